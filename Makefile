@@ -1,0 +1,49 @@
+# idempotency: race-free idempotency for PostgreSQL
+#
+#	make demo			see it work, on a throwaway server
+#	make check			run all tests, on throwaway servers
+#	make				build, for the server that pg_config belongs to
+#	make install		install there
+#	make installcheck	run the regression tests on a server that is running
+#
+# demo and check first install what they need and is missing, through apt.
+
+EXTENSION = idempotency
+MODULE_big = $(EXTENSION)
+OBJS = $(patsubst %.c,%.o,$(wildcard src/*.c))
+
+# One room per primitive: the install script is these files, in this order.
+ROOMS = idempotency request_hash keys run actions access
+SCRIPT = $(EXTENSION)--1.0.sql
+DATA_built = $(SCRIPT)
+
+REGRESS = $(patsubst sql/%.sql,%,$(sort $(wildcard sql/*.sql)))
+REGRESS_OPTS = --encoding=UTF8
+ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isolation/specs/*.spec)))
+ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation
+
+# These work without a server installation, and PGXS has a "check" of its own.
+OUR_GOALS = demo check
+ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
+
+.PHONY: $(OUR_GOALS)
+demo check:
+	@test/prepare
+	@test/cluster $(if $(filter demo,$@),examples/demo,test/check)
+
+else
+
+PG_CONFIG ?= pg_config
+PGXS := $(shell $(PG_CONFIG) --pgxs)
+PG_CFLAGS += -Wextra -Wno-unused-parameter -Wno-sign-compare -Wno-missing-field-initializers
+include $(PGXS)
+
+$(OBJS): $(wildcard src/*.h)
+
+all: $(SCRIPT)
+$(SCRIPT): $(ROOMS:%=src/%.sql)
+	cat $^ > $@
+
+EXTRA_CLEAN += $(SCRIPT) test/isolation/output_iso test/isolation/results tmp_check
+
+endif

@@ -1,0 +1,77 @@
+
+--
+-- Access: what an application role may do
+--
+
+CREATE FUNCTION @extschema@.idem_application_functions()
+RETURNS SETOF regprocedure
+LANGUAGE sql STABLE PARALLEL SAFE
+BEGIN ATOMIC
+	SELECT d.objid::pg_catalog.regprocedure
+	FROM pg_catalog.pg_extension AS e
+	JOIN pg_catalog.pg_depend AS d
+		ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
+		AND d.refobjid OPERATOR(pg_catalog.=) e.oid
+		AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass
+	JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) d.objid
+	WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'
+		AND p.proname OPERATOR(pg_catalog.=) ANY (ARRAY[
+			'idem_request_hash', 'idem_canonical_json',
+			'idem_key_is_valid', 'idem_claim', 'idem_complete', 'idem_checkpoint',
+			'idem_heartbeat', 'idem_fail', 'idem_release', 'idem_lookup', 'idem_run',
+			'idem_try_advance', 'idem_toggle', 'idem_set', 'idem_is_active'
+		]::pg_catalog.name[]);
+END;
+REVOKE ALL ON FUNCTION @extschema@.idem_application_functions() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_application_functions() TO @extowner@ WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_application_functions() IS
+'The functions that idem_grant gives to an application role.';
+
+CREATE FUNCTION @extschema@.idem_grant(grantee regrole)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, @extschema@, pg_temp
+AS $$
+DECLARE
+	schema_oid regnamespace;
+BEGIN
+	IF grantee IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed',
+			MESSAGE = 'argument "grantee" must not be null';
+	END IF;
+	SELECT extnamespace INTO STRICT schema_oid
+		FROM pg_extension WHERE extname = 'idempotency';
+	IF NOT has_schema_privilege(grantee, schema_oid, 'USAGE') THEN
+		EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema_oid, grantee);
+	END IF;
+	EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s',
+		(SELECT string_agg(f::text, ', ') FROM idem_application_functions() AS f),
+		grantee);
+	EXECUTE format('GRANT USAGE ON TYPE idem_response TO %s', grantee);
+END
+$$;
+REVOKE ALL ON FUNCTION @extschema@.idem_grant(regrole) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_grant(regrole) TO @extowner@ WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_grant(regrole) IS
+'Gives a role the application''s part of the interface: to execute its functions, and USAGE on their schema. Not the tables, and not idem_forget or idem_erase. For the role that installed the extension. Raises 42501 for others, 22004 for NULL.';
+
+CREATE FUNCTION @extschema@.idem_revoke(grantee regrole)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, @extschema@, pg_temp
+AS $$
+BEGIN
+	IF grantee IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed',
+			MESSAGE = 'argument "grantee" must not be null';
+	END IF;
+	EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM %s',
+		(SELECT string_agg(f::text, ', ') FROM idem_application_functions() AS f),
+		grantee);
+	EXECUTE format('REVOKE USAGE ON TYPE idem_response FROM %s', grantee);
+END
+$$;
+REVOKE ALL ON FUNCTION @extschema@.idem_revoke(regrole) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_revoke(regrole) TO @extowner@ WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_revoke(regrole) IS
+'Takes back what idem_grant gave, but for USAGE on the schema, which the role may need for other things. Raises 42501, 22004.';

@@ -1,0 +1,435 @@
+/*-------------------------------------------------------------------------
+ *
+ * actions.c
+ *		Versioned user actions: only the latest intent counts.
+ *
+ * A row of idem_action_versions is the version counter of one (user, entity
+ * type, entity id).  A call whose action id is not above it is stale and
+ * changes nothing.  The rows of idem_user_actions hold, for each action type,
+ * whether it is active; they are written only by the transaction that has
+ * just advanced the counter, so the counter's row lock serializes them.
+ *
+ * The counter only grows.  A committed value at or above the action id is
+ * therefore final, whatever other transactions are about to do to the row,
+ * and a stale call answers from it without a lock.  A newer call waits for a
+ * concurrent writer of the row, and then looks again.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "catalog/pg_collation_d.h"
+#include "catalog/pg_type_d.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "errors.h"
+#include "idempotency.h"
+#include "settings.h"
+#include "store.h"
+
+/* The columns of idem_action_versions, in order. */
+enum
+{
+	VERSIONS_LAST_ACTION_ID,
+	VERSIONS_USER_ID,
+	VERSIONS_ENTITY_TYPE,
+	VERSIONS_ENTITY_ID,
+	VERSIONS_NUM_COLUMNS,
+};
+
+/* The columns of idem_user_actions, in order. */
+enum
+{
+	ACTIONS_LAST_ACTION_ID,
+	ACTIONS_UPDATED_AT,
+	ACTIONS_IS_ACTIVE,
+	ACTIONS_USER_ID,
+	ACTIONS_ENTITY_TYPE,
+	ACTIONS_ENTITY_ID,
+	ACTIONS_ACTION_TYPE,
+	ACTIONS_NUM_COLUMNS,
+};
+
+/* A primary key of idem_user_actions; its first part is a counter's. */
+enum
+{
+	KEY_USER_ID,
+	KEY_ENTITY_TYPE,
+	KEY_ENTITY_ID,
+	KEY_ACTION_TYPE,
+	KEY_LENGTH,
+};
+
+/* PostgreSQL counts time from 2000, the world from 1970. */
+#define UNIX_EPOCH_LEAD_MS \
+	((double) (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * SECS_PER_DAY * 1000)
+
+/* What a call wants of an action type. */
+typedef enum Intent
+{
+	INTENT_OFF,
+	INTENT_ON,
+	INTENT_FLIP,
+} Intent;
+
+/* The state of a user's action on an entity. */
+typedef struct ActionState
+{
+	bool		is_active;
+	bool		processed;
+	int64		last_action_id;
+} ActionState;
+
+static void entity_args(FunctionCallInfo fcinfo, Datum *key);
+static int64 action_id_arg(FunctionCallInfo fcinfo, int n);
+static bool advance(IdemTable *versions, const Datum *key, int64 action_id,
+					int64 *last_action_id);
+static void act(const Datum *key, Intent intent, int64 action_id,
+				const Datum *excluded, int nexcluded, ActionState *state);
+static void read_state(IdemTable *versions, IdemTable *actions,
+					   const Datum *key, ActionState *state);
+static bool write_action(IdemTable *actions, const Datum *key, Intent intent,
+						 int64 action_id);
+static bool row_is_active(IdemTable *actions);
+static int64 row_last_action_id(IdemTable *versions);
+static int	excludes_arg(FunctionCallInfo fcinfo, int n, Datum action_type,
+						 Datum **excluded);
+static Datum state_result(FunctionCallInfo fcinfo, IdemResultType *type,
+						  const ActionState *state);
+
+/*
+ * idem_try_advance(user_id, entity_type, entity_id, action_id)
+ *		-> should_process, last_action_id
+ */
+PG_FUNCTION_INFO_V1(idem_try_advance);
+Datum
+idem_try_advance(PG_FUNCTION_ARGS)
+{
+	static IdemResultType type;
+	Datum		key[KEY_LENGTH];
+	int64		action_id;
+	int64		last_action_id;
+	IdemTable	versions;
+	Datum		values[2];
+	bool		nulls[2] = {false, false};
+
+	entity_args(fcinfo, key);
+	action_id = action_id_arg(fcinfo, 3);
+
+	idem_table_open(&versions, IDEM_ACTION_VERSIONS, RowExclusiveLock);
+	values[0] = BoolGetDatum(advance(&versions, key, action_id,
+									 &last_action_id));
+	idem_table_close(&versions);
+
+	values[1] = Int64GetDatum(last_action_id);
+	PG_RETURN_DATUM(idem_result(fcinfo, &type, values, nulls));
+}
+
+/*
+ * idem_toggle(user_id, entity_type, entity_id, action_type, action_id)
+ *		-> is_active, last_action_id, processed
+ */
+PG_FUNCTION_INFO_V1(idem_toggle);
+Datum
+idem_toggle(PG_FUNCTION_ARGS)
+{
+	static IdemResultType type;
+	Datum		key[KEY_LENGTH];
+	ActionState state;
+
+	entity_args(fcinfo, key);
+	key[KEY_ACTION_TYPE] = idem_name_arg(fcinfo, 3, "action_type");
+	act(key, INTENT_FLIP, action_id_arg(fcinfo, 4), NULL, 0, &state);
+	PG_RETURN_DATUM(state_result(fcinfo, &type, &state));
+}
+
+/*
+ * idem_set(user_id, entity_type, entity_id, action_type, active, action_id,
+ *			excludes) -> is_active, last_action_id, processed
+ */
+PG_FUNCTION_INFO_V1(idem_set);
+Datum
+idem_set(PG_FUNCTION_ARGS)
+{
+	static IdemResultType type;
+	Datum		key[KEY_LENGTH];
+	bool		active;
+	int64		action_id;
+	Datum	   *excluded;
+	int			nexcluded;
+	ActionState state;
+
+	entity_args(fcinfo, key);
+	key[KEY_ACTION_TYPE] = idem_name_arg(fcinfo, 3, "action_type");
+	active = DatumGetBool(idem_required_arg(fcinfo, 4, "active"));
+	action_id = action_id_arg(fcinfo, 5);
+	nexcluded = excludes_arg(fcinfo, 6, key[KEY_ACTION_TYPE], &excluded);
+	act(key, active ? INTENT_ON : INTENT_OFF, action_id,
+		excluded, active ? nexcluded : 0, &state);
+	PG_RETURN_DATUM(state_result(fcinfo, &type, &state));
+}
+
+/*
+ * idem_is_active(user_id, entity_type, entity_id, action_type) -> boolean
+ */
+PG_FUNCTION_INFO_V1(idem_is_active);
+Datum
+idem_is_active(PG_FUNCTION_ARGS)
+{
+	Datum		key[KEY_LENGTH];
+	IdemTable	actions;
+	bool		is_active;
+
+	entity_args(fcinfo, key);
+	key[KEY_ACTION_TYPE] = idem_name_arg(fcinfo, 3, "action_type");
+
+	idem_table_open(&actions, IDEM_USER_ACTIONS, AccessShareLock);
+	is_active = idem_find_visible(&actions, key, GetActiveSnapshot()) &&
+		row_is_active(&actions);
+	idem_table_close(&actions);
+	PG_RETURN_BOOL(is_active);
+}
+
+/*
+ * The first three arguments: a user and an entity.  Raises 22004, 22023.
+ */
+static void
+entity_args(FunctionCallInfo fcinfo, Datum *key)
+{
+	key[KEY_USER_ID] = idem_name_arg(fcinfo, 0, "user_id");
+	key[KEY_ENTITY_TYPE] = idem_name_arg(fcinfo, 1, "entity_type");
+	key[KEY_ENTITY_ID] = idem_name_arg(fcinfo, 2, "entity_id");
+}
+
+/*
+ * Argument "n", an action id.  Raises 22004, and ID005 if it is further ahead
+ * of the clock than idempotency.max_action_id_lead allows.
+ */
+static int64
+action_id_arg(FunctionCallInfo fcinfo, int n)
+{
+	int64		action_id;
+	double		lead;
+
+	action_id = DatumGetInt64(idem_required_arg(fcinfo, n, "action_id"));
+	if (idem_max_action_id_lead <= 0)
+		return action_id;
+
+	lead = (double) action_id - UNIX_EPOCH_LEAD_MS -
+		(double) GetCurrentTimestamp() / 1000.0;
+	if (lead > idem_max_action_id_lead)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_ACTION_ID_AHEAD),
+				 errmsg("action id " INT64_FORMAT " is too far ahead of the server's clock",
+						action_id),
+				 errdetail("As milliseconds since 1970 it is %.0f ms ahead; %.0f ms are allowed.",
+						   lead, idem_max_action_id_lead),
+				 errhint("Correct the clock of the device, or have \"%s\" raised.",
+						 "idempotency.max_action_id_lead")));
+	return action_id;
+}
+
+/*
+ * Advance a counter to an action id.  Returns false, having changed nothing,
+ * if the id is stale.  Sets the counter's value.
+ */
+static bool
+advance(IdemTable *versions, const Datum *key, int64 action_id,
+		int64 *last_action_id)
+{
+	Datum		values[VERSIONS_NUM_COLUMNS];
+	bool		nulls[VERSIONS_NUM_COLUMNS] = {0};
+
+	values[VERSIONS_LAST_ACTION_ID] = Int64GetDatum(action_id);
+	memcpy(&values[VERSIONS_USER_ID], key, KEY_ACTION_TYPE * sizeof(Datum));
+
+	for (;;)
+	{
+		bool		done = false;
+
+		CHECK_FOR_INTERRUPTS();
+		switch (idem_find(versions, key))
+		{
+			case IDEM_FIND_NONE:
+				done = idem_insert(versions, values, nulls);
+				break;
+
+			case IDEM_FIND_PENDING:
+				idem_wait(versions);
+				break;
+
+			case IDEM_FIND_ROW:
+				*last_action_id = row_last_action_id(versions);
+				if (*last_action_id >= action_id)
+					return false;
+				done = idem_update(versions, values, nulls,
+								   true) == IDEM_WRITE_DONE;
+				break;
+		}
+		if (done)
+		{
+			*last_action_id = action_id;
+			return true;
+		}
+	}
+}
+
+/*
+ * Carry out an intent if it is the latest, and clear the excluded action
+ * types; otherwise report the state that later intents have led to.
+ */
+static void
+act(const Datum *key, Intent intent, int64 action_id,
+	const Datum *excluded, int nexcluded, ActionState *state)
+{
+	IdemTable	versions;
+	IdemTable	actions;
+
+	idem_table_open(&versions, IDEM_ACTION_VERSIONS, RowExclusiveLock);
+	idem_table_open(&actions, IDEM_USER_ACTIONS, RowExclusiveLock);
+
+	state->processed = advance(&versions, key, action_id,
+							   &state->last_action_id);
+	if (state->processed)
+	{
+		state->is_active = write_action(&actions, key, intent, action_id);
+		for (int i = 0; i < nexcluded; i++)
+		{
+			Datum		other[KEY_LENGTH];
+
+			memcpy(other, key, sizeof(other));
+			other[KEY_ACTION_TYPE] = excluded[i];
+			(void) write_action(&actions, other, INTENT_OFF, action_id);
+		}
+	}
+	else
+		read_state(&versions, &actions, key, state);
+
+	idem_table_close(&actions);
+	idem_table_close(&versions);
+}
+
+/*
+ * Read the counter and an action's state with one snapshot, so that they
+ * belong together.
+ */
+static void
+read_state(IdemTable *versions, IdemTable *actions, const Datum *key,
+		   ActionState *state)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+
+	if (idem_find_visible(versions, key, snapshot))
+		state->last_action_id = row_last_action_id(versions);
+	state->is_active = idem_find_visible(actions, key, snapshot) &&
+		row_is_active(actions);
+	UnregisterSnapshot(snapshot);
+}
+
+/*
+ * Write the state of one action type; the counter is ours.  Returns whether
+ * it is active now.  Clearing what is not set writes nothing.
+ */
+static bool
+write_action(IdemTable *actions, const Datum *key, Intent intent,
+			 int64 action_id)
+{
+	Datum		values[ACTIONS_NUM_COLUMNS];
+	bool		nulls[ACTIONS_NUM_COLUMNS] = {0};
+	bool		is_active = false;
+	bool		done = false;
+
+	values[ACTIONS_LAST_ACTION_ID] = Int64GetDatum(action_id);
+	values[ACTIONS_UPDATED_AT] = TimestampTzGetDatum(GetCurrentTimestamp());
+	memcpy(&values[ACTIONS_USER_ID], key, KEY_LENGTH * sizeof(Datum));
+
+	while (!done)
+	{
+		IdemFind	found;
+
+		CHECK_FOR_INTERRUPTS();
+		found = idem_find(actions, key);
+		is_active = intent == INTENT_ON ||
+			(intent == INTENT_FLIP &&
+			 !(found == IDEM_FIND_ROW && row_is_active(actions)));
+		values[ACTIONS_IS_ACTIVE] = BoolGetDatum(is_active);
+
+		if (found == IDEM_FIND_PENDING)
+			idem_wait(actions);
+		else if (found == IDEM_FIND_NONE)
+			done = !is_active || idem_insert(actions, values, nulls);
+		else if (intent == INTENT_OFF && !row_is_active(actions))
+			done = true;
+		else
+			done = idem_update(actions, values, nulls,
+							   true) == IDEM_WRITE_DONE;
+	}
+	return is_active;
+}
+
+static bool
+row_is_active(IdemTable *actions)
+{
+	return DatumGetBool(actions->row->tts_values[ACTIONS_IS_ACTIVE]);
+}
+
+static int64
+row_last_action_id(IdemTable *versions)
+{
+	return DatumGetInt64(versions->row->tts_values[VERSIONS_LAST_ACTION_ID]);
+}
+
+/*
+ * Argument "n", an array of action types that must not be active beside
+ * "action_type", or NULL.  Returns their number.  Raises 22004, 22023.
+ */
+static int
+excludes_arg(FunctionCallInfo fcinfo, int n, Datum action_type,
+			 Datum **excluded)
+{
+	ArrayType  *array;
+	bool	   *nulls;
+	int			count;
+
+	*excluded = NULL;
+	if (PG_ARGISNULL(n))
+		return 0;
+
+	array = PG_GETARG_ARRAYTYPE_P(n);
+	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT,
+					  excluded, &nulls, &count);
+	for (int i = 0; i < count; i++)
+	{
+		if (nulls[i])
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("argument \"%s\" must not contain nulls",
+							"excludes")));
+		idem_check_name((*excluded)[i], "excludes");
+		if (DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID,
+												 (*excluded)[i],
+												 action_type)))
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("an action type cannot exclude itself")));
+	}
+	return count;
+}
+
+static Datum
+state_result(FunctionCallInfo fcinfo, IdemResultType *type,
+			 const ActionState *state)
+{
+	Datum		values[3];
+	bool		nulls[3] = {0};
+
+	values[0] = BoolGetDatum(state->is_active);
+	values[1] = Int64GetDatum(state->last_action_id);
+	values[2] = BoolGetDatum(state->processed);
+	return idem_result(fcinfo, type, values, nulls);
+}

@@ -1,0 +1,447 @@
+/*-------------------------------------------------------------------------
+ *
+ * claims.c
+ *		What the holder of a claim does with it: complete, checkpoint,
+ *		heartbeat, fail, release.
+ *
+ * The holder of a committed claim shows its claim token.  A claim that the
+ * current transaction has taken needs none: nobody else can have touched it.
+ *
+ * Every function reads the newest committed version of the record, or its
+ * own, waits for a concurrent writer of the row as an UPDATE does, and looks
+ * again.  A holder that wakes up while its successor's takeover is still
+ * uncommitted is therefore refused if the takeover commits, and wins if it
+ * does not.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/detoast.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "errors.h"
+#include "idempotency.h"
+#include "key_record.h"
+#include "keys.h"
+#include "settings.h"
+
+/*
+ * The claim tokens that this transaction has taken, ascending.  They belong
+ * to the transaction "claims_lxid" and are void in any other.  Tokens of
+ * claims that were rolled back to a savepoint stay in, harmlessly: their rows
+ * are gone, and no token is given twice.
+ */
+static LocalTransactionId claims_lxid = InvalidLocalTransactionId;
+static int64 *claims = NULL;
+static int	num_claims = 0;
+static int	max_claims = 0;
+
+static bool claimed_here(int64 token);
+static TimestampTz renew_lease(FunctionCallInfo fcinfo, const Datum *key,
+							   IdemKeyRecord *change, int lease_arg,
+							   int token_arg_number);
+static bool change_claim(const Datum *key, const int64 *token,
+						 IdemKeyRecord *change, IdemKeyState end);
+static IdemKeyState find_claim(IdemTable *table, const Datum *key,
+							   const int64 *token);
+static void claim_not_found(Datum key, const char *state) pg_attribute_noreturn();
+static Datum optional_arg(FunctionCallInfo fcinfo, int n);
+static Datum check_size(Datum value, const char *name);
+static Datum clipped_arg(FunctionCallInfo fcinfo, int n);
+static int64 *token_arg(FunctionCallInfo fcinfo, int n, int64 *token);
+
+/*
+ * Take note that the current transaction has taken a claim.
+ */
+void
+idem_remember_claim(int64 token)
+{
+	int			i;
+
+	if (claims_lxid != IdemLocalTransactionId())
+	{
+		claims_lxid = IdemLocalTransactionId();
+		num_claims = 0;
+	}
+	if (num_claims == max_claims)
+	{
+		int			size = Max(64, max_claims * 2);
+
+		if (claims == NULL)
+			claims = MemoryContextAlloc(TopMemoryContext,
+										size * sizeof(int64));
+		else
+			claims = repalloc_huge(claims, size * sizeof(int64));
+		max_claims = size;
+	}
+
+	/* Tokens come in ascending order, but for those above a stale sequence. */
+	for (i = num_claims++; i > 0 && claims[i - 1] > token; i--)
+		claims[i] = claims[i - 1];
+	claims[i] = token;
+}
+
+/*
+ * Has the current transaction taken the claim with this token?
+ */
+static bool
+claimed_here(int64 token)
+{
+	int			low = 0;
+	int			high = num_claims;
+
+	if (claims_lxid != IdemLocalTransactionId())
+		return false;
+	while (low < high)
+	{
+		int			middle = low + (high - low) / 2;
+
+		if (claims[middle] < token)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low < num_claims && claims[low] == token;
+}
+
+/*
+ * idem_complete(scope, key, response_status, response_body text,
+ *				 response_headers, claim_token) -> boolean
+ */
+PG_FUNCTION_INFO_V1(idem_complete_text);
+Datum
+idem_complete_text(PG_FUNCTION_ARGS)
+{
+	Datum		key[2];
+	IdemResponse response = {0};
+	int64		token;
+
+	idem_key_args(fcinfo, key);
+	response.status = DatumGetInt32(idem_required_arg(fcinfo, 2,
+													  "response_status"));
+	response.body = optional_arg(fcinfo, 3);
+	response.headers = optional_arg(fcinfo, 4);
+	PG_RETURN_BOOL(idem_complete_claim(key, &response,
+									   token_arg(fcinfo, 5, &token)));
+}
+
+/*
+ * idem_complete(scope, key, response_status, response_body bytea,
+ *				 response_headers, claim_token) -> boolean
+ */
+PG_FUNCTION_INFO_V1(idem_complete_bytea);
+Datum
+idem_complete_bytea(PG_FUNCTION_ARGS)
+{
+	Datum		key[2];
+	IdemResponse response = {0};
+	int64		token;
+
+	idem_key_args(fcinfo, key);
+	response.status = DatumGetInt32(idem_required_arg(fcinfo, 2,
+													  "response_status"));
+	response.bytes = optional_arg(fcinfo, 3);
+	response.headers = optional_arg(fcinfo, 4);
+	PG_RETURN_BOOL(idem_complete_claim(key, &response,
+									   token_arg(fcinfo, 5, &token)));
+}
+
+/*
+ * Store the response of a claimed request.  "token" may be NULL for a claim
+ * of this transaction.  Returns false if this claim has been completed
+ * before.  Raises ID003, ID004, 54000.
+ */
+bool
+idem_complete_claim(const Datum *key, const IdemResponse *response,
+					const int64 *token)
+{
+	IdemKeyRecord change;
+
+	memset(&change, 0, sizeof(change));
+	idem_record_set(&change, KEYS_STATE, idem_state_datum(IDEM_STATE_COMPLETED));
+	idem_record_set(&change, KEYS_COMPLETED_AT,
+				  TimestampTzGetDatum(GetCurrentTimestamp()));
+	idem_record_set(&change, KEYS_RESPONSE_STATUS,
+				  Int32GetDatum(response->status));
+	idem_record_set_or_null(&change, KEYS_RESPONSE_HEADERS,
+							check_size(response->headers, "response_headers"));
+	idem_record_set_or_null(&change, KEYS_RESPONSE_BODY,
+							check_size(response->body, "response_body"));
+	idem_record_set_or_null(&change, KEYS_RESPONSE_BYTES,
+							check_size(response->bytes, "response_body"));
+	idem_record_set_or_null(&change, KEYS_LEASE_EXPIRES_AT, (Datum) 0);
+	return change_claim(key, token, &change, IDEM_STATE_COMPLETED);
+}
+
+/*
+ * idem_fail(scope, key, error, claim_token) -> boolean
+ */
+PG_FUNCTION_INFO_V1(idem_fail);
+Datum
+idem_fail(PG_FUNCTION_ARGS)
+{
+	Datum		key[2];
+	IdemKeyRecord change;
+	int64		token;
+
+	idem_key_args(fcinfo, key);
+	memset(&change, 0, sizeof(change));
+	idem_record_set(&change, KEYS_STATE, idem_state_datum(IDEM_STATE_FAILED));
+	idem_record_set_or_null(&change, KEYS_ERROR, clipped_arg(fcinfo, 2));
+	idem_record_set_or_null(&change, KEYS_LEASE_EXPIRES_AT, (Datum) 0);
+	PG_RETURN_BOOL(change_claim(key, token_arg(fcinfo, 3, &token),
+								&change, IDEM_STATE_FAILED));
+}
+
+/*
+ * idem_checkpoint(scope, key, recovery_point, recovery_state, lease,
+ *				   claim_token) -> timestamptz
+ */
+PG_FUNCTION_INFO_V1(idem_checkpoint);
+Datum
+idem_checkpoint(PG_FUNCTION_ARGS)
+{
+	Datum		key[2];
+	IdemKeyRecord change;
+
+	idem_key_args(fcinfo, key);
+	memset(&change, 0, sizeof(change));
+	idem_record_set(&change, KEYS_RECOVERY_POINT,
+				  idem_name_arg(fcinfo, 2, "recovery_point"));
+	idem_record_set_or_null(&change, KEYS_RECOVERY_STATE,
+					check_size(optional_arg(fcinfo, 3), "recovery_state"));
+	PG_RETURN_TIMESTAMPTZ(renew_lease(fcinfo, key, &change, 4, 5));
+}
+
+/*
+ * idem_heartbeat(scope, key, lease, claim_token) -> timestamptz
+ */
+PG_FUNCTION_INFO_V1(idem_heartbeat);
+Datum
+idem_heartbeat(PG_FUNCTION_ARGS)
+{
+	Datum		key[2];
+	IdemKeyRecord change;
+
+	idem_key_args(fcinfo, key);
+	memset(&change, 0, sizeof(change));
+	PG_RETURN_TIMESTAMPTZ(renew_lease(fcinfo, key, &change, 2, 3));
+}
+
+/*
+ * Apply a change that keeps the claim, and begin a new lease.
+ */
+static TimestampTz
+renew_lease(FunctionCallInfo fcinfo, const Datum *key, IdemKeyRecord *change,
+			int lease_arg, int token_arg_number)
+{
+	Interval   *lease = idem_interval_arg(fcinfo, lease_arg, "lease");
+	int64		token;
+
+	idem_record_set(change, KEYS_LEASE_EXPIRES_AT,
+				  TimestampTzGetDatum(idem_add_interval(GetCurrentTimestamp(),
+														lease,
+														idem_default_lease)));
+	(void) change_claim(key, token_arg(fcinfo, token_arg_number, &token),
+						change, IDEM_STATE_STARTED);
+	return DatumGetTimestampTz(change->values[KEYS_LEASE_EXPIRES_AT]);
+}
+
+/*
+ * idem_release(scope, key, claim_token) -> boolean
+ */
+PG_FUNCTION_INFO_V1(idem_release);
+Datum
+idem_release(PG_FUNCTION_ARGS)
+{
+	Datum		key[2];
+	int64		token_value;
+	int64	   *token = token_arg(fcinfo, 2, &token_value);
+	IdemTable	table;
+
+	idem_key_args(fcinfo, key);
+	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
+	for (;;)
+	{
+		IdemKeyState state;
+
+		CHECK_FOR_INTERRUPTS();
+
+		/*
+		 * A token that was given once, but whose record is gone: most likely
+		 * released before, and the acknowledgement was lost.
+		 */
+		if (token != NULL && !idem_find_latest(&table, key) &&
+			*token > 0 && *token < idem_next_claim_token(0))
+		{
+			idem_table_close(&table);
+			PG_RETURN_BOOL(false);
+		}
+
+		state = find_claim(&table, key, token);
+		if (state != IDEM_STATE_STARTED)
+			claim_not_found(key[1], idem_state_names[state]);
+		if (idem_delete(&table, true) == IDEM_WRITE_DONE)
+			break;
+	}
+	idem_table_close(&table);
+	PG_RETURN_BOOL(true);
+}
+
+/*
+ * Apply a change to a live claim, which leaves it in state "end".
+ *
+ * Returns false, having changed nothing, if this claim has been brought to
+ * that end before.  Raises ID003 where the token is not the current one, and
+ * ID004 where there is no live claim.
+ */
+static bool
+change_claim(const Datum *key, const int64 *token, IdemKeyRecord *change,
+			 IdemKeyState end)
+{
+	IdemTable	table;
+	bool		changed = false;
+
+	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
+	for (;;)
+	{
+		IdemKeyState state;
+
+		CHECK_FOR_INTERRUPTS();
+		state = find_claim(&table, key, token);
+		if (state == IDEM_STATE_STARTED)
+		{
+			idem_record_keep(change, &table);
+			if (idem_update(&table, change->values, change->nulls,
+							true) == IDEM_WRITE_STALE)
+				continue;
+			changed = true;
+		}
+		else if (state != end &&
+				 !(state == IDEM_STATE_ERASED && end == IDEM_STATE_COMPLETED))
+			claim_not_found(key[1], idem_state_names[state]);
+		break;
+	}
+	idem_table_close(&table);
+	return changed;
+}
+
+/*
+ * Find the record of a live claim for the one who holds this token, or, if
+ * "token" is NULL, has taken it in this transaction.  Returns its state.
+ *
+ * Raises ID004 where there is no live record, ID003 for anybody else's.
+ */
+static IdemKeyState
+find_claim(IdemTable *table, const Datum *key, const int64 *token)
+{
+	int64		current;
+	bool		holds;
+
+	if (!idem_find_latest(table, key) ||
+		idem_found_is_expired(table, GetCurrentTimestamp()))
+		claim_not_found(key[1], NULL);
+
+	current = DatumGetInt64(table->row->tts_values[KEYS_CLAIM_TOKEN]);
+	holds = token != NULL ? *token == current :
+		table->row_is_own && claimed_here(current);
+	if (!holds)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_CLAIM_LOST),
+				 token == NULL ?
+				 errmsg("claim token required for idempotency key %s",
+						idem_redacted_key(key[1])) :
+				 errmsg("claim of idempotency key %s has been lost",
+						idem_redacted_key(key[1])),
+				 token == NULL ?
+				 errdetail("The key was not claimed by this transaction.") :
+				 errdetail("The claim token is not the current one."),
+				 token == NULL ?
+				 errhint("Pass the claim_token that idem_claim() returned.") :
+				 errhint("Give up the work: its lease ran out, and another claimant has taken over.")));
+	return idem_found_state(table);
+}
+
+/*
+ * Report that there is no live claim: because no live record is there, or
+ * because of the state of the one that is.
+ */
+static void
+claim_not_found(Datum key, const char *state)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_CLAIM_NOT_FOUND),
+			 errmsg("no live claim of idempotency key %s", idem_redacted_key(key)),
+			 state == NULL ?
+			 errdetail("It was never claimed, has expired or was released.") :
+			 errdetail("Its state is \"%s\".", state),
+			 errhint("Claim the key with idem_claim() first.")));
+}
+
+static Datum
+optional_arg(FunctionCallInfo fcinfo, int n)
+{
+	return PG_ARGISNULL(n) ? (Datum) 0 : PG_GETARG_DATUM(n);
+}
+
+/*
+ * Raise 54000, calling a value "name", if it is too large to be stored.
+ */
+static Datum
+check_size(Datum value, const char *name)
+{
+	Size		size;
+
+	if (DatumGetPointer(value) == NULL)
+		return value;
+
+	size = toast_raw_datum_size(value) - VARHDRSZ;
+	if (size > (Size) idem_max_response_size)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("argument \"%s\" is too large", name),
+				 errdetail("It has %zu bytes, %d are allowed.",
+						   size, idem_max_response_size),
+				 errhint("Store a reference to it, or have \"%s\" raised.",
+						 "idempotency.max_response_size")));
+	return value;
+}
+
+/*
+ * Argument "n", a text or NULL, cut to what may be stored: a report of an
+ * error must not fail because the error was long.
+ */
+static Datum
+clipped_arg(FunctionCallInfo fcinfo, int n)
+{
+	text	   *value;
+	int			length;
+
+	if (PG_ARGISNULL(n))
+		return (Datum) 0;
+	value = PG_GETARG_TEXT_PP(n);
+	length = VARSIZE_ANY_EXHDR(value);
+	if (length <= idem_max_response_size)
+		return PointerGetDatum(value);
+	length = pg_mbcliplen(VARDATA_ANY(value), length, idem_max_response_size);
+	return PointerGetDatum(cstring_to_text_with_len(VARDATA_ANY(value),
+													length));
+}
+
+/*
+ * Argument "n", a claim token, by way of "token"; NULL if it is not given.
+ */
+static int64 *
+token_arg(FunctionCallInfo fcinfo, int n, int64 *token)
+{
+	if (PG_ARGISNULL(n))
+		return NULL;
+	*token = PG_GETARG_INT64(n);
+	return token;
+}

@@ -1,0 +1,56 @@
+/*-------------------------------------------------------------------------
+ *
+ * compat.h
+ *		Differences between PostgreSQL's major versions.
+ *
+ * The one place where PG_VERSION_NUM is looked at.  The rest of the code is
+ * written against the newest signatures; macros below give them to the older
+ * servers.  Include it after the server's headers.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_COMPAT_H
+#define IDEMPOTENCY_COMPAT_H
+
+#include "access/genam.h"
+#include "access/tableam.h"
+#include "executor/executor.h"
+#include "storage/proc.h"
+#include "utils/acl.h"
+#include "utils/rel.h"
+
+#if PG_VERSION_NUM < 150000
+#error "idempotency needs PostgreSQL 15 or newer"
+#endif
+
+/* 18 lets an index scan be instrumented and a primary key be deferrable. */
+#if PG_VERSION_NUM < 180000
+#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys) \
+	index_beginscan(heap, index, snapshot, nkeys, norderbys)
+#define RelationGetPrimaryKeyIndex(relation, deferrable_ok) \
+	RelationGetPrimaryKeyIndex(relation)
+#endif
+
+/* 17 moved the local transaction id into a struct. */
+#if PG_VERSION_NUM < 170000
+#define IdemLocalTransactionId()	(MyProc->lxid)
+#else
+#define IdemLocalTransactionId()	(MyProc->vxid.lxid)
+#endif
+
+/* 16 taught updates to leave all but summarizing indexes alone. */
+#if PG_VERSION_NUM < 160000
+typedef bool TU_UpdateIndexes;
+
+#define TU_None			false
+#define TU_Summarizing	2		/* never what an older server answers */
+#define ExecInsertIndexTuples(relinfo, slot, estate, update, noDupErr, \
+							  specConflict, arbiters, onlySummarizing) \
+	ExecInsertIndexTuples(relinfo, slot, estate, update, noDupErr, \
+						  specConflict, arbiters)
+#define object_aclcheck(classid, objectid, roleid, mode) \
+	((void) AssertMacro((classid) == ProcedureRelationId), \
+	 pg_proc_aclcheck(objectid, roleid, mode))
+#endif
+
+#endif							/* IDEMPOTENCY_COMPAT_H */

@@ -1,0 +1,141 @@
+/*-------------------------------------------------------------------------
+ *
+ * idempotency.c
+ *		Module entry point, and what every primitive needs.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "mb/pg_wchar.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "idempotency.h"
+#include "settings.h"
+
+PG_MODULE_MAGIC;
+
+void		_PG_init(void);
+
+/*
+ * Called when the library is loaded, in a backend or in the postmaster.
+ */
+void
+_PG_init(void)
+{
+	idem_define_settings();
+}
+
+/*
+ * Argument "n", which must not be NULL.  Raises 22004, calling it "name".
+ */
+Datum
+idem_required_arg(FunctionCallInfo fcinfo, int n, const char *name)
+{
+	if (PG_ARGISNULL(n))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("argument \"%s\" must not be null", name)));
+	return PG_GETARG_DATUM(n);
+}
+
+/*
+ * Argument "n", a text that passes idem_check_name().  Raises 22004, too.
+ */
+Datum
+idem_name_arg(FunctionCallInfo fcinfo, int n, const char *name)
+{
+	return idem_check_name(idem_required_arg(fcinfo, n, name), name);
+}
+
+/*
+ * A text of 1 to IDEM_MAX_NAME_LENGTH bytes, detoasted.  Raises 22023 for any
+ * other, calling it "name".
+ */
+Datum
+idem_check_name(Datum value, const char *name)
+{
+	text	   *detoasted = DatumGetTextPP(value);
+	int			length = VARSIZE_ANY_EXHDR(detoasted);
+
+	if (length < 1 || length > IDEM_MAX_NAME_LENGTH)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" must have 1 to %d bytes",
+						name, IDEM_MAX_NAME_LENGTH),
+				 errdetail("It has %d.", length)));
+	return PointerGetDatum(detoasted);
+}
+
+/*
+ * Argument "n", an interval, or NULL.  Raises 22023 for a negative one,
+ * calling it "name".
+ */
+Interval *
+idem_interval_arg(FunctionCallInfo fcinfo, int n, const char *name)
+{
+	static const Interval zero = {0};
+	Interval   *interval;
+
+	if (PG_ARGISNULL(n))
+		return NULL;
+
+	interval = PG_GETARG_INTERVAL_P(n);
+	if (DatumGetBool(DirectFunctionCall2(interval_lt,
+										 IntervalPGetDatum(interval),
+										 IntervalPGetDatum(&zero))))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" must not be negative", name)));
+	return interval;
+}
+
+/*
+ * A time plus a setting's milliseconds.
+ */
+TimestampTz
+idem_add_ms(TimestampTz time, double ms)
+{
+	return time + (TimestampTz) (ms * 1000);
+}
+
+/*
+ * A time plus an interval, or plus a setting where the interval is NULL.
+ * Raises 22008 for a sum that is no timestamp.
+ */
+TimestampTz
+idem_add_interval(TimestampTz time, const Interval *interval,
+				  double default_ms)
+{
+	if (interval == NULL)
+		return idem_add_ms(time, default_ms);
+	return DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,
+												   TimestampTzGetDatum(time),
+												   IntervalPGetDatum(interval)));
+}
+
+/*
+ * The result of a function with OUT parameters.  "type" is a static variable
+ * of the function; the row type is looked up when it is first called.
+ */
+Datum
+idem_result(FunctionCallInfo fcinfo, IdemResultType *type,
+			Datum *values, bool *nulls)
+{
+	if (unlikely(type->function != fcinfo->flinfo->fn_oid))
+	{
+		TupleDesc	desc;
+		MemoryContext context;
+
+		if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+			elog(ERROR, "return type must be a row type");
+		context = MemoryContextSwitchTo(TopMemoryContext);
+		type->desc = BlessTupleDesc(CreateTupleDescCopy(desc));
+		type->function = fcinfo->flinfo->fn_oid;
+		MemoryContextSwitchTo(context);
+	}
+	return HeapTupleGetDatum(heap_form_tuple(type->desc, values, nulls));
+}

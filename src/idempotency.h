@@ -1,0 +1,39 @@
+/*-------------------------------------------------------------------------
+ *
+ * idempotency.h
+ *		What every primitive needs: checked arguments, times, results.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_H
+#define IDEMPOTENCY_H
+
+#include "datatype/timestamp.h"
+#include "fmgr.h"
+#include "funcapi.h"
+
+/* Names that become part of an index key have at most this many bytes. */
+#define IDEM_MAX_NAME_LENGTH	255
+
+/* A row type that is worked out once and kept for the backend's life. */
+typedef struct IdemResultType
+{
+	Oid			function;
+	TupleDesc	desc;
+} IdemResultType;
+
+extern Datum idem_name_arg(FunctionCallInfo fcinfo, int n, const char *name);
+extern Datum idem_check_name(Datum value, const char *name);
+extern Datum idem_required_arg(FunctionCallInfo fcinfo, int n,
+							   const char *name);
+extern Interval *idem_interval_arg(FunctionCallInfo fcinfo, int n,
+								   const char *name);
+
+extern TimestampTz idem_add_ms(TimestampTz time, double ms);
+extern TimestampTz idem_add_interval(TimestampTz time,
+									 const Interval *interval,
+									 double default_ms);
+extern Datum idem_result(FunctionCallInfo fcinfo, IdemResultType *type,
+						 Datum *values, bool *nulls);
+
+#endif							/* IDEMPOTENCY_H */

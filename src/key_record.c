@@ -1,0 +1,209 @@
+/*-------------------------------------------------------------------------
+ *
+ * key_record.c
+ *		The rows of idem_keys: their columns, states and key rules.
+ *
+ * Shared by keys.c, which claims keys, and claims.c, which acts on claims.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "commands/sequence.h"
+#include "mb/pg_wchar.h"
+#include "utils/builtins.h"
+#include "utils/rel.h"
+#include "utils/timestamp.h"
+
+#include "errors.h"
+#include "idempotency.h"
+#include "key_record.h"
+#include "settings.h"
+
+const char *const idem_state_names[] = {
+	[IDEM_STATE_STARTED] = "started",
+	[IDEM_STATE_COMPLETED] = "completed",
+	[IDEM_STATE_FAILED] = "failed",
+	[IDEM_STATE_ERASED] = "erased",
+};
+
+static const char *key_error(const char *key, int length);
+
+/*
+ * Arguments 0 and 1, a scope and a key, as idem_keys' primary key.
+ *
+ * Raises 22004 or 22023 for the scope, ID001 for the key.
+ */
+void
+idem_key_args(FunctionCallInfo fcinfo, Datum *key)
+{
+	text	   *value;
+	const char *error;
+
+	key[0] = idem_name_arg(fcinfo, 0, "scope");
+
+	if (PG_ARGISNULL(1))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_KEY_INVALID),
+				 errmsg("idempotency key must not be null")));
+	value = PG_GETARG_TEXT_PP(1);
+	key[1] = PointerGetDatum(value);
+	error = key_error(VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value));
+	if (error != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_KEY_INVALID),
+				 errmsg("invalid idempotency key %s", idem_redacted_key(key[1])),
+				 errdetail_internal("%s", error),
+				 errhint("Let the client send a UUID, or any key of %d to %d characters out of A-Z a-z 0-9 _ - : .",
+						 idem_key_min_length, idem_key_max_length)));
+}
+
+/*
+ * idem_key_is_valid(key) -> boolean
+ */
+PG_FUNCTION_INFO_V1(idem_key_is_valid);
+Datum
+idem_key_is_valid(PG_FUNCTION_ARGS)
+{
+	text	   *key;
+
+	if (PG_ARGISNULL(0))
+		PG_RETURN_BOOL(false);
+	key = PG_GETARG_TEXT_PP(0);
+	PG_RETURN_BOOL(key_error(VARDATA_ANY(key),
+							 VARSIZE_ANY_EXHDR(key)) == NULL);
+}
+
+/*
+ * What is wrong with a key, as a sentence; NULL if nothing is.
+ */
+static const char *
+key_error(const char *key, int length)
+{
+	for (int i = 0; i < length; i++)
+	{
+		char		c = key[i];
+
+		if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+			  (c >= '0' && c <= '9') ||
+			  c == '_' || c == '-' || c == ':' || c == '.'))
+			return _("It contains a character that is not allowed.");
+	}
+	if (length < idem_key_min_length)
+		return _("It is too short.");
+	if (length > idem_key_max_length)
+		return _("It is too long.");
+	return NULL;
+}
+
+/*
+ * A claim token higher than "previous", and than any given before.
+ */
+int64
+idem_next_claim_token(int64 previous)
+{
+	int64		token = nextval_internal(idem_relation_oid(IDEM_CLAIM_TOKENS),
+										 false);
+
+	/* A sequence that was set back, by a partial restore, say, must not win. */
+	return Max(token, previous + 1);
+}
+
+/*
+ * Give a column of a new row version a value, or, for idem_record_set_or_null(), SQL NULL
+ * where that is a NULL pointer.
+ */
+void
+idem_record_set(IdemKeyRecord *record, int column, Datum value)
+{
+	record->values[column] = value;
+	record->nulls[column] = false;
+	record->given[column] = true;
+}
+
+void
+idem_record_set_or_null(IdemKeyRecord *record, int column, Datum value)
+{
+	idem_record_set(record, column, value);
+	record->nulls[column] = (DatumGetPointer(value) == NULL);
+}
+
+/*
+ * Fill the columns that are not given from the row that was found.  A lease
+ * never outlives the record.
+ */
+void
+idem_record_keep(IdemKeyRecord *record, IdemTable *table)
+{
+	TimestampTz expires_at;
+	TimestampTz lease_expires_at;
+
+	for (int i = 0; i < KEYS_NUM_COLUMNS; i++)
+	{
+		if (!record->given[i])
+		{
+			record->values[i] = table->row->tts_values[i];
+			record->nulls[i] = table->row->tts_isnull[i];
+		}
+	}
+
+	expires_at = DatumGetTimestampTz(record->values[KEYS_EXPIRES_AT]);
+	lease_expires_at = DatumGetTimestampTz(record->values[KEYS_LEASE_EXPIRES_AT]);
+	if (!record->nulls[KEYS_LEASE_EXPIRES_AT] && lease_expires_at > expires_at)
+		record->values[KEYS_LEASE_EXPIRES_AT] = TimestampTzGetDatum(expires_at);
+}
+
+/*
+ * The state of the row that was found.
+ */
+IdemKeyState
+idem_found_state(IdemTable *table)
+{
+	text	   *name = DatumGetTextPP(table->row->tts_values[KEYS_STATE]);
+
+	/* The first letters differ. */
+	switch (VARSIZE_ANY_EXHDR(name) > 0 ? *VARDATA_ANY(name) : '\0')
+	{
+		case 's':
+			return IDEM_STATE_STARTED;
+		case 'c':
+			return IDEM_STATE_COMPLETED;
+		case 'f':
+			return IDEM_STATE_FAILED;
+		case 'e':
+			return IDEM_STATE_ERASED;
+		default:
+			ereport(ERROR,
+					(errcode(ERRCODE_DATA_CORRUPTED),
+					 errmsg("unrecognized state in table \"%s\"",
+							RelationGetRelationName(table->rel))));
+			return IDEM_STATE_STARTED;	/* keep compiler quiet */
+	}
+}
+
+Datum
+idem_state_datum(IdemKeyState state)
+{
+	return CStringGetTextDatum(idem_state_names[state]);
+}
+
+bool
+idem_found_is_expired(IdemTable *table, TimestampTz now)
+{
+	return DatumGetTimestampTz(table->row->tts_values[KEYS_EXPIRES_AT]) <= now;
+}
+
+/*
+ * A key as it may appear in messages: its first four characters, its length.
+ */
+char *
+idem_redacted_key(Datum key)
+{
+	text	   *value = DatumGetTextPP(key);
+	const char *data = VARDATA_ANY(value);
+	int			length = VARSIZE_ANY_EXHDR(value);
+
+	return psprintf("\"%.*s...\" (%d characters)",
+					pg_mbcharcliplen(data, length, 4), data,
+					pg_mbstrlen_with_len(data, length));
+}

@@ -1,0 +1,496 @@
+/*-------------------------------------------------------------------------
+ *
+ * keys.c
+ *		Request keys: who may run a request, and who gets the answer.
+ *
+ * A record is one row of idem_keys.  Its state is "started" while somebody
+ * holds the claim, then "completed" or "failed"; "erased" is a completed one
+ * without its response.  An expired record counts as absent in all of them.
+ *
+ *				   claim				complete			erase
+ *		(absent) -------->  started  --------->  completed ----->  erased
+ *						   ^   |  ^ \
+ *					 claim |   |  |  \ release
+ *						   | fail |	  `-------> (absent)
+ *						   |   v  | claim, once the lease has run out
+ *						  failed  `---- started
+ *
+ * A claim is exclusive from its first instant: until its transaction ends
+ * because the row is uncommitted, afterwards because of its lease.  Who wants
+ * to act on a committed claim shows its claim token, which every new claim of
+ * the key replaces by a higher one, so that a holder whose claim was taken
+ * over is refused (fencing).
+ *
+ * idem_claim() answers from a dirty read and writes by compare and swap (see
+ * store.c); an answer other than "new" locks and writes nothing.  A verdict
+ * about a record's content rests on committed data only: a key that another
+ * transaction is inserting is "in_progress" whatever its hash, because that
+ * transaction may yet abort.
+ *
+ * Time is the clock at the moment of the decision: now() would stand still in
+ * a long transaction and keep dead leases alive.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/datum.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "idempotency.h"
+#include "key_record.h"
+#include "keys.h"
+#include "settings.h"
+
+/* A column of a result, and the column of idem_keys that it shows. */
+typedef struct ColumnPair
+{
+	int			result;
+	int			keys;
+} ColumnPair;
+
+static const char *const outcome_names[] = {
+	[IDEM_CLAIM_NEW] = "new",
+	[IDEM_CLAIM_REPLAY] = "replay",
+	[IDEM_CLAIM_ERASED] = "erased",
+	[IDEM_CLAIM_IN_PROGRESS] = "in_progress",
+	[IDEM_CLAIM_HASH_CONFLICT] = "hash_conflict",
+	[IDEM_CLAIM_EXPIRED] = "expired",
+};
+
+/* A hash is at most this long: SHA-512. */
+#define MAX_HASH_LENGTH		64
+
+static IdemClaimOutcome judge(IdemTable *table, const IdemClaimRequest *request,
+							  TimestampTz now);
+static bool same_hash(IdemTable *table, Datum hash);
+static bool start_claim(IdemTable *table, const IdemClaimRequest *request,
+						TimestampTz now, IdemClaimResult *result);
+static IdemWrite take_over(IdemTable *table, const IdemClaimRequest *request,
+						   TimestampTz now, IdemClaimResult *result);
+static void begin_record(IdemKeyRecord *record, const IdemClaimRequest *request,
+						 TimestampTz now, int64 previous);
+static void report_new(IdemTable *table, const IdemKeyRecord *record,
+					   IdemClaimResult *result);
+static void report_found(IdemTable *table, IdemClaimResult *result);
+static void copy_columns(IdemTable *table, const Datum *from_values,
+						 const bool *from_nulls, const ColumnPair *pairs,
+						 int npairs, Datum *to_values, bool *to_nulls);
+
+/*
+ * idem_claim(scope, key, request_hash, ttl, lease, wait) -> row
+ */
+PG_FUNCTION_INFO_V1(idem_claim);
+Datum
+idem_claim(PG_FUNCTION_ARGS)
+{
+	static IdemResultType type;
+	IdemClaimRequest request;
+	IdemClaimResult result;
+
+	idem_key_args(fcinfo, request.key);
+	request.request_hash = (Datum) 0;
+	if (!PG_ARGISNULL(2))
+	{
+		bytea	   *hash = PG_GETARG_BYTEA_PP(2);
+
+		if (VARSIZE_ANY_EXHDR(hash) < 1 ||
+			VARSIZE_ANY_EXHDR(hash) > MAX_HASH_LENGTH)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("argument \"%s\" must have 1 to %d bytes",
+							"request_hash", MAX_HASH_LENGTH),
+					 errhint("Use idem_request_hash(), or another digest of the request.")));
+		request.request_hash = PointerGetDatum(hash);
+	}
+	request.ttl = idem_interval_arg(fcinfo, 3, "ttl");
+	request.lease = idem_interval_arg(fcinfo, 4, "lease");
+	request.wait = idem_interval_arg(fcinfo, 5, "wait");
+
+	idem_claim_key(&request, &result);
+	PG_RETURN_DATUM(idem_result(fcinfo, &type, result.values, result.nulls));
+}
+
+/*
+ * Claim a key.  What the result points to is in the current memory context.
+ */
+void
+idem_claim_key(const IdemClaimRequest *request, IdemClaimResult *result)
+{
+	IdemTable	table;
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz wait_until = idem_add_interval(now, request->wait, 0);
+	bool		waits = wait_until > now;
+	int			row_locks = 0;
+
+	memset(result->nulls, true, sizeof(result->nulls));
+	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
+
+	for (;; now = GetCurrentTimestamp())
+	{
+		IdemFind	found;
+
+		CHECK_FOR_INTERRUPTS();
+		found = idem_find(&table, request->key);
+		if (found == IDEM_FIND_NONE)
+		{
+			if (start_claim(&table, request, now, result))
+				break;
+			continue;
+		}
+
+		result->outcome = found == IDEM_FIND_ROW ?
+			judge(&table, request, now) : IDEM_CLAIM_IN_PROGRESS;
+
+		if (result->outcome == IDEM_CLAIM_NEW)
+		{
+			/*
+			 * A write that is refused although the row has no holder has met
+			 * a row lock.  Look again, but do not keep on looking.
+			 */
+			if (!TransactionIdIsValid(table.holder) && row_locks < 2)
+			{
+				IdemWrite	written = take_over(&table, request, now, result);
+
+				if (written == IDEM_WRITE_DONE)
+					break;
+				if (written == IDEM_WRITE_HELD)
+					row_locks++;
+				continue;
+			}
+			result->outcome = IDEM_CLAIM_IN_PROGRESS;
+			found = IDEM_FIND_PENDING;
+		}
+
+		if (result->outcome == IDEM_CLAIM_IN_PROGRESS && waits &&
+			TransactionIdIsValid(table.holder) &&
+			idem_wait_until(&table, wait_until))
+		{
+			row_locks = 0;
+			continue;
+		}
+
+		if (found == IDEM_FIND_ROW)
+			report_found(&table, result);
+		break;
+	}
+
+	result->values[CLAIM_OUTCOME] =
+		CStringGetTextDatum(outcome_names[result->outcome]);
+	result->nulls[CLAIM_OUTCOME] = false;
+	idem_table_close(&table);
+}
+
+/*
+ * What the found row means for a claim.  IDEM_CLAIM_NEW: it may be taken
+ * over, unless another transaction is at it.
+ */
+static IdemClaimOutcome
+judge(IdemTable *table, const IdemClaimRequest *request, TimestampTz now)
+{
+	Datum	   *values = table->row->tts_values;
+
+	if (idem_found_is_expired(table, now))
+	{
+		TimestampTz expires_at = DatumGetTimestampTz(values[KEYS_EXPIRES_AT]);
+
+		if (idem_expired_key_policy == IDEM_EXPIRED_REJECT &&
+			(idem_tombstone_retention == 0 ||
+			 now < idem_add_ms(expires_at, idem_tombstone_retention)))
+			return IDEM_CLAIM_EXPIRED;
+		return IDEM_CLAIM_NEW;
+	}
+
+	if (!same_hash(table, request->request_hash))
+		return IDEM_CLAIM_HASH_CONFLICT;
+
+	switch (idem_found_state(table))
+	{
+		case IDEM_STATE_COMPLETED:
+			return IDEM_CLAIM_REPLAY;
+		case IDEM_STATE_ERASED:
+			return IDEM_CLAIM_ERASED;
+		case IDEM_STATE_FAILED:
+			return IDEM_CLAIM_NEW;
+		case IDEM_STATE_STARTED:
+			break;
+	}
+
+	if (table->row_is_own ||
+		now < DatumGetTimestampTz(values[KEYS_LEASE_EXPIRES_AT]))
+		return IDEM_CLAIM_IN_PROGRESS;
+	return IDEM_CLAIM_NEW;
+}
+
+/*
+ * Does the found row belong to the same request, as far as can be told?
+ */
+static bool
+same_hash(IdemTable *table, Datum hash)
+{
+	bytea	   *stored;
+	bytea	   *given = (bytea *) DatumGetPointer(hash);
+
+	if (given == NULL || table->row->tts_isnull[KEYS_REQUEST_HASH])
+		return true;
+
+	stored = DatumGetByteaPP(table->row->tts_values[KEYS_REQUEST_HASH]);
+	return VARSIZE_ANY_EXHDR(stored) == VARSIZE_ANY_EXHDR(given) &&
+		memcmp(VARDATA_ANY(stored), VARDATA_ANY(given),
+			   VARSIZE_ANY_EXHDR(given)) == 0;
+}
+
+/*
+ * Claim a key that nobody has.  Returns false if somebody has, after all.
+ */
+static bool
+start_claim(IdemTable *table, const IdemClaimRequest *request,
+			TimestampTz now, IdemClaimResult *result)
+{
+	IdemKeyRecord record;
+
+	begin_record(&record, request, now, 0);
+	if (!idem_insert(table, record.values, record.nulls))
+		return false;
+	report_new(table, &record, result);
+	return true;
+}
+
+/*
+ * Claim the found row: as if it were not there if it has expired, otherwise
+ * as the next attempt, which keeps what the earlier ones left behind.
+ */
+static IdemWrite
+take_over(IdemTable *table, const IdemClaimRequest *request,
+		  TimestampTz now, IdemClaimResult *result)
+{
+	Datum	   *values = table->row->tts_values;
+	int64		token = DatumGetInt64(values[KEYS_CLAIM_TOKEN]);
+	IdemKeyRecord record;
+	IdemWrite	written;
+
+	begin_record(&record, request, now, token);
+	if (!idem_found_is_expired(table, now))
+	{
+		int32		attempt = DatumGetInt32(values[KEYS_ATTEMPT]);
+
+		idem_record_set(&record, KEYS_ATTEMPT, Int32GetDatum(attempt + 1));
+		record.given[KEYS_CREATED_AT] = false;
+		record.given[KEYS_RECOVERY_POINT] = false;
+		record.given[KEYS_RECOVERY_STATE] = false;
+		if (record.nulls[KEYS_REQUEST_HASH])
+			record.given[KEYS_REQUEST_HASH] = false;
+		idem_record_keep(&record, table);
+	}
+
+	written = idem_update(table, record.values, record.nulls, false);
+	if (written == IDEM_WRITE_DONE)
+		report_new(table, &record, result);
+	return written;
+}
+
+/*
+ * The row of a first attempt; its token is above "previous".
+ */
+static void
+begin_record(IdemKeyRecord *record, const IdemClaimRequest *request, TimestampTz now,
+			 int64 previous)
+{
+	TimestampTz expires_at = idem_add_interval(now, request->ttl,
+											   idem_default_ttl);
+	TimestampTz lease_expires_at = idem_add_interval(now, request->lease,
+													 idem_default_lease);
+
+	memset(record->nulls, true, sizeof(record->nulls));
+	memset(record->given, true, sizeof(record->given));
+	idem_record_set(record, KEYS_CLAIM_TOKEN, Int64GetDatum(idem_next_claim_token(previous)));
+	idem_record_set(record, KEYS_CREATED_AT, TimestampTzGetDatum(now));
+	idem_record_set(record, KEYS_LEASE_EXPIRES_AT,
+			  TimestampTzGetDatum(Min(lease_expires_at, expires_at)));
+	idem_record_set(record, KEYS_EXPIRES_AT, TimestampTzGetDatum(expires_at));
+	idem_record_set(record, KEYS_ATTEMPT, Int32GetDatum(1));
+	idem_record_set(record, KEYS_STATE, idem_state_datum(IDEM_STATE_STARTED));
+	idem_record_set(record, KEYS_SCOPE, request->key[0]);
+	idem_record_set(record, KEYS_KEY, request->key[1]);
+	idem_record_set_or_null(record, KEYS_REQUEST_HASH, request->request_hash);
+}
+
+/*
+ * The claim has been written: remember it as ours, and report it.
+ */
+static void
+report_new(IdemTable *table, const IdemKeyRecord *record, IdemClaimResult *result)
+{
+	static const ColumnPair columns[] = {
+		{CLAIM_TOKEN, KEYS_CLAIM_TOKEN},
+		{CLAIM_ATTEMPT, KEYS_ATTEMPT},
+		{CLAIM_RECOVERY_POINT, KEYS_RECOVERY_POINT},
+		{CLAIM_RECOVERY_STATE, KEYS_RECOVERY_STATE},
+		{CLAIM_LEASE_EXPIRES_AT, KEYS_LEASE_EXPIRES_AT},
+		{CLAIM_EXPIRES_AT, KEYS_EXPIRES_AT},
+	};
+
+	idem_remember_claim(DatumGetInt64(record->values[KEYS_CLAIM_TOKEN]));
+	result->outcome = IDEM_CLAIM_NEW;
+	copy_columns(table, record->values, record->nulls, columns, lengthof(columns),
+				 result->values, result->nulls);
+}
+
+/*
+ * Report as much of the found row as the outcome entitles to.
+ */
+static void
+report_found(IdemTable *table, IdemClaimResult *result)
+{
+	static const ColumnPair response[] = {
+		{CLAIM_RESPONSE_STATUS, KEYS_RESPONSE_STATUS},
+		{CLAIM_RESPONSE_HEADERS, KEYS_RESPONSE_HEADERS},
+		{CLAIM_RESPONSE_BODY, KEYS_RESPONSE_BODY},
+		{CLAIM_RESPONSE_BYTES, KEYS_RESPONSE_BYTES},
+		{CLAIM_EXPIRES_AT, KEYS_EXPIRES_AT},
+	};
+	static const ColumnPair lease[] = {
+		{CLAIM_LEASE_EXPIRES_AT, KEYS_LEASE_EXPIRES_AT},
+	};
+	const ColumnPair *columns = NULL;
+	int			ncolumns = 0;
+
+	if (result->outcome == IDEM_CLAIM_REPLAY ||
+		result->outcome == IDEM_CLAIM_ERASED)
+	{
+		columns = response;
+		ncolumns = lengthof(response);
+	}
+	else if (result->outcome == IDEM_CLAIM_IN_PROGRESS && !table->row_is_own)
+	{
+		columns = lease;
+		ncolumns = lengthof(lease);
+	}
+	copy_columns(table, table->row->tts_values, table->row->tts_isnull,
+				 columns, ncolumns, result->values, result->nulls);
+}
+
+/*
+ * Copy columns of a row of idem_keys into a result that outlives the record.
+ */
+static void
+copy_columns(IdemTable *table, const Datum *from_values,
+			 const bool *from_nulls, const ColumnPair *pairs, int npairs,
+			 Datum *to_values, bool *to_nulls)
+{
+	for (int i = 0; i < npairs; i++)
+	{
+		int			from = pairs[i].keys;
+		int			to = pairs[i].result;
+		Form_pg_attribute att = TupleDescAttr(RelationGetDescr(table->rel),
+											  from);
+
+		to_nulls[to] = from_nulls[from];
+		if (!from_nulls[from])
+			to_values[to] = datumCopy(from_values[from],
+									  att->attbyval, att->attlen);
+	}
+}
+
+/*
+ * idem_lookup(scope, key) -> row
+ */
+PG_FUNCTION_INFO_V1(idem_lookup);
+Datum
+idem_lookup(PG_FUNCTION_ARGS)
+{
+	static const ColumnPair columns[] = {
+		{0, KEYS_STATE},
+		{1, KEYS_ATTEMPT},
+		{2, KEYS_REQUEST_HASH},
+		{3, KEYS_RESPONSE_STATUS},
+		{4, KEYS_RESPONSE_HEADERS},
+		{5, KEYS_RESPONSE_BODY},
+		{6, KEYS_RESPONSE_BYTES},
+		{7, KEYS_ERROR},
+		{8, KEYS_RECOVERY_POINT},
+		{9, KEYS_RECOVERY_STATE},
+		{10, KEYS_CREATED_AT},
+		{11, KEYS_COMPLETED_AT},
+		{12, KEYS_LEASE_EXPIRES_AT},
+		{13, KEYS_EXPIRES_AT},
+	};
+	static IdemResultType type;
+	Datum		key[2];
+	IdemTable	table;
+	Datum		values[lengthof(columns)];
+	bool		nulls[lengthof(columns)];
+
+	idem_key_args(fcinfo, key);
+	memset(nulls, true, sizeof(nulls));
+	idem_table_open(&table, IDEM_KEYS, AccessShareLock);
+	if (idem_find_visible(&table, key, GetActiveSnapshot()) &&
+		!idem_found_is_expired(&table, GetCurrentTimestamp()))
+		copy_columns(&table, table.row->tts_values, table.row->tts_isnull,
+					 columns, lengthof(columns), values, nulls);
+	idem_table_close(&table);
+	PG_RETURN_DATUM(idem_result(fcinfo, &type, values, nulls));
+}
+
+/*
+ * idem_forget(scope, key) -> boolean
+ */
+PG_FUNCTION_INFO_V1(idem_forget);
+Datum
+idem_forget(PG_FUNCTION_ARGS)
+{
+	Datum		key[2];
+	IdemTable	table;
+	bool		found;
+
+	idem_key_args(fcinfo, key);
+	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		found = idem_find_latest(&table, key);
+	} while (found && idem_delete(&table, true) == IDEM_WRITE_STALE);
+	idem_table_close(&table);
+	PG_RETURN_BOOL(found);
+}
+
+/*
+ * idem_erase(scope, key) -> boolean
+ *
+ * Erases expired records too: personal data must not outlive the request to
+ * erase it until the next cleanup.
+ */
+PG_FUNCTION_INFO_V1(idem_erase);
+Datum
+idem_erase(PG_FUNCTION_ARGS)
+{
+	Datum		key[2];
+	IdemTable	table;
+	IdemKeyRecord change;
+	bool		found;
+
+	idem_key_args(fcinfo, key);
+	memset(&change, 0, sizeof(change));
+	idem_record_set(&change, KEYS_STATE, idem_state_datum(IDEM_STATE_ERASED));
+	idem_record_set_or_null(&change, KEYS_RESPONSE_HEADERS, (Datum) 0);
+	idem_record_set_or_null(&change, KEYS_RESPONSE_BODY, (Datum) 0);
+	idem_record_set_or_null(&change, KEYS_RESPONSE_BYTES, (Datum) 0);
+	idem_record_set_or_null(&change, KEYS_RECOVERY_STATE, (Datum) 0);
+
+	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		found = idem_find_latest(&table, key) &&
+			idem_found_state(&table) == IDEM_STATE_COMPLETED;
+		if (found)
+			idem_record_keep(&change, &table);
+	} while (found && idem_update(&table, change.values, change.nulls,
+								  true) == IDEM_WRITE_STALE);
+	idem_table_close(&table);
+	PG_RETURN_BOOL(found);
+}

@@ -1,0 +1,154 @@
+
+--
+-- Request keys
+--
+
+-- Columns are ordered for alignment.  The fill factor leaves room on the page
+-- for idem_complete()'s version of the row, which makes it a HOT update.
+CREATE TABLE @extschema@.idem_keys (
+	claim_token bigint NOT NULL,
+	created_at timestamptz NOT NULL,
+	completed_at timestamptz,
+	lease_expires_at timestamptz,
+	expires_at timestamptz NOT NULL,
+	attempt integer NOT NULL,
+	response_status integer,
+	state text COLLATE "C" NOT NULL,
+	scope text COLLATE "C" NOT NULL,
+	key text COLLATE "C" NOT NULL,
+	request_hash bytea,
+	response_headers json,
+	response_body text,
+	response_bytes bytea,
+	error text,
+	recovery_point text,
+	recovery_state json,
+	PRIMARY KEY (scope, key)
+) WITH (fillfactor = 75);
+REVOKE ALL ON TABLE @extschema@.idem_keys FROM PUBLIC;
+GRANT SELECT ON TABLE @extschema@.idem_keys TO @extowner@ WITH GRANT OPTION;
+COMMENT ON TABLE @extschema@.idem_keys IS
+'Request keys: one row for each claimed key until it has expired and been cleaned up. Written by the functions only.';
+
+CREATE INDEX idem_keys_expires_at ON @extschema@.idem_keys (expires_at);
+
+CREATE SEQUENCE @extschema@.idem_claim_tokens;
+REVOKE ALL ON SEQUENCE @extschema@.idem_claim_tokens FROM PUBLIC;
+GRANT SELECT ON SEQUENCE @extschema@.idem_claim_tokens TO @extowner@ WITH GRANT OPTION;
+COMMENT ON SEQUENCE @extschema@.idem_claim_tokens IS
+'Claim tokens: one for the whole database, so that they keep increasing for a key that was deleted and claimed again.';
+
+SELECT pg_catalog.pg_extension_config_dump('idem_keys', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_claim_tokens', '');
+
+CREATE FUNCTION @extschema@.idem_key_is_valid(key text)
+RETURNS boolean
+LANGUAGE c STABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_key_is_valid(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_key_is_valid(text) TO @extowner@ WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_key_is_valid(text) IS
+'Whether the functions accept this key: A-Z a-z 0-9 _ - : . only, of idempotency.key_min_length to idempotency.key_max_length characters. False for NULL.';
+
+CREATE FUNCTION @extschema@.idem_claim(scope text, key text, request_hash bytea DEFAULT NULL,
+	ttl interval DEFAULT NULL, lease interval DEFAULT NULL, wait interval DEFAULT NULL,
+	OUT outcome text, OUT claim_token bigint, OUT attempt int,
+	OUT response_status int, OUT response_headers json, OUT response_body text, OUT response_bytes bytea,
+	OUT recovery_point text, OUT recovery_state json,
+	OUT lease_expires_at timestamptz, OUT expires_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval) TO @extowner@ WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval) IS
+'Claims the right to run a request (IETF draft Idempotency-Key). outcome: new, replay, erased, in_progress, hash_conflict or expired. scope: the authenticated user or tenant. request_hash: see idem_request_hash. ttl: how long the key is remembered. lease: how long the committed claim is protected. wait: how long to sleep for another transaction''s uncommitted claim; NULL or zero: not at all. Raises ID001 for a bad key, 22004 or 22023 for other bad arguments, 40001 where the answer is newer than the transaction''s snapshot.';
+
+CREATE FUNCTION @extschema@.idem_complete(scope text, key text, response_status int,
+	response_body text DEFAULT NULL, response_headers json DEFAULT NULL, claim_token bigint DEFAULT NULL)
+RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_complete_text';
+REVOKE ALL ON FUNCTION @extschema@.idem_complete(text, text, int, text, json, bigint) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_complete(text, text, int, text, json, bigint) TO @extowner@ WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_complete(text, text, int, text, json, bigint) IS
+'Stores the response of a claimed request, to be replayed until the key expires. claim_token: required unless this transaction claimed the key. Returns true, or false where this claim had been completed before. Raises ID003 for a claim that was lost, ID004 where there is no live claim, 54000 for a response above idempotency.max_response_size.';
+
+CREATE FUNCTION @extschema@.idem_complete(scope text, key text, response_status int,
+	response_body bytea, response_headers json DEFAULT NULL, claim_token bigint DEFAULT NULL)
+RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_complete_bytea';
+REVOKE ALL ON FUNCTION @extschema@.idem_complete(text, text, int, bytea, json, bigint) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_complete(text, text, int, bytea, json, bigint) TO @extowner@ WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_complete(text, text, int, bytea, json, bigint) IS
+'Stores a binary response, which is replayed in response_bytes. Otherwise as the overload for text.';
+
+CREATE FUNCTION @extschema@.idem_checkpoint(scope text, key text, recovery_point text,
+	recovery_state json DEFAULT NULL, lease interval DEFAULT NULL, claim_token bigint DEFAULT NULL)
+RETURNS timestamptz
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_checkpoint(text, text, text, json, interval, bigint) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_checkpoint(text, text, text, json, interval, bigint) TO @extowner@ WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_checkpoint(text, text, text, json, interval, bigint) IS
+'Records how far a claimed request has come, for the attempt that resumes it, and renews the lease. recovery_point: 1 to 255 bytes. lease: from now, NULL: idempotency.default_lease; never beyond the key''s expiry. Returns when the lease ends. Raises ID003, ID004.';
+
+CREATE FUNCTION @extschema@.idem_heartbeat(scope text, key text,
+	lease interval DEFAULT NULL, claim_token bigint DEFAULT NULL)
+RETURNS timestamptz
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_heartbeat(text, text, interval, bigint) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_heartbeat(text, text, interval, bigint) TO @extowner@ WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_heartbeat(text, text, interval, bigint) IS
+'Renews the lease of a claim. lease: from now, NULL: idempotency.default_lease; never beyond the key''s expiry. Returns when the lease ends. Raises ID003, ID004.';
+
+CREATE FUNCTION @extschema@.idem_fail(scope text, key text,
+	error text DEFAULT NULL, claim_token bigint DEFAULT NULL)
+RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_fail(text, text, text, bigint) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_fail(text, text, text, bigint) TO @extowner@ WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_fail(text, text, text, bigint) IS
+'Gives a claim up after a failure. The record, its hash and its checkpoint stay; the next claim may retry at once. error: for idem_lookup, cut to idempotency.max_response_size. Returns true, or false where this claim had failed before. Raises ID003, ID004.';
+
+CREATE FUNCTION @extschema@.idem_release(scope text, key text, claim_token bigint DEFAULT NULL)
+RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_release(text, text, bigint) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_release(text, text, bigint) TO @extowner@ WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_release(text, text, bigint) IS
+'Gives a claim up and deletes its record, as if the key had never been claimed. Returns true, or false where the record of this claim token is gone already. Raises ID003, ID004.';
+
+CREATE FUNCTION @extschema@.idem_lookup(scope text, key text,
+	OUT state text, OUT attempt int, OUT request_hash bytea, OUT response_status int,
+	OUT response_headers json, OUT response_body text, OUT response_bytes bytea, OUT error text,
+	OUT recovery_point text, OUT recovery_state json,
+	OUT created_at timestamptz, OUT completed_at timestamptz,
+	OUT lease_expires_at timestamptz, OUT expires_at timestamptz)
+LANGUAGE c STABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_lookup(text, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_lookup(text, text) TO @extowner@ WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_lookup(text, text) IS
+'The live record of a key as this statement''s snapshot sees it; all columns NULL where there is none. state: started, completed, failed or erased. Reads only; works on a hot standby. Raises ID001, 22004, 22023.';
+
+CREATE FUNCTION @extschema@.idem_forget(scope text, key text)
+RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_forget(text, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_forget(text, text) TO @extowner@ WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_forget(text, text) IS
+'For administrators: deletes a key''s record whatever its state, so that the request can run again. Returns whether there was one.';
+
+CREATE FUNCTION @extschema@.idem_erase(scope text, key text)
+RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_erase(text, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_erase(text, text) TO @extowner@ WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_erase(text, text) IS
+'For administrators: drops the stored headers and body of a completed request, and its recovery state, but keeps the fact that it ran, and its status. Returns whether there was something to erase.';

@@ -1,0 +1,250 @@
+/*-------------------------------------------------------------------------
+ *
+ * relations.c
+ *		Where the extension's tables are, and whether they are still ours.
+ *
+ * The OIDs are cached for the life of the backend.  A relcache callback,
+ * registered before the first OID is cached, drops an entry whenever anything
+ * about its relation changes: DROP EXTENSION, ALTER TABLE, CREATE TRIGGER,
+ * and so on.  The next call then looks the relation up again and checks that
+ * it still has the shape that store.c may write to without the executor.
+ *
+ * No lock is taken to fill the cache; it is confirmed after the caller's lock
+ * has been granted, since granting a lock is what delivers invalidations.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "catalog/indexing.h"
+#include "catalog/pg_extension.h"
+#include "catalog/pg_type_d.h"
+#include "commands/extension.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+
+#include "relations.h"
+
+/*
+ * What a relation must look like.  "shape" has a letter for each column, its
+ * type, in upper case where the column is NOT NULL: b bigint, i int, z
+ * timestamptz, o boolean, t text, a bytea, j json.  A sequence has none.
+ */
+typedef struct IdemRelationSpec
+{
+	const char *name;
+	const char *shape;
+} IdemRelationSpec;
+
+static const IdemRelationSpec specs[IDEM_NUM_RELATIONS] = {
+	[IDEM_KEYS] = {"idem_keys", "BZzzZIiTTTajtattj"},
+	[IDEM_CLAIM_TOKENS] = {"idem_claim_tokens", NULL},
+	[IDEM_ACTION_VERSIONS] = {"idem_action_versions", "BTTT"},
+	[IDEM_USER_ACTIONS] = {"idem_user_actions", "BZOTTTT"},
+};
+
+/* Known and checked OIDs; InvalidOid where the next call has to look. */
+static Oid	oids[IDEM_NUM_RELATIONS];
+
+static bool callback_registered = false;
+
+static void forget_relation(Datum arg, Oid relid);
+static Oid	look_up(IdemRelationId id);
+static void check_shape(Relation rel, const IdemRelationSpec *spec);
+static char type_letter(Oid type);
+static void refuse(Relation rel, const char *what) pg_attribute_noreturn();
+
+/*
+ * Open one of our tables with the given lock.
+ *
+ * Raises 42704 where the extension is not installed, and 55000 for a table
+ * that carries what a direct write would have to skip: triggers, rules, row
+ * security, constraints or columns that we did not create.
+ */
+Relation
+idem_relation_open(IdemRelationId id, LOCKMODE lockmode)
+{
+	for (;;)
+	{
+		Oid			relid = oids[id];
+		Relation	rel;
+
+		if (likely(OidIsValid(relid)))
+		{
+			rel = try_table_open(relid, lockmode);
+			if (likely(rel != NULL && oids[id] == relid))
+				return rel;
+		}
+		else
+		{
+			relid = look_up(id);
+			rel = try_table_open(relid, lockmode);
+			if (rel != NULL && look_up(id) == relid)
+			{
+				check_shape(rel, &specs[id]);
+				oids[id] = relid;
+				return rel;
+			}
+		}
+		if (rel != NULL)
+			table_close(rel, lockmode);
+		CHECK_FOR_INTERRUPTS();
+	}
+}
+
+/*
+ * The OID of one of our relations that is not a table; it is not locked.
+ */
+Oid
+idem_relation_oid(IdemRelationId id)
+{
+	Assert(specs[id].shape == NULL);
+
+	if (unlikely(!OidIsValid(oids[id])))
+		oids[id] = look_up(id);
+	return oids[id];
+}
+
+/*
+ * Relcache callback: something about "relid" changed, or about everything.
+ */
+static void
+forget_relation(Datum arg, Oid relid)
+{
+	for (int i = 0; i < IDEM_NUM_RELATIONS; i++)
+	{
+		if (!OidIsValid(relid) || oids[i] == relid)
+			oids[i] = InvalidOid;
+	}
+}
+
+/*
+ * Find a relation by its name in the extension's schema.
+ *
+ * Raises 42704 if it is not there.
+ */
+static Oid
+look_up(IdemRelationId id)
+{
+	Relation	extensions;
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	Oid			schema = InvalidOid;
+	Oid			relid;
+
+	if (!callback_registered)
+	{
+		CacheRegisterRelcacheCallback(forget_relation, (Datum) 0);
+		callback_registered = true;
+	}
+
+	extensions = table_open(ExtensionRelationId, AccessShareLock);
+	ScanKeyInit(&key, Anum_pg_extension_extname, BTEqualStrategyNumber,
+				F_NAMEEQ, CStringGetDatum("idempotency"));
+	scan = systable_beginscan(extensions, ExtensionNameIndexId, true,
+							  NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+		schema = ((Form_pg_extension) GETSTRUCT(tuple))->extnamespace;
+	systable_endscan(scan);
+	table_close(extensions, AccessShareLock);
+
+	relid = OidIsValid(schema) ?
+		get_relname_relid(specs[id].name, schema) : InvalidOid;
+	if (!OidIsValid(relid))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("extension \"%s\" is not installed in this database",
+						"idempotency"),
+				 errhint("Run CREATE EXTENSION idempotency as the database owner.")));
+	return relid;
+}
+
+/*
+ * Raise 55000 unless the table is exactly as the install script made it, as
+ * far as a write that bypasses the executor depends on it.  Additional
+ * indexes are welcome: store.c maintains them.
+ */
+static void
+check_shape(Relation rel, const IdemRelationSpec *spec)
+{
+	TupleDesc	desc = RelationGetDescr(rel);
+	int			ncolumns = strlen(spec->shape);
+
+	if (rel->rd_rel->relkind != RELKIND_RELATION)
+		refuse(rel, "a different kind of relation");
+	if (rel->trigdesc != NULL)
+		refuse(rel, "a trigger or foreign key");
+	if (rel->rd_rules != NULL)
+		refuse(rel, "a rule");
+	if (rel->rd_rel->relrowsecurity)
+		refuse(rel, "row-level security");
+	if (rel->rd_rel->relhassubclass || rel->rd_rel->relispartition)
+		refuse(rel, "inheritance");
+	if (desc->constr != NULL && desc->constr->num_check > 0)
+		refuse(rel, "a check constraint");
+	if (desc->natts != ncolumns)
+		refuse(rel, "an added column");
+
+	for (int i = 0; i < ncolumns; i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+		char		letter = type_letter(att->atttypid);
+
+		if (att->attnotnull)
+			letter = pg_ascii_toupper((unsigned char) letter);
+		if (att->attisdropped || att->attgenerated ||
+			letter != spec->shape[i])
+			refuse(rel, "a changed column");
+	}
+}
+
+/*
+ * The letter that stands for a type in IdemRelationSpec.shape.
+ */
+static char
+type_letter(Oid type)
+{
+	switch (type)
+	{
+		case INT8OID:
+			return 'b';
+		case INT4OID:
+			return 'i';
+		case TIMESTAMPTZOID:
+			return 'z';
+		case BOOLOID:
+			return 'o';
+		case TEXTOID:
+			return 't';
+		case BYTEAOID:
+			return 'a';
+		case JSONOID:
+			return 'j';
+		default:
+			return '?';
+	}
+}
+
+/*
+ * Report that somebody changed one of our tables.
+ */
+static void
+refuse(Relation rel, const char *what)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("table \"%s\" has been altered",
+					RelationGetRelationName(rel)),
+			 errdetail("It carries %s, which the direct access path of extension \"idempotency\" would bypass.",
+					   what),
+			 errhint("Remove it with ALTER TABLE, DROP TRIGGER or DROP RULE; to react to changes, use logical replication.")));
+}

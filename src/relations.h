@@ -1,0 +1,27 @@
+/*-------------------------------------------------------------------------
+ *
+ * relations.h
+ *		The extension's relations, by name and by OID.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_RELATIONS_H
+#define IDEMPOTENCY_RELATIONS_H
+
+#include "storage/lockdefs.h"
+#include "utils/relcache.h"
+
+typedef enum IdemRelationId
+{
+	IDEM_KEYS,
+	IDEM_CLAIM_TOKENS,
+	IDEM_ACTION_VERSIONS,
+	IDEM_USER_ACTIONS,
+} IdemRelationId;
+
+#define IDEM_NUM_RELATIONS	(IDEM_USER_ACTIONS + 1)
+
+extern Relation idem_relation_open(IdemRelationId id, LOCKMODE lockmode);
+extern Oid	idem_relation_oid(IdemRelationId id);
+
+#endif							/* IDEMPOTENCY_RELATIONS_H */

@@ -1,0 +1,99 @@
+/*-------------------------------------------------------------------------
+ *
+ * settings.c
+ *		The idempotency.* settings.
+ *
+ * Defaults that a call may override anyway are for everybody to set.  What
+ * protects the operator is for superusers and those they grant SET to.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <limits.h>
+
+#include "utils/guc.h"
+
+#include "settings.h"
+
+#define MS_PER_MINUTE	(60.0 * 1000)
+#define MS_PER_HOUR		(60 * MS_PER_MINUTE)
+#define MS_PER_DAY		(24 * MS_PER_HOUR)
+
+/* A century: beyond it nobody expires anything, and no timestamp overflows. */
+#define MAX_MS			(36525 * MS_PER_DAY)
+
+double		idem_default_ttl;
+double		idem_default_lease;
+int			idem_key_min_length;
+int			idem_key_max_length;
+int			idem_expired_key_policy;
+double		idem_tombstone_retention;
+double		idem_max_action_id_lead;
+int			idem_max_response_size;
+
+static const struct config_enum_entry expired_key_policies[] = {
+	{"reuse", IDEM_EXPIRED_REUSE, false},
+	{"reject", IDEM_EXPIRED_REJECT, false},
+	{NULL, 0, false}
+};
+
+static void define_time(const char *name, const char *short_desc,
+						const char *long_desc, double *variable,
+						double boot_value, GucContext context);
+
+/*
+ * Define all settings; called once, by _PG_init().
+ */
+void
+idem_define_settings(void)
+{
+	define_time("idempotency.default_ttl",
+				"How long a request key is remembered when the call does not say.",
+				NULL, &idem_default_ttl, MS_PER_DAY, PGC_USERSET);
+	define_time("idempotency.default_lease",
+				"How long a committed claim is protected when the call does not say.",
+				NULL, &idem_default_lease, MS_PER_MINUTE, PGC_USERSET);
+
+	DefineCustomIntVariable("idempotency.key_min_length",
+							"Shortest request key that is accepted, in characters.",
+							NULL, &idem_key_min_length, 16, 1, 255,
+							PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("idempotency.key_max_length",
+							"Longest request key that is accepted, in characters.",
+							NULL, &idem_key_max_length, 128, 1, 255,
+							PGC_SUSET, 0, NULL, NULL, NULL);
+
+	DefineCustomEnumVariable("idempotency.expired_key_policy",
+							 "What a claim of an expired request key does.",
+							 "\"reuse\" runs the request again as a new one, \"reject\" refuses it.",
+							 &idem_expired_key_policy, IDEM_EXPIRED_REUSE,
+							 expired_key_policies,
+							 PGC_SUSET, 0, NULL, NULL, NULL);
+	define_time("idempotency.tombstone_retention",
+				"How long after its expiry a request key is kept to be rejected.",
+				"Zero rejects it until the cleanup has removed it.",
+				&idem_tombstone_retention, 0, PGC_SUSET);
+
+	define_time("idempotency.max_action_id_lead",
+				"How far ahead of the server's clock an action id may lie.",
+				"The action id is read as milliseconds since 1970. Zero turns the check off.",
+				&idem_max_action_id_lead, 0, PGC_SUSET);
+
+	DefineCustomIntVariable("idempotency.max_response_size",
+							"Largest response body that is stored.",
+							"Also bounds response headers and recovery state.",
+							&idem_max_response_size, 1024 * 1024, 0, INT_MAX,
+							PGC_SUSET, GUC_UNIT_BYTE, NULL, NULL, NULL);
+
+	MarkGUCPrefixReserved("idempotency");
+}
+
+static void
+define_time(const char *name, const char *short_desc, const char *long_desc,
+			double *variable, double boot_value, GucContext context)
+{
+	DefineCustomRealVariable(name, short_desc, long_desc, variable,
+							 boot_value, 0, MAX_MS,
+							 context, GUC_UNIT_MS, NULL, NULL, NULL);
+}

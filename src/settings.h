@@ -1,0 +1,29 @@
+/*-------------------------------------------------------------------------
+ *
+ * settings.h
+ *		The idempotency.* settings.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_SETTINGS_H
+#define IDEMPOTENCY_SETTINGS_H
+
+typedef enum IdemExpiredKeyPolicy
+{
+	IDEM_EXPIRED_REUSE,
+	IDEM_EXPIRED_REJECT,
+} IdemExpiredKeyPolicy;
+
+/* Times are in milliseconds, sizes in bytes. */
+extern double idem_default_ttl;
+extern double idem_default_lease;
+extern int	idem_key_min_length;
+extern int	idem_key_max_length;
+extern int	idem_expired_key_policy;
+extern double idem_tombstone_retention;
+extern double idem_max_action_id_lead;
+extern int	idem_max_response_size;
+
+extern void idem_define_settings(void);
+
+#endif							/* IDEMPOTENCY_SETTINGS_H */

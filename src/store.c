@@ -1,0 +1,537 @@
+/*-------------------------------------------------------------------------
+ *
+ * store.c
+ *		All access to the tuples of the extension's tables.
+ *
+ * The functions here do for one row, found by primary key, what the executor
+ * does for INSERT ... ON CONFLICT and UPDATE, without planner, executor or
+ * SPI.  What the executor would otherwise look after is done here or in
+ * relations.c: replica identity, REPEATABLE READ and SERIALIZABLE, all
+ * indexes, the command counter.  The permission check is EXECUTE on the
+ * SQL function; the read-only, recovery and parallel-mode guards are in
+ * idem_table_open().
+ *
+ * Finding
+ *
+ * idem_find() reads with a dirty snapshot.  It sees committed rows, our own,
+ * and those that other transactions are writing, and says which is which, so
+ * that a caller that must not wait can answer from it.  A committed row wins
+ * over its uncommitted successor.  One thing a dirty scan cannot promise: a
+ * row whose key moves to a new index entry while the scan is between the
+ * index page and the heap may be missed in both versions.  IDEM_FIND_NONE is
+ * therefore a hint, to be followed by idem_insert(), which is exact.  Callers
+ * that need "not there" to be exact use idem_find_latest(), which reads with
+ * a new MVCC snapshot.
+ *
+ * Under REPEATABLE READ and SERIALIZABLE both raise 40001 when the row they
+ * would return was committed after the transaction's snapshot.  SERIALIZABLE
+ * also needs the SIREAD locks that only a scan with the transaction's own
+ * snapshot takes, so there every find is preceded by such a scan.
+ *
+ * Writing
+ *
+ * idem_insert() is ExecInsert()'s speculative insertion: the tuple goes into
+ * the heap under a speculative token, then into the indexes, where a unique
+ * index only reports a conflict; then it is confirmed, or killed.  It never
+ * waits for another transaction.  Every ready unique index on the primary
+ * key's columns is an arbiter, so REINDEX CONCURRENTLY cannot turn a conflict
+ * into a unique violation.
+ *
+ * Two sessions that insert the same key at once may each see the other's
+ * tuple and both kill their own.  They cannot then both report the other as
+ * holder: each looks again only after its own tuple is dead, so the later one
+ * to die finds nothing of the earlier.
+ *
+ * idem_update() and idem_delete() compare and swap: they write only if the
+ * version that was found is still the newest, and otherwise send the caller
+ * back to find.  The slot keeps its buffer pinned from find to write, so that
+ * no pruning can reuse the line pointer in between.
+ *
+ * Each write is followed by CommandCounterIncrement(), so that a later call
+ * in the same SQL statement sees it and can update it.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/index.h"
+#include "catalog/pg_collation_d.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "storage/procarray.h"
+#include "utils/fmgroids.h"
+#include "utils/guc.h"
+#include "utils/resowner.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "store.h"
+
+/* What the executor's routines need to maintain a table's indexes. */
+typedef struct IndexWriter
+{
+	EState	   *estate;
+	ResultRelInfo *result_rel;
+} IndexWriter;
+
+static IndexScanDesc begin_scan(IdemTable *table, const Datum *key,
+								Snapshot snapshot);
+static void take_siread_locks(IdemTable *table, const Datum *key);
+static void accept_row(IdemTable *table);
+static void open_indexes(IndexWriter *writer, Relation rel, bool speculative);
+static void close_indexes(IndexWriter *writer);
+static List *arbiter_indexes(IdemTable *table, ResultRelInfo *result_rel);
+static TupleTableSlot *make_slot(IdemTable *table, Datum *values,
+								 bool *nulls);
+static IdemWrite finish_write(IdemTable *table, TM_Result result,
+							  TM_FailureData *failure);
+static bool wait_with_timeout(IdemTable *table, int timeout);
+
+/*
+ * Open a table for one call; idem_table_close() ends it, or an error.
+ *
+ * With any lock but AccessShareLock the caller means to write: raises 25006
+ * in a read-only transaction or during recovery, and 25000 in a parallel
+ * worker.
+ */
+void
+idem_table_open(IdemTable *table, IdemRelationId id, LOCKMODE lockmode)
+{
+	Oid			pkey;
+
+	if (lockmode != AccessShareLock)
+	{
+		PreventCommandIfReadOnly("an idempotency function that writes");
+		PreventCommandIfParallelMode("an idempotency function that writes");
+		PreventCommandDuringRecovery("an idempotency function that writes");
+	}
+
+	table->rel = idem_relation_open(id, lockmode);
+	pkey = RelationGetPrimaryKeyIndex(table->rel, false);
+	if (!OidIsValid(pkey))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"%s\" has lost its primary key",
+						RelationGetRelationName(table->rel)),
+				 errhint("Create the primary key again with ALTER TABLE.")));
+	table->pkey = index_open(pkey, AccessShareLock);
+	table->row = table_slot_create(table->rel, NULL);
+	table->holder = InvalidTransactionId;
+}
+
+/*
+ * Release what idem_table_open() took.  The table's lock stays until the
+ * transaction ends, as after any statement.
+ */
+void
+idem_table_close(IdemTable *table)
+{
+	ExecDropSingleTupleTableSlot(table->row);
+	index_close(table->pkey, NoLock);
+	table_close(table->rel, NoLock);
+}
+
+/*
+ * Find the row with this primary key (text columns) as it is at this moment,
+ * whoever wrote it.  Fills table->row for IDEM_FIND_ROW and table->holder.
+ *
+ * Raises 40001 where the transaction's snapshot must not see the row.
+ */
+IdemFind
+idem_find(IdemTable *table, const Datum *key)
+{
+	SnapshotData dirty;
+	IndexScanDesc scan;
+	IdemFind	result = IDEM_FIND_NONE;
+
+	take_siread_locks(table, key);
+
+	InitDirtySnapshot(dirty);
+	table->holder = InvalidTransactionId;
+	table->speculative_token = 0;
+	scan = begin_scan(table, key, &dirty);
+	while (index_getnext_slot(scan, ForwardScanDirection, table->row))
+	{
+		if (TransactionIdIsValid(dirty.xmin))
+		{
+			result = IDEM_FIND_PENDING;
+			table->holder = dirty.xmin;
+			table->speculative_token = dirty.speculativeToken;
+			table->held_tid = table->row->tts_tid;
+		}
+		else
+		{
+			result = IDEM_FIND_ROW;
+			table->holder = dirty.xmax;
+			table->speculative_token = 0;
+			table->held_tid = table->row->tts_tid;
+			break;
+		}
+	}
+	index_endscan(scan);
+
+	if (result == IDEM_FIND_ROW)
+		accept_row(table);
+	return result;
+}
+
+/*
+ * Find the newest committed version of the row, or our own.  What other
+ * transactions have not committed does not exist for it.
+ *
+ * Raises 40001 where the transaction's snapshot must not see the row.
+ */
+bool
+idem_find_latest(IdemTable *table, const Datum *key)
+{
+	Snapshot	snapshot;
+	bool		found;
+
+	take_siread_locks(table, key);
+
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	found = idem_find_visible(table, key, snapshot);
+	UnregisterSnapshot(snapshot);
+
+	if (found)
+		accept_row(table);
+	return found;
+}
+
+/*
+ * Find the version of the row that an MVCC snapshot sees.
+ */
+bool
+idem_find_visible(IdemTable *table, const Datum *key, Snapshot snapshot)
+{
+	IndexScanDesc scan = begin_scan(table, key, snapshot);
+	bool		found;
+
+	found = index_getnext_slot(scan, ForwardScanDirection, table->row);
+	index_endscan(scan);
+
+	table->holder = InvalidTransactionId;
+	if (found)
+		slot_getallattrs(table->row);
+	return found;
+}
+
+static IndexScanDesc
+begin_scan(IdemTable *table, const Datum *key, Snapshot snapshot)
+{
+	int			nkeys = IndexRelationGetNumberOfKeyAttributes(table->pkey);
+	ScanKeyData scankeys[INDEX_MAX_KEYS];
+	IndexScanDesc scan;
+
+	for (int i = 0; i < nkeys; i++)
+		ScanKeyEntryInitialize(&scankeys[i], 0, i + 1,
+							   BTEqualStrategyNumber, InvalidOid,
+							   C_COLLATION_OID, F_TEXTEQ, key[i]);
+
+	scan = index_beginscan(table->rel, table->pkey, snapshot, NULL, nkeys, 0);
+	index_rescan(scan, scankeys, nkeys, NULL, 0);
+	return scan;
+}
+
+/*
+ * Under SERIALIZABLE, read the key with the transaction's own snapshot for
+ * the sake of the predicate locks; what it finds does not matter here.
+ */
+static void
+take_siread_locks(IdemTable *table, const Datum *key)
+{
+	if (unlikely(IsolationIsSerializable()))
+		(void) idem_find_visible(table, key, GetActiveSnapshot());
+}
+
+/*
+ * Take note of who wrote table->row, and refuse it under REPEATABLE READ and
+ * SERIALIZABLE if it is too new, as INSERT ... ON CONFLICT does.
+ */
+static void
+accept_row(IdemTable *table)
+{
+	TransactionId xmin;
+	bool		isnull;
+
+	xmin = DatumGetTransactionId(slot_getsysattr(table->row,
+												 MinTransactionIdAttributeNumber,
+												 &isnull));
+	table->row_is_own = TransactionIdIsCurrentTransactionId(xmin);
+
+	if (IsolationUsesXactSnapshot() && !table->row_is_own &&
+		!table_tuple_satisfies_snapshot(table->rel, table->row,
+										GetActiveSnapshot()))
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				 errmsg("could not serialize access due to concurrent update"),
+				 errhint("The transaction might succeed if retried.")));
+
+	slot_getallattrs(table->row);
+}
+
+/*
+ * Insert a row unless another with the same primary key is there, committed
+ * or not.  Returns false in that case, having left nothing behind but a dead
+ * tuple; the caller goes back to find.
+ */
+bool
+idem_insert(IdemTable *table, Datum *values, bool *nulls)
+{
+	TupleTableSlot *slot = make_slot(table, values, nulls);
+	TransactionId xid = GetCurrentTransactionId();
+	IndexWriter writer;
+	bool		conflict = false;
+	uint32		token;
+
+	open_indexes(&writer, table->rel, true);
+
+	token = SpeculativeInsertionLockAcquire(xid);
+	table_tuple_insert_speculative(table->rel, slot, GetCurrentCommandId(true),
+								   0, NULL, token);
+	ExecInsertIndexTuples(writer.result_rel, slot, writer.estate,
+						  false, true, &conflict,
+						  arbiter_indexes(table, writer.result_rel), false);
+	table_tuple_complete_speculative(table->rel, slot, token, !conflict);
+	SpeculativeInsertionLockRelease(xid);
+
+	close_indexes(&writer);
+	ExecDropSingleTupleTableSlot(slot);
+	CommandCounterIncrement();
+	return !conflict;
+}
+
+/*
+ * Replace table->row.  With "wait", sleeps until no other transaction holds
+ * the row; without it, answers IDEM_WRITE_HELD.
+ */
+IdemWrite
+idem_update(IdemTable *table, Datum *values, bool *nulls, bool wait)
+{
+	TupleTableSlot *slot = make_slot(table, values, nulls);
+	TM_FailureData failure;
+	LockTupleMode lockmode;
+	TU_UpdateIndexes indexes;
+	TM_Result	result;
+
+	CheckCmdReplicaIdentity(table->rel, CMD_UPDATE);
+
+	result = table_tuple_update(table->rel, &table->row->tts_tid, slot,
+								GetCurrentCommandId(true), GetActiveSnapshot(),
+								InvalidSnapshot, wait, &failure, &lockmode,
+								&indexes);
+	if (result == TM_Ok && indexes != TU_None)
+	{
+		IndexWriter writer;
+
+		open_indexes(&writer, table->rel, false);
+		ExecInsertIndexTuples(writer.result_rel, slot, writer.estate,
+							  true, false, NULL, NIL,
+							  indexes == TU_Summarizing);
+		close_indexes(&writer);
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	return finish_write(table, result, &failure);
+}
+
+/*
+ * Delete table->row; "wait" as for idem_update().
+ */
+IdemWrite
+idem_delete(IdemTable *table, bool wait)
+{
+	TM_FailureData failure;
+	TM_Result	result;
+
+	CheckCmdReplicaIdentity(table->rel, CMD_DELETE);
+
+	result = table_tuple_delete(table->rel, &table->row->tts_tid,
+								GetCurrentCommandId(true), GetActiveSnapshot(),
+								InvalidSnapshot, wait, &failure, false);
+	return finish_write(table, result, &failure);
+}
+
+/*
+ * Translate the outcome of an update or delete.
+ */
+static IdemWrite
+finish_write(IdemTable *table, TM_Result result, TM_FailureData *failure)
+{
+	switch (result)
+	{
+		case TM_Ok:
+			CommandCounterIncrement();
+			return IDEM_WRITE_DONE;
+
+		case TM_Updated:
+		case TM_Deleted:
+			return IDEM_WRITE_STALE;
+
+		case TM_BeingModified:
+			table->holder = failure->xmax;
+			table->speculative_token = 0;
+			table->held_tid = table->row->tts_tid;
+			return IDEM_WRITE_HELD;
+
+		default:
+			elog(ERROR, "unexpected result %d of writing to table \"%s\"",
+				 (int) result, RelationGetRelationName(table->rel));
+			return IDEM_WRITE_STALE;	/* keep compiler quiet */
+	}
+}
+
+/*
+ * Sleep until table->holder has ended, or has given up the insertion that we
+ * ran into.  The deadlock detector, lock_timeout, statement_timeout and
+ * cancel work as in any wait for a row.
+ */
+void
+idem_wait(IdemTable *table)
+{
+	if (table->speculative_token != 0)
+		SpeculativeInsertionWait(table->holder, table->speculative_token);
+	else
+		XactLockTableWait(table->holder, table->rel, &table->held_tid,
+						  XLTW_InsertIndex);
+}
+
+/*
+ * Likewise, but not past "deadline".  Returns false if the holder was still
+ * there by then.
+ */
+bool
+idem_wait_until(IdemTable *table, TimestampTz deadline)
+{
+	long		remaining;
+
+	if (TIMESTAMP_IS_NOEND(deadline))
+	{
+		idem_wait(table);
+		return true;
+	}
+
+	remaining = TimestampDifferenceMilliseconds(GetCurrentTimestamp(),
+												deadline);
+	if (remaining <= 0)
+		return false;
+	if (LockTimeout > 0 && LockTimeout <= remaining)
+	{
+		/* The user's own limit comes first, and is an error. */
+		idem_wait(table);
+		return true;
+	}
+	return wait_with_timeout(table, (int) Min(remaining, INT_MAX));
+}
+
+/*
+ * idem_wait() with a time limit in milliseconds.
+ *
+ * The lock manager can end a wait early in one way only, by an error, so the
+ * limit is a lock_timeout of our own, in a subtransaction that catches its
+ * error.  The caller's lock_timeout is known to be longer, or off.
+ */
+static bool
+wait_with_timeout(IdemTable *table, int timeout)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	volatile bool ended = true;
+	char		value[16];
+
+	snprintf(value, sizeof(value), "%dms", timeout);
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		int			nest = NewGUCNestLevel();
+
+		(void) set_config_option("lock_timeout", value,
+								 PGC_USERSET, PGC_S_SESSION,
+								 GUC_ACTION_SAVE, true, 0, false);
+		idem_wait(table);
+		AtEOXact_GUC(true, nest);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *edata;
+
+		MemoryContextSwitchTo(context);
+		edata = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+
+		if (edata->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
+			ReThrowError(edata);
+		FreeErrorData(edata);
+		ended = false;
+	}
+	PG_END_TRY();
+
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	return ended;
+}
+
+static void
+open_indexes(IndexWriter *writer, Relation rel, bool speculative)
+{
+	writer->estate = CreateExecutorState();
+	writer->result_rel = makeNode(ResultRelInfo);
+	InitResultRelInfo(writer->result_rel, rel, 0, NULL, 0);
+	ExecOpenIndices(writer->result_rel, speculative);
+}
+
+static void
+close_indexes(IndexWriter *writer)
+{
+	ExecCloseIndices(writer->result_rel);
+	FreeExecutorState(writer->estate);
+}
+
+/*
+ * The unique indexes whose conflicts idem_insert() reports: the primary key,
+ * and the twin that REINDEX CONCURRENTLY keeps beside it.
+ */
+static List *
+arbiter_indexes(IdemTable *table, ResultRelInfo *result_rel)
+{
+	Form_pg_index pkey = table->pkey->rd_index;
+	List	   *arbiters = NIL;
+
+	for (int i = 0; i < result_rel->ri_NumIndices; i++)
+	{
+		Form_pg_index index = result_rel->ri_IndexRelationDescs[i]->rd_index;
+
+		if (index->indisunique && index->indimmediate &&
+			index->indnkeyatts == pkey->indnkeyatts &&
+			memcmp(index->indkey.values, pkey->indkey.values,
+				   pkey->indnkeyatts * sizeof(int16)) == 0)
+			arbiters = lappend_oid(arbiters, index->indexrelid);
+	}
+	return arbiters;
+}
+
+/*
+ * A slot that holds a new row.  The arrays must outlive it.
+ */
+static TupleTableSlot *
+make_slot(IdemTable *table, Datum *values, bool *nulls)
+{
+	TupleDesc	desc = RelationGetDescr(table->rel);
+	TupleTableSlot *slot = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
+
+	memcpy(slot->tts_values, values, desc->natts * sizeof(Datum));
+	memcpy(slot->tts_isnull, nulls, desc->natts * sizeof(bool));
+	slot->tts_tableOid = RelationGetRelid(table->rel);
+	return ExecStoreVirtualTuple(slot);
+}
