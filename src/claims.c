@@ -50,7 +50,7 @@ static bool change_claim(const Datum *key, const int64 *token,
 						 IdemKeyRecord *change, IdemKeyState end);
 static IdemKeyState find_claim(IdemTable *table, const Datum *key,
 							   const int64 *token);
-static void claim_not_found(Datum key, const char *state) pg_attribute_noreturn();
+pg_noreturn static void claim_not_found(Datum key, const char *state);
 static Datum optional_arg(FunctionCallInfo fcinfo, int n);
 static Datum check_size(Datum value, const char *name);
 static Datum clipped_arg(FunctionCallInfo fcinfo, int n);

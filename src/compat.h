@@ -23,8 +23,12 @@
 #error "idempotency needs PostgreSQL 15 or newer"
 #endif
 
-/* 18 lets an index scan be instrumented and a primary key be deferrable. */
+/*
+ * 18 lets an index scan be instrumented and a primary key be deferrable, and
+ * writes "noreturn" before a function.
+ */
 #if PG_VERSION_NUM < 180000
+#define pg_noreturn pg_attribute_noreturn()
 #define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys) \
 	index_beginscan(heap, index, snapshot, nkeys, norderbys)
 #define RelationGetPrimaryKeyIndex(relation, deferrable_ok) \

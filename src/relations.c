@@ -30,6 +30,7 @@
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 
+#include "compat.h"
 #include "relations.h"
 
 /*
@@ -59,7 +60,7 @@ static void forget_relation(Datum arg, Oid relid);
 static Oid	look_up(IdemRelationId id);
 static void check_shape(Relation rel, const IdemRelationSpec *spec);
 static char type_letter(Oid type);
-static void refuse(Relation rel, const char *what) pg_attribute_noreturn();
+pg_noreturn static void refuse(Relation rel, const char *what);
 
 /*
  * Open one of our tables with the given lock.
