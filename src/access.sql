@@ -19,7 +19,10 @@ BEGIN ATOMIC
 			'idem_request_hash', 'idem_canonical_json',
 			'idem_key_is_valid', 'idem_claim', 'idem_complete', 'idem_checkpoint',
 			'idem_heartbeat', 'idem_fail', 'idem_release', 'idem_lookup', 'idem_run',
-			'idem_try_advance', 'idem_toggle', 'idem_set', 'idem_is_active'
+			'idem_try_advance', 'idem_toggle', 'idem_set', 'idem_is_active',
+			'idem_try_append', 'idem_last_client_seq', 'idem_once',
+			'idem_publish', 'idem_outbox_take', 'idem_outbox_ack', 'idem_outbox_nack',
+			'idem_outbox_requeue'
 		]::pg_catalog.name[]);
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_application_functions() FROM PUBLIC;

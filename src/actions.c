@@ -18,10 +18,7 @@
  */
 #include "postgres.h"
 
-#include "catalog/pg_collation_d.h"
-#include "catalog/pg_type_d.h"
 #include "miscadmin.h"
-#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -392,28 +389,16 @@ static int
 excludes_arg(FunctionCallInfo fcinfo, int n, Datum action_type,
 			 Datum **excluded)
 {
-	ArrayType  *array;
-	bool	   *nulls;
 	int			count;
 
 	*excluded = NULL;
 	if (PG_ARGISNULL(n))
 		return 0;
 
-	array = PG_GETARG_ARRAYTYPE_P(n);
-	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT,
-					  excluded, &nulls, &count);
+	count = idem_text_array(PG_GETARG_DATUM(n), "excludes", excluded);
 	for (int i = 0; i < count; i++)
 	{
-		if (nulls[i])
-			ereport(ERROR,
-					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-					 errmsg("argument \"%s\" must not contain nulls",
-							"excludes")));
-		idem_check_name((*excluded)[i], "excludes");
-		if (DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID,
-												 (*excluded)[i],
-												 action_type)))
+		if (idem_text_equal((*excluded)[i], action_type))
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					 errmsg("an action type cannot exclude itself")));

@@ -18,7 +18,6 @@
 #include "postgres.h"
 
 #include "access/detoast.h"
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
@@ -53,7 +52,6 @@ static IdemKeyState find_claim(IdemTable *table, const Datum *key,
 pg_noreturn static void claim_not_found(Datum key, const char *state);
 static Datum optional_arg(FunctionCallInfo fcinfo, int n);
 static Datum check_size(Datum value, const char *name);
-static Datum clipped_arg(FunctionCallInfo fcinfo, int n);
 static int64 *token_arg(FunctionCallInfo fcinfo, int n, int64 *token);
 
 /*
@@ -193,7 +191,9 @@ idem_fail(PG_FUNCTION_ARGS)
 	idem_key_args(fcinfo, key);
 	memset(&change, 0, sizeof(change));
 	idem_record_set(&change, KEYS_STATE, idem_state_datum(IDEM_STATE_FAILED));
-	idem_record_set_or_null(&change, KEYS_ERROR, clipped_arg(fcinfo, 2));
+	if (!PG_ARGISNULL(2))
+		idem_record_set(&change, KEYS_ERROR,
+						idem_clip_text(PG_GETARG_DATUM(2)));
 	idem_record_set_or_null(&change, KEYS_LEASE_EXPIRES_AT, (Datum) 0);
 	PG_RETURN_BOOL(change_claim(key, token_arg(fcinfo, 3, &token),
 								&change, IDEM_STATE_FAILED));
@@ -411,27 +411,6 @@ check_size(Datum value, const char *name)
 				 errhint("Store a reference to it, or have \"%s\" raised.",
 						 "idempotency.max_response_size")));
 	return value;
-}
-
-/*
- * Argument "n", a text or NULL, cut to what may be stored: a report of an
- * error must not fail because the error was long.
- */
-static Datum
-clipped_arg(FunctionCallInfo fcinfo, int n)
-{
-	text	   *value;
-	int			length;
-
-	if (PG_ARGISNULL(n))
-		return (Datum) 0;
-	value = PG_GETARG_TEXT_PP(n);
-	length = VARSIZE_ANY_EXHDR(value);
-	if (length <= idem_max_response_size)
-		return PointerGetDatum(value);
-	length = pg_mbcliplen(VARDATA_ANY(value), length, idem_max_response_size);
-	return PointerGetDatum(cstring_to_text_with_len(VARDATA_ANY(value),
-													length));
 }
 
 /*

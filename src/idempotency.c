@@ -8,7 +8,10 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "catalog/pg_collation_d.h"
+#include "catalog/pg_type_d.h"
 #include "mb/pg_wchar.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
@@ -91,6 +94,56 @@ idem_interval_arg(FunctionCallInfo fcinfo, int n, const char *name)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("argument \"%s\" must not be negative", name)));
 	return interval;
+}
+
+/*
+ * The elements of a text array, each of which passes idem_check_name().
+ * Returns their number.  Raises 22004, too, for a NULL among them.
+ */
+int
+idem_text_array(Datum array, const char *name, Datum **elements)
+{
+	bool	   *nulls;
+	int			count;
+
+	deconstruct_array(DatumGetArrayTypeP(array), TEXTOID, -1, false,
+					  TYPALIGN_INT, elements, &nulls, &count);
+	for (int i = 0; i < count; i++)
+	{
+		if (nulls[i])
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("argument \"%s\" must not contain nulls", name)));
+		(*elements)[i] = idem_check_name((*elements)[i], name);
+	}
+	return count;
+}
+
+/*
+ * Are two texts the same bytes?
+ */
+bool
+idem_text_equal(Datum a, Datum b)
+{
+	return DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID,
+												a, b));
+}
+
+/*
+ * A text, cut to idempotency.max_response_size: a report of an error must not
+ * fail because the error was long.
+ */
+Datum
+idem_clip_text(Datum value)
+{
+	text	   *whole = DatumGetTextPP(value);
+	int			length = VARSIZE_ANY_EXHDR(whole);
+
+	if (length <= idem_max_response_size)
+		return PointerGetDatum(whole);
+	length = pg_mbcliplen(VARDATA_ANY(whole), length, idem_max_response_size);
+	return PointerGetDatum(cstring_to_text_with_len(VARDATA_ANY(whole),
+													length));
 }
 
 /*

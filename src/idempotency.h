@@ -28,6 +28,9 @@ extern Datum idem_required_arg(FunctionCallInfo fcinfo, int n,
 							   const char *name);
 extern Interval *idem_interval_arg(FunctionCallInfo fcinfo, int n,
 								   const char *name);
+extern int	idem_text_array(Datum array, const char *name, Datum **elements);
+extern bool idem_text_equal(Datum a, Datum b);
+extern Datum idem_clip_text(Datum value);
 
 extern TimestampTz idem_add_ms(TimestampTz time, double ms);
 extern TimestampTz idem_add_interval(TimestampTz time,

@@ -36,7 +36,8 @@
 /*
  * What a relation must look like.  "shape" has a letter for each column, its
  * type, in upper case where the column is NOT NULL: b bigint, i int, z
- * timestamptz, o boolean, t text, a bytea, j json.  A sequence has none.
+ * timestamptz, o boolean, t text, a bytea, j json, d jsonb, u uuid.  A
+ * sequence or an index has none.
  */
 typedef struct IdemRelationSpec
 {
@@ -49,6 +50,14 @@ static const IdemRelationSpec specs[IDEM_NUM_RELATIONS] = {
 	[IDEM_CLAIM_TOKENS] = {"idem_claim_tokens", NULL},
 	[IDEM_ACTION_VERSIONS] = {"idem_action_versions", "BTTT"},
 	[IDEM_USER_ACTIONS] = {"idem_user_actions", "BZOTTTT"},
+	[IDEM_AGGREGATES] = {"idem_aggregates", "BT"},
+	[IDEM_CLIENT_SEQUENCES] = {"idem_client_sequences", "BTT"},
+	[IDEM_TOKENS] = {"idem_tokens", "ZTT"},
+	[IDEM_OUTBOX] = {"idem_outbox", "BbZZzIUTTtDdt"},
+	[IDEM_OUTBOX_IDS] = {"idem_outbox_ids", NULL},
+	[IDEM_OUTBOX_DUE] = {"idem_outbox_due", NULL},
+	[IDEM_OUTBOX_LANES] = {"idem_outbox_lanes", NULL},
+	[IDEM_OUTBOX_DEAD] = {"idem_outbox_dead", NULL},
 };
 
 /* Known and checked OIDs; InvalidOid where the next call has to look. */
@@ -230,6 +239,10 @@ type_letter(Oid type)
 			return 'a';
 		case JSONOID:
 			return 'j';
+		case JSONBOID:
+			return 'd';
+		case UUIDOID:
+			return 'u';
 		default:
 			return '?';
 	}

@@ -30,6 +30,8 @@ int			idem_key_max_length;
 int			idem_expired_key_policy;
 double		idem_tombstone_retention;
 double		idem_max_action_id_lead;
+double		idem_token_ttl;
+int			idem_outbox_max_attempts;
 int			idem_max_response_size;
 
 static const struct config_enum_entry expired_key_policies[] = {
@@ -79,6 +81,15 @@ idem_define_settings(void)
 				"How far ahead of the server's clock an action id may lie.",
 				"The action id is read as milliseconds since 1970. Zero turns the check off.",
 				&idem_max_action_id_lead, 0, PGC_SUSET);
+
+	define_time("idempotency.token_ttl",
+				"How long a once-only token is remembered when the call does not say.",
+				NULL, &idem_token_ttl, 7 * MS_PER_DAY, PGC_USERSET);
+
+	DefineCustomIntVariable("idempotency.outbox_max_attempts",
+							"How often an outbox message is handed out before it is dead.",
+							NULL, &idem_outbox_max_attempts, 10, 1, INT_MAX,
+							PGC_SUSET, 0, NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idempotency.max_response_size",
 							"Largest response body that is stored.",

@@ -22,6 +22,8 @@ extern int	idem_key_max_length;
 extern int	idem_expired_key_policy;
 extern double idem_tombstone_retention;
 extern double idem_max_action_id_lead;
+extern double idem_token_ttl;
+extern int	idem_outbox_max_attempts;
 extern int	idem_max_response_size;
 
 extern void idem_define_settings(void);

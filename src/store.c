@@ -55,11 +55,13 @@
 #include "postgres.h"
 
 #include "access/genam.h"
+#include "access/relscan.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/index.h"
 #include "catalog/pg_collation_d.h"
+#include "catalog/pg_type_d.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
@@ -73,20 +75,12 @@
 #include "compat.h"
 #include "store.h"
 
-/* What the executor's routines need to maintain a table's indexes. */
-typedef struct IndexWriter
-{
-	EState	   *estate;
-	ResultRelInfo *result_rel;
-} IndexWriter;
-
 static IndexScanDesc begin_scan(IdemTable *table, const Datum *key,
 								Snapshot snapshot);
 static void take_siread_locks(IdemTable *table, const Datum *key);
 static void accept_row(IdemTable *table);
-static void open_indexes(IndexWriter *writer, Relation rel, bool speculative);
-static void close_indexes(IndexWriter *writer);
-static List *arbiter_indexes(IdemTable *table, ResultRelInfo *result_rel);
+static ResultRelInfo *open_indexes(IdemTable *table);
+static List *arbiter_indexes(IdemTable *table);
 static TupleTableSlot *make_slot(IdemTable *table, Datum *values,
 								 bool *nulls);
 static IdemWrite finish_write(IdemTable *table, TM_Result result,
@@ -122,6 +116,8 @@ idem_table_open(IdemTable *table, IdemRelationId id, LOCKMODE lockmode)
 				 errhint("Create the primary key again with ALTER TABLE.")));
 	table->pkey = index_open(pkey, AccessShareLock);
 	table->row = table_slot_create(table->rel, NULL);
+	table->estate = NULL;
+	table->result_rel = NULL;
 	table->holder = InvalidTransactionId;
 }
 
@@ -132,13 +128,18 @@ idem_table_open(IdemTable *table, IdemRelationId id, LOCKMODE lockmode)
 void
 idem_table_close(IdemTable *table)
 {
+	if (table->result_rel != NULL)
+	{
+		ExecCloseIndices(table->result_rel);
+		FreeExecutorState(table->estate);
+	}
 	ExecDropSingleTupleTableSlot(table->row);
 	index_close(table->pkey, NoLock);
 	table_close(table->rel, NoLock);
 }
 
 /*
- * Find the row with this primary key (text columns) as it is at this moment,
+ * Find the row with this primary key (text or bigint) as it is at this moment,
  * whoever wrote it.  Fills table->row for IDEM_FIND_ROW and table->holder.
  *
  * Raises 40001 where the transaction's snapshot must not see the row.
@@ -230,9 +231,15 @@ begin_scan(IdemTable *table, const Datum *key, Snapshot snapshot)
 	IndexScanDesc scan;
 
 	for (int i = 0; i < nkeys; i++)
+	{
+		Oid			type = TupleDescAttr(RelationGetDescr(table->pkey),
+										 i)->atttypid;
+
 		ScanKeyEntryInitialize(&scankeys[i], 0, i + 1,
 							   BTEqualStrategyNumber, InvalidOid,
-							   C_COLLATION_OID, F_TEXTEQ, key[i]);
+							   C_COLLATION_OID,
+							   type == INT8OID ? F_INT8EQ : F_TEXTEQ, key[i]);
+	}
 
 	scan = index_beginscan(table->rel, table->pkey, snapshot, NULL, nkeys, 0);
 	index_rescan(scan, scankeys, nkeys, NULL, 0);
@@ -277,6 +284,68 @@ accept_row(IdemTable *table)
 }
 
 /*
+ * Begin a scan through another index of the table; idem_scan_restart() tells
+ * where, with "nkeys" keys.
+ */
+void
+idem_scan_begin(IdemScan *scan, IdemTable *table, IdemRelationId index,
+				Snapshot snapshot, int nkeys)
+{
+	scan->table = table;
+	scan->index = index_open(idem_relation_oid(index), AccessShareLock);
+	scan->scan = index_beginscan(table->rel, scan->index, snapshot, NULL,
+								 nkeys, 0);
+}
+
+/*
+ * Go to the first row that the keys select.
+ */
+void
+idem_scan_restart(IdemScan *scan, ScanKey keys)
+{
+	index_rescan(scan->scan, keys, scan->scan->numberOfKeys, NULL, 0);
+}
+
+/*
+ * Fetch the next row into table->row.  Returns false at the end.
+ */
+bool
+idem_scan_next(IdemScan *scan)
+{
+	IdemTable  *table = scan->table;
+
+	if (!index_getnext_slot(scan->scan, ForwardScanDirection, table->row))
+		return false;
+	table->holder = InvalidTransactionId;
+	slot_getallattrs(table->row);
+	return true;
+}
+
+void
+idem_scan_end(IdemScan *scan)
+{
+	index_endscan(scan->scan);
+	index_close(scan->index, NoLock);
+}
+
+/*
+ * Insert a row whose key is new by construction: it comes from a sequence.
+ */
+void
+idem_append(IdemTable *table, Datum *values, bool *nulls)
+{
+	TupleTableSlot *slot = make_slot(table, values, nulls);
+	ResultRelInfo *result_rel = open_indexes(table);
+
+	table_tuple_insert(table->rel, slot, GetCurrentCommandId(true), 0, NULL);
+	(void) ExecInsertIndexTuples(result_rel, slot, table->estate,
+								 false, false, NULL, NIL, false);
+	ResetPerTupleExprContext(table->estate);
+	ExecDropSingleTupleTableSlot(slot);
+	CommandCounterIncrement();
+}
+
+/*
  * Insert a row unless another with the same primary key is there, committed
  * or not.  Returns false in that case, having left nothing behind but a dead
  * tuple; the caller goes back to find.
@@ -285,23 +354,21 @@ bool
 idem_insert(IdemTable *table, Datum *values, bool *nulls)
 {
 	TupleTableSlot *slot = make_slot(table, values, nulls);
+	ResultRelInfo *result_rel = open_indexes(table);
 	TransactionId xid = GetCurrentTransactionId();
-	IndexWriter writer;
 	bool		conflict = false;
 	uint32		token;
-
-	open_indexes(&writer, table->rel, true);
 
 	token = SpeculativeInsertionLockAcquire(xid);
 	table_tuple_insert_speculative(table->rel, slot, GetCurrentCommandId(true),
 								   0, NULL, token);
-	ExecInsertIndexTuples(writer.result_rel, slot, writer.estate,
-						  false, true, &conflict,
-						  arbiter_indexes(table, writer.result_rel), false);
+	(void) ExecInsertIndexTuples(result_rel, slot, table->estate,
+								 false, true, &conflict,
+								 arbiter_indexes(table), false);
 	table_tuple_complete_speculative(table->rel, slot, token, !conflict);
 	SpeculativeInsertionLockRelease(xid);
 
-	close_indexes(&writer);
+	ResetPerTupleExprContext(table->estate);
 	ExecDropSingleTupleTableSlot(slot);
 	CommandCounterIncrement();
 	return !conflict;
@@ -328,13 +395,12 @@ idem_update(IdemTable *table, Datum *values, bool *nulls, bool wait)
 								&indexes);
 	if (result == TM_Ok && indexes != TU_None)
 	{
-		IndexWriter writer;
+		ResultRelInfo *result_rel = open_indexes(table);
 
-		open_indexes(&writer, table->rel, false);
-		ExecInsertIndexTuples(writer.result_rel, slot, writer.estate,
-							  true, false, NULL, NIL,
-							  indexes == TU_Summarizing);
-		close_indexes(&writer);
+		(void) ExecInsertIndexTuples(result_rel, slot, table->estate,
+									 true, false, NULL, NIL,
+									 indexes == TU_Summarizing);
+		ResetPerTupleExprContext(table->estate);
 	}
 	ExecDropSingleTupleTableSlot(slot);
 	return finish_write(table, result, &failure);
@@ -482,20 +548,20 @@ wait_with_timeout(IdemTable *table, int timeout)
 	return ended;
 }
 
-static void
-open_indexes(IndexWriter *writer, Relation rel, bool speculative)
+/*
+ * The table's indexes, opened for writing when a call first needs them.
+ */
+static ResultRelInfo *
+open_indexes(IdemTable *table)
 {
-	writer->estate = CreateExecutorState();
-	writer->result_rel = makeNode(ResultRelInfo);
-	InitResultRelInfo(writer->result_rel, rel, 0, NULL, 0);
-	ExecOpenIndices(writer->result_rel, speculative);
-}
-
-static void
-close_indexes(IndexWriter *writer)
-{
-	ExecCloseIndices(writer->result_rel);
-	FreeExecutorState(writer->estate);
+	if (table->result_rel == NULL)
+	{
+		table->estate = CreateExecutorState();
+		table->result_rel = makeNode(ResultRelInfo);
+		InitResultRelInfo(table->result_rel, table->rel, 0, NULL, 0);
+		ExecOpenIndices(table->result_rel, true);
+	}
+	return table->result_rel;
 }
 
 /*
@@ -503,9 +569,10 @@ close_indexes(IndexWriter *writer)
  * and the twin that REINDEX CONCURRENTLY keeps beside it.
  */
 static List *
-arbiter_indexes(IdemTable *table, ResultRelInfo *result_rel)
+arbiter_indexes(IdemTable *table)
 {
 	Form_pg_index pkey = table->pkey->rd_index;
+	ResultRelInfo *result_rel = table->result_rel;
 	List	   *arbiters = NIL;
 
 	for (int i = 0; i < result_rel->ri_NumIndices; i++)

@@ -8,8 +8,10 @@
 #ifndef IDEMPOTENCY_STORE_H
 #define IDEMPOTENCY_STORE_H
 
+#include "access/genam.h"
 #include "datatype/timestamp.h"
 #include "executor/tuptable.h"
+#include "nodes/execnodes.h"
 #include "relations.h"
 #include "storage/itemptr.h"
 #include "utils/snapshot.h"
@@ -30,12 +32,25 @@ typedef struct IdemTable
 {
 	Relation	rel;
 	Relation	pkey;
+	EState	   *estate;			/* for result_rel */
+	ResultRelInfo *result_rel;	/* to maintain indexes; NULL until needed */
 	TupleTableSlot *row;
 	bool		row_is_own;
 	TransactionId holder;
 	uint32		speculative_token;
 	ItemPointerData held_tid;
 } IdemTable;
+
+/*
+ * An ordered scan through another index of an open table, with an MVCC
+ * snapshot.  Rows come in table->row.
+ */
+typedef struct IdemScan
+{
+	IdemTable  *table;
+	Relation	index;
+	IndexScanDesc scan;
+} IdemScan;
 
 typedef enum IdemFind
 {
@@ -60,6 +75,14 @@ extern bool idem_find_latest(IdemTable *table, const Datum *key);
 extern bool idem_find_visible(IdemTable *table, const Datum *key,
 							  Snapshot snapshot);
 
+extern void idem_scan_begin(IdemScan *scan, IdemTable *table,
+							IdemRelationId index, Snapshot snapshot,
+							int nkeys);
+extern void idem_scan_restart(IdemScan *scan, ScanKey keys);
+extern bool idem_scan_next(IdemScan *scan);
+extern void idem_scan_end(IdemScan *scan);
+
+extern void idem_append(IdemTable *table, Datum *values, bool *nulls);
 extern bool idem_insert(IdemTable *table, Datum *values, bool *nulls);
 extern IdemWrite idem_update(IdemTable *table, Datum *values, bool *nulls,
 							 bool wait);

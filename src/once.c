@@ -1,0 +1,179 @@
+/*-------------------------------------------------------------------------
+ *
+ * once.c
+ *		Once-only tokens: form tokens, and the inbox.
+ *
+ * A row of idem_tokens says that a token was used, until it expires.  The
+ * call that inserts it, or that renews an expired one, is the first.  Others
+ * wait while that call's transaction is open, because it may yet abort.
+ *
+ * A call for an array visits the tokens in their sort order, whatever order
+ * they came in, so that two consumers of the same batch cannot deadlock.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "catalog/pg_collation_d.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "idempotency.h"
+#include "settings.h"
+#include "store.h"
+
+/* The columns of idem_tokens, in order. */
+enum
+{
+	TOKENS_EXPIRES_AT,
+	TOKENS_SCOPE,
+	TOKENS_TOKEN,
+	TOKENS_NUM_COLUMNS,
+};
+
+/* A token of an array, and what became of it. */
+typedef struct TokenSlot
+{
+	Datum		token;
+	bool		first;
+} TokenSlot;
+
+static bool use_token(IdemTable *tokens, const Datum *key,
+					  const Interval *ttl);
+static int	compare_tokens(const void *a, const void *b);
+
+/*
+ * idem_once(scope, token, ttl) -> boolean
+ */
+PG_FUNCTION_INFO_V1(idem_once);
+Datum
+idem_once(PG_FUNCTION_ARGS)
+{
+	Datum		key[2];
+	Interval   *ttl;
+	IdemTable	tokens;
+	bool		first;
+
+	key[0] = idem_name_arg(fcinfo, 0, "scope");
+	key[1] = idem_name_arg(fcinfo, 1, "token");
+	ttl = idem_interval_arg(fcinfo, 2, "ttl");
+
+	idem_table_open(&tokens, IDEM_TOKENS, RowExclusiveLock);
+	first = use_token(&tokens, key, ttl);
+	idem_table_close(&tokens);
+	PG_RETURN_BOOL(first);
+}
+
+/*
+ * idem_once(scope, tokens, ttl) -> setof text
+ */
+PG_FUNCTION_INFO_V1(idem_once_array);
+Datum
+idem_once_array(PG_FUNCTION_ARGS)
+{
+	Datum		key[2];
+	Datum	   *elements;
+	int			count;
+	Interval   *ttl;
+	TokenSlot  *slots;
+	TokenSlot **sorted;
+	IdemTable	tokens;
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+
+	key[0] = idem_name_arg(fcinfo, 0, "scope");
+	count = idem_text_array(idem_required_arg(fcinfo, 1, "tokens"), "tokens",
+							&elements);
+	ttl = idem_interval_arg(fcinfo, 2, "ttl");
+
+	slots = palloc0_array(TokenSlot, count);
+	sorted = palloc_array(TokenSlot *, count);
+	for (int i = 0; i < count; i++)
+	{
+		slots[i].token = elements[i];
+		sorted[i] = &slots[i];
+	}
+	qsort(sorted, count, sizeof(TokenSlot *), compare_tokens);
+
+	idem_table_open(&tokens, IDEM_TOKENS, RowExclusiveLock);
+	for (int i = 0; i < count; i++)
+	{
+		/* Of equal tokens, the one that came first counts. */
+		if (i > 0 && idem_text_equal(sorted[i]->token,
+									 sorted[i - 1]->token))
+			continue;
+		key[1] = sorted[i]->token;
+		sorted[i]->first = use_token(&tokens, key, ttl);
+	}
+	idem_table_close(&tokens);
+
+	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+	for (int i = 0; i < count; i++)
+	{
+		bool		isnull = false;
+
+		if (slots[i].first)
+			tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
+								 &slots[i].token, &isnull);
+	}
+	return (Datum) 0;
+}
+
+/*
+ * Use a token.  Returns whether this is the first time.
+ */
+static bool
+use_token(IdemTable *tokens, const Datum *key, const Interval *ttl)
+{
+	for (;;)
+	{
+		TimestampTz now = GetCurrentTimestamp();
+		Datum		values[TOKENS_NUM_COLUMNS];
+		bool		nulls[TOKENS_NUM_COLUMNS] = {0};
+		bool		done = false;
+
+		CHECK_FOR_INTERRUPTS();
+		values[TOKENS_EXPIRES_AT] =
+			TimestampTzGetDatum(idem_add_interval(now, ttl, idem_token_ttl));
+		values[TOKENS_SCOPE] = key[0];
+		values[TOKENS_TOKEN] = key[1];
+
+		switch (idem_find(tokens, key))
+		{
+			case IDEM_FIND_NONE:
+				done = idem_insert(tokens, values, nulls);
+				break;
+
+			case IDEM_FIND_PENDING:
+				idem_wait(tokens);
+				break;
+
+			case IDEM_FIND_ROW:
+				if (DatumGetTimestampTz(tokens->row->tts_values[TOKENS_EXPIRES_AT]) > now)
+					return false;
+				done = idem_update(tokens, values, nulls,
+								   true) == IDEM_WRITE_DONE;
+				break;
+		}
+		if (done)
+			return true;
+	}
+}
+
+/*
+ * Order tokens by their bytes, equal ones by their place in the array.
+ */
+static int
+compare_tokens(const void *a, const void *b)
+{
+	const TokenSlot *ta = *(const TokenSlot *const *) a;
+	const TokenSlot *tb = *(const TokenSlot *const *) b;
+	int			order;
+
+	order = DatumGetInt32(DirectFunctionCall2Coll(bttextcmp, C_COLLATION_OID,
+												  ta->token, tb->token));
+	if (order != 0)
+		return order;
+	return ta < tb ? -1 : 1;
+}

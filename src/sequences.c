@@ -1,0 +1,288 @@
+/*-------------------------------------------------------------------------
+ *
+ * sequences.c
+ *		Client sequences: each of a client's events is appended once.
+ *
+ * A row of idem_client_sequences holds the last sequence number of a client
+ * on an aggregate, a row of idem_aggregates the aggregate's version.  Every
+ * append writes both, the aggregate first, in the same transaction.  The
+ * aggregate's row lock therefore guards the sequences too.
+ *
+ * idem_try_append() reads in the same order, the aggregate and then the
+ * sequence, decides, and writes the aggregate by compare and swap.  If that
+ * succeeds, nobody has written the sequence since it was read, for he would
+ * have had to write the aggregate in between.  No other order of steps lets
+ * a call end without an append and without anything to undo.
+ *
+ * A committed sequence number is final, because it only grows: what lies at
+ * or below it is a duplicate, whatever another transaction is about to do.
+ * A transaction that is waiting for its synchronous standby still counts as
+ * running, so its append is "in_flight" until it is confirmed.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "common/int.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "idempotency.h"
+#include "store.h"
+
+/* The columns of idem_aggregates, in order. */
+enum
+{
+	AGGREGATES_VERSION,
+	AGGREGATES_AGGREGATE,
+	AGGREGATES_NUM_COLUMNS,
+};
+
+/* The columns of idem_client_sequences, in order. */
+enum
+{
+	SEQUENCES_LAST_CLIENT_SEQ,
+	SEQUENCES_AGGREGATE,
+	SEQUENCES_CLIENT_ID,
+	SEQUENCES_NUM_COLUMNS,
+};
+
+typedef enum AppendOutcome
+{
+	APPENDED,
+	DUPLICATE,
+	OVERLAP,
+	GAP,
+	IN_FLIGHT,
+	VERSION_CONFLICT,
+	UNDECIDED,					/* not an answer: look again */
+} AppendOutcome;
+
+static const char *const outcome_names[] = {
+	[APPENDED] = "appended",
+	[DUPLICATE] = "duplicate",
+	[OVERLAP] = "overlap",
+	[GAP] = "gap",
+	[IN_FLIGHT] = "in_flight",
+	[VERSION_CONFLICT] = "version_conflict",
+};
+
+typedef struct AppendRequest
+{
+	Datum		key[2];			/* aggregate and client id, text */
+	int64		first_seq;
+	int64		last_seq;
+	int64		event_count;
+	bool		has_expected_version;
+	int64		expected_version;
+	bool		allow_gaps;
+} AppendRequest;
+
+static void append_args(FunctionCallInfo fcinfo, AppendRequest *request);
+static AppendOutcome try_append(const AppendRequest *request,
+								IdemTable *aggregates, IdemTable *sequences,
+								int64 *last_seq, int64 *version);
+static void write_sequence(IdemTable *sequences, IdemFind found,
+						   const AppendRequest *request);
+
+/*
+ * idem_try_append(aggregate, client_id, client_seq, event_count,
+ *				   expected_version, allow_gaps, wait)
+ *		-> outcome, last_client_seq, version
+ */
+PG_FUNCTION_INFO_V1(idem_try_append);
+Datum
+idem_try_append(PG_FUNCTION_ARGS)
+{
+	static IdemResultType type;
+	AppendRequest request;
+	AppendOutcome outcome;
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz wait_until;
+	IdemTable	aggregates;
+	IdemTable	sequences;
+	int64		last_seq;
+	int64		version;
+	Datum		values[3];
+	bool		nulls[3] = {0};
+
+	append_args(fcinfo, &request);
+	wait_until = idem_add_interval(now, idem_interval_arg(fcinfo, 6, "wait"),
+								   0);
+
+	idem_table_open(&aggregates, IDEM_AGGREGATES, RowExclusiveLock);
+	idem_table_open(&sequences, IDEM_CLIENT_SEQUENCES, RowExclusiveLock);
+	for (;;)
+	{
+		CHECK_FOR_INTERRUPTS();
+		outcome = try_append(&request, &aggregates, &sequences,
+							 &last_seq, &version);
+		if (outcome == UNDECIDED)
+			continue;
+		if (outcome == IN_FLIGHT && wait_until > now &&
+			idem_wait_until(&sequences, wait_until))
+			continue;
+		break;
+	}
+	idem_table_close(&sequences);
+	idem_table_close(&aggregates);
+
+	values[0] = CStringGetTextDatum(outcome_names[outcome]);
+	values[1] = Int64GetDatum(last_seq);
+	values[2] = Int64GetDatum(version);
+	PG_RETURN_DATUM(idem_result(fcinfo, &type, values, nulls));
+}
+
+/*
+ * idem_last_client_seq(aggregate, client_id) -> bigint
+ */
+PG_FUNCTION_INFO_V1(idem_last_client_seq);
+Datum
+idem_last_client_seq(PG_FUNCTION_ARGS)
+{
+	Datum		key[2];
+	IdemTable	sequences;
+	int64		last_seq = 0;
+
+	key[0] = idem_name_arg(fcinfo, 0, "aggregate");
+	key[1] = idem_name_arg(fcinfo, 1, "client_id");
+
+	idem_table_open(&sequences, IDEM_CLIENT_SEQUENCES, AccessShareLock);
+	if (idem_find_visible(&sequences, key, GetActiveSnapshot()))
+		last_seq = DatumGetInt64(sequences.row->tts_values[SEQUENCES_LAST_CLIENT_SEQ]);
+	idem_table_close(&sequences);
+	PG_RETURN_INT64(last_seq);
+}
+
+/*
+ * Raises 22004, 22023.
+ */
+static void
+append_args(FunctionCallInfo fcinfo, AppendRequest *request)
+{
+	request->key[0] = idem_name_arg(fcinfo, 0, "aggregate");
+	request->key[1] = idem_name_arg(fcinfo, 1, "client_id");
+	request->first_seq = DatumGetInt64(idem_required_arg(fcinfo, 2,
+														 "client_seq"));
+	request->event_count = DatumGetInt32(idem_required_arg(fcinfo, 3,
+														   "event_count"));
+	request->has_expected_version = !PG_ARGISNULL(4);
+	if (request->has_expected_version)
+		request->expected_version = PG_GETARG_INT64(4);
+	request->allow_gaps = DatumGetBool(idem_required_arg(fcinfo, 5,
+														 "allow_gaps"));
+
+	if (request->first_seq < 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" must be positive", "client_seq"),
+				 errhint("Number a client's events from 1.")));
+	if (request->event_count < 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" must be positive", "event_count")));
+	if (pg_add_s64_overflow(request->first_seq, request->event_count - 1,
+							&request->last_seq))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("client sequence out of range")));
+}
+
+/*
+ * Decide about an append as things stand, and carry it out.
+ *
+ * Sets the sequence number and the version that the outcome rests on, or has
+ * led to.  With IN_FLIGHT, sequences->holder is whom to wait for.
+ */
+static AppendOutcome
+try_append(const AppendRequest *request, IdemTable *aggregates,
+		   IdemTable *sequences, int64 *last_seq, int64 *version)
+{
+	IdemFind	aggregate;
+	IdemFind	sequence;
+	Datum		values[AGGREGATES_NUM_COLUMNS];
+	bool		nulls[AGGREGATES_NUM_COLUMNS] = {0};
+	bool		written;
+
+	aggregate = idem_find(aggregates, request->key);
+	*version = aggregate == IDEM_FIND_ROW ?
+		DatumGetInt64(aggregates->row->tts_values[AGGREGATES_VERSION]) : 0;
+
+	sequence = idem_find(sequences, request->key);
+	if (sequence == IDEM_FIND_NONE &&
+		idem_find_latest(sequences, request->key))
+		return UNDECIDED;
+	*last_seq = sequence == IDEM_FIND_ROW ?
+		DatumGetInt64(sequences->row->tts_values[SEQUENCES_LAST_CLIENT_SEQ]) : 0;
+
+	if (request->last_seq <= *last_seq)
+		return DUPLICATE;
+	if (TransactionIdIsValid(sequences->holder))
+		return IN_FLIGHT;
+	if (request->first_seq <= *last_seq)
+		return OVERLAP;
+	if (!request->allow_gaps && request->first_seq != *last_seq + 1)
+		return GAP;
+
+	/* Queue behind another client's append, as an UPDATE would. */
+	if (aggregate == IDEM_FIND_PENDING ||
+		(TransactionIdIsValid(aggregates->holder) &&
+		 request->has_expected_version))
+	{
+		idem_wait(aggregates);
+		return UNDECIDED;
+	}
+	if (request->has_expected_version &&
+		request->expected_version != *version)
+		return VERSION_CONFLICT;
+
+	if (pg_add_s64_overflow(*version, request->event_count, version))
+		ereport(ERROR,
+				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
+				 errmsg("aggregate version out of range")));
+	values[AGGREGATES_VERSION] = Int64GetDatum(*version);
+	values[AGGREGATES_AGGREGATE] = request->key[0];
+	if (aggregate == IDEM_FIND_NONE)
+		written = idem_insert(aggregates, values, nulls);
+	else
+		written = idem_update(aggregates, values, nulls,
+							  true) == IDEM_WRITE_DONE;
+	if (!written)
+		return UNDECIDED;
+
+	write_sequence(sequences, sequence, request);
+	*last_seq = request->last_seq;
+	return APPENDED;
+}
+
+/*
+ * Write the sequence number; the aggregate's row is ours.
+ */
+static void
+write_sequence(IdemTable *sequences, IdemFind found,
+			   const AppendRequest *request)
+{
+	Datum		values[SEQUENCES_NUM_COLUMNS];
+	bool		nulls[SEQUENCES_NUM_COLUMNS] = {0};
+	bool		written;
+
+	values[SEQUENCES_LAST_CLIENT_SEQ] = Int64GetDatum(request->last_seq);
+	values[SEQUENCES_AGGREGATE] = request->key[0];
+	values[SEQUENCES_CLIENT_ID] = request->key[1];
+	if (found == IDEM_FIND_NONE)
+		written = idem_insert(sequences, values, nulls);
+	else
+		written = idem_update(sequences, values, nulls,
+							  true) == IDEM_WRITE_DONE;
+
+	/* Only a write from outside these functions can have come between. */
+	if (!written)
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				 errmsg("could not serialize access due to concurrent update"),
+				 errdetail("Table \"%s\" was written without its functions.",
+						   RelationGetRelationName(sequences->rel))));
+}
