@@ -262,6 +262,9 @@ idem_outbox_take(PG_FUNCTION_ARGS)
 
 /*
  * The topics that have pending messages.  Returns their number.
+ *
+ * Jumps from topic to topic, backwards, because a topic's oldest index
+ * entries are those of acknowledged messages until the next vacuum.
  */
 static int
 list_topics(Taking *taking, Datum **topics)
@@ -279,10 +282,9 @@ list_topics(Taking *taking, Datum **topics)
 		ScanKeyData key;
 		int			known = n;
 
-		ScanKeyEntryInitialize(&key, 0, DUE_TOPIC,
-							   BTGreaterEqualStrategyNumber, InvalidOid,
-							   C_COLLATION_OID, F_TEXT_GE,
-							   CStringGetTextDatum(""));
+		ScanKeyEntryInitialize(&key, SK_ISNULL | SK_SEARCHNOTNULL, DUE_TOPIC,
+							   InvalidStrategy, InvalidOid, InvalidOid,
+							   InvalidOid, (Datum) 0);
 		idem_scan_begin(&scan, &taking->outbox, indexes[i], taking->snapshot,
 						1);
 		for (;;)
@@ -292,12 +294,12 @@ list_topics(Taking *taking, Datum **topics)
 
 			CHECK_FOR_INTERRUPTS();
 			idem_scan_restart(&scan, &key);
-			if (!idem_scan_next(&scan))
+			if (!idem_scan_next(&scan, BackwardScanDirection))
 				break;
 			topic = datumCopy(taking->outbox.row->tts_values[OUTBOX_TOPIC],
 							  false, -1);
-			ScanKeyEntryInitialize(&key, 0, DUE_TOPIC, BTGreaterStrategyNumber,
-								   InvalidOid, C_COLLATION_OID, F_TEXT_GT,
+			ScanKeyEntryInitialize(&key, 0, DUE_TOPIC, BTLessStrategyNumber,
+								   InvalidOid, C_COLLATION_OID, F_TEXT_LT,
 								   topic);
 
 			for (int j = 0; j < known && !is_known; j++)
@@ -354,7 +356,7 @@ take_due(Taking *taking, Datum topic)
 	idem_scan_begin(&scan, &taking->outbox, IDEM_OUTBOX_DUE, taking->snapshot,
 					2);
 	idem_scan_restart(&scan, keys);
-	while (taking->wanted > 0 && idem_scan_next(&scan))
+	while (taking->wanted > 0 && idem_scan_next(&scan, ForwardScanDirection))
 	{
 		CHECK_FOR_INTERRUPTS();
 		(void) take_row(taking);
@@ -388,7 +390,7 @@ take_lanes(Taking *taking, Datum topic, int64 from, bool below)
 	idem_scan_begin(&scan, &taking->outbox, IDEM_OUTBOX_LANES,
 					taking->snapshot, 3);
 	idem_scan_restart(&scan, keys);
-	while (taking->wanted > 0 && idem_scan_next(&scan))
+	while (taking->wanted > 0 && idem_scan_next(&scan, ForwardScanDirection))
 	{
 		Datum		lane = taking->outbox.row->tts_values[OUTBOX_LANE];
 
@@ -617,7 +619,7 @@ requeue_all(IdemTable *outbox)
 	ids = palloc_array(int64, size);
 	idem_scan_begin(&scan, outbox, IDEM_OUTBOX_DEAD, snapshot, 0);
 	idem_scan_restart(&scan, NULL);
-	while (idem_scan_next(&scan))
+	while (idem_scan_next(&scan, ForwardScanDirection))
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (nids == size)

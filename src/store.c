@@ -80,7 +80,6 @@ static IndexScanDesc begin_scan(IdemTable *table, const Datum *key,
 static void take_siread_locks(IdemTable *table, const Datum *key);
 static void accept_row(IdemTable *table);
 static ResultRelInfo *open_indexes(IdemTable *table);
-static List *arbiter_indexes(IdemTable *table);
 static TupleTableSlot *make_slot(IdemTable *table, Datum *values,
 								 bool *nulls);
 static IdemWrite finish_write(IdemTable *table, TM_Result result,
@@ -310,11 +309,11 @@ idem_scan_restart(IdemScan *scan, ScanKey keys)
  * Fetch the next row into table->row.  Returns false at the end.
  */
 bool
-idem_scan_next(IdemScan *scan)
+idem_scan_next(IdemScan *scan, ScanDirection direction)
 {
 	IdemTable  *table = scan->table;
 
-	if (!index_getnext_slot(scan->scan, ForwardScanDirection, table->row))
+	if (!index_getnext_slot(scan->scan, direction, table->row))
 		return false;
 	table->holder = InvalidTransactionId;
 	slot_getallattrs(table->row);
@@ -364,7 +363,7 @@ idem_insert(IdemTable *table, Datum *values, bool *nulls)
 								   0, NULL, token);
 	(void) ExecInsertIndexTuples(result_rel, slot, table->estate,
 								 false, true, &conflict,
-								 arbiter_indexes(table), false);
+								 table->arbiters, false);
 	table_tuple_complete_speculative(table->rel, slot, token, !conflict);
 	SpeculativeInsertionLockRelease(xid);
 
@@ -550,42 +549,43 @@ wait_with_timeout(IdemTable *table, int timeout)
 
 /*
  * The table's indexes, opened for writing when a call first needs them.
+ *
+ * The arbiters are the unique indexes whose conflicts idem_insert() reports:
+ * the primary key, and the twin that REINDEX CONCURRENTLY keeps beside it.
+ * They are also the indexes whose columns no update of ours changes; for the
+ * others the executor would have to know the updated columns from a plan.
  */
 static ResultRelInfo *
 open_indexes(IdemTable *table)
 {
-	if (table->result_rel == NULL)
-	{
-		table->estate = CreateExecutorState();
-		table->result_rel = makeNode(ResultRelInfo);
-		InitResultRelInfo(table->result_rel, table->rel, 0, NULL, 0);
-		ExecOpenIndices(table->result_rel, true);
-	}
-	return table->result_rel;
-}
-
-/*
- * The unique indexes whose conflicts idem_insert() reports: the primary key,
- * and the twin that REINDEX CONCURRENTLY keeps beside it.
- */
-static List *
-arbiter_indexes(IdemTable *table)
-{
 	Form_pg_index pkey = table->pkey->rd_index;
-	ResultRelInfo *result_rel = table->result_rel;
-	List	   *arbiters = NIL;
+	ResultRelInfo *result_rel;
 
+	if (table->result_rel != NULL)
+		return table->result_rel;
+
+	table->estate = CreateExecutorState();
+	result_rel = makeNode(ResultRelInfo);
+	InitResultRelInfo(result_rel, table->rel, 0, NULL, 0);
+	ExecOpenIndices(result_rel, true);
+	table->arbiters = NIL;
 	for (int i = 0; i < result_rel->ri_NumIndices; i++)
 	{
 		Form_pg_index index = result_rel->ri_IndexRelationDescs[i]->rd_index;
+		IndexInfo  *info = result_rel->ri_IndexRelationInfo[i];
+		bool		arbiter;
 
-		if (index->indisunique && index->indimmediate &&
+		arbiter = index->indisunique && index->indimmediate &&
 			index->indnkeyatts == pkey->indnkeyatts &&
 			memcmp(index->indkey.values, pkey->indkey.values,
-				   pkey->indnkeyatts * sizeof(int16)) == 0)
-			arbiters = lappend_oid(arbiters, index->indexrelid);
+				   pkey->indnkeyatts * sizeof(int16)) == 0;
+		if (arbiter)
+			table->arbiters = lappend_oid(table->arbiters, index->indexrelid);
+		info->ii_CheckedUnchanged = true;
+		info->ii_IndexUnchanged = arbiter;
 	}
-	return arbiters;
+	table->result_rel = result_rel;
+	return result_rel;
 }
 
 /*

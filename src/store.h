@@ -9,6 +9,7 @@
 #define IDEMPOTENCY_STORE_H
 
 #include "access/genam.h"
+#include "access/sdir.h"
 #include "datatype/timestamp.h"
 #include "executor/tuptable.h"
 #include "nodes/execnodes.h"
@@ -34,6 +35,7 @@ typedef struct IdemTable
 	Relation	pkey;
 	EState	   *estate;			/* for result_rel */
 	ResultRelInfo *result_rel;	/* to maintain indexes; NULL until needed */
+	List	   *arbiters;		/* unique indexes on the primary key */
 	TupleTableSlot *row;
 	bool		row_is_own;
 	TransactionId holder;
@@ -79,7 +81,7 @@ extern void idem_scan_begin(IdemScan *scan, IdemTable *table,
 							IdemRelationId index, Snapshot snapshot,
 							int nkeys);
 extern void idem_scan_restart(IdemScan *scan, ScanKey keys);
-extern bool idem_scan_next(IdemScan *scan);
+extern bool idem_scan_next(IdemScan *scan, ScanDirection direction);
 extern void idem_scan_end(IdemScan *scan);
 
 extern void idem_append(IdemTable *table, Datum *values, bool *nulls);
