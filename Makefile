@@ -2,11 +2,12 @@
 #
 #	make demo			see it work, on a throwaway server
 #	make check			run all tests, on throwaway servers
+#	make bench			measure against hand-written SQL, on a throwaway server
 #	make				build, for the server that pg_config belongs to
 #	make install		install there
 #	make installcheck	run the regression tests on a server that is running
 #
-# demo and check first install what they need and is missing, through apt.
+# demo, check and bench first install what they need and is missing, through apt.
 
 EXTENSION = idempotency
 MODULE_big = $(EXTENSION)
@@ -23,13 +24,17 @@ ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isol
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation
 
 # These work without a server installation, and PGXS has a "check" of its own.
-OUR_GOALS = demo check
+OUR_GOALS = demo check bench
 ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
 
+PROGRAM_demo = examples/demo
+PROGRAM_check = test/check
+PROGRAM_bench = test/bench/run
+
 .PHONY: $(OUR_GOALS)
-demo check:
+demo check bench:
 	@test/prepare
-	@test/cluster $(if $(filter demo,$@),examples/demo,test/check)
+	@test/cluster $(PROGRAM_$@)
 
 else
 

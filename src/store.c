@@ -567,7 +567,7 @@ open_indexes(IdemTable *table)
 	table->estate = CreateExecutorState();
 	result_rel = makeNode(ResultRelInfo);
 	InitResultRelInfo(result_rel, table->rel, 0, NULL, 0);
-	ExecOpenIndices(result_rel, true);
+	ExecOpenIndices(result_rel, false);
 	table->arbiters = NIL;
 	for (int i = 0; i < result_rel->ri_NumIndices; i++)
 	{

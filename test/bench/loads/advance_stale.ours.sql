@@ -1,0 +1,2 @@
+\set u random(1, 10000)
+SELECT * FROM idem_try_advance('user-' || :u, 'post', 'entity-1', 5);

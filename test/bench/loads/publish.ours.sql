@@ -1,0 +1,1 @@
+SELECT idem_publish('orders', '{"order": 1, "status": "created"}');

@@ -1,0 +1,2 @@
+\set u random(1, 10000)
+SELECT outcome, response_status, response_headers, response_body FROM idem_claim('scope-1', 'key-replay-' || lpad((:u)::text, 8, '0'), sha256('request'));

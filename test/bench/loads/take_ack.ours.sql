@@ -1,0 +1,2 @@
+SELECT array_agg(id) AS ids FROM idem_outbox_take(100) \gset
+SELECT idem_outbox_ack(:ids);
