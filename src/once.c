@@ -14,7 +14,6 @@
  */
 #include "postgres.h"
 
-#include "catalog/pg_collation_d.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
@@ -41,8 +40,9 @@ typedef struct TokenSlot
 } TokenSlot;
 
 static bool use_token(IdemTable *tokens, const Datum *key,
-					  const Interval *ttl);
+					  const Interval *ttl, bool *insert_first);
 static int	compare_tokens(const void *a, const void *b);
+static int	compare_texts(Datum a, Datum b);
 
 /*
  * idem_once(scope, token, ttl) -> boolean
@@ -54,6 +54,7 @@ idem_once(PG_FUNCTION_ARGS)
 	Datum		key[2];
 	Interval   *ttl;
 	IdemTable	tokens;
+	bool		insert_first = false;
 	bool		first;
 
 	key[0] = idem_name_arg(fcinfo, 0, "scope");
@@ -61,7 +62,7 @@ idem_once(PG_FUNCTION_ARGS)
 	ttl = idem_interval_arg(fcinfo, 2, "ttl");
 
 	idem_table_open(&tokens, IDEM_TOKENS, RowExclusiveLock);
-	first = use_token(&tokens, key, ttl);
+	first = use_token(&tokens, key, ttl, &insert_first);
 	idem_table_close(&tokens);
 	PG_RETURN_BOOL(first);
 }
@@ -80,6 +81,7 @@ idem_once_array(PG_FUNCTION_ARGS)
 	TokenSlot  *slots;
 	TokenSlot **sorted;
 	IdemTable	tokens;
+	bool		insert_first = true;
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 
 	key[0] = idem_name_arg(fcinfo, 0, "scope");
@@ -100,11 +102,10 @@ idem_once_array(PG_FUNCTION_ARGS)
 	for (int i = 0; i < count; i++)
 	{
 		/* Of equal tokens, the one that came first counts. */
-		if (i > 0 && idem_text_equal(sorted[i]->token,
-									 sorted[i - 1]->token))
+		if (i > 0 && compare_texts(sorted[i]->token, sorted[i - 1]->token) == 0)
 			continue;
 		key[1] = sorted[i]->token;
-		sorted[i]->first = use_token(&tokens, key, ttl);
+		sorted[i]->first = use_token(&tokens, key, ttl, &insert_first);
 	}
 	idem_table_close(&tokens);
 
@@ -122,9 +123,13 @@ idem_once_array(PG_FUNCTION_ARGS)
 
 /*
  * Use a token.  Returns whether this is the first time.
+ *
+ * With "insert_first" the token is taken for new, which saves a search where
+ * it is.  Where it is not, that costs a dead tuple, so the flag is cleared.
  */
 static bool
-use_token(IdemTable *tokens, const Datum *key, const Interval *ttl)
+use_token(IdemTable *tokens, const Datum *key, const Interval *ttl,
+		  bool *insert_first)
 {
 	for (;;)
 	{
@@ -138,6 +143,13 @@ use_token(IdemTable *tokens, const Datum *key, const Interval *ttl)
 			TimestampTzGetDatum(idem_add_interval(now, ttl, idem_token_ttl));
 		values[TOKENS_SCOPE] = key[0];
 		values[TOKENS_TOKEN] = key[1];
+
+		if (*insert_first)
+		{
+			if (idem_insert(tokens, values, nulls))
+				return true;
+			*insert_first = false;
+		}
 
 		switch (idem_find(tokens, key))
 		{
@@ -169,11 +181,21 @@ compare_tokens(const void *a, const void *b)
 {
 	const TokenSlot *ta = *(const TokenSlot *const *) a;
 	const TokenSlot *tb = *(const TokenSlot *const *) b;
-	int			order;
+	int			order = compare_texts(ta->token, tb->token);
 
-	order = DatumGetInt32(DirectFunctionCall2Coll(bttextcmp, C_COLLATION_OID,
-												  ta->token, tb->token));
 	if (order != 0)
 		return order;
 	return ta < tb ? -1 : 1;
+}
+
+static int
+compare_texts(Datum a, Datum b)
+{
+	text	   *ta = DatumGetTextPP(a);
+	text	   *tb = DatumGetTextPP(b);
+	int			la = VARSIZE_ANY_EXHDR(ta);
+	int			lb = VARSIZE_ANY_EXHDR(tb);
+	int			order = memcmp(VARDATA_ANY(ta), VARDATA_ANY(tb), Min(la, lb));
+
+	return order != 0 ? order : la - lb;
 }
