@@ -11,6 +11,7 @@
 #include "catalog/pg_collation_d.h"
 #include "catalog/pg_type_d.h"
 #include "mb/pg_wchar.h"
+#include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
@@ -18,6 +19,7 @@
 
 #include "idempotency.h"
 #include "settings.h"
+#include "worker.h"
 
 PG_MODULE_MAGIC;
 
@@ -30,6 +32,8 @@ void
 _PG_init(void)
 {
 	idem_define_settings();
+	if (process_shared_preload_libraries_in_progress && !IsBinaryUpgrade)
+		idem_register_launcher();
 }
 
 /*

@@ -31,6 +31,8 @@ CREATE INDEX idem_outbox_lanes ON @extschema@.idem_outbox (topic, lane, id)
 	WHERE state OPERATOR(pg_catalog.=) 'pending' AND lane IS NOT NULL;
 CREATE INDEX idem_outbox_dead ON @extschema@.idem_outbox (id)
 	WHERE state OPERATOR(pg_catalog.=) 'dead';
+CREATE INDEX idem_outbox_acked ON @extschema@.idem_outbox (acked_at)
+	WHERE state OPERATOR(pg_catalog.=) 'acked';
 
 CREATE SEQUENCE @extschema@.idem_outbox_ids;
 REVOKE ALL ON SEQUENCE @extschema@.idem_outbox_ids FROM PUBLIC;

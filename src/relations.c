@@ -47,17 +47,20 @@ typedef struct IdemRelationSpec
 
 static const IdemRelationSpec specs[IDEM_NUM_RELATIONS] = {
 	[IDEM_KEYS] = {"idem_keys", "BZzzZIiTTTajtattj"},
+	[IDEM_KEYS_EXPIRES_AT] = {"idem_keys_expires_at", NULL},
 	[IDEM_CLAIM_TOKENS] = {"idem_claim_tokens", NULL},
 	[IDEM_ACTION_VERSIONS] = {"idem_action_versions", "BTTT"},
 	[IDEM_USER_ACTIONS] = {"idem_user_actions", "BZOTTTT"},
 	[IDEM_AGGREGATES] = {"idem_aggregates", "BT"},
 	[IDEM_CLIENT_SEQUENCES] = {"idem_client_sequences", "BTT"},
 	[IDEM_TOKENS] = {"idem_tokens", "ZTT"},
+	[IDEM_TOKENS_EXPIRES_AT] = {"idem_tokens_expires_at", NULL},
 	[IDEM_OUTBOX] = {"idem_outbox", "BbZZzIUTTtDdt"},
 	[IDEM_OUTBOX_IDS] = {"idem_outbox_ids", NULL},
 	[IDEM_OUTBOX_DUE] = {"idem_outbox_due", NULL},
 	[IDEM_OUTBOX_LANES] = {"idem_outbox_lanes", NULL},
 	[IDEM_OUTBOX_DEAD] = {"idem_outbox_dead", NULL},
+	[IDEM_OUTBOX_ACKED] = {"idem_outbox_acked", NULL},
 };
 
 /* Known and checked OIDs; InvalidOid where the next call has to look. */
@@ -67,6 +70,7 @@ static bool callback_registered = false;
 
 static void forget_relation(Datum arg, Oid relid);
 static Oid	look_up(IdemRelationId id);
+static Oid	extension_schema(void);
 static void check_shape(Relation rel, const IdemRelationSpec *spec);
 static char type_letter(Oid type);
 pg_noreturn static void refuse(Relation rel, const char *what);
@@ -143,11 +147,7 @@ forget_relation(Datum arg, Oid relid)
 static Oid
 look_up(IdemRelationId id)
 {
-	Relation	extensions;
-	ScanKeyData key;
-	SysScanDesc scan;
-	HeapTuple	tuple;
-	Oid			schema = InvalidOid;
+	Oid			schema;
 	Oid			relid;
 
 	if (!callback_registered)
@@ -155,6 +155,30 @@ look_up(IdemRelationId id)
 		CacheRegisterRelcacheCallback(forget_relation, (Datum) 0);
 		callback_registered = true;
 	}
+
+	schema = extension_schema();
+	relid = OidIsValid(schema) ?
+		get_relname_relid(specs[id].name, schema) : InvalidOid;
+	if (!OidIsValid(relid))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("extension \"%s\" is not installed in this database",
+						"idempotency"),
+				 errhint("Run CREATE EXTENSION idempotency as the database owner.")));
+	return relid;
+}
+
+/*
+ * The schema of the extension; InvalidOid where it is not installed.
+ */
+static Oid
+extension_schema(void)
+{
+	Relation	extensions;
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	Oid			schema = InvalidOid;
 
 	extensions = table_open(ExtensionRelationId, AccessShareLock);
 	ScanKeyInit(&key, Anum_pg_extension_extname, BTEqualStrategyNumber,
@@ -166,16 +190,16 @@ look_up(IdemRelationId id)
 		schema = ((Form_pg_extension) GETSTRUCT(tuple))->extnamespace;
 	systable_endscan(scan);
 	table_close(extensions, AccessShareLock);
+	return schema;
+}
 
-	relid = OidIsValid(schema) ?
-		get_relname_relid(specs[id].name, schema) : InvalidOid;
-	if (!OidIsValid(relid))
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_OBJECT),
-				 errmsg("extension \"%s\" is not installed in this database",
-						"idempotency"),
-				 errhint("Run CREATE EXTENSION idempotency as the database owner.")));
-	return relid;
+/*
+ * Is the extension installed in this database?
+ */
+bool
+idem_is_installed(void)
+{
+	return OidIsValid(extension_schema());
 }
 
 /*

@@ -14,22 +14,26 @@
 typedef enum IdemRelationId
 {
 	IDEM_KEYS,
+	IDEM_KEYS_EXPIRES_AT,
 	IDEM_CLAIM_TOKENS,
 	IDEM_ACTION_VERSIONS,
 	IDEM_USER_ACTIONS,
 	IDEM_AGGREGATES,
 	IDEM_CLIENT_SEQUENCES,
 	IDEM_TOKENS,
+	IDEM_TOKENS_EXPIRES_AT,
 	IDEM_OUTBOX,
 	IDEM_OUTBOX_IDS,
 	IDEM_OUTBOX_DUE,
 	IDEM_OUTBOX_LANES,
 	IDEM_OUTBOX_DEAD,
+	IDEM_OUTBOX_ACKED,
 } IdemRelationId;
 
-#define IDEM_NUM_RELATIONS	(IDEM_OUTBOX_DEAD + 1)
+#define IDEM_NUM_RELATIONS	(IDEM_OUTBOX_ACKED + 1)
 
 extern Relation idem_relation_open(IdemRelationId id, LOCKMODE lockmode);
 extern Oid	idem_relation_oid(IdemRelationId id);
+extern bool idem_is_installed(void);
 
 #endif							/* IDEMPOTENCY_RELATIONS_H */

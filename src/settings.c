@@ -32,6 +32,10 @@ double		idem_tombstone_retention;
 double		idem_max_action_id_lead;
 double		idem_token_ttl;
 int			idem_outbox_max_attempts;
+double		idem_outbox_retention;
+double		idem_cleanup_interval;
+int			idem_cleanup_batch_size;
+char	   *idem_databases;
 int			idem_max_response_size;
 
 static const struct config_enum_entry expired_key_policies[] = {
@@ -90,6 +94,24 @@ idem_define_settings(void)
 							"How often an outbox message is handed out before it is dead.",
 							NULL, &idem_outbox_max_attempts, 10, 1, INT_MAX,
 							PGC_SUSET, 0, NULL, NULL, NULL);
+
+	define_time("idempotency.outbox_retention",
+				"How long acknowledged outbox messages are kept.",
+				NULL, &idem_outbox_retention, 7 * MS_PER_DAY, PGC_SUSET);
+
+	define_time("idempotency.cleanup_interval",
+				"How often the background worker deletes what has expired.",
+				"Zero lets it sleep.",
+				&idem_cleanup_interval, MS_PER_MINUTE, PGC_SIGHUP);
+	DefineCustomIntVariable("idempotency.cleanup_batch_size",
+							"How many rows of a table the cleanup deletes in one transaction.",
+							NULL, &idem_cleanup_batch_size, 10000, 1, INT_MAX,
+							PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomStringVariable("idempotency.databases",
+							   "Which databases the background worker visits.",
+							   "A list of names, or \"*\" for all.",
+							   &idem_databases, "*",
+							   PGC_SIGHUP, GUC_LIST_INPUT, NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idempotency.max_response_size",
 							"Largest response body that is stored.",

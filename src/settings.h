@@ -24,6 +24,10 @@ extern double idem_tombstone_retention;
 extern double idem_max_action_id_lead;
 extern double idem_token_ttl;
 extern int	idem_outbox_max_attempts;
+extern double idem_outbox_retention;
+extern double idem_cleanup_interval;
+extern int	idem_cleanup_batch_size;
+extern char *idem_databases;
 extern int	idem_max_response_size;
 
 extern void idem_define_settings(void);

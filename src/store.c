@@ -463,7 +463,7 @@ idem_wait(IdemTable *table)
 		SpeculativeInsertionWait(table->holder, table->speculative_token);
 	else
 		XactLockTableWait(table->holder, table->rel, &table->held_tid,
-						  XLTW_InsertIndex);
+						  XLTW_Lock);
 }
 
 /*
