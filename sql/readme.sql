@@ -1,0 +1,148 @@
+-- The SQL blocks of README.md, in order.
+-- Written by test/readme; do not edit, run that again.
+\set first_database :DBNAME
+CREATE DATABASE regress_idempotency_readme TEMPLATE template0;
+\connect regress_idempotency_readme
+
+-- Installation
+CREATE SCHEMA idem;
+CREATE EXTENSION idempotency SCHEMA idem;
+
+-- Installation
+CREATE ROLE regress_web_app LOGIN;
+SELECT idem.idem_grant('regress_web_app');
+ALTER ROLE regress_web_app SET search_path = public, idem;
+SET search_path = public, idem;
+
+-- Getting started
+CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, sku text NOT NULL);
+
+BEGIN;
+SELECT outcome FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30',
+	idem_request_hash('POST', '/orders', '{"sku": "teapot"}'));        -- new
+INSERT INTO orders (sku) VALUES ('teapot');
+SELECT idem_complete('customer-7', 'order-5d9f4c1e-7a30', 201, '{"order": 1}');
+COMMIT;
+
+-- Getting started
+SELECT outcome, response_status, response_body FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30',
+	idem_request_hash('POST', '/orders', '{"sku": "teapot"}'));        -- replay, 201, {"order": 1}
+
+-- Getting started
+SELECT outcome FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30',
+	idem_request_hash('POST', '/orders', '{"sku": "kettle"}'));        -- hash_conflict
+
+-- An API request with a key
+BEGIN;
+SELECT outcome FROM idem_claim('customer-7', 'order-0b7e6f52-41d8',
+	idem_request_hash('POST', '/orders', '{"sku": "cup"}'));           -- new
+INSERT INTO orders (sku) VALUES ('cup');
+ROLLBACK;
+
+SELECT outcome FROM idem_claim('customer-7', 'order-0b7e6f52-41d8',
+	idem_request_hash('POST', '/orders', '{"sku": "cup"}'));           -- new again
+
+-- An API request with a key
+SELECT outcome FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30', wait => '5 seconds');
+
+-- An API request with a key
+BEGIN;
+SELECT outcome FROM idem_claim('customer-7', 'payment-e21b87f4-01',
+	idem_request_hash('POST', '/payments', '{"amount": 100}'));        -- new
+SELECT idem_complete('customer-7', 'payment-e21b87f4-01', 402,
+	'{"error": "card declined"}', '{"Content-Type": "application/json"}');
+COMMIT;
+
+-- A job with an external call
+SELECT outcome, claim_token, attempt, recovery_point
+FROM idem_claim('billing', 'invoice-1001-payment', lease => '2 minutes') \gset
+
+-- A job with an external call
+SELECT idem_checkpoint('billing', 'invoice-1001-payment', 'charged', '{"charge": "ch_42"}',
+	lease => '2 minutes', claim_token => :claim_token) > now() AS leased;
+
+-- A job with an external call
+SELECT idem_heartbeat('billing', 'invoice-1001-payment',
+	lease => '2 minutes', claim_token => :claim_token) > now() AS leased;
+
+-- A job with an external call
+SELECT idem_complete('billing', 'invoice-1001-payment', 200, 'paid', claim_token => :claim_token);
+SELECT idem_complete('billing', 'invoice-1001-payment', 200, 'paid', claim_token => :claim_token);
+
+-- A job with an external call
+SELECT outcome, claim_token AS first_token
+FROM idem_claim('billing', 'invoice-1002-payment', lease => '0 seconds') \gset
+SELECT idem_checkpoint('billing', 'invoice-1002-payment', 'charged', '{"charge": "ch_43"}',
+	lease => '0 seconds', claim_token => :first_token) <= clock_timestamp() AS lease_is_over;
+
+-- the successor: new, 2, charged, {"charge": "ch_43"}
+SELECT outcome, attempt, recovery_point, recovery_state, claim_token > :first_token AS higher
+FROM idem_claim('billing', 'invoice-1002-payment');
+
+-- the first worker wakes up: error ID003
+SELECT idem_complete('billing', 'invoice-1002-payment', 200, 'paid', claim_token => :first_token);
+
+-- A job with an external call
+SELECT outcome, claim_token FROM idem_claim('billing', 'invoice-1003-payment') \gset
+SELECT idem_fail('billing', 'invoice-1003-payment', 'bank is closed', claim_token => :claim_token);
+SELECT state, error FROM idem_lookup('billing', 'invoice-1003-payment');      -- failed, bank is closed
+SELECT outcome, attempt FROM idem_claim('billing', 'invoice-1003-payment');   -- new, 2
+
+-- A whole request in one statement
+CREATE FUNCTION place_order(request jsonb) RETURNS idem_response LANGUAGE plpgsql AS $$
+DECLARE
+	order_id bigint;
+BEGIN
+	INSERT INTO orders (sku) VALUES (request ->> 'sku') RETURNING id INTO order_id;
+	RETURN (201, NULL, json_build_object('order', order_id))::idem_response;
+END $$;
+
+SELECT * FROM idem_run('customer-8', 'order-7b1c0a52-99fe', 'place_order(jsonb)', '{"sku": "pot"}');
+SELECT * FROM idem_run('customer-8', 'order-7b1c0a52-99fe', 'place_order(jsonb)', '{"sku": "pot"}');
+SELECT * FROM idem_run('customer-8', 'order-7b1c0a52-99fe', 'place_order(jsonb)', '{"sku": "pan"}');
+
+-- A like button
+SELECT * FROM idem_set('user-1', 'post', '99', 'like', true,  1763690000001);
+SELECT * FROM idem_set('user-1', 'post', '99', 'like', false, 1763690000003);
+SELECT * FROM idem_set('user-1', 'post', '99', 'like', true,  1763690000002);   -- late: not processed
+SELECT idem_is_active('user-1', 'post', '99', 'like');                          -- f
+
+-- A like button
+SELECT * FROM idem_set('user-1', 'post', '99', 'dislike', true, 1763690000004);
+SELECT * FROM idem_set('user-1', 'post', '99', 'like', true, 1763690000005, excludes => '{dislike}');
+SELECT idem_is_active('user-1', 'post', '99', 'dislike');                       -- f
+
+-- A like button
+BEGIN;
+SELECT should_process FROM idem_try_advance('user-1', 'profile', '1', 1763690000001);   -- t: update
+COMMIT;
+SELECT should_process FROM idem_try_advance('user-1', 'profile', '1', 1763690000001);   -- f: leave it
+
+-- Limits
+DELETE FROM idem_keys WHERE expires_at < now() - interval '1 day';
+
+-- Request identity
+SELECT idem_request_hash('post', '/orders', '{"b": 1.0, "a": []}')
+	= sha256('POST:/orders:{"a":[],"b":1}') AS same;
+
+-- Request identity
+SELECT idem_canonical_json('{"sum": 1e2, "list": [1.50, "\u0070ot"], "big": 12345678901234567891}');
+
+-- Request keys
+SELECT idem_erase('customer-7', 'order-5d9f4c1e-7a30');
+SELECT outcome, response_status, response_body FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30');
+SELECT idem_forget('customer-7', 'order-5d9f4c1e-7a30');
+
+-- Settings
+SET idempotency.default_ttl = '36h';
+SELECT outcome FROM idem_claim('customer-9', 'order-c3d2a1f0-5e4b');
+SELECT expires_at - created_at AS ttl FROM idem_lookup('customer-9', 'order-c3d2a1f0-5e4b');
+RESET idempotency.default_ttl;
+
+-- Tables
+SELECT key, state, attempt, response_status FROM idem_keys WHERE scope = 'billing' ORDER BY key;
+
+-- Leave nothing behind.
+\connect :first_database
+DROP DATABASE regress_idempotency_readme;
+DROP ROLE regress_web_app;
