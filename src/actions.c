@@ -27,6 +27,7 @@
 #include "errors.h"
 #include "idempotency.h"
 #include "settings.h"
+#include "stats.h"
 #include "store.h"
 
 /* The columns of idem_action_versions, in order. */
@@ -263,7 +264,10 @@ advance(IdemTable *versions, const Datum *key, int64 action_id,
 			case IDEM_FIND_ROW:
 				*last_action_id = row_last_action_id(versions);
 				if (*last_action_id >= action_id)
+				{
+					idem_count(IDEM_COUNT_STALE_ADVANCES, 1);
 					return false;
+				}
 				done = idem_update(versions, values, nulls,
 								   true) == IDEM_WRITE_DONE;
 				break;
@@ -271,6 +275,7 @@ advance(IdemTable *versions, const Datum *key, int64 action_id,
 		if (done)
 		{
 			*last_action_id = action_id;
+			idem_count(IDEM_COUNT_ADVANCES, 1);
 			return true;
 		}
 	}

@@ -29,6 +29,7 @@
 #include "key_record.h"
 #include "keys.h"
 #include "settings.h"
+#include "stats.h"
 
 /*
  * The claim tokens that this transaction has taken, ascending.  They belong
@@ -174,7 +175,10 @@ idem_complete_claim(const Datum *key, const IdemResponse *response,
 	idem_record_set_or_null(&change, KEYS_RESPONSE_BYTES,
 							check_size(response->bytes, "response_body"));
 	idem_record_set_or_null(&change, KEYS_LEASE_EXPIRES_AT, (Datum) 0);
-	return change_claim(key, token, &change, IDEM_STATE_COMPLETED);
+	if (!change_claim(key, token, &change, IDEM_STATE_COMPLETED))
+		return false;
+	idem_count(IDEM_COUNT_COMPLETIONS, 1);
+	return true;
 }
 
 /*
@@ -195,8 +199,11 @@ idem_fail(PG_FUNCTION_ARGS)
 		idem_record_set(&change, KEYS_ERROR,
 						idem_clip_text(PG_GETARG_DATUM(2)));
 	idem_record_set_or_null(&change, KEYS_LEASE_EXPIRES_AT, (Datum) 0);
-	PG_RETURN_BOOL(change_claim(key, token_arg(fcinfo, 3, &token),
-								&change, IDEM_STATE_FAILED));
+	if (!change_claim(key, token_arg(fcinfo, 3, &token), &change,
+					  IDEM_STATE_FAILED))
+		PG_RETURN_BOOL(false);
+	idem_count(IDEM_COUNT_FAILURES, 1);
+	PG_RETURN_BOOL(true);
 }
 
 /*

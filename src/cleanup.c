@@ -27,6 +27,7 @@
 #include "cleanup.h"
 #include "idempotency.h"
 #include "settings.h"
+#include "stats.h"
 #include "store.h"
 
 static int64 delete_until(IdemRelationId relation, IdemRelationId index,
@@ -79,6 +80,10 @@ idem_cleanup_batch(int batch_size, IdemCleanup *result)
 											idem_add_ms(now,
 														-idem_outbox_retention),
 											batch_size);
+
+	idem_count(IDEM_COUNT_KEYS_DELETED, result->keys_deleted);
+	idem_count(IDEM_COUNT_TOKENS_DELETED, result->tokens_deleted);
+	idem_count(IDEM_COUNT_MESSAGES_DELETED, result->messages_deleted);
 }
 
 /*

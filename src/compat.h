@@ -42,6 +42,31 @@
 #define IdemLocalTransactionId()	(MyProc->vxid.lxid)
 #endif
 
+/*
+ * 17 gives named shared memory to any backend.  Before, it comes from the
+ * server's reserve for extensions.
+ */
+#if PG_VERSION_NUM < 170000
+#include "storage/lwlock.h"
+#include "storage/shmem.h"
+
+static inline void *
+GetNamedDSMSegment(const char *name, size_t size,
+				   void (*init_callback) (void *memory), bool *found)
+{
+	void	   *memory;
+
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	memory = ShmemInitStruct(name, size, found);
+	if (!*found)
+		init_callback(memory);
+	LWLockRelease(AddinShmemInitLock);
+	return memory;
+}
+#else
+#include "storage/dsm_registry.h"
+#endif
+
 /* 16 taught updates to leave all but summarizing indexes alone. */
 #if PG_VERSION_NUM < 160000
 typedef bool TU_UpdateIndexes;

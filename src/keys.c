@@ -45,6 +45,7 @@
 #include "key_record.h"
 #include "keys.h"
 #include "settings.h"
+#include "stats.h"
 
 /* A column of a result, and the column of idem_keys that it shows. */
 typedef struct ColumnPair
@@ -179,6 +180,7 @@ idem_claim_key(const IdemClaimRequest *request, IdemClaimResult *result)
 		break;
 	}
 
+	idem_count(IDEM_COUNT_CLAIMS + result->outcome, 1);
 	result->values[CLAIM_OUTCOME] =
 		CStringGetTextDatum(outcome_names[result->outcome]);
 	result->nulls[CLAIM_OUTCOME] = false;
@@ -289,7 +291,11 @@ take_over(IdemTable *table, const IdemClaimRequest *request,
 
 	written = idem_update(table, record.values, record.nulls, false);
 	if (written == IDEM_WRITE_DONE)
+	{
+		if (!idem_found_is_expired(table, now))
+			idem_count(IDEM_COUNT_TAKEOVERS, 1);
 		report_new(table, &record, result);
+	}
 	return written;
 }
 

@@ -21,6 +21,7 @@
 #include "compat.h"
 #include "idempotency.h"
 #include "settings.h"
+#include "stats.h"
 #include "store.h"
 
 /* The columns of idem_tokens, in order. */
@@ -63,6 +64,7 @@ idem_once(PG_FUNCTION_ARGS)
 
 	idem_table_open(&tokens, IDEM_TOKENS, RowExclusiveLock);
 	first = use_token(&tokens, key, ttl, &insert_first);
+	idem_count(first ? IDEM_COUNT_ONCE_FIRST : IDEM_COUNT_ONCE_SEEN, 1);
 	idem_table_close(&tokens);
 	PG_RETURN_BOOL(first);
 }
@@ -77,6 +79,7 @@ idem_once_array(PG_FUNCTION_ARGS)
 	Datum		key[2];
 	Datum	   *elements;
 	int			count;
+	int			nfirst = 0;
 	Interval   *ttl;
 	TokenSlot  *slots;
 	TokenSlot **sorted;
@@ -114,10 +117,14 @@ idem_once_array(PG_FUNCTION_ARGS)
 	{
 		bool		isnull = false;
 
-		if (slots[i].first)
-			tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
-								 &slots[i].token, &isnull);
+		if (!slots[i].first)
+			continue;
+		nfirst++;
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
+							 &slots[i].token, &isnull);
 	}
+	idem_count(IDEM_COUNT_ONCE_FIRST, nfirst);
+	idem_count(IDEM_COUNT_ONCE_SEEN, count - nfirst);
 	return (Datum) 0;
 }
 

@@ -61,6 +61,7 @@
 #include "compat.h"
 #include "idempotency.h"
 #include "settings.h"
+#include "stats.h"
 #include "store.h"
 
 /* The columns of idem_outbox, in order. */
@@ -180,6 +181,7 @@ idem_publish(PG_FUNCTION_ARGS)
 											  false)));
 	idem_append(&outbox, row.values, row.nulls);
 	idem_table_close(&outbox);
+	idem_count(IDEM_COUNT_PUBLISHED, 1);
 	PG_RETURN_DATUM(row.values[OUTBOX_MESSAGE_ID]);
 }
 
@@ -439,8 +441,11 @@ take_row(Taking *taking)
 		if (row.nulls[OUTBOX_LAST_ERROR])
 			set_column(&row, OUTBOX_LAST_ERROR,
 					   CStringGetTextDatum("The last lease ran out."));
-		return idem_update(outbox, row.values, row.nulls,
-						   false) == IDEM_WRITE_DONE;
+		if (idem_update(outbox, row.values, row.nulls,
+						false) != IDEM_WRITE_DONE)
+			return false;
+		idem_count(IDEM_COUNT_DEAD, 1);
+		return true;
 	}
 
 	set_column(&row, OUTBOX_ATTEMPT, Int32GetDatum(attempt + 1));
@@ -457,6 +462,7 @@ take_row(Taking *taking)
 	tuplestore_putvalues(taking->result->setResult, taking->result->setDesc,
 						 values, nulls);
 	taking->wanted--;
+	idem_count(IDEM_COUNT_TAKEN, 1);
 	return true;
 }
 
@@ -480,6 +486,7 @@ idem_outbox_ack(PG_FUNCTION_ARGS)
 			acked++;
 	}
 	idem_table_close(&outbox);
+	idem_count(IDEM_COUNT_ACKED, acked);
 	PG_RETURN_INT32(acked);
 }
 
@@ -517,43 +524,46 @@ idem_outbox_nack(PG_FUNCTION_ARGS)
 	Interval   *retry_after = idem_interval_arg(fcinfo, 2, "retry_after");
 	IdemTable	outbox;
 	const char *state;
-	OutboxRow	row;
 
 	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
-	do
+	for (;;)
 	{
-		TimestampTz now = GetCurrentTimestamp();
+		OutboxRow	row;
+		TimestampTz available_at;
 		int			attempt;
 
 		CHECK_FOR_INTERRUPTS();
+		state = "lost";
 		if (!find_message(&outbox, id) || in_state(&outbox, "acked"))
-		{
-			state = "lost";
 			break;
-		}
-		attempt = DatumGetInt32(outbox.row->tts_values[OUTBOX_ATTEMPT]);
-		if (!PG_ARGISNULL(3) && PG_GETARG_INT32(3) != attempt)
-		{
-			state = "lost";
-			break;
-		}
-		if (in_state(&outbox, "dead"))
-		{
-			state = "dead";
-			break;
-		}
-
-		state = attempt >= idem_outbox_max_attempts ? "dead" : "pending";
 		copy_row(&outbox, &row);
+		attempt = DatumGetInt32(row.values[OUTBOX_ATTEMPT]);
+		if (!PG_ARGISNULL(3) && PG_GETARG_INT32(3) != attempt)
+			break;
+
+		state = "dead";
+		if (in_state(&outbox, "dead"))
+			break;
+
+		if (attempt < idem_outbox_max_attempts)
+			state = "pending";
+		available_at = idem_add_interval(GetCurrentTimestamp(), retry_after,
+										 backoff_ms(attempt));
 		set_column(&row, OUTBOX_STATE, CStringGetTextDatum(state));
 		set_column(&row, OUTBOX_AVAILABLE_AT,
-				   TimestampTzGetDatum(idem_add_interval(now, retry_after,
-														 backoff_ms(attempt))));
+				   TimestampTzGetDatum(available_at));
 		if (!PG_ARGISNULL(1))
 			set_column(&row, OUTBOX_LAST_ERROR,
 					   idem_clip_text(PG_GETARG_DATUM(1)));
-	} while (idem_update(&outbox, row.values, row.nulls,
-						 true) == IDEM_WRITE_STALE);
+		if (idem_update(&outbox, row.values, row.nulls,
+						true) == IDEM_WRITE_STALE)
+			continue;
+
+		idem_count(IDEM_COUNT_NACKED, 1);
+		if (attempt >= idem_outbox_max_attempts)
+			idem_count(IDEM_COUNT_DEAD, 1);
+		break;
+	}
 	idem_table_close(&outbox);
 	PG_RETURN_TEXT_P(cstring_to_text(state));
 }

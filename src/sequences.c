@@ -31,6 +31,7 @@
 #include "utils/timestamp.h"
 
 #include "idempotency.h"
+#include "stats.h"
 #include "store.h"
 
 /* The columns of idem_aggregates, in order. */
@@ -130,6 +131,7 @@ idem_try_append(PG_FUNCTION_ARGS)
 	idem_table_close(&sequences);
 	idem_table_close(&aggregates);
 
+	idem_count(IDEM_COUNT_APPENDS + outcome, 1);
 	values[0] = CStringGetTextDatum(outcome_names[outcome]);
 	values[1] = Int64GetDatum(last_seq);
 	values[2] = Int64GetDatum(version);

@@ -52,6 +52,7 @@
 #include "idempotency.h"
 #include "relations.h"
 #include "settings.h"
+#include "stats.h"
 #include "worker.h"
 
 /* How long a worker stays in a database, and the launcher waits to retry. */
@@ -109,6 +110,7 @@ request_shmem(void)
 	if (prev_shmem_request_hook)
 		prev_shmem_request_hook();
 	RequestAddinShmemSpace(MAXALIGN(sizeof(WorkerState)));
+	idem_request_stats_memory();
 }
 
 static void
@@ -341,6 +343,8 @@ clean_batch(void)
 		more = result.keys_deleted == batch_size ||
 			result.tokens_deleted == batch_size ||
 			result.messages_deleted == batch_size;
+		if (!more)
+			idem_report_cleanup();
 	}
 
 	PopActiveSnapshot();

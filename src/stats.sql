@@ -1,0 +1,44 @@
+
+--
+-- Statistics
+--
+
+CREATE FUNCTION @extschema@.idem_stats_data(
+	OUT datid oid,
+	OUT claims_new bigint, OUT claims_replay bigint, OUT claims_erased bigint,
+	OUT claims_in_progress bigint, OUT claims_hash_conflict bigint, OUT claims_expired bigint,
+	OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT advances bigint,
+	OUT advances_stale bigint, OUT appends_appended bigint, OUT appends_duplicate bigint,
+	OUT appends_overlap bigint, OUT appends_gap bigint, OUT appends_in_flight bigint,
+	OUT appends_version_conflict bigint, OUT once_first bigint, OUT once_seen bigint,
+	OUT messages_published bigint, OUT messages_taken bigint, OUT messages_acked bigint,
+	OUT messages_nacked bigint, OUT messages_dead bigint, OUT keys_deleted bigint,
+	OUT tokens_deleted bigint, OUT messages_deleted bigint, OUT cleanup_passes bigint,
+	OUT last_cleanup timestamptz, OUT stats_reset timestamptz)
+RETURNS SETOF record
+LANGUAGE c VOLATILE PARALLEL SAFE
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_stats_data() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_data() TO @extowner@ WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_data() TO pg_monitor;
+COMMENT ON FUNCTION @extschema@.idem_stats_data() IS
+'The counters behind view idem_stats.';
+
+CREATE VIEW @extschema@.idem_stats AS
+	SELECT d.datname, s.*
+	FROM @extschema@.idem_stats_data() AS s
+	JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid;
+REVOKE ALL ON TABLE @extschema@.idem_stats FROM PUBLIC;
+GRANT SELECT ON TABLE @extschema@.idem_stats TO @extowner@ WITH GRANT OPTION;
+GRANT SELECT ON TABLE @extschema@.idem_stats TO pg_monitor;
+COMMENT ON VIEW @extschema@.idem_stats IS
+'What the functions did in each database since stats_reset, or since the server started: calls by outcome, whether or not their transactions committed, and the work of the cleanup. takeovers are claims of failed or abandoned keys; they count under claims_new, too.';
+
+CREATE FUNCTION @extschema@.idem_stats_reset()
+RETURNS void
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_stats_reset() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_reset() TO @extowner@ WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_stats_reset() IS
+'Sets the counters of this database back to zero.';
