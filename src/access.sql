@@ -30,33 +30,56 @@ GRANT EXECUTE ON FUNCTION @extschema@.idem_application_functions() TO @extowner@
 COMMENT ON FUNCTION @extschema@.idem_application_functions() IS
 'The functions that idem_grant gives to an application role.';
 
+CREATE FUNCTION @extschema@.idem_check_grantee(grantee regrole)
+RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF grantee IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed',
+			MESSAGE = 'argument "grantee" must not be null';
+	END IF;
+	IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS r
+			WHERE r.oid OPERATOR(pg_catalog.=) grantee::pg_catalog.oid) THEN
+		RAISE EXCEPTION USING ERRCODE = 'undefined_object',
+			MESSAGE = pg_catalog.format('role "%s" does not exist', grantee);
+	END IF;
+END
+$$;
+REVOKE ALL ON FUNCTION @extschema@.idem_check_grantee(regrole) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_check_grantee(regrole) TO @extowner@ WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_check_grantee(regrole) IS
+'Raises an error unless idem_grant and idem_revoke can work on this role.';
+
+-- These two run with the caller's rights, which may be a superuser's, in a
+-- schema that may belong to another role: hence the qualified names.
+
 CREATE FUNCTION @extschema@.idem_grant(grantee regrole)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, @extschema@, pg_temp
 AS $$
 DECLARE
-	schema_oid regnamespace;
+	schema_oid pg_catalog.regnamespace;
 BEGIN
-	IF grantee IS NULL THEN
-		RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed',
-			MESSAGE = 'argument "grantee" must not be null';
+	PERFORM idem_check_grantee(grantee);
+	SELECT e.extnamespace INTO STRICT schema_oid
+		FROM pg_catalog.pg_extension AS e
+		WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name;
+	IF NOT pg_catalog.has_schema_privilege(grantee::pg_catalog.oid, schema_oid::pg_catalog.oid, 'USAGE') THEN
+		EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %s TO %s', schema_oid, grantee);
 	END IF;
-	SELECT extnamespace INTO STRICT schema_oid
-		FROM pg_extension WHERE extname = 'idempotency';
-	IF NOT has_schema_privilege(grantee, schema_oid, 'USAGE') THEN
-		EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema_oid, grantee);
-	END IF;
-	EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s',
-		(SELECT string_agg(f::text, ', ') FROM idem_application_functions() AS f),
+	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s',
+		(SELECT pg_catalog.string_agg(f::pg_catalog.text, ', ') FROM idem_application_functions() AS f),
 		grantee);
-	EXECUTE format('GRANT USAGE ON TYPE idem_response TO %s', grantee);
+	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE idem_response TO %s', grantee);
 END
 $$;
 REVOKE ALL ON FUNCTION @extschema@.idem_grant(regrole) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_grant(regrole) TO @extowner@ WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_grant(regrole) IS
-'Gives a role the application''s part of the interface: to execute its functions, and USAGE on their schema. Not the tables, and not idem_forget or idem_erase. For the role that installed the extension. Raises 42501 for others, 22004 for NULL.';
+'Gives a role the application''s part of the interface: to execute its functions, and USAGE on their schema. Not the tables, and not idem_forget or idem_erase. For the role that installed the extension. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
 
 CREATE FUNCTION @extschema@.idem_revoke(grantee regrole)
 RETURNS void
@@ -64,17 +87,14 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, @extschema@, pg_temp
 AS $$
 BEGIN
-	IF grantee IS NULL THEN
-		RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed',
-			MESSAGE = 'argument "grantee" must not be null';
-	END IF;
-	EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM %s',
-		(SELECT string_agg(f::text, ', ') FROM idem_application_functions() AS f),
+	PERFORM idem_check_grantee(grantee);
+	EXECUTE pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s',
+		(SELECT pg_catalog.string_agg(f::pg_catalog.text, ', ') FROM idem_application_functions() AS f),
 		grantee);
-	EXECUTE format('REVOKE USAGE ON TYPE idem_response FROM %s', grantee);
+	EXECUTE pg_catalog.format('REVOKE USAGE ON TYPE idem_response FROM %s', grantee);
 END
 $$;
 REVOKE ALL ON FUNCTION @extschema@.idem_revoke(regrole) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_revoke(regrole) TO @extowner@ WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_revoke(regrole) IS
-'Takes back what idem_grant gave, but for USAGE on the schema, which the role may need for other things. Raises 42501, 22004.';
+'Takes back what idem_grant gave, but for USAGE on the schema, which the role may need for other things. Raises 42501, 22004, 42704.';

@@ -11,6 +11,7 @@ CREATE TABLE @extschema@.idem_action_versions (
 	PRIMARY KEY (user_id, entity_type, entity_id)
 ) WITH (fillfactor = 80);
 REVOKE ALL ON TABLE @extschema@.idem_action_versions FROM PUBLIC;
+REVOKE ALL ON TYPE @extschema@.idem_action_versions FROM PUBLIC;
 GRANT SELECT ON TABLE @extschema@.idem_action_versions TO @extowner@ WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_action_versions IS
 'Version counters: the latest action id of each user on each entity. Written by the functions only.';
@@ -26,6 +27,7 @@ CREATE TABLE @extschema@.idem_user_actions (
 	PRIMARY KEY (user_id, entity_type, entity_id, action_type)
 ) WITH (fillfactor = 80);
 REVOKE ALL ON TABLE @extschema@.idem_user_actions FROM PUBLIC;
+REVOKE ALL ON TYPE @extschema@.idem_user_actions FROM PUBLIC;
 GRANT SELECT ON TABLE @extschema@.idem_user_actions TO @extowner@ WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_user_actions IS
 'The state of user actions: likes, bookmarks and so on. last_action_id is the action id that last changed the row. Written by the functions only.';

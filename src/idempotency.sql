@@ -1,7 +1,9 @@
 \echo Use "CREATE EXTENSION idempotency" to load this file. \quit
 
 -- Whoever may create objects beside ours could capture calls with a function
--- that matches better, so only superusers and the installing role may.
+-- that matches better, so only superusers and the installing role may.  That
+-- role need not be a superuser, but this script runs as one: every operator
+-- below is qualified, including those that CASE, IN and IS DISTINCT FROM hide.
 DO $check$
 DECLARE
 	target pg_catalog.name := pg_catalog.current_schema();
@@ -16,15 +18,14 @@ BEGIN
 		CROSS JOIN pg_catalog.pg_database AS d
 		LEFT JOIN pg_catalog.pg_roles AS r
 			ON r.oid OPERATOR(pg_catalog.=)
-				CASE acl.grantee
-					WHEN 'pg_database_owner'::pg_catalog.regrole THEN d.datdba
-					ELSE acl.grantee
+				CASE WHEN acl.grantee OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole
+					THEN d.datdba ELSE acl.grantee
 				END
 		WHERE n.nspname OPERATOR(pg_catalog.=) target
 			AND d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
 			AND acl.privilege_type OPERATOR(pg_catalog.=) 'CREATE'
 			AND NOT coalesce(r.rolsuper, false)
-			AND r.oid IS DISTINCT FROM '@extowner@'::pg_catalog.regrole
+			AND NOT coalesce(r.oid OPERATOR(pg_catalog.=) '@extowner@'::pg_catalog.regrole, false)
 		LIMIT 1;
 	IF FOUND THEN
 		RAISE EXCEPTION USING

@@ -194,7 +194,8 @@ idem_found_is_expired(IdemTable *table, TimestampTz now)
 }
 
 /*
- * A key as it may appear in messages: its first four characters, its length.
+ * A key as it may appear in messages: its length, and its first four
+ * characters unless that is all of it.
  */
 char *
 idem_redacted_key(Datum key)
@@ -202,8 +203,8 @@ idem_redacted_key(Datum key)
 	text	   *value = DatumGetTextPP(key);
 	const char *data = VARDATA_ANY(value);
 	int			length = VARSIZE_ANY_EXHDR(value);
+	int			nchars = pg_mbstrlen_with_len(data, length);
+	int			shown = nchars > 4 ? pg_mbcharcliplen(data, length, 4) : 0;
 
-	return psprintf("\"%.*s...\" (%d characters)",
-					pg_mbcharcliplen(data, length, 4), data,
-					pg_mbstrlen_with_len(data, length));
+	return psprintf("\"%.*s...\" (%d characters)", shown, data, nchars);
 }

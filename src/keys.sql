@@ -26,6 +26,7 @@ CREATE TABLE @extschema@.idem_keys (
 	PRIMARY KEY (scope, key)
 ) WITH (fillfactor = 75);
 REVOKE ALL ON TABLE @extschema@.idem_keys FROM PUBLIC;
+REVOKE ALL ON TYPE @extschema@.idem_keys FROM PUBLIC;
 GRANT SELECT ON TABLE @extschema@.idem_keys TO @extowner@ WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_keys IS
 'Request keys: one row for each claimed key until it has expired and been cleaned up. Written by the functions only.';

@@ -10,6 +10,7 @@ CREATE TABLE @extschema@.idem_tokens (
 	PRIMARY KEY (scope, token)
 );
 REVOKE ALL ON TABLE @extschema@.idem_tokens FROM PUBLIC;
+REVOKE ALL ON TYPE @extschema@.idem_tokens FROM PUBLIC;
 GRANT SELECT ON TABLE @extschema@.idem_tokens TO @extowner@ WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_tokens IS
 'Tokens that have been used, until they have expired and been cleaned up. Written by the functions only.';

@@ -21,6 +21,7 @@ CREATE TABLE @extschema@.idem_outbox (
 	PRIMARY KEY (id)
 );
 REVOKE ALL ON TABLE @extschema@.idem_outbox FROM PUBLIC;
+REVOKE ALL ON TYPE @extschema@.idem_outbox FROM PUBLIC;
 GRANT SELECT ON TABLE @extschema@.idem_outbox TO @extowner@ WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_outbox IS
 'Outbox: messages published by committed transactions, until they have been acknowledged and cleaned up. Written by the functions only.';

@@ -21,6 +21,7 @@
 #include "access/table.h"
 #include "catalog/indexing.h"
 #include "catalog/pg_extension.h"
+#include "catalog/pg_inherits.h"
 #include "catalog/pg_type_d.h"
 #include "commands/extension.h"
 #include "miscadmin.h"
@@ -33,29 +34,33 @@
 #include "compat.h"
 #include "relations.h"
 
+#define MAX_KEY_COLUMNS	4
+
 /*
  * What a relation must look like.  "shape" has a letter for each column, its
  * type, in upper case where the column is NOT NULL: b bigint, i int, z
  * timestamptz, o boolean, t text, a bytea, j json, d jsonb, u uuid.  A
- * sequence or an index has none.
+ * sequence or an index has none.  "key" are the columns of its primary key,
+ * counted from 1.
  */
 typedef struct IdemRelationSpec
 {
 	const char *name;
 	const char *shape;
+	AttrNumber	key[MAX_KEY_COLUMNS + 1];
 } IdemRelationSpec;
 
 static const IdemRelationSpec specs[IDEM_NUM_RELATIONS] = {
-	[IDEM_KEYS] = {"idem_keys", "BZzzZIiTTTajtattj"},
+	[IDEM_KEYS] = {"idem_keys", "BZzzZIiTTTajtattj", {9, 10}},
 	[IDEM_KEYS_EXPIRES_AT] = {"idem_keys_expires_at", NULL},
 	[IDEM_CLAIM_TOKENS] = {"idem_claim_tokens", NULL},
-	[IDEM_ACTION_VERSIONS] = {"idem_action_versions", "BTTT"},
-	[IDEM_USER_ACTIONS] = {"idem_user_actions", "BZOTTTT"},
-	[IDEM_AGGREGATES] = {"idem_aggregates", "BT"},
-	[IDEM_CLIENT_SEQUENCES] = {"idem_client_sequences", "BTT"},
-	[IDEM_TOKENS] = {"idem_tokens", "ZTT"},
+	[IDEM_ACTION_VERSIONS] = {"idem_action_versions", "BTTT", {2, 3, 4}},
+	[IDEM_USER_ACTIONS] = {"idem_user_actions", "BZOTTTT", {4, 5, 6, 7}},
+	[IDEM_AGGREGATES] = {"idem_aggregates", "BT", {2}},
+	[IDEM_CLIENT_SEQUENCES] = {"idem_client_sequences", "BTT", {2, 3}},
+	[IDEM_TOKENS] = {"idem_tokens", "ZTT", {2, 3}},
 	[IDEM_TOKENS_EXPIRES_AT] = {"idem_tokens_expires_at", NULL},
-	[IDEM_OUTBOX] = {"idem_outbox", "BbZZzIUTTtDdt"},
+	[IDEM_OUTBOX] = {"idem_outbox", "BbZZzIUTTtDdt", {1}},
 	[IDEM_OUTBOX_IDS] = {"idem_outbox_ids", NULL},
 	[IDEM_OUTBOX_DUE] = {"idem_outbox_due", NULL},
 	[IDEM_OUTBOX_LANES] = {"idem_outbox_lanes", NULL},
@@ -72,6 +77,7 @@ static void forget_relation(Datum arg, Oid relid);
 static Oid	look_up(IdemRelationId id);
 static Oid	extension_schema(void);
 static void check_shape(Relation rel, const IdemRelationSpec *spec);
+static bool has_primary_key(Relation rel, const AttrNumber *columns);
 static char type_letter(Oid type);
 pg_noreturn static void refuse(Relation rel, const char *what);
 
@@ -221,12 +227,19 @@ check_shape(Relation rel, const IdemRelationSpec *spec)
 		refuse(rel, "a rule");
 	if (rel->rd_rel->relrowsecurity)
 		refuse(rel, "row-level security");
-	if (rel->rd_rel->relhassubclass || rel->rd_rel->relispartition)
+	if (rel->rd_rel->relispartition ||
+		(rel->rd_rel->relhassubclass &&
+		 find_inheritance_children(RelationGetRelid(rel), NoLock) != NIL))
 		refuse(rel, "inheritance");
 	if (desc->constr != NULL && desc->constr->num_check > 0)
 		refuse(rel, "a check constraint");
-	if (desc->natts != ncolumns)
-		refuse(rel, "an added column");
+	for (int i = ncolumns; i < desc->natts; i++)
+	{
+		if (!TupleDescAttr(desc, i)->attisdropped)
+			refuse(rel, "an added column");
+	}
+	if (desc->natts < ncolumns)
+		refuse(rel, "a changed column");
 
 	for (int i = 0; i < ncolumns; i++)
 	{
@@ -239,6 +252,48 @@ check_shape(Relation rel, const IdemRelationSpec *spec)
 			letter != spec->shape[i])
 			refuse(rel, "a changed column");
 	}
+
+	if (!has_primary_key(rel, spec->key))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"%s\" has lost its primary key",
+						RelationGetRelationName(rel)),
+				 errhint("Create the primary key again with ALTER TABLE.")));
+}
+
+/*
+ * Does the table have a primary key with these columns?
+ */
+static bool
+has_primary_key(Relation rel, const AttrNumber *columns)
+{
+	Oid			indexid = RelationGetPrimaryKeyIndex(rel, false);
+	Relation	index;
+	bool		matches = true;
+	int			n;
+
+	if (!OidIsValid(indexid))
+		return false;
+	index = index_open(indexid, AccessShareLock);
+	for (n = 0; columns[n] != 0; n++)
+	{
+		if (n >= IndexRelationGetNumberOfKeyAttributes(index) ||
+			index->rd_index->indkey.values[n] != columns[n])
+			matches = false;
+	}
+	if (n != IndexRelationGetNumberOfKeyAttributes(index))
+		matches = false;
+	index_close(index, NoLock);
+	return matches;
+}
+
+/*
+ * How many columns the install script gave a table.
+ */
+int
+idem_relation_columns(IdemRelationId id)
+{
+	return strlen(specs[id].shape);
 }
 
 /*

@@ -92,7 +92,12 @@ idem_run(PG_FUNCTION_ARGS)
 		int64		token = DatumGetInt64(claimed.values[CLAIM_TOKEN]);
 
 		call_handler(handler, result_type, request, &response);
-		(void) idem_complete_claim(claim.key, &response, &token);
+		if (!idem_complete_claim(claim.key, &response, &token))
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("handler %s has completed its own key",
+							format_procedure(handler)),
+					 errhint("Let it return the response; idem_run() stores it.")));
 
 		values[RUN_RESPONSE_STATUS] = Int32GetDatum(response.status);
 		nulls[RUN_RESPONSE_STATUS] = false;

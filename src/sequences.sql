@@ -9,6 +9,7 @@ CREATE TABLE @extschema@.idem_aggregates (
 	PRIMARY KEY (aggregate)
 ) WITH (fillfactor = 80);
 REVOKE ALL ON TABLE @extschema@.idem_aggregates FROM PUBLIC;
+REVOKE ALL ON TYPE @extschema@.idem_aggregates FROM PUBLIC;
 GRANT SELECT ON TABLE @extschema@.idem_aggregates TO @extowner@ WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_aggregates IS
 'Versions: how many events each aggregate has. Written by the functions only.';
@@ -20,6 +21,7 @@ CREATE TABLE @extschema@.idem_client_sequences (
 	PRIMARY KEY (aggregate, client_id)
 ) WITH (fillfactor = 80);
 REVOKE ALL ON TABLE @extschema@.idem_client_sequences FROM PUBLIC;
+REVOKE ALL ON TYPE @extschema@.idem_client_sequences FROM PUBLIC;
 GRANT SELECT ON TABLE @extschema@.idem_client_sequences TO @extowner@ WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_client_sequences IS
 'Client sequences: the last event of each client on each aggregate. Written by the functions only.';

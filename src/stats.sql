@@ -29,6 +29,7 @@ CREATE VIEW @extschema@.idem_stats AS
 	FROM @extschema@.idem_stats_data() AS s
 	JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid;
 REVOKE ALL ON TABLE @extschema@.idem_stats FROM PUBLIC;
+REVOKE ALL ON TYPE @extschema@.idem_stats FROM PUBLIC;
 GRANT SELECT ON TABLE @extschema@.idem_stats TO @extowner@ WITH GRANT OPTION;
 GRANT SELECT ON TABLE @extschema@.idem_stats TO pg_monitor;
 COMMENT ON VIEW @extschema@.idem_stats IS

@@ -96,8 +96,6 @@ static bool wait_with_timeout(IdemTable *table, int timeout);
 void
 idem_table_open(IdemTable *table, IdemRelationId id, LOCKMODE lockmode)
 {
-	Oid			pkey;
-
 	if (lockmode != AccessShareLock)
 	{
 		PreventCommandIfReadOnly("an idempotency function that writes");
@@ -106,14 +104,9 @@ idem_table_open(IdemTable *table, IdemRelationId id, LOCKMODE lockmode)
 	}
 
 	table->rel = idem_relation_open(id, lockmode);
-	pkey = RelationGetPrimaryKeyIndex(table->rel, false);
-	if (!OidIsValid(pkey))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("table \"%s\" has lost its primary key",
-						RelationGetRelationName(table->rel)),
-				 errhint("Create the primary key again with ALTER TABLE.")));
-	table->pkey = index_open(pkey, AccessShareLock);
+	table->pkey = index_open(RelationGetPrimaryKeyIndex(table->rel, false),
+							 AccessShareLock);
+	table->ncolumns = idem_relation_columns(id);
 	table->row = table_slot_create(table->rel, NULL);
 	table->estate = NULL;
 	table->result_rel = NULL;
@@ -597,8 +590,9 @@ make_slot(IdemTable *table, Datum *values, bool *nulls)
 	TupleDesc	desc = RelationGetDescr(table->rel);
 	TupleTableSlot *slot = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
 
-	memcpy(slot->tts_values, values, desc->natts * sizeof(Datum));
-	memcpy(slot->tts_isnull, nulls, desc->natts * sizeof(bool));
+	memset(slot->tts_isnull, true, desc->natts * sizeof(bool));
+	memcpy(slot->tts_values, values, table->ncolumns * sizeof(Datum));
+	memcpy(slot->tts_isnull, nulls, table->ncolumns * sizeof(bool));
 	slot->tts_tableOid = RelationGetRelid(table->rel);
 	return ExecStoreVirtualTuple(slot);
 }

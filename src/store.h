@@ -17,9 +17,6 @@
 #include "storage/itemptr.h"
 #include "utils/snapshot.h"
 
-/* The widest of our tables has this many columns. */
-#define IDEM_MAX_COLUMNS	17
-
 /*
  * One of our tables, open for one call.
  *
@@ -33,6 +30,7 @@ typedef struct IdemTable
 {
 	Relation	rel;
 	Relation	pkey;
+	int			ncolumns;		/* without dropped ones at the end */
 	EState	   *estate;			/* for result_rel */
 	ResultRelInfo *result_rel;	/* to maintain indexes; NULL until needed */
 	List	   *arbiters;		/* unique indexes on the primary key */
