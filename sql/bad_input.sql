@@ -1,0 +1,431 @@
+--
+-- Bad input: a clear error with its SQLSTATE, session and transaction intact.
+--
+SET client_min_messages = warning;
+DROP EXTENSION IF EXISTS idempotency;
+CREATE EXTENSION idempotency;
+RESET client_min_messages;
+
+-- What a statement raises.
+CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+	detail text;
+	hint text;
+BEGIN
+	EXECUTE statement;
+	RETURN 'no error';
+EXCEPTION WHEN OTHERS THEN
+	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+	RETURN concat_ws(' | ', SQLSTATE, SQLERRM, nullif(detail, ''), nullif(hint, ''));
+END
+$$;
+-- The same, but only the code, where the words are the server's.
+CREATE FUNCTION pg_temp.code_of(statement text) RETURNS text
+LANGUAGE sql AS $$ SELECT split_part(pg_temp.error_of(statement), ' |', 1) $$;
+-- One call with another text in place of $1.
+CREATE FUNCTION pg_temp.each_call(calls text[], VARIADIC arguments text[]) RETURNS TABLE (call text, error text)
+LANGUAGE plpgsql AS $$
+DECLARE
+	c text;
+	a text;
+BEGIN
+	FOREACH c IN ARRAY calls LOOP
+		FOREACH a IN ARRAY arguments LOOP
+			call := format(c, coalesce(a, 'NULL'));
+			error := pg_temp.error_of('SELECT ' || call);
+			RETURN NEXT;
+		END LOOP;
+	END LOOP;
+END
+$$;
+\pset format unaligned
+\pset tuples_only on
+\set SHOW_CONTEXT never
+
+--
+-- Keys: ID001
+--
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', NULL) $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', '') $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'k') $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', '123456789012345') $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', repeat('k', 129)) $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', repeat('k', 1000000)) $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'with blanks in it') $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'with/slashes/in/it') $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'äöüß€😀 and more of them') $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', E'with\nline\nbreaks\n') $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', ''';DROP TABLE idem_keys;--') $$);
+-- ... in every function that takes one
+CREATE FUNCTION pg_temp.handler(jsonb) RETURNS jsonb LANGUAGE sql RETURN $1;
+SELECT call, split_part(error, ' |', 1) FROM pg_temp.each_call('{"idem_complete(''s'', %s, 200)","idem_complete(''s'', %s, 200, ''''::bytea)","idem_checkpoint(''s'', %s, ''x'')",
+	"idem_heartbeat(''s'', %s)","idem_fail(''s'', %s)","idem_release(''s'', %s)","idem_lookup(''s'', %s)","idem_forget(''s'', %s)","idem_erase(''s'', %s)",
+	"idem_run(''s'', %s, ''pg_temp.handler(jsonb)'', ''{}'')"}', NULL, '''too short''');
+
+--
+-- Scopes and other names: 22004, 22023
+--
+SELECT pg_temp.error_of($$ SELECT idem_claim(NULL, 'bad-input-key-001') $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim('', 'bad-input-key-001') $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim(repeat('s', 256), 'bad-input-key-001') $$);
+-- bytes, not characters
+SELECT pg_temp.error_of($$ SELECT idem_claim(repeat('ä', 128), 'bad-input-key-001') $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim(repeat('s', 16384), 'bad-input-key-001') $$);
+SELECT outcome FROM idem_claim(repeat('s', 255), 'bad-input-key-001');
+SELECT outcome FROM idem_claim(repeat('ä', 127), 'bad-input-key-001');
+SELECT outcome FROM idem_claim(E' any text \n it''s "fine" \\ € 😀', 'bad-input-key-001');
+SELECT call, split_part(error, ' |', 1) FROM pg_temp.each_call('{"idem_complete(%s, ''bad-input-key-001'', 200)","idem_complete(%s, ''bad-input-key-001'', 200, ''''::bytea)",
+	"idem_checkpoint(%s, ''bad-input-key-001'', ''x'')","idem_heartbeat(%s, ''bad-input-key-001'')","idem_fail(%s, ''bad-input-key-001'')",
+	"idem_release(%s, ''bad-input-key-001'')","idem_lookup(%s, ''bad-input-key-001'')","idem_forget(%s, ''bad-input-key-001'')",
+	"idem_erase(%s, ''bad-input-key-001'')","idem_run(%s, ''bad-input-key-001'', ''pg_temp.handler(jsonb)'', ''{}'')"}', NULL, '''''', 'repeat(''s'', 256)');
+SELECT call, split_part(error, ' |', 1) FROM pg_temp.each_call('{"idem_try_advance(%s, ''e'', ''1'', 1)","idem_try_advance(''u'', %s, ''1'', 1)","idem_try_advance(''u'', ''e'', %s, 1)",
+	"idem_toggle(%s, ''e'', ''1'', ''a'', 1)","idem_toggle(''u'', %s, ''1'', ''a'', 1)","idem_toggle(''u'', ''e'', %s, ''a'', 1)","idem_toggle(''u'', ''e'', ''1'', %s, 1)",
+	"idem_set(%s, ''e'', ''1'', ''a'', true, 1)","idem_set(''u'', %s, ''1'', ''a'', true, 1)","idem_set(''u'', ''e'', %s, ''a'', true, 1)","idem_set(''u'', ''e'', ''1'', %s, true, 1)",
+	"idem_is_active(%s, ''e'', ''1'', ''a'')","idem_is_active(''u'', %s, ''1'', ''a'')","idem_is_active(''u'', ''e'', %s, ''a'')","idem_is_active(''u'', ''e'', ''1'', %s)"}', NULL, '''''', 'repeat(''x'', 256)');
+SELECT pg_temp.error_of($$ SELECT idem_try_advance('u', 'e', '1', NULL) $$);
+SELECT pg_temp.error_of($$ SELECT idem_toggle('u', 'e', '1', 'a', NULL) $$);
+SELECT pg_temp.error_of($$ SELECT idem_set('u', 'e', '1', 'a', true, NULL) $$);
+SELECT pg_temp.error_of($$ SELECT idem_set('u', 'e', '1', 'a', NULL, 1) $$);
+SELECT pg_temp.error_of($$ SELECT idem_set('u', 'e', '1', 'a', true, 1, '{b,NULL}') $$);
+SELECT pg_temp.error_of($$ SELECT idem_set('u', 'e', '1', 'a', true, 1, '{b,""}') $$);
+SELECT pg_temp.error_of($$ SELECT idem_set('u', 'e', '1', 'a', true, 1, ARRAY['b', repeat('x', 256)]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_set('u', 'e', '1', 'a', true, 1, '{b,a}') $$);
+-- checked where they have no effect, too
+SELECT pg_temp.error_of($$ SELECT idem_set('u', 'e', '1', 'a', false, 1, '{a}') $$);
+SELECT count(*) FROM idem_action_versions;
+-- An array of any shape will do.
+SELECT is_active FROM idem_set('u', 'e', '1', 'a', true, 1, '{{b,c},{d,e}}');
+SELECT is_active FROM idem_set('u', 'e', '1', 'a', true, 2, '[5:6]={b,c}');
+SELECT pg_temp.error_of($$ SELECT idem_checkpoint('s', 'bad-input-key-001', NULL) $$);
+SELECT pg_temp.error_of($$ SELECT idem_checkpoint('s', 'bad-input-key-001', '') $$);
+SELECT pg_temp.error_of($$ SELECT idem_checkpoint('s', 'bad-input-key-001', repeat('x', 256)) $$);
+SELECT pg_temp.error_of($$ SELECT idem_complete('s', 'bad-input-key-001', NULL) $$);
+SELECT pg_temp.error_of($$ SELECT idem_complete('s', 'bad-input-key-001', NULL, ''::bytea) $$);
+
+--
+-- Hashes, intervals: 22023, 22008
+--
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'bad-input-key-001', '') $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'bad-input-key-001', repeat('x', 65)::bytea) $$);
+SELECT outcome FROM idem_claim('s', 'bad-input-key-002', sha512('x'));
+SELECT outcome FROM idem_claim('s', 'bad-input-key-002', sha256('x'));
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'bad-input-key-001', ttl => '-1 us') $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'bad-input-key-001', lease => '-1 day') $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'bad-input-key-001', wait => '-1 month') $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'bad-input-key-001', ttl => '1 month -31 days') $$);
+SELECT pg_temp.error_of($$ SELECT idem_heartbeat('s', 'bad-input-key-001', '-1 us') $$);
+SELECT pg_temp.error_of($$ SELECT idem_checkpoint('s', 'bad-input-key-001', 'x', lease => '-1 us') $$);
+SELECT pg_temp.error_of($$ SELECT idem_run('s', 'bad-input-key-001', 'pg_temp.handler(jsonb)', '{}', ttl => '-1 us') $$);
+SELECT pg_temp.error_of($$ SELECT idem_run('s', 'bad-input-key-001', 'pg_temp.handler(jsonb)', '{}', wait => '-1 us') $$);
+SELECT pg_temp.code_of($$ SELECT idem_claim('s', 'bad-input-key-001', ttl => '300000 years') $$);
+SELECT pg_temp.code_of($$ SELECT idem_claim('s', 'bad-input-key-001', lease => '300000 years') $$);
+SELECT pg_temp.code_of($$ SELECT idem_claim('s', 'bad-input-key-001', wait => '300000 years') $$);
+SELECT pg_temp.code_of($$ SELECT idem_claim('s', 'bad-input-key-001', ttl => '178000000 years') $$);
+SELECT count(*) FROM idem_keys WHERE scope = 's' AND key = 'bad-input-key-001';
+SELECT outcome FROM idem_claim('s', 'bad-input-key-003', ttl => '200000 years', lease => '0', wait => '200000 years');
+
+--
+-- Tokens: ID003, ID004
+--
+SELECT pg_temp.error_of($$ SELECT idem_complete('s', 'bad-input-key-001', 200) $$);
+SELECT pg_temp.error_of($$ SELECT idem_complete('s', 'bad-input-key-001', 200, claim_token => 1) $$);
+SELECT pg_temp.error_of($$ SELECT idem_release('s', 'bad-input-key-001', 9223372036854775807) $$);
+SELECT pg_temp.error_of($$ SELECT idem_release('s', 'bad-input-key-001', -9223372036854775808) $$);
+SELECT pg_temp.error_of($$ SELECT idem_release('s', 'bad-input-key-001', 0) $$);
+SELECT pg_temp.error_of($$ SELECT idem_complete('s', 'bad-input-key-003', 200) $$);
+SELECT pg_temp.error_of($$ SELECT idem_complete('s', 'bad-input-key-003', 200, claim_token => 0) $$);
+SELECT pg_temp.error_of($$ SELECT idem_complete('s', 'bad-input-key-003', 200, claim_token => 9223372036854775807) $$);
+SELECT pg_temp.error_of($$ SELECT idem_fail('s', 'bad-input-key-003', 'x', -1) $$);
+
+--
+-- Requests: 22004, 22023, 22P02
+--
+SELECT pg_temp.error_of($$ SELECT idem_request_hash(NULL, '/') $$);
+SELECT pg_temp.error_of($$ SELECT idem_request_hash('GET', NULL) $$);
+SELECT pg_temp.error_of($$ SELECT idem_request_hash(NULL, '/', '{}'::jsonb) $$);
+SELECT pg_temp.error_of($$ SELECT idem_request_hash('GET', NULL, '{}'::jsonb) $$);
+SELECT pg_temp.error_of($$ SELECT idem_request_hash(NULL, '/', ''::bytea) $$);
+SELECT pg_temp.error_of($$ SELECT idem_request_hash('GET', NULL, ''::bytea) $$);
+SELECT pg_temp.error_of($$ SELECT idem_request_hash('', '/') $$);
+SELECT n, pg_temp.code_of(format('SELECT idem_request_hash(%L, %L)', method, '/')) FROM (VALUES
+	(1, 'GET '), (2, ' GET'), (3, 'GE T'), (4, 'GET:'), (5, 'GÉT'), (6, E'GET\n'), (7, 'GET/1'), (8, 'ﬁ'), (9, 'ı'), (10, '"GET"'), (11, 'GET,PUT'), (12, '(GET)')) AS m (n, method) ORDER BY n;
+SELECT string_agg(chr(c), '' ORDER BY c) FROM generate_series(1, 127) AS c WHERE pg_temp.code_of(format('SELECT idem_request_hash(%L, %L)', chr(c), '/')) = 'no error';
+SELECT n, pg_temp.code_of(format('SELECT idem_request_hash(%L, %L, %L::text)', 'POST', '/', body)) FROM (VALUES
+	(1, ''), (2, ' '), (3, '{'), (4, '{"a":1,}'), (5, '{a:1}'), (6, '''a'''), (7, '[1] [2]'), (8, 'NaN'), (9, '-Infinity'), (10, '01'), (11, '+1'),
+	(12, '.5'), (13, '1.'), (14, '0x1'), (15, '1e'), (16, 'nul'), (17, 'TRUE'), (18, '"a'), (19, '"\x"'), (20, '"\u12"'), (21, E'"\t"'), (22, E'[1]\v'), (23, '//c')) AS b (n, body) ORDER BY n;
+-- What jsonb cannot hold: half a surrogate pair, the zero character, numbers beyond numeric
+SELECT n, pg_temp.code_of(format('SELECT idem_request_hash(%L, %L, %L::text)', 'POST', '/', body)) FROM (VALUES
+	(1, '"\ud800"'), (2, '"\udc00"'), (3, '"\ud800\u0041"'), (4, '"\u0000"'), (5, '{"\u0000":1}'), (6, '1e131072'), (7, '1e-16384'), (8, '1e99999999999')) AS b (n, body) ORDER BY n;
+SELECT idem_canonical_json(NULL) IS NULL;
+
+--
+-- Huge and deeply nested documents
+--
+SET max_stack_depth = '2MB';
+SELECT pg_temp.code_of($$ SELECT idem_request_hash('POST', '/', repeat('[', 100000)) $$);
+SELECT pg_temp.code_of($$ SELECT idem_request_hash('POST', '/', repeat('[', 100000) || repeat(']', 100000)) $$);
+SELECT pg_temp.code_of($$ SELECT idem_request_hash('POST', '/', repeat('{"a":', 100000) || '1' || repeat('}', 100000)) $$);
+-- One that the server could take in, but not with this little stack.
+CREATE TEMP TABLE deep AS SELECT (repeat('[{"a":', 2000) || '1' || repeat('}]', 2000))::jsonb AS document;
+SELECT length(idem_canonical_json(document)) FROM deep;
+SET max_stack_depth = '100kB';
+SELECT pg_temp.code_of($$ SELECT idem_canonical_json(document) FROM deep $$);
+SELECT pg_temp.code_of($$ SELECT idem_request_hash('POST', '/', document) FROM deep $$);
+SELECT pg_temp.code_of($$ SELECT idem_run('s', 'bad-input-key-001', 'pg_temp.handler(jsonb)', document) FROM deep $$);
+RESET max_stack_depth;
+SELECT outcome, length(response_body) FROM deep, idem_run('s', 'bad-input-key-004', 'pg_temp.handler(jsonb)', document);
+
+--
+-- Too large: 54000
+--
+BEGIN;
+SELECT outcome FROM idem_claim('s', 'bad-input-key-005');
+SELECT pg_temp.error_of($$ SELECT idem_complete('s', 'bad-input-key-005', 200, repeat('x', 1048577)) $$);
+SELECT pg_temp.error_of($$ SELECT idem_complete('s', 'bad-input-key-005', 200, repeat('x', 1048577)::bytea) $$);
+SELECT pg_temp.error_of($$ SELECT idem_complete('s', 'bad-input-key-005', 200, '', to_json(repeat('x', 1048575))) $$);
+SELECT pg_temp.error_of($$ SELECT idem_checkpoint('s', 'bad-input-key-005', 'x', to_json(repeat('x', 1048575))) $$);
+SELECT idem_complete('s', 'bad-input-key-005', 200, repeat('x', 1048576));
+COMMIT;
+SELECT outcome, length(response_body) FROM idem_claim('s', 'bad-input-key-005');
+
+--
+-- Read-only transactions: 25006, whatever the answer would have been
+--
+SELECT outcome FROM idem_claim('s', 'bad-input-key-006');
+SELECT is_active FROM idem_set('u', 'e', '6', 'a', true, 10);
+BEGIN READ ONLY;
+SELECT call, split_part(error, ' |', 1) FROM pg_temp.each_call('{"idem_claim(''s'', ''bad-input-key-006'')","idem_claim(''s'', ''bad-input-key-005'')",
+	"idem_complete(''s'', ''bad-input-key-006'', 200)","idem_complete(''s'', ''bad-input-key-006'', 200, ''''::bytea)",
+	"idem_checkpoint(''s'', ''bad-input-key-006'', ''x'')","idem_heartbeat(''s'', ''bad-input-key-006'')","idem_fail(''s'', ''bad-input-key-006'')",
+	"idem_release(''s'', ''bad-input-key-006'')","idem_forget(''s'', ''bad-input-key-006'')","idem_erase(''s'', ''bad-input-key-006'')",
+	"idem_run(''s'', ''bad-input-key-006'', ''pg_temp.handler(jsonb)'', ''{}'')",
+	"idem_try_advance(''u'', ''e'', ''6'', 1)","idem_toggle(''u'', ''e'', ''6'', ''a'', 1)","idem_set(''u'', ''e'', ''6'', ''a'', true, 1)"}', '');
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'bad-input-key-006') $$);
+SELECT state FROM idem_lookup('s', 'bad-input-key-006');
+SELECT idem_is_active('u', 'e', '6', 'a'), idem_key_is_valid('x'), idem_canonical_json('{}'), length(idem_request_hash('GET', '/'));
+COMMIT;
+
+--
+-- The transaction and the session go on
+--
+\set VERBOSITY sqlstate
+-- An error aborts the transaction, claim included.
+BEGIN;
+SELECT outcome FROM idem_claim('s', 'bad-input-key-007');
+SELECT idem_complete('s', 'bad-input-key-007', NULL);
+SELECT idem_complete('s', 'bad-input-key-007', 200);
+COMMIT;
+SELECT outcome FROM idem_claim('s', 'bad-input-key-007');
+-- To a savepoint, and on
+BEGIN;
+SELECT outcome FROM idem_claim('s', 'bad-input-key-008');
+SAVEPOINT s;
+SELECT idem_claim('s', 'bad');
+SELECT 1;
+ROLLBACK TO s;
+SELECT idem_complete('s', 'bad-input-key-008', 200, 'x', claim_token => -1);
+ROLLBACK TO s;
+SELECT idem_set('u', 'e', '8', 'a', true, 1, '{a}');
+ROLLBACK TO s;
+SELECT idem_request_hash('POST', '/', '{');
+ROLLBACK TO s;
+SELECT idem_complete('s', 'bad-input-key-008', 200, 'well');
+COMMIT;
+SELECT outcome, response_body FROM idem_claim('s', 'bad-input-key-008');
+-- One bad row in a statement undoes the statement.
+SELECT outcome FROM (VALUES ('bad-input-key-009'), ('bad'), ('bad-input-key-010')) AS k (key), idem_claim('s', key);
+SELECT count(*) FROM idem_keys WHERE key IN ('bad-input-key-009', 'bad-input-key-010');
+-- A prepared statement
+PREPARE claim (text) AS SELECT outcome FROM idem_claim('s', $1);
+EXECUTE claim ('bad');
+EXECUTE claim ('bad-input-key-011');
+EXECUTE claim (NULL);
+EXECUTE claim ('bad-input-key-011');
+DEALLOCATE claim;
+-- A thousand errors, caught
+\set VERBOSITY default
+DO $$
+DECLARE
+	caught int := 0;
+BEGIN
+	PERFORM idem_claim('s', 'bad-input-key-012');
+	FOR i IN 1..250 LOOP
+		BEGIN
+			PERFORM idem_complete('s', 'bad-input-key-012', 200, claim_token => -i);
+		EXCEPTION WHEN SQLSTATE 'ID003' THEN
+			caught := caught + 1;
+		END;
+		BEGIN
+			PERFORM idem_claim('s', 'bad-input-key-013', ttl => make_interval(secs => -i));
+		EXCEPTION WHEN invalid_parameter_value THEN
+			caught := caught + 1;
+		END;
+		BEGIN
+			PERFORM idem_toggle('u', 'e', '12', 'a', i), 1 / (i % 1);
+		EXCEPTION WHEN division_by_zero THEN
+			caught := caught + 1;
+		END;
+		BEGIN
+			PERFORM idem_request_hash('POST', '/', repeat('[', i));
+		EXCEPTION WHEN invalid_text_representation THEN
+			caught := caught + 1;
+		END;
+	END LOOP;
+	RAISE NOTICE '% %', caught, idem_complete('s', 'bad-input-key-012', 200);
+END
+$$;
+SELECT outcome FROM idem_claim('s', 'bad-input-key-012');
+SELECT count(*) FROM idem_action_versions WHERE entity_id = '12';
+
+--
+-- Tables that somebody has altered are refused (55000), until that is undone
+--
+CREATE FUNCTION pg_temp.both() RETURNS text LANGUAGE sql AS $$
+	SELECT concat_ws(E'\n', pg_temp.error_of('SELECT idem_claim($_$s$_$, $_$bad-input-key-006$_$)'), pg_temp.code_of('SELECT idem_lookup($_$s$_$, $_$bad-input-key-006$_$)'))
+$$;
+CREATE FUNCTION pg_temp.nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
+SELECT pg_temp.both();
+
+CREATE TRIGGER t BEFORE INSERT ON idem_keys FOR EACH ROW EXECUTE FUNCTION pg_temp.nothing();
+SELECT pg_temp.both();
+ALTER TABLE idem_keys DISABLE TRIGGER t;
+SELECT pg_temp.code_of($$ SELECT idem_claim('s', 'bad-input-key-006') $$);
+DROP TRIGGER t ON idem_keys;
+SELECT pg_temp.both();
+
+CREATE RULE r AS ON DELETE TO idem_keys DO INSTEAD NOTHING;
+SELECT pg_temp.both();
+DROP RULE r ON idem_keys;
+SELECT pg_temp.both();
+
+ALTER TABLE idem_keys ENABLE ROW LEVEL SECURITY;
+SELECT pg_temp.both();
+ALTER TABLE idem_keys DISABLE ROW LEVEL SECURITY;
+SELECT pg_temp.both();
+
+ALTER TABLE idem_keys ADD CONSTRAINT c CHECK (attempt < 1000);
+SELECT pg_temp.both();
+ALTER TABLE idem_keys DROP CONSTRAINT c;
+SELECT pg_temp.both();
+
+CREATE TABLE referencing (scope text, key text, FOREIGN KEY (scope, key) REFERENCES idem_keys);
+SELECT pg_temp.both();
+DROP TABLE referencing;
+SELECT pg_temp.both();
+
+UPDATE idem_keys SET error = '' WHERE error IS NULL;
+ALTER TABLE idem_keys ALTER COLUMN error SET NOT NULL;
+SELECT pg_temp.both();
+ALTER TABLE idem_keys ALTER COLUMN error DROP NOT NULL;
+SELECT pg_temp.both();
+
+ALTER TABLE idem_keys ALTER COLUMN created_at DROP NOT NULL;
+SELECT pg_temp.both();
+ALTER TABLE idem_keys ALTER COLUMN created_at SET NOT NULL;
+SELECT pg_temp.both();
+
+ALTER TABLE idem_keys ALTER COLUMN error TYPE varchar(10);
+SELECT pg_temp.both();
+ALTER TABLE idem_keys ALTER COLUMN error TYPE text;
+SELECT pg_temp.both();
+
+ALTER TABLE idem_keys DROP CONSTRAINT idem_keys_pkey;
+SELECT pg_temp.both();
+ALTER TABLE idem_keys ADD PRIMARY KEY (scope, key);
+SELECT pg_temp.both();
+
+-- The other tables
+CREATE TRIGGER t AFTER UPDATE ON idem_action_versions FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.nothing();
+SELECT pg_temp.error_of($$ SELECT idem_try_advance('u', 'e', '6', 11) $$);
+DROP TRIGGER t ON idem_action_versions;
+SELECT * FROM idem_try_advance('u', 'e', '6', 11);
+ALTER TABLE idem_user_actions ENABLE ROW LEVEL SECURITY;
+SELECT pg_temp.error_of($$ SELECT idem_set('u', 'e', '6', 'a', false, 12) $$);
+SELECT pg_temp.error_of($$ SELECT idem_is_active('u', 'e', '6', 'a') $$);
+ALTER TABLE idem_user_actions DISABLE ROW LEVEL SECURITY;
+SELECT * FROM idem_set('u', 'e', '6', 'a', false, 12);
+
+-- What is harmless is none of our business.
+CREATE INDEX ON idem_keys (state);
+CREATE INDEX ON idem_keys (lower(recovery_point)) WHERE state = 'failed';
+CREATE STATISTICS regress_idem_statistics (dependencies) ON scope, state FROM idem_keys;
+ALTER TABLE idem_keys SET (fillfactor = 90);
+ALTER TABLE idem_keys ALTER COLUMN attempt SET DEFAULT 5;
+ALTER TABLE idem_keys REPLICA IDENTITY FULL;
+SELECT c.outcome, attempt, idem_checkpoint('s', 'bad-input-key-014', 'STEP') IS NOT NULL, idem_fail('s', 'bad-input-key-014') FROM idem_claim('s', 'bad-input-key-014') AS c;
+SET enable_seqscan = off;
+SELECT count(*) FROM idem_keys WHERE lower(recovery_point) = 'step' AND state = 'failed';
+SELECT count(*) FROM idem_keys WHERE state = 'failed' AND key = 'bad-input-key-014';
+RESET enable_seqscan;
+SELECT outcome, attempt, recovery_point FROM idem_claim('s', 'bad-input-key-014');
+
+-- A published table without replica identity: no updates, as by UPDATE.
+SET client_min_messages = error;
+CREATE PUBLICATION regress_idem_publication FOR TABLE idem_keys;
+RESET client_min_messages;
+ALTER TABLE idem_keys REPLICA IDENTITY NOTHING;
+BEGIN;
+SELECT outcome FROM idem_claim('s', 'bad-input-key-016');
+SELECT pg_temp.code_of($$ SELECT idem_complete('s', 'bad-input-key-016', 200) $$);
+SELECT pg_temp.code_of($$ UPDATE idem_keys SET error = 'x' WHERE key = 'bad-input-key-016' $$);
+SELECT pg_temp.code_of($$ SELECT idem_release('s', 'bad-input-key-016') $$);
+COMMIT;
+DROP PUBLICATION regress_idem_publication;
+ALTER TABLE idem_keys REPLICA IDENTITY DEFAULT;
+
+-- What leaves a trace in the catalogs is forgiven as well, once it is undone.
+SET client_min_messages = warning;
+DROP EXTENSION idempotency CASCADE;
+CREATE EXTENSION idempotency;
+RESET client_min_messages;
+SELECT pg_temp.both();
+CREATE TABLE child () INHERITS (idem_keys);
+SELECT pg_temp.both();
+DROP TABLE child;
+SELECT pg_temp.both();
+SELECT outcome FROM idem_claim('s', 'bad-input-key-015');
+SET client_min_messages = warning;
+DROP EXTENSION idempotency CASCADE;
+CREATE EXTENSION idempotency;
+RESET client_min_messages;
+SELECT outcome FROM idem_claim('s', 'bad-input-key-006');
+ALTER TABLE idem_keys ADD COLUMN x int;
+SELECT pg_temp.both();
+ALTER TABLE idem_keys DROP COLUMN x;
+SELECT pg_temp.both();
+SELECT outcome, idem_complete('s', 'bad-input-key-015', 200, 'x') FROM idem_claim('s', 'bad-input-key-015');
+SELECT outcome, response_body FROM idem_claim('s', 'bad-input-key-015');
+
+-- A primary key over the same columns in another order, or over others, is
+-- not the one to find a key by.
+SET client_min_messages = warning;
+DROP EXTENSION idempotency CASCADE;
+CREATE EXTENSION idempotency;
+RESET client_min_messages;
+SELECT outcome FROM idem_claim('s', 'bad-input-key-006');
+CREATE FUNCTION pg_temp.both_codes() RETURNS text LANGUAGE sql AS $$
+	SELECT pg_temp.code_of('SELECT idem_claim($_$s$_$, $_$bad-input-key-006$_$)') || ' | ' || pg_temp.code_of('SELECT idem_lookup($_$s$_$, $_$bad-input-key-006$_$)')
+$$;
+SET statement_timeout = '5s';
+ALTER TABLE idem_keys DROP CONSTRAINT idem_keys_pkey, ADD PRIMARY KEY (key, scope);
+SELECT pg_temp.both_codes();
+ALTER TABLE idem_keys DROP CONSTRAINT idem_keys_pkey, ADD PRIMARY KEY (scope, key, state);
+SELECT pg_temp.both_codes();
+ALTER TABLE idem_keys DROP CONSTRAINT idem_keys_pkey, ADD PRIMARY KEY (claim_token);
+SELECT pg_temp.both_codes();
+ALTER TABLE idem_keys DROP CONSTRAINT idem_keys_pkey, ADD PRIMARY KEY (scope, key);
+SELECT pg_temp.both_codes();
+RESET statement_timeout;
+
+-- A new session finds an altered table by itself.
+SET client_min_messages = warning;
+DROP EXTENSION idempotency CASCADE;
+CREATE EXTENSION idempotency;
+RESET client_min_messages;
+SELECT outcome FROM idem_claim('s', 'bad-input-key-006');
+ALTER TABLE idem_keys ADD CONSTRAINT c CHECK (attempt < 1000);
+\c
+SELECT outcome FROM idem_claim('s', 'bad-input-key-006');
+ALTER TABLE idem_keys DROP CONSTRAINT c;
+SELECT outcome FROM idem_claim('s', 'bad-input-key-006');

@@ -1,0 +1,440 @@
+--
+-- Privileges: who may do what, whoever installed the extension
+--
+BEGIN;
+SET LOCAL client_min_messages = error;
+
+CREATE ROLE idem_test_app;
+CREATE ROLE idem_test_stranger;
+CREATE ROLE idem_test_installer;
+
+-- What a role gets from a statement: "allowed", or the error.  Its effects
+-- are rolled back.  throws_ok() would not do: a role that may not write
+-- pgTAP's tables makes it take its own failure for the expected one.
+CREATE FUNCTION pg_temp.outcome_of(role name, statement text) RETURNS text
+LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE format('SET LOCAL ROLE %I', role);
+	EXECUTE statement;
+	RAISE EXCEPTION USING ERRCODE = 'ZZ000';
+EXCEPTION WHEN OTHERS THEN
+	RETURN CASE SQLSTATE WHEN 'ZZ000' THEN 'allowed'
+		ELSE SQLSTATE || ': ' || SQLERRM END;
+END
+$$;
+
+CREATE FUNCTION handler(request jsonb) RETURNS jsonb
+LANGUAGE sql RETURN to_jsonb(current_user::text);
+
+-- The interface, with calls that work if they are allowed.
+CREATE TEMP TABLE calls (
+	signature text,
+	call text
+);
+INSERT INTO calls
+SELECT signature, CASE WHEN claims THEN
+	'SELECT idem_claim(''privileges'', ''key-of-privileges''); ' ELSE '' END
+	|| 'SELECT ' || call
+FROM (VALUES
+	('idem_request_hash(text, text, text)', false,
+		$$idem_request_hash('GET', '/')$$),
+	('idem_request_hash(text, text, jsonb)', false,
+		$$idem_request_hash('GET', '/', '{}'::jsonb)$$),
+	('idem_request_hash(text, text, bytea)', false,
+		$$idem_request_hash('GET', '/', '\x00'::bytea)$$),
+	('idem_canonical_json(jsonb)', false,
+		$$idem_canonical_json('{}')$$),
+	('idem_key_is_valid(text)', false,
+		$$idem_key_is_valid('key-of-privileges')$$),
+	('idem_claim(text, text, bytea, interval, interval, interval)', false,
+		$$idem_claim('privileges', 'key-of-privileges')$$),
+	('idem_complete(text, text, int, text, json, bigint)', true,
+		$$idem_complete('privileges', 'key-of-privileges', 200)$$),
+	('idem_complete(text, text, int, bytea, json, bigint)', true,
+		$$idem_complete('privileges', 'key-of-privileges', 200,
+			'\x00'::bytea)$$),
+	('idem_checkpoint(text, text, text, json, interval, bigint)', true,
+		$$idem_checkpoint('privileges', 'key-of-privileges', 'point')$$),
+	('idem_heartbeat(text, text, interval, bigint)', true,
+		$$idem_heartbeat('privileges', 'key-of-privileges')$$),
+	('idem_fail(text, text, text, bigint)', true,
+		$$idem_fail('privileges', 'key-of-privileges')$$),
+	('idem_release(text, text, bigint)', true,
+		$$idem_release('privileges', 'key-of-privileges')$$),
+	('idem_lookup(text, text)', false,
+		$$idem_lookup('privileges', 'key-of-privileges')$$),
+	('idem_run(text, text, regprocedure, jsonb, interval, interval)', false,
+		$$idem_run('privileges', 'key-of-privileges', 'handler(jsonb)',
+			'{}')$$),
+	('idem_try_advance(text, text, text, bigint)', false,
+		$$idem_try_advance('privileges', 'post', '1', 1)$$),
+	('idem_toggle(text, text, text, text, bigint)', false,
+		$$idem_toggle('privileges', 'post', '1', 'like', 1)$$),
+	('idem_set(text, text, text, text, boolean, bigint, text[])', false,
+		$$idem_set('privileges', 'post', '1', 'like', true, 1)$$),
+	('idem_is_active(text, text, text, text)', false,
+		$$idem_is_active('privileges', 'post', '1', 'like')$$)
+) AS v (signature, claims, call);
+
+-- What idem_grant() does not give.
+CREATE TEMP TABLE administrator_calls (
+	signature text,
+	call text
+);
+INSERT INTO administrator_calls VALUES
+	('idem_forget(text, text)',
+		$$SELECT idem_forget('privileges', 'key-of-privileges')$$),
+	('idem_erase(text, text)',
+		$$SELECT idem_erase('privileges', 'key-of-privileges')$$),
+	('idem_grant(regrole)',
+		$$SELECT idem_grant('idem_test_stranger')$$),
+	('idem_revoke(regrole)',
+		$$SELECT idem_revoke('idem_test_stranger')$$),
+	('idem_application_functions()',
+		$$SELECT idem_application_functions()$$);
+
+CREATE TEMP TABLE table_accesses (
+	statement text
+);
+INSERT INTO table_accesses
+SELECT format(statement, relation)
+FROM (VALUES ('idem_keys'), ('idem_action_versions'), ('idem_user_actions'))
+	AS r (relation),
+	(VALUES ('SELECT FROM %s'), ('INSERT INTO %s DEFAULT VALUES'),
+		('DELETE FROM %s'), ('TRUNCATE %s'), ('LOCK %s')) AS s (statement);
+INSERT INTO table_accesses VALUES
+	('UPDATE idem_keys SET attempt = 1'),
+	('UPDATE idem_action_versions SET last_action_id = 1'),
+	('UPDATE idem_user_actions SET last_action_id = 1'),
+	('SELECT FROM idem_claim_tokens'),
+	('SELECT nextval(''idem_claim_tokens'')'),
+	('SELECT setval(''idem_claim_tokens'', 1)'),
+	('ALTER TABLE idem_keys ADD COLUMN tenant text'),
+	('DROP TABLE idem_keys'),
+	('CREATE INDEX ON idem_keys (claim_token)');
+
+-- From 17 on, array types and the tables' row types are members as well.
+CREATE TEMP VIEW members AS
+	SELECT d.classid, d.objid
+	FROM pg_depend AS d
+	WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+		AND d.refobjid = (SELECT oid FROM pg_extension
+			WHERE extname = 'idempotency')
+		AND NOT (d.classid = 'pg_type'::regclass AND d.objid IN (
+			SELECT t.oid
+			FROM pg_type AS t LEFT JOIN pg_class AS c ON c.oid = t.typrelid
+			WHERE t.typelem <> 0 OR c.relkind <> 'c'));
+-- Every privilege on the extension's objects.
+CREATE TEMP VIEW privileges AS
+	SELECT o.object, a.grantee, a.privilege_type, a.is_grantable
+	FROM (
+		SELECT p.oid::regprocedure::text,
+			coalesce(p.proacl, acldefault('f', p.proowner))
+		FROM pg_proc AS p JOIN members AS m
+			ON m.classid = 'pg_proc'::regclass AND m.objid = p.oid
+		UNION ALL
+		SELECT c.relname, coalesce(c.relacl, acldefault(
+			CASE c.relkind WHEN 'S' THEN 's' ELSE 'r' END::"char",
+			c.relowner))
+		FROM pg_class AS c JOIN members AS m
+			ON m.classid = 'pg_class'::regclass AND m.objid = c.oid
+		UNION ALL
+		SELECT 'type ' || t.typname,
+			coalesce(t.typacl, acldefault('T', t.typowner))
+		FROM pg_type AS t JOIN members AS m
+			ON m.classid = 'pg_type'::regclass AND m.objid = t.oid
+	) AS o (object, acl),
+	aclexplode(o.acl) AS a;
+
+SELECT plan(225);
+
+--
+-- Nobody but the installer has anything
+--
+SELECT is_empty(
+	'SELECT * FROM privileges WHERE grantee = 0',
+	'nothing is granted to PUBLIC');
+SELECT is_empty(
+	$$SELECT * FROM privileges
+	WHERE grantee <> (SELECT extowner FROM pg_extension
+		WHERE extname = 'idempotency')$$,
+	'nothing is granted to anybody but the installing role');
+SELECT is_empty(
+	$$SELECT a.attrelid::regclass, a.attname
+	FROM pg_attribute AS a JOIN members AS m
+		ON m.classid = 'pg_class'::regclass AND m.objid = a.attrelid
+	WHERE a.attacl IS NOT NULL$$,
+	'no column is granted to anybody');
+-- A stranger's table with a column of a row type would stand in the way of
+-- DROP EXTENSION, and of any change to the table.
+SELECT is_empty(
+	$$SELECT t.typname FROM pg_type AS t JOIN members AS m
+		ON m.classid = 'pg_class'::regclass AND m.objid = t.typrelid
+	WHERE has_type_privilege('idem_test_stranger', t.oid, 'USAGE')$$,
+	'the row types of the tables are not granted to PUBLIC');
+SELECT is_empty(
+	$$SELECT pg_describe_object(classid, objid, 0) FROM members
+	WHERE obj_description(objid, classid::regclass::name) IS NULL$$,
+	'every object has a comment');
+
+SELECT is(pg_temp.outcome_of('idem_test_stranger', call),
+	'42501: permission denied for function '
+	|| CASE WHEN call LIKE '%; %' THEN 'idem_claim'
+		ELSE split_part(signature, '(', 1) END,
+	'without a grant: ' || signature || ': 42501')
+FROM (TABLE calls UNION ALL TABLE administrator_calls) AS c;
+SELECT ok(NOT has_function_privilege('idem_test_stranger', signature,
+	'EXECUTE'), 'without a grant, no EXECUTE: ' || signature)
+FROM (TABLE calls UNION ALL TABLE administrator_calls) AS c;
+
+--
+-- idem_grant gives the application's part, and nothing else
+--
+SELECT idem_grant('idem_test_app') \gset
+SELECT set_eq(
+	$$SELECT object, privilege_type, is_grantable FROM privileges
+	WHERE grantee = 'idem_test_app'::regrole$$,
+	$$SELECT signature::regprocedure::text AS object,
+		'EXECUTE' AS privilege_type, false AS is_grantable FROM calls
+	UNION ALL VALUES ('type idem_response', 'USAGE', false)$$,
+	'idem_grant grants exactly the functions of the interface');
+SELECT ok(has_schema_privilege('idem_test_app',
+	(SELECT extnamespace FROM pg_extension WHERE extname = 'idempotency'),
+	'USAGE'), 'with idem_grant: USAGE on the schema');
+SELECT ok(NOT has_schema_privilege('idem_test_app',
+	(SELECT extnamespace FROM pg_extension WHERE extname = 'idempotency'),
+	'CREATE'), 'with idem_grant: no CREATE on the schema');
+SELECT is(pg_temp.outcome_of('idem_test_app', call), 'allowed',
+	'with idem_grant: ' || signature || ' is allowed')
+FROM calls;
+SELECT is(pg_temp.outcome_of('idem_test_app', call),
+	'42501: permission denied for function ' || split_part(signature, '(', 1),
+	'with idem_grant: ' || signature || ': 42501')
+FROM administrator_calls;
+SELECT is(left(pg_temp.outcome_of('idem_test_app', statement), 6), '42501:',
+	'with idem_grant: ' || statement || ': 42501')
+FROM table_accesses;
+SELECT is(pg_temp.outcome_of('idem_test_app',
+	'CREATE FUNCTION pg_temp.h(jsonb) RETURNS idem_response
+	LANGUAGE sql AS ''SELECT (200, NULL, NULL)::idem_response'''),
+	'allowed', 'with idem_grant: a function that returns idem_response');
+SELECT is(left(pg_temp.outcome_of('idem_test_stranger',
+	'CREATE FUNCTION pg_temp.h(jsonb) RETURNS idem_response
+	LANGUAGE sql AS ''SELECT (200, NULL, NULL)::idem_response'''), 6),
+	'42501:', 'without a grant, a function that returns it: 42501');
+
+SELECT idem_grant('idem_test_app') \gset
+SELECT is(count(*), (SELECT count(*) + 1 FROM calls),
+	'idem_grant given twice is given once')
+FROM privileges WHERE grantee = 'idem_test_app'::regrole;
+CREATE ROLE "Idem test ""app""; --";
+SELECT idem_grant('"Idem test ""app""; --"') \gset
+SELECT is(count(*), (SELECT count(*) + 1 FROM calls),
+	'idem_grant quotes the role''s name')
+FROM privileges WHERE grantee = '"Idem test ""app""; --"'::regrole;
+
+--
+-- Handlers of idem_run have the caller's rights
+--
+SET LOCAL ROLE idem_test_app;
+SELECT response_body AS handler_ran_as FROM idem_run('privileges',
+	'key-of-handler-run', 'handler(jsonb)', '{}') \gset
+RESET ROLE;
+SELECT is(:'handler_ran_as', '"idem_test_app"'::text,
+	'a handler runs as the caller');
+CREATE TABLE secrets ();
+CREATE FUNCTION reads_secrets(request jsonb) RETURNS jsonb
+LANGUAGE sql AS 'SELECT to_jsonb(count(*)) FROM secrets';
+CREATE FUNCTION secret_handler(request jsonb) RETURNS jsonb
+LANGUAGE sql RETURN request;
+REVOKE ALL ON FUNCTION secret_handler(jsonb) FROM PUBLIC;
+SELECT is(pg_temp.outcome_of('idem_test_app', $$SELECT idem_run('privileges',
+		'key-of-handler-01', 'secret_handler(jsonb)', '{}')$$),
+	'42501: permission denied for function secret_handler',
+	'a handler needs EXECUTE');
+SELECT is(pg_temp.outcome_of('idem_test_app', $$SELECT idem_run('privileges',
+		'key-of-handler-01', 'reads_secrets(jsonb)', '{}')$$),
+	'42501: permission denied for table secrets',
+	'a handler reaches what the caller reaches');
+SELECT is(pg_temp.outcome_of('idem_test_app', $$SELECT idem_run('privileges',
+		'key-of-handler-01', 'idem_erase(text, text)', '{}')$$),
+	'42501: permission denied for function idem_erase',
+	'whatever the function that is called a handler');
+
+--
+-- idem_revoke
+--
+SELECT idem_revoke('idem_test_app') \gset
+SELECT is_empty($$SELECT * FROM privileges
+	WHERE grantee = 'idem_test_app'::regrole$$,
+	'idem_revoke takes back what idem_grant gave');
+SELECT is(pg_temp.outcome_of('idem_test_app', call),
+	'42501: permission denied for function '
+	|| CASE WHEN call LIKE '%; %' THEN 'idem_claim'
+		ELSE split_part(signature, '(', 1) END,
+	'after idem_revoke: ' || signature || ': 42501')
+FROM calls;
+SELECT isnt_empty($$SELECT FROM privileges
+	WHERE grantee = '"Idem test ""app""; --"'::regrole$$,
+	'others keep theirs');
+SELECT is(pg_temp.outcome_of(session_user, 'SELECT
+		idem_revoke(''idem_test_stranger'')'),
+	'allowed', 'idem_revoke of nothing is no error');
+
+--
+-- Installation: safe schemas only
+--
+DROP EXTENSION idempotency;
+CREATE SCHEMA shared_with_public;
+GRANT CREATE ON SCHEMA shared_with_public TO PUBLIC;
+CREATE SCHEMA shared_with_stranger;
+GRANT CREATE ON SCHEMA shared_with_stranger TO idem_test_stranger;
+CREATE SCHEMA owned_by_stranger AUTHORIZATION idem_test_stranger;
+CREATE SCHEMA readable;
+GRANT USAGE ON SCHEMA readable TO PUBLIC;
+CREATE ROLE idem_test_superuser SUPERUSER;
+CREATE SCHEMA owned_by_superuser AUTHORIZATION idem_test_superuser;
+SELECT is(pg_temp.outcome_of(session_user,
+	'CREATE EXTENSION idempotency SCHEMA ' || name), outcome, description)
+FROM (VALUES
+	('shared_with_public',
+		'42501: schema "shared_with_public" is not safe for extension '
+		'"idempotency"',
+		'no installation where PUBLIC may create'),
+	('shared_with_stranger',
+		'42501: schema "shared_with_stranger" is not safe for extension '
+		'"idempotency"',
+		'no installation where a stranger may create'),
+	('owned_by_stranger',
+		'42501: schema "owned_by_stranger" is not safe for extension '
+		'"idempotency"',
+		'no installation in a stranger''s schema'),
+	('owned_by_superuser', 'allowed',
+		'superusers may create there anyway'),
+	('readable', 'allowed', 'USAGE for all does no harm')
+) AS v (name, outcome, description);
+
+--
+-- Installation by a role that is no superuser but may create in the database
+--
+SELECT is(left(pg_temp.outcome_of('idem_test_stranger',
+		'CREATE EXTENSION idempotency SCHEMA owned_by_stranger'), 6),
+	'42501:', 'not everybody may install');
+DO $$
+BEGIN
+	EXECUTE format('GRANT CREATE ON DATABASE %I TO idem_test_installer',
+		current_database());
+END
+$$;
+SET LOCAL ROLE idem_test_installer;
+CREATE SCHEMA idem;
+CREATE EXTENSION idempotency SCHEMA idem;
+SELECT idem.idem_grant('idem_test_app') \gset
+RESET ROLE;
+SELECT is_empty('SELECT * FROM privileges WHERE grantee = 0',
+	'trusted installation: nothing is granted to PUBLIC');
+-- The tables and functions are the bootstrap superuser's.
+SELECT results_eq(
+	$$SELECT DISTINCT r.rolsuper FROM members AS m JOIN pg_proc AS p
+		ON m.classid = 'pg_proc'::regclass AND m.objid = p.oid
+	JOIN pg_roles AS r ON r.oid = p.proowner$$,
+	'VALUES (true)', 'the installer owns none of the functions');
+
+SET LOCAL search_path = public, tap, idem;
+SELECT ok(has_schema_privilege('idem_test_app', 'idem', 'USAGE')
+	AND NOT has_schema_privilege('idem_test_stranger', 'idem', 'USAGE')
+	AND NOT has_schema_privilege('idem_test_app', 'idem', 'CREATE'),
+	'the installer''s idem_grant gives USAGE on the schema');
+SELECT is(pg_temp.outcome_of('idem_test_app', call), 'allowed',
+	'granted by the installer: ' || signature || ' is allowed')
+FROM calls;
+SELECT is(pg_temp.outcome_of('idem_test_app', call),
+	'42501: permission denied for function ' || split_part(signature, '(', 1),
+	'granted by the installer: ' || signature || ': 42501')
+FROM administrator_calls;
+SELECT is(pg_temp.outcome_of('idem_test_installer', call), 'allowed',
+	'the installer may call ' || signature)
+FROM (TABLE calls UNION ALL TABLE administrator_calls) AS c;
+SELECT is(left(pg_temp.outcome_of('idem_test_installer', statement), 7),
+	CASE WHEN statement LIKE 'SELECT FROM%' THEN 'allowed'
+		ELSE '42501: ' END,
+	'the installer reads the tables and never writes them: ' || statement)
+FROM table_accesses
+-- The owner of the schema might drop it, if the extension did not need it.
+WHERE statement NOT LIKE 'DROP%';
+SELECT is(pg_temp.outcome_of('idem_test_installer',
+	'GRANT SELECT ON idem_keys TO idem_test_stranger'),
+	'allowed', 'the installer may let others read them');
+SELECT is(left(pg_temp.outcome_of('idem_test_installer', statement), 6),
+	'42501:', 'the installer gains no more: ' || statement)
+FROM (VALUES
+	('ALTER FUNCTION idem_forget(text, text) SECURITY DEFINER'),
+	('CREATE OR REPLACE FUNCTION idem_forget(scope text, key text)
+		RETURNS boolean LANGUAGE sql AS ''SELECT true'''),
+	('CREATE FUNCTION f(text, text) RETURNS boolean LANGUAGE c
+		AS ''$libdir/idempotency'', ''idem_forget'''),
+	('ALTER TYPE idem_response OWNER TO idem_test_installer')
+) AS v (statement);
+SET LOCAL ROLE idem_test_installer;
+SELECT idem_revoke('idem_test_app') \gset
+RESET ROLE;
+SELECT is_empty($$SELECT * FROM privileges
+	WHERE grantee = 'idem_test_app'::regrole$$,
+	'the installer''s idem_revoke takes it back');
+
+SELECT is(pg_temp.outcome_of('idem_test_installer',
+	'DROP EXTENSION idempotency'), 'allowed', 'the installer may drop it');
+
+-- The installer owns the schema, and may put better matches for unqualified
+-- calls into it.  What superusers run must not take them.  The extension is
+-- installed again, for what has run already has found its functions.
+DROP EXTENSION idempotency;
+SET LOCAL ROLE idem_test_installer;
+CREATE EXTENSION idempotency SCHEMA idem;
+CREATE FUNCTION idem.has_schema_privilege(regrole, regnamespace, text)
+RETURNS boolean LANGUAGE plpgsql
+AS 'BEGIN RAISE ''captured'' USING ERRCODE = ''CA001''; END';
+CREATE FUNCTION idem.format(text, regnamespace, regrole)
+RETURNS text LANGUAGE plpgsql
+AS 'BEGIN RAISE ''captured'' USING ERRCODE = ''CA001''; END';
+CREATE FUNCTION idem.format(text, text, regrole)
+RETURNS text LANGUAGE plpgsql
+AS 'BEGIN RAISE ''captured'' USING ERRCODE = ''CA001''; END';
+CREATE FUNCTION idem.format(text, regrole)
+RETURNS text LANGUAGE plpgsql
+AS 'BEGIN RAISE ''captured'' USING ERRCODE = ''CA001''; END';
+RESET ROLE;
+SELECT is(pg_temp.outcome_of(session_user,
+	'SELECT idem_grant(''idem_test_app'')'), 'allowed',
+	'the owner of the schema cannot capture calls in idem_grant');
+SELECT is(pg_temp.outcome_of(session_user,
+	'SELECT idem_revoke(''idem_test_app'')'), 'allowed',
+	'the owner of the schema cannot capture calls in idem_revoke');
+
+DROP EXTENSION idempotency;
+SELECT is(pg_temp.outcome_of('idem_test_installer',
+	format('CREATE FUNCTION idem.captures(%1$s, %2$s)
+		RETURNS boolean LANGUAGE plpgsql
+		AS ''BEGIN RAISE ''''captured'''' USING ERRCODE = ''''CA001''''; END'';
+		CREATE OPERATOR idem.%3$s (LEFTARG = %1$s, RIGHTARG = %2$s,
+			FUNCTION = idem.captures);
+		CREATE EXTENSION idempotency SCHEMA idem',
+		left_type, right_type, operator)),
+	'allowed', format('the owner of the schema cannot capture %s %s %s in '
+		'the installation', left_type, operator, right_type))
+FROM (VALUES ('oid', 'regrole', '='), ('oid', 'regclass', '='),
+	('oid', 'int', '='), ('name', 'text', '='))
+	AS v (left_type, right_type, operator);
+SELECT matches(pg_temp.outcome_of('idem_test_installer', statement || ';
+		CREATE EXTENSION idempotency SCHEMA idem'), '^42(P07|723|710): ',
+	'what is there already is not taken over: ' || statement)
+FROM (VALUES
+	('CREATE TABLE idem.idem_keys (scope text, key text)'),
+	('CREATE SEQUENCE idem.idem_claim_tokens'),
+	('CREATE TYPE idem.idem_response AS (status int)'),
+	('CREATE FUNCTION idem.idem_forget(scope text, key text)
+		RETURNS boolean LANGUAGE sql AS ''SELECT true''')
+) AS v (statement);
+
+SELECT * FROM finish();
+ROLLBACK;

@@ -1,0 +1,208 @@
+--
+-- Settings: defaults, units, bounds, and who may set them
+--
+BEGIN;
+SET LOCAL client_min_messages = error;
+
+CREATE ROLE idem_test_app;
+SELECT idem_grant('idem_test_app') \gset
+
+-- What a role gets from a statement: "allowed", or the SQLSTATE.  Its effects
+-- are rolled back.  (throws_ok() needs rights that the role does not have.)
+CREATE FUNCTION pg_temp.outcome_of(role name, statement text) RETURNS text
+LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE format('SET LOCAL ROLE %I', role);
+	EXECUTE statement;
+	RAISE EXCEPTION USING ERRCODE = 'ZZ000';
+EXCEPTION WHEN OTHERS THEN
+	RETURN CASE SQLSTATE WHEN 'ZZ000' THEN 'allowed' ELSE SQLSTATE END;
+END
+$$;
+
+-- The design's table, as far as it is implemented.  "userset" settings are
+-- defaults of a call, "superuser" ones protect the operator.  "other" is a
+-- value to be set; a century is the longest time.
+CREATE TEMP TABLE promised (
+	name text,
+	shown text,
+	boot_value text,
+	type text,
+	unit text,
+	context text,
+	least text,
+	greatest text,
+	other text
+);
+INSERT INTO promised VALUES
+	('idempotency.default_ttl', '1d', '8.64e+07', 'real', 'ms', 'user',
+		'0', '36525d', '90min'),
+	('idempotency.default_lease', '1min', '60000', 'real', 'ms', 'user',
+		'0', '36525d', '500ms'),
+	('idempotency.key_min_length', '16', '16', 'integer', NULL, 'superuser',
+		'1', '255', '20'),
+	('idempotency.key_max_length', '128', '128', 'integer', NULL,
+		'superuser', '1', '255', '64'),
+	('idempotency.expired_key_policy', 'reuse', 'reuse', 'enum', NULL,
+		'superuser', NULL, NULL, 'reject'),
+	('idempotency.tombstone_retention', '0', '0', 'real', 'ms', 'superuser',
+		'0', '36525d', '7d'),
+	('idempotency.max_action_id_lead', '0', '0', 'real', 'ms', 'superuser',
+		'0', '36525d', '1h'),
+	('idempotency.max_response_size', '1MB', '1048576', 'integer', 'B',
+		'superuser', '0', '2147483647', '64kB');
+
+SELECT plan(176);
+
+SELECT set_eq(
+	$$SELECT name FROM pg_settings WHERE name LIKE 'idempotency.%'$$,
+	'SELECT name FROM promised',
+	'there are these settings and no other');
+SELECT is(current_setting(name), shown, name || ' is ' || shown)
+FROM promised;
+SELECT is(s.boot_val, p.boot_value, name || ' is so by default')
+FROM promised AS p LEFT JOIN pg_settings AS s USING (name);
+SELECT is(s.vartype, p.type, name || ' has type ' || p.type)
+FROM promised AS p LEFT JOIN pg_settings AS s USING (name);
+SELECT is(s.unit, p.unit, name || ' counts in ' || coalesce(p.unit, 'ones'))
+FROM promised AS p LEFT JOIN pg_settings AS s USING (name);
+SELECT is(s.context, p.context, name || ' is for ' || p.context)
+FROM promised AS p LEFT JOIN pg_settings AS s USING (name);
+SELECT ok(length(short_desc) > 20, name || ' has a description')
+FROM promised LEFT JOIN pg_settings USING (name);
+SELECT is((SELECT enumvals FROM pg_settings
+	WHERE name = 'idempotency.expired_key_policy'), '{reuse,reject}',
+	'idempotency.expired_key_policy is reuse or reject');
+
+--
+-- Bounds
+--
+SELECT is(pg_temp.outcome_of(session_user,
+		format('SET LOCAL %s = %L', name, value)), outcome,
+	format('%s = %s: %s', name, value, outcome))
+FROM promised, LATERAL (VALUES (least, 'allowed'), (greatest, 'allowed'),
+	(other, 'allowed'), ('no such value', '22023')) AS v (value, outcome)
+WHERE value IS NOT NULL;
+SELECT is(pg_temp.outcome_of(session_user,
+		format('SET LOCAL %s = %L', name, value)), '22023',
+	format('%s = %s: 22023', name, value))
+FROM promised, LATERAL (VALUES
+	(CASE least WHEN '0' THEN '-1' WHEN '1' THEN '0' END),
+	(CASE greatest WHEN '36525d' THEN '36526d' WHEN '255' THEN '256'
+		WHEN '2147483647' THEN '2147483648' END)) AS v (value)
+WHERE value IS NOT NULL;
+SELECT is(pg_temp.outcome_of(session_user,
+		'SET LOCAL idempotency.expired_key_policy = ' || value), '22023',
+	'idempotency.expired_key_policy = ' || value || ': 22023')
+FROM (VALUES ('accept'), ('on')) AS v (value);
+SELECT is(pg_temp.outcome_of(session_user,
+		'SET LOCAL idempotency.default_tll = 1'), '42602',
+	'a misspelt setting is refused');
+
+SELECT is(set_config(name, value, true), shown,
+	format('%s = %s reads %s', name, value, shown))
+FROM (VALUES
+	('idempotency.default_ttl', '24h', '1d'),
+	('idempotency.default_ttl', '90 min', '90min'),
+	('idempotency.default_ttl', '1.5h', '90min'),
+	('idempotency.default_ttl', '1000', '1s'),
+	('idempotency.default_lease', '500ms', '500ms'),
+	('idempotency.tombstone_retention', '7d', '7d'),
+	('idempotency.max_action_id_lead', '1h', '1h'),
+	('idempotency.max_response_size', '1MB', '1MB'),
+	('idempotency.max_response_size', '65536', '64kB'),
+	('idempotency.expired_key_policy', 'REJECT', 'reject')
+) AS v (name, value, shown);
+RESET idempotency.default_ttl;
+RESET idempotency.default_lease;
+RESET idempotency.tombstone_retention;
+RESET idempotency.max_action_id_lead;
+RESET idempotency.max_response_size;
+RESET idempotency.expired_key_policy;
+
+--
+-- Who may set them
+--
+SELECT is(pg_temp.outcome_of('idem_test_app', format(statement, name, other)),
+	CASE context WHEN 'user' THEN 'allowed' ELSE '42501' END,
+	format('the application, ' || statement || ': '
+		|| CASE context WHEN 'user' THEN 'allowed' ELSE '42501' END,
+		name, other))
+FROM promised, (VALUES ('SET %s = %L'), ('SET LOCAL %s = %L'),
+	('SELECT set_config(%L, %L, true)'),
+	('ALTER ROLE idem_test_app SET %s = %L')) AS v (statement);
+SELECT is(pg_temp.outcome_of('idem_test_app', format('
+	CREATE FUNCTION pg_temp.f() RETURNS void LANGUAGE sql SET %s = %L
+		AS ''''; SELECT pg_temp.f()', name, other)), '42501',
+	'the application cannot set it by way of a function: ' || name)
+FROM promised WHERE context = 'superuser';
+SELECT is(pg_temp.outcome_of('idem_test_app', format('SHOW %s', name)),
+	'allowed', 'the application can see ' || name)
+FROM promised;
+SELECT is(pg_temp.outcome_of(session_user, format('
+	GRANT SET ON PARAMETER %1$s TO idem_test_app;
+	SET LOCAL ROLE idem_test_app; SET LOCAL %1$s = %2$L', name, other)),
+	'allowed', 'a role with SET on it can set ' || name)
+FROM promised WHERE context = 'superuser';
+
+--
+-- What they do
+--
+SET LOCAL idempotency.default_ttl = '2h';
+SET LOCAL idempotency.default_lease = '30min';
+SELECT is(expires_at - lease_expires_at, '01:30:00'::interval,
+	'default_ttl and default_lease stand in for what a call does not say')
+FROM idem_claim('settings', 'key-of-settings-1');
+SELECT is(expires_at - lease_expires_at, '00:10:00'::interval,
+	'default_ttl and default_lease do not override a call')
+FROM idem_claim('settings', 'key-of-settings-2',
+	ttl => '20 min', lease => '10 min');
+SELECT is(idem_heartbeat('settings', 'key-of-settings-2', '1 day'),
+	expires_at, 'a longer lease is cut to the ttl')
+FROM idem_lookup('settings', 'key-of-settings-2');
+SET LOCAL idempotency.default_ttl = 0;
+SELECT is(expires_at, lease_expires_at, 'default_ttl may be zero')
+FROM idem_claim('settings', 'key-of-settings-3');
+RESET idempotency.default_ttl;
+RESET idempotency.default_lease;
+
+SET LOCAL idempotency.key_min_length = 3;
+SET LOCAL idempotency.key_max_length = 5;
+SELECT is(idem_key_is_valid(key), valid,
+	format('keys of 3 to 5 characters: %s is %s', key,
+		CASE WHEN valid THEN 'valid' ELSE 'invalid' END))
+FROM (VALUES ('12', false), ('123', true), ('12345', true),
+	('123456', false)) AS v (key, valid);
+SELECT is(outcome, 'new', 'a key that has become valid can be claimed')
+FROM idem_claim('settings', '123');
+SELECT throws_ok($$SELECT idem_claim('settings', '123456')$$, 'ID001', NULL,
+	'a key that has become invalid cannot');
+SET LOCAL idempotency.key_max_length = 255;
+SELECT is(outcome, 'new', 'the longest key with the longest scope')
+FROM idem_claim(repeat('s', 255), repeat('k', 255));
+SET LOCAL idempotency.key_min_length = 64;
+SET LOCAL idempotency.key_max_length = 32;
+SELECT is(idem_key_is_valid(repeat('k', 48)), false,
+	'a minimum above the maximum refuses all keys');
+RESET idempotency.key_min_length;
+RESET idempotency.key_max_length;
+
+SET LOCAL idempotency.max_response_size = 0;
+SELECT throws_ok($$SELECT idem_complete('settings', 'key-of-settings-1', 200,
+		'x')$$, '54000', NULL,
+	'max_response_size of zero: no body');
+SELECT is(idem_complete('settings', 'key-of-settings-1', 204), true,
+	'max_response_size of zero: a response without a body');
+RESET idempotency.max_response_size;
+SELECT is(idem_complete('settings', 'key-of-settings-2', 200,
+		repeat('x', 1048576)), true,
+	'max_response_size by default: a body of 1MB');
+SELECT is(length(response_body), 1048576, 'a body of 1MB is replayed in full')
+FROM idem_claim('settings', 'key-of-settings-2');
+SELECT outcome FROM idem_claim('settings', 'key-of-settings-4') \gset
+SELECT throws_ok($$SELECT idem_complete('settings', 'key-of-settings-4', 200,
+		repeat('x', 1048577))$$, '54000', NULL,
+	'max_response_size by default: no byte more');
+
+SELECT * FROM finish();
+ROLLBACK;

@@ -1,0 +1,404 @@
+--
+-- What the extension is made of: functions, tables, indexes, and nothing else
+--
+BEGIN;
+SET LOCAL client_min_messages = warning;
+
+-- Functions as the design writes them; pg_temp.arguments_of() brings the
+-- catalog's spelling into this form.
+CREATE TEMP TABLE promised (
+	signature text,
+	arguments text,
+	result text,
+	attributes text
+);
+INSERT INTO promised VALUES
+('idem_request_hash(text, text, text)',
+	'method text, path text, body text DEFAULT NULL',
+	'bytea', 'c immutable called-on-null parallel-safe'),
+('idem_request_hash(text, text, jsonb)',
+	'method text, path text, body jsonb',
+	'bytea', 'c immutable called-on-null parallel-safe'),
+('idem_request_hash(text, text, bytea)',
+	'method text, path text, body bytea',
+	'bytea', 'c immutable called-on-null parallel-safe'),
+('idem_canonical_json(jsonb)',
+	'document jsonb',
+	'text', 'c immutable strict parallel-safe'),
+-- Not immutable: the settings decide.
+('idem_key_is_valid(text)',
+	'key text',
+	'boolean', 'c stable called-on-null parallel-safe'),
+
+('idem_claim(text, text, bytea, interval, interval, interval)',
+	'scope text, key text, request_hash bytea DEFAULT NULL,
+	 ttl interval DEFAULT NULL, lease interval DEFAULT NULL,
+	 wait interval DEFAULT NULL,
+	 OUT outcome text, OUT claim_token bigint, OUT attempt int,
+	 OUT response_status int, OUT response_headers json,
+	 OUT response_body text, OUT response_bytes bytea,
+	 OUT recovery_point text, OUT recovery_state json,
+	 OUT lease_expires_at timestamptz, OUT expires_at timestamptz',
+	'record', 'c volatile called-on-null parallel-unsafe'),
+('idem_complete(text, text, int, text, json, bigint)',
+	'scope text, key text, response_status int,
+	 response_body text DEFAULT NULL, response_headers json DEFAULT NULL,
+	 claim_token bigint DEFAULT NULL',
+	'boolean', 'c volatile called-on-null parallel-unsafe'),
+('idem_complete(text, text, int, bytea, json, bigint)',
+	'scope text, key text, response_status int,
+	 response_body bytea, response_headers json DEFAULT NULL,
+	 claim_token bigint DEFAULT NULL',
+	'boolean', 'c volatile called-on-null parallel-unsafe'),
+('idem_checkpoint(text, text, text, json, interval, bigint)',
+	'scope text, key text, recovery_point text,
+	 recovery_state json DEFAULT NULL, lease interval DEFAULT NULL,
+	 claim_token bigint DEFAULT NULL',
+	'timestamptz', 'c volatile called-on-null parallel-unsafe'),
+('idem_heartbeat(text, text, interval, bigint)',
+	'scope text, key text, lease interval DEFAULT NULL,
+	 claim_token bigint DEFAULT NULL',
+	'timestamptz', 'c volatile called-on-null parallel-unsafe'),
+('idem_fail(text, text, text, bigint)',
+	'scope text, key text, error text DEFAULT NULL,
+	 claim_token bigint DEFAULT NULL',
+	'boolean', 'c volatile called-on-null parallel-unsafe'),
+('idem_release(text, text, bigint)',
+	'scope text, key text, claim_token bigint DEFAULT NULL',
+	'boolean', 'c volatile called-on-null parallel-unsafe'),
+('idem_lookup(text, text)',
+	'scope text, key text,
+	 OUT state text, OUT attempt int, OUT request_hash bytea,
+	 OUT response_status int, OUT response_headers json,
+	 OUT response_body text, OUT response_bytes bytea, OUT error text,
+	 OUT recovery_point text, OUT recovery_state json,
+	 OUT created_at timestamptz, OUT completed_at timestamptz,
+	 OUT lease_expires_at timestamptz, OUT expires_at timestamptz',
+	'record', 'c stable called-on-null parallel-safe'),
+('idem_forget(text, text)',
+	'scope text, key text',
+	'boolean', 'c volatile called-on-null parallel-unsafe'),
+('idem_erase(text, text)',
+	'scope text, key text',
+	'boolean', 'c volatile called-on-null parallel-unsafe'),
+('idem_run(text, text, regprocedure, jsonb, interval, interval)',
+	'scope text, key text, handler regprocedure, request jsonb,
+	 ttl interval DEFAULT NULL,
+	 wait interval DEFAULT ''00:01:00''::interval,
+	 OUT outcome text, OUT response_status int, OUT response_headers json,
+	 OUT response_body text',
+	'record', 'c volatile called-on-null parallel-unsafe'),
+
+('idem_try_advance(text, text, text, bigint)',
+	'user_id text, entity_type text, entity_id text, action_id bigint,
+	 OUT should_process boolean, OUT last_action_id bigint',
+	'record', 'c volatile called-on-null parallel-unsafe'),
+('idem_toggle(text, text, text, text, bigint)',
+	'user_id text, entity_type text, entity_id text, action_type text,
+	 action_id bigint,
+	 OUT is_active boolean, OUT last_action_id bigint,
+	 OUT processed boolean',
+	'record', 'c volatile called-on-null parallel-unsafe'),
+('idem_set(text, text, text, text, boolean, bigint, text[])',
+	'user_id text, entity_type text, entity_id text, action_type text,
+	 active boolean, action_id bigint, excludes text[] DEFAULT NULL,
+	 OUT is_active boolean, OUT last_action_id bigint,
+	 OUT processed boolean',
+	'record', 'c volatile called-on-null parallel-unsafe'),
+('idem_is_active(text, text, text, text)',
+	'user_id text, entity_type text, entity_id text, action_type text',
+	'boolean', 'c stable called-on-null parallel-safe'),
+
+('idem_grant(regrole)',
+	'grantee regrole',
+	'void', 'plpgsql volatile called-on-null parallel-unsafe'),
+('idem_revoke(regrole)',
+	'grantee regrole',
+	'void', 'plpgsql volatile called-on-null parallel-unsafe'),
+-- Not in the design: what idem_grant and idem_revoke work on.
+('idem_application_functions()',
+	'',
+	'SETOF regprocedure', 'sql stable called-on-null parallel-safe');
+
+CREATE FUNCTION pg_temp.short_types(text) RETURNS text
+LANGUAGE sql
+RETURN replace(replace($1, 'timestamp with time zone', 'timestamptz'),
+	'integer', 'int');
+
+CREATE FUNCTION pg_temp.arguments_of(function oid) RETURNS text
+LANGUAGE sql
+RETURN pg_temp.short_types(regexp_replace(pg_get_function_arguments(function),
+	'DEFAULT NULL::[a-z]+(\[\])?', 'DEFAULT NULL', 'g'));
+
+CREATE FUNCTION pg_temp.attributes_of(function oid) RETURNS text
+LANGUAGE sql
+RETURN (
+	SELECT concat_ws(' ', l.lanname,
+		CASE p.provolatile WHEN 'i' THEN 'immutable' WHEN 's' THEN 'stable'
+			ELSE 'volatile' END,
+		CASE WHEN p.proisstrict THEN 'strict' ELSE 'called-on-null' END,
+		CASE p.proparallel WHEN 's' THEN 'parallel-safe'
+			WHEN 'r' THEN 'parallel-restricted' ELSE 'parallel-unsafe' END)
+	FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
+	WHERE p.oid = function
+);
+
+-- From 17 on, array types and the tables' row types are members as well.
+CREATE TEMP VIEW members AS
+	SELECT d.classid, d.objid
+	FROM pg_depend AS d
+	WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+		AND d.refobjid = (SELECT oid FROM pg_extension
+			WHERE extname = 'idempotency')
+		AND NOT (d.classid = 'pg_type'::regclass AND d.objid IN (
+			SELECT t.oid
+			FROM pg_type AS t LEFT JOIN pg_class AS c ON c.oid = t.typrelid
+			WHERE t.typelem <> 0 OR c.relkind <> 'c'));
+CREATE TEMP VIEW functions AS
+	SELECT p.* FROM pg_proc AS p JOIN members AS m
+		ON m.classid = 'pg_proc'::regclass AND m.objid = p.oid;
+CREATE TEMP VIEW relations AS
+	SELECT c.* FROM pg_class AS c JOIN members AS m
+		ON m.classid = 'pg_class'::regclass AND m.objid = c.oid;
+
+SELECT plan(23 * 4 + 8 + 3 * 3 + 16 + 8);
+
+--
+-- Functions
+--
+SELECT is(pg_temp.arguments_of(to_regprocedure(signature)),
+	regexp_replace(arguments, '\s+', ' ', 'g'),
+	signature || ' has the promised arguments')
+FROM promised;
+
+SELECT is(
+	pg_temp.short_types(pg_get_function_result(to_regprocedure(signature))),
+	result,
+	signature || ' has the promised result')
+FROM promised;
+
+SELECT is(pg_temp.attributes_of(to_regprocedure(signature)), attributes,
+	signature || ' has the promised language and labels')
+FROM promised;
+
+SELECT ok(
+	length(obj_description(to_regprocedure(signature), 'pg_proc')) > 20,
+	signature || ' has a comment')
+FROM promised;
+
+SELECT set_eq(
+	'SELECT oid FROM functions',
+	'SELECT to_regprocedure(signature)::oid FROM promised',
+	'the extension has these functions and no other');
+SELECT is_empty(
+	'SELECT oid::regprocedure FROM functions WHERE prosecdef',
+	'no function is SECURITY DEFINER');
+SELECT is_empty(
+	'SELECT oid::regprocedure FROM functions WHERE proleakproof',
+	'no function claims to be leakproof');
+SELECT is_empty(
+	$$SELECT oid::regprocedure FROM functions
+	WHERE prokind <> 'f'$$,
+	'all are plain functions');
+SELECT is_empty(
+	$$SELECT oid::regprocedure FROM functions
+	WHERE proretset AND proname <> 'idem_application_functions'$$,
+	'single-row functions return no sets');
+SELECT is_empty(
+	$$SELECT oid::regprocedure, prosrc FROM functions
+	WHERE probin IS NOT NULL AND (probin <> '$libdir/idempotency'
+		OR prosrc !~ ('^' || proname || '(_(text|jsonb|bytea))?$'))$$,
+	'C symbols carry the SQL name');
+SELECT is_empty(
+	$$SELECT oid::regprocedure FROM functions
+	WHERE pronamespace <> (SELECT extnamespace FROM pg_extension
+		WHERE extname = 'idempotency')$$,
+	'all functions are in the extension''s schema');
+SELECT is_empty(
+	$$SELECT oid::regprocedure FROM functions
+	WHERE proargnames IS NULL AND pronargs > 0 OR '' = ANY (proargnames)$$,
+	'every argument has a name');
+
+--
+-- Tables: columns in an order that needs no padding, primary keys
+--
+CREATE FUNCTION pg_temp.columns_of(relation regclass) RETURNS text
+LANGUAGE sql
+RETURN (
+	SELECT string_agg(attname || ' '
+		|| pg_temp.short_types(format_type(atttypid, atttypmod))
+		|| CASE WHEN attnotnull THEN ' NOT NULL' ELSE '' END,
+		', ' ORDER BY attnum)
+	FROM pg_attribute
+	WHERE attrelid = relation AND attnum > 0 AND NOT attisdropped
+);
+
+SELECT is(pg_temp.columns_of('idem_keys'),
+	'claim_token bigint NOT NULL, created_at timestamptz NOT NULL, '
+	'completed_at timestamptz, lease_expires_at timestamptz, '
+	'expires_at timestamptz NOT NULL, attempt int NOT NULL, '
+	'response_status int, state text NOT NULL, scope text NOT NULL, '
+	'key text NOT NULL, request_hash bytea, response_headers json, '
+	'response_body text, response_bytes bytea, error text, '
+	'recovery_point text, recovery_state json',
+	'idem_keys has the promised columns');
+SELECT is(pg_temp.columns_of('idem_action_versions'),
+	'last_action_id bigint NOT NULL, user_id text NOT NULL, '
+	'entity_type text NOT NULL, entity_id text NOT NULL',
+	'idem_action_versions has the promised columns');
+SELECT is(pg_temp.columns_of('idem_user_actions'),
+	'last_action_id bigint NOT NULL, updated_at timestamptz NOT NULL, '
+	'is_active boolean NOT NULL, user_id text NOT NULL, '
+	'entity_type text NOT NULL, entity_id text NOT NULL, '
+	'action_type text NOT NULL',
+	'idem_user_actions has the promised columns');
+
+SELECT col_is_pk('idem_keys', ARRAY['scope', 'key'],
+	'idem_keys has its primary key');
+SELECT col_is_pk('idem_action_versions',
+	ARRAY['user_id', 'entity_type', 'entity_id'],
+	'idem_action_versions has its primary key');
+SELECT col_is_pk('idem_user_actions',
+	ARRAY['user_id', 'entity_type', 'entity_id', 'action_type'],
+	'idem_user_actions has its primary key');
+
+SELECT indexes_are('idem_keys',
+	ARRAY['idem_keys_pkey', 'idem_keys_expires_at'],
+	'idem_keys has these indexes and no other');
+SELECT indexes_are('idem_action_versions',
+	ARRAY['idem_action_versions_pkey'],
+	'idem_action_versions has this index and no other');
+SELECT indexes_are('idem_user_actions',
+	ARRAY['idem_user_actions_pkey'],
+	'idem_user_actions has this index and no other');
+
+--
+-- Storage
+--
+SELECT is(pg_get_indexdef('idem_keys_expires_at'::regclass),
+	'CREATE INDEX idem_keys_expires_at ON public.idem_keys '
+	'USING btree (expires_at)',
+	'expires_at is indexed for the cleanup');
+SELECT is_empty(
+	$$SELECT i.indexrelid::regclass
+	FROM pg_index AS i JOIN relations AS r ON r.oid = i.indrelid
+	JOIN pg_attribute AS a ON a.attrelid = r.oid AND a.attnum = ANY (i.indkey)
+	WHERE r.relname = 'idem_keys' AND a.attname IN ('state', 'completed_at',
+		'response_status', 'response_headers', 'response_body',
+		'response_bytes', 'lease_expires_at', 'error', 'recovery_point',
+		'recovery_state')$$,
+	'no index covers a column that idem_complete changes');
+SELECT is_empty(
+	$$SELECT i.indexrelid::regclass
+	FROM pg_index AS i JOIN relations AS r ON r.oid = i.indrelid
+	JOIN pg_attribute AS a ON a.attrelid = r.oid AND a.attnum = ANY (i.indkey)
+	WHERE r.relname <> 'idem_keys' AND a.attname IN ('last_action_id',
+		'updated_at', 'is_active')$$,
+	'no index covers a column that a user action changes');
+SELECT is_empty(
+	$$SELECT i.indexrelid::regclass, a.attname
+	FROM pg_index AS i JOIN relations AS r ON r.oid = i.indrelid
+	JOIN pg_attribute AS a ON a.attrelid = r.oid AND a.attnum = ANY (i.indkey)
+	WHERE a.atttypid = 'text'::regtype
+		AND a.attcollation <> 'pg_catalog."C"'::regcollation$$,
+	'text columns in keys have collation "C"');
+SELECT is_empty(
+	$$SELECT i.indexrelid::regclass
+	FROM pg_index AS i JOIN relations AS r ON r.oid = i.indrelid
+	WHERE EXISTS (SELECT FROM unnest(i.indcollation) AS c (id)
+		WHERE c.id NOT IN (0, 'pg_catalog."C"'::regcollation))$$,
+	'no index has a collation but "C"');
+SELECT results_eq(
+	$$SELECT relname, reloptions::text COLLATE "default" FROM relations
+	WHERE relkind = 'r' ORDER BY relname$$,
+	$$VALUES ('idem_action_versions'::name, '{fillfactor=80}'),
+		('idem_keys', '{fillfactor=75}'),
+		('idem_user_actions', '{fillfactor=80}')$$,
+	'fill factors leave room for updates in place');
+SELECT set_eq(
+	'SELECT relname, relkind FROM relations',
+	$$VALUES ('idem_keys'::name, 'r'::"char"), ('idem_claim_tokens', 'S'),
+		('idem_action_versions', 'r'), ('idem_user_actions', 'r')$$,
+	'the extension has these tables and sequences and no other');
+SELECT is_empty(
+	$$SELECT pg_describe_object(classid, objid, 0) FROM members
+	WHERE classid NOT IN ('pg_proc'::regclass, 'pg_class'::regclass)
+		AND (classid, objid)
+			<> ('pg_type'::regclass, 'idem_response'::regtype)$$,
+	'beside them the extension has type idem_response only');
+SELECT is_empty(
+	$$SELECT relname FROM relations AS r
+	LEFT JOIN pg_am AS a ON a.oid = r.relam
+	WHERE relpersistence <> 'p' OR relkind = 'r' AND a.amname <> 'heap'$$,
+	'all are ordinary logged heap tables');
+SELECT is_empty(
+	$$SELECT relname FROM relations
+	WHERE relkind = 'r' AND relreplident <> 'd'$$,
+	'logical replication identifies rows by primary key');
+SELECT is_empty(
+	$$SELECT relname FROM relations
+	WHERE relkind = 'r'
+		AND (relhastriggers OR relhasrules OR relrowsecurity OR relchecks > 0
+			OR relispartition OR relhassubclass)$$,
+	'tables carry nothing that direct access would skip');
+SELECT is_empty(
+	$$SELECT r.relname, a.attname FROM relations AS r
+	JOIN pg_attribute AS a ON a.attrelid = r.oid
+	WHERE r.relkind = 'r' AND a.attnum > 0
+		AND (a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '')$$,
+	'columns have no default that direct access would skip');
+SELECT is_empty(
+	$$SELECT relname, attname, attlen, attalign
+	FROM (
+		SELECT r.relname, a.attname, a.attnum, a.attlen, a.attalign,
+			lag(a.attlen) OVER columns AS previous_length
+		FROM relations AS r JOIN pg_attribute AS a ON a.attrelid = r.oid
+		WHERE r.relkind = 'r' AND a.attnum > 0
+		WINDOW columns AS (PARTITION BY r.oid ORDER BY a.attnum)
+	) AS c
+	WHERE attlen > 0 AND (previous_length < 0 OR attlen > previous_length)$$,
+	'fixed-length columns come first, the widest before all');
+SELECT results_eq(
+	$$SELECT c.relname, condition COLLATE "default"
+	FROM pg_extension AS e,
+		unnest(e.extconfig, e.extcondition) AS config (relation, condition)
+	JOIN pg_class AS c ON c.oid = config.relation
+	WHERE e.extname = 'idempotency' ORDER BY c.relname$$,
+	$$VALUES ('idem_action_versions'::name, ''), ('idem_claim_tokens', ''),
+		('idem_keys', ''), ('idem_user_actions', '')$$,
+	'pg_dump dumps all rows of all tables, and the token counter');
+SELECT results_eq(
+	$$SELECT format_type(seqtypid, NULL), seqincrement, seqcache, seqcycle
+	FROM pg_sequence WHERE seqrelid = 'idem_claim_tokens'::regclass$$,
+	$$VALUES ('bigint', 1::bigint, 1::bigint, false)$$,
+	'claim tokens increase across sessions and never start again');
+SELECT is_empty(
+	$$SELECT relname FROM relations
+	WHERE obj_description(oid, 'pg_class') IS NULL$$,
+	'every table and sequence has a comment');
+
+--
+-- Type and extension
+--
+SELECT is(pg_temp.columns_of('idem_response'),
+	'status int, headers json, body text',
+	'idem_response has the promised columns');
+SELECT is((SELECT typtype::text FROM pg_type WHERE typname = 'idem_response'),
+	'c', 'idem_response is a composite type');
+SELECT isnt(obj_description('idem_response'::regtype, 'pg_type'), NULL,
+	'idem_response has a comment');
+SELECT is((SELECT extrelocatable FROM pg_extension
+	WHERE extname = 'idempotency'), false,
+	'the extension is not relocatable');
+SELECT is((SELECT extversion FROM pg_extension WHERE extname = 'idempotency'),
+	'1.0', 'its version is 1.0');
+SELECT isnt((SELECT obj_description(oid, 'pg_extension') FROM pg_extension
+	WHERE extname = 'idempotency'), NULL,
+	'the extension has a comment');
+SELECT throws_ok('ALTER EXTENSION idempotency SET SCHEMA tap', '0A000',
+	NULL, 'it cannot be moved to another schema');
+SELECT throws_ok('DROP TABLE idem_keys', '2BP01', NULL,
+	'its tables cannot be dropped without it');
+
+SELECT * FROM finish();
+ROLLBACK;
