@@ -101,8 +101,7 @@ delete_until(IdemRelationId relation, IdemRelationId index, TimestampTz until,
 	int64		deleted = 0;
 
 	idem_table_open(&table, relation, RowExclusiveLock);
-	snapshot = RegisterSnapshot(IsolationUsesXactSnapshot() ?
-								GetActiveSnapshot() : GetLatestSnapshot());
+	snapshot = RegisterSnapshot(GetTransactionSnapshot());
 
 	ScanKeyEntryInitialize(&key, 0, 1, BTLessEqualStrategyNumber, InvalidOid,
 						   InvalidOid, F_TIMESTAMPTZ_LE,

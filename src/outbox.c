@@ -125,6 +125,8 @@ typedef struct Taking
 
 static int64 lane_of(Datum topic, Datum message_key);
 static Datum random_uuid(void);
+static int	topics_arg(Datum array, Datum **topics);
+static bool contains(const Datum *topics, int n, Datum topic);
 static int	list_topics(Taking *taking, Datum **topics);
 static void take_topic(Taking *taking, Datum topic);
 static void take_due(Taking *taking, Datum topic);
@@ -246,12 +248,10 @@ idem_outbox_take(PG_FUNCTION_ARGS)
 	taking.lease_expires_at = idem_add_interval(taking.now, lease, 0);
 
 	idem_table_open(&taking.outbox, IDEM_OUTBOX, RowExclusiveLock);
-	taking.snapshot = RegisterSnapshot(IsolationUsesXactSnapshot() ?
-									   GetActiveSnapshot() :
-									   GetLatestSnapshot());
+	taking.snapshot = RegisterSnapshot(GetTransactionSnapshot());
 
 	ntopics = PG_ARGISNULL(2) ? list_topics(&taking, &topics) :
-		idem_text_array(PG_GETARG_DATUM(2), "topics", &topics);
+		topics_arg(PG_GETARG_DATUM(2), &topics);
 	start = ntopics > 0 ?
 		pg_prng_uint64_range(&pg_global_prng_state, 0, ntopics - 1) : 0;
 	for (int i = 0; i < ntopics && taking.wanted > 0; i++)
@@ -260,6 +260,35 @@ idem_outbox_take(PG_FUNCTION_ARGS)
 	UnregisterSnapshot(taking.snapshot);
 	idem_table_close(&taking.outbox);
 	return (Datum) 0;
+}
+
+/*
+ * The topics of an array, each of them once: what a call has taken, its scans
+ * must not meet again.  Returns their number.
+ */
+static int
+topics_arg(Datum array, Datum **topics)
+{
+	int			count = idem_text_array(array, "topics", topics);
+	int			n = 0;
+
+	for (int i = 0; i < count; i++)
+	{
+		if (!contains(*topics, n, (*topics)[i]))
+			(*topics)[n++] = (*topics)[i];
+	}
+	return n;
+}
+
+static bool
+contains(const Datum *topics, int n, Datum topic)
+{
+	for (int i = 0; i < n; i++)
+	{
+		if (idem_text_equal(topics[i], topic))
+			return true;
+	}
+	return false;
 }
 
 /*
@@ -291,7 +320,6 @@ list_topics(Taking *taking, Datum **topics)
 						1);
 		for (;;)
 		{
-			bool		is_known = false;
 			Datum		topic;
 
 			CHECK_FOR_INTERRUPTS();
@@ -304,9 +332,7 @@ list_topics(Taking *taking, Datum **topics)
 								   InvalidOid, C_COLLATION_OID, F_TEXT_LT,
 								   topic);
 
-			for (int j = 0; j < known && !is_known; j++)
-				is_known = idem_text_equal((*topics)[j], topic);
-			if (is_known)
+			if (contains(*topics, known, topic))
 				continue;
 			if (n == size)
 			{
@@ -617,9 +643,7 @@ idem_outbox_requeue(PG_FUNCTION_ARGS)
 static int
 requeue_all(IdemTable *outbox)
 {
-	Snapshot	snapshot = RegisterSnapshot(IsolationUsesXactSnapshot() ?
-											GetActiveSnapshot() :
-											GetLatestSnapshot());
+	Snapshot	snapshot = RegisterSnapshot(GetTransactionSnapshot());
 	IdemScan	scan;
 	int64	   *ids;
 	int			size = 64;
