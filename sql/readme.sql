@@ -118,8 +118,97 @@ SELECT should_process FROM idem_try_advance('user-1', 'profile', '1', 1763690000
 COMMIT;
 SELECT should_process FROM idem_try_advance('user-1', 'profile', '1', 1763690000001);   -- f: leave it
 
--- Limits
-DELETE FROM idem_keys WHERE expires_at < now() - interval '1 day';
+-- An event stream with client sequences
+CREATE TABLE events (aggregate text, version bigint, event text, PRIMARY KEY (aggregate, version));
+
+BEGIN;
+SELECT outcome, version FROM idem_try_append('cart-12', 'phone', 1);               -- appended, 1
+INSERT INTO events VALUES ('cart-12', 1, 'teapot added');
+COMMIT;
+
+SELECT outcome, version FROM idem_try_append('cart-12', 'phone', 1);               -- duplicate, 1
+
+-- An event stream with client sequences
+BEGIN;
+SELECT outcome, version FROM idem_try_append('cart-12', 'phone', 2, event_count => 2);   -- appended, 3
+INSERT INTO events VALUES ('cart-12', 2, 'cup added'), ('cart-12', 3, 'teapot removed');
+COMMIT;
+
+SELECT outcome, last_client_seq
+FROM idem_try_append('cart-12', 'phone', 3, event_count => 4);                     -- overlap, 3
+
+-- An event stream with client sequences
+SELECT outcome FROM idem_try_append('cart-13', 'phone', 2, allow_gaps => false);        -- gap
+SELECT outcome FROM idem_try_append('cart-13', 'phone', 1, allow_gaps => false);        -- appended
+SELECT outcome FROM idem_try_append('cart-13', 'phone', 2, allow_gaps => false);        -- appended
+
+-- An event stream with client sequences
+-- version_conflict, 2
+SELECT outcome, version FROM idem_try_append('cart-13', 'tablet', 1, expected_version => 1);
+-- appended, 3
+SELECT outcome, version FROM idem_try_append('cart-13', 'tablet', 1, expected_version => 2);
+-- duplicate, 3
+SELECT outcome, version FROM idem_try_append('cart-13', 'tablet', 1, expected_version => 2);
+
+-- An event stream with client sequences
+SELECT idem_last_client_seq('cart-13', 'phone');                                   -- 2
+
+-- A form token or an inbox
+BEGIN;
+SELECT idem_once('contact-form', 'f3a9c0d1-77be');   -- t: handle it
+COMMIT;
+
+SELECT idem_once('contact-form', 'f3a9c0d1-77be');   -- f: sent twice, just show the result
+
+-- A form token or an inbox
+CREATE TABLE payments (message_id text, amount numeric);
+
+INSERT INTO payments
+SELECT message_id, amount
+FROM idem_once('accounting', ARRAY['msg-1', 'msg-2']) AS message_id
+	JOIN (VALUES ('msg-1', 10), ('msg-2', 20)) AS batch (message_id, amount) USING (message_id);
+
+-- msg-2 comes again
+INSERT INTO payments
+SELECT message_id, amount
+FROM idem_once('accounting', ARRAY['msg-2', 'msg-3']) AS message_id
+	JOIN (VALUES ('msg-2', 20), ('msg-3', 30)) AS batch (message_id, amount) USING (message_id);
+
+SELECT message_id, amount FROM payments ORDER BY message_id;
+
+-- An outbox
+BEGIN;
+INSERT INTO orders (sku) VALUES ('teapot');
+SELECT idem_publish('orders', '{"sku": "teapot"}', message_key => 'customer-7') AS message_id \gset
+COMMIT;
+
+-- An outbox
+SELECT id, topic, message_key, payload, attempt FROM idem_outbox_take(100, lease => '30 seconds');
+SELECT idem_outbox_ack('{1}');
+
+-- An outbox
+BEGIN;
+SELECT idem_once('warehouse', :'message_id');   -- t: apply it
+COMMIT;
+SELECT idem_once('warehouse', :'message_id');   -- f: seen, just confirm it
+
+-- An outbox
+SELECT idem_publish('mails', '{"to": "ann@example.com"}') AS message_id \gset
+SELECT id, attempt FROM idem_outbox_take(topics => '{mails}') \gset
+-- pending
+SELECT idem_outbox_nack(:id, 'mailbox full', retry_after => '0 seconds', attempt => :attempt);
+
+-- An outbox
+SET idempotency.outbox_max_attempts = 2;
+SELECT id, attempt FROM idem_outbox_take(topics => '{mails}') \gset
+SELECT idem_outbox_nack(:id, 'mailbox still full', attempt => :attempt);   -- dead
+SELECT topic, payload, attempt, last_error FROM idem_outbox WHERE state = 'dead';
+SELECT idem_outbox_requeue();                                              -- 1
+RESET idempotency.outbox_max_attempts;
+
+-- An outbox
+SELECT idem_publish('mails', '{"to": "bob@example.com"}', deliver_after => '1 hour') AS message_id \gset
+SELECT payload FROM idem_outbox_take(topics => '{mails}');   -- Ann's, not yet Bob's
 
 -- Request identity
 SELECT idem_request_hash('post', '/orders', '{"b": 1.0, "a": []}')
@@ -133,6 +222,10 @@ SELECT idem_erase('customer-7', 'order-5d9f4c1e-7a30');
 SELECT outcome, response_status, response_body FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30');
 SELECT idem_forget('customer-7', 'order-5d9f4c1e-7a30');
 
+-- Access
+REVOKE EXECUTE ON FUNCTION idem_outbox_take, idem_outbox_ack, idem_outbox_nack, idem_outbox_requeue
+	FROM regress_web_app;
+
 -- Settings
 SET idempotency.default_ttl = '36h';
 SELECT outcome FROM idem_claim('customer-9', 'order-c3d2a1f0-5e4b');
@@ -141,6 +234,14 @@ RESET idempotency.default_ttl;
 
 -- Tables
 SELECT key, state, attempt, response_status FROM idem_keys WHERE scope = 'billing' ORDER BY key;
+SELECT topic, state, count(*) FROM idem_outbox GROUP BY topic, state ORDER BY topic, state;
+
+-- Statistics
+SELECT claims_new > 0 AS claims, completions > 0 AS completions FROM idem_stats
+WHERE datname = current_database();
+
+-- Cleanup
+SELECT * FROM idem_cleanup();
 
 -- Leave nothing behind.
 \connect :first_database

@@ -26,7 +26,7 @@ BEGIN ATOMIC
 		]::pg_catalog.name[]);
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_application_functions() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_application_functions() TO @extowner@ WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_application_functions() TO @extowner@, pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_application_functions() IS
 'The functions that idem_grant gives to an application role.';
 
@@ -48,7 +48,7 @@ BEGIN
 END
 $$;
 REVOKE ALL ON FUNCTION @extschema@.idem_check_grantee(regrole) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_check_grantee(regrole) TO @extowner@ WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_check_grantee(regrole) TO @extowner@, pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_check_grantee(regrole) IS
 'Raises an error unless idem_grant and idem_revoke can work on this role.';
 
@@ -77,7 +77,7 @@ BEGIN
 END
 $$;
 REVOKE ALL ON FUNCTION @extschema@.idem_grant(regrole) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_grant(regrole) TO @extowner@ WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_grant(regrole) TO @extowner@, pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_grant(regrole) IS
 'Gives a role the application''s part of the interface: to execute its functions, and USAGE on their schema. Not the tables, and not idem_forget or idem_erase. For the role that installed the extension. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
 
@@ -95,6 +95,6 @@ BEGIN
 END
 $$;
 REVOKE ALL ON FUNCTION @extschema@.idem_revoke(regrole) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_revoke(regrole) TO @extowner@ WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_revoke(regrole) TO @extowner@, pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_revoke(regrole) IS
 'Takes back what idem_grant gave, but for USAGE on the schema, which the role may need for other things. Raises 42501, 22004, 42704.';

@@ -1,8 +1,8 @@
 \echo Use "CREATE EXTENSION idempotency" to load this file. \quit
 
 -- Whoever may create objects beside ours could capture calls with a function
--- that matches better, so only superusers and the installing role may.  That
--- role need not be a superuser, but this script runs as one: every operator
+-- that matches better, so only superusers, the database owner and the
+-- installing role may.  That role need not be a superuser, but this script runs as one: every operator
 -- below is qualified, including those that CASE, IN and IS DISTINCT FROM hide.
 DO $check$
 DECLARE
@@ -26,6 +26,7 @@ BEGIN
 			AND acl.privilege_type OPERATOR(pg_catalog.=) 'CREATE'
 			AND NOT coalesce(r.rolsuper, false)
 			AND NOT coalesce(r.oid OPERATOR(pg_catalog.=) '@extowner@'::pg_catalog.regrole, false)
+			AND NOT coalesce(r.oid OPERATOR(pg_catalog.=) d.datdba, false)
 		LIMIT 1;
 	IF FOUND THEN
 		RAISE EXCEPTION USING

@@ -420,16 +420,20 @@ take_lanes(Taking *taking, Datum topic, int64 from, bool below)
 	idem_scan_restart(&scan, keys);
 	while (taking->wanted > 0 && idem_scan_next(&scan, ForwardScanDirection))
 	{
-		Datum		lane = taking->outbox.row->tts_values[OUTBOX_LANE];
+		Datum	   *found = taking->outbox.row->tts_values;
+		Datum		lane = found[OUTBOX_LANE];
+		int			attempt = DatumGetInt32(found[OUTBOX_ATTEMPT]);
 
 		CHECK_FOR_INTERRUPTS();
 
 		/*
 		 * This is the head of a lane, or the next one after messages that
 		 * have been taken or have died.  If it is not available, the rest of
-		 * the lane has to wait: on to the next lane.
+		 * the lane has to wait.  If it has failed before, it goes alone, or it
+		 * would use up the attempts of those behind it.
 		 */
-		if (!take_row(taking))
+		if (!take_row(taking) ||
+			(attempt > 0 && attempt < idem_outbox_max_attempts))
 		{
 			ScanKeyEntryInitialize(&keys[2], 0, LANES_LANE,
 								   BTGreaterStrategyNumber, InvalidOid,

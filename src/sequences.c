@@ -51,6 +51,9 @@ enum
 	SEQUENCES_NUM_COLUMNS,
 };
 
+/* How long a twin may need from its first write to its second. */
+#define TWIN_MS		10
+
 typedef enum AppendOutcome
 {
 	APPENDED,
@@ -85,6 +88,7 @@ typedef struct AppendRequest
 static void append_args(FunctionCallInfo fcinfo, AppendRequest *request);
 static AppendOutcome try_append(const AppendRequest *request,
 								IdemTable *aggregates, IdemTable *sequences,
+								TransactionId *suspect,
 								int64 *last_seq, int64 *version);
 static void write_sequence(IdemTable *sequences, IdemFind found,
 						   const AppendRequest *request);
@@ -105,6 +109,7 @@ idem_try_append(PG_FUNCTION_ARGS)
 	TimestampTz wait_until;
 	IdemTable	aggregates;
 	IdemTable	sequences;
+	TransactionId suspect = InvalidTransactionId;
 	int64		last_seq;
 	int64		version;
 	Datum		values[3];
@@ -119,7 +124,7 @@ idem_try_append(PG_FUNCTION_ARGS)
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		outcome = try_append(&request, &aggregates, &sequences,
+		outcome = try_append(&request, &aggregates, &sequences, &suspect,
 							 &last_seq, &version);
 		if (outcome == UNDECIDED)
 			continue;
@@ -197,11 +202,13 @@ append_args(FunctionCallInfo fcinfo, AppendRequest *request)
  * Decide about an append as things stand, and carry it out.
  *
  * Sets the sequence number and the version that the outcome rests on, or has
- * led to.  With IN_FLIGHT, sequences->holder is whom to wait for.
+ * led to.  With IN_FLIGHT, sequences->holder is whom to wait for.  "suspect"
+ * is the holder of the aggregate that we have given time already.
  */
 static AppendOutcome
 try_append(const AppendRequest *request, IdemTable *aggregates,
-		   IdemTable *sequences, int64 *last_seq, int64 *version)
+		   IdemTable *sequences, TransactionId *suspect,
+		   int64 *last_seq, int64 *version)
 {
 	IdemFind	aggregate;
 	IdemFind	sequence;
@@ -229,12 +236,22 @@ try_append(const AppendRequest *request, IdemTable *aggregates,
 	if (!request->allow_gaps && request->first_seq != *last_seq + 1)
 		return GAP;
 
-	/* Queue behind another client's append, as an UPDATE would. */
-	if (aggregate == IDEM_FIND_PENDING ||
-		(TransactionIdIsValid(aggregates->holder) &&
-		 request->has_expected_version))
+	/*
+	 * Queue behind another client's append, as an UPDATE would.  But it may
+	 * be our twin, between its two writes: so first wait a moment only, and
+	 * look again.
+	 */
+	if (TransactionIdIsValid(aggregates->holder))
 	{
-		idem_wait(aggregates);
+		if (TransactionIdEquals(aggregates->holder, *suspect))
+			idem_wait(aggregates);
+		else
+		{
+			*suspect = aggregates->holder;
+			(void) idem_wait_until(aggregates,
+								   idem_add_ms(GetCurrentTimestamp(),
+											   TWIN_MS));
+		}
 		return UNDECIDED;
 	}
 	if (request->has_expected_version &&

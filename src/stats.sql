@@ -19,7 +19,7 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL SAFE
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_stats_data() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_data() TO @extowner@ WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_data() TO @extowner@, pg_database_owner WITH GRANT OPTION;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_data() TO pg_monitor;
 COMMENT ON FUNCTION @extschema@.idem_stats_data() IS
 'The counters behind view idem_stats.';
@@ -30,7 +30,7 @@ CREATE VIEW @extschema@.idem_stats AS
 	JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid;
 REVOKE ALL ON TABLE @extschema@.idem_stats FROM PUBLIC;
 REVOKE ALL ON TYPE @extschema@.idem_stats FROM PUBLIC;
-GRANT SELECT ON TABLE @extschema@.idem_stats TO @extowner@ WITH GRANT OPTION;
+GRANT SELECT ON TABLE @extschema@.idem_stats TO @extowner@, pg_database_owner WITH GRANT OPTION;
 GRANT SELECT ON TABLE @extschema@.idem_stats TO pg_monitor;
 COMMENT ON VIEW @extschema@.idem_stats IS
 'What the functions did in each database since stats_reset, or since the server started: calls by outcome, whether or not their transactions committed, and the work of the cleanup. takeovers are claims of failed or abandoned keys; they count under claims_new, too.';
@@ -40,6 +40,6 @@ RETURNS void
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_stats_reset() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_reset() TO @extowner@ WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_reset() TO @extowner@, pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_stats_reset() IS
 'Sets the counters of this database back to zero.';
