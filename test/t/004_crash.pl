@@ -1,0 +1,444 @@
+# Crashes: a backend killed, or the server stopped without notice, at every
+# point between claim and commit.  Afterwards a business row is there if and
+# only if its key is completed, nothing blocks a retry beyond its lease, and
+# whatever a client has been told is still true.
+
+use strict;
+use warnings FATAL => 'all';
+
+use List::Util qw(shuffle);
+use Time::HiRes qw(sleep time);
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use IdempotencyTest;
+
+my $node = new_node('crash', conf => <<'CONF');
+restart_after_crash = on
+synchronous_commit = on
+max_prepared_transactions = 700
+CONF
+
+$node->safe_psql('postgres', <<'SQL');
+CREATE EXTENSION idempotency;
+CREATE TABLE orders (key text PRIMARY KEY, made_by text NOT NULL);
+
+-- Business rows without their completed record, and the other way round.
+CREATE VIEW torn AS
+SELECT o.key AS order_key, o.made_by, k.key, k.state, k.response_body
+FROM orders AS o
+FULL JOIN (SELECT * FROM idem_keys WHERE state = 'completed') AS k USING (key)
+WHERE o.key IS NULL OR k.key IS NULL OR k.response_body <> o.made_by;
+
+-- What a client does that never heard of the crash.
+CREATE FUNCTION retry(k text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	c record;
+BEGIN
+	SELECT * INTO c FROM idem_claim('shop', k);
+	IF c.outcome = 'new' THEN
+		INSERT INTO orders VALUES (k, 'retry');
+		PERFORM idem_complete('shop', k, 201, 'retry');
+		RETURN 'new ' || c.attempt;
+	END IF;
+	RETURN c.outcome || coalesce(' ' || c.response_body, '');
+END
+$$;
+SQL
+
+# Kill a backend; the server ends all sessions and recovers.
+sub kill_backend
+{
+	my ($pid) = @_;
+	my $offset = -s $node->logfile;
+
+	kill('KILL', $pid) == 1 or die "no process $pid";
+	$node->wait_for_log(qr/database system is ready to accept connections/, $offset);
+	return;
+}
+
+sub stop_immediately
+{
+	$node->stop('immediate');
+	$node->start;
+	return;
+}
+
+sub is_whole
+{
+	my ($title) = @_;
+
+	return is($node->safe_psql('postgres', 'SELECT * FROM torn'), '',
+		"$title: a business row if and only if a completed record");
+}
+
+sub retries
+{
+	my ($key, $answer, $title) = @_;
+
+	return is($node->safe_psql('postgres', "SELECT retry('$key')"), $answer,
+		"$title: the retry's outcome");
+}
+
+#
+# One transaction: claim, work, complete, commit
+#
+
+my @one_steps = (
+	[ 'begin', "BEGIN" ],
+	[ 'claim', "SELECT outcome FROM idem_claim('shop', 'KEY')" ],
+	[ 'work', "INSERT INTO orders VALUES ('KEY', 'first')" ],
+	[ 'complete', "SELECT idem_complete('shop', 'KEY', 201, 'first')" ],
+	[ 'commit', "COMMIT" ]);
+
+# Two: the claim, and what has been done so far, are committed.  The lease is
+# shorter than any recovery that is waited for below.
+my $lease = 0.3;
+my @two_steps = (
+	[ 'claim', "SELECT outcome FROM idem_claim('shop', 'KEY', lease => '$lease seconds')" ],
+	[
+		'checkpoint',
+		"SELECT idem_checkpoint('shop', 'KEY', 'charged', lease => '$lease seconds',
+			claim_token => claim_token) > now() FROM idem_keys WHERE key = 'KEY'"
+	],
+	[ 'work', "BEGIN; INSERT INTO orders VALUES ('KEY', 'first')" ],
+	[
+		'complete',
+		"SELECT idem_complete('shop', 'KEY', 201, 'first', claim_token => claim_token)
+		 FROM idem_keys WHERE key = 'KEY'"
+	],
+	[ 'commit', "COMMIT" ]);
+
+# Take the steps up to the one with this index.
+sub take_steps
+{
+	my ($session, $key, $last, @steps) = @_;
+
+	foreach my $step (@steps[ 0 .. $last ])
+	{
+		my $answer = $session->run($step->[1] =~ s/KEY/$key/gr);
+
+		like($answer, qr/^(new|t|)$/, "$key: $step->[0]") unless $answer =~ /^(new|t|)$/;
+	}
+	return;
+}
+
+sub after_one
+{
+	my ($key, $step, $title) = @_;
+
+	is( $node->safe_psql('postgres', "SELECT state FROM idem_lookup('shop', '$key')"),
+		$step eq 'commit' ? 'completed' : '', "$title: all or nothing");
+	retries($key, $step eq 'commit' ? 'replay first' : 'new 1', $title);
+	return;
+}
+
+sub after_two
+{
+	my ($key, $step, $title) = @_;
+	my $old_token = $node->safe_psql('postgres',
+		"SELECT claim_token FROM idem_keys WHERE key = '$key'");
+
+	is( $node->safe_psql('postgres',
+			"SELECT state, coalesce(lease_expires_at <= now() + interval '$lease seconds', true)
+			 FROM idem_lookup('shop', '$key')"),
+		$step eq 'commit' ? 'completed|t' : 'started|t', "$title: the claim is as committed");
+	$node->poll_query_until('postgres',
+		"SELECT coalesce(lease_expires_at < clock_timestamp(), true) FROM idem_keys WHERE key = '$key'");
+	is( $node->safe_psql('postgres', "SELECT recovery_point FROM idem_lookup('shop', '$key')"),
+		$step eq 'claim' ? '' : 'charged', "$title: so is the checkpoint");
+	retries($key, $step eq 'commit' ? 'replay first' : 'new 2', $title);
+	is( sqlstate_of($node, "SELECT idem_complete('shop', '$key', 200, 'late', claim_token => $old_token)"),
+		$step eq 'commit' ? '00000' : 'ID003', "$title: a late worker changes nothing");
+	return;
+}
+
+foreach my $mode ([ 'one', \@one_steps, \&after_one ], [ 'two', \@two_steps, \&after_two ])
+{
+	my ($name, $steps, $after) = @$mode;
+
+	foreach my $last (0 .. $#$steps)
+	{
+		my $step = $steps->[$last][0];
+		my $key = "$name-transaction-killed-after-$step";
+		my $session = session($node);
+
+		take_steps($session, $key, $last, @$steps);
+		kill_backend($session->pid);
+		is($session->run('SELECT 1'), 'ERROR lost', "$key: the connection is lost");
+		$session->quit;
+		is_whole($key);
+		$after->($key, $step, $key);
+		is_whole("$key, retried");
+	}
+}
+
+# An immediate stop finds one session at each of these points.
+my @sessions;
+
+foreach my $mode ([ 'one', \@one_steps ], [ 'two', \@two_steps ])
+{
+	my ($name, $steps) = @$mode;
+
+	foreach my $last (0 .. $#$steps)
+	{
+		push @sessions, session($node);
+		take_steps($sessions[-1], "$name-transaction-stopped-after-$steps->[$last][0]",
+			$last, @$steps);
+	}
+}
+
+# And a claim whose lease has a long way to go.
+my $long_lease = "'shop', 'lease-outlives-the-crash'";
+my $claimed = $node->safe_psql('postgres',
+	"SELECT claim_token, lease_expires_at FROM idem_claim($long_lease, lease => '1 hour')");
+my ($token, $until) = split /\|/, $claimed;
+
+stop_immediately();
+$_->quit foreach @sessions;
+is_whole('immediate stop');
+foreach my $step (@one_steps)
+{
+	my $key = "one-transaction-stopped-after-$step->[0]";
+
+	after_one($key, $step->[0], $key);
+}
+foreach my $step (@two_steps)
+{
+	my $key = "two-transaction-stopped-after-$step->[0]";
+
+	after_two($key, $step->[0], $key);
+}
+is_whole('immediate stop, retried');
+is( $node->safe_psql('postgres', "SELECT outcome, lease_expires_at FROM idem_claim($long_lease)"),
+	"in_progress|$until", 'lease-outlives-the-crash: to the same instant');
+is( $node->safe_psql('postgres',
+		"BEGIN;
+		 INSERT INTO orders VALUES ('lease-outlives-the-crash', 'first');
+		 SELECT idem_complete($long_lease, 200, 'first', claim_token => $token);
+		 COMMIT"),
+	't', 'lease-outlives-the-crash: its holder completes');
+
+#
+# Prepared transactions survive, and hold their claims
+#
+
+foreach my $crash ('killed', 'stopped')
+{
+	foreach my $end ('COMMIT', 'ROLLBACK')
+	{
+		my $key = "prepared-$crash-\L$end";
+		my $two = "$key-complete-only";
+		my $session = session($node);
+
+		$node->safe_psql('postgres', "SELECT * FROM idem_claim('shop', '$two', lease => '0.1 seconds')");
+		take_steps($session, $key, 3, @one_steps);
+		is($session->run("PREPARE TRANSACTION '$key'"), '', "$key: prepared");
+		is( $session->run(
+				"BEGIN;
+				 INSERT INTO orders VALUES ('$two', 'first');
+				 SELECT idem_complete('shop', '$two', 201, 'first', claim_token => claim_token)
+				 FROM idem_keys WHERE key = '$two';
+				 PREPARE TRANSACTION '$two'"),
+			't', "$two: prepared");
+		if ($crash eq 'killed')
+		{
+			kill_backend($session->pid);
+		}
+		else
+		{
+			stop_immediately();
+		}
+		$session->quit;
+		is_whole($key);
+
+		is( $node->safe_psql('postgres',
+				"SELECT outcome, lease_expires_at FROM idem_claim('shop', '$key');
+				 SELECT outcome FROM idem_claim('shop', '$key', wait => '0.1 seconds');
+				 SELECT state FROM idem_lookup('shop', '$key')"),
+			"in_progress|\nin_progress\n", "$key: still holds its claim");
+		is( $node->safe_psql('postgres',
+				"SELECT lease_expires_at < now() FROM idem_lookup('shop', '$two');
+				 SELECT outcome FROM idem_claim('shop', '$two')"),
+			"t\nin_progress", "$two: even beyond the lease");
+		$node->safe_psql('postgres', "$end PREPARED '$key'; $end PREPARED '$two'");
+		is_whole("$key, ended");
+		retries($key, $end eq 'COMMIT' ? 'replay first' : 'new 1', $key);
+		retries($two, $end eq 'COMMIT' ? 'replay first' : 'new 2', $two);
+	}
+}
+is_whole('prepared, retried');
+
+#
+# Random crashes under load
+#
+
+my $seed = $ENV{IDEMPOTENCY_TEST_SEED} || int(rand(1_000_000));
+srand($seed);
+note("random crashes: seed $seed (set IDEMPOTENCY_TEST_SEED to repeat)");
+
+# A session's work on one key, as psql input.  It prints what the client now
+# knows for good: "done KEY" or "seen KEY response".
+sub work_on
+{
+	my ($key, $who) = @_;
+	my $claim = "SELECT outcome = 'new' AS mine, outcome = 'replay' AS seen, coalesce(claim_token, 0) AS token,
+		coalesce(response_body, '') AS body FROM idem_claim('shop', '$key'";
+	my $insert = "INSERT INTO orders VALUES ('$key', '$who');";
+	my $seen = "\\if :seen\n\\echo seen $key :body\n\\endif\n";
+	my $done = "\\if :finished\n\\echo done $key $who\n\\endif\n";
+	my $kind = rand();
+
+	if ($kind < 0.6)
+	{
+		my $wait = rand() < 0.5 ? ", wait => '0.2 seconds'" : '';
+		my $commit = rand() < 0.02 ? "PREPARE TRANSACTION '$key'" : 'COMMIT';
+
+		return "BEGIN;\n$claim$wait) \\gset\n\\set finished f\n\\if :mine\n$insert\n"
+		  . "SELECT idem_complete('shop', '$key', 201, '$who') AS finished \\gset\n"
+		  . "$commit;\n"
+		  . ($commit eq 'COMMIT' ? $done : '')
+		  . "\\else\nROLLBACK;\n\\endif\n$seen";
+	}
+
+	# The lease may run out at any time, so it is by completing first that the
+	# work is fenced: nobody else can have the claim from then on.
+	my $end =
+	    $kind < 0.65 ? "SELECT idem_fail('shop', '$key', 'no', :token);\n"
+	  : $kind < 0.70 ? "SELECT idem_release('shop', '$key', :token);\n"
+	  : $kind < 0.75 ? ''
+	  : "BEGIN;\n\\set finished f\n"
+	  . ($kind < 0.80 ? "SELECT pg_sleep(0.06);\n" : '')
+	  . "SELECT idem_complete('shop', '$key', 201, '$who', claim_token => :token) AS finished \\gset\n"
+	  . "\\if :finished\n$insert\n\\endif\nCOMMIT;\n$done";
+
+	return "$claim, lease => '0.05 seconds') \\gset\n\\if :mine\n$end\\endif\n$seen";
+}
+
+my $began = time();
+my $round = 0;
+my (%told, @wrong);
+my %met = (done => 0, seen => 0, prepared => 0, open => 0);
+
+while ((time() - $began < 12 || $round < 5) && $round < 40 && !@wrong)
+{
+	my @clients;
+	my $how;
+
+	$round++;
+	foreach my $who (1 .. 8)
+	{
+		my $file = $node->basedir . "/client$who.sql";
+		my %client = (stdout => '', stderr => '');
+		my @keys = map { sprintf('random-round-%03d-%04d', $round, $_) } 1 .. 600;
+		my @near;
+
+		# All clients work through the same keys, a little out of step.
+		while (my @some = splice(@keys, 0, 5))
+		{
+			push @near, shuffle(@some);
+		}
+		open my $handle, '>', $file or die "$file: $!";
+		print $handle work_on($_, "client$who") foreach @near;
+		close $handle or die "$file: $!";
+		$client{run} = IPC::Run::start(
+			[
+				$node->installed_command('psql'), '-XAtq', '-v', 'VERBOSITY=sqlstate',
+				'-d', $node->connstr('postgres'), '-f', $file
+			],
+			'<', \'', '>', \$client{stdout}, '2>', \$client{stderr},
+			IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
+		push @clients, \%client;
+	}
+
+	sleep(0.05 + rand(0.25));
+	if (rand() < 0.3)
+	{
+		$how = 'immediate stop';
+		stop_immediately();
+	}
+	else
+	{
+		my $pid = $node->safe_psql('postgres',
+			"SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'
+				AND pid <> pg_backend_pid() ORDER BY pid OFFSET "
+			  . int(rand(8)) . " LIMIT 1");
+
+		$how = $pid eq '' ? 'nobody left to kill' : 'kill';
+		kill_backend($pid) if $pid ne '';
+	}
+
+	foreach my $client (@clients)
+	{
+		eval { $client->{run}->finish };
+		foreach my $line (split /\n/, $client->{stdout})
+		{
+			next unless $line =~ /^(done|seen) (\S+) (\S+)$/;
+			$met{$1}++;
+			push @wrong, "$2: told $told{$2}, then $3" if ($told{$2} || $3) ne $3;
+			$told{$2} = $3;
+		}
+
+		# A claim may be lost to another; a duplicate row may not happen.
+		foreach my $line (split /\n/, $client->{stderr})
+		{
+			push @wrong, $line
+			  if $line =~ /(?:ERROR|FATAL|PANIC):\s+(\w{5})\b/
+			  && $1 !~ /^(ID003|ID004|57P0[0-9])$/;
+		}
+	}
+
+	# Prepared transactions are still there; some commit, some do not.
+	foreach my $gid (split /\n/,
+		$node->safe_psql('postgres', 'SELECT gid FROM pg_prepared_xacts'))
+	{
+		my $end = rand() < 0.5 ? 'COMMIT' : 'ROLLBACK';
+
+		$met{prepared}++;
+		push @wrong, "$gid: not held by its prepared transaction"
+		  if $node->safe_psql('postgres', "SELECT outcome FROM idem_claim('shop', '$gid')") ne
+		  'in_progress';
+		$node->safe_psql('postgres', "$end PREPARED '$gid'");
+	}
+
+	push @wrong, map { "torn: $_" } split /\n/,
+	  $node->safe_psql('postgres', 'SELECT * FROM torn');
+	my %completed = map { split /\|/ } split /\n/,
+	  $node->safe_psql('postgres',
+		"SELECT key, response_body FROM idem_keys WHERE state = 'completed'");
+
+	push @wrong, map { "$_: told $told{$_}, now " . ($completed{$_} || 'gone') }
+	  grep { ($completed{$_} || '') ne $told{$_} } sort keys %told;
+
+	# No lease is older than the crash, so all of them end soon.
+	$met{open} += $node->safe_psql('postgres',
+		"SELECT count(*) FROM idem_keys WHERE state = 'started' AND key LIKE 'random-%'");
+	sleep(0.06);
+	push @wrong, map { "retry: $_" } split /\n/,
+	  $node->safe_psql('postgres',
+		"SELECT key, state, outcome
+		 FROM (SELECT key, state FROM idem_keys WHERE key LIKE 'random-%' OFFSET 0) AS k,
+			LATERAL retry(key) AS outcome
+		 WHERE outcome !~ CASE WHEN state = 'completed' THEN '^replay ' ELSE '^new [0-9]+\$' END");
+	push @wrong, map { "torn after the retry: $_" } split /\n/,
+	  $node->safe_psql('postgres', 'SELECT * FROM torn');
+	push @wrong, "round $round, $how" if @wrong;
+}
+is(join("\n", @wrong), '', "random crashes: nothing torn, nothing forgotten, nothing stuck (seed $seed)");
+note("$round rounds; clients were told $met{done} times done, $met{seen} times the response;"
+	  . " $met{prepared} prepared transactions, $met{open} open claims survived");
+cmp_ok($round, '>=', 5, 'random crashes: enough rounds');
+foreach my $what (sort keys %met)
+{
+	cmp_ok($met{$what}, '>', 0, "random crashes: some $what");
+}
+
+is( $node->safe_psql('postgres',
+		"CREATE EXTENSION amcheck;
+		 SELECT count(bt_index_check(indexrelid, true)) FROM pg_index
+		 WHERE indrelid = 'idem_keys'::regclass;
+		 SELECT count(*) FROM verify_heapam('idem_keys')"),
+	"2\n0", 'and the table is sound');
+
+$node->stop;
+done_testing();

@@ -1,0 +1,225 @@
+# Logical replication: the tables are written past the executor, yet every
+# change arrives; and what could not be replicated is refused.
+
+use strict;
+use warnings FATAL => 'all';
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use IdempotencyTest;
+
+my $publisher = new_node('publisher', allows_streaming => 'logical');
+my $subscriber = new_node('subscriber', allows_streaming => 'logical');
+my $connection = $publisher->connstr . ' dbname=postgres';
+
+$_->safe_psql('postgres', 'CREATE EXTENSION idempotency') foreach ($publisher, $subscriber);
+
+my @tables = split /\n/, $publisher->safe_psql('postgres',
+	"SELECT c.relname FROM pg_depend AS d
+	 JOIN pg_extension AS e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+	 JOIN pg_class AS c ON d.classid = 'pg_class'::regclass AND d.objid = c.oid
+	 WHERE e.extname = 'idempotency' AND c.relkind = 'r' ORDER BY 1");
+
+is(join(' ', grep { /^idem_(keys|action_versions|user_actions)$/ } @tables),
+	'idem_action_versions idem_keys idem_user_actions', 'the tables');
+
+# Every row, in an order that both sides share.
+sub contents
+{
+	my ($node) = @_;
+
+	return $node->safe_psql('postgres',
+		join(";\n", map { "SELECT t::text FROM $_ AS t ORDER BY 1" } @tables));
+}
+
+sub is_replicated
+{
+	my ($title) = @_;
+
+	$publisher->wait_for_catchup('replica');
+	return is(contents($subscriber), contents($publisher), "replicated: $title");
+}
+
+# The token of a key's current claim.
+sub token_of
+{
+	my ($key) = @_;
+
+	return "(SELECT claim_token FROM idem_keys WHERE key = '$key')";
+}
+
+#
+# What is there when the subscription begins, and each kind of change after
+#
+
+my $key = 'order-0000000000000001';
+
+$publisher->safe_psql('postgres',
+	"SELECT idem_claim('shop', 'before-0000000000001', '\\xab', lease => '1 hour');
+	 SELECT idem_set('u', 'post', 'before', 'like', true, 5);
+	 CREATE PUBLICATION everything FOR TABLE " . join(', ', @tables));
+$subscriber->safe_psql('postgres',
+	"CREATE SUBSCRIPTION replica CONNECTION '$connection' PUBLICATION everything");
+$subscriber->wait_for_subscription_sync($publisher, 'replica');
+is_replicated('the initial contents');
+
+# So that a row has values that an update leaves outside of it.
+my $random = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 2000) AS i)";
+
+foreach my $step (
+	[ 'claim', "outcome FROM idem_claim('shop', '$key', '\\x01', lease => '1 hour')", 'new' ],
+	[ 'checkpoint', "idem_checkpoint('shop', '$key', 'half', to_json($random), claim_token => "
+		  . token_of($key) . ') > now()', 't' ],
+	[ 'heartbeat', "idem_heartbeat('shop', '$key', '2 hours', " . token_of($key) . ') > now()', 't' ],
+	[ 'fail', "idem_fail('shop', '$key', 'no', " . token_of($key) . ')', 't' ],
+	[ 'claim of a failed key', "attempt FROM idem_claim('shop', '$key')", '2' ],
+	[ 'complete', "idem_complete('shop', '$key', 201, $random, '{\"a\":  1}', " . token_of($key) . ')',
+		't' ],
+	[ 'erase', "idem_erase('shop', '$key')", 't' ],
+	[ 'forget', "idem_forget('shop', '$key')", 't' ],
+	[ 'claim of a forgotten key', "outcome FROM idem_claim('shop', '$key')", 'new' ],
+	[ 'complete with bytes',
+		"idem_complete('shop', '$key', 200, '\\x00ff'::bytea, claim_token => " . token_of($key) . ')',
+		't' ],
+	[ 'claim, to be released', "outcome FROM idem_claim('shop', '$key-2', lease => '0')", 'new' ],
+	[ 'takeover', "attempt FROM idem_claim('shop', '$key-2')", '2' ],
+	[ 'release', "idem_release('shop', '$key-2', " . token_of("$key-2") . ')', 't' ],
+	[ 'advance', "* FROM idem_try_advance('u', 'post', '1', 1)", 't|1' ],
+	[ 'advance again', "* FROM idem_try_advance('u', 'post', '1', 2)", 't|2' ],
+	[ 'set', "* FROM idem_set('u', 'post', '1', 'like', true, 3)", 't|3|t' ],
+	[ 'set with excludes', "* FROM idem_set('u', 'post', '1', 'dislike', true, 4, '{like}')", 't|4|t' ],
+	[ 'toggle', "* FROM idem_toggle('u', 'post', '1', 'dislike', 5)", 'f|5|t' ])
+{
+	my ($title, $sql, $answer) = @$step;
+
+	is($publisher->safe_psql('postgres', "SELECT $sql"), $answer, "$title: answer");
+	is_replicated($title);
+}
+$publisher->safe_psql('postgres',
+	"BEGIN;
+	 SELECT idem_complete('shop', '$key-3', 200, outcome) FROM idem_claim('shop', '$key-3');
+	 SAVEPOINT s;
+	 SELECT idem_set('u', 'post', '1', 'like', true, 6);
+	 SELECT idem_claim('shop', '$key-4');
+	 ROLLBACK TO s;
+	 SELECT idem_set('u', 'post', '1', 'like', true, 7);
+	 COMMIT");
+is_replicated('one transaction, in part rolled back');
+
+#
+# Replica identity
+#
+
+foreach my $identity ('FULL', 'USING INDEX replica_identity', 'DEFAULT')
+{
+	$publisher->safe_psql('postgres',
+		"CREATE UNIQUE INDEX IF NOT EXISTS replica_identity ON idem_keys (scope, key);
+		 ALTER TABLE idem_keys REPLICA IDENTITY $identity");
+	$subscriber->safe_psql('postgres',
+		"CREATE UNIQUE INDEX IF NOT EXISTS replica_identity ON idem_keys (scope, key);
+		 ALTER TABLE idem_keys REPLICA IDENTITY $identity");
+	$publisher->safe_psql('postgres',
+		"SELECT idem_claim('shop', '$key-identity', lease => '0');
+		 SELECT idem_claim('shop', '$key-identity');
+		 SELECT idem_complete('shop', '$key-identity', 200, $random, claim_token => "
+		  . token_of("$key-identity") . ');');
+	is_replicated("update, replica identity $identity");
+	$publisher->safe_psql('postgres', "SELECT idem_forget('shop', '$key-identity')");
+	is_replicated("delete, replica identity $identity");
+}
+
+# Without one, an UPDATE of a published table is an error, and so is ours.
+my $live = "'shop', 'before-0000000000001'";
+my $live_token = token_of('before-0000000000001');
+
+$publisher->safe_psql('postgres',
+	'ALTER TABLE idem_keys REPLICA IDENTITY NOTHING;
+	 ALTER TABLE idem_action_versions REPLICA IDENTITY NOTHING;
+	 ALTER TABLE idem_user_actions REPLICA IDENTITY NOTHING');
+
+my $before = contents($publisher);
+foreach my $call (
+	"idem_complete($live, 200, 'x', claim_token => $live_token)",
+	"idem_checkpoint($live, 'p', claim_token => $live_token)",
+	"idem_heartbeat($live, claim_token => $live_token)",
+	"idem_fail($live, claim_token => $live_token)",
+	"idem_release($live, $live_token)",
+	"idem_forget($live)",
+	"idem_erase('shop', '$key-3')",
+	"idem_try_advance('u', 'post', '1', 100)",
+	"idem_set('u', 'post', '1', 'like', false, 100)",
+	"idem_toggle('u', 'post', 'before', 'like', 100)")
+{
+	my (undef, undef, $stderr) = $publisher->psql('postgres',
+		"\\set VERBOSITY verbose\nSELECT $call");
+
+	like($stderr,
+		qr/ERROR:  55000: cannot (update|delete from) table .* does not have a replica identity/,
+		"no replica identity: $call");
+}
+is(contents($publisher), $before, 'no replica identity: nothing has changed');
+is(sqlstate_of($publisher, "UPDATE idem_keys SET attempt = attempt"), '55000',
+	'no replica identity: as for any UPDATE');
+is( $publisher->safe_psql('postgres',
+		"SELECT outcome FROM idem_claim('shop', '$key-inserted');
+		 SELECT outcome FROM idem_claim('shop', '$key-3');
+		 SELECT * FROM idem_try_advance('u', 'post', '1', 1)"),
+	"new\nreplay\nf|7", 'no replica identity: what needs none works');
+is( $publisher->safe_psql('postgres',
+		"BEGIN;
+		 DO \$\$ BEGIN
+			PERFORM idem_complete($live, 200, 'x', claim_token => $live_token);
+		 EXCEPTION WHEN object_not_in_prerequisite_state THEN NULL;
+		 END \$\$;
+		 SELECT outcome FROM idem_claim('shop', '$key-inserted-2');
+		 COMMIT;
+		 SELECT state FROM idem_lookup('shop', '$key-inserted-2')"),
+	"new\nstarted", 'no replica identity: the error can be caught');
+
+# A publication of inserts only does not need one.
+$publisher->safe_psql('postgres',
+	"ALTER PUBLICATION everything SET (publish = 'insert')");
+is( $publisher->safe_psql('postgres',
+		"SELECT * FROM idem_try_advance('u', 'post', '1', 100)"),
+	't|100', 'no replica identity: nor does a publication of inserts');
+$publisher->safe_psql('postgres',
+	"ALTER PUBLICATION everything SET (publish = 'insert, update, delete, truncate')");
+
+$publisher->safe_psql('postgres',
+	join(";\n", map { "ALTER TABLE $_ REPLICA IDENTITY DEFAULT" } @tables));
+is( $publisher->safe_psql('postgres',
+		"SELECT idem_heartbeat($live, '1 hour', claim_token => $live_token) > now();
+		 SELECT * FROM idem_try_advance('u', 'post', '1', 101)"),
+	"t\nt|101", 'replica identity again: works at once');
+is_replicated('after it');
+
+#
+# The subscriber takes over
+#
+
+$subscriber->safe_psql('postgres', 'ALTER SUBSCRIPTION replica DISABLE');
+
+my ($token, $until) = split /\|/, $publisher->safe_psql('postgres',
+	"SELECT claim_token, lease_expires_at FROM idem_keys WHERE key = 'before-0000000000001'");
+
+is( $subscriber->safe_psql('postgres',
+		"SELECT outcome, response_body FROM idem_claim('shop', '$key-3');
+		 SELECT outcome, lease_expires_at FROM idem_claim($live);
+		 SELECT outcome FROM idem_claim($live, '\\xcd');
+		 SELECT * FROM idem_try_advance('u', 'post', '1', 101)"),
+	"replay|new\nin_progress|$until\nhash_conflict\nf|101",
+	'the subscriber answers as the publisher');
+
+# Sequences are not replicated: the token must grow all the same.
+is( $subscriber->safe_psql('postgres',
+		"SELECT idem_fail($live, claim_token => $token);
+		 SELECT outcome, claim_token > $token FROM idem_claim($live)"),
+	"t\nnew|t", 'and a takeover there has a higher token');
+is( sqlstate_of($subscriber, "SELECT idem_complete($live, 200, 'late', claim_token => $token)"),
+	'ID003', 'so that the former holder is refused');
+
+$subscriber->safe_psql('postgres',
+	'ALTER SUBSCRIPTION replica SET (slot_name = NONE); DROP SUBSCRIPTION replica');
+$_->stop foreach ($subscriber, $publisher);
+done_testing();

@@ -1,0 +1,229 @@
+# Shared by the TAP tests: servers, sessions that can be left hanging, and
+# background load.  Built on PostgreSQL::Test::Cluster of 15, 17 and 18.
+
+package IdempotencyTest;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Exporter 'import';
+use IPC::Run;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+our @EXPORT = qw(new_node session wait_for_block sqlstate_of
+  start_pgbench finish_pgbench);
+
+# new_node(NAME, conf => TEXT, OPTIONS of init): a started server.
+#
+# A fixed locale, so that nothing depends on the caller's.  No autovacuum:
+# tests that need it say so.
+sub new_node
+{
+	my ($name, %params) = @_;
+	my $conf = delete $params{conf} || '';
+	my $node = PostgreSQL::Test::Cluster->new($name);
+	my @extra = ('--locale=C', '--encoding=UTF8');
+
+	# Since 18 checksums are the default, and they add WAL for hint bits.
+	push @extra, '--no-data-checksums' if $node->pg_version >= 18;
+	$node->init(extra => \@extra, %params);
+	$node->append_conf('postgresql.conf', <<"CONF");
+log_statement = none
+autovacuum = off
+max_connections = 100
+$conf
+CONF
+	$node->start;
+	return $node;
+}
+
+# sqlstate_of(NODE, SQL, DATABASE): the SQLSTATE of the first error in the
+# script, 00000 if there is none.
+sub sqlstate_of
+{
+	my ($node, $sql, $database) = @_;
+	my ($code, $stdout, $stderr) = $node->psql($database || 'postgres',
+		"\\set VERBOSITY sqlstate\n$sql");
+
+	return '00000' if $code == 0;
+	return $stderr =~ /(?:ERROR|FATAL):\s+(\w{5})\b/ ? $1 : $stderr;
+}
+
+# session(NODE, DATABASE, OPTIONS of background_psql): a psql that stays.
+sub session
+{
+	my ($node, $database, %params) = @_;
+
+	return IdempotencyTest::Session->new($node, $database || 'postgres',
+		%params);
+}
+
+# wait_for_block(NODE, PID, ...): until each of these backends waits for a lock.
+sub wait_for_block
+{
+	my ($node, @pids) = @_;
+	my $pids = join(',', @pids);
+	my $count = @pids;
+
+	$node->poll_query_until('postgres',
+		"SELECT count(*) = $count FROM pg_stat_activity
+		 WHERE pid IN ($pids) AND wait_event_type = 'Lock'")
+	  or die "backends $pids do not wait for a lock";
+	return;
+}
+
+# start_pgbench(NODE, DATABASE, {NAME => SCRIPT}, OPTION ...): in the background.
+sub start_pgbench
+{
+	my ($node, $database, $scripts, @options) = @_;
+	my %load = (stdout => '', stderr => '');
+	my @files;
+
+	foreach my $name (sort keys %$scripts)
+	{
+		my $file = $node->basedir . "/$name";
+
+		open my $handle, '>', $file =~ s/@\d+$//r or die "$file: $!";
+		print $handle $scripts->{$name};
+		close $handle or die "$file: $!";
+		push @files, '-f', $file;
+	}
+	$load{run} = IPC::Run::start(
+		[
+			$node->installed_command('pgbench'), '-n', @files, @options,
+			$node->connstr($database)
+		],
+		'<', \'', '>', \$load{stdout}, '2>', \$load{stderr},
+		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
+	return \%load;
+}
+
+# finish_pgbench(LOAD): wait for its end; how many transactions it made, or
+# -1 if it met an error, which is then shown.
+sub finish_pgbench
+{
+	my ($load) = @_;
+	my $success = $load->{run}->finish;
+
+	if (!$success || $load->{stderr} =~ /error|aborted/i)
+	{
+		diag($load->{stderr});
+		return -1;
+	}
+	return $load->{stdout} =~ /actually processed: (\d+)/ ? $1 : -1;
+}
+
+#
+# A session in a background psql.  Errors are reported in the output, as
+# "ERROR" and their SQLSTATE; a connection that broke is "ERROR lost".
+#
+package IdempotencyTest::Session;
+
+use strict;
+use warnings FATAL => 'all';
+
+sub new
+{
+	my ($class, $node, $database, %params) = @_;
+	my $extra = delete $params{extra_params} || [];
+	my $psql = $node->background_psql(
+		$database,
+		on_error_stop => 0,
+		extra_params => [ '-v', 'VERBOSITY=sqlstate', @$extra ],
+		%params);
+
+	my $self = bless { psql => $psql, count => 0 }, $class;
+
+	return defined $params{wait} && !$params{wait} ? $self : $self->_greet;
+}
+
+# Ask for the process id now, since later the session may be busy.
+sub _greet
+{
+	my ($self) = @_;
+
+	$self->{pid} = $self->run('SELECT pg_backend_pid()');
+	return $self;
+}
+
+# Wait for the connection, where the session was made with wait => 0.
+sub connected
+{
+	my ($self) = @_;
+
+	$self->{psql}->wait_connect;
+	return $self->_greet;
+}
+
+# Send statements, or psql commands, and return at once.
+sub send
+{
+	my ($self, $sql) = @_;
+	my $psql = $self->{psql};
+
+	$self->{count}++;
+	$psql->{stdin} .= "$sql\n;\n\\echo end $self->{count}\n"
+	  . "\\warn end $self->{count}\n";
+	eval { $psql->{run}->pump_nb };
+	return $self;
+}
+
+# The output of what was sent last.
+sub result
+{
+	my ($self) = @_;
+	my $psql = $self->{psql};
+	my $end = qr/^end $self->{count}\n/m;
+	my $lost = 0;
+	my ($output, $errors);
+
+	until ($psql->{stdout} =~ $end && $psql->{stderr} =~ $end)
+	{
+		die "psql timed out" if $psql->{timeout}->is_expired;
+		if (!eval { $psql->{run}->pump })
+		{
+			$lost = 1;
+			last;
+		}
+	}
+	($output, $errors) = ($psql->{stdout}, $psql->{stderr});
+	$psql->{stdout} = $psql->{stderr} = '';
+	$output =~ s/$end//;
+	foreach my $line (split /\n/, $errors)
+	{
+		$output .= "ERROR $1\n"
+		  if $line =~ /(?:ERROR|FATAL|PANIC):\s+(\w{5})\b/;
+	}
+	$output .= "ERROR lost\n" if $lost;
+	chomp $output;
+	return $output;
+}
+
+# Both.
+sub run
+{
+	my ($self, $sql) = @_;
+
+	return $self->send($sql)->result;
+}
+
+# The process id of its backend.
+sub pid
+{
+	my ($self) = @_;
+
+	return $self->{pid};
+}
+
+# End the session, whether or not its server is still there.
+sub quit
+{
+	my ($self) = @_;
+
+	eval { $self->{psql}->quit };
+	return;
+}
+
+1;
