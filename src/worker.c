@@ -153,7 +153,8 @@ idem_launcher_main(Datum arg)
 		if (idem_cleanup_interval > 0)
 		{
 			again = visit_databases();
-			timeout = again ? 0 : (long) Max(idem_cleanup_interval, 1);
+			timeout = again ? 0 :
+				(long) Min(Max(idem_cleanup_interval, 1), INT_MAX);
 		}
 
 		(void) WaitLatch(MyLatch,
