@@ -43,6 +43,7 @@ static int	num_claims = 0;
 static int	max_claims = 0;
 
 static bool claimed_here(int64 token);
+static bool complete(FunctionCallInfo fcinfo, IdemResponse *response);
 static TimestampTz renew_lease(FunctionCallInfo fcinfo, const Datum *key,
 							   IdemKeyRecord *change, int lease_arg,
 							   int token_arg_number);
@@ -117,17 +118,10 @@ PG_FUNCTION_INFO_V1(idem_complete_text);
 Datum
 idem_complete_text(PG_FUNCTION_ARGS)
 {
-	Datum		key[2];
 	IdemResponse response = {0};
-	int64		token;
 
-	idem_key_args(fcinfo, key);
-	response.status = DatumGetInt32(idem_required_arg(fcinfo, 2,
-													  "response_status"));
 	response.body = optional_arg(fcinfo, 3);
-	response.headers = optional_arg(fcinfo, 4);
-	PG_RETURN_BOOL(idem_complete_claim(key, &response,
-									   token_arg(fcinfo, 5, &token)));
+	PG_RETURN_BOOL(complete(fcinfo, &response));
 }
 
 /*
@@ -138,17 +132,26 @@ PG_FUNCTION_INFO_V1(idem_complete_bytea);
 Datum
 idem_complete_bytea(PG_FUNCTION_ARGS)
 {
-	Datum		key[2];
 	IdemResponse response = {0};
+
+	response.bytes = optional_arg(fcinfo, 3);
+	PG_RETURN_BOOL(complete(fcinfo, &response));
+}
+
+/*
+ * What the two have in common: all but the body.
+ */
+static bool
+complete(FunctionCallInfo fcinfo, IdemResponse *response)
+{
+	Datum		key[2];
 	int64		token;
 
 	idem_key_args(fcinfo, key);
-	response.status = DatumGetInt32(idem_required_arg(fcinfo, 2,
-													  "response_status"));
-	response.bytes = optional_arg(fcinfo, 3);
-	response.headers = optional_arg(fcinfo, 4);
-	PG_RETURN_BOOL(idem_complete_claim(key, &response,
-									   token_arg(fcinfo, 5, &token)));
+	response->status = DatumGetInt32(idem_required_arg(fcinfo, 2,
+													   "response_status"));
+	response->headers = optional_arg(fcinfo, 4);
+	return idem_complete_claim(key, response, token_arg(fcinfo, 5, &token));
 }
 
 /*
