@@ -9,9 +9,9 @@
  * one is available, so a head that is leased, pausing or delayed holds the
  * lane up.  Two relays cannot take from one lane at once: both would begin by
  * writing the head, by compare and swap, and the later one gives the lane up.
- * A message that was handed out before is the last one taken from its lane:
- * each take counts as an attempt, and one that keeps failing must not use up
- * the attempts of those behind it.
+ * A message in the second half of its attempts is the last one taken from its
+ * lane: each take counts as an attempt, and one that keeps failing must not
+ * use up the attempts of those behind it.
  *
  * Cost.  Two partial indexes hold the pending messages only.
  * idem_outbox_due has those without a key, by topic and time; what is not yet
@@ -293,10 +293,11 @@ take_lanes(Taking *taking, Datum topic, int64 from, bool below)
 		/*
 		 * This is the head of a lane, or the next one after messages that
 		 * have been taken or have died.  If it is not available, the rest of
-		 * the lane has to wait, and likewise if it was handed out before.
+		 * the lane has to wait, and likewise if it keeps failing.
 		 */
 		if (!take_row(taking) ||
-			(attempt > 0 && attempt < idem_outbox_max_attempts))
+			(attempt >= Max(idem_outbox_max_attempts / 2, 1) &&
+			 attempt < idem_outbox_max_attempts))
 		{
 			ScanKeyEntryInitialize(&keys[2], 0, LANES_LANE,
 								   BTGreaterStrategyNumber, InvalidOid,
