@@ -126,7 +126,6 @@ idem_claim_key(const IdemClaimRequest *request, IdemClaimResult *result)
 	TimestampTz now = GetCurrentTimestamp();
 	TimestampTz wait_until = idem_add_interval(now, request->wait, 0);
 	bool		waits = wait_until > now;
-	int			row_locks = 0;
 
 	memset(result->nulls, true, sizeof(result->nulls));
 	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
@@ -134,6 +133,7 @@ idem_claim_key(const IdemClaimRequest *request, IdemClaimResult *result)
 	for (;; now = GetCurrentTimestamp())
 	{
 		IdemFind	found;
+		bool		held;
 
 		CHECK_FOR_INTERRUPTS();
 		found = idem_find(&table, request->key);
@@ -147,33 +147,26 @@ idem_claim_key(const IdemClaimRequest *request, IdemClaimResult *result)
 		result->outcome = found == IDEM_FIND_ROW ?
 			judge(&table, request, now) : IDEM_CLAIM_IN_PROGRESS;
 
+		held = TransactionIdIsValid(table.holder);
 		if (result->outcome == IDEM_CLAIM_NEW)
 		{
-			/*
-			 * A write that is refused although the row has no holder has met
-			 * a row lock.  Look again, but do not keep on looking.
-			 */
-			if (!TransactionIdIsValid(table.holder) && row_locks < 2)
+			if (!held)
 			{
 				IdemWrite	written = take_over(&table, request, now, result);
 
 				if (written == IDEM_WRITE_DONE)
 					break;
-				if (written == IDEM_WRITE_HELD)
-					row_locks++;
-				continue;
+				if (written == IDEM_WRITE_STALE)
+					continue;
+				held = true;	/* by a row lock, or a writer who came since */
 			}
 			result->outcome = IDEM_CLAIM_IN_PROGRESS;
 			found = IDEM_FIND_PENDING;
 		}
 
-		if (result->outcome == IDEM_CLAIM_IN_PROGRESS && waits &&
-			TransactionIdIsValid(table.holder) &&
+		if (result->outcome == IDEM_CLAIM_IN_PROGRESS && held && waits &&
 			idem_wait_until(&table, wait_until))
-		{
-			row_locks = 0;
 			continue;
-		}
 
 		if (found == IDEM_FIND_ROW)
 			report_found(&table, result);

@@ -82,8 +82,10 @@ static void accept_row(IdemTable *table);
 static ResultRelInfo *open_indexes(IdemTable *table);
 static TupleTableSlot *make_slot(IdemTable *table, Datum *values,
 								 bool *nulls);
-static IdemWrite finish_write(IdemTable *table, TM_Result result,
-							  TM_FailureData *failure);
+static TM_Result lock_row(IdemTable *table, LockTupleMode mode,
+						  LockWaitPolicy policy, TM_FailureData *failure);
+static TupleTableSlot *lock_slot(IdemTable *table);
+static IdemWrite finish_write(IdemTable *table, TM_Result result);
 static bool wait_with_timeout(IdemTable *table, int timeout);
 
 /*
@@ -108,6 +110,7 @@ idem_table_open(IdemTable *table, IdemRelationId id, LOCKMODE lockmode)
 							 AccessShareLock);
 	table->ncolumns = idem_relation_columns(id);
 	table->row = table_slot_create(table->rel, NULL);
+	table->locked = NULL;
 	table->estate = NULL;
 	table->result_rel = NULL;
 	table->holder = InvalidTransactionId;
@@ -125,6 +128,8 @@ idem_table_close(IdemTable *table)
 		ExecCloseIndices(table->result_rel);
 		FreeExecutorState(table->estate);
 	}
+	if (table->locked != NULL)
+		ExecDropSingleTupleTableSlot(table->locked);
 	ExecDropSingleTupleTableSlot(table->row);
 	index_close(table->pkey, NoLock);
 	table_close(table->rel, NoLock);
@@ -373,7 +378,7 @@ idem_insert(IdemTable *table, Datum *values, bool *nulls)
 IdemWrite
 idem_update(IdemTable *table, Datum *values, bool *nulls, bool wait)
 {
-	TupleTableSlot *slot = make_slot(table, values, nulls);
+	TupleTableSlot *slot;
 	TM_FailureData failure;
 	LockTupleMode lockmode;
 	TU_UpdateIndexes indexes;
@@ -381,9 +386,19 @@ idem_update(IdemTable *table, Datum *values, bool *nulls, bool wait)
 
 	CheckCmdReplicaIdentity(table->rel, CMD_UPDATE);
 
+	/* An update cannot but wait; a row lock need not. */
+	if (!wait)
+	{
+		result = lock_row(table, LockTupleNoKeyExclusive, LockWaitSkip,
+						  &failure);
+		if (result != TM_Ok)
+			return finish_write(table, result);
+	}
+
+	slot = make_slot(table, values, nulls);
 	result = table_tuple_update(table->rel, &table->row->tts_tid, slot,
 								GetCurrentCommandId(true), GetActiveSnapshot(),
-								InvalidSnapshot, wait, &failure, &lockmode,
+								InvalidSnapshot, true, &failure, &lockmode,
 								&indexes);
 	if (result == TM_Ok && indexes != TU_None)
 	{
@@ -395,7 +410,35 @@ idem_update(IdemTable *table, Datum *values, bool *nulls, bool wait)
 		ResetPerTupleExprContext(table->estate);
 	}
 	ExecDropSingleTupleTableSlot(slot);
-	return finish_write(table, result, &failure);
+	return finish_write(table, result);
+}
+
+/*
+ * Lock table->row, with or without waiting for others.
+ */
+static TM_Result
+lock_row(IdemTable *table, LockTupleMode mode, LockWaitPolicy policy,
+		 TM_FailureData *failure)
+{
+	TM_Result	result;
+
+	result = table_tuple_lock(table->rel, &table->row->tts_tid,
+							  GetActiveSnapshot(), lock_slot(table),
+							  GetCurrentCommandId(true), mode, policy, 0,
+							  failure);
+	ExecClearTuple(table->locked);
+	return result;
+}
+
+/*
+ * A slot for lock_row(), which has no use for what it is given in it.
+ */
+static TupleTableSlot *
+lock_slot(IdemTable *table)
+{
+	if (table->locked == NULL)
+		table->locked = table_slot_create(table->rel, NULL);
+	return table->locked;
 }
 
 /*
@@ -412,14 +455,25 @@ idem_delete(IdemTable *table, bool wait)
 	result = table_tuple_delete(table->rel, &table->row->tts_tid,
 								GetCurrentCommandId(true), GetActiveSnapshot(),
 								InvalidSnapshot, wait, &failure, false);
-	return finish_write(table, result, &failure);
+
+	/* Without wait, it gives up for a mere row lock too, even one of ours. */
+	if (result == TM_BeingModified)
+	{
+		result = lock_row(table, LockTupleExclusive, LockWaitSkip, &failure);
+		if (result == TM_Ok)
+			result = table_tuple_delete(table->rel, &table->row->tts_tid,
+										GetCurrentCommandId(true),
+										GetActiveSnapshot(), InvalidSnapshot,
+										true, &failure, false);
+	}
+	return finish_write(table, result);
 }
 
 /*
  * Translate the outcome of an update or delete.
  */
 static IdemWrite
-finish_write(IdemTable *table, TM_Result result, TM_FailureData *failure)
+finish_write(IdemTable *table, TM_Result result)
 {
 	switch (result)
 	{
@@ -432,9 +486,7 @@ finish_write(IdemTable *table, TM_Result result, TM_FailureData *failure)
 			return IDEM_WRITE_STALE;
 
 		case TM_BeingModified:
-			table->holder = failure->xmax;
-			table->speculative_token = 0;
-			table->held_tid = table->row->tts_tid;
+		case TM_WouldBlock:
 			return IDEM_WRITE_HELD;
 
 		default:
@@ -446,17 +498,23 @@ finish_write(IdemTable *table, TM_Result result, TM_FailureData *failure)
 
 /*
  * Sleep until table->holder has ended, or has given up the insertion that we
- * ran into.  The deadlock detector, lock_timeout, statement_timeout and
- * cancel work as in any wait for a row.
+ * ran into; or, where there is no holder, until nobody has a lock on
+ * table->row, which then is ours.  The deadlock detector, lock_timeout,
+ * statement_timeout and cancel work as in any wait for a row.
  */
 void
 idem_wait(IdemTable *table)
 {
+	TM_FailureData failure;
+
 	if (table->speculative_token != 0)
 		SpeculativeInsertionWait(table->holder, table->speculative_token);
-	else
+	else if (TransactionIdIsValid(table->holder))
 		XactLockTableWait(table->holder, table->rel, &table->held_tid,
 						  XLTW_Lock);
+	else
+		(void) lock_row(table, LockTupleNoKeyExclusive, LockWaitBlock,
+						&failure);
 }
 
 /*
@@ -503,6 +561,7 @@ wait_with_timeout(IdemTable *table, int timeout)
 	char		value[16];
 
 	snprintf(value, sizeof(value), "%dms", timeout);
+	(void) lock_slot(table);	/* must not belong to the subtransaction */
 
 	BeginInternalSubTransaction(NULL);
 	MemoryContextSwitchTo(context);

@@ -35,6 +35,7 @@ typedef struct IdemTable
 	ResultRelInfo *result_rel;	/* to maintain indexes; NULL until needed */
 	List	   *arbiters;		/* unique indexes on the primary key */
 	TupleTableSlot *row;
+	TupleTableSlot *locked;		/* for idem_update() without wait */
 	bool		row_is_own;
 	TransactionId holder;
 	uint32		speculative_token;
@@ -63,7 +64,7 @@ typedef enum IdemWrite
 {
 	IDEM_WRITE_DONE,
 	IDEM_WRITE_STALE,			/* the row has changed since it was found */
-	IDEM_WRITE_HELD,			/* table->holder writes it; only if !wait */
+	IDEM_WRITE_HELD,			/* another transaction has it; only if !wait */
 } IdemWrite;
 
 extern void idem_table_open(IdemTable *table, IdemRelationId id,
