@@ -21,7 +21,7 @@ DATA_built = $(SCRIPT)
 REGRESS = $(patsubst sql/%.sql,%,$(sort $(wildcard sql/*.sql)))
 REGRESS_OPTS = --encoding=UTF8
 ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isolation/specs/*.spec)))
-ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation
+ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)
 
 # These work without a server installation, and PGXS has a "check" of its own.
 OUR_GOALS = demo check bench
