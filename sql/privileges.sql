@@ -4,7 +4,7 @@
 --
 SET client_min_messages = warning;
 DROP DATABASE IF EXISTS regress_idem_db;
-DROP ROLE IF EXISTS regress_idem_owner, regress_idem_app, "regress_idem ""App""", regress_idem_nobody;
+DROP ROLE IF EXISTS regress_idem_owner, regress_idem_app, "regress_idem ""App""", regress_idem_nobody, regress_idem_monitor;
 DROP EXTENSION IF EXISTS idempotency;
 CREATE EXTENSION idempotency;
 RESET client_min_messages;
@@ -13,6 +13,7 @@ CREATE ROLE regress_idem_owner;
 CREATE ROLE regress_idem_app;
 CREATE ROLE "regress_idem ""App""";
 CREATE ROLE regress_idem_nobody;
+CREATE ROLE regress_idem_monitor IN ROLE pg_monitor;
 
 SELECT current_database() AS regress_db \gset
 \pset format unaligned
@@ -47,8 +48,12 @@ GRANT EXECUTE ON FUNCTION idem_forget(text, text) TO PUBLIC;
 GRANT SELECT (expires_at) ON idem_keys TO PUBLIC;
 GRANT USAGE ON TYPE idem_response TO PUBLIC;
 GRANT SELECT ON idem_claim_tokens TO PUBLIC;
+GRANT SELECT ON idem_stats TO PUBLIC;
 SELECT * FROM granted_to_public ORDER BY name COLLATE "C";
 ROLLBACK;
+-- The row types of the tables and of the view: a stranger's column of such a type would stand in the way of any change.
+SELECT relname, has_type_privilege('public', reltype, 'USAGE') AS public, has_type_privilege('regress_idem_monitor', reltype, 'USAGE') AS monitor
+	FROM pg_class JOIN members ON oid = objid AND classid = 'pg_class'::regclass WHERE reltype <> 0 ORDER BY relname COLLATE "C";
 -- Nothing runs with other rights than its caller's.
 SELECT proname FROM pg_proc JOIN members ON oid = objid AND classid = 'pg_proc'::regclass WHERE prosecdef;
 SET ROLE regress_idem_nobody;
@@ -58,10 +63,38 @@ SELECT idem_claim('s', 'privileges-key-01');
 SELECT idem_lookup('s', 'privileges-key-01');
 SELECT idem_try_advance('u', 'e', 'i', 1);
 SELECT idem_request_hash('GET', '/');
+SELECT idem_try_append('a', 'c', 1);
+SELECT idem_last_client_seq('a', 'c');
+SELECT idem_once('s', 't');
+SELECT idem_once('s', '{t}'::text[]);
+SELECT idem_publish('t', '{}');
+SELECT idem_outbox_take();
+SELECT idem_outbox_ack('{1}');
+SELECT idem_outbox_nack(1);
+SELECT idem_outbox_requeue();
+SELECT idem_cleanup();
+SELECT idem_stats_data();
+SELECT idem_stats_reset();
 SELECT * FROM idem_keys;
+SELECT * FROM idem_stats;
 SELECT nextval('idem_claim_tokens');
+SELECT nextval('idem_outbox_ids');
+CREATE TEMP TABLE t (k idem_keys);
+CREATE TEMP TABLE t (s idem_stats);
+CREATE TEMP TABLE t (r idem_response);
 SELECT idem_grant('regress_idem_nobody');
 SELECT idem_revoke('regress_idem_app');
+\set VERBOSITY default
+RESET ROLE;
+-- What a monitoring role has, without idem_grant: the statistics, but not to reset them.
+SET ROLE regress_idem_monitor;
+SELECT count(*) >= 0 FROM idem_stats;
+SELECT count(*) >= 0 FROM idem_stats_data();
+\set VERBOSITY sqlstate
+SELECT idem_stats_reset();
+SELECT count(*) FROM idem_outbox;
+SELECT idem_lookup('s', 'privileges-key-01');
+SELECT idem_cleanup();
 \set VERBOSITY default
 RESET ROLE;
 
@@ -97,9 +130,36 @@ SELECT count(*) FROM pg_extension WHERE extname = 'idempotency';
 --
 CREATE DATABASE regress_idem_db OWNER regress_idem_owner;
 \c regress_idem_db
--- In his public schema he, not this superuser, may create objects.
+-- A superuser may install it for him, even in his public schema, as a restore does: he has what the installer of an extension has, but for removing it.
+CREATE EXTENSION idempotency;
+SELECT extnamespace::regnamespace, extowner = current_user::regrole FROM pg_extension WHERE extname = 'idempotency';
+SET SESSION AUTHORIZATION regress_idem_owner;
+SELECT outcome FROM idem_claim('s', 'privileges-key-01');
+SELECT idem_forget('s', 'privileges-key-01');
+SELECT (SELECT count(*) FROM idem_keys), (SELECT count(*) >= 0 FROM idem_stats), (SELECT last_value > 0 FROM idem_claim_tokens);
+SELECT idem_grant('regress_idem_app');
+SELECT count(*) FROM pg_proc WHERE proname LIKE 'idem%' AND has_function_privilege('regress_idem_app', oid, 'EXECUTE');
+SELECT idem_revoke('regress_idem_app');
+SELECT count(*) FROM pg_proc WHERE proname LIKE 'idem%' AND has_function_privilege('regress_idem_app', oid, 'EXECUTE');
+\set VERBOSITY sqlstate
+DELETE FROM idem_keys;
+ALTER FUNCTION idem_forget(text, text) SECURITY DEFINER;
+DROP EXTENSION idempotency;
+\set VERBOSITY default
+RESET SESSION AUTHORIZATION;
+-- All that goes with the ownership of the database.
+SELECT r.rolname, has_function_privilege(r.oid, 'idem_forget(text, text)', 'EXECUTE'), has_table_privilege(r.oid, 'idem_keys', 'SELECT') FROM pg_roles AS r
+	WHERE r.rolname IN ('regress_idem_owner', 'regress_idem_nobody') ORDER BY r.rolname COLLATE "C";
+ALTER DATABASE regress_idem_db OWNER TO regress_idem_nobody;
+SELECT r.rolname, has_function_privilege(r.oid, 'idem_forget(text, text)', 'EXECUTE'), has_table_privilege(r.oid, 'idem_keys', 'SELECT') FROM pg_roles AS r
+	WHERE r.rolname IN ('regress_idem_owner', 'regress_idem_nobody') ORDER BY r.rolname COLLATE "C";
+ALTER DATABASE regress_idem_db OWNER TO regress_idem_owner;
+DROP EXTENSION idempotency;
+-- Another role's right to create there is refused as everywhere.
+GRANT CREATE ON SCHEMA public TO regress_idem_app;
 CREATE EXTENSION idempotency;
 \echo :LAST_ERROR_SQLSTATE
+REVOKE CREATE ON SCHEMA public FROM regress_idem_app;
 SET SESSION AUTHORIZATION regress_idem_nobody;
 CREATE EXTENSION idempotency;
 \echo :LAST_ERROR_SQLSTATE
@@ -127,7 +187,20 @@ SELECT c.outcome, idem_complete('s', 'privileges-key-01', 200, 'x') FROM idem_cl
 SELECT idem_erase('s', 'privileges-key-01'), idem_forget('s', 'privileges-key-01');
 SELECT outcome FROM idem_claim('s', 'privileges-key-03');
 SELECT is_active FROM idem_set('u', 'e', 'i', 'like', true, 1);
-SELECT (SELECT count(*) FROM idem_keys), (SELECT count(*) FROM idem_action_versions), (SELECT count(*) FROM idem_user_actions), (SELECT last_value > 0 FROM idem_claim_tokens);
+SELECT outcome FROM idem_try_append('a', 'c', 1);
+SELECT idem_last_client_seq('a', 'c');
+SELECT idem_once('s', 't'), idem_once('s', '{t,u}'::text[]);
+SELECT idem_publish('privileges', '{}') IS NOT NULL;
+SELECT topic, idem_outbox_nack(id, retry_after => '0') FROM idem_outbox_take();
+SELECT idem_outbox_requeue();
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take();
+SELECT (SELECT count(*) FROM idem_keys), (SELECT count(*) FROM idem_action_versions), (SELECT count(*) FROM idem_user_actions), (SELECT last_value > 0 FROM idem_claim_tokens),
+	(SELECT count(*) FROM idem_aggregates), (SELECT count(*) FROM idem_client_sequences), (SELECT count(*) FROM idem_tokens), (SELECT count(*) FROM idem_outbox), (SELECT last_value FROM idem_outbox_ids);
+SELECT * FROM idem_cleanup();
+SELECT idem_stats_reset();
+SELECT datname, claims_new, messages_acked FROM idem_stats WHERE datname = current_database();
+SELECT datid = (SELECT oid FROM pg_database WHERE datname = current_database()) FROM idem_stats_data() WHERE datid = (SELECT oid FROM pg_database WHERE datname = current_database());
+SELECT idem_check_grantee('regress_idem_app');
 -- He writes them through the functions only, and alters nothing.
 SELECT statement, pg_temp.allowed(statement) FROM (VALUES
 	(1, 'INSERT INTO idem_action_versions VALUES (1, $$u$$, $$e$$, $$j$$)'),
@@ -143,7 +216,13 @@ SELECT statement, pg_temp.allowed(statement) FROM (VALUES
 	(11, 'ALTER TABLE idem_keys ENABLE ROW LEVEL SECURITY'),
 	(12, 'CREATE INDEX ON idem_keys (state)'),
 	(13, 'ALTER FUNCTION idem_forget(text, text) SECURITY DEFINER'),
-	(14, 'CREATE FUNCTION idem_claim_2() RETURNS void LANGUAGE c AS $$idempotency$$, $$idem_claim$$')) AS s (n, statement) ORDER BY n;
+	(14, 'CREATE FUNCTION idem_claim_2() RETURNS void LANGUAGE c AS $$idempotency$$, $$idem_claim$$'),
+	(15, 'INSERT INTO idem_tokens VALUES (now(), $$s$$, $$v$$)'),
+	(16, 'UPDATE idem_outbox SET state = $$pending$$'),
+	(17, 'DELETE FROM idem_client_sequences'),
+	(18, 'UPDATE idem_aggregates SET version = 0'),
+	(19, 'SELECT nextval($$idem_outbox_ids$$)'),
+	(20, 'CREATE OR REPLACE VIEW idem_stats AS SELECT 1')) AS s (n, statement) ORDER BY n;
 
 -- He grants the application's part, and takes it back.
 SELECT idem_grant('regress_idem_app');
@@ -166,6 +245,21 @@ SELECT idem_revoke(NULL);
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem_grant('regress_idem_absent');
 \echo :LAST_ERROR_SQLSTATE
+-- Nor are these anybody.
+SELECT idem_grant(0);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem_grant('-');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem_revoke(0);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem_grant(4294967295::oid);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem_check_grantee(NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem_check_grantee('-');
+\echo :LAST_ERROR_SQLSTATE
+SELECT acl.grantee::regrole, count(*) FROM pg_proc, aclexplode(proacl) AS acl
+	WHERE pronamespace = '"Idem Schema"'::regnamespace AND acl.grantee NOT IN (proowner, 'regress_idem_owner'::regrole, 'pg_database_owner'::regrole) GROUP BY 1 ORDER BY 1::text COLLATE "C";
 SELECT idem_revoke('regress_idem_nobody');
 
 -- The application works, with no search path either.
@@ -189,6 +283,13 @@ SELECT * FROM "Idem Schema".idem_set('u', 'e', 'app', 'like', true, 3, '{x}');
 SELECT "Idem Schema".idem_is_active('u', 'e', 'app', 'like');
 SELECT "Idem Schema".idem_key_is_valid('x'), "Idem Schema".idem_canonical_json('{"b":1,"a":2}'),
 	"Idem Schema".idem_request_hash('GET', '/', '{}'::jsonb) = "Idem Schema".idem_request_hash('GET', '/', '{}'::bytea);
+SELECT * FROM "Idem Schema".idem_try_append('a', 'app', 1, expected_version => 1);
+SELECT "Idem Schema".idem_last_client_seq('a', 'app');
+SELECT "Idem Schema".idem_once('app', 't'), "Idem Schema".idem_once('app', '{t,u}'::text[]);
+SELECT "Idem Schema".idem_publish('app', '{}', 'k') IS NOT NULL;
+SELECT topic, message_key, attempt, "Idem Schema".idem_outbox_nack(id, retry_after => '0') FROM "Idem Schema".idem_outbox_take(topics => '{app}');
+SELECT "Idem Schema".idem_outbox_requeue();
+SELECT "Idem Schema".idem_outbox_ack(array_agg(id)) FROM "Idem Schema".idem_outbox_take(topics => '{app}');
 -- ... and that is all it may.
 SET search_path = "Idem Schema";
 CREATE FUNCTION pg_temp.allowed_to_app(statement text) RETURNS text
@@ -218,7 +319,22 @@ SELECT statement, pg_temp.allowed_to_app(statement) FROM (VALUES
 	(15, 'CREATE FUNCTION "Idem Schema".idem_claim(text, text) RETURNS text LANGUAGE sql AS $$SELECT $1$$'),
 	(16, 'CREATE TABLE x (i int)'),
 	(17, 'DROP FUNCTION idem_claim'),
-	(18, 'DROP EXTENSION idempotency')) AS s (n, statement) ORDER BY n;
+	(18, 'DROP EXTENSION idempotency'),
+	(19, 'SELECT count(*) FROM idem_aggregates'),
+	(20, 'UPDATE idem_client_sequences SET last_client_seq = 0'),
+	(21, 'DELETE FROM idem_tokens'),
+	(22, 'SELECT payload FROM idem_outbox'),
+	(23, 'INSERT INTO idem_outbox DEFAULT VALUES'),
+	(24, 'SELECT nextval($$idem_outbox_ids$$)'),
+	(25, 'SELECT count(*) FROM idem_stats'),
+	(26, 'SELECT count(*) FROM idem_stats_data()'),
+	(27, 'SELECT idem_stats_reset()'),
+	(28, 'SELECT idem_cleanup()'),
+	(29, 'SELECT idem_application_functions()'),
+	(30, 'SELECT idem_check_grantee($$regress_idem_app$$)'),
+	(31, 'CREATE TEMP TABLE t (k idem_keys)'),
+	(32, 'CREATE TEMP TABLE t (o idem_outbox)'),
+	(33, 'CREATE TEMP TABLE t (s idem_stats)')) AS s (n, statement) ORDER BY n;
 -- It cannot pass on what it has: EXECUTE came without the grant option.
 SET client_min_messages = error;
 GRANT EXECUTE ON FUNCTION idem_key_is_valid(text) TO regress_idem_nobody;
@@ -256,4 +372,4 @@ RESET SESSION AUTHORIZATION;
 \c :regress_db
 SET client_min_messages = warning;
 DROP DATABASE regress_idem_db;
-DROP ROLE regress_idem_owner, regress_idem_app, "regress_idem ""App""", regress_idem_nobody;
+DROP ROLE regress_idem_owner, regress_idem_app, "regress_idem ""App""", regress_idem_nobody, regress_idem_monitor;

@@ -243,16 +243,26 @@ SELECT pg_temp.error_of($$ SELECT idem_run('self', 'run-that-gives-up', 'shop.gi
 SELECT pg_temp.error_of($$ SELECT idem_run('self', 'run-that-gives-up', 'shop.gives_up(jsonb)', '{"how": "SELECT idem_fail(''self'', ''run-that-gives-up'')"}') $$);
 SELECT pg_temp.error_of($$ SELECT idem_run('self', 'run-that-gives-up', 'shop.gives_up(jsonb)', '{"how": "SELECT idem_fail(''self'', ''run-that-gives-up''), idem_claim(''self'', ''run-that-gives-up'')"}') $$);
 SELECT count(*) FROM idem_keys WHERE key = 'run-that-gives-up';
--- One that completes its claim itself: its caller sees what replays will see.
+-- One that completes its claim itself would have two answers: one to replay, and one that it returned.
 CREATE FUNCTION shop.completes(request jsonb) RETURNS idem_response LANGUAGE plpgsql AS $$
 BEGIN
+	INSERT INTO shop.orders VALUES ('completed twice');
 	PERFORM idem_complete('self', 'run-that-completes', 202, 'by the handler', '{"by": "handler"}');
+	IF request ? 'erase' THEN
+		PERFORM idem_erase('self', 'run-that-completes');
+	END IF;
 	RETURN (201, NULL, 'returned')::idem_response;
 END
 $$;
-CREATE TEMP TABLE answers AS SELECT * FROM idem_run('self', 'run-that-completes', 'shop.completes(jsonb)', '{}');
-INSERT INTO answers SELECT * FROM idem_run('self', 'run-that-completes', 'shop.completes(jsonb)', '{}');
-SELECT string_agg(outcome, ' ' ORDER BY outcome), count(DISTINCT (response_status, response_headers::text, response_body)) FROM answers;
+SELECT pg_temp.error_of($$ SELECT idem_run('self', 'run-that-completes', 'shop.completes(jsonb)', '{}') $$);
+SELECT pg_temp.error_of($$ SELECT idem_run('self', 'run-that-completes', 'shop.completes(jsonb)', '{"erase": true}') $$);
+SELECT count(*) FROM idem_keys WHERE key = 'run-that-completes';
+SELECT count(*) FROM shop.orders WHERE item = 'completed twice';
+-- It may complete another key.
+CREATE FUNCTION shop.completes_other(request jsonb) RETURNS jsonb LANGUAGE sql
+	RETURN (SELECT to_jsonb(idem_complete('self', 'run-another-key-01', 200, 'other')) FROM idem_claim('self', 'run-another-key-01'));
+SELECT outcome, response_body FROM idem_run('self', 'run-that-completes', 'shop.completes_other(jsonb)', '{}');
+SELECT outcome, response_body FROM idem_claim('self', 'run-another-key-01');
 
 --
 -- What cannot be a handler

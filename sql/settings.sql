@@ -11,10 +11,14 @@ SELECT idem_key_is_valid('a-key-of-20-letters-');
 
 SELECT name, boot_val, unit, context, vartype, min_val, max_val, enumvals
 	FROM pg_settings WHERE name LIKE 'idempotency.%' ORDER BY name COLLATE "C";
-SELECT count(*) FROM pg_settings WHERE name LIKE 'idempotency.%' AND (setting IS DISTINCT FROM boot_val OR short_desc IS NULL);
+-- The server's configuration may say otherwise of the worker's.
+SELECT count(*) FROM pg_settings WHERE name LIKE 'idempotency.%'
+	AND (setting IS DISTINCT FROM boot_val AND context <> 'sighup' OR short_desc IS NULL);
 SHOW idempotency.default_ttl;
 SHOW idempotency.default_lease;
 SHOW idempotency.max_response_size;
+SHOW idempotency.token_ttl;
+SHOW idempotency.outbox_retention;
 
 --
 -- Values: units, limits, nonsense
@@ -65,7 +69,29 @@ SELECT name, value, pg_temp.set_to(name, value) FROM (VALUES
 	(28, 'idempotency.max_response_size', '0'),
 	(29, 'idempotency.max_response_size', '2GB'),
 	(30, 'idempotency.max_response_size', '-1'),
-	(31, 'idempotency.no_such_setting', '1')) AS v (n, name, value) ORDER BY n;
+	(31, 'idempotency.no_such_setting', '1'),
+	(32, 'idempotency.token_ttl', '90d'),
+	(33, 'idempotency.token_ttl', '36526d'),
+	(34, 'idempotency.token_ttl', '-1'),
+	(35, 'idempotency.outbox_retention', '0'),
+	(36, 'idempotency.outbox_retention', '30d'),
+	(37, 'idempotency.outbox_retention', '-1s'),
+	(38, 'idempotency.outbox_max_attempts', '1'),
+	(39, 'idempotency.outbox_max_attempts', '0'),
+	(40, 'idempotency.outbox_max_attempts', '2147483647'),
+	(41, 'idempotency.outbox_max_attempts', '10min')) AS v (n, name, value) ORDER BY n;
+-- The worker's settings are not a session's to change, and the server's configuration takes no nonsense either.
+\set VERBOSITY sqlstate
+SET idempotency.cleanup_interval = '5min';
+SET idempotency.cleanup_batch_size = 1;
+SET idempotency.databases = 'shop';
+ALTER SYSTEM SET idempotency.cleanup_interval = '-1';
+ALTER SYSTEM SET idempotency.cleanup_interval = '36526d';
+ALTER SYSTEM SET idempotency.cleanup_interval = '1MB';
+ALTER SYSTEM SET idempotency.cleanup_batch_size = 0;
+ALTER SYSTEM SET idempotency.cleanup_batch_size = 2147483648;
+ALTER SYSTEM SET idempotency.cleanup_batch_size = '1kB';
+\set VERBOSITY default
 
 --
 -- An application role sets defaults of its calls, not the operator's limits
@@ -79,6 +105,11 @@ RESET ROLE;
 SET ROLE regress_idem_app;
 CREATE FUNCTION pg_temp.lift() RETURNS void LANGUAGE sql SET idempotency.max_response_size = '1GB' AS '';
 \echo :LAST_ERROR_SQLSTATE
+-- ... nor in the server's configuration
+\set VERBOSITY sqlstate
+ALTER SYSTEM SET idempotency.cleanup_interval = 0;
+ALTER SYSTEM SET idempotency.outbox_retention = 0;
+\set VERBOSITY default
 RESET ROLE;
 
 --
@@ -187,6 +218,7 @@ $$;
 SELECT key, '[' || error || ']', error::bytea FROM idem_keys WHERE key LIKE 'settings-key-003%' ORDER BY key;
 RESET idempotency.max_response_size;
 
--- expired_key_policy and tombstone_retention: see keys; max_action_id_lead: see actions
+-- expired_key_policy and tombstone_retention: see keys; max_action_id_lead: see actions;
+-- token_ttl: see once; outbox_max_attempts: see outbox; outbox_retention, cleanup_batch_size: see cleanup
 DROP OWNED BY regress_idem_app;
 DROP ROLE regress_idem_app;

@@ -92,9 +92,15 @@ BEGIN
 		(SELECT pg_catalog.string_agg(f::pg_catalog.text, ', ') FROM idem_application_functions() AS f),
 		grantee);
 	EXECUTE pg_catalog.format('REVOKE USAGE ON TYPE idem_response FROM %s', grantee);
+	IF EXISTS (SELECT FROM idem_application_functions() AS f
+			WHERE pg_catalog.has_function_privilege(grantee::pg_catalog.oid, f::pg_catalog.oid, 'EXECUTE')) THEN
+		RAISE WARNING USING ERRCODE = '01006',
+			MESSAGE = pg_catalog.format('role "%s" may still execute functions of extension "idempotency"', grantee),
+			HINT = 'It is a member of a role that may, or another role made the grant: call idem_revoke() as that role.';
+	END IF;
 END
 $$;
 REVOKE ALL ON FUNCTION @extschema@.idem_revoke(regrole) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_revoke(regrole) TO @extowner@, pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_revoke(regrole) IS
-'Takes back what idem_grant gave, but for USAGE on the schema, which the role may need for other things. Raises 42501, 22004, 42704.';
+'Takes back what idem_grant gave, but for USAGE on the schema, which the role may need for other things. Only what the current role granted; warns if the grantee can still execute functions. Raises 42501, 22004, 42704.';

@@ -84,6 +84,11 @@ idem_cleanup_batch(int batch_size, IdemCleanup *result)
 	idem_count(IDEM_COUNT_KEYS_DELETED, result->keys_deleted);
 	idem_count(IDEM_COUNT_TOKENS_DELETED, result->tokens_deleted);
 	idem_count(IDEM_COUNT_MESSAGES_DELETED, result->messages_deleted);
+	result->more = result->keys_deleted == batch_size ||
+		result->tokens_deleted == batch_size ||
+		result->messages_deleted == batch_size;
+	if (!result->more)
+		idem_report_cleanup();
 }
 
 /*

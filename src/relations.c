@@ -148,7 +148,7 @@ forget_relation(Datum arg, Oid relid)
 /*
  * Find a relation by its name in the extension's schema.
  *
- * Raises 42704 if it is not there.
+ * Raises 42704 where there is no extension, 55000 where it lacks the relation.
  */
 static Oid
 look_up(IdemRelationId id)
@@ -163,14 +163,19 @@ look_up(IdemRelationId id)
 	}
 
 	schema = extension_schema();
-	relid = OidIsValid(schema) ?
-		get_relname_relid(specs[id].name, schema) : InvalidOid;
-	if (!OidIsValid(relid))
+	if (!OidIsValid(schema))
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
 				 errmsg("extension \"%s\" is not installed in this database",
 						"idempotency"),
 				 errhint("Run CREATE EXTENSION idempotency as the database owner.")));
+	relid = get_relname_relid(specs[id].name, schema);
+	if (!OidIsValid(relid))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("\"%s\" of extension \"%s\" is missing",
+						specs[id].name, "idempotency"),
+				 errhint("Create it again as the extension's install script does.")));
 	return relid;
 }
 

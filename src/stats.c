@@ -20,12 +20,12 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "commands/dbcommands.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
-#include "storage/lwlock.h"
-#include "storage/shmem.h"
+#include "utils/resowner.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
@@ -147,17 +147,21 @@ idem_stats_reset(PG_FUNCTION_ARGS)
 }
 
 /*
- * Set shared_stats, if the server has the memory.
+ * Set shared_stats, if the server has the memory.  If not, go without, and do
+ * not ask again; the subtransaction is for the locks held at the error.
  */
 static void
 attach_shared_memory(void)
 {
 	static bool failed = false;
 	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
 
 	if (shared_stats != NULL || failed)
 		return;
 
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
 	PG_TRY();
 	{
 		bool		found;
@@ -165,17 +169,18 @@ attach_shared_memory(void)
 		shared_stats = GetNamedDSMSegment("idempotency statistics",
 										  sizeof(SharedStats),
 										  init_shared_memory, &found);
+		ReleaseCurrentSubTransaction();
 	}
 	PG_CATCH();
 	{
-		/* Out of shared memory: go without, and do not ask again. */
 		MemoryContextSwitchTo(context);
-		if (LWLockHeldByMe(AddinShmemInitLock))
-			LWLockRelease(AddinShmemInitLock);
 		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
 		failed = true;
 	}
 	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
 }
 
 static void

@@ -16,7 +16,7 @@ CREATE FUNCTION @extschema@.idem_stats_data(
 	OUT tokens_deleted bigint, OUT messages_deleted bigint, OUT cleanup_passes bigint,
 	OUT last_cleanup timestamptz, OUT stats_reset timestamptz)
 RETURNS SETOF record
-LANGUAGE c VOLATILE PARALLEL SAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_stats_data() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_data() TO @extowner@, pg_database_owner WITH GRANT OPTION;

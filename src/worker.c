@@ -337,15 +337,10 @@ clean_batch(void)
 
 	if (idem_is_installed())
 	{
-		int			batch_size = idem_cleanup_batch_size;
 		IdemCleanup result;
 
-		idem_cleanup_batch(batch_size, &result);
-		more = result.keys_deleted == batch_size ||
-			result.tokens_deleted == batch_size ||
-			result.messages_deleted == batch_size;
-		if (!more)
-			idem_report_cleanup();
+		idem_cleanup_batch(idem_cleanup_batch_size, &result);
+		more = result.more;
 	}
 
 	PopActiveSnapshot();

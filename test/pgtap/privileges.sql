@@ -7,6 +7,7 @@ SET LOCAL client_min_messages = error;
 CREATE ROLE idem_test_app;
 CREATE ROLE idem_test_stranger;
 CREATE ROLE idem_test_installer;
+CREATE ROLE idem_test_monitor IN ROLE pg_monitor;
 
 -- What a role gets from a statement: "allowed", or the error.  Its effects
 -- are rolled back.  throws_ok() would not do: a role that may not write
@@ -73,7 +74,25 @@ FROM (VALUES
 	('idem_set(text, text, text, text, boolean, bigint, text[])', false,
 		$$idem_set('privileges', 'post', '1', 'like', true, 1)$$),
 	('idem_is_active(text, text, text, text)', false,
-		$$idem_is_active('privileges', 'post', '1', 'like')$$)
+		$$idem_is_active('privileges', 'post', '1', 'like')$$),
+	('idem_try_append(text, text, bigint, int, bigint, boolean, interval)',
+		false, $$idem_try_append('privileges', 'client', 1)$$),
+	('idem_last_client_seq(text, text)', false,
+		$$idem_last_client_seq('privileges', 'client')$$),
+	('idem_once(text, text, interval)', false,
+		$$idem_once('privileges', 'token')$$),
+	('idem_once(text, text[], interval)', false,
+		$$idem_once('privileges', '{token}'::text[])$$),
+	('idem_publish(text, jsonb, text, jsonb, interval)', false,
+		$$idem_publish('privileges', '{}')$$),
+	('idem_outbox_take(int, interval, text[])', false,
+		$$idem_outbox_take()$$),
+	('idem_outbox_ack(bigint[])', false,
+		$$idem_outbox_ack('{1}')$$),
+	('idem_outbox_nack(bigint, text, interval, int)', false,
+		$$idem_outbox_nack(1)$$),
+	('idem_outbox_requeue(bigint[])', false,
+		$$idem_outbox_requeue()$$)
 ) AS v (signature, claims, call);
 
 -- What idem_grant() does not give.
@@ -86,29 +105,54 @@ INSERT INTO administrator_calls VALUES
 		$$SELECT idem_forget('privileges', 'key-of-privileges')$$),
 	('idem_erase(text, text)',
 		$$SELECT idem_erase('privileges', 'key-of-privileges')$$),
+	('idem_cleanup(int)',
+		$$SELECT idem_cleanup()$$),
 	('idem_grant(regrole)',
 		$$SELECT idem_grant('idem_test_stranger')$$),
 	('idem_revoke(regrole)',
 		$$SELECT idem_revoke('idem_test_stranger')$$),
 	('idem_application_functions()',
-		$$SELECT idem_application_functions()$$);
+		$$SELECT idem_application_functions()$$),
+	('idem_check_grantee(regrole)',
+		$$SELECT idem_check_grantee('idem_test_stranger')$$),
+	('idem_stats_data()',
+		$$SELECT idem_stats_data()$$),
+	('idem_stats_reset()',
+		$$SELECT idem_stats_reset()$$);
 
+CREATE TEMP TABLE tables (
+	name name,
+	any_column name
+);
+INSERT INTO tables VALUES
+	('idem_keys', 'attempt'),
+	('idem_action_versions', 'last_action_id'),
+	('idem_user_actions', 'last_action_id'),
+	('idem_aggregates', 'version'),
+	('idem_client_sequences', 'last_client_seq'),
+	('idem_tokens', 'expires_at'),
+	('idem_outbox', 'attempt');
+CREATE TEMP TABLE sequences (
+	name name
+);
+INSERT INTO sequences VALUES ('idem_claim_tokens'), ('idem_outbox_ids');
 CREATE TEMP TABLE table_accesses (
 	statement text
 );
 INSERT INTO table_accesses
-SELECT format(statement, relation)
-FROM (VALUES ('idem_keys'), ('idem_action_versions'), ('idem_user_actions'))
-	AS r (relation),
+SELECT format(statement, name, any_column)
+FROM tables,
 	(VALUES ('SELECT FROM %s'), ('INSERT INTO %s DEFAULT VALUES'),
-		('DELETE FROM %s'), ('TRUNCATE %s'), ('LOCK %s')) AS s (statement);
+		('UPDATE %s SET %s = DEFAULT'), ('DELETE FROM %s'),
+		('TRUNCATE %s'), ('LOCK %s')) AS s (statement);
+INSERT INTO table_accesses
+SELECT format(statement, name)
+FROM sequences,
+	(VALUES ('SELECT FROM %s'), ('SELECT nextval(''%s'')'),
+		('SELECT setval(''%s'', 1)')) AS s (statement);
 INSERT INTO table_accesses VALUES
-	('UPDATE idem_keys SET attempt = 1'),
-	('UPDATE idem_action_versions SET last_action_id = 1'),
-	('UPDATE idem_user_actions SET last_action_id = 1'),
-	('SELECT FROM idem_claim_tokens'),
-	('SELECT nextval(''idem_claim_tokens'')'),
-	('SELECT setval(''idem_claim_tokens'', 1)'),
+	('SELECT FROM idem_stats'),
+	('DROP VIEW idem_stats'),
 	('ALTER TABLE idem_keys ADD COLUMN tenant text'),
 	('DROP TABLE idem_keys'),
 	('CREATE INDEX ON idem_keys (claim_token)');
@@ -124,29 +168,54 @@ CREATE TEMP VIEW members AS
 			SELECT t.oid
 			FROM pg_type AS t LEFT JOIN pg_class AS c ON c.oid = t.typrelid
 			WHERE t.typelem <> 0 OR c.relkind <> 'c'));
--- Every privilege on the extension's objects.
+-- Every privilege on the extension's objects.  A table's or a view's row type
+-- counts with it, whether it is a member by itself or not.
 CREATE TEMP VIEW privileges AS
 	SELECT o.object, a.grantee, a.privilege_type, a.is_grantable
 	FROM (
 		SELECT p.oid::regprocedure::text,
-			coalesce(p.proacl, acldefault('f', p.proowner))
+			coalesce(p.proacl, acldefault('f', p.proowner)), p.proowner
 		FROM pg_proc AS p JOIN members AS m
 			ON m.classid = 'pg_proc'::regclass AND m.objid = p.oid
 		UNION ALL
 		SELECT c.relname, coalesce(c.relacl, acldefault(
 			CASE c.relkind WHEN 'S' THEN 's' ELSE 'r' END::"char",
-			c.relowner))
+			c.relowner)), c.relowner
 		FROM pg_class AS c JOIN members AS m
 			ON m.classid = 'pg_class'::regclass AND m.objid = c.oid
 		UNION ALL
 		SELECT 'type ' || t.typname,
-			coalesce(t.typacl, acldefault('T', t.typowner))
+			coalesce(t.typacl, acldefault('T', t.typowner)), t.typowner
 		FROM pg_type AS t JOIN members AS m
 			ON m.classid = 'pg_type'::regclass AND m.objid = t.oid
-	) AS o (object, acl),
-	aclexplode(o.acl) AS a;
+				OR m.classid = 'pg_class'::regclass AND m.objid = t.typrelid
+	) AS o (object, acl, owner),
+	aclexplode(o.acl) AS a
+	WHERE a.grantee <> o.owner;
+-- What the script grants to the installer and to the owner of the database,
+-- who may grant it in turn ...
+CREATE TEMP VIEW ownership AS
+	SELECT p.oid::regprocedure::text AS object, 'EXECUTE' AS privilege_type,
+		true AS is_grantable
+	FROM pg_proc AS p JOIN members AS m
+		ON m.classid = 'pg_proc'::regclass AND m.objid = p.oid
+	UNION ALL
+	SELECT name, 'SELECT', true
+	FROM (SELECT name FROM tables UNION ALL TABLE sequences
+		UNION ALL VALUES ('idem_stats')) AS r
+	UNION ALL
+	VALUES ('type idem_response', 'USAGE', true);
+-- ... and to monitoring roles.
+CREATE TEMP TABLE monitoring (
+	object text,
+	privilege_type text,
+	is_grantable boolean
+);
+INSERT INTO monitoring VALUES
+	('idem_stats_data()', 'EXECUTE', false),
+	('idem_stats', 'SELECT', false);
 
-SELECT plan(225);
+SELECT plan(465);
 
 --
 -- Nobody but the installer has anything
@@ -154,11 +223,15 @@ SELECT plan(225);
 SELECT is_empty(
 	'SELECT * FROM privileges WHERE grantee = 0',
 	'nothing is granted to PUBLIC');
-SELECT is_empty(
-	$$SELECT * FROM privileges
+SELECT set_eq(
+	$$SELECT grantee::regrole, object, privilege_type, is_grantable
+	FROM privileges
 	WHERE grantee <> (SELECT extowner FROM pg_extension
 		WHERE extname = 'idempotency')$$,
-	'nothing is granted to anybody but the installing role');
+	$$SELECT 'pg_database_owner'::regrole AS grantee, * FROM ownership
+	UNION ALL SELECT 'pg_monitor', * FROM monitoring$$,
+	'nothing is granted to anybody but the installing role and the owner of '
+	'the database, and the statistics to pg_monitor');
 SELECT is_empty(
 	$$SELECT a.attrelid::regclass, a.attname
 	FROM pg_attribute AS a JOIN members AS m
@@ -167,11 +240,12 @@ SELECT is_empty(
 	'no column is granted to anybody');
 -- A stranger's table with a column of a row type would stand in the way of
 -- DROP EXTENSION, and of any change to the table.
-SELECT is_empty(
-	$$SELECT t.typname FROM pg_type AS t JOIN members AS m
-		ON m.classid = 'pg_class'::regclass AND m.objid = t.typrelid
-	WHERE has_type_privilege('idem_test_stranger', t.oid, 'USAGE')$$,
-	'the row types of the tables are not granted to PUBLIC');
+SELECT results_eq(
+	format($$SELECT has_type_privilege('idem_test_stranger', %L, 'USAGE'),
+		has_type_privilege('idem_test_monitor', %L, 'USAGE')$$, name, name),
+	'VALUES (false, false)',
+	'the row type of ' || name || ' is granted to nobody')
+FROM (SELECT name FROM tables UNION ALL VALUES ('idem_stats')) AS r;
 SELECT is_empty(
 	$$SELECT pg_describe_object(classid, objid, 0) FROM members
 	WHERE obj_description(objid, classid::regclass::name) IS NULL$$,
@@ -198,6 +272,10 @@ SELECT set_eq(
 		'EXECUTE' AS privilege_type, false AS is_grantable FROM calls
 	UNION ALL VALUES ('type idem_response', 'USAGE', false)$$,
 	'idem_grant grants exactly the functions of the interface');
+SELECT set_eq(
+	'SELECT idem_application_functions()',
+	'SELECT signature::regprocedure FROM calls',
+	'idem_application_functions names them');
 SELECT ok(has_schema_privilege('idem_test_app',
 	(SELECT extnamespace FROM pg_extension WHERE extname = 'idempotency'),
 	'USAGE'), 'with idem_grant: USAGE on the schema');
@@ -214,6 +292,10 @@ FROM administrator_calls;
 SELECT is(left(pg_temp.outcome_of('idem_test_app', statement), 6), '42501:',
 	'with idem_grant: ' || statement || ': 42501')
 FROM table_accesses;
+SELECT is(left(pg_temp.outcome_of('idem_test_app',
+	format('CREATE TEMP TABLE t (r %s)', name)), 6), '42501:',
+	'with idem_grant: a column of type ' || name || ': 42501')
+FROM (SELECT name FROM tables UNION ALL VALUES ('idem_stats')) AS r;
 SELECT is(pg_temp.outcome_of('idem_test_app',
 	'CREATE FUNCTION pg_temp.h(jsonb) RETURNS idem_response
 	LANGUAGE sql AS ''SELECT (200, NULL, NULL)::idem_response'''),
@@ -232,6 +314,30 @@ SELECT idem_grant('"Idem test ""app""; --"') \gset
 SELECT is(count(*), (SELECT count(*) + 1 FROM calls),
 	'idem_grant quotes the role''s name')
 FROM privileges WHERE grantee = '"Idem test ""app""; --"'::regrole;
+
+--
+-- What pg_monitor has
+--
+SELECT is(pg_temp.outcome_of('idem_test_monitor', statement), 'allowed',
+	'a member of pg_monitor: ' || statement || ' is allowed')
+FROM (VALUES ('SELECT FROM idem_stats'), ('SELECT idem_stats_data()'))
+	AS v (statement);
+SELECT is(pg_temp.outcome_of('idem_test_monitor', call),
+	'42501: permission denied for function '
+	|| CASE WHEN call LIKE '%; %' THEN 'idem_claim'
+		ELSE split_part(signature, '(', 1) END,
+	'a member of pg_monitor: ' || signature || ': 42501')
+FROM (TABLE calls UNION ALL TABLE administrator_calls) AS c
+WHERE signature <> 'idem_stats_data()';
+SELECT is(left(pg_temp.outcome_of('idem_test_monitor', statement), 6),
+	'42501:', 'a member of pg_monitor: ' || statement || ': 42501')
+FROM table_accesses WHERE statement <> 'SELECT FROM idem_stats';
+-- The view does not lend its owner's rights.
+SELECT is(pg_temp.outcome_of(session_user, 'GRANT SELECT ON idem_stats
+		TO idem_test_stranger; SET LOCAL ROLE idem_test_stranger;
+		SELECT FROM idem_stats'),
+	'42501: permission denied for function idem_stats_data',
+	'SELECT on idem_stats alone shows nothing');
 
 --
 -- Handlers of idem_run have the caller's rights
@@ -341,6 +447,13 @@ SELECT results_eq(
 	'VALUES (true)', 'the installer owns none of the functions');
 
 SET LOCAL search_path = public, tap, idem;
+SELECT set_eq(
+	$$SELECT grantee::regrole, object, privilege_type, is_grantable
+	FROM privileges WHERE grantee <> 'idem_test_app'::regrole$$,
+	$$SELECT grantee, ownership.* FROM ownership, (VALUES
+		('idem_test_installer'::regrole), ('pg_database_owner')) AS g (grantee)
+	UNION ALL SELECT 'pg_monitor', * FROM monitoring$$,
+	'the installer may call and read everything, and let others');
 SELECT ok(has_schema_privilege('idem_test_app', 'idem', 'USAGE')
 	AND NOT has_schema_privilege('idem_test_stranger', 'idem', 'USAGE')
 	AND NOT has_schema_privilege('idem_test_app', 'idem', 'CREATE'),
@@ -403,6 +516,9 @@ AS 'BEGIN RAISE ''captured'' USING ERRCODE = ''CA001''; END';
 CREATE FUNCTION idem.format(text, regrole)
 RETURNS text LANGUAGE plpgsql
 AS 'BEGIN RAISE ''captured'' USING ERRCODE = ''CA001''; END';
+CREATE FUNCTION idem.idem_check_grantee(oid)
+RETURNS void LANGUAGE plpgsql
+AS 'BEGIN RAISE ''captured'' USING ERRCODE = ''CA001''; END';
 RESET ROLE;
 SELECT is(pg_temp.outcome_of(session_user,
 	'SELECT idem_grant(''idem_test_app'')'), 'allowed',
@@ -430,7 +546,9 @@ SELECT matches(pg_temp.outcome_of('idem_test_installer', statement || ';
 	'what is there already is not taken over: ' || statement)
 FROM (VALUES
 	('CREATE TABLE idem.idem_keys (scope text, key text)'),
+	('CREATE TABLE idem.idem_outbox (id bigint)'),
 	('CREATE SEQUENCE idem.idem_claim_tokens'),
+	('CREATE VIEW idem.idem_stats AS SELECT 1'),
 	('CREATE TYPE idem.idem_response AS (status int)'),
 	('CREATE FUNCTION idem.idem_forget(scope text, key text)
 		RETURNS boolean LANGUAGE sql AS ''SELECT true''')

@@ -20,9 +20,9 @@ EXCEPTION WHEN OTHERS THEN
 END
 $$;
 
--- The design's table, as far as it is implemented.  "userset" settings are
--- defaults of a call, "superuser" ones protect the operator.  "other" is a
--- value to be set; a century is the longest time.
+-- The design's table, as far as it is implemented.  "user" settings are
+-- defaults of a call, "superuser" ones protect the operator, "sighup" ones are
+-- the worker's.  "other" is a value to be set; a century is the longest time.
 CREATE TEMP TABLE promised (
 	name text,
 	shown text,
@@ -39,6 +39,12 @@ INSERT INTO promised VALUES
 		'0', '36525d', '90min'),
 	('idempotency.default_lease', '1min', '60000', 'real', 'ms', 'user',
 		'0', '36525d', '500ms'),
+	('idempotency.token_ttl', '7d', '6.048e+08', 'real', 'ms', 'user',
+		'0', '36525d', '1h'),
+	('idempotency.outbox_retention', '7d', '6.048e+08', 'real', 'ms',
+		'superuser', '0', '36525d', '30d'),
+	('idempotency.outbox_max_attempts', '10', '10', 'integer', NULL,
+		'superuser', '1', '2147483647', '3'),
 	('idempotency.key_min_length', '16', '16', 'integer', NULL, 'superuser',
 		'1', '255', '20'),
 	('idempotency.key_max_length', '128', '128', 'integer', NULL,
@@ -50,16 +56,26 @@ INSERT INTO promised VALUES
 	('idempotency.max_action_id_lead', '0', '0', 'real', 'ms', 'superuser',
 		'0', '36525d', '1h'),
 	('idempotency.max_response_size', '1MB', '1048576', 'integer', 'B',
-		'superuser', '0', '2147483647', '64kB');
+		'superuser', '0', '2147483647', '64kB'),
+	('idempotency.cleanup_interval', '1min', '60000', 'real', 'ms', 'sighup',
+		'0', '36525d', '5min'),
+	('idempotency.cleanup_batch_size', '10000', '10000', 'integer', NULL,
+		'sighup', '1', '2147483647', '500'),
+	('idempotency.databases', '*', '*', 'string', NULL, 'sighup', NULL, NULL,
+		'shop');
 
-SELECT plan(176);
+SELECT plan(289);
+
+-- The library may be loaded by the first call only.
+SELECT idem_key_is_valid('key-of-settings-0') AS loaded \gset
 
 SELECT set_eq(
 	$$SELECT name FROM pg_settings WHERE name LIKE 'idempotency.%'$$,
 	'SELECT name FROM promised',
 	'there are these settings and no other');
+-- The server's configuration may say otherwise of the worker's.
 SELECT is(current_setting(name), shown, name || ' is ' || shown)
-FROM promised;
+FROM promised WHERE context <> 'sighup';
 SELECT is(s.boot_val, p.boot_value, name || ' is so by default')
 FROM promised AS p LEFT JOIN pg_settings AS s USING (name);
 SELECT is(s.vartype, p.type, name || ' has type ' || p.type)
@@ -67,6 +83,12 @@ FROM promised AS p LEFT JOIN pg_settings AS s USING (name);
 SELECT is(s.unit, p.unit, name || ' counts in ' || coalesce(p.unit, 'ones'))
 FROM promised AS p LEFT JOIN pg_settings AS s USING (name);
 SELECT is(s.context, p.context, name || ' is for ' || p.context)
+FROM promised AS p LEFT JOIN pg_settings AS s USING (name);
+SELECT is(row(s.min_val, s.max_val), row(CASE p.least WHEN '36525d'
+		THEN '3.15576e+12' ELSE p.least END, CASE p.greatest WHEN '36525d'
+		THEN '3.15576e+12' ELSE p.greatest END),
+	format('%s is from %s to %s', name, coalesce(p.least, 'anything'),
+		coalesce(p.greatest, 'anything')))
 FROM promised AS p LEFT JOIN pg_settings AS s USING (name);
 SELECT ok(length(short_desc) > 20, name || ' has a description')
 FROM promised LEFT JOIN pg_settings USING (name);
@@ -82,7 +104,7 @@ SELECT is(pg_temp.outcome_of(session_user,
 	format('%s = %s: %s', name, value, outcome))
 FROM promised, LATERAL (VALUES (least, 'allowed'), (greatest, 'allowed'),
 	(other, 'allowed'), ('no such value', '22023')) AS v (value, outcome)
-WHERE value IS NOT NULL;
+WHERE value IS NOT NULL AND context <> 'sighup';
 SELECT is(pg_temp.outcome_of(session_user,
 		format('SET LOCAL %s = %L', name, value)), '22023',
 	format('%s = %s: 22023', name, value))
@@ -90,7 +112,7 @@ FROM promised, LATERAL (VALUES
 	(CASE least WHEN '0' THEN '-1' WHEN '1' THEN '0' END),
 	(CASE greatest WHEN '36525d' THEN '36526d' WHEN '255' THEN '256'
 		WHEN '2147483647' THEN '2147483648' END)) AS v (value)
-WHERE value IS NOT NULL;
+WHERE value IS NOT NULL AND context <> 'sighup';
 SELECT is(pg_temp.outcome_of(session_user,
 		'SET LOCAL idempotency.expired_key_policy = ' || value), '22023',
 	'idempotency.expired_key_policy = ' || value || ': 22023')
@@ -108,6 +130,8 @@ FROM (VALUES
 	('idempotency.default_ttl', '1000', '1s'),
 	('idempotency.default_lease', '500ms', '500ms'),
 	('idempotency.tombstone_retention', '7d', '7d'),
+	('idempotency.token_ttl', '168h', '7d'),
+	('idempotency.outbox_retention', '0.5h', '30min'),
 	('idempotency.max_action_id_lead', '1h', '1h'),
 	('idempotency.max_response_size', '1MB', '1MB'),
 	('idempotency.max_response_size', '65536', '64kB'),
@@ -116,6 +140,8 @@ FROM (VALUES
 RESET idempotency.default_ttl;
 RESET idempotency.default_lease;
 RESET idempotency.tombstone_retention;
+RESET idempotency.token_ttl;
+RESET idempotency.outbox_retention;
 RESET idempotency.max_action_id_lead;
 RESET idempotency.max_response_size;
 RESET idempotency.expired_key_policy;
@@ -124,13 +150,17 @@ RESET idempotency.expired_key_policy;
 -- Who may set them
 --
 SELECT is(pg_temp.outcome_of('idem_test_app', format(statement, name, other)),
-	CASE context WHEN 'user' THEN 'allowed' ELSE '42501' END,
-	format('the application, ' || statement || ': '
-		|| CASE context WHEN 'user' THEN 'allowed' ELSE '42501' END,
-		name, other))
-FROM promised, (VALUES ('SET %s = %L'), ('SET LOCAL %s = %L'),
-	('SELECT set_config(%L, %L, true)'),
-	('ALTER ROLE idem_test_app SET %s = %L')) AS v (statement);
+	outcome, 'the application, ' || format(statement, name, other) || ': '
+		|| outcome)
+FROM promised,
+	(VALUES ('SET %s = %L'), ('SET LOCAL %s = %L'),
+		('SELECT set_config(%L, %L, true)'),
+		('ALTER ROLE idem_test_app SET %s = %L')) AS v (statement),
+	LATERAL (VALUES (CASE context WHEN 'user' THEN 'allowed'
+		WHEN 'superuser' THEN '42501' ELSE '55P02' END)) AS o (outcome);
+SELECT is(pg_temp.outcome_of(session_user, format('SET %s = %L', name, other)),
+	'55P02', 'no session can set ' || name)
+FROM promised WHERE context = 'sighup';
 SELECT is(pg_temp.outcome_of('idem_test_app', format('
 	CREATE FUNCTION pg_temp.f() RETURNS void LANGUAGE sql SET %s = %L
 		AS ''''; SELECT pg_temp.f()', name, other)), '42501',
@@ -186,6 +216,45 @@ SELECT is(idem_key_is_valid(repeat('k', 48)), false,
 	'a minimum above the maximum refuses all keys');
 RESET idempotency.key_min_length;
 RESET idempotency.key_max_length;
+
+SET LOCAL idempotency.token_ttl = '2h';
+SELECT idem_once('settings', 'default'),
+	idem_once('settings', 'given', '20 min'),
+	(SELECT idem_once('settings', '{array}'::text[])) \gset
+SELECT ok(expires_at - clock_timestamp() BETWEEN '01:59:00' AND '02:00:00',
+	'token_ttl stands in for what a call does not say: ' || token)
+FROM idem_tokens WHERE scope = 'settings' AND token <> 'given';
+SELECT ok(expires_at - clock_timestamp() BETWEEN '00:19:00' AND '00:20:00',
+	'token_ttl does not override a call')
+FROM idem_tokens WHERE scope = 'settings' AND token = 'given';
+SET LOCAL idempotency.token_ttl = 0;
+SELECT is(idem_once('settings', 'forgotten'), true,
+	'token_ttl may be zero: ' || time)
+FROM (VALUES ('the first time'), ('again')) AS v (time);
+RESET idempotency.token_ttl;
+
+SET LOCAL idempotency.outbox_max_attempts = 2;
+SELECT idem_publish('settings', '{}') AS message_id \gset
+SELECT is(idem_outbox_nack(id, retry_after => '0'), 'pending',
+	'outbox_max_attempts of two: pending after the first')
+FROM idem_outbox_take(topics => '{settings}');
+SELECT is(idem_outbox_nack(id, retry_after => '0'), 'dead',
+	'outbox_max_attempts of two: dead after the second')
+FROM idem_outbox_take(topics => '{settings}');
+RESET idempotency.outbox_max_attempts;
+
+SET LOCAL idempotency.outbox_retention = '1h';
+SELECT idem_publish('settings-acked', '1') AS message_id \gset
+SELECT idem_outbox_ack(array_agg(id)) AS acked
+	FROM idem_outbox_take(topics => '{settings-acked}') \gset
+SELECT idem_cleanup() AS within_retention \gset
+SELECT isnt_empty($$SELECT FROM idem_outbox WHERE topic = 'settings-acked'$$,
+	'within outbox_retention an acknowledged message is kept');
+SET LOCAL idempotency.outbox_retention = 0;
+SELECT idem_cleanup() AS past_retention \gset
+SELECT is_empty($$SELECT FROM idem_outbox WHERE topic = 'settings-acked'$$,
+	'past outbox_retention it is deleted');
+RESET idempotency.outbox_retention;
 
 SET LOCAL idempotency.max_response_size = 0;
 SELECT throws_ok($$SELECT idem_complete('settings', 'key-of-settings-1', 200,

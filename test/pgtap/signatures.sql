@@ -109,16 +109,116 @@ INSERT INTO promised VALUES
 	'user_id text, entity_type text, entity_id text, action_type text',
 	'boolean', 'c stable called-on-null parallel-safe'),
 
+('idem_cleanup(int)',
+	'batch_size int DEFAULT NULL,
+	 OUT keys_deleted bigint, OUT tokens_deleted bigint,
+	 OUT messages_deleted bigint',
+	'record', 'c volatile called-on-null parallel-unsafe'),
 ('idem_grant(regrole)',
 	'grantee regrole',
 	'void', 'plpgsql volatile called-on-null parallel-unsafe'),
 ('idem_revoke(regrole)',
 	'grantee regrole',
 	'void', 'plpgsql volatile called-on-null parallel-unsafe'),
--- Not in the design: what idem_grant and idem_revoke work on.
+('idem_stats_reset()',
+	'',
+	'void', 'c volatile called-on-null parallel-unsafe'),
+-- Not in the design: what idem_grant and idem_revoke work on, and on whom,
+-- and what view idem_stats shows.
 ('idem_application_functions()',
 	'',
-	'SETOF regprocedure', 'sql stable called-on-null parallel-safe');
+	'SETOF regprocedure', 'sql stable called-on-null parallel-safe'),
+('idem_check_grantee(regrole)',
+	'grantee regrole',
+	'void', 'plpgsql stable called-on-null parallel-safe'),
+('idem_stats_data()',
+	'OUT datid oid,
+	 OUT claims_new bigint, OUT claims_replay bigint,
+	 OUT claims_erased bigint, OUT claims_in_progress bigint,
+	 OUT claims_hash_conflict bigint, OUT claims_expired bigint,
+	 OUT takeovers bigint, OUT completions bigint, OUT failures bigint,
+	 OUT advances bigint, OUT advances_stale bigint,
+	 OUT appends_appended bigint, OUT appends_duplicate bigint,
+	 OUT appends_overlap bigint, OUT appends_gap bigint,
+	 OUT appends_in_flight bigint, OUT appends_version_conflict bigint,
+	 OUT once_first bigint, OUT once_seen bigint,
+	 OUT messages_published bigint, OUT messages_taken bigint,
+	 OUT messages_acked bigint, OUT messages_nacked bigint,
+	 OUT messages_dead bigint,
+	 OUT keys_deleted bigint, OUT tokens_deleted bigint,
+	 OUT messages_deleted bigint, OUT cleanup_passes bigint,
+	 OUT last_cleanup timestamptz, OUT stats_reset timestamptz',
+	'SETOF record', 'c volatile called-on-null parallel-safe');
+
+-- Those of sequences, once and outbox, which have a test of their own.
+CREATE TEMP TABLE others (
+	signature text
+);
+INSERT INTO others VALUES
+('idem_try_append(text, text, bigint, int, bigint, boolean, interval)'),
+('idem_last_client_seq(text, text)'),
+('idem_once(text, text, interval)'),
+('idem_once(text, text[], interval)'),
+('idem_publish(text, jsonb, text, jsonb, interval)'),
+('idem_outbox_take(int, interval, text[])'),
+('idem_outbox_ack(bigint[])'),
+('idem_outbox_nack(bigint, text, interval, int)'),
+('idem_outbox_requeue(bigint[])');
+
+-- Tables, as the design's storage chapter and its names of columns have them.
+CREATE TEMP TABLE promised_tables (
+	name name,
+	columns text,
+	primary_key name[],
+	indexes name[],
+	fillfactor text
+);
+INSERT INTO promised_tables VALUES
+('idem_keys',
+	'claim_token bigint NOT NULL, created_at timestamptz NOT NULL,
+	 completed_at timestamptz, lease_expires_at timestamptz,
+	 expires_at timestamptz NOT NULL, attempt int NOT NULL,
+	 response_status int, state text NOT NULL, scope text NOT NULL,
+	 key text NOT NULL, request_hash bytea, response_headers json,
+	 response_body text, response_bytes bytea, error text,
+	 recovery_point text, recovery_state json',
+	'{scope,key}', '{idem_keys_pkey,idem_keys_expires_at}',
+	'{fillfactor=75}'),
+('idem_action_versions',
+	'last_action_id bigint NOT NULL, user_id text NOT NULL,
+	 entity_type text NOT NULL, entity_id text NOT NULL',
+	'{user_id,entity_type,entity_id}', '{idem_action_versions_pkey}',
+	'{fillfactor=80}'),
+('idem_user_actions',
+	'last_action_id bigint NOT NULL, updated_at timestamptz NOT NULL,
+	 is_active boolean NOT NULL, user_id text NOT NULL,
+	 entity_type text NOT NULL, entity_id text NOT NULL,
+	 action_type text NOT NULL',
+	'{user_id,entity_type,entity_id,action_type}',
+	'{idem_user_actions_pkey}', '{fillfactor=80}'),
+('idem_aggregates',
+	'version bigint NOT NULL, aggregate text NOT NULL',
+	'{aggregate}', '{idem_aggregates_pkey}', '{fillfactor=80}'),
+('idem_client_sequences',
+	'last_client_seq bigint NOT NULL, aggregate text NOT NULL,
+	 client_id text NOT NULL',
+	'{aggregate,client_id}', '{idem_client_sequences_pkey}',
+	'{fillfactor=80}'),
+-- A token's row is rarely written again, and a message's not in place: its
+-- state and its times are indexed.
+('idem_tokens',
+	'expires_at timestamptz NOT NULL, scope text NOT NULL,
+	 token text NOT NULL',
+	'{scope,token}', '{idem_tokens_pkey,idem_tokens_expires_at}', NULL),
+('idem_outbox',
+	'id bigint NOT NULL, lane bigint, created_at timestamptz NOT NULL,
+	 available_at timestamptz NOT NULL, acked_at timestamptz,
+	 attempt int NOT NULL, message_id uuid NOT NULL, state text NOT NULL,
+	 topic text NOT NULL, message_key text, payload jsonb NOT NULL,
+	 headers jsonb, last_error text',
+	'{id}',
+	'{idem_outbox_pkey,idem_outbox_due,idem_outbox_lanes,idem_outbox_dead,
+	 idem_outbox_acked}', NULL);
 
 CREATE FUNCTION pg_temp.short_types(text) RETURNS text
 LANGUAGE sql
@@ -161,7 +261,7 @@ CREATE TEMP VIEW relations AS
 	SELECT c.* FROM pg_class AS c JOIN members AS m
 		ON m.classid = 'pg_class'::regclass AND m.objid = c.oid;
 
-SELECT plan(23 * 4 + 8 + 3 * 3 + 16 + 8);
+SELECT plan(27 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8);
 
 --
 -- Functions
@@ -188,7 +288,8 @@ FROM promised;
 
 SELECT set_eq(
 	'SELECT oid FROM functions',
-	'SELECT to_regprocedure(signature)::oid FROM promised',
+	'SELECT to_regprocedure(signature)::oid
+	FROM (SELECT signature FROM promised UNION ALL TABLE others) AS p',
 	'the extension has these functions and no other');
 SELECT is_empty(
 	'SELECT oid::regprocedure FROM functions WHERE prosecdef',
@@ -200,14 +301,16 @@ SELECT is_empty(
 	$$SELECT oid::regprocedure FROM functions
 	WHERE prokind <> 'f'$$,
 	'all are plain functions');
-SELECT is_empty(
-	$$SELECT oid::regprocedure FROM functions
-	WHERE proretset AND proname <> 'idem_application_functions'$$,
+SELECT set_eq(
+	$$SELECT oid::regprocedure FROM functions WHERE proretset$$,
+	$$VALUES ('idem_once(text, text[], interval)'::regprocedure),
+		('idem_outbox_take(int, interval, text[])'),
+		('idem_stats_data()'), ('idem_application_functions()')$$,
 	'single-row functions return no sets');
 SELECT is_empty(
 	$$SELECT oid::regprocedure, prosrc FROM functions
 	WHERE probin IS NOT NULL AND (probin <> '$libdir/idempotency'
-		OR prosrc !~ ('^' || proname || '(_(text|jsonb|bytea))?$'))$$,
+		OR prosrc !~ ('^' || proname || '(_(text|jsonb|bytea|array))?$'))$$,
 	'C symbols carry the SQL name');
 SELECT is_empty(
 	$$SELECT oid::regprocedure FROM functions
@@ -233,52 +336,45 @@ RETURN (
 	WHERE attrelid = relation AND attnum > 0 AND NOT attisdropped
 );
 
-SELECT is(pg_temp.columns_of('idem_keys'),
-	'claim_token bigint NOT NULL, created_at timestamptz NOT NULL, '
-	'completed_at timestamptz, lease_expires_at timestamptz, '
-	'expires_at timestamptz NOT NULL, attempt int NOT NULL, '
-	'response_status int, state text NOT NULL, scope text NOT NULL, '
-	'key text NOT NULL, request_hash bytea, response_headers json, '
-	'response_body text, response_bytes bytea, error text, '
-	'recovery_point text, recovery_state json',
-	'idem_keys has the promised columns');
-SELECT is(pg_temp.columns_of('idem_action_versions'),
-	'last_action_id bigint NOT NULL, user_id text NOT NULL, '
-	'entity_type text NOT NULL, entity_id text NOT NULL',
-	'idem_action_versions has the promised columns');
-SELECT is(pg_temp.columns_of('idem_user_actions'),
-	'last_action_id bigint NOT NULL, updated_at timestamptz NOT NULL, '
-	'is_active boolean NOT NULL, user_id text NOT NULL, '
-	'entity_type text NOT NULL, entity_id text NOT NULL, '
-	'action_type text NOT NULL',
-	'idem_user_actions has the promised columns');
+SELECT is(pg_temp.columns_of(name::text::regclass),
+	regexp_replace(columns, '\s+', ' ', 'g'),
+	name || ' has the promised columns')
+FROM promised_tables;
+SELECT col_is_pk(name, primary_key, name || ' has its primary key')
+FROM promised_tables;
+SELECT indexes_are(name, indexes, name || ' has these indexes and no other')
+FROM promised_tables;
 
-SELECT col_is_pk('idem_keys', ARRAY['scope', 'key'],
-	'idem_keys has its primary key');
-SELECT col_is_pk('idem_action_versions',
-	ARRAY['user_id', 'entity_type', 'entity_id'],
-	'idem_action_versions has its primary key');
-SELECT col_is_pk('idem_user_actions',
-	ARRAY['user_id', 'entity_type', 'entity_id', 'action_type'],
-	'idem_user_actions has its primary key');
-
-SELECT indexes_are('idem_keys',
-	ARRAY['idem_keys_pkey', 'idem_keys_expires_at'],
-	'idem_keys has these indexes and no other');
-SELECT indexes_are('idem_action_versions',
-	ARRAY['idem_action_versions_pkey'],
-	'idem_action_versions has this index and no other');
-SELECT indexes_are('idem_user_actions',
-	ARRAY['idem_user_actions_pkey'],
-	'idem_user_actions has this index and no other');
+SELECT is(pg_temp.columns_of('idem_stats'),
+	'datname name, ' || replace(arguments, 'OUT ', ''),
+	'idem_stats shows idem_stats_data, and the name of the database')
+FROM (SELECT regexp_replace(arguments, '\s+', ' ', 'g') FROM promised
+	WHERE signature = 'idem_stats_data()') AS p (arguments);
 
 --
 -- Storage
 --
-SELECT is(pg_get_indexdef('idem_keys_expires_at'::regclass),
-	'CREATE INDEX idem_keys_expires_at ON public.idem_keys '
-	'USING btree (expires_at)',
-	'expires_at is indexed for the cleanup');
+SELECT is(pg_get_indexdef(index::regclass),
+	'CREATE INDEX ' || index || ' ON public.' || definition,
+	index || ': ' || description)
+FROM (VALUES
+	('idem_keys_expires_at', 'idem_keys USING btree (expires_at)',
+		'expires_at is indexed for the cleanup'),
+	('idem_tokens_expires_at', 'idem_tokens USING btree (expires_at)',
+		'expires_at is indexed for the cleanup'),
+	('idem_outbox_due', 'idem_outbox USING btree (topic, available_at) '
+		'WHERE ((state = ''pending''::text) AND (lane IS NULL))',
+		'messages without a key by when they are due'),
+	('idem_outbox_lanes', 'idem_outbox USING btree (topic, lane, id) '
+		'WHERE ((state = ''pending''::text) AND (lane IS NOT NULL))',
+		'messages with a key in their order'),
+	('idem_outbox_dead', 'idem_outbox USING btree (id) '
+		'WHERE (state = ''dead''::text)',
+		'dead messages'),
+	('idem_outbox_acked', 'idem_outbox USING btree (acked_at) '
+		'WHERE (state = ''acked''::text)',
+		'acknowledged messages for the cleanup')
+) AS v (index, definition, description);
 SELECT is_empty(
 	$$SELECT i.indexrelid::regclass
 	FROM pg_index AS i JOIN relations AS r ON r.oid = i.indrelid
@@ -296,6 +392,12 @@ SELECT is_empty(
 		'updated_at', 'is_active')$$,
 	'no index covers a column that a user action changes');
 SELECT is_empty(
+	$$SELECT i.indexrelid::regclass
+	FROM pg_index AS i JOIN relations AS r ON r.oid = i.indrelid
+	JOIN pg_attribute AS a ON a.attrelid = r.oid AND a.attnum = ANY (i.indkey)
+	WHERE a.attname IN ('version', 'last_client_seq')$$,
+	'no index covers a column that an append changes');
+SELECT is_empty(
 	$$SELECT i.indexrelid::regclass, a.attname
 	FROM pg_index AS i JOIN relations AS r ON r.oid = i.indrelid
 	JOIN pg_attribute AS a ON a.attrelid = r.oid AND a.attnum = ANY (i.indkey)
@@ -311,15 +413,15 @@ SELECT is_empty(
 SELECT results_eq(
 	$$SELECT relname, reloptions::text COLLATE "default" FROM relations
 	WHERE relkind = 'r' ORDER BY relname$$,
-	$$VALUES ('idem_action_versions'::name, '{fillfactor=80}'),
-		('idem_keys', '{fillfactor=75}'),
-		('idem_user_actions', '{fillfactor=80}')$$,
+	$$SELECT name, fillfactor COLLATE "default" FROM promised_tables
+	ORDER BY name$$,
 	'fill factors leave room for updates in place');
 SELECT set_eq(
 	'SELECT relname, relkind FROM relations',
-	$$VALUES ('idem_keys'::name, 'r'::"char"), ('idem_claim_tokens', 'S'),
-		('idem_action_versions', 'r'), ('idem_user_actions', 'r')$$,
-	'the extension has these tables and sequences and no other');
+	$$SELECT name, 'r'::"char" FROM promised_tables
+	UNION ALL VALUES ('idem_claim_tokens'::name, 'S'::"char"),
+		('idem_outbox_ids', 'S'), ('idem_stats', 'v')$$,
+	'the extension has these tables, sequences and view and no other');
 SELECT is_empty(
 	$$SELECT pg_describe_object(classid, objid, 0) FROM members
 	WHERE classid NOT IN ('pg_proc'::regclass, 'pg_class'::regclass)
@@ -347,35 +449,44 @@ SELECT is_empty(
 	WHERE r.relkind = 'r' AND a.attnum > 0
 		AND (a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '')$$,
 	'columns have no default that direct access would skip');
+-- An uuid is as long as two bigints, but aligned like a char.
 SELECT is_empty(
 	$$SELECT relname, attname, attlen, attalign
 	FROM (
-		SELECT r.relname, a.attname, a.attnum, a.attlen, a.attalign,
-			lag(a.attlen) OVER columns AS previous_length
+		SELECT r.relname, a.attname, a.attlen, a.attalign,
+			position(a.attalign IN 'csid') AS alignment,
+			lag(a.attlen) OVER columns AS previous_length,
+			lag(position(a.attalign IN 'csid')) OVER columns
+				AS previous_alignment
 		FROM relations AS r JOIN pg_attribute AS a ON a.attrelid = r.oid
 		WHERE r.relkind = 'r' AND a.attnum > 0
 		WINDOW columns AS (PARTITION BY r.oid ORDER BY a.attnum)
 	) AS c
-	WHERE attlen > 0 AND (previous_length < 0 OR attlen > previous_length)$$,
-	'fixed-length columns come first, the widest before all');
+	WHERE attlen > 0 AND (previous_length < 0
+		OR alignment > previous_alignment)$$,
+	'fixed-length columns come first, those of the widest alignment before '
+	'all');
 SELECT results_eq(
 	$$SELECT c.relname, condition COLLATE "default"
 	FROM pg_extension AS e,
 		unnest(e.extconfig, e.extcondition) AS config (relation, condition)
 	JOIN pg_class AS c ON c.oid = config.relation
 	WHERE e.extname = 'idempotency' ORDER BY c.relname$$,
-	$$VALUES ('idem_action_versions'::name, ''), ('idem_claim_tokens', ''),
-		('idem_keys', ''), ('idem_user_actions', '')$$,
-	'pg_dump dumps all rows of all tables, and the token counter');
+	$$SELECT name, '' COLLATE "default" FROM (SELECT name FROM promised_tables
+		UNION ALL VALUES ('idem_claim_tokens'::name), ('idem_outbox_ids'))
+		AS d ORDER BY name$$,
+	'pg_dump dumps all rows of all tables, and the counters of both sequences');
 SELECT results_eq(
-	$$SELECT format_type(seqtypid, NULL), seqincrement, seqcache, seqcycle
-	FROM pg_sequence WHERE seqrelid = 'idem_claim_tokens'::regclass$$,
+	format($$SELECT format_type(seqtypid, NULL), seqincrement, seqcache,
+		seqcycle FROM pg_sequence WHERE seqrelid = %L::regclass$$, sequence),
 	$$VALUES ('bigint', 1::bigint, 1::bigint, false)$$,
-	'claim tokens increase across sessions and never start again');
+	what || ' increase across sessions and never start again')
+FROM (VALUES ('idem_claim_tokens', 'claim tokens'),
+	('idem_outbox_ids', 'ids of messages')) AS v (sequence, what);
 SELECT is_empty(
 	$$SELECT relname FROM relations
 	WHERE obj_description(oid, 'pg_class') IS NULL$$,
-	'every table and sequence has a comment');
+	'every table, sequence and view has a comment');
 
 --
 -- Type and extension

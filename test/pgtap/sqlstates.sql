@@ -119,7 +119,7 @@ INSERT INTO key_functions VALUES
 ('idem_run', 'claim',
 	$$idem_run($1, $2, 'sqlstates.handler(jsonb)', '{}')$$);
 
-SELECT plan(557);
+SELECT plan(591);
 
 --
 -- Scope and key
@@ -328,6 +328,25 @@ CREATE FUNCTION sqlstates.fails(a jsonb) RETURNS jsonb
 LANGUAGE sql AS $$
 	SELECT to_jsonb(idem_fail('sqlstates', 'order-number-some'));
 $$;
+CREATE FUNCTION sqlstates.releases(a jsonb) RETURNS jsonb
+LANGUAGE sql AS $$
+	SELECT to_jsonb(idem_release('sqlstates', 'order-number-some'));
+$$;
+CREATE FUNCTION sqlstates.completes(a jsonb) RETURNS jsonb
+LANGUAGE sql AS $$
+	SELECT to_jsonb(idem_complete('sqlstates', 'order-number-some', 200));
+$$;
+CREATE FUNCTION sqlstates.erases(a jsonb) RETURNS jsonb
+LANGUAGE sql AS $$
+	SELECT to_jsonb(idem_complete('sqlstates', 'order-number-some', 200));
+	SELECT to_jsonb(idem_erase('sqlstates', 'order-number-some'));
+$$;
+CREATE FUNCTION sqlstates.takes_over(a jsonb) RETURNS jsonb
+LANGUAGE sql AS $$
+	SELECT idem_fail('sqlstates', 'order-number-some');
+	SELECT to_jsonb(c.claim_token)
+	FROM idem_claim('sqlstates', 'order-number-some') AS c;
+$$;
 CREATE PROCEDURE sqlstates.procedure(a jsonb)
 LANGUAGE sql AS '';
 
@@ -355,7 +374,11 @@ FROM (VALUES
 	('large_jsonb(jsonb)', '54000', 'that returned a jsonb too large'),
 	('large_headers(jsonb)', '54000', 'that returned headers too large'),
 	('forgets(jsonb)', 'ID004', 'that forgot the key itself'),
-	('fails(jsonb)', 'ID004', 'that failed the key itself')
+	('fails(jsonb)', 'ID004', 'that failed the key itself'),
+	('releases(jsonb)', 'ID004', 'that released the key itself'),
+	('takes_over(jsonb)', 'ID003', 'that failed and claimed the key itself'),
+	('completes(jsonb)', '55000', 'that completed the key itself'),
+	('erases(jsonb)', '55000', 'that completed and erased the key itself')
 ) AS v (handler, sqlstate, description);
 SELECT is(pg_temp.sqlstate_of(call), sqlstate,
 	'idem_run: ' || description || ': ' || sqlstate)
@@ -473,13 +496,31 @@ RESET idempotency.max_action_id_lead;
 --
 -- Grants
 --
-SELECT throws_ok(query, sqlstate, NULL, query || ': ' || sqlstate)
+SELECT is(pg_temp.sqlstate_of(format('%s(%s)', function, grantee)), sqlstate,
+	format('%s(%s): %s', function, grantee, sqlstate))
+FROM (VALUES ('idem_grant'), ('idem_revoke'), ('idem_check_grantee'))
+	AS f (function),
+	(VALUES ('NULL', '22004'),
+		('''sqlstates_no_role''', '42704'),
+		('''public''', '42704'),
+		('0', '42704'),
+		('''-''', '42704'),
+		('4294967295::oid', '42704'),
+		('current_user::regrole', '00000')) AS v (grantee, sqlstate);
+
+--
+-- Cleanup and statistics
+--
+SELECT is(pg_temp.sqlstate_of(call), sqlstate, call || ': ' || sqlstate)
 FROM (VALUES
-	('SELECT idem_grant(NULL)', '22004'),
-	('SELECT idem_revoke(NULL)', '22004'),
-	('SELECT idem_grant(''sqlstates_no_role'')', '42704'),
-	('SELECT idem_revoke(''sqlstates_no_role'')', '42704')
-) AS v (query, sqlstate);
+	('idem_cleanup(0)', '22023'),
+	('idem_cleanup(-1)', '22023'),
+	('idem_cleanup(1)', '00000'),
+	('idem_cleanup(2147483647)', '00000'),
+	('idem_cleanup(NULL)', '00000'),
+	('idem_stats_data()', '00000'),
+	('idem_stats_reset()', '00000')
+) AS v (call, sqlstate);
 
 --
 -- Read-only transactions
@@ -498,6 +539,9 @@ FROM (
 		($$idem_toggle('u', 'e', 'i', 'like', 1)$$, '25006'),
 		($$idem_set('u', 'e', 'i', 'like', true, 1)$$, '25006'),
 		($$idem_is_active('u', 'e', 'i', 'like')$$, '00000'),
+		($$idem_cleanup()$$, '25006'),
+		($$idem_stats_data()$$, '00000'),
+		($$idem_stats_reset()$$, '00000'),
 		($$idem_key_is_valid('order-number-live')$$, '00000'),
 		($$idem_request_hash('GET', '/')$$, '00000'),
 		($$idem_canonical_json('{}')$$, '00000')
@@ -550,7 +594,10 @@ FROM (VALUES
 	($$idem_try_advance('u', 'e', 'i', 1)$$, 'idem_action_versions'),
 	($$idem_toggle('u', 'e', 'i', 'like', 1)$$, 'idem_action_versions'),
 	($$idem_toggle('u', 'e', 'i', 'like', 1)$$, 'idem_user_actions'),
-	($$idem_set('u', 'e', 'i', 'like', true, 1)$$, 'idem_user_actions')
+	($$idem_set('u', 'e', 'i', 'like', true, 1)$$, 'idem_user_actions'),
+	($$idem_cleanup()$$, 'idem_keys'),
+	($$idem_cleanup()$$, 'idem_tokens'),
+	($$idem_cleanup()$$, 'idem_outbox')
 ) AS v (call, relation);
 SELECT is(pg_temp.sqlstate_of(call, key => 'order-number-live',
 		token => (SELECT token FROM records WHERE state = 'live'),
