@@ -148,7 +148,7 @@ INSERT INTO promised VALUES
 	 OUT keys_deleted bigint, OUT tokens_deleted bigint,
 	 OUT messages_deleted bigint, OUT cleanup_passes bigint,
 	 OUT last_cleanup timestamptz, OUT stats_reset timestamptz',
-	'SETOF record', 'c volatile called-on-null parallel-safe');
+	'SETOF record', 'c volatile called-on-null parallel-unsafe');
 
 -- Those of sequences, once and outbox, which have a test of their own.
 CREATE TEMP TABLE others (
