@@ -67,6 +67,11 @@ GetNamedDSMSegment(const char *name, size_t size,
 #include "storage/dsm_registry.h"
 #endif
 
+/* Early minor releases of 15 have no mark for a half-dropped database. */
+#ifndef DATCONNLIMIT_INVALID_DB
+#define DATCONNLIMIT_INVALID_DB	(-2)
+#endif
+
 /* 16 taught updates to leave all but summarizing indexes alone. */
 #if PG_VERSION_NUM < 160000
 typedef bool TU_UpdateIndexes;

@@ -48,6 +48,7 @@
 #include "utils/timestamp.h"
 #include "utils/varlena.h"
 
+#include "compat.h"
 #include "cleanup.h"
 #include "idempotency.h"
 #include "relations.h"
@@ -74,7 +75,7 @@ PGDLLEXPORT void idem_worker_main(Datum arg);
 static void request_shmem(void);
 static void init_shmem(void);
 static List *list_databases(void);
-static bool visits(const char *database);
+static bool visits(const List *names, const char *database);
 static bool visit_databases(void);
 static bool run_worker(Oid database);
 static bool clean_batch(void);
@@ -157,6 +158,10 @@ idem_launcher_main(Datum arg)
 				(long) Min(Max(idem_cleanup_interval, 1), INT_MAX);
 		}
 
+		/* A signal that came while a worker was running has lost its latch. */
+		if (ConfigReloadPending)
+			continue;
+
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH |
 						 (timeout >= 0 ? WL_TIMEOUT : 0),
@@ -168,6 +173,9 @@ idem_launcher_main(Datum arg)
 /*
  * Send a worker to each database in turn.  Returns whether one of them left
  * work behind.
+ *
+ * If the table of workers is full, that is logged, and the databases that are
+ * left have to wait for the next interval.
  */
 static bool
 visit_databases(void)
@@ -179,7 +187,18 @@ visit_databases(void)
 	foreach(cell, databases)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (run_worker(lfirst_oid(cell)))
+		state->work_left = false;
+		if (!run_worker(lfirst_oid(cell)))
+		{
+			ereport(LOG,
+					(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+					 errmsg("could not start a cleanup worker of extension \"%s\"",
+							"idempotency"),
+					 errhint("Expired keys are kept until the next try; consider raising \"%s\".",
+							 "max_worker_processes")));
+			break;
+		}
+		if (state->work_left)
 			work_left = true;
 	}
 	list_free(databases);
@@ -194,11 +213,21 @@ list_databases(void)
 {
 	MemoryContext context = CurrentMemoryContext;
 	List	   *databases = NIL;
+	List	   *names;
 	Relation	rel;
 	TableScanDesc scan;
 	HeapTuple	tuple;
 
 	StartTransactionCommand();
+	if (!SplitIdentifierString(pstrdup(idem_databases), ',', &names))
+	{
+		ereport(LOG,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("invalid list of names in setting \"%s\"",
+						"idempotency.databases")));
+		names = NIL;
+	}
+
 	(void) GetTransactionSnapshot();
 	rel = table_open(DatabaseRelationId, AccessShareLock);
 	scan = table_beginscan_catalog(rel, 0, NULL);
@@ -206,7 +235,9 @@ list_databases(void)
 	{
 		Form_pg_database database = (Form_pg_database) GETSTRUCT(tuple);
 
-		if (database->datallowconn && visits(NameStr(database->datname)))
+		if (database->datallowconn &&
+			database->datconnlimit != DATCONNLIMIT_INVALID_DB &&
+			visits(names, NameStr(database->datname)))
 		{
 			MemoryContext old = MemoryContextSwitchTo(context);
 
@@ -222,22 +253,13 @@ list_databases(void)
 }
 
 /*
- * Does idempotency.databases name this database?
+ * Does a list of names contain this database, or "*"?
  */
 static bool
-visits(const char *database)
+visits(const List *names, const char *database)
 {
-	List	   *names;
 	ListCell   *cell;
 
-	if (!SplitIdentifierString(pstrdup(idem_databases), ',', &names))
-	{
-		ereport(LOG,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("invalid list of names in setting \"%s\"",
-						"idempotency.databases")));
-		return false;
-	}
 	foreach(cell, names)
 	{
 		const char *name = lfirst(cell);
@@ -249,9 +271,8 @@ visits(const char *database)
 }
 
 /*
- * Start a worker and wait for it to end.  Returns whether it left work
- * behind.  If the table of workers is full, that is logged and the database
- * has to wait for the next interval.
+ * Start a worker and wait for it to end.  Returns false if there is no place
+ * for one.
  */
 static bool
 run_worker(Oid database)
@@ -270,21 +291,12 @@ run_worker(Oid database)
 	worker.bgw_main_arg = ObjectIdGetDatum(database);
 	worker.bgw_notify_pid = MyProcPid;
 
-	state->work_left = false;
 	if (!RegisterDynamicBackgroundWorker(&worker, &handle))
-	{
-		ereport(LOG,
-				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-				 errmsg("could not start a cleanup worker of extension \"%s\"",
-						"idempotency"),
-				 errhint("Expired keys are kept until the next try; consider raising \"%s\".",
-						 "max_worker_processes")));
 		return false;
-	}
 	if (WaitForBackgroundWorkerShutdown(handle) == BGWH_POSTMASTER_DIED)
 		proc_exit(1);
 	pfree(handle);
-	return state->work_left;
+	return true;
 }
 
 /*
@@ -301,7 +313,14 @@ idem_worker_main(Datum arg)
 	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(arg),
 											  InvalidOid, 0);
 
-	/* Nobody waits for these commits, and we must not wait long for locks. */
+	/*
+	 * Nobody waits for these commits, and we must not wait long for locks.
+	 * What is the default in this database must not matter.
+	 */
+	SetConfigOption("default_transaction_isolation", "read committed",
+					PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("default_transaction_read_only", "off",
+					PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("synchronous_commit", "off", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("lock_timeout", "1s", PGC_SUSET, PGC_S_OVERRIDE);
 
