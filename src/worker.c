@@ -56,12 +56,17 @@
 #include "stats.h"
 #include "worker.h"
 
-/* How long a worker stays in a database, and the launcher waits to retry. */
+/*
+ * How long a worker stays in a database, how long it may take to get in, and
+ * how long the launcher stays away after a failure of its own.
+ */
 #define VISIT_MS		1000
+#define CONNECT_MS		3000
 #define RESTART_SECONDS	10
 
 typedef struct WorkerState
 {
+	bool		connected;
 	bool		work_left;
 } WorkerState;
 
@@ -78,6 +83,7 @@ static List *list_databases(void);
 static bool visits(const List *names, const char *database);
 static bool visit_databases(void);
 static bool run_worker(Oid database);
+static void wait_for_worker(BackgroundWorkerHandle *handle);
 static bool clean_batch(void);
 
 /*
@@ -124,7 +130,7 @@ init_shmem(void)
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
 	state = ShmemInitStruct("idempotency worker", sizeof(WorkerState), &found);
 	if (!found)
-		state->work_left = false;
+		memset(state, 0, sizeof(WorkerState));
 	LWLockRelease(AddinShmemInitLock);
 }
 
@@ -291,12 +297,37 @@ run_worker(Oid database)
 	worker.bgw_main_arg = ObjectIdGetDatum(database);
 	worker.bgw_notify_pid = MyProcPid;
 
+	state->connected = false;
 	if (!RegisterDynamicBackgroundWorker(&worker, &handle))
 		return false;
-	if (WaitForBackgroundWorkerShutdown(handle) == BGWH_POSTMASTER_DIED)
-		proc_exit(1);
+	wait_for_worker(handle);
 	pfree(handle);
 	return true;
+}
+
+/*
+ * Wait for a worker to end.  One that cannot connect, because somebody has
+ * locked the database, must not hold up the others.
+ */
+static void
+wait_for_worker(BackgroundWorkerHandle *handle)
+{
+	TimestampTz give_up_at = idem_add_ms(GetCurrentTimestamp(), CONNECT_MS);
+	pid_t		pid;
+
+	while (GetBackgroundWorkerPid(handle, &pid) != BGWH_STOPPED)
+	{
+		bool		connected = state->connected;
+
+		CHECK_FOR_INTERRUPTS();
+		if (!connected && GetCurrentTimestamp() >= give_up_at)
+			TerminateBackgroundWorker(handle);
+		(void) WaitLatch(MyLatch,
+						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH |
+						 (connected ? 0 : WL_TIMEOUT),
+						 connected ? -1 : CONNECT_MS, PG_WAIT_EXTENSION);
+		ResetLatch(MyLatch);
+	}
 }
 
 /*
@@ -312,6 +343,7 @@ idem_worker_main(Datum arg)
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(arg),
 											  InvalidOid, 0);
+	state->connected = true;
 
 	/*
 	 * Nobody waits for these commits, and we must not wait long for locks.

@@ -1,0 +1,642 @@
+--
+-- Transactional outbox: publish, take, acknowledge, refuse, requeue.
+--
+SET client_min_messages = warning;
+DROP EXTENSION IF EXISTS idempotency;
+CREATE EXTENSION idempotency;
+RESET client_min_messages;
+
+-- What a statement raises.
+CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text
+LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE statement;
+	RETURN 'no error';
+EXCEPTION WHEN OTHERS THEN
+	RETURN SQLSTATE || ': ' || SQLERRM;
+END
+$$;
+-- Messages are named by their payloads here.
+CREATE FUNCTION pg_temp.ids(VARIADIC names text[]) RETURNS bigint[]
+LANGUAGE sql AS $$ SELECT array_agg(id ORDER BY id) FROM idem_outbox WHERE payload #>> '{}' = ANY (names) $$;
+CREATE FUNCTION pg_temp.id(name text) RETURNS bigint
+LANGUAGE sql AS $$ SELECT id FROM idem_outbox WHERE payload #>> '{}' = name $$;
+-- What a take hands out, with the attempt: topic by topic, key by key, each
+-- key in the order of the result; messages without a key by name.
+CREATE FUNCTION pg_temp.take(max_messages int DEFAULT 100, lease interval DEFAULT '1 hour', topics text[] DEFAULT NULL) RETURNS text
+LANGUAGE sql AS $$
+	SELECT coalesce(string_agg((payload #>> '{}') || '(' || attempt || ')', ' ' ORDER BY topic COLLATE "C", message_key COLLATE "C",
+		CASE WHEN message_key IS NULL THEN payload END, n), '-')
+	FROM idem_outbox_take($1, $2, $3) WITH ORDINALITY
+		AS t (id, message_id, topic, message_key, payload, headers, attempt, created_at, n)
+$$;
+CREATE FUNCTION pg_temp.show(VARIADIC names text[]) RETURNS TABLE (name text, state text, attempt int, leased_or_pausing boolean, acked boolean, last_error text)
+LANGUAGE sql AS $$
+	SELECT payload #>> '{}', state, attempt, available_at > clock_timestamp(), acked_at IS NOT NULL, last_error
+	FROM idem_outbox WHERE payload #>> '{}' = ANY (names) ORDER BY id
+$$;
+
+--
+-- Publish
+--
+SELECT idem_publish('orders', '"p1"') AS message_id \gset
+SELECT message_id = :'message_id' AS same_id, topic, message_key, payload, headers, state, attempt,
+	created_at BETWEEN now() - interval '1 minute' AND clock_timestamp() AS created_now, available_at = created_at AS available_now, acked_at, last_error
+	FROM idem_outbox;
+SELECT idem_publish('orders', '"p2"', 'customer 1', '{"trace": [1, 2]}', '1 hour') AS message_id \gset
+SELECT message_id = :'message_id' AS same_id, topic, message_key, payload, headers, state, attempt,
+	available_at - created_at AS delay FROM idem_outbox WHERE payload = '"p2"';
+-- The message id is a random UUID, as RFC 9562 lays it out.
+SELECT count(DISTINCT id), bool_and(id::text ~ '^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$')
+	FROM (SELECT idem_publish('uuid', '0') FROM generate_series(1, 100)) AS u (id);
+DELETE FROM idem_outbox;
+-- The relay gets it all as it was published.
+SELECT count(idem_publish('orders', '{"b": 1.00, "a": [null, "ö€😀"]}', 'customer 1', '{"h": "v"}'));
+SELECT t.id = o.id AS id, t.message_id = o.message_id AS message_id, t.created_at = o.created_at AS created_at, t.topic, t.message_key, t.payload, t.headers, t.attempt
+	FROM idem_outbox_take() AS t JOIN idem_outbox AS o ON o.id = t.id;
+SELECT count(*) FROM idem_outbox_take();
+DELETE FROM idem_outbox;
+-- Any JSON will do; names have up to 255 bytes; a large payload stays whole.
+SELECT count(idem_publish(t, p, k, h)) FROM (VALUES ('t', 'null'::jsonb, 'k', 'null'::jsonb), (repeat('t', 255), '[]', repeat('k', 255), '[]'), ('ä ö', '"x"', 'ß€😀', '1'),
+	('t', to_jsonb(repeat('payload ', 200000)), 'k', to_jsonb(repeat('header ', 200000)))) AS m (t, p, k, h);
+SELECT length(topic), length(message_key), left(payload::text, 12) AS payload, length(payload::text), left(headers::text, 12) AS headers, length(headers::text)
+	FROM idem_outbox_take() ORDER BY id;
+DELETE FROM idem_outbox;
+-- A message exists if and only if its transaction commits.
+BEGIN;
+SELECT count(idem_publish('orders', '"never"', k)) FROM unnest('{k,NULL}'::text[]) AS k;
+ROLLBACK;
+BEGIN;
+SELECT count(idem_publish('orders', '"kept"'));
+SAVEPOINT s;
+SELECT count(idem_publish('orders', '"never"'));
+ROLLBACK TO SAVEPOINT s;
+COMMIT;
+SELECT pg_temp.take();
+SELECT payload FROM idem_outbox;
+DELETE FROM idem_outbox;
+
+--
+-- Take and acknowledge
+--
+SELECT pg_temp.take();
+SELECT count(idem_publish('orders', to_jsonb('a' || i))) FROM generate_series(1, 4) AS i;
+SELECT pg_temp.take();
+-- What is leased is not handed out twice.
+SELECT pg_temp.take();
+SELECT * FROM pg_temp.show('a1', 'a4');
+SELECT idem_outbox_ack(pg_temp.ids('a1'));
+SELECT idem_outbox_ack(pg_temp.ids('a1'));
+SELECT * FROM pg_temp.show('a1', 'a2');
+-- Only what is new counts, and each once.
+SELECT idem_outbox_ack(pg_temp.ids('a1', 'a2', 'a3') || pg_temp.ids('a2', 'a3') || '{-1, 0, 9223372036854775807}'::bigint[]);
+SELECT idem_outbox_ack('{}');
+SELECT idem_outbox_ack('{123456789}');
+SELECT name, state, acked FROM pg_temp.show('a1', 'a2', 'a3', 'a4');
+-- The time it was acknowledged first stays.
+CREATE TEMP TABLE acked AS SELECT id, acked_at FROM idem_outbox WHERE state = 'acked';
+SELECT idem_outbox_ack(array_agg(id)) FROM acked;
+SELECT bool_and(a.acked_at = o.acked_at) FROM acked AS a JOIN idem_outbox AS o USING (id);
+DROP TABLE acked;
+-- What was never taken can be acknowledged: an administrator's way to skip it.
+SELECT count(idem_publish('orders', '"skipped"'));
+SELECT idem_outbox_ack(pg_temp.ids('skipped'));
+SELECT pg_temp.take();
+-- The default lease is 30 seconds.
+SELECT count(idem_publish('orders', '"leased"'));
+SELECT count(*) FROM idem_outbox_take();
+SELECT available_at - clock_timestamp() BETWEEN '1 second' AND '30 seconds' FROM idem_outbox WHERE payload = '"leased"';
+DELETE FROM idem_outbox;
+
+-- A lease that ran out makes the message takeable again; attempts count when
+-- taken.
+SELECT count(idem_publish('orders', to_jsonb(k || 1), k)) FROM unnest('{a,b}'::text[]) AS k;
+SELECT count(idem_publish('orders', '"c1"'));
+SELECT pg_temp.take(lease => '0 s');
+SELECT pg_temp.take(lease => '500 ms');
+SELECT pg_temp.take();
+DO $$ BEGIN PERFORM pg_sleep(0.6); END $$;
+SELECT pg_temp.take(lease => '1 hour');
+SELECT pg_temp.take();
+-- One that comes late can still acknowledge.
+SELECT idem_outbox_ack(pg_temp.ids('a1', 'b1', 'c1'));
+DELETE FROM idem_outbox;
+
+--
+-- Topics
+--
+SELECT count(idem_publish(t, to_jsonb(t || coalesce(k, '')), k)) FROM unnest('{red,green,blue,RED}'::text[]) AS t, unnest('{k,NULL}'::text[]) AS k;
+SELECT count(idem_publish('blue', '"blue"'));
+SELECT pg_temp.take(topics => '{}');
+SELECT pg_temp.take(topics => '{black}');
+SELECT pg_temp.take(topics => '{red,black}');
+SELECT pg_temp.take(topics => '{red}');
+SELECT pg_temp.take(topics => '{green,red,blue}');
+SELECT pg_temp.take();
+DELETE FROM idem_outbox;
+-- One that is named twice is taken from once.
+SELECT count(idem_publish('red', to_jsonb(k || i), k)) FROM unnest('{x,y}'::text[]) AS k, generate_series(1, 2) AS i;
+SELECT count(idem_publish('red', '"z1"'));
+SELECT pg_temp.take(3, '0', '{red,green,red}') ~ '^\S+ \S+ \S+$' AS three;
+UPDATE idem_outbox SET attempt = 0;
+SELECT pg_temp.take(100, '0', '{red,green,red}');
+SELECT pg_temp.take(topics => '{red,red}');
+SELECT pg_temp.take(topics => '{red,red}');
+DELETE FROM idem_outbox;
+-- Names of topics and keys do not run together.
+SELECT count(idem_publish(t, to_jsonb(t || '/' || k || '/' || i), k))
+	FROM (VALUES ('a', 'bc'), ('ab', 'c'), ('A', 'bc'), ('a', 'BC'), ('a', ' bc'), ('bc', 'a')) AS n (t, k), generate_series(1, 2) AS i;
+SELECT topic, message_key, count(*), max(attempt) FROM (SELECT * FROM idem_outbox_take(6) UNION ALL SELECT * FROM idem_outbox_take(6)) AS t GROUP BY topic, message_key ORDER BY topic COLLATE "C", message_key COLLATE "C";
+SELECT pg_temp.take();
+DELETE FROM idem_outbox;
+-- A thousand topics
+SELECT count(idem_publish('topic ' || i % 1000, to_jsonb(i), CASE WHEN i % 3 > 0 THEN 'k' END)) FROM generate_series(1, 3000) AS i;
+SELECT count(*), count(DISTINCT id), count(DISTINCT topic) FROM idem_outbox_take(100000);
+DELETE FROM idem_outbox;
+
+--
+-- Order: the messages of one topic and key
+--
+SELECT count(idem_publish('orders', to_jsonb(k || i), k)) FROM generate_series(1, 5) AS i, unnest('{a,b}'::text[]) AS k;
+-- A batch takes what follows, in order, up to max_messages.
+SELECT pg_temp.take();
+SELECT pg_temp.take();
+-- Its remainder waits for all of it.
+UPDATE idem_outbox SET available_at = now(), attempt = 0;
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE message_key = 'b';
+SELECT pg_temp.take(3);
+SELECT pg_temp.take();
+SELECT idem_outbox_ack(pg_temp.ids('a2', 'a3'));
+SELECT pg_temp.take();
+SELECT idem_outbox_ack(pg_temp.ids('a1'));
+SELECT pg_temp.take(1);
+SELECT pg_temp.take(1);
+SELECT idem_outbox_ack(pg_temp.ids('a4'));
+SELECT pg_temp.take(1);
+SELECT idem_outbox_ack(pg_temp.ids('a5'));
+SELECT pg_temp.take();
+DELETE FROM idem_outbox;
+
+-- A leased head blocks its key and no other: not another topic's, not what has none.
+SELECT count(idem_publish('orders', '"a1"', 'a'));
+SELECT pg_temp.take();
+SELECT count(idem_publish(t, to_jsonb(name), k)) FROM (VALUES ('orders', 'a2', 'a'), ('orders', 'b1', 'b'), ('bills', 'c1', 'a'), ('orders', 'n1', NULL), ('orders', 'n2', NULL)) AS m (t, name, k);
+SELECT pg_temp.take();
+-- ... until its lease is over.
+UPDATE idem_outbox SET available_at = now() WHERE payload = '"a1"';
+SELECT pg_temp.take();
+DELETE FROM idem_outbox;
+
+-- A batch ends before a message that is leased.
+SELECT count(idem_publish('orders', to_jsonb('a' || i), 'a')) FROM generate_series(1, 4) AS i;
+SELECT pg_temp.take(3);
+SELECT idem_outbox_nack(pg_temp.id('a1'), retry_after => '0');
+SELECT pg_temp.take();
+SELECT idem_outbox_nack(pg_temp.id(name), retry_after => '0') FROM unnest('{a1,a3}'::text[]) AS name;
+SELECT pg_temp.take();
+SELECT idem_outbox_nack(pg_temp.id(name), retry_after => '0') FROM unnest('{a1,a2}'::text[]) AS name;
+SELECT pg_temp.take();
+DELETE FROM idem_outbox;
+
+-- A delayed message blocks its key until it is due.
+SELECT count(idem_publish('orders', '"a1"', 'a', deliver_after => '500 ms'));
+SELECT count(idem_publish('orders', to_jsonb(k || 2), k, deliver_after => '0')) FROM unnest('{a,b}'::text[]) AS k;
+SELECT count(idem_publish('orders', '"n1"', deliver_after => '500 ms'));
+SELECT count(idem_publish('orders', '"n2"'));
+SELECT pg_temp.take(lease => '0');
+DO $$ BEGIN PERFORM pg_sleep(0.6); END $$;
+SELECT pg_temp.take();
+DELETE FROM idem_outbox;
+-- In the middle it ends the batch.
+SELECT count(idem_publish('orders', to_jsonb('a' || i), 'a', deliver_after => CASE i WHEN 3 THEN '1 hour'::interval END)) FROM generate_series(1, 4) AS i;
+SELECT pg_temp.take();
+SELECT idem_outbox_ack(pg_temp.ids('a1', 'a2'));
+SELECT pg_temp.take();
+DELETE FROM idem_outbox;
+
+-- Messages without a key come in the order they became available.
+SELECT count(idem_publish('orders', to_jsonb('n' || i), deliver_after => (6 - i) * interval '1 ms')) FROM generate_series(1, 5) AS i;
+DO $$ BEGIN PERFORM pg_sleep(0.02); END $$;
+SELECT payload FROM idem_outbox_take(3);
+SELECT payload FROM idem_outbox_take(3);
+DELETE FROM idem_outbox;
+
+-- Many keys, many batches, of which only the first half gets through: every
+-- message comes once, and each key in order.
+SET idempotency.outbox_max_attempts = 1000;
+SELECT count(idem_publish('orders', to_jsonb(i), 'key ' || i % 97)) FROM generate_series(1, 1000) AS i;
+CREATE TEMP TABLE received (n serial, id bigint, message_key text);
+DO $$
+DECLARE
+	batch bigint[];
+	half int;
+BEGIN
+	FOR i IN 1..10000 LOOP
+		SELECT array_agg(id ORDER BY n) INTO batch
+			FROM idem_outbox_take(1 + i % 17) WITH ORDINALITY AS t (id, message_id, topic, message_key, payload, headers, attempt, created_at, n);
+		EXIT WHEN batch IS NULL;
+		half := (cardinality(batch) + 1) / 2;
+		INSERT INTO received (id, message_key)
+			SELECT id, message_key FROM unnest(batch[:half]) WITH ORDINALITY AS b (id, n) JOIN idem_outbox USING (id) ORDER BY n;
+		ASSERT idem_outbox_ack(batch[:half]) = half;
+		PERFORM idem_outbox_nack(id, retry_after => '0') FROM unnest(batch[half + 1:]) AS id;
+	END LOOP;
+END
+$$;
+SELECT count(*), count(DISTINCT id), count(DISTINCT message_key) FROM received;
+SELECT count(*) AS out_of_order FROM (SELECT id < lag(id) OVER (PARTITION BY message_key ORDER BY n) FROM received) AS r (wrong) WHERE wrong;
+SELECT state, count(*), max(attempt) > 1 AS refused_before FROM idem_outbox GROUP BY state;
+DROP TABLE received;
+RESET idempotency.outbox_max_attempts;
+DELETE FROM idem_outbox;
+
+--
+-- Refuse
+--
+SELECT count(idem_publish('orders', to_jsonb('a' || i), 'a')) FROM generate_series(1, 3) AS i;
+SELECT pg_temp.take(2);
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'broker is down');
+SELECT * FROM pg_temp.show('a1');
+SELECT idem_outbox_ack(pg_temp.ids('a2'));
+-- One that pauses blocks its key.
+SELECT pg_temp.take();
+SELECT idem_outbox_nack(pg_temp.id('a1'), retry_after => '0 s');
+-- Without an error the last one stays.
+SELECT * FROM pg_temp.show('a1');
+SELECT pg_temp.take();
+SELECT idem_outbox_nack(pg_temp.id('a1'), error => 'still down', retry_after => '1 hour');
+SELECT available_at - clock_timestamp() BETWEEN '59 min' AND '1 hour', last_error FROM idem_outbox WHERE payload = '"a1"';
+SELECT pg_temp.take();
+DELETE FROM idem_outbox;
+
+-- With the attempt it was handed out as, a relay learns that it lost the message.
+SELECT count(idem_publish('orders', '"a1"', 'a'));
+SELECT pg_temp.take(lease => '0');
+SELECT pg_temp.take(lease => '1 hour');
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'too late', '0', 1);
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'never', '0', 3);
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'never', '0', 0);
+SELECT * FROM pg_temp.show('a1');
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'in time', '0', 2);
+SELECT * FROM pg_temp.show('a1');
+SELECT pg_temp.take();
+-- Nor is there anything to refuse in what was acknowledged, or is not there.
+SELECT idem_outbox_ack(pg_temp.ids('a1'));
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'no'), idem_outbox_nack(pg_temp.id('a1'), 'no', attempt => 3), idem_outbox_nack(123456789, 'no'), idem_outbox_nack(-1, 'no', attempt => 1);
+SELECT * FROM pg_temp.show('a1');
+DELETE FROM idem_outbox;
+
+-- Without retry_after the pause is 1 second, doubled with each attempt up to
+-- an hour, less up to a half at random.
+SET idempotency.outbox_max_attempts = 1000;
+CREATE FUNCTION pg_temp.pause_is_right(attempts int) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+	longest interval := least(interval '1 second' * 2 ^ least(attempts - 1, 20), interval '1 hour');
+	before timestamptz;
+	after timestamptz;
+	available timestamptz;
+	taken int;
+	message bigint;
+BEGIN
+	PERFORM idem_publish('pause', '0');
+	FOR i IN 1..attempts LOOP
+		SELECT id, attempt INTO message, taken FROM idem_outbox_take(topics => '{pause}');
+		ASSERT taken = i;
+		IF i < attempts THEN
+			PERFORM idem_outbox_nack(message, retry_after => '0');
+		END IF;
+	END LOOP;
+	before := clock_timestamp();
+	PERFORM idem_outbox_nack(message);
+	after := clock_timestamp();
+	SELECT available_at INTO available FROM idem_outbox WHERE id = message;
+	PERFORM idem_outbox_ack(ARRAY[message]);
+	RETURN available BETWEEN before + longest / 2 AND after + longest;
+END
+$$;
+SELECT a AS attempts, bool_and(pg_temp.pause_is_right(a)) AS pause_is_right
+	FROM unnest('{1,2,3,4,5,11,12,13,14,15,40,100}'::int[]) AS a, generate_series(1, 5) GROUP BY a ORDER BY a;
+-- What failed together is not retried together.
+SELECT count(idem_publish('jitter', to_jsonb(i))) FROM generate_series(1, 50) AS i;
+SELECT count(*) FROM idem_outbox_take(lease => '0', topics => '{jitter}');
+SELECT count(*) FROM idem_outbox_take(lease => '0', topics => '{jitter}');
+SELECT count(*) FROM idem_outbox_take(lease => '0', topics => '{jitter}');
+SELECT count(idem_outbox_nack(id)) FROM idem_outbox_take(topics => '{jitter}');
+SELECT max(available_at) - min(available_at) BETWEEN '2 seconds' AND '5 seconds' AS spread FROM idem_outbox WHERE topic = 'jitter';
+RESET idempotency.outbox_max_attempts;
+DELETE FROM idem_outbox;
+
+-- A long error is cut, between characters, rather than refused.
+SELECT count(idem_publish('orders', '"a1"'));
+SET idempotency.max_response_size = '10B';
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'broken €€€ pipe', '0');
+RESET idempotency.max_response_size;
+SELECT last_error FROM idem_outbox;
+SELECT idem_outbox_nack(pg_temp.id('a1'), repeat('€', 1000000), '0');
+SELECT length(last_error) BETWEEN 349000 AND 349526 AS cut FROM idem_outbox;
+DELETE FROM idem_outbox;
+
+--
+-- Dead letters
+--
+SET idempotency.outbox_max_attempts = 3;
+SELECT count(idem_publish('orders', to_jsonb('a' || i), 'a')) FROM generate_series(1, 2) AS i;
+SELECT pg_temp.take(1), idem_outbox_nack(pg_temp.id('a1'), 'error 1', '0');
+SELECT pg_temp.take(1), idem_outbox_nack(pg_temp.id('a1'), 'error 2', '0');
+SELECT pg_temp.take(1);
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'error 3', '0');
+SELECT * FROM pg_temp.show('a1', 'a2');
+-- It is not handed out any more, and no longer blocks its key.
+SELECT pg_temp.take();
+-- Refusing it again changes nothing.
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'again', '0'), idem_outbox_nack(pg_temp.id('a1'), 'again', '0', 3), idem_outbox_nack(pg_temp.id('a1'), 'again', '0', 2);
+SELECT * FROM pg_temp.show('a1');
+-- One that got through after all can be acknowledged.
+SELECT idem_outbox_ack(pg_temp.ids('a1'));
+SELECT idem_outbox_ack(pg_temp.ids('a1'));
+SELECT * FROM pg_temp.show('a1');
+SELECT idem_outbox_requeue(pg_temp.ids('a1'));
+DELETE FROM idem_outbox;
+
+-- A message that kills its relay dies too, without a word from anyone.
+SELECT count(idem_publish('orders', to_jsonb(name), k)) FROM (VALUES ('a1', 'a'), ('n1', NULL), ('n2', NULL)) AS m (name, k);
+SELECT pg_temp.take(lease => '0');
+SELECT idem_outbox_nack(pg_temp.id('n2'), 'a word', '0');
+SELECT pg_temp.take(lease => '0');
+SELECT pg_temp.take(lease => '0');
+SELECT * FROM pg_temp.show('a1', 'n1', 'n2');
+SELECT count(idem_publish('orders', to_jsonb(name), k)) FROM (VALUES ('a2', 'a'), ('n3', NULL)) AS m (name, k);
+-- It dies when the next take goes past it.
+SELECT pg_temp.take();
+SELECT * FROM pg_temp.show('a1', 'n1', 'n2', 'a2', 'n3');
+DELETE FROM idem_outbox;
+-- In the second half of its attempts it goes without those behind it, so it
+-- does not use up theirs.
+SET idempotency.outbox_max_attempts = 4;
+SELECT count(idem_publish('orders', to_jsonb(k || i), k)) FROM unnest('{a,b}'::text[]) AS k, generate_series(1, 3) AS i;
+SELECT pg_temp.take(lease => '0');
+SELECT idem_outbox_ack(pg_temp.ids('b1', 'b2'));
+SELECT pg_temp.take(lease => '0');
+SELECT pg_temp.take(lease => '0');
+SELECT pg_temp.take(lease => '0');
+SELECT * FROM pg_temp.show('a1', 'a2', 'a3', 'b3');
+SELECT count(idem_publish('orders', to_jsonb(k || 4), k)) FROM unnest('{a,b}'::text[]) AS k;
+SELECT pg_temp.take(lease => '0');
+SELECT idem_outbox_ack(pg_temp.ids('a2'));
+SELECT pg_temp.take(lease => '0');
+DELETE FROM idem_outbox;
+SET idempotency.outbox_max_attempts = 3;
+-- The last lease is as good as the others.
+SELECT count(idem_publish('orders', to_jsonb('a' || i), 'a')) FROM generate_series(1, 2) AS i;
+SELECT pg_temp.take(1, '0');
+SELECT pg_temp.take(1, '0');
+SELECT pg_temp.take(1, '1 hour');
+SELECT pg_temp.take();
+SELECT idem_outbox_ack(pg_temp.ids('a1'));
+SELECT * FROM pg_temp.show('a1');
+SELECT pg_temp.take();
+DELETE FROM idem_outbox;
+-- One attempt only
+SET idempotency.outbox_max_attempts = 1;
+SELECT count(idem_publish('orders', to_jsonb('a' || i), 'a')) FROM generate_series(1, 3) AS i;
+SELECT pg_temp.take(2);
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'no');
+SELECT pg_temp.take();
+SELECT idem_outbox_nack(pg_temp.id('a2'), 'no', '1 hour');
+SELECT pg_temp.take();
+DELETE FROM idem_outbox;
+-- The attempts of a message do not overflow.
+SET idempotency.outbox_max_attempts = 2147483647;
+SELECT count(idem_publish('orders', '"a1"', 'a'));
+UPDATE idem_outbox SET attempt = 2147483646;
+SELECT pg_temp.take(lease => '0');
+SELECT pg_temp.take(lease => '0');
+SELECT * FROM pg_temp.show('a1');
+DELETE FROM idem_outbox;
+
+-- Back to pending, with all attempts, in its place in the order.
+SET idempotency.outbox_max_attempts = 1;
+SELECT count(idem_publish(t, to_jsonb(t || coalesce(k, 'n') || i), k)) FROM unnest('{x,y}'::text[]) AS t, unnest('{k,NULL}'::text[]) AS k, generate_series(1, 2) AS i;
+SELECT pg_temp.take();
+SELECT count(idem_outbox_nack(pg_temp.id(name), 'no')) FROM unnest('{xk1,xk2,xn1,yk1,yn1,yn2}'::text[]) AS name;
+SELECT idem_outbox_ack(pg_temp.ids('xn2'));
+SELECT idem_outbox_requeue('{}'), idem_outbox_requeue('{123456789}');
+-- Only the dead ones: yk2 is leased, xn2 acknowledged.
+SELECT idem_outbox_requeue(pg_temp.ids('xk1', 'yk2', 'xn2') || pg_temp.ids('xk1'));
+SELECT * FROM pg_temp.show('xk1', 'yk2', 'xn2');
+SELECT idem_outbox_requeue(pg_temp.ids('xk1'));
+SELECT pg_temp.take();
+SELECT idem_outbox_requeue();
+SELECT * FROM pg_temp.show('xk1', 'xk2', 'xn1', 'yk1', 'yk2', 'yn1', 'yn2');
+SELECT idem_outbox_requeue(NULL);
+-- xk2 waits for xk1, which is leased; yk1 stands before yk2, which is leased.
+SELECT pg_temp.take();
+DELETE FROM idem_outbox;
+-- Many
+SELECT count(idem_publish('orders', to_jsonb(i), 'k' || i % 10)) FROM generate_series(1, 500) AS i;
+SELECT count(idem_outbox_nack(id)) FROM idem_outbox_take(1000);
+SELECT count(*) FROM idem_outbox WHERE state = 'dead';
+SELECT idem_outbox_requeue();
+SELECT count(*) FROM idem_outbox_take(1000);
+DELETE FROM idem_outbox;
+RESET idempotency.outbox_max_attempts;
+
+--
+-- Within one transaction, and within one statement
+--
+BEGIN;
+SELECT count(idem_publish('orders', to_jsonb('a' || i), 'a')) FROM generate_series(1, 3) AS i;
+COMMIT;
+BEGIN;
+SELECT pg_temp.take(2);
+SELECT pg_temp.take();
+SELECT idem_outbox_ack(pg_temp.ids('a1'));
+SELECT idem_outbox_nack(pg_temp.id('a2'), 'no', '0');
+SELECT pg_temp.take();
+SELECT idem_outbox_ack(pg_temp.ids('a2', 'a3'));
+-- With its transaction a take is undone, the attempt as well.
+ROLLBACK;
+SELECT * FROM pg_temp.show('a1', 'a2', 'a3');
+BEGIN;
+SELECT pg_temp.take(1);
+SAVEPOINT s;
+SELECT idem_outbox_ack(pg_temp.ids('a1'));
+SELECT pg_temp.take();
+ROLLBACK TO SAVEPOINT s;
+SELECT pg_temp.take();
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'no', '0', 1);
+SELECT pg_temp.take(1);
+COMMIT;
+SELECT * FROM pg_temp.show('a1', 'a2', 'a3');
+DELETE FROM idem_outbox;
+
+-- Two calls in one statement do not get the same message.
+SELECT count(idem_publish('orders', to_jsonb(i), 'k' || i)) FROM generate_series(1, 6) AS i;
+SELECT i, count(*), max(attempt) FROM generate_series(1, 4) AS i, idem_outbox_take(i) GROUP BY i ORDER BY i;
+UPDATE idem_outbox SET available_at = now(), attempt = 0;
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT i, count(*), max(attempt) FROM generate_series(1, 4) AS i, idem_outbox_take(i) GROUP BY i ORDER BY i;
+COMMIT;
+UPDATE idem_outbox SET available_at = now(), attempt = 0;
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT i, count(*), max(attempt) FROM generate_series(1, 4) AS i, idem_outbox_take(i) GROUP BY i ORDER BY i;
+COMMIT;
+UPDATE idem_outbox SET available_at = now(), attempt = 0;
+-- Take and acknowledge in one go
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(4);
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(4);
+COMMIT;
+SELECT count(*) FROM idem_outbox WHERE state = 'acked' AND attempt = 1;
+DELETE FROM idem_outbox;
+-- Under any isolation level a transaction's own work is no conflict.
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT count(idem_publish('orders', to_jsonb('a' || i), 'a')) FROM generate_series(1, 3) AS i;
+SELECT pg_temp.take(2);
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'no', '0', 1);
+SELECT pg_temp.take(2, '0');
+SELECT idem_outbox_ack(pg_temp.ids('a1'));
+SELECT pg_temp.take();
+COMMIT;
+DELETE FROM idem_outbox;
+
+-- All that is wanted is taken, however many rows the caller fetches.
+SELECT count(idem_publish('orders', to_jsonb(i))) FROM generate_series(1, 5) AS i;
+SELECT count(*) FROM (SELECT FROM idem_outbox_take(4) LIMIT 1) AS t;
+SELECT count(*) FROM idem_outbox_take();
+DELETE FROM idem_outbox;
+
+--
+-- What a take costs: neither one key's backlog nor what has been acknowledged
+-- makes a difference.
+--
+-- The pages that a take of ten messages looks at.
+CREATE FUNCTION pg_temp.pages_of_take(topics text[]) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+	plan json;
+BEGIN
+	EXECUTE format('EXPLAIN (ANALYZE, BUFFERS, FORMAT json) SELECT * FROM idem_outbox_take(100, ''1 hour'', %L)', topics) INTO plan;
+	plan := plan -> 0 -> 'Plan';
+	ASSERT (plan ->> 'Actual Rows')::numeric = 10;
+	RETURN (plan ->> 'Shared Hit Blocks')::bigint + (plan ->> 'Shared Read Blocks')::bigint;
+END
+$$;
+VACUUM (INDEX_CLEANUP on) idem_outbox;
+SELECT count(idem_publish(t, to_jsonb(i), 'hot')) FROM unnest('{small,big}'::text[]) AS t, generate_series(1, CASE t WHEN 'big' THEN 20000 ELSE 1 END) AS i;
+SELECT count(*) FROM idem_outbox_take(1, '1 hour', '{small}');
+SELECT count(*) FROM idem_outbox_take(1, '1 hour', '{big}');
+SELECT count(idem_publish(t, to_jsonb(i), 'cold ' || i)) FROM unnest('{small,big}'::text[]) AS t, generate_series(1, 10) AS i;
+SELECT pg_temp.pages_of_take('{small}') AS small, pg_temp.pages_of_take('{big}') AS big \gset
+SELECT :small < 200 AS small_is_cheap, :big - :small < 100 AS so_is_big;
+-- Likewise where it has to find the topics, and to look at all keys that wait.
+SELECT count(idem_publish('big', to_jsonb(i), 'warm ' || i)) FROM generate_series(1, 10) AS i;
+SELECT pg_temp.pages_of_take(NULL) AS all_topics \gset
+SELECT :all_topics < 400 AS so_are_all_topics;
+DELETE FROM idem_outbox;
+-- Ten thousand messages that were acknowledged
+SELECT count(idem_publish('done', to_jsonb(i), CASE WHEN i % 2 = 0 THEN 'key ' || i % 20 END)) FROM generate_series(1, 10000) AS i;
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(10000);
+VACUUM (INDEX_CLEANUP on) idem_outbox;
+SELECT count(idem_publish('done', to_jsonb(i), CASE WHEN i % 2 = 0 THEN 'key ' || i END)) FROM generate_series(1, 10) AS i;
+SELECT pg_temp.pages_of_take('{done}') AS done \gset
+SELECT :done - :small < 100 AS so_is_done;
+SELECT count(idem_publish('done', to_jsonb(i), CASE WHEN i % 2 = 0 THEN 'keys ' || i END)) FROM generate_series(1, 10) AS i;
+SELECT pg_temp.pages_of_take(NULL) AS done \gset
+SELECT :done - :small < 100 AS so_is_done;
+DELETE FROM idem_outbox;
+
+--
+-- Bad input
+--
+\pset format unaligned
+\pset tuples_only on
+SELECT pg_temp.error_of($$ SELECT idem_publish(NULL, '1') $$);
+SELECT pg_temp.error_of($$ SELECT idem_publish('bad', NULL) $$);
+SELECT pg_temp.error_of($$ SELECT idem_publish('', '1') $$);
+SELECT pg_temp.error_of($$ SELECT idem_publish(repeat('t', 256), '1') $$);
+SELECT pg_temp.error_of($$ SELECT idem_publish(repeat('ä', 128), '1') $$);
+SELECT pg_temp.error_of($$ SELECT idem_publish('bad', '1', '') $$);
+SELECT pg_temp.error_of($$ SELECT idem_publish('bad', '1', repeat('k', 256)) $$);
+SELECT pg_temp.error_of($$ SELECT idem_publish('bad', '1', repeat('k', 1000000)) $$);
+SELECT pg_temp.error_of($$ SELECT idem_publish('bad', '1', deliver_after => '-1 ms') $$);
+SELECT pg_temp.error_of($$ SELECT idem_publish('bad', '1', deliver_after => '300000 years') $$);
+-- Nothing of it got in.
+SELECT count(*) FROM idem_outbox;
+SELECT pg_temp.error_of($$ SELECT idem_outbox_take(0) $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_take(-2147483648) $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_take(NULL) $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_take(lease => NULL) $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_take(lease => '-1 ms') $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_take(lease => '300000 years') $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_take(topics => '{a,NULL}') $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_take(topics => '{a,""}') $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_take(topics => ARRAY[repeat('t', 256)]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_take(2147483647) $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_ack(NULL) $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_ack('{1,NULL}') $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_nack(NULL) $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_nack(NULL, 'no', '1 second', 1) $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_nack(1, retry_after => '-1 ms') $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_requeue('{1,NULL}') $$);
+\pset tuples_only off
+\pset format aligned
+-- A pause past the end of time changes nothing either.
+SELECT count(idem_publish('orders', '"a1"'));
+SELECT pg_temp.take();
+SELECT pg_temp.error_of(format('SELECT idem_outbox_nack(%s, ''no'', ''300000 years'')', pg_temp.id('a1')));
+SELECT * FROM pg_temp.show('a1');
+
+-- Read-only transactions
+BEGIN READ ONLY;
+SELECT f AS call, pg_temp.error_of('SELECT ' || f) FROM unnest(ARRAY['idem_publish(''orders'', ''1'')', 'idem_outbox_take()', 'idem_outbox_take(topics => ''{}'')', 'idem_outbox_ack(''{}'')',
+	'idem_outbox_nack(1)', 'idem_outbox_requeue()', 'idem_outbox_requeue(''{}'')']) AS f;
+COMMIT;
+
+-- A table that somebody altered
+CREATE FUNCTION pg_temp.noop() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
+BEGIN;
+CREATE TRIGGER t AFTER UPDATE ON idem_outbox FOR EACH ROW EXECUTE FUNCTION pg_temp.noop();
+SELECT f AS call, pg_temp.error_of('SELECT ' || f) FROM unnest(ARRAY['idem_publish(''orders'', ''1'')', 'idem_outbox_take()', 'idem_outbox_ack(''{}'')',
+	'idem_outbox_nack(1)', 'idem_outbox_requeue()']) AS f;
+ROLLBACK;
+BEGIN;
+ALTER TABLE idem_outbox ADD CHECK (attempt < 10);
+SELECT pg_temp.error_of($$ SELECT idem_publish('orders', '1') $$);
+ROLLBACK;
+BEGIN;
+ALTER TABLE idem_outbox ALTER COLUMN payload TYPE json;
+SELECT pg_temp.error_of($$ SELECT idem_publish('orders', '1') $$);
+ROLLBACK;
+SELECT count(idem_publish('orders', '"a2"'));
+SELECT pg_temp.take();
+DELETE FROM idem_outbox;
+
+-- Additional indexes are welcome, and are kept up to date.
+CREATE UNIQUE INDEX more_1 ON idem_outbox (message_id);
+CREATE INDEX more_2 ON idem_outbox (attempt, topic);
+CREATE INDEX more_3 ON idem_outbox ((payload #>> '{}')) WHERE state = 'acked';
+SELECT count(idem_publish('orders', to_jsonb(i), CASE WHEN i % 2 = 0 THEN 'key ' || i % 10 END)) FROM generate_series(1, 300) AS i;
+SELECT count(*) FROM idem_outbox_take(1000, '0');
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(1000) WHERE attempt = 2 AND id % 3 = 0;
+SET enable_seqscan = off;
+SELECT count(*) FROM idem_outbox WHERE attempt = 2 AND topic = 'orders';
+SELECT count(*) FROM idem_outbox WHERE state = 'acked' AND payload #>> '{}' > '';
+SELECT count(*) FROM idem_outbox AS a JOIN idem_outbox AS b USING (message_id);
+RESET enable_seqscan;
+DROP INDEX more_1, more_2, more_3;
+-- The extension's own ones as well
+SELECT count(idem_outbox_nack(id)) FROM idem_outbox WHERE state = 'pending';
+SET enable_seqscan = off;
+SELECT count(*) FROM idem_outbox WHERE topic = 'orders' AND state = 'pending' AND lane IS NULL;
+SELECT count(*) FROM idem_outbox WHERE topic = 'orders' AND state = 'pending' AND lane IS NOT NULL;
+SET enable_seqscan = on;
+SET enable_indexscan = off;
+SET enable_bitmapscan = off;
+SELECT count(*) FROM idem_outbox WHERE topic = 'orders' AND state = 'pending' AND lane IS NULL;
+SELECT count(*) FROM idem_outbox WHERE topic = 'orders' AND state = 'pending' AND lane IS NOT NULL;
+RESET enable_seqscan;
+RESET enable_indexscan;
+RESET enable_bitmapscan;
+DELETE FROM idem_outbox;

@@ -1,0 +1,284 @@
+# The background worker: which databases it cleans, and when.  Its settings,
+# signals, and what can be seen of it.
+
+use strict;
+use warnings FATAL => 'all';
+
+use Time::HiRes qw(sleep);
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use IdempotencyTest;
+
+# No wait below is longer than this.
+$PostgreSQL::Test::Utils::timeout_default = 60;
+
+my $node = new_node('worker', conf => <<'CONF');
+idempotency.cleanup_interval = 10ms
+log_line_prefix = '%m [%p] %b %e '
+CONF
+
+sub configure
+{
+	my (%settings) = @_;
+
+	$node->safe_psql('postgres', "ALTER SYSTEM SET $_ = '$settings{$_}'")
+	  foreach sort keys %settings;
+	return $node->safe_psql('postgres', 'SELECT pg_reload_conf()');
+}
+
+sub eventually
+{
+	my ($database, $query, $title) = @_;
+
+	return ok($node->poll_query_until($database, $query), $title);
+}
+
+# How often a message is in the log from this offset on.
+sub count_log
+{
+	my ($pattern, $offset) = @_;
+	my @found = slurp_file($node->logfile, $offset) =~ /$pattern/g;
+
+	return scalar @found;
+}
+
+# The answer to a query, when it has one.
+sub observe
+{
+	my ($query) = @_;
+
+	foreach (1 .. 600)
+	{
+		my $answer = $node->safe_psql('postgres', $query);
+
+		return $answer if $answer ne '';
+		sleep(0.05);
+	}
+	die "no answer: $query";
+}
+
+my $launcher = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'";
+my $worker = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency cleanup'";
+my $waiting = "$worker AND wait_event_type = 'Lock'";
+
+# Of each kind one that is expired and one that is live.
+my $fill = <<'SQL';
+SELECT outcome FROM idem_claim('shop', 'expired-key-00001', ttl => '0');
+SELECT outcome FROM idem_claim('shop', 'live-key-00000001');
+SELECT idem_once('form', 'expired', ttl => '0'), idem_once('form', 'live');
+SELECT idem_publish('expired', '{}');
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take();
+UPDATE idem_outbox SET acked_at = acked_at - '8 days'::interval WHERE topic = 'expired';
+SELECT idem_publish('live', '{}');
+SQL
+my $only_live = <<'SQL';
+SELECT array(SELECT key FROM idem_keys UNION ALL SELECT token FROM idem_tokens UNION ALL SELECT topic FROM idem_outbox)
+	= '{live-key-00000001,live,live}'
+SQL
+my $expire = "SELECT idem_once('form', 'expired', ttl => '0')";
+my $cleaned = "SELECT count(*) = 0 FROM idem_tokens WHERE token LIKE 'expired%'";
+my $not_cleaned = "SELECT count(*) = 1 FROM idem_tokens WHERE token = 'expired'";
+
+# Until an expired token is left alone for many times the interval that a
+# worker had before: what the launcher was told takes a moment to arrive.
+sub rests
+{
+	my ($database, $title) = @_;
+
+	foreach (1 .. 60)
+	{
+		$node->safe_psql($database, $expire);
+		sleep(0.3);
+		return pass($title) if $node->safe_psql($database, $not_cleaned) eq 't';
+	}
+	return fail($title);
+}
+
+#
+# Two databases are cleaned, one without the extension is left alone
+#
+
+foreach my $database ('one', 'two', 'without', 'Mixed "Case"')
+{
+	my $quoted = $database =~ s/"/""/gr;
+
+	$node->safe_psql('postgres', qq(CREATE DATABASE "$quoted"));
+	$node->safe_psql($database, 'CREATE EXTENSION idempotency')
+	  if $database ne 'without';
+}
+$node->safe_psql($_, $fill) foreach 'one', 'two';
+eventually($_, $only_live, "cleans-each-database: $_") foreach 'one', 'two';
+
+# Each visit to a database is a transaction there.
+my $visits = "SELECT xact_commit FROM pg_stat_database WHERE datname = 'without'";
+my $visited = $node->safe_psql('postgres', $visits);
+eventually('postgres', "SELECT ($visits) > $visited + 2",
+	'visits the database without the extension');
+is($node->safe_psql('without', "SELECT count(*) FROM pg_class WHERE relname LIKE 'idem%'"),
+	'0', 'and leaves it as it was');
+
+# A visit to where nothing is expired writes nothing.
+my $xid = $node->safe_psql('postgres', 'SELECT pg_snapshot_xmax(pg_current_snapshot())');
+$visited = $node->safe_psql('postgres', $visits =~ s/without/one/r);
+eventually('postgres', 'SELECT (' . ($visits =~ s/without/one/r) . ") > $visited + 10",
+	'nothing-expired-nothing-written: ten visits');
+is($node->safe_psql('postgres', 'SELECT pg_snapshot_xmax(pg_current_snapshot())'),
+	$xid, 'nothing-expired-nothing-written: no transaction id');
+is(count_log(qr/(WARNING|ERROR|FATAL|PANIC): .*/, 0), 0, 'nothing-to-report: no error in the log');
+
+#
+# What can be seen of it
+#
+
+is( $node->safe_psql('postgres',
+		"SELECT backend_type, datname IS NULL FROM pg_stat_activity WHERE pid IN ($launcher)"),
+	'idempotency launcher|t', 'the launcher is in pg_stat_activity, in no database');
+
+# A lock on a table holds a worker up, for a second.
+my $holder = session($node, 'one');
+$holder->run('BEGIN; LOCK TABLE idem_tokens IN SHARE MODE');
+is( observe("SELECT backend_type, datname, state, query FROM pg_stat_activity WHERE pid IN ($waiting)"),
+	'idempotency cleanup|one|active|deleting expired rows',
+	'worker-is-in-pg_stat_activity: with its database and what it does');
+$node->safe_psql('two', $expire);
+eventually('two', $cleaned, 'a table that is locked in one database does not keep the worker from others');
+like(slurp_file($node->logfile), qr/idempotency cleanup 55P03 ERROR:  canceling statement due to lock timeout/,
+	'the worker gives up on the lock, and says so');
+$holder->run("ROLLBACK; $expire");
+eventually('one', $cleaned, 'and comes again');
+
+# It runs at READ COMMITTED, whatever is the default there: otherwise its scan
+# could make transactions of the application fail.
+$node->safe_psql('one', "ALTER DATABASE one SET default_transaction_isolation = 'serializable'");
+$holder->run('BEGIN; LOCK TABLE idem_tokens IN SHARE MODE');
+my $earlier = observe($waiting);
+is( observe("SELECT (SELECT count(*) FROM pg_locks WHERE pid = w.pid AND mode = 'SIReadLock')
+		FROM ($waiting) AS w WHERE pid <> $earlier"),
+	'0', 'worker-is-read-committed: it takes no predicate locks');
+$holder->run('ROLLBACK');
+$node->safe_psql('one', 'ALTER DATABASE one RESET default_transaction_isolation');
+
+# A retention that a database sets for itself is the worker's, too.
+$node->safe_psql('two', <<'SQL');
+ALTER DATABASE two SET idempotency.expired_key_policy = 'reject';
+ALTER DATABASE two SET idempotency.tombstone_retention = '1h';
+SQL
+configure('idempotency.cleanup_interval' => 0);
+rests('two', 'a pause');
+$node->safe_psql('two', <<'SQL');
+SELECT outcome FROM idem_claim('shop', 'tombstone-fresh-01', ttl => '0');
+SELECT outcome FROM idem_claim('shop', 'tombstone-old-0001', ttl => '0');
+UPDATE idem_keys SET expires_at = expires_at - '2 hours'::interval WHERE key = 'tombstone-old-0001';
+SQL
+configure('idempotency.cleanup_interval' => '10ms');
+eventually('two', $cleaned, 'a pass');
+eventually('two', $cleaned, 'another one') if $node->safe_psql('two', $expire);
+is( $node->safe_psql('two', "SELECT key FROM idem_keys WHERE key LIKE 'tombstone%'"),
+	'tombstone-fresh-01', 'tombstones-are-kept: as long as the database sets');
+
+#
+# SIGHUP changes the interval
+#
+
+configure('idempotency.cleanup_interval' => '1h');
+rests('one', 'sighup-changes-interval: from 10 ms to an hour');
+configure('idempotency.cleanup_interval' => '10ms');
+eventually('one', $cleaned, 'sighup-changes-interval: and back');
+
+configure('idempotency.cleanup_interval' => 0);
+rests('one', 'zero-sleeps: interval 0');
+configure('idempotency.cleanup_interval' => '10ms');
+eventually('one', $cleaned, 'zero-sleeps: and awakes');
+
+# More milliseconds than an int holds, which would be one when cut short.
+configure('idempotency.cleanup_interval' => '4294967297ms');
+rests('one', 'long-interval-is-long: fifty days');
+
+# While a worker is at work, the launcher waits for it; a reload must reach it
+# all the same.
+configure('idempotency.cleanup_interval' => '1h');
+rests('one', 'a pause');
+$holder->run('BEGIN; LOCK TABLE idem_tokens IN SHARE MODE');
+$node->reload;
+my $pid = observe($waiting);
+configure('idempotency.cleanup_interval' => '10ms');
+$node->poll_query_until('postgres', "SELECT NOT EXISTS ($waiting AND pid = $pid)")
+  or die 'a worker waits for too long';
+$holder->run("ROLLBACK; $expire");
+eventually('one', $cleaned, 'sighup-is-not-lost: sent while a worker was at work');
+
+#
+# Which databases
+#
+
+sub cleans_only
+{
+	my ($setting, $in, $out, $title) = @_;
+
+	configure('idempotency.cleanup_interval' => 0);
+	rests($out, "$title: a pause");
+	$node->safe_psql($in, $expire);
+	configure('idempotency.databases' => $setting, 'idempotency.cleanup_interval' => '10ms');
+	eventually($in, $cleaned, "$title: cleaned");
+
+	# When it is cleaned once more, the pass that cleaned it before is over.
+	$node->safe_psql($in, $expire);
+	eventually($in, $cleaned, "$title: again");
+	is($node->safe_psql($out, $not_cleaned), 't', "$title: the other one is not");
+	return;
+}
+
+cleans_only('one', 'one', 'two', 'databases-restricts: a name');
+cleans_only('postgres, two ,absent', 'two', 'one', 'databases-restricts: a list');
+cleans_only('"Mixed ""Case"""', 'Mixed "Case"', 'one', 'databases-restricts: a quoted name');
+configure('idempotency.databases' => '');
+rests('one', 'databases-restricts: an empty list is none');
+my $offset = -s $node->logfile;
+configure('idempotency.databases' => 'one,,two', 'idempotency.cleanup_interval' => '1h');
+$node->wait_for_log(qr/invalid .*"idempotency\.databases"/, $offset);
+configure('idempotency.databases' => '*', 'idempotency.cleanup_interval' => '10ms');
+eventually($_, $cleaned, "databases-restricts: * is all, $_ among them")
+  foreach 'one', 'two', 'Mixed "Case"';
+is(count_log(qr/invalid .*"idempotency\.databases"/, $offset), 1,
+	'invalid-list-of-databases: one line in the log');
+
+#
+# Signals
+#
+
+foreach my $signal ([ 'TERM', 'pg_terminate_backend', '57P01 FATAL' ],
+	[ 'INT', 'pg_cancel_backend', '57014 ERROR' ])
+{
+	my ($name, $function, $message) = @$signal;
+
+	# The worker may just have ended by itself.
+	foreach (1 .. 10)
+	{
+		$offset = -s $node->logfile;
+		$holder->run('BEGIN; LOCK TABLE idem_tokens IN SHARE MODE');
+		$pid = observe($waiting);
+		$node->safe_psql('postgres', "SELECT $function($pid)");
+		$node->poll_query_until('postgres', "SELECT NOT EXISTS ($worker AND pid = $pid)") or last;
+		$holder->run('ROLLBACK');
+		last if count_log(qr/\[$pid\] idempotency cleanup 55P03/, $offset) == 0;
+	}
+	is(count_log(qr/\[$pid\] idempotency cleanup $message/, $offset), 1, "sig$name-ends-worker: at once, and is logged");
+	$node->safe_psql('one', $expire);
+	eventually('one', $cleaned, "sig$name-ends-worker: the next one does the work");
+}
+$holder->quit;
+
+# The launcher comes again, by itself, after some seconds.
+$pid = $node->safe_psql('postgres', $launcher);
+is($node->safe_psql('postgres', "SELECT pg_terminate_backend($pid, 10000)"), 't', 'SIGTERM ends the launcher');
+$node->safe_psql('two', $expire);
+eventually('postgres', "SELECT EXISTS ($launcher AND pid <> $pid)", 'launcher-is-restarted');
+eventually('two', $cleaned, 'launcher-is-restarted: and cleans');
+
+# Nothing of this has harmed anything.
+is($node->safe_psql('one', $only_live), 't', 'what is live is still there');
+unlike(slurp_file($node->logfile), qr/PANIC|terminated by signal/, 'no crash');
+$node->stop;
+
+done_testing();

@@ -1,0 +1,206 @@
+# What a worker cannot do: it says why, once, leaves things as they are, and
+# does it when the obstacle is gone.  Other databases do not suffer.
+
+use strict;
+use warnings FATAL => 'all';
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use IdempotencyTest;
+
+# No wait below is longer than this.
+$PostgreSQL::Test::Utils::timeout_default = 60;
+
+# The table of workers has room for the launcher, the one for logical
+# replication, and one more.
+my $node = new_node('obstacles', conf => <<'CONF');
+idempotency.cleanup_interval = 0
+max_worker_processes = 3
+log_line_prefix = '%m [%p] %b %e '
+CONF
+
+my $expire = "SELECT idem_once('form', 'expired', ttl => '0')";
+my $cleaned = 'SELECT count(*) = 0 FROM idem_tokens';
+my $not_cleaned = 'SELECT count(*) = 1 FROM idem_tokens';
+
+sub configure
+{
+	my (%settings) = @_;
+
+	$node->safe_psql('postgres', "ALTER SYSTEM SET $_ = '$settings{$_}'")
+	  foreach sort keys %settings;
+	return $node->safe_psql('postgres', 'SELECT pg_reload_conf()');
+}
+
+sub eventually
+{
+	my ($database, $query, $title) = @_;
+
+	return ok($node->poll_query_until($database, $query), $title);
+}
+
+# The matches in the log from this offset on.
+sub in_log
+{
+	my ($pattern, $offset) = @_;
+	my @found = slurp_file($node->logfile, $offset) =~ /$pattern/g;
+
+	return \@found;
+}
+
+# With an interval of an hour there is one pass now, and no other.
+sub one_pass
+{
+	configure('idempotency.cleanup_interval' => '1h');
+	return;
+}
+
+# With 10 ms, as many as it takes.
+sub passes
+{
+	configure('idempotency.cleanup_interval' => '10ms');
+	return;
+}
+
+# No pass, and none under way.
+sub no_passes
+{
+	configure('idempotency.cleanup_interval' => 0);
+	$node->poll_query_until('postgres', <<'SQL') or die 'the launcher does not rest';
+SELECT wait_event = 'Extension' FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'
+SQL
+	return;
+}
+
+foreach my $database ('one', 'two', 'three')
+{
+	$node->safe_psql('postgres', "CREATE DATABASE $database");
+	$node->safe_psql($database, 'CREATE EXTENSION idempotency');
+}
+
+#
+# Full table of workers
+#
+
+# A parallel query whose worker sleeps takes the last place.
+my $parallel = $node->pg_version >= 16 ? 'debug_parallel_query' : 'force_parallel_mode';
+my $occupant = session($node);
+$occupant->run("SET $parallel = on");
+$occupant->send('SELECT pg_sleep(600)');
+$node->poll_query_until('postgres',
+	"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'parallel worker' AND wait_event = 'PgSleep')")
+  or die 'no parallel worker';
+
+$node->safe_psql($_, $expire) foreach 'one', 'two', 'three';
+my $message = qr/LOG:  could not start a cleanup worker of extension "idempotency"/;
+my $offset = -s $node->logfile;
+one_pass();
+$node->wait_for_log($message, $offset);
+no_passes();
+is(scalar @{ in_log($message, $offset) }, 1, 'full-worker-table: one line in the log at each interval');
+is(scalar @{ in_log(qr/idempotency launcher 53400 $message/, $offset) },
+	1, 'full-worker-table: with its SQLSTATE');
+like(slurp_file($node->logfile, $offset), qr/HINT:  .*max_worker_processes/,
+	'full-worker-table: and a hint');
+is($node->safe_psql($_, $not_cleaned), 't', "full-worker-table: nothing is deleted in $_")
+  foreach 'one', 'two', 'three';
+
+# The same launcher goes on when there is room again.
+my $launcher = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'";
+my $pid = $node->safe_psql('postgres', $launcher);
+$node->safe_psql('postgres', 'SELECT pg_cancel_backend(' . $occupant->pid . ')');
+is($occupant->result, 'ERROR 57014', 'a place is free again');
+$occupant->quit;
+$offset = -s $node->logfile;
+one_pass();
+eventually($_, $cleaned, "full-worker-table: $_ is cleaned when there is room again")
+  foreach 'one', 'two', 'three';
+is($node->safe_psql('postgres', $launcher), $pid, 'full-worker-table: by the same launcher');
+is_deeply(in_log($message, $offset), [], 'full-worker-table: and nothing is logged any more');
+
+#
+# Databases that cannot be connected to
+#
+
+no_passes();
+$node->safe_psql($_, $expire) foreach 'one', 'two', 'three';
+$node->safe_psql('postgres', <<'SQL');
+ALTER DATABASE one ALLOW_CONNECTIONS false;
+-- What a DROP DATABASE that was interrupted leaves behind.
+UPDATE pg_database SET datconnlimit = -2 WHERE datname = 'two';
+SQL
+$offset = -s $node->logfile;
+passes();
+eventually('three', $cleaned, 'no-connections-allowed: other databases are cleaned');
+$node->safe_psql('three', $expire);
+eventually('three', $cleaned, 'no-connections-allowed: again');
+no_passes();
+is_deeply(in_log(qr/(?:ERROR|FATAL): .*not currently accepting connections.*/, $offset),
+	[], 'no-connections-allowed: the database is skipped without a word');
+is_deeply(in_log(qr/(?:ERROR|FATAL): .*invalid database.*/, $offset),
+	[], 'invalid-database: it is skipped without a word');
+$node->safe_psql('postgres', <<'SQL');
+ALTER DATABASE one ALLOW_CONNECTIONS true;
+UPDATE pg_database SET datconnlimit = -1 WHERE datname = 'two';
+SQL
+is($node->safe_psql($_, $not_cleaned), 't', "no-connections-allowed: nothing was deleted in $_")
+  foreach 'one', 'two';
+one_pass();
+eventually($_, $cleaned, "no-connections-allowed: $_ is cleaned when they are") foreach 'one', 'two';
+
+# A limit for others is none for the worker.
+no_passes();
+$node->safe_psql('one', $expire);
+$node->safe_psql('postgres', 'ALTER DATABASE one CONNECTION LIMIT 0');
+one_pass();
+eventually('one', $cleaned, 'connection-limit: the worker needs none of the connections');
+
+# A database that somebody holds, here for a change of name that is not
+# committed, lets no worker in; that must not hold up the others.
+no_passes();
+$node->safe_psql($_, $expire) foreach 'one', 'three';
+my $holder = session($node);
+$holder->run('BEGIN; ALTER DATABASE one RENAME TO renamed');
+passes();
+eventually('three', $cleaned, 'locked-database: other databases are cleaned');
+$node->safe_psql('three', $expire);
+eventually('three', $cleaned, 'locked-database: again, so in every pass');
+$holder->run('ROLLBACK');
+$holder->quit;
+eventually('one', $cleaned, 'locked-database: and this one afterwards');
+
+#
+# An altered table
+#
+
+no_passes();
+$node->safe_psql('one', "$expire; " . <<'SQL');
+CREATE TABLE trigger_runs (at timestamptz DEFAULT now());
+CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO trigger_runs DEFAULT VALUES;
+	RETURN old;
+END
+$$;
+CREATE TRIGGER spy BEFORE DELETE ON idem_tokens FOR EACH ROW EXECUTE FUNCTION spy();
+SQL
+$node->safe_psql('two', $expire);
+$offset = -s $node->logfile;
+one_pass();
+$node->wait_for_log(qr/idempotency cleanup 55000 ERROR:  table "idem_tokens" has been altered/, $offset);
+like(slurp_file($node->logfile, $offset), qr/idempotency cleanup 55000 HINT:  .*DROP TRIGGER/,
+	'altered-table-is-refused: with a hint');
+eventually('two', $cleaned, 'altered-table-is-refused: other databases are cleaned');
+is($node->safe_psql('one', $not_cleaned), 't', 'altered-table-is-refused: nothing is deleted');
+is($node->safe_psql('one', 'SELECT count(*) FROM trigger_runs'), '0',
+	'no-trigger-with-rights-of-worker');
+$node->safe_psql('one', 'DROP TRIGGER spy ON idem_tokens');
+$offset = -s $node->logfile;
+$node->reload;
+eventually('one', $cleaned, 'altered-table-is-refused: cleaned when it is as it was');
+is_deeply(in_log(qr/ERROR: .*/, $offset), [], 'altered-table-is-refused: and no more errors');
+
+$node->stop;
+
+done_testing();
