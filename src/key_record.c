@@ -110,8 +110,8 @@ idem_next_claim_token(int64 previous)
 }
 
 /*
- * Give a column of a new row version a value, or, for idem_record_set_or_null(), SQL NULL
- * where that is a NULL pointer.
+ * Give a column of a new row version a value, or, for
+ * idem_record_set_or_null(), SQL NULL where that is a NULL pointer.
  */
 void
 idem_record_set(IdemKeyRecord *record, int column, Datum value)

@@ -296,9 +296,10 @@ take_over(IdemTable *table, const IdemClaimRequest *request,
  * The row of a first attempt; its token is above "previous".
  */
 static void
-begin_record(IdemKeyRecord *record, const IdemClaimRequest *request, TimestampTz now,
-			 int64 previous)
+begin_record(IdemKeyRecord *record, const IdemClaimRequest *request,
+			 TimestampTz now, int64 previous)
 {
+	int64		token = idem_next_claim_token(previous);
 	TimestampTz expires_at = idem_add_interval(now, request->ttl,
 											   idem_default_ttl);
 	TimestampTz lease_expires_at = idem_add_interval(now, request->lease,
@@ -306,7 +307,7 @@ begin_record(IdemKeyRecord *record, const IdemClaimRequest *request, TimestampTz
 
 	memset(record->nulls, true, sizeof(record->nulls));
 	memset(record->given, true, sizeof(record->given));
-	idem_record_set(record, KEYS_CLAIM_TOKEN, Int64GetDatum(idem_next_claim_token(previous)));
+	idem_record_set(record, KEYS_CLAIM_TOKEN, Int64GetDatum(token));
 	idem_record_set(record, KEYS_CREATED_AT, TimestampTzGetDatum(now));
 	idem_record_set(record, KEYS_LEASE_EXPIRES_AT,
 			  TimestampTzGetDatum(Min(lease_expires_at, expires_at)));
@@ -322,7 +323,8 @@ begin_record(IdemKeyRecord *record, const IdemClaimRequest *request, TimestampTz
  * The claim has been written: remember it as ours, and report it.
  */
 static void
-report_new(IdemTable *table, const IdemKeyRecord *record, IdemClaimResult *result)
+report_new(IdemTable *table, const IdemKeyRecord *record,
+		   IdemClaimResult *result)
 {
 	static const ColumnPair columns[] = {
 		{CLAIM_TOKEN, KEYS_CLAIM_TOKEN},
@@ -335,8 +337,8 @@ report_new(IdemTable *table, const IdemKeyRecord *record, IdemClaimResult *resul
 
 	idem_remember_claim(DatumGetInt64(record->values[KEYS_CLAIM_TOKEN]));
 	result->outcome = IDEM_CLAIM_NEW;
-	copy_columns(table, record->values, record->nulls, columns, lengthof(columns),
-				 result->values, result->nulls);
+	copy_columns(table, record->values, record->nulls,
+				 columns, lengthof(columns), result->values, result->nulls);
 }
 
 /*

@@ -143,6 +143,7 @@ use_token(IdemTable *tokens, const Datum *key, const Interval *ttl,
 		TimestampTz now = GetCurrentTimestamp();
 		Datum		values[TOKENS_NUM_COLUMNS];
 		bool		nulls[TOKENS_NUM_COLUMNS] = {0};
+		Datum		expires_at;
 		bool		done = false;
 
 		CHECK_FOR_INTERRUPTS();
@@ -169,7 +170,8 @@ use_token(IdemTable *tokens, const Datum *key, const Interval *ttl,
 				break;
 
 			case IDEM_FIND_ROW:
-				if (DatumGetTimestampTz(tokens->row->tts_values[TOKENS_EXPIRES_AT]) > now)
+				expires_at = tokens->row->tts_values[TOKENS_EXPIRES_AT];
+				if (DatumGetTimestampTz(expires_at) > now)
 					return false;
 				done = idem_update(tokens, values, nulls,
 								   true) == IDEM_WRITE_DONE;

@@ -142,7 +142,8 @@ check_handler(Oid handler)
 	result_type = proc->prorettype;
 	fits = proc->prokind == PROKIND_FUNCTION && !proc->proretset &&
 		proc->pronargs == 1 && proc->proargtypes.values[0] == JSONBOID &&
-		(result_type == JSONBOID || get_typtype(result_type) == TYPTYPE_COMPOSITE);
+		(result_type == JSONBOID ||
+		 get_typtype(result_type) == TYPTYPE_COMPOSITE);
 	ReleaseSysCache(tuple);
 
 	if (object_aclcheck(ProcedureRelationId, handler, GetUserId(),
@@ -164,7 +165,9 @@ check_handler(Oid handler)
 static char *
 handler_name(Oid handler)
 {
-	return quote_qualified_identifier(get_namespace_name(get_func_namespace(handler)),
+	Oid			schema = get_func_namespace(handler);
+
+	return quote_qualified_identifier(get_namespace_name(schema),
 									  get_func_name(handler));
 }
 
@@ -193,9 +196,10 @@ call_handler(Oid handler, Oid result_type, Datum request,
 
 	if (result_type == JSONBOID)
 	{
+		Datum		printed = DirectFunctionCall1(jsonb_out, result);
+
 		response->status = 200;
-		response->body =
-			PointerGetDatum(cstring_to_text(DatumGetCString(DirectFunctionCall1(jsonb_out, result))));
+		response->body = CStringGetTextDatum(DatumGetCString(printed));
 	}
 	else
 		read_response(DatumGetHeapTupleHeader(result), response);

@@ -85,6 +85,7 @@ typedef struct AppendRequest
 	bool		allow_gaps;
 } AppendRequest;
 
+static int64 found_last_seq(IdemTable *sequences);
 static void append_args(FunctionCallInfo fcinfo, AppendRequest *request);
 static AppendOutcome try_append(const AppendRequest *request,
 								IdemTable *aggregates, IdemTable *sequences,
@@ -159,9 +160,17 @@ idem_last_client_seq(PG_FUNCTION_ARGS)
 
 	idem_table_open(&sequences, IDEM_CLIENT_SEQUENCES, AccessShareLock);
 	if (idem_find_visible(&sequences, key, GetActiveSnapshot()))
-		last_seq = DatumGetInt64(sequences.row->tts_values[SEQUENCES_LAST_CLIENT_SEQ]);
+		last_seq = found_last_seq(&sequences);
 	idem_table_close(&sequences);
 	PG_RETURN_INT64(last_seq);
+}
+
+static int64
+found_last_seq(IdemTable *sequences)
+{
+	Datum	   *found = sequences->row->tts_values;
+
+	return DatumGetInt64(found[SEQUENCES_LAST_CLIENT_SEQ]);
 }
 
 /*
@@ -225,7 +234,7 @@ try_append(const AppendRequest *request, IdemTable *aggregates,
 		idem_find_latest(sequences, request->key))
 		return UNDECIDED;
 	*last_seq = sequence == IDEM_FIND_ROW ?
-		DatumGetInt64(sequences->row->tts_values[SEQUENCES_LAST_CLIENT_SEQ]) : 0;
+		found_last_seq(sequences) : 0;
 
 	if (request->last_seq <= *last_seq)
 		return DUPLICATE;

@@ -44,8 +44,10 @@
  *
  * idem_update() and idem_delete() compare and swap: they write only if the
  * version that was found is still the newest, and otherwise send the caller
- * back to find.  The slot keeps its buffer pinned from find to write, so that
- * no pruning can reuse the line pointer in between.
+ * back to find.  Where they must not wait they lock the row first, as SKIP
+ * LOCKED does: heap_update() cannot be told not to wait.  The slot keeps its
+ * buffer pinned from find to write, so that no pruning can reuse the line
+ * pointer in between.
  *
  * Each write is followed by CommandCounterIncrement(), so that a later call
  * in the same SQL statement sees it and can update it.
