@@ -91,6 +91,8 @@ static AppendOutcome try_append(const AppendRequest *request,
 								IdemTable *aggregates, IdemTable *sequences,
 								TransactionId *suspect,
 								int64 *last_seq, int64 *version);
+static IdemFind find_version(IdemTable *aggregates, const Datum *key,
+							 int64 *version);
 static void write_sequence(IdemTable *sequences, IdemFind found,
 						   const AppendRequest *request);
 
@@ -219,16 +221,14 @@ try_append(const AppendRequest *request, IdemTable *aggregates,
 		   IdemTable *sequences, TransactionId *suspect,
 		   int64 *last_seq, int64 *version)
 {
+	AppendOutcome outcome = UNDECIDED;
 	IdemFind	aggregate;
 	IdemFind	sequence;
 	Datum		values[AGGREGATES_NUM_COLUMNS];
 	bool		nulls[AGGREGATES_NUM_COLUMNS] = {0};
 	bool		written;
 
-	aggregate = idem_find(aggregates, request->key);
-	*version = aggregate == IDEM_FIND_ROW ?
-		DatumGetInt64(aggregates->row->tts_values[AGGREGATES_VERSION]) : 0;
-
+	aggregate = find_version(aggregates, request->key, version);
 	sequence = idem_find(sequences, request->key);
 	if (sequence == IDEM_FIND_NONE &&
 		idem_find_latest(sequences, request->key))
@@ -237,13 +237,19 @@ try_append(const AppendRequest *request, IdemTable *aggregates,
 		found_last_seq(sequences) : 0;
 
 	if (request->last_seq <= *last_seq)
-		return DUPLICATE;
-	if (TransactionIdIsValid(sequences->holder))
-		return IN_FLIGHT;
-	if (request->first_seq <= *last_seq)
-		return OVERLAP;
-	if (!request->allow_gaps && request->first_seq != *last_seq + 1)
-		return GAP;
+		outcome = DUPLICATE;
+	else if (TransactionIdIsValid(sequences->holder))
+		outcome = IN_FLIGHT;
+	else if (request->first_seq <= *last_seq)
+		outcome = OVERLAP;
+	else if (!request->allow_gaps && request->first_seq != *last_seq + 1)
+		outcome = GAP;
+	if (outcome != UNDECIDED)
+	{
+		/* Read before the sequence, the version may be older than that. */
+		(void) find_version(aggregates, request->key, version);
+		return outcome;
+	}
 
 	/*
 	 * Queue behind another client's append, as an UPDATE would.  But it may
@@ -284,6 +290,19 @@ try_append(const AppendRequest *request, IdemTable *aggregates,
 	write_sequence(sequences, sequence, request);
 	*last_seq = request->last_seq;
 	return APPENDED;
+}
+
+/*
+ * Find an aggregate, and its version; 0 if it is not there.
+ */
+static IdemFind
+find_version(IdemTable *aggregates, const Datum *key, int64 *version)
+{
+	IdemFind	found = idem_find(aggregates, key);
+
+	*version = found == IDEM_FIND_ROW ?
+		DatumGetInt64(aggregates->row->tts_values[AGGREGATES_VERSION]) : 0;
+	return found;
 }
 
 /*

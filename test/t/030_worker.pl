@@ -159,6 +159,13 @@ is( observe("SELECT (SELECT count(*) FROM pg_locks WHERE pid = w.pid AND mode = 
 $holder->run('ROLLBACK');
 $node->safe_psql('one', 'ALTER DATABASE one RESET default_transaction_isolation');
 
+# Nor does it matter that transactions there begin read-only.
+$node->safe_psql('postgres', 'ALTER DATABASE one SET default_transaction_read_only = on');
+$holder->run($expire);
+is($node->safe_psql('one', 'SHOW transaction_read_only'), 'on', 'transactions begin read-only');
+eventually('one', $cleaned, 'read-only-default: the worker deletes all the same');
+$node->safe_psql('postgres', 'ALTER DATABASE one RESET default_transaction_read_only');
+
 # A retention that a database sets for itself is the worker's, too.
 $node->safe_psql('two', <<'SQL');
 ALTER DATABASE two SET idempotency.expired_key_policy = 'reject';
