@@ -17,6 +17,7 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
+#include "function_scan.h"
 #include "idempotency.h"
 #include "settings.h"
 #include "worker.h"
@@ -32,6 +33,7 @@ void
 _PG_init(void)
 {
 	idem_define_settings();
+	idem_register_function_scan();
 	if (process_shared_preload_libraries_in_progress && !IsBinaryUpgrade)
 		idem_register_launcher();
 }

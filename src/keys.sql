@@ -3,8 +3,9 @@
 -- Request keys
 --
 
--- Columns are ordered for alignment.  The fill factor leaves room on the page
--- for idem_complete()'s version of the row, which makes it a HOT update.
+-- Columns are ordered for alignment; the key comes first in the index because
+-- it tells rows apart at the first comparison.  The fill factor leaves room
+-- on the page for idem_complete()'s version of the row: a HOT update.
 CREATE TABLE @extschema@.idem_keys (
 	claim_token bigint NOT NULL,
 	created_at timestamptz NOT NULL,
@@ -23,7 +24,7 @@ CREATE TABLE @extschema@.idem_keys (
 	error text,
 	recovery_point text,
 	recovery_state json,
-	PRIMARY KEY (scope, key)
+	PRIMARY KEY (key, scope)
 ) WITH (fillfactor = 75);
 REVOKE ALL ON TABLE @extschema@.idem_keys FROM PUBLIC;
 REVOKE ALL ON TYPE @extschema@.idem_keys FROM PUBLIC;

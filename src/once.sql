@@ -7,7 +7,7 @@ CREATE TABLE @extschema@.idem_tokens (
 	expires_at timestamptz NOT NULL,
 	scope text COLLATE "C" NOT NULL,
 	token text COLLATE "C" NOT NULL,
-	PRIMARY KEY (scope, token)
+	PRIMARY KEY (token, scope)
 );
 REVOKE ALL ON TABLE @extschema@.idem_tokens FROM PUBLIC;
 REVOKE ALL ON TYPE @extschema@.idem_tokens FROM PUBLIC;

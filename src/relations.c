@@ -25,6 +25,7 @@
 #include "catalog/pg_type_d.h"
 #include "commands/extension.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
@@ -41,7 +42,7 @@
  * type, in upper case where the column is NOT NULL: b bigint, i int, z
  * timestamptz, o boolean, t text, a bytea, j json, d jsonb, u uuid.  A
  * sequence or an index has none.  "key" are the columns of its primary key,
- * counted from 1.
+ * counted from 1; they lie side by side, and may have any order in the index.
  */
 typedef struct IdemRelationSpec
 {
@@ -98,9 +99,10 @@ idem_relation_open(IdemRelationId id, LOCKMODE lockmode)
 
 		if (likely(OidIsValid(relid)))
 		{
-			rel = try_table_open(relid, lockmode);
-			if (likely(rel != NULL && oids[id] == relid))
-				return rel;
+			LockRelationOid(relid, lockmode);
+			if (likely(oids[id] == relid))
+				return table_open(relid, NoLock);
+			UnlockRelationOid(relid, lockmode);
 		}
 		else
 		{
@@ -112,9 +114,9 @@ idem_relation_open(IdemRelationId id, LOCKMODE lockmode)
 				oids[id] = relid;
 				return rel;
 			}
+			if (rel != NULL)
+				table_close(rel, lockmode);
 		}
-		if (rel != NULL)
-			table_close(rel, lockmode);
 		CHECK_FOR_INTERRUPTS();
 	}
 }
@@ -274,22 +276,18 @@ has_primary_key(Relation rel, const AttrNumber *columns)
 {
 	Oid			indexid = RelationGetPrimaryKeyIndex(rel, false);
 	Relation	index;
-	bool		matches = true;
-	int			n;
+	Bitmapset  *wanted = NULL;
+	Bitmapset  *present = NULL;
 
 	if (!OidIsValid(indexid))
 		return false;
 	index = index_open(indexid, AccessShareLock);
-	for (n = 0; columns[n] != 0; n++)
-	{
-		if (n >= IndexRelationGetNumberOfKeyAttributes(index) ||
-			index->rd_index->indkey.values[n] != columns[n])
-			matches = false;
-	}
-	if (n != IndexRelationGetNumberOfKeyAttributes(index))
-		matches = false;
+	for (int i = 0; columns[i] != 0; i++)
+		wanted = bms_add_member(wanted, columns[i]);
+	for (int i = 0; i < IndexRelationGetNumberOfKeyAttributes(index); i++)
+		present = bms_add_member(present, index->rd_index->indkey.values[i]);
 	index_close(index, NoLock);
-	return matches;
+	return bms_equal(wanted, present);
 }
 
 /*

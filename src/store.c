@@ -82,6 +82,7 @@ static IndexScanDesc begin_scan(IdemTable *table, const Datum *key,
 static void take_siread_locks(IdemTable *table, const Datum *key);
 static void accept_row(IdemTable *table);
 static ResultRelInfo *open_indexes(IdemTable *table);
+static bool same_columns(Form_pg_index a, Form_pg_index b);
 static TupleTableSlot *make_slot(IdemTable *table, Datum *values,
 								 bool *nulls);
 static TM_Result lock_row(IdemTable *table, LockTupleMode mode,
@@ -109,7 +110,7 @@ idem_table_open(IdemTable *table, IdemRelationId id, LOCKMODE lockmode)
 
 	table->rel = idem_relation_open(id, lockmode);
 	table->pkey = index_open(RelationGetPrimaryKeyIndex(table->rel, false),
-							 AccessShareLock);
+							 lockmode);
 	table->ncolumns = idem_relation_columns(id);
 	table->row = table_slot_create(table->rel, NULL);
 	table->locked = NULL;
@@ -138,8 +139,9 @@ idem_table_close(IdemTable *table)
 }
 
 /*
- * Find the row with this primary key (text or bigint) as it is at this moment,
- * whoever wrote it.  Fills table->row for IDEM_FIND_ROW and table->holder.
+ * Find the row with this primary key as it is at this moment, whoever wrote
+ * it.  The key is text or a bigint, its columns in the table's order.  Fills
+ * table->row for IDEM_FIND_ROW and table->holder.
  *
  * Raises 40001 where the transaction's snapshot must not see the row.
  */
@@ -225,10 +227,14 @@ idem_find_visible(IdemTable *table, const Datum *key, Snapshot snapshot)
 static IndexScanDesc
 begin_scan(IdemTable *table, const Datum *key, Snapshot snapshot)
 {
-	int			nkeys = IndexRelationGetNumberOfKeyAttributes(table->pkey);
+	Form_pg_index pkey = table->pkey->rd_index;
+	int			nkeys = pkey->indnkeyatts;
+	AttrNumber	first = pkey->indkey.values[0];
 	ScanKeyData scankeys[INDEX_MAX_KEYS];
 	IndexScanDesc scan;
 
+	for (int i = 1; i < nkeys; i++)
+		first = Min(first, pkey->indkey.values[i]);
 	for (int i = 0; i < nkeys; i++)
 	{
 		Oid			type = TupleDescAttr(RelationGetDescr(table->pkey),
@@ -237,7 +243,8 @@ begin_scan(IdemTable *table, const Datum *key, Snapshot snapshot)
 		ScanKeyEntryInitialize(&scankeys[i], 0, i + 1,
 							   BTEqualStrategyNumber, InvalidOid,
 							   C_COLLATION_OID,
-							   type == INT8OID ? F_INT8EQ : F_TEXTEQ, key[i]);
+							   type == INT8OID ? F_INT8EQ : F_TEXTEQ,
+							   key[pkey->indkey.values[i] - first]);
 	}
 
 	scan = index_beginscan(table->rel, table->pkey, snapshot, NULL, nkeys, 0);
@@ -630,9 +637,7 @@ open_indexes(IdemTable *table)
 		bool		arbiter;
 
 		arbiter = index->indisunique && index->indimmediate &&
-			index->indnkeyatts == pkey->indnkeyatts &&
-			memcmp(index->indkey.values, pkey->indkey.values,
-				   pkey->indnkeyatts * sizeof(int16)) == 0;
+			same_columns(index, pkey);
 		if (arbiter)
 			table->arbiters = lappend_oid(table->arbiters, index->indexrelid);
 		info->ii_CheckedUnchanged = true;
@@ -643,17 +648,37 @@ open_indexes(IdemTable *table)
 }
 
 /*
- * A slot that holds a new row.  The arrays must outlive it.
+ * Do two unique indexes have the same key columns, in whatever order?
+ */
+static bool
+same_columns(Form_pg_index a, Form_pg_index b)
+{
+	Bitmapset  *columns_a = NULL;
+	Bitmapset  *columns_b = NULL;
+
+	if (a->indexrelid == b->indexrelid)
+		return true;
+	for (int i = 0; i < a->indnkeyatts; i++)
+		columns_a = bms_add_member(columns_a, a->indkey.values[i]);
+	for (int i = 0; i < b->indnkeyatts; i++)
+		columns_b = bms_add_member(columns_b, b->indkey.values[i]);
+	return bms_equal(columns_a, columns_b);
+}
+
+/*
+ * A slot that holds a new row.
  */
 static TupleTableSlot *
 make_slot(IdemTable *table, Datum *values, bool *nulls)
 {
 	TupleDesc	desc = RelationGetDescr(table->rel);
-	TupleTableSlot *slot = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
+	TupleTableSlot *slot = MakeSingleTupleTableSlot(desc, &TTSOpsHeapTuple);
 
 	memset(slot->tts_isnull, true, desc->natts * sizeof(bool));
 	memcpy(slot->tts_values, values, table->ncolumns * sizeof(Datum));
 	memcpy(slot->tts_isnull, nulls, table->ncolumns * sizeof(bool));
 	slot->tts_tableOid = RelationGetRelid(table->rel);
-	return ExecStoreVirtualTuple(slot);
+	ExecStoreVirtualTuple(slot);
+	ExecMaterializeSlot(slot);	/* or else each access forms it anew */
+	return slot;
 }
