@@ -183,7 +183,7 @@ INSERT INTO promised_tables VALUES
 	 response_body text, response_bytes bytea, error text,
 	 recovery_point text, recovery_state json',
 	'{key,scope}', '{idem_keys_pkey,idem_keys_expires_at}',
-	'{fillfactor=75}'),
+	'{fillfactor=95}'),
 ('idem_action_versions',
 	'last_action_id bigint NOT NULL, user_id text NOT NULL,
 	 entity_type text NOT NULL, entity_id text NOT NULL',
