@@ -650,3 +650,36 @@ SELECT claim_token FROM idem_claim('named', 'named-notation-02') \gset named_
 SELECT idem_fail(error => NULL, claim_token => :named_claim_token, key => 'named-notation-02', scope => 'named');
 SELECT claim_token FROM idem_claim('named', 'named-notation-02') \gset named_
 SELECT idem_release(claim_token => :named_claim_token, key => 'named-notation-02', scope => 'named');
+
+-- A claim that was just made is not searched for.  It must be found, and not
+-- found, as if it were.
+BEGIN;
+SELECT outcome FROM idem_claim('shortcut', 'key-shortcut-0001');
+SELECT outcome FROM idem_claim('shortcut', 'key-shortcut-0002');
+SELECT idem_complete('shortcut', 'key-shortcut-0001', 200, 'first');
+SELECT idem_checkpoint('shortcut', 'key-shortcut-0002', 'half') IS NOT NULL AS renewed;
+SELECT idem_complete('shortcut', 'key-shortcut-0002', 200, 'second');
+COMMIT;
+SELECT key, response_body, recovery_point FROM idem_keys WHERE scope = 'shortcut' ORDER BY key;
+BEGIN;
+SAVEPOINT a;
+SELECT outcome FROM idem_claim('shortcut', 'key-shortcut-0003');
+ROLLBACK TO a;
+SELECT pg_temp.error_of($$SELECT idem_complete('shortcut', 'key-shortcut-0003', 200)$$);
+SELECT outcome FROM idem_claim('shortcut', 'key-shortcut-0003');
+RELEASE a;
+SELECT idem_complete('shortcut', 'key-shortcut-0003', 200);
+ROLLBACK;
+BEGIN;
+SELECT outcome FROM idem_claim('shortcut', 'key-shortcut-0004');
+CLUSTER idem_keys USING idem_keys_pkey;
+SELECT idem_complete('shortcut', 'key-shortcut-0004', 200);
+SELECT outcome FROM idem_claim('shortcut', 'key-shortcut-0005');
+TRUNCATE idem_keys;
+SELECT idem_complete('shortcut', 'key-shortcut-0005', 200);
+ROLLBACK;
+BEGIN;
+SELECT outcome FROM idem_claim('shortcut', 'key-shortcut-0006');
+SELECT idem_release('shortcut', 'key-shortcut-0006');
+SELECT idem_complete('shortcut', 'key-shortcut-0006', 200);
+ROLLBACK;

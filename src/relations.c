@@ -72,6 +72,9 @@ static const IdemRelationSpec specs[IDEM_NUM_RELATIONS] = {
 /* Known and checked OIDs; InvalidOid where the next call has to look. */
 static Oid	oids[IDEM_NUM_RELATIONS];
 
+/* How often something about our relations has changed, as far as we know. */
+uint64		idem_relation_changes = 0;
+
 static bool callback_registered = false;
 
 static void forget_relation(Datum arg, Oid relid);
@@ -143,7 +146,10 @@ forget_relation(Datum arg, Oid relid)
 	for (int i = 0; i < IDEM_NUM_RELATIONS; i++)
 	{
 		if (!OidIsValid(relid) || oids[i] == relid)
+		{
 			oids[i] = InvalidOid;
+			idem_relation_changes++;
+		}
 	}
 }
 

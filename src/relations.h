@@ -32,6 +32,8 @@ typedef enum IdemRelationId
 
 #define IDEM_NUM_RELATIONS	(IDEM_OUTBOX_ACKED + 1)
 
+extern uint64 idem_relation_changes;
+
 extern Relation idem_relation_open(IdemRelationId id, LOCKMODE lockmode);
 extern int	idem_relation_columns(IdemRelationId id);
 extern Oid	idem_relation_oid(IdemRelationId id);

@@ -75,14 +75,33 @@
 #include "utils/timestamp.h"
 
 #include "compat.h"
+#include "idempotency.h"
 #include "store.h"
 
+/*
+ * Where this backend has last inserted a row.  Good for as long as neither
+ * the subtransaction has ended nor the table been rewritten.
+ */
+typedef struct LastInsert
+{
+	LocalTransactionId lxid;
+	SubTransactionId subxid;
+	uint64		relation_changes;
+	Oid			relid;
+	ItemPointerData tid;
+} LastInsert;
+
+static LastInsert last_insert;
+
+static bool find_last_insert(IdemTable *table, const Datum *key);
 static IndexScanDesc begin_scan(IdemTable *table, const Datum *key,
 								Snapshot snapshot);
+static AttrNumber first_key_column(Form_pg_index pkey);
 static void take_siread_locks(IdemTable *table, const Datum *key);
 static void accept_row(IdemTable *table);
 static ResultRelInfo *open_indexes(IdemTable *table);
 static bool same_columns(Form_pg_index a, Form_pg_index b);
+static void remember_insert(IdemTable *table, TupleTableSlot *slot);
 static TupleTableSlot *make_slot(IdemTable *table, Datum *values,
 								 bool *nulls);
 static TM_Result lock_row(IdemTable *table, LockTupleMode mode,
@@ -197,9 +216,13 @@ idem_find_latest(IdemTable *table, const Datum *key)
 
 	take_siread_locks(table, key);
 
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	found = idem_find_visible(table, key, snapshot);
-	UnregisterSnapshot(snapshot);
+	found = find_last_insert(table, key);
+	if (!found)
+	{
+		snapshot = RegisterSnapshot(GetLatestSnapshot());
+		found = idem_find_visible(table, key, snapshot);
+		UnregisterSnapshot(snapshot);
+	}
 
 	if (found)
 		accept_row(table);
@@ -224,17 +247,51 @@ idem_find_visible(IdemTable *table, const Datum *key, Snapshot snapshot)
 	return found;
 }
 
+/*
+ * Find the row where we have just inserted one, which saves the search when
+ * a claim is completed in its own transaction.  A row of our own is the
+ * newest version if it is visible at all: nobody else can have touched it.
+ */
+static bool
+find_last_insert(IdemTable *table, const Datum *key)
+{
+	TupleTableSlot *row = table->row;
+	Form_pg_index pkey = table->pkey->rd_index;
+	AttrNumber	first = first_key_column(pkey);
+
+	if (last_insert.lxid != IdemLocalTransactionId() ||
+		last_insert.subxid != GetCurrentSubTransactionId() ||
+		last_insert.relation_changes != idem_relation_changes ||
+		last_insert.relid != RelationGetRelid(table->rel) ||
+		!table_tuple_fetch_row_version(table->rel, &last_insert.tid,
+									   SnapshotSelf, row))
+		return false;
+
+	slot_getallattrs(row);
+	for (int i = 0; i < pkey->indnkeyatts; i++)
+	{
+		AttrNumber	column = pkey->indkey.values[i];
+		Datum		value = row->tts_values[column - 1];
+		Form_pg_attribute att = TupleDescAttr(row->tts_tupleDescriptor,
+											  column - 1);
+
+		if (att->atttypid == INT8OID ?
+			DatumGetInt64(value) != DatumGetInt64(key[column - first]) :
+			!idem_text_equal(value, key[column - first]))
+			return false;
+	}
+	return true;
+}
+
 static IndexScanDesc
 begin_scan(IdemTable *table, const Datum *key, Snapshot snapshot)
 {
 	Form_pg_index pkey = table->pkey->rd_index;
 	int			nkeys = pkey->indnkeyatts;
-	AttrNumber	first = pkey->indkey.values[0];
+	AttrNumber	first = first_key_column(pkey);
 	ScanKeyData scankeys[INDEX_MAX_KEYS];
 	IndexScanDesc scan;
 
-	for (int i = 1; i < nkeys; i++)
-		first = Min(first, pkey->indkey.values[i]);
 	for (int i = 0; i < nkeys; i++)
 	{
 		Oid			type = TupleDescAttr(RelationGetDescr(table->pkey),
@@ -250,6 +307,19 @@ begin_scan(IdemTable *table, const Datum *key, Snapshot snapshot)
 	scan = index_beginscan(table->rel, table->pkey, snapshot, NULL, nkeys, 0);
 	index_rescan(scan, scankeys, nkeys, NULL, 0);
 	return scan;
+}
+
+/*
+ * The first column of the primary key in the table's order.
+ */
+static AttrNumber
+first_key_column(Form_pg_index pkey)
+{
+	AttrNumber	first = pkey->indkey.values[0];
+
+	for (int i = 1; i < pkey->indnkeyatts; i++)
+		first = Min(first, pkey->indkey.values[i]);
+	return first;
 }
 
 /*
@@ -373,11 +443,23 @@ idem_insert(IdemTable *table, Datum *values, bool *nulls)
 								 table->arbiters, false);
 	table_tuple_complete_speculative(table->rel, slot, token, !conflict);
 	SpeculativeInsertionLockRelease(xid);
+	if (!conflict)
+		remember_insert(table, slot);
 
 	ResetPerTupleExprContext(table->estate);
 	ExecDropSingleTupleTableSlot(slot);
 	CommandCounterIncrement();
 	return !conflict;
+}
+
+static void
+remember_insert(IdemTable *table, TupleTableSlot *slot)
+{
+	last_insert.lxid = IdemLocalTransactionId();
+	last_insert.subxid = GetCurrentSubTransactionId();
+	last_insert.relation_changes = idem_relation_changes;
+	last_insert.relid = RelationGetRelid(table->rel);
+	last_insert.tid = slot->tts_tid;
 }
 
 /*
