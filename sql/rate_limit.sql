@@ -143,6 +143,7 @@ SELECT idem_grant('regress_idem_app');
 SET ROLE regress_idem_app;
 \set VERBOSITY sqlstate
 SET idempotency.max_new_keys_per_minute = 1000;
+SET idempotency.log_events = off;
 SELECT outcome FROM idem_claim('app', 'rate-limit-key-1');
 SELECT outcome FROM idem_claim('app', 'rate-limit-key-2');
 \set VERBOSITY default

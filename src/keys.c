@@ -44,6 +44,7 @@
 #include "idempotency.h"
 #include "key_record.h"
 #include "keys.h"
+#include "log_events.h"
 #include "rate_limit.h"
 #include "settings.h"
 #include "stats.h"
@@ -348,7 +349,10 @@ report_new(IdemTable *table, const IdemKeyRecord *record,
 		{CLAIM_EXPIRES_AT, KEYS_EXPIRES_AT},
 	};
 
+	bool		first = DatumGetInt32(record->values[KEYS_ATTEMPT]) == 1;
+
 	idem_remember_claim(DatumGetInt64(record->values[KEYS_CLAIM_TOKEN]));
+	idem_log_key_event(first ? "claimed" : "taken_over", record->values);
 	result->outcome = IDEM_CLAIM_NEW;
 	copy_columns(table, record->values, record->nulls,
 				 columns, lengthof(columns), result->values, result->nulls);
@@ -386,6 +390,11 @@ report_found(IdemTable *table, IdemClaimResult *result)
 	}
 	copy_columns(table, table->row->tts_values, table->row->tts_isnull,
 				 columns, ncolumns, result->values, result->nulls);
+
+	if (result->outcome == IDEM_CLAIM_REPLAY)
+		idem_log_key_event("replayed", table->row->tts_values);
+	else if (result->outcome == IDEM_CLAIM_HASH_CONFLICT)
+		idem_log_key_event("hash_conflict", table->row->tts_values);
 }
 
 /*

@@ -31,6 +31,7 @@ int			idem_expired_key_policy;
 double		idem_tombstone_retention;
 double		idem_max_action_id_lead;
 int			idem_max_new_keys_per_minute;
+bool		idem_log_events;
 double		idem_token_ttl;
 int			idem_outbox_max_attempts;
 double		idem_outbox_retention;
@@ -92,6 +93,11 @@ idem_define_settings(void)
 							"Zero turns the check off.",
 							&idem_max_new_keys_per_minute, 0, 0, INT_MAX,
 							PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("idempotency.log_events",
+							 "Writes a line to the server log for each event.",
+							 "Request keys are cut to four characters; responses and payloads are not logged.",
+							 &idem_log_events, false,
+							 PGC_SUSET, 0, NULL, NULL, NULL);
 
 	define_time("idempotency.token_ttl",
 				"How long a once-only token is remembered when the call does not say.",

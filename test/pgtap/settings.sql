@@ -57,6 +57,8 @@ INSERT INTO promised VALUES
 		'0', '36525d', '1h'),
 	('idempotency.max_new_keys_per_minute', '0', '0', 'integer', NULL,
 		'superuser', '0', '2147483647', '100'),
+	('idempotency.log_events', 'off', 'off', 'bool', NULL, 'superuser',
+		NULL, NULL, 'on'),
 	('idempotency.max_response_size', '1MB', '1048576', 'integer', 'B',
 		'superuser', '0', '2147483647', '64kB'),
 	('idempotency.cleanup_interval', '1min', '60000', 'real', 'ms', 'sighup',
@@ -66,7 +68,7 @@ INSERT INTO promised VALUES
 	('idempotency.databases', '*', '*', 'string', NULL, 'sighup', NULL, NULL,
 		'shop');
 
-SELECT plan(313);
+SELECT plan(329);
 
 -- The library may be loaded by the first call only.
 SELECT idem_key_is_valid('key-of-settings-0') AS loaded \gset
