@@ -63,9 +63,11 @@ GetNamedDSMSegment(const char *name, size_t size,
 	LWLockRelease(AddinShmemInitLock);
 	return memory;
 }
+#define IDEM_MEMORY_ON_DEMAND	false
 #define IdemReserveNamedDSMSegment(size)	RequestAddinShmemSpace(size)
 #else
 #include "storage/dsm_registry.h"
+#define IDEM_MEMORY_ON_DEMAND	true
 #define IdemReserveNamedDSMSegment(size)	((void) (size))
 #endif
 

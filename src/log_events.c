@@ -60,10 +60,10 @@ void
 idem_write_message_event(const char *event, const Datum *message)
 {
 	StringInfoData line;
+	Datum		uuid = message[OUTBOX_MESSAGE_ID];
 	char	   *message_id;
 
-	message_id = DatumGetCString(DirectFunctionCall1(uuid_out,
-													 message[OUTBOX_MESSAGE_ID]));
+	message_id = DatumGetCString(DirectFunctionCall1(uuid_out, uuid));
 	begin_line(&line, event);
 	append_text(&line, "topic", message[OUTBOX_TOPIC]);
 	appendStringInfo(&line, " id=" INT64_FORMAT " message_id=%s attempt=%d",

@@ -58,7 +58,7 @@
 /* A scope in a message is cut to this many bytes. */
 #define MAX_SHOWN_SCOPE	64
 
-/* One cache line.  A place that was never used is a window without keys. */
+/* A place that was never used is a window without keys. */
 typedef struct Window
 {
 	uint64		scope;			/* hash of scope and database */
@@ -77,7 +77,6 @@ typedef struct WindowSet
 typedef struct RateLimits
 {
 	uint64		seed;
-	int			nsets;
 	WindowSet	sets[FLEXIBLE_ARRAY_MEMBER];
 } RateLimits;
 
@@ -85,10 +84,12 @@ typedef struct RateLimits
 
 static RateLimits *limits = NULL;
 
+/* How many sets there are; decided in the postmaster, if it loads us. */
+static int	nsets = IDEM_MEMORY_ON_DEMAND ? MANY_SETS : FEW_SETS;
+
 static bool attach(void);
-static void init_many_sets(void *memory);
-static void init_few_sets(void *memory);
-static void init_sets(RateLimits *memory, int nsets);
+static void init_sets(void *memory);
+static WindowSet *set_of(uint64 scope);
 static uint64 hash_scope(Datum scope);
 static int64 current_time(void);
 static Window *find_window(WindowSet *set, uint64 scope);
@@ -103,7 +104,8 @@ pg_noreturn static void refuse(Datum scope, int wait);
 void
 idem_reserve_rate_limits(void)
 {
-	idem_reserve_shared_memory(SIZE_OF_SETS(MANY_SETS));
+	nsets = MANY_SETS;
+	idem_reserve_shared_memory(SIZE_OF_SETS(nsets));
 }
 
 /*
@@ -127,7 +129,7 @@ idem_count_new_key(Datum scope)
 	hash = hash_scope(scope);
 	now = current_time();
 	slot = now / SLOT_USECS;
-	set = &limits->sets[hash & (limits->nsets - 1)];
+	set = set_of(hash);
 
 	SpinLockAcquire(&set->mutex);
 	window = find_window(set, hash);
@@ -158,7 +160,7 @@ void
 idem_uncount_new_key(Datum scope, IdemRateSlot slot)
 {
 	uint64		hash = hash_scope(scope);
-	WindowSet  *set = &limits->sets[hash & (limits->nsets - 1)];
+	WindowSet  *set = set_of(hash);
 	Window	   *window;
 
 	SpinLockAcquire(&set->mutex);
@@ -179,7 +181,6 @@ idem_uncount_new_key(Datum scope, IdemRateSlot slot)
 static bool
 attach(void)
 {
-	static const char name[] = "idempotency rate limits";
 	static bool tried = false;
 
 	if (likely(limits != NULL))
@@ -188,12 +189,8 @@ attach(void)
 		return false;
 	tried = true;
 
-	/* All sessions get the same: a name has one size. */
-	limits = idem_attach_shared_memory(name, SIZE_OF_SETS(MANY_SETS),
-									   init_many_sets);
-	if (limits == NULL)
-		limits = idem_attach_shared_memory(name, SIZE_OF_SETS(FEW_SETS),
-										   init_few_sets);
+	limits = idem_attach_shared_memory("idempotency rate limits",
+									   SIZE_OF_SETS(nsets), init_sets);
 	if (limits == NULL)
 		ereport(WARNING,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
@@ -206,28 +203,17 @@ attach(void)
 }
 
 static void
-init_many_sets(void *memory)
+init_sets(void *memory)
 {
-	init_sets(memory, MANY_SETS);
-}
+	RateLimits *new_limits = memory;
 
-static void
-init_few_sets(void *memory)
-{
-	init_sets(memory, FEW_SETS);
-}
-
-static void
-init_sets(RateLimits *memory, int nsets)
-{
-	memset(memory, 0, SIZE_OF_SETS(nsets));
-	memory->nsets = nsets;
-	if (!pg_strong_random(&memory->seed, sizeof(memory->seed)))
+	memset(new_limits, 0, SIZE_OF_SETS(nsets));
+	if (!pg_strong_random(&new_limits->seed, sizeof(new_limits->seed)))
 		ereport(ERROR,
 				(errcode(ERRCODE_INTERNAL_ERROR),
 				 errmsg("could not generate random values")));
 	for (int i = 0; i < nsets; i++)
-		SpinLockInit(&memory->sets[i].mutex);
+		SpinLockInit(&new_limits->sets[i].mutex);
 }
 
 /*
@@ -241,6 +227,12 @@ hash_scope(Datum scope)
 	return hash_bytes_extended((unsigned char *) VARDATA_ANY(name),
 							   VARSIZE_ANY_EXHDR(name),
 							   limits->seed ^ MyDatabaseId);
+}
+
+static WindowSet *
+set_of(uint64 scope)
+{
+	return &limits->sets[scope & (nsets - 1)];
 }
 
 /*
@@ -342,8 +334,9 @@ refuse(Datum scope, int wait)
 {
 	text	   *name = DatumGetTextPP(scope);
 	int			length = VARSIZE_ANY_EXHDR(name);
-	int			shown = pg_mbcliplen(VARDATA_ANY(name), length, MAX_SHOWN_SCOPE);
+	int			shown;
 
+	shown = pg_mbcliplen(VARDATA_ANY(name), length, MAX_SHOWN_SCOPE);
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEM_RATE_LIMITED),
 			 errmsg("too many new idempotency keys in scope \"%.*s%s\"",

@@ -6,7 +6,9 @@
  * PostgreSQL 17 and later give it to any backend that asks (the registry of
  * dynamic shared memory).  Before that it comes from the reserve that every
  * server keeps for extensions, about 100 kB, and preloading only makes that
- * reserve larger.  It may be used up, so who asks must be able to go without.
+ * reserve larger.  It may be used up, so who asks must be able to go without;
+ * and who has not reserved must not ask for much, because the server's tables
+ * of locks grow into what is left.
  *
  *-------------------------------------------------------------------------
  */

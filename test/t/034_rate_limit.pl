@@ -180,6 +180,33 @@ is(concurrent_claims('not-preloaded-'), '100 100 100 100', 'not-preloaded: exact
 my ($code, $stdout, $stderr) = $node->psql('shop', "SELECT claim_new('sliding'); SELECT claim_new('quiet')");
 like($stdout, qr/^Retry in \d+ seconds\.\nnew$/, 'not-preloaded: another session sees the same window');
 is($stderr, '', 'not-preloaded: without a warning');
+is( $node->safe_psql('shop',
+		"SELECT coalesce(sum(allocated_size), 0) < 40000 FROM pg_shmem_allocations WHERE name = 'idempotency rate limits'"),
+	't', 'not-preloaded: little is taken of what nobody has reserved');
+
+#
+# Without memory
+#
+
+# The table of locks grows until nothing is left.
+$node->restart;
+is( $node->safe_psql('shop', <<'SQL'), '53200', 'no-memory: it is used up');
+CREATE FUNCTION use_up() RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM pg_advisory_xact_lock(n) FROM generate_series(1, 10000000) AS n;
+	RETURN 'no error';
+EXCEPTION WHEN OTHERS THEN
+	RETURN SQLSTATE;
+END
+$$;
+SELECT use_up();
+SQL
+($code, $stdout, $stderr) = $node->psql('shop',
+	"SELECT count(*) FROM generate_series(1, 120) WHERE claim_new('sliding') = 'new'; SELECT claim_new('quiet')");
+my $limited = $node->pg_version >= 17;
+like($stdout, $limited ? qr/^100\nnew$/ : qr/^120\nnew$/, 'no-memory: nothing fails; servers from 17 on have other memory');
+is(scalar(() = $stderr =~ /WARNING:  setting "idempotency.max_new_keys_per_minute" is without effect/g),
+	$limited ? 0 : 1, 'no-memory: a warning if there is no limit, once');
 
 $node->stop;
 
