@@ -232,6 +232,19 @@ SELECT outcome FROM idem_claim('customer-9', 'order-c3d2a1f0-5e4b');
 SELECT expires_at - created_at AS ttl FROM idem_lookup('customer-9', 'order-c3d2a1f0-5e4b');
 RESET idempotency.default_ttl;
 
+-- Rate limit
+SET idempotency.max_new_keys_per_minute = 1;
+SELECT outcome FROM idem_claim('customer-10', 'order-1b7e6a90-33d1');
+DO $$
+BEGIN
+	PERFORM idem_claim('customer-10', 'order-1b7e6a90-33d2');
+EXCEPTION WHEN SQLSTATE 'ID002' THEN
+	RAISE NOTICE '%', SQLERRM;
+END
+$$;
+SELECT outcome FROM idem_claim('customer-10', 'order-1b7e6a90-33d1');
+RESET idempotency.max_new_keys_per_minute;
+
 -- Tables
 SELECT key, state, attempt, response_status FROM idem_keys WHERE scope = 'billing' ORDER BY key;
 SELECT topic, state, count(*) FROM idem_outbox GROUP BY topic, state ORDER BY topic, state;

@@ -28,6 +28,7 @@
 #include "idempotency.h"
 #include "key_record.h"
 #include "keys.h"
+#include "log_events.h"
 #include "settings.h"
 #include "stats.h"
 
@@ -180,6 +181,7 @@ idem_complete_claim(const Datum *key, const IdemResponse *response,
 	idem_record_set_or_null(&change, KEYS_LEASE_EXPIRES_AT, (Datum) 0);
 	if (!change_claim(key, token, &change, IDEM_STATE_COMPLETED))
 		return false;
+	idem_log_key_event("completed", change.values);
 	idem_count(IDEM_COUNT_COMPLETIONS, 1);
 	return true;
 }
@@ -205,6 +207,7 @@ idem_fail(PG_FUNCTION_ARGS)
 	if (!change_claim(key, token_arg(fcinfo, 3, &token), &change,
 					  IDEM_STATE_FAILED))
 		PG_RETURN_BOOL(false);
+	idem_log_key_event("failed", change.values);
 	idem_count(IDEM_COUNT_FAILURES, 1);
 	PG_RETURN_BOOL(true);
 }
@@ -300,6 +303,7 @@ idem_release(PG_FUNCTION_ARGS)
 		if (idem_delete(&table, true) == IDEM_WRITE_DONE)
 			break;
 	}
+	idem_log_key_event("released", table.row->tts_values);
 	idem_table_close(&table);
 	PG_RETURN_BOOL(true);
 }

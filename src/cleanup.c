@@ -26,6 +26,7 @@
 #include "compat.h"
 #include "cleanup.h"
 #include "idempotency.h"
+#include "log_events.h"
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
@@ -81,6 +82,8 @@ idem_cleanup_batch(int batch_size, IdemCleanup *result)
 														-idem_outbox_retention),
 											batch_size);
 
+	idem_log_cleaned_event(result->keys_deleted, result->tokens_deleted,
+						   result->messages_deleted);
 	idem_count(IDEM_COUNT_KEYS_DELETED, result->keys_deleted);
 	idem_count(IDEM_COUNT_TOKENS_DELETED, result->tokens_deleted);
 	idem_count(IDEM_COUNT_MESSAGES_DELETED, result->messages_deleted);

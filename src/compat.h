@@ -63,8 +63,12 @@ GetNamedDSMSegment(const char *name, size_t size,
 	LWLockRelease(AddinShmemInitLock);
 	return memory;
 }
+#define IDEM_MEMORY_ON_DEMAND	false
+#define IdemReserveNamedDSMSegment(size)	RequestAddinShmemSpace(size)
 #else
 #include "storage/dsm_registry.h"
+#define IDEM_MEMORY_ON_DEMAND	true
+#define IdemReserveNamedDSMSegment(size)	((void) (size))
 #endif
 
 /* Early minor releases of 15 have no mark for a half-dropped database. */

@@ -15,6 +15,9 @@
 /* idempotency_key_invalid: the key breaks the key rules */
 #define ERRCODE_IDEM_KEY_INVALID		MAKE_SQLSTATE('I','D','0','0','1')
 
+/* idempotency_rate_limited: too many new keys in this scope */
+#define ERRCODE_IDEM_RATE_LIMITED		MAKE_SQLSTATE('I','D','0','0','2')
+
 /* idempotency_claim_lost: the claim token is not the current one */
 #define ERRCODE_IDEM_CLAIM_LOST			MAKE_SQLSTATE('I','D','0','0','3')
 

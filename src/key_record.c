@@ -194,17 +194,31 @@ idem_found_is_expired(IdemTable *table, TimestampTz now)
 }
 
 /*
- * A key as it may appear in messages: its length, and its first four
- * characters unless that is all of it.
+ * What may be told of a key: how many characters it has, and the first four
+ * of them, which are "shown" bytes, unless that is all of it.
+ */
+void
+idem_redact_key(Datum key, int *shown, int *nchars)
+{
+	text	   *value = DatumGetTextPP(key);
+	const char *data = VARDATA_ANY(value);
+	int			length = VARSIZE_ANY_EXHDR(value);
+
+	*nchars = pg_mbstrlen_with_len(data, length);
+	*shown = *nchars > 4 ? pg_mbcharcliplen(data, length, 4) : 0;
+}
+
+/*
+ * The same as it appears in messages.
  */
 char *
 idem_redacted_key(Datum key)
 {
 	text	   *value = DatumGetTextPP(key);
-	const char *data = VARDATA_ANY(value);
-	int			length = VARSIZE_ANY_EXHDR(value);
-	int			nchars = pg_mbstrlen_with_len(data, length);
-	int			shown = nchars > 4 ? pg_mbcharcliplen(data, length, 4) : 0;
+	int			shown;
+	int			nchars;
 
-	return psprintf("\"%.*s...\" (%d characters)", shown, data, nchars);
+	idem_redact_key(key, &shown, &nchars);
+	return psprintf("\"%.*s...\" (%d characters)",
+					shown, VARDATA_ANY(value), nchars);
 }

@@ -54,6 +54,7 @@ typedef struct IdemKeyRecord
 extern const char *const idem_state_names[];
 
 extern void idem_key_args(FunctionCallInfo fcinfo, Datum *key);
+extern void idem_redact_key(Datum key, int *shown, int *nchars);
 extern char *idem_redacted_key(Datum key);
 
 extern void idem_record_set(IdemKeyRecord *record, int column, Datum value);

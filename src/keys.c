@@ -44,6 +44,8 @@
 #include "idempotency.h"
 #include "key_record.h"
 #include "keys.h"
+#include "log_events.h"
+#include "rate_limit.h"
 #include "settings.h"
 #include "stats.h"
 
@@ -241,16 +243,21 @@ same_hash(IdemTable *table, Datum hash)
 
 /*
  * Claim a key that nobody has.  Returns false if somebody has, after all.
+ * Raises ID002.
  */
 static bool
 start_claim(IdemTable *table, const IdemClaimRequest *request,
 			TimestampTz now, IdemClaimResult *result)
 {
+	IdemRateSlot admitted = idem_admit_new_key(request->key[0]);
 	IdemKeyRecord record;
 
 	begin_record(&record, request, now, 0);
 	if (!idem_insert(table, record.values, record.nulls))
+	{
+		idem_withdraw_new_key(request->key[0], admitted);
 		return false;
+	}
 	report_new(table, &record, result);
 	return true;
 }
@@ -258,6 +265,7 @@ start_claim(IdemTable *table, const IdemClaimRequest *request,
 /*
  * Claim the found row: as if it were not there if it has expired, otherwise
  * as the next attempt, which keeps what the earlier ones left behind.
+ * Raises ID002 for an expired one.
  */
 static IdemWrite
 take_over(IdemTable *table, const IdemClaimRequest *request,
@@ -265,11 +273,15 @@ take_over(IdemTable *table, const IdemClaimRequest *request,
 {
 	Datum	   *values = table->row->tts_values;
 	int64		token = DatumGetInt64(values[KEYS_CLAIM_TOKEN]);
+	bool		expired = idem_found_is_expired(table, now);
+	IdemRateSlot admitted = IDEM_NOT_COUNTED;
 	IdemKeyRecord record;
 	IdemWrite	written;
 
+	if (expired)
+		admitted = idem_admit_new_key(request->key[0]);
 	begin_record(&record, request, now, token);
-	if (!idem_found_is_expired(table, now))
+	if (!expired)
 	{
 		int32		attempt = DatumGetInt32(values[KEYS_ATTEMPT]);
 
@@ -285,10 +297,12 @@ take_over(IdemTable *table, const IdemClaimRequest *request,
 	written = idem_update(table, record.values, record.nulls, false);
 	if (written == IDEM_WRITE_DONE)
 	{
-		if (!idem_found_is_expired(table, now))
+		if (!expired)
 			idem_count(IDEM_COUNT_TAKEOVERS, 1);
 		report_new(table, &record, result);
 	}
+	else
+		idem_withdraw_new_key(request->key[0], admitted);
 	return written;
 }
 
@@ -335,7 +349,10 @@ report_new(IdemTable *table, const IdemKeyRecord *record,
 		{CLAIM_EXPIRES_AT, KEYS_EXPIRES_AT},
 	};
 
+	bool		first = DatumGetInt32(record->values[KEYS_ATTEMPT]) == 1;
+
 	idem_remember_claim(DatumGetInt64(record->values[KEYS_CLAIM_TOKEN]));
+	idem_log_key_event(first ? "claimed" : "taken_over", record->values);
 	result->outcome = IDEM_CLAIM_NEW;
 	copy_columns(table, record->values, record->nulls,
 				 columns, lengthof(columns), result->values, result->nulls);
@@ -373,6 +390,11 @@ report_found(IdemTable *table, IdemClaimResult *result)
 	}
 	copy_columns(table, table->row->tts_values, table->row->tts_isnull,
 				 columns, ncolumns, result->values, result->nulls);
+
+	if (result->outcome == IDEM_CLAIM_REPLAY)
+		idem_log_key_event("replayed", table->row->tts_values);
+	else if (result->outcome == IDEM_CLAIM_HASH_CONFLICT)
+		idem_log_key_event("hash_conflict", table->row->tts_values);
 }
 
 /*

@@ -65,7 +65,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval) TO @extowner@, pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval) IS
-'Claims the right to run a request (IETF draft Idempotency-Key). outcome: new, replay, erased, in_progress, hash_conflict or expired. scope: the authenticated user or tenant. request_hash: see idem_request_hash. ttl: how long the key is remembered. lease: how long the committed claim is protected. wait: how long to sleep for another transaction''s uncommitted claim; NULL or zero: not at all. Raises ID001 for a bad key, 22004 or 22023 for other bad arguments, 40001 where the answer is newer than the transaction''s snapshot.';
+'Claims the right to run a request (IETF draft Idempotency-Key). outcome: new, replay, erased, in_progress, hash_conflict or expired. scope: the authenticated user or tenant. request_hash: see idem_request_hash. ttl: how long the key is remembered. lease: how long the committed claim is protected. wait: how long to sleep for another transaction''s uncommitted claim; NULL or zero: not at all. Raises ID001 for a bad key, ID002 for too many new ones in the scope, 22004 or 22023 for other bad arguments, 40001 where the answer is newer than the transaction''s snapshot.';
 
 CREATE FUNCTION @extschema@.idem_complete(scope text, key text, response_status int,
 	response_body text DEFAULT NULL, response_headers json DEFAULT NULL, claim_token bigint DEFAULT NULL)

@@ -37,6 +37,7 @@
 
 #include "compat.h"
 #include "idempotency.h"
+#include "log_events.h"
 #include "outbox.h"
 #include "settings.h"
 #include "stats.h"
@@ -97,6 +98,7 @@ idem_publish(PG_FUNCTION_ARGS)
 											  false)));
 	idem_append(&outbox, row.values, row.nulls);
 	idem_table_close(&outbox);
+	idem_log_message_event("published", row.values);
 	idem_count(IDEM_COUNT_PUBLISHED, 1);
 	PG_RETURN_DATUM(row.values[OUTBOX_MESSAGE_ID]);
 }
@@ -178,6 +180,7 @@ acknowledge(IdemTable *outbox, int64 id)
 				   TimestampTzGetDatum(GetCurrentTimestamp()));
 	} while (idem_update(outbox, row.values, row.nulls,
 						 true) == IDEM_WRITE_STALE);
+	idem_log_message_event("relayed", row.values);
 	return true;
 }
 

@@ -30,6 +30,8 @@ int			idem_key_max_length;
 int			idem_expired_key_policy;
 double		idem_tombstone_retention;
 double		idem_max_action_id_lead;
+int			idem_max_new_keys_per_minute;
+bool		idem_log_events;
 double		idem_token_ttl;
 int			idem_outbox_max_attempts;
 double		idem_outbox_retention;
@@ -85,6 +87,17 @@ idem_define_settings(void)
 				"How far ahead of the server's clock an action id may lie.",
 				"The action id is read as milliseconds since 1970. Zero turns the check off.",
 				&idem_max_action_id_lead, 0, PGC_SUSET);
+
+	DefineCustomIntVariable("idempotency.max_new_keys_per_minute",
+							"How many new request keys a scope may have in a minute.",
+							"Zero turns the check off.",
+							&idem_max_new_keys_per_minute, 0, 0, INT_MAX,
+							PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("idempotency.log_events",
+							 "Writes a line to the server log for each event.",
+							 "Request keys are cut to four characters; responses and payloads are not logged.",
+							 &idem_log_events, false,
+							 PGC_SUSET, 0, NULL, NULL, NULL);
 
 	define_time("idempotency.token_ttl",
 				"How long a once-only token is remembered when the call does not say.",

@@ -22,6 +22,8 @@ extern int	idem_key_max_length;
 extern int	idem_expired_key_policy;
 extern double idem_tombstone_retention;
 extern double idem_max_action_id_lead;
+extern int	idem_max_new_keys_per_minute;
+extern bool idem_log_events;
 extern double idem_token_ttl;
 extern int	idem_outbox_max_attempts;
 extern double idem_outbox_retention;

@@ -7,11 +7,9 @@
  * one atomic addition and no lock.  Calls count when they are made, whether or
  * not their transaction commits.  The counters start again with the server.
  *
- * The shared memory is there with and without preloading.  PostgreSQL 17 and
- * later give it to any backend that asks (the registry of dynamic shared
- * memory).  Before that it comes from the reserve that every server keeps for
- * extensions, and preloading only makes that reserve larger.  Should it be
- * used up, nothing is counted, and nothing fails.
+ * The shared memory is there with and without preloading (see
+ * shared_memory.c).  Should it be used up, nothing is counted, and nothing
+ * fails.
  *
  * Sets are given out for good, by compare and swap on the database's OID; the
  * set of a dropped database is given out again when no other is left.
@@ -20,16 +18,14 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "commands/dbcommands.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "storage/ipc.h"
-#include "utils/resowner.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
 #include "idempotency.h"
+#include "shared_memory.h"
 #include "stats.h"
 
 #define MAX_DATABASES	64
@@ -66,7 +62,7 @@ static void reset(DatabaseStats *stats);
 void
 idem_request_stats_memory(void)
 {
-	RequestAddinShmemSpace(MAXALIGN(sizeof(SharedStats)));
+	idem_reserve_shared_memory(sizeof(SharedStats));
 }
 
 /*
@@ -148,39 +144,19 @@ idem_stats_reset(PG_FUNCTION_ARGS)
 
 /*
  * Set shared_stats, if the server has the memory.  If not, go without, and do
- * not ask again; the subtransaction is for the locks held at the error.
+ * not ask again.
  */
 static void
 attach_shared_memory(void)
 {
-	static bool failed = false;
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
+	static bool tried = false;
 
-	if (shared_stats != NULL || failed)
+	if (tried)
 		return;
-
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
-	{
-		bool		found;
-
-		shared_stats = GetNamedDSMSegment("idempotency statistics",
-										  sizeof(SharedStats),
-										  init_shared_memory, &found);
-		ReleaseCurrentSubTransaction();
-	}
-	PG_CATCH();
-	{
-		MemoryContextSwitchTo(context);
-		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
-		failed = true;
-	}
-	PG_END_TRY();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
+	tried = true;
+	shared_stats = idem_attach_shared_memory("idempotency statistics",
+											 sizeof(SharedStats),
+											 init_shared_memory);
 }
 
 static void

@@ -51,6 +51,7 @@
 #include "compat.h"
 #include "cleanup.h"
 #include "idempotency.h"
+#include "rate_limit.h"
 #include "relations.h"
 #include "settings.h"
 #include "stats.h"
@@ -118,6 +119,7 @@ request_shmem(void)
 		prev_shmem_request_hook();
 	RequestAddinShmemSpace(MAXALIGN(sizeof(WorkerState)));
 	idem_request_stats_memory();
+	idem_reserve_rate_limits();
 }
 
 static void

@@ -55,6 +55,10 @@ INSERT INTO promised VALUES
 		'0', '36525d', '7d'),
 	('idempotency.max_action_id_lead', '0', '0', 'real', 'ms', 'superuser',
 		'0', '36525d', '1h'),
+	('idempotency.max_new_keys_per_minute', '0', '0', 'integer', NULL,
+		'superuser', '0', '2147483647', '100'),
+	('idempotency.log_events', 'off', 'off', 'bool', NULL, 'superuser',
+		NULL, NULL, 'on'),
 	('idempotency.max_response_size', '1MB', '1048576', 'integer', 'B',
 		'superuser', '0', '2147483647', '64kB'),
 	('idempotency.cleanup_interval', '1min', '60000', 'real', 'ms', 'sighup',
@@ -64,7 +68,7 @@ INSERT INTO promised VALUES
 	('idempotency.databases', '*', '*', 'string', NULL, 'sighup', NULL, NULL,
 		'shop');
 
-SELECT plan(289);
+SELECT plan(329);
 
 -- The library may be loaded by the first call only.
 SELECT idem_key_is_valid('key-of-settings-0') AS loaded \gset
@@ -272,6 +276,18 @@ SELECT outcome FROM idem_claim('settings', 'key-of-settings-4') \gset
 SELECT throws_ok($$SELECT idem_complete('settings', 'key-of-settings-4', 200,
 		repeat('x', 1048577))$$, '54000', NULL,
 	'max_response_size by default: no byte more');
+
+SET LOCAL idempotency.max_new_keys_per_minute = 1;
+SELECT is(outcome, 'new', 'max_new_keys_per_minute of one: one')
+FROM idem_claim('settings-limit', 'key-of-settings-1');
+SELECT throws_ok($$SELECT idem_claim('settings-limit', 'key-of-settings-2')$$,
+	'ID002', NULL, 'max_new_keys_per_minute of one: and no other');
+SELECT is(outcome, 'in_progress',
+	'max_new_keys_per_minute of one: the first is still answered')
+FROM idem_claim('settings-limit', 'key-of-settings-1');
+RESET idempotency.max_new_keys_per_minute;
+SELECT is(outcome, 'new', 'max_new_keys_per_minute by default: no limit')
+FROM idem_claim('settings-limit', 'key-of-settings-2');
 
 SELECT * FROM finish();
 ROLLBACK;

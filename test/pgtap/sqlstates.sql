@@ -119,7 +119,7 @@ INSERT INTO key_functions VALUES
 ('idem_run', 'claim',
 	$$idem_run($1, $2, 'sqlstates.handler(jsonb)', '{}')$$);
 
-SELECT plan(591);
+SELECT plan(614);
 
 --
 -- Scope and key
@@ -492,6 +492,23 @@ FROM (VALUES
 	($$idem_set('u', 'e', 'i', 'like', true, 9223372036854775807)$$)
 ) AS v (call);
 RESET idempotency.max_action_id_lead;
+
+--
+-- Too many new keys
+--
+SET LOCAL idempotency.max_new_keys_per_minute = 1;
+SELECT is(outcome, 'new', 'a first new key')
+FROM idem_claim('sqlstates', 'order-number-first');
+SELECT is(pg_temp.sqlstate_of(call, key => key, token => token), sqlstate,
+	format('%s: too many new keys, %s: %s', name, key, sqlstate))
+FROM key_functions, LATERAL (
+	SELECT 'order-number-some', NULL::bigint,
+		CASE kind WHEN 'claim' THEN 'ID002' WHEN 'read' THEN '00000'
+			WHEN 'administer' THEN '00000' ELSE 'ID004' END
+	UNION ALL
+	SELECT key, records.token, '00000' FROM records WHERE state = 'live'
+) AS v (key, token, sqlstate);
+RESET idempotency.max_new_keys_per_minute;
 
 --
 -- Grants

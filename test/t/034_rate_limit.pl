@@ -1,0 +1,213 @@
+# idempotency.max_new_keys_per_minute between sessions and in time: the limit is
+# exact under concurrent claims, the window slides, databases are apart, a flood
+# of other scopes changes nothing, and it works without preloading.
+#
+# A window lasts a minute, so this test does; the parts in the middle run
+# while it passes.
+
+use strict;
+use warnings FATAL => 'all';
+
+use Time::HiRes qw(sleep time);
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use IdempotencyTest;
+
+my $node = new_node(
+	'limit', conf => <<'CONF');
+idempotency.cleanup_interval = 0
+max_wal_size = 4GB
+CONF
+
+# new_database(NAME): with a function that claims a new key, or says why not.
+sub new_database
+{
+	my ($name) = @_;
+
+	$node->safe_psql('postgres', "CREATE DATABASE $name");
+	$node->safe_psql($name, <<'SQL');
+CREATE EXTENSION idempotency;
+CREATE FUNCTION claim_new(scope text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	hint text;
+BEGIN
+	RETURN (SELECT outcome FROM idem_claim(scope, gen_random_uuid()::text));
+EXCEPTION WHEN SQLSTATE 'ID002' THEN
+	GET STACKED DIAGNOSTICS hint = PG_EXCEPTION_HINT;
+	RETURN hint;
+END
+$$;
+SQL
+	return;
+}
+
+# admitted(NUMBER OF CLAIMS, SCOPE, DATABASE): how many of them were new.
+sub admitted
+{
+	my ($tries, $scope, $database) = @_;
+
+	return $node->safe_psql($database || 'shop',
+		"SELECT count(*) FROM generate_series(1, $tries) WHERE claim_new('$scope') = 'new'");
+}
+
+sub set_limit
+{
+	my ($limit) = @_;
+
+	$node->safe_psql('postgres', "ALTER SYSTEM SET idempotency.max_new_keys_per_minute = $limit");
+	$node->reload;
+
+	# Until new sessions see it.
+	$node->poll_query_until('shop', "SELECT current_setting('idempotency.max_new_keys_per_minute', true) = '$limit'")
+	  or die 'the setting does not arrive';
+	return;
+}
+
+# 20 sessions at once, 1000 claims for four scopes: how many each was given.
+sub concurrent_claims
+{
+	my ($prefix) = @_;
+	my $load = start_pgbench($node, 'shop',
+		{ claim => "\\set scope random(1, 4)\nSELECT claim_new('$prefix' || :scope);\n" },
+		'-c', '20', '-j', '2', '-t', '50', '-M', 'prepared');
+
+	is(finish_pgbench($load), 1000, "$prefix: all claims are answered");
+	return $node->safe_psql('shop',
+		"SELECT string_agg(n::text, ' ') FROM (SELECT count(*) AS n FROM idem_keys
+		 WHERE scope LIKE '$prefix%' GROUP BY scope) AS s");
+}
+
+sub sleep_until
+{
+	my ($time) = @_;
+	my $left = $time - time();
+
+	sleep($left) if $left > 0;
+	return;
+}
+
+new_database('shop');
+new_database('other');
+set_limit(100);
+
+#
+# The window slides: 50 keys, and 50 more later
+#
+
+my $before = time();
+is(admitted(50, 'sliding'), 50, 'sliding: the first keys');
+my $first = time();
+
+#
+# Many sessions, many databases
+#
+
+is(concurrent_claims('at-once-'), '100 100 100 100', 'exact-under-concurrency: to the key, in each scope');
+is(admitted(150, 'at-once-1', 'other'), 100, 'databases-are-apart: the same scope has its limit in each');
+is(admitted(1, 'at-once-1', 'other'), 0, 'databases-are-apart: and no more');
+
+#
+# A flood
+#
+
+# The claims of a million scopes, none of which is refused: 50 rounds of 20000.
+# A round is rolled back, and counts all the same.
+my $flood = session($node, 'shop');
+my $memory = "SELECT sum(used_bytes) FROM pg_backend_memory_contexts WHERE name = 'TopMemoryContext'";
+my $rounds = 0;
+my $flooded = 0;
+
+# flood(ROUNDS, TIME): go on up to so many, but stop at that time.
+sub flood
+{
+	my ($until, $deadline) = @_;
+
+	while ($rounds < $until && (!$deadline || time() < $deadline))
+	{
+		$rounds++;
+		$flooded += $flood->run(<<"SQL");
+BEGIN;
+SELECT count(*) FROM generate_series(1, 20000) AS i,
+	idem_claim('scope $rounds of a million ' || i, 'flood-of-scopes-1') WHERE outcome = 'new';
+ROLLBACK;
+TRUNCATE idem_keys;
+SQL
+	}
+	return;
+}
+
+flood(1);
+my $used = $flood->run($memory);
+flood(25, $first + 25);
+is(admitted(1, 'at-once-2'), 0, 'flood: a scope at its limit stays there, whoever else comes');
+note(sprintf('%d rounds after %.1f s', $rounds, time() - $first));
+
+sleep_until($first + 15);
+is(admitted(60, 'sliding'), 50, 'sliding: up to the limit');
+my $second = time();
+my ($wait) = $node->safe_psql('shop', "SELECT claim_new('sliding')") =~ /^Retry in (\d+) seconds\.$/;
+my $asked = time();
+flood(50, $first + 50);
+
+#
+# The window has slid
+#
+
+cmp_ok($asked + $wait, '>=', $before + 60, 'sliding: a hint that waits for a minute from the first keys');
+cmp_ok($asked + $wait, '<', $first + 68, 'sliding: and for a tenth more at most');
+sleep_until($asked + $wait - 2);
+is(admitted(1, 'sliding'), 0, 'sliding: none before the time in the hint');
+is(admitted(1, 'at-once-2', 'other'), 1, 'sliding: a claim in another database');
+sleep_until($asked + $wait);
+is(admitted(60, 'sliding'), 50, 'sliding: then as many as have passed');
+cmp_ok(time(), '<', $second + 58, 'sliding: while the later ones are still counted');
+note(sprintf('slid after %.1f s', time() - $first));
+
+flood(50);
+is($flooded, 1000000, 'flood: a million scopes, each of them admitted');
+cmp_ok($flood->run($memory), '<', $used + 8192, 'flood: no memory is kept');
+$flood->quit;
+
+#
+# Without preloading
+#
+
+$node->append_conf('postgresql.conf', "shared_preload_libraries = ''");
+$node->restart;
+is(admitted(120, 'sliding'), 100, 'restart: counting begins again');
+is(concurrent_claims('not-preloaded-'), '100 100 100 100', 'not-preloaded: exact, too');
+my ($code, $stdout, $stderr) = $node->psql('shop', "SELECT claim_new('sliding'); SELECT claim_new('quiet')");
+like($stdout, qr/^Retry in \d+ seconds\.\nnew$/, 'not-preloaded: another session sees the same window');
+is($stderr, '', 'not-preloaded: without a warning');
+is( $node->safe_psql('shop',
+		"SELECT coalesce(sum(allocated_size), 0) < 40000 FROM pg_shmem_allocations WHERE name = 'idempotency rate limits'"),
+	't', 'not-preloaded: little is taken of what nobody has reserved');
+
+#
+# Without memory
+#
+
+# The table of locks grows until nothing is left.
+$node->restart;
+is( $node->safe_psql('shop', <<'SQL'), '53200', 'no-memory: it is used up');
+CREATE FUNCTION use_up() RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM pg_advisory_xact_lock(n) FROM generate_series(1, 10000000) AS n;
+	RETURN 'no error';
+EXCEPTION WHEN OTHERS THEN
+	RETURN SQLSTATE;
+END
+$$;
+SELECT use_up();
+SQL
+($code, $stdout, $stderr) = $node->psql('shop',
+	"SELECT count(*) FROM generate_series(1, 120) WHERE claim_new('sliding') = 'new'; SELECT claim_new('quiet')");
+my $limited = $node->pg_version >= 17;
+like($stdout, $limited ? qr/^100\nnew$/ : qr/^120\nnew$/, 'no-memory: nothing fails; servers from 17 on have other memory');
+is(scalar(() = $stderr =~ /WARNING:  setting "idempotency.max_new_keys_per_minute" is without effect/g),
+	$limited ? 0 : 1, 'no-memory: a warning if there is no limit, once');
+
+$node->stop;
+
+done_testing();

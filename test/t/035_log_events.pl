@@ -1,0 +1,221 @@
+# idempotency.log_events: one line for each event, with what it may tell and
+# nothing else, and which nobody can forge.
+
+use strict;
+use warnings FATAL => 'all';
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use IdempotencyTest;
+
+my $node = new_node(
+	'log', conf => <<'CONF');
+log_line_prefix = '<%b> '
+log_min_error_statement = error
+idempotency.cleanup_interval = 0
+CONF
+
+# No wait below is longer than this.
+$PostgreSQL::Test::Utils::timeout_default = 60;
+my $uuid = qr/[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}/;
+
+$node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
+
+# logged(SQL, DATABASE): the log's lines of a script that has them switched on,
+# without the prefix and with the numbers that change replaced.
+sub logged
+{
+	my ($sql, $database) = @_;
+	my $offset = -s $node->logfile;
+
+	$node->safe_psql($database || 'postgres', "SET idempotency.log_events = on; $sql");
+	my $log = slurp_file($node->logfile, $offset);
+	$log =~ s/^<[^>]*> //mg;
+	$log =~ s/ token=[1-9]\d*$/ token=T/mg;
+	$log =~ s/ id=[1-9]\d* message_id=$uuid / id=I message_id=U /mg;
+	return $log;
+}
+
+my $key = 'abcdefgh-0001-secret';
+my $line = "scope=shop key=abcd...(20) attempt=1 token=T\n";
+
+#
+# Keys
+#
+
+is(logged("SELECT idem_claim('shop', '$key', '\\x5ec2e7')"), "LOG:  idempotency event=claimed $line", 'claimed');
+is(logged("SELECT idem_claim('shop', '$key')"), '', 'in progress: nothing');
+is( logged("SELECT idem_complete('shop', '$key', 201, 'confidential', '{\"x\": \"confidential\"}', claim_token)
+			FROM idem_keys"),
+	"LOG:  idempotency event=completed $line", 'completed');
+is( logged("SELECT idem_complete('shop', '$key', 201, claim_token => claim_token) FROM idem_keys"),
+	'', 'completed again, with no effect: nothing');
+is(logged("SELECT idem_claim('shop', '$key', '\\x5ec2e7')"), "LOG:  idempotency event=replayed $line", 'replayed');
+is(logged("SELECT idem_claim('shop', '$key', '\\x0bad')"), "LOG:  idempotency event=hash_conflict $line", 'hash_conflict');
+is(logged("SELECT idem_forget('shop', '$key')"), '', 'forgotten: nothing');
+
+is( logged("SELECT idem_claim('shop', '$key'), idem_checkpoint('shop', '$key', 'confidential', '{\"confidential\": 1}')"),
+	"LOG:  idempotency event=claimed $line", 'a checkpoint: nothing');
+is( logged("SELECT idem_fail('shop', '$key', 'confidential', claim_token) FROM idem_keys"),
+	"LOG:  idempotency event=failed $line", 'failed');
+$line =~ s/attempt=1/attempt=2/;
+is(logged("SELECT idem_claim('shop', '$key', lease => '0')"), "LOG:  idempotency event=taken_over $line", 'taken_over: a failed key');
+$line =~ s/attempt=2/attempt=3/;
+is(logged("SELECT idem_claim('shop', '$key')"), "LOG:  idempotency event=taken_over $line", 'taken_over: an abandoned one');
+is( logged("SELECT idem_release('shop', '$key', claim_token) FROM idem_keys"),
+	"LOG:  idempotency event=released $line", 'released');
+$line =~ s/attempt=3/attempt=1/;
+
+# What has expired is claimed, not taken over.
+is( logged("SELECT idem_claim('shop', '$key', ttl => '0') FROM generate_series(1, 2)"),
+	"LOG:  idempotency event=claimed $line" x 2, 'claimed: a key that has expired');
+
+# The numbers are the record's.
+$node->safe_psql('postgres', "SELECT idem_forget('shop', '$key')");
+my $offset = -s $node->logfile;
+my $token = $node->safe_psql('postgres', "SET idempotency.log_events = on; SELECT claim_token FROM idem_claim('shop', '$key')");
+like(slurp_file($node->logfile, $offset), qr/ token=$token$/m, 'claimed: with the token that the caller was given');
+
+$node->safe_psql('postgres', <<'SQL');
+CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
+SQL
+is( logged("SELECT idem_run('shop', 'run-$key', 'handler(jsonb)', '{\"confidential\": 1}') FROM generate_series(1, 2)"),
+	join('', map { "LOG:  idempotency event=$_ scope=shop key=run-...(24) attempt=1 token=T\n" } qw(claimed completed replayed)),
+	'idem_run: as if it were two calls');
+
+# A key of four characters would be shown whole.
+is( logged("SET idempotency.key_min_length = 1; SELECT idem_claim('shop', 'abcd')"),
+	"LOG:  idempotency event=claimed scope=shop key=...(4) attempt=1 token=T\n", 'a short key is not shown at all');
+
+# Whether or not the transaction commits: it has not happened, but the call has.
+is( logged("BEGIN; SELECT idem_claim('shop', 'abcdefgh-0002-secret'); ROLLBACK"),
+	"LOG:  idempotency event=claimed $line", 'rolled back: a line all the same');
+
+#
+# Messages and the cleanup
+#
+
+my $message = 'topic=orders id=I message_id=U attempt';
+is( logged("SELECT idem_publish('orders', '{\"confidential\": 1}', 'confidential', '{\"confidential\": 1}')"),
+	"LOG:  idempotency event=published $message=0\n", 'published');
+is(logged('SELECT idem_outbox_take()'), '', 'taken: nothing');
+is( logged("SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox"),
+	"LOG:  idempotency event=relayed $message=1\n", 'relayed: when it is acknowledged');
+is(logged("SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox"), '', 'acknowledged again, with no effect: nothing');
+$offset = -s $node->logfile;
+my $ids = $node->safe_psql('postgres', <<'SQL');
+SET idempotency.log_events = on;
+SELECT idem_publish('orders', '{}');
+SELECT id FROM idem_outbox_take();
+SQL
+my ($message_id, $id) = split /\n/, $ids;
+like(slurp_file($node->logfile, $offset), qr/ event=published topic=orders id=$id message_id=$message_id attempt=0$/m,
+	'published: with the ids that the relay gets');
+
+is(logged('SELECT idem_cleanup()'), '', 'cleaned: nothing, where there is nothing');
+is( logged("SELECT idem_claim('shop', '$key-' || i, ttl => '0') FROM generate_series(1, 3) AS i;
+			SELECT idem_once('form', ARRAY['confidential', 'confidential too'], ttl => '0');
+			SET idempotency.outbox_retention = 0;
+			SELECT idem_cleanup(2); SELECT idem_cleanup(2); SELECT idem_cleanup(2)"),
+	"LOG:  idempotency event=claimed scope=shop key=abcd...(22) attempt=1 token=T\n" x 3
+	  . "LOG:  idempotency event=cleaned keys=2 tokens=2 messages=1\n"
+	  . "LOG:  idempotency event=cleaned keys=1 tokens=0 messages=0\n",
+	'cleaned: a line for each batch that has deleted something');
+
+#
+# Nothing can be forged
+#
+
+# The scope of a line, as SQL and as it is written.
+my @scopes = (
+	[ q('a-b_c.d:e/f@g'), 'a-b_c.d:e/f@g', 'what needs no quotes has none' ],
+	[ "'two words'", '"two words"', 'a space' ],
+	[ "'s key=abcd...(20) attempt=9 token=9'", '"s key=abcd...(20) attempt=9 token=9"', 'other fields' ],
+	[ "'a=b'", '"a=b"', 'an equals sign' ],
+	[ "'\" key=x \"'", '"\" key=x \""', 'quotes' ],
+	[ "'\\\" key=x '", '"\\\\\" key=x "', 'a quote after a backslash' ],
+	[ "'x\\'", '"x\\\\"', 'a backslash at the end' ],
+	[ "E's\\nLOG:  idempotency event=claimed'", '"s\x0aLOG:  idempotency event=claimed"', 'a line feed' ],
+	[ "E's\\r\\t\\x1b[2J\\x7f'", '"s\x0d\x09\x1b[2J\x7f"', 'control characters' ],
+	[ "U&'\\00e9\\2028\\0085'", '"\xc3\xa9\xe2\x80\xa8\xc2\x85"', 'line separators of Unicode' ],
+	[ "'%s%n%m'", '%s%n%m', 'formats' ],
+	[ "repeat('\"', 255)", '"' . '\"' x 255 . '"', 'the longest' ]);
+
+foreach my $scope (@scopes)
+{
+	my ($sql, $written, $title) = @$scope;
+
+	is( logged("SELECT idem_claim($sql, '$key')"),
+		"LOG:  idempotency event=claimed scope=$written key=abcd...(20) attempt=1 token=T\n", "scope: $title");
+	is( logged("SELECT idem_publish($sql, '{}')"),
+		"LOG:  idempotency event=published topic=$written id=I message_id=U attempt=0\n", "topic: $title");
+}
+
+# In a database of another encoding, where a byte alone is a character.
+$node->safe_psql('postgres', "CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0");
+$node->safe_psql('latin', 'CREATE EXTENSION idempotency');
+is( logged("SELECT idem_claim(chr(233) || chr(133), '$key')", 'latin'),
+	"LOG:  idempotency event=claimed scope=\"\\xe9\\x85\" key=abcd...(20) attempt=1 token=T\n",
+	'scope: in another encoding');
+
+#
+# Who gets them
+#
+
+my ($code, $stdout, $stderr) = $node->psql('postgres', <<'SQL');
+SET client_min_messages = debug5;
+SET idempotency.log_events = on;
+SELECT outcome FROM idem_claim('shop', 'client-0000000001');
+SQL
+is($stdout, 'new', 'the client gets its answer');
+unlike($stderr, qr/event=/, 'and not the line');
+
+# The statement would show the key, the context even more.
+$offset = -s $node->logfile;
+$node->safe_psql('postgres', <<"SQL");
+SET log_min_error_statement = debug5;
+SET idempotency.log_events = on;
+SET log_error_verbosity = verbose;
+DO \$\$ BEGIN PERFORM idem_claim('shop', '$key-context'); END \$\$;
+SQL
+my $log = slurp_file($node->logfile, $offset);
+like($log, qr/LOG:  00000: idempotency event=claimed scope=shop key=abcd\.\.\.\(28\)/, 'verbose: the line is there');
+unlike($log, qr/STATEMENT:|CONTEXT:|\Q$key\E/, 'verbose: and neither statement nor context');
+
+#
+# Off
+#
+
+$offset = -s $node->logfile;
+$node->safe_psql('postgres', <<'SQL');
+SELECT idem_complete('off', 'off-0000000000001', 200) FROM idem_claim('off', 'off-0000000000001', '\x01');
+SELECT idem_claim('off', 'off-0000000000001', '\x01'), idem_claim('off', 'off-0000000000001', '\x02');
+SELECT idem_fail('off', 'off-0000000000002') FROM idem_claim('off', 'off-0000000000002');
+SELECT idem_claim('off', 'off-0000000000002'), idem_release('off', 'off-0000000000002');
+SELECT idem_publish('off', '{}');
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take();
+SELECT idem_claim('off', 'off-0000000000003', ttl => '0');
+SELECT idem_cleanup();
+SQL
+is(slurp_file($node->logfile, $offset), '', 'off: nothing is written');
+
+#
+# The worker
+#
+
+$node->safe_psql('postgres', "SELECT idem_once('form', 'for the worker', ttl => '0')");
+$offset = -s $node->logfile;
+$node->append_conf('postgresql.conf', "idempotency.log_events = on\nidempotency.cleanup_interval = 100ms");
+$node->reload;
+$node->wait_for_log(qr/^<idempotency cleanup> LOG:  idempotency event=cleaned keys=0 tokens=1 messages=0$/m, $offset);
+sleep 1;
+is(scalar(() = slurp_file($node->logfile, $offset) =~ /event=/g), 1, 'worker: a line, and none where nothing was deleted');
+
+# None of what is confidential has ever been logged.
+unlike(slurp_file($node->logfile), qr/confidential/, 'no response, payload, token or message key is in the log');
+unlike(slurp_file($node->logfile), qr/secret|5ec2e7/, 'nor a whole key or a request hash');
+
+$node->stop;
+
+done_testing();
