@@ -9,6 +9,14 @@
  * somebody is writing is skipped, and one that was claimed again after it was
  * found is not deleted: it has a newer version.
  *
+ * The index entries of deleted rows stay until vacuum may remove them; an old
+ * snapshot can keep it from that for hours.  A caller who remembers where the
+ * last batch ended starts there and need not go over them again.  What is
+ * older is then found later: rows that were skipped, or committed late.  So
+ * now and then a batch starts from the oldest row all the same, but not for
+ * more than a hundredth of the time.  Where there is little to go over, that
+ * is always.
+ *
  * No trigger can run with the worker's rights: a table that has one is
  * refused, as everywhere.
  *
@@ -31,8 +39,34 @@
 #include "stats.h"
 #include "store.h"
 
-static int64 delete_until(IdemRelationId relation, IdemRelationId index,
-						  TimestampTz until, int limit);
+/* A batch that starts from the oldest row is this much of the time at most. */
+#define RESTART_SHARE	100
+
+typedef struct CleanupTarget
+{
+	IdemRelationId table;
+	IdemRelationId index;		/* its first column is the time */
+	IdemCounter counter;
+} CleanupTarget;
+
+static const CleanupTarget targets[IDEM_NUM_CLEANUP_KINDS] = {
+	[IDEM_CLEANUP_KEYS] =
+	{IDEM_KEYS, IDEM_KEYS_EXPIRES_AT, IDEM_COUNT_KEYS_DELETED},
+	[IDEM_CLEANUP_TOKENS] =
+	{IDEM_TOKENS, IDEM_TOKENS_EXPIRES_AT, IDEM_COUNT_TOKENS_DELETED},
+	[IDEM_CLEANUP_MESSAGES] =
+	{IDEM_OUTBOX, IDEM_OUTBOX_ACKED, IDEM_COUNT_MESSAGES_DELETED},
+};
+
+const char *const idem_cleanup_names[IDEM_NUM_CLEANUP_KINDS] = {
+	[IDEM_CLEANUP_KEYS] = "keys",
+	[IDEM_CLEANUP_TOKENS] = "tokens",
+	[IDEM_CLEANUP_MESSAGES] = "messages",
+};
+
+static double retention(IdemCleanupKind kind);
+static int64 delete_between(IdemTable *table, IdemRelationId index,
+							TimestampTz *from, TimestampTz until, int limit);
 
 /*
  * idem_cleanup(batch_size) -> keys_deleted, tokens_deleted, messages_deleted
@@ -43,9 +77,9 @@ idem_cleanup(PG_FUNCTION_ARGS)
 {
 	static IdemResultType type;
 	int			batch_size = idem_cleanup_batch_size;
-	IdemCleanup result;
-	Datum		values[3];
-	bool		nulls[3] = {0};
+	bool		more = false;
+	Datum		values[IDEM_NUM_CLEANUP_KINDS];
+	bool		nulls[IDEM_NUM_CLEANUP_KINDS] = {0};
 
 	if (!PG_ARGISNULL(0))
 		batch_size = PG_GETARG_INT32(0);
@@ -54,77 +88,121 @@ idem_cleanup(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("argument \"%s\" must be positive", "batch_size")));
 
-	idem_cleanup_batch(batch_size, &result);
+	for (int kind = 0; kind < IDEM_NUM_CLEANUP_KINDS; kind++)
+	{
+		int64		deleted = idem_cleanup_batch(kind, batch_size, NULL);
 
-	values[0] = Int64GetDatum(result.keys_deleted);
-	values[1] = Int64GetDatum(result.tokens_deleted);
-	values[2] = Int64GetDatum(result.messages_deleted);
+		values[kind] = Int64GetDatum(deleted);
+		more |= deleted == batch_size;
+	}
+	CHECK_FOR_INTERRUPTS();
+	if (!more)
+		idem_report_cleanup();
 	PG_RETURN_DATUM(idem_result(fcinfo, &type, values, nulls));
 }
 
 /*
- * Delete up to "batch_size" expired rows of each kind.
+ * Delete up to "batch_size" expired rows of one kind.  Returns how many; fewer
+ * if there are no more, or if the process has been told to end, which the
+ * caller must see to.
+ *
+ * Starts where "position" says, and moves it; NULL: from the oldest row.
  */
-void
-idem_cleanup_batch(int batch_size, IdemCleanup *result)
+int64
+idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
+				   IdemCleanupPosition *position)
 {
-	TimestampTz now = GetCurrentTimestamp();
-	double		tombstones = idem_expired_key_policy == IDEM_EXPIRED_REJECT ?
-		idem_tombstone_retention : 0;
+	const CleanupTarget *target = &targets[kind];
+	IdemTable	table;
+	TimestampTz now;
+	TimestampTz from = DT_NOBEGIN;
+	bool		resume;
+	int64		deleted;
 
-	result->keys_deleted = delete_until(IDEM_KEYS, IDEM_KEYS_EXPIRES_AT,
-										idem_add_ms(now, -tombstones),
-										batch_size);
-	result->tokens_deleted = delete_until(IDEM_TOKENS, IDEM_TOKENS_EXPIRES_AT,
-										  now, batch_size);
-	result->messages_deleted = delete_until(IDEM_OUTBOX, IDEM_OUTBOX_ACKED,
-											idem_add_ms(now,
-														-idem_outbox_retention),
-											batch_size);
+	idem_table_open(&table, target->table, RowExclusiveLock);
+	now = GetCurrentTimestamp();
+	resume = position != NULL && now < position->restart_at;
+	if (resume)
+		from = position->reached;
+	deleted = delete_between(&table, target->index, &from,
+							 idem_add_ms(now, -retention(kind)), batch_size);
+	idem_table_close(&table);
+	idem_count(target->counter, deleted);
 
-	idem_log_cleaned_event(result->keys_deleted, result->tokens_deleted,
-						   result->messages_deleted);
-	idem_count(IDEM_COUNT_KEYS_DELETED, result->keys_deleted);
-	idem_count(IDEM_COUNT_TOKENS_DELETED, result->tokens_deleted);
-	idem_count(IDEM_COUNT_MESSAGES_DELETED, result->messages_deleted);
-	result->more = result->keys_deleted == batch_size ||
-		result->tokens_deleted == batch_size ||
-		result->messages_deleted == batch_size;
-	if (!result->more)
-		idem_report_cleanup();
+	if (deleted > 0)
+		idem_log_cleaned_event(idem_cleanup_names[kind], deleted);
+	if (position != NULL)
+	{
+		if (deleted == batch_size || from > position->reached)
+			position->reached = from;
+		if (!resume)
+		{
+			TimestampTz end = GetCurrentTimestamp();
+
+			position->restart_at = end + (end - now) * RESTART_SHARE;
+		}
+	}
+	return deleted;
 }
 
 /*
- * Delete up to "limit" rows whose time, the first column of "index", is not
- * after "until".  Returns how many.
+ * How long rows are kept beyond their time, in milliseconds.
+ */
+static double
+retention(IdemCleanupKind kind)
+{
+	switch (kind)
+	{
+		case IDEM_CLEANUP_KEYS:
+			return idem_expired_key_policy == IDEM_EXPIRED_REJECT ?
+				idem_tombstone_retention : 0;
+		case IDEM_CLEANUP_TOKENS:
+			return 0;
+		case IDEM_CLEANUP_MESSAGES:
+			return idem_outbox_retention;
+	}
+	return 0;					/* keep compiler quiet */
+}
+
+/*
+ * Delete up to "limit" rows whose time is neither before "from" nor after
+ * "until".  Sets "from" to the time of the last row that was found, deleted
+ * or not.  Returns how many were deleted.
  */
 static int64
-delete_until(IdemRelationId relation, IdemRelationId index, TimestampTz until,
-			 int limit)
+delete_between(IdemTable *table, IdemRelationId index,
+			   TimestampTz *from, TimestampTz until, int limit)
 {
-	IdemTable	table;
 	IdemScan	scan;
-	ScanKeyData key;
+	ScanKeyData keys[2];
 	Snapshot	snapshot;
+	int			column;
 	int64		deleted = 0;
 
-	idem_table_open(&table, relation, RowExclusiveLock);
 	snapshot = RegisterSnapshot(GetTransactionSnapshot());
 
-	ScanKeyEntryInitialize(&key, 0, 1, BTLessEqualStrategyNumber, InvalidOid,
-						   InvalidOid, F_TIMESTAMPTZ_LE,
+	ScanKeyEntryInitialize(&keys[0], 0, 1, BTGreaterEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_GE,
+						   TimestampTzGetDatum(*from));
+	ScanKeyEntryInitialize(&keys[1], 0, 1, BTLessEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_LE,
 						   TimestampTzGetDatum(until));
-	idem_scan_begin(&scan, &table, index, snapshot, 1);
-	idem_scan_restart(&scan, &key);
+	idem_scan_begin(&scan, table, index, snapshot, 2);
+	column = scan.index->rd_index->indkey.values[0] - 1;
+	idem_scan_restart(&scan, keys);
+
 	while (deleted < limit && idem_scan_next(&scan, ForwardScanDirection))
 	{
+		/* No error, for the sake of the server log: the caller looks, too. */
+		if (ProcDiePending)
+			break;
 		CHECK_FOR_INTERRUPTS();
-		if (idem_delete(&table, false) == IDEM_WRITE_DONE)
+		*from = DatumGetTimestampTz(table->row->tts_values[column]);
+		if (idem_delete(table, false) == IDEM_WRITE_DONE)
 			deleted++;
 	}
 	idem_scan_end(&scan);
 
 	UnregisterSnapshot(snapshot);
-	idem_table_close(&table);
 	return deleted;
 }

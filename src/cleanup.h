@@ -8,14 +8,31 @@
 #ifndef IDEMPOTENCY_CLEANUP_H
 #define IDEMPOTENCY_CLEANUP_H
 
-typedef struct IdemCleanup
-{
-	int64		keys_deleted;
-	int64		tokens_deleted;
-	int64		messages_deleted;
-	bool		more;			/* there may be another batch */
-} IdemCleanup;
+#include "datatype/timestamp.h"
 
-extern void idem_cleanup_batch(int batch_size, IdemCleanup *result);
+/* What is cleaned, in the order of idem_cleanup()'s result. */
+typedef enum IdemCleanupKind
+{
+	IDEM_CLEANUP_KEYS,
+	IDEM_CLEANUP_TOKENS,
+	IDEM_CLEANUP_MESSAGES,
+} IdemCleanupKind;
+
+#define IDEM_NUM_CLEANUP_KINDS	(IDEM_CLEANUP_MESSAGES + 1)
+
+/*
+ * Where a sequence of batches has come to; all zero at its beginning.  It
+ * counts only once the batch has been committed.
+ */
+typedef struct IdemCleanupPosition
+{
+	TimestampTz reached;		/* time of the last row that was found */
+	TimestampTz restart_at;		/* when to start from the oldest row again */
+} IdemCleanupPosition;
+
+extern const char *const idem_cleanup_names[];
+
+extern int64 idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
+								IdemCleanupPosition *position);
 
 #endif							/* IDEMPOTENCY_CLEANUP_H */

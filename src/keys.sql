@@ -27,7 +27,13 @@ CREATE TABLE @extschema@.idem_keys (
 	recovery_point text,
 	recovery_state json,
 	PRIMARY KEY (key, scope)
-) WITH (fillfactor = 95);
+) WITH (
+	fillfactor = 95,
+	-- Rows die as fast as they come: vacuum before a twentieth of the table is dead ...
+	autovacuum_vacuum_scale_factor = 0.05,
+	-- ... and fast enough to keep up, at ten times the default's speed.
+	autovacuum_vacuum_cost_limit = 2000
+);
 REVOKE ALL ON TABLE @extschema@.idem_keys FROM PUBLIC;
 REVOKE ALL ON TYPE @extschema@.idem_keys FROM PUBLIC;
 GRANT SELECT ON TABLE @extschema@.idem_keys TO @extowner@, pg_database_owner WITH GRANT OPTION;

@@ -77,13 +77,12 @@ idem_write_message_event(const char *event, const Datum *message)
  * A line about a batch of the cleanup.
  */
 void
-idem_write_cleaned_event(int64 keys, int64 tokens, int64 messages)
+idem_write_cleaned_event(const char *kind, int64 deleted)
 {
 	StringInfoData line;
 
 	begin_line(&line, "cleaned");
-	appendStringInfo(&line, " keys=" INT64_FORMAT " tokens=" INT64_FORMAT
-					 " messages=" INT64_FORMAT, keys, tokens, messages);
+	appendStringInfo(&line, " kind=%s rows=" INT64_FORMAT, kind, deleted);
 	write_line(&line);
 }
 

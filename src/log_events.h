@@ -12,7 +12,7 @@
 
 extern void idem_write_key_event(const char *event, const Datum *record);
 extern void idem_write_message_event(const char *event, const Datum *message);
-extern void idem_write_cleaned_event(int64 keys, int64 tokens, int64 messages);
+extern void idem_write_cleaned_event(const char *kind, int64 deleted);
 
 /*
  * Something happened to the key of this row of idem_keys.
@@ -35,13 +35,13 @@ idem_log_message_event(const char *event, const Datum *message)
 }
 
 /*
- * A batch of the cleanup has deleted so much.
+ * A batch of the cleanup has deleted so many rows of this kind.
  */
 static inline void
-idem_log_cleaned_event(int64 keys, int64 tokens, int64 messages)
+idem_log_cleaned_event(const char *kind, int64 deleted)
 {
-	if (unlikely(idem_log_events) && keys + tokens + messages > 0)
-		idem_write_cleaned_event(keys, tokens, messages);
+	if (unlikely(idem_log_events))
+		idem_write_cleaned_event(kind, deleted);
 }
 
 #endif							/* IDEMPOTENCY_LOG_EVENTS_H */

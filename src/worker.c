@@ -13,14 +13,20 @@
  * DATABASE RENAME and CREATE DATABASE ... TEMPLATE, which wait 5 seconds for
  * others to leave, get through.
  *
- * Whether a worker left work behind it tells in shared memory, in a flag that
- * needs no lock: there is one worker at a time, and the launcher reads the
- * flag when that has ended.
+ * What a worker needs to know of the visits before, and what the next one
+ * must know, is in shared memory that needs no lock: there is one worker at a
+ * time, and the launcher writes before that starts and reads when it has
+ * ended.
+ *
+ * Each table is cleaned in transactions of its own.  One that fails, because
+ * somebody altered or locked the table, is logged, and the table is left alone
+ * until the next interval; the other tables and databases do not suffer.  But
+ * nothing is logged where the extension has just been dropped, or by a process
+ * that is told to end between two rows.
  *
  * The launcher starts when recovery has finished, so on a standby it starts
  * with the promotion.  It is not registered under pg_upgrade, whose servers
- * must not change.  A worker that fails logs why and is tried again at the
- * next interval.
+ * must not change.
  *
  *-------------------------------------------------------------------------
  */
@@ -33,6 +39,7 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/pg_database.h"
+#include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
@@ -65,13 +72,28 @@
 #define CONNECT_MS		3000
 #define RESTART_SECONDS	10
 
+/*
+ * What is remembered of a database from one visit to the next.
+ */
+typedef struct Visit
+{
+	Oid			database;
+	bool		work_left;
+	bool		failed[IDEM_NUM_CLEANUP_KINDS]; /* in this interval */
+	IdemCleanupPosition positions[IDEM_NUM_CLEANUP_KINDS];
+} Visit;
+
 typedef struct WorkerState
 {
 	bool		connected;
-	bool		work_left;
+	Visit		visit;			/* the one that is going on */
 } WorkerState;
 
 static WorkerState *state = NULL;
+
+/* The launcher's; of Visit, in TopMemoryContext. */
+static List *visits = NIL;
+
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
 
@@ -80,12 +102,16 @@ PGDLLEXPORT void idem_worker_main(Datum arg);
 
 static void request_shmem(void);
 static void init_shmem(void);
+static void leave_if_told(int exit_code);
+static bool visit_databases(bool continued);
+static List *update_visits(const List *databases);
 static List *list_databases(void);
-static bool visits(const List *names, const char *database);
-static bool visit_databases(void);
+static bool is_listed(const List *names, const char *database);
 static bool run_worker(Oid database);
 static void wait_for_worker(BackgroundWorkerHandle *handle);
-static bool clean_batch(void);
+static char *installed_in(void);
+static bool clean_all(const char *database);
+static bool clean_batch(IdemCleanupKind kind, const char *database);
 
 /*
  * Register the launcher; called by _PG_init() when the postmaster loads the
@@ -137,11 +163,15 @@ init_shmem(void)
 }
 
 /*
- * The launcher.
+ * The launcher.  When told to end it exits with 1, so that the postmaster
+ * starts it again, unless that is shutting down.
  */
 void
 idem_launcher_main(Datum arg)
 {
+	bool		work_left = false;
+	TimestampTz next_pass = 0;
+
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
@@ -149,20 +179,25 @@ idem_launcher_main(Datum arg)
 
 	for (;;)
 	{
-		bool		again = false;
 		long		timeout = -1;
 
-		CHECK_FOR_INTERRUPTS();
+		leave_if_told(1);
 		if (ConfigReloadPending)
 		{
 			ConfigReloadPending = false;
 			ProcessConfigFile(PGC_SIGHUP);
+			work_left = false;
 		}
 
 		if (idem_cleanup_interval > 0)
 		{
-			again = visit_databases();
-			timeout = again ? 0 :
+			TimestampTz now = GetCurrentTimestamp();
+			bool		continued = work_left && now < next_pass;
+
+			if (!continued)
+				next_pass = idem_add_ms(now, idem_cleanup_interval);
+			work_left = visit_databases(continued);
+			timeout = work_left ? 0 :
 				(long) Min(Max(idem_cleanup_interval, 1), INT_MAX);
 		}
 
@@ -179,24 +214,49 @@ idem_launcher_main(Datum arg)
 }
 
 /*
- * Send a worker to each database in turn.  Returns whether one of them left
- * work behind.
+ * End the process if SIGTERM has asked for that, and otherwise do what
+ * interrupts ask for.  Not a word is logged, where CHECK_FOR_INTERRUPTS()
+ * would call it a FATAL error.
+ */
+static void
+leave_if_told(int exit_code)
+{
+	if (ProcDiePending)
+		proc_exit(exit_code);
+	CHECK_FOR_INTERRUPTS();
+}
+
+/*
+ * Send a worker to each database in turn, or, if this pass is continued within
+ * the interval, to those where work was left.  Returns whether one of them
+ * left work behind.
  *
  * If the table of workers is full, that is logged, and the databases that are
  * left have to wait for the next interval.
  */
 static bool
-visit_databases(void)
+visit_databases(bool continued)
 {
 	List	   *databases = list_databases();
 	ListCell   *cell;
 	bool		work_left = false;
 
-	foreach(cell, databases)
+	visits = update_visits(databases);
+	list_free(databases);
+
+	foreach(cell, visits)
 	{
-		CHECK_FOR_INTERRUPTS();
-		state->work_left = false;
-		if (!run_worker(lfirst_oid(cell)))
+		Visit	   *visit = lfirst(cell);
+
+		leave_if_told(1);
+		if (!continued)
+			memset(visit->failed, 0, sizeof(visit->failed));
+		else if (!visit->work_left)
+			continue;
+
+		visit->work_left = false;
+		state->visit = *visit;
+		if (!run_worker(visit->database))
 		{
 			ereport(LOG,
 					(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
@@ -206,11 +266,39 @@ visit_databases(void)
 							 "max_worker_processes")));
 			break;
 		}
-		if (state->work_left)
-			work_left = true;
+		*visit = state->visit;
+		work_left |= visit->work_left;
 	}
-	list_free(databases);
 	return work_left;
+}
+
+/*
+ * A list with what is remembered of each of these databases, to replace
+ * "visits".
+ */
+static List *
+update_visits(const List *databases)
+{
+	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+	List	   *result = NIL;
+	ListCell   *cell;
+	ListCell   *known;
+
+	foreach(cell, databases)
+	{
+		Visit	   *visit = palloc0(sizeof(Visit));
+
+		visit->database = lfirst_oid(cell);
+		foreach(known, visits)
+		{
+			if (((Visit *) lfirst(known))->database == visit->database)
+				*visit = *(Visit *) lfirst(known);
+		}
+		result = lappend(result, visit);
+	}
+	list_free_deep(visits);
+	MemoryContextSwitchTo(old);
+	return result;
 }
 
 /*
@@ -245,7 +333,7 @@ list_databases(void)
 
 		if (database->datallowconn &&
 			database->datconnlimit != DATCONNLIMIT_INVALID_DB &&
-			visits(names, NameStr(database->datname)))
+			is_listed(names, NameStr(database->datname)))
 		{
 			MemoryContext old = MemoryContextSwitchTo(context);
 
@@ -264,7 +352,7 @@ list_databases(void)
  * Does a list of names contain this database, or "*"?
  */
 static bool
-visits(const List *names, const char *database)
+is_listed(const List *names, const char *database)
 {
 	ListCell   *cell;
 
@@ -321,7 +409,7 @@ wait_for_worker(BackgroundWorkerHandle *handle)
 	{
 		bool		connected = state->connected;
 
-		CHECK_FOR_INTERRUPTS();
+		leave_if_told(1);
 		if (!connected && GetCurrentTimestamp() >= give_up_at)
 			TerminateBackgroundWorker(handle);
 		(void) WaitLatch(MyLatch,
@@ -339,6 +427,7 @@ void
 idem_worker_main(Datum arg)
 {
 	TimestampTz leave_at = idem_add_ms(GetCurrentTimestamp(), VISIT_MS);
+	char	   *database;
 
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	pqsignal(SIGTERM, die);
@@ -358,9 +447,12 @@ idem_worker_main(Datum arg)
 	SetConfigOption("synchronous_commit", "off", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("lock_timeout", "1s", PGC_SUSET, PGC_S_OVERRIDE);
 
-	while (clean_batch())
+	database = installed_in();
+	if (database == NULL)
+		proc_exit(0);
+	while (clean_all(database))
 	{
-		CHECK_FOR_INTERRUPTS();
+		leave_if_told(0);
 		if (ConfigReloadPending)
 		{
 			ConfigReloadPending = false;
@@ -368,7 +460,7 @@ idem_worker_main(Datum arg)
 		}
 		if (GetCurrentTimestamp() >= leave_at)
 		{
-			state->work_left = true;
+			state->visit.work_left = true;
 			break;
 		}
 	}
@@ -376,29 +468,84 @@ idem_worker_main(Datum arg)
 }
 
 /*
- * Delete one batch.  Returns whether there may be another.
+ * The name of this database, if the extension is installed here; otherwise
+ * NULL.
+ */
+static char *
+installed_in(void)
+{
+	char	   *name = NULL;
+
+	StartTransactionCommand();
+	(void) GetTransactionSnapshot();
+	if (idem_is_installed())
+		name = MemoryContextStrdup(TopMemoryContext,
+								   get_database_name(MyDatabaseId));
+	CommitTransactionCommand();
+	return name;
+}
+
+/*
+ * Delete one batch of each kind.  Returns whether there may be more to delete.
+ * A pass that has come to its end is reported, but not one that had to leave
+ * a table out.
  */
 static bool
-clean_batch(void)
+clean_all(const char *database)
 {
 	bool		more = false;
+	bool		failed = false;
 
-	SetCurrentStatementStartTimestamp();
-	StartTransactionCommand();
-	PushActiveSnapshot(GetTransactionSnapshot());
-	pgstat_report_activity(STATE_RUNNING, "deleting expired rows");
-
-	if (idem_is_installed())
+	for (int kind = 0; kind < IDEM_NUM_CLEANUP_KINDS; kind++)
 	{
-		IdemCleanup result;
-
-		idem_cleanup_batch(idem_cleanup_batch_size, &result);
-		more = result.more;
+		leave_if_told(0);
+		if (!state->visit.failed[kind])
+			more |= clean_batch(kind, database);
+		failed |= state->visit.failed[kind];
 	}
-
-	PopActiveSnapshot();
-	CommitTransactionCommand();
+	leave_if_told(0);
+	if (!more && !failed)
+		idem_report_cleanup();
 	pgstat_report_stat(true);
 	pgstat_report_activity(STATE_IDLE, NULL);
 	return more;
+}
+
+/*
+ * Delete one batch, in one transaction.  Returns whether there may be another.
+ * An error is logged, and noted in state->visit.
+ */
+static bool
+clean_batch(IdemCleanupKind kind, const char *database)
+{
+	IdemCleanupPosition position = state->visit.positions[kind];
+	int			batch_size = idem_cleanup_batch_size;
+	volatile int64 deleted = 0;
+
+	PG_TRY();
+	{
+		SetCurrentStatementStartTimestamp();
+		StartTransactionCommand();
+		PushActiveSnapshot(GetTransactionSnapshot());
+		pgstat_report_activity(STATE_RUNNING, "deleting expired rows");
+
+		if (idem_is_installed())
+			deleted = idem_cleanup_batch(kind, batch_size, &position);
+
+		PopActiveSnapshot();
+		CommitTransactionCommand();
+		state->visit.positions[kind] = position;
+	}
+	PG_CATCH();
+	{
+		errcontext("cleanup of expired %s in database \"%s\"",
+				   idem_cleanup_names[kind], database);
+		AbortCurrentTransaction();
+		state->visit.failed[kind] = true;
+		if (installed_in() != NULL)
+			EmitErrorReport();
+		FlushErrorState();
+	}
+	PG_END_TRY();
+	return deleted == batch_size;
 }

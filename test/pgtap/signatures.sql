@@ -171,7 +171,7 @@ CREATE TEMP TABLE promised_tables (
 	columns text,
 	primary_key name[],
 	indexes name[],
-	fillfactor text
+	options text
 );
 INSERT INTO promised_tables VALUES
 ('idem_keys',
@@ -183,7 +183,7 @@ INSERT INTO promised_tables VALUES
 	 response_body text, response_bytes bytea, error text,
 	 recovery_point text, recovery_state json',
 	'{key,scope}', '{idem_keys_pkey,idem_keys_expires_at}',
-	'{fillfactor=95}'),
+	'{fillfactor=95,autovacuum_vacuum_scale_factor=0.05,autovacuum_vacuum_cost_limit=2000}'),
 ('idem_action_versions',
 	'last_action_id bigint NOT NULL, user_id text NOT NULL,
 	 entity_type text NOT NULL, entity_id text NOT NULL',
@@ -209,7 +209,8 @@ INSERT INTO promised_tables VALUES
 ('idem_tokens',
 	'expires_at timestamptz NOT NULL, scope text NOT NULL,
 	 token text NOT NULL',
-	'{token,scope}', '{idem_tokens_pkey,idem_tokens_expires_at}', NULL),
+	'{token,scope}', '{idem_tokens_pkey,idem_tokens_expires_at}',
+	'{autovacuum_vacuum_scale_factor=0.05,autovacuum_vacuum_cost_limit=2000}'),
 ('idem_outbox',
 	'id bigint NOT NULL, lane bigint, created_at timestamptz NOT NULL,
 	 available_at timestamptz NOT NULL, acked_at timestamptz,
@@ -218,7 +219,8 @@ INSERT INTO promised_tables VALUES
 	 headers jsonb, last_error text',
 	'{id}',
 	'{idem_outbox_pkey,idem_outbox_due,idem_outbox_lanes,idem_outbox_dead,
-	 idem_outbox_acked}', NULL);
+	 idem_outbox_acked}',
+	'{autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_limit=2000}');
 
 CREATE FUNCTION pg_temp.short_types(text) RETURNS text
 LANGUAGE sql
@@ -413,9 +415,9 @@ SELECT is_empty(
 SELECT results_eq(
 	$$SELECT relname, reloptions::text COLLATE "default" FROM relations
 	WHERE relkind = 'r' ORDER BY relname$$,
-	$$SELECT name, fillfactor COLLATE "default" FROM promised_tables
+	$$SELECT name, options COLLATE "default" FROM promised_tables
 	ORDER BY name$$,
-	'fill factors leave room for updates in place');
+	'fill factors leave room for updates in place, autovacuum keeps up');
 SELECT set_eq(
 	'SELECT relname, relkind FROM relations',
 	$$SELECT name, 'r'::"char" FROM promised_tables

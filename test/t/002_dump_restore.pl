@@ -146,6 +146,9 @@ sub create_database
 	return;
 }
 
+# Fill factors, and what autovacuum goes by.
+my $options = "SELECT relname, reloptions FROM pg_class WHERE relname LIKE 'idem\\_%' AND relkind = 'r' ORDER BY relname";
+
 # All the tests of one restored database.
 sub check_restored
 {
@@ -160,6 +163,8 @@ sub check_restored
 	is($node->safe_psql($database, $outcomes), $expected_outcomes,
 		"$title: namely right");
 	is(privileges($database, $schema), $expected_privileges, "$title: grants survive, and no others are made");
+	is( $node->safe_psql($database, $options), $node->safe_psql($source, $options),
+		"$title: the tables have their storage parameters");
 
 	is( sqlstate_of($node,
 			"SELECT idem_complete($live, 200, 'x', claim_token => $max_token)", $database),

@@ -238,6 +238,7 @@ sub cleans_only
 
 cleans_only('one', 'one', 'two', 'databases-restricts: a name');
 cleans_only('postgres, two ,absent', 'two', 'one', 'databases-restricts: a list');
+cleans_only('ONE', 'one', 'two', 'databases-restricts: a name is in lower case');
 cleans_only('"Mixed ""Case"""', 'Mixed "Case"', 'one', 'databases-restricts: a quoted name');
 configure('idempotency.databases' => '');
 rests('one', 'databases-restricts: an empty list is none');
@@ -278,10 +279,12 @@ $holder->quit;
 
 # The launcher comes again, by itself, after some seconds.
 $pid = $node->safe_psql('postgres', $launcher);
+$offset = -s $node->logfile;
 is($node->safe_psql('postgres', "SELECT pg_terminate_backend($pid, 10000)"), 't', 'SIGTERM ends the launcher');
 $node->safe_psql('two', $expire);
 eventually('postgres', "SELECT EXISTS ($launcher AND pid <> $pid)", 'launcher-is-restarted');
 eventually('two', $cleaned, 'launcher-is-restarted: and cleans');
+is(count_log(qr/idempotency (?:launcher|cleanup) \S+ FATAL/, $offset), 0, 'launcher-is-restarted: it left without a word');
 
 # Nothing of this has harmed anything.
 is($node->safe_psql('one', $only_live), 't', 'what is live is still there');

@@ -20,7 +20,7 @@ my $prompt = 5;
 # Batches are small, so that a worker is busy for much longer than that.
 my $node = new_node('busy', conf => <<'CONF');
 idempotency.cleanup_interval = 10ms
-idempotency.cleanup_batch_size = 3
+idempotency.cleanup_batch_size = 1
 idempotency.databases = 'busy, renamed, copy'
 restart_after_crash = on
 log_line_prefix = '%m [%p] %b %e '
@@ -73,6 +73,15 @@ sub busy_worker
 	return $node->safe_psql('postgres',
 		until_busy($database)
 		  . "SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency cleanup'");
+}
+
+# What processes of the extension have logged as an error from this offset on.
+sub complaints
+{
+	my ($offset) = @_;
+
+	return join("\n",
+		slurp_file($node->logfile, $offset) =~ /^.* idempotency (?:launcher|cleanup) \S+ (?:ERROR|FATAL): .*$/mg);
 }
 
 # A new database with a lot to delete, into which a worker goes soon.
@@ -174,6 +183,7 @@ configure('idempotency.cleanup_interval' => '10ms');
 # DROP EXTENSION
 #
 
+my $offset = -s $node->logfile;
 foreach my $round (1 .. 5)
 {
 	is( sqlstate_of($node, until_busy('busy') . 'DROP EXTENSION idempotency', 'busy'),
@@ -186,20 +196,44 @@ SELECT count(*) FROM idem_once('expired', ARRAY(SELECT 'token ' || i FROM genera
 SELECT idem_once('live', 'token');
 SQL
 }
+is(complaints($offset), '', 'drop-extension-while-deleting: the worker leaves without a word');
 eventually('busy', "SELECT ($left) < 20000", 'create-extension-again: the new tables are cleaned');
 configure('idempotency.cleanup_batch_size' => 10000);
 eventually('busy', "SELECT ($left) = 0", 'create-extension-again: all of them');
 is($node->safe_psql('busy', 'SELECT scope FROM idem_tokens'), 'live', 'create-extension-again: but what is live');
-configure('idempotency.cleanup_batch_size' => 3);
+configure('idempotency.cleanup_batch_size' => 1);
 
 #
 # SIGTERM
 #
 
+# The worker ends without a word.  Rarely the signal comes while it starts, or
+# steps to another index page, where it is an error: hence three tries.
+sub leaves_silently
+{
+	my ($code, $title) = @_;
+	my $said;
+
+	foreach (1 .. 3)
+	{
+		my $pid = busy_worker('busy');
+
+		$offset = -s $node->logfile;
+		$code->($pid);
+		$said = complaints($offset);
+		last if $said eq '';
+	}
+	return is($said, '', "$title: without a word");
+}
+
 make_busy();
-my $offset = -s $node->logfile;
-my $pid = busy_worker('busy');
-is($node->safe_psql('postgres', "SELECT pg_terminate_backend($pid, 5000)"), 't', 'sigterm-ends-busy-worker');
+leaves_silently(
+	sub {
+		my ($pid) = @_;
+
+		is($node->safe_psql('postgres', "SELECT pg_terminate_backend($pid, 5000)"), 't', 'sigterm-ends-busy-worker');
+	},
+	'sigterm-ends-busy-worker');
 $count = is_between('busy', 'sigterm-ends-busy-worker');
 eventually('busy', "SELECT ($left) < $count", 'sigterm-ends-busy-worker: the next one goes on');
 
@@ -209,9 +243,12 @@ eventually('busy', "SELECT ($left) < $count", 'sigterm-ends-busy-worker: the nex
 
 foreach my $mode ('fast', 'smart', 'immediate')
 {
-	busy_worker('busy');
-	takes_less_than($prompt, sub { $node->stop($mode) }, "shutdown-while-deleting: $mode");
-	$node->start;
+	leaves_silently(
+		sub {
+			takes_less_than($prompt, sub { $node->stop($mode) }, "shutdown-while-deleting: $mode");
+			$node->start;
+		},
+		"shutdown-while-deleting: $mode");
 	is_between('busy', "shutdown-while-deleting: $mode");
 }
 
@@ -236,7 +273,7 @@ is_between('busy', 'postmaster-killed-while-deleting');
 # kill -9 of a worker: the server ends all sessions and recovers.
 #
 
-$pid = busy_worker('busy');
+my $pid = busy_worker('busy');
 $offset = -s $node->logfile;
 kill('KILL', $pid);
 $node->wait_for_log(qr/terminated by signal 9.*database system is ready to accept connections/s, $offset);

@@ -184,6 +184,12 @@ BEGIN
 END
 $$;
 CREATE TRIGGER spy BEFORE DELETE ON idem_tokens FOR EACH ROW EXECUTE FUNCTION spy();
+SET idempotency.default_ttl = 0;
+SELECT outcome FROM idem_claim('shop', 'expired-key-00001');
+SELECT idem_publish('mails', '{}');
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take();
+UPDATE idem_outbox SET acked_at = acked_at - '8 days'::interval;
+SELECT idem_stats_reset();
 SQL
 $node->safe_psql('two', $expire);
 $offset = -s $node->logfile;
@@ -191,10 +197,35 @@ one_pass();
 $node->wait_for_log(qr/idempotency cleanup 55000 ERROR:  table "idem_tokens" has been altered/, $offset);
 like(slurp_file($node->logfile, $offset), qr/idempotency cleanup 55000 HINT:  .*DROP TRIGGER/,
 	'altered-table-is-refused: with a hint');
+like(slurp_file($node->logfile, $offset),
+	qr/idempotency cleanup 55000 CONTEXT:  cleanup of expired tokens in database "one"/,
+	'altered-table-is-refused: and the database');
+eventually('one', 'SELECT (SELECT count(*) FROM idem_keys) + (SELECT count(*) FROM idem_outbox) = 0',
+	'altered-table-is-refused: the other tables are cleaned');
+is( $node->safe_psql('one', 'SELECT cleanup_passes, last_cleanup FROM idem_stats WHERE datname = current_database()'),
+	'0|', 'altered-table-is-refused: that is no complete pass');
 eventually('two', $cleaned, 'altered-table-is-refused: other databases are cleaned');
 is($node->safe_psql('one', $not_cleaned), 't', 'altered-table-is-refused: nothing is deleted');
 is($node->safe_psql('one', 'SELECT count(*) FROM trigger_runs'), '0',
 	'no-trigger-with-rights-of-worker');
+
+# With more to delete in other tables than one visit can, there are more visits
+# than one, and still one message.
+no_passes();
+configure('idempotency.cleanup_batch_size' => 1);
+$node->safe_psql('one', "SELECT count(*) FROM generate_series(1, 100000) AS n, idem_claim('shop', 'expired-key-' || n + 100000, ttl => '0')");
+$offset = -s $node->logfile;
+one_pass();
+my $worker = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency cleanup' AND datname = 'one'";
+my %workers;
+until ($node->safe_psql('one', 'SELECT count(*) FROM idem_keys') eq '0')
+{
+	$workers{$_} = 1 foreach split /\n/, $node->safe_psql('postgres', $worker);
+}
+cmp_ok(scalar keys %workers, '>', 1, 'altered-table-is-logged-once: several visits');
+is(scalar @{ in_log(qr/ERROR: .*/, $offset) }, 1, 'altered-table-is-logged-once: in an interval');
+configure('idempotency.cleanup_batch_size' => 10000);
+
 $node->safe_psql('one', 'DROP TRIGGER spy ON idem_tokens');
 $offset = -s $node->logfile;
 $node->reload;

@@ -1,0 +1,82 @@
+-- The SQL blocks of docs/operations.md, in order.
+-- Written by test/readme; do not edit, run that again.
+\set first_database :DBNAME
+CREATE DATABASE regress_idempotency_operations TEMPLATE template0;
+\connect regress_idempotency_operations
+
+-- Operations
+CREATE EXTENSION idempotency;
+
+-- Sizing
+SELECT count(idem_complete('customer-7', key, 201, '{"order": 4711, "state": "accepted"}')) AS keys
+FROM (SELECT 'order-' || md5(i::text) AS key FROM generate_series(1, 2000) AS i) AS k,
+	idem_claim('customer-7', key);
+VACUUM FULL idem_keys;
+SELECT round(pg_total_relation_size('idem_keys')::numeric / count(*), -2) AS bytes_per_key FROM idem_keys;
+
+-- Cleanup and vacuum
+SELECT relname, unnest(reloptions) AS setting FROM pg_class
+WHERE relname LIKE 'idem\_%' AND relkind = 'r' AND reloptions::text LIKE '%autovacuum%'
+ORDER BY relname, setting;
+
+-- Cleanup and vacuum
+ALTER TABLE idem_keys SET (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 2000);
+
+-- Cleanup and vacuum
+SELECT pid, usename, state, now() - xact_start AS open_for, left(query, 40) AS query
+FROM pg_stat_activity
+WHERE backend_xmin IS NOT NULL AND xact_start < now() - '30 minutes'::interval
+ORDER BY xact_start;
+SELECT gid, prepared FROM pg_prepared_xacts WHERE prepared < now() - '30 minutes'::interval;
+SELECT slot_name, active FROM pg_replication_slots WHERE xmin IS NOT NULL AND NOT active;
+
+-- Cleanup and vacuum
+REINDEX TABLE CONCURRENTLY idem_keys;
+
+-- Monitoring
+CREATE ROLE regress_web_app LOGIN;
+GRANT pg_monitor TO regress_web_app;
+SELECT claims_new, claims_replay, completions, takeovers, claims_hash_conflict FROM idem_stats
+WHERE datname = current_database();
+
+-- Monitoring
+SELECT 'keys' AS what, count(*) FROM idem_keys WHERE expires_at < now() - '1 hour'::interval HAVING count(*) > 0
+UNION ALL
+SELECT 'tokens', count(*) FROM idem_tokens WHERE expires_at < now() - '1 hour'::interval HAVING count(*) > 0;
+
+-- Monitoring
+SELECT topic, count(*), now() - min(available_at) AS waiting FROM idem_outbox
+WHERE state = 'pending' AND available_at < now() - '5 minutes'::interval
+GROUP BY topic ORDER BY topic;
+
+-- Monitoring
+SELECT topic, count(*), (array_agg(last_error ORDER BY id DESC))[1] AS last_error FROM idem_outbox
+WHERE state = 'dead' GROUP BY topic ORDER BY topic;
+
+-- Monitoring
+SELECT scope, left(key, 4) AS key, attempt, recovery_point, lease_expires_at FROM idem_keys
+WHERE state = 'started' AND lease_expires_at < now() - '5 minutes'::interval AND expires_at > now()
+ORDER BY lease_expires_at LIMIT 20;
+
+-- Monitoring
+SELECT relname, n_dead_tup, last_autovacuum FROM pg_stat_user_tables
+WHERE relname LIKE 'idem\_%' AND n_dead_tup > 100000 AND n_dead_tup > n_live_tup
+ORDER BY relname;
+
+-- Upgrades
+ALTER EXTENSION idempotency UPDATE;
+
+-- Failover
+BEGIN;
+SET LOCAL synchronous_commit = on;   -- and synchronous_standby_names is set
+SELECT outcome FROM idem_claim('billing', 'invoice-1001-payment');
+COMMIT;
+
+-- Failover
+SELECT setval('idem_claim_tokens', nextval('idem_claim_tokens') + 1000000) > 1000000 AS beyond;
+SELECT setval('idem_outbox_ids', nextval('idem_outbox_ids') + 1000000) > 1000000 AS beyond;
+
+-- Leave nothing behind.
+\connect :first_database
+DROP DATABASE regress_idempotency_operations;
+DROP ROLE regress_web_app;
