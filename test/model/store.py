@@ -100,6 +100,17 @@ class Token:
         return 'Token(%s, above %s)' % (self.value, self.above)
 
 
+class Level:
+    """
+    What a savepoint began, or the whole transaction: what a sleeper waits for.
+    Once a savepoint is released, who waits for it waits for the transaction,
+    as in any UPDATE, even if an outer savepoint is rolled back to.
+    """
+
+    def __init__(self):
+        self.ended = self.released = False
+
+
 class Transaction:
     """Between BEGIN, or a single statement, and its end."""
 
@@ -107,8 +118,9 @@ class Transaction:
         self.name, self.level, self.read_only = name, level, read_only
         self.snapshot = None    # number of the last commit that it sees
         self.writes = {}        # key -> row; None: deleted
-        self.undo = []
-        self.savepoints = []    # (name, length of undo)
+        self.undo = []          # (key, row before, level of the new one)
+        self.level_of_all = Level()
+        self.savepoints = []    # (name, length of undo, level)
         self.claims = set()     # tokens of claims taken here
         self.failed = False
 
@@ -121,6 +133,11 @@ class Wait:
 
     def __init__(self, holder, key, limit=None):
         self.holder, self.key, self.limit = holder, key, limit
+        self.level = None       # set by Store.sleep()
+
+    def is_over(self):
+        return self.holder.level_of_all.ended or \
+            (self.level.ended and not self.level.released)
 
 
 class Store:
@@ -178,28 +195,66 @@ class Store:
 
     def write(self, tx, key, row):
         assert self.holders.get(key, tx) is tx
-        tx.undo.append((key, tx.writes.get(key, ABSENT)))
+        level = tx.savepoints[-1][2] if tx.savepoints else tx.level_of_all
+        tx.undo.append((key, tx.writes.get(key, ABSENT), level))
         tx.writes[key] = row
         self.holders[key] = tx
 
     def undo(self, tx, length):
         while len(tx.undo) > length:
-            key, before = tx.undo.pop()
+            key, before, level = tx.undo.pop()
             if before is ABSENT:
                 del tx.writes[key]
                 del self.holders[key]
             else:
                 tx.writes[key] = before
 
+    def sleep(self, wait):
+        """
+        A sleeper waits for the writer of the version that it has found: of
+        the first one after a committed row, or of the latest of a new row.
+        """
+        levels = [(level, before) for key, before, level in wait.holder.undo
+                  if key == wait.key]
+        after = [before for level, before in levels[1:]]
+        after.append(wait.holder.writes[wait.key])
+        if self.latest(wait.key)[1] is None:
+            levels = [pair for pair, row in zip(levels, after)
+                      if row is not None][::-1]
+        wait.level = levels[0][0]
+
+    def savepoint(self, tx, name):
+        tx.savepoints.append((name, len(tx.undo), Level()))
+
+    def rollback_to(self, tx, place):
+        name, length, level = tx.savepoints[place]
+        for _, _, inner in tx.savepoints[place:]:
+            inner.ended = True
+        del tx.savepoints[place:]
+        self.undo(tx, length)
+        self.savepoint(tx, name)
+        tx.failed = False
+
+    def release_savepoint(self, tx, place=0):
+        for _, _, level in tx.savepoints[place:]:
+            level.released = True
+        del tx.savepoints[place:]
+
     def fail(self, tx):
         """An error: the innermost savepoint's work is undone at once."""
         tx.failed = True
-        self.undo(tx, tx.savepoints[-1][1] if tx.savepoints else 0)
+        if tx.savepoints:
+            self.undo(tx, tx.savepoints[-1][1])
+            tx.savepoints[-1][2].ended = True
+        else:
+            self.rollback(tx)
 
     def rollback(self, tx):
         self.undo(tx, 0)
+        tx.level_of_all.ended = True
 
     def commit(self, tx):
+        tx.level_of_all.ended = True
         if tx.writes:
             self.commits += 1
         for key, row in tx.writes.items():

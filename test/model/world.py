@@ -26,9 +26,10 @@ from store import (MARGIN, SECOND, Ambiguous, Moment, Refused, Time,
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 MICROSECOND = timedelta(microseconds=1)
-PATIENCE = 20                   # seconds; then a call counts as hanging
+PATIENCE = 10                   # seconds; then a call counts as hanging
 DEADLOCK_MS = 10
 BEYOND_DEADLOCK = 0.06          # seconds after which a waiter has looked
+BEYOND_TWIN = 0.02              # an append looks for a twin once more
 LIMIT_MS = 4                    # of a wait that is meant to time out
 
 
@@ -286,10 +287,10 @@ class World:
         if not session or session.tx.failed:
             return False
         self.command(session, 'SAVEPOINT ' + name)
-        session.tx.savepoints.append((name, len(session.tx.undo)))
+        self.model.savepoint(session.tx, name)
 
     def savepoint(self, session, name):
-        names = [n for n, mark in session.tx.savepoints]
+        names = [savepoint[0] for savepoint in session.tx.savepoints]
         return len(names) - 1 - names[::-1].index(name) if name in names \
             else None
 
@@ -299,10 +300,7 @@ class World:
         if place is None:
             return False
         self.command(session, 'ROLLBACK TO ' + name)
-        tx = session.tx
-        del tx.savepoints[place + 1:]
-        self.model.undo(tx, tx.savepoints[place][1])
-        tx.failed = False
+        self.model.rollback_to(session.tx, place)
         self.count('ROLLBACK TO')
 
     def step_release(self, number, name):
@@ -311,7 +309,7 @@ class World:
         if place is None or session.tx.failed:
             return False
         self.command(session, 'RELEASE ' + name)
-        del session.tx.savepoints[place:]
+        self.model.release_savepoint(session.tx, place)
 
     def step_prepare(self, number):
         session = self.free(number, True)
@@ -320,6 +318,7 @@ class World:
         tx = session.tx
         name = 'p%d' % self.model.now
         if self.command(session, "PREPARE TRANSACTION '%s'" % name):
+            self.model.release_savepoint(tx)
             self.prepared[name] = tx
             tx.name = 'prepared'
             self.count('PREPARE')
@@ -490,6 +489,8 @@ class World:
         pids = [s.pid for s in self.sessions if wait.holder is s.tx or
                 (s.blocked and s.blocked.call.tx is wait.holder)] or [0]
         deadline = time.monotonic() + PATIENCE
+        looks_again = wait.key[0] == 'aggregates'
+        self.model.sleep(wait)
         while True:
             answer = session.receive(0)
             if self.is_write_skew(session, answer):
@@ -501,8 +502,11 @@ class World:
                     call.text, wait.holder, answer))
             found = self.check(self.admin.run('SELECT pg_blocking_pids(%d)'
                                               % session.pid))[0][0]
-            if found == pids:
+            if found == pids and not looks_again:
                 break
+            if found == pids:
+                time.sleep(BEYOND_TWIN)
+                looks_again = False
             if time.monotonic() > deadline:
                 raise Difference('%s\nexpected to wait for %s %s\nwaits for %s'
                                  % (call.text, wait.holder, pids, found))
@@ -512,9 +516,8 @@ class World:
     def wake(self):
         """Go on with the calls whose holder has let go of the row."""
         while True:
-            woken = [s for s in self.sessions if s.blocked and
-                     self.model.holders.get(s.blocked.wait.key) is not
-                     s.blocked.wait.holder]
+            woken = [s for s in self.sessions
+                     if s.blocked and s.blocked.wait.is_over()]
             if not woken:
                 return
             session = woken[0]
@@ -532,7 +535,13 @@ class World:
     def receive(self, call, expected):
         """Read the answer, compare, and end the statement in the model."""
         session, model = call.session, self.model
-        answer = session.receive()
+        answer = session.receive(PATIENCE)
+        if answer is None:
+            raise Difference('%s\nexpected %s\nhangs, waiting for %s' % (
+                call.text, expected, self.check(self.admin.run(
+                    "SELECT pg_blocking_pids(pid), wait_event_type, "
+                    "wait_event FROM pg_stat_activity WHERE pid = %d"
+                    % session.pid))))
         now = time.time_ns() // 1000
         for moment in call.moments:
             moment.high = now
