@@ -22,13 +22,28 @@ ENTITIES = [('ann', 'post', '1'), ('bob', 'post', '1')]
 TOPICS = ['orders', 'mails']
 
 
-def claims(rng):
+# What is likely to have an effect on a record in this state.
+FITTING = {
+    None: ('claim',),
+    'started': ('complete', 'complete', 'checkpoint', 'checkpoint',
+                'fail_claim', 'heartbeat'),
+    'failed': ('claim', 'claim', 'lookup'),
+    'completed': ('claim', 'claim', 'erase'),
+    'erased': ('claim',),
+}
+
+
+def claims(rng, world, tx):
     key = rng.choice(KEYS)
     token = rng.choice(TOKENS)
     kind = rng.choices(
         ('claim', 'complete', 'checkpoint', 'heartbeat', 'fail_claim',
          'release', 'lookup', 'forget', 'erase'),
         (34, 14, 5, 5, 7, 6, 8, 1, 3))[0]
+    if rng.random() < 0.5:
+        row = tx and tx.writes.get(('keys',) + key) or \
+            world.model.latest(('keys',) + key)[1]
+        kind = rng.choice(FITTING[row and row['state']])
     if kind == 'claim':
         wait = SHORT if rng.random() < 0.03 else rng.choice(WAITS)
         return kind, (key, rng.choice(HASHES), rng.choice(TTLS),
@@ -50,7 +65,7 @@ def claims(rng):
     return kind, (key,)
 
 
-def actions(rng):
+def actions(rng, world, tx):
     entity = rng.choice(ENTITIES)
     # Mostly increasing, in a range that is used up within an episode.
     action_id = rng.randint(-2, 40)
@@ -70,7 +85,7 @@ def actions(rng):
     return kind, (entity, action_type, wanted, action_id, excludes)
 
 
-def sequences(rng):
+def sequences(rng, world, tx):
     aggregate, client = rng.choice('xxy'), rng.choice('12')
     if rng.random() < 0.1:
         return 'last_client_seq', (aggregate, client)
@@ -81,7 +96,7 @@ def sequences(rng):
                       SHORT if rng.random() < 0.03 else rng.choice(WAITS))
 
 
-def tokens(rng):
+def tokens(rng, world, tx):
     scope, ttl = 'form', rng.choice((None, None, None, HOUR, 0))
     if rng.random() < 0.6:
         return 'once', (scope, rng.choice('abcde'), ttl)
@@ -89,7 +104,7 @@ def tokens(rng):
                           ttl)
 
 
-def outbox(rng, published=8):
+def outbox(rng, world, tx, published=8):
     kind = rng.choices(('publish', 'take', 'ack', 'nack', 'requeue'),
                        (7, 9, 4, 7, 1))[0]
     number = rng.randrange(published)
@@ -159,6 +174,7 @@ def random_step(rng, world, primitives):
                 return (kind, number, name) if kind in (
                     'savepoint', 'rollback to', 'release') else (kind, number)
     kind = rng.choice(primitives)
-    name, args = ('cleanup', ()) if rng.random() < 0.02 else kind(rng)
+    name, args = ('cleanup', ()) if rng.random() < 0.02 else \
+        kind(rng, world, tx)
     limit = rng.choice((None,) * 30 + ('lock_timeout', 'statement_timeout'))
     return 'call', number, name, args, limit
