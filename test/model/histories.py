@@ -25,7 +25,25 @@ SCHEMA = '''
 CREATE TABLE effects (key text, claim_token bigint);
 CREATE TABLE events (aggregate text, version bigint, client_id text,
                      client_seq bigint);
+CREATE TABLE winners (key text, claim_token bigint);
+
+-- All sessions go for the same dead leases at once.
+CREATE PROCEDURE storm(first int, keys int) LANGUAGE plpgsql AS $$
+DECLARE
+	claim record;
+BEGIN
+	FOR n IN first .. first + keys - 1 LOOP
+		SELECT * INTO claim FROM idem_claim('storm', 'dead-lease-' || 10000000 + n);
+		COMMIT;
+		IF claim.outcome = 'new' THEN
+			INSERT INTO winners
+				VALUES ('dead-lease-' || 10000000 + n, claim.claim_token);
+			COMMIT;
+		END IF;
+	END LOOP;
+END $$;
 '''
+STORM_KEYS = 250
 
 
 class Event:
@@ -39,24 +57,21 @@ class Event:
         return str(self.__dict__)
 
 
-class Caller(threading.Thread):
+class Caller:
 
     def __init__(self, seed, until):
-        super().__init__()
         self.rng, self.until = random.Random(seed), until
-        self.events, self.problem, self.messages = [], None, []
+        self.events = []
         self.connection = psycopg2.connect('', options='-c timezone=UTC')
         self.connection.autocommit = True
         self.cursor = self.connection.cursor()
 
     def run(self):
-        kinds = (self.one_transaction, self.two_transactions, self.advance,
+        kinds = (self.one_transaction, self.two_transactions,
+                 self.two_transactions, self.two_transactions, self.advance,
                  self.append, self.once, self.publish, self.relay)
-        try:
-            while time.monotonic() < self.until:
-                self.rng.choice(kinds)()
-        except Exception as error:      # told by the main thread
-            self.problem = repr(error)
+        while time.monotonic() < self.until:
+            self.rng.choice(kinds)()
 
     def execute(self, text):
         self.cursor.execute(text)
@@ -68,7 +83,7 @@ class Caller(threading.Thread):
         event.told = time.monotonic_ns()
         return event.answer
 
-    def transact(self, work, abort=0.15):
+    def transact(self, work, abort=0.15, expected=RETRY):
         """Do some work in a transaction; its events end with it."""
         level = self.rng.choice(('READ COMMITTED', 'READ COMMITTED',
                                  'REPEATABLE READ', 'SERIALIZABLE'))
@@ -84,13 +99,14 @@ class Caller(threading.Thread):
             self.execute(end)
             committed = end == 'COMMIT'
         except psycopg2.Error as error:
-            if error.pgcode not in RETRY + ('ID003', 'ID004'):
+            if error.pgcode not in expected:
                 raise
             committed = False
-            ending = ending or time.monotonic_ns()
             self.execute('ROLLBACK')
         for event in events:
-            event.ending, event.ended = ending, time.monotonic_ns()
+            # After an error nothing was held for sure.
+            event.ending = ending or getattr(event, 'told', 0)
+            event.ended = time.monotonic_ns()
             event.committed = committed
             if hasattr(event, 'told'):
                 self.events.append(event)
@@ -105,8 +121,8 @@ class Caller(threading.Thread):
         return event.answer
 
     def claim(self, lease, wait):
-        key = 'history-%08d' % (int((self.until - time.monotonic()) * 20)
-                                + self.rng.randrange(4))
+        key = 'history-%08d' % (int((self.until - time.monotonic()) * 100)
+                                + self.rng.randrange(3))
         event = Event('claim', key)
         return event, ("SELECT outcome, claim_token, response_body FROM "
                        "idem_claim('h', '%s', lease => '%d ms', "
@@ -132,27 +148,34 @@ class Caller(threading.Thread):
         self.transact(work)
 
     def two_transactions(self):
-        lease = self.rng.choice((0, 2, 10, 60000))
+        lease = self.rng.choice((0, 0, 2, 60000, 60000))
         event, text = self.claim(lease, 0)
         outcome, token, body = self.alone(event, text)[0]
         if outcome != 'new':
             return
-        time.sleep(self.rng.random() * 0.004)
+        if lease:
+            time.sleep(self.rng.random() * 0.002)
         chance = self.rng.random()
         ok = False
-        if chance < 0.6:
+        # Only a lease that may be over can have been taken over.
+        expected = RETRY + ('ID003', 'ID004')
+        if lease > 1000:
+            event.ending = time.monotonic_ns()
+            expected = RETRY
+        elif chance < 0.7:
+            return
+        if self.rng.random() < 0.5:
             ok = self.transact(lambda events: self.complete(
-                events, event.subject, token), 0.1)
+                events, event.subject, token), 0.1, expected)
         if not ok:
             # Give up, if it is still ours; a lease of a minute must not stay.
-            name = 'idem_fail' if chance < 0.8 else 'idem_release'
+            name = 'idem_fail' if chance < 0.9 else 'idem_release'
             try:
                 self.execute("SELECT %s('h', '%s', claim_token => %d)"
                              % (name, event.subject, token))
             except psycopg2.Error as error:
-                if error.pgcode not in RETRY + ('ID003', 'ID004'):
+                if error.pgcode not in expected:
                     raise
-        event.given_up = time.monotonic_ns()
 
     def advance(self):
         """Action ids are drawn from a window that moves with time."""
@@ -254,6 +277,42 @@ def earlier(events, by, of):
         yield event, highest
 
 
+def in_parallel(callers, work):
+    """A thread each; raises the first error that one of them has met."""
+    def run(caller):
+        try:
+            work(caller)
+        except Exception as error:
+            errors.append(error)
+
+    errors = []
+    threads = [threading.Thread(target=run, args=(c,)) for c in callers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def storms(callers, query, seconds):
+    """dead leases have one heir each, however many go for them at once"""
+    until, rounds = time.monotonic() + seconds, 0
+    while rounds == 0 or time.monotonic() < until:
+        first, rounds = rounds * STORM_KEYS, rounds + 1
+        query("SELECT count(*) FROM generate_series(%d, %d) n, idem_claim("
+              "'storm', 'dead-lease-' || 10000000 + n, lease => '0 s')"
+              % (first, first + STORM_KEYS - 1))
+        in_parallel(callers, lambda caller: caller.execute(
+            'CALL storm(%d, %d)' % (first, STORM_KEYS)))
+    wrong = query("SELECT key, array_agg(w.claim_token), k.claim_token "
+                  "FROM idem_keys k LEFT JOIN winners w USING (key) "
+                  "WHERE scope = 'storm' GROUP BY key, k.claim_token HAVING "
+                  "array_agg(w.claim_token) <> ARRAY[k.claim_token]")
+    must(wrong == [], 'winners and holder', *wrong[:3])
+    return rounds * STORM_KEYS
+
+
 class Failure(Exception):
     pass
 
@@ -287,9 +346,11 @@ def check_keys(events, query):
                 must(told >= event.asked or token < event.token,
                      'token does not grow', event, token)
             for other in new:
-                must(not (other.asked > event.told and
-                          other.told < event.ending),
-                     'claimed while held', event, other)
+                # Each is the claimant from "told" to "ending", at least.
+                must(other is event or other.told > event.ending or
+                     event.told > other.ending or
+                     other.told > other.ending or event.told > event.ending,
+                     'two claimants at a time', event, other)
         done = [e for e in history if e.kind == 'complete' and e.committed]
         must(len(done) <= 1, 'completed twice', *done)
         must(effects[key] == len(done), '%d effects' % effects[key], *done)
@@ -426,20 +487,20 @@ def run(seed, seconds):
 
     until = time.monotonic() + seconds
     callers = [Caller('%d/%d' % (seed, n), until) for n in range(THREADS)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    problems = [c.problem for c in callers if c.problem]
+    problem = ''
+    try:
+        in_parallel(callers, Caller.run)
+    except Exception as error:
+        problem = '\n# ' + repr(error)
     print('%sok 2 - %d threads make %d calls without an error%s' % (
-        'not ' if problems else '', THREADS,
-        sum(len(c.events) for c in callers),
-        ''.join('\n# ' + p for p in problems)))
-    ok = not problems
+        'not ' if problem else '', THREADS,
+        sum(len(c.events) for c in callers), problem))
+    ok = not problem
     events = [event for caller in callers for event in caller.events]
-    for number, check in enumerate(CHECKS, 3):
+    for number, check in enumerate(CHECKS + (storms,), 3):
         try:
-            size = check(events, query)
+            size = check(callers, query, seconds / 4) if check is storms \
+                else check(events, query)
             must(size > 0, 'nothing was checked')
             verdict, detail = 'ok', ' (%d checked)' % size
         except Failure as failure:
