@@ -99,6 +99,7 @@ static IndexScanDesc begin_scan(IdemTable *table, const Datum *key,
 static AttrNumber first_key_column(Form_pg_index pkey);
 static void take_siread_locks(IdemTable *table, const Datum *key);
 static void accept_row(IdemTable *table);
+static bool is_own(TupleTableSlot *row);
 static ResultRelInfo *open_indexes(IdemTable *table);
 static bool same_columns(Form_pg_index a, Form_pg_index b);
 static void remember_insert(IdemTable *table, TupleTableSlot *slot);
@@ -231,6 +232,9 @@ idem_find_latest(IdemTable *table, const Datum *key)
 
 /*
  * Find the version of the row that an MVCC snapshot sees.
+ *
+ * A transaction's snapshot may see two: one that others have deleted since,
+ * and the one that we have put in its place.  Ours counts.
  */
 bool
 idem_find_visible(IdemTable *table, const Datum *key, Snapshot snapshot)
@@ -239,6 +243,9 @@ idem_find_visible(IdemTable *table, const Datum *key, Snapshot snapshot)
 	bool		found;
 
 	found = index_getnext_slot(scan, ForwardScanDirection, table->row);
+	if (found && IsolationUsesXactSnapshot() && !is_own(table->row) &&
+		index_getnext_slot(scan, ForwardScanDirection, lock_slot(table)))
+		ExecCopySlot(table->row, table->locked);
 	index_endscan(scan);
 
 	table->holder = InvalidTransactionId;
@@ -340,13 +347,7 @@ take_siread_locks(IdemTable *table, const Datum *key)
 static void
 accept_row(IdemTable *table)
 {
-	TransactionId xmin;
-	bool		isnull;
-
-	xmin = DatumGetTransactionId(slot_getsysattr(table->row,
-												 MinTransactionIdAttributeNumber,
-												 &isnull));
-	table->row_is_own = TransactionIdIsCurrentTransactionId(xmin);
+	table->row_is_own = is_own(table->row);
 
 	if (IsolationUsesXactSnapshot() && !table->row_is_own &&
 		!table_tuple_satisfies_snapshot(table->rel, table->row,
@@ -357,6 +358,19 @@ accept_row(IdemTable *table)
 				 errhint("The transaction might succeed if retried.")));
 
 	slot_getallattrs(table->row);
+}
+
+/*
+ * Has this transaction written the row?
+ */
+static bool
+is_own(TupleTableSlot *row)
+{
+	bool		isnull;
+	Datum		xmin = slot_getsysattr(row, MinTransactionIdAttributeNumber,
+									   &isnull);
+
+	return TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin));
 }
 
 /*
@@ -522,7 +536,8 @@ lock_row(IdemTable *table, LockTupleMode mode, LockWaitPolicy policy,
 }
 
 /*
- * A slot for lock_row(), which has no use for what it is given in it.
+ * A second slot, for lock_row(), which has no use for what it is given in it,
+ * and for idem_find_visible().
  */
 static TupleTableSlot *
 lock_slot(IdemTable *table)

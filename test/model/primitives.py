@@ -1,0 +1,580 @@
+"""
+The reference model: what each function of the extension does, step by step.
+
+To be read beside the reference in README.md.  Every function is a generator:
+it yields a Wait where the real call would sleep, gets back whether the holder
+ended (rather than the time ran out), and returns the answer, or raises
+Refused.  Rows are dictionaries and never changed, only replaced.
+"""
+
+from itertools import product
+
+from store import (NONE, ROW, SECOND, Moment, Refused, Store, Time, Token,
+                   Wait)
+
+HOUR = 3600 * SECOND
+DEFAULT_TTL = 24 * HOUR
+DEFAULT_LEASE = 60 * SECOND
+TOKEN_TTL = 7 * 24 * HOUR
+MAX_LEAD = HOUR                 # idempotency.max_action_id_lead
+MAX_ATTEMPTS = 3                # idempotency.outbox_max_attempts
+BACKOFF = SECOND
+
+COLUMNS = {
+    'keys': ('claim_token created_at completed_at lease_expires_at expires_at '
+             'attempt response_status state scope key request_hash '
+             'response_headers response_body response_bytes error '
+             'recovery_point recovery_state').split(),
+    'action_versions': 'last_action_id user_id entity_type entity_id'.split(),
+    'user_actions': ('last_action_id updated_at is_active user_id entity_type '
+                     'entity_id action_type').split(),
+    'aggregates': 'version aggregate'.split(),
+    'client_sequences': 'last_client_seq aggregate client_id'.split(),
+    'tokens': 'expires_at scope token'.split(),
+    'outbox': ('id created_at available_at acked_at attempt message_id state '
+               'topic message_key payload headers last_error').split(),
+}
+
+LOOKUP = ('state attempt request_hash response_status response_headers '
+          'response_body response_bytes error recovery_point recovery_state '
+          'created_at completed_at lease_expires_at expires_at').split()
+
+
+class Model(Store):
+
+    def __init__(self):
+        super().__init__()
+        self.policy = 'reuse'           # idempotency.expired_key_policy
+        self.tombstones = 0             # idempotency.tombstone_retention
+        self.retention = TOKEN_TTL      # idempotency.outbox_retention
+        self.last_token = 0             # the highest that was seen
+        self.moments = []               # of the call that is being made
+
+    def moment(self):
+        moment = Moment(self.now)
+        self.moments.append(moment)
+        return moment
+
+    def check_writes(self, tx):
+        if tx.read_only:
+            raise Refused('25006')
+
+    #
+    # Request keys
+    #
+
+    def claim(self, tx, key, request_hash, ttl, lease, wait):
+        self.check_writes(tx)
+        key = ('keys',) + key
+        while True:
+            found, row, holder = self.find(tx, key)
+            if found == NONE:
+                return self.take_claim(tx, key, None, request_hash, ttl, lease)
+            outcome = 'in_progress'
+            shown = None
+            if found == ROW:
+                outcome = self.judge(tx, key, row, request_hash)
+                shown = row
+                if outcome == 'new':
+                    if not holder:
+                        return self.take_claim(tx, key, row, request_hash,
+                                               ttl, lease)
+                    outcome, shown = 'in_progress', None
+            if outcome == 'in_progress' and holder and wait:
+                if (yield Wait(holder, key, wait)):
+                    continue
+            break
+        answer = dict(outcome=outcome)
+        if outcome in ('replay', 'erased'):
+            for column in ('response_status', 'response_headers',
+                           'response_body', 'response_bytes', 'expires_at'):
+                answer[column] = shown[column]
+        elif outcome == 'in_progress' and shown and key not in tx.writes:
+            answer['lease_expires_at'] = shown['lease_expires_at']
+        return self.claim_answer(answer)
+
+    def judge(self, tx, key, row, request_hash):
+        if row['expires_at'].is_past(self.now):
+            kept = Time(row['expires_at'].moment,
+                        row['expires_at'].after + self.tombstones)
+            if self.policy == 'reject' and \
+                    (self.tombstones == 0 or not kept.is_past(self.now)):
+                return 'expired'
+            return 'new'
+        if request_hash is not None and row['request_hash'] is not None and \
+                request_hash != row['request_hash']:
+            return 'hash_conflict'
+        if row['state'] in ('completed', 'erased', 'failed'):
+            return {'completed': 'replay', 'erased': 'erased',
+                    'failed': 'new'}[row['state']]
+        if key in tx.writes or not row['lease_expires_at'].is_past(self.now):
+            return 'in_progress'
+        return 'new'
+
+    def take_claim(self, tx, key, old, request_hash, ttl, lease):
+        moment = self.moment()
+        ttl = DEFAULT_TTL if ttl is None else ttl
+        lease = DEFAULT_LEASE if lease is None else lease
+        row = dict.fromkeys(COLUMNS['keys'])
+        row.update(claim_token=Token(self.last_token), state='started',
+                   scope=key[1], key=key[2], attempt=1,
+                   request_hash=request_hash, created_at=Time(moment, 0),
+                   expires_at=Time(moment, ttl),
+                   lease_expires_at=Time(moment, min(ttl, lease)))
+        if old and not old['expires_at'].is_past(self.now):
+            row.update(attempt=old['attempt'] + 1,
+                       created_at=old['created_at'],
+                       recovery_point=old['recovery_point'],
+                       recovery_state=old['recovery_state'])
+            if request_hash is None:
+                row['request_hash'] = old['request_hash']
+        self.write(tx, key, row)
+        tx.claims.add(row['claim_token'])
+        return self.claim_answer(dict(row, outcome='new'))
+
+    @staticmethod
+    def claim_answer(row):
+        return tuple(row.get(column) for column in (
+            'outcome', 'claim_token', 'attempt', 'response_status',
+            'response_headers', 'response_body', 'response_bytes',
+            'recovery_point', 'recovery_state', 'lease_expires_at',
+            'expires_at'))
+
+    def find_claim(self, tx, key, token):
+        row, holder = self.find_latest(tx, key)
+        if row is None or row['expires_at'].is_past(self.now):
+            raise Refused('ID004')
+        current = row['claim_token']
+        if token is None and not (key in tx.writes and current in tx.claims):
+            raise Refused('ID003')
+        if token is not None and token != current.value:
+            raise Refused('ID003')
+        return row, holder
+
+    def change_claim(self, tx, key, token, end, change):
+        """Returns the new row, or None if the claim has come to that end."""
+        key = ('keys',) + key
+        while True:
+            row, holder = self.find_claim(tx, key, token)
+            if row['state'] == end != 'started' or \
+                    (row['state'], end) == ('erased', 'completed'):
+                return None
+            if row['state'] != 'started':
+                raise Refused('ID004')
+            if not holder:
+                break
+            yield Wait(holder, key)
+        row = dict(row, state=end, **change)
+        lease = row['lease_expires_at']
+        if lease and lease.moment.low + lease.after > \
+                row['expires_at'].moment.low + row['expires_at'].after:
+            row['lease_expires_at'] = row['expires_at']
+        self.write(tx, key, row)
+        return row
+
+    def complete(self, tx, key, status, body, headers, token):
+        self.check_writes(tx)
+        row = yield from self.change_claim(tx, key, token, 'completed', dict(
+            completed_at=Time(self.moment(), 0), lease_expires_at=None,
+            response_status=status, response_headers=headers,
+            response_body=body if isinstance(body, str) else None,
+            response_bytes=body if isinstance(body, bytes) else None))
+        return row is not None,
+
+    def fail_claim(self, tx, key, error, token):
+        self.check_writes(tx)
+        change = dict(lease_expires_at=None)
+        if error is not None:
+            change['error'] = error
+        row = yield from self.change_claim(tx, key, token, 'failed', change)
+        return row is not None,
+
+    def checkpoint(self, tx, key, point, state, lease, token):
+        return (yield from self.renew(tx, key, lease, token, dict(
+            recovery_point=point, recovery_state=state)))
+
+    def heartbeat(self, tx, key, lease, token):
+        return (yield from self.renew(tx, key, lease, token, {}))
+
+    def renew(self, tx, key, lease, token, change):
+        self.check_writes(tx)
+        lease = DEFAULT_LEASE if lease is None else lease
+        change['lease_expires_at'] = Time(self.moment(), lease)
+        row = yield from self.change_claim(tx, key, token, 'started', change)
+        return row['lease_expires_at'],
+
+    def release(self, tx, key, token):
+        self.check_writes(tx)
+        key = ('keys',) + key
+        while True:
+            row, holder = self.find_latest(tx, key)
+            if row is None and token is not None and \
+                    0 < token <= self.last_token:
+                return False,
+            row, holder = self.find_claim(tx, key, token)
+            if row['state'] != 'started':
+                raise Refused('ID004')
+            if not holder:
+                break
+            yield Wait(holder, key)
+        self.write(tx, key, None)
+        return True,
+
+    def lookup(self, tx, key):
+        row = self.visible(tx, ('keys',) + key)
+        if row is None or row['expires_at'].is_past(self.now):
+            row = {}
+        return tuple(row.get(column) for column in LOOKUP)
+        yield
+
+    def forget(self, tx, key):
+        self.check_writes(tx)
+        key = ('keys',) + key
+        while True:
+            row, holder = self.find_latest(tx, key)
+            if row is None:
+                return False,
+            if not holder:
+                self.write(tx, key, None)
+                return True,
+            yield Wait(holder, key)
+
+    def erase(self, tx, key):
+        self.check_writes(tx)
+        key = ('keys',) + key
+        while True:
+            row, holder = self.find_latest(tx, key)
+            if row is None or row['state'] != 'completed':
+                return False,
+            if not holder:
+                self.write(tx, key, dict(
+                    row, state='erased', response_headers=None,
+                    response_body=None, response_bytes=None,
+                    recovery_state=None))
+                return True,
+            yield Wait(holder, key)
+
+    #
+    # User actions
+    #
+
+    def advance(self, tx, entity, action_id):
+        if action_id * 1000 > self.now + MAX_LEAD:
+            raise Refused('ID005')
+        self.check_writes(tx)
+        key = ('action_versions',) + entity
+        while True:
+            found, row, holder = self.find(tx, key)
+            if found == ROW and row['last_action_id'] >= action_id:
+                return False, row['last_action_id']
+            if not holder:
+                break
+            yield Wait(holder, key)
+        self.write(tx, key, dict(zip(COLUMNS['action_versions'],
+                                     (action_id,) + entity)))
+        return True, action_id
+
+    def act(self, tx, entity, action_type, wanted, action_id, excludes):
+        """idem_set, or idem_toggle where "wanted" is None."""
+        processed, last = yield from self.advance(tx, entity, action_id)
+        key = ('user_actions',) + entity + (action_type,)
+        if not processed:
+            row = tx.writes.get(key) or self.latest(key)[1]
+            return bool(row and row['is_active']), last, False
+        row = self.find_latest(tx, key)[0]
+        was = bool(row and row['is_active'])
+        active = not was if wanted is None else wanted
+        changes = [(key, active)] if active or was or wanted is None else []
+        for other in excludes or () if active else ():
+            key = ('user_actions',) + entity + (other,)
+            row = self.find_latest(tx, key)[0]
+            if row and row['is_active']:
+                changes.append((key, False))
+        for key, is_active in changes:
+            self.write(tx, key, dict(zip(COLUMNS['user_actions'], (
+                action_id, Time(self.moment(), 0), is_active) + key[1:])))
+        return active, last, True
+
+    def is_active(self, tx, entity, action_type):
+        row = self.visible(tx, ('user_actions',) + entity + (action_type,))
+        return bool(row and row['is_active']),
+        yield
+
+    #
+    # Client sequences
+    #
+
+    def append(self, tx, aggregate, client, first, count, expected, gaps,
+               wait):
+        self.check_writes(tx)
+        seq_key = ('client_sequences', aggregate, client)
+        agg_key = ('aggregates', aggregate)
+        end = first + count - 1
+        while True:
+            found, row, agg_holder = self.find(tx, agg_key)
+            version = row['version'] if row else 0
+            found, row, holder = self.find(tx, seq_key)
+            last = row['last_client_seq'] if row else 0
+            if end <= last:
+                return 'duplicate', last, version
+            if holder:
+                if wait and (yield Wait(holder, seq_key, wait)):
+                    continue
+                return 'in_flight', last, version
+            if first <= last:
+                return 'overlap', last, version
+            if not gaps and first != last + 1:
+                return 'gap', last, version
+            if agg_holder:
+                yield Wait(agg_holder, agg_key)
+                continue
+            if expected is not None and expected != version:
+                return 'version_conflict', last, version
+            break
+        self.write(tx, agg_key, dict(version=version + count,
+                                     aggregate=aggregate))
+        self.write(tx, seq_key, dict(last_client_seq=end, aggregate=aggregate,
+                                     client_id=client))
+        return 'appended', end, version + count
+
+    def last_client_seq(self, tx, aggregate, client):
+        row = self.visible(tx, ('client_sequences', aggregate, client))
+        return row['last_client_seq'] if row else 0,
+        yield
+
+    #
+    # Once-only tokens
+    #
+
+    def once(self, tx, scope, token, ttl):
+        self.check_writes(tx)
+        key = ('tokens', scope, token)
+        moment = self.moment()
+        while True:
+            found, row, holder = self.find(tx, key)
+            if found == ROW and not row['expires_at'].is_past(self.now):
+                return False,
+            if not holder:
+                break
+            yield Wait(holder, key)
+        ttl = TOKEN_TTL if ttl is None else ttl
+        self.write(tx, key, dict(expires_at=Time(moment, ttl),
+                                 scope=scope, token=token))
+        return True,
+
+    def once_array(self, tx, scope, tokens, ttl):
+        """Visits them in one order, whatever order they came in."""
+        self.check_writes(tx)
+        first = set()
+        for token in sorted(set(tokens)):
+            if (yield from self.once(tx, scope, token, ttl))[0]:
+                first.add(token)
+        return [(token,) for token in dict.fromkeys(tokens) if token in first]
+
+    #
+    # Outbox
+    #
+
+    def publish(self, tx, topic, payload, message_key, headers, delay):
+        """Answers with a function, as take does: the ids cannot be known."""
+        self.check_writes(tx)
+        moment = self.moment()
+
+        def accept(answer, is_dead):
+            message_id, ident = answer[0]
+            if ('outbox', ident) in self.versions:
+                return 'this id exists'
+            self.write(tx, ('outbox', ident), dict(
+                id=ident, created_at=Time(moment, 0),
+                available_at=Time(moment, delay or 0), acked_at=None,
+                attempt=0, message_id=message_id, state='pending',
+                topic=topic, message_key=message_key, payload=payload,
+                headers=headers, last_error=None))
+
+        return accept
+        yield
+
+    def outbox(self, tx):
+        """The messages that the snapshot sees, in order."""
+        keys = set(k for k in self.versions if k[0] == 'outbox')
+        keys.update(k for k in tx.writes if k[0] == 'outbox')
+        for key in sorted(keys):
+            row = self.visible(tx, key)
+            if row:
+                yield key, row
+
+    def takeable(self, tx, topics):
+        """
+        What a take without a limit would take or, after the last attempt,
+        declare dead, as lists that each leave in order; and those keys that
+        come to a message without a key, each by itself.
+        """
+        lanes, stopped = {}, set()
+        for key, row in self.outbox(tx):
+            if row['state'] != 'pending' or \
+                    (topics is not None and row['topic'] not in topics):
+                continue
+            lane = (row['topic'], row['message_key'])
+            if row['message_key'] is None:
+                lane = key
+            if lane in stopped:
+                continue
+            if not (row['available_at'].is_past(self.now) and
+                    self.is_writable(tx, key)):
+                stopped.add(lane)
+                continue
+            lanes.setdefault(lane, []).append((key, row))
+            if max(MAX_ATTEMPTS // 2, 1) <= row['attempt'] < MAX_ATTEMPTS:
+                stopped.add(lane)
+        return lanes
+
+    def take(self, tx, limit, lease, topics):
+        """
+        Chance decides which messages come if there are more than "limit", so
+        the answer is a function that accepts or refuses the real one, and
+        takes it over.  It calls is_dead(id) where chance has decided.
+        """
+        self.check_writes(tx)
+        lanes = self.takeable(tx, topics)
+
+        def accept(answer, is_dead):
+            moment = self.moment()
+            got = {answered[0]: answered for answered in answer}
+            order = [answered[0] for answered in answer]
+            for lane in lanes.values():
+                ids = [key[1] for key, row in lane
+                       if row['attempt'] < MAX_ATTEMPTS]
+                taken = [ident for ident in order if ident in ids]
+                if taken != ids[:len(taken)]:
+                    return 'out of order: %s of %s' % (taken, ids)
+                if len(order) < limit and taken != ids:
+                    return 'left behind: %s of %s' % (ids[len(taken):], ids)
+                for key, row in lane:
+                    ident = key[1]
+                    if ident in got:
+                        row = dict(row, attempt=row['attempt'] + 1,
+                                   available_at=Time(moment, lease))
+                        if not matches(tuple(row[c] for c in (
+                                'id', 'message_id', 'topic', 'message_key',
+                                'payload', 'headers', 'attempt',
+                                'created_at')), got.pop(ident)):
+                            return 'not this message: %s' % row
+                        self.write(tx, key, row)
+                    elif row['attempt'] >= MAX_ATTEMPTS:
+                        must = len(order) < limit or \
+                            any(later > ident for later in taken)
+                        if must or is_dead(ident):
+                            self.write(tx, key, dict(
+                                row, state='dead', last_error=row['last_error']
+                                or 'The last lease ran out.'))
+            for (key, row), (other, earlier) in product(
+                    [lane[0] for lane in lanes.values()], repeat=2):
+                if row['message_key'] is earlier['message_key'] is None and \
+                        row['topic'] == earlier['topic'] and \
+                        key[1] in order and other[1] not in order and \
+                        earlier['attempt'] < MAX_ATTEMPTS and \
+                        earlier['available_at'].is_before(row['available_at']):
+                    return 'passed over: %s' % earlier
+            if got or len(order) > limit or len(set(order)) != len(order):
+                return 'must not be taken: %s' % (list(got) or order)
+            return None
+
+        return accept
+        yield
+
+    def ack(self, tx, idents):
+        self.check_writes(tx)
+        acked = 0
+        for ident in sorted(idents):
+            key = ('outbox', ident)
+            moment = self.moment()
+            while True:
+                row, holder = self.find_latest(tx, key)
+                if row is None or row['state'] == 'acked':
+                    break
+                if not holder:
+                    acked += 1
+                    self.write(tx, key, dict(row, state='acked',
+                                             acked_at=Time(moment, 0)))
+                    break
+                yield Wait(holder, key)
+        return acked,
+
+    def nack(self, tx, ident, error, pause, attempt):
+        self.check_writes(tx)
+        key = ('outbox', ident)
+        moment = self.moment()
+        while True:
+            row, holder = self.find_latest(tx, key)
+            if row is None or row['state'] == 'acked' or \
+                    attempt not in (None, row['attempt']):
+                return 'lost',
+            if row['state'] == 'dead':
+                return 'dead',
+            if not holder:
+                break
+            yield Wait(holder, key)
+        state = 'pending' if row['attempt'] < MAX_ATTEMPTS else 'dead'
+        available = Time(moment, pause or 0)
+        if pause is None:
+            backoff = BACKOFF * 2 ** max(row['attempt'] - 1, 0)
+            available = Time(moment, backoff // 2, backoff)
+        self.write(tx, key, dict(row, state=state, available_at=available,
+                                 last_error=row['last_error']
+                                 if error is None else error))
+        return state,
+
+    def requeue(self, tx, idents):
+        self.check_writes(tx)
+        count = 0
+        if idents is None:
+            idents = [key[1] for key, row in self.outbox(tx)
+                      if row['state'] == 'dead']
+        for ident in sorted(idents):
+            key = ('outbox', ident)
+            moment = self.moment()
+            while True:
+                row, holder = self.find_latest(tx, key)
+                if row is None or row['state'] != 'dead':
+                    break
+                if not holder:
+                    count += 1
+                    self.write(tx, key, dict(
+                        row, state='pending', attempt=0,
+                        available_at=Time(moment, 0)))
+                    break
+                yield Wait(holder, key)
+        return count,
+
+    #
+    # Cleanup
+    #
+
+    def cleanup(self, tx):
+        self.check_writes(tx)
+        keeps = dict(keys=self.tombstones if self.policy == 'reject' else 0,
+                     tokens=0, outbox=self.retention)
+        counts = dict.fromkeys(keeps, 0)
+        for key in set(self.versions) | set(tx.writes):
+            if key[0] not in keeps:
+                continue
+            row = self.visible(tx, key)
+            ends = row and row['acked_at' if key[0] == 'outbox'
+                               else 'expires_at']
+            if ends and self.is_writable(tx, key) and \
+                    Time(ends.moment, ends.after + keeps[key[0]],
+                         ends.at_most + keeps[key[0]]).is_past(self.now):
+                counts[key[0]] += 1
+                self.write(tx, key, None)
+        return tuple(counts.values())
+        yield
+
+
+def matches(expected, found):
+    """Is this the answer, or row?  Pins down times and tokens."""
+    if isinstance(expected, (tuple, list)):
+        return len(expected) == len(found) and \
+            all([matches(e, f) for e, f in zip(expected, found)])
+    if isinstance(expected, (Time, Token)):
+        return found is not None and expected.meet(found)
+    return expected == found

@@ -1,0 +1,180 @@
+"""
+Random steps.  Few keys and many sessions, so that calls meet; an episode uses
+some of the primitives only, so that they meet more often.
+"""
+
+from primitives import HOUR, SECOND
+from world import LIMIT_MS
+
+SHORT = LIMIT_MS * 1000
+SETTINGS = [('reuse', 0, 'week')] * 3 + [
+    ('reject', 0, 'week'), ('reject', HOUR, 'none'), ('reuse', HOUR, 'none')]
+
+KEYS = [('shop', 'key-0000000000-%d' % n) for n in (1, 2)] + \
+    [('bank', 'key-0000000000-1')]
+HASHES = [None, None, b'\x01' * 32, b'\x01' * 32, b'\x01' * 32, b'\x02' * 32]
+TTLS = [None] * 6 + [HOUR, HOUR, 0]
+LEASES = [None, None, 0, 2 * HOUR, 600 * SECOND]
+WAITS = [None, None, 0, HOUR, HOUR, HOUR]
+TOKENS = ['current'] * 8 + ['none'] * 3 + ['stale', 'never', 'foreign']
+TYPES = ['like', 'dislike', 'share']
+ENTITIES = [('ann', 'post', '1'), ('bob', 'post', '1')]
+TOPICS = ['orders', 'mails']
+
+
+# What is likely to have an effect on a record in this state.
+FITTING = {
+    None: ('claim',),
+    'started': ('complete', 'complete', 'checkpoint', 'checkpoint',
+                'fail_claim', 'heartbeat'),
+    'failed': ('claim', 'claim', 'lookup'),
+    'completed': ('claim', 'claim', 'erase'),
+    'erased': ('claim',),
+}
+
+
+def claims(rng, world, tx):
+    key = rng.choice(KEYS)
+    token = rng.choice(TOKENS)
+    kind = rng.choices(
+        ('claim', 'complete', 'checkpoint', 'heartbeat', 'fail_claim',
+         'release', 'lookup', 'forget', 'erase'),
+        (34, 14, 5, 5, 7, 6, 8, 1, 3))[0]
+    if rng.random() < 0.5:
+        row = tx and tx.writes.get(('keys',) + key) or \
+            world.model.latest(('keys',) + key)[1]
+        kind = rng.choice(FITTING[row and row['state']])
+    if kind == 'claim':
+        wait = SHORT if rng.random() < 0.03 else rng.choice(WAITS)
+        return kind, (key, rng.choice(HASHES), rng.choice(TTLS),
+                      rng.choice(LEASES), wait)
+    if kind == 'complete':
+        body = rng.choice((None, 'text \u00fc', '', b'', b'\x00\xff\\'))
+        return kind, (key, rng.choice((200, 402)), body,
+                      rng.choice((None, '{"a":  1, "a": 2}')), token)
+    if kind == 'fail_claim':
+        return kind, (key, rng.choice((None, 'no', "it's")), token)
+    if kind == 'checkpoint':
+        return kind, (key, rng.choice(('begun', 'charged')),
+                      rng.choice((None, '{"b" :1}')), rng.choice(LEASES),
+                      token)
+    if kind == 'heartbeat':
+        return kind, (key, rng.choice(LEASES), token)
+    if kind == 'release':
+        return kind, (key, token)
+    return kind, (key,)
+
+
+def actions(rng, world, tx):
+    entity = rng.choice(ENTITIES)
+    # Mostly increasing, in a range that is used up within an episode.
+    action_id = rng.randint(-2, 40)
+    if rng.random() < 0.02:
+        action_id = 9 * 10 ** 15
+    kind = rng.choices(('act', 'advance', 'is_active'), (8, 4, 3))[0]
+    if kind == 'advance':
+        return kind, (entity, action_id)
+    if kind == 'is_active':
+        return kind, (entity, rng.choice(TYPES))
+    action_type = rng.choice(TYPES)
+    excludes = rng.choice((None, None, [
+        t for t in TYPES if t != action_type]))
+    wanted = rng.choice((True, True, False, None))      # None: toggle
+    if wanted is None:
+        excludes = None
+    return kind, (entity, action_type, wanted, action_id, excludes)
+
+
+def sequences(rng, world, tx):
+    aggregate, client = rng.choice('xxy'), rng.choice('12')
+    if rng.random() < 0.1:
+        return 'last_client_seq', (aggregate, client)
+    return 'append', (aggregate, client, rng.randint(1, 14),
+                      rng.choice((1, 1, 2, 3)),
+                      rng.choice((None, None, None, rng.randint(0, 12))),
+                      rng.random() < 0.6,
+                      SHORT if rng.random() < 0.03 else rng.choice(WAITS))
+
+
+def tokens(rng, world, tx):
+    scope, ttl = 'form', rng.choice((None, None, None, HOUR, 0))
+    if rng.random() < 0.6:
+        return 'once', (scope, rng.choice('abcde'), ttl)
+    return 'once_array', (scope, rng.choices('abcde', k=rng.randint(0, 4)),
+                          ttl)
+
+
+def outbox(rng, world, tx, published=8):
+    kind = rng.choices(('publish', 'take', 'ack', 'nack', 'requeue'),
+                       (7, 9, 4, 7, 1))[0]
+    number = rng.randrange(published)
+    if kind == 'publish':
+        return kind, (rng.choice(TOPICS), '{"n": %d}' % rng.randint(0, 99),
+                      rng.choice((None, 'k', 'k', 'l')),
+                      rng.choice((None, '{"h": true}')),
+                      rng.choice((None, None, None, None, 0, HOUR)))
+    if kind == 'take':
+        return kind, (rng.choice((1, 2, 100, 100)),
+                      rng.choice((0, 0, HOUR)),
+                      rng.choice((None, ['orders'], ['mails', 'orders',
+                                                     'mails'])))
+    if kind == 'nack':
+        return kind, (number, rng.choice((None, 'refused')),
+                      rng.choice((None, 0, 0, 0, HOUR)),
+                      rng.choice((None, None, 0, -1, 1)))
+    idents = [rng.randrange(published) for n in range(rng.randint(1, 4))]
+    if kind == 'requeue' and rng.random() < 0.5:
+        idents = None
+    return kind, (idents,)
+
+
+PRIMITIVES = [claims, claims, claims, actions, sequences, tokens, outbox]
+AGES = {claims: (('keys', 'expires_at', (0, 2 * HOUR)),
+                 ('keys', 'lease_expires_at', (0,)),
+                 ('keys', 'lease_expires_at', (0,))),
+        tokens: (('tokens', 'expires_at', (0,)),),
+        outbox: (('outbox', 'available_at', (0,)),)}
+
+
+def random_step(rng, world, primitives):
+    """A step for the world as it is; it may yet make no sense."""
+    if rng.random() < 0.05:
+        kind = rng.choice(primitives)
+        if kind in AGES:
+            table, column, how_far = rng.choice(AGES[kind])
+            return 'age', table, rng.randrange(4), column, rng.choice(how_far)
+    chance = rng.random()
+    if world.prepared and chance < 0.06:
+        return rng.choice(('commit prepared', 'rollback prepared')),
+    blocked = [n for n, s in enumerate(world.sessions) if s.blocked]
+    if blocked and chance < 0.1:
+        return 'cancel', rng.choice(blocked)
+    if chance > 0.998:
+        return 'terminate', rng.randrange(len(world.sessions))
+    free = [n for n, s in enumerate(world.sessions) if not s.blocked]
+    if not free:
+        return 'commit prepared',
+    number = rng.choice(free)
+    tx = world.sessions[number].tx
+    chance = rng.random()
+    if tx is None and chance < 0.4:
+        return ('begin', number,
+                rng.choices(('rc', 'rr', 'ser'), (6, 3, 1))[0],
+                rng.random() < 0.06)
+    if tx is not None:
+        name = rng.choice('ab')
+        bounds = ((0.12, 'commit'), (0.17, 'rollback'), (0.20, 'prepare'),
+                  (0.28, 'savepoint'), (0.34, 'rollback to'),
+                  (0.37, 'release'))
+        if tx.failed and chance < 0.9:
+            return rng.choice((('commit', number), ('rollback', number),
+                               ('rollback to', number, name)))
+        for bound, kind in bounds:
+            if chance < bound:
+                return (kind, number, name) if kind in (
+                    'savepoint', 'rollback to', 'release') else (kind, number)
+    kind = rng.choice(primitives)
+    name, args = ('cleanup', ()) if rng.random() < 0.02 else \
+        kind(rng, world, tx)
+    limit = rng.choice((None,) * 30 + ('lock_timeout', 'statement_timeout'))
+    return 'call', number, name, args, limit
