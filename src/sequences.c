@@ -263,9 +263,7 @@ try_append(const AppendRequest *request, IdemTable *aggregates,
 		else
 		{
 			*suspect = aggregates->holder;
-			(void) idem_wait_until(aggregates,
-								   idem_add_ms(GetCurrentTimestamp(),
-											   TWIN_MS));
+			idem_wait_briefly(aggregates, TWIN_MS);
 		}
 		return UNDECIDED;
 	}

@@ -66,12 +66,16 @@
 #include "catalog/pg_type_d.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
+#include "pgstat.h"
+#include "storage/latch.h"
 #include "storage/lmgr.h"
+#include "storage/proc.h"
 #include "storage/procarray.h"
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
+#include "utils/timeout.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
@@ -624,7 +628,24 @@ idem_wait(IdemTable *table)
 }
 
 /*
- * Likewise, but not past "deadline".  Returns false if the holder was still
+ * Sleep until table->holder has ended, but for a few milliseconds only; that
+ * is not worth a subtransaction, as idem_wait_until() needs.
+ */
+void
+idem_wait_briefly(IdemTable *table, int ms)
+{
+	while (ms-- > 0 && TransactionIdIsInProgress(table->holder))
+	{
+		CHECK_FOR_INTERRUPTS();
+		(void) WaitLatch(MyLatch,
+						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 1, PG_WAIT_EXTENSION);
+		ResetLatch(MyLatch);
+	}
+}
+
+/*
+ * Sleep like idem_wait(), but not past "deadline".  Returns false if the holder was still
  * there by then.
  */
 bool
@@ -663,6 +684,7 @@ wait_with_timeout(IdemTable *table, int timeout)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
+	TimestampTz start = GetCurrentTimestamp();
 	volatile bool ended = true;
 	char		value[16];
 
@@ -696,6 +718,14 @@ wait_with_timeout(IdemTable *table, int timeout)
 		if (edata->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
 			ReThrowError(edata);
 		FreeErrorData(edata);
+
+		/* Of two timeouts at once the server reports one, and drops both. */
+		if (StatementTimeout > 0 &&
+			!get_timeout_active(STATEMENT_TIMEOUT) &&
+			get_timeout_finish_time(STATEMENT_TIMEOUT) > start)
+			ereport(ERROR,
+					(errcode(ERRCODE_QUERY_CANCELED),
+					 errmsg("canceling statement due to statement timeout")));
 		ended = false;
 	}
 	PG_END_TRY();

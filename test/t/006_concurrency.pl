@@ -8,6 +8,7 @@ use List::Util qw(shuffle);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes qw(usleep);
 use IdempotencyTest;
 
 my $node = new_node('concurrency', conf => 'deadlock_timeout = 200ms');
@@ -465,6 +466,26 @@ is( $node->safe_psql('postgres',
 			WHERE scope = 'mixed' AND state IN ('started', 'failed') OFFSET 0) AS k,
 			idem_claim('mixed', k.key) AS c WHERE c.outcome <> 'new'"),
 	"\n0", 'mixed: nothing is left that blocks');
+
+#
+# Two timeouts at once
+#
+
+# The server reports one of them only, and an idem_claim() that is over its
+# wait must not take that for the whole.  The sleeper is stopped until both
+# have come.
+my $holder = session($node);
+$holder->run("BEGIN; SELECT outcome FROM idem_claim('timeouts', 'key-of-the-holder')");
+my $sleeper = session($node);
+$sleeper->run("SET statement_timeout = '120ms'");
+$sleeper->send("DO \$\$ BEGIN PERFORM idem_claim('timeouts', 'key-of-the-holder', wait => '100 ms'); PERFORM pg_sleep(5); END \$\$");
+wait_for_block($node, $sleeper->pid);
+kill 'STOP', $sleeper->pid;
+usleep(300_000);
+kill 'CONT', $sleeper->pid;
+is($sleeper->result, 'ERROR 57014',
+	'statement_timeout is not lost when it comes with the end of the wait');
+$holder->run('ROLLBACK');
 
 $node->stop;
 done_testing();
