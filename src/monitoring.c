@@ -187,7 +187,7 @@ count_past_dead_rows(IdemScan *scan, const Source *source, TimestampTz until,
 			found = true;
 		}
 		else if (probe.complete)
-			break;
+			to = middle;
 		else
 			from = probe.last;
 	}
