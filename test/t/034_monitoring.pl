@@ -298,7 +298,8 @@ foreach my $case ([ '0.5 s', 'ok' ], [ '3 s', 'warning' ], [ '1 min', 'critical'
 
 	is(status_after('clock', "SELECT idem_publish('m', '{}'); UPDATE idem_outbox SET created_at = clock_timestamp() + interval '$lead'"),
 		$status, "clock: a message from the future, $lead: $status");
-	is(status_after('clock', "SELECT idem_claim('m', 'from-the-future-0'); UPDATE idem_keys SET created_at = clock_timestamp() + interval '$lead'"),
+	is(status_after('clock', "SELECT idem_claim('m', 'of-the-present-00'), idem_claim('m', 'from-the-future-0');
+			UPDATE idem_keys SET created_at = clock_timestamp() + interval '$lead' WHERE key LIKE 'from%'"),
 		$status, "clock: a claim from the future, $lead: $status");
 }
 
@@ -454,6 +455,7 @@ foreach my $case ([ 3000, 'ok' ], [ 4000, 'warning' ], [ 5700, 'warning' ], [ 60
 # Standby
 #
 
+$node->safe_psql($database, 'ANALYZE idem_tokens');
 $node->backup('base');
 $node->safe_psql($database, q{SELECT pg_create_physical_replication_slot('feedback')});
 my $standby = PostgreSQL::Test::Cluster->new('standby');
@@ -467,8 +469,7 @@ $samples = metrics($standby, $database);
 ok(defined $samples, 'standby: idem_metrics');
 is($samples->{'idempotency_outbox_messages{"state": "dead"}'}{value}, 5000, 'standby: with what is in the tables');
 is($samples->{'idempotency_records{"state": "live", "table": "idem_tokens"}'}{value},
-	$standby->safe_psql($database, q{SELECT reltuples FROM pg_class WHERE relname = 'idem_tokens'}),
-	'standby: live records as the catalog has them');
+	1000, 'standby: live records as the catalog has them');
 is( $standby->safe_psql($database, q{SELECT check_name, status, detail FROM idem_health() WHERE check_name IN ('worker', 'bloat')}),
 	'worker|ok|no cleanup has ended yet; not judged, because no worker comes here: this server is a standby' . "\n"
 	  . 'bloat|ok|not known on a standby', 'standby: what only the primary knows');
