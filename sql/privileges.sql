@@ -54,8 +54,8 @@ ROLLBACK;
 -- The row types of the tables and of the view: a stranger's column of such a type would stand in the way of any change.
 SELECT relname, has_type_privilege('public', reltype, 'USAGE') AS public, has_type_privilege('regress_idem_monitor', reltype, 'USAGE') AS monitor
 	FROM pg_class JOIN members ON oid = objid AND classid = 'pg_class'::regclass WHERE reltype <> 0 ORDER BY relname COLLATE "C";
--- Nothing runs with other rights than its caller's.
-SELECT proname FROM pg_proc JOIN members ON oid = objid AND classid = 'pg_proc'::regclass WHERE prosecdef;
+-- Monitoring runs with the owner's rights, and nothing else.
+SELECT proname FROM pg_proc JOIN members ON oid = objid AND classid = 'pg_proc'::regclass WHERE prosecdef ORDER BY proname;
 SET ROLE regress_idem_nobody;
 \set VERBOSITY sqlstate
 SELECT idem_key_is_valid('x');

@@ -253,6 +253,13 @@ SELECT topic, state, count(*) FROM idem_outbox GROUP BY topic, state ORDER BY to
 SELECT claims_new > 0 AS claims, completions > 0 AS completions FROM idem_stats
 WHERE datname = current_database();
 
+-- Monitoring
+SELECT check_name, status FROM idem_health() WHERE check_name <> 'worker' ORDER BY check_name;
+
+-- Monitoring
+SELECT outcome FROM idem_claim('billing', 'invoice-1005-payment', lease => '0 seconds');
+SELECT scope, key, attempt, recovery_point FROM idem_stuck(older_than => '0 seconds');
+
 -- Cleanup
 SELECT * FROM idem_cleanup();
 

@@ -24,6 +24,8 @@
 
 PG_MODULE_MAGIC;
 
+bool		idem_preloaded = false;
+
 void		_PG_init(void);
 
 /*
@@ -34,7 +36,8 @@ _PG_init(void)
 {
 	idem_define_settings();
 	idem_register_function_scan();
-	if (process_shared_preload_libraries_in_progress && !IsBinaryUpgrade)
+	idem_preloaded = process_shared_preload_libraries_in_progress;
+	if (idem_preloaded && !IsBinaryUpgrade)
 		idem_register_launcher();
 }
 

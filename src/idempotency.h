@@ -22,6 +22,9 @@ typedef struct IdemResultType
 	TupleDesc	desc;
 } IdemResultType;
 
+/* Was the library loaded by the postmaster, so that there are workers? */
+extern bool idem_preloaded;
+
 extern Datum idem_name_arg(FunctionCallInfo fcinfo, int n, const char *name);
 extern Datum idem_check_name(Datum value, const char *name);
 extern Datum idem_required_arg(FunctionCallInfo fcinfo, int n,

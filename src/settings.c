@@ -40,12 +40,22 @@ int			idem_cleanup_batch_size;
 char	   *idem_databases;
 int			idem_max_response_size;
 
+/* Thresholds of idem_health(), which reads them from pg_settings. */
+static double health_worker;
+static double health_cleanup_lag;
+static double health_outbox_oldest;
+static int	health_dead_letters;
+static int	health_stuck_leases;
+static double health_bloat;
+static double health_clock;
+
 static const struct config_enum_entry expired_key_policies[] = {
 	{"reuse", IDEM_EXPIRED_REUSE, false},
 	{"reject", IDEM_EXPIRED_REJECT, false},
 	{NULL, 0, false}
 };
 
+static void define_health_settings(void);
 static void define_time(const char *name, const char *short_desc,
 						const char *long_desc, double *variable,
 						double boot_value, GucContext context);
@@ -132,7 +142,44 @@ idem_define_settings(void)
 							&idem_max_response_size, 1024 * 1024, 0, INT_MAX,
 							PGC_SUSET, GUC_UNIT_BYTE, NULL, NULL, NULL);
 
+	define_health_settings();
 	MarkGUCPrefixReserved("idempotency");
+}
+
+/*
+ * What idem_health() warns of, one setting for each check, named after it.
+ */
+static void
+define_health_settings(void)
+{
+	static const char *const zero_is_off = "Zero turns the check off.";
+
+	define_time("idempotency.health_worker",
+				"How long after the last cleanup idem_health() warns.",
+				zero_is_off, &health_worker, 5 * MS_PER_MINUTE, PGC_SUSET);
+	define_time("idempotency.health_cleanup_lag",
+				"How overdue the deletion of a record must be for idem_health() to warn.",
+				zero_is_off, &health_cleanup_lag, 10 * MS_PER_MINUTE,
+				PGC_SUSET);
+	define_time("idempotency.health_outbox_oldest",
+				"How long a message must have been due for idem_health() to warn.",
+				zero_is_off, &health_outbox_oldest, 5 * MS_PER_MINUTE,
+				PGC_SUSET);
+	DefineCustomIntVariable("idempotency.health_dead_letters",
+							"From how many dead messages on idem_health() warns.",
+							zero_is_off, &health_dead_letters, 1, 0, INT_MAX,
+							PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("idempotency.health_stuck_leases",
+							"From how many abandoned claims on idem_health() warns.",
+							zero_is_off, &health_stuck_leases, 10, 0, INT_MAX,
+							PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomRealVariable("idempotency.health_bloat",
+							 "From which share of dead rows in a table on idem_health() warns.",
+							 zero_is_off, &health_bloat, 0.5, 0, 1,
+							 PGC_SUSET, 0, NULL, NULL, NULL);
+	define_time("idempotency.health_clock",
+				"How far the clock must have gone back for idem_health() to warn.",
+				zero_is_off, &health_clock, 1000, PGC_SUSET);
 }
 
 static void

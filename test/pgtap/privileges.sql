@@ -118,7 +118,25 @@ INSERT INTO administrator_calls VALUES
 	('idem_stats_data()',
 		$$SELECT idem_stats_data()$$),
 	('idem_stats_reset()',
-		$$SELECT idem_stats_reset()$$);
+		$$SELECT idem_stats_reset()$$),
+	('idem_metrics()',
+		$$SELECT idem_metrics()$$),
+	('idem_health()',
+		$$SELECT idem_health()$$),
+	('idem_stuck(interval)',
+		$$SELECT idem_stuck()$$),
+	('idem_monitoring_data()',
+		$$SELECT idem_monitoring_data()$$),
+	('idem_table_stats()',
+		$$SELECT idem_table_stats()$$),
+	('idem_worker_absence()',
+		$$SELECT idem_worker_absence()$$),
+	('idem_vacuum_holder()',
+		$$SELECT idem_vacuum_holder()$$),
+	('idem_redacted_key(text)',
+		$$SELECT idem_redacted_key('key-of-privileges')$$),
+	('idem_check_interval(interval, text)',
+		$$SELECT idem_check_interval('0', 'value')$$);
 
 CREATE TEMP TABLE tables (
 	name name,
@@ -213,9 +231,12 @@ CREATE TEMP TABLE monitoring (
 );
 INSERT INTO monitoring VALUES
 	('idem_stats_data()', 'EXECUTE', false),
+	('idem_metrics()', 'EXECUTE', false),
+	('idem_health()', 'EXECUTE', false),
+	('idem_stuck(interval)', 'EXECUTE', false),
 	('idem_stats', 'SELECT', false);
 
-SELECT plan(465);
+SELECT plan(520);
 
 --
 -- Nobody but the installer has anything
@@ -320,15 +341,16 @@ FROM privileges WHERE grantee = '"Idem test ""app""; --"'::regrole;
 --
 SELECT is(pg_temp.outcome_of('idem_test_monitor', statement), 'allowed',
 	'a member of pg_monitor: ' || statement || ' is allowed')
-FROM (VALUES ('SELECT FROM idem_stats'), ('SELECT idem_stats_data()'))
-	AS v (statement);
+FROM (VALUES ('SELECT FROM idem_stats'), ('SELECT idem_stats_data()'),
+	('SELECT idem_metrics()'), ('SELECT idem_health()'),
+	('SELECT idem_stuck()')) AS v (statement);
 SELECT is(pg_temp.outcome_of('idem_test_monitor', call),
 	'42501: permission denied for function '
 	|| CASE WHEN call LIKE '%; %' THEN 'idem_claim'
 		ELSE split_part(signature, '(', 1) END,
 	'a member of pg_monitor: ' || signature || ': 42501')
 FROM (TABLE calls UNION ALL TABLE administrator_calls) AS c
-WHERE signature <> 'idem_stats_data()';
+WHERE signature NOT IN (SELECT object FROM monitoring);
 SELECT is(left(pg_temp.outcome_of('idem_test_monitor', statement), 6),
 	'42501:', 'a member of pg_monitor: ' || statement || ': 42501')
 FROM table_accesses WHERE statement <> 'SELECT FROM idem_stats';
@@ -541,6 +563,42 @@ SELECT is(pg_temp.outcome_of('idem_test_installer',
 FROM (VALUES ('oid', 'regrole', '='), ('oid', 'regclass', '='),
 	('oid', 'int', '='), ('name', 'text', '='))
 	AS v (left_type, right_type, operator);
+-- What runs with the rights of a superuser is offered all sorts of operators,
+-- and takes none.
+SELECT is(pg_temp.outcome_of('idem_test_installer', $test$
+	DO $$
+	DECLARE
+		l text;
+		r text;
+		operator text;
+	BEGIN
+		FOREACH l IN ARRAY '{oid,name,text,int,bigint,real,double precision,
+			numeric,"\"char\"",timestamptz,interval,text[]}'::text[] LOOP
+			FOREACH r IN ARRAY '{oid,regclass,name,text,int,bigint,
+				double precision,numeric,timestamptz,interval,
+				text[]}'::text[] LOOP
+				EXECUTE format('CREATE FUNCTION idem.captures(%1$s, %2$s)
+					RETURNS boolean LANGUAGE plpgsql AS $f$
+					BEGIN
+						RAISE ''captured by %1$s, %2$s''
+							USING ERRCODE = ''CA001'';
+					END $f$', l, r);
+				FOREACH operator IN ARRAY
+					'{=,<>,<,>,<=,>=,||,+,-,*,/}'::text[] LOOP
+					EXECUTE format('CREATE OPERATOR idem.%s (LEFTARG = %s,
+						RIGHTARG = %s, FUNCTION = idem.captures)',
+						operator, l, r);
+				END LOOP;
+			END LOOP;
+		END LOOP;
+	END
+	$$;
+	CREATE EXTENSION idempotency SCHEMA idem;
+	SELECT idem.idem_claim('s', 'key-of-privileges', lease => '0'),
+		idem.idem_publish('t', '{}');
+	SELECT idem.idem_metrics(), idem.idem_health(), idem.idem_stuck('0')
+	$test$), 'allowed',
+	'the owner of the schema cannot capture an operator in monitoring');
 SELECT matches(pg_temp.outcome_of('idem_test_installer', statement || ';
 		CREATE EXTENSION idempotency SCHEMA idem'), '^42(P07|723|710): ',
 	'what is there already is not taken over: ' || statement)

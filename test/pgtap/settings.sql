@@ -61,6 +61,20 @@ INSERT INTO promised VALUES
 		NULL, NULL, 'on'),
 	('idempotency.max_response_size', '1MB', '1048576', 'integer', 'B',
 		'superuser', '0', '2147483647', '64kB'),
+	('idempotency.health_worker', '5min', '300000', 'real', 'ms',
+		'superuser', '0', '36525d', '1h'),
+	('idempotency.health_cleanup_lag', '10min', '600000', 'real', 'ms',
+		'superuser', '0', '36525d', '1h'),
+	('idempotency.health_outbox_oldest', '5min', '300000', 'real', 'ms',
+		'superuser', '0', '36525d', '1h'),
+	('idempotency.health_dead_letters', '1', '1', 'integer', NULL,
+		'superuser', '0', '2147483647', '10'),
+	('idempotency.health_stuck_leases', '10', '10', 'integer', NULL,
+		'superuser', '0', '2147483647', '100'),
+	('idempotency.health_bloat', '0.5', '0.5', 'real', NULL, 'superuser',
+		'0', '1', '0.25'),
+	('idempotency.health_clock', '1s', '1000', 'real', 'ms', 'superuser',
+		'0', '36525d', '250ms'),
 	('idempotency.cleanup_interval', '1min', '60000', 'real', 'ms', 'sighup',
 		'0', '36525d', '5min'),
 	('idempotency.cleanup_batch_size', '10000', '10000', 'integer', NULL,
@@ -68,7 +82,7 @@ INSERT INTO promised VALUES
 	('idempotency.databases', '*', '*', 'string', NULL, 'sighup', NULL, NULL,
 		'shop');
 
-SELECT plan(329);
+SELECT plan(469);
 
 -- The library may be loaded by the first call only.
 SELECT idem_key_is_valid('key-of-settings-0') AS loaded \gset
@@ -115,7 +129,7 @@ SELECT is(pg_temp.outcome_of(session_user,
 FROM promised, LATERAL (VALUES
 	(CASE least WHEN '0' THEN '-1' WHEN '1' THEN '0' END),
 	(CASE greatest WHEN '36525d' THEN '36526d' WHEN '255' THEN '256'
-		WHEN '2147483647' THEN '2147483648' END)) AS v (value)
+		WHEN '2147483647' THEN '2147483648' WHEN '1' THEN '1.1' END)) AS v (value)
 WHERE value IS NOT NULL AND context <> 'sighup';
 SELECT is(pg_temp.outcome_of(session_user,
 		'SET LOCAL idempotency.expired_key_policy = ' || value), '22023',

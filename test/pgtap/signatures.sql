@@ -123,8 +123,40 @@ INSERT INTO promised VALUES
 ('idem_stats_reset()',
 	'',
 	'void', 'c volatile called-on-null parallel-unsafe'),
+('idem_metrics()',
+	'',
+	'text', 'sql volatile called-on-null parallel-unsafe'),
+('idem_health()',
+	'OUT check_name text, OUT status text, OUT value double precision,
+	 OUT threshold double precision, OUT detail text',
+	'SETOF record', 'sql volatile called-on-null parallel-unsafe'),
+('idem_stuck(interval)',
+	'older_than interval DEFAULT ''00:05:00''::interval,
+	 OUT scope text, OUT key text, OUT age interval, OUT attempt int,
+	 OUT recovery_point text, OUT lease_expires_at timestamptz',
+	'SETOF record', 'sql volatile called-on-null parallel-unsafe'),
 -- Not in the design: what idem_grant and idem_revoke work on, and on whom,
--- and what view idem_stats shows.
+-- what monitoring is made of, and what view idem_stats shows.
+('idem_monitoring_data()',
+	'OUT source text, OUT counted bigint, OUT due bigint,
+	 OUT overdue double precision, OUT complete boolean',
+	'SETOF record', 'c volatile called-on-null parallel-unsafe'),
+('idem_table_stats()',
+	'OUT table_name text, OUT pages bigint, OUT live_rows bigint,
+	 OUT dead_rows bigint',
+	'SETOF record', 'sql volatile called-on-null parallel-unsafe'),
+('idem_worker_absence()',
+	'',
+	'text', 'c volatile called-on-null parallel-unsafe'),
+('idem_vacuum_holder()',
+	'',
+	'text', 'sql volatile called-on-null parallel-unsafe'),
+('idem_redacted_key(text)',
+	'key text',
+	'text', 'c stable strict parallel-safe'),
+('idem_check_interval(interval, text)',
+	'value interval, name text',
+	'void', 'c stable called-on-null parallel-safe'),
 ('idem_application_functions()',
 	'',
 	'SETOF regprocedure', 'sql stable called-on-null parallel-safe'),
@@ -263,7 +295,7 @@ CREATE TEMP VIEW relations AS
 	SELECT c.* FROM pg_class AS c JOIN members AS m
 		ON m.classid = 'pg_class'::regclass AND m.objid = c.oid;
 
-SELECT plan(27 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8);
+SELECT plan(36 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8);
 
 --
 -- Functions
@@ -293,9 +325,12 @@ SELECT set_eq(
 	'SELECT to_regprocedure(signature)::oid
 	FROM (SELECT signature FROM promised UNION ALL TABLE others) AS p',
 	'the extension has these functions and no other');
-SELECT is_empty(
-	'SELECT oid::regprocedure FROM functions WHERE prosecdef',
-	'no function is SECURITY DEFINER');
+SELECT set_eq(
+	'SELECT oid::regprocedure, proconfig FROM functions WHERE prosecdef',
+	$$SELECT name::regprocedure, '{"search_path=pg_catalog, pg_temp"}'::text[]
+	FROM (VALUES ('idem_metrics()'), ('idem_health()'),
+		('idem_stuck(interval)')) AS v (name)$$,
+	'SECURITY DEFINER is for monitoring only, with a safe search_path');
 SELECT is_empty(
 	'SELECT oid::regprocedure FROM functions WHERE proleakproof',
 	'no function claims to be leakproof');
@@ -307,7 +342,9 @@ SELECT set_eq(
 	$$SELECT oid::regprocedure FROM functions WHERE proretset$$,
 	$$VALUES ('idem_once(text, text[], interval)'::regprocedure),
 		('idem_outbox_take(int, interval, text[])'),
-		('idem_stats_data()'), ('idem_application_functions()')$$,
+		('idem_stats_data()'), ('idem_application_functions()'),
+		('idem_monitoring_data()'), ('idem_table_stats()'),
+		('idem_health()'), ('idem_stuck(interval)')$$,
 	'single-row functions return no sets');
 SELECT is_empty(
 	$$SELECT oid::regprocedure, prosrc FROM functions

@@ -1,0 +1,467 @@
+
+--
+-- Monitoring
+--
+
+-- The functions for pg_monitor run with the rights of the tables' owner, who
+-- is a superuser, in a schema that may belong to another role.  Their bodies
+-- are parsed here and now, so that nothing is looked up when they run, and
+-- every operator is qualified, including those that CASE, IN and the like hide.
+
+CREATE FUNCTION @extschema@.idem_monitoring_data(
+	OUT source text, OUT counted bigint, OUT due bigint, OUT overdue double precision,
+	OUT complete boolean)
+RETURNS SETOF record
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_monitoring_data() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_monitoring_data() TO @extowner@, pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_monitoring_data() IS
+'Expired records and undelivered messages, counted through their indexes, for idem_metrics and idem_health. overdue: of the oldest, in seconds. complete: whether all were counted.';
+
+CREATE FUNCTION @extschema@.idem_table_stats(
+	OUT table_name text, OUT pages bigint, OUT live_rows bigint, OUT dead_rows bigint)
+RETURNS SETOF record
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+BEGIN ATOMIC
+	-- A standby, and a server after a crash, has no statistics but the catalog's.
+	SELECT c.relname::pg_catalog.text,
+		pg_catalog.pg_relation_size(c.oid::pg_catalog.regclass)
+			OPERATOR(pg_catalog./) pg_catalog.current_setting('block_size')::pg_catalog.int8,
+		CASE WHEN pg_catalog.pg_stat_get_live_tuples(c.oid) OPERATOR(pg_catalog.=) 0::pg_catalog.int8
+				AND pg_catalog.pg_stat_get_tuples_inserted(c.oid) OPERATOR(pg_catalog.=) 0::pg_catalog.int8
+			THEN greatest(c.reltuples, 0::pg_catalog.float4)::pg_catalog.int8
+			ELSE pg_catalog.pg_stat_get_live_tuples(c.oid)
+		END,
+		pg_catalog.pg_stat_get_dead_tuples(c.oid)
+	FROM pg_catalog.pg_extension AS e
+	JOIN pg_catalog.pg_depend AS d
+		ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+		AND d.refobjid OPERATOR(pg_catalog.=) e.oid
+		AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
+	JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) d.objid
+	WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
+		AND c.relkind OPERATOR(pg_catalog.=) 'r'::pg_catalog."char";
+END;
+REVOKE ALL ON FUNCTION @extschema@.idem_table_stats() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_table_stats() TO @extowner@, pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_table_stats() IS
+'Size and estimated rows of the extension''s tables, for idem_metrics and idem_health.';
+
+CREATE FUNCTION @extschema@.idem_metrics()
+RETURNS text
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+	WITH this_database (label) AS (
+		SELECT 'datname="'
+			OPERATOR(pg_catalog.||) pg_catalog.replace(pg_catalog.replace(pg_catalog.replace(
+				pg_catalog.current_database()::pg_catalog.text, '\', '\\'), '"', '\"'), E'\n', '\n')
+			OPERATOR(pg_catalog.||) '"'
+	),
+	stats AS (
+		SELECT s.*
+		FROM @extschema@.idem_stats_data() AS s
+		JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid
+		WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+	),
+	data AS MATERIALIZED (
+		SELECT d.source, pg_catalog.sum(d.counted) AS counted, pg_catalog.sum(d.due) AS due,
+			pg_catalog.max(d.overdue) AS overdue
+		FROM @extschema@.idem_monitoring_data() AS d
+		GROUP BY d.source
+	),
+	families (n, family, type, unit, help) AS (VALUES
+		(1, 'claims', 'counter', NULL, 'Calls of idem_claim and idem_run, by outcome.'),
+		(2, 'takeovers', 'counter', NULL, 'Claims of failed or abandoned keys; also counted as claims, outcome new.'),
+		(3, 'completions', 'counter', NULL, 'Completed requests.'),
+		(4, 'failures', 'counter', NULL, 'Failed requests.'),
+		(5, 'advances', 'counter', NULL, 'Calls for user actions, by outcome.'),
+		(6, 'appends', 'counter', NULL, 'Calls of idem_try_append, by outcome.'),
+		(7, 'once', 'counter', NULL, 'Once-only tokens, by outcome.'),
+		(8, 'messages_published', 'counter', NULL, 'Published messages.'),
+		(9, 'messages_taken', 'counter', NULL, 'Messages that relays have taken.'),
+		(10, 'messages_acked', 'counter', NULL, 'Acknowledged messages.'),
+		(11, 'messages_nacked', 'counter', NULL, 'Refused messages.'),
+		(12, 'messages_dead', 'counter', NULL, 'Messages that have used up their attempts.'),
+		(13, 'rows_deleted', 'counter', NULL, 'Rows that the cleanup has deleted.'),
+		(14, 'cleanup_passes', 'counter', NULL, 'Cleanups that came to their end.'),
+		(15, 'stats_reset_timestamp_seconds', 'gauge', 'seconds', 'Since when the counters count.'),
+		(16, 'last_cleanup_timestamp_seconds', 'gauge', 'seconds', 'When the last cleanup ended.'),
+		(17, 'cleanup_lag_seconds', 'gauge', 'seconds', 'For how long the oldest row should have been deleted.'),
+		(18, 'records', 'gauge', NULL, 'Records of keys and tokens, by state. live is estimated; expired is counted among the oldest 100000 index entries.'),
+		(19, 'outbox_messages', 'gauge', NULL, 'Unacknowledged messages, by state. due: to be taken, or behind one of the same key; waiting: leased, pausing or delayed. Counted among the first 100000 entries of each index.'),
+		(20, 'outbox_oldest_age_seconds', 'gauge', 'seconds', 'For how long the oldest undelivered message has been due. Of the messages counted.'),
+		(21, 'build', 'info', NULL, 'Version of the extension and of the server.')
+	),
+	counters (n, stat, family, label) AS (VALUES
+		(1, 'claims_new', 'claims', 'outcome="new"'),
+		(2, 'claims_replay', 'claims', 'outcome="replay"'),
+		(3, 'claims_erased', 'claims', 'outcome="erased"'),
+		(4, 'claims_in_progress', 'claims', 'outcome="in_progress"'),
+		(5, 'claims_hash_conflict', 'claims', 'outcome="hash_conflict"'),
+		(6, 'claims_expired', 'claims', 'outcome="expired"'),
+		(1, 'takeovers', 'takeovers', NULL),
+		(1, 'completions', 'completions', NULL),
+		(1, 'failures', 'failures', NULL),
+		(1, 'advances', 'advances', 'outcome="advanced"'),
+		(2, 'advances_stale', 'advances', 'outcome="stale"'),
+		(1, 'appends_appended', 'appends', 'outcome="appended"'),
+		(2, 'appends_duplicate', 'appends', 'outcome="duplicate"'),
+		(3, 'appends_overlap', 'appends', 'outcome="overlap"'),
+		(4, 'appends_gap', 'appends', 'outcome="gap"'),
+		(5, 'appends_in_flight', 'appends', 'outcome="in_flight"'),
+		(6, 'appends_version_conflict', 'appends', 'outcome="version_conflict"'),
+		(1, 'once_first', 'once', 'outcome="first"'),
+		(2, 'once_seen', 'once', 'outcome="seen"'),
+		(1, 'messages_published', 'messages_published', NULL),
+		(1, 'messages_taken', 'messages_taken', NULL),
+		(1, 'messages_acked', 'messages_acked', NULL),
+		(1, 'messages_nacked', 'messages_nacked', NULL),
+		(1, 'messages_dead', 'messages_dead', NULL),
+		(1, 'keys_deleted', 'rows_deleted', 'table="idem_keys"'),
+		(2, 'tokens_deleted', 'rows_deleted', 'table="idem_tokens"'),
+		(3, 'messages_deleted', 'rows_deleted', 'table="idem_outbox"'),
+		(1, 'cleanup_passes', 'cleanup_passes', NULL)
+	),
+	cleaned (n, source, table_name) AS (VALUES
+		(1, 'keys', 'idem_keys'), (2, 'tokens', 'idem_tokens'), (3, 'acked', 'idem_outbox')
+	),
+	samples (n, family, suffix, label, value) AS (
+		SELECT c.n, c.family, '_total', c.label, coalesce(v.value, '0')
+		FROM counters AS c
+		LEFT JOIN (
+			SELECT e.key, e.value
+			FROM stats AS s
+			CROSS JOIN LATERAL pg_catalog.jsonb_each_text(pg_catalog.to_jsonb(s)) AS e
+		) AS v ON v.key OPERATOR(pg_catalog.=) c.stat
+		UNION ALL
+		SELECT 1, 'stats_reset_timestamp_seconds', '', NULL, EXTRACT(epoch FROM s.stats_reset)::pg_catalog.text
+		FROM stats AS s
+		UNION ALL
+		SELECT 1, 'last_cleanup_timestamp_seconds', '', NULL, EXTRACT(epoch FROM s.last_cleanup)::pg_catalog.text
+		FROM stats AS s
+		WHERE s.last_cleanup IS NOT NULL
+		UNION ALL
+		SELECT c.n, 'cleanup_lag_seconds', '',
+			'table="' OPERATOR(pg_catalog.||) c.table_name OPERATOR(pg_catalog.||) '"', d.overdue::pg_catalog.text
+		FROM cleaned AS c
+		JOIN data AS d ON d.source OPERATOR(pg_catalog.=) c.source
+		UNION ALL
+		SELECT 2 OPERATOR(pg_catalog.*) c.n OPERATOR(pg_catalog.+) v.n, 'records', '',
+			pg_catalog.format('table="%s",state="%s"', c.table_name, v.state), v.value::pg_catalog.text
+		FROM cleaned AS c
+		JOIN data AS d ON d.source OPERATOR(pg_catalog.=) c.source
+		JOIN @extschema@.idem_table_stats() AS t ON t.table_name OPERATOR(pg_catalog.=) c.table_name
+		CROSS JOIN LATERAL (VALUES
+			(1, 'live', greatest(t.live_rows::pg_catalog."numeric" OPERATOR(pg_catalog.-) d.counted, 0::pg_catalog."numeric")),
+			(2, 'expired', d.counted)) AS v (n, state, value)
+		WHERE c.source OPERATOR(pg_catalog.<>) 'acked'
+		UNION ALL
+		SELECT v.n, 'outbox_messages', '',
+			'state="' OPERATOR(pg_catalog.||) v.state OPERATOR(pg_catalog.||) '"', v.value::pg_catalog.text
+		FROM data AS d
+		JOIN (VALUES (1, 'pending', 'due'), (2, 'pending', 'waiting'), (3, 'dead', 'dead')) AS s (n, source, state)
+			ON s.source OPERATOR(pg_catalog.=) d.source
+		CROSS JOIN LATERAL (SELECT s.n, s.state,
+			CASE WHEN s.state OPERATOR(pg_catalog.=) 'due' THEN d.due
+				WHEN s.state OPERATOR(pg_catalog.=) 'waiting' THEN d.counted OPERATOR(pg_catalog.-) d.due
+				ELSE d.counted END AS value) AS v
+		UNION ALL
+		SELECT 1, 'outbox_oldest_age_seconds', '', NULL, d.overdue::pg_catalog.text
+		FROM data AS d
+		WHERE d.source OPERATOR(pg_catalog.=) 'pending'
+		UNION ALL
+		SELECT 1, 'build', '_info', pg_catalog.format('version="%s",server_version="%s"',
+			e.extversion, pg_catalog.current_setting('server_version')), '1'
+		FROM pg_catalog.pg_extension AS e
+		WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
+	),
+	lines (n, family, text) AS (
+		SELECT s.n, s.family, pg_catalog.format(E'idempotency_%s%s{%s} %s\n', s.family, s.suffix,
+			pg_catalog.concat_ws(',', d.label, s.label), s.value)
+		FROM samples AS s
+		CROSS JOIN this_database AS d
+	)
+	SELECT pg_catalog.string_agg(pg_catalog.format(E'# TYPE idempotency_%1$s %2$s\n%3$s# HELP idempotency_%1$s %4$s\n%5$s',
+			f.family, f.type,
+			CASE WHEN f.unit IS NOT NULL
+				THEN pg_catalog.format(E'# UNIT idempotency_%s %s\n', f.family, f.unit) END,
+			f.help,
+			(SELECT pg_catalog.string_agg(l.text, '' ORDER BY l.n)
+				FROM lines AS l
+				WHERE l.family OPERATOR(pg_catalog.=) f.family)),
+		'' ORDER BY f.n)
+		OPERATOR(pg_catalog.||) '# EOF'
+	FROM families AS f;
+END;
+REVOKE ALL ON FUNCTION @extschema@.idem_metrics() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_metrics() TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_metrics() TO pg_monitor;
+COMMENT ON FUNCTION @extschema@.idem_metrics() IS
+'Metrics of this database as OpenMetrics 1.0 text: the counters of idem_stats, live and expired records, outbox depth and age, cleanup lag. Made to be called every few seconds: it reads a bounded part of a few indexes and no table from end to end. Reads only; works on a hot standby.';
+
+CREATE FUNCTION @extschema@.idem_worker_absence()
+RETURNS text
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_worker_absence() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_worker_absence() TO @extowner@, pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_worker_absence() IS
+'Why no background worker cleans this database, for idem_health; NULL if one should.';
+
+-- Who keeps vacuum from removing dead rows here: the oldest of the sessions,
+-- prepared transactions and replication slots that do.  Those that are too
+-- young to matter do not count: a minute, or where no time is known, 10000
+-- transactions.
+CREATE FUNCTION @extschema@.idem_vacuum_holder()
+RETURNS text
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+BEGIN ATOMIC
+	SELECT pg_catalog.format('vacuum is held back by %s, for %s transactions%s', h.holder, h.age,
+		', ' OPERATOR(pg_catalog.||)
+			pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) h.since)::pg_catalog.text)
+	FROM (
+		SELECT CASE WHEN a.xact_start IS NULL THEN pg_catalog.format('session %s (%s)', a.pid, a.backend_type)
+				ELSE pg_catalog.format('the transaction of session %s', a.pid) END AS holder,
+			greatest(pg_catalog.age(a.backend_xid), pg_catalog.age(a.backend_xmin)) AS age, a.xact_start AS since
+		FROM pg_catalog.pg_stat_activity AS a
+		WHERE (a.datname IS NULL OR a.datname OPERATOR(pg_catalog.=) pg_catalog.current_database())
+			-- Vacuums do not hold back each other.
+			AND NOT EXISTS (SELECT FROM pg_catalog.pg_stat_progress_vacuum AS v
+				WHERE v.pid OPERATOR(pg_catalog.=) a.pid)
+		UNION ALL
+		SELECT pg_catalog.format('prepared transaction "%s"', p.gid), pg_catalog.age(p.transaction), p.prepared
+		FROM pg_catalog.pg_prepared_xacts AS p
+		WHERE p.database OPERATOR(pg_catalog.=) pg_catalog.current_database()
+		UNION ALL
+		SELECT pg_catalog.format('replication slot "%s"', s.slot_name), pg_catalog.age(s.xmin), NULL
+		FROM pg_catalog.pg_replication_slots AS s
+	) AS h
+	WHERE h.age IS NOT NULL
+		AND CASE WHEN h.since IS NULL THEN h.age OPERATOR(pg_catalog.>=) 10000
+			ELSE h.since OPERATOR(pg_catalog.<)
+				(pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) '1 minute'::pg_catalog."interval") END
+	ORDER BY h.age DESC
+	LIMIT 1;
+END;
+REVOKE ALL ON FUNCTION @extschema@.idem_vacuum_holder() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_vacuum_holder() TO @extowner@, pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_vacuum_holder() IS
+'Which session, prepared transaction or replication slot keeps vacuum from removing dead rows of this database, for idem_health.';
+
+CREATE FUNCTION @extschema@.idem_health(
+	OUT check_name text, OUT status text, OUT value double precision,
+	OUT threshold double precision, OUT detail text)
+RETURNS SETOF record
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+	-- The settings are known once the library is loaded, which the C functions see to before anything runs.
+	WITH settings AS MATERIALIZED (
+		SELECT s.name,
+			CASE WHEN s.unit OPERATOR(pg_catalog.=) 'ms'
+				THEN s.setting::pg_catalog.float8 OPERATOR(pg_catalog./) 1000::pg_catalog.float8
+				ELSE s.setting::pg_catalog.float8 END AS value
+		FROM pg_catalog.pg_settings AS s
+		WHERE pg_catalog.starts_with(s.name, 'idempotency.health_')
+			OR s.name OPERATOR(pg_catalog.=) 'idempotency.cleanup_interval'
+	),
+	here AS MATERIALIZED (
+		SELECT pg_catalog.clock_timestamp() AS clock, pg_catalog.pg_is_in_recovery() AS is_standby,
+			@extschema@.idem_worker_absence() AS worker_absence,
+			(SELECT s.value FROM settings AS s
+				WHERE s.name OPERATOR(pg_catalog.=) 'idempotency.cleanup_interval') AS cleanup_interval,
+			(SELECT s.last_cleanup
+				FROM @extschema@.idem_stats_data() AS s
+				JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid
+				WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()) AS last_cleanup,
+			(SELECT s.stats_reset
+				FROM @extschema@.idem_stats_data() AS s
+				JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid
+				WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()) AS stats_reset
+	),
+	data AS MATERIALIZED (
+		SELECT d.source, pg_catalog.sum(d.counted)::pg_catalog.float8 AS counted,
+			pg_catalog.max(d.overdue) AS overdue, pg_catalog.bool_and(d.complete) AS complete
+		FROM @extschema@.idem_monitoring_data() AS d
+		GROUP BY d.source
+	),
+	tables AS MATERIALIZED (
+		SELECT t.* FROM @extschema@.idem_table_stats() AS t
+	),
+	share AS MATERIALIZED (
+		SELECT least(100::pg_catalog.float8, 409600::pg_catalog.float8
+			OPERATOR(pg_catalog./) greatest(t.pages, 1::pg_catalog.int8)::pg_catalog.float8) AS percent
+		FROM tables AS t
+		WHERE t.table_name OPERATOR(pg_catalog.=) 'idem_keys'
+	),
+	sample AS MATERIALIZED (
+		SELECT pg_catalog.count(*) FILTER (
+				WHERE k.state OPERATOR(pg_catalog.=) 'started'
+				AND k.lease_expires_at OPERATOR(pg_catalog.<)
+					(h.clock OPERATOR(pg_catalog.-) '1 minute'::pg_catalog."interval")
+				AND k.expires_at OPERATOR(pg_catalog.>) h.clock) AS stuck,
+			pg_catalog.max(k.created_at) AS newest
+		FROM @extschema@.idem_keys AS k TABLESAMPLE pg_catalog.system ((SELECT s.percent FROM share AS s))
+		CROSS JOIN here AS h
+	),
+	evidence AS MATERIALIZED (
+		SELECT v.name, v.time
+		FROM here AS h
+		CROSS JOIN LATERAL (VALUES
+			('the last cleanup', h.last_cleanup),
+			('the last reset of the statistics', h.stats_reset),
+			('the start of the server', pg_catalog.pg_postmaster_start_time()),
+			('the last transaction replayed', pg_catalog.pg_last_xact_replay_timestamp()),
+			('the newest message', (SELECT o.created_at FROM @extschema@.idem_outbox AS o
+				ORDER BY o.id DESC LIMIT 1)),
+			('a claim', (SELECT s.newest FROM sample AS s))) AS v (name, time)
+		WHERE v.time IS NOT NULL
+		ORDER BY v.time DESC
+		LIMIT 1
+	),
+	checks (n, name, value, factor, hint) AS (
+		SELECT 1, 'worker',
+			CASE WHEN NOT h.is_standby THEN
+				EXTRACT(epoch FROM h.clock OPERATOR(pg_catalog.-)
+					coalesce(h.last_cleanup, h.stats_reset, pg_catalog.pg_postmaster_start_time()))::pg_catalog.float8
+			END,
+			CASE WHEN h.worker_absence IS NULL THEN 5 END,
+			pg_catalog.concat_ws('; ',
+				CASE WHEN h.last_cleanup IS NULL THEN 'no cleanup has ended yet' ELSE 'since the last cleanup ended' END,
+				'not judged, because no worker comes here: ' OPERATOR(pg_catalog.||) h.worker_absence)
+		FROM here AS h
+		UNION ALL
+		SELECT 2, 'cleanup_lag', d.overdue, 5,
+			CASE WHEN d.overdue OPERATOR(pg_catalog.>) 0::pg_catalog.float8
+				THEN pg_catalog.format('the oldest expired %s is not deleted yet%s',
+					CASE WHEN d.source OPERATOR(pg_catalog.=) 'acked' THEN 'message'
+						WHEN d.source OPERATOR(pg_catalog.=) 'keys' THEN 'key' ELSE 'token' END,
+					CASE WHEN NOT d.complete THEN ', estimated' END)
+				ELSE 'nothing expired waits to be deleted' END
+		FROM (SELECT d.* FROM data AS d
+			WHERE d.source OPERATOR(pg_catalog.=) ANY (ARRAY['keys', 'tokens', 'acked'])
+			ORDER BY d.overdue DESC LIMIT 1) AS d
+		UNION ALL
+		SELECT 3, 'outbox_oldest', d.overdue, 5,
+			CASE WHEN d.overdue OPERATOR(pg_catalog.>) 0::pg_catalog.float8
+				THEN pg_catalog.format('since a message became due; undelivered: %s%s', d.counted,
+					CASE WHEN NOT d.complete THEN ' or more' END)
+				ELSE 'no message is due' END
+		FROM data AS d
+		WHERE d.source OPERATOR(pg_catalog.=) 'pending'
+		UNION ALL
+		SELECT 4, 'dead_letters', d.counted, 5,
+			pg_catalog.concat_ws('; ', 'messages that have used up their attempts; idem_outbox_requeue() puts them back',
+				CASE WHEN NOT d.complete THEN 'there are more' END)
+		FROM data AS d
+		WHERE d.source OPERATOR(pg_catalog.=) 'dead'
+		UNION ALL
+		SELECT 5, 'stuck_leases',
+			pg_catalog.round(s.stuck::pg_catalog.float8 OPERATOR(pg_catalog.*) 100::pg_catalog.float8
+				OPERATOR(pg_catalog./) p.percent), 5,
+			pg_catalog.concat_ws('; ', 'claims whose lease ran out more than a minute ago, see idem_stuck()',
+				CASE WHEN p.percent OPERATOR(pg_catalog.<) 100::pg_catalog.float8 THEN
+					pg_catalog.format('estimated from %s %% of the table', pg_catalog.round(p.percent::pg_catalog."numeric", 2)) END)
+		FROM sample AS s
+		CROSS JOIN share AS p
+		UNION ALL
+		SELECT 6, 'bloat', CASE WHEN NOT h.is_standby THEN coalesce(t.share, 0::pg_catalog.float8) END, 5,
+			pg_catalog.concat_ws('; ',
+				CASE WHEN h.is_standby THEN 'not known on a standby'
+					WHEN t.table_name IS NULL THEN 'no table has 1000 dead rows'
+					ELSE pg_catalog.format('%s has %s dead and %s live rows', t.table_name, t.dead_rows, t.live_rows) END,
+				@extschema@.idem_vacuum_holder())
+		FROM here AS h
+		LEFT JOIN (
+			SELECT t.table_name, t.dead_rows, t.live_rows,
+				t.dead_rows::pg_catalog.float8 OPERATOR(pg_catalog./)
+					(t.dead_rows OPERATOR(pg_catalog.+) t.live_rows)::pg_catalog.float8 AS share
+			FROM tables AS t
+			WHERE t.dead_rows OPERATOR(pg_catalog.>=) 1000::pg_catalog.int8
+			ORDER BY 4 DESC LIMIT 1) AS t ON true
+		UNION ALL
+		SELECT 7, 'clock',
+			greatest(EXTRACT(epoch FROM e.time OPERATOR(pg_catalog.-) e.clock), 0::pg_catalog."numeric")::pg_catalog.float8, 5,
+			CASE WHEN e.time OPERATOR(pg_catalog.>) e.clock
+				THEN e.name OPERATOR(pg_catalog.||) ' lies in the future: the clock was set back, or another server''s is ahead'
+				ELSE 'no time on record lies in the future' END
+		-- The clock is read after the evidence.
+		FROM (SELECT e.*, pg_catalog.clock_timestamp() AS clock FROM evidence AS e) AS e
+	),
+	judged AS (
+		SELECT c.n, c.name, c.value, c.hint, t.threshold,
+			-- Of a share, the multiple of what is dead for each row that is live.
+			CASE WHEN c.name OPERATOR(pg_catalog.=) 'bloat'
+				THEN c.factor::pg_catalog.float8 OPERATOR(pg_catalog.*) t.threshold OPERATOR(pg_catalog./)
+					(1::pg_catalog.float8 OPERATOR(pg_catalog.+)
+						((c.factor OPERATOR(pg_catalog.-) 1)::pg_catalog.float8 OPERATOR(pg_catalog.*) t.threshold))
+				ELSE c.factor::pg_catalog.float8 OPERATOR(pg_catalog.*) t.threshold
+			END AS critical
+		FROM checks AS c
+		JOIN settings AS s ON s.name OPERATOR(pg_catalog.=) ('idempotency.health_' OPERATOR(pg_catalog.||) c.name)
+		CROSS JOIN here AS h
+		-- Within an interval nothing is late.
+		CROSS JOIN LATERAL (SELECT
+			CASE WHEN c.n OPERATOR(pg_catalog.<=) 2 AND s.value OPERATOR(pg_catalog.>) 0::pg_catalog.float8
+				THEN greatest(s.value, 2::pg_catalog.float8 OPERATOR(pg_catalog.*) h.cleanup_interval)
+				ELSE s.value END AS threshold) AS t
+	)
+	SELECT j.name,
+		CASE WHEN j.threshold OPERATOR(pg_catalog.=) 0::pg_catalog.float8 THEN 'ok'
+			WHEN j.value OPERATOR(pg_catalog.>=) j.critical THEN 'critical'
+			WHEN j.value OPERATOR(pg_catalog.>=) j.threshold AND j.critical IS NOT NULL THEN 'warning'
+			ELSE 'ok' END,
+		j.value, j.threshold,
+		CASE WHEN j.threshold OPERATOR(pg_catalog.=) 0::pg_catalog.float8
+			THEN 'switched off; ' OPERATOR(pg_catalog.||) j.hint ELSE j.hint END
+	FROM judged AS j
+	ORDER BY j.n;
+END;
+REVOKE ALL ON FUNCTION @extschema@.idem_health() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_health() TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_health() TO pg_monitor;
+COMMENT ON FUNCTION @extschema@.idem_health() IS
+'Health of this database, a row for each check: worker, cleanup_lag, outbox_oldest, dead_letters, stuck_leases, bloat, clock. status: ok; warning from the threshold on, which is setting idempotency.health_<check_name>; critical from five times that on. Times are in seconds. Its cost is bounded: of a large idem_keys a sample is read. Reads only; works on a hot standby.';
+
+CREATE FUNCTION @extschema@.idem_redacted_key(key text)
+RETURNS text
+LANGUAGE c STABLE STRICT PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'idem_redacted_key_text';
+REVOKE ALL ON FUNCTION @extschema@.idem_redacted_key(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_redacted_key(text) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_redacted_key(text) IS
+'A request key as messages show it: its first four characters and its length.';
+
+CREATE FUNCTION @extschema@.idem_check_interval(value interval, name text)
+RETURNS void
+LANGUAGE c STABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_check_interval(interval, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_check_interval(interval, text) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_check_interval(interval, text) IS
+'Raises 22004 for NULL, 22023 for a negative interval, calling it by this name.';
+
+CREATE FUNCTION @extschema@.idem_stuck(older_than interval DEFAULT '5 minutes',
+	OUT scope text, OUT key text, OUT age interval, OUT attempt int, OUT recovery_point text,
+	OUT lease_expires_at timestamptz)
+RETURNS SETOF record
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+	SELECT @extschema@.idem_check_interval(older_than, 'older_than'::pg_catalog.text);
+	SELECT k.scope, @extschema@.idem_redacted_key(k.key), c.clock OPERATOR(pg_catalog.-) k.lease_expires_at,
+		k.attempt, k.recovery_point, k.lease_expires_at
+	FROM (SELECT pg_catalog.clock_timestamp() AS clock OFFSET 0) AS c
+	CROSS JOIN @extschema@.idem_keys AS k
+	WHERE k.state OPERATOR(pg_catalog.=) 'started'
+		AND k.lease_expires_at OPERATOR(pg_catalog.<) (c.clock OPERATOR(pg_catalog.-) older_than)
+		AND k.expires_at OPERATOR(pg_catalog.>) c.clock
+	ORDER BY k.lease_expires_at, k.claim_token;
+END;
+REVOKE ALL ON FUNCTION @extschema@.idem_stuck(interval) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_stuck(interval) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_stuck(interval) TO pg_monitor;
+COMMENT ON FUNCTION @extschema@.idem_stuck(interval) IS
+'Abandoned claims, oldest first: those whose lease ran out more than older_than ago, and whose record has not expired. age: since the lease ran out. key: its first four characters and its length. recovery_point: the last checkpoint. Reads the whole of idem_keys. Reads only; works on a hot standby. Raises 22004, 22023.';
