@@ -577,7 +577,7 @@ FROM (VALUES
 		'column added to idem_keys'),
 	('ALTER TABLE idem_keys DROP COLUMN error',
 		'column dropped from idem_keys'),
-	('ALTER TABLE idem_keys ALTER attempt TYPE bigint',
+	('ALTER TABLE idem_keys ALTER response_status TYPE bigint',
 		'column of idem_keys of another type'),
 	('UPDATE idem_keys SET request_hash = ''\x00'';
 		ALTER TABLE idem_keys ALTER request_hash SET NOT NULL',
