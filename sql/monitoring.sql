@@ -240,6 +240,18 @@ SET search_path = captured, pg_catalog;
 SELECT strpos(public.idem_metrics(), 'captured'), count(*) FROM public.idem_stuck('0');
 RESET search_path;
 
+-- pg_upgrade writes them out and reads them in again.
+DO $$
+DECLARE
+	definition text;
+BEGIN
+	FOR definition IN SELECT pg_get_functiondef(oid) FROM pg_proc WHERE prosqlbody IS NOT NULL AND proname ~ '^idem_' LOOP
+		EXECUTE definition;
+	END LOOP;
+END
+$$;
+SELECT length(idem_metrics()) > 5000, (SELECT count(*) FROM idem_health()), (SELECT count(*) FROM idem_stuck('0'));
+
 SET client_min_messages = warning;
 DROP SCHEMA captured CASCADE;
 DROP FUNCTION samples(text);

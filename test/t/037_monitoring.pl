@@ -10,6 +10,9 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use IdempotencyTest;
 
+# The longest wait is for a transaction to be a minute old.
+$PostgreSQL::Test::Utils::timeout_default = 120;
+
 my $node = new_node('monitored', allows_streaming => 1);
 
 $node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
