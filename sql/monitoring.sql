@@ -2,7 +2,7 @@
 -- Monitoring: idem_metrics, idem_health, idem_stuck
 --
 -- What needs a server of its own, a parser of metrics, or time, is in
--- test/t/034_monitoring.pl.
+-- test/t/037_monitoring.pl.
 --
 SET client_min_messages = warning;
 DROP ROLE IF EXISTS regress_idem_monitor, regress_idem_app;

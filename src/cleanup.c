@@ -64,7 +64,6 @@ const char *const idem_cleanup_names[IDEM_NUM_CLEANUP_KINDS] = {
 	[IDEM_CLEANUP_MESSAGES] = "messages",
 };
 
-static double retention(IdemCleanupKind kind);
 static int64 delete_between(IdemTable *table, IdemRelationId index,
 							TimestampTz *from, TimestampTz until, int limit);
 
@@ -125,7 +124,7 @@ idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
 	if (resume)
 		from = position->reached;
 	deleted = delete_between(&table, target->index, &from,
-							 idem_add_ms(now, -retention(kind)), batch_size);
+							 idem_add_ms(now, -idem_cleanup_retention(kind)), batch_size);
 	idem_table_close(&table);
 	idem_count(target->counter, deleted);
 
@@ -148,8 +147,8 @@ idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
 /*
  * How long rows are kept beyond their time, in milliseconds.
  */
-static double
-retention(IdemCleanupKind kind)
+double
+idem_cleanup_retention(IdemCleanupKind kind)
 {
 	switch (kind)
 	{

@@ -32,6 +32,7 @@ typedef struct IdemCleanupPosition
 
 extern const char *const idem_cleanup_names[];
 
+extern double idem_cleanup_retention(IdemCleanupKind kind);
 extern int64 idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
 								IdemCleanupPosition *position);
 

@@ -29,11 +29,13 @@
 #include "utils/varlena.h"
 
 #include "compat.h"
+#include "cleanup.h"
 #include "idempotency.h"
 #include "key_record.h"
 #include "outbox.h"
 #include "settings.h"
 #include "store.h"
+#include "worker.h"
 
 /* How many entries of an index are looked at, at most; and by a probe. */
 #define MAX_ENTRIES		100000
@@ -126,12 +128,15 @@ idem_monitoring_data(PG_FUNCTION_ARGS)
 static double
 retention(const Source *source)
 {
-	if (source->index == IDEM_KEYS_EXPIRES_AT &&
-		idem_expired_key_policy == IDEM_EXPIRED_REJECT)
-		return idem_tombstone_retention;
-	if (source->index == IDEM_OUTBOX_ACKED)
-		return idem_outbox_retention;
-	return 0;
+	switch (source->index)
+	{
+		case IDEM_KEYS_EXPIRES_AT:
+			return idem_cleanup_retention(IDEM_CLEANUP_KEYS);
+		case IDEM_OUTBOX_ACKED:
+			return idem_cleanup_retention(IDEM_CLEANUP_MESSAGES);
+		default:
+			return 0;
+	}
 }
 
 /*
@@ -246,7 +251,6 @@ Datum
 idem_worker_absence(PG_FUNCTION_ARGS)
 {
 	List	   *names;
-	ListCell   *cell;
 
 	if (RecoveryInProgress())
 		PG_RETURN_TEXT_P(cstring_to_text("this server is a standby"));
@@ -255,17 +259,9 @@ idem_worker_absence(PG_FUNCTION_ARGS)
 	if (idem_cleanup_interval == 0)
 		PG_RETURN_TEXT_P(cstring_to_text("idempotency.cleanup_interval is zero"));
 
-	if (SplitIdentifierString(pstrdup(idem_databases), ',', &names))
-	{
-		foreach(cell, names)
-		{
-			const char *name = lfirst(cell);
-
-			if (strcmp(name, "*") == 0 ||
-				strcmp(name, get_database_name(MyDatabaseId)) == 0)
-				PG_RETURN_NULL();
-		}
-	}
+	if (SplitIdentifierString(pstrdup(idem_databases), ',', &names) &&
+		idem_is_listed(names, get_database_name(MyDatabaseId)))
+		PG_RETURN_NULL();
 	PG_RETURN_TEXT_P(cstring_to_text("idempotency.databases does not name this database"));
 }
 

@@ -106,7 +106,6 @@ static void leave_if_told(int exit_code);
 static bool visit_databases(bool continued);
 static List *update_visits(const List *databases);
 static List *list_databases(void);
-static bool is_listed(const List *names, const char *database);
 static bool run_worker(Oid database);
 static void wait_for_worker(BackgroundWorkerHandle *handle);
 static char *installed_in(void);
@@ -333,7 +332,7 @@ list_databases(void)
 
 		if (database->datallowconn &&
 			database->datconnlimit != DATCONNLIMIT_INVALID_DB &&
-			is_listed(names, NameStr(database->datname)))
+			idem_is_listed(names, NameStr(database->datname)))
 		{
 			MemoryContext old = MemoryContextSwitchTo(context);
 
@@ -351,8 +350,8 @@ list_databases(void)
 /*
  * Does a list of names contain this database, or "*"?
  */
-static bool
-is_listed(const List *names, const char *database)
+bool
+idem_is_listed(const List *names, const char *database)
 {
 	ListCell   *cell;
 
