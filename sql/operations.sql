@@ -40,9 +40,10 @@ SELECT claims_new, claims_replay, completions, takeovers, claims_hash_conflict F
 WHERE datname = current_database();
 
 -- Monitoring
-SELECT 'keys' AS what, count(*) FROM idem_keys WHERE expires_at < now() - '1 hour'::interval HAVING count(*) > 0
-UNION ALL
-SELECT 'tokens', count(*) FROM idem_tokens WHERE expires_at < now() - '1 hour'::interval HAVING count(*) > 0;
+SELECT check_name, status, detail FROM idem_health() WHERE status <> 'ok';
+
+-- Monitoring
+SELECT scope, key, age, attempt, recovery_point FROM idem_stuck(older_than => '5 minutes') LIMIT 20;
 
 -- Monitoring
 SELECT topic, count(*), now() - min(available_at) AS waiting FROM idem_outbox
@@ -54,14 +55,7 @@ SELECT topic, count(*), (array_agg(last_error ORDER BY id DESC))[1] AS last_erro
 WHERE state = 'dead' GROUP BY topic ORDER BY topic;
 
 -- Monitoring
-SELECT scope, left(key, 4) AS key, attempt, recovery_point, lease_expires_at FROM idem_keys
-WHERE state = 'started' AND lease_expires_at < now() - '5 minutes'::interval AND expires_at > now()
-ORDER BY lease_expires_at LIMIT 20;
-
--- Monitoring
-SELECT relname, n_dead_tup, last_autovacuum FROM pg_stat_user_tables
-WHERE relname LIKE 'idem\_%' AND n_dead_tup > 100000 AND n_dead_tup > n_live_tup
-ORDER BY relname;
+SELECT left(idem_metrics(), 7) AS metrics;
 
 -- Upgrades
 ALTER EXTENSION idempotency UPDATE;

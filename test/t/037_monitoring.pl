@@ -212,6 +212,13 @@ is(metrics($node, 'postgres')->{'idempotency_claims_total{"outcome": "new"}'}{va
 	0, 'each database has its own');
 $node->safe_psql('postgres', qq(DROP DATABASE "$quoted"));
 
+# The alert rules in the documentation speak of metrics that there are.
+my $metrics = $node->safe_psql('postgres', 'SELECT idem_metrics()');
+my %alerted = map { $_ => 1 }
+  map { /\b(idempotency_\w+)/g } grep { /expr:/ } split /\n/, slurp_file('docs/operations.md');
+cmp_ok(scalar keys %alerted, '>=', 4, 'alert rules: some are there');
+like($metrics, qr/^$_\{/m, "alert rules: $_ is a metric") foreach sort keys %alerted;
+
 #
 # Who holds vacuum back is named once a minute has passed, so begin here
 #
