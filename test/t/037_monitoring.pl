@@ -159,6 +159,13 @@ $node->safe_psql($hostile,
 $writer->run('COMMIT');
 $writer->quit;
 
+# Statistics come when a session has ended.
+$node->poll_query_until($hostile,
+	"SELECT bool_and(n_live_tup = CASE relname WHEN 'idem_keys' THEN (SELECT count(*) FROM idem_keys)
+		ELSE (SELECT count(*) FROM idem_tokens) END)
+	 FROM pg_stat_user_tables WHERE relname IN ('idem_keys', 'idem_tokens')")
+  or die 'statistics do not come';
+
 my $samples = metrics($node, $hostile);
 ok(defined $samples, 'an independent parser reads the metrics of a database with a hostile name');
 is_deeply(
@@ -244,13 +251,14 @@ sub health
 		"$set SELECT status, detail FROM idem_health() WHERE check_name = '$check'"), 2;
 }
 
-# Its status after some statements that are rolled back
+# Its status after some statements that are rolled back; by a statement, since
+# a session may end later than its psql does.
 sub status_after
 {
 	my ($check, $sql) = @_;
 
 	return (split /\n/, $node->safe_psql($database,
-			"BEGIN; $sql; SELECT status FROM idem_health() WHERE check_name = '$check'"))[-1];
+			"BEGIN; $sql; SELECT status FROM idem_health() WHERE check_name = '$check'; ROLLBACK"))[-1];
 }
 
 is($node->safe_psql($database, q{SELECT string_agg(check_name || ' ' || status, ', ') FROM idem_health()}),
