@@ -29,12 +29,18 @@ ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
 
 PROGRAM_demo = examples/demo
 PROGRAM_check = test/check
-PROGRAM_bench = test/bench/run
 
 .PHONY: $(OUR_GOALS)
-demo check bench:
+demo check:
 	@test/prepare
 	@test/cluster $(PROGRAM_$@)
+
+# LOADS="claim_new replay" measures only these; see test/bench/run for more.
+bench:
+	@test/prepare bench
+	@csv=$${CSV:-$$(mktemp --suffix=.csv)}; \
+	test/cluster test/bench/run $(LOADS) >"$$csv" && test/bench/table "$$csv"; status=$$?; \
+	echo "Raw figures: $$csv"; exit $$status
 
 else
 

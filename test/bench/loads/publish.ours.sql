@@ -1,1 +1,2 @@
+-- idem_publish
 SELECT idem_publish('orders', '{"order": 1, "status": "created"}');

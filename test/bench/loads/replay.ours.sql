@@ -1,2 +1,3 @@
-\set u random(1, 10000)
-SELECT outcome, response_status, response_headers, response_body FROM idem_claim('scope-1', 'key-replay-' || lpad((:u)::text, 8, '0'), sha256('request'));
+-- idem_claim of a completed key
+\set u random(1000001, 1010000)
+SELECT outcome, response_status, response_headers, response_body FROM idem_claim('scope-1', 'key-replay-' || :u || '-12345678', sha256('request'));

@@ -1,0 +1,16 @@
+-- Put :keys live keys into each table, evenly spread over the keys that the
+-- loads choose from at random, in ascending order.  The completed ones are
+-- what a claim finds most of the time.
+
+TRUNCATE idem_keys, hand_keys;
+
+INSERT INTO idem_keys (claim_token, created_at, completed_at, expires_at, attempt, response_status,
+		state, scope, key, request_hash, response_headers, response_body)
+	SELECT 1, now(), now(), now() + '1 day' + i * interval '1 us', 1, 201, 'completed', 'scope-1',
+		'key-new-' || 100000000000000000 + i * (900000000000000000 / :keys) || '-12345678',
+		sha256('request'), '{"Content-Type": "application/json"}', '{"order": 12345, "status": "created"}'
+	FROM generate_series(0, :keys - 1::bigint) AS i;
+
+INSERT INTO hand_keys SELECT * FROM idem_keys;
+
+VACUUM ANALYZE idem_keys, hand_keys;

@@ -1,0 +1,2 @@
+-- 100 clients, INSERT ... ON CONFLICT DO UPDATE ... WHERE
+INSERT INTO hand_versions AS v (last_action_id, user_id, entity_type, entity_id) VALUES ((extract(epoch FROM clock_timestamp()) * 1000000)::bigint, 'user-hot', 'post', 'entity-1') ON CONFLICT (user_id, entity_type, entity_id) DO UPDATE SET last_action_id = EXCLUDED.last_action_id WHERE v.last_action_id < EXCLUDED.last_action_id RETURNING last_action_id;

@@ -1,0 +1,1 @@
+claim_new.ours.sql

@@ -1,0 +1,3 @@
+-- bound: C function that does nothing
+\set u random(1000001, 1010000)
+SELECT outcome, response_status, response_headers, response_body FROM noop_claim('scope-1', 'key-replay-' || :u || '-12345678', sha256('request'));

@@ -1,0 +1,3 @@
+-- the logic of idem_claim in PL/pgSQL
+\set u random(1000001, 1010000)
+SELECT outcome, response_status, response_headers, response_body FROM hand_claim('scope-1', 'key-replay-' || :u || '-12345678', sha256('request'));

@@ -1,0 +1,4 @@
+-- both tables in one statement, ON CONFLICT DO UPDATE
+\set u random(1, 10000)
+\set now :now + 1
+WITH v AS (INSERT INTO hand_versions AS v (last_action_id, user_id, entity_type, entity_id) VALUES (:now, 'user-' || :u, 'post', 'entity-2') ON CONFLICT (user_id, entity_type, entity_id) DO UPDATE SET last_action_id = EXCLUDED.last_action_id WHERE v.last_action_id < EXCLUDED.last_action_id RETURNING *) INSERT INTO hand_user_actions (last_action_id, updated_at, is_active, user_id, entity_type, entity_id, action_type) SELECT last_action_id, clock_timestamp(), true, user_id, entity_type, entity_id, 'like' FROM v ON CONFLICT (user_id, entity_type, entity_id, action_type) DO UPDATE SET last_action_id = EXCLUDED.last_action_id, updated_at = EXCLUDED.updated_at, is_active = EXCLUDED.is_active RETURNING is_active, last_action_id;
