@@ -262,6 +262,10 @@ idem_find_visible(IdemTable *table, const Datum *key, Snapshot snapshot)
  * Find the row where we have just inserted one, which saves the search when
  * a claim is completed in its own transaction.  A row of our own is the
  * newest version if it is visible at all: nobody else can have touched it.
+ *
+ * It is fetched as an index scan does, which also prunes a page that is nearly
+ * full: without that, completing keys one after the other would leave every
+ * claim's dead version behind until vacuum comes.
  */
 static bool
 find_last_insert(IdemTable *table, const Datum *key)
@@ -269,13 +273,22 @@ find_last_insert(IdemTable *table, const Datum *key)
 	TupleTableSlot *row = table->row;
 	Form_pg_index pkey = table->pkey->rd_index;
 	AttrNumber	first = first_key_column(pkey);
+	ItemPointerData tid = last_insert.tid;
+	IndexFetchTableData *fetch;
+	bool		call_again = false;
+	bool		found;
 
 	if (last_insert.lxid != IdemLocalTransactionId() ||
 		last_insert.subxid != GetCurrentSubTransactionId() ||
 		last_insert.relation_changes != idem_relation_changes ||
-		last_insert.relid != RelationGetRelid(table->rel) ||
-		!table_tuple_fetch_row_version(table->rel, &last_insert.tid,
-									   SnapshotSelf, row))
+		last_insert.relid != RelationGetRelid(table->rel))
+		return false;
+
+	fetch = table_index_fetch_begin(table->rel);
+	found = table_index_fetch_tuple(fetch, &tid, SnapshotSelf, row,
+									&call_again, NULL);
+	table_index_fetch_end(fetch);
+	if (!found)
 		return false;
 
 	slot_getallattrs(row);

@@ -10,7 +10,6 @@
 CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, sku text NOT NULL);
 CREATE TABLE events (aggregate text NOT NULL, client_id text NOT NULL, client_seq bigint NOT NULL, event text NOT NULL);
 CREATE SEQUENCE hand_outbox_ids;
-CREATE SEQUENCE hand_claim_tokens;
 
 -- The do-nothing functions.  Those with "node" in their names are called
 -- through our plan node, which knows functions by the name of their library.

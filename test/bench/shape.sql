@@ -10,6 +10,7 @@ CREATE TABLE hand_client_sequences (LIKE idem_client_sequences INCLUDING ALL);
 CREATE TABLE hand_aggregates (LIKE idem_aggregates INCLUDING ALL);
 CREATE TABLE hand_tokens (LIKE idem_tokens INCLUDING ALL);
 CREATE TABLE hand_outbox (LIKE idem_outbox INCLUDING ALL);
+CREATE SEQUENCE hand_claim_tokens;
 
 SELECT format('ALTER TABLE %s SET (%s)', hand, array_to_string(reloptions, ', '))
 	FROM pg_class JOIN (VALUES
