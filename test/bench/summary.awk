@@ -94,6 +94,7 @@ function verdict(load, side, figure,   part, met)
 	if (!((load, side) in goal))
 		return "-\t-\t-\t-"
 	split(goal[load, side], part, "\t")
+	figure = sprintf("%.2f", figure) + 0	# as it is printed
 	met = part[2] == ">=" ? figure >= part[3] + 0 : figure <= part[3] + 0
 	return goal[load, side] "\t" (met ? "yes" : "no")
 }
