@@ -2,12 +2,13 @@
 #
 #	make demo			see it work, on a throwaway server
 #	make check			run all tests, on throwaway servers
+#	make matrix			run them on all majors of PostgreSQL, as root
 #	make bench			measure against hand-written SQL, on a throwaway server
 #	make				build, for the server that pg_config belongs to
 #	make install		install there
 #	make installcheck	run the regression tests on a server that is running
 #
-# demo, check and bench first install what they need and is missing, through apt.
+# demo, check, matrix and bench first install what they need and is missing, through apt.
 
 EXTENSION = idempotency
 MODULE_big = $(EXTENSION)
@@ -24,7 +25,7 @@ ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isol
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)
 
 # These work without a server installation, and PGXS has a "check" of its own.
-OUR_GOALS = demo check bench
+OUR_GOALS = demo check matrix bench
 ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
 
 PROGRAM_demo = examples/demo
@@ -34,6 +35,11 @@ PROGRAM_check = test/check
 demo check:
 	@test/prepare
 	@test/cluster $(PROGRAM_$@)
+
+# MAJORS="15 17" runs only these; see test/matrix for more.
+matrix:
+	@test/prepare matrix
+	@test/matrix
 
 # LOADS="claim_new replay" measures only these; see test/bench/run for more.
 bench:

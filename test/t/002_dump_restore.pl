@@ -8,97 +8,13 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use IdempotencyTest;
+use Records;
 
 my $node = new_node('dump');
 my $dumps = $node->basedir;
 
 $node->safe_psql('postgres',
 	'CREATE ROLE shop LOGIN; CREATE ROLE app LOGIN; CREATE ROLE stranger LOGIN');
-
-# Everything a caller can be told without changing anything.  idem_claim is
-# rolled back, so that an answer of "new" leaves the records as they were; the
-# token of such a claim is left out, since it is a different one each time.
-my $answers = <<'SQL';
-SET timezone = 'UTC';
-SELECT * FROM (SELECT DISTINCT scope, key FROM idem_keys) AS k,
-	idem_lookup(scope, key) ORDER BY scope, key;
-SELECT * FROM idem_keys ORDER BY scope, key;
-SELECT * FROM idem_action_versions ORDER BY user_id, entity_type, entity_id;
-SELECT * FROM idem_user_actions ORDER BY user_id, entity_type, entity_id, action_type;
-SELECT user_id, entity_type, entity_id, action_type,
-	idem_is_active(user_id, entity_type, entity_id, action_type)
-FROM idem_user_actions ORDER BY 1, 2, 3, 4;
-BEGIN;
-SELECT k.scope, k.key, c.outcome, c.claim_token > 0, c.attempt, c.response_status,
-	c.response_headers, c.response_body, c.response_bytes, c.recovery_point, c.recovery_state,
-	CASE WHEN c.outcome <> 'new' THEN c.lease_expires_at END,
-	CASE WHEN c.outcome <> 'new' THEN c.expires_at END
-FROM (SELECT DISTINCT scope, key FROM idem_keys) AS k,
-	idem_claim(k.scope, k.key) AS c ORDER BY k.scope, k.key;
-ROLLBACK;
-SELECT outcome FROM idem_claim('shop', 'text-000000000000001', '\x01');
-SELECT outcome FROM idem_claim('shop', 'live-000000000000001', '\x01');
-SET idempotency.expired_key_policy = reject;
-SELECT outcome FROM idem_claim('shop', 'expired-000000000001');
-SELECT * FROM idem_try_advance('u', 'post', '1', 99);
-SELECT * FROM idem_set('u', 'post', '2', 'like', false, 6);
-SELECT * FROM idem_toggle('u', 'post', '2', 'dislike', 7);
-SQL
-
-# One record of each kind, with values that text formats could spoil.
-my $fill = <<'SQL';
-SELECT idem_grant('app');
-SELECT outcome FROM idem_claim('shop', 'live-000000000000001', '\xab', ttl => '1 day', lease => '1 hour');
-SELECT idem_checkpoint('shop', 'live-000000000000001', 'paid', '{"b":1,  "a":[1.0, "\\u00e9"]}',
-	lease => '1 hour', claim_token => claim_token) IS NOT NULL
-FROM idem_keys WHERE key = 'live-000000000000001';
-SELECT outcome, idem_complete('shop', k, 201, E'tab\t backslash \\ quote '' \n\\.\n',
-	'{"Content-Type": "text/plain",  "x": "\\u00e9"}', claim_token)
-FROM (VALUES ('text-000000000000001')) AS v (k), idem_claim('shop', k, '\xcd');
-SELECT outcome, idem_complete('shop', k, 200, decode('00ff5c27', 'hex'), claim_token => claim_token)
-FROM (VALUES ('bytes-00000000000001')) AS v (k), idem_claim('shop', k);
-SELECT outcome, idem_complete('shop', k, 200, repeat('long ', 50000), claim_token => claim_token)
-FROM (VALUES ('long-000000000000001')) AS v (k), idem_claim('shop', k);
-SELECT outcome, idem_complete(s, k, 204, claim_token => claim_token)
-FROM (VALUES (E'tab\t and \\back "quoted"', 'empty-00000000000001')) AS v (s, k), idem_claim(s, k);
-SELECT outcome, idem_checkpoint('shop', k, 'half', '{"n": 1}', claim_token => claim_token) IS NOT NULL,
-	idem_fail('shop', k, 'card declined', claim_token)
-FROM (VALUES ('failed-0000000000001')) AS v (k), idem_claim('shop', k, '\xef');
-SELECT outcome, idem_complete('shop', k, 200, 'personal data', claim_token => claim_token), idem_erase('shop', k)
-FROM (VALUES ('erased-0000000000001')) AS v (k), idem_claim('shop', k);
-SELECT outcome, idem_complete('shop', k, 200, 'gone', claim_token => claim_token)
-FROM (VALUES ('expired-000000000001')) AS v (k), idem_claim('shop', k, ttl => '0.2 seconds');
-SELECT outcome FROM idem_claim('shop', 'abandoned-0000000001', '\xaa', lease => '0');
-SELECT * FROM idem_try_advance('u', 'post', '1', 100);
-SELECT * FROM idem_set('u', 'post', '2', 'like', true, 7, '{dislike}');
-SELECT * FROM idem_set('u', 'post', '3', 'like', true, 8);
-SELECT * FROM idem_set('u', 'post', '3', 'like', false, 9);
--- The highest token belongs to no record.
-SELECT outcome, idem_release('shop', k, claim_token)
-FROM (VALUES ('released-00000000001')) AS v (k), idem_claim('shop', k);
-SELECT pg_sleep(0.25);
-SQL
-
-# The values that come back must be the right ones, not only the same ones.
-my $expected_outcomes = <<'OUTCOMES';
-abandoned-0000000001 new 2
-bytes-00000000000001 replay
-empty-00000000000001 replay
-erased-0000000000001 erased
-expired-000000000001 new 1
-failed-0000000000001 new 2
-live-000000000000001 in_progress
-long-000000000000001 replay
-text-000000000000001 replay
-OUTCOMES
-my $outcomes = <<'SQL';
-BEGIN;
-SELECT k.key || ' ' || c.outcome || coalesce(' ' || c.attempt, '')
-FROM (SELECT DISTINCT scope, key FROM idem_keys) AS k,
-	idem_claim(k.scope, k.key) AS c ORDER BY 1;
-ROLLBACK;
-SQL
-chomp $expected_outcomes;
 
 # What roles may do, as their calls end.
 sub privileges
@@ -158,9 +74,9 @@ sub check_restored
 
 	my $live = "'shop', 'live-000000000000001'";
 
-	is($node->safe_psql($database, $answers), $node->safe_psql($source, $answers),
+	is($node->safe_psql($database, $keys_and_actions->{answers}), $node->safe_psql($source, $keys_and_actions->{answers}),
 		"$title: everything answers the same");
-	is($node->safe_psql($database, $outcomes), $expected_outcomes,
+	is($node->safe_psql($database, $keys_and_actions->{brief}), $keys_and_actions->{expected},
 		"$title: namely right");
 	is(privileges($database, $schema), $expected_privileges, "$title: grants survive, and no others are made");
 	is( $node->safe_psql($database, $options), $node->safe_psql($source, $options),
@@ -216,8 +132,8 @@ foreach my $schema ('public', '"Idem Potency"')
 	create_database($source, $schema);
 	$node->safe_psql($source, "CREATE SCHEMA $schema") if $name eq 'own';
 	$node->safe_psql($source, "CREATE EXTENSION idempotency SCHEMA $schema");
-	$node->safe_psql($source, $fill);
-	is($node->safe_psql($source, $outcomes), $expected_outcomes, "$name schema: before");
+	$node->safe_psql($source, $keys_and_actions->{fill});
+	is($node->safe_psql($source, $keys_and_actions->{brief}), $keys_and_actions->{expected}, "$name schema: before");
 	is(privileges($source, $schema), $expected_privileges, "$name schema: privileges before");
 
 	my $max_token = $node->safe_psql($source,
@@ -230,9 +146,10 @@ foreach my $schema ('public', '"Idem Potency"')
 	$node->command_ok(
 		[ 'pg_dump', '-f', "$dumps/$name.sql", $node->connstr($source) ],
 		"$name schema: dump as a script");
+	my @format = $name eq 'usual' ? ('-Fc') : ('-Fd', '-j2');
 	$node->command_ok(
-		[ 'pg_dump', '-Fc', '-f', "$dumps/$name.dump", $node->connstr($source) ],
-		"$name schema: dump as an archive");
+		[ 'pg_dump', @format, '-f', "$dumps/$name.dump", $node->connstr($source) ],
+		"$name schema: dump as an archive (@format)");
 	$open->run('ROLLBACK');
 	$open->quit;
 
@@ -243,14 +160,14 @@ foreach my $schema ('public', '"Idem Potency"')
 			"SELECT outcome FROM idem_claim('shop', 'uncommitted-00000001')"),
 		'new', "$name schema: what was not committed is not there");
 
-	create_database("${name}_custom", $schema);
+	create_database("${name}_archive", $schema);
 	$node->command_ok(
 		[
 			'pg_restore', '--exit-on-error', '-j2', '-d',
-			$node->connstr("${name}_custom"), "$dumps/$name.dump"
+			$node->connstr("${name}_archive"), "$dumps/$name.dump"
 		],
 		"$name schema: archive restored without an error");
-	check_restored("$name schema, archive", "${name}_custom", $schema, $source, $max_token);
+	check_restored("$name schema, archive", "${name}_archive", $schema, $source, $max_token);
 }
 
 #
@@ -282,7 +199,7 @@ check_restored('moved to another schema', 'moved', 'elsewhere', 'usual_source', 
 
 create_database('owned_source', 'public', 'shop');
 $node->safe_psql('owned_source',
-	"CREATE EXTENSION idempotency;\n$fill", extra_params => [ '-U', 'shop' ]);
+	"CREATE EXTENSION idempotency;\n$keys_and_actions->{fill}", extra_params => [ '-U', 'shop' ]);
 is(privileges('owned_source', 'public'), $expected_privileges, 'owned: privileges before');
 $max_token = $node->safe_psql('owned_source', 'SELECT last_value FROM idem_claim_tokens');
 $node->command_ok(

@@ -6,12 +6,12 @@
 use strict;
 use warnings FATAL => 'all';
 
-use List::Util qw(shuffle);
 use Time::HiRes qw(sleep time);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use IdempotencyTest;
+use Clients;
 
 my $node = new_node('crash', conf => <<'CONF');
 restart_after_crash = on
@@ -19,32 +19,7 @@ synchronous_commit = on
 max_prepared_transactions = 700
 CONF
 
-$node->safe_psql('postgres', <<'SQL');
-CREATE EXTENSION idempotency;
-CREATE TABLE orders (key text PRIMARY KEY, made_by text NOT NULL);
-
--- Business rows without their completed record, and the other way round.
-CREATE VIEW torn AS
-SELECT o.key AS order_key, o.made_by, k.key, k.state, k.response_body
-FROM orders AS o
-FULL JOIN (SELECT * FROM idem_keys WHERE state = 'completed') AS k USING (key)
-WHERE o.key IS NULL OR k.key IS NULL OR k.response_body <> o.made_by;
-
--- What a client does that never heard of the crash.
-CREATE FUNCTION retry(k text) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE
-	c record;
-BEGIN
-	SELECT * INTO c FROM idem_claim('shop', k);
-	IF c.outcome = 'new' THEN
-		INSERT INTO orders VALUES (k, 'retry');
-		PERFORM idem_complete('shop', k, 201, 'retry');
-		RETURN 'new ' || c.attempt;
-	END IF;
-	RETURN c.outcome || coalesce(' ' || c.response_body, '');
-END
-$$;
-SQL
+$node->safe_psql('postgres', $client_schema);
 
 # Kill a backend; the server ends all sessions and recovers.
 sub kill_backend
@@ -277,44 +252,6 @@ my $seed = $ENV{IDEMPOTENCY_TEST_SEED} || int(rand(1_000_000));
 srand($seed);
 note("random crashes: seed $seed (set IDEMPOTENCY_TEST_SEED to repeat)");
 
-# A session's work on one key, as psql input.  It prints what the client now
-# knows for good: "done KEY" or "seen KEY response".
-sub work_on
-{
-	my ($key, $who) = @_;
-	my $claim = "SELECT outcome = 'new' AS mine, outcome = 'replay' AS seen, coalesce(claim_token, 0) AS token,
-		coalesce(response_body, '') AS body FROM idem_claim('shop', '$key'";
-	my $insert = "INSERT INTO orders VALUES ('$key', '$who');";
-	my $seen = "\\if :seen\n\\echo seen $key :body\n\\endif\n";
-	my $done = "\\if :finished\n\\echo done $key $who\n\\endif\n";
-	my $kind = rand();
-
-	if ($kind < 0.6)
-	{
-		my $wait = rand() < 0.5 ? ", wait => '0.2 seconds'" : '';
-		my $commit = rand() < 0.02 ? "PREPARE TRANSACTION '$key'" : 'COMMIT';
-
-		return "BEGIN;\n$claim$wait) \\gset\n\\set finished f\n\\if :mine\n$insert\n"
-		  . "SELECT idem_complete('shop', '$key', 201, '$who') AS finished \\gset\n"
-		  . "$commit;\n"
-		  . ($commit eq 'COMMIT' ? $done : '')
-		  . "\\else\nROLLBACK;\n\\endif\n$seen";
-	}
-
-	# The lease may run out at any time, so it is by completing first that the
-	# work is fenced: nobody else can have the claim from then on.
-	my $end =
-	    $kind < 0.65 ? "SELECT idem_fail('shop', '$key', 'no', :token);\n"
-	  : $kind < 0.70 ? "SELECT idem_release('shop', '$key', :token);\n"
-	  : $kind < 0.75 ? ''
-	  : "BEGIN;\n\\set finished f\n"
-	  . ($kind < 0.80 ? "SELECT pg_sleep(0.06);\n" : '')
-	  . "SELECT idem_complete('shop', '$key', 201, '$who', claim_token => :token) AS finished \\gset\n"
-	  . "\\if :finished\n$insert\n\\endif\nCOMMIT;\n$done";
-
-	return "$claim, lease => '0.05 seconds') \\gset\n\\if :mine\n$end\\endif\n$seen";
-}
-
 my $began = time();
 my $round = 0;
 my (%told, @wrong);
@@ -326,31 +263,7 @@ while ((time() - $began < 12 || $round < 5) && $round < 40 && !@wrong)
 	my $how;
 
 	$round++;
-	foreach my $who (1 .. 8)
-	{
-		my $file = $node->basedir . "/client$who.sql";
-		my %client = (stdout => '', stderr => '');
-		my @keys = map { sprintf('random-round-%03d-%04d', $round, $_) } 1 .. 600;
-		my @near;
-
-		# All clients work through the same keys, a little out of step.
-		while (my @some = splice(@keys, 0, 5))
-		{
-			push @near, shuffle(@some);
-		}
-		open my $handle, '>', $file or die "$file: $!";
-		print $handle work_on($_, "client$who") foreach @near;
-		close $handle or die "$file: $!";
-		$client{run} = IPC::Run::start(
-			[
-				$node->installed_command('psql'), '-XAtq', '-v', 'VERBOSITY=sqlstate',
-				'-d', $node->connstr('postgres'), '-f', $file
-			],
-			'<', \'', '>', \$client{stdout}, '2>', \$client{stderr},
-			IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
-		push @clients, \%client;
-	}
-
+	@clients = start_clients($node, 'client', 8, map { sprintf('random-round-%03d-%04d', $round, $_) } 1 .. 600);
 	sleep(0.05 + rand(0.25));
 	if (rand() < 0.3)
 	{
@@ -368,60 +281,15 @@ while ((time() - $began < 12 || $round < 5) && $round < 40 && !@wrong)
 		kill_backend($pid) if $pid ne '';
 	}
 
-	foreach my $client (@clients)
-	{
-		eval { $client->{run}->finish };
-		foreach my $line (split /\n/, $client->{stdout})
-		{
-			next unless $line =~ /^(done|seen) (\S+) (\S+)$/;
-			$met{$1}++;
-			push @wrong, "$2: told $told{$2}, then $3" if ($told{$2} || $3) ne $3;
-			$told{$2} = $3;
-		}
-
-		# A claim may be lost to another; a duplicate row may not happen.
-		foreach my $line (split /\n/, $client->{stderr})
-		{
-			push @wrong, $line
-			  if $line =~ /(?:ERROR|FATAL|PANIC):\s+(\w{5})\b/
-			  && $1 !~ /^(ID003|ID004|57P0[0-9])$/;
-		}
-	}
-
-	# Prepared transactions are still there; some commit, some do not.
-	foreach my $gid (split /\n/,
-		$node->safe_psql('postgres', 'SELECT gid FROM pg_prepared_xacts'))
-	{
-		my $end = rand() < 0.5 ? 'COMMIT' : 'ROLLBACK';
-
-		$met{prepared}++;
-		push @wrong, "$gid: not held by its prepared transaction"
-		  if $node->safe_psql('postgres', "SELECT outcome FROM idem_claim('shop', '$gid')") ne
-		  'in_progress';
-		$node->safe_psql('postgres', "$end PREPARED '$gid'");
-	}
-
-	push @wrong, map { "torn: $_" } split /\n/,
-	  $node->safe_psql('postgres', 'SELECT * FROM torn');
-	my %completed = map { split /\|/ } split /\n/,
-	  $node->safe_psql('postgres',
-		"SELECT key, response_body FROM idem_keys WHERE state = 'completed'");
-
-	push @wrong, map { "$_: told $told{$_}, now " . ($completed{$_} || 'gone') }
-	  grep { ($completed{$_} || '') ne $told{$_} } sort keys %told;
+	push @wrong, finish_clients(\%told, \%met, @clients);
+	push @wrong, end_prepared($node, \%met);
+	push @wrong, broken_promises($node, \%told);
 
 	# No lease is older than the crash, so all of them end soon.
 	$met{open} += $node->safe_psql('postgres',
 		"SELECT count(*) FROM idem_keys WHERE state = 'started' AND key LIKE 'random-%'");
 	sleep(0.06);
-	push @wrong, map { "retry: $_" } split /\n/,
-	  $node->safe_psql('postgres',
-		"SELECT key, state, outcome
-		 FROM (SELECT key, state FROM idem_keys WHERE key LIKE 'random-%' OFFSET 0) AS k,
-			LATERAL retry(key) AS outcome
-		 WHERE outcome !~ CASE WHEN state = 'completed' THEN '^replay ' ELSE '^new [0-9]+\$' END");
-	push @wrong, map { "torn after the retry: $_" } split /\n/,
-	  $node->safe_psql('postgres', 'SELECT * FROM torn');
+	push @wrong, retry_all($node);
 	push @wrong, "round $round, $how" if @wrong;
 }
 is(join("\n", @wrong), '', "random crashes: nothing torn, nothing forgotten, nothing stuck (seed $seed)");

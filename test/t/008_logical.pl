@@ -8,6 +8,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use IdempotencyTest;
+use Records;
 
 my $publisher = new_node('publisher', allows_streaming => 'logical');
 my $subscriber = new_node('subscriber', allows_streaming => 'logical');
@@ -21,8 +22,9 @@ my @tables = split /\n/, $publisher->safe_psql('postgres',
 	 JOIN pg_class AS c ON d.classid = 'pg_class'::regclass AND d.objid = c.oid
 	 WHERE e.extname = 'idempotency' AND c.relkind = 'r' ORDER BY 1");
 
-is(join(' ', grep { /^idem_(keys|action_versions|user_actions)$/ } @tables),
-	'idem_action_versions idem_keys idem_user_actions', 'the tables');
+is( join(' ', @tables),
+	'idem_action_versions idem_aggregates idem_client_sequences idem_keys idem_outbox idem_tokens idem_user_actions',
+	'the tables');
 
 # Every row, in an order that both sides share.
 sub contents
@@ -49,20 +51,35 @@ sub token_of
 	return "(SELECT claim_token FROM idem_keys WHERE key = '$key')";
 }
 
+# The id of a topic's message.
+sub message
+{
+	my ($topic) = @_;
+
+	return "(SELECT id FROM idem_outbox WHERE topic = '$topic')";
+}
+
 #
 # What is there when the subscription begins, and each kind of change after
 #
 
 my $key = 'order-0000000000000001';
 
+$publisher->safe_psql('postgres', 'CREATE ROLE app');
+$publisher->safe_psql('postgres', $_->{fill}) foreach $keys_and_actions, $streams;
 $publisher->safe_psql('postgres',
 	"SELECT idem_claim('shop', 'before-0000000000001', '\\xab', lease => '1 hour');
-	 SELECT idem_set('u', 'post', 'before', 'like', true, 5);
+	 SELECT idem_set('v', 'post', 'before', 'like', true, 5);
 	 CREATE PUBLICATION everything FOR TABLE " . join(', ', @tables));
 $subscriber->safe_psql('postgres',
 	"CREATE SUBSCRIPTION replica CONNECTION '$connection' PUBLICATION everything");
 $subscriber->wait_for_subscription_sync($publisher, 'replica');
 is_replicated('the initial contents');
+foreach my $table (@tables)
+{
+	isnt($subscriber->safe_psql('postgres', "SELECT count(*) FROM $table"), '0',
+		"the initial contents: $table");
+}
 
 # So that a row has values that an update leaves outside of it.
 my $random = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 2000) AS i)";
@@ -85,11 +102,25 @@ foreach my $step (
 	[ 'claim, to be released', "outcome FROM idem_claim('shop', '$key-2', lease => '0')", 'new' ],
 	[ 'takeover', "attempt FROM idem_claim('shop', '$key-2')", '2' ],
 	[ 'release', "idem_release('shop', '$key-2', " . token_of("$key-2") . ')', 't' ],
-	[ 'advance', "* FROM idem_try_advance('u', 'post', '1', 1)", 't|1' ],
-	[ 'advance again', "* FROM idem_try_advance('u', 'post', '1', 2)", 't|2' ],
-	[ 'set', "* FROM idem_set('u', 'post', '1', 'like', true, 3)", 't|3|t' ],
-	[ 'set with excludes', "* FROM idem_set('u', 'post', '1', 'dislike', true, 4, '{like}')", 't|4|t' ],
-	[ 'toggle', "* FROM idem_toggle('u', 'post', '1', 'dislike', 5)", 'f|5|t' ])
+	[ 'advance', "* FROM idem_try_advance('v', 'post', '1', 1)", 't|1' ],
+	[ 'advance again', "* FROM idem_try_advance('v', 'post', '1', 2)", 't|2' ],
+	[ 'set', "* FROM idem_set('v', 'post', '1', 'like', true, 3)", 't|3|t' ],
+	[ 'set with excludes', "* FROM idem_set('v', 'post', '1', 'dislike', true, 4, '{like}')", 't|4|t' ],
+	[ 'toggle', "* FROM idem_toggle('v', 'post', '1', 'dislike', 5)", 'f|5|t' ],
+	[ 'append', "* FROM idem_try_append('cart', 'phone', 1)", 'appended|1|1' ],
+	[ 'append again', "* FROM idem_try_append('cart', 'phone', 2, 3)", 'appended|4|4' ],
+	[ 'append of another client', "* FROM idem_try_append('cart', 'laptop', 1)", 'appended|1|5' ],
+	[ 'once', "idem_once('form', 'step', '0')", 't' ],
+	[ 'once, of an expired token', "idem_once('form', 'step')", 't' ],
+	[ 'once, several', "count(*) FROM idem_once('form', '{a,b,step}'::text[])", '2' ],
+	[ 'publish', "idem_publish('step', to_jsonb($random), 'key', '{\"a\": 1}') IS NOT NULL", 't' ],
+	[ 'take', "attempt FROM idem_outbox_take(1, '1 hour', '{step}')", '1' ],
+	[ 'nack', 'idem_outbox_nack(' . message('step') . ", 'busy', '0')", 'pending' ],
+	[ 'take again', "attempt FROM idem_outbox_take(1, '1 hour', '{step}')", '2' ],
+	[ 'acknowledge', 'idem_outbox_ack(ARRAY[' . message('step') . '])', '1' ],
+	[ 'requeue', "idem_outbox_requeue()", '1' ],
+	[ 'take what was dead', "attempt FROM idem_outbox_take(1, '1 hour', '{dead}')", '1' ],
+	[ 'cleanup', 'keys_deleted, tokens_deleted, messages_deleted FROM idem_cleanup()', '1|1|0' ])
 {
 	my ($title, $sql, $answer) = @$step;
 
@@ -100,10 +131,10 @@ $publisher->safe_psql('postgres',
 	"BEGIN;
 	 SELECT idem_complete('shop', '$key-3', 200, outcome) FROM idem_claim('shop', '$key-3');
 	 SAVEPOINT s;
-	 SELECT idem_set('u', 'post', '1', 'like', true, 6);
+	 SELECT idem_set('v', 'post', '1', 'like', true, 6);
 	 SELECT idem_claim('shop', '$key-4');
 	 ROLLBACK TO s;
-	 SELECT idem_set('u', 'post', '1', 'like', true, 7);
+	 SELECT idem_set('v', 'post', '1', 'like', true, 7);
 	 COMMIT");
 is_replicated('one transaction, in part rolled back');
 
@@ -134,9 +165,10 @@ my $live = "'shop', 'before-0000000000001'";
 my $live_token = token_of('before-0000000000001');
 
 $publisher->safe_psql('postgres',
-	'ALTER TABLE idem_keys REPLICA IDENTITY NOTHING;
-	 ALTER TABLE idem_action_versions REPLICA IDENTITY NOTHING;
-	 ALTER TABLE idem_user_actions REPLICA IDENTITY NOTHING');
+	"SELECT idem_publish('unidentified', '1');
+	 SELECT idem_once('form', 'unidentified', '0')");
+$publisher->safe_psql('postgres',
+	join(";\n", map { "ALTER TABLE $_ REPLICA IDENTITY NOTHING" } @tables));
 
 my $before = contents($publisher);
 foreach my $call (
@@ -147,9 +179,16 @@ foreach my $call (
 	"idem_release($live, $live_token)",
 	"idem_forget($live)",
 	"idem_erase('shop', '$key-3')",
-	"idem_try_advance('u', 'post', '1', 100)",
-	"idem_set('u', 'post', '1', 'like', false, 100)",
-	"idem_toggle('u', 'post', 'before', 'like', 100)")
+	"idem_try_advance('v', 'post', '1', 100)",
+	"idem_set('v', 'post', '1', 'like', false, 100)",
+	"idem_toggle('v', 'post', 'before', 'like', 100)",
+	"idem_try_append('cart', 'phone', 5)",
+	"idem_try_append('cart', 'tablet', 1)",
+	"idem_once('form', 'unidentified')",
+	"idem_outbox_take(1, '1 hour', '{unidentified}')",
+	"idem_outbox_ack(ARRAY[" . message('leased') . '])',
+	"idem_outbox_nack(" . message('unidentified') . ')',
+	"idem_cleanup()")
 {
 	my (undef, undef, $stderr) = $publisher->psql('postgres',
 		"\\set VERBOSITY verbose\nSELECT $call");
@@ -164,8 +203,12 @@ is(sqlstate_of($publisher, "UPDATE idem_keys SET attempt = attempt"), '55000',
 is( $publisher->safe_psql('postgres',
 		"SELECT outcome FROM idem_claim('shop', '$key-inserted');
 		 SELECT outcome FROM idem_claim('shop', '$key-3');
-		 SELECT * FROM idem_try_advance('u', 'post', '1', 1)"),
-	"new\nreplay\nf|7", 'no replica identity: what needs none works');
+		 SELECT * FROM idem_try_advance('v', 'post', '1', 1);
+		 SELECT outcome FROM idem_try_append('another cart', 'phone', 1);
+		 SELECT outcome FROM idem_try_append('cart', 'phone', 4);
+		 SELECT idem_once('form', 'identified'), idem_once('form', 'a');
+		 SELECT idem_publish('identified', '1') IS NOT NULL"),
+	"new\nreplay\nf|7\nappended\nduplicate\nt|f\nt", 'no replica identity: what needs none works');
 is( $publisher->safe_psql('postgres',
 		"BEGIN;
 		 DO \$\$ BEGIN
@@ -181,7 +224,7 @@ is( $publisher->safe_psql('postgres',
 $publisher->safe_psql('postgres',
 	"ALTER PUBLICATION everything SET (publish = 'insert')");
 is( $publisher->safe_psql('postgres',
-		"SELECT * FROM idem_try_advance('u', 'post', '1', 100)"),
+		"SELECT * FROM idem_try_advance('v', 'post', '1', 100)"),
 	't|100', 'no replica identity: nor does a publication of inserts');
 $publisher->safe_psql('postgres',
 	"ALTER PUBLICATION everything SET (publish = 'insert, update, delete, truncate')");
@@ -190,7 +233,7 @@ $publisher->safe_psql('postgres',
 	join(";\n", map { "ALTER TABLE $_ REPLICA IDENTITY DEFAULT" } @tables));
 is( $publisher->safe_psql('postgres',
 		"SELECT idem_heartbeat($live, '1 hour', claim_token => $live_token) > now();
-		 SELECT * FROM idem_try_advance('u', 'post', '1', 101)"),
+		 SELECT * FROM idem_try_advance('v', 'post', '1', 101)"),
 	"t\nt|101", 'replica identity again: works at once');
 is_replicated('after it');
 
@@ -207,7 +250,7 @@ is( $subscriber->safe_psql('postgres',
 		"SELECT outcome, response_body FROM idem_claim('shop', '$key-3');
 		 SELECT outcome, lease_expires_at FROM idem_claim($live);
 		 SELECT outcome FROM idem_claim($live, '\\xcd');
-		 SELECT * FROM idem_try_advance('u', 'post', '1', 101)"),
+		 SELECT * FROM idem_try_advance('v', 'post', '1', 101)"),
 	"replay|new\nin_progress|$until\nhash_conflict\nf|101",
 	'the subscriber answers as the publisher');
 
@@ -218,6 +261,20 @@ is( $subscriber->safe_psql('postgres',
 	"t\nnew|t", 'and a takeover there has a higher token');
 is( sqlstate_of($subscriber, "SELECT idem_complete($live, 200, 'late', claim_token => $token)"),
 	'ID003', 'so that the former holder is refused');
+
+is( $subscriber->safe_psql('postgres',
+		"SELECT * FROM idem_try_append('cart', 'phone', 4);
+		 SELECT * FROM idem_try_append('cart', 'phone', 5);
+		 SELECT idem_once('form', 'a'), idem_once('form', 'c')"),
+	"duplicate|4|5\nappended|5|6\nf|t", 'client sequences and tokens go on');
+
+# For the ids of messages there is nothing to go by but the sequence, which has
+# to be moved, as the operations guide says.
+is( $subscriber->safe_psql('postgres',
+		"SELECT setval('idem_outbox_ids', nextval('idem_outbox_ids') + 1000000) > 1000000;
+		 SELECT idem_publish('free', '4', E'key\\t\\\\') IS NOT NULL;
+		 SELECT payload FROM idem_outbox_take(100, '1 hour', '{free}')"),
+	"t\nt\n1\n2\n3\n4", 'and a new message is handed out behind those before it');
 
 $subscriber->safe_psql('postgres',
 	'ALTER SUBSCRIPTION replica SET (slot_name = NONE); DROP SUBSCRIPTION replica');

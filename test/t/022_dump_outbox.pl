@@ -8,79 +8,10 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use IdempotencyTest;
+use Records;
 
 my $node = new_node('dump');
 my $dumps = $node->basedir;
-
-# One message in each state, a key whose head is leased, a key that is due; text
-# that a dump could spoil.  The highest id belongs to no message.
-my $fill = <<'SQL';
-SELECT * FROM idem_try_append('cart 1', 'phone', 1, 5);
-SELECT * FROM idem_try_append('cart 1', 'laptop', 1);
-SELECT * FROM idem_try_append(E'cart\t2 \\ "x"', 'phone', 7);
-SELECT idem_once('form', 'used');
-SELECT idem_once('form', 'expired', ttl => '0');
-SELECT count(*) FROM idem_once('inbox', ARRAY['m1', 'm2', E'tab\t\\.']);
-
-SET idempotency.outbox_max_attempts = 1;
-SELECT idem_publish('dead', '"dead"') IS NOT NULL;
-SELECT idem_outbox_nack(id, E'no\tsuch \\ host\n', attempt => attempt) FROM idem_outbox_take(1, '1 hour', '{dead}');
-RESET idempotency.outbox_max_attempts;
-SELECT idem_publish('acked', '"acked"') IS NOT NULL;
-SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(1, '1 hour', '{acked}');
-SELECT idem_publish('leased', '"leased"') IS NOT NULL;
-SELECT count(*) FROM idem_outbox_take(1, '1 hour', '{leased}');
-SELECT idem_publish('abandoned', '"abandoned"', headers => '{"a": [1.50, "\u00e9"]}') IS NOT NULL;
-SELECT count(*) FROM idem_outbox_take(1, '0', '{abandoned}');
-SELECT idem_publish('pausing', '"pausing"') IS NOT NULL;
-SELECT idem_outbox_nack(id, 'busy', '1 hour') FROM idem_outbox_take(1, '1 hour', '{pausing}');
-SELECT idem_publish('delayed', '"delayed"', deliver_after => '1 hour') IS NOT NULL;
-SELECT idem_publish('pending', '"pending"') IS NOT NULL;
-
-SELECT idem_publish('held', to_jsonb(n), 'k') IS NOT NULL FROM generate_series(1, 4) AS n;
-SELECT count(*) FROM idem_outbox_take(2, '1 hour', '{held}');
-SELECT idem_publish('free', to_jsonb(n), E'key\t\\') IS NOT NULL FROM generate_series(1, 3) AS n;
-
-BEGIN;
-SELECT idem_publish('free', '"never"', E'key\t\\') IS NOT NULL;
-SELECT idem_once('form', 'never');
-ROLLBACK;
-SQL
-
-# All the rows, and everything a caller can be told.  The calls are rolled
-# back, so that the rows stay as they are.
-my $answers = <<'SQL';
-SET timezone = 'UTC';
-SELECT * FROM idem_outbox ORDER BY id;
-SELECT * FROM idem_tokens ORDER BY scope, token;
-SELECT * FROM idem_aggregates ORDER BY aggregate;
-SELECT *, idem_last_client_seq(aggregate, client_id) FROM idem_client_sequences ORDER BY aggregate, client_id;
-SELECT last_value, is_called FROM idem_outbox_ids;
-BEGIN;
-SELECT * FROM idem_outbox_take() ORDER BY id;
-SELECT idem_outbox_requeue();
-SELECT * FROM idem_outbox_take() ORDER BY id;
-ROLLBACK;
-SQL
-
-# The answers must be the right ones, not only the same ones.
-my $taken = <<'SQL';
-BEGIN;
-SELECT topic, payload, headers, attempt FROM idem_outbox_take() ORDER BY id;
-ROLLBACK;
-SELECT state, count(*) FROM idem_outbox GROUP BY state ORDER BY state;
-SQL
-my $expected_taken = <<'TAKEN';
-abandoned|"abandoned"|{"a": [1.50, "é"]}|2
-pending|"pending"||1
-free|1||1
-free|2||1
-free|3||1
-acked|1
-dead|1
-pending|12
-TAKEN
-chomp $expected_taken;
 
 sub create_database
 {
@@ -96,7 +27,7 @@ sub check_restored
 	my ($title, $database) = @_;
 	my $max_id = $node->safe_psql('source', 'SELECT last_value FROM idem_outbox_ids');
 
-	is($node->safe_psql($database, $answers), $node->safe_psql('source', $answers),
+	is($node->safe_psql($database, $streams->{answers}), $node->safe_psql('source', $streams->{answers}),
 		"$title: everything answers the same");
 
 	# Client sequences
@@ -117,7 +48,7 @@ sub check_restored
 		"f|t|t\nm3", "$title: tokens are remembered");
 
 	# Outbox
-	is($node->safe_psql($database, $taken), $expected_taken, "$title: what is due is handed out");
+	is($node->safe_psql($database, $streams->{brief}), $streams->{expected}, "$title: what is due is handed out");
 	is( $node->safe_psql($database,
 			"SELECT count(*) FROM idem_outbox_take(100, '1 hour', '{free}');
 			 SELECT idem_publish('free', '4', E'key\\t\\\\') IS NOT NULL;
@@ -147,8 +78,8 @@ sub check_restored
 }
 
 create_database('source');
-$node->safe_psql('source', "CREATE EXTENSION idempotency; $fill");
-is($node->safe_psql('source', $taken), $expected_taken, 'before');
+$node->safe_psql('source', "CREATE EXTENSION idempotency; $streams->{fill}");
+is($node->safe_psql('source', $streams->{brief}), $streams->{expected}, 'before');
 
 # What is not committed is not in the dump.
 my $open = session($node, 'source');
@@ -157,30 +88,42 @@ $open->run(
 	 SELECT idem_publish('free', '\"uncommitted\"', E'key\\t\\\\');
 	 SELECT idem_once('form', 'never');
 	 SELECT idem_try_append('cart 1', 'phone', 6)");
-$node->command_ok([ 'pg_dump', '-f', "$dumps/script", $node->connstr('source') ],
-	'dump as a script');
-$node->command_ok([ 'pg_dump', '-Fc', '-f', "$dumps/archive", $node->connstr('source') ],
-	'dump as an archive');
+foreach my $dump ([ 'script', '-Fp' ], [ 'archive', '-Fc' ], [ 'directory', '-Fd', '-j2' ],
+	[ 'data', '--data-only' ])
+{
+	my ($name, @options) = @$dump;
+
+	$node->command_ok(
+		[ 'pg_dump', @options, '-f', "$dumps/$name", $node->connstr('source') ],
+		"dump as $name (@options)");
+}
 $open->run('ROLLBACK');
 $open->quit;
 
-create_database('from_script');
-$node->command_ok(
-	[
-		'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-d',
-		$node->connstr('from_script'), '-f', "$dumps/script"
-	],
-	'script restored without an error');
-check_restored('script', 'from_script');
+# Restore a dump with this command into a database.
+sub restored_ok
+{
+	my ($title, $database, @command) = @_;
 
-create_database('from_archive');
-$node->command_ok(
-	[
-		'pg_restore', '--exit-on-error', '-j2', '-d',
-		$node->connstr('from_archive'), "$dumps/archive"
-	],
-	'archive restored without an error');
-check_restored('archive', 'from_archive');
+	$node->command_ok([ @command, '-d', $node->connstr($database) ],
+		"$title restored without an error");
+	check_restored($title, $database);
+	return;
+}
+
+my @psql = ('psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-f');
+my @pg_restore = ('pg_restore', '--exit-on-error');
+
+create_database("from_$_") foreach 'script', 'archive', 'directory', 'data';
+$node->safe_psql('from_data', 'CREATE EXTENSION idempotency');
+restored_ok('script', 'from_script', @psql, "$dumps/script");
+restored_ok('archive', 'from_archive', @pg_restore, '-j2', "$dumps/archive");
+restored_ok('directory', 'from_directory', @pg_restore, '-j2', "$dumps/directory");
+restored_ok('data only, into a new install', 'from_data', @psql, "$dumps/data");
+
+# check_restored has used that database, so that it is not empty.
+restored_ok('archive in place of what is there', 'from_archive', @pg_restore,
+	'--clean', '--if-exists', "$dumps/archive");
 
 $node->stop;
 done_testing();

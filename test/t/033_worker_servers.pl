@@ -1,6 +1,6 @@
-# Servers on which no worker may run: standbys, those that pg_upgrade starts,
-# single-user mode.  And those that have not preloaded the library, which work
-# without one.
+# Servers on which no worker may run: standbys, single-user mode (and those that
+# pg_upgrade starts, see 009_pg_upgrade.pl).  And those that have not preloaded
+# the library, which work without one.
 
 use strict;
 use warnings FATAL => 'all';
@@ -85,81 +85,21 @@ like(single_user($primary, 'SELECT count(*) FROM idem_tokens'), qr/count = "15"/
 	'single-user-mode-has-no-worker: and is all that was deleted');
 
 #
-# pg_upgrade, here from a version to itself, which takes the same steps
-#
-
-# A stopped server with all that OLD has, its worker as eager as OLD's.
-sub upgrade
-{
-	my ($old, $name, $conf) = @_;
-	my $new = PostgreSQL::Test::Cluster->new($name);
-	my @extra = ('--locale=C', '--encoding=UTF8');
-	my $directory = $new->basedir . '/upgrade';
-
-	push @extra, '--no-data-checksums' if $new->pg_version >= 18;
-	$new->init(extra => \@extra);
-	$new->append_conf('postgresql.conf', $conf);
-	set_interval($_, '10ms') foreach $old, $new;
-
-	# Reports go to the working directory.
-	mkdir $directory or die "$directory: $!";
-	my $result = run_log(
-		[
-			'sh', '-c', 'cd "$1" && shift && exec "$@"', 'sh', $directory,
-			$new->installed_command('pg_upgrade'), '--no-sync',
-			'-d', $old->data_dir, '-D', $new->data_dir,
-			'-b', $old->config_data('--bindir'), '-B', $new->config_data('--bindir'),
-			'-p', $old->port, '-P', $new->port, '-s', $new->host,
-		]);
-	ok($result, "$name: pg_upgrade succeeds");
-	return $new;
-}
-
-sub has_all
-{
-	my ($node, $name, $expected) = @_;
-
-	set_interval($node, 0);
-	$node->start;
-	is($node->safe_psql('postgres', $rows), $expected, "$name: nothing was deleted meanwhile");
-	is($node->safe_psql('postgres', $replay), 'replay|made', "$name: records are there");
-	return;
-}
-
-my $upgraded = upgrade($primary, 'pg_upgrade-with-preload', '');
-has_all($upgraded, 'pg_upgrade-with-preload', '1|15');
-set_interval($upgraded, '10ms');
-$upgraded->reload;
-$upgraded->safe_psql('postgres', "SELECT idem_once('form', 'expired', '0')");
-ok($upgraded->poll_query_until('postgres', $rows, '1|10'),
-	'pg_upgrade-with-preload: then the worker deletes what is expired');
-
-set_interval($upgraded, 0);
-$upgraded->append_conf('postgresql.conf', "shared_preload_libraries = ''");
-$upgraded->restart;
-$upgraded->safe_psql('postgres', <<'SQL');
-SELECT count(*) FROM idem_once('form', ARRAY(SELECT 'expired ' || i FROM generate_series(1, 5) AS i), '0');
-SELECT outcome FROM idem_claim('shop', 'expired-key-00001', ttl => '0');
-SQL
-$upgraded->stop;
-my $again = upgrade($upgraded, 'pg_upgrade-without-preload', "shared_preload_libraries = ''");
-has_all($again, 'pg_upgrade-without-preload', '2|15');
-
-#
 # Without preloading the library: no worker, all else works.
 #
 
-set_interval($again, '10ms');
-$again->restart;
-is($again->safe_psql('postgres', $launchers), '0', 'no-worker-without-preload');
-is( $again->safe_psql('postgres', 'SELECT * FROM idem_cleanup()'),
+$primary->append_conf('postgresql.conf', "shared_preload_libraries = ''");
+$primary->start;
+$primary->safe_psql('postgres', "SELECT outcome FROM idem_claim('shop', 'expired-key-00001', ttl => '0')");
+is($primary->safe_psql('postgres', $launchers), '0', 'no-worker-without-preload');
+is( $primary->safe_psql('postgres', 'SELECT * FROM idem_cleanup()'),
 	'1|5|0', 'no-worker-without-preload: a cleanup by hand works');
-is($again->safe_psql('postgres', $rows), '1|10', 'no-worker-without-preload: and deletes what is expired');
-$again->append_conf('postgresql.conf', "session_preload_libraries = 'idempotency'");
-$again->restart;
-is($again->safe_psql('postgres', "SHOW idempotency.cleanup_interval; $launchers"),
+is($primary->safe_psql('postgres', $rows), '1|10', 'no-worker-without-preload: and deletes what is expired');
+$primary->append_conf('postgresql.conf', "session_preload_libraries = 'idempotency'");
+$primary->restart;
+is($primary->safe_psql('postgres', "SHOW idempotency.cleanup_interval; $launchers"),
 	"10ms\n0", 'no-worker-without-preload: nor when each session loads it');
-unlike(slurp_file($again->logfile), qr/(WARNING|ERROR|PANIC): /, 'no-worker-without-preload: no error in the log');
-$again->stop;
+unlike(slurp_file($primary->logfile), qr/(WARNING|ERROR|PANIC): /, 'no-worker-without-preload: no error in the log');
+$primary->stop;
 
 done_testing();

@@ -15,7 +15,9 @@ use Test::More;
 our @EXPORT = qw(new_node session wait_for_block sqlstate_of
   start_pgbench finish_pgbench);
 
-# new_node(NAME, conf => TEXT, OPTIONS of init): a started server.
+# new_node(NAME, conf => TEXT, start => BOOLEAN, install_path => DIRECTORY,
+# OPTIONS of init): a server, started unless that is false, of the installation
+# that is tested unless there is a path to another.
 #
 # A fixed locale, so that nothing depends on the caller's.  No autovacuum:
 # tests that need it say so.
@@ -23,7 +25,10 @@ sub new_node
 {
 	my ($name, %params) = @_;
 	my $conf = delete $params{conf} || '';
-	my $node = PostgreSQL::Test::Cluster->new($name);
+	my $start = delete $params{start};
+	my $install_path = delete $params{install_path};
+	my $node = PostgreSQL::Test::Cluster->new($name,
+		$install_path ? (install_path => $install_path) : ());
 	my @extra = ('--locale=C', '--encoding=UTF8');
 
 	# Since 18 checksums are the default, and they add WAL for hint bits.
@@ -35,7 +40,7 @@ autovacuum = off
 max_connections = 100
 $conf
 CONF
-	$node->start;
+	$node->start unless defined $start && !$start;
 	return $node;
 }
 
