@@ -2,12 +2,14 @@
 #
 #	make demo			see it work, on a throwaway server
 #	make check			run all tests, on throwaway servers
+#	make inject			run tests that stop sessions in mid-step, on a PostgreSQL 17 built for that
+#	make mutants		break the extension in many ways, and see that make check notices
 #	make bench			measure against hand-written SQL, on a throwaway server
 #	make				build, for the server that pg_config belongs to
 #	make install		install there
 #	make installcheck	run the regression tests on a server that is running
 #
-# demo, check and bench first install what they need and is missing, through apt.
+# demo, check, inject, mutants and bench first install what they need and is missing, through apt.
 
 EXTENSION = idempotency
 MODULE_big = $(EXTENSION)
@@ -24,7 +26,7 @@ ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isol
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)
 
 # These work without a server installation, and PGXS has a "check" of its own.
-OUR_GOALS = demo check bench
+OUR_GOALS = demo check inject mutants bench
 ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
 
 PROGRAM_demo = examples/demo
@@ -34,6 +36,16 @@ PROGRAM_check = test/check
 demo check:
 	@test/prepare
 	@test/cluster $(PROGRAM_$@)
+
+# TESTS and SUITES restrict it; see test/inject/run.
+inject:
+	@test/prepare inject
+	@server=$$(test/source_server) && PG_CONFIG=$$server test/cluster test/inject/run
+
+# MUTANTS="token lease" tries only those whose name contains one of these words.
+mutants:
+	@test/prepare
+	@test/mutants/run $(MUTANTS)
 
 # LOADS="claim_new replay" measures only these; see test/bench/run for more.
 bench:
