@@ -3,12 +3,14 @@
 #	make demo			see it work, on a throwaway server
 #	make check			run all tests, on throwaway servers
 #	make matrix			run them on all majors of PostgreSQL, as root
+#	make inject			run tests that stop sessions in mid-step, on a PostgreSQL 17 built for that
+#	make mutants		break the extension in many ways, and see that make check notices
 #	make bench			measure against hand-written SQL, on a throwaway server
 #	make				build, for the server that pg_config belongs to
 #	make install		install there
 #	make installcheck	run the regression tests on a server that is running
 #
-# demo, check, matrix and bench first install what they need and is missing, through apt.
+# All but the last three first install what they need and is missing, through apt.
 
 EXTENSION = idempotency
 MODULE_big = $(EXTENSION)
@@ -25,7 +27,7 @@ ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isol
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)
 
 # These work without a server installation, and PGXS has a "check" of its own.
-OUR_GOALS = demo check matrix bench
+OUR_GOALS = demo check matrix inject mutants bench
 ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
 
 PROGRAM_demo = examples/demo
@@ -40,6 +42,16 @@ demo check:
 matrix:
 	@test/prepare matrix
 	@test/matrix
+
+# TESTS and SUITES restrict it; see test/inject/run.
+inject:
+	@test/prepare inject
+	@server=$$(test/source_server) && PG_CONFIG=$$server test/cluster test/inject/run
+
+# MUTANTS="token lease" tries only those whose name contains one of these words.
+mutants:
+	@test/prepare
+	@test/mutants/run $(MUTANTS)
 
 # LOADS="claim_new replay" measures only these; see test/bench/run for more.
 bench:

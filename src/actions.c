@@ -299,6 +299,7 @@ act(const Datum *key, Intent intent, int64 action_id,
 							   &state->last_action_id);
 	if (state->processed)
 	{
+		IDEM_INJECTION_POINT("idem-advanced");
 		state->is_active = write_action(&actions, key, intent, action_id);
 		for (int i = 0; i < nexcluded; i++)
 		{

@@ -197,6 +197,7 @@ delete_between(IdemTable *table, IdemRelationId index,
 			break;
 		CHECK_FOR_INTERRUPTS();
 		*from = DatumGetTimestampTz(table->row->tts_values[column]);
+		IDEM_INJECTION_POINT("idem-cleanup-found");
 		if (idem_delete(table, false) == IDEM_WRITE_DONE)
 			deleted++;
 	}

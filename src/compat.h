@@ -71,6 +71,22 @@ GetNamedDSMSegment(const char *name, size_t size,
 #define IdemReserveNamedDSMSegment(size)	((void) (size))
 #endif
 
+/*
+ * A place where a test can make a session fail or wait.  Only servers of 17
+ * and later that were built for it have these; elsewhere it is nothing.  18
+ * added an argument.
+ */
+#ifndef USE_INJECTION_POINTS
+#define IDEM_INJECTION_POINT(name)	((void) 0)
+#else
+#include "utils/injection_point.h"
+#if PG_VERSION_NUM < 180000
+#define IDEM_INJECTION_POINT(name)	INJECTION_POINT(name)
+#else
+#define IDEM_INJECTION_POINT(name)	INJECTION_POINT(name, NULL)
+#endif
+#endif
+
 /* Early minor releases of 15 have no mark for a half-dropped database. */
 #ifndef DATCONNLIMIT_INVALID_DB
 #define DATCONNLIMIT_INVALID_DB	(-2)

@@ -253,6 +253,7 @@ start_claim(IdemTable *table, const IdemClaimRequest *request,
 	IdemKeyRecord record;
 
 	begin_record(&record, request, now, 0);
+	IDEM_INJECTION_POINT("idem-claim-admitted");
 	if (!idem_insert(table, record.values, record.nulls))
 	{
 		idem_withdraw_new_key(request->key[0], admitted);

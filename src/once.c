@@ -109,6 +109,7 @@ idem_once_array(PG_FUNCTION_ARGS)
 			continue;
 		key[1] = sorted[i]->token;
 		sorted[i]->first = use_token(&tokens, key, ttl, &insert_first);
+		IDEM_INJECTION_POINT("idem-once-token");
 	}
 	idem_table_close(&tokens);
 

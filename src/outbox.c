@@ -96,6 +96,7 @@ idem_publish(PG_FUNCTION_ARGS)
 	idem_outbox_set(&row, OUTBOX_ID,
 			   Int64GetDatum(nextval_internal(idem_relation_oid(IDEM_OUTBOX_IDS),
 											  false)));
+	IDEM_INJECTION_POINT("idem-publish-numbered");
 	idem_append(&outbox, row.values, row.nulls);
 	idem_table_close(&outbox);
 	idem_log_message_event("published", row.values);

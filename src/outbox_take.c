@@ -348,6 +348,7 @@ take_row(Taking *taking)
 	if (idem_update(outbox, row.values, row.nulls, false) != IDEM_WRITE_DONE)
 		return false;
 
+	IDEM_INJECTION_POINT("idem-taken");
 	for (int i = 0; i < lengthof(take_columns); i++)
 	{
 		values[i] = row.values[take_columns[i]];

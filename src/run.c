@@ -91,7 +91,9 @@ idem_run(PG_FUNCTION_ARGS)
 		IdemResponse response = {0};
 		int64		token = DatumGetInt64(claimed.values[CLAIM_TOKEN]);
 
+		IDEM_INJECTION_POINT("idem-run-claimed");
 		call_handler(handler, result_type, request, &response);
+		IDEM_INJECTION_POINT("idem-run-handled");
 		if (!idem_complete_claim(claim.key, &response, &token))
 			ereport(ERROR,
 					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),

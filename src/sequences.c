@@ -30,6 +30,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#include "compat.h"
 #include "idempotency.h"
 #include "stats.h"
 #include "store.h"
@@ -285,6 +286,7 @@ try_append(const AppendRequest *request, IdemTable *aggregates,
 	if (!written)
 		return UNDECIDED;
 
+	IDEM_INJECTION_POINT("idem-append-counted");
 	write_sequence(sequences, sequence, request);
 	*last_seq = request->last_seq;
 	return APPENDED;

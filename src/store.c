@@ -204,6 +204,7 @@ idem_find(IdemTable *table, const Datum *key)
 
 	if (result == IDEM_FIND_ROW)
 		accept_row(table);
+	IDEM_INJECTION_POINT("idem-found");
 	return result;
 }
 
@@ -231,6 +232,7 @@ idem_find_latest(IdemTable *table, const Datum *key)
 
 	if (found)
 		accept_row(table);
+	IDEM_INJECTION_POINT("idem-found-latest");
 	return found;
 }
 
@@ -455,6 +457,7 @@ idem_append(IdemTable *table, Datum *values, bool *nulls)
 	ResultRelInfo *result_rel = open_indexes(table);
 
 	table_tuple_insert(table->rel, slot, GetCurrentCommandId(true), 0, NULL);
+	IDEM_INJECTION_POINT("idem-append-heap");
 	(void) ExecInsertIndexTuples(result_rel, slot, table->estate,
 								 false, false, NULL, NIL, false);
 	ResetPerTupleExprContext(table->estate);
@@ -479,11 +482,14 @@ idem_insert(IdemTable *table, Datum *values, bool *nulls)
 	token = SpeculativeInsertionLockAcquire(xid);
 	table_tuple_insert_speculative(table->rel, slot, GetCurrentCommandId(true),
 								   0, NULL, token);
+	IDEM_INJECTION_POINT("idem-insert-heap");
 	(void) ExecInsertIndexTuples(result_rel, slot, table->estate,
 								 false, true, &conflict,
 								 table->arbiters, false);
+	IDEM_INJECTION_POINT("idem-insert-index");
 	table_tuple_complete_speculative(table->rel, slot, token, !conflict);
 	SpeculativeInsertionLockRelease(xid);
+	IDEM_INJECTION_POINT("idem-inserted");
 	if (!conflict)
 		remember_insert(table, slot);
 
@@ -525,6 +531,7 @@ idem_update(IdemTable *table, Datum *values, bool *nulls, bool wait)
 						  &failure);
 		if (result != TM_Ok)
 			return finish_write(table, result);
+		IDEM_INJECTION_POINT("idem-update-locked");
 	}
 
 	slot = make_slot(table, values, nulls);
@@ -532,6 +539,7 @@ idem_update(IdemTable *table, Datum *values, bool *nulls, bool wait)
 								GetCurrentCommandId(true), GetActiveSnapshot(),
 								InvalidSnapshot, true, &failure, &lockmode,
 								&indexes);
+	IDEM_INJECTION_POINT("idem-update-heap");
 	if (result == TM_Ok && indexes != TU_None)
 	{
 		ResultRelInfo *result_rel = open_indexes(table);
@@ -599,6 +607,7 @@ idem_delete(IdemTable *table, bool wait)
 										GetActiveSnapshot(), InvalidSnapshot,
 										true, &failure, false);
 	}
+	IDEM_INJECTION_POINT("idem-deleted");
 	return finish_write(table, result);
 }
 
@@ -723,7 +732,9 @@ wait_with_timeout(IdemTable *table, int timeout)
 		(void) set_config_option("lock_timeout", value,
 								 PGC_USERSET, PGC_S_SESSION,
 								 GUC_ACTION_SAVE, true, 0, false);
+		IDEM_INJECTION_POINT("idem-wait-begins");
 		idem_wait(table);
+		IDEM_INJECTION_POINT("idem-wait-ends");
 		AtEOXact_GUC(true, nest);
 		ReleaseCurrentSubTransaction();
 	}

@@ -242,6 +242,7 @@ visit_databases(bool continued)
 
 	visits = update_visits(databases);
 	list_free(databases);
+	IDEM_INJECTION_POINT("idem-launcher-pass");
 
 	foreach(cell, visits)
 	{
@@ -434,6 +435,7 @@ idem_worker_main(Datum arg)
 	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(arg),
 											  InvalidOid, 0);
 	state->connected = true;
+	IDEM_INJECTION_POINT("idem-worker-connected");
 
 	/*
 	 * Nobody waits for these commits, and we must not wait long for locks.
@@ -451,6 +453,7 @@ idem_worker_main(Datum arg)
 		proc_exit(0);
 	while (clean_all(database))
 	{
+		IDEM_INJECTION_POINT("idem-worker-batch");
 		leave_if_told(0);
 		if (ConfigReloadPending)
 		{
@@ -531,6 +534,7 @@ clean_batch(IdemCleanupKind kind, const char *database)
 		if (idem_is_installed())
 			deleted = idem_cleanup_batch(kind, batch_size, &position);
 
+		IDEM_INJECTION_POINT("idem-worker-commit");
 		PopActiveSnapshot();
 		CommitTransactionCommand();
 		state->visit.positions[kind] = position;
