@@ -2,12 +2,13 @@
 #
 #	make demo			see it work, on a throwaway server
 #	make check			run all tests, on throwaway servers
+#	make torture		crash a server under load for about an hour, and look for damage
 #	make bench			measure against hand-written SQL, on a throwaway server
 #	make				build, for the server that pg_config belongs to
 #	make install		install there
 #	make installcheck	run the regression tests on a server that is running
 #
-# demo, check and bench first install what they need and is missing, through apt.
+# demo, check, torture and bench first install what they need and is missing, through apt.
 
 EXTENSION = idempotency
 MODULE_big = $(EXTENSION)
@@ -24,14 +25,16 @@ ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isol
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)
 
 # These work without a server installation, and PGXS has a "check" of its own.
-OUR_GOALS = demo check bench
+OUR_GOALS = demo check torture bench
 ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
 
 PROGRAM_demo = examples/demo
 PROGRAM_check = test/check
+# MINUTES=5 for a shorter run; see the program for more.
+PROGRAM_torture = test/torture/run
 
 .PHONY: $(OUR_GOALS)
-demo check:
+demo check torture:
 	@test/prepare
 	@test/cluster $(PROGRAM_$@)
 
