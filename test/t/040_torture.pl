@@ -27,7 +27,7 @@ my ($success, $output) = torture('KILLS=15', 'STOPS=5', 'POSTMASTERS=3');
 
 is(join('', $output =~ /^VIOLATION:.*\n/mg), '', 'torture: no violation');
 ok($success, 'torture: all checks were made');
-like($output, qr/, 0 violations$/m, 'torture: to the end');
+like($output, qr/; 0 violations$/m, 'torture: to the end');
 my ($calls, $lost, $kills, $stops, $postmasters) = $output =~
   /(\d+) calls, (\d+) lost .* (\d+) kills \(.* (\d+) immediate stops, (\d+) kills of the/;
 cmp_ok($calls || 0, '>', 500, 'torture: calls');
@@ -35,8 +35,11 @@ cmp_ok($lost || 0, '>', 20, 'torture: lost answers');
 cmp_ok($kills || 0, '>=', 15, 'torture: kills of backends and the worker');
 cmp_ok($stops || 0, '>=', 5, 'torture: immediate stops');
 cmp_ok($postmasters || 0, '>=', 3, 'torture: kills of the postmaster');
+like($output, qr/^# met: .*\n# told: /m, 'torture: what it met');
+unlike($output, qr/^# (?:met|told): .* 0(?:,|$)/m, 'torture: and that it met all of it');
 
 my %mistakes = (
+	'asynchronous' => qr/told, but not true: |acknowledged, but not so/,
 	'effect-outside' => qr/an order without its completed key|more than one order/,
 	'new-key' => qr/more than one order for one intent/,
 	'early-answer' => qr/told, but not true: response/,
@@ -45,7 +48,7 @@ my %mistakes = (
 
 foreach my $mistake (sort keys %mistakes)
 {
-	($success, $output) = torture("WRONG=$mistake", 'MINUTES=0.5');
+	($success, $output) = torture("WRONG=$mistake", 'MINUTES=2');
 	ok(!$success, "wrong-client-is-found: $mistake");
 	like($output, qr/^VIOLATION: (?:$mistakes{$mistake})/m, "wrong-client-is-found: $mistake, for what it does");
 }

@@ -57,6 +57,8 @@ def pay_once(client, place, scope):
     client.check(claim.outcome == 'new', key, claim)
 
     response = write_order(client, intent, scope, key, claim)
+    if client.wrong == 'early-answer':
+        client.tell('response', key, response)
     client.check(complete(client, scope, key, response) is True,
                  key, 'was not completed')
     message = publish(client, None, 0) if client.chance(0.2) else None
@@ -66,14 +68,11 @@ def pay_once(client, place, scope):
     if client.chance(0.04):
         client.roll_back()
         return False
-    if client.wrong == 'early-answer':
-        client.tell('response', key, response)
     client.commit()
     client.tell('response', key, response)
     if message:
         client.tell('published', message)
     return True
-
 
 
 def claim_in_savepoint(client, scope, key):
@@ -170,7 +169,7 @@ def job_once(client, key):
             return True             # nobody completes it
         if client.chance(0.08):
             time.sleep(0.05 + client.rng.random() * 0.1)
-        if client.chance(0.05):
+        if client.chance(0.1):
             give_up(client, key, token)
             return False
         return finish_job(client, key, token, claim)

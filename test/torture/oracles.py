@@ -13,6 +13,32 @@ BATCH = 5000
 PORTION = 4000000           # bytes of a journal
 POOL = 2000
 
+# What a run of some length has met.
+MET = '''
+    SELECT 'orders ' || count(*) || ', by handlers ' ||
+           count(*) FILTER (WHERE claim_token IS NULL) ||
+           ', with keys used again ' || count(*) FILTER (WHERE scope = 'brief')
+    FROM orders
+    UNION ALL
+    SELECT 'claims ' || count(*) || ', taken over or tried again ' ||
+           count(*) FILTER (WHERE attempt > 1) || ', failed ' ||
+           count(*) FILTER (WHERE ended = 'failed') || ', released ' ||
+           count(*) FILTER (WHERE ended = 'released')
+    FROM claims
+    UNION ALL SELECT 'checkpoints ' || count(*) FROM checkpoints
+    UNION ALL SELECT 'actions ' || count(*) FROM actions
+    UNION ALL
+    SELECT 'events ' || count(*) || ', of twins ' ||
+           count(*) FILTER (WHERE client_id = 'twins')
+    FROM events
+    UNION ALL
+    SELECT 'effects ' || count(*) || ', with tokens used again ' ||
+           count(*) FILTER (WHERE scope = 'brief')
+    FROM effects
+    UNION ALL
+    SELECT 'messages ' || count(*) || ', with a key ' || count(lane)
+    FROM applied'''
+
 RESPONSE = "coalesce(k.response_body, convert_from(k.response_bytes, 'UTF8'))"
 
 QUERIES = {

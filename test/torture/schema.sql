@@ -7,7 +7,7 @@ CREATE EXTENSION amcheck;
 -- One row for each execution of a request, written with its completion.
 CREATE TABLE orders (
 	n bigserial,
-	intent text COLLATE "C" NOT NULL,			-- what the client wanted, whatever its key
+	intent text COLLATE "C" NOT NULL,	-- what the client wanted
 	scope text COLLATE "C" NOT NULL,
 	key text COLLATE "C" NOT NULL,
 	claim_token bigint,				-- unknown to a handler of idem_run()

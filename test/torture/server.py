@@ -68,14 +68,14 @@ class Server:
             raise Broken('%s failed:\n%s' % (name, done.stdout))
         return done.stdout
 
-    def create(self):
+    def create(self, settings=''):
         self.program('initdb', '-D', self.data, '-U', 'postgres', '-A',
                      'trust', '--no-sync', '--locale=C', '--encoding=UTF8',
                      '--data-checksums')
         with open(self.data + '/postgresql.conf', 'a') as file:
             file.write(CONFIGURATION % dict(
                 include=os.environ['IDEMPOTENCY_CONF'], database=DATABASE,
-                directory=self.directory))
+                directory=self.directory) + settings)
 
     def connect(self, database=DATABASE, options=''):
         connection = psycopg2.connect(
