@@ -5,6 +5,7 @@
 #	make matrix			run them on all majors of PostgreSQL, as root
 #	make inject			run tests that stop sessions in mid-step, on a PostgreSQL 17 built for that
 #	make mutants		break the extension in many ways, and see that make check notices
+#	make torture		crash a server under load for about an hour, and look for damage
 #	make bench			measure against hand-written SQL, on a throwaway server
 #	make				build, for the server that pg_config belongs to
 #	make install		install there
@@ -27,14 +28,16 @@ ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isol
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)
 
 # These work without a server installation, and PGXS has a "check" of its own.
-OUR_GOALS = demo check matrix inject mutants bench
+OUR_GOALS = demo check matrix inject mutants torture bench
 ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
 
 PROGRAM_demo = examples/demo
 PROGRAM_check = test/check
+# MINUTES=5 for a shorter run; see the program for more.
+PROGRAM_torture = test/torture/run
 
 .PHONY: $(OUR_GOALS)
-demo check:
+demo check torture:
 	@test/prepare
 	@test/cluster $(PROGRAM_$@)
 

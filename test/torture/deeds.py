@@ -1,0 +1,297 @@
+"""
+Deeds of a client with request keys: the three ways to use them.
+
+A deed is tried until it returns True: the client has its verdict.  Those of
+client.wrong are mistakes that the oracles must find.
+"""
+
+import hashlib
+import time
+
+import psycopg2
+
+from client import LEVELS, Lost, Refused, resolve
+
+TTLS = ('300 ms', '700 ms', '1500 ms')
+LEASES = ('30 ms', '60 ms', '150 ms')
+CLAIM_IS_LOST = ('ID003', 'ID004')
+
+
+#
+# In one transaction: claim, order, completion
+#
+
+def pay(client):
+    key = client.shared_name('pay')
+    place = [key, key]              # the intent, and its key
+
+    def lost():
+        if client.wrong == 'new-key':
+            place[1] = '%s-%s' % (key, client.nonce())
+    client.until(pay_once, place, 'shop', lost=lost)
+
+
+def pay_briefly(client):
+    """A key that is soon forgotten, cleaned up and used again."""
+    key = 'brief-key-%06d' % client.rng.randrange(150)
+    client.until(pay_once, (key, key), 'brief')
+
+
+def pay_once(client, place, scope):
+    rng = client.rng
+    intent, key = place
+    client.begin(rng.choice(LEVELS))
+    if client.chance(0.03):
+        claim_in_savepoint(client, scope, key)
+    claim = client.claim(
+        scope, key, hashlib.sha256(key.encode()).digest(),
+        ttl=rng.choice(TTLS) if scope == 'brief' else None,
+        wait=rng.choice((None, '20 ms', '100 ms')))
+    if claim.outcome == 'replay':
+        client.commit()
+        client.tell('response', key, claim.response)
+        return True
+    if claim.outcome == 'in_progress':
+        client.roll_back()
+        return False
+    client.check(claim.outcome == 'new', key, claim)
+
+    response = write_order(client, intent, scope, key, claim)
+    if client.wrong == 'early-answer':
+        client.tell('response', key, response)
+    client.check(complete(client, scope, key, response) is True,
+                 key, 'was not completed')
+    message = publish(client, None, 0) if client.chance(0.2) else None
+    if client.chance(0.03):
+        client.prepare()
+        return False
+    if client.chance(0.04):
+        client.roll_back()
+        return False
+    client.commit()
+    client.tell('response', key, response)
+    if message:
+        client.tell('published', message)
+    return True
+
+
+def claim_in_savepoint(client, scope, key):
+    """A claim that is rolled back to a savepoint is as if never made."""
+    client.query('SAVEPOINT before')
+    claim = client.claim(scope, key)
+    if claim.outcome == 'new':
+        response = client.nonce()
+        client.query('INSERT INTO orders (intent, scope, key, response) '
+                     'VALUES (%s, %s, %s, %s)', key, scope, key, response)
+    client.query('ROLLBACK TO before')
+    if claim.outcome == 'new':
+        client.tell('undone', response)
+
+
+def write_order(client, intent, scope, key, claim):
+    response = client.nonce()
+    order = ('''INSERT INTO orders (intent, scope, key, claim_token, response,
+                                    expires_at)
+                VALUES (%s, %s, %s, %s, %s, %s)''',
+             intent, scope, key, claim.claim_token, response,
+             claim.expires_at)
+    if client.wrong == 'effect-outside':
+        try:
+            other = client.server.connect()
+            other.cursor().execute(order[0], order[1:])
+            other.close()
+        except psycopg2.Error:
+            client.hang_up()
+            raise Lost()
+    else:
+        client.query(*order)
+        client.writing.append(response)
+    return response
+
+
+def complete(client, scope, key, response, token=None):
+    """As text, as bytes, with headers or without."""
+    kind = client.rng.choice(('text', 'bytea'))
+    headers = client.rng.choice((None, '{"a": [1, 2]}'))
+    return client.value(
+        'SELECT idem_complete(%s, %s, 201, %s::' + kind + ', %s, %s)',
+        scope, key, response, headers, token)
+
+
+#
+# In one statement, with a handler
+#
+
+def run_handler(client):
+    client.until(run_once, client.shared_name('run'))
+
+
+def run_once(client, key):
+    outcome, response = client.query(
+        "SELECT outcome, response_body FROM idem_run('shop', %s, "
+        "'place_order(jsonb)', jsonb_build_object('key', %s), wait => %s)",
+        key, key, client.rng.choice((None, '50 ms')))[0]
+    if outcome == 'in_progress':
+        return False
+    client.check(outcome in ('new', 'replay'), key, outcome)
+    client.tell('response', key, response)
+    return True
+
+
+#
+# In two transactions, with a lease
+#
+
+def job(client, key=None):
+    client.until(job_once, key or client.shared_name('job', 4))
+
+
+def job_once(client, key):
+    """True: the response is known, or this worker has died."""
+    claim = start_job(client, key)
+    if claim.outcome == 'replay':
+        client.tell('response', key, claim.response)
+        return True
+    token = claim.claim_token
+    if claim.outcome == 'in_progress':
+        if client.wrong == 'no-fence':
+            token = client.value('SELECT max(claim_token) FROM claims '
+                                 'WHERE key = %s', key)
+        if token is None:
+            return False
+        claim = claim._replace(claim_token=token, expires_at='infinity')
+    else:
+        client.tell('claimed', key, token)
+    try:
+        for _ in range(client.rng.choice((0, 0, 1, 2))):
+            hold_on(client, key, token)
+        if client.chance(0.08):
+            return True             # nobody completes it
+        if client.chance(0.08):
+            time.sleep(0.05 + client.rng.random() * 0.1)
+        if client.chance(0.1):
+            give_up(client, key, token)
+            return False
+        return finish_job(client, key, token, claim)
+    except Refused as refused:
+        client.roll_back_after_error()
+        if refused.args[0] not in CLAIM_IS_LOST:
+            raise
+        return False
+
+
+def start_job(client, key):
+    """Claim, and commit.  What a successor gets is what was there before."""
+    client.begin()
+    claim = client.claim('shop', key, lease=client.rng.choice(LEASES))
+    if claim.outcome != 'new':
+        client.check(claim.outcome in ('replay', 'in_progress'), key, claim)
+        client.roll_back()
+        return claim
+    found = client.query('SELECT state FROM checkpoints WHERE key = %s '
+                         'ORDER BY n DESC LIMIT 1', key)
+    expected = ('half', found[0][0]) if found else (None, None)
+    client.check((claim.recovery_point, claim.recovery_state) == expected,
+                 key, 'resumes from', claim, 'and not from', expected)
+    client.query('INSERT INTO claims (key, claim_token, attempt, '
+                 'lease_expires_at) VALUES (%s, %s, %s, %s)', key,
+                 claim.claim_token, claim.attempt, claim.lease_expires_at)
+    client.commit()
+    return claim
+
+
+def hold_on(client, key, token):
+    """A heartbeat or a checkpoint."""
+    lease = client.rng.choice(LEASES)
+    client.begin()
+    if client.rng.random() < 0.5:
+        until = client.value('SELECT idem_heartbeat(%s, %s, %s, %s)',
+                             'shop', key, lease, token)
+    else:
+        state = '{"at": "%s"}' % client.nonce()
+        until = client.value(
+            'SELECT idem_checkpoint(%s, %s, %s, %s, %s, %s)',
+            'shop', key, 'half', state, lease, token)
+        client.query('INSERT INTO checkpoints (key, state) VALUES (%s, %s)',
+                     key, state)
+    client.query('UPDATE claims SET lease_expires_at = %s '
+                 'WHERE key = %s AND claim_token = %s', until, key, token)
+    client.commit()
+
+
+def give_up(client, key, token):
+    """Fail, or release: then its checkpoints are forgotten, too."""
+    client.begin()
+    how = client.rng.choice(('failed', 'released'))
+    if how == 'failed':
+        client.query('SELECT idem_fail(%s, %s, %s, %s)', 'shop', key,
+                     'no luck', token)
+    else:
+        client.query('SELECT idem_release(%s, %s, %s)', 'shop', key, token)
+        client.query('DELETE FROM checkpoints WHERE key = %s', key)
+    end_claim(client, key, token, how)
+    client.commit()
+
+
+def end_claim(client, key, token, how):
+    client.query('UPDATE claims SET ended = %s '
+                 'WHERE key = %s AND claim_token = %s', how, key, token)
+
+
+def finish_job(client, key, token, claim):
+    """Complete it; after a lost answer again, with the same token."""
+    while client.alive():
+        try:
+            return finish_once(client, key, token, claim)
+        except Lost:
+            client.shared.lost[client.number] += 1
+    return True
+
+
+def finish_once(client, key, token, claim):
+    # First the completion: nobody else can have the claim from then on.
+    client.begin()
+    if client.wrong == 'no-fence':
+        response = write_order(client, key, 'shop', key, claim)
+        client.commit()
+        complete(client, 'shop', key, response, token)
+        return True
+    response = client.nonce()
+    if not complete(client, 'shop', key, response, token):
+        client.roll_back()          # it was there already
+        client.tell('completed', key, token)
+        return True
+    client.query('''INSERT INTO orders (intent, scope, key, claim_token,
+                                        response)
+                    VALUES (%s, 'shop', %s, %s, %s)''',
+                 key, key, token, response)
+    client.writing.append(response)
+    end_claim(client, key, token, 'completed')
+    if client.chance(0.02):
+        client.prepare()
+        return False
+    client.commit()
+    client.tell('completed', key, token)
+    client.tell('response', key, response)
+    return True
+
+
+#
+# Messages; more of them in other_deeds.py
+#
+
+def publish(client, lane, seq):
+    """In a transaction; returns the message's id."""
+    serial = client.serial()
+    message = client.value(
+        '''SELECT idem_publish(%s, jsonb_build_object('serial', %s::bigint,
+                'seq', %s::bigint), %s)::text''',
+        'orders' if lane else 'news', serial, seq, lane)
+    client.query('INSERT INTO sent VALUES (%s, %s, %s, %s)',
+                 serial, message, lane, seq)
+    client.writing.append(message)
+    return message
+
+
+DEEDS = {pay: 20, pay_briefly: 12, run_handler: 8, job: 20,
+         lambda client: client.until(resolve): 4}
