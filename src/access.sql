@@ -58,22 +58,24 @@ COMMENT ON FUNCTION @extschema@.idem_check_grantee(regrole) IS
 CREATE FUNCTION @extschema@.idem_grant(grantee regrole)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path = pg_catalog, @extschema@, pg_temp
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	schema_oid pg_catalog.regnamespace;
+	-- By its present name: another role may have made a schema of the old one.
+	home pg_catalog.regnamespace;
+	functions pg_catalog.text;
 BEGIN
-	PERFORM idem_check_grantee(grantee);
-	SELECT e.extnamespace INTO STRICT schema_oid
+	SELECT e.extnamespace INTO STRICT home
 		FROM pg_catalog.pg_extension AS e
 		WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name;
-	IF NOT pg_catalog.has_schema_privilege(grantee::pg_catalog.oid, schema_oid::pg_catalog.oid, 'USAGE') THEN
-		EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %s TO %s', schema_oid, grantee);
+	EXECUTE pg_catalog.format('SELECT %s.idem_check_grantee($1)', home) USING grantee;
+	IF NOT pg_catalog.has_schema_privilege(grantee::pg_catalog.oid, home::pg_catalog.oid, 'USAGE') THEN
+		EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %s TO %s', home, grantee);
 	END IF;
-	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s',
-		(SELECT pg_catalog.string_agg(f::pg_catalog.text, ', ') FROM idem_application_functions() AS f),
-		grantee);
-	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE idem_response TO %s', grantee);
+	EXECUTE pg_catalog.format('SELECT pg_catalog.string_agg(f::pg_catalog.text, '', '') FROM %s.idem_application_functions() AS f', home)
+		INTO functions;
+	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', functions, grantee);
+	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE %s.idem_response TO %s', home, grantee);
 END
 $$;
 REVOKE ALL ON FUNCTION @extschema@.idem_grant(regrole) FROM PUBLIC;
@@ -84,16 +86,24 @@ COMMENT ON FUNCTION @extschema@.idem_grant(regrole) IS
 CREATE FUNCTION @extschema@.idem_revoke(grantee regrole)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path = pg_catalog, @extschema@, pg_temp
+SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+	home pg_catalog.regnamespace;
+	functions pg_catalog.text;
+	remaining pg_catalog.bool;
 BEGIN
-	PERFORM idem_check_grantee(grantee);
-	EXECUTE pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s',
-		(SELECT pg_catalog.string_agg(f::pg_catalog.text, ', ') FROM idem_application_functions() AS f),
-		grantee);
-	EXECUTE pg_catalog.format('REVOKE USAGE ON TYPE idem_response FROM %s', grantee);
-	IF EXISTS (SELECT FROM idem_application_functions() AS f
-			WHERE pg_catalog.has_function_privilege(grantee::pg_catalog.oid, f::pg_catalog.oid, 'EXECUTE')) THEN
+	SELECT e.extnamespace INTO STRICT home
+		FROM pg_catalog.pg_extension AS e
+		WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name;
+	EXECUTE pg_catalog.format('SELECT %s.idem_check_grantee($1)', home) USING grantee;
+	EXECUTE pg_catalog.format('SELECT pg_catalog.string_agg(f::pg_catalog.text, '', '') FROM %s.idem_application_functions() AS f', home)
+		INTO functions;
+	EXECUTE pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s', functions, grantee);
+	EXECUTE pg_catalog.format('REVOKE USAGE ON TYPE %s.idem_response FROM %s', home, grantee);
+	EXECUTE pg_catalog.format('SELECT pg_catalog.bool_or(pg_catalog.has_function_privilege($1, f::pg_catalog.oid, ''EXECUTE'')) FROM %s.idem_application_functions() AS f', home)
+		INTO remaining USING grantee::pg_catalog.oid;
+	IF remaining THEN
 		RAISE WARNING USING ERRCODE = '01006',
 			MESSAGE = pg_catalog.format('role "%s" may still execute functions of extension "idempotency"', grantee),
 			HINT = 'It is a member of a role that may, or another role made the grant: call idem_revoke() as that role.';

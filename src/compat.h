@@ -103,8 +103,10 @@ typedef bool TU_UpdateIndexes;
 	ExecInsertIndexTuples(relinfo, slot, estate, update, noDupErr, \
 						  specConflict, arbiters)
 #define object_aclcheck(classid, objectid, roleid, mode) \
-	((void) AssertMacro((classid) == ProcedureRelationId), \
-	 pg_proc_aclcheck(objectid, roleid, mode))
+	((classid) == ProcedureRelationId ? \
+	 pg_proc_aclcheck(objectid, roleid, mode) : \
+	 (AssertMacro((classid) == NamespaceRelationId), \
+	  pg_namespace_aclcheck(objectid, roleid, mode)))
 #endif
 
 #endif							/* IDEMPOTENCY_COMPAT_H */

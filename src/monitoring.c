@@ -274,7 +274,8 @@ PG_FUNCTION_INFO_V1(idem_check_interval);
 Datum
 idem_check_interval(PG_FUNCTION_ARGS)
 {
-	const char *name = text_to_cstring(PG_GETARG_TEXT_PP(1));
+	Datum		arg = idem_required_arg(fcinfo, 1, "name");
+	const char *name = text_to_cstring(DatumGetTextPP(arg));
 
 	(void) idem_required_arg(fcinfo, 0, name);
 	(void) idem_interval_arg(fcinfo, 0, name);

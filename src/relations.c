@@ -18,8 +18,11 @@
 
 #include "access/genam.h"
 #include "access/htup_details.h"
+#include "access/relation.h"
 #include "access/table.h"
 #include "catalog/indexing.h"
+#include "catalog/pg_am_d.h"
+#include "catalog/pg_collation_d.h"
 #include "catalog/pg_extension.h"
 #include "catalog/pg_inherits.h"
 #include "catalog/pg_type_d.h"
@@ -40,33 +43,35 @@
 /*
  * What a relation must look like.  "shape" has a letter for each column, its
  * type, in upper case where the column is NOT NULL: b bigint, i int, z
- * timestamptz, o boolean, t text, a bytea, j json, d jsonb, u uuid.  A
- * sequence or an index has none.  "key" are the columns of its primary key,
- * counted from 1; they lie side by side, and may have any order in the index.
+ * timestamptz, o boolean, t text (T: COLLATE "C"), a bytea, j json, d jsonb,
+ * u uuid.  A sequence or an index has none.  "key" are the columns of its
+ * primary key, counted from 1; they lie side by side, and may have any order
+ * in the index.  Of an index, they are its columns, in order.
  */
 typedef struct IdemRelationSpec
 {
 	const char *name;
 	const char *shape;
 	AttrNumber	key[MAX_KEY_COLUMNS + 1];
+	bool		partial;		/* an index with a WHERE clause */
 } IdemRelationSpec;
 
 static const IdemRelationSpec specs[IDEM_NUM_RELATIONS] = {
 	[IDEM_KEYS] = {"idem_keys", "BZzzZIiTTTajtattj", {9, 10}},
-	[IDEM_KEYS_EXPIRES_AT] = {"idem_keys_expires_at", NULL},
+	[IDEM_KEYS_EXPIRES_AT] = {"idem_keys_expires_at", NULL, {5}},
 	[IDEM_CLAIM_TOKENS] = {"idem_claim_tokens", NULL},
 	[IDEM_ACTION_VERSIONS] = {"idem_action_versions", "BTTT", {2, 3, 4}},
 	[IDEM_USER_ACTIONS] = {"idem_user_actions", "BZOTTTT", {4, 5, 6, 7}},
 	[IDEM_AGGREGATES] = {"idem_aggregates", "BT", {2}},
 	[IDEM_CLIENT_SEQUENCES] = {"idem_client_sequences", "BTT", {2, 3}},
 	[IDEM_TOKENS] = {"idem_tokens", "ZTT", {2, 3}},
-	[IDEM_TOKENS_EXPIRES_AT] = {"idem_tokens_expires_at", NULL},
+	[IDEM_TOKENS_EXPIRES_AT] = {"idem_tokens_expires_at", NULL, {1}},
 	[IDEM_OUTBOX] = {"idem_outbox", "BbZZzIUTTtDdt", {1}},
 	[IDEM_OUTBOX_IDS] = {"idem_outbox_ids", NULL},
-	[IDEM_OUTBOX_DUE] = {"idem_outbox_due", NULL},
-	[IDEM_OUTBOX_LANES] = {"idem_outbox_lanes", NULL},
-	[IDEM_OUTBOX_DEAD] = {"idem_outbox_dead", NULL},
-	[IDEM_OUTBOX_ACKED] = {"idem_outbox_acked", NULL},
+	[IDEM_OUTBOX_DUE] = {"idem_outbox_due", NULL, {9, 4}, true},
+	[IDEM_OUTBOX_LANES] = {"idem_outbox_lanes", NULL, {9, 2, 1}, true},
+	[IDEM_OUTBOX_DEAD] = {"idem_outbox_dead", NULL, {1}, true},
+	[IDEM_OUTBOX_ACKED] = {"idem_outbox_acked", NULL, {5}, true},
 };
 
 /* Known and checked OIDs; InvalidOid where the next call has to look. */
@@ -82,6 +87,8 @@ static Oid	look_up(IdemRelationId id);
 static Oid	extension_schema(void);
 static void check_shape(Relation rel, const IdemRelationSpec *spec);
 static bool has_primary_key(Relation rel, const AttrNumber *columns);
+static bool has_shape(Relation index, Relation table,
+					  const IdemRelationSpec *spec);
 static char type_letter(Oid type);
 pg_noreturn static void refuse(Relation rel, const char *what);
 
@@ -135,6 +142,26 @@ idem_relation_oid(IdemRelationId id)
 	if (unlikely(!OidIsValid(oids[id])))
 		oids[id] = look_up(id);
 	return oids[id];
+}
+
+/*
+ * Open one of our indexes of a table that is open, to scan it.
+ *
+ * Raises 55000 for any other index.  The owner of the schema may drop ours and
+ * put one of the same name in its place, of a table of his own, which need not
+ * even have columns of these types.
+ */
+Relation
+idem_index_open(IdemRelationId id, Relation table)
+{
+	Relation	index = relation_open(idem_relation_oid(id), AccessShareLock);
+
+	if (!has_shape(index, table, &specs[id]))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("index \"%s\" has been altered", specs[id].name),
+				 errhint("Drop it, and create it again as the extension's install script does.")));
+	return index;
 }
 
 /*
@@ -234,6 +261,13 @@ check_shape(Relation rel, const IdemRelationSpec *spec)
 
 	if (rel->rd_rel->relkind != RELKIND_RELATION)
 		refuse(rel, "a different kind of relation");
+	if (rel->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"%s\" is unlogged",
+						RelationGetRelationName(rel)),
+				 errdetail("A crash would empty it."),
+				 errhint("Make it permanent again with ALTER TABLE ... SET LOGGED.")));
 	if (rel->trigdesc != NULL)
 		refuse(rel, "a trigger or foreign key");
 	if (rel->rd_rules != NULL)
@@ -262,7 +296,8 @@ check_shape(Relation rel, const IdemRelationSpec *spec)
 		if (att->attnotnull)
 			letter = pg_ascii_toupper((unsigned char) letter);
 		if (att->attisdropped || att->attgenerated ||
-			letter != spec->shape[i])
+			letter != spec->shape[i] ||
+			(letter == 'T' && att->attcollation != C_COLLATION_OID))
 			refuse(rel, "a changed column");
 	}
 
@@ -294,6 +329,37 @@ has_primary_key(Relation rel, const AttrNumber *columns)
 		present = bms_add_member(present, index->rd_index->indkey.values[i]);
 	index_close(index, NoLock);
 	return bms_equal(wanted, present);
+}
+
+/*
+ * Is this the index of that table that we know how to scan?
+ */
+static bool
+has_shape(Relation index, Relation table, const IdemRelationSpec *spec)
+{
+	int			n;
+
+	if (index->rd_rel->relkind != RELKIND_INDEX ||
+		index->rd_rel->relam != BTREE_AM_OID ||
+		index->rd_index->indrelid != RelationGetRelid(table) ||
+		!index->rd_index->indisvalid ||
+		heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred,
+					   NULL) == spec->partial)
+		return false;
+
+	for (n = 0; spec->key[n] != 0; n++)
+	{
+		Form_pg_attribute att = TupleDescAttr(RelationGetDescr(table),
+											  spec->key[n] - 1);
+
+		if (n >= IndexRelationGetNumberOfKeyAttributes(index) ||
+			index->rd_index->indkey.values[n] != spec->key[n] ||
+			index->rd_opcintype[n] != att->atttypid ||
+			index->rd_indcollation[n] != att->attcollation ||
+			index->rd_indoption[n] != 0)
+			return false;
+	}
+	return n == IndexRelationGetNumberOfKeyAttributes(index);
 }
 
 /*

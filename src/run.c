@@ -3,9 +3,9 @@
  * run.c
  *		idem_run(): claim, call a handler, complete, in one statement.
  *
- * The handler is called as the caller would call it: EXECUTE is checked for
- * the current user, and nothing here changes who that is.  No table is held
- * open meanwhile, so the handler may do whatever SQL may do, including to the
+ * The handler is called as the caller would call it: EXECUTE, and USAGE of
+ * its schema, are checked for the current user, and nothing here changes who
+ * that is.  No table is held open meanwhile, so the handler may do whatever SQL may do, including to the
  * key itself; completing it afterwards checks that the claim still stands.
  *
  *-------------------------------------------------------------------------
@@ -13,6 +13,7 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type_d.h"
 #include "miscadmin.h"
@@ -132,6 +133,7 @@ check_handler(Oid handler)
 {
 	HeapTuple	tuple;
 	Form_pg_proc proc;
+	Oid			schema;
 	Oid			result_type;
 	bool		fits;
 
@@ -141,6 +143,7 @@ check_handler(Oid handler)
 				(errcode(ERRCODE_UNDEFINED_FUNCTION),
 				 errmsg("function with OID %u does not exist", handler)));
 	proc = (Form_pg_proc) GETSTRUCT(tuple);
+	schema = proc->pronamespace;
 	result_type = proc->prorettype;
 	fits = proc->prokind == PROKIND_FUNCTION && !proc->proretset &&
 		proc->pronargs == 1 && proc->proargtypes.values[0] == JSONBOID &&
@@ -148,6 +151,11 @@ check_handler(Oid handler)
 		 get_typtype(result_type) == TYPTYPE_COMPOSITE);
 	ReleaseSysCache(tuple);
 
+	/* Whoever names a function by its OID has not been asked for its schema. */
+	if (object_aclcheck(NamespaceRelationId, schema, GetUserId(),
+						ACL_USAGE) != ACLCHECK_OK)
+		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_SCHEMA,
+					   get_namespace_name(schema));
 	if (object_aclcheck(ProcedureRelationId, handler, GetUserId(),
 						ACL_EXECUTE) != ACLCHECK_OK)
 		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION,

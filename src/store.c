@@ -73,6 +73,7 @@
 #include "storage/procarray.h"
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
+#include "utils/lsyscache.h"
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
 #include "utils/timeout.h"
@@ -105,7 +106,7 @@ static void take_siread_locks(IdemTable *table, const Datum *key);
 static void accept_row(IdemTable *table);
 static bool is_own(TupleTableSlot *row);
 static ResultRelInfo *open_indexes(IdemTable *table);
-static bool same_columns(Form_pg_index a, Form_pg_index b);
+static bool is_arbiter(Relation index, Relation pkey);
 static void remember_insert(IdemTable *table, TupleTableSlot *slot);
 static TupleTableSlot *make_slot(IdemTable *table, Datum *values,
 								 bool *nulls);
@@ -401,7 +402,7 @@ idem_scan_begin(IdemScan *scan, IdemTable *table, IdemRelationId index,
 				Snapshot snapshot, int nkeys)
 {
 	scan->table = table;
-	scan->index = index_open(idem_relation_oid(index), AccessShareLock);
+	scan->index = idem_index_open(index, table->rel);
 	scan->scan = index_beginscan(table->rel, scan->index, snapshot, NULL,
 								 nkeys, 0);
 }
@@ -780,7 +781,6 @@ wait_with_timeout(IdemTable *table, int timeout)
 static ResultRelInfo *
 open_indexes(IdemTable *table)
 {
-	Form_pg_index pkey = table->pkey->rd_index;
 	ResultRelInfo *result_rel;
 
 	if (table->result_rel != NULL)
@@ -793,14 +793,13 @@ open_indexes(IdemTable *table)
 	table->arbiters = NIL;
 	for (int i = 0; i < result_rel->ri_NumIndices; i++)
 	{
-		Form_pg_index index = result_rel->ri_IndexRelationDescs[i]->rd_index;
+		Relation	index = result_rel->ri_IndexRelationDescs[i];
 		IndexInfo  *info = result_rel->ri_IndexRelationInfo[i];
-		bool		arbiter;
+		bool		arbiter = is_arbiter(index, table->pkey);
 
-		arbiter = index->indisunique && index->indimmediate &&
-			same_columns(index, pkey);
 		if (arbiter)
-			table->arbiters = lappend_oid(table->arbiters, index->indexrelid);
+			table->arbiters = lappend_oid(table->arbiters,
+										  RelationGetRelid(index));
 		info->ii_CheckedUnchanged = true;
 		info->ii_IndexUnchanged = arbiter;
 	}
@@ -809,21 +808,29 @@ open_indexes(IdemTable *table)
 }
 
 /*
- * Do two unique indexes have the same key columns, in whatever order?
+ * Does an index know two rows as equal if and only if the primary key does?
+ * It has the same columns, in whatever order, and no collation that takes
+ * different texts for equal.
  */
 static bool
-same_columns(Form_pg_index a, Form_pg_index b)
+is_arbiter(Relation index, Relation pkey)
 {
-	Bitmapset  *columns_a = NULL;
-	Bitmapset  *columns_b = NULL;
+	Bitmapset  *columns = NULL;
+	Bitmapset  *pkey_columns = NULL;
 
-	if (a->indexrelid == b->indexrelid)
-		return true;
-	for (int i = 0; i < a->indnkeyatts; i++)
-		columns_a = bms_add_member(columns_a, a->indkey.values[i]);
-	for (int i = 0; i < b->indnkeyatts; i++)
-		columns_b = bms_add_member(columns_b, b->indkey.values[i]);
-	return bms_equal(columns_a, columns_b);
+	if (!index->rd_index->indisunique || !index->rd_index->indimmediate)
+		return false;
+	for (int i = 0; i < index->rd_index->indnkeyatts; i++)
+	{
+		if (OidIsValid(index->rd_indcollation[i]) &&
+			!get_collation_isdeterministic(index->rd_indcollation[i]))
+			return false;
+		columns = bms_add_member(columns, index->rd_index->indkey.values[i]);
+	}
+	for (int i = 0; i < pkey->rd_index->indnkeyatts; i++)
+		pkey_columns = bms_add_member(pkey_columns,
+									  pkey->rd_index->indkey.values[i]);
+	return bms_equal(columns, pkey_columns);
 }
 
 /*

@@ -1,0 +1,313 @@
+--
+-- Whatever their owner does to our tables and indexes: every function that
+-- would pass it over refuses (55000, with a hint), until it is undone.
+--
+SET client_min_messages = warning;
+DROP DATABASE IF EXISTS regress_idem_db;
+DROP ROLE IF EXISTS regress_idem_owner;
+DROP EXTENSION IF EXISTS idempotency CASCADE;
+CREATE EXTENSION idempotency;
+RESET client_min_messages;
+SELECT current_database() AS regress_db \gset
+\pset format unaligned
+\pset tuples_only on
+\set SHOW_CONTEXT never
+
+CREATE FUNCTION handler(jsonb) RETURNS jsonb LANGUAGE sql RETURN $1;
+CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
+
+-- The calls that use a table, in a temporary table so that they can be run by each alteration.
+CREATE TEMP TABLE calls (name text, call text);
+INSERT INTO calls VALUES
+	('idem_keys', 'idem_claim(''s'', ''hostile-key-00001'')'),
+	('idem_keys', 'idem_claim(''s'', ''hostile-key-00001'', wait => ''1 ms'')'),
+	('idem_keys', 'idem_complete(''s'', ''hostile-key-00001'', 200)'),
+	('idem_keys', 'idem_complete(''s'', ''hostile-key-00001'', 200, ''''::bytea)'),
+	('idem_keys', 'idem_checkpoint(''s'', ''hostile-key-00001'', ''x'')'),
+	('idem_keys', 'idem_heartbeat(''s'', ''hostile-key-00001'')'),
+	('idem_keys', 'idem_fail(''s'', ''hostile-key-00001'')'),
+	('idem_keys', 'idem_release(''s'', ''hostile-key-00001'')'),
+	('idem_keys', 'idem_lookup(''s'', ''hostile-key-00001'')'),
+	('idem_keys', 'idem_forget(''s'', ''hostile-key-00001'')'),
+	('idem_keys', 'idem_erase(''s'', ''hostile-key-00001'')'),
+	('idem_keys', 'idem_run(''s'', ''hostile-key-00001'', ''handler(jsonb)'', ''{}'')'),
+	('idem_action_versions', 'idem_try_advance(''u'', ''e'', ''1'', 1)'),
+	('idem_action_versions', 'idem_toggle(''u'', ''e'', ''1'', ''a'', 1)'),
+	('idem_action_versions', 'idem_set(''u'', ''e'', ''1'', ''a'', true, 1)'),
+	('idem_user_actions', 'idem_toggle(''u'', ''e'', ''1'', ''a'', 1)'),
+	('idem_user_actions', 'idem_set(''u'', ''e'', ''1'', ''a'', true, 1)'),
+	('idem_user_actions', 'idem_is_active(''u'', ''e'', ''1'', ''a'')'),
+	('idem_aggregates', 'idem_try_append(''a'', ''c'', 1)'),
+	('idem_client_sequences', 'idem_try_append(''a'', ''c'', 1)'),
+	('idem_client_sequences', 'idem_last_client_seq(''a'', ''c'')'),
+	('idem_tokens', 'idem_once(''s'', ''t'')'),
+	('idem_tokens', 'idem_once(''s'', ''{t}''::text[])'),
+	('idem_outbox', 'idem_publish(''t'', ''{}'')'),
+	('idem_outbox', 'idem_outbox_take()'),
+	('idem_outbox', 'idem_outbox_ack(''{1}'')'),
+	('idem_outbox', 'idem_outbox_nack(1)'),
+	('idem_outbox', 'idem_outbox_requeue()'),
+	('idem_outbox', 'idem_outbox_requeue(''{1}'')');
+INSERT INTO calls
+	SELECT name, call FROM unnest(ARRAY['idem_keys', 'idem_tokens', 'idem_outbox']) AS name,
+		unnest(ARRAY['idem_cleanup()', 'idem_metrics()', 'idem_health()']) AS call;
+
+-- Of each table: a column that is NOT NULL and not in the primary key, a text column of ours, its last column.
+CREATE TEMP TABLE tables AS
+	SELECT relname::text AS name, required, words,
+		(SELECT attname::text FROM pg_attribute WHERE attrelid = c.oid ORDER BY attnum DESC LIMIT 1) AS last_column,
+		(SELECT string_agg(attname, ', ') FROM pg_attribute AS a JOIN pg_index AS i ON attrelid = indrelid WHERE indisprimary AND indrelid = c.oid AND attnum = ANY (indkey)) AS pkey
+	FROM (VALUES ('idem_keys', 'claim_token', 'scope'), ('idem_action_versions', 'last_action_id', 'user_id'), ('idem_user_actions', 'is_active', 'user_id'),
+		('idem_aggregates', 'version', 'aggregate'), ('idem_client_sequences', 'last_client_seq', 'client_id'), ('idem_tokens', 'expires_at', 'token'),
+		('idem_outbox', 'created_at', 'topic')) AS v (name, required, words)
+	JOIN pg_class AS c ON c.oid = v.name::regclass;
+-- None is forgotten.
+SELECT count(*), count(last_column), count(pkey), (SELECT count(*) FROM pg_class WHERE relname LIKE 'idem\_%' AND relkind = 'r') FROM tables;
+
+-- {t}: the table, {r}, {w}, {l}, {k}: as above
+CREATE TEMP TABLE alterations (n int GENERATED ALWAYS AS IDENTITY, statement text);
+INSERT INTO alterations (statement) VALUES
+	('CREATE TRIGGER x BEFORE INSERT ON {t} FOR EACH ROW EXECUTE FUNCTION nothing()'),
+	('CREATE TRIGGER x AFTER UPDATE ON {t} FOR EACH STATEMENT EXECUTE FUNCTION nothing()'),
+	('CREATE TRIGGER x AFTER DELETE ON {t} REFERENCING OLD TABLE AS o FOR EACH STATEMENT EXECUTE FUNCTION nothing()'),
+	('CREATE TRIGGER x BEFORE TRUNCATE ON {t} FOR EACH STATEMENT EXECUTE FUNCTION nothing()'),
+	('CREATE CONSTRAINT TRIGGER x AFTER INSERT ON {t} DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION nothing()'),
+	('CREATE TRIGGER x AFTER INSERT ON {t} FOR EACH ROW EXECUTE FUNCTION nothing(); ALTER TABLE {t} DISABLE TRIGGER ALL'),
+	('CREATE RULE x AS ON INSERT TO {t} DO INSTEAD NOTHING'),
+	('CREATE RULE x AS ON DELETE TO {t} DO ALSO NOTIFY x'),
+	('ALTER TABLE {t} ENABLE ROW LEVEL SECURITY'),
+	('ALTER TABLE {t} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY; CREATE POLICY x ON {t} USING (true)'),
+	('ALTER TABLE {t} ADD CHECK (true)'),
+	('ALTER TABLE {t} ADD CHECK (false) NOT VALID'),
+	('ALTER TABLE {t} ADD UNIQUE ({k}) DEFERRABLE'),
+	('ALTER TABLE {t} ADD EXCLUDE USING btree ({w} WITH =) DEFERRABLE INITIALLY DEFERRED'),
+	('ALTER TABLE {t} ADD FOREIGN KEY ({k}) REFERENCES {t}'),
+	('CREATE TABLE referencing (LIKE {t}, FOREIGN KEY ({k}) REFERENCES {t})'),
+	('ALTER TABLE {t} DROP CONSTRAINT {t}_pkey'),
+	('ALTER TABLE {t} DROP CONSTRAINT {t}_pkey, ADD PRIMARY KEY ({k}) DEFERRABLE'),
+	('ALTER TABLE {t} DROP CONSTRAINT {t}_pkey, ADD PRIMARY KEY ({k}, {r})'),
+	('ALTER TABLE {t} DROP CONSTRAINT {t}_pkey; CREATE UNIQUE INDEX {t}_pkey ON {t} ({k})'),
+	('ALTER TABLE {t} ADD COLUMN x int'),
+	('ALTER TABLE {t} ADD COLUMN x int GENERATED ALWAYS AS (1) STORED'),
+	('ALTER TABLE {t} DROP COLUMN {l}'),
+	('ALTER TABLE {t} DROP COLUMN {l} CASCADE, ADD COLUMN {l} text'),
+	('ALTER TABLE {t} ALTER COLUMN {r} DROP NOT NULL'),
+	('ALTER TABLE {t} ALTER COLUMN {w} TYPE varchar'),
+	('CREATE DOMAIN words AS text COLLATE "C"; ALTER TABLE {t} ALTER COLUMN {w} TYPE words'),
+	('ALTER TABLE {t} ALTER COLUMN {w} TYPE text COLLATE "POSIX"'),
+	('ALTER TABLE {t} SET UNLOGGED'),
+	('CREATE TABLE child () INHERITS ({t})'),
+	('CREATE TABLE parent (LIKE {t}) PARTITION BY LIST ({w}); ALTER TABLE parent ATTACH PARTITION {t} DEFAULT'),
+	('ALTER TABLE {t} RENAME TO elsewhere'),
+	('ALTER TABLE {t} RENAME TO elsewhere; CREATE VIEW {t} AS SELECT * FROM elsewhere'),
+	('ALTER TABLE {t} RENAME TO elsewhere; CREATE TEMP TABLE {t} AS SELECT * FROM elsewhere'),
+	('CREATE SCHEMA x; ALTER EXTENSION idempotency DROP TABLE {t}; ALTER TABLE {t} SET SCHEMA x; CREATE TABLE {t} (LIKE x.{t} INCLUDING ALL, more int)');
+
+-- What comes of an alteration: the calls' errors, counted.  All is undone.
+CREATE FUNCTION pg_temp.outcomes(table_name text, alteration text) RETURNS TABLE (outcome text, n bigint)
+LANGUAGE plpgsql AS $$
+DECLARE
+	c text;
+	hint text;
+	found text[] := '{}';
+	undo CONSTANT text := 'UN001';
+BEGIN
+	BEGIN
+		EXECUTE alteration;
+		FOR c IN SELECT call FROM calls WHERE name = table_name LOOP
+			BEGIN
+				EXECUTE 'SELECT ' || c;
+				found := found || (c || ' works');
+			EXCEPTION WHEN OTHERS THEN
+				GET STACKED DIAGNOSTICS hint = PG_EXCEPTION_HINT;
+				found := found || CASE WHEN SQLSTATE = '55000' AND hint <> '' THEN 'refused'
+					ELSE concat_ws(' ', c, SQLSTATE, SQLERRM) END;
+			END;
+		END LOOP;
+		RAISE 'undo' USING ERRCODE = undo;
+	EXCEPTION WHEN SQLSTATE 'UN001' THEN
+		NULL;
+	WHEN OTHERS THEN
+		found := ARRAY['not altered: ' || SQLERRM];
+	END;
+	RETURN QUERY SELECT f, count(*) FROM unnest(found) AS f GROUP BY f;
+END
+$$;
+
+-- As they are, nothing is refused, but for want of a claim.
+SELECT DISTINCT name, outcome FROM calls, pg_temp.outcomes(name, 'SELECT 1') AS o WHERE o.outcome NOT LIKE '% works' AND o.outcome NOT LIKE '% ID004 %' ORDER BY 1, 2;
+CREATE TEMP TABLE results AS
+	SELECT a.n, t.name, a.statement, o.outcome, o.n AS count
+	FROM alterations AS a CROSS JOIN tables AS t
+	CROSS JOIN LATERAL pg_temp.outcomes(t.name,
+		replace(replace(replace(replace(replace(a.statement, '{t}', t.name), '{r}', t.required), '{w}', t.words), '{l}', t.last_column), '{k}', t.pkey)) AS o;
+SELECT name, outcome, sum(count) FROM results WHERE outcome = 'refused' GROUP BY name, outcome ORDER BY name COLLATE "C";
+-- The rest
+SELECT n, name, statement, outcome, count FROM results WHERE outcome <> 'refused' ORDER BY n, name COLLATE "C", outcome COLLATE "C";
+-- Each works again.
+SELECT DISTINCT name, outcome FROM calls, pg_temp.outcomes(name, 'SELECT 1') AS o WHERE o.outcome NOT LIKE '% works' AND o.outcome NOT LIKE '% ID004 %' ORDER BY 1, 2;
+
+--
+-- The words of those that no other test has
+--
+CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+	detail text;
+	hint text;
+BEGIN
+	EXECUTE statement;
+	RETURN 'no error';
+EXCEPTION WHEN OTHERS THEN
+	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+	RETURN concat_ws(' | ', SQLSTATE, SQLERRM, nullif(detail, ''), nullif(hint, ''));
+END
+$$;
+BEGIN;
+ALTER TABLE idem_keys SET UNLOGGED;
+SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'hostile-key-00001') $$);
+ALTER TABLE idem_keys SET LOGGED;
+SELECT outcome FROM idem_claim('s', 'hostile-key-00001');
+ROLLBACK;
+
+--
+-- Constraints that an index enforces are not passed over: they hold
+--
+CREATE UNIQUE INDEX x ON idem_keys (scope);
+SELECT outcome FROM idem_claim('only one', 'hostile-key-00001');
+SELECT pg_temp.error_of($$ SELECT idem_claim('only one', 'hostile-key-00002') $$);
+SELECT outcome FROM idem_claim('only one', 'hostile-key-00001');
+SELECT outcome FROM idem_claim('another', 'hostile-key-00002');
+DROP INDEX x;
+ALTER TABLE idem_tokens ADD CONSTRAINT x EXCLUDE USING btree (token WITH =);
+SELECT idem_once('s', 'excluded'), idem_once('s', 'excluded');
+SELECT pg_temp.error_of($$ SELECT idem_once('s2', 'excluded') $$);
+ALTER TABLE idem_tokens DROP CONSTRAINT x;
+-- One that takes different keys for the same is no other primary key: it ends the call, and does not keep it looking for the other key.
+SELECT EXISTS (SELECT FROM pg_collation WHERE collprovider = 'i') AS icu \gset
+\if :icu
+CREATE COLLATION any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+CREATE UNIQUE INDEX x ON idem_keys (key COLLATE any_case, scope);
+\else
+-- A server without ICU has no such collation; an expression does the same to it.
+CREATE UNIQUE INDEX x ON idem_keys (lower(key), scope);
+\endif
+SET statement_timeout = '10s';
+SELECT outcome FROM idem_claim('cases', 'hostile-key-00003');
+SELECT split_part(pg_temp.error_of($$ SELECT idem_claim('cases', 'Hostile-Key-00003') $$), ' |', 1);
+SELECT outcome FROM idem_claim('cases', 'hostile-key-00003');
+RESET statement_timeout;
+DROP INDEX x;
+SET client_min_messages = warning;
+DROP COLLATION IF EXISTS any_case;
+RESET client_min_messages;
+
+--
+-- Indexes that we scan: another one in their place
+--
+CREATE FUNCTION pg_temp.index_errors() RETURNS TABLE (call text, error text) LANGUAGE sql AS $$
+	SELECT c, pg_temp.error_of('SELECT ' || c)
+	FROM unnest(ARRAY['idem_cleanup()', 'idem_metrics()', 'idem_health()', 'idem_outbox_take()', 'idem_outbox_take(topics => ''{t}'')', 'idem_outbox_requeue()']) AS c
+$$;
+SELECT idem_publish('t', '{}') IS NOT NULL, idem_publish('t', '{}', 'k') IS NOT NULL;
+CREATE FUNCTION pg_temp.replaced(index_name text, definition text) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+	errors text;
+BEGIN
+	BEGIN
+		EXECUTE format('DROP INDEX %I', index_name);
+		EXECUTE definition;
+		SELECT string_agg(e, E'\n') INTO errors
+			FROM (SELECT concat_ws(': ', string_agg(call, ', ' ORDER BY call COLLATE "C"), error) FROM pg_temp.index_errors() WHERE error <> 'no error' GROUP BY error) AS g (e);
+		RAISE SQLSTATE 'UN001';
+	EXCEPTION WHEN SQLSTATE 'UN001' THEN
+		RETURN errors;
+	END;
+END
+$$;
+SELECT definition, pg_temp.replaced(name, definition) FROM (VALUES
+	(1, 'idem_keys_expires_at', 'SELECT 1'),
+	(2, 'idem_keys_expires_at', 'CREATE TABLE idem_keys_expires_at ()'),
+	(3, 'idem_keys_expires_at', 'CREATE SEQUENCE idem_keys_expires_at'),
+	(4, 'idem_keys_expires_at', 'CREATE INDEX idem_keys_expires_at ON idem_tokens (expires_at)'),
+	-- It would have the cleanup delete what was claimed long enough ago.
+	(5, 'idem_keys_expires_at', 'CREATE INDEX idem_keys_expires_at ON idem_keys (created_at)'),
+	(6, 'idem_keys_expires_at', 'CREATE INDEX idem_keys_expires_at ON idem_keys (scope)'),
+	(7, 'idem_keys_expires_at', 'CREATE INDEX idem_keys_expires_at ON idem_keys (expires_at DESC)'),
+	(8, 'idem_keys_expires_at', 'CREATE INDEX idem_keys_expires_at ON idem_keys (expires_at, scope)'),
+	(9, 'idem_keys_expires_at', 'CREATE INDEX idem_keys_expires_at ON idem_keys ((attempt + 1))'),
+	(10, 'idem_keys_expires_at', 'CREATE INDEX idem_keys_expires_at ON idem_keys (expires_at) WHERE attempt = 1'),
+	(11, 'idem_keys_expires_at', 'CREATE INDEX idem_keys_expires_at ON idem_keys USING brin (expires_at)'),
+	(12, 'idem_keys_expires_at', 'CREATE INDEX idem_keys_expires_at ON idem_keys USING hash (expires_at)'),
+	(13, 'idem_keys_expires_at', 'CREATE INDEX idem_keys_expires_at ON idem_keys (expires_at) INCLUDE (scope)'),
+	(14, 'idem_tokens_expires_at', 'CREATE INDEX idem_tokens_expires_at ON idem_tokens (token)'),
+	(15, 'idem_outbox_due', 'CREATE INDEX idem_outbox_due ON idem_outbox (topic, available_at)'),
+	(16, 'idem_outbox_due', 'CREATE INDEX idem_outbox_due ON idem_outbox (available_at, topic) WHERE state = ''pending'' AND lane IS NULL'),
+	(17, 'idem_outbox_due', 'CREATE INDEX idem_outbox_due ON idem_outbox (topic COLLATE "POSIX", available_at) WHERE state = ''pending'' AND lane IS NULL'),
+	(18, 'idem_outbox_lanes', 'CREATE INDEX idem_outbox_lanes ON idem_outbox (topic, message_key, id) WHERE state = ''pending'' AND lane IS NOT NULL'),
+	(19, 'idem_outbox_dead', 'CREATE INDEX idem_outbox_dead ON idem_outbox (payload) WHERE state = ''dead'''),
+	(20, 'idem_outbox_acked', 'CREATE INDEX idem_outbox_acked ON idem_outbox (created_at) WHERE state = ''acked''')) AS v (n, name, definition) ORDER BY n;
+-- Ours, made anew
+SELECT count(*), count(pg_temp.replaced(indexname, indexdef)) FROM pg_indexes WHERE tablename LIKE 'idem\_%' AND indexname NOT LIKE '%\_pkey';
+
+-- A database owner who has no right to our tables can do that, where the schema is his: his index of another table must not be read as ours.
+SET client_min_messages = warning;
+CREATE ROLE regress_idem_owner;
+CREATE DATABASE regress_idem_db OWNER regress_idem_owner;
+\c regress_idem_db
+SET client_min_messages = warning;
+SET SESSION AUTHORIZATION regress_idem_owner;
+CREATE SCHEMA idem;
+SET search_path = idem;
+CREATE EXTENSION idempotency;
+SELECT outcome FROM idem_claim('s', 'hostile-key-00001', ttl => '0');
+SELECT count(idem_publish('t', '{}', CASE WHEN i > 1 THEN 'k' END)) FROM generate_series(1, 2) AS i;
+DROP INDEX idem_keys_expires_at, idem_outbox_due, idem_outbox_lanes, idem_outbox_dead;
+CREATE TABLE mine (words text);
+INSERT INTO mine SELECT repeat('x', 100) FROM generate_series(1, 100);
+CREATE INDEX idem_keys_expires_at ON mine (words);
+CREATE INDEX idem_outbox_due ON mine (words, words) WHERE words IS NOT NULL;
+CREATE INDEX idem_outbox_lanes ON mine (words, words, words) WHERE words IS NOT NULL;
+CREATE INDEX idem_outbox_dead ON mine (words) WHERE words IS NOT NULL;
+\set VERBOSITY sqlstate
+SELECT * FROM idem_cleanup();
+SELECT idem_metrics();
+SELECT count(*) FROM idem_health();
+SELECT * FROM idem_outbox_take();
+SELECT * FROM idem_outbox_take(topics => '{t}');
+SELECT idem_outbox_requeue();
+\set VERBOSITY terse
+-- What needs no index works on.
+SELECT outcome FROM idem_claim('s', 'hostile-key-00002');
+SELECT outcome FROM idem_claim('s', 'hostile-key-00001');
+-- Nothing else of ours is his to drop.
+DROP TABLE idem_keys;
+DROP INDEX idem_keys_pkey;
+DROP SEQUENCE idem_claim_tokens;
+DROP FUNCTION idem_claim;
+ALTER EXTENSION idempotency DROP TABLE idem_keys;
+ALTER EXTENSION idempotency DROP FUNCTION idem_claim(text, text, bytea, interval, interval, interval);
+ALTER TABLE idem_keys RENAME TO x;
+ALTER INDEX idem_keys_pkey RENAME TO x;
+
+-- Under another name of the schema all works; a new schema of the old name, with functions that would be called, is none of ours.
+RESET search_path;
+ALTER SCHEMA idem RENAME TO "other schema";
+CREATE SCHEMA idem;
+CREATE FUNCTION idem.idem_check_grantee(regrole) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE 'captured by idem_check_grantee'; END $$;
+CREATE FUNCTION idem.idem_application_functions() RETURNS SETOF regprocedure LANGUAGE plpgsql AS $$ BEGIN RAISE 'captured by idem_application_functions'; END $$;
+RESET SESSION AUTHORIZATION;
+CREATE ROLE regress_idem_app;
+SELECT "other schema".idem_grant('regress_idem_app');
+SELECT count(*) > 20 FROM pg_proc WHERE proname LIKE 'idem%' AND has_function_privilege('regress_idem_app', oid, 'EXECUTE');
+SELECT "other schema".idem_revoke('regress_idem_app');
+SELECT count(*) FROM pg_proc WHERE proname LIKE 'idem%' AND has_function_privilege('regress_idem_app', oid, 'EXECUTE') AND pronamespace <> 'idem'::regnamespace;
+SELECT outcome FROM "other schema".idem_claim('s', 'hostile-key-00002');
+SELECT count(*) FROM "other schema".idem_stuck('0');
+
+\c :regress_db
+SET client_min_messages = warning;
+DROP DATABASE regress_idem_db;
+DROP ROLE regress_idem_owner, regress_idem_app;
+DROP FUNCTION handler(jsonb), nothing();
