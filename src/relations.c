@@ -154,14 +154,25 @@ idem_relation_oid(IdemRelationId id)
 Relation
 idem_index_open(IdemRelationId id, Relation table)
 {
-	Relation	index = relation_open(idem_relation_oid(id), AccessShareLock);
+	for (;;)
+	{
+		Oid			relid = idem_relation_oid(id);
+		Relation	index = try_relation_open(relid, AccessShareLock);
 
-	if (!has_shape(index, table, &specs[id]))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("index \"%s\" has been altered", specs[id].name),
-				 errhint("Drop it, and create it again as the extension's install script does.")));
-	return index;
+		if (index != NULL && has_shape(index, table, &specs[id]))
+			return index;
+
+		/* REINDEX CONCURRENTLY may have put another in its place. */
+		if (index != NULL && oids[id] == relid)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("index \"%s\" has been altered", specs[id].name),
+					 errhint("Drop it, and create it again as the extension's install script does.")));
+		if (index != NULL)
+			relation_close(index, AccessShareLock);
+		oids[id] = InvalidOid;
+		CHECK_FOR_INTERRUPTS();
+	}
 }
 
 /*
