@@ -81,13 +81,20 @@ sub meet
 
 # As in 001_sessions.pl, the kill clears what the others leave behind.  The
 # launcher rests for ten seconds after each of its ends.
-foreach my $point (
+my @points = (
 	[ 'cleanup', 'worker-connected' ],
 	[ 'cleanup', 'cleanup-found' ],
 	[ 'cleanup', 'deleted' ],
 	[ 'cleanup', 'worker-commit' ],
 	[ 'cleanup', 'worker-batch' ],
-	[ 'launcher', 'launcher-pass' ])
+	[ 'launcher', 'launcher-pass' ],
+	[ 'launcher', 'launcher-wait' ]);
+
+my %stopped_at = map { $_->[1] => 1 } @points;
+is_deeply([ grep { !$stopped_at{$_} } injection_points('src/worker.c', 'src/cleanup.c') ], [],
+	'workers stop at every point of theirs');
+
+foreach my $point (@points)
 {
 	diag("== $point->[0], $point->[1]");
 	meet(@$point, $_) foreach qw(error cancel terminate kill);
