@@ -15,9 +15,12 @@ use IdempotencyTest;
 # No wait below is longer than this.
 $PostgreSQL::Test::Utils::timeout_default = 60;
 
-# A batch is one row, so that a pass has several.
+# A batch is one row, so that a pass has several.  A process that ends while it
+# waits outside a transaction looks back at what it waited for when dynamic
+# shared memory has been unmapped already: so that must be part of the main one.
 my $node = new_node('worker', conf => <<'CONF');
 restart_after_crash = on
+min_dynamic_shared_memory = 1MB
 idempotency.cleanup_interval = 50ms
 idempotency.cleanup_batch_size = 1
 idempotency.databases = 'postgres'
