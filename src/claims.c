@@ -50,8 +50,8 @@ static TimestampTz renew_lease(FunctionCallInfo fcinfo, const Datum *key,
 							   int token_arg_number);
 static bool change_claim(const Datum *key, const int64 *token,
 						 IdemKeyRecord *change, IdemKeyState end);
-static IdemKeyState find_claim(IdemTable *table, const Datum *key,
-							   const int64 *token);
+static IdemKeyState check_claim(IdemTable *table, const Datum *key,
+								const int64 *token);
 pg_noreturn static void claim_not_found(Datum key, const char *state);
 static Datum optional_arg(FunctionCallInfo fcinfo, int n);
 static Datum check_size(Datum value, const char *name);
@@ -286,18 +286,20 @@ idem_release(PG_FUNCTION_ARGS)
 
 		CHECK_FOR_INTERRUPTS();
 
-		/*
-		 * A token that was given once, but whose record is gone: most likely
-		 * released before, and the acknowledgement was lost.
-		 */
-		if (token != NULL && !idem_find_latest(&table, key) &&
-			*token > 0 && *token < idem_next_claim_token(0))
+		if (!idem_find_latest(&table, key))
 		{
+			/*
+			 * A token that was given once, but whose record is gone: most
+			 * likely released before, and the acknowledgement was lost.
+			 */
+			if (token == NULL || *token <= 0 ||
+				*token >= idem_next_claim_token(0))
+				claim_not_found(key[1], NULL);
 			idem_table_close(&table);
 			PG_RETURN_BOOL(false);
 		}
 
-		state = find_claim(&table, key, token);
+		state = check_claim(&table, key, token);
 		if (state != IDEM_STATE_STARTED)
 			claim_not_found(key[1], idem_state_names[state]);
 		if (idem_delete(&table, true) == IDEM_WRITE_DONE)
@@ -328,7 +330,9 @@ change_claim(const Datum *key, const int64 *token, IdemKeyRecord *change,
 		IdemKeyState state;
 
 		CHECK_FOR_INTERRUPTS();
-		state = find_claim(&table, key, token);
+		if (!idem_find_latest(&table, key))
+			claim_not_found(key[1], NULL);
+		state = check_claim(&table, key, token);
 		if (state == IDEM_STATE_STARTED)
 		{
 			idem_record_keep(change, &table);
@@ -347,19 +351,19 @@ change_claim(const Datum *key, const int64 *token, IdemKeyRecord *change,
 }
 
 /*
- * Find the record of a live claim for the one who holds this token, or, if
- * "token" is NULL, has taken it in this transaction.  Returns its state.
+ * Is the record that was found that of the claim which the caller holds, by
+ * this token or, if "token" is NULL, because this transaction has taken it?
+ * Returns its state.
  *
- * Raises ID004 where there is no live record, ID003 for anybody else's.
+ * Raises ID004 where it has expired, ID003 for anybody else's.
  */
 static IdemKeyState
-find_claim(IdemTable *table, const Datum *key, const int64 *token)
+check_claim(IdemTable *table, const Datum *key, const int64 *token)
 {
 	int64		current;
 	bool		holds;
 
-	if (!idem_find_latest(table, key) ||
-		idem_found_is_expired(table, GetCurrentTimestamp()))
+	if (idem_found_is_expired(table, GetCurrentTimestamp()))
 		claim_not_found(key[1], NULL);
 
 	current = DatumGetInt64(table->row->tts_values[KEYS_CLAIM_TOKEN]);
