@@ -25,13 +25,17 @@ $PostgreSQL::Test::Utils::timeout_default = 60;
 my @sets = ($keys_and_actions, $streams);
 
 # All that the extension owns, its signatures, and who may use it; but for
-# MAINTAIN (m), which 17 adds to all the privileges of a table.
+# MAINTAIN (m), which 17 adds to all the privileges of a table, and the types
+# that come with a table or another type, which are members from 17 on.
 my $members = <<'SQL';
 SELECT pg_describe_object(classid, objid, objsubid),
 	coalesce((SELECT proacl::text FROM pg_proc WHERE oid = objid AND classid = 'pg_proc'::regclass),
 		(SELECT regexp_replace(relacl::text, '(=[a-zA-Z*]*)m', '\1', 'g') FROM pg_class WHERE oid = objid AND classid = 'pg_class'::regclass))
 FROM pg_depend WHERE refclassid = 'pg_extension'::regclass AND deptype = 'e'
 	AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idempotency')
+	AND NOT (classid = 'pg_type'::regclass
+		AND (SELECT typcategory = 'A' OR typrelid <> 0 AND relkind <> 'c'
+			FROM pg_type LEFT JOIN pg_class ON pg_class.oid = typrelid WHERE pg_type.oid = objid))
 ORDER BY 1;
 SELECT extversion, extconfig::regclass[] FROM pg_extension WHERE extname = 'idempotency';
 SQL
