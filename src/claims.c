@@ -50,8 +50,10 @@ static TimestampTz renew_lease(FunctionCallInfo fcinfo, const Datum *key,
 							   int token_arg_number);
 static bool change_claim(const Datum *key, const int64 *token,
 						 IdemKeyRecord *change, IdemKeyState end);
-static IdemKeyState check_claim(IdemTable *table, const Datum *key,
-								const int64 *token);
+static IdemKeyState find_claim(IdemTable *table, const Datum *key,
+							   const int64 *token);
+static IdemKeyState check_claim(IdemTable *table, bool found,
+								const Datum *key, const int64 *token);
 pg_noreturn static void claim_not_found(Datum key, const char *state);
 static Datum optional_arg(FunctionCallInfo fcinfo, int n);
 static Datum check_size(Datum value, const char *name);
@@ -282,24 +284,24 @@ idem_release(PG_FUNCTION_ARGS)
 	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
 	for (;;)
 	{
+		bool		found;
 		IdemKeyState state;
 
 		CHECK_FOR_INTERRUPTS();
+		found = idem_find_latest(&table, key);
 
-		if (!idem_find_latest(&table, key))
+		/*
+		 * A token that was given once, but whose record is gone: most likely
+		 * released before, and the acknowledgement was lost.
+		 */
+		if (!found && token != NULL &&
+			*token > 0 && *token < idem_next_claim_token(0))
 		{
-			/*
-			 * A token that was given once, but whose record is gone: most
-			 * likely released before, and the acknowledgement was lost.
-			 */
-			if (token == NULL || *token <= 0 ||
-				*token >= idem_next_claim_token(0))
-				claim_not_found(key[1], NULL);
 			idem_table_close(&table);
 			PG_RETURN_BOOL(false);
 		}
 
-		state = check_claim(&table, key, token);
+		state = check_claim(&table, found, key, token);
 		if (state != IDEM_STATE_STARTED)
 			claim_not_found(key[1], idem_state_names[state]);
 		if (idem_delete(&table, true) == IDEM_WRITE_DONE)
@@ -330,9 +332,7 @@ change_claim(const Datum *key, const int64 *token, IdemKeyRecord *change,
 		IdemKeyState state;
 
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_find_latest(&table, key))
-			claim_not_found(key[1], NULL);
-		state = check_claim(&table, key, token);
+		state = find_claim(&table, key, token);
 		if (state == IDEM_STATE_STARTED)
 		{
 			idem_record_keep(change, &table);
@@ -351,19 +351,29 @@ change_claim(const Datum *key, const int64 *token, IdemKeyRecord *change,
 }
 
 /*
- * Is the record that was found that of the claim which the caller holds, by
- * this token or, if "token" is NULL, because this transaction has taken it?
- * Returns its state.
+ * Find the record of a live claim for the one who holds this token, or, if
+ * "token" is NULL, has taken it in this transaction.  Returns its state.
  *
- * Raises ID004 where it has expired, ID003 for anybody else's.
+ * Raises ID004 where there is no live record, ID003 for anybody else's.
  */
 static IdemKeyState
-check_claim(IdemTable *table, const Datum *key, const int64 *token)
+find_claim(IdemTable *table, const Datum *key, const int64 *token)
+{
+	return check_claim(table, idem_find_latest(table, key), key, token);
+}
+
+/*
+ * The same, of the record that was found, or was not.
+ */
+static IdemKeyState
+check_claim(IdemTable *table, bool found, const Datum *key,
+			const int64 *token)
 {
 	int64		current;
 	bool		holds;
 
-	if (idem_found_is_expired(table, GetCurrentTimestamp()))
+	if (!found ||
+		idem_found_is_expired(table, GetCurrentTimestamp()))
 		claim_not_found(key[1], NULL);
 
 	current = DatumGetInt64(table->row->tts_values[KEYS_CLAIM_TOKEN]);

@@ -80,6 +80,9 @@ static Oid	oids[IDEM_NUM_RELATIONS];
 /* How often something about our relations has changed, as far as we know. */
 uint64		idem_relation_changes = 0;
 
+/* The table that is being checked; InvalidOid once it has changed meanwhile. */
+static Oid	being_checked = InvalidOid;
+
 static bool callback_registered = false;
 
 static void forget_relation(Datum arg, Oid relid);
@@ -105,7 +108,6 @@ idem_relation_open(IdemRelationId id, LOCKMODE lockmode)
 	for (;;)
 	{
 		Oid			relid = oids[id];
-		Relation	rel;
 
 		if (likely(OidIsValid(relid)))
 		{
@@ -116,12 +118,19 @@ idem_relation_open(IdemRelationId id, LOCKMODE lockmode)
 		}
 		else
 		{
+			Relation	rel;
+
 			relid = look_up(id);
 			rel = try_table_open(relid, lockmode);
 			if (rel != NULL && look_up(id) == relid)
 			{
+				/*
+				 * The check itself may deliver invalidations.  What they tell
+				 * may come too late for it, so the next call checks again.
+				 */
+				being_checked = relid;
 				check_shape(rel, &specs[id]);
-				oids[id] = relid;
+				oids[id] = being_checked;
 				return rel;
 			}
 			if (rel != NULL)
@@ -181,6 +190,8 @@ idem_index_open(IdemRelationId id, Relation table)
 static void
 forget_relation(Datum arg, Oid relid)
 {
+	if (!OidIsValid(relid) || being_checked == relid)
+		being_checked = InvalidOid;
 	for (int i = 0; i < IDEM_NUM_RELATIONS; i++)
 	{
 		if (!OidIsValid(relid) || oids[i] == relid)
