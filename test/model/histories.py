@@ -637,8 +637,9 @@ def run(seed, seconds):
             told = time.monotonic()
             print('# %d s, %d rounds, %d calls' % (
                 told - began, counts['rounds'], counts[CALLS]), flush=True)
-    if not failures:
-        attempt(storms.__doc__, lambda: storms(callers, query, seconds / 4))
+    for caller in callers:
+        caller.connect()
+    attempt(storms.__doc__, lambda: storms(callers, query, seconds / 4))
     for number, what in enumerate([CALLS, *KINDS.values(), RECORDS,
                                    storms.__doc__], 2):
         if what not in failures and counts[what] == 0:
