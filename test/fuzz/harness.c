@@ -29,6 +29,12 @@ PG_MODULE_MAGIC;
 /* A character takes at most so many times its length in canonical form: 1e20. */
 #define MAX_GROWTH	6
 
+/*
+ * With blocks so small, chunks of more than 128 bytes come from malloc() one by
+ * one, and AddressSanitizer sees where they end.
+ */
+#define BLOCK_SIZE	1024
+
 /* libFuzzer's own entry; it ends the process. */
 extern int	LLVMFuzzerRunDriver(int *argc, char ***argv,
 								int (*callback) (const uint8 *, size_t));
@@ -78,7 +84,7 @@ try_text(const uint8 *data, size_t size)
 {
 	MemoryContext caller = CurrentMemoryContext;
 	MemoryContext context = AllocSetContextCreate(caller, "fuzz",
-												  ALLOCSET_DEFAULT_SIZES);
+												  0, BLOCK_SIZE, BLOCK_SIZE);
 	volatile bool parsed = false;
 
 	MemoryContextSwitchTo(context);
