@@ -107,3 +107,11 @@ BEGIN
 END
 $$;
 SELECT outcome FROM idem_claim('scan', NULL);
+
+-- A call of the same function among the arguments returns a row, the outer one
+-- its columns.  Compiled expressions do as interpreted ones.
+SELECT * FROM idem_try_advance('user', 'nested', (idem_try_advance('user', 'nested', '1', 7)).last_action_id::text, 8);
+SELECT entity_id, last_action_id FROM idem_action_versions WHERE entity_type = 'nested' ORDER BY 1;
+SET jit_above_cost = 0;
+SELECT outcome, attempt FROM idem_claim('scan', 'key-' || repeat('0', 15) || 9) WHERE attempt > 0;
+RESET jit_above_cost;

@@ -52,6 +52,8 @@ static bool change_claim(const Datum *key, const int64 *token,
 						 IdemKeyRecord *change, IdemKeyState end);
 static IdemKeyState find_claim(IdemTable *table, const Datum *key,
 							   const int64 *token);
+static IdemKeyState check_claim(IdemTable *table, bool found,
+								const Datum *key, const int64 *token);
 pg_noreturn static void claim_not_found(Datum key, const char *state);
 static Datum optional_arg(FunctionCallInfo fcinfo, int n);
 static Datum check_size(Datum value, const char *name);
@@ -282,22 +284,24 @@ idem_release(PG_FUNCTION_ARGS)
 	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
 	for (;;)
 	{
+		bool		found;
 		IdemKeyState state;
 
 		CHECK_FOR_INTERRUPTS();
+		found = idem_find_latest(&table, key);
 
 		/*
 		 * A token that was given once, but whose record is gone: most likely
 		 * released before, and the acknowledgement was lost.
 		 */
-		if (token != NULL && !idem_find_latest(&table, key) &&
+		if (!found && token != NULL &&
 			*token > 0 && *token < idem_next_claim_token(0))
 		{
 			idem_table_close(&table);
 			PG_RETURN_BOOL(false);
 		}
 
-		state = find_claim(&table, key, token);
+		state = check_claim(&table, found, key, token);
 		if (state != IDEM_STATE_STARTED)
 			claim_not_found(key[1], idem_state_names[state]);
 		if (idem_delete(&table, true) == IDEM_WRITE_DONE)
@@ -355,10 +359,20 @@ change_claim(const Datum *key, const int64 *token, IdemKeyRecord *change,
 static IdemKeyState
 find_claim(IdemTable *table, const Datum *key, const int64 *token)
 {
+	return check_claim(table, idem_find_latest(table, key), key, token);
+}
+
+/*
+ * The same, of the record that was found, or was not.
+ */
+static IdemKeyState
+check_claim(IdemTable *table, bool found, const Datum *key,
+			const int64 *token)
+{
 	int64		current;
 	bool		holds;
 
-	if (!idem_find_latest(table, key) ||
+	if (!found ||
 		idem_found_is_expired(table, GetCurrentTimestamp()))
 		claim_not_found(key[1], NULL);
 

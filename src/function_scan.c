@@ -7,7 +7,8 @@
  * function: it looks the result type up in the catalogs each time it starts,
  * and keeps the result in a tuple store.  For functions that return one row,
  * as ours do, and take a few microseconds, that is a large part of the time
- * of a call.  The node here calls the function and takes the row apart.
+ * of a call.  The node here calls the function, and passes itself as
+ * resultinfo; idem_result() then hands the columns over without forming a row.
  *
  * It takes the place of the other where the function is all there is in FROM
  * of a SELECT without FOR UPDATE.  Elsewhere the executor may check the row
@@ -18,10 +19,10 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
 #include "catalog/pg_language_d.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type_d.h"
+#include "executor/execExpr.h"
 #include "executor/executor.h"
 #include "nodes/extensible.h"
 #include "nodes/makefuncs.h"
@@ -32,21 +33,27 @@
 #include "optimizer/tlist.h"
 #include "parser/parsetree.h"
 #include "utils/builtins.h"
+#include "utils/datum.h"
 #include "utils/syscache.h"
-#include "utils/typcache.h"
 
 #include "function_scan.h"
 
 /* How the functions name their library; see the control file. */
 #define LIBRARY		"idempotency"
 
+/*
+ * The scan, and the columns of the row that are needed; they live as long as
+ * the query, or until the function is called again.
+ */
 typedef struct FunctionScanRun
 {
 	CustomScanState css;
 	ExprState  *call;
-	HeapTupleHeader row;		/* NULL: not called yet, or a NULL result */
-	bool		called;
-	bool		returned;		/* has the row been handed out? */
+	Datum	   *values;
+	bool	   *nulls;
+	bool		called;			/* since the arguments have changed? */
+	bool		has_row;
+	bool		returned;		/* has the row been returned? */
 } FunctionScanRun;
 
 static set_rel_pathlist_hook_type prev_set_rel_pathlist_hook = NULL;
@@ -62,9 +69,8 @@ static void begin_scan(CustomScanState *node, EState *estate, int eflags);
 static TupleTableSlot *exec_scan(CustomScanState *node);
 static TupleTableSlot *next_row(ScanState *node);
 static bool recheck_row(ScanState *node, TupleTableSlot *slot);
-static void take_apart(HeapTupleHeader row, List *columns,
-					   TupleTableSlot *slot);
 static void call_function(FunctionScanRun *run);
+static void drop_row(FunctionScanRun *run);
 static void end_scan(CustomScanState *node);
 static void rescan(CustomScanState *node);
 
@@ -170,7 +176,7 @@ is_ours(Oid function)
 		return false;
 	proc = (Form_pg_proc) GETSTRUCT(tuple);
 	if (proc->prolang == ClanguageId && !proc->proretset &&
-		proc->prorettype == RECORDOID)
+		!proc->proisstrict && proc->prorettype == RECORDOID)
 	{
 		bool		isnull;
 		Datum		library = SysCacheGetAttr(PROCOID, tuple,
@@ -232,8 +238,18 @@ begin_scan(CustomScanState *node, EState *estate, int eflags)
 {
 	FunctionScanRun *run = (FunctionScanRun *) node;
 	CustomScan *plan = (CustomScan *) node->ss.ps.plan;
+	int			ncolumns = list_length(plan->custom_scan_tlist);
+	ExprEvalStep *step;
 
+	run->values = palloc(ncolumns * sizeof(Datum));
+	run->nulls = palloc(ncolumns * sizeof(bool));
 	run->call = ExecInitExpr(linitial(plan->custom_exprs), &node->ss.ps);
+
+	/* After the arguments' steps come the call and the expression's end. */
+	step = &run->call->steps[run->call->steps_len - 2];
+	Assert(ExecEvalStepOp(run->call, step) == EEOP_FUNCEXPR ||
+		   ExecEvalStepOp(run->call, step) == EEOP_FUNCEXPR_FUSAGE);
+	step->d.func.fcinfo_data->resultinfo = (Node *) run;
 }
 
 static TupleTableSlot *
@@ -256,43 +272,18 @@ next_row(ScanState *node)
 		return slot;
 	if (!run->called)
 		call_function(run);
-	if (run->row != NULL)
-		take_apart(run->row, ((CustomScan *) node->ps.plan)->custom_scan_tlist,
-				   slot);
+	if (run->has_row)
+	{
+		int			ncolumns = slot->tts_tupleDescriptor->natts;
+
+		memcpy(slot->tts_values, run->values, ncolumns * sizeof(Datum));
+		memcpy(slot->tts_isnull, run->nulls, ncolumns * sizeof(bool));
+		ExecStoreVirtualTuple(slot);
+	}
 	else
 		ExecStoreAllNullTuple(slot);
 	run->returned = true;
 	return slot;
-}
-
-/*
- * Fill a slot with the columns of a row that a list of Vars names.
- */
-static void
-take_apart(HeapTupleHeader row, List *columns, TupleTableSlot *slot)
-{
-	TupleDesc	desc = lookup_rowtype_tupdesc(HeapTupleHeaderGetTypeId(row),
-											  HeapTupleHeaderGetTypMod(row));
-	HeapTupleData tuple = {.t_len = HeapTupleHeaderGetDatumLength(row),
-	.t_data = row};
-	Datum	   *values = palloc(desc->natts * sizeof(Datum));
-	bool	   *nulls = palloc(desc->natts * sizeof(bool));
-	ListCell   *cell;
-
-	heap_deform_tuple(&tuple, desc, values, nulls);
-	foreach(cell, columns)
-	{
-		TargetEntry *column = lfirst_node(TargetEntry, cell);
-		int			from = castNode(Var, column->expr)->varattno - 1;
-		int			to = foreach_current_index(cell);
-
-		slot->tts_values[to] = values[from];
-		slot->tts_isnull[to] = nulls[from];
-	}
-	ExecStoreVirtualTuple(slot);
-	pfree(nulls);
-	pfree(values);
-	ReleaseTupleDesc(desc);
 }
 
 /*
@@ -310,23 +301,67 @@ recheck_row(ScanState *node, TupleTableSlot *slot)
 static void
 call_function(FunctionScanRun *run)
 {
-	ExprContext *econtext = run->css.ss.ps.ps_ExprContext;
 	bool		isnull;
-	Datum		result;
 
-	if (run->row != NULL)
-		pfree(run->row);
-	run->row = NULL;
-
-	result = ExecEvalExprSwitchContext(run->call, econtext, &isnull);
-	if (!isnull)
-	{
-		MemoryContext old = MemoryContextSwitchTo(econtext->ecxt_per_query_memory);
-
-		run->row = DatumGetHeapTupleHeaderCopy(result);
-		MemoryContextSwitchTo(old);
-	}
+	drop_row(run);
+	(void) ExecEvalExprSwitchContext(run->call, run->css.ss.ps.ps_ExprContext,
+									 &isnull);
+	if (!isnull && !run->has_row)
+		elog(ERROR, "function returned no columns");
 	run->called = true;
+}
+
+/*
+ * Take the columns that a function of ours is about to return, if it was
+ * called by this node.  Returns false if it was not.
+ */
+bool
+idem_hand_over(FunctionCallInfo fcinfo, const Datum *values, const bool *nulls)
+{
+	FunctionScanRun *run = (FunctionScanRun *) fcinfo->resultinfo;
+	CustomScan *plan;
+	TupleDesc	desc;
+	MemoryContext old;
+	ListCell   *cell;
+
+	if (run == NULL || !IsA(run, CustomScanState) ||
+		run->css.methods != &exec_methods)
+		return false;
+
+	plan = (CustomScan *) run->css.ss.ps.plan;
+	desc = run->css.ss.ss_ScanTupleSlot->tts_tupleDescriptor;
+	old = MemoryContextSwitchTo(run->css.ss.ps.state->es_query_cxt);
+	foreach(cell, plan->custom_scan_tlist)
+	{
+		TargetEntry *column = lfirst_node(TargetEntry, cell);
+		int			from = castNode(Var, column->expr)->varattno - 1;
+		int			to = foreach_current_index(cell);
+		Form_pg_attribute att = TupleDescAttr(desc, to);
+
+		run->nulls[to] = nulls[from];
+		if (!nulls[from])
+			run->values[to] = datumCopy(values[from],
+										att->attbyval, att->attlen);
+	}
+	MemoryContextSwitchTo(old);
+	run->has_row = true;
+	return true;
+}
+
+/*
+ * Free the row of the previous call.
+ */
+static void
+drop_row(FunctionScanRun *run)
+{
+	TupleDesc	desc = run->css.ss.ss_ScanTupleSlot->tts_tupleDescriptor;
+
+	for (int i = 0; run->has_row && i < desc->natts; i++)
+	{
+		if (!run->nulls[i] && !TupleDescAttr(desc, i)->attbyval)
+			pfree(DatumGetPointer(run->values[i]));
+	}
+	run->has_row = false;
 }
 
 static void

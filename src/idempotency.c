@@ -181,12 +181,15 @@ idem_add_interval(TimestampTz time, const Interval *interval,
 
 /*
  * The result of a function with OUT parameters.  "type" is a static variable
- * of the function; the row type is looked up when it is first called.
+ * of the function; the row type is looked up when a row is first formed.
  */
 Datum
 idem_result(FunctionCallInfo fcinfo, IdemResultType *type,
 			Datum *values, bool *nulls)
 {
+	if (idem_hand_over(fcinfo, values, nulls))
+		return (Datum) 0;
+
 	if (unlikely(type->function != fcinfo->flinfo->fn_oid))
 	{
 		TupleDesc	desc;

@@ -818,6 +818,8 @@ is_arbiter(Relation index, Relation pkey)
 	Bitmapset  *columns = NULL;
 	Bitmapset  *pkey_columns = NULL;
 
+	if (RelationGetRelid(index) == RelationGetRelid(pkey))
+		return true;
 	if (!index->rd_index->indisunique || !index->rd_index->indimmediate)
 		return false;
 	for (int i = 0; i < index->rd_index->indnkeyatts; i++)

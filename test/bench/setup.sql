@@ -3,7 +3,6 @@
 --	:acked		messages that lie acknowledged in the outbox
 --	:pending	messages that take_ack may consume
 --	:noop		the library of functions that do nothing
---	:node		a directory in which the same library is named as ours is
 
 \ir shape.sql
 
@@ -11,8 +10,7 @@ CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, sku tex
 CREATE TABLE events (aggregate text NOT NULL, client_id text NOT NULL, client_seq bigint NOT NULL, event text NOT NULL);
 CREATE SEQUENCE hand_outbox_ids;
 
--- The do-nothing functions.  Those with "node" in their names are called
--- through our plan node, which knows functions by the name of their library.
+-- The do-nothing functions.
 CREATE FUNCTION noop_try_advance(user_id text, entity_type text, entity_id text, action_id bigint,
 	OUT should_process boolean, OUT last_action_id bigint)
 LANGUAGE c AS :'noop', 'noop_try_advance';
@@ -22,18 +20,6 @@ CREATE FUNCTION noop_claim(scope text, key text, request_hash bytea,
 	OUT recovery_point text, OUT recovery_state json,
 	OUT lease_expires_at timestamptz, OUT expires_at timestamptz)
 LANGUAGE c AS :'noop', 'noop_claim';
-
-SET dynamic_library_path = :'node';
-CREATE FUNCTION noop_node_try_advance(user_id text, entity_type text, entity_id text, action_id bigint,
-	OUT should_process boolean, OUT last_action_id bigint)
-LANGUAGE c AS 'idempotency', 'noop_try_advance';
-CREATE FUNCTION noop_node_claim(scope text, key text, request_hash bytea,
-	OUT outcome text, OUT claim_token bigint, OUT attempt int,
-	OUT response_status int, OUT response_headers json, OUT response_body text, OUT response_bytes bytea,
-	OUT recovery_point text, OUT recovery_state json,
-	OUT lease_expires_at timestamptz, OUT expires_at timestamptz)
-LANGUAGE c AS 'idempotency', 'noop_claim';
-RESET dynamic_library_path;
 
 -- The logic of idem_claim() as an application developer writes it, with the
 -- same result.

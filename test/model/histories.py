@@ -1,30 +1,46 @@
 """
-Histories: threads that call freely, and what must be true of their answers.
+Histories: threads that call freely, and an order that explains their answers.
 
-Every call is recorded with the times between which it happened: "asked" and
-"told", and "ending" and "ended" around the COMMIT or ROLLBACK that decides
-about it.  In between its place is unknown, so one thing came before another
-only if the one had ended before the other was asked.  Afterwards the history
-of each key, counter, sequence, token and lane is checked for an order that
-explains all answers.
+Six threads call all functions on few keys, in transactions of all isolation
+levels, some of which are rolled back; meanwhile another one cancels calls and
+breaks connections.  Every call, COMMIT and ROLLBACK is recorded with the times
+between which it happened.  Afterwards an order is looked for in the history of
+each key, entity, aggregate, token and lane of the outbox by itself: see
+orders.py.  And each transaction leaves a trace in tables of its own, which
+must be there if and only if what it did with our functions is.
+
+This is done in rounds of two seconds, so that no history gets too long.
 """
 
 import random
 import threading
 import time
+import traceback
 from collections import Counter, defaultdict
 
 import psycopg2
+import psycopg2.extensions as ext
 
-from sql import array, literal
+import sql
+import world                                    # for the types it registers
+from orders import Call, End, Snapshot, Transacted, explain
+from primitives import COLUMNS
 
 THREADS = 6
-RETRY = ('40001', '40P01')      # the transaction did not happen
+ROUND = 2                       # seconds
+ANSWERS = ('ID003', 'ID004')    # errors that say how things are
+BROKEN = ('57P01', None)        # the connection is
+GONE = ('40001', '40P01', '57014') + BROKEN     # errors that do not
+IN_TRANSACTION = (ext.TRANSACTION_STATUS_INTRANS,
+                  ext.TRANSACTION_STATUS_INERROR)
+MORTAL = ('claim', 'heartbeat', 'act', 'advance', 'append', 'once', 'publish')
 
 SCHEMA = '''
-CREATE TABLE effects (key text, claim_token bigint);
+CREATE TABLE effects (key text);
 CREATE TABLE events (aggregate text, version bigint, client_id text,
                      client_seq bigint);
+CREATE TABLE uses (token text);
+CREATE TABLE orders (payload text);
 CREATE TABLE winners (key text, claim_token bigint);
 
 -- All sessions go for the same dead leases at once.
@@ -45,236 +61,443 @@ END $$;
 '''
 STORM_KEYS = 250
 
+CALLS = 'threads call all functions at once, and no call fails'
+KINDS = {
+    'keys': 'request keys: an order explains every answer',
+    'actions': 'user actions: an order explains every answer',
+    'sequences': 'client sequences: an order explains every answer',
+    'tokens': 'once-only tokens: an order explains every answer',
+    'outbox': 'lanes of the outbox: an order explains every answer',
+}
+RECORDS = 'a record is there if and only if what was done with it is'
 
-class Event:
-    """One call: when, of what, with which answer, and how it ended."""
+# What must be there together, or not at all: each query finds what is not.
+TOGETHER = {
+    'effect and completed key': '''
+        SELECT key, n, state FROM (SELECT key, count(*) AS n FROM effects
+                                   GROUP BY key) AS e
+        FULL JOIN (SELECT key, state FROM idem_keys
+                   WHERE scope = 'h' AND state IN ('completed', 'erased'))
+            AS k USING (key)
+        WHERE (n, state IS NULL) IS DISTINCT FROM (1::bigint, false)''',
+    'token and its use': '''
+        SELECT token, n, scope FROM (SELECT token, count(*) AS n FROM uses
+                                     GROUP BY token) AS u
+        FULL JOIN idem_tokens USING (token)
+        WHERE (n, scope IS NULL) IS DISTINCT FROM (1::bigint, false)''',
+    'message and order': '''
+        SELECT o.payload, m.id FROM orders AS o
+        FULL JOIN idem_outbox AS m ON m.payload::text = o.payload
+        WHERE o.payload IS NULL OR m.id IS NULL''',
+    'events and version': '''
+        SELECT aggregate, e.versions, a.version
+        FROM (SELECT aggregate, array_agg(version ORDER BY version)
+              FROM events GROUP BY aggregate) AS e (aggregate, versions)
+        FULL JOIN idem_aggregates AS a USING (aggregate)
+        WHERE e.versions IS DISTINCT FROM
+            ARRAY(SELECT generate_series(1, a.version))''',
+    'events and client sequence': '''
+        SELECT aggregate, client_id, e.seqs, s.last_client_seq
+        FROM (SELECT aggregate, client_id,
+                  array_agg(client_seq ORDER BY client_seq)
+              FROM events GROUP BY aggregate, client_id)
+            AS e (aggregate, client_id, seqs)
+        FULL JOIN idem_client_sequences AS s USING (aggregate, client_id)
+        WHERE e.seqs IS DISTINCT FROM
+            ARRAY(SELECT generate_series(1, s.last_client_seq))''',
+}
 
-    def __init__(self, kind, subject, **details):
-        self.kind, self.subject, self.committed = kind, subject, False
-        self.__dict__.update(details)
 
-    def __repr__(self):
-        return str(self.__dict__)
+# Microseconds since 1970, as the server's, but never set back.
+ORIGIN = time.time_ns() - time.monotonic_ns()
+
+
+def now():
+    return (ORIGIN + time.monotonic_ns()) // 1000
+
+
+def ending(answer):
+    """Is it committed?  None: nobody knows."""
+    if isinstance(answer, list):
+        return True
+    return None if answer in BROKEN else False
+
+
+class Lost(Exception):
+    """The transaction is over, by an error or with its connection."""
 
 
 class Caller:
 
-    def __init__(self, seed, until):
-        self.rng, self.until = random.Random(seed), until
-        self.events = []
-        self.connection = psycopg2.connect('', options='-c timezone=UTC')
+    def __init__(self, seed, name):
+        self.rng, self.name = random.Random(seed), name
+        self.lock = threading.Lock()    # whoever kills holds it, too
+        self.mortal = self.killed = False
+        self.connect()
+
+    def connect(self):
+        self.connection = psycopg2.connect('', options=(
+            '-c timezone=UTC -c deadlock_timeout=10ms '
+            '-c idempotency.outbox_max_attempts=3'))
         self.connection.autocommit = True
         self.cursor = self.connection.cursor()
+        self.pid = self.connection.get_backend_pid()
+        self.killed = False
 
-    def run(self):
-        kinds = (self.one_transaction, self.two_transactions,
-                 self.two_transactions, self.two_transactions, self.advance,
-                 self.append, self.once, self.publish, self.relay)
-        while time.monotonic() < self.until:
+    def run(self, until):
+        self.until, self.done, self.tx = until, [], None
+        kinds = (self.request, self.request, self.job, self.job, self.job,
+                 self.administrate, self.act, self.append, self.use,
+                 self.publish, self.relay, self.relay)
+        while time.monotonic() < until:
             self.rng.choice(kinds)()
+
+    def kill(self, rng, admin):
+        """Called by another thread."""
+        with self.lock:
+            if self.mortal and not self.killed:
+                if rng.random() < 0.8:
+                    admin.execute('SELECT pg_cancel_backend(%d)' % self.pid)
+                else:
+                    admin.execute('SELECT pg_terminate_backend(%d, 10000)'
+                                  % self.pid)
+                    self.killed = True
+
+    #
+    # Transactions and calls
+    #
 
     def execute(self, text):
         self.cursor.execute(text)
         return self.cursor.fetchall() if self.cursor.description else []
 
-    def ask(self, event, text):
-        event.asked = time.monotonic_ns()
-        event.answer = self.execute(text)
-        event.told = time.monotonic_ns()
-        return event.answer
+    def begin(self, level, mortal):
+        with self.lock:
+            self.mortal = mortal
+        self.tx = Transacted('%s.%d' % (self.name, len(self.done)), level)
+        self.done.append(self.tx)
+        return self.tx
 
-    def transact(self, work, abort=0.15, expected=RETRY):
-        """Do some work in a transaction; its events end with it."""
-        level = self.rng.choice(('READ COMMITTED', 'READ COMMITTED',
-                                 'REPEATABLE READ', 'SERIALIZABLE'))
-        self.execute('BEGIN ISOLATION LEVEL ' + level)
-        end = 'ROLLBACK' if self.rng.random() < abort else 'COMMIT'
-        events = []
-        ending = None
+    def finish(self, asked, committed):
+        """The transaction has ended; none of its session is left."""
+        with self.lock:
+            self.mortal = False
+        if self.connection.closed or self.killed:
+            self.connection.close()
+            self.connect()
+        tx, self.tx = self.tx, None
+        tx.end = End(tx, asked, now())
+        tx.end.committed = committed
+
+    def statement(self, text):
+        """Returns rows, or the SQLSTATE of an error that must be expected."""
         try:
-            work(events)
+            return self.execute(text)
+        except psycopg2.Error as error:
+            broken = error.pgcode in BROKEN and (error.pgcode or
+                                                 self.connection.closed)
+            if not broken and error.pgcode not in ANSWERS + GONE:
+                raise
+            return error.pgcode
+
+    def in_transaction(self, text, call=None):
+        asked = now()
+        answer = self.statement(text)
+        if call and answer not in GONE:
+            call.answer = answer
+        if call:
+            call.told = now()
+        if not self.tx.first and isinstance(answer, list):
+            self.tx.first = Snapshot(self.tx, asked, now())
+        if not isinstance(answer, list):
+            raise Lost(asked)
+        return answer
+
+    def call(self, name, *args):
+        """Returns the rows; or None, if it was alone and ended otherwise."""
+        alone = self.tx is None
+        tx = self.begin('rc', name in MORTAL) if alone else self.tx
+        call = Call(tx, now(), name, args)
+        tx.calls.append(call)
+        if not alone:
+            return self.in_transaction(sql.text(name, args), call)
+        answer = self.statement(sql.text(name, args))
+        if answer not in GONE:
+            call.answer = answer
+        self.finish(call.asked, ending(answer))
+        call.told = tx.end.told
+        return answer if isinstance(answer, list) else None
+
+    def transact(self, work, mortal=True, abort=0.15,
+                 levels=('rc', 'rc', 'rr', 'ser')):
+        """Returns whether the work is committed, as far as we were told."""
+        tx = self.begin(self.rng.choice(levels), mortal)
+        end = 'ROLLBACK' if self.rng.random() < abort else 'COMMIT'
+        asked = now()
+        try:
+            self.in_transaction('BEGIN ISOLATION LEVEL ' + {
+                'rc': 'READ COMMITTED', 'rr': 'REPEATABLE READ',
+                'ser': 'SERIALIZABLE'}[tx.level])
+            tx.first = None
+            work()
             if self.rng.random() < 0.2:
                 time.sleep(self.rng.random() * 0.003)
-            ending = time.monotonic_ns()
-            self.execute(end)
-            committed = end == 'COMMIT'
-        except psycopg2.Error as error:
-            if error.pgcode not in expected:
-                raise
-            committed = False
-            self.execute('ROLLBACK')
-        for event in events:
-            # After an error nothing was held for sure.
-            event.ending = ending or getattr(event, 'told', 0)
-            event.ended = time.monotonic_ns()
-            event.committed = committed
-            if hasattr(event, 'told'):
-                self.events.append(event)
+            asked = now()
+            committed = ending(self.statement(end)) if end == 'COMMIT' else False
+        except Lost as lost:
+            asked, committed = lost.args[0], False
+        while self.connection.info.transaction_status in IN_TRANSACTION:
+            self.statement('ROLLBACK')
+        self.finish(asked, committed)
         return committed
 
-    def alone(self, event, text):
-        """A statement that commits by itself."""
-        self.ask(event, text)
-        event.ending, event.ended = event.asked, event.told
-        event.committed = True
-        self.events.append(event)
-        return event.answer
+    #
+    # What they call
+    #
 
-    def claim(self, lease, wait):
-        key = 'history-%08d' % (int((self.until - time.monotonic()) * 100)
-                                + self.rng.randrange(3))
-        event = Event('claim', key)
-        return event, ("SELECT outcome, claim_token, response_body FROM "
-                       "idem_claim('h', '%s', lease => '%d ms', "
-                       "wait => '%d ms')" % (key, lease, wait))
+    def tick(self, per_second, width):
+        """A number that moves with time, so that threads meet at it."""
+        left = self.until - time.monotonic()
+        return int((1000 - left) * per_second) + self.rng.randrange(width)
 
-    def complete(self, events, key, token):
-        body = '%s %d %d' % (key, token, self.rng.randrange(10 ** 9))
-        self.execute("INSERT INTO effects VALUES ('%s', %d)" % (key, token))
-        event = Event('complete', key, body=body, token=token)
-        events.append(event)
-        self.ask(event, "SELECT idem_complete('h', '%s', 200, '%s', "
-                 "claim_token => %d)" % (key, body, token))
-        assert event.answer[0][0] is True
+    def key(self):
+        return (self.rng.choice('hhf'),
+                'history-key-%d' % self.tick(100, 3))
 
-    def one_transaction(self):
-        def work(events):
-            event, text = self.claim(60000, self.rng.choice((0, 0, 200)))
-            events.append(event)
-            outcome, token, body = self.ask(event, text)[0]
-            if outcome == 'new':
-                self.complete(events, event.subject, token)
+    def claim(self, key, lease, wait=0):
+        request_hash = self.rng.choice((None, b'\x01' * 32)) \
+            if self.rng.random() < 0.9 else b'\x02' * 32
+        rows = self.call('claim', key, request_hash, None, lease, wait)
+        return rows[0][:2] if rows else (None, None)
 
+    def complete(self, key, token):
+        if key[0] == 'h':
+            self.in_transaction("INSERT INTO effects VALUES ('%s')" % key[1])
+        body = 'response %d' % self.rng.randrange(10 ** 9)
+        self.call('complete', key, 200, self.rng.choice(
+            (body, body.encode())), None, token)
+
+    def request(self):
+        """All in one transaction, maybe with the other tools beside."""
+        def work():
+            if self.rng.random() < 0.2:
+                self.call('lookup', key)
+            outcome, token = self.claim(key, 60000000,
+                                        self.rng.choice((0, 0, 200000)))
+            if outcome != 'new':
+                return
+            for beside in self.rng.sample((
+                    self.publish_one, self.use_some, self.append_some,
+                    self.act_once), self.rng.choice((0, 0, 0, 1, 2))):
+                beside()
+            self.complete(key, self.rng.choice((None, token)))
+
+        key = self.key()
         self.transact(work)
 
-    def two_transactions(self):
-        lease = self.rng.choice((0, 0, 2, 60000, 60000))
-        event, text = self.claim(lease, 0)
-        outcome, token, body = self.alone(event, text)[0]
+    def job(self):
+        """In several transactions, under a lease that may run out."""
+        key = self.key()
+        lease = self.rng.choice((0, 0, 2000, 60000000, 60000000))
+        outcome, token = self.claim(key, lease)
         if outcome != 'new':
             return
-        if lease:
-            time.sleep(self.rng.random() * 0.002)
+        if self.rng.random() < 0.3:
+            self.call('heartbeat', key, lease, token)
+        if self.rng.random() < 0.3:
+            self.call('checkpoint', key, 'half', '{"n": 1}', lease, token)
+        if self.rng.random() < 0.5:
+            time.sleep(self.rng.random() * 0.004)
         chance = self.rng.random()
-        ok = False
-        # Only a lease that may be over can have been taken over.
-        expected = RETRY + ('ID003', 'ID004')
-        if lease > 1000:
-            event.ending = time.monotonic_ns()
-            expected = RETRY
-        elif chance < 0.7:
-            return
-        if self.rng.random() < 0.5:
-            ok = self.transact(lambda events: self.complete(
-                events, event.subject, token), 0.1, expected)
-        if not ok:
-            # Give up, if it is still ours; a lease of a minute must not stay.
-            name = 'idem_fail' if chance < 0.9 else 'idem_release'
-            try:
-                self.execute("SELECT %s('h', '%s', claim_token => %d)"
-                             % (name, event.subject, token))
-            except psycopg2.Error as error:
-                if error.pgcode not in expected:
-                    raise
+        if chance < 0.5:
+            self.transact(lambda: self.complete(key, token), abort=0.1)
+        if chance > 0.4:
+            self.call(*self.rng.choice((
+                ('fail_claim', key, 'no', token), ('release', key, token))))
 
-    def advance(self):
-        """Action ids are drawn from a window that moves with time."""
-        entity = self.rng.choice('12')
-        base = int((5000 - (self.until - time.monotonic())) * 1000)
-        wanted = self.rng.random() < 0.5
-        event = Event('advance', entity, wanted=wanted,
-                      action_id=base + self.rng.randrange(40))
-        text = ("SELECT * FROM idem_set('u', 'e', '%s', 'like', %s, %d)"
-                % (entity, literal(wanted), event.action_id))
-        if self.rng.random() < 0.5:
-            self.alone(event, text)
+    def administrate(self):
+        scope, key = self.key()
+        name = self.rng.choice(('lookup', 'erase', 'forget'))
+        self.call(name, ('f' if name == 'forget' else scope, key))
+
+    def act_once(self):
+        entity = 'u', 'e', self.rng.choice('12')
+        action_id = self.tick(1000, 40)
+        kind = self.rng.random()
+        if kind < 0.1:
+            self.call('is_active', entity, 'like')
+        elif kind < 0.2:
+            self.call('advance', entity, action_id)
         else:
-            self.transact(lambda events: events.append(event) or
-                          self.ask(event, text))
+            wanted = self.rng.choice((True, False, None))   # None: toggle
+            action_type, other = self.rng.sample(('like', 'dislike'), 2)
+            self.call('act', entity, action_type, wanted, action_id,
+                      self.rng.choice((None, [other])) if wanted else None)
 
-    def append(self):
+    def act(self):
+        if self.rng.random() < 0.6:
+            self.act_once()
+        else:
+            self.transact(self.act_once)
+
+    def append_some(self):
         aggregate, client = self.rng.choice('ab'), self.rng.choice('12')
         count = self.rng.choice((1, 1, 2))
+        last = self.call('last_client_seq', aggregate, client)[0][0]
+        first = max(1, last + self.rng.choice((-1, 0, 1, 1, 1, 1, 2)))
+        expected = None
+        if self.rng.random() < 0.2:
+            expected = self.in_transaction(
+                "SELECT coalesce(max(version), 0) FROM idem_aggregates "
+                "WHERE aggregate = '%s'" % aggregate)[0][0]
+        outcome, last, version = self.call(
+            'append', aggregate, client, first, count, expected, False,
+            self.rng.choice((0, 0, 50000)))[0]
+        if outcome == 'appended':
+            self.in_transaction(
+                "INSERT INTO events SELECT '%s', %d - n, '%s', %d - n "
+                "FROM generate_series(0, %d) n" % (
+                    aggregate, version, client, last, count - 1))
 
-        def work(events):
-            last = self.execute("SELECT idem_last_client_seq('%s', '%s')"
-                                % (aggregate, client))[0][0]
-            first = max(1, last + self.rng.choice((-1, 1, 1, 1, 2)))
-            event = Event('append', (aggregate, client), first=first,
-                          count=count)
-            events.append(event)
-            outcome, last, version = self.ask(
-                event, "SELECT * FROM idem_try_append('%s', '%s', %d, %d, "
-                "NULL, false, '%d ms')" % (aggregate, client, first, count,
-                                           self.rng.choice((0, 0, 50))))[0]
-            if outcome == 'appended':
-                self.execute(
-                    "INSERT INTO events SELECT '%s', %d - n, '%s', %d - n "
-                    "FROM generate_series(0, %d) n" % (
-                        aggregate, version, client, last, count - 1))
+    def append(self):
+        self.transact(self.append_some)
 
-        self.transact(work)
-
-    def once(self):
-        now = int(time.monotonic() * 400)
-        tokens = ['t%d' % (now + self.rng.randrange(4))
+    def use_some(self):
+        tokens = ['t%d' % self.tick(400, 4)
                   for _ in range(self.rng.choice((1, 3)))]
+        if len(tokens) == 1:
+            first = tokens if self.call(
+                'once', 'h', tokens[0], None)[0][0] else []
+        else:
+            first = [t for t, in self.call('once_array', 'h', tokens, None)]
+        if first:
+            self.in_transaction('INSERT INTO uses SELECT unnest(%s)'
+                                % sql.array(first))
 
-        def work(events):
-            asked = time.monotonic_ns()
-            first = self.execute("SELECT idem_once('h', %s::text[])"
-                                 % array(tokens))
-            told = time.monotonic_ns()
-            for token in set(tokens):
-                events.append(Event('once', token, asked=asked, told=told,
-                                    first=(token,) in first))
+    def use(self):
+        self.transact(self.use_some)
 
-        self.transact(work)
+    def publish_one(self):
+        payload = '{"n": %d}' % self.rng.randrange(10 ** 12)
+        self.call('publish', 't', payload, self.rng.choice('12345'), None,
+                  self.rng.choice((None, None, None, 2000)))
+        self.in_transaction("INSERT INTO orders VALUES ('%s')" % payload)
 
     def publish(self):
-        def work(events):
+        def work():
             for _ in range(self.rng.choice((1, 3))):
-                lane = self.rng.choice('12345')
-                event = Event('publish', lane)
-                events.append(event)
-                self.ask(event, "SELECT idem_publish('t', '{}', '%s'), "
-                         "currval('idem_outbox_ids')" % lane)
-                event.id = event.answer[0][1]
+                self.publish_one()
 
         self.transact(work)
 
     def relay(self):
         """Take, and then acknowledge some and give back the others."""
-        event = Event('take', None)
-        rows = self.alone(event, "SELECT id, attempt, message_key FROM "
-                          "idem_outbox_take(%d, '1 minute')"
-                          % self.rng.choice((1, 3, 100)))
+        def take():
+            taken.extend(self.call('take', self.rng.choice((1, 3, 100)),
+                                   self.rng.choice((0, 2000, 60000000)), None))
+
+        taken = []
+        if self.rng.random() < 0.5:
+            take()
+        elif not self.transact(take, False, levels=('rc', 'rr')):
+            return
         time.sleep(self.rng.random() * 0.003)
         failed = set()
-        for ident, attempt, lane in rows:
-            done = lane not in failed and self.rng.random() < 0.9
-            if not done:
-                failed.add(lane)
-            given = Event('ack' if done else 'nack', ident)
-            self.alone(given, "SELECT idem_outbox_ack('{%d}')" % ident
-                       if done else "SELECT idem_outbox_nack(%d, NULL, "
-                       "'0 s', %d)" % (ident, attempt))
+        for ident, _, _, lane, _, _, attempt, _ in taken:
+            if lane not in failed and self.rng.random() < 0.8:
+                self.call('ack', [ident])
+                continue
+            failed.add(lane)
+            if self.call('nack', ident, 'no', self.rng.choice((0, 1000)),
+                         self.rng.choice((None, attempt))) == [('dead',)] \
+                    and self.rng.random() < 0.8:
+                self.call('requeue', [ident])
 
 
-def earlier(events, by, of):
-    """
-    For each event the highest value "by" of those that, committed, had ended
-    before it was asked, as pairs; None where there is none.
-    """
-    ended = sorted((e.ended, by(e)) for e in events
-                   if e.committed and by(e) is not None)
-    highest, at = None, 0
-    for event in sorted(of, key=lambda e: e.asked):
-        while at < len(ended) and ended[at][0] < event.asked:
-            value = ended[at][1]
-            highest = value if highest is None else max(highest, value)
-            at += 1
-        yield event, highest
+#
+# Histories
+#
+
+def subjects(call, lanes):
+    """What the call is about, and the call as it looks from there."""
+    name, args, rows = call.name, call.args, call.answer
+    if name in ('act', 'advance', 'is_active'):
+        yield ('actions', args[0]), call
+    elif name in ('append', 'last_client_seq'):
+        yield ('sequences', args[0]), call
+    elif name == 'once':
+        yield ('tokens', args[1]), call
+    elif name == 'once_array':
+        for token in set(args[1]):
+            answer = None if rows is None else [((token,) in rows,)]
+            yield ('tokens', token), part(call, answer, 'once', args[0],
+                                          token, args[2])
+    elif name == 'take':
+        for lane in set(lanes.values()):
+            mine = [row for row in rows if row[3] == lane]
+            # Not all that were there, if there was no room for more.
+            limit = len(mine) if len(rows) == args[0] else 10 ** 9
+            yield ('outbox', lane), part(call, mine, name, limit, *args[1:])
+    elif name == 'publish':
+        yield ('outbox', args[2]), call
+    elif name in ('ack', 'nack', 'requeue'):
+        ident = args[0] if name == 'nack' else args[0][0]
+        yield ('outbox', lanes[ident]), call
+    else:
+        yield ('keys', args[0]), call
+
+
+def part(call, answer, name, *args):
+    copy = Call(call.tx, call.asked, name, args)
+    copy.told, copy.answer = call.told, answer
+    return copy
+
+
+def histories(callers, rows):
+    """Subject -> its points, a list for each session."""
+    found = defaultdict(lambda: [[] for _ in callers])
+    calls = [c for caller in callers for tx in caller.done for c in tx.calls]
+    published = {row['payload']: [(row['message_id'], row['id'])]
+                 for row in rows['outbox'].values()}
+    lanes = {}
+    for call in calls:
+        if call.name == 'publish':
+            # Lost, but it is there; where it is not, it does not matter.
+            call.answer = call.answer or published.get(call.args[1])
+            if call.answer:
+                lanes[call.answer[0][1]] = call.args[2]
+    for number, caller in enumerate(callers):
+        for tx in caller.done:
+            seen = defaultdict(list)
+            for call in tx.calls:
+                if call.answer or call.name != 'publish':
+                    for subject, view in subjects(call, lanes):
+                        seen[subject].append(view)
+            first = [tx.first] if tx.first and tx.level != 'rc' else []
+            for subject, views in seen.items():
+                found[subject][number] += first + views + [tx.end]
+    return found
+
+
+def owner(table, row):
+    """The subject of a row."""
+    if table == 'outbox':
+        return table, row['message_key']
+    if table in ('action_versions', 'user_actions'):
+        return 'actions', (row['user_id'], row['entity_type'],
+                           row['entity_id'])
+    if table in ('aggregates', 'client_sequences'):
+        return 'sequences', row['aggregate']
+    return table, row['token'] if table == 'tokens' else \
+        (row['scope'], row['key'])
+
+
+#
+# Rounds
+#
+
+class Failure(Exception):
+    pass
 
 
 def in_parallel(callers, work):
@@ -295,6 +518,65 @@ def in_parallel(callers, work):
         raise errors[0]
 
 
+class Round:
+    """All call for a while, and then all that they were told is checked."""
+
+    def __init__(self, query, callers, rng):
+        self.query, self.callers, self.rng = query, callers, rng
+
+    def run(self, seconds):
+        self.query('TRUNCATE effects, events, uses, orders, %s' % ', '.join(
+            'idem_' + table for table in COLUMNS))
+        until = time.monotonic() + seconds
+        killer = threading.Thread(target=self.kill, args=(until,))
+        killer.start()
+        in_parallel(self.callers, lambda caller: caller.run(until))
+        killer.join()
+        self.rows = {}
+        for table, columns in COLUMNS.items():
+            self.rows[table] = {
+                (table,) + tuple(row[c] for c in sql.KEYS[table]): row
+                for row in (dict(zip(columns, values)) for values in
+                            self.query('SELECT %s FROM idem_%s' % (
+                                ', '.join(columns), table)))}
+        calls = [call for caller in self.callers for tx in caller.done
+                 for call in tx.calls]
+        self.lost = sum(call.answer is None for call in calls)
+        self.histories = histories(self.callers, self.rows)
+        return len(calls)
+
+    def kill(self, until):
+        connection, cursor = connect()
+        while time.monotonic() < until:
+            time.sleep(self.rng.random() * 0.02)
+            self.rng.choice(self.callers).kill(self.rng, cursor)
+        connection.close()
+
+    def check(self, kind):
+        """Returns the number of calls that have an order."""
+        rows = defaultdict(dict)
+        for table in self.rows:
+            for key, row in self.rows[table].items():
+                rows[owner(table, row)][key] = tuple(row.values())
+        count = 0
+        for subject in set(self.histories) | set(rows):
+            if subject[0] == kind:
+                lines = self.histories[subject]
+                problem = explain(lines, rows[subject])
+                if problem:
+                    raise Failure('%s %s: %s' % (subject + (problem,)))
+                count += sum(isinstance(point, Call)
+                             for line in lines for point in line)
+        return count
+
+    def check_together(self):
+        for what, text in TOGETHER.items():
+            apart = self.query(text)
+            if apart:
+                raise Failure('%s: %s' % (what, apart[:5]))
+        return sum(len(rows) for rows in self.rows.values())
+
+
 def storms(callers, query, seconds):
     """dead leases have one heir each, however many go for them at once"""
     until, rounds = time.monotonic() + seconds, 0
@@ -309,202 +591,62 @@ def storms(callers, query, seconds):
                   "FROM idem_keys k LEFT JOIN winners w USING (key) "
                   "WHERE scope = 'storm' GROUP BY key, k.claim_token HAVING "
                   "array_agg(w.claim_token) <> ARRAY[k.claim_token]")
-    must(wrong == [], 'winners and holder', *wrong[:3])
+    if wrong:
+        raise Failure('winners and holder: %s' % wrong[:3])
     return rounds * STORM_KEYS
 
 
-class Failure(Exception):
-    pass
-
-
-def must(condition, *why):
-    if not condition:
-        raise Failure('\n# '.join(str(w) for w in why))
-
-
-def by_subject(events, *kinds):
-    groups = defaultdict(list)
-    for event in events:
-        if event.kind in kinds:
-            groups[event.subject].append(event)
-    return groups
-
-
-def check_keys(events, query):
-    """one claimant at a time, tokens grow, a response never changes"""
-    effects = Counter(row[0] for row in query('SELECT key FROM effects'))
-    for key, history in by_subject(events, 'claim', 'complete').items():
-        claims = [e for e in history if e.kind == 'claim']
-        new = [e for e in claims if e.answer[0][0] == 'new']
-        for event in new:
-            event.token = event.answer[0][1]
-        must(len(set(e.token for e in new)) == len(new), 'token given twice',
-             *new)
-        tokens = sorted((e.told, e.token) for e in new)
-        for event in new:
-            for told, token in tokens:
-                must(told >= event.asked or token < event.token,
-                     'token does not grow', event, token)
-            for other in new:
-                # Each is the claimant from "told" to "ending", at least.
-                must(other is event or other.told > event.ending or
-                     event.told > other.ending or
-                     other.told > other.ending or event.told > event.ending,
-                     'two claimants at a time', event, other)
-        done = [e for e in history if e.kind == 'complete' and e.committed]
-        must(len(done) <= 1, 'completed twice', *done)
-        must(effects[key] == len(done), '%d effects' % effects[key], *done)
-        for event in claims:
-            outcome, token, body = event.answer[0]
-            if outcome == 'replay':
-                must(done and body == done[0].body and
-                     (event.told > done[0].ending or
-                      done[0].ended == event.ended), 'replay of what?', event)
-            if done and event.asked > done[0].ended:
-                must(outcome == 'replay', 'claim after the completion', event,
-                     *done)
-    return len(effects)
-
-
-def check_actions(events, query):
-    """last_action_id never falls, the last intent wins"""
-    count = 0
-    for entity, history in by_subject(events, 'advance').items():
-        count += len(history)
-        for event in history:
-            event.active, event.last, event.processed = event.answer[0]
-        by_id = {e.last: e for e in history if e.processed and e.committed}
-        must(len(by_id) == sum(e.processed and e.committed for e in history),
-             'an id was processed twice')
-        for event, last in earlier(history, lambda e: e.last, history):
-            must(event.last >= max(event.action_id, last or 0) and
-                 (event.processed == (event.last == event.action_id and
-                                      event.action_id > (last or 0))
-                  or not event.processed), 'it fell', event, last)
-            if not event.processed:
-                source = by_id.get(event.last)
-                must(source and source.ending < event.told and
-                     source.wanted == event.active,
-                     'the state of which action?', event, source)
-        last = max(by_id)
-        must(query("SELECT last_action_id FROM idem_action_versions "
-                   "WHERE entity_id = '%s'" % entity) == [(last,)] and
-             query("SELECT idem_is_active('u', 'e', '%s', 'like')" % entity)
-             == [(by_id[last].wanted,)], 'another intent won', by_id[last])
-    return count
-
-
-def check_sequences(events, query):
-    """each event is appended once, in order, and versions have no holes"""
-    for key, history in by_subject(events, 'append').items():
-        for event in history:
-            event.outcome, event.last, event.version = event.answer[0]
-        appended = [e for e in history
-                    if e.outcome == 'appended' and e.committed]
-        for event, last in earlier(appended, lambda e: e.last, history):
-            must(event.last >= (last or 0), 'last_client_seq fell', event)
-            must(event.outcome != 'appended' or
-                 event.first == event.last - event.count + 1 > (last or 0),
-                 'appended twice', event, last)
-        for event in history:
-            must(event.outcome != 'duplicate' or any(
-                e.last >= event.first + event.count - 1 and
-                e.ending < event.told for e in appended),
-                'a duplicate of what?', event)
-    for aggregate, version in query('SELECT aggregate, version '
-                                    'FROM idem_aggregates'):
-        must(query("SELECT version FROM events WHERE aggregate = '%s' "
-                   "ORDER BY version" % aggregate) ==
-             [(n + 1,) for n in range(version)], 'versions of ' + aggregate)
-    must(query('SELECT 1 FROM events GROUP BY aggregate, client_id '
-               'HAVING count(*) <> max(client_seq) OR '
-               'count(DISTINCT client_seq) <> count(*)') == [],
-         'holes in a sequence')
-    return query('SELECT count(*) FROM events')[0][0]
-
-
-def check_tokens(events, query):
-    """a token is new once"""
-    groups = by_subject(events, 'once')
-    for token, history in groups.items():
-        first = [e for e in history if e.first and e.committed]
-        must(len(first) <= 1, 'twice the first time', *first)
-        for event in history:
-            must(event.first or (first and first[0].ending < event.told),
-                 'seen where?', event)
-            must(not (event.first and first and
-                      first[0].ended < event.asked), 'first again', event)
-    return len(groups)
-
-
-def check_outbox(events, query):
-    """messages of committed transactions are handed out in order, each once"""
-    published = {e.id: e for e in events if e.kind == 'publish'}
-    acked = {e.subject: e for e in events if e.kind == 'ack'}
-    taken, order = Counter(), defaultdict(list)
-    for event in events:
-        if event.kind == 'take':
-            for ident, attempt, lane in event.answer:
-                taken[ident, attempt] += 1
-                order[lane].append((ident, event))
-                source = published[ident]
-                must(source.committed and source.ending < event.told,
-                     'a message out of nothing', source, event)
-    must(all(n == 1 for n in taken.values()), 'taken twice',
-         taken.most_common(3))
-    for lane, takes in order.items():
-        for ident, event in takes:
-            batch = [row[0] for row in event.answer if row[2] == lane]
-            must(batch == sorted(batch), 'out of order', event)
-            for other, source in published.items():
-                if other < ident and source.subject == lane and \
-                        other not in batch and source.committed and \
-                        source.ended < published[ident].asked:
-                    must(other in acked and acked[other].asked < event.told,
-                         'overtaken: %d' % other, event)
-    rest = dict(query('SELECT id, state FROM idem_outbox'))
-    must(set(rest) == {i for i, e in published.items() if e.committed},
-         'messages are missing, or too many')
-    must({i for i, state in rest.items() if state == 'acked'} == set(acked),
-         'acknowledgements are missing, or too many')
-    return len(rest)
-
-
-CHECKS = (check_keys, check_actions, check_sequences, check_tokens,
-          check_outbox)
+def connect():
+    connection = psycopg2.connect('', options='-c timezone=UTC')
+    connection.autocommit = True
+    return connection, connection.cursor()
 
 
 def run(seed, seconds):
     """Make histories for so long, check them, and print TAP."""
-    connection = psycopg2.connect('')
-    connection.autocommit = True
-    cursor = connection.cursor()
+    connection, cursor = connect()
     cursor.execute(SCHEMA)
 
     def query(text):
         cursor.execute(text)
-        return cursor.fetchall()
+        return cursor.fetchall() if cursor.description else []
 
-    until = time.monotonic() + seconds
-    callers = [Caller('%d/%d' % (seed, n), until) for n in range(THREADS)]
-    problem = ''
-    try:
-        in_parallel(callers, Caller.run)
-    except Exception as error:
-        problem = '\n# ' + repr(error)
-    print('%sok 2 - %d threads make %d calls without an error%s' % (
-        'not ' if problem else '', THREADS,
-        sum(len(c.events) for c in callers), problem))
-    ok = not problem
-    events = [event for caller in callers for event in caller.events]
-    for number, check in enumerate(CHECKS + (storms,), 3):
+    def attempt(what, work):
         try:
-            size = check(callers, query, seconds / 4) if check is storms \
-                else check(events, query)
-            must(size > 0, 'nothing was checked')
-            verdict, detail = 'ok', ' (%d checked)' % size
+            counts[what] += work()
         except Failure as failure:
-            ok, verdict, detail = False, 'not ok', '\n# %s' % failure
-        print('%s %d - %s%s' % (verdict, number, check.__doc__, detail),
-              flush=True)
-    return ok
+            failures[what] = failure
+        except Exception:
+            failures[what] = traceback.format_exc()
+
+    callers = [Caller('%d/%d' % (seed, n), str(n)) for n in range(THREADS)]
+    counts, failures = Counter(), {}
+    began = told = time.monotonic()
+    while not failures and time.monotonic() < began + seconds:
+        this = Round(query, callers, random.Random('%d/%d' % (
+            seed, counts['rounds'])))
+        attempt(CALLS, lambda: this.run(min(seconds, ROUND)))
+        if failures:
+            break
+        counts['rounds'] += 1
+        counts['lost'] += this.lost
+        for kind, what in KINDS.items():
+            attempt(what, lambda: this.check(kind))
+        attempt(RECORDS, this.check_together)
+        if time.monotonic() > told + 30:
+            told = time.monotonic()
+            print('# %d s, %d rounds, %d calls' % (
+                told - began, counts['rounds'], counts[CALLS]), flush=True)
+    if not failures:
+        attempt(storms.__doc__, lambda: storms(callers, query, seconds / 4))
+    for number, what in enumerate([CALLS, *KINDS.values(), RECORDS,
+                                   storms.__doc__], 2):
+        if what not in failures and counts[what] == 0:
+            failures[what] = 'nothing was checked'
+        print('%sok %d - %s (%d checked)%s' % (
+            'not ' if what in failures else '', number, what, counts[what],
+            '\n' + str(failures[what]).replace('\n', '\n# ')
+            if what in failures else ''))
+    print('# %d rounds of %d threads, %d calls lost' % (
+        counts['rounds'], THREADS, counts['lost']), flush=True)
+    return not failures

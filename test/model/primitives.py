@@ -94,11 +94,11 @@ class Model(Store):
         return self.claim_answer(answer)
 
     def judge(self, tx, key, row, request_hash):
-        if row['expires_at'].is_past(self.now):
+        if self.is_past(row['expires_at']):
             kept = Time(row['expires_at'].moment,
                         row['expires_at'].after + self.tombstones)
             if self.policy == 'reject' and \
-                    (self.tombstones == 0 or not kept.is_past(self.now)):
+                    (self.tombstones == 0 or not self.is_past(kept)):
                 return 'expired'
             return 'new'
         if request_hash is not None and row['request_hash'] is not None and \
@@ -107,7 +107,7 @@ class Model(Store):
         if row['state'] in ('completed', 'erased', 'failed'):
             return {'completed': 'replay', 'erased': 'erased',
                     'failed': 'new'}[row['state']]
-        if key in tx.writes or not row['lease_expires_at'].is_past(self.now):
+        if key in tx.writes or not self.is_past(row['lease_expires_at']):
             return 'in_progress'
         return 'new'
 
@@ -121,7 +121,7 @@ class Model(Store):
                    request_hash=request_hash, created_at=Time(moment, 0),
                    expires_at=Time(moment, ttl),
                    lease_expires_at=Time(moment, min(ttl, lease)))
-        if old and not old['expires_at'].is_past(self.now):
+        if old and not self.is_past(old['expires_at']):
             row.update(attempt=old['attempt'] + 1,
                        created_at=old['created_at'],
                        recovery_point=old['recovery_point'],
@@ -142,7 +142,7 @@ class Model(Store):
 
     def find_claim(self, tx, key, token):
         row, holder = self.find_latest(tx, key)
-        if row is None or row['expires_at'].is_past(self.now):
+        if row is None or self.is_past(row['expires_at']):
             raise Refused('ID004')
         current = row['claim_token']
         if token is None and not (key in tx.writes and current in tx.claims):
@@ -222,7 +222,7 @@ class Model(Store):
 
     def lookup(self, tx, key):
         row = self.visible(tx, ('keys',) + key)
-        if row is None or row['expires_at'].is_past(self.now):
+        if row is None or self.is_past(row['expires_at']):
             row = {}
         return tuple(row.get(column) for column in LOOKUP)
         yield
@@ -352,7 +352,7 @@ class Model(Store):
         moment = self.moment()
         while True:
             found, row, holder = self.find(tx, key)
-            if found == ROW and not row['expires_at'].is_past(self.now):
+            if found == ROW and not self.is_past(row['expires_at']):
                 return False,
             if not holder:
                 break
@@ -419,7 +419,7 @@ class Model(Store):
                 lane = key
             if lane in stopped:
                 continue
-            if not (row['available_at'].is_past(self.now) and
+            if not (self.is_past(row['available_at']) and
                     self.is_writable(tx, key)):
                 stopped.add(lane)
                 continue
@@ -561,9 +561,9 @@ class Model(Store):
             row = self.visible(tx, key)
             ends = row and row['acked_at' if key[0] == 'outbox'
                                else 'expires_at']
-            if ends and self.is_writable(tx, key) and \
+            if ends and self.is_writable(tx, key) and self.is_past(
                     Time(ends.moment, ends.after + keeps[key[0]],
-                         ends.at_most + keeps[key[0]]).is_past(self.now):
+                         ends.at_most + keeps[key[0]])):
                 counts[key[0]] += 1
                 self.write(tx, key, None)
         return tuple(counts.values())

@@ -16,7 +16,10 @@ SECOND = 1000000
 MARGIN = SECOND * 4 // 10       # a step takes less; all times ahead are later
 SLACK = 1000                    # between the two clock readings, microseconds
 NONE, PENDING, ROW = 'none', 'pending', 'row'
-ABSENT = object()
+
+
+class ABSENT:
+    """No row of the transaction's own; not None, which is a deleted one."""
 
 
 class Refused(Exception):
@@ -152,6 +155,9 @@ class Store:
     def latest(self, key):
         versions = self.versions.get(key)
         return versions[-1] if versions else (0, None)
+
+    def is_past(self, time):
+        return time.is_past(self.now)
 
     def begin_statement(self, tx):
         if tx.snapshot is None or tx.level == 'rc':

@@ -1,0 +1,243 @@
+"""
+Is there an order of what happened that explains all answers?
+
+What concurrent sessions were told about one key is a history of points: each
+happened at one moment, known to lie between two readings of the client's
+clock, "asked" and "told".  Points of a session keep their order, and so do
+two of which one was told before the other was asked.  Among the orders that
+are left, the search looks for one in which the reference model (primitives.py)
+gives every answer, and has in the end the rows that are there.  It goes depth
+first, and to no place twice (Wing and Gong; Lowe).
+
+Where a session does not know what happened, because its connection broke or
+its call was cancelled, the search tries both.
+"""
+
+import pickle
+
+from primitives import COLUMNS, Model, matches
+from store import Refused, Transaction
+
+TOO_MANY = 300000               # places, after which the search gives up
+
+
+class Transacted:
+    """A transaction of the client: its calls, and how it ended."""
+
+    def __init__(self, number, level):
+        self.number, self.level = number, level
+        self.calls, self.first, self.end = [], None, None
+
+
+class Point:
+
+    def __init__(self, tx, asked, told=None):
+        self.tx, self.asked, self.told = tx, asked, told
+
+    def times(self, origin):
+        return '%7d..%7d us, %s (%s)' % (
+            self.asked - origin, self.told - origin, self.tx.number,
+            self.tx.level)
+
+
+class Snapshot(Point):
+    """The first statement, where that fixes what the others see."""
+
+    def happen(self, model):
+        model.begin_statement(model.transaction(self.tx))
+        return True
+
+    def __str__(self):
+        return 'snapshot'
+
+
+class End(Point):
+    """COMMIT or ROLLBACK; "committed" is None where nobody knows."""
+
+    committed = None
+
+    def happen(self, model):
+        committed = self.committed
+        if committed is None:
+            committed = model.chance()
+        model.end(self.tx, committed)
+        return True
+
+    def __str__(self):
+        return {True: 'committed', False: 'rolled back',
+                None: 'committed or not'}[self.committed]
+
+
+class Call(Point):
+    """"answer": rows; an SQLSTATE that is an answer; None if it is lost."""
+
+    answer = None
+
+    def __init__(self, tx, asked, name, args):
+        super().__init__(tx, asked)
+        self.name, self.args = name, args
+
+    def happen(self, model):
+        if self.answer is None and not model.chance():
+            return True
+        tx = model.transaction(self.tx)
+        model.begin_statement(tx)
+        model.now, model.until = self.asked, self.told
+        try:
+            generator = getattr(model, self.name)(tx, *self.args)
+            wait = generator.send(None)
+            while wait:
+                # It was not told while it waited; or it has waited in vain.
+                if wait.limit is None or \
+                        self.told - self.asked < wait.limit:
+                    return False
+                wait = generator.send(False)
+        except StopIteration as end:
+            expected = end.value
+        except Refused as refused:
+            expected = refused.sqlstate
+        model.told(self.told)
+        if self.answer is None:
+            return not isinstance(expected, str)
+        if callable(expected):
+            problem = expected(self.answer, lambda ident: model.chance())
+            model.told(self.told)
+            return problem is None
+        if isinstance(expected, str) or isinstance(self.answer, str):
+            return expected == self.answer
+        if len(self.answer) != 1 or not matches(expected, self.answer[0]):
+            return False
+        if self.name == 'claim' and expected[0] == 'new':
+            model.last_token = self.answer[0][1]
+        return True
+
+    def __str__(self):
+        return '%s%s: %s' % (self.name, self.args, self.answer)
+
+
+class Possible(Model):
+    """The model after some of the points, as it may have been."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = {}          # number -> transaction
+        self.until = 0          # when the call was told, at the latest
+        self.acked = set()      # messages
+
+    def transaction(self, tx):
+        if tx.number not in self.open:
+            self.open[tx.number] = Transaction(str(tx.number), tx.level)
+        return self.open[tx.number]
+
+    def end(self, tx, committed):
+        tx = self.open.pop(tx.number, None)
+        if tx:
+            (self.commit if committed else self.rollback)(tx)
+        # Forget what no snapshot can see, and messages that are done with.
+        oldest = min((tx.snapshot for tx in self.open.values()
+                      if tx.level != 'rc'), default=self.commits)
+        for key, versions in list(self.versions.items()):
+            while len(versions) > 1 and versions[1][0] <= oldest:
+                del versions[0]
+            if key[0] == 'outbox' and versions[0][1]['state'] == 'acked' \
+                    and key not in self.holders:
+                self.acked.add(key)
+                del self.versions[key]
+
+    def told(self, when):
+        for moment in self.moments:
+            moment.high = when
+        self.moments = []
+
+    def chance(self):
+        """What nobody knows; see outcomes()."""
+        if self.taken == len(self.chances):
+            self.chances += False,
+        self.taken += 1
+        return self.chances[self.taken - 1]
+
+    def is_past(self, time):
+        low, high = time.moment.low, time.moment.high or self.until
+        if high + time.at_most <= self.now:
+            return True
+        if low + time.after > self.until:
+            return False
+        return self.chance()
+
+    def shows(self, rows):
+        """Are these the committed rows?"""
+        found = {key: self.latest(key)[1] for key in self.versions}
+        found = {key: row for key, row in found.items() if row is not None}
+        state = COLUMNS['outbox'].index('state')
+        return found.keys() | self.acked == rows.keys() and all(
+            matches(tuple(row[c] for c in COLUMNS[key[0]]), rows[key])
+            for key, row in found.items()) and all(
+            rows[key][state] == 'acked' for key in self.acked)
+
+
+def outcomes(state, point):
+    """The states to which a point can lead, whatever chance decides."""
+    untried = [()]
+    while untried:
+        model = pickle.loads(state)
+        model.chances, model.taken = untried.pop(), 0
+        tried = len(model.chances)
+        possible = point.happen(model)
+        untried += [model.chances[:n] + (True,)
+                    for n in range(tried, len(model.chances))]
+        if possible:
+            del model.chances, model.taken
+            yield pickle.dumps(model, -1)
+
+
+def explain(lines, rows):
+    """
+    Returns None if there is an order, else what to tell.  "lines" has the
+    points of each session, "rows" what the tables have in the end.
+    """
+    lines = [line for line in lines if line]
+    start = (0,) * len(lines), pickle.dumps(Possible(), -1)
+    furthest, places, been = start, [start], {hash(start)}
+    while places:
+        done, state = here = places.pop()
+        heads = [(line[n].told, place, line[n]) for place, (line, n) in
+                 enumerate(zip(lines, done)) if n < len(line)]
+        if sum(done) >= sum(furthest[0]):
+            furthest = here
+        if not heads and pickle.loads(state).shows(rows):
+            return None
+        # Any that no other one precedes; the one that was told first, first.
+        until = min(heads)[0] if heads else 0
+        for told, place, point in sorted(heads, key=lambda h: -h[0]):
+            if point.asked > until:
+                continue
+            after = done[:place] + (done[place] + 1,) + done[place + 1:]
+            for state_after in outcomes(state, point):
+                there = after, state_after
+                if hash(there) not in been:
+                    been.add(hash(there))
+                    places.append(there)
+        if len(been) > TOO_MANY:
+            return 'gave up after %d places\n%s' % (
+                TOO_MANY, story(lines, *furthest, rows))
+    return story(lines, *furthest, rows)
+
+
+def story(lines, done, state, rows, context=10):
+    """The points around the one that no order explains, and the rows."""
+    before = sorted((p for line, n in zip(lines, done) for p in line[:n]),
+                    key=lambda p: p.told)
+    after = [p for line, n in zip(lines, done) for p in line[n:n + 2]]
+    origin = (before + after)[0].asked
+    model = pickle.loads(state)
+    return '\n'.join(
+        ['%d points have an order; the last of them:' % len(before)] +
+        ['  %s: %s' % (p.times(origin), p) for p in before[-context:]] +
+        ['which leaves:'] +
+        ['  %s: %s' % (key, versions[-1][1]) for key, versions in
+         model.versions.items()] +
+        ['  written by %s: %s %s' % (tx, key, row)
+         for tx in model.open.values() for key, row in tx.writes.items()] +
+        (['and then none of these can come:'] +
+         ['  %s: %s' % (p.times(origin), p) for p in after] if after else
+         ['but there are:'] + ['  %s: %s' % item for item in rows.items()]))
