@@ -5,6 +5,10 @@
 #	make matrix			run them on all majors of PostgreSQL, as root
 #	make inject			run tests that stop sessions in mid-step, on a PostgreSQL 17 built for that
 #	make mutants		break the extension in many ways, and see that make check notices
+#	make static			look for faults without running anything
+#	make sanitize		run tests with the module's memory and arithmetic watched
+#	make valgrind		run them under valgrind, on that PostgreSQL 17, for hours
+#	make fuzz			throw documents at canonical JSON for ten minutes
 #	make torture		crash a server under load for about an hour, and look for damage
 #	make bench			measure against hand-written SQL, on a throwaway server
 #	make				build, for the server that pg_config belongs to
@@ -28,7 +32,7 @@ ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isol
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)
 
 # These work without a server installation, and PGXS has a "check" of its own.
-OUR_GOALS = demo check matrix inject mutants torture bench
+OUR_GOALS = demo check matrix inject mutants static sanitize valgrind fuzz torture bench
 ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
 
 PROGRAM_demo = examples/demo
@@ -55,6 +59,24 @@ inject:
 mutants:
 	@test/prepare
 	@test/mutants/run $(MUTANTS)
+
+static:
+	@test/prepare static
+	@test/static
+
+# SUITES and TESTS restrict these; see test/memory.
+sanitize:
+	@test/prepare
+	@test/memory sanitize $(SUITES)
+
+valgrind:
+	@test/prepare inject
+	@server=$$(test/source_server) && PG_CONFIG=$$server test/memory valgrind $(SUITES)
+
+# MINUTES=60 for a longer run; see test/fuzz/run.
+fuzz:
+	@test/prepare fuzz
+	@test/fuzz/run
 
 # LOADS="claim_new replay" measures only these; see test/bench/run for more.
 bench:

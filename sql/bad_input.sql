@@ -166,6 +166,7 @@ SET max_stack_depth = '2MB';
 SELECT pg_temp.code_of($$ SELECT idem_request_hash('POST', '/', repeat('[', 100000)) $$);
 SELECT pg_temp.code_of($$ SELECT idem_request_hash('POST', '/', repeat('[', 100000) || repeat(']', 100000)) $$);
 SELECT pg_temp.code_of($$ SELECT idem_request_hash('POST', '/', repeat('{"a":', 100000) || '1' || repeat('}', 100000)) $$);
+RESET max_stack_depth;
 -- One that the server could take in, but not with this little stack.
 CREATE TEMP TABLE deep AS SELECT (repeat('[{"a":', 2000) || '1' || repeat('}]', 2000))::jsonb AS document;
 SELECT length(idem_canonical_json(document)) FROM deep;

@@ -9,7 +9,7 @@ CREATE EXTENSION idempotency;
 
 -- Sizing
 SELECT count(idem_complete('customer-7', key, 201, '{"order": 4711, "state": "accepted"}')) AS keys
-FROM (SELECT 'order-' || md5(i::text) AS key FROM generate_series(1, 2000) AS i) AS k,
+FROM (SELECT 'order-' || md5(i::text) AS key FROM generate_series(1, 900) AS i) AS k,
 	idem_claim('customer-7', key);
 VACUUM FULL idem_keys;
 SELECT round(pg_total_relation_size('idem_keys')::numeric / count(*), -2) AS bytes_per_key FROM idem_keys;

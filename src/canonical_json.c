@@ -459,7 +459,7 @@ parse_decimal(const char *string, Decimal *decimal)
 	if (point < 0)
 		point = n + leading;
 	if (*p == 'e')
-		exponent = atoi(p + 1);
+		exponent = (int) strtol(p + 1, NULL, 10);
 
 	while (n > 0 && decimal->digits[n - 1] == '0')
 		n--;

@@ -190,6 +190,7 @@ call_handler(Oid handler, Oid result_type, Datum request,
 			 IdemResponse *response)
 {
 	FmgrInfo	flinfo;
+	/* cppcheck-suppress unusedStructMember ; one half of a union, to align */
 	LOCAL_FCINFO(call, 1);
 	Datum		result;
 

@@ -409,6 +409,7 @@ wait_for_worker(BackgroundWorkerHandle *handle)
 	{
 		bool		connected = state->connected;
 
+		IDEM_INJECTION_POINT("idem-launcher-wait");
 		leave_if_told(1);
 		if (!connected && GetCurrentTimestamp() >= give_up_at)
 			TerminateBackgroundWorker(handle);

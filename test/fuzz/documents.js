@@ -1,6 +1,6 @@
 #!/usr/bin/env node
 //
-// test/fuzz/documents.js generate SEED COUNT | read DIRECTORY
+// test/fuzz/documents.js generate SEED COUNT | read DIRECTORY | write DIRECTORY SEED COUNT
 //
 // Requests, and what the extension must make of them, by an implementation
 // that shares nothing with it: a parser of its own, ECMAScript's numbers,
@@ -9,7 +9,7 @@
 //
 // Prints lines for COPY: method, path, document, canonical form, hash of the
 // request with this form, hash of the request with the document's bytes.  The
-// canonical form is \N for what is no JSON.
+// canonical form is \N for what is no JSON.  Or write random documents to files.
 
 'use strict';
 
@@ -271,6 +271,10 @@ if (command === 'generate') {
 	state = Number(args[0]);
 	for (let i = 0; i < Number(args[1]); i++)
 		print(randomMethod(), randomPath(), space() + randomDocument(below(6)) + space());
+} else if (command === 'write') {
+	state = Number(args[1]);
+	for (let i = 0; i < Number(args[2]); i++)
+		fs.writeFileSync(path.join(args[0], String(i)), randomDocument(below(4)));
 } else if (command === 'read') {
 	for (const name of fs.readdirSync(args[0]).sort()) {
 		const bytes = fs.readFileSync(path.join(args[0], name));
@@ -280,6 +284,6 @@ if (command === 'generate') {
 			print('POST', '/', text);
 	}
 } else {
-	console.error('usage: documents.js generate SEED COUNT | read DIRECTORY');
+	console.error('usage: documents.js generate SEED COUNT | read DIRECTORY | write DIRECTORY SEED COUNT');
 	process.exit(2);
 }

@@ -3,11 +3,10 @@
  * harness.c
  *		Canonical JSON and the request hash under libFuzzer.
  *
- * Part of the module only where it is built with FUZZ=1; see test/fuzz/run.
- * The fuzzer runs inside a single-user server, so what it calls is the real
+ * A module of its own with canonical_json.c and request_hash.c; see run.  The
+ * fuzzer runs inside a single-user server, so what it calls is the real
  * thing: jsonb, numeric, memory contexts, errors.  Its inputs are JSON texts,
- * and it is guided by what they reach in canonical_json.c and
- * request_hash.c, which alone are instrumented.
+ * and it is guided by what they reach in those two files.
  *
  *-------------------------------------------------------------------------
  */
@@ -21,10 +20,20 @@
 #include "utils/memutils.h"
 
 #include "../../src/canonical_json.h"
+#include "../../src/compat.h"
+#include "../../src/idempotency.h"
 #include "../../src/request_hash.h"
+
+PG_MODULE_MAGIC;
 
 /* A character takes at most so many times its length in canonical form: 1e20. */
 #define MAX_GROWTH	6
+
+/*
+ * With blocks so small, chunks of more than 128 bytes come from malloc() one by
+ * one, and AddressSanitizer sees where they end.
+ */
+#define BLOCK_SIZE	1024
 
 /* libFuzzer's own entry; it ends the process. */
 extern int	LLVMFuzzerRunDriver(int *argc, char ***argv,
@@ -57,6 +66,16 @@ idem_fuzz(PG_FUNCTION_ARGS)
 }
 
 /*
+ * For the SQL functions of request_hash.c, which nobody calls here.
+ */
+Datum
+idem_required_arg(FunctionCallInfo fcinfo, int n, const char *name)
+{
+	elog(ERROR, "not called");
+	return (Datum) 0;
+}
+
+/*
  * libFuzzer's callback.  Whatever jsonb takes must have a canonical form,
  * unless it is nested too deeply.
  */
@@ -65,7 +84,7 @@ try_text(const uint8 *data, size_t size)
 {
 	MemoryContext caller = CurrentMemoryContext;
 	MemoryContext context = AllocSetContextCreate(caller, "fuzz",
-												  ALLOCSET_DEFAULT_SIZES);
+												  0, BLOCK_SIZE, BLOCK_SIZE);
 	volatile bool parsed = false;
 
 	MemoryContextSwitchTo(context);

@@ -31,20 +31,23 @@ $node->safe_psql('postgres', <<'SQL');
 CREATE EXTENSION idempotency;
 CREATE EXTENSION injection_points;
 CREATE TABLE effects (kind text NOT NULL, name text NOT NULL);
-CREATE TABLE expired (name text NOT NULL);
+CREATE TABLE doomed (name text NOT NULL, claim_token bigint NOT NULL);
 
 -- What the extension holds for done; each has an effect of the same name.
 CREATE VIEW done AS
-SELECT 'key' AS kind, key AS name FROM idem_keys WHERE state = 'completed'
+SELECT 'key' AS kind, key AS name FROM idem_keys WHERE state IN ('completed', 'erased')
+UNION ALL SELECT 'erased', key FROM idem_keys WHERE state = 'erased' AND response_body IS NULL
 UNION ALL SELECT 'token', token FROM idem_tokens WHERE expires_at > clock_timestamp()
-UNION ALL SELECT 'version', entity_id FROM idem_action_versions
-UNION ALL SELECT 'action', entity_id FROM idem_user_actions WHERE is_active
+UNION ALL SELECT 'version', entity_id FROM idem_action_versions WHERE last_action_id = 7
+UNION ALL SELECT 'action', entity_id FROM idem_user_actions WHERE action_type = 'like' AND is_active
+UNION ALL SELECT 'excluded', entity_id FROM idem_user_actions WHERE action_type = 'dislike' AND NOT is_active
 UNION ALL SELECT 'aggregate', aggregate FROM idem_aggregates WHERE version = 1
 UNION ALL SELECT 'sequence', aggregate FROM idem_client_sequences WHERE last_client_seq = 1
 UNION ALL SELECT 'published', topic FROM idem_outbox WHERE topic LIKE 'publish%'
 UNION ALL SELECT 'taken', topic FROM idem_outbox WHERE topic LIKE 'take%' AND attempt = 1
 UNION ALL SELECT 'acked', topic FROM idem_outbox WHERE topic LIKE 'ack%' AND state = 'acked'
-UNION ALL SELECT 'cleaned', name FROM expired WHERE NOT EXISTS (SELECT FROM idem_keys WHERE key = name);
+UNION ALL SELECT 'requeued', topic FROM idem_outbox WHERE topic LIKE 'requeue%' AND state = 'pending'
+UNION ALL SELECT 'gone', name FROM doomed WHERE NOT EXISTS (SELECT FROM idem_keys WHERE key = name);
 
 CREATE VIEW torn AS
 (SELECT 'without effect' AS what, * FROM (TABLE done EXCEPT ALL TABLE effects) AS d)
@@ -125,6 +128,16 @@ BEGIN
 	RETURN answer;
 END
 $$;
+CREATE FUNCTION do_exclude(n text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	answer boolean := processed FROM idem_set('ann', 'post', n, 'like', true, 7, '{dislike}');
+BEGIN
+	IF answer THEN
+		INSERT INTO effects VALUES ('version', n), ('action', n), ('excluded', n);
+	END IF;
+	RETURN answer;
+END
+$$;
 CREATE FUNCTION do_append(n text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	answer text := outcome FROM idem_try_append(n, 'phone', 1);
@@ -158,11 +171,49 @@ BEGIN
 	RETURN answer;
 END
 $$;
+CREATE FUNCTION do_requeue(n text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	answer int := idem_outbox_requeue();
+BEGIN
+	INSERT INTO effects SELECT 'requeued', n FROM generate_series(1, answer);
+	RETURN answer;
+END
+$$;
 CREATE FUNCTION do_cleanup(n text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	answer bigint := keys_deleted FROM idem_cleanup();
 BEGIN
-	INSERT INTO effects SELECT 'cleaned', n FROM generate_series(1, answer);
+	INSERT INTO effects SELECT 'gone', n FROM generate_series(1, answer);
+	RETURN answer;
+END
+$$;
+CREATE FUNCTION do_forget(n text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	answer boolean := idem_forget('shop', n);
+BEGIN
+	IF answer THEN
+		INSERT INTO effects VALUES ('gone', n);
+	END IF;
+	RETURN answer;
+END
+$$;
+CREATE FUNCTION do_release(n text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	answer boolean := idem_release('shop', n, claim_token) FROM doomed WHERE name = n;
+BEGIN
+	IF answer THEN
+		INSERT INTO effects VALUES ('gone', n);
+	END IF;
+	RETURN answer;
+END
+$$;
+CREATE FUNCTION do_erase(n text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	answer boolean := idem_erase('shop', n);
+BEGIN
+	IF answer THEN
+		INSERT INTO effects VALUES ('erased', n);
+	END IF;
 	RETURN answer;
 END
 $$;
@@ -196,14 +247,29 @@ my %kinds = (
 	renew => [ "SELECT idem_once('form', 'NAME', ttl => '0')", 'true', 'false', 'once' ],
 	batch => [ '', '3', '0' ],
 	set => [ '', 'true', 'false' ],
+	exclude => [ "SELECT FROM idem_set('ann', 'post', 'NAME', 'dislike', true, 1)", 'true', 'false' ],
 	append => [ '', 'appended', 'duplicate' ],
 	publish => [ '', 'published', 'published' ],
 	take => [ "SELECT idem_publish('NAME', '1')", '1', '0' ],
 	lane => [ "SELECT idem_publish('NAME', '1', 'key')", '1', '0', 'take' ],
 	ack => [ "SELECT idem_publish('NAME', '1')", '1', '0' ],
+	requeue => [
+		"SELECT idem_publish('NAME', '1'); UPDATE idem_outbox SET state = 'dead' WHERE topic = 'NAME'",
+		'1', '0'
+	],
 	cleanup => [
-		"INSERT INTO expired SELECT 'NAME' FROM idem_claim('shop', 'NAME', ttl => '0')", '1', '0'
-	]);
+		"INSERT INTO doomed SELECT 'NAME', claim_token FROM idem_claim('shop', 'NAME', ttl => '0')",
+		'1', '0'
+	],
+	forget => [
+		"INSERT INTO doomed SELECT 'NAME', claim_token FROM idem_claim('shop', 'NAME')",
+		'true', 'false'
+	],
+	release => [
+		"INSERT INTO doomed SELECT 'NAME', claim_token FROM idem_claim('shop', 'NAME', lease => '1 hour')",
+		'true', 'false'
+	],
+	erase => [ "SELECT do_claim('NAME')", 'true', 'false' ]);
 
 # Where the names of outbox kinds differ from what "done" looks for.
 my %prefix = (lane => 'take');
@@ -219,12 +285,21 @@ my @cases = map { my $kind = $_->[0]; map { [ $kind, $_ ] } @$_[ 1 .. $#$_ ] } (
 	[ 'renew', qw(found update-heap) ],
 	[ 'batch', qw(once-token insert-index) ],
 	[ 'set', qw(found inserted advanced) ],
+	[ 'exclude', qw(inserted) ],
 	[ 'append', qw(found inserted append-counted) ],
 	[ 'publish', qw(publish-numbered append-heap) ],
 	[ 'take', qw(update-locked update-heap taken) ],
 	[ 'lane', qw(update-locked update-heap taken) ],
 	[ 'ack', qw(found-latest update-heap) ],
-	[ 'cleanup', qw(cleanup-found deleted) ]);
+	[ 'requeue', qw(found-latest update-heap) ],
+	[ 'cleanup', qw(cleanup-found deleted) ],
+	[ 'forget', qw(found-latest deleted) ],
+	[ 'release', qw(found-latest deleted) ],
+	[ 'erase', qw(found-latest update-heap) ]);
+
+my %stopped_at = map { $_->[1] => 1 } @cases;
+is_deeply([ sort keys %stopped_at ], [ injection_points(grep { !/worker/ } glob('src/*.c')) ],
+	'sessions stop at every point that there is');
 
 sub sql
 {

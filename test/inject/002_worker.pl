@@ -15,9 +15,12 @@ use IdempotencyTest;
 # No wait below is longer than this.
 $PostgreSQL::Test::Utils::timeout_default = 60;
 
-# A batch is one row, so that a pass has several.
+# A batch is one row, so that a pass has several.  A process that ends while it
+# waits outside a transaction looks back at what it waited for when dynamic
+# shared memory has been unmapped already: so that must be part of the main one.
 my $node = new_node('worker', conf => <<'CONF');
 restart_after_crash = on
+min_dynamic_shared_memory = 1MB
 idempotency.cleanup_interval = 50ms
 idempotency.cleanup_batch_size = 1
 idempotency.databases = 'postgres'
@@ -81,13 +84,20 @@ sub meet
 
 # As in 001_sessions.pl, the kill clears what the others leave behind.  The
 # launcher rests for ten seconds after each of its ends.
-foreach my $point (
+my @points = (
 	[ 'cleanup', 'worker-connected' ],
 	[ 'cleanup', 'cleanup-found' ],
 	[ 'cleanup', 'deleted' ],
 	[ 'cleanup', 'worker-commit' ],
 	[ 'cleanup', 'worker-batch' ],
-	[ 'launcher', 'launcher-pass' ])
+	[ 'launcher', 'launcher-pass' ],
+	[ 'launcher', 'launcher-wait' ]);
+
+my %stopped_at = map { $_->[1] => 1 } @points;
+is_deeply([ grep { !$stopped_at{$_} } injection_points('src/worker.c', 'src/cleanup.c') ], [],
+	'workers stop at every point of theirs');
+
+foreach my $point (@points)
 {
 	diag("== $point->[0], $point->[1]");
 	meet(@$point, $_) foreach qw(error cancel terminate kill);

@@ -473,18 +473,27 @@ is( $node->safe_psql('postgres',
 
 # The server reports one of them only, and an idem_claim() that is over its
 # wait must not take that for the whole.  The sleeper is stopped until both
-# have come.
+# have come; where we are too slow to see it wait, it waits longer next time.
 my $holder = session($node);
 $holder->run("BEGIN; SELECT outcome FROM idem_claim('timeouts', 'key-of-the-holder')");
 my $sleeper = session($node);
-$sleeper->run("SET statement_timeout = '120ms'");
-$sleeper->send("DO \$\$ BEGIN PERFORM idem_claim('timeouts', 'key-of-the-holder', wait => '100 ms'); PERFORM pg_sleep(5); END \$\$");
-wait_for_block($node, $sleeper->pid);
-kill 'STOP', $sleeper->pid;
-usleep(300_000);
-kill 'CONT', $sleeper->pid;
-is($sleeper->result, 'ERROR 57014',
-	'statement_timeout is not lost when it comes with the end of the wait');
+my $stopped = 'f';
+for (my $ms = 100; $stopped eq 'f'; $ms *= 3)
+{
+	my $state = 'FROM pg_stat_activity WHERE pid = ' . $sleeper->pid;
+
+	$sleeper->run('SET statement_timeout = ' . ($ms + 20));
+	$sleeper->send("DO \$\$ BEGIN PERFORM idem_claim('timeouts', 'key-of-the-holder', wait => '$ms ms'); PERFORM pg_sleep(50); END \$\$");
+	$node->poll_query_until('postgres',
+		"SELECT query ~ '^DO' AND (state = 'idle' OR wait_event_type = 'Lock') $state")
+	  or die 'the sleeper does not wait';
+	kill 'STOP', $sleeper->pid;
+	$stopped = $node->safe_psql('postgres', "SELECT wait_event_type = 'Lock' $state");
+	usleep(1000 * ($ms + 200)) if $stopped eq 't';
+	kill 'CONT', $sleeper->pid;
+	is($sleeper->result, 'ERROR 57014',
+		'statement_timeout is not lost when it comes with the end of the wait');
+}
 $holder->run('ROLLBACK');
 
 $node->stop;

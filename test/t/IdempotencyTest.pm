@@ -13,7 +13,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 our @EXPORT = qw(new_node session wait_for_block sqlstate_of
-  start_pgbench finish_pgbench);
+  start_pgbench finish_pgbench injection_points);
 
 # new_node(NAME, conf => TEXT, start => BOOLEAN, install_path => DIRECTORY,
 # OPTIONS of init): a server, started unless that is false, of the installation
@@ -118,6 +118,16 @@ sub finish_pgbench
 		return -1;
 	}
 	return $load->{stdout} =~ /actually processed: (\d+)/ ? $1 : -1;
+}
+
+# injection_points(FILE ...): the names of those in C files, less "idem-".
+sub injection_points
+{
+	my %points = map { $_ => 1 }
+	  map { slurp_file($_) =~ /IDEM_INJECTION_POINT\("idem-([^"]+)"\)/g } @_;
+	my @points = sort keys %points;
+
+	return @points;
 }
 
 #

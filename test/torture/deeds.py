@@ -220,14 +220,22 @@ def hold_on(client, key, token):
 
 
 def give_up(client, key, token):
-    """Fail, or release: then its checkpoints are forgotten, too."""
+    """Fail, or release: then its checkpoints are forgotten, too.
+
+    A claim that somebody else has taken over and released is no longer there
+    to be released.
+    """
     client.begin()
-    how = client.rng.choice(('failed', 'released'))
-    if how == 'failed':
+    if client.rng.choice((True, False)):
+        how = 'failed'
         client.query('SELECT idem_fail(%s, %s, %s, %s)', 'shop', key,
                      'no luck', token)
     else:
-        client.query('SELECT idem_release(%s, %s, %s)', 'shop', key, token)
+        how = 'released'
+        if not client.value('SELECT idem_release(%s, %s, %s)', 'shop', key,
+                            token):
+            client.roll_back()
+            return
         client.query('DELETE FROM checkpoints WHERE key = %s', key)
     end_claim(client, key, token, how)
     client.commit()

@@ -16,6 +16,7 @@ CREATE TABLE orders (
 	at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 CREATE INDEX ON orders (key);
+CREATE INDEX ON orders (response);
 
 -- One row for each claim that was committed before its work, and its steps.
 CREATE TABLE claims (
