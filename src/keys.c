@@ -242,25 +242,36 @@ same_hash(IdemTable *table, Datum hash)
 }
 
 /*
- * Claim a key that nobody has.  Returns false if somebody has, after all.
+ * Claim a key that nobody has.  Returns false if the caller has to look again,
+ * because somebody has it, after all, or may have had it meanwhile.
  * Raises ID002.
+ *
+ * The token is drawn before the row is written.  In between another session
+ * may have claimed the key, with a higher token, and deleted its record again;
+ * so a claim during which any record was deleted is taken back.
  */
 static bool
 start_claim(IdemTable *table, const IdemClaimRequest *request,
 			TimestampTz now, IdemClaimResult *result)
 {
 	IdemRateSlot admitted = idem_admit_new_key(request->key[0]);
+	uint64		deletions = idem_deletions();
 	IdemKeyRecord record;
 
 	begin_record(&record, request, now, 0);
 	IDEM_INJECTION_POINT("idem-claim-admitted");
-	if (!idem_insert(table, record.values, record.nulls))
+	if (idem_insert(table, record.values, record.nulls))
 	{
-		idem_withdraw_new_key(request->key[0], admitted);
-		return false;
+		if (idem_deletions() == deletions)
+		{
+			report_new(table, &record, result);
+			return true;
+		}
+		if (idem_find_latest(table, request->key))
+			(void) idem_delete(table, false);
 	}
-	report_new(table, &record, result);
-	return true;
+	idem_withdraw_new_key(request->key[0], admitted);
+	return false;
 }
 
 /*
@@ -478,6 +489,8 @@ idem_forget(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		found = idem_find_latest(&table, key);
 	} while (found && idem_delete(&table, true) == IDEM_WRITE_STALE);
+	if (found)
+		idem_report_deletion();
 	idem_table_close(&table);
 	PG_RETURN_BOOL(found);
 }

@@ -313,7 +313,10 @@ class Caller:
             self.transact(lambda: self.complete(key, token), abort=0.1)
         if chance > 0.4:
             self.call(*self.rng.choice((
-                ('fail_claim', key, 'no', token), ('release', key, token))))
+                ('fail_claim', key, 'no', token), ('release', key, token),
+                ('heartbeat', key, lease, token))))
+        elif chance < 0.1 and key[0] == 'f':
+            self.call('complete', key, 402, 'again', None, token)
 
     def administrate(self):
         scope, key = self.key()
@@ -348,8 +351,9 @@ class Caller:
         expected = None
         if self.rng.random() < 0.2:
             expected = self.in_transaction(
-                "SELECT coalesce(max(version), 0) FROM idem_aggregates "
+                "SELECT coalesce(max(version), 1) FROM idem_aggregates "
                 "WHERE aggregate = '%s'" % aggregate)[0][0]
+            expected -= self.rng.choice((0, 0, 1))
         outcome, last, version = self.call(
             'append', aggregate, client, first, count, expected, False,
             self.rng.choice((0, 0, 50000)))[0]
@@ -622,7 +626,8 @@ def run(seed, seconds):
     callers = [Caller('%d/%d' % (seed, n), str(n)) for n in range(THREADS)]
     counts, failures = Counter(), {}
     began = told = time.monotonic()
-    while not failures and time.monotonic() < began + seconds:
+    while not failures and (time.monotonic() < began + seconds or
+                            not all(counts[what] for what in KINDS.values())):
         this = Round(query, callers, random.Random('%d/%d' % (
             seed, counts['rounds'])))
         attempt(CALLS, lambda: this.run(min(seconds, ROUND)))
@@ -637,8 +642,9 @@ def run(seed, seconds):
             told = time.monotonic()
             print('# %d s, %d rounds, %d calls' % (
                 told - began, counts['rounds'], counts[CALLS]), flush=True)
-    if not failures:
-        attempt(storms.__doc__, lambda: storms(callers, query, seconds / 4))
+    for caller in callers:
+        caller.connect()
+    attempt(storms.__doc__, lambda: storms(callers, query, seconds / 4))
     for number, what in enumerate([CALLS, *KINDS.values(), RECORDS,
                                    storms.__doc__], 2):
         if what not in failures and counts[what] == 0:
