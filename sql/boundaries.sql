@@ -39,10 +39,10 @@ BEGIN
 END
 $$;
 
--- A record, with its key
+-- A record, with its key: the next claim is no second attempt
 CALL pg_temp.meet(
 	$$SELECT expires_at FROM idem_claim('edge', 'key-expires-' || $2, ttl => $1)$$,
-	$$SELECT CASE WHEN outcome = 'new' THEN expires_at - '1 hour'::interval END
+	$$SELECT CASE WHEN outcome = 'new' AND attempt = 1 THEN expires_at - '1 hour'::interval END
 		FROM idem_claim('edge', 'key-expires-' || $1, ttl => '1 hour')$$);
 
 -- The lease of a claim that is committed
