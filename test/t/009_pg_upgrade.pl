@@ -89,7 +89,7 @@ sub upgrade
 				'-p', $old->port, '-P', $new->port, '-s', $new->host,
 			]),
 		"$name: pg_upgrade succeeds")
-	  or diag(map { slurp_file($_) } glob($new->data_dir . '/pg_upgrade_output.d/*/*.txt'));
+	  or diag(map { slurp_file($_) } glob($new->data_dir . '/pg_upgrade_output.d/*/{*.txt,log/pg_upgrade_dump_*.log}'));
 	$new->append_conf('postgresql.conf', "idempotency.cleanup_interval = 0");
 	return $new;
 }
