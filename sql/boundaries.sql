@@ -19,7 +19,7 @@ SET synchronous_commit = off;
 CREATE PROCEDURE pg_temp.meet(start text, ask text, INOUT met boolean DEFAULT false)
 LANGUAGE plpgsql AS $$
 DECLARE
-	give_up timestamptz := clock_timestamp() + '30 seconds';
+	give_up timestamptz := clock_timestamp() + '5 minutes';
 	lasts interval := '0';
 	step int := 0;
 	n int := 1000000;
