@@ -243,7 +243,7 @@ class Caller:
             if self.rng.random() < 0.2:
                 time.sleep(self.rng.random() * 0.003)
             asked = now()
-            committed = ending(self.statement(end)) if end == 'COMMIT' else False
+            committed = end == 'COMMIT' and ending(self.statement(end))
         except Lost as lost:
             asked, committed = lost.args[0], False
         while self.connection.info.transaction_status in IN_TRANSACTION:
@@ -651,7 +651,7 @@ def run(seed, seconds):
             failures[what] = 'nothing was checked'
         print('%sok %d - %s (%d checked)%s' % (
             'not ' if what in failures else '', number, what, counts[what],
-            '\n' + str(failures[what]).replace('\n', '\n# ')
+            '\n# ' + str(failures[what]).replace('\n', '\n# ')
             if what in failures else ''))
     print('# %d rounds of %d threads, %d calls lost' % (
         counts['rounds'], THREADS, counts['lost']), flush=True)

@@ -141,9 +141,9 @@ SELECT count(idem_try_append('m', 'c', 43, expected_version => 7)) FROM generate
 SELECT count(idem_once('m', 't' || i, '0')) FROM generate_series(1, 26) AS i;
 SELECT count(idem_once('m', 'once')) FROM generate_series(1, 31);
 SELECT count(idem_publish('m', '{}')) FROM generate_series(1, 35);
-SELECT count(*) FROM idem_outbox_take(34);
+SELECT count(*) FROM idem_outbox_take(34, '1 hour');
 SELECT idem_outbox_ack(array_agg(id)) FROM (SELECT id FROM idem_outbox ORDER BY id LIMIT 11) AS o;
-SELECT count(idem_outbox_nack(id)) FROM (SELECT id FROM idem_outbox WHERE state = 'pending' AND attempt = 1 ORDER BY id LIMIT 13) AS o;
+SELECT count(idem_outbox_nack(id, retry_after => '1 hour')) FROM (SELECT id FROM idem_outbox WHERE state = 'pending' AND attempt = 1 ORDER BY id LIMIT 13) AS o;
 SET idempotency.outbox_max_attempts = 1;
 SELECT count(idem_outbox_nack(id)) FROM (SELECT id FROM idem_outbox WHERE state = 'pending' AND attempt = 1 ORDER BY id LIMIT 6) AS o;
 SET idempotency.outbox_retention = 0;

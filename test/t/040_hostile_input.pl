@@ -212,6 +212,7 @@ foreach my $preloaded (1, 0)
 
 # A handler cannot become another role than its caller may.
 $node->safe_psql('utf8', <<'SQL');
+CREATE ROLE boss SUPERUSER;
 CREATE FUNCTION becomes(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
 	EXECUTE request->>0;
@@ -219,7 +220,7 @@ BEGIN
 END
 $$;
 SQL
-foreach my $statement ('SET ROLE postgres', 'SET SESSION AUTHORIZATION postgres', 'SET ROLE owner', 'SET LOCAL ROLE pg_monitor')
+foreach my $statement ('SET ROLE boss', 'SET SESSION AUTHORIZATION boss', 'SET ROLE owner', 'SET LOCAL ROLE pg_monitor')
 {
 	my ($code, $stdout, $stderr) = $node->psql('utf8',
 		"\\set VERBOSITY sqlstate\nSELECT idem_run('app', 'key-of-a-handler-1', 'becomes(jsonb)', '[\"$statement\"]');\nSELECT current_user, session_user",

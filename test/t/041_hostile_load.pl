@@ -244,9 +244,9 @@ ok( $node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activi
 	  && $node->safe_psql('postgres', "SELECT outcome FROM idem_claim('s', 'key-without-connection')", connstr => $node->connstr('postgres') . ' user=app') eq 'new',
 	'no-connections: and then there are some again');
 # Nor does the number that a role or a database may have.
-$node->safe_psql('postgres', "ALTER DATABASE postgres CONNECTION LIMIT 1; ALTER ROLE postgres CONNECTION LIMIT 1; SELECT idem_once('form', 'expired', ttl => '0')");
+$node->safe_psql('postgres', "ALTER DATABASE postgres CONNECTION LIMIT 1; ALTER ROLE CURRENT_USER CONNECTION LIMIT 1; SELECT idem_once('form', 'expired', ttl => '0')");
 ok($node->poll_query_until('postgres', "SELECT count(*) = 0 FROM idem_tokens WHERE scope = 'form'"), 'no-connections: limits are not for the worker');
-$node->safe_psql('postgres', 'ALTER DATABASE postgres CONNECTION LIMIT -1; ALTER ROLE postgres CONNECTION LIMIT -1');
+$node->safe_psql('postgres', 'ALTER DATABASE postgres CONNECTION LIMIT -1; ALTER ROLE CURRENT_USER CONNECTION LIMIT -1');
 configure('idempotency.cleanup_interval', '0');
 
 #
