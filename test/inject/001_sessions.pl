@@ -436,6 +436,18 @@ foreach my $case (@cases)
 	meet($kind, $place, $_) foreach qw(error caught resume cancel terminate kill);
 }
 
+# A stale call's answer: a counter and a state that belong together.
+sql("SELECT FROM idem_set('ann', 'post', 'answer', 'like', true, 10)");
+my $stale = session($node);
+sql("SELECT injection_points_attach('idem-found', 'wait')");
+$stale->send("SELECT * FROM idem_set('ann', 'post', 'answer', 'like', true, 5)");
+until_waiting_at('idem-found', $stale->pid);
+sql("SELECT injection_points_detach('idem-found')");
+sql("SELECT FROM idem_set('ann', 'post', 'answer', 'like', false, 20)");
+sql("SELECT injection_points_wakeup('idem-found')");
+is($stale->result, 'f|20|f', 'a stale call that is overtaken answers from one snapshot');
+$stale->quit;
+
 $node->command_ok(
 	[ 'pg_amcheck', '--install-missing', '--heapallindexed', '--rootdescend', 'postgres' ],
 	'tables and indexes are sound');
