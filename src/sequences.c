@@ -94,6 +94,8 @@ static AppendOutcome try_append(const AppendRequest *request,
 								int64 *last_seq, int64 *version);
 static IdemFind find_version(IdemTable *aggregates, const Datum *key,
 							 int64 *version);
+static AppendOutcome answer_at(AppendOutcome outcome, IdemTable *aggregates,
+							   const Datum *key, int64 version);
 static void write_sequence(IdemTable *sequences, IdemFind found,
 						   const AppendRequest *request);
 
@@ -246,11 +248,7 @@ try_append(const AppendRequest *request, IdemTable *aggregates,
 	else if (!request->allow_gaps && request->first_seq != *last_seq + 1)
 		outcome = GAP;
 	if (outcome != UNDECIDED)
-	{
-		/* Read before the sequence, the version may be older than that. */
-		(void) find_version(aggregates, request->key, version);
-		return outcome;
-	}
+		return answer_at(outcome, aggregates, request->key, *version);
 
 	/*
 	 * Queue behind another client's append, as an UPDATE would.  But it may
@@ -270,7 +268,7 @@ try_append(const AppendRequest *request, IdemTable *aggregates,
 	}
 	if (request->has_expected_version &&
 		request->expected_version != *version)
-		return VERSION_CONFLICT;
+		return answer_at(VERSION_CONFLICT, aggregates, request->key, *version);
 
 	if (pg_add_s64_overflow(*version, request->event_count, version))
 		ereport(ERROR,
@@ -303,6 +301,21 @@ find_version(IdemTable *aggregates, const Datum *key, int64 *version)
 	*version = found == IDEM_FIND_ROW ?
 		DatumGetInt64(aggregates->row->tts_values[AGGREGATES_VERSION]) : 0;
 	return found;
+}
+
+/*
+ * The outcome of a call that changes nothing, if the version that was read
+ * before the sequence still holds after it.  Otherwise an append has come in
+ * between, which may show in one of them only.
+ */
+static AppendOutcome
+answer_at(AppendOutcome outcome, IdemTable *aggregates, const Datum *key,
+		  int64 version)
+{
+	int64		now;
+
+	(void) find_version(aggregates, key, &now);
+	return now == version ? outcome : UNDECIDED;
 }
 
 /*

@@ -448,6 +448,18 @@ sql("SELECT injection_points_wakeup('idem-found')");
 is($stale->result, 'f|20|f', 'a stale call that is overtaken answers from one snapshot');
 $stale->quit;
 
+# A refused append: a sequence number and a version that belong together.
+sql("SELECT FROM idem_try_append('answer', 'c', 1)");
+my $refused = session($node);
+sql("SELECT injection_points_attach('idem-found', 'wait')");
+$refused->send("SELECT * FROM idem_try_append('answer', 'c', 3, 1, 0)");
+until_waiting_at('idem-found', $refused->pid);
+sql("SELECT injection_points_detach('idem-found')");
+sql("SELECT FROM idem_try_append('answer', 'c', 2)");
+sql("SELECT injection_points_wakeup('idem-found')");
+is($refused->result, 'version_conflict|2|2', 'a refused append that is overtaken looks again');
+$refused->quit;
+
 $node->command_ok(
 	[ 'pg_amcheck', '--install-missing', '--heapallindexed', '--rootdescend', 'postgres' ],
 	'tables and indexes are sound');
