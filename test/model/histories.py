@@ -176,6 +176,7 @@ class Caller:
             self.mortal = mortal
         self.tx = Transacted('%s.%d' % (self.name, len(self.done)), level)
         self.done.append(self.tx)
+        self.heard = now()
         return self.tx
 
     def finish(self, asked, committed):
@@ -183,6 +184,9 @@ class Caller:
         with self.lock:
             self.mortal = False
         if self.connection.closed or self.killed:
+            # It may have come to its end before we asked for that.
+            if not committed:
+                asked = min(asked, self.heard)
             self.connection.close()
             self.connect()
         tx, self.tx = self.tx, None
@@ -211,6 +215,7 @@ class Caller:
             self.tx.first = Snapshot(self.tx, asked, now())
         if not isinstance(answer, list):
             raise Lost(asked)
+        self.heard = now()
         return answer
 
     def call(self, name, *args):

@@ -108,7 +108,8 @@ class Call(Point):
         if len(self.answer) != 1 or not matches(expected, self.answer[0]):
             return False
         if self.name == 'claim' and expected[0] == 'new':
-            model.last_token = self.answer[0][1]
+            tx.token = self.answer[0][1]
+            model.last_token = max(model.last_token, tx.token)
         return True
 
     def __str__(self):
@@ -121,18 +122,25 @@ class Possible(Model):
     def __init__(self):
         super().__init__()
         self.open = {}          # number -> transaction
+        self.token = 0          # the highest of a claim that was committed
         self.until = 0          # when the call was told, at the latest
         self.acked = set()      # messages
 
     def transaction(self, tx):
         if tx.number not in self.open:
             self.open[tx.number] = Transaction(str(tx.number), tx.level)
+            self.open[tx.number].token = 0
         return self.open[tx.number]
+
+    def token_before(self, tx):
+        """A claim that is rolled back has never been."""
+        return max(self.token, tx.token)
 
     def end(self, tx, committed):
         tx = self.open.pop(tx.number, None)
         if tx:
             (self.commit if committed else self.rollback)(tx)
+            self.token = max(self.token, tx.token * committed)
         # Forget what no snapshot can see, and messages that are done with.
         oldest = min((tx.snapshot for tx in self.open.values()
                       if tx.level != 'rc'), default=self.commits)

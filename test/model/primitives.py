@@ -55,6 +55,10 @@ class Model(Store):
         self.moments.append(moment)
         return moment
 
+    def token_before(self, tx):
+        """What the token of a new claim is above."""
+        return self.last_token
+
     def check_writes(self, tx):
         if tx.read_only:
             raise Refused('25006')
@@ -116,7 +120,7 @@ class Model(Store):
         ttl = DEFAULT_TTL if ttl is None else ttl
         lease = DEFAULT_LEASE if lease is None else lease
         row = dict.fromkeys(COLUMNS['keys'])
-        row.update(claim_token=Token(self.last_token), state='started',
+        row.update(claim_token=Token(self.token_before(tx)), state='started',
                    scope=key[1], key=key[2], attempt=1,
                    request_hash=request_hash, created_at=Time(moment, 0),
                    expires_at=Time(moment, ttl),
