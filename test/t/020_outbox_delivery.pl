@@ -5,7 +5,6 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use IPC::Run;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -13,20 +12,14 @@ use IdempotencyTest;
 
 my $messages = 5000;
 my $node = new_node('outbox', conf => 'restart_after_crash = on');
-my $output = '';
-my $success;
-
-{
-	local %ENV = (
-		%ENV,
+my ($success, $output) = run_program(
+	{
 		PGHOST => $node->host,
 		PGPORT => $node->port,
-		MESSAGES => $messages);
-
-	$success = IPC::Run::run([ $^X, "$FindBin::Bin/../outbox_run" ],
-		'>', \$output, '2>&1', IPC::Run::timeout(300));
-}
-note($output);
+		MESSAGES => $messages
+	},
+	300,
+	$^X, "$FindBin::Bin/../outbox_run");
 
 is(join('', $output =~ /^(?:VIOLATION|FAILED).*\n/mg), '',
 	'outbox-delivery: no violation');

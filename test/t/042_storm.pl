@@ -5,7 +5,6 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use IPC::Run;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -13,21 +12,15 @@ use IdempotencyTest;
 
 my $seed = $ENV{SEED} || 1;
 my $node = new_node('storm', conf => 'fsync = off');
-my $output = '';
-my $success;
-
-{
-	local %ENV = (
-		%ENV,
+my ($success, $output) = run_program(
+	{
 		PGHOST => $node->host,
 		PGPORT => $node->port,
 		SEED => $seed,
-		SECONDS_OF_LOAD => 8);
-
-	$success = IPC::Run::run([ "$FindBin::Bin/../storm/run" ],
-		'>', \$output, '2>&1', IPC::Run::timeout(120));
-}
-note($output);
+		SECONDS_OF_LOAD => 8
+	},
+	120,
+	"$FindBin::Bin/../storm/run");
 
 ok($success, "storm: no wrong answer, no error (SEED=$seed)") or diag($output);
 foreach my $part (qw(load reconnect discard tables indexes catalog))

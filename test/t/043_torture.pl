@@ -6,21 +6,16 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use IPC::Run;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use IdempotencyTest;
 
 my $seed = $ENV{IDEMPOTENCY_TEST_SEED} || 1;
 
 # torture(OPTION ...): whether it found nothing, and what it printed.
 sub torture
 {
-	my $output = '';
-	my $success = IPC::Run::run([ "$FindBin::Bin/../torture/run", "SEED=$seed", @_ ],
-		'>', \$output, '2>&1', IPC::Run::timeout(300));
-
-	note($output);
-	return ($success, $output);
+	return run_program({}, 300, "$FindBin::Bin/../torture/run", "SEED=$seed", @_);
 }
 
 my ($success, $output) = torture('KILLS=15', 'STOPS=5', 'POSTMASTERS=3');

@@ -13,7 +13,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 our @EXPORT = qw(new_node session wait_for_block sqlstate_of
-  start_pgbench finish_pgbench injection_points);
+  start_pgbench finish_pgbench injection_points run_program);
 
 # new_node(NAME, conf => TEXT, start => BOOLEAN, install_path => DIRECTORY,
 # OPTIONS of init): a server, started unless that is false, of the installation
@@ -118,6 +118,20 @@ sub finish_pgbench
 		return -1;
 	}
 	return $load->{stdout} =~ /actually processed: (\d+)/ ? $1 : -1;
+}
+
+# run_program(ENVIRONMENT, SECONDS, COMMAND ...): whether a program succeeded,
+# with these variables beside the others and within so many seconds, and what it
+# printed.
+sub run_program
+{
+	my ($environment, $seconds, @command) = @_;
+	local %ENV = (%ENV, %$environment);
+	my $output = '';
+	my $success = IPC::Run::run(\@command, '>', \$output, '2>&1', IPC::Run::timeout($seconds));
+
+	note($output);
+	return ($success, $output);
 }
 
 # injection_points(FILE ...): the names of those in C files, less "idem-".
