@@ -58,7 +58,8 @@ SELECT 'left locked', locktype, pid::text FROM pg_locks
 WHERE pid <> pg_backend_pid() AND locktype IN ('spectoken', 'transactionid', 'tuple', 'relation')
 	AND (relation IS NULL OR relation >= 16384);
 
--- One function for each kind of call: what a client does with its answer.
+-- One function for each kind of call: what a client does with its answer.  Those
+-- that are alike come below.
 CREATE FUNCTION do_claim(n text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	answer text := outcome FROM idem_claim('shop', n);
@@ -81,16 +82,6 @@ BEGIN
 	RETURN answer;
 END
 $$;
-CREATE FUNCTION do_finish(n text) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE
-	answer boolean := idem_complete('shop', n, 201, 'made', claim_token => claim_token) FROM idem_keys WHERE key = n;
-BEGIN
-	IF answer THEN
-		INSERT INTO effects VALUES ('key', n);
-	END IF;
-	RETURN answer;
-END
-$$;
 CREATE FUNCTION handle(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
 	INSERT INTO effects VALUES ('key', request ->> 'name');
@@ -100,42 +91,12 @@ $$;
 CREATE FUNCTION do_run(n text) RETURNS text LANGUAGE sql AS $$
 	SELECT outcome FROM idem_run('shop', n, 'handle(jsonb)', jsonb_build_object('name', n));
 $$;
-CREATE FUNCTION do_once(n text) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE
-	answer boolean := idem_once('form', n);
-BEGIN
-	IF answer THEN
-		INSERT INTO effects VALUES ('token', n);
-	END IF;
-	RETURN answer;
-END
-$$;
 CREATE FUNCTION do_batch(n text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	answer text[] := array(SELECT idem_once('form', ARRAY[n || '-b', n || '-a', n || '-c']));
 BEGIN
 	INSERT INTO effects SELECT 'token', unnest(answer);
 	RETURN cardinality(answer);
-END
-$$;
-CREATE FUNCTION do_set(n text) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE
-	answer boolean := processed FROM idem_set('ann', 'post', n, 'like', true, 7);
-BEGIN
-	IF answer THEN
-		INSERT INTO effects VALUES ('version', n), ('action', n);
-	END IF;
-	RETURN answer;
-END
-$$;
-CREATE FUNCTION do_exclude(n text) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE
-	answer boolean := processed FROM idem_set('ann', 'post', n, 'like', true, 7, '{dislike}');
-BEGIN
-	IF answer THEN
-		INSERT INTO effects VALUES ('version', n), ('action', n), ('excluded', n);
-	END IF;
-	RETURN answer;
 END
 $$;
 CREATE FUNCTION do_append(n text) RETURNS text LANGUAGE plpgsql AS $$
@@ -155,68 +116,6 @@ BEGIN
 	RETURN 'published';
 END
 $$;
-CREATE FUNCTION do_take(n text) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE
-	answer bigint := count(*) FROM idem_outbox_take(10, '1 hour', ARRAY[n]);
-BEGIN
-	INSERT INTO effects SELECT 'taken', n FROM generate_series(1, answer);
-	RETURN answer;
-END
-$$;
-CREATE FUNCTION do_ack(n text) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE
-	answer int := idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE topic = n;
-BEGIN
-	INSERT INTO effects SELECT 'acked', n FROM generate_series(1, answer);
-	RETURN answer;
-END
-$$;
-CREATE FUNCTION do_requeue(n text) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE
-	answer int := idem_outbox_requeue();
-BEGIN
-	INSERT INTO effects SELECT 'requeued', n FROM generate_series(1, answer);
-	RETURN answer;
-END
-$$;
-CREATE FUNCTION do_cleanup(n text) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE
-	answer bigint := keys_deleted FROM idem_cleanup();
-BEGIN
-	INSERT INTO effects SELECT 'gone', n FROM generate_series(1, answer);
-	RETURN answer;
-END
-$$;
-CREATE FUNCTION do_forget(n text) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE
-	answer boolean := idem_forget('shop', n);
-BEGIN
-	IF answer THEN
-		INSERT INTO effects VALUES ('gone', n);
-	END IF;
-	RETURN answer;
-END
-$$;
-CREATE FUNCTION do_release(n text) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE
-	answer boolean := idem_release('shop', n, claim_token) FROM doomed WHERE name = n;
-BEGIN
-	IF answer THEN
-		INSERT INTO effects VALUES ('gone', n);
-	END IF;
-	RETURN answer;
-END
-$$;
-CREATE FUNCTION do_erase(n text) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE
-	answer boolean := idem_erase('shop', n);
-BEGIN
-	IF answer THEN
-		INSERT INTO effects VALUES ('erased', n);
-	END IF;
-	RETURN answer;
-END
-$$;
 
 -- Does it, and if it fails, again in the same transaction.
 CREATE FUNCTION caught(kind text, n text, point text) RETURNS text LANGUAGE plpgsql AS $$
@@ -234,6 +133,35 @@ BEGIN
 END
 $$;
 SQL
+
+# Most calls answer how often they have done something, or whether: so often
+# they have these effects.
+foreach my $function (
+	[ 'finish', 'boolean', "idem_complete('shop', n, 201, 'made', claim_token => claim_token) FROM idem_keys WHERE key = n", 'key' ],
+	[ 'once', 'boolean', "idem_once('form', n)", 'token' ],
+	[ 'set', 'boolean', "processed FROM idem_set('ann', 'post', n, 'like', true, 7)", 'version,action' ],
+	[ 'exclude', 'boolean', "processed FROM idem_set('ann', 'post', n, 'like', true, 7, '{dislike}')", 'version,action,excluded' ],
+	[ 'take', 'bigint', "count(*) FROM idem_outbox_take(10, '1 hour', ARRAY[n])", 'taken' ],
+	[ 'ack', 'int', "idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE topic = n", 'acked' ],
+	[ 'requeue', 'int', "idem_outbox_requeue()", 'requeued' ],
+	[ 'cleanup', 'bigint', "keys_deleted FROM idem_cleanup()", 'gone' ],
+	[ 'forget', 'boolean', "idem_forget('shop', n)", 'gone' ],
+	[ 'release', 'boolean', "idem_release('shop', n, claim_token) FROM doomed WHERE name = n", 'gone' ],
+	[ 'erase', 'boolean', "idem_erase('shop', n)", 'erased' ])
+{
+	my ($kind, $type, $call, $effects) = @$function;
+
+	$node->safe_psql('postgres', <<"SQL");
+CREATE FUNCTION do_$kind(n text) RETURNS text LANGUAGE plpgsql AS \$\$
+DECLARE
+	answer $type := $call;
+BEGIN
+	INSERT INTO effects SELECT unnest('{$effects}'::text[]), n FROM generate_series(1, answer::int);
+	RETURN answer;
+END
+\$\$;
+SQL
+}
 
 # What is there before, what a first call answers, and what a later one.
 my %kinds = (
