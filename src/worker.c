@@ -397,7 +397,8 @@ run_worker(Oid database)
 
 /*
  * Wait for a worker to end.  One that cannot connect, because somebody has
- * locked the database, must not hold up the others.
+ * locked the database, must not hold up the others, and if we are told to end,
+ * it must not meet the next launcher's.
  */
 static void
 wait_for_worker(BackgroundWorkerHandle *handle)
@@ -410,9 +411,10 @@ wait_for_worker(BackgroundWorkerHandle *handle)
 		bool		connected = state->connected;
 
 		IDEM_INJECTION_POINT("idem-launcher-wait");
-		leave_if_told(1);
-		if (!connected && GetCurrentTimestamp() >= give_up_at)
+		if (ProcDiePending ||
+			(!connected && GetCurrentTimestamp() >= give_up_at))
 			TerminateBackgroundWorker(handle);
+		leave_if_told(1);
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH |
 						 (connected ? 0 : WL_TIMEOUT),

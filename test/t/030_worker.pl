@@ -256,36 +256,45 @@ is(count_log(qr/invalid .*"idempotency\.databases"/, $offset), 1,
 # Signals
 #
 
-foreach my $signal ([ 'TERM', 'pg_terminate_backend', '57P01 FATAL' ],
-	[ 'INT', 'pg_cancel_backend', '57014 ERROR' ])
+# Have a worker that waits for a lock end, by this query on its process id.
+sub end_worker
 {
-	my ($name, $function, $message) = @$signal;
+	my ($query, $message, $title) = @_;
+	my $worker_pid;
 
 	# The worker may just have ended by itself.
 	foreach (1 .. 10)
 	{
 		$offset = -s $node->logfile;
 		$holder->run('BEGIN; LOCK TABLE idem_tokens IN SHARE MODE');
-		$pid = observe($waiting);
-		$node->safe_psql('postgres', "SELECT $function($pid)");
-		$node->poll_query_until('postgres', "SELECT NOT EXISTS ($worker AND pid = $pid)") or last;
+		$worker_pid = observe($waiting);
+		$node->safe_psql('postgres', sprintf $query, $worker_pid);
+		$node->poll_query_until('postgres', "SELECT NOT EXISTS ($worker AND pid = $worker_pid)") or last;
 		$holder->run('ROLLBACK');
-		last if count_log(qr/\[$pid\] idempotency cleanup 55P03/, $offset) == 0;
+		last if count_log(qr/\[$worker_pid\] idempotency cleanup 55P03/, $offset) == 0;
 	}
-	is(count_log(qr/\[$pid\] idempotency cleanup $message/, $offset), 1, "sig$name-ends-worker: at once, and is logged");
+	return is(count_log(qr/\[$worker_pid\] idempotency cleanup $message/, $offset), 1, "$title: at once, and is logged");
+}
+
+foreach my $signal ([ 'TERM', 'pg_terminate_backend', '57P01 FATAL' ],
+	[ 'INT', 'pg_cancel_backend', '57014 ERROR' ])
+{
+	my ($name, $function, $message) = @$signal;
+
+	end_worker("SELECT $function(%d)", $message, "sig$name-ends-worker");
 	$node->safe_psql('one', $expire);
 	eventually('one', $cleaned, "sig$name-ends-worker: the next one does the work");
 }
-$holder->quit;
 
-# The launcher comes again, by itself, after some seconds.
+# The launcher takes its worker along, and comes again, by itself, after some
+# seconds.
 $pid = $node->safe_psql('postgres', $launcher);
-$offset = -s $node->logfile;
-is($node->safe_psql('postgres', "SELECT pg_terminate_backend($pid, 10000)"), 't', 'SIGTERM ends the launcher');
+end_worker("SELECT pg_terminate_backend(pid) FROM ($launcher) AS l -- its worker: %d", '57P01 FATAL', 'launcher-ends-worker');
+$holder->quit;
 $node->safe_psql('two', $expire);
 eventually('postgres', "SELECT EXISTS ($launcher AND pid <> $pid)", 'launcher-is-restarted');
 eventually('two', $cleaned, 'launcher-is-restarted: and cleans');
-is(count_log(qr/idempotency (?:launcher|cleanup) \S+ FATAL/, $offset), 0, 'launcher-is-restarted: it left without a word');
+is(count_log(qr/idempotency launcher \S+ FATAL/, $offset), 0, 'launcher-is-restarted: it left without a word');
 
 # Nothing of this has harmed anything.
 is($node->safe_psql('one', $only_live), 't', 'what is live is still there');
