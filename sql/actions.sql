@@ -122,6 +122,7 @@ LANGUAGE sql AS $$
 		WHERE ids[i] >= ALL (ids[1:i])
 $$;
 CREATE TEMP TABLE arrived (n bigint, processed bigint, advanced bigint, toggled bigint);
+-- In bulk
 DO $$
 DECLARE
 	o record;
@@ -162,6 +163,7 @@ SELECT processed, count(*) FROM arrived GROUP BY 1 ORDER BY 1;
 SELECT min(last_action_id), max(last_action_id), count(*) FROM idem_action_versions WHERE user_id LIKE 'u%' GROUP BY entity_type ORDER BY entity_type;
 -- Six toggles should end where they began. Half of the orders do not.
 SELECT idem_is_active('u' || n, 'toggle', 'e', 'like') AS wrong, count(*) FROM orders GROUP BY 1 ORDER BY 1;
+-- One by one
 
 --
 -- What rolls back never happened

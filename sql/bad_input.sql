@@ -246,6 +246,7 @@ EXECUTE claim ('bad-input-key-011');
 DEALLOCATE claim;
 -- A thousand errors, caught
 \set VERBOSITY default
+-- In bulk
 DO $$
 DECLARE
 	caught int := 0;
@@ -276,6 +277,7 @@ BEGIN
 	RAISE NOTICE '% %', caught, idem_complete('s', 'bad-input-key-012', 200);
 END
 $$;
+-- One by one
 SELECT outcome FROM idem_claim('s', 'bad-input-key-012');
 SELECT count(*) FROM idem_action_versions WHERE entity_id = '12';
 

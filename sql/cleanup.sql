@@ -194,11 +194,13 @@ ROLLBACK;
 -- NULL: idempotency.cleanup_batch_size
 BEGIN;
 SHOW idempotency.cleanup_batch_size;
+-- In bulk
 SELECT count(*) FROM idem_once('batch', ARRAY(SELECT 'token ' || i FROM generate_series(1, 10010) AS i), '0');
 SELECT tokens_deleted FROM idem_cleanup();
 SELECT tokens_deleted FROM idem_cleanup(NULL);
 SELECT count(*) FROM idem_once('batch', ARRAY(SELECT 'token ' || i FROM generate_series(1, 10010) AS i), '0');
 SELECT tokens_deleted FROM idem_cleanup(2147483647);
+-- One by one
 ROLLBACK;
 SELECT size, pg_temp.error_of(format('SELECT idem_cleanup(%s)', size))
 	FROM (VALUES (0), (-1), (-2147483648)) AS v (size);
@@ -240,10 +242,12 @@ ROLLBACK;
 -- Expired rows are found by index, and nothing else is read
 --
 BEGIN;
+-- In bulk
 SELECT count(*) FROM generate_series(1, 2000) AS i, idem_claim('shop', 'found-by-index-' || i);
 SELECT count(*) FROM idem_once('form', ARRAY(SELECT 'token ' || i FROM generate_series(1, 2000) AS i));
 SELECT count(idem_publish('t', '{}')) FROM generate_series(1, 2000);
 SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(2000);
+-- One by one
 SELECT pg_temp.expire_keys('found-by-index-7');
 SELECT pg_temp.expire_keys('found-by-index-777');
 SELECT pg_temp.expire_tokens('token 77_');

@@ -19,6 +19,7 @@ RESET client_min_messages;
 --
 CREATE SCHEMA trap;
 -- Every function of the server that ours have in their bodies, and ours
+-- In bulk
 DO $do$
 DECLARE
 	f record;
@@ -52,6 +53,7 @@ BEGIN
 	END LOOP;
 END
 $do$;
+-- One by one
 SET search_path = pg_catalog, pg_temp;
 SELECT count(*) > 100, count(*) FILTER (WHERE proname LIKE 'idem\_%') > 30 FROM pg_proc WHERE pronamespace = 'trap'::regnamespace;
 SELECT count(*) > 100 FROM pg_operator WHERE oprnamespace = 'trap'::regnamespace;

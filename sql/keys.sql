@@ -90,10 +90,12 @@ SELECT c.outcome, idem_complete('shop', 'one-statement-0002', 200, 'with token',
 SELECT pg_temp.shown(to_json(c)) FROM idem_claim('shop', 'one-statement-0001') AS c;
 SELECT pg_temp.shown(to_json(c)) FROM idem_claim('shop', 'one-statement-0002') AS c;
 -- Many keys in one statement, each claimed twice.
+-- In bulk
 SELECT c.outcome, count(*), count(DISTINCT c.claim_token)
 	FROM generate_series(0, 399) AS i,
 		idem_claim('shop', 'many-keys-' || lpad((i % 200)::text, 6, '0')) AS c
 	GROUP BY c.outcome ORDER BY c.outcome DESC;
+-- One by one
 SELECT count(*) FROM idem_keys WHERE key LIKE 'many-keys-%' AND state = 'started';
 
 --
@@ -613,8 +615,10 @@ LANGUAGE sql AS $$ SELECT pg_stat_get_xact_tuples_updated('idem_keys'::regclass)
 TRUNCATE idem_keys;
 BEGIN;
 SELECT pg_temp.hot_updates() AS hot, pg_temp.updates() AS updates \gset before_
+-- In bulk
 SELECT c.outcome, idem_complete('hot', 'hot-update-' || lpad(i::text, 6, '0'), 200, 'forty bytes of a response, more or less'), count(*)
 	FROM generate_series(1, 500) AS i, idem_claim('hot', 'hot-update-' || lpad(i::text, 6, '0')) AS c GROUP BY 1, 2;
+-- One by one
 SELECT pg_temp.hot_updates() - :before_hot AS hot, pg_temp.updates() - :before_updates AS updates;
 SELECT pg_temp.hot_updates() AS hot \gset before_
 SELECT outcome FROM idem_claim('hot', 'hot-update-others1');

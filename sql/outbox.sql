@@ -149,8 +149,10 @@ SELECT topic, message_key, count(*), max(attempt) FROM (SELECT * FROM idem_outbo
 SELECT pg_temp.take();
 DELETE FROM idem_outbox;
 -- A thousand topics
+-- In bulk
 SELECT count(idem_publish('topic ' || i % 1000, to_jsonb(i), CASE WHEN i % 3 > 0 THEN 'k' END)) FROM generate_series(1, 3000) AS i;
 SELECT count(*), count(DISTINCT id), count(DISTINCT topic) FROM idem_outbox_take(100000);
+-- One by one
 DELETE FROM idem_outbox;
 
 --
@@ -227,6 +229,7 @@ DELETE FROM idem_outbox;
 -- Many keys, many batches, of which only the first half gets through: every
 -- message comes once, and each key in order.
 SET idempotency.outbox_max_attempts = 1000;
+-- In bulk
 SELECT count(idem_publish('orders', to_jsonb(i), 'key ' || i % 97)) FROM generate_series(1, 1000) AS i;
 CREATE TEMP TABLE received (n serial, id bigint, message_key text);
 DO $$
@@ -246,6 +249,7 @@ BEGIN
 	END LOOP;
 END
 $$;
+-- One by one
 SELECT count(*), count(DISTINCT id), count(DISTINCT message_key) FROM received;
 SELECT count(*) AS out_of_order FROM (SELECT id < lag(id) OVER (PARTITION BY message_key ORDER BY n) FROM received) AS r (wrong) WHERE wrong;
 SELECT state, count(*), max(attempt) > 1 AS refused_before FROM idem_outbox GROUP BY state;
@@ -318,8 +322,10 @@ BEGIN
 	RETURN available BETWEEN before + longest / 2 AND after + longest;
 END
 $$;
+-- In bulk
 SELECT a AS attempts, bool_and(pg_temp.pause_is_right(a)) AS pause_is_right
 	FROM unnest('{1,2,3,4,5,11,12,13,14,15,40,100}'::int[]) AS a, generate_series(1, 5) GROUP BY a ORDER BY a;
+-- One by one
 -- What failed together is not retried together.
 SELECT count(idem_publish('jitter', to_jsonb(i))) FROM generate_series(1, 50) AS i;
 SELECT count(*) FROM idem_outbox_take(lease => '0', topics => '{jitter}');
@@ -437,8 +443,10 @@ SELECT idem_outbox_requeue(NULL);
 SELECT pg_temp.take();
 DELETE FROM idem_outbox;
 -- Many
+-- In bulk
 SELECT count(idem_publish('orders', to_jsonb(i), 'k' || i % 10)) FROM generate_series(1, 500) AS i;
 SELECT count(idem_outbox_nack(id)) FROM idem_outbox_take(1000);
+-- One by one
 SELECT count(*) FROM idem_outbox WHERE state = 'dead';
 SELECT idem_outbox_requeue();
 SELECT count(*) FROM idem_outbox_take(1000);
@@ -527,7 +535,9 @@ BEGIN
 END
 $$;
 VACUUM (INDEX_CLEANUP on) idem_outbox;
+-- In bulk
 SELECT count(idem_publish(t, to_jsonb(i), 'hot')) FROM unnest('{small,big}'::text[]) AS t, generate_series(1, CASE t WHEN 'big' THEN 20000 ELSE 1 END) AS i;
+-- One by one
 SELECT count(*) FROM idem_outbox_take(1, '1 hour', '{small}');
 SELECT count(*) FROM idem_outbox_take(1, '1 hour', '{big}');
 SELECT count(idem_publish(t, to_jsonb(i), 'cold ' || i)) FROM unnest('{small,big}'::text[]) AS t, generate_series(1, 10) AS i;
@@ -539,8 +549,10 @@ SELECT pg_temp.pages_of_take(NULL) AS all_topics \gset
 SELECT :all_topics < 400 AS so_are_all_topics;
 DELETE FROM idem_outbox;
 -- Ten thousand messages that were acknowledged
+-- In bulk
 SELECT count(idem_publish('done', to_jsonb(i), CASE WHEN i % 2 = 0 THEN 'key ' || i % 20 END)) FROM generate_series(1, 10000) AS i;
 SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(10000);
+-- One by one
 VACUUM (INDEX_CLEANUP on) idem_outbox;
 SELECT count(idem_publish('done', to_jsonb(i), CASE WHEN i % 2 = 0 THEN 'key ' || i END)) FROM generate_series(1, 10) AS i;
 SELECT pg_temp.pages_of_take('{done}') AS done \gset
