@@ -160,7 +160,9 @@ BEGIN
 	END LOOP;
 END
 $$;
+-- In bulk
 CREATE TEMP TABLE null_calls AS SELECT * FROM pg_temp.null_calls();
+-- One by one
 SELECT count(DISTINCT split_part(call, '(', 1)) = (SELECT count(DISTINCT proname) FROM pg_proc WHERE pronamespace = 'idem'::regnamespace), count(*) FILTER (WHERE call IS NULL) FROM null_calls;
 SELECT error, count(*) FROM null_calls WHERE call IS NOT NULL GROUP BY error ORDER BY error COLLATE "C";
 SELECT call, error FROM null_calls WHERE error NOT IN ('none', '22004', 'ID001') ORDER BY call COLLATE "C";

@@ -318,7 +318,9 @@ CREATE FUNCTION shop.endless(request jsonb) RETURNS jsonb LANGUAGE sql AS $$
 	SELECT to_jsonb(r) FROM public.idem_run('deep', 'hostile-endless-' || (request->>0), 'shop.endless(jsonb)', to_jsonb(ARRAY[(request->>0)::int + 1])) AS r
 $$;
 \set VERBOSITY sqlstate
+-- In bulk
 SELECT outcome FROM idem_run('deep', 'hostile-endless-x', 'shop.endless(jsonb)', '[1]');
+-- One by one
 \set VERBOSITY default
 SELECT count(*) FROM idem_keys WHERE scope = 'deep';
 SELECT outcome FROM idem_claim('deep', 'hostile-too-deep1');
