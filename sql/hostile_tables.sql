@@ -135,19 +135,19 @@ END
 $$;
 
 -- As they are, nothing is refused, but for want of a claim.
-SELECT DISTINCT name, outcome FROM calls, pg_temp.outcomes(name, 'SELECT 1') AS o WHERE o.outcome NOT LIKE '% works' AND o.outcome NOT LIKE '% ID004 %' ORDER BY 1, 2;
 -- In bulk
+SELECT DISTINCT name, outcome FROM calls, pg_temp.outcomes(name, 'SELECT 1') AS o WHERE o.outcome NOT LIKE '% works' AND o.outcome NOT LIKE '% ID004 %' ORDER BY 1, 2;
 CREATE TEMP TABLE results AS
 	SELECT a.n, t.name, a.statement, o.outcome, o.n AS count
 	FROM alterations AS a CROSS JOIN tables AS t
 	CROSS JOIN LATERAL pg_temp.outcomes(t.name,
 		replace(replace(replace(replace(replace(a.statement, '{t}', t.name), '{r}', t.required), '{w}', t.words), '{l}', t.last_column), '{k}', t.pkey)) AS o;
--- One by one
 SELECT name, outcome, sum(count) FROM results WHERE outcome = 'refused' GROUP BY name, outcome ORDER BY name COLLATE "C";
 -- The rest
 SELECT n, name, statement, outcome, count FROM results WHERE outcome <> 'refused' ORDER BY n, name COLLATE "C", outcome COLLATE "C";
 -- Each works again.
 SELECT DISTINCT name, outcome FROM calls, pg_temp.outcomes(name, 'SELECT 1') AS o WHERE o.outcome NOT LIKE '% works' AND o.outcome NOT LIKE '% ID004 %' ORDER BY 1, 2;
+-- One by one
 
 --
 -- The words of those that no other test has

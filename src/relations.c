@@ -172,14 +172,14 @@ idem_index_open(IdemRelationId id, Relation table)
 			return index;
 
 		/* REINDEX CONCURRENTLY may have put another in its place. */
-		if (index != NULL && oids[id] == relid)
+		oids[id] = InvalidOid;
+		if (index != NULL && idem_relation_oid(id) == relid)
 			ereport(ERROR,
 					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					 errmsg("index \"%s\" has been altered", specs[id].name),
 					 errhint("Drop it, and create it again as the extension's install script does.")));
 		if (index != NULL)
 			relation_close(index, AccessShareLock);
-		oids[id] = InvalidOid;
 		CHECK_FOR_INTERRUPTS();
 	}
 }
