@@ -43,18 +43,28 @@ my $started = -s $standby->logfile;
 $primary->safe_psql('postgres', "CREATE EXTENSION idempotency; CREATE EXTENSION amcheck; $random_calls");
 $primary->wait_for_catchup($standby);
 
-# At a rate that a standby can follow: every change logs its whole page.
-my $writers = start_pgbench($primary, 'postgres', \%random_load,
-	'-c', '8', '-j', '2', '-R', '800', '-T', $seconds, '--random-seed', $seed);
-my $readers = start_pgbench($standby, 'postgres',
-	{
-		reader => <<'PGBENCH' }, '-c', '2', '-R', '200', '-T', $seconds, '--random-seed', $seed);
+# At a rate that a standby can follow: every change logs its whole page.  Where
+# that much is too much for the machine, there are more rounds.
+my ($written, $read) = (0, 0);
+foreach my $round (1 .. 20)
+{
+	my $writers = start_pgbench($primary, 'postgres', \%random_load,
+		'-c', '8', '-j', '2', '-R', '800', '-T', $seconds, '--random-seed', $seed + $round);
+	my $readers = start_pgbench($standby, 'postgres',
+		{
+			reader => <<'PGBENCH' }, '-c', '2', '-R', '200', '-T', $seconds, '--random-seed', $seed + $round);
 \set n random(0, 300)
 SELECT idem_lookup('load', 'load-key-' || lpad(:n::text, 10, '0')), idem_is_active('u', 'post', :n::text, 'like'),
 	idem_last_client_seq('cart ' || :n / 10, 'phone ' || :n % 10);
 PGBENCH
-my $written = finish_pgbench($writers);
-my $read = finish_pgbench($readers);
+	my $written_now = finish_pgbench($writers);
+	my $read_now = finish_pgbench($readers);
+
+	last if $written_now < 0 || $read_now < 0;
+	$written += $written_now;
+	$read += $read_now;
+	last if $written > 100 * $seconds && $read > 50 * $seconds;
+}
 
 cmp_ok($written, '>', 100 * $seconds, "a random load ($replay)");
 cmp_ok($read, '>', 50 * $seconds, 'readers on the standby');
