@@ -228,6 +228,7 @@ BEGIN
 	END;
 END
 $$;
+-- In bulk
 SELECT definition, pg_temp.replaced(name, definition) FROM (VALUES
 	(1, 'idem_keys_expires_at', 'SELECT 1'),
 	(2, 'idem_keys_expires_at', 'CREATE TABLE idem_keys_expires_at ()'),
@@ -253,6 +254,7 @@ SELECT definition, pg_temp.replaced(name, definition) FROM (VALUES
 -- Ours, made anew
 SELECT count(*), count(pg_temp.replaced(indexname, indexdef)) FROM pg_indexes WHERE tablename LIKE 'idem\_%' AND indexname NOT LIKE '%\_pkey';
 
+-- One by one
 -- A database owner who has no right to our tables can do that, where the schema is his: his index of another table must not be read as ours.
 SET client_min_messages = warning;
 CREATE ROLE regress_idem_owner;
