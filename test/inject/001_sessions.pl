@@ -364,29 +364,33 @@ foreach my $case (@cases)
 	meet($kind, $place, $_) foreach qw(error caught resume cancel terminate kill);
 }
 
-# A stale call's answer: a counter and a state that belong together.
-sql("SELECT FROM idem_set('ann', 'post', 'answer', 'like', true, 10)");
-my $stale = session($node);
-sql("SELECT injection_points_attach('idem-found', 'wait')");
-$stale->send("SELECT * FROM idem_set('ann', 'post', 'answer', 'like', true, 5)");
-until_waiting_at('idem-found', $stale->pid);
-sql("SELECT injection_points_detach('idem-found')");
-sql("SELECT FROM idem_set('ann', 'post', 'answer', 'like', false, 20)");
-sql("SELECT injection_points_wakeup('idem-found')");
-is($stale->result, 'f|20|f', 'a stale call that is overtaken answers from one snapshot');
-$stale->quit;
+# What a call answers if another one is made and ends while it is reading.
+sub overtaken
+{
+	my ($call, $other, $answer, $title) = @_;
+	my $session = session($node);
 
-# A refused append: a sequence number and a version that belong together.
+	sql("SELECT injection_points_attach('idem-found', 'wait')");
+	$session->send("SELECT * FROM $call");
+	until_waiting_at('idem-found', $session->pid);
+	sql("SELECT injection_points_detach('idem-found')");
+	sql("SELECT FROM $other");
+	sql("SELECT injection_points_wakeup('idem-found')");
+	is($session->result, $answer, $title);
+	return $session->quit;
+}
+
+# A counter and a state that belong together
+sql("SELECT FROM idem_set('ann', 'post', 'answer', 'like', true, 10)");
+overtaken("idem_set('ann', 'post', 'answer', 'like', true, 5)",
+	"idem_set('ann', 'post', 'answer', 'like', false, 20)",
+	'f|20|f', 'a stale call that is overtaken answers from one snapshot');
+
+# A sequence number and a version that belong together
 sql("SELECT FROM idem_try_append('answer', 'c', 1)");
-my $refused = session($node);
-sql("SELECT injection_points_attach('idem-found', 'wait')");
-$refused->send("SELECT * FROM idem_try_append('answer', 'c', 3, 1, 0)");
-until_waiting_at('idem-found', $refused->pid);
-sql("SELECT injection_points_detach('idem-found')");
-sql("SELECT FROM idem_try_append('answer', 'c', 2)");
-sql("SELECT injection_points_wakeup('idem-found')");
-is($refused->result, 'version_conflict|2|2', 'a refused append that is overtaken looks again');
-$refused->quit;
+overtaken("idem_try_append('answer', 'c', 3, 1, 0)",
+	"idem_try_append('answer', 'c', 2)",
+	'version_conflict|2|2', 'a refused append that is overtaken looks again');
 
 $node->command_ok(
 	[ 'pg_amcheck', '--install-missing', '--heapallindexed', '--rootdescend', 'postgres' ],
