@@ -40,7 +40,7 @@ SELECT line ~ '^idempotency_build_info\{datname="[^"]+",version="1.0",server_ver
 --
 -- Each counter is told where it belongs
 --
-SELECT outcome FROM idem_claim('monitoring', 'claimed-0000000001');
+SELECT outcome FROM idem_claim('monitoring', 'claimed-0000000001', lease => '1 h');
 SELECT outcome FROM idem_claim('monitoring', 'claimed-0000000001');
 SELECT outcome, idem_fail('monitoring', 'failed-00000000001') FROM idem_claim('monitoring', 'failed-00000000001');
 SELECT outcome, idem_complete('monitoring', 'failed-00000000001', 200) FROM idem_claim('monitoring', 'failed-00000000001', '\x01');
@@ -71,11 +71,11 @@ SELECT samples FROM samples('records') WHERE samples ~ 'expired';
 -- How late the oldest of each is
 UPDATE idem_keys SET expires_at = clock_timestamp() - i * interval '100 s' FROM generate_series(1, 3) AS i WHERE key = 'expired-0000000000' || i;
 UPDATE idem_tokens SET expires_at = clock_timestamp() - interval '700 s' WHERE token = 'expired2';
-SELECT regexp_replace(samples, '\d(\.\d+)?$', '_') FROM samples('cleanup_lag_seconds');
+SELECT regexp_replace(samples, '\d\d(\.\d+)?$', '_') FROM samples('cleanup_lag_seconds');
 SELECT * FROM health('cleanup_lag');
 SET LOCAL idempotency.health_cleanup_lag = '140 s';
 SELECT * FROM health('cleanup_lag');
-SET LOCAL idempotency.health_cleanup_lag = '701 s';
+SET LOCAL idempotency.health_cleanup_lag = '900 s';
 SELECT * FROM health('cleanup_lag');
 SET LOCAL idempotency.health_cleanup_lag = 0;
 SELECT * FROM health('cleanup_lag');
@@ -83,9 +83,9 @@ RESET idempotency.health_cleanup_lag;
 -- A tombstone has expired, but is not late before its retention is over.
 DELETE FROM idem_tokens;
 SET LOCAL idempotency.expired_key_policy = reject;
-SET LOCAL idempotency.tombstone_retention = '250 s';
+SET LOCAL idempotency.tombstone_retention = '200 s';
 SELECT samples FROM samples('records') WHERE samples ~ 'keys.*expired';
-SELECT regexp_replace(samples, '\d(\.\d+)?$', '_') FROM samples('cleanup_lag_seconds');
+SELECT regexp_replace(samples, '\d\d(\.\d+)?$', '_') FROM samples('cleanup_lag_seconds');
 SET LOCAL idempotency.tombstone_retention = '1 h';
 SELECT samples FROM samples('records') WHERE samples ~ 'keys.*expired';
 SELECT samples('cleanup_lag_seconds');
@@ -102,7 +102,7 @@ SELECT samples('outbox_messages');
 SELECT count(*) FROM idem_outbox_take(1, topics => '{monitoring}');
 SELECT samples('outbox_messages');
 UPDATE idem_outbox SET available_at = clock_timestamp() - interval '500 s' WHERE payload = '4';
-SELECT regexp_replace(samples, '\d(\.\d+)?$', '_') FROM samples('outbox_oldest_age_seconds');
+SELECT regexp_replace(samples, '\d\d(\.\d+)?$', '_') FROM samples('outbox_oldest_age_seconds');
 SELECT * FROM health('outbox_oldest');
 SET LOCAL idempotency.health_outbox_oldest = '100s';
 SELECT * FROM health('outbox_oldest');
@@ -122,9 +122,9 @@ SELECT * FROM health('dead_letters');
 SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox;
 SELECT samples('outbox_messages');
 -- An acknowledged message is late when its retention is over.
-UPDATE idem_outbox SET acked_at = acked_at - interval '7 days 50 seconds' WHERE payload = '1';
-SELECT regexp_replace(samples, '\d(\.\d+)?$', '_') FROM samples('cleanup_lag_seconds') WHERE samples ~ 'outbox';
-SET LOCAL idempotency.health_cleanup_lag = '50s';
+UPDATE idem_outbox SET acked_at = acked_at - interval '7 days 500 seconds' WHERE payload = '1';
+SELECT regexp_replace(samples, '\d\d(\.\d+)?$', '_') FROM samples('cleanup_lag_seconds') WHERE samples ~ 'outbox';
+SET LOCAL idempotency.health_cleanup_lag = '500s';
 SELECT * FROM health('cleanup_lag');
 ROLLBACK;
 
@@ -143,7 +143,7 @@ UPDATE idem_keys SET lease_expires_at = clock_timestamp() - interval '10 min' WH
 UPDATE idem_keys SET lease_expires_at = clock_timestamp() - interval '6 min', attempt = 7 WHERE key LIKE '%1' AND key NOT LIKE 'leased%';
 SELECT scope, key, date_trunc('minute', age), attempt, recovery_point, clock_timestamp() - lease_expires_at - age < '1 min' FROM idem_stuck();
 SELECT key FROM idem_stuck('8 min');
-SELECT key FROM idem_stuck('10 min 30 s');
+SELECT key FROM idem_stuck('20 min');
 SELECT count(*) FROM idem_stuck('0');
 -- The key looks as it does in messages.
 SELECT key FROM idem_stuck(older_than => '8 min');
