@@ -262,7 +262,7 @@ DELETE FROM idem_outbox;
 --
 SELECT count(idem_publish('orders', to_jsonb('a' || i), 'a')) FROM generate_series(1, 3) AS i;
 SELECT pg_temp.take(2);
-SELECT idem_outbox_nack(pg_temp.id('a1'), 'broker is down');
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'broker is down', '1 hour');
 SELECT * FROM pg_temp.show('a1');
 SELECT idem_outbox_ack(pg_temp.ids('a2'));
 -- One that pauses blocks its key.
@@ -325,7 +325,6 @@ $$;
 -- In bulk
 SELECT a AS attempts, bool_and(pg_temp.pause_is_right(a)) AS pause_is_right
 	FROM unnest('{1,2,3,4,5,11,12,13,14,15,40,100}'::int[]) AS a, generate_series(1, 5) GROUP BY a ORDER BY a;
--- One by one
 -- What failed together is not retried together.
 SELECT count(idem_publish('jitter', to_jsonb(i))) FROM generate_series(1, 50) AS i;
 SELECT count(*) FROM idem_outbox_take(lease => '0', topics => '{jitter}');
@@ -333,6 +332,7 @@ SELECT count(*) FROM idem_outbox_take(lease => '0', topics => '{jitter}');
 SELECT count(*) FROM idem_outbox_take(lease => '0', topics => '{jitter}');
 SELECT count(idem_outbox_nack(id)) FROM idem_outbox_take(topics => '{jitter}');
 SELECT max(available_at) - min(available_at) BETWEEN '2 seconds' AND '5 seconds' AS spread FROM idem_outbox WHERE topic = 'jitter';
+-- One by one
 RESET idempotency.outbox_max_attempts;
 DELETE FROM idem_outbox;
 
@@ -534,10 +534,9 @@ BEGIN
 	RETURN (plan ->> 'Shared Hit Blocks')::bigint + (plan ->> 'Shared Read Blocks')::bigint;
 END
 $$;
-VACUUM (INDEX_CLEANUP on) idem_outbox;
 -- In bulk
+VACUUM (INDEX_CLEANUP on) idem_outbox;
 SELECT count(idem_publish(t, to_jsonb(i), 'hot')) FROM unnest('{small,big}'::text[]) AS t, generate_series(1, CASE t WHEN 'big' THEN 20000 ELSE 1 END) AS i;
--- One by one
 SELECT count(*) FROM idem_outbox_take(1, '1 hour', '{small}');
 SELECT count(*) FROM idem_outbox_take(1, '1 hour', '{big}');
 SELECT count(idem_publish(t, to_jsonb(i), 'cold ' || i)) FROM unnest('{small,big}'::text[]) AS t, generate_series(1, 10) AS i;
@@ -549,10 +548,8 @@ SELECT pg_temp.pages_of_take(NULL) AS all_topics \gset
 SELECT :all_topics < 400 AS so_are_all_topics;
 DELETE FROM idem_outbox;
 -- Ten thousand messages that were acknowledged
--- In bulk
 SELECT count(idem_publish('done', to_jsonb(i), CASE WHEN i % 2 = 0 THEN 'key ' || i % 20 END)) FROM generate_series(1, 10000) AS i;
 SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(10000);
--- One by one
 VACUUM (INDEX_CLEANUP on) idem_outbox;
 SELECT count(idem_publish('done', to_jsonb(i), CASE WHEN i % 2 = 0 THEN 'key ' || i END)) FROM generate_series(1, 10) AS i;
 SELECT pg_temp.pages_of_take('{done}') AS done \gset
@@ -560,6 +557,7 @@ SELECT :done - :small < 100 AS so_is_done;
 SELECT count(idem_publish('done', to_jsonb(i), CASE WHEN i % 2 = 0 THEN 'keys ' || i END)) FROM generate_series(1, 10) AS i;
 SELECT pg_temp.pages_of_take(NULL) AS done \gset
 SELECT :done - :small < 100 AS so_is_done;
+-- One by one
 DELETE FROM idem_outbox;
 
 --

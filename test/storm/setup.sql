@@ -315,3 +315,19 @@ CREATE TABLE our_tables AS SELECT row_number() OVER (ORDER BY relname)::int AS n
 -- An application may not clean up by itself.
 CREATE FUNCTION cleanup() RETURNS void LANGUAGE sql SECURITY DEFINER SET search_path = idem
 AS $$ SELECT idem_cleanup(100) $$;
+
+-- A REINDEX CONCURRENTLY that ends in a deadlock leaves its new indexes.  VACUUM
+-- FULL makes them valid and the next REINDEX doubles them: soon hundreds.
+CREATE FUNCTION drop_leftovers(number int) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+	leftover regclass;
+BEGIN
+	FOR leftover IN
+		SELECT indexrelid FROM our_tables AS o JOIN pg_class AS c ON c.oid = ('idem.' || o.t)::regclass
+			JOIN pg_index ON indrelid = c.oid OR indrelid = c.reltoastrelid AND NOT indisvalid
+		WHERE n = number AND indexrelid::regclass::text ~ '_cc(new|old)[0-9]*$'
+	LOOP
+		EXECUTE 'DROP INDEX ' || leftover;
+	END LOOP;
+END
+$$;
