@@ -678,8 +678,8 @@ idem_wait_briefly(IdemTable *table, int ms)
 }
 
 /*
- * Sleep like idem_wait(), but not past "deadline".  Returns false if the holder was still
- * there by then.
+ * Sleep like idem_wait(), but not past "deadline".  Returns false if the
+ * holder was still there by then.
  */
 bool
 idem_wait_until(IdemTable *table, TimestampTz deadline)
