@@ -259,7 +259,7 @@ SELECT idem_check_grantee(NULL);
 SELECT idem_check_grantee('-');
 \echo :LAST_ERROR_SQLSTATE
 SELECT acl.grantee::regrole, count(*) FROM pg_proc, aclexplode(proacl) AS acl
-	WHERE pronamespace = '"Idem Schema"'::regnamespace AND acl.grantee NOT IN (proowner, 'regress_idem_owner'::regrole, 'pg_database_owner'::regrole) GROUP BY 1 ORDER BY 1::text COLLATE "C";
+	WHERE pronamespace = '"Idem Schema"'::regnamespace AND acl.grantee NOT IN (proowner, 'regress_idem_owner'::regrole, 'pg_database_owner'::regrole) GROUP BY 1 ORDER BY acl.grantee::regrole::text COLLATE "C";
 SELECT idem_revoke('regress_idem_nobody');
 
 -- The application works, with no search path either.
