@@ -176,7 +176,7 @@ class Caller:
             self.mortal = mortal
         self.tx = Transacted('%s.%d' % (self.name, len(self.done)), level)
         self.done.append(self.tx)
-        self.heard = now()
+        self.lived = now()
         return self.tx
 
     def finish(self, asked, committed):
@@ -184,9 +184,10 @@ class Caller:
         with self.lock:
             self.mortal = False
         if self.connection.closed or self.killed:
-            # It may have come to its end before we asked for that.
+            # It may have come to its end before we asked for that, even before
+            # we heard the last answer, which was on its way to us.
             if not committed:
-                asked = min(asked, self.heard)
+                asked = min(asked, self.lived)
             self.connection.close()
             self.connect()
         tx, self.tx = self.tx, None
@@ -215,7 +216,7 @@ class Caller:
             self.tx.first = Snapshot(self.tx, asked, now())
         if not isinstance(answer, list):
             raise Lost(asked)
-        self.heard = now()
+        self.lived = asked
         return answer
 
     def call(self, name, *args):
