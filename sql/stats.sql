@@ -171,11 +171,11 @@ ROLLBACK;
 --
 SELECT count(idem_publish('stats', to_jsonb(i), CASE WHEN i > 3 THEN 'k' END)) FROM generate_series(1, 5) AS i;
 SELECT counted();
-SELECT count(*) FROM idem_outbox_take(2);
+SELECT count(*) FROM idem_outbox_take(2, '1 hour');
 SELECT counted();
-SELECT count(*) FROM idem_outbox_take();
+SELECT count(*) FROM idem_outbox_take(lease => '1 hour');
 SELECT counted();
-SELECT count(*) FROM idem_outbox_take();
+SELECT count(*) FROM idem_outbox_take(lease => '1 hour');
 SELECT counted();
 SELECT idem_outbox_ack('{1,2,99}');
 SELECT counted();
