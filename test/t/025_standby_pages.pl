@@ -46,6 +46,7 @@ $primary->wait_for_catchup($standby);
 # At a rate that a standby can follow: every change logs its whole page.  Where
 # that much is too much for the machine, there are more rounds.
 my ($written, $read) = (0, 0);
+my ($writes_wanted, $reads_wanted) = (100 * $seconds, 50 * $seconds);
 foreach my $round (1 .. 20)
 {
 	my $writers = start_pgbench($primary, 'postgres', \%random_load,
@@ -63,11 +64,11 @@ PGBENCH
 	last if $written_now < 0 || $read_now < 0;
 	$written += $written_now;
 	$read += $read_now;
-	last if $written > 100 * $seconds && $read > 50 * $seconds;
+	last if $written > $writes_wanted && $read > $reads_wanted;
 }
 
-cmp_ok($written, '>', 100 * $seconds, "a random load ($replay)");
-cmp_ok($read, '>', 50 * $seconds, 'readers on the standby');
+cmp_ok($written, '>', $writes_wanted, "a random load ($replay)");
+cmp_ok($read, '>', $reads_wanted, 'readers on the standby');
 
 # Each kind of call has been made, and did something.
 is( $primary->safe_psql('postgres',
