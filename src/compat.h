@@ -23,16 +23,41 @@
 #error "idempotency needs PostgreSQL 15 or newer"
 #endif
 
+/* 16 took the access to variable-length values out of postgres.h. */
+#if PG_VERSION_NUM >= 160000
+#include "varatt.h"
+#endif
+
+/* 19 gives scans, updates and deletes options, none of which we need. */
+#if PG_VERSION_NUM < 190000
+#define SO_NONE			0
+#define table_index_fetch_begin(relation, flags) \
+	table_index_fetch_begin(relation)
+#define table_tuple_update(relation, tid, slot, cid, options, snapshot, \
+						   crosscheck, wait, failure, lockmode, indexes) \
+	table_tuple_update(relation, tid, slot, cid, snapshot, \
+					   crosscheck, wait, failure, lockmode, indexes)
+#define table_tuple_delete(relation, tid, cid, options, snapshot, \
+						   crosscheck, wait, failure) \
+	table_tuple_delete(relation, tid, cid, snapshot, \
+					   crosscheck, wait, failure, false)
+#endif
+
 /*
  * 18 lets an index scan be instrumented and a primary key be deferrable, and
  * writes "noreturn" before a function.
  */
 #if PG_VERSION_NUM < 180000
 #define pg_noreturn pg_attribute_noreturn()
-#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys) \
+#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, \
+						flags) \
 	index_beginscan(heap, index, snapshot, nkeys, norderbys)
 #define RelationGetPrimaryKeyIndex(relation, deferrable_ok) \
 	RelationGetPrimaryKeyIndex(relation)
+#elif PG_VERSION_NUM < 190000
+#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, \
+						flags) \
+	index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys)
 #endif
 
 /* 17 moved the local transaction id into a struct. */
@@ -67,6 +92,18 @@ GetNamedDSMSegment(const char *name, size_t size,
 #define IdemReserveNamedDSMSegment(size)	RequestAddinShmemSpace(size)
 #else
 #include "storage/dsm_registry.h"
+
+/* 19 gives the callback an argument: here it is the callback of the others. */
+#if PG_VERSION_NUM >= 190000
+static inline void
+IdemInitSegment(void *memory, void *init_callback)
+{
+	((void (*) (void *)) init_callback) (memory);
+}
+#define GetNamedDSMSegment(name, size, init_callback, found) \
+	GetNamedDSMSegment(name, size, IdemInitSegment, found, \
+					   (void *) (init_callback))
+#endif
 #define IDEM_MEMORY_ON_DEMAND	true
 #define IdemReserveNamedDSMSegment(size)	((void) (size))
 #endif
@@ -97,16 +134,40 @@ GetNamedDSMSegment(const char *name, size_t size,
 typedef bool TU_UpdateIndexes;
 
 #define TU_None			false
-#define TU_Summarizing	2		/* never what an older server answers */
-#define ExecInsertIndexTuples(relinfo, slot, estate, update, noDupErr, \
-							  specConflict, arbiters, onlySummarizing) \
-	ExecInsertIndexTuples(relinfo, slot, estate, update, noDupErr, \
-						  specConflict, arbiters)
+#define IdemOnlySummarizing(indexes)	false
 #define object_aclcheck(classid, objectid, roleid, mode) \
 	((classid) == ProcedureRelationId ? \
 	 pg_proc_aclcheck(objectid, roleid, mode) : \
 	 (AssertMacro((classid) == NamespaceRelationId), \
 	  pg_namespace_aclcheck(objectid, roleid, mode)))
+#else
+#define IdemOnlySummarizing(indexes)	((indexes) == TU_Summarizing)
+#endif
+
+/*
+ * How a row is entered into the indexes: 19 takes flags, 16 and later for
+ * summarizing indexes alone, too.
+ */
+#if PG_VERSION_NUM < 190000
+#define EIIT_IS_UPDATE			(1 << 0)
+#define EIIT_NO_DUPE_ERROR		(1 << 1)
+#define EIIT_ONLY_SUMMARIZING	(1 << 2)
+#if PG_VERSION_NUM < 160000
+#define ExecInsertIndexTuples(relinfo, estate, flags, slot, arbiters, \
+							  conflict) \
+	ExecInsertIndexTuples(relinfo, slot, estate, \
+						  ((flags) & EIIT_IS_UPDATE) != 0, \
+						  ((flags) & EIIT_NO_DUPE_ERROR) != 0, \
+						  conflict, arbiters)
+#else
+#define ExecInsertIndexTuples(relinfo, estate, flags, slot, arbiters, \
+							  conflict) \
+	ExecInsertIndexTuples(relinfo, slot, estate, \
+						  ((flags) & EIIT_IS_UPDATE) != 0, \
+						  ((flags) & EIIT_NO_DUPE_ERROR) != 0, \
+						  conflict, arbiters, \
+						  ((flags) & EIIT_ONLY_SUMMARIZING) != 0)
+#endif
 #endif
 
 #endif							/* IDEMPOTENCY_COMPAT_H */

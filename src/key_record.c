@@ -15,6 +15,7 @@
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
+#include "compat.h"
 #include "errors.h"
 #include "idempotency.h"
 #include "key_record.h"

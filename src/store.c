@@ -287,7 +287,7 @@ find_last_insert(IdemTable *table, const Datum *key)
 		last_insert.relid != RelationGetRelid(table->rel))
 		return false;
 
-	fetch = table_index_fetch_begin(table->rel);
+	fetch = table_index_fetch_begin(table->rel, SO_NONE);
 	found = table_index_fetch_tuple(fetch, &tid, SnapshotSelf, row,
 									&call_again, NULL);
 	table_index_fetch_end(fetch);
@@ -331,7 +331,8 @@ begin_scan(IdemTable *table, const Datum *key, Snapshot snapshot)
 							   key[pkey->indkey.values[i] - first]);
 	}
 
-	scan = index_beginscan(table->rel, table->pkey, snapshot, NULL, nkeys, 0);
+	scan = index_beginscan(table->rel, table->pkey, snapshot, NULL, nkeys, 0,
+						   SO_NONE);
 	index_rescan(scan, scankeys, nkeys, NULL, 0);
 	return scan;
 }
@@ -404,7 +405,7 @@ idem_scan_begin(IdemScan *scan, IdemTable *table, IdemRelationId index,
 	scan->table = table;
 	scan->index = idem_index_open(index, table->rel);
 	scan->scan = index_beginscan(table->rel, scan->index, snapshot, NULL,
-								 nkeys, 0);
+								 nkeys, 0, SO_NONE);
 }
 
 /*
@@ -459,8 +460,8 @@ idem_append(IdemTable *table, Datum *values, bool *nulls)
 
 	table_tuple_insert(table->rel, slot, GetCurrentCommandId(true), 0, NULL);
 	IDEM_INJECTION_POINT("idem-append-heap");
-	(void) ExecInsertIndexTuples(result_rel, slot, table->estate,
-								 false, false, NULL, NIL, false);
+	(void) ExecInsertIndexTuples(result_rel, table->estate, 0, slot, NIL,
+								 NULL);
 	ResetPerTupleExprContext(table->estate);
 	ExecDropSingleTupleTableSlot(slot);
 	CommandCounterIncrement();
@@ -484,9 +485,9 @@ idem_insert(IdemTable *table, Datum *values, bool *nulls)
 	table_tuple_insert_speculative(table->rel, slot, GetCurrentCommandId(true),
 								   0, NULL, token);
 	IDEM_INJECTION_POINT("idem-insert-heap");
-	(void) ExecInsertIndexTuples(result_rel, slot, table->estate,
-								 false, true, &conflict,
-								 table->arbiters, false);
+	(void) ExecInsertIndexTuples(result_rel, table->estate,
+								 EIIT_NO_DUPE_ERROR, slot, table->arbiters,
+								 &conflict);
 	IDEM_INJECTION_POINT("idem-insert-index");
 	table_tuple_complete_speculative(table->rel, slot, token, !conflict);
 	SpeculativeInsertionLockRelease(xid);
@@ -537,17 +538,19 @@ idem_update(IdemTable *table, Datum *values, bool *nulls, bool wait)
 
 	slot = make_slot(table, values, nulls);
 	result = table_tuple_update(table->rel, &table->row->tts_tid, slot,
-								GetCurrentCommandId(true), GetActiveSnapshot(),
-								InvalidSnapshot, true, &failure, &lockmode,
-								&indexes);
+								GetCurrentCommandId(true), 0,
+								GetActiveSnapshot(), InvalidSnapshot, true,
+								&failure, &lockmode, &indexes);
 	IDEM_INJECTION_POINT("idem-update-heap");
 	if (result == TM_Ok && indexes != TU_None)
 	{
 		ResultRelInfo *result_rel = open_indexes(table);
 
-		(void) ExecInsertIndexTuples(result_rel, slot, table->estate,
-									 true, false, NULL, NIL,
-									 indexes == TU_Summarizing);
+		(void) ExecInsertIndexTuples(result_rel, table->estate,
+									 IdemOnlySummarizing(indexes) ?
+									 EIIT_IS_UPDATE | EIIT_ONLY_SUMMARIZING :
+									 EIIT_IS_UPDATE,
+									 slot, NIL, NULL);
 		ResetPerTupleExprContext(table->estate);
 	}
 	ExecDropSingleTupleTableSlot(slot);
@@ -595,8 +598,9 @@ idem_delete(IdemTable *table, bool wait)
 	CheckCmdReplicaIdentity(table->rel, CMD_DELETE);
 
 	result = table_tuple_delete(table->rel, &table->row->tts_tid,
-								GetCurrentCommandId(true), GetActiveSnapshot(),
-								InvalidSnapshot, wait, &failure, false);
+								GetCurrentCommandId(true), 0,
+								GetActiveSnapshot(), InvalidSnapshot, wait,
+								&failure);
 
 	/* Without wait, it gives up for a mere row lock too, even one of ours. */
 	if (result == TM_BeingModified)
@@ -604,9 +608,9 @@ idem_delete(IdemTable *table, bool wait)
 		result = lock_row(table, LockTupleExclusive, LockWaitSkip, &failure);
 		if (result == TM_Ok)
 			result = table_tuple_delete(table->rel, &table->row->tts_tid,
-										GetCurrentCommandId(true),
+										GetCurrentCommandId(true), 0,
 										GetActiveSnapshot(), InvalidSnapshot,
-										true, &failure, false);
+										true, &failure);
 	}
 	IDEM_INJECTION_POINT("idem-deleted");
 	return finish_write(table, result);
