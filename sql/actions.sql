@@ -6,16 +6,7 @@ DROP EXTENSION IF EXISTS idempotency;
 CREATE EXTENSION idempotency;
 RESET client_min_messages;
 
--- What a statement raises.
-CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text
-LANGUAGE plpgsql AS $$
-BEGIN
-	EXECUTE statement;
-	RETURN 'no error';
-EXCEPTION WHEN OTHERS THEN
-	RETURN SQLSTATE;
-END
-$$;
+\i sql/include/error_of.sql
 
 --
 -- The counter
@@ -270,12 +261,12 @@ SELECT * FROM idem_try_advance('dan', 'post', 'far', 9223372036854775807);
 SET idempotency.max_action_id_lead = '1h';
 CREATE FUNCTION pg_temp.ms(ahead interval) RETURNS bigint
 LANGUAGE sql AS $$ SELECT (extract(epoch FROM clock_timestamp() + ahead) * 1000)::bigint $$;
-SELECT pg_temp.error_of($$ SELECT idem_try_advance('dan', 'post', '1', pg_temp.ms('61 min')) $$);
-SELECT pg_temp.error_of($$ SELECT idem_set('dan', 'post', '1', 'like', true, pg_temp.ms('61 min')) $$);
-SELECT pg_temp.error_of($$ SELECT idem_toggle('dan', 'post', '1', 'like', pg_temp.ms('61 min')) $$);
-SELECT pg_temp.error_of($$ SELECT idem_try_advance('dan', 'post', '1', 9223372036854775807) $$);
+SELECT pg_temp.code_of($$ SELECT idem_try_advance('dan', 'post', '1', pg_temp.ms('61 min')) $$);
+SELECT pg_temp.code_of($$ SELECT idem_set('dan', 'post', '1', 'like', true, pg_temp.ms('61 min')) $$);
+SELECT pg_temp.code_of($$ SELECT idem_toggle('dan', 'post', '1', 'like', pg_temp.ms('61 min')) $$);
+SELECT pg_temp.code_of($$ SELECT idem_try_advance('dan', 'post', '1', 9223372036854775807) $$);
 -- microseconds instead of milliseconds
-SELECT pg_temp.error_of($$ SELECT idem_try_advance('dan', 'post', '1', pg_temp.ms('0') * 1000) $$);
+SELECT pg_temp.code_of($$ SELECT idem_try_advance('dan', 'post', '1', pg_temp.ms('0') * 1000) $$);
 SELECT count(*) FROM idem_action_versions WHERE (user_id, entity_id) = ('dan', '1');
 SELECT should_process FROM idem_try_advance('dan', 'post', '1', -9223372036854775808);
 SELECT should_process FROM idem_try_advance('dan', 'post', '1', 0);
@@ -298,7 +289,7 @@ EXCEPTION WHEN SQLSTATE 'ID005' THEN
 END
 $$;
 -- A stale id that is too far ahead is told to be, as well.
-SELECT pg_temp.error_of($$ SELECT idem_try_advance('dan', 'post', 'far', 9223372036854775807) $$);
+SELECT pg_temp.code_of($$ SELECT idem_try_advance('dan', 'post', 'far', 9223372036854775807) $$);
 RESET idempotency.max_action_id_lead;
 
 --

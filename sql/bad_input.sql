@@ -6,23 +6,7 @@ DROP EXTENSION IF EXISTS idempotency;
 CREATE EXTENSION idempotency;
 RESET client_min_messages;
 
--- What a statement raises.
-CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text
-LANGUAGE plpgsql AS $$
-DECLARE
-	detail text;
-	hint text;
-BEGIN
-	EXECUTE statement;
-	RETURN 'no error';
-EXCEPTION WHEN OTHERS THEN
-	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
-	RETURN concat_ws(' | ', SQLSTATE, SQLERRM, nullif(detail, ''), nullif(hint, ''));
-END
-$$;
--- The same, but only the code, where the words are the server's.
-CREATE FUNCTION pg_temp.code_of(statement text) RETURNS text
-LANGUAGE sql AS $$ SELECT split_part(pg_temp.error_of(statement), ' |', 1) $$;
+\i sql/include/error_of.sql
 -- One call with another text in place of $1.
 CREATE FUNCTION pg_temp.each_call(calls text[], VARIADIC arguments text[]) RETURNS TABLE (call text, error text)
 LANGUAGE plpgsql AS $$

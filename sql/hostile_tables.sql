@@ -152,19 +152,7 @@ SELECT DISTINCT name, outcome FROM calls, pg_temp.outcomes(name, 'SELECT 1') AS 
 --
 -- The words of those that no other test has
 --
-CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text
-LANGUAGE plpgsql AS $$
-DECLARE
-	detail text;
-	hint text;
-BEGIN
-	EXECUTE statement;
-	RETURN 'no error';
-EXCEPTION WHEN OTHERS THEN
-	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
-	RETURN concat_ws(' | ', SQLSTATE, SQLERRM, nullif(detail, ''), nullif(hint, ''));
-END
-$$;
+\i sql/include/error_of.sql
 BEGIN;
 ALTER TABLE idem_keys SET UNLOGGED;
 SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'hostile-key-00001') $$);

@@ -17,19 +17,7 @@ LANGUAGE sql AS $$
 	WHERE value IS NOT NULL
 $$;
 
--- What a statement raises.
-CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text
-LANGUAGE plpgsql AS $$
-DECLARE
-	detail text;
-BEGIN
-	EXECUTE statement;
-	RETURN 'no error';
-EXCEPTION WHEN OTHERS THEN
-	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
-	RETURN concat_ws(' | ', SQLSTATE, SQLERRM, nullif(detail, ''));
-END
-$$;
+\i sql/include/error_of.sql
 
 \pset format unaligned
 \pset tuples_only on

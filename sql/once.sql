@@ -6,16 +6,7 @@ DROP EXTENSION IF EXISTS idempotency;
 CREATE EXTENSION idempotency;
 RESET client_min_messages;
 
--- What a statement raises.
-CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text
-LANGUAGE plpgsql AS $$
-BEGIN
-	EXECUTE statement;
-	RETURN 'no error';
-EXCEPTION WHEN OTHERS THEN
-	RETURN SQLSTATE || ': ' || SQLERRM;
-END
-$$;
+\i sql/include/error_of.sql
 -- For how long a token is remembered, to the nearest minute.
 CREATE FUNCTION pg_temp.remembered_for(which text) RETURNS interval
 LANGUAGE sql AS $$ SELECT justify_hours(date_trunc('minute', expires_at - clock_timestamp() + '30 seconds')) FROM idem_tokens WHERE token = which $$;

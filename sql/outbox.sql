@@ -6,16 +6,7 @@ DROP EXTENSION IF EXISTS idempotency;
 CREATE EXTENSION idempotency;
 RESET client_min_messages;
 
--- What a statement raises.
-CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text
-LANGUAGE plpgsql AS $$
-BEGIN
-	EXECUTE statement;
-	RETURN 'no error';
-EXCEPTION WHEN OTHERS THEN
-	RETURN SQLSTATE || ': ' || SQLERRM;
-END
-$$;
+\i sql/include/error_of.sql
 -- Messages are named by their payloads here.
 CREATE FUNCTION pg_temp.ids(VARIADIC names text[]) RETURNS bigint[]
 LANGUAGE sql AS $$ SELECT array_agg(id ORDER BY id) FROM idem_outbox WHERE payload #>> '{}' = ANY (names) $$;

@@ -7,20 +7,7 @@ CREATE EXTENSION idempotency;
 DROP ROLE IF EXISTS regress_idem_app, regress_idem_other;
 RESET client_min_messages;
 
--- What a statement raises.
-CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text
-LANGUAGE plpgsql AS $$
-DECLARE
-	detail text;
-	hint text;
-BEGIN
-	EXECUTE statement;
-	RETURN 'no error';
-EXCEPTION WHEN OTHERS THEN
-	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
-	RETURN concat_ws(' | ', SQLSTATE, SQLERRM, nullif(detail, ''), nullif(hint, ''));
-END
-$$;
+\i sql/include/error_of.sql
 
 CREATE SCHEMA shop;
 CREATE TABLE shop.orders (item text NOT NULL);

@@ -7,16 +7,7 @@ DROP EXTENSION IF EXISTS idempotency;
 CREATE EXTENSION idempotency;
 RESET client_min_messages;
 
--- What a statement raises.
-CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text
-LANGUAGE plpgsql AS $$
-BEGIN
-	EXECUTE statement;
-	RETURN 'no error';
-EXCEPTION WHEN OTHERS THEN
-	RETURN SQLSTATE || ': ' || SQLERRM;
-END
-$$;
+\i sql/include/error_of.sql
 
 --
 -- One event at a time
