@@ -203,13 +203,17 @@ BEGIN;
 SELECT outcome FROM idem_claim('shop', 'tombstone-old-000');
 SELECT outcome FROM idem_claim('shop', 'tombstone-new-000');
 SELECT outcome FROM idem_claim('shop', 'tombstone-not-yet');
+SELECT outcome FROM idem_claim('shop', 'tombstone-week-00');
 SELECT idem_once('form', 'tombstone', ttl => '0');
 SELECT pg_temp.expire_keys('tombstone-old-%', '-2 hours');
 SELECT pg_temp.expire_keys('tombstone-new-%', '-10 minutes');
--- The retention counts under this policy only.
+SELECT pg_temp.expire_keys('tombstone-week-%', '-8 days');
+-- The retention counts under this policy only.  By default it is a week.
 SET LOCAL idempotency.expired_key_policy = reject;
-SET LOCAL idempotency.tombstone_retention = '3h';
 SELECT * FROM idem_cleanup();
+SELECT key FROM idem_keys ORDER BY key;
+SET LOCAL idempotency.tombstone_retention = '3h';
+SELECT keys_deleted FROM idem_cleanup();
 SET LOCAL idempotency.tombstone_retention = '1h';
 SELECT keys_deleted FROM idem_cleanup();
 SELECT v.key, c.outcome, c.attempt

@@ -91,7 +91,7 @@ idem_define_settings(void)
 	define_time("idempotency.tombstone_retention",
 				"How long after its expiry a request key is kept to be rejected.",
 				"Zero rejects it until the cleanup has removed it.",
-				&idem_tombstone_retention, 0, PGC_SUSET);
+				&idem_tombstone_retention, 7 * MS_PER_DAY, PGC_SUSET);
 
 	define_time("idempotency.max_action_id_lead",
 				"How far ahead of the server's clock an action id may lie.",
