@@ -309,6 +309,21 @@ SELECT idem.idem_stats_reset();
 SELECT datname = :'regress_db', claims_new, once_first, once_seen FROM idem.idem_stats
 	WHERE datname IN (:'regress_db', current_database()) ORDER BY claims_new;
 SELECT idem.idem_once('stats', 'of-the-other-database');
+-- Who may read them here reads those of other databases only as a member of pg_read_all_stats.
+CREATE ROLE regress_idem_installer;
+GRANT ALL ON SCHEMA idem TO regress_idem_installer;
+DROP EXTENSION idempotency;
+GRANT CREATE ON DATABASE regress_idem_stats_db TO regress_idem_installer;
+SET ROLE regress_idem_installer;
+CREATE EXTENSION idempotency SCHEMA idem;
+SELECT datname, once_seen FROM idem.idem_stats;
+SELECT datid = (SELECT oid FROM pg_database WHERE datname = current_database()), once_seen FROM idem.idem_stats_data();
+SELECT idem.idem_metrics() ~ 'idempotency_once_total{datname="regress_idem_stats_db",outcome="seen"} 1\n';
+RESET ROLE;
+GRANT pg_read_all_stats TO regress_idem_installer;
+SET ROLE regress_idem_installer;
+SELECT datname = :'regress_db' AS other FROM idem.idem_stats WHERE datname IN (:'regress_db', current_database()) ORDER BY other;
+RESET ROLE;
 \c :regress_db
 SELECT datname = :'regress_db', claims_new, once_first, once_seen FROM idem_stats
 	WHERE datname IN (:'regress_db', 'regress_idem_stats_db') ORDER BY claims_new;
@@ -349,4 +364,4 @@ DROP FUNCTION handler(jsonb);
 DROP FUNCTION counted();
 DROP FUNCTION counters();
 DROP OWNED BY regress_idem_app;
-DROP ROLE regress_idem_monitor, regress_idem_app, regress_idem_nobody;
+DROP ROLE regress_idem_monitor, regress_idem_app, regress_idem_nobody, regress_idem_installer;

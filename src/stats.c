@@ -18,6 +18,7 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_authid_d.h"
 #include "commands/dbcommands.h"
 #include "funcapi.h"
 #include "miscadmin.h"
@@ -122,12 +123,16 @@ idem_report_cleanup(void)
 
 /*
  * idem_stats_data() -> setof row
+ *
+ * Other databases only for who may see what others do anyway.
  */
 PG_FUNCTION_INFO_V1(idem_stats_data);
 Datum
 idem_stats_data(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	bool		see_all = has_privs_of_role(GetUserId(),
+											ROLE_PG_READ_ALL_STATS);
 
 	InitMaterializedSRF(fcinfo, 0);
 	attach_shared_memory();
@@ -140,7 +145,7 @@ idem_stats_data(PG_FUNCTION_ARGS)
 		bool		nulls[IDEM_NUM_COUNTERS + 3] = {0};
 		int			n = 0;
 
-		if (!OidIsValid(database))
+		if (!OidIsValid(database) || !(see_all || database == MyDatabaseId))
 			continue;
 		values[n++] = ObjectIdGetDatum(database);
 		for (int j = 0; j < IDEM_NUM_COUNTERS; j++)

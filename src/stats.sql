@@ -22,7 +22,7 @@ REVOKE ALL ON FUNCTION @extschema@.idem_stats_data() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_data() TO @extowner@, pg_database_owner WITH GRANT OPTION;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_data() TO pg_monitor;
 COMMENT ON FUNCTION @extschema@.idem_stats_data() IS
-'The counters behind view idem_stats.';
+'The counters behind view idem_stats, of other databases only for members of pg_read_all_stats.';
 
 CREATE VIEW @extschema@.idem_stats AS
 	SELECT d.datname, s.*
@@ -33,7 +33,7 @@ REVOKE ALL ON TYPE @extschema@.idem_stats FROM PUBLIC;
 GRANT SELECT ON TABLE @extschema@.idem_stats TO @extowner@, pg_database_owner WITH GRANT OPTION;
 GRANT SELECT ON TABLE @extschema@.idem_stats TO pg_monitor;
 COMMENT ON VIEW @extschema@.idem_stats IS
-'What the functions did in each database since stats_reset, or since the server started: calls by outcome, whether or not their transactions committed, and the work of the cleanup. takeovers are claims of failed or abandoned keys; they count under claims_new, too.';
+'What the functions did in each database since stats_reset, or since the server started: calls by outcome, whether or not their transactions committed, and the work of the cleanup. Other databases than this one only for members of pg_read_all_stats. takeovers are claims of failed or abandoned keys; they count under claims_new, too.';
 
 CREATE FUNCTION @extschema@.idem_stats_reset()
 RETURNS void
