@@ -193,6 +193,44 @@ DROP COLLATION IF EXISTS any_case;
 RESET client_min_messages;
 
 --
+-- Sequences: numbers that might repeat or go down are not drawn, until the statement of the hint has been run
+--
+CREATE FUNCTION pg_temp.after_alteration(sequence_name text, alteration text) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+	call text := CASE sequence_name WHEN 'idem_claim_tokens' THEN 'idem_claim(''s'', ''hostile-key-00004'')' ELSE 'idem_publish(''t'', ''{}'')' END;
+	refusal text;
+	mend text;
+	answer text;
+BEGIN
+	-- The sequence is known by now.
+	EXECUTE 'SELECT ' || call;
+	PERFORM idem_forget('s', 'hostile-key-00004');
+	BEGIN
+		EXECUTE format('ALTER SEQUENCE %I %s', sequence_name, alteration);
+		refusal := pg_temp.error_of('SELECT ' || call);
+		mend := substring(refusal FROM 'ALTER SEQUENCE [^.]*\.[^.]*');
+		IF mend IS NOT NULL THEN
+			EXECUTE mend;
+		END IF;
+		answer := pg_temp.error_of('SELECT ' || call);
+		RAISE 'undo' USING ERRCODE = 'UN001';
+	EXCEPTION WHEN SQLSTATE 'UN001' THEN
+		RETURN concat_ws(E'\n', refusal, 'mended: ' || mend, 'then: ' || answer);
+	END;
+END
+$$;
+-- In bulk
+SELECT string_agg(format('%s %s', name, alteration), E'\n' ORDER BY name COLLATE "C", n), refusal
+	FROM unnest(ARRAY['idem_claim_tokens', 'idem_outbox_ids']) AS name,
+		unnest(ARRAY['SET UNLOGGED', 'CACHE 50', 'CACHE 2', 'CYCLE', 'INCREMENT -1', 'MAXVALUE 1000000', 'MAXVALUE 1000000 CYCLE', 'AS integer',
+			'MAXVALUE 9223372036854775806', 'INCREMENT -1 MINVALUE -10 MAXVALUE 1000000 CACHE 9 CYCLE',
+			'RESTART 1000', 'MINVALUE 1 START 3', 'INCREMENT 2', 'OWNED BY NONE', 'RENAME TO elsewhere', 'RENAME TO elsewhere; CREATE TABLE ' || quote_ident(name) || ' ()']) WITH ORDINALITY AS a (alteration, n),
+		replace(pg_temp.after_alteration(name, alteration), name, '...') AS refusal
+	GROUP BY refusal ORDER BY min(n);
+-- One by one
+
+--
 -- Indexes that we scan: another one in their place
 --
 CREATE FUNCTION pg_temp.index_errors() RETURNS TABLE (call text, error text) LANGUAGE sql AS $$

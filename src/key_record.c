@@ -103,7 +103,7 @@ key_error(const char *key, int length)
 int64
 idem_next_claim_token(int64 previous)
 {
-	int64		token = nextval_internal(idem_relation_oid(IDEM_CLAIM_TOKENS),
+	int64		token = nextval_internal(idem_sequence_oid(IDEM_CLAIM_TOKENS),
 										 false);
 
 	/* A sequence that was set back, by a partial restore, say, must not win. */

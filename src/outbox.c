@@ -94,7 +94,7 @@ idem_publish(PG_FUNCTION_ARGS)
 
 	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
 	idem_outbox_set(&row, OUTBOX_ID,
-			   Int64GetDatum(nextval_internal(idem_relation_oid(IDEM_OUTBOX_IDS),
+			   Int64GetDatum(nextval_internal(idem_sequence_oid(IDEM_OUTBOX_IDS),
 											  false)));
 	IDEM_INJECTION_POINT("idem-publish-numbered");
 	idem_append(&outbox, row.values, row.nulls);

@@ -7,7 +7,8 @@
  * registered before the first OID is cached, drops an entry whenever anything
  * about its relation changes: DROP EXTENSION, ALTER TABLE, CREATE TRIGGER,
  * and so on.  The next call then looks the relation up again and checks that
- * it still has the shape that store.c may write to without the executor.
+ * it still has the shape that store.c may write to without the executor; or,
+ * of a sequence, that its numbers ascend.
  *
  * No lock is taken to fill the cache; it is confirmed after the caller's lock
  * has been granted, since granting a lock is what delivers invalidations.
@@ -25,6 +26,7 @@
 #include "catalog/pg_collation_d.h"
 #include "catalog/pg_extension.h"
 #include "catalog/pg_inherits.h"
+#include "catalog/pg_sequence.h"
 #include "catalog/pg_type_d.h"
 #include "commands/extension.h"
 #include "miscadmin.h"
@@ -34,6 +36,7 @@
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
+#include "utils/syscache.h"
 
 #include "compat.h"
 #include "relations.h"
@@ -86,9 +89,12 @@ static Oid	being_checked = InvalidOid;
 static bool callback_registered = false;
 
 static void forget_relation(Datum arg, Oid relid);
+static Oid	index_oid(IdemRelationId id);
 static Oid	look_up(IdemRelationId id);
 static Oid	extension_schema(void);
 static void check_shape(Relation rel, const IdemRelationSpec *spec);
+static void check_sequence(Oid relid, const char *name);
+static char *qualified_name(Oid relid);
 static bool has_primary_key(Relation rel, const AttrNumber *columns);
 static bool has_shape(Relation index, Relation table,
 					  const IdemRelationSpec *spec);
@@ -141,13 +147,43 @@ idem_relation_open(IdemRelationId id, LOCKMODE lockmode)
 }
 
 /*
- * The OID of one of our relations that is not a table; it is not locked.
+ * The OID of one of our sequences, locked as nextval() will lock it.
+ *
+ * Raises 42704 where the extension is not installed, and 55000 for a sequence
+ * whose numbers might not ascend from one call to the next in all sessions.
  */
 Oid
-idem_relation_oid(IdemRelationId id)
+idem_sequence_oid(IdemRelationId id)
 {
-	Assert(specs[id].shape == NULL);
+	for (;;)
+	{
+		Oid			relid = oids[id];
+		bool		is_known = OidIsValid(relid);
 
+		if (unlikely(!is_known))
+			relid = look_up(id);
+		LockRelationOid(relid, RowExclusiveLock);
+		if (likely(is_known && oids[id] == relid))
+			return relid;
+		if (!is_known && look_up(id) == relid)
+		{
+			/* As in idem_relation_open(). */
+			being_checked = relid;
+			check_sequence(relid, specs[id].name);
+			oids[id] = being_checked;
+			return relid;
+		}
+		UnlockRelationOid(relid, RowExclusiveLock);
+		CHECK_FOR_INTERRUPTS();
+	}
+}
+
+/*
+ * The OID of one of our indexes; it is not locked.
+ */
+static Oid
+index_oid(IdemRelationId id)
+{
 	if (unlikely(!OidIsValid(oids[id])))
 		oids[id] = look_up(id);
 	return oids[id];
@@ -165,7 +201,7 @@ idem_index_open(IdemRelationId id, Relation table)
 {
 	for (;;)
 	{
-		Oid			relid = idem_relation_oid(id);
+		Oid			relid = index_oid(id);
 		Relation	index = try_relation_open(relid, AccessShareLock);
 
 		if (index != NULL && has_shape(index, table, &specs[id]))
@@ -173,7 +209,7 @@ idem_index_open(IdemRelationId id, Relation table)
 
 		/* REINDEX CONCURRENTLY may have put another in its place. */
 		oids[id] = InvalidOid;
-		if (index != NULL && idem_relation_oid(id) == relid)
+		if (index != NULL && index_oid(id) == relid)
 			ereport(ERROR,
 					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					 errmsg("index \"%s\" has been altered", specs[id].name),
@@ -329,6 +365,52 @@ check_shape(Relation rel, const IdemRelationSpec *spec)
 				 errmsg("table \"%s\" has lost its primary key",
 						RelationGetRelationName(rel)),
 				 errhint("Create the primary key again with ALTER TABLE.")));
+}
+
+/*
+ * Raise 55000 unless a sequence gives ascending numbers that never repeat:
+ * not after a crash, not by turns in sessions that have drawn some ahead, and
+ * not from the beginning again.
+ */
+static void
+check_sequence(Oid relid, const char *name)
+{
+	HeapTuple	tuple = SearchSysCache1(SEQRELID, ObjectIdGetDatum(relid));
+	Form_pg_sequence form;
+
+	if (!HeapTupleIsValid(tuple))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("\"%s\" is not a sequence", name),
+				 errhint("Create it again as the extension's install script does.")));
+	if (get_rel_persistence(relid) != RELPERSISTENCE_PERMANENT)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("sequence \"%s\" is unlogged", name),
+				 errdetail("A crash sets it back to its start."),
+				 errhint("Make it permanent again with ALTER SEQUENCE %s SET LOGGED. If the server has crashed meanwhile, raise it above all numbers that it gave, with setval().",
+						 qualified_name(relid))));
+	form = (Form_pg_sequence) GETSTRUCT(tuple);
+	if (form->seqtypid != INT8OID || form->seqincrement < 1 ||
+		form->seqmax != PG_INT64_MAX || form->seqcache != 1 ||
+		form->seqcycle)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("sequence \"%s\" has been altered", name),
+				 errdetail("Its numbers must ascend in the order of calls, and never repeat."),
+				 errhint("Mend it with ALTER SEQUENCE %s AS bigint INCREMENT 1 NO MAXVALUE CACHE 1 NO CYCLE.",
+						 qualified_name(relid))));
+	ReleaseSysCache(tuple);
+}
+
+/*
+ * A relation's name, for a statement that can be run as it is.
+ */
+static char *
+qualified_name(Oid relid)
+{
+	return quote_qualified_identifier(get_namespace_name(get_rel_namespace(relid)),
+									  get_rel_name(relid));
 }
 
 /*

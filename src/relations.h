@@ -36,7 +36,7 @@ extern uint64 idem_relation_changes;
 
 extern Relation idem_relation_open(IdemRelationId id, LOCKMODE lockmode);
 extern int	idem_relation_columns(IdemRelationId id);
-extern Oid	idem_relation_oid(IdemRelationId id);
+extern Oid	idem_sequence_oid(IdemRelationId id);
 extern Relation idem_index_open(IdemRelationId id, Relation table);
 extern bool idem_is_installed(void);
 
