@@ -18,22 +18,6 @@ idempotency.cleanup_interval = 10ms
 log_line_prefix = '%m [%p] %b %e '
 CONF
 
-sub configure
-{
-	my (%settings) = @_;
-
-	$node->safe_psql('postgres', "ALTER SYSTEM SET $_ = '$settings{$_}'")
-	  foreach sort keys %settings;
-	return $node->safe_psql('postgres', 'SELECT pg_reload_conf()');
-}
-
-sub eventually
-{
-	my ($database, $query, $title) = @_;
-
-	return ok($node->poll_query_until($database, $query), $title);
-}
-
 # How often a message is in the log from this offset on.
 sub count_log
 {
@@ -108,12 +92,12 @@ foreach my $database ('one', 'two', 'without', 'Mixed "Case"')
 	  if $database ne 'without';
 }
 $node->safe_psql($_, $fill) foreach 'one', 'two';
-eventually($_, $only_live, "cleans-each-database: $_") foreach 'one', 'two';
+eventually($node, $_, $only_live, "cleans-each-database: $_") foreach 'one', 'two';
 
 # Each visit to a database is a transaction there.
 my $visits = "SELECT xact_commit FROM pg_stat_database WHERE datname = 'without'";
 my $visited = $node->safe_psql('postgres', $visits);
-eventually('postgres', "SELECT ($visits) > $visited + 2",
+eventually($node, 'postgres', "SELECT ($visits) > $visited + 2",
 	'visits the database without the extension');
 is($node->safe_psql('without', "SELECT count(*) FROM pg_class WHERE relname LIKE 'idem%'"),
 	'0', 'and leaves it as it was');
@@ -121,7 +105,7 @@ is($node->safe_psql('without', "SELECT count(*) FROM pg_class WHERE relname LIKE
 # A visit to where nothing is expired writes nothing.
 my $xid = $node->safe_psql('postgres', 'SELECT pg_snapshot_xmax(pg_current_snapshot())');
 $visited = $node->safe_psql('postgres', $visits =~ s/without/one/r);
-eventually('postgres', 'SELECT (' . ($visits =~ s/without/one/r) . ") > $visited + 10",
+eventually($node, 'postgres', 'SELECT (' . ($visits =~ s/without/one/r) . ") > $visited + 10",
 	'nothing-expired-nothing-written: ten visits');
 is($node->safe_psql('postgres', 'SELECT pg_snapshot_xmax(pg_current_snapshot())'),
 	$xid, 'nothing-expired-nothing-written: no transaction id');
@@ -143,11 +127,11 @@ is( observe("SELECT backend_type, datname, state, query FROM pg_stat_activity WH
 	'idempotency cleanup|one|active|deleting expired rows',
 	'worker-is-in-pg_stat_activity: with its database and what it does');
 $node->safe_psql('two', $expire);
-eventually('two', $cleaned, 'a table that is locked in one database does not keep the worker from others');
+eventually($node, 'two', $cleaned, 'a table that is locked in one database does not keep the worker from others');
 like(slurp_file($node->logfile), qr/idempotency cleanup 55P03 ERROR:  canceling statement due to lock timeout/,
 	'the worker gives up on the lock, and says so');
 $holder->run("ROLLBACK; $expire");
-eventually('one', $cleaned, 'and comes again');
+eventually($node, 'one', $cleaned, 'and comes again');
 
 # It runs at READ COMMITTED, whatever is the default there: otherwise its scan
 # could make transactions of the application fail.
@@ -164,7 +148,7 @@ $node->safe_psql('one', 'ALTER DATABASE one RESET default_transaction_isolation'
 $node->safe_psql('postgres', 'ALTER DATABASE one SET default_transaction_read_only = on');
 $holder->run($expire);
 is($node->safe_psql('one', 'SHOW transaction_read_only'), 'on', 'transactions begin read-only');
-eventually('one', $cleaned, 'read-only-default: the worker deletes all the same');
+eventually($node, 'one', $cleaned, 'read-only-default: the worker deletes all the same');
 $node->safe_psql('postgres', 'ALTER DATABASE one RESET default_transaction_read_only');
 
 # A retention that a database sets for itself is the worker's, too.
@@ -172,16 +156,16 @@ $node->safe_psql('two', <<'SQL');
 ALTER DATABASE two SET idempotency.expired_key_policy = 'reject';
 ALTER DATABASE two SET idempotency.tombstone_retention = '1h';
 SQL
-configure('idempotency.cleanup_interval' => 0);
+configure($node, 'idempotency.cleanup_interval' => 0);
 rests('two', 'a pause');
 $node->safe_psql('two', <<'SQL');
 SELECT outcome FROM idem_claim('shop', 'tombstone-fresh-01', ttl => '0');
 SELECT outcome FROM idem_claim('shop', 'tombstone-old-0001', ttl => '0');
 UPDATE idem_keys SET expires_at = expires_at - '2 hours'::interval WHERE key = 'tombstone-old-0001';
 SQL
-configure('idempotency.cleanup_interval' => '10ms');
-eventually('two', $cleaned, 'a pass');
-eventually('two', $cleaned, 'another one') if $node->safe_psql('two', $expire);
+configure($node, 'idempotency.cleanup_interval' => '10ms');
+eventually($node, 'two', $cleaned, 'a pass');
+eventually($node, 'two', $cleaned, 'another one') if $node->safe_psql('two', $expire);
 is( $node->safe_psql('two', "SELECT key FROM idem_keys WHERE key LIKE 'tombstone%'"),
 	'tombstone-fresh-01', 'tombstones-are-kept: as long as the database sets');
 
@@ -189,32 +173,32 @@ is( $node->safe_psql('two', "SELECT key FROM idem_keys WHERE key LIKE 'tombstone
 # SIGHUP changes the interval
 #
 
-configure('idempotency.cleanup_interval' => '1h');
+configure($node, 'idempotency.cleanup_interval' => '1h');
 rests('one', 'sighup-changes-interval: from 10 ms to an hour');
-configure('idempotency.cleanup_interval' => '10ms');
-eventually('one', $cleaned, 'sighup-changes-interval: and back');
+configure($node, 'idempotency.cleanup_interval' => '10ms');
+eventually($node, 'one', $cleaned, 'sighup-changes-interval: and back');
 
-configure('idempotency.cleanup_interval' => 0);
+configure($node, 'idempotency.cleanup_interval' => 0);
 rests('one', 'zero-sleeps: interval 0');
-configure('idempotency.cleanup_interval' => '10ms');
-eventually('one', $cleaned, 'zero-sleeps: and awakes');
+configure($node, 'idempotency.cleanup_interval' => '10ms');
+eventually($node, 'one', $cleaned, 'zero-sleeps: and awakes');
 
 # More milliseconds than an int holds, which would be one when cut short.
-configure('idempotency.cleanup_interval' => '4294967297ms');
+configure($node, 'idempotency.cleanup_interval' => '4294967297ms');
 rests('one', 'long-interval-is-long: fifty days');
 
 # While a worker is at work, the launcher waits for it; a reload must reach it
 # all the same.
-configure('idempotency.cleanup_interval' => '1h');
+configure($node, 'idempotency.cleanup_interval' => '1h');
 rests('one', 'a pause');
 $holder->run('BEGIN; LOCK TABLE idem_tokens IN SHARE MODE');
 $node->reload;
 my $pid = observe($waiting);
-configure('idempotency.cleanup_interval' => '10ms');
+configure($node, 'idempotency.cleanup_interval' => '10ms');
 $node->poll_query_until('postgres', "SELECT NOT EXISTS ($waiting AND pid = $pid)")
   or die 'a worker waits for too long';
 $holder->run("ROLLBACK; $expire");
-eventually('one', $cleaned, 'sighup-is-not-lost: sent while a worker was at work');
+eventually($node, 'one', $cleaned, 'sighup-is-not-lost: sent while a worker was at work');
 
 #
 # Which databases
@@ -224,15 +208,15 @@ sub cleans_only
 {
 	my ($setting, $in, $out, $title) = @_;
 
-	configure('idempotency.cleanup_interval' => 0);
+	configure($node, 'idempotency.cleanup_interval' => 0);
 	rests($out, "$title: a pause");
 	$node->safe_psql($in, $expire);
-	configure('idempotency.databases' => $setting, 'idempotency.cleanup_interval' => '10ms');
-	eventually($in, $cleaned, "$title: cleaned");
+	configure($node, 'idempotency.databases' => $setting, 'idempotency.cleanup_interval' => '10ms');
+	eventually($node, $in, $cleaned, "$title: cleaned");
 
 	# When it is cleaned once more, the pass that cleaned it before is over.
 	$node->safe_psql($in, $expire);
-	eventually($in, $cleaned, "$title: again");
+	eventually($node, $in, $cleaned, "$title: again");
 	is($node->safe_psql($out, $not_cleaned), 't', "$title: the other one is not");
 	return;
 }
@@ -241,13 +225,13 @@ cleans_only('one', 'one', 'two', 'databases-restricts: a name');
 cleans_only('postgres, two ,absent', 'two', 'one', 'databases-restricts: a list');
 cleans_only('ONE', 'one', 'two', 'databases-restricts: a name is in lower case');
 cleans_only('"Mixed ""Case"""', 'Mixed "Case"', 'one', 'databases-restricts: a quoted name');
-configure('idempotency.databases' => '');
+configure($node, 'idempotency.databases' => '');
 rests('one', 'databases-restricts: an empty list is none');
 my $offset = -s $node->logfile;
-configure('idempotency.databases' => 'one,,two', 'idempotency.cleanup_interval' => '1h');
+configure($node, 'idempotency.databases' => 'one,,two', 'idempotency.cleanup_interval' => '1h');
 $node->wait_for_log(qr/invalid .*"idempotency\.databases"/, $offset);
-configure('idempotency.databases' => '*', 'idempotency.cleanup_interval' => '10ms');
-eventually($_, $cleaned, "databases-restricts: * is all, $_ among them")
+configure($node, 'idempotency.databases' => '*', 'idempotency.cleanup_interval' => '10ms');
+eventually($node, $_, $cleaned, "databases-restricts: * is all, $_ among them")
   foreach 'one', 'two', 'Mixed "Case"';
 is(count_log(qr/invalid .*"idempotency\.databases"/, $offset), 1,
 	'invalid-list-of-databases: one line in the log');
@@ -283,7 +267,7 @@ foreach my $signal ([ 'TERM', 'pg_terminate_backend', '57P01 FATAL' ],
 
 	end_worker("SELECT $function(%d)", $message, "sig$name-ends-worker");
 	$node->safe_psql('one', $expire);
-	eventually('one', $cleaned, "sig$name-ends-worker: the next one does the work");
+	eventually($node, 'one', $cleaned, "sig$name-ends-worker: the next one does the work");
 }
 
 # The launcher takes its worker along, and comes again, by itself, after some
@@ -292,8 +276,8 @@ $pid = $node->safe_psql('postgres', $launcher);
 end_worker("SELECT pg_terminate_backend(pid) FROM ($launcher) AS l -- its worker: %d", '57P01 FATAL', 'launcher-ends-worker');
 $holder->quit;
 $node->safe_psql('two', $expire);
-eventually('postgres', "SELECT EXISTS ($launcher AND pid <> $pid)", 'launcher-is-restarted');
-eventually('two', $cleaned, 'launcher-is-restarted: and cleans');
+eventually($node, 'postgres', "SELECT EXISTS ($launcher AND pid <> $pid)", 'launcher-is-restarted');
+eventually($node, 'two', $cleaned, 'launcher-is-restarted: and cleans');
 is(count_log(qr/idempotency launcher \S+ FATAL/, $offset), 0, 'launcher-is-restarted: it left without a word');
 
 # Nothing of this has harmed anything.

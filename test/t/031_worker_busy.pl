@@ -30,22 +30,6 @@ my $expired = 250_000;
 my $live = 100;
 my $left = "SELECT count(*) FROM idem_tokens WHERE scope = 'expired'";
 
-sub configure
-{
-	my (%settings) = @_;
-
-	$node->safe_psql('postgres', "ALTER SYSTEM SET $_ = '$settings{$_}'")
-	  foreach sort keys %settings;
-	return $node->safe_psql('postgres', 'SELECT pg_reload_conf()');
-}
-
-sub eventually
-{
-	my ($database, $query, $title) = @_;
-
-	return ok($node->poll_query_until($database, $query), $title);
-}
-
 # Statements that return when a worker is deleting in the database.
 sub until_busy
 {
@@ -142,16 +126,16 @@ make_busy();
 is( sqlstate_of($node, until_busy('busy') . 'ALTER DATABASE busy RENAME TO renamed', 'postgres'),
 	'00000', 'rename-database-while-deleting');
 my $count = is_between('renamed', 'rename-database-while-deleting');
-eventually('renamed', "SELECT ($left) < $count", 'rename-database-while-deleting: the work goes on');
+eventually($node, 'renamed', "SELECT ($left) < $count", 'rename-database-while-deleting: the work goes on');
 $node->safe_psql('postgres', 'DROP DATABASE renamed');
 
 make_busy();
 is( sqlstate_of($node, until_busy('busy') . 'CREATE DATABASE copy TEMPLATE busy', 'postgres'),
 	'00000', 'database-as-template-while-deleting');
 $count = is_between('copy', 'database-as-template-while-deleting');
-eventually('copy', "SELECT ($left) < $count", 'database-as-template-while-deleting: the copy is cleaned');
+eventually($node, 'copy', "SELECT ($left) < $count", 'database-as-template-while-deleting: the copy is cleaned');
 $node->safe_psql('postgres', 'DROP DATABASE copy');
-eventually('busy', "SELECT ($left) < $count", 'database-as-template-while-deleting: so is the original');
+eventually($node, 'busy', "SELECT ($left) < $count", 'database-as-template-while-deleting: so is the original');
 
 $node->safe_psql('postgres', "SET allow_in_place_tablespaces = on; CREATE TABLESPACE elsewhere LOCATION ''");
 is( sqlstate_of($node, until_busy('busy') . 'ALTER DATABASE busy SET TABLESPACE elsewhere', 'postgres'),
@@ -162,7 +146,7 @@ is( sqlstate_of($node, until_busy('busy') . 'ALTER DATABASE busy SET TABLESPACE 
 #
 
 # A visit is over after a second; the next one does not wait for the interval.
-configure('idempotency.cleanup_interval' => '1h');
+configure($node, 'idempotency.cleanup_interval' => '1h');
 make_busy();
 $node->reload;
 my @workers = busy_worker('busy');
@@ -170,14 +154,14 @@ while (@workers < 4)
 {
 	my $seen = join(',', @workers);
 
-	eventually('postgres',
+	eventually($node, 'postgres',
 		"SELECT EXISTS (SELECT FROM pg_stat_activity
 			WHERE backend_type = 'idempotency cleanup' AND datname = 'busy' AND pid NOT IN ($seen))",
 		'work-left-is-continued-at-once: visit ' . (@workers + 1))
 	  or last;
 	push @workers, busy_worker('busy');
 }
-configure('idempotency.cleanup_interval' => '10ms');
+configure($node, 'idempotency.cleanup_interval' => '10ms');
 
 #
 # DROP EXTENSION
@@ -197,11 +181,11 @@ SELECT idem_once('live', 'token');
 SQL
 }
 is(complaints($offset), '', 'drop-extension-while-deleting: the worker leaves without a word');
-eventually('busy', "SELECT ($left) < 20000", 'create-extension-again: the new tables are cleaned');
-configure('idempotency.cleanup_batch_size' => 10000);
-eventually('busy', "SELECT ($left) = 0", 'create-extension-again: all of them');
+eventually($node, 'busy', "SELECT ($left) < 20000", 'create-extension-again: the new tables are cleaned');
+configure($node, 'idempotency.cleanup_batch_size' => 10000);
+eventually($node, 'busy', "SELECT ($left) = 0", 'create-extension-again: all of them');
 is($node->safe_psql('busy', 'SELECT scope FROM idem_tokens'), 'live', 'create-extension-again: but what is live');
-configure('idempotency.cleanup_batch_size' => 1);
+configure($node, 'idempotency.cleanup_batch_size' => 1);
 
 #
 # SIGTERM
@@ -235,7 +219,7 @@ leaves_silently(
 	},
 	'sigterm-ends-busy-worker');
 $count = is_between('busy', 'sigterm-ends-busy-worker');
-eventually('busy', "SELECT ($left) < $count", 'sigterm-ends-busy-worker: the next one goes on');
+eventually($node, 'busy', "SELECT ($left) < $count", 'sigterm-ends-busy-worker: the next one goes on');
 
 #
 # Shutdown
@@ -279,12 +263,12 @@ kill('KILL', $pid);
 $node->wait_for_log(qr/terminated by signal 9.*database system is ready to accept connections/s, $offset);
 $node->poll_query_until('postgres', 'SELECT true') or die 'no server';
 $count = is_between('busy', 'worker-killed-while-deleting');
-eventually('postgres',
+eventually($node, 'postgres',
 	"SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'",
 	'worker-killed-while-deleting: the launcher is there again');
-eventually('busy', "SELECT ($left) < $count", 'worker-killed-while-deleting: the next one goes on');
-configure('idempotency.cleanup_batch_size' => 10000);
-eventually('busy', "SELECT ($left) = 0", 'worker-killed-while-deleting: to the end');
+eventually($node, 'busy', "SELECT ($left) < $count", 'worker-killed-while-deleting: the next one goes on');
+configure($node, 'idempotency.cleanup_batch_size' => 10000);
+eventually($node, 'busy', "SELECT ($left) = 0", 'worker-killed-while-deleting: to the end');
 is($node->safe_psql('busy', 'SELECT count(*) FROM idem_tokens'), $live,
 	'worker-killed-while-deleting: what is live is still there');
 is( $node->safe_psql('busy',

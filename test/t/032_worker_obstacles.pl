@@ -24,22 +24,6 @@ my $expire = "SELECT idem_once('form', 'expired', ttl => '0')";
 my $cleaned = 'SELECT count(*) = 0 FROM idem_tokens';
 my $not_cleaned = 'SELECT count(*) = 1 FROM idem_tokens';
 
-sub configure
-{
-	my (%settings) = @_;
-
-	$node->safe_psql('postgres', "ALTER SYSTEM SET $_ = '$settings{$_}'")
-	  foreach sort keys %settings;
-	return $node->safe_psql('postgres', 'SELECT pg_reload_conf()');
-}
-
-sub eventually
-{
-	my ($database, $query, $title) = @_;
-
-	return ok($node->poll_query_until($database, $query), $title);
-}
-
 # The matches in the log from this offset on.
 sub in_log
 {
@@ -52,21 +36,21 @@ sub in_log
 # With an interval of an hour there is one pass now, and no other.
 sub one_pass
 {
-	configure('idempotency.cleanup_interval' => '1h');
+	configure($node, 'idempotency.cleanup_interval' => '1h');
 	return;
 }
 
 # With 10 ms, as many as it takes.
 sub passes
 {
-	configure('idempotency.cleanup_interval' => '10ms');
+	configure($node, 'idempotency.cleanup_interval' => '10ms');
 	return;
 }
 
 # No pass, and none under way.
 sub no_passes
 {
-	configure('idempotency.cleanup_interval' => 0);
+	configure($node, 'idempotency.cleanup_interval' => 0);
 	$node->poll_query_until('postgres', <<'SQL') or die 'the launcher does not rest';
 SELECT wait_event = 'Extension' FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'
 SQL
@@ -114,7 +98,7 @@ is($occupant->result, 'ERROR 57014', 'a place is free again');
 $occupant->quit;
 $offset = -s $node->logfile;
 one_pass();
-eventually($_, $cleaned, "full-worker-table: $_ is cleaned when there is room again")
+eventually($node, $_, $cleaned, "full-worker-table: $_ is cleaned when there is room again")
   foreach 'one', 'two', 'three';
 is($node->safe_psql('postgres', $launcher), $pid, 'full-worker-table: by the same launcher');
 is_deeply(in_log($message, $offset), [], 'full-worker-table: and nothing is logged any more');
@@ -132,9 +116,9 @@ UPDATE pg_database SET datconnlimit = -2 WHERE datname = 'two';
 SQL
 $offset = -s $node->logfile;
 passes();
-eventually('three', $cleaned, 'no-connections-allowed: other databases are cleaned');
+eventually($node, 'three', $cleaned, 'no-connections-allowed: other databases are cleaned');
 $node->safe_psql('three', $expire);
-eventually('three', $cleaned, 'no-connections-allowed: again');
+eventually($node, 'three', $cleaned, 'no-connections-allowed: again');
 no_passes();
 is_deeply(in_log(qr/(?:ERROR|FATAL): .*not currently accepting connections.*/, $offset),
 	[], 'no-connections-allowed: the database is skipped without a word');
@@ -147,14 +131,14 @@ SQL
 is($node->safe_psql($_, $not_cleaned), 't', "no-connections-allowed: nothing was deleted in $_")
   foreach 'one', 'two';
 one_pass();
-eventually($_, $cleaned, "no-connections-allowed: $_ is cleaned when they are") foreach 'one', 'two';
+eventually($node, $_, $cleaned, "no-connections-allowed: $_ is cleaned when they are") foreach 'one', 'two';
 
 # A limit for others is none for the worker.
 no_passes();
 $node->safe_psql('one', $expire);
 $node->safe_psql('postgres', 'ALTER DATABASE one CONNECTION LIMIT 0');
 one_pass();
-eventually('one', $cleaned, 'connection-limit: the worker needs none of the connections');
+eventually($node, 'one', $cleaned, 'connection-limit: the worker needs none of the connections');
 
 # A database that somebody holds, here for a change of name that is not
 # committed, lets no worker in; that must not hold up the others.
@@ -163,12 +147,12 @@ $node->safe_psql($_, $expire) foreach 'one', 'three';
 my $holder = session($node);
 $holder->run('BEGIN; ALTER DATABASE one RENAME TO renamed');
 passes();
-eventually('three', $cleaned, 'locked-database: other databases are cleaned');
+eventually($node, 'three', $cleaned, 'locked-database: other databases are cleaned');
 $node->safe_psql('three', $expire);
-eventually('three', $cleaned, 'locked-database: again, so in every pass');
+eventually($node, 'three', $cleaned, 'locked-database: again, so in every pass');
 $holder->run('ROLLBACK');
 $holder->quit;
-eventually('one', $cleaned, 'locked-database: and this one afterwards');
+eventually($node, 'one', $cleaned, 'locked-database: and this one afterwards');
 
 #
 # An altered table
@@ -200,11 +184,11 @@ like(slurp_file($node->logfile, $offset), qr/idempotency cleanup 55000 HINT:  .*
 like(slurp_file($node->logfile, $offset),
 	qr/idempotency cleanup 55000 CONTEXT:  cleanup of expired tokens in database "one"/,
 	'altered-table-is-refused: and the database');
-eventually('one', 'SELECT (SELECT count(*) FROM idem_keys) + (SELECT count(*) FROM idem_outbox) = 0',
+eventually($node, 'one', 'SELECT (SELECT count(*) FROM idem_keys) + (SELECT count(*) FROM idem_outbox) = 0',
 	'altered-table-is-refused: the other tables are cleaned');
 is( $node->safe_psql('one', 'SELECT cleanup_passes, last_cleanup FROM idem_stats WHERE datname = current_database()'),
 	'0|', 'altered-table-is-refused: that is no complete pass');
-eventually('two', $cleaned, 'altered-table-is-refused: other databases are cleaned');
+eventually($node, 'two', $cleaned, 'altered-table-is-refused: other databases are cleaned');
 is($node->safe_psql('one', $not_cleaned), 't', 'altered-table-is-refused: nothing is deleted');
 is($node->safe_psql('one', 'SELECT count(*) FROM trigger_runs'), '0',
 	'no-trigger-with-rights-of-worker');
@@ -212,7 +196,7 @@ is($node->safe_psql('one', 'SELECT count(*) FROM trigger_runs'), '0',
 # With more to delete in other tables than one visit can, there are more visits
 # than one, and still one message.
 no_passes();
-configure('idempotency.cleanup_batch_size' => 1);
+configure($node, 'idempotency.cleanup_batch_size' => 1);
 $node->safe_psql('one', "SELECT count(*) FROM generate_series(1, 100000) AS n, idem_claim('shop', 'expired-key-' || n + 100000, ttl => '0')");
 $offset = -s $node->logfile;
 one_pass();
@@ -224,12 +208,12 @@ until ($node->safe_psql('one', 'SELECT count(*) FROM idem_keys') eq '0')
 }
 cmp_ok(scalar keys %workers, '>', 1, 'altered-table-is-logged-once: several visits');
 is(scalar @{ in_log(qr/ERROR: .*/, $offset) }, 1, 'altered-table-is-logged-once: in an interval');
-configure('idempotency.cleanup_batch_size' => 10000);
+configure($node, 'idempotency.cleanup_batch_size' => 10000);
 
 $node->safe_psql('one', 'DROP TRIGGER spy ON idem_tokens');
 $offset = -s $node->logfile;
 $node->reload;
-eventually('one', $cleaned, 'altered-table-is-refused: cleaned when it is as it was');
+eventually($node, 'one', $cleaned, 'altered-table-is-refused: cleaned when it is as it was');
 is_deeply(in_log(qr/ERROR: .*/, $offset), [], 'altered-table-is-refused: and no more errors');
 
 $node->stop;

@@ -51,19 +51,6 @@ sub admitted
 		"SELECT count(*) FROM generate_series(1, $tries) WHERE claim_new('$scope') = 'new'");
 }
 
-sub set_limit
-{
-	my ($limit) = @_;
-
-	$node->safe_psql('postgres', "ALTER SYSTEM SET idempotency.max_new_keys_per_minute = $limit");
-	$node->reload;
-
-	# Until new sessions see it.
-	$node->poll_query_until('shop', "SELECT current_setting('idempotency.max_new_keys_per_minute', true) = '$limit'")
-	  or die 'the setting does not arrive';
-	return;
-}
-
 # 20 sessions at once, 1000 claims for four scopes: how many each was given.
 sub concurrent_claims
 {
@@ -89,7 +76,7 @@ sub sleep_until
 
 new_database('shop');
 new_database('other');
-set_limit(100);
+configure($node, 'idempotency.max_new_keys_per_minute' => 100);
 
 #
 # The window slides: 50 keys, and 50 more later

@@ -18,16 +18,6 @@ idempotency.cleanup_interval = 0
 CONF
 my $expired = 50_000;
 
-
-sub run_worker
-{
-	my ($interval) = @_;
-
-	$node->safe_psql('postgres', "ALTER SYSTEM SET idempotency.cleanup_interval = '$interval'");
-	$node->reload;
-	return;
-}
-
 # Until there have been so many more passes.
 sub passes
 {
@@ -55,13 +45,13 @@ $node->safe_psql('postgres', <<"SQL");
 SELECT count(*) FROM idem_once('live', ARRAY(SELECT 'token ' || i FROM generate_series(1, $expired) AS i));
 VACUUM idem_tokens;
 SQL
-run_worker('10ms');
+configure($node, 'idempotency.cleanup_interval' => '10ms');
 passes(2);
 my $before = $node->safe_psql('postgres', $pages_read);
 my $passes = passes(20);
 my $read = $node->safe_psql('postgres', $pages_read) - $before;
 cmp_ok($read / $passes, '<', 10, 'nothing-to-do-nothing-read: pages at each visit');
-run_worker(0);
+configure($node, 'idempotency.cleanup_interval' => 0);
 
 #
 # While a snapshot is held, deleted rows are left behind once and for all
@@ -83,7 +73,7 @@ $late->run("BEGIN; SELECT idem_once('expired early', 'late', ttl => '0')");
 $node->safe_psql('postgres', "SELECT idem_once('expired', 'last', ttl => '0')");
 
 $before = $node->safe_psql('postgres', $entries_read);
-run_worker('10ms');
+configure($node, 'idempotency.cleanup_interval' => '10ms');
 ok($node->poll_query_until('postgres', "$left AND scope = 'expired'", '0'), 'all is deleted');
 passes(2);
 $read = $node->safe_psql('postgres', $entries_read) - $before;

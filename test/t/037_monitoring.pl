@@ -330,15 +330,7 @@ is("$status|$detail",
 	'ok|no cleanup has ended yet; not judged, because no worker comes here: idempotency.cleanup_interval is zero',
 	'worker: with an interval of zero nobody is missed');
 
-sub configure
-{
-	my (%settings) = @_;
-
-	$node->safe_psql('postgres', "ALTER SYSTEM SET $_ = '$settings{$_}'") foreach sort keys %settings;
-	return $node->safe_psql('postgres', 'SELECT pg_reload_conf()');
-}
-
-configure('idempotency.cleanup_interval' => '20ms');
+configure($node, 'idempotency.cleanup_interval' => '20ms');
 $node->poll_query_until($database, 'SELECT last_cleanup IS NOT NULL FROM idem_stats WHERE datname = current_database()')
   or die 'no cleanup';
 # A pass may take its time on a busy machine, but not ten seconds.
@@ -351,20 +343,20 @@ $node->poll_query_until($database, q{SELECT value > 2.5 FROM idem_health() WHERE
 is((health('worker', health_worker => '2s'))[0], 'warning', 'worker: no cleanup ends while a table is locked: warning');
 is((health('worker', health_worker => '500ms'))[0], 'critical', 'worker: and critical');
 is((health('worker', health_worker => '0'))[0], 'ok', 'worker: unless it is switched off');
-configure('idempotency.cleanup_interval' => '1h');
+configure($node, 'idempotency.cleanup_interval' => '1h');
 is( $node->safe_psql($database, q{SET idempotency.health_worker = '1s'; SET idempotency.health_cleanup_lag = '1s';
 		SELECT check_name, status, threshold FROM idem_health() WHERE check_name IN ('worker', 'cleanup_lag')}),
 	"worker|ok|7200\ncleanup_lag|ok|7200", 'within two intervals nothing is late');
 $locker->run('ROLLBACK');
 $locker->quit;
-configure('idempotency.databases' => 'postgres, other');
+configure($node, 'idempotency.databases' => 'postgres, other');
 ($status, $detail) = health('worker');
 like($detail, qr/not judged.*idempotency.databases does not name this database/, 'worker: nor where it does not come');
-configure('idempotency.databases' => "postgres, $database", 'idempotency.cleanup_interval' => '20ms');
+configure($node, 'idempotency.databases' => "postgres, $database", 'idempotency.cleanup_interval' => '20ms');
 $node->poll_query_until($database, q{SELECT status = 'ok' AND detail !~ 'judged' AND value < 2 FROM idem_health() WHERE check_name = 'worker'})
   or die 'the worker does not come back';
 pass('worker: it is back');
-configure('idempotency.cleanup_interval' => '0');
+configure($node, 'idempotency.cleanup_interval' => '0');
 $node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency cleanup'})
   or die 'the worker does not rest';
 

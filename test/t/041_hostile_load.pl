@@ -38,17 +38,6 @@ CREATE ROLE app LOGIN;
 SELECT idem_grant('app');
 SQL
 
-sub configure
-{
-	my ($name, $value) = @_;
-
-	$node->safe_psql('postgres', "ALTER SYSTEM SET $name = '$value'");
-	$node->reload;
-	$node->poll_query_until('postgres', "SELECT current_setting('$name') = '$value'")
-	  or die "$name does not arrive";
-	return;
-}
-
 # Every table's indexes have each of its rows, and nothing else.
 sub check_indexes
 {
@@ -119,9 +108,9 @@ cmp_ok($grown[-1], '<', 1024, 'flood: no backend grows with the number of keys')
 is($node->safe_psql('postgres', $replays), 100, 'flood: live keys are replayed');
 is($node->safe_psql('postgres', "SELECT count(*) FROM idem_keys WHERE scope = 'flood'"), 4 * int($flood / 4), 'flood: the keys are there');
 $node->safe_psql('postgres', "SELECT pg_sleep(1)");
-configure('idempotency.cleanup_interval', '10ms');
+configure($node, 'idempotency.cleanup_interval' => '10ms');
 ok($node->poll_query_until('postgres', "SELECT count(*) = 0 FROM idem_keys WHERE scope = 'flood'"), 'flood: the worker gets rid of them');
-configure('idempotency.cleanup_interval', '0');
+configure($node, 'idempotency.cleanup_interval' => '0');
 is($node->safe_psql('postgres', $replays), 100, 'flood: and only of them');
 $node->safe_psql('postgres', 'VACUUM idem_keys');
 my $size = $node->safe_psql('postgres', "SELECT pg_relation_size('idem_keys')");
@@ -129,7 +118,7 @@ cmp_ok($size, '<', 100 * 1024, "flood: the table is small again after vacuum, $s
 check_indexes('flood');
 
 # With a limit
-configure('idempotency.max_new_keys_per_minute', 500);
+configure($node, 'idempotency.max_new_keys_per_minute' => 500);
 my $admitted = 0;
 $admitted += s/\|.*//r foreach flood(20000);
 is($admitted, 500, 'limited-flood: as many as the limit says');
@@ -137,7 +126,7 @@ is($node->safe_psql('postgres', "SELECT count(*) FROM idem_keys WHERE scope = 'f
 is($node->safe_psql('postgres', $replays), 100, 'limited-flood: live keys are replayed');
 is($node->safe_psql('postgres', "SELECT outcome FROM idem_claim('live', 'live-key-of-another')"), 'new', 'limited-flood: another scope has room');
 is(sqlstate_of($node, "SELECT idem_claim('flood', 'a-key-too-many-01')"), 'ID002', 'limited-flood: this one has not');
-configure('idempotency.max_new_keys_per_minute', 0);
+configure($node, 'idempotency.max_new_keys_per_minute' => 0);
 
 #
 # Disk full
@@ -237,7 +226,7 @@ my ($code, $stdout, $stderr) = $node->psql('postgres', "SELECT idem_claim('s', '
 isnt($code, 0, 'no-connections: one more is refused');
 like(slurp_file($node->logfile, $offset), qr/client backend 53300 FATAL: /, 'no-connections: 53300');
 is($clients[0]->run("SELECT count(idem_once('form', 'expired ' || i, ttl => '0')) FROM generate_series(1, 100) AS i"), 100, 'no-connections: those who have one work');
-configure('idempotency.cleanup_interval', '10ms');
+configure($node, 'idempotency.cleanup_interval' => '10ms');
 ok($node->poll_query_until('postgres', "SELECT count(*) = 0 FROM idem_tokens WHERE scope = 'form'"), 'no-connections: the worker needs none');
 $_->quit foreach @clients;
 ok( $node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE usename = 'app'")
@@ -247,7 +236,7 @@ ok( $node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activi
 $node->safe_psql('postgres', "ALTER DATABASE postgres CONNECTION LIMIT 1; ALTER ROLE CURRENT_USER CONNECTION LIMIT 1; SELECT idem_once('form', 'expired', ttl => '0')");
 ok($node->poll_query_until('postgres', "SELECT count(*) = 0 FROM idem_tokens WHERE scope = 'form'"), 'no-connections: limits are not for the worker');
 $node->safe_psql('postgres', 'ALTER DATABASE postgres CONNECTION LIMIT -1; ALTER ROLE CURRENT_USER CONNECTION LIMIT -1');
-configure('idempotency.cleanup_interval', '0');
+configure($node, 'idempotency.cleanup_interval' => '0');
 
 #
 # Limits of time: a table that is locked, a row that is held

@@ -1,5 +1,5 @@
 # Shared by the TAP tests: servers, sessions that can be left hanging, and
-# background load.  Built on PostgreSQL::Test::Cluster of 15, 17 and 18.
+# background load.  Built on PostgreSQL::Test::Cluster of 15 to 19.
 
 package IdempotencyTest;
 
@@ -12,7 +12,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(new_node session wait_for_block sqlstate_of
+our @EXPORT = qw(new_node configure eventually session wait_for_block sqlstate_of
   start_pgbench finish_pgbench injection_points run_program);
 
 # new_node(NAME, conf => TEXT, start => BOOLEAN, install_path => DIRECTORY,
@@ -42,6 +42,29 @@ $conf
 CONF
 	$node->start unless defined $start && !$start;
 	return $node;
+}
+
+# configure(NODE, NAME => VALUE, ...): settings of the server, until those who
+# connect from now on have them, and all others have been told.
+sub configure
+{
+	my ($node, %settings) = @_;
+	my $loaded = $node->safe_psql('postgres', 'SELECT pg_conf_load_time()');
+
+	$node->safe_psql('postgres', "ALTER SYSTEM SET $_ = '$settings{$_}'")
+	  foreach sort keys %settings;
+	$node->safe_psql('postgres', 'SELECT pg_reload_conf()');
+	$node->poll_query_until('postgres', "SELECT pg_conf_load_time() > '$loaded'")
+	  or die 'the settings do not arrive';
+	return;
+}
+
+# eventually(NODE, DATABASE, QUERY, TITLE): a test that the query becomes true.
+sub eventually
+{
+	my ($node, $database, $query, $title) = @_;
+
+	return ok($node->poll_query_until($database, $query), $title);
 }
 
 # sqlstate_of(NODE, SQL, DATABASE): the SQLSTATE of the first error in the
