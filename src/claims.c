@@ -307,7 +307,6 @@ idem_release(PG_FUNCTION_ARGS)
 		if (idem_delete(&table, true) == IDEM_WRITE_DONE)
 			break;
 	}
-	idem_report_deletion();
 	idem_log_key_event("released", table.row->tts_values);
 	idem_table_close(&table);
 	PG_RETURN_BOOL(true);

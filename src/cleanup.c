@@ -129,11 +129,7 @@ idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
 	idem_count(target->counter, deleted);
 
 	if (deleted > 0)
-	{
-		if (kind == IDEM_CLEANUP_KEYS)
-			idem_report_deletion();
 		idem_log_cleaned_event(idem_cleanup_names[kind], deleted);
-	}
 	if (position != NULL)
 	{
 		if (deleted == batch_size || from > position->reached)

@@ -21,6 +21,15 @@
  * the key replaces by a higher one, so that a holder whose claim was taken
  * over is refused (fencing).
  *
+ * Drawing a token and writing it into the row are one step under the lock of
+ * the key (see key_lock.c).  So the tokens of a key ascend in the order in
+ * which its claims are written, whether or not these commit: nobody can have
+ * drawn a lower token to write it later, whatever happens to the row in
+ * between.  Those who end a claim or delete its record draw nothing, and need
+ * no such lock; that the row is still the one that was found is seen to by
+ * compare and swap.  A claim that does not get the lock at once is told that
+ * another is in progress, or waits, if it may.
+ *
  * idem_claim() answers from a dirty read and writes by compare and swap (see
  * store.c); an answer other than "new" locks and writes nothing.  A verdict
  * about a record's content rests on committed data only: a key that another
@@ -42,6 +51,7 @@
 
 #include "compat.h"
 #include "idempotency.h"
+#include "key_lock.h"
 #include "key_record.h"
 #include "keys.h"
 #include "log_events.h"
@@ -71,12 +81,12 @@ static const char *const outcome_names[] = {
 static IdemClaimOutcome judge(IdemTable *table, const IdemClaimRequest *request,
 							  TimestampTz now);
 static bool same_hash(IdemTable *table, Datum hash);
-static bool start_claim(IdemTable *table, const IdemClaimRequest *request,
-						TimestampTz now, IdemClaimResult *result);
+static IdemWrite start_claim(IdemTable *table, const IdemClaimRequest *request,
+							 IdemClaimResult *result);
 static IdemWrite take_over(IdemTable *table, const IdemClaimRequest *request,
 						   TimestampTz now, IdemClaimResult *result);
 static void begin_record(IdemKeyRecord *record, const IdemClaimRequest *request,
-						 TimestampTz now, int64 previous);
+						 int64 previous);
 static void report_new(IdemTable *table, const IdemKeyRecord *record,
 					   IdemClaimResult *result);
 static void report_found(IdemTable *table, IdemClaimResult *result);
@@ -125,36 +135,35 @@ void
 idem_claim_key(const IdemClaimRequest *request, IdemClaimResult *result)
 {
 	IdemTable	table;
-	TimestampTz now = GetCurrentTimestamp();
-	TimestampTz wait_until = idem_add_interval(now, request->wait, 0);
-	bool		waits = wait_until > now;
+	IdemKeyLock lock = {0};
+	TimestampTz start = GetCurrentTimestamp();
+	TimestampTz wait_until = idem_add_interval(start, request->wait, 0);
+	bool		waits = wait_until > start;
 
 	memset(result->nulls, true, sizeof(result->nulls));
 	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
 
-	for (;; now = GetCurrentTimestamp())
+	for (;;)
 	{
 		IdemFind	found;
+		TimestampTz now;
 		bool		held;
 
 		CHECK_FOR_INTERRUPTS();
 		found = idem_find(&table, request->key);
-		if (found == IDEM_FIND_NONE)
-		{
-			if (start_claim(&table, request, now, result))
-				break;
-			continue;
-		}
-
-		result->outcome = found == IDEM_FIND_ROW ?
-			judge(&table, request, now) : IDEM_CLAIM_IN_PROGRESS;
+		now = GetCurrentTimestamp();
+		result->outcome = found == IDEM_FIND_NONE ? IDEM_CLAIM_NEW :
+			found == IDEM_FIND_ROW ? judge(&table, request, now) :
+			IDEM_CLAIM_IN_PROGRESS;
 
 		held = TransactionIdIsValid(table.holder);
-		if (result->outcome == IDEM_CLAIM_NEW)
+		if (result->outcome == IDEM_CLAIM_NEW && !held)
 		{
-			if (!held)
+			if (lock.held || idem_key_lock(&lock, &table, request->key))
 			{
-				IdemWrite	written = take_over(&table, request, now, result);
+				IdemWrite	written = found == IDEM_FIND_NONE ?
+					start_claim(&table, request, result) :
+					take_over(&table, request, now, result);
 
 				if (written == IDEM_WRITE_DONE)
 					break;
@@ -162,10 +171,18 @@ idem_claim_key(const IdemClaimRequest *request, IdemClaimResult *result)
 					continue;
 				held = true;	/* by a row lock, or a writer who came since */
 			}
+			else if (waits && idem_key_lock_until(&lock, &table, request->key,
+												  wait_until))
+				continue;
+		}
+		idem_key_unlock(&lock);
+
+		/* New, but another is at it: its transaction, or a claim just now. */
+		if (result->outcome == IDEM_CLAIM_NEW)
+		{
 			result->outcome = IDEM_CLAIM_IN_PROGRESS;
 			found = IDEM_FIND_PENDING;
 		}
-
 		if (result->outcome == IDEM_CLAIM_IN_PROGRESS && held && waits &&
 			idem_wait_until(&table, wait_until))
 			continue;
@@ -174,6 +191,7 @@ idem_claim_key(const IdemClaimRequest *request, IdemClaimResult *result)
 			report_found(&table, result);
 		break;
 	}
+	idem_key_unlock(&lock);
 
 	idem_count(IDEM_COUNT_CLAIMS + result->outcome, 1);
 	result->values[CLAIM_OUTCOME] =
@@ -242,42 +260,31 @@ same_hash(IdemTable *table, Datum hash)
 }
 
 /*
- * Claim a key that nobody has.  Returns false if the caller has to look again,
- * because somebody has it, after all, or may have had it meanwhile.
- * Raises ID002.
- *
- * The token is drawn before the row is written.  In between another session
- * may have claimed the key, with a higher token, and deleted its record again;
- * so a claim during which any record was deleted is taken back.
+ * Claim a key that nobody has, under its lock.  IDEM_WRITE_STALE: somebody
+ * has it, after all.  Raises ID002.
  */
-static bool
+static IdemWrite
 start_claim(IdemTable *table, const IdemClaimRequest *request,
-			TimestampTz now, IdemClaimResult *result)
+			IdemClaimResult *result)
 {
 	IdemRateSlot admitted = idem_admit_new_key(request->key[0]);
-	uint64		deletions = idem_deletions();
 	IdemKeyRecord record;
 
-	begin_record(&record, request, now, 0);
+	begin_record(&record, request, 0);
 	IDEM_INJECTION_POINT("idem-claim-admitted");
 	if (idem_insert(table, record.values, record.nulls))
 	{
-		if (idem_deletions() == deletions)
-		{
-			report_new(table, &record, result);
-			return true;
-		}
-		if (idem_find_latest(table, request->key))
-			(void) idem_delete(table, false);
+		report_new(table, &record, result);
+		return IDEM_WRITE_DONE;
 	}
 	idem_withdraw_new_key(request->key[0], admitted);
-	return false;
+	return IDEM_WRITE_STALE;
 }
 
 /*
- * Claim the found row: as if it were not there if it has expired, otherwise
- * as the next attempt, which keeps what the earlier ones left behind.
- * Raises ID002 for an expired one.
+ * Claim the found row, under its key's lock: as if it were not there if it
+ * has expired, otherwise as the next attempt, which keeps what the earlier
+ * ones left behind.  Raises ID002 for an expired one.
  */
 static IdemWrite
 take_over(IdemTable *table, const IdemClaimRequest *request,
@@ -292,7 +299,7 @@ take_over(IdemTable *table, const IdemClaimRequest *request,
 
 	if (expired)
 		admitted = idem_admit_new_key(request->key[0]);
-	begin_record(&record, request, now, token);
+	begin_record(&record, request, token);
 	if (!expired)
 	{
 		int32		attempt = DatumGetInt32(values[KEYS_ATTEMPT]);
@@ -319,13 +326,15 @@ take_over(IdemTable *table, const IdemClaimRequest *request,
 }
 
 /*
- * The row of a first attempt; its token is above "previous".
+ * The row of a first attempt; its token is above "previous".  Drawing that may
+ * wait for who alters the sequence, so time is looked at afterwards.
  */
 static void
 begin_record(IdemKeyRecord *record, const IdemClaimRequest *request,
-			 TimestampTz now, int64 previous)
+			 int64 previous)
 {
 	int64		token = idem_next_claim_token(previous);
+	TimestampTz now = GetCurrentTimestamp();
 	TimestampTz expires_at = idem_add_interval(now, request->ttl,
 											   idem_default_ttl);
 	TimestampTz lease_expires_at = idem_add_interval(now, request->lease,
@@ -489,8 +498,6 @@ idem_forget(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		found = idem_find_latest(&table, key);
 	} while (found && idem_delete(&table, true) == IDEM_WRITE_STALE);
-	if (found)
-		idem_report_deletion();
 	idem_table_close(&table);
 	PG_RETURN_BOOL(found);
 }

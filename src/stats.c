@@ -38,7 +38,6 @@ typedef struct DatabaseStats
 	pg_atomic_uint32 database;	/* InvalidOid: free */
 	pg_atomic_uint64 last_cleanup;	/* TimestampTz; 0: never */
 	pg_atomic_uint64 stats_reset;	/* TimestampTz */
-	pg_atomic_uint64 deletions;	/* see idem_deletions(); never set back */
 	pg_atomic_uint64 counters[IDEM_NUM_COUNTERS];
 } DatabaseStats;
 
@@ -84,30 +83,6 @@ idem_attach_stats(void)
 		database_stats = &nowhere;
 	}
 	idem_counters = database_stats->counters;
-}
-
-/*
- * A number that grows whenever records of keys are about to be gone: between
- * their deletion and its commit.  Without shared memory it knows of those of
- * this session only.
- */
-uint64
-idem_deletions(void)
-{
-	if (unlikely(idem_counters == NULL))
-		idem_attach_stats();
-	return pg_atomic_read_u64(&database_stats->deletions);
-}
-
-/*
- * Records of keys have been deleted, by a transaction that has yet to commit.
- */
-void
-idem_report_deletion(void)
-{
-	if (unlikely(idem_counters == NULL))
-		idem_attach_stats();
-	pg_atomic_fetch_add_u64(&database_stats->deletions, 1);
 }
 
 /*
@@ -199,7 +174,6 @@ init_shared_memory(void *memory)
 	for (int i = 0; i < MAX_DATABASES; i++)
 	{
 		pg_atomic_init_u32(&stats->databases[i].database, InvalidOid);
-		pg_atomic_init_u64(&stats->databases[i].deletions, 0);
 		reset(&stats->databases[i]);
 	}
 }

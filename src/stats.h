@@ -37,8 +37,6 @@ typedef enum IdemCounter
 extern pg_atomic_uint64 *idem_counters;
 
 extern void idem_attach_stats(void);
-extern uint64 idem_deletions(void);
-extern void idem_report_deletion(void);
 extern void idem_request_stats_memory(void);
 extern void idem_report_cleanup(void);
 

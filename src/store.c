@@ -69,19 +69,15 @@
 #include "pgstat.h"
 #include "storage/latch.h"
 #include "storage/lmgr.h"
-#include "storage/proc.h"
 #include "storage/procarray.h"
 #include "utils/fmgroids.h"
-#include "utils/guc.h"
 #include "utils/lsyscache.h"
-#include "utils/resowner.h"
 #include "utils/snapmgr.h"
-#include "utils/timeout.h"
-#include "utils/timestamp.h"
 
 #include "compat.h"
 #include "idempotency.h"
 #include "store.h"
+#include "wait.h"
 
 /*
  * Where this backend has last inserted a row.  Good for as long as neither
@@ -101,7 +97,6 @@ static LastInsert last_insert;
 static bool find_last_insert(IdemTable *table, const Datum *key);
 static IndexScanDesc begin_scan(IdemTable *table, const Datum *key,
 								Snapshot snapshot);
-static AttrNumber first_key_column(Form_pg_index pkey);
 static void take_siread_locks(IdemTable *table, const Datum *key);
 static void accept_row(IdemTable *table);
 static bool is_own(TupleTableSlot *row);
@@ -114,7 +109,7 @@ static TM_Result lock_row(IdemTable *table, LockTupleMode mode,
 						  LockWaitPolicy policy, TM_FailureData *failure);
 static TupleTableSlot *lock_slot(IdemTable *table);
 static IdemWrite finish_write(IdemTable *table, TM_Result result);
-static bool wait_with_timeout(IdemTable *table, int timeout);
+static void sleep_on_holder(void *arg);
 
 /*
  * Open a table for one call; idem_table_close() ends it, or an error.
@@ -275,7 +270,7 @@ find_last_insert(IdemTable *table, const Datum *key)
 {
 	TupleTableSlot *row = table->row;
 	Form_pg_index pkey = table->pkey->rd_index;
-	AttrNumber	first = first_key_column(pkey);
+	AttrNumber	first = idem_first_key_column(table);
 	ItemPointerData tid = last_insert.tid;
 	IndexFetchTableData *fetch;
 	bool		call_again = false;
@@ -315,7 +310,7 @@ begin_scan(IdemTable *table, const Datum *key, Snapshot snapshot)
 {
 	Form_pg_index pkey = table->pkey->rd_index;
 	int			nkeys = pkey->indnkeyatts;
-	AttrNumber	first = first_key_column(pkey);
+	AttrNumber	first = idem_first_key_column(table);
 	ScanKeyData scankeys[INDEX_MAX_KEYS];
 	IndexScanDesc scan;
 
@@ -340,9 +335,10 @@ begin_scan(IdemTable *table, const Datum *key, Snapshot snapshot)
 /*
  * The first column of the primary key in the table's order.
  */
-static AttrNumber
-first_key_column(Form_pg_index pkey)
+AttrNumber
+idem_first_key_column(IdemTable *table)
 {
+	Form_pg_index pkey = table->pkey->rd_index;
 	AttrNumber	first = pkey->indkey.values[0];
 
 	for (int i = 1; i < pkey->indnkeyatts; i++)
@@ -688,90 +684,14 @@ idem_wait_briefly(IdemTable *table, int ms)
 bool
 idem_wait_until(IdemTable *table, TimestampTz deadline)
 {
-	long		remaining;
-
-	if (TIMESTAMP_IS_NOEND(deadline))
-	{
-		idem_wait(table);
-		return true;
-	}
-
-	remaining = TimestampDifferenceMilliseconds(GetCurrentTimestamp(),
-												deadline);
-	if (remaining <= 0)
-		return false;
-	if (LockTimeout > 0 && LockTimeout <= remaining)
-	{
-		/* The user's own limit comes first, and is an error. */
-		idem_wait(table);
-		return true;
-	}
-	return wait_with_timeout(table, (int) Min(remaining, INT_MAX));
+	(void) lock_slot(table);	/* must not belong to a subtransaction */
+	return idem_sleep_until(sleep_on_holder, table, deadline);
 }
 
-/*
- * idem_wait() with a time limit in milliseconds.
- *
- * The lock manager can end a wait early in one way only, by an error, so the
- * limit is a lock_timeout of our own, in a subtransaction that catches its
- * error.  The caller's lock_timeout is known to be longer, or off.
- */
-static bool
-wait_with_timeout(IdemTable *table, int timeout)
+static void
+sleep_on_holder(void *arg)
 {
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
-	TimestampTz start = GetCurrentTimestamp();
-	volatile bool ended = true;
-	char		value[16];
-
-	snprintf(value, sizeof(value), "%dms", timeout);
-	(void) lock_slot(table);	/* must not belong to the subtransaction */
-
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
-	{
-		int			nest = NewGUCNestLevel();
-
-		(void) set_config_option("lock_timeout", value,
-								 PGC_USERSET, PGC_S_SESSION,
-								 GUC_ACTION_SAVE, true, 0, false);
-		IDEM_INJECTION_POINT("idem-wait-begins");
-		idem_wait(table);
-		IDEM_INJECTION_POINT("idem-wait-ends");
-		AtEOXact_GUC(true, nest);
-		ReleaseCurrentSubTransaction();
-	}
-	PG_CATCH();
-	{
-		ErrorData  *edata;
-
-		MemoryContextSwitchTo(context);
-		edata = CopyErrorData();
-		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = owner;
-
-		if (edata->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
-			ReThrowError(edata);
-		FreeErrorData(edata);
-
-		/* Of two timeouts at once the server reports one, and drops both. */
-		if (StatementTimeout > 0 &&
-			!get_timeout_active(STATEMENT_TIMEOUT) &&
-			get_timeout_finish_time(STATEMENT_TIMEOUT) > start)
-			ereport(ERROR,
-					(errcode(ERRCODE_QUERY_CANCELED),
-					 errmsg("canceling statement due to statement timeout")));
-		ended = false;
-	}
-	PG_END_TRY();
-
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
-	return ended;
+	idem_wait(arg);
 }
 
 /*

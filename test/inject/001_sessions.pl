@@ -55,7 +55,7 @@ UNION ALL
 (SELECT 'only effect', * FROM (TABLE effects EXCEPT ALL TABLE done) AS e)
 UNION ALL
 SELECT 'left locked', locktype, pid::text FROM pg_locks
-WHERE pid <> pg_backend_pid() AND locktype IN ('spectoken', 'transactionid', 'tuple', 'relation')
+WHERE pid <> pg_backend_pid() AND locktype IN ('spectoken', 'transactionid', 'tuple', 'relation', 'advisory')
 	AND (relation IS NULL OR relation >= 16384);
 
 -- One function for each kind of call: what a client does with its answer.  Those

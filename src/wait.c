@@ -1,0 +1,122 @@
+/*-------------------------------------------------------------------------
+ *
+ * wait.c
+ *		Sleeping on a lock of the server, with a deadline.
+ *
+ * All that a call waits for is a lock in the server's lock manager: that of a
+ * transaction, of a row, of a key (see key_lock.c).  So whoever waits is
+ * woken, shows up in pg_locks, takes part in deadlock detection, and obeys
+ * lock_timeout, statement_timeout and cancel requests.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "storage/proc.h"
+#include "utils/guc.h"
+#include "utils/resowner.h"
+#include "utils/timeout.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "wait.h"
+
+static bool sleep_with_timeout(IdemSleep sleep, void *arg, int timeout);
+
+/*
+ * Call "sleep", but do not let it sleep past "deadline".  Returns false if it
+ * had not come back by then.
+ *
+ * It may run in a subtransaction, which is released if it comes back.  What it
+ * acquires then belongs to CurTransactionResourceOwner.
+ */
+bool
+idem_sleep_until(IdemSleep sleep, void *arg, TimestampTz deadline)
+{
+	long		remaining;
+
+	if (TIMESTAMP_IS_NOEND(deadline))
+	{
+		sleep(arg);
+		return true;
+	}
+
+	remaining = TimestampDifferenceMilliseconds(GetCurrentTimestamp(),
+												deadline);
+	if (remaining <= 0)
+		return false;
+	if (LockTimeout > 0 && LockTimeout <= remaining)
+	{
+		/* The user's own limit comes first, and is an error. */
+		sleep(arg);
+		return true;
+	}
+	return sleep_with_timeout(sleep, arg, (int) Min(remaining, INT_MAX));
+}
+
+/*
+ * Call "sleep" with a time limit in milliseconds.
+ *
+ * The lock manager can end a wait early in one way only, by an error, so the
+ * limit is a lock_timeout of our own, in a subtransaction that catches its
+ * error.  The caller's lock_timeout is known to be longer, or off.
+ */
+static bool
+sleep_with_timeout(IdemSleep sleep, void *arg, int timeout)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	TimestampTz start = GetCurrentTimestamp();
+	volatile bool ended = true;
+	char		value[16];
+
+	snprintf(value, sizeof(value), "%dms", timeout);
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		int			nest = NewGUCNestLevel();
+
+		(void) set_config_option("lock_timeout", value,
+								 PGC_USERSET, PGC_S_SESSION,
+								 GUC_ACTION_SAVE, true, 0, false);
+		IDEM_INJECTION_POINT("idem-wait-begins");
+		sleep(arg);
+		IDEM_INJECTION_POINT("idem-wait-ends");
+		CHECK_FOR_INTERRUPTS(); /* the limit may have come at the last moment */
+		AtEOXact_GUC(true, nest);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *edata;
+
+		MemoryContextSwitchTo(context);
+		edata = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+
+		if (edata->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
+			ReThrowError(edata);
+		FreeErrorData(edata);
+
+		/* Of two timeouts at once the server reports one, and drops both. */
+		if (StatementTimeout > 0 &&
+			!get_timeout_active(STATEMENT_TIMEOUT) &&
+			get_timeout_finish_time(STATEMENT_TIMEOUT) > start)
+			ereport(ERROR,
+					(errcode(ERRCODE_QUERY_CANCELED),
+					 errmsg("canceling statement due to statement timeout")));
+		ended = false;
+	}
+	PG_END_TRY();
+
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	return ended;
+}

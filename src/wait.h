@@ -1,0 +1,18 @@
+/*-------------------------------------------------------------------------
+ *
+ * wait.h
+ *		Sleeping on a lock of the server, with a deadline.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_WAIT_H
+#define IDEMPOTENCY_WAIT_H
+
+#include "datatype/timestamp.h"
+
+/* Sleeps in the lock manager until what "arg" says is over. */
+typedef void (*IdemSleep) (void *arg);
+
+extern bool idem_sleep_until(IdemSleep sleep, void *arg, TimestampTz deadline);
+
+#endif							/* IDEMPOTENCY_WAIT_H */
