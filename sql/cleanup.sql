@@ -101,14 +101,14 @@ ROLLBACK;
 -- Once-only tokens
 --
 BEGIN;
-SELECT count(*) FROM idem_once('form', '{live-1,live-2,soon,expired-1,expired-2,expired-3}'::text[]);
+SELECT count(*) FROM idem_once_many('form', '{live-1,live-2,soon,expired-1,expired-2,expired-3}'::text[]);
 SELECT idem_once('inbox', 'expired-1');
 SELECT idem_once('inbox', 'zero', ttl => '0');
 SELECT pg_temp.expire_tokens('soon', '1 hour');
 UPDATE idem_tokens SET expires_at = clock_timestamp() - '1 second'::interval WHERE scope = 'form' AND token LIKE 'expired%';
 SELECT * FROM idem_cleanup();
 SELECT scope, token FROM idem_tokens ORDER BY scope, token;
-SELECT * FROM idem_once('form', '{live-1,live-2,soon,expired-1,expired-2,expired-3}'::text[]);
+SELECT * FROM idem_once_many('form', '{live-1,live-2,soon,expired-1,expired-2,expired-3}'::text[]);
 ROLLBACK;
 
 --
@@ -166,7 +166,7 @@ ROLLBACK;
 --
 BEGIN;
 SELECT count(*) FROM generate_series(1, 5) AS i, idem_claim('shop', 'batch-of-keys-000-' || i);
-SELECT count(*) FROM idem_once('batch', ARRAY(SELECT 'token ' || i FROM generate_series(1, 4) AS i));
+SELECT count(*) FROM idem_once_many('batch', ARRAY(SELECT 'token ' || i FROM generate_series(1, 4) AS i));
 SELECT count(idem_publish('batch', '{}')) FROM generate_series(1, 3);
 SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take();
 SELECT pg_temp.expire_keys('batch-of-keys-%');
@@ -179,17 +179,17 @@ SELECT * FROM idem_cleanup(2);
 ROLLBACK;
 -- Several calls in one statement go on where the last one ended.
 BEGIN;
-SELECT count(*) FROM idem_once('batch', ARRAY(SELECT 'token ' || i FROM generate_series(1, 5) AS i), '0');
+SELECT count(*) FROM idem_once_many('batch', ARRAY(SELECT 'token ' || i FROM generate_series(1, 5) AS i), '0');
 SELECT i, tokens_deleted FROM generate_series(1, 4) AS i, LATERAL (SELECT * FROM idem_cleanup(i - i + 2)) AS c;
 ROLLBACK;
 -- NULL: idempotency.cleanup_batch_size
 BEGIN;
 SHOW idempotency.cleanup_batch_size;
 -- In bulk
-SELECT count(*) FROM idem_once('batch', ARRAY(SELECT 'token ' || i FROM generate_series(1, 10010) AS i), '0');
+SELECT count(*) FROM idem_once_many('batch', ARRAY(SELECT 'token ' || i FROM generate_series(1, 10010) AS i), '0');
 SELECT tokens_deleted FROM idem_cleanup();
 SELECT tokens_deleted FROM idem_cleanup(NULL);
-SELECT count(*) FROM idem_once('batch', ARRAY(SELECT 'token ' || i FROM generate_series(1, 10010) AS i), '0');
+SELECT count(*) FROM idem_once_many('batch', ARRAY(SELECT 'token ' || i FROM generate_series(1, 10010) AS i), '0');
 SELECT tokens_deleted FROM idem_cleanup(2147483647);
 -- One by one
 ROLLBACK;
@@ -239,7 +239,7 @@ ROLLBACK;
 BEGIN;
 -- In bulk
 SELECT count(*) FROM generate_series(1, 2000) AS i, idem_claim('shop', 'found-by-index-' || i);
-SELECT count(*) FROM idem_once('form', ARRAY(SELECT 'token ' || i FROM generate_series(1, 2000) AS i));
+SELECT count(*) FROM idem_once_many('form', ARRAY(SELECT 'token ' || i FROM generate_series(1, 2000) AS i));
 SELECT count(idem_publish('t', '{}')) FROM generate_series(1, 2000);
 SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(2000);
 -- One by one

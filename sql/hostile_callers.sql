@@ -46,7 +46,7 @@ BEGIN
 		EXECUTE format('CREATE TABLE trap.%I ()', f.relname);
 		EXECUTE format('CREATE TEMP TABLE %I ()', f.relname);
 	END LOOP;
-	FOR f IN SELECT typname FROM pg_type WHERE typname = ANY ('{text,name,int4,int8,float8,numeric,oid,regclass,regprocedure,regnamespace,regrole,timestamptz,interval,bool,json,jsonb}'::name[]) AND typnamespace = 'pg_catalog'::regnamespace
+	FOR f IN SELECT typname FROM pg_catalog.pg_type WHERE typname = ANY ('{text,name,int4,int8,float8,numeric,oid,regclass,regprocedure,regnamespace,regrole,timestamptz,interval,bool,json,jsonb}'::name[]) AND typnamespace = 'pg_catalog'::regnamespace
 	LOOP
 		EXECUTE format('CREATE DOMAIN trap.%I AS pg_catalog.bytea', f.typname);
 		EXECUTE format('CREATE DOMAIN pg_temp.%I AS pg_catalog.bytea', f.typname);
@@ -93,7 +93,7 @@ SELECT * FROM idem.idem_set('u', 'e', '1', 'like', true, 3, '{x}');
 SELECT idem.idem_is_active('u', 'e', '1', 'like');
 SELECT * FROM idem.idem_try_append('a', 'c', 1, 2, 0, false, '1 ms');
 SELECT idem.idem_last_client_seq('a', 'c');
-SELECT idem.idem_once('s', 't'::pg_catalog.text, '0'), idem.idem_once('s', '{t,u}'::pg_catalog.text[]);
+SELECT idem.idem_once('s', 't'::pg_catalog.text, '0'), idem.idem_once_many('s', '{t,u}'::pg_catalog.text[]);
 SELECT idem.idem_publish('t', '{}', 'k', '{}', '0') IS NOT NULL, idem.idem_publish('t', '{}') IS NOT NULL;
 SELECT topic, idem.idem_outbox_nack(id, 'x', '0', attempt) FROM idem.idem_outbox_take(1, '1 s', '{t}');
 SELECT idem.idem_outbox_requeue(), idem.idem_outbox_requeue('{1}');

@@ -41,7 +41,7 @@ INSERT INTO calls VALUES
 	('idem_client_sequences', 'idem_try_append(''a'', ''c'', 1)'),
 	('idem_client_sequences', 'idem_last_client_seq(''a'', ''c'')'),
 	('idem_tokens', 'idem_once(''s'', ''t'')'),
-	('idem_tokens', 'idem_once(''s'', ''{t}''::text[])'),
+	('idem_tokens', 'idem_once_many(''s'', ''{t}''::text[])'),
 	('idem_outbox', 'idem_publish(''t'', ''{}'')'),
 	('idem_outbox', 'idem_outbox_take()'),
 	('idem_outbox', 'idem_outbox_ack(''{1}'')'),

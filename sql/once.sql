@@ -35,42 +35,42 @@ SELECT token FROM idem_tokens WHERE token LIKE '{%';
 --
 -- An array: those seen for the first time, in the order given, without repeats
 --
-SELECT * FROM idem_once('array', '{c,a,b}'::text[]);
-SELECT * FROM idem_once('array', '{c,a,b}'::text[]);
-SELECT * FROM idem_once('array', '{b,z,a,y,c,x}'::text[]);
-SELECT * FROM idem_once('array', '{r,q,r,q,q,p,r}'::text[]);
+SELECT * FROM idem_once_many('array', '{c,a,b}'::text[]);
+SELECT * FROM idem_once_many('array', '{c,a,b}'::text[]);
+SELECT * FROM idem_once_many('array', '{b,z,a,y,c,x}'::text[]);
+SELECT * FROM idem_once_many('array', '{r,q,r,q,q,p,r}'::text[]);
 -- Neither the order nor what is a repeat is a matter of language.
-SELECT * FROM idem_once('array', '{ä,Z,a,ÿ,Ä,A,z,"a ",€,ä}'::text[]);
-SELECT * FROM idem_once('array', '{€,Z,ÿ,aa,Ä,A,"a ",ä}'::text[]);
+SELECT * FROM idem_once_many('array', '{ä,Z,a,ÿ,Ä,A,z,"a ",€,ä}'::text[]);
+SELECT * FROM idem_once_many('array', '{€,Z,ÿ,aa,Ä,A,"a ",ä}'::text[]);
 -- Nothing in, nothing out.
-SELECT * FROM idem_once('array', '{}'::text[]);
-SELECT count(*) FROM idem_once('array', '{}'::text[]);
-SELECT * FROM idem_once('array', '{one}'::text[]);
-SELECT * FROM idem_once('array', '{one}'::text[]);
+SELECT * FROM idem_once_many('array', '{}'::text[]);
+SELECT count(*) FROM idem_once_many('array', '{}'::text[]);
+SELECT * FROM idem_once_many('array', '{one}'::text[]);
+SELECT * FROM idem_once_many('array', '{one}'::text[]);
 -- Dimensions do not matter.
-SELECT * FROM idem_once('array', '{{m,l},{l,k}}'::text[]);
+SELECT * FROM idem_once_many('array', '{{m,l},{l,k}}'::text[]);
 -- Scope by scope.
-SELECT * FROM idem_once('array 2', '{c,a,b}'::text[]);
+SELECT * FROM idem_once_many('array 2', '{c,a,b}'::text[]);
 -- One token and an array are two ways to the same.
 SELECT idem_once('array', 'c') AS c, idem_once('array', 'single') AS single;
-SELECT * FROM idem_once('array', '{double,single}'::text[]);
+SELECT * FROM idem_once_many('array', '{double,single}'::text[]);
 SELECT idem_once('array', 'double');
 
 -- A broker's batch
 CREATE TABLE batch AS SELECT 'message ' || (i * 7919) % 500 AS message_id, i FROM generate_series(1, 500) AS i;
 SELECT array_agg(t ORDER BY n) = (SELECT array_agg(message_id ORDER BY i) FROM batch) AS all_in_order
-	FROM idem_once('broker', ARRAY(SELECT message_id FROM batch ORDER BY i)) WITH ORDINALITY AS o (t, n);
-SELECT count(*) FROM idem_once('broker', ARRAY(SELECT message_id FROM batch ORDER BY random()));
-SELECT * FROM idem_once('broker', ARRAY(SELECT message_id FROM batch ORDER BY i) || '{message 500}' || ARRAY(SELECT message_id FROM batch ORDER BY i DESC));
+	FROM idem_once_many('broker', ARRAY(SELECT message_id FROM batch ORDER BY i)) WITH ORDINALITY AS o (t, n);
+SELECT count(*) FROM idem_once_many('broker', ARRAY(SELECT message_id FROM batch ORDER BY random()));
+SELECT * FROM idem_once_many('broker', ARRAY(SELECT message_id FROM batch ORDER BY i) || '{message 500}' || ARRAY(SELECT message_id FROM batch ORDER BY i DESC));
 DROP TABLE batch;
 
 -- All are used, however many rows the caller fetches, wherever the call is.
-SELECT * FROM idem_once('fetch', '{a,b,c}'::text[]) LIMIT 1;
-SELECT * FROM idem_once('fetch', '{a,b,c,d}'::text[]);
-SELECT idem_once('fetch', '{f,e,d}'::text[]);
-SELECT idem_once('fetch', '{h,g}'::text[]) LIMIT 1;
+SELECT * FROM idem_once_many('fetch', '{a,b,c}'::text[]) LIMIT 1;
+SELECT * FROM idem_once_many('fetch', '{a,b,c,d}'::text[]);
+SELECT idem_once_many('fetch', '{f,e,d}'::text[]);
+SELECT idem_once_many('fetch', '{h,g}'::text[]) LIMIT 1;
 SELECT idem_once('fetch', 'g'), idem_once('fetch', 'h');
-SELECT i, t FROM generate_series(1, 3) AS i, idem_once('lateral', ARRAY['t' || i, 't' || i + 1]) AS t;
+SELECT i, t FROM generate_series(1, 3) AS i, idem_once_many('lateral', ARRAY['t' || i, 't' || i + 1]) AS t;
 
 --
 -- ttl
@@ -84,17 +84,17 @@ SELECT pg_temp.remembered_for('hour');
 SET idempotency.token_ttl = '90min';
 SELECT idem_once('ttl', 'setting');
 SELECT pg_temp.remembered_for('setting');
-SELECT * FROM idem_once('ttl', '{setting-array}'::text[]);
+SELECT * FROM idem_once_many('ttl', '{setting-array}'::text[]);
 SELECT pg_temp.remembered_for('setting-array');
 SELECT idem_once('ttl', 'longer', ttl => '720 hours');
 SELECT pg_temp.remembered_for('longer');
 RESET idempotency.token_ttl;
-SELECT * FROM idem_once('ttl', '{array-1,array-2}'::text[], ttl => '2 hours');
+SELECT * FROM idem_once_many('ttl', '{array-1,array-2}'::text[], ttl => '2 hours');
 SELECT pg_temp.remembered_for('array-1'), pg_temp.remembered_for('array-2');
 
 -- A repeat does not change how long.
 SELECT idem_once('ttl', 'hour', '1 day');
-SELECT * FROM idem_once('ttl', '{hour}'::text[], '0');
+SELECT * FROM idem_once_many('ttl', '{hour}'::text[], '0');
 SELECT pg_temp.remembered_for('hour');
 
 -- A token that has expired is new again, cleaned up or not.
@@ -104,11 +104,11 @@ SELECT idem_once('ttl', 'zero', '1 hour');
 SELECT idem_once('ttl', 'zero', '0 s');
 SELECT pg_temp.remembered_for('zero');
 SELECT count(*) FROM idem_tokens WHERE token = 'zero';
-SELECT * FROM idem_once('ttl', '{e,f,g}'::text[], ttl => '0 s');
-SELECT * FROM idem_once('ttl', '{f,hour,e}'::text[]);
-SELECT * FROM idem_once('ttl', '{g,f,e}'::text[]);
+SELECT * FROM idem_once_many('ttl', '{e,f,g}'::text[], ttl => '0 s');
+SELECT * FROM idem_once_many('ttl', '{f,hour,e}'::text[]);
+SELECT * FROM idem_once_many('ttl', '{g,f,e}'::text[]);
 -- In one call even a token that expires at once is seen once.
-SELECT * FROM idem_once('ttl', '{i,i,i}'::text[], '0 s');
+SELECT * FROM idem_once_many('ttl', '{i,i,i}'::text[], '0 s');
 -- Time is the clock at the call, not the start of the transaction.
 BEGIN;
 SELECT idem_once('ttl', 'clock', '20 ms');
@@ -132,7 +132,7 @@ SELECT idem_once('ttl', 'aborted');
 --
 BEGIN;
 SELECT idem_once('abort', 'form');
-SELECT * FROM idem_once('abort', '{b,a}'::text[]);
+SELECT * FROM idem_once_many('abort', '{b,a}'::text[]);
 SELECT idem_once('abort', 'form'), idem_once('abort', 'a');
 ROLLBACK;
 SELECT idem_once('abort', 'form'), idem_once('abort', 'a');
@@ -140,16 +140,16 @@ BEGIN;
 SELECT idem_once('abort', 'before');
 SAVEPOINT s;
 SELECT idem_once('abort', 'inside');
-SELECT * FROM idem_once('abort', '{d,before,c}'::text[]);
+SELECT * FROM idem_once_many('abort', '{d,before,c}'::text[]);
 ROLLBACK TO SAVEPOINT s;
 SELECT idem_once('abort', 'inside'), idem_once('abort', 'before');
-SELECT * FROM idem_once('abort', '{d,before,c}'::text[]);
+SELECT * FROM idem_once_many('abort', '{d,before,c}'::text[]);
 SAVEPOINT s;
 SELECT idem_once('abort', 'released');
 RELEASE SAVEPOINT s;
 SELECT idem_once('abort', 'released');
 COMMIT;
-SELECT * FROM idem_once('abort', '{inside,before,c,d,released,new}'::text[]);
+SELECT * FROM idem_once_many('abort', '{inside,before,c,d,released,new}'::text[]);
 
 -- The inbox: the message's effect and its token commit together.
 CREATE TABLE balances (account text PRIMARY KEY, amount int CHECK (amount >= 0));
@@ -180,11 +180,11 @@ DROP TABLE balances;
 -- Its own uses are no conflict under any isolation level.
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT idem_once('level', 'a'), idem_once('level', 'a');
-SELECT * FROM idem_once('level', '{a,b}'::text[]);
+SELECT * FROM idem_once_many('level', '{a,b}'::text[]);
 COMMIT;
 BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT idem_once('level', 'a'), idem_once('level', 'c'), idem_once('level', 'c');
-SELECT * FROM idem_once('level', '{b,c,d}'::text[]);
+SELECT * FROM idem_once_many('level', '{b,c,d}'::text[]);
 COMMIT;
 
 --
@@ -201,17 +201,17 @@ SELECT pg_temp.error_of($$ SELECT idem_once('bad', repeat('ä', 128)) $$);
 SELECT pg_temp.error_of($$ SELECT idem_once('bad', repeat('t', 1000000)) $$);
 SELECT pg_temp.error_of($$ SELECT idem_once('bad', 'token', '-1 ms') $$);
 SELECT pg_temp.error_of($$ SELECT idem_once('bad', 'token', '300000 years') $$);
-SELECT pg_temp.error_of($$ SELECT idem_once(NULL, '{a}'::text[]) $$);
-SELECT pg_temp.error_of($$ SELECT idem_once('bad', NULL::text[]) $$);
-SELECT pg_temp.error_of($$ SELECT idem_once('', '{a}'::text[]) $$);
-SELECT pg_temp.error_of($$ SELECT idem_once(repeat('s', 256), '{a}'::text[]) $$);
-SELECT pg_temp.error_of($$ SELECT idem_once('bad', '{NULL}'::text[]) $$);
-SELECT pg_temp.error_of($$ SELECT idem_once('bad', '{a,b,NULL,c}'::text[]) $$);
-SELECT pg_temp.error_of($$ SELECT idem_once('bad', '{a,"",c}'::text[]) $$);
-SELECT pg_temp.error_of($$ SELECT idem_once('bad', ARRAY['a', repeat('t', 256)]) $$);
-SELECT pg_temp.error_of($$ SELECT idem_once('bad', '{a}'::text[], '-1 s') $$);
-SELECT pg_temp.error_of($$ SELECT idem_once('bad', '{}'::text[], '-1 s') $$);
-SELECT pg_temp.error_of($$ SELECT idem_once(NULL, '{}'::text[]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_many(NULL, '{a}'::text[]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_many('bad', NULL::text[]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_many('', '{a}'::text[]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_many(repeat('s', 256), '{a}'::text[]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_many('bad', '{NULL}'::text[]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_many('bad', '{a,b,NULL,c}'::text[]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_many('bad', '{a,"",c}'::text[]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_many('bad', ARRAY['a', repeat('t', 256)]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_many('bad', '{a}'::text[], '-1 s') $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_many('bad', '{}'::text[], '-1 s') $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_many(NULL, '{}'::text[]) $$);
 -- Nothing of it got in.
 SELECT count(*) FROM idem_tokens WHERE scope = 'bad';
 \pset tuples_only off
@@ -220,8 +220,8 @@ SELECT count(*) FROM idem_tokens WHERE scope = 'bad';
 -- Read-only transactions
 BEGIN READ ONLY;
 SELECT pg_temp.error_of($$ SELECT idem_once('form', 'token-1') $$);
-SELECT pg_temp.error_of($$ SELECT idem_once('form', '{token-1}'::text[]) $$);
-SELECT pg_temp.error_of($$ SELECT idem_once('form', '{}'::text[]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_many('form', '{token-1}'::text[]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_many('form', '{}'::text[]) $$);
 COMMIT;
 
 -- A table that somebody altered
@@ -229,7 +229,7 @@ BEGIN;
 CREATE FUNCTION pg_temp.noop() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
 CREATE TRIGGER t BEFORE INSERT ON idem_tokens FOR EACH ROW EXECUTE FUNCTION pg_temp.noop();
 SELECT pg_temp.error_of($$ SELECT idem_once('form', 'altered') $$);
-SELECT pg_temp.error_of($$ SELECT idem_once('form', '{altered}'::text[]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_many('form', '{altered}'::text[]) $$);
 ROLLBACK;
 BEGIN;
 ALTER TABLE idem_tokens ALTER COLUMN expires_at DROP NOT NULL;
@@ -243,9 +243,9 @@ SELECT idem_once('form', 'altered');
 
 -- Additional indexes are welcome, and are kept up to date.
 CREATE INDEX more_1 ON idem_tokens (token DESC) WHERE scope = 'indexed';
-SELECT count(*) FROM idem_once('indexed', ARRAY(SELECT 'token ' || i FROM generate_series(1, 300) AS i), '0 s');
-SELECT count(*) FROM idem_once('indexed', ARRAY(SELECT 'token ' || i FROM generate_series(1, 300) AS i));
-SELECT count(*) FROM idem_once('indexed', ARRAY(SELECT 'token ' || i FROM generate_series(1, 300) AS i));
+SELECT count(*) FROM idem_once_many('indexed', ARRAY(SELECT 'token ' || i FROM generate_series(1, 300) AS i), '0 s');
+SELECT count(*) FROM idem_once_many('indexed', ARRAY(SELECT 'token ' || i FROM generate_series(1, 300) AS i));
+SELECT count(*) FROM idem_once_many('indexed', ARRAY(SELECT 'token ' || i FROM generate_series(1, 300) AS i));
 SET enable_seqscan = off;
 SELECT count(*) FROM idem_tokens WHERE scope = 'indexed' AND token > 'token';
 SELECT count(*) FROM idem_tokens WHERE scope = 'indexed' AND expires_at > now() + '1 day';

@@ -165,13 +165,13 @@ CREATE TABLE payments (message_id text, amount numeric);
 
 INSERT INTO payments
 SELECT message_id, amount
-FROM idem_once('accounting', ARRAY['msg-1', 'msg-2']) AS message_id
+FROM idem_once_many('accounting', ARRAY['msg-1', 'msg-2']) AS message_id
 	JOIN (VALUES ('msg-1', 10), ('msg-2', 20)) AS batch (message_id, amount) USING (message_id);
 
 -- msg-2 comes again
 INSERT INTO payments
 SELECT message_id, amount
-FROM idem_once('accounting', ARRAY['msg-2', 'msg-3']) AS message_id
+FROM idem_once_many('accounting', ARRAY['msg-2', 'msg-3']) AS message_id
 	JOIN (VALUES ('msg-2', 20), ('msg-3', 30)) AS batch (message_id, amount) USING (message_id);
 
 SELECT message_id, amount FROM payments ORDER BY message_id;

@@ -20,7 +20,7 @@ BEGIN ATOMIC
 			'idem_key_is_valid', 'idem_claim', 'idem_complete', 'idem_checkpoint',
 			'idem_heartbeat', 'idem_fail', 'idem_release', 'idem_lookup', 'idem_run',
 			'idem_try_advance', 'idem_toggle', 'idem_set', 'idem_is_active',
-			'idem_try_append', 'idem_last_client_seq', 'idem_once',
+			'idem_try_append', 'idem_last_client_seq', 'idem_once', 'idem_once_many',
 			'idem_publish', 'idem_outbox_take', 'idem_outbox_ack', 'idem_outbox_nack',
 			'idem_outbox_requeue'
 		]::pg_catalog.name[]);
@@ -29,6 +29,28 @@ REVOKE ALL ON FUNCTION @extschema@.idem_application_functions() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_application_functions() TO @extowner@, pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_application_functions() IS
 'The functions that idem_grant gives to an application role.';
+
+CREATE FUNCTION @extschema@.idem_application_types()
+RETURNS SETOF regtype
+LANGUAGE sql STABLE PARALLEL SAFE
+BEGIN ATOMIC
+	SELECT d.objid::pg_catalog.regtype
+	FROM pg_catalog.pg_extension AS e
+	JOIN pg_catalog.pg_depend AS d
+		ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
+		AND d.refobjid OPERATOR(pg_catalog.=) e.oid
+		AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_type'::pg_catalog.regclass
+	JOIN pg_catalog.pg_type AS t ON t.oid OPERATOR(pg_catalog.=) d.objid
+	WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'
+		AND t.typname OPERATOR(pg_catalog.=) ANY (ARRAY[
+			'idem_claim_result', 'idem_lookup_result', 'idem_response', 'idem_run_result',
+			'idem_advance_result', 'idem_action_result', 'idem_append_result'
+		]::pg_catalog.name[]);
+END;
+REVOKE ALL ON FUNCTION @extschema@.idem_application_types() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_application_types() TO @extowner@, pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_application_types() IS
+'The types that idem_grant gives to an application role, so that it can create functions and views that return what ours return.';
 
 CREATE FUNCTION @extschema@.idem_check_grantee(grantee regrole)
 RETURNS void
@@ -64,6 +86,7 @@ DECLARE
 	-- By its present name: another role may have made a schema of the old one.
 	home pg_catalog.regnamespace;
 	functions pg_catalog.text;
+	types pg_catalog.text;
 BEGIN
 	SELECT e.extnamespace INTO STRICT home
 		FROM pg_catalog.pg_extension AS e
@@ -74,14 +97,16 @@ BEGIN
 	END IF;
 	EXECUTE pg_catalog.format('SELECT pg_catalog.string_agg(f::pg_catalog.text, '', '') FROM %s.idem_application_functions() AS f', home)
 		INTO functions;
+	EXECUTE pg_catalog.format('SELECT pg_catalog.string_agg(t::pg_catalog.text, '', '') FROM %s.idem_application_types() AS t', home)
+		INTO types;
 	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', functions, grantee);
-	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE %s.idem_response TO %s', home, grantee);
+	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE %s TO %s', types, grantee);
 END
 $$;
 REVOKE ALL ON FUNCTION @extschema@.idem_grant(regrole) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_grant(regrole) TO @extowner@, pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_grant(regrole) IS
-'Gives a role the application''s part of the interface: to execute its functions, and USAGE on their schema. Not the tables, and not idem_forget or idem_erase. For the role that installed the extension. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
+'Gives a role the application''s part of the interface: to execute its functions, and USAGE on their types and schema. Not the tables, and not idem_forget or idem_erase. For the role that installed the extension. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
 
 CREATE FUNCTION @extschema@.idem_revoke(grantee regrole)
 RETURNS void
@@ -91,6 +116,7 @@ AS $$
 DECLARE
 	home pg_catalog.regnamespace;
 	functions pg_catalog.text;
+	types pg_catalog.text;
 	remaining pg_catalog.bool;
 BEGIN
 	SELECT e.extnamespace INTO STRICT home
@@ -99,8 +125,10 @@ BEGIN
 	EXECUTE pg_catalog.format('SELECT %s.idem_check_grantee($1)', home) USING grantee;
 	EXECUTE pg_catalog.format('SELECT pg_catalog.string_agg(f::pg_catalog.text, '', '') FROM %s.idem_application_functions() AS f', home)
 		INTO functions;
+	EXECUTE pg_catalog.format('SELECT pg_catalog.string_agg(t::pg_catalog.text, '', '') FROM %s.idem_application_types() AS t', home)
+		INTO types;
 	EXECUTE pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s', functions, grantee);
-	EXECUTE pg_catalog.format('REVOKE USAGE ON TYPE %s.idem_response FROM %s', home, grantee);
+	EXECUTE pg_catalog.format('REVOKE USAGE ON TYPE %s FROM %s', types, grantee);
 	EXECUTE pg_catalog.format('SELECT pg_catalog.bool_or(pg_catalog.has_function_privilege($1, f::pg_catalog.oid, ''EXECUTE'')) FROM %s.idem_application_functions() AS f', home)
 		INTO remaining USING grantee::pg_catalog.oid;
 	IF remaining THEN

@@ -18,6 +18,7 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_type_d.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/snapmgr.h"
@@ -83,6 +84,17 @@ typedef struct ActionState
 	int64		last_action_id;
 } ActionState;
 
+/* The types of the columns that the functions return. */
+static IdemResultType advance_row = {
+	.ncolumns = 2,
+	.columns = {BOOLOID, INT8OID},
+};
+
+static IdemResultType action_row = {
+	.ncolumns = 3,
+	.columns = {BOOLOID, INT8OID, BOOLOID},
+};
+
 static void entity_args(FunctionCallInfo fcinfo, Datum *key);
 static int64 action_id_arg(FunctionCallInfo fcinfo, int n);
 static bool advance(IdemTable *versions, const Datum *key, int64 action_id,
@@ -97,8 +109,7 @@ static bool row_is_active(IdemTable *actions);
 static int64 row_last_action_id(IdemTable *versions);
 static int	excludes_arg(FunctionCallInfo fcinfo, int n, Datum action_type,
 						 Datum **excluded);
-static Datum state_result(FunctionCallInfo fcinfo, IdemResultType *type,
-						  const ActionState *state);
+static Datum state_result(FunctionCallInfo fcinfo, const ActionState *state);
 
 /*
  * idem_try_advance(user_id, entity_type, entity_id, action_id)
@@ -108,7 +119,6 @@ PG_FUNCTION_INFO_V1(idem_try_advance);
 Datum
 idem_try_advance(PG_FUNCTION_ARGS)
 {
-	static IdemResultType type;
 	Datum		key[KEY_LENGTH];
 	int64		action_id;
 	int64		last_action_id;
@@ -125,7 +135,7 @@ idem_try_advance(PG_FUNCTION_ARGS)
 	idem_table_close(&versions);
 
 	values[1] = Int64GetDatum(last_action_id);
-	PG_RETURN_DATUM(idem_result(fcinfo, &type, values, nulls));
+	PG_RETURN_DATUM(idem_result(fcinfo, &advance_row, values, nulls));
 }
 
 /*
@@ -136,14 +146,13 @@ PG_FUNCTION_INFO_V1(idem_toggle);
 Datum
 idem_toggle(PG_FUNCTION_ARGS)
 {
-	static IdemResultType type;
 	Datum		key[KEY_LENGTH];
 	ActionState state;
 
 	entity_args(fcinfo, key);
 	key[KEY_ACTION_TYPE] = idem_name_arg(fcinfo, 3, "action_type");
 	act(key, INTENT_FLIP, action_id_arg(fcinfo, 4), NULL, 0, &state);
-	PG_RETURN_DATUM(state_result(fcinfo, &type, &state));
+	PG_RETURN_DATUM(state_result(fcinfo, &state));
 }
 
 /*
@@ -154,7 +163,6 @@ PG_FUNCTION_INFO_V1(idem_set);
 Datum
 idem_set(PG_FUNCTION_ARGS)
 {
-	static IdemResultType type;
 	Datum		key[KEY_LENGTH];
 	bool		active;
 	int64		action_id;
@@ -169,7 +177,7 @@ idem_set(PG_FUNCTION_ARGS)
 	nexcluded = excludes_arg(fcinfo, 6, key[KEY_ACTION_TYPE], &excluded);
 	act(key, active ? INTENT_ON : INTENT_OFF, action_id,
 		excluded, active ? nexcluded : 0, &state);
-	PG_RETURN_DATUM(state_result(fcinfo, &type, &state));
+	PG_RETURN_DATUM(state_result(fcinfo, &state));
 }
 
 /*
@@ -413,8 +421,7 @@ excludes_arg(FunctionCallInfo fcinfo, int n, Datum action_type,
 }
 
 static Datum
-state_result(FunctionCallInfo fcinfo, IdemResultType *type,
-			 const ActionState *state)
+state_result(FunctionCallInfo fcinfo, const ActionState *state)
 {
 	Datum		values[3];
 	bool		nulls[3] = {0};
@@ -422,5 +429,5 @@ state_result(FunctionCallInfo fcinfo, IdemResultType *type,
 	values[0] = BoolGetDatum(state->is_active);
 	values[1] = Int64GetDatum(state->last_action_id);
 	values[2] = BoolGetDatum(state->processed);
-	return idem_result(fcinfo, type, values, nulls);
+	return idem_result(fcinfo, &action_row, values, nulls);
 }

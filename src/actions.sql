@@ -3,6 +3,25 @@
 -- Versioned user actions
 --
 
+CREATE TYPE @extschema@.idem_advance_result AS (
+	should_process boolean,
+	last_action_id bigint
+);
+REVOKE ALL ON TYPE @extschema@.idem_advance_result FROM PUBLIC;
+GRANT USAGE ON TYPE @extschema@.idem_advance_result TO @extowner@, pg_database_owner WITH GRANT OPTION;
+COMMENT ON TYPE @extschema@.idem_advance_result IS
+'What idem_try_advance returns.';
+
+CREATE TYPE @extschema@.idem_action_result AS (
+	is_active boolean,
+	last_action_id bigint,
+	processed boolean
+);
+REVOKE ALL ON TYPE @extschema@.idem_action_result FROM PUBLIC;
+GRANT USAGE ON TYPE @extschema@.idem_action_result TO @extowner@, pg_database_owner WITH GRANT OPTION;
+COMMENT ON TYPE @extschema@.idem_action_result IS
+'What idem_set and idem_toggle return.';
+
 CREATE TABLE @extschema@.idem_action_versions (
 	last_action_id bigint NOT NULL,
 	user_id text COLLATE "C" NOT NULL,
@@ -35,8 +54,8 @@ COMMENT ON TABLE @extschema@.idem_user_actions IS
 SELECT pg_catalog.pg_extension_config_dump('idem_action_versions', '');
 SELECT pg_catalog.pg_extension_config_dump('idem_user_actions', '');
 
-CREATE FUNCTION @extschema@.idem_try_advance(user_id text, entity_type text, entity_id text, action_id bigint,
-	OUT should_process boolean, OUT last_action_id bigint)
+CREATE FUNCTION @extschema@.idem_try_advance(user_id text, entity_type text, entity_id text, action_id bigint)
+RETURNS @extschema@.idem_advance_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_try_advance(text, text, text, bigint) FROM PUBLIC;
@@ -44,8 +63,8 @@ GRANT EXECUTE ON FUNCTION @extschema@.idem_try_advance(text, text, text, bigint)
 COMMENT ON FUNCTION @extschema@.idem_try_advance(text, text, text, bigint) IS
 'Advances the version counter of (user_id, entity_type, entity_id), 1 to 255 bytes each, to action_id if that is greater. Returns whether it did, and the counter. A stale call locks and writes nothing. Raises ID005 for an action id beyond idempotency.max_action_id_lead, 22004 or 22023 for bad arguments.';
 
-CREATE FUNCTION @extschema@.idem_toggle(user_id text, entity_type text, entity_id text, action_type text, action_id bigint,
-	OUT is_active boolean, OUT last_action_id bigint, OUT processed boolean)
+CREATE FUNCTION @extschema@.idem_toggle(user_id text, entity_type text, entity_id text, action_type text, action_id bigint)
+RETURNS @extschema@.idem_action_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_toggle(text, text, text, text, bigint) FROM PUBLIC;
@@ -54,8 +73,8 @@ COMMENT ON FUNCTION @extschema@.idem_toggle(text, text, text, text, bigint) IS
 'Flips action_type if action_id is greater than the counter of (user_id, entity_type, entity_id). Returns the state and the counter now, and whether the call was processed. Loses the intent of requests that overtake each other: prefer idem_set. Raises as idem_try_advance.';
 
 CREATE FUNCTION @extschema@.idem_set(user_id text, entity_type text, entity_id text, action_type text,
-	active boolean, action_id bigint, excludes text[] DEFAULT NULL,
-	OUT is_active boolean, OUT last_action_id bigint, OUT processed boolean)
+	active boolean, action_id bigint, excludes text[] DEFAULT NULL)
+RETURNS @extschema@.idem_action_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_set(text, text, text, text, boolean, bigint, text[]) FROM PUBLIC;

@@ -26,6 +26,7 @@
 
 #include "access/stratnum.h"
 #include "access/xact.h"
+#include "catalog/pg_type_d.h"
 #include "miscadmin.h"
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
@@ -64,6 +65,12 @@ const char *const idem_cleanup_names[IDEM_NUM_CLEANUP_KINDS] = {
 	[IDEM_CLEANUP_MESSAGES] = "messages",
 };
 
+/* The types of the columns that idem_cleanup() returns. */
+static IdemResultType cleanup_row = {
+	.ncolumns = IDEM_NUM_CLEANUP_KINDS,
+	.columns = {INT8OID, INT8OID, INT8OID},
+};
+
 static int64 delete_between(IdemTable *table, IdemRelationId index,
 							TimestampTz *from, TimestampTz until, int limit);
 
@@ -74,7 +81,6 @@ PG_FUNCTION_INFO_V1(idem_cleanup);
 Datum
 idem_cleanup(PG_FUNCTION_ARGS)
 {
-	static IdemResultType type;
 	int			batch_size = idem_cleanup_batch_size;
 	bool		more = false;
 	Datum		values[IDEM_NUM_CLEANUP_KINDS];
@@ -97,7 +103,7 @@ idem_cleanup(PG_FUNCTION_ARGS)
 	CHECK_FOR_INTERRUPTS();
 	if (!more)
 		idem_report_cleanup();
-	PG_RETURN_DATUM(idem_result(fcinfo, &type, values, nulls));
+	PG_RETURN_DATUM(idem_result(fcinfo, &cleanup_row, values, nulls));
 }
 
 /*

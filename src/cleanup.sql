@@ -3,8 +3,18 @@
 -- Cleanup
 --
 
-CREATE FUNCTION @extschema@.idem_cleanup(batch_size int DEFAULT NULL,
-	OUT keys_deleted bigint, OUT tokens_deleted bigint, OUT messages_deleted bigint)
+CREATE TYPE @extschema@.idem_cleanup_result AS (
+	keys_deleted bigint,
+	tokens_deleted bigint,
+	messages_deleted bigint
+);
+REVOKE ALL ON TYPE @extschema@.idem_cleanup_result FROM PUBLIC;
+GRANT USAGE ON TYPE @extschema@.idem_cleanup_result TO @extowner@, pg_database_owner WITH GRANT OPTION;
+COMMENT ON TYPE @extschema@.idem_cleanup_result IS
+'What idem_cleanup returns.';
+
+CREATE FUNCTION @extschema@.idem_cleanup(batch_size int DEFAULT NULL)
+RETURNS @extschema@.idem_cleanup_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_cleanup(int) FROM PUBLIC;

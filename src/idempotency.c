@@ -14,10 +14,10 @@
 #include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
-#include "utils/memutils.h"
+#include "utils/lsyscache.h"
 #include "utils/timestamp.h"
+#include "utils/typcache.h"
 
-#include "function_scan.h"
 #include "idempotency.h"
 #include "settings.h"
 #include "worker.h"
@@ -28,6 +28,8 @@ bool		idem_preloaded = false;
 
 void		_PG_init(void);
 
+static void check_row_type(TypeCacheEntry *entry, IdemResultType *type);
+
 /*
  * Called when the library is loaded, in a backend or in the postmaster.
  */
@@ -35,7 +37,6 @@ void
 _PG_init(void)
 {
 	idem_define_settings();
-	idem_register_function_scan();
 	idem_preloaded = process_shared_preload_libraries_in_progress;
 	if (idem_preloaded && !IsBinaryUpgrade)
 		idem_register_launcher();
@@ -180,27 +181,41 @@ idem_add_interval(TimestampTz time, const Interval *interval,
 }
 
 /*
- * The result of a function with OUT parameters.  "type" is a static variable
- * of the function; the row type is looked up when a row is first formed.
+ * The row that a function returns.  "type" is a static variable of the
+ * function.  Raises 55000 if somebody has altered its row type.
  */
 Datum
 idem_result(FunctionCallInfo fcinfo, IdemResultType *type,
 			Datum *values, bool *nulls)
 {
-	if (idem_hand_over(fcinfo, values, nulls))
-		return (Datum) 0;
+	Oid			row_type = get_fn_expr_rettype(fcinfo->flinfo);
+	TypeCacheEntry *entry;
 
-	if (unlikely(type->function != fcinfo->flinfo->fn_oid))
-	{
-		TupleDesc	desc;
-		MemoryContext context;
+	if (!OidIsValid(row_type))
+		row_type = get_func_rettype(fcinfo->flinfo->fn_oid);
+	entry = lookup_type_cache(row_type, TYPECACHE_TUPDESC);
+	if (unlikely(entry->tupDesc_identifier != type->checked ||
+				 entry->tupDesc == NULL))
+		check_row_type(entry, type);
+	return HeapTupleGetDatum(heap_form_tuple(entry->tupDesc, values, nulls));
+}
 
-		if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-			elog(ERROR, "return type must be a row type");
-		context = MemoryContextSwitchTo(TopMemoryContext);
-		type->desc = BlessTupleDesc(CreateTupleDescCopy(desc));
-		type->function = fcinfo->flinfo->fn_oid;
-		MemoryContextSwitchTo(context);
-	}
-	return HeapTupleGetDatum(heap_form_tuple(type->desc, values, nulls));
+/*
+ * Raise an error unless a row type has the columns that the function fills.
+ */
+static void
+check_row_type(TypeCacheEntry *entry, IdemResultType *type)
+{
+	TupleDesc	desc = entry->tupDesc;
+	bool		same = desc != NULL && desc->natts == type->ncolumns;
+
+	for (int i = 0; same && i < desc->natts; i++)
+		same = TupleDescAttr(desc, i)->atttypid == type->columns[i];
+	if (!same)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("type \"%s\" has been altered",
+						format_type_be(entry->type_id)),
+				 errhint("Give it its own columns again, or install the extension anew.")));
+	type->checked = entry->tupDesc_identifier;
 }

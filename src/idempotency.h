@@ -15,11 +15,18 @@
 /* Names that become part of an index key have at most this many bytes. */
 #define IDEM_MAX_NAME_LENGTH	255
 
-/* A row type that is worked out once and kept for the backend's life. */
+/* A function returns at most this many columns. */
+#define IDEM_MAX_RESULT_COLUMNS	14
+
+/*
+ * The row that a function returns: its columns' types, and the last form of
+ * its row type that was seen to have them.
+ */
 typedef struct IdemResultType
 {
-	Oid			function;
-	TupleDesc	desc;
+	int			ncolumns;
+	Oid			columns[IDEM_MAX_RESULT_COLUMNS];
+	uint64		checked;
 } IdemResultType;
 
 /* Was the library loaded by the postmaster, so that there are workers? */

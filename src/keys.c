@@ -43,6 +43,7 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_type_d.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
@@ -78,6 +79,24 @@ static const char *const outcome_names[] = {
 /* A hash is at most this long: SHA-512. */
 #define MAX_HASH_LENGTH		64
 
+/* The types of the columns that idem_claim() and idem_lookup() return. */
+static IdemResultType claim_row = {
+	.ncolumns = CLAIM_NUM_COLUMNS,
+	.columns = {
+		TEXTOID, INT8OID, INT4OID, INT4OID, JSONOID, TEXTOID, BYTEAOID,
+		TEXTOID, JSONOID, TIMESTAMPTZOID, TIMESTAMPTZOID
+	},
+};
+
+static IdemResultType lookup_row = {
+	.ncolumns = 14,
+	.columns = {
+		TEXTOID, INT4OID, BYTEAOID, INT4OID, JSONOID, TEXTOID, BYTEAOID,
+		TEXTOID, TEXTOID, JSONOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
+		TIMESTAMPTZOID, TIMESTAMPTZOID
+	},
+};
+
 static IdemClaimOutcome judge(IdemTable *table, const IdemClaimRequest *request,
 							  TimestampTz now);
 static bool same_hash(IdemTable *table, Datum hash);
@@ -101,7 +120,6 @@ PG_FUNCTION_INFO_V1(idem_claim);
 Datum
 idem_claim(PG_FUNCTION_ARGS)
 {
-	static IdemResultType type;
 	IdemClaimRequest request;
 	IdemClaimResult result;
 
@@ -125,7 +143,8 @@ idem_claim(PG_FUNCTION_ARGS)
 	request.wait = idem_interval_arg(fcinfo, 5, "wait");
 
 	idem_claim_key(&request, &result);
-	PG_RETURN_DATUM(idem_result(fcinfo, &type, result.values, result.nulls));
+	PG_RETURN_DATUM(idem_result(fcinfo, &claim_row, result.values,
+								 result.nulls));
 }
 
 /*
@@ -463,7 +482,6 @@ idem_lookup(PG_FUNCTION_ARGS)
 		{12, KEYS_LEASE_EXPIRES_AT},
 		{13, KEYS_EXPIRES_AT},
 	};
-	static IdemResultType type;
 	Datum		key[2];
 	IdemTable	table;
 	Datum		values[lengthof(columns)];
@@ -477,7 +495,7 @@ idem_lookup(PG_FUNCTION_ARGS)
 		copy_columns(&table, table.row->tts_values, table.row->tts_isnull,
 					 columns, lengthof(columns), values, nulls);
 	idem_table_close(&table);
-	PG_RETURN_DATUM(idem_result(fcinfo, &type, values, nulls));
+	PG_RETURN_DATUM(idem_result(fcinfo, &lookup_row, values, nulls));
 }
 
 /*

@@ -3,6 +3,45 @@
 -- Request keys
 --
 
+CREATE TYPE @extschema@.idem_claim_result AS (
+	outcome text,
+	claim_token bigint,
+	attempt int,
+	response_status int,
+	response_headers json,
+	response_body text,
+	response_bytes bytea,
+	recovery_point text,
+	recovery_state json,
+	lease_expires_at timestamptz,
+	expires_at timestamptz
+);
+REVOKE ALL ON TYPE @extschema@.idem_claim_result FROM PUBLIC;
+GRANT USAGE ON TYPE @extschema@.idem_claim_result TO @extowner@, pg_database_owner WITH GRANT OPTION;
+COMMENT ON TYPE @extschema@.idem_claim_result IS
+'What idem_claim returns.';
+
+CREATE TYPE @extschema@.idem_lookup_result AS (
+	state text,
+	attempt int,
+	request_hash bytea,
+	response_status int,
+	response_headers json,
+	response_body text,
+	response_bytes bytea,
+	error text,
+	recovery_point text,
+	recovery_state json,
+	created_at timestamptz,
+	completed_at timestamptz,
+	lease_expires_at timestamptz,
+	expires_at timestamptz
+);
+REVOKE ALL ON TYPE @extschema@.idem_lookup_result FROM PUBLIC;
+GRANT USAGE ON TYPE @extschema@.idem_lookup_result TO @extowner@, pg_database_owner WITH GRANT OPTION;
+COMMENT ON TYPE @extschema@.idem_lookup_result IS
+'What idem_lookup returns.';
+
 -- Columns are ordered for alignment; the key comes first in the index because
 -- it tells rows apart at the first comparison.  The fill factor leaves room
 -- on the page for idem_complete()'s version of the row, a HOT update; and no
@@ -61,11 +100,8 @@ COMMENT ON FUNCTION @extschema@.idem_key_is_valid(text) IS
 'Whether the functions accept this key: A-Z a-z 0-9 _ - : . only, of idempotency.key_min_length to idempotency.key_max_length characters. False for NULL.';
 
 CREATE FUNCTION @extschema@.idem_claim(scope text, key text, request_hash bytea DEFAULT NULL,
-	ttl interval DEFAULT NULL, lease interval DEFAULT NULL, wait interval DEFAULT NULL,
-	OUT outcome text, OUT claim_token bigint, OUT attempt int,
-	OUT response_status int, OUT response_headers json, OUT response_body text, OUT response_bytes bytea,
-	OUT recovery_point text, OUT recovery_state json,
-	OUT lease_expires_at timestamptz, OUT expires_at timestamptz)
+	ttl interval DEFAULT NULL, lease interval DEFAULT NULL, wait interval DEFAULT NULL)
+RETURNS @extschema@.idem_claim_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval) FROM PUBLIC;
@@ -132,12 +168,8 @@ GRANT EXECUTE ON FUNCTION @extschema@.idem_release(text, text, bigint) TO @extow
 COMMENT ON FUNCTION @extschema@.idem_release(text, text, bigint) IS
 'Gives a claim up and deletes its record, as if the key had never been claimed. Returns true, or false where the record of this claim token is gone already. Raises ID003, ID004.';
 
-CREATE FUNCTION @extschema@.idem_lookup(scope text, key text,
-	OUT state text, OUT attempt int, OUT request_hash bytea, OUT response_status int,
-	OUT response_headers json, OUT response_body text, OUT response_bytes bytea, OUT error text,
-	OUT recovery_point text, OUT recovery_state json,
-	OUT created_at timestamptz, OUT completed_at timestamptz,
-	OUT lease_expires_at timestamptz, OUT expires_at timestamptz)
+CREATE FUNCTION @extschema@.idem_lookup(scope text, key text)
+RETURNS @extschema@.idem_lookup_result
 LANGUAGE c STABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_lookup(text, text) FROM PUBLIC;

@@ -7,7 +7,7 @@
  * call that inserts it, or that renews an expired one, is the first.  Others
  * wait while that call's transaction is open, because it may yet abort.
  *
- * A call for an array visits the tokens in their sort order, whatever order
+ * idem_once_many() visits the tokens in their sort order, whatever order
  * they came in, so that two consumers of the same batch cannot deadlock.
  *
  *-------------------------------------------------------------------------
@@ -71,11 +71,11 @@ idem_once(PG_FUNCTION_ARGS)
 }
 
 /*
- * idem_once(scope, tokens, ttl) -> setof text
+ * idem_once_many(scope, tokens, ttl) -> setof text
  */
-PG_FUNCTION_INFO_V1(idem_once_array);
+PG_FUNCTION_INFO_V1(idem_once_many);
 Datum
-idem_once_array(PG_FUNCTION_ARGS)
+idem_once_many(PG_FUNCTION_ARGS)
 {
 	Datum		key[2];
 	Datum	   *elements;

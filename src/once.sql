@@ -33,11 +33,11 @@ GRANT EXECUTE ON FUNCTION @extschema@.idem_once(text, text, interval) TO @extown
 COMMENT ON FUNCTION @extschema@.idem_once(text, text, interval) IS
 'Whether this is the first use of a token: a form token, or in a consumer''s transaction the id of a message. scope, token: 1 to 255 bytes. ttl: how long the token is remembered; NULL: idempotency.token_ttl. Waits for another transaction that is using it, which may yet abort. Raises 22004 or 22023 for bad arguments, 40001 where the answer is newer than the transaction''s snapshot.';
 
-CREATE FUNCTION @extschema@.idem_once(scope text, tokens text[], ttl interval DEFAULT NULL)
+CREATE FUNCTION @extschema@.idem_once_many(scope text, tokens text[], ttl interval DEFAULT NULL)
 RETURNS SETOF text
 LANGUAGE c VOLATILE PARALLEL UNSAFE
-AS 'MODULE_PATHNAME', 'idem_once_array';
-REVOKE ALL ON FUNCTION @extschema@.idem_once(text, text[], interval) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_once(text, text[], interval) TO @extowner@, pg_database_owner WITH GRANT OPTION;
-COMMENT ON FUNCTION @extschema@.idem_once(text, text[], interval) IS
-'Those of the tokens that are used for the first time, in the order given, without repeats. One call for a whole batch; calls for the same tokens in different orders do not deadlock. Otherwise as the overload for one token.';
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_once_many(text, text[], interval) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_once_many(text, text[], interval) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_once_many(text, text[], interval) IS
+'Those of the tokens that are used for the first time, in the order given, without repeats. One call for a whole batch; calls for the same tokens in different orders do not deadlock. Otherwise as idem_once.';

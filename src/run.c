@@ -50,6 +50,12 @@ enum
 	RESPONSE_NUM_COLUMNS,
 };
 
+/* The types of the columns that idem_run() returns. */
+static IdemResultType run_row = {
+	.ncolumns = RUN_NUM_COLUMNS,
+	.columns = {TEXTOID, INT4OID, JSONOID, TEXTOID},
+};
+
 static Oid	check_handler(Oid handler);
 static char *handler_name(Oid handler);
 static void call_handler(Oid handler, Oid result_type, Datum request,
@@ -64,7 +70,6 @@ PG_FUNCTION_INFO_V1(idem_run);
 Datum
 idem_run(PG_FUNCTION_ARGS)
 {
-	static IdemResultType type;
 	IdemClaimRequest claim = {0};
 	IdemClaimResult claimed;
 	Oid			handler;
@@ -118,7 +123,7 @@ idem_run(PG_FUNCTION_ARGS)
 		values[RUN_RESPONSE_BODY] = claimed.values[CLAIM_RESPONSE_BODY];
 		nulls[RUN_RESPONSE_BODY] = claimed.nulls[CLAIM_RESPONSE_BODY];
 	}
-	PG_RETURN_DATUM(idem_result(fcinfo, &type, values, nulls));
+	PG_RETURN_DATUM(idem_result(fcinfo, &run_row, values, nulls));
 }
 
 /*

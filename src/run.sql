@@ -13,9 +13,20 @@ GRANT USAGE ON TYPE @extschema@.idem_response TO @extowner@, pg_database_owner W
 COMMENT ON TYPE @extschema@.idem_response IS
 'What a handler of idem_run returns: HTTP status, headers, body.';
 
+CREATE TYPE @extschema@.idem_run_result AS (
+	outcome text,
+	response_status int,
+	response_headers json,
+	response_body text
+);
+REVOKE ALL ON TYPE @extschema@.idem_run_result FROM PUBLIC;
+GRANT USAGE ON TYPE @extschema@.idem_run_result TO @extowner@, pg_database_owner WITH GRANT OPTION;
+COMMENT ON TYPE @extschema@.idem_run_result IS
+'What idem_run returns.';
+
 CREATE FUNCTION @extschema@.idem_run(scope text, key text, handler regprocedure, request jsonb,
-	ttl interval DEFAULT NULL, wait interval DEFAULT '1 minute',
-	OUT outcome text, OUT response_status int, OUT response_headers json, OUT response_body text)
+	ttl interval DEFAULT NULL, wait interval DEFAULT '1 minute')
+RETURNS @extschema@.idem_run_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_run(text, text, regprocedure, jsonb, interval, interval) FROM PUBLIC;

@@ -23,6 +23,7 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_type_d.h"
 #include "common/int.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -86,6 +87,12 @@ typedef struct AppendRequest
 	bool		allow_gaps;
 } AppendRequest;
 
+/* The types of the columns that idem_try_append() returns. */
+static IdemResultType append_row = {
+	.ncolumns = 3,
+	.columns = {TEXTOID, INT8OID, INT8OID},
+};
+
 static int64 found_last_seq(IdemTable *sequences);
 static void append_args(FunctionCallInfo fcinfo, AppendRequest *request);
 static AppendOutcome try_append(const AppendRequest *request,
@@ -108,7 +115,6 @@ PG_FUNCTION_INFO_V1(idem_try_append);
 Datum
 idem_try_append(PG_FUNCTION_ARGS)
 {
-	static IdemResultType type;
 	AppendRequest request;
 	AppendOutcome outcome;
 	TimestampTz now = GetCurrentTimestamp();
@@ -146,7 +152,7 @@ idem_try_append(PG_FUNCTION_ARGS)
 	values[0] = CStringGetTextDatum(outcome_names[outcome]);
 	values[1] = Int64GetDatum(last_seq);
 	values[2] = Int64GetDatum(version);
-	PG_RETURN_DATUM(idem_result(fcinfo, &type, values, nulls));
+	PG_RETURN_DATUM(idem_result(fcinfo, &append_row, values, nulls));
 }
 
 /*

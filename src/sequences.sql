@@ -3,6 +3,16 @@
 -- Client sequences
 --
 
+CREATE TYPE @extschema@.idem_append_result AS (
+	outcome text,
+	last_client_seq bigint,
+	version bigint
+);
+REVOKE ALL ON TYPE @extschema@.idem_append_result FROM PUBLIC;
+GRANT USAGE ON TYPE @extschema@.idem_append_result TO @extowner@, pg_database_owner WITH GRANT OPTION;
+COMMENT ON TYPE @extschema@.idem_append_result IS
+'What idem_try_append returns.';
+
 CREATE TABLE @extschema@.idem_aggregates (
 	version bigint NOT NULL,
 	aggregate text COLLATE "C" NOT NULL,
@@ -30,8 +40,8 @@ SELECT pg_catalog.pg_extension_config_dump('idem_aggregates', '');
 SELECT pg_catalog.pg_extension_config_dump('idem_client_sequences', '');
 
 CREATE FUNCTION @extschema@.idem_try_append(aggregate text, client_id text, client_seq bigint, event_count int DEFAULT 1,
-	expected_version bigint DEFAULT NULL, allow_gaps boolean DEFAULT true, wait interval DEFAULT NULL,
-	OUT outcome text, OUT last_client_seq bigint, OUT version bigint)
+	expected_version bigint DEFAULT NULL, allow_gaps boolean DEFAULT true, wait interval DEFAULT NULL)
+RETURNS @extschema@.idem_append_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_try_append(text, text, bigint, int, bigint, boolean, interval) FROM PUBLIC;

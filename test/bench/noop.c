@@ -77,7 +77,7 @@ row_type(TupleDesc *cached, FunctionCallInfo fcinfo)
 		TupleDesc	desc;
 
 		if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-			elog(ERROR, "the function has no OUT columns");
+			elog(ERROR, "the function returns no row");
 		*cached = BlessTupleDesc(desc);
 		MemoryContextSwitchTo(old);
 	}

@@ -11,15 +11,10 @@ CREATE TABLE events (aggregate text NOT NULL, client_id text NOT NULL, client_se
 CREATE SEQUENCE hand_outbox_ids;
 
 -- The do-nothing functions.
-CREATE FUNCTION noop_try_advance(user_id text, entity_type text, entity_id text, action_id bigint,
-	OUT should_process boolean, OUT last_action_id bigint)
-LANGUAGE c AS :'noop', 'noop_try_advance';
-CREATE FUNCTION noop_claim(scope text, key text, request_hash bytea,
-	OUT outcome text, OUT claim_token bigint, OUT attempt int,
-	OUT response_status int, OUT response_headers json, OUT response_body text, OUT response_bytes bytea,
-	OUT recovery_point text, OUT recovery_state json,
-	OUT lease_expires_at timestamptz, OUT expires_at timestamptz)
-LANGUAGE c AS :'noop', 'noop_claim';
+CREATE FUNCTION noop_try_advance(user_id text, entity_type text, entity_id text, action_id bigint)
+RETURNS idem_advance_result LANGUAGE c AS :'noop', 'noop_try_advance';
+CREATE FUNCTION noop_claim(scope text, key text, request_hash bytea)
+RETURNS idem_claim_result LANGUAGE c AS :'noop', 'noop_claim';
 
 -- The logic of idem_claim() as an application developer writes it, with the
 -- same result.

@@ -93,7 +93,7 @@ CREATE FUNCTION do_run(n text) RETURNS text LANGUAGE sql AS $$
 $$;
 CREATE FUNCTION do_batch(n text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
-	answer text[] := array(SELECT idem_once('form', ARRAY[n || '-b', n || '-a', n || '-c']));
+	answer text[] := array(SELECT idem_once_many('form', ARRAY[n || '-b', n || '-a', n || '-c']));
 BEGIN
 	INSERT INTO effects SELECT 'token', unnest(answer);
 	RETURN cardinality(answer);

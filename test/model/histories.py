@@ -379,7 +379,7 @@ class Caller:
             first = tokens if self.call(
                 'once', 'h', tokens[0], None)[0][0] else []
         else:
-            first = [t for t, in self.call('once_array', 'h', tokens, None)]
+            first = [t for t, in self.call('once_many', 'h', tokens, None)]
         if first:
             self.in_transaction('INSERT INTO uses SELECT unnest(%s)'
                                 % sql.array(first))
@@ -437,7 +437,7 @@ def subjects(call, lanes):
         yield ('sequences', args[0]), call
     elif name == 'once':
         yield ('tokens', args[1]), call
-    elif name == 'once_array':
+    elif name == 'once_many':
         for token in set(args[1]):
             answer = None if rows is None else [((token,) in rows,)]
             yield ('tokens', token), part(call, answer, 'once', args[0],

@@ -366,7 +366,7 @@ class Model(Store):
                                  scope=scope, token=token))
         return True,
 
-    def once_array(self, tx, scope, tokens, ttl):
+    def once_many(self, tx, scope, tokens, ttl):
         """Visits them in one order, whatever order they came in."""
         self.check_writes(tx)
         first = set()

@@ -28,7 +28,7 @@ CALLS = {
     'append': 'SELECT * FROM idem_try_append(%s, %s, %s, %s, %s, %s, %i)',
     'last_client_seq': 'SELECT idem_last_client_seq(%s, %s)',
     'once': 'SELECT idem_once(%s, %t, %i)',
-    'once_array': 'SELECT idem_once(%s, %a::text[], %i)',
+    'once_many': 'SELECT idem_once_many(%s, %a::text[], %i)',
     'publish': 'SELECT idem_publish(%s, %s, %s, %s, %i), '
                "currval('idem_outbox_ids')",
     'take': 'SELECT * FROM idem_outbox_take(%s, %i, %a::text[])',
@@ -164,7 +164,7 @@ def label(name, answer):
         return str(answer[0][2 if name == 'act' else 0])
     if name == 'lookup':
         return str(answer[0][0])
-    if name in ('take', 'once_array'):
+    if name in ('take', 'once_many'):
         return 'some' if answer else 'none'
     return 'ok'
 

@@ -100,7 +100,7 @@ def tokens(rng, world, tx):
     scope, ttl = 'form', rng.choice((None, None, None, HOUR, 0))
     if rng.random() < 0.6:
         return 'once', (scope, rng.choice('abcde'), ttl)
-    return 'once_array', (scope, rng.choices('abcde', k=rng.randint(0, 4)),
+    return 'once_many', (scope, rng.choices('abcde', k=rng.randint(0, 4)),
                           ttl)
 
 

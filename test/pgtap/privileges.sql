@@ -81,8 +81,8 @@ FROM (VALUES
 		$$idem_last_client_seq('privileges', 'client')$$),
 	('idem_once(text, text, interval)', false,
 		$$idem_once('privileges', 'token')$$),
-	('idem_once(text, text[], interval)', false,
-		$$idem_once('privileges', '{token}'::text[])$$),
+	('idem_once_many(text, text[], interval)', false,
+		$$idem_once_many('privileges', '{token}'::text[])$$),
 	('idem_publish(text, jsonb, text, jsonb, interval)', false,
 		$$idem_publish('privileges', '{}')$$),
 	('idem_outbox_take(int, interval, text[])', false,
@@ -113,6 +113,8 @@ INSERT INTO administrator_calls VALUES
 		$$SELECT idem_revoke('idem_test_stranger')$$),
 	('idem_application_functions()',
 		$$SELECT idem_application_functions()$$),
+	('idem_application_types()',
+		$$SELECT idem_application_types()$$),
 	('idem_check_grantee(regrole)',
 		$$SELECT idem_check_grantee('idem_test_stranger')$$),
 	('idem_stats_data()',
@@ -222,7 +224,17 @@ CREATE TEMP VIEW ownership AS
 	FROM (SELECT name FROM tables UNION ALL TABLE sequences
 		UNION ALL VALUES ('idem_stats')) AS r
 	UNION ALL
-	VALUES ('type idem_response', 'USAGE', true);
+	SELECT 'type ' || t.typname, 'USAGE', true
+	FROM pg_type AS t JOIN members AS m
+		ON m.classid = 'pg_type'::regclass AND m.objid = t.oid
+	JOIN pg_class AS c ON c.oid = t.typrelid AND c.relkind = 'c';
+-- What handlers return, and what the functions do that applications call.
+CREATE TEMP VIEW application_types AS
+	SELECT t.typname
+	FROM pg_type AS t
+	WHERE t.typtype = 'c' AND (t.typname = 'idem_response'
+		OR t.oid IN (SELECT p.prorettype FROM pg_proc AS p JOIN calls
+			ON p.oid = calls.signature::regprocedure));
 -- ... and to monitoring roles.
 CREATE TEMP TABLE monitoring (
 	object text,
@@ -236,7 +248,7 @@ INSERT INTO monitoring VALUES
 	('idem_stuck(interval)', 'EXECUTE', false),
 	('idem_stats', 'SELECT', false);
 
-SELECT plan(520);
+SELECT plan(530);
 
 --
 -- Nobody but the installer has anything
@@ -291,12 +303,18 @@ SELECT set_eq(
 	WHERE grantee = 'idem_test_app'::regrole$$,
 	$$SELECT signature::regprocedure::text AS object,
 		'EXECUTE' AS privilege_type, false AS is_grantable FROM calls
-	UNION ALL VALUES ('type idem_response', 'USAGE', false)$$,
-	'idem_grant grants exactly the functions of the interface');
+	UNION ALL SELECT 'type ' || typname, 'USAGE', false
+	FROM application_types$$,
+	'idem_grant grants exactly the functions of the interface, and the types '
+	'that they return');
 SELECT set_eq(
 	'SELECT idem_application_functions()',
 	'SELECT signature::regprocedure FROM calls',
 	'idem_application_functions names them');
+SELECT set_eq(
+	'SELECT idem_application_types()',
+	'SELECT typname::text::regtype FROM application_types',
+	'idem_application_types names these');
 SELECT ok(has_schema_privilege('idem_test_app',
 	(SELECT extnamespace FROM pg_extension WHERE extname = 'idempotency'),
 	'USAGE'), 'with idem_grant: USAGE on the schema');
@@ -325,14 +343,25 @@ SELECT is(left(pg_temp.outcome_of('idem_test_stranger',
 	'CREATE FUNCTION pg_temp.h(jsonb) RETURNS idem_response
 	LANGUAGE sql AS ''SELECT (200, NULL, NULL)::idem_response'''), 6),
 	'42501:', 'without a grant, a function that returns it: 42501');
+SELECT is(pg_temp.outcome_of('idem_test_app', statement), 'allowed',
+	'with idem_grant: ' || statement)
+FROM (VALUES
+	('CREATE FUNCTION pg_temp.f() RETURNS idem_claim_result LANGUAGE sql
+		RETURN idem_claim(''privileges'', ''key-of-privileges'')'),
+	('CREATE TEMP TABLE t AS SELECT idem_lookup(''privileges'',
+		''key-of-privileges'') AS r'),
+	('CREATE TEMP VIEW v AS SELECT idem_try_append(''a'', ''c'', 1) AS r')
+) AS v (statement);
 
 SELECT idem_grant('idem_test_app') \gset
-SELECT is(count(*), (SELECT count(*) + 1 FROM calls),
+SELECT is(count(*), (SELECT count(*) FROM calls)
+	+ (SELECT count(*) FROM application_types),
 	'idem_grant given twice is given once')
 FROM privileges WHERE grantee = 'idem_test_app'::regrole;
 CREATE ROLE "Idem test ""app""; --";
 SELECT idem_grant('"Idem test ""app""; --"') \gset
-SELECT is(count(*), (SELECT count(*) + 1 FROM calls),
+SELECT is(count(*), (SELECT count(*) FROM calls)
+	+ (SELECT count(*) FROM application_types),
 	'idem_grant quotes the role''s name')
 FROM privileges WHERE grantee = '"Idem test ""app""; --"'::regrole;
 

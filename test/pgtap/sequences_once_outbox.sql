@@ -20,9 +20,8 @@ INSERT INTO promised VALUES
 ('idem_try_append(text, text, bigint, int, bigint, boolean, interval)',
 	'aggregate text, client_id text, client_seq bigint,
 	 event_count int DEFAULT 1, expected_version bigint DEFAULT NULL,
-	 allow_gaps boolean DEFAULT true, wait interval DEFAULT NULL,
-	 OUT outcome text, OUT last_client_seq bigint, OUT version bigint',
-	'record', 'c volatile called-on-null parallel-unsafe',
+	 allow_gaps boolean DEFAULT true, wait interval DEFAULT NULL',
+	'idem_append_result', 'c volatile called-on-null parallel-unsafe',
 	$$idem_try_append('order', 'phone', 1)$$),
 ('idem_last_client_seq(text, text)',
 	'aggregate text, client_id text',
@@ -32,10 +31,10 @@ INSERT INTO promised VALUES
 	'scope text, token text, ttl interval DEFAULT NULL',
 	'boolean', 'c volatile called-on-null parallel-unsafe',
 	$$idem_once('form', 'token')$$),
-('idem_once(text, text[], interval)',
+('idem_once_many(text, text[], interval)',
 	'scope text, tokens text[], ttl interval DEFAULT NULL',
 	'SETOF text', 'c volatile called-on-null parallel-unsafe',
-	$$idem_once('form', '{a,b}'::text[])$$),
+	$$idem_once_many('form', '{a,b}'::text[])$$),
 ('idem_publish(text, jsonb, text, jsonb, interval)',
 	'topic text, payload jsonb, message_key text DEFAULT NULL,
 	 headers jsonb DEFAULT NULL, deliver_after interval DEFAULT NULL',
@@ -298,19 +297,19 @@ SELECT ok(idem_once('form', 'token'), 'true: the first time');
 SELECT ok(NOT idem_once('form', 'token'), 'false: the second time');
 SELECT ok(idem_once('other form', 'token'), 'true: in another scope');
 SELECT results_eq(
-	$$SELECT * FROM idem_once('form', '{c,token,a,c,b,a}'::text[])$$,
+	$$SELECT * FROM idem_once_many('form', '{c,token,a,c,b,a}'::text[])$$,
 	$$VALUES ('c'), ('a'), ('b')$$,
 	'an array: those seen for the first time, in its order, no repeats');
-SELECT is_empty($$SELECT * FROM idem_once('form', '{b,a,c}'::text[])$$,
+SELECT is_empty($$SELECT * FROM idem_once_many('form', '{b,a,c}'::text[])$$,
 	'an array: nothing the second time');
-SELECT is_empty($$SELECT * FROM idem_once('form', '{}'::text[])$$,
+SELECT is_empty($$SELECT * FROM idem_once_many('form', '{}'::text[])$$,
 	'an empty array: nothing');
 SELECT ok(NOT idem_once('form', 'b'), 'an array uses single tokens');
 SELECT ok(idem_once('form', 'brief', '0 s') AND idem_once('form', 'brief'),
 	'true again after the ttl');
 SELECT ok(NOT idem_once('form', 'brief'), 'the ttl of the second use counts');
-SELECT results_eq($$SELECT * FROM idem_once('form', '{x,y}'::text[], '0 s')
-	UNION ALL SELECT * FROM idem_once('form', '{y,x}'::text[])$$,
+SELECT results_eq($$SELECT * FROM idem_once_many('form', '{x,y}'::text[], '0 s')
+	UNION ALL SELECT * FROM idem_once_many('form', '{y,x}'::text[])$$,
 	$$VALUES ('x'), ('y'), ('y'), ('x')$$,
 	'an array: all again after the ttl');
 SELECT is(justify_hours(date_trunc('minute',
@@ -319,17 +318,17 @@ SELECT is(justify_hours(date_trunc('minute',
 FROM idem_tokens WHERE scope = 'other form';
 SAVEPOINT before;
 SELECT idem_once('form', 'undone') AS once_undone \gset
-SELECT count(*) AS array_undone FROM idem_once('form', '{p,q}'::text[]) \gset
+SELECT count(*) AS array_undone FROM idem_once_many('form', '{p,q}'::text[]) \gset
 ROLLBACK TO SAVEPOINT before;
 SELECT ok(:'once_undone' AND idem_once('form', 'undone'),
 	'true again after an abort');
 SELECT is(:array_undone + count(*), 4::bigint,
 	'an array: all again after an abort')
-FROM idem_once('form', '{p,q}'::text[]);
+FROM idem_once_many('form', '{p,q}'::text[]);
 SELECT is(pg_temp.sqlstate_of($$idem_once('held', 'token')$$,
 		'SET LOCAL lock_timeout = ''50 ms'''), '55P03',
 	'it waits for an uncommitted twin, as long as lock_timeout');
-SELECT is(pg_temp.sqlstate_of($$idem_once('held', '{a,token}'::text[])$$,
+SELECT is(pg_temp.sqlstate_of($$idem_once_many('held', '{a,token}'::text[])$$,
 		'SET LOCAL lock_timeout = ''50 ms'''), '55P03',
 	'so does an array');
 SELECT ok(idem_once('held', 'a'), 'which then has used nothing');
@@ -436,10 +435,10 @@ FROM (VALUES
 	($$idem_once('form', '')$$, '22023'),
 	($$idem_once(repeat('s', 256), 'token')$$, '22023'),
 	($$idem_once('form', 'token', '-1 s')$$, '22023'),
-	($$idem_once('form', NULL::text[])$$, '22004'),
-	($$idem_once('form', '{a,NULL}'::text[])$$, '22004'),
-	($$idem_once('form', '{a,""}'::text[])$$, '22023'),
-	($$idem_once('form', '{a}'::text[], '-1 s')$$, '22023'),
+	($$idem_once_many('form', NULL::text[])$$, '22004'),
+	($$idem_once_many('form', '{a,NULL}'::text[])$$, '22004'),
+	($$idem_once_many('form', '{a,""}'::text[])$$, '22023'),
+	($$idem_once_many('form', '{a}'::text[], '-1 s')$$, '22023'),
 	($$idem_publish(NULL, '1')$$, '22004'),
 	($$idem_publish('t', NULL)$$, '22004'),
 	($$idem_publish('', '1')$$, '22023'),

@@ -238,7 +238,7 @@ RESET idempotency.key_max_length;
 SET LOCAL idempotency.token_ttl = '2h';
 SELECT idem_once('settings', 'default'),
 	idem_once('settings', 'given', '20 min'),
-	(SELECT idem_once('settings', '{array}'::text[])) \gset
+	(SELECT idem_once_many('settings', '{array}'::text[])) \gset
 SELECT ok(expires_at - clock_timestamp() BETWEEN '01:59:00' AND '02:00:00',
 	'token_ttl stands in for what a call does not say: ' || token)
 FROM idem_tokens WHERE scope = 'settings' AND token <> 'given';

@@ -33,13 +33,8 @@ INSERT INTO promised VALUES
 ('idem_claim(text, text, bytea, interval, interval, interval)',
 	'scope text, key text, request_hash bytea DEFAULT NULL,
 	 ttl interval DEFAULT NULL, lease interval DEFAULT NULL,
-	 wait interval DEFAULT NULL,
-	 OUT outcome text, OUT claim_token bigint, OUT attempt int,
-	 OUT response_status int, OUT response_headers json,
-	 OUT response_body text, OUT response_bytes bytea,
-	 OUT recovery_point text, OUT recovery_state json,
-	 OUT lease_expires_at timestamptz, OUT expires_at timestamptz',
-	'record', 'c volatile called-on-null parallel-unsafe'),
+	 wait interval DEFAULT NULL',
+	'idem_claim_result', 'c volatile called-on-null parallel-unsafe'),
 ('idem_complete(text, text, int, text, json, bigint)',
 	'scope text, key text, response_status int,
 	 response_body text DEFAULT NULL, response_headers json DEFAULT NULL,
@@ -67,14 +62,8 @@ INSERT INTO promised VALUES
 	'scope text, key text, claim_token bigint DEFAULT NULL',
 	'boolean', 'c volatile called-on-null parallel-unsafe'),
 ('idem_lookup(text, text)',
-	'scope text, key text,
-	 OUT state text, OUT attempt int, OUT request_hash bytea,
-	 OUT response_status int, OUT response_headers json,
-	 OUT response_body text, OUT response_bytes bytea, OUT error text,
-	 OUT recovery_point text, OUT recovery_state json,
-	 OUT created_at timestamptz, OUT completed_at timestamptz,
-	 OUT lease_expires_at timestamptz, OUT expires_at timestamptz',
-	'record', 'c stable called-on-null parallel-safe'),
+	'scope text, key text',
+	'idem_lookup_result', 'c stable called-on-null parallel-safe'),
 ('idem_forget(text, text)',
 	'scope text, key text',
 	'boolean', 'c volatile called-on-null parallel-unsafe'),
@@ -84,36 +73,27 @@ INSERT INTO promised VALUES
 ('idem_run(text, text, regprocedure, jsonb, interval, interval)',
 	'scope text, key text, handler regprocedure, request jsonb,
 	 ttl interval DEFAULT NULL,
-	 wait interval DEFAULT ''00:01:00''::interval,
-	 OUT outcome text, OUT response_status int, OUT response_headers json,
-	 OUT response_body text',
-	'record', 'c volatile called-on-null parallel-unsafe'),
+	 wait interval DEFAULT ''00:01:00''::interval',
+	'idem_run_result', 'c volatile called-on-null parallel-unsafe'),
 
 ('idem_try_advance(text, text, text, bigint)',
-	'user_id text, entity_type text, entity_id text, action_id bigint,
-	 OUT should_process boolean, OUT last_action_id bigint',
-	'record', 'c volatile called-on-null parallel-unsafe'),
+	'user_id text, entity_type text, entity_id text, action_id bigint',
+	'idem_advance_result', 'c volatile called-on-null parallel-unsafe'),
 ('idem_toggle(text, text, text, text, bigint)',
 	'user_id text, entity_type text, entity_id text, action_type text,
-	 action_id bigint,
-	 OUT is_active boolean, OUT last_action_id bigint,
-	 OUT processed boolean',
-	'record', 'c volatile called-on-null parallel-unsafe'),
+	 action_id bigint',
+	'idem_action_result', 'c volatile called-on-null parallel-unsafe'),
 ('idem_set(text, text, text, text, boolean, bigint, text[])',
 	'user_id text, entity_type text, entity_id text, action_type text,
-	 active boolean, action_id bigint, excludes text[] DEFAULT NULL,
-	 OUT is_active boolean, OUT last_action_id bigint,
-	 OUT processed boolean',
-	'record', 'c volatile called-on-null parallel-unsafe'),
+	 active boolean, action_id bigint, excludes text[] DEFAULT NULL',
+	'idem_action_result', 'c volatile called-on-null parallel-unsafe'),
 ('idem_is_active(text, text, text, text)',
 	'user_id text, entity_type text, entity_id text, action_type text',
 	'boolean', 'c stable called-on-null parallel-safe'),
 
 ('idem_cleanup(int)',
-	'batch_size int DEFAULT NULL,
-	 OUT keys_deleted bigint, OUT tokens_deleted bigint,
-	 OUT messages_deleted bigint',
-	'record', 'c volatile called-on-null parallel-unsafe'),
+	'batch_size int DEFAULT NULL',
+	'idem_cleanup_result', 'c volatile called-on-null parallel-unsafe'),
 ('idem_grant(regrole)',
 	'grantee regrole',
 	'void', 'plpgsql volatile called-on-null parallel-unsafe'),
@@ -160,6 +140,9 @@ INSERT INTO promised VALUES
 ('idem_application_functions()',
 	'',
 	'SETOF regprocedure', 'sql stable called-on-null parallel-safe'),
+('idem_application_types()',
+	'',
+	'SETOF regtype', 'sql stable called-on-null parallel-safe'),
 ('idem_check_grantee(regrole)',
 	'grantee regrole',
 	'void', 'plpgsql stable called-on-null parallel-safe'),
@@ -190,12 +173,41 @@ INSERT INTO others VALUES
 ('idem_try_append(text, text, bigint, int, bigint, boolean, interval)'),
 ('idem_last_client_seq(text, text)'),
 ('idem_once(text, text, interval)'),
-('idem_once(text, text[], interval)'),
+('idem_once_many(text, text[], interval)'),
 ('idem_publish(text, jsonb, text, jsonb, interval)'),
 ('idem_outbox_take(int, interval, text[])'),
 ('idem_outbox_ack(bigint[])'),
 ('idem_outbox_nack(bigint, text, interval, int)'),
 ('idem_outbox_requeue(bigint[])');
+
+-- What a handler returns, and what functions do that return one row.
+CREATE TEMP TABLE promised_types (
+	name name,
+	columns text
+);
+INSERT INTO promised_types VALUES
+('idem_response', 'status int, headers json, body text'),
+('idem_claim_result',
+	'outcome text, claim_token bigint, attempt int, response_status int,
+	 response_headers json, response_body text, response_bytes bytea,
+	 recovery_point text, recovery_state json,
+	 lease_expires_at timestamptz, expires_at timestamptz'),
+('idem_lookup_result',
+	'state text, attempt int, request_hash bytea, response_status int,
+	 response_headers json, response_body text, response_bytes bytea,
+	 error text, recovery_point text, recovery_state json,
+	 created_at timestamptz, completed_at timestamptz,
+	 lease_expires_at timestamptz, expires_at timestamptz'),
+('idem_run_result',
+	'outcome text, response_status int, response_headers json,
+	 response_body text'),
+('idem_advance_result', 'should_process boolean, last_action_id bigint'),
+('idem_action_result',
+	'is_active boolean, last_action_id bigint, processed boolean'),
+('idem_append_result',
+	'outcome text, last_client_seq bigint, version bigint'),
+('idem_cleanup_result',
+	'keys_deleted bigint, tokens_deleted bigint, messages_deleted bigint');
 
 -- Tables, as the design's storage chapter and its names of columns have them.
 CREATE TEMP TABLE promised_tables (
@@ -295,7 +307,7 @@ CREATE TEMP VIEW relations AS
 	SELECT c.* FROM pg_class AS c JOIN members AS m
 		ON m.classid = 'pg_class'::regclass AND m.objid = c.oid;
 
-SELECT plan(36 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8);
+SELECT plan(37 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8 * 3 + 5);
 
 --
 -- Functions
@@ -340,16 +352,17 @@ SELECT is_empty(
 	'all are plain functions');
 SELECT set_eq(
 	$$SELECT oid::regprocedure FROM functions WHERE proretset$$,
-	$$VALUES ('idem_once(text, text[], interval)'::regprocedure),
+	$$VALUES ('idem_once_many(text, text[], interval)'::regprocedure),
 		('idem_outbox_take(int, interval, text[])'),
 		('idem_stats_data()'), ('idem_application_functions()'),
+		('idem_application_types()'),
 		('idem_monitoring_data()'), ('idem_table_stats()'),
 		('idem_health()'), ('idem_stuck(interval)')$$,
 	'single-row functions return no sets');
 SELECT is_empty(
 	$$SELECT oid::regprocedure, prosrc FROM functions
 	WHERE probin IS NOT NULL AND (probin <> 'idempotency'
-		OR prosrc !~ ('^' || proname || '(_(text|jsonb|bytea|array))?$'))$$,
+		OR prosrc !~ ('^' || proname || '(_(text|jsonb|bytea))?$'))$$,
 	'C symbols carry the SQL name');
 SELECT is_empty(
 	$$SELECT oid::regprocedure FROM functions
@@ -464,9 +477,9 @@ SELECT set_eq(
 SELECT is_empty(
 	$$SELECT pg_describe_object(classid, objid, 0) FROM members
 	WHERE classid NOT IN ('pg_proc'::regclass, 'pg_class'::regclass)
-		AND (classid, objid)
-			<> ('pg_type'::regclass, 'idem_response'::regtype)$$,
-	'beside them the extension has type idem_response only');
+		AND NOT (classid = 'pg_type'::regclass AND objid IN (
+			SELECT name::regtype FROM promised_types))$$,
+	'beside them the extension has these types only');
 SELECT is_empty(
 	$$SELECT relname FROM relations AS r
 	LEFT JOIN pg_am AS a ON a.oid = r.relam
@@ -528,15 +541,18 @@ SELECT is_empty(
 	'every table, sequence and view has a comment');
 
 --
--- Type and extension
+-- Types and extension
 --
-SELECT is(pg_temp.columns_of('idem_response'),
-	'status int, headers json, body text',
-	'idem_response has the promised columns');
-SELECT is((SELECT typtype::text FROM pg_type WHERE typname = 'idem_response'),
-	'c', 'idem_response is a composite type');
-SELECT isnt(obj_description('idem_response'::regtype, 'pg_type'), NULL,
-	'idem_response has a comment');
+SELECT is(pg_temp.columns_of(name::text::regclass),
+	regexp_replace(columns, '\s+', ' ', 'g'),
+	name || ' has the promised columns')
+FROM promised_types;
+SELECT is((SELECT typtype::text FROM pg_type WHERE typname = name),
+	'c', name || ' is a composite type')
+FROM promised_types;
+SELECT isnt(obj_description(name::text::regtype, 'pg_type'), NULL,
+	name || ' has a comment')
+FROM promised_types;
 SELECT is((SELECT extrelocatable FROM pg_extension
 	WHERE extname = 'idempotency'), false,
 	'the extension is not relocatable');

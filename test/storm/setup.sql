@@ -250,7 +250,7 @@ BEGIN
 	IF count = 1 THEN
 		fresh := CASE WHEN idem_once('form', tokens[1]) THEN tokens ELSE '{}' END;
 	ELSE
-		fresh := ARRAY(SELECT idem_once('form', tokens));
+		fresh := ARRAY(SELECT idem_once_many('form', tokens));
 	END IF;
 	INSERT INTO seen SELECT unnest(fresh);
 	SELECT token INTO t FROM unnest(tokens) AS token WHERE token NOT IN (SELECT s.token FROM seen AS s WHERE s.token = ANY (tokens));

@@ -112,7 +112,7 @@ foreach my $step (
 	[ 'append of another client', "* FROM idem_try_append('cart', 'laptop', 1)", 'appended|1|5' ],
 	[ 'once', "idem_once('form', 'step', '0')", 't' ],
 	[ 'once, of an expired token', "idem_once('form', 'step')", 't' ],
-	[ 'once, several', "count(*) FROM idem_once('form', '{a,b,step}'::text[])", '2' ],
+	[ 'once, several', "count(*) FROM idem_once_many('form', '{a,b,step}'::text[])", '2' ],
 	[ 'publish', "idem_publish('step', to_jsonb($random), 'key', '{\"a\": 1}') IS NOT NULL", 't' ],
 	[ 'take', "attempt FROM idem_outbox_take(1, '1 hour', '{step}')", '1' ],
 	[ 'nack', 'idem_outbox_nack(' . message('step') . ", 'busy', '0')", 'pending' ],

@@ -44,7 +44,7 @@ sub check_restored
 	# Tokens
 	is( $node->safe_psql($database,
 			"SELECT idem_once('form', 'used'), idem_once('form', 'expired'), idem_once('form', 'never');
-			 SELECT * FROM idem_once('inbox', ARRAY['m3', E'tab\\t\\\\.', 'm1'])"),
+			 SELECT * FROM idem_once_many('inbox', ARRAY['m3', E'tab\\t\\\\.', 'm1'])"),
 		"f|t|t\nm3", "$title: tokens are remembered");
 
 	# Outbox

@@ -105,8 +105,8 @@ $node->safe_psql('full_of_expired', <<"SQL");
 CREATE EXTENSION idempotency;
 CREATE EXTENSION amcheck;
 SELECT count(*) FROM generate_series(1, $expired, 1000) AS n,
-	idem_once('expired', ARRAY(SELECT 'token ' || n + i FROM generate_series(0, 999) AS i), ttl => '0');
-SELECT count(*) FROM idem_once('live', ARRAY(SELECT 'token ' || i FROM generate_series(1, $live) AS i));
+	idem_once_many('expired', ARRAY(SELECT 'token ' || n + i FROM generate_series(0, 999) AS i), ttl => '0');
+SELECT count(*) FROM idem_once_many('live', ARRAY(SELECT 'token ' || i FROM generate_series(1, $live) AS i));
 CHECKPOINT;
 SQL
 
@@ -176,7 +176,7 @@ foreach my $round (1 .. 5)
 		'0', "drop-extension-while-deleting: nothing is left, round $round");
 	$node->safe_psql('busy', <<'SQL');
 CREATE EXTENSION idempotency;
-SELECT count(*) FROM idem_once('expired', ARRAY(SELECT 'token ' || i FROM generate_series(1, 20000) AS i), ttl => '0');
+SELECT count(*) FROM idem_once_many('expired', ARRAY(SELECT 'token ' || i FROM generate_series(1, 20000) AS i), ttl => '0');
 SELECT idem_once('live', 'token');
 SQL
 }

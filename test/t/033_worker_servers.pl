@@ -16,8 +16,8 @@ $PostgreSQL::Test::Utils::timeout_default = 60;
 
 my $launchers = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'";
 my $fill = <<'SQL';
-SELECT count(*) FROM idem_once('form', ARRAY(SELECT 'live ' || i FROM generate_series(1, 10) AS i));
-SELECT count(*) FROM idem_once('form', ARRAY(SELECT 'expired ' || i FROM generate_series(1, 10) AS i), '0');
+SELECT count(*) FROM idem_once_many('form', ARRAY(SELECT 'live ' || i FROM generate_series(1, 10) AS i));
+SELECT count(*) FROM idem_once_many('form', ARRAY(SELECT 'expired ' || i FROM generate_series(1, 10) AS i), '0');
 SELECT outcome, idem_complete('shop', k, 201, 'made', claim_token => claim_token)
 FROM (VALUES ('completed-key-0001')) AS v (k), idem_claim('shop', k);
 SELECT outcome FROM idem_claim('shop', 'expired-key-00001', ttl => '0');

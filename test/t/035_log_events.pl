@@ -115,7 +115,7 @@ like(slurp_file($node->logfile, $offset), qr/ event=published topic=orders id=$i
 
 is(logged('SELECT idem_cleanup()'), '', 'cleaned: nothing, where there is nothing');
 is( logged("SELECT idem_claim('shop', '$key-' || i, ttl => '0') FROM generate_series(1, 3) AS i;
-			SELECT idem_once('form', ARRAY['confidential', 'confidential too'], ttl => '0');
+			SELECT idem_once_many('form', ARRAY['confidential', 'confidential too'], ttl => '0');
 			SET idempotency.outbox_retention = 0;
 			SELECT idem_cleanup(2); SELECT idem_cleanup(2); SELECT idem_cleanup(2)"),
 	"LOG:  idempotency event=claimed scope=shop key=abcd...(22) attempt=1 token=T\n" x 3

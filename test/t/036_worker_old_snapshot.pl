@@ -42,7 +42,7 @@ $node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
 #
 
 $node->safe_psql('postgres', <<"SQL");
-SELECT count(*) FROM idem_once('live', ARRAY(SELECT 'token ' || i FROM generate_series(1, $expired) AS i));
+SELECT count(*) FROM idem_once_many('live', ARRAY(SELECT 'token ' || i FROM generate_series(1, $expired) AS i));
 VACUUM idem_tokens;
 SQL
 configure($node, 'idempotency.cleanup_interval' => '10ms');
@@ -61,7 +61,7 @@ my $holder = session($node);
 $holder->run('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM idem_tokens');
 $node->safe_psql('postgres', <<"SQL");
 SELECT count(*) FROM generate_series(1, $expired, 1000) AS n,
-	idem_once('expired', ARRAY(SELECT 'token ' || n + i FROM generate_series(0, 999) AS i), ttl => '0');
+	idem_once_many('expired', ARRAY(SELECT 'token ' || n + i FROM generate_series(0, 999) AS i), ttl => '0');
 SQL
 
 # These cannot be deleted when the worker comes to them.

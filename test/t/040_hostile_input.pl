@@ -70,7 +70,7 @@ BEGIN
 	IF idem_last_client_seq(c, c) <> 1 OR (SELECT outcome FROM idem_try_append(c, c, 1)) <> 'duplicate' THEN
 		RETURN NEXT n || ': sequence';
 	END IF;
-	IF NOT idem_once(c, c) OR idem_once(c, c) OR (SELECT array_agg(t) FROM idem_once('s', ARRAY[c, c]) AS t) <> ARRAY[c] THEN
+	IF NOT idem_once(c, c) OR idem_once(c, c) OR (SELECT array_agg(t) FROM idem_once_many('s', ARRAY[c, c]) AS t) <> ARRAY[c] THEN
 		RETURN NEXT n || ': token';
 	END IF;
 	PERFORM idem_publish(c, to_jsonb(n), c, jsonb_build_object('n', n));

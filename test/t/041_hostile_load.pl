@@ -249,7 +249,7 @@ my @writers = (
 	"idem_claim('t', 'key-of-timeouts-02', ttl => '0')", "idem_heartbeat('t', 'key-of-timeouts-01', '0', $token)",
 	"idem_checkpoint('t', 'key-of-timeouts-01', 'x', NULL, '0', $token)", "idem_try_advance('u', 'e', 't', extract(epoch FROM clock_timestamp())::bigint)",
 	"idem_toggle('u', 'e', 't', 'a', 1 + extract(epoch FROM clock_timestamp())::bigint)", "idem_set('u', 'e', 't', 'a', true, 2 + extract(epoch FROM clock_timestamp())::bigint)",
-	"idem_try_append('t', 'd', extract(epoch FROM clock_timestamp())::bigint)", "idem_once('t', 't', '0')", "idem_once('t', '{t}'::text[], '0')",
+	"idem_try_append('t', 'd', extract(epoch FROM clock_timestamp())::bigint)", "idem_once('t', 't', '0')", "idem_once_many('t', '{t}'::text[], '0')",
 	"idem_publish('t', '{}')", "idem_outbox_nack($message, NULL, '0')", "idem_outbox_requeue()", "idem_run('t', 'key-of-timeouts-03', 'handler(jsonb)', '{}')",
 	"idem_outbox_ack('{$message}')", 'idem_outbox_take()', "idem_cleanup()", "idem_complete('t', 'key-of-timeouts-01', 200, claim_token => $token)",
 	"idem_fail('t', 'key-of-timeouts-01', claim_token => $token)", "idem_release('t', 'key-of-timeouts-01', $token)", "idem_erase('t', 'key-of-timeouts-01')",

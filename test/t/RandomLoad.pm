@@ -26,7 +26,7 @@ CREATE FUNCTION random_call(seed double precision) RETURNS void LANGUAGE plpgsql
 DECLARE
 	names text[] := '{claim,claim,claim,claim_complete,claim_complete,complete,complete_bytes,
 		checkpoint,heartbeat,fail,release,forget,erase,run,advance,set,toggle,append,append_any,
-		once,once_array,publish,publish,take,ack,nack,requeue}';
+		once,once_many,publish,publish,take,ack,nack,requeue}';
 	name text;
 	k text;
 	held bigint;
@@ -90,8 +90,8 @@ BEGIN
 				PERFORM idem_try_append('cart ' || n / 10, 'phone ' || n % 10, 1 + (random() * 100)::bigint);
 			WHEN 'once' THEN
 				PERFORM idem_once('form', k, ttl);
-			WHEN 'once_array' THEN
-				PERFORM idem_once('inbox', ARRAY(SELECT 'message ' || i FROM generate_series(n, n + 20) AS i), ttl);
+			WHEN 'once_many' THEN
+				PERFORM idem_once_many('inbox', ARRAY(SELECT 'message ' || i FROM generate_series(n, n + 20) AS i), ttl);
 			WHEN 'publish' THEN
 				PERFORM idem_publish('topic ' || n % 3, to_jsonb(random_text()), 'key ' || n, '{"a": 1}');
 			WHEN 'take' THEN

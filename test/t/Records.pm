@@ -116,7 +116,7 @@ SELECT * FROM idem_try_append('cart 1', 'laptop', 1);
 SELECT * FROM idem_try_append(E'cart\t2 \\ "x"', 'phone', 7);
 SELECT idem_once('form', 'used');
 SELECT idem_once('form', 'expired', ttl => '0');
-SELECT count(*) FROM idem_once('inbox', ARRAY['m1', 'm2', E'tab\t\\.']);
+SELECT count(*) FROM idem_once_many('inbox', ARRAY['m1', 'm2', E'tab\t\\.']);
 
 SET idempotency.outbox_max_attempts = 1;
 SELECT idem_publish('dead', '"dead"') IS NOT NULL;

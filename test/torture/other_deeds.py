@@ -155,7 +155,7 @@ def do_tokens_once(client, scope, tokens, ttl):
             else []
     else:
         first = [token for token, in client.query(
-            'SELECT idem_once(%s, %s::text[], %s)', scope, tokens, ttl)]
+            'SELECT idem_once_many(%s, %s::text[], %s)', scope, tokens, ttl)]
     client.query('''INSERT INTO effects (scope, token, expires_at)
                     SELECT scope, token, expires_at FROM idem_tokens
                     WHERE scope = %s AND token = ANY (%s::text[])''',
