@@ -161,6 +161,11 @@ cmp_ok(scalar @worker, '>', 2, 'settings of the worker');
 my %other = ('idempotency.expired_key_policy' => 'reject', 'idempotency.log_events' => 'on',
 	'idempotency.health_bloat' => '0.125', 'idempotency.databases' => 'x');
 
+# Some of the sessions below are not let in, which is an answer like others: a
+# script that is longer than a pipe holds shows that no test dies of it.
+my ($refused) = $node->psql('utf8', 'SELECT 1;' x 50000, connstr => $node->connstr('utf8') . ' user=nobody');
+is($refused, 2, 'refused: no harm comes of a script that psql does not read');
+
 # changed(ROLE, OPTIONS, SQL): the settings that a session of the role has
 # otherwise than the server, once it has used the library.
 sub changed

@@ -11,9 +11,56 @@ use IPC::Run;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes qw(usleep);
 
 our @EXPORT = qw(new_node configure eventually session wait_for_block sqlstate_of
   start_pgbench finish_pgbench injection_points run_program);
+
+# The server's own psql() and poll_query_until() write a script into a pipe.  A
+# psql that is not let in does not read it, and where it ends before all is
+# written, the test dies of the broken pipe.  So here it reads a file.
+my $psql = \&PostgreSQL::Test::Cluster::psql;
+
+sub psql_from_file
+{
+	my ($node, $database, $sql, %params) = @_;
+	my $file = "$PostgreSQL::Test::Utils::tmp_check/script.$$.sql";
+	my $list = wantarray;
+	my @answer;
+
+	open my $handle, '>', $file or die "$file: $!";
+	print $handle $sql;
+	close $handle or die "$file: $!";
+	$params{extra_params} = [ @{ $params{extra_params} || [] }, '-f', $file ];
+	eval {
+		@answer = $list ? $psql->($node, $database, '', %params)
+		  : scalar $psql->($node, $database, '', %params);
+		1;
+	} or die "$@\nThe script was:\n$sql\n";
+	return $list ? @answer : $answer[0];
+}
+
+sub poll_from_file
+{
+	my ($node, $database, $query, $expected) = @_;
+	my ($code, $stdout, $stderr);
+
+	$expected = 't' unless defined $expected;
+	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
+	{
+		($code, $stdout, $stderr) = $node->psql($database, $query, on_error_stop => 0);
+		return 1 if $stdout eq $expected && $stderr eq '';
+		usleep(100_000);
+	}
+	diag("timed out: $query\nexpected: $expected\nlast answer: $stdout\n$stderr");
+	return 0;
+}
+
+{
+	no warnings 'redefine';
+	*PostgreSQL::Test::Cluster::psql = \&psql_from_file;
+	*PostgreSQL::Test::Cluster::poll_query_until = \&poll_from_file;
+}
 
 # new_node(NAME, conf => TEXT, start => BOOLEAN, install_path => DIRECTORY,
 # OPTIONS of init): a server, started unless that is false, of the installation
