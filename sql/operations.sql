@@ -8,11 +8,22 @@ CREATE DATABASE regress_idempotency_operations TEMPLATE template0;
 CREATE EXTENSION idempotency;
 
 -- Sizing
-SELECT count(idem_complete('customer-7', key, 201, '{"order": 4711, "state": "accepted"}')) AS keys
-FROM (SELECT 'order-' || md5(i::text) AS key FROM generate_series(1, 900) AS i) AS k,
-	idem_claim('customer-7', key);
-VACUUM FULL idem_keys;
-SELECT round(pg_total_relation_size('idem_keys')::numeric / count(*), -2) AS bytes_per_key FROM idem_keys;
+SET synchronous_commit = off;
+DO $$
+DECLARE
+	key text;
+BEGIN
+	FOR i IN 1 .. 10000 LOOP
+		key := 'order-' || md5(i::text);
+		PERFORM idem_claim('customer-7', key, sha256(key::bytea));
+		PERFORM idem_complete('customer-7', key, 201, '{"order": 4711, "state": "accepted"}');
+		COMMIT;
+	END LOOP;
+END
+$$;
+RESET synchronous_commit;
+-- to the nearest 50
+SELECT round(pg_total_relation_size('idem_keys') / count(*)::numeric / 50) * 50 AS bytes_per_key FROM idem_keys;
 
 -- Cleanup and vacuum
 SELECT relname, unnest(reloptions) AS setting FROM pg_class
@@ -25,17 +36,25 @@ ALTER TABLE idem_keys SET (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vac
 -- Cleanup and vacuum
 SELECT pid, usename, state, now() - xact_start AS open_for, left(query, 40) AS query
 FROM pg_stat_activity
-WHERE backend_xmin IS NOT NULL AND xact_start < now() - '30 minutes'::interval
+WHERE datname = current_database() AND (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL)
+	AND xact_start < now() - '30 minutes'::interval
 ORDER BY xact_start;
-SELECT gid, prepared FROM pg_prepared_xacts WHERE prepared < now() - '30 minutes'::interval;
-SELECT slot_name, active FROM pg_replication_slots WHERE xmin IS NOT NULL AND NOT active;
+SELECT gid, prepared FROM pg_prepared_xacts
+WHERE database = current_database() AND prepared < now() - '30 minutes'::interval;
+-- Standbys with hot_standby_feedback hold it back through their connection, or through its slot.
+SELECT application_name, age(backend_xmin) AS transactions FROM pg_stat_replication
+WHERE age(backend_xmin) > 10000;
+SELECT slot_name, active, age(xmin) AS transactions FROM pg_replication_slots WHERE age(xmin) > 10000;
 
 -- Cleanup and vacuum
 REINDEX TABLE CONCURRENTLY idem_keys;
 
+-- Cleanup and vacuum
+SELECT indexrelid::regclass FROM pg_index WHERE NOT indisvalid;
+
 -- Monitoring
-CREATE ROLE regress_web_app LOGIN;
-GRANT pg_monitor TO regress_web_app;
+CREATE ROLE regress_exporter LOGIN;
+GRANT pg_monitor TO regress_exporter;
 SELECT claims_new, claims_replay, completions, takeovers, claims_hash_conflict FROM idem_stats
 WHERE datname = current_database();
 
@@ -67,10 +86,12 @@ SELECT outcome FROM idem_claim('billing', 'invoice-1001-payment');
 COMMIT;
 
 -- Failover
-SELECT setval('idem_claim_tokens', nextval('idem_claim_tokens') + 1000000) > 1000000 AS beyond;
-SELECT setval('idem_outbox_ids', nextval('idem_outbox_ids') + 1000000) > 1000000 AS beyond;
+SELECT setval('idem_claim_tokens', 1000000 + greatest(nextval('idem_claim_tokens'),
+	(SELECT max(claim_token) FROM idem_keys))) > 1000000 AS beyond;
+SELECT setval('idem_outbox_ids', 1000000 + greatest(nextval('idem_outbox_ids'),
+	(SELECT max(id) FROM idem_outbox))) > 1000000 AS beyond;
 
 -- Leave nothing behind.
 \connect :first_database
 DROP DATABASE regress_idempotency_operations;
-DROP ROLE regress_web_app;
+DROP ROLE regress_exporter;

@@ -238,11 +238,17 @@ is( $publisher->safe_psql('postgres',
 is_replicated('after it');
 
 #
-# The subscriber takes over
+# The subscriber takes over.  Tokens and ids of the publisher are far ahead.
 #
 
+$publisher->safe_psql('postgres',
+	"SELECT setval('idem_claim_tokens', 5000000), setval('idem_outbox_ids', 5000000);
+	 SELECT idem_claim('shop', '$key-far');
+	 SELECT idem_publish('far', '1', 'key'), idem_publish('far', '2', 'key')");
+is_replicated('tokens and ids that are far ahead');
 $subscriber->safe_psql('postgres', 'ALTER SUBSCRIPTION replica DISABLE');
 
+my $far_token = $publisher->safe_psql('postgres', 'SELECT ' . token_of("$key-far"));
 my ($token, $until) = split /\|/, $publisher->safe_psql('postgres',
 	"SELECT claim_token, lease_expires_at FROM idem_keys WHERE key = 'before-0000000000001'");
 
@@ -268,13 +274,20 @@ is( $subscriber->safe_psql('postgres',
 		 SELECT idem_once('form', 'a'), idem_once('form', 'c')"),
 	"duplicate|4|5\nappended|5|6\nf|t", 'client sequences and tokens go on');
 
-# For the ids of messages there is nothing to go by but the sequence, which has
-# to be moved, as the operations guide says.
+# For the ids of messages, and the tokens of keys that were deleted, there is
+# nothing to go by but the sequences, which have to be moved, as the operations
+# guide says.
+is( $subscriber->safe_psql('postgres', operations_sql('Failover', 1)),
+	"t\nt", 'the recipe for the sequences');
 is( $subscriber->safe_psql('postgres',
-		"SELECT setval('idem_outbox_ids', nextval('idem_outbox_ids') + 1000000) > 1000000;
-		 SELECT idem_publish('free', '4', E'key\\t\\\\') IS NOT NULL;
-		 SELECT payload FROM idem_outbox_take(100, '1 hour', '{free}')"),
-	"t\nt\n1\n2\n3\n4", 'and a new message is handed out behind those before it');
+		"SELECT idem_publish('free', '4', E'key\\t\\\\') IS NOT NULL, idem_publish('far', '3', 'key') IS NOT NULL;
+		 SELECT payload FROM idem_outbox_take(100, '1 hour', '{free}');
+		 SELECT payload FROM idem_outbox_take(100, '1 hour', '{far}')"),
+	"t|t\n1\n2\n3\n4\n1\n2\n3", 'and new messages are handed out behind those before them');
+is( $subscriber->safe_psql('postgres',
+		"SELECT idem_forget('shop', '$key-far');
+		 SELECT claim_token > $far_token FROM idem_claim('shop', '$key-far')"),
+	"t\nt", 'and a key that was deleted gets a higher token');
 
 $subscriber->safe_psql('postgres',
 	'ALTER SUBSCRIPTION replica SET (slot_name = NONE); DROP SUBSCRIPTION replica');

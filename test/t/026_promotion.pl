@@ -107,9 +107,7 @@ foreach my $round (1 .. $rounds)
 	push @wrong, broken_promises($standby, \%told, $synchronous ? undef : \$lost);
 
 	# As the operations guide says, where commits may have been lost.
-	$standby->safe_psql('postgres',
-		"SELECT setval(s, nextval(s) + 1000000) FROM (VALUES ('idem_claim_tokens'), ('idem_outbox_ids')) AS v (s)")
-	  unless $synchronous;
+	$standby->safe_psql('postgres', operations_sql('Failover', 1)) unless $synchronous;
 	my $token = $standby->safe_psql('postgres',
 		"SELECT claim_token FROM idem_claim('shop', 'token-after-round-$round')");
 	push @wrong, "token $token is not above $met{token}, which a client held" if $token <= $met{token};

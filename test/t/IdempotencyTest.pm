@@ -14,7 +14,7 @@ use Test::More;
 use Time::HiRes qw(usleep);
 
 our @EXPORT = qw(new_node configure eventually session wait_for_block sqlstate_of
-  start_pgbench finish_pgbench injection_points run_program);
+  start_pgbench finish_pgbench injection_points run_program operations_sql);
 
 # The server's own psql() and poll_query_until() write a script into a pipe.  A
 # psql that is not let in does not read it, and where it ends before all is
@@ -212,6 +212,17 @@ sub injection_points
 	my @points = sort keys %points;
 
 	return @points;
+}
+
+# operations_sql(HEADING, COUNT): the SQL of a section of docs/operations.md, its
+# last blocks, so many.
+sub operations_sql
+{
+	my ($heading, $count) = @_;
+	my ($section) = slurp_file('docs/operations.md') =~ /^## \Q$heading\E\n(.*?)(?=^## |\z)/ms;
+	my @blocks = $section =~ /^```sql\n(.*?)^```/msg;
+
+	return join '', @blocks[ -$count .. -1 ];
 }
 
 #
