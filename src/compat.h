@@ -129,6 +129,12 @@ IdemInitSegment(void *memory, void *init_callback)
 #define DATCONNLIMIT_INVALID_DB	(-2)
 #endif
 
+/* 16 tells how many settings there are together with them. */
+#if PG_VERSION_NUM < 160000
+#define get_guc_variables(count) \
+	(*(count) = GetNumConfigOptions(), get_guc_variables())
+#endif
+
 /* 16 taught updates to leave all but summarizing indexes alone. */
 #if PG_VERSION_NUM < 160000
 typedef bool TU_UpdateIndexes;

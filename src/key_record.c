@@ -70,6 +70,7 @@ idem_key_is_valid(PG_FUNCTION_ARGS)
 
 	if (PG_ARGISNULL(0))
 		PG_RETURN_BOOL(false);
+	idem_check_settings();
 	key = PG_GETARG_TEXT_PP(0);
 	PG_RETURN_BOOL(key_error(VARDATA_ANY(key),
 							 VARSIZE_ANY_EXHDR(key)) == NULL);

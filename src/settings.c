@@ -6,15 +6,29 @@
  * Defaults that a call may override anyway are for everybody to set.  What
  * protects the operator is for superusers and those they grant SET to.
  *
+ * Where the library is not preloaded, the server keeps values for settings
+ * that it does not know yet, whoever gives them, and judges them when they are
+ * defined here.  What a session has SET without the right to is dropped then,
+ * and the value below it remains: that of the configuration, the database or
+ * the role.  But of what the session began with, the server has kept only the
+ * value that counts most.  If that one is dropped, because it is the client's
+ * or makes no sense, the operator's is lost, and calls would go by the
+ * built-in default.  In such a session whatever writes is refused.
+ *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
 #include <limits.h>
 
+#include "miscadmin.h"
 #include "utils/guc.h"
+#include "utils/guc_tables.h"
 
+#include "compat.h"
 #include "settings.h"
+
+#define PREFIX			"idempotency"
 
 #define MS_PER_MINUTE	(60.0 * 1000)
 #define MS_PER_HOUR		(60 * MS_PER_MINUTE)
@@ -55,6 +69,23 @@ static const struct config_enum_entry expired_key_policies[] = {
 	{NULL, 0, false}
 };
 
+/*
+ * A setting of the operator's whose value was lost when it was defined, or
+ * NULL; and where that which took its place came from.
+ */
+static const char *lost_setting = NULL;
+static GucSource lost_to;
+
+/* What a setting had when it was defined. */
+typedef struct EarlyValue
+{
+	const char *name;
+	GucSource	source;
+} EarlyValue;
+
+static List *early_values(void);
+static void check_early_values(List *values);
+static void define_settings(void);
 static void define_health_settings(void);
 static void define_time(const char *name, const char *short_desc,
 						const char *long_desc, double *variable,
@@ -65,6 +96,96 @@ static void define_time(const char *name, const char *short_desc,
  */
 void
 idem_define_settings(void)
+{
+	List	   *values = early_values();
+
+	define_settings();
+
+	/* What the configuration has wrong, the server tells when it starts. */
+	if (!process_shared_preload_libraries_in_progress)
+		check_early_values(values);
+}
+
+/*
+ * Raise an error in a session where a setting of the operator's is not what he
+ * wants; called before anything is done that depends on one.
+ */
+void
+idem_check_settings(void)
+{
+	if (likely(lost_setting == NULL))
+		return;
+	if (lost_to == PGC_S_CLIENT)
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied to set parameter \"%s\"",
+						lost_setting),
+				 errdetail("The connection was opened with a value for it, which took the place of the one that holds here."),
+				 errhint("Connect again without it: look into PGOPTIONS and the connection's options.")));
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("invalid value for parameter \"%s\"", lost_setting),
+			 errdetail("It is set for the server, the database or the role to what it cannot be, so no other value for it holds, either."),
+			 errhint("Correct it with ALTER SYSTEM, ALTER DATABASE or ALTER ROLE, and connect again.")));
+}
+
+/*
+ * Those of our settings that have a value already, by the names that were
+ * used for them, which need not be ours.
+ */
+static List *
+early_values(void)
+{
+	List	   *values = NIL;
+	int			count;
+	struct config_generic **variables = get_guc_variables(&count);
+
+	for (int i = 0; i < count; i++)
+	{
+		EarlyValue *value;
+
+		if (pg_strncasecmp(variables[i]->name, PREFIX ".",
+						   strlen(PREFIX ".")) != 0 ||
+			variables[i]->reset_source == PGC_S_DEFAULT)
+			continue;
+		value = palloc(sizeof(EarlyValue));
+		value->name = pstrdup(variables[i]->name);
+		value->source = variables[i]->reset_source;
+		values = lappend(values, value);
+	}
+	return values;
+}
+
+/*
+ * Now that they are defined: set lost_setting to one that protects the
+ * operator and did not take its value.
+ */
+static void
+check_early_values(List *values)
+{
+	int			count;
+	struct config_generic **variables = get_guc_variables(&count);
+	ListCell   *cell;
+
+	foreach(cell, values)
+	{
+		EarlyValue *value = lfirst(cell);
+
+		for (int i = 0; i < count; i++)
+		{
+			if (variables[i]->context == PGC_SUSET &&
+				variables[i]->reset_source != value->source &&
+				pg_strcasecmp(variables[i]->name, value->name) == 0)
+			{
+				lost_setting = variables[i]->name;
+				lost_to = value->source;
+			}
+		}
+	}
+}
+
+static void
+define_settings(void)
 {
 	define_time("idempotency.default_ttl",
 				"How long a request key is remembered when the call does not say.",
@@ -143,7 +264,7 @@ idem_define_settings(void)
 							PGC_SUSET, GUC_UNIT_BYTE, NULL, NULL, NULL);
 
 	define_health_settings();
-	MarkGUCPrefixReserved("idempotency");
+	MarkGUCPrefixReserved(PREFIX);
 }
 
 /*

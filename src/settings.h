@@ -33,5 +33,6 @@ extern char *idem_databases;
 extern int	idem_max_response_size;
 
 extern void idem_define_settings(void);
+extern void idem_check_settings(void);
 
 #endif							/* IDEMPOTENCY_SETTINGS_H */

@@ -76,6 +76,7 @@
 
 #include "compat.h"
 #include "idempotency.h"
+#include "settings.h"
 #include "store.h"
 #include "wait.h"
 
@@ -115,8 +116,8 @@ static void sleep_on_holder(void *arg);
  * Open a table for one call; idem_table_close() ends it, or an error.
  *
  * With any lock but AccessShareLock the caller means to write: raises 25006
- * in a read-only transaction or during recovery, and 25000 in a parallel
- * worker.
+ * in a read-only transaction or during recovery, 25000 in a parallel worker,
+ * and 42501 in a session that lacks the operator's settings.
  */
 void
 idem_table_open(IdemTable *table, IdemRelationId id, LOCKMODE lockmode)
@@ -126,6 +127,7 @@ idem_table_open(IdemTable *table, IdemRelationId id, LOCKMODE lockmode)
 		PreventCommandIfReadOnly("an idempotency function that writes");
 		PreventCommandIfParallelMode("an idempotency function that writes");
 		PreventCommandDuringRecovery("an idempotency function that writes");
+		idem_check_settings();
 	}
 
 	table->rel = idem_relation_open(id, lockmode);
