@@ -348,7 +348,9 @@ BEGIN ATOMIC
 			CASE WHEN d.overdue OPERATOR(pg_catalog.>) 0::pg_catalog.float8
 				THEN pg_catalog.format('since a message became due; undelivered: %s%s', d.counted,
 					CASE WHEN NOT d.complete THEN ' or more' END)
-				ELSE 'no message is due' END
+				WHEN d.complete THEN 'no message is due'
+				ELSE pg_catalog.format('of %s undelivered messages that were counted none is due, of others it is not known',
+					d.counted) END
 		FROM data AS d
 		WHERE d.source OPERATOR(pg_catalog.=) 'pending'
 		UNION ALL
