@@ -5,7 +5,7 @@
 
 CREATE FUNCTION @extschema@.idem_application_functions()
 RETURNS SETOF regprocedure
-LANGUAGE sql STABLE PARALLEL SAFE
+LANGUAGE sql STABLE PARALLEL SAFE COST 10000 ROWS 30
 BEGIN ATOMIC
 	SELECT d.objid::pg_catalog.regprocedure
 	FROM pg_catalog.pg_extension AS e
@@ -32,7 +32,7 @@ COMMENT ON FUNCTION @extschema@.idem_application_functions() IS
 
 CREATE FUNCTION @extschema@.idem_application_types()
 RETURNS SETOF regtype
-LANGUAGE sql STABLE PARALLEL SAFE
+LANGUAGE sql STABLE PARALLEL SAFE COST 10000 ROWS 7
 BEGIN ATOMIC
 	SELECT d.objid::pg_catalog.regtype
 	FROM pg_catalog.pg_extension AS e

@@ -56,7 +56,7 @@ SELECT pg_catalog.pg_extension_config_dump('idem_user_actions', '');
 
 CREATE FUNCTION @extschema@.idem_try_advance(user_id text, entity_type text, entity_id text, action_id bigint)
 RETURNS @extschema@.idem_advance_result
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_try_advance(text, text, text, bigint) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_try_advance(text, text, text, bigint) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -65,7 +65,7 @@ COMMENT ON FUNCTION @extschema@.idem_try_advance(text, text, text, bigint) IS
 
 CREATE FUNCTION @extschema@.idem_toggle(user_id text, entity_type text, entity_id text, action_type text, action_id bigint)
 RETURNS @extschema@.idem_action_result
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_toggle(text, text, text, text, bigint) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_toggle(text, text, text, text, bigint) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -75,7 +75,7 @@ COMMENT ON FUNCTION @extschema@.idem_toggle(text, text, text, text, bigint) IS
 CREATE FUNCTION @extschema@.idem_set(user_id text, entity_type text, entity_id text, action_type text,
 	active boolean, action_id bigint, excludes text[] DEFAULT NULL)
 RETURNS @extschema@.idem_action_result
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_set(text, text, text, text, boolean, bigint, text[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_set(text, text, text, text, boolean, bigint, text[]) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -84,7 +84,7 @@ COMMENT ON FUNCTION @extschema@.idem_set(text, text, text, text, boolean, bigint
 
 CREATE FUNCTION @extschema@.idem_is_active(user_id text, entity_type text, entity_id text, action_type text)
 RETURNS boolean
-LANGUAGE c STABLE PARALLEL SAFE
+LANGUAGE c STABLE PARALLEL SAFE COST 300
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_is_active(text, text, text, text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_is_active(text, text, text, text) TO @extowner@, pg_database_owner WITH GRANT OPTION;

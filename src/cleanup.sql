@@ -15,7 +15,7 @@ COMMENT ON TYPE @extschema@.idem_cleanup_result IS
 
 CREATE FUNCTION @extschema@.idem_cleanup(batch_size int DEFAULT NULL)
 RETURNS @extschema@.idem_cleanup_result
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_cleanup(int) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_cleanup(int) TO @extowner@, pg_database_owner WITH GRANT OPTION;

@@ -60,6 +60,12 @@
 	index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys)
 #endif
 
+/* 17 estimates the length of an array by statistics, too. */
+#if PG_VERSION_NUM < 170000
+#define estimate_array_length(root, expression) \
+	estimate_array_length(expression)
+#endif
+
 /* 17 moved the local transaction id into a struct. */
 #if PG_VERSION_NUM < 170000
 #define IdemLocalTransactionId()	(MyProc->lxid)

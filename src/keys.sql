@@ -92,7 +92,7 @@ SELECT pg_catalog.pg_extension_config_dump('idem_claim_tokens', '');
 
 CREATE FUNCTION @extschema@.idem_key_is_valid(key text)
 RETURNS boolean
-LANGUAGE c STABLE PARALLEL SAFE
+LANGUAGE c STABLE PARALLEL SAFE COST 10
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_key_is_valid(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_key_is_valid(text) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -102,7 +102,7 @@ COMMENT ON FUNCTION @extschema@.idem_key_is_valid(text) IS
 CREATE FUNCTION @extschema@.idem_claim(scope text, key text, request_hash bytea DEFAULT NULL,
 	ttl interval DEFAULT NULL, lease interval DEFAULT NULL, wait interval DEFAULT NULL)
 RETURNS @extschema@.idem_claim_result
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -112,7 +112,7 @@ COMMENT ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval
 CREATE FUNCTION @extschema@.idem_complete(scope text, key text, response_status int,
 	response_body text DEFAULT NULL, response_headers json DEFAULT NULL, claim_token bigint DEFAULT NULL)
 RETURNS boolean
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME', 'idem_complete_text';
 REVOKE ALL ON FUNCTION @extschema@.idem_complete(text, text, int, text, json, bigint) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_complete(text, text, int, text, json, bigint) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -122,7 +122,7 @@ COMMENT ON FUNCTION @extschema@.idem_complete(text, text, int, text, json, bigin
 CREATE FUNCTION @extschema@.idem_complete(scope text, key text, response_status int,
 	response_body bytea, response_headers json DEFAULT NULL, claim_token bigint DEFAULT NULL)
 RETURNS boolean
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME', 'idem_complete_bytea';
 REVOKE ALL ON FUNCTION @extschema@.idem_complete(text, text, int, bytea, json, bigint) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_complete(text, text, int, bytea, json, bigint) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -132,7 +132,7 @@ COMMENT ON FUNCTION @extschema@.idem_complete(text, text, int, bytea, json, bigi
 CREATE FUNCTION @extschema@.idem_checkpoint(scope text, key text, recovery_point text,
 	recovery_state json DEFAULT NULL, lease interval DEFAULT NULL, claim_token bigint DEFAULT NULL)
 RETURNS timestamptz
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_checkpoint(text, text, text, json, interval, bigint) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_checkpoint(text, text, text, json, interval, bigint) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -142,7 +142,7 @@ COMMENT ON FUNCTION @extschema@.idem_checkpoint(text, text, text, json, interval
 CREATE FUNCTION @extschema@.idem_heartbeat(scope text, key text,
 	lease interval DEFAULT NULL, claim_token bigint DEFAULT NULL)
 RETURNS timestamptz
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_heartbeat(text, text, interval, bigint) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_heartbeat(text, text, interval, bigint) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -152,7 +152,7 @@ COMMENT ON FUNCTION @extschema@.idem_heartbeat(text, text, interval, bigint) IS
 CREATE FUNCTION @extschema@.idem_fail(scope text, key text,
 	error text DEFAULT NULL, claim_token bigint DEFAULT NULL)
 RETURNS boolean
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_fail(text, text, text, bigint) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_fail(text, text, text, bigint) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -161,7 +161,7 @@ COMMENT ON FUNCTION @extschema@.idem_fail(text, text, text, bigint) IS
 
 CREATE FUNCTION @extschema@.idem_release(scope text, key text, claim_token bigint DEFAULT NULL)
 RETURNS boolean
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_release(text, text, bigint) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_release(text, text, bigint) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -170,7 +170,7 @@ COMMENT ON FUNCTION @extschema@.idem_release(text, text, bigint) IS
 
 CREATE FUNCTION @extschema@.idem_lookup(scope text, key text)
 RETURNS @extschema@.idem_lookup_result
-LANGUAGE c STABLE PARALLEL SAFE
+LANGUAGE c STABLE PARALLEL SAFE COST 300
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_lookup(text, text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_lookup(text, text) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -179,7 +179,7 @@ COMMENT ON FUNCTION @extschema@.idem_lookup(text, text) IS
 
 CREATE FUNCTION @extschema@.idem_forget(scope text, key text)
 RETURNS boolean
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_forget(text, text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_forget(text, text) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -188,7 +188,7 @@ COMMENT ON FUNCTION @extschema@.idem_forget(text, text) IS
 
 CREATE FUNCTION @extschema@.idem_erase(scope text, key text)
 RETURNS boolean
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_erase(text, text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_erase(text, text) TO @extowner@, pg_database_owner WITH GRANT OPTION;

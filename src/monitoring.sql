@@ -12,7 +12,7 @@ CREATE FUNCTION @extschema@.idem_monitoring_data(
 	OUT source text, OUT counted bigint, OUT due bigint, OUT overdue double precision,
 	OUT complete boolean)
 RETURNS SETOF record
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000 ROWS 6
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_monitoring_data() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_monitoring_data() TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -22,7 +22,7 @@ COMMENT ON FUNCTION @extschema@.idem_monitoring_data() IS
 CREATE FUNCTION @extschema@.idem_table_stats(
 	OUT table_name text, OUT pages bigint, OUT live_rows bigint, OUT dead_rows bigint)
 RETURNS SETOF record
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
+LANGUAGE sql VOLATILE PARALLEL UNSAFE COST 10000 ROWS 7
 BEGIN ATOMIC
 	-- A standby, and a server after a crash, has no statistics but the catalog's.
 	SELECT c.relname::pg_catalog.text,
@@ -50,7 +50,7 @@ COMMENT ON FUNCTION @extschema@.idem_table_stats() IS
 
 CREATE FUNCTION @extschema@.idem_metrics()
 RETURNS text
-LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER COST 100000
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	WITH this_database (label) AS (
@@ -203,7 +203,7 @@ COMMENT ON FUNCTION @extschema@.idem_metrics() IS
 
 CREATE FUNCTION @extschema@.idem_worker_absence()
 RETURNS text
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_worker_absence() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_worker_absence() TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -216,7 +216,7 @@ COMMENT ON FUNCTION @extschema@.idem_worker_absence() IS
 -- transactions.
 CREATE FUNCTION @extschema@.idem_vacuum_holder()
 RETURNS text
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
+LANGUAGE sql VOLATILE PARALLEL UNSAFE COST 10000
 BEGIN ATOMIC
 	SELECT pg_catalog.format('vacuum is held back by %s, for %s transactions%s', h.holder, h.age,
 		', ' OPERATOR(pg_catalog.||)
@@ -254,7 +254,7 @@ CREATE FUNCTION @extschema@.idem_health(
 	OUT check_name text, OUT status text, OUT value double precision,
 	OUT threshold double precision, OUT detail text)
 RETURNS SETOF record
-LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER COST 100000 ROWS 7
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	-- The settings are known once the library is loaded, which the C functions see to before anything runs.
@@ -429,7 +429,7 @@ COMMENT ON FUNCTION @extschema@.idem_health() IS
 
 CREATE FUNCTION @extschema@.idem_redacted_key(key text)
 RETURNS text
-LANGUAGE c STABLE STRICT PARALLEL SAFE
+LANGUAGE c STABLE STRICT PARALLEL SAFE COST 10
 AS 'MODULE_PATHNAME', 'idem_redacted_key_text';
 REVOKE ALL ON FUNCTION @extschema@.idem_redacted_key(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_redacted_key(text) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -438,7 +438,7 @@ COMMENT ON FUNCTION @extschema@.idem_redacted_key(text) IS
 
 CREATE FUNCTION @extschema@.idem_check_interval(value interval, name text)
 RETURNS void
-LANGUAGE c STABLE PARALLEL SAFE
+LANGUAGE c STABLE PARALLEL SAFE COST 10
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_check_interval(interval, text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_check_interval(interval, text) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -449,7 +449,7 @@ CREATE FUNCTION @extschema@.idem_stuck(older_than interval DEFAULT '5 minutes',
 	OUT scope text, OUT key text, OUT age interval, OUT attempt int, OUT recovery_point text,
 	OUT lease_expires_at timestamptz)
 RETURNS SETOF record
-LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER COST 100000 ROWS 10
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	SELECT @extschema@.idem_check_interval(older_than, 'older_than'::pg_catalog.text);

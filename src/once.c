@@ -15,7 +15,11 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "nodes/nodeFuncs.h"
+#include "nodes/supportnodes.h"
+#include "optimizer/optimizer.h"
 #include "utils/builtins.h"
+#include "utils/selfuncs.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
@@ -128,6 +132,40 @@ idem_once_many(PG_FUNCTION_ARGS)
 	idem_count(IDEM_COUNT_ONCE_FIRST, nfirst);
 	idem_count(IDEM_COUNT_ONCE_SEEN, count - nfirst);
 	return (Datum) 0;
+}
+
+/*
+ * idem_once_many_support(internal) -> internal
+ *
+ * How many rows idem_once_many() returns: as many as its array has elements,
+ * so that a batch is joined in the right way.  Where the array comes from
+ * another table, the executor may call once for each of its rows, or, with
+ * Memoize, keep the answers, which repeats a "first time".  It leaves that
+ * where a call returns a single row: then keeping costs more.
+ */
+PG_FUNCTION_INFO_V1(idem_once_many_support);
+Datum
+idem_once_many_support(PG_FUNCTION_ARGS)
+{
+	Node	   *node = (Node *) PG_GETARG_POINTER(0);
+	SupportRequestRows *request;
+	Node	   *tokens;
+
+	if (!IsA(node, SupportRequestRows))
+		PG_RETURN_POINTER(NULL);
+	request = (SupportRequestRows *) node;
+	if (!is_funcclause(request->node))
+		PG_RETURN_POINTER(NULL);
+
+	tokens = lsecond(((FuncExpr *) request->node)->args);
+	if (contain_var_clause(tokens))
+		request->rows = 1;
+	else
+	{
+		tokens = estimate_expression_value(request->root, tokens);
+		request->rows = estimate_array_length(request->root, tokens);
+	}
+	PG_RETURN_POINTER(request);
 }
 
 /*

@@ -52,7 +52,7 @@ SELECT pg_catalog.pg_extension_config_dump('idem_outbox_ids', '');
 CREATE FUNCTION @extschema@.idem_publish(topic text, payload jsonb, message_key text DEFAULT NULL, headers jsonb DEFAULT NULL,
 	deliver_after interval DEFAULT NULL)
 RETURNS uuid
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -63,7 +63,7 @@ CREATE FUNCTION @extschema@.idem_outbox_take(max_messages int DEFAULT 100, lease
 	OUT id bigint, OUT message_id uuid, OUT topic text, OUT message_key text, OUT payload jsonb, OUT headers jsonb,
 	OUT attempt int, OUT created_at timestamptz)
 RETURNS SETOF record
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000 ROWS 100
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[]) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -72,7 +72,7 @@ COMMENT ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[]) IS
 
 CREATE FUNCTION @extschema@.idem_outbox_ack(ids bigint[])
 RETURNS int
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -81,7 +81,7 @@ COMMENT ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) IS
 
 CREATE FUNCTION @extschema@.idem_outbox_nack(id bigint, error text DEFAULT NULL, retry_after interval DEFAULT NULL, attempt int DEFAULT NULL)
 RETURNS text
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -90,7 +90,7 @@ COMMENT ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) IS
 
 CREATE FUNCTION @extschema@.idem_outbox_requeue(ids bigint[] DEFAULT NULL)
 RETURNS int
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) TO @extowner@, pg_database_owner WITH GRANT OPTION;

@@ -5,7 +5,7 @@
 
 CREATE FUNCTION @extschema@.idem_request_hash(method text, path text, body text DEFAULT NULL)
 RETURNS bytea
-LANGUAGE c IMMUTABLE PARALLEL SAFE
+LANGUAGE c IMMUTABLE PARALLEL SAFE COST 300
 AS 'MODULE_PATHNAME', 'idem_request_hash_text';
 REVOKE ALL ON FUNCTION @extschema@.idem_request_hash(text, text, text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_request_hash(text, text, text) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -14,7 +14,7 @@ COMMENT ON FUNCTION @extschema@.idem_request_hash(text, text, text) IS
 
 CREATE FUNCTION @extschema@.idem_request_hash(method text, path text, body jsonb)
 RETURNS bytea
-LANGUAGE c IMMUTABLE PARALLEL SAFE
+LANGUAGE c IMMUTABLE PARALLEL SAFE COST 300
 AS 'MODULE_PATHNAME', 'idem_request_hash_jsonb';
 REVOKE ALL ON FUNCTION @extschema@.idem_request_hash(text, text, jsonb) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_request_hash(text, text, jsonb) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -23,7 +23,7 @@ COMMENT ON FUNCTION @extschema@.idem_request_hash(text, text, jsonb) IS
 
 CREATE FUNCTION @extschema@.idem_request_hash(method text, path text, body bytea)
 RETURNS bytea
-LANGUAGE c IMMUTABLE PARALLEL SAFE
+LANGUAGE c IMMUTABLE PARALLEL SAFE COST 300
 AS 'MODULE_PATHNAME', 'idem_request_hash_bytea';
 REVOKE ALL ON FUNCTION @extschema@.idem_request_hash(text, text, bytea) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_request_hash(text, text, bytea) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -32,7 +32,7 @@ COMMENT ON FUNCTION @extschema@.idem_request_hash(text, text, bytea) IS
 
 CREATE FUNCTION @extschema@.idem_canonical_json(document jsonb)
 RETURNS text
-LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 300
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_canonical_json(jsonb) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_canonical_json(jsonb) TO @extowner@, pg_database_owner WITH GRANT OPTION;

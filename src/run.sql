@@ -27,7 +27,7 @@ COMMENT ON TYPE @extschema@.idem_run_result IS
 CREATE FUNCTION @extschema@.idem_run(scope text, key text, handler regprocedure, request jsonb,
 	ttl interval DEFAULT NULL, wait interval DEFAULT '1 minute')
 RETURNS @extschema@.idem_run_result
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 2000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_run(text, text, regprocedure, jsonb, interval, interval) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_run(text, text, regprocedure, jsonb, interval, interval) TO @extowner@, pg_database_owner WITH GRANT OPTION;

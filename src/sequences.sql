@@ -42,7 +42,7 @@ SELECT pg_catalog.pg_extension_config_dump('idem_client_sequences', '');
 CREATE FUNCTION @extschema@.idem_try_append(aggregate text, client_id text, client_seq bigint, event_count int DEFAULT 1,
 	expected_version bigint DEFAULT NULL, allow_gaps boolean DEFAULT true, wait interval DEFAULT NULL)
 RETURNS @extschema@.idem_append_result
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_try_append(text, text, bigint, int, bigint, boolean, interval) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_try_append(text, text, bigint, int, bigint, boolean, interval) TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -51,7 +51,7 @@ COMMENT ON FUNCTION @extschema@.idem_try_append(text, text, bigint, int, bigint,
 
 CREATE FUNCTION @extschema@.idem_last_client_seq(aggregate text, client_id text)
 RETURNS bigint
-LANGUAGE c STABLE PARALLEL SAFE
+LANGUAGE c STABLE PARALLEL SAFE COST 300
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_last_client_seq(text, text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_last_client_seq(text, text) TO @extowner@, pg_database_owner WITH GRANT OPTION;

@@ -16,7 +16,7 @@ CREATE FUNCTION @extschema@.idem_stats_data(
 	OUT tokens_deleted bigint, OUT messages_deleted bigint, OUT cleanup_passes bigint,
 	OUT last_cleanup timestamptz, OUT stats_reset timestamptz)
 RETURNS SETOF record
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 10
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_stats_data() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_data() TO @extowner@, pg_database_owner WITH GRANT OPTION;
@@ -37,7 +37,7 @@ COMMENT ON VIEW @extschema@.idem_stats IS
 
 CREATE FUNCTION @extschema@.idem_stats_reset()
 RETURNS void
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_stats_reset() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_reset() TO @extowner@, pg_database_owner WITH GRANT OPTION;

@@ -182,7 +182,8 @@ FROM promised;
 SELECT set_eq(
 	$$SELECT oid::regprocedure FROM pg_proc WHERE pronamespace =
 		(SELECT extnamespace FROM pg_extension WHERE extname = 'idempotency')
-		AND proname ~ '^idem_(try_append|last_client_seq|once|publish|outbox)'$$,
+		AND proname ~ '^idem_(try_append|last_client_seq|once|publish|outbox)'
+		AND prorettype <> 'internal'::regtype$$,
 	'SELECT signature::regprocedure FROM promised',
 	'there are no other overloads');
 SELECT ok(obj_description(name::regclass, 'pg_class') <> '',
