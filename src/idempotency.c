@@ -12,6 +12,7 @@
 #include "catalog/pg_type_d.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
+#include "portability/instr_time.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
@@ -154,6 +155,19 @@ idem_clip_text(Datum value)
 	length = pg_mbcliplen(VARDATA_ANY(whole), length, idem_max_response_size);
 	return PointerGetDatum(cstring_to_text_with_len(VARDATA_ANY(whole),
 													length));
+}
+
+/*
+ * Microseconds on a clock that nobody can set, and that all processes of the
+ * server share.  It is for how long something takes, or may take.
+ */
+int64
+idem_monotonic_time(void)
+{
+	instr_time	now;
+
+	INSTR_TIME_SET_CURRENT(now);
+	return (int64) INSTR_TIME_GET_MICROSEC(now);
 }
 
 /*

@@ -42,6 +42,7 @@ extern int	idem_text_array(Datum array, const char *name, Datum **elements);
 extern bool idem_text_equal(Datum a, Datum b);
 extern Datum idem_clip_text(Datum value);
 
+extern int64 idem_monotonic_time(void);
 extern TimestampTz idem_add_ms(TimestampTz time, double ms);
 extern TimestampTz idem_add_interval(TimestampTz time,
 									 const Interval *interval,

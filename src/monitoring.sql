@@ -128,9 +128,9 @@ BEGIN ATOMIC
 		(1, 'keys', 'idem_keys'), (2, 'tokens', 'idem_tokens'), (3, 'acked', 'idem_outbox')
 	),
 	samples (n, family, suffix, label, value) AS (
-		SELECT c.n, c.family, '_total', c.label, coalesce(v.value, '0')
+		SELECT c.n, c.family, '_total', c.label, v.value
 		FROM counters AS c
-		LEFT JOIN (
+		JOIN (
 			SELECT e.key, e.value
 			FROM stats AS s
 			CROSS JOIN LATERAL pg_catalog.jsonb_each_text(pg_catalog.to_jsonb(s)) AS e
@@ -272,14 +272,15 @@ BEGIN ATOMIC
 			@extschema@.idem_worker_absence() AS worker_absence,
 			(SELECT s.value FROM settings AS s
 				WHERE s.name OPERATOR(pg_catalog.=) 'idempotency.cleanup_interval') AS cleanup_interval,
-			(SELECT s.last_cleanup
-				FROM @extschema@.idem_stats_data() AS s
-				JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid
-				WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()) AS last_cleanup,
-			(SELECT s.stats_reset
-				FROM @extschema@.idem_stats_data() AS s
-				JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid
-				WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()) AS stats_reset
+			s.last_cleanup, s.stats_reset
+		FROM (SELECT) AS one
+		-- No row where there is no room for the statistics.
+		LEFT JOIN (
+			SELECT s.last_cleanup, s.stats_reset
+			FROM @extschema@.idem_stats_data() AS s
+			JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid
+			WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+		) AS s ON true
 	),
 	data AS MATERIALIZED (
 		SELECT d.source, pg_catalog.sum(d.counted)::pg_catalog.float8 AS counted,
@@ -323,14 +324,17 @@ BEGIN ATOMIC
 	),
 	checks (n, name, value, factor, hint) AS (
 		SELECT 1, 'worker',
-			CASE WHEN NOT h.is_standby THEN
-				EXTRACT(epoch FROM h.clock OPERATOR(pg_catalog.-)
-					coalesce(h.last_cleanup, h.stats_reset, pg_catalog.pg_postmaster_start_time()))::pg_catalog.float8
+			CASE WHEN NOT h.is_standby AND h.stats_reset IS NOT NULL THEN
+				greatest(EXTRACT(epoch FROM h.clock OPERATOR(pg_catalog.-)
+					coalesce(h.last_cleanup, h.stats_reset)), 0::pg_catalog."numeric")::pg_catalog.float8
 			END,
-			CASE WHEN h.worker_absence IS NULL THEN 5 END,
+			CASE WHEN h.worker_absence IS NULL AND h.stats_reset IS NOT NULL THEN 5 END,
 			pg_catalog.concat_ws('; ',
-				CASE WHEN h.last_cleanup IS NULL THEN 'no cleanup has ended yet' ELSE 'since the last cleanup ended' END,
-				'not judged, because no worker comes here: ' OPERATOR(pg_catalog.||) h.worker_absence)
+				CASE WHEN h.last_cleanup IS NOT NULL THEN 'since the last cleanup ended'
+					WHEN h.stats_reset IS NOT NULL THEN 'no cleanup has ended yet' END,
+				'not judged, because ' OPERATOR(pg_catalog.||) coalesce(
+					'no worker comes here: ' OPERATOR(pg_catalog.||) h.worker_absence,
+					CASE WHEN h.stats_reset IS NULL THEN 'there is no room for the statistics of this database' END))
 		FROM here AS h
 		UNION ALL
 		SELECT 2, 'cleanup_lag', d.overdue, 5,

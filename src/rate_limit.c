@@ -37,12 +37,12 @@
 #include "common/hashfn.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
-#include "portability/instr_time.h"
 #include "storage/spin.h"
 #include "utils/builtins.h"
 
 #include "compat.h"
 #include "errors.h"
+#include "idempotency.h"
 #include "rate_limit.h"
 #include "shared_memory.h"
 
@@ -181,17 +181,19 @@ idem_uncount_new_key(Datum scope, IdemRateSlot slot)
 static bool
 attach(void)
 {
-	static bool tried = false;
+	static IdemSharedMemory memory = {
+		.name = "idempotency rate limits",
+		.init = init_sets,
+	};
+	static bool warned = false;
 
 	if (likely(limits != NULL))
 		return true;
-	if (tried)
-		return false;
-	tried = true;
 
-	limits = idem_attach_shared_memory("idempotency rate limits",
-									   SIZE_OF_SETS(nsets), init_sets);
-	if (limits == NULL)
+	memory.size = SIZE_OF_SETS(nsets);
+	limits = idem_attach_shared_memory(&memory);
+	if (limits == NULL && !warned)
+	{
 		ereport(WARNING,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("setting \"%s\" is without effect",
@@ -199,6 +201,8 @@ attach(void)
 				 errdetail("There is no shared memory left to count keys in."),
 				 errhint("Add \"idempotency\" to \"%s\", and restart the server.",
 						 "shared_preload_libraries")));
+		warned = true;
+	}
 	return limits != NULL;
 }
 
@@ -242,10 +246,7 @@ set_of(uint64 scope)
 static int64
 current_time(void)
 {
-	instr_time	now;
-
-	INSTR_TIME_SET_CURRENT(now);
-	return NUM_SLOTS * SLOT_USECS + INSTR_TIME_GET_MICROSEC(now);
+	return NUM_SLOTS * SLOT_USECS + idem_monotonic_time();
 }
 
 /*

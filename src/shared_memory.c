@@ -10,16 +10,27 @@
  * and who has not reserved must not ask for much, because the server's tables
  * of locks grow into what is left.
  *
+ * A session that got none asks again when RETRY_SECONDS have passed.  It goes
+ * without for lack of memory only; a cancel, or whatever else goes wrong, is
+ * an error like any other.
+ *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
 #include "access/xact.h"
 #include "storage/ipc.h"
+#include "utils/memutils.h"
 #include "utils/resowner.h"
 
 #include "compat.h"
+#include "idempotency.h"
 #include "shared_memory.h"
+
+#define RETRY_SECONDS	1
+
+static void *attach(const IdemSharedMemory *piece);
+static bool is_lack_of_memory(int sqlstate);
 
 /*
  * Have room for "size" bytes; called when the library is preloaded, at the
@@ -32,14 +43,31 @@ idem_reserve_shared_memory(Size size)
 }
 
 /*
- * The piece of shared memory with this name, made and initialized by whoever
- * comes first.  NULL if the server does not have the memory, or has given out
- * the name with another size.  Needs a transaction; the subtransaction is for
- * the locks held at the error.
+ * A piece of shared memory, made and initialized by whoever comes first.  NULL
+ * if the server does not have it now, or if there is no transaction to ask
+ * in; then a later call may succeed.  Raises whatever else goes wrong.
  */
 void *
-idem_attach_shared_memory(const char *name, Size size,
-						  void (*init) (void *memory))
+idem_attach_shared_memory(IdemSharedMemory *piece)
+{
+	if (likely(piece->memory != NULL))
+		return piece->memory;
+	if (!IsTransactionState() || IsInParallelMode() ||
+		idem_monotonic_time() < piece->retry_at)
+		return NULL;
+
+	piece->memory = attach(piece);
+	piece->retry_at = idem_monotonic_time() +
+		RETRY_SECONDS * INT64CONST(1000000);
+	return piece->memory;
+}
+
+/*
+ * The same, at this moment.  The subtransaction is for the locks held at the
+ * error.
+ */
+static void *
+attach(const IdemSharedMemory *piece)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
@@ -51,17 +79,41 @@ idem_attach_shared_memory(const char *name, Size size,
 	{
 		bool		found;
 
-		memory = GetNamedDSMSegment(name, size, init, &found);
+		IDEM_INJECTION_POINT("idem-attach-memory");
+		memory = GetNamedDSMSegment(piece->name, piece->size, piece->init,
+									&found);
 		ReleaseCurrentSubTransaction();
 	}
 	PG_CATCH();
 	{
+		ErrorData  *edata;
+
 		MemoryContextSwitchTo(context);
+		edata = CopyErrorData();
 		FlushErrorState();
 		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+		memory = NULL;
+
+		if (!is_lack_of_memory(edata->sqlerrcode))
+			ReThrowError(edata);
+		FreeErrorData(edata);
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(context);
 	CurrentResourceOwner = owner;
 	return memory;
+}
+
+/*
+ * Does the server not have the memory?  It calls it an internal error if there
+ * is a piece with this name that an earlier lack of memory has left unfinished,
+ * or of another size, which another version of the library made.
+ */
+static bool
+is_lack_of_memory(int sqlstate)
+{
+	return sqlstate == ERRCODE_INTERNAL_ERROR ||
+		ERRCODE_TO_CATEGORY(sqlstate) == ERRCODE_INSUFFICIENT_RESOURCES;
 }

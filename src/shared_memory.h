@@ -8,8 +8,20 @@
 #ifndef IDEMPOTENCY_SHARED_MEMORY_H
 #define IDEMPOTENCY_SHARED_MEMORY_H
 
+/*
+ * A piece of shared memory.  "init" fills it when it is new; the last two are
+ * zero at first.
+ */
+typedef struct IdemSharedMemory
+{
+	const char *name;
+	Size		size;
+	void		(*init) (void *memory);
+	void	   *memory;			/* NULL until it is there */
+	int64		retry_at;		/* see idem_monotonic_time() */
+} IdemSharedMemory;
+
 extern void idem_reserve_shared_memory(Size size);
-extern void *idem_attach_shared_memory(const char *name, Size size,
-									   void (*init) (void *memory));
+extern void *idem_attach_shared_memory(IdemSharedMemory *piece);
 
 #endif							/* IDEMPOTENCY_SHARED_MEMORY_H */

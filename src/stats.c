@@ -8,20 +8,30 @@
  * not their transaction commits.  The counters start again with the server.
  *
  * The shared memory is there with and without preloading (see
- * shared_memory.c).  Should it be used up, nothing is counted, and nothing
- * fails.
+ * shared_memory.c), and has room for MAX_DATABASES sets.  Where there is none,
+ * a session counts for itself, for nobody to see, and looks again after
+ * RETRY_SECONDS, between two transactions.  So nothing but statistics may rest
+ * on the counters.
  *
- * Sets are given out for good, by compare and swap on the database's OID; the
- * set of a dropped database is given out again when no other is left.
+ * Locking.  A set belongs to the database whose OID it has, and there is never
+ * more than one for a database.  OIDs are written under "mutex" only, a
+ * spinlock that is held while the OIDs are gone through and one set is
+ * cleared; who counts needs no lock, because a set changes hands only when its
+ * database has been dropped, and with it all sessions in there have ended.
+ * Which databases are gone is looked up without the lock, which takes what is
+ * offered to it only if it has not changed meanwhile.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "catalog/pg_authid_d.h"
 #include "commands/dbcommands.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "storage/spin.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
@@ -32,17 +42,20 @@
 #include "stats.h"
 
 #define MAX_DATABASES	64
+#define RETRY_SECONDS	1
 
 typedef struct DatabaseStats
 {
 	pg_atomic_uint32 database;	/* InvalidOid: free */
 	pg_atomic_uint64 last_cleanup;	/* TimestampTz; 0: never */
+	pg_atomic_uint64 latest_clock;	/* TimestampTz; see idem_latest_clock() */
 	pg_atomic_uint64 stats_reset;	/* TimestampTz */
 	pg_atomic_uint64 counters[IDEM_NUM_COUNTERS];
 } DatabaseStats;
 
 typedef struct SharedStats
 {
+	slock_t		mutex;			/* for writing "database" of any set */
 	DatabaseStats databases[MAX_DATABASES];
 } SharedStats;
 
@@ -52,12 +65,17 @@ pg_atomic_uint64 *idem_counters = NULL;
 /* Where they belong to; "nowhere" if there is no place in shared memory. */
 static DatabaseStats *database_stats = NULL;
 static DatabaseStats nowhere;
-static SharedStats *shared_stats = NULL;
 
-static void attach_shared_memory(void);
+/* When to leave "nowhere"; see idem_monotonic_time(). */
+static int64 retry_at;
+
+static SharedStats *attach_shared_memory(void);
 static void init_shared_memory(void *memory);
-static DatabaseStats *find_database(Oid database);
-static void reset(DatabaseStats *stats);
+static DatabaseStats *find_database(SharedStats *stats);
+static DatabaseStats *assign_set(SharedStats *stats, const Oid *gone);
+static void find_gone(SharedStats *stats, Oid *gone);
+static void clear(DatabaseStats *stats, TimestampTz now);
+static void leave_nowhere(XactEvent event, void *arg);
 
 /*
  * Reserve the shared memory; called when the library is preloaded.
@@ -69,20 +87,63 @@ idem_request_stats_memory(void)
 }
 
 /*
- * Find this database's counters.
+ * Find this database's counters.  Outside a transaction there may be none but
+ * those of "nowhere", until the next one has ended.
  */
 void
 idem_attach_stats(void)
 {
-	attach_shared_memory();
-	if (shared_stats != NULL)
-		database_stats = find_database(MyDatabaseId);
+	static bool callback_registered = false;
+	SharedStats *stats = attach_shared_memory();
+
+	if (stats != NULL && IsTransactionState())
+		database_stats = find_database(stats);
 	if (database_stats == NULL)
 	{
-		reset(&nowhere);
+		if (!callback_registered)
+			RegisterXactCallback(leave_nowhere, NULL);
+		callback_registered = true;
+		retry_at = IsTransactionState() ? idem_monotonic_time() +
+			RETRY_SECONDS * INT64CONST(1000000) : 0;
+		clear(&nowhere, GetCurrentTimestamp());
 		database_stats = &nowhere;
 	}
 	idem_counters = database_stats->counters;
+}
+
+/*
+ * Look for a place in shared memory again at the next opportunity, if there
+ * was none a while ago.
+ */
+static void
+leave_nowhere(XactEvent event, void *arg)
+{
+	if (database_stats == &nowhere && idem_monotonic_time() >= retry_at)
+	{
+		database_stats = NULL;
+		idem_counters = NULL;
+	}
+}
+
+/*
+ * The highest time that the clock has shown to a cleanup of this database or
+ * to a caller of this function, since the statistics were reset.  It lies in
+ * the future if the clock has been set back.
+ */
+TimestampTz
+idem_latest_clock(void)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	uint64		latest;
+
+	if (idem_counters == NULL)
+		idem_attach_stats();
+	latest = pg_atomic_read_u64(&database_stats->latest_clock);
+	while ((TimestampTz) latest < now &&
+		   !pg_atomic_compare_exchange_u64(&database_stats->latest_clock,
+										   &latest, (uint64) now))
+		;
+	return Max((TimestampTz) latest, now);
 }
 
 /*
@@ -94,12 +155,14 @@ idem_report_cleanup(void)
 	idem_count(IDEM_COUNT_CLEANUP_PASSES, 1);
 	pg_atomic_write_u64(&database_stats->last_cleanup,
 						(uint64) GetCurrentTimestamp());
+	(void) idem_latest_clock();
 }
 
 /*
  * idem_stats_data() -> setof row
  *
  * Other databases only for who may see what others do anyway.
+ * This database is among them, unless there is no room for its counters.
  */
 PG_FUNCTION_INFO_V1(idem_stats_data);
 Datum
@@ -108,12 +171,15 @@ idem_stats_data(PG_FUNCTION_ARGS)
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	bool		see_all = has_privs_of_role(GetUserId(),
 											ROLE_PG_READ_ALL_STATS);
+	SharedStats *shared;
 
 	InitMaterializedSRF(fcinfo, 0);
-	attach_shared_memory();
-	for (int i = 0; shared_stats != NULL && i < MAX_DATABASES; i++)
+	if (idem_counters == NULL)
+		idem_attach_stats();
+	shared = attach_shared_memory();
+	for (int i = 0; shared != NULL && i < MAX_DATABASES; i++)
 	{
-		DatabaseStats *stats = &shared_stats->databases[i];
+		DatabaseStats *stats = &shared->databases[i];
 		Oid			database = pg_atomic_read_u32(&stats->database);
 		TimestampTz last_cleanup;
 		Datum		values[IDEM_NUM_COUNTERS + 3];
@@ -145,25 +211,23 @@ idem_stats_reset(PG_FUNCTION_ARGS)
 {
 	if (idem_counters == NULL)
 		idem_attach_stats();
-	reset(database_stats);
+	clear(database_stats, GetCurrentTimestamp());
 	PG_RETURN_VOID();
 }
 
 /*
- * Set shared_stats, if the server has the memory.  If not, go without, and do
- * not ask again.
+ * NULL if the server does not have the memory.
  */
-static void
+static SharedStats *
 attach_shared_memory(void)
 {
-	static bool tried = false;
+	static IdemSharedMemory memory = {
+		.name = "idempotency statistics",
+		.size = sizeof(SharedStats),
+		.init = init_shared_memory,
+	};
 
-	if (tried)
-		return;
-	tried = true;
-	shared_stats = idem_attach_shared_memory("idempotency statistics",
-											 sizeof(SharedStats),
-											 init_shared_memory);
+	return idem_attach_shared_memory(&memory);
 }
 
 static void
@@ -171,54 +235,101 @@ init_shared_memory(void *memory)
 {
 	SharedStats *stats = memory;
 
+	memset(stats, 0, sizeof(SharedStats));
+	SpinLockInit(&stats->mutex);
 	for (int i = 0; i < MAX_DATABASES; i++)
 	{
-		pg_atomic_init_u32(&stats->databases[i].database, InvalidOid);
-		reset(&stats->databases[i]);
+		DatabaseStats *set = &stats->databases[i];
+
+		pg_atomic_init_u32(&set->database, InvalidOid);
+		pg_atomic_init_u64(&set->last_cleanup, 0);
+		pg_atomic_init_u64(&set->latest_clock, 0);
+		pg_atomic_init_u64(&set->stats_reset, 0);
+		for (int j = 0; j < IDEM_NUM_COUNTERS; j++)
+			pg_atomic_init_u64(&set->counters[j], 0);
 	}
 }
 
 /*
- * The set of a database, given out now if it has none.  NULL if there is no
- * free one.
+ * The set of this database, assigned now if it has none.  NULL if all belong
+ * to others.
  */
 static DatabaseStats *
-find_database(Oid database)
+find_database(SharedStats *stats)
 {
-	for (int i = 0; i < MAX_DATABASES; i++)
+	Oid			gone[MAX_DATABASES];
+	DatabaseStats *set;
+
+	memset(gone, 0, sizeof(gone));
+	set = assign_set(stats, gone);
+	if (set == NULL)
 	{
-		DatabaseStats *stats = &shared_stats->databases[i];
-		uint32		owner = InvalidOid;
-
-		if (pg_atomic_compare_exchange_u32(&stats->database, &owner, database))
-		{
-			reset(stats);
-			return stats;
-		}
-		if (owner == database)
-			return stats;
+		find_gone(stats, gone);
+		set = assign_set(stats, gone);
 	}
-
-	for (int i = 0; i < MAX_DATABASES; i++)
-	{
-		DatabaseStats *stats = &shared_stats->databases[i];
-		uint32		owner = pg_atomic_read_u32(&stats->database);
-
-		if (get_database_name(owner) == NULL &&
-			pg_atomic_compare_exchange_u32(&stats->database, &owner, database))
-		{
-			reset(stats);
-			return stats;
-		}
-	}
-	return NULL;
+	return set;
 }
 
+/*
+ * The set of this database or, if it has none, one of a database in "gone",
+ * which has an OID for each set: InvalidOid stands for nobody's.  NULL if there
+ * is no such set, either.
+ */
+static DatabaseStats *
+assign_set(SharedStats *stats, const Oid *gone)
+{
+	DatabaseStats *own = NULL;
+	DatabaseStats *vacant = NULL;
+	TimestampTz now = GetCurrentTimestamp();
+
+	SpinLockAcquire(&stats->mutex);
+	for (int i = 0; i < MAX_DATABASES && own == NULL; i++)
+	{
+		DatabaseStats *set = &stats->databases[i];
+		Oid			owner = pg_atomic_read_u32(&set->database);
+
+		if (owner == MyDatabaseId)
+			own = set;
+		else if (owner == gone[i] && vacant == NULL)
+			vacant = set;
+	}
+	if (own == NULL && vacant != NULL)
+	{
+		clear(vacant, now);
+		pg_atomic_write_u32(&vacant->database, MyDatabaseId);
+		own = vacant;
+	}
+	SpinLockRelease(&stats->mutex);
+	return own;
+}
+
+/*
+ * Fill "gone" with the OIDs of databases that have a set and have been
+ * dropped.  OIDs of others are left out.
+ */
 static void
-reset(DatabaseStats *stats)
+find_gone(SharedStats *stats, Oid *gone)
+{
+	/* Else a database that is there may be known as one that is not. */
+	AcceptInvalidationMessages();
+	for (int i = 0; i < MAX_DATABASES; i++)
+	{
+		Oid			owner = pg_atomic_read_u32(&stats->databases[i].database);
+
+		if (OidIsValid(owner) && get_database_name(owner) == NULL)
+			gone[i] = owner;
+	}
+}
+
+/*
+ * Start counting at zero.
+ */
+static void
+clear(DatabaseStats *stats, TimestampTz now)
 {
 	pg_atomic_write_u64(&stats->last_cleanup, 0);
-	pg_atomic_write_u64(&stats->stats_reset, (uint64) GetCurrentTimestamp());
+	pg_atomic_write_u64(&stats->latest_clock, (uint64) now);
+	pg_atomic_write_u64(&stats->stats_reset, (uint64) now);
 	for (int i = 0; i < IDEM_NUM_COUNTERS; i++)
 		pg_atomic_write_u64(&stats->counters[i], 0);
 }

@@ -8,6 +8,7 @@
 #ifndef IDEMPOTENCY_STATS_H
 #define IDEMPOTENCY_STATS_H
 
+#include "datatype/timestamp.h"
 #include "port/atomics.h"
 
 /* In the order of idem_stats' columns. */
@@ -37,6 +38,7 @@ typedef enum IdemCounter
 extern pg_atomic_uint64 *idem_counters;
 
 extern void idem_attach_stats(void);
+extern TimestampTz idem_latest_clock(void);
 extern void idem_request_stats_memory(void);
 extern void idem_report_cleanup(void);
 
