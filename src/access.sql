@@ -106,7 +106,7 @@ $$;
 REVOKE ALL ON FUNCTION @extschema@.idem_grant(regrole) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_grant(regrole) TO @extowner@, pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_grant(regrole) IS
-'Gives a role the application''s part of the interface: to execute its functions, and USAGE on their types and schema. Not the tables, and not idem_forget or idem_erase. For the role that installed the extension. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
+'Gives a role the application''s part of the interface: to execute its functions, and USAGE on their types and schema. Not the tables, and not the functions for administrators. For the role that installed the extension, the database owner and superusers. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
 
 CREATE FUNCTION @extschema@.idem_revoke(grantee regrole)
 RETURNS void

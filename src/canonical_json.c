@@ -9,10 +9,13 @@
  * (3.2.2.3).  Output is UTF-8 whatever the database encoding.
  *
  * One deliberate limit.  RFC 8785 expects numbers to come from IEEE doubles,
- * but jsonb holds any decimal, and two amounts that differ must not look
- * alike.  So a number that no writer of doubles produces keeps its digits, in
- * the same layout: one with more than 17 significant digits, an integer that
- * the nearest double differs from, and one beyond the range of doubles.
+ * but jsonb holds any decimal.  So a number keeps its digits, in the same
+ * layout, if it has more than 17 significant ones, if it is an integer that the
+ * nearest double differs from, or if it lies beyond the range of doubles.
+ * Amounts that differ therefore look different if they have up to 15 digits or
+ * more than 17; of 16 and 17 digits they may be one double.  The other side of
+ * it: what a writer of 17 digits makes of a large double keeps them, where
+ * RFC 8785 has fewer, and 1e-400 is not 0.
  *
  * Time and space are linear in the size of the document, apart from sorting.
  * A numeric is therefore never printed in full: 1e131071 takes ten bytes here
@@ -282,7 +285,7 @@ append_string(StringInfo out, const char *string, int length)
 
 /*
  * Append a number: as ECMAScript prints the nearest double, or its own digits
- * where no writer of doubles would have sent it.
+ * where the banner says so.
  */
 static void
 append_number(StringInfo out, Numeric number)

@@ -107,7 +107,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval) TO @extowner@, pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval) IS
-'Claims the right to run a request (IETF draft Idempotency-Key). outcome: new, replay, erased, in_progress, hash_conflict or expired. scope: the authenticated user or tenant. request_hash: see idem_request_hash. ttl: how long the key is remembered. lease: how long the committed claim is protected. wait: how long to sleep for another transaction''s uncommitted claim; NULL or zero: not at all. Raises ID001 for a bad key, ID002 for too many new ones in the scope, 22004 or 22023 for other bad arguments, 40001 where the answer is newer than the transaction''s snapshot.';
+'Claims the right to run a request (IETF draft Idempotency-Key). outcome: new, replay, erased, in_progress, hash_conflict or expired. scope: the authenticated user or tenant. request_hash: see idem_request_hash. ttl: how long the key is remembered. lease: how long the committed claim is protected. wait: how long to sleep for another transaction''s uncommitted claim; NULL or zero: not at all. Raises ID001 for a bad key, ID002 for too many new ones in the scope, 22004 or 22023 for other bad arguments, 40001 where the answer is newer than the transaction''s snapshot, 40P01 where its wait is a deadlock. Draws from a sequence, so lastval() changes.';
 
 CREATE FUNCTION @extschema@.idem_complete(scope text, key text, response_status int,
 	response_body text DEFAULT NULL, response_headers json DEFAULT NULL, claim_token bigint DEFAULT NULL)
@@ -147,7 +147,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_heartbeat(text, text, interval, bigint) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_heartbeat(text, text, interval, bigint) TO @extowner@, pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_heartbeat(text, text, interval, bigint) IS
-'Renews the lease of a claim. lease: from now, NULL: idempotency.default_lease; never beyond the key''s expiry. Returns when the lease ends. Raises ID003, ID004.';
+'Renews the lease of a claim, or shortens it. lease: from now, NULL: idempotency.default_lease; never beyond the key''s expiry. Returns when the lease ends. Raises ID003, ID004.';
 
 CREATE FUNCTION @extschema@.idem_fail(scope text, key text,
 	error text DEFAULT NULL, claim_token bigint DEFAULT NULL)
