@@ -341,6 +341,20 @@ GRANT EXECUTE ON FUNCTION idem_key_is_valid(text) TO regress_idem_nobody;
 RESET client_min_messages;
 SELECT has_function_privilege('regress_idem_nobody', '"Idem Schema".idem_key_is_valid(text)', 'EXECUTE');
 
+-- A claim and a message draw numbers, and so change what lastval() answers: nothing, for who may not read it.
+\set VERBOSITY sqlstate
+CREATE TEMP SEQUENCE own;
+SELECT nextval('own'), lastval();
+SELECT outcome FROM idem_claim('s', 'privileges-key-10');
+SELECT lastval();
+SELECT nextval('own') + 1, lastval() + 1, idem_publish('t', '1') IS NOT NULL;
+SELECT lastval();
+SELECT currval('own');
+-- What draws none leaves it alone.
+SELECT nextval('own'), idem_once('s', 't'), (idem_try_advance('u', 'e', '1', 1)).should_process, (idem_try_append('a', 'c', 1)).outcome,
+	(idem_claim('s', 'privileges-key-10')).outcome, lastval();
+DROP SEQUENCE own;
+
 -- Who was granted nothing has nothing, and after the revoke the application neither.
 SET SESSION AUTHORIZATION regress_idem_nobody;
 \set VERBOSITY sqlstate
