@@ -267,12 +267,14 @@ sub connected
 	return $self->_greet;
 }
 
-# Send statements, or psql commands, and return at once.
+# Send statements, or psql commands, and return at once.  The limit of time is
+# theirs, not the session's.
 sub send
 {
 	my ($self, $sql) = @_;
 	my $psql = $self->{psql};
 
+	$psql->{timeout}->start;
 	$self->{count}++;
 	$psql->{stdin} .= "$sql\n;\n\\echo end $self->{count}\n"
 	  . "\\warn end $self->{count}\n";
