@@ -304,6 +304,22 @@ SELECT to_json(k)::text LIKE '%Bond%' FROM idem_keys AS k WHERE key = 'key-of-th
 SELECT idem_forget('admin', 'key-of-the-admin');
 SELECT pg_temp.shown(to_json(l)) FROM idem_lookup('admin', 'key-of-the-admin') AS l;
 SELECT idem_erase('admin', 'key-of-the-admin');
+-- So are the error of a failed request and the state at a checkpoint: who holds a
+-- claim keeps it, and the next attempt begins at the point, without the state.
+SELECT claim_token FROM idem_claim('admin', 'key-of-the-admin', '\x0102') \gset admin_
+SELECT idem_erase('admin', 'key-of-the-admin');
+SELECT idem_checkpoint('admin', 'key-of-the-admin', 'charged', '{"name": "Bond"}', claim_token => :admin_claim_token) > clock_timestamp();
+SELECT idem_erase('admin', 'key-of-the-admin');
+SELECT idem_erase('admin', 'key-of-the-admin');
+SELECT pg_temp.shown(to_json(l)), request_hash FROM idem_lookup('admin', 'key-of-the-admin') AS l;
+SELECT idem_checkpoint('admin', 'key-of-the-admin', 'charged', '{"name": "Bond"}', claim_token => :admin_claim_token) > clock_timestamp();
+SELECT idem_fail('admin', 'key-of-the-admin', 'no licence for Mr Bond', :admin_claim_token);
+SELECT idem_erase('admin', 'key-of-the-admin');
+SELECT idem_erase('admin', 'key-of-the-admin');
+SELECT to_json(k)::text LIKE '%Bond%' FROM idem_keys AS k WHERE key = 'key-of-the-admin';
+SELECT pg_temp.shown(to_json(l)), request_hash FROM idem_lookup('admin', 'key-of-the-admin') AS l;
+SELECT pg_temp.shown(to_json(c)) FROM idem_claim('admin', 'key-of-the-admin', '\x0102') AS c;
+SELECT idem_forget('admin', 'key-of-the-admin');
 -- A binary response is erased as well; what has expired, too.
 SELECT idem_complete('admin', 'key-of-the-admin', 200, '\x01'::bytea) FROM idem_claim('admin', 'key-of-the-admin');
 SELECT idem_erase('admin', 'key-of-the-admin');
@@ -314,6 +330,22 @@ SELECT idem_erase('admin', 'expired-personal1');
 SELECT state, response_body FROM idem_keys WHERE key = 'expired-personal1';
 SELECT idem_forget('admin', 'expired-personal1');
 SELECT count(*) FROM idem_keys WHERE key = 'expired-personal1';
+
+--
+-- The last attempt, and the last token: no next one is made up
+--
+SELECT idem_fail('last', 'last-attempt-0001') FROM idem_claim('last', 'last-attempt-0001');
+UPDATE idem_keys SET attempt = 2147483646 WHERE scope = 'last';
+SELECT outcome, attempt FROM idem_claim('last', 'last-attempt-0001', lease => '0');
+SELECT outcome, attempt FROM idem_claim('last', 'last-attempt-0001');
+UPDATE idem_keys SET attempt = 1, claim_token = 9223372036854775806 WHERE scope = 'last';
+SELECT outcome, claim_token FROM idem_claim('last', 'last-attempt-0001', lease => '0');
+SELECT outcome, claim_token FROM idem_claim('last', 'last-attempt-0001');
+SELECT attempt, claim_token FROM idem_keys WHERE scope = 'last';
+UPDATE idem_keys SET expires_at = now() WHERE scope = 'last';
+SELECT outcome, claim_token FROM idem_claim('last', 'last-attempt-0001');
+SELECT idem_forget('last', 'last-attempt-0001');
+SELECT outcome, claim_token < 9223372036854775807 FROM idem_claim('last', 'last-attempt-0001');
 
 --
 -- Replay is byte for byte

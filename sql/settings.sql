@@ -6,6 +6,7 @@ DROP EXTENSION IF EXISTS idempotency;
 CREATE EXTENSION idempotency;
 DROP ROLE IF EXISTS regress_idem_app;
 RESET client_min_messages;
+\i sql/include/error_of.sql
 -- The library is loaded by now, preloaded or not.
 SELECT idem_key_is_valid('a-key-of-20-letters-');
 
@@ -157,11 +158,31 @@ SET idempotency.key_max_length = 36;
 SET idempotency.key_min_length = 36;
 SELECT n, idem_key_is_valid(repeat('k', n)) FROM (VALUES (1), (35), (36), (37), (255)) AS l (n);
 SELECT outcome FROM idem_claim('set', 'f81d4fae-7dec-11d0-a765-00a0c91e6bf6');
-\set VERBOSITY sqlstate
+-- The rules are for new keys: a record is brought to its end although they have
+-- changed, by its holder, by another attempt, by an administrator.
+SELECT idem_heartbeat('set', 'k', '1 hour', claim_token) > now() AS renewed,
+	idem_checkpoint('set', 'k', 'half', '{"paid": 1}', claim_token => claim_token) > now() AS again,
+	idem_fail('set', 'k', 'oops', claim_token) AS failed FROM idem_keys WHERE key = 'k';
+SELECT state, recovery_point, error FROM idem_lookup('set', 'k');
+SELECT outcome, attempt, recovery_point FROM idem_claim('set', 'k');
 SELECT outcome FROM idem_claim('set', 'k');
--- Records under keys that the rules no longer allow: the rules come first.
+SELECT idem_complete('set', 'k', 200, 'done', claim_token => claim_token) FROM idem_keys WHERE key = 'k';
+SELECT outcome, response_body FROM idem_claim('set', 'k');
+SELECT idem_erase('set', 'k'), idem_forget('set', 'k');
+SELECT claim_token FROM idem_keys WHERE key = repeat('k', 255) \gset
+SELECT idem_release('set', repeat('k', 255), :claim_token), idem_release('set', repeat('k', 255), :claim_token) AS again;
+-- Where there is none, they come first.
+SELECT pg_temp.error_of(call) FROM unnest(ARRAY['idem_claim(''set'', ''k'')', 'idem_complete(''set'', ''k'', 200, claim_token => 1)', 'idem_fail(''set'', ''k'')',
+	'idem_release(''set'', ''k'')', 'idem_checkpoint(''set'', ''k'', ''x'')', 'idem_heartbeat(''set'', ''k'')', 'idem_lookup(''set'', ''k'')',
+	'idem_forget(''set'', ''k'')', 'idem_erase(''set'', ''k'')']) AS c, LATERAL (SELECT 'SELECT ' || c) AS s (call);
+-- An expired record counts as absent, and its key as a new one.
+SET idempotency.key_min_length = 1;
+SELECT outcome FROM idem_claim('set', 'k', ttl => '0');
+SET idempotency.key_min_length = 36;
+SELECT pg_temp.error_of($$ SELECT idem_claim('set', 'k') $$);
+SELECT pg_temp.error_of($$ SELECT idem_complete('set', 'k', 200, claim_token => 1) $$);
 SELECT state FROM idem_lookup('set', 'k');
-\set VERBOSITY default
+SELECT idem_forget('set', 'k');
 RESET idempotency.key_min_length;
 RESET idempotency.key_max_length;
 

@@ -8,10 +8,11 @@
  * current transaction has taken needs none: nobody else can have touched it.
  *
  * Every function reads the newest committed version of the record, or its
- * own, waits for a concurrent writer of the row as an UPDATE does, and looks
- * again.  A holder that wakes up while its successor's takeover is still
- * uncommitted is therefore refused if the takeover commits, and wins if it
- * does not.
+ * own.  If another transaction holds the row, it waits for that as an UPDATE
+ * does, and then looks, judges and computes again: a claim may have expired
+ * meanwhile, and a lease begins when it is written.  A holder that wakes up
+ * while its successor's takeover is still uncommitted is therefore refused if
+ * the takeover commits, and wins if it does not.
  *
  *-------------------------------------------------------------------------
  */
@@ -45,15 +46,15 @@ static int	max_claims = 0;
 
 static bool claimed_here(int64 token);
 static bool complete(FunctionCallInfo fcinfo, IdemResponse *response);
-static TimestampTz renew_lease(FunctionCallInfo fcinfo, const Datum *key,
-							   IdemKeyRecord *change, int lease_arg,
-							   int token_arg_number);
+static Datum renew_lease(FunctionCallInfo fcinfo, const Datum *key,
+						 IdemKeyRecord *change, int lease_arg,
+						 int token_arg_number);
 static bool change_claim(const Datum *key, const int64 *token,
-						 IdemKeyRecord *change, IdemKeyState end);
-static IdemKeyState find_claim(IdemTable *table, const Datum *key,
-							   const int64 *token);
+						 IdemKeyRecord *change, IdemKeyState end,
+						 const Interval *lease, const char *event);
 static IdemKeyState check_claim(IdemTable *table, bool found,
-								const Datum *key, const int64 *token);
+								const Datum *key, const int64 *token,
+								TimestampTz now);
 pg_noreturn static void claim_not_found(Datum key, const char *state);
 static Datum optional_arg(FunctionCallInfo fcinfo, int n);
 static Datum check_size(Datum value, const char *name);
@@ -170,8 +171,6 @@ idem_complete_claim(const Datum *key, const IdemResponse *response,
 
 	memset(&change, 0, sizeof(change));
 	idem_record_set(&change, KEYS_STATE, idem_state_datum(IDEM_STATE_COMPLETED));
-	idem_record_set(&change, KEYS_COMPLETED_AT,
-				  TimestampTzGetDatum(GetCurrentTimestamp()));
 	idem_record_set(&change, KEYS_RESPONSE_STATUS,
 				  Int32GetDatum(response->status));
 	idem_record_set_or_null(&change, KEYS_RESPONSE_HEADERS,
@@ -180,10 +179,9 @@ idem_complete_claim(const Datum *key, const IdemResponse *response,
 							check_size(response->body, "response_body"));
 	idem_record_set_or_null(&change, KEYS_RESPONSE_BYTES,
 							check_size(response->bytes, "response_body"));
-	idem_record_set_or_null(&change, KEYS_LEASE_EXPIRES_AT, (Datum) 0);
-	if (!change_claim(key, token, &change, IDEM_STATE_COMPLETED))
+	if (!change_claim(key, token, &change, IDEM_STATE_COMPLETED, NULL,
+					  "completed"))
 		return false;
-	idem_log_key_event("completed", change.values);
 	idem_count(IDEM_COUNT_COMPLETIONS, 1);
 	return true;
 }
@@ -205,11 +203,9 @@ idem_fail(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(2))
 		idem_record_set(&change, KEYS_ERROR,
 						idem_clip_text(PG_GETARG_DATUM(2)));
-	idem_record_set_or_null(&change, KEYS_LEASE_EXPIRES_AT, (Datum) 0);
 	if (!change_claim(key, token_arg(fcinfo, 3, &token), &change,
-					  IDEM_STATE_FAILED))
+					  IDEM_STATE_FAILED, NULL, "failed"))
 		PG_RETURN_BOOL(false);
-	idem_log_key_event("failed", change.values);
 	idem_count(IDEM_COUNT_FAILURES, 1);
 	PG_RETURN_BOOL(true);
 }
@@ -231,7 +227,7 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 				  idem_name_arg(fcinfo, 2, "recovery_point"));
 	idem_record_set_or_null(&change, KEYS_RECOVERY_STATE,
 					check_size(optional_arg(fcinfo, 3), "recovery_state"));
-	PG_RETURN_TIMESTAMPTZ(renew_lease(fcinfo, key, &change, 4, 5));
+	PG_RETURN_DATUM(renew_lease(fcinfo, key, &change, 4, 5));
 }
 
 /*
@@ -246,26 +242,23 @@ idem_heartbeat(PG_FUNCTION_ARGS)
 
 	idem_key_args(fcinfo, key);
 	memset(&change, 0, sizeof(change));
-	PG_RETURN_TIMESTAMPTZ(renew_lease(fcinfo, key, &change, 2, 3));
+	PG_RETURN_DATUM(renew_lease(fcinfo, key, &change, 2, 3));
 }
 
 /*
- * Apply a change that keeps the claim, and begin a new lease.
+ * Apply a change that keeps the claim, and begin a new lease, the end of which
+ * is returned.
  */
-static TimestampTz
+static Datum
 renew_lease(FunctionCallInfo fcinfo, const Datum *key, IdemKeyRecord *change,
 			int lease_arg, int token_arg_number)
 {
 	Interval   *lease = idem_interval_arg(fcinfo, lease_arg, "lease");
 	int64		token;
 
-	idem_record_set(change, KEYS_LEASE_EXPIRES_AT,
-				  TimestampTzGetDatum(idem_add_interval(GetCurrentTimestamp(),
-														lease,
-														idem_default_lease)));
 	(void) change_claim(key, token_arg(fcinfo, token_arg_number, &token),
-						change, IDEM_STATE_STARTED);
-	return DatumGetTimestampTz(change->values[KEYS_LEASE_EXPIRES_AT]);
+						change, IDEM_STATE_STARTED, lease, NULL);
+	return change->values[KEYS_LEASE_EXPIRES_AT];
 }
 
 /*
@@ -286,6 +279,7 @@ idem_release(PG_FUNCTION_ARGS)
 	{
 		bool		found;
 		IdemKeyState state;
+		IdemWrite	written;
 
 		CHECK_FOR_INTERRUPTS();
 		found = idem_find_latest(&table, key);
@@ -301,11 +295,14 @@ idem_release(PG_FUNCTION_ARGS)
 			PG_RETURN_BOOL(false);
 		}
 
-		state = check_claim(&table, found, key, token);
+		state = check_claim(&table, found, key, token, GetCurrentTimestamp());
 		if (state != IDEM_STATE_STARTED)
 			claim_not_found(key[1], idem_state_names[state]);
-		if (idem_delete(&table, true) == IDEM_WRITE_DONE)
+		written = idem_delete(&table, false);
+		if (written == IDEM_WRITE_DONE)
 			break;
+		if (written == IDEM_WRITE_HELD)
+			idem_wait(&table);
 	}
 	idem_log_key_event("released", table.row->tts_values);
 	idem_table_close(&table);
@@ -313,7 +310,8 @@ idem_release(PG_FUNCTION_ARGS)
 }
 
 /*
- * Apply a change to a live claim, which leaves it in state "end".
+ * Apply a change to a live claim, which leaves it in state "end": where it is
+ * IDEM_STATE_STARTED, with a new lease.  Logs the event, unless it is NULL.
  *
  * Returns false, having changed nothing, if this claim has been brought to
  * that end before.  Raises ID003 where the token is not the current one, and
@@ -321,59 +319,73 @@ idem_release(PG_FUNCTION_ARGS)
  */
 static bool
 change_claim(const Datum *key, const int64 *token, IdemKeyRecord *change,
-			 IdemKeyState end)
+			 IdemKeyState end, const Interval *lease, const char *event)
 {
 	IdemTable	table;
-	bool		changed = false;
+	IdemWrite	written;
+	bool		found;
 
 	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
-	for (;;)
+	do
 	{
+		TimestampTz now;
 		IdemKeyState state;
 
 		CHECK_FOR_INTERRUPTS();
-		state = find_claim(&table, key, token);
-		if (state == IDEM_STATE_STARTED)
+		found = idem_find_latest(&table, key);
+		now = GetCurrentTimestamp();
+		state = check_claim(&table, found, key, token, now);
+		if (state != IDEM_STATE_STARTED)
 		{
-			idem_record_keep(change, &table);
-			if (idem_update(&table, change->values, change->nulls,
-							true) == IDEM_WRITE_STALE)
-				continue;
-			changed = true;
+			if (state != end &&
+				!(state == IDEM_STATE_ERASED && end == IDEM_STATE_COMPLETED))
+				claim_not_found(key[1], idem_state_names[state]);
+			idem_table_close(&table);
+			return false;
 		}
-		else if (state != end &&
-				 !(state == IDEM_STATE_ERASED && end == IDEM_STATE_COMPLETED))
-			claim_not_found(key[1], idem_state_names[state]);
-		break;
-	}
+
+		if (end == IDEM_STATE_COMPLETED)
+			idem_record_set(change, KEYS_COMPLETED_AT,
+							TimestampTzGetDatum(now));
+		if (end == IDEM_STATE_STARTED)
+			idem_record_set(change, KEYS_LEASE_EXPIRES_AT,
+							TimestampTzGetDatum(idem_add_interval(now, lease,
+																  idem_default_lease)));
+		else
+			idem_record_set_or_null(change, KEYS_LEASE_EXPIRES_AT, (Datum) 0);
+		idem_record_keep(change, &table);
+
+		/* Nobody else can hold a row of our own. */
+		written = idem_update(&table, change->values, change->nulls,
+							  table.row_is_own);
+		if (written == IDEM_WRITE_HELD)
+			idem_wait(&table);
+	} while (written != IDEM_WRITE_DONE);
+
+	if (event != NULL)
+		idem_log_key_event(event, change->values);
 	idem_table_close(&table);
-	return changed;
+	return true;
 }
 
 /*
- * Find the record of a live claim for the one who holds this token, or, if
- * "token" is NULL, has taken it in this transaction.  Returns its state.
+ * Is the record that was found, or was not, a live one for who holds this
+ * token, or, if "token" is NULL, has taken it in this transaction?  Returns
+ * its state.
  *
- * Raises ID004 where there is no live record, ID003 for anybody else's.
- */
-static IdemKeyState
-find_claim(IdemTable *table, const Datum *key, const int64 *token)
-{
-	return check_claim(table, idem_find_latest(table, key), key, token);
-}
-
-/*
- * The same, of the record that was found, or was not.
+ * Raises ID004 where there is no live record, ID003 for anybody else's, ID001
+ * for a key that cannot have one.
  */
 static IdemKeyState
 check_claim(IdemTable *table, bool found, const Datum *key,
-			const int64 *token)
+			const int64 *token, TimestampTz now)
 {
 	int64		current;
 	bool		holds;
 
-	if (!found ||
-		idem_found_is_expired(table, GetCurrentTimestamp()))
+	if (!found)
+		idem_check_new_key(key[1]);
+	if (!found || idem_found_is_expired(table, now))
 		claim_not_found(key[1], NULL);
 
 	current = DatumGetInt64(table->row->tts_values[KEYS_CLAIM_TOKEN]);

@@ -27,6 +27,8 @@ PG_MODULE_MAGIC;
 
 bool		idem_preloaded = false;
 
+static TimestampTz add_interval(TimestampTz time, const Interval *interval);
+
 void		_PG_init(void);
 
 static void check_row_type(TypeCacheEntry *entry, IdemResultType *type);
@@ -85,22 +87,29 @@ idem_check_name(Datum value, const char *name)
 }
 
 /*
- * Argument "n", an interval, or NULL.  Raises 22023 for a negative one,
- * calling it "name".
+ * Argument "n", an interval, or NULL.  Raises 22023, calling it "name", for
+ * one that is negative as intervals compare, with months of 30 days, or that
+ * leads back from now: "-1 mon 30 days" does where that month had 31.
  */
 Interval *
 idem_interval_arg(FunctionCallInfo fcinfo, int n, const char *name)
 {
 	static const Interval zero = {0};
 	Interval   *interval;
+	TimestampTz now;
 
 	if (PG_ARGISNULL(n))
 		return NULL;
 
 	interval = PG_GETARG_INTERVAL_P(n);
+	if (interval->month >= 0 && interval->day >= 0 && interval->time >= 0)
+		return interval;
+
+	now = GetCurrentTimestamp();
 	if (DatumGetBool(DirectFunctionCall2(interval_lt,
 										 IntervalPGetDatum(interval),
-										 IntervalPGetDatum(&zero))))
+										 IntervalPGetDatum(&zero))) ||
+		add_interval(now, interval) < now)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("argument \"%s\" must not be negative", name)));
@@ -181,14 +190,30 @@ idem_add_ms(TimestampTz time, double ms)
 
 /*
  * A time plus an interval, or plus a setting where the interval is NULL.
- * Raises 22008 for a sum that is no timestamp.
+ * Raises 22008 for a sum that is no timestamp, 22023 for one that is earlier.
  */
 TimestampTz
 idem_add_interval(TimestampTz time, const Interval *interval,
 				  double default_ms)
 {
+	TimestampTz sum;
+
 	if (interval == NULL)
 		return idem_add_ms(time, default_ms);
+	sum = add_interval(time, interval);
+	if (sum < time)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("interval must not be negative"),
+				 errdetail("From %s, it leads back to %s.",
+						   pstrdup(timestamptz_to_str(time)),
+						   timestamptz_to_str(sum))));
+	return sum;
+}
+
+static TimestampTz
+add_interval(TimestampTz time, const Interval *interval)
+{
 	return DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,
 												   TimestampTzGetDatum(time),
 												   IntervalPGetDatum(interval)));

@@ -10,6 +10,7 @@
 #include "postgres.h"
 
 #include "commands/sequence.h"
+#include "common/int.h"
 #include "mb/pg_wchar.h"
 #include "utils/builtins.h"
 #include "utils/rel.h"
@@ -31,29 +32,39 @@ const char *const idem_state_names[] = {
 static const char *key_error(const char *key, int length);
 
 /*
- * Arguments 0 and 1, a scope and a key, as idem_keys' primary key.
+ * Arguments 0 and 1, a scope and a key, as idem_keys' primary key.  The rules
+ * for keys may have changed since a record was made; so they are for callers
+ * that find none, with idem_check_new_key().
  *
- * Raises 22004 or 22023 for the scope, ID001 for the key.
+ * Raises 22004 or 22023 for the scope, ID001 for a key that is NULL.
  */
 void
 idem_key_args(FunctionCallInfo fcinfo, Datum *key)
 {
-	text	   *value;
-	const char *error;
-
 	key[0] = idem_name_arg(fcinfo, 0, "scope");
 
 	if (PG_ARGISNULL(1))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_KEY_INVALID),
 				 errmsg("idempotency key must not be null")));
-	value = PG_GETARG_TEXT_PP(1);
-	key[1] = PointerGetDatum(value);
-	error = key_error(VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value));
+	key[1] = PointerGetDatum(PG_GETARG_TEXT_PP(1));
+}
+
+/*
+ * Raise ID001 for a key of which there is no record, and which breaks the
+ * rules for new ones.
+ */
+void
+idem_check_new_key(Datum key)
+{
+	text	   *value = DatumGetTextPP(key);
+	const char *error = key_error(VARDATA_ANY(value),
+								  VARSIZE_ANY_EXHDR(value));
+
 	if (error != NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_KEY_INVALID),
-				 errmsg("invalid idempotency key %s", idem_redacted_key(key[1])),
+				 errmsg("invalid idempotency key %s", idem_redacted_key(key)),
 				 errdetail_internal("%s", error),
 				 errhint("Let the client send a UUID, or any key of %d to %d characters out of A-Z a-z 0-9 _ - : .",
 						 idem_key_min_length, idem_key_max_length)));
@@ -99,7 +110,8 @@ key_error(const char *key, int length)
 }
 
 /*
- * A claim token higher than "previous", and than any given before.
+ * A claim token higher than "previous", and than any given before.  Raises
+ * 2200H if there is none.
  */
 int64
 idem_next_claim_token(int64 previous)
@@ -108,7 +120,12 @@ idem_next_claim_token(int64 previous)
 										 false);
 
 	/* A sequence that was set back, by a partial restore, say, must not win. */
-	return Max(token, previous + 1);
+	if (token <= previous && pg_add_s64_overflow(previous, 1, &token))
+		ereport(ERROR,
+				(errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED),
+				 errmsg("no claim token is higher than that of the record"),
+				 errhint("Delete the record with idem_forget().")));
+	return token;
 }
 
 /*

@@ -43,7 +43,13 @@ typedef enum IdemKeyState
 	IDEM_STATE_ERASED,
 } IdemKeyState;
 
-/* A new version of a row; columns not "given" keep the old version's value. */
+/*
+ * A new version of a row; columns not "given" keep the old version's value.
+ *
+ * The values belong to others: given ones to who gave them, kept ones to
+ * table->row, so that they are there until the next find, and no longer than
+ * until the table is closed.
+ */
 typedef struct IdemKeyRecord
 {
 	Datum		values[KEYS_NUM_COLUMNS];
@@ -54,6 +60,7 @@ typedef struct IdemKeyRecord
 extern const char *const idem_state_names[];
 
 extern void idem_key_args(FunctionCallInfo fcinfo, Datum *key);
+extern void idem_check_new_key(Datum key);
 extern void idem_redact_key(Datum key, int *shown, int *nchars);
 extern char *idem_redacted_key(Datum key);
 

@@ -6,6 +6,8 @@
  * A record is one row of idem_keys.  Its state is "started" while somebody
  * holds the claim, then "completed" or "failed"; "erased" is a completed one
  * without its response.  An expired record counts as absent in all of them.
+ * The rules for keys are for new ones: what has a record can be replayed,
+ * resumed and brought to its end although they have changed.
  *
  *				   claim				complete			erase
  *		(absent) -------->  started  --------->  completed ----->  erased
@@ -44,6 +46,7 @@
 #include "postgres.h"
 
 #include "catalog/pg_type_d.h"
+#include "common/int.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
@@ -104,6 +107,7 @@ static IdemWrite start_claim(IdemTable *table, const IdemClaimRequest *request,
 							 IdemClaimResult *result);
 static IdemWrite take_over(IdemTable *table, const IdemClaimRequest *request,
 						   TimestampTz now, IdemClaimResult *result);
+static IdemRateSlot admit_new_key(const IdemClaimRequest *request);
 static void begin_record(IdemKeyRecord *record, const IdemClaimRequest *request,
 						 int64 previous);
 static void report_new(IdemTable *table, const IdemKeyRecord *record,
@@ -280,13 +284,13 @@ same_hash(IdemTable *table, Datum hash)
 
 /*
  * Claim a key that nobody has, under its lock.  IDEM_WRITE_STALE: somebody
- * has it, after all.  Raises ID002.
+ * has it, after all.  Raises ID001, ID002.
  */
 static IdemWrite
 start_claim(IdemTable *table, const IdemClaimRequest *request,
 			IdemClaimResult *result)
 {
-	IdemRateSlot admitted = idem_admit_new_key(request->key[0]);
+	IdemRateSlot admitted = admit_new_key(request);
 	IdemKeyRecord record;
 
 	begin_record(&record, request, 0);
@@ -303,7 +307,8 @@ start_claim(IdemTable *table, const IdemClaimRequest *request,
 /*
  * Claim the found row, under its key's lock: as if it were not there if it
  * has expired, otherwise as the next attempt, which keeps what the earlier
- * ones left behind.  Raises ID002 for an expired one.
+ * ones left behind.  Raises ID001 and ID002 for an expired one, 2200H and
+ * 22003 where there is no next token or attempt.
  */
 static IdemWrite
 take_over(IdemTable *table, const IdemClaimRequest *request,
@@ -317,13 +322,19 @@ take_over(IdemTable *table, const IdemClaimRequest *request,
 	IdemWrite	written;
 
 	if (expired)
-		admitted = idem_admit_new_key(request->key[0]);
+		admitted = admit_new_key(request);
 	begin_record(&record, request, token);
 	if (!expired)
 	{
 		int32		attempt = DatumGetInt32(values[KEYS_ATTEMPT]);
 
-		idem_record_set(&record, KEYS_ATTEMPT, Int32GetDatum(attempt + 1));
+		if (pg_add_s32_overflow(attempt, 1, &attempt))
+			ereport(ERROR,
+					(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
+					 errmsg("too many attempts at idempotency key %s",
+							idem_redacted_key(request->key[1])),
+					 errhint("Delete the record with idem_forget().")));
+		idem_record_set(&record, KEYS_ATTEMPT, Int32GetDatum(attempt));
 		record.given[KEYS_CREATED_AT] = false;
 		record.given[KEYS_RECOVERY_POINT] = false;
 		record.given[KEYS_RECOVERY_STATE] = false;
@@ -342,6 +353,16 @@ take_over(IdemTable *table, const IdemClaimRequest *request,
 	else
 		idem_withdraw_new_key(request->key[0], admitted);
 	return written;
+}
+
+/*
+ * Raise ID001 or ID002 unless the key may be a new one.
+ */
+static IdemRateSlot
+admit_new_key(const IdemClaimRequest *request)
+{
+	idem_check_new_key(request->key[1]);
+	return idem_admit_new_key(request->key[0]);
 }
 
 /*
@@ -490,8 +511,9 @@ idem_lookup(PG_FUNCTION_ARGS)
 	idem_key_args(fcinfo, key);
 	memset(nulls, true, sizeof(nulls));
 	idem_table_open(&table, IDEM_KEYS, AccessShareLock);
-	if (idem_find_visible(&table, key, GetActiveSnapshot()) &&
-		!idem_found_is_expired(&table, GetCurrentTimestamp()))
+	if (!idem_find_visible(&table, key, GetActiveSnapshot()))
+		idem_check_new_key(key[1]);
+	else if (!idem_found_is_expired(&table, GetCurrentTimestamp()))
 		copy_columns(&table, table.row->tts_values, table.row->tts_isnull,
 					 columns, lengthof(columns), values, nulls);
 	idem_table_close(&table);
@@ -516,6 +538,8 @@ idem_forget(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		found = idem_find_latest(&table, key);
 	} while (found && idem_delete(&table, true) == IDEM_WRITE_STALE);
+	if (!found)
+		idem_check_new_key(key[1]);
 	idem_table_close(&table);
 	PG_RETURN_BOOL(found);
 }
@@ -523,36 +547,56 @@ idem_forget(PG_FUNCTION_ARGS)
 /*
  * idem_erase(scope, key) -> boolean
  *
- * Erases expired records too: personal data must not outlive the request to
- * erase it until the next cleanup.
+ * Whoever holds a claim keeps it, and its next attempt resumes at the recovery
+ * point, without the state.  Erases expired records too: personal data must
+ * not outlive the request to erase it until the next cleanup.
  */
 PG_FUNCTION_INFO_V1(idem_erase);
 Datum
 idem_erase(PG_FUNCTION_ARGS)
 {
+	static const int columns[] = {
+		KEYS_RESPONSE_HEADERS,
+		KEYS_RESPONSE_BODY,
+		KEYS_RESPONSE_BYTES,
+		KEYS_ERROR,
+		KEYS_RECOVERY_STATE,
+	};
 	Datum		key[2];
 	IdemTable	table;
-	IdemKeyRecord change;
-	bool		found;
+	bool		erases;
 
 	idem_key_args(fcinfo, key);
-	memset(&change, 0, sizeof(change));
-	idem_record_set(&change, KEYS_STATE, idem_state_datum(IDEM_STATE_ERASED));
-	idem_record_set_or_null(&change, KEYS_RESPONSE_HEADERS, (Datum) 0);
-	idem_record_set_or_null(&change, KEYS_RESPONSE_BODY, (Datum) 0);
-	idem_record_set_or_null(&change, KEYS_RESPONSE_BYTES, (Datum) 0);
-	idem_record_set_or_null(&change, KEYS_RECOVERY_STATE, (Datum) 0);
-
 	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
-	do
+	for (;;)
 	{
+		IdemKeyRecord change = {0};
+
 		CHECK_FOR_INTERRUPTS();
-		found = idem_find_latest(&table, key) &&
-			idem_found_state(&table) == IDEM_STATE_COMPLETED;
-		if (found)
-			idem_record_keep(&change, &table);
-	} while (found && idem_update(&table, change.values, change.nulls,
-								  true) == IDEM_WRITE_STALE);
+		if (!idem_find_latest(&table, key))
+		{
+			idem_check_new_key(key[1]);
+			erases = false;
+			break;
+		}
+
+		erases = idem_found_state(&table) == IDEM_STATE_COMPLETED;
+		if (erases)
+			idem_record_set(&change, KEYS_STATE,
+							idem_state_datum(IDEM_STATE_ERASED));
+		for (int i = 0; i < lengthof(columns); i++)
+		{
+			erases |= !table.row->tts_isnull[columns[i]];
+			idem_record_set_or_null(&change, columns[i], (Datum) 0);
+		}
+		if (!erases)
+			break;
+
+		idem_record_keep(&change, &table);
+		if (idem_update(&table, change.values, change.nulls,
+						true) != IDEM_WRITE_STALE)
+			break;
+	}
 	idem_table_close(&table);
-	PG_RETURN_BOOL(found);
+	PG_RETURN_BOOL(erases);
 }

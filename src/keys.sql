@@ -193,4 +193,4 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_erase(text, text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_erase(text, text) TO @extowner@, pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_erase(text, text) IS
-'For administrators: drops the stored headers and body of a completed request, and its recovery state, but keeps the fact that it ran, and its status. Returns whether there was something to erase.';
+'For administrators: drops the stored headers and body, the error and the recovery state, but keeps the fact that it ran: scope, key, hash, state, status, attempts, times and the name of the recovery point. A completed request becomes erased, a failed one stays so, a claim goes on. Returns whether there was something to erase.';

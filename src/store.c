@@ -57,6 +57,7 @@
 #include "postgres.h"
 
 #include "access/genam.h"
+#include "access/htup_details.h"
 #include "access/relscan.h"
 #include "access/table.h"
 #include "access/tableam.h"
@@ -139,6 +140,8 @@ idem_table_open(IdemTable *table, IdemRelationId id, LOCKMODE lockmode)
 	table->estate = NULL;
 	table->result_rel = NULL;
 	table->holder = InvalidTransactionId;
+	table->speculative_token = 0;
+	table->lock_mode = LockTupleNoKeyExclusive;
 }
 
 /*
@@ -380,16 +383,18 @@ accept_row(IdemTable *table)
 }
 
 /*
- * Has this transaction written the row?
+ * Has this transaction written the row?  A frozen one keeps its xmin, which
+ * then says nothing: the number may come again.
  */
 static bool
 is_own(TupleTableSlot *row)
 {
-	bool		isnull;
-	Datum		xmin = slot_getsysattr(row, MinTransactionIdAttributeNumber,
-									   &isnull);
+	bool		shouldFree;
+	HeapTuple	tuple = ExecFetchSlotHeapTuple(row, false, &shouldFree);
+	TransactionId xmin = HeapTupleHeaderGetXmin(tuple->t_data);
 
-	return TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin));
+	Assert(!shouldFree);
+	return TransactionIdIsCurrentTransactionId(xmin);
 }
 
 /*
@@ -556,7 +561,8 @@ idem_update(IdemTable *table, Datum *values, bool *nulls, bool wait)
 }
 
 /*
- * Lock table->row, with or without waiting for others.
+ * Lock table->row, with or without waiting for others.  Where that is
+ * refused, idem_wait() waits for the same.
  */
 static TM_Result
 lock_row(IdemTable *table, LockTupleMode mode, LockWaitPolicy policy,
@@ -564,6 +570,7 @@ lock_row(IdemTable *table, LockTupleMode mode, LockWaitPolicy policy,
 {
 	TM_Result	result;
 
+	table->lock_mode = mode;
 	result = table_tuple_lock(table->rel, &table->row->tts_tid,
 							  GetActiveSnapshot(), lock_slot(table),
 							  GetCurrentCommandId(true), mode, policy, 0,
@@ -644,8 +651,9 @@ finish_write(IdemTable *table, TM_Result result)
 /*
  * Sleep until table->holder has ended, or has given up the insertion that we
  * ran into; or, where there is no holder, until nobody has a lock on
- * table->row, which then is ours.  The deadlock detector, lock_timeout,
- * statement_timeout and cancel work as in any wait for a row.
+ * table->row that the last write ran into, and that lock is ours.  The
+ * deadlock detector, lock_timeout, statement_timeout and cancel work as in
+ * any wait for a row.
  */
 void
 idem_wait(IdemTable *table)
@@ -658,8 +666,7 @@ idem_wait(IdemTable *table)
 		XactLockTableWait(table->holder, table->rel, &table->held_tid,
 						  XLTW_Lock);
 	else
-		(void) lock_row(table, LockTupleNoKeyExclusive, LockWaitBlock,
-						&failure);
+		(void) lock_row(table, table->lock_mode, LockWaitBlock, &failure);
 }
 
 /*

@@ -13,6 +13,7 @@
 #include "datatype/timestamp.h"
 #include "executor/tuptable.h"
 #include "nodes/execnodes.h"
+#include "nodes/lockoptions.h"
 #include "relations.h"
 #include "storage/itemptr.h"
 #include "utils/snapshot.h"
@@ -40,6 +41,7 @@ typedef struct IdemTable
 	TransactionId holder;
 	uint32		speculative_token;
 	ItemPointerData held_tid;
+	LockTupleMode lock_mode;	/* what idem_update() or idem_delete() wanted */
 } IdemTable;
 
 /*

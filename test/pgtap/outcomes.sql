@@ -165,7 +165,7 @@ EXCEPTION WHEN OTHERS THEN
 END
 $$;
 
-SELECT plan(250);
+SELECT plan(251);
 
 --
 -- idem_claim: found nothing, an expired record, a failed one, an abandoned one
@@ -686,7 +686,8 @@ FROM (VALUES ('key-of-completed-text', true, 'completed'),
 	('key-of-completed-text', false, 'erased'),
 	('key-of-completed-bytes', true, 'completed with bytes'),
 	('key-of-live-claim', false, 'started'),
-	('key-of-failed-again', false, 'failed'),
+	('key-of-failed-again', true, 'failed, with its error'),
+	('key-of-failed-again', false, 'failed, without one'),
 	('key-of-never-claimed', false, 'never claimed'))
 	AS v (key, erased, description);
 SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
