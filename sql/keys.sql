@@ -707,3 +707,8 @@ SELECT outcome FROM idem_claim('shortcut', 'key-shortcut-0006');
 SELECT idem_release('shortcut', 'key-shortcut-0006');
 SELECT idem_complete('shortcut', 'key-shortcut-0006', 200);
 ROLLBACK;
+
+-- A body without a type, as most drivers bind strings, is text.
+PREPARE untyped AS SELECT idem_complete('shortcut', 'key-shortcut-0007', 200, $1, claim_token => $2);
+SELECT parameter_types FROM pg_prepared_statements WHERE name = 'untyped';
+DEALLOCATE untyped;

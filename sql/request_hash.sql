@@ -198,7 +198,8 @@ SELECT encode(idem_request_hash('PUT', '/users/7:avatar', '\x89504e470d0a1a0a'::
 SELECT idem_request_hash('POST', '/orders', '{"amount": 1.0}') = sha256('POST:/orders:{"amount":1}');
 SELECT idem_request_hash('GET', '/', NULL::text) = sha256('GET:/:');
 SELECT idem_request_hash('GET', '/') = sha256('GET:/:'), idem_request_hash('GET', '/', NULL) = sha256('GET:/:'),
-	idem_request_hash('GET', '/', NULL::jsonb) = sha256('GET:/:'), idem_request_hash('GET', '/', NULL::bytea) = sha256('GET:/:'), idem_request_hash('GET', '/', ''::bytea) = sha256('GET:/:');
+	idem_request_hash('GET', '/', NULL::jsonb) = sha256('GET:/:'), idem_request_hash('GET', '/', NULL::bytea) = sha256('GET:/:'), idem_request_hash('GET', '/', ''::bytea) = sha256('GET:/:'),
+	idem_request_hash('GET', '/', ''::text) = sha256('GET:/:'), idem_request_hash('GET', '/', '') = sha256('GET:/:');
 -- method: ASCII upper case
 SELECT idem_request_hash('Post', '/') = sha256('POST:/:'), idem_request_hash('patch', '/') = idem_request_hash('PATCH', '/'),
 	idem_request_hash('m-search', '/') = sha256('M-SEARCH:/:'), idem_request_hash('i', '/') = sha256('I:/:'), idem_request_hash('!#$%&''*+-.^_`|~09az', '/') = sha256('!#$%&''*+-.^_`|~09AZ:/:');
@@ -207,9 +208,14 @@ SELECT idem_request_hash('POST', '/') = idem_request_hash('PUT', '/');
 SELECT idem_request_hash('GET', '/a:b::c?d=e%20f#g') = sha256('GET:/a%3Ab%3A%3Ac?d=e%20f#g:'), idem_request_hash('GET', '') = sha256('GET::'),
 	idem_request_hash('GET', '/A') = idem_request_hash('GET', '/a'), idem_request_hash('GET', '/a') = idem_request_hash('GET', '/a/');
 SELECT idem_request_hash('GET', '/é€😀', '"é€😀"') = sha256(convert_to('GET:/é€😀:"é€😀"', 'UTF8'));
--- so that no two requests share a string
+-- so that no two requests share a string, but those for one path written in two ways
+SELECT idem_request_hash('GET', '/a:b') = idem_request_hash('GET', '/a%3Ab');
 SELECT idem_request_hash('GET', '/a:1') = idem_request_hash('GET', '/a', '1'), idem_request_hash('GET', ':', '""') = idem_request_hash('GET', '', '":"');
 SELECT idem_request_hash('GET', '/a', '1:"b"'::bytea) = idem_request_hash('GET', '/a:1', '"b"');
+-- a parameter without a type, as most drivers bind strings, is text
+PREPARE untyped AS SELECT idem_request_hash('POST', '/', $1);
+SELECT parameter_types FROM pg_prepared_statements WHERE name = 'untyped';
+DEALLOCATE untyped;
 -- text and jsonb agree; bytea is byte for byte
 SELECT count(*), count(*) FILTER (WHERE idem_request_hash('POST', '/', d) = idem_request_hash('POST', '/', d::jsonb)),
 		count(*) FILTER (WHERE idem_request_hash('POST', '/', d) = sha256(convert_to('POST:/:' || idem_canonical_json(d::jsonb), 'UTF8')))
@@ -252,6 +258,21 @@ CREATE INDEX ON requests (idem_request_hash('POST', '/', body));
 CREATE UNIQUE INDEX unique_body ON requests (idem_canonical_json(body));
 \set VERBOSITY default
 SELECT count(*) FROM requests WHERE idem_request_hash('POST', '/', body) = idem_request_hash('POST', '/', '{"a": 1e0}');
+
+--
+-- A large document can be cancelled.  A call that did not look for that would come to its end, and so would
+-- what stands behind it, before the statement is.
+--
+CREATE TEMP SEQUENCE ended;
+CREATE TEMP TABLE large AS SELECT jsonb_agg(n) AS elements, jsonb_object_agg(i, n) AS members
+	FROM (SELECT i, ('1.' || 234567890123456 + i || 'e300')::numeric AS n FROM generate_series(1, 100000) AS i) AS numbers;
+SET statement_timeout = '50ms';
+SELECT length(idem_canonical_json(elements)), nextval('ended') FROM large;
+SELECT length(idem_canonical_json(members)), nextval('ended') FROM large;
+RESET statement_timeout;
+SELECT is_called FROM ended;
+DROP TABLE large;
+DROP SEQUENCE ended;
 
 --
 -- The same in a database of another encoding

@@ -92,9 +92,14 @@ idem_append_canonical_json(StringInfo out, Jsonb *document)
 	append_container(out, &document->root);
 }
 
+/*
+ * Append any value.  A number may take microseconds, and there may be many.
+ */
 static void
 append_value(StringInfo out, JsonbValue *value)
 {
+	CHECK_FOR_INTERRUPTS();
+
 	switch (value->type)
 	{
 		case jbvNull:
@@ -137,7 +142,6 @@ append_container(StringInfo out, JsonbContainer *container)
 	JsonbValue	value;
 
 	check_stack_depth();
-	CHECK_FOR_INTERRUPTS();
 
 	switch (JsonbIteratorNext(&iterator, &value, false))
 	{
@@ -219,6 +223,8 @@ compare_members(const void *a, const void *b)
 	const Member *mb = b;
 	int			length = Min(ma->length, mb->length);
 
+	CHECK_FOR_INTERRUPTS();
+
 	for (int i = 0; i < length; i++)
 	{
 		unsigned char ca = ma->name[i];
@@ -296,24 +302,23 @@ append_number(StringInfo out, Numeric number)
 	if (!read_numeric(number, &decimal))
 	{
 		appendStringInfoChar(out, '0');
-		return;
-	}
-
-	if (decimal.ndigits > MAX_DOUBLE_DIGITS ||
-		(decimal.ndigits <= SAFE_DIGITS &&
-		 decimal.exponent >= MIN_SAFE_EXPONENT &&
-		 decimal.exponent <= MAX_SAFE_EXPONENT))
-	{
-		append_decimal(out, &decimal);
 		pfree(decimal.digits);
 		return;
 	}
 
-	value = nearest_double(&decimal);
-	if (!isinf(value) && value != 0 &&
-		(decimal.ndigits > decimal.exponent || equals_double(&decimal, value)))
-		shortest_decimal(value, &decimal);
+	if (decimal.ndigits <= MAX_DOUBLE_DIGITS &&
+		(decimal.ndigits > SAFE_DIGITS ||
+		 decimal.exponent < MIN_SAFE_EXPONENT ||
+		 decimal.exponent > MAX_SAFE_EXPONENT))
+	{
+		value = nearest_double(&decimal);
+		if (!isinf(value) && value != 0 &&
+			(decimal.ndigits > decimal.exponent ||
+			 equals_double(&decimal, value)))
+			shortest_decimal(value, &decimal);
+	}
 	append_decimal(out, &decimal);
+	pfree(decimal.digits);
 }
 
 /*

@@ -56,7 +56,7 @@ BEGIN ATOMIC
 	WITH this_database (label) AS (
 		SELECT 'datname="'
 			OPERATOR(pg_catalog.||) pg_catalog.replace(pg_catalog.replace(pg_catalog.replace(
-				pg_catalog.current_database()::pg_catalog.text, '\', '\\'), '"', '\"'), E'\n', '\n')
+				pg_catalog.current_database()::pg_catalog.text, E'\\', E'\\\\'), '"', E'\\"'), E'\n', E'\\n')
 			OPERATOR(pg_catalog.||) '"'
 	),
 	stats AS (

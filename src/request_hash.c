@@ -4,10 +4,11 @@
  *		Request identity: SHA-256 over "METHOD:path:body".
  *
  * The method is written in ASCII upper case, each ":" in the path as "%3A",
- * so that no two requests share a string.  A JSON body is in canonical form
- * (canonical_json.c), any other is taken byte for byte.  All text is UTF-8,
- * whatever the database encoding, so that a service outside the database
- * gets the same hash from the same request.
+ * so that two requests share a string only if they are the same: "/a:b" and
+ * "/a%3Ab" are one path.  A JSON body is in canonical form (canonical_json.c),
+ * any other is taken byte for byte; none, and an empty one, is the empty
+ * string.  All text is UTF-8, whatever the database encoding, so that a
+ * service outside the database gets the same hash from the same request.
  *
  *-------------------------------------------------------------------------
  */
@@ -31,21 +32,22 @@ static bytea *hash_request(StringInfo request);
 /*
  * idem_request_hash(method, path, body text) -> bytea
  *
- * The body is JSON.  Raises 22P02 (or another code of jsonb input) for a text
- * that is not.
+ * The body is JSON, or empty.  Raises 22P02 (or another code of jsonb input)
+ * for any other text.
  */
 PG_FUNCTION_INFO_V1(idem_request_hash_text);
 Datum
 idem_request_hash_text(PG_FUNCTION_ARGS)
 {
 	StringInfoData request;
+	text	   *body = PG_ARGISNULL(2) ? NULL : PG_GETARG_TEXT_PP(2);
 
 	begin_request(&request, fcinfo);
-	if (!PG_ARGISNULL(2))
+	if (body != NULL && VARSIZE_ANY_EXHDR(body) > 0)
 	{
-		char	   *body = text_to_cstring(PG_GETARG_TEXT_PP(2));
+		char	   *json = text_to_cstring(body);
 		Datum		document = DirectFunctionCall1(jsonb_in,
-												   CStringGetDatum(body));
+												   CStringGetDatum(json));
 
 		idem_append_canonical_json(&request, DatumGetJsonbP(document));
 	}

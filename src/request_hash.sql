@@ -10,7 +10,7 @@ AS 'MODULE_PATHNAME', 'idem_request_hash_text';
 REVOKE ALL ON FUNCTION @extschema@.idem_request_hash(text, text, text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_request_hash(text, text, text) TO @extowner@, pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_request_hash(text, text, text) IS
-'SHA-256 of a request whose body is JSON text: METHOD:path:canonical body, in UTF-8. method: an HTTP token (RFC 9110), case ignored. path: each ":" counts as "%3A". body: NULL stands for none. Raises 22004 for a NULL method or path, 22023 for a bad method, 22P02 for a body that is no JSON, 22P05, 22003, 54000 or 54001 for JSON that jsonb cannot hold or that is nested too deeply.';
+'SHA-256 of a request whose body is JSON text: METHOD:path:canonical body, in UTF-8. method: an HTTP token (RFC 9110), case ignored. path: each ":" counts as "%3A". body: NULL or empty for none. Raises 22004 for a NULL method or path, 22023 for a bad method, 22P02 for a body that is no JSON, 22P05, 22003, 54000 or 54001 for JSON that jsonb cannot hold or that is nested too deeply.';
 
 CREATE FUNCTION @extschema@.idem_request_hash(method text, path text, body jsonb)
 RETURNS bytea

@@ -119,7 +119,7 @@ INSERT INTO key_functions VALUES
 ('idem_run', 'claim',
 	$$idem_run($1, $2, 'sqlstates.handler(jsonb)', '{}')$$);
 
-SELECT plan(614);
+SELECT plan(615);
 
 --
 -- Scope and key
@@ -421,7 +421,8 @@ SELECT is(pg_temp.sqlstate_of(format('idem_request_hash(''POST'', ''/'',
 		%s::text)', body)), sqlstate,
 	'idem_request_hash: ' || description || ': ' || sqlstate)
 FROM (VALUES
-	('''''', '22P02', 'an empty text is no JSON'),
+	('''''', '00000', 'an empty text is no body'),
+	(''' ''', '22P02', 'a blank is no JSON'),
 	('''{"a": 1''', '22P02', 'cut JSON'),
 	('''{"a": 1}}''', '22P02', 'JSON with more behind it'),
 	('''NaN''', '22P02', 'no JSON number'),
