@@ -335,6 +335,23 @@ SELECT count(*) FROM idem_keys WHERE key = 'run-rights-00002';
 SELECT count(*) FROM shop.orders WHERE item = 'by definer';
 
 --
+-- A handler's calls are counted as any function's: not a replay's, which makes none.
+--
+CREATE FUNCTION shop.counted(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RETURN request; END $$;
+CREATE FUNCTION pg_temp.calls(track text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+	before bigint := coalesce(pg_stat_get_xact_function_calls('shop.counted(jsonb)'::regprocedure), 0);
+BEGIN
+	PERFORM set_config('track_functions', track, true);
+	FOR i IN 1..3 LOOP
+		PERFORM idem_run('counted', 'run-counted-' || track || '-' || lpad((i % 2)::text, 8, '0'), 'shop.counted(jsonb)', '{}');
+	END LOOP;
+	RETURN pg_stat_get_xact_function_calls('shop.counted(jsonb)'::regprocedure) - before;
+END
+$$;
+SELECT pg_temp.calls('pl') AS pl, pg_temp.calls('all') AS "all", pg_temp.calls('none') AS none;
+
+--
 -- Many in one statement
 --
 SELECT outcome, count(*) FROM generate_series(0, 199) AS i,

@@ -4,19 +4,23 @@
  *		idem_run(): claim, call a handler, complete, in one statement.
  *
  * The handler is called as the caller would call it: EXECUTE, and USAGE of
- * its schema, are checked for the current user, and nothing here changes who
- * that is.  No table is held open meanwhile, so the handler may do whatever SQL may do, including to the
- * key itself; completing it afterwards checks that the claim still stands.
+ * its schema, are checked for the current user, modules that watch access to
+ * objects are asked, its calls are counted where functions' are
+ * (track_functions), and nothing here changes who that user is.  No table is
+ * held open meanwhile, so the handler may do whatever SQL may do, including to
+ * the key itself; completing it afterwards checks that the claim still stands.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "catalog/objectaccess.h"
 #include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type_d.h"
 #include "miscadmin.h"
+#include "pgstat.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
@@ -131,7 +135,8 @@ idem_run(PG_FUNCTION_ARGS)
  * jsonb or a row like idem_response.  Returns its result type.
  *
  * Raises 42883 where there is no such function, 42501 where the caller may
- * not execute it, 42804 where it has another signature.
+ * not execute it, 42804 where it has another signature, and what a module
+ * raises that watches access to objects.
  */
 static Oid
 check_handler(Oid handler)
@@ -165,6 +170,7 @@ check_handler(Oid handler)
 						ACL_EXECUTE) != ACLCHECK_OK)
 		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION,
 					   get_func_name(handler));
+	InvokeFunctionExecuteHook(handler);
 	if (!fits)
 		ereport(ERROR,
 				(errcode(ERRCODE_DATATYPE_MISMATCH),
@@ -197,13 +203,16 @@ call_handler(Oid handler, Oid result_type, Datum request,
 	FmgrInfo	flinfo;
 	/* cppcheck-suppress unusedStructMember ; one half of a union, to align */
 	LOCAL_FCINFO(call, 1);
+	PgStat_FunctionCallUsage usage;
 	Datum		result;
 
 	fmgr_info(handler, &flinfo);
 	InitFunctionCallInfoData(*call, &flinfo, 1, InvalidOid, NULL, NULL);
 	call->args[0].value = request;
 	call->args[0].isnull = false;
+	pgstat_init_function_usage(call, &usage);
 	result = FunctionCallInvoke(call);
+	pgstat_end_function_usage(&usage, true);
 	if (call->isnull)
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),

@@ -4,6 +4,7 @@
 use strict;
 use warnings FATAL => 'all';
 
+use File::Basename;
 use Time::HiRes qw(time);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
@@ -292,6 +293,23 @@ is( $node->safe_psql('postgres',
 
 $first->quit;
 $other->quit;
+
+#
+# Modules that watch access to objects
+#
+
+my $hook = PostgreSQL::Test::Utils::tempdir() . '/access_hook.so';
+system_or_bail('gcc', '-shared', '-fPIC', '-I' . `$ENV{PG_CONFIG} --includedir-server` =~ s/\s+$//r,
+	'-o', $hook, dirname(__FILE__) . '/access_hook.c');
+my (undef, $said, $notices) = $node->psql('postgres', <<"SQL");
+SET search_path = public, one, two;
+CREATE FUNCTION watched(jsonb) RETURNS jsonb LANGUAGE sql RETURN \$1;
+LOAD '$hook';
+SELECT outcome FROM idem_run('watched', 'key-of-watched-001', 'watched(jsonb)', '{}');
+SELECT outcome FROM idem_run('watched', 'key-of-watched-001', 'watched(jsonb)', '{}');
+SQL
+is($said, "new\nreplay", 'idem_run with a module that watches');
+is(scalar(() = $notices =~ /execution of watched\(jsonb\)/g), 2, 'which is asked about the handler');
 
 #
 # Without preloading
