@@ -130,7 +130,7 @@ SELECT pg_temp.error_of($$ SELECT idem_complete('s', 'bad-input-key-003', 200, c
 SELECT pg_temp.error_of($$ SELECT idem_fail('s', 'bad-input-key-003', 'x', -1) $$);
 
 --
--- Requests: 22004, 22023, 22P02
+-- Requests: 22004, 22023, 22P02; an empty text is no body
 --
 SELECT pg_temp.error_of($$ SELECT idem_request_hash(NULL, '/') $$);
 SELECT pg_temp.error_of($$ SELECT idem_request_hash('GET', NULL) $$);
