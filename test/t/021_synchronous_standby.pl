@@ -4,7 +4,7 @@
 use strict;
 use warnings FATAL => 'all';
 
-use Time::HiRes qw(sleep time);
+use Time::HiRes qw(time);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -178,9 +178,11 @@ $writer = session($primary);
 is($writer->run(append($terminated)), "duplicate|$terminated|$terminated",
 	'terminated-wait-is-committed: the writer tries again, and is a duplicate');
 
-$writer->run("SET statement_timeout = '100ms'");
-commit_and_wait($writer, append($timed_out));
-sleep 0.4;
+commit_and_wait($writer, append($timed_out) . "; SET statement_timeout = '100ms'");
+$primary->poll_query_until('postgres',
+	"SELECT clock_timestamp() - query_start > '400 ms' FROM pg_stat_activity
+	 WHERE wait_event = 'SyncRep' AND pid = " . $writer->pid)
+  or die 'the commit does not wait';
 is($twin->run(append($timed_out)), "in_flight|$terminated|$terminated",
 	'statement_timeout does not end the wait');
 $twin->run('SELECT pg_cancel_backend(' . $writer->pid . ')');

@@ -5,7 +5,6 @@
 use strict;
 use warnings FATAL => 'all';
 
-use Time::HiRes qw(sleep);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -33,11 +32,15 @@ sub set_interval
 	return;
 }
 
+# The postmaster says at this level which workers it starts, so its log tells
+# of every moment.
+my $started = qr/starting background worker process "idempotency/;
+
 #
 # Standby and promotion
 #
 
-my $primary = new_node('primary', allows_streaming => 1);
+my $primary = new_node('primary', allows_streaming => 1, conf => 'log_min_messages = debug1');
 set_interval($primary, 0);
 $primary->reload;
 $primary->backup('base');
@@ -47,14 +50,15 @@ set_interval($standby, '10ms');
 $standby->start;
 $primary->safe_psql('postgres', "CREATE EXTENSION idempotency; $fill");
 $primary->wait_for_catchup($standby);
-sleep(0.3);
 is($standby->safe_psql('postgres', $launchers), '0', 'standby-has-no-worker');
 is($standby->safe_psql('postgres', $rows), '2|20', 'standby-has-no-worker: nothing is deleted');
 is($primary->safe_psql('postgres', $launchers), '1', 'the primary has one');
+unlike(slurp_file($standby->logfile), $started, 'standby-has-no-worker: and had none');
 $standby->promote;
 ok($standby->poll_query_until('postgres', $launchers, '1'), 'worker-starts-with-promotion');
 ok($standby->poll_query_until('postgres', $rows, '1|10'), 'worker-starts-with-promotion: it deletes what is expired');
 is($standby->safe_psql('postgres', $replay), 'replay|made', 'and nothing that is live');
+like(slurp_file($standby->logfile), qr/received promote request.*$started/s, 'the launcher has started, and not before');
 unlike(slurp_file($standby->logfile), qr/(ERROR|FATAL|PANIC): .*(?<!terminating walreceiver process)(?<!due to administrator command)$/m,
 	'no error in the log of the standby');
 $standby->stop;
@@ -89,6 +93,7 @@ like(single_user($primary, 'SELECT count(*) FROM idem_tokens'), qr/count = "15"/
 #
 
 $primary->append_conf('postgresql.conf', "shared_preload_libraries = ''");
+my $offset = -s $primary->logfile;
 $primary->start;
 $primary->safe_psql('postgres', "SELECT outcome FROM idem_claim('shop', 'expired-key-00001', ttl => '0')");
 is($primary->safe_psql('postgres', $launchers), '0', 'no-worker-without-preload');
@@ -99,6 +104,7 @@ $primary->append_conf('postgresql.conf', "session_preload_libraries = 'idempoten
 $primary->restart;
 is($primary->safe_psql('postgres', "SHOW idempotency.cleanup_interval; $launchers"),
 	"10ms\n0", 'no-worker-without-preload: nor when each session loads it');
+unlike(slurp_file($primary->logfile, $offset), $started, 'no-worker-without-preload: none has started');
 unlike(slurp_file($primary->logfile), qr/(WARNING|ERROR|PANIC): /, 'no-worker-without-preload: no error in the log');
 $primary->stop;
 
