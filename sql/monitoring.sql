@@ -153,7 +153,7 @@ ROLLBACK TO s;
 SELECT * FROM health('stuck_leases');
 SET LOCAL idempotency.health_stuck_leases = 2;
 SELECT * FROM health('stuck_leases');
-UPDATE idem_keys SET lease_expires_at = clock_timestamp() - interval '50 s' WHERE key LIKE '%1';
+UPDATE idem_keys SET lease_expires_at = clock_timestamp() - interval '30 s' WHERE key LIKE '%1';
 SELECT * FROM health('stuck_leases');
 -- Completed, it is not abandoned any more.
 SELECT count(*) FROM idem_stuck();
