@@ -281,6 +281,28 @@ SELECT definition, pg_temp.replaced(name, definition) FROM (VALUES
 SELECT count(*), count(pg_temp.replaced(indexname, indexdef)) FROM pg_indexes WHERE tablename LIKE 'idem\_%' AND indexname NOT LIKE '%\_pkey';
 
 -- One by one
+-- A function in an index of the owner's, called between drawing a token and writing it, that claims the very same key: the claim within the claim does
+-- not come in between.
+CREATE FUNCTION claims_again(scope text, key text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+	IF scope <> 'nested' OR current_setting('nested.depth', true) = '1' THEN
+		RETURN key;
+	END IF;
+	PERFORM set_config('nested.depth', '1', true);
+	RAISE NOTICE 'within: %, and with wait: %', (SELECT outcome FROM idem_claim(scope, key)), (SELECT outcome FROM idem_claim(scope, key, wait => '1 hour'));
+	PERFORM set_config('nested.depth', '', true);
+	RETURN key;
+END $$;
+CREATE INDEX claims_again ON idem_keys (claims_again(scope, key));
+BEGIN;
+ALTER TABLE idem_keys DROP CONSTRAINT idem_keys_pkey, ADD CONSTRAINT idem_keys_pkey PRIMARY KEY (scope, key);
+SELECT outcome, attempt FROM idem_claim('nested', 'hostile-key-00003');
+SELECT count(*) FROM idem_keys WHERE scope = 'nested';
+SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory';
+ROLLBACK;
+DROP INDEX claims_again;
+DROP FUNCTION claims_again(text, text);
+
 -- A database owner who has no right to our tables can do that, where the schema is his: his index of another table must not be read as ours.
 SET client_min_messages = warning;
 CREATE ROLE regress_idem_owner;

@@ -332,6 +332,17 @@ SELECT idem_forget('admin', 'expired-personal1');
 SELECT count(*) FROM idem_keys WHERE key = 'expired-personal1';
 
 --
+-- The lock of a key is kept for the call only
+--
+BEGIN;
+SELECT outcome FROM idem_claim('lock', 'lock-of-a-key-001', lease => '0');
+SELECT idem_fail('lock', 'lock-of-a-key-001');
+SELECT outcome FROM idem_claim('lock', 'lock-of-a-key-001', wait => '1 minute');
+SELECT outcome FROM idem_claim('lock', 'lock-of-a-key-001', wait => '1 minute');
+SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory';
+COMMIT;
+
+--
 -- The last attempt, and the last token: no next one is made up
 --
 SELECT idem_fail('last', 'last-attempt-0001') FROM idem_claim('last', 'last-attempt-0001');

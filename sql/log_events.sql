@@ -1,0 +1,68 @@
+--
+-- idempotency.log_events: what is logged must not change what is answered.
+--
+-- The lines themselves go to the server log, where test/t/035_log_events.pl looks
+-- at them.  Here every kind of line is written, so that "make valgrind" and "make
+-- sanitize" see whether it is written from memory that is still there.
+--
+SET client_min_messages = warning;
+DROP EXTENSION IF EXISTS idempotency;
+CREATE EXTENSION idempotency;
+RESET client_min_messages;
+\pset format unaligned
+\pset tuples_only on
+SET idempotency.log_events = on;
+
+-- Claims of an earlier transaction.  Nothing else may hold their page: no scan finds
+-- the tokens.
+SELECT claim_token FROM idem_claim('log', 'log-completed-001', '\x01') \gset
+SELECT idem_complete('log', 'log-completed-001', 201, 'made', claim_token => :claim_token);
+SELECT idem_complete('log', 'log-completed-001', 201, 'made', claim_token => :claim_token);
+SELECT outcome, response_body FROM idem_claim('log', 'log-completed-001', '\x01');
+SELECT outcome FROM idem_claim('log', 'log-completed-001', '\x02');
+SELECT claim_token FROM idem_claim('log', 'log-bytes-0000001') \gset
+SELECT idem_complete('log', 'log-bytes-0000001', 200, '\x01'::bytea, claim_token => :claim_token);
+SELECT claim_token FROM idem_claim('log', 'log-failed-000001') \gset
+SELECT idem_fail('log', 'log-failed-000001', 'oops', :claim_token);
+SELECT outcome, attempt FROM idem_claim('log', 'log-failed-000001', lease => '0');
+SELECT outcome, attempt, claim_token FROM idem_claim('log', 'log-failed-000001') \gset
+SELECT :'outcome', :attempt, idem_release('log', 'log-failed-000001', :claim_token);
+SELECT outcome FROM idem_claim('log', 'log-expired-00001', ttl => '0');
+SELECT outcome FROM idem_claim('log', 'log-expired-00001', ttl => '0');
+
+-- Claims of the same transaction
+BEGIN;
+SELECT outcome FROM idem_claim('log', 'log-same-complete');
+SELECT idem_complete('log', 'log-same-complete', 201, repeat('x', 100000));
+SELECT outcome FROM idem_claim('log', 'log-same-failed-1');
+SELECT idem_fail('log', 'log-same-failed-1', repeat('x', 100000));
+SELECT outcome FROM idem_claim('log', 'log-same-released');
+SELECT idem_release('log', 'log-same-released');
+COMMIT;
+CREATE FUNCTION pg_temp.handler(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
+SELECT outcome, response_body FROM idem_run('log', 'log-run-000000001', 'pg_temp.handler(jsonb)', '{"a": 1}');
+SELECT outcome, response_body FROM idem_run('log', 'log-run-000000001', 'pg_temp.handler(jsonb)', '{"a": 1}');
+
+-- The longest names
+SET idempotency.key_max_length = 255;
+SELECT claim_token FROM idem_claim(repeat('s', 255), repeat('k', 255)) \gset
+SELECT idem_complete(repeat('s', 255), repeat('k', 255), 200, claim_token => :claim_token);
+RESET idempotency.key_max_length;
+
+-- Messages
+SET idempotency.outbox_max_attempts = 1;
+SELECT idem_publish('log', '{}') IS NOT NULL, idem_publish('log', '{}', 'key') IS NOT NULL, idem_publish(repeat('t', 255), '{}') IS NOT NULL;
+SELECT count(*) FROM idem_outbox_take();
+SELECT id FROM idem_outbox WHERE topic = 'log' AND message_key = 'key' \gset
+SELECT idem_outbox_nack(:id, 'oops');
+SELECT array_agg(id) AS ids FROM idem_outbox WHERE state = 'pending' \gset
+SELECT idem_outbox_ack(:'ids');
+SELECT idem_outbox_requeue();
+RESET idempotency.outbox_max_attempts;
+SELECT count(*) FROM idem_outbox_take();
+SELECT idem_outbox_nack(:id, 'oops');
+
+-- The cleanup
+SELECT idem_once('log', 'expired', ttl => '0');
+SET idempotency.outbox_retention = 0;
+SELECT * FROM idem_cleanup();
