@@ -294,7 +294,6 @@ start_claim(IdemTable *table, const IdemClaimRequest *request,
 	IdemKeyRecord record;
 
 	begin_record(&record, request, 0);
-	IDEM_INJECTION_POINT("idem-claim-admitted");
 	if (idem_insert(table, record.values, record.nulls))
 	{
 		report_new(table, &record, result);
@@ -392,6 +391,7 @@ begin_record(IdemKeyRecord *record, const IdemClaimRequest *request,
 	idem_record_set(record, KEYS_SCOPE, request->key[0]);
 	idem_record_set(record, KEYS_KEY, request->key[1]);
 	idem_record_set_or_null(record, KEYS_REQUEST_HASH, request->request_hash);
+	IDEM_INJECTION_POINT("idem-claim-drawn");
 }
 
 /*

@@ -203,8 +203,8 @@ my %kinds = (
 my %prefix = (lane => 'take');
 
 my @cases = map { my $kind = $_->[0]; map { [ $kind, $_ ] } @$_[ 1 .. $#$_ ] } (
-	[ 'claim', qw(found claim-admitted insert-heap insert-index inserted found-latest update-heap) ],
-	[ 'takeover', qw(found update-locked update-heap) ],
+	[ 'claim', qw(found claim-drawn insert-heap insert-index inserted found-latest update-heap) ],
+	[ 'takeover', qw(found claim-drawn update-locked update-heap) ],
 	[ 'expired', qw(update-locked update-heap) ],
 	[ 'wait', qw(wait-begins wait-ends) ],
 	[ 'finish', qw(found-latest update-heap) ],
