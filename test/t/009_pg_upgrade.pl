@@ -43,14 +43,19 @@ my $launchers = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'ide
 my $rows = 'SELECT (SELECT count(*) FROM idem_keys), (SELECT count(*) FROM idem_tokens)';
 my $live = "'shop', 'live-000000000000001'";
 
-# The settings of the old server: those that name the extension's place.
+# The settings of the old server: those that name the extension's place, which
+# test/cluster tells of the new one.
 sub old_conf
 {
 	my $destdir = $ENV{OLD_DESTDIR};
 	my $file = PostgreSQL::Test::Utils::tempdir() . '/old.conf';
+	my $sharedir = (run_command([ "$ENV{OLD_SERVER}/bin/pg_config", '--sharedir' ]))[0];
+	my $settings = (run_command([ "$ENV{OLD_SERVER}/bin/postgres", '--describe-config' ]))[0];
+	my $place = $settings =~ /^extension_control_path\t/m
+	  ? "extension_control_path = '$destdir$sharedir:\$system'" : "extension_destdir = '$destdir'";
 
 	append_to_file($file, <<"CONF");
-extension_destdir = '$destdir'
+$place
 dynamic_library_path = '$destdir$ENV{OLD_SERVER}/lib:\$libdir'
 max_prepared_transactions = 10
 idempotency.cleanup_interval = 0
