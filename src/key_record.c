@@ -148,8 +148,8 @@ idem_record_set_or_null(IdemKeyRecord *record, int column, Datum value)
 }
 
 /*
- * Fill the columns that are not given from the row that was found.  A lease
- * never outlives the record.
+ * Fill the columns that are not given from the row that was found.  A new
+ * lease never outlives the record.
  */
 void
 idem_record_keep(IdemKeyRecord *record, IdemTable *table)
@@ -168,7 +168,8 @@ idem_record_keep(IdemKeyRecord *record, IdemTable *table)
 
 	expires_at = DatumGetTimestampTz(record->values[KEYS_EXPIRES_AT]);
 	lease_expires_at = DatumGetTimestampTz(record->values[KEYS_LEASE_EXPIRES_AT]);
-	if (!record->nulls[KEYS_LEASE_EXPIRES_AT] && lease_expires_at > expires_at)
+	if (record->given[KEYS_LEASE_EXPIRES_AT] &&
+		!record->nulls[KEYS_LEASE_EXPIRES_AT] && lease_expires_at > expires_at)
 		record->values[KEYS_LEASE_EXPIRES_AT] = TimestampTzGetDatum(expires_at);
 }
 

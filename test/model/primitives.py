@@ -156,7 +156,10 @@ class Model(Store):
         return row, holder
 
     def change_claim(self, tx, key, token, end, change):
-        """Returns the new row, or None if the claim has come to that end."""
+        """
+        Returns the new row, or None if the claim has come to that end.  What
+        changes is worked out after all waits.
+        """
         key = ('keys',) + key
         while True:
             row, holder = self.find_claim(tx, key, token)
@@ -168,7 +171,7 @@ class Model(Store):
             if not holder:
                 break
             yield Wait(holder, key)
-        row = dict(row, state=end, **change)
+        row = dict(row, state=end, **change())
         lease = row['lease_expires_at']
         if lease and lease.moment.low + lease.after > \
                 row['expires_at'].moment.low + row['expires_at'].after:
@@ -178,11 +181,12 @@ class Model(Store):
 
     def complete(self, tx, key, status, body, headers, token):
         self.check_writes(tx)
-        row = yield from self.change_claim(tx, key, token, 'completed', dict(
-            completed_at=Time(self.moment(), 0), lease_expires_at=None,
-            response_status=status, response_headers=headers,
-            response_body=body if isinstance(body, str) else None,
-            response_bytes=body if isinstance(body, bytes) else None))
+        row = yield from self.change_claim(
+            tx, key, token, 'completed', lambda: dict(
+                completed_at=Time(self.moment(), 0), lease_expires_at=None,
+                response_status=status, response_headers=headers,
+                response_body=body if isinstance(body, str) else None,
+                response_bytes=body if isinstance(body, bytes) else None))
         return row is not None,
 
     def fail_claim(self, tx, key, error, token):
@@ -190,7 +194,8 @@ class Model(Store):
         change = dict(lease_expires_at=None)
         if error is not None:
             change['error'] = error
-        row = yield from self.change_claim(tx, key, token, 'failed', change)
+        row = yield from self.change_claim(tx, key, token, 'failed',
+                                           lambda: change)
         return row is not None,
 
     def checkpoint(self, tx, key, point, state, lease, token):
@@ -203,8 +208,9 @@ class Model(Store):
     def renew(self, tx, key, lease, token, change):
         self.check_writes(tx)
         lease = DEFAULT_LEASE if lease is None else lease
-        change['lease_expires_at'] = Time(self.moment(), lease)
-        row = yield from self.change_claim(tx, key, token, 'started', change)
+        row = yield from self.change_claim(
+            tx, key, token, 'started', lambda: dict(
+                change, lease_expires_at=Time(self.moment(), lease)))
         return row['lease_expires_at'],
 
     def release(self, tx, key, token):
@@ -248,13 +254,16 @@ class Model(Store):
         key = ('keys',) + key
         while True:
             row, holder = self.find_latest(tx, key)
-            if row is None or row['state'] != 'completed':
+            if row is None:
+                return False,
+            erased = dict(row, response_headers=None, response_body=None,
+                          response_bytes=None, error=None, recovery_state=None)
+            if row['state'] == 'completed':
+                erased['state'] = 'erased'
+            if erased == row:
                 return False,
             if not holder:
-                self.write(tx, key, dict(
-                    row, state='erased', response_headers=None,
-                    response_body=None, response_bytes=None,
-                    recovery_state=None))
+                self.write(tx, key, erased)
                 return True,
             yield Wait(holder, key)
 

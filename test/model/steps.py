@@ -27,7 +27,7 @@ FITTING = {
     None: ('claim',),
     'started': ('complete', 'complete', 'checkpoint', 'checkpoint',
                 'fail_claim', 'heartbeat'),
-    'failed': ('claim', 'claim', 'lookup'),
+    'failed': ('claim', 'claim', 'lookup', 'erase'),
     'completed': ('claim', 'claim', 'erase'),
     'erased': ('claim',),
 }
