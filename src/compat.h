@@ -66,8 +66,12 @@
 	estimate_array_length(expression)
 #endif
 
-/* 17 moved the local transaction id into a struct. */
+/*
+ * 17 lets an index tidy up after insertions, and moved the local transaction
+ * id into a struct.
+ */
 #if PG_VERSION_NUM < 170000
+#define index_insert_cleanup(index, info)	((void) (info))
 #define IdemLocalTransactionId()	(MyProc->lxid)
 #else
 #define IdemLocalTransactionId()	(MyProc->vxid.lxid)
