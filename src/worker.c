@@ -242,7 +242,6 @@ clean_batch(IdemCleanupKind kind)
 	volatile bool installed = false;
 	volatile int64 deleted = 0;
 
-	IDEM_INJECTION_POINT("idem-worker-begins");
 	PG_TRY();
 	{
 		SetCurrentStatementStartTimestamp();
