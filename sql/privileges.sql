@@ -54,7 +54,7 @@ ROLLBACK;
 -- The row types of the tables and of the view: a stranger's column of such a type would stand in the way of any change.
 SELECT relname, has_type_privilege('public', reltype, 'USAGE') AS public, has_type_privilege('regress_idem_monitor', reltype, 'USAGE') AS monitor
 	FROM pg_class JOIN members ON oid = objid AND classid = 'pg_class'::regclass WHERE reltype <> 0 ORDER BY relname COLLATE "C";
--- Monitoring runs with the owner's rights, and nothing else.
+-- Monitoring runs with the owner's rights, and what grants the application's part; nothing else.
 SELECT proname FROM pg_proc JOIN members ON oid = objid AND classid = 'pg_proc'::regclass WHERE prosecdef ORDER BY proname;
 SET ROLE regress_idem_nobody;
 \set VERBOSITY sqlstate
@@ -113,12 +113,24 @@ GRANT CREATE ON SCHEMA regress_idem_schema TO "regress_idem ""App""";
 CREATE EXTENSION idempotency SCHEMA regress_idem_schema;
 \echo :LAST_ERROR_SQLSTATE
 REVOKE CREATE ON SCHEMA regress_idem_schema FROM "regress_idem ""App""";
--- a stranger that owns it
+SELECT count(*) FROM pg_extension WHERE extname = 'idempotency';
+-- Its owner is no stranger, but that it is another role than the installer is said.
 ALTER SCHEMA regress_idem_schema OWNER TO regress_idem_app;
 CREATE EXTENSION idempotency SCHEMA regress_idem_schema;
-\echo :LAST_ERROR_SQLSTATE
-SELECT count(*) FROM pg_extension WHERE extname = 'idempotency';
+DROP EXTENSION idempotency;
+-- So it is with several, and a name that has to be quoted; not with superusers.
+CREATE ROLE regress_idem_superuser SUPERUSER;
+GRANT CREATE ON SCHEMA regress_idem_schema TO regress_idem_superuser, regress_idem_nobody, PUBLIC, "regress_idem ""App""";
+CREATE EXTENSION idempotency SCHEMA regress_idem_schema;
+REVOKE CREATE ON SCHEMA regress_idem_schema FROM regress_idem_nobody, PUBLIC, "regress_idem ""App""";
+ALTER SCHEMA regress_idem_schema OWNER TO "regress_idem ""App""";
+CREATE EXTENSION idempotency SCHEMA regress_idem_schema;
+DROP EXTENSION idempotency;
+ALTER SCHEMA regress_idem_schema OWNER TO regress_idem_superuser;
+CREATE EXTENSION idempotency SCHEMA regress_idem_schema;
+DROP EXTENSION idempotency;
 ALTER SCHEMA regress_idem_schema OWNER TO CURRENT_USER;
+DROP ROLE regress_idem_superuser;
 CREATE EXTENSION idempotency SCHEMA regress_idem_schema;
 SELECT outcome FROM regress_idem_schema.idem_claim('s', 'privileges-key-02');
 ALTER EXTENSION idempotency SET SCHEMA public;
@@ -126,10 +138,178 @@ DROP SCHEMA regress_idem_schema CASCADE;
 SELECT count(*) FROM pg_extension WHERE extname = 'idempotency';
 
 --
--- A database owner installs it, into a schema with an awkward name
+-- Installing lends no rights
 --
 CREATE DATABASE regress_idem_db OWNER regress_idem_owner;
+GRANT CREATE ON DATABASE regress_idem_db TO regress_idem_nobody;
 \c regress_idem_db
+-- Who may create in the database only does not create in another's schema.
+CREATE SCHEMA regress_idem_schema;
+GRANT USAGE ON SCHEMA regress_idem_schema TO regress_idem_nobody;
+SET SESSION AUTHORIZATION regress_idem_nobody;
+CREATE EXTENSION idempotency SCHEMA regress_idem_schema;
+\echo :LAST_ERROR_SQLSTATE
+CREATE EXTENSION idempotency SCHEMA public;
+\echo :LAST_ERROR_SQLSTATE
+RESET SESSION AUTHORIZATION;
+GRANT CREATE ON SCHEMA regress_idem_schema TO regress_idem_nobody;
+SET SESSION AUTHORIZATION regress_idem_nobody;
+CREATE EXTENSION idempotency SCHEMA regress_idem_schema;
+DROP EXTENSION idempotency;
+RESET SESSION AUTHORIZATION;
+REVOKE CREATE ON SCHEMA regress_idem_schema FROM regress_idem_nobody;
+-- A group's right is each member's own, but the others of the group are strangers.
+GRANT CREATE ON SCHEMA regress_idem_schema TO regress_idem_app;
+GRANT regress_idem_app TO regress_idem_nobody;
+SET SESSION AUTHORIZATION regress_idem_nobody;
+CREATE EXTENSION idempotency SCHEMA regress_idem_schema;
+\echo :LAST_ERROR_SQLSTATE
+RESET SESSION AUTHORIZATION;
+REVOKE regress_idem_app FROM regress_idem_nobody;
+DROP SCHEMA regress_idem_schema;
+-- Nobody installs it among the server's own.
+CREATE EXTENSION idempotency SCHEMA information_schema;
+\echo :LAST_ERROR_SQLSTATE
+CREATE EXTENSION idempotency SCHEMA pg_catalog;
+\echo :LAST_ERROR_SQLSTATE
+CREATE TEMP TABLE mine ();
+SELECT pg_my_temp_schema()::regnamespace AS temporary \gset
+\set VERBOSITY sqlstate
+CREATE EXTENSION idempotency SCHEMA :temporary;
+\set VERBOSITY default
+-- Nor do tables go where the installer may put none.
+SET allow_in_place_tablespaces = on;
+CREATE TABLESPACE regress_idem_tablespace LOCATION '';
+SET SESSION AUTHORIZATION regress_idem_nobody;
+CREATE SCHEMA regress_idem_schema;
+SET default_tablespace = regress_idem_tablespace;
+CREATE EXTENSION idempotency SCHEMA regress_idem_schema;
+\echo :LAST_ERROR_SQLSTATE
+SET default_tablespace = pg_default;
+CREATE EXTENSION idempotency SCHEMA regress_idem_schema;
+DROP EXTENSION idempotency;
+RESET SESSION AUTHORIZATION;
+GRANT CREATE ON TABLESPACE regress_idem_tablespace TO regress_idem_nobody;
+SET SESSION AUTHORIZATION regress_idem_nobody;
+SET default_tablespace = regress_idem_tablespace;
+CREATE EXTENSION idempotency SCHEMA regress_idem_schema;
+SELECT DISTINCT t.spcname FROM pg_class AS c JOIN pg_tablespace AS t ON t.oid = c.reltablespace WHERE c.relnamespace = 'regress_idem_schema'::regnamespace;
+DROP EXTENSION idempotency;
+RESET default_tablespace;
+RESET SESSION AUTHORIZATION;
+DROP TABLESPACE regress_idem_tablespace;
+-- Whatever the session would have, they are ordinary tables.
+CREATE ACCESS METHOD regress_idem_tables TYPE TABLE HANDLER heap_tableam_handler;
+SET default_table_access_method = regress_idem_tables;
+CREATE EXTENSION idempotency SCHEMA regress_idem_schema;
+SELECT DISTINCT a.amname FROM pg_class AS c JOIN pg_am AS a ON a.oid = c.relam WHERE c.relnamespace = 'regress_idem_schema'::regnamespace AND c.relkind = 'r';
+SHOW default_table_access_method;
+RESET default_table_access_method;
+DROP EXTENSION idempotency;
+DROP ACCESS METHOD regress_idem_tables;
+
+-- The script runs as a superuser.  The owner of the schema, in another session, cannot make it refer to what is his, by giving the schema's name to another half-way through.
+-- Newer minor releases keep other sessions from that; so the same is done in this one.
+CREATE FUNCTION interfere() RETURNS event_trigger LANGUAGE plpgsql AS $$
+BEGIN
+	IF EXISTS (SELECT FROM pg_proc WHERE proname = 'idem_redacted_key') AND NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'checked') THEN
+		ALTER SCHEMA regress_idem_schema RENAME TO checked;
+		CREATE SCHEMA regress_idem_schema;
+		-- What monitoring will refer to
+		CREATE FUNCTION regress_idem_schema.idem_redacted_key(text) RETURNS text LANGUAGE plpgsql AS 'BEGIN RAISE ''captured''; END';
+		CREATE TABLE regress_idem_schema.idem_keys AS TABLE checked.idem_keys;
+		CREATE TABLE regress_idem_schema.idem_outbox AS TABLE checked.idem_outbox;
+	END IF;
+END
+$$;
+CREATE EVENT TRIGGER regress_idem_trigger ON ddl_command_start WHEN TAG IN ('CREATE FUNCTION') EXECUTE FUNCTION interfere();
+SET SESSION AUTHORIZATION regress_idem_nobody;
+\set VERBOSITY terse
+CREATE EXTENSION idempotency SCHEMA regress_idem_schema;
+\echo :LAST_ERROR_SQLSTATE
+\set VERBOSITY default
+RESET SESSION AUTHORIZATION;
+DROP EVENT TRIGGER regress_idem_trigger;
+DROP FUNCTION interfere();
+
+-- Default privileges open nothing: all rights are what they are without them.
+CREATE VIEW rights AS
+	SELECT pg_describe_object(classid, objid, 0) AS object, a.grantor::regrole, a.grantee::regrole, a.privilege_type, a.is_grantable
+	FROM (
+		SELECT tableoid, oid, coalesce(proacl, acldefault('f', proowner)) FROM pg_proc WHERE proname LIKE 'idem\_%'
+		UNION ALL SELECT tableoid, oid, coalesce(relacl, acldefault(CASE relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", relowner)) FROM pg_class WHERE relname LIKE 'idem\_%' AND relkind IN ('r', 'v', 'S')
+		UNION ALL SELECT tableoid, oid, coalesce(typacl, acldefault('T', typowner)) FROM pg_type WHERE typname LIKE 'idem\_%' AND typtype = 'c') AS o (classid, objid, acl),
+		aclexplode(o.acl) AS a;
+CREATE FUNCTION install(installer name) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE format('SET ROLE %I', installer);
+	CREATE EXTENSION idempotency SCHEMA regress_idem_schema;
+	RESET ROLE;
+END
+$$;
+SET client_min_messages = error;
+SELECT current_user AS superuser, rolname AS bootstrap FROM pg_roles WHERE oid = 10 \gset
+CREATE TABLE expected_rights (installer name, LIKE rights);
+SELECT install(:'superuser');
+INSERT INTO expected_rights SELECT :'superuser', * FROM rights;
+-- What dumps leave out, as part of every installation, names none but the owner and the server's own roles.
+SELECT DISTINCT a.grantee::regrole FROM pg_init_privs AS i, aclexplode(i.initprivs) AS a WHERE a.grantee <> a.grantor AND i.objoid >= 16384 ORDER BY 1;
+DROP EXTENSION idempotency;
+SELECT install('regress_idem_nobody');
+INSERT INTO expected_rights SELECT 'regress_idem_nobody', * FROM rights;
+SELECT DISTINCT a.grantee::regrole FROM pg_init_privs AS i, aclexplode(i.initprivs) AS a WHERE a.grantee <> a.grantor AND i.objoid >= 16384 ORDER BY 1;
+DROP EXTENSION idempotency;
+SELECT installer = 'regress_idem_nobody' AS trusted, grantee, privilege_type, is_grantable, count(*) > 1 AS several FROM expected_rights WHERE grantee <> grantor GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3;
+CREATE FUNCTION unexpected_rights(installer name, defaults text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	found text;
+BEGIN
+	EXECUTE defaults;
+	PERFORM install(installer);
+	SELECT string_agg(u::text, ', ') INTO found FROM (
+		(TABLE rights EXCEPT SELECT object, grantor, grantee, privilege_type, is_grantable FROM expected_rights AS e WHERE e.installer = unexpected_rights.installer)
+		UNION ALL
+		(SELECT object, grantor, grantee, privilege_type, is_grantable FROM expected_rights AS e WHERE e.installer = unexpected_rights.installer EXCEPT TABLE rights)
+		UNION ALL
+		SELECT pg_describe_object(i.classoid, i.objoid, i.objsubid), a.grantor, a.grantee, a.privilege_type, a.is_grantable
+		FROM pg_init_privs AS i, aclexplode(i.initprivs) AS a
+		WHERE i.objoid >= 16384 AND a.grantee NOT IN (a.grantor, 'pg_monitor'::regrole, 'pg_database_owner'::regrole)) AS u;
+	RAISE SQLSTATE 'UN001';
+EXCEPTION WHEN SQLSTATE 'UN001' THEN
+	RETURN found;
+END
+$$;
+SELECT e.installer = :'superuser' AS by_superuser, g.grantee, found FROM (SELECT DISTINCT installer FROM expected_rights) AS e,
+	unnest('{PUBLIC,regress_idem_app WITH GRANT OPTION,regress_idem_nobody WITH GRANT OPTION,pg_monitor,pg_monitor WITH GRANT OPTION,pg_database_owner WITH GRANT OPTION}'::text[]) AS g (grantee),
+	unexpected_rights(e.installer, (SELECT string_agg(format('ALTER DEFAULT PRIVILEGES FOR ROLE %I %s GRANT ALL ON %s TO %s', CASE e.installer WHEN :'superuser' THEN :'superuser' ELSE :'bootstrap' END, place, kind, g.grantee), '; ')
+		FROM unnest(ARRAY['', 'IN SCHEMA regress_idem_schema']) AS place, unnest('{TABLES,SEQUENCES,FUNCTIONS,TYPES}'::text[]) AS kind)) AS found ORDER BY 1, g.grantee COLLATE "C";
+-- Names that would have to be quoted are no way into the script, either.
+CREATE ROLE "regress_idem '""$$\x";
+CREATE ROLE "regress_idem $check$; ALTER ROLE regress_idem_app SUPERUSER";
+GRANT CREATE ON DATABASE regress_idem_db TO "regress_idem '""$$\x", "regress_idem $check$; ALTER ROLE regress_idem_app SUPERUSER";
+GRANT ALL ON SCHEMA regress_idem_schema TO "regress_idem '""$$\x", "regress_idem $check$; ALTER ROLE regress_idem_app SUPERUSER" WITH GRANT OPTION;
+ALTER SCHEMA regress_idem_schema OWNER TO "regress_idem '""$$\x";
+CREATE EXTENSION idempotency SCHEMA regress_idem_schema;
+\echo :LAST_ERROR_SQLSTATE
+REVOKE CREATE ON SCHEMA regress_idem_schema FROM "regress_idem $check$; ALTER ROLE regress_idem_app SUPERUSER";
+SELECT install($$regress_idem '"$$ || '$$\x');
+SET ROLE "regress_idem '""$$\x";
+SELECT regress_idem_schema.idem_grant('"regress_idem $check$; ALTER ROLE regress_idem_app SUPERUSER"');
+SET ROLE "regress_idem $check$; ALTER ROLE regress_idem_app SUPERUSER";
+SELECT outcome FROM regress_idem_schema.idem_claim('s', 'privileges-key-01');
+RESET ROLE;
+SELECT rolname FROM pg_roles WHERE rolname LIKE 'regress\_idem%' AND rolsuper;
+DROP OWNED BY "regress_idem '""$$\x", "regress_idem $check$; ALTER ROLE regress_idem_app SUPERUSER";
+DROP ROLE "regress_idem '""$$\x", "regress_idem $check$; ALTER ROLE regress_idem_app SUPERUSER";
+DROP FUNCTION unexpected_rights, install;
+DROP VIEW rights CASCADE;
+DROP TABLE expected_rights;
+REVOKE CREATE ON DATABASE regress_idem_db FROM regress_idem_nobody;
+RESET client_min_messages;
+
+--
+-- A database owner installs it, into a schema with an awkward name
+--
 -- A superuser may install it for him, even in his public schema, as a restore does: he has what the installer of an extension has, but for removing it.
 CREATE EXTENSION idempotency;
 SELECT extnamespace::regnamespace, extowner = current_user::regrole FROM pg_extension WHERE extname = 'idempotency';

@@ -223,8 +223,9 @@ SELECT outcome, response_status, response_body FROM idem_claim('customer-7', 'or
 SELECT idem_forget('customer-7', 'order-5d9f4c1e-7a30');
 
 -- Access
-REVOKE EXECUTE ON FUNCTION idem_outbox_take, idem_outbox_ack, idem_outbox_nack, idem_outbox_requeue
-	FROM regress_web_app;
+CREATE ROLE regress_publisher;
+GRANT USAGE ON SCHEMA idem TO regress_publisher;
+GRANT EXECUTE ON FUNCTION idem_publish TO regress_publisher;
 
 -- Settings
 SET idempotency.default_ttl = '36h';
@@ -267,3 +268,4 @@ SELECT * FROM idem_cleanup();
 \connect :first_database
 DROP DATABASE regress_idempotency_readme;
 DROP ROLE regress_web_app;
+DROP ROLE regress_publisher;

@@ -26,7 +26,7 @@ BEGIN ATOMIC
 		]::pg_catalog.name[]);
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_application_functions() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_application_functions() TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_application_functions() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_application_functions() IS
 'The functions that idem_grant gives to an application role.';
 
@@ -48,7 +48,7 @@ BEGIN ATOMIC
 		]::pg_catalog.name[]);
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_application_types() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_application_types() TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_application_types() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_application_types() IS
 'The types that idem_grant gives to an application role, so that it can create functions and views that return what ours return.';
 
@@ -70,75 +70,309 @@ BEGIN
 END
 $$;
 REVOKE ALL ON FUNCTION @extschema@.idem_check_grantee(regrole) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_check_grantee(regrole) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_check_grantee(regrole) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_check_grantee(regrole) IS
 'Raises an error unless idem_grant and idem_revoke can work on this role.';
 
--- These two run with the caller's rights, which may be a superuser's, in a
--- schema that may belong to another role: hence the qualified names.
-
-CREATE FUNCTION @extschema@.idem_grant(grantee regrole)
+CREATE FUNCTION @extschema@.idem_execute_grant(statement text)
 RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_execute_grant(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_execute_grant(text) TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_execute_grant(text) IS
+'Runs a GRANT or REVOKE with the caller''s rights, for idem_grant and idem_revoke. Raises 42601 for any other statement.';
+
+-- What follows may be called by a superuser, or runs with the rights of one,
+-- in a schema that may belong to another role.  Hence the bodies are parsed
+-- here and now, and every operator is qualified.
+
+-- Whoever gives or takes back the application's part, the functions' owner is
+-- the one who grants it: so it stays when that role goes, any administrator can
+-- take it back, and a dump can be restored where that role has nothing to give.
+
+CREATE FUNCTION @extschema@.idem_grant_as_owner(grantee regrole)
+RETURNS void
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+	SELECT @extschema@.idem_check_grantee($1);
+	SELECT @extschema@.idem_execute_grant(pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s',
+			pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1))
+		FROM @extschema@.idem_application_functions() AS f;
+	SELECT @extschema@.idem_execute_grant(pg_catalog.format('GRANT USAGE ON TYPE %s TO %s',
+			pg_catalog.string_agg(t::pg_catalog.text, ', '::pg_catalog.text), $1))
+		FROM @extschema@.idem_application_types() AS t;
+END;
+REVOKE ALL ON FUNCTION @extschema@.idem_grant_as_owner(regrole) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_grant_as_owner(regrole) TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_grant_as_owner(regrole) IS
+'What idem_grant does with the rights of the functions'' owner.';
+
+-- Not from those who hold it with the grant option: administrators do not
+-- take each other's rights.
+CREATE FUNCTION @extschema@.idem_revoke_as_owner(grantee regrole)
+RETURNS void
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+	SELECT @extschema@.idem_check_grantee($1);
+	SELECT @extschema@.idem_execute_grant(pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s',
+			pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1))
+		FROM @extschema@.idem_application_functions() AS f
+		JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
+		CROSS JOIN LATERAL pg_catalog.aclexplode(p.proacl) AS a
+		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
+			AND a.grantor OPERATOR(pg_catalog.=) p.proowner
+			AND NOT a.is_grantable
+		HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8;
+	SELECT @extschema@.idem_execute_grant(pg_catalog.format('REVOKE USAGE ON TYPE %s FROM %s',
+			pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1))
+		FROM @extschema@.idem_application_types() AS f
+		JOIN pg_catalog.pg_type AS t ON t.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
+		CROSS JOIN LATERAL pg_catalog.aclexplode(t.typacl) AS a
+		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
+			AND a.grantor OPERATOR(pg_catalog.=) t.typowner
+			AND NOT a.is_grantable
+		HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8;
+END;
+REVOKE ALL ON FUNCTION @extschema@.idem_revoke_as_owner(regrole) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_revoke_as_owner(regrole) TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_revoke_as_owner(regrole) IS
+'What idem_revoke does with the rights of the functions'' owner.';
+
+CREATE FUNCTION @extschema@.idem_warn_of_rest(grantee regrole, remaining boolean)
+RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
-DECLARE
-	-- By its present name: another role may have made a schema of the old one.
-	home pg_catalog.regnamespace;
-	functions pg_catalog.text;
-	types pg_catalog.text;
 BEGIN
-	SELECT e.extnamespace INTO STRICT home
-		FROM pg_catalog.pg_extension AS e
-		WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name;
-	EXECUTE pg_catalog.format('SELECT %s.idem_check_grantee($1)', home) USING grantee;
-	IF NOT pg_catalog.has_schema_privilege(grantee::pg_catalog.oid, home::pg_catalog.oid, 'USAGE') THEN
-		EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %s TO %s', home, grantee);
+	IF remaining AND grantee IS NOT NULL THEN
+		RAISE WARNING USING ERRCODE = '01006',
+			MESSAGE = pg_catalog.format('role "%s" may still execute functions of extension "idempotency"', grantee),
+			HINT = 'It administers the extension, is a member of a role that may, or was granted them by another role, who can revoke that.';
 	END IF;
-	EXECUTE pg_catalog.format('SELECT pg_catalog.string_agg(f::pg_catalog.text, '', '') FROM %s.idem_application_functions() AS f', home)
-		INTO functions;
-	EXECUTE pg_catalog.format('SELECT pg_catalog.string_agg(t::pg_catalog.text, '', '') FROM %s.idem_application_types() AS t', home)
-		INTO types;
-	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', functions, grantee);
-	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE %s TO %s', types, grantee);
 END
 $$;
+REVOKE ALL ON FUNCTION @extschema@.idem_warn_of_rest(regrole, boolean) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_warn_of_rest(regrole, boolean) TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_warn_of_rest(regrole, boolean) IS
+'Tells the caller of idem_revoke what it could not take back.';
+
+-- The schema is not the extension's, so USAGE on it is the caller's to give.
+CREATE FUNCTION @extschema@.idem_grant(grantee regrole)
+RETURNS void
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+	SELECT @extschema@.idem_check_grantee($1);
+	SELECT @extschema@.idem_execute_grant(pg_catalog.format('GRANT USAGE ON SCHEMA %s TO %s',
+			e.extnamespace::pg_catalog.regnamespace, $1))
+		FROM pg_catalog.pg_extension AS e
+		WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
+			AND NOT pg_catalog.has_schema_privilege($1::pg_catalog.oid, e.extnamespace, 'USAGE');
+	SELECT @extschema@.idem_grant_as_owner($1);
+END;
 REVOKE ALL ON FUNCTION @extschema@.idem_grant(regrole) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_grant(regrole) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_grant(regrole) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_grant(regrole) IS
 'Gives a role the application''s part of the interface: to execute its functions, and USAGE on their types and schema. Not the tables, and not the functions for administrators. For the role that installed the extension, the database owner and superusers. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
 
 CREATE FUNCTION @extschema@.idem_revoke(grantee regrole)
 RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
-AS $$
+BEGIN ATOMIC
+	SELECT @extschema@.idem_check_grantee($1);
+	-- What the caller has granted without our help, too.
+	SELECT @extschema@.idem_execute_grant(pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s',
+			pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1))
+		FROM @extschema@.idem_application_functions() AS f
+		JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
+		CROSS JOIN LATERAL pg_catalog.aclexplode(p.proacl) AS a
+		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
+			AND a.grantor OPERATOR(pg_catalog.<>) p.proowner
+			AND pg_catalog.pg_has_role(a.grantor, 'USAGE')
+		HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8;
+	SELECT @extschema@.idem_execute_grant(pg_catalog.format('REVOKE USAGE ON TYPE %s FROM %s',
+			pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1))
+		FROM @extschema@.idem_application_types() AS f
+		JOIN pg_catalog.pg_type AS t ON t.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
+		CROSS JOIN LATERAL pg_catalog.aclexplode(t.typacl) AS a
+		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
+			AND a.grantor OPERATOR(pg_catalog.<>) t.typowner
+			AND pg_catalog.pg_has_role(a.grantor, 'USAGE')
+		HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8;
+	SELECT @extschema@.idem_revoke_as_owner($1);
+	SELECT @extschema@.idem_warn_of_rest($1,
+			pg_catalog.bool_or(pg_catalog.has_function_privilege($1::pg_catalog.oid, f::pg_catalog.oid, 'EXECUTE')))
+		FROM @extschema@.idem_application_functions() AS f;
+END;
+REVOKE ALL ON FUNCTION @extschema@.idem_revoke(regrole) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_revoke(regrole) TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_revoke(regrole) IS
+'Takes back what idem_grant gave, whoever called it, and what the current role granted without it; but not USAGE on the schema, which the role may need for other things. Warns if the grantee can still execute functions. Raises 42501, 22004, 42704.';
+
+--
+-- All is there: see to it that it is as it was written
+--
+
+-- The owner of the schema need not be the installer, or sits in another
+-- session, where he could give its name to a schema of his own half-way through.
+-- So nothing of ours has been called until now; and what has been put together
+-- must lie in the schema that was checked, and refer to nothing but ourselves
+-- and the server.
+DO $check$
 DECLARE
-	home pg_catalog.regnamespace;
-	functions pg_catalog.text;
-	types pg_catalog.text;
-	remaining pg_catalog.bool;
+	stray pg_catalog.text;
 BEGIN
-	SELECT e.extnamespace INTO STRICT home
+	WITH RECURSIVE extension AS (
+		SELECT e.oid, e.extnamespace
 		FROM pg_catalog.pg_extension AS e
-		WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name;
-	EXECUTE pg_catalog.format('SELECT %s.idem_check_grantee($1)', home) USING grantee;
-	EXECUTE pg_catalog.format('SELECT pg_catalog.string_agg(f::pg_catalog.text, '', '') FROM %s.idem_application_functions() AS f', home)
-		INTO functions;
-	EXECUTE pg_catalog.format('SELECT pg_catalog.string_agg(t::pg_catalog.text, '', '') FROM %s.idem_application_types() AS t', home)
-		INTO types;
-	EXECUTE pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s', functions, grantee);
-	EXECUTE pg_catalog.format('REVOKE USAGE ON TYPE %s FROM %s', types, grantee);
-	EXECUTE pg_catalog.format('SELECT pg_catalog.bool_or(pg_catalog.has_function_privilege($1, f::pg_catalog.oid, ''EXECUTE'')) FROM %s.idem_application_functions() AS f', home)
-		INTO remaining USING grantee::pg_catalog.oid;
-	IF remaining THEN
-		RAISE WARNING USING ERRCODE = '01006',
-			MESSAGE = pg_catalog.format('role "%s" may still execute functions of extension "idempotency"', grantee),
-			HINT = 'It is a member of a role that may, or another role made the grant: call idem_revoke() as that role.';
+		WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
+	),
+	part (classid, objid) AS (
+		SELECT d.classid, d.objid
+		FROM extension AS e
+		JOIN pg_catalog.pg_depend AS d
+			ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+			AND d.refobjid OPERATOR(pg_catalog.=) e.oid
+		WHERE d.deptype OPERATOR(pg_catalog.=) 'e'::pg_catalog."char"
+		UNION
+		-- Indexes, rules, row types and the like
+		SELECT d.classid, d.objid
+		FROM part AS p
+		JOIN pg_catalog.pg_depend AS d
+			ON d.refclassid OPERATOR(pg_catalog.=) p.classid
+			AND d.refobjid OPERATOR(pg_catalog.=) p.objid
+		WHERE d.deptype OPERATOR(pg_catalog.=) ANY ('{a,i}'::pg_catalog."char"[])
+	)
+	SELECT pg_catalog.format('%s refers to %s',
+			pg_catalog.pg_describe_object(d.classid, d.objid, d.objsubid),
+			pg_catalog.pg_describe_object(d.refclassid, d.refobjid, d.refobjsubid))
+		INTO stray
+		FROM part AS p
+		JOIN pg_catalog.pg_depend AS d
+			ON d.classid OPERATOR(pg_catalog.=) p.classid
+			AND d.objid OPERATOR(pg_catalog.=) p.objid
+		WHERE d.deptype OPERATOR(pg_catalog.=) 'n'::pg_catalog."char"
+			-- What initdb has made, and PL/pgSQL wherever it comes from
+			AND d.refobjid OPERATOR(pg_catalog.>=) 16384::pg_catalog.oid
+			AND d.refclassid OPERATOR(pg_catalog.<>) 'pg_catalog.pg_language'::pg_catalog.regclass::pg_catalog.oid
+			AND CASE WHEN d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_namespace'::pg_catalog.regclass::pg_catalog.oid
+				THEN d.refobjid OPERATOR(pg_catalog.<>) (SELECT e.extnamespace FROM extension AS e)
+				ELSE NOT EXISTS (SELECT FROM part AS r
+					WHERE r.classid OPERATOR(pg_catalog.=) d.refclassid
+						AND r.objid OPERATOR(pg_catalog.=) d.refobjid)
+				END
+		LIMIT 1;
+	IF FOUND THEN
+		RAISE EXCEPTION USING
+			ERRCODE = 'insufficient_privilege',
+			MESSAGE = 'extension "idempotency" has been interfered with while it was installed',
+			DETAIL = pg_catalog.format('%s.', stray),
+			HINT = 'Install it into a schema where nobody else may create objects.';
 	END IF;
 END
-$$;
-REVOKE ALL ON FUNCTION @extschema@.idem_revoke(regrole) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_revoke(regrole) TO @extowner@, pg_database_owner WITH GRANT OPTION;
-COMMENT ON FUNCTION @extschema@.idem_revoke(regrole) IS
-'Takes back what idem_grant gave, but for USAGE on the schema, which the role may need for other things. Only what the current role granted; warns if the grantee can still execute functions. Raises 42501, 22004, 42704.';
+$check$;
+
+-- Default privileges, lying in wait, may have granted more than this script:
+-- what it did not name is taken back.  Then the installer gets what the owner
+-- of the database has, unless it is a superuser, who owns all of this.
+--
+-- That is not noted as what the extension begins with, but dumped (see
+-- access.c); nor is what concerns the row types of tables, where pg_dump does
+-- not expect it.
+--
+-- This function is in a place where no other session can put another.
+CREATE FUNCTION pg_temp.idem_execute_grant(statement text)
+RETURNS void
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME';
+DO $grants$
+DECLARE
+	is_noted pg_catalog.bool;
+	statement pg_catalog.text;
+BEGIN
+	FOR is_noted, statement IN
+		WITH extension AS (
+			SELECT e.oid, e.extowner
+			FROM pg_catalog.pg_extension AS e
+			WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
+		),
+		object (kind, name, label, privilege, acl, owner) AS (
+			SELECT 'FUNCTION', p.proname, p.oid::pg_catalog.regprocedure::pg_catalog.text, 'EXECUTE',
+				coalesce(p.proacl, pg_catalog.acldefault('f', p.proowner)), p.proowner
+			FROM extension AS e
+			JOIN pg_catalog.pg_depend AS d ON d.refobjid OPERATOR(pg_catalog.=) e.oid
+			JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) d.objid
+			WHERE d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+				AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
+				AND p.pronamespace OPERATOR(pg_catalog.<>) pg_catalog.pg_my_temp_schema()
+			UNION ALL
+			SELECT CASE WHEN c.relkind OPERATOR(pg_catalog.=) 'S'::pg_catalog."char" THEN 'SEQUENCE' ELSE 'TABLE' END,
+				c.relname, c.oid::pg_catalog.regclass::pg_catalog.text, 'SELECT',
+				coalesce(c.relacl, pg_catalog.acldefault(
+					CASE WHEN c.relkind OPERATOR(pg_catalog.=) 'S'::pg_catalog."char" THEN 's' ELSE 'r' END::pg_catalog."char",
+					c.relowner)), c.relowner
+			FROM extension AS e
+			JOIN pg_catalog.pg_depend AS d ON d.refobjid OPERATOR(pg_catalog.=) e.oid
+			JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) d.objid
+			WHERE d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+				AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
+				-- Of composite types there is only the type.
+				AND c.relkind OPERATOR(pg_catalog.<>) 'c'::pg_catalog."char"
+			UNION ALL
+			SELECT 'TYPE', t.typname, t.oid::pg_catalog.regtype::pg_catalog.text, 'USAGE',
+				coalesce(t.typacl, pg_catalog.acldefault('T', t.typowner)), t.typowner
+			FROM extension AS e
+			JOIN pg_catalog.pg_depend AS d ON d.refobjid OPERATOR(pg_catalog.=) e.oid
+			JOIN pg_catalog.pg_type AS t ON t.oid OPERATOR(pg_catalog.=) d.objid
+			JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) t.typrelid
+			WHERE d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+				AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_type'::pg_catalog.regclass::pg_catalog.oid
+				-- Of tables there is only the table.
+				AND c.relkind OPERATOR(pg_catalog.=) 'c'::pg_catalog."char"
+		)
+		SELECT true, pg_catalog.format('REVOKE %s%s ON %s %s FROM %s CASCADE',
+				CASE WHEN named.is_named THEN 'GRANT OPTION FOR ' END, a.privilege_type, o.kind, o.label,
+				CASE WHEN a.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN 'PUBLIC'
+					ELSE a.grantee::pg_catalog.regrole::pg_catalog.text END)
+		FROM object AS o
+		CROSS JOIN LATERAL pg_catalog.aclexplode(o.acl) AS a
+		CROSS JOIN LATERAL (SELECT a.privilege_type OPERATOR(pg_catalog.=) o.privilege AND CASE
+				WHEN a.grantee OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid THEN true
+				WHEN a.grantee OPERATOR(pg_catalog.=) 'pg_monitor'::pg_catalog.regrole::pg_catalog.oid
+				THEN o.name OPERATOR(pg_catalog.=) ANY (ARRAY[
+					'idem_stats', 'idem_stats_data', 'idem_metrics', 'idem_health', 'idem_stuck']::pg_catalog.name[])
+				ELSE false END) AS named (is_named)
+		WHERE a.grantee OPERATOR(pg_catalog.<>) o.owner
+			AND NOT (named.is_named AND (NOT a.is_grantable
+				OR a.grantee OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid))
+		UNION ALL
+		SELECT false, pg_catalog.format('GRANT %s ON %s %s TO %s WITH GRANT OPTION',
+				o.privilege, o.kind, pg_catalog.string_agg(o.label, ', '::pg_catalog.text), r.oid::pg_catalog.regrole)
+		FROM object AS o
+		CROSS JOIN extension AS e
+		JOIN pg_catalog.pg_roles AS r ON r.oid OPERATOR(pg_catalog.=) e.extowner
+		WHERE NOT r.rolsuper
+		GROUP BY o.kind, o.privilege, r.oid
+		UNION ALL
+		-- A stranger's column of such a type would be in the way of changes.
+		SELECT false, pg_catalog.format('REVOKE ALL ON TYPE %s FROM PUBLIC', c.reltype::pg_catalog.regtype)
+		FROM extension AS e
+		JOIN pg_catalog.pg_depend AS d ON d.refobjid OPERATOR(pg_catalog.=) e.oid
+		JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) d.objid
+		WHERE d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+			AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
+			AND c.relkind OPERATOR(pg_catalog.=) ANY ('{r,v}'::pg_catalog."char"[])
+	LOOP
+		IF is_noted THEN
+			EXECUTE statement;
+		ELSE
+			PERFORM pg_temp.idem_execute_grant(statement);
+		END IF;
+	END LOOP;
+END
+$grants$;
+DROP FUNCTION pg_temp.idem_execute_grant(text);

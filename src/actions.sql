@@ -8,7 +8,7 @@ CREATE TYPE @extschema@.idem_advance_result AS (
 	last_action_id bigint
 );
 REVOKE ALL ON TYPE @extschema@.idem_advance_result FROM PUBLIC;
-GRANT USAGE ON TYPE @extschema@.idem_advance_result TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT USAGE ON TYPE @extschema@.idem_advance_result TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TYPE @extschema@.idem_advance_result IS
 'What idem_try_advance returns.';
 
@@ -18,7 +18,7 @@ CREATE TYPE @extschema@.idem_action_result AS (
 	processed boolean
 );
 REVOKE ALL ON TYPE @extschema@.idem_action_result FROM PUBLIC;
-GRANT USAGE ON TYPE @extschema@.idem_action_result TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT USAGE ON TYPE @extschema@.idem_action_result TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TYPE @extschema@.idem_action_result IS
 'What idem_set and idem_toggle return.';
 
@@ -30,8 +30,7 @@ CREATE TABLE @extschema@.idem_action_versions (
 	PRIMARY KEY (user_id, entity_type, entity_id)
 ) WITH (fillfactor = 80);
 REVOKE ALL ON TABLE @extschema@.idem_action_versions FROM PUBLIC;
-REVOKE ALL ON TYPE @extschema@.idem_action_versions FROM PUBLIC;
-GRANT SELECT ON TABLE @extschema@.idem_action_versions TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT SELECT ON TABLE @extschema@.idem_action_versions TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_action_versions IS
 'Version counters: the latest action id of each user on each entity. Written by the functions only.';
 
@@ -46,8 +45,7 @@ CREATE TABLE @extschema@.idem_user_actions (
 	PRIMARY KEY (user_id, entity_type, entity_id, action_type)
 ) WITH (fillfactor = 80);
 REVOKE ALL ON TABLE @extschema@.idem_user_actions FROM PUBLIC;
-REVOKE ALL ON TYPE @extschema@.idem_user_actions FROM PUBLIC;
-GRANT SELECT ON TABLE @extschema@.idem_user_actions TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT SELECT ON TABLE @extschema@.idem_user_actions TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_user_actions IS
 'The state of user actions: likes, bookmarks and so on. last_action_id is the action id that last changed the row. Written by the functions only.';
 
@@ -59,7 +57,7 @@ RETURNS @extschema@.idem_advance_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_try_advance(text, text, text, bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_try_advance(text, text, text, bigint) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_try_advance(text, text, text, bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_try_advance(text, text, text, bigint) IS
 'Advances the version counter of (user_id, entity_type, entity_id), 1 to 255 bytes each, to action_id if that is greater. Returns whether it did, and the counter. A stale call locks and writes nothing. Raises ID005 for an action id beyond idempotency.max_action_id_lead, 22004 or 22023 for bad arguments.';
 
@@ -68,7 +66,7 @@ RETURNS @extschema@.idem_action_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_toggle(text, text, text, text, bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_toggle(text, text, text, text, bigint) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_toggle(text, text, text, text, bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_toggle(text, text, text, text, bigint) IS
 'Flips action_type if action_id is greater than the counter of (user_id, entity_type, entity_id). Returns the state and the counter now, and whether the call was processed. Loses the intent of requests that overtake each other: prefer idem_set. Raises as idem_try_advance.';
 
@@ -78,7 +76,7 @@ RETURNS @extschema@.idem_action_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_set(text, text, text, text, boolean, bigint, text[]) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_set(text, text, text, text, boolean, bigint, text[]) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_set(text, text, text, text, boolean, bigint, text[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_set(text, text, text, text, boolean, bigint, text[]) IS
 'Sets action_type to active if action_id is greater than the counter of (user_id, entity_type, entity_id), so that the latest intent wins whatever the order of arrival. excludes: action types to clear when it activates. Returns the state and the counter now, and whether the call was processed. Raises as idem_try_advance.';
 
@@ -87,6 +85,6 @@ RETURNS boolean
 LANGUAGE c STABLE PARALLEL SAFE COST 300
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_is_active(text, text, text, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_is_active(text, text, text, text) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_is_active(text, text, text, text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_is_active(text, text, text, text) IS
 'Whether a user''s action on an entity is active, as this statement''s snapshot sees it. Reads only; works on a hot standby. Raises 22004 or 22023 for bad arguments.';

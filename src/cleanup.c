@@ -15,8 +15,7 @@
  * older is then found later: rows that were skipped, or committed late.  So
  * now and then a batch starts from the oldest row all the same, but not for
  * more than a hundredth of the time.  Where there is little to go over, that
- * is always.  And it does so when the place that it has come to lies in the
- * future, because the clock was set back or the retention raised.
+ * is always.
  *
  * No trigger can run with the worker's rights: a table that has one is
  * refused, as everywhere.
@@ -120,20 +119,18 @@ idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
 {
 	const CleanupTarget *target = &targets[kind];
 	IdemTable	table;
-	int64		begin;
+	TimestampTz now;
 	TimestampTz from = DT_NOBEGIN;
-	TimestampTz until;
 	bool		resume;
 	int64		deleted;
 
 	idem_table_open(&table, target->table, RowExclusiveLock);
-	begin = idem_monotonic_time();
-	until = idem_add_ms(GetCurrentTimestamp(), -idem_cleanup_retention(kind));
-	resume = position != NULL && begin < position->restart_at &&
-		position->reached <= until;
+	now = GetCurrentTimestamp();
+	resume = position != NULL && now < position->restart_at;
 	if (resume)
 		from = position->reached;
-	deleted = delete_between(&table, target->index, &from, until, batch_size);
+	deleted = delete_between(&table, target->index, &from,
+							 idem_add_ms(now, -idem_cleanup_retention(kind)), batch_size);
 	idem_table_close(&table);
 	idem_count(target->counter, deleted);
 
@@ -141,14 +138,13 @@ idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
 		idem_log_cleaned_event(idem_cleanup_names[kind], deleted);
 	if (position != NULL)
 	{
-		if (deleted == batch_size || from > position->reached ||
-			position->reached > until)
+		if (deleted == batch_size || from > position->reached)
 			position->reached = from;
 		if (!resume)
 		{
-			int64		end = idem_monotonic_time();
+			TimestampTz end = GetCurrentTimestamp();
 
-			position->restart_at = end + (end - begin) * RESTART_SHARE;
+			position->restart_at = end + (end - now) * RESTART_SHARE;
 		}
 	}
 	return deleted;

@@ -27,8 +27,7 @@ typedef enum IdemCleanupKind
 typedef struct IdemCleanupPosition
 {
 	TimestampTz reached;		/* time of the last row that was found */
-	int64		restart_at;		/* when to start from the oldest row again; see
-								 * idem_monotonic_time() */
+	TimestampTz restart_at;		/* when to start from the oldest row again */
 } IdemCleanupPosition;
 
 extern const char *const idem_cleanup_names[];

@@ -17,7 +17,7 @@ CREATE TYPE @extschema@.idem_claim_result AS (
 	expires_at timestamptz
 );
 REVOKE ALL ON TYPE @extschema@.idem_claim_result FROM PUBLIC;
-GRANT USAGE ON TYPE @extschema@.idem_claim_result TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT USAGE ON TYPE @extschema@.idem_claim_result TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TYPE @extschema@.idem_claim_result IS
 'What idem_claim returns.';
 
@@ -38,7 +38,7 @@ CREATE TYPE @extschema@.idem_lookup_result AS (
 	expires_at timestamptz
 );
 REVOKE ALL ON TYPE @extschema@.idem_lookup_result FROM PUBLIC;
-GRANT USAGE ON TYPE @extschema@.idem_lookup_result TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT USAGE ON TYPE @extschema@.idem_lookup_result TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TYPE @extschema@.idem_lookup_result IS
 'What idem_lookup returns.';
 
@@ -74,8 +74,7 @@ CREATE TABLE @extschema@.idem_keys (
 	autovacuum_vacuum_cost_limit = 2000
 );
 REVOKE ALL ON TABLE @extschema@.idem_keys FROM PUBLIC;
-REVOKE ALL ON TYPE @extschema@.idem_keys FROM PUBLIC;
-GRANT SELECT ON TABLE @extschema@.idem_keys TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT SELECT ON TABLE @extschema@.idem_keys TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_keys IS
 'Request keys: one row for each claimed key until it has expired and been cleaned up. Written by the functions only.';
 
@@ -83,7 +82,7 @@ CREATE INDEX idem_keys_expires_at ON @extschema@.idem_keys (expires_at);
 
 CREATE SEQUENCE @extschema@.idem_claim_tokens;
 REVOKE ALL ON SEQUENCE @extschema@.idem_claim_tokens FROM PUBLIC;
-GRANT SELECT ON SEQUENCE @extschema@.idem_claim_tokens TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT SELECT ON SEQUENCE @extschema@.idem_claim_tokens TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON SEQUENCE @extschema@.idem_claim_tokens IS
 'Claim tokens: one for the whole database, so that they keep increasing for a key that was deleted and claimed again.';
 
@@ -95,7 +94,7 @@ RETURNS boolean
 LANGUAGE c STABLE PARALLEL SAFE COST 10
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_key_is_valid(text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_key_is_valid(text) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_key_is_valid(text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_key_is_valid(text) IS
 'Whether the functions accept this key for a new record: A-Z a-z 0-9 _ - : . only, of idempotency.key_min_length to idempotency.key_max_length characters. False for NULL.';
 
@@ -105,7 +104,7 @@ RETURNS @extschema@.idem_claim_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval) IS
 'Claims the right to run a request (IETF draft Idempotency-Key). outcome: new, replay, erased, in_progress, hash_conflict or expired. scope: the authenticated user or tenant. request_hash: see idem_request_hash. ttl: how long the key is remembered. lease: how long the committed claim is protected. wait: how long to sleep for another transaction''s uncommitted claim; NULL or zero: not at all. Raises ID001 for a bad key, ID002 for too many new ones in the scope, 22004 or 22023 for other bad arguments, 40001 where the answer is newer than the transaction''s snapshot, 40P01 where its wait is a deadlock. Draws from a sequence, so lastval() changes.';
 
@@ -115,7 +114,7 @@ RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME', 'idem_complete_text';
 REVOKE ALL ON FUNCTION @extschema@.idem_complete(text, text, int, text, json, bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_complete(text, text, int, text, json, bigint) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_complete(text, text, int, text, json, bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_complete(text, text, int, text, json, bigint) IS
 'Stores the response of a claimed request, to be replayed until the key expires. claim_token: required unless this transaction claimed the key. Returns true, or false where this claim had been completed before. Raises ID003 for a claim that was lost, ID004 where there is no live claim, 54000 for a response above idempotency.max_response_size.';
 
@@ -125,7 +124,7 @@ RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME', 'idem_complete_bytea';
 REVOKE ALL ON FUNCTION @extschema@.idem_complete(text, text, int, bytea, json, bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_complete(text, text, int, bytea, json, bigint) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_complete(text, text, int, bytea, json, bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_complete(text, text, int, bytea, json, bigint) IS
 'Stores a binary response, which is replayed in response_bytes. Otherwise as the overload for text.';
 
@@ -135,7 +134,7 @@ RETURNS timestamptz
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_checkpoint(text, text, text, json, interval, bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_checkpoint(text, text, text, json, interval, bigint) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_checkpoint(text, text, text, json, interval, bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_checkpoint(text, text, text, json, interval, bigint) IS
 'Records how far a claimed request has come, for the attempt that resumes it, and renews the lease. recovery_point: 1 to 255 bytes. lease: from now, NULL: idempotency.default_lease; never beyond the key''s expiry. Returns when the lease ends. Raises ID003, ID004.';
 
@@ -145,7 +144,7 @@ RETURNS timestamptz
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_heartbeat(text, text, interval, bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_heartbeat(text, text, interval, bigint) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_heartbeat(text, text, interval, bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_heartbeat(text, text, interval, bigint) IS
 'Renews the lease of a claim, or shortens it. lease: from now, NULL: idempotency.default_lease; never beyond the key''s expiry. Returns when the lease ends. Raises ID003, ID004.';
 
@@ -155,7 +154,7 @@ RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_fail(text, text, text, bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_fail(text, text, text, bigint) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_fail(text, text, text, bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_fail(text, text, text, bigint) IS
 'Gives a claim up after a failure. The record, its hash and its checkpoint stay; the next claim may retry at once. error: for idem_lookup, cut to idempotency.max_response_size. Returns true, or false where this claim had failed before. Raises ID003, ID004.';
 
@@ -164,7 +163,7 @@ RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_release(text, text, bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_release(text, text, bigint) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_release(text, text, bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_release(text, text, bigint) IS
 'Gives a claim up and deletes its record, as if the key had never been claimed. Returns true, or false where the record of this claim token is gone already. Raises ID003, ID004.';
 
@@ -173,7 +172,7 @@ RETURNS @extschema@.idem_lookup_result
 LANGUAGE c STABLE PARALLEL SAFE COST 300
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_lookup(text, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_lookup(text, text) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_lookup(text, text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_lookup(text, text) IS
 'The live record of a key as this statement''s snapshot sees it; all columns NULL where there is none. state: started, completed, failed or erased. Reads only; works on a hot standby. Raises ID001, 22004, 22023.';
 
@@ -182,7 +181,7 @@ RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_forget(text, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_forget(text, text) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_forget(text, text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_forget(text, text) IS
 'For administrators: deletes a key''s record whatever its state, so that the request can run again. Returns whether there was one.';
 
@@ -191,6 +190,6 @@ RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_erase(text, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_erase(text, text) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_erase(text, text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_erase(text, text) IS
 'For administrators: drops the stored headers and body, the error and the recovery state, but keeps the fact that it ran: scope, key, hash, state, status, attempts, times and the name of the recovery point. A completed request becomes erased, a failed one stays so, a claim goes on. Returns whether there was something to erase.';

@@ -15,7 +15,7 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000 ROWS 6
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_monitoring_data() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_monitoring_data() TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_monitoring_data() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_monitoring_data() IS
 'Expired records and undelivered messages, counted through their indexes, for idem_metrics and idem_health. overdue: of the oldest, in seconds. complete: whether all were counted.';
 
@@ -44,7 +44,7 @@ BEGIN ATOMIC
 		AND c.relkind OPERATOR(pg_catalog.=) 'r'::pg_catalog."char";
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_table_stats() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_table_stats() TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_table_stats() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_table_stats() IS
 'Size and estimated rows of the extension''s tables, for idem_metrics and idem_health.';
 
@@ -196,7 +196,7 @@ BEGIN ATOMIC
 	FROM families AS f;
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_metrics() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_metrics() TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_metrics() TO pg_database_owner WITH GRANT OPTION;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_metrics() TO pg_monitor;
 COMMENT ON FUNCTION @extschema@.idem_metrics() IS
 'Metrics of this database as OpenMetrics 1.0 text: the counters of idem_stats, live and expired records, outbox depth and age, cleanup lag. Made to be called every few seconds: it reads a bounded part of a few indexes and no table from end to end. Reads only; works on a hot standby.';
@@ -206,7 +206,7 @@ RETURNS text
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_worker_absence() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_worker_absence() TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_worker_absence() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_worker_absence() IS
 'Why no background worker cleans this database, for idem_health; NULL if one should.';
 
@@ -246,7 +246,7 @@ BEGIN ATOMIC
 	LIMIT 1;
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_vacuum_holder() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_vacuum_holder() TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_vacuum_holder() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_vacuum_holder() IS
 'Which session, prepared transaction or replication slot keeps vacuum from removing dead rows of this database, for idem_health.';
 
@@ -426,7 +426,7 @@ BEGIN ATOMIC
 	ORDER BY j.n;
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_health() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_health() TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_health() TO pg_database_owner WITH GRANT OPTION;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_health() TO pg_monitor;
 COMMENT ON FUNCTION @extschema@.idem_health() IS
 'Health of this database, a row for each check: worker, cleanup_lag, outbox_oldest, dead_letters, stuck_leases, bloat, clock. status: ok; warning from the threshold on, which is setting idempotency.health_<check_name>; critical from five times that on. Times are in seconds. Its cost is bounded: of a large idem_keys a sample is read. Reads only; works on a hot standby.';
@@ -436,7 +436,7 @@ RETURNS text
 LANGUAGE c STABLE STRICT PARALLEL SAFE COST 10
 AS 'MODULE_PATHNAME', 'idem_redacted_key_text';
 REVOKE ALL ON FUNCTION @extschema@.idem_redacted_key(text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_redacted_key(text) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_redacted_key(text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_redacted_key(text) IS
 'A request key as messages show it: its first four characters and its length.';
 
@@ -445,7 +445,7 @@ RETURNS void
 LANGUAGE c STABLE PARALLEL SAFE COST 10
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_check_interval(interval, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_check_interval(interval, text) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_check_interval(interval, text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_check_interval(interval, text) IS
 'Raises 22004 for NULL, 22023 for a negative interval, calling it by this name.';
 
@@ -467,7 +467,7 @@ BEGIN ATOMIC
 	ORDER BY k.lease_expires_at, k.claim_token;
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_stuck(interval) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_stuck(interval) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_stuck(interval) TO pg_database_owner WITH GRANT OPTION;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_stuck(interval) TO pg_monitor;
 COMMENT ON FUNCTION @extschema@.idem_stuck(interval) IS
 'Abandoned claims, oldest first: those whose lease ran out more than older_than ago, and whose record has not expired. age: since the lease ran out. key: its first four characters and its length. recovery_point: the last checkpoint. Reads the whole of idem_keys. Reads only; works on a hot standby. Raises 22004, 22023.';

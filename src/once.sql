@@ -15,8 +15,7 @@ CREATE TABLE @extschema@.idem_tokens (
 	autovacuum_vacuum_cost_limit = 2000
 );
 REVOKE ALL ON TABLE @extschema@.idem_tokens FROM PUBLIC;
-REVOKE ALL ON TYPE @extschema@.idem_tokens FROM PUBLIC;
-GRANT SELECT ON TABLE @extschema@.idem_tokens TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT SELECT ON TABLE @extschema@.idem_tokens TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_tokens IS
 'Tokens that have been used, until they have expired and been cleaned up. Written by the functions only.';
 
@@ -29,7 +28,7 @@ RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_once(text, text, interval) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_once(text, text, interval) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_once(text, text, interval) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_once(text, text, interval) IS
 'Whether this is the first use of a token: a form token, or in a consumer''s transaction the id of a message. scope, token: 1 to 255 bytes. ttl: how long the token is remembered; NULL: idempotency.token_ttl. Waits for another transaction that is using it, which may yet abort. Raises 22004 or 22023 for bad arguments, 40001 where the answer is newer than the transaction''s snapshot.';
 
@@ -38,7 +37,7 @@ RETURNS internal
 LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_once_many_support(internal) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_once_many_support(internal) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_once_many_support(internal) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_once_many_support(internal) IS
 'Tells the planner how many rows idem_once_many returns.';
 
@@ -49,6 +48,6 @@ RETURNS SETOF text
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1 SUPPORT @extschema@.idem_once_many_support
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_once_many(text, text[], interval) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_once_many(text, text[], interval) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_once_many(text, text[], interval) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_once_many(text, text[], interval) IS
 'Those of the tokens that are used for the first time, in the order given, without repeats. One call for a whole batch; calls for the same tokens in different orders do not deadlock. Otherwise as idem_once.';

@@ -26,8 +26,7 @@ CREATE TABLE @extschema@.idem_outbox (
 	autovacuum_vacuum_cost_limit = 2000
 );
 REVOKE ALL ON TABLE @extschema@.idem_outbox FROM PUBLIC;
-REVOKE ALL ON TYPE @extschema@.idem_outbox FROM PUBLIC;
-GRANT SELECT ON TABLE @extschema@.idem_outbox TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT SELECT ON TABLE @extschema@.idem_outbox TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_outbox IS
 'Outbox: messages published by committed transactions, until they have been acknowledged and cleaned up. Written by the functions only.';
 
@@ -42,7 +41,7 @@ CREATE INDEX idem_outbox_acked ON @extschema@.idem_outbox (acked_at)
 
 CREATE SEQUENCE @extschema@.idem_outbox_ids;
 REVOKE ALL ON SEQUENCE @extschema@.idem_outbox_ids FROM PUBLIC;
-GRANT SELECT ON SEQUENCE @extschema@.idem_outbox_ids TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT SELECT ON SEQUENCE @extschema@.idem_outbox_ids TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON SEQUENCE @extschema@.idem_outbox_ids IS
 'Ids of outbox messages, in the order of publishing.';
 
@@ -55,7 +54,7 @@ RETURNS uuid
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) IS
 'Publishes a message if and only if the transaction commits. topic, message_key: 1 to 255 bytes; messages with the same topic and key are handed out in order. deliver_after: not before so long from now. Returns the message id, a random UUID (RFC 9562), by which consumers recognise repeats. Never waits. Raises 22004 or 22023 for bad arguments.';
 
@@ -66,7 +65,7 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000 ROWS 100
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[]) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[]) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[]) IS
 'Takes up to max_messages messages to deliver them. Commit, deliver, then acknowledge with idem_outbox_ack, or refuse with idem_outbox_nack, before the lease is over; after that they are handed out again. topics: only these; NULL: all. Of one topic and message_key, a message is taken only if no earlier one is pending, leased, pausing or delayed, or together with it, in order. Never waits for other relays or publishers. A message that was taken idempotency.outbox_max_attempts times without an answer is dead. Raises 22004 or 22023 for bad arguments.';
 
@@ -75,7 +74,7 @@ RETURNS int
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) IS
 'Acknowledges delivered messages. Returns how many of them had not been acknowledged before; dead ones count. Raises 22004.';
 
@@ -84,7 +83,7 @@ RETURNS text
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) IS
 'Refuses a message that could not be delivered. retry_after: how long to pause; NULL: 1 second after the first attempt, doubled with each further one up to an hour, less up to a half at random. attempt: as idem_outbox_take returned it, to be told when another relay has taken the message since. Returns pending, dead (after idempotency.outbox_max_attempts attempts; it keeps its last error), or lost (taken since, acknowledged or cleaned up; nothing was changed). Raises 22004, 22023.';
 
@@ -93,6 +92,6 @@ RETURNS int
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) IS
 'Puts dead messages back to pending, with all their attempts. ids: NULL: all dead ones. Returns how many. Raises 22004.';

@@ -19,7 +19,7 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 10
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_stats_data() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_data() TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_data() TO pg_database_owner WITH GRANT OPTION;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_data() TO pg_monitor;
 COMMENT ON FUNCTION @extschema@.idem_stats_data() IS
 'The counters behind view idem_stats, of other databases only for members of pg_read_all_stats.';
@@ -29,8 +29,7 @@ CREATE VIEW @extschema@.idem_stats AS
 	FROM @extschema@.idem_stats_data() AS s
 	JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid;
 REVOKE ALL ON TABLE @extschema@.idem_stats FROM PUBLIC;
-REVOKE ALL ON TYPE @extschema@.idem_stats FROM PUBLIC;
-GRANT SELECT ON TABLE @extschema@.idem_stats TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT SELECT ON TABLE @extschema@.idem_stats TO pg_database_owner WITH GRANT OPTION;
 GRANT SELECT ON TABLE @extschema@.idem_stats TO pg_monitor;
 COMMENT ON VIEW @extschema@.idem_stats IS
 'What the functions did in each database since stats_reset, or since the server started: calls by outcome, whether or not their transactions committed, and the work of the cleanup. Other databases than this one only for members of pg_read_all_stats. takeovers are claims of failed or abandoned keys; they count under claims_new, too.';
@@ -40,6 +39,6 @@ RETURNS void
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_stats_reset() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_reset() TO @extowner@, pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_reset() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_stats_reset() IS
 'Sets the counters of this database back to zero.';

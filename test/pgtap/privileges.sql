@@ -248,7 +248,7 @@ INSERT INTO monitoring VALUES
 	('idem_stuck(interval)', 'EXECUTE', false),
 	('idem_stats', 'SELECT', false);
 
-SELECT plan(530);
+SELECT plan(533);
 
 --
 -- Nobody but the installer has anything
@@ -462,10 +462,14 @@ FROM (VALUES
 		'42501: schema "shared_with_stranger" is not safe for extension '
 		'"idempotency"',
 		'no installation where a stranger may create'),
-	('owned_by_stranger',
-		'42501: schema "owned_by_stranger" is not safe for extension '
-		'"idempotency"',
-		'no installation in a stranger''s schema'),
+	('owned_by_stranger', 'allowed',
+		'the owner of a schema is no stranger to it'),
+	('information_schema', '42939: schema "information_schema" belongs to '
+		'the server', 'no installation among the server''s own: SQL'),
+	('pg_catalog', '42939: schema "pg_catalog" belongs to the server',
+		'no installation among the server''s own: system catalogs'),
+	('pg_toast', '42939: schema "pg_toast" belongs to the server',
+		'no installation among the server''s own: TOAST tables'),
 	('owned_by_superuser', 'allowed',
 		'superusers may create there anyway'),
 	('readable', 'allowed', 'USAGE for all does no harm')

@@ -96,10 +96,10 @@ INSERT INTO promised VALUES
 	'idem_cleanup_result', 'c volatile called-on-null parallel-unsafe'),
 ('idem_grant(regrole)',
 	'grantee regrole',
-	'void', 'plpgsql volatile called-on-null parallel-unsafe'),
+	'void', 'sql volatile called-on-null parallel-unsafe'),
 ('idem_revoke(regrole)',
 	'grantee regrole',
-	'void', 'plpgsql volatile called-on-null parallel-unsafe'),
+	'void', 'sql volatile called-on-null parallel-unsafe'),
 ('idem_stats_reset()',
 	'',
 	'void', 'c volatile called-on-null parallel-unsafe'),
@@ -145,6 +145,18 @@ INSERT INTO promised VALUES
 	'SETOF regtype', 'sql stable called-on-null parallel-safe'),
 ('idem_check_grantee(regrole)',
 	'grantee regrole',
+	'void', 'plpgsql stable called-on-null parallel-safe'),
+('idem_execute_grant(text)',
+	'statement text',
+	'void', 'c volatile called-on-null parallel-unsafe'),
+('idem_grant_as_owner(regrole)',
+	'grantee regrole',
+	'void', 'sql volatile called-on-null parallel-unsafe'),
+('idem_revoke_as_owner(regrole)',
+	'grantee regrole',
+	'void', 'sql volatile called-on-null parallel-unsafe'),
+('idem_warn_of_rest(regrole, boolean)',
+	'grantee regrole, remaining boolean',
 	'void', 'plpgsql stable called-on-null parallel-safe'),
 ('idem_stats_data()',
 	'OUT datid oid,
@@ -308,7 +320,7 @@ CREATE TEMP VIEW relations AS
 	SELECT c.* FROM pg_class AS c JOIN members AS m
 		ON m.classid = 'pg_class'::regclass AND m.objid = c.oid;
 
-SELECT plan(37 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8 * 3 + 5);
+SELECT plan(41 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8 * 3 + 5);
 
 --
 -- Functions
@@ -342,8 +354,11 @@ SELECT set_eq(
 	'SELECT oid::regprocedure, proconfig FROM functions WHERE prosecdef',
 	$$SELECT name::regprocedure, '{"search_path=pg_catalog, pg_temp"}'::text[]
 	FROM (VALUES ('idem_metrics()'), ('idem_health()'),
-		('idem_stuck(interval)')) AS v (name)$$,
-	'SECURITY DEFINER is for monitoring only, with a safe search_path');
+		('idem_stuck(interval)'),
+		('idem_grant_as_owner(regrole)'),
+		('idem_revoke_as_owner(regrole)')) AS v (name)$$,
+	'SECURITY DEFINER is for monitoring, and to grant the application''s part; '
+	'with a safe search_path');
 SELECT is_empty(
 	'SELECT oid::regprocedure FROM functions WHERE proleakproof',
 	'no function claims to be leakproof');

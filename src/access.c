@@ -1,0 +1,64 @@
+/*-------------------------------------------------------------------------
+ *
+ * access.c
+ *		GRANT and REVOKE, for access.sql.
+ *
+ * idem_grant() and idem_revoke() put such statements together from what is in
+ * the catalogs.  They run them through a function that SQL functions can be
+ * bound to when they are created, so that nothing of ours is looked up by
+ * name in a schema that may belong to another role than the one that calls.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "commands/extension.h"
+#include "executor/spi.h"
+#include "fmgr.h"
+#include "nodes/parsenodes.h"
+#include "tcop/tcopprot.h"
+#include "utils/builtins.h"
+
+#include "idempotency.h"
+
+/*
+ * idem_execute_grant(statement) -> void
+ *
+ * Run a GRANT or REVOKE with the rights of the current user.  Raises 42601 for
+ * any other statement, 22004 for NULL.
+ *
+ * Within the install script, the server notes what an extension's objects are
+ * granted from the start (pg_init_privs), and pg_dump leaves that out.  What
+ * is granted by way of this function is not noted, but dumped: it is for
+ * roles that another installation would not grant anything, or that may be
+ * dropped, which before 17 leaves a note of them behind that no dump can be
+ * restored with.
+ */
+PG_FUNCTION_INFO_V1(idem_execute_grant);
+Datum
+idem_execute_grant(PG_FUNCTION_ARGS)
+{
+	char	   *statement = TextDatumGetCString(idem_required_arg(fcinfo, 0, "statement"));
+	List	   *parsed = pg_parse_query(statement);
+	bool		in_script = creating_extension;
+
+	if (list_length(parsed) != 1 ||
+		!IsA(linitial_node(RawStmt, parsed)->stmt, GrantStmt))
+		ereport(ERROR,
+				(errcode(ERRCODE_SYNTAX_ERROR),
+				 errmsg("statement is neither GRANT nor REVOKE of privileges")));
+
+	PG_TRY();
+	{
+		creating_extension = false;
+		SPI_connect();
+		SPI_execute(statement, false, 0);
+		SPI_finish();
+	}
+	PG_FINALLY();
+	{
+		creating_extension = in_script;
+	}
+	PG_END_TRY();
+	PG_RETURN_VOID();
+}
