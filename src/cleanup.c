@@ -15,7 +15,8 @@
  * older is then found later: rows that were skipped, or committed late.  So
  * now and then a batch starts from the oldest row all the same, but not for
  * more than a hundredth of the time.  Where there is little to go over, that
- * is always.
+ * is always.  And it does so when the place that it has come to lies in the
+ * future, because the clock was set back or the retention raised.
  *
  * No trigger can run with the worker's rights: a table that has one is
  * refused, as everywhere.
@@ -119,18 +120,20 @@ idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
 {
 	const CleanupTarget *target = &targets[kind];
 	IdemTable	table;
-	TimestampTz now;
+	int64		begin;
 	TimestampTz from = DT_NOBEGIN;
+	TimestampTz until;
 	bool		resume;
 	int64		deleted;
 
 	idem_table_open(&table, target->table, RowExclusiveLock);
-	now = GetCurrentTimestamp();
-	resume = position != NULL && now < position->restart_at;
+	begin = idem_monotonic_time();
+	until = idem_add_ms(GetCurrentTimestamp(), -idem_cleanup_retention(kind));
+	resume = position != NULL && begin < position->restart_at &&
+		position->reached <= until;
 	if (resume)
 		from = position->reached;
-	deleted = delete_between(&table, target->index, &from,
-							 idem_add_ms(now, -idem_cleanup_retention(kind)), batch_size);
+	deleted = delete_between(&table, target->index, &from, until, batch_size);
 	idem_table_close(&table);
 	idem_count(target->counter, deleted);
 
@@ -138,13 +141,14 @@ idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
 		idem_log_cleaned_event(idem_cleanup_names[kind], deleted);
 	if (position != NULL)
 	{
-		if (deleted == batch_size || from > position->reached)
+		if (deleted == batch_size || from > position->reached ||
+			position->reached > until)
 			position->reached = from;
 		if (!resume)
 		{
-			TimestampTz end = GetCurrentTimestamp();
+			int64		end = idem_monotonic_time();
 
-			position->restart_at = end + (end - now) * RESTART_SHARE;
+			position->restart_at = end + (end - begin) * RESTART_SHARE;
 		}
 	}
 	return deleted;

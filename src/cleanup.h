@@ -27,7 +27,8 @@ typedef enum IdemCleanupKind
 typedef struct IdemCleanupPosition
 {
 	TimestampTz reached;		/* time of the last row that was found */
-	TimestampTz restart_at;		/* when to start from the oldest row again */
+	int64		restart_at;		/* when to start from the oldest row again; see
+								 * idem_monotonic_time() */
 } IdemCleanupPosition;
 
 extern const char *const idem_cleanup_names[];

@@ -28,8 +28,12 @@
 #include "varatt.h"
 #endif
 
-/* 19 gives scans, updates and deletes options, none of which we need. */
+/*
+ * 19 gives scans, updates and deletes options, none of which we need, and lets
+ * a DROP DATABASE and its like end background workers.
+ */
 #if PG_VERSION_NUM < 190000
+#define BGWORKER_INTERRUPTIBLE	0
 #define SO_NONE			0
 #define table_index_fetch_begin(relation, flags) \
 	table_index_fetch_begin(relation)
@@ -66,8 +70,12 @@
 	estimate_array_length(expression)
 #endif
 
-/* 17 moved the local transaction id into a struct. */
+/*
+ * 17 lets an index tidy up after insertions, and moved the local transaction
+ * id into a struct.
+ */
 #if PG_VERSION_NUM < 170000
+#define index_insert_cleanup(index, info)	((void) (info))
 #define IdemLocalTransactionId()	(MyProc->lxid)
 #else
 #define IdemLocalTransactionId()	(MyProc->vxid.lxid)

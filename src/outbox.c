@@ -39,6 +39,7 @@
 #include "idempotency.h"
 #include "log_events.h"
 #include "outbox.h"
+#include "random.h"
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
@@ -128,10 +129,7 @@ random_uuid(void)
 {
 	pg_uuid_t  *uuid = palloc(sizeof(pg_uuid_t));
 
-	if (!pg_strong_random(uuid->data, UUID_LEN))
-		ereport(ERROR,
-				(errcode(ERRCODE_INTERNAL_ERROR),
-				 errmsg("could not generate random values")));
+	idem_random_bytes(uuid->data, UUID_LEN);
 	uuid->data[6] = (uuid->data[6] & 0x0f) | 0x40;
 	uuid->data[8] = (uuid->data[8] & 0x3f) | 0x80;
 	return UUIDPGetDatum(uuid);

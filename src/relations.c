@@ -80,6 +80,9 @@ static const IdemRelationSpec specs[IDEM_NUM_RELATIONS] = {
 /* Known and checked OIDs; InvalidOid where the next call has to look. */
 static Oid	oids[IDEM_NUM_RELATIONS];
 
+/* The tables' OIDs as they were last, whether known to hold or not. */
+static Oid	last_oids[IDEM_NUM_RELATIONS];
+
 /* How often something about our relations has changed, as far as we know. */
 uint64		idem_relation_changes = 0;
 
@@ -134,6 +137,7 @@ idem_relation_open(IdemRelationId id, LOCKMODE lockmode)
 				 * The check itself may deliver invalidations.  What they tell
 				 * may come too late for it, so the next call checks again.
 				 */
+				last_oids[id] = relid;
 				being_checked = relid;
 				check_shape(rel, &specs[id]);
 				oids[id] = being_checked;
@@ -230,7 +234,7 @@ forget_relation(Datum arg, Oid relid)
 		being_checked = InvalidOid;
 	for (int i = 0; i < IDEM_NUM_RELATIONS; i++)
 	{
-		if (!OidIsValid(relid) || oids[i] == relid)
+		if (!OidIsValid(relid) || oids[i] == relid || last_oids[i] == relid)
 		{
 			oids[i] = InvalidOid;
 			idem_relation_changes++;

@@ -23,6 +23,10 @@
  * that need "not there" to be exact use idem_find_latest(), which reads with
  * a new MVCC snapshot.
  *
+ * Both begin where this transaction has written the row last, if it has (see
+ * own_writes.c), and else with the row's newest version: versions that nobody
+ * can remove yet, for somebody's old snapshot, may be thousands.
+ *
  * Under REPEATABLE READ and SERIALIZABLE both raise 40001 when the row they
  * would return was committed after the transaction's snapshot.  SERIALIZABLE
  * also needs the SIREAD locks that only a scan with the transaction's own
@@ -62,9 +66,9 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
-#include "catalog/index.h"
 #include "catalog/pg_collation_d.h"
 #include "catalog/pg_type_d.h"
+#include "common/hashfn.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "pgstat.h"
@@ -72,39 +76,34 @@
 #include "storage/lmgr.h"
 #include "storage/procarray.h"
 #include "utils/fmgroids.h"
-#include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 
 #include "compat.h"
 #include "idempotency.h"
+#include "own_writes.h"
 #include "settings.h"
 #include "store.h"
 #include "wait.h"
 
 /*
- * Where this backend has last inserted a row.  Good for as long as neither
- * the subtransaction has ended nor the table been rewritten.
+ * The index entries of a row's versions come in the order of their places in
+ * the table, where later ones mostly lie behind earlier ones.
  */
-typedef struct LastInsert
-{
-	LocalTransactionId lxid;
-	SubTransactionId subxid;
-	uint64		relation_changes;
-	Oid			relid;
-	ItemPointerData tid;
-} LastInsert;
+#define NEWEST_FIRST	BackwardScanDirection
 
-static LastInsert last_insert;
-
-static bool find_last_insert(IdemTable *table, const Datum *key);
+static bool find_dirty(IdemTable *table, const Datum *key, IdemFind *result);
+static bool find_own_write(IdemTable *table, const Datum *key);
+static bool has_key(IdemTable *table, const Datum *key);
+static uint32 hash_key(IdemTable *table, const Datum *key);
+static void remember_write(IdemTable *table, TupleTableSlot *slot,
+						   bool heap_only);
 static IndexScanDesc begin_scan(IdemTable *table, const Datum *key,
 								Snapshot snapshot);
+static Oid	key_type(IdemTable *table, int i);
 static void take_siread_locks(IdemTable *table, const Datum *key);
 static void accept_row(IdemTable *table);
 static bool is_own(TupleTableSlot *row);
-static ResultRelInfo *open_indexes(IdemTable *table);
-static bool is_arbiter(Relation index, Relation pkey);
-static void remember_insert(IdemTable *table, TupleTableSlot *slot);
+static IdemIndexes *open_indexes(IdemTable *table);
 static TupleTableSlot *make_slot(IdemTable *table, Datum *values,
 								 bool *nulls);
 static TM_Result lock_row(IdemTable *table, LockTupleMode mode,
@@ -131,14 +130,15 @@ idem_table_open(IdemTable *table, IdemRelationId id, LOCKMODE lockmode)
 		idem_check_settings();
 	}
 
+	table->id = id;
 	table->rel = idem_relation_open(id, lockmode);
 	table->pkey = index_open(RelationGetPrimaryKeyIndex(table->rel, false),
 							 lockmode);
 	table->ncolumns = idem_relation_columns(id);
 	table->row = table_slot_create(table->rel, NULL);
 	table->locked = NULL;
-	table->estate = NULL;
-	table->result_rel = NULL;
+	table->context = CurrentMemoryContext;
+	table->indexes = NULL;
 	table->holder = InvalidTransactionId;
 	table->speculative_token = 0;
 	table->lock_mode = LockTupleNoKeyExclusive;
@@ -151,11 +151,8 @@ idem_table_open(IdemTable *table, IdemRelationId id, LOCKMODE lockmode)
 void
 idem_table_close(IdemTable *table)
 {
-	if (table->result_rel != NULL)
-	{
-		ExecCloseIndices(table->result_rel);
-		FreeExecutorState(table->estate);
-	}
+	if (table->indexes != NULL)
+		idem_indexes_close(table->indexes);
 	if (table->locked != NULL)
 		ExecDropSingleTupleTableSlot(table->locked);
 	ExecDropSingleTupleTableSlot(table->row);
@@ -173,40 +170,63 @@ idem_table_close(IdemTable *table)
 IdemFind
 idem_find(IdemTable *table, const Datum *key)
 {
+	IdemFind	result = IDEM_FIND_ROW;
+
+	if (!find_own_write(table, key))
+	{
+		take_siread_locks(table, key);
+		while (!find_dirty(table, key, &result))
+			CHECK_FOR_INTERRUPTS();
+
+		if (result == IDEM_FIND_ROW)
+			accept_row(table);
+	}
+	IDEM_INJECTION_POINT("idem-found");
+	return result;
+}
+
+/*
+ * Find the row with a dirty snapshot.
+ *
+ * Returns false if it has to be done again: a transaction may commit the new
+ * version of a row after we have come by that, and before we come by the old
+ * one.  What is found to be pending is so only if it still is in the end.
+ */
+static bool
+find_dirty(IdemTable *table, const Datum *key, IdemFind *result)
+{
 	SnapshotData dirty;
 	IndexScanDesc scan;
-	IdemFind	result = IDEM_FIND_NONE;
-
-	take_siread_locks(table, key);
+	TransactionId first_holder = InvalidTransactionId;
 
 	InitDirtySnapshot(dirty);
 	table->holder = InvalidTransactionId;
 	table->speculative_token = 0;
+	*result = IDEM_FIND_NONE;
 	scan = begin_scan(table, key, &dirty);
-	while (index_getnext_slot(scan, ForwardScanDirection, table->row))
+	while (index_getnext_slot(scan, NEWEST_FIRST, table->row))
 	{
-		if (TransactionIdIsValid(dirty.xmin))
+		table->held_tid = table->row->tts_tid;
+		if (!TransactionIdIsValid(dirty.xmin))
 		{
-			result = IDEM_FIND_PENDING;
-			table->holder = dirty.xmin;
-			table->speculative_token = dirty.speculativeToken;
-			table->held_tid = table->row->tts_tid;
-		}
-		else
-		{
-			result = IDEM_FIND_ROW;
+			*result = IDEM_FIND_ROW;
 			table->holder = dirty.xmax;
 			table->speculative_token = 0;
-			table->held_tid = table->row->tts_tid;
 			break;
 		}
+
+		if (*result == IDEM_FIND_NONE)
+			first_holder = dirty.xmin;
+		*result = IDEM_FIND_PENDING;
+		table->holder = dirty.xmin;
+		table->speculative_token = dirty.speculativeToken;
+		IDEM_INJECTION_POINT("idem-found-pending");
 	}
 	index_endscan(scan);
 
-	if (result == IDEM_FIND_ROW)
-		accept_row(table);
-	IDEM_INJECTION_POINT("idem-found");
-	return result;
+	return *result != IDEM_FIND_PENDING ||
+		(TransactionIdIsInProgress(first_holder) &&
+		 TransactionIdIsInProgress(table->holder));
 }
 
 /*
@@ -218,21 +238,20 @@ idem_find(IdemTable *table, const Datum *key)
 bool
 idem_find_latest(IdemTable *table, const Datum *key)
 {
-	Snapshot	snapshot;
-	bool		found;
+	bool		found = find_own_write(table, key);
 
-	take_siread_locks(table, key);
-
-	found = find_last_insert(table, key);
 	if (!found)
 	{
+		Snapshot	snapshot;
+
+		take_siread_locks(table, key);
+
 		snapshot = RegisterSnapshot(GetLatestSnapshot());
 		found = idem_find_visible(table, key, snapshot);
 		UnregisterSnapshot(snapshot);
+		if (found)
+			accept_row(table);
 	}
-
-	if (found)
-		accept_row(table);
 	IDEM_INJECTION_POINT("idem-found-latest");
 	return found;
 }
@@ -249,9 +268,10 @@ idem_find_visible(IdemTable *table, const Datum *key, Snapshot snapshot)
 	IndexScanDesc scan = begin_scan(table, key, snapshot);
 	bool		found;
 
-	found = index_getnext_slot(scan, ForwardScanDirection, table->row);
+	found = index_getnext_slot(scan, NEWEST_FIRST, table->row);
 	if (found && IsolationUsesXactSnapshot() && !is_own(table->row) &&
-		index_getnext_slot(scan, ForwardScanDirection, lock_slot(table)))
+		TransactionIdIsValid(GetTopTransactionIdIfAny()) &&
+		index_getnext_slot(scan, NEWEST_FIRST, lock_slot(table)))
 		ExecCopySlot(table->row, table->locked);
 	index_endscan(scan);
 
@@ -262,52 +282,119 @@ idem_find_visible(IdemTable *table, const Datum *key, Snapshot snapshot)
 }
 
 /*
- * Find the row where we have just inserted one, which saves the search when
- * a claim is completed in its own transaction.  A row of our own is the
+ * Find the row where this transaction has put its newest version, which saves
+ * the search where a claim is completed in its own transaction, and passing
+ * all versions where one row is written many times.  A row of our own is the
  * newest version if it is visible at all: nobody else can have touched it.
+ * Nor can anybody's write conflict with our reading it, so it needs no SIREAD
+ * lock.
  *
- * It is fetched as an index scan does, which also prunes a page that is nearly
- * full: without that, completing keys one after the other would leave every
- * claim's dead version behind until vacuum comes.
+ * Where the index has an entry for it, it is fetched as an index scan does,
+ * which also prunes a page that is nearly full: without that, completing keys
+ * one after the other would leave every claim's dead version behind until
+ * vacuum comes.
  */
 static bool
-find_last_insert(IdemTable *table, const Datum *key)
+find_own_write(IdemTable *table, const Datum *key)
 {
 	TupleTableSlot *row = table->row;
-	Form_pg_index pkey = table->pkey->rd_index;
-	AttrNumber	first = idem_first_key_column(table);
-	ItemPointerData tid = last_insert.tid;
-	IndexFetchTableData *fetch;
-	bool		call_again = false;
+	ItemPointerData tid;
+	bool		heap_only;
 	bool		found;
 
-	if (last_insert.lxid != IdemLocalTransactionId() ||
-		last_insert.subxid != GetCurrentSubTransactionId() ||
-		last_insert.relation_changes != idem_relation_changes ||
-		last_insert.relid != RelationGetRelid(table->rel))
+	if (!idem_has_written() ||
+		!idem_recall_write(table->rel, hash_key(table, key), &tid, &heap_only))
 		return false;
 
-	fetch = table_index_fetch_begin(table->rel, SO_NONE);
-	found = table_index_fetch_tuple(fetch, &tid, SnapshotSelf, row,
-									&call_again, NULL);
-	table_index_fetch_end(fetch);
+	if (heap_only)
+		found = table_tuple_fetch_row_version(table->rel, &tid, SnapshotSelf,
+											  row);
+	else
+	{
+		IndexFetchTableData *fetch;
+		bool		call_again = false;
+
+		fetch = table_index_fetch_begin(table->rel, SO_NONE);
+		found = table_index_fetch_tuple(fetch, &tid, SnapshotSelf, row,
+										&call_again, NULL);
+		table_index_fetch_end(fetch);
+	}
 	if (!found)
 		return false;
-
 	slot_getallattrs(row);
+	if (!has_key(table, key))
+		return false;
+
+	Assert(is_own(row));
+	table->row_is_own = true;
+	table->holder = InvalidTransactionId;
+	table->speculative_token = 0;
+	table->held_tid = row->tts_tid;
+	return true;
+}
+
+/*
+ * Has table->row this primary key?
+ */
+static bool
+has_key(IdemTable *table, const Datum *key)
+{
+	Form_pg_index pkey = table->pkey->rd_index;
+	AttrNumber	first = idem_first_key_column(table);
+
 	for (int i = 0; i < pkey->indnkeyatts; i++)
 	{
 		AttrNumber	column = pkey->indkey.values[i];
-		Datum		value = row->tts_values[column - 1];
-		Form_pg_attribute att = TupleDescAttr(row->tts_tupleDescriptor,
-											  column - 1);
+		Datum		value = table->row->tts_values[column - 1];
 
-		if (att->atttypid == INT8OID ?
+		if (key_type(table, i) == INT8OID ?
 			DatumGetInt64(value) != DatumGetInt64(key[column - first]) :
 			!idem_text_equal(value, key[column - first]))
 			return false;
 	}
 	return true;
+}
+
+static uint32
+hash_key(IdemTable *table, const Datum *key)
+{
+	Form_pg_index pkey = table->pkey->rd_index;
+	AttrNumber	first = idem_first_key_column(table);
+	uint32		hash = 0;
+
+	for (int i = 0; i < pkey->indnkeyatts; i++)
+	{
+		Datum		value = key[pkey->indkey.values[i] - first];
+		uint32		part;
+
+		if (key_type(table, i) == INT8OID)
+		{
+			int64		number = DatumGetInt64(value);
+
+			part = hash_bytes((unsigned char *) &number, sizeof(number));
+		}
+		else
+		{
+			text	   *string = DatumGetTextPP(value);
+
+			part = hash_bytes((unsigned char *) VARDATA_ANY(string),
+							  VARSIZE_ANY_EXHDR(string));
+		}
+		hash = hash_combine(hash, part);
+	}
+	return hash;
+}
+
+/*
+ * Remember where the row in "slot" has been written.
+ */
+static void
+remember_write(IdemTable *table, TupleTableSlot *slot, bool heap_only)
+{
+	AttrNumber	first = idem_first_key_column(table);
+	uint32		hash = hash_key(table, &slot->tts_values[first - 1]);
+
+	idem_remember_write(table->rel, hash, &slot->tts_tid, heap_only);
 }
 
 static IndexScanDesc
@@ -321,13 +408,11 @@ begin_scan(IdemTable *table, const Datum *key, Snapshot snapshot)
 
 	for (int i = 0; i < nkeys; i++)
 	{
-		Oid			type = TupleDescAttr(RelationGetDescr(table->pkey),
-										 i)->atttypid;
-
 		ScanKeyEntryInitialize(&scankeys[i], 0, i + 1,
 							   BTEqualStrategyNumber, InvalidOid,
 							   C_COLLATION_OID,
-							   type == INT8OID ? F_INT8EQ : F_TEXTEQ,
+							   key_type(table, i) == INT8OID ?
+							   F_INT8EQ : F_TEXTEQ,
 							   key[pkey->indkey.values[i] - first]);
 	}
 
@@ -335,6 +420,15 @@ begin_scan(IdemTable *table, const Datum *key, Snapshot snapshot)
 						   SO_NONE);
 	index_rescan(scan, scankeys, nkeys, NULL, 0);
 	return scan;
+}
+
+/*
+ * The type of a column of the primary key, counted from 0 in its order.
+ */
+static Oid
+key_type(IdemTable *table, int i)
+{
+	return TupleDescAttr(RelationGetDescr(table->pkey), i)->atttypid;
 }
 
 /*
@@ -459,13 +553,11 @@ void
 idem_append(IdemTable *table, Datum *values, bool *nulls)
 {
 	TupleTableSlot *slot = make_slot(table, values, nulls);
-	ResultRelInfo *result_rel = open_indexes(table);
+	IdemIndexes *indexes = open_indexes(table);
 
 	table_tuple_insert(table->rel, slot, GetCurrentCommandId(true), 0, NULL);
 	IDEM_INJECTION_POINT("idem-append-heap");
-	(void) ExecInsertIndexTuples(result_rel, table->estate, 0, slot, NIL,
-								 NULL);
-	ResetPerTupleExprContext(table->estate);
+	idem_indexes_append(indexes, slot);
 	ExecDropSingleTupleTableSlot(slot);
 	CommandCounterIncrement();
 }
@@ -479,39 +571,26 @@ bool
 idem_insert(IdemTable *table, Datum *values, bool *nulls)
 {
 	TupleTableSlot *slot = make_slot(table, values, nulls);
-	ResultRelInfo *result_rel = open_indexes(table);
+	IdemIndexes *indexes = open_indexes(table);
 	TransactionId xid = GetCurrentTransactionId();
-	bool		conflict = false;
+	bool		inserted;
 	uint32		token;
 
 	token = SpeculativeInsertionLockAcquire(xid);
 	table_tuple_insert_speculative(table->rel, slot, GetCurrentCommandId(true),
 								   0, NULL, token);
 	IDEM_INJECTION_POINT("idem-insert-heap");
-	(void) ExecInsertIndexTuples(result_rel, table->estate,
-								 EIIT_NO_DUPE_ERROR, slot, table->arbiters,
-								 &conflict);
+	inserted = idem_indexes_insert(indexes, slot);
 	IDEM_INJECTION_POINT("idem-insert-index");
-	table_tuple_complete_speculative(table->rel, slot, token, !conflict);
+	table_tuple_complete_speculative(table->rel, slot, token, inserted);
 	SpeculativeInsertionLockRelease(xid);
 	IDEM_INJECTION_POINT("idem-inserted");
-	if (!conflict)
-		remember_insert(table, slot);
+	if (inserted)
+		remember_write(table, slot, false);
 
-	ResetPerTupleExprContext(table->estate);
 	ExecDropSingleTupleTableSlot(slot);
 	CommandCounterIncrement();
-	return !conflict;
-}
-
-static void
-remember_insert(IdemTable *table, TupleTableSlot *slot)
-{
-	last_insert.lxid = IdemLocalTransactionId();
-	last_insert.subxid = GetCurrentSubTransactionId();
-	last_insert.relation_changes = idem_relation_changes;
-	last_insert.relid = RelationGetRelid(table->rel);
-	last_insert.tid = slot->tts_tid;
+	return inserted;
 }
 
 /*
@@ -545,16 +624,14 @@ idem_update(IdemTable *table, Datum *values, bool *nulls, bool wait)
 								GetActiveSnapshot(), InvalidSnapshot, true,
 								&failure, &lockmode, &indexes);
 	IDEM_INJECTION_POINT("idem-update-heap");
-	if (result == TM_Ok && indexes != TU_None)
+	if (result == TM_Ok)
 	{
-		ResultRelInfo *result_rel = open_indexes(table);
+		bool		heap_only = (indexes == TU_None ||
+								 IdemOnlySummarizing(indexes));
 
-		(void) ExecInsertIndexTuples(result_rel, table->estate,
-									 IdemOnlySummarizing(indexes) ?
-									 EIIT_IS_UPDATE | EIIT_ONLY_SUMMARIZING :
-									 EIIT_IS_UPDATE,
-									 slot, NIL, NULL);
-		ResetPerTupleExprContext(table->estate);
+		if (indexes != TU_None)
+			idem_indexes_update(open_indexes(table), slot, heap_only);
+		remember_write(table, slot, heap_only);
 	}
 	ExecDropSingleTupleTableSlot(slot);
 	return finish_write(table, result);
@@ -705,67 +782,19 @@ sleep_on_holder(void *arg)
 
 /*
  * The table's indexes, opened for writing when a call first needs them.
- *
- * The arbiters are the unique indexes whose conflicts idem_insert() reports:
- * the primary key, and the twin that REINDEX CONCURRENTLY keeps beside it.
- * They are also the indexes whose columns no update of ours changes; for the
- * others the executor would have to know the updated columns from a plan.
  */
-static ResultRelInfo *
+static IdemIndexes *
 open_indexes(IdemTable *table)
 {
-	ResultRelInfo *result_rel;
-
-	if (table->result_rel != NULL)
-		return table->result_rel;
-
-	table->estate = CreateExecutorState();
-	result_rel = makeNode(ResultRelInfo);
-	InitResultRelInfo(result_rel, table->rel, 0, NULL, 0);
-	ExecOpenIndices(result_rel, false);
-	table->arbiters = NIL;
-	for (int i = 0; i < result_rel->ri_NumIndices; i++)
+	if (table->indexes == NULL)
 	{
-		Relation	index = result_rel->ri_IndexRelationDescs[i];
-		IndexInfo  *info = result_rel->ri_IndexRelationInfo[i];
-		bool		arbiter = is_arbiter(index, table->pkey);
+		MemoryContext old = MemoryContextSwitchTo(table->context);
 
-		if (arbiter)
-			table->arbiters = lappend_oid(table->arbiters,
-										  RelationGetRelid(index));
-		info->ii_CheckedUnchanged = true;
-		info->ii_IndexUnchanged = arbiter;
+		table->indexes = idem_indexes_open(table->id, table->rel,
+										   table->pkey);
+		MemoryContextSwitchTo(old);
 	}
-	table->result_rel = result_rel;
-	return result_rel;
-}
-
-/*
- * Does an index know two rows as equal if and only if the primary key does?
- * It has the same columns, in whatever order, and no collation that takes
- * different texts for equal.
- */
-static bool
-is_arbiter(Relation index, Relation pkey)
-{
-	Bitmapset  *columns = NULL;
-	Bitmapset  *pkey_columns = NULL;
-
-	if (RelationGetRelid(index) == RelationGetRelid(pkey))
-		return true;
-	if (!index->rd_index->indisunique || !index->rd_index->indimmediate)
-		return false;
-	for (int i = 0; i < index->rd_index->indnkeyatts; i++)
-	{
-		if (OidIsValid(index->rd_indcollation[i]) &&
-			!get_collation_isdeterministic(index->rd_indcollation[i]))
-			return false;
-		columns = bms_add_member(columns, index->rd_index->indkey.values[i]);
-	}
-	for (int i = 0; i < pkey->rd_index->indnkeyatts; i++)
-		pkey_columns = bms_add_member(pkey_columns,
-									  pkey->rd_index->indkey.values[i]);
-	return bms_equal(columns, pkey_columns);
+	return table->indexes;
 }
 
 /*

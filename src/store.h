@@ -12,7 +12,7 @@
 #include "access/sdir.h"
 #include "datatype/timestamp.h"
 #include "executor/tuptable.h"
-#include "nodes/execnodes.h"
+#include "indexes.h"
 #include "nodes/lockoptions.h"
 #include "relations.h"
 #include "storage/itemptr.h"
@@ -29,12 +29,12 @@
  */
 typedef struct IdemTable
 {
+	IdemRelationId id;
 	Relation	rel;
 	Relation	pkey;
 	int			ncolumns;		/* without dropped ones at the end */
-	EState	   *estate;			/* for result_rel */
-	ResultRelInfo *result_rel;	/* to maintain indexes; NULL until needed */
-	List	   *arbiters;		/* unique indexes on the primary key */
+	MemoryContext context;		/* what lives as long as the table is open */
+	IdemIndexes *indexes;		/* to be maintained; NULL until needed */
 	TupleTableSlot *row;
 	TupleTableSlot *locked;		/* for idem_update() without wait */
 	bool		row_is_own;

@@ -1,16 +1,43 @@
 /*-------------------------------------------------------------------------
  *
  * worker.h
- *		The background workers that clean up.
+ *		The background workers that clean up: their launcher, and themselves.
  *
  *-------------------------------------------------------------------------
  */
 #ifndef IDEMPOTENCY_WORKER_H
 #define IDEMPOTENCY_WORKER_H
 
+#include "cleanup.h"
 #include "nodes/pg_list.h"
+
+/*
+ * What is remembered of a database from one visit to the next.
+ */
+typedef struct IdemVisit
+{
+	Oid			database;
+	bool		work_left;
+	bool		failed[IDEM_NUM_CLEANUP_KINDS]; /* in this interval */
+	IdemCleanupPosition positions[IDEM_NUM_CLEANUP_KINDS];
+} IdemVisit;
+
+/*
+ * What the launcher and its worker have to tell each other, in shared memory.
+ * It needs no lock: there is one worker at a time, and the launcher writes
+ * before that starts and reads when it has ended.
+ */
+typedef struct IdemWorkerState
+{
+	bool		connected;		/* the launcher may see that any time later */
+	IdemVisit	visit;			/* the one that is going on */
+} IdemWorkerState;
+
+extern IdemWorkerState *idem_worker_state;
 
 extern void idem_register_launcher(void);
 extern bool idem_is_listed(const List *names, const char *database);
+extern void idem_begin_worker(void);
+extern void idem_leave_if_told(int exit_code);
 
 #endif							/* IDEMPOTENCY_WORKER_H */

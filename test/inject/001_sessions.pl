@@ -206,7 +206,7 @@ my @cases = map { my $kind = $_->[0]; map { [ $kind, $_ ] } @$_[ 1 .. $#$_ ] } (
 	[ 'claim', qw(found claim-drawn insert-heap insert-index inserted found-latest update-heap) ],
 	[ 'takeover', qw(found claim-drawn update-locked update-heap) ],
 	[ 'expired', qw(update-locked update-heap) ],
-	[ 'wait', qw(wait-begins wait-ends) ],
+	[ 'wait', qw(found-pending wait-begins wait-ends) ],
 	[ 'finish', qw(found-latest update-heap) ],
 	[ 'run', qw(run-claimed run-handled) ],
 	[ 'once', qw(found insert-heap insert-index inserted) ],
@@ -226,7 +226,7 @@ my @cases = map { my $kind = $_->[0]; map { [ $kind, $_ ] } @$_[ 1 .. $#$_ ] } (
 	[ 'erase', qw(found-latest update-heap) ]);
 
 my %stopped_at = map { $_->[1] => 1 } @cases;
-is_deeply([ sort keys %stopped_at ], [ injection_points(grep { !/worker|shared_memory/ } glob('src/*.c')) ],
+is_deeply([ sort keys %stopped_at ], [ injection_points(grep { !/launcher|worker|shared_memory/ } glob('src/*.c')) ],
 	'sessions stop at every point that there is');
 
 sub sql
@@ -281,13 +281,13 @@ sub meet
 	$victim->send($call);
 
 	# What is waited for ends when the victim sleeps, unless it stops before.
-	if ($kind eq 'wait' && !($place eq 'wait-begins' && $fate ne 'caught'))
+	if ($kind eq 'wait' && !($place ne 'wait-ends' && $fate ne 'caught'))
 	{
 		wait_for_block($node, $victim->pid);
 		$holder->run('ROLLBACK');
 	}
 	until_waiting_at($point, $victim->pid) unless $errs;
-	if ($kind eq 'wait' && $place eq 'wait-begins' && $fate ne 'caught')
+	if ($kind eq 'wait' && $place ne 'wait-ends' && $fate ne 'caught')
 	{
 		$answer = $victim->result if $errs;
 		$holder->run('ROLLBACK');
@@ -368,29 +368,46 @@ foreach my $case (@cases)
 sub overtaken
 {
 	my ($call, $other, $answer, $title) = @_;
+
+	return overtaken_at('idem-found', $call, sub { sql("SELECT FROM $other") }, $answer, $title);
+}
+
+sub overtaken_at
+{
+	my ($point, $call, $other, $answer, $title) = @_;
 	my $session = session($node);
 
-	sql("SELECT injection_points_attach('idem-found', 'wait')");
-	$session->send("SELECT * FROM $call");
-	until_waiting_at('idem-found', $session->pid);
-	sql("SELECT injection_points_detach('idem-found')");
-	sql("SELECT FROM $other");
-	sql("SELECT injection_points_wakeup('idem-found')");
+	sql("SELECT injection_points_attach('$point', 'wait')");
+	$session->send("SELECT $call");
+	until_waiting_at($point, $session->pid);
+	sql("SELECT injection_points_detach('$point')");
+	$other->();
+	sql("SELECT injection_points_wakeup('$point')");
 	is($session->result, $answer, $title);
 	return $session->quit;
 }
 
 # A counter and a state that belong together
 sql("SELECT FROM idem_set('ann', 'post', 'answer', 'like', true, 10)");
-overtaken("idem_set('ann', 'post', 'answer', 'like', true, 5)",
+overtaken("* FROM idem_set('ann', 'post', 'answer', 'like', true, 5)",
 	"idem_set('ann', 'post', 'answer', 'like', false, 20)",
 	'f|20|f', 'a stale call that is overtaken answers from one snapshot');
 
 # A sequence number and a version that belong together
 sql("SELECT FROM idem_try_append('answer', 'c', 1)");
-overtaken("idem_try_append('answer', 'c', 3, 1, 0)",
+overtaken("* FROM idem_try_append('answer', 'c', 3, 1, 0)",
 	"idem_try_append('answer', 'c', 2)",
 	'version_conflict|2|2', 'a refused append that is overtaken looks again');
+
+# A record that is there all the time: the new version was come by before it was
+# committed, the old one after that.
+sql("SELECT do_claim('answer-0123456789')");
+my $writer = session($node);
+$writer->run("BEGIN; UPDATE idem_keys SET expires_at = expires_at + '1 hour' WHERE key = 'answer-0123456789'");
+overtaken_at('idem-found-pending', "outcome FROM idem_claim('shop', 'answer-0123456789')",
+	sub { $writer->run('COMMIT') },
+	'replay', 'a record is not taken for one that is being inserted');
+$writer->quit;
 
 $node->command_ok(
 	[ 'pg_amcheck', '--install-missing', '--heapallindexed', '--rootdescend', 'postgres' ],

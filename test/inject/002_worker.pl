@@ -94,7 +94,7 @@ my @points = (
 	[ 'launcher', 'launcher-wait' ]);
 
 my %stopped_at = map { $_->[1] => 1 } @points;
-is_deeply([ grep { !$stopped_at{$_} } injection_points('src/worker.c', 'src/cleanup.c') ], [],
+is_deeply([ grep { !$stopped_at{$_} } injection_points('src/launcher.c', 'src/worker.c', 'src/cleanup.c') ], [],
 	'workers stop at every point of theirs');
 
 foreach my $point (@points)

@@ -326,7 +326,7 @@ SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('other scope',
 --
 -- Waiting: there is nobody to wait for here, and nobody waits for a lease
 --
-SET LOCAL statement_timeout = '10s';
+SET LOCAL statement_timeout = '1min';
 SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
 		'key-of-live-claim', wait => '1 day')$$) ->> 'outcome',
 	'in_progress', 'a claim never waits for a lease');

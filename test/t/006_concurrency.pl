@@ -424,10 +424,19 @@ SELECT mixed_claim(:slot) AS token \gset
 SELECT mixed_end(:slot, :token, :what);
 \endif
 PGBENCH
-$transactions = finish_pgbench(start_pgbench($node, 'postgres',
-		{ map { $_ => $slot . $scripts{$_} } keys %scripts },
-		'-c', '24', '-j', '2', '-T', '5'));
-cmp_ok($transactions, '>', 100, 'mixed: no error, no wrong answer');
+# Where that is too little on a busy machine, there are more rounds.
+my $mixed = "SELECT count(*), count(*) FILTER (WHERE attempt > 1), count(DISTINCT key),
+	(SELECT count(*) FROM orders WHERE key LIKE 'mixed-%') FROM claims";
+my ($claims, $takeovers, $keys, $orders) = (0, 0, 0, 0);
+foreach my $round (1 .. 20)
+{
+	$transactions = finish_pgbench(start_pgbench($node, 'postgres',
+			{ map { $_ => $slot . $scripts{$_} } keys %scripts },
+			'-c', '24', '-j', '2', '-T', '5'));
+	($claims, $takeovers, $keys, $orders) = split /\|/, $node->safe_psql('postgres', $mixed);
+	last if $transactions < 0 || $takeovers > 20 && $orders > 20;
+}
+cmp_ok($transactions, '>', 0, 'mixed: no error, no wrong answer');
 is( $node->safe_psql('postgres',
 		"SELECT o.key, o.token, k.key, k.claim_token, k.state
 		 FROM (SELECT * FROM orders WHERE key LIKE 'mixed-%') AS o
@@ -451,10 +460,6 @@ is( $node->safe_psql('postgres',
 				WHERE c.key = k.key AND c.token = k.claim_token AND c.attempt = k.attempt)"),
 	'0', 'mixed: every record belongs to a claim that was granted');
 
-my $mix = $node->safe_psql('postgres',
-	"SELECT count(*), count(*) FILTER (WHERE attempt > 1), count(DISTINCT key),
-		(SELECT count(*) FROM orders WHERE key LIKE 'mixed-%') FROM claims");
-my ($claims, $takeovers, $keys, $orders) = split /\|/, $mix;
 note("$transactions transactions, $claims claims of $keys keys, $takeovers of them takeovers, $orders orders");
 cmp_ok($takeovers, '>', 20, 'mixed: with many takeovers');
 cmp_ok($orders, '>', 20, 'mixed: and many orders');

@@ -146,10 +146,15 @@ no_passes();
 $node->safe_psql($_, $expire) foreach 'one', 'three';
 my $holder = session($node);
 $holder->run('BEGIN; ALTER DATABASE one RENAME TO renamed');
+$offset = -s $node->logfile;
 passes();
 eventually($node, 'three', $cleaned, 'locked-database: other databases are cleaned');
 $node->safe_psql('three', $expire);
 eventually($node, 'three', $cleaned, 'locked-database: again, so in every pass');
+like(slurp_file($node->logfile, $offset),
+	qr/idempotency launcher 55000 LOG:  a cleanup worker of extension "idempotency" could not connect to database "one"/,
+	'locked-database: the log says which');
+is_deeply(in_log(qr/(?:ERROR|FATAL): .*/, $offset), [], 'locked-database: that is no error');
 $holder->run('ROLLBACK');
 $holder->quit;
 eventually($node, 'one', $cleaned, 'locked-database: and this one afterwards');
@@ -209,6 +214,28 @@ until ($node->safe_psql('one', 'SELECT count(*) FROM idem_keys') eq '0')
 cmp_ok(scalar keys %workers, '>', 1, 'altered-table-is-logged-once: several visits');
 is(scalar @{ in_log(qr/ERROR: .*/, $offset) }, 1, 'altered-table-is-logged-once: in an interval');
 configure($node, 'idempotency.cleanup_batch_size' => 10000);
+
+# Anybody's DROP DATABASE wakes all processes.  That begins no interval.
+sub passes_in_two
+{
+	return $node->safe_psql('two', 'SELECT cleanup_passes FROM idem_stats WHERE datname = current_database()');
+}
+
+no_passes();
+$offset = -s $node->logfile;
+my $before = passes_in_two();
+one_pass();
+$node->poll_query_until('two', "SELECT cleanup_passes > $before FROM idem_stats WHERE datname = current_database()")
+  or die 'no pass';
+foreach (1 .. 4)
+{
+	$node->safe_psql('postgres', 'CREATE DATABASE short_lived');
+	$node->safe_psql('postgres', 'DROP DATABASE short_lived');
+}
+no_passes();
+is(passes_in_two(), $before + 1, 'latch-begins-no-pass: one in an interval');
+is(scalar @{ in_log(qr/ERROR: .*/, $offset) }, 1, 'latch-begins-no-pass: nor is a failed table tried again');
+one_pass();
 
 $node->safe_psql('one', 'DROP TRIGGER spy ON idem_tokens');
 $offset = -s $node->logfile;

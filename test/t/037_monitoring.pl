@@ -72,7 +72,9 @@ sub metrics
 		$database);
 }
 
-my $hostile = "say \"hi\" \\n back\\slash,x=\"1\"} 1\nnew # EOF line";
+# From 19 on no name of a database has a line feed.
+my $line_feed = sqlstate_of($node, "CREATE DATABASE \"a\nb\"") eq '00000' ? "\n" : ' ';
+my $hostile = "say \"hi\" \\n back\\slash,x=\"1\"} 1${line_feed}new # EOF line";
 my $quoted = $hostile =~ s/"/""/gr;
 
 $node->safe_psql('postgres', qq(CREATE DATABASE "$quoted"));
@@ -427,12 +429,14 @@ $node->safe_psql($database, 'VACUUM idem_outbox');
 
 $node->safe_psql($database, "DELETE FROM idem_tokens WHERE token <> ALL (SELECT 'old' || i FROM generate_series(1, 100) AS i);
 	VACUUM idem_tokens");
+my $since = 'SELECT extract(epoch FROM clock_timestamp() - min(expires_at)) FROM idem_tokens';
+my $before = $node->safe_psql($database, $since);
 $samples = metrics($node, $database);
 is($samples->{'idempotency_records{"state": "expired", "table": "idem_tokens"}'}{value}, 100, 'rows behind 150000 dead ones are found');
-# They expired within the second before the insertion, some seconds ago.
-my $since = $node->safe_psql($database, 'SELECT extract(epoch FROM clock_timestamp() - min(expires_at)) FROM idem_tokens');
+my $after = $node->safe_psql($database, $since);
 $lag = $samples->{'idempotency_cleanup_lag_seconds{"table": "idem_tokens"}'}{value};
-ok($lag > 0 && $lag <= $since && $lag > $since - 5, "and so is their lag: $lag, really $since");
+# Dead ones may hide which is the oldest of a second.
+ok($lag > $before - 1 && $lag <= $after, "and so is their lag: $lag, really between $before and $after");
 like((health('cleanup_lag'))[1], qr/estimated/, 'which is called an estimate');
 $node->safe_psql($database, 'DELETE FROM idem_tokens');
 $samples = metrics($node, $database);
