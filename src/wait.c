@@ -86,7 +86,7 @@ sleep_with_timeout(IdemSleep sleep, void *arg, int timeout)
 		IDEM_INJECTION_POINT("idem-wait-begins");
 		sleep(arg);
 		IDEM_INJECTION_POINT("idem-wait-ends");
-		CHECK_FOR_INTERRUPTS(); /* the limit may have come at the last moment */
+		CHECK_FOR_INTERRUPTS(); /* the limit may have come with the lock */
 		AtEOXact_GUC(true, nest);
 		ReleaseCurrentSubTransaction();
 	}
