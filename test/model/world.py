@@ -26,9 +26,7 @@ from store import (MARGIN, SECOND, Ambiguous, Moment, Refused, Time,
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 MICROSECOND = timedelta(microseconds=1)
-PATIENCE = 10                   # seconds; then a call counts as hanging
-DEADLOCK_MS = 10
-BEYOND_DEADLOCK = 0.06          # seconds after which a waiter has looked
+PATIENCE = 30                   # seconds; then a call counts as hanging
 TWIN = 9500                     # how long an append looks, microseconds
 LIMIT_MS = 4                    # of a wait that is meant to time out
 
@@ -63,9 +61,9 @@ class Session:
     def connect(self):
         self.connection = psycopg2.connect(
             '', application_name='model ' + self.name, async_=1, options=(
-                '-c timezone=UTC -c deadlock_timeout=%d '
+                '-c timezone=UTC -c deadlock_timeout=1h '
                 '-c idempotency.outbox_max_attempts=3 '
-                '-c idempotency.max_action_id_lead=1h' % DEADLOCK_MS))
+                '-c idempotency.max_action_id_lead=1h'))
         self.poll(PATIENCE)
         self.cursor = self.connection.cursor()
         self.pid = self.connection.get_backend_pid()
@@ -436,8 +434,9 @@ class World:
             return False
         if wait and limit:
             self.check(session.run('SET %s = %d' % (limit, LIMIT_MS)))
+        # Only who closes the circle looks for one.
         if wait and deadlock:
-            time.sleep(BEYOND_DEADLOCK)
+            self.check(session.run('SET LOCAL deadlock_timeout = 1'))
         session.send(call.text)
         if wait is None:
             self.receive(call, call.expected)
