@@ -257,14 +257,15 @@ my $round = 0;
 my (%told, @wrong);
 my %met = (done => 0, seen => 0, prepared => 0, open => 0);
 
-while ((time() - $began < 12 || $round < 5) && $round < 40 && !@wrong)
+while ((time() - $began < 12 || $round < 5 || grep { $_ == 0 } values %met) && $round < 40 && !@wrong)
 {
 	my @clients;
 	my $how;
 
 	$round++;
 	@clients = start_clients($node, 'client', 8, map { sprintf('random-round-%03d-%04d', $round, $_) } 1 .. 600);
-	sleep(0.05 + rand(0.25));
+	until_busy($node, 20, $round);
+	sleep(rand(0.25));
 	if (rand() < 0.3)
 	{
 		$how = 'immediate stop';

@@ -76,13 +76,17 @@ foreach my $round (1 .. $rounds)
 	my @clients = start_clients($primary, "r${round}_before_", 8, @keys);
 	my $how;
 
-	sleep(0.3 + rand(0.4));
+	until_busy($primary, 150, $round);
+	sleep(rand(0.3));
 	if (!$synchronous)
 	{
-		# What is told from now on is lost.
+		# What is told from now on is lost, to one more client at least.
+		my @late = map { sprintf('random-round-%03d-%04d', $round, $_) } 601 .. 630;
+
 		$how = 'asynchronous standby';
 		$standby->stop;
-		sleep(0.1 + rand(0.3));
+		push @wrong, finish_clients(\%told, \%met, start_clients($primary, "r${round}_late_", 1, @late));
+		push @keys, @late;
 		$primary->stop('immediate');
 		$standby->start;
 		$standby->promote;

@@ -14,7 +14,7 @@ use IPC::Run;
 use List::Util qw(shuffle);
 use PostgreSQL::Test::Utils;
 
-our @EXPORT = qw($client_schema start_clients finish_clients end_prepared
+our @EXPORT = qw($client_schema start_clients until_busy finish_clients end_prepared
   broken_promises retry_all);
 
 our $client_schema = <<'SQL';
@@ -116,6 +116,17 @@ sub start_clients
 		push @clients, \%client;
 	}
 	return @clients;
+}
+
+# until_busy(NODE, COUNT, ROUND): until so many of the keys of a round are there.
+sub until_busy
+{
+	my ($node, $count, $round) = @_;
+
+	$node->poll_query_until('postgres',
+		sprintf("SELECT count(*) >= %d FROM idem_keys WHERE key LIKE 'random-round-%03d-%%'", $count, $round))
+	  or die 'the clients do nothing';
+	return;
 }
 
 # finish_clients(TOLD, MET, CLIENT ...): wait for their ends.  Adds to TOLD{KEY}
