@@ -76,7 +76,7 @@ COMMENT ON FUNCTION @extschema@.idem_check_grantee(regrole) IS
 
 CREATE FUNCTION @extschema@.idem_execute_grant(statement text)
 RETURNS void
-LANGUAGE c VOLATILE PARALLEL UNSAFE
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_execute_grant(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_execute_grant(text) TO pg_database_owner WITH GRANT OPTION;
