@@ -111,6 +111,25 @@ sub check_restored
 	return;
 }
 
+# What users make of the functions and of what they return.
+my $users = <<'SQL';
+CREATE SCHEMA users;
+CREATE TABLE users.seen (claim idem_claim_result, records idem_lookup_result[], action idem_action_result);
+INSERT INTO users.seen (records, action) VALUES (ARRAY[idem_lookup('shop', 'live-000000000000001')], (true, 1, true));
+UPDATE users.seen SET claim.outcome = 'new', claim.attempt = 1;
+CREATE VIEW users.record AS SELECT l, l.state FROM idem_lookup('shop', 'live-000000000000001') AS l;
+CREATE VIEW users.records AS SELECT idem_lookup('shop', key) AS record, t.* FROM users.seen,
+	(VALUES ('live-000000000000001')) AS k (key), LATERAL idem_once_many('users', ARRAY[key]) AS t (token);
+CREATE FUNCTION users.claim(key text) RETURNS idem_claim_result LANGUAGE sql RETURN idem_claim('users', key);
+CREATE FUNCTION users.append() RETURNS SETOF idem_append_result LANGUAGE sql
+	BEGIN ATOMIC SELECT * FROM idem_try_append('users', 'c', 1); END;
+SQL
+my $users_answers = "BEGIN; SELECT (claim).outcome, (records[1]).state, (action).processed FROM users.seen;
+	SELECT (l).state, state FROM users.record;
+	SELECT (record).state, token FROM users.records;
+	SELECT outcome FROM users.claim('key-of-users-000002'); SELECT outcome FROM users.append(); ROLLBACK";
+my $users_expected = "new|started|t\ncompleted|completed\ncompleted|live-000000000000001\nnew\nappended";
+
 sub restore_plain
 {
 	my ($database, $file) = @_;
@@ -135,6 +154,7 @@ foreach my $schema ('public', '"Idem Potency"')
 	$node->safe_psql($source, $keys_and_actions->{fill});
 	is($node->safe_psql($source, $keys_and_actions->{brief}), $keys_and_actions->{expected}, "$name schema: before");
 	is(privileges($source, $schema), $expected_privileges, "$name schema: privileges before");
+	$node->safe_psql($source, $users);
 
 	my $max_token = $node->safe_psql($source,
 		'SELECT last_value FROM idem_claim_tokens');
@@ -159,6 +179,8 @@ foreach my $schema ('public', '"Idem Potency"')
 	is( $node->safe_psql("${name}_plain",
 			"SELECT outcome FROM idem_claim('shop', 'uncommitted-00000001')"),
 		'new', "$name schema: what was not committed is not there");
+	is($node->safe_psql("${name}_plain", $users_answers), $users_expected,
+		"$name schema, script: tables, views and functions of the users");
 
 	create_database("${name}_archive", $schema);
 	$node->command_ok(
@@ -168,6 +190,8 @@ foreach my $schema ('public', '"Idem Potency"')
 		],
 		"$name schema: archive restored without an error");
 	check_restored("$name schema, archive", "${name}_archive", $schema, $source, $max_token);
+	is($node->safe_psql("${name}_archive", $users_answers), $users_expected,
+		"$name schema, archive: tables, views and functions of the users");
 }
 
 #
@@ -180,7 +204,7 @@ create_database('moved', 'elsewhere');
 $node->safe_psql('moved',
 	"CREATE SCHEMA elsewhere; CREATE EXTENSION idempotency SCHEMA elsewhere; SELECT idem_grant('app')");
 $node->command_ok(
-	[ 'pg_dump', '--data-only', '-f', "$dumps/data.sql", $node->connstr('usual_source') ],
+	[ 'pg_dump', '--data-only', '-N', 'users', '-f', "$dumps/data.sql", $node->connstr('usual_source') ],
 	'moved: dump the data');
 
 my $data = slurp_file("$dumps/data.sql");
