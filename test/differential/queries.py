@@ -181,7 +181,8 @@ class Builder:
             names = '(v)'
         return Source('%s AS %s %s' % (sql, alias, names), alias,
                       [Column('%s.%s' % (alias, n), t, steady)
-                       for n, t, steady in columns], shown)
+                       for n, t, steady in columns
+                       if steady or function.is_shown], shown)
 
     def source(self, outer, depth):
         way = self.rng.random()
