@@ -100,7 +100,9 @@ SET plan_cache_mode = force_generic_plan;
 EXECUTE advance(1);
 EXECUTE advance(2);
 DROP EXTENSION idempotency;
+\set VERBOSITY terse
 EXECUTE advance(3);
+\set VERBOSITY default
 CREATE EXTENSION idempotency;
 EXECUTE advance(1);
 DEALLOCATE advance;
@@ -109,6 +111,7 @@ RESET plan_cache_mode;
 -- Whatever its owner does to a type: an error, until it is undone.
 \set VERBOSITY default
 \set SHOW_CONTEXT never
+CREATE FUNCTION echo(jsonb) RETURNS jsonb LANGUAGE sql RETURN $1;
 CREATE FUNCTION pg_temp.after(alteration text, call text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	answer text;
@@ -134,7 +137,7 @@ SELECT format(alteration, type, col), pg_temp.after(format(alteration, type, col
 	('idem_action_result', 'is_active', 'idem_set(''u'', ''e'', ''2'', ''a'', true, 1)'),
 	('idem_action_result', 'is_active', 'idem_toggle(''u'', ''e'', ''2'', ''a'', 1)'),
 	('idem_append_result', 'version', 'idem_try_append(''a'', ''c'', 1)'),
-	('idem_run_result', 'response_status', 'idem_run(''row'', ''key-0000000000000002'', ''pg_catalog.jsonb_strip_nulls(jsonb)'', ''{}'')'),
+	('idem_run_result', 'response_status', 'idem_run(''row'', ''key-0000000000000002'', ''echo(jsonb)'', ''{}'')'),
 	('idem_cleanup_result', 'keys_deleted', 'idem_cleanup()')) AS f (type, col, call)
 	CROSS JOIN (VALUES ('ALTER TYPE %s ADD ATTRIBUTE more int'), ('ALTER TYPE %1$s DROP ATTRIBUTE %2$s'), ('ALTER TYPE %1$s ALTER ATTRIBUTE %2$s TYPE bytea')) AS a (alteration)
 	ORDER BY type COLLATE "C", call COLLATE "C", alteration COLLATE "C";
@@ -149,3 +152,4 @@ BEGIN;
 ALTER TYPE idem_advance_result RENAME ATTRIBUTE last_action_id TO renamed;
 SELECT * FROM idem_try_advance('u', 'e', '1', 3);
 ROLLBACK;
+DROP FUNCTION echo;
