@@ -15,17 +15,18 @@
 #include "commands/extension.h"
 #include "executor/spi.h"
 #include "fmgr.h"
+#include "miscadmin.h"
 #include "nodes/parsenodes.h"
 #include "tcop/tcopprot.h"
+#include "tcop/utility.h"
 #include "utils/builtins.h"
-
-#include "idempotency.h"
 
 /*
  * idem_execute_grant(statement) -> void
  *
  * Run a GRANT or REVOKE with the rights of the current user.  Raises 42601 for
- * any other statement, 22004 for NULL.
+ * any other statement, 25006 where nothing can be written.  NULL stands for
+ * none.
  *
  * Within the install script, the server notes what an extension's objects are
  * granted from the start (pg_init_privs), and pg_dump leaves that out.  What
@@ -38,10 +39,18 @@ PG_FUNCTION_INFO_V1(idem_execute_grant);
 Datum
 idem_execute_grant(PG_FUNCTION_ARGS)
 {
-	char	   *statement = TextDatumGetCString(idem_required_arg(fcinfo, 0, "statement"));
-	List	   *parsed = pg_parse_query(statement);
 	bool		in_script = creating_extension;
+	char	   *statement;
+	List	   *parsed;
 
+	/* With nothing to do, either. */
+	PreventCommandIfReadOnly("an idempotency function that writes");
+	PreventCommandDuringRecovery("an idempotency function that writes");
+	if (PG_ARGISNULL(0))
+		PG_RETURN_VOID();
+
+	statement = text_to_cstring(PG_GETARG_TEXT_PP(0));
+	parsed = pg_parse_query(statement);
 	if (list_length(parsed) != 1 ||
 		!IsA(linitial_node(RawStmt, parsed)->stmt, GrantStmt))
 		ereport(ERROR,

@@ -81,7 +81,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_execute_grant(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_execute_grant(text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_execute_grant(text) IS
-'Runs a GRANT or REVOKE with the caller''s rights, for idem_grant and idem_revoke. Raises 42601 for any other statement.';
+'Runs a GRANT or REVOKE with the caller''s rights, for idem_grant and idem_revoke; NULL: none. Raises 42601 for any other statement.';
 
 -- What follows may be called by a superuser, or runs with the rights of one,
 -- in a schema that may belong to another role.  Hence the bodies are parsed
@@ -117,24 +117,22 @@ LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	SELECT @extschema@.idem_check_grantee($1);
-	SELECT @extschema@.idem_execute_grant(pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s',
-			pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1))
+	SELECT @extschema@.idem_execute_grant(CASE WHEN pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8
+			THEN pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s', pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1) END)
 		FROM @extschema@.idem_application_functions() AS f
 		JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
 		CROSS JOIN LATERAL pg_catalog.aclexplode(p.proacl) AS a
 		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
 			AND a.grantor OPERATOR(pg_catalog.=) p.proowner
-			AND NOT a.is_grantable
-		HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8;
-	SELECT @extschema@.idem_execute_grant(pg_catalog.format('REVOKE USAGE ON TYPE %s FROM %s',
-			pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1))
+			AND NOT a.is_grantable;
+	SELECT @extschema@.idem_execute_grant(CASE WHEN pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8
+			THEN pg_catalog.format('REVOKE USAGE ON TYPE %s FROM %s', pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1) END)
 		FROM @extschema@.idem_application_types() AS f
 		JOIN pg_catalog.pg_type AS t ON t.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
 		CROSS JOIN LATERAL pg_catalog.aclexplode(t.typacl) AS a
 		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
 			AND a.grantor OPERATOR(pg_catalog.=) t.typowner
-			AND NOT a.is_grantable
-		HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8;
+			AND NOT a.is_grantable;
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_revoke_as_owner(regrole) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_revoke_as_owner(regrole) TO pg_database_owner WITH GRANT OPTION;
@@ -185,24 +183,22 @@ SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	SELECT @extschema@.idem_check_grantee($1);
 	-- What the caller has granted without our help, too.
-	SELECT @extschema@.idem_execute_grant(pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s',
-			pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1))
+	SELECT @extschema@.idem_execute_grant(CASE WHEN pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8
+			THEN pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s', pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1) END)
 		FROM @extschema@.idem_application_functions() AS f
 		JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
 		CROSS JOIN LATERAL pg_catalog.aclexplode(p.proacl) AS a
 		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
 			AND a.grantor OPERATOR(pg_catalog.<>) p.proowner
-			AND pg_catalog.pg_has_role(a.grantor, 'USAGE')
-		HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8;
-	SELECT @extschema@.idem_execute_grant(pg_catalog.format('REVOKE USAGE ON TYPE %s FROM %s',
-			pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1))
+			AND pg_catalog.pg_has_role(a.grantor, 'USAGE');
+	SELECT @extschema@.idem_execute_grant(CASE WHEN pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8
+			THEN pg_catalog.format('REVOKE USAGE ON TYPE %s FROM %s', pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1) END)
 		FROM @extschema@.idem_application_types() AS f
 		JOIN pg_catalog.pg_type AS t ON t.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
 		CROSS JOIN LATERAL pg_catalog.aclexplode(t.typacl) AS a
 		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
 			AND a.grantor OPERATOR(pg_catalog.<>) t.typowner
-			AND pg_catalog.pg_has_role(a.grantor, 'USAGE')
-		HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8;
+			AND pg_catalog.pg_has_role(a.grantor, 'USAGE');
 	SELECT @extschema@.idem_revoke_as_owner($1);
 	SELECT @extschema@.idem_warn_of_rest($1,
 			pg_catalog.bool_or(pg_catalog.has_function_privilege($1::pg_catalog.oid, f::pg_catalog.oid, 'EXECUTE')))
