@@ -218,7 +218,7 @@ SELECT pg_temp.words(s || ' ' || t) FROM unnest('{idem_keys,idem_action_versions
 	unnest('{SELECT * FROM,SELECT 1 FROM,EXPLAIN SELECT * FROM,EXPLAIN DELETE FROM,TABLE}'::text[]) AS s WHERE s !~ 'DELETE' OR t <> 'idem_stats'
 	EXCEPT SELECT '42501 | permission denied for table ' || t FROM unnest('{idem_keys,idem_action_versions,idem_user_actions,idem_aggregates,idem_client_sequences,idem_tokens,idem_outbox}'::text[]) AS t
 	EXCEPT SELECT '42501 | permission denied for view idem_stats';
-SELECT pg_temp.words('SELECT ' || f) FROM unnest('{idem_metrics(),idem_health(),idem_stuck(),idem_stats_data(),idem_stats_reset(),idem_monitoring_data(),idem_table_stats(),idem_worker_absence(),idem_vacuum_holder(),idem_cleanup()}'::text[]) AS f;
+SELECT pg_temp.words('SELECT ' || f) FROM unnest('{idem_metrics(),idem_health(),idem_stuck(),idem_stats_data(),idem_stats_reset(),idem_monitoring_data(),idem_sample_data(''keys''),idem_clock_evidence(),idem_table_stats(),idem_worker_absence(),idem_vacuum_holder(),idem_cleanup()}'::text[]) AS f;
 -- One of another key's holder: what is told of the key is that it is held.
 SELECT pg_temp.words('SELECT idem_complete(''s'', ''hostile-secret-01'', 200, claim_token => 1)'), pg_temp.words('SELECT idem_release(''s'', ''hostile-secret-01'', 1)');
 SELECT outcome, claim_token, response_status, response_body, expires_at FROM idem_claim('s', 'hostile-secret-01', 'guess');

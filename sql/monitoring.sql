@@ -183,6 +183,32 @@ SELECT status, detail FROM health('clock');
 ROLLBACK;
 
 --
+-- Times from a dump may be infinite: what has been due since ever is late, what
+-- is due never is not, and neither tells anything of the clock.
+--
+BEGIN;
+SELECT outcome FROM generate_series(1, 4) AS i, idem_claim('monitoring', 'infinite-000000000' || i, lease => '0');
+UPDATE idem_keys SET expires_at = 'infinity', lease_expires_at = '-infinity', created_at = 'infinity' WHERE key LIKE 'infinite%1';
+UPDATE idem_keys SET expires_at = 'infinity', lease_expires_at = 'infinity', created_at = '-infinity' WHERE key LIKE 'infinite%2';
+UPDATE idem_keys SET expires_at = '-infinity' WHERE key LIKE 'infinite%3';
+UPDATE idem_keys SET expires_at = 'infinity', lease_expires_at = clock_timestamp() - interval '6 h' WHERE key LIKE 'infinite%4';
+SELECT count(idem_publish('monitoring', to_jsonb(i))) FROM generate_series(1, 4) AS i;
+UPDATE idem_outbox SET created_at = 'infinity', available_at = '-infinity' WHERE payload = '1';
+UPDATE idem_outbox SET created_at = '-infinity', available_at = 'infinity' WHERE payload = '2';
+UPDATE idem_outbox SET state = 'acked', acked_at = '-infinity' WHERE payload = '3';
+UPDATE idem_outbox SET state = 'acked', acked_at = 'infinity' WHERE payload = '4';
+SELECT key, date_trunc('hour', age), lease_expires_at = '-infinity' FROM idem_stuck();
+SELECT count(*) FROM idem_stuck('0');
+SELECT check_name, status, CASE WHEN check_name IN ('cleanup_lag', 'outbox_oldest', 'stuck_leases') THEN value END AS value, detail
+FROM idem_health() WHERE check_name NOT IN ('worker', 'bloat');
+SELECT samples FROM samples('(cleanup_lag|outbox_oldest_age)_seconds');
+SELECT samples('outbox_messages');
+SELECT * FROM idem_cleanup();
+SELECT samples FROM samples('cleanup_lag_seconds');
+SELECT count(*) FROM idem_health();
+ROLLBACK;
+
+--
 -- All checks, in order.  With nothing to complain about; and switched off.
 --
 SELECT check_name, status, threshold FROM idem_health();

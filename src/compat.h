@@ -35,6 +35,8 @@
 #if PG_VERSION_NUM < 190000
 #define BGWORKER_INTERRUPTIBLE	0
 #define SO_NONE			0
+#define table_beginscan_tidrange(relation, snapshot, first, last, flags) \
+	table_beginscan_tidrange(relation, snapshot, first, last)
 #define table_index_fetch_begin(relation, flags) \
 	table_index_fetch_begin(relation)
 #define table_tuple_update(relation, tid, slot, cid, options, snapshot, \

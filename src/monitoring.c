@@ -4,11 +4,17 @@
  *		What idem_metrics(), idem_health() and idem_stuck() cannot do in SQL.
  *
  * Expired records and messages are counted through the indexes that the
- * cleanup and the relays use, with all row versions that are still there.  An
- * old snapshot can keep vacuum from removing millions of dead ones, all of
- * them at the beginning of the index, and SQL can bound only how many rows it
- * sees, not how many it passes.  Here a count ends after MAX_ENTRIES entries
- * of an index, dead or not, and says that it is not complete.
+ * cleanup and the relays use, with all entries that are still there.  An old
+ * snapshot can keep vacuum from removing millions of dead ones, all of them at
+ * the beginning of the index.  So a call looks at MAX_ENTRIES of all indexes
+ * together, dead or not, by turns; a count that has not come to its end then
+ * says that it is not complete.  Where nothing but dead entries was found, some
+ * PROBE_ENTRIES * MAX_PROBES more are looked at.
+ *
+ * What no index tells is estimated from a sample of a table's pages.
+ *
+ * Times from a dump may be infinite.  Minus infinity is due for an infinite
+ * time; of the clock, neither tells anything.
  *
  * Nothing here writes, locks more than AccessShareLock, or waits; all of it
  * works on a hot standby.
@@ -23,6 +29,7 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/float.h"
 #include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
@@ -31,18 +38,31 @@
 #include "utils/varlena.h"
 
 #include "compat.h"
+#include "bounded_scan.h"
 #include "cleanup.h"
 #include "idempotency.h"
 #include "key_record.h"
 #include "outbox.h"
 #include "settings.h"
+#include "stats.h"
 #include "store.h"
 #include "worker.h"
 
-/* How many entries of an index are looked at, at most; and by a probe. */
-#define MAX_ENTRIES		100000
-#define PROBE_ENTRIES	1000
+/* How many entries are looked at in all; and of an index, in turn. */
+#define MAX_ENTRIES		50000
+#define TURN_ENTRIES	1000
+
+/* The same for a bisection, and for what is counted after it. */
+#define PROBE_ENTRIES	250
 #define MAX_PROBES		24
+#define FOUND_ENTRIES	2000
+
+/* How many pages of a table are a sample, and messages the newest ones. */
+#define SAMPLE_PAGES	1000
+#define NEWEST_ENTRIES	1000
+
+/* For how long a lease must be over for its claim to be stuck. */
+#define STUCK_AFTER_MS	60000
 
 /* idem_tokens has no other use for the numbers of its columns. */
 #define TOKENS_EXPIRES_AT	0
@@ -72,20 +92,45 @@ typedef struct Count
 	int64		rows;			/* visible ones */
 	int64		due;			/* of them, those whose time has come */
 	TimestampTz oldest;			/* DT_NOEND: no row */
-	TimestampTz last;			/* of the last entry, visible or not */
+	TimestampTz last;			/* of the last entry, if by_time */
 	bool		complete;		/* no entry was left out */
 } Count;
 
-static const Count nothing = {0, 0, DT_NOEND, DT_NOBEGIN, true};
+static const Count nothing = {0, 0, DT_NOEND, DT_NOBEGIN, false};
 
-static TimestampTz counted_until(const Source *source, TimestampTz now);
+/* The counting of a source. */
+typedef struct Counting
+{
+	const Source *source;
+	IdemTable	table;
+	IdemEntryScan entries;
+	TimestampTz until;
+	Count		count;
+} Counting;
+
+/* What was found in a sample. */
+typedef struct Findings
+{
+	int64		rows;
+	int64		live;
+	int64		stuck;
+	TimestampTz newest;
+} Findings;
+
 static double retention(const Source *source);
-static void count_source(const Source *source, TimestampTz now, Count *count);
-static void count_past_dead_rows(IdemScan *scan, const Source *source,
-								 TimestampTz until, Count *count);
-static void count_between(IdemScan *scan, const Source *source,
-						  TimestampTz from, TimestampTz until, int limit,
-						  Count *count);
+static double seconds_between(TimestampTz from, TimestampTz to);
+static void begin_counting(Counting *counting, const Source *source,
+						   TimestampTz now);
+static void look_from(Counting *counting, TimestampTz from, TimestampTz to);
+static int	count_entries(Counting *counting, int limit, Count *count);
+static void count_past_dead_rows(Counting *counting);
+static void end_counting(Counting *counting);
+static void look_at_keys(IdemSample *sample, TimestampTz now,
+						 Findings *findings);
+static void look_at_tokens(IdemSample *sample, TimestampTz now,
+						   Findings *findings);
+static TimestampTz newest_message(void);
+static TimestampTz later(TimestampTz a, TimestampTz b);
 
 /*
  * idem_monitoring_data() -> setof (source, counted, due, overdue, complete)
@@ -101,23 +146,45 @@ idem_monitoring_data(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	TimestampTz now = GetCurrentTimestamp();
+	Counting	countings[lengthof(sources)];
+	int			left = MAX_ENTRIES;
+	bool		all_complete;
 
 	InitMaterializedSRF(fcinfo, 0);
 	for (int i = 0; i < lengthof(sources); i++)
+		begin_counting(&countings[i], &sources[i], now);
+
+	do
+	{
+		all_complete = true;
+		for (int i = 0; i < lengthof(sources); i++)
+		{
+			Count	   *count = &countings[i].count;
+
+			if (!count->complete)
+				left -= count_entries(&countings[i], Min(TURN_ENTRIES, left),
+									  count);
+			all_complete &= count->complete;
+		}
+	} while (!all_complete && left > 0);
+
+	for (int i = 0; i < lengthof(sources); i++)
 	{
 		const Source *source = &sources[i];
+		Count	   *count = &countings[i].count;
 		TimestampTz due_at = idem_add_ms(now, -retention(source));
-		Count		count = nothing;
 		Datum		values[5];
 		bool		nulls[5] = {0};
 
-		count_source(source, now, &count);
+		if (source->by_time && !count->complete && count->rows == 0)
+			count_past_dead_rows(&countings[i]);
+		end_counting(&countings[i]);
+
 		values[0] = CStringGetTextDatum(source->name);
-		values[1] = Int64GetDatum(count.rows);
-		values[2] = Int64GetDatum(count.due);
-		values[3] = Float8GetDatum(count.oldest < due_at ?
-								   (due_at - count.oldest) / 1e6 : 0);
-		values[4] = BoolGetDatum(count.complete);
+		values[1] = Int64GetDatum(count->rows);
+		values[2] = Int64GetDatum(count->due);
+		values[3] = Float8GetDatum(seconds_between(count->oldest, due_at));
+		values[4] = BoolGetDatum(count->complete);
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
 							 values, nulls);
 	}
@@ -142,31 +209,94 @@ retention(const Source *source)
 }
 
 /*
- * Up to which time rows are counted.  An acknowledged message has not expired
+ * The time from one to a later, finite time; 0 if that is not later.
+ */
+static double
+seconds_between(TimestampTz from, TimestampTz to)
+{
+	if (TIMESTAMP_IS_NOBEGIN(from))
+		return get_float8_infinity();
+	return from < to ? (to - from) / 1e6 : 0;
+}
+
+/*
+ * Rows are counted up to now.  But an acknowledged message has not expired
  * before its retention is over; a tombstone has.
  */
-static TimestampTz
-counted_until(const Source *source, TimestampTz now)
+static void
+begin_counting(Counting *counting, const Source *source, TimestampTz now)
 {
-	return source->index == IDEM_OUTBOX_ACKED ?
+	counting->source = source;
+	counting->until = source->index == IDEM_OUTBOX_ACKED ?
 		idem_add_ms(now, -retention(source)) : now;
+	counting->count = nothing;
+	idem_table_open(&counting->table, source->table, AccessShareLock);
+	idem_entries_begin(&counting->entries, &counting->table, source->index,
+					   source->by_time ? 2 : 0);
+	look_from(counting, DT_NOBEGIN, counting->until);
 }
 
 static void
-count_source(const Source *source, TimestampTz now, Count *count)
+end_counting(Counting *counting)
 {
-	IdemTable	table;
-	IdemScan	scan;
-	TimestampTz until = counted_until(source, now);
+	idem_entries_end(&counting->entries);
+	idem_table_close(&counting->table);
+}
 
-	idem_table_open(&table, source->table, AccessShareLock);
-	idem_scan_begin(&scan, &table, source->index, SnapshotAny,
-					source->by_time ? 2 : 0);
-	count_between(&scan, source, DT_NOBEGIN, until, MAX_ENTRIES, count);
-	if (source->by_time && !count->complete && count->rows == 0)
-		count_past_dead_rows(&scan, source, until, count);
-	idem_scan_end(&scan);
-	idem_table_close(&table);
+/*
+ * Go to the first entry from one time to another, both included, or, if the
+ * index is not ordered by time, to its first one.
+ */
+static void
+look_from(Counting *counting, TimestampTz from, TimestampTz to)
+{
+	ScanKeyData keys[2];
+
+	ScanKeyEntryInitialize(&keys[0], 0, 1, BTGreaterEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_GE,
+						   TimestampTzGetDatum(from));
+	ScanKeyEntryInitialize(&keys[1], 0, 1, BTLessEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_LE,
+						   TimestampTzGetDatum(to));
+	idem_entries_restart(&counting->entries,
+						 counting->source->by_time ? keys : NULL);
+}
+
+/*
+ * Look at the next entries, "limit" at most, and add to "count" what is behind
+ * them.  Returns how many there were.
+ */
+static int
+count_entries(Counting *counting, int limit, Count *count)
+{
+	const Source *source = counting->source;
+
+	for (int n = 0; n < limit; n++)
+	{
+		Datum		first;
+		bool		visible;
+		bool		isnull;
+		TimestampTz time;
+
+		CHECK_FOR_INTERRUPTS();
+		if (!idem_entries_next(&counting->entries, ForwardScanDirection,
+							   &first, &visible))
+		{
+			count->complete = true;
+			return n;
+		}
+		if (source->by_time)
+			count->last = DatumGetTimestampTz(first);
+		if (!visible)
+			continue;
+		time = DatumGetTimestampTz(slot_getattr(counting->table.row,
+												source->time + 1, &isnull));
+		count->rows++;
+		if (time <= counting->until)
+			count->due++;
+		count->oldest = Min(count->oldest, time);
+	}
+	return limit;
 }
 
 /*
@@ -175,11 +305,10 @@ count_source(const Source *source, TimestampTz now, Count *count)
  * found by bisection, up to some that it skipped.
  */
 static void
-count_past_dead_rows(IdemScan *scan, const Source *source, TimestampTz until,
-					 Count *count)
+count_past_dead_rows(Counting *counting)
 {
-	TimestampTz from = count->last;
-	TimestampTz to = until;
+	TimestampTz from = Max(counting->count.last, MIN_TIMESTAMP);
+	TimestampTz to = counting->until;
 	bool		found = false;
 
 	for (int i = 0; i < MAX_PROBES && from < to; i++)
@@ -187,7 +316,8 @@ count_past_dead_rows(IdemScan *scan, const Source *source, TimestampTz until,
 		TimestampTz middle = from + (to - from) / 2;
 		Count		probe = nothing;
 
-		count_between(scan, source, middle, to, PROBE_ENTRIES, &probe);
+		look_from(counting, middle, to);
+		(void) count_entries(counting, PROBE_ENTRIES, &probe);
 		if (probe.rows > 0)
 		{
 			to = probe.oldest;
@@ -200,46 +330,171 @@ count_past_dead_rows(IdemScan *scan, const Source *source, TimestampTz until,
 	}
 
 	if (found)
-		count_between(scan, source, to, until, MAX_ENTRIES, count);
-	count->complete = false;
+	{
+		look_from(counting, to, counting->until);
+		(void) count_entries(counting, FOUND_ENTRIES, &counting->count);
+	}
+	counting->count.complete = false;
 }
 
 /*
- * Add to "count" what the index has from one time until another, or, if its
- * first column is no time, what it has; "limit" entries at most.
+ * idem_sample_data(source) -> setof (share, live_share, stuck, newest)
+ *
+ * What a sample of the table of "keys" or "tokens" tells, in one row: which
+ * share of the table it is, which share of its rows has not expired, and, of
+ * keys, how many claims are stuck, and when the newest was made.
  */
-static void
-count_between(IdemScan *scan, const Source *source, TimestampTz from,
-			  TimestampTz until, int limit, Count *count)
+PG_FUNCTION_INFO_V1(idem_sample_data);
+Datum
+idem_sample_data(PG_FUNCTION_ARGS)
 {
-	Snapshot	snapshot = GetActiveSnapshot();
-	ScanKeyData keys[2];
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	char	   *name = text_to_cstring(PG_GETARG_TEXT_PP(0));
+	bool		of_keys = strcmp(name, "keys") == 0;
+	IdemTable	table;
+	IdemSample	sample;
+	Findings	findings = {.newest = DT_NOBEGIN};
+	Datum		values[4];
+	bool		nulls[4] = {0};
 
-	ScanKeyEntryInitialize(&keys[0], 0, 1, BTGreaterEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_GE,
-						   TimestampTzGetDatum(from));
-	ScanKeyEntryInitialize(&keys[1], 0, 1, BTLessEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_LE,
-						   TimestampTzGetDatum(until));
-	idem_scan_restart(scan, source->by_time ? keys : NULL);
+	if (!of_keys && strcmp(name, "tokens") != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("there is no table of \"%s\"", name)));
+	InitMaterializedSRF(fcinfo, 0);
+	idem_table_open(&table, of_keys ? IDEM_KEYS : IDEM_TOKENS,
+					AccessShareLock);
+	idem_sample_begin(&sample, &table, SAMPLE_PAGES);
+	if (of_keys)
+		look_at_keys(&sample, GetCurrentTimestamp(), &findings);
+	else
+		look_at_tokens(&sample, GetCurrentTimestamp(), &findings);
+	idem_sample_end(&sample);
+	idem_table_close(&table);
 
-	while (idem_scan_next(scan, ForwardScanDirection))
+	values[0] = Float8GetDatum(sample.share);
+	nulls[1] = findings.rows == 0;
+	values[1] = Float8GetDatum(nulls[1] ? 0 :
+							   (double) findings.live / findings.rows);
+	values[2] = Int64GetDatum(findings.stuck);
+	nulls[3] = TIMESTAMP_IS_NOBEGIN(findings.newest);
+	values[3] = TimestampTzGetDatum(findings.newest);
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	return (Datum) 0;
+}
+
+static void
+look_at_keys(IdemSample *sample, TimestampTz now, Findings *findings)
+{
+	TupleTableSlot *row = sample->table->row;
+	const Datum *values = row->tts_values;
+	TimestampTz stuck_before = idem_add_ms(now, -STUCK_AFTER_MS);
+
+	while (idem_sample_next(sample))
+	{
+		bool		live;
+
+		CHECK_FOR_INTERRUPTS();
+		slot_getsomeattrs(row, KEYS_STATE + 1);
+		live = now < DatumGetTimestampTz(values[KEYS_EXPIRES_AT]);
+		findings->rows++;
+		findings->live += live;
+		findings->newest = later(findings->newest,
+								 DatumGetTimestampTz(values[KEYS_CREATED_AT]));
+		if (live && idem_found_state(sample->table) == IDEM_STATE_STARTED &&
+			!row->tts_isnull[KEYS_LEASE_EXPIRES_AT] &&
+			DatumGetTimestampTz(values[KEYS_LEASE_EXPIRES_AT]) < stuck_before)
+			findings->stuck++;
+	}
+}
+
+static void
+look_at_tokens(IdemSample *sample, TimestampTz now, Findings *findings)
+{
+	TupleTableSlot *row = sample->table->row;
+
+	while (idem_sample_next(sample))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (limit-- == 0)
-		{
-			count->complete = false;
-			break;
-		}
-		count->last =
-			DatumGetTimestampTz(scan->table->row->tts_values[source->time]);
-		if (!idem_scan_row_visible(scan, snapshot))
-			continue;
-		count->rows++;
-		if (count->last <= until)
-			count->due++;
-		count->oldest = Min(count->oldest, count->last);
+		slot_getsomeattrs(row, TOKENS_EXPIRES_AT + 1);
+		findings->rows++;
+		if (now < DatumGetTimestampTz(row->tts_values[TOKENS_EXPIRES_AT]))
+			findings->live++;
 	}
+}
+
+/*
+ * idem_clock_evidence() -> setof (name, latest)
+ *
+ * The latest times on record that anybody's clock may have shown.
+ */
+PG_FUNCTION_INFO_V1(idem_clock_evidence);
+Datum
+idem_clock_evidence(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	const char *const names[] = {
+		"a time that this server's clock has shown",
+		"the newest message"
+	};
+	TimestampTz times[lengthof(names)];
+
+	InitMaterializedSRF(fcinfo, 0);
+	times[0] = idem_latest_clock();
+	times[1] = newest_message();
+	for (int i = 0; i < lengthof(names); i++)
+	{
+		Datum		values[2];
+		bool		nulls[2] = {0};
+
+		values[0] = CStringGetTextDatum(names[i]);
+		values[1] = TimestampTzGetDatum(times[i]);
+		nulls[1] = TIMESTAMP_NOT_FINITE(times[i]);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
+							 values, nulls);
+	}
+	return (Datum) 0;
+}
+
+/*
+ * The latest time at which one of the last messages was published; DT_NOBEGIN
+ * if there is none, or none behind the last entries of the index.
+ */
+static TimestampTz
+newest_message(void)
+{
+	IdemTable	table;
+	IdemEntryScan entries;
+	Datum		id;
+	bool		visible;
+	bool		isnull;
+	TimestampTz newest = DT_NOBEGIN;
+
+	idem_table_open(&table, IDEM_OUTBOX, AccessShareLock);
+	idem_entries_begin(&entries, &table, IDEM_PRIMARY_KEY, 0);
+	idem_entries_restart(&entries, NULL);
+	for (int i = 0; i < NEWEST_ENTRIES &&
+		 idem_entries_next(&entries, BackwardScanDirection, &id, &visible); i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (visible)
+			newest = later(newest,
+						   DatumGetTimestampTz(slot_getattr(table.row,
+															OUTBOX_CREATED_AT + 1,
+															&isnull)));
+	}
+	idem_entries_end(&entries);
+	idem_table_close(&table);
+	return newest;
+}
+
+/*
+ * The later of two times.  Infinite ones do not count.
+ */
+static TimestampTz
+later(TimestampTz a, TimestampTz b)
+{
+	return TIMESTAMP_NOT_FINITE(b) ? a : Max(a, b);
 }
 
 /*

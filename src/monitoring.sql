@@ -19,6 +19,27 @@ GRANT EXECUTE ON FUNCTION @extschema@.idem_monitoring_data() TO pg_database_owne
 COMMENT ON FUNCTION @extschema@.idem_monitoring_data() IS
 'Expired records and undelivered messages, counted through their indexes, for idem_metrics and idem_health. overdue: of the oldest, in seconds. complete: whether all were counted.';
 
+CREATE FUNCTION @extschema@.idem_sample_data(source text,
+	OUT share double precision, OUT live_share double precision, OUT stuck bigint,
+	OUT newest timestamptz)
+RETURNS SETOF record
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE COST 10000 ROWS 1
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_sample_data(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_sample_data(text) TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_sample_data(text) IS
+'What a sample of the table of keys or tokens tells, for idem_metrics and idem_health. share: of the table that was read. live_share: of the rows. stuck: abandoned claims. newest: when the latest claim was made.';
+
+CREATE FUNCTION @extschema@.idem_clock_evidence(
+	OUT name text, OUT latest timestamptz)
+RETURNS SETOF record
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 2
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_clock_evidence() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_clock_evidence() TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_clock_evidence() IS
+'Times that a clock has shown before, for idem_health.';
+
 CREATE FUNCTION @extschema@.idem_table_stats(
 	OUT table_name text, OUT pages bigint, OUT live_rows bigint, OUT dead_rows bigint)
 RETURNS SETOF record
@@ -67,7 +88,7 @@ BEGIN ATOMIC
 	),
 	data AS MATERIALIZED (
 		SELECT d.source, pg_catalog.sum(d.counted) AS counted, pg_catalog.sum(d.due) AS due,
-			pg_catalog.max(d.overdue) AS overdue
+			pg_catalog.max(d.overdue) AS overdue, pg_catalog.bool_and(d.complete) AS complete
 		FROM @extschema@.idem_monitoring_data() AS d
 		GROUP BY d.source
 	),
@@ -89,8 +110,8 @@ BEGIN ATOMIC
 		(15, 'stats_reset_timestamp_seconds', 'gauge', 'seconds', 'Since when the counters count.'),
 		(16, 'last_cleanup_timestamp_seconds', 'gauge', 'seconds', 'When the last cleanup ended.'),
 		(17, 'cleanup_lag_seconds', 'gauge', 'seconds', 'For how long the oldest row should have been deleted.'),
-		(18, 'records', 'gauge', NULL, 'Records of keys and tokens, by state. live is estimated; expired is counted among the oldest 100000 index entries.'),
-		(19, 'outbox_messages', 'gauge', NULL, 'Unacknowledged messages, by state. due: to be taken, or behind one of the same key; waiting: leased, pausing or delayed. Counted among the first 100000 entries of each index.'),
+		(18, 'records', 'gauge', NULL, 'Records of keys and tokens, by state. live is estimated, and expired where there are too many to count.'),
+		(19, 'outbox_messages', 'gauge', NULL, 'Unacknowledged messages, by state. due: to be taken, or behind one of the same key; waiting: leased, pausing or delayed. At most 50000 are counted.'),
 		(20, 'outbox_oldest_age_seconds', 'gauge', 'seconds', 'For how long the oldest undelivered message has been due. Of the messages counted.'),
 		(21, 'build', 'info', NULL, 'Version of the extension and of the server.')
 	),
@@ -127,6 +148,21 @@ BEGIN ATOMIC
 	cleaned (n, source, table_name) AS (VALUES
 		(1, 'keys', 'idem_keys'), (2, 'tokens', 'idem_tokens'), (3, 'acked', 'idem_outbox')
 	),
+	records AS (
+		SELECT c.n, c.table_name,
+			CASE WHEN d.complete THEN greatest(r.live_rows OPERATOR(pg_catalog.-) d.counted, 0::pg_catalog."numeric")
+				ELSE pg_catalog.round(r.live_rows OPERATOR(pg_catalog.*) r.live_share) END AS live,
+			CASE WHEN d.complete THEN d.counted
+				ELSE greatest(d.counted, pg_catalog.round(r.live_rows OPERATOR(pg_catalog.*)
+					(1::pg_catalog."numeric" OPERATOR(pg_catalog.-) r.live_share))) END AS expired
+		FROM cleaned AS c
+		JOIN data AS d ON d.source OPERATOR(pg_catalog.=) c.source
+		JOIN @extschema@.idem_table_stats() AS t ON t.table_name OPERATOR(pg_catalog.=) c.table_name
+		LEFT JOIN LATERAL @extschema@.idem_sample_data(CASE WHEN NOT d.complete THEN c.source END) AS s ON true
+		CROSS JOIN LATERAL (SELECT t.live_rows::pg_catalog."numeric" AS live_rows,
+			coalesce(s.live_share, 0::pg_catalog.float8)::pg_catalog."numeric" AS live_share) AS r
+		WHERE c.source OPERATOR(pg_catalog.<>) 'acked'
+	),
 	samples (n, family, suffix, label, value) AS (
 		SELECT c.n, c.family, '_total', c.label, v.value
 		FROM counters AS c
@@ -144,19 +180,15 @@ BEGIN ATOMIC
 		WHERE s.last_cleanup IS NOT NULL
 		UNION ALL
 		SELECT c.n, 'cleanup_lag_seconds', '',
-			'table="' OPERATOR(pg_catalog.||) c.table_name OPERATOR(pg_catalog.||) '"', d.overdue::pg_catalog.text
+			'table="' OPERATOR(pg_catalog.||) c.table_name OPERATOR(pg_catalog.||) '"',
+			pg_catalog.replace(d.overdue::pg_catalog.text, 'Infinity', '+Inf')
 		FROM cleaned AS c
 		JOIN data AS d ON d.source OPERATOR(pg_catalog.=) c.source
 		UNION ALL
-		SELECT 2 OPERATOR(pg_catalog.*) c.n OPERATOR(pg_catalog.+) v.n, 'records', '',
-			pg_catalog.format('table="%s",state="%s"', c.table_name, v.state), v.value::pg_catalog.text
-		FROM cleaned AS c
-		JOIN data AS d ON d.source OPERATOR(pg_catalog.=) c.source
-		JOIN @extschema@.idem_table_stats() AS t ON t.table_name OPERATOR(pg_catalog.=) c.table_name
-		CROSS JOIN LATERAL (VALUES
-			(1, 'live', greatest(t.live_rows::pg_catalog."numeric" OPERATOR(pg_catalog.-) d.counted, 0::pg_catalog."numeric")),
-			(2, 'expired', d.counted)) AS v (n, state, value)
-		WHERE c.source OPERATOR(pg_catalog.<>) 'acked'
+		SELECT 2 OPERATOR(pg_catalog.*) r.n OPERATOR(pg_catalog.+) v.n, 'records', '',
+			pg_catalog.format('table="%s",state="%s"', r.table_name, v.state), v.value::pg_catalog.text
+		FROM records AS r
+		CROSS JOIN LATERAL (VALUES (1, 'live', r.live), (2, 'expired', r.expired)) AS v (n, state, value)
 		UNION ALL
 		SELECT v.n, 'outbox_messages', '',
 			'state="' OPERATOR(pg_catalog.||) v.state OPERATOR(pg_catalog.||) '"', v.value::pg_catalog.text
@@ -168,7 +200,8 @@ BEGIN ATOMIC
 				WHEN s.state OPERATOR(pg_catalog.=) 'waiting' THEN d.counted OPERATOR(pg_catalog.-) d.due
 				ELSE d.counted END AS value) AS v
 		UNION ALL
-		SELECT 1, 'outbox_oldest_age_seconds', '', NULL, d.overdue::pg_catalog.text
+		SELECT 1, 'outbox_oldest_age_seconds', '', NULL,
+			pg_catalog.replace(d.overdue::pg_catalog.text, 'Infinity', '+Inf')
 		FROM data AS d
 		WHERE d.source OPERATOR(pg_catalog.=) 'pending'
 		UNION ALL
@@ -291,33 +324,25 @@ BEGIN ATOMIC
 	tables AS MATERIALIZED (
 		SELECT t.* FROM @extschema@.idem_table_stats() AS t
 	),
-	share AS MATERIALIZED (
-		SELECT least(100::pg_catalog.float8, 409600::pg_catalog.float8
-			OPERATOR(pg_catalog./) greatest(t.pages, 1::pg_catalog.int8)::pg_catalog.float8) AS percent
-		FROM tables AS t
-		WHERE t.table_name OPERATOR(pg_catalog.=) 'idem_keys'
-	),
 	sample AS MATERIALIZED (
-		SELECT pg_catalog.count(*) FILTER (
-				WHERE k.state OPERATOR(pg_catalog.=) 'started'
-				AND k.lease_expires_at OPERATOR(pg_catalog.<)
-					(h.clock OPERATOR(pg_catalog.-) '1 minute'::pg_catalog."interval")
-				AND k.expires_at OPERATOR(pg_catalog.>) h.clock) AS stuck,
-			pg_catalog.max(k.created_at) AS newest
-		FROM @extschema@.idem_keys AS k TABLESAMPLE pg_catalog.system ((SELECT s.percent FROM share AS s))
-		CROSS JOIN here AS h
+		SELECT s.* FROM @extschema@.idem_sample_data('keys') AS s
 	),
 	evidence AS MATERIALIZED (
 		SELECT v.name, v.time
-		FROM here AS h
-		CROSS JOIN LATERAL (VALUES
-			('the last cleanup', h.last_cleanup),
-			('the last reset of the statistics', h.stats_reset),
-			('the start of the server', pg_catalog.pg_postmaster_start_time()),
-			('the last transaction replayed', pg_catalog.pg_last_xact_replay_timestamp()),
-			('the newest message', (SELECT o.created_at FROM @extschema@.idem_outbox AS o
-				ORDER BY o.id DESC LIMIT 1)),
-			('a claim', (SELECT s.newest FROM sample AS s))) AS v (name, time)
+		FROM (
+			SELECT c.name, c.latest
+			FROM @extschema@.idem_clock_evidence() AS c
+			UNION ALL
+			SELECT 'the last reset of the statistics', h.stats_reset
+			FROM here AS h
+			UNION ALL
+			SELECT 'the start of the server', pg_catalog.pg_postmaster_start_time()
+			UNION ALL
+			SELECT 'the last transaction replayed', pg_catalog.pg_last_xact_replay_timestamp()
+			UNION ALL
+			SELECT 'a claim', s.newest
+			FROM sample AS s
+		) AS v (name, time)
 		WHERE v.time IS NOT NULL
 		ORDER BY v.time DESC
 		LIMIT 1
@@ -346,7 +371,7 @@ BEGIN ATOMIC
 				ELSE 'nothing expired waits to be deleted' END
 		FROM (SELECT d.* FROM data AS d
 			WHERE d.source OPERATOR(pg_catalog.=) ANY (ARRAY['keys', 'tokens', 'acked'])
-			ORDER BY d.overdue DESC LIMIT 1) AS d
+			ORDER BY d.overdue DESC, d.source LIMIT 1) AS d
 		UNION ALL
 		SELECT 3, 'outbox_oldest', d.overdue, 5,
 			CASE WHEN d.overdue OPERATOR(pg_catalog.>) 0::pg_catalog.float8
@@ -365,13 +390,12 @@ BEGIN ATOMIC
 		WHERE d.source OPERATOR(pg_catalog.=) 'dead'
 		UNION ALL
 		SELECT 5, 'stuck_leases',
-			pg_catalog.round(s.stuck::pg_catalog.float8 OPERATOR(pg_catalog.*) 100::pg_catalog.float8
-				OPERATOR(pg_catalog./) p.percent), 5,
+			pg_catalog.round(s.stuck::pg_catalog.float8 OPERATOR(pg_catalog./) s.share), 5,
 			pg_catalog.concat_ws('; ', 'claims whose lease ran out more than a minute ago, see idem_stuck()',
-				CASE WHEN p.percent OPERATOR(pg_catalog.<) 100::pg_catalog.float8 THEN
-					pg_catalog.format('estimated from %s %% of the table', pg_catalog.round(p.percent::pg_catalog."numeric", 2)) END)
+				CASE WHEN s.share OPERATOR(pg_catalog.<) 1::pg_catalog.float8 THEN
+					pg_catalog.format('estimated from %s %% of the table',
+						pg_catalog.round((100::pg_catalog.float8 OPERATOR(pg_catalog.*) s.share)::pg_catalog."numeric", 2)) END)
 		FROM sample AS s
-		CROSS JOIN share AS p
 		UNION ALL
 		SELECT 6, 'bloat', CASE WHEN NOT h.is_standby THEN coalesce(t.share, 0::pg_catalog.float8) END, 5,
 			pg_catalog.concat_ws('; ',
@@ -391,7 +415,7 @@ BEGIN ATOMIC
 		SELECT 7, 'clock',
 			greatest(EXTRACT(epoch FROM e.time OPERATOR(pg_catalog.-) e.clock), 0::pg_catalog."numeric")::pg_catalog.float8, 5,
 			CASE WHEN e.time OPERATOR(pg_catalog.>) e.clock
-				THEN e.name OPERATOR(pg_catalog.||) ' lies in the future: the clock was set back, or another server''s is ahead'
+				THEN e.name OPERATOR(pg_catalog.||) ' lies in the future: the clock was set back, or another server''s is ahead; messages wait until then, and hold their keys'
 				ELSE 'no time on record lies in the future' END
 		-- The clock is read after the evidence.
 		FROM (SELECT e.*, pg_catalog.clock_timestamp() AS clock FROM evidence AS e) AS e
@@ -457,7 +481,9 @@ LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER COST 100000 ROWS 10
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	SELECT @extschema@.idem_check_interval(older_than, 'older_than'::pg_catalog.text);
-	SELECT k.scope, @extschema@.idem_redacted_key(k.key), c.clock OPERATOR(pg_catalog.-) k.lease_expires_at,
+	SELECT k.scope, @extschema@.idem_redacted_key(k.key),
+		-- A time from a dump may be infinite.
+		CASE WHEN pg_catalog.isfinite(k.lease_expires_at) THEN c.clock OPERATOR(pg_catalog.-) k.lease_expires_at END,
 		k.attempt, k.recovery_point, k.lease_expires_at
 	FROM (SELECT pg_catalog.clock_timestamp() AS clock OFFSET 0) AS c
 	CROSS JOIN @extschema@.idem_keys AS k

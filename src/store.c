@@ -529,16 +529,6 @@ idem_scan_next(IdemScan *scan, ScanDirection direction)
 	return true;
 }
 
-/*
- * Is the row that a scan with SnapshotAny has fetched visible to a snapshot?
- */
-bool
-idem_scan_row_visible(IdemScan *scan, Snapshot snapshot)
-{
-	return table_tuple_satisfies_snapshot(scan->table->rel, scan->table->row,
-										  snapshot);
-}
-
 void
 idem_scan_end(IdemScan *scan)
 {

@@ -46,8 +46,7 @@ typedef struct IdemTable
 
 /*
  * An ordered scan through another index of an open table, with an MVCC
- * snapshot, or with SnapshotAny by callers that must bound how many row
- * versions they pass.  Rows come in table->row.
+ * snapshot.  Rows come in table->row.
  */
 typedef struct IdemScan
 {
@@ -85,7 +84,6 @@ extern void idem_scan_begin(IdemScan *scan, IdemTable *table,
 							int nkeys);
 extern void idem_scan_restart(IdemScan *scan, ScanKey keys);
 extern bool idem_scan_next(IdemScan *scan, ScanDirection direction);
-extern bool idem_scan_row_visible(IdemScan *scan, Snapshot snapshot);
 extern void idem_scan_end(IdemScan *scan);
 
 extern void idem_append(IdemTable *table, Datum *values, bool *nulls);

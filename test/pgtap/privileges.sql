@@ -129,6 +129,10 @@ INSERT INTO administrator_calls VALUES
 		$$SELECT idem_stuck()$$),
 	('idem_monitoring_data()',
 		$$SELECT idem_monitoring_data()$$),
+	('idem_sample_data(text)',
+		$$SELECT idem_sample_data('keys')$$),
+	('idem_clock_evidence()',
+		$$SELECT idem_clock_evidence()$$),
 	('idem_table_stats()',
 		$$SELECT idem_table_stats()$$),
 	('idem_worker_absence()',
@@ -248,7 +252,7 @@ INSERT INTO monitoring VALUES
 	('idem_stuck(interval)', 'EXECUTE', false),
 	('idem_stats', 'SELECT', false);
 
-SELECT plan(533);
+SELECT plan(545);
 
 --
 -- Nobody but the installer has anything

@@ -121,6 +121,13 @@ INSERT INTO promised VALUES
 	'OUT source text, OUT counted bigint, OUT due bigint,
 	 OUT overdue double precision, OUT complete boolean',
 	'SETOF record', 'c volatile called-on-null parallel-unsafe'),
+('idem_sample_data(text)',
+	'source text, OUT share double precision, OUT live_share double precision,
+	 OUT stuck bigint, OUT newest timestamptz',
+	'SETOF record', 'c volatile strict parallel-unsafe'),
+('idem_clock_evidence()',
+	'OUT name text, OUT latest timestamptz',
+	'SETOF record', 'c volatile called-on-null parallel-unsafe'),
 ('idem_table_stats()',
 	'OUT table_name text, OUT pages bigint, OUT live_rows bigint,
 	 OUT dead_rows bigint',
@@ -320,7 +327,7 @@ CREATE TEMP VIEW relations AS
 	SELECT c.* FROM pg_class AS c JOIN members AS m
 		ON m.classid = 'pg_class'::regclass AND m.objid = c.oid;
 
-SELECT plan(41 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8 * 3 + 5);
+SELECT plan(43 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8 * 3 + 5);
 
 --
 -- Functions
@@ -373,6 +380,7 @@ SELECT set_eq(
 		('idem_stats_data()'), ('idem_application_functions()'),
 		('idem_application_types()'),
 		('idem_monitoring_data()'), ('idem_table_stats()'),
+		('idem_sample_data(text)'), ('idem_clock_evidence()'),
 		('idem_health()'), ('idem_stuck(interval)')$$,
 	'single-row functions return no sets');
 SELECT is_empty(

@@ -376,6 +376,7 @@ SELECT i, now(), now() - interval '1 hour', now() + interval '1 year', 1, CASE i
 	'm', 'big-00000000000' || i, repeat('x', 900)
 FROM generate_series(1, 60000) AS i;
 INSERT INTO idem_tokens SELECT now() - i * interval '10 ms', 'm', 'old' || i FROM generate_series(1, 150000) AS i;
+INSERT INTO idem_tokens SELECT now() + interval '1 year', 'm', 'new' || i FROM generate_series(1, 50000) AS i;
 INSERT INTO idem_outbox (id, created_at, available_at, attempt, message_id, state, topic, payload)
 SELECT nextval('idem_outbox_ids'), now(), now() - interval '2 s', 0, gen_random_uuid(), CASE WHEN i % 30 = 0 THEN 'dead' ELSE 'pending' END, 'm', '{}'
 FROM generate_series(1, 150000) AS i;
@@ -389,19 +390,21 @@ my $read = q{SELECT heap_blks_read + heap_blks_hit FROM pg_statio_user_tables WH
 my $blocks = $node->safe_psql($database, $read);
 
 $samples = metrics($node, $database);
-is($samples->{'idempotency_records{"state": "expired", "table": "idem_tokens"}'}{value}, 100000, 'the count of expired tokens ends at 100000');
-is($samples->{'idempotency_records{"state": "live", "table": "idem_tokens"}'}{value}, 50000, 'the others pass for live');
-is($samples->{'idempotency_outbox_messages{"state": "due"}'}{value}, 100000, 'so does the count of messages');
+# All statistics of the session that wrote them are there, or none.
+my %estimated = map { $_ => $samples->{qq(idempotency_records{"state": "$_", "table": "idem_tokens"})}{value} } 'live', 'expired';
+ok($estimated{expired} > 140000 && $estimated{expired} < 160000, "expired tokens are estimated: $estimated{expired} of 150000");
+ok($estimated{live} > 40000 && $estimated{live} < 60000, "and so are live ones: $estimated{live} of 50000");
+my $due = $samples->{'idempotency_outbox_messages{"state": "due"}'}{value};
+ok($due > 20000 && $due < 50000, "the count of messages ends, at $due");
 is($samples->{'idempotency_outbox_messages{"state": "dead"}'}{value}, 5000, 'a smaller number is exact');
 my $lag = $samples->{'idempotency_cleanup_lag_seconds{"table": "idem_tokens"}'}{value};
 ok($lag > 1499 && $lag < 1800, "the lag is that of the oldest: $lag");
-is($node->safe_psql($database, $scans), $scanned, 'idem_metrics reads no table from end to end');
+is($node->safe_psql($database, $scans) =~ s/\|.*//r, $scanned =~ s/\|.*//r, 'idem_metrics reads no table from end to end');
 is($node->safe_psql($database, $read), $blocks, 'idem_metrics reads nothing of idem_keys where nothing has expired');
 
 $node->safe_psql($database, 'SELECT FROM idem_health()');
 my $sampled = $node->safe_psql($database, $read) - $blocks;
-# 4096 on average; five standard deviations are 200.
-ok($sampled > 3800 && $sampled < 4400, "idem_health reads a sample: $sampled pages");
+ok($sampled >= 1000 && $sampled < 1050, "idem_health reads a sample: $sampled pages");
 is($node->safe_psql($database, $scans) =~ s/\|.*//r, $scanned =~ s/\|.*//r, 'idem_health reads no table from end to end');
 my $stuck = $node->safe_psql($database, q{SELECT value FROM idem_health() WHERE check_name = 'stuck_leases'});
 ok($stuck > 10000 && $stuck < 14000, "an estimate of 12000 abandoned claims: $stuck");
@@ -410,8 +413,8 @@ is((health('stuck_leases'))[1] =~ s/\d+\.\d+ %/N %/r,
 	'which is called an estimate');
 is($node->safe_psql($database, 'SELECT count(*) FROM idem_stuck()'), 12000, 'idem_stuck finds them all');
 like((health('dead_letters'))[1], qr/puts them back$/, 'dead messages were all counted');
-like((health('outbox_oldest'))[1], qr/undelivered: 100000 or more$/, 'the others were not');
-is( $node->safe_psql($database, <<'SQL') =~ s/.*\n//sr,
+like((health('outbox_oldest'))[1], qr/undelivered: \d{5} or more$/, 'the others were not');
+is( $node->safe_psql($database, <<'SQL') =~ s/.*\n//sr =~ s/\d{5}/N/r,
 BEGIN;
 INSERT INTO idem_outbox (id, created_at, available_at, attempt, message_id, state, topic, payload)
 SELECT nextval('idem_outbox_ids'), now(), now() + interval '1 day', 0, gen_random_uuid(), 'pending', 'a', '{}'
@@ -419,7 +422,7 @@ FROM generate_series(1, 100000) AS i;
 SELECT value, detail FROM idem_health() WHERE check_name = 'outbox_oldest';
 ROLLBACK;
 SQL
-	'0|of 100000 undelivered messages that were counted none is due, of others it is not known',
+	'0|of N undelivered messages that were counted none is due, of others it is not known',
 	'nor those behind as many that are delayed, which is said');
 $node->safe_psql($database, 'VACUUM idem_outbox');
 
@@ -432,7 +435,7 @@ $node->safe_psql($database, "DELETE FROM idem_tokens WHERE token <> ALL (SELECT 
 my $since = 'SELECT extract(epoch FROM clock_timestamp() - min(expires_at)) FROM idem_tokens';
 my $before = $node->safe_psql($database, $since);
 $samples = metrics($node, $database);
-is($samples->{'idempotency_records{"state": "expired", "table": "idem_tokens"}'}{value}, 100, 'rows behind 150000 dead ones are found');
+is($samples->{'idempotency_records{"state": "expired", "table": "idem_tokens"}'}{value}, 100, 'rows behind 200000 dead ones are found');
 my $after = $node->safe_psql($database, $since);
 $lag = $samples->{'idempotency_cleanup_lag_seconds{"table": "idem_tokens"}'}{value};
 # Dead ones may hide which is the oldest of a second.
@@ -443,10 +446,23 @@ $samples = metrics($node, $database);
 is($samples->{'idempotency_records{"state": "expired", "table": "idem_tokens"}'}{value}, 0, 'dead rows do not count');
 is($samples->{'idempotency_cleanup_lag_seconds{"table": "idem_tokens"}'}{value}, 0, 'nor are they late');
 
-# idem_tokens is all dead by now: 150000 of 150000.
+# The entries that a call looks at, of all indexes together, are bounded.
+my $entries = q{SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname LIKE 'idem%'};
+$before = $node->safe_psql($database, $entries);
+foreach my $function ('idem_health()', 'idem_metrics()')
+{
+	$node->safe_psql($database, "BEGIN; DELETE FROM idem_outbox; SELECT FROM $function; ROLLBACK; SELECT pg_stat_force_next_flush()");
+	$node->poll_query_until($database, "SELECT ($entries) > $before") or die 'nothing is read';
+	$after = $node->safe_psql($database, $entries);
+	my $entries_read = $after - $before;
+	ok($entries_read < 100_000, "$function looks at $entries_read entries where 350000 are dead");
+	$before = $after;
+}
+
+# idem_tokens is all dead by now: 200000 of 200000.
 ($status, $detail) = health('bloat');
 is($status, 'critical', 'bloat: critical');
-like($detail, qr/^idem_tokens has 150000 dead and 0 live rows/, 'bloat: and where');
+like($detail, qr/^idem_tokens has 200000 dead and 0 live rows/, 'bloat: and where');
 
 ok($node->poll_query_until($database, q{SELECT detail ~ 'held back' FROM idem_health() WHERE check_name = 'bloat'}),
 	'bloat: something holds vacuum back');
