@@ -4,6 +4,8 @@
 --
 SET client_min_messages = warning;
 DROP DATABASE IF EXISTS regress_idem_db;
+DROP TABLESPACE IF EXISTS regress_idem_tablespace;
+DROP ROLE IF EXISTS regress_idem_superuser, "regress_idem '""$$\x", "regress_idem $check$; ALTER ROLE regress_idem_app SUPERUSER";
 DROP ROLE IF EXISTS regress_idem_owner, regress_idem_app, "regress_idem ""App""", regress_idem_nobody, regress_idem_monitor;
 DROP EXTENSION IF EXISTS idempotency;
 CREATE EXTENSION idempotency;
