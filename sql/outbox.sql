@@ -53,6 +53,15 @@ SELECT count(idem_publish(t, p, k, h)) FROM (VALUES ('t', 'null'::jsonb, 'k', 'n
 SELECT length(topic), length(message_key), left(payload::text, 12) AS payload, length(payload::text), left(headers::text, 12) AS headers, length(headers::text)
 	FROM idem_outbox_take() ORDER BY id;
 DELETE FROM idem_outbox;
+-- A lane is the beginning of the SHA-256 of topic and key, each behind its length; nobody can choose keys that share one.
+CREATE FUNCTION pg_temp.counted(name text) RETURNS bytea
+LANGUAGE sql AS $$ SELECT int4send(octet_length(convert_to(name, 'UTF8'))) || convert_to(name, 'UTF8') $$;
+CREATE FUNCTION pg_temp.lane(topic text, message_key text) RETURNS bigint
+LANGUAGE sql AS $$ SELECT ('x' || encode(substr(sha256(pg_temp.counted(topic) || pg_temp.counted(message_key)), 1, 8), 'hex'))::bit(64)::bigint $$;
+SELECT count(idem_publish(t, '1', k)) FROM (VALUES ('orders', 'customer-7'), ('orders', 'cMLpJZRJzTKM'), ('order', 'scustomer-7'), ('ä€', '😀'), (repeat('t', 255), repeat('k', 255)), ('orders', NULL)) AS m (t, k);
+SELECT count(*), count(lane), count(DISTINCT lane), bool_and(lane = pg_temp.lane(topic, message_key)) AS as_documented FROM idem_outbox;
+SELECT lane FROM idem_outbox WHERE message_key = 'customer-7';
+DELETE FROM idem_outbox;
 -- A message exists if and only if its transaction commits.
 BEGIN;
 SELECT count(idem_publish('orders', '"never"', k)) FROM unnest('{k,NULL}'::text[]) AS k;
@@ -93,6 +102,11 @@ DROP TABLE acked;
 SELECT count(idem_publish('orders', '"skipped"'));
 SELECT idem_outbox_ack(pg_temp.ids('skipped'));
 SELECT pg_temp.take();
+-- NULL stands for the default: a hundred messages, 30 seconds.
+SELECT count(idem_publish('orders', '0')) FROM generate_series(1, 110);
+SELECT count(*) FROM idem_outbox_take(NULL, NULL, NULL);
+SELECT bool_and(available_at - clock_timestamp() BETWEEN '1 second' AND '30 seconds') FROM idem_outbox WHERE payload = '0' AND attempt = 1;
+DELETE FROM idem_outbox;
 -- The default lease is 30 seconds.
 SELECT count(idem_publish('orders', '"leased"'));
 SELECT count(*) FROM idem_outbox_take();
@@ -138,6 +152,24 @@ SELECT count(idem_publish(t, to_jsonb(t || '/' || k || '/' || i), k))
 	FROM (VALUES ('a', 'bc'), ('ab', 'c'), ('A', 'bc'), ('a', 'BC'), ('a', ' bc'), ('bc', 'a')) AS n (t, k), generate_series(1, 2) AS i;
 SELECT topic, message_key, count(*), max(attempt) FROM (SELECT * FROM idem_outbox_take(6) UNION ALL SELECT * FROM idem_outbox_take(6)) AS t GROUP BY topic, message_key ORDER BY topic COLLATE "C", message_key COLLATE "C";
 SELECT pg_temp.take();
+DELETE FROM idem_outbox;
+-- All get their turn: topics, keys (whose lanes lie well apart here), messages with a key and those without.
+SET idempotency.outbox_max_attempts = 1000000;
+SELECT count(idem_publish(t, '0', k)) FROM unnest('{red,green,blue}'::text[]) AS t, unnest('{g,i,w,NULL}'::text[]) AS k;
+-- In bulk
+SELECT topic, count(message_key) > 20 AS with_key, count(*) - count(message_key) > 20 AS without_key, count(DISTINCT message_key) AS keys
+	FROM generate_series(1, 600) AS i, idem_outbox_take(1 + 0 * i, '0') GROUP BY topic ORDER BY topic COLLATE "C";
+SELECT topic, count(*) > 20 AS has_its_turn
+	FROM generate_series(1, 200) AS i, idem_outbox_take(1 + 0 * i, '0', '{red,green,blue}') GROUP BY topic ORDER BY topic COLLATE "C";
+-- One by one
+RESET idempotency.outbox_max_attempts;
+DELETE FROM idem_outbox;
+-- A hundred thousand names of topics, in no order, are soon gone through.
+SELECT count(idem_publish(t, to_jsonb(t))) FROM unnest('{topic 1,topic 77777}'::text[]) AS t;
+SELECT array_agg('topic ' || i ORDER BY md5(i::text)) AS many FROM generate_series(1, 100000) AS i \gset
+SELECT clock_timestamp() AS before \gset
+SELECT pg_temp.take(topics => :'many');
+SELECT clock_timestamp() - :'before' < '30 s' AS quick;
 DELETE FROM idem_outbox;
 -- A thousand topics
 -- In bulk
@@ -434,6 +466,44 @@ SELECT idem_outbox_requeue(NULL);
 -- xk2 waits for xk1, which is leased; yk1 stands before yk2, which is leased.
 SELECT pg_temp.take();
 DELETE FROM idem_outbox;
+-- Attempts never repeat: who had the message before it died has lost it.
+SELECT count(idem_publish('orders', '"a1"', 'a'));
+SELECT pg_temp.take(lease => '0');
+SELECT pg_temp.take();
+SELECT idem_outbox_requeue();
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'late', '0', 1);
+SELECT pg_temp.take();
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'late', '0', 1);
+SELECT * FROM pg_temp.show('a1');
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'in time', '0', 2);
+SELECT * FROM pg_temp.show('a1');
+-- They are counted from the requeue: for the last one, for the pause, and for taking it without those behind it.
+SET idempotency.outbox_max_attempts = 4;
+SELECT idem_outbox_requeue();
+SELECT count(idem_publish('orders', '"a2"', 'a'));
+SELECT pg_temp.take(1);
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'first', attempt => 3);
+SELECT available_at - clock_timestamp() < '1 s' AS short FROM idem_outbox WHERE payload = '"a1"';
+SELECT idem_outbox_nack(pg_temp.id('a1'), 'first', '0');
+SELECT pg_temp.take(lease => '0');
+SELECT pg_temp.take(lease => '0');
+SELECT pg_temp.take(lease => '0');
+SELECT pg_temp.take();
+SELECT name, state, attempt FROM pg_temp.show('a1', 'a2');
+SELECT attempts_before FROM idem_outbox WHERE payload = '"a1"';
+-- What was never taken has no attempt that could be over.
+SELECT count(idem_publish('orders', '"n1"'));
+SELECT idem_outbox_nack(pg_temp.id('n1'), 'never', '0', 0);
+DELETE FROM idem_outbox;
+-- Not even where there is no higher number: the last attempt there is has been the last.
+SELECT count(idem_publish('orders', '"a1"', 'a'));
+UPDATE idem_outbox SET attempt = 2147483647, attempts_before = 2147483647;
+SELECT pg_temp.take();
+SELECT state, attempt FROM idem_outbox;
+SELECT idem_outbox_requeue(), pg_temp.take();
+SELECT state, attempt FROM idem_outbox;
+DELETE FROM idem_outbox;
+SET idempotency.outbox_max_attempts = 1;
 -- Many
 -- In bulk
 SELECT count(idem_publish('orders', to_jsonb(i), 'k' || i % 10)) FROM generate_series(1, 500) AS i;
@@ -492,6 +562,17 @@ BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(4);
 COMMIT;
 SELECT count(*) FROM idem_outbox WHERE state = 'acked' AND attempt = 1;
+DELETE FROM idem_outbox;
+-- A call does not hand out what it has taken itself, not even where the lease is over at once.
+SELECT count(idem_publish('orders', to_jsonb(i), CASE WHEN i <= 100 THEN 'k' || i % 7 END)) FROM generate_series(1, 600) AS i;
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT count(*), count(DISTINCT id) FROM idem_outbox_take(10000, '0');
+SELECT count(*), count(DISTINCT id), max(attempt) FROM idem_outbox_take(10000, '0');
+COMMIT;
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT count(*), count(DISTINCT id) FROM idem_outbox_take(10000, '0');
+COMMIT;
+SELECT count(*), count(DISTINCT id) FROM idem_outbox_take(10000, '0');
 DELETE FROM idem_outbox;
 -- Under any isolation level a transaction's own work is no conflict.
 BEGIN ISOLATION LEVEL SERIALIZABLE;
@@ -571,8 +652,6 @@ SELECT pg_temp.error_of($$ SELECT idem_publish('bad', '1', deliver_after => '300
 SELECT count(*) FROM idem_outbox;
 SELECT pg_temp.error_of($$ SELECT idem_outbox_take(0) $$);
 SELECT pg_temp.error_of($$ SELECT idem_outbox_take(-2147483648) $$);
-SELECT pg_temp.error_of($$ SELECT idem_outbox_take(NULL) $$);
-SELECT pg_temp.error_of($$ SELECT idem_outbox_take(lease => NULL) $$);
 SELECT pg_temp.error_of($$ SELECT idem_outbox_take(lease => '-1 ms') $$);
 SELECT pg_temp.error_of($$ SELECT idem_outbox_take(lease => '300000 years') $$);
 SELECT pg_temp.error_of($$ SELECT idem_outbox_take(topics => '{a,NULL}') $$);

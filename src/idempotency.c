@@ -10,6 +10,8 @@
 #include "access/htup_details.h"
 #include "catalog/pg_collation_d.h"
 #include "catalog/pg_type_d.h"
+#include "common/cryptohash.h"
+#include "common/sha2.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "portability/instr_time.h"
@@ -130,6 +132,7 @@ idem_text_array(Datum array, const char *name, Datum **elements)
 					  TYPALIGN_INT, elements, &nulls, &count);
 	for (int i = 0; i < count; i++)
 	{
+		CHECK_FOR_INTERRUPTS();
 		if (nulls[i])
 			ereport(ERROR,
 					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
@@ -147,6 +150,21 @@ idem_text_equal(Datum a, Datum b)
 {
 	return DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID,
 												a, b));
+}
+
+/*
+ * The order of two texts' bytes: negative, 0 or positive, as memcmp().
+ */
+int
+idem_text_compare(Datum a, Datum b)
+{
+	text	   *ta = DatumGetTextPP(a);
+	text	   *tb = DatumGetTextPP(b);
+	int			la = VARSIZE_ANY_EXHDR(ta);
+	int			lb = VARSIZE_ANY_EXHDR(tb);
+	int			order = memcmp(VARDATA_ANY(ta), VARDATA_ANY(tb), Min(la, lb));
+
+	return order != 0 ? order : la - lb;
 }
 
 /*
@@ -177,6 +195,22 @@ idem_monotonic_time(void)
 
 	INSTR_TIME_SET_CURRENT(now);
 	return (int64) INSTR_TIME_GET_MICROSEC(now);
+}
+
+/*
+ * The SHA-256 of some bytes, PG_SHA256_DIGEST_LENGTH of them.
+ */
+void
+idem_sha256(const char *data, size_t length, uint8 *digest)
+{
+	pg_cryptohash_ctx *ctx = pg_cryptohash_create(PG_SHA256);
+
+	if (pg_cryptohash_init(ctx) < 0 ||
+		pg_cryptohash_update(ctx, (const uint8 *) data, length) < 0 ||
+		pg_cryptohash_final(ctx, digest, PG_SHA256_DIGEST_LENGTH) < 0)
+		elog(ERROR, "could not compute %s hash: %s", "SHA256",
+			 pg_cryptohash_error(ctx));
+	pg_cryptohash_free(ctx);
 }
 
 /*

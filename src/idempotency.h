@@ -40,7 +40,9 @@ extern Interval *idem_interval_arg(FunctionCallInfo fcinfo, int n,
 								   const char *name);
 extern int	idem_text_array(Datum array, const char *name, Datum **elements);
 extern bool idem_text_equal(Datum a, Datum b);
+extern int	idem_text_compare(Datum a, Datum b);
 extern Datum idem_clip_text(Datum value);
+extern void idem_sha256(const char *data, size_t length, uint8 *digest);
 
 extern int64 idem_monotonic_time(void);
 extern TimestampTz idem_add_ms(TimestampTz time, double ms);

@@ -5,7 +5,8 @@
  *
  * A row of idem_tokens says that a token was used, until it expires.  The
  * call that inserts it, or that renews an expired one, is the first.  Others
- * wait while that call's transaction is open, because it may yet abort.
+ * wait while that call's transaction is open, because it may yet abort.  After
+ * any wait they look again, and count a token's time from then.
  *
  * idem_once_many() visits the tokens in their sort order, whatever order
  * they came in, so that two consumers of the same batch cannot deadlock.
@@ -47,8 +48,7 @@ typedef struct TokenSlot
 
 static bool use_token(IdemTable *tokens, const Datum *key,
 					  const Interval *ttl, bool *insert_first);
-static int	compare_tokens(const void *a, const void *b);
-static int	compare_texts(Datum a, Datum b);
+static int	compare_tokens(const void *a, const void *b, void *arg);
 
 /*
  * idem_once(scope, token, ttl) -> boolean
@@ -104,13 +104,17 @@ idem_once_many(PG_FUNCTION_ARGS)
 		slots[i].token = elements[i];
 		sorted[i] = &slots[i];
 	}
-	qsort(sorted, count, sizeof(TokenSlot *), compare_tokens);
+	qsort_interruptible(sorted, count, sizeof(TokenSlot *), compare_tokens,
+						NULL);
 
 	idem_table_open(&tokens, IDEM_TOKENS, RowExclusiveLock);
 	for (int i = 0; i < count; i++)
 	{
+		CHECK_FOR_INTERRUPTS();
+
 		/* Of equal tokens, the one that came first counts. */
-		if (i > 0 && compare_texts(sorted[i]->token, sorted[i - 1]->token) == 0)
+		if (i > 0 && idem_text_compare(sorted[i]->token,
+									   sorted[i - 1]->token) == 0)
 			continue;
 		key[1] = sorted[i]->token;
 		sorted[i]->first = use_token(&tokens, key, ttl, &insert_first);
@@ -123,6 +127,7 @@ idem_once_many(PG_FUNCTION_ARGS)
 	{
 		bool		isnull = false;
 
+		CHECK_FOR_INTERRUPTS();
 		if (!slots[i].first)
 			continue;
 		nfirst++;
@@ -180,45 +185,48 @@ use_token(IdemTable *tokens, const Datum *key, const Interval *ttl,
 {
 	for (;;)
 	{
-		TimestampTz now = GetCurrentTimestamp();
+		IdemFind	found = IDEM_FIND_NONE;
+		TimestampTz now;
+		Datum		expires_at;
 		Datum		values[TOKENS_NUM_COLUMNS];
 		bool		nulls[TOKENS_NUM_COLUMNS] = {0};
-		Datum		expires_at;
-		bool		done = false;
 
 		CHECK_FOR_INTERRUPTS();
+		if (!*insert_first)
+			found = idem_find(tokens, key);
+		if (found == IDEM_FIND_PENDING)
+		{
+			idem_wait(tokens);
+			continue;
+		}
+
+		now = GetCurrentTimestamp();
+		if (found == IDEM_FIND_ROW)
+		{
+			expires_at = tokens->row->tts_values[TOKENS_EXPIRES_AT];
+			if (DatumGetTimestampTz(expires_at) > now)
+				return false;
+		}
+
 		values[TOKENS_EXPIRES_AT] =
 			TimestampTzGetDatum(idem_add_interval(now, ttl, idem_token_ttl));
 		values[TOKENS_SCOPE] = key[0];
 		values[TOKENS_TOKEN] = key[1];
-
-		if (*insert_first)
+		if (found == IDEM_FIND_NONE)
 		{
 			if (idem_insert(tokens, values, nulls))
 				return true;
 			*insert_first = false;
 		}
-
-		switch (idem_find(tokens, key))
+		else
 		{
-			case IDEM_FIND_NONE:
-				done = idem_insert(tokens, values, nulls);
-				break;
+			IdemWrite	result = idem_update(tokens, values, nulls, false);
 
-			case IDEM_FIND_PENDING:
+			if (result == IDEM_WRITE_DONE)
+				return true;
+			if (result == IDEM_WRITE_HELD)
 				idem_wait(tokens);
-				break;
-
-			case IDEM_FIND_ROW:
-				expires_at = tokens->row->tts_values[TOKENS_EXPIRES_AT];
-				if (DatumGetTimestampTz(expires_at) > now)
-					return false;
-				done = idem_update(tokens, values, nulls,
-								   true) == IDEM_WRITE_DONE;
-				break;
 		}
-		if (done)
-			return true;
 	}
 }
 
@@ -226,25 +234,13 @@ use_token(IdemTable *tokens, const Datum *key, const Interval *ttl,
  * Order tokens by their bytes, equal ones by their place in the array.
  */
 static int
-compare_tokens(const void *a, const void *b)
+compare_tokens(const void *a, const void *b, void *arg)
 {
 	const TokenSlot *ta = *(const TokenSlot *const *) a;
 	const TokenSlot *tb = *(const TokenSlot *const *) b;
-	int			order = compare_texts(ta->token, tb->token);
+	int			order = idem_text_compare(ta->token, tb->token);
 
 	if (order != 0)
 		return order;
 	return ta < tb ? -1 : 1;
-}
-
-static int
-compare_texts(Datum a, Datum b)
-{
-	text	   *ta = DatumGetTextPP(a);
-	text	   *tb = DatumGetTextPP(b);
-	int			la = VARSIZE_ANY_EXHDR(ta);
-	int			lb = VARSIZE_ANY_EXHDR(tb);
-	int			order = memcmp(VARDATA_ANY(ta), VARDATA_ANY(tb), Min(la, lb));
-
-	return order != 0 ? order : la - lb;
 }

@@ -18,6 +18,14 @@
  * available_at on, which taking it moves to the end of the lease, and nack to
  * the end of the pause.
  *
+ * "attempt" counts how often a message has been taken, for as long as there is
+ * one: it tells a relay's lease from a later one, so it must never repeat.  A
+ * requeue gives all attempts back by setting attempts_before to it instead.
+ *
+ * Acknowledging, refusing and requeueing wait for whoever has the row, and
+ * then look at it again.  They write without waiting, so that what they have
+ * judged and the times that they have computed are never from before a wait.
+ *
  * How messages are handed out, and in which order, is in outbox_take.c.
  *
  *-------------------------------------------------------------------------
@@ -26,9 +34,12 @@
 
 #include "catalog/pg_type_d.h"
 #include "commands/sequence.h"
-#include "common/hashfn.h"
 #include "common/pg_prng.h"
+#include "common/sha2.h"
+#include "libpq/pqformat.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
+#include "port/pg_bswap.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/snapmgr.h"
@@ -49,14 +60,17 @@
 #define BACKOFF_MAX_MS		(3600 * 1000.0)
 
 static int64 lane_of(Datum topic, Datum message_key);
+static void append_counted(StringInfo string, Datum value);
 static Datum random_uuid(void);
 static bool acknowledge(IdemTable *outbox, int64 id);
+static bool attempt_is_over(const Datum *message, int attempt);
 static double backoff_ms(int attempt);
 static int	requeue_all(IdemTable *outbox);
 static bool requeue(IdemTable *outbox, int64 id);
 static int	ids_arg(Datum array, int64 **ids);
-static int	compare_ids(const void *a, const void *b);
+static int	compare_ids(const void *a, const void *b, void *arg);
 static bool find_message(IdemTable *outbox, int64 id);
+static bool write_message(IdemTable *outbox, IdemOutboxRow *row);
 static bool in_state(IdemTable *outbox, const char *state);
 
 /*
@@ -66,38 +80,41 @@ PG_FUNCTION_INFO_V1(idem_publish);
 Datum
 idem_publish(PG_FUNCTION_ARGS)
 {
-	IdemOutboxRow	row;
-	TimestampTz now = GetCurrentTimestamp();
+	IdemOutboxRow row;
+	Interval   *deliver_after;
+	TimestampTz now;
 	IdemTable	outbox;
 
 	memset(row.nulls, true, sizeof(row.nulls));
 	idem_outbox_set(&row, OUTBOX_TOPIC, idem_name_arg(fcinfo, 0, "topic"));
 	idem_outbox_set(&row, OUTBOX_PAYLOAD,
-			   idem_required_arg(fcinfo, 1, "payload"));
+					idem_required_arg(fcinfo, 1, "payload"));
 	if (!PG_ARGISNULL(2))
 	{
 		idem_outbox_set(&row, OUTBOX_MESSAGE_KEY,
-				   idem_name_arg(fcinfo, 2, "message_key"));
+						idem_name_arg(fcinfo, 2, "message_key"));
 		idem_outbox_set(&row, OUTBOX_LANE,
-				   Int64GetDatum(lane_of(row.values[OUTBOX_TOPIC],
-										 row.values[OUTBOX_MESSAGE_KEY])));
+						Int64GetDatum(lane_of(row.values[OUTBOX_TOPIC],
+											  row.values[OUTBOX_MESSAGE_KEY])));
 	}
 	if (!PG_ARGISNULL(3))
 		idem_outbox_set(&row, OUTBOX_HEADERS, PG_GETARG_DATUM(3));
-	idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
-			   TimestampTzGetDatum(idem_add_interval(now,
-													 idem_interval_arg(fcinfo, 4, "deliver_after"),
-													 0)));
-	idem_outbox_set(&row, OUTBOX_CREATED_AT, TimestampTzGetDatum(now));
+	deliver_after = idem_interval_arg(fcinfo, 4, "deliver_after");
 	idem_outbox_set(&row, OUTBOX_ATTEMPT, Int32GetDatum(0));
+	idem_outbox_set(&row, OUTBOX_ATTEMPTS_BEFORE, Int32GetDatum(0));
 	idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum("pending"));
 	idem_outbox_set(&row, OUTBOX_MESSAGE_ID, random_uuid());
 
 	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
 	idem_outbox_set(&row, OUTBOX_ID,
-			   Int64GetDatum(nextval_internal(idem_sequence_oid(IDEM_OUTBOX_IDS),
-											  false)));
+					Int64GetDatum(nextval_internal(idem_sequence_oid(IDEM_OUTBOX_IDS),
+												   false)));
 	IDEM_INJECTION_POINT("idem-publish-numbered");
+	now = GetCurrentTimestamp();
+	idem_outbox_set(&row, OUTBOX_CREATED_AT, TimestampTzGetDatum(now));
+	idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
+					TimestampTzGetDatum(idem_add_interval(now, deliver_after,
+														  0)));
 	idem_append(&outbox, row.values, row.nulls);
 	idem_table_close(&outbox);
 	idem_log_message_event("published", row.values);
@@ -106,19 +123,48 @@ idem_publish(PG_FUNCTION_ARGS)
 }
 
 /*
- * The lane of a topic's messages with one key.
+ * The lane of a topic's messages with one key: the first eight bytes of the
+ * SHA-256 of the two, each preceded by its length in four bytes, in network
+ * byte order.  So nobody who may choose keys finds one for the lane of another.
+ *
+ * Raises 22P05 for a character that UTF-8 does not have.
  */
 static int64
 lane_of(Datum topic, Datum message_key)
 {
-	text	   *t = DatumGetTextPP(topic);
-	text	   *k = DatumGetTextPP(message_key);
-	uint64		seed;
+	StringInfoData string;
+	uint8		digest[PG_SHA256_DIGEST_LENGTH];
+	uint64		lane;
 
-	seed = hash_bytes_extended((unsigned char *) VARDATA_ANY(t),
-							   VARSIZE_ANY_EXHDR(t), 0);
-	return (int64) hash_bytes_extended((unsigned char *) VARDATA_ANY(k),
-									   VARSIZE_ANY_EXHDR(k), seed);
+	initStringInfo(&string);
+	append_counted(&string, topic);
+	append_counted(&string, message_key);
+	idem_sha256(string.data, string.len, digest);
+	memcpy(&lane, digest, sizeof(lane));
+	return (int64) pg_ntoh64(lane);
+}
+
+/*
+ * Append a text and its length, in UTF-8, since a dump may be restored into a
+ * database of another encoding.  SQL_ASCII says nothing about what it holds.
+ */
+static void
+append_counted(StringInfo string, Datum value)
+{
+	text	   *name = DatumGetTextPP(value);
+	char	   *bytes = VARDATA_ANY(name);
+	int			length = VARSIZE_ANY_EXHDR(name);
+
+	if (GetDatabaseEncoding() != PG_SQL_ASCII)
+	{
+		char	   *utf8 = pg_server_to_any(bytes, length, PG_UTF8);
+
+		if (utf8 != bytes)
+			length = strlen(utf8);
+		bytes = utf8;
+	}
+	pq_sendint32(string, length);
+	appendBinaryStringInfo(string, bytes, length);
 }
 
 /*
@@ -166,19 +212,17 @@ idem_outbox_ack(PG_FUNCTION_ARGS)
 static bool
 acknowledge(IdemTable *outbox, int64 id)
 {
-	IdemOutboxRow	row;
+	IdemOutboxRow row;
 
 	do
 	{
-		CHECK_FOR_INTERRUPTS();
 		if (!find_message(outbox, id) || in_state(outbox, "acked"))
 			return false;
 		idem_outbox_copy(outbox, &row);
 		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum("acked"));
 		idem_outbox_set(&row, OUTBOX_ACKED_AT,
-				   TimestampTzGetDatum(GetCurrentTimestamp()));
-	} while (idem_update(outbox, row.values, row.nulls,
-						 true) == IDEM_WRITE_STALE);
+						TimestampTzGetDatum(GetCurrentTimestamp()));
+	} while (!write_message(outbox, &row));
 	idem_log_message_event("relayed", row.values);
 	return true;
 }
@@ -198,44 +242,65 @@ idem_outbox_nack(PG_FUNCTION_ARGS)
 	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
 	for (;;)
 	{
-		IdemOutboxRow	row;
+		IdemOutboxRow row;
 		TimestampTz available_at;
-		int			attempt;
+		int			attempts;
 
-		CHECK_FOR_INTERRUPTS();
 		state = "lost";
 		if (!find_message(&outbox, id) || in_state(&outbox, "acked"))
 			break;
 		idem_outbox_copy(&outbox, &row);
-		attempt = DatumGetInt32(row.values[OUTBOX_ATTEMPT]);
-		if (!PG_ARGISNULL(3) && PG_GETARG_INT32(3) != attempt)
+		if (!PG_ARGISNULL(3) &&
+			attempt_is_over(row.values, PG_GETARG_INT32(3)))
 			break;
 
 		state = "dead";
 		if (in_state(&outbox, "dead"))
 			break;
 
-		if (attempt < idem_outbox_max_attempts)
+		attempts = idem_outbox_attempts(row.values);
+		if (attempts < idem_outbox_max_attempts)
 			state = "pending";
 		available_at = idem_add_interval(GetCurrentTimestamp(), retry_after,
-										 backoff_ms(attempt));
+										 backoff_ms(attempts));
 		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum(state));
 		idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
-				   TimestampTzGetDatum(available_at));
+						TimestampTzGetDatum(available_at));
 		if (!PG_ARGISNULL(1))
 			idem_outbox_set(&row, OUTBOX_LAST_ERROR,
-					   idem_clip_text(PG_GETARG_DATUM(1)));
-		if (idem_update(&outbox, row.values, row.nulls,
-						true) == IDEM_WRITE_STALE)
+							idem_clip_text(PG_GETARG_DATUM(1)));
+		if (!write_message(&outbox, &row))
 			continue;
 
 		idem_count(IDEM_COUNT_NACKED, 1);
-		if (attempt >= idem_outbox_max_attempts)
+		if (attempts >= idem_outbox_max_attempts)
 			idem_count(IDEM_COUNT_DEAD, 1);
 		break;
 	}
 	idem_table_close(&outbox);
 	PG_RETURN_TEXT_P(cstring_to_text(state));
+}
+
+/*
+ * Has a message been taken again, or requeued, since this attempt?
+ */
+static bool
+attempt_is_over(const Datum *message, int attempt)
+{
+	return attempt != DatumGetInt32(message[OUTBOX_ATTEMPT]) ||
+		attempt <= DatumGetInt32(message[OUTBOX_ATTEMPTS_BEFORE]);
+}
+
+/*
+ * How often a message has been taken since it was published, or requeued.
+ */
+int
+idem_outbox_attempts(const Datum *message)
+{
+	int64		attempts = (int64) DatumGetInt32(message[OUTBOX_ATTEMPT]) -
+		DatumGetInt32(message[OUTBOX_ATTEMPTS_BEFORE]);
+
+	return Max(0, Min(attempts, PG_INT32_MAX));
 }
 
 /*
@@ -325,20 +390,19 @@ requeue_all(IdemTable *outbox)
 static bool
 requeue(IdemTable *outbox, int64 id)
 {
-	IdemOutboxRow	row;
+	IdemOutboxRow row;
 
 	do
 	{
-		CHECK_FOR_INTERRUPTS();
 		if (!find_message(outbox, id) || !in_state(outbox, "dead"))
 			return false;
 		idem_outbox_copy(outbox, &row);
 		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum("pending"));
-		idem_outbox_set(&row, OUTBOX_ATTEMPT, Int32GetDatum(0));
+		idem_outbox_set(&row, OUTBOX_ATTEMPTS_BEFORE,
+						row.values[OUTBOX_ATTEMPT]);
 		idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
-				   TimestampTzGetDatum(GetCurrentTimestamp()));
-	} while (idem_update(outbox, row.values, row.nulls,
-						 true) == IDEM_WRITE_STALE);
+						TimestampTzGetDatum(GetCurrentTimestamp()));
+	} while (!write_message(outbox, &row));
 	return true;
 }
 
@@ -359,6 +423,7 @@ ids_arg(Datum array, int64 **ids)
 	*ids = palloc_array(int64, count);
 	for (int i = 0; i < count; i++)
 	{
+		CHECK_FOR_INTERRUPTS();
 		if (nulls[i])
 			ereport(ERROR,
 					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
@@ -366,12 +431,12 @@ ids_arg(Datum array, int64 **ids)
 							"ids")));
 		(*ids)[i] = DatumGetInt64(elements[i]);
 	}
-	qsort(*ids, count, sizeof(int64), compare_ids);
+	qsort_interruptible(*ids, count, sizeof(int64), compare_ids, NULL);
 	return count;
 }
 
 static int
-compare_ids(const void *a, const void *b)
+compare_ids(const void *a, const void *b, void *arg)
 {
 	int64		ia = *(const int64 *) a;
 	int64		ib = *(const int64 *) b;
@@ -384,7 +449,22 @@ find_message(IdemTable *outbox, int64 id)
 {
 	Datum		key = Int64GetDatum(id);
 
+	CHECK_FOR_INTERRUPTS();
 	return idem_find_latest(outbox, &key);
+}
+
+/*
+ * Replace the message that was found, unless another transaction has it: then
+ * sleep until that has let go.  Returns false where the caller must look again.
+ */
+static bool
+write_message(IdemTable *outbox, IdemOutboxRow *row)
+{
+	IdemWrite	result = idem_update(outbox, row->values, row->nulls, false);
+
+	if (result == IDEM_WRITE_HELD)
+		idem_wait(outbox);
+	return result == IDEM_WRITE_DONE;
 }
 
 /*

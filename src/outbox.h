@@ -19,6 +19,7 @@ enum
 	OUTBOX_AVAILABLE_AT,
 	OUTBOX_ACKED_AT,
 	OUTBOX_ATTEMPT,
+	OUTBOX_ATTEMPTS_BEFORE,		/* before the last requeue */
 	OUTBOX_MESSAGE_ID,
 	OUTBOX_STATE,
 	OUTBOX_TOPIC,
@@ -36,6 +37,7 @@ typedef struct IdemOutboxRow
 	bool		nulls[OUTBOX_NUM_COLUMNS];
 } IdemOutboxRow;
 
+extern int	idem_outbox_attempts(const Datum *message);
 extern void idem_outbox_copy(IdemTable *outbox, IdemOutboxRow *row);
 extern void idem_outbox_set(IdemOutboxRow *row, int column, Datum value);
 

@@ -3,7 +3,8 @@
 -- Transactional outbox
 --
 
--- lane is a hash of topic and message_key; state is pending, acked or dead.
+-- lane is taken from the SHA-256 of topic and message_key, see src/outbox.c; state is pending, acked or dead.
+-- attempt counts from publishing on, attempts_before of it were made before the last requeue.
 CREATE TABLE @extschema@.idem_outbox (
 	id bigint NOT NULL,
 	lane bigint,
@@ -11,6 +12,7 @@ CREATE TABLE @extschema@.idem_outbox (
 	available_at timestamptz NOT NULL,
 	acked_at timestamptz,
 	attempt integer NOT NULL,
+	attempts_before integer NOT NULL,
 	message_id uuid NOT NULL,
 	state text COLLATE "C" NOT NULL,
 	topic text COLLATE "C" NOT NULL,
@@ -85,7 +87,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) IS
-'Refuses a message that could not be delivered. retry_after: how long to pause; NULL: 1 second after the first attempt, doubled with each further one up to an hour, less up to a half at random. attempt: as idem_outbox_take returned it, to be told when another relay has taken the message since. Returns pending, dead (after idempotency.outbox_max_attempts attempts; it keeps its last error), or lost (taken since, acknowledged or cleaned up; nothing was changed). Raises 22004, 22023.';
+'Refuses a message that could not be delivered. retry_after: how long to pause; NULL: 1 second after the first attempt, doubled with each further one up to an hour, less up to a half at random. attempt: as idem_outbox_take returned it, to be told when another relay has taken the message since. Returns pending, dead (after idempotency.outbox_max_attempts attempts; it keeps its last error), or lost (taken or requeued since, acknowledged or cleaned up; nothing was changed). Raises 22004, 22023.';
 
 CREATE FUNCTION @extschema@.idem_outbox_requeue(ids bigint[] DEFAULT NULL)
 RETURNS int
@@ -94,4 +96,4 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) IS
-'Puts dead messages back to pending, with all their attempts. ids: NULL: all dead ones. Returns how many. Raises 22004.';
+'Puts dead messages back to pending, with all their attempts; the numbers of attempts go on. ids: NULL: all dead ones. Returns how many. Raises 22004.';

@@ -24,6 +24,14 @@
  * publishers never wait at all.  A message whose transaction commits late is
  * simply found later: there is no cursor that could pass it by.
  *
+ * Snapshots.  A call scans with one copy of a snapshot, which therefore does
+ * not see what the call itself has written.  Under REPEATABLE READ and
+ * SERIALIZABLE that is the transaction's, and a message may have come to stand
+ * before others of its lane since: it was requeued, or its transaction was
+ * late.  A second scan, with a new snapshot, looks for such, and what stands
+ * behind one stays.  So does, by compare and swap, what stands behind one that
+ * has been changed since.
+ *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
@@ -65,12 +73,19 @@ static const int take_columns[] = {
 #define DUE_AVAILABLE_AT	2
 #define LANES_TOPIC			1
 #define LANES_LANE			2
+#define LANES_ID			3
+
+/* What NULL stands for. */
+#define DEFAULT_MAX_MESSAGES	100
+#define DEFAULT_LEASE_MS	(30 * 1000.0)
 
 /* A call of idem_outbox_take(). */
 typedef struct Taking
 {
 	IdemTable	outbox;
 	Snapshot	snapshot;
+	IdemTable	newer;			/* the table again, for is_overtaken() */
+	Snapshot	newer_snapshot; /* NULL where "snapshot" is a new one itself */
 	TimestampTz now;
 	TimestampTz lease_expires_at;
 	int			wanted;			/* how many more messages */
@@ -78,11 +93,14 @@ typedef struct Taking
 } Taking;
 
 static int	topics_arg(Datum array, Datum **topics);
-static bool contains(const Datum *topics, int n, Datum topic);
 static int	list_topics(Taking *taking, Datum **topics);
+static int	sort_topics(Datum *topics, int count);
+static int	compare_topics(const void *a, const void *b, void *arg);
+static void take_topics(Taking *taking, const Datum *topics, int count);
 static void take_topic(Taking *taking, Datum topic);
 static void take_due(Taking *taking, Datum topic);
 static void take_lanes(Taking *taking, Datum topic, int64 from, bool below);
+static bool is_overtaken(Taking *taking, int64 passed);
 static bool take_row(Taking *taking);
 
 /*
@@ -93,71 +111,63 @@ Datum
 idem_outbox_take(PG_FUNCTION_ARGS)
 {
 	Taking		taking;
-	Interval   *lease;
+	Interval   *lease = idem_interval_arg(fcinfo, 1, "lease");
 	Datum	   *topics;
-	int			ntopics;
-	int			start;
+	int			ntopics = 0;
 
-	taking.wanted = DatumGetInt32(idem_required_arg(fcinfo, 0,
-													"max_messages"));
+	taking.wanted = PG_ARGISNULL(0) ? DEFAULT_MAX_MESSAGES :
+		PG_GETARG_INT32(0);
 	if (taking.wanted < 1)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("argument \"%s\" must be positive", "max_messages")));
-	(void) idem_required_arg(fcinfo, 1, "lease");
-	lease = idem_interval_arg(fcinfo, 1, "lease");
-
 	InitMaterializedSRF(fcinfo, 0);
 	taking.result = (ReturnSetInfo *) fcinfo->resultinfo;
-	taking.now = GetCurrentTimestamp();
-	taking.lease_expires_at = idem_add_interval(taking.now, lease, 0);
+	if (!PG_ARGISNULL(2))
+		ntopics = topics_arg(PG_GETARG_DATUM(2), &topics);
 
 	idem_table_open(&taking.outbox, IDEM_OUTBOX, RowExclusiveLock);
-	taking.snapshot = RegisterSnapshot(GetTransactionSnapshot());
+	taking.now = GetCurrentTimestamp();
+	taking.lease_expires_at = idem_add_interval(taking.now, lease,
+												DEFAULT_LEASE_MS);
 
-	ntopics = PG_ARGISNULL(2) ? list_topics(&taking, &topics) :
-		topics_arg(PG_GETARG_DATUM(2), &topics);
-	start = ntopics > 0 ?
-		pg_prng_uint64_range(&pg_global_prng_state, 0, ntopics - 1) : 0;
-	for (int i = 0; i < ntopics && taking.wanted > 0; i++)
-		take_topic(&taking, topics[(start + i) % ntopics]);
+	/* That of REPEATABLE READ goes on with the transaction unless copied. */
+	PushCopiedSnapshot(GetTransactionSnapshot());
+	taking.snapshot = GetActiveSnapshot();
+	taking.newer_snapshot = NULL;
+	if (IsolationUsesXactSnapshot())
+	{
+		idem_table_open(&taking.newer, IDEM_OUTBOX, AccessShareLock);
+		taking.newer_snapshot = RegisterSnapshot(GetLatestSnapshot());
+	}
 
-	UnregisterSnapshot(taking.snapshot);
+	if (PG_ARGISNULL(2))
+		ntopics = list_topics(&taking, &topics);
+	take_topics(&taking, topics, ntopics);
+
+	if (taking.newer_snapshot != NULL)
+	{
+		UnregisterSnapshot(taking.newer_snapshot);
+		idem_table_close(&taking.newer);
+	}
+	PopActiveSnapshot();
 	idem_table_close(&taking.outbox);
 	return (Datum) 0;
 }
 
 /*
- * The topics of an array, each of them once: what a call has taken, its scans
- * must not meet again.  Returns their number.
+ * The topics of an array, as from sort_topics().
  */
 static int
 topics_arg(Datum array, Datum **topics)
 {
 	int			count = idem_text_array(array, "topics", topics);
-	int			n = 0;
 
-	for (int i = 0; i < count; i++)
-	{
-		if (!contains(*topics, n, (*topics)[i]))
-			(*topics)[n++] = (*topics)[i];
-	}
-	return n;
-}
-
-static bool
-contains(const Datum *topics, int n, Datum topic)
-{
-	for (int i = 0; i < n; i++)
-	{
-		if (idem_text_equal(topics[i], topic))
-			return true;
-	}
-	return false;
+	return sort_topics(*topics, count);
 }
 
 /*
- * The topics that have pending messages.  Returns their number.
+ * The topics that have pending messages, as from sort_topics().
  *
  * Jumps from topic to topic, backwards, because a topic's oldest index
  * entries are those of acknowledged messages until the next vacuum.
@@ -176,7 +186,6 @@ list_topics(Taking *taking, Datum **topics)
 	{
 		IdemScan	scan;
 		ScanKeyData key;
-		int			known = n;
 
 		ScanKeyEntryInitialize(&key, SK_ISNULL | SK_SEARCHNOTNULL, DUE_TOPIC,
 							   InvalidStrategy, InvalidOid, InvalidOid,
@@ -197,8 +206,6 @@ list_topics(Taking *taking, Datum **topics)
 								   InvalidOid, C_COLLATION_OID, F_TEXT_LT,
 								   topic);
 
-			if (contains(*topics, known, topic))
-				continue;
 			if (n == size)
 			{
 				size *= 2;
@@ -208,7 +215,49 @@ list_topics(Taking *taking, Datum **topics)
 		}
 		idem_scan_end(&scan);
 	}
+	return sort_topics(*topics, n);
+}
+
+/*
+ * Leave each of these topics in the array once: what a call has taken, its
+ * scans must not meet again.  Returns their number.
+ */
+static int
+sort_topics(Datum *topics, int count)
+{
+	int			n = 0;
+
+	qsort_interruptible(topics, count, sizeof(Datum), compare_topics, NULL);
+	for (int i = 0; i < count; i++)
+	{
+		if (n == 0 || idem_text_compare(topics[n - 1], topics[i]) != 0)
+			topics[n++] = topics[i];
+	}
 	return n;
+}
+
+static int
+compare_topics(const void *a, const void *b, void *arg)
+{
+	return idem_text_compare(*(const Datum *) a, *(const Datum *) b);
+}
+
+/*
+ * Take from some topics, beginning with one at random, so that each gets its
+ * turn.
+ */
+static void
+take_topics(Taking *taking, const Datum *topics, int count)
+{
+	int			start = 0;
+
+	if (count > 0)
+		start = pg_prng_uint64_range(&pg_global_prng_state, 0, count - 1);
+	for (int i = 0; i < count && taking->wanted > 0; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		take_topic(taking, topics[(start + i) % count]);
+	}
 }
 
 /*
@@ -266,6 +315,8 @@ take_lanes(Taking *taking, Datum topic, int64 from, bool below)
 {
 	IdemScan	scan;
 	ScanKeyData keys[3];
+	int64		current = 0;
+	int64		passed = PG_INT64_MIN;
 
 	if (taking->wanted == 0)
 		return;
@@ -286,27 +337,68 @@ take_lanes(Taking *taking, Datum topic, int64 from, bool below)
 	while (taking->wanted > 0 && idem_scan_next(&scan, ForwardScanDirection))
 	{
 		Datum	   *found = taking->outbox.row->tts_values;
-		Datum		lane = found[OUTBOX_LANE];
-		int			attempt = DatumGetInt32(found[OUTBOX_ATTEMPT]);
+		int64		lane = DatumGetInt64(found[OUTBOX_LANE]);
+		int64		id = DatumGetInt64(found[OUTBOX_ID]);
+		int			attempts = idem_outbox_attempts(found);
 
 		CHECK_FOR_INTERRUPTS();
+		if (lane != current)
+			passed = PG_INT64_MIN;
+		current = lane;
 
 		/*
 		 * This is the head of a lane, or the next one after messages that
 		 * have been taken or have died.  If it is not available, the rest of
 		 * the lane has to wait, and likewise if it keeps failing.
 		 */
-		if (!take_row(taking) ||
-			(attempt >= Max(idem_outbox_max_attempts / 2, 1) &&
-			 attempt < idem_outbox_max_attempts))
+		if (is_overtaken(taking, passed) || !take_row(taking) ||
+			(attempts >= Max(idem_outbox_max_attempts / 2, 1) &&
+			 attempts < idem_outbox_max_attempts))
 		{
 			ScanKeyEntryInitialize(&keys[2], 0, LANES_LANE,
 								   BTGreaterStrategyNumber, InvalidOid,
-								   InvalidOid, F_INT8GT, lane);
+								   InvalidOid, F_INT8GT, Int64GetDatum(lane));
 			idem_scan_restart(&scan, keys);
 		}
+		passed = id;
 	}
 	idem_scan_end(&scan);
+}
+
+/*
+ * Has a message come to stand before the one that was found, in its lane, that
+ * the transaction's snapshot does not see?  "passed" is the id of the last one
+ * of the lane that it does see.
+ */
+static bool
+is_overtaken(Taking *taking, int64 passed)
+{
+	Datum	   *found = taking->outbox.row->tts_values;
+	IdemScan	scan;
+	ScanKeyData keys[4];
+	bool		overtaken;
+
+	if (taking->newer_snapshot == NULL)
+		return false;
+
+	ScanKeyEntryInitialize(&keys[0], 0, LANES_TOPIC, BTEqualStrategyNumber,
+						   InvalidOid, C_COLLATION_OID, F_TEXTEQ,
+						   found[OUTBOX_TOPIC]);
+	ScanKeyEntryInitialize(&keys[1], 0, LANES_LANE, BTEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_INT8EQ,
+						   found[OUTBOX_LANE]);
+	ScanKeyEntryInitialize(&keys[2], 0, LANES_ID, BTGreaterStrategyNumber,
+						   InvalidOid, InvalidOid, F_INT8GT,
+						   Int64GetDatum(passed));
+	ScanKeyEntryInitialize(&keys[3], 0, LANES_ID, BTLessStrategyNumber,
+						   InvalidOid, InvalidOid, F_INT8LT,
+						   found[OUTBOX_ID]);
+	idem_scan_begin(&scan, &taking->newer, IDEM_OUTBOX_LANES,
+					taking->newer_snapshot, lengthof(keys));
+	idem_scan_restart(&scan, keys);
+	overtaken = idem_scan_next(&scan, ForwardScanDirection);
+	idem_scan_end(&scan);
+	return overtaken;
 }
 
 /*
@@ -322,7 +414,7 @@ take_row(Taking *taking)
 	IdemTable  *outbox = &taking->outbox;
 	Datum	   *found = outbox->row->tts_values;
 	int			attempt = DatumGetInt32(found[OUTBOX_ATTEMPT]);
-	IdemOutboxRow	row;
+	IdemOutboxRow row;
 	Datum		values[lengthof(take_columns)];
 	bool		nulls[lengthof(take_columns)];
 
@@ -330,12 +422,13 @@ take_row(Taking *taking)
 		return false;
 
 	idem_outbox_copy(outbox, &row);
-	if (attempt >= idem_outbox_max_attempts)
+	if (idem_outbox_attempts(found) >= idem_outbox_max_attempts ||
+		attempt == PG_INT32_MAX)
 	{
 		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum("dead"));
 		if (row.nulls[OUTBOX_LAST_ERROR])
 			idem_outbox_set(&row, OUTBOX_LAST_ERROR,
-					   CStringGetTextDatum("The last lease ran out."));
+							CStringGetTextDatum("The last lease ran out."));
 		if (idem_update(outbox, row.values, row.nulls,
 						false) != IDEM_WRITE_DONE)
 			return false;
@@ -345,7 +438,7 @@ take_row(Taking *taking)
 
 	idem_outbox_set(&row, OUTBOX_ATTEMPT, Int32GetDatum(attempt + 1));
 	idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
-			   TimestampTzGetDatum(taking->lease_expires_at));
+					TimestampTzGetDatum(taking->lease_expires_at));
 	if (idem_update(outbox, row.values, row.nulls, false) != IDEM_WRITE_DONE)
 		return false;
 

@@ -14,7 +14,6 @@
  */
 #include "postgres.h"
 
-#include "common/cryptohash.h"
 #include "common/sha2.h"
 #include "lib/stringinfo.h"
 #include "mb/pg_wchar.h"
@@ -190,16 +189,8 @@ static bytea *
 hash_request(StringInfo request)
 {
 	bytea	   *result = palloc(VARHDRSZ + PG_SHA256_DIGEST_LENGTH);
-	pg_cryptohash_ctx *ctx = pg_cryptohash_create(PG_SHA256);
 
-	if (pg_cryptohash_init(ctx) < 0 ||
-		pg_cryptohash_update(ctx, (uint8 *) request->data, request->len) < 0 ||
-		pg_cryptohash_final(ctx, (uint8 *) VARDATA(result),
-							PG_SHA256_DIGEST_LENGTH) < 0)
-		elog(ERROR, "could not compute %s hash: %s", "SHA256",
-			 pg_cryptohash_error(ctx));
-	pg_cryptohash_free(ctx);
-
+	idem_sha256(request->data, request->len, (uint8 *) VARDATA(result));
 	SET_VARSIZE(result, VARHDRSZ + PG_SHA256_DIGEST_LENGTH);
 	return result;
 }

@@ -54,7 +54,9 @@
  * pointer in between.
  *
  * Each write is followed by CommandCounterIncrement(), so that a later call
- * in the same SQL statement sees it and can update it.
+ * in the same SQL statement sees it and can update it.  So is what that
+ * statement itself, a superuser's DELETE say, has written when a call begins:
+ * a dirty snapshot sees it at once, so an MVCC snapshot must, too.
  *
  *-------------------------------------------------------------------------
  */
@@ -128,6 +130,7 @@ idem_table_open(IdemTable *table, IdemRelationId id, LOCKMODE lockmode)
 		PreventCommandIfParallelMode("an idempotency function that writes");
 		PreventCommandDuringRecovery("an idempotency function that writes");
 		idem_check_settings();
+		CommandCounterIncrement();
 	}
 
 	table->id = id;
@@ -257,6 +260,24 @@ idem_find_latest(IdemTable *table, const Datum *key)
 }
 
 /*
+ * Find the row as an MVCC snapshot sees it that is newer than the
+ * transaction's: for a caller whose rows must belong together.
+ *
+ * Raises 40001 where the transaction's snapshot must not see the row.
+ */
+bool
+idem_find_as_of(IdemTable *table, const Datum *key, Snapshot snapshot)
+{
+	bool		found;
+
+	take_siread_locks(table, key);
+	found = idem_find_visible(table, key, snapshot);
+	if (found)
+		accept_row(table);
+	return found;
+}
+
+/*
  * Find the version of the row that an MVCC snapshot sees.
  *
  * A transaction's snapshot may see two: one that others have deleted since,
@@ -276,6 +297,7 @@ idem_find_visible(IdemTable *table, const Datum *key, Snapshot snapshot)
 	index_endscan(scan);
 
 	table->holder = InvalidTransactionId;
+	table->speculative_token = 0;
 	if (found)
 		slot_getallattrs(table->row);
 	return found;
@@ -525,6 +547,7 @@ idem_scan_next(IdemScan *scan, ScanDirection direction)
 	if (!index_getnext_slot(scan->scan, direction, table->row))
 		return false;
 	table->holder = InvalidTransactionId;
+	table->speculative_token = 0;
 	slot_getallattrs(table->row);
 	return true;
 }

@@ -76,6 +76,8 @@ extern AttrNumber idem_first_key_column(IdemTable *table);
 
 extern IdemFind idem_find(IdemTable *table, const Datum *key);
 extern bool idem_find_latest(IdemTable *table, const Datum *key);
+extern bool idem_find_as_of(IdemTable *table, const Datum *key,
+							Snapshot snapshot);
 extern bool idem_find_visible(IdemTable *table, const Datum *key,
 							  Snapshot snapshot);
 

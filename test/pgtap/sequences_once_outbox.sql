@@ -400,7 +400,7 @@ SELECT is((SELECT state FROM idem_outbox WHERE payload = '"m4"'), 'dead',
 SELECT is(idem_outbox_requeue(ARRAY[pg_temp.id('m4'), pg_temp.id('m3'), -1]),
 	1, 'requeue: dead ones only');
 SELECT is(idem_outbox_requeue(), 1, 'requeue: all dead ones');
-SELECT is(pg_temp.taken(), '{m2/1,m4/1}'::text[],
+SELECT is(pg_temp.taken(), '{m2/3,m4/3}'::text[],
 	'requeued messages are in their old places, with all their attempts');
 SELECT is(idem_outbox_ack(ARRAY[pg_temp.id('m2'), pg_temp.id('m4')]), 2,
 	'and get through');
@@ -419,8 +419,6 @@ FROM (VALUES
 	($$idem_try_append(NULL, 'phone', 1)$$, '22004'),
 	($$idem_try_append('order', NULL, 1)$$, '22004'),
 	($$idem_try_append('order', 'phone', NULL)$$, '22004'),
-	($$idem_try_append('order', 'phone', 8, NULL)$$, '22004'),
-	($$idem_try_append('order', 'phone', 8, allow_gaps => NULL)$$, '22004'),
 	($$idem_try_append('', 'phone', 1)$$, '22023'),
 	($$idem_try_append('order', repeat('é', 128), 1)$$, '22023'),
 	($$idem_try_append('order', 'phone', 0)$$, '22023'),
@@ -447,9 +445,7 @@ FROM (VALUES
 	($$idem_publish('t', '1', repeat('k', 256))$$, '22023'),
 	($$idem_publish('t', '1', deliver_after => '-1 s')$$, '22023'),
 	($$idem_publish('t', '1', deliver_after => '300000 years')$$, '22008'),
-	('idem_outbox_take(NULL)', '22004'),
 	('idem_outbox_take(0)', '22023'),
-	('idem_outbox_take(lease => NULL)', '22004'),
 	($$idem_outbox_take(lease => '-1 s')$$, '22023'),
 	($$idem_outbox_take(topics => '{t,NULL}')$$, '22004'),
 	($$idem_outbox_take(topics => '{t,""}')$$, '22023'),
