@@ -11,8 +11,9 @@
  *
  * The counter only grows.  A committed value at or above the action id is
  * therefore final, whatever other transactions are about to do to the row,
- * and a stale call answers from it without a lock.  A newer call waits for a
- * concurrent writer of the row, and then looks again.
+ * and a stale call answers from it without a lock.  It reads the counter once
+ * more, with the state and with one snapshot, so that they belong together.  A
+ * newer call waits for a concurrent writer of the row, and then looks again.
  *
  *-------------------------------------------------------------------------
  */
@@ -101,8 +102,9 @@ static bool advance(IdemTable *versions, const Datum *key, int64 action_id,
 					int64 *last_action_id);
 static void act(const Datum *key, Intent intent, int64 action_id,
 				const Datum *excluded, int nexcluded, ActionState *state);
-static void read_state(IdemTable *versions, IdemTable *actions,
-					   const Datum *key, ActionState *state);
+static bool read_state(IdemTable *versions, IdemTable *actions,
+					   const Datum *key, int64 action_id,
+					   ActionState *state);
 static bool write_action(IdemTable *actions, const Datum *key, Intent intent,
 						 int64 action_id);
 static bool row_is_active(IdemTable *actions);
@@ -125,15 +127,17 @@ idem_try_advance(PG_FUNCTION_ARGS)
 	IdemTable	versions;
 	Datum		values[2];
 	bool		nulls[2] = {false, false};
+	bool		advanced;
 
 	entity_args(fcinfo, key);
 	action_id = action_id_arg(fcinfo, 3);
 
 	idem_table_open(&versions, IDEM_ACTION_VERSIONS, RowExclusiveLock);
-	values[0] = BoolGetDatum(advance(&versions, key, action_id,
-									 &last_action_id));
+	advanced = advance(&versions, key, action_id, &last_action_id);
 	idem_table_close(&versions);
 
+	idem_count(advanced ? IDEM_COUNT_ADVANCES : IDEM_COUNT_STALE_ADVANCES, 1);
+	values[0] = BoolGetDatum(advanced);
 	values[1] = Int64GetDatum(last_action_id);
 	PG_RETURN_DATUM(idem_result(fcinfo, &advance_row, values, nulls));
 }
@@ -272,10 +276,7 @@ advance(IdemTable *versions, const Datum *key, int64 action_id,
 			case IDEM_FIND_ROW:
 				*last_action_id = row_last_action_id(versions);
 				if (*last_action_id >= action_id)
-				{
-					idem_count(IDEM_COUNT_STALE_ADVANCES, 1);
 					return false;
-				}
 				done = idem_update(versions, values, nulls,
 								   true) == IDEM_WRITE_DONE;
 				break;
@@ -283,7 +284,6 @@ advance(IdemTable *versions, const Datum *key, int64 action_id,
 		if (done)
 		{
 			*last_action_id = action_id;
-			idem_count(IDEM_COUNT_ADVANCES, 1);
 			return true;
 		}
 	}
@@ -303,8 +303,12 @@ act(const Datum *key, Intent intent, int64 action_id,
 	idem_table_open(&versions, IDEM_ACTION_VERSIONS, RowExclusiveLock);
 	idem_table_open(&actions, IDEM_USER_ACTIONS, RowExclusiveLock);
 
-	state->processed = advance(&versions, key, action_id,
-							   &state->last_action_id);
+	do
+	{
+		state->processed = advance(&versions, key, action_id,
+								   &state->last_action_id);
+	} while (!state->processed &&
+			 !read_state(&versions, &actions, key, action_id, state));
 	if (state->processed)
 	{
 		IDEM_INJECTION_POINT("idem-advanced");
@@ -318,28 +322,35 @@ act(const Datum *key, Intent intent, int64 action_id,
 			(void) write_action(&actions, other, INTENT_OFF, action_id);
 		}
 	}
-	else
-		read_state(&versions, &actions, key, state);
 
 	idem_table_close(&actions);
 	idem_table_close(&versions);
+	idem_count(state->processed ? IDEM_COUNT_ADVANCES :
+			   IDEM_COUNT_STALE_ADVANCES, 1);
 }
 
 /*
- * Read the counter and an action's state with one snapshot, so that they
- * belong together.
+ * Read the counter and an action's state as they are now, with one snapshot.
+ * Returns false where the counter, which was above the action id, has gone.
+ *
+ * Raises 40001 where the transaction's snapshot must not see one of them.
  */
-static void
+static bool
 read_state(IdemTable *versions, IdemTable *actions, const Datum *key,
-		   ActionState *state)
+		   int64 action_id, ActionState *state)
 {
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	bool		found = idem_find_as_of(versions, key, snapshot);
 
-	if (idem_find_visible(versions, key, snapshot))
+	if (found)
+	{
 		state->last_action_id = row_last_action_id(versions);
-	state->is_active = idem_find_visible(actions, key, snapshot) &&
-		row_is_active(actions);
+		IDEM_INJECTION_POINT("idem-counter-read");
+		state->is_active = idem_find_as_of(actions, key, snapshot) &&
+			row_is_active(actions);
+	}
 	UnregisterSnapshot(snapshot);
+	return found && state->last_action_id >= action_id;
 }
 
 /*
@@ -356,7 +367,6 @@ write_action(IdemTable *actions, const Datum *key, Intent intent,
 	bool		done = false;
 
 	values[ACTIONS_LAST_ACTION_ID] = Int64GetDatum(action_id);
-	values[ACTIONS_UPDATED_AT] = TimestampTzGetDatum(GetCurrentTimestamp());
 	memcpy(&values[ACTIONS_USER_ID], key, KEY_LENGTH * sizeof(Datum));
 
 	while (!done)
@@ -369,6 +379,8 @@ write_action(IdemTable *actions, const Datum *key, Intent intent,
 			(intent == INTENT_FLIP &&
 			 !(found == IDEM_FIND_ROW && row_is_active(actions)));
 		values[ACTIONS_IS_ACTIVE] = BoolGetDatum(is_active);
+		values[ACTIONS_UPDATED_AT] =
+			TimestampTzGetDatum(GetCurrentTimestamp());
 
 		if (found == IDEM_FIND_PENDING)
 			idem_wait(actions);

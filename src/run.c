@@ -60,6 +60,9 @@ static IdemResultType run_row = {
 	.columns = {TEXTOID, INT4OID, JSONOID, TEXTOID},
 };
 
+/* One minute, which NULL stands for. */
+static Interval default_wait = {.time = USECS_PER_MINUTE};
+
 static Oid	check_handler(Oid handler);
 static char *handler_name(Oid handler);
 static void call_handler(Oid handler, Oid result_type, Datum request,
@@ -86,7 +89,8 @@ idem_run(PG_FUNCTION_ARGS)
 	handler = DatumGetObjectId(idem_required_arg(fcinfo, 2, "handler"));
 	request = idem_required_arg(fcinfo, 3, "request");
 	claim.ttl = idem_interval_arg(fcinfo, 4, "ttl");
-	claim.wait = idem_interval_arg(fcinfo, 5, "wait");
+	claim.wait = PG_ARGISNULL(5) ? &default_wait :
+		idem_interval_arg(fcinfo, 5, "wait");
 	result_type = check_handler(handler);
 	claim.request_hash =
 		PointerGetDatum(idem_hash_json_request("RUN", handler_name(handler),

@@ -176,6 +176,7 @@ my %kinds = (
 	batch => [ '', '3', '0' ],
 	set => [ '', 'true', 'false' ],
 	exclude => [ "SELECT FROM idem_set('ann', 'post', 'NAME', 'dislike', true, 1)", 'true', 'false' ],
+	stale => [ "SELECT FROM idem_set('ann', 'post', 'NAME', 'like', false, 9)", 'false', 'false', 'set' ],
 	append => [ '', 'appended', 'duplicate' ],
 	publish => [ '', 'published', 'published' ],
 	take => [ "SELECT idem_publish('NAME', '1')", '1', '0' ],
@@ -210,16 +211,17 @@ my @cases = map { my $kind = $_->[0]; map { [ $kind, $_ ] } @$_[ 1 .. $#$_ ] } (
 	[ 'finish', qw(found-latest update-heap) ],
 	[ 'run', qw(run-claimed run-handled) ],
 	[ 'once', qw(found insert-heap insert-index inserted) ],
-	[ 'renew', qw(found update-heap) ],
+	[ 'renew', qw(found update-locked update-heap) ],
 	[ 'batch', qw(once-token insert-index) ],
 	[ 'set', qw(found inserted advanced) ],
 	[ 'exclude', qw(inserted) ],
+	[ 'stale', qw(found counter-read) ],
 	[ 'append', qw(found inserted append-counted) ],
 	[ 'publish', qw(publish-numbered append-heap) ],
 	[ 'take', qw(update-locked update-heap taken) ],
 	[ 'lane', qw(update-locked update-heap taken) ],
-	[ 'ack', qw(found-latest update-heap) ],
-	[ 'requeue', qw(found-latest update-heap) ],
+	[ 'ack', qw(found-latest update-locked update-heap) ],
+	[ 'requeue', qw(found-latest update-locked update-heap) ],
 	[ 'cleanup', qw(cleanup-found deleted) ],
 	[ 'forget', qw(found-latest deleted) ],
 	[ 'release', qw(found-latest deleted) ],
@@ -367,17 +369,19 @@ foreach my $case (@cases)
 # What a call answers if another one is made and ends while it is reading.
 sub overtaken
 {
-	my ($call, $other, $answer, $title) = @_;
+	my ($call, $other, $answer, $title, $point, $level) = @_;
 
-	return overtaken_at('idem-found', $call, sub { sql("SELECT FROM $other") }, $answer, $title);
+	return overtaken_at($point || 'idem-found', $call, sub { sql("SELECT FROM $other") },
+		$answer, $title, $level);
 }
 
 sub overtaken_at
 {
-	my ($point, $call, $other, $answer, $title) = @_;
+	my ($point, $call, $other, $answer, $title, $level) = @_;
 	my $session = session($node);
 
 	sql("SELECT injection_points_attach('$point', 'wait')");
+	$session->run('BEGIN ISOLATION LEVEL ' . ($level || 'READ COMMITTED'));
 	$session->send("SELECT $call");
 	until_waiting_at($point, $session->pid);
 	sql("SELECT injection_points_detach('$point')");
@@ -392,6 +396,17 @@ sql("SELECT FROM idem_set('ann', 'post', 'answer', 'like', true, 10)");
 overtaken("* FROM idem_set('ann', 'post', 'answer', 'like', true, 5)",
 	"idem_set('ann', 'post', 'answer', 'like', false, 20)",
 	'f|20|f', 'a stale call that is overtaken answers from one snapshot');
+overtaken("* FROM idem_set('ann', 'post', 'answer', 'like', true, 5)",
+	"idem_set('ann', 'post', 'answer', 'like', true, 30)",
+	'f|20|f', '... also where that is between the counter and the state',
+	'idem-counter-read');
+overtaken("* FROM idem_set('ann', 'post', 'answer', 'like', true, 5)",
+	"idem_set('ann', 'post', 'answer', 'like', false, 40)",
+	'ERROR 40001', '... and fails where it must not see what has overtaken it',
+	'idem-found', 'REPEATABLE READ');
+overtaken("* FROM idem_set('ann', 'post', 'answer', 'like', true, 5)",
+	"idem_forget('ann', 'no-such-key-at-all')",
+	'f|40|f', '... not where nothing has', 'idem-found', 'REPEATABLE READ');
 
 # A sequence number and a version that belong together
 sql("SELECT FROM idem_try_append('answer', 'c', 1)");
@@ -408,6 +423,36 @@ overtaken_at('idem-found-pending', "outcome FROM idem_claim('shop', 'answer-0123
 	sub { $writer->run('COMMIT') },
 	'replay', 'a record is not taken for one that is being inserted');
 $writer->quit;
+
+# A twin that is stopped between its two writes, on an aggregate that is there,
+# and on a new one.  Nobody waits for it who was not told to, nor for longer.
+sql("SELECT FROM idem_try_append('fired', 'tablet', 1)");
+foreach my $aggregate ('fired', 'fired at first')
+{
+	my $twin = session($node);
+	my $event = "idem_try_append('$aggregate', 'phone', 1";
+	my $waiter = session($node);
+	my $queue = session($node);
+
+	sql("SELECT injection_points_attach('idem-append-counted', 'wait')");
+	$twin->run('BEGIN');
+	$twin->send("SELECT outcome FROM $event)");
+	until_waiting_at('idem-append-counted', $twin->pid);
+	sql("SELECT injection_points_detach('idem-append-counted')");
+	is(sql("SELECT outcome FROM $event)"), 'in_flight', "$aggregate: a twin between its writes is in flight");
+	is(sql("SELECT outcome FROM $event, wait => '1 ms')"), 'in_flight', '... also when the wait is over');
+	$queue->send("SELECT outcome FROM idem_try_append('$aggregate', 'desk', 1)");
+	$waiter->send("SELECT outcome FROM $event, wait => '10 minutes')");
+	wait_for_block($node, $queue->pid, $waiter->pid);
+	sql("SELECT injection_points_wakeup('idem-append-counted')");
+	is($twin->result, 'appended', '... and appends');
+	wait_for_block($node, $queue->pid, $waiter->pid);
+	is(sql("SELECT outcome FROM $event)"), 'in_flight', '... and is in flight until its transaction ends');
+	$twin->run('COMMIT');
+	is($waiter->result, 'duplicate', '... for which the patient wait');
+	is($queue->result, 'appended', '... and other clients');
+	$_->quit foreach ($twin, $waiter, $queue);
+}
 
 $node->command_ok(
 	[ 'pg_amcheck', '--install-missing', '--heapallindexed', '--rootdescend', 'postgres' ],

@@ -192,6 +192,50 @@ is( $node->safe_psql('postgres',
 	'', 'takeover: the last one holds the key');
 
 #
+# One event, fired by many at once
+#
+
+# All hold their transactions open, so whoever slept on the winner would do so
+# until its lock_timeout.  The aggregate is there; it is new; it is somebody
+# else's until all have asked.
+sub fire
+{
+	my ($aggregate, $seq, $wait) = @_;
+
+	return <<"SQL";
+SET lock_timeout = '10s';
+BEGIN;
+SELECT outcome FROM idem_try_append('$aggregate', 'phone', $seq, wait => $wait);
+SQL
+}
+
+my $losers = $clients - 1;
+$node->safe_psql('postgres', "SELECT idem_try_append('fired', 'tablet', 1)");
+foreach my $round (1 .. 10)
+{
+	my $wait = $round % 2 ? 'NULL' : "'1 millisecond'";
+	my $aggregate = $round > 8 ? "fired-new-$round" : 'fired';
+
+	@answers = run_together(map { fire($aggregate, $round, $wait) } @sessions);
+	is(tally(@answers), "1 appended, $losers in_flight",
+		"event $round: one appends, and no other sleeps on it, wait $wait");
+	$_->run('COMMIT') foreach @sessions;
+}
+
+my $other = session($node);
+$other->run("BEGIN; SELECT idem_try_append('fired', 'tablet', 2)");
+$_->send(fire('fired', 20, 'NULL')) foreach @sessions;
+my $pids = join(',', map { $_->pid } @sessions);
+$node->poll_query_until('postgres', "SELECT count(*) = $losers FROM pg_stat_activity
+	 WHERE pid IN ($pids) AND state = 'idle in transaction' AND query ~ '^;'")
+  or die 'more than one queue behind another client';
+$other->run('COMMIT');
+is(tally(map { $_->result } @sessions), "1 appended, $losers in_flight",
+	'event: one queues behind another client, the others do not');
+$_->run('COMMIT; RESET lock_timeout') foreach @sessions;
+$other->quit;
+
+#
 # Intents that arrive in any order
 #
 
@@ -314,6 +358,46 @@ is( $node->safe_psql('postgres',
 		"SELECT entity_id, last_action_id FROM idem_action_versions WHERE entity_type = 'feed'
 		 EXCEPT SELECT entity, max(action_id) FROM advances GROUP BY entity"),
 	'', 'advance: and what was rolled back has not happened');
+
+#
+# A stale call answers from one moment, and not from after its snapshot
+#
+
+# The action is active as long as the counter is even.
+$node->safe_psql('postgres', <<'SQL');
+CREATE SEQUENCE flips MINVALUE 0;
+SELECT idem_set('u', 'post', 'flipped', 'like', true, nextval('flips'));
+
+CREATE FUNCTION stale() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+	found record;
+	seen bigint;
+BEGIN
+	SELECT last_action_id INTO seen FROM idem_action_versions WHERE entity_id = 'flipped';
+	SELECT * INTO found FROM idem_set('u', 'post', 'flipped', 'like', true, 0);
+	IF found.processed OR found.is_active <> (found.last_action_id % 2 = 0) THEN
+		RAISE 'they do not belong together: %', found;
+	END IF;
+	IF current_setting('transaction_isolation') <> 'read committed' AND found.last_action_id <> seen THEN
+		RAISE 'after the snapshot, which sees %: %', seen, found;
+	END IF;
+EXCEPTION
+	WHEN serialization_failure THEN
+		IF current_setting('transaction_isolation') = 'read committed' THEN
+			RAISE;
+		END IF;
+END
+$$;
+SQL
+$transactions = finish_pgbench(start_pgbench($node, 'postgres',
+		{
+			'flip@2' => "SELECT nextval('flips') AS id \\gset\n"
+			  . "SELECT FROM idem_set('u', 'post', 'flipped', 'like', :id % 2 = 0, :id);\n",
+			'stale@4' => "SELECT stale();\n",
+			'stale-repeatable@2' => "BEGIN ISOLATION LEVEL REPEATABLE READ;\nSELECT stale();\nCOMMIT;\n",
+		},
+		'-c', '16', '-j', '2', '-T', '3'));
+cmp_ok($transactions, '>', 100, 'stale: an answer from one moment, and not from after the snapshot');
 
 #
 # Everything at once
