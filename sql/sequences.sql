@@ -190,6 +190,23 @@ SELECT version, event FROM events ORDER BY version;
 DROP FUNCTION append_event;
 DROP TABLE events;
 
+-- A superuser who deletes a row in the statement that appends gets an answer, too.
+SET statement_timeout = '20s';
+SELECT outcome FROM idem_try_append('deleted', 'phone', 1);
+WITH gone AS (DELETE FROM idem_client_sequences WHERE aggregate = 'deleted' RETURNING aggregate)
+	SELECT idem_try_append(aggregate, 'phone', 1) FROM gone;
+WITH gone AS (DELETE FROM idem_aggregates WHERE aggregate = 'deleted' RETURNING aggregate)
+	SELECT idem_try_append(aggregate, 'phone', 2) FROM gone;
+WITH moved AS (UPDATE idem_aggregates SET version = 40 WHERE aggregate = 'deleted' RETURNING aggregate)
+	SELECT idem_try_append(aggregate, 'phone', 3) FROM moved;
+RESET statement_timeout;
+
+--
+-- NULL stands for the default
+--
+SELECT * FROM idem_try_append('nulls', 'phone', 2, NULL, NULL, NULL, NULL);
+SELECT * FROM idem_try_append('nulls', 'phone', 3, NULL);
+
 --
 -- wait: nothing to wait for, no waiting
 --
@@ -228,8 +245,6 @@ SELECT idem_last_client_seq('limits', 'robot');
 SELECT pg_temp.error_of($$ SELECT idem_try_append(NULL, 'phone', 1) $$);
 SELECT pg_temp.error_of($$ SELECT idem_try_append('bad', NULL, 1) $$);
 SELECT pg_temp.error_of($$ SELECT idem_try_append('bad', 'phone', NULL) $$);
-SELECT pg_temp.error_of($$ SELECT idem_try_append('bad', 'phone', 1, NULL) $$);
-SELECT pg_temp.error_of($$ SELECT idem_try_append('bad', 'phone', 1, allow_gaps => NULL) $$);
 SELECT pg_temp.error_of($$ SELECT idem_try_append('', 'phone', 1) $$);
 SELECT pg_temp.error_of($$ SELECT idem_try_append('bad', '', 1) $$);
 SELECT pg_temp.error_of($$ SELECT idem_try_append(repeat('g', 256), 'phone', 1) $$);

@@ -14,6 +14,31 @@
  * have had to write the aggregate in between.  No other order of steps lets
  * a call end without an append and without anything to undo.
  *
+ * A call queues behind another client's append as an UPDATE does, but it must
+ * not sleep on its twin, an append for the same client, if it was not told to
+ * wait.  From the row of the aggregate alone it cannot tell the two apart: the
+ * twin may be between its two writes.  So whoever means to write, or to queue,
+ * has to have the key lock of the sequence (key_lock.c), from before it looks
+ * for the last time until it has written both or has given up:
+ *
+ * - Who does not get the lock has met its twin, in the middle of its call, and
+ *	 answers "in_flight"; or, with "wait", sleeps on the lock until the deadline
+ *	 and then looks again, with the lock.
+ * - Who has it sees all that a twin has written.  Where the aggregate is as
+ *	 before, and nobody is writing it, there is nothing.  Otherwise it looks
+ *	 again: a sequence that another transaction is writing is in flight, and
+ *	 the lock is released before anybody sleeps on that.  If it is not, whoever
+ *	 holds the aggregate is another client's, and stays so, since no twin gets
+ *	 further than to the lock.
+ * - A transaction that has written the aggregate itself needs no lock: its row
+ *	 keeps out everybody else.  If it had to have it, it could not append for a
+ *	 client that queues behind it.  (That one sleeps on, though its twin is in
+ *	 flight now: it has to wait for the end of the same transaction.)
+ *
+ * The lock is never kept beyond a call, so prepared transactions have none; an
+ * error releases it.  Waiting for an aggregate with the lock held can be part
+ * of a deadlock, as any wait for a row can.
+ *
  * A committed sequence number is final, because it only grows: what lies at
  * or below it is a duplicate, whatever another transaction is about to do.
  * A transaction that is waiting for its synchronous standby still counts as
@@ -33,6 +58,7 @@
 
 #include "compat.h"
 #include "idempotency.h"
+#include "key_lock.h"
 #include "stats.h"
 #include "store.h"
 
@@ -52,9 +78,6 @@ enum
 	SEQUENCES_CLIENT_ID,
 	SEQUENCES_NUM_COLUMNS,
 };
-
-/* How long a twin may need from its first write to its second. */
-#define TWIN_MS		10
 
 typedef enum AppendOutcome
 {
@@ -97,8 +120,10 @@ static int64 found_last_seq(IdemTable *sequences);
 static void append_args(FunctionCallInfo fcinfo, AppendRequest *request);
 static AppendOutcome try_append(const AppendRequest *request,
 								IdemTable *aggregates, IdemTable *sequences,
-								TransactionId *suspect,
+								IdemKeyLock *lock,
 								int64 *last_seq, int64 *version);
+static bool wait_for_twin(const AppendRequest *request, IdemTable *sequences,
+						  IdemKeyLock *lock, TimestampTz deadline);
 static IdemFind find_version(IdemTable *aggregates, const Datum *key,
 							 int64 *version);
 static AppendOutcome answer_at(AppendOutcome outcome, IdemTable *aggregates,
@@ -121,7 +146,7 @@ idem_try_append(PG_FUNCTION_ARGS)
 	TimestampTz wait_until;
 	IdemTable	aggregates;
 	IdemTable	sequences;
-	TransactionId suspect = InvalidTransactionId;
+	IdemKeyLock lock = {0};
 	int64		last_seq;
 	int64		version;
 	Datum		values[3];
@@ -136,15 +161,16 @@ idem_try_append(PG_FUNCTION_ARGS)
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		outcome = try_append(&request, &aggregates, &sequences, &suspect,
+		outcome = try_append(&request, &aggregates, &sequences, &lock,
 							 &last_seq, &version);
 		if (outcome == UNDECIDED)
 			continue;
 		if (outcome == IN_FLIGHT && wait_until > now &&
-			idem_wait_until(&sequences, wait_until))
+			wait_for_twin(&request, &sequences, &lock, wait_until))
 			continue;
 		break;
 	}
+	idem_key_unlock(&lock);
 	idem_table_close(&sequences);
 	idem_table_close(&aggregates);
 
@@ -185,7 +211,7 @@ found_last_seq(IdemTable *sequences)
 }
 
 /*
- * Raises 22004, 22023.
+ * The arguments; NULL stands for the default.  Raises 22004, 22023.
  */
 static void
 append_args(FunctionCallInfo fcinfo, AppendRequest *request)
@@ -194,13 +220,11 @@ append_args(FunctionCallInfo fcinfo, AppendRequest *request)
 	request->key[1] = idem_name_arg(fcinfo, 1, "client_id");
 	request->first_seq = DatumGetInt64(idem_required_arg(fcinfo, 2,
 														 "client_seq"));
-	request->event_count = DatumGetInt32(idem_required_arg(fcinfo, 3,
-														   "event_count"));
+	request->event_count = PG_ARGISNULL(3) ? 1 : PG_GETARG_INT32(3);
 	request->has_expected_version = !PG_ARGISNULL(4);
 	if (request->has_expected_version)
 		request->expected_version = PG_GETARG_INT64(4);
-	request->allow_gaps = DatumGetBool(idem_required_arg(fcinfo, 5,
-														 "allow_gaps"));
+	request->allow_gaps = PG_ARGISNULL(5) || PG_GETARG_BOOL(5);
 
 	if (request->first_seq < 1)
 		ereport(ERROR,
@@ -222,12 +246,12 @@ append_args(FunctionCallInfo fcinfo, AppendRequest *request)
  * Decide about an append as things stand, and carry it out.
  *
  * Sets the sequence number and the version that the outcome rests on, or has
- * led to.  With IN_FLIGHT, sequences->holder is whom to wait for.  "suspect"
- * is the holder of the aggregate that we have given time already.
+ * led to.  With IN_FLIGHT, sequences->holder is whom to wait for, or else
+ * whoever has the lock.  May leave with the lock held.
  */
 static AppendOutcome
 try_append(const AppendRequest *request, IdemTable *aggregates,
-		   IdemTable *sequences, TransactionId *suspect,
+		   IdemTable *sequences, IdemKeyLock *lock,
 		   int64 *last_seq, int64 *version)
 {
 	AppendOutcome outcome = UNDECIDED;
@@ -235,6 +259,7 @@ try_append(const AppendRequest *request, IdemTable *aggregates,
 	IdemFind	sequence;
 	Datum		values[AGGREGATES_NUM_COLUMNS];
 	bool		nulls[AGGREGATES_NUM_COLUMNS] = {0};
+	bool		conflict;
 	bool		written;
 
 	aggregate = find_version(aggregates, request->key, version);
@@ -256,25 +281,29 @@ try_append(const AppendRequest *request, IdemTable *aggregates,
 	if (outcome != UNDECIDED)
 		return answer_at(outcome, aggregates, request->key, *version);
 
-	/*
-	 * Queue behind another client's append, as an UPDATE would.  But it may
-	 * be our twin, between its two writes: so first wait a moment only, and
-	 * look again.
-	 */
-	if (TransactionIdIsValid(aggregates->holder))
+	conflict = request->has_expected_version &&
+		request->expected_version != *version;
+	if (conflict && !TransactionIdIsValid(aggregates->holder))
+		return answer_at(VERSION_CONFLICT, aggregates, request->key, *version);
+
+	if (!lock->held &&
+		!(aggregate == IDEM_FIND_ROW && aggregates->row_is_own))
 	{
-		if (TransactionIdEquals(aggregates->holder, *suspect))
-			idem_wait(aggregates);
-		else
-		{
-			*suspect = aggregates->holder;
-			idem_wait_briefly(aggregates, TWIN_MS);
-		}
+		int64		now;
+
+		if (!idem_key_lock(lock, sequences, request->key))
+			return answer_at(IN_FLIGHT, aggregates, request->key, *version);
+		aggregate = find_version(aggregates, request->key, &now);
+		if (now != *version || TransactionIdIsValid(aggregates->holder))
+			return UNDECIDED;
+	}
+
+	/* Another client's append; an update queues behind it by itself. */
+	if (aggregate == IDEM_FIND_PENDING || conflict)
+	{
+		idem_wait(aggregates);
 		return UNDECIDED;
 	}
-	if (request->has_expected_version &&
-		request->expected_version != *version)
-		return answer_at(VERSION_CONFLICT, aggregates, request->key, *version);
 
 	if (pg_add_s64_overflow(*version, request->event_count, version))
 		ereport(ERROR,
@@ -294,6 +323,21 @@ try_append(const AppendRequest *request, IdemTable *aggregates,
 	write_sequence(sequences, sequence, request);
 	*last_seq = request->last_seq;
 	return APPENDED;
+}
+
+/*
+ * Sleep, after IN_FLIGHT, until it is worth to look again, but not past
+ * "deadline".  Returns false if it was not by then.  May leave with the lock
+ * held.
+ */
+static bool
+wait_for_twin(const AppendRequest *request, IdemTable *sequences,
+			  IdemKeyLock *lock, TimestampTz deadline)
+{
+	if (!TransactionIdIsValid(sequences->holder))
+		return idem_key_lock_until(lock, sequences, request->key, deadline);
+	idem_key_unlock(lock);
+	return idem_wait_until(sequences, deadline);
 }
 
 /*

@@ -73,8 +73,6 @@
 #include "common/hashfn.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
-#include "pgstat.h"
-#include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "storage/procarray.h"
 #include "utils/fmgroids.h"
@@ -757,23 +755,6 @@ idem_wait(IdemTable *table)
 						  XLTW_Lock);
 	else
 		(void) lock_row(table, table->lock_mode, LockWaitBlock, &failure);
-}
-
-/*
- * Sleep until table->holder has ended, but for a few milliseconds only; that
- * is not worth a subtransaction, as idem_wait_until() needs.
- */
-void
-idem_wait_briefly(IdemTable *table, int ms)
-{
-	while (ms-- > 0 && TransactionIdIsInProgress(table->holder))
-	{
-		CHECK_FOR_INTERRUPTS();
-		(void) WaitLatch(MyLatch,
-						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 1, PG_WAIT_EXTENSION);
-		ResetLatch(MyLatch);
-	}
 }
 
 /*

@@ -95,7 +95,6 @@ extern IdemWrite idem_update(IdemTable *table, Datum *values, bool *nulls,
 extern IdemWrite idem_delete(IdemTable *table, bool wait);
 
 extern void idem_wait(IdemTable *table);
-extern void idem_wait_briefly(IdemTable *table, int ms);
 extern bool idem_wait_until(IdemTable *table, TimestampTz deadline);
 
 #endif							/* IDEMPOTENCY_STORE_H */

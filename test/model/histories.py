@@ -486,7 +486,21 @@ def histories(callers, rows):
             first = [tx.first] if tx.first and tx.level != 'rc' else []
             for subject, views in seen.items():
                 found[subject][number] += first + views + [tx.end]
+    mark_twins(calls)
     return found
+
+
+def mark_twins(calls):
+    """An append may be told that it has met another in the middle of it."""
+    appends = defaultdict(list)
+    for call in calls:
+        if call.name == 'append':
+            appends[call.args[:2]].append(call)
+    for alike in appends.values():
+        for call in alike:
+            call.twins = call.answer and call.answer[0][0] == 'in_flight' and \
+                any(other.asked < call.told and call.asked < other.told
+                    for other in alike if other.tx is not call.tx)
 
 
 def owner(table, row):

@@ -72,6 +72,7 @@ class Call(Point):
     """"answer": rows; an SQLSTATE that is an answer; None if it is lost."""
 
     answer = None
+    twins = False               # others appended for this client meanwhile
 
     def __init__(self, tx, asked, name, args):
         super().__init__(tx, asked)
@@ -83,6 +84,7 @@ class Call(Point):
         tx = model.transaction(self.tx)
         model.begin_statement(tx)
         model.now, model.until = self.asked, self.told
+        model.twins = self.twins
         try:
             generator = getattr(model, self.name)(tx, *self.args)
             wait = generator.send(None)
@@ -125,6 +127,10 @@ class Possible(Model):
         self.token = 0          # the highest of a claim that was committed
         self.until = 0          # when the call was told, at the latest
         self.acked = set()      # messages
+        self.twins = False      # may the call have met one?
+
+    def twin_at(self, key):
+        return self.twins and self.chance()
 
     def transaction(self, tx):
         if tx.number not in self.open:

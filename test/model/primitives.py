@@ -9,8 +9,8 @@ Refused.  Rows are dictionaries and never changed, only replaced.
 
 from itertools import product
 
-from store import (NONE, ROW, SECOND, Moment, Refused, Store, Time, Token,
-                   Wait)
+from store import (NONE, ROW, SECOND, LockWait, Moment, Refused, Store, Time,
+                   Token, Wait)
 
 HOUR = 3600 * SECOND
 DEFAULT_TTL = 24 * HOUR
@@ -31,8 +31,9 @@ COLUMNS = {
     'aggregates': 'version aggregate'.split(),
     'client_sequences': 'last_client_seq aggregate client_id'.split(),
     'tokens': 'expires_at scope token'.split(),
-    'outbox': ('id created_at available_at acked_at attempt message_id state '
-               'topic message_key payload headers last_error').split(),
+    'outbox': ('id created_at available_at acked_at attempt attempts_before '
+               'message_id state topic message_key payload headers '
+               'last_error').split(),
 }
 
 LOOKUP = ('state attempt request_hash response_status response_headers '
@@ -49,6 +50,7 @@ class Model(Store):
         self.retention = TOKEN_TTL      # idempotency.outbox_retention
         self.last_token = 0             # the highest that was seen
         self.moments = []               # of the call that is being made
+        self.key_locks = {}             # key -> transaction, of who queues
 
     def moment(self):
         moment = Moment(self.now)
@@ -317,6 +319,10 @@ class Model(Store):
     # Client sequences
     #
 
+    def twin_at(self, key):
+        """The transaction that is in the middle of a call for this key."""
+        return self.key_locks.get(key)
+
     def append(self, tx, aggregate, client, first, count, expected, gaps,
                wait):
         self.check_writes(tx)
@@ -324,7 +330,7 @@ class Model(Store):
         agg_key = ('aggregates', aggregate)
         end = first + count - 1
         while True:
-            found, row, agg_holder = self.find(tx, agg_key)
+            _, row, agg_holder = self.find(tx, agg_key)
             version = row['version'] if row else 0
             found, row, holder = self.find(tx, seq_key)
             last = row['last_client_seq'] if row else 0
@@ -338,12 +344,21 @@ class Model(Store):
                 return 'overlap', last, version
             if not gaps and first != last + 1:
                 return 'gap', last, version
-            if agg_holder:
-                yield Wait(agg_holder, agg_key)
-                continue
-            if expected is not None and expected != version:
+            if not agg_holder and expected not in (None, version):
                 return 'version_conflict', last, version
-            break
+            twin = None if agg_key in tx.writes else self.twin_at(seq_key)
+            if twin:
+                if wait and (yield LockWait(twin, seq_key, wait,
+                                            self.key_locks)):
+                    continue
+                return 'in_flight', last, version
+            if not agg_holder:
+                break
+            self.key_locks[seq_key] = tx
+            try:
+                yield Wait(agg_holder, agg_key)
+            finally:
+                del self.key_locks[seq_key]
         self.write(tx, agg_key, dict(version=version + count,
                                      aggregate=aggregate))
         self.write(tx, seq_key, dict(last_client_seq=end, aggregate=aggregate,
@@ -362,7 +377,6 @@ class Model(Store):
     def once(self, tx, scope, token, ttl):
         self.check_writes(tx)
         key = ('tokens', scope, token)
-        moment = self.moment()
         while True:
             found, row, holder = self.find(tx, key)
             if found == ROW and not self.is_past(row['expires_at']):
@@ -371,7 +385,7 @@ class Model(Store):
                 break
             yield Wait(holder, key)
         ttl = TOKEN_TTL if ttl is None else ttl
-        self.write(tx, key, dict(expires_at=Time(moment, ttl),
+        self.write(tx, key, dict(expires_at=Time(self.moment(), ttl),
                                  scope=scope, token=token))
         return True,
 
@@ -400,9 +414,9 @@ class Model(Store):
             self.write(tx, ('outbox', ident), dict(
                 id=ident, created_at=Time(moment, 0),
                 available_at=Time(moment, delay or 0), acked_at=None,
-                attempt=0, message_id=message_id, state='pending',
-                topic=topic, message_key=message_key, payload=payload,
-                headers=headers, last_error=None))
+                attempt=0, attempts_before=0, message_id=message_id,
+                state='pending', topic=topic, message_key=message_key,
+                payload=payload, headers=headers, last_error=None))
 
         return accept
         yield
@@ -420,11 +434,17 @@ class Model(Store):
         """
         What a take without a limit would take or, after the last attempt,
         declare dead, as lists that each leave in order; and those keys that
-        come to a message without a key, each by itself.
+        come to a message without a key, each by itself.  What an old snapshot
+        does not see stops those behind it.
         """
         lanes, stopped = {}, set()
-        for key, row in self.outbox(tx):
-            if row['state'] != 'pending' or \
+        visible = dict(self.outbox(tx))
+        for key in sorted(visible.keys() | self.table('outbox').keys()):
+            row = visible.get(key)
+            seen = row is not None and row['state'] == 'pending'
+            if not seen and tx.level != 'rc' and key not in tx.writes:
+                row = self.latest(key)[1]
+            if row is None or row['state'] != 'pending' or \
                     (topics is not None and row['topic'] not in topics):
                 continue
             lane = (row['topic'], row['message_key'])
@@ -432,12 +452,12 @@ class Model(Store):
                 lane = key
             if lane in stopped:
                 continue
-            if not (self.is_past(row['available_at']) and
+            if not (seen and self.is_past(row['available_at']) and
                     self.is_writable(tx, key)):
                 stopped.add(lane)
                 continue
             lanes.setdefault(lane, []).append((key, row))
-            if max(MAX_ATTEMPTS // 2, 1) <= row['attempt'] < MAX_ATTEMPTS:
+            if max(MAX_ATTEMPTS // 2, 1) <= attempts(row) < MAX_ATTEMPTS:
                 stopped.add(lane)
         return lanes
 
@@ -456,7 +476,7 @@ class Model(Store):
             order = [answered[0] for answered in answer]
             for lane in lanes.values():
                 ids = [key[1] for key, row in lane
-                       if row['attempt'] < MAX_ATTEMPTS]
+                       if attempts(row) < MAX_ATTEMPTS]
                 taken = [ident for ident in order if ident in ids]
                 if taken != ids[:len(taken)]:
                     return 'out of order: %s of %s' % (taken, ids)
@@ -473,7 +493,7 @@ class Model(Store):
                                 'created_at')), got.pop(ident)):
                             return 'not this message: %s' % row
                         self.write(tx, key, row)
-                    elif row['attempt'] >= MAX_ATTEMPTS:
+                    elif attempts(row) >= MAX_ATTEMPTS:
                         must = len(order) < limit or \
                             any(later > ident for later in taken)
                         if must or is_dead(ident):
@@ -485,7 +505,7 @@ class Model(Store):
                 if row['message_key'] is earlier['message_key'] is None and \
                         row['topic'] == earlier['topic'] and \
                         key[1] in order and other[1] not in order and \
-                        earlier['attempt'] < MAX_ATTEMPTS and \
+                        attempts(earlier) < MAX_ATTEMPTS and \
                         earlier['available_at'].is_before(row['available_at']):
                     return 'passed over: %s' % earlier
             if got or len(order) > limit or len(set(order)) != len(order):
@@ -500,15 +520,14 @@ class Model(Store):
         acked = 0
         for ident in sorted(idents):
             key = ('outbox', ident)
-            moment = self.moment()
             while True:
                 row, holder = self.find_latest(tx, key)
                 if row is None or row['state'] == 'acked':
                     break
                 if not holder:
                     acked += 1
-                    self.write(tx, key, dict(row, state='acked',
-                                             acked_at=Time(moment, 0)))
+                    self.write(tx, key, dict(row, state='acked', acked_at=Time(
+                        self.moment(), 0)))
                     break
                 yield Wait(holder, key)
         return acked,
@@ -516,21 +535,22 @@ class Model(Store):
     def nack(self, tx, ident, error, pause, attempt):
         self.check_writes(tx)
         key = ('outbox', ident)
-        moment = self.moment()
         while True:
             row, holder = self.find_latest(tx, key)
             if row is None or row['state'] == 'acked' or \
-                    attempt not in (None, row['attempt']):
+                    attempt not in (None, row['attempt']) or \
+                    attempt is not None and attempts(row) == 0:
                 return 'lost',
             if row['state'] == 'dead':
                 return 'dead',
             if not holder:
                 break
             yield Wait(holder, key)
-        state = 'pending' if row['attempt'] < MAX_ATTEMPTS else 'dead'
+        state = 'pending' if attempts(row) < MAX_ATTEMPTS else 'dead'
+        moment = self.moment()
         available = Time(moment, pause or 0)
         if pause is None:
-            backoff = BACKOFF * 2 ** max(row['attempt'] - 1, 0)
+            backoff = BACKOFF * 2 ** max(attempts(row) - 1, 0)
             available = Time(moment, backoff // 2, backoff)
         self.write(tx, key, dict(row, state=state, available_at=available,
                                  last_error=row['last_error']
@@ -545,7 +565,6 @@ class Model(Store):
                       if row['state'] == 'dead']
         for ident in sorted(idents):
             key = ('outbox', ident)
-            moment = self.moment()
             while True:
                 row, holder = self.find_latest(tx, key)
                 if row is None or row['state'] != 'dead':
@@ -553,8 +572,8 @@ class Model(Store):
                 if not holder:
                     count += 1
                     self.write(tx, key, dict(
-                        row, state='pending', attempt=0,
-                        available_at=Time(moment, 0)))
+                        row, state='pending', attempts_before=row['attempt'],
+                        available_at=Time(self.moment(), 0)))
                     break
                 yield Wait(holder, key)
         return count,
@@ -581,6 +600,11 @@ class Model(Store):
                 self.write(tx, key, None)
         return tuple(counts.values())
         yield
+
+
+def attempts(row):
+    """How often the message was taken since it was published or requeued."""
+    return row['attempt'] - row['attempts_before']
 
 
 def matches(expected, found):

@@ -143,6 +143,17 @@ class Wait:
             (self.level.ended and not self.level.released)
 
 
+class LockWait(Wait):
+    """Likewise, until "holder" lets go of a lock, which is for calls only."""
+
+    def __init__(self, holder, key, limit, locks):
+        super().__init__(holder, key, limit)
+        self.locks = locks
+
+    def is_over(self):
+        return self.locks.get(self.key) is not self.holder
+
+
 class Store:
     """All rows; a key is a tuple of the table's name and the primary key."""
 
@@ -220,6 +231,8 @@ class Store:
         A sleeper waits for the writer of the version that it has found: of
         the first one after a committed row, or of the latest of a new row.
         """
+        if isinstance(wait, LockWait):
+            return
         levels = [(level, before) for key, before, level in wait.holder.undo
                   if key == wait.key]
         after = [before for level, before in levels[1:]]

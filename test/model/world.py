@@ -27,7 +27,6 @@ from store import (MARGIN, SECOND, Ambiguous, Moment, Refused, Time,
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 MICROSECOND = timedelta(microseconds=1)
 PATIENCE = 30                   # seconds; then a call counts as hanging
-TWIN = 9500                     # how long an append looks, microseconds
 LIMIT_MS = 4                    # of a wait that is meant to time out
 
 
@@ -114,7 +113,7 @@ class Call:
         self.session, self.tx, self.text = session, tx, text
         self.generator, self.name = generator, name
         self.moments, self.mark = [], len(tx.undo)
-        self.expected = self.suspect = None
+        self.expected = None
 
 
 class World:
@@ -419,10 +418,6 @@ class World:
         deadlock = wait and self.leads_to(wait.holder, tx)
         if short:
             limit = None
-        # An append that looks for a twin may miss a statement_timeout that
-        # runs out in the same instant.
-        if limit and wait and wait.key[0] == 'aggregates':
-            limit = 'lock_timeout'
         # Whose patience ends first, or who wakes first, would be chance.
         if wait and (deadlock if short else not deadlock and any(
                 s.blocked and s.blocked.wait.holder is wait.holder
@@ -487,11 +482,6 @@ class World:
         session = call.session
         pids = [s.pid for s in self.sessions if wait.holder is s.tx or
                 (s.blocked and s.blocked.call.tx is wait.holder)] or [0]
-        # An append looks for a twin first; do not disturb it at that.
-        since = self.model.now
-        if wait.key[0] == 'aggregates' and wait.holder is not call.suspect:
-            since += TWIN
-        call.suspect = wait.holder
         self.model.sleep(wait)
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -506,7 +496,8 @@ class World:
             found = self.check(self.admin.run(
                 'SELECT pg_blocking_pids(pid), waitstart FROM pg_locks '
                 'WHERE pid = %d AND NOT granted' % session.pid))
-            if found and found[0][0] == pids and (found[0][1] or 0) >= since:
+            if found and found[0][0] == pids and \
+                    (found[0][1] or 0) >= self.model.now:
                 break
             if time.monotonic() > deadline:
                 raise Difference('%s\nexpected to wait for %s %s\nwaits for %s'
