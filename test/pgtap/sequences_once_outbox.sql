@@ -158,7 +158,7 @@ PREPARE TRANSACTION 'sequences_once_outbox';
 BEGIN;
 -- A wait that nobody ends is a failure.
 SET LOCAL lock_timeout = '10 s';
-SELECT plan(9 * 4 + 4 + 9 * 4 + 24 + 19 + 30 + 45 + 9 + 10 + 3);
+SELECT plan(9 * 4 + 4 + 9 * 4 + 24 + 19 + 30 + 41 + 9 + 10 + 3);
 
 --
 -- Functions

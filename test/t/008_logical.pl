@@ -119,7 +119,7 @@ foreach my $step (
 	[ 'take again', "attempt FROM idem_outbox_take(1, '1 hour', '{step}')", '2' ],
 	[ 'acknowledge', 'idem_outbox_ack(ARRAY[' . message('step') . '])', '1' ],
 	[ 'requeue', "idem_outbox_requeue()", '1' ],
-	[ 'take what was dead', "attempt FROM idem_outbox_take(1, '1 hour', '{dead}')", '1' ],
+	[ 'take what was dead', "attempt FROM idem_outbox_take(1, '1 hour', '{dead}')", '2' ],
 	[ 'cleanup', 'keys_deleted, tokens_deleted, messages_deleted FROM idem_cleanup()', '1|1|0' ])
 {
 	my ($title, $sql, $answer) = @$step;

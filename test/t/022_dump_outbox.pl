@@ -69,7 +69,7 @@ sub check_restored
 			"SELECT idem_outbox_requeue();
 			 SELECT payload, attempt, message_id = (SELECT message_id FROM idem_outbox AS o WHERE o.id = t.id)
 			 FROM idem_outbox_take(1, '1 hour', '{dead}') AS t"),
-		"1\n\"dead\"|1|t", "$title: a dead message is put back");
+		"1\n\"dead\"|2|t", "$title: a dead message is put back");
 	is( $node->safe_psql($database,
 			"SELECT idem_publish('new', '\"new\"') IS NOT NULL;
 			 SELECT count(*) FROM idem_outbox WHERE topic = 'new' AND id > $max_id"),
