@@ -329,78 +329,94 @@ class Builder:
         return sql
 
 
-PREPARED = "PREPARE q (int) AS %s"
-
-
 def statements(rng, functions):
     """The statements of one transaction, and whether rows have an order."""
-    run = []
-    while not any('{s}' in sql for sql in run):
-        before, run, ordered = some_statements(rng, functions)
-    return before + run, ordered
+    while True:
+        builder = Builder(rng, functions)
+        form = rng.choices(list(FORMS), list(FORMS.values()))[0]
+        run = form(builder)
+        if any('{s}' in sql for sql in run):
+            return settings(rng) + run, form is not in_parallel
 
 
-def some_statements(rng, functions):
-    builder = Builder(rng, functions)
-    sql = builder.query()
-    before = ['SET LOCAL enable_%s = off' % node for node in (
-        'hashjoin', 'mergejoin', 'nestloop', 'material', 'memoize', 'hashagg',
-        'sort') if rng.random() < 0.15]
+def settings(rng):
+    before = []
     if rng.random() < 0.1:
-        before.insert(0, 'SET TRANSACTION ' + rng.choice((
+        before.append('SET TRANSACTION ' + rng.choice((
             'READ ONLY', 'ISOLATION LEVEL REPEATABLE READ',
             'ISOLATION LEVEL SERIALIZABLE')))
+    before += ['SET LOCAL enable_%s = off' % node for node in (
+        'hashjoin', 'mergejoin', 'nestloop', 'material', 'memoize', 'hashagg',
+        'sort') if rng.random() < 0.15]
     if rng.random() < 0.3:
         # In the claims' own transaction no token is needed.
         before.append("SELECT {s}.idem_claim('s', 'key-0000000000000000' || n) "
                       "FROM generate_series(6, 9) AS n")
-    ordered = True
-    way = rng.random()
-    if way < 0.15:
-        before += ["SET LOCAL %s = '%s'" % pair for pair in (
-            ('parallel_setup_cost', 0), ('parallel_tuple_cost', 0),
-            ('min_parallel_table_scan_size', 0))]
-        before.append('SET LOCAL {parallel} = on')
-        run = [sql]
-        ordered = False
-    elif way < 0.3:
-        run = ['DECLARE c %sCURSOR FOR %s' % (
-            rng.choice(('', 'SCROLL ', 'NO SCROLL ')), sql)]
-        run += [rng.choice((
-            'FETCH c', 'FETCH 2 FROM c', 'FETCH BACKWARD 1 FROM c',
-            'FETCH ABSOLUTE 1 FROM c', 'MOVE ABSOLUTE 0 IN c', 'FETCH LAST c',
-            'FETCH PRIOR c', 'FETCH RELATIVE 0 FROM c', 'FETCH ALL FROM c',
-            'MOVE FORWARD 1 IN c', 'FETCH BACKWARD ALL FROM c'))
-            for _ in range(rng.randint(2, 6))]
-    elif way < 0.45:
-        before.append("SET LOCAL plan_cache_mode = 'force_%s_plan'" %
-                      rng.choice(('generic', 'generic', 'custom')))
-        numbered = sql.replace('differential.numbers AS',
-                               '(SELECT * FROM differential.numbers '
-                               'WHERE n <= $1) AS')
-        run = ['PREPARE q (int) AS ' + numbered, 'EXECUTE q (3)',
-               'EXECUTE q (2)', 'EXECUTE q (4)', 'DEALLOCATE q']
-    elif way < 0.55:
-        run = ['CREATE TEMP VIEW v AS SELECT * FROM (%s) AS x ({x})' % sql,
-               "SELECT pg_get_viewdef('v')", 'TABLE v',
-               'SELECT count(*) FROM v AS a WHERE a IS NOT NULL',
-               'SELECT count(a) FROM v AS a, generate_series(1, 2)']
-        sql = builder.select([], 1)
-        names = ['x%d' % i for i in range(len(sql[1]))]
-        run[0] = 'CREATE TEMP VIEW v AS SELECT * FROM (%s) AS x (%s)' % (
-            sql[0], ', '.join(names))
-    elif way < 0.65:
-        inner = builder.select([], 1)
-        run = ['CREATE TEMP TABLE r AS SELECT * FROM (%s) AS x (%s)' % (
-            inner[0], ', '.join('x%d' % i for i in range(len(inner[1])))),
-            'TABLE r', 'INSERT INTO r SELECT * FROM r RETURNING *',
-            'UPDATE differential.numbers AS n SET w = x.x0::text FROM (%s) '
-            'AS x (%s) WHERE n.w <> x.x0::text RETURNING n.*' % (
-                inner[0], ', '.join('x%d' % i for i in range(len(inner[1]))))]
-    else:
-        run = [sql]
-    if rng.random() < 0.4:
-        first = run[0]
-        if not first.startswith(('PREPARE', 'CREATE', 'DECLARE')):
-            run.insert(0, 'EXPLAIN (VERBOSE) ' + first)
-    return before, run, ordered
+    return before
+
+
+def explained(builder, sql):
+    return ['EXPLAIN (VERBOSE) ' + sql] if builder.chance(0.4) else []
+
+
+def plainly(builder):
+    sql = builder.query()
+    return explained(builder, sql) + [sql]
+
+
+def in_parallel(builder):
+    return ['SET LOCAL parallel_setup_cost = 0',
+            'SET LOCAL parallel_tuple_cost = 0',
+            'SET LOCAL min_parallel_table_scan_size = 0',
+            'SET LOCAL {parallel} = on'] + plainly(builder)
+
+
+def by_cursor(builder):
+    sql = builder.query()
+    return explained(builder, sql) + ['DECLARE c %sCURSOR FOR %s' % (
+        builder.rng.choice(('', 'SCROLL ', 'NO SCROLL ')), sql)] + [
+            builder.rng.choice((
+                'FETCH c', 'FETCH 2 FROM c', 'FETCH BACKWARD 1 FROM c',
+                'FETCH ABSOLUTE 1 FROM c', 'MOVE ABSOLUTE 0 IN c',
+                'FETCH LAST c', 'FETCH PRIOR c', 'FETCH RELATIVE 0 FROM c',
+                'FETCH ALL FROM c', 'MOVE FORWARD 1 IN c',
+                'FETCH BACKWARD ALL FROM c'))
+            for _ in range(builder.rng.randint(2, 6))]
+
+
+def prepared(builder):
+    sql = builder.query().replace(
+        'differential.numbers AS',
+        '(SELECT * FROM differential.numbers WHERE n <= $1) AS')
+    return ["SET LOCAL plan_cache_mode = 'force_%s_plan'" %
+            builder.rng.choice(('generic', 'generic', 'custom')),
+            'PREPARE q (int) AS ' + sql] + \
+        explained(builder, 'EXECUTE q (3)') + \
+        ['EXECUTE q (3)', 'EXECUTE q (2)', 'EXECUTE q (4)', 'DEALLOCATE q']
+
+
+def named(builder):
+    """A subquery, with names x0, x1 ... for its columns."""
+    sql, columns = builder.select([], 1)
+    return '(%s) AS x (%s)' % (sql, ', '.join(
+        'x%d' % i for i in range(len(columns))))
+
+
+def by_view(builder):
+    return ['CREATE TEMP VIEW v AS SELECT * FROM ' + named(builder),
+            "SELECT pg_get_viewdef('v')", 'TABLE v'] + \
+        explained(builder, 'TABLE v') + \
+        ['SELECT count(*) FROM v AS a WHERE a IS NOT NULL',
+         'SELECT count(a) FROM v AS a, generate_series(1, 2)']
+
+
+def stored(builder):
+    source = named(builder)
+    return ['CREATE TEMP TABLE r AS SELECT * FROM ' + source, 'TABLE r',
+            'INSERT INTO r SELECT * FROM %s RETURNING *' % source,
+            'UPDATE differential.numbers AS n SET w = x.x0::text FROM %s '
+            'WHERE n.w <> x.x0::text RETURNING n.*' % source]
+
+
+FORMS = {plainly: 7, in_parallel: 3, by_cursor: 3, prepared: 3, by_view: 2,
+         stored: 2}
