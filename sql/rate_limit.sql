@@ -155,6 +155,21 @@ SELECT outcome FROM idem_claim('app', 'rate-limit-key-2');
 RESET ROLE;
 RESET idempotency.max_new_keys_per_minute;
 SELECT try('run', 'rate-limit-key-4');
+
+--
+-- More scopes than there are places: those that came last are known, those
+-- that came first have made room, in turn.
+--
+SELECT CASE WHEN current_setting('server_version_num')::int >= 170000 OR current_setting('shared_preload_libraries') ~ 'idempotency'
+	THEN 16384 ELSE 512 END AS places \gset
+SET idempotency.max_new_keys_per_minute = 1;
+BEGIN;
+-- In bulk
+SELECT count(*) = 2.5 * :places FROM generate_series(1, (2.5 * :places)::int) AS i, idem_claim('turn ' || i, 'rate-limit-key-1') WHERE outcome = 'new';
+SELECT count(*) > 0.85 * :places / 2 FROM generate_series(2 * :places, (2.5 * :places)::int) AS i WHERE try('turn ' || i, 'rate-limit-key-2') ~ '^ID002';
+-- One by one
+ROLLBACK;
+RESET idempotency.max_new_keys_per_minute;
 DROP OWNED BY regress_idem_app;
 DROP ROLE regress_idem_app;
 DROP TABLE runs;

@@ -86,6 +86,12 @@ ok(!defined parse($valid =~ s/# EOF\n//r, 'd'), 'and nothing else');
 ok(!exists metrics($node, 'postgres')->{'idempotency_last_cleanup_timestamp_seconds{}'},
 	'no last cleanup before the first');
 
+# A batch that was full may have left something.
+$node->safe_psql('postgres', "SELECT idem_once('m', 'unfinished ' || i, '0') FROM generate_series(1, 2) AS i");
+is( join(' ', map { $node->safe_psql('postgres', 'SELECT tokens_deleted FROM idem_cleanup(1)') . ':'
+			  . $node->safe_psql('postgres', 'SELECT cleanup_passes FROM idem_stats WHERE datname = current_database()') } 1 .. 3),
+	'1:0 1:0 0:1', 'a cleanup has ended when nothing is left');
+
 # A different number for each counter.
 my %stats = (
 	claims_new => '_claims_total{"outcome": "new"}',
