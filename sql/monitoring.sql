@@ -155,13 +155,14 @@ SET LOCAL idempotency.health_stuck_leases = 2;
 SELECT * FROM health('stuck_leases');
 UPDATE idem_keys SET lease_expires_at = clock_timestamp() - interval '30 s' WHERE key LIKE '%1';
 SELECT * FROM health('stuck_leases');
+-- NULL stands for the default.
+SELECT count(*), (SELECT count(*) FROM idem_stuck('0')) FROM idem_stuck(NULL);
 -- Completed, it is not abandoned any more.
 SELECT count(*) FROM idem_stuck();
 SELECT idem_complete('monitoring', 'abandoned-00000002', 200);
 SELECT count(*) FROM idem_stuck();
 ROLLBACK;
 
-SELECT * FROM idem_stuck(NULL);
 SELECT * FROM idem_stuck('-1 microsecond');
 SELECT * FROM idem_stuck('100000000 years');
 

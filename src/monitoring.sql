@@ -480,7 +480,7 @@ RETURNS SETOF record
 LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER COST 100000 ROWS 10
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
-	SELECT @extschema@.idem_check_interval(older_than, 'older_than'::pg_catalog.text);
+	SELECT @extschema@.idem_check_interval(coalesce(older_than, '5 minutes'::pg_catalog."interval"), 'older_than'::pg_catalog.text);
 	SELECT k.scope, @extschema@.idem_redacted_key(k.key),
 		-- A time from a dump may be infinite.
 		CASE WHEN pg_catalog.isfinite(k.lease_expires_at) THEN c.clock OPERATOR(pg_catalog.-) k.lease_expires_at END,
@@ -488,7 +488,8 @@ BEGIN ATOMIC
 	FROM (SELECT pg_catalog.clock_timestamp() AS clock OFFSET 0) AS c
 	CROSS JOIN @extschema@.idem_keys AS k
 	WHERE k.state OPERATOR(pg_catalog.=) 'started'
-		AND k.lease_expires_at OPERATOR(pg_catalog.<) (c.clock OPERATOR(pg_catalog.-) older_than)
+		AND k.lease_expires_at OPERATOR(pg_catalog.<)
+			(c.clock OPERATOR(pg_catalog.-) coalesce(older_than, '5 minutes'::pg_catalog."interval"))
 		AND k.expires_at OPERATOR(pg_catalog.>) c.clock
 	ORDER BY k.lease_expires_at, k.claim_token;
 END;
@@ -496,4 +497,4 @@ REVOKE ALL ON FUNCTION @extschema@.idem_stuck(interval) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_stuck(interval) TO pg_database_owner WITH GRANT OPTION;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_stuck(interval) TO pg_monitor;
 COMMENT ON FUNCTION @extschema@.idem_stuck(interval) IS
-'Abandoned claims, oldest first: those whose lease ran out more than older_than ago, and whose record has not expired. age: since the lease ran out. key: its first four characters and its length. recovery_point: the last checkpoint. Reads the whole of idem_keys. Reads only; works on a hot standby. Raises 22004, 22023.';
+'Abandoned claims, oldest first: those whose lease ran out more than older_than ago (NULL: 5 minutes), and whose record has not expired. age: since the lease ran out. key: its first four characters and its length. recovery_point: the last checkpoint. Reads the whole of idem_keys. Reads only; works on a hot standby. Raises 22023.';
