@@ -303,6 +303,38 @@ ROLLBACK;
 DROP INDEX claims_again;
 DROP FUNCTION claims_again(text, text);
 
+-- A started record without a lease is one that was abandoned.
+INSERT INTO idem_keys (claim_token, created_at, expires_at, attempt, state, scope, key)
+	VALUES (1, now() - interval '1 hour', now() + interval '1 day', 1, 'started', 's', 'hostile-no-lease-1');
+SELECT outcome, attempt FROM idem_claim('s', 'hostile-no-lease-1');
+
+-- What the installer adds to the extension under our names is still none of ours.
+SELECT count(*) AS samples FROM regexp_split_to_table(idem_metrics(), E'\n') \gset
+CREATE SCHEMA added;
+CREATE TABLE added.idem_keys (a int);
+CREATE FUNCTION added.idem_claim(text) RETURNS text LANGUAGE sql RETURN 'not ours';
+CREATE TYPE added.idem_claim_result AS (a int);
+REVOKE ALL ON FUNCTION added.idem_claim FROM PUBLIC;
+REVOKE ALL ON TYPE added.idem_claim_result FROM PUBLIC;
+ALTER EXTENSION idempotency ADD TABLE added.idem_keys;
+ALTER EXTENSION idempotency ADD FUNCTION added.idem_claim(text);
+ALTER EXTENSION idempotency ADD TYPE added.idem_claim_result;
+SELECT count(*) > 0 FROM idem_health();
+SELECT count(*) = :samples FROM regexp_split_to_table(idem_metrics(), E'\n');
+CREATE ROLE regress_idem_added;
+SELECT idem_grant('regress_idem_added');
+SELECT has_function_privilege('regress_idem_added', 'added.idem_claim(text)', 'EXECUTE') AS function,
+	has_type_privilege('regress_idem_added', 'added.idem_claim_result', 'USAGE') AS type;
+SELECT idem_revoke('regress_idem_added');
+ALTER EXTENSION idempotency DROP TABLE added.idem_keys;
+ALTER EXTENSION idempotency DROP FUNCTION added.idem_claim(text);
+ALTER EXTENSION idempotency DROP TYPE added.idem_claim_result;
+DROP TABLE added.idem_keys;
+DROP FUNCTION added.idem_claim(text);
+DROP TYPE added.idem_claim_result;
+DROP SCHEMA added;
+DROP ROLE regress_idem_added;
+
 -- A database owner who has no right to our tables can do that, where the schema is his: his index of another table must not be read as ours.
 SET client_min_messages = warning;
 CREATE ROLE regress_idem_owner;

@@ -15,6 +15,7 @@ BEGIN ATOMIC
 		AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass
 	JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) d.objid
 	WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'
+		AND p.pronamespace OPERATOR(pg_catalog.=) e.extnamespace
 		AND p.proname OPERATOR(pg_catalog.=) ANY (ARRAY[
 			'idem_request_hash', 'idem_canonical_json',
 			'idem_key_is_valid', 'idem_claim', 'idem_complete', 'idem_checkpoint',
@@ -42,6 +43,7 @@ BEGIN ATOMIC
 		AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_type'::pg_catalog.regclass
 	JOIN pg_catalog.pg_type AS t ON t.oid OPERATOR(pg_catalog.=) d.objid
 	WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'
+		AND t.typnamespace OPERATOR(pg_catalog.=) e.extnamespace
 		AND t.typname OPERATOR(pg_catalog.=) ANY (ARRAY[
 			'idem_claim_result', 'idem_lookup_result', 'idem_response', 'idem_run_result',
 			'idem_advance_result', 'idem_action_result', 'idem_append_result'

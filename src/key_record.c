@@ -58,9 +58,10 @@ void
 idem_check_new_key(Datum key)
 {
 	text	   *value = DatumGetTextPP(key);
-	const char *error = key_error(VARDATA_ANY(value),
-								  VARSIZE_ANY_EXHDR(value));
+	const char *error;
 
+	idem_check_settings();
+	error = key_error(VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value));
 	if (error != NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_KEY_INVALID),

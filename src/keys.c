@@ -258,8 +258,10 @@ judge(IdemTable *table, const IdemClaimRequest *request, TimestampTz now)
 			break;
 	}
 
+	/* Only a row from outside has no lease; it is one that has run out. */
 	if (table->row_is_own ||
-		now < DatumGetTimestampTz(values[KEYS_LEASE_EXPIRES_AT]))
+		(!table->row->tts_isnull[KEYS_LEASE_EXPIRES_AT] &&
+		 now < DatumGetTimestampTz(values[KEYS_LEASE_EXPIRES_AT])))
 		return IDEM_CLAIM_IN_PROGRESS;
 	return IDEM_CLAIM_NEW;
 }

@@ -42,12 +42,14 @@ idem_write_key_event(const char *event, const Datum *record)
 	int			shown;
 	int			nchars;
 	text	   *key = DatumGetTextPP(record[KEYS_KEY]);
+	char	   *shown_key;
 
 	idem_redact_key(record[KEYS_KEY], &shown, &nchars);
+	shown_key = psprintf("%.*s...(%d)", shown, VARDATA_ANY(key), nchars);
 	begin_line(&line, event);
 	append_text(&line, "scope", record[KEYS_SCOPE]);
-	appendStringInfo(&line, " key=%.*s...(%d) attempt=%d token=" INT64_FORMAT,
-					 shown, VARDATA_ANY(key), nchars,
+	append_text(&line, "key", CStringGetTextDatum(shown_key));
+	appendStringInfo(&line, " attempt=%d token=" INT64_FORMAT,
 					 DatumGetInt32(record[KEYS_ATTEMPT]),
 					 DatumGetInt64(record[KEYS_CLAIM_TOKEN]));
 	write_line(&line);

@@ -62,6 +62,7 @@ BEGIN ATOMIC
 		AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
 	JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) d.objid
 	WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
+		AND c.relnamespace OPERATOR(pg_catalog.=) e.extnamespace
 		AND c.relkind OPERATOR(pg_catalog.=) 'r'::pg_catalog."char";
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_table_stats() FROM PUBLIC;

@@ -23,8 +23,8 @@
  *
  * There are 16384 places in 1.1 MB.  Servers before 17 have room for that only
  * if the library is preloaded, and 512 places in 33 kB otherwise.  If the
- * memory for these has been used up as well, there is no limit, but a warning
- * in each session.
+ * memory for these has been used up as well, which any user may do with locks,
+ * new keys are refused: a limit that cannot be kept is no reason to do without.
  *
  * Locking.  A spinlock for each set, held while at most 8 windows are looked
  * at.  Looking, comparing and counting are one step under it, so concurrent
@@ -87,7 +87,7 @@ static RateLimits *limits = NULL;
 /* How many sets there are; decided in the postmaster, if it loads us. */
 static int	nsets = IDEM_MEMORY_ON_DEMAND ? MANY_SETS : FEW_SETS;
 
-static bool attach(void);
+static void attach(void);
 static void init_sets(void *memory);
 static WindowSet *set_of(uint64 scope);
 static uint64 hash_scope(Datum scope);
@@ -110,7 +110,8 @@ idem_reserve_rate_limits(void)
 
 /*
  * Count a new key.  Returns when, for idem_uncount_new_key().  Raises ID002,
- * having counted nothing, if the scope has as many as it may.
+ * having counted nothing, if the scope has as many as it may, and 53200 where
+ * there is no memory to count in.
  */
 IdemRateSlot
 idem_count_new_key(Datum scope)
@@ -123,9 +124,7 @@ idem_count_new_key(Datum scope)
 	Window		full;
 	bool		admitted;
 
-	if (!attach())
-		return IDEM_NOT_COUNTED;
-
+	attach();
 	hash = hash_scope(scope);
 	now = current_time();
 	slot = now / SLOT_USECS;
@@ -175,35 +174,29 @@ idem_uncount_new_key(Datum scope, IdemRateSlot slot)
 }
 
 /*
- * Find the shared memory.  Returns false, with a warning at the first time,
- * if there is none.
+ * Find the shared memory.  Raises 53200 if there is none.
  */
-static bool
+static void
 attach(void)
 {
 	static IdemSharedMemory memory = {
 		.name = "idempotency rate limits",
 		.init = init_sets,
 	};
-	static bool warned = false;
 
 	if (likely(limits != NULL))
-		return true;
+		return;
 
 	memory.size = SIZE_OF_SETS(nsets);
 	limits = idem_attach_shared_memory(&memory);
-	if (limits == NULL && !warned)
-	{
-		ereport(WARNING,
+	if (limits == NULL)
+		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
-				 errmsg("setting \"%s\" is without effect",
-						"idempotency.max_new_keys_per_minute"),
-				 errdetail("There is no shared memory left to count keys in."),
+				 errmsg("could not count new idempotency keys"),
+				 errdetail("\"%s\" is set, and there is no shared memory left to count in.",
+						   "idempotency.max_new_keys_per_minute"),
 				 errhint("Add \"idempotency\" to \"%s\", and restart the server.",
 						 "shared_preload_libraries")));
-		warned = true;
-	}
-	return limits != NULL;
 }
 
 static void

@@ -20,6 +20,7 @@
 
 #include "access/xact.h"
 #include "storage/ipc.h"
+#include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 
@@ -77,11 +78,16 @@ attach(const IdemSharedMemory *piece)
 	MemoryContextSwitchTo(context);
 	PG_TRY();
 	{
+		int			nest = NewGUCNestLevel();
 		bool		found;
 
+		(void) set_config_option("exit_on_error", "off",
+								 PGC_USERSET, PGC_S_SESSION,
+								 GUC_ACTION_SAVE, true, 0, false);
 		IDEM_INJECTION_POINT("idem-attach-memory");
 		memory = GetNamedDSMSegment(piece->name, piece->size, piece->init,
 									&found);
+		AtEOXact_GUC(true, nest);
 		ReleaseCurrentSubTransaction();
 	}
 	PG_CATCH();

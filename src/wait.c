@@ -83,6 +83,9 @@ sleep_with_timeout(IdemSleep sleep, void *arg, int timeout)
 		(void) set_config_option("lock_timeout", value,
 								 PGC_USERSET, PGC_S_SESSION,
 								 GUC_ACTION_SAVE, true, 0, false);
+		(void) set_config_option("exit_on_error", "off",
+								 PGC_USERSET, PGC_S_SESSION,
+								 GUC_ACTION_SAVE, true, 0, false);
 		IDEM_INJECTION_POINT("idem-wait-begins");
 		sleep(arg);
 		IDEM_INJECTION_POINT("idem-wait-ends");

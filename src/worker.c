@@ -56,6 +56,7 @@ static const char *const settings[][2] = {
 	{"default_transaction_deferrable", "off"},
 	{"default_transaction_isolation", "read committed"},
 	{"default_transaction_read_only", "off"},
+	{"exit_on_error", "off"},
 	{"idle_in_transaction_session_timeout", "0"},
 	{"idle_session_timeout", "0"},
 	{"lock_timeout", "0"},

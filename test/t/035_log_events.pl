@@ -152,6 +152,14 @@ foreach my $scope (@scopes)
 		"LOG:  idempotency event=published topic=$written id=I message_id=U attempt=0\n", "topic: $title");
 }
 
+# A record that came by replication or from a dump has a key that no rule has seen.
+$node->safe_psql('postgres', <<'SQL');
+INSERT INTO idem_keys (claim_token, created_at, completed_at, expires_at, attempt, response_status, state, scope, key)
+	VALUES (1, now(), now(), now() + interval '1 day', 1, 200, 'completed', 's', ' a=b, not a field of ours');
+SQL
+is( logged("SELECT idem_claim('s', ' a=b, not a field of ours')"),
+	"LOG:  idempotency event=replayed scope=s key=\" a=b...(25)\" attempt=1 token=T\n", 'key: as it may be from elsewhere');
+
 # In a database of another encoding, where a byte alone is a character.
 $node->safe_psql('postgres', "CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0");
 $node->safe_psql('latin', 'CREATE EXTENSION idempotency');
