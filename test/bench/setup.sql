@@ -139,8 +139,8 @@ SELECT count(idem_complete('scope-1', 'key-replay-' || i || '-12345678', 201,
 INSERT INTO hand_keys SELECT * FROM idem_keys;
 
 -- Acknowledged messages lie in the outbox already.
-INSERT INTO idem_outbox (id, created_at, available_at, acked_at, attempt, message_id, state, topic, payload)
-	SELECT i, now(), now(), now(), 1, gen_random_uuid(), 'acked', 'orders', '{"order": 1, "status": "created"}'
+INSERT INTO idem_outbox (id, created_at, available_at, acked_at, attempt, attempts_before, message_id, state, topic, payload)
+	SELECT i, now(), now(), now(), 1, 0, gen_random_uuid(), 'acked', 'orders', '{"order": 1, "status": "created"}'
 	FROM generate_series(-:acked, -1) AS i;
 SELECT count(idem_publish('orders', '{"order": 1, "status": "created"}'))
 	FROM generate_series(1, :pending);
