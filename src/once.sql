@@ -50,4 +50,4 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_once_many(text, text[], interval) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_once_many(text, text[], interval) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_once_many(text, text[], interval) IS
-'Those of the tokens that are used for the first time, in the order given, without repeats. One call for a whole batch; calls for the same tokens in different orders do not deadlock. Otherwise as idem_once.';
+'Those of the tokens that are used for the first time, in the order given, without repeats. One call for a whole batch; calls for the same tokens in different orders do not deadlock. What a LIMIT or a WHERE leaves out of the result is used all the same. Otherwise as idem_once.';

@@ -58,7 +58,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) IS
-'Publishes a message if and only if the transaction commits. topic, message_key: 1 to 255 bytes; messages with the same topic and key are handed out in order. deliver_after: not before so long from now. Returns the message id, a random UUID (RFC 9562), by which consumers recognise repeats. Never waits. Raises 22004 or 22023 for bad arguments.';
+'Publishes a message if and only if the transaction commits. topic, message_key: 1 to 255 bytes; messages with the same topic and key are handed out in order. deliver_after: not before so long from now. Returns the message id, a random UUID (RFC 9562), by which consumers recognise repeats. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 23505 where the sequence was set back.';
 
 CREATE FUNCTION @extschema@.idem_outbox_take(max_messages int DEFAULT 100, lease interval DEFAULT '30 seconds', topics text[] DEFAULT NULL,
 	OUT id bigint, OUT message_id uuid, OUT topic text, OUT message_key text, OUT payload jsonb, OUT headers jsonb,
@@ -69,7 +69,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[]) IS
-'Takes up to max_messages messages to deliver them. Commit, deliver, then acknowledge with idem_outbox_ack, or refuse with idem_outbox_nack, before the lease is over; after that they are handed out again. topics: only these; NULL: all. Of one topic and message_key, a message is taken only if no earlier one is pending, leased, pausing or delayed, or together with it, in order. Never waits for other relays or publishers. A message that was taken idempotency.outbox_max_attempts times without an answer is dead. Raises 22004 or 22023 for bad arguments.';
+'Takes up to max_messages messages to deliver them. Commit, deliver, then acknowledge with idem_outbox_ack, or refuse with idem_outbox_nack, before the lease is over; after that they are handed out again. topics: only these; NULL: all. Of one topic and message_key, a message is taken only if no earlier one is pending, leased, pausing or delayed, or together with it, in order. Never waits for other relays or publishers. A message that was taken idempotency.outbox_max_attempts times without an answer is dead. What a LIMIT or a WHERE leaves out of the result is taken all the same. Raises 22004 or 22023 for bad arguments.';
 
 CREATE FUNCTION @extschema@.idem_outbox_ack(ids bigint[])
 RETURNS int
@@ -78,7 +78,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) IS
-'Acknowledges delivered messages. Returns how many of them had not been acknowledged before; dead ones count. Raises 22004.';
+'Acknowledges delivered messages. Returns how many of them had not been acknowledged before; dead ones count. Waits for others who are writing them. Raises 22004.';
 
 CREATE FUNCTION @extschema@.idem_outbox_nack(id bigint, error text DEFAULT NULL, retry_after interval DEFAULT NULL, attempt int DEFAULT NULL)
 RETURNS text
@@ -87,7 +87,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) IS
-'Refuses a message that could not be delivered. retry_after: how long to pause; NULL: 1 second after the first attempt, doubled with each further one up to an hour, less up to a half at random. attempt: as idem_outbox_take returned it, to be told when another relay has taken the message since. Returns pending, dead (after idempotency.outbox_max_attempts attempts; it keeps its last error), or lost (taken or requeued since, acknowledged or cleaned up; nothing was changed). Raises 22004, 22023.';
+'Refuses a message that could not be delivered. retry_after: how long to pause; NULL: 1 second after the first attempt, doubled with each further one up to an hour, less up to a half at random. attempt: as idem_outbox_take returned it, to be told when another relay has taken the message since. Returns pending, dead (after idempotency.outbox_max_attempts attempts; it keeps its last error), or lost (taken or requeued since, acknowledged or cleaned up; nothing was changed). Waits for others who are writing the message. Raises 22004, 22023.';
 
 CREATE FUNCTION @extschema@.idem_outbox_requeue(ids bigint[] DEFAULT NULL)
 RETURNS int
@@ -96,4 +96,4 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) IS
-'Puts dead messages back to pending, with all their attempts; the numbers of attempts go on. ids: NULL: all dead ones. Returns how many. Raises 22004.';
+'Puts dead messages back to pending, with all their attempts; the numbers of attempts go on. ids: NULL: all dead ones. Returns how many. Waits for others who are writing them. Raises 22004.';
