@@ -325,6 +325,14 @@ take_over(IdemTable *table, const IdemClaimRequest *request,
 	if (expired)
 		admitted = admit_new_key(request);
 	begin_record(&record, request, token);
+
+	/* Drawing a token may wait, and the record expire meanwhile. */
+	now = DatumGetTimestampTz(record.values[KEYS_CREATED_AT]);
+	if (idem_found_is_expired(table, now) != expired)
+	{
+		idem_withdraw_new_key(request->key[0], admitted);
+		return IDEM_WRITE_STALE;
+	}
 	if (!expired)
 	{
 		int32		attempt = DatumGetInt32(values[KEYS_ATTEMPT]);

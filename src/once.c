@@ -15,6 +15,7 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "miscadmin.h"
 #include "nodes/nodeFuncs.h"
 #include "nodes/supportnodes.h"
@@ -89,7 +90,7 @@ idem_once_many(PG_FUNCTION_ARGS)
 	TokenSlot  *slots;
 	TokenSlot **sorted;
 	IdemTable	tokens;
-	bool		insert_first = true;
+	bool		insert_first;
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 
 	key[0] = idem_name_arg(fcinfo, 0, "scope");
@@ -97,6 +98,8 @@ idem_once_many(PG_FUNCTION_ARGS)
 							&elements);
 	ttl = idem_interval_arg(fcinfo, 2, "ttl");
 
+	/* SERIALIZABLE needs the find, for its predicate locks. */
+	insert_first = !IsolationIsSerializable();
 	slots = palloc0_array(TokenSlot, count);
 	sorted = palloc_array(TokenSlot *, count);
 	for (int i = 0; i < count; i++)

@@ -65,6 +65,7 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/relscan.h"
+#include "access/subtrans.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
@@ -111,6 +112,7 @@ static TM_Result lock_row(IdemTable *table, LockTupleMode mode,
 static TupleTableSlot *lock_slot(IdemTable *table);
 static IdemWrite finish_write(IdemTable *table, TM_Result result);
 static void sleep_on_holder(void *arg);
+static void sleep_on_transaction(TransactionId xid);
 
 /*
  * Open a table for one call; idem_table_close() ends it, or an error.
@@ -771,7 +773,35 @@ idem_wait_until(IdemTable *table, TimestampTz deadline)
 static void
 sleep_on_holder(void *arg)
 {
-	idem_wait(arg);
+	IdemTable  *table = arg;
+
+	if (TransactionIdIsValid(table->holder) && table->speculative_token == 0)
+		sleep_on_transaction(table->holder);
+	else
+		idem_wait(table);
+}
+
+/*
+ * Sleep until a transaction has ended, or a subtransaction has ended or become
+ * its parent's.  In contrast to XactLockTableWait() it waits for one lock
+ * only, because that is what the time limit of a sleep is for.
+ */
+static void
+sleep_on_transaction(TransactionId xid)
+{
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_TRANSACTION(tag, xid);
+	if (LockAcquire(&tag, ShareLock, false, true) != LOCKACQUIRE_NOT_AVAIL)
+	{
+		(void) LockRelease(&tag, ShareLock, false);
+		if (!TransactionIdIsInProgress(xid))
+			return;
+		xid = SubTransGetTopmostTransaction(xid);
+		SET_LOCKTAG_TRANSACTION(tag, xid);
+	}
+	(void) LockAcquire(&tag, ShareLock, false, false);
+	(void) LockRelease(&tag, ShareLock, false);
 }
 
 /*
