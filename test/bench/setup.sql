@@ -127,6 +127,44 @@ BEGIN
 END
 $$;
 
+-- A hundred calls in PL/pgSQL: in FROM, and as a value.
+CREATE FUNCTION loop_replay_from() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+	r record;
+BEGIN
+	FOR i IN 1000001..1000100 LOOP
+		SELECT * INTO r FROM idem_claim('scope-1', 'key-replay-' || i || '-12345678', sha256('request'));
+	END LOOP;
+END
+$$;
+CREATE FUNCTION loop_replay_value() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+	r record;
+BEGIN
+	FOR i IN 1000001..1000100 LOOP
+		r := idem_claim('scope-1', 'key-replay-' || i || '-12345678', sha256('request'));
+	END LOOP;
+END
+$$;
+CREATE FUNCTION loop_stale_from() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+	r record;
+BEGIN
+	FOR i IN 1..100 LOOP
+		SELECT * INTO r FROM idem_try_advance('user-' || i, 'post', 'entity-1', 5);
+	END LOOP;
+END
+$$;
+CREATE FUNCTION loop_stale_value() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+	r record;
+BEGIN
+	FOR i IN 1..100 LOOP
+		r := idem_try_advance('user-' || i, 'post', 'entity-1', 5);
+	END LOOP;
+END
+$$;
+
 -- 10,000 counters, aggregates and completed keys.
 INSERT INTO hand_versions (last_action_id, user_id, entity_type, entity_id)
 	SELECT 1000000000000, 'user-' || i, 'post', 'entity-1' FROM generate_series(1, 10000) AS i;
