@@ -127,12 +127,12 @@ BEGIN
 END
 $$;
 
--- A hundred calls in PL/pgSQL: in FROM, and as a value.
+-- Ten calls in PL/pgSQL: in FROM, and as a value.
 CREATE FUNCTION loop_replay_from() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
 	r record;
 BEGIN
-	FOR i IN 1000001..1000100 LOOP
+	FOR i IN 1000001..1000010 LOOP
 		SELECT * INTO r FROM idem_claim('scope-1', 'key-replay-' || i || '-12345678', sha256('request'));
 	END LOOP;
 END
@@ -141,7 +141,7 @@ CREATE FUNCTION loop_replay_value() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
 	r record;
 BEGIN
-	FOR i IN 1000001..1000100 LOOP
+	FOR i IN 1000001..1000010 LOOP
 		r := idem_claim('scope-1', 'key-replay-' || i || '-12345678', sha256('request'));
 	END LOOP;
 END
@@ -150,7 +150,7 @@ CREATE FUNCTION loop_stale_from() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
 	r record;
 BEGIN
-	FOR i IN 1..100 LOOP
+	FOR i IN 1..10 LOOP
 		SELECT * INTO r FROM idem_try_advance('user-' || i, 'post', 'entity-1', 5);
 	END LOOP;
 END
@@ -159,7 +159,7 @@ CREATE FUNCTION loop_stale_value() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
 	r record;
 BEGIN
-	FOR i IN 1..100 LOOP
+	FOR i IN 1..10 LOOP
 		r := idem_try_advance('user-' || i, 'post', 'entity-1', 5);
 	END LOOP;
 END

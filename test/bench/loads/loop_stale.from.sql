@@ -1,2 +1,2 @@
--- idem_try_advance with a stale action, 100 times in PL/pgSQL, in FROM
+-- idem_try_advance with a stale action, ten times in PL/pgSQL, in FROM
 SELECT loop_stale_from();

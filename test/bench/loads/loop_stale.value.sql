@@ -1,2 +1,2 @@
--- idem_try_advance with a stale action, 100 times in PL/pgSQL, as a value
+-- idem_try_advance with a stale action, ten times in PL/pgSQL, as a value
 SELECT loop_stale_value();
