@@ -127,6 +127,15 @@ ROLLBACK;
 SELECT idem_once('ttl', 'aborted');
 SELECT idem_once('ttl', 'aborted');
 
+-- Rows that were restored may have no time at all.
+SELECT count(idem_once('infinite', t)) FROM unnest('{for ever,never}'::text[]) AS t;
+UPDATE idem_tokens SET expires_at = CASE token WHEN 'never' THEN '-infinity' ELSE 'infinity' END::timestamptz WHERE scope = 'infinite';
+SELECT t, idem_once('infinite', t), idem_once('infinite', t) AS again FROM unnest('{for ever,never}'::text[]) AS t;
+UPDATE idem_tokens SET expires_at = '-infinity' WHERE scope = 'infinite' AND token = 'never';
+SELECT tokens_deleted > 0 AS deleted FROM idem_cleanup();
+SELECT token FROM idem_tokens WHERE scope = 'infinite';
+DELETE FROM idem_tokens WHERE scope = 'infinite';
+
 --
 -- An abort takes the use back
 --

@@ -585,6 +585,18 @@ SELECT pg_temp.take();
 COMMIT;
 DELETE FROM idem_outbox;
 
+-- Rows that were restored may have no time at all.
+SELECT count(idem_publish('orders', to_jsonb(k || i), k)) FROM unnest('{a,b}'::text[]) AS k, generate_series(1, 2) AS i;
+UPDATE idem_outbox SET available_at = CASE payload #>> '{}' WHEN 'a1' THEN '-infinity' ELSE 'infinity' END::timestamptz WHERE payload #>> '{}' IN ('a1', 'b1');
+SELECT pg_temp.take();
+SELECT idem_outbox_nack(pg_temp.id('b1'), 'no', '0');
+SELECT pg_temp.take();
+SELECT idem_outbox_ack(pg_temp.ids('a1', 'a2', 'b1'));
+UPDATE idem_outbox SET acked_at = CASE payload #>> '{}' WHEN 'a1' THEN '-infinity' ELSE 'infinity' END::timestamptz WHERE state = 'acked' AND payload #>> '{}' <> 'b1';
+SELECT messages_deleted FROM idem_cleanup();
+SELECT payload, state FROM idem_outbox ORDER BY id;
+DELETE FROM idem_outbox;
+
 -- All that is wanted is taken, however many rows the caller fetches.
 SELECT count(idem_publish('orders', to_jsonb(i))) FROM generate_series(1, 5) AS i;
 SELECT count(*) FROM (SELECT FROM idem_outbox_take(4) LIMIT 1) AS t;
