@@ -227,6 +227,7 @@ my $before = passes_in_two();
 one_pass();
 $node->poll_query_until('two', "SELECT cleanup_passes > $before FROM idem_stats WHERE datname = current_database()")
   or die 'no pass';
+$node->wait_for_log(qr/ERROR:  table "idem_tokens" has been altered/, $offset);
 foreach (1 .. 4)
 {
 	$node->safe_psql('postgres', 'CREATE DATABASE short_lived');
