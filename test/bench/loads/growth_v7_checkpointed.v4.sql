@@ -1,0 +1,1 @@
+growth_v7.v4.sql
