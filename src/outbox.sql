@@ -58,7 +58,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) IS
-'Publishes a message if and only if the transaction commits. topic, message_key: 1 to 255 bytes; messages with the same topic and key are handed out in order. deliver_after: not before so long from now. Returns the message id, a random UUID (RFC 9562), by which consumers recognise repeats. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 23505 where the sequence was set back.';
+'Publishes a message if and only if the transaction commits. topic, message_key: 1 to 255 bytes; messages with the same topic and key are handed out in order. deliver_after: not before so long from now. Returns the message id, a random UUID (RFC 9562), by which consumers recognise repeats. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 where the sequence was set back.';
 
 CREATE FUNCTION @extschema@.idem_outbox_take(max_messages int DEFAULT 100, lease interval DEFAULT '30 seconds', topics text[] DEFAULT NULL,
 	OUT id bigint, OUT message_id uuid, OUT topic text, OUT message_key text, OUT payload jsonb, OUT headers jsonb,

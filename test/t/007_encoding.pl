@@ -4,7 +4,7 @@
 use strict;
 use warnings FATAL => 'all';
 
-use Digest::SHA qw(sha256_hex);
+use Digest::SHA qw(sha256 sha256_hex);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -146,7 +146,28 @@ foreach my $database (@databases)
 			 SELECT idem_is_active('$scope', '$scope', '$scope', '$scope'),
 				idem_is_active('$scope', '$scope', '$scope', 'cafe')"),
 		"t|1|t\nt|f", "$database: users and actions");
+
+	# Of the key's form in UTF-8, so that a dump may change the encoding.
+	is( $node->safe_psql($database,
+			"SELECT idem_publish('$scope', '1', '$word') IS NOT NULL;
+			 SELECT lane FROM idem_outbox WHERE message_key = '$word'"),
+		"t\n" . unpack('q>', sha256(pack('N/a* N/a*', $scope, $word))),
+		"$database: the lane of a message");
 }
+
+# Where a key has no form in UTF-8, only bytes can go as they are.
+$raw = session($node, 'sql_ascii');
+is( $raw->run("SET client_encoding = 'SQL_ASCII';
+		SELECT idem_publish('raw', '1', 'caf\xe9') IS NOT NULL;
+		SELECT lane FROM idem_outbox WHERE topic = 'raw'"),
+	"t\n" . unpack('q>', sha256(pack('N/a* N/a*', 'raw', "caf\xe9"))),
+	'sql_ascii: a message key of any bytes');
+$raw->quit;
+$raw = session($node, 'euc_jp');
+is( $raw->run("SET client_encoding = 'EUC_JP';
+		SELECT idem_publish('raw', '1', '\xa9\xa1')"),
+	'ERROR 22P05', 'euc_jp: a message key that has no form in UTF-8');
+$raw->quit;
 
 # Limits count the bytes that the database stores.
 my $long = 'é' x 255;
