@@ -83,6 +83,7 @@ idem_publish(PG_FUNCTION_ARGS)
 	IdemOutboxRow row;
 	Interval   *deliver_after;
 	TimestampTz now;
+	int64		id;
 	IdemTable	outbox;
 
 	memset(row.nulls, true, sizeof(row.nulls));
@@ -91,11 +92,11 @@ idem_publish(PG_FUNCTION_ARGS)
 					idem_required_arg(fcinfo, 1, "payload"));
 	if (!PG_ARGISNULL(2))
 	{
-		idem_outbox_set(&row, OUTBOX_MESSAGE_KEY,
-						idem_name_arg(fcinfo, 2, "message_key"));
-		idem_outbox_set(&row, OUTBOX_LANE,
-						Int64GetDatum(lane_of(row.values[OUTBOX_TOPIC],
-											  row.values[OUTBOX_MESSAGE_KEY])));
+		Datum		key = idem_name_arg(fcinfo, 2, "message_key");
+		int64		lane = lane_of(row.values[OUTBOX_TOPIC], key);
+
+		idem_outbox_set(&row, OUTBOX_MESSAGE_KEY, key);
+		idem_outbox_set(&row, OUTBOX_LANE, Int64GetDatum(lane));
 	}
 	if (!PG_ARGISNULL(3))
 		idem_outbox_set(&row, OUTBOX_HEADERS, PG_GETARG_DATUM(3));
@@ -106,9 +107,8 @@ idem_publish(PG_FUNCTION_ARGS)
 	idem_outbox_set(&row, OUTBOX_MESSAGE_ID, random_uuid());
 
 	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
-	idem_outbox_set(&row, OUTBOX_ID,
-					Int64GetDatum(nextval_internal(idem_sequence_oid(IDEM_OUTBOX_IDS),
-												   false)));
+	id = nextval_internal(idem_sequence_oid(IDEM_OUTBOX_IDS), false);
+	idem_outbox_set(&row, OUTBOX_ID, Int64GetDatum(id));
 	IDEM_INJECTION_POINT("idem-publish-numbered");
 	now = GetCurrentTimestamp();
 	idem_outbox_set(&row, OUTBOX_CREATED_AT, TimestampTzGetDatum(now));
@@ -125,7 +125,7 @@ idem_publish(PG_FUNCTION_ARGS)
 /*
  * The lane of a topic's messages with one key: the first eight bytes of the
  * SHA-256 of the two, each preceded by its length in four bytes, in network
- * byte order.  So nobody who may choose keys finds one for the lane of another.
+ * byte order.  So who may choose keys finds none for the lane of another's.
  *
  * Raises 22P05 for a character that UTF-8 does not have.
  */
@@ -455,7 +455,8 @@ find_message(IdemTable *outbox, int64 id)
 
 /*
  * Replace the message that was found, unless another transaction has it: then
- * sleep until that has let go.  Returns false where the caller must look again.
+ * sleep until that has let go.  Returns false where the caller must look
+ * again.
  */
 static bool
 write_message(IdemTable *outbox, IdemOutboxRow *row)

@@ -21,9 +21,9 @@
  * has to have the key lock of the sequence (key_lock.c), from before it looks
  * for the last time until it has written both or has given up:
  *
- * - Who does not get the lock has met its twin, in the middle of its call, and
- *	 answers "in_flight"; or, with "wait", sleeps on the lock until the deadline
- *	 and then looks again, with the lock.
+ * - Who does not get the lock has met its twin, in the middle of its call,
+ *	 and answers "in_flight"; or, with "wait", sleeps on the lock until the
+ *	 deadline and then looks again, with the lock.
  * - Who has it sees all that a twin has written.  Where the aggregate is as
  *	 before, and nobody is writing it, there is nothing.  Otherwise it looks
  *	 again: a sequence that another transaction is writing is in flight, and
