@@ -135,8 +135,9 @@ idem_sample_next(IdemSample *sample)
 static void
 begin_page(IdemSample *sample)
 {
-	uint64		from = (uint64) sample->next * sample->pages / sample->wanted;
-	uint64		to = ((uint64) sample->next + 1) * sample->pages / sample->wanted;
+	uint64		pages = sample->pages;
+	uint64		from = sample->next * pages / sample->wanted;
+	uint64		to = (sample->next + 1) * pages / sample->wanted;
 	BlockNumber page = pg_prng_uint64_range(&pg_global_prng_state,
 											from, to - 1);
 	ItemPointerData first;

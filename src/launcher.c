@@ -406,7 +406,7 @@ wait_for_worker(void)
 			TerminateBackgroundWorker(current_worker);
 		idem_leave_if_told(1);
 
-		/* Whoever has ended has set the latch; looking costs nothing, though. */
+		/* Its end sets the latch; to look now and then costs nothing. */
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 CONNECT_MS, PG_WAIT_EXTENSION);

@@ -8,8 +8,8 @@
  * snapshot can keep vacuum from removing millions of dead ones, all of them at
  * the beginning of the index.  So a call looks at MAX_ENTRIES of all indexes
  * together, dead or not, by turns; a count that has not come to its end then
- * says that it is not complete.  Where nothing but dead entries was found, some
- * PROBE_ENTRIES * MAX_PROBES more are looked at.
+ * says that it is not complete.  Where nothing but dead entries was found,
+ * some PROBE_ENTRIES * MAX_PROBES more are looked at.
  *
  * What no index tells is estimated from a sample of a table's pages.
  *
@@ -467,21 +467,24 @@ newest_message(void)
 	IdemEntryScan entries;
 	Datum		id;
 	bool		visible;
-	bool		isnull;
 	TimestampTz newest = DT_NOBEGIN;
 
 	idem_table_open(&table, IDEM_OUTBOX, AccessShareLock);
 	idem_entries_begin(&entries, &table, IDEM_PRIMARY_KEY, 0);
 	idem_entries_restart(&entries, NULL);
-	for (int i = 0; i < NEWEST_ENTRIES &&
-		 idem_entries_next(&entries, BackwardScanDirection, &id, &visible); i++)
+	for (int i = 0; i < NEWEST_ENTRIES; i++)
 	{
+		bool		isnull;
+		Datum		time;
+
 		CHECK_FOR_INTERRUPTS();
-		if (visible)
-			newest = later(newest,
-						   DatumGetTimestampTz(slot_getattr(table.row,
-															OUTBOX_CREATED_AT + 1,
-															&isnull)));
+		if (!idem_entries_next(&entries, BackwardScanDirection, &id,
+							   &visible))
+			break;
+		if (!visible)
+			continue;
+		time = slot_getattr(table.row, OUTBOX_CREATED_AT + 1, &isnull);
+		newest = later(newest, DatumGetTimestampTz(time));
 	}
 	idem_entries_end(&entries);
 	idem_table_close(&table);

@@ -113,9 +113,9 @@ attach(const IdemSharedMemory *piece)
 }
 
 /*
- * Does the server not have the memory?  It calls it an internal error if there
- * is a piece with this name that an earlier lack of memory has left unfinished,
- * or of another size, which another version of the library made.
+ * Does the server not have the memory?  It calls it an internal error if
+ * there is a piece with this name that an earlier lack of memory has left
+ * unfinished, or of another size, which another version of the library made.
  */
 static bool
 is_lack_of_memory(int sqlstate)

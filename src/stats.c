@@ -272,8 +272,8 @@ find_database(SharedStats *stats)
 
 /*
  * The set of this database or, if it has none, one of a database in "gone",
- * which has an OID for each set: InvalidOid stands for nobody's.  NULL if there
- * is no such set, either.
+ * which has an OID for each set: InvalidOid stands for nobody's.  NULL if
+ * there is no such set, either.
  */
 static DatabaseStats *
 assign_set(SharedStats *stats, const Oid *gone)
