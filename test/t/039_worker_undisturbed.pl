@@ -4,7 +4,6 @@
 use strict;
 use warnings FATAL => 'all';
 
-use File::Basename qw(dirname);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -18,28 +17,8 @@ idempotency.cleanup_interval = 10ms
 log_line_prefix = '%m [%p] %b %e '
 CONF
 
-# The server's clock is ahead by so many seconds.
-my $dir = PostgreSQL::Test::Utils::tempdir();
-
-sub set_clock
-{
-	my ($lead) = @_;
-
-	open my $file, -e "$dir/clock" ? '+<' : '>', "$dir/clock" or die "clock: $!";
-	printf $file '%-16d', $lead;
-	close $file or die "clock: $!";
-	return;
-}
-
 my $hour = 3600;
-set_clock(-5 * $hour);
-system_or_bail('gcc', '-shared', '-fPIC', '-o', "$dir/clock.so", dirname(__FILE__) . '/clock.c');
-{
-	local $ENV{LD_PRELOAD} = join(':', grep { defined } "$dir/clock.so", $ENV{LD_PRELOAD});
-	local $ENV{CLOCK} = "$dir/clock";
-
-	$node->start;
-}
+start_with_clock($node, -5 * $hour);
 
 my $expire = "SELECT idem_once('form', clock_timestamp()::text, ttl => '0')";
 my $cleaned = 'SELECT count(*) = 0 FROM idem_tokens';

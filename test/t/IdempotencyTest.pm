@@ -7,13 +7,14 @@ use strict;
 use warnings FATAL => 'all';
 
 use Exporter 'import';
+use File::Basename qw(dirname);
 use IPC::Run;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(usleep);
 
-our @EXPORT = qw(new_node configure eventually session wait_for_block sqlstate_of
+our @EXPORT = qw(new_node start_with_clock set_clock configure eventually session wait_for_block sqlstate_of
   start_pgbench finish_pgbench injection_points run_program operations_sql);
 
 # The server's own psql() and poll_query_until() write a script into a pipe.  A
@@ -62,6 +63,9 @@ sub poll_from_file
 	*PostgreSQL::Test::Cluster::poll_query_until = \&poll_from_file;
 }
 
+# Of all servers that start_with_clock() starts.
+my $clock_file;
+
 # new_node(NAME, conf => TEXT, start => BOOLEAN, install_path => DIRECTORY,
 # OPTIONS of init): a server, started unless that is false, of the installation
 # that is tested unless there is a path to another.
@@ -89,6 +93,33 @@ $conf
 CONF
 	$node->start unless defined $start && !$start;
 	return $node;
+}
+
+# start_with_clock(NODE, SETTING): start a server whose clock set_clock() sets,
+# as clock.c says.
+sub start_with_clock
+{
+	my ($node, $setting) = @_;
+	my $dir = PostgreSQL::Test::Utils::tempdir();
+
+	set_clock($setting);
+	system_or_bail('gcc', '-shared', '-fPIC', '-o', "$dir/clock.so", dirname(__FILE__) . '/clock.c', '-lm');
+
+	local $ENV{LD_PRELOAD} = join(':', grep { defined } "$dir/clock.so", $ENV{LD_PRELOAD});
+	local $ENV{CLOCK} = $clock_file;
+	$node->start;
+	return;
+}
+
+sub set_clock
+{
+	my ($setting) = @_;
+
+	$clock_file ||= PostgreSQL::Test::Utils::tempdir() . '/clock';
+	open my $file, -e $clock_file ? '+<' : '>', $clock_file or die "$clock_file: $!";
+	printf $file '%-32s', $setting;
+	close $file or die "$clock_file: $!";
+	return;
 }
 
 # configure(NODE, NAME => VALUE, ...): settings of the server, until those who
