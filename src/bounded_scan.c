@@ -68,7 +68,7 @@ idem_entries_next(IdemEntryScan *entries, ScanDirection direction,
 {
 	IndexScanDesc scan = entries->scan;
 	IdemTable  *table = entries->table;
-	bool		isnull;
+	bool		isnull;			/* cppcheck-suppress unassignedVariable */
 
 	if (index_getnext_tid(scan, direction) == NULL)
 		return false;

@@ -147,8 +147,15 @@ IdemInitSegment(void *memory, void *init_callback)
 
 /* 16 tells how many settings there are together with them. */
 #if PG_VERSION_NUM < 160000
-#define get_guc_variables(count) \
-	(*(count) = GetNumConfigOptions(), get_guc_variables())
+#include "utils/guc_tables.h"
+
+static inline struct config_generic **
+IdemGucVariables(int *count)
+{
+	*count = GetNumConfigOptions();
+	return get_guc_variables();
+}
+#define get_guc_variables(count) IdemGucVariables(count)
 #endif
 
 /* 16 taught updates to leave all but summarizing indexes alone. */

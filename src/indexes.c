@@ -161,8 +161,10 @@ idem_indexes_close(IdemIndexes *indexes)
 void
 idem_indexes_append(IdemIndexes *indexes, TupleTableSlot *slot)
 {
-	(void) ExecInsertIndexTuples(indexes->all, indexes->estate, 0, slot, NIL,
-								 NULL);
+	const uint32 flags = 0;
+
+	(void) ExecInsertIndexTuples(indexes->all, indexes->estate, flags, slot,
+								 NIL, NULL);
 	ResetPerTupleExprContext(indexes->estate);
 }
 

@@ -58,7 +58,7 @@
  * How long a worker may take to get in, and how long the launcher stays away
  * after a failure of its own.
  */
-#define CONNECT_MS		3000
+#define CONNECT_MS		3000L
 #define RESTART_SECONDS	10
 
 IdemWorkerState *idem_worker_state = NULL;

@@ -64,8 +64,8 @@ idem_has_written(void)
  * "hash" is one of its primary key.
  */
 void
-idem_remember_write(Relation table, uint32 hash, ItemPointer tid,
-					bool heap_only)
+idem_remember_write(Relation table, uint32 hash,
+					const ItemPointerData *tid, bool heap_only)
 {
 	OwnWrite   *place = &places[hash % NUM_PLACES];
 

@@ -12,8 +12,8 @@
 #include "utils/relcache.h"
 
 extern bool idem_has_written(void);
-extern void idem_remember_write(Relation table, uint32 hash, ItemPointer tid,
-								bool heap_only);
+extern void idem_remember_write(Relation table, uint32 hash,
+								const ItemPointerData *tid, bool heap_only);
 extern bool idem_recall_write(Relation table, uint32 hash, ItemPointer tid,
 							  bool *heap_only);
 

@@ -43,7 +43,7 @@
 #include "worker.h"
 
 /* How long a worker stays in a database. */
-#define VISIT_MS		1000
+#define VISIT_MS		1000L
 
 /*
  * What must not be the database's, or bootstrap superuser's, to say.  Not all
