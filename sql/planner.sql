@@ -12,7 +12,7 @@ RESET client_min_messages;
 -- Of no function that returns rows it is the default, 1000, and of none in C that reads or writes a table 1.
 SELECT p.oid::regprocedure, procost, prorows FROM pg_proc AS p JOIN pg_depend AS d ON d.objid = p.oid
 	WHERE d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idempotency') AND d.deptype = 'e' AND d.classid = 'pg_proc'::regclass
-	AND (prorows = 1000 OR procost = 1 AND proname <> 'idem_once_many_support');
+	AND (prorows = 1000 OR procost = 1 AND proname <> 'idem_many_support');
 
 -- A message that comes repeatedly is new once, in whatever way it is joined: the server must not keep an answer of a
 -- volatile call for the next row with the same token (Memoize), though it is told that everything else is dear.

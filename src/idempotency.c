@@ -261,6 +261,17 @@ Datum
 idem_result(FunctionCallInfo fcinfo, IdemResultType *type,
 			Datum *values, bool *nulls)
 {
+	TupleDesc	desc = idem_result_desc(fcinfo, type);
+
+	return HeapTupleGetDatum(heap_form_tuple(desc, values, nulls));
+}
+
+/*
+ * What such a row consists of, for as long as the row type is not altered.
+ */
+TupleDesc
+idem_result_desc(FunctionCallInfo fcinfo, IdemResultType *type)
+{
 	Oid			row_type = get_fn_expr_rettype(fcinfo->flinfo);
 	TypeCacheEntry *entry;
 
@@ -270,7 +281,7 @@ idem_result(FunctionCallInfo fcinfo, IdemResultType *type,
 	if (unlikely(entry->tupDesc_identifier != type->checked ||
 				 entry->tupDesc == NULL))
 		check_row_type(entry, type);
-	return HeapTupleGetDatum(heap_form_tuple(entry->tupDesc, values, nulls));
+	return entry->tupDesc;
 }
 
 /*

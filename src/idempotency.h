@@ -51,5 +51,7 @@ extern TimestampTz idem_add_interval(TimestampTz time,
 									 double default_ms);
 extern Datum idem_result(FunctionCallInfo fcinfo, IdemResultType *type,
 						 Datum *values, bool *nulls);
+extern TupleDesc idem_result_desc(FunctionCallInfo fcinfo,
+								  IdemResultType *type);
 
 #endif							/* IDEMPOTENCY_H */

@@ -17,14 +17,11 @@
 
 #include "access/xact.h"
 #include "miscadmin.h"
-#include "nodes/nodeFuncs.h"
-#include "nodes/supportnodes.h"
-#include "optimizer/optimizer.h"
 #include "utils/builtins.h"
-#include "utils/selfuncs.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
+#include "arrays.h"
 #include "compat.h"
 #include "idempotency.h"
 #include "settings.h"
@@ -40,16 +37,8 @@ enum
 	TOKENS_NUM_COLUMNS,
 };
 
-/* A token of an array, and what became of it. */
-typedef struct TokenSlot
-{
-	Datum		token;
-	bool		first;
-} TokenSlot;
-
 static bool use_token(IdemTable *tokens, const Datum *key,
 					  const Interval *ttl, bool *insert_first);
-static int	compare_tokens(const void *a, const void *b, void *arg);
 
 /*
  * idem_once(scope, token, ttl) -> boolean
@@ -83,97 +72,59 @@ Datum
 idem_once_many(PG_FUNCTION_ARGS)
 {
 	Datum		key[2];
-	Datum	   *elements;
-	int			count;
-	int			nfirst = 0;
+	IdemArray	array = {.name = "tokens"};
 	Interval   *ttl;
-	TokenSlot  *slots;
-	TokenSlot **sorted;
+	int		   *order;
+	bool	   *first;
+	int			nfirst = 0;
 	IdemTable	tokens;
+	IdemElement element;
 	bool		insert_first;
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 
 	key[0] = idem_name_arg(fcinfo, 0, "scope");
-	count = idem_text_array(idem_required_arg(fcinfo, 1, "tokens"), "tokens",
-							&elements);
+	array.length = idem_text_array(idem_required_arg(fcinfo, 1, array.name),
+								   array.name, &array.values);
 	ttl = idem_interval_arg(fcinfo, 2, "ttl");
 
 	/* SERIALIZABLE needs the find, for its predicate locks. */
 	insert_first = !IsolationIsSerializable();
-	slots = palloc0_array(TokenSlot, count);
-	sorted = palloc_array(TokenSlot *, count);
-	for (int i = 0; i < count; i++)
-	{
-		slots[i].token = elements[i];
-		sorted[i] = &slots[i];
-	}
-	qsort_interruptible(sorted, count, sizeof(TokenSlot *), compare_tokens,
-						NULL);
+	first = palloc0_array(bool, array.length);
+	order = idem_array_order(&array, 1, array.length);
 
 	idem_table_open(&tokens, IDEM_TOKENS, RowExclusiveLock);
-	for (int i = 0; i < count; i++)
+	idem_element_begin(&element);
+	for (int i = 0; i < array.length; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
+		element.index = order[i];
+		key[1] = array.values[order[i]];
 
 		/* Of equal tokens, the one that came first counts. */
-		if (i > 0 && idem_text_compare(sorted[i]->token,
-									   sorted[i - 1]->token) == 0)
+		if (i > 0 && idem_text_compare(key[1],
+									   array.values[order[i - 1]]) == 0)
 			continue;
-		key[1] = sorted[i]->token;
-		sorted[i]->first = use_token(&tokens, key, ttl, &insert_first);
+		first[order[i]] = use_token(&tokens, key, ttl, &insert_first);
 		IDEM_INJECTION_POINT("idem-once-token");
 	}
+	idem_element_end(&element);
 	idem_table_close(&tokens);
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
-	for (int i = 0; i < count; i++)
+	for (int i = 0; i < array.length; i++)
 	{
 		bool		isnull = false;
 
 		CHECK_FOR_INTERRUPTS();
-		if (!slots[i].first)
+		if (!first[i])
 			continue;
 		nfirst++;
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
-							 &slots[i].token, &isnull);
+							 &array.values[i], &isnull);
 	}
 	idem_count(IDEM_COUNT_ONCE_FIRST, nfirst);
-	idem_count(IDEM_COUNT_ONCE_SEEN, count - nfirst);
+	idem_count(IDEM_COUNT_ONCE_SEEN, array.length - nfirst);
 	return (Datum) 0;
-}
-
-/*
- * idem_once_many_support(internal) -> internal
- *
- * How many rows idem_once_many() returns: as many as its array has elements,
- * so that a batch is joined in the right way.  Where the array comes from
- * another table, the executor may call once for each of its rows, or, with
- * Memoize, keep the answers, which repeats a "first time".  It leaves that
- * where a call returns a single row: then keeping costs more.
- */
-PG_FUNCTION_INFO_V1(idem_once_many_support);
-Datum
-idem_once_many_support(PG_FUNCTION_ARGS)
-{
-	Node	   *node = (Node *) PG_GETARG_POINTER(0);
-	SupportRequestRows *request;
-	Node	   *tokens;
-
-	if (!IsA(node, SupportRequestRows))
-		PG_RETURN_POINTER(NULL);
-	request = (SupportRequestRows *) node;
-	if (!is_funcclause(request->node))
-		PG_RETURN_POINTER(NULL);
-
-	tokens = lsecond(((FuncExpr *) request->node)->args);
-	if (contain_var_clause(tokens))
-		request->rows = 1;
-	else
-	{
-		tokens = estimate_expression_value(request->root, tokens);
-		request->rows = estimate_array_length(request->root, tokens);
-	}
-	PG_RETURN_POINTER(request);
 }
 
 /*
@@ -231,19 +182,4 @@ use_token(IdemTable *tokens, const Datum *key, const Interval *ttl,
 				idem_wait(tokens);
 		}
 	}
-}
-
-/*
- * Order tokens by their bytes, equal ones by their place in the array.
- */
-static int
-compare_tokens(const void *a, const void *b, void *arg)
-{
-	const TokenSlot *ta = *(const TokenSlot *const *) a;
-	const TokenSlot *tb = *(const TokenSlot *const *) b;
-	int			order = idem_text_compare(ta->token, tb->token);
-
-	if (order != 0)
-		return order;
-	return ta < tb ? -1 : 1;
 }

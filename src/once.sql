@@ -32,20 +32,11 @@ GRANT EXECUTE ON FUNCTION @extschema@.idem_once(text, text, interval) TO pg_data
 COMMENT ON FUNCTION @extschema@.idem_once(text, text, interval) IS
 'Whether this is the first use of a token: a form token, or in a consumer''s transaction the id of a message. scope, token: 1 to 255 bytes. ttl: how long the token is remembered; NULL: idempotency.token_ttl. Waits for another transaction that is using it, which may yet abort. Raises 22004 or 22023 for bad arguments, 40001 where the answer is newer than the transaction''s snapshot.';
 
-CREATE FUNCTION @extschema@.idem_once_many_support(request internal)
-RETURNS internal
-LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
-AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_once_many_support(internal) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_once_many_support(internal) TO pg_database_owner WITH GRANT OPTION;
-COMMENT ON FUNCTION @extschema@.idem_once_many_support(internal) IS
-'Tells the planner how many rows idem_once_many returns.';
-
 -- With ROWS 1 a call for each row of another table does not look so dear that
 -- the planner would rather cache its answers.
 CREATE FUNCTION @extschema@.idem_once_many(scope text, tokens text[], ttl interval DEFAULT NULL)
 RETURNS SETOF text
-LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1 SUPPORT @extschema@.idem_once_many_support
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1 SUPPORT @extschema@.idem_many_support
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_once_many(text, text[], interval) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_once_many(text, text[], interval) TO pg_database_owner WITH GRANT OPTION;

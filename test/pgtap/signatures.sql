@@ -193,7 +193,7 @@ INSERT INTO others VALUES
 ('idem_last_client_seq(text, text)'),
 ('idem_once(text, text, interval)'),
 ('idem_once_many(text, text[], interval)'),
-('idem_once_many_support(internal)'),
+('idem_many_support(internal)'),
 ('idem_publish(text, jsonb, text, jsonb, interval)'),
 ('idem_outbox_take(int, interval, text[])'),
 ('idem_outbox_ack(bigint[])'),
