@@ -95,6 +95,9 @@ SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'bad-input-key-001', repeat('x
 SELECT outcome FROM idem_claim('s', 'bad-input-key-002', sha512('x'));
 SELECT outcome FROM idem_claim('s', 'bad-input-key-002', sha256('x'));
 SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'bad-input-key-001', ttl => '-1 us') $$);
+-- Before 17 there are none that are infinite.
+SELECT i, regexp_replace(pg_temp.error_of(format($$ SELECT idem_claim('s', 'bad-input-key-001', ttl => %L) $$, i)),
+	'^22007 .*', '22023 | argument "ttl" must be finite') FROM unnest(ARRAY['infinity', '-infinity']) AS i;
 SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'bad-input-key-001', lease => '-1 day') $$);
 SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'bad-input-key-001', wait => '-1 month') $$);
 SELECT pg_temp.error_of($$ SELECT idem_claim('s', 'bad-input-key-001', ttl => '1 month -31 days') $$);

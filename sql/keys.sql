@@ -225,7 +225,23 @@ SELECT pg_temp.shown(to_json(c)) FROM idem_claim('job', 'released-request-2') AS
 SELECT claim_token FROM idem_claim('job', 'set-back-sequence-1', lease => '0') \gset old_
 SELECT setval('idem_claim_tokens', 1, false);
 SELECT outcome, attempt, claim_token = :old_claim_token + 1 FROM idem_claim('job', 'set-back-sequence-1');
-SELECT setval('idem_claim_tokens', :old_claim_token + 1000);
+-- Nor is one given again that a savepoint took back.
+SELECT setval('idem_claim_tokens', 1, false);
+SELECT claim_token FROM idem_claim('job', 'set-back-sequence-2', lease => '0') \gset old_
+SELECT setval('idem_claim_tokens', :old_claim_token + 1000) > 0;
+SELECT claim_token FROM idem_claim('job', 'set-back-sequence-2', lease => '0') \gset old_
+SELECT setval('idem_claim_tokens', 1, false);
+BEGIN;
+SAVEPOINT before_claim;
+SELECT claim_token AS lost_token FROM idem_claim('job', 'set-back-sequence-2') \gset
+ROLLBACK TO before_claim;
+COMMIT;
+SELECT outcome, :lost_token > :old_claim_token, claim_token > :lost_token FROM idem_claim('job', 'set-back-sequence-2');
+-- Releasing again what is gone draws no token.
+SELECT last_value AS last_token FROM idem_claim_tokens \gset
+SELECT idem_release('job', 'set-back-sequence-4', :last_token), pg_temp.error_of(format($$ SELECT idem_release('job', 'set-back-sequence-4', %s) $$, :last_token + 1));
+SELECT last_value = :last_token FROM idem_claim_tokens;
+SELECT setval('idem_claim_tokens', :last_token + 1000) > 0;
 
 --
 -- Who may do what: each call, with each token, on a record in each state
@@ -349,14 +365,17 @@ SELECT idem_fail('last', 'last-attempt-0001') FROM idem_claim('last', 'last-atte
 UPDATE idem_keys SET attempt = 2147483646 WHERE scope = 'last';
 SELECT outcome, attempt FROM idem_claim('last', 'last-attempt-0001', lease => '0');
 SELECT outcome, attempt FROM idem_claim('last', 'last-attempt-0001');
-UPDATE idem_keys SET attempt = 1, claim_token = 9223372036854775806 WHERE scope = 'last';
+SELECT last_value AS last_token FROM idem_claim_tokens \gset
+UPDATE idem_keys SET attempt = 1, claim_token = 4611686018427387903 WHERE scope = 'last';
 SELECT outcome, claim_token FROM idem_claim('last', 'last-attempt-0001', lease => '0');
+-- The sequence is not moved further.
+SELECT setval('idem_claim_tokens', :last_token) > 0;
 SELECT outcome, claim_token FROM idem_claim('last', 'last-attempt-0001');
 SELECT attempt, claim_token FROM idem_keys WHERE scope = 'last';
 UPDATE idem_keys SET expires_at = now() WHERE scope = 'last';
 SELECT outcome, claim_token FROM idem_claim('last', 'last-attempt-0001');
 SELECT idem_forget('last', 'last-attempt-0001');
-SELECT outcome, claim_token < 9223372036854775807 FROM idem_claim('last', 'last-attempt-0001');
+SELECT outcome, claim_token < 4611686018427387903 FROM idem_claim('last', 'last-attempt-0001');
 
 --
 -- Replay is byte for byte

@@ -79,6 +79,15 @@ SELECT left(idem_metrics(), 7) AS metrics;
 -- Upgrades
 ALTER EXTENSION idempotency UPDATE;
 
+-- Backup and restore
+UPDATE pg_extension AS e SET extconfig = extconfig || lost, extcondition = extcondition || array_fill(''::text, ARRAY[cardinality(lost)])
+FROM (SELECT refobjid, array_agg(c.oid) AS lost FROM pg_depend AS d JOIN pg_class AS c ON c.oid = d.objid
+	WHERE classid = 'pg_class'::regclass AND refclassid = 'pg_extension'::regclass AND deptype = 'e' AND relkind IN ('r', 'S')
+		AND NOT EXISTS (SELECT FROM pg_extension WHERE c.oid = ANY (extconfig))
+	GROUP BY refobjid) AS d
+WHERE e.extname = 'idempotency' AND d.refobjid = e.oid
+RETURNING lost::regclass[] AS marked_again;
+
 -- Failover
 BEGIN;
 SET LOCAL synchronous_commit = on;   -- and synchronous_standby_names is set

@@ -354,8 +354,9 @@ read_state(IdemTable *versions, IdemTable *actions, const Datum *key,
 }
 
 /*
- * Write the state of one action type; the counter is ours.  Returns whether
- * it is active now.  Clearing what is not set writes nothing.
+ * Write the state of one action type; the counter is ours, so who holds the
+ * row has come past these functions.  Its time is from after that wait.
+ * Returns whether it is active now.  Clearing what is not set writes nothing.
  */
 static bool
 write_action(IdemTable *actions, const Datum *key, Intent intent,
@@ -389,8 +390,14 @@ write_action(IdemTable *actions, const Datum *key, Intent intent,
 		else if (intent == INTENT_OFF && !row_is_active(actions))
 			done = true;
 		else
-			done = idem_update(actions, values, nulls,
-							   true) == IDEM_WRITE_DONE;
+		{
+			IdemWrite	written = idem_update(actions, values, nulls,
+											  actions->row_is_own);
+
+			if (written == IDEM_WRITE_HELD)
+				idem_wait(actions);
+			done = written == IDEM_WRITE_DONE;
+		}
 	}
 	return is_active;
 }

@@ -30,6 +30,7 @@
 #include "key_record.h"
 #include "keys.h"
 #include "log_events.h"
+#include "numbers.h"
 #include "settings.h"
 #include "stats.h"
 
@@ -85,7 +86,7 @@ idem_remember_claim(int64 token)
 		max_claims = size;
 	}
 
-	/* Tokens come in ascending order, but for those above a stale sequence. */
+	/* Tokens come in ascending order, unless a sequence was set back since. */
 	for (i = num_claims++; i > 0 && claims[i - 1] > token; i--)
 		claims[i] = claims[i - 1];
 	claims[i] = token;
@@ -289,7 +290,7 @@ idem_release(PG_FUNCTION_ARGS)
 		 * released before, and the acknowledgement was lost.
 		 */
 		if (!found && token != NULL &&
-			*token > 0 && *token < idem_next_claim_token(0))
+			*token > 0 && *token <= idem_last_number(IDEM_CLAIM_TOKENS))
 		{
 			idem_table_close(&table);
 			PG_RETURN_BOOL(false);

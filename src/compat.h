@@ -49,6 +49,11 @@
 					   crosscheck, wait, failure, false)
 #endif
 
+/* 19 has the WAL record of a sequence in a header of its own. */
+#if PG_VERSION_NUM >= 190000
+#include "commands/sequence_xlog.h"
+#endif
+
 /*
  * 18 lets an index scan be instrumented and a primary key be deferrable, and
  * writes "noreturn" before a function.
@@ -143,6 +148,17 @@ IdemInitSegment(void *memory, void *init_callback)
 /* Early minor releases of 15 have no mark for a half-dropped database. */
 #ifndef DATCONNLIMIT_INVALID_DB
 #define DATCONNLIMIT_INVALID_DB	(-2)
+#endif
+
+/* 16 calls a relation's file a locator, not a node. */
+#if PG_VERSION_NUM < 160000
+#define locator			node
+#define rd_locator		rd_node
+#endif
+
+/* Before 17 no interval is infinite. */
+#if PG_VERSION_NUM < 170000
+#define INTERVAL_NOT_FINITE(interval)	((void) (interval), false)
 #endif
 
 /* 16 tells how many settings there are together with them. */

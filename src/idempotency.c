@@ -21,6 +21,7 @@
 #include "utils/timestamp.h"
 #include "utils/typcache.h"
 
+#include "compat.h"
 #include "idempotency.h"
 #include "settings.h"
 #include "worker.h"
@@ -90,8 +91,8 @@ idem_check_name(Datum value, const char *name)
 
 /*
  * Argument "n", an interval, or NULL.  Raises 22023, calling it "name", for
- * one that is negative as intervals compare, with months of 30 days, or that
- * leads back from now: "-1 mon 30 days" does where that month had 31.
+ * one that is infinite, negative as intervals compare, with months of 30 days,
+ * or that leads back from now: "-1 mon 30 days" does where that month had 31.
  */
 Interval *
 idem_interval_arg(FunctionCallInfo fcinfo, int n, const char *name)
@@ -104,6 +105,10 @@ idem_interval_arg(FunctionCallInfo fcinfo, int n, const char *name)
 		return NULL;
 
 	interval = PG_GETARG_INTERVAL_P(n);
+	if (INTERVAL_NOT_FINITE(interval))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" must be finite", name)));
 	if (interval->month >= 0 && interval->day >= 0 && interval->time >= 0)
 		return interval;
 

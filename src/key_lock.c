@@ -35,7 +35,6 @@
  */
 #include "postgres.h"
 
-#include "access/xlog.h"
 #include "catalog/pg_type_d.h"
 #include "miscadmin.h"
 #include "utils/rel.h"
@@ -43,29 +42,16 @@
 
 #include "compat.h"
 #include "key_lock.h"
+#include "siphash.h"
 #include "wait.h"
 
 /* SQL's advisory locks have 1 or 2 here. */
 #define KEY_LOCK_FIELD4		0x1DE
 
-/* SipHash-2-4: short, fast, and without its key as good as random. */
-typedef struct SipState
-{
-	uint64		v0;
-	uint64		v1;
-	uint64		v2;
-	uint64		v3;
-} SipState;
-
 static bool acquire(IdemKeyLock *lock, bool wait);
 static void sleep_on_lock(void *arg);
 static void set_tag(IdemKeyLock *lock, IdemTable *table, const Datum *key);
 static uint64 hash_key(IdemTable *table, const Datum *key);
-static void sip_begin(SipState *state);
-static void sip_rounds(SipState *state, int rounds);
-static void sip_add(SipState *state, uint64 word);
-static void sip_add_bytes(SipState *state, const char *data, int length);
-static uint64 sip_end(SipState *state);
 
 /*
  * Take the lock of a key of this table, unless another session has it.  The
@@ -158,107 +144,24 @@ hash_key(IdemTable *table, const Datum *key)
 {
 	int			nkeys = IndexRelationGetNumberOfKeyAttributes(table->pkey);
 	AttrNumber	first = idem_first_key_column(table);
-	SipState	state;
+	IdemSipState state;
 
-	sip_begin(&state);
-	sip_add(&state, RelationGetRelid(table->rel));
+	idem_sip_begin(&state);
+	idem_sip_add(&state, RelationGetRelid(table->rel));
 	for (int i = 0; i < nkeys; i++)
 	{
 		Form_pg_attribute att = TupleDescAttr(RelationGetDescr(table->rel),
 											  first - 1 + i);
 
 		if (att->atttypid == INT8OID)
-			sip_add(&state, (uint64) DatumGetInt64(key[i]));
+			idem_sip_add(&state, (uint64) DatumGetInt64(key[i]));
 		else
 		{
 			text	   *value = DatumGetTextPP(key[i]);
 
-			sip_add_bytes(&state, VARDATA_ANY(value),
+			idem_sip_add_bytes(&state, VARDATA_ANY(value),
 						  VARSIZE_ANY_EXHDR(value));
 		}
 	}
-	return sip_end(&state);
-}
-
-/*
- * Begin with the server's secret: initdb makes it up at random for another
- * purpose, and who does not own the server's files never sees it.
- */
-static void
-sip_begin(SipState *state)
-{
-	uint64		secret[2];
-
-	memcpy(secret, GetMockAuthenticationNonce(), sizeof(secret));
-	state->v0 = secret[0] ^ UINT64CONST(0x736f6d6570736575);
-	state->v1 = secret[1] ^ UINT64CONST(0x646f72616e646f6d);
-	state->v2 = secret[0] ^ UINT64CONST(0x6c7967656e657261);
-	state->v3 = secret[1] ^ UINT64CONST(0x7465646279746573);
-}
-
-static void
-sip_rounds(SipState *state, int rounds)
-{
-	uint64		v0 = state->v0;
-	uint64		v1 = state->v1;
-	uint64		v2 = state->v2;
-	uint64		v3 = state->v3;
-
-#define ROTATE(x, n)	(((x) << (n)) | ((x) >> (64 - (n))))
-
-	while (rounds-- > 0)
-	{
-		v0 += v1;
-		v1 = ROTATE(v1, 13) ^ v0;
-		v0 = ROTATE(v0, 32);
-		v2 += v3;
-		v3 = ROTATE(v3, 16) ^ v2;
-		v0 += v3;
-		v3 = ROTATE(v3, 21) ^ v0;
-		v2 += v1;
-		v1 = ROTATE(v1, 17) ^ v2;
-		v2 = ROTATE(v2, 32);
-	}
-
-#undef ROTATE
-
-	state->v0 = v0;
-	state->v1 = v1;
-	state->v2 = v2;
-	state->v3 = v3;
-}
-
-static void
-sip_add(SipState *state, uint64 word)
-{
-	state->v3 ^= word;
-	sip_rounds(state, 2);
-	state->v0 ^= word;
-}
-
-/*
- * Add a length and so many bytes.
- */
-static void
-sip_add_bytes(SipState *state, const char *data, int length)
-{
-	sip_add(state, length);
-	while (length > 0)
-	{
-		uint64		word = 0;
-		int			size = Min(length, (int) sizeof(word));
-
-		memcpy(&word, data, size);
-		sip_add(state, word);
-		data += size;
-		length -= size;
-	}
-}
-
-static uint64
-sip_end(SipState *state)
-{
-	state->v2 ^= 0xff;
-	sip_rounds(state, 4);
-	return state->v0 ^ state->v1 ^ state->v2 ^ state->v3;
+	return idem_sip_end(&state);
 }

@@ -9,8 +9,6 @@
  */
 #include "postgres.h"
 
-#include "commands/sequence.h"
-#include "common/int.h"
 #include "mb/pg_wchar.h"
 #include "utils/builtins.h"
 #include "utils/rel.h"
@@ -20,6 +18,7 @@
 #include "errors.h"
 #include "idempotency.h"
 #include "key_record.h"
+#include "numbers.h"
 #include "settings.h"
 
 const char *const idem_state_names[] = {
@@ -117,15 +116,22 @@ key_error(const char *key, int length)
 int64
 idem_next_claim_token(int64 previous)
 {
-	int64		token = nextval_internal(idem_sequence_oid(IDEM_CLAIM_TOKENS),
-										 false);
+	int64		token = idem_next_number(IDEM_CLAIM_TOKENS);
 
-	/* A sequence that was set back, by a partial restore, say, must not win. */
-	if (token <= previous && pg_add_s64_overflow(previous, 1, &token))
-		ereport(ERROR,
-				(errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED),
-				 errmsg("no claim token is higher than that of the record"),
-				 errhint("Delete the record with idem_forget().")));
+	/*
+	 * A sequence that was set back, by a partial restore, say, must not win,
+	 * nor give what was given before it was: it moves on beyond the record.
+	 */
+	while (token <= previous)
+	{
+		if (previous > IDEM_MAX_RAISE)
+			ereport(ERROR,
+					(errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED),
+					 errmsg("no claim token is higher than that of the record"),
+					 errhint("Delete the record with idem_forget().")));
+		(void) idem_raise_number(IDEM_CLAIM_TOKENS, previous);
+		token = idem_next_number(IDEM_CLAIM_TOKENS);
+	}
 	return token;
 }
 

@@ -12,14 +12,14 @@
  * taken out again only if another session was first to insert that very key.
  *
  * Places.  Shared memory has places for a fixed number of windows, in sets of
- * 8; which set a scope belongs to, a hash tells, with a random seed, so that
- * nobody can aim at one.  A scope without a place takes that of an idle
+ * 8; which set a scope belongs to, a hash tells, with a secret of the server, so
+ * that nobody can aim at one.  A scope without a place takes that of an idle
  * window of its set or, if there is none, of the window with the lowest
  * count, in turn where several have it.  So when more scopes are active within
  * a minute than there are places, those with few keys are forgotten first and
  * may get more than their limit; one that comes near its limit keeps its
  * place, and nobody is ever refused because of others.  Two scopes whose
- * 64-bit hashes are equal count as one.
+ * 64-bit hashes are equal count as one; nobody can choose such.
  *
  * There are 16384 places in 1.1 MB.  Servers before 17 have room for that only
  * if the library is preloaded, and 512 places in 33 kB otherwise.  If the
@@ -34,7 +34,6 @@
  */
 #include "postgres.h"
 
-#include "common/hashfn.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "storage/spin.h"
@@ -45,6 +44,7 @@
 #include "idempotency.h"
 #include "rate_limit.h"
 #include "shared_memory.h"
+#include "siphash.h"
 
 #define WINDOW_SECONDS	60
 #define SLOT_SECONDS	6
@@ -74,15 +74,9 @@ typedef struct WindowSet
 	Window		windows[SET_SIZE];
 } WindowSet;
 
-typedef struct RateLimits
-{
-	uint64		seed;
-	WindowSet	sets[FLEXIBLE_ARRAY_MEMBER];
-} RateLimits;
+#define SIZE_OF_SETS(n)	((n) * sizeof(WindowSet))
 
-#define SIZE_OF_SETS(n)	(offsetof(RateLimits, sets) + (n) * sizeof(WindowSet))
-
-static RateLimits *limits = NULL;
+static WindowSet *sets = NULL;
 
 /* How many sets there are; decided in the postmaster, if it loads us. */
 static int	nsets = IDEM_MEMORY_ON_DEMAND ? MANY_SETS : FEW_SETS;
@@ -184,12 +178,12 @@ attach(void)
 		.init = init_sets,
 	};
 
-	if (likely(limits != NULL))
+	if (likely(sets != NULL))
 		return;
 
 	memory.size = SIZE_OF_SETS(nsets);
-	limits = idem_attach_shared_memory(&memory);
-	if (limits == NULL)
+	sets = idem_attach_shared_memory(&memory);
+	if (sets == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("could not count new idempotency keys"),
@@ -202,15 +196,11 @@ attach(void)
 static void
 init_sets(void *memory)
 {
-	RateLimits *new_limits = memory;
+	WindowSet  *new_sets = memory;
 
-	memset(new_limits, 0, SIZE_OF_SETS(nsets));
-	if (!pg_strong_random(&new_limits->seed, sizeof(new_limits->seed)))
-		ereport(ERROR,
-				(errcode(ERRCODE_INTERNAL_ERROR),
-				 errmsg("could not generate random values")));
+	memset(new_sets, 0, SIZE_OF_SETS(nsets));
 	for (int i = 0; i < nsets; i++)
-		SpinLockInit(&new_limits->sets[i].mutex);
+		SpinLockInit(&new_sets[i].mutex);
 }
 
 /*
@@ -220,16 +210,18 @@ static uint64
 hash_scope(Datum scope)
 {
 	text	   *name = DatumGetTextPP(scope);
+	IdemSipState state;
 
-	return hash_bytes_extended((unsigned char *) VARDATA_ANY(name),
-							   VARSIZE_ANY_EXHDR(name),
-							   limits->seed ^ MyDatabaseId);
+	idem_sip_begin(&state);
+	idem_sip_add(&state, MyDatabaseId);
+	idem_sip_add_bytes(&state, VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));
+	return idem_sip_end(&state);
 }
 
 static WindowSet *
 set_of(uint64 scope)
 {
-	return &limits->sets[scope & (nsets - 1)];
+	return &sets[scope & (nsets - 1)];
 }
 
 /*
