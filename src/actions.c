@@ -25,12 +25,12 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#include "actions.h"
 #include "compat.h"
 #include "errors.h"
 #include "idempotency.h"
 #include "settings.h"
 #include "stats.h"
-#include "store.h"
 
 /* The columns of idem_action_versions, in order. */
 enum
@@ -55,35 +55,9 @@ enum
 	ACTIONS_NUM_COLUMNS,
 };
 
-/* A primary key of idem_user_actions; its first part is a counter's. */
-enum
-{
-	KEY_USER_ID,
-	KEY_ENTITY_TYPE,
-	KEY_ENTITY_ID,
-	KEY_ACTION_TYPE,
-	KEY_LENGTH,
-};
-
 /* PostgreSQL counts time from 2000, the world from 1970. */
 #define UNIX_EPOCH_LEAD_MS \
 	((double) (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * SECS_PER_DAY * 1000)
-
-/* What a call wants of an action type. */
-typedef enum Intent
-{
-	INTENT_OFF,
-	INTENT_ON,
-	INTENT_FLIP,
-} Intent;
-
-/* The state of a user's action on an entity. */
-typedef struct ActionState
-{
-	bool		is_active;
-	bool		processed;
-	int64		last_action_id;
-} ActionState;
 
 /* The types of the columns that the functions return. */
 static IdemResultType advance_row = {
@@ -98,20 +72,18 @@ static IdemResultType action_row = {
 
 static void entity_args(FunctionCallInfo fcinfo, Datum *key);
 static int64 action_id_arg(FunctionCallInfo fcinfo, int n);
-static bool advance(IdemTable *versions, const Datum *key, int64 action_id,
-					int64 *last_action_id);
-static void act(const Datum *key, Intent intent, int64 action_id,
-				const Datum *excluded, int nexcluded, ActionState *state);
+static void act(const Datum *key, IdemIntent intent, int64 action_id,
+				const Datum *excluded, int nexcluded, IdemActionState *state);
 static bool read_state(IdemTable *versions, IdemTable *actions,
 					   const Datum *key, int64 action_id,
-					   ActionState *state);
-static bool write_action(IdemTable *actions, const Datum *key, Intent intent,
+					   IdemActionState *state);
+static bool write_action(IdemTable *actions, const Datum *key, IdemIntent intent,
 						 int64 action_id);
 static bool row_is_active(IdemTable *actions);
 static int64 row_last_action_id(IdemTable *versions);
 static int	excludes_arg(FunctionCallInfo fcinfo, int n, Datum action_type,
 						 Datum **excluded);
-static Datum state_result(FunctionCallInfo fcinfo, const ActionState *state);
+static Datum state_result(FunctionCallInfo fcinfo, const IdemActionState *state);
 
 /*
  * idem_try_advance(user_id, entity_type, entity_id, action_id)
@@ -133,10 +105,10 @@ idem_try_advance(PG_FUNCTION_ARGS)
 	action_id = action_id_arg(fcinfo, 3);
 
 	idem_table_open(&versions, IDEM_ACTION_VERSIONS, RowExclusiveLock);
-	advanced = advance(&versions, key, action_id, &last_action_id);
+	advanced = idem_advance(&versions, key, action_id, &last_action_id);
+	idem_count(advanced ? IDEM_COUNT_ADVANCES : IDEM_COUNT_STALE_ADVANCES, 1);
 	idem_table_close(&versions);
 
-	idem_count(advanced ? IDEM_COUNT_ADVANCES : IDEM_COUNT_STALE_ADVANCES, 1);
 	values[0] = BoolGetDatum(advanced);
 	values[1] = Int64GetDatum(last_action_id);
 	PG_RETURN_DATUM(idem_result(fcinfo, &advance_row, values, nulls));
@@ -151,11 +123,11 @@ Datum
 idem_toggle(PG_FUNCTION_ARGS)
 {
 	Datum		key[KEY_LENGTH];
-	ActionState state;
+	IdemActionState state;
 
 	entity_args(fcinfo, key);
 	key[KEY_ACTION_TYPE] = idem_name_arg(fcinfo, 3, "action_type");
-	act(key, INTENT_FLIP, action_id_arg(fcinfo, 4), NULL, 0, &state);
+	act(key, IDEM_INTENT_FLIP, action_id_arg(fcinfo, 4), NULL, 0, &state);
 	PG_RETURN_DATUM(state_result(fcinfo, &state));
 }
 
@@ -172,14 +144,14 @@ idem_set(PG_FUNCTION_ARGS)
 	int64		action_id;
 	Datum	   *excluded;
 	int			nexcluded;
-	ActionState state;
+	IdemActionState state;
 
 	entity_args(fcinfo, key);
 	key[KEY_ACTION_TYPE] = idem_name_arg(fcinfo, 3, "action_type");
 	active = DatumGetBool(idem_required_arg(fcinfo, 4, "active"));
 	action_id = action_id_arg(fcinfo, 5);
 	nexcluded = excludes_arg(fcinfo, 6, key[KEY_ACTION_TYPE], &excluded);
-	act(key, active ? INTENT_ON : INTENT_OFF, action_id,
+	act(key, active ? IDEM_INTENT_ON : IDEM_INTENT_OFF, action_id,
 		excluded, active ? nexcluded : 0, &state);
 	PG_RETURN_DATUM(state_result(fcinfo, &state));
 }
@@ -217,18 +189,29 @@ entity_args(FunctionCallInfo fcinfo, Datum *key)
 }
 
 /*
- * Argument "n", an action id.  Raises 22004, and ID005 if it is further ahead
- * of the clock than idempotency.max_action_id_lead allows.
+ * Argument "n", an action id.  Raises 22004, ID005.
  */
 static int64
 action_id_arg(FunctionCallInfo fcinfo, int n)
 {
 	int64		action_id;
-	double		lead;
 
 	action_id = DatumGetInt64(idem_required_arg(fcinfo, n, "action_id"));
+	idem_check_action_id(action_id);
+	return action_id;
+}
+
+/*
+ * Raise ID005 for an action id that is further ahead of the clock than
+ * idempotency.max_action_id_lead allows.
+ */
+void
+idem_check_action_id(int64 action_id)
+{
+	double		lead;
+
 	if (idem_max_action_id_lead <= 0)
-		return action_id;
+		return;
 
 	lead = (double) action_id - UNIX_EPOCH_LEAD_MS -
 		(double) GetCurrentTimestamp() / 1000.0;
@@ -241,16 +224,15 @@ action_id_arg(FunctionCallInfo fcinfo, int n)
 						   lead, idem_max_action_id_lead),
 				 errhint("Correct the clock of the device, or have \"%s\" raised.",
 						 "idempotency.max_action_id_lead")));
-	return action_id;
 }
 
 /*
  * Advance a counter to an action id.  Returns false, having changed nothing,
  * if the id is stale.  Sets the counter's value.
  */
-static bool
-advance(IdemTable *versions, const Datum *key, int64 action_id,
-		int64 *last_action_id)
+bool
+idem_advance(IdemTable *versions, const Datum *key, int64 action_id,
+			 int64 *last_action_id)
 {
 	Datum		values[VERSIONS_NUM_COLUMNS];
 	bool		nulls[VERSIONS_NUM_COLUMNS] = {0};
@@ -294,39 +276,49 @@ advance(IdemTable *versions, const Datum *key, int64 action_id,
  * types; otherwise report the state that later intents have led to.
  */
 static void
-act(const Datum *key, Intent intent, int64 action_id,
-	const Datum *excluded, int nexcluded, ActionState *state)
+act(const Datum *key, IdemIntent intent, int64 action_id,
+	const Datum *excluded, int nexcluded, IdemActionState *state)
 {
 	IdemTable	versions;
 	IdemTable	actions;
 
 	idem_table_open(&versions, IDEM_ACTION_VERSIONS, RowExclusiveLock);
 	idem_table_open(&actions, IDEM_USER_ACTIONS, RowExclusiveLock);
-
-	do
-	{
-		state->processed = advance(&versions, key, action_id,
-								   &state->last_action_id);
-	} while (!state->processed &&
-			 !read_state(&versions, &actions, key, action_id, state));
-	if (state->processed)
-	{
-		IDEM_INJECTION_POINT("idem-advanced");
-		state->is_active = write_action(&actions, key, intent, action_id);
-		for (int i = 0; i < nexcluded; i++)
-		{
-			Datum		other[KEY_LENGTH];
-
-			memcpy(other, key, sizeof(other));
-			other[KEY_ACTION_TYPE] = excluded[i];
-			(void) write_action(&actions, other, INTENT_OFF, action_id);
-		}
-	}
-
+	idem_act(&versions, &actions, key, intent, action_id, excluded, nexcluded,
+			 state);
 	idem_table_close(&actions);
 	idem_table_close(&versions);
 	idem_count(state->processed ? IDEM_COUNT_ADVANCES :
 			   IDEM_COUNT_STALE_ADVANCES, 1);
+}
+
+/*
+ * The same where the tables are open already, uncounted.
+ */
+void
+idem_act(IdemTable *versions, IdemTable *actions, const Datum *key,
+		 IdemIntent intent, int64 action_id, const Datum *excluded,
+		 int nexcluded, IdemActionState *state)
+{
+	do
+	{
+		state->processed = idem_advance(versions, key, action_id,
+										&state->last_action_id);
+	} while (!state->processed &&
+			 !read_state(versions, actions, key, action_id, state));
+	if (!state->processed)
+		return;
+
+	IDEM_INJECTION_POINT("idem-advanced");
+	state->is_active = write_action(actions, key, intent, action_id);
+	for (int i = 0; i < nexcluded; i++)
+	{
+		Datum		other[KEY_LENGTH];
+
+		memcpy(other, key, sizeof(other));
+		other[KEY_ACTION_TYPE] = excluded[i];
+		(void) write_action(actions, other, IDEM_INTENT_OFF, action_id);
+	}
 }
 
 /*
@@ -337,7 +329,7 @@ act(const Datum *key, Intent intent, int64 action_id,
  */
 static bool
 read_state(IdemTable *versions, IdemTable *actions, const Datum *key,
-		   int64 action_id, ActionState *state)
+		   int64 action_id, IdemActionState *state)
 {
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	bool		found = idem_find_as_of(versions, key, snapshot);
@@ -359,7 +351,7 @@ read_state(IdemTable *versions, IdemTable *actions, const Datum *key,
  * Returns whether it is active now.  Clearing what is not set writes nothing.
  */
 static bool
-write_action(IdemTable *actions, const Datum *key, Intent intent,
+write_action(IdemTable *actions, const Datum *key, IdemIntent intent,
 			 int64 action_id)
 {
 	Datum		values[ACTIONS_NUM_COLUMNS];
@@ -376,8 +368,8 @@ write_action(IdemTable *actions, const Datum *key, Intent intent,
 
 		CHECK_FOR_INTERRUPTS();
 		found = idem_find(actions, key);
-		is_active = intent == INTENT_ON ||
-			(intent == INTENT_FLIP &&
+		is_active = intent == IDEM_INTENT_ON ||
+			(intent == IDEM_INTENT_FLIP &&
 			 !(found == IDEM_FIND_ROW && row_is_active(actions)));
 		values[ACTIONS_IS_ACTIVE] = BoolGetDatum(is_active);
 		values[ACTIONS_UPDATED_AT] =
@@ -387,7 +379,7 @@ write_action(IdemTable *actions, const Datum *key, Intent intent,
 			idem_wait(actions);
 		else if (found == IDEM_FIND_NONE)
 			done = !is_active || idem_insert(actions, values, nulls);
-		else if (intent == INTENT_OFF && !row_is_active(actions))
+		else if (intent == IDEM_INTENT_OFF && !row_is_active(actions))
 			done = true;
 		else
 		{
@@ -440,7 +432,7 @@ excludes_arg(FunctionCallInfo fcinfo, int n, Datum action_type,
 }
 
 static Datum
-state_result(FunctionCallInfo fcinfo, const ActionState *state)
+state_result(FunctionCallInfo fcinfo, const IdemActionState *state)
 {
 	Datum		values[3];
 	bool		nulls[3] = {0};

@@ -50,9 +50,10 @@ static bool complete(FunctionCallInfo fcinfo, IdemResponse *response);
 static Datum renew_lease(FunctionCallInfo fcinfo, const Datum *key,
 						 IdemKeyRecord *change, int lease_arg,
 						 int token_arg_number);
-static bool change_claim(const Datum *key, const int64 *token,
-						 IdemKeyRecord *change, IdemKeyState end,
-						 const Interval *lease, const char *event);
+static bool change_claim(IdemTable *table, const Datum *key,
+						 const int64 *token, IdemKeyRecord *change,
+						 IdemKeyState end, const Interval *lease,
+						 const char *event);
 static IdemKeyState check_claim(IdemTable *table, bool found,
 								const Datum *key, const int64 *token,
 								TimestampTz now);
@@ -168,6 +169,22 @@ bool
 idem_complete_claim(const Datum *key, const IdemResponse *response,
 					const int64 *token)
 {
+	IdemTable	keys;
+	bool		completed;
+
+	idem_table_open(&keys, IDEM_KEYS, RowExclusiveLock);
+	completed = idem_complete_in(&keys, key, response, token);
+	idem_table_close(&keys);
+	return completed;
+}
+
+/*
+ * The same where idem_keys is open already.
+ */
+bool
+idem_complete_in(IdemTable *table, const Datum *key,
+				 const IdemResponse *response, const int64 *token)
+{
 	IdemKeyRecord change;
 
 	memset(&change, 0, sizeof(change));
@@ -180,7 +197,7 @@ idem_complete_claim(const Datum *key, const IdemResponse *response,
 							check_size(response->body, "response_body"));
 	idem_record_set_or_null(&change, KEYS_RESPONSE_BYTES,
 							check_size(response->bytes, "response_body"));
-	if (!change_claim(key, token, &change, IDEM_STATE_COMPLETED, NULL,
+	if (!change_claim(table, key, token, &change, IDEM_STATE_COMPLETED, NULL,
 					  "completed"))
 		return false;
 	idem_count(IDEM_COUNT_COMPLETIONS, 1);
@@ -197,6 +214,8 @@ idem_fail(PG_FUNCTION_ARGS)
 	Datum		key[2];
 	IdemKeyRecord change;
 	int64		token;
+	IdemTable	keys;
+	bool		changed;
 
 	idem_key_args(fcinfo, key);
 	memset(&change, 0, sizeof(change));
@@ -204,11 +223,13 @@ idem_fail(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(2))
 		idem_record_set(&change, KEYS_ERROR,
 						idem_clip_text(PG_GETARG_DATUM(2)));
-	if (!change_claim(key, token_arg(fcinfo, 3, &token), &change,
-					  IDEM_STATE_FAILED, NULL, "failed"))
-		PG_RETURN_BOOL(false);
-	idem_count(IDEM_COUNT_FAILURES, 1);
-	PG_RETURN_BOOL(true);
+	idem_table_open(&keys, IDEM_KEYS, RowExclusiveLock);
+	changed = change_claim(&keys, key, token_arg(fcinfo, 3, &token), &change,
+						   IDEM_STATE_FAILED, NULL, "failed");
+	idem_table_close(&keys);
+	if (changed)
+		idem_count(IDEM_COUNT_FAILURES, 1);
+	PG_RETURN_BOOL(changed);
 }
 
 /*
@@ -256,9 +277,13 @@ renew_lease(FunctionCallInfo fcinfo, const Datum *key, IdemKeyRecord *change,
 {
 	Interval   *lease = idem_interval_arg(fcinfo, lease_arg, "lease");
 	int64		token;
+	IdemTable	keys;
 
-	(void) change_claim(key, token_arg(fcinfo, token_arg_number, &token),
-						change, IDEM_STATE_STARTED, lease, NULL);
+	idem_table_open(&keys, IDEM_KEYS, RowExclusiveLock);
+	(void) change_claim(&keys, key,
+						token_arg(fcinfo, token_arg_number, &token), change,
+						IDEM_STATE_STARTED, lease, NULL);
+	idem_table_close(&keys);
 	return change->values[KEYS_LEASE_EXPIRES_AT];
 }
 
@@ -319,29 +344,27 @@ idem_release(PG_FUNCTION_ARGS)
  * ID004 where there is no live claim.
  */
 static bool
-change_claim(const Datum *key, const int64 *token, IdemKeyRecord *change,
-			 IdemKeyState end, const Interval *lease, const char *event)
+change_claim(IdemTable *table, const Datum *key, const int64 *token,
+			 IdemKeyRecord *change, IdemKeyState end, const Interval *lease,
+			 const char *event)
 {
-	IdemTable	table;
 	IdemWrite	written;
 	bool		found;
 
-	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
 	do
 	{
 		TimestampTz now;
 		IdemKeyState state;
 
 		CHECK_FOR_INTERRUPTS();
-		found = idem_find_latest(&table, key);
+		found = idem_find_latest(table, key);
 		now = GetCurrentTimestamp();
-		state = check_claim(&table, found, key, token, now);
+		state = check_claim(table, found, key, token, now);
 		if (state != IDEM_STATE_STARTED)
 		{
 			if (state != end &&
 				!(state == IDEM_STATE_ERASED && end == IDEM_STATE_COMPLETED))
 				claim_not_found(key[1], idem_state_names[state]);
-			idem_table_close(&table);
 			return false;
 		}
 
@@ -354,18 +377,17 @@ change_claim(const Datum *key, const int64 *token, IdemKeyRecord *change,
 																  idem_default_lease)));
 		else
 			idem_record_set_or_null(change, KEYS_LEASE_EXPIRES_AT, (Datum) 0);
-		idem_record_keep(change, &table);
+		idem_record_keep(change, table);
 
 		/* Nobody else can hold a row of our own. */
-		written = idem_update(&table, change->values, change->nulls,
-							  table.row_is_own);
+		written = idem_update(table, change->values, change->nulls,
+							  table->row_is_own);
 		if (written == IDEM_WRITE_HELD)
-			idem_wait(&table);
+			idem_wait(table);
 	} while (written != IDEM_WRITE_DONE);
 
 	if (event != NULL)
 		idem_log_key_event(event, change->values);
-	idem_table_close(&table);
 	return true;
 }
 

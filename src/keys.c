@@ -131,16 +131,8 @@ idem_claim(PG_FUNCTION_ARGS)
 	request.request_hash = (Datum) 0;
 	if (!PG_ARGISNULL(2))
 	{
-		bytea	   *hash = PG_GETARG_BYTEA_PP(2);
-
-		if (VARSIZE_ANY_EXHDR(hash) < 1 ||
-			VARSIZE_ANY_EXHDR(hash) > MAX_HASH_LENGTH)
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("argument \"%s\" must have 1 to %d bytes",
-							"request_hash", MAX_HASH_LENGTH),
-					 errhint("Use idem_request_hash(), or another digest of the request.")));
-		request.request_hash = PointerGetDatum(hash);
+		request.request_hash = PointerGetDatum(PG_GETARG_BYTEA_PP(2));
+		idem_check_hash(request.request_hash, "request_hash");
 	}
 	request.ttl = idem_interval_arg(fcinfo, 3, "ttl");
 	request.lease = idem_interval_arg(fcinfo, 4, "lease");
@@ -152,19 +144,47 @@ idem_claim(PG_FUNCTION_ARGS)
 }
 
 /*
+ * Raise 22023 for a request hash, called "name", that is none.
+ */
+void
+idem_check_hash(Datum hash, const char *name)
+{
+	int			length = VARSIZE_ANY_EXHDR(DatumGetByteaPP(hash));
+
+	if (length < 1 || length > MAX_HASH_LENGTH)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" must have 1 to %d bytes",
+						name, MAX_HASH_LENGTH),
+				 errhint("Use idem_request_hash(), or another digest of the request.")));
+}
+
+/*
  * Claim a key.  What the result points to is in the current memory context.
  */
 void
 idem_claim_key(const IdemClaimRequest *request, IdemClaimResult *result)
 {
-	IdemTable	table;
+	IdemTable	keys;
+
+	idem_table_open(&keys, IDEM_KEYS, RowExclusiveLock);
+	idem_claim_in(&keys, request, result);
+	idem_table_close(&keys);
+}
+
+/*
+ * The same where idem_keys is open already.
+ */
+void
+idem_claim_in(IdemTable *table, const IdemClaimRequest *request,
+			  IdemClaimResult *result)
+{
 	IdemKeyLock lock = {0};
 	TimestampTz start = GetCurrentTimestamp();
 	TimestampTz wait_until = idem_add_interval(start, request->wait, 0);
 	bool		waits = wait_until > start;
 
 	memset(result->nulls, true, sizeof(result->nulls));
-	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
 
 	for (;;)
 	{
@@ -173,20 +193,20 @@ idem_claim_key(const IdemClaimRequest *request, IdemClaimResult *result)
 		bool		held;
 
 		CHECK_FOR_INTERRUPTS();
-		found = idem_find(&table, request->key);
+		found = idem_find(table, request->key);
 		now = GetCurrentTimestamp();
 		result->outcome = found == IDEM_FIND_NONE ? IDEM_CLAIM_NEW :
-			found == IDEM_FIND_ROW ? judge(&table, request, now) :
+			found == IDEM_FIND_ROW ? judge(table, request, now) :
 			IDEM_CLAIM_IN_PROGRESS;
 
-		held = TransactionIdIsValid(table.holder);
+		held = TransactionIdIsValid(table->holder);
 		if (result->outcome == IDEM_CLAIM_NEW && !held)
 		{
-			if (lock.held || idem_key_lock(&lock, &table, request->key))
+			if (lock.held || idem_key_lock(&lock, table, request->key))
 			{
 				IdemWrite	written = found == IDEM_FIND_NONE ?
-					start_claim(&table, request, result) :
-					take_over(&table, request, now, result);
+					start_claim(table, request, result) :
+					take_over(table, request, now, result);
 
 				if (written == IDEM_WRITE_DONE)
 					break;
@@ -194,7 +214,7 @@ idem_claim_key(const IdemClaimRequest *request, IdemClaimResult *result)
 					continue;
 				held = true;	/* by a row lock, or a writer who came since */
 			}
-			else if (waits && idem_key_lock_until(&lock, &table, request->key,
+			else if (waits && idem_key_lock_until(&lock, table, request->key,
 												  wait_until))
 				continue;
 		}
@@ -207,11 +227,11 @@ idem_claim_key(const IdemClaimRequest *request, IdemClaimResult *result)
 			found = IDEM_FIND_PENDING;
 		}
 		if (result->outcome == IDEM_CLAIM_IN_PROGRESS && held && waits &&
-			idem_wait_until(&table, wait_until))
+			idem_wait_until(table, wait_until))
 			continue;
 
 		if (found == IDEM_FIND_ROW)
-			report_found(&table, result);
+			report_found(table, result);
 		break;
 	}
 	idem_key_unlock(&lock);
@@ -220,7 +240,6 @@ idem_claim_key(const IdemClaimRequest *request, IdemClaimResult *result)
 	result->values[CLAIM_OUTCOME] =
 		CStringGetTextDatum(outcome_names[result->outcome]);
 	result->nulls[CLAIM_OUTCOME] = false;
-	idem_table_close(&table);
 }
 
 /*

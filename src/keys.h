@@ -10,6 +10,7 @@
 
 #include "datatype/timestamp.h"
 #include "fmgr.h"
+#include "store.h"
 
 typedef enum IdemClaimOutcome
 {
@@ -65,8 +66,14 @@ typedef struct IdemResponse
 
 extern void idem_claim_key(const IdemClaimRequest *request,
 						   IdemClaimResult *result);
+extern void idem_claim_in(IdemTable *table, const IdemClaimRequest *request,
+						  IdemClaimResult *result);
+extern void idem_check_hash(Datum hash, const char *name);
 extern void idem_remember_claim(int64 token);
 extern bool idem_complete_claim(const Datum *key, const IdemResponse *response,
 								const int64 *token);
+extern bool idem_complete_in(IdemTable *table, const Datum *key,
+							 const IdemResponse *response,
+							 const int64 *token);
 
 #endif							/* IDEMPOTENCY_KEYS_H */
