@@ -95,10 +95,8 @@ SELECT outcome FROM idem_claim('billing', 'invoice-1001-payment');
 COMMIT;
 
 -- Failover
-SELECT setval('idem_claim_tokens', 1000000 + greatest(nextval('idem_claim_tokens'),
+SELECT idem_raise_claim_tokens(1000000 + greatest(idem_raise_claim_tokens(0),
 	(SELECT max(claim_token) FROM idem_keys))) > 1000000 AS beyond;
-SELECT setval('idem_outbox_ids', 1000000 + greatest(nextval('idem_outbox_ids'),
-	(SELECT max(id) FROM idem_outbox))) > 1000000 AS beyond;
 
 -- Leave nothing behind.
 \connect :first_database

@@ -264,6 +264,9 @@ SELECT scope, key, attempt, recovery_point FROM idem_stuck(older_than => '0 seco
 -- Cleanup
 SELECT * FROM idem_cleanup();
 
+-- Recovery
+SELECT idem_raise_claim_tokens(1000) >= 1000 AS raised;
+
 -- Leave nothing behind.
 \connect :first_database
 DROP DATABASE regress_idempotency_readme;

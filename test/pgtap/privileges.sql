@@ -105,6 +105,8 @@ INSERT INTO administrator_calls VALUES
 		$$SELECT idem_forget('privileges', 'key-of-privileges')$$),
 	('idem_erase(text, text)',
 		$$SELECT idem_erase('privileges', 'key-of-privileges')$$),
+	('idem_raise_claim_tokens(bigint)',
+		$$SELECT idem_raise_claim_tokens(0)$$),
 	('idem_cleanup(int)',
 		$$SELECT idem_cleanup()$$),
 	('idem_grant(regrole)',
@@ -252,7 +254,7 @@ INSERT INTO monitoring VALUES
 	('idem_stuck(interval)', 'EXECUTE', false),
 	('idem_stats', 'SELECT', false);
 
-SELECT plan(545);
+SELECT plan(551);
 
 --
 -- Nobody but the installer has anything

@@ -91,6 +91,9 @@ INSERT INTO promised VALUES
 	'user_id text, entity_type text, entity_id text, action_type text',
 	'boolean', 'c stable called-on-null parallel-safe'),
 
+('idem_raise_claim_tokens(bigint)',
+	'at_least bigint',
+	'bigint', 'c volatile called-on-null parallel-unsafe'),
 ('idem_cleanup(int)',
 	'batch_size int DEFAULT NULL',
 	'idem_cleanup_result', 'c volatile called-on-null parallel-unsafe'),
@@ -328,7 +331,7 @@ CREATE TEMP VIEW relations AS
 	SELECT c.* FROM pg_class AS c JOIN members AS m
 		ON m.classid = 'pg_class'::regclass AND m.objid = c.oid;
 
-SELECT plan(43 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8 * 3 + 5);
+SELECT plan(44 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8 * 3 + 5);
 
 --
 -- Functions

@@ -119,7 +119,7 @@ INSERT INTO key_functions VALUES
 ('idem_run', 'claim',
 	$$idem_run($1, $2, 'sqlstates.handler(jsonb)', '{}')$$);
 
-SELECT plan(615);
+SELECT plan(619);
 
 --
 -- Scope and key
@@ -531,6 +531,9 @@ FROM (VALUES ('idem_grant'), ('idem_revoke'), ('idem_check_grantee'))
 --
 SELECT is(pg_temp.sqlstate_of(call), sqlstate, call || ': ' || sqlstate)
 FROM (VALUES
+	('idem_raise_claim_tokens(NULL)', '22004'),
+	('idem_raise_claim_tokens(4611686018427387904)', '22023'),
+	('idem_raise_claim_tokens(-1)', '00000'),
 	('idem_cleanup(0)', '22023'),
 	('idem_cleanup(-1)', '22023'),
 	('idem_cleanup(1)', '00000'),
@@ -558,6 +561,7 @@ FROM (
 		($$idem_set('u', 'e', 'i', 'like', true, 1)$$, '25006'),
 		($$idem_is_active('u', 'e', 'i', 'like')$$, '00000'),
 		($$idem_cleanup()$$, '25006'),
+		($$idem_raise_claim_tokens(0)$$, '25006'),
 		($$idem_stats_data()$$, '00000'),
 		($$idem_stats_reset()$$, '00000'),
 		($$idem_key_is_valid('order-number-live')$$, '00000'),

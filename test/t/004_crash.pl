@@ -309,5 +309,12 @@ is( $node->safe_psql('postgres',
 		 SELECT count(*) FROM verify_heapam('idem_keys')"),
 	"2\n0", 'and the table is sound');
 
+#
+# Claim tokens that were raised stay so.
+#
+$node->safe_psql('postgres', 'SELECT idem_claim(\'shop\', \'before-raising-0001\'); CHECKPOINT; SELECT idem_raise_claim_tokens(7000000)');
+stop_immediately();
+is($node->safe_psql('postgres', 'SELECT idem_raise_claim_tokens(0)'), 7000000, 'raised claim tokens: stay so');
+
 $node->stop;
 done_testing();

@@ -278,7 +278,7 @@ is( $subscriber->safe_psql('postgres',
 # nothing to go by but the sequences, which have to be moved, as the operations
 # guide says.
 is( $subscriber->safe_psql('postgres', operations_sql('Failover', 1)),
-	"t\nt", 'the recipe for the sequences');
+	't', 'the recipe for tokens and ids');
 is( $subscriber->safe_psql('postgres',
 		"SELECT idem_publish('free', '4', E'key\\t\\\\') IS NOT NULL, idem_publish('far', '3', 'key') IS NOT NULL;
 		 SELECT payload FROM idem_outbox_take(100, '1 hour', '{free}');
