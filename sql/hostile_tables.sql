@@ -303,6 +303,41 @@ ROLLBACK;
 DROP INDEX claims_again;
 DROP FUNCTION claims_again(text, text);
 
+-- The same for a row that is still being inserted: refused, or the insertion would end with a row that points to itself.
+CREATE FUNCTION call_again(name text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+	call text := current_setting('nested.call', true);
+BEGIN
+	IF call <> '' THEN
+		PERFORM set_config('nested.call', '', true);
+		EXECUTE call;
+	END IF;
+	RETURN name;
+END $$;
+CREATE FUNCTION pg_temp.nested(within text, call text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	message text;
+BEGIN
+	PERFORM set_config('nested.call', within, true);
+	EXECUTE call;
+	RETURN 'done';
+EXCEPTION WHEN object_not_in_prerequisite_state THEN
+	RETURN SQLERRM;
+END $$;
+CREATE INDEX call_again ON idem_action_versions (call_again(entity_id));
+CREATE INDEX call_again_1 ON idem_aggregates (call_again(aggregate));
+CREATE INDEX call_again_2 ON idem_tokens (call_again(token));
+CREATE INDEX call_again_3 ON idem_keys (call_again(key));
+SELECT pg_temp.nested(within, call) FROM (VALUES
+	('SELECT idem_try_advance(''u'', ''e'', ''nested'', 100)', 'SELECT idem_try_advance(''u'', ''e'', ''nested'', 5)'),
+	('SELECT idem_set(''u'', ''e'', ''nested'', ''like'', true, 100)', 'SELECT idem_toggle(''u'', ''e'', ''nested'', ''like'', 5)'),
+	('SELECT idem_try_append(''nested'', ''b'', 1)', 'SELECT idem_try_append(''nested'', ''a'', 1)'),
+	('SELECT idem_once(''nested'', ''token'')', 'SELECT idem_once(''nested'', ''token'')'),
+	('SELECT idem_forget(''nested'', ''hostile-key-00004'')', 'SELECT idem_claim(''nested'', ''hostile-key-00004'')')) AS v (within, call);
+SELECT last_action_id FROM idem_try_advance('u', 'e', 'nested', 6);
+DROP INDEX call_again, call_again_1, call_again_2, call_again_3;
+DROP FUNCTION call_again(text);
+
 -- A started record without a lease is one that was abandoned.
 INSERT INTO idem_keys (claim_token, created_at, expires_at, attempt, state, scope, key)
 	VALUES (1, now() - interval '1 hour', now() + interval '1 day', 1, 'started', 's', 'hostile-no-lease-1');

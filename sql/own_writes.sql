@@ -262,5 +262,16 @@ END
 $$;
 SELECT pg_relation_size('idem_keys') / 1000 < 250 AS pruned;
 
+-- A cursor that fails in a later savepoint takes its locks with it, but not those on what it has written.
+BEGIN;
+DECLARE failing CURSOR FOR SELECT last_action_id / (3 - i) FROM generate_series(1, 5) AS i, idem_try_advance('u', 'failing', '1', i);
+FETCH 2 FROM failing;
+SAVEPOINT later;
+FETCH 1 FROM failing;
+ROLLBACK TO later;
+SELECT mode FROM pg_locks WHERE pid = pg_backend_pid() AND relation = 'idem_action_versions'::regclass;
+SELECT last_action_id FROM idem_try_advance('u', 'failing', '1', 1);
+COMMIT;
+
 SET client_min_messages = warning;
 DROP EXTENSION idempotency CASCADE;

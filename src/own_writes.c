@@ -13,9 +13,9 @@
  * What is remembered is a hint about the row, which store.c fetches and
  * judges itself, but the place must lie within the table.  It does for as long
  * as the subtransaction that wrote there has not been rolled back, for until
- * then its lock on the table holds everybody off who could cut the table
- * short or put another file in its place, but this transaction itself; and
- * of that the relation cache tells.
+ * then its lock on the table (see idem_relation_open()) holds everybody off
+ * who could cut the table short or put another file in its place, but this
+ * transaction itself; and of that the relation cache tells.
  *
  *-------------------------------------------------------------------------
  */

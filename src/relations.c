@@ -36,6 +36,7 @@
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
+#include "utils/resowner.h"
 #include "utils/syscache.h"
 
 #include "compat.h"
@@ -97,6 +98,8 @@ static Oid	look_up(IdemRelationId id);
 static Oid	extension_schema(void);
 static void check_shape(Relation rel, const IdemRelationSpec *spec);
 static void check_sequence(Oid relid, const char *name);
+static void lock_relation(Oid relid, LOCKMODE lockmode);
+static void unlock_relation(Oid relid, LOCKMODE lockmode);
 static char *qualified_name(Oid relid);
 static bool has_primary_key(Relation rel, const AttrNumber *columns);
 static bool has_shape(Relation index, Relation table,
@@ -105,7 +108,7 @@ static char type_letter(Oid type);
 pg_noreturn static void refuse(Relation rel, const char *what);
 
 /*
- * Open one of our tables with the given lock.
+ * Open one of our tables with the given lock, which the subtransaction keeps.
  *
  * Raises 42704 where the extension is not installed, and 55000 for a table
  * that carries what a direct write would have to skip: triggers, rules, row
@@ -120,17 +123,18 @@ idem_relation_open(IdemRelationId id, LOCKMODE lockmode)
 
 		if (likely(OidIsValid(relid)))
 		{
-			LockRelationOid(relid, lockmode);
+			lock_relation(relid, lockmode);
 			if (likely(oids[id] == relid))
 				return table_open(relid, NoLock);
-			UnlockRelationOid(relid, lockmode);
+			unlock_relation(relid, lockmode);
 		}
 		else
 		{
 			Relation	rel;
 
 			relid = look_up(id);
-			rel = try_table_open(relid, lockmode);
+			lock_relation(relid, lockmode);
+			rel = try_table_open(relid, NoLock);
 			if (rel != NULL && look_up(id) == relid)
 			{
 				/*
@@ -144,10 +148,36 @@ idem_relation_open(IdemRelationId id, LOCKMODE lockmode)
 				return rel;
 			}
 			if (rel != NULL)
-				table_close(rel, lockmode);
+				table_close(rel, NoLock);
+			unlock_relation(relid, lockmode);
 		}
 		CHECK_FOR_INTERRUPTS();
 	}
+}
+
+/*
+ * Lock one of our tables on behalf of the subtransaction.  A lock of the
+ * query's would be gone, and what it wrote would not, when the query is a
+ * cursor's and that fails in a later subtransaction.
+ */
+static void
+lock_relation(Oid relid, LOCKMODE lockmode)
+{
+	ResourceOwner owner = CurrentResourceOwner;
+
+	CurrentResourceOwner = CurTransactionResourceOwner;
+	LockRelationOid(relid, lockmode);
+	CurrentResourceOwner = owner;
+}
+
+static void
+unlock_relation(Oid relid, LOCKMODE lockmode)
+{
+	ResourceOwner owner = CurrentResourceOwner;
+
+	CurrentResourceOwner = CurTransactionResourceOwner;
+	UnlockRelationOid(relid, lockmode);
+	CurrentResourceOwner = owner;
 }
 
 /*

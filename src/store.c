@@ -104,6 +104,7 @@ static Oid	key_type(IdemTable *table, int i);
 static void take_siread_locks(IdemTable *table, const Datum *key);
 static void accept_row(IdemTable *table);
 static bool is_own(TupleTableSlot *row);
+static bool is_speculative(TupleTableSlot *row);
 static IdemIndexes *open_indexes(IdemTable *table);
 static TupleTableSlot *make_slot(IdemTable *table, Datum *values,
 								 bool *nulls);
@@ -481,11 +482,22 @@ take_siread_locks(IdemTable *table, const Datum *key)
 /*
  * Take note of who wrote table->row, and refuse it under REPEATABLE READ and
  * SERIALIZABLE if it is too new, as INSERT ... ON CONFLICT does.
+ *
+ * Also refuse a row of ours that is still being inserted: a function in an
+ * index has called us.  Whatever that call did to the row, the end of the
+ * insertion would overwrite.
  */
 static void
 accept_row(IdemTable *table)
 {
 	table->row_is_own = is_own(table->row);
+
+	if (unlikely(table->row_is_own && is_speculative(table->row)))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("row of table \"%s\" is still being inserted",
+						RelationGetRelationName(table->rel)),
+				 errdetail("A function in an index of the table has called an idempotency function for the same row.")));
 
 	if (IsolationUsesXactSnapshot() && !table->row_is_own &&
 		!table_tuple_satisfies_snapshot(table->rel, table->row,
@@ -511,6 +523,19 @@ is_own(TupleTableSlot *row)
 
 	Assert(!shouldFree);
 	return TransactionIdIsCurrentTransactionId(xmin);
+}
+
+/*
+ * Has the row been put into the table speculatively, and not been confirmed?
+ */
+static bool
+is_speculative(TupleTableSlot *row)
+{
+	bool		shouldFree;
+	HeapTuple	tuple = ExecFetchSlotHeapTuple(row, false, &shouldFree);
+
+	Assert(!shouldFree);
+	return HeapTupleHeaderIsSpeculative(tuple->t_data);
 }
 
 /*
