@@ -111,8 +111,8 @@ GRANT EXECUTE ON FUNCTION @extschema@.idem_grant_as_owner(regrole) TO pg_databas
 COMMENT ON FUNCTION @extschema@.idem_grant_as_owner(regrole) IS
 'What idem_grant does with the rights of the functions'' owner.';
 
--- Not from those who hold it with the grant option: administrators do not
--- take each other's rights.
+-- Not from those who hold it with the grant option, nor the owner's own:
+-- administrators do not take each other's rights.
 CREATE FUNCTION @extschema@.idem_revoke_as_owner(grantee regrole)
 RETURNS void
 LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
@@ -126,6 +126,7 @@ BEGIN ATOMIC
 		CROSS JOIN LATERAL pg_catalog.aclexplode(p.proacl) AS a
 		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
 			AND a.grantor OPERATOR(pg_catalog.=) p.proowner
+			AND a.grantee OPERATOR(pg_catalog.<>) p.proowner
 			AND NOT a.is_grantable;
 	SELECT @extschema@.idem_execute_grant(CASE WHEN pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8
 			THEN pg_catalog.format('REVOKE USAGE ON TYPE %s FROM %s', pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1) END)
@@ -134,6 +135,7 @@ BEGIN ATOMIC
 		CROSS JOIN LATERAL pg_catalog.aclexplode(t.typacl) AS a
 		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
 			AND a.grantor OPERATOR(pg_catalog.=) t.typowner
+			AND a.grantee OPERATOR(pg_catalog.<>) t.typowner
 			AND NOT a.is_grantable;
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_revoke_as_owner(regrole) FROM PUBLIC;
@@ -158,6 +160,34 @@ REVOKE ALL ON FUNCTION @extschema@.idem_warn_of_rest(regrole, boolean) FROM PUBL
 GRANT EXECUTE ON FUNCTION @extschema@.idem_warn_of_rest(regrole, boolean) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_warn_of_rest(regrole, boolean) IS
 'Tells the caller of idem_revoke what it could not take back.';
+
+-- A REVOKE takes what one role has granted.  For a superuser that is the owner,
+-- and for others the first role with the grant option that the server comes
+-- upon, beginning with themselves: where there are several others, who knows.
+CREATE FUNCTION @extschema@.idem_grantor(acl aclitem[], owner oid)
+RETURNS oid
+LANGUAGE sql STABLE PARALLEL SAFE COST 100
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+	SELECT CASE WHEN r.rolsuper THEN $2
+			WHEN pg_catalog.bool_or(c.candidate OPERATOR(pg_catalog.=) r.oid) THEN r.oid
+			WHEN pg_catalog.count(c.candidate) OPERATOR(pg_catalog.=) 1::pg_catalog.int8 THEN pg_catalog.min(c.candidate)
+			END
+	FROM pg_catalog.pg_roles AS r
+	LEFT JOIN (
+		SELECT $2
+		UNION
+		SELECT a.grantee
+		FROM pg_catalog.aclexplode($1) AS a
+		WHERE a.is_grantable
+	) AS c (candidate) ON pg_catalog.pg_has_role(c.candidate, 'USAGE')
+	WHERE r.rolname OPERATOR(pg_catalog.=) CURRENT_USER
+	GROUP BY r.oid, r.rolsuper;
+END;
+REVOKE ALL ON FUNCTION @extschema@.idem_grantor(aclitem[], oid) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_grantor(aclitem[], oid) TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_grantor(aclitem[], oid) IS
+'The role whose grants a REVOKE of the current role takes from this object of ours, for idem_revoke; NULL if that is not certain.';
 
 -- The schema is not the extension's, so USAGE on it is the caller's to give.
 CREATE FUNCTION @extschema@.idem_grant(grantee regrole)
@@ -192,7 +222,7 @@ BEGIN ATOMIC
 		CROSS JOIN LATERAL pg_catalog.aclexplode(p.proacl) AS a
 		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
 			AND a.grantor OPERATOR(pg_catalog.<>) p.proowner
-			AND pg_catalog.pg_has_role(a.grantor, 'USAGE');
+			AND a.grantor OPERATOR(pg_catalog.=) @extschema@.idem_grantor(p.proacl, p.proowner);
 	SELECT @extschema@.idem_execute_grant(CASE WHEN pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8
 			THEN pg_catalog.format('REVOKE USAGE ON TYPE %s FROM %s', pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1) END)
 		FROM @extschema@.idem_application_types() AS f
@@ -200,7 +230,7 @@ BEGIN ATOMIC
 		CROSS JOIN LATERAL pg_catalog.aclexplode(t.typacl) AS a
 		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
 			AND a.grantor OPERATOR(pg_catalog.<>) t.typowner
-			AND pg_catalog.pg_has_role(a.grantor, 'USAGE');
+			AND a.grantor OPERATOR(pg_catalog.=) @extschema@.idem_grantor(t.typacl, t.typowner);
 	SELECT @extschema@.idem_revoke_as_owner($1);
 	SELECT @extschema@.idem_warn_of_rest($1,
 			pg_catalog.bool_or(pg_catalog.has_function_privilege($1::pg_catalog.oid, f::pg_catalog.oid, 'EXECUTE')))
@@ -278,6 +308,11 @@ $check$;
 -- what it did not name is taken back.  Then the installer gets what the owner
 -- of the database has, unless it is a superuser, who owns all of this.
 --
+-- What the owner of the database grants, pg_database_owner is noted to have
+-- granted, and a dump has it do so again, which takes USAGE on the schema.  So
+-- it gets that, if the installer could give it; but not from a stranger who owns
+-- the schema, lest it has it only where a superuser has restored a dump.
+--
 -- That is not noted as what the extension begins with, but dumped (see
 -- access.c); nor is what concerns the row types of tables, where pg_dump does
 -- not expect it.
@@ -294,7 +329,7 @@ DECLARE
 BEGIN
 	FOR is_noted, statement IN
 		WITH extension AS (
-			SELECT e.oid, e.extowner
+			SELECT e.oid, e.extowner, e.extnamespace
 			FROM pg_catalog.pg_extension AS e
 			WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
 		),
@@ -355,6 +390,15 @@ BEGIN
 		JOIN pg_catalog.pg_roles AS r ON r.oid OPERATOR(pg_catalog.=) e.extowner
 		WHERE NOT r.rolsuper
 		GROUP BY o.kind, o.privilege, r.oid
+		UNION ALL
+		SELECT false, pg_catalog.format('GRANT USAGE ON SCHEMA %s TO pg_database_owner', e.extnamespace::pg_catalog.regnamespace)
+		FROM extension AS e
+		JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) e.extnamespace
+		JOIN pg_catalog.pg_roles AS r ON r.oid OPERATOR(pg_catalog.=) n.nspowner
+		JOIN pg_catalog.pg_database AS d ON d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+		WHERE (r.rolsuper OR r.oid OPERATOR(pg_catalog.=) e.extowner OR r.oid OPERATOR(pg_catalog.=) d.datdba)
+			AND pg_catalog.has_schema_privilege(e.extowner, e.extnamespace, 'USAGE WITH GRANT OPTION')
+			AND NOT pg_catalog.has_schema_privilege('pg_database_owner', e.extnamespace, 'USAGE')
 		UNION ALL
 		-- A stranger's column of such a type would be in the way of changes.
 		SELECT false, pg_catalog.format('REVOKE ALL ON TYPE %s FROM PUBLIC', c.reltype::pg_catalog.regtype)

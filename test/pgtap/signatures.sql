@@ -165,6 +165,9 @@ INSERT INTO promised VALUES
 ('idem_revoke_as_owner(regrole)',
 	'grantee regrole',
 	'void', 'sql volatile called-on-null parallel-unsafe'),
+('idem_grantor(aclitem[], oid)',
+	'acl aclitem[], owner oid',
+	'oid', 'sql stable called-on-null parallel-safe'),
 ('idem_warn_of_rest(regrole, boolean)',
 	'grantee regrole, remaining boolean',
 	'void', 'plpgsql stable called-on-null parallel-safe'),
@@ -331,7 +334,7 @@ CREATE TEMP VIEW relations AS
 	SELECT c.* FROM pg_class AS c JOIN members AS m
 		ON m.classid = 'pg_class'::regclass AND m.objid = c.oid;
 
-SELECT plan(44 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8 * 3 + 5);
+SELECT plan(45 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8 * 3 + 5);
 
 --
 -- Functions

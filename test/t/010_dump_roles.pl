@@ -21,6 +21,7 @@ CREATE ROLE boss LOGIN;
 CREATE ROLE admin LOGIN SUPERUSER;
 CREATE ROLE clerk LOGIN IN ROLE pg_read_all_data;
 CREATE ROLE app LOGIN;
+CREATE ROLE reader LOGIN;
 CREATE ROLE keeper LOGIN;
 SQL
 
@@ -57,12 +58,32 @@ SELECT topic, attempt FROM idem_outbox_take();
 SQL
 my $used = "in_progress\ndone\nf|t|1\nt\nt\norders|1";
 
+# What the owner of the database, or its installer, has granted by hand: one of
+# all kinds of things that there are.
+my $by_hand = <<'SQL';
+GRANT USAGE ON SCHEMA idem TO shop, reader;
+SET ROLE shop;
+GRANT EXECUTE ON FUNCTION idem_publish, idem_health TO reader;
+GRANT EXECUTE ON FUNCTION idem_publish TO app;
+GRANT SELECT ON idem_keys, idem_stats, idem_claim_tokens TO reader;
+GRANT USAGE ON TYPE idem_response TO reader;
+SQL
+my $granted = <<'SQL';
+SELECT has_function_privilege('reader', oid, 'EXECUTE') FROM pg_proc WHERE proname = 'idem_publish';
+SELECT has_function_privilege('reader', 'idem_health()', 'EXECUTE'), has_table_privilege('reader', 'idem_keys', 'SELECT'), has_table_privilege('reader', 'idem_stats', 'SELECT'),
+	has_sequence_privilege('reader', 'idem_claim_tokens', 'SELECT'), has_type_privilege('reader', 'idem_response', 'USAGE');
+SET ROLE reader;
+SELECT 'published' FROM idem_publish('orders', '{"id": 2}');
+SQL
+
 #
 # The databases: who owns them, who owns the schema, who installs
 #
 
 # name => [owner of the database, schema, its owner, installer, afterwards]
 my %sources = (
+	granted_by_owner => [ 'shop', 'idem', 'postgres', 'postgres', $by_hand ],
+	granted_by_installer => [ 'shop', 'idem', 'shop', 'shop', $by_hand ],
 	superuser => [ 'postgres', 'public', undef, 'postgres' ],
 	other_superuser => [ 'postgres', 'idem', 'admin', 'admin' ],
 	owner => [ 'shop', 'public', undef, 'shop' ],
@@ -159,6 +180,7 @@ sub check_restored
 
 	is($node->safe_psql($database, $content), $before, "$title: all is there");
 	is($node->safe_psql($database, $use), $used, "$title: and works");
+	is($node->safe_psql($database, $granted), "t\nt|t|t|t|t\npublished", "$title: so does what was granted by hand") if $title =~ /^granted/;
 	is($node->safe_psql($database, "SELECT idem_revoke('app'); SELECT has_function_privilege('app', 'idem_lookup(text, text)', 'EXECUTE')"),
 		"\nf", "$title: grants can be taken back");
 	return;
@@ -181,17 +203,19 @@ foreach my $name (sort keys %sources)
 	like($before, qr/live-000000000000001.*orders/s, "$name: before");
 	# Whoever may dump it, the dump is the same; and nothing is complained of.
 	my $dump = dump_of('postgres', $name, "$dumps/$name.sql");
-	my %dumpers = map { $_ => 1 } 'admin', 'clerk', $afterwards ? () : ($installer, $owner);
+	my %dumpers = map { $_ => 1 } 'admin', 'clerk', $name =~ /_changed$/ ? () : ($installer, $owner);
 	my @different = grep { dump_of($_, $name, "$dumps/other.sql") ne $dump } sort keys %dumpers;
 
 	like($dump, qr/^CREATE EXTENSION.*^COPY .*live-000000000000001.*^GRANT .* TO app/ms, "$name: dumped");
 	is(join(' ', @different), '', "$name: the same dump by " . join(', ', sort keys %dumpers));
 	is(restored('postgres', 'pg_dump', '-Fc', '-f', "$dumps/$name.dump", $name), '', "$name: an archive");
 
-	# In two ways, each time others, into databases of any owner.
-	foreach (1 .. 2)
+	# In two ways, each time others, into databases of any owner.  Without its
+	# owner, the schema is not open to him, and what he granted cannot be restored.
+	my @usable = grep { $name ne 'granted_by_installer' || $_ ne 'no_owner' } @ways;
+	foreach (1 .. ($name =~ /^granted/ ? @usable : 2))
 	{
-		my $way = $ways[ $turn % @ways ];
+		my $way = $usable[ $turn % @usable ];
 		my $owner = ('postgres', 'shop', 'boss')[ $turn % 3 ];
 		my $role = ('postgres', 'admin')[ $turn++ % 2 ];
 		my $target = create_database($owner, 'restored');
