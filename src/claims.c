@@ -426,7 +426,7 @@ check_claim(IdemTable *table, bool found, const Datum *key,
 				 errdetail("The key was not claimed by this transaction.") :
 				 errdetail("The claim token is not the current one."),
 				 token == NULL ?
-				 errhint("Pass the claim_token that idem_claim() returned.") :
+				 errhint("Pass the claim_token that idem_claim() returned. Without it, claim and complete in one transaction, which is on one connection.") :
 				 errhint("Give up the work: its lease ran out, and another claimant has taken over.")));
 	return idem_found_state(table);
 }

@@ -62,6 +62,7 @@
 #include "rate_limit.h"
 #include "settings.h"
 #include "stats.h"
+#include "wait.h"
 
 /* A column of a result, and the column of idem_keys that it shows. */
 typedef struct ColumnPair
@@ -186,13 +187,15 @@ idem_claim_in(IdemTable *table, const IdemClaimRequest *request,
 
 	memset(result->nulls, true, sizeof(result->nulls));
 
-	for (;;)
+	for (bool again = false;; again = true)
 	{
 		IdemFind	found;
 		TimestampTz now;
 		bool		held;
 
 		CHECK_FOR_INTERRUPTS();
+		if (again)
+			idem_check_client();
 		found = idem_find(table, request->key);
 		now = GetCurrentTimestamp();
 		result->outcome = found == IDEM_FIND_NONE ? IDEM_CLAIM_NEW :

@@ -27,6 +27,7 @@
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
+#include "wait.h"
 
 /* The columns of idem_tokens, in order. */
 enum
@@ -137,7 +138,7 @@ static bool
 use_token(IdemTable *tokens, const Datum *key, const Interval *ttl,
 		  bool *insert_first)
 {
-	for (;;)
+	for (bool again = false;; again = true)
 	{
 		IdemFind	found = IDEM_FIND_NONE;
 		TimestampTz now;
@@ -146,6 +147,8 @@ use_token(IdemTable *tokens, const Datum *key, const Interval *ttl,
 		bool		nulls[TOKENS_NUM_COLUMNS] = {0};
 
 		CHECK_FOR_INTERRUPTS();
+		if (again)
+			idem_check_client();
 		if (!*insert_first)
 			found = idem_find(tokens, key);
 		if (found == IDEM_FIND_PENDING)

@@ -61,6 +61,7 @@
 #include "key_lock.h"
 #include "stats.h"
 #include "store.h"
+#include "wait.h"
 
 /* The columns of idem_aggregates, in order. */
 enum
@@ -158,9 +159,11 @@ idem_try_append(PG_FUNCTION_ARGS)
 
 	idem_table_open(&aggregates, IDEM_AGGREGATES, RowExclusiveLock);
 	idem_table_open(&sequences, IDEM_CLIENT_SEQUENCES, RowExclusiveLock);
-	for (;;)
+	for (bool again = false;; again = true)
 	{
 		CHECK_FOR_INTERRUPTS();
+		if (again)
+			idem_check_client();
 		outcome = try_append(&request, &aggregates, &sequences, &lock,
 							 &last_seq, &version);
 		if (outcome == UNDECIDED)

@@ -1,7 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * wait.c
- *		Sleeping on a lock of the server, with a deadline.
+ *		Sleeping on a lock of the server, with a deadline, and what to look
+ *		at afterwards.
  *
  * All that a call waits for is a lock in the server's lock manager: that of a
  * transaction, of a row, of a key (see key_lock.c).  So whoever waits is
@@ -14,6 +15,7 @@
 
 #include "access/xact.h"
 #include "miscadmin.h"
+#include "storage/latch.h"
 #include "storage/proc.h"
 #include "utils/guc.h"
 #include "utils/resowner.h"
@@ -22,6 +24,9 @@
 
 #include "compat.h"
 #include "wait.h"
+
+/* As in libpq/libpq.h, which asks for Kerberos' headers if the server has it. */
+extern bool pq_check_connection(void);
 
 static bool sleep_with_timeout(IdemSleep sleep, void *arg, int timeout);
 
@@ -54,6 +59,24 @@ idem_sleep_until(IdemSleep sleep, void *arg, TimestampTz deadline)
 		return true;
 	}
 	return sleep_with_timeout(sleep, arg, (int) Min(remaining, INT_MAX));
+}
+
+/*
+ * End the session (FATAL, 08006) if its client has closed the connection: what
+ * it was given after a wait would be held by nobody.  The server itself looks
+ * for that only where client_connection_check_interval is set, and this goes
+ * the same way.  Nothing happens where there is no client, or where the
+ * platform cannot tell.
+ */
+void
+idem_check_client(void)
+{
+	if (MyProcPort == NULL || !WaitEventSetCanReportClosed() ||
+		pq_check_connection())
+		return;
+	ClientConnectionLost = true;
+	InterruptPending = true;
+	CHECK_FOR_INTERRUPTS();
 }
 
 /*

@@ -14,5 +14,6 @@
 typedef void (*IdemSleep) (void *arg);
 
 extern bool idem_sleep_until(IdemSleep sleep, void *arg, TimestampTz deadline);
+extern void idem_check_client(void);
 
 #endif							/* IDEMPOTENCY_WAIT_H */
