@@ -96,6 +96,7 @@ SELECT idem.idem_last_client_seq('a', 'c');
 SELECT idem.idem_once('s', 't'::pg_catalog.text, '0'), idem.idem_once_many('s', '{t,u}'::pg_catalog.text[]);
 SELECT idem.idem_publish('t', '{}', 'k', '{}', '0') IS NOT NULL, idem.idem_publish('t', '{}') IS NOT NULL;
 SELECT topic, idem.idem_outbox_nack(id, 'x', '0', attempt) FROM idem.idem_outbox_take(1, '1 s', '{t}');
+SELECT topic, idem.idem_outbox_extend(ARRAY[id], '1 s', ARRAY[attempt]) OPERATOR(pg_catalog.=) id, idem.idem_outbox_give_back(ARRAY[id], ARRAY[attempt]) FROM idem.idem_outbox_take(1, '1 s', '{t}');
 SELECT idem.idem_outbox_requeue(), idem.idem_outbox_requeue('{1}');
 SELECT idem.idem_outbox_ack('{1,2}') > 0::pg_catalog.int2;
 SELECT keys_deleted FROM idem.idem_cleanup();

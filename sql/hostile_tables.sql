@@ -47,7 +47,9 @@ INSERT INTO calls VALUES
 	('idem_outbox', 'idem_outbox_ack(''{1}'')'),
 	('idem_outbox', 'idem_outbox_nack(1)'),
 	('idem_outbox', 'idem_outbox_requeue()'),
-	('idem_outbox', 'idem_outbox_requeue(''{1}'')');
+	('idem_outbox', 'idem_outbox_requeue(''{1}'')'),
+	('idem_outbox', 'idem_outbox_extend(''{1}'')'),
+	('idem_outbox', 'idem_outbox_give_back(''{1}'')');
 INSERT INTO calls
 	SELECT name, call FROM unnest(ARRAY['idem_keys', 'idem_tokens', 'idem_outbox']) AS name,
 		unnest(ARRAY['idem_cleanup()', 'idem_metrics()', 'idem_health()']) AS call;

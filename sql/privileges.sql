@@ -74,6 +74,8 @@ SELECT idem_outbox_take();
 SELECT idem_outbox_ack('{1}');
 SELECT idem_outbox_nack(1);
 SELECT idem_outbox_requeue();
+SELECT idem_outbox_extend('{1}');
+SELECT idem_outbox_give_back('{1}');
 SELECT idem_cleanup();
 SELECT idem_stats_data();
 SELECT idem_stats_reset();
@@ -471,6 +473,8 @@ SELECT "Idem Schema".idem_once('app', 't'), "Idem Schema".idem_once_many('app', 
 SELECT "Idem Schema".idem_publish('app', '{}', 'k') IS NOT NULL;
 SELECT topic, message_key, attempt, "Idem Schema".idem_outbox_nack(id, retry_after => '0') FROM "Idem Schema".idem_outbox_take(topics => '{app}');
 SELECT "Idem Schema".idem_outbox_requeue();
+SELECT "Idem Schema".idem_outbox_give_back(array_agg(id), array_agg(attempt)) FROM "Idem Schema".idem_outbox_take(topics => '{app}');
+SELECT e = t.id FROM "Idem Schema".idem_outbox_take(topics => '{app}') AS t, "Idem Schema".idem_outbox_extend(ARRAY[t.id], '0', ARRAY[t.attempt]) AS e;
 SELECT "Idem Schema".idem_outbox_ack(array_agg(id)) FROM "Idem Schema".idem_outbox_take(topics => '{app}');
 -- ... and that is all it may.
 SET search_path = "Idem Schema";

@@ -23,7 +23,7 @@ BEGIN ATOMIC
 			'idem_try_advance', 'idem_toggle', 'idem_set', 'idem_is_active',
 			'idem_try_append', 'idem_last_client_seq', 'idem_once', 'idem_once_many',
 			'idem_publish', 'idem_outbox_take', 'idem_outbox_ack', 'idem_outbox_nack',
-			'idem_outbox_requeue'
+			'idem_outbox_requeue', 'idem_outbox_extend', 'idem_outbox_give_back'
 		]::pg_catalog.name[]);
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_application_functions() FROM PUBLIC;

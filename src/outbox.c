@@ -11,22 +11,27 @@
  *		   |			  |	   |
  *		   v   lease over |	   | nack, or lease over, after the last attempt
  *		pending <---------'	   `---------------------->  dead
- *		   ^  nack, after a pause						   |
+ *		   ^  nack, after a pause; give back			   |
  *		   `-----------------------------------------------' requeue
  *
  * "Leased" is not a state of its own: a pending message is available from
  * available_at on, which taking it moves to the end of the lease, and nack to
- * the end of the pause.
+ * the end of the pause.  "leased" tells the two apart: it is true from a take
+ * until the relay has answered, false once it has refused the message, and
+ * NULL as long as nobody has had it since it was published, requeued or given
+ * back.
  *
  * "attempt" counts how often a message has been taken, for as long as there is
- * one: it tells a relay's lease from a later one, so it must never repeat.  A
- * requeue gives all attempts back by setting attempts_before to it instead.
+ * one: it tells a relay's lease from a later one, so it must never repeat.
+ * Attempts are given back by raising attempts_before: to "attempt" by a
+ * requeue, by one when a message is given back untried.
  *
- * Acknowledging, refusing and requeueing wait for whoever has the row, and
- * then look at it again.  They write without waiting, so that what they have
- * judged and the times that they have computed are never from before a wait.
+ * All that answers for messages waits for whoever has the row, and then looks
+ * at it again.  It writes without waiting, so that what it has judged and the
+ * times that it has computed are never from before a wait.
  *
- * How messages are handed out, and in which order, is in outbox_take.c.
+ * How messages are handed out, and in which order, is in outbox_take.c; how
+ * leases are extended and given back in outbox_lease.c.
  *
  *-------------------------------------------------------------------------
  */
@@ -63,15 +68,12 @@ static int64 lane_of(Datum topic, Datum message_key);
 static void append_counted(StringInfo string, Datum value);
 static Datum random_uuid(void);
 static bool acknowledge(IdemTable *outbox, int64 id);
-static bool attempt_is_over(const Datum *message, int attempt);
+static bool attempt_is_over(const IdemOutboxRow *row, int attempt);
 static double backoff_ms(int attempt);
 static int	requeue_all(IdemTable *outbox);
 static bool requeue(IdemTable *outbox, int64 id);
 static int	ids_arg(Datum array, int64 **ids);
 static int	compare_ids(const void *a, const void *b, void *arg);
-static bool find_message(IdemTable *outbox, int64 id);
-static bool write_message(IdemTable *outbox, IdemOutboxRow *row);
-static bool in_state(IdemTable *outbox, const char *state);
 
 /*
  * idem_publish(topic, payload, message_key, headers, deliver_after) -> uuid
@@ -216,13 +218,13 @@ acknowledge(IdemTable *outbox, int64 id)
 
 	do
 	{
-		if (!find_message(outbox, id) || in_state(outbox, "acked"))
+		if (!idem_outbox_find(outbox, id) || idem_outbox_in_state(outbox, "acked"))
 			return false;
 		idem_outbox_copy(outbox, &row);
 		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum("acked"));
 		idem_outbox_set(&row, OUTBOX_ACKED_AT,
 						TimestampTzGetDatum(GetCurrentTimestamp()));
-	} while (!write_message(outbox, &row));
+	} while (!idem_outbox_write(outbox, &row));
 	idem_log_message_event("relayed", row.values);
 	return true;
 }
@@ -247,15 +249,15 @@ idem_outbox_nack(PG_FUNCTION_ARGS)
 		int			attempts;
 
 		state = "lost";
-		if (!find_message(&outbox, id) || in_state(&outbox, "acked"))
+		if (!idem_outbox_find(&outbox, id) || idem_outbox_in_state(&outbox, "acked"))
 			break;
 		idem_outbox_copy(&outbox, &row);
 		if (!PG_ARGISNULL(3) &&
-			attempt_is_over(row.values, PG_GETARG_INT32(3)))
+			attempt_is_over(&row, PG_GETARG_INT32(3)))
 			break;
 
 		state = "dead";
-		if (in_state(&outbox, "dead"))
+		if (idem_outbox_in_state(&outbox, "dead"))
 			break;
 
 		attempts = idem_outbox_attempts(row.values);
@@ -266,10 +268,12 @@ idem_outbox_nack(PG_FUNCTION_ARGS)
 		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum(state));
 		idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
 						TimestampTzGetDatum(available_at));
+		if (!row.nulls[OUTBOX_LEASED])
+			idem_outbox_set(&row, OUTBOX_LEASED, BoolGetDatum(false));
 		if (!PG_ARGISNULL(1))
 			idem_outbox_set(&row, OUTBOX_LAST_ERROR,
 							idem_clip_text(PG_GETARG_DATUM(1)));
-		if (!write_message(&outbox, &row))
+		if (!idem_outbox_write(&outbox, &row))
 			continue;
 
 		idem_count(IDEM_COUNT_NACKED, 1);
@@ -282,17 +286,18 @@ idem_outbox_nack(PG_FUNCTION_ARGS)
 }
 
 /*
- * Has a message been taken again, or requeued, since this attempt?
+ * Has a message been taken again, requeued or given back since this attempt?
  */
 static bool
-attempt_is_over(const Datum *message, int attempt)
+attempt_is_over(const IdemOutboxRow *row, int attempt)
 {
-	return attempt != DatumGetInt32(message[OUTBOX_ATTEMPT]) ||
-		attempt <= DatumGetInt32(message[OUTBOX_ATTEMPTS_BEFORE]);
+	return attempt != DatumGetInt32(row->values[OUTBOX_ATTEMPT]) ||
+		row->nulls[OUTBOX_LEASED];
 }
 
 /*
- * How often a message has been taken since it was published, or requeued.
+ * How often a message has been taken since it was published, or requeued,
+ * without being given back.
  */
 int
 idem_outbox_attempts(const Datum *message)
@@ -394,15 +399,16 @@ requeue(IdemTable *outbox, int64 id)
 
 	do
 	{
-		if (!find_message(outbox, id) || !in_state(outbox, "dead"))
+		if (!idem_outbox_find(outbox, id) || !idem_outbox_in_state(outbox, "dead"))
 			return false;
 		idem_outbox_copy(outbox, &row);
 		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum("pending"));
 		idem_outbox_set(&row, OUTBOX_ATTEMPTS_BEFORE,
 						row.values[OUTBOX_ATTEMPT]);
+		row.nulls[OUTBOX_LEASED] = true;
 		idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
 						TimestampTzGetDatum(GetCurrentTimestamp()));
-	} while (!write_message(outbox, &row));
+	} while (!idem_outbox_write(outbox, &row));
 	return true;
 }
 
@@ -444,8 +450,11 @@ compare_ids(const void *a, const void *b, void *arg)
 	return (ia > ib) - (ia < ib);
 }
 
-static bool
-find_message(IdemTable *outbox, int64 id)
+/*
+ * Find a message, as idem_find_latest() does.
+ */
+bool
+idem_outbox_find(IdemTable *outbox, int64 id)
 {
 	Datum		key = Int64GetDatum(id);
 
@@ -458,8 +467,8 @@ find_message(IdemTable *outbox, int64 id)
  * sleep until that has let go.  Returns false where the caller must look
  * again.
  */
-static bool
-write_message(IdemTable *outbox, IdemOutboxRow *row)
+bool
+idem_outbox_write(IdemTable *outbox, IdemOutboxRow *row)
 {
 	IdemWrite	result = idem_update(outbox, row->values, row->nulls, false);
 
@@ -471,8 +480,8 @@ write_message(IdemTable *outbox, IdemOutboxRow *row)
 /*
  * Is the message that was found in this state?
  */
-static bool
-in_state(IdemTable *outbox, const char *state)
+bool
+idem_outbox_in_state(IdemTable *outbox, const char *state)
 {
 	text	   *value = DatumGetTextPP(outbox->row->tts_values[OUTBOX_STATE]);
 

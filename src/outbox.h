@@ -19,7 +19,8 @@ enum
 	OUTBOX_AVAILABLE_AT,
 	OUTBOX_ACKED_AT,
 	OUTBOX_ATTEMPT,
-	OUTBOX_ATTEMPTS_BEFORE,		/* before the last requeue */
+	OUTBOX_ATTEMPTS_BEFORE,		/* that do not count any more */
+	OUTBOX_LEASED,				/* NULL: not taken, see outbox.c */
 	OUTBOX_MESSAGE_ID,
 	OUTBOX_STATE,
 	OUTBOX_TOPIC,
@@ -38,6 +39,9 @@ typedef struct IdemOutboxRow
 } IdemOutboxRow;
 
 extern int	idem_outbox_attempts(const Datum *message);
+extern bool idem_outbox_find(IdemTable *outbox, int64 id);
+extern bool idem_outbox_write(IdemTable *outbox, IdemOutboxRow *row);
+extern bool idem_outbox_in_state(IdemTable *outbox, const char *state);
 extern void idem_outbox_copy(IdemTable *outbox, IdemOutboxRow *row);
 extern void idem_outbox_set(IdemOutboxRow *row, int column, Datum value);
 

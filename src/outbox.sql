@@ -4,7 +4,9 @@
 --
 
 -- lane is taken from the SHA-256 of topic and message_key, see src/outbox.c; state is pending, acked or dead.
--- attempt counts from publishing on, attempts_before of it were made before the last requeue.
+-- attempt counts from publishing on, attempts_before of it were made before the last requeue or given back.
+-- leased is true from a take until the answer, false once refused, NULL where nobody has had the message since it
+-- was published, requeued or given back.
 CREATE TABLE @extschema@.idem_outbox (
 	id bigint NOT NULL,
 	lane bigint,
@@ -13,6 +15,7 @@ CREATE TABLE @extschema@.idem_outbox (
 	acked_at timestamptz,
 	attempt integer NOT NULL,
 	attempts_before integer NOT NULL,
+	leased boolean,
 	message_id uuid NOT NULL,
 	state text COLLATE "C" NOT NULL,
 	topic text COLLATE "C" NOT NULL,
@@ -87,7 +90,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) IS
-'Refuses a message that could not be delivered. retry_after: how long to pause; NULL: 1 second after the first attempt, doubled with each further one up to an hour, less up to a half at random. attempt: as idem_outbox_take returned it, to be told when another relay has taken the message since. Returns pending, dead (after idempotency.outbox_max_attempts attempts; it keeps its last error), or lost (taken or requeued since, acknowledged or cleaned up; nothing was changed). Waits for others who are writing the message. Raises 22004, 22023.';
+'Refuses a message that could not be delivered. retry_after: how long to pause; NULL: 1 second after the first attempt, doubled with each further one up to an hour, less up to a half at random. attempt: as idem_outbox_take returned it, to be told when another relay has taken the message since. Returns pending, dead (after idempotency.outbox_max_attempts attempts; it keeps its last error), or lost (taken, requeued or given back since, acknowledged or cleaned up; nothing was changed). Waits for others who are writing the message. Raises 22004, 22023.';
 
 CREATE FUNCTION @extschema@.idem_outbox_requeue(ids bigint[] DEFAULT NULL)
 RETURNS int
@@ -97,3 +100,21 @@ REVOKE ALL ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) IS
 'Puts dead messages back to pending, with all their attempts; the numbers of attempts go on. ids: NULL: all dead ones. Returns how many. Waits for others who are writing them. Raises 22004.';
+
+CREATE FUNCTION @extschema@.idem_outbox_extend(ids bigint[], lease interval DEFAULT '30 seconds', attempts int[] DEFAULT NULL)
+RETURNS SETOF bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 100
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_outbox_extend(bigint[], interval, int[]) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_extend(bigint[], interval, int[]) TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_outbox_extend(bigint[], interval, int[]) IS
+'Extends the leases of messages that are being delivered. lease: how long from now; NULL: 30 seconds. attempts: as idem_outbox_take returned them, one for each id, or one for all. Returns the ids of those still held, in the order given; stop delivering the others: they were taken by another relay, answered, requeued or cleaned up. With attempts, a message whose lease is over is still held as long as no other relay has taken it; without them, it is not. Waits for others who are writing them. Raises 22004, 22023.';
+
+CREATE FUNCTION @extschema@.idem_outbox_give_back(ids bigint[], attempts int[] DEFAULT NULL)
+RETURNS int
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_outbox_give_back(bigint[], int[]) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_give_back(bigint[], int[]) TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_outbox_give_back(bigint[], int[]) IS
+'Gives messages back untried: they are available at once, and the attempt does not count. attempts: as idem_outbox_take returned them, one for each id, or one for all. Returns how many there were: only those still held, as idem_outbox_extend tells. Of one topic and message_key, give back all that follow the first one, too. Waits for others who are writing them. Raises 22004, 22023.';

@@ -437,6 +437,7 @@ take_row(Taking *taking)
 	}
 
 	idem_outbox_set(&row, OUTBOX_ATTEMPT, Int32GetDatum(attempt + 1));
+	idem_outbox_set(&row, OUTBOX_LEASED, BoolGetDatum(true));
 	idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
 					TimestampTzGetDatum(taking->lease_expires_at));
 	if (idem_update(outbox, row.values, row.nulls, false) != IDEM_WRITE_DONE)

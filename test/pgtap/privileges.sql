@@ -92,7 +92,11 @@ FROM (VALUES
 	('idem_outbox_nack(bigint, text, interval, int)', false,
 		$$idem_outbox_nack(1)$$),
 	('idem_outbox_requeue(bigint[])', false,
-		$$idem_outbox_requeue()$$)
+		$$idem_outbox_requeue()$$),
+	('idem_outbox_extend(bigint[], interval, int[])', false,
+		$$idem_outbox_extend('{1}')$$),
+	('idem_outbox_give_back(bigint[], int[])', false,
+		$$idem_outbox_give_back('{1}')$$)
 ) AS v (signature, claims, call);
 
 -- What idem_grant() does not give.
@@ -254,7 +258,7 @@ INSERT INTO monitoring VALUES
 	('idem_stuck(interval)', 'EXECUTE', false),
 	('idem_stats', 'SELECT', false);
 
-SELECT plan(551);
+SELECT plan(565);
 
 --
 -- Nobody but the installer has anything

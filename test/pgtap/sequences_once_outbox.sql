@@ -61,7 +61,16 @@ INSERT INTO promised VALUES
 ('idem_outbox_requeue(bigint[])',
 	'ids bigint[] DEFAULT NULL',
 	'int', 'c volatile called-on-null parallel-unsafe',
-	'idem_outbox_requeue()');
+	'idem_outbox_requeue()'),
+('idem_outbox_extend(bigint[], interval, int[])',
+	'ids bigint[], lease interval DEFAULT ''00:00:30''::interval,
+	 attempts int[] DEFAULT NULL',
+	'SETOF bigint', 'c volatile called-on-null parallel-unsafe',
+	$$idem_outbox_extend('{-1}')$$),
+('idem_outbox_give_back(bigint[], int[])',
+	'ids bigint[], attempts int[] DEFAULT NULL',
+	'int', 'c volatile called-on-null parallel-unsafe',
+	$$idem_outbox_give_back('{-1}')$$);
 
 CREATE FUNCTION pg_temp.short_types(text) RETURNS text
 LANGUAGE sql
@@ -158,7 +167,7 @@ PREPARE TRANSACTION 'sequences_once_outbox';
 BEGIN;
 -- A wait that nobody ends is a failure.
 SET LOCAL lock_timeout = '10 s';
-SELECT plan(9 * 4 + 4 + 9 * 4 + 24 + 19 + 30 + 41 + 9 + 10 + 3);
+SELECT plan(11 * 4 + 4 + 11 * 4 + 24 + 19 + 41 + 50 + 11 + 12 + 3);
 
 --
 -- Functions
@@ -352,6 +361,10 @@ SELECT is(pg_temp.sqlstate_of('idem_outbox_ack(ARRAY[pg_temp.id(''held'')])',
 SELECT is(pg_temp.sqlstate_of('idem_outbox_nack(pg_temp.id(''held''))',
 		'SET LOCAL lock_timeout = ''50 ms'''), '55P03',
 	'so does its refusal');
+SELECT is(pg_temp.sqlstate_of(
+		'idem_outbox_extend(ARRAY[pg_temp.id(''held'')])',
+		'SET LOCAL lock_timeout = ''50 ms'''), '00000',
+	'nobody who asks for it has a lease yet: no waiting');
 SELECT idem_publish('outcomes', '"m1"', 'key', '{"h": 1}') AS message_id \gset
 SELECT is(message_id, :'message_id', 'idem_publish returns the message id')
 FROM idem_outbox WHERE payload = '"m1"';
@@ -408,6 +421,31 @@ SELECT idem_publish('outcomes', '"later"', 'key', deliver_after => '1 hour')
 	AS message_id \gset
 SELECT is(pg_temp.publish('after later') + cardinality(pg_temp.taken()),
 	1::bigint, 'a message for later blocks its key until then');
+SELECT is(count(idem_publish('outcomes', payload, 'leases')), 2::bigint,
+	'two of another key')
+FROM unnest('{"\"l1\"","\"l2\""}'::jsonb[]) AS payload;
+SELECT is(pg_temp.taken(lease => '1 min'), '{l1/1,l2/1}'::text[],
+	'both are held');
+SELECT results_eq($$SELECT * FROM idem_outbox_extend(
+		ARRAY[pg_temp.id('l2'), -1, pg_temp.id('l1')], '1 hour', '{1,1,2}')$$,
+	$$SELECT pg_temp.id('l2')$$, 'extend: those still held, with the attempt');
+SELECT results_eq($$SELECT available_at > clock_timestamp() + '1 min'
+	FROM idem_outbox WHERE payload IN ('"l1"', '"l2"') ORDER BY id$$,
+	'{false,true}'::bool[], 'extend: from now, nobody else''s');
+SELECT is(idem_outbox_give_back(
+		ARRAY[pg_temp.id('l2'), pg_temp.id('l1'), pg_temp.id('m1'), -1],
+		'{1}'), 2, 'give_back: what is held');
+SELECT is(idem_outbox_give_back(
+		ARRAY[pg_temp.id('l2'), pg_temp.id('l1')], '{1}'), 0,
+	'give_back: twice counts once');
+SELECT is(idem_outbox_nack(pg_temp.id('l1'), 'late', attempt => 1), 'lost',
+	'nack: lost, when it was given back');
+SELECT is(pg_temp.taken(lease => '0 s'), '{l1/2,l2/2}'::text[],
+	'given back is available at once, in order, with a number of its own');
+SELECT is(pg_temp.taken(lease => '0 s'), '{l1/3}'::text[],
+	'and did not count: this is the last of two attempts');
+SELECT is(pg_temp.taken(lease => '0 s'), '{l2/3}'::text[],
+	'as it is of the second');
 RESET idempotency.outbox_max_attempts;
 
 --
@@ -458,7 +496,16 @@ FROM (VALUES
 		retry_after => '300000 years')$$, '22008'),
 	($$idem_outbox_requeue('{1,NULL}')$$, '22004'),
 	($$idem_outbox_requeue('{}')$$, '00000'),
-	($$idem_outbox_ack('{}')$$, '00000')
+	($$idem_outbox_ack('{}')$$, '00000'),
+	('idem_outbox_extend(NULL)', '22004'),
+	($$idem_outbox_extend('{1,NULL}')$$, '22004'),
+	($$idem_outbox_extend('{1}', attempts => '{NULL}')$$, '22004'),
+	($$idem_outbox_extend('{1,2}', attempts => '{1,2,3}')$$, '22023'),
+	($$idem_outbox_extend('{1}', '-1 s')$$, '22023'),
+	($$idem_outbox_extend('{}', attempts => '{1}')$$, '00000'),
+	('idem_outbox_give_back(NULL)', '22004'),
+	($$idem_outbox_give_back('{1}', '{NULL}')$$, '22004'),
+	($$idem_outbox_give_back('{1,2,3}', '{1,2}')$$, '22023')
 ) AS v (call, sqlstate);
 SELECT is(pg_temp.sqlstate_of(call, 'SET LOCAL transaction_read_only = on'),
 	CASE WHEN call LIKE 'idem_last%' THEN '00000' ELSE '25006' END,

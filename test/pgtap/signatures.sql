@@ -204,7 +204,9 @@ INSERT INTO others VALUES
 ('idem_outbox_take(int, interval, text[])'),
 ('idem_outbox_ack(bigint[])'),
 ('idem_outbox_nack(bigint, text, interval, int)'),
-('idem_outbox_requeue(bigint[])');
+('idem_outbox_requeue(bigint[])'),
+('idem_outbox_extend(bigint[], interval, int[])'),
+('idem_outbox_give_back(bigint[], int[])');
 
 -- What a handler returns, and what functions do that return one row.
 CREATE TEMP TABLE promised_types (
@@ -284,7 +286,7 @@ INSERT INTO promised_tables VALUES
 ('idem_outbox',
 	'id bigint NOT NULL, lane bigint, created_at timestamptz NOT NULL,
 	 available_at timestamptz NOT NULL, acked_at timestamptz,
-	 attempt int NOT NULL, attempts_before int NOT NULL,
+	 attempt int NOT NULL, attempts_before int NOT NULL, leased boolean,
 	 message_id uuid NOT NULL, state text NOT NULL,
 	 topic text NOT NULL, message_key text, payload jsonb NOT NULL,
 	 headers jsonb, last_error text',
@@ -384,6 +386,7 @@ SELECT set_eq(
 	$$SELECT oid::regprocedure FROM functions WHERE proretset$$,
 	$$VALUES ('idem_once_many(text, text[], interval)'::regprocedure),
 		('idem_outbox_take(int, interval, text[])'),
+		('idem_outbox_extend(bigint[], interval, int[])'),
 		('idem_stats_data()'), ('idem_application_functions()'),
 		('idem_application_types()'),
 		('idem_monitoring_data()'), ('idem_table_stats()'),

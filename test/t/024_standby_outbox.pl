@@ -52,7 +52,9 @@ foreach my $call (
 	"idem_outbox_ack('{}')",
 	"idem_outbox_nack(1)",
 	"idem_outbox_requeue()",
-	"idem_outbox_requeue('{}')")
+	"idem_outbox_requeue('{}')",
+	"idem_outbox_extend('{1}')",
+	"idem_outbox_give_back('{1}')")
 {
 	is(sqlstate_of($standby, "SELECT * FROM $call"), '25006', "25006: $call");
 }

@@ -247,7 +247,7 @@ configure($node, 'idempotency.cleanup_interval' => '0');
 # Limits of time: a table that is locked, a row that is held
 #
 
-$node->safe_psql('postgres', "SELECT idem_claim('t', 'key-of-timeouts-01', lease => '0'); SELECT idem_publish('t', '{}'); SELECT idem_try_append('t', 'c', 1); SELECT idem_set('u', 'e', 't', 'a', true, 1)");
+$node->safe_psql('postgres', "SELECT idem_claim('t', 'key-of-timeouts-01', lease => '0'); SELECT idem_publish('t', '{}'); SELECT idem_outbox_take(1, '1 h'); SELECT idem_try_append('t', 'c', 1); SELECT idem_set('u', 'e', 't', 'a', true, 1)");
 my $token = $node->safe_psql('postgres', "SELECT claim_token FROM idem_keys WHERE scope = 't'");
 my $message = $node->safe_psql('postgres', "SELECT id FROM idem_outbox WHERE topic = 't'");
 my @writers = (
@@ -256,7 +256,7 @@ my @writers = (
 	"idem_toggle('u', 'e', 't', 'a', 1 + extract(epoch FROM clock_timestamp())::bigint)", "idem_set('u', 'e', 't', 'a', true, 2 + extract(epoch FROM clock_timestamp())::bigint)",
 	"idem_try_append('t', 'd', extract(epoch FROM clock_timestamp())::bigint)", "idem_once('t', 't', '0')", "idem_once_many('t', '{t}'::text[], '0')",
 	"idem_publish('t', '{}')", "idem_outbox_nack($message, NULL, '0')", "idem_outbox_requeue()", "idem_run('t', 'key-of-timeouts-03', 'handler(jsonb)', '{}')",
-	"idem_outbox_ack('{$message}')", 'idem_outbox_take()', "idem_cleanup()", "idem_complete('t', 'key-of-timeouts-01', 200, claim_token => $token)",
+	"idem_outbox_ack('{$message}')", "idem_outbox_extend('{$message}', attempts => '{1}')", "idem_outbox_give_back('{$message}')", 'idem_outbox_take()', "idem_cleanup()", "idem_complete('t', 'key-of-timeouts-01', 200, claim_token => $token)",
 	"idem_fail('t', 'key-of-timeouts-01', claim_token => $token)", "idem_release('t', 'key-of-timeouts-01', $token)", "idem_erase('t', 'key-of-timeouts-01')",
 	"idem_forget('t', 'key-of-timeouts-01')");
 my @readers = ("idem_lookup('t', 'key-of-timeouts-01')", "idem_is_active('u', 'e', 't', 'a')", "idem_last_client_seq('t', 'c')", 'idem_metrics()', 'idem_health()', 'idem_stuck()');
