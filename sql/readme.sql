@@ -184,6 +184,7 @@ COMMIT;
 
 -- An outbox
 SELECT id, topic, message_key, payload, attempt FROM idem_outbox_take(100, lease => '30 seconds');
+SELECT idem_outbox_extend('{1}', '30 seconds', attempts => '{1}');   -- 1: still held
 SELECT idem_outbox_ack('{1}');
 
 -- An outbox

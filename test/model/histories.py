@@ -401,7 +401,7 @@ class Caller:
         self.transact(work)
 
     def relay(self):
-        """Take, and then acknowledge some and give back the others."""
+        """Take, and then acknowledge some and refuse the others."""
         def take():
             taken.extend(self.call('take', self.rng.choice((1, 3, 100)),
                                    self.rng.choice((0, 2000, 60000000)), None))
@@ -412,6 +412,8 @@ class Caller:
         elif not self.transact(take, False, levels=('rc', 'rr')):
             return
         time.sleep(self.rng.random() * 0.003)
+        for lane in {row[3] for row in taken}:
+            self.lease_again([row for row in taken if row[3] == lane])
         failed = set()
         for ident, _, _, lane, _, _, attempt, _ in taken:
             if lane not in failed and self.rng.random() < 0.8:
@@ -422,6 +424,18 @@ class Caller:
                          self.rng.choice((None, attempt))) == [('dead',)] \
                     and self.rng.random() < 0.8:
                 self.call('requeue', [ident])
+
+    def lease_again(self, taken):
+        """Of one lane, in any order; maybe to deliver them all the same."""
+        self.rng.shuffle(taken)
+        idents = [row[0] for row in taken]
+        attempts = self.rng.choice((None, [row[6] for row in taken]))
+        chance = self.rng.random()
+        if chance < 0.3:
+            self.call('extend', idents,
+                      self.rng.choice((0, 2000, 60000000)), attempts)
+        elif chance < 0.5:
+            self.call('give_back', idents, attempts)
 
 
 #
@@ -450,7 +464,7 @@ def subjects(call, lanes):
             yield ('outbox', lane), part(call, mine, name, limit, *args[1:])
     elif name == 'publish':
         yield ('outbox', args[2]), call
-    elif name in ('ack', 'nack', 'requeue'):
+    elif name in ('ack', 'nack', 'requeue', 'extend', 'give_back'):
         ident = args[0] if name == 'nack' else args[0][0]
         yield ('outbox', lanes[ident]), call
     else:

@@ -105,7 +105,7 @@ class Call(Point):
             problem = expected(self.answer, lambda ident: model.chance())
             model.told(self.told)
             return problem is None
-        if isinstance(expected, str) or isinstance(self.answer, str):
+        if isinstance(expected, (str, list)) or isinstance(self.answer, str):
             return expected == self.answer
         if len(self.answer) != 1 or not matches(expected, self.answer[0]):
             return False

@@ -32,7 +32,7 @@ COLUMNS = {
     'client_sequences': 'last_client_seq aggregate client_id'.split(),
     'tokens': 'expires_at scope token'.split(),
     'outbox': ('id created_at available_at acked_at attempt attempts_before '
-               'message_id state topic message_key payload headers '
+               'leased message_id state topic message_key payload headers '
                'last_error').split(),
 }
 
@@ -414,7 +414,8 @@ class Model(Store):
             self.write(tx, ('outbox', ident), dict(
                 id=ident, created_at=Time(moment, 0),
                 available_at=Time(moment, delay or 0), acked_at=None,
-                attempt=0, attempts_before=0, message_id=message_id,
+                attempt=0, attempts_before=0, leased=None,
+                message_id=message_id,
                 state='pending', topic=topic, message_key=message_key,
                 payload=payload, headers=headers, last_error=None))
 
@@ -486,7 +487,7 @@ class Model(Store):
                     ident = key[1]
                     if ident in got:
                         row = dict(row, attempt=row['attempt'] + 1,
-                                   available_at=Time(moment, lease))
+                                   leased=True, available_at=Time(moment, lease))
                         if not matches(tuple(row[c] for c in (
                                 'id', 'message_id', 'topic', 'message_key',
                                 'payload', 'headers', 'attempt',
@@ -539,7 +540,7 @@ class Model(Store):
             row, holder = self.find_latest(tx, key)
             if row is None or row['state'] == 'acked' or \
                     attempt not in (None, row['attempt']) or \
-                    attempt is not None and attempts(row) == 0:
+                    attempt is not None and row['leased'] is None:
                 return 'lost',
             if row['state'] == 'dead':
                 return 'dead',
@@ -553,6 +554,7 @@ class Model(Store):
             backoff = BACKOFF * 2 ** max(attempts(row) - 1, 0)
             available = Time(moment, backoff // 2, backoff)
         self.write(tx, key, dict(row, state=state, available_at=available,
+                                 leased=row['leased'] and False,
                                  last_error=row['last_error']
                                  if error is None else error))
         return state,
@@ -573,10 +575,48 @@ class Model(Store):
                     count += 1
                     self.write(tx, key, dict(
                         row, state='pending', attempts_before=row['attempt'],
-                        available_at=Time(self.moment(), 0)))
+                        leased=None, available_at=Time(self.moment(), 0)))
                     break
                 yield Wait(holder, key)
         return count,
+
+    def extend(self, tx, idents, lease, attempts):
+        def longer(row):
+            return dict(row, available_at=Time(self.moment(), lease))
+
+        held = yield from self.write_held(tx, idents, attempts, longer)
+        return [(ident,) for n, ident in enumerate(idents) if n in held]
+
+    def give_back(self, tx, idents, attempts):
+        def untried(row):
+            return dict(row, attempts_before=row['attempts_before'] + 1,
+                        leased=None, available_at=Time(self.moment(), 0))
+
+        held = yield from self.write_held(tx, idents, attempts, untried)
+        return len(held),
+
+    def write_held(self, tx, idents, attempts, change):
+        """Changes what is held; answers with the places of those."""
+        self.check_writes(tx)
+        held = set()
+        if attempts is not None and len(attempts) == 1:
+            attempts = attempts * len(idents)
+        for place in sorted(range(len(idents)), key=idents.__getitem__):
+            key = ('outbox', idents[place])
+            while True:
+                row, holder = self.find_latest(tx, key)
+                if row is None or row['state'] != 'pending' or \
+                        not row['leased']:
+                    break
+                if self.is_past(row['available_at']) if attempts is None \
+                        else row['attempt'] != attempts[place]:
+                    break
+                if not holder:
+                    held.add(place)
+                    self.write(tx, key, change(row))
+                    break
+                yield Wait(holder, key)
+        return held
 
     #
     # Cleanup
@@ -603,7 +643,10 @@ class Model(Store):
 
 
 def attempts(row):
-    """How often the message was taken since it was published or requeued."""
+    """
+    How often the message was taken since it was published or requeued, and not
+    given back.
+    """
     return row['attempt'] - row['attempts_before']
 
 

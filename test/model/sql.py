@@ -35,6 +35,9 @@ CALLS = {
     'ack': 'SELECT idem_outbox_ack(%a::bigint[])',
     'nack': 'SELECT idem_outbox_nack(%s, %s, %i, %s)',
     'requeue': 'SELECT idem_outbox_requeue(%a::bigint[])',
+    'extend': 'SELECT * FROM idem_outbox_extend(%a::bigint[], %i, '
+              '%a::int[])',
+    'give_back': 'SELECT idem_outbox_give_back(%a::bigint[], %a::int[])',
     'cleanup': 'SELECT * FROM idem_cleanup()',
 }
 NEVER_ISSUED = 10 ** 15
@@ -115,18 +118,30 @@ def resolve(world, session, name, args):
     if name in ('ack', 'requeue') and args[0] is not None:
         ids = [message(world, n) for n in args[0]]
         return None if None in ids else (ids,)
+    if name in ('extend', 'give_back'):
+        ids = [message(world, n) for n in args[0]]
+        if None in ids:
+            return None
+        attempts = args[-1] and [attempt(world, session, ident, n)
+                                 for ident, n in zip(ids, args[-1])]
+        return (ids,) + args[1:-1] + (attempts,)
     if name == 'nack':
         ident = message(world, args[0])
         if ident is None:
             return None
-        attempt = args[3]
-        row = world.model.latest(('outbox', ident))[1]
-        if session.tx:
-            row = session.tx.writes.get(('outbox', ident), row)
-        if attempt is not None:
-            attempt = max(row['attempt'] + attempt, 0) if row else 1
-        return (ident,) + args[1:3] + (attempt,)
+        return (ident,) + args[1:3] + (attempt(world, session, ident,
+                                               args[3]),)
     return args
+
+
+def attempt(world, session, ident, offset):
+    """The message's last attempt, or one so many before or after it."""
+    if offset is None:
+        return None
+    row = world.model.latest(('outbox', ident))[1]
+    if session.tx:
+        row = session.tx.writes.get(('outbox', ident), row)
+    return max(row['attempt'] + offset, 0) if row else 1
 
 
 def token(world, session, key, name):
@@ -164,8 +179,10 @@ def label(name, answer):
         return str(answer[0][2 if name == 'act' else 0])
     if name == 'lookup':
         return str(answer[0][0])
-    if name in ('take', 'once_many'):
+    if name in ('take', 'once_many', 'extend'):
         return 'some' if answer else 'none'
+    if name == 'give_back':
+        return 'some' if answer[0][0] else 'none'
     return 'ok'
 
 

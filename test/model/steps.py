@@ -105,8 +105,8 @@ def tokens(rng, world, tx):
 
 
 def outbox(rng, world, tx, published=8):
-    kind = rng.choices(('publish', 'take', 'ack', 'nack', 'requeue'),
-                       (7, 9, 4, 7, 1))[0]
+    kind = rng.choices(('publish', 'take', 'ack', 'nack', 'requeue',
+                        'extend', 'give_back'), (7, 9, 4, 6, 1, 4, 4))[0]
     number = rng.randrange(published)
     if kind == 'publish':
         return kind, (rng.choice(TOPICS), '{"n": %d}' % rng.randint(0, 99),
@@ -123,6 +123,11 @@ def outbox(rng, world, tx, published=8):
                       rng.choice((None, 0, 0, 0, HOUR)),
                       rng.choice((None, None, 0, -1, 1)))
     idents = [rng.randrange(published) for n in range(rng.randint(1, 4))]
+    if kind in ('extend', 'give_back'):
+        attempts = rng.choice((None, [0], [0] * len(idents), rng.choices(
+            (0, 0, -1, 1), k=len(idents))))
+        lease = rng.choice((0, HOUR, 2 * HOUR)),
+        return kind, (idents,) + lease * (kind == 'extend') + (attempts,)
     if kind == 'requeue' and rng.random() < 0.5:
         idents = None
     return kind, (idents,)

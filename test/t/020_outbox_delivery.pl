@@ -32,7 +32,7 @@ ok($success, 'outbox-delivery: success');
 
 #
 # The relay of the example.  Its consumer refuses some messages for good, and is
-# too slow for a whole batch within the relay's time; what the relay has not
+# too slow for a whole batch within the relay's lease; what the relay has not
 # tried must not die of it.
 #
 
@@ -85,11 +85,12 @@ sub relay
 	append_to_file("$world/closed", '');
 	ok($relay->finish, "$title: the relay succeeds") or diag($output);
 	like(slurp_file("$world/relay.1"), qr/untried/, "$title: it had to give some back");
-	return;
+	return slurp_file("$world/relay.1");
 }
 
 publish("customer-$_", 20) foreach 1 .. 3;
-relay('one attempt', 1);
+my $notes = relay('one attempt', 1);
+like($notes, qr/extended/, 'one attempt: it had to extend its lease');
 is( $node->safe_psql('shop',
 		"SELECT state, payload ? 'bad', last_error, count(*) FROM idem_outbox GROUP BY 1, 2, 3 ORDER BY 1, 2"),
 	"acked|f||60\ndead|t|refused|3", 'one attempt: only what was tried and refused is dead');

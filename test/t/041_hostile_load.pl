@@ -247,7 +247,7 @@ configure($node, 'idempotency.cleanup_interval' => '0');
 # Limits of time: a table that is locked, a row that is held
 #
 
-$node->safe_psql('postgres', "SELECT idem_claim('t', 'key-of-timeouts-01', lease => '0'); SELECT idem_publish('t', '{}'); SELECT idem_outbox_take(1, '1 h'); SELECT idem_try_append('t', 'c', 1); SELECT idem_set('u', 'e', 't', 'a', true, 1)");
+$node->safe_psql('postgres', "SELECT idem_claim('t', 'key-of-timeouts-01', lease => '0'); SELECT idem_publish('t', '{}'); SELECT idem_outbox_take(1, '1 h', '{t}'); SELECT idem_try_append('t', 'c', 1); SELECT idem_set('u', 'e', 't', 'a', true, 1)");
 my $token = $node->safe_psql('postgres', "SELECT claim_token FROM idem_keys WHERE scope = 't'");
 my $message = $node->safe_psql('postgres', "SELECT id FROM idem_outbox WHERE topic = 't'");
 my @writers = (

@@ -26,12 +26,14 @@ CREATE FUNCTION random_call(seed double precision) RETURNS void LANGUAGE plpgsql
 DECLARE
 	names text[] := '{claim,claim,claim,claim_complete,claim_complete,complete,complete_bytes,
 		checkpoint,heartbeat,fail,release,forget,erase,run,advance,set,toggle,append,append_any,
-		once,once_many,publish,publish,take,ack,nack,requeue}';
+		once,once_many,publish,publish,take,ack,nack,requeue,
+		extend,give_back}';
 	name text;
 	k text;
 	held bigint;
 	n int;
 	message bigint;
+	taken int;
 	ttls interval[] := '{0,20 milliseconds,1 minute}';
 	ttl interval;
 	lease interval;
@@ -46,8 +48,8 @@ BEGIN
 		WHEN name IN ('complete', 'complete_bytes', 'checkpoint', 'heartbeat', 'fail', 'release') THEN
 			SELECT claim_token INTO held FROM idem_keys WHERE state = 'started' OFFSET n / 20 LIMIT 1;
 			SELECT key INTO k FROM idem_keys WHERE claim_token = held;
-		WHEN name IN ('ack', 'nack') THEN
-			SELECT id INTO message FROM idem_outbox WHERE state = 'pending' AND attempt > 0 OFFSET n / 20 LIMIT 1;
+		WHEN name IN ('ack', 'nack', 'extend', 'give_back') THEN
+			SELECT id, attempt INTO message, taken FROM idem_outbox WHERE state = 'pending' AND attempt > 0 OFFSET n / 20 LIMIT 1;
 		ELSE NULL;
 	END CASE;
 	BEGIN
@@ -102,6 +104,10 @@ BEGIN
 				PERFORM idem_outbox_nack(message, random_text(), '0');
 			WHEN 'requeue' THEN
 				PERFORM idem_outbox_requeue();
+			WHEN 'extend' THEN
+				PERFORM idem_outbox_extend(ARRAY[message], lease, ARRAY[taken]);
+			WHEN 'give_back' THEN
+				PERFORM idem_outbox_give_back(ARRAY[message], ARRAY[taken]);
 		END CASE;
 		INSERT INTO calls VALUES (name, true);
 	EXCEPTION

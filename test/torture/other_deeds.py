@@ -211,10 +211,20 @@ def relay_once(client):
     if client.wrong == 'ack-first':
         client.query('SELECT idem_outbox_ack(%s)', done)
     for number, message in enumerate(messages):
+        rest = [m[0] for m in messages[number:]]
+        attempts = [m[-1] for m in messages[number:]]
         if client.chance(0.02):
             # Not this one, nor what comes after it.
             client.query("SELECT idem_outbox_nack(%s, 'no', '20 ms', %s)",
                          message[0], message[-1])
+            client.query('SELECT idem_outbox_give_back(%s, %s)', rest[1:],
+                         attempts[1:])
+            done = done[:number]
+            break
+        if client.chance(0.05) and client.query(
+                'SELECT idem_outbox_extend(%s, %s, %s)', rest,
+                client.rng.choice(LEASES), attempts) != [(n,) for n in rest]:
+            # Another relay has some of them.
             done = done[:number]
             break
         if client.chance(0.01):
