@@ -223,6 +223,10 @@ SELECT idem_erase('customer-7', 'order-5d9f4c1e-7a30');
 SELECT outcome, response_status, response_body FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30');
 SELECT idem_forget('customer-7', 'order-5d9f4c1e-7a30');
 
+-- User actions
+SELECT * FROM idem_action_states('user-1', 'post', ARRAY['98', '99']);
+SELECT idem_forget_user('user-1') > 0 AS forgotten;
+
 -- Access
 CREATE ROLE regress_publisher;
 GRANT USAGE ON SCHEMA idem TO regress_publisher;

@@ -20,7 +20,7 @@ BEGIN ATOMIC
 			'idem_request_hash', 'idem_canonical_json',
 			'idem_key_is_valid', 'idem_claim', 'idem_complete', 'idem_checkpoint',
 			'idem_heartbeat', 'idem_fail', 'idem_release', 'idem_lookup', 'idem_run',
-			'idem_try_advance', 'idem_toggle', 'idem_set', 'idem_is_active',
+			'idem_try_advance', 'idem_toggle', 'idem_set', 'idem_is_active', 'idem_action_states',
 			'idem_try_append', 'idem_last_client_seq', 'idem_once', 'idem_once_many',
 			'idem_publish', 'idem_outbox_take', 'idem_outbox_ack', 'idem_outbox_nack',
 			'idem_outbox_requeue', 'idem_outbox_extend', 'idem_outbox_give_back'

@@ -32,29 +32,6 @@
 #include "settings.h"
 #include "stats.h"
 
-/* The columns of idem_action_versions, in order. */
-enum
-{
-	VERSIONS_LAST_ACTION_ID,
-	VERSIONS_USER_ID,
-	VERSIONS_ENTITY_TYPE,
-	VERSIONS_ENTITY_ID,
-	VERSIONS_NUM_COLUMNS,
-};
-
-/* The columns of idem_user_actions, in order. */
-enum
-{
-	ACTIONS_LAST_ACTION_ID,
-	ACTIONS_UPDATED_AT,
-	ACTIONS_IS_ACTIVE,
-	ACTIONS_USER_ID,
-	ACTIONS_ENTITY_TYPE,
-	ACTIONS_ENTITY_ID,
-	ACTIONS_ACTION_TYPE,
-	ACTIONS_NUM_COLUMNS,
-};
-
 /* PostgreSQL counts time from 2000, the world from 1970. */
 #define UNIX_EPOCH_LEAD_MS \
 	((double) (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * SECS_PER_DAY * 1000)

@@ -88,3 +88,22 @@ REVOKE ALL ON FUNCTION @extschema@.idem_is_active(text, text, text, text) FROM P
 GRANT EXECUTE ON FUNCTION @extschema@.idem_is_active(text, text, text, text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_is_active(text, text, text, text) IS
 'Whether a user''s action on an entity is active, as this statement''s snapshot sees it. Reads only; works on a hot standby. Raises 22004 or 22023 for bad arguments.';
+
+CREATE FUNCTION @extschema@.idem_action_states(user_id text, entity_type text, entity_ids text[],
+	OUT entity_id text, OUT action_type text, OUT is_active boolean, OUT last_action_id bigint)
+RETURNS SETOF record
+LANGUAGE c STABLE PARALLEL SAFE COST 1000 ROWS 1 SUPPORT @extschema@.idem_many_support
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_action_states(text, text, text[]) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_action_states(text, text, text[]) TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_action_states(text, text, text[]) IS
+'What a user has done to the entities of a page, as this statement''s snapshot sees it. One row for each action type that was ever set, in the order of entity_id and action_type; none for what was not. last_action_id: the counter of user and entity. Reads only; works on a hot standby. Raises 22004 or 22023 for bad arguments.';
+
+CREATE FUNCTION @extschema@.idem_forget_user(user_id text)
+RETURNS bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_forget_user(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_forget_user(text) TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_forget_user(text) IS
+'For administrators: deletes a user''s version counters and actions. Returns how many rows. Waits for who is writing them; what is not committed yet stays. An action that comes afterwards is the first, whatever its action id. Raises 22004, 22023.';

@@ -553,6 +553,44 @@ idem_scan_begin(IdemScan *scan, IdemTable *table, IdemRelationId index,
 }
 
 /*
+ * Begin a scan through the primary key, for rows of which the first "ncolumns"
+ * columns of that, in the table's order, have certain values;
+ * idem_scan_restart_key() tells which.  The columns are text.
+ */
+void
+idem_scan_begin_key(IdemScan *scan, IdemTable *table, Snapshot snapshot,
+					int ncolumns)
+{
+	scan->table = table;
+	scan->index = index_open(RelationGetRelid(table->pkey), AccessShareLock);
+	scan->scan = index_beginscan(table->rel, scan->index, snapshot, NULL,
+								 ncolumns, 0, SO_NONE);
+}
+
+/*
+ * Go to the first row that has this beginning of a key.
+ */
+void
+idem_scan_restart_key(IdemScan *scan, const Datum *key)
+{
+	Form_pg_index pkey = scan->index->rd_index;
+	AttrNumber	first = idem_first_key_column(scan->table);
+	ScanKeyData scankeys[INDEX_MAX_KEYS];
+	int			nkeys = 0;
+
+	for (int i = 0; i < pkey->indnkeyatts; i++)
+	{
+		int			column = pkey->indkey.values[i] - first;
+
+		if (column < scan->scan->numberOfKeys)
+			ScanKeyEntryInitialize(&scankeys[nkeys++], 0, i + 1,
+								   BTEqualStrategyNumber, InvalidOid,
+								   C_COLLATION_OID, F_TEXTEQ, key[column]);
+	}
+	index_rescan(scan->scan, scankeys, nkeys, NULL, 0);
+}
+
+/*
  * Go to the first row that the keys select.
  */
 void

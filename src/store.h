@@ -84,7 +84,10 @@ extern bool idem_find_visible(IdemTable *table, const Datum *key,
 extern void idem_scan_begin(IdemScan *scan, IdemTable *table,
 							IdemRelationId index, Snapshot snapshot,
 							int nkeys);
+extern void idem_scan_begin_key(IdemScan *scan, IdemTable *table,
+								Snapshot snapshot, int ncolumns);
 extern void idem_scan_restart(IdemScan *scan, ScanKey keys);
+extern void idem_scan_restart_key(IdemScan *scan, const Datum *key);
 extern bool idem_scan_next(IdemScan *scan, ScanDirection direction);
 extern void idem_scan_end(IdemScan *scan);
 

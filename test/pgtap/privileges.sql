@@ -75,6 +75,8 @@ FROM (VALUES
 		$$idem_set('privileges', 'post', '1', 'like', true, 1)$$),
 	('idem_is_active(text, text, text, text)', false,
 		$$idem_is_active('privileges', 'post', '1', 'like')$$),
+	('idem_action_states(text, text, text[])', false,
+		$$idem_action_states('privileges', 'post', '{1}'::text[])$$),
 	('idem_try_append(text, text, bigint, int, bigint, boolean, interval)',
 		false, $$idem_try_append('privileges', 'client', 1)$$),
 	('idem_last_client_seq(text, text)', false,
@@ -109,6 +111,8 @@ INSERT INTO administrator_calls VALUES
 		$$SELECT idem_forget('privileges', 'key-of-privileges')$$),
 	('idem_erase(text, text)',
 		$$SELECT idem_erase('privileges', 'key-of-privileges')$$),
+	('idem_forget_user(text)',
+		$$SELECT idem_forget_user('privileges')$$),
 	('idem_raise_claim_tokens(bigint)',
 		$$SELECT idem_raise_claim_tokens(0)$$),
 	('idem_cleanup(int)',
@@ -258,7 +262,7 @@ INSERT INTO monitoring VALUES
 	('idem_stuck(interval)', 'EXECUTE', false),
 	('idem_stats', 'SELECT', false);
 
-SELECT plan(565);
+SELECT plan(578);
 
 --
 -- Nobody but the installer has anything

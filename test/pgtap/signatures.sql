@@ -91,6 +91,13 @@ INSERT INTO promised VALUES
 	'user_id text, entity_type text, entity_id text, action_type text',
 	'boolean', 'c stable called-on-null parallel-safe'),
 
+('idem_action_states(text, text, text[])',
+	'user_id text, entity_type text, entity_ids text[], OUT entity_id text,
+	 OUT action_type text, OUT is_active boolean, OUT last_action_id bigint',
+	'SETOF record', 'c stable called-on-null parallel-safe'),
+('idem_forget_user(text)',
+	'user_id text',
+	'bigint', 'c volatile called-on-null parallel-unsafe'),
 ('idem_raise_claim_tokens(bigint)',
 	'at_least bigint',
 	'bigint', 'c volatile called-on-null parallel-unsafe'),
@@ -336,7 +343,7 @@ CREATE TEMP VIEW relations AS
 	SELECT c.* FROM pg_class AS c JOIN members AS m
 		ON m.classid = 'pg_class'::regclass AND m.objid = c.oid;
 
-SELECT plan(45 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8 * 3 + 5);
+SELECT plan(47 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8 * 3 + 5);
 
 --
 -- Functions
@@ -385,6 +392,7 @@ SELECT is_empty(
 SELECT set_eq(
 	$$SELECT oid::regprocedure FROM functions WHERE proretset$$,
 	$$VALUES ('idem_once_many(text, text[], interval)'::regprocedure),
+		('idem_action_states(text, text, text[])'),
 		('idem_outbox_take(int, interval, text[])'),
 		('idem_outbox_extend(bigint[], interval, int[])'),
 		('idem_stats_data()'), ('idem_application_functions()'),

@@ -119,7 +119,7 @@ INSERT INTO key_functions VALUES
 ('idem_run', 'claim',
 	$$idem_run($1, $2, 'sqlstates.handler(jsonb)', '{}')$$);
 
-SELECT plan(619);
+SELECT plan(641);
 
 --
 -- Scope and key
@@ -452,7 +452,9 @@ SELECT is(pg_temp.sqlstate_of(format(f.call, VARIADIC
 FROM (VALUES ('idem_try_advance(%L, %L, %L, 1)', 3),
 		('idem_toggle(%L, %L, %L, %L, 1)', 4),
 		('idem_set(%L, %L, %L, %L, true, 1)', 4),
-		('idem_is_active(%L, %L, %L, %L)', 4)) AS f (call, names),
+		('idem_is_active(%L, %L, %L, %L)', 4),
+		('idem_action_states(%L, %L, ARRAY[%L])', 3),
+		('idem_forget_user(%L)', 1)) AS f (call, names),
 	(VALUES (1, 'user_id'), (2, 'entity_type'), (3, 'entity_id'),
 		(4, 'action_type')) AS p (n, name),
 	(VALUES (ARRAY['sqlstates', 'post', '42', 'like'])) AS a (arguments),
@@ -560,6 +562,8 @@ FROM (
 		($$idem_toggle('u', 'e', 'i', 'like', 1)$$, '25006'),
 		($$idem_set('u', 'e', 'i', 'like', true, 1)$$, '25006'),
 		($$idem_is_active('u', 'e', 'i', 'like')$$, '00000'),
+		($$idem_action_states('u', 'e', '{i}')$$, '00000'),
+		($$idem_forget_user('u')$$, '25006'),
 		($$idem_cleanup()$$, '25006'),
 		($$idem_raise_claim_tokens(0)$$, '25006'),
 		($$idem_stats_data()$$, '00000'),

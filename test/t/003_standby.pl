@@ -89,6 +89,8 @@ foreach my $call (
 	"idem_toggle('u', 'post', '1', 'like', 4)",
 	"idem_set('u', 'post', '1', 'like', true, 4)",
 	"idem_set('u', 'post', '1', 'like', false, 9)",
+	"idem_forget_user('u')",
+	"idem_raise_claim_tokens(0)",
 	"idem_grant('pg_monitor')",
 	"idem_revoke('pg_monitor')")
 {
@@ -110,8 +112,9 @@ $primary->safe_psql('postgres',
 $primary->wait_for_catchup($standby);
 is( $reader->run(
 		"SELECT state, response_status FROM idem_lookup('shop', 'completed-0000000001');
-		 SELECT idem_is_active('u', 'post', '2', 'like')"),
-	"erased|201\nt", 'follows the primary');
+		 SELECT idem_is_active('u', 'post', '2', 'like');
+		 SELECT * FROM idem_action_states('u', 'post', '{2,9}')"),
+	"erased|201\nt\n2|like|t|11", 'follows the primary');
 
 # Changes of the tables arrive as well, and void what the session has cached.
 $primary->safe_psql('postgres',
