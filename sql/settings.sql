@@ -187,6 +187,33 @@ RESET idempotency.key_min_length;
 RESET idempotency.key_max_length;
 
 --
+-- key_format
+--
+CREATE TABLE pg_temp.formatted (n int, key text);
+INSERT INTO pg_temp.formatted VALUES (1, 'order-5d9f4c1e-7a30'), (2, 'F81D4FAE-7DEC-11D0-A765-00A0C91E6BF6'), (3, 'f81d4fae-7dec-11d0-a765-00a0c91e6bf'),
+	(4, 'f81d4fae-7dec-11d0-a765-00a0c91e6bf6a'), (5, 'f81d4fae-7dec-11d0-a765-00a0c91e6bg6'), (6, 'f81d4fae07dec-11d0-a765-00a0c91e6bf6'),
+	(7, 'f81d4fae-7dec-11d0-a765-00a0c91e6b-6'), (8, '{f81d4fae-7dec-11d0-a765-00a0c91e6bf6}'), (9, 'a "quoted" key, = 1'),
+	(10, 'with a tab' || chr(9) || 'in it'), (11, 'a deleted one: ' || chr(127)), (12, 'with umlaut: ' || repeat('é', 8)), (13, 'short & printable'), (14, 'short &');
+SET idempotency.key_format = printable;
+SELECT n, idem_key_is_valid(key) FROM pg_temp.formatted ORDER BY n;
+SELECT outcome FROM idem_claim('format', 'a "quoted" key, = 1');
+SELECT pg_temp.error_of($$ SELECT idem_claim('format', 'short &') $$);
+SET idempotency.key_format = uuid;
+SELECT n, idem_key_is_valid(key) FROM pg_temp.formatted WHERE n < 10 ORDER BY n;
+SELECT outcome FROM idem_claim('format', 'F81D4FAE-7DEC-11D0-A765-00A0C91E6BF6');
+SELECT pg_temp.error_of($$ SELECT idem_claim('format', 'order-5d9f4c1e-7a30') $$);
+SELECT pg_temp.error_of($$ SELECT idem_lookup('format', 'not a UUID at all') $$);
+-- What has a record is brought to its end.
+SELECT idem_complete('format', 'a "quoted" key, = 1', 200, claim_token => claim_token) FROM idem_keys WHERE scope = 'format' AND key LIKE 'a%';
+SELECT outcome FROM idem_claim('format', 'a "quoted" key, = 1');
+SET idempotency.key_max_length = 35;
+SELECT idem_key_is_valid('f81d4fae-7dec-11d0-a765-00a0c91e6bf6');
+RESET idempotency.key_max_length;
+RESET idempotency.key_format;
+SELECT n, idem_key_is_valid(key) FROM pg_temp.formatted ORDER BY n;
+SET idempotency.key_format = base64;
+
+--
 -- max_response_size: to the byte, each part by itself
 --
 SET idempotency.max_response_size = 10;

@@ -9,6 +9,8 @@
  */
 #include "postgres.h"
 
+#include <ctype.h>
+
 #include "mb/pg_wchar.h"
 #include "utils/builtins.h"
 #include "utils/rel.h"
@@ -29,6 +31,8 @@ const char *const idem_state_names[] = {
 };
 
 static const char *key_error(const char *key, int length);
+static bool is_key_character(char c);
+static bool is_uuid(const char *key, int length);
 
 /*
  * Arguments 0 and 1, a scope and a key, as idem_keys' primary key.  The rules
@@ -66,6 +70,11 @@ idem_check_new_key(Datum key)
 				(errcode(ERRCODE_IDEM_KEY_INVALID),
 				 errmsg("invalid idempotency key %s", idem_redacted_key(key)),
 				 errdetail_internal("%s", error),
+				 idem_key_format == IDEM_KEY_UUID ?
+				 errhint("Let the client send a UUID.") :
+				 idem_key_format == IDEM_KEY_PRINTABLE ?
+				 errhint("Let the client send a UUID, or any key of %d to %d printable ASCII characters.",
+						 idem_key_min_length, idem_key_max_length) :
 				 errhint("Let the client send a UUID, or any key of %d to %d characters out of A-Z a-z 0-9 _ - : .",
 						 idem_key_min_length, idem_key_max_length)));
 }
@@ -95,18 +104,48 @@ key_error(const char *key, int length)
 {
 	for (int i = 0; i < length; i++)
 	{
-		char		c = key[i];
-
-		if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-			  (c >= '0' && c <= '9') ||
-			  c == '_' || c == '-' || c == ':' || c == '.'))
+		if (!is_key_character(key[i]))
 			return _("It contains a character that is not allowed.");
 	}
+	if (idem_key_format == IDEM_KEY_UUID && !is_uuid(key, length))
+		return _("It is not a UUID, 8-4-4-4-12 hexadecimal digits.");
 	if (length < idem_key_min_length)
 		return _("It is too short.");
 	if (length > idem_key_max_length)
 		return _("It is too long.");
 	return NULL;
+}
+
+/*
+ * May a key have this character, wherever it is?
+ */
+static bool
+is_key_character(char c)
+{
+	if (idem_key_format == IDEM_KEY_PRINTABLE)
+		return c >= ' ' && c <= '~';
+	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+		(c >= '0' && c <= '9') ||
+		c == '_' || c == '-' || c == ':' || c == '.';
+}
+
+/*
+ * Is a key a UUID as RFC 9562 writes it, in either case?
+ */
+static bool
+is_uuid(const char *key, int length)
+{
+	static const char form[] = "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
+
+	if (length != sizeof(form) - 1)
+		return false;
+	for (int i = 0; i < length; i++)
+	{
+		if (form[i] == '-' ? key[i] != '-' :
+			!isxdigit((unsigned char) key[i]))
+			return false;
+	}
+	return true;
 }
 
 /*

@@ -96,7 +96,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_key_is_valid(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_key_is_valid(text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_key_is_valid(text) IS
-'Whether the functions accept this key for a new record: A-Z a-z 0-9 _ - : . only, of idempotency.key_min_length to idempotency.key_max_length characters. False for NULL.';
+'Whether the functions accept this key for a new record: as idempotency.key_format says, of idempotency.key_min_length to idempotency.key_max_length characters. False for NULL.';
 
 CREATE FUNCTION @extschema@.idem_claim(scope text, key text, request_hash bytea DEFAULT NULL,
 	ttl interval DEFAULT NULL, lease interval DEFAULT NULL, wait interval DEFAULT NULL)

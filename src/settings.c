@@ -41,6 +41,7 @@ double		idem_default_ttl;
 double		idem_default_lease;
 int			idem_key_min_length;
 int			idem_key_max_length;
+int			idem_key_format;
 int			idem_expired_key_policy;
 double		idem_tombstone_retention;
 double		idem_max_action_id_lead;
@@ -66,6 +67,13 @@ static double health_clock;
 static const struct config_enum_entry expired_key_policies[] = {
 	{"reuse", IDEM_EXPIRED_REUSE, false},
 	{"reject", IDEM_EXPIRED_REJECT, false},
+	{NULL, 0, false}
+};
+
+static const struct config_enum_entry key_formats[] = {
+	{"token", IDEM_KEY_TOKEN, false},
+	{"printable", IDEM_KEY_PRINTABLE, false},
+	{"uuid", IDEM_KEY_UUID, false},
 	{NULL, 0, false}
 };
 
@@ -203,6 +211,11 @@ define_settings(void)
 							NULL, &idem_key_max_length, 128, 1, 255,
 							PGC_SUSET, 0, NULL, NULL, NULL);
 
+	DefineCustomEnumVariable("idempotency.key_format",
+							 "Which characters a request key may have, and where.",
+							 "\"token\" allows A-Z a-z 0-9 _ - : . and \"printable\" any printable ASCII; \"uuid\" wants 8-4-4-4-12 hexadecimal digits.",
+							 &idem_key_format, IDEM_KEY_TOKEN, key_formats,
+							 PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomEnumVariable("idempotency.expired_key_policy",
 							 "What a claim of an expired request key does.",
 							 "\"reuse\" runs the request again as a new one, \"reject\" refuses it.",

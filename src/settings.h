@@ -14,11 +14,19 @@ typedef enum IdemExpiredKeyPolicy
 	IDEM_EXPIRED_REJECT,
 } IdemExpiredKeyPolicy;
 
+typedef enum IdemKeyFormat
+{
+	IDEM_KEY_TOKEN,
+	IDEM_KEY_PRINTABLE,
+	IDEM_KEY_UUID,
+} IdemKeyFormat;
+
 /* Times are in milliseconds, sizes in bytes. */
 extern double idem_default_ttl;
 extern double idem_default_lease;
 extern int	idem_key_min_length;
 extern int	idem_key_max_length;
+extern int	idem_key_format;
 extern int	idem_expired_key_policy;
 extern double idem_tombstone_retention;
 extern double idem_max_action_id_lead;

@@ -49,6 +49,8 @@ INSERT INTO promised VALUES
 		'1', '255', '20'),
 	('idempotency.key_max_length', '128', '128', 'integer', NULL,
 		'superuser', '1', '255', '64'),
+	('idempotency.key_format', 'token', 'token', 'enum', NULL, 'superuser',
+		NULL, NULL, 'uuid'),
 	('idempotency.expired_key_policy', 'reuse', 'reuse', 'enum', NULL,
 		'superuser', NULL, NULL, 'reject'),
 	('idempotency.tombstone_retention', '7d', '6.048e+08', 'real', 'ms',
@@ -82,7 +84,7 @@ INSERT INTO promised VALUES
 	('idempotency.databases', '*', '*', 'string', NULL, 'sighup', NULL, NULL,
 		'shop');
 
-SELECT plan(469);
+SELECT plan(489);
 
 -- The library may be loaded by the first call only.
 SELECT idem_key_is_valid('key-of-settings-0') AS loaded \gset
@@ -113,6 +115,9 @@ FROM promised LEFT JOIN pg_settings USING (name);
 SELECT is((SELECT enumvals FROM pg_settings
 	WHERE name = 'idempotency.expired_key_policy'), '{reuse,reject}',
 	'idempotency.expired_key_policy is reuse or reject');
+SELECT is((SELECT enumvals FROM pg_settings
+	WHERE name = 'idempotency.key_format'), '{token,printable,uuid}',
+	'idempotency.key_format is token, printable or uuid');
 
 --
 -- Bounds
@@ -234,6 +239,14 @@ SELECT is(idem_key_is_valid(repeat('k', 48)), false,
 	'a minimum above the maximum refuses all keys');
 RESET idempotency.key_min_length;
 RESET idempotency.key_max_length;
+SELECT is(array(SELECT idem_key_is_valid(key) FROM (VALUES
+		(1, 'key-of-settings-7'), (2, 'key of settings~7'),
+		(3, 'f81d4fae-7dec-11d0-a765-00a0c91e6bf6')) AS k (n, key),
+		set_config('idempotency.key_format', format, true) ORDER BY n),
+	valid, 'key_format = ' || format)
+FROM (VALUES ('token', '{t,f,t}'::boolean[]), ('printable', '{t,t,t}'),
+	('uuid', '{f,f,t}')) AS v (format, valid);
+RESET idempotency.key_format;
 
 SET LOCAL idempotency.token_ttl = '2h';
 SELECT idem_once('settings', 'default'),
