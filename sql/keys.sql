@@ -95,8 +95,20 @@ SELECT outcome, claim_token, attempt,
 	FROM idem_claim('job', 'two-transactions-1', '\xaa') \gset first_
 \echo :first_outcome :first_attempt :first_lease :first_ttl
 SELECT pg_temp.shown(to_json(c)) FROM idem_claim('job', 'two-transactions-1', '\xaa') AS c;
--- No wait is for a lease: this returns at once.
-SELECT pg_temp.shown(to_json(c)) FROM idem_claim('job', 'two-transactions-1', '\xaa', wait => '1 hour') AS c;
+-- A wait is for the lease, too, but no longer than it may be.
+SELECT pg_temp.shown(to_json(c)), clock_timestamp() - statement_timestamp() >= '50 ms' AS waited
+	FROM idem_claim('job', 'two-transactions-1', '\xaa', wait => '50 ms') AS c;
+SELECT pg_temp.shown(to_json(c)) FROM idem_claim('job', 'two-transactions-1', '\xbb', wait => '1 hour') AS c;
+SET lock_timeout = '20 ms';
+SELECT pg_temp.error_of($$ SELECT idem_claim('job', 'two-transactions-1', '\xaa', wait => '1 hour') $$);
+SELECT pg_temp.shown(to_json(c)) FROM idem_claim('job', 'two-transactions-1', '\xaa', wait => '10 ms') AS c;
+RESET lock_timeout;
+SET statement_timeout = '20 ms';
+SELECT idem_claim('job', 'two-transactions-1', '\xaa', wait => '1 hour');
+RESET statement_timeout;
+-- When the lease ends, so does the wait.
+SELECT outcome FROM idem_claim('job', 'lease-that-ends-01', lease => '0.1 s');
+SELECT outcome, attempt FROM idem_claim('job', 'lease-that-ends-01', wait => '1 hour');
 SELECT pg_temp.shown(to_json(c)) FROM idem_claim('job', 'two-transactions-1', '\xbb') AS c;
 SELECT pg_temp.shown(to_json(l)) FROM idem_lookup('job', 'two-transactions-1') AS l;
 SELECT pg_temp.error_of($$ SELECT idem_complete('job', 'two-transactions-1', 200) $$);
@@ -640,7 +652,7 @@ SELECT outcome FROM idem_claim('quiet', 'quiet-completed-01', '\xaa');
 SELECT outcome FROM idem_claim('quiet', 'quiet-completed-01', '\xbb');
 SELECT outcome FROM idem_claim('quiet', 'quiet-completed-01', '\xaa', wait => '1 hour');
 SELECT outcome FROM idem_claim('quiet', 'quiet-in-progress-1', '\xaa');
-SELECT outcome FROM idem_claim('quiet', 'quiet-in-progress-1', '\xaa', wait => '1 hour');
+SELECT outcome FROM idem_claim('quiet', 'quiet-in-progress-1', '\xaa', wait => '10 ms');
 SELECT outcome FROM idem_claim('quiet', 'quiet-in-progress-1', '\xbb');
 SELECT outcome FROM idem_claim('quiet', 'quiet-erased-00001', '\xaa');
 SELECT outcome FROM idem_claim('quiet', 'quiet-expired-0001');

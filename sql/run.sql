@@ -49,7 +49,7 @@ SELECT * FROM idem_run('ann', 'run-request-00003', 'shop.order_it(jsonb)', '{"it
 -- The other outcomes
 --
 SELECT outcome FROM idem_claim('ann', 'run-outcomes-0001');
-SELECT * FROM idem_run('ann', 'run-outcomes-0001', 'shop.order_it(jsonb)', '{"item": "never"}');
+SELECT * FROM idem_run('ann', 'run-outcomes-0001', 'shop.order_it(jsonb)', '{"item": "never"}', wait => '10 ms');
 SELECT idem_erase('ann', 'run-request-00001');
 SELECT * FROM idem_run('ann', 'run-request-00001', 'shop.order_it(jsonb)', '{"item": "tea", "n": 1.0}');
 SELECT outcome, claim_token FROM idem_claim('ann', 'run-outcomes-0002') \gset

@@ -44,7 +44,7 @@ SELECT outcome FROM idem_claim('stats', 'claimed-once-0001');
 SELECT counted();
 SELECT outcome FROM idem_claim('stats', 'claimed-once-0001');
 SELECT counted();
-SELECT outcome FROM idem_claim('stats', 'claimed-once-0001', wait => '1 day');
+SELECT outcome FROM idem_claim('stats', 'claimed-once-0001', wait => '10 ms');
 SELECT counted();
 SELECT outcome, idem_complete('stats', 'completed-once-01', 200, 'done') FROM idem_claim('stats', 'completed-once-01', '\x01');
 SELECT counted();

@@ -33,6 +33,7 @@
 #include "numbers.h"
 #include "settings.h"
 #include "stats.h"
+#include "wake.h"
 
 /*
  * The claim tokens that this transaction has taken, ascending.  They belong
@@ -330,6 +331,7 @@ idem_release(PG_FUNCTION_ARGS)
 		if (written == IDEM_WRITE_HELD)
 			idem_wait(&table);
 	}
+	idem_claim_ends(key);
 	idem_log_key_event("released", table.row->tts_values);
 	idem_table_close(&table);
 	PG_RETURN_BOOL(true);
@@ -386,6 +388,8 @@ change_claim(IdemTable *table, const Datum *key, const int64 *token,
 			idem_wait(table);
 	} while (written != IDEM_WRITE_DONE);
 
+	if (end != IDEM_STATE_STARTED)
+		idem_claim_ends(key);
 	if (event != NULL)
 		idem_log_key_event(event, change->values);
 	return true;

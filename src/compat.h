@@ -78,14 +78,23 @@
 #endif
 
 /*
- * 17 lets an index tidy up after insertions, and moved the local transaction
- * id into a struct.
+ * 17 lets an index tidy up after insertions, moved the local transaction id
+ * into a struct, and the number of a process out of one.
  */
 #if PG_VERSION_NUM < 170000
 #define index_insert_cleanup(index, info)	((void) (info))
 #define IdemLocalTransactionId()	(MyProc->lxid)
+#define IdemProcNumber()			(MyProc->pgprocno)
 #else
 #define IdemLocalTransactionId()	(MyProc->vxid.lxid)
+#define IdemProcNumber()			(MyProcNumber)
+#endif
+
+/* 17 gives what an extension waits for a name. */
+#if PG_VERSION_NUM < 170000
+#define IdemWaitEvent(name)		(PG_WAIT_EXTENSION)
+#else
+#define IdemWaitEvent(name)		WaitEventExtensionNew(name)
 #endif
 
 /*

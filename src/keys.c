@@ -63,6 +63,7 @@
 #include "settings.h"
 #include "stats.h"
 #include "wait.h"
+#include "wake.h"
 
 /* A column of a result, and the column of idem_keys that it shows. */
 typedef struct ColumnPair
@@ -70,6 +71,16 @@ typedef struct ColumnPair
 	int			result;
 	int			keys;
 } ColumnPair;
+
+/*
+ * A call's wait for a committed claim.  "began" is when it first slept.
+ */
+typedef struct LeaseWait
+{
+	bool		entered;
+	TimestampTz began;
+	TimestampTz deadline;
+} LeaseWait;
 
 static const char *const outcome_names[] = {
 	[IDEM_CLAIM_NEW] = "new",
@@ -101,6 +112,8 @@ static IdemResultType lookup_row = {
 	},
 };
 
+static void sleep_on_lease(IdemTable *table, const Datum *key,
+						   LeaseWait *wait);
 static IdemClaimOutcome judge(IdemTable *table, const IdemClaimRequest *request,
 							  TimestampTz now);
 static bool same_hash(IdemTable *table, Datum hash);
@@ -184,6 +197,7 @@ idem_claim_in(IdemTable *table, const IdemClaimRequest *request,
 	TimestampTz start = GetCurrentTimestamp();
 	TimestampTz wait_until = idem_add_interval(start, request->wait, 0);
 	bool		waits = wait_until > start;
+	LeaseWait	lease_wait = {.deadline = wait_until};
 
 	memset(result->nulls, true, sizeof(result->nulls));
 
@@ -232,17 +246,68 @@ idem_claim_in(IdemTable *table, const IdemClaimRequest *request,
 		if (result->outcome == IDEM_CLAIM_IN_PROGRESS && held && waits &&
 			idem_wait_until(table, wait_until))
 			continue;
+		if (result->outcome == IDEM_CLAIM_IN_PROGRESS && waits &&
+			found == IDEM_FIND_ROW && !held && !table->row_is_own &&
+			now < wait_until)
+		{
+			sleep_on_lease(table, request->key, &lease_wait);
+			continue;
+		}
 
 		if (found == IDEM_FIND_ROW)
 			report_found(table, result);
 		break;
 	}
 	idem_key_unlock(&lock);
+	idem_await_no_more();
 
 	idem_count(IDEM_COUNT_CLAIMS + result->outcome, 1);
 	result->values[CLAIM_OUTCOME] =
 		CStringGetTextDatum(outcome_names[result->outcome]);
 	result->nulls[CLAIM_OUTCOME] = false;
+}
+
+/*
+ * Somebody else holds the found claim, and has committed it.  Sleep until that
+ * may have changed, its lease has ended, or the call's wait has.  Returns at
+ * once when called first, so that the caller looks again after it can be woken.
+ *
+ * The row is let go, and what is in it, so that nobody has to wait for us.
+ *
+ * It is no lock that this sleeps on, but to the caller it is the same wait for
+ * the same key, so lock_timeout limits it alike: raises 55P03.
+ */
+static void
+sleep_on_lease(IdemTable *table, const Datum *key, LeaseWait *wait)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz lease_end;
+	TimestampTz deadline = wait->deadline;
+
+	if (!wait->entered)
+	{
+		wait->entered = true;
+		wait->began = now;
+		idem_await_claim(key);
+		return;
+	}
+
+	if (LockTimeout > 0)
+	{
+		TimestampTz limit = TimestampTzPlusMilliseconds(wait->began,
+														LockTimeout);
+
+		if (now >= limit)
+			ereport(ERROR,
+					(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+					 errmsg("canceling statement due to lock timeout")));
+		deadline = Min(deadline, limit);
+	}
+
+	lease_end = DatumGetTimestampTz(table->row->tts_values[KEYS_LEASE_EXPIRES_AT]);
+	ExecClearTuple(table->row);
+	IDEM_INJECTION_POINT("idem-claim-sleeps");
+	idem_await_change(lease_end, deadline);
 }
 
 /*
@@ -570,7 +635,9 @@ idem_forget(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		found = idem_find_latest(&table, key);
 	} while (found && idem_delete(&table, true) == IDEM_WRITE_STALE);
-	if (!found)
+	if (found)
+		idem_claim_ends(key);
+	else
 		idem_check_new_key(key[1]);
 	idem_table_close(&table);
 	PG_RETURN_BOOL(found);

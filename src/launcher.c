@@ -52,6 +52,7 @@
 #include "rate_limit.h"
 #include "settings.h"
 #include "stats.h"
+#include "wake.h"
 #include "worker.h"
 
 /*
@@ -118,6 +119,7 @@ request_shmem(void)
 	RequestAddinShmemSpace(MAXALIGN(sizeof(IdemWorkerState)));
 	idem_request_stats_memory();
 	idem_reserve_rate_limits();
+	idem_reserve_waiters();
 }
 
 static void

@@ -1,0 +1,27 @@
+/*-------------------------------------------------------------------------
+ *
+ * wake.h
+ *		Waiting for what a commit brings, and being woken by it.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_WAKE_H
+#define IDEMPOTENCY_WAKE_H
+
+#include "datatype/timestamp.h"
+
+extern void idem_reserve_waiters(void);
+
+/* Who waits. */
+extern void idem_await_claim(const Datum *key);
+extern void idem_await_messages(const Datum *topics, int ntopics);
+extern void idem_await_change(TimestampTz due, TimestampTz deadline);
+extern void idem_await_no_more(void);
+
+/* Who wakes. */
+extern void idem_claim_ends(const Datum *key);
+extern void idem_message_changes(Datum topic, TimestampTz due,
+								 bool was_there);
+extern void idem_wake_next(const Datum *topics, int ntopics);
+
+#endif							/* IDEMPOTENCY_WAKE_H */
