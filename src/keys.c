@@ -306,7 +306,6 @@ sleep_on_lease(IdemTable *table, const Datum *key, LeaseWait *wait)
 
 	lease_end = DatumGetTimestampTz(table->row->tts_values[KEYS_LEASE_EXPIRES_AT]);
 	ExecClearTuple(table->row);
-	IDEM_INJECTION_POINT("idem-claim-sleeps");
 	idem_await_change(lease_end, deadline);
 }
 

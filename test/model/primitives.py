@@ -9,7 +9,7 @@ Refused.  Rows are dictionaries and never changed, only replaced.
 
 from itertools import product
 
-from store import (NONE, ROW, SECOND, LockWait, Moment, Refused, Store, Time,
+from store import (NONE, ROW, SECOND, LeaseWait, LockWait, Moment, Refused, Store, Time,
                    Token, Wait)
 
 HOUR = 3600 * SECOND
@@ -88,6 +88,9 @@ class Model(Store):
                     outcome, shown = 'in_progress', None
             if outcome == 'in_progress' and holder and wait:
                 if (yield Wait(holder, key, wait)):
+                    continue
+            elif outcome == 'in_progress' and key not in tx.writes and wait:
+                if (yield LeaseWait(key, wait)):
                     continue
             break
         answer = dict(outcome=outcome)

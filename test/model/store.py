@@ -143,6 +143,13 @@ class Wait:
             (self.level.ended and not self.level.released)
 
 
+class LeaseWait(Wait):
+    """Likewise, until a committed claim ends, which holds no lock."""
+
+    def __init__(self, key, limit):
+        super().__init__(None, key, limit)
+
+
 class LockWait(Wait):
     """Likewise, until "holder" lets go of a lock, which is for calls only."""
 

@@ -21,8 +21,8 @@ import psycopg2.extensions as ext
 
 import sql
 from primitives import COLUMNS, Model, matches
-from store import (MARGIN, SECOND, Ambiguous, Moment, Refused, Time,
-                   Transaction)
+from store import (MARGIN, SECOND, Ambiguous, LeaseWait, Moment, Refused,
+                   Time, Transaction)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 MICROSECOND = timedelta(microseconds=1)
@@ -419,9 +419,10 @@ class World:
         if short:
             limit = None
         # Whose patience ends first, or who wakes first, would be chance.
-        if wait and (deadlock if short else not deadlock and any(
-                s.blocked and s.blocked.wait.holder is wait.holder
-                for s in self.sessions)):
+        if wait and wait.holder and (
+                deadlock if short else not deadlock and any(
+                    s.blocked and s.blocked.wait.holder is wait.holder
+                    for s in self.sessions)):
             call.generator.close()
             self.model.undo(tx, call.mark)
             if first:
@@ -449,6 +450,8 @@ class World:
             self.receive(call, {'lock_timeout': '55P03',
                                 'statement_timeout': '57014'}[limit])
             self.count(limit)
+        elif isinstance(wait, LeaseWait):
+            self.interrupt(call)
         else:
             self.sleep(call, wait)
         if wait and limit and not session.tx:
@@ -505,6 +508,19 @@ class World:
         session.blocked = Blocked(call, wait)
         self.count('slept')
 
+    def interrupt(self, call):
+        """The call must sleep on a lease now, and be cancelled."""
+        call.generator.close()
+        deadline = time.monotonic() + PATIENCE
+        while self.check(self.admin.run(
+                'SELECT pg_cancel_backend(pid) FROM pg_stat_activity '
+                "WHERE pid = %d AND wait_event_type = 'Extension'"
+                % call.session.pid)) == []:
+            if time.monotonic() > deadline:
+                raise Difference('%s\ndoes not wait for a lease' % call.text)
+        self.receive(call, '57014')
+        self.count('waited for a lease')
+
     def wake(self):
         """Go on with the calls whose holder has let go of the row."""
         while True:
@@ -517,6 +533,9 @@ class World:
             wait = self.advance(call, True)
             if wait is None:
                 self.receive(call, call.expected)
+                continue
+            if isinstance(wait, LeaseWait):
+                self.interrupt(call)
                 continue
             if self.leads_to(wait.holder, call.tx) or any(
                     s.blocked and s.blocked.wait.holder is wait.holder
