@@ -165,8 +165,9 @@ early_values(void)
 }
 
 /*
- * Now that they are defined: set lost_setting to one that protects the
- * operator and did not take its value.
+ * Now that they are defined: set lost_setting to one that did not take its
+ * value.  Of those that anybody may set, what comes with the connection is not
+ * the operator's.
  */
 static void
 check_early_values(List *values)
@@ -181,7 +182,9 @@ check_early_values(List *values)
 
 		for (int i = 0; i < count; i++)
 		{
-			if (variables[i]->context == PGC_SUSET &&
+			if ((variables[i]->context == PGC_SUSET ||
+				 (variables[i]->context == PGC_USERSET &&
+				  value->source < PGC_S_CLIENT)) &&
 				variables[i]->reset_source != value->source &&
 				pg_strcasecmp(variables[i]->name, value->name) == 0)
 			{

@@ -165,5 +165,16 @@ is(claims('', ''), '55000 55000', 'a value that makes no sense: 55000');
 $node->safe_psql('postgres', "ALTER DATABASE postgres RESET $limit");
 is(claims('', ''), 'new ID002', 'without it all is as before');
 
+# Nor may it where others could set it, too: a time to live that is shorter than
+# he thinks lets requests run again.
+foreach my $place ('DATABASE postgres', 'ROLE app')
+{
+	$node->safe_psql('postgres', "ALTER $place SET idempotency.default_ttl = '36 hours'");
+	is(claims('', ''), '55000 55000', "a value with a unit that is none, for the $place: 55000");
+	is(claims('-c idempotency.default_ttl=36h', ''), 'new ID002', "unless the connection has one of its own for the $place");
+	$node->safe_psql('postgres', "ALTER $place RESET idempotency.default_ttl");
+}
+is(claims('-c idempotency.default_ttl=36_hours', ''), 'new ID002', 'from the connection it is left out, with a warning to that');
+
 $node->stop;
 done_testing();
