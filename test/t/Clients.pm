@@ -49,6 +49,11 @@ SQL
 sub work_on
 {
 	my ($key, $who) = @_;
+
+	# A claim does not fail; and if it did, the answer for the key before must
+	# not be taken for its own.
+	my $answer = "\\set mine f\n\\set seen f\n";
+	my $failed = "\\if :ERROR\n\\echo failed $key :SQLSTATE\n\\endif\n";
 	my $claim = "SELECT outcome = 'new' AS mine, outcome = 'replay' AS seen, coalesce(claim_token, 0) AS token,
 		coalesce(response_body, '') AS body FROM idem_claim('shop', '$key'";
 	my $insert = "INSERT INTO orders VALUES ('$key', '$who');";
@@ -61,7 +66,7 @@ sub work_on
 		my $wait = rand() < 0.5 ? ", wait => '0.2 seconds'" : '';
 		my $commit = rand() < 0.02 ? "PREPARE TRANSACTION '$key'" : 'COMMIT';
 
-		return "BEGIN;\n$claim$wait) \\gset\n\\set finished f\n\\if :mine\n$insert\n"
+		return "BEGIN;\n$answer$claim$wait) \\gset\n$failed\\set finished f\n\\if :mine\n$insert\n"
 		  . "SELECT idem_complete('shop', '$key', 201, '$who') AS finished \\gset\n"
 		  . "$commit;\n"
 		  . ($commit eq 'COMMIT' ? $done : '')
@@ -77,9 +82,9 @@ sub work_on
 	  : "BEGIN;\n\\set finished f\n"
 	  . ($kind < 0.80 ? "SELECT pg_sleep(0.06);\n" : '')
 	  . "SELECT idem_complete('shop', '$key', 201, '$who', claim_token => :token) AS finished \\gset\n"
-	  . "\\if :finished\n$insert\n\\endif\nCOMMIT;\n$done";
+	  . "\\if :finished\n$insert\n\\if :ERROR\n\\set finished f\n\\endif\n\\endif\nCOMMIT;\n$done";
 
-	return "$claim, lease => '0.05 seconds') \\gset\n\\if :mine\n\\echo held $key :token\n$end\\endif\n$seen";
+	return "$answer$claim, lease => '0.05 seconds') \\gset\n$failed\\if :mine\n\\echo held $key :token\n$end\\endif\n$seen";
 }
 
 # start_clients(NODE, NAME, COUNT, KEY ...): clients NAME1, NAME2 ..., each of
@@ -142,6 +147,7 @@ sub finish_clients
 		eval { $client->{run}->finish; 1 } or push @wrong, "a client hangs: $@";
 		foreach my $line (split /\n/, $client->{stdout})
 		{
+			push @wrong, "claim $line" if $line =~ /^failed /;
 			next unless $line =~ /^(done|seen|held) (\S+) (\S+)$/;
 			if ($1 eq 'held')
 			{
