@@ -306,4 +306,71 @@ DROP TRIGGER never ON idem_tokens;
 SELECT tokens_deleted FROM idem_cleanup();
 ROLLBACK;
 
+--
+-- A session goes on where its last call ended, and does not pass what that has
+-- deleted; but says that nothing is left only when it has looked at all.
+--
+BEGIN;
+CREATE FUNCTION pg_temp.buffers(query text) RETURNS int
+LANGUAGE plpgsql AS $$
+DECLARE
+	plan json;
+BEGIN
+	EXECUTE 'EXPLAIN (ANALYZE, BUFFERS, FORMAT json) ' || query INTO plan;
+	RETURN (plan->0->'Plan'->>'Shared Hit Blocks')::int + (plan->0->'Plan'->>'Shared Read Blocks')::int;
+END
+$$;
+-- In bulk
+SELECT count(*) FROM idem_once_many('place', ARRAY(SELECT 'token ' || i FROM generate_series(1, 4000) AS i), '0');
+CREATE TABLE pg_temp.passes AS SELECT n, pg_temp.buffers('SELECT idem_cleanup(1000)') AS buffers FROM generate_series(1, 4) AS n;
+SELECT (SELECT buffers FROM pg_temp.passes WHERE n = 4) < 1.4 * (SELECT buffers FROM pg_temp.passes WHERE n = 1) AS flat;
+-- One by one
+SELECT count(*) FROM idem_tokens WHERE scope = 'place';
+-- What is older than that place is found, too.
+SELECT count(*) FROM generate_series(1, 3) AS i, idem_once('place', 'late ' || i, '1 hour');
+SELECT pg_temp.expire_tokens('late %', '-1 day');
+SELECT tokens_deleted FROM idem_cleanup(2);
+SELECT tokens_deleted FROM idem_cleanup(2);
+SELECT tokens_deleted FROM idem_cleanup(2);
+-- What was rolled back is there again.
+SELECT idem_once('place', 'again', '0');
+SAVEPOINT before;
+SELECT tokens_deleted FROM idem_cleanup();
+ROLLBACK TO before;
+SELECT tokens_deleted FROM idem_cleanup();
+ROLLBACK;
+SELECT idem_once('place', 'again', '0');
+BEGIN;
+SELECT tokens_deleted FROM idem_cleanup();
+ROLLBACK;
+SELECT tokens_deleted FROM idem_cleanup();
+
+--
+-- Large responses: however many batches, all of them go.
+--
+CREATE FUNCTION pg_temp.make_large(many int, size int) RETURNS bigint
+LANGUAGE sql AS $$
+	SELECT count(idem_complete('large', 'large-response-' || i, 200,
+		(SELECT decode(string_agg(md5(random()::text || i || j), ''), 'hex') FROM generate_series(1, size / 16) AS j)))
+	FROM generate_series(1, many) AS i, idem_claim('large', 'large-response-' || i, ttl => '1 hour')
+$$;
+SELECT pg_temp.make_large(40, 100000);
+SELECT pg_temp.expire_keys('large-%');
+DO $$
+DECLARE
+	deleted bigint;
+	total bigint := 0;
+BEGIN
+	LOOP
+		SELECT keys_deleted INTO deleted FROM idem_cleanup();
+		EXIT WHEN deleted = 0;
+		total := total + deleted;
+		COMMIT;
+	END LOOP;
+	RAISE NOTICE '%', total;
+END
+$$;
+SELECT count(*) FROM idem_keys WHERE scope = 'large';
+
 DROP EXTENSION idempotency;
+

@@ -9,14 +9,22 @@
  * somebody is writing is skipped, and one that was claimed again after it was
  * found is not deleted: it has a newer version.
  *
+ * A batch has so many rows at most, and ends earlier where large responses make
+ * them take long: most of that time goes into their TOAST tables.
+ *
  * The index entries of deleted rows stay until vacuum may remove them; an old
- * snapshot can keep it from that for hours.  A caller who remembers where the
- * last batch ended starts there and need not go over them again.  What is
- * older is then found later: rows that were skipped, or committed late.  So
- * now and then a batch starts from the oldest row all the same, but not for
- * more than a hundredth of the time.  Where there is little to go over, that
- * is always.  And it does so when the place that it has come to lies in the
- * future, because the clock was set back or the retention raised.
+ * snapshot can keep it from that for hours.  A caller remembers where the last
+ * batch ended, starts there and need not go over them again.  What is older is
+ * then found later: rows that were skipped, or committed late.  So now and then
+ * a batch starts from the oldest row all the same, but not for more than a
+ * hundredth of the time.  Where there is little to go over, that is always.
+ * And it does so when the place that it has come to lies in the future, because
+ * the clock was set back or the retention raised.
+ *
+ * idem_cleanup() remembers its places for the session.  Whoever calls it until
+ * nothing is left relies on that, so before it says so it starts from the
+ * oldest row, unless that has taken long a short while ago.  If a transaction
+ * or a part of one is rolled back in which it has gone on, it begins anew.
  *
  * No trigger can run with the worker's rights: a table that has one is
  * refused, as everywhere.
@@ -43,6 +51,13 @@
 
 /* A batch that starts from the oldest row is this much of the time at most. */
 #define RESTART_SHARE	100
+
+/* A batch ends after this time, which is looked at each so many bytes. */
+#define BATCH_USECS		INT64CONST(50000)
+#define TOAST_STEP		(1024 * 1024)
+
+/* Starting from the oldest row takes long where it takes longer than this. */
+#define LONG_RESTART	INT64CONST(100000)
 
 typedef struct CleanupTarget
 {
@@ -72,8 +87,18 @@ static IdemResultType cleanup_row = {
 	.columns = {INT8OID, INT8OID, INT8OID},
 };
 
+/* Where idem_cleanup() has come to, and whether in this transaction. */
+static IdemCleanupPosition places[IDEM_NUM_CLEANUP_KINDS];
+static bool places_moved = false;
+
+static int64 clean(IdemCleanupKind kind, int batch_size, bool *more);
+static void forget_places(void);
+static void end_transaction(XactEvent event, void *arg);
+static void end_subtransaction(SubXactEvent event, SubTransactionId id,
+							   SubTransactionId parent, void *arg);
 static int64 delete_between(IdemTable *table, IdemRelationId index,
-							TimestampTz *from, TimestampTz until, int limit);
+							TimestampTz *from, TimestampTz until, int limit,
+							bool *more);
 
 /*
  * idem_cleanup(batch_size) -> keys_deleted, tokens_deleted, messages_deleted
@@ -96,10 +121,10 @@ idem_cleanup(PG_FUNCTION_ARGS)
 
 	for (int kind = 0; kind < IDEM_NUM_CLEANUP_KINDS; kind++)
 	{
-		int64		deleted = idem_cleanup_batch(kind, batch_size, NULL);
+		bool		kind_more;
 
-		values[kind] = Int64GetDatum(deleted);
-		more |= deleted == batch_size;
+		values[kind] = Int64GetDatum(clean(kind, batch_size, &kind_more));
+		more |= kind_more;
 	}
 	CHECK_FOR_INTERRUPTS();
 	if (!more)
@@ -108,15 +133,70 @@ idem_cleanup(PG_FUNCTION_ARGS)
 }
 
 /*
- * Delete up to "batch_size" expired rows of one kind.  Returns how many; fewer
- * if there are no more, or if the process has been told to end, which the
- * caller must see to.
+ * Delete a batch of one kind, from where this session has come to.
+ */
+static int64
+clean(IdemCleanupKind kind, int batch_size, bool *more)
+{
+	static bool callbacks_registered = false;
+	IdemCleanupPosition *place = &places[kind];
+	int64		deleted;
+	int64		restart_at = place->restart_at;
+
+	if (!callbacks_registered)
+	{
+		RegisterXactCallback(end_transaction, NULL);
+		RegisterSubXactCallback(end_subtransaction, NULL);
+		callbacks_registered = true;
+	}
+	places_moved = true;
+	deleted = idem_cleanup_batch(kind, batch_size, place, more);
+
+	if (!*more && place->restart_at == restart_at && !ProcDiePending &&
+		place->restart_took <= LONG_RESTART)
+	{
+		place->restart_at = 0;
+		deleted += idem_cleanup_batch(kind, batch_size - deleted, place,
+									  more);
+	}
+	return deleted;
+}
+
+static void
+forget_places(void)
+{
+	memset(places, 0, sizeof(places));
+	places_moved = false;
+}
+
+static void
+end_transaction(XactEvent event, void *arg)
+{
+	if (places_moved && event != XACT_EVENT_PRE_COMMIT &&
+		event != XACT_EVENT_COMMIT)
+		forget_places();
+	if (event == XACT_EVENT_COMMIT)
+		places_moved = false;
+}
+
+static void
+end_subtransaction(SubXactEvent event, SubTransactionId id,
+				   SubTransactionId parent, void *arg)
+{
+	if (places_moved && event == SUBXACT_EVENT_ABORT_SUB)
+		forget_places();
+}
+
+/*
+ * Delete up to "batch_size" expired rows of one kind.  Returns how many, and
+ * whether there may be "more"; fewer also if the process has been told to end,
+ * which the caller must see to.
  *
- * Starts where "position" says, and moves it; NULL: from the oldest row.
+ * Starts where "position" says, and moves it.
  */
 int64
 idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
-				   IdemCleanupPosition *position)
+				   IdemCleanupPosition *position, bool *more)
 {
 	const CleanupTarget *target = &targets[kind];
 	IdemTable	table;
@@ -129,27 +209,27 @@ idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
 	idem_table_open(&table, target->table, RowExclusiveLock);
 	begin = idem_monotonic_time();
 	until = idem_add_ms(GetCurrentTimestamp(), -idem_cleanup_retention(kind));
-	resume = position != NULL && begin < position->restart_at &&
-		position->reached <= until;
+	if (position->table != RelationGetRelid(table.rel))
+		memset(position, 0, sizeof(*position));
+	position->table = RelationGetRelid(table.rel);
+	resume = begin < position->restart_at && position->reached <= until;
 	if (resume)
 		from = position->reached;
-	deleted = delete_between(&table, target->index, &from, until, batch_size);
+	deleted = delete_between(&table, target->index, &from, until, batch_size,
+							 more);
 	idem_table_close(&table);
 	idem_count(target->counter, deleted);
 
 	if (deleted > 0)
 		idem_log_cleaned_event(idem_cleanup_names[kind], deleted);
-	if (position != NULL)
+	if (*more || from > position->reached || position->reached > until)
+		position->reached = from;
+	if (!resume)
 	{
-		if (deleted == batch_size || from > position->reached ||
-			position->reached > until)
-			position->reached = from;
-		if (!resume)
-		{
-			int64		end = idem_monotonic_time();
+		int64		end = idem_monotonic_time();
 
-			position->restart_at = end + (end - begin) * RESTART_SHARE;
-		}
+		position->restart_took = end - begin;
+		position->restart_at = end + position->restart_took * RESTART_SHARE;
 	}
 	return deleted;
 }
@@ -176,17 +256,20 @@ idem_cleanup_retention(IdemCleanupKind kind)
 /*
  * Delete up to "limit" rows whose time is neither before "from" nor after
  * "until".  Sets "from" to the time of the last row that was found, deleted
- * or not.  Returns how many were deleted.
+ * or not.  Returns how many were deleted, and whether there may be "more".
  */
 static int64
 delete_between(IdemTable *table, IdemRelationId index,
-			   TimestampTz *from, TimestampTz until, int limit)
+			   TimestampTz *from, TimestampTz until, int limit, bool *more)
 {
 	IdemScan	scan;
 	ScanKeyData keys[2];
 	Snapshot	snapshot;
 	int			column;
 	int64		deleted = 0;
+	int64		begin = idem_monotonic_time();
+	Size		toast = 0;
+	bool		end = false;
 
 	snapshot = RegisterSnapshot(GetTransactionSnapshot());
 
@@ -200,7 +283,8 @@ delete_between(IdemTable *table, IdemRelationId index,
 	column = scan.index->rd_index->indkey.values[0] - 1;
 	idem_scan_restart(&scan, keys);
 
-	while (deleted < limit && idem_scan_next(&scan, ForwardScanDirection))
+	while (deleted < limit && !end &&
+		   idem_scan_next(&scan, ForwardScanDirection))
 	{
 		/* No error, for the sake of the server log: the caller looks, too. */
 		if (ProcDiePending)
@@ -208,10 +292,17 @@ delete_between(IdemTable *table, IdemRelationId index,
 		CHECK_FOR_INTERRUPTS();
 		*from = DatumGetTimestampTz(table->row->tts_values[column]);
 		IDEM_INJECTION_POINT("idem-cleanup-found");
+		toast += idem_external_size(table);
+		if (toast >= TOAST_STEP)
+		{
+			toast = 0;
+			end = idem_monotonic_time() - begin >= BATCH_USECS;
+		}
 		if (idem_delete(table, false) == IDEM_WRITE_DONE)
 			deleted++;
 	}
 	idem_scan_end(&scan);
+	*more = end || deleted == limit;
 
 	UnregisterSnapshot(snapshot);
 	return deleted;

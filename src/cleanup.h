@@ -26,15 +26,17 @@ typedef enum IdemCleanupKind
  */
 typedef struct IdemCleanupPosition
 {
+	Oid			table;
 	TimestampTz reached;		/* time of the last row that was found */
 	int64		restart_at;		/* when to start from the oldest row again; see
 								 * idem_monotonic_time() */
+	int64		restart_took;	/* microseconds, the last time */
 } IdemCleanupPosition;
 
 extern const char *const idem_cleanup_names[];
 
 extern double idem_cleanup_retention(IdemCleanupKind kind);
 extern int64 idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
-								IdemCleanupPosition *position);
+								IdemCleanupPosition *position, bool *more);
 
 #endif							/* IDEMPOTENCY_CLEANUP_H */

@@ -62,6 +62,7 @@
  */
 #include "postgres.h"
 
+#include "access/detoast.h"
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/relscan.h"
@@ -466,6 +467,32 @@ idem_first_key_column(IdemTable *table)
 	for (int i = 1; i < pkey->indnkeyatts; i++)
 		first = Min(first, pkey->indkey.values[i]);
 	return first;
+}
+
+/*
+ * How many bytes of the found row are in the TOAST table.
+ */
+Size
+idem_external_size(IdemTable *table)
+{
+	TupleDesc	desc = RelationGetDescr(table->rel);
+	Size		size = 0;
+
+	for (int i = 0; i < table->ncolumns; i++)
+	{
+		struct varatt_external toast;
+		struct varlena *value;
+
+		if (TupleDescAttr(desc, i)->attlen != -1 ||
+			table->row->tts_isnull[i])
+			continue;
+		value = (struct varlena *) DatumGetPointer(table->row->tts_values[i]);
+		if (!VARATT_IS_EXTERNAL_ONDISK(value))
+			continue;
+		VARATT_EXTERNAL_GET_POINTER(toast, value);
+		size += VARATT_EXTERNAL_GET_EXTSIZE(toast);
+	}
+	return size;
 }
 
 /*

@@ -73,6 +73,7 @@ extern void idem_table_open(IdemTable *table, IdemRelationId id,
 							LOCKMODE lockmode);
 extern void idem_table_close(IdemTable *table);
 extern AttrNumber idem_first_key_column(IdemTable *table);
+extern Size idem_external_size(IdemTable *table);
 
 extern IdemFind idem_find(IdemTable *table, const Datum *key);
 extern bool idem_find_latest(IdemTable *table, const Datum *key);

@@ -239,9 +239,9 @@ clean_batch(IdemCleanupKind kind)
 {
 	IdemVisit  *visit = &idem_worker_state->visit;
 	IdemCleanupPosition position = visit->positions[kind];
-	int			batch_size = idem_cleanup_batch_size;
+	bool		more_here = false;
 	volatile bool installed = false;
-	volatile int64 deleted = 0;
+	volatile bool more = false;
 
 	PG_TRY();
 	{
@@ -252,12 +252,14 @@ clean_batch(IdemCleanupKind kind)
 
 		installed = idem_is_installed();
 		if (installed)
-			deleted = idem_cleanup_batch(kind, batch_size, &position);
+			(void) idem_cleanup_batch(kind, idem_cleanup_batch_size,
+									  &position, &more_here);
 
 		IDEM_INJECTION_POINT("idem-worker-commit");
 		PopActiveSnapshot();
 		CommitTransactionCommand();
 		visit->positions[kind] = position;
+		more = more_here;
 	}
 	PG_CATCH();
 	{
@@ -274,5 +276,5 @@ clean_batch(IdemCleanupKind kind)
 
 	if (!installed)
 		proc_exit(0);
-	return deleted == batch_size;
+	return more;
 }
