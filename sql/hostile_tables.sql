@@ -52,7 +52,22 @@ INSERT INTO calls VALUES
 	('idem_outbox', 'idem_outbox_give_back(''{1}'')');
 INSERT INTO calls
 	SELECT name, call FROM unnest(ARRAY['idem_keys', 'idem_tokens', 'idem_outbox']) AS name,
-		unnest(ARRAY['idem_cleanup()', 'idem_metrics()', 'idem_health()']) AS call;
+		unnest(ARRAY['idem_cleanup()']) AS call;
+-- What monitoring says of it is raised here.  It fails itself for no reason.
+CREATE FUNCTION told() RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	told text;
+BEGIN
+	SELECT detail INTO told FROM idem_health() WHERE check_name = 'tables' AND status = 'critical';
+	IF FOUND <> (idem_metrics() ~ 'table_unusable\{[^}]*\} 1') THEN
+		RAISE 'idem_health() and idem_metrics() do not agree';
+	ELSIF FOUND THEN
+		RAISE '%', told USING ERRCODE = '55000', HINT = 'as told';
+	END IF;
+	RETURN 'nothing';
+END
+$$;
+INSERT INTO calls SELECT DISTINCT name, 'told()' FROM calls;
 
 -- Of each table: a column that is NOT NULL and not in the primary key, a text column of ours, its last column.
 CREATE TEMP TABLE tables AS
@@ -237,7 +252,7 @@ SELECT string_agg(format('%s %s', name, alteration), E'\n' ORDER BY name COLLATE
 --
 CREATE FUNCTION pg_temp.index_errors() RETURNS TABLE (call text, error text) LANGUAGE sql AS $$
 	SELECT c, pg_temp.error_of('SELECT ' || c)
-	FROM unnest(ARRAY['idem_cleanup()', 'idem_metrics()', 'idem_health()', 'idem_outbox_take()', 'idem_outbox_take(topics => ''{t}'')', 'idem_outbox_requeue()']) AS c
+	FROM unnest(ARRAY['idem_cleanup()', 'told()', 'idem_outbox_take()', 'idem_outbox_take(topics => ''{t}'')', 'idem_outbox_requeue()']) AS c
 $$;
 SELECT idem_publish('t', '{}') IS NOT NULL, idem_publish('t', '{}', 'k') IS NOT NULL;
 CREATE FUNCTION pg_temp.replaced(index_name text, definition text) RETURNS text
@@ -248,7 +263,7 @@ BEGIN
 	BEGIN
 		EXECUTE format('DROP INDEX %I', index_name);
 		EXECUTE definition;
-		SELECT string_agg(e, E'\n') INTO errors
+		SELECT string_agg(e, E'\n' ORDER BY e COLLATE "C") INTO errors
 			FROM (SELECT concat_ws(': ', string_agg(call, ', ' ORDER BY call COLLATE "C"), error) FROM pg_temp.index_errors() WHERE error <> 'no error' GROUP BY error) AS g (e);
 		RAISE SQLSTATE 'UN001';
 	EXCEPTION WHEN SQLSTATE 'UN001' THEN
@@ -393,8 +408,7 @@ CREATE INDEX idem_outbox_lanes ON mine (words, words, words) WHERE words IS NOT 
 CREATE INDEX idem_outbox_dead ON mine (words) WHERE words IS NOT NULL;
 \set VERBOSITY sqlstate
 SELECT * FROM idem_cleanup();
-SELECT idem_metrics();
-SELECT count(*) FROM idem_health();
+SELECT told();
 SELECT * FROM idem_outbox_take();
 SELECT * FROM idem_outbox_take(topics => '{t}');
 SELECT idem_outbox_requeue();

@@ -210,6 +210,35 @@ SELECT count(*) FROM idem_health();
 ROLLBACK;
 
 --
+-- A table that somebody has altered stops the calls that need it, and not what
+-- tells of it.  The rest is told as ever.
+--
+BEGIN;
+SELECT idem_once('monitoring', 'before') AS before;
+ALTER TABLE idem_outbox ADD COLUMN note text;
+SELECT check_name, status, value, detail FROM idem_health() WHERE check_name IN ('cleanup_lag', 'outbox_oldest', 'dead_letters', 'stuck_leases', 'tables');
+SELECT samples FROM samples('(table_unusable|cleanup_lag_seconds|outbox_messages|outbox_oldest_age_seconds|records)') WHERE samples !~ 'live';
+SELECT count(*) > 20 AS counters FROM samples('[a-z_]+_total');
+-- Switched off, they are quiet.
+SET LOCAL idempotency.health_tables = 0;
+SET LOCAL idempotency.health_dead_letters = 0;
+SELECT check_name, status, value, detail FROM idem_health() WHERE check_name IN ('tables', 'dead_letters');
+RESET idempotency.health_tables;
+RESET idempotency.health_dead_letters;
+-- Tables, indexes, sequences: whatever calls would refuse
+CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+CREATE TRIGGER t AFTER INSERT ON idem_keys FOR EACH ROW EXECUTE FUNCTION nothing();
+ALTER INDEX idem_tokens_expires_at RENAME TO elsewhere;
+ALTER TABLE idem_aggregates RENAME TO elsewhere_too;
+ALTER TABLE idem_action_versions SET UNLOGGED;
+ALTER SEQUENCE idem_claim_tokens CYCLE;
+SELECT * FROM idem_table_faults();
+SELECT check_name, status, value, detail FROM idem_health() WHERE check_name NOT IN ('worker', 'bloat');
+SELECT samples FROM samples('[a-z_]+') WHERE samples !~ '^(stats_|last_cleanup|build)' AND samples !~ '_total';
+ROLLBACK;
+SELECT count(fault) FROM idem_table_faults();
+
+--
 -- All checks, in order.  With nothing to complain about; and switched off.
 --
 SELECT check_name, status, threshold FROM idem_health();
@@ -230,6 +259,7 @@ RESET idempotency.health_dead_letters;
 RESET idempotency.health_stuck_leases;
 RESET idempotency.health_bloat;
 RESET idempotency.health_clock;
+RESET idempotency.health_tables;
 
 --
 -- For members of pg_monitor, also in read-only transactions; not for the application
@@ -248,6 +278,7 @@ RESET default_transaction_read_only;
 SELECT count(*) FROM idem_keys;
 SELECT idem_monitoring_data();
 SELECT idem_table_stats();
+SELECT idem_table_faults();
 SELECT idem_vacuum_holder();
 SELECT idem_worker_absence();
 SET idempotency.health_clock = 0;

@@ -101,12 +101,24 @@ void
 idem_sample_begin(IdemSample *sample, IdemTable *table, int max_pages)
 {
 	sample->table = table;
+	sample->first = 0;
 	sample->pages = RelationGetNumberOfBlocks(table->rel);
 	sample->wanted = Min(sample->pages, max_pages);
 	sample->next = 0;
 	sample->share = sample->pages == 0 ? 1 :
 		(double) sample->wanted / sample->pages;
 	sample->scan = NULL;
+}
+
+/*
+ * Begin to read the last pages of a table, "max_pages" if it has as many.
+ */
+void
+idem_sample_begin_last(IdemSample *sample, IdemTable *table, int max_pages)
+{
+	idem_sample_begin(sample, table, max_pages);
+	sample->first = sample->pages - sample->wanted;
+	sample->pages = sample->wanted;
 }
 
 /*
@@ -138,8 +150,8 @@ begin_page(IdemSample *sample)
 	uint64		pages = sample->pages;
 	uint64		from = sample->next * pages / sample->wanted;
 	uint64		to = (sample->next + 1) * pages / sample->wanted;
-	BlockNumber page = pg_prng_uint64_range(&pg_global_prng_state,
-											from, to - 1);
+	BlockNumber page = sample->first +
+		pg_prng_uint64_range(&pg_global_prng_state, from, to - 1);
 	ItemPointerData first;
 	ItemPointerData last;
 

@@ -33,7 +33,8 @@ typedef struct IdemSample
 {
 	IdemTable  *table;
 	TableScanDesc scan;
-	BlockNumber pages;			/* of the table */
+	BlockNumber first;			/* of the table's, and how many from there on */
+	BlockNumber pages;
 	BlockNumber wanted;			/* how many are read */
 	BlockNumber next;			/* how many have been begun */
 	double		share;
@@ -48,6 +49,8 @@ extern void idem_entries_end(IdemEntryScan *entries);
 
 extern void idem_sample_begin(IdemSample *sample, IdemTable *table,
 							  int max_pages);
+extern void idem_sample_begin_last(IdemSample *sample, IdemTable *table,
+								   int max_pages);
 extern bool idem_sample_next(IdemSample *sample);
 extern void idem_sample_end(IdemSample *sample);
 

@@ -11,13 +11,14 @@
  * says that it is not complete.  Where nothing but dead entries was found,
  * some PROBE_ENTRIES * MAX_PROBES more are looked at.
  *
- * What no index tells is estimated from a sample of a table's pages.
+ * A table that calls cannot use has a fault here (see table_faults.c), and
+ * nothing else is told of it.
  *
  * Times from a dump may be infinite.  Minus infinity is due for an infinite
- * time; of the clock, neither tells anything.
+ * time.
  *
- * Nothing here writes, locks more than AccessShareLock, or waits; all of it
- * works on a hot standby.
+ * Nothing here writes, locks a table with more than AccessShareLock, or waits
+ * for long; all of it works on a hot standby.
  *
  *-------------------------------------------------------------------------
  */
@@ -46,6 +47,7 @@
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
+#include "table_faults.h"
 #include "worker.h"
 
 /* How many entries are looked at in all; and of an index, in turn. */
@@ -56,13 +58,6 @@
 #define PROBE_ENTRIES	250
 #define MAX_PROBES		24
 #define FOUND_ENTRIES	2000
-
-/* How many pages of a table are a sample, and messages the newest ones. */
-#define SAMPLE_PAGES	1000
-#define NEWEST_ENTRIES	1000
-
-/* For how long a lease must be over for its claim to be stuck. */
-#define STUCK_AFTER_MS	60000
 
 /* idem_tokens has no other use for the numbers of its columns. */
 #define TOKENS_EXPIRES_AT	0
@@ -106,16 +101,8 @@ typedef struct Counting
 	IdemEntryScan entries;
 	TimestampTz until;
 	Count		count;
+	char	   *fault;			/* if there is one, nothing above is open */
 } Counting;
-
-/* What was found in a sample. */
-typedef struct Findings
-{
-	int64		rows;
-	int64		live;
-	int64		stuck;
-	TimestampTz newest;
-} Findings;
 
 static double retention(const Source *source);
 static double seconds_between(TimestampTz from, TimestampTz to);
@@ -125,20 +112,15 @@ static void look_from(Counting *counting, TimestampTz from, TimestampTz to);
 static int	count_entries(Counting *counting, int limit, Count *count);
 static void count_past_dead_rows(Counting *counting);
 static void end_counting(Counting *counting);
-static void look_at_keys(IdemSample *sample, TimestampTz now,
-						 Findings *findings);
-static void look_at_tokens(IdemSample *sample, TimestampTz now,
-						   Findings *findings);
-static TimestampTz newest_message(void);
-static TimestampTz later(TimestampTz a, TimestampTz b);
 
 /*
- * idem_monitoring_data() -> setof (source, counted, due, overdue, complete)
+ * idem_monitoring_data() -> setof (source, counted, due, overdue, complete,
+ *									fault)
  *
  * One row for each source.  "counted": expired keys and tokens, acknowledged
  * messages past their retention, pending and dead messages.  "overdue": for
  * how many seconds the oldest should have been deleted, or, if it is pending,
- * has been due; 0 if there is none.
+ * has been due; 0 if there is none.  All are NULL if there is a "fault".
  */
 PG_FUNCTION_INFO_V1(idem_monitoring_data);
 Datum
@@ -152,7 +134,13 @@ idem_monitoring_data(PG_FUNCTION_ARGS)
 
 	InitMaterializedSRF(fcinfo, 0);
 	for (int i = 0; i < lengthof(sources); i++)
-		begin_counting(&countings[i], &sources[i], now);
+	{
+		/* Those of a table are together, and it is looked at once. */
+		countings[i].fault = i > 0 && sources[i].table == sources[i - 1].table ?
+			countings[i - 1].fault : idem_table_fault(sources[i].table);
+		if (countings[i].fault == NULL)
+			begin_counting(&countings[i], &sources[i], now);
+	}
 
 	do
 	{
@@ -161,6 +149,8 @@ idem_monitoring_data(PG_FUNCTION_ARGS)
 		{
 			Count	   *count = &countings[i].count;
 
+			if (countings[i].fault != NULL)
+				continue;
 			if (!count->complete)
 				left -= count_entries(&countings[i], Min(TURN_ENTRIES, left),
 									  count);
@@ -173,18 +163,27 @@ idem_monitoring_data(PG_FUNCTION_ARGS)
 		const Source *source = &sources[i];
 		Count	   *count = &countings[i].count;
 		TimestampTz due_at = idem_add_ms(now, -retention(source));
-		Datum		values[5];
-		bool		nulls[5] = {0};
-
-		if (source->by_time && !count->complete && count->rows == 0)
-			count_past_dead_rows(&countings[i]);
-		end_counting(&countings[i]);
+		Datum		values[6] = {0};
+		bool		nulls[6] = {false, true, true, true, true, true};
 
 		values[0] = CStringGetTextDatum(source->name);
-		values[1] = Int64GetDatum(count->rows);
-		values[2] = Int64GetDatum(count->due);
-		values[3] = Float8GetDatum(seconds_between(count->oldest, due_at));
-		values[4] = BoolGetDatum(count->complete);
+		if (countings[i].fault != NULL)
+		{
+			nulls[5] = false;
+			values[5] = CStringGetTextDatum(countings[i].fault);
+		}
+		else
+		{
+			if (source->by_time && !count->complete && count->rows == 0)
+				count_past_dead_rows(&countings[i]);
+			end_counting(&countings[i]);
+
+			memset(nulls + 1, false, 4);
+			values[1] = Int64GetDatum(count->rows);
+			values[2] = Int64GetDatum(count->due);
+			values[3] = Float8GetDatum(seconds_between(count->oldest, due_at));
+			values[4] = BoolGetDatum(count->complete);
+		}
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
 							 values, nulls);
 	}
@@ -335,169 +334,6 @@ count_past_dead_rows(Counting *counting)
 		(void) count_entries(counting, FOUND_ENTRIES, &counting->count);
 	}
 	counting->count.complete = false;
-}
-
-/*
- * idem_sample_data(source) -> setof (share, live_share, stuck, newest)
- *
- * What a sample of the table of "keys" or "tokens" tells, in one row: which
- * share of the table it is, which share of its rows has not expired, and, of
- * keys, how many claims are stuck, and when the newest was made.
- */
-PG_FUNCTION_INFO_V1(idem_sample_data);
-Datum
-idem_sample_data(PG_FUNCTION_ARGS)
-{
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	char	   *name = text_to_cstring(PG_GETARG_TEXT_PP(0));
-	bool		of_keys = strcmp(name, "keys") == 0;
-	IdemTable	table;
-	IdemSample	sample;
-	Findings	findings = {.newest = DT_NOBEGIN};
-	Datum		values[4];
-	bool		nulls[4] = {0};
-
-	if (!of_keys && strcmp(name, "tokens") != 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("there is no table of \"%s\"", name)));
-	InitMaterializedSRF(fcinfo, 0);
-	idem_table_open(&table, of_keys ? IDEM_KEYS : IDEM_TOKENS,
-					AccessShareLock);
-	idem_sample_begin(&sample, &table, SAMPLE_PAGES);
-	if (of_keys)
-		look_at_keys(&sample, GetCurrentTimestamp(), &findings);
-	else
-		look_at_tokens(&sample, GetCurrentTimestamp(), &findings);
-	idem_sample_end(&sample);
-	idem_table_close(&table);
-
-	values[0] = Float8GetDatum(sample.share);
-	nulls[1] = findings.rows == 0;
-	values[1] = Float8GetDatum(nulls[1] ? 0 :
-							   (double) findings.live / findings.rows);
-	values[2] = Int64GetDatum(findings.stuck);
-	nulls[3] = TIMESTAMP_IS_NOBEGIN(findings.newest);
-	values[3] = TimestampTzGetDatum(findings.newest);
-	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
-	return (Datum) 0;
-}
-
-static void
-look_at_keys(IdemSample *sample, TimestampTz now, Findings *findings)
-{
-	TupleTableSlot *row = sample->table->row;
-	const Datum *values = row->tts_values;
-	TimestampTz stuck_before = idem_add_ms(now, -STUCK_AFTER_MS);
-
-	while (idem_sample_next(sample))
-	{
-		bool		live;
-
-		CHECK_FOR_INTERRUPTS();
-		slot_getsomeattrs(row, KEYS_STATE + 1);
-		live = now < DatumGetTimestampTz(values[KEYS_EXPIRES_AT]);
-		findings->rows++;
-		findings->live += live;
-		findings->newest = later(findings->newest,
-								 DatumGetTimestampTz(values[KEYS_CREATED_AT]));
-		if (live && idem_found_state(sample->table) == IDEM_STATE_STARTED &&
-			!row->tts_isnull[KEYS_LEASE_EXPIRES_AT] &&
-			DatumGetTimestampTz(values[KEYS_LEASE_EXPIRES_AT]) < stuck_before)
-			findings->stuck++;
-	}
-}
-
-static void
-look_at_tokens(IdemSample *sample, TimestampTz now, Findings *findings)
-{
-	TupleTableSlot *row = sample->table->row;
-
-	while (idem_sample_next(sample))
-	{
-		CHECK_FOR_INTERRUPTS();
-		slot_getsomeattrs(row, TOKENS_EXPIRES_AT + 1);
-		findings->rows++;
-		if (now < DatumGetTimestampTz(row->tts_values[TOKENS_EXPIRES_AT]))
-			findings->live++;
-	}
-}
-
-/*
- * idem_clock_evidence() -> setof (name, latest)
- *
- * The latest times on record that anybody's clock may have shown.
- */
-PG_FUNCTION_INFO_V1(idem_clock_evidence);
-Datum
-idem_clock_evidence(PG_FUNCTION_ARGS)
-{
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	const char *const names[] = {
-		"a time that this server's clock has shown",
-		"the newest message"
-	};
-	TimestampTz times[lengthof(names)];
-
-	InitMaterializedSRF(fcinfo, 0);
-	times[0] = idem_latest_clock();
-	times[1] = newest_message();
-	for (int i = 0; i < lengthof(names); i++)
-	{
-		Datum		values[2];
-		bool		nulls[2] = {0};
-
-		values[0] = CStringGetTextDatum(names[i]);
-		values[1] = TimestampTzGetDatum(times[i]);
-		nulls[1] = TIMESTAMP_NOT_FINITE(times[i]);
-		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
-							 values, nulls);
-	}
-	return (Datum) 0;
-}
-
-/*
- * The latest time at which one of the last messages was published; DT_NOBEGIN
- * if there is none, or none behind the last entries of the index.
- */
-static TimestampTz
-newest_message(void)
-{
-	IdemTable	table;
-	IdemEntryScan entries;
-	Datum		id;
-	bool		visible;
-	TimestampTz newest = DT_NOBEGIN;
-
-	idem_table_open(&table, IDEM_OUTBOX, AccessShareLock);
-	idem_entries_begin(&entries, &table, IDEM_PRIMARY_KEY, 0);
-	idem_entries_restart(&entries, NULL);
-	for (int i = 0; i < NEWEST_ENTRIES; i++)
-	{
-		bool		isnull;
-		Datum		time;
-
-		CHECK_FOR_INTERRUPTS();
-		if (!idem_entries_next(&entries, BackwardScanDirection, &id,
-							   &visible))
-			break;
-		if (!visible)
-			continue;
-		time = slot_getattr(table.row, OUTBOX_CREATED_AT + 1, &isnull);
-		newest = later(newest, DatumGetTimestampTz(time));
-	}
-	idem_entries_end(&entries);
-	idem_table_close(&table);
-	return newest;
-}
-
-/*
- * The later of two times.  Infinite ones do not count.
- */
-static TimestampTz
-later(TimestampTz a, TimestampTz b)
-{
-	return TIMESTAMP_NOT_FINITE(b) ? a : Max(a, b);
 }
 
 /*

@@ -10,45 +10,54 @@
 
 CREATE FUNCTION @extschema@.idem_monitoring_data(
 	OUT source text, OUT counted bigint, OUT due bigint, OUT overdue double precision,
-	OUT complete boolean)
+	OUT complete boolean, OUT fault text)
 RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000 ROWS 6
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_monitoring_data() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_monitoring_data() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_monitoring_data() IS
-'Expired records and undelivered messages, counted through their indexes, for idem_metrics and idem_health. overdue: of the oldest, in seconds. complete: whether all were counted.';
+'Expired records and undelivered messages, counted through their indexes, for idem_metrics and idem_health. overdue: of the oldest, in seconds. complete: whether all were counted. fault: why the table could not be read.';
 
 CREATE FUNCTION @extschema@.idem_sample_data(source text,
 	OUT share double precision, OUT live_share double precision, OUT stuck bigint,
-	OUT newest timestamptz)
+	OUT stuck_pages bigint, OUT newest timestamptz, OUT fault text)
 RETURNS SETOF record
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE COST 10000 ROWS 1
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_sample_data(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_sample_data(text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_sample_data(text) IS
-'What a sample of the table of keys or tokens tells, for idem_metrics and idem_health. share: of the table that was read. live_share: of the rows. stuck: abandoned claims. newest: when the latest claim was made.';
+'What a sample of the table of keys or tokens tells, for idem_metrics and idem_health. share: of the table that was read. live_share: of the rows. stuck: abandoned claims, on stuck_pages pages. newest: when the latest claim was made. fault: why the table could not be read.';
 
 CREATE FUNCTION @extschema@.idem_clock_evidence(
 	OUT name text, OUT latest timestamptz)
 RETURNS SETOF record
-LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 2
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 3
 AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_clock_evidence() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_clock_evidence() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_clock_evidence() IS
 'Times that a clock has shown before, for idem_health.';
 
+CREATE FUNCTION @extschema@.idem_table_faults(
+	OUT table_name text, OUT fault text)
+RETURNS SETOF record
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000 ROWS 9
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_table_faults() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_table_faults() TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_table_faults() IS
+'The tables and sequences, and why calls cannot use one, for idem_metrics and idem_health: somebody has altered or locked it. fault: NULL where there is none.';
+
 CREATE FUNCTION @extschema@.idem_table_stats(
-	OUT table_name text, OUT pages bigint, OUT live_rows bigint, OUT dead_rows bigint)
+	OUT table_name text, OUT live_rows bigint, OUT dead_rows bigint)
 RETURNS SETOF record
 LANGUAGE sql VOLATILE PARALLEL UNSAFE COST 10000 ROWS 7
 BEGIN ATOMIC
+	-- The size of a table is nothing that can be asked for while it is locked.
 	-- A standby, and a server after a crash, has no statistics but the catalog's.
 	SELECT c.relname::pg_catalog.text,
-		pg_catalog.pg_relation_size(c.oid::pg_catalog.regclass)
-			OPERATOR(pg_catalog./) pg_catalog.current_setting('block_size')::pg_catalog.int8,
 		CASE WHEN pg_catalog.pg_stat_get_live_tuples(c.oid) OPERATOR(pg_catalog.=) 0::pg_catalog.int8
 				AND pg_catalog.pg_stat_get_tuples_inserted(c.oid) OPERATOR(pg_catalog.=) 0::pg_catalog.int8
 			THEN greatest(c.reltuples, 0::pg_catalog.float4)::pg_catalog.int8
@@ -68,7 +77,7 @@ END;
 REVOKE ALL ON FUNCTION @extschema@.idem_table_stats() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_table_stats() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_table_stats() IS
-'Size and estimated rows of the extension''s tables, for idem_metrics and idem_health.';
+'Estimated rows of the extension''s tables, for idem_metrics and idem_health.';
 
 CREATE FUNCTION @extschema@.idem_metrics()
 RETURNS text
@@ -89,7 +98,8 @@ BEGIN ATOMIC
 	),
 	data AS MATERIALIZED (
 		SELECT d.source, pg_catalog.sum(d.counted) AS counted, pg_catalog.sum(d.due) AS due,
-			pg_catalog.max(d.overdue) AS overdue, pg_catalog.bool_and(d.complete) AS complete
+			pg_catalog.max(d.overdue) AS overdue, pg_catalog.bool_and(d.complete) AS complete,
+			pg_catalog.min(d.fault) AS fault
 		FROM @extschema@.idem_monitoring_data() AS d
 		GROUP BY d.source
 	),
@@ -114,7 +124,8 @@ BEGIN ATOMIC
 		(18, 'records', 'gauge', NULL, 'Records of keys and tokens, by state. live is estimated, and expired where there are too many to count.'),
 		(19, 'outbox_messages', 'gauge', NULL, 'Unacknowledged messages, by state. due: to be taken, or behind one of the same key; waiting: leased, pausing or delayed. At most 50000 are counted.'),
 		(20, 'outbox_oldest_age_seconds', 'gauge', 'seconds', 'For how long the oldest undelivered message has been due. Of the messages counted.'),
-		(21, 'build', 'info', NULL, 'Version of the extension and of the server.')
+		(21, 'table_unusable', 'gauge', NULL, 'Whether calls cannot use a table or sequence now, because it is altered or locked. What rests on it is missing here.'),
+		(22, 'build', 'info', NULL, 'Version of the extension and of the server.')
 	),
 	counters (n, stat, family, label) AS (VALUES
 		(1, 'claims_new', 'claims', 'outcome="new"'),
@@ -162,7 +173,7 @@ BEGIN ATOMIC
 		LEFT JOIN LATERAL @extschema@.idem_sample_data(CASE WHEN NOT d.complete THEN c.source END) AS s ON true
 		CROSS JOIN LATERAL (SELECT t.live_rows::pg_catalog."numeric" AS live_rows,
 			coalesce(s.live_share, 0::pg_catalog.float8)::pg_catalog."numeric" AS live_share) AS r
-		WHERE c.source OPERATOR(pg_catalog.<>) 'acked'
+		WHERE c.source OPERATOR(pg_catalog.<>) 'acked' AND d.fault IS NULL
 	),
 	samples (n, family, suffix, label, value) AS (
 		SELECT c.n, c.family, '_total', c.label, v.value
@@ -185,6 +196,7 @@ BEGIN ATOMIC
 			pg_catalog.replace(d.overdue::pg_catalog.text, 'Infinity', '+Inf')
 		FROM cleaned AS c
 		JOIN data AS d ON d.source OPERATOR(pg_catalog.=) c.source
+		WHERE d.fault IS NULL
 		UNION ALL
 		SELECT 2 OPERATOR(pg_catalog.*) r.n OPERATOR(pg_catalog.+) v.n, 'records', '',
 			pg_catalog.format('table="%s",state="%s"', r.table_name, v.state), v.value::pg_catalog.text
@@ -200,11 +212,17 @@ BEGIN ATOMIC
 			CASE WHEN s.state OPERATOR(pg_catalog.=) 'due' THEN d.due
 				WHEN s.state OPERATOR(pg_catalog.=) 'waiting' THEN d.counted OPERATOR(pg_catalog.-) d.due
 				ELSE d.counted END AS value) AS v
+		WHERE d.fault IS NULL
 		UNION ALL
 		SELECT 1, 'outbox_oldest_age_seconds', '', NULL,
 			pg_catalog.replace(d.overdue::pg_catalog.text, 'Infinity', '+Inf')
 		FROM data AS d
-		WHERE d.source OPERATOR(pg_catalog.=) 'pending'
+		WHERE d.source OPERATOR(pg_catalog.=) 'pending' AND d.fault IS NULL
+		UNION ALL
+		SELECT pg_catalog.row_number() OVER ()::pg_catalog.int4, 'table_unusable', '',
+			'table="' OPERATOR(pg_catalog.||) f.table_name OPERATOR(pg_catalog.||) '"',
+			CASE WHEN f.fault IS NULL THEN '0' ELSE '1' END
+		FROM @extschema@.idem_table_faults() AS f
 		UNION ALL
 		SELECT 1, 'build', '_info', pg_catalog.format('version="%s",server_version="%s"',
 			e.extversion, pg_catalog.current_setting('server_version')), '1'
@@ -233,7 +251,7 @@ REVOKE ALL ON FUNCTION @extschema@.idem_metrics() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_metrics() TO pg_database_owner WITH GRANT OPTION;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_metrics() TO pg_monitor;
 COMMENT ON FUNCTION @extschema@.idem_metrics() IS
-'Metrics of this database as OpenMetrics 1.0 text: the counters of idem_stats, live and expired records, outbox depth and age, cleanup lag. Made to be called every few seconds: it reads a bounded part of a few indexes and no table from end to end. Reads only; works on a hot standby.';
+'Metrics of this database as OpenMetrics 1.0 text: the counters of idem_stats, live and expired records, outbox depth and age, cleanup lag, tables that are altered or locked. Made to be called every few seconds: it reads a bounded part of a few indexes and no table from end to end. Reads only; works on a hot standby.';
 
 CREATE FUNCTION @extschema@.idem_worker_absence()
 RETURNS text
@@ -288,7 +306,7 @@ CREATE FUNCTION @extschema@.idem_health(
 	OUT check_name text, OUT status text, OUT value double precision,
 	OUT threshold double precision, OUT detail text)
 RETURNS SETOF record
-LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER COST 100000 ROWS 7
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER COST 100000 ROWS 8
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	-- The settings are known once the library is loaded, which the C functions see to before anything runs.
@@ -318,7 +336,8 @@ BEGIN ATOMIC
 	),
 	data AS MATERIALIZED (
 		SELECT d.source, pg_catalog.sum(d.counted)::pg_catalog.float8 AS counted,
-			pg_catalog.max(d.overdue) AS overdue, pg_catalog.bool_and(d.complete) AS complete
+			pg_catalog.max(d.overdue) AS overdue, pg_catalog.bool_and(d.complete) AS complete,
+			pg_catalog.min(d.fault) AS fault
 		FROM @extschema@.idem_monitoring_data() AS d
 		GROUP BY d.source
 	),
@@ -348,13 +367,20 @@ BEGIN ATOMIC
 		ORDER BY v.time DESC
 		LIMIT 1
 	),
-	checks (n, name, value, factor, hint) AS (
+	faults AS MATERIALIZED (
+		SELECT pg_catalog.count(*)::pg_catalog.float8 AS faults,
+			pg_catalog.string_agg(f.fault, '; ' ORDER BY f.table_name) AS fault
+		FROM @extschema@.idem_table_faults() AS f
+		WHERE f.fault IS NOT NULL
+	),
+	-- "fault" is why a check does not know all that it should.
+	checks (n, name, value, factor, fault, hint) AS (
 		SELECT 1, 'worker',
 			CASE WHEN NOT h.is_standby AND h.stats_reset IS NOT NULL THEN
 				greatest(EXTRACT(epoch FROM h.clock OPERATOR(pg_catalog.-)
 					coalesce(h.last_cleanup, h.stats_reset)), 0::pg_catalog."numeric")::pg_catalog.float8
 			END,
-			CASE WHEN h.worker_absence IS NULL AND h.stats_reset IS NOT NULL THEN 5 END,
+			CASE WHEN h.worker_absence IS NULL AND h.stats_reset IS NOT NULL THEN 5 END, NULL,
 			pg_catalog.concat_ws('; ',
 				CASE WHEN h.last_cleanup IS NOT NULL THEN 'since the last cleanup ended'
 					WHEN h.stats_reset IS NOT NULL THEN 'no cleanup has ended yet' END,
@@ -364,6 +390,8 @@ BEGIN ATOMIC
 		FROM here AS h
 		UNION ALL
 		SELECT 2, 'cleanup_lag', d.overdue, 5,
+			(SELECT pg_catalog.string_agg(DISTINCT f.fault, '; ') FROM data AS f
+				WHERE f.source OPERATOR(pg_catalog.=) ANY (ARRAY['keys', 'tokens', 'acked'])),
 			CASE WHEN d.overdue OPERATOR(pg_catalog.>) 0::pg_catalog.float8
 				THEN pg_catalog.format('the oldest expired %s is not deleted yet%s',
 					CASE WHEN d.source OPERATOR(pg_catalog.=) 'acked' THEN 'message'
@@ -372,9 +400,9 @@ BEGIN ATOMIC
 				ELSE 'nothing expired waits to be deleted' END
 		FROM (SELECT d.* FROM data AS d
 			WHERE d.source OPERATOR(pg_catalog.=) ANY (ARRAY['keys', 'tokens', 'acked'])
-			ORDER BY d.overdue DESC, d.source LIMIT 1) AS d
+			ORDER BY d.overdue DESC NULLS LAST, d.source LIMIT 1) AS d
 		UNION ALL
-		SELECT 3, 'outbox_oldest', d.overdue, 5,
+		SELECT 3, 'outbox_oldest', d.overdue, 5, d.fault,
 			CASE WHEN d.overdue OPERATOR(pg_catalog.>) 0::pg_catalog.float8
 				THEN pg_catalog.format('since a message became due; undelivered: %s%s', d.counted,
 					CASE WHEN NOT d.complete THEN ' or more' END)
@@ -384,21 +412,28 @@ BEGIN ATOMIC
 		FROM data AS d
 		WHERE d.source OPERATOR(pg_catalog.=) 'pending'
 		UNION ALL
-		SELECT 4, 'dead_letters', d.counted, 5,
+		SELECT 4, 'dead_letters', d.counted, 5, d.fault,
 			pg_catalog.concat_ws('; ', 'messages that have used up their attempts; idem_outbox_requeue() puts them back',
 				CASE WHEN NOT d.complete THEN 'there are more' END)
 		FROM data AS d
 		WHERE d.source OPERATOR(pg_catalog.=) 'dead'
 		UNION ALL
+		-- Of a sample, what there are at least, in all likelihood: the number of
+		-- pages with one that chance finds varies by twice its square root.
 		SELECT 5, 'stuck_leases',
-			pg_catalog.round(s.stuck::pg_catalog.float8 OPERATOR(pg_catalog./) s.share), 5,
+			CASE WHEN s.share OPERATOR(pg_catalog.=) 1::pg_catalog.float8 THEN s.stuck::pg_catalog.float8
+				WHEN s.stuck_pages OPERATOR(pg_catalog.<=) 4::pg_catalog.int8 THEN 0::pg_catalog.float8
+				ELSE pg_catalog.round(s.stuck::pg_catalog.float8 OPERATOR(pg_catalog./) s.share OPERATOR(pg_catalog.*)
+					(1::pg_catalog.float8 OPERATOR(pg_catalog.-)
+						(2::pg_catalog.float8 OPERATOR(pg_catalog./) pg_catalog.sqrt(s.stuck_pages::pg_catalog.float8))))
+				END, 5, s.fault,
 			pg_catalog.concat_ws('; ', 'claims whose lease ran out more than a minute ago, see idem_stuck()',
 				CASE WHEN s.share OPERATOR(pg_catalog.<) 1::pg_catalog.float8 THEN
-					pg_catalog.format('estimated from %s %% of the table',
+					pg_catalog.format('estimated, at least so many: %s were found in %s %% of the table', s.stuck,
 						pg_catalog.round((100::pg_catalog.float8 OPERATOR(pg_catalog.*) s.share)::pg_catalog."numeric", 2)) END)
 		FROM sample AS s
 		UNION ALL
-		SELECT 6, 'bloat', CASE WHEN NOT h.is_standby THEN coalesce(t.share, 0::pg_catalog.float8) END, 5,
+		SELECT 6, 'bloat', CASE WHEN NOT h.is_standby THEN coalesce(t.share, 0::pg_catalog.float8) END, 5, NULL,
 			pg_catalog.concat_ws('; ',
 				CASE WHEN h.is_standby THEN 'not known on a standby'
 					WHEN t.table_name IS NULL THEN 'no table has 1000 dead rows'
@@ -414,15 +449,23 @@ BEGIN ATOMIC
 			ORDER BY 4 DESC LIMIT 1) AS t ON true
 		UNION ALL
 		SELECT 7, 'clock',
-			greatest(EXTRACT(epoch FROM e.time OPERATOR(pg_catalog.-) e.clock), 0::pg_catalog."numeric")::pg_catalog.float8, 5,
+			greatest(EXTRACT(epoch FROM e.time OPERATOR(pg_catalog.-) e.clock), 0::pg_catalog."numeric")::pg_catalog.float8, 5, NULL,
 			CASE WHEN e.time OPERATOR(pg_catalog.>) e.clock
 				THEN e.name OPERATOR(pg_catalog.||) ' lies in the future: the clock was set back, or another server''s is ahead; messages wait until then, and hold their keys'
-				ELSE 'no time on record lies in the future' END
+				ELSE 'no time that was found on record lies in the future' END
 		-- The clock is read after the evidence.
 		FROM (SELECT e.*, pg_catalog.clock_timestamp() AS clock FROM evidence AS e) AS e
+		UNION ALL
+		SELECT 8, 'tables', f.faults, 1, NULL,
+			coalesce(f.fault OPERATOR(pg_catalog.||) '; calls that need it fail, or wait', 'all tables and sequences can be used')
+		FROM faults AS f
 	),
 	judged AS (
-		SELECT c.n, c.name, c.value, c.hint, t.threshold,
+		SELECT c.n, c.name, c.value, c.fault, t.threshold,
+			pg_catalog.concat_ws('; ',
+				CASE WHEN t.threshold OPERATOR(pg_catalog.=) 0::pg_catalog.float8 THEN 'switched off' END,
+				'not all is known: ' OPERATOR(pg_catalog.||) c.fault,
+				CASE WHEN c.fault IS NULL OR c.value IS NOT NULL THEN c.hint END) AS detail,
 			-- Of a share, the multiple of what is dead for each row that is live.
 			CASE WHEN c.name OPERATOR(pg_catalog.=) 'bloat'
 				THEN c.factor::pg_catalog.float8 OPERATOR(pg_catalog.*) t.threshold OPERATOR(pg_catalog./)
@@ -441,12 +484,10 @@ BEGIN ATOMIC
 	)
 	SELECT j.name,
 		CASE WHEN j.threshold OPERATOR(pg_catalog.=) 0::pg_catalog.float8 THEN 'ok'
-			WHEN j.value OPERATOR(pg_catalog.>=) j.critical THEN 'critical'
+			WHEN j.fault IS NOT NULL OR j.value OPERATOR(pg_catalog.>=) j.critical THEN 'critical'
 			WHEN j.value OPERATOR(pg_catalog.>=) j.threshold AND j.critical IS NOT NULL THEN 'warning'
 			ELSE 'ok' END,
-		j.value, j.threshold,
-		CASE WHEN j.threshold OPERATOR(pg_catalog.=) 0::pg_catalog.float8
-			THEN 'switched off; ' OPERATOR(pg_catalog.||) j.hint ELSE j.hint END
+		j.value, j.threshold, j.detail
 	FROM judged AS j
 	ORDER BY j.n;
 END;
@@ -454,7 +495,7 @@ REVOKE ALL ON FUNCTION @extschema@.idem_health() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_health() TO pg_database_owner WITH GRANT OPTION;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_health() TO pg_monitor;
 COMMENT ON FUNCTION @extschema@.idem_health() IS
-'Health of this database, a row for each check: worker, cleanup_lag, outbox_oldest, dead_letters, stuck_leases, bloat, clock. status: ok; warning from the threshold on, which is setting idempotency.health_<check_name>; critical from five times that on. Times are in seconds. Its cost is bounded: of a large idem_keys a sample is read. Reads only; works on a hot standby.';
+'Health of this database, a row for each check: worker, cleanup_lag, outbox_oldest, dead_letters, stuck_leases, bloat, clock, tables. status: ok; warning from the threshold on, which is setting idempotency.health_<check_name>; critical from five times that on (tables: at once), and where a table that is altered or locked hides the value. Times are in seconds. Its cost is bounded: of a large idem_keys a sample is read. Reads only; works on a hot standby.';
 
 CREATE FUNCTION @extschema@.idem_redacted_key(key text)
 RETURNS text

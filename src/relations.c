@@ -501,6 +501,26 @@ has_shape(Relation index, Relation table, const IdemRelationSpec *spec)
 }
 
 /*
+ * The name that the install script gave a relation.
+ */
+const char *
+idem_relation_name(IdemRelationId id)
+{
+	return specs[id].name;
+}
+
+/*
+ * What the install script created under that name.
+ */
+IdemRelationKind
+idem_relation_kind(IdemRelationId id)
+{
+	if (specs[id].shape != NULL)
+		return IDEM_TABLE;
+	return specs[id].key[0] != 0 ? IDEM_INDEX : IDEM_SEQUENCE;
+}
+
+/*
  * How many columns the install script gave a table.
  */
 int

@@ -32,9 +32,19 @@ typedef enum IdemRelationId
 
 #define IDEM_NUM_RELATIONS	(IDEM_OUTBOX_ACKED + 1)
 
+/* The indexes of a table stand behind it in IdemRelationId. */
+typedef enum IdemRelationKind
+{
+	IDEM_TABLE,
+	IDEM_INDEX,
+	IDEM_SEQUENCE,
+} IdemRelationKind;
+
 extern uint64 idem_relation_changes;
 
 extern Relation idem_relation_open(IdemRelationId id, LOCKMODE lockmode);
+extern const char *idem_relation_name(IdemRelationId id);
+extern IdemRelationKind idem_relation_kind(IdemRelationId id);
 extern int	idem_relation_columns(IdemRelationId id);
 extern Oid	idem_sequence_oid(IdemRelationId id);
 extern Relation idem_index_open(IdemRelationId id, Relation table);

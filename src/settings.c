@@ -63,6 +63,7 @@ static int	health_dead_letters;
 static int	health_stuck_leases;
 static double health_bloat;
 static double health_clock;
+static int	health_tables;
 
 static const struct config_enum_entry expired_key_policies[] = {
 	{"reuse", IDEM_EXPIRED_REUSE, false},
@@ -317,6 +318,10 @@ define_health_settings(void)
 	define_time("idempotency.health_clock",
 				"How far the clock must have gone back for idem_health() to warn.",
 				zero_is_off, &health_clock, 1000, PGC_SUSET);
+	DefineCustomIntVariable("idempotency.health_tables",
+							"From how many tables that cannot be used on idem_health() complains.",
+							zero_is_off, &health_tables, 1, 0, INT_MAX,
+							PGC_SUSET, 0, NULL, NULL, NULL);
 }
 
 static void

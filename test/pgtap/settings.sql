@@ -77,6 +77,8 @@ INSERT INTO promised VALUES
 		'0', '1', '0.25'),
 	('idempotency.health_clock', '1s', '1000', 'real', 'ms', 'superuser',
 		'0', '36525d', '250ms'),
+	('idempotency.health_tables', '1', '1', 'integer', NULL, 'superuser',
+		'0', '2147483647', '2'),
 	('idempotency.cleanup_interval', '1min', '60000', 'real', 'ms', 'sighup',
 		'0', '36525d', '5min'),
 	('idempotency.cleanup_batch_size', '10000', '10000', 'integer', NULL,
@@ -84,7 +86,7 @@ INSERT INTO promised VALUES
 	('idempotency.databases', '*', '*', 'string', NULL, 'sighup', NULL, NULL,
 		'shop');
 
-SELECT plan(489);
+SELECT plan(509);
 
 -- The library may be loaded by the first call only.
 SELECT idem_key_is_valid('key-of-settings-0') AS loaded \gset

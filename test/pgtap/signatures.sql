@@ -129,18 +129,21 @@ INSERT INTO promised VALUES
 -- what monitoring is made of, and what view idem_stats shows.
 ('idem_monitoring_data()',
 	'OUT source text, OUT counted bigint, OUT due bigint,
-	 OUT overdue double precision, OUT complete boolean',
+	 OUT overdue double precision, OUT complete boolean, OUT fault text',
 	'SETOF record', 'c volatile called-on-null parallel-unsafe'),
 ('idem_sample_data(text)',
 	'source text, OUT share double precision, OUT live_share double precision,
-	 OUT stuck bigint, OUT newest timestamptz',
+	 OUT stuck bigint, OUT stuck_pages bigint, OUT newest timestamptz,
+	 OUT fault text',
 	'SETOF record', 'c volatile strict parallel-unsafe'),
 ('idem_clock_evidence()',
 	'OUT name text, OUT latest timestamptz',
 	'SETOF record', 'c volatile called-on-null parallel-unsafe'),
+('idem_table_faults()',
+	'OUT table_name text, OUT fault text',
+	'SETOF record', 'c volatile called-on-null parallel-unsafe'),
 ('idem_table_stats()',
-	'OUT table_name text, OUT pages bigint, OUT live_rows bigint,
-	 OUT dead_rows bigint',
+	'OUT table_name text, OUT live_rows bigint, OUT dead_rows bigint',
 	'SETOF record', 'sql volatile called-on-null parallel-unsafe'),
 ('idem_worker_absence()',
 	'',
@@ -343,7 +346,7 @@ CREATE TEMP VIEW relations AS
 	SELECT c.* FROM pg_class AS c JOIN members AS m
 		ON m.classid = 'pg_class'::regclass AND m.objid = c.oid;
 
-SELECT plan(47 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8 * 3 + 5);
+SELECT plan(48 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8 * 3 + 5);
 
 --
 -- Functions
@@ -398,6 +401,7 @@ SELECT set_eq(
 		('idem_stats_data()'), ('idem_application_functions()'),
 		('idem_application_types()'),
 		('idem_monitoring_data()'), ('idem_table_stats()'),
+		('idem_table_faults()'),
 		('idem_sample_data(text)'), ('idem_clock_evidence()'),
 		('idem_health()'), ('idem_stuck(interval)')$$,
 	'single-row functions return no sets');

@@ -1,0 +1,160 @@
+/*-------------------------------------------------------------------------
+ *
+ * table_faults.c
+ *		Whether the extension's tables can be used, told and not raised.
+ *
+ * Who has altered or locked a table stops the calls that need it.  Monitoring
+ * must not stop with them, because it is what tells of it: so it looks here
+ * before it opens a table.
+ *
+ * A table without a fault, its indexes and a sequence are locked from then on
+ * as calls lock them to read, or to draw a number, so that they stay as they
+ * were found; but for a trigger, say, that somebody creates meanwhile.  For
+ * such a lock a call waits LOCK_WAIT_MS and no longer.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/xact.h"
+#include "funcapi.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/resowner.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+
+#include "compat.h"
+#include "idempotency.h"
+#include "store.h"
+#include "table_faults.h"
+#include "wait.h"
+
+/* How long to wait for who has locked it: he may have done for a moment. */
+#define LOCK_WAIT_MS	200
+
+static bool open_and_close(IdemRelationId id);
+static void open_all(void *arg);
+static bool is_fault(int sqlstate);
+
+/*
+ * Why calls cannot use one of our tables, with its indexes, or a sequence;
+ * NULL if they can.
+ */
+char *
+idem_table_fault(IdemRelationId id)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	char	   *volatile fault = NULL;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		int			nest = NewGUCNestLevel();
+
+		(void) set_config_option("exit_on_error", "off",
+								 PGC_USERSET, PGC_S_SESSION,
+								 GUC_ACTION_SAVE, true, 0, false);
+		if (!open_and_close(id))
+			fault = psprintf("\"%s\" is locked", idem_relation_name(id));
+		AtEOXact_GUC(true, nest);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *edata;
+
+		MemoryContextSwitchTo(context);
+		edata = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+
+		if (!is_fault(edata->sqlerrcode))
+			ReThrowError(edata);
+		fault = edata->message;
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	return fault;
+}
+
+/*
+ * Open all that belongs to the table, and close it again, with the locks
+ * kept.  Returns false where somebody else has a lock that is in the way.
+ */
+static bool
+open_and_close(IdemRelationId id)
+{
+	return idem_sleep_until(open_all, &id,
+							idem_add_ms(GetCurrentTimestamp(), LOCK_WAIT_MS));
+}
+
+static void
+open_all(void *arg)
+{
+	IdemRelationId id = *(IdemRelationId *) arg;
+	IdemTable	table;
+
+	if (idem_relation_kind(id) == IDEM_SEQUENCE)
+	{
+		(void) idem_sequence_oid(id);
+		return;
+	}
+	idem_table_open(&table, id, AccessShareLock);
+	for (id++; id < IDEM_NUM_RELATIONS &&
+		 idem_relation_kind(id) != IDEM_TABLE; id++)
+	{
+		if (idem_relation_kind(id) == IDEM_INDEX)
+			index_close(idem_index_open(id, table.rel), NoLock);
+	}
+	idem_table_close(&table);
+}
+
+/*
+ * Is that what calls raise who cannot use a table, or wait for it?
+ */
+static bool
+is_fault(int sqlstate)
+{
+	return sqlstate == ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE ||
+		sqlstate == ERRCODE_WRONG_OBJECT_TYPE ||
+		sqlstate == ERRCODE_LOCK_NOT_AVAILABLE ||
+		sqlstate == ERRCODE_T_R_DEADLOCK_DETECTED;
+}
+
+/*
+ * idem_table_faults() -> setof (table_name, fault)
+ *
+ * A row for each table and sequence, "fault" NULL where there is none.
+ */
+PG_FUNCTION_INFO_V1(idem_table_faults);
+Datum
+idem_table_faults(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+
+	InitMaterializedSRF(fcinfo, 0);
+	for (IdemRelationId id = 0; id < IDEM_NUM_RELATIONS; id++)
+	{
+		char	   *fault;
+		Datum		values[2];
+		bool		nulls[2] = {0};
+
+		if (idem_relation_kind(id) == IDEM_INDEX)
+			continue;
+		fault = idem_table_fault(id);
+		values[0] = CStringGetTextDatum(idem_relation_name(id));
+		nulls[1] = fault == NULL;
+		values[1] = nulls[1] ? (Datum) 0 : CStringGetTextDatum(fault);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
+							 values, nulls);
+	}
+	return (Datum) 0;
+}
