@@ -148,6 +148,7 @@ idem_try_append(PG_FUNCTION_ARGS)
 	IdemTable	aggregates;
 	IdemTable	sequences;
 	IdemKeyLock lock = {0};
+	bool		again = false;
 	int64		last_seq;
 	int64		version;
 	Datum		values[3];
@@ -159,11 +160,9 @@ idem_try_append(PG_FUNCTION_ARGS)
 
 	idem_table_open(&aggregates, IDEM_AGGREGATES, RowExclusiveLock);
 	idem_table_open(&sequences, IDEM_CLIENT_SEQUENCES, RowExclusiveLock);
-	for (bool again = false;; again = true)
+	for (;; again = true)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (again)
-			idem_check_client();
 		outcome = try_append(&request, &aggregates, &sequences, &lock,
 							 &last_seq, &version);
 		if (outcome == UNDECIDED)
@@ -173,6 +172,8 @@ idem_try_append(PG_FUNCTION_ARGS)
 			continue;
 		break;
 	}
+	if (again && outcome == APPENDED)
+		idem_check_client();	/* the last sleep was within an update */
 	idem_key_unlock(&lock);
 	idem_table_close(&sequences);
 	idem_table_close(&aggregates);

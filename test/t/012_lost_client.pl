@@ -90,6 +90,8 @@ sub append
 
 lost(append('phone'), append('phone', "wait => '10 minutes'"), append('phone'),
 	'appended|1', 'an event does not count as appended');
+lost(append('tablet'), append('watch'), append('watch'),
+	'appended|2', 'nor does one that waited for another client of its aggregate');
 
 # A client that is still there.
 my $other = session($node);
