@@ -22,35 +22,37 @@ SQL
 
 my $holder = session($node);
 
-# lose(HELD, CALL): a client sends the call, which waits for what the holder has done in an open
-# transaction, and dies; then that is rolled back.  Returns when its backend
-# has gone.
+# lose(BEGINNING, CALL, END): the holder does the one thing; a client sends the
+# call, which waits for that, and dies; the holder does the other.  Returns when
+# the client's backend has gone.
 sub lose
 {
-	my ($held, $call) = @_;
+	my ($beginning, $call, $end) = @_;
 	my $client = session($node);
 	my $pid = $client->pid;
 	my $run = $client->{psql}->{run};
 
-	$holder->run("BEGIN;\n$held");
+	$holder->run($beginning);
 	$client->send($call);
-	wait_for_block($node, $pid);
+	$node->poll_query_until('postgres',
+		"SELECT wait_event_type IN ('Lock', 'Extension') FROM pg_stat_activity WHERE pid = $pid")
+	  or die "backend $pid does not wait";
 	$run->signal('KILL');
 	eval { $run->finish };
-	$holder->run('ROLLBACK');
+	$holder->run($end);
 	$node->poll_query_until('postgres',
 		"SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $pid)")
 	  or die "backend $pid of a lost client stays";
 	return;
 }
 
-# lost(HELD, CALL, NEXT, ANSWER, TITLE): the same, and then what another client
-# gets.
+# lost(HELD, CALL, NEXT, ANSWER, TITLE): the same with what is rolled back, and
+# then what another client gets.
 sub lost
 {
 	my ($held, $call, $next, $answer, $title) = @_;
 
-	lose($held, $call);
+	lose("BEGIN;\n$held", $call, 'ROLLBACK');
 	is($node->safe_psql('postgres', $next), $answer, $title);
 	return;
 }
@@ -69,6 +71,9 @@ lost(claim(1), claim(1, "wait => '10 minutes'"), claim(1),
 $node->safe_psql('postgres', claim(2, "lease => '0 seconds'"));
 lost(claim(2), claim(2, "wait => '10 minutes'"), claim(2),
 	'new|2', 'so does a dead one that is taken over');
+
+lose(claim(6), claim(6, "wait => '10 minutes'"), "SELECT idem_fail('shop', 'order-0000000006', NULL, claim_token) FROM idem_keys WHERE key LIKE '%6';");
+is($node->safe_psql('postgres', claim(6)), 'new|2', 'and one that is given up within its lease');
 
 my $run = "SELECT outcome FROM idem_run('shop', 'order-0000000003', 'place_order(jsonb)', '{\"sku\": \"pot\"}'";
 
@@ -105,8 +110,8 @@ is($other->result, 'new|1', 'who is still there gets what it has waited for');
 # The work is done: that it is written down helps whoever retries.
 my $token = $node->safe_psql('postgres', "SELECT claim_token FROM idem_claim('shop', 'order-0000000005')");
 
-lose("SELECT idem_heartbeat('shop', 'order-0000000005', claim_token => $token);",
-	"SELECT idem_complete('shop', 'order-0000000005', 201, 'done', claim_token => $token);");
+lose("BEGIN; SELECT idem_heartbeat('shop', 'order-0000000005', claim_token => $token);",
+	"SELECT idem_complete('shop', 'order-0000000005', 201, 'done', claim_token => $token);", 'ROLLBACK');
 is($node->safe_psql('postgres', "SELECT state FROM idem_lookup('shop', 'order-0000000005')"),
 	'completed', 'a completion is carried out, whether or not its client hears of it');
 
