@@ -7,8 +7,14 @@
  * one atomic addition and no lock.  Calls count when they are made, whether or
  * not their transaction commits.  The counters start again with the server.
  *
+ * Each set has the counters in several stripes, with cache lines of their own;
+ * a backend counts in that of its place among all processes, and who reads adds
+ * them up.  So up to MANY_STRIPES backends seldom write to the same line, and
+ * nobody reads one that others write but who looks at the statistics.
+ *
  * The shared memory is there with and without preloading (see
- * shared_memory.c), and has room for MAX_DATABASES sets.  Where there is none,
+ * shared_memory.c), and has room for MAX_DATABASES sets: 265 kB, or 19 kB on a
+ * server before 17 that has not preloaded the library, with one stripe.  Where there is none,
  * a session counts for itself, for nobody to see, and looks again after
  * RETRY_SECONDS, between two transactions.  So nothing but statistics may rest
  * on the counters.
@@ -30,6 +36,7 @@
 #include "commands/dbcommands.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "storage/proc.h"
 #include "storage/spin.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
@@ -43,6 +50,14 @@
 
 #define MAX_DATABASES	64
 #define RETRY_SECONDS	1
+#define MANY_STRIPES	16
+#define FEW_STRIPES		1
+
+typedef union Stripe
+{
+	pg_atomic_uint64 counters[IDEM_NUM_COUNTERS];
+	char		padding[CACHELINEALIGN(IDEM_NUM_COUNTERS * sizeof(uint64))];
+} Stripe;
 
 typedef struct DatabaseStats
 {
@@ -50,21 +65,29 @@ typedef struct DatabaseStats
 	pg_atomic_uint64 last_cleanup;	/* TimestampTz; 0: never */
 	pg_atomic_uint64 latest_clock;	/* TimestampTz; see idem_latest_clock() */
 	pg_atomic_uint64 stats_reset;	/* TimestampTz */
-	pg_atomic_uint64 counters[IDEM_NUM_COUNTERS];
 } DatabaseStats;
 
 typedef struct SharedStats
 {
 	slock_t		mutex;			/* for writing "database" of any set */
 	DatabaseStats databases[MAX_DATABASES];
+	/* Then, at the beginning of a cache line, the stripes of each in turn. */
 } SharedStats;
 
-/* The counters of this database; NULL until something is counted. */
+#define SIZE_OF_STATS(nstripes) \
+	(sizeof(SharedStats) + PG_CACHE_LINE_SIZE + \
+	 MAX_DATABASES * (nstripes) * sizeof(Stripe))
+
+/* Our counters of this database; NULL until something is counted. */
 pg_atomic_uint64 *idem_counters = NULL;
 
 /* Where they belong to; "nowhere" if there is no place in shared memory. */
 static DatabaseStats *database_stats = NULL;
 static DatabaseStats nowhere;
+static Stripe nowhere_stripe;
+
+/* How many stripes a set has; decided in the postmaster, if it loads us. */
+static int	nstripes = IDEM_MEMORY_ON_DEMAND ? MANY_STRIPES : FEW_STRIPES;
 
 /* When to leave "nowhere"; see idem_monotonic_time(). */
 static int64 retry_at;
@@ -74,7 +97,10 @@ static void init_shared_memory(void *memory);
 static DatabaseStats *find_database(SharedStats *stats);
 static DatabaseStats *assign_set(SharedStats *stats, const Oid *gone);
 static void find_gone(SharedStats *stats, Oid *gone);
-static void clear(DatabaseStats *stats, TimestampTz now);
+static Stripe *stripes_of(SharedStats *stats, const DatabaseStats *set);
+static uint64 sum(const Stripe *stripes, IdemCounter counter);
+static void clear(DatabaseStats *set, Stripe *stripes, int count,
+				  TimestampTz now);
 static void leave_nowhere(XactEvent event, void *arg);
 
 /*
@@ -83,7 +109,8 @@ static void leave_nowhere(XactEvent event, void *arg);
 void
 idem_request_stats_memory(void)
 {
-	idem_reserve_shared_memory(sizeof(SharedStats));
+	nstripes = MANY_STRIPES;
+	idem_reserve_shared_memory(SIZE_OF_STATS(nstripes));
 }
 
 /*
@@ -105,10 +132,16 @@ idem_attach_stats(void)
 		callback_registered = true;
 		retry_at = IsTransactionState() ? idem_monotonic_time() +
 			RETRY_SECONDS * INT64CONST(1000000) : 0;
-		clear(&nowhere, GetCurrentTimestamp());
+		clear(&nowhere, &nowhere_stripe, 1, GetCurrentTimestamp());
 		database_stats = &nowhere;
+		idem_counters = nowhere_stripe.counters;
 	}
-	idem_counters = database_stats->counters;
+	else
+	{
+		int			process = MyProc - ProcGlobal->allProcs;
+
+		idem_counters = stripes_of(stats, database_stats)[process % nstripes].counters;
+	}
 }
 
 /*
@@ -190,7 +223,7 @@ idem_stats_data(PG_FUNCTION_ARGS)
 			continue;
 		values[n++] = ObjectIdGetDatum(database);
 		for (int j = 0; j < IDEM_NUM_COUNTERS; j++)
-			values[n++] = Int64GetDatum(pg_atomic_read_u64(&stats->counters[j]));
+			values[n++] = Int64GetDatum((int64) sum(stripes_of(shared, stats), j));
 		last_cleanup = (TimestampTz) pg_atomic_read_u64(&stats->last_cleanup);
 		nulls[n] = last_cleanup == 0;
 		values[n++] = TimestampTzGetDatum(last_cleanup);
@@ -211,7 +244,12 @@ idem_stats_reset(PG_FUNCTION_ARGS)
 {
 	if (idem_counters == NULL)
 		idem_attach_stats();
-	clear(database_stats, GetCurrentTimestamp());
+	if (database_stats == &nowhere)
+		clear(&nowhere, &nowhere_stripe, 1, GetCurrentTimestamp());
+	else
+		clear(database_stats,
+			  stripes_of(attach_shared_memory(), database_stats), nstripes,
+			  GetCurrentTimestamp());
 	PG_RETURN_VOID();
 }
 
@@ -223,10 +261,10 @@ attach_shared_memory(void)
 {
 	static IdemSharedMemory memory = {
 		.name = "idempotency statistics",
-		.size = sizeof(SharedStats),
 		.init = init_shared_memory,
 	};
 
+	memory.size = SIZE_OF_STATS(nstripes);
 	return idem_attach_shared_memory(&memory);
 }
 
@@ -235,7 +273,7 @@ init_shared_memory(void *memory)
 {
 	SharedStats *stats = memory;
 
-	memset(stats, 0, sizeof(SharedStats));
+	memset(stats, 0, SIZE_OF_STATS(nstripes));
 	SpinLockInit(&stats->mutex);
 	for (int i = 0; i < MAX_DATABASES; i++)
 	{
@@ -245,8 +283,9 @@ init_shared_memory(void *memory)
 		pg_atomic_init_u64(&set->last_cleanup, 0);
 		pg_atomic_init_u64(&set->latest_clock, 0);
 		pg_atomic_init_u64(&set->stats_reset, 0);
-		for (int j = 0; j < IDEM_NUM_COUNTERS; j++)
-			pg_atomic_init_u64(&set->counters[j], 0);
+		for (int j = 0; j < nstripes * IDEM_NUM_COUNTERS; j++)
+			pg_atomic_init_u64(&stripes_of(stats, set)[j / IDEM_NUM_COUNTERS].counters[j % IDEM_NUM_COUNTERS],
+							   0);
 	}
 }
 
@@ -295,7 +334,7 @@ assign_set(SharedStats *stats, const Oid *gone)
 	}
 	if (own == NULL && vacant != NULL)
 	{
-		clear(vacant, now);
+		clear(vacant, stripes_of(stats, vacant), nstripes, now);
 		pg_atomic_write_u32(&vacant->database, MyDatabaseId);
 		own = vacant;
 	}
@@ -322,14 +361,42 @@ find_gone(SharedStats *stats, Oid *gone)
 }
 
 /*
+ * The stripes of a set, which are "nstripes".
+ */
+static Stripe *
+stripes_of(SharedStats *stats, const DatabaseStats *set)
+{
+	Stripe	   *first = (Stripe *) CACHELINEALIGN(stats + 1);
+
+	return first + (set - stats->databases) * nstripes;
+}
+
+/*
+ * What all stripes of a set have counted.
+ */
+static uint64
+sum(const Stripe *stripes, IdemCounter counter)
+{
+	uint64		total = 0;
+
+	for (int i = 0; i < nstripes; i++)
+		total += pg_atomic_read_u64(unconstify(pg_atomic_uint64 *,
+											   &stripes[i].counters[counter]));
+	return total;
+}
+
+/*
  * Start counting at zero.
  */
 static void
-clear(DatabaseStats *stats, TimestampTz now)
+clear(DatabaseStats *set, Stripe *stripes, int count, TimestampTz now)
 {
-	pg_atomic_write_u64(&stats->last_cleanup, 0);
-	pg_atomic_write_u64(&stats->latest_clock, (uint64) now);
-	pg_atomic_write_u64(&stats->stats_reset, (uint64) now);
-	for (int i = 0; i < IDEM_NUM_COUNTERS; i++)
-		pg_atomic_write_u64(&stats->counters[i], 0);
+	pg_atomic_write_u64(&set->last_cleanup, 0);
+	pg_atomic_write_u64(&set->latest_clock, (uint64) now);
+	pg_atomic_write_u64(&set->stats_reset, (uint64) now);
+	for (int i = 0; i < count; i++)
+	{
+		for (int j = 0; j < IDEM_NUM_COUNTERS; j++)
+			pg_atomic_write_u64(&stripes[i].counters[j], 0);
+	}
 }
