@@ -448,7 +448,7 @@ claim_not_found(Datum key, const char *state)
 			 state == NULL ?
 			 errdetail("It was never claimed, has expired or was released.") :
 			 errdetail("Its state is \"%s\".", state),
-			 errhint("Claim the key with idem_claim() first.")));
+			 errhint("Claim the key with idem_claim() first, in this transaction or in one that has committed.")));
 }
 
 static Datum
