@@ -22,7 +22,7 @@ MODULE_big = $(EXTENSION)
 OBJS = $(patsubst %.c,%.o,$(wildcard src/*.c))
 
 # One room per primitive: the install script is these files, in this order.
-ROOMS = idempotency arrays request_hash keys run actions sequences once outbox storage cleanup recovery stats monitoring access
+ROOMS = idempotency arrays request_hash keys key_batches run actions action_batches sequences once outbox storage cleanup recovery stats monitoring access
 SCRIPT = $(EXTENSION)--1.0.sql
 DATA_built = $(SCRIPT)
 

@@ -144,6 +144,7 @@ BEGIN
 					WHEN 'bigint'::regtype THEN '1' WHEN 'int'::regtype THEN '1' WHEN 'boolean'::regtype THEN 'true'
 					WHEN 'interval'::regtype THEN '''0''' WHEN 'json'::regtype THEN '''{}''' WHEN 'jsonb'::regtype THEN '''{}'''
 					WHEN 'text[]'::regtype THEN '''{t}''' WHEN 'bigint[]'::regtype THEN '''{1}'''
+					WHEN 'int[]'::regtype THEN '''{1}''' WHEN 'boolean[]'::regtype THEN '''{t}''' WHEN 'bytea[]'::regtype THEN '''{x}''' WHEN 'json[]'::regtype THEN '''{null}'''
 					WHEN 'regrole'::regtype THEN '''regress_idem_app''' WHEN 'regprocedure'::regtype THEN '''public.handler(jsonb)''' END END
 				|| '::' || (f.types[i - 1])::regtype, ', ' ORDER BY i)
 				INTO arguments FROM generate_series(1, f.pronargs) AS i;

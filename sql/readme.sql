@@ -227,6 +227,15 @@ SELECT idem_forget('customer-7', 'order-5d9f4c1e-7a30');
 SELECT * FROM idem_action_states('user-1', 'post', ARRAY['98', '99']);
 SELECT idem_forget_user('user-1') > 0 AS forgotten;
 
+-- Many at once
+BEGIN;
+SELECT ordinal, outcome FROM idem_claim_many('importer',
+	ARRAY['row-2025-11-20-01', 'row-2025-11-20-02', 'row-2025-11-20-01']);     -- new, new, in_progress
+SELECT ordinal, completed FROM idem_complete_many('importer',
+	ARRAY['row-2025-11-20-01', 'row-2025-11-20-02'], '{200}');
+COMMIT;
+SELECT * FROM idem_set_many('{user-1,user-2}', '{post}', '{99}', '{like}', '{true}', '{1763690000009,1763690000010}');
+
 -- Access
 CREATE ROLE regress_publisher;
 GRANT USAGE ON SCHEMA idem TO regress_publisher;

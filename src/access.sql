@@ -19,8 +19,10 @@ BEGIN ATOMIC
 		AND p.proname OPERATOR(pg_catalog.=) ANY (ARRAY[
 			'idem_request_hash', 'idem_canonical_json',
 			'idem_key_is_valid', 'idem_claim', 'idem_complete', 'idem_checkpoint',
+			'idem_claim_many', 'idem_complete_many',
 			'idem_heartbeat', 'idem_fail', 'idem_release', 'idem_lookup', 'idem_run',
 			'idem_try_advance', 'idem_toggle', 'idem_set', 'idem_is_active', 'idem_action_states',
+			'idem_try_advance_many', 'idem_set_many',
 			'idem_try_append', 'idem_last_client_seq', 'idem_once', 'idem_once_many',
 			'idem_publish', 'idem_outbox_take', 'idem_outbox_ack', 'idem_outbox_nack',
 			'idem_outbox_requeue', 'idem_outbox_extend', 'idem_outbox_give_back'
@@ -33,7 +35,7 @@ COMMENT ON FUNCTION @extschema@.idem_application_functions() IS
 
 CREATE FUNCTION @extschema@.idem_application_types()
 RETURNS SETOF regtype
-LANGUAGE sql STABLE PARALLEL SAFE COST 10000 ROWS 7
+LANGUAGE sql STABLE PARALLEL SAFE COST 10000 ROWS 11
 BEGIN ATOMIC
 	SELECT d.objid::pg_catalog.regtype
 	FROM pg_catalog.pg_extension AS e
@@ -46,7 +48,9 @@ BEGIN ATOMIC
 		AND t.typnamespace OPERATOR(pg_catalog.=) e.extnamespace
 		AND t.typname OPERATOR(pg_catalog.=) ANY (ARRAY[
 			'idem_claim_result', 'idem_lookup_result', 'idem_response', 'idem_run_result',
-			'idem_advance_result', 'idem_action_result', 'idem_append_result'
+			'idem_advance_result', 'idem_action_result', 'idem_append_result',
+			'idem_claim_many_result', 'idem_complete_many_result',
+			'idem_advance_many_result', 'idem_set_many_result'
 		]::pg_catalog.name[]);
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_application_types() FROM PUBLIC;

@@ -9,13 +9,15 @@
  * What such a function does with its elements is what as many calls would do,
  * one after another in the order given.  It may visit those of different keys
  * in another order, the same in all sessions (idem_array_order()), so that two
- * of them that wait for each other's rows do not deadlock.  An error says which
- * element it is about (idem_element_begin()), whose values it need not tell.
+ * of them that wait for each other's rows do not deadlock.  An error says
+ * which element it is about, whose values it need not tell.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
+#include "catalog/pg_operator_d.h"
+#include "executor/tuptable.h"
 #include "miscadmin.h"
 #include "nodes/nodeFuncs.h"
 #include "nodes/supportnodes.h"
@@ -23,7 +25,9 @@
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
+#include "utils/memutils.h"
 #include "utils/selfuncs.h"
+#include "utils/tuplestore.h"
 
 #include "arrays.h"
 #include "compat.h"
@@ -201,6 +205,44 @@ element_context(void *arg)
 }
 
 /*
+ * Begin to visit "count" elements, in the order of idem_array_order().
+ */
+void
+idem_visit_begin(IdemVisit *visit, const IdemArray *keys, int nkeys,
+				 int count)
+{
+	visit->count = count;
+	visit->visited = 0;
+	visit->order = idem_array_order(keys, nkeys, count);
+	visit->context = AllocSetContextCreate(CurrentMemoryContext,
+										   "idempotency element",
+										   ALLOCSET_DEFAULT_SIZES);
+	visit->caller = MemoryContextSwitchTo(visit->context);
+	idem_element_begin(&visit->element);
+}
+
+/*
+ * Go to the next element, number visit->element.index.  What is allocated
+ * there is freed with the next call, which returns false after the last.
+ */
+bool
+idem_visit_next(IdemVisit *visit)
+{
+	CHECK_FOR_INTERRUPTS();
+	if (visit->visited == visit->count)
+	{
+		idem_element_end(&visit->element);
+		MemoryContextSwitchTo(visit->caller);
+		MemoryContextDelete(visit->context);
+		pfree(visit->order);
+		return false;
+	}
+	MemoryContextReset(visit->context);
+	visit->element.index = visit->order[visit->visited++];
+	return true;
+}
+
+/*
  * Begin the result of a function that returns a set of rows, which
  * tuplestore_putvalues() then fills.  "type" is a static variable of the
  * function.  Raises 55000 if somebody has altered its row type.
@@ -213,13 +255,70 @@ idem_result_set(FunctionCallInfo fcinfo, IdemResultType *type)
 }
 
 /*
+ * The same for rows that come in another order than that of their first
+ * column, the ordinal, in which they are returned.  They take no more of the
+ * memory than work_mem.
+ */
+void
+idem_result_begin(IdemResultSet *result, FunctionCallInfo fcinfo,
+				  IdemResultType *type)
+{
+	AttrNumber	column = 1;
+	Oid			less_than = Int4LessOperator;
+	Oid			collation = InvalidOid;
+	bool		nulls_first = false;
+	TupleDesc	desc;
+
+	idem_result_set(fcinfo, type);
+	result->rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	desc = result->rsinfo->setDesc;
+	result->rows = tuplesort_begin_heap(desc, 1, &column, &less_than,
+										&collation, &nulls_first, work_mem,
+										NULL, TUPLESORT_NONE);
+	result->slot = MakeSingleTupleTableSlot(desc, &TTSOpsMinimalTuple);
+}
+
+/*
+ * Add a row.
+ */
+void
+idem_result_add(IdemResultSet *result, const Datum *values, const bool *nulls)
+{
+	TupleTableSlot *slot = result->slot;
+	int			ncolumns = slot->tts_tupleDescriptor->natts;
+
+	ExecClearTuple(slot);
+	memcpy(slot->tts_values, values, ncolumns * sizeof(Datum));
+	memcpy(slot->tts_isnull, nulls, ncolumns * sizeof(bool));
+	ExecStoreVirtualTuple(slot);
+	tuplesort_puttupleslot(result->rows, slot);
+}
+
+/*
+ * All rows have been added.
+ */
+void
+idem_result_end(IdemResultSet *result)
+{
+	tuplesort_performsort(result->rows);
+	while (tuplesort_gettupleslot(result->rows, true, false, result->slot,
+								  NULL))
+	{
+		CHECK_FOR_INTERRUPTS();
+		tuplestore_puttupleslot(result->rsinfo->setResult, result->slot);
+	}
+	ExecDropSingleTupleTableSlot(result->slot);
+	tuplesort_end(result->rows);
+}
+
+/*
  * idem_many_support(internal) -> internal
  *
  * How many rows a function returns: as many as the longest of its arrays has
  * elements, so that a batch is joined in the right way.  Where an array comes
- * from another table, the executor may call once for each of its rows, or, with
- * Memoize, keep the answers, which repeats a "first time".  It leaves that
- * where a call returns a single row: then keeping costs more.
+ * from another table, the executor may call once for each of its rows, or,
+ * with Memoize, keep the answers, which repeats a "first time".  It leaves
+ * that where a call returns a single row: then keeping costs more.
  */
 PG_FUNCTION_INFO_V1(idem_many_support);
 Datum

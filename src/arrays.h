@@ -9,7 +9,9 @@
 #define IDEMPOTENCY_ARRAYS_H
 
 #include "fmgr.h"
+#include "funcapi.h"
 #include "idempotency.h"
+#include "utils/tuplesort.h"
 
 /* What an array argument must be; see idem_array_arg(). */
 #define IDEM_ARRAY_REQUIRED		0x01	/* not NULL, and no NULL in it */
@@ -35,13 +37,45 @@ typedef struct IdemElement
 	int			index;			/* counted from 0 */
 } IdemElement;
 
+/*
+ * A visit to all elements; "element" is the one that it is at.
+ */
+typedef struct IdemVisit
+{
+	IdemElement element;
+	int			count;
+	int			visited;
+	int		   *order;
+	MemoryContext context;		/* what an element needs, until the next */
+	MemoryContext caller;
+} IdemVisit;
+
+/*
+ * The result of a function that returns a row for each element.
+ */
+typedef struct IdemResultSet
+{
+	ReturnSetInfo *rsinfo;
+	Tuplesortstate *rows;
+	TupleTableSlot *slot;
+} IdemResultSet;
+
 extern void idem_array_arg(FunctionCallInfo fcinfo, int n, const char *name,
 						   int flags, IdemArray *array);
 extern int	idem_array_count(const IdemArray *arrays, int narrays);
 extern int *idem_array_order(const IdemArray *keys, int nkeys, int count);
 extern void idem_element_begin(IdemElement *element);
 extern void idem_element_end(IdemElement *element);
+extern void idem_visit_begin(IdemVisit *visit, const IdemArray *keys,
+							 int nkeys, int count);
+extern bool idem_visit_next(IdemVisit *visit);
+
 extern void idem_result_set(FunctionCallInfo fcinfo, IdemResultType *type);
+extern void idem_result_begin(IdemResultSet *result, FunctionCallInfo fcinfo,
+							  IdemResultType *type);
+extern void idem_result_add(IdemResultSet *result, const Datum *values,
+							const bool *nulls);
+extern void idem_result_end(IdemResultSet *result);
 
 /*
  * Is element "i" NULL?

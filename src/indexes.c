@@ -238,6 +238,7 @@ enter_unchanged(IdemIndexes *indexes, TupleTableSlot *slot)
 static ResultRelInfo *
 without_unchanged(IdemIndexes *indexes)
 {
+	MemoryContext old = MemoryContextSwitchTo(indexes->estate->es_query_cxt);
 	ResultRelInfo *all = indexes->all;
 	ResultRelInfo *others = memcpy(palloc(sizeof(ResultRelInfo)), all,
 								   sizeof(ResultRelInfo));
@@ -247,6 +248,7 @@ without_unchanged(IdemIndexes *indexes)
 	for (int i = 0; i < all->ri_NumIndices; i++)
 		others->ri_IndexRelationDescs[i] = indexes->unchanged[i] ? NULL :
 			all->ri_IndexRelationDescs[i];
+	MemoryContextSwitchTo(old);
 	return others;
 }
 

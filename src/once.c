@@ -75,11 +75,10 @@ idem_once_many(PG_FUNCTION_ARGS)
 	Datum		key[2];
 	IdemArray	array = {.name = "tokens"};
 	Interval   *ttl;
-	int		   *order;
+	IdemVisit	visit;
 	bool	   *first;
 	int			nfirst = 0;
 	IdemTable	tokens;
-	IdemElement element;
 	bool		insert_first;
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 
@@ -91,24 +90,22 @@ idem_once_many(PG_FUNCTION_ARGS)
 	/* SERIALIZABLE needs the find, for its predicate locks. */
 	insert_first = !IsolationIsSerializable();
 	first = palloc0_array(bool, array.length);
-	order = idem_array_order(&array, 1, array.length);
+	key[1] = (Datum) 0;
 
 	idem_table_open(&tokens, IDEM_TOKENS, RowExclusiveLock);
-	idem_element_begin(&element);
-	for (int i = 0; i < array.length; i++)
+	idem_visit_begin(&visit, &array, 1, array.length);
+	while (idem_visit_next(&visit))
 	{
-		CHECK_FOR_INTERRUPTS();
-		element.index = order[i];
-		key[1] = array.values[order[i]];
+		int			i = visit.element.index;
 
 		/* Of equal tokens, the one that came first counts. */
-		if (i > 0 && idem_text_compare(key[1],
-									   array.values[order[i - 1]]) == 0)
+		if (DatumGetPointer(key[1]) != NULL &&
+			idem_text_compare(key[1], array.values[i]) == 0)
 			continue;
-		first[order[i]] = use_token(&tokens, key, ttl, &insert_first);
+		key[1] = array.values[i];
+		first[i] = use_token(&tokens, key, ttl, &insert_first);
 		IDEM_INJECTION_POINT("idem-once-token");
 	}
-	idem_element_end(&element);
 	idem_table_close(&tokens);
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);

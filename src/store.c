@@ -767,7 +767,12 @@ static TupleTableSlot *
 lock_slot(IdemTable *table)
 {
 	if (table->locked == NULL)
+	{
+		MemoryContext old = MemoryContextSwitchTo(table->context);
+
 		table->locked = table_slot_create(table->rel, NULL);
+		MemoryContextSwitchTo(old);
+	}
 	return table->locked;
 }
 

@@ -77,6 +77,16 @@ FROM (VALUES
 		$$idem_is_active('privileges', 'post', '1', 'like')$$),
 	('idem_action_states(text, text, text[])', false,
 		$$idem_action_states('privileges', 'post', '{1}'::text[])$$),
+	('idem_claim_many(text, text[], bytea[], interval, interval)', false,
+		$$idem_claim_many('privileges', '{key-of-privileges}')$$),
+	('idem_complete_many(text, text[], int[], text[], json[], bigint[])', true,
+		$$idem_complete_many('privileges', '{key-of-privileges}', '{200}')$$),
+	('idem_try_advance_many(text[], text[], text[], bigint[])', false,
+		$$idem_try_advance_many('{privileges}', '{post}', '{1}', '{1}')$$),
+	('idem_set_many(text[], text[], text[], text[], boolean[], bigint[])',
+		false,
+		$$idem_set_many('{privileges}', '{post}', '{1}', '{like}', '{t}',
+			'{1}')$$),
 	('idem_try_append(text, text, bigint, int, bigint, boolean, interval)',
 		false, $$idem_try_append('privileges', 'client', 1)$$),
 	('idem_last_client_seq(text, text)', false,
@@ -262,7 +272,7 @@ INSERT INTO monitoring VALUES
 	('idem_stuck(interval)', 'EXECUTE', false),
 	('idem_stats', 'SELECT', false);
 
-SELECT plan(578);
+SELECT plan(606);
 
 --
 -- Nobody but the installer has anything

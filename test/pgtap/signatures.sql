@@ -101,6 +101,28 @@ INSERT INTO promised VALUES
 ('idem_raise_claim_tokens(bigint)',
 	'at_least bigint',
 	'bigint', 'c volatile called-on-null parallel-unsafe'),
+('idem_claim_many(text, text[], bytea[], interval, interval)',
+	'scope text, keys text[], request_hashes bytea[] DEFAULT NULL,
+	 ttl interval DEFAULT NULL, lease interval DEFAULT NULL',
+	'SETOF idem_claim_many_result',
+	'c volatile called-on-null parallel-unsafe'),
+('idem_complete_many(text, text[], int[], text[], json[], bigint[])',
+	'scope text, keys text[], response_statuses int[],
+	 response_bodies text[] DEFAULT NULL, response_headers json[] DEFAULT NULL,
+	 claim_tokens bigint[] DEFAULT NULL',
+	'SETOF idem_complete_many_result',
+	'c volatile called-on-null parallel-unsafe'),
+('idem_try_advance_many(text[], text[], text[], bigint[])',
+	'user_ids text[], entity_types text[], entity_ids text[],
+	 action_ids bigint[]',
+	'SETOF idem_advance_many_result',
+	'c volatile called-on-null parallel-unsafe'),
+('idem_set_many(text[], text[], text[], text[], boolean[], bigint[])',
+	'user_ids text[], entity_types text[], entity_ids text[],
+	 action_types text[], actives boolean[], action_ids bigint[]',
+	'SETOF idem_set_many_result',
+	'c volatile called-on-null parallel-unsafe'),
+
 ('idem_cleanup(int)',
 	'batch_size int DEFAULT NULL',
 	'idem_cleanup_result', 'c volatile called-on-null parallel-unsafe'),
@@ -244,6 +266,17 @@ INSERT INTO promised_types VALUES
 	'is_active boolean, last_action_id bigint, processed boolean'),
 ('idem_append_result',
 	'outcome text, last_client_seq bigint, version bigint'),
+('idem_claim_many_result',
+	'ordinal int, key text, outcome text, claim_token bigint, attempt int,
+	 response_status int, response_headers json, response_body text,
+	 response_bytes bytea, recovery_point text, recovery_state json,
+	 lease_expires_at timestamptz, expires_at timestamptz'),
+('idem_complete_many_result', 'ordinal int, key text, completed boolean'),
+('idem_advance_many_result',
+	'ordinal int, should_process boolean, last_action_id bigint'),
+('idem_set_many_result',
+	'ordinal int, is_active boolean, last_action_id bigint,
+	 processed boolean'),
 ('idem_cleanup_result',
 	'keys_deleted bigint, tokens_deleted bigint, messages_deleted bigint');
 
@@ -346,7 +379,7 @@ CREATE TEMP VIEW relations AS
 	SELECT c.* FROM pg_class AS c JOIN members AS m
 		ON m.classid = 'pg_class'::regclass AND m.objid = c.oid;
 
-SELECT plan(48 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 8 * 3 + 5);
+SELECT plan(52 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 12 * 3 + 5);
 
 --
 -- Functions
@@ -396,6 +429,10 @@ SELECT set_eq(
 	$$SELECT oid::regprocedure FROM functions WHERE proretset$$,
 	$$VALUES ('idem_once_many(text, text[], interval)'::regprocedure),
 		('idem_action_states(text, text, text[])'),
+		('idem_claim_many(text, text[], bytea[], interval, interval)'),
+		('idem_complete_many(text, text[], int[], text[], json[], bigint[])'),
+		('idem_try_advance_many(text[], text[], text[], bigint[])'),
+		('idem_set_many(text[], text[], text[], text[], boolean[], bigint[])'),
 		('idem_outbox_take(int, interval, text[])'),
 		('idem_outbox_extend(bigint[], interval, int[])'),
 		('idem_stats_data()'), ('idem_application_functions()'),
