@@ -281,6 +281,7 @@ SELECT idem_table_stats();
 SELECT idem_table_faults();
 SELECT idem_vacuum_holder();
 SELECT idem_worker_absence();
+SELECT idem_cleanup_idle();
 SET idempotency.health_clock = 0;
 SET ROLE regress_idem_app;
 SELECT idem_metrics();

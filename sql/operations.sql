@@ -98,6 +98,10 @@ COMMIT;
 SELECT idem_raise_claim_tokens(1000000 + greatest(idem_raise_claim_tokens(0),
 	(SELECT max(claim_token) FROM idem_keys))) > 1000000 AS beyond;
 
+-- Clocks
+UPDATE idem_outbox SET created_at = clock_timestamp(), available_at = clock_timestamp() + (available_at - created_at)
+WHERE state = 'pending' AND created_at > clock_timestamp();
+
 -- Leave nothing behind.
 \connect :first_database
 DROP DATABASE regress_idempotency_operations;

@@ -333,6 +333,54 @@ DROP DATABASE regress_idem_stats_db;
 SELECT count(*) FROM idem_stats WHERE datname = 'regress_idem_stats_db';
 
 --
+-- A cleanup has ended when its transaction is committed, and not before
+--
+CREATE FUNCTION passes() RETURNS text LANGUAGE sql AS $$
+	SELECT cleanup_passes || CASE WHEN last_cleanup IS NULL THEN '' ELSE ', the last known' END FROM idem_stats WHERE datname = current_database()
+$$;
+SELECT idem_stats_reset();
+BEGIN;
+SELECT count(*) FROM idem_cleanup();
+SELECT passes();
+ROLLBACK;
+SELECT passes();
+-- Nor in a subtransaction that is rolled back
+BEGIN;
+SAVEPOINT a;
+SELECT count(*) FROM idem_cleanup();
+ROLLBACK TO a;
+SAVEPOINT b;
+SAVEPOINT c;
+SELECT count(*) FROM idem_cleanup();
+RELEASE c;
+ROLLBACK TO b;
+COMMIT;
+SELECT passes();
+-- But in one that is not, or before one
+BEGIN;
+SAVEPOINT a;
+SAVEPOINT b;
+SELECT count(*) FROM idem_cleanup();
+RELEASE b;
+RELEASE a;
+SAVEPOINT c;
+ROLLBACK TO c;
+COMMIT;
+SELECT passes();
+BEGIN;
+SELECT count(*) FROM idem_cleanup();
+SAVEPOINT a;
+SELECT count(*) FROM idem_cleanup();
+ROLLBACK TO a;
+SELECT passes();
+COMMIT;
+SELECT passes();
+SELECT count(*) FROM idem_cleanup();
+SELECT passes();
+SELECT passes(), idem_cleanup_idle() BETWEEN 0 AND 600;
+DROP FUNCTION passes();
+
+--
 -- For members of pg_monitor to see, and for the owner to reset
 --
 CREATE ROLE regress_idem_monitor IN ROLE pg_monitor;

@@ -128,7 +128,7 @@ idem_cleanup(PG_FUNCTION_ARGS)
 	}
 	CHECK_FOR_INTERRUPTS();
 	if (!more)
-		idem_report_cleanup();
+		idem_report_cleanup_at_commit();
 	PG_RETURN_DATUM(idem_result(fcinfo, &cleanup_row, values, nulls));
 }
 

@@ -355,8 +355,9 @@ idem_worker_absence(PG_FUNCTION_ARGS)
 	if (idem_cleanup_interval == 0)
 		PG_RETURN_TEXT_P(cstring_to_text("idempotency.cleanup_interval is zero"));
 
-	if (SplitIdentifierString(pstrdup(idem_databases), ',', &names) &&
-		idem_is_listed(names, get_database_name(MyDatabaseId)))
+	if (!SplitIdentifierString(pstrdup(idem_databases), ',', &names))
+		PG_RETURN_TEXT_P(cstring_to_text("idempotency.databases is not a list of names"));
+	if (idem_is_listed(names, get_database_name(MyDatabaseId)))
 		PG_RETURN_NULL();
 	PG_RETURN_TEXT_P(cstring_to_text("idempotency.databases does not name this database"));
 }

@@ -320,12 +320,15 @@ BEGIN ATOMIC
 			OR s.name OPERATOR(pg_catalog.=) 'idempotency.cleanup_interval'
 	),
 	here AS MATERIALIZED (
-		SELECT pg_catalog.clock_timestamp() AS clock, pg_catalog.pg_is_in_recovery() AS is_standby,
-			@extschema@.idem_worker_absence() AS worker_absence,
+		SELECT pg_catalog.pg_is_in_recovery() AS is_standby,
+			-- That no worker comes may be what is wanted, but not this.
+			nullif(a.absence, 'idempotency.databases is not a list of names') AS worker_absence,
+			CASE WHEN a.absence OPERATOR(pg_catalog.=) 'idempotency.databases is not a list of names' THEN a.absence END AS worker_fault,
+			@extschema@.idem_cleanup_idle() AS idle,
 			(SELECT s.value FROM settings AS s
 				WHERE s.name OPERATOR(pg_catalog.=) 'idempotency.cleanup_interval') AS cleanup_interval,
 			s.last_cleanup, s.stats_reset
-		FROM (SELECT) AS one
+		FROM (SELECT @extschema@.idem_worker_absence() AS absence OFFSET 0) AS a
 		-- No row where there is no room for the statistics.
 		LEFT JOIN (
 			SELECT s.last_cleanup, s.stats_reset
@@ -376,11 +379,8 @@ BEGIN ATOMIC
 	-- "fault" is why a check does not know all that it should.
 	checks (n, name, value, factor, fault, hint) AS (
 		SELECT 1, 'worker',
-			CASE WHEN NOT h.is_standby AND h.stats_reset IS NOT NULL THEN
-				greatest(EXTRACT(epoch FROM h.clock OPERATOR(pg_catalog.-)
-					coalesce(h.last_cleanup, h.stats_reset)), 0::pg_catalog."numeric")::pg_catalog.float8
-			END,
-			CASE WHEN h.worker_absence IS NULL AND h.stats_reset IS NOT NULL THEN 5 END, NULL,
+			CASE WHEN NOT h.is_standby AND h.stats_reset IS NOT NULL THEN h.idle END,
+			CASE WHEN h.worker_absence IS NULL AND h.stats_reset IS NOT NULL THEN 5 END, h.worker_fault,
 			pg_catalog.concat_ws('; ',
 				CASE WHEN h.last_cleanup IS NOT NULL THEN 'since the last cleanup ended'
 					WHEN h.stats_reset IS NOT NULL THEN 'no cleanup has ended yet' END,

@@ -63,6 +63,8 @@ typedef struct DatabaseStats
 {
 	pg_atomic_uint32 database;	/* InvalidOid: free */
 	pg_atomic_uint64 last_cleanup;	/* TimestampTz; 0: never */
+	pg_atomic_uint64 idle_since;	/* the same, or the reset, if that came
+									 * later; see idem_monotonic_time() */
 	pg_atomic_uint64 latest_clock;	/* TimestampTz; see idem_latest_clock() */
 	pg_atomic_uint64 stats_reset;	/* TimestampTz */
 } DatabaseStats;
@@ -89,6 +91,12 @@ static Stripe nowhere_stripe;
 /* How many stripes a set has; decided in the postmaster, if it loads us. */
 static int	nstripes = IDEM_MEMORY_ON_DEMAND ? MANY_STRIPES : FEW_STRIPES;
 
+/*
+ * The nesting level of the transaction in which a cleanup has come to its end,
+ * if that is not reported yet; or 0.
+ */
+static int	cleanup_level = 0;
+
 /* When to leave "nowhere"; see idem_monotonic_time(). */
 static int64 retry_at;
 
@@ -102,6 +110,9 @@ static uint64 sum(const Stripe *stripes, IdemCounter counter);
 static void clear(DatabaseStats *set, Stripe *stripes, int count,
 				  TimestampTz now);
 static void leave_nowhere(XactEvent event, void *arg);
+static void end_transaction(XactEvent event, void *arg);
+static void end_subtransaction(SubXactEvent event, SubTransactionId subxact,
+							   SubTransactionId parent, void *arg);
 
 /*
  * Reserve the shared memory; called when the library is preloaded.
@@ -188,7 +199,74 @@ idem_report_cleanup(void)
 	idem_count(IDEM_COUNT_CLEANUP_PASSES, 1);
 	pg_atomic_write_u64(&database_stats->last_cleanup,
 						(uint64) GetCurrentTimestamp());
+	pg_atomic_write_u64(&database_stats->idle_since,
+						(uint64) idem_monotonic_time());
 	(void) idem_latest_clock();
+}
+
+/*
+ * One has come to its end in this transaction, and has deleted nothing if that
+ * is rolled back.  What is prepared is not reported.
+ */
+void
+idem_report_cleanup_at_commit(void)
+{
+	static bool callbacks_registered = false;
+	int			level = GetCurrentTransactionNestLevel();
+
+	if (!callbacks_registered)
+	{
+		RegisterXactCallback(end_transaction, NULL);
+		RegisterSubXactCallback(end_subtransaction, NULL);
+		callbacks_registered = true;
+	}
+	if (cleanup_level == 0 || level < cleanup_level)
+		cleanup_level = level;
+}
+
+static void
+end_transaction(XactEvent event, void *arg)
+{
+	if (cleanup_level == 0)
+		return;
+	if (event == XACT_EVENT_COMMIT)
+		idem_report_cleanup();
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT ||
+		event == XACT_EVENT_PREPARE)
+		cleanup_level = 0;
+}
+
+static void
+end_subtransaction(SubXactEvent event, SubTransactionId subxact,
+				   SubTransactionId parent, void *arg)
+{
+	if (cleanup_level < GetCurrentTransactionNestLevel())
+		return;
+	if (event == SUBXACT_EVENT_COMMIT_SUB)
+		cleanup_level--;
+	else if (event == SUBXACT_EVENT_ABORT_SUB)
+		cleanup_level = 0;
+}
+
+/*
+ * idem_cleanup_idle() -> double precision
+ *
+ * For how many seconds no cleanup of this database has come to its end, since
+ * the statistics were reset; by a clock that nobody sets.  NULL where there is
+ * no room for the statistics.
+ */
+PG_FUNCTION_INFO_V1(idem_cleanup_idle);
+Datum
+idem_cleanup_idle(PG_FUNCTION_ARGS)
+{
+	int64		since;
+
+	if (idem_counters == NULL)
+		idem_attach_stats();
+	if (database_stats == &nowhere)
+		PG_RETURN_NULL();
+	since = (int64) pg_atomic_read_u64(&database_stats->idle_since);
+	PG_RETURN_FLOAT8(Max(idem_monotonic_time() - since, 0) / 1e6);
 }
 
 /*
@@ -281,6 +359,7 @@ init_shared_memory(void *memory)
 
 		pg_atomic_init_u32(&set->database, InvalidOid);
 		pg_atomic_init_u64(&set->last_cleanup, 0);
+		pg_atomic_init_u64(&set->idle_since, 0);
 		pg_atomic_init_u64(&set->latest_clock, 0);
 		pg_atomic_init_u64(&set->stats_reset, 0);
 		for (int j = 0; j < nstripes * IDEM_NUM_COUNTERS; j++)
@@ -392,6 +471,7 @@ static void
 clear(DatabaseStats *set, Stripe *stripes, int count, TimestampTz now)
 {
 	pg_atomic_write_u64(&set->last_cleanup, 0);
+	pg_atomic_write_u64(&set->idle_since, (uint64) idem_monotonic_time());
 	pg_atomic_write_u64(&set->latest_clock, (uint64) now);
 	pg_atomic_write_u64(&set->stats_reset, (uint64) now);
 	for (int i = 0; i < count; i++)

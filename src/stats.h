@@ -41,6 +41,7 @@ extern void idem_attach_stats(void);
 extern TimestampTz idem_latest_clock(void);
 extern void idem_request_stats_memory(void);
 extern void idem_report_cleanup(void);
+extern void idem_report_cleanup_at_commit(void);
 
 /*
  * Count something that happened "n" times.

@@ -32,7 +32,16 @@ REVOKE ALL ON TABLE @extschema@.idem_stats FROM PUBLIC;
 GRANT SELECT ON TABLE @extschema@.idem_stats TO pg_database_owner WITH GRANT OPTION;
 GRANT SELECT ON TABLE @extschema@.idem_stats TO pg_monitor;
 COMMENT ON VIEW @extschema@.idem_stats IS
-'What the functions did in each database since stats_reset, or since the server started: calls by outcome, whether or not their transactions committed, and the work of the cleanup. Other databases than this one only for members of pg_read_all_stats. takeovers are claims of failed or abandoned keys; they count under claims_new, too.';
+'What the functions did in each database since stats_reset, or since the server started: calls by outcome, whether or not their transactions committed, and the work of the cleanup, which has ended when its transaction has committed. Other databases than this one only for members of pg_read_all_stats. takeovers are claims of failed or abandoned keys; they count under claims_new, too.';
+
+CREATE FUNCTION @extschema@.idem_cleanup_idle()
+RETURNS double precision
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_cleanup_idle() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_cleanup_idle() TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_cleanup_idle() IS
+'For how many seconds no cleanup of this database has come to its end, since the statistics were reset, for idem_health. NULL where there is no room for the statistics.';
 
 CREATE FUNCTION @extschema@.idem_stats_reset()
 RETURNS void

@@ -167,6 +167,9 @@ INSERT INTO promised VALUES
 ('idem_table_stats()',
 	'OUT table_name text, OUT live_rows bigint, OUT dead_rows bigint',
 	'SETOF record', 'sql volatile called-on-null parallel-unsafe'),
+('idem_cleanup_idle()',
+	'',
+	'double precision', 'c volatile called-on-null parallel-unsafe'),
 ('idem_worker_absence()',
 	'',
 	'text', 'c volatile called-on-null parallel-unsafe'),
@@ -379,7 +382,7 @@ CREATE TEMP VIEW relations AS
 	SELECT c.* FROM pg_class AS c JOIN members AS m
 		ON m.classid = 'pg_class'::regclass AND m.objid = c.oid;
 
-SELECT plan(52 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 12 * 3 + 5);
+SELECT plan(53 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 12 * 3 + 5);
 
 --
 -- Functions

@@ -126,5 +126,29 @@ foreach my $case (
 	is(judgements('clock'), 'ok', "claims $title: gone again");
 }
 
+#
+# The worker, by a clock that nobody sets; and a list that names nobody
+#
+
+$node->stop;
+start_with_clock($node, 3600);
+configure($node, 'idempotency.cleanup_interval' => '20ms');
+$node->poll_query_until($database, "SELECT last_cleanup > stats_reset FROM idem_stats WHERE datname = '$database'") or die 'no cleanup';
+is((health('worker'))[0], 'ok', 'the worker comes');
+$locker = session($node, $database);
+$locker->run('BEGIN; LOCK TABLE idem_tokens IN SHARE MODE');
+set_clock(0);
+ok($node->poll_query_until($database, q{SELECT value > 2.5 AND value < 3000 FROM idem_health() WHERE check_name = 'worker'}),
+	'that it comes no more is seen, though it came last at a time that lies in the future');
+$locker->run('ROLLBACK');
+$locker->quit;
+# Not by configure(), which goes by the clock.
+$node->append_conf('postgresql.conf', "idempotency.databases = 'shop, ,'");
+$node->reload;
+$node->poll_query_until($database, q{SELECT current_setting('idempotency.databases') = 'shop, ,'}) or die 'the list does not arrive';
+is_deeply([ health('worker') ],
+	[ 'critical', 'not all is known: idempotency.databases is not a list of names; since the last cleanup ended' ],
+	'a list that is none is told');
+
 $node->stop;
 done_testing();
