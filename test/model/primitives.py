@@ -318,6 +318,20 @@ class Model(Store):
         return bool(row and row['is_active']),
         yield
 
+    def states(self, tx, user, entity_type, ids):
+        states = []
+        for entity in sorted({(user, entity_type, id) for id in ids}):
+            for action_type in ('dislike', 'like', 'share'):
+                row = self.visible(tx, ('user_actions',) + entity +
+                                   (action_type,))
+                counter = self.visible(tx, ('action_versions',) + entity)
+                if row:
+                    states.append('%s %s %s %d' % (
+                        entity[2], action_type, 'ft'[row['is_active']],
+                        counter['last_action_id']))
+        return ','.join(states),
+        yield
+
     #
     # Client sequences
     #

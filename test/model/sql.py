@@ -25,6 +25,9 @@ CALLS = {
     'erase': 'SELECT idem_erase(%s, %s)',
     'advance': 'SELECT * FROM idem_try_advance(%s, %s, %s, %s)',
     'is_active': 'SELECT idem_is_active(%s, %s, %s, %s)',
+    'states': "SELECT coalesce(string_agg(concat_ws(' ', entity_id, "
+              "action_type, is_active, last_action_id), ',' ORDER BY entity_id, "
+              "action_type), '') FROM idem_action_states(%s, %s, %a::text[])",
     'append': 'SELECT * FROM idem_try_append(%s, %s, %s, %s, %s, %s, %i)',
     'last_client_seq': 'SELECT idem_last_client_seq(%s, %s)',
     'once': 'SELECT idem_once(%s, %t, %i)',
