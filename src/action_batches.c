@@ -64,6 +64,7 @@ idem_try_advance_many(PG_FUNCTION_ARGS)
 
 	idem_result_begin(&rows, fcinfo, &advance_many_row);
 	idem_table_open(&versions, IDEM_ACTION_VERSIONS, RowExclusiveLock);
+	versions.for_many = true;
 	idem_visit_begin(&visit, arrays, KEY_ACTION_TYPE, count);
 	while (idem_visit_next(&visit))
 	{
@@ -124,7 +125,9 @@ idem_set_many(PG_FUNCTION_ARGS)
 
 	idem_result_begin(&rows, fcinfo, &set_many_row);
 	idem_table_open(&versions, IDEM_ACTION_VERSIONS, RowExclusiveLock);
+	versions.for_many = true;
 	idem_table_open(&actions, IDEM_USER_ACTIONS, RowExclusiveLock);
+	actions.for_many = true;
 	idem_visit_begin(&visit, arrays, KEY_ACTION_TYPE, count);
 	while (idem_visit_next(&visit))
 	{

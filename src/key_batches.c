@@ -66,6 +66,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 
 	idem_result_begin(&rows, fcinfo, &claim_many_row);
 	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
+	table.for_many = true;
 	idem_visit_begin(&visit, &arrays[KEYS], 1, count);
 	while (idem_visit_next(&visit))
 	{
@@ -139,6 +140,7 @@ idem_complete_many(PG_FUNCTION_ARGS)
 
 	idem_result_begin(&rows, fcinfo, &complete_many_row);
 	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
+	table.for_many = true;
 	idem_visit_begin(&visit, &arrays[KEYS], 1, count);
 	while (idem_visit_next(&visit))
 	{

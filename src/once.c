@@ -93,6 +93,7 @@ idem_once_many(PG_FUNCTION_ARGS)
 	key[1] = (Datum) 0;
 
 	idem_table_open(&tokens, IDEM_TOKENS, RowExclusiveLock);
+	tokens.for_many = true;
 	idem_visit_begin(&visit, &array, 1, array.length);
 	while (idem_visit_next(&visit))
 	{

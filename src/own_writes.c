@@ -10,6 +10,12 @@
  * as the memory below has places; a row that hashes to the same place takes
  * it over.
  *
+ * A row that was deleted is not remembered: who claims and releases one key
+ * again and again in one transaction passes all that it has left behind.  To
+ * know that the row is gone would save half of that only.  The index of the
+ * primary key looks at all entries of a key before it takes another, and must
+ * do so: the transaction may have put a row there by other means than ours.
+ *
  * What is remembered is a hint about the row, which store.c fetches and
  * judges itself, but the place must lie within the table.  It does for as long
  * as the subtransaction that wrote there has not been rolled back, for until

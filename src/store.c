@@ -101,6 +101,9 @@ static void remember_write(IdemTable *table, TupleTableSlot *slot,
 						   bool heap_only);
 static IndexScanDesc begin_scan(IdemTable *table, const Datum *key,
 								Snapshot snapshot);
+static bool next_row(IdemTable *table, IndexScanDesc scan,
+					 TupleTableSlot *slot);
+static void end_scan(IdemTable *table, IndexScanDesc scan);
 static Oid	key_type(IdemTable *table, int i);
 static void take_siread_locks(IdemTable *table, const Datum *key);
 static void accept_row(IdemTable *table);
@@ -142,6 +145,9 @@ idem_table_open(IdemTable *table, IdemRelationId id, LOCKMODE lockmode)
 	table->ncolumns = idem_relation_columns(id);
 	table->row = table_slot_create(table->rel, NULL);
 	table->locked = NULL;
+	table->written = NULL;
+	table->for_many = false;
+	table->scan = NULL;
 	table->context = CurrentMemoryContext;
 	table->indexes = NULL;
 	table->holder = InvalidTransactionId;
@@ -158,6 +164,10 @@ idem_table_close(IdemTable *table)
 {
 	if (table->indexes != NULL)
 		idem_indexes_close(table->indexes);
+	if (table->scan != NULL)
+		index_endscan(table->scan);
+	if (table->written != NULL)
+		ExecDropSingleTupleTableSlot(table->written);
 	if (table->locked != NULL)
 		ExecDropSingleTupleTableSlot(table->locked);
 	ExecDropSingleTupleTableSlot(table->row);
@@ -209,7 +219,7 @@ find_dirty(IdemTable *table, const Datum *key, IdemFind *result)
 	table->speculative_token = 0;
 	*result = IDEM_FIND_NONE;
 	scan = begin_scan(table, key, &dirty);
-	while (index_getnext_slot(scan, NEWEST_FIRST, table->row))
+	while (next_row(table, scan, table->row))
 	{
 		table->held_tid = table->row->tts_tid;
 		if (!TransactionIdIsValid(dirty.xmin))
@@ -227,7 +237,7 @@ find_dirty(IdemTable *table, const Datum *key, IdemFind *result)
 		table->speculative_token = dirty.speculativeToken;
 		IDEM_INJECTION_POINT("idem-found-pending");
 	}
-	index_endscan(scan);
+	end_scan(table, scan);
 
 	return *result != IDEM_FIND_PENDING ||
 		(TransactionIdIsInProgress(first_holder) &&
@@ -291,12 +301,12 @@ idem_find_visible(IdemTable *table, const Datum *key, Snapshot snapshot)
 	IndexScanDesc scan = begin_scan(table, key, snapshot);
 	bool		found;
 
-	found = index_getnext_slot(scan, NEWEST_FIRST, table->row);
+	found = next_row(table, scan, table->row);
 	if (found && IsolationUsesXactSnapshot() && !is_own(table->row) &&
 		TransactionIdIsValid(GetTopTransactionIdIfAny()) &&
-		index_getnext_slot(scan, NEWEST_FIRST, lock_slot(table)))
+		next_row(table, scan, lock_slot(table)))
 		ExecCopySlot(table->row, table->locked);
-	index_endscan(scan);
+	end_scan(table, scan);
 
 	table->holder = InvalidTransactionId;
 	table->speculative_token = 0;
@@ -429,6 +439,7 @@ begin_scan(IdemTable *table, const Datum *key, Snapshot snapshot)
 	AttrNumber	first = idem_first_key_column(table);
 	ScanKeyData scankeys[INDEX_MAX_KEYS];
 	IndexScanDesc scan;
+	MemoryContext old;
 
 	for (int i = 0; i < nkeys; i++)
 	{
@@ -440,10 +451,52 @@ begin_scan(IdemTable *table, const Datum *key, Snapshot snapshot)
 							   key[pkey->indkey.values[i] - first]);
 	}
 
-	scan = index_beginscan(table->rel, table->pkey, snapshot, NULL, nkeys, 0,
-						   SO_NONE);
+	old = MemoryContextSwitchTo(table->context);
+	if (table->scan == NULL)
+	{
+		scan = index_beginscan(table->rel, table->pkey, snapshot, NULL, nkeys,
+							   0, SO_NONE);
+		if (table->for_many)
+			table->scan = scan;
+	}
+	else
+	{
+		scan = table->scan;
+		scan->xs_snapshot = snapshot;
+	}
 	index_rescan(scan, scankeys, nkeys, NULL, 0);
+	MemoryContextSwitchTo(old);
 	return scan;
+}
+
+/*
+ * The next version of the row, newest first.  What a scan allocates on its way
+ * has to last for as long as the scan.
+ */
+static bool
+next_row(IdemTable *table, IndexScanDesc scan, TupleTableSlot *slot)
+{
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+	bool		found = index_getnext_slot(scan, NEWEST_FIRST, slot);
+
+	MemoryContextSwitchTo(old);
+	return found;
+}
+
+/*
+ * End a scan, or keep it for the next, but none of the pages that it is at:
+ * the caller may sleep.
+ */
+static void
+end_scan(IdemTable *table, IndexScanDesc scan)
+{
+	if (scan != table->scan)
+		index_endscan(scan);
+	else
+	{
+		index_rescan(scan, NULL, scan->numberOfKeys, NULL, 0);
+		scan->xs_snapshot = InvalidSnapshot;
+	}
 }
 
 /*
@@ -661,7 +714,7 @@ idem_append(IdemTable *table, Datum *values, bool *nulls)
 	table_tuple_insert(table->rel, slot, GetCurrentCommandId(true), 0, NULL);
 	IDEM_INJECTION_POINT("idem-append-heap");
 	idem_indexes_append(indexes, slot);
-	ExecDropSingleTupleTableSlot(slot);
+	ExecClearTuple(slot);
 	CommandCounterIncrement();
 }
 
@@ -691,7 +744,7 @@ idem_insert(IdemTable *table, Datum *values, bool *nulls)
 	if (inserted)
 		remember_write(table, slot, false);
 
-	ExecDropSingleTupleTableSlot(slot);
+	ExecClearTuple(slot);
 	CommandCounterIncrement();
 	return inserted;
 }
@@ -736,7 +789,7 @@ idem_update(IdemTable *table, Datum *values, bool *nulls, bool wait)
 			idem_indexes_update(open_indexes(table), slot, heap_only);
 		remember_write(table, slot, heap_only);
 	}
-	ExecDropSingleTupleTableSlot(slot);
+	ExecClearTuple(slot);
 	return finish_write(table, result);
 }
 
@@ -917,14 +970,22 @@ open_indexes(IdemTable *table)
 }
 
 /*
- * A slot that holds a new row.
+ * A slot that holds a new row, until ExecClearTuple().
  */
 static TupleTableSlot *
 make_slot(IdemTable *table, Datum *values, bool *nulls)
 {
 	TupleDesc	desc = RelationGetDescr(table->rel);
-	TupleTableSlot *slot = MakeSingleTupleTableSlot(desc, &TTSOpsHeapTuple);
+	TupleTableSlot *slot = table->written;
 
+	if (slot == NULL)
+	{
+		MemoryContext old = MemoryContextSwitchTo(table->context);
+
+		slot = MakeSingleTupleTableSlot(desc, &TTSOpsHeapTuple);
+		table->written = slot;
+		MemoryContextSwitchTo(old);
+	}
 	memset(slot->tts_isnull, true, desc->natts * sizeof(bool));
 	memcpy(slot->tts_values, values, table->ncolumns * sizeof(Datum));
 	memcpy(slot->tts_isnull, nulls, table->ncolumns * sizeof(bool));

@@ -37,6 +37,9 @@ typedef struct IdemTable
 	IdemIndexes *indexes;		/* to be maintained; NULL until needed */
 	TupleTableSlot *row;
 	TupleTableSlot *locked;		/* for idem_update() without wait */
+	TupleTableSlot *written;	/* for a new row */
+	bool		for_many;		/* keep the scan from one find to the next */
+	IndexScanDesc scan;			/* the scan that is kept, if there is one */
 	bool		row_is_own;
 	TransactionId holder;
 	uint32		speculative_token;

@@ -36,6 +36,9 @@ input == 3 && FNR > 1 {
 END {
 	# One call for a batch does the work of so many others.
 	times["once_500", "single"] = 500
+	times["claim_100", "single"] = 100
+	times["advance_100", "single"] = 100
+	times["stale_100", "single"] = 100
 
 	for (i = 1; i <= measured; i++) {
 		split(order[i], field, "\t")

@@ -313,6 +313,26 @@ class Model(Store):
                 action_id, Time(self.moment(), 0), is_active) + key[1:])))
         return active, last, True
 
+    def advance_many(self, tx, entities, action_ids):
+        return (yield from self.in_order(tx, entities, action_ids, [
+            self.advance(tx, entity, action_id)
+            for entity, action_id in zip(entities, action_ids)]))
+
+    def set_many(self, tx, entities, types, actives, action_ids):
+        return (yield from self.in_order(tx, entities, action_ids, [
+            self.act(tx, *element, None)
+            for element in zip(entities, types, actives, action_ids)]))
+
+    def in_order(self, tx, entities, action_ids, calls):
+        """Visits the entities in their order, and answers in the caller's."""
+        if any(n * 1000 > self.now + MAX_LEAD for n in action_ids):
+            raise Refused('ID005')
+        self.check_writes(tx)
+        answers = [None] * len(calls)
+        for i in sorted(range(len(calls)), key=lambda i: (entities[i], i)):
+            answers[i] = yield from calls[i]
+        return answers
+
     def is_active(self, tx, entity, action_type):
         row = self.visible(tx, ('user_actions',) + entity + (action_type,))
         return bool(row and row['is_active']),

@@ -43,6 +43,12 @@ CALLS = {
     'give_back': 'SELECT idem_outbox_give_back(%a::bigint[], %a::int[])',
     'cleanup': 'SELECT * FROM idem_cleanup()',
 }
+MANY = {
+    'advance_many': 'SELECT should_process, last_action_id '
+                    'FROM idem_try_advance_many(%s, %s, %s, %s)',
+    'set_many': 'SELECT is_active, last_action_id, processed '
+                'FROM idem_set_many(%s, %s, %s, %s, %s, %s)',
+}
 NEVER_ISSUED = 10 ** 15
 
 
@@ -108,6 +114,10 @@ def text(name, args):
                 literal(v) for v in entity + (action_type, action_id))
         return 'SELECT * FROM idem_set(%s, %s, %s, %s, %s, %s, %s)' % (
             tuple(literal(v) for v in args[:-1]) + (array(excludes),))
+    if name in ('advance_many', 'set_many'):
+        columns = tuple(array(column) for column in zip(*args[0])) + tuple(
+            array(column) for column in args[1:])
+        return MANY[name] % columns
     template, forms = COMPILED[name]
     return template % tuple(form(arg) for form, arg in
                             zip(forms, flatten(args)))
@@ -182,7 +192,7 @@ def label(name, answer):
         return str(answer[0][2 if name == 'act' else 0])
     if name == 'lookup':
         return str(answer[0][0])
-    if name in ('take', 'once_many', 'extend'):
+    if name in ('take', 'once_many', 'extend', 'advance_many', 'set_many'):
         return 'some' if answer else 'none'
     if name == 'give_back':
         return 'some' if answer[0][0] else 'none'

@@ -71,12 +71,20 @@ def actions(rng, world, tx):
     action_id = rng.randint(-2, 40)
     if rng.random() < 0.02:
         action_id = 9 * 10 ** 15
-    kind = rng.choices(('act', 'advance', 'is_active', 'states'),
-                       (8, 4, 3, 2))[0]
+    kind = rng.choices(('act', 'advance', 'is_active', 'states',
+                        'advance_many', 'set_many'), (8, 4, 3, 2, 2, 3))[0]
     if kind == 'states':
         ids = [id for user, type, id in ENTITIES
                if (user, type) == entity[:2] and rng.random() < 0.8]
         return kind, (entity[0], entity[1], ids + ids[:1] + ['none'])
+    if kind in ('advance_many', 'set_many'):
+        n = rng.randint(1, 4)
+        entities = rng.choices(ENTITIES, k=n)
+        ids = [action_id] + [rng.randint(-2, 40) for i in range(n - 1)]
+        if kind == 'advance_many':
+            return kind, (entities, ids)
+        return kind, (entities, rng.choices(TYPES, k=n),
+                      rng.choices((True, True, False), k=n), ids)
     if kind == 'advance':
         return kind, (entity, action_id)
     if kind == 'is_active':

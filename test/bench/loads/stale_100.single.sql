@@ -1,0 +1,3 @@
+-- 100 single calls of idem_try_advance
+\set u random(100000000000000000, 999999999999999999)
+SELECT * FROM idem_try_advance('user-' || :u::bigint % 10000 + 1, 'post', 'entity-1', 5);
