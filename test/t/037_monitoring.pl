@@ -155,7 +155,8 @@ SELECT count(idem_outbox_nack(id, retry_after => '1 hour')) FROM (SELECT id FROM
 SET idempotency.outbox_max_attempts = 1;
 SELECT count(idem_outbox_nack(id)) FROM (SELECT id FROM idem_outbox WHERE state = 'pending' AND attempt = 1 ORDER BY id LIMIT 6) AS o;
 SET idempotency.outbox_retention = 0;
-SELECT idem_cleanup(), idem_cleanup();
+SELECT idem_cleanup();
+SELECT idem_cleanup();
 SELECT idem_outbox_ack(array_agg(id)) FROM (SELECT id FROM idem_outbox WHERE state = 'pending' AND attempt = 1 ORDER BY id LIMIT 3) AS o;
 SQL
 $node->safe_psql($hostile, $calls);
