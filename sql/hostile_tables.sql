@@ -288,12 +288,12 @@ SELECT definition, pg_temp.replaced(name, definition) FROM (VALUES
 	(12, 'idem_keys_expires_at', 'CREATE INDEX idem_keys_expires_at ON idem_keys USING hash (expires_at)'),
 	(13, 'idem_keys_expires_at', 'CREATE INDEX idem_keys_expires_at ON idem_keys (expires_at) INCLUDE (scope)'),
 	(14, 'idem_tokens_expires_at', 'CREATE INDEX idem_tokens_expires_at ON idem_tokens (token)'),
-	(15, 'idem_outbox_due', 'CREATE INDEX idem_outbox_due ON idem_outbox (topic, available_at)'),
-	(16, 'idem_outbox_due', 'CREATE INDEX idem_outbox_due ON idem_outbox (available_at, topic) WHERE state = ''pending'' AND lane IS NULL'),
-	(17, 'idem_outbox_due', 'CREATE INDEX idem_outbox_due ON idem_outbox (topic COLLATE "POSIX", available_at) WHERE state = ''pending'' AND lane IS NULL'),
-	(18, 'idem_outbox_lanes', 'CREATE INDEX idem_outbox_lanes ON idem_outbox (topic, message_key, id) WHERE state = ''pending'' AND lane IS NOT NULL'),
-	(19, 'idem_outbox_dead', 'CREATE INDEX idem_outbox_dead ON idem_outbox (payload) WHERE state = ''dead'''),
-	(20, 'idem_outbox_acked', 'CREATE INDEX idem_outbox_acked ON idem_outbox (created_at) WHERE state = ''acked''')) AS v (n, name, definition) ORDER BY n;
+	(15, 'idem_outbox_due', 'CREATE INDEX idem_outbox_due ON idem_outbox (available_at)'),
+	(16, 'idem_outbox_due', 'CREATE INDEX idem_outbox_due ON idem_outbox (created_at) WHERE ready'),
+	(17, 'idem_outbox_topics', 'CREATE INDEX idem_outbox_topics ON idem_outbox (topic COLLATE "POSIX", available_at) WHERE ready'),
+	(18, 'idem_outbox_lanes', 'CREATE INDEX idem_outbox_lanes ON idem_outbox (message_key, id) WHERE state = ''pending'' AND lane IS NOT NULL'),
+	(19, 'idem_outbox_ended', 'CREATE INDEX idem_outbox_ended ON idem_outbox (payload) WHERE state = ''dead'''),
+	(20, 'idem_outbox_ended', 'CREATE INDEX idem_outbox_ended ON idem_outbox (created_at) WHERE state = ''acked''')) AS v (n, name, definition) ORDER BY n;
 -- Ours, made anew
 SELECT count(*), count(pg_temp.replaced(indexname, indexdef)) FROM pg_indexes WHERE tablename LIKE 'idem\_%' AND indexname NOT LIKE '%\_pkey';
 
@@ -399,13 +399,14 @@ SET search_path = idem;
 CREATE EXTENSION idempotency;
 SELECT outcome FROM idem_claim('s', 'hostile-key-00001', ttl => '0');
 SELECT count(idem_publish('t', '{}', CASE WHEN i > 1 THEN 'k' END)) FROM generate_series(1, 2) AS i;
-DROP INDEX idem_keys_expires_at, idem_outbox_due, idem_outbox_lanes, idem_outbox_dead;
+DROP INDEX idem_keys_expires_at, idem_outbox_due, idem_outbox_topics, idem_outbox_lanes, idem_outbox_ended;
 CREATE TABLE mine (words text);
 INSERT INTO mine SELECT repeat('x', 100) FROM generate_series(1, 100);
 CREATE INDEX idem_keys_expires_at ON mine (words);
-CREATE INDEX idem_outbox_due ON mine (words, words) WHERE words IS NOT NULL;
-CREATE INDEX idem_outbox_lanes ON mine (words, words, words) WHERE words IS NOT NULL;
-CREATE INDEX idem_outbox_dead ON mine (words) WHERE words IS NOT NULL;
+CREATE INDEX idem_outbox_due ON mine (words) WHERE words IS NOT NULL;
+CREATE INDEX idem_outbox_topics ON mine (words, words) WHERE words IS NOT NULL;
+CREATE INDEX idem_outbox_lanes ON mine (words, words) WHERE words IS NOT NULL;
+CREATE INDEX idem_outbox_ended ON mine (words) WHERE words IS NOT NULL;
 \set VERBOSITY sqlstate
 SELECT * FROM idem_cleanup();
 SELECT told();

@@ -110,8 +110,8 @@ SELECT check_all() > 7 AS checked;
 -- In its place, another of the same name and another predicate.
 BEGIN;
 ALTER EXTENSION idempotency DROP TABLE idem_outbox;
-DROP INDEX idem_outbox_dead;
-CREATE INDEX idem_outbox_dead ON idem_outbox (id) WHERE state = 'pending';
+DROP INDEX idem_outbox_ended;
+CREATE INDEX idem_outbox_ended ON idem_outbox (acked_at) WHERE state = 'pending';
 ALTER EXTENSION idempotency ADD TABLE idem_outbox;
 SELECT use_all(206);
 SELECT check_all() > 7 AS checked;

@@ -101,7 +101,7 @@ SELECT count(idem_publish('monitoring', '6', deliver_after => '1 h'));
 SELECT samples('outbox_messages');
 SELECT count(*) FROM idem_outbox_take(1, topics => '{monitoring}');
 SELECT samples('outbox_messages');
-UPDATE idem_outbox SET available_at = clock_timestamp() - interval '5000 s' WHERE payload = '4';
+UPDATE idem_outbox SET available_at = clock_timestamp() - interval '5000 s' WHERE payload = '3';
 SELECT regexp_replace(samples, '\d\d\d(\.\d+)?$', '_') FROM samples('outbox_oldest_age_seconds');
 SELECT * FROM health('outbox_oldest');
 SET LOCAL idempotency.health_outbox_oldest = '2000s';

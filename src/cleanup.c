@@ -45,6 +45,7 @@
 #include "cleanup.h"
 #include "idempotency.h"
 #include "log_events.h"
+#include "outbox.h"
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
@@ -72,7 +73,7 @@ static const CleanupTarget targets[IDEM_NUM_CLEANUP_KINDS] = {
 	[IDEM_CLEANUP_TOKENS] =
 	{IDEM_TOKENS, IDEM_TOKENS_EXPIRES_AT, IDEM_COUNT_TOKENS_DELETED},
 	[IDEM_CLEANUP_MESSAGES] =
-	{IDEM_OUTBOX, IDEM_OUTBOX_ACKED, IDEM_COUNT_MESSAGES_DELETED},
+	{IDEM_OUTBOX, IDEM_OUTBOX_ENDED, IDEM_COUNT_MESSAGES_DELETED},
 };
 
 const char *const idem_cleanup_names[IDEM_NUM_CLEANUP_KINDS] = {
@@ -99,6 +100,7 @@ static void end_subtransaction(SubXactEvent event, SubTransactionId id,
 static int64 delete_between(IdemTable *table, IdemRelationId index,
 							TimestampTz *from, TimestampTz until, int limit,
 							bool *more);
+static bool is_needed(IdemTable *outbox);
 
 /*
  * idem_cleanup(batch_size) -> keys_deleted, tokens_deleted, messages_deleted
@@ -298,6 +300,8 @@ delete_between(IdemTable *table, IdemRelationId index,
 			toast = 0;
 			end = idem_monotonic_time() - begin >= BATCH_USECS;
 		}
+		if (table->id == IDEM_OUTBOX && is_needed(table))
+			continue;
 		if (idem_delete(table, false) == IDEM_WRITE_DONE)
 			deleted++;
 	}
@@ -306,4 +310,23 @@ delete_between(IdemTable *table, IdemRelationId index,
 
 	UnregisterSnapshot(snapshot);
 	return deleted;
+}
+
+/*
+ * Does a lane depend on an acknowledged message?  See outbox_lanes.c.
+ */
+static bool
+is_needed(IdemTable *outbox)
+{
+	IdemTable	lanes;
+	bool		needed;
+
+	if (outbox->row->tts_isnull[OUTBOX_LANE] ||
+		!DatumGetBool(outbox->row->tts_values[OUTBOX_READY]))
+		return false;
+
+	idem_table_open(&lanes, IDEM_OUTBOX, RowExclusiveLock);
+	needed = !idem_lane_give_up_signpost(outbox, &lanes);
+	idem_table_close(&lanes);
+	return needed;
 }

@@ -62,23 +62,40 @@
 /* idem_tokens has no other use for the numbers of its columns. */
 #define TOKENS_EXPIRES_AT	0
 
-/* Something to be counted, through an index that holds nothing else. */
+/* Which entries of an index are looked at. */
+typedef enum Range
+{
+	BY_TIME,					/* the time is the first column, up to now */
+	ALL,
+	NULLS,						/* those with no first column */
+} Range;
+
+/* Something to be counted, through an index. */
 typedef struct Source
 {
 	const char *name;
 	IdemRelationId table;
 	IdemRelationId index;
 	int			time;			/* column of the table */
-	bool		by_time;		/* is it the first column of the index? */
+	Range		range;
+	bool		(*counts) (IdemTable *table);	/* NULL: all rows do */
 } Source;
 
+static bool is_ready_message(IdemTable *table);
+static bool is_parked_message(IdemTable *table);
+static bool is_dead_message(IdemTable *table);
+
 static const Source sources[] = {
-	{"keys", IDEM_KEYS, IDEM_KEYS_EXPIRES_AT, KEYS_EXPIRES_AT, true},
-	{"tokens", IDEM_TOKENS, IDEM_TOKENS_EXPIRES_AT, TOKENS_EXPIRES_AT, true},
-	{"acked", IDEM_OUTBOX, IDEM_OUTBOX_ACKED, OUTBOX_ACKED_AT, true},
-	{"pending", IDEM_OUTBOX, IDEM_OUTBOX_DUE, OUTBOX_AVAILABLE_AT, false},
-	{"pending", IDEM_OUTBOX, IDEM_OUTBOX_LANES, OUTBOX_AVAILABLE_AT, false},
-	{"dead", IDEM_OUTBOX, IDEM_OUTBOX_DEAD, OUTBOX_AVAILABLE_AT, false},
+	{"keys", IDEM_KEYS, IDEM_KEYS_EXPIRES_AT, KEYS_EXPIRES_AT, BY_TIME},
+	{"tokens", IDEM_TOKENS, IDEM_TOKENS_EXPIRES_AT, TOKENS_EXPIRES_AT,
+	BY_TIME},
+	{"acked", IDEM_OUTBOX, IDEM_OUTBOX_ENDED, OUTBOX_ACKED_AT, BY_TIME},
+	{"pending", IDEM_OUTBOX, IDEM_OUTBOX_DUE, OUTBOX_AVAILABLE_AT, ALL,
+	is_ready_message},
+	{"pending", IDEM_OUTBOX, IDEM_OUTBOX_LANES, OUTBOX_AVAILABLE_AT, ALL,
+	is_parked_message},
+	{"dead", IDEM_OUTBOX, IDEM_OUTBOX_ENDED, OUTBOX_AVAILABLE_AT, NULLS,
+	is_dead_message},
 };
 
 /* What was found. */
@@ -87,7 +104,7 @@ typedef struct Count
 	int64		rows;			/* visible ones */
 	int64		due;			/* of them, those whose time has come */
 	TimestampTz oldest;			/* DT_NOEND: no row */
-	TimestampTz last;			/* of the last entry, if by_time */
+	TimestampTz last;			/* of the last entry, if BY_TIME */
 	bool		complete;		/* no entry was left out */
 } Count;
 
@@ -174,7 +191,7 @@ idem_monitoring_data(PG_FUNCTION_ARGS)
 		}
 		else
 		{
-			if (source->by_time && !count->complete && count->rows == 0)
+			if (source->range == BY_TIME && !count->complete && count->rows == 0)
 				count_past_dead_rows(&countings[i]);
 			end_counting(&countings[i]);
 
@@ -200,8 +217,9 @@ retention(const Source *source)
 	{
 		case IDEM_KEYS_EXPIRES_AT:
 			return idem_cleanup_retention(IDEM_CLEANUP_KEYS);
-		case IDEM_OUTBOX_ACKED:
-			return idem_cleanup_retention(IDEM_CLEANUP_MESSAGES);
+		case IDEM_OUTBOX_ENDED:
+			return source->range == BY_TIME ?
+				idem_cleanup_retention(IDEM_CLEANUP_MESSAGES) : 0;
 		default:
 			return 0;
 	}
@@ -225,13 +243,15 @@ seconds_between(TimestampTz from, TimestampTz to)
 static void
 begin_counting(Counting *counting, const Source *source, TimestampTz now)
 {
+	static const int nkeys[] = {[BY_TIME] = 2, [ALL] = 0, [NULLS] = 1};
+
 	counting->source = source;
-	counting->until = source->index == IDEM_OUTBOX_ACKED ?
+	counting->until = source->table == IDEM_OUTBOX ?
 		idem_add_ms(now, -retention(source)) : now;
 	counting->count = nothing;
 	idem_table_open(&counting->table, source->table, AccessShareLock);
 	idem_entries_begin(&counting->entries, &counting->table, source->index,
-					   source->by_time ? 2 : 0);
+					   nkeys[source->range]);
 	look_from(counting, DT_NOBEGIN, counting->until);
 }
 
@@ -243,22 +263,27 @@ end_counting(Counting *counting)
 }
 
 /*
- * Go to the first entry from one time to another, both included, or, if the
- * index is not ordered by time, to its first one.
+ * Go to the first entry from one time to another, both included, or to the
+ * first one of those that the source has, if they are not ordered by time.
  */
 static void
 look_from(Counting *counting, TimestampTz from, TimestampTz to)
 {
 	ScanKeyData keys[2];
 
-	ScanKeyEntryInitialize(&keys[0], 0, 1, BTGreaterEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_GE,
-						   TimestampTzGetDatum(from));
+	if (counting->source->range == NULLS)
+		ScanKeyEntryInitialize(&keys[0], SK_ISNULL | SK_SEARCHNULL, 1,
+							   InvalidStrategy, InvalidOid, InvalidOid,
+							   InvalidOid, (Datum) 0);
+	else
+		ScanKeyEntryInitialize(&keys[0], 0, 1, BTGreaterEqualStrategyNumber,
+							   InvalidOid, InvalidOid, F_TIMESTAMPTZ_GE,
+							   TimestampTzGetDatum(from));
 	ScanKeyEntryInitialize(&keys[1], 0, 1, BTLessEqualStrategyNumber,
 						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_LE,
 						   TimestampTzGetDatum(to));
 	idem_entries_restart(&counting->entries,
-						 counting->source->by_time ? keys : NULL);
+						 counting->source->range == ALL ? NULL : keys);
 }
 
 /*
@@ -284,18 +309,42 @@ count_entries(Counting *counting, int limit, Count *count)
 			count->complete = true;
 			return n;
 		}
-		if (source->by_time)
+		if (source->range == BY_TIME)
 			count->last = DatumGetTimestampTz(first);
-		if (!visible)
+		if (!visible ||
+			(source->counts != NULL && !source->counts(&counting->table)))
 			continue;
 		time = DatumGetTimestampTz(slot_getattr(counting->table.row,
 												source->time + 1, &isnull));
 		count->rows++;
 		if (time <= counting->until)
 			count->due++;
-		count->oldest = Min(count->oldest, time);
+		/* A parked message waits for the one before it, not for a relay. */
+		if (source->index != IDEM_OUTBOX_LANES)
+			count->oldest = Min(count->oldest, time);
 	}
 	return limit;
+}
+
+static bool
+is_ready_message(IdemTable *table)
+{
+	slot_getallattrs(table->row);
+	return idem_outbox_in_state(table, "pending");
+}
+
+static bool
+is_parked_message(IdemTable *table)
+{
+	slot_getallattrs(table->row);
+	return !DatumGetBool(table->row->tts_values[OUTBOX_READY]);
+}
+
+static bool
+is_dead_message(IdemTable *table)
+{
+	slot_getallattrs(table->row);
+	return idem_outbox_in_state(table, "dead");
 }
 
 /*

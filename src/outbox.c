@@ -37,6 +37,8 @@
  */
 #include "postgres.h"
 
+#include "access/skey.h"
+#include "access/stratnum.h"
 #include "catalog/pg_type_d.h"
 #include "commands/sequence.h"
 #include "common/pg_prng.h"
@@ -60,14 +62,26 @@
 #include "stats.h"
 #include "store.h"
 
+/* The column of idem_outbox_ended, from 1; dead messages have none. */
+#define ENDED_ACKED_AT		1
+
 /* A pause after a failure: 1 s, doubled each time up to an hour. */
 #define BACKOFF_FIRST_MS	1000.0
 #define BACKOFF_MAX_MS		(3600 * 1000.0)
 
+/* A message that has left its lane. */
+typedef struct Left
+{
+	int64		lane;
+	int64		id;
+} Left;
+
 static int64 lane_of(Datum topic, Datum message_key);
 static void append_counted(StringInfo string, Datum value);
 static Datum random_uuid(void);
-static bool acknowledge(IdemTable *outbox, int64 id);
+static bool acknowledge(IdemTable *outbox, int64 id, Left *left, int *nleft);
+static void see_to_lanes(IdemTable *outbox, Left *left, int count);
+static int	compare_left(const void *a, const void *b, void *arg);
 static bool attempt_is_over(const IdemOutboxRow *row, int attempt);
 static double backoff_ms(int attempt);
 static int	requeue_all(IdemTable *outbox);
@@ -117,7 +131,7 @@ idem_publish(PG_FUNCTION_ARGS)
 	idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
 					TimestampTzGetDatum(idem_add_interval(now, deliver_after,
 														  0)));
-	idem_append(&outbox, row.values, row.nulls);
+	idem_lane_append(&outbox, &row);
 	idem_table_close(&outbox);
 	idem_log_message_event("published", row.values);
 	idem_count(IDEM_COUNT_PUBLISHED, 1);
@@ -193,15 +207,19 @@ idem_outbox_ack(PG_FUNCTION_ARGS)
 	IdemTable	outbox;
 	int64	   *ids;
 	int			nids;
+	Left	   *left;
+	int			nleft = 0;
 	int			acked = 0;
 
 	nids = ids_arg(idem_required_arg(fcinfo, 0, "ids"), &ids);
+	left = palloc_array(Left, nids);
 	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
 	for (int i = 0; i < nids; i++)
 	{
-		if (acknowledge(&outbox, ids[i]))
+		if (acknowledge(&outbox, ids[i], left, &nleft))
 			acked++;
 	}
+	see_to_lanes(&outbox, left, nleft);
 	idem_table_close(&outbox);
 	idem_count(IDEM_COUNT_ACKED, acked);
 	PG_RETURN_INT32(acked);
@@ -209,24 +227,63 @@ idem_outbox_ack(PG_FUNCTION_ARGS)
 
 /*
  * Acknowledge a message.  A dead one counts: it got through after all.
- * Returns whether there was something to acknowledge.
+ * Returns whether there was something to acknowledge.  Adds the message to
+ * those that have left their lanes, if it has.
  */
 static bool
-acknowledge(IdemTable *outbox, int64 id)
+acknowledge(IdemTable *outbox, int64 id, Left *left, int *nleft)
 {
 	IdemOutboxRow row;
+	bool		leaves;
 
 	do
 	{
-		if (!idem_outbox_find(outbox, id) || idem_outbox_in_state(outbox, "acked"))
+		if (!idem_outbox_find(outbox, id) ||
+			idem_outbox_in_state(outbox, "acked"))
 			return false;
 		idem_outbox_copy(outbox, &row);
+		leaves = idem_outbox_in_state(outbox, "pending");
 		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum("acked"));
 		idem_outbox_set(&row, OUTBOX_ACKED_AT,
 						TimestampTzGetDatum(GetCurrentTimestamp()));
+		/* A dead one may be a signpost of its lane. */
+		if (leaves)
+			idem_outbox_set(&row, OUTBOX_READY, BoolGetDatum(false));
 	} while (!idem_outbox_write(outbox, &row));
 	idem_log_message_event("relayed", row.values);
+	if (leaves && !row.nulls[OUTBOX_LANE])
+	{
+		left[*nleft].lane = DatumGetInt64(row.values[OUTBOX_LANE]);
+		left[*nleft].id = id;
+		(*nleft)++;
+	}
 	return true;
+}
+
+/*
+ * Some messages have left their lanes: see to it that the next ones are found,
+ * once for each lane.
+ */
+static void
+see_to_lanes(IdemTable *outbox, Left *left, int count)
+{
+	qsort_interruptible(left, count, sizeof(Left), compare_left, NULL);
+	for (int i = 0; i < count; i++)
+	{
+		if (i == 0 || left[i].lane != left[i - 1].lane)
+			idem_lane_left(outbox, left[i].lane, left[i].id);
+	}
+}
+
+static int
+compare_left(const void *a, const void *b, void *arg)
+{
+	const Left *left_a = a;
+	const Left *left_b = b;
+
+	if (left_a->lane != left_b->lane)
+		return left_a->lane > left_b->lane ? 1 : -1;
+	return compare_ids(&left_a->id, &left_b->id, arg);
 }
 
 /*
@@ -247,9 +304,12 @@ idem_outbox_nack(PG_FUNCTION_ARGS)
 		IdemOutboxRow row;
 		TimestampTz available_at;
 		int			attempts;
+		bool		has_lane;
+		int64		lane = 0;
 
 		state = "lost";
-		if (!idem_outbox_find(&outbox, id) || idem_outbox_in_state(&outbox, "acked"))
+		if (!idem_outbox_find(&outbox, id) ||
+			idem_outbox_in_state(&outbox, "acked"))
 			break;
 		idem_outbox_copy(&outbox, &row);
 		if (!PG_ARGISNULL(3) &&
@@ -266,6 +326,8 @@ idem_outbox_nack(PG_FUNCTION_ARGS)
 		available_at = idem_add_interval(GetCurrentTimestamp(), retry_after,
 										 backoff_ms(attempts));
 		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum(state));
+		idem_outbox_set(&row, OUTBOX_READY,
+						BoolGetDatum(attempts < idem_outbox_max_attempts));
 		idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
 						TimestampTzGetDatum(available_at));
 		if (!row.nulls[OUTBOX_LEASED])
@@ -273,12 +335,19 @@ idem_outbox_nack(PG_FUNCTION_ARGS)
 		if (!PG_ARGISNULL(1))
 			idem_outbox_set(&row, OUTBOX_LAST_ERROR,
 							idem_clip_text(PG_GETARG_DATUM(1)));
+		has_lane = !row.nulls[OUTBOX_LANE];
+		if (has_lane)
+			lane = DatumGetInt64(row.values[OUTBOX_LANE]);
 		if (!idem_outbox_write(&outbox, &row))
 			continue;
 
 		idem_count(IDEM_COUNT_NACKED, 1);
 		if (attempts >= idem_outbox_max_attempts)
+		{
 			idem_count(IDEM_COUNT_DEAD, 1);
+			if (has_lane)
+				idem_lane_left(&outbox, lane, id);
+		}
 		break;
 	}
 	idem_table_close(&outbox);
@@ -359,14 +428,18 @@ requeue_all(IdemTable *outbox)
 {
 	Snapshot	snapshot = RegisterSnapshot(GetTransactionSnapshot());
 	IdemScan	scan;
+	ScanKeyData key;
 	int64	   *ids;
 	int			size = 64;
 	int			nids = 0;
 	int			requeued = 0;
 
 	ids = palloc_array(int64, size);
-	idem_scan_begin(&scan, outbox, IDEM_OUTBOX_DEAD, snapshot, 0);
-	idem_scan_restart(&scan, NULL);
+	ScanKeyEntryInitialize(&key, SK_ISNULL | SK_SEARCHNULL, ENDED_ACKED_AT,
+						   InvalidStrategy, InvalidOid, InvalidOid,
+						   InvalidOid, (Datum) 0);
+	idem_scan_begin(&scan, outbox, IDEM_OUTBOX_ENDED, snapshot, 1);
+	idem_scan_restart(&scan, &key);
 	while (idem_scan_next(&scan, ForwardScanDirection))
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -380,6 +453,8 @@ requeue_all(IdemTable *outbox)
 	idem_scan_end(&scan);
 	UnregisterSnapshot(snapshot);
 
+	/* In the order of ids_arg(), for the same reason. */
+	qsort_interruptible(ids, nids, sizeof(int64), compare_ids, NULL);
 	for (int i = 0; i < nids; i++)
 	{
 		if (requeue(outbox, ids[i]))
@@ -399,13 +474,15 @@ requeue(IdemTable *outbox, int64 id)
 
 	do
 	{
-		if (!idem_outbox_find(outbox, id) || !idem_outbox_in_state(outbox, "dead"))
+		if (!idem_outbox_find(outbox, id) ||
+			!idem_outbox_in_state(outbox, "dead"))
 			return false;
 		idem_outbox_copy(outbox, &row);
 		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum("pending"));
 		idem_outbox_set(&row, OUTBOX_ATTEMPTS_BEFORE,
 						row.values[OUTBOX_ATTEMPT]);
 		row.nulls[OUTBOX_LEASED] = true;
+		idem_outbox_set(&row, OUTBOX_READY, BoolGetDatum(true));
 		idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
 						TimestampTzGetDatum(GetCurrentTimestamp()));
 	} while (!idem_outbox_write(outbox, &row));

@@ -21,6 +21,7 @@ enum
 	OUTBOX_ATTEMPT,
 	OUTBOX_ATTEMPTS_BEFORE,		/* that do not count any more */
 	OUTBOX_LEASED,				/* NULL: not taken, see outbox.c */
+	OUTBOX_READY,				/* see outbox_lanes.c */
 	OUTBOX_MESSAGE_ID,
 	OUTBOX_STATE,
 	OUTBOX_TOPIC,
@@ -44,5 +45,17 @@ extern bool idem_outbox_write(IdemTable *outbox, IdemOutboxRow *row);
 extern bool idem_outbox_in_state(IdemTable *outbox, const char *state);
 extern void idem_outbox_copy(IdemTable *outbox, IdemOutboxRow *row);
 extern void idem_outbox_set(IdemOutboxRow *row, int column, Datum value);
+
+extern void idem_lane_scan_begin(IdemScan *scan, IdemTable *outbox,
+								 int64 lane, Snapshot snapshot);
+extern void idem_lane_append(IdemTable *outbox, IdemOutboxRow *message);
+extern void idem_lane_kept(IdemTable *outbox, const IdemOutboxRow *message);
+extern void idem_lane_left(IdemTable *outbox, int64 lane, int64 id);
+extern void idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
+									Snapshot snapshot);
+extern bool idem_lane_give_up_signpost(IdemTable *outbox, IdemTable *lanes);
+extern void idem_lanes_sweep(IdemTable *outbox);
+extern bool idem_outbox_set_ready(IdemTable *outbox, bool ready,
+								  TimestampTz available_at);
 
 #endif							/* IDEMPOTENCY_OUTBOX_H */

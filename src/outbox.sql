@@ -7,6 +7,8 @@
 -- attempt counts from publishing on, attempts_before of it were made before the last requeue or given back.
 -- leased is true from a take until the answer, false once refused, NULL where nobody has had the message since it
 -- was published, requeued or given back.
+-- ready: a take has to look at the row once available_at has come, see src/outbox_lanes.c.
+-- What a take or an answer changes stands in front, so that WAL has no more than that of an update.
 CREATE TABLE @extschema@.idem_outbox (
 	id bigint NOT NULL,
 	lane bigint,
@@ -16,6 +18,7 @@ CREATE TABLE @extschema@.idem_outbox (
 	attempt integer NOT NULL,
 	attempts_before integer NOT NULL,
 	leased boolean,
+	ready boolean NOT NULL,
 	message_id uuid NOT NULL,
 	state text COLLATE "C" NOT NULL,
 	topic text COLLATE "C" NOT NULL,
@@ -25,6 +28,8 @@ CREATE TABLE @extschema@.idem_outbox (
 	last_error text,
 	PRIMARY KEY (id)
 ) WITH (
+	-- Room for a message's next versions, for the same reason.
+	fillfactor = 50,
 	-- Taking passes the index entries of dead rows, of which each message leaves three.
 	autovacuum_vacuum_scale_factor = 0.02,
 	-- Vacuum must keep up with that: ten times the default's speed.
@@ -35,14 +40,12 @@ GRANT SELECT ON TABLE @extschema@.idem_outbox TO pg_database_owner WITH GRANT OP
 COMMENT ON TABLE @extschema@.idem_outbox IS
 'Outbox: messages published by committed transactions, until they have been acknowledged and cleaned up. Written by the functions only.';
 
-CREATE INDEX idem_outbox_due ON @extschema@.idem_outbox (topic, available_at)
-	WHERE state OPERATOR(pg_catalog.=) 'pending' AND lane IS NULL;
-CREATE INDEX idem_outbox_lanes ON @extschema@.idem_outbox (topic, lane, id)
+CREATE INDEX idem_outbox_due ON @extschema@.idem_outbox (available_at) WHERE ready;
+CREATE INDEX idem_outbox_topics ON @extschema@.idem_outbox (topic, available_at) WHERE ready;
+CREATE INDEX idem_outbox_lanes ON @extschema@.idem_outbox (lane, id)
 	WHERE state OPERATOR(pg_catalog.=) 'pending' AND lane IS NOT NULL;
-CREATE INDEX idem_outbox_dead ON @extschema@.idem_outbox (id)
-	WHERE state OPERATOR(pg_catalog.=) 'dead';
-CREATE INDEX idem_outbox_acked ON @extschema@.idem_outbox (acked_at)
-	WHERE state OPERATOR(pg_catalog.=) 'acked';
+CREATE INDEX idem_outbox_ended ON @extschema@.idem_outbox (acked_at)
+	WHERE state OPERATOR(pg_catalog.<>) 'pending';
 
 CREATE SEQUENCE @extschema@.idem_outbox_ids;
 REVOKE ALL ON SEQUENCE @extschema@.idem_outbox_ids FROM PUBLIC;

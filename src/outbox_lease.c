@@ -215,6 +215,7 @@ extend(IdemTable *outbox, const Lease *lease, const Interval *interval)
 						TimestampTzGetDatum(idem_add_interval(now, interval,
 															  DEFAULT_LEASE_MS)));
 	} while (!idem_outbox_write(outbox, &row));
+	idem_lane_kept(outbox, &row);
 	return true;
 }
 
@@ -238,6 +239,7 @@ give_back(IdemTable *outbox, const Lease *lease)
 		before = DatumGetInt32(row.values[OUTBOX_ATTEMPTS_BEFORE]);
 		idem_outbox_set(&row, OUTBOX_ATTEMPTS_BEFORE,
 						Int32GetDatum(before + 1));
+		idem_outbox_set(&row, OUTBOX_READY, BoolGetDatum(true));
 		idem_outbox_set(&row, OUTBOX_AVAILABLE_AT, TimestampTzGetDatum(now));
 		row.nulls[OUTBOX_LEASED] = true;
 	} while (!idem_outbox_write(outbox, &row));

@@ -3,34 +3,34 @@
  * outbox_take.c
  *		Handing out messages of the outbox, in order, to any number of relays.
  *
- * Order.  Messages with a key belong to a lane, a hash of topic and key, and
- * leave it in order of their ids.  A relay that takes from a lane begins with
- * the oldest pending message, the head, and goes on only as long as each next
- * one is available, so a head that is leased, pausing or delayed holds the
- * lane up.  Two relays cannot take from one lane at once: both would begin by
- * writing the head, by compare and swap, and the later one gives the lane up.
- * A message in the second half of its attempts is the last one taken from its
- * lane: each take counts as an attempt, and one that keeps failing must not
- * use up the attempts of those behind it.
+ * Finding.  A take goes through the rows that are ready, in order of the time
+ * from which on they are available, so all topics, keys and kinds of messages
+ * get their turn.  What is delayed, pausing or leased lies beyond the end of
+ * the scan, and what waits behind another of its key is not in the index (see
+ * outbox_lanes.c).
  *
- * Cost.  Two partial indexes hold the pending messages only.
- * idem_outbox_due has those without a key, by topic and time; what is not yet
- * available lies beyond the end of the scan.  idem_outbox_lanes has those
- * with a key, by topic and lane; a lane whose head is not available is left
- * with one descent of the index, however long it is.  Scans of the lanes
- * begin at a random one, so that no lane starves and relays seldom meet.
+ * Order.  Messages with a key leave their lane in order of their ids.  A relay
+ * that finds a ready message of a lane locks it, and then goes through the
+ * lane's pending messages with a snapshot that is newer than the lock.  Only
+ * if the message is the first of them, it is handed out, and with it those
+ * behind it, for as long as each next one is available; these are locked and
+ * looked at once more in the same way.  So nothing is handed out while an
+ * earlier message of its key is pending, whatever others have requeued or
+ * committed since the call began.  A message in the second half of its
+ * attempts is the last one taken from its lane: each take counts as an
+ * attempt, and one that keeps failing must not use up the attempts of those
+ * behind it.
  *
  * Relays never wait for each other or for publishers when they take, and
- * publishers never wait at all.  A message whose transaction commits late is
- * simply found later: there is no cursor that could pass it by.
+ * publishers never wait at all.  What another transaction is writing or has
+ * not committed is passed over, and found by a later call.
  *
- * Snapshots.  A call scans with one copy of a snapshot, which therefore does
- * not see what the call itself has written.  Under REPEATABLE READ and
- * SERIALIZABLE that is the transaction's, and a message may have come to stand
- * before others of its lane since: it was requeued, or its transaction was
- * late.  A second scan, with a new snapshot, looks for such, and what stands
- * behind one stays.  So does, by compare and swap, what stands behind one that
- * has been changed since.
+ * Snapshots.  Under READ COMMITTED the ready rows are read with a dirty
+ * snapshot, as they are at each moment.  Under REPEATABLE READ and
+ * SERIALIZABLE a call sees the rows as a copy of the transaction's snapshot
+ * does, and takes none that has changed since; its lanes, too, are looked at
+ * with new snapshots, and what stands behind a message that came to stand
+ * there since stays.
  *
  *-------------------------------------------------------------------------
  */
@@ -38,6 +38,7 @@
 
 #include "access/skey.h"
 #include "access/stratnum.h"
+#include "access/xact.h"
 #include "catalog/pg_collation_d.h"
 #include "common/pg_prng.h"
 #include "funcapi.h"
@@ -68,12 +69,10 @@ static const int take_columns[] = {
 	OUTBOX_CREATED_AT,
 };
 
-/* The columns of idem_outbox_due and idem_outbox_lanes, from 1. */
-#define DUE_TOPIC			1
-#define DUE_AVAILABLE_AT	2
-#define LANES_TOPIC			1
-#define LANES_LANE			2
-#define LANES_ID			3
+/* The columns of idem_outbox_due and idem_outbox_topics, from 1. */
+#define DUE_AVAILABLE_AT	1
+#define TOPICS_TOPIC		1
+#define TOPICS_AVAILABLE_AT	2
 
 /* What NULL stands for. */
 #define DEFAULT_MAX_MESSAGES	100
@@ -82,26 +81,53 @@ static const int take_columns[] = {
 /* A call of idem_outbox_take(). */
 typedef struct Taking
 {
-	IdemTable	outbox;
-	Snapshot	snapshot;
-	IdemTable	newer;			/* the table again, for is_overtaken() */
-	Snapshot	newer_snapshot; /* NULL where "snapshot" is a new one itself */
+	IdemTable	outbox;			/* what ready rows are found in */
+	IdemTable	lanes;			/* the same, to look at their lanes */
+	bool		lanes_are_open;
+	Snapshot	snapshot;		/* NULL: rows are seen as they are */
+	CommandId	command;		/* that the call begins with */
 	TimestampTz now;
 	TimestampTz lease_expires_at;
 	int			wanted;			/* how many more messages */
 	ReturnSetInfo *result;
 } Taking;
 
+/*
+ * What is being taken from a lane: messages from its head on, in order, all of
+ * them locked, of which the first "taken" have been handed out.
+ */
+typedef struct Lane
+{
+	int64		lane;
+	int64	   *ids;
+	int			size;
+	int			locked;
+	int			taken;
+	bool		ends;			/* behind the last of them */
+	bool		has_dead;
+	int64		dead;			/* the first that died */
+} Lane;
+
+/* What has become of a row. */
+typedef enum Taken
+{
+	TAKEN,
+	TAKEN_DEAD,					/* it has died instead */
+	TAKEN_NOT,
+} Taken;
+
 static int	topics_arg(Datum array, Datum **topics);
-static int	list_topics(Taking *taking, Datum **topics);
 static int	sort_topics(Datum *topics, int count);
 static int	compare_topics(const void *a, const void *b, void *arg);
 static void take_topics(Taking *taking, const Datum *topics, int count);
-static void take_topic(Taking *taking, Datum topic);
-static void take_due(Taking *taking, Datum topic);
-static void take_lanes(Taking *taking, Datum topic, int64 from, bool below);
-static bool is_overtaken(Taking *taking, int64 passed);
-static bool take_row(Taking *taking);
+static void take_ready(Taking *taking, const Datum *topic);
+static void take_found(Taking *taking);
+static void take_lane(Taking *taking);
+static bool take_locked(Taking *taking, Lane *lane);
+static bool lock_next(Taking *taking, Lane *lane);
+static bool is_failing(const Datum *message);
+static Taken take_row(Taking *taking, IdemTable *outbox, bool is_locked,
+					  bool ready);
 
 /*
  * idem_outbox_take(max_messages, lease, topics) -> setof row
@@ -127,30 +153,31 @@ idem_outbox_take(PG_FUNCTION_ARGS)
 		ntopics = topics_arg(PG_GETARG_DATUM(2), &topics);
 
 	idem_table_open(&taking.outbox, IDEM_OUTBOX, RowExclusiveLock);
+	taking.lanes_are_open = false;
+	if (!IsolationUsesXactSnapshot())
+		idem_lanes_sweep(&taking.outbox);
 	taking.now = GetCurrentTimestamp();
 	taking.lease_expires_at = idem_add_interval(taking.now, lease,
 												DEFAULT_LEASE_MS);
 
-	/* That of REPEATABLE READ goes on with the transaction unless copied. */
-	PushCopiedSnapshot(GetTransactionSnapshot());
-	taking.snapshot = GetActiveSnapshot();
-	taking.newer_snapshot = NULL;
+	/* That of the transaction would see what the call itself writes. */
+	taking.snapshot = NULL;
+	taking.command = GetCurrentCommandId(false);
 	if (IsolationUsesXactSnapshot())
 	{
-		idem_table_open(&taking.newer, IDEM_OUTBOX, AccessShareLock);
-		taking.newer_snapshot = RegisterSnapshot(GetLatestSnapshot());
+		PushCopiedSnapshot(GetTransactionSnapshot());
+		taking.snapshot = GetActiveSnapshot();
 	}
 
 	if (PG_ARGISNULL(2))
-		ntopics = list_topics(&taking, &topics);
-	take_topics(&taking, topics, ntopics);
+		take_ready(&taking, NULL);
+	else
+		take_topics(&taking, topics, ntopics);
 
-	if (taking.newer_snapshot != NULL)
-	{
-		UnregisterSnapshot(taking.newer_snapshot);
-		idem_table_close(&taking.newer);
-	}
-	PopActiveSnapshot();
+	if (taking.snapshot != NULL)
+		PopActiveSnapshot();
+	if (taking.lanes_are_open)
+		idem_table_close(&taking.lanes);
 	idem_table_close(&taking.outbox);
 	return (Datum) 0;
 }
@@ -167,60 +194,7 @@ topics_arg(Datum array, Datum **topics)
 }
 
 /*
- * The topics that have pending messages, as from sort_topics().
- *
- * Jumps from topic to topic, backwards, because a topic's oldest index
- * entries are those of acknowledged messages until the next vacuum.
- */
-static int
-list_topics(Taking *taking, Datum **topics)
-{
-	static const IdemRelationId indexes[] = {
-		IDEM_OUTBOX_DUE, IDEM_OUTBOX_LANES
-	};
-	int			size = 16;
-	int			n = 0;
-
-	*topics = palloc_array(Datum, size);
-	for (int i = 0; i < lengthof(indexes); i++)
-	{
-		IdemScan	scan;
-		ScanKeyData key;
-
-		ScanKeyEntryInitialize(&key, SK_ISNULL | SK_SEARCHNOTNULL, DUE_TOPIC,
-							   InvalidStrategy, InvalidOid, InvalidOid,
-							   InvalidOid, (Datum) 0);
-		idem_scan_begin(&scan, &taking->outbox, indexes[i], taking->snapshot,
-						1);
-		for (;;)
-		{
-			Datum		topic;
-
-			CHECK_FOR_INTERRUPTS();
-			idem_scan_restart(&scan, &key);
-			if (!idem_scan_next(&scan, BackwardScanDirection))
-				break;
-			topic = datumCopy(taking->outbox.row->tts_values[OUTBOX_TOPIC],
-							  false, -1);
-			ScanKeyEntryInitialize(&key, 0, DUE_TOPIC, BTLessStrategyNumber,
-								   InvalidOid, C_COLLATION_OID, F_TEXT_LT,
-								   topic);
-
-			if (n == size)
-			{
-				size *= 2;
-				*topics = repalloc_array(*topics, Datum, size);
-			}
-			(*topics)[n++] = topic;
-		}
-		idem_scan_end(&scan);
-	}
-	return sort_topics(*topics, n);
-}
-
-/*
- * Leave each of these topics in the array once: what a call has taken, its
- * scans must not meet again.  Returns their number.
+ * Leave each of these topics in the array once.  Returns their number.
  */
 static int
 sort_topics(Datum *topics, int count)
@@ -256,192 +230,249 @@ take_topics(Taking *taking, const Datum *topics, int count)
 	for (int i = 0; i < count && taking->wanted > 0; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		take_topic(taking, topics[(start + i) % count]);
+		take_ready(taking, &topics[(start + i) % count]);
 	}
 }
 
 /*
- * Take from one topic, from both of its indexes; which goes first changes at
- * random, so that neither kind of message starves the other.
+ * Take messages of one topic, or of all, those first that have been available
+ * longest.
  */
 static void
-take_topic(Taking *taking, Datum topic)
-{
-	int64		from = (int64) pg_prng_uint64(&pg_global_prng_state);
-	bool		due_first = pg_prng_bool(&pg_global_prng_state);
-
-	if (due_first)
-		take_due(taking, topic);
-	take_lanes(taking, topic, from, false);
-	take_lanes(taking, topic, from, true);
-	if (!due_first)
-		take_due(taking, topic);
-}
-
-/*
- * Take messages without a key, those first that have been available longest.
- */
-static void
-take_due(Taking *taking, Datum topic)
+take_ready(Taking *taking, const Datum *topic)
 {
 	IdemScan	scan;
 	ScanKeyData keys[2];
+	int			nkeys = 0;
 
-	if (taking->wanted == 0)
-		return;
-
-	ScanKeyEntryInitialize(&keys[0], 0, DUE_TOPIC, BTEqualStrategyNumber,
-						   InvalidOid, C_COLLATION_OID, F_TEXTEQ, topic);
-	ScanKeyEntryInitialize(&keys[1], 0, DUE_AVAILABLE_AT,
+	if (topic != NULL)
+		ScanKeyEntryInitialize(&keys[nkeys++], 0, TOPICS_TOPIC,
+							   BTEqualStrategyNumber, InvalidOid,
+							   C_COLLATION_OID, F_TEXTEQ, *topic);
+	ScanKeyEntryInitialize(&keys[nkeys++], 0,
+						   topic != NULL ? TOPICS_AVAILABLE_AT :
+						   DUE_AVAILABLE_AT,
 						   BTLessEqualStrategyNumber, InvalidOid, InvalidOid,
 						   F_TIMESTAMPTZ_LE, TimestampTzGetDatum(taking->now));
-	idem_scan_begin(&scan, &taking->outbox, IDEM_OUTBOX_DUE, taking->snapshot,
-					2);
+	idem_scan_begin(&scan, &taking->outbox,
+					topic != NULL ? IDEM_OUTBOX_TOPICS : IDEM_OUTBOX_DUE,
+					taking->snapshot, nkeys);
 	idem_scan_restart(&scan, keys);
 	while (taking->wanted > 0 && idem_scan_next(&scan, ForwardScanDirection))
 	{
 		CHECK_FOR_INTERRUPTS();
-		(void) take_row(taking);
+		take_found(taking);
 	}
 	idem_scan_end(&scan);
 }
 
 /*
- * Take messages with a key, from the lane "from" to the last one, or, if
- * "below", from the first one to that before "from".
+ * Take the ready row that was found, or what it stands for, if nobody else is
+ * at it.
  */
 static void
-take_lanes(Taking *taking, Datum topic, int64 from, bool below)
-{
-	IdemScan	scan;
-	ScanKeyData keys[3];
-	int64		current = 0;
-	int64		passed = PG_INT64_MIN;
-
-	if (taking->wanted == 0)
-		return;
-
-	ScanKeyEntryInitialize(&keys[0], 0, LANES_TOPIC, BTEqualStrategyNumber,
-						   InvalidOid, C_COLLATION_OID, F_TEXTEQ, topic);
-	ScanKeyEntryInitialize(&keys[1], 0, LANES_LANE,
-						   below ? BTLessStrategyNumber :
-						   BTGreaterEqualStrategyNumber,
-						   InvalidOid, InvalidOid,
-						   below ? F_INT8LT : F_INT8GE, Int64GetDatum(from));
-	ScanKeyEntryInitialize(&keys[2], 0, LANES_LANE,
-						   BTGreaterEqualStrategyNumber, InvalidOid,
-						   InvalidOid, F_INT8GE, Int64GetDatum(PG_INT64_MIN));
-	idem_scan_begin(&scan, &taking->outbox, IDEM_OUTBOX_LANES,
-					taking->snapshot, 3);
-	idem_scan_restart(&scan, keys);
-	while (taking->wanted > 0 && idem_scan_next(&scan, ForwardScanDirection))
-	{
-		Datum	   *found = taking->outbox.row->tts_values;
-		int64		lane = DatumGetInt64(found[OUTBOX_LANE]);
-		int64		id = DatumGetInt64(found[OUTBOX_ID]);
-		int			attempts = idem_outbox_attempts(found);
-
-		CHECK_FOR_INTERRUPTS();
-		if (lane != current)
-			passed = PG_INT64_MIN;
-		current = lane;
-
-		/*
-		 * This is the head of a lane, or the next one after messages that
-		 * have been taken or have died.  If it is not available, the rest of
-		 * the lane has to wait, and likewise if it keeps failing.
-		 */
-		if (is_overtaken(taking, passed) || !take_row(taking) ||
-			(attempts >= Max(idem_outbox_max_attempts / 2, 1) &&
-			 attempts < idem_outbox_max_attempts))
-		{
-			ScanKeyEntryInitialize(&keys[2], 0, LANES_LANE,
-								   BTGreaterStrategyNumber, InvalidOid,
-								   InvalidOid, F_INT8GT, Int64GetDatum(lane));
-			idem_scan_restart(&scan, keys);
-		}
-		passed = id;
-	}
-	idem_scan_end(&scan);
-}
-
-/*
- * Has a message come to stand before the one that was found, in its lane, that
- * the transaction's snapshot does not see?  "passed" is the id of the last one
- * of the lane that it does see.
- */
-static bool
-is_overtaken(Taking *taking, int64 passed)
-{
-	Datum	   *found = taking->outbox.row->tts_values;
-	IdemScan	scan;
-	ScanKeyData keys[4];
-	bool		overtaken;
-
-	if (taking->newer_snapshot == NULL)
-		return false;
-
-	ScanKeyEntryInitialize(&keys[0], 0, LANES_TOPIC, BTEqualStrategyNumber,
-						   InvalidOid, C_COLLATION_OID, F_TEXTEQ,
-						   found[OUTBOX_TOPIC]);
-	ScanKeyEntryInitialize(&keys[1], 0, LANES_LANE, BTEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_INT8EQ,
-						   found[OUTBOX_LANE]);
-	ScanKeyEntryInitialize(&keys[2], 0, LANES_ID, BTGreaterStrategyNumber,
-						   InvalidOid, InvalidOid, F_INT8GT,
-						   Int64GetDatum(passed));
-	ScanKeyEntryInitialize(&keys[3], 0, LANES_ID, BTLessStrategyNumber,
-						   InvalidOid, InvalidOid, F_INT8LT,
-						   found[OUTBOX_ID]);
-	idem_scan_begin(&scan, &taking->newer, IDEM_OUTBOX_LANES,
-					taking->newer_snapshot, lengthof(keys));
-	idem_scan_restart(&scan, keys);
-	overtaken = idem_scan_next(&scan, ForwardScanDirection);
-	idem_scan_end(&scan);
-	return overtaken;
-}
-
-/*
- * Take the row that was found, if it is available and nobody else is at it,
- * and add it to the result.  One whose last attempt ended without a word from
- * its relay is declared dead instead.
- *
- * Returns false if the row stays as it is.
- */
-static bool
-take_row(Taking *taking)
+take_found(Taking *taking)
 {
 	IdemTable  *outbox = &taking->outbox;
+
+	/* Others have it, or, with an old snapshot, have had it or we have. */
+	if (TransactionIdIsValid(outbox->holder) ||
+		(taking->snapshot != NULL &&
+		 !table_tuple_satisfies_snapshot(outbox->rel, outbox->row,
+										 SnapshotSelf)))
+		return;
+
+	if (!outbox->row->tts_isnull[OUTBOX_LANE])
+		take_lane(taking);
+	else if (idem_outbox_in_state(outbox, "pending"))
+		(void) take_row(taking, outbox, false, true);
+	else
+		(void) idem_outbox_set_ready(outbox, false, DT_NOBEGIN);
+}
+
+/*
+ * Take from the lane of the row that was found, which may be any signpost.
+ */
+static void
+take_lane(Taking *taking)
+{
+	Datum	   *found = taking->outbox.row->tts_values;
+	Lane		lane = {0};
+	bool		is_pending = idem_outbox_in_state(&taking->outbox, "pending");
+
+	if (is_pending && idem_lock(&taking->outbox) != IDEM_WRITE_DONE)
+		return;
+	if (!taking->lanes_are_open)
+	{
+		idem_table_open(&taking->lanes, IDEM_OUTBOX, RowExclusiveLock);
+		taking->lanes_are_open = true;
+	}
+
+	lane.lane = DatumGetInt64(found[OUTBOX_LANE]);
+	lane.size = 8;
+	lane.ids = palloc_array(int64, lane.size);
+	if (is_pending)
+	{
+		lane.ids[lane.locked++] = DatumGetInt64(found[OUTBOX_ID]);
+		lane.ends = is_failing(found);
+	}
+	while (take_locked(taking, &lane))
+		;
+	pfree(lane.ids);
+
+	if (lane.has_dead)
+		idem_lane_left(&taking->lanes, lane.lane, lane.dead);
+	if (!is_pending || (lane.taken == 0 && !lane.has_dead))
+		idem_lane_move_signpost(&taking->outbox, &taking->lanes,
+								taking->snapshot);
+}
+
+/*
+ * Take those messages that have been locked, as far as nothing has come to
+ * stand before them, and lock the next ones that can be taken.  Returns
+ * whether there are such.
+ */
+static bool
+take_locked(Taking *taking, Lane *lane)
+{
+	IdemTable  *lanes = &taking->lanes;
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IdemScan	scan;
+	int			n = 0;
+	bool		more = false;
+
+	idem_lane_scan_begin(&scan, lanes, lane->lane, snapshot);
+	while (idem_scan_next(&scan, ForwardScanDirection))
+	{
+		int64		id = DatumGetInt64(lanes->row->tts_values[OUTBOX_ID]);
+
+		CHECK_FOR_INTERRUPTS();
+		if (n < lane->locked && id != lane->ids[n])
+		{
+			if (lane->taken > 0)
+				break;
+
+			/* What was found is not the head of its lane. */
+			lane->locked = 0;
+			lane->ends = false;
+		}
+
+		if (n >= lane->locked)
+		{
+			if (!lock_next(taking, lane))
+				break;
+			lane->ids[lane->locked - 1] = id;
+			more = true;
+			n++;
+		}
+		else if (n < lane->taken)
+			n++;
+		else
+		{
+			Taken		result = take_row(taking, lanes, true, lane->taken == 0);
+
+			if (result == TAKEN_NOT)
+				break;
+			if (result == TAKEN)
+			{
+				lane->taken++;
+				n++;
+				continue;
+			}
+
+			lane->locked--;
+			memmove(&lane->ids[n], &lane->ids[n + 1],
+					(lane->locked - n) * sizeof(int64));
+			if (!lane->has_dead)
+				lane->dead = id;
+			lane->has_dead = true;
+		}
+	}
+	idem_scan_end(&scan);
+	UnregisterSnapshot(snapshot);
+	return more;
+}
+
+/*
+ * Lock the message that has been found in a lane, if it may be taken with
+ * those before it.  Makes room for its id.
+ */
+static bool
+lock_next(Taking *taking, Lane *lane)
+{
+	IdemTable  *lanes = &taking->lanes;
+	Datum	   *found = lanes->row->tts_values;
+
+	if (lane->ends || lane->locked - lane->taken >= taking->wanted ||
+		DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]) > taking->now ||
+		idem_is_written_since(lanes, taking->command) ||
+		(taking->snapshot != NULL &&
+		 !table_tuple_satisfies_snapshot(lanes->rel, lanes->row,
+										 taking->snapshot)) ||
+		idem_lock(lanes) != IDEM_WRITE_DONE)
+		return false;
+
+	lane->ends = is_failing(found);
+	if (lane->locked == lane->size)
+	{
+		lane->size *= 2;
+		lane->ids = repalloc_huge(lane->ids, lane->size * sizeof(int64));
+	}
+	lane->locked++;
+	return true;
+}
+
+/*
+ * Is a message in the second half of its attempts, but not beyond them?
+ */
+static bool
+is_failing(const Datum *message)
+{
+	int			attempts = idem_outbox_attempts(message);
+
+	return attempts >= Max(idem_outbox_max_attempts / 2, 1) &&
+		attempts < idem_outbox_max_attempts;
+}
+
+/*
+ * Take the row that was found, unless somebody else is at it, and add it to
+ * the result.  One whose last attempt ended without a word from its relay is
+ * declared dead instead.  "ready" tells whether it is the first one of a lane,
+ * or has none.
+ */
+static Taken
+take_row(Taking *taking, IdemTable *outbox, bool is_locked, bool ready)
+{
 	Datum	   *found = outbox->row->tts_values;
 	int			attempt = DatumGetInt32(found[OUTBOX_ATTEMPT]);
 	IdemOutboxRow row;
 	Datum		values[lengthof(take_columns)];
 	bool		nulls[lengthof(take_columns)];
 
-	if (DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]) > taking->now)
-		return false;
-
 	idem_outbox_copy(outbox, &row);
 	if (idem_outbox_attempts(found) >= idem_outbox_max_attempts ||
 		attempt == PG_INT32_MAX)
 	{
 		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum("dead"));
+		idem_outbox_set(&row, OUTBOX_READY, BoolGetDatum(false));
 		if (row.nulls[OUTBOX_LAST_ERROR])
 			idem_outbox_set(&row, OUTBOX_LAST_ERROR,
 							CStringGetTextDatum("The last lease ran out."));
 		if (idem_update(outbox, row.values, row.nulls,
-						false) != IDEM_WRITE_DONE)
-			return false;
+						is_locked) != IDEM_WRITE_DONE)
+			return TAKEN_NOT;
 		idem_count(IDEM_COUNT_DEAD, 1);
-		return true;
+		return TAKEN_DEAD;
 	}
 
 	idem_outbox_set(&row, OUTBOX_ATTEMPT, Int32GetDatum(attempt + 1));
 	idem_outbox_set(&row, OUTBOX_LEASED, BoolGetDatum(true));
+	idem_outbox_set(&row, OUTBOX_READY, BoolGetDatum(ready));
 	idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
 					TimestampTzGetDatum(taking->lease_expires_at));
-	if (idem_update(outbox, row.values, row.nulls, false) != IDEM_WRITE_DONE)
-		return false;
+	if (idem_update(outbox, row.values, row.nulls,
+					is_locked) != IDEM_WRITE_DONE)
+		return TAKEN_NOT;
 
 	IDEM_INJECTION_POINT("idem-taken");
 	for (int i = 0; i < lengthof(take_columns); i++)
@@ -453,5 +484,5 @@ take_row(Taking *taking)
 						 values, nulls);
 	taking->wanted--;
 	idem_count(IDEM_COUNT_TAKEN, 1);
-	return true;
+	return TAKEN;
 }

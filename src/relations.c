@@ -70,12 +70,12 @@ static const IdemRelationSpec specs[IDEM_NUM_RELATIONS] = {
 	[IDEM_CLIENT_SEQUENCES] = {"idem_client_sequences", "BTT", {2, 3}},
 	[IDEM_TOKENS] = {"idem_tokens", "ZTT", {2, 3}},
 	[IDEM_TOKENS_EXPIRES_AT] = {"idem_tokens_expires_at", NULL, {1}},
-	[IDEM_OUTBOX] = {"idem_outbox", "BbZZzIIoUTTtDdt", {1}},
+	[IDEM_OUTBOX] = {"idem_outbox", "BbZZzIIoOUTTtDdt", {1}},
 	[IDEM_OUTBOX_IDS] = {"idem_outbox_ids", NULL},
-	[IDEM_OUTBOX_DUE] = {"idem_outbox_due", NULL, {11, 4}, true},
-	[IDEM_OUTBOX_LANES] = {"idem_outbox_lanes", NULL, {11, 2, 1}, true},
-	[IDEM_OUTBOX_DEAD] = {"idem_outbox_dead", NULL, {1}, true},
-	[IDEM_OUTBOX_ACKED] = {"idem_outbox_acked", NULL, {5}, true},
+	[IDEM_OUTBOX_DUE] = {"idem_outbox_due", NULL, {4}, true},
+	[IDEM_OUTBOX_TOPICS] = {"idem_outbox_topics", NULL, {12, 4}, true},
+	[IDEM_OUTBOX_LANES] = {"idem_outbox_lanes", NULL, {2, 1}, true},
+	[IDEM_OUTBOX_ENDED] = {"idem_outbox_ended", NULL, {5}, true},
 };
 
 /* Known and checked OIDs; InvalidOid where the next call has to look. */

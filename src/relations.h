@@ -25,12 +25,12 @@ typedef enum IdemRelationId
 	IDEM_OUTBOX,
 	IDEM_OUTBOX_IDS,
 	IDEM_OUTBOX_DUE,
+	IDEM_OUTBOX_TOPICS,
 	IDEM_OUTBOX_LANES,
-	IDEM_OUTBOX_DEAD,
-	IDEM_OUTBOX_ACKED,
+	IDEM_OUTBOX_ENDED,
 } IdemRelationId;
 
-#define IDEM_NUM_RELATIONS	(IDEM_OUTBOX_ACKED + 1)
+#define IDEM_NUM_RELATIONS	(IDEM_OUTBOX_ENDED + 1)
 
 /* The indexes of a table stand behind it in IdemRelationId. */
 typedef enum IdemRelationKind

@@ -619,8 +619,25 @@ is_speculative(TupleTableSlot *row)
 }
 
 /*
+ * Has this transaction written table->row in or after that command?
+ */
+bool
+idem_is_written_since(IdemTable *table, CommandId command)
+{
+	bool		shouldFree;
+	HeapTuple	tuple;
+
+	if (!is_own(table->row))
+		return false;
+	tuple = ExecFetchSlotHeapTuple(table->row, false, &shouldFree);
+	return HeapTupleHeaderGetCmin(tuple->t_data) >= command;
+}
+
+/*
  * Begin a scan through another index of the table; idem_scan_restart() tells
- * where, with "nkeys" keys.
+ * where, with "nkeys" keys.  Without a snapshot it is a dirty scan: it sees
+ * what others are writing, and what this transaction has written before, but
+ * may miss a row that moves to another entry meanwhile.
  */
 void
 idem_scan_begin(IdemScan *scan, IdemTable *table, IdemRelationId index,
@@ -628,6 +645,13 @@ idem_scan_begin(IdemScan *scan, IdemTable *table, IdemRelationId index,
 {
 	scan->table = table;
 	scan->index = idem_index_open(index, table->rel);
+	scan->is_dirty = snapshot == NULL;
+	if (scan->is_dirty)
+	{
+		InitDirtySnapshot(scan->dirty);
+		scan->command = GetCurrentCommandId(false);
+		snapshot = &scan->dirty;
+	}
 	scan->scan = index_beginscan(table->rel, scan->index, snapshot, NULL,
 								 nkeys, 0, SO_NONE);
 }
@@ -687,9 +711,15 @@ idem_scan_next(IdemScan *scan, ScanDirection direction)
 {
 	IdemTable  *table = scan->table;
 
-	if (!index_getnext_slot(scan->scan, direction, table->row))
-		return false;
+	do
+	{
+		if (!index_getnext_slot(scan->scan, direction, table->row))
+			return false;
+	} while (scan->is_dirty && idem_is_written_since(table, scan->command));
 	table->holder = InvalidTransactionId;
+	if (scan->is_dirty)
+		table->holder = TransactionIdIsValid(scan->dirty.xmin) ?
+			scan->dirty.xmin : scan->dirty.xmax;
 	table->speculative_token = 0;
 	slot_getallattrs(table->row);
 	return true;
@@ -747,6 +777,20 @@ idem_insert(IdemTable *table, Datum *values, bool *nulls)
 	ExecClearTuple(slot);
 	CommandCounterIncrement();
 	return inserted;
+}
+
+/*
+ * Lock table->row, as an update would, until the transaction ends.  Does not
+ * wait; an update "with wait" need not, either, from then on.
+ */
+IdemWrite
+idem_lock(IdemTable *table)
+{
+	TM_FailureData failure;
+	TM_Result	result;
+
+	result = lock_row(table, LockTupleNoKeyExclusive, LockWaitSkip, &failure);
+	return finish_write(table, result);
 }
 
 /*

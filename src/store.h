@@ -48,14 +48,18 @@ typedef struct IdemTable
 } IdemTable;
 
 /*
- * An ordered scan through another index of an open table, with an MVCC
- * snapshot.  Rows come in table->row.
+ * An ordered scan through another index of an open table.  Rows come in
+ * table->row, and with a dirty snapshot table->holder tells of an uncommitted
+ * transaction that is writing or inserting the row.
  */
 typedef struct IdemScan
 {
 	IdemTable  *table;
 	Relation	index;
 	IndexScanDesc scan;
+	bool		is_dirty;
+	SnapshotData dirty;
+	CommandId	command;		/* that began a dirty scan */
 } IdemScan;
 
 typedef enum IdemFind
@@ -94,9 +98,11 @@ extern void idem_scan_restart(IdemScan *scan, ScanKey keys);
 extern void idem_scan_restart_key(IdemScan *scan, const Datum *key);
 extern bool idem_scan_next(IdemScan *scan, ScanDirection direction);
 extern void idem_scan_end(IdemScan *scan);
+extern bool idem_is_written_since(IdemTable *table, CommandId command);
 
 extern void idem_append(IdemTable *table, Datum *values, bool *nulls);
 extern bool idem_insert(IdemTable *table, Datum *values, bool *nulls);
+extern IdemWrite idem_lock(IdemTable *table);
 extern IdemWrite idem_update(IdemTable *table, Datum *values, bool *nulls,
 							 bool wait);
 extern IdemWrite idem_delete(IdemTable *table, bool wait);

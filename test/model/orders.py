@@ -15,7 +15,7 @@ its call was cancelled, the search tries both.
 
 import pickle
 
-from primitives import COLUMNS, Model, matches
+from primitives import COLUMNS, Model, is_row, matches
 from store import Refused, Transaction
 
 TOO_MANY = 300000               # places, after which the search gives up
@@ -184,7 +184,7 @@ class Possible(Model):
         found = {key: row for key, row in found.items() if row is not None}
         state = COLUMNS['outbox'].index('state')
         return found.keys() | self.acked == rows.keys() and all(
-            matches(tuple(row[c] for c in COLUMNS[key[0]]), rows[key])
+            is_row(key[0], row, rows[key])
             for key, row in found.items()) and all(
             rows[key][state] == 'acked' for key in self.acked)
 

@@ -20,7 +20,7 @@ import psycopg2
 import psycopg2.extensions as ext
 
 import sql
-from primitives import COLUMNS, Model, matches
+from primitives import COLUMNS, Model, is_row, matches
 from store import (MARGIN, SECOND, Ambiguous, LeaseWait, Moment, Refused,
                    Time, Transaction)
 
@@ -203,9 +203,8 @@ class World:
                     for row in found}
             for key in {key[1:] for key in expected} | set(rows):
                 wanted = expected.get((table,) + key)
-                wanted = wanted and tuple(wanted[c] for c in columns)
                 if wanted is None or key not in rows or \
-                        not matches(wanted, rows[key]):
+                        not is_row(table, wanted, rows[key]):
                     raise Difference('row of idem_%s\nexpected %s\nfound    %s'
                                      % (table, wanted, rows.get(key)))
 

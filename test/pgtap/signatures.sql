@@ -333,13 +333,13 @@ INSERT INTO promised_tables VALUES
 	'id bigint NOT NULL, lane bigint, created_at timestamptz NOT NULL,
 	 available_at timestamptz NOT NULL, acked_at timestamptz,
 	 attempt int NOT NULL, attempts_before int NOT NULL, leased boolean,
-	 message_id uuid NOT NULL, state text NOT NULL,
+	 ready boolean NOT NULL, message_id uuid NOT NULL, state text NOT NULL,
 	 topic text NOT NULL, message_key text, payload jsonb NOT NULL,
 	 headers jsonb, last_error text',
 	'{id}',
-	'{idem_outbox_pkey,idem_outbox_due,idem_outbox_lanes,idem_outbox_dead,
-	 idem_outbox_acked}',
-	'{autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_limit=2000}');
+	'{idem_outbox_pkey,idem_outbox_due,idem_outbox_topics,idem_outbox_lanes,
+	 idem_outbox_ended}',
+	'{fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_limit=2000}');
 
 CREATE FUNCTION pg_temp.short_types(text) RETURNS text
 LANGUAGE sql
@@ -500,18 +500,17 @@ FROM (VALUES
 		'expires_at is indexed for the cleanup'),
 	('idem_tokens_expires_at', 'idem_tokens USING btree (expires_at)',
 		'expires_at is indexed for the cleanup'),
-	('idem_outbox_due', 'idem_outbox USING btree (topic, available_at) '
-		'WHERE ((state = ''pending''::text) AND (lane IS NULL))',
-		'messages without a key by when they are due'),
-	('idem_outbox_lanes', 'idem_outbox USING btree (topic, lane, id) '
+	('idem_outbox_due', 'idem_outbox USING btree (available_at) WHERE ready',
+		'messages to be looked at by when they are due'),
+	('idem_outbox_topics', 'idem_outbox USING btree (topic, available_at) '
+		'WHERE ready',
+		'those of a topic by when they are due'),
+	('idem_outbox_lanes', 'idem_outbox USING btree (lane, id) '
 		'WHERE ((state = ''pending''::text) AND (lane IS NOT NULL))',
 		'messages with a key in their order'),
-	('idem_outbox_dead', 'idem_outbox USING btree (id) '
-		'WHERE (state = ''dead''::text)',
-		'dead messages'),
-	('idem_outbox_acked', 'idem_outbox USING btree (acked_at) '
-		'WHERE (state = ''acked''::text)',
-		'acknowledged messages for the cleanup')
+	('idem_outbox_ended', 'idem_outbox USING btree (acked_at) '
+		'WHERE (state <> ''pending''::text)',
+		'acknowledged messages for the cleanup, and dead ones')
 ) AS v (index, definition, description);
 SELECT is_empty(
 	$$SELECT i.indexrelid::regclass
