@@ -61,6 +61,7 @@
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
+#include "wake.h"
 
 /* The column of idem_outbox_ended, from 1; dead messages have none. */
 #define ENDED_ACKED_AT		1
@@ -88,6 +89,7 @@ static int	requeue_all(IdemTable *outbox);
 static bool requeue(IdemTable *outbox, int64 id);
 static int	ids_arg(Datum array, int64 **ids);
 static int	compare_ids(const void *a, const void *b, void *arg);
+static bool is_state(Datum value, const char *state);
 
 /*
  * idem_publish(topic, payload, message_key, headers, deliver_after) -> uuid
@@ -132,6 +134,9 @@ idem_publish(PG_FUNCTION_ARGS)
 					TimestampTzGetDatum(idem_add_interval(now, deliver_after,
 														  0)));
 	idem_lane_append(&outbox, &row);
+	idem_message_changes(row.values[OUTBOX_TOPIC],
+						 DatumGetTimestampTz(row.values[OUTBOX_AVAILABLE_AT]),
+						 false);
 	idem_table_close(&outbox);
 	idem_log_message_event("published", row.values);
 	idem_count(IDEM_COUNT_PUBLISHED, 1);
@@ -551,7 +556,25 @@ idem_outbox_write(IdemTable *outbox, IdemOutboxRow *row)
 
 	if (result == IDEM_WRITE_HELD)
 		idem_wait(outbox);
+	if (result == IDEM_WRITE_DONE)
+		idem_outbox_changes(row);
 	return result == IDEM_WRITE_DONE;
+}
+
+/*
+ * A message that was there has been written: note what there may be to take
+ * from when on, itself or the next one of its key.
+ */
+void
+idem_outbox_changes(const IdemOutboxRow *row)
+{
+	TimestampTz due = DT_NOEND;
+
+	if (is_state(row->values[OUTBOX_STATE], "pending"))
+		due = DatumGetTimestampTz(row->values[OUTBOX_AVAILABLE_AT]);
+	else if (!row->nulls[OUTBOX_LANE])
+		due = DT_NOBEGIN;
+	idem_message_changes(row->values[OUTBOX_TOPIC], due, true);
 }
 
 /*
@@ -560,10 +583,16 @@ idem_outbox_write(IdemTable *outbox, IdemOutboxRow *row)
 bool
 idem_outbox_in_state(IdemTable *outbox, const char *state)
 {
-	text	   *value = DatumGetTextPP(outbox->row->tts_values[OUTBOX_STATE]);
+	return is_state(outbox->row->tts_values[OUTBOX_STATE], state);
+}
 
-	return VARSIZE_ANY_EXHDR(value) == strlen(state) &&
-		memcmp(VARDATA_ANY(value), state, strlen(state)) == 0;
+static bool
+is_state(Datum value, const char *state)
+{
+	text	   *name = DatumGetTextPP(value);
+
+	return VARSIZE_ANY_EXHDR(name) == strlen(state) &&
+		memcmp(VARDATA_ANY(name), state, strlen(state)) == 0;
 }
 
 /*

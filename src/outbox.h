@@ -42,6 +42,7 @@ typedef struct IdemOutboxRow
 extern int	idem_outbox_attempts(const Datum *message);
 extern bool idem_outbox_find(IdemTable *outbox, int64 id);
 extern bool idem_outbox_write(IdemTable *outbox, IdemOutboxRow *row);
+extern void idem_outbox_changes(const IdemOutboxRow *row);
 extern bool idem_outbox_in_state(IdemTable *outbox, const char *state);
 extern void idem_outbox_copy(IdemTable *outbox, IdemOutboxRow *row);
 extern void idem_outbox_set(IdemOutboxRow *row, int column, Datum value);

@@ -67,15 +67,16 @@ COMMENT ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval)
 'Publishes a message if and only if the transaction commits. topic, message_key: 1 to 255 bytes; messages with the same topic and key are handed out in order. deliver_after: not before so long from now. Returns the message id, a random UUID (RFC 9562), by which consumers recognise repeats. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 where the sequence was set back.';
 
 CREATE FUNCTION @extschema@.idem_outbox_take(max_messages int DEFAULT 100, lease interval DEFAULT '30 seconds', topics text[] DEFAULT NULL,
+	wait interval DEFAULT NULL,
 	OUT id bigint, OUT message_id uuid, OUT topic text, OUT message_key text, OUT payload jsonb, OUT headers jsonb,
 	OUT attempt int, OUT created_at timestamptz)
 RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000 ROWS 100
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[]) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[]) TO pg_database_owner WITH GRANT OPTION;
-COMMENT ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[]) IS
-'Takes up to max_messages messages to deliver them. Commit, deliver, then acknowledge with idem_outbox_ack, or refuse with idem_outbox_nack, before the lease is over; after that they are handed out again. topics: only these; NULL: all. Of one topic and message_key, a message is taken only if no earlier one is pending, leased, pausing or delayed, or together with it, in order. Never waits for other relays or publishers. A message that was taken idempotency.outbox_max_attempts times without an answer is dead. What a LIMIT or a WHERE leaves out of the result is taken all the same. Raises 22004 or 22023 for bad arguments.';
+REVOKE ALL ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[], interval) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[], interval) TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[], interval) IS
+'Takes up to max_messages messages to deliver them. Commit, deliver, then acknowledge with idem_outbox_ack, or refuse with idem_outbox_nack, before the lease is over; after that they are handed out again. topics: only these; NULL: all. Of one topic and message_key, a message is taken only if no earlier one is pending, leased, pausing or delayed, or together with it, in order. wait: how long to sleep while there is nothing to take; it is woken when a message has been published or becomes available; NULL or zero: not at all. Never waits for other relays or publishers otherwise. A take that changes what nobody may have, as a message that is dead now, returns nothing at once, so that it is committed. A message that was taken idempotency.outbox_max_attempts times without an answer is dead. What a LIMIT or a WHERE leaves out of the result is taken all the same. Raises 22004 or 22023 for bad arguments.';
 
 CREATE FUNCTION @extschema@.idem_outbox_ack(ids bigint[])
 RETURNS int

@@ -46,6 +46,7 @@
 #include "utils/builtins.h"
 #include "utils/datum.h"
 #include "utils/fmgroids.h"
+#include "utils/resowner.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
@@ -56,6 +57,8 @@
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
+#include "wait.h"
+#include "wake.h"
 
 /* The columns of idem_outbox_take()'s result, in order. */
 static const int take_columns[] = {
@@ -88,6 +91,10 @@ typedef struct Taking
 	CommandId	command;		/* that the call begins with */
 	TimestampTz now;
 	TimestampTz lease_expires_at;
+	TimestampTz next_due;		/* if there is nothing now */
+	const Interval *lease;
+	Datum	   *topics;			/* NULL: all */
+	int			ntopics;
 	int			wanted;			/* how many more messages */
 	ReturnSetInfo *result;
 } Taking;
@@ -116,10 +123,17 @@ typedef enum Taken
 	TAKEN_NOT,
 } Taken;
 
+static void take_or_wait(Taking *taking, TimestampTz deadline);
+static bool try_take(Taking *taking);
+static TimestampTz next_due(Taking *taking);
+static bool take(Taking *taking);
 static int	topics_arg(Datum array, Datum **topics);
 static int	sort_topics(Datum *topics, int count);
 static int	compare_topics(const void *a, const void *b, void *arg);
 static void take_topics(Taking *taking, const Datum *topics, int count);
+static void begin_scan(Taking *taking, IdemScan *scan, const Datum *topic,
+					   const TimestampTz *after, TimestampTz until,
+					   Snapshot snapshot);
 static void take_ready(Taking *taking, const Datum *topic);
 static void take_found(Taking *taking);
 static void take_lane(Taking *taking);
@@ -130,17 +144,18 @@ static Taken take_row(Taking *taking, IdemTable *outbox, bool is_locked,
 					  bool ready);
 
 /*
- * idem_outbox_take(max_messages, lease, topics) -> setof row
+ * idem_outbox_take(max_messages, lease, topics, wait) -> setof row
  */
 PG_FUNCTION_INFO_V1(idem_outbox_take);
 Datum
 idem_outbox_take(PG_FUNCTION_ARGS)
 {
-	Taking		taking;
-	Interval   *lease = idem_interval_arg(fcinfo, 1, "lease");
-	Datum	   *topics;
-	int			ntopics = 0;
+	Taking		taking = {0};
+	Interval   *wait = idem_interval_arg(fcinfo, 3, "wait");
+	TimestampTz start = GetCurrentTimestamp();
+	TimestampTz deadline = idem_add_interval(start, wait, 0);
 
+	taking.lease = idem_interval_arg(fcinfo, 1, "lease");
 	taking.wanted = PG_ARGISNULL(0) ? DEFAULT_MAX_MESSAGES :
 		PG_GETARG_INT32(0);
 	if (taking.wanted < 1)
@@ -149,37 +164,163 @@ idem_outbox_take(PG_FUNCTION_ARGS)
 				 errmsg("argument \"%s\" must be positive", "max_messages")));
 	InitMaterializedSRF(fcinfo, 0);
 	taking.result = (ReturnSetInfo *) fcinfo->resultinfo;
+	taking.next_due = DT_NOEND;
 	if (!PG_ARGISNULL(2))
-		ntopics = topics_arg(PG_GETARG_DATUM(2), &topics);
+		taking.ntopics = topics_arg(PG_GETARG_DATUM(2), &taking.topics);
 
-	idem_table_open(&taking.outbox, IDEM_OUTBOX, RowExclusiveLock);
-	taking.lanes_are_open = false;
+	if (deadline > start)
+		take_or_wait(&taking, deadline);
+	else
+		(void) take(&taking);
+
+	/* It may be that there are more. */
+	if (taking.wanted == 0)
+		idem_wake_next(taking.topics, taking.ntopics);
+	return (Datum) 0;
+}
+
+/*
+ * Take what there is, or sleep until there is something, or until "deadline".
+ *
+ * A take that has found nothing to hand out but has changed a row is an end of
+ * the wait, too, so that its transaction can commit that.
+ *
+ * The snapshot of REPEATABLE READ and SERIALIZABLE sees nothing new, so a
+ * commit does not wake these; they look when something becomes due.
+ */
+static void
+take_or_wait(Taking *taking, TimestampTz deadline)
+{
+	bool		entered = IsolationUsesXactSnapshot();
+
+	while (!try_take(taking) && taking->now < deadline)
+	{
+		if (entered)
+			idem_await_change(taking->next_due, deadline);
+		else
+			idem_await_messages(taking->topics, taking->ntopics);
+		entered = true;
+		CHECK_FOR_INTERRUPTS();
+		idem_check_client();
+	}
+	idem_await_no_more();
+}
+
+/*
+ * Take what there is now.  If that is nothing, leave no row locked, and find
+ * out when something will become available.
+ */
+static bool
+try_take(Taking *taking)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	volatile bool changed = false;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		changed = take(taking);
+		if (changed)
+			ReleaseCurrentSubTransaction();
+		else
+		{
+			taking->next_due = next_due(taking);
+			RollbackAndReleaseCurrentSubTransaction();
+		}
+	}
+	PG_CATCH();
+	{
+		ErrorData  *edata;
+
+		MemoryContextSwitchTo(context);
+		edata = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+		ReThrowError(edata);
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	return changed;
+}
+
+/*
+ * When will the next one of the rows that a take looks at be available?
+ * DT_NOEND where it is not within IDEM_LOOK_AGAIN_MS, after which a waiter
+ * looks again anyway: beyond that lie the leases of what has been acknowledged
+ * since, which nobody has to go through.
+ */
+static TimestampTz
+next_due(Taking *taking)
+{
+	TimestampTz due = DT_NOEND;
+	TimestampTz until = idem_add_ms(taking->now, IDEM_LOOK_AGAIN_MS);
+	Snapshot	snapshot = IsolationUsesXactSnapshot() ?
+		GetTransactionSnapshot() : NULL;
+	int			count = taking->topics == NULL ? 1 : taking->ntopics;
+
+	idem_table_open(&taking->outbox, IDEM_OUTBOX, AccessShareLock);
+	for (int i = 0; i < count; i++)
+	{
+		IdemScan	scan;
+
+		CHECK_FOR_INTERRUPTS();
+		begin_scan(taking, &scan,
+				   taking->topics == NULL ? NULL : &taking->topics[i],
+				   &taking->now, Min(due, until), snapshot);
+		if (idem_scan_next(&scan, ForwardScanDirection))
+		{
+			Datum	   *found = taking->outbox.row->tts_values;
+
+			due = DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]);
+		}
+		idem_scan_end(&scan);
+	}
+	idem_table_close(&taking->outbox);
+	return due;
+}
+
+/*
+ * Take what there is now.  Returns whether this has changed anything.
+ */
+static bool
+take(Taking *taking)
+{
+	CommandId	begin;
+
+	idem_table_open(&taking->outbox, IDEM_OUTBOX, RowExclusiveLock);
+	taking->lanes_are_open = false;
+	begin = GetCurrentCommandId(false);
 	if (!IsolationUsesXactSnapshot())
-		idem_lanes_sweep(&taking.outbox);
-	taking.now = GetCurrentTimestamp();
-	taking.lease_expires_at = idem_add_interval(taking.now, lease,
-												DEFAULT_LEASE_MS);
+		idem_lanes_sweep(&taking->outbox);
+	taking->now = GetCurrentTimestamp();
+	taking->lease_expires_at = idem_add_interval(taking->now, taking->lease,
+												 DEFAULT_LEASE_MS);
 
 	/* That of the transaction would see what the call itself writes. */
-	taking.snapshot = NULL;
-	taking.command = GetCurrentCommandId(false);
+	taking->snapshot = NULL;
+	taking->command = GetCurrentCommandId(false);
 	if (IsolationUsesXactSnapshot())
 	{
 		PushCopiedSnapshot(GetTransactionSnapshot());
-		taking.snapshot = GetActiveSnapshot();
+		taking->snapshot = GetActiveSnapshot();
 	}
 
-	if (PG_ARGISNULL(2))
-		take_ready(&taking, NULL);
+	if (taking->topics == NULL)
+		take_ready(taking, NULL);
 	else
-		take_topics(&taking, topics, ntopics);
+		take_topics(taking, taking->topics, taking->ntopics);
 
-	if (taking.snapshot != NULL)
+	if (taking->snapshot != NULL)
 		PopActiveSnapshot();
-	if (taking.lanes_are_open)
-		idem_table_close(&taking.lanes);
-	idem_table_close(&taking.outbox);
-	return (Datum) 0;
+	if (taking->lanes_are_open)
+		idem_table_close(&taking->lanes);
+	idem_table_close(&taking->outbox);
+	return GetCurrentCommandId(false) != begin;
 }
 
 /*
@@ -235,6 +376,37 @@ take_topics(Taking *taking, const Datum *topics, int count)
 }
 
 /*
+ * Begin to go through the ready rows of one topic, or of all, that become
+ * available by "until", and not before or at "after", in order of time.
+ */
+static void
+begin_scan(Taking *taking, IdemScan *scan, const Datum *topic,
+		   const TimestampTz *after, TimestampTz until, Snapshot snapshot)
+{
+	AttrNumber	available_at = topic != NULL ? TOPICS_AVAILABLE_AT :
+		DUE_AVAILABLE_AT;
+	ScanKeyData keys[3];
+	int			nkeys = 0;
+
+	if (topic != NULL)
+		ScanKeyEntryInitialize(&keys[nkeys++], 0, TOPICS_TOPIC,
+							   BTEqualStrategyNumber, InvalidOid,
+							   C_COLLATION_OID, F_TEXTEQ, *topic);
+	if (after != NULL)
+		ScanKeyEntryInitialize(&keys[nkeys++], 0, available_at,
+							   BTGreaterStrategyNumber, InvalidOid,
+							   InvalidOid, F_TIMESTAMPTZ_GT,
+							   TimestampTzGetDatum(*after));
+	ScanKeyEntryInitialize(&keys[nkeys++], 0, available_at,
+						   BTLessEqualStrategyNumber, InvalidOid, InvalidOid,
+						   F_TIMESTAMPTZ_LE, TimestampTzGetDatum(until));
+	idem_scan_begin(scan, &taking->outbox,
+					topic != NULL ? IDEM_OUTBOX_TOPICS : IDEM_OUTBOX_DUE,
+					snapshot, nkeys);
+	idem_scan_restart(scan, keys);
+}
+
+/*
  * Take messages of one topic, or of all, those first that have been available
  * longest.
  */
@@ -242,22 +414,8 @@ static void
 take_ready(Taking *taking, const Datum *topic)
 {
 	IdemScan	scan;
-	ScanKeyData keys[2];
-	int			nkeys = 0;
 
-	if (topic != NULL)
-		ScanKeyEntryInitialize(&keys[nkeys++], 0, TOPICS_TOPIC,
-							   BTEqualStrategyNumber, InvalidOid,
-							   C_COLLATION_OID, F_TEXTEQ, *topic);
-	ScanKeyEntryInitialize(&keys[nkeys++], 0,
-						   topic != NULL ? TOPICS_AVAILABLE_AT :
-						   DUE_AVAILABLE_AT,
-						   BTLessEqualStrategyNumber, InvalidOid, InvalidOid,
-						   F_TIMESTAMPTZ_LE, TimestampTzGetDatum(taking->now));
-	idem_scan_begin(&scan, &taking->outbox,
-					topic != NULL ? IDEM_OUTBOX_TOPICS : IDEM_OUTBOX_DUE,
-					taking->snapshot, nkeys);
-	idem_scan_restart(&scan, keys);
+	begin_scan(taking, &scan, topic, NULL, taking->now, taking->snapshot);
 	while (taking->wanted > 0 && idem_scan_next(&scan, ForwardScanDirection))
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -461,6 +619,7 @@ take_row(Taking *taking, IdemTable *outbox, bool is_locked, bool ready)
 		if (idem_update(outbox, row.values, row.nulls,
 						is_locked) != IDEM_WRITE_DONE)
 			return TAKEN_NOT;
+		idem_outbox_changes(&row);
 		idem_count(IDEM_COUNT_DEAD, 1);
 		return TAKEN_DEAD;
 	}
@@ -473,6 +632,7 @@ take_row(Taking *taking, IdemTable *outbox, bool is_locked, bool ready)
 	if (idem_update(outbox, row.values, row.nulls,
 					is_locked) != IDEM_WRITE_DONE)
 		return TAKEN_NOT;
+	idem_outbox_changes(&row);
 
 	IDEM_INJECTION_POINT("idem-taken");
 	for (int i = 0; i < lengthof(take_columns); i++)

@@ -31,11 +31,11 @@
  * those who wait for the same, one sleeps until then, the timekeeper; the
  * others rely on it, for when it leaves it wakes one that takes its place.
  *
- * Each waiter looks once in LOOK_AGAIN_MS, whatever happens.  That is how long
- * it takes to see what no session here has committed by our functions
- * (COMMIT PREPARED, a subscription's, a superuser's changes), what becomes due
- * within that time by a commit far from it, and anything at all if there is
- * no shared memory, or no free entry in it.
+ * Each waiter looks once in IDEM_LOOK_AGAIN_MS, whatever happens.  That is how
+ * long it takes to see what no session here has committed by our functions
+ * (COMMIT PREPARED, a subscription's, a superuser's changes), to hear of what
+ * will become due later than that, and to see anything at all if there is no
+ * shared memory, or no free entry in it.
  *
  * Shared memory.  An entry for each process that may wait; servers before 17
  * have FEW_WAITERS if the library is not preloaded.  Entries are chained in
@@ -66,8 +66,6 @@
 #include "compat.h"
 #include "shared_memory.h"
 #include "wake.h"
-
-#define LOOK_AGAIN_MS	1000
 
 #define FEW_WAITERS		256
 #define CLAIM_BUCKETS	128		/* powers of two */
@@ -311,7 +309,7 @@ idem_await_change(TimestampTz due, TimestampTz deadline)
 {
 	static uint32 wait_event = 0;
 	TimestampTz until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
-													LOOK_AGAIN_MS);
+													IDEM_LOOK_AGAIN_MS);
 
 	until = Min(until, deadline);
 	if (wait_event == 0)
@@ -332,7 +330,7 @@ idem_await_change(TimestampTz due, TimestampTz deadline)
 			break;
 		if (WaitLatch(MyLatch,
 					  WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-					  Min(left, LOOK_AGAIN_MS), wait_event) & WL_TIMEOUT)
+					  Min(left, IDEM_LOOK_AGAIN_MS), wait_event) & WL_TIMEOUT)
 			break;
 	}
 
@@ -506,8 +504,6 @@ idem_wake_next(const Datum *topics, int ntopics)
 static void
 at_transaction_end(XactEvent event, void *arg)
 {
-	TimestampTz soon = DT_NOEND;
-
 	if (event != XACT_EVENT_COMMIT && event != XACT_EVENT_ABORT &&
 		event != XACT_EVENT_PREPARE)
 		return;
@@ -530,9 +526,9 @@ at_transaction_end(XactEvent event, void *arg)
 	if (ntopic_notes > 0 && event != XACT_EVENT_PREPARE &&
 		pg_atomic_read_u32(&relay_bucket()->nwaiters) > 0)
 	{
-		/* What comes later will be seen by then. */
-		soon = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
-										   LOOK_AGAIN_MS);
+		/* What comes later will have been seen by then. */
+		TimestampTz soon = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
+										   IDEM_LOOK_AGAIN_MS);
 		for (int i = 0; i < ntopic_notes; i++)
 		{
 			TopicNote  *note = &topic_notes[i];

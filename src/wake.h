@@ -10,6 +10,9 @@
 
 #include "datatype/timestamp.h"
 
+/* How long it may take that a waiter sees what could not wake it. */
+#define IDEM_LOOK_AGAIN_MS	1000
+
 extern void idem_reserve_waiters(void);
 
 /* Who waits. */

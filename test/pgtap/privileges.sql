@@ -97,7 +97,7 @@ FROM (VALUES
 		$$idem_once_many('privileges', '{token}'::text[])$$),
 	('idem_publish(text, jsonb, text, jsonb, interval)', false,
 		$$idem_publish('privileges', '{}')$$),
-	('idem_outbox_take(int, interval, text[])', false,
+	('idem_outbox_take(int, interval, text[], interval)', false,
 		$$idem_outbox_take()$$),
 	('idem_outbox_ack(bigint[])', false,
 		$$idem_outbox_ack('{1}')$$),

@@ -1,0 +1,265 @@
+# A take with wait sleeps while there is nothing to take: until a message has
+# been published, or becomes available, by whatever way.  As few relays as will
+# do are woken for it, and none is forgotten.
+
+use strict;
+use warnings FATAL => 'all';
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(time);
+use IdempotencyTest;
+
+my $preload = "shared_preload_libraries = 'idempotency'\nidempotency.cleanup_interval = 0";
+my $node = new_node('relays', conf => "max_prepared_transactions = 10\n$preload");
+my $bare = new_node('bare', conf => "shared_preload_libraries = ''");
+
+$_->safe_psql('postgres', 'CREATE EXTENSION idempotency') foreach $node, $bare;
+
+my ($other, $relay) = map { session($node) } 1 .. 2;
+
+# Messages carry their names, and a relay says them.
+sub publish
+{
+	my ($name, $options) = @_;
+
+	return "SELECT FROM idem_publish('t', '\"$name\"'" . ($options ? ", $options" : '') . ')';
+}
+
+sub take
+{
+	my ($options) = @_;
+
+	return "SELECT payload #>> '{}' FROM idem_outbox_take(wait => '5 minutes'" . ($options ? ", $options" : '') . ')';
+}
+
+# Until these sessions sleep.
+sub asleep
+{
+	my ($at, @sessions) = @_;
+	my $pids = join ',', map { $_->pid } @sessions;
+
+	$at->poll_query_until('postgres',
+		'SELECT count(*) = ' . @sessions . " FROM pg_stat_activity WHERE pid IN ($pids) AND wait_event_type = 'Extension'")
+	  or die 'does not sleep';
+	return;
+}
+
+# ack(NAME): acknowledge the message with this name
+sub ack
+{
+	my ($name) = @_;
+
+	return "SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE payload #>> '{}' = '$name'";
+}
+
+# wakes(TITLE, NAME, SQL ...): a relay sleeps, these statements follow, and it has
+# the message of that name.
+sub wakes
+{
+	my ($title, $name, @statements) = @_;
+
+	$relay->send(take());
+	asleep($node, $relay);
+	$other->run($_) foreach @statements;
+	is($relay->result, $name, $title);
+	$node->safe_psql('postgres', 'SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox');
+	return;
+}
+
+#
+# What becomes available, and by what
+#
+wakes('published', 'a', publish('a'));
+wakes('published in a transaction', 'a', 'BEGIN', publish('a'), 'COMMIT');
+wakes('after one that was rolled back', 'b', 'BEGIN', publish('a'), 'ROLLBACK', publish('b'));
+wakes('published by a prepared transaction', 'a', 'BEGIN', publish('a'), "PREPARE TRANSACTION 'a'", "COMMIT PREPARED 'a'");
+wakes('a delay of less than a second is over', 'a', publish('a', "deliver_after => '0.3 s'"));
+wakes('one of more than a second', 'a', publish('a', "deliver_after => '1.5 s'"));
+
+$other->run(publish('a', "message_key => 'k'") . ';' . publish('b', "message_key => 'k'"));
+is($other->run('SELECT count(*) FROM idem_outbox_take(1)'), 1, 'the first of a key is taken');
+wakes('acknowledged, the next one follows', 'b', ack('a'));
+
+$other->run(publish('a'));
+$other->run('SELECT count(*) FROM idem_outbox_take(1)');
+wakes('refused, after its pause', 'a', "SELECT idem_outbox_nack(id, retry_after => '0.2 s') FROM idem_outbox WHERE state = 'pending'");
+
+$other->run(publish('a'));
+$other->run('SELECT count(*) FROM idem_outbox_take(1)');
+wakes('given back', 'a', "SELECT idem_outbox_give_back(array_agg(id)) FROM idem_outbox WHERE state = 'pending'");
+
+$other->run(publish('a'));
+$other->run("SELECT count(*) FROM idem_outbox_take(1, '1.2 s')");
+$relay->send(take());
+is($relay->result, 'a', 'its lease is over');
+$other->run(ack('a'));
+
+$other->run(publish('a'));
+$other->run('BEGIN; SELECT count(*) FROM idem_outbox_take()');
+wakes('a take was rolled back', 'a', 'ROLLBACK');
+
+$other->run(publish('a') . '; SET idempotency.outbox_max_attempts = 1');
+$other->run("SELECT count(*) FROM idem_outbox_take()");
+$other->run("SELECT idem_outbox_nack(id) FROM idem_outbox WHERE state = 'pending'");
+wakes('requeued', 'a', 'SELECT idem_outbox_requeue()');
+$other->run('RESET idempotency.outbox_max_attempts');
+
+#
+# Topics
+#
+my @relays = map { session($node) } 1 .. 20;
+$relays[0]->send(take("topics => '{x}'"));
+$relays[1]->send(take("topics => '{y}'"));
+$relays[2]->send(take("topics => '{x,z}'"));
+asleep($node, @relays[ 0 .. 2 ]);
+$other->run("SELECT FROM idem_publish('y', '\"for y\"')");
+is($relays[1]->result, 'for y', 'who listens to the topic has the message');
+asleep($node, @relays[ 0, 2 ]);
+$other->run("SELECT FROM idem_publish('z', '\"for z\"')");
+is($relays[2]->result, 'for z', 'also beside others');
+asleep($node, $relays[0]);
+$other->run("BEGIN; SELECT count(idem_publish('topic-' || i, '0')) FROM generate_series(1, 50) AS i; SELECT FROM idem_publish('x', '\"for x\"'); COMMIT");
+is($relays[0]->result, 'for x', 'among fifty others');
+is($relay->run(take("topics => '{}'") =~ s/5 minutes/50 ms/r), '', 'no topic: nothing, after the wait');
+$node->safe_psql('postgres', 'SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox');
+
+#
+# Several relays
+#
+foreach my $case ([ 'one transaction', 'BEGIN;', 'COMMIT' ], [ 'each its own', '', '' ])
+{
+	$_->send(take('max_messages => 1')) foreach @relays;
+	asleep($node, @relays);
+	$other->run($case->[1] . join(';', map { publish("m$_") } 1 .. 20) . ';' . $case->[2]);
+	is(join(' ', sort map { $_->result } @relays), join(' ', sort map { "m$_" } 1 .. 20),
+		"twenty messages, $case->[0], for twenty relays that take one");
+	$node->safe_psql('postgres', 'SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox');
+}
+
+# The one that has been woken cannot go on, and is ended: another has the
+# message.  All of them are stopped first, so that it does not matter which it
+# is.
+$_->send(take()) foreach @relays[ 0 .. 4 ];
+asleep($node, @relays[ 0 .. 4 ]);
+kill 'STOP', $_->pid foreach @relays[ 0 .. 4 ];
+$other->run(publish('a'));
+$other->run('SELECT pg_terminate_backend(' . $_->pid . ')') foreach @relays[ 1 .. 4 ];
+kill 'CONT', $_->pid foreach @relays[ 1 .. 4 ];
+$_->result foreach @relays[ 1 .. 4 ];
+kill 'CONT', $relays[0]->pid;
+my $heir = $other->run("SELECT attempt FROM idem_outbox WHERE state = 'pending'") ? 1 : 0;
+$node->safe_psql('postgres', "UPDATE idem_outbox SET available_at = now() WHERE state = 'pending'") if $heir;
+is($relays[0]->result, 'a', 'the others have been ended: the last one has the message');
+$_->quit foreach @relays[ 1 .. 4 ];
+@relays = @relays[ 0, 5 .. 19 ];
+$node->safe_psql('postgres', 'SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox');
+
+# No herd: for each message about one relay looks, not all.
+sub looks
+{
+	return $node->safe_psql('postgres',
+		"SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'idem_outbox_due'");
+}
+
+foreach my $delay ('0', '0.05 s')
+{
+	my $count = 40;
+	my $loop = <<"SQL";
+DO \$\$
+DECLARE
+	ids bigint[];
+BEGIN
+	LOOP
+		ids := array(SELECT id FROM idem_outbox_take(1, wait => '2 minutes'));
+		PERFORM pg_stat_force_next_flush();
+		COMMIT;
+		EXIT WHEN EXISTS (SELECT FROM idem_outbox WHERE topic = 'stop');
+		PERFORM idem_outbox_ack(ids);
+		COMMIT;
+	END LOOP;
+END
+\$\$
+SQL
+	$_->send($loop) foreach @relays;
+	asleep($node, @relays);
+	my ($before, $begin) = (looks(), time);
+	foreach my $i (1 .. $count)
+	{
+		$other->run(publish("m$i", "deliver_after => '$delay'"));
+		$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM idem_outbox WHERE state = 'pending'")
+		  or die 'not delivered';
+	}
+	asleep($node, @relays);
+	my $seconds = time - $begin;
+	$other->run("SELECT count(idem_publish('stop', '0')) FROM generate_series(1, 30)");
+	is(join('', map { $_->result } @relays), '', "all messages are delivered, delay $delay");
+	my $looks = looks() - $before;
+	note("$looks looks of " . @relays . " relays for $count messages in $seconds s, delay $delay");
+	cmp_ok($looks, '<', 2 * (6 * $count + @relays * (2 + $seconds)),
+		"not all relays look for each, delay $delay");
+	$node->safe_psql('postgres', 'TRUNCATE idem_outbox');
+}
+
+#
+# Time limits, cancel requests, snapshots
+#
+is($relay->run(take() =~ s/5 minutes/50 ms/r), '', 'the wait is over');
+is($relay->run("SET lock_timeout = '10 ms'; " . (take() =~ s/5 minutes/100 ms/r)), '', 'lock_timeout is for locks');
+is($relay->run("SET statement_timeout = '50 ms'; " . take()), 'ERROR 57014', 'statement_timeout');
+$relay->run('RESET lock_timeout; RESET statement_timeout');
+$relay->send(take());
+asleep($node, $relay);
+$other->run('SELECT pg_cancel_backend(' . $relay->pid . ')');
+is($relay->result, 'ERROR 57014', 'a cancel request');
+
+$relay->run('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM idem_outbox');
+$relay->send(take() =~ s/5 minutes/300 ms/r);
+$other->run(publish('a'));
+is($relay->result, '', 'REPEATABLE READ: what is newer than the snapshot is not taken');
+$relay->run('COMMIT');
+is($relay->run(take()), 'a', 'but by the next transaction');
+
+# What it holds
+$relay->send(take());
+asleep($node, $relay);
+is( $other->run(
+		'SELECT count(*) FROM pg_locks WHERE pid = ' . $relay->pid . "
+		 AND (locktype NOT IN ('relation', 'virtualxid') OR mode NOT IN ('RowExclusiveLock', 'ExclusiveLock', 'AccessShareLock'))"),
+	0, 'no lock but on tables');
+is($other->run('VACUUM (FREEZE) idem_outbox; SELECT 1'), 1, 'no page that vacuum wants');
+$other->run(publish('b'));
+is($relay->result, 'b', 'and it goes on');
+
+#
+# Woken, not polled: half of the rounds are faster than a look each second
+# could be.  Likewise without preloading.
+#
+sub median_latency
+{
+	my ($at, $publisher, $waits) = @_;
+	my @times;
+
+	foreach my $round (1 .. 21)
+	{
+		$waits->send("SELECT payload FROM idem_outbox_take(wait => '5 minutes')");
+		asleep($at, $waits);
+		my $begin = time;
+		$publisher->run("SELECT FROM idem_publish('latency', '$round')");
+		die 'another message' if $waits->result ne $round;
+		push @times, time - $begin;
+	}
+	return (sort { $a <=> $b } @times)[10];
+}
+
+my $latency = median_latency($node, $other, $relay);
+note("median from publishing to the relay's row: $latency s");
+cmp_ok($latency, '<', 0.2, 'a relay is woken');
+
+my ($bare_other, $bare_relay) = map { session($bare) } 1 .. 2;
+$latency = median_latency($bare, $bare_other, $bare_relay);
+note("the same without preloading: $latency s");
+cmp_ok($latency, '<', 0.2, 'likewise without preloading');
+
+done_testing();
