@@ -183,7 +183,7 @@ SELECT idem_publish('orders', '{"sku": "teapot"}', message_key => 'customer-7') 
 COMMIT;
 
 -- An outbox
-SELECT id, topic, message_key, payload, attempt FROM idem_outbox_take(100, lease => '30 seconds');
+SELECT id, topic, message_key, payload, attempt FROM idem_outbox_take(100, lease => '30 seconds', wait => '10 seconds');
 SELECT idem_outbox_extend('{1}', '30 seconds', attempts => '{1}');   -- 1: still held
 SELECT idem_outbox_ack('{1}');
 
