@@ -404,7 +404,8 @@ class Caller:
         """Take, and then acknowledge some and refuse the others."""
         def take():
             taken.extend(self.call('take', self.rng.choice((1, 3, 100)),
-                                   self.rng.choice((0, 2000, 60000000)), None))
+                                   self.rng.choice((0, 2000, 60000000)), None,
+                                   self.rng.choice((None, None, 20000))))
 
         taken = []
         if self.rng.random() < 0.5:

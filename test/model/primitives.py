@@ -500,8 +500,10 @@ class Model(Store):
                 stopped.add(lane)
         return lanes
 
-    def take(self, tx, limit, lease, topics):
+    def take(self, tx, limit, lease, topics, wait):
         """
+        A take that waits is one that is made when the wait ends.
+
         Chance decides which messages come if there are more than "limit", so
         the answer is a function that accepts or refuses the real one, and
         takes it over.  It calls is_dead(id) where chance has decided.

@@ -34,7 +34,7 @@ CALLS = {
     'once_many': 'SELECT idem_once_many(%s, %a::text[], %i)',
     'publish': 'SELECT idem_publish(%s, %s, %s, %s, %i), '
                "currval('idem_outbox_ids')",
-    'take': 'SELECT * FROM idem_outbox_take(%s, %i, %a::text[])',
+    'take': 'SELECT * FROM idem_outbox_take(%s, %i, %a::text[], %i)',
     'ack': 'SELECT idem_outbox_ack(%a::bigint[])',
     'nack': 'SELECT idem_outbox_nack(%s, %s, %i, %s)',
     'requeue': 'SELECT idem_outbox_requeue(%a::bigint[])',

@@ -130,7 +130,8 @@ def outbox(rng, world, tx, published=8):
         return kind, (rng.choice((1, 2, 100, 100)),
                       rng.choice((0, 0, HOUR)),
                       rng.choice((None, ['orders'], ['mails', 'orders',
-                                                     'mails'])))
+                                                     'mails'])),
+                      rng.choice((None, None, None, SHORT)))
     if kind == 'nack':
         return kind, (number, rng.choice((None, 'refused')),
                       rng.choice((None, 0, 0, 0, HOUR)),
