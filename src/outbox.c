@@ -134,9 +134,6 @@ idem_publish(PG_FUNCTION_ARGS)
 					TimestampTzGetDatum(idem_add_interval(now, deliver_after,
 														  0)));
 	idem_lane_append(&outbox, &row);
-	idem_message_changes(row.values[OUTBOX_TOPIC],
-						 DatumGetTimestampTz(row.values[OUTBOX_AVAILABLE_AT]),
-						 false);
 	idem_table_close(&outbox);
 	idem_log_message_event("published", row.values);
 	idem_count(IDEM_COUNT_PUBLISHED, 1);

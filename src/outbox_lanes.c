@@ -72,6 +72,7 @@
 #include "compat.h"
 #include "idempotency.h"
 #include "outbox.h"
+#include "wake.h"
 
 /* How many lanes a sweep looks at, and its share of the time, and pause. */
 #define SWEEP_LANES		16
@@ -128,7 +129,7 @@ begin_scan(IdemScan *scan, IdemTable *outbox, int64 lane, Snapshot snapshot,
 }
 
 /*
- * Insert a new message, ready or parked.
+ * Insert a new message, ready or parked.  Its commit wakes who waits for one.
  */
 void
 idem_lane_append(IdemTable *outbox, IdemOutboxRow *message)
@@ -144,6 +145,11 @@ idem_lane_append(IdemTable *outbox, IdemOutboxRow *message)
 	}
 	idem_outbox_set(message, OUTBOX_READY, BoolGetDatum(ready));
 	idem_append(outbox, message->values, message->nulls);
+
+	/* Also for a parked one: who acknowledges may have had to leave it so. */
+	idem_message_changes(message->values[OUTBOX_TOPIC],
+						 DatumGetTimestampTz(message->values[OUTBOX_AVAILABLE_AT]),
+						 false);
 	if (!ready)
 		look_again(outbox, lane, id);
 }
