@@ -50,15 +50,16 @@ sub work_on
 {
 	my ($key, $who) = @_;
 
-	# A claim does not fail; and if it did, the answer for the key before must
-	# not be taken for its own.
+	# A psql that has lost its connection goes on to the next query.  What it
+	# says until then must not be the answer for the key before.  Nothing else
+	# makes a claim fail.
 	my $answer = "\\set mine f\n\\set seen f\n";
 	my $failed = "\\if :ERROR\n\\echo failed $key :SQLSTATE\n\\endif\n";
 	my $claim = "SELECT outcome = 'new' AS mine, outcome = 'replay' AS seen, coalesce(claim_token, 0) AS token,
 		coalesce(response_body, '') AS body FROM idem_claim('shop', '$key'";
 	my $insert = "INSERT INTO orders VALUES ('$key', '$who');";
 	my $seen = "\\if :seen\n\\echo seen $key :body\n\\endif\n";
-	my $done = "\\if :finished\n\\echo done $key $who\n\\endif\n";
+	my $done = "\\if :ERROR\n\\set finished f\n\\endif\n\\if :finished\n\\echo done $key $who\n\\endif\n";
 	my $kind = rand();
 
 	if ($kind < 0.6)
@@ -147,7 +148,7 @@ sub finish_clients
 		eval { $client->{run}->finish; 1 } or push @wrong, "a client hangs: $@";
 		foreach my $line (split /\n/, $client->{stdout})
 		{
-			push @wrong, "claim $line" if $line =~ /^failed /;
+			push @wrong, "claim $line" if $line =~ /^failed \S+ \S/;
 			next unless $line =~ /^(done|seen|held) (\S+) (\S+)$/;
 			if ($1 eq 'held')
 			{
