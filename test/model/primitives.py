@@ -103,6 +103,25 @@ class Model(Store):
             answer['lease_expires_at'] = shown['lease_expires_at']
         return self.claim_answer(answer)
 
+    def claim_many(self, tx, scope, keys, hashes, ttl, lease):
+        return (yield from self.in_order(tx, keys, [
+            self.claim(tx, (scope, key), request_hash, ttl, lease, None)
+            for key, request_hash in zip(keys, hashes)]))
+
+    def complete_many(self, tx, scope, keys, statuses, bodies, tokens):
+        return (yield from self.in_order(tx, keys, [
+            self.complete(tx, (scope, key), status, body, None, token)
+            for key, status, body, token in zip(keys, statuses, bodies,
+                                                tokens)]))
+
+    def in_order(self, tx, keys, calls):
+        """Visits the keys in their order, and answers in the caller's."""
+        self.check_writes(tx)
+        answers = [None] * len(calls)
+        for i in sorted(range(len(calls)), key=lambda i: (keys[i], i)):
+            answers[i] = yield from calls[i]
+        return answers
+
     def judge(self, tx, key, row, request_hash):
         if self.is_past(row['expires_at']):
             kept = Time(row['expires_at'].moment,
@@ -315,24 +334,20 @@ class Model(Store):
         return active, last, True
 
     def advance_many(self, tx, entities, action_ids):
-        return (yield from self.in_order(tx, entities, action_ids, [
+        self.check_action_ids(action_ids)
+        return (yield from self.in_order(tx, entities, [
             self.advance(tx, entity, action_id)
             for entity, action_id in zip(entities, action_ids)]))
 
     def set_many(self, tx, entities, types, actives, action_ids):
-        return (yield from self.in_order(tx, entities, action_ids, [
+        self.check_action_ids(action_ids)
+        return (yield from self.in_order(tx, entities, [
             self.act(tx, *element, None)
             for element in zip(entities, types, actives, action_ids)]))
 
-    def in_order(self, tx, entities, action_ids, calls):
-        """Visits the entities in their order, and answers in the caller's."""
+    def check_action_ids(self, action_ids):
         if any(n * 1000 > self.now + MAX_LEAD for n in action_ids):
             raise Refused('ID005')
-        self.check_writes(tx)
-        answers = [None] * len(calls)
-        for i in sorted(range(len(calls)), key=lambda i: (entities[i], i)):
-            answers[i] = yield from calls[i]
-        return answers
 
     def is_active(self, tx, entity, action_type):
         row = self.visible(tx, ('user_actions',) + entity + (action_type,))

@@ -15,6 +15,13 @@ KEYS = {
 # name of the model's method -> SQL; one %s an argument, tuples take several
 CALLS = {
     'claim': 'SELECT * FROM idem_claim(%s, %s, %s, %i, %i, %i)',
+    'claim_many': 'SELECT outcome, claim_token, attempt, response_status, '
+                  'response_headers, response_body, response_bytes, '
+                  'recovery_point, recovery_state, lease_expires_at, '
+                  'expires_at FROM idem_claim_many(%s, %a, %a::bytea[], %i, '
+                  '%i)',
+    'complete_many': 'SELECT completed FROM idem_complete_many('
+                     '%s, %a, %a, %a::text[], NULL, %a::bigint[])',
     'complete': 'SELECT idem_complete(%s, %s, %s, %t, %s, %s)',
     'fail_claim': 'SELECT idem_fail(%s, %s, %s, %s)',
     'checkpoint': 'SELECT idem_checkpoint(%s, %s, %s, %s, %i, %s)',
@@ -128,6 +135,9 @@ def resolve(world, session, name, args):
     if name in ('complete', 'fail_claim', 'checkpoint', 'heartbeat',
                 'release'):
         return args[:-1] + (token(world, session, args[0], args[-1]),)
+    if name == 'complete_many':
+        return args[:-1] + ([token(world, session, (args[0], key), t)
+                             for key, t in zip(args[1], args[-1])],)
     if name in ('ack', 'requeue') and args[0] is not None:
         ids = [message(world, n) for n in args[0]]
         return None if None in ids else (ids,)
@@ -192,7 +202,8 @@ def label(name, answer):
         return str(answer[0][2 if name == 'act' else 0])
     if name == 'lookup':
         return str(answer[0][0])
-    if name in ('take', 'once_many', 'extend', 'advance_many', 'set_many'):
+    if name in ('take', 'once_many', 'extend', 'advance_many', 'set_many',
+                'claim_many', 'complete_many'):
         return 'some' if answer else 'none'
     if name == 'give_back':
         return 'some' if answer[0][0] else 'none'

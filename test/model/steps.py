@@ -44,6 +44,18 @@ def claims(rng, world, tx):
         row = tx and tx.writes.get(('keys',) + key) or \
             world.model.latest(('keys',) + key)[1]
         kind = rng.choice(FITTING[row and row['state']])
+    if kind in ('claim', 'complete') and rng.random() < 0.15:
+        keys = rng.choices([k for scope, k in KEYS if scope == key[0]],
+                           k=rng.randint(1, 4))
+        if kind == 'claim':
+            return 'claim_many', (key[0], keys, rng.choices(
+                HASHES, k=len(keys)), rng.choice((None, None, HOUR)),
+                rng.choice(LEASES))
+        return 'complete_many', (
+            key[0], keys, rng.choices((200, 402), k=len(keys)),
+            rng.choices((None, 'text \u00fc', ''), k=len(keys)),
+            rng.choices(TOKENS, k=len(keys)) if rng.random() < 0.3
+            else [token] * len(keys))
     if kind == 'claim':
         wait = SHORT if rng.random() < 0.03 else rng.choice(WAITS)
         return kind, (key, rng.choice(HASHES), rng.choice(TTLS),

@@ -109,9 +109,9 @@ class Blocked:
 class Call:
     """A call of a function, under way in the model."""
 
-    def __init__(self, session, tx, generator, text, name):
+    def __init__(self, session, tx, generator, text, name, args):
         self.session, self.tx, self.text = session, tx, text
-        self.generator, self.name = generator, name
+        self.generator, self.name, self.args = generator, name, args
         self.moments, self.mark = [], len(tx.undo)
         self.expected = None
 
@@ -411,7 +411,7 @@ class World:
         first = tx.snapshot is None
         self.model.begin_statement(tx)
         call = Call(session, tx, getattr(self.model, name)(tx, *args),
-                    sql.text(name, args), name)
+                    sql.text(name, args), name, args)
         wait = self.advance(call)
         short = wait and wait.limit is not None and wait.limit < MARGIN
         deadlock = wait and self.leads_to(wait.holder, tx)
@@ -573,6 +573,8 @@ class World:
             problem = None if ok else 'not that'
         elif isinstance(expected, tuple):
             problem = None if answer in expected else 'not that'
+        elif isinstance(expected, list) and not failed:
+            problem = None if matches(expected, answer) else 'not that'
         elif not (expected == answer):
             problem = 'not that'
         if problem:
@@ -592,6 +594,12 @@ class World:
             token = answer[0][1]
             model.last_token = token
             self.tokens.setdefault(sql.key_of(call), []).append(token)
+        if call.name == 'claim_many':
+            scope, keys = call.args[:2]
+            for key, row in sorted(zip(keys, answer), key=lambda c: c[0]):
+                if row[0] == 'new':
+                    model.last_token = max(model.last_token, row[1])
+                    self.tokens.setdefault((scope, key), []).append(row[1])
         if not session.tx:
             model.commit(call.tx)
 
