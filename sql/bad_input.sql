@@ -110,7 +110,7 @@ SELECT call, split_part(error, ' |', 1) FROM pg_temp.each_call('{"idem_claim(''s
 	"idem_claim(''s'', ''bad-input-key-001'', wait => %s)","idem_heartbeat(''s'', ''bad-input-key-001'', %s)","idem_checkpoint(''s'', ''bad-input-key-001'', ''x'', lease => %s)",
 	"idem_run(''s'', ''bad-input-key-001'', ''pg_temp.handler(jsonb)'', ''{}'', ttl => %s)","idem_run(''s'', ''bad-input-key-001'', ''pg_temp.handler(jsonb)'', ''{}'', wait => %s)",
 	"idem_once(''s'', ''t'', %s)","idem_once_many(''s'', ''{t}'', %s)","idem_try_append(''a'', ''c'', 1, wait => %s)","idem_publish(''t'', ''1'', deliver_after => %s)",
-	"idem_outbox_take(lease => %s)","idem_outbox_nack(1, retry_after => %s)","idem_outbox_extend(''{}'', %s)","idem_stuck(older_than => %s)"}', '''-1 year 364 days''', '''1 year -368 days''');
+	"idem_publish_many(''{}'', ''{}'', deliver_after => %s)","idem_outbox_take(lease => %s)","idem_outbox_nack(1, retry_after => %s)","idem_outbox_extend(''{}'', %s)","idem_stuck(older_than => %s)"}', '''-1 year 364 days''', '''1 year -368 days''');
 SELECT outcome FROM idem_claim('s', 'bad-input-mixed-1', ttl => '1 year -359 days', lease => '-1 year 367 days', wait => '1 month -1 day');
 SELECT pg_temp.code_of($$ SELECT idem_claim('s', 'bad-input-key-001', ttl => '300000 years') $$);
 SELECT pg_temp.code_of($$ SELECT idem_claim('s', 'bad-input-key-001', lease => '300000 years') $$);

@@ -95,6 +95,7 @@ SELECT * FROM idem.idem_try_append('a', 'c', 1, 2, 0, false, '1 ms');
 SELECT idem.idem_last_client_seq('a', 'c');
 SELECT idem.idem_once('s', 't'::pg_catalog.text, '0'), idem.idem_once_many('s', '{t,u}'::pg_catalog.text[]);
 SELECT idem.idem_publish('t', '{}', 'k', '{}', '0') IS NOT NULL, idem.idem_publish('t', '{}') IS NOT NULL;
+SELECT ordinal, message_id IS NOT NULL FROM idem.idem_publish_many('{many}', '{1,2}', '{k}', '{1}', '0');
 SELECT topic, idem.idem_outbox_nack(id, 'x', '0', attempt) FROM idem.idem_outbox_take(1, '1 s', '{t}');
 SELECT topic, idem.idem_outbox_extend(ARRAY[id], '1 s', ARRAY[attempt]) OPERATOR(pg_catalog.=) id, idem.idem_outbox_give_back(ARRAY[id], ARRAY[attempt]) FROM idem.idem_outbox_take(1, '1 s', '{t}');
 SELECT idem.idem_outbox_requeue(), idem.idem_outbox_requeue('{1}');
@@ -145,6 +146,7 @@ BEGIN
 					WHEN 'interval'::regtype THEN '''0''' WHEN 'json'::regtype THEN '''{}''' WHEN 'jsonb'::regtype THEN '''{}'''
 					WHEN 'text[]'::regtype THEN '''{t}''' WHEN 'bigint[]'::regtype THEN '''{1}'''
 					WHEN 'int[]'::regtype THEN '''{1}''' WHEN 'boolean[]'::regtype THEN '''{t}''' WHEN 'bytea[]'::regtype THEN '''{x}''' WHEN 'json[]'::regtype THEN '''{null}'''
+					WHEN 'jsonb[]'::regtype THEN '''{1}'''
 					WHEN 'regrole'::regtype THEN '''regress_idem_app''' WHEN 'regprocedure'::regtype THEN '''public.handler(jsonb)''' END END
 				|| '::' || (f.types[i - 1])::regtype, ', ' ORDER BY i)
 				INTO arguments FROM generate_series(1, f.pronargs) AS i;

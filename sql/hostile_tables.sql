@@ -43,6 +43,7 @@ INSERT INTO calls VALUES
 	('idem_tokens', 'idem_once(''s'', ''t'')'),
 	('idem_tokens', 'idem_once_many(''s'', ''{t}''::text[])'),
 	('idem_outbox', 'idem_publish(''t'', ''{}'')'),
+	('idem_outbox', 'idem_publish_many(''{t}'', ''{1}'')'),
 	('idem_outbox', 'idem_outbox_take()'),
 	('idem_outbox', 'idem_outbox_ack(''{1}'')'),
 	('idem_outbox', 'idem_outbox_nack(1)'),

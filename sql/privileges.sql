@@ -70,6 +70,7 @@ SELECT idem_last_client_seq('a', 'c');
 SELECT idem_once('s', 't');
 SELECT idem_once_many('s', '{t}'::text[]);
 SELECT idem_publish('t', '{}');
+SELECT idem_publish_many('{t}', '{1}');
 SELECT idem_outbox_take();
 SELECT idem_outbox_ack('{1}');
 SELECT idem_outbox_nack(1);
@@ -471,6 +472,7 @@ SELECT * FROM "Idem Schema".idem_try_append('a', 'app', 1, expected_version => 1
 SELECT "Idem Schema".idem_last_client_seq('a', 'app');
 SELECT "Idem Schema".idem_once('app', 't'), "Idem Schema".idem_once_many('app', '{t,u}'::text[]);
 SELECT "Idem Schema".idem_publish('app', '{}', 'k') IS NOT NULL;
+SELECT ordinal, message_id IS NOT NULL FROM "Idem Schema".idem_publish_many('{app many}', '{1,2}');
 SELECT topic, message_key, attempt, "Idem Schema".idem_outbox_nack(id, retry_after => '0') FROM "Idem Schema".idem_outbox_take(topics => '{app}');
 SELECT "Idem Schema".idem_outbox_requeue();
 SELECT "Idem Schema".idem_outbox_give_back(array_agg(id), array_agg(attempt)) FROM "Idem Schema".idem_outbox_take(topics => '{app}');

@@ -211,6 +211,10 @@ RESET idempotency.outbox_max_attempts;
 SELECT idem_publish('mails', '{"to": "bob@example.com"}', deliver_after => '1 hour') AS message_id \gset
 SELECT payload FROM idem_outbox_take(topics => '{mails}');   -- Ann's, not yet Bob's
 
+-- An outbox
+SELECT ordinal FROM idem_publish_many('{stock}', ARRAY['{"sku": "teapot"}', '{"sku": "cup"}']::jsonb[],
+                                      message_keys => '{shelf-4}');
+
 -- Request identity
 SELECT idem_request_hash('post', '/orders', '{"b": 1.0, "a": []}')
 	= sha256('POST:/orders:{"a":[],"b":1}') AS same;

@@ -24,7 +24,7 @@ BEGIN ATOMIC
 			'idem_try_advance', 'idem_toggle', 'idem_set', 'idem_is_active', 'idem_action_states',
 			'idem_try_advance_many', 'idem_set_many',
 			'idem_try_append', 'idem_last_client_seq', 'idem_once', 'idem_once_many',
-			'idem_publish', 'idem_outbox_take', 'idem_outbox_ack', 'idem_outbox_nack',
+			'idem_publish', 'idem_publish_many', 'idem_outbox_take', 'idem_outbox_ack', 'idem_outbox_nack',
 			'idem_outbox_requeue', 'idem_outbox_extend', 'idem_outbox_give_back'
 		]::pg_catalog.name[]);
 END;

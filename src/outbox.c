@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * outbox.c
- *		The transactional outbox: publish, acknowledge, refuse, requeue.
+ *		The transactional outbox: acknowledge, refuse, requeue.
  *
  * A row of idem_outbox is a message.  Its state is "pending" until a relay
  * acknowledges it ("acked") or it has failed too often ("dead").
@@ -30,8 +30,9 @@
  * at it again.  It writes without waiting, so that what it has judged and the
  * times that it has computed are never from before a wait.
  *
- * How messages are handed out, and in which order, is in outbox_take.c; how
- * leases are extended and given back in outbox_lease.c.
+ * How messages are published is in outbox_publish.c, how they are handed out,
+ * and in which order, in outbox_take.c, and how leases are extended and given
+ * back in outbox_lease.c.
  *
  *-------------------------------------------------------------------------
  */
@@ -40,15 +41,12 @@
 #include "access/skey.h"
 #include "access/stratnum.h"
 #include "catalog/pg_type_d.h"
-#include "commands/sequence.h"
 #include "common/pg_prng.h"
-#include "common/sha2.h"
-#include "libpq/pqformat.h"
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
-#include "port/pg_bswap.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/datum.h"
+#include "utils/fmgrprotos.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
@@ -57,7 +55,6 @@
 #include "idempotency.h"
 #include "log_events.h"
 #include "outbox.h"
-#include "random.h"
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
@@ -75,12 +72,12 @@ typedef struct Left
 {
 	int64		lane;
 	int64		id;
+	IdemOutboxRow *signpost;	/* see idem_lane_left() */
 } Left;
 
-static int64 lane_of(Datum topic, Datum message_key);
-static void append_counted(StringInfo string, Datum value);
-static Datum random_uuid(void);
 static bool acknowledge(IdemTable *outbox, int64 id, Left *left, int *nleft);
+static bool delete_message(IdemTable *outbox, const IdemOutboxRow *row);
+static IdemOutboxRow *make_signpost(const IdemOutboxRow *message);
 static void see_to_lanes(IdemTable *outbox, Left *left, int count);
 static int	compare_left(const void *a, const void *b, void *arg);
 static bool attempt_is_over(const IdemOutboxRow *row, int attempt);
@@ -90,114 +87,6 @@ static bool requeue(IdemTable *outbox, int64 id);
 static int	ids_arg(Datum array, int64 **ids);
 static int	compare_ids(const void *a, const void *b, void *arg);
 static bool is_state(Datum value, const char *state);
-
-/*
- * idem_publish(topic, payload, message_key, headers, deliver_after) -> uuid
- */
-PG_FUNCTION_INFO_V1(idem_publish);
-Datum
-idem_publish(PG_FUNCTION_ARGS)
-{
-	IdemOutboxRow row;
-	Interval   *deliver_after;
-	TimestampTz now;
-	int64		id;
-	IdemTable	outbox;
-
-	memset(row.nulls, true, sizeof(row.nulls));
-	idem_outbox_set(&row, OUTBOX_TOPIC, idem_name_arg(fcinfo, 0, "topic"));
-	idem_outbox_set(&row, OUTBOX_PAYLOAD,
-					idem_required_arg(fcinfo, 1, "payload"));
-	if (!PG_ARGISNULL(2))
-	{
-		Datum		key = idem_name_arg(fcinfo, 2, "message_key");
-		int64		lane = lane_of(row.values[OUTBOX_TOPIC], key);
-
-		idem_outbox_set(&row, OUTBOX_MESSAGE_KEY, key);
-		idem_outbox_set(&row, OUTBOX_LANE, Int64GetDatum(lane));
-	}
-	if (!PG_ARGISNULL(3))
-		idem_outbox_set(&row, OUTBOX_HEADERS, PG_GETARG_DATUM(3));
-	deliver_after = idem_interval_arg(fcinfo, 4, "deliver_after");
-	idem_outbox_set(&row, OUTBOX_ATTEMPT, Int32GetDatum(0));
-	idem_outbox_set(&row, OUTBOX_ATTEMPTS_BEFORE, Int32GetDatum(0));
-	idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum("pending"));
-	idem_outbox_set(&row, OUTBOX_MESSAGE_ID, random_uuid());
-
-	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
-	id = nextval_internal(idem_sequence_oid(IDEM_OUTBOX_IDS), false);
-	idem_outbox_set(&row, OUTBOX_ID, Int64GetDatum(id));
-	IDEM_INJECTION_POINT("idem-publish-numbered");
-	now = GetCurrentTimestamp();
-	idem_outbox_set(&row, OUTBOX_CREATED_AT, TimestampTzGetDatum(now));
-	idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
-					TimestampTzGetDatum(idem_add_interval(now, deliver_after,
-														  0)));
-	idem_lane_append(&outbox, &row);
-	idem_table_close(&outbox);
-	idem_log_message_event("published", row.values);
-	idem_count(IDEM_COUNT_PUBLISHED, 1);
-	PG_RETURN_DATUM(row.values[OUTBOX_MESSAGE_ID]);
-}
-
-/*
- * The lane of a topic's messages with one key: the first eight bytes of the
- * SHA-256 of the two, each preceded by its length in four bytes, in network
- * byte order.  So who may choose keys finds none for the lane of another's.
- *
- * Raises 22P05 for a character that UTF-8 does not have.
- */
-static int64
-lane_of(Datum topic, Datum message_key)
-{
-	StringInfoData string;
-	uint8		digest[PG_SHA256_DIGEST_LENGTH];
-	uint64		lane;
-
-	initStringInfo(&string);
-	append_counted(&string, topic);
-	append_counted(&string, message_key);
-	idem_sha256(string.data, string.len, digest);
-	memcpy(&lane, digest, sizeof(lane));
-	return (int64) pg_ntoh64(lane);
-}
-
-/*
- * Append a text and its length, in UTF-8, since a dump may be restored into a
- * database of another encoding.  SQL_ASCII says nothing about what it holds.
- */
-static void
-append_counted(StringInfo string, Datum value)
-{
-	text	   *name = DatumGetTextPP(value);
-	char	   *bytes = VARDATA_ANY(name);
-	int			length = VARSIZE_ANY_EXHDR(name);
-
-	if (GetDatabaseEncoding() != PG_SQL_ASCII)
-	{
-		char	   *utf8 = pg_server_to_any(bytes, length, PG_UTF8);
-
-		if (utf8 != bytes)
-			length = strlen(utf8);
-		bytes = utf8;
-	}
-	pq_sendint32(string, length);
-	appendBinaryStringInfo(string, bytes, length);
-}
-
-/*
- * A random UUID, version 4 (RFC 9562).
- */
-static Datum
-random_uuid(void)
-{
-	pg_uuid_t  *uuid = palloc(sizeof(pg_uuid_t));
-
-	idem_random_bytes(uuid->data, UUID_LEN);
-	uuid->data[6] = (uuid->data[6] & 0x0f) | 0x40;
-	uuid->data[8] = (uuid->data[8] & 0x3f) | 0x80;
-	return UUIDPGetDatum(uuid);
-}
 
 /*
  * idem_outbox_ack(ids) -> int
@@ -228,15 +117,17 @@ idem_outbox_ack(PG_FUNCTION_ARGS)
 }
 
 /*
- * Acknowledge a message.  A dead one counts: it got through after all.
- * Returns whether there was something to acknowledge.  Adds the message to
- * those that have left their lanes, if it has.
+ * Acknowledge a message, or delete it where acknowledged ones are not kept.  A
+ * dead one counts: it got through after all.  Returns whether there was
+ * something to acknowledge.  Adds the message to those that have left their
+ * lanes, if it has.
  */
 static bool
 acknowledge(IdemTable *outbox, int64 id, Left *left, int *nleft)
 {
 	IdemOutboxRow row;
 	bool		leaves;
+	bool		keep;
 
 	do
 	{
@@ -251,15 +142,64 @@ acknowledge(IdemTable *outbox, int64 id, Left *left, int *nleft)
 		/* A dead one may be a signpost of its lane. */
 		if (leaves)
 			idem_outbox_set(&row, OUTBOX_READY, BoolGetDatum(false));
-	} while (!idem_outbox_write(outbox, &row));
+		keep = idem_outbox_retention > 0 ||
+			(!row.nulls[OUTBOX_LANE] && DatumGetBool(row.values[OUTBOX_READY]));
+	} while (keep ? !idem_outbox_write(outbox, &row) :
+			 !delete_message(outbox, &row));
 	idem_log_message_event("relayed", row.values);
 	if (leaves && !row.nulls[OUTBOX_LANE])
 	{
 		left[*nleft].lane = DatumGetInt64(row.values[OUTBOX_LANE]);
 		left[*nleft].id = id;
+		left[*nleft].signpost = keep ? NULL : make_signpost(&row);
 		(*nleft)++;
 	}
 	return true;
+}
+
+/*
+ * Delete the message that was found; returns as idem_outbox_write() does.
+ */
+static bool
+delete_message(IdemTable *outbox, const IdemOutboxRow *row)
+{
+	IdemWrite	result = idem_delete(outbox, false);
+
+	if (result == IDEM_WRITE_HELD)
+		idem_wait(outbox);
+	if (result == IDEM_WRITE_DONE)
+		idem_outbox_changes(row);
+	return result == IDEM_WRITE_DONE;
+}
+
+/*
+ * What may have to stay of a message that has been acknowledged and deleted:
+ * all but what it said.
+ */
+static IdemOutboxRow *
+make_signpost(const IdemOutboxRow *message)
+{
+	static const int columns[] = {
+		OUTBOX_MESSAGE_ID, OUTBOX_TOPIC, OUTBOX_MESSAGE_KEY
+	};
+	IdemOutboxRow *signpost = palloc(sizeof(IdemOutboxRow));
+
+	*signpost = *message;
+	for (int i = 0; i < lengthof(columns); i++)
+	{
+		int			typlen = columns[i] == OUTBOX_MESSAGE_ID ? UUID_LEN : -1;
+
+		signpost->values[columns[i]] = datumCopy(message->values[columns[i]],
+												 false, typlen);
+	}
+	idem_outbox_set(signpost, OUTBOX_READY, BoolGetDatum(true));
+	idem_outbox_set(signpost, OUTBOX_AVAILABLE_AT,
+					message->values[OUTBOX_ACKED_AT]);
+	idem_outbox_set(signpost, OUTBOX_PAYLOAD,
+					DirectFunctionCall1(jsonb_in, CStringGetDatum("null")));
+	signpost->nulls[OUTBOX_HEADERS] = true;
+	signpost->nulls[OUTBOX_LAST_ERROR] = true;
+	return signpost;
 }
 
 /*
@@ -273,7 +213,8 @@ see_to_lanes(IdemTable *outbox, Left *left, int count)
 	for (int i = 0; i < count; i++)
 	{
 		if (i == 0 || left[i].lane != left[i - 1].lane)
-			idem_lane_left(outbox, left[i].lane, left[i].id);
+			idem_lane_left(outbox, left[i].lane, left[i].id,
+						   left[i].signpost);
 	}
 }
 
@@ -348,7 +289,7 @@ idem_outbox_nack(PG_FUNCTION_ARGS)
 		{
 			idem_count(IDEM_COUNT_DEAD, 1);
 			if (has_lane)
-				idem_lane_left(&outbox, lane, id);
+				idem_lane_left(&outbox, lane, id, NULL);
 		}
 		break;
 	}

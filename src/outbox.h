@@ -50,8 +50,11 @@ extern void idem_outbox_set(IdemOutboxRow *row, int column, Datum value);
 extern void idem_lane_scan_begin(IdemScan *scan, IdemTable *outbox,
 								 int64 lane, Snapshot snapshot);
 extern void idem_lane_append(IdemTable *outbox, IdemOutboxRow *message);
+extern bool idem_lane_is_blocked(IdemTable *outbox, int64 lane, int64 id);
+extern void idem_lane_look_again(IdemTable *outbox, int64 lane, int64 id);
 extern void idem_lane_kept(IdemTable *outbox, const IdemOutboxRow *message);
-extern void idem_lane_left(IdemTable *outbox, int64 lane, int64 id);
+extern void idem_lane_left(IdemTable *outbox, int64 lane, int64 id,
+						   IdemOutboxRow *signpost);
 extern void idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
 									Snapshot snapshot);
 extern bool idem_lane_give_up_signpost(IdemTable *outbox, IdemTable *lanes);

@@ -66,6 +66,16 @@ GRANT EXECUTE ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, int
 COMMENT ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) IS
 'Publishes a message if and only if the transaction commits. topic, message_key: 1 to 255 bytes; messages with the same topic and key are handed out in order. deliver_after: not before so long from now. Returns the message id, a random UUID (RFC 9562), by which consumers recognise repeats. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 where the sequence was set back.';
 
+CREATE FUNCTION @extschema@.idem_publish_many(topics text[], payloads jsonb[], message_keys text[] DEFAULT NULL, headers jsonb[] DEFAULT NULL,
+	deliver_after interval DEFAULT NULL, OUT ordinal int, OUT message_id uuid)
+RETURNS SETOF record
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1 SUPPORT @extschema@.idem_many_support
+AS 'MODULE_PATHNAME';
+REVOKE ALL ON FUNCTION @extschema@.idem_publish_many(text[], jsonb[], text[], jsonb[], interval) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_publish_many(text[], jsonb[], text[], jsonb[], interval) TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_publish_many(text[], jsonb[], text[], jsonb[], interval) IS
+'Publishes many messages at once, as idem_publish one after another in the order given, so those of one topic and key are handed out in that order. Arrays of one length; one of a single element stands for all; message_keys and headers may have NULLs. Returns a row for each message, in that order, with its ordinal from 1 and its message id. All or nothing. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 where the sequence was set back.';
+
 CREATE FUNCTION @extschema@.idem_outbox_take(max_messages int DEFAULT 100, lease interval DEFAULT '30 seconds', topics text[] DEFAULT NULL,
 	wait interval DEFAULT NULL,
 	OUT id bigint, OUT message_id uuid, OUT topic text, OUT message_key text, OUT payload jsonb, OUT headers jsonb,
@@ -85,7 +95,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) IS
-'Acknowledges delivered messages. Returns how many of them had not been acknowledged before; dead ones count. Waits for others who are writing them. Raises 22004.';
+'Acknowledges delivered messages. Returns how many of them had not been acknowledged before; dead ones count. Where idempotency.outbox_retention is 0, deletes them. Waits for others who are writing them. Raises 22004.';
 
 CREATE FUNCTION @extschema@.idem_outbox_nack(id bigint, error text DEFAULT NULL, retry_after interval DEFAULT NULL, attempt int DEFAULT NULL)
 RETURNS text

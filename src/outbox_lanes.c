@@ -24,8 +24,8 @@
  *	- Who parks a message, its publisher or a take, does so behind an earlier
  *	  one that is pending, committed, and not being written.  Then, with the
  *	  message in the index of its lane, he looks again for such a one
- *	  (is_blocked()), and makes the message ready if there is none.  So does
- *	  who writes a message that stays parked.
+ *	  (idem_lane_is_blocked()), and makes the message ready if there is none.
+ *	  So does who writes a message that stays parked.
  *
  *	- Whose message leaves a lane, acknowledged or dead, looks for the next one
  *	  after he has written that (idem_lane_left()).  Unless that is ready, and
@@ -89,8 +89,6 @@ static int64 sweep_at = 0;
 
 static void begin_scan(IdemScan *scan, IdemTable *outbox, int64 lane,
 					   Snapshot snapshot, StrategyNumber strategy, int64 id);
-static bool is_blocked(IdemTable *outbox, int64 lane, int64 id);
-static void look_again(IdemTable *outbox, int64 lane, int64 id);
 static void leave_signpost(IdemTable *outbox, int64 id,
 						   TimestampTz available_at);
 
@@ -141,7 +139,7 @@ idem_lane_append(IdemTable *outbox, IdemOutboxRow *message)
 	if (!message->nulls[OUTBOX_LANE])
 	{
 		lane = DatumGetInt64(message->values[OUTBOX_LANE]);
-		ready = !is_blocked(outbox, lane, id);
+		ready = !idem_lane_is_blocked(outbox, lane, id);
 	}
 	idem_outbox_set(message, OUTBOX_READY, BoolGetDatum(ready));
 	idem_append(outbox, message->values, message->nulls);
@@ -151,7 +149,7 @@ idem_lane_append(IdemTable *outbox, IdemOutboxRow *message)
 						 DatumGetTimestampTz(message->values[OUTBOX_AVAILABLE_AT]),
 						 false);
 	if (!ready)
-		look_again(outbox, lane, id);
+		idem_lane_look_again(outbox, lane, id);
 }
 
 /*
@@ -161,26 +159,27 @@ void
 idem_lane_kept(IdemTable *outbox, const IdemOutboxRow *message)
 {
 	if (!DatumGetBool(message->values[OUTBOX_READY]))
-		look_again(outbox, DatumGetInt64(message->values[OUTBOX_LANE]),
-				   DatumGetInt64(message->values[OUTBOX_ID]));
+		idem_lane_look_again(outbox,
+							 DatumGetInt64(message->values[OUTBOX_LANE]),
+							 DatumGetInt64(message->values[OUTBOX_ID]));
 }
 
 /*
  * A message has been parked, or written while it was.
  */
-static void
-look_again(IdemTable *outbox, int64 lane, int64 id)
+void
+idem_lane_look_again(IdemTable *outbox, int64 lane, int64 id)
 {
 	IDEM_INJECTION_POINT("idem-lane-parked");
-	if (!is_blocked(outbox, lane, id))
+	if (!idem_lane_is_blocked(outbox, lane, id))
 		leave_signpost(outbox, id, DT_NOBEGIN);
 }
 
 /*
  * Is an earlier message of the lane pending, and nobody writing it?
  */
-static bool
-is_blocked(IdemTable *outbox, int64 lane, int64 id)
+bool
+idem_lane_is_blocked(IdemTable *outbox, int64 lane, int64 id)
 {
 	IdemScan	scan;
 	bool		blocked = false;
@@ -198,9 +197,12 @@ is_blocked(IdemTable *outbox, int64 lane, int64 id)
 /*
  * A message has left its lane, acknowledged or dead, or several messages have,
  * of which this one is the first: see to it that the next one is found.
+ * "signpost" is inserted where one is needed and the message is deleted; NULL
+ * where it is there.
  */
 void
-idem_lane_left(IdemTable *outbox, int64 lane, int64 id)
+idem_lane_left(IdemTable *outbox, int64 lane, int64 id,
+			   IdemOutboxRow *signpost)
 {
 	IdemScan	scan;
 	bool		found;
@@ -219,7 +221,14 @@ idem_lane_left(IdemTable *outbox, int64 lane, int64 id)
 			return;
 		available_at = DatumGetTimestampTz(next[OUTBOX_AVAILABLE_AT]);
 	}
-	leave_signpost(outbox, id, available_at);
+	if (signpost == NULL)
+		leave_signpost(outbox, id, available_at);
+	else
+	{
+		idem_outbox_set(signpost, OUTBOX_AVAILABLE_AT,
+						TimestampTzGetDatum(available_at));
+		idem_append(outbox, signpost->values, signpost->nulls);
+	}
 }
 
 /*
@@ -274,7 +283,7 @@ idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
 	}
 
 	if (idem_outbox_set_ready(outbox, false, DT_NOBEGIN) && is_pending)
-		look_again(lanes, lane, id);
+		idem_lane_look_again(lanes, lane, id);
 }
 
 /*

@@ -18,13 +18,12 @@
  */
 #include "postgres.h"
 
-#include "catalog/pg_type_d.h"
 #include "miscadmin.h"
-#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
+#include "arrays.h"
 #include "compat.h"
 #include "idempotency.h"
 #include "outbox.h"
@@ -43,8 +42,6 @@ typedef struct Lease
 
 static int	leases_arg(FunctionCallInfo fcinfo, int attempts_arg,
 					   Lease **leases, Lease ***sorted);
-static int	int_array(Datum array, Oid type, const char *name,
-					  Datum **elements);
 static int	compare_leases(const void *a, const void *b, void *arg);
 static bool extend(IdemTable *outbox, const Lease *lease,
 				   const Interval *interval);
@@ -114,33 +111,22 @@ idem_outbox_give_back(PG_FUNCTION_ARGS)
 
 /*
  * The leases that argument 0, "ids", and argument "attempts_arg" name, in the
- * order given, and "sorted" by id.  Returns their number.
- *
- * Raises 22004, and 22023 unless there are no attempts, one for all, or one
- * for each.
+ * order given, and "sorted" by id.  Returns their number.  Raises 22004, 22023.
  */
 static int
 leases_arg(FunctionCallInfo fcinfo, int attempts_arg, Lease **leases,
 		   Lease ***sorted)
 {
-	Datum	   *ids;
-	Datum	   *attempts = NULL;
+	IdemArray	arrays[2];
+	IdemArray  *ids = &arrays[0];
+	IdemArray  *attempts = &arrays[1];
 	int			count;
-	int			nattempts = 0;
 
-	count = int_array(idem_required_arg(fcinfo, 0, "ids"), INT8OID, "ids",
-					  &ids);
-	if (!PG_ARGISNULL(attempts_arg))
-	{
-		nattempts = int_array(PG_GETARG_DATUM(attempts_arg), INT4OID,
-							  "attempts", &attempts);
-		if (nattempts != 1 && nattempts != count)
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("argument \"%s\" must have one element, or as many as \"%s\"",
-							"attempts", "ids"),
-					 errdetail("It has %d, not %d.", nattempts, count)));
-	}
+	idem_array_arg(fcinfo, 0, "ids", IDEM_ARRAY_REQUIRED, ids);
+	idem_array_arg(fcinfo, attempts_arg, "attempts",
+				   PG_ARGISNULL(attempts_arg) ? 0 : IDEM_ARRAY_REQUIRED,
+				   attempts);
+	count = idem_array_count(arrays, lengthof(arrays));
 
 	*leases = palloc_array(Lease, count);
 	*sorted = palloc_array(Lease *, count);
@@ -148,40 +134,12 @@ leases_arg(FunctionCallInfo fcinfo, int attempts_arg, Lease **leases,
 	{
 		Lease	   *lease = &(*leases)[i];
 
-		lease->id = DatumGetInt64(ids[i]);
-		lease->has_attempt = attempts != NULL;
-		if (lease->has_attempt)
-			lease->attempt = DatumGetInt32(attempts[nattempts == 1 ? 0 : i]);
+		lease->id = DatumGetInt64(idem_array_value(ids, i));
+		lease->has_attempt = !idem_array_is_null(attempts, i);
+		lease->attempt = DatumGetInt32(idem_array_value(attempts, i));
 		(*sorted)[i] = lease;
 	}
 	qsort_interruptible(*sorted, count, sizeof(Lease *), compare_leases, NULL);
-	return count;
-}
-
-/*
- * The elements of an array of integers.  Returns their number.  Raises 22004
- * for a NULL among them.
- */
-static int
-int_array(Datum array, Oid type, const char *name, Datum **elements)
-{
-	bool		is_long = type == INT8OID;
-	bool	   *nulls;
-	int			count;
-
-	deconstruct_array(DatumGetArrayTypeP(array), type,
-					  is_long ? sizeof(int64) : sizeof(int32),
-					  is_long ? FLOAT8PASSBYVAL : true,
-					  is_long ? TYPALIGN_DOUBLE : TYPALIGN_INT,
-					  elements, &nulls, &count);
-	for (int i = 0; i < count; i++)
-	{
-		CHECK_FOR_INTERRUPTS();
-		if (nulls[i])
-			ereport(ERROR,
-					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-					 errmsg("argument \"%s\" must not contain nulls", name)));
-	}
 	return count;
 }
 

@@ -479,7 +479,7 @@ take_lane(Taking *taking)
 	pfree(lane.ids);
 
 	if (lane.has_dead)
-		idem_lane_left(&taking->lanes, lane.lane, lane.dead);
+		idem_lane_left(&taking->lanes, lane.lane, lane.dead, NULL);
 	if (!is_pending || (lane.taken == 0 && !lane.has_dead))
 		idem_lane_move_signpost(&taking->outbox, &taking->lanes,
 								taking->snapshot);

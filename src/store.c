@@ -93,6 +93,10 @@
  */
 #define NEWEST_FIRST	BackwardScanDirection
 
+/* So many new rows are inserted together, or so many bytes of them. */
+#define MAX_ROWS_AT_ONCE	500
+#define MAX_SIZE_AT_ONCE	(64 * 1024)
+
 static bool find_dirty(IdemTable *table, const Datum *key, IdemFind *result);
 static bool find_own_write(IdemTable *table, const Datum *key);
 static bool has_key(IdemTable *table, const Datum *key);
@@ -110,8 +114,11 @@ static void accept_row(IdemTable *table);
 static bool is_own(TupleTableSlot *row);
 static bool is_speculative(TupleTableSlot *row);
 static IdemIndexes *open_indexes(IdemTable *table);
+static void flush_rows(IdemAppender *appender);
 static TupleTableSlot *make_slot(IdemTable *table, Datum *values,
 								 bool *nulls);
+static void fill_slot(TupleTableSlot *slot, IdemTable *table, Datum *values,
+					  bool *nulls);
 static TM_Result lock_row(IdemTable *table, LockTupleMode mode,
 						  LockWaitPolicy policy, TM_FailureData *failure);
 static TupleTableSlot *lock_slot(IdemTable *table);
@@ -749,6 +756,86 @@ idem_append(IdemTable *table, Datum *values, bool *nulls)
 }
 
 /*
+ * Begin to insert rows as idem_append() does, but many.  They are there when
+ * idem_append_end() has returned.
+ */
+void
+idem_append_begin(IdemAppender *appender, IdemTable *table)
+{
+	appender->table = table;
+	appender->context = AllocSetContextCreate(table->context,
+											  "idempotency rows",
+											  ALLOCSET_DEFAULT_SIZES);
+	appender->slots = MemoryContextAlloc(table->context, MAX_ROWS_AT_ONCE *
+										 sizeof(TupleTableSlot *));
+	appender->nslots = 0;
+	appender->nrows = 0;
+	appender->size = 0;
+}
+
+/*
+ * Add a row, which is copied.
+ */
+void
+idem_append_add(IdemAppender *appender, Datum *values, bool *nulls)
+{
+	TupleTableSlot *slot;
+	bool		shouldFree;
+	MemoryContext old;
+
+	old = MemoryContextSwitchTo(appender->table->context);
+	if (appender->nrows == appender->nslots)
+		appender->slots[appender->nslots++] =
+			MakeSingleTupleTableSlot(RelationGetDescr(appender->table->rel),
+									 &TTSOpsHeapTuple);
+	slot = appender->slots[appender->nrows++];
+	fill_slot(slot, appender->table, values, nulls);
+	appender->size += ExecFetchSlotHeapTuple(slot, true, &shouldFree)->t_len;
+	MemoryContextSwitchTo(old);
+	if (appender->nrows == MAX_ROWS_AT_ONCE ||
+		appender->size >= MAX_SIZE_AT_ONCE)
+		flush_rows(appender);
+}
+
+void
+idem_append_end(IdemAppender *appender)
+{
+	flush_rows(appender);
+	for (int i = 0; i < appender->nslots; i++)
+		ExecDropSingleTupleTableSlot(appender->slots[i]);
+	pfree(appender->slots);
+	MemoryContextDelete(appender->context);
+	CommandCounterIncrement();
+}
+
+/*
+ * Insert the rows that have been collected.
+ */
+static void
+flush_rows(IdemAppender *appender)
+{
+	IdemTable  *table = appender->table;
+	IdemIndexes *indexes = open_indexes(table);
+	MemoryContext old;
+
+	if (appender->nrows == 0)
+		return;
+	old = MemoryContextSwitchTo(appender->context);
+	table_multi_insert(table->rel, appender->slots, appender->nrows,
+					   GetCurrentCommandId(true), 0, NULL);
+	IDEM_INJECTION_POINT("idem-append-heap");
+	for (int i = 0; i < appender->nrows; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		idem_indexes_append(indexes, appender->slots[i]);
+	}
+	MemoryContextSwitchTo(old);
+	MemoryContextReset(appender->context);
+	appender->nrows = 0;
+	appender->size = 0;
+}
+
+/*
  * Insert a row unless another with the same primary key is there, committed
  * or not.  Returns false in that case, having left nothing behind but a dead
  * tuple; the caller goes back to find.
@@ -1019,22 +1106,31 @@ open_indexes(IdemTable *table)
 static TupleTableSlot *
 make_slot(IdemTable *table, Datum *values, bool *nulls)
 {
-	TupleDesc	desc = RelationGetDescr(table->rel);
-	TupleTableSlot *slot = table->written;
-
-	if (slot == NULL)
+	if (table->written == NULL)
 	{
 		MemoryContext old = MemoryContextSwitchTo(table->context);
 
-		slot = MakeSingleTupleTableSlot(desc, &TTSOpsHeapTuple);
-		table->written = slot;
+		table->written = MakeSingleTupleTableSlot(RelationGetDescr(table->rel),
+												  &TTSOpsHeapTuple);
 		MemoryContextSwitchTo(old);
 	}
+	fill_slot(table->written, table, values, nulls);
+	return table->written;
+}
+
+/*
+ * Have a slot hold another new row.
+ */
+static void
+fill_slot(TupleTableSlot *slot, IdemTable *table, Datum *values, bool *nulls)
+{
+	TupleDesc	desc = slot->tts_tupleDescriptor;
+
+	ExecClearTuple(slot);
 	memset(slot->tts_isnull, true, desc->natts * sizeof(bool));
 	memcpy(slot->tts_values, values, table->ncolumns * sizeof(Datum));
 	memcpy(slot->tts_isnull, nulls, table->ncolumns * sizeof(bool));
 	slot->tts_tableOid = RelationGetRelid(table->rel);
 	ExecStoreVirtualTuple(slot);
 	ExecMaterializeSlot(slot);	/* or else each access forms it anew */
-	return slot;
 }

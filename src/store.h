@@ -62,6 +62,19 @@ typedef struct IdemScan
 	CommandId	command;		/* that began a dirty scan */
 } IdemScan;
 
+/*
+ * New rows that are collected, and inserted when they fill some pages.
+ */
+typedef struct IdemAppender
+{
+	IdemTable  *table;
+	MemoryContext context;		/* for one flush */
+	TupleTableSlot **slots;
+	int			nslots;			/* that have been made */
+	int			nrows;			/* in them */
+	Size		size;			/* of these rows */
+} IdemAppender;
+
 typedef enum IdemFind
 {
 	IDEM_FIND_NONE,				/* nobody has the key */
@@ -101,6 +114,10 @@ extern void idem_scan_end(IdemScan *scan);
 extern bool idem_is_written_since(IdemTable *table, CommandId command);
 
 extern void idem_append(IdemTable *table, Datum *values, bool *nulls);
+extern void idem_append_begin(IdemAppender *appender, IdemTable *table);
+extern void idem_append_add(IdemAppender *appender, Datum *values,
+							bool *nulls);
+extern void idem_append_end(IdemAppender *appender);
 extern bool idem_insert(IdemTable *table, Datum *values, bool *nulls);
 extern IdemWrite idem_lock(IdemTable *table);
 extern IdemWrite idem_update(IdemTable *table, Datum *values, bool *nulls,

@@ -39,6 +39,7 @@ END {
 	times["claim_100", "single"] = 100
 	times["advance_100", "single"] = 100
 	times["stale_100", "single"] = 100
+	times["publish_100", "single"] = 100
 
 	for (i = 1; i <= measured; i++) {
 		split(order[i], field, "\t")

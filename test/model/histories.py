@@ -393,10 +393,25 @@ class Caller:
                   self.rng.choice((None, None, None, 2000)))
         self.in_transaction("INSERT INTO orders VALUES ('%s')" % payload)
 
+    def publish_some(self):
+        """Many at once, recorded as single calls whose answers were lost."""
+        payloads = ['{"n": %d}' % self.rng.randrange(10 ** 12)
+                    for _ in range(self.rng.choice((1, 3)))]
+        keys = [self.rng.choice('123') for _ in payloads]
+        asked = now()
+        self.in_transaction(sql.text('publish_many', (
+            ['t'], payloads, keys, None, None)))
+        for payload, key in zip(payloads, keys):
+            call = Call(self.tx, asked, 'publish',
+                        ('t', payload, key, None, None))
+            call.told = now()
+            self.tx.calls.append(call)
+            self.in_transaction("INSERT INTO orders VALUES ('%s')" % payload)
+
     def publish(self):
         def work():
             for _ in range(self.rng.choice((1, 3))):
-                self.publish_one()
+                self.rng.choice((self.publish_one, self.publish_some))()
 
         self.transact(work)
 

@@ -41,6 +41,9 @@ CALLS = {
     'once_many': 'SELECT idem_once_many(%s, %a::text[], %i)',
     'publish': 'SELECT idem_publish(%s, %s, %s, %s, %i), '
                "currval('idem_outbox_ids')",
+    'publish_many': 'SELECT ordinal, message_id, '
+                    "currval('idem_outbox_ids') FROM idem_publish_many("
+                    '%a::text[], %a::jsonb[], %a::text[], %a::jsonb[], %i)',
     'take': 'SELECT * FROM idem_outbox_take(%s, %i, %a::text[], %i)',
     'ack': 'SELECT idem_outbox_ack(%a::bigint[])',
     'nack': 'SELECT idem_outbox_nack(%s, %s, %i, %s)',

@@ -130,13 +130,25 @@ def tokens(rng, world, tx):
 
 
 def outbox(rng, world, tx, published=8):
-    kind = rng.choices(('publish', 'take', 'ack', 'nack', 'requeue',
-                        'extend', 'give_back'), (7, 9, 4, 6, 1, 4, 4))[0]
+    kind = rng.choices(('publish', 'publish_many', 'take', 'ack', 'nack',
+                        'requeue', 'extend', 'give_back'),
+                       (5, 2, 9, 4, 6, 1, 4, 4))[0]
     number = rng.randrange(published)
     if kind == 'publish':
         return kind, (rng.choice(TOPICS), '{"n": %d}' % rng.randint(0, 99),
                       rng.choice((None, 'k', 'k', 'l')),
                       rng.choice((None, '{"h": true}')),
+                      rng.choice((None, None, None, None, 0, HOUR)))
+    if kind == 'publish_many':
+        count = rng.choice((0, 1, 2, 3, 4))
+        return kind, (rng.choice(([rng.choice(TOPICS)],
+                                  rng.choices(TOPICS, k=count))),
+                      ['{"n": %d}' % rng.randint(0, 99)
+                       for n in range(count)],
+                      rng.choice((None, rng.choices((None, 'k', 'k', 'l'),
+                                                    k=count))),
+                      rng.choice((None, rng.choices((None, '{"h": true}'),
+                                                    k=count))),
                       rng.choice((None, None, None, None, 0, HOUR)))
     if kind == 'take':
         return kind, (rng.choice((1, 2, 100, 100)),

@@ -203,6 +203,12 @@ class World:
                     for row in found}
             for key in {key[1:] for key in expected} | set(rows):
                 wanted = expected.get((table,) + key)
+                # A lane may need what is left of a message.
+                if table == 'outbox' and wanted is None and \
+                        self.model.retention == 0:
+                    row = dict(zip(columns, rows[key]))
+                    if row['state'] == 'acked' and row['message_key']:
+                        continue
                 if wanted is None or key not in rows or \
                         not is_row(table, wanted, rows[key]):
                     raise Difference('row of idem_%s\nexpected %s\nfound    %s'
@@ -568,6 +574,9 @@ class World:
                 moment.high = now
             if call.name == 'publish' and problem is None:
                 self.messages.append(answer[0][1])
+            if call.name == 'publish_many' and problem is None:
+                self.messages += [last - len(answer) + ordinal
+                                  for ordinal, _, last in answer]
         elif isinstance(expected, tuple) and not failed:
             ok = len(answer) == 1 and matches(expected, answer[0])
             problem = None if ok else 'not that'

@@ -97,6 +97,8 @@ FROM (VALUES
 		$$idem_once_many('privileges', '{token}'::text[])$$),
 	('idem_publish(text, jsonb, text, jsonb, interval)', false,
 		$$idem_publish('privileges', '{}')$$),
+	('idem_publish_many(text[], jsonb[], text[], jsonb[], interval)', false,
+		$$idem_publish_many('{privileges}', '{1}')$$),
 	('idem_outbox_take(int, interval, text[], interval)', false,
 		$$idem_outbox_take()$$),
 	('idem_outbox_ack(bigint[])', false,
@@ -272,7 +274,7 @@ INSERT INTO monitoring VALUES
 	('idem_stuck(interval)', 'EXECUTE', false),
 	('idem_stats', 'SELECT', false);
 
-SELECT plan(606);
+SELECT plan(613);
 
 --
 -- Nobody but the installer has anything

@@ -40,6 +40,12 @@ INSERT INTO promised VALUES
 	 headers jsonb DEFAULT NULL, deliver_after interval DEFAULT NULL',
 	'uuid', 'c volatile called-on-null parallel-unsafe',
 	$$idem_publish('t', '1')$$),
+('idem_publish_many(text[], jsonb[], text[], jsonb[], interval)',
+	'topics text[], payloads jsonb[], message_keys text[] DEFAULT NULL,
+	 headers jsonb[] DEFAULT NULL, deliver_after interval DEFAULT NULL,
+	 OUT ordinal int, OUT message_id uuid',
+	'SETOF record', 'c volatile called-on-null parallel-unsafe',
+	$$idem_publish_many('{t,u}', '{1}')$$),
 ('idem_outbox_take(int, interval, text[], interval)',
 	'max_messages int DEFAULT 100,
 	 lease interval DEFAULT ''00:00:30''::interval,
@@ -167,7 +173,7 @@ PREPARE TRANSACTION 'sequences_once_outbox';
 BEGIN;
 -- A wait that nobody ends is a failure.
 SET LOCAL lock_timeout = '10 s';
-SELECT plan(11 * 4 + 4 + 11 * 4 + 24 + 19 + 41 + 50 + 11 + 12 + 3);
+SELECT plan(12 * 4 + 4 + 12 * 4 + 24 + 19 + 42 + 56 + 12 + 13 + 3);
 
 --
 -- Functions
@@ -421,9 +427,20 @@ SELECT idem_publish('outcomes', '"later"', 'key', deliver_after => '1 hour')
 	AS message_id \gset
 SELECT is(pg_temp.publish('after later') + cardinality(pg_temp.taken()),
 	1::bigint, 'a message for later blocks its key until then');
-SELECT is(count(idem_publish('outcomes', payload, 'leases')), 2::bigint,
-	'two of another key')
-FROM unnest('{"\"l1\"","\"l2\""}'::jsonb[]) AS payload;
+SELECT results_eq($$SELECT ordinal, o.topic, o.message_key, o.payload #>> '{}',
+		o.headers, rank() OVER (ORDER BY id)
+	FROM idem_publish_many('{outcomes}', '{"\"l1\"","\"l2\""}', '{leases}',
+		'{NULL,1}') AS p, LATERAL (SELECT * FROM idem_outbox AS o
+		WHERE o.message_id = p.message_id OFFSET 0) AS o$$,
+	$$SELECT NULL::int, ''::text, ''::text, ''::text, '1'::jsonb, 1::bigint
+	WHERE false$$,
+	'publish_many: a statement does not see what it publishes');
+SELECT results_eq($$SELECT topic, message_key, payload, headers
+	FROM idem_outbox WHERE message_key = 'leases' ORDER BY id$$,
+	$$VALUES ('outcomes' COLLATE "C", 'leases' COLLATE "C", '"l1"'::jsonb,
+			NULL::jsonb),
+		('outcomes', 'leases', '"l2"', '1')$$,
+	'publish_many: messages as single calls would write them, in order');
 SELECT is(pg_temp.taken(lease => '1 min'), '{l1/1,l2/1}'::text[],
 	'both are held');
 SELECT results_eq($$SELECT * FROM idem_outbox_extend(
@@ -483,6 +500,12 @@ FROM (VALUES
 	($$idem_publish('t', '1', repeat('k', 256))$$, '22023'),
 	($$idem_publish('t', '1', deliver_after => '-1 s')$$, '22023'),
 	($$idem_publish('t', '1', deliver_after => '300000 years')$$, '22008'),
+	($$idem_publish_many(NULL, '{1}')$$, '22004'),
+	($$idem_publish_many('{t}', '{1,NULL}')$$, '22004'),
+	($$idem_publish_many('{t,u}', '{1,2,3}')$$, '22023'),
+	($$idem_publish_many('{t,""}', '{1}')$$, '22023'),
+	($$idem_publish_many('{t}', '{1}', deliver_after => '-1 s')$$, '22023'),
+	($$idem_publish_many('{}', '{}')$$, '00000'),
 	('idem_outbox_take(0)', '22023'),
 	($$idem_outbox_take(lease => '-1 s')$$, '22023'),
 	($$idem_outbox_take(topics => '{t,NULL}')$$, '22004'),

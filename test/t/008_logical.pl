@@ -114,6 +114,7 @@ foreach my $step (
 	[ 'once, of an expired token', "idem_once('form', 'step')", 't' ],
 	[ 'once, several', "count(*) FROM idem_once_many('form', '{a,b,step}'::text[])", '2' ],
 	[ 'publish', "idem_publish('step', to_jsonb($random), 'key', '{\"a\": 1}') IS NOT NULL", 't' ],
+	[ 'publish many', "count(*) FROM idem_publish_many('{many}', ARRAY['1', to_jsonb($random), '3'], '{k,NULL,k}')", '3' ],
 	[ 'take', "attempt FROM idem_outbox_take(1, '1 hour', '{step}')", '1' ],
 	[ 'nack', 'idem_outbox_nack(' . message('step') . ", 'busy', '0')", 'pending' ],
 	[ 'take', "attempt FROM idem_outbox_take(1, '1 hour', '{step}')", '2' ],

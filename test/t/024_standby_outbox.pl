@@ -46,6 +46,7 @@ foreach my $call (
 	"idem_once_many('form', ARRAY['used'])",
 	"idem_once_many('form', '{}'::text[])",
 	"idem_publish('orders', '4')",
+	"idem_publish_many('{orders}', '{4}')",
 	"idem_outbox_take()",
 	"idem_outbox_take(1, '1 s', '{nothing there}')",
 	"idem_outbox_ack('{1}')",

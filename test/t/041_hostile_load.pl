@@ -255,7 +255,7 @@ my @writers = (
 	"idem_checkpoint('t', 'key-of-timeouts-01', 'x', NULL, '0', $token)", "idem_try_advance('u', 'e', 't', extract(epoch FROM clock_timestamp())::bigint)",
 	"idem_toggle('u', 'e', 't', 'a', 1 + extract(epoch FROM clock_timestamp())::bigint)", "idem_set('u', 'e', 't', 'a', true, 2 + extract(epoch FROM clock_timestamp())::bigint)",
 	"idem_try_append('t', 'd', extract(epoch FROM clock_timestamp())::bigint)", "idem_once('t', 't', '0')", "idem_once_many('t', '{t}'::text[], '0')",
-	"idem_publish('t', '{}')", "idem_outbox_nack($message, NULL, '0')", "idem_outbox_requeue()", "idem_run('t', 'key-of-timeouts-03', 'handler(jsonb)', '{}')",
+	"idem_publish('t', '{}')", "idem_publish_many('{t}', '{1,2}')", "idem_outbox_nack($message, NULL, '0')", "idem_outbox_requeue()", "idem_run('t', 'key-of-timeouts-03', 'handler(jsonb)', '{}')",
 	"idem_outbox_ack('{$message}')", "idem_outbox_extend('{$message}', attempts => '{1}')", "idem_outbox_give_back('{$message}')", 'idem_outbox_take()', "idem_cleanup()", "idem_complete('t', 'key-of-timeouts-01', 200, claim_token => $token)",
 	"idem_fail('t', 'key-of-timeouts-01', claim_token => $token)", "idem_release('t', 'key-of-timeouts-01', $token)", "idem_erase('t', 'key-of-timeouts-01')",
 	"idem_forget('t', 'key-of-timeouts-01')");
@@ -293,7 +293,7 @@ $holder->run("BEGIN; SELECT idem_heartbeat('t', 'key-of-timeouts-01', '0', $toke
 	SELECT idem_try_advance('u', 'e', 't', 1000000000000), idem_try_append('t', 'd', 1), idem_once('t', 't'), idem_outbox_nack($message)");
 # There is nothing to erase of a claim.  Those that must not wait may take as
 # long as the machine lets them, but not until the holder ends.
-my $no_wait = qr/^idem_(?:claim|try_append|publish|outbox_requeue|outbox_take|cleanup|erase)\(/;
+my $no_wait = qr/^idem_(?:claim|try_append|publish|publish_many|outbox_requeue|outbox_take|cleanup|erase)\(/;
 my @waiting = grep { !/$no_wait/ } @writers;
 foreach my $limit ([ "lock_timeout = '30ms'", '55P03' ], [ "statement_timeout = '30ms'", '57014' ])
 {
@@ -302,7 +302,7 @@ foreach my $limit ([ "lock_timeout = '30ms'", '55P03' ], [ "statement_timeout = 
 	is(outcomes($limit->[0], @waiting), "ERROR $limit->[1]: $ended", "held-rows: $limit->[0] ends those that wait");
 }
 is(outcomes("statement_timeout = '2min'", grep { /$no_wait/ } @writers),
-	'none: idem_claim idem_try_append idem_publish idem_outbox_requeue idem_outbox_take idem_cleanup idem_erase',
+	'none: idem_claim idem_try_append idem_publish idem_publish_many idem_outbox_requeue idem_outbox_take idem_cleanup idem_erase',
 	'held-rows: those that must not wait do not');
 $holder->run('ROLLBACK');
 

@@ -26,7 +26,7 @@ CREATE FUNCTION random_call(seed double precision) RETURNS void LANGUAGE plpgsql
 DECLARE
 	names text[] := '{claim,claim,claim,claim_complete,claim_complete,complete,complete_bytes,
 		checkpoint,heartbeat,fail,release,forget,erase,run,advance,set,toggle,append,append_any,
-		once,once_many,publish,publish,take,ack,nack,requeue,
+		once,once_many,publish,publish,publish_many,take,ack,nack,requeue,
 		extend,give_back}';
 	name text;
 	k text;
@@ -96,6 +96,10 @@ BEGIN
 				PERFORM idem_once_many('inbox', ARRAY(SELECT 'message ' || i FROM generate_series(n, n + 20) AS i), ttl);
 			WHEN 'publish' THEN
 				PERFORM idem_publish('topic ' || n % 3, to_jsonb(random_text()), 'key ' || n, '{"a": 1}');
+			WHEN 'publish_many' THEN
+				PERFORM idem_publish_many(ARRAY['topic ' || n % 3],
+					ARRAY(SELECT to_jsonb(random_text()) FROM generate_series(1, 1 + n / 10)),
+					ARRAY(SELECT CASE WHEN i % 3 > 0 THEN 'key ' || i % 5 END FROM generate_series(1, 1 + n / 10) AS i));
 			WHEN 'take' THEN
 				PERFORM idem_outbox_take(1 + n / 20, lease);
 			WHEN 'ack' THEN

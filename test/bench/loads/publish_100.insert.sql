@@ -1,0 +1,2 @@
+-- bound: INSERT ... SELECT unnest
+WITH m AS (INSERT INTO hand_outbox (id, created_at, available_at, attempt, attempts_before, message_id, state, topic, payload) SELECT nextval('hand_outbox_ids'), clock_timestamp(), clock_timestamp(), 0, 0, gen_random_uuid(), 'pending', 'orders', payload FROM unnest((SELECT array_agg('{"order": 1, "status": "created"}'::jsonb) FROM generate_series(1, 100))) AS payload RETURNING message_id) SELECT count(*) FROM m;
