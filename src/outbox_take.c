@@ -9,6 +9,8 @@
  * the scan, and what waits behind another of its key is not in the index (see
  * outbox_lanes.c).
  *
+ * Each backend begins where it found the first one last (see outbox_mark.c).
+ *
  * Order.  Messages with a key leave their lane in order of their ids.  A relay
  * that finds a ready message of a lane locks it, and then goes through the
  * lane's pending messages with a snapshot that is newer than the lock.  Only
@@ -54,6 +56,7 @@
 #include "compat.h"
 #include "idempotency.h"
 #include "outbox.h"
+#include "outbox_mark.h"
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
@@ -413,14 +416,32 @@ begin_scan(Taking *taking, IdemScan *scan, const Datum *topic,
 static void
 take_ready(Taking *taking, const Datum *topic)
 {
+	IdemMarkedScan marked;
+	bool		has_moved = true;
+	TimestampTz before = DT_NOBEGIN;
 	IdemScan	scan;
 
-	begin_scan(taking, &scan, topic, NULL, taking->now, taking->snapshot);
+	if (taking->snapshot == NULL)
+	{
+		before = idem_mark_begin(&marked, topic, taking->now);
+		has_moved = false;
+	}
+	begin_scan(taking, &scan, topic,
+			   TIMESTAMP_IS_NOBEGIN(before) ? NULL : &before, taking->now,
+			   taking->snapshot);
 	while (taking->wanted > 0 && idem_scan_next(&scan, ForwardScanDirection))
 	{
+		Datum	   *found = taking->outbox.row->tts_values;
+
 		CHECK_FOR_INTERRUPTS();
+		if (!has_moved)
+			idem_mark_reached(&marked,
+							  DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]));
+		has_moved = true;
 		take_found(taking);
 	}
+	if (!has_moved && taking->wanted > 0)
+		idem_mark_reached(&marked, DT_NOEND);
 	idem_scan_end(&scan);
 }
 

@@ -1,0 +1,134 @@
+/*-------------------------------------------------------------------------
+ *
+ * outbox_mark.c
+ *		From where on a take has to look for rows that are ready.
+ *
+ * Whatever is taken leaves an entry at the beginning of the index, and that
+ * stays until vacuum may remove it.  So a backend remembers, of all topics and
+ * of some single ones, how far its last scan met nothing but such entries, and
+ * begins the next one there.
+ *
+ * The scan is a dirty one, so a row that another transaction has taken, or has
+ * not committed yet, ends that stretch.  Nothing comes to lie in it later:
+ * publishers read the clock before they write, but hardly PUBLISHING_US
+ * before; and what becomes ready again is available from then on.  What this
+ * transaction itself has taken is back if it is rolled back, so then all marks
+ * are forgotten, as they are when it is prepared, when the table has changed,
+ * and when the clock was set back.
+ *
+ * A mark may be wrong all the same, where a publisher was slow, or somebody has
+ * written to the table by hand.  Therefore a scan begins with the first entry
+ * whenever that cannot cost more than a hundredth of the time; where there is
+ * little to go over, always.  So a mark
+ * decides when a message is found, and never whether.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "common/hashfn.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "idempotency.h"
+#include "outbox_mark.h"
+#include "relations.h"
+
+#define NUM_PLACES		16
+#define RESTART_SHARE	100
+#define LITTLE_US		20
+#define PUBLISHING_US	USECS_PER_SEC
+
+static IdemMark marks[NUM_PLACES];
+static bool callbacks_registered = false;
+
+static void forget_marks(void);
+static void end_transaction(XactEvent event, void *arg);
+static void end_subtransaction(SubXactEvent event, SubTransactionId id,
+							   SubTransactionId parent, void *arg);
+
+/*
+ * Begin to look for rows of a topic, or of all if that is NULL.  Returns a
+ * time before which, and at which, there are none.
+ */
+TimestampTz
+idem_mark_begin(IdemMarkedScan *scan, const Datum *topic, TimestampTz now)
+{
+	IdemMark   *mark;
+	uint64		hash = 1;
+
+	if (!callbacks_registered)
+	{
+		RegisterXactCallback(end_transaction, NULL);
+		RegisterSubXactCallback(end_subtransaction, NULL);
+		callbacks_registered = true;
+	}
+
+	if (topic != NULL)
+	{
+		text	   *name = DatumGetTextPP(*topic);
+
+		hash = hash_bytes_extended((unsigned char *) VARDATA_ANY(name),
+								   VARSIZE_ANY_EXHDR(name), 0);
+	}
+	mark = &marks[hash % NUM_PLACES];
+	scan->mark = mark;
+	scan->until = now - PUBLISHING_US;
+	scan->begin = idem_monotonic_time();
+	scan->restarted = mark->hash != hash ||
+		mark->relation_changes != idem_relation_changes ||
+		mark->reached > scan->until || scan->begin >= mark->restart_at;
+	if (!scan->restarted)
+		return mark->reached;
+
+	mark->hash = hash;
+	mark->relation_changes = idem_relation_changes;
+	mark->reached = DT_NOBEGIN;
+	mark->restart_at = 0;
+	return DT_NOBEGIN;
+}
+
+/*
+ * The scan has met its first row, which is available from that time on, or
+ * none: DT_NOEND.
+ */
+void
+idem_mark_reached(IdemMarkedScan *scan, TimestampTz available_at)
+{
+	IdemMark   *mark = scan->mark;
+
+	if (!TIMESTAMP_IS_NOBEGIN(available_at))
+		mark->reached = Max(mark->reached, Min(available_at, scan->until) - 1);
+	if (scan->restarted)
+	{
+		int64		end = idem_monotonic_time();
+
+		mark->restart_at = end - scan->begin <= LITTLE_US ? 0 :
+			end + (end - scan->begin) * RESTART_SHARE;
+	}
+}
+
+static void
+forget_marks(void)
+{
+	memset(marks, 0, sizeof(marks));
+}
+
+static void
+end_transaction(XactEvent event, void *arg)
+{
+	if ((event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE) &&
+		TransactionIdIsValid(GetTopTransactionIdIfAny()))
+		forget_marks();
+}
+
+static void
+end_subtransaction(SubXactEvent event, SubTransactionId id,
+				   SubTransactionId parent, void *arg)
+{
+	if (event == SUBXACT_EVENT_ABORT_SUB &&
+		TransactionIdIsValid(GetCurrentTransactionIdIfAny()))
+		forget_marks();
+}
