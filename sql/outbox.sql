@@ -245,6 +245,10 @@ DELETE FROM idem_outbox;
 -- Messages without a key come in the order they became available.
 SELECT count(idem_publish('orders', to_jsonb('n' || i))) FROM generate_series(1, 5) AS i;
 UPDATE idem_outbox SET available_at = now() - right(payload #>> '{}', 1)::int * interval '1 hour';
+-- Whoever takes begins where he has found something last, unless he has rolled back.
+BEGIN;
+SELECT pg_current_xact_id() AS xid \gset
+ROLLBACK;
 SELECT payload FROM idem_outbox_take(3);
 SELECT payload FROM idem_outbox_take(3);
 DELETE FROM idem_outbox;
@@ -588,6 +592,10 @@ DELETE FROM idem_outbox;
 -- Rows that were restored may have no time at all.
 SELECT count(idem_publish('orders', to_jsonb(k || i), k)) FROM unnest('{a,b}'::text[]) AS k, generate_series(1, 2) AS i;
 UPDATE idem_outbox SET available_at = CASE payload #>> '{}' WHEN 'a1' THEN '-infinity' ELSE 'infinity' END::timestamptz WHERE payload #>> '{}' IN ('a1', 'b1');
+-- Whoever takes begins where he has found something last, unless he has rolled back.
+BEGIN;
+SELECT pg_current_xact_id() AS xid \gset
+ROLLBACK;
 SELECT pg_temp.take();
 SELECT idem_outbox_nack(pg_temp.id('b1'), 'no', '0');
 SELECT pg_temp.take();
