@@ -129,7 +129,8 @@ RESET client_min_messages;
 -- NULL in every argument, and in all: an answer or a proper error, from every function that there is
 --
 SET search_path = idem, public, pg_catalog;
-SELECT outcome FROM idem_claim('s', 'hostile-key-00001', lease => '1 h');
+-- Its lease is over, so that nobody waits for it.
+SELECT outcome FROM idem_claim('s', 'hostile-key-00001', lease => '0');
 CREATE FUNCTION pg_temp.null_calls() RETURNS TABLE (call text, error text)
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -674,6 +674,7 @@ idem_scan_begin_key(IdemScan *scan, IdemTable *table, Snapshot snapshot,
 {
 	scan->table = table;
 	scan->index = index_open(RelationGetRelid(table->pkey), AccessShareLock);
+	scan->is_dirty = false;
 	scan->scan = index_beginscan(table->rel, scan->index, snapshot, NULL,
 								 ncolumns, 0, SO_NONE);
 }
