@@ -22,6 +22,7 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/snapmgr.h"
+#include "utils/tuplestore.h"
 
 #include "actions.h"
 #include "arrays.h"
