@@ -165,11 +165,13 @@ BEGIN
 END
 $$;
 
--- 10,000 counters, aggregates and completed keys.
-INSERT INTO hand_versions (last_action_id, user_id, entity_type, entity_id)
-	SELECT 1000000000000, 'user-' || i, 'post', 'entity-1' FROM generate_series(1, 10000) AS i;
+-- 10,000 counters, actions with theirs, and completed keys.
 SELECT count(idem_try_advance('user-' || i, 'post', 'entity-1', 1000000000000))
 	FROM generate_series(1, 10000) AS i;
+SELECT count(idem_set('user-' || i, 'post', 'entity-2', 'like', true, 1))
+	FROM generate_series(1, 10000) AS i;
+INSERT INTO hand_versions SELECT * FROM idem_action_versions;
+INSERT INTO hand_user_actions SELECT * FROM idem_user_actions;
 SELECT count(idem_complete('scope-1', 'key-replay-' || i || '-12345678', 201,
 		'{"order": 12345, "status": "created"}', '{"Content-Type": "application/json"}'))
 	FROM generate_series(1000001, 1010000) AS i,
@@ -177,11 +179,10 @@ SELECT count(idem_complete('scope-1', 'key-replay-' || i || '-12345678', 201,
 INSERT INTO hand_keys SELECT * FROM idem_keys;
 
 -- Acknowledged messages lie in the outbox already.
-INSERT INTO idem_outbox (id, created_at, available_at, acked_at, attempt, attempts_before, message_id, state, topic, payload)
-	SELECT i, now(), now(), now(), 1, 0, gen_random_uuid(), 'acked', 'orders', '{"order": 1, "status": "created"}'
+INSERT INTO idem_outbox (id, created_at, available_at, acked_at, attempt, attempts_before, leased, ready, message_id, state, topic, payload)
+	SELECT i, now(), now(), now(), 1, 0, true, false, gen_random_uuid(), 'acked', 'orders', '{"order": 1, "status": "created"}'
 	FROM generate_series(-:acked, -1) AS i;
-SELECT count(idem_publish('orders', '{"order": 1, "status": "created"}'))
-	FROM generate_series(1, :pending);
+SELECT count(*) FROM idem_publish_many('{orders}', array_fill('{"order": 1, "status": "created"}'::jsonb, ARRAY[:pending]));
 INSERT INTO hand_outbox SELECT * FROM idem_outbox;
 SELECT setval('hand_outbox_ids', max(id)) FROM hand_outbox;
 

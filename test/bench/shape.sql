@@ -1,5 +1,6 @@
 -- Tables of the shape of ours, for the hand-written SQL: the same columns,
--- indexes and fill factors.  LIKE copies all but the settings.
+-- indexes and fill factors.  LIKE copies all but the settings.  The outbox has
+-- the indexes that the hand-written SQL needs.
 
 CREATE EXTENSION idempotency;
 
@@ -9,7 +10,9 @@ CREATE TABLE hand_user_actions (LIKE idem_user_actions INCLUDING ALL);
 CREATE TABLE hand_client_sequences (LIKE idem_client_sequences INCLUDING ALL);
 CREATE TABLE hand_aggregates (LIKE idem_aggregates INCLUDING ALL);
 CREATE TABLE hand_tokens (LIKE idem_tokens INCLUDING ALL);
-CREATE TABLE hand_outbox (LIKE idem_outbox INCLUDING ALL);
+CREATE TABLE hand_outbox (LIKE idem_outbox INCLUDING ALL EXCLUDING INDEXES, PRIMARY KEY (id));
+CREATE INDEX ON hand_outbox (topic, available_at) WHERE state = 'pending';
+CREATE INDEX ON hand_outbox (acked_at) WHERE state <> 'pending';
 CREATE SEQUENCE hand_claim_tokens;
 
 SELECT format('ALTER TABLE %s SET (%s)', hand, array_to_string(reloptions, ', '))

@@ -39,7 +39,10 @@ END {
 	times["claim_100", "single"] = 100
 	times["advance_100", "single"] = 100
 	times["stale_100", "single"] = 100
+	times["set_100", "single"] = 100
+	times["complete_100", "single"] = 100
 	times["publish_100", "single"] = 100
+	times["publish_keyed_100", "single"] = 100
 
 	for (i = 1; i <= measured; i++) {
 		split(order[i], field, "\t")

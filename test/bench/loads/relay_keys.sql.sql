@@ -1,0 +1,3 @@
+-- UPDATE ... FOR UPDATE SKIP LOCKED of 100, in no order, UPDATE
+WITH t AS (SELECT id FROM hand_outbox WHERE state = 'pending' AND topic = 'orders' AND available_at <= clock_timestamp() ORDER BY topic, available_at LIMIT 100 FOR UPDATE SKIP LOCKED), u AS (UPDATE hand_outbox o SET attempt = attempt + 1, available_at = clock_timestamp() + '30 s' FROM t WHERE o.id = t.id RETURNING o.id, o.message_id, o.topic, o.message_key, o.payload, o.headers, o.attempt, o.created_at) SELECT coalesce(array_agg(id), '{}') AS ids FROM u \gset
+UPDATE hand_outbox SET state = 'acked', acked_at = clock_timestamp() WHERE id = ANY (:ids::bigint[]);
