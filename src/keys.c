@@ -187,7 +187,7 @@ idem_claim_key(const IdemClaimRequest *request, IdemClaimResult *result)
 }
 
 /*
- * The same where idem_keys is open already.
+ * The same where idem_keys is open already.  A wait closes and reopens it.
  */
 void
 idem_claim_in(IdemTable *table, const IdemClaimRequest *request,
@@ -272,7 +272,7 @@ idem_claim_in(IdemTable *table, const IdemClaimRequest *request,
  * may have changed, its lease has ended, or the call's wait has.  Returns at
  * once when called first, so that the caller looks again after it can be woken.
  *
- * The row is let go, and what is in it, so that nobody has to wait for us.
+ * The table is left meanwhile, so that nobody has to wait for us.
  *
  * It is no lock that this sleeps on, but to the caller it is the same wait for
  * the same key, so lock_timeout limits it alike: raises 55P03.
@@ -305,8 +305,9 @@ sleep_on_lease(IdemTable *table, const Datum *key, LeaseWait *wait)
 	}
 
 	lease_end = DatumGetTimestampTz(table->row->tts_values[KEYS_LEASE_EXPIRES_AT]);
-	ExecClearTuple(table->row);
+	idem_table_leave(table, RowExclusiveLock);
 	idem_await_change(lease_end, deadline);
+	idem_table_open(table, IDEM_KEYS, RowExclusiveLock);
 }
 
 /*

@@ -99,7 +99,6 @@ static Oid	extension_schema(void);
 static void check_shape(Relation rel, const IdemRelationSpec *spec);
 static void check_sequence(Oid relid, const char *name);
 static void lock_relation(Oid relid, LOCKMODE lockmode);
-static void unlock_relation(Oid relid, LOCKMODE lockmode);
 static char *qualified_name(Oid relid);
 static bool has_primary_key(Relation rel, const AttrNumber *columns);
 static bool has_shape(Relation index, Relation table,
@@ -126,7 +125,7 @@ idem_relation_open(IdemRelationId id, LOCKMODE lockmode)
 			lock_relation(relid, lockmode);
 			if (likely(oids[id] == relid))
 				return table_open(relid, NoLock);
-			unlock_relation(relid, lockmode);
+			idem_relation_unlock(relid, lockmode);
 		}
 		else
 		{
@@ -149,7 +148,7 @@ idem_relation_open(IdemRelationId id, LOCKMODE lockmode)
 			}
 			if (rel != NULL)
 				table_close(rel, NoLock);
-			unlock_relation(relid, lockmode);
+			idem_relation_unlock(relid, lockmode);
 		}
 		CHECK_FOR_INTERRUPTS();
 	}
@@ -170,8 +169,11 @@ lock_relation(Oid relid, LOCKMODE lockmode)
 	CurrentResourceOwner = owner;
 }
 
-static void
-unlock_relation(Oid relid, LOCKMODE lockmode)
+/*
+ * Give back a lock of idem_relation_open()'s.
+ */
+void
+idem_relation_unlock(Oid relid, LOCKMODE lockmode)
 {
 	ResourceOwner owner = CurrentResourceOwner;
 
@@ -465,7 +467,7 @@ has_primary_key(Relation rel, const AttrNumber *columns)
 		wanted = bms_add_member(wanted, columns[i]);
 	for (int i = 0; i < IndexRelationGetNumberOfKeyAttributes(index); i++)
 		present = bms_add_member(present, index->rd_index->indkey.values[i]);
-	index_close(index, NoLock);
+	index_close(index, AccessShareLock);
 	return bms_equal(wanted, present);
 }
 

@@ -43,6 +43,7 @@ typedef enum IdemRelationKind
 extern uint64 idem_relation_changes;
 
 extern Relation idem_relation_open(IdemRelationId id, LOCKMODE lockmode);
+extern void idem_relation_unlock(Oid relid, LOCKMODE lockmode);
 extern const char *idem_relation_name(IdemRelationId id);
 extern IdemRelationKind idem_relation_kind(IdemRelationId id);
 extern int	idem_relation_columns(IdemRelationId id);

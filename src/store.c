@@ -183,6 +183,25 @@ idem_table_close(IdemTable *table)
 }
 
 /*
+ * The same, and give back its locks, which were taken in the current
+ * subtransaction: for a caller that has written nothing since, and is to sleep
+ * on something that the deadlock detector does not know of.  Who waits for all
+ * who have the table locked, and all who come after him, would wait for the
+ * sleeper, and so might those that it sleeps for.  A lock that the transaction
+ * had before, it keeps.
+ */
+void
+idem_table_leave(IdemTable *table, LOCKMODE lockmode)
+{
+	Oid			relid = RelationGetRelid(table->rel);
+	Oid			pkey = RelationGetRelid(table->pkey);
+
+	idem_table_close(table);
+	UnlockRelationOid(pkey, lockmode);
+	idem_relation_unlock(relid, lockmode);
+}
+
+/*
  * Find the row with this primary key as it is at this moment, whoever wrote
  * it.  The key is text or a bigint, its columns in the table's order.  Fills
  * table->row for IDEM_FIND_ROW and table->holder.

@@ -92,6 +92,7 @@ typedef enum IdemWrite
 extern void idem_table_open(IdemTable *table, IdemRelationId id,
 							LOCKMODE lockmode);
 extern void idem_table_close(IdemTable *table);
+extern void idem_table_leave(IdemTable *table, LOCKMODE lockmode);
 extern AttrNumber idem_first_key_column(IdemTable *table);
 extern Size idem_external_size(IdemTable *table);
 

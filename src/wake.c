@@ -299,8 +299,12 @@ enter(Bucket *bucket, uint64 name, uint64 topics)
 
 /*
  * Sleep until there may be a change, until "due", when there will be one
- * without a commit, or until "deadline".  Holds nothing of its own meanwhile;
- * obeys cancel requests and all time limits but lock_timeout.
+ * without a commit, or until "deadline".  Obeys cancel requests and all time
+ * limits but lock_timeout.
+ *
+ * The deadlock detector does not know of this sleep, so the caller must have
+ * given back every lock of its own: on a table, too, or whoever waits for that
+ * keeps those away that would end the sleep.
  *
  * The caller is to look again afterwards in any case.
  */

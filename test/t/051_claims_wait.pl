@@ -209,19 +209,69 @@ is($doomed->result, "ERROR 57P01\nERROR lost", 'pg_terminate_backend');
 $doomed->quit;
 
 #
-# What a wait holds: no row lock, no buffer that vacuum would wait for
+# What a wait holds: no row, no page that vacuum would wait for, and no table,
+# so that who waits for all of a table's writers does not wait for it, with the
+# holder behind him.  Likewise in a session's first call.
 #
+sub locks
+{
+	my ($session) = @_;
+
+	return $other->run('SELECT count(*) FROM pg_locks WHERE pid = ' . $session->pid . " AND locktype <> 'virtualxid'");
+}
+
+$other->run("SET lock_timeout = '1 min'");
+foreach my $case ([ 'a session', $waiter ], [ 'a first call', session($node) ])
+{
+	my ($title, $sleeper) = @$case;
+
+	claimed();
+	$sleeper->send(claim_sql());
+	asleep($node, $sleeper);
+	is($other->run("SELECT count(*) FROM idem_keys WHERE key = '${\key()}' AND xmax = 0"), 1, "$title: no row is locked");
+	is(locks($sleeper), 0, "$title: nor anything else");
+	is($other->run('VACUUM (FREEZE) idem_keys; SELECT 1'), 1, "$title: vacuum has every page");
+	is($other->run('REINDEX TABLE idem_keys; SELECT 1'), 1, "$title: another waits for no writer of the table");
+	is($holder->run("SELECT outcome FROM idem_claim('shop', 'another-of-${\key()}')"), 'new', "$title: nor others for him");
+	is($holder->run("SELECT idem_heartbeat('shop', '${\key()}', '1 hour', $token) > now()"), 't', "$title: nor the holder");
+	is($other->run('VACUUM FULL idem_keys; SELECT 1'), 1, "$title: the table may be replaced");
+	$complete->();
+	is($sleeper->result, 'replay||done', "$title: and the wait goes on");
+}
+
+# A lock that it had before, the transaction keeps; and the wait one that it
+# begins with, as long as it sleeps on a transaction, which the deadlock detector
+# knows of.
+claimed();
+$waiter->run("BEGIN; SELECT FROM idem_claim('shop', 'before-${\key()}')");
+my $locks = locks($waiter);
+$waiter->send(claim_sql());
+asleep($node, $waiter);
+is(locks($waiter), $locks, 'what the transaction has locked, it keeps');
+$complete->();
+is($waiter->result, 'replay||done', 'and goes on');
+$waiter->run('ROLLBACK');
+
+$number++;
+$holder->run("BEGIN; SELECT FROM idem_claim('shop', '${\key()}')");
+$waiter->send(claim_sql());
+wait_for_block($node, $waiter->pid);
+$other->send('REINDEX TABLE idem_keys; SELECT 1');
+wait_for_block($node, $waiter->pid, $other->pid);
+$holder->run('COMMIT');
+is($other->result, 1, 'asleep on a transaction first, then on its lease: likewise');
+asleep($node, $waiter);
+is(locks($waiter), 0, 'and no lock is left');
+$holder->run("SELECT idem_release('shop', '${\key()}', claim_token) FROM idem_keys WHERE key = '${\key()}'");
+is($waiter->result, 'new|1|', 'nor the wait');
+
+# Nothing is left to wait for.
 claimed();
 $waiter->send(claim_sql());
 asleep($node, $waiter);
-is($other->run("SELECT count(*) FROM idem_keys WHERE key = '${\key()}' AND xmax = 0"), 1, 'no row is locked');
-is( $other->run(
-		'SELECT count(*) FROM pg_locks WHERE pid = ' . $waiter->pid . "
-		 AND (locktype NOT IN ('relation', 'virtualxid') OR mode NOT IN ('RowExclusiveLock', 'ExclusiveLock', 'AccessShareLock'))"),
-	0, 'nor anything but tables');
-is($other->run('VACUUM (FREEZE) idem_keys; SELECT 1'), 1, 'vacuum has every page');
-$complete->();
-is($waiter->result, 'replay||done', 'and the wait goes on');
+$other->run('DROP EXTENSION idempotency');
+is($waiter->result, 'ERROR 42704', 'the extension is dropped meanwhile');
+$other->run('CREATE EXTENSION idempotency; RESET lock_timeout');
 
 #
 # Several wait for a key: all have an answer; a claim is one's.
