@@ -148,7 +148,7 @@ BEGIN
 					WHEN 'text[]'::regtype THEN '''{t}''' WHEN 'bigint[]'::regtype THEN '''{1}'''
 					WHEN 'int[]'::regtype THEN '''{1}''' WHEN 'boolean[]'::regtype THEN '''{t}''' WHEN 'bytea[]'::regtype THEN '''{x}''' WHEN 'json[]'::regtype THEN '''{null}'''
 					WHEN 'jsonb[]'::regtype THEN '''{1}'''
-					WHEN 'regrole'::regtype THEN '''regress_idem_app''' WHEN 'regprocedure'::regtype THEN '''public.handler(jsonb)''' END END
+					WHEN 'aclitem[]'::regtype THEN '''{}''' WHEN 'oid'::regtype THEN '1' WHEN 'regrole'::regtype THEN '''regress_idem_app''' WHEN 'regprocedure'::regtype THEN '''public.handler(jsonb)''' END END
 				|| '::' || (f.types[i - 1])::regtype, ', ' ORDER BY i)
 				INTO arguments FROM generate_series(1, f.pronargs) AS i;
 			call := format('%I(%s)', f.proname, arguments);

@@ -77,3 +77,21 @@ SET idempotency.outbox_retention = 0;
 SELECT idem_outbox_ack(pg_temp.ids('d1'));
 SELECT payload, state FROM idem_outbox;
 SELECT messages_deleted FROM idem_cleanup();
+
+-- Of one key, acknowledged one by one: nothing stays behind that a take would have to pass.
+RESET idempotency.outbox_retention;
+SELECT count(idem_publish('one by one', '{}', 'key')) FROM generate_series(1, 200);
+CREATE TEMP TABLE taken AS SELECT id FROM idem_outbox_take(200);
+SELECT sum(idem_outbox_ack(ARRAY[id])) FROM taken;
+SELECT state, ready, count(*) FROM idem_outbox WHERE topic = 'one by one' GROUP BY state, ready;
+DELETE FROM idem_outbox;
+-- Where their leases have run out, a take that can have some of them only passes so many of the others that it comes to an end.
+SELECT count(idem_publish('run out', '{}', 'key')) FROM generate_series(1, 1500);
+SELECT count(*) FROM idem_outbox_take(1500, '0');
+SELECT count(*) FROM idem_outbox_take(1, '1 hour');
+SELECT count(idem_publish('behind', '{}'));
+SELECT (SELECT count(*) FROM idem_outbox_take(1)) AS taken, count(*) FILTER (WHERE ready) AS ready FROM idem_outbox;
+SELECT (SELECT count(*) FROM idem_outbox_take(1)) AS taken, count(*) FILTER (WHERE ready) AS ready FROM idem_outbox;
+SELECT (SELECT count(*) FROM idem_outbox_take(1)) AS taken, count(*) FILTER (WHERE ready) AS ready FROM idem_outbox;
+SELECT (SELECT count(*) FROM idem_outbox_take(1)) AS taken, count(*) FILTER (WHERE ready) AS ready FROM idem_outbox;
+DELETE FROM idem_outbox;

@@ -174,7 +174,7 @@ delete_message(IdemTable *outbox, const IdemOutboxRow *row)
 
 /*
  * What may have to stay of a message that has been acknowledged and deleted:
- * all but what it said.
+ * all but what it said.  Its time and payload are idem_lane_left()'s to fill.
  */
 static IdemOutboxRow *
 make_signpost(const IdemOutboxRow *message)
@@ -193,10 +193,6 @@ make_signpost(const IdemOutboxRow *message)
 												 false, typlen);
 	}
 	idem_outbox_set(signpost, OUTBOX_READY, BoolGetDatum(true));
-	idem_outbox_set(signpost, OUTBOX_AVAILABLE_AT,
-					message->values[OUTBOX_ACKED_AT]);
-	idem_outbox_set(signpost, OUTBOX_PAYLOAD,
-					DirectFunctionCall1(jsonb_in, CStringGetDatum("null")));
 	signpost->nulls[OUTBOX_HEADERS] = true;
 	signpost->nulls[OUTBOX_LAST_ERROR] = true;
 	return signpost;

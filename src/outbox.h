@@ -58,7 +58,8 @@ extern void idem_lane_left(IdemTable *outbox, int64 lane, int64 id,
 extern void idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
 									Snapshot snapshot);
 extern bool idem_lane_give_up_signpost(IdemTable *outbox, IdemTable *lanes);
-extern void idem_lanes_sweep(IdemTable *outbox);
+extern void idem_lanes_sweep(IdemTable *outbox, const Datum *topics,
+							 int ntopics);
 extern bool idem_outbox_set_ready(IdemTable *outbox, bool ready,
 								  TimestampTz available_at);
 

@@ -18,8 +18,8 @@
  *		stands before it, and is due no later,
  *
  * as far as committed transactions go, and whichever of the uncommitted ones
- * commit.  Nobody waits for another, or writes to another's message, to keep
- * it so:
+ * commit.  Nobody waits for another, or writes to a message that another relay
+ * has leased, to keep it so:
  *
  *	- Who parks a message, its publisher or a take, does so behind an earlier
  *	  one that is pending, committed, and not being written.  Then, with the
@@ -43,9 +43,10 @@
  * by.  Whatever moves becomes ready, or leaves the lane, or stays parked; and
  * who does the latter two looks after that, and sees what the scan was for.
  *
- * Messages that are taken together with the head stay parked.  They need no
- * signpost before it leaves: what becomes of them is up to their relay, which
- * makes those ready that it refuses or gives back.
+ * Messages that are taken together with the head become ready with it, so
+ * that who acknowledges them one by one need not leave a signpost each time.
+ * Where their lease runs out instead, takes meet them behind a head that has
+ * been taken again, and park them, a limited number in each call.
  *
  * A take removes a signpost that is not the head (see outbox_take.c) only
  * where it has found the head ready, and nothing before that which is being
@@ -54,8 +55,8 @@
  * becomes ready.
  *
  * What somebody else does to the table by hand, deleting a head for one, is
- * mended by idem_lanes_sweep(), which walks through all lanes little by
- * little.
+ * mended by idem_lanes_sweep(), with which takes walk through the lanes of
+ * their topics little by little.
  *
  *-------------------------------------------------------------------------
  */
@@ -65,6 +66,7 @@
 #include "access/stratnum.h"
 #include "common/pg_prng.h"
 #include "miscadmin.h"
+#include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -89,6 +91,8 @@ static int64 sweep_at = 0;
 
 static void begin_scan(IdemScan *scan, IdemTable *outbox, int64 lane,
 					   Snapshot snapshot, StrategyNumber strategy, int64 id);
+static bool is_leased(IdemTable *outbox);
+static bool is_forgotten(IdemTable *outbox, const Datum *topics, int ntopics);
 static void leave_signpost(IdemTable *outbox, int64 id,
 						   TimestampTz available_at);
 
@@ -225,8 +229,12 @@ idem_lane_left(IdemTable *outbox, int64 lane, int64 id,
 		leave_signpost(outbox, id, available_at);
 	else
 	{
+		available_at = Max(available_at, GetCurrentTimestamp());
 		idem_outbox_set(signpost, OUTBOX_AVAILABLE_AT,
 						TimestampTzGetDatum(available_at));
+		idem_outbox_set(signpost, OUTBOX_PAYLOAD,
+						DirectFunctionCall1(jsonb_in,
+											CStringGetDatum("null")));
 		idem_append(outbox, signpost->values, signpost->nulls);
 	}
 }
@@ -277,7 +285,8 @@ idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
 				(void) idem_outbox_set_ready(outbox, true, available_at);
 				return;
 			}
-			if (!idem_outbox_set_ready(lanes, true, DT_NOBEGIN))
+			if (is_leased(lanes) ||
+				!idem_outbox_set_ready(lanes, true, DT_NOBEGIN))
 				return;
 		}
 	}
@@ -306,15 +315,32 @@ idem_lane_give_up_signpost(IdemTable *outbox, IdemTable *lanes)
 	return !has_head ||
 		(!TransactionIdIsValid(lanes->holder) &&
 		 (DatumGetBool(lanes->row->tts_values[OUTBOX_READY]) ||
-		  idem_outbox_set_ready(lanes, true, DT_NOBEGIN)));
+		  (!is_leased(lanes) &&
+		   idem_outbox_set_ready(lanes, true, DT_NOBEGIN))));
+}
+
+/*
+ * Does a relay hold the message that was found?  Whoever writes to it then
+ * makes that one wait with its answer, and may cost it the lease.
+ */
+static bool
+is_leased(IdemTable *outbox)
+{
+	Datum	   *found = outbox->row->tts_values;
+
+	return !outbox->row->tts_isnull[OUTBOX_LEASED] &&
+		DatumGetBool(found[OUTBOX_LEASED]) &&
+		DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]) > GetCurrentTimestamp();
 }
 
 /*
  * Make the heads of some lanes ready, if it is time: a few lanes each second,
- * the next ones each time.
+ * the next ones each time.  Only those that are available, and only of these
+ * topics, which are sorted, or of any if "topics" is NULL: so that the caller
+ * takes what it has written to.
  */
 void
-idem_lanes_sweep(IdemTable *outbox)
+idem_lanes_sweep(IdemTable *outbox, const Datum *topics, int ntopics)
 {
 	int64		begin = idem_monotonic_time();
 	int64		first;
@@ -352,7 +378,7 @@ idem_lanes_sweep(IdemTable *outbox)
 		lane = DatumGetInt64(outbox->row->tts_values[OUTBOX_LANE]);
 		if (has_turned && lane >= first)
 			break;
-		if (!DatumGetBool(outbox->row->tts_values[OUTBOX_READY]))
+		if (is_forgotten(outbox, topics, ntopics))
 			(void) idem_outbox_set_ready(outbox, true, DT_NOBEGIN);
 		sweep_from = lane == PG_INT64_MAX ? PG_INT64_MIN : lane + 1;
 	}
@@ -360,6 +386,38 @@ idem_lanes_sweep(IdemTable *outbox)
 	UnregisterSnapshot(snapshot);
 	sweep_at = idem_monotonic_time();
 	sweep_at += Max((sweep_at - begin) * SWEEP_SHARE, SWEEP_PAUSE_US);
+}
+
+/*
+ * May the head that was found be one that no signpost leads to, and that the
+ * sweep is for?
+ */
+static bool
+is_forgotten(IdemTable *outbox, const Datum *topics, int ntopics)
+{
+	Datum	   *found = outbox->row->tts_values;
+	int			low = 0;
+	int			high = ntopics;
+
+	if (DatumGetBool(found[OUTBOX_READY]) ||
+		DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]) > GetCurrentTimestamp())
+		return false;
+	if (topics == NULL)
+		return true;
+	while (low < high)
+	{
+		int			middle = low + (high - low) / 2;
+		int			order = idem_text_compare(topics[middle],
+											  found[OUTBOX_TOPIC]);
+
+		if (order == 0)
+			return true;
+		if (order < 0)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return false;
 }
 
 /*

@@ -80,6 +80,9 @@ static const int take_columns[] = {
 #define TOPICS_TOPIC		1
 #define TOPICS_AVAILABLE_AT	2
 
+/* After so many signposts in vain a call returns, so that they are committed. */
+#define MAX_VAIN			500
+
 /* What NULL stands for. */
 #define DEFAULT_MAX_MESSAGES	100
 #define DEFAULT_LEASE_MS	(30 * 1000.0)
@@ -99,6 +102,7 @@ typedef struct Taking
 	Datum	   *topics;			/* NULL: all */
 	int			ntopics;
 	int			wanted;			/* how many more messages */
+	int			vain;			/* signposts behind which was nothing */
 	ReturnSetInfo *result;
 } Taking;
 
@@ -143,8 +147,7 @@ static void take_lane(Taking *taking);
 static bool take_locked(Taking *taking, Lane *lane);
 static bool lock_next(Taking *taking, Lane *lane);
 static bool is_failing(const Datum *message);
-static Taken take_row(Taking *taking, IdemTable *outbox, bool is_locked,
-					  bool ready);
+static Taken take_row(Taking *taking, IdemTable *outbox, bool is_locked);
 
 /*
  * idem_outbox_take(max_messages, lease, topics, wait) -> setof row
@@ -288,7 +291,8 @@ next_due(Taking *taking)
 }
 
 /*
- * Take what there is now.  Returns whether this has changed anything.
+ * Take what there is now.  Returns whether this has changed anything; what the
+ * sweep has made ready is taken, or of no account.
  */
 static bool
 take(Taking *taking)
@@ -297,9 +301,10 @@ take(Taking *taking)
 
 	idem_table_open(&taking->outbox, IDEM_OUTBOX, RowExclusiveLock);
 	taking->lanes_are_open = false;
-	begin = GetCurrentCommandId(false);
+	taking->vain = 0;
 	if (!IsolationUsesXactSnapshot())
-		idem_lanes_sweep(&taking->outbox);
+		idem_lanes_sweep(&taking->outbox, taking->topics, taking->ntopics);
+	begin = GetCurrentCommandId(false);
 	taking->now = GetCurrentTimestamp();
 	taking->lease_expires_at = idem_add_interval(taking->now, taking->lease,
 												 DEFAULT_LEASE_MS);
@@ -429,7 +434,8 @@ take_ready(Taking *taking, const Datum *topic)
 	begin_scan(taking, &scan, topic,
 			   TIMESTAMP_IS_NOBEGIN(before) ? NULL : &before, taking->now,
 			   taking->snapshot);
-	while (taking->wanted > 0 && idem_scan_next(&scan, ForwardScanDirection))
+	while (taking->wanted > 0 && taking->vain < MAX_VAIN &&
+		   idem_scan_next(&scan, ForwardScanDirection))
 	{
 		Datum	   *found = taking->outbox.row->tts_values;
 
@@ -440,7 +446,7 @@ take_ready(Taking *taking, const Datum *topic)
 		has_moved = true;
 		take_found(taking);
 	}
-	if (!has_moved && taking->wanted > 0)
+	if (!has_moved && taking->wanted > 0 && taking->vain < MAX_VAIN)
 		idem_mark_reached(&marked, DT_NOEND);
 	idem_scan_end(&scan);
 }
@@ -464,7 +470,7 @@ take_found(Taking *taking)
 	if (!outbox->row->tts_isnull[OUTBOX_LANE])
 		take_lane(taking);
 	else if (idem_outbox_in_state(outbox, "pending"))
-		(void) take_row(taking, outbox, false, true);
+		(void) take_row(taking, outbox, false);
 	else
 		(void) idem_outbox_set_ready(outbox, false, DT_NOBEGIN);
 }
@@ -501,6 +507,8 @@ take_lane(Taking *taking)
 
 	if (lane.has_dead)
 		idem_lane_left(&taking->lanes, lane.lane, lane.dead, NULL);
+	if (lane.taken == 0)
+		taking->vain++;
 	if (!is_pending || (lane.taken == 0 && !lane.has_dead))
 		idem_lane_move_signpost(&taking->outbox, &taking->lanes,
 								taking->snapshot);
@@ -548,7 +556,7 @@ take_locked(Taking *taking, Lane *lane)
 			n++;
 		else
 		{
-			Taken		result = take_row(taking, lanes, true, lane->taken == 0);
+			Taken		result = take_row(taking, lanes, true);
 
 			if (result == TAKEN_NOT)
 				break;
@@ -616,11 +624,10 @@ is_failing(const Datum *message)
 /*
  * Take the row that was found, unless somebody else is at it, and add it to
  * the result.  One whose last attempt ended without a word from its relay is
- * declared dead instead.  "ready" tells whether it is the first one of a lane,
- * or has none.
+ * declared dead instead.
  */
 static Taken
-take_row(Taking *taking, IdemTable *outbox, bool is_locked, bool ready)
+take_row(Taking *taking, IdemTable *outbox, bool is_locked)
 {
 	Datum	   *found = outbox->row->tts_values;
 	int			attempt = DatumGetInt32(found[OUTBOX_ATTEMPT]);
@@ -647,7 +654,7 @@ take_row(Taking *taking, IdemTable *outbox, bool is_locked, bool ready)
 
 	idem_outbox_set(&row, OUTBOX_ATTEMPT, Int32GetDatum(attempt + 1));
 	idem_outbox_set(&row, OUTBOX_LEASED, BoolGetDatum(true));
-	idem_outbox_set(&row, OUTBOX_READY, BoolGetDatum(ready));
+	idem_outbox_set(&row, OUTBOX_READY, BoolGetDatum(true));
 	idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
 					TimestampTzGetDatum(taking->lease_expires_at));
 	if (idem_update(outbox, row.values, row.nulls,
