@@ -7,6 +7,7 @@ ended (rather than the time ran out), and returns the answer, or raises
 Refused.  Rows are dictionaries and never changed, only replaced.
 """
 
+import time
 from itertools import product
 
 from store import (NONE, ROW, SECOND, LeaseWait, LockWait, Moment, Refused, Store, Time,
@@ -550,14 +551,16 @@ class Model(Store):
         takes it over.  It calls is_dead(id) where chance has decided.
 
         What a transaction that has taken before leaves in a lane, until it
-        ends, may be in the way of others there: it removes signposts.
+        ends, may be in the way of others there: it removes signposts.  It has
+        been in lanes of its topics only.
         """
         self.check_writes(tx)
         lanes = self.takeable(tx, topics)
-        self.takers = [taker for taker in self.takers
-                       if taker is not tx and not taker.level_of_all.ended]
-        in_the_way = bool(self.takers)
-        self.takers.append(tx)
+        self.takers = [(taker, theirs) for taker, theirs in self.takers
+                       if not taker.level_of_all.ended]
+        in_the_way = [theirs for taker, theirs in self.takers
+                      if taker is not tx]
+        self.takers.append((tx, topics))
 
         def accept(answer, is_dead):
             moment = self.moment()
@@ -569,8 +572,10 @@ class Model(Store):
                 taken = [ident for ident in order if ident in ids]
                 if taken != ids[:len(taken)]:
                     return 'out of order: %s of %s' % (taken, ids)
-                passed = in_the_way and not taken and \
-                    lane[0][1]['message_key'] is not None
+                head = lane[0][1]
+                passed = not taken and head['message_key'] is not None and \
+                    any(theirs is None or head['topic'] in theirs
+                        for theirs in in_the_way)
                 if len(order) < limit and taken != ids and not passed:
                     return 'left behind: %s of %s' % (ids[len(taken):], ids)
                 for key, row in lane:
@@ -750,15 +755,16 @@ def attempts(row):
 def is_row(table, row, found):
     """
     Is this the row?  A message that has stood behind another of its key may be
-    available from when that left only, and a signpost of its key is from then.
+    available from when that left only, and a signpost of its key is from then,
+    or from when the next message is.
     """
     wanted = dict(row)
     if table == 'outbox' and row['message_key'] is not None:
-        time = found[COLUMNS[table].index('available_at')]
-        earliest = row['available_at']
-        if row['state'] != 'pending' or \
-                time > earliest.moment.low + earliest.after:
-            wanted['available_at'] = time
+        available_at = found[COLUMNS[table].index('available_at')]
+        earliest = row['available_at'].moment.low + row['available_at'].after
+        now = time.time_ns() // 1000
+        if row['state'] != 'pending' or earliest < available_at <= now:
+            wanted['available_at'] = available_at
     return matches(tuple(wanted[c] for c in COLUMNS[table]), found)
 
 
