@@ -25,7 +25,8 @@
  * been woken and has not looked yet.  The rest follows where there is more:
  * who leaves with as many messages as it wanted wakes the next one, and so
  * does, whatever it leaves with, who has been woken once more since it looked.
- * An abort gives back what it had taken, and wakes as a commit does.
+ * An abort, of a subtransaction, too, gives back what it had taken, and wakes
+ * as a commit does.
  *
  * Times.  A lease, a delay or a pause comes to its end without a commit.  Of
  * those who wait for the same, one sleeps until then, the timekeeper; the
@@ -121,6 +122,7 @@ typedef struct TopicNote
 	uint64		topics;
 	TimestampTz due;			/* the earliest of the messages */
 	bool		was_there;		/* an abort makes it available again */
+	SubTransactionId subid;		/* the latest that has changed one */
 } TopicNote;
 
 static bool preloaded = false;
@@ -476,9 +478,12 @@ idem_message_changes(Datum topic, TimestampTz due, bool was_there)
 		topic_notes[i].topics = topic_bit(name);
 		topic_notes[i].due = DT_NOEND;
 		topic_notes[i].was_there = false;
+		topic_notes[i].subid = InvalidSubTransactionId;
 	}
 	topic_notes[i].due = Min(topic_notes[i].due, due);
 	topic_notes[i].was_there |= was_there;
+	topic_notes[i].subid = Max(topic_notes[i].subid,
+							   GetCurrentSubTransactionId());
 }
 
 /*
@@ -546,21 +551,44 @@ at_transaction_end(XactEvent event, void *arg)
 }
 
 /*
- * Leave, if an error has ended the wait.
+ * Leave, if an error has ended the wait.  Wake for what has been given back: at
+ * this event all other sessions see that the subtransaction has ended.
+ *
+ * Those that began after it are its own, and have ended, too.  What its parents
+ * have noted of the same topic stays noted.
  */
 static void
 at_subtransaction_end(SubXactEvent event, SubTransactionId subid,
 					  SubTransactionId parent, void *arg)
 {
-	if (event == SUBXACT_EVENT_ABORT_SUB && self != NULL &&
-		subid == self_subid)
+	if (event != SUBXACT_EVENT_ABORT_SUB)
+		return;
+
+	if (unlikely(self != NULL && subid == self_subid))
 		idem_await_no_more();
+	if (likely(ntopic_notes == 0))
+		return;
+
+	pg_memory_barrier();		/* after ending */
+	for (int i = 0; i < ntopic_notes; i++)
+	{
+		TopicNote  *note = &topic_notes[i];
+
+		if (note->subid < subid)
+			continue;
+		note->subid = parent;
+		if (note->was_there)
+			wake(relay_bucket(), note->name, note->topics, false);
+	}
 }
 
 /*
  * Wake who waits in a bucket for what has this name, or these bits of topics:
  * all, or as few as will do.  Of those with the same name one will do, and of
- * all if it is sure that it listens to that.
+ * all if it is sure that it listens to that.  Beyond MAX_AT_ONCE names each is
+ * woken, for what cannot be compared may be another.
+ *
+ * Whom it has woken is marked, so each round comes further than the one before.
  */
 static void
 wake(Bucket *bucket, uint64 name, uint64 topics, bool all)
@@ -605,18 +633,18 @@ wake(Bucket *bucket, uint64 name, uint64 topics, bool all)
 					n++;
 				if (n < nnames)
 					continue;
-				if (nnames == MAX_AT_ONCE)
-					break;
-				names[nnames++] = waiter->name;
-				done = sure;
+				if (nnames < MAX_AT_ONCE)
+					names[nnames++] = waiter->name;
 			}
-			if (waiter->woken)
-				continue;
-			if (nprocesses == MAX_AT_ONCE)
-				break;
-			waiter->woken = true;
-			processes[nprocesses++] =
-				(int) pg_atomic_read_u32(&waiter->process);
+			if (!waiter->woken)
+			{
+				if (nprocesses == MAX_AT_ONCE)
+					break;
+				waiter->woken = true;
+				processes[nprocesses++] =
+					(int) pg_atomic_read_u32(&waiter->process);
+			}
+			done = sure && !all;
 		}
 		SpinLockRelease(&bucket->mutex);
 

@@ -255,6 +255,25 @@ my $latency = median_latency($node, $other, $relay);
 note("median from publishing to the relay's row: $latency s");
 cmp_ok($latency, '<', 0.2, 'a relay is woken');
 
+# Likewise by a take that is rolled back to a savepoint, and at once.
+$node->safe_psql('postgres', 'SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox');
+my @times;
+foreach my $round (1 .. 11)
+{
+	$other->run(publish('a'));
+	is($other->run('BEGIN; SAVEPOINT s; SELECT count(*) FROM idem_outbox_take()'), 1, 'one is taken, in a savepoint');
+	$relay->send(take());
+	asleep($node, $relay);
+	my $begin = time;
+	$other->run('ROLLBACK TO s');
+	is($relay->result, 'a', 'and given back');
+	push @times, time - $begin;
+	$other->run('COMMIT; ' . ack('a'));
+}
+$latency = (sort { $a <=> $b } @times)[5];
+note("median from rolling back to a savepoint to the relay's row: $latency s");
+cmp_ok($latency, '<', 0.2, 'a relay is woken by a take that is undone in a savepoint');
+
 my ($bare_other, $bare_relay) = map { session($bare) } 1 .. 2;
 $latency = median_latency($bare, $bare_other, $bare_relay);
 note("the same without preloading: $latency s");
