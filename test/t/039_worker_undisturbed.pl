@@ -128,12 +128,12 @@ is($node->safe_psql('two', "SELECT status FROM idem_health() WHERE check_name = 
 
 set_clock(0);
 is($node->safe_psql('two', $take), "1\n2", 'clock-set-back: until that time has come');
-is($node->safe_psql('two', $clock_check), 'ok|f|no time on record lies in the future', 'clock-set-back: and all is well');
+is($node->safe_psql('two', $clock_check), 'ok|f|no time that was found on record lies in the future', 'clock-set-back: and all is well');
 
 # Nor is anything left to tell when the statistics are reset.
 set_clock(-2 * $hour);
 $node->safe_psql('two', 'TRUNCATE idem_outbox; SELECT idem_stats_reset()');
-is($node->safe_psql('two', $clock_check), 'ok|f|no time on record lies in the future', 'clock-set-back: idem_stats_reset() forgets it');
+is($node->safe_psql('two', $clock_check), 'ok|f|no time that was found on record lies in the future', 'clock-set-back: idem_stats_reset() forgets it');
 set_clock(0);
 
 # A visit lasts for a second, whatever the clock says.
