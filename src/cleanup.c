@@ -55,7 +55,7 @@
 
 /* A batch ends after this time, which is looked at each so many bytes. */
 #define BATCH_USECS		INT64CONST(50000)
-#define TOAST_STEP		(1024 * 1024)
+#define TOAST_STEP		((Size) 1024 * 1024)
 
 /* Starting from the oldest row takes long where it takes longer than this. */
 #define LONG_RESTART	INT64CONST(100000)

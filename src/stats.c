@@ -78,7 +78,7 @@ typedef struct SharedStats
 
 #define SIZE_OF_STATS(nstripes) \
 	(sizeof(SharedStats) + PG_CACHE_LINE_SIZE + \
-	 MAX_DATABASES * (nstripes) * sizeof(Stripe))
+	 sizeof(Stripe) * MAX_DATABASES * (nstripes))
 
 /* Our counters of this database; NULL until something is counted. */
 pg_atomic_uint64 *idem_counters = NULL;

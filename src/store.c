@@ -95,7 +95,7 @@
 
 /* So many new rows are inserted together, or so many bytes of them. */
 #define MAX_ROWS_AT_ONCE	500
-#define MAX_SIZE_AT_ONCE	(64 * 1024)
+#define MAX_SIZE_AT_ONCE	((Size) 64 * 1024)
 
 static bool find_dirty(IdemTable *table, const Datum *key, IdemFind *result);
 static bool find_own_write(IdemTable *table, const Datum *key);
@@ -516,7 +516,7 @@ next_row(IdemTable *table, IndexScanDesc scan, TupleTableSlot *slot)
 static void
 end_scan(IdemTable *table, IndexScanDesc scan)
 {
-	if (scan != table->scan)
+	if (table->scan == NULL)
 		index_endscan(scan);
 	else
 	{
