@@ -48,7 +48,6 @@
 #include "utils/builtins.h"
 #include "utils/datum.h"
 #include "utils/fmgroids.h"
-#include "utils/resowner.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
@@ -60,6 +59,7 @@
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
+#include "subtransaction.h"
 #include "wait.h"
 #include "wake.h"
 
@@ -97,7 +97,8 @@ typedef struct Taking
 	CommandId	command;		/* that the call begins with */
 	TimestampTz now;
 	TimestampTz lease_expires_at;
-	TimestampTz next_due;		/* if there is nothing now */
+	bool		changed;		/* has it changed a row? */
+	TimestampTz next_due;		/* if it has not */
 	const Interval *lease;
 	Datum	   *topics;			/* NULL: all */
 	int			ntopics;
@@ -131,7 +132,7 @@ typedef enum Taken
 } Taken;
 
 static void take_or_wait(Taking *taking, TimestampTz deadline);
-static bool try_take(Taking *taking);
+static bool try_take(void *arg);
 static TimestampTz next_due(Taking *taking);
 static bool take(Taking *taking);
 static int	topics_arg(Datum array, Datum **topics);
@@ -199,8 +200,11 @@ take_or_wait(Taking *taking, TimestampTz deadline)
 {
 	bool		entered = IsolationUsesXactSnapshot();
 
-	while (!try_take(taking) && taking->now < deadline)
+	for (;;)
 	{
+		(void) idem_try(try_take, taking, NULL);
+		if (taking->changed || taking->now >= deadline)
+			break;
 		if (entered)
 			idem_await_change(taking->next_due, deadline);
 		else
@@ -213,45 +217,18 @@ take_or_wait(Taking *taking, TimestampTz deadline)
 }
 
 /*
- * Take what there is now.  If that is nothing, leave no row locked, and find
- * out when something will become available.
+ * Take what there is now.  If that is nothing, find out when something will
+ * become available, and leave no row locked.
  */
 static bool
-try_take(Taking *taking)
+try_take(void *arg)
 {
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
-	volatile bool changed = false;
+	Taking	   *taking = arg;
 
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
-	{
-		changed = take(taking);
-		if (changed)
-			ReleaseCurrentSubTransaction();
-		else
-		{
-			taking->next_due = next_due(taking);
-			RollbackAndReleaseCurrentSubTransaction();
-		}
-	}
-	PG_CATCH();
-	{
-		ErrorData  *edata;
-
-		MemoryContextSwitchTo(context);
-		edata = CopyErrorData();
-		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = owner;
-		ReThrowError(edata);
-	}
-	PG_END_TRY();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
-	return changed;
+	taking->changed = take(taking);
+	if (!taking->changed)
+		taking->next_due = next_due(taking);
+	return taking->changed;
 }
 
 /*

@@ -20,17 +20,15 @@
 
 #include "access/xact.h"
 #include "storage/ipc.h"
-#include "utils/guc.h"
-#include "utils/memutils.h"
-#include "utils/resowner.h"
 
 #include "compat.h"
 #include "idempotency.h"
 #include "shared_memory.h"
+#include "subtransaction.h"
 
 #define RETRY_SECONDS	1
 
-static void *attach(const IdemSharedMemory *piece);
+static bool attach(void *arg);
 static bool is_lack_of_memory(int sqlstate);
 
 /*
@@ -51,65 +49,35 @@ idem_reserve_shared_memory(Size size)
 void *
 idem_attach_shared_memory(IdemSharedMemory *piece)
 {
+	ErrorData  *error;
+
 	if (likely(piece->memory != NULL))
 		return piece->memory;
 	if (!IsTransactionState() || IsInParallelMode() ||
 		idem_monotonic_time() < piece->retry_at)
 		return NULL;
 
-	piece->memory = attach(piece);
+	error = idem_try(attach, piece, is_lack_of_memory);
+	if (error != NULL)
+		FreeErrorData(error);
 	piece->retry_at = idem_monotonic_time() +
 		RETRY_SECONDS * INT64CONST(1000000);
 	return piece->memory;
 }
 
 /*
- * The same, at this moment.  The subtransaction is for the locks held at the
- * error.
+ * The same, at this moment.
  */
-static void *
-attach(const IdemSharedMemory *piece)
+static bool
+attach(void *arg)
 {
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
-	void	   *volatile memory = NULL;
+	IdemSharedMemory *piece = arg;
+	bool		found;
 
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
-	{
-		int			nest = NewGUCNestLevel();
-		bool		found;
-
-		(void) set_config_option("exit_on_error", "off",
-								 PGC_USERSET, PGC_S_SESSION,
-								 GUC_ACTION_SAVE, true, 0, false);
-		IDEM_INJECTION_POINT("idem-attach-memory");
-		memory = GetNamedDSMSegment(piece->name, piece->size, piece->init,
-									&found);
-		AtEOXact_GUC(true, nest);
-		ReleaseCurrentSubTransaction();
-	}
-	PG_CATCH();
-	{
-		ErrorData  *edata;
-
-		MemoryContextSwitchTo(context);
-		edata = CopyErrorData();
-		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = owner;
-		memory = NULL;
-
-		if (!is_lack_of_memory(edata->sqlerrcode))
-			ReThrowError(edata);
-		FreeErrorData(edata);
-	}
-	PG_END_TRY();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
-	return memory;
+	IDEM_INJECTION_POINT("idem-attach-memory");
+	piece->memory = GetNamedDSMSegment(piece->name, piece->size, piece->init,
+									   &found);
+	return true;
 }
 
 /*

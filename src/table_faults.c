@@ -17,25 +17,29 @@
 #include "postgres.h"
 
 #include "access/genam.h"
-#include "access/xact.h"
 #include "funcapi.h"
 #include "utils/builtins.h"
-#include "utils/guc.h"
-#include "utils/memutils.h"
-#include "utils/resowner.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
 #include "compat.h"
 #include "idempotency.h"
 #include "store.h"
+#include "subtransaction.h"
 #include "table_faults.h"
 #include "wait.h"
 
 /* How long to wait for who has locked it: he may have done for a moment. */
 #define LOCK_WAIT_MS	200
 
-static bool open_and_close(IdemRelationId id);
+/* A table, and what has been seen of it. */
+typedef struct Look
+{
+	IdemRelationId id;
+	bool		is_locked;
+} Look;
+
+static bool open_and_close(void *arg);
 static void open_all(void *arg);
 static bool is_fault(int sqlstate);
 
@@ -46,54 +50,27 @@ static bool is_fault(int sqlstate);
 char *
 idem_table_fault(IdemRelationId id)
 {
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
-	char	   *volatile fault = NULL;
+	Look		look = {id};
+	ErrorData  *error = idem_try(open_and_close, &look, is_fault);
 
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
-	{
-		int			nest = NewGUCNestLevel();
-
-		(void) set_config_option("exit_on_error", "off",
-								 PGC_USERSET, PGC_S_SESSION,
-								 GUC_ACTION_SAVE, true, 0, false);
-		if (!open_and_close(id))
-			fault = psprintf("\"%s\" is locked", idem_relation_name(id));
-		AtEOXact_GUC(true, nest);
-		ReleaseCurrentSubTransaction();
-	}
-	PG_CATCH();
-	{
-		ErrorData  *edata;
-
-		MemoryContextSwitchTo(context);
-		edata = CopyErrorData();
-		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = owner;
-
-		if (!is_fault(edata->sqlerrcode))
-			ReThrowError(edata);
-		fault = edata->message;
-	}
-	PG_END_TRY();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
-	return fault;
+	if (error != NULL)
+		return error->message;
+	return look.is_locked ?
+		psprintf("\"%s\" is locked", idem_relation_name(id)) : NULL;
 }
 
 /*
  * Open all that belongs to the table, and close it again, with the locks
- * kept.  Returns false where somebody else has a lock that is in the way.
+ * kept, unless somebody else has one that is in the way.
  */
 static bool
-open_and_close(IdemRelationId id)
+open_and_close(void *arg)
 {
-	return idem_sleep_until(open_all, &id,
-							idem_add_ms(GetCurrentTimestamp(), LOCK_WAIT_MS));
+	Look	   *look = arg;
+	TimestampTz deadline = idem_add_ms(GetCurrentTimestamp(), LOCK_WAIT_MS);
+
+	look->is_locked = !idem_sleep_until(open_all, &look->id, deadline);
+	return !look->is_locked;
 }
 
 static void

@@ -13,22 +13,31 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/latch.h"
 #include "storage/proc.h"
 #include "utils/guc.h"
-#include "utils/resowner.h"
 #include "utils/timeout.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
+#include "subtransaction.h"
 #include "wait.h"
 
 /* As in libpq/libpq.h, which asks for Kerberos' headers if the server has it. */
 extern bool pq_check_connection(void);
 
+/* A sleep, and how many milliseconds it may take. */
+typedef struct LimitedSleep
+{
+	IdemSleep	sleep;
+	void	   *arg;
+	int			timeout;
+} LimitedSleep;
+
 static bool sleep_with_timeout(IdemSleep sleep, void *arg, int timeout);
+static bool sleep_limited(void *arg);
+static bool is_timeout(int sqlstate);
 
 /*
  * Call "sleep", but do not let it sleep past "deadline".  Returns false if it
@@ -83,66 +92,49 @@ idem_check_client(void)
  * Call "sleep" with a time limit in milliseconds.
  *
  * The lock manager can end a wait early in one way only, by an error, so the
- * limit is a lock_timeout of our own, in a subtransaction that catches its
- * error.  The caller's lock_timeout is known to be longer, or off.
+ * limit is a lock_timeout of our own, and its error is expected.  The caller's
+ * lock_timeout is known to be longer, or off.
  */
 static bool
 sleep_with_timeout(IdemSleep sleep, void *arg, int timeout)
 {
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
+	LimitedSleep limited = {sleep, arg, timeout};
 	TimestampTz start = GetCurrentTimestamp();
-	volatile bool ended = true;
+	ErrorData  *error = idem_try(sleep_limited, &limited, is_timeout);
+
+	if (error == NULL)
+		return true;
+	FreeErrorData(error);
+
+	/* Of two timeouts at once the server reports one, and drops both. */
+	if (StatementTimeout > 0 &&
+		!get_timeout_active(STATEMENT_TIMEOUT) &&
+		get_timeout_finish_time(STATEMENT_TIMEOUT) > start)
+		ereport(ERROR,
+				(errcode(ERRCODE_QUERY_CANCELED),
+				 errmsg("canceling statement due to statement timeout")));
+	return false;
+}
+
+static bool
+sleep_limited(void *arg)
+{
+	LimitedSleep *limited = arg;
 	char		value[16];
 
-	snprintf(value, sizeof(value), "%dms", timeout);
+	snprintf(value, sizeof(value), "%dms", limited->timeout);
+	(void) set_config_option("lock_timeout", value,
+							 PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+	IDEM_INJECTION_POINT("idem-wait-begins");
+	limited->sleep(limited->arg);
+	IDEM_INJECTION_POINT("idem-wait-ends");
+	CHECK_FOR_INTERRUPTS();		/* the limit may have come with the lock */
+	return true;
+}
 
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
-	{
-		int			nest = NewGUCNestLevel();
-
-		(void) set_config_option("lock_timeout", value,
-								 PGC_USERSET, PGC_S_SESSION,
-								 GUC_ACTION_SAVE, true, 0, false);
-		(void) set_config_option("exit_on_error", "off",
-								 PGC_USERSET, PGC_S_SESSION,
-								 GUC_ACTION_SAVE, true, 0, false);
-		IDEM_INJECTION_POINT("idem-wait-begins");
-		sleep(arg);
-		IDEM_INJECTION_POINT("idem-wait-ends");
-		CHECK_FOR_INTERRUPTS(); /* the limit may have come with the lock */
-		AtEOXact_GUC(true, nest);
-		ReleaseCurrentSubTransaction();
-	}
-	PG_CATCH();
-	{
-		ErrorData  *edata;
-
-		MemoryContextSwitchTo(context);
-		edata = CopyErrorData();
-		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = owner;
-
-		if (edata->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
-			ReThrowError(edata);
-		FreeErrorData(edata);
-
-		/* Of two timeouts at once the server reports one, and drops both. */
-		if (StatementTimeout > 0 &&
-			!get_timeout_active(STATEMENT_TIMEOUT) &&
-			get_timeout_finish_time(STATEMENT_TIMEOUT) > start)
-			ereport(ERROR,
-					(errcode(ERRCODE_QUERY_CANCELED),
-					 errmsg("canceling statement due to statement timeout")));
-		ended = false;
-	}
-	PG_END_TRY();
-
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
-	return ended;
+static bool
+is_timeout(int sqlstate)
+{
+	return sqlstate == ERRCODE_LOCK_NOT_AVAILABLE;
 }
