@@ -463,18 +463,23 @@ class Model(Store):
 
         def accept(answer, is_dead):
             message_id, ident = answer[0]
-            if ('outbox', ident) in self.versions:
-                return 'this id exists'
-            self.write(tx, ('outbox', ident), dict(
-                id=ident, created_at=Time(moment, 0),
-                available_at=Time(moment, delay or 0), acked_at=None,
-                attempt=0, attempts_before=0, leased=None,
-                message_id=message_id,
-                state='pending', topic=topic, message_key=message_key,
-                payload=payload, headers=headers, last_error=None))
+            return self.write_message(tx, ident, message_id, moment, delay,
+                                      topic, payload, message_key, headers)
 
         return accept
         yield
+
+    def write_message(self, tx, ident, message_id, moment, delay,
+                      topic, payload, message_key, headers):
+        """A new one; returns what is wrong with its id, if anything."""
+        if ('outbox', ident) in self.versions:
+            return 'this id exists'
+        self.write(tx, ('outbox', ident), dict(
+            id=ident, created_at=Time(moment, 0),
+            available_at=Time(moment, delay or 0), acked_at=None,
+            attempt=0, attempts_before=0, leased=None, message_id=message_id,
+            state='pending', topic=topic, message_key=message_key,
+            payload=payload, headers=headers, last_error=None))
 
     def publish_many(self, tx, topics, payloads, message_keys, headers, delay):
         self.check_writes(tx)
@@ -488,16 +493,12 @@ class Model(Store):
                 return 'not these ordinals'
             for ordinal, message_id, last in answer:
                 n, ident = ordinal - 1, last - count + ordinal
-                if ('outbox', ident) in self.versions:
-                    return 'this id exists'
-                self.write(tx, ('outbox', ident), dict(
-                    id=ident, created_at=Time(moment, 0),
-                    available_at=Time(moment, delay or 0), acked_at=None,
-                    attempt=0, attempts_before=0, leased=None,
-                    message_id=message_id, state='pending', topic=topics[n],
-                    message_key=message_keys and message_keys[n],
-                    payload=payloads[n], headers=headers and headers[n],
-                    last_error=None))
+                wrong = self.write_message(
+                    tx, ident, message_id, moment, delay,
+                    topics[n], payloads[n],
+                    message_keys and message_keys[n], headers and headers[n])
+                if wrong:
+                    return wrong
 
         return accept
         yield
