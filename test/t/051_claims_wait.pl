@@ -9,7 +9,6 @@ use warnings FATAL => 'all';
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
-use Time::HiRes qw(time);
 use IdempotencyTest;
 
 my $node = new_node('waits', conf => 'max_prepared_transactions = 10');
@@ -50,18 +49,6 @@ sub claim_sql
 	my ($options) = @_;
 
 	return "SELECT outcome, attempt, response_body FROM idem_claim('shop', '${\key()}', wait => '5 minutes'" . ($options || '') . ')';
-}
-
-# Until these sessions sleep, and no lock is what they sleep on.
-sub asleep
-{
-	my ($at, @sessions) = @_;
-	my $pids = join ',', map { $_->pid } @sessions;
-
-	$at->poll_query_until('postgres',
-		'SELECT count(*) = ' . @sessions . " FROM pg_stat_activity WHERE pid IN ($pids) AND wait_event_type = 'Extension'")
-	  or die 'does not sleep';
-	return;
 }
 
 sub complete_sql { return "SELECT idem_complete('shop', '${\key()}', 201, 'done', claim_token => $token)"; }
@@ -213,13 +200,6 @@ $doomed->quit;
 # so that who waits for all of a table's writers does not wait for it, with the
 # holder behind him.  Likewise in a session's first call.
 #
-sub locks
-{
-	my ($session) = @_;
-
-	return $other->run('SELECT count(*) FROM pg_locks WHERE pid = ' . $session->pid . " AND locktype <> 'virtualxid'");
-}
-
 $other->run("SET lock_timeout = '1 min'");
 foreach my $case ([ 'a session', $waiter ], [ 'a first call', session($node) ])
 {
@@ -229,7 +209,7 @@ foreach my $case ([ 'a session', $waiter ], [ 'a first call', session($node) ])
 	$sleeper->send(claim_sql());
 	asleep($node, $sleeper);
 	is($other->run("SELECT count(*) FROM idem_keys WHERE key = '${\key()}' AND xmax = 0"), 1, "$title: no row is locked");
-	is(locks($sleeper), 0, "$title: nor anything else");
+	is(locks_of($node, $sleeper), 0, "$title: nor anything else");
 	is($other->run('VACUUM (FREEZE) idem_keys; SELECT 1'), 1, "$title: vacuum has every page");
 	is($other->run('REINDEX TABLE idem_keys; SELECT 1'), 1, "$title: another waits for no writer of the table");
 	is($holder->run("SELECT outcome FROM idem_claim('shop', 'another-of-${\key()}')"), 'new', "$title: nor others for him");
@@ -244,10 +224,10 @@ foreach my $case ([ 'a session', $waiter ], [ 'a first call', session($node) ])
 # knows of.
 claimed();
 $waiter->run("BEGIN; SELECT FROM idem_claim('shop', 'before-${\key()}')");
-my $locks = locks($waiter);
+my $locks = locks_of($node, $waiter);
 $waiter->send(claim_sql());
 asleep($node, $waiter);
-is(locks($waiter), $locks, 'what the transaction has locked, it keeps');
+is(locks_of($node, $waiter), $locks, 'what the transaction has locked, it keeps');
 $complete->();
 is($waiter->result, 'replay||done', 'and goes on');
 $waiter->run('ROLLBACK');
@@ -261,7 +241,7 @@ wait_for_block($node, $waiter->pid, $other->pid);
 $holder->run('COMMIT');
 is($other->result, 1, 'asleep on a transaction first, then on its lease: likewise');
 asleep($node, $waiter);
-is(locks($waiter), 0, 'and no lock is left');
+is(locks_of($node, $waiter), 0, 'and no lock is left');
 $holder->run("SELECT idem_release('shop', '${\key()}', claim_token) FROM idem_keys WHERE key = '${\key()}'");
 is($waiter->result, 'new|1|', 'nor the wait');
 
@@ -321,21 +301,20 @@ is(scalar(grep { $_ eq 'new' } @answers), 1, 'one has it when it ends');
 sub median_latency
 {
 	my ($at, $ends, $waits) = @_;
-	my @times;
+	my $held;
 
-	foreach my $round (1 .. 21)
-	{
-		my $key = "key-of-round-${\$at->name}-$round";
-		my $held = $ends->run("SELECT claim_token FROM idem_claim('shop', '$key')");
+	return median_seconds(21,
+		sub {
+			my $key = "key-of-round-${\$at->name}-$_[0]";
 
-		$waits->send("SELECT outcome FROM idem_claim('shop', '$key', wait => '5 minutes')");
-		asleep($at, $waits);
-		my $begin = time;
-		$ends->run("SELECT idem_complete('shop', '$key', 201, claim_token => $held)");
-		die 'no replay' if $waits->result ne 'replay';
-		push @times, time - $begin;
-	}
-	return (sort { $a <=> $b } @times)[10];
+			$held = $ends->run("SELECT claim_token FROM idem_claim('shop', '$key')");
+			$waits->send("SELECT outcome FROM idem_claim('shop', '$key', wait => '5 minutes')");
+			asleep($at, $waits);
+		},
+		sub {
+			$ends->run("SELECT idem_complete('shop', 'key-of-round-${\$at->name}-$_[0]', 201, claim_token => $held)");
+			die 'no replay' if $waits->result ne 'replay';
+		});
 }
 
 my $latency = median_latency($node, $holder, $waiter);

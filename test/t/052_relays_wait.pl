@@ -34,18 +34,6 @@ sub take
 	return "SELECT payload #>> '{}' FROM idem_outbox_take(wait => '5 minutes'" . ($options ? ", $options" : '') . ')';
 }
 
-# Until these sessions sleep.
-sub asleep
-{
-	my ($at, @sessions) = @_;
-	my $pids = join ',', map { $_->pid } @sessions;
-
-	$at->poll_query_until('postgres',
-		'SELECT count(*) = ' . @sessions . " FROM pg_stat_activity WHERE pid IN ($pids) AND wait_event_type = 'Extension'")
-	  or die 'does not sleep';
-	return;
-}
-
 # ack(NAME): acknowledge the message with this name
 sub ack
 {
@@ -224,7 +212,7 @@ is($relay->run(take()), 'a', 'but by the next transaction');
 # What it holds
 $relay->send(take());
 asleep($node, $relay);
-is($other->run('SELECT count(*) FROM pg_locks WHERE pid = ' . $relay->pid . " AND locktype <> 'virtualxid'"), 0, 'no lock');
+is(locks_of($node, $relay), 0, 'no lock');
 is($other->run("SET lock_timeout = '1 min'; REINDEX TABLE idem_outbox; RESET lock_timeout; SELECT 1"), 1, 'no table');
 is($other->run('VACUUM (FREEZE) idem_outbox; SELECT 1'), 1, 'no page that vacuum wants');
 $other->run(publish('b'));
@@ -237,18 +225,16 @@ is($relay->result, 'b', 'and it goes on');
 sub median_latency
 {
 	my ($at, $publisher, $waits) = @_;
-	my @times;
 
-	foreach my $round (1 .. 21)
-	{
-		$waits->send("SELECT payload FROM idem_outbox_take(wait => '5 minutes')");
-		asleep($at, $waits);
-		my $begin = time;
-		$publisher->run("SELECT FROM idem_publish('latency', '$round')");
-		die 'another message' if $waits->result ne $round;
-		push @times, time - $begin;
-	}
-	return (sort { $a <=> $b } @times)[10];
+	return median_seconds(21,
+		sub {
+			$waits->send("SELECT payload FROM idem_outbox_take(wait => '5 minutes')");
+			asleep($at, $waits);
+		},
+		sub {
+			$publisher->run("SELECT FROM idem_publish('latency', '$_[0]')");
+			die 'another message' if $waits->result ne $_[0];
+		});
 }
 
 my $latency = median_latency($node, $other, $relay);
@@ -257,20 +243,19 @@ cmp_ok($latency, '<', 0.2, 'a relay is woken');
 
 # Likewise by a take that is rolled back to a savepoint, and at once.
 $node->safe_psql('postgres', 'SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox');
-my @times;
-foreach my $round (1 .. 11)
-{
-	$other->run(publish('a'));
-	is($other->run('BEGIN; SAVEPOINT s; SELECT count(*) FROM idem_outbox_take()'), 1, 'one is taken, in a savepoint');
-	$relay->send(take());
-	asleep($node, $relay);
-	my $begin = time;
-	$other->run('ROLLBACK TO s');
-	is($relay->result, 'a', 'and given back');
-	push @times, time - $begin;
-	$other->run('COMMIT; ' . ack('a'));
-}
-$latency = (sort { $a <=> $b } @times)[5];
+$latency = median_seconds(11,
+	sub {
+		$other->run('COMMIT; ' . ack('a')) if $_[0] > 1;
+		$other->run(publish('a'));
+		is($other->run('BEGIN; SAVEPOINT s; SELECT count(*) FROM idem_outbox_take()'), 1, 'one is taken, in a savepoint');
+		$relay->send(take());
+		asleep($node, $relay);
+	},
+	sub {
+		$other->run('ROLLBACK TO s');
+		is($relay->result, 'a', 'and given back');
+	});
+$other->run('COMMIT; ' . ack('a'));
 note("median from rolling back to a savepoint to the relay's row: $latency s");
 cmp_ok($latency, '<', 0.2, 'a relay is woken by a take that is undone in a savepoint');
 

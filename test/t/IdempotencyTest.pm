@@ -12,10 +12,10 @@ use IPC::Run;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
-use Time::HiRes qw(usleep);
+use Time::HiRes qw(time usleep);
 
-our @EXPORT = qw(new_node start_with_clock set_clock configure eventually session wait_for_block sqlstate_of
-  start_pgbench finish_pgbench injection_points run_program operations_sql);
+our @EXPORT = qw(new_node start_with_clock set_clock configure eventually session wait_for_block asleep locks_of
+  median_seconds sqlstate_of start_pgbench finish_pgbench injection_points run_program operations_sql);
 
 # The server's own psql() and poll_query_until() write a script into a pipe.  A
 # psql that is not let in does not read it, and where it ends before all is
@@ -178,6 +178,47 @@ sub wait_for_block
 		 WHERE pid IN ($pids) AND wait_event_type = 'Lock'")
 	  or die "backends $pids do not wait for a lock";
 	return;
+}
+
+# asleep(NODE, SESSION, ...): until each of these sleeps for a change, and not on a
+# lock.
+sub asleep
+{
+	my ($node, @sessions) = @_;
+	my $pids = join ',', map { $_->pid } @sessions;
+
+	$node->poll_query_until('postgres',
+		'SELECT count(*) = ' . @sessions . " FROM pg_stat_activity
+		 WHERE pid IN ($pids) AND wait_event_type = 'Extension'")
+	  or die "backends $pids do not sleep";
+	return;
+}
+
+# locks_of(NODE, SESSION): how many locks a session holds or waits for, but for the
+# one of its virtual transaction, which each statement has.
+sub locks_of
+{
+	my ($node, $session) = @_;
+
+	return $node->safe_psql('postgres',
+		'SELECT count(*) FROM pg_locks WHERE pid = ' . $session->pid . " AND locktype <> 'virtualxid'");
+}
+
+# median_seconds(ROUNDS, PREPARE, WORK): how long the work takes, in the middle of so
+# many rounds, an odd number; both are called with the number of the round.
+sub median_seconds
+{
+	my ($rounds, $prepare, $work) = @_;
+	my @seconds;
+
+	foreach my $round (1 .. $rounds)
+	{
+		$prepare->($round);
+		my $begin = time;
+		$work->($round);
+		push @seconds, time - $begin;
+	}
+	return (sort { $a <=> $b } @seconds)[ $rounds / 2 ];
 }
 
 # start_pgbench(NODE, DATABASE, {NAME => SCRIPT}, OPTION ...): in the background.
