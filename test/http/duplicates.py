@@ -1,0 +1,198 @@
+"""Duplicates at the same time, and what they do to others."""
+
+import statistics
+import threading
+import time
+
+import wire
+from world import Broken, Exchange, get, job, new_key, payment, promise
+
+
+def all_at_once(world, requests, shop=None):
+    """Their answers, each on a connection of its own."""
+    connections = []
+    for request in requests:
+        connections.append(wire.Connection((shop or world.shop).port))
+    for connection, request in zip(connections, requests):
+        connection.send(request.bytes())
+    exchanges = []
+    for connection, request in zip(connections, requests):
+        with connection:
+            exchanges.append(Exchange(request, connection.answer()))
+    return exchanges
+
+
+def judge(world, exchanges, status, may_refuse):
+    """One first answer; the others its replays, or 409 where that may be."""
+    firsts = [exchange for exchange in exchanges
+              if exchange.answer.status != 409 and not exchange.answer.all('Idempotent-Replayed')]
+    if len(firsts) != 1:
+        raise Broken('expected one first answer, found %d\n%s' % (
+            len(firsts), '\n'.join(str(exchange.answer) for exchange in firsts[:3])))
+    firsts[0].is_first(status)
+    for exchange in exchanges:
+        if exchange is firsts[0]:
+            continue
+        if may_refuse and exchange.answer.status == 409:
+            exchange.is_problem(409, 'in-progress').waits()
+            exchange = world.insist(exchange.request)
+        exchange.replays(firsts[0])
+
+
+@promise('a duplicate of what is running: 409 with Retry-After, at once; a replay afterwards')
+def in_progress(world):
+    key = new_key()
+    request = job(key, 1500)
+    with world.adds(charges=1, bank_calls=1), wire.Connection(world.shop.port) as running:
+        running.send(request.bytes())
+        time.sleep(0.5)
+        began = time.monotonic()
+        duplicate = world.ask(request).is_problem(409, 'in-progress').waits()
+        duplicate.unless(time.monotonic() - began < 0.8, 'an answer at once')
+        world.ask(job(key, 1)).is_problem(422, 'key-reused')
+        first = Exchange(request, running.answer()).is_first(200)
+        world.ask(request).replays(first)
+
+
+@promise('a duplicate of an open transaction: 409 with Retry-After, at once; a replay afterwards', needs='database',
+         why='a lock on a table keeps the transaction open')
+def in_transaction(world):
+    request = payment(new_key())
+    shop = world.shop
+    with world.adds(payments=1), wire.Connection(shop.port) as running:
+        with world.locked('payments'):
+            running.send(request.bytes())
+            await_holder(world)
+            began = time.monotonic()
+            duplicate = world.ask(request).is_problem(409, 'in-progress').waits()
+            duplicate.unless(time.monotonic() - began < 0.8, 'an answer at once')
+        first = Exchange(request, running.answer()).is_first(201)
+        world.ask(request).replays(first)
+
+
+def await_holder(world, count=1):
+    """Until so many sessions wait for the locked table."""
+    deadline = time.monotonic() + 20
+    while world.value("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation'") < count:
+        if time.monotonic() > deadline:
+            raise Broken('expected %d handlers that wait for the locked table' % count)
+        time.sleep(0.02)
+
+
+@promise('200 duplicates at once: one effect; each gets the answer, or 409 and the answer later')
+def two_hundred(world):
+    key = new_key()
+    with world.adds(payments=1):
+        judge(world, all_at_once(world, [payment(key)] * 200), 201, may_refuse=True)
+
+
+@promise('200 duplicates of a job at once: the bank is called once')
+def two_hundred_jobs(world):
+    key = new_key()
+    with world.adds(charges=1, bank_calls=1):
+        judge(world, all_at_once(world, [job(key, 300)] * 200), 200, may_refuse=True)
+
+
+@promise('200 requests at once, each key twice: 100 effects')
+def pairs(world):
+    keys = [new_key() for _ in range(100)]
+    with world.adds(payments=100):
+        exchanges = all_at_once(world, [payment(key) for key in keys] * 2)
+        for number in range(100):
+            judge(world, [exchanges[number], exchanges[number + 100]], 201, may_refuse=True)
+
+
+@promise('duplicates that may wait get the answer when the first has it')
+def waiting(world):
+    key = new_key()
+    with world.open(WAIT_MS=10000) as shop:
+        with world.adds(shop, charges=1, bank_calls=1):
+            # Few enough for all to be waiters, whatever else is refused.
+            exchanges = all_at_once(world, [job(key, 700)] * 4, shop)
+            judge(world, exchanges, 200, may_refuse=False)
+
+
+@promise('waiting is bounded: 409 with Retry-After when the time is over')
+def bounded(world):
+    key = new_key()
+    with world.open(WAIT_MS=400) as shop:
+        with wire.Connection(shop.port) as running:
+            running.send(job(key, 2500).bytes())
+            time.sleep(0.5)
+            began = time.monotonic()
+            duplicate = world.ask(job(key, 2500), shop).is_problem(409, 'in-progress').waits()
+            took = time.monotonic() - began
+            duplicate.unless(0.3 < took < 1.5, 'an answer after about 400 ms, not %.0f' % (took * 1000))
+            Exchange(job(key, 2500), running.answer()).is_first(200)
+
+
+class Waiters:
+    """Clients that want one answer, wait for it, and ask again when refused."""
+
+    def __init__(self, shop, request, count):
+        self.shop, self.request = shop, request
+        self.answers = []
+        self.threads = [threading.Thread(target=self.wait, daemon=True) for _ in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    def wait(self):
+        while True:
+            try:
+                answer = wire.send(self.shop.port, self.request)
+            except (wire.HungUp, OSError) as error:
+                answer = error
+            if not isinstance(answer, wire.Answer) or answer.status != 409:
+                self.answers.append(answer)
+                return
+            time.sleep(int(answer.one('Retry-After') or 1))
+
+
+def pings(shop, seconds):
+    """99th percentile of the time of a ping, in seconds."""
+    took = []
+    deadline = time.monotonic() + seconds
+    with wire.Connection(shop.port) as connection:
+        while time.monotonic() < deadline or len(took) < 100:
+            began = time.perf_counter()
+            connection.send(get('/ping').bytes())
+            answer = connection.answer()
+            took.append(time.perf_counter() - began)
+            if answer.status != 204:
+                raise Broken('expected 204\n%s' % answer)
+            time.sleep(0.001)
+    return statistics.quantiles(took, n=100)[98]
+
+
+# Less than that is noise of a busy machine; a pool that is drained takes seconds.
+FLOOR = 0.02
+
+
+@promise('a pool of 10 with 50 waiting duplicates serves others: the p99 of /ping within 3 times of an idle pool\'s',
+         needs='database', why='there is no pool')
+def pool_not_drained(world):
+    rounds = []
+    with world.open(POOL_SIZE=10, WAIT_MS=30000) as shop:
+        pings(shop, 0.3)
+        for _ in range(3):
+            request = payment(new_key())
+            idle = pings(shop, 1)
+            with world.locked('payments'):
+                waiters = Waiters(shop, request, 51)
+                await_holder(world)
+                # The others are under way, too.
+                time.sleep(0.3)
+                rounds.append((pings(shop, 1), idle))
+            for thread in waiters.threads:
+                thread.join(60)
+            answers = waiters.answers
+            if len(answers) != 51 or any(not isinstance(answer, wire.Answer) or answer.status != 201
+                                         for answer in answers):
+                raise Broken('expected 51 answers of 201, found %r' % [
+                    getattr(answer, 'status', answer) for answer in answers])
+            if len({answer.body for answer in answers}) != 1:
+                raise Broken('expected one body in all answers')
+            if rounds[-1][0] <= max(3 * idle, FLOOR):
+                return
+    raise Broken('expected a p99 within 3 times of an idle one in one round of three, found (with waiters, idle) in ms: '
+                 + ', '.join('%.1f, %.1f' % (busy * 1000, idle * 1000) for busy, idle in rounds))

@@ -1,0 +1,174 @@
+"""Two transactions, and a call of the bank between them."""
+
+import signal
+import threading
+import time
+
+import wire
+from proxy import Proxy
+from world import Broken, Exchange, job, new_key, promise
+
+
+def result(exchange, attempt=None):
+    """The key that the bank was called with."""
+    exchange.is_first(200)
+    document = exchange.answer.json() or {}
+    exchange.unless(set(document) == {'id', 'attempt'}, 'id and attempt')
+    exchange.unless(isinstance(document['id'], str) and 16 <= len(document['id']) <= 128,
+                    'an id of 16 to 128 characters')
+    if attempt is not None:
+        exchange.unless(document['attempt'] == attempt, 'attempt %d' % attempt)
+    return document['id']
+
+
+def calls(world, key):
+    found = world.sql('SELECT calls FROM charges WHERE key = %s', key)
+    return found[0][0] if found else 0
+
+
+@promise('a job calls the bank once, and is replayed byte for byte')
+def job_replayed(world):
+    request = job(new_key(), 50)
+    with world.adds(charges=1, bank_calls=1):
+        first = world.ask(request)
+        result(first, attempt=1)
+        for _ in range(3):
+            world.ask(request).replays(first)
+
+
+@promise('the key for the bank is another in each job, and each scope')
+def bank_keys(world):
+    key = new_key()
+    ids = {result(world.ask(request)) for request in (job(key), job(key, user='bob'), job(new_key()))}
+    if len(ids) != 3:
+        raise Broken('expected three keys, found %r' % ids)
+
+
+@promise('a worker killed in the bank call: attempt 2 after its lease, and one charge', needs='database',
+         why='the double ends with its process')
+def killed_in_call(world):
+    request = job(new_key(), 800)
+    with world.adds(charges=1, bank_calls=1):
+        with world.open(LEASE_MS=1000) as shop, wire.Connection(shop.port) as running:
+            running.send(request.bytes())
+            time.sleep(0.4)
+            shop.kill()
+        with world.open(LEASE_MS=1000) as shop:
+            world.ask(request, shop).is_problem(409, 'in-progress').waits()
+            first = world.insist(request, shop)
+            result(first, attempt=2)
+            world.ask(request, shop).replays(first)
+
+
+@promise('a worker killed after the charge, before it knew: the bank is called once more with the same key',
+         needs='database', why='the double ends with its process')
+def killed_after_call(world):
+    request = job(new_key())
+    proxy = Proxy(world.pgbouncer and world.pgbouncer.port)
+    charged = threading.Event()
+
+    banks = set()
+
+    def hold_the_charge(link, tag):
+        if tag.startswith('INSERT') and 'charges' in link.query:
+            banks.add(link)
+        if link in banks and (tag == 'COMMIT' or not link.began):
+            charged.set()
+            time.sleep(10)
+            return False
+        return True
+
+    try:
+        with world.adds(charges=1, bank_calls=2):
+            with world.open(proxy.port, LEASE_MS=1000) as shop, wire.Connection(shop.port) as running:
+                proxy.done = hold_the_charge
+                running.send(request.bytes())
+                if not charged.wait(20):
+                    raise Broken('expected an INSERT INTO charges')
+                shop.kill()
+            with world.open(LEASE_MS=1000) as shop:
+                first = world.insist(request, shop)
+                key = result(first, attempt=2)
+                if calls(world, key) != 2:
+                    raise Broken('expected two calls with the key %s, found %d' % (key, calls(world, key)))
+                world.ask(request, shop).replays(first)
+    finally:
+        proxy.end()
+
+
+@promise('a step that is done is not done again by the next attempt', needs='database',
+         why='the double ends with its process')
+def step_kept(world):
+    # Its completion fails until the worker dies; the step is in a checkpoint.
+    request = job(new_key())
+    proxy = Proxy(world.pgbouncer and world.pgbouncer.port)
+    stopped = threading.Event()
+
+    def stop_at_the_completion(link, query):
+        if 'idem_complete' in query:
+            stopped.set()
+            time.sleep(10)
+            return False
+        return True
+
+    try:
+        with world.adds(charges=1, bank_calls=1):
+            with world.open(proxy.port, LEASE_MS=1000) as shop, wire.Connection(shop.port) as running:
+                proxy.asked = stop_at_the_completion
+                running.send(request.bytes())
+                if not stopped.wait(20):
+                    raise Broken('expected a call of idem_complete')
+                shop.kill()
+            with world.open(LEASE_MS=1000) as shop:
+                result(world.insist(request, shop), attempt=2)
+    finally:
+        proxy.end()
+
+
+@promise('heartbeats keep a job that takes longer than its lease')
+def heartbeats(world):
+    request = job(new_key(), 3500)
+    with world.open(LEASE_MS=1000) as shop:
+        with world.adds(shop, charges=1, bank_calls=1), wire.Connection(shop.port) as running:
+            running.send(request.bytes())
+            for _ in range(3):
+                time.sleep(1)
+                world.ask(request, shop).is_problem(409, 'in-progress').waits()
+            first = Exchange(request, running.answer())
+            result(first, attempt=1)
+            world.ask(request, shop).replays(first)
+
+
+@promise('a worker that stood still beyond its lease has lost the job: one answer for all', needs='database',
+         why='two processes share a database')
+def lease_lost(world):
+    request = job(new_key(), 700)
+    with world.open(LEASE_MS=1000) as slow, world.open(LEASE_MS=1000) as other:
+        with wire.Connection(slow.port) as running:
+            other.port
+            running.send(request.bytes())
+            time.sleep(0.3)
+            slow.signal(signal.SIGSTOP)
+            taken = world.insist(request, other)
+            key = result(taken, attempt=2)
+            slow.signal(signal.SIGCONT)
+            late = Exchange(request, running.answer())
+            if late.answer.status == 200:
+                late.replays(taken)
+            else:
+                late.is_(409)
+        world.ask(request, other).replays(taken)
+        world.ask(request, slow).replays(taken)
+    if world.value('SELECT count(*) FROM charges WHERE key = %s', key) != 1 or calls(world, key) > 2:
+        raise Broken('expected one charge with the key %s, and two calls at most' % key)
+
+
+@promise('a job whose bank call fails: 500, and a retry runs at once as attempt 2', needs='database',
+         why='a trigger makes it fail')
+def bank_fails(world):
+    request = job(new_key())
+    with world.adds(charges=1, bank_calls=1), world.failing('charges', 'P0001', 1):
+        world.ask(request).is_first(500)
+        first = world.ask(request)
+        result(first, attempt=2)
+        world.ask(request).replays(first)
