@@ -517,6 +517,10 @@ def histories(callers, rows):
             for subject, views in seen.items():
                 found[subject][number] += first + views + [tx.end]
     mark_twins(calls)
+    for subject, lines in found.items():
+        if subject[0] == 'outbox':
+            mark_crowded([point for line in lines for point in line
+                          if isinstance(point, Call)])
     return found
 
 
@@ -531,6 +535,19 @@ def mark_twins(calls):
             call.twins = call.answer and call.answer[0][0] == 'in_flight' and \
                 any(other.asked < call.told and call.asked < other.told
                     for other in alike if other.tx is not call.tx)
+
+
+def mark_crowded(calls):
+    """
+    A take may pass a lane by in which another one holds messages, to see if it
+    may have them, or in which a message is about to leave.
+    """
+    busy = [(call.tx, call.asked, call.tx.end.told) for call in calls
+            if call.name != 'publish']
+    for call in calls:
+        call.crowded = call.name == 'take' and any(
+            tx is not call.tx and asked < call.told and call.asked < told
+            for tx, asked, told in busy)
 
 
 def owner(table, row):

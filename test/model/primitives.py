@@ -543,6 +543,19 @@ class Model(Store):
                 stopped.add(lane)
         return lanes
 
+    def may_pass(self, tx, message, taken):
+        """
+        May a take leave the lane of this message, having taken these of it?
+        What a transaction that has taken before leaves in a lane, until it
+        ends, may be in the way of others there: it removes signposts.  It has
+        been in lanes of its topics only.
+        """
+        self.takers = [(taker, theirs) for taker, theirs in self.takers
+                       if not taker.level_of_all.ended]
+        return not taken and any(
+            theirs is None or message['topic'] in theirs
+            for taker, theirs in self.takers if taker is not tx)
+
     def take(self, tx, limit, lease, topics, wait):
         """
         A take that waits is one that is made when the wait ends.
@@ -550,17 +563,9 @@ class Model(Store):
         Chance decides which messages come if there are more than "limit", so
         the answer is a function that accepts or refuses the real one, and
         takes it over.  It calls is_dead(id) where chance has decided.
-
-        What a transaction that has taken before leaves in a lane, until it
-        ends, may be in the way of others there: it removes signposts.  It has
-        been in lanes of its topics only.
         """
         self.check_writes(tx)
         lanes = self.takeable(tx, topics)
-        self.takers = [(taker, theirs) for taker, theirs in self.takers
-                       if not taker.level_of_all.ended]
-        in_the_way = [theirs for taker, theirs in self.takers
-                      if taker is not tx]
         self.takers.append((tx, topics))
 
         def accept(answer, is_dead):
@@ -574,9 +579,8 @@ class Model(Store):
                 if taken != ids[:len(taken)]:
                     return 'out of order: %s of %s' % (taken, ids)
                 head = lane[0][1]
-                passed = not taken and head['message_key'] is not None and \
-                    any(theirs is None or head['topic'] in theirs
-                        for theirs in in_the_way)
+                passed = head['message_key'] is not None and \
+                    self.may_pass(tx, head, taken)
                 if len(order) < limit and taken != ids and not passed:
                     return 'left behind: %s of %s' % (ids[len(taken):], ids)
                 for key, row in lane:
