@@ -23,6 +23,10 @@
  * attempt, and one that keeps failing must not use up the attempts of those
  * behind it.
  *
+ * A call may come to a lane twice, by two ready rows, and an earlier message
+ * may have been committed between.  So what was committed after the call began
+ * is left to the next one: of each lane a call hands out messages in order.
+ *
  * Relays never wait for each other or for publishers when they take, and
  * publishers never wait at all.  What another transaction is writing or has
  * not committed is passed over, and found by a later call.
@@ -94,6 +98,7 @@ typedef struct Taking
 	IdemTable	lanes;			/* the same, to look at their lanes */
 	bool		lanes_are_open;
 	Snapshot	snapshot;		/* NULL: rows are seen as they are */
+	Snapshot	begun;			/* of lanes, only what it sees is taken */
 	CommandId	command;		/* that the call begins with */
 	TimestampTz now;
 	TimestampTz lease_expires_at;
@@ -294,12 +299,15 @@ take(Taking *taking)
 		PushCopiedSnapshot(GetTransactionSnapshot());
 		taking->snapshot = GetActiveSnapshot();
 	}
+	taking->begun = RegisterSnapshot(taking->snapshot != NULL ?
+									 taking->snapshot : GetLatestSnapshot());
 
 	if (taking->topics == NULL)
 		take_ready(taking, NULL);
 	else
 		take_topics(taking, taking->topics, taking->ntopics);
 
+	UnregisterSnapshot(taking->begun);
 	if (taking->snapshot != NULL)
 		PopActiveSnapshot();
 	if (taking->lanes_are_open)
@@ -462,7 +470,10 @@ take_lane(Taking *taking)
 	Lane		lane = {0};
 	bool		is_pending = idem_outbox_in_state(&taking->outbox, "pending");
 
-	if (is_pending && idem_lock(&taking->outbox) != IDEM_WRITE_DONE)
+	if (is_pending &&
+		(!table_tuple_satisfies_snapshot(taking->outbox.rel,
+										 taking->outbox.row, taking->begun) ||
+		 idem_lock(&taking->outbox) != IDEM_WRITE_DONE))
 		return;
 	if (!taking->lanes_are_open)
 	{
@@ -570,9 +581,8 @@ lock_next(Taking *taking, Lane *lane)
 	if (lane->ends || lane->locked - lane->taken >= taking->wanted ||
 		DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]) > taking->now ||
 		idem_is_written_since(lanes, taking->command) ||
-		(taking->snapshot != NULL &&
-		 !table_tuple_satisfies_snapshot(lanes->rel, lanes->row,
-										 taking->snapshot)) ||
+		!table_tuple_satisfies_snapshot(lanes->rel, lanes->row,
+										taking->begun) ||
 		idem_lock(lanes) != IDEM_WRITE_DONE)
 		return false;
 
