@@ -184,7 +184,7 @@ def pool_not_drained(world):
                 time.sleep(0.3)
                 rounds.append((pings(shop, 1), idle))
             for thread in waiters.threads:
-                thread.join(60)
+                thread.join(wire.PATIENCE)
             answers = waiters.answers
             if len(answers) != 51 or any(not isinstance(answer, wire.Answer) or answer.status != 201
                                          for answer in answers):

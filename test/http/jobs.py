@@ -39,9 +39,12 @@ def job_replayed(world):
 @promise('the key for the bank is another in each job, and each scope')
 def bank_keys(world):
     key = new_key()
-    ids = {result(world.ask(request)) for request in (job(key), job(key, user='bob'), job(new_key()))}
+    with world.adds(charges=3, bank_calls=3):
+        ids = {result(world.ask(request)) for request in (job(key), job(key, user='bob'), job(new_key()))}
     if len(ids) != 3:
         raise Broken('expected three keys, found %r' % ids)
+    if not world.memory and [calls(world, key) for key in ids] != [1, 1, 1]:
+        raise Broken('expected the bank to be called with each of %r' % ids)
 
 
 @promise('a worker killed in the bank call: attempt 2 after its lease, and one charge', needs='database',

@@ -4,7 +4,8 @@ came back is kept as it came."""
 import json
 import socket
 
-TIMEOUT = 60
+# Seconds that an answer may take.
+PATIENCE = 60
 # Headers that a server makes anew for each answer.
 MADE_ANEW = {'date', 'connection', 'keep-alive', 'transfer-encoding', 'content-length', 'server'}
 
@@ -67,8 +68,8 @@ class Request:
 
 
 class Connection:
-    def __init__(self, port, timeout=TIMEOUT):
-        self.socket = socket.create_connection(('127.0.0.1', port), timeout)
+    def __init__(self, port, timeout=None):
+        self.socket = socket.create_connection(('127.0.0.1', port), timeout or PATIENCE)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.received = b''
 
@@ -139,7 +140,7 @@ class Connection:
         return answer
 
 
-def send(port, request, timeout=TIMEOUT):
+def send(port, request, timeout=None):
     """One request on a connection of its own, and its answer."""
     with Connection(port, timeout) as connection:
         connection.send(request.bytes())

@@ -108,8 +108,9 @@ def get(path, user='alice'):
 
 
 class World:
-    def __init__(self, name, via):
+    def __init__(self, name, via, **variables):
         self.name = name
+        self.variables = variables      # of all shops here
         self.via = via
         self.memory = via == 'memory'
         self.pgbouncer = None
@@ -134,6 +135,9 @@ class World:
             self._connection.close()
         if not self.memory:
             self.admin('DROP DATABASE IF EXISTS %s WITH (FORCE)' % self.database)
+
+    def log_end(self):
+        return '\n--- the end of the log of the shop\n' + self._shop.log_end() if self._shop else ''
 
     # The database, as a superuser
 
@@ -230,15 +234,15 @@ class World:
 
     def open(self, port=None, **variables):
         """Another one, for a "with"."""
-        return Shop(self.name, self.url(port), **variables)
+        return Shop(self.name, self.url(port), **{**self.variables, **variables})
 
     def ask(self, request, shop=None):
         return Exchange(request, wire.send((shop or self.shop).port, request))
 
-    def insist(self, request, shop=None, patience=60):
+    def insist(self, request, shop=None):
         """As a patient client: again while it runs, or when the line was cut
         or the server is in trouble.  The answer that is final."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + wire.PATIENCE
         pause = 0.02
         while True:
             try:

@@ -1,55 +1,55 @@
 #!/usr/bin/python3
 """The shop as it is written before something has gone wrong: it looks whether
-the key is there, and writes afterwards.  The control of the suite: promises
-that this one keeps are no test of idempotency."""
+there is an answer to the key, and keeps one afterwards, in its memory.  All is
+well as long as nothing happens at the same time and nobody dies.  A control of
+the suite; see test/http/control."""
 
-from skeleton import Bad, Reply, Shop, json_reply, serve
+import json
+
+from plain import KEPT_HEADERS, Plain, key_of, problem
+from skeleton import Refused, Reply, json_reply, serve
 
 
-class Naive(Shop):
+class Naive(Plain):
     def __init__(self):
         super().__init__()
         self.answers = {}
 
-    def once(self, request, handler, required=True):
-        key = (request.headers.get('Idempotency-Key') or '').strip('"')
-        if not key and required:
-            raise Bad('Idempotency-Key is missing')
-        if key and key in self.answers:
-            return self.answers[key]
+    def once(self, request, key, handler):
+        if key is not None and not 16 <= len(key) <= 128:
+            raise Refused(problem('key-invalid'))
+        name = request.user, key
+        try:
+            wanted = request.method, request.target, json.loads(request.body, parse_int=float)
+        except ValueError:
+            wanted = request.method, request.target, request.body
+        if key is not None and name in self.answers:
+            first, reply = self.answers[name]
+            if first != wanted:
+                raise Refused(problem('key-reused'))
+            kept = [header for header in reply.headers if header[0].lower() in KEPT_HEADERS]
+            return Reply(reply.status, reply.body, None, kept + [('Idempotent-Replayed', 'true')])
         with self.pool.connection() as connection:
-            reply = handler(connection, key)
-        if key:
-            self.answers[key] = reply
+            reply = handler(connection)
+        self.answers[name] = wanted, reply
         return reply
 
-    def payments(self, request):
-        return self.once(request, lambda connection, key: self.pay(request, key, connection))
-
-    def blobs(self, request):
-        return self.once(request, lambda connection, key: self.reverse(request, connection), False)
-
-    def streams(self, request):
-        return self.once(request, lambda connection, key: self.reverse(request, connection))
-
     def jobs(self, request):
+        key = key_of(request)
         ms, = request.json(ms=int)
 
-        def handler(connection, key):
+        def handler(connection):
             self.bank(key, ms)
             return json_reply(200, {'id': key, 'attempt': 1})
-        return self.once(request, handler)
+        return self.once(request, key, handler)
 
     def like(self, request):
         active, action_id = request.json(active=bool, action_id=int)
-        return json_reply(200, {'is_active': active, 'last_action_id': action_id, 'processed': True})
-
-    def submit(self, request):
         with self.pool.connection() as connection:
-            token = self.token(request, connection)
-            if not connection.execute('SELECT 1 FROM submissions WHERE token = %s', (token,)).fetchone():
-                connection.execute('INSERT INTO submissions VALUES (%s, %s)', (token, request.user))
-        return Reply(303, headers=[('Location', '/thanks')])
+            connection.execute("""SELECT idem_set(%s::text, 'item', %s::text, 'like', %s::boolean,
+                (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)""",
+                               (request.user, request.path.split('/')[2], active))
+        return json_reply(200, {'is_active': active, 'last_action_id': action_id, 'processed': True})
 
 
 if __name__ == '__main__':

@@ -100,6 +100,11 @@ def json_reply(status, document, headers=()):
 class Shop:
     """Routes; the guarded ones are a subclass's."""
 
+    takes_half = False                  # a body that did not come whole
+
+    def sent(self, request, reply):
+        """The client has got it, as far as can be known."""
+
     def __init__(self):
         self.pool = Pool(POOL_SIZE)
         self.bank_pool = Pool(1)
@@ -193,8 +198,10 @@ def serve(shop):
             body = self.rfile.read(length)
             if len(body) < length:
                 self.close_connection = True
-                return
-            reply = shop.route(Request(self.command, self.path, self.headers, body))
+                if not shop.takes_half:
+                    return
+            request = Request(self.command, self.path, self.headers, body)
+            reply = shop.route(request)
             self.send_response(reply.status)
             for header in reply.headers:
                 self.send_header(*header)
@@ -202,6 +209,8 @@ def serve(shop):
                 self.send_header('Content-Length', str(len(reply.body)))
             self.end_headers()
             self.wfile.write(reply.body)
+            self.wfile.flush()
+            shop.sent(request, reply)
 
         do_GET = do_POST = do_PUT = answer
 
