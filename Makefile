@@ -2,6 +2,7 @@
 #
 #	make demo			see it work, on a throwaway server
 #	make check			run all tests, on throwaway servers
+#	make clients		run the tests of the clients for Node and Python
 #	make matrix			run them on all majors of PostgreSQL, as root
 #	make inject			run tests that stop sessions in mid-step, on a PostgreSQL 17 built for that
 #	make mutants		break the extension in many ways, and see that make check notices
@@ -32,7 +33,7 @@ ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isol
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)
 
 # These work without a server installation, and PGXS has a "check" of its own.
-OUR_GOALS = demo check matrix inject mutants static sanitize valgrind fuzz torture bench
+OUR_GOALS = demo check clients matrix inject mutants static sanitize valgrind fuzz torture bench
 ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
 
 PROGRAM_demo = examples/demo
@@ -44,6 +45,11 @@ PROGRAM_torture = test/torture/run
 demo check torture:
 	@test/prepare
 	@test/cluster $(PROGRAM_$@)
+
+# SUITES and SHOPS restrict it; see test/clients.
+clients:
+	@test/prepare clients
+	@test/cluster test/clients $(SUITES)
 
 # MAJORS="15 17" runs only these; see test/matrix for more.
 matrix:

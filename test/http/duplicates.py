@@ -73,7 +73,7 @@ def in_transaction(world):
 def await_holder(world, count=1):
     """Until so many sessions wait for the locked table."""
     deadline = time.monotonic() + 20
-    while world.value("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation'") < count:
+    while world.value("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'payments'::regclass") < count:
         if time.monotonic() > deadline:
             raise Broken('expected %d handlers that wait for the locked table' % count)
         time.sleep(0.02)

@@ -1,6 +1,7 @@
 """Clients that hang up, processes that are killed, connections that are cut,
 servers that are restarted: each effect once, each answer byte for byte."""
 
+import itertools
 import os
 import random
 import signal
@@ -97,6 +98,23 @@ def half_a_body(world):
         time.sleep(0.3)
 
 
+class Moment:
+    """Comes after so many messages; no other one passes then."""
+
+    def __init__(self, proxy, count):
+        self.come = threading.Event()
+        self.left = itertools.count(count, -1)
+        proxy.asked = proxy.done = self.passes
+
+    def passes(self, link, message):
+        if next(self.left) > 0:
+            return True
+        self.come.set()
+        # Held back, not cut: the shop is to know nothing before it dies.
+        time.sleep(0.6)
+        return False
+
+
 @promise('the process killed in mid-request: each effect once, each answer byte for byte', needs='database',
          why='the double ends with its process')
 def killed(world):
@@ -104,11 +122,13 @@ def killed(world):
     payments, jobs, blobs, seen = {}, {}, {}, {}
     kills = number('KILLS', 200)
     before = world.effects()
-    spares = [world.open(LEASE_MS=1000) for _ in range(2)]
+    proxy = Proxy(world.pgbouncer and world.pgbouncer.port)
+    spares = [world.open(proxy.port, LEASE_MS=1000) for _ in range(2)]
     try:
         for turn in range(kills):
+            for shop in spares:
+                shop.port
             shop = spares.pop(0)
-            shop.port
             fresh = []
             for _ in range(3):
                 key = new_key()
@@ -124,13 +144,19 @@ def killed(world):
             # Some that another process was killed over.
             old = chosen.sample(list(payments), min(2, len(payments)))
             requests = {**payments, **blobs, **jobs}
+            # After some messages to and from the database, or after some time.
+            moment = Moment(proxy, chosen.randrange(1, 40)) if turn % 2 else None
             connections = {}
             for key in fresh + [key for key in old if key not in fresh]:
                 connection = connections[key] = wire.Connection(shop.port, 10)
                 connection.send(requests[key].bytes())
-            time.sleep(chosen.uniform(0, 0.04))
+            if moment:
+                moment.come.wait(0.5)
+            else:
+                time.sleep(chosen.uniform(0, 0.04))
             shop.kill()
-            spares.append(world.open(LEASE_MS=1000))
+            proxy.pass_all()
+            spares.append(world.open(proxy.port, LEASE_MS=1000))
             for key, connection in connections.items():
                 with connection:
                     try:
@@ -145,6 +171,7 @@ def killed(world):
     finally:
         for shop in spares:
             shop.kill()
+        proxy.end()
     once_each(world, payments)
     added = {name: after[name] - before[name] for name in ('payments', 'blobs', 'charges')}
     if added != {'payments': len(payments), 'blobs': len(blobs), 'charges': len(jobs)}:

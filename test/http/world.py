@@ -1,6 +1,7 @@
 """What a test stands on: a shop, its database, requests and what to expect."""
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -13,6 +14,7 @@ import wire
 from process import HERE, PgBouncer, Shop
 
 PROMISES = []
+NUMBERS = itertools.count(1)
 PROBLEM = 'urn:pg-idempotency:'
 
 
@@ -116,7 +118,7 @@ class World:
         self.pgbouncer = None
         self._shop = None
         self._connection = None
-        self.database = 'shop_%d' % os.getpid()
+        self.database = 'shop_%d_%d' % (os.getpid(), next(NUMBERS))
         if self.memory:
             return
         self.admin('DROP DATABASE IF EXISTS %s WITH (FORCE)' % self.database)
