@@ -35,7 +35,8 @@
 #include "own_writes.h"
 #include "relations.h"
 
-#define NUM_PLACES	64
+/* Enough for what a batch claims, and the next call completes; 32 kB. */
+#define NUM_PLACES	1024
 
 /*
  * The newest version of a row.  "heap_only" tells that no index entry points
