@@ -115,7 +115,7 @@ sub is_answered
 	my ($latency, $woken, $title) = @_;
 
 	note("$title: $latency s");
-	cmp_ok($latency, '<', $woken ? 0.2 : 3, $title);
+	cmp_ok($latency, '<', $woken ? 0.5 : 3, $title);
 	return;
 }
 
