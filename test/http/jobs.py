@@ -52,15 +52,16 @@ def bank_keys(world):
 def killed_in_call(world):
     request = job(new_key(), 800)
     with world.adds(charges=1, bank_calls=1):
-        with world.open(LEASE_MS=1000) as shop, wire.Connection(shop.port) as running:
-            running.send(request.bytes())
-            time.sleep(0.4)
-            shop.kill()
-        with world.open(LEASE_MS=1000) as shop:
-            world.ask(request, shop).is_problem(409, 'in-progress').waits()
-            first = world.insist(request, shop)
+        with world.open(LEASE_MS=1500) as shop, world.open(LEASE_MS=1500) as other:
+            other.port
+            with wire.Connection(shop.port) as running:
+                running.send(request.bytes())
+                time.sleep(0.4)
+                shop.kill()
+            world.ask(request, other).is_problem(409, 'in-progress').waits()
+            first = world.insist(request, other)
             result(first, attempt=2)
-            world.ask(request, shop).replays(first)
+            world.ask(request, other).replays(first)
 
 
 @promise('a worker killed after the charge, before it knew: the bank is called once more with the same key',
