@@ -7,30 +7,23 @@ clock, "asked" and "told".  Points of a session keep their order, and so do
 two of which one was told before the other was asked.  Among the orders that
 are left, the search looks for one in which the reference model (primitives.py)
 gives every answer, and has in the end the rows that are there.  It goes depth
-first, and to no place twice (Wing and Gong; Lowe).
-
-Most points matter to nobody else, and to try them in all orders would take for
-ever.  So two rules leave out orders for which there is another one as good:
-
-- What writes nothing and has its answer already comes now: whatever comes
-  after it finds the same as if it came later.
-- So does the end of a transaction that has written nothing.
-
-A take that answers with nothing writes nothing as a rule, but may also declare
-messages dead.  So where no order is found, the search is made once more, with
-the second rule only.
+first, and to no place twice (Wing and Gong; Lowe).  So that it meets places
+again, a state is kept without what no later point can see (Possible.frozen).
+And a point that changes nothing, whenever it happens, is taken as soon as it
+is possible and tried no later: an order in which it comes later stays one if
+it is moved to where it is possible already.
 
 Where a session does not know what happened, because its connection broke or
 its call was cancelled, the search tries both.
 """
 
-import pickle
-from bisect import bisect
+from bisect import bisect_left
 
 from primitives import COLUMNS, Model, is_row, matches
-from store import Refused, Time, Token, Transaction
+from store import Moment, Refused, Time, Token, Transaction
 
 TOO_MANY = 300000               # places, after which the search gives up
+GAVE_UP = 'gave up'             # how it says so
 
 
 class Transacted:
@@ -42,6 +35,12 @@ class Transacted:
 
 
 class Point:
+
+    is_last = False             # of the transaction's calls
+
+    def changes(self, state):
+        """May it change anything, in this state or a later one?"""
+        return True
 
     def __init__(self, tx, asked, told=None):
         self.tx, self.asked, self.told = tx, asked, told
@@ -75,9 +74,16 @@ class End(Point):
         model.end(self.tx, committed)
         return True
 
+    def changes(self, state):
+        return any(number == self.tx.number and writes
+                   for number, _, _, writes, _, _ in state[2])
+
     def __str__(self):
         return {True: 'committed', False: 'rolled back',
                 None: 'committed or not'}[self.committed]
+
+
+READS = 'lookup', 'is_active', 'last_client_seq'
 
 
 class Call(Point):
@@ -86,10 +92,15 @@ class Call(Point):
     answer = None
     twins = False               # others appended for this client meanwhile
     crowded = False             # or took, or wrote to messages of this lane
+    buries = True               # may a take find a last lease that ran out?
 
     def __init__(self, tx, asked, name, args):
         super().__init__(tx, asked)
         self.name, self.args = name, args
+
+    def changes(self, state):
+        return self.name not in READS and not (
+            self.name == 'take' and self.answer == [] and not self.buries)
 
     def happen(self, model):
         if self.answer is None and not model.chance():
@@ -131,6 +142,10 @@ class Call(Point):
         return '%s%s: %s' % (self.name, self.args, self.answer)
 
 
+class Shared(tuple):
+    """What stands for a time or a token: the number of what it shares."""
+
+
 class Possible(Model):
     """The model after some of the points, as it may have been."""
 
@@ -139,14 +154,14 @@ class Possible(Model):
         self.open = {}          # number -> transaction
         self.token = 0          # the highest of a claim that was committed
         self.until = 0          # when the call was told, at the latest
-        self.acked = set()      # messages
+        self.acked = frozenset()    # messages
         self.twins = False      # may the call have met one?
-        self.crowded = False
+        self.crowded = False    # may others have been in a take's way?
 
     def twin_at(self, key):
         return self.twins and self.chance()
 
-    def may_pass(self, tx, message, taken):
+    def may_pass(self, tx, message):
         return self.crowded
 
     def transaction(self, tx):
@@ -164,21 +179,100 @@ class Possible(Model):
         if tx:
             (self.commit if committed else self.rollback)(tx)
             self.token = max(self.token, tx.token * committed)
-        # Forget what no snapshot can see, and messages that are done with.
-        oldest = min((tx.snapshot for tx in self.open.values()
-                      if tx.level != 'rc'), default=self.commits)
-        for key, versions in list(self.versions.items()):
-            while len(versions) > 1 and versions[1][0] <= oldest:
-                del versions[0]
-            if key[0] == 'outbox' and versions[0][1]['state'] == 'acked' \
-                    and key not in self.holders:
-                self.acked.add(key)
-                del self.versions[key]
+
+    def frozen(self):
+        """
+        The state as a plain value, the same for all states that no later
+        point can tell apart: without the order in which things came to be,
+        versions that no snapshot can see, the numbers of commits but for what
+        snapshots see of them, transactions that have written nothing and see
+        what all see, and messages that are done with.
+        """
+        numbers, shared = {}, []        # of moments and tokens
+
+        def number(thing, *value):
+            if id(thing) not in numbers:
+                numbers[id(thing)] = len(shared)
+                shared.append(value)
+            return numbers[id(thing)]
+
+        def plain(value):
+            if type(value) is Time:
+                moment = value.moment
+                return Shared((number(moment, moment.low, moment.high),
+                               value.after, value.at_most))
+            if type(value) is Token:
+                return Shared((number(value, value.value or -value.above),))
+            return value
+
+        def row_of(key, row):
+            return row and tuple([plain(row[c]) for c in COLUMNS[key[0]]])
+
+        old = [tx for tx in self.open.values() if tx.level != 'rc']
+        snapshots = sorted({tx.snapshot for tx in old})
+        acked, versions = set(), []
+        for key in sorted(self.versions):
+            seen = {bisect_left(snapshots, commit): row
+                    for commit, row in self.versions[key]}
+            if len(seen) == 1 and key not in self.holders:
+                row, = seen.values()
+                if row is None:
+                    continue
+                if key[0] == 'outbox' and row['state'] == 'acked':
+                    acked.add(key)
+                    continue
+            versions.append((key, tuple([(commit, row_of(key, row)) for
+                                         commit, row in seen.items()])))
+        opened = []
+        for name in sorted(self.open):
+            tx = self.open[name]
+            if tx.writes or tx.level != 'rc':
+                writes = tuple([(key, row_of(key, tx.writes[key]))
+                                for key in sorted(tx.writes)])
+                opened.append((
+                    name, tx.level, None if tx.level == 'rc' else
+                    bisect_left(snapshots, tx.snapshot), writes, tx.token,
+                    frozenset(numbers[id(token)] for token in tx.claims
+                              if id(token) in numbers)))
+        return (len(snapshots), tuple(versions), tuple(opened), tuple(shared),
+                self.acked | acked, self.token, self.last_token)
+
+    @classmethod
+    def thaw(cls, state):
+        model = cls()
+        (model.commits, versions, opened, shared, model.acked, model.token,
+         model.last_token) = state
+        shared = [Moment(*value) if len(value) == 2 else value[0]
+                  for value in shared]
+        for place, value in enumerate(shared):
+            if type(value) is int:
+                shared[place] = Token(max(-value, 0))
+                shared[place].value = value if value > 0 else None
+
+        def fresh(value):
+            if type(value) is not Shared:
+                return value
+            return shared[value[0]] if len(value) == 1 else \
+                Time(shared[value[0]], *value[1:])
+
+        def row_of(key, row):
+            return row and dict(zip(COLUMNS[key[0]], map(fresh, row)))
+
+        for key, rows in versions:
+            model.versions[key] = [(commit, row_of(key, row))
+                                   for commit, row in rows]
+        for name, level, snapshot, writes, token, claims in opened:
+            tx = model.open[name] = Transaction(str(name), level)
+            tx.snapshot, tx.token = snapshot, token
+            tx.claims = {shared[place] for place in claims}
+            for key, row in writes:
+                model.write(tx, key, row_of(key, row))
+        return model
 
     def told(self, when):
         for moment in self.moments:
             moment.high = when
-        self.moments, self.takers = [], []
+        self.moments = []
 
     def chance(self):
         """What nobody knows; see outcomes()."""
@@ -195,43 +289,6 @@ class Possible(Model):
             return False
         return self.chance()
 
-    def has_written(self, tx):
-        return tx.number in self.open and bool(self.open[tx.number].writes)
-
-    def essence(self):
-        """
-        All that answers depend on: two that are equal have the same future.  Commits are counted from the first one
-        that any row or snapshot is from.
-        """
-        numbers = sorted({number for versions in self.versions.values()
-                          for number, row in versions})
-        moments = {}
-
-        def plain(value):
-            if isinstance(value, Time):
-                moment = value.moment
-                return (moments.setdefault(id(moment), len(moments)),
-                        moment.low, moment.high, value.after, value.at_most)
-            if isinstance(value, Token):
-                return value.above, value.value
-            return value
-
-        def rows(found):
-            return [(key, row and [plain(row[c]) for c in COLUMNS[key[0]]])
-                    for key, row in sorted(found.items(), key=repr)]
-
-        state = [
-            [(bisect(numbers, number), rows({key: row}))
-             for key, versions in sorted(self.versions.items(), key=repr)
-             for number, row in versions],
-            [(number, tx.level != 'rc' and bisect(numbers, tx.snapshot),
-              sorted(tx.claims),
-              tx.token, tx.failed, rows(tx.writes))
-             for number, tx in sorted(self.open.items())
-             if tx.writes or tx.level != 'rc'],
-            self.token, self.last_token, sorted(self.acked)]
-        return repr(state)
-
     def shows(self, rows):
         """Are these the committed rows?"""
         found = {key: self.latest(key)[1] for key in self.versions}
@@ -244,71 +301,72 @@ class Possible(Model):
 
 
 def outcomes(state, point):
-    """
-    The states to which a point can lead, whatever chance decides, each with
-    its essence.
-    """
-    untried = [()]
+    """The states to which a point can lead, whatever chance decides."""
+    untried, found = [()], []
     while untried:
-        model = pickle.loads(state)
+        model = Possible.thaw(state)
         model.chances, model.taken = untried.pop(), 0
         tried = len(model.chances)
         possible = point.happen(model)
         untried += [model.chances[:n] + (True,)
                     for n in range(tried, len(model.chances))]
         if possible:
-            del model.chances, model.taken
-            yield model.essence(), pickle.dumps(model, -1)
+            if point.is_last and point.tx.number in model.open:
+                model.open[point.tx.number].level = 'rc'
+            found.append(model.frozen())
+    return found
 
 
-def explain(lines, rows):
+def successors(lines, done, state):
+    """What can come next: any that no other one precedes."""
+    heads = sorted(((line[n].told, place, line[n]) for place, (line, n) in
+                    enumerate(zip(lines, done)) if n < len(line)),
+                   key=lambda head: head[0])
+    heads = [(place, point) for told, place, point in heads
+             if point.asked <= heads[0][0]]
+
+    def after(place):
+        return done[:place] + (done[place] + 1,) + done[place + 1:]
+
+    for place, point in heads:
+        if not point.changes(state) and state in outcomes(state, point):
+            yield after(place), state
+            return
+    # The one that was told first, first.
+    for place, point in heads:
+        for state_after in reversed(outcomes(state, point)):
+            yield after(place), state_after
+
+
+def explain(lines, rows, too_many=TOO_MANY):
     """
     Returns None if there is an order, else what to tell.  "lines" has the
     points of each session, "rows" what the tables have in the end.
     """
     lines = [line for line in lines if line]
-    return search(lines, rows, True) and search(lines, rows, False)
-
-
-def search(lines, rows, hasty):
-    """Likewise; "hasty": by the first rule, too."""
-    start = (0,) * len(lines), pickle.dumps(Possible(), -1)
-    furthest, places, been = start, [start], set()
-    while places:
-        done, state = here = places.pop()
-        heads = [(line[n].told, place, line[n]) for place, (line, n) in
-                 enumerate(zip(lines, done)) if n < len(line)]
+    for line in lines:
+        for point, then in zip(line, line[1:]):
+            point.is_last = isinstance(then, End)
+    end = tuple(map(len, lines))
+    furthest = start = (0,) * len(lines), Possible().frozen()
+    been, ways = set(), [iter([start])]
+    while ways:
+        here = next(ways[-1], None)
+        if here is None:
+            ways.pop()
+            continue
+        if hash(here) in been:
+            continue
+        been.add(hash(here))
+        done, state = here
         if sum(done) >= sum(furthest[0]):
             furthest = here
-        model = pickle.loads(state)
-        if not heads and model.shows(rows):
+        if done == end and Possible.thaw(state).shows(rows):
             return None
-        # Any that no other one precedes; the one that was told first, first.
-        until = min(heads)[0] if heads else 0
-        heads = sorted((h for h in heads if h[2].asked <= until),
-                       key=lambda h: -h[0])
-        now, ways = model.essence(), []
-        for told, place, point in heads:
-            after = done[:place] + (done[place] + 1,) + done[place + 1:]
-            found = [(after, *way) for way in outcomes(state, point)]
-            if isinstance(point, End):
-                same = found if not model.has_written(point.tx) else []
-            else:
-                same = hasty and isinstance(point, Call) and \
-                    point.answer is not None and \
-                    [way for way in found if way[1] == now]
-            if same:
-                ways = same[:1]
-                break
-            ways += found
-        for after, essence, state_after in ways:
-            there = hash((after, essence))
-            if there not in been:
-                been.add(there)
-                places.append((after, state_after))
-        if len(been) > TOO_MANY:
-            return 'gave up after %d places\n%s' % (
-                TOO_MANY, story(lines, *furthest, rows))
+        if len(been) > too_many:
+            return '%s after %d places\n%s' % (
+                GAVE_UP, too_many, story(lines, *furthest, rows))
+        ways.append(successors(lines, done, state))
     return story(lines, *furthest, rows)
 
 
@@ -318,7 +376,7 @@ def story(lines, done, state, rows, context=10):
                     key=lambda p: p.told)
     after = [p for line, n in zip(lines, done) for p in line[n:n + 2]]
     origin = (before + after)[0].asked
-    model = pickle.loads(state)
+    model = Possible.thaw(state)
     return '\n'.join(
         ['%d points have an order; the last of them:' % len(before)] +
         ['  %s: %s' % (p.times(origin), p) for p in before[-context:]] +

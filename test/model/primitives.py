@@ -10,8 +10,8 @@ Refused.  Rows are dictionaries and never changed, only replaced.
 import time
 from itertools import product
 
-from store import (NONE, ROW, SECOND, LeaseWait, LockWait, Moment, Refused, Store, Time,
-                   Token, Wait)
+from store import (NONE, ROW, SECOND, Ambiguous, LeaseWait, LockWait, Moment,
+                   Refused, Store, Time, Token, Wait)
 
 HOUR = 3600 * SECOND
 DEFAULT_TTL = 24 * HOUR
@@ -483,9 +483,9 @@ class Model(Store):
 
     def publish_many(self, tx, topics, payloads, message_keys, headers, delay):
         self.check_writes(tx)
-        moment = self.moment()
         count = 0 if [] in (topics, payloads) else \
             max(len(topics), len(payloads))
+        moments = [self.moment() for _ in range(count)]
         topics = topics * count if len(topics) == 1 else topics
 
         def accept(answer, is_dead):
@@ -494,7 +494,7 @@ class Model(Store):
             for ordinal, message_id, last in answer:
                 n, ident = ordinal - 1, last - count + ordinal
                 wrong = self.write_message(
-                    tx, ident, message_id, moment, delay,
+                    tx, ident, message_id, moments[n], delay,
                     topics[n], payloads[n],
                     message_keys and message_keys[n], headers and headers[n])
                 if wrong:
@@ -543,18 +543,26 @@ class Model(Store):
                 stopped.add(lane)
         return lanes
 
-    def may_pass(self, tx, message, taken):
+    def may_pass(self, tx, message):
         """
-        May a take leave the lane of this message, having taken these of it?
-        What a transaction that has taken before leaves in a lane, until it
-        ends, may be in the way of others there: it removes signposts.  It has
-        been in lanes of its topics only.
+        May a take leave messages of this one's lane?  What a transaction that
+        has taken before leaves in a lane, until it ends, may be in the way of
+        others there, at the head or behind it: it removes signposts, and parks
+        messages.  It has been in lanes of its topics only.
         """
         self.takers = [(taker, theirs) for taker, theirs in self.takers
                        if not taker.level_of_all.ended]
-        return not taken and any(
-            theirs is None or message['topic'] in theirs
-            for taker, theirs in self.takers if taker is not tx)
+        return any(theirs is None or message['topic'] in theirs
+                   for taker, theirs in self.takers if taker is not tx)
+
+    def check_signpost(self, tx, row):
+        """
+        A dead message may be what tells takes to look at its lane; who writes
+        to it waits for a take that has removed that.
+        """
+        if row['state'] == 'dead' and row['message_key'] is not None and \
+                self.may_pass(tx, row):
+            raise Ambiguous('a take may have removed a signpost')
 
     def take(self, tx, limit, lease, topics, wait):
         """
@@ -580,7 +588,7 @@ class Model(Store):
                     return 'out of order: %s of %s' % (taken, ids)
                 head = lane[0][1]
                 passed = head['message_key'] is not None and \
-                    self.may_pass(tx, head, taken)
+                    self.may_pass(tx, head)
                 if len(order) < limit and taken != ids and not passed:
                     return 'left behind: %s of %s' % (ids[len(taken):], ids)
                 for key, row in lane:
@@ -626,6 +634,7 @@ class Model(Store):
                 if row is None or row['state'] == 'acked':
                     break
                 if not holder:
+                    self.check_signpost(tx, row)
                     acked += 1
                     self.write(tx, key, None if self.retention == 0 else dict(
                         row, state='acked', acked_at=Time(self.moment(), 0)))
@@ -672,6 +681,7 @@ class Model(Store):
                 if row is None or row['state'] != 'dead':
                     break
                 if not holder:
+                    self.check_signpost(tx, row)
                     count += 1
                     self.write(tx, key, dict(
                         row, state='pending', attempts_before=row['attempt'],

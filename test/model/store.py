@@ -236,18 +236,13 @@ class Store:
     def sleep(self, wait):
         """
         A sleeper waits for the writer of the version that it has found: of
-        the first one after a committed row, or of the latest of a new row.
+        the first one after a committed row, and of the first one of a new
+        row, since it looks at the newest first and the last one counts.
         """
         if isinstance(wait, LockWait):
             return
-        levels = [(level, before) for key, before, level in wait.holder.undo
-                  if key == wait.key]
-        after = [before for level, before in levels[1:]]
-        after.append(wait.holder.writes[wait.key])
-        if self.latest(wait.key)[1] is None:
-            levels = [pair for pair, row in zip(levels, after)
-                      if row is not None][::-1]
-        wait.level = levels[0][0]
+        wait.level = next(level for key, before, level in wait.holder.undo
+                          if key == wait.key)
 
     def savepoint(self, tx, name):
         tx.savepoints.append((name, len(tx.undo), Level()))
