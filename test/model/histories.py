@@ -529,12 +529,13 @@ def histories(callers, rows):
 
 def mark_takes(calls):
     """
-    A take may pass a lane by in which another one holds messages, to see if it
-    may have them, or in which a message is about to leave.  And was a message
-    of the lane ever taken so often that its last lease could run out?
+    A take may pass a lane by, or the rest of it, in which another one holds
+    messages, to see if it may have them, or in which a message is about to
+    leave or is committed just now.  And was a message of the lane ever taken
+    so often that its last lease could run out?
     """
-    busy = [(call.tx, call.asked, call.tx.end.told) for call in calls
-            if call.name != 'publish']
+    busy = [(call.tx, call.tx.end.asked if call.name == 'publish'
+             else call.asked, call.tx.end.told) for call in calls]
     takes = [call for call in calls if call.name == 'take']
     buries = any(row[6] >= MAX_ATTEMPTS for call in takes
                  for row in call.answer)
