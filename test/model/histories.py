@@ -35,7 +35,11 @@ BROKEN = ('57P01', None)        # the connection is
 GONE = ('40001', '40P01', '57014') + BROKEN     # errors that do not
 IN_TRANSACTION = (ext.TRANSACTION_STATUS_INTRANS,
                   ext.TRANSACTION_STATUS_INERROR)
-MORTAL = ('claim', 'heartbeat', 'act', 'advance', 'append', 'once', 'publish')
+MORTAL = ('claim', 'heartbeat', 'act', 'advance', 'append', 'once', 'publish',
+          'claim_many', 'advance_many', 'set_many')
+# For many at once, and the call for each.
+BATCHES = {'claim_many': 'claim', 'complete_many': 'complete',
+           'advance_many': 'advance', 'set_many': 'act'}
 
 SCHEMA = '''
 CREATE TABLE effects (key text);
@@ -149,7 +153,8 @@ class Caller:
     def run(self, until):
         self.until, self.done, self.tx = until, [], None
         kinds = (self.request, self.request, self.job, self.job, self.job,
-                 self.administrate, self.act, self.append, self.use,
+                 self.requests, self.administrate, self.act, self.append,
+                 self.use,
                  self.publish, self.relay, self.relay)
         while time.monotonic() < until:
             self.rng.choice(kinds)()
@@ -303,6 +308,28 @@ class Caller:
         key = self.key()
         self.transact(work)
 
+    def requests(self):
+        """Many in one transaction, some of them twice."""
+        def work():
+            rows = self.call('claim_many', scope, keys, hashes, None, 60000000)
+            claims = [(key, row[1]) for key, row in zip(keys, rows)
+                      if row[0] == 'new']
+            if not claims:
+                return
+            if scope == 'h':
+                self.in_transaction('INSERT INTO effects SELECT unnest(%s)'
+                                    % sql.array([key for key, _ in claims]))
+            self.call('complete_many', scope, [key for key, _ in claims],
+                      [200] * len(claims),
+                      ['response %d' % self.rng.randrange(10 ** 9)
+                       for _ in claims],
+                      [token for _, token in claims])
+
+        scope = self.rng.choice('hhf')
+        keys = [self.key()[1] for _ in range(self.rng.choice((1, 3)))]
+        hashes = [self.rng.choice((None, b'\x01' * 32)) for _ in keys]
+        self.transact(work)
+
     def job(self):
         """In several transactions, under a lease that may run out."""
         key = self.key()
@@ -345,8 +372,21 @@ class Caller:
             self.call('act', entity, action_type, wanted, action_id,
                       self.rng.choice((None, [other])) if wanted else None)
 
+    def act_on_many(self):
+        n = self.rng.choice((1, 3))
+        entities = [('u', 'e', self.rng.choice('12')) for _ in range(n)]
+        ids = [self.tick(1000, 40) for _ in range(n)]
+        if self.rng.random() < 0.3:
+            self.call('advance_many', entities, ids)
+        else:
+            self.call('set_many', entities,
+                      [self.rng.choice(('like', 'dislike')) for _ in ids],
+                      [self.rng.random() < 0.6 for _ in ids], ids)
+
     def act(self):
-        if self.rng.random() < 0.6:
+        if self.rng.random() < 0.3:
+            self.act_on_many()
+        elif self.rng.random() < 0.6:
             self.act_once()
         else:
             self.transact(self.act_once)
@@ -474,6 +514,8 @@ def subjects(call, lanes):
             answer = None if rows is None else [((token,) in rows,)]
             yield ('tokens', token), part(call, answer, 'once', args[0],
                                           token, args[2])
+    elif name in BATCHES:
+        yield from elements(call)
     elif name == 'take':
         for lane in set(lanes.values()):
             mine = [row for row in rows if row[3] == lane]
@@ -487,6 +529,27 @@ def subjects(call, lanes):
         yield ('outbox', lanes[ident]), call
     else:
         yield ('keys', args[0]), call
+
+
+def elements(call):
+    """Of a batch that visits each by itself: the single calls."""
+    name, args, rows = call.name, call.args, call.answer
+    if name == 'claim_many':
+        scope, keys, hashes, ttl, lease = args
+        singles = [('keys', (scope, key), request_hash, ttl, lease, None)
+                   for key, request_hash in zip(keys, hashes)]
+    elif name == 'complete_many':
+        scope, *columns = args
+        singles = [('keys', (scope, key), status, body, None, token)
+                   for key, status, body, token in zip(*columns)]
+    elif name == 'advance_many':
+        singles = [('actions', *element) for element in zip(*args)]
+    else:
+        singles = [('actions', *element, None) for element in zip(*args)]
+    for n, (kind, subject, *others) in enumerate(singles):
+        answer = [rows[n]] if isinstance(rows, list) else None
+        yield (kind, subject), part(call, answer, BATCHES[name], subject,
+                                    *others)
 
 
 def part(call, answer, name, *args):
