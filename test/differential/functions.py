@@ -28,6 +28,20 @@ WITHOUT_ORDER = ('json', 'void')
 
 ARGUMENTS = {
     'active': ['true', 'false'],
+    'actives': ["'{{t,f}}'", "'{{t}}'"],
+    'action_ids': ["'{{5,6}}'", 'ARRAY[{n} + 3, {n} + 20]'],
+    'action_types': ["'{{like,dislike}}'", "'{{like}}'"],
+    'attempts': ['NULL', "'{{1}}'"],
+    'claim_tokens': ['NULL', 'ARRAY[{n}, 7]', "'{{7}}'"],
+    'entity_ids': ["ARRAY[({n})::text, '1']", "'{{e1,e1}}'", "'{{1}}'"],
+    'entity_types': ["'{{post}}'"],
+    'keys': ["ARRAY['key-0000000000000000' || {n}, 'key-00000000000000002']",
+             "ARRAY['key-0000000000000000' || {n} % 3, "
+             "'key-0000000000000000' || ({n} + 5)]"],
+    'request_hashes': ['NULL', "ARRAY['\\x01'::bytea, NULL]"],
+    'response_bodies': ['NULL', "'{{a,NULL}}'"],
+    'response_statuses': ["'{{200}}'", 'ARRAY[200, ({n} + 400)::int]'],
+    'user_ids': ["ARRAY['u1', 'u' || {n}]", "'{{u1}}'"],
     'action_id': ['5', '{n} + 3', '{n} + 20', '100'],
     'action_type': ["'like'", "'dislike'"],
     'aggregate': ["'a1'", "'a2'"],

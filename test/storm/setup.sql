@@ -120,7 +120,11 @@ DECLARE
 	started timestamptz := clock_timestamp();
 	c record;
 BEGIN
-	SELECT * INTO c FROM idem_claim('brief', k, ttl => '100 milliseconds');
+	IF slot % 2 = 0 THEN
+		SELECT * INTO c FROM idem_claim_many('brief', ARRAY[k], ttl => '100 milliseconds');
+	ELSE
+		SELECT * INTO c FROM idem_claim('brief', k, ttl => '100 milliseconds');
+	END IF;
 	IF c.outcome = 'new' THEN
 		PERFORM FROM brief WHERE key = k AND expires_at > clock_timestamp();
 		IF FOUND THEN
@@ -129,7 +133,11 @@ BEGIN
 		INSERT INTO brief VALUES (k, c.expires_at)
 			ON CONFLICT (key) DO UPDATE SET expires_at = excluded.expires_at;
 		BEGIN
-			PERFORM idem_complete('brief', k, 200, c.expires_at::text);
+			IF slot % 3 = 0 THEN
+				PERFORM idem_complete_many('brief', ARRAY[k], ARRAY[200], ARRAY[c.expires_at::text]);
+			ELSE
+				PERFORM idem_complete('brief', k, 200, c.expires_at::text);
+			END IF;
 		EXCEPTION WHEN SQLSTATE 'ID004' THEN
 			-- It may have expired meanwhile, but not before.
 			IF clock_timestamp() < c.expires_at THEN
@@ -187,6 +195,11 @@ BEGIN
 		SELECT * INTO a FROM idem_set('u', 'post', e, type, wanted, id, ARRAY[other]);
 	ELSIF what = 'toggle' THEN
 		SELECT * INTO a FROM idem_toggle('u', 'post', e, 'like', id);
+	ELSIF id % 3 = 0 THEN
+		-- Of two equal ids at once the first is processed, if any.
+		SELECT NULL::boolean AS is_active, min(last_action_id) AS last_action_id,
+				bool_or(should_process AND ordinal = 1) AND NOT bool_or(should_process AND ordinal = 2) AS processed INTO a
+			FROM idem_try_advance_many('{u}', '{post}', ARRAY[e], ARRAY[id, id]);
 	ELSE
 		SELECT NULL::boolean AS is_active, last_action_id, should_process AS processed INTO a
 			FROM idem_try_advance('u', 'post', e, id);
@@ -275,8 +288,13 @@ CREATE FUNCTION publish(number int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
 	s bigint;
 BEGIN
-	UPDATE published SET seq = seq + 1 WHERE key = number::text RETURNING seq INTO s;
-	PERFORM idem_publish('storm', jsonb_build_object('seq', s), number::text);
+	UPDATE published SET seq = seq + 1 + number % 3 WHERE key = number::text RETURNING seq INTO s;
+	IF number % 3 = 0 THEN
+		PERFORM idem_publish('storm', jsonb_build_object('seq', s), number::text);
+	ELSE
+		PERFORM idem_publish_many('{storm}', array_agg(jsonb_build_object('seq', n) ORDER BY n), ARRAY[number::text])
+			FROM generate_series(s - number % 3, s) AS n;
+	END IF;
 END
 $$;
 
@@ -292,6 +310,9 @@ CREATE FUNCTION deliver(this_relay int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
 	m record;
 BEGIN
+	-- What another relay has taken over is not delivered here.
+	DELETE FROM in_hand WHERE relay = this_relay AND id NOT IN (SELECT idem_outbox_extend(ARRAY(
+		SELECT h.id FROM in_hand AS h WHERE h.relay = this_relay ORDER BY h.id)));
 	FOR m IN SELECT * FROM in_hand WHERE relay = this_relay ORDER BY place LOOP
 		IF idem_once('inbox', m.message_id::text) THEN
 			UPDATE applied SET seq = m.seq WHERE key = m.key AND seq = m.seq - 1;
