@@ -1,6 +1,7 @@
 # idempotency: race-free idempotency for PostgreSQL
 #
 #	make demo			see it work, on a throwaway server
+#	make playground		a page to try it on, on a throwaway server
 #	make check			run all tests, on throwaway servers
 #	make clients		run the tests of the clients for Node and Python
 #	make matrix			run them on all majors of PostgreSQL, as root
@@ -33,7 +34,7 @@ ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isol
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)
 
 # These work without a server installation, and PGXS has a "check" of its own.
-OUR_GOALS = demo check clients matrix inject mutants static sanitize valgrind fuzz torture bench
+OUR_GOALS = demo playground check clients matrix inject mutants static sanitize valgrind fuzz torture bench
 ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
 
 PROGRAM_demo = examples/demo
@@ -45,6 +46,11 @@ PROGRAM_torture = test/torture/run
 demo check torture:
 	@test/prepare
 	@test/cluster $(PROGRAM_$@)
+
+# PORT=8080 for that port; Ctrl-C ends it.
+playground:
+	@test/prepare playground
+	@test/cluster examples/playground/run
 
 # SUITES and SHOPS restrict it; see test/clients.
 clients:

@@ -1,0 +1,22 @@
+-- What the playground needs: the extension, a role for the application, a
+-- table of orders for each side, and likes for the side without the extension.
+
+CREATE EXTENSION idempotency;
+CREATE ROLE playground LOGIN;
+SELECT idem_grant('playground');
+
+CREATE TABLE orders_without (
+	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+	shopper text NOT NULL,
+	key text NOT NULL,
+	sku text NOT NULL
+);
+CREATE INDEX ON orders_without (shopper, key);
+CREATE TABLE orders_with (LIKE orders_without INCLUDING ALL);
+
+CREATE TABLE likes_without (
+	shopper text PRIMARY KEY,
+	active boolean NOT NULL
+);
+
+GRANT SELECT, INSERT, UPDATE ON orders_without, orders_with, likes_without TO playground;
