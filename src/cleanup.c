@@ -9,8 +9,9 @@
  * somebody is writing is skipped, and one that was claimed again after it was
  * found is not deleted: it has a newer version.
  *
- * A batch has so many rows at most, and ends earlier where large responses make
- * them take long: most of that time goes into their TOAST tables.
+ * A batch has so many rows at most, and ends earlier where they take long:
+ * large responses, most of whose time goes into their TOAST tables, and
+ * messages on which a lane may depend.
  *
  * The index entries of deleted rows stay until vacuum may remove them; an old
  * snapshot can keep it from that for hours.  A caller remembers where the last
@@ -34,7 +35,6 @@
 #include "postgres.h"
 
 #include "access/stratnum.h"
-#include "access/xact.h"
 #include "catalog/pg_type_d.h"
 #include "miscadmin.h"
 #include "utils/fmgroids.h"
@@ -46,6 +46,7 @@
 #include "idempotency.h"
 #include "log_events.h"
 #include "outbox.h"
+#include "rollback.h"
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
@@ -53,9 +54,13 @@
 /* A batch that starts from the oldest row is this much of the time at most. */
 #define RESTART_SHARE	100
 
-/* A batch ends after this time, which is looked at each so many bytes. */
+/*
+ * A batch ends after this time, which is looked at each so many bytes in TOAST
+ * tables; looking at a lane is as much as so many.
+ */
 #define BATCH_USECS		INT64CONST(50000)
 #define TOAST_STEP		((Size) 1024 * 1024)
+#define LANE_STEP		((Size) 16 * 1024)
 
 /* Starting from the oldest row takes long where it takes longer than this. */
 #define LONG_RESTART	INT64CONST(100000)
@@ -88,19 +93,15 @@ static IdemResultType cleanup_row = {
 	.columns = {INT8OID, INT8OID, INT8OID},
 };
 
-/* Where idem_cleanup() has come to, and whether in this transaction. */
+/* Where idem_cleanup() has come to. */
 static IdemCleanupPosition places[IDEM_NUM_CLEANUP_KINDS];
-static bool places_moved = false;
 
 static int64 clean(IdemCleanupKind kind, int batch_size, bool *more);
 static void forget_places(void);
-static void end_transaction(XactEvent event, void *arg);
-static void end_subtransaction(SubXactEvent event, SubTransactionId id,
-							   SubTransactionId parent, void *arg);
 static int64 delete_between(IdemTable *table, IdemRelationId index,
 							TimestampTz *from, TimestampTz until, int limit,
 							bool *more);
-static bool is_needed(IdemTable *outbox);
+static bool is_signpost(IdemTable *table);
 
 /*
  * idem_cleanup(batch_size) -> keys_deleted, tokens_deleted, messages_deleted
@@ -140,19 +141,14 @@ idem_cleanup(PG_FUNCTION_ARGS)
 static int64
 clean(IdemCleanupKind kind, int batch_size, bool *more)
 {
-	static bool callbacks_registered = false;
 	IdemCleanupPosition *place = &places[kind];
 	int64		deleted;
 	int64		restart_at = place->restart_at;
 
-	if (!callbacks_registered)
-	{
-		RegisterXactCallback(end_transaction, NULL);
-		RegisterSubXactCallback(end_subtransaction, NULL);
-		callbacks_registered = true;
-	}
-	places_moved = true;
-	deleted = idem_cleanup_batch(kind, batch_size, place, more);
+	idem_forget_on_rollback(forget_places);
+	do
+		deleted = idem_cleanup_batch(kind, batch_size, place, more);
+	while (*more && deleted == 0);
 
 	if (!*more && place->restart_at == restart_at && !ProcDiePending &&
 		place->restart_took <= LONG_RESTART)
@@ -168,25 +164,6 @@ static void
 forget_places(void)
 {
 	memset(places, 0, sizeof(places));
-	places_moved = false;
-}
-
-static void
-end_transaction(XactEvent event, void *arg)
-{
-	if (places_moved && event != XACT_EVENT_PRE_COMMIT &&
-		event != XACT_EVENT_COMMIT)
-		forget_places();
-	if (event == XACT_EVENT_COMMIT)
-		places_moved = false;
-}
-
-static void
-end_subtransaction(SubXactEvent event, SubTransactionId id,
-				   SubTransactionId parent, void *arg)
-{
-	if (places_moved && event == SUBXACT_EVENT_ABORT_SUB)
-		forget_places();
 }
 
 /*
@@ -267,10 +244,12 @@ delete_between(IdemTable *table, IdemRelationId index,
 	IdemScan	scan;
 	ScanKeyData keys[2];
 	Snapshot	snapshot;
+	IdemTable	lanes;			/* the same table, to look at lanes */
+	bool		lanes_are_open = false;
 	int			column;
 	int64		deleted = 0;
 	int64		begin = idem_monotonic_time();
-	Size		toast = 0;
+	Size		work = 0;
 	bool		end = false;
 
 	snapshot = RegisterSnapshot(GetTransactionSnapshot());
@@ -294,17 +273,27 @@ delete_between(IdemTable *table, IdemRelationId index,
 		CHECK_FOR_INTERRUPTS();
 		*from = DatumGetTimestampTz(table->row->tts_values[column]);
 		IDEM_INJECTION_POINT("idem-cleanup-found");
-		toast += idem_external_size(table);
-		if (toast >= TOAST_STEP)
+		work += idem_external_size(table);
+		if (is_signpost(table))
+			work += LANE_STEP;
+		if (work >= TOAST_STEP)
 		{
-			toast = 0;
+			work = 0;
 			end = idem_monotonic_time() - begin >= BATCH_USECS;
 		}
-		if (table->id == IDEM_OUTBOX && is_needed(table))
-			continue;
+		if (is_signpost(table))
+		{
+			if (!lanes_are_open)
+				idem_table_open(&lanes, table->id, RowExclusiveLock);
+			lanes_are_open = true;
+			if (!idem_lane_give_up_signpost(table, &lanes))
+				continue;
+		}
 		if (idem_delete(table, false) == IDEM_WRITE_DONE)
 			deleted++;
 	}
+	if (lanes_are_open)
+		idem_table_close(&lanes);
 	idem_scan_end(&scan);
 	*more = end || deleted == limit;
 
@@ -313,20 +302,12 @@ delete_between(IdemTable *table, IdemRelationId index,
 }
 
 /*
- * Does a lane depend on an acknowledged message?  See outbox_lanes.c.
+ * May a lane depend on the row that was found?  See outbox_lanes.c.
  */
 static bool
-is_needed(IdemTable *outbox)
+is_signpost(IdemTable *table)
 {
-	IdemTable	lanes;
-	bool		needed;
-
-	if (outbox->row->tts_isnull[OUTBOX_LANE] ||
-		!DatumGetBool(outbox->row->tts_values[OUTBOX_READY]))
-		return false;
-
-	idem_table_open(&lanes, IDEM_OUTBOX, RowExclusiveLock);
-	needed = !idem_lane_give_up_signpost(outbox, &lanes);
-	idem_table_close(&lanes);
-	return needed;
+	return table->id == IDEM_OUTBOX &&
+		!table->row->tts_isnull[OUTBOX_LANE] &&
+		DatumGetBool(table->row->tts_values[OUTBOX_READY]);
 }

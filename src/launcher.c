@@ -49,6 +49,7 @@
 
 #include "compat.h"
 #include "idempotency.h"
+#include "outbox_lane_mark.h"
 #include "rate_limit.h"
 #include "settings.h"
 #include "stats.h"
@@ -120,6 +121,7 @@ request_shmem(void)
 	idem_request_stats_memory();
 	idem_reserve_rate_limits();
 	idem_reserve_waiters();
+	idem_lane_marks_reserve();
 }
 
 static void

@@ -55,6 +55,7 @@
 #include "idempotency.h"
 #include "log_events.h"
 #include "outbox.h"
+#include "outbox_lane_mark.h"
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
@@ -424,6 +425,8 @@ requeue(IdemTable *outbox, int64 id)
 		idem_outbox_set(&row, OUTBOX_READY, BoolGetDatum(true));
 		idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
 						TimestampTzGetDatum(GetCurrentTimestamp()));
+		if (!row.nulls[OUTBOX_LANE])
+			idem_lane_marks_expire();
 	} while (!idem_outbox_write(outbox, &row));
 	return true;
 }

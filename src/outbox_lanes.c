@@ -54,6 +54,10 @@
  * finds, when that looks again, the same head that the take has found, or
  * becomes ready.
  *
+ * A lane is gone through from its mark on, below which nothing is pending or
+ * will be; see outbox_lane_mark.c.  Where publishers look back no further than
+ * to their own mark, all that may come of it is a signpost too many.
+ *
  * What somebody else does to the table by hand, deleting a head for one, is
  * mended by idem_lanes_sweep(), with which takes walk through the lanes of
  * their topics little by little.
@@ -74,6 +78,7 @@
 #include "compat.h"
 #include "idempotency.h"
 #include "outbox.h"
+#include "outbox_lane_mark.h"
 #include "wake.h"
 
 /* How many lanes a sweep looks at, and its share of the time, and pause. */
@@ -90,43 +95,42 @@ static int64 sweep_from;
 static int64 sweep_at = 0;
 
 static void begin_scan(IdemScan *scan, IdemTable *outbox, int64 lane,
-					   Snapshot snapshot, StrategyNumber strategy, int64 id);
+					   int64 from, int64 until, Snapshot snapshot);
 static bool is_leased(IdemTable *outbox);
 static bool is_forgotten(IdemTable *outbox, const Datum *topics, int ntopics);
 static void leave_signpost(IdemTable *outbox, int64 id,
 						   TimestampTz available_at);
 
 /*
- * Begin to go through a lane's pending messages, in order.
+ * Begin to go through a lane's pending messages, in order, from its mark on.
  */
 void
 idem_lane_scan_begin(IdemScan *scan, IdemTable *outbox, int64 lane,
 					 Snapshot snapshot)
 {
-	begin_scan(scan, outbox, lane, snapshot, BTGreaterEqualStrategyNumber,
-			   PG_INT64_MIN);
+	begin_scan(scan, outbox, lane, idem_lane_mark(lane), PG_INT64_MAX,
+			   snapshot);
 }
 
 /*
- * Begin to go through those of them whose ids compare like that with "id".
+ * Begin to go through those of them with these ids, and these two.
  */
 static void
-begin_scan(IdemScan *scan, IdemTable *outbox, int64 lane, Snapshot snapshot,
-		   StrategyNumber strategy, int64 id)
+begin_scan(IdemScan *scan, IdemTable *outbox, int64 lane, int64 from,
+		   int64 until, Snapshot snapshot)
 {
-	RegProcedure compare = F_INT8GE;
-	ScanKeyData keys[2];
+	ScanKeyData keys[3];
 
-	if (strategy == BTGreaterStrategyNumber)
-		compare = F_INT8GT;
-	else if (strategy == BTLessStrategyNumber)
-		compare = F_INT8LT;
 	ScanKeyEntryInitialize(&keys[0], 0, LANES_LANE, BTEqualStrategyNumber,
 						   InvalidOid, InvalidOid, F_INT8EQ,
 						   Int64GetDatum(lane));
-	ScanKeyEntryInitialize(&keys[1], 0, LANES_ID, strategy, InvalidOid,
-						   InvalidOid, compare, Int64GetDatum(id));
-	idem_scan_begin(scan, outbox, IDEM_OUTBOX_LANES, snapshot, 2);
+	ScanKeyEntryInitialize(&keys[1], 0, LANES_ID, BTGreaterEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_INT8GE,
+						   Int64GetDatum(from));
+	ScanKeyEntryInitialize(&keys[2], 0, LANES_ID, BTLessEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_INT8LE,
+						   Int64GetDatum(until));
+	idem_scan_begin(scan, outbox, IDEM_OUTBOX_LANES, snapshot, 3);
 	idem_scan_restart(scan, keys);
 }
 
@@ -187,14 +191,20 @@ idem_lane_is_blocked(IdemTable *outbox, int64 lane, int64 id)
 {
 	IdemScan	scan;
 	bool		blocked = false;
+	int64		buffers = idem_lane_buffers();
 
-	begin_scan(&scan, outbox, lane, NULL, BTLessStrategyNumber, id);
+	if (id == PG_INT64_MIN)
+		return false;
+	begin_scan(&scan, outbox, lane, idem_lane_free_from(lane, id), id - 1,
+			   NULL);
 	while (!blocked && idem_scan_next(&scan, BackwardScanDirection))
 	{
 		CHECK_FOR_INTERRUPTS();
 		blocked = !TransactionIdIsValid(outbox->holder);
 	}
 	idem_scan_end(&scan);
+	if (!blocked)
+		idem_lane_is_free(lane, id, idem_lane_buffers() - buffers);
 	return blocked;
 }
 
@@ -214,7 +224,9 @@ idem_lane_left(IdemTable *outbox, int64 lane, int64 id,
 	TimestampTz available_at = DT_NOBEGIN;
 
 	IDEM_INJECTION_POINT("idem-lane-left");
-	begin_scan(&scan, outbox, lane, NULL, BTGreaterStrategyNumber, id);
+	if (id == PG_INT64_MAX)
+		return;
+	begin_scan(&scan, outbox, lane, id + 1, PG_INT64_MAX, NULL);
 	found = idem_scan_next(&scan, ForwardScanDirection);
 	idem_scan_end(&scan);
 	if (!found)

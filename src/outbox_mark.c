@@ -26,7 +26,6 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "common/hashfn.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
@@ -35,6 +34,7 @@
 #include "idempotency.h"
 #include "outbox_mark.h"
 #include "relations.h"
+#include "rollback.h"
 
 #define NUM_PLACES		16
 #define RESTART_SHARE	100
@@ -42,12 +42,8 @@
 #define PUBLISHING_US	USECS_PER_SEC
 
 static IdemMark marks[NUM_PLACES];
-static bool callbacks_registered = false;
 
 static void forget_marks(void);
-static void end_transaction(XactEvent event, void *arg);
-static void end_subtransaction(SubXactEvent event, SubTransactionId id,
-							   SubTransactionId parent, void *arg);
 
 /*
  * Begin to look for rows of a topic, or of all if that is NULL.  Returns a
@@ -59,13 +55,7 @@ idem_mark_begin(IdemMarkedScan *scan, const Datum *topic, TimestampTz now)
 	IdemMark   *mark;
 	uint64		hash = 1;
 
-	if (!callbacks_registered)
-	{
-		RegisterXactCallback(end_transaction, NULL);
-		RegisterSubXactCallback(end_subtransaction, NULL);
-		callbacks_registered = true;
-	}
-
+	idem_forget_on_rollback(forget_marks);
 	if (topic != NULL)
 	{
 		text	   *name = DatumGetTextPP(*topic);
@@ -114,21 +104,4 @@ static void
 forget_marks(void)
 {
 	memset(marks, 0, sizeof(marks));
-}
-
-static void
-end_transaction(XactEvent event, void *arg)
-{
-	if ((event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE) &&
-		TransactionIdIsValid(GetTopTransactionIdIfAny()))
-		forget_marks();
-}
-
-static void
-end_subtransaction(SubXactEvent event, SubTransactionId id,
-				   SubTransactionId parent, void *arg)
-{
-	if (event == SUBXACT_EVENT_ABORT_SUB &&
-		TransactionIdIsValid(GetCurrentTransactionIdIfAny()))
-		forget_marks();
 }

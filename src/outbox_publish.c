@@ -16,6 +16,7 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "common/sha2.h"
 #include "libpq/pqformat.h"
 #include "mb/pg_wchar.h"
@@ -259,14 +260,17 @@ make_message(IdemOutboxRow *row)
 
 /*
  * Give a message its id and its times, with the outbox open: not from before
- * that had to wait for a lock.
+ * that had to wait for a lock.  The transaction gets its own id before; see
+ * outbox_lane_mark.c.
  */
 static void
 number_message(IdemOutboxRow *row, const Interval *deliver_after)
 {
-	int64		id = idem_next_number(IDEM_OUTBOX_IDS);
+	int64		id;
 	TimestampTz now;
 
+	(void) GetTopTransactionId();
+	id = idem_next_number(IDEM_OUTBOX_IDS);
 	idem_outbox_set(row, OUTBOX_ID, Int64GetDatum(id));
 	IDEM_INJECTION_POINT("idem-publish-numbered");
 	now = GetCurrentTimestamp();

@@ -59,6 +59,7 @@
 #include "compat.h"
 #include "idempotency.h"
 #include "outbox.h"
+#include "outbox_lane_mark.h"
 #include "outbox_mark.h"
 #include "settings.h"
 #include "stats.h"
@@ -487,6 +488,7 @@ take_lane(Taking *taking)
 	if (is_pending)
 	{
 		lane.ids[lane.locked++] = DatumGetInt64(found[OUTBOX_ID]);
+		idem_lane_mark_found(lane.lane, lane.ids[0]);
 		lane.ends = is_failing(found);
 	}
 	while (take_locked(taking, &lane))
@@ -515,6 +517,8 @@ take_locked(Taking *taking, Lane *lane)
 	IdemScan	scan;
 	int			n = 0;
 	bool		more = false;
+	bool		has_head = false;
+	int64		buffers = idem_lane_buffers();
 
 	idem_lane_scan_begin(&scan, lanes, lane->lane, snapshot);
 	while (idem_scan_next(&scan, ForwardScanDirection))
@@ -522,6 +526,10 @@ take_locked(Taking *taking, Lane *lane)
 		int64		id = DatumGetInt64(lanes->row->tts_values[OUTBOX_ID]);
 
 		CHECK_FOR_INTERRUPTS();
+		if (!has_head)
+			idem_lane_mark_move(lane->lane, id, snapshot,
+								idem_lane_buffers() - buffers);
+		has_head = true;
 		if (n < lane->locked && id != lane->ids[n])
 		{
 			if (lane->taken > 0)
