@@ -36,7 +36,7 @@
 #include "relations.h"
 #include "rollback.h"
 
-#define NUM_PLACES		16
+#define NUM_PLACES		256
 #define RESTART_SHARE	100
 #define LITTLE_US		20
 #define PUBLISHING_US	USECS_PER_SEC
