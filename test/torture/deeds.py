@@ -110,9 +110,15 @@ def write_order(client, intent, scope, key, claim):
 
 
 def complete(client, scope, key, response, token=None):
-    """As text, as bytes, with headers or without."""
-    kind = client.rng.choice(('text', 'bytea'))
+    """As text, as bytes, with headers or without, or in a batch of one."""
+    kind = client.rng.choice(('text', 'bytea', 'batch'))
     headers = client.rng.choice((None, '{"a": [1, 2]}'))
+    if kind == 'batch':
+        return client.value(
+            """SELECT completed FROM idem_complete_many(%s, ARRAY[%s],
+                   ARRAY[201], ARRAY[%s::text], ARRAY[%s::json],
+                   ARRAY[%s::bigint])""",
+            scope, key, response, headers, token)
     return client.value(
         'SELECT idem_complete(%s, %s, 201, %s::' + kind + ', %s, %s)',
         scope, key, response, headers, token)
@@ -291,9 +297,12 @@ def finish_once(client, key, token, claim):
 def publish(client, lane, seq):
     """In a transaction; returns the message's id."""
     serial = client.serial()
-    message = client.value(
+    message = client.value(client.rng.choice((
         '''SELECT idem_publish(%s, jsonb_build_object('serial', %s::bigint,
                 'seq', %s::bigint), %s)::text''',
+        '''SELECT message_id::text FROM idem_publish_many(ARRAY[%s],
+                ARRAY[jsonb_build_object('serial', %s::bigint,
+                'seq', %s::bigint)], ARRAY[%s::text])''')),
         'orders' if lane else 'news', serial, seq, lane)
     client.query('INSERT INTO sent VALUES (%s, %s, %s, %s)',
                  serial, message, lane, seq)

@@ -34,9 +34,12 @@ def act_once(client, kind, entity, action_type, action_id, active):
     other = 'dislike' if action_type == 'like' else 'like'
     client.begin(client.rng.choice(LEVELS))
     if kind == 'advance':
-        processed, last = client.query(
+        # By itself, or in a batch of one.
+        processed, last = client.query(client.rng.choice((
             "SELECT * FROM idem_try_advance('user', %s, %s, %s)",
-            kind, entity, action_id)[0]
+            """SELECT should_process, last_action_id
+               FROM idem_try_advance_many('{user}', ARRAY[%s], ARRAY[%s],
+                    ARRAY[%s])""")), kind, entity, action_id)[0]
     elif kind == 'set':
         _, last, processed = client.query(
             "SELECT * FROM idem_set('user', %s, %s, %s, %s, %s, %s)",
