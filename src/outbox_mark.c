@@ -18,8 +18,8 @@
  *
  * A mark may be wrong all the same, where a publisher was slow, or somebody has
  * written to the table by hand.  Therefore a scan begins with the first entry
- * whenever that cannot cost more than a hundredth of the time; where there is
- * little to go over, always.  So a mark decides when a message is found, and
+ * whenever that cannot cost more than a hundredth of the time, all marks
+ * together; where there is little to go over, always.  So a mark decides when a message is found, and
  * never whether.
  *
  *-------------------------------------------------------------------------
@@ -37,12 +37,15 @@
 #include "rollback.h"
 
 #define NUM_PLACES		256
+#define NUM_PROBES		4		/* places where a mark may be */
 #define RESTART_SHARE	100
 #define LITTLE_US		20
 #define PUBLISHING_US	USECS_PER_SEC
 
 static IdemMark marks[NUM_PLACES];
+static int	nmarks = 0;			/* places in use */
 
+static IdemMark *find_place(uint64 hash);
 static void forget_marks(void);
 
 /*
@@ -63,7 +66,7 @@ idem_mark_begin(IdemMarkedScan *scan, const Datum *topic, TimestampTz now)
 		hash = hash_bytes_extended((unsigned char *) VARDATA_ANY(name),
 								   VARSIZE_ANY_EXHDR(name), 0);
 	}
-	mark = &marks[hash % NUM_PLACES];
+	mark = find_place(hash);
 	scan->mark = mark;
 	scan->until = now - PUBLISHING_US;
 	scan->begin = idem_monotonic_time();
@@ -73,11 +76,29 @@ idem_mark_begin(IdemMarkedScan *scan, const Datum *topic, TimestampTz now)
 	if (!scan->restarted)
 		return mark->reached;
 
+	if (mark->hash == 0)
+		nmarks++;
 	mark->hash = hash;
 	mark->relation_changes = idem_relation_changes;
 	mark->reached = DT_NOBEGIN;
 	mark->restart_at = 0;
 	return DT_NOBEGIN;
+}
+
+/*
+ * The place of a mark: its own, or a free one, or another's.
+ */
+static IdemMark *
+find_place(uint64 hash)
+{
+	for (int i = 0; i < NUM_PROBES; i++)
+	{
+		IdemMark   *mark = &marks[(hash + i) % NUM_PLACES];
+
+		if (mark->hash == hash || mark->hash == 0)
+			return mark;
+	}
+	return &marks[hash % NUM_PLACES];
 }
 
 /*
@@ -96,7 +117,7 @@ idem_mark_reached(IdemMarkedScan *scan, TimestampTz available_at)
 		int64		end = idem_monotonic_time();
 
 		mark->restart_at = end - scan->begin <= LITTLE_US ? 0 :
-			end + (end - scan->begin) * RESTART_SHARE;
+			end + (end - scan->begin) * RESTART_SHARE * nmarks;
 	}
 }
 
@@ -104,4 +125,5 @@ static void
 forget_marks(void)
 {
 	memset(marks, 0, sizeof(marks));
+	nmarks = 0;
 }
