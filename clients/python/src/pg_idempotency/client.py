@@ -1,0 +1,172 @@
+"""Idempotency and AsyncIdempotency: what users hold in their hands."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from .core import Call, Core, Job, Response, Result, Step, Waiters, hash_of, stores
+from .functions import AsyncFunctions, Interval, Statement, SyncFunctions
+from .postgres import Backend, PsycopgBackend, execute
+from .shells import AsyncShell, Shell, SyncShell, run
+
+T = TypeVar("T")
+DEFAULT_WAITERS = 5
+
+
+class SyncJob(Job):
+    def step(self, name: str, function: Callable[[Step], T]) -> T:
+        """Run it once over all attempts.  What it returns is kept as JSON."""
+        return run(self._step(name, function))      # type: ignore[no-any-return]
+
+    def finish(self, function: Callable[[Any], Response]) -> Result:
+        """The last step: its writes and the response are committed together."""
+        return run(self._finish(function))
+
+
+class AsyncJob(Job):
+    async def step(self, name: str, function: Callable[[Step], Awaitable[T]]) -> T:
+        """Run it once over all attempts.  What it returns is kept as JSON."""
+        return await self._step(name, function)     # type: ignore[no-any-return]
+
+    async def finish(self, function: Callable[[Any], Awaitable[Response]]) -> Result:
+        """The last step: its writes and the response are committed together."""
+        return await self._finish(function)
+
+
+class OnHandle(SyncFunctions):
+    """The functions on a connection of the user's, in the transaction it is in."""
+
+    def __init__(self, handle: Any, schema: str) -> None:
+        self._handle, self._schema = handle, schema
+
+    def _perform(self, statement: Statement[T]) -> T:
+        return run(execute(self._handle, statement, self._schema))
+
+
+class AsyncOnHandle(AsyncFunctions):
+    def __init__(self, handle: Any, schema: str) -> None:
+        self._handle, self._schema = handle, schema
+
+    async def _perform(self, statement: Statement[T]) -> T:
+        return await execute(self._handle, statement, self._schema)
+
+
+class Defaults:
+    """What a client was made with, and what both kinds do with it."""
+
+    core: Core
+
+    def __init__(self, backend: Backend, shell: Shell, schema: str, max_waiters: int | None, wait: Interval,
+                 ttl: Interval, lease: Interval) -> None:
+        if max_waiters is None:
+            max_waiters = backend.size // 2 if backend.size else DEFAULT_WAITERS
+        self.core = Core(backend, shell, Waiters(max_waiters))
+        self.schema = schema
+        self._wait, self._ttl, self._lease = wait, ttl, lease
+
+    def call(self, scope: str, key: str, *, request_hash: bytes | None = None, method: str | None = None,
+             path: str | None = None, body: str | bytes | None = None, ttl: Interval = None,
+             ttl_ms: float | None = None, wait: Interval = None, wait_ms: float | None = None,
+             lease: Interval = None, lease_ms: float | None = None, store: Callable[[int], bool] = stores,
+             max_response_size: int | None = None) -> Call:
+        """A request, with the defaults where nothing else was said."""
+        return Call(scope, key, hash_of(request_hash, method, path, body),
+                    self._ttl if ttl is None and ttl_ms is None else ttl, ttl_ms,
+                    self._wait if wait is None and wait_ms is None else wait, wait_ms,
+                    self._lease if lease is None and lease_ms is None else lease, lease_ms, store, max_response_size)
+
+
+class Client(Protocol):
+    """What the middleware wants of a client: a call, and a core to run it."""
+
+    core: Core
+
+    @property
+    def call(self) -> Callable[..., Call]: ...
+
+
+class Idempotency(Defaults, SyncFunctions):
+    """The client for synchronous programs.
+
+    source is a pool with .connection(), a function that returns a connection
+    in a context manager, or a connection string.  Each method is a transaction
+    of its own; on(handle) has those for a transaction of yours.
+    """
+
+    def __init__(self, source: Any, *, schema: str = "public", max_waiters: int | None = None, wait: Interval = None,
+                 ttl: Interval = None, lease: Interval = None) -> None:
+        super().__init__(PsycopgBackend(source, schema, False), SyncShell(), schema, max_waiters, wait, ttl, lease)
+
+    def _perform(self, statement: Statement[T]) -> T:
+        return run(self.core.perform(statement))
+
+    def on(self, handle: Any) -> SyncFunctions:
+        """The functions on a psycopg connection or cursor, or an SQLAlchemy
+        Connection or Session, in the transaction that it is in."""
+        return OnHandle(handle, self.schema)
+
+    def request(self, scope: str, key: str, handler: Callable[[Any], Response], *,
+                request_hash: bytes | None = None, method: str | None = None, path: str | None = None,
+                body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
+                wait: Interval = None, wait_ms: float | None = None,
+                store: Callable[[int], bool] = stores) -> Result:
+        """Claim, handler(transaction's connection), complete and COMMIT, in one transaction.
+
+        Serialization failures and deadlocks run it again.  Raises InProgress,
+        KeyReused, KeyExpired, KeyInvalid, RateLimited, and what the handler
+        raises, after the transaction was rolled back."""
+        return run(self.core.request(
+            self.call(scope, key, request_hash=request_hash, method=method, path=path, body=body, ttl=ttl,
+                      ttl_ms=ttl_ms, wait=wait, wait_ms=wait_ms, store=store), handler))
+
+    def job(self, scope: str, key: str, function: Callable[[SyncJob], Any], *,
+            request_hash: bytes | None = None, method: str | None = None, path: str | None = None,
+            body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
+            wait: Interval = None, wait_ms: float | None = None, lease: Interval = None,
+            lease_ms: float | None = None, store: Callable[[int], bool] = stores) -> Result:
+        """A claim that commits, steps, and a last one that completes.
+
+        Raises as request() does, and ClaimLost when another claimant has
+        taken over."""
+        return run(self.core.job(
+            self.call(scope, key, request_hash=request_hash, method=method, path=path, body=body, ttl=ttl,
+                      ttl_ms=ttl_ms, wait=wait, wait_ms=wait_ms, lease=lease, lease_ms=lease_ms, store=store),
+            function, SyncJob))
+
+
+class AsyncIdempotency(Defaults, AsyncFunctions):
+    """The client for asyncio: as Idempotency, with coroutines."""
+
+    def __init__(self, source: Any, *, schema: str = "public", max_waiters: int | None = None, wait: Interval = None,
+                 ttl: Interval = None, lease: Interval = None) -> None:
+        super().__init__(PsycopgBackend(source, schema, True), AsyncShell(), schema, max_waiters, wait, ttl, lease)
+
+    async def _perform(self, statement: Statement[T]) -> T:
+        return await self.core.perform(statement)
+
+    def on(self, handle: Any) -> AsyncFunctions:
+        """The functions on a psycopg AsyncConnection or AsyncCursor, or an
+        SQLAlchemy AsyncConnection or AsyncSession, in the transaction that it is in."""
+        return AsyncOnHandle(handle, self.schema)
+
+    async def request(self, scope: str, key: str, handler: Callable[[Any], Awaitable[Response]], *,
+                      request_hash: bytes | None = None, method: str | None = None, path: str | None = None,
+                      body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
+                      wait: Interval = None, wait_ms: float | None = None,
+                      store: Callable[[int], bool] = stores) -> Result:
+        """See Idempotency.request()."""
+        return await self.core.request(
+            self.call(scope, key, request_hash=request_hash, method=method, path=path, body=body, ttl=ttl,
+                      ttl_ms=ttl_ms, wait=wait, wait_ms=wait_ms, store=store), handler)
+
+    async def job(self, scope: str, key: str, function: Callable[[AsyncJob], Awaitable[Any]], *,
+                  request_hash: bytes | None = None, method: str | None = None, path: str | None = None,
+                  body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
+                  wait: Interval = None, wait_ms: float | None = None, lease: Interval = None,
+                  lease_ms: float | None = None, store: Callable[[int], bool] = stores) -> Result:
+        """See Idempotency.job()."""
+        return await self.core.job(
+            self.call(scope, key, request_hash=request_hash, method=method, path=path, body=body, ttl=ttl,
+                      ttl_ms=ttl_ms, wait=wait, wait_ms=wait_ms, lease=lease, lease_ms=lease_ms, store=store),
+            function, AsyncJob)

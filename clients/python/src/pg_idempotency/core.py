@@ -1,0 +1,463 @@
+"""
+request() and job(), once for both shells.
+
+A request is one transaction: claim, handler, complete, COMMIT, and only then
+the response.  A job is several: the claim commits, each step's value is
+committed as a checkpoint, and the last step commits together with the
+response.  Nothing here knows of HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+from . import functions
+from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished,
+                     TransactionEnded, sqlstate)
+from .functions import Headers, HeldClaim, Interval, Statement, held, json_text, make
+from .keys import request_hash, step_key
+from .postgres import Backend, Session
+from .shells import Shell, value
+
+T = TypeVar("T")
+ATTEMPTS = 5
+RETRIED = {"40001", "40P01"}
+LEARN_WAIT = "5 seconds"
+MAX_ERROR = 1000
+
+
+@dataclass(frozen=True)
+class Response:
+    """What a handler returns: a status, a body as it is to be stored, headers."""
+
+    status: int = 200
+    body: str | bytes | None = None
+    headers: Headers = field(default_factory=dict)
+
+    @classmethod
+    def json(cls, document: Any, status: int = 200, headers: Headers | None = None) -> Response:
+        return cls(status, json_text(document), {"Content-Type": "application/json", **(headers or {})})
+
+
+@dataclass(frozen=True)
+class Result:
+    """What request() and job() return.
+
+    outcome is "new", "replay" or "erased"; stored says whether a duplicate
+    will get this response, and replayed whether this is one.
+    """
+
+    outcome: str
+    status: int
+    body: str | bytes | None
+    headers: Headers
+    replayed: bool
+    stored: bool
+
+
+def stores(status: int) -> bool:
+    """The rule for what is stored unless the caller has one of his own."""
+    return status < 500
+
+
+def problem(type: str, title: str, status: int, detail: str) -> Response:
+    """A problem document of RFC 9457."""
+    document = {"type": f"urn:pg-idempotency:{type}", "title": title, "status": status, "detail": detail}
+    return Response(status, json_text(document), {"Content-Type": "application/problem+json"})
+
+
+class Waiters:
+    """At most so many of a pool's connections sleep in the database at once."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = threading.BoundedSemaphore(limit) if limit > 0 else None
+
+    def enter(self) -> bool:
+        return self._free is not None and self._free.acquire(blocking=False)
+
+    def leave(self) -> None:
+        if self._free is not None:
+            self._free.release()
+
+
+@dataclass(frozen=True)
+class Call:
+    """What names a request, and how long things last."""
+
+    scope: str
+    key: str
+    request_hash: bytes | Statement[bytes] | None
+    ttl: Interval
+    ttl_ms: float | None
+    wait: Interval
+    wait_ms: float | None
+    lease: Interval = None
+    lease_ms: float | None = None
+    store: Callable[[int], bool] = stores
+    max_response_size: int | None = None
+
+    def claim(self, wait: bool) -> Statement[HeldClaim]:
+        return held(make["claim"].make(None, self.scope, self.key, self.request_hash, ttl=self.ttl,
+                                       ttl_ms=self.ttl_ms, lease=self.lease, lease_ms=self.lease_ms,
+                                       wait=self.wait if wait else None, wait_ms=self.wait_ms if wait else None))
+
+    def complete(self, response: Response, token: int | None, limit: int) -> Statement[bool]:
+        """With the response, or with a document that says that it was too large."""
+        headers = json_text(response.headers or None)
+        size = len(response.body.encode() if isinstance(response.body, str) else response.body or b"")
+        limit = limit if self.max_response_size is None else min(limit, self.max_response_size)
+        if max(size, len(headers or "")) > limit:
+            response = problem("response-not-stored", "Response not stored", response.status,
+                               f"The response to this request was larger than the {limit} bytes that may be stored.")
+            headers = json_text(response.headers)
+        statement: Statement[bool] = make["complete"].make(
+            None, self.scope, self.key, response.status, response.body,
+            None if headers is None else functions.JsonText(headers), token)
+        return statement
+
+
+def hash_of(given: bytes | None, method: str | None, path: str | None, body: str | bytes | None) -> Any:
+    """Bytes are hashed here, as they are; a str is JSON, and is hashed by the server."""
+    if given is not None or (method is None and path is None and body is None):
+        return given
+    if method is None or path is None:
+        raise TypeError("method and path belong together")
+    if isinstance(body, str):
+        return make["request_hash"].make(None, method, path, body)
+    return request_hash(method, path, body or b"")
+
+
+def answer(claim: HeldClaim) -> Result:
+    """The result of a claim that is not new, or the error that it is."""
+    match claim.outcome:
+        case "replay":
+            body = claim.response_body if claim.response_bytes is None else claim.response_bytes
+            return Result("replay", claim.response_status or 0, body, claim.response_headers or {}, True, True)
+        case "erased":
+            return Result("erased", claim.response_status or 0, None, {}, True, True)
+        case "in_progress":
+            error = InProgress("the request is running")
+            if claim.lease_seconds is not None:
+                error.retry_after = max(1, min(60, round(claim.lease_seconds)))
+            raise error
+        case "hash_conflict":
+            raise KeyReused("the key was used for another request")
+        case "expired":
+            raise KeyExpired("the key has expired")
+    raise AssertionError(claim.outcome)
+
+
+class _Unknown(Exception):
+    """COMMIT was sent, and its answer was lost."""
+
+
+class Core:
+    def __init__(self, backend: Backend, shell: Shell, waiters: Waiters) -> None:
+        self.backend = backend
+        self.shell = shell
+        self.waiters = waiters
+
+    async def perform(self, statement: Statement[T]) -> T:
+        async with self.backend.session() as session:
+            result: T = await session.perform(statement)
+            return result
+
+    async def _claim(self, call: Call, send: Callable[[Statement[HeldClaim]], Any]) -> HeldClaim:
+        """Waits in the database if there is room, and not at all if there is none."""
+        wait = (call.wait is not None or bool(call.wait_ms)) and self.waiters.enter()
+        try:
+            claim: HeldClaim = await send(call.claim(wait))
+            return claim
+        finally:
+            if wait:
+                self.waiters.leave()
+
+    async def _retried(self, attempt: Callable[[int], Any]) -> Any:
+        """Serialization failures and deadlocks, with jitter."""
+        for number in range(1, ATTEMPTS + 1):
+            try:
+                return await attempt(number)
+            except Exception as error:
+                if sqlstate(error) not in RETRIED or number == ATTEMPTS:
+                    raise
+            await self.shell.sleep(random.uniform(0, 0.02 * 2 ** number))
+
+    @asynccontextmanager
+    async def _transaction(self, call: Call) -> AsyncIterator[tuple[Session, HeldClaim]]:
+        """A session in a transaction that holds the claim, if that is new.
+
+        One that is not is rolled back behind the caller: nobody who gets a
+        replay waits for that."""
+        stack = AsyncExitStack()
+        try:
+            session = await stack.enter_async_context(self.backend.session())
+            claim = await self._claim(call, session.begin)
+            if claim.outcome != "new":
+                await self.shell.later(stack.pop_all().aclose)
+            yield session, claim
+        except BaseException as error:
+            if not await stack.__aexit__(type(error), error, error.__traceback__):
+                raise
+        else:
+            await stack.aclose()
+
+    # request()
+
+    async def request(self, call: Call, handler: Callable[[Any], Any]) -> Result:
+        lost: list[BaseException] = []
+
+        async def attempt(number: int) -> Result:
+            try:
+                return await self._request_once(call, handler)
+            except _Unknown as unknown:
+                assert unknown.__cause__ is not None
+                lost.append(unknown.__cause__)
+            # The transaction has committed, or it will not, or it has not yet ended.
+            if len(lost) > 2:
+                raise lost[-1]
+            learning = replace(call, wait=LEARN_WAIT, wait_ms=None)
+            try:
+                return await self._request_once(learning, handler)
+            except _Unknown as unknown:
+                assert unknown.__cause__ is not None
+                raise unknown.__cause__
+
+        result: Result = await self._retried(attempt)
+        return result
+
+    async def _request_once(self, call: Call, handler: Callable[[Any], Any]) -> Result:
+        async with self._transaction(call) as (session, claim):
+            if claim.outcome != "new":
+                return answer(claim)
+            response: Response = await value(handler(session.handle))
+            if not isinstance(response, Response):
+                raise TypeError(f"the handler returned {type(response).__name__}, not a Response")
+            if not (response.status < 500 and call.store(response.status)):
+                await session.rollback()
+                return Result("new", response.status, response.body, response.headers, False, False)
+            if session.failed:
+                raise TransactionEnded("the handler went on after an error of the database, which undid its work")
+            complete = call.complete(response, None, claim.max_response_size)
+            if not session.open:
+                await self._ended(call, session, claim, response)
+            try:
+                await session.commit(complete)
+            except Exception as error:
+                if session.lost:
+                    raise _Unknown() from error
+                if isinstance(error, (ClaimLost, ClaimNotFound)):
+                    # Another transaction than that of the claim.
+                    await session.rollback()
+                    await self._ended(call, session, claim, response)
+                raise
+            return Result("new", response.status, response.body, response.headers, False, True)
+
+    async def _ended(self, call: Call, session: Session, claim: HeldClaim, response: Response) -> None:
+        """The handler has ended the transaction by hand.  If it was committed,
+        so was the claim: store the response, so that nobody runs it again."""
+        if session.lost:
+            raise TransactionEnded("the connection was lost in the handler, which did not say so")
+        try:
+            await session.perform(call.complete(response, claim.claim_token, claim.max_response_size))
+        except IdempotencyError:
+            raise TransactionEnded("the handler rolled its transaction back") from None
+        raise TransactionEnded("the handler committed its transaction; the response was stored in another one")
+
+    # job()
+
+    async def job(self, call: Call, function: Callable[[Any], Any], job_class: type[Job]) -> Result:
+        async def attempt(number: int) -> HeldClaim:
+            async with self.backend.session() as session:
+                return await self._claim(call, session.perform)
+
+        started = time.monotonic()
+        claim: HeldClaim = await self._retried(attempt)
+        if claim.outcome != "new":
+            return answer(claim)
+        job = job_class(self, call, claim, started)
+        beat = self.shell.start(job._beat)
+        try:
+            returned = await value(function(job))
+            if job.result is None:
+                if not isinstance(returned, Response):
+                    raise NotFinished("the function of a job ends with job.finish(), or returns a Response")
+                await job._complete(returned)
+            assert job.result is not None
+            return job.result
+        except BaseException as error:
+            if job.result is None:
+                await job._fail(error)
+            raise
+        finally:
+            job._done.set()
+            await beat.stop()
+
+
+class Step:
+    """What the function of a step is given: key, the same in all attempts, to
+    send to the other side; lost, an event that is set when the claim is."""
+
+    def __init__(self, key: str, lost: Any) -> None:
+        self.key = key
+        self.lost = lost
+
+
+class Job:
+    """The core of a job; SyncJob and AsyncJob are what users see."""
+
+    def __init__(self, core: Core, call: Call, claim: HeldClaim, started: float) -> None:
+        self.scope, self.key = call.scope, call.key
+        self.attempt = claim.attempt or 1
+        self.claim_token = claim.claim_token
+        self.lost = core.shell.event()
+        """Set when another claimant has taken over, or the lease ran out."""
+        self.result: Result | None = None
+        self._core, self._call, self._claim = core, call, claim
+        self._lease = claim.lease_seconds or 0.0
+        self._until = started + self._lease
+        self._done = core.shell.event()
+        state = claim.recovery_state
+        self._values: dict[str, Any] = dict(state) if isinstance(state, Mapping) else {}
+        self._running = self._finishing = False
+
+    def _statement(self, name: str, *arguments: Any, **named: Any) -> Any:
+        return make[name].make(None, self.scope, self.key, *arguments, claim_token=self.claim_token, **named)
+
+    async def _perform(self, statement: Statement[T]) -> T:
+        async def attempt(number: int) -> T:
+            return await self._core.perform(statement)
+
+        try:
+            result: T = await self._core._retried(attempt)
+            return result
+        except (ClaimLost, ClaimNotFound):
+            if not self._finishing and self.result is None:
+                self.lost.set()
+            raise
+
+    def _check(self) -> None:
+        if self.lost.is_set():
+            raise ClaimLost("the claim was lost: another claimant may have taken over")
+        if self._running:
+            raise TypeError("a step is running: steps come one after another")
+        if self.result is not None:
+            raise TypeError("the job is finished")
+
+    async def _step(self, name: str, function: Callable[[Step], Any]) -> Any:
+        self._check()
+        if name in self._values:
+            return self._values[name]
+        self._running = True
+        try:
+            found = await value(function(Step(step_key(self.scope, self.key, name), self.lost)))
+            text = json_text(found)
+            values = {**self._values, name: None if text is None else json.loads(text)}
+            if not self.lost.is_set():
+                await self._renewed("checkpoint", name, values)
+        finally:
+            self._running = False
+        self._check()
+        self._values = values
+        return values[name]
+
+    async def _finish(self, function: Callable[[Any], Any]) -> Result:
+        self._check()
+        self._running = True
+        self._finishing = True
+        try:
+            async def attempt(number: int) -> Result:
+                try:
+                    return await self._finish_once(function)
+                except _Unknown as unknown:
+                    return await self._learn(function, unknown.__cause__)
+
+            self.result = await self._core._retried(attempt)
+        except (ClaimLost, ClaimNotFound):
+            self.lost.set()
+            raise
+        finally:
+            self._running = self._finishing = False
+        assert self.result is not None
+        return self.result
+
+    async def _finish_once(self, function: Callable[[Any], Any]) -> Result:
+        async with self._core.backend.session() as session:
+            # Still the holder?  From here to the end nobody can take over.
+            await session.begin(self._statement("heartbeat", lease=self._call.lease, lease_ms=self._call.lease_ms))
+            response = await value(function(session.handle))
+            if not isinstance(response, Response):
+                raise TypeError(f"the last step returned {type(response).__name__}, not a Response")
+            if not session.open:
+                raise TransactionEnded("the last step ended its transaction, or went on after an error in it")
+            try:
+                await session.commit(self._call.complete(response, self.claim_token, self._claim.max_response_size))
+            except Exception as error:
+                if session.lost:
+                    raise _Unknown() from error
+                raise
+        return Result("new", response.status, response.body, response.headers, False, True)
+
+    async def _learn(self, function: Callable[[Any], Any], cause: BaseException | None) -> Result:
+        """After a COMMIT whose answer was lost.  The last step runs again if it
+        has not committed: it waits until that is known."""
+        try:
+            return await self._finish_once(function)
+        except (ClaimLost, ClaimNotFound):
+            found = await self._core.perform(make["lookup"].make(None, self.scope, self.key))
+            if found.state != "completed" or found.attempt != self.attempt:
+                raise
+            body = found.response_body if found.response_bytes is None else found.response_bytes
+            return Result("new", found.response_status, body, found.response_headers or {}, False, True)
+        except _Unknown as unknown:
+            raise unknown.__cause__ or unknown
+
+    async def _complete(self, response: Response) -> None:
+        """Without a business write."""
+        self._check()
+        if not (response.status < 500 and self._call.store(response.status)):
+            await self._fail(None, f"status {response.status}")
+            self.result = Result("new", response.status, response.body, response.headers, False, False)
+            return
+        await self._perform(self._call.complete(response, self.claim_token, self._claim.max_response_size))
+        self.result = Result("new", response.status, response.body, response.headers, False, True)
+
+    async def _fail(self, error: BaseException | None, text: str | None = None) -> None:
+        """So that the next attempt need not wait for the lease."""
+        if self.lost.is_set() or isinstance(error, (ClaimLost, ClaimNotFound)):
+            return
+        text = text or f"{type(error).__name__}: {error}"
+        try:
+            await self._core.perform(self._statement("fail", text.replace("\0", "")[:MAX_ERROR]))
+        except Exception as failure:
+            if error is not None:
+                error.add_note(f"the claim could not be failed, its lease will end: {failure}")
+
+    async def _renewed(self, name: str, *arguments: Any) -> None:
+        before = time.monotonic()
+        await self._perform(self._statement(name, *arguments, lease=self._call.lease, lease_ms=self._call.lease_ms))
+        self._until = before + self._lease
+
+    async def _beat(self) -> None:
+        """Renews the lease every third of it, until the job is done or lost."""
+        while not await self._core.shell.wait(self._done, max(0.01, min(self._lease / 3,
+                                                                        self._until - time.monotonic()))):
+            if self._finishing:             # which holds the record itself
+                self._until = time.monotonic() + self._lease
+                continue
+            try:
+                await self._renewed("heartbeat")
+            except (ClaimLost, ClaimNotFound):
+                return
+            except Exception:
+                # The database cannot be reached: try again, as long as the lease lasts.
+                if time.monotonic() >= self._until:
+                    self.lost.set()
+                    return
+                await self._core.shell.wait(self._done, 0.1)

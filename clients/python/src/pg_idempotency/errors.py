@@ -1,0 +1,125 @@
+"""
+Errors: classes for what a caller has to tell apart.
+
+Those of the extension carry its SQLSTATE, and the driver's error as their
+cause.  The others are this client's own.  What is none of these comes as the
+driver raised it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+
+class IdempotencyError(Exception):
+    """The base of all errors of this package."""
+
+    sqlstate: str | None = None
+
+
+class KeyInvalid(IdempotencyError):
+    """The key breaks the key rules."""
+
+    sqlstate = "ID001"
+
+
+class RateLimited(IdempotencyError):
+    """Too many new keys in this scope; retry_after is in seconds."""
+
+    sqlstate = "ID002"
+    retry_after: int = 1
+
+
+class ClaimLost(IdempotencyError):
+    """Another claimant has taken over."""
+
+    sqlstate = "ID003"
+
+
+class ClaimNotFound(IdempotencyError):
+    """There is no live claim: never claimed, expired or released."""
+
+    sqlstate = "ID004"
+
+
+class ActionIdAhead(IdempotencyError):
+    """The action id lies too far in the future."""
+
+    sqlstate = "ID005"
+
+
+class InProgress(IdempotencyError):
+    """Another one is running this request; retry_after is in seconds."""
+
+    retry_after: int = 1
+
+
+class KeyReused(IdempotencyError):
+    """The key was used for another request."""
+
+
+class KeyExpired(IdempotencyError):
+    """The key has expired, and the server rejects such keys."""
+
+
+class TransactionEnded(IdempotencyError):
+    """A handler ended its transaction, or went on after an error in it."""
+
+
+class NotFinished(IdempotencyError):
+    """A job's function returned without a response."""
+
+
+CLASSES = {c.sqlstate: c for c in (KeyInvalid, RateLimited, ClaimLost, ClaimNotFound, ActionIdAhead)}
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and those that it wraps, the outermost first."""
+    seen: list[BaseException] = []
+    queue: list[object] = [error]
+    while queue:
+        found = queue.pop(0)
+        if not isinstance(found, BaseException) or any(found is s for s in seen):
+            continue
+        seen.append(found)
+        yield found
+        queue += [getattr(found, "orig", None), getattr(found, "original", None), found.__cause__]
+
+
+def sqlstate(error: BaseException | None) -> str | None:
+    """The SQLSTATE of an error of the database, also of one that was wrapped."""
+    for found in _chain(error):
+        for name in ("sqlstate", "pgcode"):
+            state = getattr(found, name, None)
+            if isinstance(state, str):
+                return state
+    return None
+
+
+def _hint(error: BaseException) -> str:
+    for found in _chain(error):
+        hint = getattr(getattr(found, "diag", None), "message_hint", None) or getattr(found, "hint", None)
+        if isinstance(hint, str):
+            return hint
+    return ""
+
+
+def from_error(error: BaseException) -> IdempotencyError | None:
+    """The error of this package that an error stands for, or None.
+
+    It is found in what SQLAlchemy and others have wrapped around the driver's
+    error, too.
+    """
+    for found in _chain(error):
+        if isinstance(found, IdempotencyError):
+            return found
+    kind = CLASSES.get(sqlstate(error))
+    if kind is None:
+        return None
+    made = kind(str(error).splitlines()[0])
+    made.__cause__ = error
+    if isinstance(made, RateLimited):
+        seconds = re.search(r"\d+", _hint(error))
+        made.retry_after = max(1, int(seconds[0])) if seconds else 1
+    return made

@@ -1,0 +1,665 @@
+"""
+The functions of the SQL interface, once for all shells.
+
+A method of Functions says what to send and how to read what comes back: a
+Statement, which is plain data.  Who has a connection performs it: at once in
+a synchronous class, as a coroutine in an asynchronous one, and the in-memory
+double in a dictionary.  This is the only file that knows the interface.
+
+Every name is qualified with the extension's schema, every argument is named
+and cast.  Documents are sent and read as text, so that no driver parses them
+in between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+from uuid import UUID
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Row = Sequence[Any]
+Interval = str | timedelta | None
+Headers = Mapping[str, str | Sequence[str]]
+ClaimOutcome = Literal["new", "replay", "in_progress", "hash_conflict", "erased", "expired"]
+AppendOutcome = Literal["appended", "duplicate", "overlap", "gap", "in_flight", "version_conflict"]
+
+
+def _parsed(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+# What functions return.  A document is kept as its text, whose numbers keep
+# all their digits, and parsed when it is asked for.
+
+@dataclass(frozen=True)
+class Claim:
+    outcome: ClaimOutcome
+    claim_token: int | None
+    attempt: int | None
+    response_status: int | None
+    response_headers_text: str | None
+    response_body: str | None
+    response_bytes: bytes | None
+    recovery_point: str | None
+    recovery_state_text: str | None
+    lease_expires_at: datetime | None
+    expires_at: datetime | None
+
+    @property
+    def response_headers(self) -> Any:
+        return _parsed(self.response_headers_text)
+
+    @property
+    def recovery_state(self) -> Any:
+        return _parsed(self.recovery_state_text)
+
+
+@dataclass(frozen=True)
+class HeldClaim(Claim):
+    """What request() and job() want to know besides."""
+
+    lease_seconds: float | None
+    max_response_size: int
+
+
+@dataclass(frozen=True)
+class ClaimOfMany(Claim):
+    ordinal: int
+    key: str
+
+
+@dataclass(frozen=True)
+class CompletedOfMany:
+    ordinal: int
+    key: str
+    completed: bool
+
+
+@dataclass(frozen=True)
+class Lookup:
+    state: Literal["started", "completed", "failed", "erased"] | None
+    attempt: int | None
+    request_hash: bytes | None
+    response_status: int | None
+    response_headers_text: str | None
+    response_body: str | None
+    response_bytes: bytes | None
+    error: str | None
+    recovery_point: str | None
+    recovery_state_text: str | None
+    created_at: datetime | None
+    completed_at: datetime | None
+    lease_expires_at: datetime | None
+    expires_at: datetime | None
+
+    @property
+    def response_headers(self) -> Any:
+        return _parsed(self.response_headers_text)
+
+    @property
+    def recovery_state(self) -> Any:
+        return _parsed(self.recovery_state_text)
+
+
+@dataclass(frozen=True)
+class Ran:
+    outcome: ClaimOutcome
+    response_status: int | None
+    response_headers_text: str | None
+    response_body: str | None
+
+    @property
+    def response_headers(self) -> Any:
+        return _parsed(self.response_headers_text)
+
+
+@dataclass(frozen=True)
+class Advance:
+    should_process: bool
+    last_action_id: int
+
+
+@dataclass(frozen=True)
+class AdvanceOfMany(Advance):
+    ordinal: int
+
+
+@dataclass(frozen=True)
+class Action:
+    is_active: bool
+    last_action_id: int
+    processed: bool
+
+
+@dataclass(frozen=True)
+class ActionOfMany(Action):
+    ordinal: int
+
+
+@dataclass(frozen=True)
+class ActionState:
+    entity_id: str
+    action_type: str
+    is_active: bool
+    last_action_id: int
+
+
+@dataclass(frozen=True)
+class Append:
+    outcome: AppendOutcome
+    last_client_seq: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Message:
+    id: int
+    message_id: UUID
+    topic: str
+    message_key: str | None
+    payload_text: str
+    headers_text: str | None
+    attempt: int
+    created_at: datetime
+
+    @property
+    def payload(self) -> Any:
+        return _parsed(self.payload_text)
+
+    @property
+    def headers(self) -> Any:
+        return _parsed(self.headers_text)
+
+
+@dataclass(frozen=True)
+class PublishedOfMany:
+    ordinal: int
+    message_id: UUID
+
+
+@dataclass(frozen=True)
+class Cleanup:
+    keys_deleted: int
+    tokens_deleted: int
+    messages_deleted: int
+
+
+@dataclass(frozen=True)
+class Check:
+    check_name: str
+    status: Literal["ok", "warning", "critical"]
+    value: float | None
+    threshold: float | None
+    detail: str | None
+
+
+@dataclass(frozen=True)
+class Stuck:
+    scope: str
+    key: str
+    age: timedelta
+    attempt: int
+    recovery_point: str | None
+    lease_expires_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Argument:
+    """type is that of the function's parameter."""
+
+    name: str
+    type: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Statement(Generic[T]):
+    """A call: SELECT columns FROM function(arguments)."""
+
+    function: str
+    arguments: tuple[Argument, ...]
+    columns: tuple[str, ...]
+    read: Callable[[Sequence[Row]], T]
+
+
+# Types that every driver binds as they are; all others go as text.
+_BOUND = {"text", "bytea", "int", "bigint", "boolean"}
+
+_EXPRESSIONS = {
+    "lease_seconds": "CAST(extract(epoch FROM lease_expires_at - clock_timestamp()) AS float8)",
+    "max_response_size": "pg_size_bytes(current_setting('idempotency.max_response_size'))",
+}
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def render(statement: Statement[Any], schema: str, placeholder: Callable[[Any], str]) -> str:
+    """The SQL of a statement.  placeholder notes a value and returns what
+    stands for it; schema comes as it is to stand there."""
+    return f"SELECT {', '.join(map(_column, statement.columns))} FROM {_call(statement, schema, placeholder)} AS r"
+
+
+def _column(name: str) -> str:
+    if name.endswith("_text"):
+        return f"CAST({name.removesuffix('_text')} AS text)"
+    return _EXPRESSIONS.get(name, name)
+
+
+def _call(statement: Statement[Any], schema: str, placeholder: Callable[[Any], str]) -> str:
+    if statement.function == "idem_stats":
+        return f"(SELECT * FROM {schema}.idem_stats WHERE datname = current_database())"
+    arguments = []
+    for argument in statement.arguments:
+        if isinstance(argument.value, Statement):
+            value = _call(argument.value, schema, placeholder)
+        else:
+            bound = argument.type
+            if bound.removesuffix("[]") not in _BOUND:
+                bound = "text[]" if bound.endswith("[]") else "text"
+            value = f"CAST({placeholder(argument.value)} AS {bound})"
+            if bound != argument.type:
+                value = f"CAST({value} AS {argument.type})"
+        arguments.append(f"{argument.name} => {value}")
+    return f"{schema}.{statement.function}({', '.join(arguments)})"
+
+
+def _made(cls: Callable[..., T], row: Row) -> T:
+    return cls(*(bytes(v) if isinstance(v, memoryview) else v for v in row))
+
+
+def _statement(cls: type[Any] | None, function: str, read: Callable[[Sequence[Row]], T],
+               *arguments: tuple[str, str, Any]) -> Statement[T]:
+    columns = ("r",) if cls is None else tuple(f.name for f in dataclasses.fields(cls))
+    return Statement(function, tuple(Argument(*a) for a in arguments), columns, read)
+
+
+def _one(cls: type[T], function: str, *arguments: tuple[str, str, Any]) -> Statement[T]:
+    return _statement(cls, function, lambda rows: _made(cls, rows[0]), *arguments)
+
+
+def _many(cls: type[T], function: str, *arguments: tuple[str, str, Any]) -> Statement[list[T]]:
+    return _statement(cls, function, lambda rows: [_made(cls, row) for row in rows], *arguments)
+
+
+def _scalar(function: str, *arguments: tuple[str, str, Any]) -> Statement[Any]:
+    def read(rows: Sequence[Row]) -> Any:
+        value = rows[0][0]
+        return bytes(value) if isinstance(value, memoryview) else value
+    return _statement(None, function, read, *arguments)
+
+
+def _scalars(function: str, *arguments: tuple[str, str, Any]) -> Statement[Any]:
+    return _statement(None, function, lambda rows: [row[0] for row in rows], *arguments)
+
+
+def _interval(name: str, value: Interval, ms: float | None) -> tuple[str, str, str | None]:
+    """One of a string ('30s'), a timedelta, a number of milliseconds."""
+    if value is not None and ms is not None:
+        raise TypeError(f"{name} and {name}_ms are one argument")
+    if ms is not None:
+        return name, "interval", f"{ms / 1000:.6f} seconds"
+    if isinstance(value, timedelta):
+        return name, "interval", f"{value.total_seconds():.6f} seconds"
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name} is a string like '30s' or a timedelta; a number of milliseconds is {name}_ms")
+    return name, "interval", value
+
+
+class JsonText(str):
+    """A document that has been serialized already."""
+
+
+def json_text(value: Any) -> str | None:
+    """A document as text: a JsonText as it is, anything else serialized."""
+    if value is None or isinstance(value, JsonText):
+        return value
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _texts(values: Sequence[Any] | None) -> list[str | None] | None:
+    return None if values is None else [json_text(value) for value in values]
+
+
+def _list(values: Sequence[T] | None) -> list[T] | None:
+    if isinstance(values, (str, bytes)):
+        raise TypeError("a list is wanted, not a string")
+    return None if values is None else list(values)
+
+
+class function(Generic[P, T]):
+    """A method that is written once: it returns a statement, and the class it
+    is called on performs it."""
+
+    def __init__(self, make: Callable[Concatenate[Any, P], Statement[T]]) -> None:
+        self.make = make
+        functools.update_wrapper(self, make)
+
+    @overload
+    def __get__(self, instance: None, owner: Any) -> function[P, T]: ...
+    @overload
+    def __get__(self, instance: SyncFunctions, owner: Any) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, instance: AsyncFunctions, owner: Any) -> Callable[P, Coroutine[Any, Any, T]]: ...
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        if instance is None:
+            return self
+
+        @functools.wraps(self.make)
+        def method(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return instance._perform(self.make(instance, *args, **kwargs))
+        return method
+
+
+class Functions:
+    """The interface.  See the reference of the extension for what each does.
+
+    Durations are strings ('30s', '5 minutes') or timedeltas; a number of
+    milliseconds goes into the parameter whose name ends with _ms.
+    """
+
+    # Request identity
+
+    @function
+    def request_hash(self, method: str, path: str, body: str | bytes | None = None) -> Statement[bytes]:
+        """A str is JSON, and is put into canonical form; bytes are taken as they are."""
+        kind = "bytea" if isinstance(body, (bytes, bytearray, memoryview)) else "text"
+        return _scalar("idem_request_hash", ("method", "text", method), ("path", "text", path), ("body", kind, body))
+
+    @function
+    def canonical_json(self, document: Any) -> Statement[str]:
+        return _scalar("idem_canonical_json", ("document", "jsonb", json_text(document)))
+
+    @function
+    def key_is_valid(self, key: str) -> Statement[bool]:
+        return _scalar("idem_key_is_valid", ("key", "text", key))
+
+    # Request keys
+
+    @function
+    def claim(self, scope: str, key: str, request_hash: bytes | Statement[bytes] | None = None, *,
+              ttl: Interval = None, ttl_ms: float | None = None, lease: Interval = None, lease_ms: float | None = None,
+              wait: Interval = None, wait_ms: float | None = None) -> Statement[Claim]:
+        return _one(Claim, "idem_claim", ("scope", "text", scope), ("key", "text", key),
+                    ("request_hash", "bytea", request_hash), _interval("ttl", ttl, ttl_ms),
+                    _interval("lease", lease, lease_ms), _interval("wait", wait, wait_ms))
+
+    @function
+    def complete(self, scope: str, key: str, response_status: int, response_body: str | bytes | None = None,
+                 response_headers: Headers | JsonText | None = None,
+                 claim_token: int | None = None) -> Statement[bool]:
+        kind = "bytea" if isinstance(response_body, (bytes, bytearray, memoryview)) else "text"
+        return _scalar("idem_complete", ("scope", "text", scope), ("key", "text", key),
+                       ("response_status", "int", response_status), ("response_body", kind, response_body),
+                       ("response_headers", "json", json_text(response_headers)),
+                       ("claim_token", "bigint", claim_token))
+
+    @function
+    def checkpoint(self, scope: str, key: str, recovery_point: str, recovery_state: Any = None, *,
+                   lease: Interval = None, lease_ms: float | None = None,
+                   claim_token: int | None = None) -> Statement[datetime]:
+        return _scalar("idem_checkpoint", ("scope", "text", scope), ("key", "text", key),
+                       ("recovery_point", "text", recovery_point),
+                       ("recovery_state", "json", json_text(recovery_state)),
+                       _interval("lease", lease, lease_ms), ("claim_token", "bigint", claim_token))
+
+    @function
+    def heartbeat(self, scope: str, key: str, *, lease: Interval = None, lease_ms: float | None = None,
+                  claim_token: int | None = None) -> Statement[datetime]:
+        return _scalar("idem_heartbeat", ("scope", "text", scope), ("key", "text", key),
+                       _interval("lease", lease, lease_ms), ("claim_token", "bigint", claim_token))
+
+    @function
+    def fail(self, scope: str, key: str, error: str | None = None,
+             claim_token: int | None = None) -> Statement[bool]:
+        return _scalar("idem_fail", ("scope", "text", scope), ("key", "text", key), ("error", "text", error),
+                       ("claim_token", "bigint", claim_token))
+
+    @function
+    def release(self, scope: str, key: str, claim_token: int | None = None) -> Statement[bool]:
+        return _scalar("idem_release", ("scope", "text", scope), ("key", "text", key),
+                       ("claim_token", "bigint", claim_token))
+
+    @function
+    def lookup(self, scope: str, key: str) -> Statement[Lookup]:
+        return _one(Lookup, "idem_lookup", ("scope", "text", scope), ("key", "text", key))
+
+    @function
+    def forget(self, scope: str, key: str) -> Statement[bool]:
+        return _scalar("idem_forget", ("scope", "text", scope), ("key", "text", key))
+
+    @function
+    def erase(self, scope: str, key: str) -> Statement[bool]:
+        return _scalar("idem_erase", ("scope", "text", scope), ("key", "text", key))
+
+    @function
+    def run(self, scope: str, key: str, handler: str, request: Any, *, ttl: Interval = None,
+            ttl_ms: float | None = None, wait: Interval = None, wait_ms: float | None = None) -> Statement[Ran]:
+        """handler is a function of the database: 'place_order(jsonb)'."""
+        return _one(Ran, "idem_run", ("scope", "text", scope), ("key", "text", key),
+                    ("handler", "regprocedure", handler), ("request", "jsonb", json_text(request)),
+                    _interval("ttl", ttl, ttl_ms), _interval("wait", wait, wait_ms))
+
+    @function
+    def claim_many(self, scope: str, keys: Sequence[str], request_hashes: Sequence[bytes | None] | None = None, *,
+                   ttl: Interval = None, ttl_ms: float | None = None, lease: Interval = None,
+                   lease_ms: float | None = None) -> Statement[list[ClaimOfMany]]:
+        return _many(ClaimOfMany, "idem_claim_many", ("scope", "text", scope), ("keys", "text[]", _list(keys)),
+                     ("request_hashes", "bytea[]", _list(request_hashes)), _interval("ttl", ttl, ttl_ms),
+                     _interval("lease", lease, lease_ms))
+
+    @function
+    def complete_many(self, scope: str, keys: Sequence[str], response_statuses: Sequence[int],
+                      response_bodies: Sequence[str | None] | None = None,
+                      response_headers: Sequence[Headers | JsonText | None] | None = None,
+                      claim_tokens: Sequence[int | None] | None = None) -> Statement[list[CompletedOfMany]]:
+        return _many(CompletedOfMany, "idem_complete_many", ("scope", "text", scope), ("keys", "text[]", _list(keys)),
+                     ("response_statuses", "int[]", _list(response_statuses)),
+                     ("response_bodies", "text[]", _list(response_bodies)),
+                     ("response_headers", "json[]", _texts(response_headers)),
+                     ("claim_tokens", "bigint[]", _list(claim_tokens)))
+
+    # User actions
+
+    @function
+    def try_advance(self, user_id: str, entity_type: str, entity_id: str, action_id: int) -> Statement[Advance]:
+        return _one(Advance, "idem_try_advance", ("user_id", "text", user_id), ("entity_type", "text", entity_type),
+                    ("entity_id", "text", entity_id), ("action_id", "bigint", action_id))
+
+    @function
+    def toggle(self, user_id: str, entity_type: str, entity_id: str, action_type: str,
+               action_id: int) -> Statement[Action]:
+        return _one(Action, "idem_toggle", ("user_id", "text", user_id), ("entity_type", "text", entity_type),
+                    ("entity_id", "text", entity_id), ("action_type", "text", action_type),
+                    ("action_id", "bigint", action_id))
+
+    @function
+    def set(self, user_id: str, entity_type: str, entity_id: str, action_type: str, active: bool, action_id: int,
+            excludes: Sequence[str] | None = None) -> Statement[Action]:
+        return _one(Action, "idem_set", ("user_id", "text", user_id), ("entity_type", "text", entity_type),
+                    ("entity_id", "text", entity_id), ("action_type", "text", action_type),
+                    ("active", "boolean", active), ("action_id", "bigint", action_id),
+                    ("excludes", "text[]", _list(excludes)))
+
+    @function
+    def is_active(self, user_id: str, entity_type: str, entity_id: str, action_type: str) -> Statement[bool]:
+        return _scalar("idem_is_active", ("user_id", "text", user_id), ("entity_type", "text", entity_type),
+                       ("entity_id", "text", entity_id), ("action_type", "text", action_type))
+
+    @function
+    def action_states(self, user_id: str, entity_type: str,
+                      entity_ids: Sequence[str]) -> Statement[list[ActionState]]:
+        return _many(ActionState, "idem_action_states", ("user_id", "text", user_id),
+                     ("entity_type", "text", entity_type), ("entity_ids", "text[]", _list(entity_ids)))
+
+    @function
+    def forget_user(self, user_id: str) -> Statement[int]:
+        return _scalar("idem_forget_user", ("user_id", "text", user_id))
+
+    @function
+    def try_advance_many(self, user_ids: Sequence[str], entity_types: Sequence[str], entity_ids: Sequence[str],
+                         action_ids: Sequence[int]) -> Statement[list[AdvanceOfMany]]:
+        return _many(AdvanceOfMany, "idem_try_advance_many", ("user_ids", "text[]", _list(user_ids)),
+                     ("entity_types", "text[]", _list(entity_types)), ("entity_ids", "text[]", _list(entity_ids)),
+                     ("action_ids", "bigint[]", _list(action_ids)))
+
+    @function
+    def set_many(self, user_ids: Sequence[str], entity_types: Sequence[str], entity_ids: Sequence[str],
+                 action_types: Sequence[str], actives: Sequence[bool],
+                 action_ids: Sequence[int]) -> Statement[list[ActionOfMany]]:
+        return _many(ActionOfMany, "idem_set_many", ("user_ids", "text[]", _list(user_ids)),
+                     ("entity_types", "text[]", _list(entity_types)), ("entity_ids", "text[]", _list(entity_ids)),
+                     ("action_types", "text[]", _list(action_types)), ("actives", "boolean[]", _list(actives)),
+                     ("action_ids", "bigint[]", _list(action_ids)))
+
+    # Client sequences
+
+    @function
+    def try_append(self, aggregate: str, client_id: str, client_seq: int, event_count: int = 1, *,
+                   expected_version: int | None = None, allow_gaps: bool = True, wait: Interval = None,
+                   wait_ms: float | None = None) -> Statement[Append]:
+        return _one(Append, "idem_try_append", ("aggregate", "text", aggregate), ("client_id", "text", client_id),
+                    ("client_seq", "bigint", client_seq), ("event_count", "int", event_count),
+                    ("expected_version", "bigint", expected_version), ("allow_gaps", "boolean", allow_gaps),
+                    _interval("wait", wait, wait_ms))
+
+    @function
+    def last_client_seq(self, aggregate: str, client_id: str) -> Statement[int]:
+        return _scalar("idem_last_client_seq", ("aggregate", "text", aggregate), ("client_id", "text", client_id))
+
+    # Once
+
+    @function
+    def once(self, scope: str, token: str, *, ttl: Interval = None, ttl_ms: float | None = None) -> Statement[bool]:
+        return _scalar("idem_once", ("scope", "text", scope), ("token", "text", token), _interval("ttl", ttl, ttl_ms))
+
+    @function
+    def once_many(self, scope: str, tokens: Sequence[str], *, ttl: Interval = None,
+                  ttl_ms: float | None = None) -> Statement[list[str]]:
+        return _scalars("idem_once_many", ("scope", "text", scope), ("tokens", "text[]", _list(tokens)),
+                        _interval("ttl", ttl, ttl_ms))
+
+    # Outbox
+
+    @function
+    def publish(self, topic: str, payload: Any, message_key: str | None = None, headers: Any = None, *,
+                deliver_after: Interval = None, deliver_after_ms: float | None = None) -> Statement[UUID]:
+        return _scalar("idem_publish", ("topic", "text", topic),
+                       ("payload", "jsonb", "null" if payload is None else json_text(payload)),
+                       ("message_key", "text", message_key), ("headers", "jsonb", json_text(headers)),
+                       _interval("deliver_after", deliver_after, deliver_after_ms))
+
+    @function
+    def publish_many(self, topics: Sequence[str], payloads: Sequence[Any],
+                     message_keys: Sequence[str | None] | None = None, headers: Sequence[Any] | None = None, *,
+                     deliver_after: Interval = None,
+                     deliver_after_ms: float | None = None) -> Statement[list[PublishedOfMany]]:
+        documents = ["null" if payload is None else json_text(payload) for payload in payloads]
+        return _many(PublishedOfMany, "idem_publish_many", ("topics", "text[]", _list(topics)),
+                     ("payloads", "jsonb[]", documents), ("message_keys", "text[]", _list(message_keys)),
+                     ("headers", "jsonb[]", _texts(headers)),
+                     _interval("deliver_after", deliver_after, deliver_after_ms))
+
+    @function
+    def outbox_take(self, max_messages: int | None = None, *, lease: Interval = None, lease_ms: float | None = None,
+                    topics: Sequence[str] | None = None, wait: Interval = None,
+                    wait_ms: float | None = None) -> Statement[list[Message]]:
+        return _many(Message, "idem_outbox_take", ("max_messages", "int", max_messages),
+                     _interval("lease", lease, lease_ms), ("topics", "text[]", _list(topics)),
+                     _interval("wait", wait, wait_ms))
+
+    @function
+    def outbox_ack(self, ids: Sequence[int]) -> Statement[int]:
+        return _scalar("idem_outbox_ack", ("ids", "bigint[]", _list(ids)))
+
+    @function
+    def outbox_nack(self, id: int, error: str | None = None, *, retry_after: Interval = None,
+                    retry_after_ms: float | None = None,
+                    attempt: int | None = None) -> Statement[Literal["pending", "dead", "lost"]]:
+        return _scalar("idem_outbox_nack", ("id", "bigint", id), ("error", "text", error),
+                       _interval("retry_after", retry_after, retry_after_ms), ("attempt", "int", attempt))
+
+    @function
+    def outbox_requeue(self, ids: Sequence[int] | None = None) -> Statement[int]:
+        return _scalar("idem_outbox_requeue", ("ids", "bigint[]", _list(ids)))
+
+    @function
+    def outbox_extend(self, ids: Sequence[int], *, lease: Interval = None, lease_ms: float | None = None,
+                      attempts: Sequence[int] | None = None) -> Statement[list[int]]:
+        return _scalars("idem_outbox_extend", ("ids", "bigint[]", _list(ids)), _interval("lease", lease, lease_ms),
+                        ("attempts", "int[]", _list(attempts)))
+
+    @function
+    def outbox_give_back(self, ids: Sequence[int], attempts: Sequence[int] | None = None) -> Statement[int]:
+        return _scalar("idem_outbox_give_back", ("ids", "bigint[]", _list(ids)),
+                       ("attempts", "int[]", _list(attempts)))
+
+    # Maintenance and monitoring
+
+    @function
+    def cleanup(self, batch_size: int | None = None) -> Statement[Cleanup]:
+        return _one(Cleanup, "idem_cleanup", ("batch_size", "int", batch_size))
+
+    @function
+    def grant(self, grantee: str) -> Statement[None]:
+        return _statement(None, "idem_grant", lambda rows: None, ("grantee", "regrole", grantee))
+
+    @function
+    def revoke(self, grantee: str) -> Statement[None]:
+        return _statement(None, "idem_revoke", lambda rows: None, ("grantee", "regrole", grantee))
+
+    @function
+    def raise_claim_tokens(self, at_least: int) -> Statement[int]:
+        return _scalar("idem_raise_claim_tokens", ("at_least", "bigint", at_least))
+
+    @function
+    def stats(self) -> Statement[dict[str, Any]]:
+        """The counters of this database: the row of the view idem_stats."""
+        def read(rows: Sequence[Row]) -> dict[str, Any]:
+            return dict(json.loads(rows[0][0])) if rows else {}
+        return Statement("idem_stats", (), ("row_to_json(r)_text",), read)
+
+    @function
+    def stats_reset(self) -> Statement[None]:
+        return _statement(None, "idem_stats_reset", lambda rows: None)
+
+    @function
+    def metrics(self) -> Statement[str]:
+        return _scalar("idem_metrics")
+
+    @function
+    def health(self) -> Statement[list[Check]]:
+        return _many(Check, "idem_health")
+
+    @function
+    def stuck(self, *, older_than: Interval = None, older_than_ms: float | None = None) -> Statement[list[Stuck]]:
+        return _many(Stuck, "idem_stuck", _interval("older_than", older_than, older_than_ms))
+
+
+class SyncFunctions(Functions):
+    def _perform(self, statement: Statement[T]) -> T:
+        raise NotImplementedError
+
+
+class AsyncFunctions(Functions):
+    async def _perform(self, statement: Statement[T]) -> T:
+        raise NotImplementedError
+
+
+def held(statement: Statement[Claim]) -> Statement[HeldClaim]:
+    """A claim that says, too, how long the lease is and how large a response may be."""
+    return _statement(HeldClaim, statement.function, lambda rows: _made(HeldClaim, rows[0]),
+                      *((a.name, a.type, a.value) for a in statement.arguments))
+
+
+make = Functions.__dict__
+"""The methods by name, for those who want the statement itself."""

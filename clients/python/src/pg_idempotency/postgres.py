@@ -1,0 +1,290 @@
+"""
+Statements over psycopg, and over what SQLAlchemy calls a connection.
+
+Sessions are connections of the user's pool.  What opens or ends a transaction
+goes out together with the statement beside it, in psycopg's pipeline mode: one
+round trip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from .errors import TransactionEnded, from_error
+from .functions import Row, Statement, quoted, render
+from .shells import entered, value
+
+T = TypeVar("T")
+
+
+class Session(Protocol):
+    """A connection for a while.  handle is what a handler is given."""
+
+    @property
+    def handle(self) -> Any: ...
+
+    @property
+    def open(self) -> bool:
+        """In a transaction that may still commit."""
+
+    @property
+    def failed(self) -> bool:
+        """In a transaction that can only be rolled back."""
+
+    @property
+    def lost(self) -> bool:
+        """The connection is gone."""
+
+    @property
+    def stores_utf8(self) -> bool:
+        """Any text can be stored as text."""
+
+    async def perform(self, statement: Statement[T]) -> T: ...
+
+    async def begin(self, statement: Statement[T]) -> T:
+        """BEGIN and the statement."""
+
+    async def commit(self, statement: Statement[T]) -> T:
+        """The statement and COMMIT."""
+
+    async def rollback(self) -> None: ...
+
+
+class Backend(Protocol):
+    """Where sessions come from."""
+
+    def session(self) -> Any: ...
+
+    @property
+    def size(self) -> int | None:
+        """How many there are at once, if that is known."""
+
+
+def _sql(statement: Statement[Any], schema: str) -> tuple[str, list[Any]]:
+    values: list[Any] = []
+
+    def placeholder(found: Any) -> str:
+        values.append(found)
+        return "%s"
+
+    return render(statement, quoted(schema).replace("%", "%%"), placeholder), values
+
+
+def _cursor(connection: Any) -> Any:
+    """A plain cursor, whatever the user has made of his connection's own."""
+    if isinstance(connection, psycopg.AsyncConnection):
+        return psycopg.AsyncCursor(connection, row_factory=tuple_row)
+    return psycopg.Cursor(connection, row_factory=tuple_row)
+
+
+async def _execute(cursor: Any, query: Any, values: Sequence[Any] | None = None) -> None:
+    await value(cursor.execute(query, values))
+
+
+def _refused(*_: Any, **__: Any) -> Any:
+    raise TransactionEnded("the transaction is the request's: return a response to commit, raise to roll back")
+
+
+class PsycopgSession:
+    def __init__(self, connection: Any, schema: str) -> None:
+        self.handle = connection
+        self._schema = schema
+        self._autocommit = connection.autocommit
+
+    @property
+    def _status(self) -> TransactionStatus:
+        status: TransactionStatus = self.handle.info.transaction_status
+        return status
+
+    @property
+    def open(self) -> bool:
+        return self._status == TransactionStatus.INTRANS
+
+    @property
+    def failed(self) -> bool:
+        return self._status == TransactionStatus.INERROR
+
+    @property
+    def lost(self) -> bool:
+        return bool(self.handle.closed or self.handle.broken)
+
+    @property
+    def stores_utf8(self) -> bool:
+        return bool(self.handle.info.parameter_status("server_encoding") == "UTF8")
+
+    async def _autocommits(self, on: bool) -> None:
+        if self.handle.autocommit != on:
+            if isinstance(self.handle, psycopg.AsyncConnection):
+                await self.handle.set_autocommit(on)
+            else:
+                self.handle.autocommit = on
+
+    def _begin_command(self) -> str:
+        """What psycopg would begin a transaction with."""
+        words = ["BEGIN"]
+        if self.handle.isolation_level is not None:
+            level = psycopg.IsolationLevel(self.handle.isolation_level)
+            words.append("ISOLATION LEVEL " + level.name.replace("_", " "))
+        if self.handle.read_only is not None:
+            words.append("READ ONLY" if self.handle.read_only else "READ WRITE")
+        if self.handle.deferrable is not None:
+            words.append("DEFERRABLE" if self.handle.deferrable else "NOT DEFERRABLE")
+        return " ".join(words)
+
+    async def _together(self, before: str | None, statement: Statement[T], after: str | None) -> T:
+        query, values = _sql(statement, self._schema)
+        cursor, ended = _cursor(self.handle), _cursor(self.handle)
+
+        async def execute() -> None:
+            if before:
+                await _execute(_cursor(self.handle), before)
+            await _execute(cursor, query, values)
+            if after:
+                await _execute(ended, after)
+
+        try:
+            if psycopg.Pipeline.is_supported():
+                async with entered(self.handle.pipeline()):
+                    try:
+                        await execute()
+                    except psycopg.Error:
+                        raise
+                    except BaseException:
+                        await value(self.handle.close())
+                        raise
+            else:
+                await execute()
+            rows = await value(cursor.fetchall())
+            if after and ended.statusmessage != after:
+                raise TransactionEnded("the transaction was rolled back instead of committed")
+            return statement.read(rows)
+        except psycopg.Error as error:
+            await self._raise(error)
+            raise
+        except TransactionEnded:
+            raise
+        except BaseException:
+            # Cancelled: an answer may still be on its way.
+            await value(self.handle.close())
+            raise
+
+    async def _raise(self, error: psycopg.Error) -> None:
+        known = from_error(error)
+        if known is not None:
+            raise known from error
+
+    async def perform(self, statement: Statement[T]) -> T:
+        """A transaction of its own."""
+        await self._autocommits(True)
+        try:
+            return await self._single(statement)
+        finally:
+            await self._restore()
+
+    async def _single(self, statement: Statement[T]) -> T:
+        return await execute(self.handle, statement, self._schema)
+
+    async def begin(self, statement: Statement[T]) -> T:
+        await self._autocommits(True)
+        self.handle.commit = self.handle.rollback = _refused
+        return await self._together(self._begin_command(), statement, None)
+
+    async def commit(self, statement: Statement[T]) -> T:
+        result = await self._together(None, statement, "COMMIT")
+        await self._restore()
+        return result
+
+    async def rollback(self) -> None:
+        """Also where nothing has begun, or the connection is gone."""
+        try:
+            if not self.lost and self._status != TransactionStatus.IDLE:
+                await _execute(_cursor(self.handle), "ROLLBACK")
+        except psycopg.Error:
+            await value(self.handle.close())
+        finally:
+            await self._restore()
+
+    async def _restore(self) -> None:
+        for name in ("commit", "rollback"):
+            self.handle.__dict__.pop(name, None)
+        if not self.lost and self._status == TransactionStatus.IDLE:
+            await self._autocommits(self._autocommit)
+
+
+class PsycopgBackend:
+    """Connections from a pool, a function that returns a context manager, or
+    a connection string.  Of the last, each is opened for its use."""
+
+    def __init__(self, source: Any, schema: str, asynchronous: bool) -> None:
+        self._schema = schema
+        self.size: int | None = None
+        self._connect: Callable[[], Any]
+        if isinstance(source, str):
+            # PgBouncer may be in between, which knows no prepared statements.
+            if asynchronous:
+                self._connect = lambda: _connected(source)
+            else:
+                self._connect = lambda: psycopg.connect(source, prepare_threshold=None)
+        elif callable(getattr(source, "connection", None)):
+            size = getattr(source, "max_size", None)
+            self.size = size if isinstance(size, int) else None
+            self._connect = source.connection
+        elif callable(source):
+            self._connect = source
+        else:
+            raise TypeError("a pool, a function that returns a connection's context manager, or a connection string")
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[PsycopgSession]:
+        async with entered(self._connect()) as connection:
+            session = PsycopgSession(connection, self._schema)
+            try:
+                yield session
+            finally:
+                await session.rollback()
+
+
+@asynccontextmanager
+async def _connected(conninfo: str) -> AsyncIterator[Any]:
+    async with await psycopg.AsyncConnection.connect(conninfo, prepare_threshold=None) as connection:
+        yield connection
+
+
+async def execute(handle: Any, statement: Statement[T], schema: str) -> T:
+    """Perform a statement on a handle of the user's, in the transaction that it is in."""
+    try:
+        if isinstance(handle, (psycopg.BaseConnection, psycopg.Cursor, psycopg.AsyncCursor)):
+            # A cursor's results are its owner's: use another one.
+            connection = getattr(handle, "connection", handle)
+            query, values = _sql(statement, schema)
+            cursor = _cursor(connection)
+            await _execute(cursor, query, values)
+            return statement.read(await value(cursor.fetchall()))
+        if type(handle).__module__.startswith("sqlalchemy"):
+            return await _sqlalchemy(handle, statement, schema)
+    except Exception as error:
+        known = from_error(error)
+        if known is not None and known is not error:
+            raise known from error
+        raise
+    raise TypeError(f"{type(handle).__name__} is no connection of psycopg or SQLAlchemy")
+
+
+async def _sqlalchemy(handle: Any, statement: Statement[T], schema: str) -> T:
+    from sqlalchemy import text                 # type: ignore[import]
+
+    values: dict[str, Any] = {}
+
+    def placeholder(found: Any) -> str:
+        values[f"p{len(values)}"] = found
+        return f":p{len(values) - 1}"
+
+    query = render(statement, quoted(schema).replace(":", "\\:"), placeholder)
+    result = await value(handle.execute(text(query), values))
+    return statement.read([tuple(row) for row in result.fetchall()])
