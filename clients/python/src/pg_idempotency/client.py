@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from .core import Call, Core, Job, Response, Result, Step, Waiters, hash_of, stores
 from .functions import AsyncFunctions, Interval, Statement, SyncFunctions
@@ -56,6 +56,7 @@ class Defaults:
     """What a client was made with, and what both kinds do with it."""
 
     core: Core
+    job_class: type[Job]
 
     def __init__(self, backend: Backend, shell: Shell, schema: str, max_waiters: int | None, wait: Interval,
                  ttl: Interval, lease: Interval) -> None:
@@ -69,21 +70,13 @@ class Defaults:
              path: str | None = None, body: str | bytes | None = None, ttl: Interval = None,
              ttl_ms: float | None = None, wait: Interval = None, wait_ms: float | None = None,
              lease: Interval = None, lease_ms: float | None = None, store: Callable[[int], bool] = stores,
-             max_response_size: int | None = None) -> Call:
+             max_response_size: int | None = None, as_text: bool = False) -> Call:
         """A request, with the defaults where nothing else was said."""
         return Call(scope, key, hash_of(request_hash, method, path, body),
                     self._ttl if ttl is None and ttl_ms is None else ttl, ttl_ms,
                     self._wait if wait is None and wait_ms is None else wait, wait_ms,
-                    self._lease if lease is None and lease_ms is None else lease, lease_ms, store, max_response_size)
-
-
-class Client(Protocol):
-    """What the middleware wants of a client: a call, and a core to run it."""
-
-    core: Core
-
-    @property
-    def call(self) -> Callable[..., Call]: ...
+                    self._lease if lease is None and lease_ms is None else lease, lease_ms, store, max_response_size,
+                    as_text)
 
 
 class Idempotency(Defaults, SyncFunctions):
@@ -93,6 +86,8 @@ class Idempotency(Defaults, SyncFunctions):
     in a context manager, or a connection string.  Each method is a transaction
     of its own; on(handle) has those for a transaction of yours.
     """
+
+    job_class = SyncJob
 
     def __init__(self, source: Any, *, schema: str = "public", max_waiters: int | None = None, wait: Interval = None,
                  ttl: Interval = None, lease: Interval = None) -> None:
@@ -137,6 +132,8 @@ class Idempotency(Defaults, SyncFunctions):
 
 class AsyncIdempotency(Defaults, AsyncFunctions):
     """The client for asyncio: as Idempotency, with coroutines."""
+
+    job_class = AsyncJob
 
     def __init__(self, source: Any, *, schema: str = "public", max_waiters: int | None = None, wait: Interval = None,
                  ttl: Interval = None, lease: Interval = None) -> None:

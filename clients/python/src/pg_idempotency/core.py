@@ -102,14 +102,21 @@ class Call:
     lease_ms: float | None = None
     store: Callable[[int], bool] = stores
     max_response_size: int | None = None
+    as_text: bool = False
+    """Store bytes as text where they are text, for those who read the table."""
 
     def claim(self, wait: bool) -> Statement[HeldClaim]:
         return held(make["claim"].make(None, self.scope, self.key, self.request_hash, ttl=self.ttl,
                                        ttl_ms=self.ttl_ms, lease=self.lease, lease_ms=self.lease_ms,
                                        wait=self.wait if wait else None, wait_ms=self.wait_ms if wait else None))
 
-    def complete(self, response: Response, token: int | None, limit: int) -> Statement[bool]:
+    def complete(self, session: Session, response: Response, token: int | None, limit: int) -> Statement[bool]:
         """With the response, or with a document that says that it was too large."""
+        if self.as_text and isinstance(response.body, bytes) and session.stores_utf8 and b"\0" not in response.body:
+            try:
+                response = replace(response, body=response.body.decode())
+            except UnicodeDecodeError:
+                pass
         headers = json_text(response.headers or None)
         size = len(response.body.encode() if isinstance(response.body, str) else response.body or b"")
         limit = limit if self.max_response_size is None else min(limit, self.max_response_size)
@@ -145,7 +152,8 @@ def answer(claim: HeldClaim) -> Result:
         case "in_progress":
             error = InProgress("the request is running")
             if claim.lease_seconds is not None:
-                error.retry_after = max(1, min(60, round(claim.lease_seconds)))
+                # Most jobs are over long before their lease.
+                error.retry_after = max(1, min(5, round(claim.lease_seconds)))
             raise error
         case "hash_conflict":
             raise KeyReused("the key was used for another request")
@@ -164,10 +172,25 @@ class Core:
         self.shell = shell
         self.waiters = waiters
 
-    async def perform(self, statement: Statement[T]) -> T:
+    async def perform(self, statement: Statement[T] | Callable[[Session], Statement[T]]) -> T:
         async with self.backend.session() as session:
-            result: T = await session.perform(statement)
+            result: T = await session.perform(statement if isinstance(statement, Statement) else statement(session))
             return result
+
+    async def transaction(self, call: Call, handler: Callable[[Any], Any]) -> Result:
+        """A handler without a key: its transaction, and nothing stored."""
+        async def attempt(number: int) -> Result:
+            async with self.backend.session() as session:
+                await session.begin(None)
+                response: Response = await value(handler(session.handle))
+                if stores(response.status) and call.store(response.status):
+                    if not session.open:
+                        raise TransactionEnded("the handler ended its transaction, or went on after an error in it")
+                    await session.commit(None)
+                return Result("new", response.status, response.body, response.headers, False, False)
+
+        result: Result = await self._retried(attempt)
+        return result
 
     async def _claim(self, call: Call, send: Callable[[Statement[HeldClaim]], Any]) -> HeldClaim:
         """Waits in the database if there is room, and not at all if there is none."""
@@ -239,12 +262,12 @@ class Core:
             response: Response = await value(handler(session.handle))
             if not isinstance(response, Response):
                 raise TypeError(f"the handler returned {type(response).__name__}, not a Response")
-            if not (response.status < 500 and call.store(response.status)):
+            if not (stores(response.status) and call.store(response.status)):
                 await session.rollback()
                 return Result("new", response.status, response.body, response.headers, False, False)
             if session.failed:
                 raise TransactionEnded("the handler went on after an error of the database, which undid its work")
-            complete = call.complete(response, None, claim.max_response_size)
+            complete = call.complete(session, response, None, claim.max_response_size)
             if not session.open:
                 await self._ended(call, session, claim, response)
             try:
@@ -265,7 +288,7 @@ class Core:
         if session.lost:
             raise TransactionEnded("the connection was lost in the handler, which did not say so")
         try:
-            await session.perform(call.complete(response, claim.claim_token, claim.max_response_size))
+            await session.perform(call.complete(session, response, claim.claim_token, claim.max_response_size))
         except IdempotencyError:
             raise TransactionEnded("the handler rolled its transaction back") from None
         raise TransactionEnded("the handler committed its transaction; the response was stored in another one")
@@ -330,7 +353,7 @@ class Job:
     def _statement(self, name: str, *arguments: Any, **named: Any) -> Any:
         return make[name].make(None, self.scope, self.key, *arguments, claim_token=self.claim_token, **named)
 
-    async def _perform(self, statement: Statement[T]) -> T:
+    async def _perform(self, statement: Statement[T] | Callable[[Session], Statement[T]]) -> T:
         async def attempt(number: int) -> T:
             return await self._core.perform(statement)
 
@@ -397,7 +420,7 @@ class Job:
             if not session.open:
                 raise TransactionEnded("the last step ended its transaction, or went on after an error in it")
             try:
-                await session.commit(self._call.complete(response, self.claim_token, self._claim.max_response_size))
+                await session.commit(self._call.complete(session, response, self.claim_token, self._claim.max_response_size))
             except Exception as error:
                 if session.lost:
                     raise _Unknown() from error
@@ -421,11 +444,12 @@ class Job:
     async def _complete(self, response: Response) -> None:
         """Without a business write."""
         self._check()
-        if not (response.status < 500 and self._call.store(response.status)):
+        if not (stores(response.status) and self._call.store(response.status)):
             await self._fail(None, f"status {response.status}")
             self.result = Result("new", response.status, response.body, response.headers, False, False)
             return
-        await self._perform(self._call.complete(response, self.claim_token, self._claim.max_response_size))
+        await self._perform(lambda session: self._call.complete(session, response, self.claim_token,
+                                                               self._claim.max_response_size))
         self.result = Result("new", response.status, response.body, response.headers, False, True)
 
     async def _fail(self, error: BaseException | None, text: str | None = None) -> None:

@@ -47,10 +47,10 @@ class Session(Protocol):
 
     async def perform(self, statement: Statement[T]) -> T: ...
 
-    async def begin(self, statement: Statement[T]) -> T:
+    async def begin(self, statement: Statement[T] | None) -> T:
         """BEGIN and the statement."""
 
-    async def commit(self, statement: Statement[T]) -> T:
+    async def commit(self, statement: Statement[T] | None) -> T:
         """The statement and COMMIT."""
 
     async def rollback(self) -> None: ...
@@ -137,14 +137,16 @@ class PsycopgSession:
             words.append("DEFERRABLE" if self.handle.deferrable else "NOT DEFERRABLE")
         return " ".join(words)
 
-    async def _together(self, before: str | None, statement: Statement[T], after: str | None) -> T:
-        query, values = _sql(statement, self._schema)
+    async def _together(self, before: str | None, statement: Statement[T] | None, after: str | None) -> Any:
+        """One round trip, where psycopg can do it."""
+        query, values = _sql(statement, self._schema) if statement else ("", [])
         cursor, ended = _cursor(self.handle), _cursor(self.handle)
 
         async def execute() -> None:
             if before:
                 await _execute(_cursor(self.handle), before)
-            await _execute(cursor, query, values)
+            if statement:
+                await _execute(cursor, query, values)
             if after:
                 await _execute(ended, after)
 
@@ -160,12 +162,13 @@ class PsycopgSession:
                         raise
             else:
                 await execute()
-            rows = await value(cursor.fetchall())
             if after and ended.statusmessage != after:
                 raise TransactionEnded("the transaction was rolled back instead of committed")
-            return statement.read(rows)
+            return statement.read(await value(cursor.fetchall())) if statement else None
         except psycopg.Error as error:
-            await self._raise(error)
+            known = from_error(error)
+            if known is not None:
+                raise known from error
             raise
         except TransactionEnded:
             raise
@@ -174,29 +177,22 @@ class PsycopgSession:
             await value(self.handle.close())
             raise
 
-    async def _raise(self, error: psycopg.Error) -> None:
-        known = from_error(error)
-        if known is not None:
-            raise known from error
-
     async def perform(self, statement: Statement[T]) -> T:
         """A transaction of its own."""
         await self._autocommits(True)
         try:
-            return await self._single(statement)
+            return await execute(self.handle, statement, self._schema)
         finally:
             await self._restore()
 
-    async def _single(self, statement: Statement[T]) -> T:
-        return await execute(self.handle, statement, self._schema)
-
-    async def begin(self, statement: Statement[T]) -> T:
+    async def begin(self, statement: Statement[T] | None) -> T:
         await self._autocommits(True)
         self.handle.commit = self.handle.rollback = _refused
-        return await self._together(self._begin_command(), statement, None)
+        result: T = await self._together(self._begin_command(), statement, None)
+        return result
 
-    async def commit(self, statement: Statement[T]) -> T:
-        result = await self._together(None, statement, "COMMIT")
+    async def commit(self, statement: Statement[T] | None) -> T:
+        result: T = await self._together(None, statement, "COMMIT")
         await self._restore()
         return result
 
