@@ -22,8 +22,9 @@ from . import functions
 from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished,
                      TransactionEnded, sqlstate)
 from .functions import Headers, HeldClaim, Interval, Statement, held, json_text, make
+from .intervals import seconds
 from .keys import request_hash, step_key
-from .postgres import Backend, Session
+from .postgres import Backend, Session, connection_lost
 from .shells import Shell, value
 
 T = TypeVar("T")
@@ -166,11 +167,25 @@ class _Unknown(Exception):
     """COMMIT was sent, and its answer was lost."""
 
 
+class _NotBegun(Exception):
+    """The connection was dead before the handler ran."""
+
+
+class Turn:
+    """A request that this process runs, for its duplicates to wait for."""
+
+    def __init__(self, over: Any) -> None:
+        self.over = over
+        self.stored = False
+
+
 class Core:
     def __init__(self, backend: Backend, shell: Shell, waiters: Waiters) -> None:
         self.backend = backend
         self.shell = shell
         self.waiters = waiters
+        self._turns: dict[tuple[str, str], Turn] = {}
+        self._lock = threading.Lock()
 
     async def perform(self, statement: Statement[T] | Callable[[Session], Statement[T]]) -> T:
         async with self.backend.session() as session:
@@ -191,6 +206,30 @@ class Core:
 
         result: Result = await self._retried(attempt)
         return result
+
+    @asynccontextmanager
+    async def _turn(self, call: Call) -> AsyncIterator[tuple[Call, Turn]]:
+        """Duplicates that may wait, and whose first request runs in this very
+        process, wait for it here: without a connection, however many."""
+        wait = seconds(call.wait, call.wait_ms)
+        if not wait:
+            yield call, Turn(None)
+            return
+        name, until = (call.scope, call.key), time.monotonic() + wait
+        mine = Turn(self.shell.event())
+        while True:
+            with self._lock:
+                other = self._turns.setdefault(name, mine)
+            left = max(0.0, until - time.monotonic())
+            if other is mine or not await self.shell.wait(other.over, left) or other.stored:
+                break
+        try:
+            yield replace(call, wait=None, wait_ms=max(0.0, until - time.monotonic()) * 1000), mine
+        finally:
+            if other is mine:
+                with self._lock:
+                    del self._turns[name]
+                mine.over.set()
 
     async def _claim(self, call: Call, send: Callable[[Statement[HeldClaim]], Any]) -> HeldClaim:
         """Waits in the database if there is room, and not at all if there is none."""
@@ -221,7 +260,12 @@ class Core:
         stack = AsyncExitStack()
         try:
             session = await stack.enter_async_context(self.backend.session())
-            claim = await self._claim(call, session.begin)
+            try:
+                claim = await self._claim(call, session.begin)
+            except Exception as error:
+                if session.lost:
+                    raise _NotBegun() from error
+                raise
             if claim.outcome != "new":
                 await self.shell.later(stack.pop_all().aclose)
             yield session, claim
@@ -234,23 +278,27 @@ class Core:
     # request()
 
     async def request(self, call: Call, handler: Callable[[Any], Any]) -> Result:
-        lost: list[BaseException] = []
+        async with self._turn(call) as (mine, turn):
+            result = await self._request(mine, handler)
+            turn.stored = result.stored
+            return result
 
+    async def _request(self, call: Call, handler: Callable[[Any], Any]) -> Result:
         async def attempt(number: int) -> Result:
-            try:
-                return await self._request_once(call, handler)
-            except _Unknown as unknown:
-                assert unknown.__cause__ is not None
-                lost.append(unknown.__cause__)
-            # The transaction has committed, or it will not, or it has not yet ended.
-            if len(lost) > 2:
-                raise lost[-1]
-            learning = replace(call, wait=LEARN_WAIT, wait_ms=None)
-            try:
-                return await self._request_once(learning, handler)
-            except _Unknown as unknown:
-                assert unknown.__cause__ is not None
-                raise unknown.__cause__
+            now = call
+            for last in (False, False, True):
+                try:
+                    return await self._request_once(now, handler)
+                except _NotBegun as dead:
+                    # Nothing has run: a pool may have kept it since the server's restart.
+                    if last:
+                        raise dead.__cause__ or dead
+                except _Unknown as unknown:
+                    # It has committed, or it will not, or it has not yet ended: claim again to learn.
+                    if last:
+                        raise unknown.__cause__ or unknown
+                    now = replace(call, wait=LEARN_WAIT, wait_ms=None)
+            raise AssertionError
 
         result: Result = await self._retried(attempt)
         return result
@@ -296,9 +344,22 @@ class Core:
     # job()
 
     async def job(self, call: Call, function: Callable[[Any], Any], job_class: type[Job]) -> Result:
+        async with self._turn(call) as (mine, turn):
+            result = await self._job(mine, function, job_class)
+            turn.stored = result.stored
+            return result
+
+    async def _job(self, call: Call, function: Callable[[Any], Any], job_class: type[Job]) -> Result:
         async def attempt(number: int) -> HeldClaim:
-            async with self.backend.session() as session:
-                return await self._claim(call, session.perform)
+            for last in (False, False, True):
+                try:
+                    async with self.backend.session() as session:
+                        return await self._claim(call, session.perform)
+                except Exception as error:
+                    # If it was committed all the same, the next one is in progress until the lease ends.
+                    if last or not connection_lost(error):
+                        raise
+            raise AssertionError
 
         started = time.monotonic()
         claim: HeldClaim = await self._retried(attempt)
@@ -355,7 +416,14 @@ class Job:
 
     async def _perform(self, statement: Statement[T] | Callable[[Session], Statement[T]]) -> T:
         async def attempt(number: int) -> T:
-            return await self._core.perform(statement)
+            for last in (False, False, True):
+                try:
+                    return await self._core.perform(statement)
+                except Exception as error:
+                    # With its token a call may be sent again.
+                    if last or not connection_lost(error):
+                        raise
+            raise AssertionError
 
         try:
             result: T = await self._core._retried(attempt)
@@ -458,7 +526,7 @@ class Job:
             return
         text = text or f"{type(error).__name__}: {error}"
         try:
-            await self._core.perform(self._statement("fail", text.replace("\0", "")[:MAX_ERROR]))
+            await self._perform(self._statement("fail", text.replace("\0", "")[:MAX_ERROR]))
         except Exception as failure:
             if error is not None:
                 error.add_note(f"the claim could not be failed, its lease will end: {failure}")

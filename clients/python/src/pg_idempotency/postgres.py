@@ -23,6 +23,12 @@ from .shells import entered, value
 T = TypeVar("T")
 
 
+def connection_lost(error: BaseException) -> bool:
+    """The connection broke, or the server ended the session."""
+    return isinstance(error, psycopg.OperationalError) and (
+        error.sqlstate is None or error.sqlstate[:2] == "08" or error.sqlstate in ("57P01", "57P02", "57P03"))
+
+
 class Session(Protocol):
     """A connection for a while.  handle is what a handler is given."""
 

@@ -1,0 +1,33 @@
+"""Intervals, as far as this process itself has to know how long they are."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+NAMES = {"us": "us", "usec": "us", "microsecond": "us", "ms": "ms", "msec": "ms", "millisecond": "ms", "s": "s",
+         "sec": "s", "second": "s", "m": "min", "min": "min", "minute": "min", "h": "h", "hr": "h", "hour": "h",
+         "d": "d", "day": "d", "w": "w", "week": "w"}
+
+
+def seconds(interval: str | timedelta | None, ms: float | None = None) -> float | None:
+    """How many seconds, or None where only the server could tell."""
+    if ms is not None:
+        return ms / 1000
+    if isinstance(interval, timedelta):
+        return interval.total_seconds()
+    text = (interval or "").strip()
+    clock = re.fullmatch(r"(\d+):(\d\d)(?::(\d\d(?:\.\d+)?))?", text)
+    if clock:
+        return int(clock[1]) * 3600 + int(clock[2]) * 60 + float(clock[3] or 0)
+    parts = re.findall(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text)
+    if not parts or not re.fullmatch(r"(\s*\d+(\.\d+)?\s*[a-zA-Z]*)+", text):
+        return None
+    total = 0.0
+    for number, unit in parts:
+        known = NAMES.get(unit.lower()) or NAMES.get(unit.lower().removesuffix("s")) or ("s" if not unit else None)
+        if known is None:
+            return None
+        total += float(number) * UNITS[known]
+    return total

@@ -1,0 +1,2 @@
+"""stub while building"""
+from .client import AsyncIdempotency as AsyncMemoryIdempotency, Idempotency as MemoryIdempotency

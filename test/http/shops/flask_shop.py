@@ -1,0 +1,225 @@
+#!/usr/bin/python3
+"""The shop in Flask; docs/http.md says what each route does."""
+
+import html
+import os
+import secrets
+import signal
+import sys
+import time
+
+import psycopg
+from flask import Flask, abort, g, jsonify, make_response, redirect, request
+from psycopg import sql
+from psycopg_pool import ConnectionPool
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from pg_idempotency import ActionIdAhead, Idempotency
+from pg_idempotency.memory import MemoryIdempotency
+from pg_idempotency.flask import Guard, IdempotencyExtension
+
+URL = os.environ['DATABASE_URL']
+MEMORY = URL == 'memory:'
+WAIT_MS = int(os.environ.get('WAIT_MS', 0))
+LEASE_MS = int(os.environ.get('LEASE_MS', 30000))
+# PgBouncer knows no prepared statements.
+pool = None if MEMORY else ConnectionPool(
+    URL, min_size=1, max_size=int(os.environ.get('POOL_SIZE', 10)), open=False, kwargs={'prepare_threshold': None})
+idem = MemoryIdempotency() if MEMORY else Idempotency(pool)
+
+
+# The effects: rows of tables, or of the double's.
+
+def transaction():
+    return idem.transaction() if MEMORY else pool.connection()
+
+
+def insert(tx, table, **columns):
+    """A row, and its id if it has one."""
+    if MEMORY:
+        return tx.insert(table, **columns)
+    names = list(columns)
+    cursor = tx.execute(
+        sql.SQL('INSERT INTO {} AS r ({}) VALUES ({}) RETURNING to_jsonb(r) ->> {}').format(
+            sql.Identifier(table), sql.SQL(', ').join(map(sql.Identifier, names)),
+            sql.SQL(', ').join(sql.Placeholder() * len(names)), sql.Literal('id')), list(columns.values()))
+    return int((cursor.fetchone())[0] or 0)
+
+
+def bank(key, ms):
+    """Another house: a connection of its own, and no part of any transaction."""
+    time.sleep(ms / 1000)
+    if MEMORY:
+        with idem.transaction() as tx:
+            tx.insert('bank_calls', key=key)
+        return
+    with psycopg.Connection.connect(URL, prepare_threshold=None, autocommit=True) as connection:
+        connection.execute('INSERT INTO charges (key) VALUES (%s) ON CONFLICT (key) '
+                                 'DO UPDATE SET calls = charges.calls + 1', (key,))
+
+
+app = Flask(__name__)
+
+
+# What comes in
+
+def user():
+    return request.headers.get('X-User') or abort(401, 'who are you?')
+
+
+def document(**types):
+    """The members of the body, which is JSON."""
+    found = request.get_json(force=True)
+    if not isinstance(found, dict) or not types.keys() <= found.keys():
+        abort(400, 'malformed body')
+    values = [found[name] for name in types]
+    for value, wanted in zip(values, types.values()):
+        if type(value) is not wanted or wanted is int and not -2**63 <= value < 2**63 or \
+                wanted is str and '\0' in value:
+            abort(400, 'malformed body')
+    return values
+
+
+# Routes
+
+@app.post('/payments')
+def payments():
+    owner = user()
+    amount, currency = document(amount=int, currency=str)
+    if amount < 0:
+        return {'error': 'a payment is positive'}, 422
+    id = insert(g.idempotency.tx, 'payments', owner=owner, amount=amount, currency=currency, key=g.idempotency.key)
+    if currency == 'XXX':
+        raise RuntimeError('no such currency')
+    response = make_response({'id': id, 'amount': amount, 'currency': currency}, 201)
+    response.autocorrect_location_header = False
+    response.headers['Location'] = f'/payments/{id}'
+    response.headers['X-Trace'] = secrets.token_hex(8)
+    response.headers.add('Link', f'</payments/{id}>; rel="self"')
+    response.headers.add('Link', '</payments>; rel="collection"')
+    response.set_cookie('seen', '1')
+    return response
+
+
+@app.post('/jobs')
+def jobs():
+    user()
+    ms, = document(ms=int)
+    job = g.idempotency.job
+
+    def charge(step):
+        bank(step.key, ms)
+        return step.key
+
+    return {'id': job.step('charge', charge), 'attempt': job.attempt}
+
+
+@app.post('/blobs')
+def blobs():
+    body = request.get_data()
+    insert(g.idempotency.tx, 'blobs', owner=user(), bytes=len(body))
+    return body[::-1], 200, {'Content-Type': 'application/octet-stream'}
+
+
+@app.post('/streams')
+def streams():
+    def pieces():
+        yield b'one'
+        yield b'two'
+
+    insert(g.idempotency.tx, 'blobs', owner=user(), bytes=0)
+    return pieces()
+
+
+@app.put('/likes/<item>')
+def like(item):
+    active, action_id = document(active=bool, action_id=int)
+    try:
+        state = idem.set(user(), 'item', item, 'like', active, action_id)
+    except ActionIdAhead as error:
+        return {'error': str(error)}, 400
+    return {'is_active': state.is_active, 'last_action_id': state.last_action_id, 'processed': state.processed}
+
+
+@app.get('/form')
+def form():
+    token = secrets.token_urlsafe(16)
+    with transaction() as tx:
+        insert(tx, 'forms', token=token, owner=user())
+    return ('<!doctype html><title>Order</title><form method="post">'
+            f'<input type="hidden" name="token" value="{html.escape(token)}"><button>Order</button></form>')
+
+
+@app.post('/form')
+def submit():
+    owner = user()
+    token = request.form.get('token', '').replace('\0', '')
+    with transaction() as tx:
+        if MEMORY:
+            known = {'token': token, 'owner': owner} in tx.rows('forms')
+        else:
+            known = tx.execute('SELECT FROM forms WHERE token = %s AND owner = %s', (token, owner)).rowcount == 1
+        if not known:
+            abort(400, 'no such form')
+        if idem.on(tx).once('form', token):
+            insert(tx, 'submissions', token=token, owner=owner)
+    return redirect('/thanks', 303)
+
+
+@app.get('/thanks')
+def thanks():
+    return '<!doctype html><title>Thanks</title>Thank you.'
+
+
+@app.get('/effects')
+def effects():
+    with transaction() as tx:
+        if MEMORY:
+            calls = [row['key'] for row in tx.rows('bank_calls')]
+            counts = [len(tx.rows('payments')), len(set(calls)), len(calls), len(tx.rows('blobs')),
+                      len(tx.rows('submissions')), idem.active_actions()]
+        else:
+            counts = tx.execute(
+                'SELECT (SELECT count(*) FROM payments), (SELECT count(*) FROM charges), '
+                '(SELECT coalesce(sum(calls), 0) FROM charges), (SELECT count(*) FROM blobs), '
+                '(SELECT count(*) FROM submissions), (SELECT count(*) FROM idem_user_actions WHERE is_active)'
+            ).fetchone()
+    return jsonify(dict(zip(('payments', 'charges', 'bank_calls', 'blobs', 'submissions', 'likes'), counts)))
+
+
+@app.get('/ping')
+def ping():
+    if not MEMORY:
+        with pool.connection() as connection:
+            connection.execute('SELECT 1')
+    return '', 204
+
+
+# The login's name.  Without one the handlers answer 401.
+once = dict(scope=lambda request: request.header('X-User'), wait_ms=WAIT_MS)
+IdempotencyExtension(app, idem, routes={
+    'POST /payments': Guard(**once),
+    'POST /jobs': Guard(**once, job=True, lease_ms=LEASE_MS),
+    'POST /blobs': Guard(**once, required=False),
+    'POST /streams': Guard(**once),
+})
+
+
+class Handler(WSGIRequestHandler):
+    protocol_version = 'HTTP/1.1'
+
+    def log_request(self, *values):
+        pass
+
+
+if __name__ == '__main__':
+    if not MEMORY:
+        pool.open()
+    server = make_server('127.0.0.1', int(os.environ.get('PORT', 0)), app, threaded=True, request_handler=Handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    print('listening on', server.port, flush=True)
+    try:
+        server.serve_forever()
+    finally:
+        if not MEMORY:
+            pool.close()
