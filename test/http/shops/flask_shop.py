@@ -4,15 +4,13 @@
 import html
 import os
 import secrets
-import signal
-import sys
 import time
 
 import psycopg
 from flask import Flask, abort, g, jsonify, make_response, redirect, request
+from gunicorn.app.base import BaseApplication
 from psycopg import sql
 from psycopg_pool import ConnectionPool
-from werkzeug.serving import WSGIRequestHandler, make_server
 
 from pg_idempotency import ActionIdAhead, Idempotency
 from pg_idempotency.memory import MemoryIdempotency
@@ -205,21 +203,26 @@ IdempotencyExtension(app, idem, routes={
 })
 
 
-class Handler(WSGIRequestHandler):
-    protocol_version = 'HTTP/1.1'
+class Server(BaseApplication):
+    """One process, many threads."""
 
-    def log_request(self, *values):
-        pass
+    def load_config(self):
+        settings = {'bind': '127.0.0.1:%s' % os.environ.get('PORT', 0), 'worker_class': 'gthread', 'threads': 80,
+                    'backlog': 1024, 'keepalive': 60, 'loglevel': 'warning', 'graceful_timeout': 10,
+                    'post_worker_init': self.ready}
+        for name, value in settings.items():
+            self.cfg.set(name, value)
+
+    def load(self):
+        return app
+
+    @staticmethod
+    def ready(worker):
+        # Connections do not outlive a fork.
+        if not MEMORY:
+            pool.open()
+        print('listening on', worker.sockets[0].getsockname()[1], flush=True)
 
 
 if __name__ == '__main__':
-    if not MEMORY:
-        pool.open()
-    server = make_server('127.0.0.1', int(os.environ.get('PORT', 0)), app, threaded=True, request_handler=Handler)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    print('listening on', server.port, flush=True)
-    try:
-        server.serve_forever()
-    finally:
-        if not MEMORY:
-            pool.close()
+    Server().run()

@@ -1,2 +1,822 @@
-"""stub while building"""
-from .client import AsyncIdempotency as AsyncMemoryIdempotency, Idempotency as MemoryIdempotency
+"""
+The double: the same interface in memory, for unit tests.
+
+It performs the statements of functions.py as the server would, in
+transactions that commit or are undone.  What a transaction has changed, others
+see when it has committed; who wants to change the same waits for it, in short
+naps.  There is one lock around each statement, so threads may share it.
+Nothing outlives the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from decimal import Decimal
+from typing import Any, TypeVar
+
+from . import client
+from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, KeyInvalid, RateLimited,
+                     TransactionEnded)
+from .functions import AsyncFunctions, Interval, Statement, SyncFunctions
+from .intervals import seconds
+from .keys import new_key, request_hash
+from .shells import AsyncShell, Shell, SyncShell, run
+
+T = TypeVar("T")
+NAP = 0.005
+LOCK_TIMEOUT = 10.0
+
+
+class DoubleError(IdempotencyError):
+    """An error of the double, with the SQLSTATE that the server would give."""
+
+    def __init__(self, sqlstate: str, message: str) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+
+
+class _Locked(Exception):
+    """Another transaction has changed it and has not ended."""
+
+
+@dataclass
+class Settings:
+    """Those of the extension that the double knows; seconds and bytes."""
+
+    default_ttl: float = 86400
+    default_lease: float = 60
+    token_ttl: float = 7 * 86400
+    key_min_length: int = 16
+    key_max_length: int = 128
+    max_response_size: int = 1 << 20
+    max_action_id_lead: float = 0
+    max_new_keys_per_minute: int = 0
+    expired_key_policy: str = "reuse"
+    outbox_max_attempts: int = 10
+
+
+@dataclass
+class Record:
+    request_hash: bytes | None
+    token: int
+    attempt: int
+    expires: float
+    lease: float
+    state: str = "started"
+    status: int | None = None
+    headers: str | None = None
+    text: str | None = None
+    data: bytes | None = None
+    point: str | None = None
+    saved: str | None = None
+    error: str | None = None
+    created: float = 0.0
+    completed: float | None = None
+    owner: Any = None
+    """The transaction that claimed it."""
+
+
+@dataclass
+class Posted:
+    id: int
+    message_id: uuid.UUID
+    topic: str
+    message_key: str | None
+    payload: str
+    headers: str | None
+    created: float
+    due: float
+    attempt: int = 0
+    state: str = "pending"
+    lease: float | None = None
+    error: str | None = None
+
+
+class Transaction:
+    """A transaction of the double; what a handler is given.
+
+    insert() and rows() keep the effects of the code under test, and undo them
+    with the transaction."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.undo: list[Callable[[], None]] = []
+        self._locks: set[Any] = set()
+        self.state = "open"
+
+    def insert(self, table: str, **row: Any) -> int:
+        """Add a row; returns its number, from 1."""
+        with self._store.lock:
+            self._check()
+            rows = self._store.rows.setdefault(table, [])
+            number = self._store.numbers[table] = self._store.numbers.get(table, 0) + 1
+            rows.append((self, row))
+            self.undo.append(lambda: rows.__delitem__(next(n for n, r in enumerate(rows) if r[1] is row)))
+            return number
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """The rows that have been committed, and this transaction's own."""
+        with self._store.lock:
+            return [row for owner, row in self._store.rows.get(table, []) if owner.state == "committed" or
+                    owner is self]
+
+    def _check(self) -> None:
+        if self.state != "open":
+            raise TransactionEnded(f"the transaction is {self.state}")
+
+    def change(self, table: dict[Any, Any], key: Any, value: Any) -> None:
+        """Set it, or delete it with None, and remember what was there."""
+        before = table.get(key)
+        self.undo.append(functools.partial(_put, table, key, before))
+        _put(table, key, value)
+
+    def hold(self, *name: Any) -> None:
+        """Until the end: others wait."""
+        owner = self._store.locks.get(name)
+        if owner is not None and owner is not self:
+            raise _Locked()
+        self._store.locks[name] = self
+        self._locks.add(name)
+
+    def undo_to(self, mark: int) -> None:
+        while len(self.undo) > mark:
+            self.undo.pop()()
+
+    def end(self, committed: bool) -> None:
+        with self._store.lock:
+            if self.state not in ("open", "failed"):
+                return
+            committed = committed and self.state == "open"
+            if not committed:
+                self.undo_to(0)
+            self.state = "committed" if committed else "rolled back"
+            for name in self._locks:
+                del self._store.locks[name]
+
+
+def _put(table: dict[Any, Any], key: Any, value: Any) -> None:
+    if value is None:
+        table.pop(key, None)
+    else:
+        table[key] = value
+
+
+def _when(moment: float | None) -> datetime | None:
+    return None if moment is None else datetime.fromtimestamp(moment, timezone.utc)
+
+
+def _canonical_number(text: str) -> str:
+    """A number as ECMAScript lays it out; with all its digits where a double would lose some."""
+    number = Decimal(text)
+    digits = number.normalize()
+    if number == 0:
+        return "0"
+    significant = len(digits.as_tuple().digits)
+    exact = significant > 17 or (number == number.to_integral_value() and abs(digits.adjusted()) < 400 and
+                                 Decimal(float(number)) != number)
+    if not exact:
+        shortest = repr(float(number))
+        if "inf" not in shortest and float(number) != 0:
+            digits = Decimal(shortest).normalize()
+    sign, tuple_digits, exponent = digits.as_tuple()
+    assert isinstance(exponent, int)
+    figures = "".join(map(str, tuple_digits))
+    point = len(figures) + exponent
+    if 0 < point <= 21:
+        body = figures.ljust(point, "0") if exponent >= 0 else f"{figures[:point]}.{figures[point:]}"
+    elif -6 < point <= 0:
+        body = "0." + "0" * -point + figures
+    else:
+        power = point - 1
+        body = figures[0] + ("." + figures[1:] if len(figures) > 1 else "") + f"e{'+' if power > 0 else '-'}{abs(power)}"
+    return ("-" if sign else "") + body
+
+
+class _Number(str):
+    """A number's own text."""
+
+
+def canonical_json(text: str) -> str:
+    """RFC 8785, with the extension's one difference."""
+    def dumped(value: Any) -> str:
+        if isinstance(value, _Number):
+            return _canonical_number(value)
+        if isinstance(value, dict):
+            members = sorted(value.items(), key=lambda item: str(item[0]).encode("utf-16-be", "surrogatepass"))
+            return "{" + ",".join(f"{dumped(name)}:{dumped(member)}" for name, member in members) + "}"
+        if isinstance(value, list):
+            return "[" + ",".join(map(dumped, value)) + "]"
+        return str(json.dumps(value, ensure_ascii=False))
+
+    def refuse(name: str) -> Any:
+        raise ValueError(name)
+
+    try:
+        return dumped(json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=refuse))
+    except ValueError as error:
+        raise DoubleError("22P02", f"invalid input syntax for type json: {error}") from None
+
+
+class Store:
+    """What would be the database."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.lock = threading.RLock()
+        self.locks: dict[Any, Transaction] = {}
+        self.rows: dict[str, list[tuple[Transaction, dict[str, Any]]]] = {}
+        self.numbers: dict[str, int] = {}
+        self.keys: dict[tuple[str, str], Record] = {}
+        self.versions: dict[tuple[str, str, str], int] = {}
+        self.actions: dict[tuple[str, str, str, str], bool] = {}
+        self.sequences: dict[tuple[str, str], int] = {}
+        self.aggregates: dict[str, int] = {}
+        self.tokens: dict[tuple[str, str], float] = {}
+        self.outbox: dict[int, Posted] = {}
+        self.tokens_drawn = itertools.count(1)
+        self.ids_drawn = itertools.count(1)
+        self.new_keys: dict[str, list[float]] = {}
+
+    def call(self, tx: Transaction, statement: Statement[Any]) -> list[tuple[Any, ...]]:
+        """The rows of a statement.  Raises _Locked where the server would wait."""
+        with self.lock:
+            tx._check()
+            arguments = {a.name: a.value for a in statement.arguments}
+            for name, value in arguments.items():
+                if isinstance(value, Statement):
+                    arguments[name] = self.call(tx, value)[0][0]
+                elif isinstance(value, str) and "\0" in value:
+                    raise DoubleError("22021", "text cannot contain NUL (0x00) bytes")
+            method = getattr(self, statement.function, None)
+            if method is None:
+                raise DoubleError("0A000", f"the in-memory double has no {statement.function}")
+            before = len(tx.undo)
+            try:
+                found = method(tx, **arguments)
+            except _Locked:
+                tx.undo_to(before)
+                raise
+            except Exception:
+                tx.state = "failed"
+                raise
+            if statement.columns == ("r",):
+                return [(f,) for f in found] if isinstance(found, list) else [(found,)]
+            rows = found if isinstance(found, list) else [found]
+            return [tuple(row.get(column) for column in statement.columns) for row in rows]
+
+    # Request identity
+
+    def idem_request_hash(self, tx: Transaction, method: str, path: str, body: Any = None) -> bytes:
+        if not re.fullmatch(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", method or ""):
+            raise DoubleError("22023", "invalid method")
+        if isinstance(body, str):
+            body = canonical_json(body).encode() if body else b""
+        return request_hash(method, path, bytes(body or b""))
+
+    def idem_canonical_json(self, tx: Transaction, document: str) -> str:
+        return canonical_json(document)
+
+    def idem_key_is_valid(self, tx: Transaction, key: str | None) -> bool:
+        s = self.settings
+        return bool(key is not None and s.key_min_length <= len(key) <= s.key_max_length and
+                    re.fullmatch(r"[A-Za-z0-9_\-:.]+", key))
+
+    # Request keys
+
+    def _record(self, scope: str, key: str) -> Record | None:
+        record = self.keys.get((scope, key))
+        return record if record is not None and record.expires > time.time() else None
+
+    def idem_claim(self, tx: Transaction, scope: str, key: str, request_hash: bytes | None = None,
+                   ttl: str | None = None, lease: str | None = None, wait: str | None = None) -> dict[str, Any]:
+        if not self.idem_key_is_valid(tx, key):
+            raise KeyInvalid(f'invalid idempotency key "{(key or "")[:4]}..." ({len(key or "")} characters)')
+        now, s = time.time(), self.settings
+        found: dict[str, Any] = {"max_response_size": s.max_response_size}
+        holder = self.locks.get(("key", scope, key))
+        record = self._record(scope, key)
+        if record is None and self.keys.get((scope, key)) is not None and s.expired_key_policy == "reject":
+            return {**found, "outcome": "expired"}
+        if record is not None:
+            if None not in (record.request_hash, request_hash) and record.request_hash != request_hash:
+                return {**found, "outcome": "hash_conflict"}
+            if holder is not None and holder is not tx:
+                return {**found, "outcome": "in_progress"}
+            if record.state in ("completed", "erased"):
+                return {**found, "outcome": "replay" if record.state == "completed" else "erased",
+                        "response_status": record.status, "response_headers_text": record.headers,
+                        "response_body": record.text, "response_bytes": record.data,
+                        "expires_at": _when(record.expires)}
+            if record.state == "started" and (record.lease > now or record.owner is tx):
+                return {**found, "outcome": "in_progress", "lease_expires_at": _when(record.lease),
+                        "lease_seconds": max(0.0, record.lease - now)}
+        elif holder is not None and holder is not tx:
+            return {**found, "outcome": "in_progress"}
+        if record is None and s.max_new_keys_per_minute:
+            recent = [t for t in self.new_keys.get(scope, []) if t > now - 60]
+            if len(recent) >= s.max_new_keys_per_minute:
+                error = RateLimited("too many new idempotency keys")
+                error.retry_after = max(1, int(recent[0] + 61 - now))
+                raise error
+            self.new_keys[scope] = [*recent, now]
+        tx.hold("key", scope, key)
+        ttl_seconds, lease_seconds = seconds(ttl), seconds(lease)
+        made = Record(request_hash if record is None or request_hash is not None else record.request_hash,
+                      next(self.tokens_drawn), record.attempt + 1 if record else 1,
+                      now + (s.default_ttl if ttl_seconds is None else ttl_seconds),
+                      now + (s.default_lease if lease_seconds is None else lease_seconds), created=now, owner=tx,
+                      point=record.point if record else None, saved=record.saved if record else None)
+        tx.change(self.keys, (scope, key), made)
+        return {**found, "outcome": "new", "claim_token": made.token, "attempt": made.attempt,
+                "recovery_point": made.point, "recovery_state_text": made.saved,
+                "lease_expires_at": _when(made.lease), "expires_at": _when(made.expires),
+                "lease_seconds": made.lease - now}
+
+    def _held(self, tx: Transaction, scope: str, key: str, token: int | None, done: str) -> Record | None:
+        """The claimant's record, to be changed; None where it is done already."""
+        holder = self.locks.get(("key", scope, key))
+        if holder is not None and holder is not tx:
+            raise _Locked()
+        record = self._record(scope, key)
+        if record is None:
+            raise ClaimNotFound("there is no live claim")
+        if token is None and record.owner is not tx or token is not None and token != record.token:
+            raise ClaimLost("the claim token is not the current one")
+        if record.state == done:
+            return None
+        if record.state != "started":
+            raise ClaimNotFound("there is no live claim")
+        tx.hold("key", scope, key)
+        return record
+
+    def _change(self, tx: Transaction, scope: str, key: str, record: Record, **values: Any) -> None:
+        tx.change(self.keys, (scope, key), Record(**{**record.__dict__, **values}))
+
+    def idem_complete(self, tx: Transaction, scope: str, key: str, response_status: int, response_body: Any = None,
+                      response_headers: str | None = None, claim_token: int | None = None) -> bool:
+        size = len(response_body.encode() if isinstance(response_body, str) else response_body or b"")
+        if size > self.settings.max_response_size:
+            raise DoubleError("54000", "response body is too large")
+        record = self._held(tx, scope, key, claim_token, "completed")
+        if record is None:
+            return False
+        text = response_body if isinstance(response_body, str) else None
+        data = None if response_body is None or text is not None else bytes(response_body)
+        self._change(tx, scope, key, record, state="completed", status=response_status, headers=response_headers,
+                     text=text, data=data, completed=time.time())
+        return True
+
+    def idem_checkpoint(self, tx: Transaction, scope: str, key: str, recovery_point: str,
+                        recovery_state: str | None = None, lease: str | None = None,
+                        claim_token: int | None = None) -> datetime | None:
+        return self._renew(tx, scope, key, lease, claim_token, point=recovery_point, saved=recovery_state)
+
+    def idem_heartbeat(self, tx: Transaction, scope: str, key: str, lease: str | None = None,
+                       claim_token: int | None = None) -> datetime | None:
+        return self._renew(tx, scope, key, lease, claim_token)
+
+    def _renew(self, tx: Transaction, scope: str, key: str, lease: str | None, token: int | None,
+               **values: Any) -> datetime | None:
+        record = self._held(tx, scope, key, token, "")
+        assert record is not None
+        given = seconds(lease)
+        until = time.time() + (self.settings.default_lease if given is None else given)
+        self._change(tx, scope, key, record, lease=until, **values)
+        return _when(until)
+
+    def idem_fail(self, tx: Transaction, scope: str, key: str, error: str | None = None,
+                  claim_token: int | None = None) -> bool:
+        record = self._held(tx, scope, key, claim_token, "failed")
+        if record is not None:
+            self._change(tx, scope, key, record, state="failed", error=error)
+        return record is not None
+
+    def idem_release(self, tx: Transaction, scope: str, key: str, claim_token: int | None = None) -> bool:
+        if self._held(tx, scope, key, claim_token, "") is not None:
+            tx.change(self.keys, (scope, key), None)
+        return True
+
+    def idem_lookup(self, tx: Transaction, scope: str, key: str) -> dict[str, Any]:
+        record = self._record(scope, key)
+        holder = self.locks.get(("key", scope, key))
+        if record is None or holder is not None and holder is not tx and record.owner is holder:
+            return {}
+        return {"state": record.state, "attempt": record.attempt, "request_hash": record.request_hash,
+                "response_status": record.status, "response_headers_text": record.headers,
+                "response_body": record.text, "response_bytes": record.data, "error": record.error,
+                "recovery_point": record.point, "recovery_state_text": record.saved,
+                "created_at": _when(record.created), "completed_at": _when(record.completed),
+                "lease_expires_at": _when(record.lease), "expires_at": _when(record.expires)}
+
+    def idem_forget(self, tx: Transaction, scope: str, key: str) -> bool:
+        tx.hold("key", scope, key)
+        found = (scope, key) in self.keys
+        tx.change(self.keys, (scope, key), None)
+        return found
+
+    def idem_erase(self, tx: Transaction, scope: str, key: str) -> bool:
+        tx.hold("key", scope, key)
+        record = self._record(scope, key)
+        if record is None or record.state != "completed":
+            return False
+        self._change(tx, scope, key, record, state="erased", text=None, data=None, headers=None)
+        return True
+
+    def idem_claim_many(self, tx: Transaction, scope: str, keys: list[str], request_hashes: Any = None,
+                        ttl: str | None = None, lease: str | None = None) -> list[dict[str, Any]]:
+        return [{**self.idem_claim(tx, scope, key, hash, ttl, lease), "ordinal": n, "key": key}
+                for n, (key, hash) in enumerate(_aligned(keys, request_hashes), 1)]
+
+    def idem_complete_many(self, tx: Transaction, scope: str, keys: list[str], response_statuses: list[int],
+                           response_bodies: Any = None, response_headers: Any = None,
+                           claim_tokens: Any = None) -> list[dict[str, Any]]:
+        rows = _aligned(keys, response_statuses, response_bodies, response_headers, claim_tokens)
+        return [{"ordinal": n, "key": row[0], "completed": self.idem_complete(tx, scope, *row)}
+                for n, row in enumerate(rows, 1)]
+
+    # User actions
+
+    def idem_try_advance(self, tx: Transaction, user_id: str, entity_type: str, entity_id: str,
+                         action_id: int) -> dict[str, Any]:
+        pair = (user_id, entity_type, entity_id)
+        lead = self.settings.max_action_id_lead
+        if lead and action_id > (time.time() + lead) * 1000:
+            raise ActionIdAhead("the action id lies too far in the future")
+        tx.hold("pair", *pair)
+        last = self.versions.get(pair)
+        if last is not None and action_id <= last:
+            return {"should_process": False, "last_action_id": last}
+        tx.change(self.versions, pair, action_id)
+        return {"should_process": True, "last_action_id": action_id}
+
+    def idem_set(self, tx: Transaction, user_id: str, entity_type: str, entity_id: str, action_type: str,
+                 active: bool | None, action_id: int, excludes: list[str] | None = None) -> dict[str, Any]:
+        advance = self.idem_try_advance(tx, user_id, entity_type, entity_id, action_id)
+        name = (user_id, entity_type, entity_id, action_type)
+        if advance["should_process"]:
+            wanted = not self.actions.get(name, False) if active is None else active
+            for other in (excludes or []) if wanted else []:
+                if (*name[:3], other) in self.actions:
+                    tx.change(self.actions, (*name[:3], other), False)
+            tx.change(self.actions, name, wanted)
+        return {"is_active": self.actions.get(name, False), "last_action_id": advance["last_action_id"],
+                "processed": advance["should_process"]}
+
+    def idem_toggle(self, tx: Transaction, user_id: str, entity_type: str, entity_id: str, action_type: str,
+                    action_id: int) -> dict[str, Any]:
+        return self.idem_set(tx, user_id, entity_type, entity_id, action_type, None, action_id)
+
+    def idem_is_active(self, tx: Transaction, user_id: str, entity_type: str, entity_id: str,
+                       action_type: str) -> bool:
+        return self.actions.get((user_id, entity_type, entity_id, action_type), False)
+
+    def idem_action_states(self, tx: Transaction, user_id: str, entity_type: str,
+                           entity_ids: list[str]) -> list[dict[str, Any]]:
+        return [{"entity_id": name[2], "action_type": name[3], "is_active": active,
+                 "last_action_id": self.versions[name[:3]]} for name, active in sorted(self.actions.items())
+                if name[:2] == (user_id, entity_type) and name[2] in entity_ids]
+
+    def idem_forget_user(self, tx: Transaction, user_id: str) -> int:
+        pairs = [pair for pair in self.versions if pair[0] == user_id]
+        for pair in pairs:
+            tx.hold("pair", *pair)
+            tx.change(self.versions, pair, None)
+        names = [name for name in self.actions if name[0] == user_id]
+        for name in names:
+            tx.change(self.actions, name, None)
+        return len(pairs) + len(names)
+
+    def idem_try_advance_many(self, tx: Transaction, user_ids: list[str], entity_types: list[str],
+                              entity_ids: list[str], action_ids: list[int]) -> list[dict[str, Any]]:
+        rows = _aligned(user_ids, entity_types, entity_ids, action_ids)
+        return [{**self.idem_try_advance(tx, *row), "ordinal": n} for n, row in enumerate(rows, 1)]
+
+    def idem_set_many(self, tx: Transaction, user_ids: list[str], entity_types: list[str], entity_ids: list[str],
+                      action_types: list[str], actives: list[bool], action_ids: list[int]) -> list[dict[str, Any]]:
+        rows = _aligned(user_ids, entity_types, entity_ids, action_types, actives, action_ids)
+        return [{**self.idem_set(tx, *row), "ordinal": n} for n, row in enumerate(rows, 1)]
+
+    # Client sequences
+
+    def idem_try_append(self, tx: Transaction, aggregate: str, client_id: str, client_seq: int,
+                        event_count: int = 1, expected_version: int | None = None, allow_gaps: bool = True,
+                        wait: str | None = None) -> dict[str, Any]:
+        last, version = self.sequences.get((aggregate, client_id), 0), self.aggregates.get(aggregate, 0)
+        answer = {"last_client_seq": last, "version": version}
+        holder = self.locks.get(("sequence", aggregate, client_id))
+        if holder is not None and holder is not tx:
+            if not seconds(wait):
+                return {**answer, "outcome": "in_flight"}
+            raise _Locked()
+        until = client_seq + event_count - 1
+        if until <= last:
+            return {**answer, "outcome": "duplicate"}
+        if client_seq <= last:
+            return {**answer, "outcome": "overlap"}
+        if not allow_gaps and client_seq != last + 1:
+            return {**answer, "outcome": "gap"}
+        tx.hold("aggregate", aggregate)
+        if expected_version is not None and expected_version != version:
+            return {**answer, "outcome": "version_conflict"}
+        tx.hold("sequence", aggregate, client_id)
+        tx.change(self.sequences, (aggregate, client_id), until)
+        tx.change(self.aggregates, aggregate, version + event_count)
+        return {"outcome": "appended", "last_client_seq": until, "version": version + event_count}
+
+    def idem_last_client_seq(self, tx: Transaction, aggregate: str, client_id: str) -> int:
+        return self.sequences.get((aggregate, client_id), 0)
+
+    # Once
+
+    def idem_once(self, tx: Transaction, scope: str, token: str, ttl: str | None = None) -> bool:
+        tx.hold("token", scope, token)
+        if self.tokens.get((scope, token), 0) > time.time():
+            return False
+        given = seconds(ttl)
+        tx.change(self.tokens, (scope, token), time.time() + (self.settings.token_ttl if given is None else given))
+        return True
+
+    def idem_once_many(self, tx: Transaction, scope: str, tokens: list[str], ttl: str | None = None) -> list[str]:
+        for token in tokens:
+            tx.hold("token", scope, token)
+        return [token for token in tokens if self.idem_once(tx, scope, token, ttl)]
+
+    # Outbox
+
+    def idem_publish(self, tx: Transaction, topic: str, payload: str, message_key: str | None = None,
+                     headers: str | None = None, deliver_after: str | None = None) -> uuid.UUID:
+        json.loads(payload)
+        message = Posted(next(self.ids_drawn), uuid.UUID(new_key()), topic, message_key, payload, headers,
+                         time.time(), time.time() + (seconds(deliver_after) or 0))
+        tx.hold("message", message.id)
+        tx.change(self.outbox, message.id, message)
+        return message.message_id
+
+    def idem_publish_many(self, tx: Transaction, topics: list[str], payloads: list[str], message_keys: Any = None,
+                          headers: Any = None, deliver_after: str | None = None) -> list[dict[str, Any]]:
+        rows = _aligned(topics, payloads, message_keys, headers)
+        return [{"ordinal": n, "message_id": self.idem_publish(tx, row[0], row[1], row[2], row[3], deliver_after)}
+                for n, row in enumerate(rows, 1)]
+
+    def _free(self, tx: Transaction, id: int) -> bool:
+        return self.locks.get(("message", id)) in (None, tx)
+
+    def idem_outbox_take(self, tx: Transaction, max_messages: int | None = None, lease: str | None = None,
+                         topics: list[str] | None = None, wait: str | None = None) -> list[dict[str, Any]]:
+        now = time.time()
+        taken: list[Posted] = []
+        blocked: set[tuple[str, str]] = set()
+        for message in sorted(self.outbox.values(), key=lambda m: m.id):
+            lane = (message.topic, message.message_key or "")
+            if not self._free(tx, message.id) or message.state != "pending":
+                if message.state == "pending" and message.message_key is not None and \
+                        message.attempt > 0:
+                    blocked.add(lane)       # another transaction has taken it
+                continue
+            if topics is not None and message.topic not in topics:
+                continue
+            ready = message.due <= now and (message.lease is None or message.lease <= now)
+            if not ready or len(taken) >= (100 if max_messages is None else max_messages) or \
+                    message.message_key is not None and lane in blocked:
+                blocked.add(lane)
+                continue
+            if message.attempt >= self.settings.outbox_max_attempts:
+                self._post(tx, message, state="dead", lease=None)
+                continue
+            given = seconds(lease)
+            taken.append(self._post(tx, message, attempt=message.attempt + 1,
+                                    lease=now + (30 if given is None else given)))
+        if not taken and seconds(wait):
+            raise _Locked()
+        return [{"id": m.id, "message_id": m.message_id, "topic": m.topic, "message_key": m.message_key,
+                 "payload_text": m.payload, "headers_text": m.headers, "attempt": m.attempt,
+                 "created_at": _when(m.created)} for m in taken]
+
+    def _post(self, tx: Transaction, message: Posted, **values: Any) -> Posted:
+        tx.hold("message", message.id)
+        made = Posted(**{**message.__dict__, **values})
+        tx.change(self.outbox, message.id, made)
+        return made
+
+    def _leased(self, tx: Transaction, ids: list[int], attempts: Any) -> Iterator[Posted]:
+        for id, attempt in _aligned(ids, attempts):
+            message = self.outbox.get(id)
+            if message is not None and message.state == "pending" and message.lease is not None and \
+                    attempt in (None, message.attempt):
+                yield message
+
+    def idem_outbox_ack(self, tx: Transaction, ids: list[int]) -> int:
+        found = [self.outbox[id] for id in dict.fromkeys(ids) if id in self.outbox and
+                 self.outbox[id].state != "acked" and self._free(tx, id)]
+        for message in found:
+            self._post(tx, message, state="acked", lease=None)
+        return len(found)
+
+    def idem_outbox_nack(self, tx: Transaction, id: int, error: str | None = None, retry_after: str | None = None,
+                         attempt: int | None = None) -> str | None:
+        message = next(self._leased(tx, [id], None), None)
+        if message is None or attempt not in (None, message.attempt):
+            return "lost" if attempt is not None else None
+        dead = message.attempt >= self.settings.outbox_max_attempts
+        pause = seconds(retry_after)
+        pause = 2.0 ** (message.attempt - 1) if pause is None else pause
+        self._post(tx, message, state="dead" if dead else "pending", lease=None, error=error,
+                   due=time.time() + pause)
+        return "dead" if dead else "pending"
+
+    def idem_outbox_requeue(self, tx: Transaction, ids: list[int] | None = None) -> int:
+        found = [m for m in self.outbox.values() if m.state == "dead" and (ids is None or m.id in ids)]
+        for message in found:
+            self._post(tx, message, state="pending", attempt=0, due=time.time())
+        return len(found)
+
+    def idem_outbox_extend(self, tx: Transaction, ids: list[int], lease: str | None = None,
+                           attempts: Any = None) -> list[int]:
+        given = seconds(lease)
+        return [self._post(tx, message, lease=time.time() + (30 if given is None else given)).id
+                for message in list(self._leased(tx, ids, attempts))]
+
+    def idem_outbox_give_back(self, tx: Transaction, ids: list[int], attempts: Any = None) -> int:
+        found = list(self._leased(tx, ids, attempts))
+        for message in found:
+            self._post(tx, message, attempt=message.attempt - 1, lease=None)
+        return len(found)
+
+    def idem_cleanup(self, tx: Transaction, batch_size: int | None = None) -> dict[str, Any]:
+        now = time.time()
+        keys = [k for k, r in self.keys.items() if r.expires <= now and ("key", *k) not in self.locks]
+        tokens = [t for t, e in self.tokens.items() if e <= now and ("token", *t) not in self.locks]
+        for name in keys:
+            tx.change(self.keys, name, None)
+        for name in tokens:
+            tx.change(self.tokens, name, None)
+        return {"keys_deleted": len(keys), "tokens_deleted": len(tokens), "messages_deleted": 0}
+
+
+def _aligned(first: list[Any], *more: list[Any] | None) -> list[tuple[Any, ...]]:
+    """Lists of one length; of one element for all; or none."""
+    lists = [first, *more]
+    length = max((len(x) for x in lists if x is not None), default=0)
+    if any(x is not None and len(x) not in (1, length) for x in lists):
+        raise DoubleError("22023", "arrays of one call have one length")
+    return list(zip(*([None] * length if x is None else x * length if len(x) == 1 else x for x in lists)))
+
+
+class MemorySession:
+    """A session of the core, over the double."""
+
+    lost = False
+    stores_utf8 = True
+
+    def __init__(self, store: Store, shell: Shell) -> None:
+        self._store, self._shell = store, shell
+        self.handle: Any = None
+
+    @property
+    def open(self) -> bool:
+        return self.handle is not None and self.handle.state == "open"
+
+    @property
+    def failed(self) -> bool:
+        return self.handle is not None and self.handle.state == "failed"
+
+    async def perform(self, statement: Statement[T]) -> T:
+        tx = Transaction(self._store)
+        try:
+            result = await perform(tx, statement, self._shell)
+            tx.end(True)
+            return result
+        finally:
+            tx.end(False)
+
+    async def begin(self, statement: Statement[T] | None) -> Any:
+        self.handle = Transaction(self._store)
+        return None if statement is None else await perform(self.handle, statement, self._shell)
+
+    async def commit(self, statement: Statement[T] | None) -> Any:
+        result = None if statement is None else await perform(self.handle, statement, self._shell)
+        self.handle.end(True)
+        return result
+
+    async def rollback(self) -> None:
+        if self.handle is not None:
+            self.handle.end(False)
+
+
+class MemoryBackend:
+    size = None
+
+    def __init__(self, store: Store, shell: Shell) -> None:
+        self._store, self._shell = store, shell
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[MemorySession]:
+        session = MemorySession(self._store, self._shell)
+        try:
+            yield session
+        finally:
+            await session.rollback()
+
+
+async def perform(tx: Transaction, statement: Statement[T], shell: Shell) -> T:
+    """A statement, which waits as the server would."""
+    arguments = {a.name: a.value for a in statement.arguments}
+    wait = seconds(arguments.get("wait"))
+    until = time.monotonic() + (LOCK_TIMEOUT if wait is None else wait)
+    while True:
+        over = time.monotonic() >= until
+        try:
+            rows = tx._store.call(tx, statement)
+        except _Locked:
+            if over:
+                if wait is None:
+                    raise DoubleError("40P01", "waited too long for another transaction") from None
+                statement_now = _without_wait(statement)
+                return statement.read(tx._store.call(tx, statement_now))
+        else:
+            if over or not wait or statement.function != "idem_claim" or "in_progress" not in rows[0]:
+                return statement.read(rows)
+        await shell.sleep(NAP)
+
+
+def _without_wait(statement: Statement[T]) -> Statement[T]:
+    return Statement(statement.function, tuple(a for a in statement.arguments if a.name != "wait"),
+                     statement.columns, statement.read)
+
+
+class _OnTransaction(SyncFunctions):
+    def __init__(self, tx: Transaction, shell: Shell) -> None:
+        self._tx, self._shell = tx, shell
+
+    def _perform(self, statement: Statement[T]) -> T:
+        return run(perform(self._tx, statement, self._shell))
+
+
+class _AsyncOnTransaction(AsyncFunctions):
+    def __init__(self, tx: Transaction, shell: Shell) -> None:
+        self._tx, self._shell = tx, shell
+
+    async def _perform(self, statement: Statement[T]) -> T:
+        return await perform(self._tx, statement, self._shell)
+
+
+class MemoryIdempotency(client.Idempotency):
+    """Idempotency in memory."""
+
+    def __init__(self, *, settings: Settings | None = None, max_waiters: int | None = None, wait: Interval = None,
+                 ttl: Interval = None, lease: Interval = None) -> None:
+        self.store, shell = Store(settings or Settings()), SyncShell()
+        client.Defaults.__init__(self, MemoryBackend(self.store, shell), shell, "public", max_waiters, wait, ttl,
+                                 lease)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        tx = Transaction(self.store)
+        try:
+            yield tx
+            tx.end(True)
+        finally:
+            tx.end(False)
+
+    def on(self, handle: Any) -> SyncFunctions:
+        return _OnTransaction(handle, self.core.shell)
+
+    def active_actions(self) -> int:
+        """How many user actions are active."""
+        return sum(self.store.actions.values())
+
+
+class AsyncMemoryIdempotency(client.AsyncIdempotency):
+    """AsyncIdempotency in memory."""
+
+    def __init__(self, *, settings: Settings | None = None, max_waiters: int | None = None, wait: Interval = None,
+                 ttl: Interval = None, lease: Interval = None) -> None:
+        self.store, shell = Store(settings or Settings()), AsyncShell()
+        client.Defaults.__init__(self, MemoryBackend(self.store, shell), shell, "public", max_waiters, wait, ttl,
+                                 lease)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        tx = Transaction(self.store)
+        try:
+            yield tx
+            tx.end(True)
+        finally:
+            tx.end(False)
+
+    def on(self, handle: Any) -> AsyncFunctions:
+        return _AsyncOnTransaction(handle, self.core.shell)
+
+    def active_actions(self) -> int:
+        """How many user actions are active."""
+        return sum(self.store.actions.values())
