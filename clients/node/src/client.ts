@@ -1,0 +1,594 @@
+/**
+ * request() and job().
+ *
+ * A request is one transaction: claim, handler, complete, COMMIT, and only then
+ * the response. A job is several: the claim commits, each step's value is
+ * committed as a checkpoint, and the last step commits together with the
+ * response. Nothing here knows of HTTP.
+ */
+import { AsyncLocalStorage } from 'node:async_hooks'
+import { setTimeout as sleep } from 'node:timers/promises'
+import {
+  ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished, sqlstateOf, TransactionEnded,
+} from './errors.js'
+import {
+  coreOver, held, statements,
+  type Core, type HeldClaim, type Lease, type RequestIdentity, type Statement, type Statements, type Ttl, type Wait,
+} from './functions.js'
+import { newKey, requestHashOfBytes, stepKey } from './keys.js'
+import { performOn, performOnPool, Session, type Handle, type PoolClientLike, type PoolLike } from './postgres.js'
+import type { Headers, Json } from './values.js'
+
+export const ATTEMPTS = 5
+const RETRIED = new Set(['40001', '40P01'])
+const LEARN_WAIT = '5 seconds'
+const MAX_ERROR = 1000
+
+export interface Options {
+  /** The schema of the extension. */
+  schema?: string
+  /** How many connections of the pool may sleep in duplicates at once; half of it by default. */
+  maxWaiters?: number
+  /** Of each request() and job() that does not say otherwise. */
+  wait?: string
+  waitMs?: number
+  ttl?: string
+  ttlMs?: number
+  lease?: string
+  leaseMs?: number
+}
+
+/** What a handler returns. A body is stored as it is: a string as text, a Buffer as bytes. */
+export interface Response {
+  status: number
+  headers?: Headers | undefined
+  body?: string | Uint8Array | null | undefined
+}
+
+export interface Result {
+  outcome: 'new' | 'replay' | 'erased'
+  status: number
+  headers: Headers
+  body: string | Buffer | null
+  /** Whether this is the response of an earlier request. */
+  replayed: boolean
+  /** Whether a duplicate will get it. */
+  stored: boolean
+}
+
+export type RequestOptions = RequestIdentity & Ttl & Wait & {
+  scope: string
+  key: string
+  /** Whether a response of this status is final; all below 500 by default, and 5xx never. */
+  store?: ((status: number) => boolean) | undefined
+  /** Smaller than idempotency.max_response_size. */
+  maxResponseSize?: number | undefined
+  /** Ends the waiting, not a handler that runs. */
+  signal?: AbortSignal | undefined
+}
+export type JobOptions = RequestOptions & Lease
+
+export interface Step {
+  /** The same in all attempts: what the other side recognizes a repetition by. */
+  key: string
+  /** Aborted when the claim is lost. */
+  signal: AbortSignal
+}
+
+/** What the function of a job gets. Tx is the handle of the last step's transaction. */
+export interface Job<Tx> {
+  readonly scope: string
+  readonly key: string
+  readonly attempt: number
+  /** Aborted when another claimant may have taken over. */
+  readonly signal: AbortSignal
+  readonly lost: boolean
+  /** Runs fn once over all attempts; its value is kept as JSON. */
+  step<T extends Json | void>(name: string, fn: (step: Step) => Promise<T> | T): Promise<T>
+  /** The last step: what it writes with tx commits together with the response. */
+  finish(fn: (tx: Tx) => Promise<Response> | Response): Promise<Result>
+}
+
+/** What the clients for a server and the double in memory have in common. */
+export interface Client<Tx> extends Core {
+  on(handle: Handle): Core
+  newKey(): string
+  /** A transaction without a key: COMMIT unless the handler throws, or commits() says no. */
+  transaction<T>(handler: (tx: Tx) => Promise<T> | T, options?: { commits?: (result: T) => boolean }): Promise<T>
+  request(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response): Promise<Result>
+  job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result>
+}
+
+export const storable = (status: number, store: ((status: number) => boolean) | undefined): boolean =>
+  status < 500 && (store?.(status) ?? true)
+
+/** A problem document of RFC 9457. */
+export function problem(type: string, title: string, status: number, detail: string): Response & { body: string; headers: Headers } {
+  return {
+    status, headers: { 'Content-Type': 'application/problem+json' },
+    body: JSON.stringify({ type: `urn:pg-idempotency:${type}`, title, status, detail }),
+  }
+}
+
+/** The response as it can be stored: a document that says so in place of one that is too large. */
+export function kept(response: Response, limit: number): { status: number; body: string | Uint8Array | null; headers: Headers | null } {
+  const { status } = response
+  const body = typeof response.body === 'string' ? storableText(response.body) : response.body ?? null
+  const headers = response.headers && Object.keys(response.headers).length > 0 ? response.headers : null
+  const size = Math.max(Buffer.byteLength(body ?? ''), Buffer.byteLength(headers ? JSON.stringify(headers) : ''))
+  if (size <= limit) return { status, body, headers }
+  const said = problem('response-not-stored', 'Response not stored', status,
+    `The response to this request was larger than the ${limit} bytes that may be stored.`)
+  return { status, body: said.body, headers: said.headers }
+}
+
+/** PostgreSQL's text has no NUL; bytes have. */
+function storableText(body: string): string | Buffer {
+  const whole = body.toWellFormed()
+  return whole.includes('\0') ? Buffer.from(whole) : whole
+}
+
+export function checked(response: unknown, who: string): Response {
+  const status = (response as Response | undefined)?.status
+  if (typeof status !== 'number' || !Number.isInteger(status) || status < 100 || status > 999) {
+    throw new TypeError(`${who} returned no response: an object with a status, and if you like headers and a body`)
+  }
+  return response as Response
+}
+
+export function fresh(response: Response, stored: boolean): Result {
+  const body = response.body ?? null
+  return {
+    outcome: 'new', status: response.status, headers: response.headers ?? {},
+    body: body instanceof Uint8Array ? Buffer.from(body.buffer, body.byteOffset, body.byteLength) : body,
+    replayed: false, stored,
+  }
+}
+
+/** The result of a claim that is not new, or the error that it is. */
+export function answered(claim: HeldClaim): Result {
+  switch (claim.outcome) {
+    case 'replay': case 'erased':
+      return {
+        outcome: claim.outcome, status: claim.responseStatus!, headers: claim.responseHeaders ?? {},
+        body: claim.responseBytes ?? claim.responseBody, replayed: true, stored: true,
+      }
+    case 'in_progress':
+      throw new InProgress(undefined,
+        claim.leaseMs === null ? 1 : Math.max(1, Math.min(60, Math.round(claim.leaseMs / 1000))))
+    case 'hash_conflict': throw new KeyReused('the key was used for another request')
+    case 'expired': throw new KeyExpired('the key has expired')
+    case 'new': throw new TypeError('a new claim has no answer')
+  }
+}
+
+/** Bytes are hashed here, so that they need not travel; a string is JSON, which the server knows best. */
+export function identity(options: RequestIdentity): RequestIdentity {
+  if (!('method' in options) || typeof options.body === 'string') return options
+  return { requestHash: requestHashOfBytes(options.method, options.path, options.body ?? new Uint8Array()) }
+}
+
+/** Serialization failures and deadlocks, with jitter. */
+export async function retried<T>(attempt: () => Promise<T>): Promise<T> {
+  for (let number = 1; ; number++) {
+    try {
+      return await attempt()
+    } catch (error) {
+      if (number === ATTEMPTS || !RETRIED.has(sqlstateOf(error) ?? '')) throw error
+    }
+    await sleep(Math.random() * 20 * 2 ** number)
+  }
+}
+
+/** Settles as the promise does, or with the signal's reason if that comes first. */
+function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
+  if (!signal) return promise
+  return new Promise((resolve, reject) => {
+    const abort = (): void => reject(signal.reason)
+    if (signal.aborted) return abort()
+    signal.addEventListener('abort', abort, { once: true })
+    promise.then(resolve, reject).finally(() => signal.removeEventListener('abort', abort)).catch(() => undefined)
+  })
+}
+
+/** COMMIT was sent, and its answer was lost. */
+class Unknown extends Error {}
+
+/** In whose handler we are: a transaction in a transaction waits for itself sooner or later. */
+export const inside = new AsyncLocalStorage<{ open: boolean }>()
+
+export async function insideHandler<T>(run: () => Promise<T> | T): Promise<T> {
+  const context = { open: true }
+  try {
+    return await inside.run(context, run)
+  } finally {
+    context.open = false
+  }
+}
+
+export function refuseNested(what: string): void {
+  if (inside.getStore()?.open) {
+    throw new TypeError(`${what} in the handler of another: it would take a second connection while the first waits; ` +
+      'use the methods of on(tx)')
+  }
+}
+
+const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, sec: 1000, second: 1000, min: 60_000, minute: 60_000, h: 3_600_000, hour: 3_600_000, day: 86_400_000 }
+
+/** How long, if it is said in a way that we know without the server. */
+export function milliseconds(wait: Wait): number | undefined {
+  if (wait.wait === undefined || wait.wait === null) return wait.waitMs ?? 0
+  const [, digits, unit] = /^\s*(\d+(?:\.\d+)?)\s*([a-z]+?)\s*$/i.exec(wait.wait.replace(/([a-z]{3,})s\s*$/i, '$1')) ?? []
+  const factor = UNIT_MS[(unit ?? '').toLowerCase().replace('millisecond', 'ms')]
+  return factor === undefined ? undefined : Number(digits) * factor
+}
+
+/**
+ * Duplicates in this process wait for each other here, without a connection:
+ * one of them at a time is under way, and the others follow when it has ended.
+ */
+export class Turns {
+  #running = new Map<string, Promise<boolean>>()
+
+  async take<T extends RequestOptions>(options: T, defaults: Wait, run: (options: T) => Promise<Result>): Promise<Result> {
+    const given = options.wait !== undefined || options.waitMs !== undefined ? options : defaults
+    const ms = milliseconds(given)
+    if (ms === undefined || ms <= 0) return run(options)
+    const hash = identity(options)
+    // Other requests under the key are told at once.
+    const id = JSON.stringify([options.scope, options.key,
+      'method' in hash ? [hash.method, hash.path, hash.body] : Buffer.from(hash.requestHash ?? '').toString('hex')])
+    const deadline = performance.now() + ms
+    const left = (): number => Math.max(0, deadline - performance.now())
+    for (let first = this.#running.get(id); first; first = this.#running.get(id)) {
+      const over = new AbortController()
+      const stored = await orAbort(Promise.race([first, sleep(left(), false, { signal: over.signal })]), options.signal)
+        .finally(() => over.abort())
+      if (stored || left() === 0) return run({ ...options, wait: undefined, waitMs: 0 })
+    }
+    const turn = run({ ...options, wait: undefined, waitMs: left() })
+    this.#running.set(id, turn.then((result) => result.stored, () => false).finally(() => this.#running.delete(id)))
+    return turn
+  }
+}
+
+export interface Idempotency extends Core {}
+
+/** All over a pg.Pool. */
+export class Idempotency implements Client<PoolClientLike> {
+  readonly statements: Statements
+  #pool: PoolLike
+  #defaults: Omit<Options, 'schema' | 'maxWaiters'>
+  #waiters: number
+  #turns = new Turns()
+
+  constructor(pool: PoolLike, options: Options = {}) {
+    const { schema, maxWaiters, ...defaults } = options
+    this.statements = statements(schema ?? 'public')
+    this.#pool = pool
+    this.#defaults = defaults
+    this.#waiters = maxWaiters ?? Math.floor((pool.options?.max ?? 10) / 2)
+    Object.assign(this, coreOver(this.statements, (statement) => performOnPool(pool, statement)))
+  }
+
+  /** The functions in the transaction of your own: of a pg client, Knex or Drizzle. */
+  on(handle: Handle): Core {
+    return coreOver(this.statements, (statement) => performOn(handle, statement))
+  }
+
+  newKey(): string {
+    return newKey()
+  }
+
+  async transaction<T>(handler: (tx: PoolClientLike) => Promise<T> | T, options: { commits?: (result: T) => boolean } = {}): Promise<T> {
+    refuseNested('transaction()')
+    return retried(async () => {
+      const session = await Session.open(this.#pool)
+      try {
+        await session.begin()
+        const result = await insideHandler(() => handler(session.tx))
+        if (options.commits?.(result) ?? true) await session.commit()
+        return result
+      } finally {
+        await session.release()
+      }
+    })
+  }
+
+  async request(options: RequestOptions, handler: (tx: PoolClientLike) => Promise<Response> | Response): Promise<Result> {
+    refuseNested('request()')
+    return this.#turns.take(options, this.#defaults, (turn) => this.#request(turn, handler))
+  }
+
+  async #request(options: RequestOptions, handler: (tx: PoolClientLike) => Promise<Response> | Response): Promise<Result> {
+    let unknown: unknown
+    let tries = 0
+    return retried(async () => {
+      for (;;) {
+        try {
+          // After a lost answer, the transaction has committed, or it will not, or it has not yet ended.
+          return await this.#once(unknown ? { ...options, wait: LEARN_WAIT, waitMs: undefined } : options, handler)
+        } catch (error) {
+          if (!(error instanceof Unknown)) throw error
+          unknown = error.cause
+          if (++tries === 3) throw unknown
+        }
+      }
+    })
+  }
+
+  /** One transaction. */
+  async #once(options: RequestOptions, handler: (tx: PoolClientLike) => Promise<Response> | Response): Promise<Result> {
+    const opened = this.#claimed(options, (session, claim) => session.begin(claim))
+    const { session, claim } = await orAbort(opened, options.signal).catch((error: unknown) => {
+      if (options.signal?.aborted) opened.then(({ session }) => session.release(), () => undefined)
+      throw error
+    })
+    if (claim.outcome !== 'new') {
+      // The answer need not wait for the ROLLBACK.
+      void session.release()
+      return answered(claim)
+    }
+    try {
+      const response = checked(await insideHandler(() => handler(session.tx)), 'the handler')
+      if (!storable(response.status, options.store)) return fresh(response, false)
+      if (session.status === 'E') {
+        throw new TransactionEnded('the handler went on after an error of the database, which has undone its work; ' +
+          'let the error out, or go back to a savepoint')
+      }
+      const limit = Math.min(claim.maxResponseSize, options.maxResponseSize ?? Infinity)
+      const complete = (claimToken: bigint | null): Statement<boolean> => {
+        const { status, body, headers } = kept(response, limit)
+        return this.statements.complete(options.scope, options.key, status, { body, headers, claimToken })
+      }
+      try {
+        if (session.status === 'I') throw new ClaimLost('no transaction')
+        await session.commit(complete(null))
+      } catch (error) {
+        if (session.lost) throw new Unknown('', { cause: error })
+        if (sqlstateOf(error) === '25P02') {
+          throw new TransactionEnded('the handler went on after an error of the database, which has undone its work', { cause: error })
+        }
+        if (!(error instanceof ClaimLost || error instanceof ClaimNotFound)) throw error
+        // Another transaction than that of the claim.
+        await this.#ended(session, complete(claim.claimToken))
+      }
+      return fresh(response, true)
+    } finally {
+      await session.release()
+    }
+  }
+
+  /** The handler has ended the transaction by hand. If it was committed, so was the claim: store the response, so that nobody runs it again. */
+  async #ended(session: Session, complete: Statement<boolean>): Promise<never> {
+    try {
+      if (session.status !== 'I') await session.rollback()
+      await session.perform(complete)
+    } catch (error) {
+      if (!(error instanceof IdempotencyError)) throw error
+      throw new TransactionEnded('the handler rolled its transaction back', { cause: error })
+    }
+    throw new TransactionEnded('the handler committed its transaction; the response was stored in another one')
+  }
+
+  /** A session that has tried to claim; one of those that may sleep, if there is room. */
+  async #claimed(options: RequestOptions & Lease, send: (session: Session, claim: Statement<HeldClaim>) => Promise<HeldClaim>):
+    Promise<{ session: Session; claim: HeldClaim }> {
+    const defaults = this.#defaults
+    const wait = options.wait !== undefined || options.waitMs !== undefined ? options : defaults
+    const ttl = options.ttl !== undefined || options.ttlMs !== undefined ? options : defaults
+    const lease = options.lease !== undefined || options.leaseMs !== undefined ? options : defaults
+    const sleeps = (wait.wait !== undefined || (wait.waitMs ?? 0) > 0) && this.#waiters > 0
+    const given = { ...identity(options), ...pick(ttl, 'ttl'), ...pick(lease, 'lease'), ...(sleeps ? pick(wait, 'wait') : {}) }
+    const statement = held(this.statements.claim(options.scope, options.key, given))
+    if (sleeps) this.#waiters--
+    try {
+      const session = await Session.open(this.#pool)
+      try {
+        return { session, claim: await send(session, statement) }
+      } catch (error) {
+        await session.release()
+        throw error
+      }
+    } finally {
+      if (sleeps) this.#waiters++
+    }
+  }
+
+  async job(options: JobOptions, fn: (job: Job<PoolClientLike>) => Promise<Response | void> | Response | void): Promise<Result> {
+    refuseNested('job()')
+    return this.#turns.take(options, this.#defaults, (turn) => this.#job(turn, fn))
+  }
+
+  async #job(options: JobOptions, fn: (job: Job<PoolClientLike>) => Promise<Response | void> | Response | void): Promise<Result> {
+    const started = performance.now()
+    const claim = await orAbort(retried(async () => {
+      const { session, claim } = await this.#claimed(options, (opened, statement) => opened.perform(statement))
+      await session.release()
+      if (options.signal?.aborted && claim.outcome === 'new') {
+        await this.release(options.scope, options.key, { claimToken: claim.claimToken })
+      }
+      return claim
+    }), options.signal)
+    if (claim.outcome !== 'new') return answered(claim)
+    return runJob(this, options, this.#defaults, claim, started, (finish, complete) => this.#finish(options, claim, finish, complete), fn)
+  }
+
+  /** The last step. A heartbeat first: if it holds the claim, nobody can take over until COMMIT. */
+  async #finish(options: JobOptions, claim: HeldClaim, fn: (tx: PoolClientLike) => Promise<Response> | Response,
+    complete: (response: Response) => Statement<boolean>): Promise<Result> {
+    let unknown: unknown
+    let tries = 0
+    return retried(async () => {
+      for (;;) {
+        const session = await Session.open(this.#pool)
+        try {
+          await session.begin(this.statements.heartbeat(options.scope, options.key,
+            { claimToken: claim.claimToken, ...leaseOf(options, this.#defaults) }))
+          const response = checked(await insideHandler(() => fn(session.tx)), 'the last step')
+          if (session.status === 'E' || session.status === 'I') {
+            throw new TransactionEnded('the last step ended its transaction, or went on after an error in it')
+          }
+          try {
+            await session.commit(complete(response))
+          } catch (error) {
+            if (session.lost) throw new Unknown('', { cause: error })
+            throw error
+          }
+          return fresh(response, true)
+        } catch (error) {
+          if (error instanceof Unknown) {
+            unknown = error.cause
+            if (++tries === 3) throw unknown
+            continue
+          }
+          if (unknown && (error instanceof ClaimLost || error instanceof ClaimNotFound)) {
+            // It was committed, unless somebody else has been here.
+            const found = await this.lookup(options.scope, options.key)
+            if (found?.state === 'completed' && found.attempt === claim.attempt) {
+              return {
+                outcome: 'new', status: found.responseStatus!, headers: found.responseHeaders ?? {},
+                body: found.responseBytes ?? found.responseBody, replayed: false, stored: true,
+              }
+            }
+          }
+          throw error
+        } finally {
+          await session.release()
+        }
+      }
+    })
+  }
+}
+
+/** An interval that was given, by whichever of its names. */
+function pick(from: Ttl & Lease & Wait, name: 'ttl' | 'lease' | 'wait'): Record<string, string | number> {
+  const chosen: Record<string, string | number> = {}
+  for (const one of [name, `${name}Ms`] as const) {
+    const value = (from as Record<string, string | number | null | undefined>)[one]
+    if (value !== undefined && value !== null) chosen[one] = value
+  }
+  return chosen
+}
+
+export function leaseOf(options: Lease, defaults: Lease): Lease {
+  return pick(options.lease !== undefined || options.leaseMs !== undefined ? options : defaults, 'lease')
+}
+
+/** The part of a job that is the same over a server and in memory. */
+export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Lease, claim: HeldClaim, started: number,
+  commit: (fn: (tx: Tx) => Promise<Response> | Response, complete: (response: Response) => Statement<boolean>) => Promise<Result>,
+  fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
+  const { scope, key } = options
+  const claimToken = claim.claimToken!
+  const lease = leaseOf(options, defaults)
+  const leaseMs = claim.leaseMs ?? 60_000
+  const controller = new AbortController()
+  const state = claim.recoveryState
+  const values: Record<string, Json> = Object.assign(Object.create(null) as Record<string, Json>,
+    typeof state === 'object' && state !== null && !Array.isArray(state) ? state : {})
+  let result: Result | undefined
+  let running: string | undefined
+  let ended = false
+
+  const lose = (error?: unknown): void => {
+    if (!controller.signal.aborted && !result) {
+      controller.abort(error instanceof ClaimLost ? error : new ClaimLost('the claim was lost', { cause: error }))
+    }
+  }
+  const isLoss = (error: unknown): boolean => error instanceof ClaimLost || error instanceof ClaimNotFound
+
+  // Heartbeats, and the end of the lease where none gets through.
+  let renewed = started
+  const isOver = (): boolean => performance.now() - renewed > leaseMs
+  let timer: NodeJS.Timeout
+  const beat = async (): Promise<void> => {
+    const sent = performance.now()
+    // The last step beats itself, and its transaction holds the row.
+    if (running !== FINISH) {
+      try {
+        await core.heartbeat(scope, key, { claimToken, ...lease })
+        renewed = sent
+      } catch (error) {
+        if (running !== FINISH && !ended && (isLoss(error) || isOver())) return lose(error)
+      }
+    }
+    if (!ended) timer = setTimeout(() => void beat(), leaseMs / 3)
+  }
+  timer = setTimeout(() => void beat(), leaseMs / 3)
+
+  const enter = (name: string): void => {
+    if (controller.signal.aborted) throw controller.signal.reason
+    if (result || ended) throw new TypeError('the job is finished')
+    if (running !== undefined) throw new TypeError(`steps come one after another: ${running} is running`)
+    running = name
+  }
+  const complete = (response: Response): Statement<boolean> => {
+    const { status, body, headers } = kept(response, Math.min(claim.maxResponseSize, options.maxResponseSize ?? Infinity))
+    return (core as unknown as { statements: Statements }).statements.complete(scope, key, status, { body, headers, claimToken })
+  }
+  const job: Job<Tx> = {
+    scope, key, attempt: claim.attempt ?? 1, signal: controller.signal,
+    get lost() { return controller.signal.aborted },
+    async step(name, run) {
+      if (name in values && !running && !controller.signal.aborted) return values[name] as never
+      enter(name)
+      try {
+        const value = await run({ key: stepKey(scope, key, name), signal: controller.signal })
+        const copy = JSON.parse(JSON.stringify(value ?? null)) as Json
+        const sent = performance.now()
+        await retried(() => core.checkpoint(scope, key, name,
+          { recoveryState: { ...values, [name]: copy }, claimToken, ...lease }))
+        renewed = sent
+        values[name] = copy
+        if (controller.signal.aborted) throw controller.signal.reason
+        return copy as never
+      } catch (error) {
+        if (isLoss(error)) lose(error)
+        throw error
+      } finally {
+        running = undefined
+      }
+    },
+    async finish(run) {
+      enter(FINISH)
+      try {
+        result = await commit(run, complete)
+        return result
+      } catch (error) {
+        if (isLoss(error)) lose(error)
+        throw error
+      } finally {
+        running = undefined
+      }
+    },
+  }
+  try {
+    const returned = await fn(job)
+    if (!result && returned === undefined) {
+      throw new NotFinished('the function of a job ends with job.finish(), or returns a response')
+    }
+    if (!result) {
+      const response = checked(returned, 'the job')
+      if (storable(response.status, options.store)) await job.finish(() => response)
+      else {
+        await core.fail(scope, key, { claimToken, error: `status ${response.status}` })
+        result = fresh(response, false)
+      }
+    }
+    return result!
+  } catch (error) {
+    if (!result && !controller.signal.aborted) {
+      // Where this gets lost, too, the lease ends the claim.
+      const said = error instanceof Error ? error.message : String(error)
+      await core.fail(scope, key, { claimToken, error: said.replaceAll('\0', '').toWellFormed().slice(0, MAX_ERROR).toWellFormed() })
+        .catch(() => undefined)
+    }
+    throw error
+  } finally {
+    ended = true
+    clearTimeout(timer)
+  }
+}
+
+const FINISH = 'finish()'

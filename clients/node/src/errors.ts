@@ -1,0 +1,108 @@
+/**
+ * Errors as classes, and how they are found again where a query builder has
+ * wrapped what the driver threw.
+ */
+
+/** The base of all errors of this package. */
+export class IdempotencyError extends Error {
+  /** The SQLSTATE, where the error came from the database. */
+  readonly sqlstate: string | undefined
+
+  constructor(message: string, options: { sqlstate?: string | undefined; cause?: unknown } = {}) {
+    super(message, options.cause === undefined ? undefined : { cause: options.cause })
+    this.name = new.target.name
+    this.sqlstate = options.sqlstate
+  }
+}
+
+/** ID001: the key breaks the key rules. */
+export class KeyInvalid extends IdempotencyError {}
+
+/** ID002: too many new keys in this scope. */
+export class RateLimited extends IdempotencyError {
+  /** In how many seconds to try again. */
+  readonly retryAfter: number
+
+  constructor(message: string, retryAfter: number, options: { sqlstate?: string; cause?: unknown } = {}) {
+    super(message, options)
+    this.retryAfter = retryAfter
+  }
+}
+
+/** ID003: another claimant has taken over, or the token is missing. */
+export class ClaimLost extends IdempotencyError {}
+
+/** ID004: there is no live claim. */
+export class ClaimNotFound extends IdempotencyError {}
+
+/** ID005: the action id lies too far in the future. */
+export class ActionIdAhead extends IdempotencyError {}
+
+/** The first request is still running. */
+export class InProgress extends IdempotencyError {
+  /** In how many seconds to try again. */
+  readonly retryAfter: number
+
+  constructor(message = 'the request is running', retryAfter = 1) {
+    super(message)
+    this.retryAfter = retryAfter
+  }
+}
+
+/** The key was used for another request. */
+export class KeyReused extends IdempotencyError {}
+
+/** The key is too old, and idempotency.expired_key_policy is reject. */
+export class KeyExpired extends IdempotencyError {}
+
+/** The handler has ended its transaction, or went on after an error that undid it. */
+export class TransactionEnded extends IdempotencyError {}
+
+/** The function of a job has neither finished it nor returned a response. */
+export class NotFinished extends IdempotencyError {}
+
+/** A handler writes its response in pieces. */
+export class StreamingRefused extends IdempotencyError {}
+
+const CLASSES: Record<string, new (message: string, options: { sqlstate: string; cause: unknown }) => IdempotencyError> = {
+  ID001: KeyInvalid, ID003: ClaimLost, ID004: ClaimNotFound, ID005: ActionIdAhead,
+}
+
+/** What hides in an error: itself, then what it wraps. */
+function* layers(error: unknown): Generator<Record<string, unknown>> {
+  const seen = new Set<unknown>()
+  const next = [error]
+  while (next.length > 0) {
+    const found = next.shift()
+    if (typeof found !== 'object' || found === null || seen.has(found)) continue
+    seen.add(found)
+    const layer = found as Record<string, unknown>
+    yield layer
+    next.push(layer['cause'], layer['original'], layer['parent'], layer['originalError'])
+  }
+}
+
+/** The SQLSTATE of an error, or of one that it wraps. */
+export function sqlstateOf(error: unknown): string | undefined {
+  for (const layer of layers(error)) {
+    const code = layer['sqlstate'] ?? layer['code']
+    if (typeof code === 'string' && /^(?!E[A-Z]{4}$)[0-9A-Z]{5}$/.test(code)) return code
+  }
+  return undefined
+}
+
+/** The error as one of our classes if it is, or wraps, one of ID001 to ID005. */
+export function asIdempotencyError(error: unknown): IdempotencyError | undefined {
+  for (const layer of layers(error)) {
+    if (layer instanceof IdempotencyError) return layer
+    const code = layer['code']
+    if (typeof code !== 'string' || !/^ID00[1-5]$/.test(code)) continue
+    const message = String(layer['message'])
+    const options = { sqlstate: code, cause: error }
+    if (code === 'ID002') {
+      return new RateLimited(message, Number(/\d+/.exec(String(layer['hint']))?.[0] ?? 60), options)
+    }
+    return new CLASSES[code]!(message, options)
+  }
+  return undefined
+}

@@ -1,0 +1,213 @@
+/**
+ * Guarded routes for Express 4 and 5:
+ *
+ *	app.post('/payments', guarded(async (req, res) => { ... req.idempotency.tx ... }))
+ *
+ * The handler's response is held back until COMMIT. What it throws, or passes
+ * to next(), rolls back, and goes on to the error handlers of the application.
+ */
+import type { IncomingMessage, OutgoingHttpHeader, ServerResponse } from 'node:http'
+import type { Client, Response } from './client.js'
+import { serve, streamingRefused, wholeBody, type Context, type HttpOptions } from './http.js'
+import type { PoolClientLike } from './postgres.js'
+
+/** What we need of an Express request. */
+export interface ExpressRequest extends IncomingMessage {
+  originalUrl: string
+  body?: any
+  rawBody?: Buffer
+  idempotency?: unknown
+}
+export type Next = (error?: any) => void
+export type GuardedRequest<Request, Tx> = Request & { idempotency: Context<Tx>; rawBody: Buffer }
+
+export interface ExpressOptions<Request> extends HttpOptions<Request> {
+  /** The largest request body, in bytes; 2 MB by default. */
+  bodyLimit?: number
+}
+
+/**
+ * A function that guards handlers: guarded(handler) for those of one
+ * transaction, guarded.job(handler) for those that call others.
+ */
+export function idempotent<Request extends ExpressRequest = any, Tx = PoolClientLike>(client: Client<Tx>, options: ExpressOptions<Request>) {
+  const guard = (kind: 'request' | 'job') =>
+    <Res extends ServerResponse = any>(handler: (req: GuardedRequest<Request, Tx>, res: Res, next: Next) => unknown, own: Partial<ExpressOptions<Request>> = {}) =>
+      (req: Request, res: Res, next: Next): void => {
+        handle(client, { ...options, ...own }, kind, handler as never, req, res).catch(next)
+      }
+  return Object.assign(guard('request'), { job: guard('job') })
+}
+
+async function handle(client: Client<any>, options: ExpressOptions<any>, kind: 'request' | 'job',
+  handler: (req: ExpressRequest, res: ServerResponse, next: Next) => unknown, req: ExpressRequest, res: ServerResponse): Promise<void> {
+  await readBody(req, options.bodyLimit ?? 2 << 20)
+  const held = new HeldResponse(res, `${req.method} ${req.originalUrl}`)
+  let whole: Response | undefined
+  let answer
+  try {
+    answer = await serve(client, {
+      method: req.method!, path: req.originalUrl, key: req.headersDistinct['idempotency-key'],
+      body: req.rawBody!, scope: () => options.scope(req),
+    }, options, kind, async (context) => {
+      let finished = false
+      const job = context.job && Object.create(context.job, {
+        finish: { value: async (last: never) => {
+          const result = await context.job.finish(last)
+          finished = true
+          return result
+        } },
+      })
+      req.idempotency = { ...context, job }
+      whole = await held.run((fail) => handler(req, res, (error) => fail(error ??
+        new TypeError('a guarded handler answers itself: it may not call next() without an error'))), () => finished)
+      // The last step's response is the one that is stored.
+      if (finished) whole = undefined
+      return whole
+    })
+  } finally {
+    held.restore()
+  }
+  // The handler's own has headers that are not stored, and a body that may be too large for that.
+  if (answer.first && whole) held.send(whole.status, held.headers, whole.body as Buffer)
+  else held.send(answer.status, Object.entries(answer.headers), answer.body)
+}
+
+/** The body before anything parses it; parsed then as Express would, for the handler. */
+async function readBody(req: ExpressRequest, limit: number): Promise<void> {
+  if (Buffer.isBuffer(req.rawBody)) return
+  if (Buffer.isBuffer(req.body)) {
+    req.rawBody = req.body
+    return
+  }
+  if (req.readableEnded || (req as { _body?: boolean })._body) {
+    throw new TypeError('the body was parsed before it could be hashed: mount the parser behind the guarded route, ' +
+      'or keep the bytes, as in express.json({ verify: (req, res, bytes) => { req.rawBody = bytes } })')
+  }
+  const raw = await wholeBody(req, limit)
+  req.rawBody = raw
+  // So that no parser waits for what has been read.
+  ;(req as { _body?: boolean })._body = true
+  const type = (req.headers['content-type'] ?? '').split(';')[0]!.trim().toLowerCase()
+  if (raw.length > 0 && /^application\/([^;]*\+)?json$/.test(type)) {
+    try {
+      req.body = JSON.parse(raw.toString())
+    } catch (error) {
+      throw Object.assign(error as Error, { status: 400, statusCode: 400, expose: true, type: 'entity.parse.failed', body: raw.toString() })
+    }
+  } else if (type === 'application/x-www-form-urlencoded') {
+    req.body = Object.fromEntries(new URLSearchParams(raw.toString()))
+  } else {
+    req.body = raw
+  }
+}
+
+type Lines = [string, OutgoingHttpHeader][]
+
+/** A response whose head and body are kept, and sent later. */
+class HeldResponse {
+  headers: Lines = []
+  #before: Lines
+  #statusBefore: number
+
+  constructor(readonly res: ServerResponse, readonly route: string) {
+    this.#before = this.#lines()
+    this.#statusBefore = res.statusCode
+  }
+
+  #lines(): Lines {
+    const names = (this.res as unknown as { getRawHeaderNames(): string[] }).getRawHeaderNames()
+    return names.map((name) => [name, this.res.getHeader(name)!])
+  }
+
+  #reset(): void {
+    this.res.statusCode = this.#statusBefore
+    for (const name of this.res.getHeaderNames()) this.res.removeHeader(name)
+    for (const [name, value] of this.#before) this.res.setHeader(name, value)
+  }
+
+  /**
+   * Run the handler until it has both returned and answered; it need not answer
+   * where silent() says so. Its response, if it has.
+   */
+  async run(handler: (fail: (error: unknown) => void) => unknown, silent: () => boolean): Promise<Response | undefined> {
+    const { res } = this
+    const parts: Buffer[] = []
+    let ended = false
+    this.#reset()
+    await new Promise<void>((resolve, reject) => {
+      let returned = false
+      const look = (): void => { if (returned && (ended || silent())) resolve() }
+      const streaming = (): void => reject(streamingRefused(this.route))
+      const take = (part: unknown, encoding: unknown): void => {
+        if (part === undefined || part === null || typeof part === 'function') return
+        parts.push(typeof part === 'string'
+          ? Buffer.from(part, typeof encoding === 'string' ? encoding as BufferEncoding : 'utf8')
+          : Buffer.from(part as Uint8Array))
+      }
+      const callBack = (given: unknown[]): void => {
+        const callback = given.find((one) => typeof one === 'function') as (() => void) | undefined
+        if (callback) process.nextTick(callback)
+      }
+      Object.assign(res, {
+        writeHead: (status: number, ...rest: unknown[]) => {
+          res.statusCode = status
+          if (typeof rest[0] === 'string') res.statusMessage = rest.shift() as string
+          const given = rest[0] as Record<string, OutgoingHttpHeader> | OutgoingHttpHeader[] | undefined
+          if (Array.isArray(given)) {
+            for (let at = 0; at + 1 < given.length; at += 2) res.appendHeader(String(given[at]), given[at + 1] as string)
+          } else {
+            for (const [name, value] of Object.entries(given ?? {})) res.setHeader(name, value)
+          }
+          return res
+        },
+        flushHeaders: streaming,
+        write: (part: unknown, ...rest: unknown[]) => {
+          callBack(rest)
+          if (ended) return false
+          // With its length told, it is no stream of unknown length.
+          if (res.hasHeader('content-length')) take(part, rest[0])
+          else streaming()
+          return true
+        },
+        end: (...given: unknown[]) => {
+          callBack(given)
+          if (ended) return res
+          take(given[0], given[1])
+          ended = true
+          look()
+          return res
+        },
+      })
+      const made = handler(reject) as PromiseLike<unknown> | undefined
+      const done = (): void => {
+        returned = true
+        look()
+      }
+      if (typeof made?.then === 'function') made.then(done, reject)
+      else done()
+    })
+    if (!ended) return undefined
+    this.headers = this.#lines()
+    const headers: Record<string, string | string[]> = {}
+    for (const [name, value] of this.headers) headers[name] = Array.isArray(value) ? value : String(value)
+    return { status: res.statusCode, headers, body: Buffer.concat(parts) }
+  }
+
+  /** The response as it was before the handler. */
+  restore(): void {
+    const own = this.res as unknown as Record<string, unknown>
+    for (const name of ['writeHead', 'flushHeaders', 'write', 'end']) delete own[name]
+    this.#reset()
+  }
+
+  send(status: number, headers: Iterable<readonly [string, OutgoingHttpHeader]>, body: string | Uint8Array | null): void {
+    const { res } = this
+    res.statusCode = status
+    for (const [name, value] of headers) res.setHeader(name, value)
+    const bytes = typeof body === 'string' ? Buffer.from(body) : body ?? Buffer.alloc(0)
+    const bodiless = status === 204 || status === 304 || res.req.method === 'HEAD'
+    if (!bodiless) res.setHeader('Content-Length', bytes.length)
+    res.end(bodiless ? undefined : bytes)
+  }
+}

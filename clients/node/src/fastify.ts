@@ -1,0 +1,161 @@
+/**
+ * A plugin for Fastify 5: routes with config: { idempotency: true } are guarded.
+ *
+ *	app.register(idempotency, { client, scope: (request) => request.user })
+ *	app.post('/payments', { config: { idempotency: true } }, async (request, reply) => { ... })
+ *
+ * The handler's response is held back until COMMIT. What it throws rolls back,
+ * and goes on to the application's error handler.
+ */
+import { Readable } from 'node:stream'
+import type { Client, Response } from './client.js'
+import { serve, streamingRefused, wholeBody, type Context, type HttpOptions } from './http.js'
+import type { PoolClientLike } from './postgres.js'
+import type { Headers } from './values.js'
+
+export interface FastifyOptions<Request = any> extends HttpOptions<Request> {
+  client: Client<any>
+}
+/** As config.idempotency of a route: true, or what is different there. */
+export type RouteOptions = Partial<HttpOptions<any>> & { job?: boolean }
+/** What a guarded handler finds as request.idempotency. */
+export type Idempotent<Tx = PoolClientLike> = Context<Tx>
+
+async function idempotency(app: any, options: FastifyOptions): Promise<void> {
+  const { client, ...defaults } = options
+  app.decorateRequest('idempotency', null)
+  app.decorateRequest('rawBody', null)
+  app.addHook('onRoute', (route: any) => {
+    const own = route.config?.idempotency as RouteOptions | boolean | undefined
+    if (!own) return
+    const settings = { ...defaults, ...(own === true ? {} : own) }
+    const kind = own !== true && own.job ? 'job' : 'request'
+    const handler = route.handler as (this: unknown, request: any, reply: any) => unknown
+    // First of all hooks, so that what comes after may parse.
+    route.preParsing = [async (request: any, _reply: unknown, payload: Readable) => {
+      request.rawBody = await wholeBody(payload, request.routeOptions.bodyLimit)
+      const again = Readable.from(request.rawBody.length > 0 ? [request.rawBody] : []) as Readable & { receivedEncodedLength?: number }
+      again.receivedEncodedLength = request.rawBody.length
+      return again
+    }, ...[route.preParsing ?? []].flat()]
+    route.handler = function (this: unknown, request: any, reply: any) {
+      return handle(client, settings, kind, request, reply, (given) => handler.call(this, request, given))
+    }
+  })
+}
+
+async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'request' | 'job', request: any, reply: any,
+  handler: (reply: any) => unknown): Promise<unknown> {
+  const before = lines(reply)
+  const statusBefore = reply.statusCode as number
+  let whole: { status: number; headers: Headers; body: Buffer } | undefined
+  const reset = (): void => {
+    delete reply.send
+    delete reply.then
+    for (const name of Object.keys(reply.getHeaders())) reply.removeHeader(name)
+    for (const [name, value] of Object.entries(before)) reply.header(name, value)
+    reply.code(statusBefore)
+  }
+  let answer
+  try {
+    answer = await serve(client, {
+      method: request.method, path: request.raw.url, key: request.raw.headersDistinct['idempotency-key'],
+      body: request.rawBody ?? new Uint8Array(), scope: () => options.scope(request),
+    }, options as HttpOptions<never>, kind, async (context) => {
+      let finished = false
+      const job = context.job && Object.create(context.job, {
+        finish: { value: async (last: never) => {
+          const result = await context.job.finish(last)
+          finished = true
+          return result
+        } },
+      })
+      request.idempotency = { ...context, job }
+      reset()
+      whole = undefined
+      const payload = await heldPayload(reply, handler, () => finished)
+      // The last step's response is the one that is stored.
+      if (!finished) whole = responseOf(request, reply, payload)
+      return whole as Response | undefined
+    })
+  } finally {
+    reset()
+  }
+  const { status, headers, body } = answer.first && whole ? whole : answer
+  reply.code(status)
+  for (const [name, value] of Object.entries(headers)) reply.header(name, value)
+  return reply.send(body === null ? undefined : typeof body === 'string' ? Buffer.from(body) : body)
+}
+
+/** What the handler returns, or gives to reply.send(). */
+function heldPayload(reply: any, handler: (reply: any) => unknown, silent: () => boolean): Promise<unknown> {
+  return new Promise((resolve, reject) => {
+    let sent: { payload: unknown } | undefined
+    let returned = false
+    const look = (): void => { if (returned && (sent || silent())) resolve(sent?.payload) }
+    // A handler may return reply, which would wait for what is sent later.
+    reply.then = undefined
+    reply.send = (payload: unknown) => {
+      if (payload instanceof Error) reject(payload)
+      else sent ??= { payload }
+      look()
+      return reply
+    }
+    const made = handler(reply) as PromiseLike<unknown> | undefined
+    if (typeof made?.then === 'function' && made !== reply) {
+      made.then((payload) => {
+        if (payload !== undefined && payload !== reply) sent ??= { payload }
+        // As in Fastify, a promise of nothing is an empty answer.
+        else if (payload === undefined && !silent()) sent ??= { payload: undefined }
+        returned = true
+        look()
+      }, reject)
+    } else {
+      if (made !== undefined && made !== reply) sent ??= { payload: made }
+      returned = true
+      look()
+    }
+  })
+}
+
+function lines(reply: any): Headers {
+  const made: Headers = {}
+  for (const [name, value] of Object.entries(reply.getHeaders())) {
+    if (value !== undefined) made[name] = Array.isArray(value) ? value.map(String) : String(value)
+  }
+  return made
+}
+
+/** The response as Fastify would send it. */
+function responseOf(request: any, reply: any, payload: unknown): { status: number; headers: Headers; body: Buffer } {
+  if (reply.raw.headersSent) throw streamingRefused(`${request.method} ${request.url}`)
+  const type = (otherwise: string): void => { if (!reply.hasHeader('content-type')) reply.header('content-type', otherwise) }
+  let body: Buffer
+  if (payload === undefined || payload === null) {
+    body = Buffer.alloc(0)
+  } else if (payload instanceof Uint8Array) {
+    type('application/octet-stream')
+    body = Buffer.from(payload)
+  } else if (typeof payload === 'string' && !/json/.test(String(reply.getHeader('content-type') ?? ''))) {
+    type('text/plain; charset=utf-8')
+    body = Buffer.from(payload)
+  } else if (isStream(payload)) {
+    throw streamingRefused(`${request.method} ${request.url}`)
+  } else {
+    type('application/json; charset=utf-8')
+    body = Buffer.from(typeof payload === 'string' ? payload : reply.serialize(payload) as string)
+  }
+  reply.removeHeader('content-length')
+  return { status: reply.statusCode, headers: lines(reply), body }
+}
+
+function isStream(payload: unknown): boolean {
+  const some = payload as { pipe?: unknown; getReader?: unknown; arrayBuffer?: unknown; [Symbol.asyncIterator]?: unknown }
+  return [some.pipe, some.getReader, some.arrayBuffer, some[Symbol.asyncIterator]].some((one) => typeof one === 'function')
+}
+
+// Its hooks are for the application that registers it, not for a context of its own.
+Object.assign(idempotency, { [Symbol.for('skip-override')]: true, [Symbol.for('fastify.display-name')]: 'pg-idempotency' })
+
+export { idempotency }
+export default idempotency

@@ -1,0 +1,208 @@
+/**
+ * What all middleware share: the header Idempotency-Key of the IETF draft of
+ * that name, which has expired and is no standard; problem documents; replays.
+ */
+import {
+  fresh, problem, storable, type Client, type Job, type Response, type Result,
+} from './client.js'
+import {
+  asIdempotencyError, ClaimLost, ClaimNotFound, InProgress, KeyExpired, KeyInvalid, KeyReused, RateLimited, StreamingRefused,
+} from './errors.js'
+import type { Lease, Ttl, Wait } from './functions.js'
+import { requestHashOfBytes } from './keys.js'
+import type { Headers } from './values.js'
+
+export interface HttpOptions<Request> extends Ttl, Wait, Lease {
+  /** Who the key belongs to: the user or tenant, from the login. */
+  scope: (request: Request) => string
+  /** Whether a request without a key is refused (400), or runs in a transaction without one. */
+  required?: boolean
+  /** Quoted strings only. */
+  strict?: boolean
+  /** Of a key that was used for another request. */
+  conflictStatus?: 422 | 409
+  /** Of the response, stored and replayed. Never Set-Cookie. */
+  headers?: readonly string[]
+  /** Smaller than idempotency.max_response_size. */
+  maxResponseSize?: number
+  /** Whether a response of this status is final; all below 500 by default, and 5xx never. */
+  store?: (status: number) => boolean
+}
+
+/** What a handler finds as request.idempotency. */
+export interface Context<Tx> {
+  /** The unquoted key; undefined where none came. */
+  key: string | undefined
+  /** The handle of the transaction, in all but jobs. */
+  tx: Tx
+  /** In jobs. */
+  job: Job<Tx>
+}
+
+export interface HttpRequest {
+  method: string
+  /** With the query. */
+  path: string
+  /** Of Idempotency-Key; several lines are several, or one with commas. */
+  key: string | string[] | undefined
+  body: Uint8Array
+  scope: () => string
+}
+
+/** What to send. first says that the handler's own response goes out whole. */
+export interface HttpAnswer { first: boolean; status: number; headers: Headers; body: string | Buffer | null }
+
+export const REPLAYED_HEADERS: readonly string[] = ['Content-Type', 'Content-Language', 'Location', 'ETag', 'Link']
+
+/** An RFC 8941 string, or a bare token where it could be a key. Undefined for anything else. */
+export function parseKey(value: string, strict = false): string | undefined {
+  if (!strict && /^[A-Za-z0-9_.:-]+$/.test(value)) return value
+  const quoted = /^"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])+)"$/.exec(value.replace(/^ +| +$/g, ''))
+  return quoted?.[1]!.replace(/\\(["\\])/g, '$1')
+}
+
+/** The headers of the allow-list, under the names that they came by. */
+export function listed(headers: Iterable<readonly [string, string | number | readonly string[] | undefined]>, allowed: readonly string[]): Headers {
+  const names = new Set(allowed.map((name) => name.toLowerCase()))
+  names.delete('set-cookie')
+  const made: Headers = {}
+  for (const [name, value] of headers) {
+    if (value === undefined || !names.has(name.toLowerCase())) continue
+    made[name] = typeof value === 'object' ? [...value] : String(value)
+  }
+  return made
+}
+
+/**
+ * Run a request of a guarded route. respond() runs the handler, and returns its
+ * response with all its headers; what it throws is thrown. A refusal of ours
+ * is an answer.
+ */
+export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, options: HttpOptions<never>, kind: 'request' | 'job',
+  respond: (context: Context<Tx>) => Promise<Response | void>): Promise<HttpAnswer> {
+  const line = Array.isArray(request.key) ? request.key.join(', ') : request.key
+  const { required = true, strict, headers = REPLAYED_HEADERS, store, maxResponseSize } = options
+  if (line === undefined && (required || kind === 'job')) {
+    return refusal(problem('key-required', 'Idempotency-Key required', 400,
+      'This request needs a header Idempotency-Key, a quoted string that is new for each request and the same in each of its retries.'))
+  }
+  const key = line === undefined ? undefined : parseKey(line, strict)
+  if (line !== undefined && key === undefined) {
+    return refusal(problem('key-invalid', 'Idempotency-Key invalid', 400,
+      'The header Idempotency-Key is not one quoted string.'))
+  }
+  const scope = request.scope()
+  if (typeof scope !== 'string' || scope === '') throw new TypeError('the option scope returned no user or tenant')
+  const { ttl, ttlMs, wait, waitMs, lease, leaseMs } = options
+  const common = {
+    scope, key: key ?? '', requestHash: requestHashOfBytes(request.method, request.path, request.body),
+    ttl, ttlMs, wait, waitMs, store, maxResponseSize,
+  }
+  const keptOf = (response: Response): Response =>
+    ({ ...response, headers: listed(Object.entries(response.headers ?? {}), headers), body: asStored(response) })
+  let ours = true
+  let thrown: unknown
+  let answer: Result
+  const guarded = async (context: Context<Tx>): Promise<Response | void> => {
+    try {
+      const response = await respond(context)
+      return response && keptOf(response)
+    } catch (error) {
+      ours = false
+      thrown = error
+      throw error
+    }
+  }
+  try {
+    answer = key === undefined
+      ? fresh(await client.transaction((tx) => guarded({ key, tx, job: undefined as never }) as Promise<Response>,
+        { commits: (response) => storable(response.status, store) }), false)
+      : kind === 'request'
+      ? await client.request(common, (tx) => guarded({ key, tx, job: undefined as never }) as Promise<Response>)
+      : await client.job({ ...common, lease, leaseMs }, (job) => guarded({ key, tx: undefined as never, job }))
+  } catch (error) {
+    const found = asIdempotencyError(error)
+    if (error instanceof StreamingRefused) {
+      return refusal(problem('streaming-refused', 'Streaming refused', 500, error.message))
+    }
+    // What the handler threw is the framework's to answer; but a claim that was lost is nobody's fault.
+    const refused = (ours || error !== thrown || kind === 'job') && found ? refusalOf(found, options.conflictStatus ?? 422, kind) : undefined
+    if (refused) return refused
+    throw error
+  }
+  if (answer.outcome === 'erased') {
+    return replay({ ...answer, ...problem('response-erased', 'Response erased', answer.status,
+      'This request has run, but its response was erased.') })
+  }
+  if (answer.replayed) return replay(answer)
+  return { first: true, status: answer.status, headers: answer.headers, body: answer.body }
+}
+
+function replay(answer: { status: number; headers: Headers; body: string | Buffer | null }): HttpAnswer {
+  return { first: false, status: answer.status, headers: { ...answer.headers, 'Idempotent-Replayed': 'true' }, body: answer.body }
+}
+
+function refusal(said: Response & { body: string; headers: Headers }, more: Headers = {}): HttpAnswer {
+  return { first: false, status: said.status, headers: { ...said.headers, ...more }, body: said.body }
+}
+
+function refusalOf(error: unknown, conflictStatus: number, kind: 'request' | 'job'): HttpAnswer | undefined {
+  if (error instanceof KeyInvalid) {
+    return refusal(problem('key-invalid', 'Idempotency-Key invalid', 400, error.message))
+  }
+  if (error instanceof RateLimited) {
+    return refusal(problem('rate-limited', 'Too many new keys', 429,
+      `There were too many new keys. Retry in ${error.retryAfter} seconds.`), { 'Retry-After': String(error.retryAfter) })
+  }
+  if (error instanceof InProgress || (kind === 'job' && (error instanceof ClaimLost || error instanceof ClaimNotFound))) {
+    return refusal(problem('in-progress', 'Request in progress', 409,
+      'The first request with this key is still running. Retry with the same key.'),
+      { 'Retry-After': String(error instanceof InProgress ? error.retryAfter : 1) })
+  }
+  if (error instanceof KeyReused) {
+    return refusal(problem('key-reused', 'Idempotency-Key reused', conflictStatus,
+      'This key was used for another request. Send another request with a new key.'))
+  }
+  if (error instanceof KeyExpired) {
+    return refusal(problem('key-expired', 'Idempotency-Key expired', 422, 'This key is too old. Use a new one.'))
+  }
+  return undefined
+}
+
+const TEXTUAL = /^(text\/|application\/([^;]*\+)?(json|xml)\b|application\/x-www-form-urlencoded\b)/i
+
+/** Text as text, for those who read the table; all else as bytes. */
+function asStored(response: Response): string | Uint8Array | null {
+  const { body } = response
+  if (!(body instanceof Uint8Array)) return body ?? null
+  const type = Object.entries(response.headers ?? {}).find(([name]) => name.toLowerCase() === 'content-type')?.[1]
+  if (!TEXTUAL.test(String(type))) return body
+  try {
+    const text = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(body)
+    return text.includes('\0') ? body : text
+  } catch {
+    return body
+  }
+}
+
+/** What a handler's answer in pieces is refused with. */
+export function streamingRefused(route: string): StreamingRefused {
+  return new StreamingRefused(`${route} answers in pieces of unknown length, which cannot be stored and replayed; ` +
+    'send the response whole, or leave the route unguarded')
+}
+
+/** The body of a request, whole. */
+export async function wholeBody(stream: AsyncIterable<Uint8Array | string>, limit: number): Promise<Buffer> {
+  const parts: Buffer[] = []
+  let size = 0
+  for await (const part of stream) {
+    const bytes = typeof part === 'string' ? Buffer.from(part) : Buffer.from(part.buffer, part.byteOffset, part.byteLength)
+    size += bytes.length
+    if (size > limit) {
+      throw Object.assign(new Error(`the request body is larger than ${limit} bytes`),
+        { status: 413, statusCode: 413, code: 'FST_ERR_CTP_BODY_TOO_LARGE' })
+    }
+    parts.push(bytes)
+  }
+  return Buffer.concat(parts)
+}

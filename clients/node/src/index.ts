@@ -1,0 +1,15 @@
+/** pg-idempotency: requests, jobs, clicks and messages that take effect once. */
+export {
+  Idempotency, problem,
+  type Client, type Job, type JobOptions, type Options, type RequestOptions, type Response, type Result, type Step,
+} from './client.js'
+export {
+  ActionIdAhead, asIdempotencyError, ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid,
+  KeyReused, NotFinished, RateLimited, sqlstateOf, StreamingRefused, TransactionEnded,
+} from './errors.js'
+export type {
+  Action, Advance, Append, Claim, Core, HealthCheck, Held, Lease, Lookup, Message, Outcome, RequestIdentity, Ttl, Wait,
+} from './functions.js'
+export { newKey, stepKey } from './keys.js'
+export type { Handle, PoolClientLike, PoolLike } from './postgres.js'
+export type { Bigint, Headers, Json } from './values.js'

@@ -1,0 +1,32 @@
+/** New keys, and keys and hashes that are made of others. */
+import { createHash, randomBytes } from 'node:crypto'
+
+let last = 0n
+
+/**
+ * A new key: a UUID of version 7. Keys that were made together lie together in
+ * the index. Those of one process ascend, also where its clock stands still.
+ */
+export function newKey(): string {
+  const now = BigInt(Math.floor((performance.timeOrigin + performance.now()) * 4096))
+  last = now > last ? now : last + 1n
+  const random = randomBytes(8).readBigUInt64BE() >> 2n
+  const bits = ((last >> 12n) << 80n) | (7n << 76n) | ((last & 0xfffn) << 64n) | (2n << 62n) | random
+  const hex = bits.toString(16).padStart(32, '0')
+  return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20)}`
+}
+
+/**
+ * The key of a step of a job: the same in all attempts, and another one for
+ * each scope, key and step. 32 hexadecimal digits.
+ */
+export function stepKey(scope: string, key: string, step: string): string {
+  const parts = [scope, key, step].map((part) => `${Buffer.byteLength(part)}:${part}`).join('')
+  return createHash('sha256').update(parts).digest('hex').slice(0, 32)
+}
+
+/** What idem_request_hash(method, path, body::bytea) returns, without the way to the server. */
+export function requestHashOfBytes(method: string, path: string, body: Uint8Array): Buffer {
+  if (!/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/.test(method)) throw new TypeError(`not an HTTP method: ${method}`)
+  return createHash('sha256').update(`${method.toUpperCase()}:${path.replaceAll(':', '%3A')}:`).update(body).digest()
+}

@@ -1,0 +1,687 @@
+/**
+ * A double for unit tests: the same interface, in the memory of one process.
+ *
+ * Rows belong to the transaction that has written them until it ends; others
+ * see what was there before, and wait where the server would let them wait.
+ * What it leaves out: settings (all are at their defaults), statistics, and the
+ * digits of numbers beyond 2^53 in JSON.
+ */
+import { randomUUID } from 'node:crypto'
+import { setTimeout as sleep } from 'node:timers/promises'
+import {
+  answered, checked, fresh, identity, insideHandler, kept, leaseOf, milliseconds, refuseNested, retried, runJob, storable, Turns,
+  type Client, type Job, type JobOptions, type Options, type RequestOptions, type Response, type Result,
+} from './client.js'
+import { ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, KeyInvalid, TransactionEnded } from './errors.js'
+import {
+  statements,
+  type Claim, type Core, type HeldClaim, type Lease, type Lookup, type Message, type RequestIdentity, type Statements, type Ttl, type Wait,
+} from './functions.js'
+import { newKey, requestHashOfBytes } from './keys.js'
+import { bigint, text, type Bigint, type Headers, type Json } from './values.js'
+
+const MAX_RESPONSE_SIZE = 1 << 20
+const DAY = 86_400_000
+
+function refuse(message: string, sqlstate: string): never {
+  throw new IdempotencyError(message, { sqlstate })
+}
+
+/** A transaction of the double. What a handler does elsewhere is undone by onRollback(). */
+export class MemoryTransaction {
+  /** Settled when it is over. */
+  readonly ended: Promise<void>
+  open = true
+  waitsFor: MemoryTransaction | undefined
+  #end!: () => void
+  #atEnd: ((committed: boolean) => void)[] = []
+
+  constructor() {
+    this.ended = new Promise((resolve) => { this.#end = resolve })
+  }
+
+  /** Called, the last first, if the transaction is rolled back. */
+  onRollback(undo: () => void): void {
+    this.atEnd((committed) => { if (!committed) undo() })
+  }
+
+  atEnd(then: (committed: boolean) => void): void {
+    if (!this.open) throw new TransactionEnded('the transaction of this handle is over')
+    this.#atEnd.push(then)
+  }
+
+  end(committed: boolean): void {
+    if (!this.open) return
+    this.open = false
+    for (const then of this.#atEnd.reverse()) then(committed)
+    this.#end()
+  }
+}
+
+interface Entry<V> { value: V | undefined; before: V | undefined; owner: MemoryTransaction | undefined }
+
+class Table<V> {
+  #entries = new Map<string, Entry<V>>()
+
+  /** Another transaction that has written the row, and is open. */
+  writer(tx: MemoryTransaction, id: string): MemoryTransaction | undefined {
+    const owner = this.#entries.get(id)?.owner
+    return owner === tx ? undefined : owner
+  }
+
+  async lock(tx: MemoryTransaction, id: string): Promise<void> {
+    for (let writer = this.writer(tx, id); writer; writer = this.writer(tx, id)) {
+      for (let other: MemoryTransaction | undefined = writer; other; other = other.waitsFor) {
+        if (other === tx) refuse('deadlock detected', '40P01')
+      }
+      tx.waitsFor = writer
+      await writer.ended
+      tx.waitsFor = undefined
+    }
+  }
+
+  get(tx: MemoryTransaction, id: string): V | undefined {
+    const entry = this.#entries.get(id)
+    return entry && (entry.owner && entry.owner !== tx ? entry.before : entry.value)
+  }
+
+  set(tx: MemoryTransaction, id: string, value: V | undefined): void {
+    let entry = this.#entries.get(id)
+    if (!entry) this.#entries.set(id, entry = { value: undefined, before: undefined, owner: undefined })
+    if (entry.owner !== tx) {
+      const written = entry
+      tx.atEnd((committed) => {
+        if (!committed) written.value = written.before
+        written.owner = written.before = undefined
+        if (written.value === undefined) this.#entries.delete(id)
+      })
+      entry.before = entry.value
+      entry.owner = tx
+    }
+    entry.value = value
+  }
+
+  *all(tx: MemoryTransaction): Generator<[string, V]> {
+    for (const id of this.#entries.keys()) {
+      const value = this.get(tx, id)
+      if (value !== undefined) yield [id, value]
+    }
+  }
+}
+
+interface KeyRow extends Lookup { token: bigint; claimedBy: MemoryTransaction | undefined }
+interface MessageRow extends Message {
+  availableAt: number
+  state: 'pending' | 'acked' | 'dead'
+  leased: boolean
+  attemptsBefore: number
+  endedAt: number
+}
+
+const idOf = (...parts: string[]): string => JSON.stringify(parts)
+const rowCore = (row: KeyRow | undefined): Claim => ({
+  outcome: 'new', claimToken: row?.token ?? null, attempt: row?.attempt ?? null,
+  responseStatus: row?.responseStatus ?? null, responseHeaders: row?.responseHeaders ?? null,
+  responseBody: row?.responseBody ?? null, responseBytes: row?.responseBytes ?? null,
+  recoveryPoint: row?.recoveryPoint ?? null, recoveryState: row?.recoveryState ?? null,
+  recoveryStateText: row?.recoveryStateText ?? null, leaseExpiresAt: row?.leaseExpiresAt ?? null, expiresAt: row?.expiresAt ?? null,
+})
+
+function duration(value: string | null | undefined, ms: number | null | undefined, otherwise: number): number {
+  const found = milliseconds({ wait: value ?? undefined, waitMs: ms ?? undefined })
+  if ((value ?? ms) === undefined || (value ?? ms) === null) return otherwise
+  if (found === undefined) refuse(`the double does not know the interval ${value}: write it as '5 minutes'`, '22007')
+  if (found < 0) refuse('an interval is negative', '22023')
+  return found
+}
+
+function canonical(value: Json | undefined): string {
+  if (Array.isArray(value)) return `[${value.map(canonical).join(',')}]`
+  if (typeof value === 'object' && value !== null) {
+    return `{${Object.keys(value).sort().map((name) => `${JSON.stringify(name)}:${canonical(value[name])}`).join(',')}}`
+  }
+  return JSON.stringify(value)
+}
+
+function canonicalText(document: string): string {
+  try {
+    return canonical(JSON.parse(document) as Json)
+  } catch (cause) {
+    throw new IdempotencyError('invalid input syntax for type json', { sqlstate: '22P02', cause })
+  }
+}
+
+const hashed = (method: string, path: string, body: string | Uint8Array | null | undefined): Buffer =>
+  requestHashOfBytes(method, path, typeof body === 'string' && body !== '' ? Buffer.from(canonicalText(body)) : Buffer.from(body ?? ''))
+
+const name = (value: string, what: string): string => {
+  text(value, what)
+  const size = Buffer.byteLength(value)
+  if (size < 1 || size > 255) refuse(`${what} has not 1 to 255 bytes`, '22023')
+  return value
+}
+
+const exact = (value: Bigint, what: string): bigint => BigInt(bigint(value, what)!)
+
+/** The elements of arrays of one length; one of a single element stands for all. */
+function zipped(...arrays: (readonly unknown[] | null | undefined)[]): unknown[][] {
+  const length = Math.max(...arrays.map((array) => array?.length ?? 0))
+  if (arrays.some((array) => array && array.length !== length && array.length !== 1)) refuse('arrays do not match', '22023')
+  return Array.from({ length }, (_, at) => arrays.map((array) => array?.[array.length === 1 ? 0 : at]))
+}
+
+export type MemoryHandler = (request: Json) => Response | Json | Promise<Response | Json>
+export interface MemoryOptions extends Options {
+  /** For run(): by the name that it is called with. */
+  handlers?: Record<string, MemoryHandler>
+}
+
+export interface MemoryIdempotency extends Core {}
+export class MemoryIdempotency implements Client<MemoryTransaction> {
+  /** For those who need the parameters of a call; they are never sent. */
+  readonly statements: Statements = statements('public')
+  #defaults: MemoryOptions
+  #turns = new Turns()
+  #tokens = 0n
+  #ids = 0n
+  #keys = new Table<KeyRow>()
+  #once = new Table<number>()
+  #counters = new Table<bigint>()
+  #actions = new Table<{ isActive: boolean }>()
+  #aggregates = new Table<bigint>()
+  #clients = new Table<bigint>()
+  #messages = new Table<MessageRow>()
+
+  constructor(options: MemoryOptions = {}) {
+    this.#defaults = options
+    // Each method alone is a transaction of its own.
+    for (const method of Object.keys(this.statements) as (keyof Core)[]) {
+      Object.assign(this, { [method]: (...given: unknown[]) =>
+        this.#transaction((tx) => (this.on(tx)[method] as (...given: unknown[]) => Promise<unknown>)(...given)) })
+    }
+  }
+
+  newKey(): string {
+    return newKey()
+  }
+
+  async #transaction<T>(run: (tx: MemoryTransaction) => Promise<T> | T, commits: (result: T) => boolean = () => true): Promise<T> {
+    const tx = new MemoryTransaction()
+    try {
+      const result = await run(tx)
+      tx.end(commits(result))
+      return result
+    } finally {
+      tx.end(false)
+    }
+  }
+
+  async transaction<T>(handler: (tx: MemoryTransaction) => Promise<T> | T, options: { commits?: (result: T) => boolean } = {}): Promise<T> {
+    refuseNested('transaction()')
+    return retried(() => this.#transaction((tx) => insideHandler(() => handler(tx)), options.commits))
+  }
+
+  async request(options: RequestOptions, handler: (tx: MemoryTransaction) => Promise<Response> | Response): Promise<Result> {
+    refuseNested('request()')
+    return this.#turns.take(options, this.#defaults, (turn) => retried(() => this.#transaction(async (tx) => {
+      const claim = await this.#claim(tx, turn.scope, turn.key, { ...this.#times(turn), ...identity(turn) })
+      if (claim.outcome !== 'new') return answered(claim)
+      const response = checked(await insideHandler(() => handler(tx)), 'the handler')
+      if (!storable(response.status, turn.store)) return fresh(response, false)
+      const limit = Math.min(MAX_RESPONSE_SIZE, turn.maxResponseSize ?? Infinity)
+      const { status, body, headers } = kept(response, limit)
+      await this.on(tx).complete(turn.scope, turn.key, status, { body, headers })
+      return fresh(response, true)
+    }, (result) => result.stored && !result.replayed)))
+  }
+
+  async job(options: JobOptions, fn: (job: Job<MemoryTransaction>) => Promise<Response | void> | Response | void): Promise<Result> {
+    refuseNested('job()')
+    return this.#turns.take(options, this.#defaults, async (turn) => {
+      const started = performance.now()
+      const claim = await this.#transaction((tx) =>
+        this.#claim(tx, turn.scope, turn.key, { ...this.#times(turn), ...identity(turn) }))
+      if (claim.outcome !== 'new') return answered(claim)
+      const lease = leaseOf(turn, this.#defaults)
+      return runJob<MemoryTransaction>(this, turn, this.#defaults, claim, started, (last) => this.#transaction(async (tx) => {
+        await this.on(tx).heartbeat(turn.scope, turn.key, { claimToken: claim.claimToken, ...lease })
+        const response = checked(await insideHandler(() => last(tx)), 'the last step')
+        const { status, body, headers } = kept(response, Math.min(MAX_RESPONSE_SIZE, turn.maxResponseSize ?? Infinity))
+        await this.on(tx).complete(turn.scope, turn.key, status, { body, headers, claimToken: claim.claimToken })
+        return fresh(response, true)
+      }), fn)
+    })
+  }
+
+  #times(options: RequestOptions & Lease): Ttl & Wait & Lease {
+    const { ttl, ttlMs, wait, waitMs, lease, leaseMs } = this.#defaults
+    return {
+      ...(options.ttl ?? options.ttlMs) === undefined ? { ttl, ttlMs } : { ttl: options.ttl, ttlMs: options.ttlMs },
+      ...(options.wait ?? options.waitMs) === undefined ? { wait, waitMs } : { wait: options.wait, waitMs: options.waitMs },
+      ...(options.lease ?? options.leaseMs) === undefined ? { lease, leaseMs } : { lease: options.lease, leaseMs: options.leaseMs },
+    }
+  }
+
+  async #claim(tx: MemoryTransaction, scope: string, key: string, options: RequestIdentity & Ttl & Wait & Lease): Promise<HeldClaim> {
+    name(scope, 'scope')
+    if (key === null || key === undefined) throw new KeyInvalid('the idempotency key is NULL', { sqlstate: 'ID001' })
+    text(key, 'key')
+    const id = idOf(scope, key)
+    const hash = 'method' in options ? hashed(options.method, options.path, options.body)
+      : options.requestHash ? Buffer.from(options.requestHash) : null
+    const ttl = duration(options.ttl, options.ttlMs, DAY)
+    const lease = duration(options.lease, options.leaseMs, 60_000)
+    const deadline = performance.now() + duration(options.wait, options.waitMs, 0)
+    const told = (outcome: Claim['outcome'], row?: KeyRow): HeldClaim => ({
+      ...rowCore(outcome === 'replay' || outcome === 'erased' || outcome === 'new' ? row : undefined), outcome,
+      leaseMs: row?.leaseExpiresAt ? row.leaseExpiresAt.getTime() - Date.now() : null, maxResponseSize: MAX_RESPONSE_SIZE,
+    })
+    for (;;) {
+      const now = Date.now()
+      const writer = this.#keys.writer(tx, id)
+      let row = writer ? undefined : this.#keys.get(tx, id)
+      if (row && row.expiresAt.getTime() <= now) row = undefined
+      if (!writer && !row && !validKey(key)) {
+        throw new KeyInvalid('the idempotency key breaks the key rules: 16 to 128 of A-Z a-z 0-9 _ - : .', { sqlstate: 'ID001' })
+      }
+      if (row?.requestHash && hash && !row.requestHash.equals(hash)) return told('hash_conflict')
+      if (row?.state === 'completed') return told('replay', row)
+      if (row?.state === 'erased') return told('erased', row)
+      const held = writer || row?.claimedBy === tx || (row?.state === 'started' && row.leaseExpiresAt!.getTime() > now)
+      if (!held) {
+        const made: KeyRow = {
+          ...(row ?? {
+            responseStatus: null, responseHeaders: null, responseBody: null, responseBytes: null, recoveryPoint: null,
+            recoveryState: null, recoveryStateText: null, createdAt: new Date(now), completedAt: null,
+          }),
+          state: 'started', token: ++this.#tokens, attempt: (row?.attempt ?? 0) + 1, requestHash: row?.requestHash ?? hash, error: null,
+          expiresAt: new Date(now + ttl), leaseExpiresAt: new Date(Math.min(now + lease, now + ttl)), claimedBy: tx,
+        }
+        this.#keys.set(tx, id, made)
+        return told('new', made)
+      }
+      const left = deadline - performance.now()
+      if (left <= 0 || row?.claimedBy === tx) return told('in_progress', row)
+      if (writer) await Promise.race([writer.ended, sleep(left)])
+      else await sleep(Math.min(10, left))
+    }
+  }
+
+  /** The row of a claim that its holder may change. */
+  async #mine(tx: MemoryTransaction, scope: string, key: string, token: Bigint | null | undefined): Promise<KeyRow> {
+    const id = idOf(scope, key)
+    await this.#keys.lock(tx, id)
+    const row = this.#keys.get(tx, id)
+    if (!row || row.expiresAt.getTime() <= Date.now()) throw new ClaimNotFound('there is no live claim', { sqlstate: 'ID004' })
+    const given = token === null || token === undefined ? undefined : exact(token, 'claimToken')
+    if (given === undefined ? row.claimedBy !== tx : row.token !== given) {
+      throw new ClaimLost('the claim token is missing or is not the current one', { sqlstate: 'ID003' })
+    }
+    return row
+  }
+
+  #started(row: KeyRow): void {
+    if (row.state !== 'started') throw new ClaimNotFound('the claim is not in progress', { sqlstate: 'ID004' })
+  }
+
+  async #renew(tx: MemoryTransaction, scope: string, key: string, options: Lease & { claimToken?: Bigint | null | undefined },
+    more: Partial<KeyRow> = {}): Promise<Date> {
+    const row = await this.#mine(tx, scope, key, options.claimToken)
+    this.#started(row)
+    const ends = new Date(Math.min(Date.now() + duration(options.lease, options.leaseMs, 60_000), row.expiresAt.getTime()))
+    this.#keys.set(tx, idOf(scope, key), { ...row, ...more, leaseExpiresAt: ends })
+    return ends
+  }
+
+  async #advance(tx: MemoryTransaction, userId: string, entityType: string, entityId: string, actionId: Bigint):
+    Promise<{ shouldProcess: boolean; lastActionId: bigint }> {
+    const id = idOf(name(userId, 'userId'), name(entityType, 'entityType'), name(entityId, 'entityId'))
+    const given = exact(actionId, 'actionId')
+    if (given > 9223372036854775807n) throw new ActionIdAhead('the action id is no bigint', { sqlstate: 'ID005' })
+    let last = this.#counters.get(tx, id)
+    if (last !== undefined && given <= last) return { shouldProcess: false, lastActionId: last }
+    await this.#counters.lock(tx, id)
+    last = this.#counters.get(tx, id)
+    if (last !== undefined && given <= last) return { shouldProcess: false, lastActionId: last }
+    this.#counters.set(tx, id, given)
+    return { shouldProcess: true, lastActionId: given }
+  }
+
+  /** The functions in a transaction of the double. */
+  on(tx: MemoryTransaction): Core {
+    const self = this
+    const held = (row: MessageRow | undefined, attempt: number | undefined): boolean =>
+      row?.state === 'pending' && row.leased && (attempt === undefined ? row.availableAt > Date.now() : row.attempt === attempt)
+    const core: Core = {
+      requestHash: async (method, path, body) => hashed(method, path, body),
+      canonicalJson: async (document) => canonicalText(document),
+      keyIsValid: async (key) => key !== null && validKey(key),
+      claim: async (scope, key, options = {}) => {
+        const { leaseMs: _, maxResponseSize: __, ...claim } = await self.#claim(tx, scope, key, options)
+        return claim
+      },
+      async complete(scope, key, status, options = {}) {
+        const row = await self.#mine(tx, scope, key, options.claimToken)
+        if (row.state === 'completed') return false
+        self.#started(row)
+        const { body = null, headers = null } = options
+        if (Math.max(Buffer.byteLength(body ?? ''), headers ? Buffer.byteLength(JSON.stringify(headers)) : 0) > MAX_RESPONSE_SIZE) {
+          refuse('the response is larger than idempotency.max_response_size', '54000')
+        }
+        self.#keys.set(tx, idOf(scope, key), {
+          ...row, state: 'completed', completedAt: new Date(), leaseExpiresAt: null, responseStatus: status,
+          responseHeaders: structuredClone(headers) as Headers | null,
+          responseBody: typeof body === 'string' ? text(body, 'body') : null,
+          responseBytes: body instanceof Uint8Array ? Buffer.from(body) : null,
+        })
+        return true
+      },
+      checkpoint: (scope, key, recoveryPoint, options = {}) => self.#renew(tx, scope, key, options, {
+        recoveryPoint: name(recoveryPoint, 'recoveryPoint'), recoveryState: structuredClone(options.recoveryState ?? null),
+        recoveryStateText: options.recoveryState === undefined ? null : JSON.stringify(options.recoveryState),
+      }),
+      heartbeat: (scope, key, options = {}) => self.#renew(tx, scope, key, options),
+      async fail(scope, key, options = {}) {
+        const row = await self.#mine(tx, scope, key, options.claimToken)
+        if (row.state === 'failed') return false
+        self.#started(row)
+        self.#keys.set(tx, idOf(scope, key), { ...row, state: 'failed', error: options.error ?? null, leaseExpiresAt: null, claimedBy: undefined })
+        return true
+      },
+      async release(scope, key, options = {}) {
+        const row = await self.#mine(tx, scope, key, options.claimToken)
+        self.#started(row)
+        self.#keys.set(tx, idOf(scope, key), undefined)
+        return true
+      },
+      async lookup(scope, key) {
+        const row = self.#keys.get(tx, idOf(scope, key))
+        if (!row || row.expiresAt.getTime() <= Date.now()) return undefined
+        const { token: _, claimedBy: __, ...shown } = row
+        return shown
+      },
+      async forget(scope, key) {
+        await self.#keys.lock(tx, idOf(scope, key))
+        const there = self.#keys.get(tx, idOf(scope, key)) !== undefined
+        self.#keys.set(tx, idOf(scope, key), undefined)
+        return there
+      },
+      async erase(scope, key) {
+        const id = idOf(scope, key)
+        await self.#keys.lock(tx, id)
+        const row = self.#keys.get(tx, id)
+        if (!row || row.state === 'erased') return false
+        self.#keys.set(tx, id, {
+          ...row, state: row.state === 'completed' ? 'erased' : row.state, responseHeaders: null, responseBody: null,
+          responseBytes: null, error: null, recoveryState: null, recoveryStateText: null,
+        })
+        return true
+      },
+      async claimMany(scope, keys, options = {}) {
+        const { requestHashes, ...rest } = options
+        const made = []
+        for (const [at, [key, hash]] of zipped(keys, requestHashes).entries()) {
+          const claim = await core.claim(scope, key as string, { ...rest, requestHash: hash as Uint8Array | null })
+          made.push({ ordinal: at + 1, key: key as string, ...claim })
+        }
+        return made
+      },
+      async completeMany(scope, keys, statuses, options = {}) {
+        const made = []
+        for (const [at, [key, status, body, headers, claimToken]] of zipped(keys, statuses, options.bodies, options.headers, options.claimTokens).entries()) {
+          const completed = await core.complete(scope, key as string, status as number,
+            { body: body as string, headers: headers as Headers, claimToken: claimToken as Bigint })
+          made.push({ ordinal: at + 1, key: key as string, completed })
+        }
+        return made
+      },
+      async run(scope, key, handler, request, options = {}) {
+        const run = self.#defaults.handlers?.[handler] ?? refuse(`function "${handler}" does not exist`, '42883')
+        const document = typeof request === 'string' ? request : JSON.stringify(request)
+        const claim = await core.claim(scope, key, { wait: '1 minute', ...options, method: 'RUN', path: handler, body: document })
+        if (claim.outcome === 'new') {
+          const returned = await run(JSON.parse(document) as Json)
+          const isResponse = typeof (returned as Response | null)?.status === 'number'
+          const response = isResponse ? returned as Response : { status: 200, body: JSON.stringify(returned) }
+          await core.complete(scope, key, response.status, { body: response.body ?? null, headers: response.headers ?? null })
+          return { outcome: 'new', responseStatus: response.status, responseHeaders: response.headers ?? null, responseBody: String(response.body ?? '') }
+        }
+        const { outcome, responseStatus, responseHeaders, responseBody } = claim
+        return { outcome, responseStatus, responseHeaders, responseBody }
+      },
+
+      tryAdvance: (userId, entityType, entityId, actionId) => self.#advance(tx, userId, entityType, entityId, actionId),
+      toggle: async (userId, entityType, entityId, actionType, actionId) => {
+        // Under the lock of the counter that the first call takes.
+        const { shouldProcess, lastActionId } = await self.#advance(tx, userId, entityType, entityId, actionId)
+        const id = idOf(userId, entityType, entityId, name(actionType, 'actionType'))
+        let isActive = self.#actions.get(tx, id)?.isActive ?? false
+        if (shouldProcess) self.#actions.set(tx, id, { isActive: isActive = !isActive })
+        return { isActive, lastActionId, processed: shouldProcess }
+      },
+      async set(userId, entityType, entityId, actionType, active, actionId, options = {}) {
+        name(actionType, 'actionType')
+        const { shouldProcess, lastActionId } = await self.#advance(tx, userId, entityType, entityId, actionId)
+        const id = idOf(userId, entityType, entityId, actionType)
+        if (!shouldProcess) return { isActive: self.#actions.get(tx, id)?.isActive ?? false, lastActionId, processed: false }
+        self.#actions.set(tx, id, { isActive: active })
+        for (const excluded of active ? options.excludes ?? [] : []) {
+          const other = idOf(userId, entityType, entityId, excluded)
+          if (excluded !== actionType && self.#actions.get(tx, other)) self.#actions.set(tx, other, { isActive: false })
+        }
+        return { isActive: active, lastActionId, processed: true }
+      },
+      isActive: async (userId, entityType, entityId, actionType) =>
+        self.#actions.get(tx, idOf(userId, entityType, entityId, actionType))?.isActive ?? false,
+      async actionStates(userId, entityType, entityIds) {
+        const made = []
+        for (const [id, { isActive }] of self.#actions.all(tx)) {
+          const [user, type, entityId, actionType] = JSON.parse(id) as [string, string, string, string]
+          if (user !== userId || type !== entityType || !entityIds.includes(entityId)) continue
+          made.push({ entityId, actionType, isActive, lastActionId: self.#counters.get(tx, idOf(user, type, entityId)) ?? 0n })
+        }
+        return made.sort((one, other) => Buffer.compare(Buffer.from(idOf(one.entityId, one.actionType)), Buffer.from(idOf(other.entityId, other.actionType))))
+      },
+      async forgetUser(userId) {
+        let count = 0n
+        for (const table of [self.#counters, self.#actions] as Table<unknown>[]) {
+          for (const [id] of [...table.all(tx)]) {
+            if ((JSON.parse(id) as string[])[0] !== userId) continue
+            await table.lock(tx, id)
+            table.set(tx, id, undefined)
+            count++
+          }
+        }
+        return count
+      },
+      async tryAdvanceMany(userIds, entityTypes, entityIds, actionIds) {
+        const made = []
+        for (const [at, [user, type, entity, action]] of zipped(userIds, entityTypes, entityIds, actionIds).entries()) {
+          made.push({ ordinal: at + 1, ...await core.tryAdvance(user as string, type as string, entity as string, action as Bigint) })
+        }
+        return made
+      },
+      async setMany(userIds, entityTypes, entityIds, actionTypes, actives, actionIds) {
+        const made = []
+        for (const [at, given] of zipped(userIds, entityTypes, entityIds, actionTypes, actives, actionIds).entries()) {
+          made.push({ ordinal: at + 1, ...await core.set(...given as Parameters<Core['set']>) })
+        }
+        return made
+      },
+
+      async tryAppend(aggregate, clientId, clientSeq, options = {}) {
+        const id = idOf(name(aggregate, 'aggregate'), name(clientId, 'clientId'))
+        const first = exact(clientSeq, 'clientSeq')
+        const count = BigInt(options.eventCount ?? 1)
+        if (first < 1n || count < 1n) refuse('clientSeq and eventCount are at least 1', '22023')
+        const upTo = first + count - 1n
+        const deadline = performance.now() + duration(options.wait, options.waitMs, 0)
+        for (;;) {
+          const last = self.#clients.get(tx, id) ?? 0n
+          const version = self.#aggregates.get(tx, aggregate) ?? 0n
+          if (upTo <= last) return { outcome: 'duplicate', lastClientSeq: last, version }
+          const writer = self.#clients.writer(tx, id)
+          const left = deadline - performance.now()
+          if (writer && left <= 0) return { outcome: 'in_flight', lastClientSeq: last, version }
+          if (writer) await Promise.race([writer.ended, sleep(left)])
+          else if (first <= last) return { outcome: 'overlap', lastClientSeq: last, version }
+          else if (options.allowGaps === false && first > last + 1n) return { outcome: 'gap', lastClientSeq: last, version }
+          else if (self.#aggregates.writer(tx, aggregate)) await self.#aggregates.lock(tx, aggregate)
+          else if (options.expectedVersion != null && exact(options.expectedVersion, 'expectedVersion') !== version) {
+            return { outcome: 'version_conflict', lastClientSeq: last, version }
+          } else {
+            self.#clients.set(tx, id, upTo)
+            self.#aggregates.set(tx, aggregate, version + count)
+            return { outcome: 'appended', lastClientSeq: upTo, version: version + count }
+          }
+        }
+      },
+      lastClientSeq: async (aggregate, clientId) => self.#clients.get(tx, idOf(aggregate, clientId)) ?? 0n,
+
+      async once(scope, token, options = {}) {
+        const id = idOf(name(scope, 'scope'), name(token, 'token'))
+        await self.#once.lock(tx, id)
+        if ((self.#once.get(tx, id) ?? 0) > Date.now()) return false
+        self.#once.set(tx, id, Date.now() + duration(options.ttl, options.ttlMs, 7 * DAY))
+        return true
+      },
+      async onceMany(scope, tokens, options = {}) {
+        const first = new Set<string>()
+        // In one order, so that two calls do not deadlock.
+        for (const token of [...new Set(tokens)].sort()) if (await core.once(scope, token, options)) first.add(token)
+        return [...new Set(tokens)].filter((token) => first.has(token))
+      },
+
+      async publish(topic, payload, options = {}) {
+        const now = Date.now()
+        const id = ++self.#ids
+        const messageId = randomUUID()
+        self.#messages.set(tx, String(id), {
+          id, messageId, topic: name(topic, 'topic'), messageKey: options.messageKey == null ? null : name(options.messageKey, 'messageKey'),
+          payload: structuredClone(payload), payloadText: JSON.stringify(payload), headers: structuredClone(options.headers ?? null),
+          headersText: options.headers === undefined ? null : JSON.stringify(options.headers), attempt: 0, createdAt: new Date(now),
+          availableAt: now + duration(options.deliverAfter, options.deliverAfterMs, 0), state: 'pending', leased: false, attemptsBefore: 0, endedAt: 0,
+        })
+        return messageId
+      },
+      async publishMany(topics, payloads, options = {}) {
+        const { messageKeys, headers, ...rest } = options
+        const made = []
+        for (const [at, [topic, payload, messageKey, head]] of zipped(topics, payloads, messageKeys, headers).entries()) {
+          const messageId = await core.publish(topic as string, payload as Json, {
+            ...rest, messageKey: messageKey as string | null, ...(head === undefined ? {} : { headers: head as Json }) })
+          made.push({ ordinal: at + 1, messageId })
+        }
+        return made
+      },
+      async outboxTake(options = {}) {
+        const { maxMessages = 100, topics } = options
+        const lease = duration(options.lease, options.leaseMs, 30_000)
+        const deadline = performance.now() + duration(options.wait, options.waitMs, 0)
+        for (;;) {
+          const now = Date.now()
+          const taken: Message[] = []
+          const blocked = new Set<string>()
+          const rows = [...self.#messages.all(tx)].map(([, row]) => row).filter((row) => row.state === 'pending').sort((one, other) => Number(one.id - other.id))
+          for (const row of rows) {
+            const lane = row.messageKey === null ? undefined : idOf(row.topic, row.messageKey)
+            const free = !self.#messages.writer(tx, String(row.id)) && row.availableAt <= now && taken.length < maxMessages &&
+              (!topics || topics.includes(row.topic)) && !(lane && blocked.has(lane))
+            if (!free) {
+              if (lane) blocked.add(lane)
+            } else if (row.attempt - row.attemptsBefore >= MAX_ATTEMPTS) {
+              self.#messages.set(tx, String(row.id), { ...row, state: 'dead', leased: false, endedAt: now })
+            } else {
+              const made = { ...row, attempt: row.attempt + 1, availableAt: now + lease, leased: true }
+              self.#messages.set(tx, String(row.id), made)
+              const { availableAt: _, state: _1, leased: _2, attemptsBefore: _3, endedAt: _4, ...message } = made
+              taken.push(message)
+            }
+          }
+          if (taken.length > 0 || performance.now() >= deadline) return taken
+          await sleep(10)
+        }
+      },
+      outboxAck: (ids) => change(ids, undefined, (row) => row.state !== 'acked' && { ...row, state: 'acked', leased: false, endedAt: Date.now() }),
+      async outboxNack(id, options = {}) {
+        let answer: 'pending' | 'dead' | 'lost' = 'lost'
+        await change([id], undefined, (row) => {
+          if (row.state !== 'pending' || !row.leased || (options.attempt != null && options.attempt !== row.attempt)) return false
+          answer = row.attempt - row.attemptsBefore >= MAX_ATTEMPTS ? 'dead' : 'pending'
+          const pause = duration(options.retryAfter, options.retryAfterMs, Math.min(3_600_000, 1000 * 2 ** (row.attempt - 1)) * (1 - Math.random() / 2))
+          return { ...row, state: answer, leased: false, availableAt: Date.now() + pause, endedAt: Date.now() }
+        })
+        return answer
+      },
+      outboxRequeue: (ids) => change(ids ?? [...self.#messages.all(tx)].map(([, row]) => row.id), undefined, (row) =>
+        row.state === 'dead' && { ...row, state: 'pending', attemptsBefore: row.attempt, availableAt: Date.now() }),
+      async outboxExtend(ids, options = {}) {
+        const kept: bigint[] = []
+        await change(ids, options.attempts, (row, attempt) => {
+          if (!held(row, attempt)) return false
+          kept.push(row.id)
+          return { ...row, availableAt: Date.now() + duration(options.lease, options.leaseMs, 30_000) }
+        })
+        return kept
+      },
+      outboxGiveBack: (ids, options = {}) => change(ids, options.attempts, (row, attempt) =>
+        held(row, attempt) && { ...row, leased: false, availableAt: 0, attempt: row.attempt, attemptsBefore: row.attemptsBefore + 1 }),
+
+      async cleanup() {
+        const now = Date.now()
+        const counts = { keysDeleted: 0n, tokensDeleted: 0n, messagesDeleted: 0n }
+        const sweep = <V>(table: Table<V>, over: (row: V) => boolean): bigint => {
+          let count = 0n
+          for (const [id, row] of [...table.all(tx)]) {
+            if (table.writer(tx, id) || !over(row)) continue
+            table.set(tx, id, undefined)
+            count++
+          }
+          return count
+        }
+        counts.keysDeleted = sweep(self.#keys, (row) => row.expiresAt.getTime() <= now)
+        counts.tokensDeleted = sweep(self.#once, (until) => until <= now)
+        counts.messagesDeleted = sweep(self.#messages, (row) => row.state === 'acked' && row.endedAt + DAY <= now)
+        return counts
+      },
+      stats: async () => undefined,
+      statsReset: async () => undefined,
+      metrics: async () => '# EOF',
+      health: async () => [],
+      async stuck(options = {}) {
+        const limit = Date.now() - duration(options.olderThan, options.olderThanMs, 300_000)
+        return [...self.#keys.all(tx)].filter(([, row]) => row.state === 'started' && row.leaseExpiresAt!.getTime() < limit).map(([id, row]) => {
+          const [scope, key] = JSON.parse(id) as [string, string]
+          return { scope, key, age: `${Date.now() - row.leaseExpiresAt!.getTime()} milliseconds`, attempt: row.attempt,
+            recoveryPoint: row.recoveryPoint, leaseExpiresAt: row.leaseExpiresAt! }
+        })
+      },
+      async raiseClaimTokens(atLeast) {
+        const given = exact(atLeast, 'atLeast')
+        return self.#tokens = given > self.#tokens ? given : self.#tokens
+      },
+      grant: async () => undefined,
+      revoke: async () => undefined,
+    }
+
+    /** Change messages, one after another; how many were. */
+    async function change(ids: Bigint[], attempts: number[] | null | undefined,
+      make: (row: MessageRow, attempt: number | undefined) => MessageRow | false): Promise<number> {
+      let count = 0
+      for (const [id, attempt] of zipped(ids, attempts)) {
+        const key = String(exact(id as Bigint, 'id'))
+        await self.#messages.lock(tx, key)
+        const row = self.#messages.get(tx, key)
+        const made = row && make(row, attempt as number | undefined)
+        if (!made) continue
+        self.#messages.set(tx, key, made)
+        count++
+      }
+      return count
+    }
+    return core
+  }
+}
+
+const MAX_ATTEMPTS = 10
+const validKey = (key: string): boolean => /^[A-Za-z0-9_:.-]{16,128}$/.test(key)

@@ -1,0 +1,287 @@
+/**
+ * Ways to the database: a pool, a session of request() on one of its clients,
+ * and whatever handle the user has opened his own transaction with.
+ *
+ * A session sends several statements in one round trip: parameters as they
+ * are, one Sync at the end, so that after an error none that follows is run.
+ */
+import { Buffer } from 'node:buffer'
+import { asIdempotencyError, IdempotencyError, sqlstateOf, TransactionEnded } from './errors.js'
+import type { Row, Statement } from './functions.js'
+import type { Parameter } from './values.js'
+
+/** What we need of a pg.Pool. */
+export interface PoolLike {
+  connect(): Promise<PoolClientLike>
+  options?: { max?: number | undefined }
+}
+
+/** What we need of a pg.PoolClient. */
+export interface PoolClientLike {
+  query(statement: any, values?: any): any
+  release(error?: Error | boolean): void
+  on(event: 'error', listener: (error: Error) => void): unknown
+  removeListener(event: 'error', listener: (error: Error) => void): unknown
+}
+
+/** A pg client, a Knex transaction, a Drizzle transaction. */
+export type Handle = object
+
+interface Command { text: string; values: Parameter[] }
+interface Answer { tag: string; rows: Row[] }
+
+/** The parts of pg's Connection that a custom query class uses. */
+interface Wire {
+  stream: { cork?(): void; uncork?(): void }
+  parse(message: object): void
+  bind(message: object): void
+  describe(message: object): void
+  execute(message: object): void
+  sync(): void
+}
+
+/** Several statements in one round trip: a query class such as pg's own. */
+class Batch {
+  readonly answers: Answer[] = []
+  #fields: string[] = []
+  #rows: Row[] = []
+
+  constructor(readonly commands: Command[], public callback: (error: Error | null, answers?: Answer[]) => void) {}
+
+  submit(connection: Wire): null {
+    connection.stream.cork?.()
+    try {
+      for (const { text, values } of this.commands) {
+        connection.parse({ name: '', text, types: [] })
+        connection.bind({ values, valueMapper: (value: unknown) => value })
+        connection.describe({ type: 'P', name: '' })
+        connection.execute({ portal: '', rows: 0 })
+      }
+      connection.sync()
+    } finally {
+      connection.stream.uncork?.()
+    }
+    return null
+  }
+
+  handleRowDescription(message: { fields: { name: string }[] }): void {
+    this.#fields = message.fields.map((field) => field.name)
+  }
+
+  handleDataRow(message: { fields: (string | null)[] }): void {
+    this.#rows.push(Object.fromEntries(this.#fields.map((name, at) => [name, message.fields[at] ?? null])))
+  }
+
+  handleCommandComplete(message: { text: string }): void {
+    this.answers.push({ tag: message.text, rows: this.#rows })
+    this.#fields = []
+    this.#rows = []
+  }
+
+  handleReadyForQuery(): void {
+    this.callback(null, this.answers)
+  }
+
+  handleError(error: Error): void {
+    this.callback(error)
+  }
+
+  handleEmptyQuery(): void {}
+  handlePortalSuspended(): void {}
+  handleCopyInResponse(): void {}
+  handleCopyData(): void {}
+}
+
+/** Whether the error says nothing of what the server did: the connection is gone. */
+function lostBy(error: unknown): boolean {
+  const state = sqlstateOf(error)
+  return state === undefined ? !(error instanceof IdempotencyError) : /^(08|57P0)/.test(state)
+}
+
+/** A transaction's own errors as our classes. */
+function translated(error: unknown): unknown {
+  return asIdempotencyError(error) ?? error
+}
+
+const ENDS = /^(?:\s|--[^\n]*\n|\/\*[\s\S]*?\*\/|;)*(begin|start\s+transaction|commit|end|abort|prepare\s+transaction|rollback(?!\s+(?:(?:work|transaction)\s+)?to\b))\b/i
+
+/** A client of a pool, in use for one transaction or one statement. */
+export class Session {
+  /** The connection is gone. */
+  lost = false
+  #client: PoolClientLike
+  #onError = (): void => { this.lost = true }
+  #begun = false
+  #released = false
+  #proxy: { tx: PoolClientLike; over: () => void } | undefined
+
+  private constructor(client: PoolClientLike) {
+    this.#client = client
+    // A client in use has no other listener, and an 'error' without one ends the process.
+    client.on('error', this.#onError)
+  }
+
+  static async open(pool: PoolLike): Promise<Session> {
+    return new Session(await pool.connect())
+  }
+
+  /** Run the commands in one round trip if the driver can, or else one by one. */
+  async #send(commands: Command[]): Promise<Answer[]> {
+    const client = this.#client as PoolClientLike & { connection?: Partial<Wire>; pipeline?: boolean }
+    try {
+      if (typeof client.connection?.parse === 'function' && !client.pipeline) {
+        return await new Promise<Answer[]>((resolve, reject) => {
+          client.query(new Batch(commands, (error, answers) => (error ? reject(error) : resolve(answers!))))
+        })
+      }
+      const answers: Answer[] = []
+      for (const { text, values } of commands) {
+        const result = await client.query({ text, values })
+        answers.push({ tag: result.command, rows: result.rows })
+      }
+      return answers
+    } catch (error) {
+      if (lostBy(error)) this.lost = true
+      throw translated(error)
+    }
+  }
+
+  async perform<T>(statement: Statement<T>): Promise<T> {
+    const [answer] = await this.#send([statement])
+    return statement.read(answer!.rows)
+  }
+
+  /** BEGIN and the first statement. */
+  async begin(): Promise<void>
+  async begin<T>(statement: Statement<T>): Promise<T>
+  async begin<T>(statement?: Statement<T>): Promise<T | void> {
+    this.#begun = true
+    const [, answer] = await this.#send([{ text: 'BEGIN', values: [] }, ...(statement ? [statement] : [])])
+    return statement?.read(answer!.rows)
+  }
+
+  /** The last statement and COMMIT. */
+  async commit(statement?: Statement<unknown>): Promise<void> {
+    const answers = await this.#send([...(statement ? [statement] : []), { text: 'COMMIT', values: [] }])
+    this.#begun = false
+    if (answers.at(-1)!.tag !== 'COMMIT') {
+      throw new TransactionEnded('the handler went on after an error of the database: the COMMIT was a ROLLBACK, ' +
+        'and its work is undone')
+    }
+  }
+
+  async rollback(): Promise<void> {
+    this.#begun = false
+    await this.#send([{ text: 'ROLLBACK', values: [] }])
+  }
+
+  /** T in a transaction, E in one that is aborted, I in none; undefined where the driver does not tell. */
+  get status(): string | null | undefined {
+    return (this.#client as { getTransactionStatus?(): string | null }).getTransactionStatus?.()
+  }
+
+  /**
+   * The client as the handler gets it: it cannot end the transaction, nor use
+   * the client when that has gone to somebody else.
+   */
+  get tx(): PoolClientLike {
+    this.#proxy ??= guarded(this.#client)
+    return this.#proxy.tx
+  }
+
+  /** Give the client back, after a ROLLBACK if need be; a broken one is closed. */
+  async release(): Promise<void> {
+    if (this.#released) return
+    this.#released = true
+    this.#proxy?.over()
+    if (!this.lost && (this.#begun || this.status === 'T' || this.status === 'E')) {
+      await this.rollback().catch(() => { this.lost = true })
+    }
+    this.#client.removeListener('error', this.#onError)
+    if (this.lost) {
+      // What the connection has to say while it closes interests nobody.
+      this.#client.on('error', () => undefined)
+      this.#client.release(true)
+    } else {
+      this.#client.release()
+    }
+  }
+}
+
+function guarded(client: PoolClientLike): { tx: PoolClientLike; over: () => void } {
+  let over = false
+  const refuse = (why: string, given: unknown[]): unknown => {
+    const error = new TransactionEnded(why)
+    const callback = given.findLast((one) => typeof one === 'function') as ((error: Error) => void) | undefined
+    if (!callback) return Promise.reject(error)
+    callback(error)
+    return undefined
+  }
+  const query = (...given: unknown[]): unknown => {
+    if (over) return refuse('the transaction of this handle is over', given)
+    const [first] = given
+    const text = typeof first === 'string' ? first : (first as { text?: unknown } | undefined)?.text
+    const ends = typeof text === 'string' ? ENDS.exec(text) : null
+    if (ends) {
+      return refuse(`the handler may not ${ends[1]!.toUpperCase()}: the transaction began with the claim and ends with ` +
+        'its completion; use a savepoint', given)
+    }
+    return Reflect.apply(client.query, client, given)
+  }
+  const release = (): never => {
+    throw new TransactionEnded('the handler may not release the client: it belongs to the transaction')
+  }
+  const tx = new Proxy(client, {
+    get(target, name) {
+      if (name === 'query') return query
+      if (name === 'release' || name === 'end') return release
+      const found: unknown = Reflect.get(target, name, target)
+      return typeof found === 'function' ? found.bind(target) : found
+    },
+  })
+  return { tx, over: () => { over = true } }
+}
+
+/** One statement on any connection of the pool. */
+export async function performOnPool<T>(pool: PoolLike, statement: Statement<T>): Promise<T> {
+  const session = await Session.open(pool)
+  try {
+    return await session.perform(statement)
+  } finally {
+    await session.release()
+  }
+}
+
+/** One statement in the transaction of the user's own. */
+export async function performOn<T>(handle: Handle, statement: Statement<T>): Promise<T> {
+  const { text, values } = statement
+  try {
+    return statement.read(await sender(handle)(text, values))
+  } catch (error) {
+    throw translated(error)
+  }
+}
+
+type Sender = (text: string, values: Parameter[]) => Promise<Row[]>
+
+function sender(handle: Handle): Sender {
+  const any = handle as Record<string, any>
+  // Drizzle: a transaction or database of the pg dialect, whose session has the client.
+  const drizzle = any['session'] ?? any['_']?.session
+  if (typeof any['execute'] === 'function' && typeof drizzle?.client?.query === 'function') {
+    return async (text, values) => (await drizzle.client.query({ text, values })).rows
+  }
+  // Knex: ? stands for a parameter, in the order of the text.
+  if (typeof any['raw'] === 'function') {
+    return async (text, values) => {
+      const order: Parameter[] = []
+      const sql = text.replaceAll('?', '\\?').replace(/\$(\d+)/g, (_, number: string) => {
+        order.push(values[Number(number) - 1]!)
+        return '?'
+      })
+      return (await any['raw'](sql, order.map((value) => (value instanceof Uint8Array ? Buffer.from(value) : value)))).rows
+    }
+  }
+  if (typeof any['query'] === 'function') return async (text, values) => (await any['query']({ text, values })).rows
+  throw new TypeError('on() takes a pg client, a Knex transaction or a Drizzle transaction')
+}

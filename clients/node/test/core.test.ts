@@ -1,0 +1,265 @@
+/** Every function of the interface, against a server. */
+import assert from 'node:assert/strict'
+import { after, before, test } from 'node:test'
+import { drizzle } from 'drizzle-orm/node-postgres'
+import knex from 'knex'
+import {
+  ActionIdAhead, ClaimLost, ClaimNotFound, Idempotency, IdempotencyError, KeyInvalid, RateLimited, type Core,
+} from 'pg-idempotency'
+import { MemoryIdempotency } from 'pg-idempotency/memory'
+import { key, World } from './support.js'
+
+let world: World
+let idem: Idempotency
+before(async () => {
+  // A schema that has to be quoted.
+  world = await World.make('Idem "potency"'.replaceAll('"', ''))
+  idem = world.client()
+})
+after(() => world.end())
+
+const INTERNAL = /^idem_(application_|check_|execute_grant|grant_as_owner|revoke_as_owner|warn_of_rest|grantor|many_support|.*_data$|clock_evidence|table_faults|table_stats|worker_absence|vacuum_holder|redacted_key|cleanup_idle)/
+
+test('each function of the extension is a method, and each method is one of them', async () => {
+  const rows = await world.sql(`SELECT DISTINCT proname FROM pg_proc WHERE pronamespace = '"${world.schema}"'::regnamespace`)
+  const names = rows.map((row) => row.proname as string).filter((name) => !INTERNAL.test(name))
+  const methods = names.map((name) => name.slice(5).replace(/_([a-z])/g, (_, letter: string) => letter.toUpperCase()))
+  // idem_stats is a view.
+  assert.deepEqual(Object.keys(idem.statements).sort(), [...methods, 'stats'].sort())
+  assert.deepEqual(Object.keys(idem.on({ query() {} })).sort(), Object.keys(idem.statements).sort())
+  assert.ok(names.length > 40, 'the list is not empty')
+})
+
+/** The same over the server and in memory. */
+function both(name: string, run: (core: Core, where: string) => Promise<void>): void {
+  test(name, () => run(idem, 'server'))
+  test(`${name}, in memory`, () => run(new MemoryIdempotency(), 'memory'))
+}
+
+both('a key: claimed, completed, replayed, erased, forgotten', async (core) => {
+  const one = key()
+  const identity = { method: 'post', path: '/a:b', body: '{"b": 1, "a": [2]}' }
+  const claim = await core.claim('scope', one, { ...identity, ttl: '1 hour', leaseMs: 30_000 })
+  assert.equal(claim.outcome, 'new')
+  assert.equal(typeof claim.claimToken, 'bigint')
+  assert.equal(claim.attempt, 1)
+  assert.ok(claim.leaseExpiresAt instanceof Date && Math.abs(claim.leaseExpiresAt.getTime() - Date.now() - 30_000) < 20_000)
+  assert.equal((await core.claim('scope', one)).outcome, 'in_progress')
+  assert.equal((await core.claim('scope', one, { ...identity, body: '{}' })).outcome, 'hash_conflict')
+  await assert.rejects(core.complete('scope', one, 200), ClaimLost)
+  assert.ok(await core.heartbeat('scope', one, { claimToken: claim.claimToken, lease: '1 minute' }) instanceof Date)
+  await core.checkpoint('scope', one, 'half', { recoveryState: { n: 1 }, claimToken: String(claim.claimToken) })
+  const headers = { 'Content-Type': 'application/json', Link: ['a', 'b'] }
+  assert.equal(await core.complete('scope', one, 201, { body: '{"ž": "\\u0000"}', headers, claimToken: claim.claimToken }), true)
+  assert.equal(await core.complete('scope', one, 201, { claimToken: claim.claimToken }), false)
+  const replay = await core.claim('scope', one, { ...identity, body: '{"a":[2],"b":1}' })
+  assert.deepEqual([replay.outcome, replay.responseStatus, replay.responseHeaders, replay.responseBody, replay.responseBytes],
+    ['replay', 201, headers, '{"ž": "\\u0000"}', null])
+  const found = await core.lookup('scope', one)
+  assert.deepEqual([found!.state, found!.recoveryPoint, found!.recoveryState], ['completed', 'half', { n: 1 }])
+  assert.ok(found!.requestHash!.equals(await core.requestHash('POST', '/a:b', '{"a":[2],"b":1}')))
+  assert.equal(await core.erase('scope', one), true)
+  assert.equal((await core.claim('scope', one)).outcome, 'erased')
+  assert.equal(await core.forget('scope', one), true)
+  assert.equal(await core.lookup('scope', one), undefined)
+  await assert.rejects(core.complete('scope', one, 200, { claimToken: 1n }), ClaimNotFound)
+})
+
+both('bytes are stored as they are', async (core) => {
+  const one = key()
+  const bytes = Buffer.from(Array.from({ length: 256 }, (_, at) => at))
+  const { claimToken } = await core.claim('scope', one, { requestHash: await core.requestHash('PUT', '/', bytes) })
+  await core.complete('scope', one, 200, { body: bytes, claimToken })
+  const replay = await core.claim('scope', one)
+  assert.ok(replay.responseBytes!.equals(bytes))
+  assert.equal(replay.responseBody, null)
+})
+
+both('failed claims are the next attempt\'s, released ones are as new', async (core) => {
+  const one = key()
+  const first = await core.claim('scope', one)
+  assert.equal(await core.fail('scope', one, { error: 'no luck', claimToken: first.claimToken }), true)
+  assert.equal((await core.lookup('scope', one))!.error, 'no luck')
+  const second = await core.claim('scope', one)
+  assert.equal(second.attempt, 2)
+  assert.ok(second.claimToken! > first.claimToken!)
+  await assert.rejects(core.heartbeat('scope', one, { claimToken: first.claimToken }), ClaimLost)
+  assert.equal(await core.release('scope', one, { claimToken: second.claimToken }), true)
+  assert.equal((await core.claim('scope', one)).attempt, 1)
+})
+
+both('a lease that is over is taken over', async (core) => {
+  const one = key()
+  await core.claim('scope', one, { leaseMs: 0 })
+  const second = await core.claim('scope', one, { wait: '5 seconds' })
+  assert.deepEqual([second.outcome, second.attempt], ['new', 2])
+})
+
+both('many keys', async (core) => {
+  const keys = [key(), key()]
+  const claims = await core.claimMany('scope', [...keys, keys[0]!], { lease: '1 minute' })
+  assert.deepEqual(claims.map((claim) => [claim.ordinal, claim.key, claim.outcome]),
+    [[1, keys[0], 'new'], [2, keys[1], 'new'], [3, keys[0], 'in_progress']])
+  const done = await core.completeMany('scope', keys, [200, 201], {
+    bodies: ['a "quoted\\ one', null], headers: [{ A: '1' }, null], claimTokens: claims.slice(0, 2).map((claim) => claim.claimToken) })
+  assert.deepEqual(done.map((one) => one.completed), [true, true])
+  const replay = await core.claim('scope', keys[0]!)
+  assert.deepEqual([replay.responseBody, replay.responseHeaders], ['a "quoted\\ one', { A: '1' }])
+})
+
+both('user actions', async (core) => {
+  const user = key()
+  const big = 9007199254740993n
+  assert.deepEqual(await core.set(user, 'post', '1', 'like', true, big), { isActive: true, lastActionId: big, processed: true })
+  assert.deepEqual(await core.set(user, 'post', '1', 'like', false, big - 1n), { isActive: true, lastActionId: big, processed: false })
+  assert.deepEqual(await core.set(user, 'post', '1', 'dislike', true, String(big + 1n), { excludes: ['like'] }),
+    { isActive: true, lastActionId: big + 1n, processed: true })
+  assert.equal(await core.isActive(user, 'post', '1', 'like'), false)
+  assert.equal((await core.toggle(user, 'post', '1', 'like', big + 2n)).isActive, true)
+  assert.deepEqual(await core.tryAdvance(user, 'post', '2', 5), { shouldProcess: true, lastActionId: 5n })
+  assert.deepEqual(await core.tryAdvanceMany([user], ['post'], ['2', '3'], [5, 1n]),
+    [{ ordinal: 1, shouldProcess: false, lastActionId: 5n }, { ordinal: 2, shouldProcess: true, lastActionId: 1n }])
+  assert.equal((await core.setMany([user], ['post'], ['4', '5'], ['like'], [true, false], [1, 2])).length, 2)
+  assert.deepEqual((await core.actionStates(user, 'post', ['1'])).map((one) => [one.actionType, one.isActive, one.lastActionId]),
+    [['dislike', true, big + 2n], ['like', true, big + 2n]])
+  assert.ok(await core.forgetUser(user) > 0n)
+  assert.equal(await core.isActive(user, 'post', '1', 'like'), false)
+})
+
+both('client sequences', async (core) => {
+  const cart = key()
+  assert.deepEqual(await core.tryAppend(cart, 'phone', 1), { outcome: 'appended', lastClientSeq: 1n, version: 1n })
+  assert.equal((await core.tryAppend(cart, 'phone', 1n)).outcome, 'duplicate')
+  assert.equal((await core.tryAppend(cart, 'phone', 1, { eventCount: 2 })).outcome, 'overlap')
+  assert.equal((await core.tryAppend(cart, 'phone', '3', { allowGaps: false })).outcome, 'gap')
+  assert.equal((await core.tryAppend(cart, 'tablet', 1, { expectedVersion: 0 })).outcome, 'version_conflict')
+  assert.equal(await core.lastClientSeq(cart, 'phone'), 1n)
+})
+
+both('once-only tokens', async (core) => {
+  const [a, b, c] = [key(), key(), key()]
+  assert.equal(await core.once('forms', a), true)
+  assert.equal(await core.once('forms', a), false)
+  assert.deepEqual(await core.onceMany('forms', [c, a, b, c], { ttl: '1 day' }), [c, b])
+})
+
+both('the outbox', async (core) => {
+  const topic = key()
+  const id = await core.publish(topic, { n: 1 }, { messageKey: 'k', headers: { h: 1 } })
+  assert.match(id, /^[0-9a-f-]{36}$/)
+  await core.publish(topic, [1, 'two', null], { messageKey: 'k' })
+  assert.equal((await core.publishMany([topic], ['a', 'b'])).length, 2)
+  const taken = await core.outboxTake({ maxMessages: 10, topics: [topic], lease: '1 minute' })
+  const keyed = taken.filter((message) => message.messageKey === 'k')
+  assert.deepEqual(keyed.map((message) => message.payload), [{ n: 1 }, [1, 'two', null]])
+  assert.deepEqual([keyed[0]!.messageId, keyed[0]!.headers, keyed[0]!.attempt, typeof keyed[0]!.id], [id, { h: 1 }, 1, 'bigint'])
+  const ids = taken.map((message) => message.id)
+  assert.deepEqual(await core.outboxExtend(ids, { lease: '1 minute', attempts: [1] }), ids)
+  assert.equal(await core.outboxNack(ids[3]!, { error: 'no', retryAfterMs: 0, attempt: 1 }), 'pending')
+  assert.equal(await core.outboxGiveBack([ids[2]!], { attempts: [1] }), 1)
+  assert.equal(await core.outboxAck(ids.slice(0, 2)), 2)
+  assert.equal((await core.outboxTake({ topics: [topic], waitMs: 100 })).length, 2)
+  assert.equal(await core.outboxRequeue(), 0)
+})
+
+test('numbers beyond 2^53 keep their digits in the text of a document', async () => {
+  const one = key()
+  const { claimToken } = await idem.claim('scope', one, { leaseMs: 0 })
+  await world.sql(`SELECT "${world.schema}".idem_checkpoint('scope', $1, 'p', '{"n": 9007199254740993}', lease => '0', claim_token => $2)`, [one, claimToken])
+  const claim = await idem.claim('scope', one)
+  assert.equal(claim.recoveryStateText, '{"n": 9007199254740993}')
+  assert.equal(await idem.canonicalJson('{"n": 9007199254740993}'), '{"n":9007199254740993}')
+})
+
+test('what a program got wrong is told before anything is sent', async () => {
+  const wrong: [() => Promise<unknown>, RegExp][] = [
+    [() => idem.set('u', 'e', '1', 'like', true, 2 ** 53), /exact integer/],
+    [() => idem.once('scope', 'nul\0'), /NUL/],
+    [() => idem.once('scope', '\ud800'), /surrogate/],
+    [() => idem.once('scope', 7 as never), /no string/],
+    [() => idem.claim('scope', key(), { wait: 5 as never }), /milliseconds are waitMs/],
+    [() => idem.claim('scope', key(), { wait: '5s', waitMs: 5 }), /exclude each other/],
+    [() => idem.publish('t', { n: 1n } as never), /bigint/],
+    [() => idem.onceMany('scope', 'token' as never), /no array/],
+  ]
+  for (const [call, said] of wrong) await assert.rejects(call(), (error: Error) => said.test(error.message))
+})
+
+test('errors of the extension are classes', async () => {
+  await assert.rejects(idem.claim('scope', 'short'), KeyInvalid)
+  const strict = world.client({}, { max: 1, options: '-c idempotency.max_new_keys_per_minute=1 -c idempotency.max_action_id_lead=1000' })
+  await strict.claim('limited', key())
+  await assert.rejects(strict.claim('limited', key()), (error) => error instanceof RateLimited && error.retryAfter >= 1 && error.retryAfter <= 120)
+  await assert.rejects(strict.set('u', 'e', '1', 'a', true, Date.now() + 1e9), ActionIdAhead)
+  await assert.rejects(idem.requestHash('POST', '/', '{'), (error: Error & { code?: string }) => error.code === '22P02')
+  assert.ok(IdempotencyError.prototype instanceof Error)
+})
+
+test('administration', async () => {
+  const counts = await idem.cleanup(10)
+  assert.equal(typeof counts.keysDeleted, 'bigint')
+  assert.ok((await idem.stats())!['claimsNew']! > 0n)
+  assert.match(await idem.metrics(), /# EOF$/)
+  assert.ok((await idem.health()).some((check) => check.checkName === 'clock' && check.status === 'ok'))
+  assert.ok(Array.isArray(await idem.stuck({ olderThan: '0 seconds' })))
+  assert.ok(await idem.raiseClaimTokens(1000) >= 1000n)
+  await world.sql('CREATE ROLE node_role').catch(() => undefined)
+  await idem.grant('node_role')
+  await idem.revoke('node_role')
+  await world.sql('DROP OWNED BY node_role; DROP ROLE node_role')
+  await idem.statsReset()
+  assert.equal(await idem.keyIsValid('short'), false)
+})
+
+test('run: a whole request in one statement', async () => {
+  await world.sql(`CREATE FUNCTION place(request jsonb) RETURNS jsonb LANGUAGE sql AS
+    $$ INSERT INTO effects (what) VALUES (request ->> 'what') RETURNING to_jsonb(what) $$`)
+  const one = key()
+  const first = await idem.run('scope', one, 'place(jsonb)', { what: one })
+  assert.deepEqual(first, { outcome: 'new', responseStatus: 200, responseHeaders: null, responseBody: `"${one}"` })
+  assert.equal((await idem.run('scope', one, 'place(jsonb)', `{"what": "${one}"}`)).outcome, 'replay')
+  assert.equal(await world.effects(one), 1)
+  const memory = new MemoryIdempotency({ handlers: { 'place(jsonb)': (request) => request } })
+  assert.equal((await memory.run('scope', one, 'place(jsonb)', { a: 1 })).responseBody, '{"a":1}')
+  assert.equal((await memory.run('scope', one, 'place(jsonb)', { a: 1 })).outcome, 'replay')
+})
+
+test('on: in the transaction of a pg client, of Knex, of Drizzle', async () => {
+  const pool = world.pool()
+  const builder = knex({ client: 'pg', connection: { host: process.env['PGHOST'], port: Number(process.env['PGPORT']), user: process.env['PGUSER'], database: world.database } as never })
+  const orm = drizzle(pool)
+  const undo = new Error('undo')
+  const ways: ((run: (handle: object) => Promise<void>) => Promise<unknown>)[] = [
+    async (run) => {
+      const client = await pool.connect()
+      try {
+        await client.query('BEGIN')
+        await run(client)
+      } finally {
+        await client.query('ROLLBACK')
+        client.release()
+      }
+    },
+    (run) => builder.transaction((trx) => run(trx)),
+    (run) => orm.transaction((tx) => run(tx)),
+  ]
+  for (const way of ways) {
+    const token = `what? ${key()}`
+    await assert.rejects(way(async (handle) => {
+      const core = idem.on(handle)
+      assert.deepEqual(await core.onceMany('on', [token, 'b "c"\\']), [token, 'b "c"\\'])
+      assert.equal((await core.set(token, 'e', '1', 'a', true, 1n)).processed, true)
+      assert.equal((await core.tryAdvance(token, 'f', '1', 1n)).shouldProcess, true)
+      assert.match(await core.publish('on?', { token }), /-/)
+      await core.claim('on', key(), { requestHash: Buffer.from('hash') })
+      assert.equal(await idem.isActive(token, 'e', '1', 'a'), false, 'nobody else sees it')
+      throw undo
+    }), undo)
+    assert.equal(await idem.isActive(token, 'e', '1', 'a'), false, 'it was rolled back')
+  }
+  for (const way of ways) {
+    await assert.rejects(way(async (handle) => { await idem.on(handle).claim('on', 'short') }), KeyInvalid)
+  }
+  await assert.rejects(idem.on({}).once('a', 'b'), /takes a pg client/)
+  await builder.destroy()
+})

@@ -1,0 +1,59 @@
+/** The samples of the README run, one after another, in one module. */
+import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
+import { readFile, rm, writeFile } from 'node:fs/promises'
+import { after, before, test } from 'node:test'
+import { promisify } from 'node:util'
+import { World } from './support.js'
+
+let world: World
+before(async () => { world = await World.make() })
+after(() => world.end())
+
+/** The samples as a program, which then sends each route of theirs a request twice. */
+const program = (samples: string): string => `${samples.match(/^import .*$/gm)!.join('\n')}
+const bank = { charge: async ({ key }) => ({ id: 'ch_' + key.length }) }
+${samples.replace(/^import .*$/gm, '')}
+
+const listening = app.listen(0, '127.0.0.1')
+await new Promise((resolve) => listening.on('listening', resolve))
+await server.listen({ port: 0, host: '127.0.0.1' })
+const post = (port, path, body) => fetch('http://127.0.0.1:' + port + path, { method: 'POST',
+  headers: { 'X-User': 'ann', 'Content-Type': 'application/json', 'Idempotency-Key': '"' + key + path.replace('/', ':') + '"' }, body: JSON.stringify(body) })
+for (const [port, path, body] of [[listening.address().port, '/orders', { sku: 'cup' }], [listening.address().port, '/payments', { amount: 1 }],
+  [server.server.address().port, '/orders', { sku: 'cup' }]]) {
+  const answers = [await post(port, path, body), await post(port, path, body)]
+  console.log(path, answers.map((one) => one.status + ' ' + one.headers.get('Idempotent-Replayed')).join(', '), await answers[1].text())
+  key = idem.newKey()
+}
+console.log(paid.body, (await idem.request({ scope: 'customer-7', key: '0190f5d0-1d2a-7000' }, () => null)).replayed)
+listening.close()
+await server.close()
+await pool.end()
+`
+
+test('the samples of the README', async () => {
+  await world.sql('CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, sku text NOT NULL)')
+  const readme = await readFile(new URL('../../README.md', import.meta.url), 'utf8')
+  const samples = [...readme.matchAll(/^```js\n([\s\S]*?)^```$/gm)].map((match) => match[1]!).join('\n')
+  const file = new URL(`./readme.${process.pid}.mjs`, import.meta.url)
+  await writeFile(file, program(samples).replace('const key = idem.newKey()', 'let key = idem.newKey()'))
+  try {
+    const { stdout, stderr } = await promisify(execFile)(process.execPath, [file.pathname],
+      { env: { ...process.env, PGDATABASE: world.database }, timeout: 60_000 })
+    assert.equal(stderr, '')
+    assert.deepEqual(stdout.trim().split('\n'), [
+      '201 false', 'new: msg-1', 'new: msg-2',
+      '/orders 201 null, 201 true {"sku":"cup"}',
+      '/payments 200 null, 200 true {"id":"ch_32"}',
+      '/orders 201 null, 201 true {"sku":"cup"}',
+      'ch_32 true',
+    ])
+  } finally {
+    await rm(file, { force: true })
+  }
+  assert.deepEqual(await world.sql('SELECT sku, count(*)::int AS n FROM orders GROUP BY sku ORDER BY sku'),
+    [{ sku: 'ch_32', n: 1 }, { sku: 'cup', n: 2 }, { sku: 'teapot', n: 1 }])
+  assert.equal((await world.sql('SELECT count(*)::int AS n FROM idem_outbox'))[0].n, 1)
+  assert.ok(readme.split('\n').length <= 150, 'a page')
+})

@@ -1,0 +1,343 @@
+/** request(), job() and transaction(), against a server. */
+import assert from 'node:assert/strict'
+import { after, before, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
+import type pg from 'pg'
+import {
+  ClaimLost, Idempotency, InProgress, KeyReused, NotFinished, stepKey, TransactionEnded, type PoolClientLike, type Response,
+} from 'pg-idempotency'
+import { key, World } from './support.js'
+
+let world: World
+let idem: Idempotency
+before(async () => {
+  world = await World.make()
+  idem = world.client()
+})
+after(() => world.end())
+
+const effect = (tx: PoolClientLike, what: string) => tx.query('INSERT INTO effects (what) VALUES ($1)', [what])
+/** A handler with one effect. */
+const makes = (what: string, response: Response = { status: 201, body: what }) => async (tx: PoolClientLike): Promise<Response> => {
+  await effect(tx, what)
+  return response
+}
+const options = (one: string, more: object = {}) => ({ scope: 'scope', key: one, ...more })
+
+test('a request takes effect once, and is replayed as it was', async () => {
+  const one = key()
+  const body = Buffer.from([0, 255, 1])
+  const response = { status: 201, headers: { 'Content-Type': 'x/y', Link: ['a', 'b'] }, body }
+  const first = await idem.request(options(one, { method: 'POST', path: '/', body }), makes(one, response))
+  assert.deepEqual([first.outcome, first.replayed, first.stored, first.status], ['new', false, true, 201])
+  const again = await idem.request(options(one, { method: 'POST', path: '/', body }), makes(one))
+  assert.deepEqual([again.outcome, again.replayed, again.status, again.headers], ['replay', true, 201, response.headers])
+  assert.ok(body.equals(again.body as Buffer))
+  await assert.rejects(idem.request(options(one, { method: 'POST', path: '/', body: Buffer.from([0]) }), makes(one)), KeyReused)
+  assert.equal(await world.effects(one), 1)
+})
+
+test('a body that is a string is compared as JSON, and one with NUL is stored as bytes', async () => {
+  const one = key()
+  await idem.request(options(one, { method: 'POST', path: '/', body: '{"a": 1, "b": 2}' }), makes(one, { status: 200, body: 'nul\0' }))
+  const again = await idem.request(options(one, { method: 'POST', path: '/', body: '{"b":2,"a":1}' }), makes(one))
+  assert.ok(Buffer.from('nul\0').equals(again.body as Buffer))
+})
+
+test('round trips: none more than the handler\'s own transaction has, and one for a replay', async () => {
+  const { idem: counted, proxy, pool } = await world.proxied()
+  await pool.query('SELECT 1')
+  const one = key()
+  await counted.request(options(key()), makes('warm'))
+  proxy.roundTrips = 0
+  await counted.request(options(one), makes(one))
+  // BEGIN and claim; INSERT; complete and COMMIT.
+  assert.equal(proxy.roundTrips, 3)
+  proxy.roundTrips = 0
+  await counted.request(options(one), makes(one))
+  assert.equal(proxy.roundTrips, 1, 'the ROLLBACK comes after the answer')
+  // Let it come.
+  await pool.query('SELECT 1')
+})
+
+test('an error rolls back, and a retry runs', async () => {
+  const one = key()
+  await assert.rejects(idem.request(options(one), async (tx) => { await effect(tx, one); throw new Error('no') }), /^Error: no$/)
+  assert.equal(await idem.lookup('scope', one), undefined)
+  await idem.request(options(one), makes(one))
+  assert.equal(await world.effects(one), 1)
+})
+
+test('a response of 5xx, or one that is not final, is not stored', async () => {
+  const one = key()
+  for (const [status, store] of [[503, undefined], [409, (status: number) => status !== 409]] as const) {
+    const first = await idem.request(options(one, { store }), makes(one, { status }))
+    assert.deepEqual([first.status, first.stored], [status, false])
+  }
+  assert.equal((await idem.request(options(one), makes(one))).outcome, 'new')
+  assert.equal(await world.effects(one), 1)
+})
+
+test('a response that is too large is returned whole, and the record says so', async () => {
+  const one = key()
+  const first = await idem.request(options(one), makes(one, { status: 200, body: Buffer.alloc(1_048_577) }))
+  assert.equal(first.body!.length, 1_048_577)
+  const again = await idem.request(options(one), makes(one))
+  assert.equal(again.status, 200)
+  assert.equal(JSON.parse(again.body as string).type, 'urn:pg-idempotency:response-not-stored')
+  const other = key()
+  await idem.request(options(other, { maxResponseSize: 10 }), makes(other, { status: 200, body: 'x'.repeat(11) }))
+  assert.match((await idem.request(options(other), makes(other))).body as string, /larger than the 10 bytes/)
+})
+
+test('40001 in the handler: it runs again', async () => {
+  const one = key()
+  let tries = 0
+  await idem.request(options(one), async (tx) => {
+    await effect(tx, one)
+    if (++tries < 3) await tx.query("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$")
+    return { status: 200 }
+  })
+  assert.equal(tries, 3)
+  assert.equal(await world.effects(one), 1)
+  await assert.rejects(idem.request(options(key()), (tx) => tx.query("DO $$ BEGIN RAISE EXCEPTION 'ever' USING ERRCODE = '40P01'; END $$")),
+    (error: { code?: string }) => error.code === '40P01')
+})
+
+test('a handler that swallows an error of the database does not hear of success', async () => {
+  const one = key()
+  const swallow = async (tx: PoolClientLike): Promise<Response> => {
+    await effect(tx, one)
+    await tx.query('SELECT 1 / 0').catch(() => undefined)
+    return { status: 200 }
+  }
+  await assert.rejects(idem.request(options(one), swallow), TransactionEnded)
+  await assert.rejects(idem.transaction(swallow), TransactionEnded)
+  assert.equal(await world.effects(one), 0)
+  // With a savepoint, it may.
+  await idem.request(options(one), async (tx) => {
+    await tx.query('SAVEPOINT before')
+    await tx.query('SELECT 1 / 0').catch(() => undefined)
+    await tx.query('ROLLBACK TO SAVEPOINT before')
+    return makes(one)(tx)
+  })
+  assert.equal(await world.effects(one), 1)
+})
+
+test('a handler cannot end the transaction, nor give the client away', async () => {
+  for (const text of ['COMMIT', ' -- first\n/* then */ rollback', 'END', 'abort', 'BEGIN', 'start transaction', "prepare transaction 'x'"]) {
+    await assert.rejects(idem.request(options(key()), async (tx) => { await tx.query(text); return { status: 200 } }), TransactionEnded, text)
+  }
+  await assert.rejects(idem.request(options(key()), (tx) => { tx.release(); return { status: 200 } }), TransactionEnded)
+  let kept!: PoolClientLike
+  await idem.request(options(key()), (tx) => { kept = tx; return { status: 200 } })
+  await assert.rejects(kept.query('SELECT 1'), TransactionEnded, 'the client is somebody else\'s by now')
+})
+
+test('a COMMIT that hides in several statements: an error, and the effect is not made again', async () => {
+  const one = key()
+  await assert.rejects(idem.request(options(one), async (tx) => {
+    await tx.query(`INSERT INTO effects (what) VALUES ('${one}'); COMMIT`)
+    return { status: 201, body: 'done' }
+  }), /committed its transaction/)
+  const again = await idem.request(options(one), makes(one))
+  assert.deepEqual([again.outcome, again.body], ['replay', 'done'])
+  const other = key()
+  await assert.rejects(idem.request(options(other), async (tx) => {
+    await tx.query(`INSERT INTO effects (what) VALUES ('${other}'); COMMIT; BEGIN`)
+    return { status: 201, body: 'done' }
+  }), /committed its transaction/)
+  assert.equal((await idem.request(options(other), makes(other))).outcome, 'replay')
+  const third = key()
+  await assert.rejects(idem.request(options(third), async (tx) => {
+    await tx.query(`INSERT INTO effects (what) VALUES ('${third}'); ROLLBACK`)
+    return { status: 201 }
+  }), /rolled its transaction back/)
+  assert.equal(await world.effects(one), 1)
+  assert.equal(await world.effects(other), 1)
+  assert.equal(await world.effects(third), 0)
+})
+
+test('a request in the handler of another is refused', async () => {
+  await assert.rejects(idem.request(options(key()), () => idem.request(options(key()), makes('x'))), /in the handler of another/)
+  await assert.rejects(idem.request(options(key()), () => idem.job(options(key()), () => ({ status: 200 }))), /in the handler of another/)
+  let later!: Promise<unknown>
+  await idem.request(options(key()), () => {
+    later = sleep(50).then(() => idem.request(options(key()), () => ({ status: 200 })))
+    return { status: 200 }
+  })
+  await later
+})
+
+test('a connection lost in the handler: the error, and the pool drops the client', async () => {
+  const pool = world.pool({ max: 1 })
+  const only = new Idempotency(pool)
+  const one = key()
+  await assert.rejects(only.request(options(one), async (tx) => {
+    const { rows: [{ pid }] } = await tx.query('SELECT pg_backend_pid() AS pid')
+    await effect(tx, one)
+    await world.sql('SELECT pg_terminate_backend($1)', [pid])
+    await sleep(50)
+    return makes(one)(tx)
+  }))
+  assert.equal((await only.request(options(one), makes(one))).outcome, 'new')
+  assert.equal(await world.effects(one), 1)
+  assert.equal(pool.totalCount, 1)
+})
+
+test('a COMMIT whose answer is lost: it is asked what happened', async () => {
+  const { idem: through, proxy } = await world.proxied()
+  const one = key()
+  proxy.cutAfter = 'COMMIT'
+  const result = await through.request(options(one), makes(one))
+  assert.equal(proxy.cutAfter, undefined, 'it was cut')
+  assert.deepEqual([result.outcome, result.status, result.body], ['replay', 201, one])
+  // Before it got to the server: the handler runs again.
+  const other = key()
+  let runs = 0
+  proxy.cutBefore = 'COMMIT'
+  const second = await through.request(options(other), (tx) => { runs++; return makes(other)(tx) })
+  assert.deepEqual([second.outcome, runs], ['new', 2])
+  assert.equal(await world.effects(one), 1)
+  assert.equal(await world.effects(other), 1)
+})
+
+test('duplicates get InProgress at once, or wait and get the answer', async () => {
+  const one = key()
+  const other = world.client()
+  let finish!: () => void
+  const finished = new Promise<void>((resolve) => { finish = resolve })
+  let began!: () => void
+  const running = new Promise<void>((resolve) => { began = resolve })
+  const first = idem.request(options(one), async (tx) => { began(); await finished; return makes(one)(tx) })
+  await running
+  await assert.rejects(idem.request(options(one), makes(one)), (error) => error instanceof InProgress && error.retryAfter >= 1)
+  await assert.rejects(other.request(options(one, { waitMs: 50 }), makes(one)), InProgress)
+  const waiting = [idem, idem, other, other].map((client) => client.request(options(one, { wait: '20 seconds' }), makes(one)))
+  await sleep(50)
+  finish()
+  assert.equal((await first).outcome, 'new')
+  assert.deepEqual((await Promise.all(waiting)).map((result) => result.outcome), Array(4).fill('replay'))
+  assert.equal(await world.effects(one), 1)
+})
+
+test('a hundred duplicates that wait leave the pool to others', async () => {
+  const one = key()
+  const holder = world.client()
+  const pool = world.pool({ max: 4 })
+  const waiter = new Idempotency(pool, { wait: '30 seconds' })
+  let finish!: () => void
+  const finished = new Promise<void>((resolve) => { finish = resolve })
+  let began!: () => void
+  const running = new Promise<void>((resolve) => { began = resolve })
+  const first = holder.request(options(one), async (tx) => { began(); await finished; return makes(one)(tx) })
+  await running
+  const others = [key(), key(), key(), key(), key()]
+  // Of one key here they wait for each other; of several, two may sleep in the database.
+  const waiting = Array.from({ length: 100 }, () => waiter.request(options(one), makes(one)))
+  await sleep(50)
+  const asked = Date.now()
+  await pool.query('SELECT 1')
+  for (const another of others) await waiter.request(options(another), makes(another))
+  assert.ok(Date.now() - asked < 10_000)
+  finish()
+  await first
+  const outcomes = (await Promise.all(waiting)).map((result) => result.outcome)
+  assert.deepEqual(outcomes, Array(100).fill('replay'))
+  assert.equal(await world.effects(one), 1)
+})
+
+test('a signal ends the waiting, and no connection is lost by it', async () => {
+  const one = key()
+  const pool = world.pool({ max: 2 })
+  const waiter = new Idempotency(pool)
+  await idem.claim('scope', one)
+  const controller = new AbortController()
+  const waiting = waiter.request(options(one, { waitMs: 700, signal: controller.signal }), makes(one))
+  await sleep(50)
+  const asked = Date.now()
+  controller.abort(new Error('enough'))
+  await assert.rejects(waiting, /enough/)
+  assert.ok(Date.now() - asked < 400, 'at once')
+  await waiter.request(options(key()), () => ({ status: 200 }))
+  await assert.rejects(waiter.request(options(key(), { signal: AbortSignal.abort(new Error('before')) }), makes('never')), /before/)
+  assert.equal(await world.effects('never'), 0)
+})
+
+test('jobs: steps run once over all attempts, and the last one commits with the response', async () => {
+  const one = key()
+  const calls: string[] = []
+  let fails = true
+  const run = () => idem.job(options(one, { lease: '30s' }), async (job) => {
+    const charge = await job.step('charge', ({ key }) => { calls.push(key); return { id: 'ch_1' } })
+    await job.step('mail', () => { calls.push('mail'); if (fails) throw new Error('no mail') })
+    return job.finish(async (tx) => makes(one, { status: 200, body: charge.id })(tx)).then(() => undefined)
+  })
+  await assert.rejects(run(), /no mail/)
+  assert.equal((await idem.lookup('scope', one))!.state, 'failed')
+  assert.equal((await idem.lookup('scope', one))!.error, 'no mail')
+  fails = false
+  const result = await run()
+  assert.deepEqual([result.outcome, result.body], ['new', 'ch_1'])
+  assert.deepEqual(calls, [stepKey('scope', one, 'charge'), 'mail', 'mail'])
+  assert.deepEqual((await run()).outcome, 'replay')
+  assert.equal(await world.effects(one), 1)
+})
+
+test('jobs: heartbeats keep the claim, and its loss aborts', async () => {
+  const one = key()
+  const result = await idem.job(options(one, { leaseMs: 900 }), async (job) => {
+    await sleep(1500)
+    await assert.rejects(idem.job(options(one), () => ({ status: 500 })), InProgress)
+    assert.equal(job.lost, false)
+    return { status: 200 }
+  })
+  assert.equal(result.status, 200)
+  const other = key()
+  await assert.rejects(idem.job(options(other, { leaseMs: 300 }), async (job) => {
+    await idem.forget('scope', other)
+    await new Promise<void>((resolve) => job.signal.addEventListener('abort', () => resolve()))
+    assert.equal(job.lost, true)
+    await job.step('never', () => { throw new Error('it ran') })
+  }), ClaimLost)
+})
+
+test('jobs: without an end, an error; a response alone is one', async () => {
+  const one = key()
+  await assert.rejects(idem.job(options(one), () => undefined), NotFinished)
+  assert.equal((await idem.job(options(one), ({ attempt }) => ({ status: 200, body: String(attempt) }))).body, '2')
+  const other = key()
+  const first = await idem.job(options(other), () => ({ status: 503 }))
+  assert.equal(first.stored, false)
+  assert.equal((await idem.job(options(other), ({ attempt }) => ({ status: 200, body: String(attempt) }))).body, '2')
+})
+
+test('jobs: an error in the last step fails the claim, and undoes what it wrote', async () => {
+  const one = key()
+  await assert.rejects(idem.job(options(one), async (job) => {
+    await job.finish(async (tx) => { await effect(tx, one); throw new Error('late') })
+  }), /late/)
+  assert.equal((await idem.lookup('scope', one))!.state, 'failed')
+  assert.equal(await world.effects(one), 0)
+})
+
+test('jobs: the answer to the last COMMIT is lost', async () => {
+  const { idem: through, proxy } = await world.proxied()
+  const one = key()
+  const result = await through.job(options(one), async (job) => {
+    await job.finish((tx) => {
+      proxy.cutAfter = 'COMMIT'
+      return makes(one)(tx)
+    })
+  })
+  assert.equal(proxy.cutAfter, undefined)
+  assert.deepEqual([result.status, result.body], [201, one])
+  assert.equal(await world.effects(one), 1)
+})
+
+test('all connections have come back', async () => {
+  for (const pool of world.pools as pg.Pool[]) {
+    for (let tries = 0; pool.idleCount < pool.totalCount && tries < 100; tries++) await sleep(20)
+    assert.equal(pool.idleCount, pool.totalCount)
+  }
+})

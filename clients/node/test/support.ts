@@ -1,0 +1,123 @@
+/** What the tests stand on: a database of their own, and a proxy that counts and cuts. */
+import { createServer, connect, type Server, type Socket } from 'node:net'
+import pg from 'pg'
+import { Idempotency, newKey, type Options } from 'pg-idempotency'
+
+export class World {
+  readonly pools: pg.Pool[] = []
+  proxy: Proxy | undefined
+  private constructor(readonly database: string, readonly schema: string) {}
+
+  static async make(schema = 'public'): Promise<World> {
+    const database = `node_${process.pid}_${Math.random().toString(36).slice(2)}`
+    const admin = new pg.Client({ database: 'postgres' })
+    await admin.connect()
+    await admin.query(`CREATE DATABASE ${database}`)
+    await admin.end()
+    const world = new World(database, schema)
+    await world.sql(`CREATE SCHEMA IF NOT EXISTS "${schema}"; CREATE EXTENSION idempotency SCHEMA "${schema}";
+      CREATE TABLE effects (id bigserial PRIMARY KEY, what text NOT NULL)`)
+    return world
+  }
+
+  pool(config: pg.PoolConfig = {}): pg.Pool {
+    const pool = new pg.Pool({ database: this.database, max: 4, ...config })
+    pool.on('error', () => undefined)
+    this.pools.push(pool)
+    return pool
+  }
+
+  client(options: Options = {}, config: pg.PoolConfig = {}): Idempotency {
+    return new Idempotency(this.pool(config), { schema: this.schema, ...options })
+  }
+
+  /** Through the proxy. */
+  async proxied(options: Options = {}): Promise<{ idem: Idempotency; proxy: Proxy; pool: pg.Pool }> {
+    this.proxy ??= await Proxy.start()
+    const pool = this.pool({ host: '127.0.0.1', port: this.proxy.port })
+    return { idem: new Idempotency(pool, { schema: this.schema, ...options }), proxy: this.proxy, pool }
+  }
+
+  async sql(text: string, values?: unknown[]): Promise<any[]> {
+    const client = new pg.Client({ database: this.database })
+    await client.connect()
+    try {
+      const result = await client.query(text, values)
+      return result.rows
+    } finally {
+      await client.end()
+    }
+  }
+
+  async effects(what: string): Promise<number> {
+    const [row] = await this.sql('SELECT count(*)::int AS n FROM effects WHERE what = $1', [what])
+    return row.n
+  }
+
+  async end(): Promise<void> {
+    await Promise.all(this.pools.map((pool) => pool.end()))
+    await this.proxy?.end()
+    const admin = new pg.Client({ database: 'postgres' })
+    await admin.connect()
+    await admin.query(`DROP DATABASE ${this.database} WITH (FORCE)`)
+    await admin.end()
+  }
+}
+
+export const key = (): string => newKey()
+
+/** Between driver and server: counts round trips, and cuts the connection at chosen words of either side. */
+export class Proxy {
+  roundTrips = 0
+  /** Words of a query before which the connection is cut. */
+  cutBefore: string | undefined
+  /** A command tag that is never answered: the connection is cut in its place. */
+  cutAfter: string | undefined
+  #sockets = new Set<Socket>()
+  private constructor(readonly server: Server) {}
+
+  get port(): number {
+    return (this.server.address() as { port: number }).port
+  }
+
+  static async start(): Promise<Proxy> {
+    const server = createServer({ noDelay: true })
+    const proxy = new Proxy(server)
+    server.on('connection', (socket) => proxy.#link(socket))
+    await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+    return proxy
+  }
+
+  #link(near: Socket): void {
+    const far = connect(`${process.env['PGHOST']}/.s.PGSQL.${process.env['PGPORT'] ?? 5432}`)
+    let asking = false
+    const cut = (): void => { near.destroy(); far.destroy() }
+    for (const socket of [near, far]) {
+      this.#sockets.add(socket)
+      socket.on('error', cut).on('close', () => { this.#sockets.delete(socket); cut() })
+    }
+    near.on('data', (data) => {
+      if (this.cutBefore && data.includes(this.cutBefore)) {
+        this.cutBefore = undefined
+        return cut()
+      }
+      // One after another without an answer between them is one.
+      if (!asking) this.roundTrips++
+      asking = true
+      far.write(data)
+    })
+    far.on('data', (data) => {
+      asking = false
+      if (this.cutAfter && data.includes(`${this.cutAfter}\0`)) {
+        this.cutAfter = undefined
+        return cut()
+      }
+      near.write(data)
+    })
+  }
+
+  async end(): Promise<void> {
+    for (const socket of this.#sockets) socket.destroy()
+    await new Promise((resolve) => this.server.close(resolve))
+  }
+}

@@ -1,0 +1,55 @@
+/** What needs no server. */
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { asIdempotencyError, ClaimLost, IdempotencyError, KeyInvalid, newKey, RateLimited, sqlstateOf, stepKey } from 'pg-idempotency'
+import { listed, parseKey } from 'pg-idempotency/http'
+
+test('a new key is a UUIDv7, and later ones are greater', () => {
+  const keys = Array.from({ length: 10_000 }, newKey)
+  for (const key of keys) assert.match(key, /^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/)
+  assert.deepEqual([...keys].sort(), keys)
+  assert.equal(new Set(keys).size, keys.length)
+  const made = Number.parseInt(keys[0]!.replaceAll('-', '').slice(0, 12), 16)
+  assert.ok(Math.abs(made - Date.now()) < 60_000, 'it begins with the time')
+})
+
+test('the key of a step differs by scope, key and step, wherever one ends', () => {
+  const keys = [stepKey('a', 'bc', 'd'), stepKey('ab', 'c', 'd'), stepKey('a', 'b', 'cd'), stepKey('a', 'bc', 'e')]
+  assert.equal(new Set(keys).size, 4)
+  assert.match(keys[0]!, /^[0-9a-f]{32}$/)
+  assert.equal(stepKey('a', 'bc', 'd'), keys[0])
+})
+
+test('errors are found where a query builder has wrapped them', () => {
+  const driver = Object.assign(new Error('claim lost'), { code: 'ID003' })
+  for (const wrapped of [driver, new Error('query failed', { cause: driver }), { original: driver }, { parent: { cause: driver } }]) {
+    assert.ok(asIdempotencyError(wrapped) instanceof ClaimLost)
+    assert.equal(asIdempotencyError(wrapped)!.sqlstate, 'ID003')
+    assert.equal(sqlstateOf(wrapped), 'ID003')
+  }
+  const limited = asIdempotencyError({ code: 'ID002', message: 'too many', hint: 'Retry in 37 seconds.' })
+  assert.ok(limited instanceof RateLimited)
+  assert.equal(limited.retryAfter, 37)
+  assert.equal(asIdempotencyError(Object.assign(new Error(), { code: 'ECONNRESET' })), undefined)
+  assert.equal(sqlstateOf(Object.assign(new Error(), { code: 'EPIPE' })), undefined, 'a name of the system is no SQLSTATE')
+  const round: { cause?: unknown } = {}
+  round.cause = round
+  assert.equal(asIdempotencyError(round), undefined)
+  assert.ok(new KeyInvalid('x') instanceof IdempotencyError)
+})
+
+test('Idempotency-Key: a quoted string, or a bare token', () => {
+  for (const [line, key] of [
+    ['"8e03978e-40d5-43dd"', '8e03978e-40d5-43dd'], ['8e03978e-40d5-43dd', '8e03978e-40d5-43dd'],
+    ['"with \\"quotes\\" and \\\\"', 'with "quotes" and \\'], ['  "blanks around"  ', 'blanks around'],
+    ['', undefined], ['""', undefined], ['"', undefined], ['"open', undefined], ['shut"', undefined], ['"a", "b"', undefined],
+    ['"a" "b"', undefined], ['"bad \\escape"', undefined], ['"ends in \\"', undefined], ['"\u00e9"', undefined], ['"tab\there"', undefined],
+    ['("inner")', undefined], [':Ynl0ZXM=:', undefined], ['?1', undefined], ['"a";p=1', undefined], ['two words', undefined],
+  ] as const) assert.equal(parseKey(line), key, line)
+  assert.equal(parseKey('8e03978e-40d5-43dd', true), undefined, 'strict takes no bare token')
+})
+
+test('of the headers only the listed are kept, and Set-Cookie never', () => {
+  assert.deepEqual(listed([['Content-Type', 'text/plain'], ['LINK', ['a', 'b']], ['Set-Cookie', 'x=1'], ['X-Trace', '1']],
+    ['content-type', 'Link', 'Set-Cookie']), { 'Content-Type': 'text/plain', LINK: ['a', 'b'] })
+})
