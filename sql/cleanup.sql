@@ -374,5 +374,29 @@ END
 $$;
 SELECT count(*) FROM idem_keys WHERE scope = 'large';
 
+--
+-- So do messages that stand for the next ones of their keys, and not all at one go.
+--
+CREATE FUNCTION pg_temp.publish_of_each(messages int, deliver_after interval) RETURNS bigint
+LANGUAGE sql AS $$
+	SELECT count(*) FROM idem_publish_many('{keys}', '{1}', (SELECT array_agg('key ' || i) FROM generate_series(1, messages) AS i), deliver_after => deliver_after)
+$$;
+SELECT pg_temp.publish_of_each(20000, '0');
+SELECT pg_temp.publish_of_each(20000, '1 hour');
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(20000, topics => '{keys}');
+SELECT count(*) FROM idem_outbox WHERE topic = 'keys' AND state = 'acked' AND ready;
+SET idempotency.outbox_retention = '1 ms';
+SELECT pg_sleep(0.01);
+SELECT messages_deleted BETWEEN 1 AND 19999 AS some FROM idem_cleanup(100000);
+DO $$
+BEGIN
+	WHILE (SELECT messages_deleted FROM idem_cleanup(100000)) > 0 LOOP
+		COMMIT;
+	END LOOP;
+END
+$$;
+SELECT state, ready, count(*) FROM idem_outbox WHERE topic = 'keys' GROUP BY state, ready;
+RESET idempotency.outbox_retention;
+
 DROP EXTENSION idempotency;
 
