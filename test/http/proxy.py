@@ -20,6 +20,7 @@ class Link:
         self.prepared = {}              # by name
         self.began = False              # a transaction of more than one statement
         self.wrote = False              # in it
+        self.asking = False             # what came last came from the shop
 
     def close(self):
         for end in (self.client, self.server):
@@ -64,6 +65,9 @@ class Link:
                 part = source.recv(1 << 16)
                 if not part:
                     break
+                if self.asking != (source is self.client):
+                    self.asking = not self.asking
+                    self.proxy.turns += self.asking
                 received += part
                 out = []
                 at = 0
@@ -132,6 +136,7 @@ class Proxy:
 
     def __init__(self, port=None):
         self.upstream = port
+        self.turns = 0                  # round trips, of all connections
         self.listener = socket.create_server(('127.0.0.1', 0), backlog=100)
         self.port = self.listener.getsockname()[1]
         self.pass_all()

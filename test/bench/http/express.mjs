@@ -1,0 +1,38 @@
+// POST /payments in Express: ours, the handler alone, or with express-idempotency,
+// which keeps its answers in the memory of the process.
+
+import express from 'express'
+import { pay, pool, ready, SIDE } from './payment.mjs'
+
+const app = express()
+
+const alone = async (req, res) => {
+  const client = await pool.connect()
+  try {
+    await client.query('BEGIN')
+    const payment = await pay(client, req.body)
+    await client.query('COMMIT')
+    res.status(201).location(`/payments/${payment.id}`).json(payment)
+  } finally {
+    client.release()
+  }
+}
+
+if (SIDE === 'ours') {
+  const { Idempotency } = await import('pg-idempotency')
+  const { idempotent } = await import('pg-idempotency/express')
+  const guarded = idempotent(new Idempotency(pool), { scope: () => 'alice' })
+  app.post('/payments', guarded(async (req, res) => {
+    const payment = await pay(req.idempotency.tx, req.body)
+    res.status(201).location(`/payments/${payment.id}`).json(payment)
+  }))
+} else if (SIDE === 'peer') {
+  const { idempotency, getSharedIdempotencyService } = (await import('express-idempotency')).default
+  app.post('/payments', express.json(), idempotency(), async (req, res) => {
+    if (!getSharedIdempotencyService().isHit(req)) await alone(req, res)
+  })
+} else {
+  app.post('/payments', express.json(), alone)
+}
+
+const server = app.listen(0, '127.0.0.1', () => ready(server.address().port))

@@ -1,0 +1,45 @@
+"""POST /payments in Flask: ours, or the handler alone."""
+
+import os
+
+from flask import Flask, g, request
+from psycopg_pool import ConnectionPool
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+pool = ConnectionPool(os.environ['DATABASE_URL'], min_size=10, max_size=10, open=True)
+app = Flask(__name__)
+
+
+def pay(connection):
+    payment = request.get_json()
+    identifier, = connection.execute("INSERT INTO payments (owner, amount, currency) VALUES ('alice', %s, %s) "
+                                     "RETURNING id", (payment['amount'], payment['currency'])).fetchone()
+    return {'id': identifier, **payment}, 201, {'Location': '/payments/%d' % identifier}
+
+
+if os.environ['SIDE'] == 'ours':
+    from pg_idempotency import Idempotency
+    from pg_idempotency.flask import Guard, IdempotencyExtension
+    IdempotencyExtension(app, idempotency=Idempotency(pool),
+                         routes={'POST /payments': Guard(scope=lambda request: 'alice')})
+
+    @app.post('/payments')
+    def guarded():
+        return pay(g.idempotency.tx)
+else:
+    @app.post('/payments')
+    def alone():
+        with pool.connection() as connection:
+            return pay(connection)
+
+
+class Handler(WSGIRequestHandler):
+    protocol_version = 'HTTP/1.1'
+
+    def log(self, *_):
+        pass
+
+
+server = make_server('127.0.0.1', 0, app, threaded=True, request_handler=Handler)
+print('listening on', server.server_port, flush=True)
+server.serve_forever()
