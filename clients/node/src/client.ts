@@ -332,10 +332,6 @@ export class Idempotency implements Client<PoolClientLike> {
     try {
       const response = checked(await insideHandler(() => handler(session.tx)), 'the handler')
       if (!storable(response.status, options.store)) return fresh(response, false)
-      if (session.status === 'E') {
-        throw new TransactionEnded('the handler went on after an error of the database, which has undone its work; ' +
-          'let the error out, or go back to a savepoint')
-      }
       const limit = Math.min(claim.maxResponseSize, options.maxResponseSize ?? Infinity)
       const complete = (claimToken: bigint | null): Statement<boolean> => {
         const { status, body, headers } = kept(response, limit)
@@ -347,7 +343,8 @@ export class Idempotency implements Client<PoolClientLike> {
       } catch (error) {
         if (session.lost) throw new Unknown('', { cause: error })
         if (sqlstateOf(error) === '25P02') {
-          throw new TransactionEnded('the handler went on after an error of the database, which has undone its work', { cause: error })
+          throw new TransactionEnded('the handler went on after an error of the database, which has undone its work; ' +
+            'let the error out, or go back to a savepoint', { cause: error })
         }
         if (!(error instanceof ClaimLost || error instanceof ClaimNotFound)) throw error
         // Another transaction than that of the claim.
