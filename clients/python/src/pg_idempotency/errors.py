@@ -117,7 +117,7 @@ def from_error(error: BaseException) -> IdempotencyError | None:
     kind = CLASSES.get(sqlstate(error))
     if kind is None:
         return None
-    made = kind(str(error).splitlines()[0])
+    made = kind(str(error).partition("\n")[0])
     made.__cause__ = error
     if isinstance(made, RateLimited):
         seconds = re.search(r"\d+", _hint(error))

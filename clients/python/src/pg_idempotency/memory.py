@@ -97,6 +97,8 @@ class Posted:
     created: float
     due: float
     attempt: int = 0
+    spared: int = 0
+    """Attempts that were given back; their numbers are not used again."""
     state: str = "pending"
     lease: float | None = None
     error: str | None = None
@@ -590,7 +592,7 @@ class Store:
                     message.message_key is not None and lane in blocked:
                 blocked.add(lane)
                 continue
-            if message.attempt >= self.settings.outbox_max_attempts:
+            if message.attempt - message.spared >= self.settings.outbox_max_attempts:
                 self._post(tx, message, state="dead", lease=None)
                 continue
             given = seconds(lease)
@@ -624,10 +626,12 @@ class Store:
 
     def idem_outbox_nack(self, tx: Transaction, id: int, error: str | None = None, retry_after: str | None = None,
                          attempt: int | None = None) -> str | None:
-        message = next(self._leased(tx, [id], None), None)
-        if message is None or attempt not in (None, message.attempt):
+        message = self.outbox.get(id)
+        if message is None or message.state not in ("pending", "dead") or attempt not in (None, message.attempt):
             return "lost" if attempt is not None else None
-        dead = message.attempt >= self.settings.outbox_max_attempts
+        if message.lease is None:
+            return message.state            # refused before
+        dead = message.attempt - message.spared >= self.settings.outbox_max_attempts
         pause = seconds(retry_after)
         pause = 2.0 ** (message.attempt - 1) if pause is None else pause
         self._post(tx, message, state="dead" if dead else "pending", lease=None, error=error,
@@ -637,7 +641,7 @@ class Store:
     def idem_outbox_requeue(self, tx: Transaction, ids: list[int] | None = None) -> int:
         found = [m for m in self.outbox.values() if m.state == "dead" and (ids is None or m.id in ids)]
         for message in found:
-            self._post(tx, message, state="pending", attempt=0, due=time.time())
+            self._post(tx, message, state="pending", attempt=0, spared=0, due=time.time())
         return len(found)
 
     def idem_outbox_extend(self, tx: Transaction, ids: list[int], lease: str | None = None,
@@ -649,7 +653,7 @@ class Store:
     def idem_outbox_give_back(self, tx: Transaction, ids: list[int], attempts: Any = None) -> int:
         found = list(self._leased(tx, ids, attempts))
         for message in found:
-            self._post(tx, message, attempt=message.attempt - 1, lease=None)
+            self._post(tx, message, spared=message.spared + 1, lease=None)
         return len(found)
 
     def idem_cleanup(self, tx: Transaction, batch_size: int | None = None) -> dict[str, Any]:

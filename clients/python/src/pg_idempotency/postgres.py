@@ -8,6 +8,7 @@ round trip.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
@@ -172,6 +173,10 @@ class PsycopgSession:
                 raise TransactionEnded("the transaction was rolled back instead of committed")
             return statement.read(await value(cursor.fetchall())) if statement else None
         except psycopg.Error as error:
+            if isinstance(error.__context__, asyncio.CancelledError):
+                # psycopg cannot leave the pipeline, and says that instead.
+                await value(self.handle.close())
+                raise error.__context__ from None
             known = from_error(error)
             if known is not None:
                 raise known from error

@@ -1,0 +1,67 @@
+"""A way to the server that counts round trips, and cuts connections at COMMIT."""
+
+import os
+import select
+import socket
+import threading
+
+
+class Proxy:
+    def __init__(self):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.trips = 0
+        self.links = []
+        self.cut = None
+        """"before" or "after": cut the next connection that commits, before
+        the server has heard of it or once it has answered."""
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def conninfo(self):
+        return f"host=127.0.0.1 port={self.port}"
+
+    def _accept(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client):
+        server = socket.socket(socket.AF_UNIX)
+        self.links.append(client)
+        server.connect(f"{os.environ['PGHOST']}/.s.PGSQL.{os.environ['PGPORT']}")
+        answered, cutting = True, None
+        with client, server:
+            while True:
+                for source in select.select([client, server], [], [])[0]:
+                    try:
+                        data = source.recv(65536)
+                    except OSError:
+                        return
+                    if not data:
+                        return
+                    if source is client:
+                        self.trips += answered
+                        answered = False
+                        if self.cut and b"COMMIT" in data:
+                            cutting, self.cut = self.cut, None
+                            if cutting == "before":
+                                return
+                        server.sendall(data)
+                    else:
+                        answered = True
+                        if cutting:
+                            return
+                        client.sendall(data)
+
+    def close(self):
+        """And cut what there is."""
+        for link in [self.listener, *self.links]:
+            try:
+                link.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        self.listener.close()

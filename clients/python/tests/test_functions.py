@@ -1,0 +1,245 @@
+"""The functions: all of them, with their parameters, on each kind of handle, and in the double."""
+
+import asyncio
+import inspect
+import json
+from datetime import timedelta
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from pg_idempotency import (ActionIdAhead, AsyncIdempotency, ClaimLost, ClaimNotFound, Idempotency, JsonText,
+                            KeyInvalid, from_error, new_key, request_hash)
+from pg_idempotency.functions import Functions, function
+from pg_idempotency.memory import MemoryIdempotency
+
+# Of the extension, but not of its interface.
+INTERNAL = {
+    "idem_application_functions", "idem_application_types", "idem_check_grantee", "idem_check_interval",
+    "idem_cleanup_idle", "idem_clock_evidence", "idem_execute_grant", "idem_grant_as_owner", "idem_grantor",
+    "idem_many_support", "idem_monitoring_data", "idem_redacted_key", "idem_revoke_as_owner", "idem_sample_data",
+    "idem_stats_data", "idem_table_faults", "idem_table_stats", "idem_vacuum_holder", "idem_warn_of_rest",
+    "idem_worker_absence"}
+
+
+def methods():
+    return {name: found for name, found in vars(Functions).items() if isinstance(found, function)}
+
+
+def test_none_is_missing(database):
+    with psycopg.connect("") as connection:
+        rows = connection.execute(
+            "SELECT proname, proargnames[:pronargs] FROM pg_proc JOIN pg_depend d ON d.objid = pg_proc.oid "
+            "AND d.classid = 'pg_proc'::regclass AND d.deptype = 'e' JOIN pg_extension e ON e.oid = d.refobjid "
+            "WHERE extname = 'idempotency'").fetchall()
+    theirs = {name: set(arguments or ()) for name, arguments in rows if name not in INTERNAL}
+    assert {"idem_" + name for name in methods()} == set(theirs) | {"idem_stats"}
+    for name, found in methods().items():
+        ours = {p for p in inspect.signature(found.make).parameters if p != "self" and not p.endswith("_ms")}
+        assert ours == theirs.get("idem_" + name, set()), name
+
+
+@pytest.fixture(params=["pool", "connection", "cursor", "dict_row", "autocommit", "conninfo", "SQLAlchemy",
+                        "SQLAlchemy Session", "double", "AsyncConnection"])
+def functions(request, database, pool):
+    """Each way to the functions, one after another."""
+    kind = request.param
+    if kind == "pool":
+        yield Idempotency(pool)
+    elif kind == "conninfo":
+        yield Idempotency(f"dbname={database}")
+    elif kind == "double":
+        yield MemoryIdempotency()
+    elif kind.startswith("SQLAlchemy"):
+        sqlalchemy = pytest.importorskip("sqlalchemy")
+        from sqlalchemy.orm import Session
+        engine = sqlalchemy.create_engine("postgresql+psycopg2://")
+        with (engine.begin() if kind == "SQLAlchemy" else Session(engine)) as handle:
+            yield Idempotency(pool).on(handle)
+        engine.dispose()
+    elif kind == "AsyncConnection":
+        loop = asyncio.new_event_loop()
+        connection = loop.run_until_complete(psycopg.AsyncConnection.connect(""))
+        idem = AsyncIdempotency("").on(connection)
+
+        class Waiting:
+            def __getattr__(self, name):
+                return lambda *a, **k: loop.run_until_complete(getattr(idem, name)(*a, **k))
+
+        yield Waiting()
+        loop.run_until_complete(connection.close())
+        loop.close()
+    else:
+        with psycopg.connect("", row_factory=dict_row if kind == "dict_row" else psycopg.rows.tuple_row,
+                             autocommit=kind == "autocommit") as connection:
+            yield Idempotency(pool).on(connection.cursor() if kind == "cursor" else connection)
+
+
+def test_each_on_each_handle(functions):
+    f, me, key = functions, new_key(), new_key()
+    # Identity
+    assert f.request_hash("post", "/a:b?c", b"\x00x") == request_hash("POST", "/a:b?c", b"\x00x")
+    assert f.request_hash("POST", "/", '{"b": 1.0, "a": []}') == request_hash("POST", "/", b'{"a":[],"b":1}')
+    assert f.canonical_json(JsonText('{"b":[1e2,12345678901234567890.5,"\\u00e9"],"a":null}')) == \
+        '{"a":null,"b":[100,12345678901234567890.5,"é"]}'
+    assert f.key_is_valid(key) and not f.key_is_valid("no")
+    # Keys
+    claim = f.claim(me, key, b"hash", ttl="1 hour", lease=timedelta(minutes=1), wait_ms=10)
+    assert (claim.outcome, claim.attempt) == ("new", 1) and type(claim.claim_token) is int
+    token = claim.claim_token
+    assert f.claim(me, key, b"other").outcome == "hash_conflict"
+    assert f.checkpoint(me, key, "half", {"n": 2**63, "f": 0.5}, lease="1 min", claim_token=token) > claim.expires_at - \
+        timedelta(hours=1)
+    assert f.heartbeat(me, key, lease_ms=60000, claim_token=token).tzinfo is not None
+    assert f.fail(me, key, "later", token) is True and f.fail(me, key, "later", token) is False
+    claim = f.claim(me, key, b"hash")
+    assert (claim.attempt, claim.recovery_point, claim.recovery_state) == (2, "half", {"n": 2**63, "f": 0.5})
+    assert claim.claim_token > token
+    assert f.complete(me, key, 201, b"\x00\xff", {"Link": ["a", "b"]}, claim.claim_token) is True
+    assert f.complete(me, key, 201, b"\x00\xff", {"Link": ["a", "b"]}, claim.claim_token) is False
+    replay = f.claim(me, key, b"hash")
+    assert (replay.outcome, replay.response_status, replay.response_bytes, replay.response_headers) == (
+        "replay", 201, b"\x00\xff", {"Link": ["a", "b"]})
+    found = f.lookup(me, key)
+    assert (found.state, found.attempt, found.request_hash, found.response_body) == ("completed", 2, b"hash", None)
+    assert f.erase(me, key) and f.claim(me, key).outcome == "erased" and f.forget(me, key)
+    assert f.lookup(me, key).state is None
+    claim = f.claim(me, key)
+    assert f.release(me, key, claim.claim_token) and f.claim(me, key).attempt == 1
+    keys = [new_key(), new_key(), key]
+    many = f.claim_many(me, keys, [b"1", b"2", None])
+    assert [(c.ordinal, c.key, c.outcome) for c in many] == [
+        (1, keys[0], "new"), (2, keys[1], "new"), (3, key, "in_progress")]
+    done = f.complete_many(me, keys[:2], [200], ["a", None], [{"X": "y"}, None],
+                           [c.claim_token for c in many[:2]])
+    assert [(d.ordinal, d.key, d.completed) for d in done] == [(1, keys[0], True), (2, keys[1], True)]
+    assert f.claim(me, keys[0]).response_headers == {"X": "y"}
+    # Actions
+    assert f.try_advance(me, "p", "1", 2**53 + 1).last_action_id == 2**53 + 1
+    assert not f.try_advance(me, "p", "1", 2**53).should_process
+    assert f.set(me, "p", "2", "dislike", True, 5).is_active
+    assert f.set(me, "p", "2", "like", True, 6, ["dislike"]).processed and not f.is_active(me, "p", "2", "dislike")
+    assert not f.toggle(me, "p", "2", "like", 7).is_active and f.toggle(me, "p", "2", "like", 7).last_action_id == 7
+    assert {(s.entity_id, s.action_type, s.is_active, s.last_action_id) for s in f.action_states(me, "p", ["2", "3"])} \
+        == {("2", "dislike", False, 7), ("2", "like", False, 7)}
+    assert [(a.ordinal, a.should_process) for a in f.try_advance_many([me], ["p"], ["3", "3"], [2, 1])] == [
+        (1, True), (2, False)]
+    assert [(a.ordinal, a.is_active, a.processed) for a in
+            f.set_many([me], ["p"], ["4", "4"], ["like"], [True, False], [2, 1])] == [(1, True, True), (2, True, False)]
+    assert f.forget_user(me) >= 4
+    # Sequences
+    assert f.try_append(me, "c", 1, 3).version == 3
+    assert [f.try_append(me, "c", n, 2, allow_gaps=False).outcome for n in (1, 3, 9)] == [
+        "duplicate", "overlap", "gap"]
+    assert f.try_append(me, "d", 1, expected_version=2, wait="1s").outcome == "version_conflict"
+    assert f.last_client_seq(me, "c") == 3
+    # Once
+    assert f.once(me, "{a,b}", ttl="1 day") and not f.once(me, "{a,b}")
+    assert f.once_many(me, ["b", "a", "b", "{a,b}"]) == ["b", "a"] and f.once_many(me, []) == []
+    # Outbox
+    ids = [f.publish(me, {"n": 2**70, "exact": JsonText("1")}, "k", {"h": 1}),
+           *[m.message_id for m in f.publish_many([me], [None, [1.5]], ["k"], deliver_after="0 s")]]
+    taken = f.outbox_take(2, lease_ms=60000, topics=[me], wait_ms=1)
+    assert [m.message_id for m in taken] == ids[:2]
+    assert taken[0].payload == {"n": 2**70, "exact": "1"} and taken[0].headers == {"h": 1}
+    assert taken[1].payload is None and taken[1].payload_text == "null" and taken[1].attempt == 1
+    numbers = [m.id for m in taken]
+    assert f.outbox_extend(numbers, lease="1 min", attempts=[1]) == numbers
+    assert f.outbox_give_back(numbers[1:], [1]) == 1
+    assert f.outbox_nack(numbers[0], "no", retry_after="0s", attempt=1) == "pending"
+    assert f.outbox_nack(numbers[0], "no", retry_after_ms=0, attempt=1) == "pending"
+    taken = f.outbox_take(topics=[me])
+    assert f.outbox_nack(numbers[0], "late", attempt=1) == "lost"
+    assert [m.message_id for m in taken] == ids and [m.attempt for m in taken] == [2, 2, 1]
+    assert f.outbox_ack([m.id for m in taken]) == 3 and f.outbox_requeue([]) == 0
+    assert f.cleanup().keys_deleted >= 0
+
+
+def test_errors_on_each_handle(functions):
+    f, me = functions, new_key()
+    with pytest.raises(KeyInvalid) as raised:
+        f.claim(me, "short")
+    assert raised.value.sqlstate == "ID001" and from_error(raised.value) is raised.value
+
+
+def test_other_errors(idem, pool):
+    me, key = new_key(), new_key()
+    with pytest.raises(ClaimNotFound):
+        idem.complete(me, key, 200)
+    idem.claim(me, key)
+    with pytest.raises(ClaimLost):
+        idem.complete(me, key, 200)
+    with pool.connection() as connection:
+        connection.execute("SET LOCAL idempotency.max_action_id_lead = '1s'")
+        with pytest.raises(ActionIdAhead), connection.transaction():
+            idem.on(connection).set(me, "p", "1", "like", True, 2**60)
+    with pytest.raises(psycopg.DataError):
+        idem.claim("a\0b", key)
+    for wrong in (dict(ttl=30), dict(ttl="1s", ttl_ms=1)):
+        with pytest.raises(TypeError):
+            idem.claim(me, key, **wrong)
+    with pytest.raises(TypeError):
+        idem.once_many(me, "a string")
+    with pytest.raises(TypeError):
+        idem.on(object()).once(me, "token")
+    with pytest.raises(TypeError):
+        Idempotency(object())
+
+
+def test_found_in_what_wraps_them(pool):
+    class Wrapped(Exception):
+        pass
+
+    with psycopg.connect("") as connection:
+        try:
+            connection.execute("SELECT idem_claim('s', 'short')")
+        except psycopg.Error as error:
+            found = error
+    assert isinstance(from_error(found), KeyInvalid)
+    for attribute in ("orig", "original", "__cause__"):
+        outer = Wrapped()
+        setattr(outer, attribute, found)
+        inner = Wrapped()
+        inner.__cause__ = outer
+        assert isinstance(from_error(inner), KeyInvalid)
+    assert from_error(ValueError()) is None
+
+
+def test_run(idem, pool):
+    with pool.connection() as connection:
+        connection.execute("CREATE FUNCTION twice(request jsonb) RETURNS jsonb LANGUAGE sql AS "
+                           "$$SELECT jsonb_build_object('n', 2 * (request ->> 'n')::numeric)$$")
+    key = new_key()
+    for outcome in ("new", "replay"):
+        ran = idem.run("u", key, "twice(jsonb)", {"n": 2**62}, wait="1s")
+        assert (ran.outcome, ran.response_status, json.loads(ran.response_body)) == (outcome, 200, {"n": 2**63})
+
+
+def test_operators(idem, pool):
+    assert idem.stats()["claims_new"] > 0
+    assert {check.check_name for check in idem.health()} and "idempotency_claims" in idem.metrics()
+    assert idem.stuck(older_than_ms=3600000) == [] and idem.raise_claim_tokens(1) > 0
+    idem.grant("pg_monitor")
+    idem.revoke("pg_monitor")
+    idem.stats_reset()
+
+
+def test_schema(database):
+    with psycopg.connect("", autocommit=True) as connection:
+        connection.execute("CREATE DATABASE " + database + "_schema")
+    url = f"dbname={database}_schema"
+    try:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute('CREATE SCHEMA "a %s:b"; CREATE EXTENSION idempotency SCHEMA "a %s:b"')
+            idem = Idempotency(url, schema="a %s:b")
+            assert idem.once("s", "token") and not idem.on(connection).once("s", "token")
+    finally:
+        with psycopg.connect("", autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {database}_schema WITH (FORCE)")
+
+
+def test_new_keys_ascend(idem):
+    keys = [new_key() for _ in range(2000)]
+    assert keys == sorted(set(keys)) and all(key[14] == "7" and key[19] in "89ab" for key in keys)
+    assert idem.key_is_valid(keys[0])

@@ -1,0 +1,213 @@
+"""job(): the claim commits first, and the last step with the response."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+from proxy import Proxy
+from psycopg_pool import ConnectionPool
+
+from pg_idempotency import ClaimLost, Idempotency, InProgress, NotFinished, Response, new_key
+
+
+def finished(name):
+    def finish(tx):
+        tx.execute("INSERT INTO effects VALUES (%s)", (name,))
+        return Response(200, "done")
+    return finish
+
+
+def test_steps_run_once_over_all_attempts(idem, effects):
+    key, charged, keys = new_key(), [], []
+
+    def job(job):
+        def charge(step):
+            keys.append(step.key)
+            charged.append(job.attempt)
+            return {"id": 12345678901234567890, "at": job.attempt}
+
+        charge = job.step("charge", charge)
+        assert charge == {"id": 12345678901234567890, "at": 1}
+        keys.append(job.step("mail", lambda step: step.key))
+        if job.attempt < 3:
+            raise RuntimeError("the mail server is closed\0")
+        return job.finish(finished(key))
+
+    for attempt in (1, 2):
+        with pytest.raises(RuntimeError):
+            idem.job("u", key, job)
+        found = idem.lookup("u", key)
+        assert (found.state, found.attempt, found.recovery_point) == ("failed", attempt, "mail")
+        assert "closed" in found.error and set(found.recovery_state) == {"charge", "mail"}
+    first = idem.job("u", key, job)
+    assert (first.status, first.body, first.replayed) == (200, "done", False)
+    again = idem.job("u", key, job)
+    assert (again.body, again.replayed) == ("done", True)
+    assert charged == [1] and effects(key) == 1
+    assert keys[0] != keys[1] and all(idem.key_is_valid(k) for k in keys) and len(set(keys)) == 2
+
+
+def test_ways_out(idem):
+    assert idem.job("u", new_key(), lambda job: Response(200, "returned")).stored
+    key = new_key()
+    with pytest.raises(NotFinished):
+        idem.job("u", key, lambda job: None)
+    assert idem.lookup("u", key).state == "failed"
+    assert not idem.job("u", key, lambda job: Response(503)).stored
+    assert idem.lookup("u", key).state == "failed"
+    # The last step undone, the error out.
+    with pytest.raises(ZeroDivisionError):
+        idem.job("u", key, lambda job: job.finish(lambda tx: 1 / 0))
+    assert idem.lookup("u", key).state == "failed"
+
+
+def test_heartbeats_keep_it(idem, effects):
+    """In a step, between steps, and in the last one, which take longer than the lease."""
+    key, seen = new_key(), []
+
+    def job(job):
+        job.step("slow", lambda step: time.sleep(1.2))
+        time.sleep(1.2)
+
+        def finish(tx):
+            time.sleep(1.2)
+            try:
+                idem.job("u", key, lambda other: None)
+            except InProgress as error:
+                seen.append(error)
+            return finished(key)(tx)
+
+        with pytest.raises(InProgress):
+            idem.job("u", key, lambda other: None)
+        return job.finish(finish)
+
+    assert idem.job("u", key, job, lease_ms=900).stored
+    assert len(seen) == 1 and effects(key) == 1 and idem.lookup("u", key).attempt == 1
+
+
+def test_lost(idem, effects):
+    """Taken over meanwhile: the event, no effect, and the other's response stays."""
+    key = new_key()
+
+    def other(job):
+        return job.finish(finished(key))
+
+    def job(job):
+        def stall(step):
+            idem.fail("u", key, "an operator's", job.claim_token)
+            assert idem.job("u", key, other).stored
+            assert step.lost.wait(10)
+        job.step("stall", stall)
+
+    with pytest.raises(ClaimLost):
+        idem.job("u", key, job, lease_ms=300)
+    assert effects(key) == 1
+    found = idem.lookup("u", key)
+    assert (found.state, found.attempt, found.response_body) == ("completed", 2, "done")
+    # Found out by the last step itself.
+    key = new_key()
+
+    def late(job):
+        idem.fail("u", key, None, job.claim_token)
+        idem.job("u", key, other)
+        return job.finish(finished(key))
+
+    with pytest.raises(ClaimLost):
+        idem.job("u", key, late)
+    assert effects(key) == 1
+
+
+@pytest.mark.parametrize("cut", ["before", "after"])
+def test_completion_without_an_answer(database, effects, cut):
+    proxy, key = Proxy(), new_key()
+    with ConnectionPool(proxy.conninfo, min_size=3, max_size=3) as pool:
+        idem = Idempotency(pool)
+
+        def job(job):
+            def finish(tx):
+                return finished(key)(tx)
+            proxy.cut = cut
+            return job.finish(finish)
+
+        result = idem.job("u", key, job)
+        assert (result.status, result.body, result.replayed) == (200, "done", False)
+        assert idem.job("u", key, job).replayed
+    assert effects(key) == 1
+    proxy.close()
+
+
+def test_retried(idem, effects):
+    key, tries = new_key(), []
+
+    def finish(tx):
+        tries.append(1)
+        finished(key)(tx)
+        if len(tries) < 3:
+            tx.execute("DO $$BEGIN RAISE 'again' USING ERRCODE = '40001'; END$$")
+        return Response()
+
+    assert idem.job("u", key, lambda job: job.finish(finish)).stored
+    assert (len(tries), effects(key)) == (3, 1)
+
+
+def test_threads_end(idem):
+    before = threading.active_count()
+    for _ in range(5):
+        idem.job("u", new_key(), lambda job: Response())
+    assert threading.active_count() <= before + 1
+
+
+def test_asynchronous(asynchronously, effects):
+    async def test(idem, pool):
+        key = new_key()
+
+        async def job(job):
+            async def charge(step):
+                await asyncio.sleep(0.8)
+                return step.key
+
+            charge = await job.step("charge", charge)
+
+            async def finish(tx):
+                await tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+                return Response(200, charge)
+
+            return await job.finish(finish)
+
+        results = await asyncio.gather(*(idem.job("u", key, job, lease_ms=500, wait="20s") for _ in range(5)))
+        assert len({r.body for r in results}) == 1 and sum(not r.replayed for r in results) == 1
+        assert effects(key) == 1
+        # Cancelled: failed at once, not after the lease.
+        key, inside = new_key(), asyncio.Event()
+
+        async def hang(job):
+            async def forever(step):
+                inside.set()
+                await asyncio.sleep(60)
+            await job.step("forever", forever)
+
+        task = asyncio.create_task(idem.job("u", key, hang))
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await idem.lookup("u", key)).state == "failed"
+        assert len(asyncio.all_tasks()) <= 8        # the pool's own
+
+    asynchronously(test)
+
+
+def test_database_gone(database):
+    """No heartbeat gets through: lost when the lease is over, by this clock."""
+    proxy = Proxy()
+    with ConnectionPool(proxy.conninfo, min_size=1, max_size=2, timeout=0.2) as pool:
+        idem = Idempotency(pool)
+
+        def job(job):
+            proxy.close()
+            assert job.lost.wait(15)
+            job.step("never", lambda step: pytest.fail("a step after the claim was lost"))
+
+        with pytest.raises(ClaimLost):
+            idem.job("u", new_key(), job, lease_ms=600)

@@ -1,0 +1,394 @@
+"""request(): one transaction, and only then the response."""
+
+import asyncio
+import threading
+import time
+
+import psycopg
+import pytest
+from proxy import Proxy
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+from pg_idempotency import (AsyncIdempotency, Idempotency, InProgress, KeyInvalid, KeyReused, RateLimited, Response,
+                            TransactionEnded, new_key)
+
+
+def effect(name, response=Response(201, "done", {"Link": ["a", "b"]})):
+    def handler(tx):
+        tx.execute("INSERT INTO effects VALUES (%s)", (name,))
+        return response
+    return handler
+
+
+def test_replayed_as_it_was(idem, effects):
+    key = new_key()
+    for body in ("text with ü", b"\x00\xff", "", None, '{"n": 12345678901234567890.10}'):
+        response = Response(201, body, {"Link": ["a", "b"], "Location": "/1"})
+        key = new_key()
+        first = idem.request("u", key, effect(key, response), method="POST", path="/a", body=b"{}")
+        again = idem.request("u", key, effect(key, response), method="POST", path="/a", body=b"{}")
+        assert (first.outcome, first.replayed, again.outcome, again.replayed) == ("new", False, "replay", True)
+        assert (again.status, again.body, again.headers) == (201, body, response.headers)
+        assert effects(key) == 1
+    with pytest.raises(KeyReused):
+        idem.request("u", key, effect(key), method="POST", path="/a", body=b"{ }")
+    with pytest.raises(KeyInvalid) as raised:
+        idem.request("u", "short", effect("short"))
+    assert raised.value.sqlstate == "ID001" and isinstance(raised.value.__cause__, psycopg.Error)
+
+
+def test_what_is_stored(idem, effects):
+    key = new_key()
+    with pytest.raises(ZeroDivisionError):
+        idem.request("u", key, lambda tx: (effect(key)(tx), 1 / 0)[0])
+    assert not idem.request("u", key, effect(key, Response(503))).stored
+    assert not idem.request("u", key, effect(key, Response(404)), store=lambda status: status < 400).stored
+    assert effects(key) == 0
+    assert idem.request("u", key, effect(key, Response(422, "no"))).stored
+    assert idem.request("u", key, effect(key)).body == "no"
+    assert effects(key) == 1
+
+
+def test_too_large_to_store(idem):
+    key = new_key()
+    large = b"x" * (1 << 20) + b"x"
+    assert idem.request("u", key, lambda tx: Response(200, large)).body == large
+    again = idem.request("u", key, lambda tx: Response(200, large))
+    assert (again.status, again.replayed) == (200, True)
+    assert "urn:pg-idempotency:response-not-stored" in again.body
+
+
+def test_handler_that_swallows_an_error(idem, effects):
+    key = new_key()
+
+    def handler(tx):
+        effect(key)(tx)
+        try:
+            tx.execute("SELECT 1 / 0")
+        except psycopg.Error:
+            pass
+        return Response()
+
+    with pytest.raises(TransactionEnded):
+        idem.request("u", key, handler)
+    assert effects(key) == 0
+    assert idem.lookup("u", key).state is None
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_handler_that_ends_its_transaction(idem, effects, pool, end):
+    key = new_key()
+    with pytest.raises(TransactionEnded):
+        idem.request("u", key, lambda tx: (effect(key)(tx), getattr(tx, end)())[0])
+    assert effects(key) == 0
+    # By hand: what was committed cannot be undone, but is not done again.
+    with pytest.raises(TransactionEnded):
+        idem.request("u", key, lambda tx: (effect(key)(tx), tx.execute(end))[0])
+    committed = end == "commit"
+    assert effects(key) == committed
+    assert idem.request("u", key, effect(key)).replayed == committed
+    assert effects(key) == 1
+    # In another transaction than that of the claim.
+    key = new_key()
+    with pytest.raises(TransactionEnded):
+        idem.request("u", key, lambda tx: (effect(key)(tx), tx.execute(end), tx.execute("BEGIN"))[0])
+    assert idem.request("u", key, effect(key)).replayed == committed
+    # And the pool's connections are as they were.
+    for _ in range(12):
+        with pool.connection() as connection:
+            assert not connection.autocommit
+            connection.commit()
+
+
+def test_nested(idem, effects):
+    outer, inner = new_key(), new_key()
+
+    def handler(tx):
+        effect(outer)(tx)
+        idem.request("u", inner, effect(inner))
+        with pytest.raises(InProgress):
+            idem.request("u", outer, effect(outer), wait_ms=50)
+        with tx.transaction():
+            return Response()
+
+    idem.request("u", outer, handler)
+    assert (effects(outer), effects(inner)) == (1, 1)
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01"])
+def test_retried(idem, effects, code):
+    key, tries = new_key(), []
+
+    def handler(tx):
+        effect(key)(tx)
+        tries.append(1)
+        if len(tries) < 3:
+            tx.execute(f"DO $$BEGIN RAISE 'again' USING ERRCODE = '{code}'; END$$")
+        return Response()
+
+    assert idem.request("u", key, handler).stored
+    assert (len(tries), effects(key)) == (3, 1)
+
+
+def test_an_error_that_stays(idem, effects):
+    key, tries = new_key(), []
+
+    def handler(tx):
+        tries.append(1)
+        tx.execute("DO $$BEGIN RAISE 'again' USING ERRCODE = '40001'; END$$")
+
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        idem.request("u", key, handler)
+    assert len(tries) == 5
+    with pytest.raises(TypeError):
+        idem.request("u", key, lambda tx: "not a Response")
+
+
+@pytest.mark.parametrize("isolation", [None, "SERIALIZABLE"])
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_round_trips(database, isolation, autocommit):
+    """One more than the handler's own transaction, and one for a replay."""
+    proxy = Proxy()
+    with psycopg.connect(proxy.conninfo, autocommit=autocommit) as connection:
+        if isolation:
+            connection.isolation_level = psycopg.IsolationLevel[isolation]
+
+        class Source:
+            def connection(self):
+                return self
+
+            def __enter__(self):
+                return connection
+
+            def __exit__(self, *error):
+                done.set()
+
+        idem, done, key = Idempotency(Source()), threading.Event(), new_key()
+
+        def handler(tx):
+            assert tx.execute("SHOW transaction_isolation").fetchone()[0] == (isolation or "read committed").lower()
+            return Response(201)
+
+        before = proxy.trips
+        assert idem.request("u", key, handler).stored
+        assert proxy.trips - before == 3            # BEGIN and claim; SHOW; complete and COMMIT
+        assert connection.autocommit == autocommit
+        before = proxy.trips
+        done.clear()
+        assert idem.request("u", key, handler).replayed
+        assert proxy.trips - before <= 2            # the ROLLBACK is behind the answer
+        assert done.wait(10)
+        assert proxy.trips - before == 2
+    proxy.close()
+
+
+def test_a_replay_does_not_wait_for_its_rollback(idem, asynchronously):
+    async def test(idem, pool):
+        key = new_key()
+
+        async def handler(tx):
+            return Response()
+
+        await idem.request("u", key, handler)
+        rollback, left = asyncio.Event(), asyncio.Event()
+        session = idem.core.backend.session
+
+        from contextlib import asynccontextmanager
+
+        @asynccontextmanager
+        async def slow():
+            async with session() as found:
+                yield found
+                await rollback.wait()
+            left.set()
+
+        idem.core.backend.session = slow
+        assert (await asyncio.wait_for(idem.request("u", key, handler), 10)).replayed
+        assert not left.is_set()
+        rollback.set()
+        await asyncio.wait_for(left.wait(), 10)
+
+    asynchronously(test)
+
+
+@pytest.mark.parametrize("cut", ["before", "after"])
+def test_commit_without_an_answer(database, effects, cut):
+    proxy, key, runs = Proxy(), new_key(), []
+    with ConnectionPool(proxy.conninfo, min_size=2, max_size=2) as pool:
+        idem = Idempotency(pool)
+
+        def handler(tx):
+            runs.append(1)
+            return effect(key)(tx)
+
+        proxy.cut = cut
+        result = idem.request("u", key, handler)
+        assert (result.status, result.body, result.headers) == (201, "done", {"Link": ["a", "b"]})
+        assert len(runs) == (2 if cut == "before" else 1)
+        assert result.replayed == (cut == "after")
+        assert idem.request("u", key, handler).replayed
+    assert effects(key) == 1
+    proxy.close()
+
+
+def test_connections_that_died_in_the_pool(database, effects):
+    with ConnectionPool("", min_size=2, max_size=2, name="dying") as pool:
+        idem, key = Idempotency(pool), new_key()
+        with psycopg.connect("", autocommit=True) as admin, pool.connection() as one, pool.connection() as other:
+            for connection in (one, other):
+                admin.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
+        assert idem.request("u", key, effect(key)).stored
+        # In the handler: an error, and nothing stored.
+        key = new_key()
+
+        def handler(tx):
+            effect(key)(tx)
+            tx.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+        with pytest.raises(psycopg.OperationalError):
+            idem.request("u", key, handler)
+        assert idem.request("u", key, effect(key)).stored
+        assert effects(key) == 1
+
+
+def run_threads(count, function):
+    found = []
+
+    def one():
+        try:
+            found.append(function())
+        except Exception as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=one) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads, found
+
+
+def test_duplicates_wait_without_connections(database, effects):
+    """More of them than the pool has, in the process of the first."""
+    with ConnectionPool("", min_size=2, max_size=2) as pool:
+        idem, key, go = Idempotency(pool, wait="20 seconds"), new_key(), threading.Event()
+
+        def handler(tx):
+            go.wait(20)
+            return effect(key)(tx)
+
+        threads, found = run_threads(20, lambda: idem.request("u", key, handler))
+        time.sleep(0.2)
+        with pool.connection(timeout=10) as free:
+            free.execute("SELECT 1")
+        go.set()
+        for thread in threads:
+            thread.join(20)
+        assert sorted(result.replayed for result in found) == [False] + 19 * [True]
+    assert effects(key) == 1
+
+
+def test_waiters_have_an_end(database, effects):
+    """Duplicates of another process's request: max_waiters sleep in the database, the others are told at once."""
+    key = new_key()
+    with ConnectionPool("", min_size=4, max_size=4) as pool, psycopg.connect("") as other:
+        holder = Idempotency("").on(other)
+        keys = [new_key() for _ in range(4)]
+        for key in keys:
+            assert holder.claim("u", key).outcome == "new"
+        idem = Idempotency(pool, wait="20 seconds", max_waiters=2)
+        rest = iter(keys)
+        threads, found = run_threads(4, lambda: idem.request("u", next(rest), effect("waited")))
+        deadline = time.monotonic() + 20
+        while len(found) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [type(error) for error in found] == [InProgress, InProgress]
+        other.rollback()
+        for thread in threads:
+            thread.join(20)
+        assert sum(getattr(result, "stored", False) for result in found) == 2
+    # A wait that ends.
+    with psycopg.connect("") as other:
+        Idempotency("").on(other).claim("u", key + "-b")
+        began = time.monotonic()
+        with pytest.raises(InProgress):
+            Idempotency("").request("u", key + "-b", effect("never"), wait_ms=200)
+        assert time.monotonic() - began > 0.15
+
+
+def test_rate_limited(database):
+    with psycopg.connect("", autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {database} SET idempotency.max_new_keys_per_minute = 1")
+        try:
+            idem = Idempotency("")
+            idem.request("limited", new_key(), lambda tx: Response())
+            with pytest.raises(RateLimited) as raised:
+                idem.request("limited", new_key(), lambda tx: Response())
+            assert 1 <= raised.value.retry_after <= 120
+        finally:
+            connection.execute(f"ALTER DATABASE {database} RESET idempotency.max_new_keys_per_minute")
+
+
+def test_no_asynchronous_handler(idem):
+    async def handler(tx):
+        await asyncio.sleep(0)
+        return Response()
+
+    with pytest.raises(TypeError, match="AsyncIdempotency"):
+        idem.request("u", new_key(), handler)
+
+
+def test_cancelled(asynchronously, effects):
+    """In the handler, in its statement, in the claim's wait: rolled back, and the pool is whole."""
+    async def test(idem, pool):
+        for sleeping in (lambda tx: asyncio.sleep(30), lambda tx: tx.execute("SELECT pg_sleep(3)")):
+            key, inside = new_key(), asyncio.Event()
+
+            async def handler(tx):
+                await tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+                inside.set()
+                await sleeping(tx)
+                return Response()
+
+            async def quick(tx):
+                await tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+                return Response()
+
+            task = asyncio.create_task(idem.request("u", key, handler))
+            await inside.wait()
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await idem.request("u", key, quick, wait="20s")).stored
+            assert effects(key) == 1
+        async with await psycopg.AsyncConnection.connect("") as other:
+            key = new_key()
+            await idem.on(other).claim("u", key)
+            began = time.monotonic()
+            task = asyncio.create_task(idem.request("u", key, quick, wait="20s"))
+            await asyncio.sleep(0.2)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert time.monotonic() - began < 10
+            await other.rollback()
+        for _ in range(20):
+            async with pool.connection() as connection:
+                await connection.execute("SELECT 1")
+
+    asynchronously(test)
+
+
+def test_two_hundred_at_once(asynchronously, effects):
+    async def test(idem, pool):
+        key = new_key()
+
+        async def handler(tx):
+            await tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+            return Response(201, "done")
+
+        results = await asyncio.gather(*(idem.request("u", key, handler) for _ in range(200)))
+        assert {(r.status, r.body) for r in results} == {(201, "done")}
+        assert sum(not r.replayed for r in results) == 1
+        assert effects(key) == 1
+
+    asynchronously(test, wait="30s")
