@@ -13,11 +13,15 @@
 #	make fuzz			throw documents at canonical JSON for ten minutes
 #	make torture		crash a server under load for about an hour, and look for damage
 #	make bench			measure against hand-written SQL, on a throwaway server
+#	make relay			build idem-relay, the daemon that delivers what lies in the outbox
+#	make relay-check	run its tests, on a RabbitMQ, a Kafka and a PostgreSQL of their own
+#	make relay-bench	measure it, beside a poller of a table
 #	make				build, for the server that pg_config belongs to
 #	make install		install there
+#	make relay-install	install idem-relay
 #	make installcheck	run the regression tests on a server that is running
 #
-# All but the last three first install what they need and is missing, through apt.
+# All but the last four first install what they need and is missing, through apt.
 
 EXTENSION = idempotency
 MODULE_big = $(EXTENSION)
@@ -34,7 +38,7 @@ ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isol
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)
 
 # These work without a server installation, and PGXS has a "check" of its own.
-OUR_GOALS = demo playground check clients matrix inject mutants static sanitize valgrind fuzz torture bench
+OUR_GOALS = demo playground check clients matrix inject mutants static sanitize valgrind fuzz torture bench relay relay-install relay-check relay-bench
 ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
 
 PROGRAM_demo = examples/demo
@@ -96,6 +100,21 @@ bench:
 	@csv=$${CSV:-$$(mktemp --suffix=.csv)}; \
 	test/cluster test/bench/run $(LOADS) >"$$csv" && test/bench/table "$$csv"; status=$$?; \
 	echo "Raw figures: $$csv"; exit $$status
+
+relay:
+	@test/prepare relay
+	@$(MAKE) --no-print-directory -C relay
+
+relay-install:
+	@$(MAKE) --no-print-directory -C relay install
+
+# SIZE, KEYS, KILLS, STOPS, CRASHES and TESTS: see test/relay/run.
+relay-check:
+	@test/prepare relay
+	@test/cluster test/relay/check
+
+relay-bench: relay
+	@test/cluster test/relay/bench
 
 else
 
