@@ -1,0 +1,141 @@
+# RabbitMQ.
+
+import os
+import subprocess
+import time
+
+from rabbit import Rabbit
+from world import PROGRAM, equal, expect, until
+
+broker = None
+
+
+def start(world):
+    """One broker for all tests; it takes long to start."""
+    global broker
+    if broker is None:
+        broker = Rabbit(world.directory)
+    elif broker.process is None:
+        broker.start()
+    return broker
+
+
+def close():
+    if broker is not None:
+        broker.close()
+
+
+def relay(world, *more):
+    return world.relay('--r.sink=amqp', '--r.topics=*', '--r.url=' + broker.url, *more).started()
+
+
+def drain(channel, queue, count, seconds=20):
+    """So many messages of a queue: properties and body."""
+    found = []
+    end = time.monotonic() + seconds
+    while len(found) < count and time.monotonic() < end:
+        method, properties, body = channel.basic_get(queue, auto_ack=True)
+        if method:
+            found.append((properties, body))
+        else:
+            time.sleep(0.02)
+    return found
+
+
+def delivers(world):
+    start(world)
+    connection, channel = broker.channel()
+    channel.queue_declare('orders', durable=True)
+    message_id = world.publish('orders', '{"n": 1}', 'käse', '{"trace": "abc", "n": 5}')
+    running = relay(world)
+    world.all_acked(1)
+    (properties, body), = drain(channel, 'orders', 1)
+    equal('its body', body, b'{"n": 1}')
+    equal('its properties', (properties.message_id, properties.type, properties.content_type,
+                             properties.delivery_mode), (message_id, 'orders', 'application/json', 2))
+    equal('its headers', properties.headers, {'message_key': 'käse', 'trace': 'abc', 'n': '5'})
+    equal('the status', running.stop(), 0)
+    connection.close()
+
+
+def through_exchange(world):
+    start(world)
+    connection, channel = broker.channel()
+    done = subprocess.run([PROGRAM, '--r.sink=amqp', '--r.topics=*', '--r.url=' + broker.url, '--r.exchange=shop'],
+                          capture_output=True, text=True, timeout=30)
+    equal('the status without the exchange', done.returncode, 69)
+    expect(done.stderr, "no exchange 'shop'" in done.stderr)
+    channel.exchange_declare('shop', 'topic', durable=True)
+    channel.queue_declare('all', durable=True)
+    channel.queue_bind('all', 'shop', 'orders.*')
+    world.publish('orders.eu', '1')
+    running = relay(world, '--r.exchange=shop', '--r.format=cloudevents')
+    world.all_acked(1)
+    (properties, body), = drain(channel, 'all', 1)
+    equal('its type', properties.content_type, 'application/cloudevents+json; charset=utf-8')
+    # Nobody wants this one.
+    unwanted = world.publish('invoices', '1', 'k')
+    until('it is refused', lambda: (world.outbox(unwanted)[3] or '').startswith('NO_ROUTE: no queue is bound'))
+    world.publish('orders.us', '1', 'k')
+    until('others go on', lambda: world.states().get('acked') == 2)
+    # Without the exchange, the sink is down.
+    channel.exchange_delete('shop')
+    world.publish('orders.eu', '2')
+    until('it is held up', lambda: "no exchange 'shop'" in running.said())
+    channel.exchange_declare('shop', 'topic', durable=True)
+    channel.queue_bind('all', 'shop', 'orders.*')
+    until('it goes on', lambda: world.states().get('acked') == 3, 40)
+    equal('the status', running.stop(), 0)
+    channel.exchange_delete('shop')
+    connection.close()
+
+
+def recovers(world):
+    """The broker is killed and comes back: it is asked less and less."""
+    start(world)
+    connection, channel = broker.channel()
+    channel.queue_declare('orders', durable=True)
+    connection.close()
+    running = relay(world)
+    world.publish('orders', '0', 'k')
+    world.all_acked(1)
+    broker.stop()
+    for n in range(1, 10):
+        world.publish('orders', str(n), 'k')
+    until('it is held up', lambda: 'sink "r" is held up' in running.said())
+    time.sleep(3)
+    expect('tried too often', running.said().count('is held up') < 8)
+    broker.start()
+    world.all_acked(10, 60)
+    connection, channel = broker.channel()
+    bodies = [int(body) for _, body in drain(channel, 'orders', 10)]
+    equal('messages', sorted(set(bodies)), list(range(10)))
+    equal('the status', running.stop(), 0)
+    connection.close()
+
+
+def too_large(world):
+    """What AMQP cannot carry is refused, and nothing else."""
+    start(world)
+    connection, channel = broker.channel()
+    channel.queue_declare('orders', durable=True)
+    bad = [world.publish('orders', '1', None, '{"%s": 1}' % ('x' * 300)),
+           world.publish('orders', '1', None, '{"x": "%s"}' % ('x' * 200000))]
+    for n in range(5):
+        world.publish('orders', str(n))
+    running = relay(world)
+    until('the others are delivered', lambda: world.states().get('acked') == 5)
+    for message in bad:
+        until('it is refused', lambda m=message: 'do not fit' in (world.outbox(m)[3] or ''))
+    equal('the sink was never down', 'held up' in running.said(), False)
+    equal('the status', running.stop(), 0)
+    drain(channel, 'orders', 5)
+    connection.close()
+
+
+TESTS = [
+    ('amqp: a message arrives with its properties', delivers),
+    ('amqp: exchanges, and messages that nobody wants', through_exchange),
+    ('amqp: the broker is killed and comes back', recovers),
+    ('amqp: headers that do not fit are refused', too_large),
+]

@@ -1,0 +1,74 @@
+# Bad input is refused at the start, with its line and what to do.
+
+import os
+import subprocess
+
+from world import PROGRAM, equal, expect
+
+
+def refused(world):
+    path = os.path.join(world.directory, 'relay.conf')
+    good = 'lease = 30s\n[out]\nsink = stdout\ntopics = *\n'
+    cases = [
+        ('colour = red\n' + good, 78, 'relay.conf:1: there is no setting "colour" here; there are: database,'),
+        ('lease = 30\n' + good[12:], 78, 'relay.conf:1: "lease" is to be a time from 1 s to 86400 s, with its unit'),
+        ('wait = 20s\n' + good, 78, 'relay.conf:1: "wait" is more than a third of "lease"'),
+        ('lease = 30s\n' + good, 78, 'relay.conf:2: "lease" is set twice, first at'),
+        ('lease\n' + good, 78, 'relay.conf:1: expected "name = value"'),
+        ('max_memory = 64\n' + good, 78, 'relay.conf:1: "max_memory" is to be a size of at least 65536'),
+        ('verbose = maybe\n' + good, 78, 'relay.conf:1: "verbose" is to be on or off'),
+        ('batch = 0\n' + good, 78, 'relay.conf:1: "batch" is to be a number from 1 to 10000'),
+        ('', 78, 'there is no sink; add a section like [out]'),
+        ('[out]\ntopics = *\n', 78, 'relay.conf:1: section [out] needs "sink = ..."'),
+        ('[out]\nsink = pigeon\ntopics = *\n', 78, 'relay.conf:2: section [out] needs "sink = ..."'),
+        ('[out]\nsink = stdout\n', 78, 'relay.conf:1: "topics" is missing'),
+        ('[out\nsink = stdout\n', 78, 'relay.conf:1: expected the name of a section'),
+        ('[out]\nsink = stdout\ntopics = a*\n', 78, 'relay.conf:3: a pattern leaves topics without a sink'),
+        ('topics = a, b\n[out]\nsink = stdout\ntopics = a*\n', 78, 'relay.conf:1: topic "b" has no sink'),
+        ('[out]\nsink = webhook\ntopics = *\nurl = ftp://example.com\n', 78, 'relay.conf:4: "url" is no URL of http'),
+        ('[out]\nsink = webhook\ntopics = *\nurl = example.com\n', 78, 'relay.conf:4: "url" is no URL of http'),
+        ('[out]\nsink = webhook\ntopics = *\n', 78, 'relay.conf:1: "url" is missing: of the endpoint'),
+        ('[out]\nsink = webhook\ntopics = *\nurl = http://localhost\nsecret = abc\n', 78,
+         'relay.conf:5: "secret" is to be whsec_ and'),
+        ('[out]\nsink = amqp\ntopics = *\nurl = http://localhost\n', 78, 'relay.conf:4: "url" is no URL of AMQP'),
+        ('[out]\nsink = amqp\ntopics = *\nurl = amqp://127.0.0.1:1\n', 69, 'relay.conf:4: sink "out" cannot be reached'),
+        ('[out]\nsink = kafka\ntopics = *\nbrokers = 127.0.0.1:1\ntimeout = 1s\n', 69, 'sink "out" cannot be reached'),
+        ('[out]\nsink = kafka\ntopics = *\nbrokers = x\nlibrdkafka.colour = red\n', 78, 'relay.conf:5: No such'),
+        ('metrics = nowhere\n' + good, 78, 'relay.conf:1: cannot listen on "nowhere"'),
+        ('database = host=/nonexistent\n' + good, 69, 'relay.conf:1: the database cannot be reached'),
+        ('database = hosts=x\n' + good, 69, 'invalid connection option'),
+        ('database = dbname=template1\n' + good, 69, 'CREATE EXTENSION idempotency'),
+    ]
+    for text, status, message in cases:
+        with open(path, 'w') as file:
+            file.write(text)
+        done = subprocess.run([PROGRAM, '--config=' + path], capture_output=True, text=True, timeout=30)
+        equal('the status for %r' % text, done.returncode, status)
+        expect('for %r, expected %r in:\n%s' % (text, message, done.stderr), message in done.stderr)
+
+
+def options(world):
+    for arguments, status, message in [
+            (['--colour'], 64, '--colour: expected --name=value'),
+            (['out'], 64, 'out: expected --name=value'),
+            (['--colour=red', '--out.sink=stdout', '--out.topics=*'], 78, '--colour: there is no setting'),
+            (['--config=/nonexistent'], 78, '/nonexistent: could not be read'),
+            (['--check', '--out.sink=stdout', '--out.topics=*'], 0, ''),
+            (['--help'], 0, ''), (['--version'], 0, '')]:
+        done = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=30)
+        equal('the status for %r' % arguments, done.returncode, status)
+        expect('for %r, expected %r in:\n%s' % (arguments, message, done.stderr), message in done.stderr)
+
+
+def secrets(world):
+    done = subprocess.run([PROGRAM, '--out.url=amqp://user:tellnobody@127.0.0.1:1', '--out.sink=amqp', '--out.topics=*'],
+                          capture_output=True, text=True, timeout=30)
+    equal('the status', done.returncode, 69)
+    expect('a password is in the log: ' + done.stderr, 'tellnobody' not in done.stderr)
+
+
+TESTS = [
+    ('faults of the configuration are told with their line', refused),
+    ('options have the names of the settings', options),
+    ('no password is told', secrets),
+]

@@ -1,0 +1,72 @@
+# An endpoint of webhooks that answers as it is told.
+
+import base64
+import hashlib
+import hmac
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+
+class Endpoint:
+    """"answer" is called with each request and its number from 1: a status,
+    headers and a body; or None, to close the connection without an answer."""
+
+    def __init__(self, answer=lambda request, number: (204, {}, b'')):
+        self.answer = answer
+        self.requests = []
+        self.lock = threading.Lock()
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = 'HTTP/1.1'
+
+            def do_POST(self):
+                # A connection has one handler, and several requests.
+                request = SimpleNamespace(headers=self.headers, at=time.monotonic(), body=self.rfile.read(
+                    int(self.headers.get('Content-Length', 0))))
+                with endpoint.lock:
+                    endpoint.requests.append(request)
+                    number = len(endpoint.requests)
+                answer = endpoint.answer(request, number)
+                if answer is None:
+                    self.close_connection = True
+                    return
+                status, headers, body = answer
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                if status != 204:
+                    self.send_header('Content-Length', str(len(body)))
+                self.end_headers()
+                try:
+                    self.wfile.write(body)
+                except OSError:
+                    pass
+
+            def log_message(self, *arguments):
+                pass
+
+            def handle(self):
+                try:
+                    super().handle()
+                except OSError:
+                    pass
+
+        self.server = ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+        self.server.daemon_threads = True
+        self.url = 'http://127.0.0.1:%d/hooks' % self.server.server_address[1]
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def signature(secret, request):
+    """What the Standard Webhooks specification wants there."""
+    signed = b'.'.join([request.headers['webhook-id'].encode(), request.headers['webhook-timestamp'].encode(),
+                        request.body])
+    key = base64.b64decode(secret.removeprefix('whsec_'))
+    return 'v1,' + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()

@@ -1,0 +1,115 @@
+# Kafka: librdkafka's own mock cluster, in a process of its own.
+
+import os
+import subprocess
+import threading
+
+from world import equal, expect, until
+
+cluster = None
+
+
+class Cluster:
+    def __init__(self, directory):
+        program = os.path.join(directory, 'kafka_mock')
+        source = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'kafka_mock.c')
+        subprocess.run(['cc', '-O1', '-Wall', '-o', program, source, '-lrdkafka'], check=True)
+        self.process = subprocess.Popen([program, 'orders', 'shop'], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=subprocess.DEVNULL, text=True)
+        self.brokers = self.process.stdout.readline().strip()
+        self.messages = []
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.messages.append(line.rstrip('\n').split('\t'))
+
+    def tell(self, command):
+        self.process.stdin.write(command + '\n')
+        self.process.stdin.flush()
+
+
+def start(world):
+    global cluster
+    if cluster is None:
+        cluster = Cluster(world.directory)
+    cluster.messages.clear()
+    return cluster
+
+
+def close():
+    if cluster is not None:
+        cluster.process.stdin.close()
+        cluster.process.wait(10)
+
+
+def relay(world, *more):
+    return world.relay('--k.sink=kafka', '--k.topics=*', '--k.brokers=' + cluster.brokers, *more).started()
+
+
+def delivers(world):
+    start(world)
+    ids = [world.publish('orders', str(n), 'k%d' % (n % 7)) for n in range(100)]
+    running = relay(world)
+    world.all_acked(100)
+    until('all arrive', lambda: len(cluster.messages) >= 100)
+    equal('ids', sorted(message[3] for message in cluster.messages), sorted(ids))
+    partitions, last = {}, {}
+    for _, partition, key, _, body in cluster.messages:
+        equal('the partition of ' + key, partitions.setdefault(key, partition), partition)
+        expect('order of ' + key, last.get(key, -1) < int(body))
+        last[key] = int(body)
+    equal('the status', running.stop(), 0)
+
+
+def one_topic(world):
+    start(world)
+    world.publish('anything', '1', None, '{"a": "b"}')
+    running = relay(world, '--k.kafka_topic=shop', '--k.format=cloudevents', '--k.librdkafka.compression.codec=gzip')
+    world.all_acked(1)
+    until('it arrives', lambda: cluster.messages)
+    equal('its topic', cluster.messages[0][0], 'shop')
+    expect('its body', '"type":"anything"' in cluster.messages[0][4])
+    equal('the status', running.stop(), 0)
+
+
+def too_large(world):
+    """What brokers never take is refused, and nothing else."""
+    start(world)
+    refused = world.publish('orders', '"%s"' % ('x' * 1500000))
+    for n in range(5):
+        world.publish('orders', str(n))
+    running = relay(world, '--k.max_size=16MB')
+    until('it is refused', lambda: 'size' in (world.outbox(refused)[3] or '').lower())
+    until('the others are delivered', lambda: world.states().get('acked') == 5)
+    equal('the status', running.stop(), 0)
+
+
+def recovers(world):
+    start(world)
+    running = relay(world, '--k.timeout=2s')
+    world.publish('orders', '0', 'k')
+    world.all_acked(1)
+    cluster.tell('down')
+    try:
+        for n in range(1, 6):
+            world.publish('orders', str(n), 'k')
+        until('it is held up', lambda: 'sink "k" is held up' in running.said() or 'failed at attempt' in running.said())
+    finally:
+        cluster.tell('up')
+    world.all_acked(6, 60)
+    until('all arrive', lambda: len({message[3] for message in cluster.messages}) == 6)
+    first = []
+    for message in cluster.messages:
+        if message[4] not in first:
+            first.append(message[4])
+    equal('order', first, [str(n) for n in range(6)])
+    equal('the status', running.stop(), 0)
+
+
+TESTS = [
+    ('kafka: messages arrive, a key in a partition, in order', delivers),
+    ('kafka: all topics into one', one_topic),
+    ('kafka: a message that is too large is refused', too_large),
+    ('kafka: the brokers go away and come back', recovers),
+]

@@ -1,0 +1,216 @@
+# The process: signals, systemd, the metrics page, the database.
+
+import json
+import os
+import signal
+import socket
+import time
+import urllib.request
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from world import equal, expect, free_port, until
+
+OUT = ('--out.sink=stdout', '--out.topics=*')
+
+
+def prints(world):
+    relay = world.relay(*OUT, '--batch=7').started()
+    for n in range(300):
+        world.publish('t%d' % (n % 2), json.dumps({'n': n}), 'k%d' % (n % 10), '{"a": "b\\"c"}')
+    world.all_acked(300)
+    equal('the status', relay.stop(), 0)
+    last = {}
+    messages = [json.loads(line) for line in relay.lines()]
+    equal('lines', len(messages), 300)
+    for message in messages:
+        key = message['topic'], message['message_key']
+        expect('order of %s' % (key,), last.get(key, -1) < message['payload']['n'])
+        last[key] = message['payload']['n']
+    equal('headers', messages[0]['headers'], {'a': 'b"c'})
+
+
+def cloudevents(world):
+    message_id = world.publish('orders', '{"n": 1}', 'k"1')
+    relay = world.relay(*OUT, '--out.format=cloudevents', '--out.source=/shop').started()
+    world.all_acked(1)
+    relay.stop()
+    event = json.loads(relay.lines()[0])
+    expect('its time', event.pop('time').endswith('Z'))
+    equal('the event', event, {
+        'specversion': '1.0', 'id': message_id, 'source': '/shop', 'type': 'orders', 'subject': 'k"1',
+        'partitionkey': 'k"1', 'datacontenttype': 'application/json', 'data': {'n': 1}})
+
+
+def closed_output(world):
+    world.publish('orders')
+    read, write = os.pipe()
+    os.close(read)
+    import subprocess
+    from world import PROGRAM
+    process = subprocess.Popen([PROGRAM, *OUT], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    _, said = process.communicate(timeout=30)
+    equal('the status', process.returncode, 74)
+    expect(said, 'could not write to standard output' in said)
+
+
+def topics(world):
+    world.publish('mine')
+    world.publish('others')
+    relay = world.relay('--out.sink=stdout', '--out.topics=mine').started()
+    until('mine is taken', lambda: world.states().get('acked') == 1)
+    relay.stop()
+    equal('others', world.query("SELECT state, attempt FROM idem_outbox WHERE topic = 'others'"), [('pending', 0)])
+
+
+def side_by_side(world):
+    relays = [world.relay(*OUT, '--batch=20').started() for _ in range(3)]
+    for n in range(500):
+        world.publish('t', str(n), 'k%d' % (n % 50))
+    world.all_acked(500)
+    for relay in relays:
+        equal('the status', relay.stop(), 0)
+    ids = [json.loads(line)['message_id'] for relay in relays for line in relay.lines()]
+    equal('lines', (len(ids), len(set(ids))), (500, 500))
+
+
+def stops(world):
+    """In the middle of slow deliveries: those end, the rest is given back."""
+    for n in range(20):
+        world.publish('t', str(n), 'k%d' % (n % 4))
+    relay = world.relay('--slow.sink=command', '--slow.topics=*', '--slow.command=sleep 0.5').started()
+    until('some fly', lambda: world.leased() == 20)
+    time.sleep(0.2)
+    equal('the status', relay.stop(), 0)
+    states = world.states()
+    expect('some, not all, are delivered: %s' % states, 0 < states['acked'] < 20)
+    equal('attempts of the others', world.query(
+        "SELECT DISTINCT attempt - attempts_before, leased IS TRUE FROM idem_outbox WHERE state = 'pending'"),
+        [(0, False)])
+
+
+def stops_in_time(world):
+    """What takes longer than stop_timeout is given back, too."""
+    world.publish('t')
+    relay = world.relay('--slow.sink=command', '--slow.topics=*', '--slow.command=sleep 30', '--slow.timeout=60s',
+                        '--stop_timeout=500ms').started()
+    until('it flies', lambda: world.leased() == 1)
+    began = time.monotonic()
+    equal('the status', relay.stop(), 0)
+    expect('it took %.1f s' % (time.monotonic() - began), time.monotonic() - began < 5)
+    equal('leased', world.leased(), 0)
+
+
+def stops_asleep(world):
+    relay = world.relay(*OUT).started()
+    time.sleep(0.3)
+    began = time.monotonic()
+    equal('the status', relay.stop(), 0)
+    expect('it took %.1f s' % (time.monotonic() - began), time.monotonic() - began < 3)
+
+
+def reloads(world):
+    path = os.path.join(world.directory, 'reload.conf')
+
+    def write(text):
+        with open(path, 'w') as file:
+            file.write(text)
+
+    write('[out]\nsink = stdout\ntopics = *\n')
+    relay = world.relay('--config=' + path).started()
+    write('[out]\nsink = stdout\ntopics = *\ncolour = red\n')
+    relay.signal(signal.SIGHUP)
+    until('the fault is told', lambda: 'reload.conf:4: there is no setting "colour"' in relay.said())
+    world.publish('t', '1')
+    world.all_acked(1)
+    write('[out]\nsink = stdout\ntopics = *\nformat = cloudevents\n')
+    relay.signal(signal.SIGHUP)
+    until('it has started again', lambda: relay.said().count('started') == 2)
+    world.publish('t', '2')
+    world.all_acked(2)
+    equal('the status', relay.stop(), 0)
+    equal('data', json.loads(relay.lines()[1])['data'], 2)
+
+
+def tells_systemd(world):
+    path = os.path.join(world.directory, 'notify')
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(path)
+        listener.settimeout(10)
+        relay = world.relay(*OUT, environment={'NOTIFY_SOCKET': path, 'WATCHDOG_USEC': '400000'})
+        told = [listener.recv(100) for _ in range(4)]
+        equal('told', told, [b'READY=1', b'WATCHDOG=1', b'WATCHDOG=1', b'WATCHDOG=1'])
+        equal('the status', relay.stop(), 0)
+        last = b''
+        while last != b'STOPPING=1':
+            last = listener.recv(100)
+
+
+def shows_metrics(world):
+    port = free_port()
+    relay = world.relay(*OUT, '--metrics=127.0.0.1:%d' % port).started()
+    for n in range(10):
+        world.publish('t', str(n))
+    world.all_acked(10)
+
+    def figures():
+        with urllib.request.urlopen('http://127.0.0.1:%d/metrics' % port, timeout=5) as answer:
+            return {sample.name: sample.value for family in text_string_to_metric_families(answer.read().decode())
+                    for sample in family.samples}
+
+    until('it has counted', lambda: figures()['idem_relay_acked_total'] == 10)
+    found = figures()
+    equal('taken, delivered', (found['idem_relay_taken_total'], found['idem_relay_sink_delivered_total']), (10, 10))
+    equal('up', (found['idem_relay_sink_up'], found['idem_relay_database_up']), (1, 1))
+    try:
+        urllib.request.urlopen('http://127.0.0.1:%d/other' % port, timeout=5)
+        status = 200
+    except urllib.error.HTTPError as error:
+        status = error.code
+    equal('another page', status, 404)
+    equal('the status', relay.stop(), 0)
+
+
+def survives_database(world):
+    """What was delivered while the database was away is acknowledged after."""
+    first = world.publish('t', '1')
+    relay = world.relay('--slow.sink=command', '--slow.topics=*',
+                        '--slow.command=echo "$IDEM_MESSAGE_ID" >>%s/seen; sleep 1' % world.directory).started()
+    seen = os.path.join(world.directory, 'seen')
+    until('it flies', lambda: os.path.exists(seen))
+    world.crash_database()
+    world.all_acked(1)
+    second = world.publish('t', '2')
+    world.all_acked(2)
+    with open(seen) as file:
+        equal('deliveries', file.read().split(), [first, second])
+    os.unlink(seen)
+    equal('the status', relay.stop(), 0)
+
+
+def bounded(world):
+    """It holds no more than it may, however much there is."""
+    for n in range(400):
+        world.publish('t', str(n))
+    world.relay('--slow.sink=command', '--slow.topics=*', '--slow.command=sleep 5', '--max_messages=50',
+                '--batch=20').started()
+    time.sleep(1.5)
+    expect('%d are leased' % world.leased(), 0 < world.leased() <= 50)
+
+
+TESTS = [
+    ('standard output gets a line for each message, in order per key', prints),
+    ('CloudEvents have what the specification wants', cloudevents),
+    ('without its standard output the relay ends', closed_output),
+    ('only topics that have a sink are taken', topics),
+    ('relays side by side deliver each message once', side_by_side),
+    ('SIGTERM: deliveries end, the rest is given back without an attempt', stops),
+    ('SIGTERM: what does not end in time is given back', stops_in_time),
+    ('SIGTERM: a relay that sleeps ends at once', stops_asleep),
+    ('SIGHUP: a new configuration, unless it has a fault', reloads),
+    ('systemd is told', tells_systemd),
+    ('metrics are served', shows_metrics),
+    ('the database crashes: what was delivered meanwhile is acknowledged', survives_database),
+    ('what is held is bounded', bounded),
+]

@@ -1,0 +1,85 @@
+# A RabbitMQ of one's own, on loopback, without systemd.
+
+import os
+import subprocess
+import time
+
+import pika
+
+from world import Broken, free_port, until
+
+SERVER = '/usr/lib/rabbitmq/bin/rabbitmq-server'
+
+
+class Rabbit:
+    def __init__(self, directory):
+        self.directory = os.path.join(directory, 'rabbit')
+        os.makedirs(self.directory)
+        self.port, self.epmd_port, distribution = free_port(), free_port(), free_port()
+        self.url = 'amqp://guest:guest@127.0.0.1:%d/%%2f' % self.port
+        self.log = open(os.path.join(self.directory, 'log'), 'wb')
+        self.process = None
+        configuration = os.path.join(self.directory, 'rabbitmq.conf')
+        with open(configuration, 'w') as file:
+            file.write('listeners.tcp.1 = 127.0.0.1:%d\nvm_memory_high_watermark.absolute = 1GB\n'
+                       'disk_free_limit.absolute = 50MB\n' % self.port)
+        with open(os.path.join(self.directory, 'plugins'), 'w') as file:
+            file.write('[].\n')
+        self.environment = {
+            **os.environ,
+            'HOME': self.directory,
+            'ERL_EPMD_PORT': str(self.epmd_port),
+            'ERL_EPMD_ADDRESS': '127.0.0.1',
+            'RABBITMQ_NODENAME': 'idem%d@localhost' % self.port,
+            'RABBITMQ_DIST_PORT': str(distribution),
+            'RABBITMQ_CONFIG_FILE': configuration,
+            'RABBITMQ_ENABLED_PLUGINS_FILE': os.path.join(self.directory, 'plugins'),
+            'RABBITMQ_MNESIA_BASE': os.path.join(self.directory, 'mnesia'),
+            'RABBITMQ_LOG_BASE': os.path.join(self.directory, 'logs'),
+            'RABBITMQ_LOGS': '-',
+            'RABBITMQ_PID_FILE': os.path.join(self.directory, 'pid'),
+            'RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS': '+S 1:1 +sbwt none',
+        }
+        self.epmd = subprocess.Popen(['epmd', '-port', str(self.epmd_port), '-address', '127.0.0.1'],
+                                     stdout=self.log, stderr=self.log)
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen([SERVER], env=self.environment, stdout=self.log, stderr=self.log,
+                                        stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            until('RabbitMQ answers', self.answers, 90)
+        except Broken:
+            with open(os.path.join(self.directory, 'log'), errors='replace') as log:
+                print('# ' + log.read()[-1000:].replace('\n', '\n# '))
+            raise
+
+    def answers(self):
+        if self.process.poll() is not None:
+            raise Broken('RabbitMQ has ended')
+        try:
+            pika.BlockingConnection(self.parameters()).close()
+            return True
+        except Exception:
+            time.sleep(0.2)
+            return False
+
+    def parameters(self):
+        return pika.URLParameters(self.url)
+
+    def stop(self):
+        """As a crash: at once."""
+        if self.process is not None:
+            os.killpg(self.process.pid, 9)
+            self.process.wait()
+            self.process = None
+
+    def close(self):
+        self.stop()
+        self.epmd.kill()
+        self.epmd.wait()
+        self.log.close()
+
+    def channel(self):
+        connection = pika.BlockingConnection(self.parameters())
+        return connection, connection.channel()

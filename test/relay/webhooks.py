@@ -1,0 +1,140 @@
+# Webhooks, as the Standard Webhooks specification has them.
+
+import time
+
+from endpoint import Endpoint, signature
+from world import equal, expect, until
+
+SECRETS = ('whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw', 'whsec_' + 'QUJD' * 30)
+
+
+def webhook(world, url, *more):
+    return world.relay('--w.sink=webhook', '--w.topics=*', '--w.url=' + url, *more).started()
+
+
+def signed(world):
+    endpoint = Endpoint()
+    relay = webhook(world, endpoint.url, '--w.secret=' + ','.join(SECRETS))
+    message_id = world.publish('orders', '{"text": "käse"}', 'k', '{"x-trace": "a b"}')
+    world.all_acked(1)
+    request = endpoint.requests[0]
+    equal('its body', request.body, '{"text": "käse"}'.encode())
+    equal('its id', request.headers['webhook-id'], message_id)
+    equal('its key', request.headers['Idempotency-Key'], '"%s"' % message_id)
+    expect('its time', abs(int(request.headers['webhook-timestamp']) - time.time()) < 10)
+    equal('its signatures', request.headers['webhook-signature'],
+          ' '.join(signature(secret, request) for secret in SECRETS))
+    equal('a header', request.headers['x-trace'], 'a b')
+    equal('its type', request.headers['Content-Type'], 'application/json')
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def tried_again(world):
+    """Lost answers, errors, and a pause that the endpoint asks for."""
+    answers = [None, (500, {}, b'broken'), (400, {'Retry-After': '1'}, b''), (302, {'Location': '/'}, b'')]
+    endpoint = Endpoint(lambda request, number: answers[number - 1] if number <= len(answers) else (200, {}, b'ok'))
+    relay = webhook(world, endpoint.url)
+    message_id = world.publish('t')
+    until('an error is kept', lambda: 'status 500: broken' in (world.outbox(message_id)[3] or ''))
+    world.query('UPDATE idem_outbox SET available_at = now()')
+    world.all_acked(1, 60)
+    equal('requests', len(endpoint.requests), 5)
+    pause = endpoint.requests[3].at - endpoint.requests[2].at
+    expect('the pause was %.1f s' % pause, 1 <= pause < 3)
+    equal('its id is the same', {request.headers['webhook-id'] for request in endpoint.requests}, {message_id})
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def overloaded(world):
+    """503 with Retry-After holds all up, and costs nothing."""
+    endpoint = Endpoint(lambda request, number: (503, {'Retry-After': '2'}, b'') if number == 1 else (204, {}, b''))
+    for n in range(10):
+        world.publish('t', str(n), 'k')
+    relay = webhook(world, endpoint.url)
+    world.all_acked(10)
+    pause = endpoint.requests[1].at - endpoint.requests[0].at
+    expect('the pause was %.1f s' % pause, 2 <= pause < 5)
+    equal('order', [int(request.body) for request in endpoint.requests], [0, *range(10)])
+    equal('attempts', world.query('SELECT max(attempt - attempts_before) FROM idem_outbox'), [(1,)])
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def not_there(world):
+    """An endpoint that nobody listens on costs no attempts."""
+    endpoint = Endpoint()
+    endpoint.close()
+    message_id = world.publish('t')
+    relay = webhook(world, endpoint.url)
+    until('it is held up', lambda: 'sink "w" is held up' in relay.said())
+    equal('the status', relay.stop(), 0)
+    equal('the message', world.query(
+        'SELECT state, attempt - attempts_before FROM idem_outbox WHERE message_id = %s', message_id), [('pending', 0)])
+
+
+def silent(world):
+    endpoint = Endpoint(lambda request, number: time.sleep(1.5) or (204, {}, b''))
+    message_id = world.publish('t')
+    relay = webhook(world, endpoint.url, '--w.timeout=300ms')
+    until('it is refused', lambda: 'imeout' in (world.outbox(message_id)[3] or ''))
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def bad_headers(world):
+    """Headers that HTTP cannot have, or that are not the publisher's."""
+    endpoint = Endpoint()
+    bad = [world.publish('t', '1', None, headers) for headers in
+           ('{"a b": "c"}', '{"a": "b\\r\\nwebhook-id: x"}', '{"Webhook-Id": "x"}', '{"content-length": "3"}', '{"": "x"}')]
+    good = world.publish('t', '2', None, '{"n": 1, "o": {"p": "}"}, "empty": ""}')
+    relay = webhook(world, endpoint.url)
+    until('all are answered', lambda: world.outbox(good)[0] == 'acked' and
+          all('headers cannot be sent' in (world.outbox(message)[3] or '') for message in bad))
+    equal('requests', len(endpoint.requests), 1)
+    headers = endpoint.requests[0].headers
+    equal('headers', (headers['n'], headers['o'], headers['empty']), ('1', '{"p": "}"}', ''))
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def in_parallel(world):
+    """Different keys at once, one key one by one, though answers are lost and
+    repeated."""
+    flying, most = {}, [0]
+
+    def answer(request, number):
+        key = request.headers['key']
+        flying[key] = flying.get(key, 0) + 1
+        most[0] = max(most[0], sum(flying.values()))
+        alone = flying[key] == 1
+        time.sleep(0.02)
+        flying[key] -= 1
+        expect('two of one key at once', alone)
+        return None if number % 17 == 0 else (200, {}, b'x' * 5000)
+
+    endpoint = Endpoint(answer)
+    for n in range(200):
+        world.publish('t', str(n), 'k%d' % (n % 20), '{"key": "k%d"}' % (n % 20))
+    relay = webhook(world, endpoint.url)
+    until('all is delivered', lambda: world.states() == {'acked': 200}, 60)
+    expect('%d at most at once' % most[0], 5 <= most[0] <= 10)
+    last = {}
+    for request in endpoint.requests:
+        key = request.headers['key']
+        expect('order of ' + key, last.get(key, -1) <= int(request.body))
+        last[key] = int(request.body)
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+TESTS = [
+    ('a webhook is signed as the specification has it', signed),
+    ('a webhook is tried again, after Retry-After', tried_again),
+    ('503 holds a webhook up without an attempt', overloaded),
+    ('an endpoint that is not there costs no attempt', not_there),
+    ('an endpoint that does not answer costs one', silent),
+    ('headers that cannot be sent are refused', bad_headers),
+    ('webhooks fly in parallel, one of a key at a time', in_parallel),
+]

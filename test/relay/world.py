@@ -1,0 +1,151 @@
+# The world of a relay's test: a database with an outbox, relays, and a
+# directory of their own.
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+
+import psycopg2
+
+PROGRAM = os.environ.get('RELAY', os.path.join(os.getcwd(), 'relay', 'idem-relay'))
+
+
+class Broken(Exception):
+    """A promise was not kept; the text says which."""
+
+
+def expect(what, condition):
+    if not condition:
+        raise Broken(what)
+
+
+def equal(what, found, wanted):
+    if found != wanted:
+        raise Broken('%s: found %r, expected %r' % (what, found, wanted))
+
+
+def until(what, condition, seconds=20):
+    """Wait for it to become true; returns its value."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise Broken('not within %s s: %s' % (seconds, what))
+        time.sleep(0.02)
+
+
+def free_port():
+    """None that a connection may be given by the system: a client that looks for
+    a server that is gone could then meet itself."""
+    while True:
+        with socket.socket() as probe:
+            try:
+                probe.bind(('127.0.0.1', random.randrange(20000, 32000)))
+                return probe.getsockname()[1]
+            except OSError:
+                pass
+
+
+class Relay:
+    """A relay that runs; "out" and "log" are files."""
+
+    def __init__(self, world, *options, environment=None):
+        world.relays.append(self)
+        name = os.path.join(world.directory, 'relay.%d' % len(world.relays))
+        self.out, self.log = name + '.out', name + '.log'
+        with open(self.out, 'wb') as out, open(self.log, 'wb') as log:
+            self.process = subprocess.Popen([PROGRAM, *options], stdout=out, stderr=log,
+                                            env={**os.environ, **(environment or {})})
+
+    def started(self, seconds=20):
+        until('the relay has started', lambda: 'started' in self.said() or self.process.poll() is not None, seconds)
+        if self.process.poll() is not None:
+            raise Broken('the relay has ended: ' + self.said())
+        return self
+
+    def said(self):
+        with open(self.log, errors='replace') as log:
+            return log.read()
+
+    def lines(self):
+        with open(self.out) as out:
+            return out.read().splitlines()
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def status(self, seconds=30):
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise Broken('the relay has not ended: ' + self.said())
+
+    def stop(self):
+        """What it ends with after SIGTERM."""
+        self.signal(signal.SIGTERM)
+        return self.status()
+
+
+class World:
+    def __init__(self, directory):
+        self.directory = directory
+        self.relays = []
+        self.connection = None
+        self.data = self.query('SHOW data_directory')[0][0]
+
+    def query(self, text, *values):
+        """Rows; on a connection that is made anew when it was lost."""
+        if self.connection is None or self.connection.closed:
+            self.connection = psycopg2.connect('')
+            self.connection.autocommit = True
+        with self.connection.cursor() as cursor:
+            cursor.execute(text, values or None)
+            return cursor.fetchall() if cursor.description else None
+
+    def begin(self):
+        """Empty tables, for the next test."""
+        self.query('CREATE EXTENSION IF NOT EXISTS idempotency')
+        self.query('TRUNCATE idem_outbox, idem_tokens')
+        self.query('DROP TABLE IF EXISTS applied')
+
+    def end(self):
+        for relay in self.relays:
+            if relay.process.poll() is None:
+                relay.kill()
+
+    def relay(self, *options, **more):
+        return Relay(self, *options, **more)
+
+    def publish(self, topic, payload='{}', key=None, headers=None):
+        return self.query('SELECT idem_publish(%s, %s, %s, %s)::text', topic, payload, key, headers)[0][0]
+
+    def states(self):
+        return dict(self.query('SELECT state, count(*) FROM idem_outbox GROUP BY 1'))
+
+    def all_acked(self, count, seconds=20):
+        until('%d messages are acknowledged' % count, lambda: self.states() == {'acked': count}, seconds)
+
+    def outbox(self, message_id):
+        """State, attempt, leased and last error of a message."""
+        return self.query('SELECT state, attempt, leased, last_error FROM idem_outbox WHERE message_id = %s',
+                          message_id)[0]
+
+    def leased(self):
+        return self.query("SELECT count(*) FROM idem_outbox WHERE state = 'pending' AND leased")[0][0]
+
+    def crash_database(self):
+        control = [os.path.join(subprocess.check_output([os.environ['PG_CONFIG'], '--bindir'], text=True).strip(),
+                                'pg_ctl'), '-D', self.data]
+        subprocess.run([*control, '-m', 'immediate', 'stop'], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*control, '-l', os.path.join(self.directory, 'server.log'), '-w', 'start'], check=True,
+                       stdout=subprocess.DEVNULL)
+        self.connection = None
