@@ -2,6 +2,7 @@
  * What all middleware share: the header Idempotency-Key of the IETF draft of
  * that name, which has expired and is no standard; problem documents; replays.
  */
+import type { Readable } from 'node:stream'
 import {
   fresh, problem, storable, type Client, type Job, type Response, type Result,
 } from './client.js'
@@ -191,18 +192,22 @@ export function streamingRefused(route: string): StreamingRefused {
     'send the response whole, or leave the route unguarded')
 }
 
-/** The body of a request, whole. */
-export async function wholeBody(stream: AsyncIterable<Uint8Array | string>, limit: number): Promise<Buffer> {
-  const parts: Buffer[] = []
-  let size = 0
-  for await (const part of stream) {
-    const bytes = typeof part === 'string' ? Buffer.from(part) : Buffer.from(part.buffer, part.byteOffset, part.byteLength)
-    size += bytes.length
-    if (size > limit) {
-      throw Object.assign(new Error(`the request body is larger than ${limit} bytes`),
-        { status: 413, statusCode: 413, code: 'FST_ERR_CTP_BODY_TOO_LARGE' })
-    }
-    parts.push(bytes)
-  }
-  return Buffer.concat(parts)
+/** The body of a request, whole. What is over the limit is read and dropped, so that the client gets to read the refusal. */
+export function wholeBody(stream: Readable, limit: number): Promise<Buffer> {
+  return new Promise((resolve, reject) => {
+    let parts: Buffer[] = []
+    let size = 0
+    stream.on('data', (part: Buffer) => {
+      size += part.length
+      if (size <= limit) {
+        parts.push(part)
+        return
+      }
+      parts = []
+      reject(Object.assign(new Error(`the request body is larger than ${limit} bytes`), { status: 413, statusCode: 413, expose: true }))
+    })
+    stream.on('end', () => resolve(Buffer.concat(parts)))
+    stream.on('error', reject)
+    stream.on('close', () => reject(Object.assign(new Error('the request body did not come whole'), { status: 400, statusCode: 400, expose: true })))
+  })
 }

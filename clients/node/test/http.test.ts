@@ -131,6 +131,7 @@ for (const [framework, open] of [['Express 5', () => inExpress(express5)], ['Exp
           assert.deepEqual([answer.status, answer.text, answer.replayed], [202, 'done', replayed])
         }
       })
+      assert.equal((await post('twice', key(), `"${'x'.repeat(3 << 20)}"`)).status, 413)
       const lost = await post('lost', key())
       assert.deepEqual([lost.status, JSON.parse(lost.text).type], [409, 'urn:pg-idempotency:in-progress'])
       if (framework !== 'Fastify') {
