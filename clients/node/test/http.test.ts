@@ -10,7 +10,10 @@ import idempotency from 'pg-idempotency/fastify'
 import { key, World } from './support.js'
 
 let world: World
-before(async () => { world = await World.make() })
+before(async () => {
+  world = await World.make()
+  await world.sql('CREATE SEQUENCE tries')
+})
 after(() => world.end())
 
 // It has no types of its own.
@@ -20,7 +23,7 @@ const scope = (): string => 'ann'
 const teapot = (): Error => Object.assign(new Error('a teapot'), { status: 418, statusCode: 418 })
 
 interface Shop { port: number; close(): Promise<void> }
-type Handler = (request: any, answer: { tx: any; job: any; send(status: number, body: string): any; fail(error: Error): any }) => any
+type Handler = (request: any, answer: { tx: any; job: any; header(name: string): void; send(status: number, body: string): any; fail(error: Error): any }) => any
 
 /** The same routes in each framework: an effect with the path as its name, and then the handler. */
 const routes: Record<string, { handler: Handler; own?: object; job?: boolean }> = {
@@ -31,6 +34,12 @@ const routes: Record<string, { handler: Handler; own?: object; job?: boolean }> 
     await sleep(20)
     await tx.query("INSERT INTO effects (what) VALUES ('tail')")
     return sent
+  } },
+  again: { handler: async (_, { send, tx, header }) => {
+    const { rows: [{ nextval }] } = await tx.query("SELECT nextval('tries')::int")
+    header(nextval % 2 ? 'X-First' : 'X-Second')
+    if (nextval % 2) await tx.query("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$")
+    return send(200, 'x')
   } },
   twice: { handler: async (_, { send }) => { send(200, 'one'); return send(200, 'two') } },
   conflict: { handler: async (_, { send }) => send(200, 'x'), own: { conflictStatus: 409, headers: ['X-Kept'] } },
@@ -54,7 +63,7 @@ async function inExpress(express: any): Promise<Shop> {
     app.post(`/${name}`, (job ? guarded.job : guarded)(async (req, res: any, next) => {
       const { tx } = req.idempotency
       await effect(name, tx)
-      await handler(req, { ...req.idempotency, fail: next, send: (status: number, body: string) => res.status(status).set('X-Kept', 'yes').send(body) })
+      await handler(req, { ...req.idempotency, fail: next, header: (name: string) => res.set(name, 'x'), send: (status: number, body: string) => res.status(status).set('X-Kept', 'yes').send(body) })
     }, own))
   }
   app.post('/parsed', express.json(), guarded((_req, res: any) => res.send('never')))
@@ -72,7 +81,7 @@ async function inFastify(): Promise<Shop> {
   for (const [name, { handler, own = {}, job }] of Object.entries(routes)) {
     app.post(`/${name}`, { config: { idempotency: { ...own, job } } as object }, async (request: any, reply) => {
       await effect(name, request.idempotency.tx)
-      await handler(request, { ...request.idempotency, fail: (error) => reply.send(error),
+      await handler(request, { ...request.idempotency, fail: (error) => reply.send(error), header: (name) => reply.header(name, 'x'),
         send: (status, body) => reply.code(status).header('X-Kept', 'yes').send(body) })
       return reply
     })
@@ -114,6 +123,9 @@ for (const [framework, open] of [['Express 5', () => inExpress(express5)], ['Exp
         assert.deepEqual([again.status, again.text, again.replayed], [201, 'first', 'true'])
       })
       assert.equal((await post('twice', key())).text, 'one')
+      // Of a try that was undone, nothing is left in the answer.
+      const { headers } = await post('again', key())
+      assert.deepEqual([headers.get('x-first'), headers.get('x-second')], [null, 'x'])
       assert.equal((await post('callback', key())).text, 'later')
       const one = key()
       assert.equal((await post('conflict', one)).kept, 'yes')
