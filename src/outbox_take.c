@@ -65,7 +65,6 @@
 #include "stats.h"
 #include "store.h"
 #include "subtransaction.h"
-#include "wait.h"
 #include "wake.h"
 
 /* The columns of idem_outbox_take()'s result, in order. */
@@ -216,8 +215,6 @@ take_or_wait(Taking *taking, TimestampTz deadline)
 		else
 			idem_await_messages(taking->topics, taking->ntopics);
 		entered = true;
-		CHECK_FOR_INTERRUPTS();
-		idem_check_client();
 	}
 	idem_await_no_more();
 }

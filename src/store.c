@@ -946,7 +946,8 @@ idem_update(IdemTable *table, Datum *values, bool *nulls, bool wait)
 
 /*
  * Lock table->row, with or without waiting for others.  Where that is
- * refused, idem_wait() waits for the same.
+ * refused, idem_wait() waits for the same.  This uses up no command id: whoever
+ * asks whether his call has written anything is told no.
  */
 static TM_Result
 lock_row(IdemTable *table, LockTupleMode mode, LockWaitPolicy policy,
@@ -957,7 +958,7 @@ lock_row(IdemTable *table, LockTupleMode mode, LockWaitPolicy policy,
 	table->lock_mode = mode;
 	result = table_tuple_lock(table->rel, &table->row->tts_tid,
 							  GetActiveSnapshot(), lock_slot(table),
-							  GetCurrentCommandId(true), mode, policy, 0,
+							  GetCurrentCommandId(false), mode, policy, 0,
 							  failure);
 	ExecClearTuple(table->locked);
 	return result;

@@ -66,6 +66,7 @@
 
 #include "compat.h"
 #include "shared_memory.h"
+#include "wait.h"
 #include "wake.h"
 
 #define FEW_WAITERS		256
@@ -339,6 +340,10 @@ idem_await_change(TimestampTz due, TimestampTz deadline)
 					  Min(left, IDEM_LOOK_AGAIN_MS), wait_event) & WL_TIMEOUT)
 			break;
 	}
+
+	/* While we are marked as woken, so that another is if we go. */
+	idem_check_client();
+	CHECK_FOR_INTERRUPTS();
 
 	if (self != NULL)
 	{

@@ -209,6 +209,19 @@ is($relay->result, '', 'REPEATABLE READ: what is newer than the snapshot is not 
 $relay->run('COMMIT');
 is($relay->run(take()), 'a', 'but by the next transaction');
 
+# Behind a message that another transaction holds
+$other->run(publish('a', "message_key => 'k'"));
+$other->run('SELECT count(*) FROM idem_outbox_take(1)');
+$other->run('BEGIN; ' . ack('a'));
+$node->safe_psql('postgres', publish('b', "message_key => 'k'"));
+is($relay->run(take() =~ s/5 minutes/50 ms/r), '', 'not while an earlier one of its key is being acknowledged');
+$relay->send(take());
+asleep($node, $relay);
+is(locks_of($node, $relay), 1, 'it sleeps until then, with no lock but that of its transaction id');
+$other->run('COMMIT');
+is($relay->result, 'b', 'and then takes it');
+$other->run(ack('b'));
+
 # What it holds
 $relay->send(take());
 asleep($node, $relay);
@@ -258,6 +271,28 @@ $latency = median_seconds(11,
 $other->run('COMMIT; ' . ack('a'));
 note("median from rolling back to a savepoint to the relay's row: $latency s");
 cmp_ok($latency, '<', 0.2, 'a relay is woken by a take that is undone in a savepoint');
+
+# Likewise if the one that is woken finds that its client is gone, instead of
+# another's look, which would come later.
+$node->safe_psql('postgres', 'SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox');
+$latency = median_seconds(7,
+	sub {
+		my $lost = session($node);
+
+		$other->run(ack('a'));
+		$relay->send(take());
+		asleep($node, $relay);
+		$lost->send(take());
+		asleep($node, $relay, $lost);
+		$lost->{psql}->{run}->signal('KILL');
+		eval { $lost->{psql}->{run}->finish };
+	},
+	sub {
+		$other->run(publish('a'));
+		is($relay->result, 'a', 'a relay whose client is gone has nothing');
+	});
+note("median from publishing to the row of who is woken instead: $latency s");
+cmp_ok($latency, '<', 0.2, 'a relay is woken instead of one whose client is gone');
 
 my ($bare_other, $bare_relay) = map { session($bare) } 1 .. 2;
 $latency = median_latency($bare, $bare_other, $bare_relay);
