@@ -10,6 +10,7 @@
  * Reads commands from standard input, and ends with it:
  *
  *		down, up		the brokers
+ *		moved			the next three writes are for another leader
  *
  *-------------------------------------------------------------------------
  */
@@ -22,6 +23,8 @@
 
 #define BROKERS		2
 #define PARTITIONS	4
+
+#define PRODUCE		0			/* the number of the request that writes */
 
 static rd_kafka_t *make_client(rd_kafka_type_t type, const char *const *conf);
 static void obey(rd_kafka_mock_cluster_t *cluster, char *command);
@@ -110,6 +113,14 @@ obey(rd_kafka_mock_cluster_t *cluster, char *command)
 {
 	int			broker;
 
+	if (strncmp(command, "moved", 5) == 0)
+	{
+		rd_kafka_mock_push_request_errors(cluster, PRODUCE, 3,
+										  RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION,
+										  RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION,
+										  RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION);
+		return;
+	}
 	for (broker = 1; broker <= BROKERS; broker++)
 	{
 		if (strncmp(command, "down", 4) == 0)
