@@ -211,3 +211,110 @@ def test_database_gone(database):
 
         with pytest.raises(ClaimLost):
             idem.job("u", new_key(), job, lease_ms=600)
+
+
+def test_no_connection_for_the_heartbeat(database):
+    """It waits for one while the lease ends: another attempt runs, and the first hears of it."""
+    key, seen = new_key(), []
+    with (ConnectionPool("", min_size=1, max_size=1) as pool, ConnectionPool("", min_size=1, max_size=1) as others):
+        idem, other = Idempotency(pool), Idempotency(others)
+
+        def job(job):
+            def stall(step):
+                with pool.connection():
+                    seen.append(step.lost.wait(5))
+                    time.sleep(0.2)         # the server counts from a little later
+                    seen.append(other.job("u", key, lambda job: Response(200, f"attempt {job.attempt}")).body)
+            job.step("stall", stall)
+
+        with pytest.raises(ClaimLost):
+            idem.job("u", key, job, lease_ms=600)
+    assert seen == [True, "attempt 2"]
+
+
+def test_no_connection_asynchronous(asynchronously):
+    async def test(idem, pool):
+        key = new_key()
+
+        async def job(job):
+            async def stall(step):
+                held = [await pool.getconn() for _ in range(10)]
+                try:
+                    await asyncio.wait_for(step.lost.wait(), 5)
+                finally:
+                    for connection in held:
+                        await pool.putconn(connection)
+            await job.step("stall", stall)
+
+        with pytest.raises(ClaimLost):
+            await idem.job("u", key, job, lease_ms=600)
+
+    asynchronously(test)
+
+
+def test_a_lease_that_ends_between_steps(database):
+    """By the clock, where no thread has come to it."""
+    proxy = Proxy()
+    with ConnectionPool(proxy.conninfo, min_size=1, max_size=1) as pool:
+        def job(job):
+            job._until = time.monotonic()
+            job.step("never", lambda step: pytest.fail("a step after the lease"))
+
+        with pytest.raises(ClaimLost):
+            Idempotency(pool).job("u", new_key(), job)
+    proxy.close()
+
+
+def test_a_claim_that_waited_longer_than_its_lease(idem, pool):
+    """The lease counts from when the claim was had."""
+    key, other, held = new_key(), Idempotency(pool), threading.Event()
+
+    def first(job):
+        held.set()
+        time.sleep(1.5)
+        raise ZeroDivisionError
+
+    def run():
+        with pytest.raises(ZeroDivisionError):
+            other.job("u", key, first, lease="20s")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    held.wait(5)
+    assert idem.job("u", key, lambda job: Response(200, job.step("one", lambda step: "run")), wait="10s",
+                    lease_ms=600).body == "run"
+    thread.join()
+
+
+def test_names_of_steps(idem):
+    """A loop that gives all the same name would charge only the first."""
+    key, charged = new_key(), []
+
+    def job(job):
+        for item in "abc":
+            job.step("charge", lambda step: charged.append(item))
+
+    for _ in range(2):
+        with pytest.raises(TypeError, match="'charge' has run in this attempt: give each a name of its own"):
+            idem.job("u", key, job)
+    assert charged == ["a"]
+
+    def again(job):
+        with pytest.raises(ZeroDivisionError):
+            job.step("mail", lambda step: 1 / 0)
+        return Response(200, job.step("mail", lambda step: "sent"))
+
+    assert idem.job("u", new_key(), again).body == "sent"
+
+
+@pytest.mark.parametrize("found, kind", [(float("nan"), "float"), (b"x", "bytes"), ({1, 2}, "set"),
+                                         (["a\0b"], "list"), ("\ud800", "str")])
+def test_what_is_no_json(idem, found, kind):
+    with pytest.raises(TypeError, match=f"the step 'quote' returned a {kind} that cannot be kept as JSON"):
+        idem.job("u", new_key(), lambda job: job.step("quote", lambda step: found))
+
+
+def test_json_that_looks_like_none(idem):
+    for found in ("\\u0000", ["\\\\u0000"], 2 ** 70, {"a": None}, None):
+        assert idem.job("u", new_key(), lambda job: Response.json([job.step("s", lambda step: found) == found])).body \
+            == "[true]"

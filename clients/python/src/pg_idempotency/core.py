@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -25,13 +26,15 @@ from .functions import Headers, HeldClaim, Interval, Statement, held, json_text,
 from .intervals import seconds
 from .keys import request_hash, step_key
 from .postgres import Backend, Session, connection_lost
-from .shells import Shell, value
+from .shells import Background, Shell, value
 
 T = TypeVar("T")
 ATTEMPTS = 5
 RETRIED = {"40001", "40P01"}
 LEARN_WAIT = "5 seconds"
 MAX_ERROR = 1000
+# In a text of JSON, behind no backslash that is itself escaped.
+NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 @dataclass(frozen=True)
@@ -366,8 +369,12 @@ class Core:
         if claim.outcome != "new":
             return answer(claim)
         job = job_class(self, call, claim, started)
-        beat = self.shell.start(job._beat)
+        beside: list[Background] = []
         try:
+            if time.monotonic() - started > job._lease / 3:
+                # It has waited, nobody knows until when: count from here.
+                await job._renewed("heartbeat")
+            beside = [self.shell.start(job._beat), self.shell.start(job._watch)]
             returned = await value(function(job))
             if job.result is None:
                 if not isinstance(returned, Response):
@@ -381,7 +388,21 @@ class Core:
             raise
         finally:
             job._done.set()
-            await beat.stop()
+            for work in beside:
+                await work.stop()
+
+
+def _as_json(name: str, found: Any) -> Any:
+    """What a step has returned, as it will be read again."""
+    try:
+        text = json.dumps(found, ensure_ascii=False, allow_nan=False)
+        text.encode()                       # no half of a surrogate pair
+        if NUL.search(text):
+            raise ValueError("PostgreSQL keeps no NUL in a text")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"the step {name!r} returned a {type(found).__name__} that cannot be kept as JSON: "
+                        f"{error}") from error
+    return json.loads(text)
 
 
 class Step:
@@ -409,6 +430,7 @@ class Job:
         self._done = core.shell.event()
         state = claim.recovery_state
         self._values: dict[str, Any] = dict(state) if isinstance(state, Mapping) else {}
+        self._seen: set[str] = set()        # in this attempt
         self._running = self._finishing = False
 
     def _statement(self, name: str, *arguments: Any, **named: Any) -> Any:
@@ -434,6 +456,8 @@ class Job:
             raise
 
     def _check(self) -> None:
+        if time.monotonic() >= self._until:
+            self.lost.set()
         if self.lost.is_set():
             raise ClaimLost("the claim was lost: another claimant may have taken over")
         if self._running:
@@ -443,19 +467,22 @@ class Job:
 
     async def _step(self, name: str, function: Callable[[Step], Any]) -> Any:
         self._check()
+        if name in self._seen:
+            raise TypeError(f"the step {name!r} has run in this attempt: give each a name of its own")
         if name in self._values:
+            self._seen.add(name)
             return self._values[name]
         self._running = True
         try:
             found = await value(function(Step(step_key(self.scope, self.key, name), self.lost)))
-            text = json_text(found)
-            values = {**self._values, name: None if text is None else json.loads(text)}
+            values = {**self._values, name: _as_json(name, found)}
             if not self.lost.is_set():
                 await self._renewed("checkpoint", name, values)
         finally:
             self._running = False
         self._check()
         self._values = values
+        self._seen.add(name)
         return values[name]
 
     async def _finish(self, function: Callable[[Any], Any]) -> Result:
@@ -543,6 +570,8 @@ class Job:
             if self._finishing:             # which holds the record itself
                 self._until = time.monotonic() + self._lease
                 continue
+            if self.lost.is_set():
+                return
             try:
                 await self._renewed("heartbeat")
             except (ClaimLost, ClaimNotFound):
@@ -553,3 +582,11 @@ class Job:
                     self.lost.set()
                     return
                 await self._core.shell.wait(self._done, 0.1)
+
+    async def _watch(self) -> None:
+        """The end of the lease, by the clock: a heartbeat that gets no connection
+        neither succeeds nor fails."""
+        while not await self._core.shell.wait(self._done, max(0.01, self._until - time.monotonic())):
+            if time.monotonic() >= self._until and not self._finishing:
+                self.lost.set()
+                return

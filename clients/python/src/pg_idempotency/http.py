@@ -25,6 +25,8 @@ NEVER_STORED = {"set-cookie"}
 BODILESS = {204, 304}
 # A string of RFC 8941; without quotes, what can be taken for nothing else.
 QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
+# What takes several segments: Flask's <path:x>, Starlette's {x:path}.
+PATH = re.compile(r"^<path(\(.*\))?:|:path\}$")
 BARE = re.compile(r"[!#-+\--:<-~]+")
 
 
@@ -106,7 +108,8 @@ class Routes:
         if not method.isupper() or not path.startswith("/"):
             raise ValueError(f"{route!r} is not of the form 'POST /path'")
         parts = re.split(r"(\{[^{}/]*\}|<[^<>/]*>)", path)
-        return method, re.compile("".join("[^/]+" if n % 2 else re.escape(p) for n, p in enumerate(parts)))
+        return method, re.compile("".join(
+            re.escape(p) if n % 2 == 0 else ".+" if PATH.search(p) else "[^/]+" for n, p in enumerate(parts)))
 
     def find(self, method: str, path: str) -> Guard | None:
         for wanted, pattern, guard in self._routes:

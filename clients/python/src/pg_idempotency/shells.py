@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import queue
 import threading
 import time
@@ -87,6 +88,7 @@ class SyncShell:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Callable[[], Coroutine[Any, Any, None]]] | None = None
+        self._process = 0
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -102,15 +104,17 @@ class SyncShell:
 
     async def later(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         with self._lock:
-            if self._queue is None:
+            if self._queue is None or self._process != os.getpid():     # a fork has no threads but its own
+                self._process = os.getpid()
                 self._queue = queue.SimpleQueue()
                 threading.Thread(target=self._behind, name="pg_idempotency", daemon=True).start()
             self._queue.put(work)
 
     def _behind(self) -> None:
         assert self._queue is not None
+        work = self._queue
         while True:
-            run(self._queue.get()())
+            run(work.get()())
 
 
 class _Task:
