@@ -47,14 +47,28 @@ class IdempotencyMiddleware:
         headers = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in scope["headers"]]
         request = Request(scope["method"], _path(scope), headers, body)
 
-        async def run(access: Access) -> Answer:
-            return await _captured(self.app, scope, request, access)
+        runs: list[_Run] = []
 
-        answer = await guarded(self._client, guard, request, run)
+        async def run(access: Access) -> Answer:
+            if runs:
+                await runs[-1].cancel()
+            runs.append(_Run(self.app, scope, request, access))
+            return await runs[-1].whole()
+
+        try:
+            answer = await guarded(self._client, guard, request, run)
+        except BaseException:
+            if runs:
+                await runs[-1].cancel()
+            raise
+        if runs and runs[-1].answer is not answer:
+            await runs[-1].cancel()
         await send({"type": "http.response.start", "status": answer.status,
                     "headers": [(name.lower().encode("latin-1"), text.encode("latin-1"))
                                 for name, text in answer.headers]})
         await send({"type": "http.response.body", "body": answer.body})
+        if runs and runs[-1].answer is answer:
+            await runs[-1].go_on()
 
 
 def _path(scope: Scope) -> str:
@@ -75,44 +89,78 @@ async def _body(receive: Receive) -> bytes | None:
             return b"".join(pieces)
 
 
-async def _captured(app: App, scope: Scope, request: Request, access: Access) -> Answer:
-    """Run the application, and keep what it sends."""
-    asked = False
-    start: Event = {}
-    pieces: list[bytes] = []
-    refused: list[StreamingRefused] = []
+class _Run:
+    """The application in a task of its own.  What it sends is kept.  After the
+    last piece it is held until COMMIT; then it goes on, with what it does behind
+    its response."""
 
-    async def receive() -> Event:
-        nonlocal asked
-        if asked:
+    def __init__(self, app: App, scope: Scope, request: Request, access: Access) -> None:
+        self.answer: Answer | None = None
+        self._request = request
+        self._asked = False
+        self._start: Event = {}
+        self._pieces: list[bytes] = []
+        self._refused: StreamingRefused | None = None
+        self._ended, self._sent = asyncio.Event(), asyncio.Event()
+        # What is not kept is not offered: files by name, trailers, push.
+        extensions = {name: found for name, found in (scope.get("extensions") or {}).items()
+                      if not name.startswith("http.response.")}
+        inner = {**scope, "idempotency": access, "extensions": extensions,
+                 "state": {**scope.get("state", {}), "idempotency": access if access.scope else None}}
+        self._task = asyncio.ensure_future(app(inner, self._receive, self._send))
+
+    async def _receive(self) -> Event:
+        if self._asked:
             # The client may have hung up, but the handler goes on.
-            await asyncio.Event().wait()
-        asked = True
-        return {"type": "http.request", "body": request.body, "more_body": False}
+            await self._sent.wait()
+            return {"type": "http.disconnect"}
+        self._asked = True
+        return {"type": "http.request", "body": self._request.body, "more_body": False}
 
-    async def send(event: Event) -> None:
+    async def _send(self, event: Event) -> None:
         if event["type"] == "http.response.start":
-            start.update(event)
-        elif event["type"] == "http.response.body":
-            names = {name.lower() for name, _ in start["headers"]}
-            if event.get("more_body", False) and b"content-length" not in names:
-                refused.append(StreamingRefused(
-                    f"{request.method} {request.path.split('?')[0]} answers in pieces: a response that is to be "
-                    "stored has to be whole, with its length"))
-                raise refused[0]
-            pieces.append(event.get("body", b""))
+            self._start.update(event)
+            return
+        if event["type"] != "http.response.body":
+            raise RuntimeError(f"{event['type']} cannot be stored: a response is its head and its body")
+        more = event.get("more_body", False)
+        if more and b"content-length" not in {name.lower() for name, _ in self._start.get("headers", [])}:
+            self._refused = StreamingRefused(
+                f"{self._request.method} {self._request.path.split('?')[0]} answers in pieces: a response that is to "
+                "be stored has to be whole, with its length")
+            raise self._refused
+        self._pieces.append(event.get("body", b""))
+        # An error that was made a 500 comes behind it, and may run the request again.
+        if not more and self._start["status"] < 500:
+            self._ended.set()
+            await self._sent.wait()
 
-    inner = {**scope, "idempotency": access,
-             "state": {**scope.get("state", {}), "idempotency": access if access.scope else None}}
-    try:
-        await app(inner, receive, send)
-    except Exception:
-        if refused:
-            raise refused[0] from None
-        raise
-    if refused:
-        raise refused[0]
-    if not start:
-        raise RuntimeError("the application has sent no response")
-    headers = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in start.get("headers", [])]
-    return Answer(start["status"], headers, b"".join(pieces))
+    async def whole(self) -> Answer:
+        ended = asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait({self._task, ended}, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            await self.cancel()
+            raise
+        finally:
+            ended.cancel()
+        if self._task.done():
+            error = None if self._task.cancelled() else self._task.exception()
+            if self._refused and not isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise self._refused from None
+            self._task.result()
+        if not self._start:
+            raise RuntimeError("the application has sent no response")
+        headers = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in self._start.get("headers", [])]
+        self.answer = Answer(self._start["status"], headers, b"".join(self._pieces))
+        return self.answer
+
+    async def go_on(self) -> None:
+        """The response is out."""
+        self._sent.set()
+        await self._task
+
+    async def cancel(self) -> None:
+        """Its transaction was not committed."""
+        self._task.cancel()
+        await asyncio.wait({self._task})
