@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -392,3 +393,44 @@ def test_two_hundred_at_once(asynchronously, effects):
         assert effects(key) == 1
 
     asynchronously(test, wait="30s")
+
+
+@pytest.mark.parametrize("options, error, text", [
+    ({"wait": 5}, TypeError, "wait is a string like '30s'"),
+    ({"wait": "1s", "wait_ms": 5}, TypeError, "wait and wait_ms are one argument"),
+    ({"wait_ms": -1}, ValueError, "wait_ms is -1"),
+    ({"ttl_ms": float("nan")}, ValueError, "ttl_ms is nan"),
+    ({"ttl_ms": "5"}, TypeError, "ttl_ms is a number"),
+    ({"wait": timedelta(seconds=-1)}, ValueError, "wait is negative"),
+])
+def test_durations(idem, options, error, text):
+    with pytest.raises(error, match=text):
+        idem.request("u", new_key(), lambda tx: pytest.fail("has run"), **options)
+
+
+@pytest.mark.parametrize("headers", [{"X": "a\r\nb"}, {"X": ["a", "b\0"]}, {"X\n": "a"}, {"X": 5}])
+def test_headers_that_cannot_be_sent(idem, headers):
+    with pytest.raises((ValueError, TypeError)):
+        idem.request("u", new_key(), lambda tx: Response(200, headers=headers))
+
+
+def test_another_request_does_not_wait(asynchronously):
+    """Under a key whose first request takes long: it hears at once that it is another one."""
+    async def test(idem, pool):
+        key, running = new_key(), asyncio.Event()
+
+        async def slow(job):
+            running.set()
+            await asyncio.sleep(2)
+            return Response()
+
+        first = asyncio.create_task(idem.job("u", key, slow, request_hash=b"1" * 32, wait="5s"))
+        await running.wait()
+        before = time.monotonic()
+        with pytest.raises(KeyReused):
+            await idem.job("u", key, slow, request_hash=b"2" * 32, wait="5s")
+        assert time.monotonic() - before < 1
+        assert (await idem.job("u", key, slow, request_hash=b"1" * 32, wait="5s")).replayed
+        await first
+
+    asynchronously(test)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from .core import Call, Core, Job, Response, Result, Step, Waiters, hash_of, stores
-from .functions import AsyncFunctions, Interval, Statement, SyncFunctions
+from .functions import AsyncFunctions, Interval, Statement, SyncFunctions, as_interval
 from .postgres import Backend, PsycopgBackend, execute
 from .shells import AsyncShell, Shell, SyncShell, run
 
@@ -72,6 +72,8 @@ class Defaults:
              lease: Interval = None, lease_ms: float | None = None, store: Callable[[int], bool] = stores,
              max_response_size: int | None = None, as_text: bool = False) -> Call:
         """A request, with the defaults where nothing else was said."""
+        for name, interval, ms in (("ttl", ttl, ttl_ms), ("wait", wait, wait_ms), ("lease", lease, lease_ms)):
+            as_interval(name, interval, ms)     # or an error that names it
         return Call(scope, key, hash_of(request_hash, method, path, body),
                     self._ttl if ttl is None and ttl_ms is None else ttl, ttl_ms,
                     self._wait if wait is None and wait_ms is None else wait, wait_ms,

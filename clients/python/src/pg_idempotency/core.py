@@ -121,6 +121,10 @@ class Call:
                 response = replace(response, body=response.body.decode())
             except UnicodeDecodeError:
                 pass
+        for name, texts in response.headers.items():
+            for text in (name, *([texts] if isinstance(texts, str) else texts)):
+                if not isinstance(text, str) or re.search(r"[\r\n\0]", text):
+                    raise ValueError(f"the header {name!r} is no text of one line, and cannot be sent again")
         headers = json_text(response.headers or None)
         size = len(response.body.encode() if isinstance(response.body, str) else response.body or b"")
         limit = limit if self.max_response_size is None else min(limit, self.max_response_size)
@@ -187,7 +191,7 @@ class Core:
         self.backend = backend
         self.shell = shell
         self.waiters = waiters
-        self._turns: dict[tuple[str, str], Turn] = {}
+        self._turns: dict[tuple[str, str, str], Turn] = {}
         self._lock = threading.Lock()
 
     async def perform(self, statement: Statement[T] | Callable[[Session], Statement[T]]) -> T:
@@ -218,7 +222,10 @@ class Core:
         if not wait:
             yield call, Turn(None)
             return
-        name, until = (call.scope, call.key), time.monotonic() + wait
+        # Another request under the key does not wait, to hear that it is one.
+        known = call.request_hash
+        name = (call.scope, call.key, repr(known.arguments if isinstance(known, Statement) else known))
+        until = time.monotonic() + wait
         mine = Turn(self.shell.event())
         while True:
             with self._lock:

@@ -301,13 +301,19 @@ def _scalars(function: str, *arguments: tuple[str, str, Any]) -> Statement[Any]:
     return _statement(None, function, lambda rows: [row[0] for row in rows], *arguments)
 
 
-def _interval(name: str, value: Interval, ms: float | None) -> tuple[str, str, str | None]:
+def as_interval(name: str, value: Interval, ms: float | None) -> tuple[str, str, str | None]:
     """One of a string ('30s'), a timedelta, a number of milliseconds."""
     if value is not None and ms is not None:
         raise TypeError(f"{name} and {name}_ms are one argument")
     if ms is not None:
+        if isinstance(ms, bool) or not isinstance(ms, (int, float)):
+            raise TypeError(f"{name}_ms is a number of milliseconds")
+        if not 0 <= ms < float("inf"):
+            raise ValueError(f"{name}_ms is {ms}: a duration is a number from 0 on")
         return name, "interval", f"{ms / 1000:.6f} seconds"
     if isinstance(value, timedelta):
+        if value < timedelta(0):
+            raise ValueError(f"{name} is negative")
         return name, "interval", f"{value.total_seconds():.6f} seconds"
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{name} is a string like '30s' or a timedelta; a number of milliseconds is {name}_ms")
@@ -390,8 +396,8 @@ class Functions:
               ttl: Interval = None, ttl_ms: float | None = None, lease: Interval = None, lease_ms: float | None = None,
               wait: Interval = None, wait_ms: float | None = None) -> Statement[Claim]:
         return _one(Claim, "idem_claim", ("scope", "text", scope), ("key", "text", key),
-                    ("request_hash", "bytea", request_hash), _interval("ttl", ttl, ttl_ms),
-                    _interval("lease", lease, lease_ms), _interval("wait", wait, wait_ms))
+                    ("request_hash", "bytea", request_hash), as_interval("ttl", ttl, ttl_ms),
+                    as_interval("lease", lease, lease_ms), as_interval("wait", wait, wait_ms))
 
     @function
     def complete(self, scope: str, key: str, response_status: int, response_body: str | bytes | None = None,
@@ -410,13 +416,13 @@ class Functions:
         return _scalar("idem_checkpoint", ("scope", "text", scope), ("key", "text", key),
                        ("recovery_point", "text", recovery_point),
                        ("recovery_state", "json", json_text(recovery_state)),
-                       _interval("lease", lease, lease_ms), ("claim_token", "bigint", claim_token))
+                       as_interval("lease", lease, lease_ms), ("claim_token", "bigint", claim_token))
 
     @function
     def heartbeat(self, scope: str, key: str, *, lease: Interval = None, lease_ms: float | None = None,
                   claim_token: int | None = None) -> Statement[datetime]:
         return _scalar("idem_heartbeat", ("scope", "text", scope), ("key", "text", key),
-                       _interval("lease", lease, lease_ms), ("claim_token", "bigint", claim_token))
+                       as_interval("lease", lease, lease_ms), ("claim_token", "bigint", claim_token))
 
     @function
     def fail(self, scope: str, key: str, error: str | None = None,
@@ -447,15 +453,15 @@ class Functions:
         """handler is a function of the database: 'place_order(jsonb)'."""
         return _one(Ran, "idem_run", ("scope", "text", scope), ("key", "text", key),
                     ("handler", "regprocedure", handler), ("request", "jsonb", json_text(request)),
-                    _interval("ttl", ttl, ttl_ms), _interval("wait", wait, wait_ms))
+                    as_interval("ttl", ttl, ttl_ms), as_interval("wait", wait, wait_ms))
 
     @function
     def claim_many(self, scope: str, keys: Sequence[str], request_hashes: Sequence[bytes | None] | None = None, *,
                    ttl: Interval = None, ttl_ms: float | None = None, lease: Interval = None,
                    lease_ms: float | None = None) -> Statement[list[ClaimOfMany]]:
         return _many(ClaimOfMany, "idem_claim_many", ("scope", "text", scope), ("keys", "text[]", _list(keys)),
-                     ("request_hashes", "bytea[]", _list(request_hashes)), _interval("ttl", ttl, ttl_ms),
-                     _interval("lease", lease, lease_ms))
+                     ("request_hashes", "bytea[]", _list(request_hashes)), as_interval("ttl", ttl, ttl_ms),
+                     as_interval("lease", lease, lease_ms))
 
     @function
     def complete_many(self, scope: str, keys: Sequence[str], response_statuses: Sequence[int],
@@ -530,7 +536,7 @@ class Functions:
         return _one(Append, "idem_try_append", ("aggregate", "text", aggregate), ("client_id", "text", client_id),
                     ("client_seq", "bigint", client_seq), ("event_count", "int", event_count),
                     ("expected_version", "bigint", expected_version), ("allow_gaps", "boolean", allow_gaps),
-                    _interval("wait", wait, wait_ms))
+                    as_interval("wait", wait, wait_ms))
 
     @function
     def last_client_seq(self, aggregate: str, client_id: str) -> Statement[int]:
@@ -540,13 +546,13 @@ class Functions:
 
     @function
     def once(self, scope: str, token: str, *, ttl: Interval = None, ttl_ms: float | None = None) -> Statement[bool]:
-        return _scalar("idem_once", ("scope", "text", scope), ("token", "text", token), _interval("ttl", ttl, ttl_ms))
+        return _scalar("idem_once", ("scope", "text", scope), ("token", "text", token), as_interval("ttl", ttl, ttl_ms))
 
     @function
     def once_many(self, scope: str, tokens: Sequence[str], *, ttl: Interval = None,
                   ttl_ms: float | None = None) -> Statement[list[str]]:
         return _scalars("idem_once_many", ("scope", "text", scope), ("tokens", "text[]", _list(tokens)),
-                        _interval("ttl", ttl, ttl_ms))
+                        as_interval("ttl", ttl, ttl_ms))
 
     # Outbox
 
@@ -556,7 +562,7 @@ class Functions:
         return _scalar("idem_publish", ("topic", "text", topic),
                        ("payload", "jsonb", "null" if payload is None else json_text(payload)),
                        ("message_key", "text", message_key), ("headers", "jsonb", json_text(headers)),
-                       _interval("deliver_after", deliver_after, deliver_after_ms))
+                       as_interval("deliver_after", deliver_after, deliver_after_ms))
 
     @function
     def publish_many(self, topics: Sequence[str], payloads: Sequence[Any],
@@ -567,15 +573,15 @@ class Functions:
         return _many(PublishedOfMany, "idem_publish_many", ("topics", "text[]", _list(topics)),
                      ("payloads", "jsonb[]", documents), ("message_keys", "text[]", _list(message_keys)),
                      ("headers", "jsonb[]", _texts(headers)),
-                     _interval("deliver_after", deliver_after, deliver_after_ms))
+                     as_interval("deliver_after", deliver_after, deliver_after_ms))
 
     @function
     def outbox_take(self, max_messages: int | None = None, *, lease: Interval = None, lease_ms: float | None = None,
                     topics: Sequence[str] | None = None, wait: Interval = None,
                     wait_ms: float | None = None) -> Statement[list[Message]]:
         return _many(Message, "idem_outbox_take", ("max_messages", "int", max_messages),
-                     _interval("lease", lease, lease_ms), ("topics", "text[]", _list(topics)),
-                     _interval("wait", wait, wait_ms))
+                     as_interval("lease", lease, lease_ms), ("topics", "text[]", _list(topics)),
+                     as_interval("wait", wait, wait_ms))
 
     @function
     def outbox_ack(self, ids: Sequence[int]) -> Statement[int]:
@@ -586,7 +592,7 @@ class Functions:
                     retry_after_ms: float | None = None,
                     attempt: int | None = None) -> Statement[Literal["pending", "dead", "lost"]]:
         return _scalar("idem_outbox_nack", ("id", "bigint", id), ("error", "text", error),
-                       _interval("retry_after", retry_after, retry_after_ms), ("attempt", "int", attempt))
+                       as_interval("retry_after", retry_after, retry_after_ms), ("attempt", "int", attempt))
 
     @function
     def outbox_requeue(self, ids: Sequence[int] | None = None) -> Statement[int]:
@@ -595,7 +601,7 @@ class Functions:
     @function
     def outbox_extend(self, ids: Sequence[int], *, lease: Interval = None, lease_ms: float | None = None,
                       attempts: Sequence[int] | None = None) -> Statement[list[int]]:
-        return _scalars("idem_outbox_extend", ("ids", "bigint[]", _list(ids)), _interval("lease", lease, lease_ms),
+        return _scalars("idem_outbox_extend", ("ids", "bigint[]", _list(ids)), as_interval("lease", lease, lease_ms),
                         ("attempts", "int[]", _list(attempts)))
 
     @function
@@ -642,7 +648,7 @@ class Functions:
 
     @function
     def stuck(self, *, older_than: Interval = None, older_than_ms: float | None = None) -> Statement[list[Stuck]]:
-        return _many(Stuck, "idem_stuck", _interval("older_than", older_than, older_than_ms))
+        return _many(Stuck, "idem_stuck", as_interval("older_than", older_than, older_than_ms))
 
 
 class SyncFunctions(Functions):
