@@ -484,6 +484,8 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
   const state = claim.recoveryState
   const values: Record<string, Json> = Object.assign(Object.create(null) as Record<string, Json>,
     typeof state === 'object' && state !== null && !Array.isArray(state) ? state : {})
+  /** Of this attempt. */
+  const seen = new Set<string>()
   let result: Result | undefined
   let running: string | undefined
   let ended = false
@@ -513,6 +515,14 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     if (!ended) timer = setTimeout(() => void beat(), leaseMs / 3)
   }
   timer = setTimeout(() => void beat(), leaseMs / 3)
+  // A heartbeat that gets no connection neither succeeds nor fails: the end of the lease is looked for beside it.
+  let end: NodeJS.Timeout
+  const watch = (): void => {
+    if (ended) return
+    if (running !== FINISH && isOver()) return lose()
+    end = setTimeout(watch, Math.max(leaseMs - (performance.now() - renewed), leaseMs / 3) + 1)
+  }
+  watch()
 
   const enter = (name: string): void => {
     if (controller.signal.aborted) throw controller.signal.reason
@@ -528,7 +538,11 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     scope, key, attempt: claim.attempt ?? 1, signal: controller.signal,
     get lost() { return controller.signal.aborted },
     async step(name, run) {
-      if (name in values && !running && !controller.signal.aborted) return values[name] as never
+      if (seen.has(name)) throw new TypeError(`the step ${name} has run in this attempt: give each a name of its own`)
+      if (name in values && !running && !controller.signal.aborted) {
+        seen.add(name)
+        return values[name] as never
+      }
       enter(name)
       try {
         const value = await run({ key: stepKey(scope, key, name), signal: controller.signal })
@@ -538,6 +552,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
           { recoveryState: { ...values, [name]: copy }, claimToken, ...lease }))
         renewed = sent
         values[name] = copy
+        seen.add(name)
         if (controller.signal.aborted) throw controller.signal.reason
         return copy as never
       } catch (error) {
@@ -585,6 +600,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
   } finally {
     ended = true
     clearTimeout(timer)
+    clearTimeout(end!)
   }
 }
 

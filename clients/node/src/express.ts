@@ -102,16 +102,21 @@ async function readBody(req: ExpressRequest, limit: number): Promise<void> {
   }
 }
 
+const HELD = ['writeHead', 'flushHeaders', 'write', 'end'] as const
+
 type Lines = [string, OutgoingHttpHeader][]
 
 /** A response whose head and body are kept, and sent later. */
 class HeldResponse {
   headers: Lines = []
   #before: Lines
+  /** What others have put on the response, as express-session and compression do. */
+  #wrapped: Record<string, unknown> = {}
   #statusBefore: number
 
   constructor(readonly res: ServerResponse, readonly route: string) {
     this.#before = this.#lines()
+    for (const name of HELD) if (Object.hasOwn(res, name)) this.#wrapped[name] = (res as any)[name]
     this.#statusBefore = res.statusCode
   }
 
@@ -197,7 +202,8 @@ class HeldResponse {
   /** The response as it was before the handler. */
   restore(): void {
     const own = this.res as unknown as Record<string, unknown>
-    for (const name of ['writeHead', 'flushHeaders', 'write', 'end']) delete own[name]
+    for (const name of HELD) delete own[name]
+    Object.assign(own, this.#wrapped)
     this.#reset()
   }
 

@@ -68,6 +68,13 @@ async function inExpress(express: any): Promise<Shop> {
   }
   app.post('/parsed', express.json(), guarded((_req, res: any) => res.send('never')))
   app.post('/kept', express.json({ verify: (req: any, _: unknown, bytes: Buffer) => { req.rawBody = bytes } }), guarded((_req, res: any) => res.send('fine')))
+  // As express-session and compression do: what ends the response is theirs.
+  const wraps = (_req: unknown, res: any, next: () => void): void => {
+    const end = res.end
+    res.end = (...given: unknown[]) => { res.setHeader('X-Wrapped', 'yes'); return end.apply(res, given) }
+    next()
+  }
+  app.post('/wrapped', wraps, guarded((_req, res: any) => res.send('fine')))
   app.post('/next', guarded((_req, _res, next) => next()))
   app.post('/callback', guarded((_req, res: any) => { setTimeout(() => res.send('later'), 10) }))
   app.use((error: any, _req: any, res: any, _next: any) => { res.status(error.status ?? 500).json({ error: error.message }) })
@@ -126,6 +133,7 @@ for (const [framework, open] of [['Express 5', () => inExpress(express5)], ['Exp
       // Of a try that was undone, nothing is left in the answer.
       const { headers } = await post('again', key())
       assert.deepEqual([headers.get('x-first'), headers.get('x-second')], [null, 'x'])
+      if (framework !== 'Fastify') assert.equal((await post('wrapped', key())).headers.get('x-wrapped'), 'yes')
       assert.equal((await post('callback', key())).text, 'later')
       const one = key()
       assert.equal((await post('conflict', one)).kept, 'yes')

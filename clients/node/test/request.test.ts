@@ -302,6 +302,26 @@ test('jobs: heartbeats keep the claim, and its loss aborts', async () => {
   }), ClaimLost)
 })
 
+test('jobs: the end of the lease is noticed, also where no heartbeat gets a connection', async () => {
+  const pool = world.pool({ max: 1 })
+  const one = key()
+  await assert.rejects(new Idempotency(pool).job(options(one, { leaseMs: 600 }), async (job) => {
+    const only = await pool.connect()
+    await new Promise<void>((resolve) => job.signal.addEventListener('abort', () => resolve()))
+    only.release()
+    await job.step('never', () => { throw new Error('it ran') })
+  }), ClaimLost)
+})
+
+test('jobs: a step has a name of its own', async () => {
+  const calls: string[] = []
+  await assert.rejects(idem.job(options(key()), async (job) => {
+    for (const item of ['a', 'b']) await job.step('charge', () => { calls.push(item); return item })
+    return { status: 200 }
+  }), /charge has run in this attempt/)
+  assert.deepEqual(calls, ['a'])
+})
+
 test('jobs: without an end, an error; a response alone is one', async () => {
   const one = key()
   await assert.rejects(idem.job(options(one), () => undefined), NotFinished)
