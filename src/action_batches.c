@@ -20,7 +20,7 @@
 #include "actions.h"
 #include "arrays.h"
 #include "compat.h"
-#include "idempotency.h"
+#include "results.h"
 #include "stats.h"
 
 /* The types of the columns that the functions return. */

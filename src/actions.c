@@ -26,11 +26,13 @@
 #include "utils/timestamp.h"
 
 #include "actions.h"
+#include "arguments.h"
 #include "compat.h"
 #include "errors.h"
-#include "idempotency.h"
+#include "results.h"
 #include "settings.h"
 #include "stats.h"
+#include "texts.h"
 
 /* PostgreSQL counts time from 2000, the world from 1970. */
 #define UNIX_EPOCH_LEAD_MS \

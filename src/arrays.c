@@ -29,8 +29,11 @@
 #include "utils/selfuncs.h"
 #include "utils/tuplestore.h"
 
+#include "arguments.h"
 #include "arrays.h"
 #include "compat.h"
+#include "results.h"
+#include "texts.h"
 
 /* The keys that compare_elements() looks at. */
 typedef struct ElementKeys

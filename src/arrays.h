@@ -10,7 +10,7 @@
 
 #include "fmgr.h"
 #include "funcapi.h"
-#include "idempotency.h"
+#include "results.h"
 #include "utils/tuplesort.h"
 
 /* What an array argument must be; see idem_array_arg(). */

@@ -22,8 +22,8 @@
 #include "storage/bufmgr.h"
 #include "utils/snapmgr.h"
 
-#include "compat.h"
 #include "bounded_scan.h"
+#include "compat.h"
 
 static void begin_page(IdemSample *sample);
 

@@ -24,15 +24,17 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
+#include "arguments.h"
+#include "claims.h"
 #include "compat.h"
 #include "errors.h"
-#include "idempotency.h"
 #include "key_record.h"
-#include "keys.h"
 #include "log_events.h"
 #include "numbers.h"
 #include "settings.h"
 #include "stats.h"
+#include "texts.h"
+#include "times.h"
 #include "wake.h"
 
 /*

@@ -5,7 +5,7 @@
  *
  * One batch in one transaction, for idem_cleanup() and for the background
  * worker alike.  Expired rows are found through an index on their time, and
- * deleted by compare and swap without waiting (see store.c).  So a row that
+ * deleted by compare and swap without waiting (store_write.c).  So a row that
  * somebody is writing is skipped, and one that was claimed again after it was
  * found is not deleted: it has a newer version.
  *
@@ -41,15 +41,17 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "compat.h"
 #include "cleanup.h"
-#include "idempotency.h"
+#include "compat.h"
 #include "log_events.h"
-#include "outbox.h"
+#include "outbox_lanes.h"
+#include "outbox_row.h"
+#include "results.h"
 #include "rollback.h"
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
+#include "times.h"
 
 /* A batch that starts from the oldest row is this much of the time at most. */
 #define RESTART_SHARE	100

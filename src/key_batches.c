@@ -16,10 +16,13 @@
 #include "catalog/pg_type_d.h"
 #include "miscadmin.h"
 
+#include "arguments.h"
 #include "arrays.h"
+#include "claims.h"
 #include "compat.h"
-#include "idempotency.h"
 #include "keys.h"
+#include "results.h"
+#include "times.h"
 
 /* The types of the columns that the functions return. */
 static IdemResultType claim_many_row = {

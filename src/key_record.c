@@ -16,9 +16,9 @@
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
+#include "arguments.h"
 #include "compat.h"
 #include "errors.h"
-#include "idempotency.h"
 #include "key_record.h"
 #include "numbers.h"
 #include "settings.h"

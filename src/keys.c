@@ -32,11 +32,11 @@
  * compare and swap.  A claim that does not get the lock at once is told that
  * another is in progress, or waits, if it may.
  *
- * idem_claim() answers from a dirty read and writes by compare and swap (see
- * store.c); an answer other than "new" locks and writes nothing.  A verdict
- * about a record's content rests on committed data only: a key that another
- * transaction is inserting is "in_progress" whatever its hash, because that
- * transaction may yet abort.
+ * idem_claim() answers from a dirty read (see store_find.c) and writes by
+ * compare and swap; an answer other than "new" locks and writes nothing.  A
+ * verdict about a record's content rests on committed data only: a key that
+ * another transaction is inserting is "in_progress" whatever its hash, because
+ * that transaction may yet abort.
  *
  * Time is the clock at the moment of the decision: now() would stand still in
  * a long transaction and keep dead leases alive.
@@ -53,15 +53,17 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#include "claims.h"
 #include "compat.h"
-#include "idempotency.h"
 #include "key_lock.h"
 #include "key_record.h"
 #include "keys.h"
 #include "log_events.h"
 #include "rate_limit.h"
+#include "results.h"
 #include "settings.h"
 #include "stats.h"
+#include "times.h"
 #include "wait.h"
 #include "wake.h"
 

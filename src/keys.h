@@ -55,25 +55,10 @@ typedef struct IdemClaimResult
 	bool		nulls[CLAIM_NUM_COLUMNS];
 } IdemClaimResult;
 
-/* What idem_complete() stores.  NULL pointers stand for SQL NULL. */
-typedef struct IdemResponse
-{
-	int32		status;
-	Datum		headers;		/* json */
-	Datum		body;			/* text */
-	Datum		bytes;			/* bytea */
-} IdemResponse;
-
 extern void idem_claim_key(const IdemClaimRequest *request,
 						   IdemClaimResult *result);
 extern void idem_claim_in(IdemTable *table, const IdemClaimRequest *request,
 						  IdemClaimResult *result);
 extern void idem_check_hash(Datum hash, const char *name);
-extern void idem_remember_claim(int64 token);
-extern bool idem_complete_claim(const Datum *key, const IdemResponse *response,
-								const int64 *token);
-extern bool idem_complete_in(IdemTable *table, const Datum *key,
-							 const IdemResponse *response,
-							 const int64 *token);
 
 #endif							/* IDEMPOTENCY_KEYS_H */

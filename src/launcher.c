@@ -48,11 +48,12 @@
 #include "utils/wait_event.h"
 
 #include "compat.h"
-#include "idempotency.h"
+#include "launcher.h"
 #include "outbox_lane_mark.h"
 #include "rate_limit.h"
 #include "settings.h"
 #include "stats.h"
+#include "times.h"
 #include "wake.h"
 #include "worker.h"
 
@@ -63,9 +64,9 @@
 #define CONNECT_MS		3000L
 #define RESTART_SECONDS	10
 
-IdemWorkerState *idem_worker_state = NULL;
+bool		idem_has_launcher = false;
 
-/* The launcher's; of IdemVisit, in TopMemoryContext. */
+/* The launcher's; of IdemDatabaseVisit, in TopMemoryContext. */
 static List *visits = NIL;
 
 /* The worker that may be running. */
@@ -96,6 +97,7 @@ idem_register_launcher(void)
 {
 	BackgroundWorker worker = {0};
 
+	idem_has_launcher = true;
 	prev_shmem_request_hook = shmem_request_hook;
 	shmem_request_hook = request_shmem;
 	prev_shmem_startup_hook = shmem_startup_hook;
@@ -238,7 +240,7 @@ visit_databases(bool continued)
 
 	foreach(cell, visits)
 	{
-		IdemVisit  *visit = lfirst(cell);
+		IdemDatabaseVisit *visit = lfirst(cell);
 
 		idem_leave_if_told(1);
 		if (!continued)
@@ -278,13 +280,13 @@ update_visits(const List *databases)
 
 	foreach(cell, databases)
 	{
-		IdemVisit  *visit = palloc0(sizeof(IdemVisit));
+		IdemDatabaseVisit *visit = palloc0(sizeof(IdemDatabaseVisit));
 
 		visit->database = lfirst_oid(cell);
 		foreach(known, visits)
 		{
-			if (((IdemVisit *) lfirst(known))->database == visit->database)
-				*visit = *(IdemVisit *) lfirst(known);
+			if (((IdemDatabaseVisit *) lfirst(known))->database == visit->database)
+				*visit = *(IdemDatabaseVisit *) lfirst(known);
 		}
 		result = lappend(result, visit);
 	}

@@ -26,7 +26,7 @@
 #include "compat.h"
 #include "key_record.h"
 #include "log_events.h"
-#include "outbox.h"
+#include "outbox_row.h"
 
 static void begin_line(StringInfo line, const char *event);
 static void write_line(StringInfo line);

@@ -38,17 +38,18 @@
 #include "utils/tuplestore.h"
 #include "utils/varlena.h"
 
-#include "compat.h"
+#include "arguments.h"
 #include "bounded_scan.h"
 #include "cleanup.h"
-#include "idempotency.h"
+#include "compat.h"
 #include "key_record.h"
-#include "outbox.h"
+#include "launcher.h"
+#include "outbox_row.h"
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
 #include "table_faults.h"
-#include "worker.h"
+#include "times.h"
 
 /* How many entries are looked at in all; and of an index, in turn. */
 #define MAX_ENTRIES		50000
@@ -399,7 +400,7 @@ idem_worker_absence(PG_FUNCTION_ARGS)
 
 	if (RecoveryInProgress())
 		PG_RETURN_TEXT_P(cstring_to_text("this server is a standby"));
-	if (!idem_preloaded)
+	if (!idem_has_launcher)
 		PG_RETURN_TEXT_P(cstring_to_text("idempotency is not in shared_preload_libraries"));
 	if (idem_cleanup_interval == 0)
 		PG_RETURN_TEXT_P(cstring_to_text("idempotency.cleanup_interval is zero"));

@@ -21,12 +21,14 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
+#include "arguments.h"
 #include "arrays.h"
 #include "compat.h"
-#include "idempotency.h"
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
+#include "texts.h"
+#include "times.h"
 #include "wait.h"
 
 /* The columns of idem_tokens, in order. */

@@ -51,14 +51,17 @@
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
 
+#include "arguments.h"
 #include "compat.h"
-#include "idempotency.h"
 #include "log_events.h"
-#include "outbox.h"
 #include "outbox_lane_mark.h"
+#include "outbox_lanes.h"
+#include "outbox_row.h"
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
+#include "texts.h"
+#include "times.h"
 #include "wake.h"
 
 /* The column of idem_outbox_ended, from 1; dead messages have none. */
@@ -87,7 +90,6 @@ static int	requeue_all(IdemTable *outbox);
 static bool requeue(IdemTable *outbox, int64 id);
 static int	ids_arg(Datum array, int64 **ids);
 static int	compare_ids(const void *a, const void *b, void *arg);
-static bool is_state(Datum value, const char *state);
 
 /*
  * idem_outbox_ack(ids) -> int
@@ -305,19 +307,6 @@ attempt_is_over(const IdemOutboxRow *row, int attempt)
 }
 
 /*
- * How often a message has been taken since it was published, or requeued,
- * without being given back.
- */
-int
-idem_outbox_attempts(const Datum *message)
-{
-	int64		attempts = (int64) DatumGetInt32(message[OUTBOX_ATTEMPT]) -
-		DatumGetInt32(message[OUTBOX_ATTEMPTS_BEFORE]);
-
-	return Max(0, Min(attempts, PG_INT32_MAX));
-}
-
-/*
  * How long to pause after so many attempts: exponential, and cut by up to a
  * half at random, so that what failed together is not retried together.
  */
@@ -467,84 +456,4 @@ compare_ids(const void *a, const void *b, void *arg)
 	int64		ib = *(const int64 *) b;
 
 	return (ia > ib) - (ia < ib);
-}
-
-/*
- * Find a message, as idem_find_latest() does.
- */
-bool
-idem_outbox_find(IdemTable *outbox, int64 id)
-{
-	Datum		key = Int64GetDatum(id);
-
-	CHECK_FOR_INTERRUPTS();
-	return idem_find_latest(outbox, &key);
-}
-
-/*
- * Replace the message that was found, unless another transaction has it: then
- * sleep until that has let go.  Returns false where the caller must look
- * again.
- */
-bool
-idem_outbox_write(IdemTable *outbox, IdemOutboxRow *row)
-{
-	IdemWrite	result = idem_update(outbox, row->values, row->nulls, false);
-
-	if (result == IDEM_WRITE_HELD)
-		idem_wait(outbox);
-	if (result == IDEM_WRITE_DONE)
-		idem_outbox_changes(row);
-	return result == IDEM_WRITE_DONE;
-}
-
-/*
- * A message that was there has been written: note what there may be to take
- * from when on, itself or the next one of its key.
- */
-void
-idem_outbox_changes(const IdemOutboxRow *row)
-{
-	TimestampTz due = DT_NOEND;
-
-	if (is_state(row->values[OUTBOX_STATE], "pending"))
-		due = DatumGetTimestampTz(row->values[OUTBOX_AVAILABLE_AT]);
-	else if (!row->nulls[OUTBOX_LANE])
-		due = DT_NOBEGIN;
-	idem_message_changes(row->values[OUTBOX_TOPIC], due, true);
-}
-
-/*
- * Is the message that was found in this state?
- */
-bool
-idem_outbox_in_state(IdemTable *outbox, const char *state)
-{
-	return is_state(outbox->row->tts_values[OUTBOX_STATE], state);
-}
-
-static bool
-is_state(Datum value, const char *state)
-{
-	text	   *name = DatumGetTextPP(value);
-
-	return VARSIZE_ANY_EXHDR(name) == strlen(state) &&
-		memcmp(VARDATA_ANY(name), state, strlen(state)) == 0;
-}
-
-/*
- * Begin a new version of the message that was found.
- */
-void
-idem_outbox_copy(IdemTable *outbox, IdemOutboxRow *row)
-{
-	memcpy(row->values, outbox->row->tts_values, sizeof(row->values));
-	memcpy(row->nulls, outbox->row->tts_isnull, sizeof(row->nulls));
-}
-
-void
-idem_outbox_set(IdemOutboxRow *row, int column, Datum value)
-{
-	row->values[column] = value;
-	row->nulls[column] = false;
 }

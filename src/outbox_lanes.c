@@ -76,9 +76,11 @@
 #include "utils/timestamp.h"
 
 #include "compat.h"
-#include "idempotency.h"
-#include "outbox.h"
 #include "outbox_lane_mark.h"
+#include "outbox_lanes.h"
+#include "outbox_row.h"
+#include "texts.h"
+#include "times.h"
 #include "wake.h"
 
 /* How many lanes a sweep looks at, and its share of the time, and pause. */

@@ -25,8 +25,9 @@
 
 #include "arrays.h"
 #include "compat.h"
-#include "idempotency.h"
-#include "outbox.h"
+#include "outbox_lanes.h"
+#include "outbox_row.h"
+#include "times.h"
 
 /* What NULL stands for. */
 #define DEFAULT_LEASE_MS	(30 * 1000.0)

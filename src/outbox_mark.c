@@ -31,10 +31,10 @@
 #include "utils/timestamp.h"
 
 #include "compat.h"
-#include "idempotency.h"
 #include "outbox_mark.h"
 #include "relations.h"
 #include "rollback.h"
+#include "times.h"
 
 #define NUM_PLACES		256
 #define NUM_PROBES		4		/* places where a mark may be */

@@ -29,15 +29,18 @@
 #include "utils/tuplestore.h"
 #include "utils/uuid.h"
 
+#include "arguments.h"
 #include "arrays.h"
 #include "compat.h"
-#include "idempotency.h"
 #include "log_events.h"
 #include "numbers.h"
-#include "outbox.h"
+#include "outbox_lanes.h"
+#include "outbox_row.h"
 #include "random.h"
+#include "sha256.h"
 #include "stats.h"
 #include "store.h"
+#include "times.h"
 #include "wake.h"
 
 /* The array arguments of idem_publish_many(), in order. */

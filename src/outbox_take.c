@@ -56,15 +56,18 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
+#include "arguments.h"
 #include "compat.h"
-#include "idempotency.h"
-#include "outbox.h"
 #include "outbox_lane_mark.h"
+#include "outbox_lanes.h"
 #include "outbox_mark.h"
+#include "outbox_row.h"
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
 #include "subtransaction.h"
+#include "texts.h"
+#include "times.h"
 #include "wake.h"
 
 /* The columns of idem_outbox_take()'s result, in order. */

@@ -16,7 +16,7 @@
  * primary key looks at all entries of a key before it takes another, and must
  * do so: the transaction may have put a row there by other means than ours.
  *
- * What is remembered is a hint about the row, which store.c fetches and
+ * What is remembered is a hint about the row, which store_find.c fetches and
  * judges itself, but the place must lie within the table.  It does for as long
  * as the subtransaction that wrote there has not been rolled back, for until
  * then its lock on the table (see idem_relation_open()) holds everybody off

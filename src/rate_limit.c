@@ -41,10 +41,10 @@
 
 #include "compat.h"
 #include "errors.h"
-#include "idempotency.h"
 #include "rate_limit.h"
 #include "shared_memory.h"
 #include "siphash.h"
+#include "times.h"
 
 #define WINDOW_SECONDS	60
 #define SLOT_SECONDS	6

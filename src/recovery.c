@@ -16,9 +16,9 @@
 #include "fmgr.h"
 #include "miscadmin.h"
 
-#include "compat.h"
+#include "arguments.h"
 #include "bounded_scan.h"
-#include "idempotency.h"
+#include "compat.h"
 #include "numbers.h"
 #include "store.h"
 

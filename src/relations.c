@@ -7,7 +7,7 @@
  * registered before the first OID is cached, drops an entry whenever anything
  * about its relation changes: DROP EXTENSION, ALTER TABLE, CREATE TRIGGER,
  * and so on.  The next call then looks the relation up again and checks that
- * it still has the shape that store.c may write to without the executor; or,
+ * it still has the shape that the store may write to without the executor; or,
  * of a sequence, that its numbers ascend.
  *
  * No lock is taken to fill the cache; it is confirmed after the caller's lock
@@ -345,7 +345,7 @@ idem_is_installed(void)
 /*
  * Raise 55000 unless the table is exactly as the install script made it, as
  * far as a write that bypasses the executor depends on it.  Additional
- * indexes are welcome: store.c maintains them.
+ * indexes are welcome: the store maintains them.
  */
 static void
 check_shape(Relation rel, const IdemRelationSpec *spec)

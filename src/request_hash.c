@@ -19,9 +19,10 @@
 #include "mb/pg_wchar.h"
 #include "utils/builtins.h"
 
+#include "arguments.h"
 #include "canonical_json.h"
-#include "idempotency.h"
 #include "request_hash.h"
+#include "sha256.h"
 
 static void begin_request(StringInfo request, FunctionCallInfo fcinfo);
 static void append_method(StringInfo request, const char *method, int length);

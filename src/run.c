@@ -29,11 +29,14 @@
 #include "utils/syscache.h"
 #include "utils/typcache.h"
 
+#include "arguments.h"
+#include "claims.h"
 #include "compat.h"
-#include "idempotency.h"
 #include "key_record.h"
 #include "keys.h"
 #include "request_hash.h"
+#include "results.h"
+#include "times.h"
 
 /* The columns of idem_run()'s result, in order. */
 enum

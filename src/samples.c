@@ -24,14 +24,14 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
-#include "compat.h"
 #include "bounded_scan.h"
-#include "idempotency.h"
+#include "compat.h"
 #include "key_record.h"
-#include "outbox.h"
+#include "outbox_row.h"
 #include "stats.h"
 #include "store.h"
 #include "table_faults.h"
+#include "times.h"
 
 /* How many pages of a table are a sample. */
 #define SAMPLE_PAGES	1000

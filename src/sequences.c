@@ -56,11 +56,13 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#include "arguments.h"
 #include "compat.h"
-#include "idempotency.h"
 #include "key_lock.h"
+#include "results.h"
 #include "stats.h"
 #include "store.h"
+#include "times.h"
 #include "wait.h"
 
 /* The columns of idem_aggregates, in order. */

@@ -22,9 +22,9 @@
 #include "storage/ipc.h"
 
 #include "compat.h"
-#include "idempotency.h"
 #include "shared_memory.h"
 #include "subtransaction.h"
+#include "times.h"
 
 #define RETRY_SECONDS	1
 

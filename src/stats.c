@@ -44,9 +44,9 @@
 #include "utils/tuplestore.h"
 
 #include "compat.h"
-#include "idempotency.h"
 #include "shared_memory.h"
 #include "stats.h"
+#include "times.h"
 
 #define MAX_DATABASES	64
 #define RETRY_SECONDS	1

@@ -44,7 +44,7 @@ typedef struct IdemTable
 	TransactionId holder;
 	uint32		speculative_token;
 	ItemPointerData held_tid;
-	LockTupleMode lock_mode;	/* what idem_update() or idem_delete() wanted */
+	LockTupleMode lock_mode;	/* what the last write wanted */
 } IdemTable;
 
 /*

@@ -23,10 +23,10 @@
 #include "utils/tuplestore.h"
 
 #include "compat.h"
-#include "idempotency.h"
 #include "store.h"
 #include "subtransaction.h"
 #include "table_faults.h"
+#include "times.h"
 #include "wait.h"
 
 /* How long to wait for who has locked it: he may have done for a moment. */

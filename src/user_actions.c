@@ -25,9 +25,10 @@
 #include "utils/tuplestore.h"
 
 #include "actions.h"
+#include "arguments.h"
 #include "arrays.h"
 #include "compat.h"
-#include "idempotency.h"
+#include "texts.h"
 
 /* The columns that idem_action_states() returns. */
 enum

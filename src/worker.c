@@ -36,10 +36,10 @@
 #include "utils/snapmgr.h"
 
 #include "compat.h"
-#include "idempotency.h"
 #include "relations.h"
 #include "settings.h"
 #include "stats.h"
+#include "times.h"
 #include "worker.h"
 
 /* How long a worker stays in a database. */
@@ -65,6 +65,8 @@ static const char *const settings[][2] = {
 	{"synchronous_commit", "off"},
 	{"transaction_timeout", "0"},
 };
+
+IdemWorkerState *idem_worker_state = NULL;
 
 /* The name of the worker's database, once it is known. */
 static char *database = NULL;
@@ -237,7 +239,7 @@ clean_all(void)
 static bool
 clean_batch(IdemCleanupKind kind)
 {
-	IdemVisit  *visit = &idem_worker_state->visit;
+	IdemDatabaseVisit *visit = &idem_worker_state->visit;
 	IdemCleanupPosition position = visit->positions[kind];
 	bool		more_here = false;
 	volatile bool installed = false;

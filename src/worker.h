@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * worker.h
- *		The background workers that clean up: their launcher, and themselves.
+ *		A background worker that cleans up in one database.
  *
  *-------------------------------------------------------------------------
  */
@@ -9,18 +9,17 @@
 #define IDEMPOTENCY_WORKER_H
 
 #include "cleanup.h"
-#include "nodes/pg_list.h"
 
 /*
  * What is remembered of a database from one visit to the next.
  */
-typedef struct IdemVisit
+typedef struct IdemDatabaseVisit
 {
 	Oid			database;
 	bool		work_left;
 	bool		failed[IDEM_NUM_CLEANUP_KINDS]; /* in this interval */
 	IdemCleanupPosition positions[IDEM_NUM_CLEANUP_KINDS];
-} IdemVisit;
+} IdemDatabaseVisit;
 
 /*
  * What the launcher and its worker have to tell each other, in shared memory.
@@ -30,13 +29,11 @@ typedef struct IdemVisit
 typedef struct IdemWorkerState
 {
 	bool		connected;		/* the launcher may see that any time later */
-	IdemVisit	visit;			/* the one that is going on */
+	IdemDatabaseVisit	visit;			/* the one that is going on */
 } IdemWorkerState;
 
 extern IdemWorkerState *idem_worker_state;
 
-extern void idem_register_launcher(void);
-extern bool idem_is_listed(const List *names, const char *database);
 extern void idem_begin_worker(void);
 extern void idem_leave_if_told(int exit_code);
 

@@ -19,9 +19,9 @@
 #include "utils/jsonb.h"
 #include "utils/memutils.h"
 
+#include "../../src/arguments.h"
 #include "../../src/canonical_json.h"
 #include "../../src/compat.h"
-#include "../../src/idempotency.h"
 #include "../../src/request_hash.h"
 
 PG_MODULE_MAGIC;

@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
- * outbox.h
+ * outbox_row.h
  *		The rows of idem_outbox.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef IDEMPOTENCY_OUTBOX_H
-#define IDEMPOTENCY_OUTBOX_H
+#ifndef IDEMPOTENCY_OUTBOX_ROW_H
+#define IDEMPOTENCY_OUTBOX_ROW_H
 
 #include "store.h"
 
@@ -47,20 +47,4 @@ extern bool idem_outbox_in_state(IdemTable *outbox, const char *state);
 extern void idem_outbox_copy(IdemTable *outbox, IdemOutboxRow *row);
 extern void idem_outbox_set(IdemOutboxRow *row, int column, Datum value);
 
-extern void idem_lane_scan_begin(IdemScan *scan, IdemTable *outbox,
-								 int64 lane, Snapshot snapshot);
-extern void idem_lane_append(IdemTable *outbox, IdemOutboxRow *message);
-extern bool idem_lane_is_blocked(IdemTable *outbox, int64 lane, int64 id);
-extern void idem_lane_look_again(IdemTable *outbox, int64 lane, int64 id);
-extern void idem_lane_kept(IdemTable *outbox, const IdemOutboxRow *message);
-extern void idem_lane_left(IdemTable *outbox, int64 lane, int64 id,
-						   IdemOutboxRow *signpost);
-extern void idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
-									Snapshot snapshot);
-extern bool idem_lane_give_up_signpost(IdemTable *outbox, IdemTable *lanes);
-extern void idem_lanes_sweep(IdemTable *outbox, const Datum *topics,
-							 int ntopics);
-extern bool idem_outbox_set_ready(IdemTable *outbox, bool ready,
-								  TimestampTz available_at);
-
-#endif							/* IDEMPOTENCY_OUTBOX_H */
+#endif							/* IDEMPOTENCY_OUTBOX_ROW_H */

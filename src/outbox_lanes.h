@@ -1,0 +1,29 @@
+/*-------------------------------------------------------------------------
+ *
+ * outbox_lanes.h
+ *		Which messages of a key a take looks at.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_OUTBOX_LANES_H
+#define IDEMPOTENCY_OUTBOX_LANES_H
+
+#include "outbox_row.h"
+
+extern void idem_lane_scan_begin(IdemScan *scan, IdemTable *outbox,
+								 int64 lane, Snapshot snapshot);
+extern void idem_lane_append(IdemTable *outbox, IdemOutboxRow *message);
+extern bool idem_lane_is_blocked(IdemTable *outbox, int64 lane, int64 id);
+extern void idem_lane_look_again(IdemTable *outbox, int64 lane, int64 id);
+extern void idem_lane_kept(IdemTable *outbox, const IdemOutboxRow *message);
+extern void idem_lane_left(IdemTable *outbox, int64 lane, int64 id,
+						   IdemOutboxRow *signpost);
+extern void idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
+									Snapshot snapshot);
+extern bool idem_lane_give_up_signpost(IdemTable *outbox, IdemTable *lanes);
+extern void idem_lanes_sweep(IdemTable *outbox, const Datum *topics,
+							 int ntopics);
+extern bool idem_outbox_set_ready(IdemTable *outbox, bool ready,
+								  TimestampTz available_at);
+
+#endif							/* IDEMPOTENCY_OUTBOX_LANES_H */
