@@ -1,20 +1,18 @@
--- The SQL blocks of README.md, in order.
+-- The SQL blocks of README.md docs/guide.md docs/reference.md docs/settings.md, in order.
 -- Written by test/readme; do not edit, run that again.
 \set first_database :DBNAME
 CREATE DATABASE regress_idempotency_readme TEMPLATE template0;
 \connect regress_idempotency_readme
 
--- Installation
+-- Sixty seconds
 CREATE SCHEMA idem;
 CREATE EXTENSION idempotency SCHEMA idem;
-
--- Installation
 CREATE ROLE regress_web_app LOGIN;
 SELECT idem.idem_grant('regress_web_app');
 ALTER ROLE regress_web_app SET search_path = public, idem;
 SET search_path = public, idem;
 
--- Getting started
+-- Sixty seconds
 CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, sku text NOT NULL);
 
 BEGIN;
@@ -24,11 +22,11 @@ INSERT INTO orders (sku) VALUES ('teapot');
 SELECT idem_complete('customer-7', 'order-5d9f4c1e-7a30', 201, '{"order": 1}');
 COMMIT;
 
--- Getting started
+-- Sixty seconds
 SELECT outcome, response_status, response_body FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30',
 	idem_request_hash('POST', '/orders', '{"sku": "teapot"}'));        -- replay, 201, {"order": 1}
 
--- Getting started
+-- Sixty seconds
 SELECT outcome FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30',
 	idem_request_hash('POST', '/orders', '{"sku": "kettle"}'));        -- hash_conflict
 
@@ -245,25 +243,6 @@ CREATE ROLE regress_publisher;
 GRANT USAGE ON SCHEMA idem TO regress_publisher;
 GRANT EXECUTE ON FUNCTION idem_publish TO regress_publisher;
 
--- Settings
-SET idempotency.default_ttl = '36h';
-SELECT outcome FROM idem_claim('customer-9', 'order-c3d2a1f0-5e4b');
-SELECT expires_at - created_at AS ttl FROM idem_lookup('customer-9', 'order-c3d2a1f0-5e4b');
-RESET idempotency.default_ttl;
-
--- Rate limit
-SET idempotency.max_new_keys_per_minute = 1;
-SELECT outcome FROM idem_claim('customer-10', 'order-1b7e6a90-33d1');
-DO $$
-BEGIN
-	PERFORM idem_claim('customer-10', 'order-1b7e6a90-33d2');
-EXCEPTION WHEN SQLSTATE 'ID002' THEN
-	RAISE NOTICE '%', SQLERRM;
-END
-$$;
-SELECT outcome FROM idem_claim('customer-10', 'order-1b7e6a90-33d1');
-RESET idempotency.max_new_keys_per_minute;
-
 -- Tables
 SELECT key, state, attempt, response_status FROM idem_keys WHERE scope = 'billing' ORDER BY key;
 SELECT topic, state, count(*) FROM idem_outbox GROUP BY topic, state ORDER BY topic, state;
@@ -284,6 +263,25 @@ SELECT * FROM idem_cleanup();
 
 -- Recovery
 SELECT idem_raise_claim_tokens(1000) >= 1000 AS raised;
+
+-- All settings
+SET idempotency.default_ttl = '36h';
+SELECT outcome FROM idem_claim('customer-9', 'order-c3d2a1f0-5e4b');
+SELECT expires_at - created_at AS ttl FROM idem_lookup('customer-9', 'order-c3d2a1f0-5e4b');
+RESET idempotency.default_ttl;
+
+-- Rate limit
+SET idempotency.max_new_keys_per_minute = 1;
+SELECT outcome FROM idem_claim('customer-10', 'order-1b7e6a90-33d1');
+DO $$
+BEGIN
+	PERFORM idem_claim('customer-10', 'order-1b7e6a90-33d2');
+EXCEPTION WHEN SQLSTATE 'ID002' THEN
+	RAISE NOTICE '%', SQLERRM;
+END
+$$;
+SELECT outcome FROM idem_claim('customer-10', 'order-1b7e6a90-33d1');
+RESET idempotency.max_new_keys_per_minute;
 
 -- Leave nothing behind.
 \connect :first_database
