@@ -159,6 +159,9 @@ ask(MessageList *list, Question what)
 		add_id(ids, attempts, message);
 		if (what == NACK)
 		{
+			/* Another encoding may lack any character but these. */
+			if (!database.is_utf8)
+				text_mend(message->reason, true);
 			text_add_element(reasons, message->reason);
 			text_add_char(pauses, pauses->len ? ',' : '{');
 			if (message->retry_after < 0)

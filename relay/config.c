@@ -138,6 +138,38 @@ config_fault(Config *config, const char *where, const char *format,...)
 	config->nfaults++;
 }
 
+/*
+ * Tell it if a setting names a file without certificates.
+ */
+void
+config_check_certificates(Config *config, const Section *section,
+						  const char *name)
+{
+	const char *path = section_text(section, name);
+	FILE	   *file;
+	char	   *line = NULL;
+	size_t		size = 0;
+	bool		found = false;
+
+	if (!*path)
+		return;
+	file = fopen(path, "r");
+	if (!file)
+	{
+		config_fault(config, section_where(section, name),
+					 "\"%s\" could not be read: %s", path, strerror(errno));
+		return;
+	}
+	while (!found && getline(&line, &size, file) >= 0)
+		found = strncmp(line, "-----BEGIN ", 11) == 0;
+	if (!found)
+		config_fault(config, section_where(section, name),
+					 "\"%s\" has no certificates; expected a file in PEM",
+					 path);
+	free(line);
+	fclose(file);
+}
+
 static void
 read_file(Config *config, const char *path)
 {

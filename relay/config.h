@@ -68,6 +68,9 @@ extern void config_fault(Config *config, const char *where,
 						 const char *format,...)
 			__attribute__((format(printf, 3, 4)));
 
+extern void config_check_certificates(Config *config, const Section *section,
+									  const char *name);
+
 extern const Setting *section_setting(const Section *section,
 									  const char *name);
 extern const char *section_where(const Section *section, const char *name);

@@ -20,11 +20,24 @@
 
 #define SHORTEST_BACKOFF	200
 #define LONGEST_BACKOFF		15000
-#define CONNECT_LIMIT		15000
+#define CONNECT_LIMIT		10000
+#define NHOSTS				3
+#define FIRST_HOST_VALUE	8	/* of what libpq is told */
 
 /* What libpq is told. */
-const char *database_string = "";
+static const char *database_string = "";
 
+/* Lists of one length, or of a single element. */
+static const char *const host_names[NHOSTS] = {"host", "hostaddr", "port"};
+static char *host_lists[NHOSTS];
+static int	nhosts;
+
+/* With which one to begin, as the relay starts. */
+static int	good_host = 0;
+
+static void read_hosts(void);
+static char *turn(const char *list, int by);
+static void noticed(void *argument, const char *notice);
 static void start(Database *database, int64_t now);
 static void ready(void *argument, int fd, int events);
 static void go_on_connecting(Database *database);
@@ -34,36 +47,63 @@ static void watch(Database *database, int events);
 static void lose(Database *database, const char *why);
 
 /*
- * Connect, and wait for that, as the relay starts.  False: not possible, and
- * why.
+ * Tell a fault of the connection string.
  */
-bool
-database_check(const char *string, char **why)
+void
+database_configure(Config *config)
 {
-	PQconninfoOption *options = PQconninfoParse(string, why);
-	Database	database = {.name = "check",.fd = -1};
+	const char *string = section_text(config->main, "database");
+	char	   *why = NULL;
+	PQconninfoOption *options = PQconninfoParse(string, &why);
 
 	if (!options)
-		return false;
+		config_fault(config, section_where(config->main, "database"), "%.*s",
+					 (int) strcspn(why ? why : "out of memory", "\n"),
+					 why ? why : "out of memory");
+	PQfreemem(why);
 	PQconninfoFree(options);
-	*why = NULL;
+}
+
+/*
+ * Connect with that string, as the relay starts, and wait for it.  False: not
+ * possible, which has been told.
+ */
+bool
+database_check(const char *string)
+{
+	Database	database = {.name = "check",.fd = -1};
+	bool		reached;
+	int			i;
+
 	database_string = string;
-	start(&database, relay_now());
-	while (database.state == DATABASE_CONNECTING ||
-		   database.state == DATABASE_SETUP)
+	read_hosts();
+	for (i = 0; i < nhosts && database.state != DATABASE_IDLE; i++)
 	{
-		loop_wake_at(database.deadline);
-		loop_wait();
-		database_work(&database, relay_now());
+		start(&database, relay_now());
+		while (database.state == DATABASE_CONNECTING ||
+			   database.state == DATABASE_SETUP)
+		{
+			loop_wake_at(database.deadline);
+			loop_wait();
+			database_work(&database, relay_now());
+		}
 	}
-	if (database.state == DATABASE_IDLE)
-	{
-		database_close(&database);
-		return true;
-	}
-	*why = relay_copy("see above");
+	reached = database.state == DATABASE_IDLE;
+	good_host = database.first_host;
 	database_close(&database);
-	return false;
+	return reached;
+}
+
+void
+database_end(void)
+{
+	int			i;
+
+	for (i = 0; i < NHOSTS; i++)
+	{
+		free(host_lists[i]);
+		host_lists[i] = NULL;
+	}
 }
 
 /*
@@ -135,24 +175,94 @@ database_close(Database *database)
 }
 
 /*
- * What comes first is a default, what comes last holds.
+ * The hosts that the string leads to, with a service file and PG... variables.
+ */
+static void
+read_hosts(void)
+{
+	static const char *const names[] = {"dbname", NULL};
+	const char *values[] = {database_string, NULL};
+	PGconn	   *connection = PQconnectStartParams(names, values, 1);
+	PQconninfoOption *options = PQconninfo(connection);
+	const PQconninfoOption *option;
+	const char *c;
+	int			i;
+
+	nhosts = 1;
+	for (option = options; option && option->keyword; option++)
+	{
+		for (i = 0; i < NHOSTS; i++)
+		{
+			if (strcmp(option->keyword, host_names[i]) == 0)
+				host_lists[i] = relay_copy(option->val);
+		}
+	}
+	PQconninfoFree(options);
+	PQfinish(connection);
+	for (c = host_lists[0] ? host_lists[0] : host_lists[1]; c && *c; c++)
+		nhosts += *c == ',';
+}
+
+/*
+ * A list with commas, beginning with another element; NULL of NULL.
+ */
+static char *
+turn(const char *list, int by)
+{
+	const char *from = list;
+	char	   *turned = relay_copy(list);
+	int			i;
+
+	for (i = 0; from && i < by; i++)
+	{
+		from = strchr(from, ',');
+		from = from ? from + 1 : NULL;
+	}
+	if (from && from > list)
+		sprintf(turned, "%s,%.*s", from, (int) (from - list - 1), list);
+	return turned;
+}
+
+static void
+noticed(void *argument, const char *notice)
+{
+	relay_log(RELAY_DEBUG, "%.*s", (int) strcspn(notice, "\n"), notice);
+}
+
+/*
+ * What comes first is a default, what comes last holds.  libpq goes from a host
+ * to the next one where it is refused, but not where nothing answers, so each
+ * try begins with another one.
  */
 static void
 start(Database *database, int64_t now)
 {
-	static const char *const names[] = {
+	const char *const names[] = {
 		"target_session_attrs", "keepalives_idle", "keepalives_interval",
 		"keepalives_count", "tcp_user_timeout", "fallback_application_name",
-		"dbname", "client_encoding", NULL
+		"dbname", "client_encoding", host_names[0], host_names[1],
+		host_names[2], NULL
 	};
+	char	   *turned[NHOSTS];
 	const char *values[] = {
 		"read-write", "10", "5", "3", "20000", "idem-relay", database_string,
-		"UTF8", NULL
+		"UTF8", NULL, NULL, NULL, NULL
 	};
+	int			i;
 
+	if (database->losses == 0)
+		database->first_host = good_host;
+	for (i = 0; i < NHOSTS; i++)
+	{
+		turned[i] = turn(host_lists[i], database->first_host);
+		values[FIRST_HOST_VALUE + i] = turned[i];
+	}
 	database->connection = PQconnectStartParams(names, values, 1);
+	for (i = 0; i < NHOSTS; i++)
+		free(turned[i]);
 	if (!database->connection)
 		relay_exit(RELAY_SYSTEM, "out of memory");
+	PQsetNoticeProcessor(database->connection, noticed, NULL);
 	database->state = DATABASE_CONNECTING;
 	database->deadline = now + CONNECT_LIMIT;
 	loop_wake_at(database->deadline);
@@ -189,9 +299,12 @@ go_on_connecting(Database *database)
 		" pg_catalog.set_config(name, value, false)"
 		" FROM (VALUES ('search_path', 'pg_catalog'),"
 		" ('statement_timeout', '0'), ('lock_timeout', '0'),"
-		" ('idle_session_timeout', '0'),"
+		" ('idle_session_timeout', '0'), ('transaction_timeout', '0'),"
 		" ('default_transaction_isolation', 'read committed'),"
-		" ('TimeZone', 'UTC')) AS s (name, value)";
+		" ('TimeZone', 'UTC')) AS s (name, value)"
+		/* Not every server has all of them. */
+		" WHERE EXISTS (SELECT FROM pg_catalog.pg_settings p"
+		" WHERE p.name OPERATOR(pg_catalog.=) s.name)";
 
 	switch (PQconnectPoll(database->connection))
 	{
@@ -279,6 +392,9 @@ end_setup(Database *database, PGresult *result)
 	{
 		database->schema = relay_copy(PQgetvalue(result, 0, 0));
 		database->pid = atoi(PQgetvalue(result, 0, 1));
+		database->is_utf8 = strcmp(PQparameterStatus(database->connection,
+													 "server_encoding"),
+								   "UTF8") == 0;
 		database->state = DATABASE_IDLE;
 		if (database->losses > 0 && database->backoff > 0)
 			relay_log(RELAY_INFO, "connected to the database again (%s)",
@@ -310,6 +426,9 @@ lose(Database *database, const char *why)
 {
 	bool		busy = database->state == DATABASE_BUSY;
 
+	if (database->state == DATABASE_CONNECTING ||
+		database->state == DATABASE_SETUP)
+		database->first_host = (database->first_host + 1) % nhosts;
 	if (!*why)
 		why = "connection lost";
 	database->losses++;

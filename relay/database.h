@@ -12,6 +12,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "config.h"
+
 typedef enum DatabaseState
 {
 	DATABASE_OFF,				/* until "next_try" */
@@ -37,12 +39,14 @@ typedef struct Database
 	int64_t		backoff;		/* 0 after an answer: its user says so */
 	int			pid;			/* of the server's process */
 	char	   *schema;			/* of the extension, quoted */
+	bool		is_utf8;		/* the encoding of the database */
+	int			first_host;		/* to be tried, of those that there are */
 	uint64_t	losses;
 } Database;
 
-extern const char *database_string;
-
-extern bool database_check(const char *string, char **why);
+extern void database_configure(Config *config);
+extern bool database_check(const char *string);
+extern void database_end(void);
 extern void database_work(Database *database, int64_t now);
 extern void database_query(Database *database, int64_t limit,
 						   const char *query, int nparams,

@@ -55,6 +55,7 @@ static char **args;
 
 static void print_help(void);
 static void print_settings(const char *title, const SettingDef *defs);
+static void configure(Config *config);
 static void signalled(void *argument, int fd, int events);
 static bool is_valid(void);
 static void round_of_work(int64_t now);
@@ -68,8 +69,8 @@ main(int argc, char **argv)
 	bool		check_only = false;
 	Config	   *config;
 	sigset_t	signals;
-	char	   *why;
 	int			signal_fd;
+	bool		reached;
 	int			held;
 	int			i;
 
@@ -98,7 +99,7 @@ main(int argc, char **argv)
 	/* Before a library starts a thread. */
 	block_signals(&signals);
 	config = config_read(argc, argv);
-	sinks_configure(config);
+	configure(config);
 	if (config->nfaults == 0 && !check_only)
 		metrics_begin(config);
 	if (config->nfaults > 0)
@@ -107,16 +108,19 @@ main(int argc, char **argv)
 	relay_verbose = section_number(config->main, "verbose");
 	stop_timeout = section_number(config->main, "stop_timeout");
 
-	if (!database_check(section_text(config->main, "database"), &why))
-		relay_exit(RELAY_UNAVAILABLE, "%s: the database cannot be reached: %s",
-				   section_where(config->main, "database"),
-				   why ? why : "out of memory");
-	if (!sinks_connect())
-		relay_exit(RELAY_UNAVAILABLE, "start the broker, or mend the "
-				   "configuration; see \"idem-relay --check\"");
+	reached = database_check(section_text(config->main, "database"));
+	if (!reached)
+		relay_log(RELAY_ERROR, "%s: the database cannot be reached, see above",
+				  section_where(config->main, "database"));
+	if (reached || check_only)
+		reached &= sinks_connect();
+	if (!reached)
+		relay_exit(RELAY_UNAVAILABLE, "start what cannot be reached, or mend "
+				   "the configuration");
 	if (check_only)
 	{
 		sinks_free();
+		database_end();
 		config_free(config);
 		puts("The configuration is valid; database and brokers can be "
 			 "reached.");
@@ -155,6 +159,7 @@ main(int argc, char **argv)
 	answers_end();
 	metrics_end();
 	sinks_free();
+	database_end();
 	config_free(config);
 	if (again && phase != ABANDONED)
 	{
@@ -180,7 +185,9 @@ print_help(void)
 		 "  idem-relay --database=dbname=shop --out.sink=stdout "
 		 "'--out.topics=*'");
 	print_settings("Settings:", main_settings);
-	puts("\nSinks, and what they can be told: see the page in docs/relay.md.\n"
+	sinks_describe(print_settings);
+	puts("\nMore of them is in README.md, which is installed beside a sample\n"
+		 "of the file.\n\n"
 		 "Exit status: 0 stopped, 64 unknown option, 69 database or broker\n"
 		 "not reached at the start, 71 out of memory or descriptors, 74\n"
 		 "standard output closed, 75 stopped with messages unanswered, 78\n"
@@ -192,9 +199,24 @@ print_settings(const char *title, const SettingDef *defs)
 {
 	printf("\n%s\n\n", title);
 	for (; defs->name; defs++)
+	{
+		bool		optional = defs->standard && *defs->standard;
+
 		printf("  %-14s %s%s%s%s\n", defs->name, defs->help,
-			   *defs->standard ? " (" : "", defs->standard,
-			   *defs->standard ? ")" : "");
+			   optional ? " (" : defs->standard ? "" : " (has to be set)",
+			   optional ? defs->standard : "", optional ? ")" : "");
+	}
+}
+
+/*
+ * Tell all faults that can be seen without reaching anything.
+ */
+static void
+configure(Config *config)
+{
+	database_configure(config);
+	metrics_configure(config);
+	sinks_configure(config);
 }
 
 static void
@@ -243,6 +265,8 @@ is_valid(void)
 	Config	   *config = config_read(arg_count, args);
 	bool		valid;
 
+	database_configure(config);
+	metrics_configure(config);
 	sinks_try(config);
 	valid = config->nfaults == 0;
 	config_free(config);

@@ -3,8 +3,9 @@
  * metrics.c
  *		What the relay counts, over HTTP, in the text format of Prometheus.
  *
- * GET /metrics, one request a connection, a few connections at a time.  There
- * is no password, so the address had better be one of this machine.
+ * GET /metrics, one request a connection, a few connections at a time, the
+ * oldest of which makes room for another.  There is no password, so the
+ * address had better be one of this machine.
  *
  *-------------------------------------------------------------------------
  */
@@ -37,10 +38,13 @@ typedef struct Client
 } Client;
 
 static int	listener = -1;
+
+/* From the oldest. */
+static Client *clients[MAX_CLIENTS];
 static int	nclients = 0;
 
-static int	open_listener(const char *host, const char *port,
-						  const char **why);
+static struct addrinfo *find_address(const char *text, const char **why);
+static int	open_listener(const struct addrinfo *address);
 static void accept_client(void *argument, int fd, int events);
 static void serve(void *argument, int fd, int events);
 static void make_answer(Client *client);
@@ -53,41 +57,54 @@ static void append_by_sink(Text *text, const char *name,
 						   double (*value) (const Sink *sink));
 
 /*
- * Listen where the configuration says.
+ * Tell it if there is no such address.
+ */
+void
+metrics_configure(Config *config)
+{
+	const char *text = section_text(config->main, "metrics");
+	const char *why;
+	struct addrinfo *address;
+
+	if (!*text)
+		return;
+	address = find_address(text, &why);
+	if (!address)
+		config_fault(config, section_where(config->main, "metrics"),
+					 "cannot listen on \"%s\": %s", text, why);
+	else
+		freeaddrinfo(address);
+}
+
+/*
+ * Listen where the configuration says, which has been looked at.
  */
 void
 metrics_begin(Config *config)
 {
-	char	   *host = relay_copy(section_text(config->main, "metrics"));
-	char	   *port = strrchr(host, ':');
-	char	   *name = host;
-	const char *why = "expected an address and a port, as 127.0.0.1:9464";
+	const char *text = section_text(config->main, "metrics");
+	const char *why;
+	struct addrinfo *address;
 
-	if (*host)
-	{
-		if (port)
-		{
-			*port++ = '\0';
-			if (*name == '[' && name[strlen(name) - 1] == ']')
-			{
-				name[strlen(name) - 1] = '\0';
-				name++;
-			}
-			listener = open_listener(name, port, &why);
-		}
-		if (listener < 0)
-			config_fault(config, section_where(config->main, "metrics"),
-						 "cannot listen on \"%s\": %s",
-						 section_text(config->main, "metrics"), why);
-		else
-			loop_watch(listener, LOOP_READ, accept_client, NULL);
-	}
-	free(host);
+	if (!*text)
+		return;
+	address = find_address(text, &why);
+	if (!address)
+		return;
+	listener = open_listener(address);
+	freeaddrinfo(address);
+	if (listener < 0)
+		config_fault(config, section_where(config->main, "metrics"),
+					 "cannot listen on \"%s\": %s", text, strerror(errno));
+	else
+		loop_watch(listener, LOOP_READ, accept_client, NULL);
 }
 
 void
 metrics_end(void)
 {
+	while (nclients > 0)
+		end(clients[0]);
 	if (listener >= 0)
 	{
 		loop_forget(listener);
@@ -96,22 +113,47 @@ metrics_end(void)
 	}
 }
 
-static int
-open_listener(const char *host, const char *port, const char **why)
+/*
+ * The address that a text names; NULL: none, and why.
+ */
+static struct addrinfo *
+find_address(const char *text, const char **why)
 {
 	struct addrinfo hints = {
 		.ai_socktype = SOCK_STREAM,.ai_flags = AI_PASSIVE
 	};
-	struct addrinfo *address;
-	int			status = getaddrinfo(host, port, &hints, &address);
+	struct addrinfo *address = NULL;
+	char	   *host = relay_copy(text);
+	char	   *port = strrchr(host, ':');
+	char	   *name = host;
+	int			status;
+
+	*why = "expected an address and a port, as 127.0.0.1:9464";
+	if (port && port > host && port[1])
+	{
+		*port++ = '\0';
+		if (*name == '[' && name[strlen(name) - 1] == ']')
+		{
+			name[strlen(name) - 1] = '\0';
+			name++;
+		}
+		status = getaddrinfo(name, port, &hints, &address);
+		if (status != 0)
+		{
+			*why = gai_strerror(status);
+			address = NULL;
+		}
+	}
+	free(host);
+	return address;
+}
+
+static int
+open_listener(const struct addrinfo *address)
+{
 	int			on = 1;
 	int			fd;
 
-	if (status != 0)
-	{
-		*why = gai_strerror(status);
-		return -1;
-	}
 	fd = socket(address->ai_family,
 				SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd >= 0)
@@ -119,12 +161,13 @@ open_listener(const char *host, const char *port, const char **why)
 	if (fd < 0 || bind(fd, address->ai_addr, address->ai_addrlen) < 0 ||
 		listen(fd, MAX_CLIENTS) < 0)
 	{
-		*why = strerror(errno);
+		int			error = errno;
+
 		if (fd >= 0)
 			close(fd);
+		errno = error;
 		fd = -1;
 	}
-	freeaddrinfo(address);
 	return fd;
 }
 
@@ -137,14 +180,12 @@ accept_client(void *argument, int fd, int events)
 
 	if (accepted < 0)
 		return;
+	/* One that neither asks nor reads is not to keep others out. */
 	if (nclients == MAX_CLIENTS)
-	{
-		close(accepted);
-		return;
-	}
+		end(clients[0]);
 	client = relay_alloc(sizeof(Client));
 	client->fd = accepted;
-	nclients++;
+	clients[nclients++] = client;
 	loop_watch(accepted, LOOP_READ, serve, client);
 }
 
@@ -214,12 +255,17 @@ make_answer(Client *client)
 static void
 end(Client *client)
 {
+	int			i = 0;
+
+	while (clients[i] != client)
+		i++;
+	nclients--;
+	memmove(clients + i, clients + i + 1,
+			(size_t) (nclients - i) * sizeof(clients[0]));
 	loop_forget(client->fd);
 	close(client->fd);
-	if (client->answer)
-		text_free(client->answer);
+	text_free(client->answer);
 	free(client);
-	nclients--;
 }
 
 static double

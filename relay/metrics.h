@@ -10,6 +10,7 @@
 
 #include "config.h"
 
+extern void metrics_configure(Config *config);
 extern void metrics_begin(Config *config);
 extern void metrics_end(void);
 

@@ -113,14 +113,15 @@ relay_copy(const char *text)
 }
 
 /*
- * Milliseconds of a clock that nobody sets.
+ * Milliseconds of a clock that nobody sets, and that goes on while the machine
+ * is suspended, as leases do.
  */
 int64_t
 relay_now(void)
 {
 	struct timespec now;
 
-	clock_gettime(CLOCK_MONOTONIC, &now);
+	clock_gettime(CLOCK_BOOTTIME, &now);
 	return (int64_t) now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 

@@ -9,9 +9,13 @@
  * confirmed when the connection is lost, or in time, is tried again, and may
  * arrive twice.
  *
- * librabbitmq waits while it connects, up to "timeout".  After that nothing
- * here waits: a message is handed over only while the socket takes data and
- * the broker has not asked for a pause, and what comes is read as it comes.
+ * librabbitmq waits while it connects, up to "timeout".  After that a message
+ * is handed over only while the socket takes data, and what comes is read as it
+ * comes.  For the rest of a message that is larger than what the socket takes
+ * librabbitmq waits again, up to the same time.
+ *
+ * A broker that is short of memory or disk says so, and confirms nothing until
+ * that is over.  It is given nothing more, and what it has is left to it.
  *
  *-------------------------------------------------------------------------
  */
@@ -19,10 +23,13 @@
 #include <amqp_framing.h>
 #include <amqp_ssl_socket.h>
 #include <amqp_tcp_socket.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/time.h>
 
 #include "event.h"
@@ -42,6 +49,7 @@ typedef struct Amqp
 	int			fd;
 	uint64_t	tag;			/* of the last message */
 	bool		blocked;		/* by the broker, for want of memory or disk */
+	int64_t		unblocked_at;
 	bool		returning;		/* a message's properties come next */
 	char		returned[512];	/* why */
 } Amqp;
@@ -62,6 +70,8 @@ static const SettingDef settings[] = {
 
 static bool open_channel(Sink *sink, const struct amqp_connection_info *info,
 						 struct timeval limit, char *why, size_t size);
+static amqp_rpc_reply_t login(Sink *sink,
+							  const struct amqp_connection_info *info);
 static bool replied(amqp_rpc_reply_t reply, const char *what, char *why,
 					size_t size);
 static void socket_ready(void *argument, int fd, int events);
@@ -69,7 +79,8 @@ static void read_frames(Sink *sink);
 static bool read_method(Sink *sink, const amqp_method_t *method);
 static void confirmed(Sink *sink, uint64_t tag, bool multiple, bool ack);
 static void note_return(Sink *sink, const amqp_basic_properties_t *properties);
-static amqp_table_t make_headers(const Message *message, bool *sendable);
+static amqp_table_t make_headers(const Message *message, size_t most,
+								 bool *sendable);
 static void add_header(amqp_table_t *table, const char *name,
 					   const char *value);
 static void free_headers(amqp_table_t *table);
@@ -88,6 +99,12 @@ amqp_configure(Sink *sink, Config *config)
 	if (strlen(section_text(sink->section, "routing_key")) > SHORT_TEXT)
 		config_fault(config, section_where(sink->section, "routing_key"),
 					 "\"routing_key\" is longer than %d bytes", SHORT_TEXT);
+	else if (info.ssl && !*section_text(sink->section, "ca_file"))
+		config_fault(config, section_where(sink->section, "url"),
+					 "amqps needs \"ca_file = ...\", the certificates to "
+					 "trust; those of the system may be in "
+					 "/etc/ssl/certs/ca-certificates.crt");
+	config_check_certificates(config, sink->section, "ca_file");
 	free(url);
 	sink->state = relay_alloc(sizeof(Amqp));
 }
@@ -101,6 +118,7 @@ amqp_connect(Sink *sink, char *why, size_t size)
 		.tv_sec = sink->timeout / 1000,
 		.tv_usec = sink->timeout % 1000 * 1000
 	};
+	unsigned	patience = (unsigned) sink->timeout;
 	struct amqp_connection_info info;
 	amqp_socket_t *socket;
 	bool		done = false;
@@ -115,12 +133,14 @@ amqp_connect(Sink *sink, char *why, size_t size)
 		amqp_tcp_socket_new(amqp->connection);
 	if (!socket)
 		relay_exit(RELAY_SYSTEM, "out of memory");
-	if (info.ssl && *section_text(sink->section, "ca_file"))
-		(void) amqp_ssl_socket_set_cacert(socket, section_text(sink->section,
-															   "ca_file"));
+	status = !info.ssl ? AMQP_STATUS_OK :
+		amqp_ssl_socket_set_cacert(socket, section_text(sink->section,
+														"ca_file"));
 	amqp_set_rpc_timeout(amqp->connection, &limit);
 	amqp_set_handshake_timeout(amqp->connection, &limit);
-	status = amqp_socket_open_noblock(socket, info.host, info.port, &limit);
+	if (status == AMQP_STATUS_OK)
+		status = amqp_socket_open_noblock(socket, info.host, info.port,
+										  &limit);
 	if (status != AMQP_STATUS_OK)
 		snprintf(why, size, "%s port %d: %s", info.host, info.port,
 				 amqp_error_string2(status));
@@ -134,6 +154,9 @@ amqp_connect(Sink *sink, char *why, size_t size)
 		return false;
 	}
 	amqp->fd = amqp_get_sockfd(amqp->connection);
+	/* A peer that takes nothing for so long is gone. */
+	(void) setsockopt(amqp->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience,
+					  sizeof(patience));
 	loop_watch(amqp->fd, LOOP_READ, socket_ready, sink);
 	return true;
 }
@@ -145,9 +168,7 @@ open_channel(Sink *sink, const struct amqp_connection_info *info,
 	Amqp	   *amqp = sink->state;
 	const char *exchange = section_text(sink->section, "exchange");
 
-	if (!replied(amqp_login(amqp->connection, info->vhost, 0, FRAME_MAX,
-							HEARTBEAT, AMQP_SASL_METHOD_PLAIN, info->user,
-							info->password), "login", why, size))
+	if (!replied(login(sink, info), "login", why, size))
 		return false;
 	amqp_channel_open(amqp->connection, CHANNEL);
 	if (!replied(amqp_get_rpc_reply(amqp->connection), "channel", why, size))
@@ -165,6 +186,29 @@ open_channel(Sink *sink, const struct amqp_connection_info *info,
 	amqp_confirm_select(amqp->connection, CHANNEL);
 	return replied(amqp_get_rpc_reply(amqp->connection), "confirms", why,
 				   size);
+}
+
+/*
+ * Log in as one that wants to be told when the broker is short of something.
+ */
+static amqp_rpc_reply_t
+login(Sink *sink, const struct amqp_connection_info *info)
+{
+	Amqp	   *amqp = sink->state;
+	amqp_table_entry_t blocked = {
+		amqp_cstring_bytes("connection.blocked"),
+		{.kind = AMQP_FIELD_KIND_BOOLEAN,.value = {.boolean = 1}}
+	};
+	amqp_table_entry_t capabilities = {
+		amqp_cstring_bytes("capabilities"),
+		{.kind = AMQP_FIELD_KIND_TABLE,.value = {.table = {1, &blocked}}}
+	};
+	const amqp_table_t properties = {1, &capabilities};
+
+	return amqp_login_with_properties(amqp->connection, info->vhost, 0,
+									  FRAME_MAX, HEARTBEAT, &properties,
+									  AMQP_SASL_METHOD_PLAIN, info->user,
+									  info->password);
 }
 
 /*
@@ -205,8 +249,6 @@ amqp_can_take(Sink *sink)
 	Amqp	   *amqp = sink->state;
 	struct pollfd socket = {.fd = amqp->fd,.events = POLLOUT};
 
-	if (amqp->blocked)
-		return false;
 	if (poll(&socket, 1, 0) > 0)
 		return true;
 	loop_watch(amqp->fd, LOOP_READ | LOOP_WRITE, socket_ready, sink);
@@ -220,6 +262,7 @@ amqp_deliver(Sink *sink, Message *message)
 	const char *exchange = section_text(sink->section, "exchange");
 	const char *routing_key = section_text(sink->section, "routing_key");
 	Text	   *body = text_new();
+	size_t		most = (size_t) amqp_get_frame_max(amqp->connection) / 2;
 	amqp_basic_properties_t properties = {
 		._flags = AMQP_BASIC_CONTENT_TYPE_FLAG |
 		AMQP_BASIC_DELIVERY_MODE_FLAG | AMQP_BASIC_MESSAGE_ID_FLAG |
@@ -238,11 +281,15 @@ amqp_deliver(Sink *sink, Message *message)
 	properties.message_id = amqp_cstring_bytes(message->message_id);
 	properties.type = amqp_cstring_bytes(message->topic);
 	properties.app_id = amqp_cstring_bytes("idem-relay");
-	properties.headers = make_headers(message, &sendable);
+	properties.headers = make_headers(message, most, &sendable);
 	message->delivery = NULL;
-	if (!sendable)
-		sink_refused(message, -1, "its headers do not fit into a frame of "
-					 "AMQP, or have names longer than %d bytes", SHORT_TEXT);
+	if (strlen(message->topic) > SHORT_TEXT)
+		sink_refused(message, -1, "its topic is longer than %d bytes, which "
+					 "AMQP does not take", SHORT_TEXT);
+	else if (!sendable)
+		sink_refused(message, -1, "its headers and key do not fit into a "
+					 "frame of AMQP, or have names longer than %d bytes",
+					 SHORT_TEXT);
 	else
 	{
 		message->tag = ++amqp->tag;
@@ -338,12 +385,13 @@ read_method(Sink *sink, const amqp_method_t *method)
 				break;
 			}
 		case AMQP_CONNECTION_BLOCKED_METHOD:
-			relay_log(RELAY_WARNING, "the broker of sink \"%s\" takes nothing "
-					  "for now: it is short of memory or disk", sink->name);
 			amqp->blocked = true;
+			sink_pause(sink, "the broker is short of memory or disk");
 			break;
 		case AMQP_CONNECTION_UNBLOCKED_METHOD:
 			amqp->blocked = false;
+			amqp->unblocked_at = relay_now();
+			sink_resume(sink);
 			break;
 		case AMQP_CHANNEL_CLOSE_METHOD:
 			{
@@ -414,17 +462,22 @@ note_return(Sink *sink, const amqp_basic_properties_t *properties)
 }
 
 /*
- * The message's headers, and what has no property of its own.
+ * The message's headers, and what has no property of its own, if that takes no
+ * more bytes than that.
  */
 static amqp_table_t
-make_headers(const Message *message, bool *sendable)
+make_headers(const Message *message, size_t most, bool *sendable)
 {
 	amqp_table_t table = {0, NULL};
 	const char *at = message->headers;
 	size_t		size = 0;
 
 	if (message->key)
+	{
+		size = strlen(message->key);
+		*sendable = size <= most;
 		add_header(&table, "message_key", message->key);
+	}
 	if (at)
 	{
 		Text	   *name = text_new();
@@ -433,7 +486,7 @@ make_headers(const Message *message, bool *sendable)
 		while (json_member(&at, name, value))
 		{
 			size += name->len + value->len + 16;
-			if (name->len > SHORT_TEXT || size > FRAME_MAX / 2)
+			if (name->len > SHORT_TEXT || size > most)
 			{
 				*sendable = false;
 				break;
@@ -479,16 +532,21 @@ free_headers(amqp_table_t *table)
 static void
 amqp_work(Sink *sink, int64_t now)
 {
+	const Amqp *amqp = sink->state;
 	const Message *oldest;
+	int64_t		since;
 
 	read_frames(sink);
 	oldest = sink->flying.first;
-	if (!sink->connected || !oldest)
+	if (!sink->connected || !oldest || amqp->blocked)
 		return;
-	if (now - oldest->handed_at >= sink->timeout)
-		sink_down(sink, "no confirm within %g s", (double) sink->timeout / 1000);
+	since = oldest->handed_at > amqp->unblocked_at ? oldest->handed_at :
+		amqp->unblocked_at;
+	if (now - since >= sink->timeout)
+		sink_down(sink, "no confirm within %g s",
+				  (double) sink->timeout / 1000);
 	else
-		loop_wake_at(oldest->handed_at + sink->timeout);
+		loop_wake_at(since + sink->timeout);
 }
 
 static void

@@ -32,6 +32,7 @@
 
 #define TEMPORARY	75
 #define LAST_WORDS	500
+#define MOST_READS	200			/* as much as a pipe holds */
 
 typedef struct Child
 {
@@ -55,7 +56,9 @@ static bool spawn(Child *child, int input, int errors, const char *command,
 				  char *const *environment);
 static char **make_environment(const Message *message);
 static void child_writes(void *argument, int fd, int events);
+static bool read_words(Child *child);
 static void child_ends(void *argument, int fd, int events);
+static void end(const Child *child);
 static void release(Child *child);
 
 extern char **environ;
@@ -99,8 +102,13 @@ command_deliver(Sink *sink, Message *message)
 		if (errors[0] >= 0)
 			close(errors[0]);
 		release(child);
-		sink_put_off(message, 0, "could not start the command: %s",
-					 strerror(error));
+		/* The environment has room for so much only. */
+		if (error == E2BIG)
+			sink_refused(message, -1, "its headers or its key are too long "
+						 "for the environment of a command");
+		else
+			sink_put_off(message, 0, "could not start the command: %s",
+						 strerror(error));
 	}
 	else
 	{
@@ -197,25 +205,30 @@ make_environment(const Message *message)
 	return list;
 }
 
-/*
- * Keep the end of what it writes.
- */
 static void
 child_writes(void *argument, int fd, int events)
 {
-	Child	   *child = argument;
+	(void) read_words(argument);
+}
+
+/*
+ * Keep the end of what it writes.  False: there is no more for now.
+ */
+static bool
+read_words(Child *child)
+{
 	char		part[LAST_WORDS];
 	ssize_t		n = read(child->errors, part, sizeof(part));
 	size_t		keep;
 
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
-		return;
+		return false;
 	if (n <= 0)
 	{
 		loop_forget(child->errors);
 		close(child->errors);
 		child->errors = -1;
-		return;
+		return false;
 	}
 	keep = LAST_WORDS - (size_t) n;
 	if (child->length > keep)
@@ -225,6 +238,7 @@ child_writes(void *argument, int fd, int events)
 	}
 	memcpy(child->words + child->length, part, (size_t) n);
 	child->length += (size_t) n;
+	return true;
 }
 
 static void
@@ -232,14 +246,16 @@ child_ends(void *argument, int fd, int events)
 {
 	Child	   *child = argument;
 	Message    *message = child->message;
+	int			reads = MOST_READS;
 	int			status;
 	char	   *words;
 
 	if (waitpid(child->pid, &status, WNOHANG) != child->pid)
 		return;
 	child->pid = 0;
-	if (child->errors >= 0)
-		child_writes(child, child->errors, 0);
+	/* What it has started may go on writing. */
+	while (child->errors >= 0 && reads-- > 0 && read_words(child))
+		;
 	while (child->length > 0 && child->words[child->length - 1] == '\n')
 		child->length--;
 	child->words[child->length] = '\0';
@@ -280,11 +296,21 @@ command_work(Sink *sink, int64_t now)
 		if (now - message->handed_at >= sink->timeout)
 		{
 			child->late = true;
-			kill(-child->pid, SIGKILL);
+			end(child);
 		}
 		else
 			loop_wake_at(message->handed_at + sink->timeout);
 	}
+}
+
+/*
+ * Kill a command with all of its process group, which it may have left.
+ */
+static void
+end(const Child *child)
+{
+	(void) kill(-child->pid, SIGKILL);
+	(void) kill(child->pid, SIGKILL);
 }
 
 static void
@@ -304,7 +330,7 @@ release(Child *child)
 {
 	if (child->pid > 0)
 	{
-		kill(-child->pid, SIGKILL);
+		end(child);
 		(void) waitpid(child->pid, NULL, 0);
 	}
 	if (child->pid_fd >= 0)

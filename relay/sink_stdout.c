@@ -5,7 +5,8 @@
  *
  * A message is delivered when its line has been written as a whole.  Who reads
  * it may still lose it: for what must not be lost there is the sink "command".
- * Where standard output is closed, the relay ends.
+ * Where standard output is closed, the relay ends; where it is a file on a full
+ * disk, it waits.
  *
  *-------------------------------------------------------------------------
  */
@@ -23,12 +24,16 @@
 
 /* A message is held up while so much is not written. */
 #define ENOUGH	65536
+#define FULL_MS	1000			/* after which a full disk is tried again */
 
 typedef struct Output
 {
 	Text	   *line;			/* of all that is flying */
 	size_t		written;
+	size_t		delivered;		/* the lines up to there */
 	bool		watched;		/* a file cannot be */
+	bool		full;			/* the disk is */
+	int64_t		retry_at;
 } Output;
 
 static const SettingDef settings[] = {
@@ -36,6 +41,8 @@ static const SettingDef settings[] = {
 };
 
 static void write_lines(Sink *sink);
+static void disk_full(Sink *sink, int error);
+static void take_back_part(const Output *output);
 
 static void
 stdout_configure(Sink *sink, Config *config)
@@ -111,17 +118,30 @@ write_lines(Sink *sink)
 			continue;
 		if (n < 0 && errno == EAGAIN)
 			break;
+		if (n < 0 && (errno == ENOSPC || errno == EDQUOT))
+		{
+			disk_full(sink, errno);
+			break;
+		}
 		if (n < 0)
 			relay_exit(RELAY_OUTPUT, "could not write to standard output: %s",
 					   strerror(errno));
 		output->written += (size_t) n;
 	}
 	while (sink->flying.first && sink->flying.first->tag <= output->written)
+	{
+		output->delivered = sink->flying.first->tag;
 		sink_delivered(sink->flying.first);
+	}
 	if (output->written == output->line->len)
 	{
+		if (output->full)
+		{
+			output->full = false;
+			sink_resume(sink);
+		}
 		text_clear(output->line);
-		output->written = 0;
+		output->written = output->delivered = 0;
 		if (output->watched)
 			loop_forget(STDOUT_FILENO);
 	}
@@ -129,9 +149,45 @@ write_lines(Sink *sink)
 		loop_watch(STDOUT_FILENO, LOOP_WRITE, stdout_ready, sink);
 }
 
+/*
+ * What is not written stays here, and no more comes until it is.
+ */
+static void
+disk_full(Sink *sink, int error)
+{
+	Output	   *output = sink->state;
+
+	if (!output->full)
+		sink_pause(sink, strerror(error));
+	output->full = true;
+	output->retry_at = relay_now() + FULL_MS;
+}
+
 static void
 stdout_work(Sink *sink, int64_t now)
 {
+	const Output *output = sink->state;
+
+	if (output->full && now >= output->retry_at)
+		write_lines(sink);
+	if (output->full)
+		loop_wake_at(output->retry_at);
+}
+
+/*
+ * A line that was cut off by a full disk is not to be the beginning of what
+ * the next relay appends.
+ */
+static void
+take_back_part(const Output *output)
+{
+	off_t		part = (off_t) (output->written - output->delivered);
+	off_t		end = lseek(STDOUT_FILENO, 0, SEEK_CUR);
+	struct stat status;
+
+	if (part > 0 && fstat(STDOUT_FILENO, &status) == 0 &&
+		S_ISREG(status.st_mode) && status.st_size == end)
+		(void) !ftruncate(STDOUT_FILENO, end - part);
 }
 
 static void
@@ -141,6 +197,7 @@ stdout_disconnect(Sink *sink)
 
 	if (output->watched)
 		loop_forget(STDOUT_FILENO);
+	take_back_part(output);
 	text_free(output->line);
 	free(output);
 	sink->state = NULL;

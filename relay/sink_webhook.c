@@ -4,11 +4,11 @@
  *		Webhooks: a POST for each message, signed as the Standard Webhooks
  *		specification has it.
  *
- * 2xx: delivered.  429 and 503, or no connection: not now, whatever the message
- * is, and not before Retry-After.  Anything else, or no answer in time: not
- * this message, or nobody knows; it is tried again by itself, after
- * Retry-After if there is one.  Redirections are not followed, as that
- * specification asks.
+ * 2xx: delivered, whatever becomes of the answer's body.  429 and 503, or where
+ * nothing could be sent: not now, whatever the message is, and not before
+ * Retry-After.  Anything else, or no answer in time: not this message, or
+ * nobody knows; it is tried again by itself, after Retry-After if there is one.
+ * Redirections are not followed, as that specification asks.
  *
  *-------------------------------------------------------------------------
  */
@@ -29,7 +29,8 @@
 #define MAX_SECRETS		4
 #define SECRET_SIZE		256
 #define LONGEST_RETRY	3600000
-#define ANSWER_SIZE		200
+#define ANSWER_SIZE		200		/* that is kept */
+#define ANSWER_LIMIT	65536	/* that is read */
 
 typedef struct Webhook
 {
@@ -48,6 +49,7 @@ typedef struct Delivery
 	struct curl_slist *headers;
 	char		answer[ANSWER_SIZE + 1];
 	size_t		length;
+	size_t		read;
 } Delivery;
 
 static const SettingDef settings[] = {
@@ -116,6 +118,7 @@ webhook_configure(Sink *sink, Config *config)
 		webhook->nsecrets++;
 	}
 	config_free_list(secrets);
+	config_check_certificates(config, sink->section, "ca_file");
 }
 
 /*
@@ -182,7 +185,7 @@ static int
 watch_socket(CURL *easy, curl_socket_t socket, int what, void *argument,
 			 void *ours)
 {
-	if (what == CURL_POLL_REMOVE)
+	if (what == CURL_POLL_REMOVE || what == CURL_POLL_NONE)
 		loop_forget(socket);
 	else
 		loop_watch(socket, (what & CURL_POLL_IN ? LOOP_READ : 0) |
@@ -263,31 +266,21 @@ judge(Delivery *delivery, CURLcode code)
 {
 	Message    *message = delivery->message;
 	long		status = 0;
+	long		sent = 0;
 	curl_off_t	after = 0;
 	int64_t		ms;
 
 	curl_easy_getinfo(delivery->easy, CURLINFO_RESPONSE_CODE, &status);
+	curl_easy_getinfo(delivery->easy, CURLINFO_REQUEST_SIZE, &sent);
 	curl_easy_getinfo(delivery->easy, CURLINFO_RETRY_AFTER, &after);
 	ms = after > LONGEST_RETRY / 1000 ? LONGEST_RETRY : (int64_t) after * 1000;
 	delivery->answer[delivery->length] = '\0';
-	switch (code)
-	{
-		case CURLE_OK:
-			break;
-		case CURLE_COULDNT_RESOLVE_HOST:
-		case CURLE_COULDNT_RESOLVE_PROXY:
-		case CURLE_COULDNT_CONNECT:
-		case CURLE_SSL_CONNECT_ERROR:
-		case CURLE_PEER_FAILED_VERIFICATION:
-		case CURLE_SSL_CACERT_BADFILE:
-			sink_put_off(message, 0, "%s", curl_easy_strerror(code));
-			return;
-		default:
-			sink_refused(message, -1, "%s", curl_easy_strerror(code));
-			return;
-	}
 	if (status >= 200 && status < 300)
 		sink_delivered(message);
+	else if (code != CURLE_OK && sent == 0)
+		sink_put_off(message, 0, "%s", curl_easy_strerror(code));
+	else if (status < 200)
+		sink_refused(message, -1, "%s", curl_easy_strerror(code));
 	else if (status == 429 || status == 503)
 		sink_put_off(message, ms, "status %ld: %s", status, delivery->answer);
 	else
@@ -389,7 +382,8 @@ add_header(Delivery *delivery, const char *name, const char *value)
 }
 
 /*
- * Keep the beginning of the answer, for the reason of a refusal.
+ * Keep the beginning of the answer, for the reason of a refusal.  One that does
+ * not end is cut off.
  */
 static size_t
 keep_answer(char *data, size_t size, size_t n, void *argument)
@@ -401,7 +395,8 @@ keep_answer(char *data, size_t size, size_t n, void *argument)
 		keep = size * n;
 	memcpy(delivery->answer + delivery->length, data, keep);
 	delivery->length += keep;
-	return size * n;
+	delivery->read += size * n;
+	return delivery->read > ANSWER_LIMIT ? 0 : size * n;
 }
 
 static void
@@ -432,10 +427,11 @@ release(const Webhook *webhook, Delivery *delivery)
 static void
 webhook_free(Sink *sink)
 {
+	/* A section with a fault was not configured. */
+	if (sink->state && --nconfigured == 0)
+		curl_global_cleanup();
 	free(sink->state);
 	sink->state = NULL;
-	if (--nconfigured == 0)
-		curl_global_cleanup();
 }
 
 const SinkType webhook_sink = {

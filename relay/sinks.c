@@ -55,6 +55,7 @@ static const SinkType *const types[] = {
 static char **topics = NULL;
 
 static void configure_sink(Config *config, Section *section);
+static void check_shadows(Config *config, const Sink *sink);
 static void configure_topics(Config *config);
 static bool connect_sink(Sink *sink, int64_t now);
 static void hold(Sink *sink, int64_t at_least, const char *why);
@@ -92,6 +93,25 @@ sinks_try(Config *config)
 	sinks_free();
 	sinks_first = first;
 	topics = these;
+}
+
+/*
+ * Tell what sinks can be told: all of them, and those of each kind.
+ */
+void
+sinks_describe(void (*describe) (const char *title, const SettingDef *defs))
+{
+	size_t		i;
+
+	describe("Of each sink:", common_settings);
+	for (i = 0; i < sizeof(types) / sizeof(types[0]); i++)
+	{
+		char		title[64];
+
+		snprintf(title, sizeof(title), "Of the sink \"%s\":", types[i]->name);
+		if (types[i]->settings->name)
+			describe(title, types[i]->settings);
+	}
 }
 
 static void
@@ -133,6 +153,10 @@ configure_sink(Config *config, Section *section)
 		config_fault(config, section_where(section, "format"),
 					 "\"format\" is to be payload or cloudevents");
 	sink->source = section_text(section, "source");
+	if (!sink->patterns[0] && section_setting(section, "topics"))
+		config_fault(config, section_where(section, "topics"),
+					 "\"topics\" is empty; expected names with commas, or *");
+	check_shadows(config, sink);
 	if (config->nfaults == nfaults)
 	{
 		sink->in_flight = (int) section_number(section, "in_flight");
@@ -144,6 +168,26 @@ configure_sink(Config *config, Section *section)
 	while (*end)
 		end = &(*end)->next;
 	*end = sink;
+}
+
+/*
+ * A topic that goes to a section before this one never comes here.
+ */
+static void
+check_shadows(Config *config, const Sink *sink)
+{
+	int			i;
+
+	for (i = 0; sink->patterns[i]; i++)
+	{
+		const Sink *other = sinks_for(sink->patterns[i]);
+
+		if (other)
+			config_fault(config, section_where(sink->section, "topics"),
+						 "topic \"%s\" goes to section [%s] already; move "
+						 "[%s] before that, or take it out here",
+						 sink->patterns[i], other->name, sink->name);
+	}
 }
 
 /*
@@ -412,6 +456,8 @@ sink_refused(Message *message, int64_t retry_after, const char *format,...)
 	va_start(args, format);
 	vsnprintf(why, sizeof(why), format, args);
 	va_end(args);
+	/* It may come from anywhere, and the end of it may be cut off. */
+	text_mend(why, false);
 	message->sink->refused++;
 	relay_log(RELAY_WARNING, "message %s of topic \"%s\" failed at attempt "
 			  "%d: %s", message->message_id, message->topic, message->attempt,
@@ -462,4 +508,28 @@ sink_down(Sink *sink, const char *format,...)
 	while (sink->flying.first)
 		sink_refused(sink->flying.first, sink->held_until - relay_now(),
 					 "no confirm: %s", why);
+}
+
+/*
+ * The other side asks for a pause, and will say when it is over.  It keeps what
+ * it has got, and may confirm that.
+ */
+void
+sink_pause(Sink *sink, const char *why)
+{
+	sink->failures++;
+	sink->held_until = INT64_MAX;
+	queue_give_back_ready(sink);
+	relay_log(RELAY_WARNING, "sink \"%s\" is held up: %s", sink->name, why);
+}
+
+/*
+ * That pause is over.
+ */
+void
+sink_resume(Sink *sink)
+{
+	sink->held_until = 0;
+	loop_wake_at(relay_now());
+	relay_log(RELAY_INFO, "sink \"%s\" goes on", sink->name);
 }

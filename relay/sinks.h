@@ -92,6 +92,8 @@ extern Sink *sinks_first;
 
 extern void sinks_configure(Config *config);
 extern void sinks_try(Config *config);
+extern void sinks_describe(void (*describe) (const char *title,
+											 const SettingDef *defs));
 extern bool sinks_connect(void);
 extern void sinks_work(int64_t now);
 extern void sinks_free(void);
@@ -108,5 +110,7 @@ extern void sink_put_off(Message *message, int64_t retry_after,
 			RELAY_FORMAT(3, 4);
 extern void sink_down(Sink *sink, const char *format,...)
 			RELAY_FORMAT(2, 3);
+extern void sink_pause(Sink *sink, const char *why);
+extern void sink_resume(Sink *sink);
 
 #endif							/* RELAY_SINKS_H */

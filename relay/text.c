@@ -15,6 +15,7 @@
 
 #define FIRST_SIZE	256
 
+static size_t character_length(const unsigned char *at);
 static void make_room(Text *text, size_t length);
 
 /*
@@ -104,6 +105,47 @@ text_add_element(Text *array, const char *element)
 		text_add_char(array, *element);
 	}
 	text_add_char(array, '"');
+}
+
+/*
+ * Put a question mark for each byte that is no part of a character in UTF-8,
+ * or of none in ASCII, since a server takes nothing else.
+ */
+void
+text_mend(char *text, bool only_ascii)
+{
+	unsigned char *at = (unsigned char *) text;
+
+	while (*at)
+	{
+		size_t		length = only_ascii ? *at < 0x80 : character_length(at);
+
+		if (length == 0)
+			*at = '?';
+		at += length ? length : 1;
+	}
+}
+
+/*
+ * How many bytes the character has that begins there; 0 if none does.
+ */
+static size_t
+character_length(const unsigned char *at)
+{
+	size_t		length = *at < 0x80 ? 1 : *at < 0xc2 ? 0 : *at < 0xe0 ? 2 :
+		*at < 0xf0 ? 3 : *at < 0xf5 ? 4 : 0;
+	size_t		i;
+
+	for (i = 1; i < length; i++)
+	{
+		if ((at[i] & 0xc0) != 0x80)
+			return 0;
+	}
+	/* Longer than it had to be, half of a pair, or beyond the last plane. */
+	if ((*at == 0xe0 && at[1] < 0xa0) || (*at == 0xed && at[1] > 0x9f) ||
+		(*at == 0xf0 && at[1] < 0x90) || (*at == 0xf4 && at[1] > 0x8f))
+		return 0;
+	return length;
 }
 
 static void

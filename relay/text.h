@@ -26,5 +26,6 @@ extern void text_add_char(Text *text, char c);
 extern void text_addf(Text *text, const char *format,...)
 			__attribute__((format(printf, 2, 3)));
 extern void text_add_element(Text *array, const char *element);
+extern void text_mend(char *text, bool only_ascii);
 
 #endif							/* RELAY_TEXT_H */

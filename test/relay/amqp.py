@@ -4,7 +4,7 @@ import os
 import subprocess
 import time
 
-from rabbit import Rabbit
+from rabbit import Rabbit, certificate
 from world import PROGRAM, equal, expect, until
 
 broker = None
@@ -130,6 +130,93 @@ def too_large(world):
     equal('the sink was never down', 'held up' in running.said(), False)
     equal('the status', running.stop(), 0)
     drain(channel, 'orders', 5)
+    # One that is longer in UTF-8 than where it was published.
+    with world.database('latin', 'LATIN1') as latin:
+        long = latin.publish('ö' * 250)
+        running = relay(world, '--database=dbname=latin')
+        until('it is refused', lambda: 'topic is longer than 255 bytes' in (latin.outbox(long)[3] or ''))
+        equal('the status', running.stop(), 0)
+    connection.close()
+
+
+def without_disk(world):
+    """The broker's alarm: no attempt is counted, others go on, and a relay ends
+    when it is told to."""
+    start(world)
+    connection, channel = broker.channel()
+    channel.queue_declare('orders', durable=True)
+    running = world.relay('--r.sink=amqp', '--r.topics=orders', '--r.url=' + broker.url, '--r.timeout=1s',
+                          '--out.sink=stdout', '--out.topics=others', '--lease=3s', '--wait=1s').started()
+    world.publish('orders', '"%s"' % ('x' * 1000000))
+    world.all_acked(1)
+    broker.control('set_disk_free_limit', '100000GB')
+    try:
+        for n in range(20):
+            world.publish('orders', str(n), 'k%d' % (n % 5))
+        until('the alarm is told', lambda: 'is held up: the broker is short of memory or disk' in running.said())
+        world.publish('others')
+        until('others go on', lambda: world.states() == {'acked': 2, 'pending': 20})
+        time.sleep(4)
+        equal('failures', [line for line in running.said().splitlines() if 'attempt' in line or 'no confirm' in line], [])
+        other = relay(world, '--stop_timeout=1s')
+        time.sleep(1)
+        equal('the status in the middle of it', other.stop(), 0)
+    finally:
+        broker.control('set_disk_free_limit', '50MB')
+    world.all_acked(22, 60)
+    equal('attempts', world.query('SELECT max(attempt - attempts_before) FROM idem_outbox'), [(1,)])
+    equal('the status', running.stop(), 0)
+    channel.queue_purge('orders')
+    connection.close()
+
+
+def stuck(world):
+    """
+    librabbitmq waits for the rest of a message that does not fit into the
+    socket: not for longer than "timeout".
+    """
+    start(world)
+    connection, channel = broker.channel()
+    channel.queue_declare('orders', durable=True)
+    message = world.publish('orders', '"%s"' % ('x' * 15000000))
+    running = relay(world, '--r.timeout=2s')
+    world.all_acked(1)
+    broker.control('set_disk_free_limit', '100000GB')
+    try:
+        message = world.publish('orders', '"%s"' % ('x' * 15000000))
+        until('it is given up', lambda: 'failed at attempt 1' in running.said(), 30)
+        equal('the status in the middle of it', running.stop(), 0)
+    finally:
+        broker.control('set_disk_free_limit', '50MB')
+    running = relay(world)
+    world.all_acked(2, 60)
+    equal('attempts', world.outbox(message)[1] >= 2, True)
+    equal('the status', running.stop(), 0)
+    channel.queue_purge('orders')
+    connection.close()
+
+
+def over_tls(world):
+    start(world)
+    connection, channel = broker.channel()
+    channel.queue_declare('orders', durable=True)
+    stranger, _ = certificate(world.directory, 'stranger')
+    arguments = ['--r.sink=amqp', '--r.topics=*', '--r.url=' + broker.tls_url]
+    for more, status, message in [
+            ([], 78, '--r.url: amqps needs "ca_file = ..."'),
+            (['--r.ca_file=/nonexistent'], 78, '--r.ca_file: "/nonexistent" could not be read: No such file'),
+            (['--r.ca_file=/etc/passwd'], 78, '--r.ca_file: "/etc/passwd" has no certificates'),
+            (['--r.ca_file=' + stranger], 69, 'SSL peer cert verification failed')]:
+        done = subprocess.run([PROGRAM, *arguments, *more], capture_output=True, text=True, timeout=30)
+        equal('the status with %r' % more, done.returncode, status)
+        expect('expected %r in:\n%s' % (message, done.stderr), message in done.stderr)
+    running = world.relay(*arguments, '--r.ca_file=' + broker.certificate).started()
+    for n in range(300):
+        world.publish('orders', '{"n": %d, "text": "%s"}' % (n, 'x' * 1000), 'k%d' % (n % 20))
+    world.publish('orders', '"%s"' % ('x' * 1000000))
+    world.all_acked(301)
+    equal('messages', len(drain(channel, 'orders', 301)), 301)
+    equal('the status', running.stop(), 0)
     connection.close()
 
 
@@ -137,5 +224,8 @@ TESTS = [
     ('amqp: a message arrives with its properties', delivers),
     ('amqp: exchanges, and messages that nobody wants', through_exchange),
     ('amqp: the broker is killed and comes back', recovers),
-    ('amqp: headers that do not fit are refused', too_large),
+    ('amqp: headers and topics that do not fit are refused', too_large),
+    ('amqp: a broker without disk is waited for', without_disk),
+    ('amqp: a broker that stops reading in mid-message is given up', stuck),
+    ('amqp: over TLS, with a certificate of one\'s own', over_tls),
 ]

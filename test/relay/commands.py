@@ -101,7 +101,60 @@ def large(world):
     equal('the status', relay.stop(), 0)
 
 
+def environment_full(world):
+    """Headers that no environment has room for are refused, and nothing else."""
+    bad = world.publish('t', '1', None, '{"x": "%s"}' % ('x' * 200000))
+    for n in range(5):
+        world.publish('t', str(n), 'k')
+    relay = world.relay('--c.sink=command', '--c.topics=*', '--c.command=true').started()
+    until('it is refused', lambda: 'too long for the environment' in (world.outbox(bad)[3] or ''))
+    until('the others are delivered', lambda: world.states().get('acked') == 5)
+    equal('the sink was never down', 'held up' in relay.said(), False)
+    equal('the status', relay.stop(), 0)
+
+
+def obstinate(world):
+    """Commands that do not read, do not end, and write more than they should."""
+    world.publish('t', '"%s"' % ('x' * 1000000), 'unread')
+    world.publish('t', '"late"', 'late')
+    world.publish('t', '"loud"', 'loud')
+    relay = world.relay('--c.sink=command', '--c.topics=*', '--c.timeout=1s', '--c.command=case $IDEM_MESSAGE_KEY in '
+                        'late) trap "" TERM HUP INT; while :; do sleep 1; done;; '
+                        'loud) head -c 60000 /dev/zero | tr "\\0" "x" >&2; printf "\\nlast \\377 words\\n" >&2; exit 3;; '
+                        'esac').started()
+    until('all are answered', lambda: world.query(
+        "SELECT message_key, state, last_error FROM idem_outbox ORDER BY id") == [
+            ('unread', 'acked', None), ('late', 'pending', 'the command took longer than "timeout"'),
+            ('loud', 'pending', 'the command ended with status 3: last ? words')])
+    equal('the status', relay.stop(), 0)
+
+
+def lease_lost(world):
+    """Another has taken a message that is in flight, and one that waits behind
+    it: the first is delivered by both, the second by the other only."""
+    seen = os.path.join(world.directory, 'seen')
+    for n in range(2):
+        world.publish('t', str(n), 'k')
+    relay = world.relay('--c.sink=command', '--c.topics=*', '--lease=3s', '--wait=1s',
+                        '--c.command=cat >>%s; echo >>%s; sleep 4' % (seen, seen)).started()
+    until('it flies', lambda: os.path.exists(seen))
+    # As a clock that jumps ahead on the server would have it.
+    world.query("UPDATE idem_outbox SET available_at = now() - interval '1 second'")
+    equal('taken by another', len(world.query("SELECT * FROM idem_outbox_take(10, '1 minute')")), 2)
+    until('it is told', lambda: relay.said().count('is lost: another relay has it') == 2)
+    until('what was delivered is acknowledged', lambda: world.states() == {'acked': 1, 'pending': 1})
+    time.sleep(1)
+    with open(seen) as file:
+        equal('deliveries', file.read().split(), ['0'])
+    equal('the other one', world.query("SELECT attempt, leased FROM idem_outbox WHERE state = 'pending'"), [(2, True)])
+    equal('the status', relay.stop(), 0)
+    os.unlink(seen)
+
+
 TESTS = [
+    ('headers that do not fit into an environment are refused', environment_full),
+    ('commands that do not read, do not end, write too much', obstinate),
+    ('a lease is lost while a delivery is on its way', lease_lost),
     ('a command gets the message', run_for_each),
     ('a bad payload ends as a dead letter, alone', dies_alone),
     ('a sink that is down costs no attempt', put_off),

@@ -34,17 +34,29 @@ def refused(world):
         ('[out]\nsink = amqp\ntopics = *\nurl = amqp://127.0.0.1:1\n', 69, 'relay.conf:4: sink "out" cannot be reached'),
         ('[out]\nsink = kafka\ntopics = *\nbrokers = 127.0.0.1:1\ntimeout = 1s\n', 69, 'sink "out" cannot be reached'),
         ('[out]\nsink = kafka\ntopics = *\nbrokers = x\nlibrdkafka.colour = red\n', 78, 'relay.conf:5: No such'),
+        ('[out]\nsink = stdout\ntopics =\n', 78, 'relay.conf:3: "topics" is empty'),
+        (good + '[b]\nsink = stdout\ntopics = x\n', 78, 'relay.conf:7: topic "x" goes to section [out] already'),
+        ('[out]\nsink = webhook\ntopics = *\nurl = https://localhost\nca_file = /etc/passwd\n', 78,
+         'relay.conf:5: "/etc/passwd" has no certificates'),
+        ('[out]\nsink = command\ntopics = *\ncommand =\n', 78, 'relay.conf:4: "command" is empty'),
+        ('[out]\nsink = stdout\ntopics = *\nformat = xml\n', 78, 'relay.conf:4: "format" is to be payload or'),
+        ('[out]\nsink = amqp\ntopics = *\nurl = amqp://localhost\nrouting_key = %s\n' % ('k' * 256), 78,
+         'relay.conf:5: "routing_key" is longer than 255'),
+        ('[a]\nsink = stdout\ntopics = a\n[b]\nsink = stdout\ntopics = b\n', 78,
+         'relay.conf:4: sections [a] and [b] both write to standard output'),
+        ('metrics = 127.0.0.1:notaport\n' + good, 78, 'relay.conf:1: cannot listen on "127.0.0.1:notaport"'),
         ('metrics = nowhere\n' + good, 78, 'relay.conf:1: cannot listen on "nowhere"'),
         ('database = host=/nonexistent\n' + good, 69, 'relay.conf:1: the database cannot be reached'),
-        ('database = hosts=x\n' + good, 69, 'invalid connection option'),
+        ('database = hosts=x\n' + good, 78, 'relay.conf:1: invalid connection option'),
         ('database = dbname=template1\n' + good, 69, 'CREATE EXTENSION idempotency'),
     ]
     for text, status, message in cases:
         with open(path, 'w') as file:
             file.write(text)
-        done = subprocess.run([PROGRAM, '--config=' + path], capture_output=True, text=True, timeout=30)
-        equal('the status for %r' % text, done.returncode, status)
-        expect('for %r, expected %r in:\n%s' % (text, message, done.stderr), message in done.stderr)
+        for more in [], ['--check']:
+            done = subprocess.run([PROGRAM, '--config=' + path, *more], capture_output=True, text=True, timeout=30)
+            equal('the status for %r' % text, done.returncode, status)
+            expect('for %r, expected %r in:\n%s' % (text, message, done.stderr), message in done.stderr)
 
 
 def options(world):

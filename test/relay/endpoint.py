@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 class Endpoint:
     """"answer" is called with each request and its number from 1: a status,
-    headers and a body; or None, to close the connection without an answer."""
+    headers and a body, or what yields its parts; or None, to close the
+    connection without an answer."""
 
-    def __init__(self, answer=lambda request, number: (204, {}, b'')):
+    def __init__(self, answer=lambda request, number: (204, {}, b''), tls=None):
         self.answer = answer
         self.requests = []
         self.lock = threading.Lock()
@@ -37,13 +38,15 @@ class Endpoint:
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
-                if status != 204:
+                if isinstance(body, bytes) and status != 204:
                     self.send_header('Content-Length', str(len(body)))
                 self.end_headers()
                 try:
-                    self.wfile.write(body)
+                    # One that does not end is the end of the connection.
+                    for part in [body] if isinstance(body, bytes) else body:
+                        self.wfile.write(part)
                 except OSError:
-                    pass
+                    self.close_connection = True
 
             def log_message(self, *arguments):
                 pass
@@ -57,6 +60,9 @@ class Endpoint:
         self.server = ThreadingHTTPServer(('127.0.0.1', 0), Handler)
         self.server.daemon_threads = True
         self.url = 'http://127.0.0.1:%d/hooks' % self.server.server_address[1]
+        if tls:
+            self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)
+            self.url = 'https://localhost:%d/hooks' % self.server.server_address[1]
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self):

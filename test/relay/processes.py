@@ -2,14 +2,17 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import tempfile
 import time
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from world import equal, expect, free_port, until
+from world import PROGRAM, World, deaf_port, equal, expect, free_port, until
 
 OUT = ('--out.sink=stdout', '--out.topics=*')
 
@@ -46,8 +49,6 @@ def closed_output(world):
     world.publish('orders')
     read, write = os.pipe()
     os.close(read)
-    import subprocess
-    from world import PROGRAM
     process = subprocess.Popen([PROGRAM, *OUT], stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     _, said = process.communicate(timeout=30)
@@ -145,6 +146,13 @@ def tells_systemd(world):
         last = b''
         while last != b'STOPPING=1':
             last = listener.recv(100)
+        # The watchdog sees that it is busy with a reload, and ready again.
+        relay = world.relay(*OUT, environment={'NOTIFY_SOCKET': path}).started()
+        relay.signal(signal.SIGHUP)
+        until('it has started again', lambda: relay.said().count('started') == 2)
+        equal('told', [listener.recv(100) for _ in range(3)], [b'READY=1', b'RELOADING=1', b'READY=1'])
+        equal('the status', relay.stop(), 0)
+    os.unlink(path)
 
 
 def shows_metrics(world):
@@ -169,6 +177,10 @@ def shows_metrics(world):
     except urllib.error.HTTPError as error:
         status = error.code
     equal('another page', status, 404)
+    silent = [socket.create_connection(('127.0.0.1', port)) for _ in range(20)]
+    equal('figures in spite of connections that ask nothing', figures()['idem_relay_taken_total'], 10)
+    for one in silent:
+        one.close()
     equal('the status', relay.stop(), 0)
 
 
@@ -199,7 +211,94 @@ def bounded(world):
     expect('%d are leased' % world.leased(), 0 < world.leased() <= 50)
 
 
+def disk_full(world):
+    """A file on a full disk: nothing is lost, nor counted as an attempt, and no
+    line is cut off."""
+    for n in range(100):
+        world.publish('t', '"%s"' % ('x' * 2000), 'k%d' % (n % 10))
+    # A small file system, that one has without being root.
+    directory = tempfile.mkdtemp(dir=world.directory)
+    script = ('mount -t tmpfs -o size=64k none "$0" && head -c 30000 /dev/zero >"$0/ballast" && '
+              '{ "$@" >>"$0/out" 2>"$0.log"; status=$?; cp "$0/out" "$0.out"; exit $status; }')
+    process = subprocess.Popen(['unshare', '--user', '--map-root-user', '--mount', 'sh', '-c', script, directory, PROGRAM,
+                                *OUT, '--stop_timeout=300ms', '--lease=3s', '--wait=1s'], start_new_session=True)
+
+    def said():
+        try:
+            with open(directory + '.log') as log:
+                return log.read()
+        except FileNotFoundError:
+            return ''
+
+    try:
+        until('it waits', lambda: 'sink "out" is held up: No space left on device' in said())
+        until('what did not fit is given back', lambda: 0 < world.leased() < 40)
+        time.sleep(2)
+        relay = int(subprocess.check_output(['pgrep', '-g', str(process.pid), '-x', 'idem-relay'], text=True))
+        os.unlink('/proc/%d/root%s/ballast' % (relay, directory))
+        until('it goes on', lambda: 'sink "out" goes on' in said())
+        until('it waits again', lambda: said().count('No space left on device') == 2)
+        os.kill(relay, signal.SIGTERM)
+        equal('the status', process.wait(20), 0)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    with open(directory + '.out') as out:
+        lines = out.read().splitlines()
+    equal('lines', len({json.loads(line)['message_id'] for line in lines}), world.states()['acked'])
+    equal('lines twice', len(lines), world.states()['acked'])
+    equal('attempts', world.query('SELECT DISTINCT attempt - attempts_before FROM idem_outbox ORDER BY 1'), [(0,), (1,)])
+    equal('leased', world.leased(), 0)
+
+
+def fails_over(world):
+    """The primary crashes, and the standby is promoted: of the two hosts in the
+    connection string, the relay finds the one that can be written to."""
+    standby = os.path.join(world.directory, 'standby')
+    bindir = subprocess.check_output([os.environ['PG_CONFIG'], '--bindir'], text=True).strip()
+    control = [os.path.join(bindir, 'pg_ctl'), '-D', standby]
+    subprocess.run([os.path.join(bindir, 'pg_basebackup'), '-D', standby, '-R', '-c', 'fast', '-X', 'stream'], check=True)
+    subprocess.run([*control, '-o', '-p 5433', '-l', standby + '.log', '-w', 'start'], check=True, stdout=subprocess.DEVNULL)
+    try:
+        both = 'host=%s,%s port=5433,5432' % (os.environ['PGHOST'], os.environ['PGHOST'])
+        relay = world.relay(*OUT, '--database=' + both).started()
+        world.publish('t', '1', 'k')
+        world.all_acked(1)
+        until('the standby has all', lambda: world.query('SELECT replay_lsn >= pg_current_wal_lsn() FROM pg_stat_replication')
+              == [(True,)])
+        world.stop_database()
+        subprocess.run([*control, '-w', 'promote'], check=True, stdout=subprocess.DEVNULL)
+        promoted = World(world.directory, 'port=5433')
+        for n in range(2, 12):
+            promoted.publish('t', str(n), 'k')
+        promoted.all_acked(11, 40)
+        equal('the status', relay.stop(), 0)
+        payloads = [json.loads(line)['payload'] for line in relay.lines()]
+        equal('messages', sorted(set(payloads)), list(range(1, 12)))
+    finally:
+        subprocess.run([*control, '-m', 'immediate', 'stop'], stdout=subprocess.DEVNULL)
+        shutil.rmtree(standby)
+        world.start_database()
+
+
+def deaf_host(world):
+    """A host that is switched off, so that nobody refuses the connection."""
+    with deaf_port() as port:
+        world.publish('t')
+        relay = world.relay(*OUT, '--database=host=127.0.0.1,%s port=%d,%s' % (
+            os.environ['PGHOST'], port, os.environ['PGPORT'])).started(40)
+        world.all_acked(1)
+        world.crash_database()
+        world.publish('t')
+        world.all_acked(2, 60)
+        equal('the status', relay.stop(), 0)
+
+
 TESTS = [
+    ('standard output on a full disk is waited for', disk_full),
+    ('of several hosts, the primary is found after a failover', fails_over),
+    ('of several hosts, one that is switched off is passed', deaf_host),
     ('standard output gets a line for each message, in order per key', prints),
     ('CloudEvents have what the specification wants', cloudevents),
     ('without its standard output the relay ends', closed_output),

@@ -1,6 +1,7 @@
-# A RabbitMQ of one's own, on loopback, without systemd.
+# A RabbitMQ of one's own, on loopback, without systemd; with and without TLS.
 
 import os
+import ssl
 import subprocess
 import time
 
@@ -9,20 +10,40 @@ import pika
 from world import Broken, free_port, until
 
 SERVER = '/usr/lib/rabbitmq/bin/rabbitmq-server'
+CONTROL = '/usr/lib/rabbitmq/bin/rabbitmqctl'
+
+
+def certificate(directory, name):
+    """A certificate for "localhost" that signs itself: its file, and the key's."""
+    path, key = (os.path.join(directory, name + end) for end in ('.crt', '.key'))
+    subprocess.run(['openssl', 'req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes',
+                    '-days', '2', '-subj', '/CN=localhost', '-addext', 'subjectAltName=DNS:localhost', '-keyout', key,
+                    '-out', path], check=True, capture_output=True)
+    return path, key
+
+
+def tls_server(directory, name):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate(directory, name))
+    return context
 
 
 class Rabbit:
     def __init__(self, directory):
         self.directory = os.path.join(directory, 'rabbit')
         os.makedirs(self.directory)
-        self.port, self.epmd_port, distribution = free_port(), free_port(), free_port()
+        self.port, self.tls_port, self.epmd_port, distribution = (free_port() for _ in range(4))
         self.url = 'amqp://guest:guest@127.0.0.1:%d/%%2f' % self.port
+        self.tls_url = 'amqps://guest:guest@localhost:%d/%%2f' % self.tls_port
+        self.certificate, key = certificate(self.directory, 'broker')
         self.log = open(os.path.join(self.directory, 'log'), 'wb')
         self.process = None
         configuration = os.path.join(self.directory, 'rabbitmq.conf')
         with open(configuration, 'w') as file:
-            file.write('listeners.tcp.1 = 127.0.0.1:%d\nvm_memory_high_watermark.absolute = 1GB\n'
-                       'disk_free_limit.absolute = 50MB\n' % self.port)
+            file.write('listeners.tcp.1 = 127.0.0.1:%d\nlisteners.ssl.1 = 127.0.0.1:%d\n'
+                       'ssl_options.cacertfile = %s\nssl_options.certfile = %s\nssl_options.keyfile = %s\n'
+                       'vm_memory_high_watermark.absolute = 1GB\ndisk_free_limit.absolute = 50MB\n' % (
+                           self.port, self.tls_port, self.certificate, self.certificate, key))
         with open(os.path.join(self.directory, 'plugins'), 'w') as file:
             file.write('[].\n')
         self.environment = {
@@ -73,6 +94,10 @@ class Rabbit:
             os.killpg(self.process.pid, 9)
             self.process.wait()
             self.process = None
+
+    def control(self, *command):
+        subprocess.run([CONTROL, '-n', self.environment['RABBITMQ_NODENAME'], *command], env=self.environment,
+                       stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, check=True)
 
     def close(self):
         self.stop()

@@ -1,9 +1,13 @@
 # Webhooks, as the Standard Webhooks specification has them.
 
+import itertools
+import os
+import signal
 import time
 
 from endpoint import Endpoint, signature
-from world import equal, expect, until
+from rabbit import tls_server
+from world import deaf_port, equal, expect, until
 
 SECRETS = ('whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw', 'whsec_' + 'QUJD' * 30)
 
@@ -129,7 +133,101 @@ def in_parallel(world):
     endpoint.close()
 
 
+def endless(world):
+    """The status is the answer, whatever the body is."""
+    def drip():
+        while True:
+            time.sleep(0.1)
+            yield b'x'
+
+    bodies = [drip(), itertools.repeat(b'x' * 65536)]
+    endpoint = Endpoint(lambda request, number: (200, {}, bodies[number - 1]) if number <= 2 else
+                        (500, {}, itertools.repeat(b'broken ')) if number == 3 else (200, {}, b''))
+    relay = webhook(world, endpoint.url, '--w.timeout=1s', '--w.in_flight=1')
+    for n in range(3):
+        world.publish('t', str(n))
+    until('the refusal is kept', lambda: world.query(
+        "SELECT count(*) FROM idem_outbox WHERE last_error LIKE 'status 500: broken %%'") == [(1,)])
+    world.all_acked(3)
+    equal('attempts', world.query('SELECT attempt FROM idem_outbox ORDER BY id'), [(1,), (1,), (2,)])
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def any_bytes(world):
+    """What a server says need be no text that a database takes."""
+    endpoint = Endpoint(lambda request, number: (500, {}, ('€' * 100).encode() if b'cut' in request.body else
+                                                 b'a\xff\xc3(\xed\xa0\x80 \xe2\x82\xac'))
+    cut, bad = world.publish('t', '"cut"'), world.publish('t')
+    relay = webhook(world, endpoint.url)
+    until('both are refused', lambda: world.outbox(cut)[3] and world.outbox(bad)[3])
+    expect(world.outbox(cut)[3], world.outbox(cut)[3].startswith('status 500: €€€'))
+    equal('the reason', world.outbox(bad)[3], 'status 500: a??(??? €')
+    equal('the status', relay.stop(), 0)
+    with world.database('latin', 'LATIN1') as latin:
+        message = latin.publish('t')
+        relay = webhook(world, endpoint.url, '--database=dbname=latin')
+        until('it is refused', lambda: latin.outbox(message)[3])
+        equal('the reason in Latin', latin.outbox(message)[3], 'status 500: a??(??? ???')
+        equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def unreachable(world):
+    """Nothing was sent, so there was no attempt."""
+    with deaf_port() as port:
+        message = world.publish('t')
+        relay = webhook(world, 'http://127.0.0.1:%d' % port, '--w.timeout=500ms')
+        until('it is held up', lambda: 'sink "w" is held up' in relay.said())
+        equal('the status', relay.stop(), 0)
+        equal('the message', world.query(
+            'SELECT state, attempt - attempts_before FROM idem_outbox WHERE message_id = %s', message), [('pending', 0)])
+
+
+def over_tls(world):
+    endpoint = Endpoint(tls=tls_server(world.directory, 'endpoint'))
+    tls_server(world.directory, 'other')
+    message = world.publish('t')
+    relay = webhook(world, endpoint.url, '--w.ca_file=%s/other.crt' % world.directory)
+    until('it is held up', lambda: 'sink "w" is held up' in relay.said())
+    expect(relay.said(), 'ertificate' in relay.said())
+    equal('the status', relay.stop(), 0)
+    relay = webhook(world, endpoint.url, '--w.ca_file=%s/endpoint.crt' % world.directory)
+    world.all_acked(1)
+    equal('attempts', world.outbox(message)[1] - world.query('SELECT attempts_before FROM idem_outbox')[0][0], 1)
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def faulty_reload(world):
+    """A new configuration with faults leaves the one in use alone."""
+    path = os.path.join(world.directory, 'reload.conf')
+    endpoint = Endpoint()
+
+    def write(text):
+        with open(path, 'w') as file:
+            file.write('[w]\nsink = webhook\ntopics = *\nurl = %s\n%s' % (endpoint.url, text))
+
+    write('')
+    relay = world.relay('--config=' + path).started()
+    world.publish('t')
+    world.all_acked(1)
+    write('in_flight = none\n[x]\nsink = webhook\ntopics = x\nurl = %s\ntimeout = 1\n' % endpoint.url)
+    relay.signal(signal.SIGHUP)
+    until('the fault is told', lambda: 'going on with the one from before' in relay.said())
+    expect(relay.said(), all(part in relay.said() for part in ('reload.conf:5: "in_flight"', 'reload.conf:10: "timeout"')))
+    world.publish('t')
+    world.all_acked(2)
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
 TESTS = [
+    ('a webhook with a new configuration that has faults goes on', faulty_reload),
+    ('a webhook that answers 200 without end has answered', endless),
+    ('a webhook may answer with any bytes', any_bytes),
+    ('an endpoint that takes no connection costs no attempt', unreachable),
+    ('webhooks over TLS, with certificates of one\'s own', over_tls),
     ('a webhook is signed as the specification has it', signed),
     ('a webhook is tried again, after Retry-After', tried_again),
     ('503 holds a webhook up without an attempt', overloaded),

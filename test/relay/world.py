@@ -1,6 +1,7 @@
 # The world of a relay's test: a database with an outbox, relays, and a
 # directory of their own.
 
+import contextlib
 import os
 import random
 import signal
@@ -51,6 +52,20 @@ def free_port():
                 pass
 
 
+@contextlib.contextmanager
+def deaf_port():
+    """One on which nothing answers, as if packets got lost: its queue of
+    connections is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(('127.0.0.1', 0), backlog=0))
+        for _ in range(4):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        time.sleep(0.1)
+        yield listener.getsockname()[1]
+
+
 class Relay:
     """A relay that runs; "out" and "log" are files."""
 
@@ -96,8 +111,9 @@ class Relay:
 
 
 class World:
-    def __init__(self, directory):
+    def __init__(self, directory, where=''):
         self.directory = directory
+        self.where = where
         self.relays = []
         self.connection = None
         self.data = self.query('SHOW data_directory')[0][0]
@@ -105,7 +121,7 @@ class World:
     def query(self, text, *values):
         """Rows; on a connection that is made anew when it was lost."""
         if self.connection is None or self.connection.closed:
-            self.connection = psycopg2.connect('')
+            self.connection = psycopg2.connect(self.where)
             self.connection.autocommit = True
         with self.connection.cursor() as cursor:
             cursor.execute(text, values or None)
@@ -121,6 +137,17 @@ class World:
         for relay in self.relays:
             if relay.process.poll() is None:
                 relay.kill()
+
+    @contextlib.contextmanager
+    def database(self, name, encoding):
+        """The same in another database, which is there for so long."""
+        self.query("CREATE DATABASE %s TEMPLATE template0 ENCODING '%s' LOCALE 'C'" % (name, encoding))
+        try:
+            world = World(self.directory, 'dbname=' + name)
+            world.query('CREATE EXTENSION idempotency')
+            yield world
+        finally:
+            self.query('DROP DATABASE %s WITH (FORCE)' % name)
 
     def relay(self, *options, **more):
         return Relay(self, *options, **more)
@@ -143,9 +170,16 @@ class World:
         return self.query("SELECT count(*) FROM idem_outbox WHERE state = 'pending' AND leased")[0][0]
 
     def crash_database(self):
-        control = [os.path.join(subprocess.check_output([os.environ['PG_CONFIG'], '--bindir'], text=True).strip(),
-                                'pg_ctl'), '-D', self.data]
-        subprocess.run([*control, '-m', 'immediate', 'stop'], check=True, stdout=subprocess.DEVNULL)
-        subprocess.run([*control, '-l', os.path.join(self.directory, 'server.log'), '-w', 'start'], check=True,
-                       stdout=subprocess.DEVNULL)
+        self.stop_database()
+        self.start_database()
+
+    def stop_database(self):
+        self.control('-m', 'immediate', 'stop')
         self.connection = None
+
+    def start_database(self):
+        self.control('-l', os.path.join(self.directory, 'server.log'), '-w', 'start')
+
+    def control(self, *command):
+        program = os.path.join(subprocess.check_output([os.environ['PG_CONFIG'], '--bindir'], text=True).strip(), 'pg_ctl')
+        subprocess.run([program, '-D', self.data, *command], check=True, stdout=subprocess.DEVNULL)
