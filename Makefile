@@ -12,6 +12,7 @@
 #	make valgrind		run them under valgrind, on that PostgreSQL 17, for hours
 #	make fuzz			throw documents at canonical JSON for ten minutes
 #	make torture		crash a server under load for about an hour, and look for damage
+#	make failover		take the primary away from its clients 200 times, and look for anything lost
 #	make bench			measure against hand-written SQL, on a throwaway server
 #	make relay			build idem-relay, the daemon that delivers what lies in the outbox
 #	make relay-check	run its tests, on a RabbitMQ, a Kafka and a PostgreSQL of their own
@@ -38,7 +39,7 @@ ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isol
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)
 
 # These work without a server installation, and PGXS has a "check" of its own.
-OUR_GOALS = demo playground check clients matrix inject mutants static sanitize valgrind fuzz torture bench relay relay-install relay-check relay-bench
+OUR_GOALS = demo playground check clients matrix inject mutants static sanitize valgrind fuzz torture failover bench relay relay-install relay-check relay-bench
 ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
 
 PROGRAM_demo = examples/demo
@@ -50,6 +51,11 @@ PROGRAM_torture = test/torture/run
 demo check torture:
 	@test/prepare
 	@test/cluster $(PROGRAM_$@)
+
+# ROUNDS=20 for a shorter run; see test/failover/run for more.
+failover:
+	@test/prepare failover
+	@test/cluster test/failover/run
 
 # PORT=8080 for that port; Ctrl-C ends it.
 playground:
