@@ -37,6 +37,14 @@ SELECT regexp_replace(replace(line, :'regress_db', 'DB'), '\} .*', '}') FROM reg
 SELECT line ~ '^idempotency_build_info\{datname="[^"]+",version="1.0",server_version="[^"]+"\} 1$' FROM regexp_split_to_table(idem_metrics(), '\n') AS line
 	WHERE line ~ '^idempotency_build_info';
 
+-- It is made of the samples, which have no text to be read.
+SELECT regexp_replace(line, '.*[}] ', '') = replace(value::text, 'Infinity', '+Inf') AND line LIKE name || '{datname="%' AS same, count(*)
+	FROM (SELECT line, row_number() OVER (ORDER BY n) AS n FROM regexp_split_to_table(idem_metrics(), '\n') WITH ORDINALITY AS l (line, n) WHERE line !~ '^#') AS t
+	FULL JOIN idem_metric_samples() WITH ORDINALITY AS s (name, labels, value, type, help, n) USING (n) WHERE name !~ 'age|lag' GROUP BY 1;
+SELECT type, count(*), count(DISTINCT name), bool_and(help <> '' AND value IS NOT NULL AND labels ->> 'datname' = current_database()) AS whole,
+		bool_and(name ~ CASE type WHEN 'counter' THEN '^idempotency_[a-z_]+_total$' WHEN 'info' THEN '_info$' ELSE '^idempotency_[a-z_]+$' END) AS named
+	FROM idem_metric_samples() WHERE name <> 'idempotency_last_cleanup_timestamp_seconds' GROUP BY 1 ORDER BY 1;
+SELECT labels - 'datname' AS labels FROM idem_metric_samples() WHERE name = 'idempotency_records';
 --
 -- Each counter is told where it belongs
 --
@@ -285,6 +293,8 @@ SELECT idem_cleanup_idle();
 SET idempotency.health_clock = 0;
 SET ROLE regress_idem_app;
 SELECT idem_metrics();
+SELECT idem_metric_samples();
+SELECT idem_metric_families();
 SELECT idem_health();
 SELECT idem_stuck();
 \set VERBOSITY default
@@ -296,6 +306,7 @@ CREATE FUNCTION captured.cat(text, text) RETURNS text LANGUAGE sql RETURN 'captu
 CREATE OPERATOR captured.|| (LEFTARG = text, RIGHTARG = text, FUNCTION = captured.cat);
 CREATE TABLE captured.idem_keys ();
 SET search_path = captured, pg_catalog;
+SELECT count(*) FROM public.idem_metric_samples() WHERE name ~ 'captured' OR labels::text ~ 'captured';
 SELECT strpos(public.idem_metrics(), 'captured'), count(*) FROM public.idem_stuck('0');
 RESET search_path;
 

@@ -561,6 +561,58 @@ SELECT idem_canonical_json('{}');
 SET SESSION AUTHORIZATION "regress_idem ""App""";
 SELECT outcome FROM "Idem Schema".idem_claim('s', 'privileges-key-09');
 
+-- A role that watches sees figures, may do nothing, and loses all of it again.
+SET SESSION AUTHORIZATION regress_idem_owner;
+\set VERBOSITY default
+SELECT idem_grant_monitor('regress_idem_nobody');
+SELECT idem_grant_monitor('regress_idem_nobody');
+SELECT oid::regprocedure FROM pg_proc
+	WHERE pronamespace = '"Idem Schema"'::regnamespace AND has_function_privilege('regress_idem_nobody', oid, 'EXECUTE') ORDER BY oid::regprocedure::text COLLATE "C";
+SELECT relname FROM pg_class WHERE relnamespace = '"Idem Schema"'::regnamespace AND relkind IN ('r', 'v', 'S')
+	AND CASE relkind WHEN 'S' THEN has_sequence_privilege('regress_idem_nobody', oid, 'USAGE, SELECT, UPDATE')
+		ELSE has_table_privilege('regress_idem_nobody', oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER') END;
+SELECT has_schema_privilege('regress_idem_nobody', 'Idem Schema', 'CREATE'), has_type_privilege('regress_idem_nobody', 'idem_response', 'USAGE');
+SELECT grantor = proowner AND NOT is_grantable AS as_owner FROM pg_proc, aclexplode(proacl)
+	WHERE proname = 'idem_health' AND grantee = 'regress_idem_nobody'::regrole;
+SELECT idem_grant_monitor(NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem_grant_monitor(0);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem_grant_monitor('regress_idem_absent');
+\echo :LAST_ERROR_SQLSTATE
+SET SESSION AUTHORIZATION regress_idem_nobody;
+SET search_path = '';
+SELECT count(*) FROM "Idem Schema".idem_stats;
+SELECT count(*) > 40 FROM "Idem Schema".idem_metric_samples();
+SELECT length("Idem Schema".idem_metrics()) > 5000;
+SELECT count(*) FROM "Idem Schema".idem_health();
+RESET search_path;
+\set VERBOSITY sqlstate
+SELECT "Idem Schema".idem_stuck();
+SELECT "Idem Schema".idem_stats_reset();
+SELECT "Idem Schema".idem_grant_monitor('regress_idem_app');
+SELECT "Idem Schema".idem_grant_monitor_as_owner('regress_idem_app');
+SELECT FROM "Idem Schema".idem_keys;
+\set VERBOSITY default
+-- So does what the caller granted without our help; but not what is held with the grant option.
+SET SESSION AUTHORIZATION regress_idem_owner;
+SET search_path = "Idem Schema";
+SELECT idem_revoke('regress_idem_nobody');
+GRANT SELECT ON idem_stats TO regress_idem_app;
+SELECT idem_grant_monitor('regress_idem_app');
+SELECT count(*) FROM pg_proc WHERE pronamespace = '"Idem Schema"'::regnamespace AND has_function_privilege('regress_idem_nobody', oid, 'EXECUTE');
+SELECT has_table_privilege('regress_idem_nobody', 'idem_stats', 'SELECT');
+SELECT has_table_privilege('regress_idem_app', 'idem_stats', 'SELECT');
+SELECT idem_revoke('regress_idem_app');
+SELECT has_table_privilege('regress_idem_app', 'idem_stats', 'SELECT');
+SET client_min_messages = error;
+SELECT idem_revoke('regress_idem_owner');
+RESET client_min_messages;
+SELECT has_table_privilege('regress_idem_owner', 'idem_stats', 'SELECT WITH GRANT OPTION');
+SET SESSION AUTHORIZATION regress_idem_nobody;
+\set VERBOSITY sqlstate
+SELECT "Idem Schema".idem_metrics();
+
 -- He removes it, records and all.
 SET SESSION AUTHORIZATION regress_idem_app;
 DROP FUNCTION pg_temp.handler(jsonb);

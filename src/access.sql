@@ -58,6 +58,48 @@ GRANT EXECUTE ON FUNCTION @extschema@.idem_application_types() TO pg_database_ow
 COMMENT ON FUNCTION @extschema@.idem_application_types() IS
 'The types that idem_grant gives to an application role, so that it can create functions and views that return what ours return.';
 
+CREATE FUNCTION @extschema@.idem_monitor_functions()
+RETURNS SETOF regprocedure
+LANGUAGE sql STABLE PARALLEL SAFE COST 10000 ROWS 4
+BEGIN ATOMIC
+	SELECT d.objid::pg_catalog.regprocedure
+	FROM pg_catalog.pg_extension AS e
+	JOIN pg_catalog.pg_depend AS d
+		ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
+		AND d.refobjid OPERATOR(pg_catalog.=) e.oid
+		AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass
+	JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) d.objid
+	WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'
+		AND p.pronamespace OPERATOR(pg_catalog.=) e.extnamespace
+		AND p.proname OPERATOR(pg_catalog.=) ANY (ARRAY[
+			'idem_stats_data', 'idem_metric_samples', 'idem_metrics', 'idem_health'
+		]::pg_catalog.name[]);
+END;
+REVOKE ALL ON FUNCTION @extschema@.idem_monitor_functions() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_monitor_functions() TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_monitor_functions() IS
+'The functions that idem_grant_monitor gives to a role that watches.';
+
+CREATE FUNCTION @extschema@.idem_monitor_views()
+RETURNS SETOF regclass
+LANGUAGE sql STABLE PARALLEL SAFE COST 10000 ROWS 1
+BEGIN ATOMIC
+	SELECT d.objid::pg_catalog.regclass
+	FROM pg_catalog.pg_extension AS e
+	JOIN pg_catalog.pg_depend AS d
+		ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
+		AND d.refobjid OPERATOR(pg_catalog.=) e.oid
+		AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass
+	JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) d.objid
+	WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'
+		AND c.relnamespace OPERATOR(pg_catalog.=) e.extnamespace
+		AND c.relname OPERATOR(pg_catalog.=) 'idem_stats';
+END;
+REVOKE ALL ON FUNCTION @extschema@.idem_monitor_views() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_monitor_views() TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_monitor_views() IS
+'The views that idem_grant_monitor gives to a role that watches.';
+
 CREATE FUNCTION @extschema@.idem_check_grantee(grantee regrole)
 RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -78,7 +120,7 @@ $$;
 REVOKE ALL ON FUNCTION @extschema@.idem_check_grantee(regrole) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_check_grantee(regrole) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_check_grantee(regrole) IS
-'Raises an error unless idem_grant and idem_revoke can work on this role.';
+'Raises an error unless idem_grant, idem_grant_monitor and idem_revoke can work on this role.';
 
 CREATE FUNCTION @extschema@.idem_execute_grant(statement text)
 RETURNS void
@@ -87,13 +129,13 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_execute_grant(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_execute_grant(text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_execute_grant(text) IS
-'Runs a GRANT or REVOKE with the caller''s rights, for idem_grant and idem_revoke; NULL: none. Raises 42601 for any other statement.';
+'Runs a GRANT or REVOKE with the caller''s rights, for idem_grant, idem_grant_monitor and idem_revoke; NULL: none. Raises 42601 for any other statement.';
 
 -- What follows may be called by a superuser, or runs with the rights of one,
 -- in a schema that may belong to another role.  Hence the bodies are parsed
 -- here and now, and every operator is qualified.
 
--- Whoever gives or takes back the application's part, the functions' owner is
+-- Whoever gives or takes back a part of the interface, the functions' owner is
 -- the one who grants it: so it stays when that role goes, any administrator can
 -- take it back, and a dump can be restored where that role has nothing to give.
 
@@ -115,6 +157,24 @@ GRANT EXECUTE ON FUNCTION @extschema@.idem_grant_as_owner(regrole) TO pg_databas
 COMMENT ON FUNCTION @extschema@.idem_grant_as_owner(regrole) IS
 'What idem_grant does with the rights of the functions'' owner.';
 
+CREATE FUNCTION @extschema@.idem_grant_monitor_as_owner(grantee regrole)
+RETURNS void
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+	SELECT @extschema@.idem_check_grantee($1);
+	SELECT @extschema@.idem_execute_grant(pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s',
+			pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1))
+		FROM @extschema@.idem_monitor_functions() AS f;
+	SELECT @extschema@.idem_execute_grant(pg_catalog.format('GRANT SELECT ON TABLE %s TO %s',
+			pg_catalog.string_agg(v::pg_catalog.text, ', '::pg_catalog.text), $1))
+		FROM @extschema@.idem_monitor_views() AS v;
+END;
+REVOKE ALL ON FUNCTION @extschema@.idem_grant_monitor_as_owner(regrole) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_grant_monitor_as_owner(regrole) TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_grant_monitor_as_owner(regrole) IS
+'What idem_grant_monitor does with the rights of the functions'' owner.';
+
 -- Not from those who hold it with the grant option, nor the owner's own:
 -- administrators do not take each other's rights.
 CREATE FUNCTION @extschema@.idem_revoke_as_owner(grantee regrole)
@@ -125,7 +185,11 @@ BEGIN ATOMIC
 	SELECT @extschema@.idem_check_grantee($1);
 	SELECT @extschema@.idem_execute_grant(CASE WHEN pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8
 			THEN pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s', pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1) END)
-		FROM @extschema@.idem_application_functions() AS f
+		FROM (
+			SELECT a FROM @extschema@.idem_application_functions() AS a
+			UNION ALL
+			SELECT m FROM @extschema@.idem_monitor_functions() AS m
+		) AS f (f)
 		JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
 		CROSS JOIN LATERAL pg_catalog.aclexplode(p.proacl) AS a
 		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
@@ -140,6 +204,16 @@ BEGIN ATOMIC
 		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
 			AND a.grantor OPERATOR(pg_catalog.=) t.typowner
 			AND a.grantee OPERATOR(pg_catalog.<>) t.typowner
+			AND NOT a.is_grantable;
+	SELECT @extschema@.idem_execute_grant(CASE WHEN pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8
+			THEN pg_catalog.format('REVOKE SELECT ON TABLE %s FROM %s', pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1) END)
+		FROM @extschema@.idem_monitor_views() AS f
+		JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
+		CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) AS a
+		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
+			AND a.privilege_type OPERATOR(pg_catalog.=) 'SELECT'
+			AND a.grantor OPERATOR(pg_catalog.=) c.relowner
+			AND a.grantee OPERATOR(pg_catalog.<>) c.relowner
 			AND NOT a.is_grantable;
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_revoke_as_owner(regrole) FROM PUBLIC;
@@ -212,6 +286,24 @@ GRANT EXECUTE ON FUNCTION @extschema@.idem_grant(regrole) TO pg_database_owner W
 COMMENT ON FUNCTION @extschema@.idem_grant(regrole) IS
 'Gives a role the application''s part of the interface: to execute its functions, and USAGE on their types and schema. Not the tables, and not the functions for administrators. For the role that installed the extension, the database owner and superusers. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
 
+CREATE FUNCTION @extschema@.idem_grant_monitor(grantee regrole)
+RETURNS void
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+	SELECT @extschema@.idem_check_grantee($1);
+	SELECT @extschema@.idem_execute_grant(pg_catalog.format('GRANT USAGE ON SCHEMA %s TO %s',
+			e.extnamespace::pg_catalog.regnamespace, $1))
+		FROM pg_catalog.pg_extension AS e
+		WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
+			AND NOT pg_catalog.has_schema_privilege($1::pg_catalog.oid, e.extnamespace, 'USAGE');
+	SELECT @extschema@.idem_grant_monitor_as_owner($1);
+END;
+REVOKE ALL ON FUNCTION @extschema@.idem_grant_monitor(regrole) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_grant_monitor(regrole) TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_grant_monitor(regrole) IS
+'Gives a role what watching takes: view idem_stats, idem_metric_samples, idem_metrics and idem_health, and USAGE on their schema; no key, scope or payload. For the role that installed the extension, the database owner and superusers. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
+
 CREATE FUNCTION @extschema@.idem_revoke(grantee regrole)
 RETURNS void
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
@@ -221,7 +313,11 @@ BEGIN ATOMIC
 	-- What the caller has granted without our help, too.
 	SELECT @extschema@.idem_execute_grant(CASE WHEN pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8
 			THEN pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s', pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1) END)
-		FROM @extschema@.idem_application_functions() AS f
+		FROM (
+			SELECT a FROM @extschema@.idem_application_functions() AS a
+			UNION ALL
+			SELECT m FROM @extschema@.idem_monitor_functions() AS m
+		) AS f (f)
 		JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
 		CROSS JOIN LATERAL pg_catalog.aclexplode(p.proacl) AS a
 		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
@@ -235,15 +331,28 @@ BEGIN ATOMIC
 		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
 			AND a.grantor OPERATOR(pg_catalog.<>) t.typowner
 			AND a.grantor OPERATOR(pg_catalog.=) @extschema@.idem_grantor(t.typacl, t.typowner);
+	SELECT @extschema@.idem_execute_grant(CASE WHEN pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8
+			THEN pg_catalog.format('REVOKE SELECT ON TABLE %s FROM %s', pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1) END)
+		FROM @extschema@.idem_monitor_views() AS f
+		JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
+		CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) AS a
+		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
+			AND a.privilege_type OPERATOR(pg_catalog.=) 'SELECT'
+			AND a.grantor OPERATOR(pg_catalog.<>) c.relowner
+			AND a.grantor OPERATOR(pg_catalog.=) @extschema@.idem_grantor(c.relacl, c.relowner);
 	SELECT @extschema@.idem_revoke_as_owner($1);
 	SELECT @extschema@.idem_warn_of_rest($1,
 			pg_catalog.bool_or(pg_catalog.has_function_privilege($1::pg_catalog.oid, f::pg_catalog.oid, 'EXECUTE')))
-		FROM @extschema@.idem_application_functions() AS f;
+		FROM (
+			SELECT a FROM @extschema@.idem_application_functions() AS a
+			UNION ALL
+			SELECT m FROM @extschema@.idem_monitor_functions() AS m
+		) AS f (f);
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_revoke(regrole) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_revoke(regrole) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_revoke(regrole) IS
-'Takes back what idem_grant gave, whoever called it, and what the current role granted without it; but not USAGE on the schema, which the role may need for other things. Warns if the grantee can still execute functions. Raises 42501, 22004, 42704.';
+'Takes back what idem_grant and idem_grant_monitor gave, whoever called it, and what the current role granted without it; but not USAGE on the schema, which the role may need for other things. Warns if the grantee can still execute functions. Raises 42501, 22004, 42704.';
 
 --
 -- All is there: see to it that it is as it was written
@@ -381,7 +490,7 @@ BEGIN
 				WHEN a.grantee OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid THEN true
 				WHEN a.grantee OPERATOR(pg_catalog.=) 'pg_monitor'::pg_catalog.regrole::pg_catalog.oid
 				THEN o.name OPERATOR(pg_catalog.=) ANY (ARRAY[
-					'idem_stats', 'idem_stats_data', 'idem_metrics', 'idem_health', 'idem_stuck']::pg_catalog.name[])
+					'idem_stats', 'idem_stats_data', 'idem_metric_samples', 'idem_metrics', 'idem_health', 'idem_stuck']::pg_catalog.name[])
 				ELSE false END) AS named (is_named)
 		WHERE a.grantee OPERATOR(pg_catalog.<>) o.owner
 			AND NOT (named.is_named AND (NOT a.is_grantable

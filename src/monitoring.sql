@@ -17,7 +17,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_monitoring_data() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_monitoring_data() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_monitoring_data() IS
-'Expired records and undelivered messages, counted through their indexes, for idem_metrics and idem_health. overdue: of the oldest, in seconds. complete: whether all were counted. fault: why the table could not be read.';
+'Expired records and undelivered messages, counted through their indexes, for idem_metric_samples and idem_health. overdue: of the oldest, in seconds. complete: whether all were counted. fault: why the table could not be read.';
 
 CREATE FUNCTION @extschema@.idem_sample_data(source text,
 	OUT share double precision, OUT live_share double precision, OUT stuck bigint,
@@ -28,7 +28,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_sample_data(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_sample_data(text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_sample_data(text) IS
-'What a sample of the table of keys or tokens tells, for idem_metrics and idem_health. share: of the table that was read. live_share: of the rows. stuck: abandoned claims, on stuck_pages pages. newest: when the latest claim was made. fault: why the table could not be read.';
+'What a sample of the table of keys or tokens tells, for idem_metric_samples and idem_health. share: of the table that was read. live_share: of the rows. stuck: abandoned claims, on stuck_pages pages. newest: when the latest claim was made. fault: why the table could not be read.';
 
 CREATE FUNCTION @extschema@.idem_clock_evidence(
 	OUT name text, OUT latest timestamptz)
@@ -48,7 +48,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_table_faults() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_table_faults() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_table_faults() IS
-'The tables and sequences, and why calls cannot use one, for idem_metrics and idem_health: somebody has altered or locked it. fault: NULL where there is none.';
+'The tables and sequences, and why calls cannot use one, for idem_metric_samples and idem_health: somebody has altered or locked it. fault: NULL where there is none.';
 
 CREATE FUNCTION @extschema@.idem_table_stats(
 	OUT table_name text, OUT live_rows bigint, OUT dead_rows bigint)
@@ -77,20 +77,52 @@ END;
 REVOKE ALL ON FUNCTION @extschema@.idem_table_stats() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_table_stats() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_table_stats() IS
-'Estimated rows of the extension''s tables, for idem_metrics and idem_health.';
+'Estimated rows of the extension''s tables, for idem_metric_samples and idem_health.';
 
-CREATE FUNCTION @extschema@.idem_metrics()
-RETURNS text
-LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER COST 100000
+CREATE FUNCTION @extschema@.idem_metric_families(
+	OUT ordinal int, OUT name text, OUT type text, OUT unit text, OUT help text)
+RETURNS SETOF record
+LANGUAGE sql IMMUTABLE PARALLEL SAFE COST 100 ROWS 23
+BEGIN ATOMIC
+	SELECT v.ordinal, 'idempotency_' OPERATOR(pg_catalog.||) v.name, v.type, v.unit, v.help
+	FROM (VALUES
+		(1, 'claims', 'counter', NULL, 'Calls of idem_claim and idem_run, by outcome.'),
+		(2, 'takeovers', 'counter', NULL, 'Claims of failed or abandoned keys; also counted as claims, outcome new.'),
+		(3, 'completions', 'counter', NULL, 'Completed requests.'),
+		(4, 'failures', 'counter', NULL, 'Failed requests.'),
+		(5, 'rate_limited', 'counter', NULL, 'Claims that were refused because their scope had as many new keys as it may.'),
+		(6, 'advances', 'counter', NULL, 'Calls for user actions, by outcome.'),
+		(7, 'appends', 'counter', NULL, 'Calls of idem_try_append, by outcome.'),
+		(8, 'once', 'counter', NULL, 'Once-only tokens, by outcome.'),
+		(9, 'messages_published', 'counter', NULL, 'Published messages.'),
+		(10, 'messages_taken', 'counter', NULL, 'Messages that relays have taken.'),
+		(11, 'messages_acked', 'counter', NULL, 'Acknowledged messages.'),
+		(12, 'messages_nacked', 'counter', NULL, 'Refused messages.'),
+		(13, 'messages_dead', 'counter', NULL, 'Messages that have used up their attempts.'),
+		(14, 'rows_deleted', 'counter', NULL, 'Rows that the cleanup has deleted.'),
+		(15, 'cleanup_passes', 'counter', NULL, 'Cleanups that came to their end.'),
+		(16, 'stats_reset_timestamp_seconds', 'gauge', 'seconds', 'Since when the counters count.'),
+		(17, 'last_cleanup_timestamp_seconds', 'gauge', 'seconds', 'When the last cleanup ended.'),
+		(18, 'cleanup_lag_seconds', 'gauge', 'seconds', 'For how long the oldest row should have been deleted.'),
+		(19, 'records', 'gauge', NULL, 'Records of keys and tokens, by state. live is estimated, and expired where there are too many to count.'),
+		(20, 'outbox_messages', 'gauge', NULL, 'Unacknowledged messages, by state. due: to be taken, or behind one of the same key; waiting: leased, pausing or delayed. At most 50000 are counted.'),
+		(21, 'outbox_oldest_age_seconds', 'gauge', 'seconds', 'For how long the oldest undelivered message has been due. Of the messages counted.'),
+		(22, 'table_unusable', 'gauge', NULL, 'Whether calls cannot use a table or sequence now, because it is altered or locked. What rests on it is missing here.'),
+		(23, 'build', 'info', NULL, 'Version of the extension and of the server.')
+	) AS v (ordinal, name, type, unit, help);
+END;
+REVOKE ALL ON FUNCTION @extschema@.idem_metric_families() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_metric_families() TO pg_database_owner WITH GRANT OPTION;
+COMMENT ON FUNCTION @extschema@.idem_metric_families() IS
+'The families of metrics, for idem_metric_samples and idem_metrics. Samples of a counter are called after it with _total, of an info with _info.';
+
+CREATE FUNCTION @extschema@.idem_metric_samples(
+	OUT name text, OUT labels jsonb, OUT value double precision, OUT type text, OUT help text)
+RETURNS SETOF record
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER COST 100000 ROWS 50
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
-	WITH this_database (label) AS (
-		SELECT 'datname="'
-			OPERATOR(pg_catalog.||) pg_catalog.replace(pg_catalog.replace(pg_catalog.replace(
-				pg_catalog.current_database()::pg_catalog.text, E'\\', E'\\\\'), '"', E'\\"'), E'\n', E'\\n')
-			OPERATOR(pg_catalog.||) '"'
-	),
-	stats AS (
+	WITH stats AS (
 		SELECT s.*
 		FROM @extschema@.idem_stats_data() AS s
 		JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid
@@ -103,58 +135,35 @@ BEGIN ATOMIC
 		FROM @extschema@.idem_monitoring_data() AS d
 		GROUP BY d.source
 	),
-	families (n, family, type, unit, help) AS (VALUES
-		(1, 'claims', 'counter', NULL, 'Calls of idem_claim and idem_run, by outcome.'),
-		(2, 'takeovers', 'counter', NULL, 'Claims of failed or abandoned keys; also counted as claims, outcome new.'),
-		(3, 'completions', 'counter', NULL, 'Completed requests.'),
-		(4, 'failures', 'counter', NULL, 'Failed requests.'),
-		(5, 'advances', 'counter', NULL, 'Calls for user actions, by outcome.'),
-		(6, 'appends', 'counter', NULL, 'Calls of idem_try_append, by outcome.'),
-		(7, 'once', 'counter', NULL, 'Once-only tokens, by outcome.'),
-		(8, 'messages_published', 'counter', NULL, 'Published messages.'),
-		(9, 'messages_taken', 'counter', NULL, 'Messages that relays have taken.'),
-		(10, 'messages_acked', 'counter', NULL, 'Acknowledged messages.'),
-		(11, 'messages_nacked', 'counter', NULL, 'Refused messages.'),
-		(12, 'messages_dead', 'counter', NULL, 'Messages that have used up their attempts.'),
-		(13, 'rows_deleted', 'counter', NULL, 'Rows that the cleanup has deleted.'),
-		(14, 'cleanup_passes', 'counter', NULL, 'Cleanups that came to their end.'),
-		(15, 'stats_reset_timestamp_seconds', 'gauge', 'seconds', 'Since when the counters count.'),
-		(16, 'last_cleanup_timestamp_seconds', 'gauge', 'seconds', 'When the last cleanup ended.'),
-		(17, 'cleanup_lag_seconds', 'gauge', 'seconds', 'For how long the oldest row should have been deleted.'),
-		(18, 'records', 'gauge', NULL, 'Records of keys and tokens, by state. live is estimated, and expired where there are too many to count.'),
-		(19, 'outbox_messages', 'gauge', NULL, 'Unacknowledged messages, by state. due: to be taken, or behind one of the same key; waiting: leased, pausing or delayed. At most 50000 are counted.'),
-		(20, 'outbox_oldest_age_seconds', 'gauge', 'seconds', 'For how long the oldest undelivered message has been due. Of the messages counted.'),
-		(21, 'table_unusable', 'gauge', NULL, 'Whether calls cannot use a table or sequence now, because it is altered or locked. What rests on it is missing here.'),
-		(22, 'build', 'info', NULL, 'Version of the extension and of the server.')
-	),
 	counters (n, stat, family, label) AS (VALUES
-		(1, 'claims_new', 'claims', 'outcome="new"'),
-		(2, 'claims_replay', 'claims', 'outcome="replay"'),
-		(3, 'claims_erased', 'claims', 'outcome="erased"'),
-		(4, 'claims_in_progress', 'claims', 'outcome="in_progress"'),
-		(5, 'claims_hash_conflict', 'claims', 'outcome="hash_conflict"'),
-		(6, 'claims_expired', 'claims', 'outcome="expired"'),
+		(1, 'claims_new', 'claims', '{"outcome": "new"}'),
+		(2, 'claims_replay', 'claims', '{"outcome": "replay"}'),
+		(3, 'claims_erased', 'claims', '{"outcome": "erased"}'),
+		(4, 'claims_in_progress', 'claims', '{"outcome": "in_progress"}'),
+		(5, 'claims_hash_conflict', 'claims', '{"outcome": "hash_conflict"}'),
+		(6, 'claims_expired', 'claims', '{"outcome": "expired"}'),
 		(1, 'takeovers', 'takeovers', NULL),
 		(1, 'completions', 'completions', NULL),
 		(1, 'failures', 'failures', NULL),
-		(1, 'advances', 'advances', 'outcome="advanced"'),
-		(2, 'advances_stale', 'advances', 'outcome="stale"'),
-		(1, 'appends_appended', 'appends', 'outcome="appended"'),
-		(2, 'appends_duplicate', 'appends', 'outcome="duplicate"'),
-		(3, 'appends_overlap', 'appends', 'outcome="overlap"'),
-		(4, 'appends_gap', 'appends', 'outcome="gap"'),
-		(5, 'appends_in_flight', 'appends', 'outcome="in_flight"'),
-		(6, 'appends_version_conflict', 'appends', 'outcome="version_conflict"'),
-		(1, 'once_first', 'once', 'outcome="first"'),
-		(2, 'once_seen', 'once', 'outcome="seen"'),
+		(1, 'rate_limited', 'rate_limited', NULL),
+		(1, 'advances', 'advances', '{"outcome": "advanced"}'),
+		(2, 'advances_stale', 'advances', '{"outcome": "stale"}'),
+		(1, 'appends_appended', 'appends', '{"outcome": "appended"}'),
+		(2, 'appends_duplicate', 'appends', '{"outcome": "duplicate"}'),
+		(3, 'appends_overlap', 'appends', '{"outcome": "overlap"}'),
+		(4, 'appends_gap', 'appends', '{"outcome": "gap"}'),
+		(5, 'appends_in_flight', 'appends', '{"outcome": "in_flight"}'),
+		(6, 'appends_version_conflict', 'appends', '{"outcome": "version_conflict"}'),
+		(1, 'once_first', 'once', '{"outcome": "first"}'),
+		(2, 'once_seen', 'once', '{"outcome": "seen"}'),
 		(1, 'messages_published', 'messages_published', NULL),
 		(1, 'messages_taken', 'messages_taken', NULL),
 		(1, 'messages_acked', 'messages_acked', NULL),
 		(1, 'messages_nacked', 'messages_nacked', NULL),
 		(1, 'messages_dead', 'messages_dead', NULL),
-		(1, 'keys_deleted', 'rows_deleted', 'table="idem_keys"'),
-		(2, 'tokens_deleted', 'rows_deleted', 'table="idem_tokens"'),
-		(3, 'messages_deleted', 'rows_deleted', 'table="idem_outbox"'),
+		(1, 'keys_deleted', 'rows_deleted', '{"table": "idem_keys"}'),
+		(2, 'tokens_deleted', 'rows_deleted', '{"table": "idem_tokens"}'),
+		(3, 'messages_deleted', 'rows_deleted', '{"table": "idem_outbox"}'),
 		(1, 'cleanup_passes', 'cleanup_passes', NULL)
 	),
 	cleaned (n, source, table_name) AS (VALUES
@@ -176,7 +185,7 @@ BEGIN ATOMIC
 		WHERE c.source OPERATOR(pg_catalog.<>) 'acked' AND d.fault IS NULL
 	),
 	samples (n, family, suffix, label, value) AS (
-		SELECT c.n, c.family, '_total', c.label, v.value
+		SELECT c.n, c.family, '_total', c.label::pg_catalog.jsonb, v.value::pg_catalog.float8
 		FROM counters AS c
 		JOIN (
 			SELECT e.key, e.value
@@ -184,74 +193,99 @@ BEGIN ATOMIC
 			CROSS JOIN LATERAL pg_catalog.jsonb_each_text(pg_catalog.to_jsonb(s)) AS e
 		) AS v ON v.key OPERATOR(pg_catalog.=) c.stat
 		UNION ALL
-		SELECT 1, 'stats_reset_timestamp_seconds', '', NULL, EXTRACT(epoch FROM s.stats_reset)::pg_catalog.text
+		SELECT 1, 'stats_reset_timestamp_seconds', '', NULL, EXTRACT(epoch FROM s.stats_reset)::pg_catalog.float8
 		FROM stats AS s
 		UNION ALL
-		SELECT 1, 'last_cleanup_timestamp_seconds', '', NULL, EXTRACT(epoch FROM s.last_cleanup)::pg_catalog.text
+		SELECT 1, 'last_cleanup_timestamp_seconds', '', NULL, EXTRACT(epoch FROM s.last_cleanup)::pg_catalog.float8
 		FROM stats AS s
 		WHERE s.last_cleanup IS NOT NULL
 		UNION ALL
-		SELECT c.n, 'cleanup_lag_seconds', '',
-			'table="' OPERATOR(pg_catalog.||) c.table_name OPERATOR(pg_catalog.||) '"',
-			pg_catalog.replace(d.overdue::pg_catalog.text, 'Infinity', '+Inf')
+		SELECT c.n, 'cleanup_lag_seconds', '', pg_catalog.jsonb_build_object('table', c.table_name), d.overdue
 		FROM cleaned AS c
 		JOIN data AS d ON d.source OPERATOR(pg_catalog.=) c.source
 		WHERE d.fault IS NULL
 		UNION ALL
 		SELECT 2 OPERATOR(pg_catalog.*) r.n OPERATOR(pg_catalog.+) v.n, 'records', '',
-			pg_catalog.format('table="%s",state="%s"', r.table_name, v.state), v.value::pg_catalog.text
+			pg_catalog.jsonb_build_object('table', r.table_name, 'state', v.state), v.value::pg_catalog.float8
 		FROM records AS r
 		CROSS JOIN LATERAL (VALUES (1, 'live', r.live), (2, 'expired', r.expired)) AS v (n, state, value)
 		UNION ALL
-		SELECT v.n, 'outbox_messages', '',
-			'state="' OPERATOR(pg_catalog.||) v.state OPERATOR(pg_catalog.||) '"', v.value::pg_catalog.text
+		SELECT s.n, 'outbox_messages', '', pg_catalog.jsonb_build_object('state', s.state),
+			CASE WHEN s.state OPERATOR(pg_catalog.=) 'due' THEN d.due
+				WHEN s.state OPERATOR(pg_catalog.=) 'waiting' THEN d.counted OPERATOR(pg_catalog.-) d.due
+				ELSE d.counted END::pg_catalog.float8
 		FROM data AS d
 		JOIN (VALUES (1, 'pending', 'due'), (2, 'pending', 'waiting'), (3, 'dead', 'dead')) AS s (n, source, state)
 			ON s.source OPERATOR(pg_catalog.=) d.source
-		CROSS JOIN LATERAL (SELECT s.n, s.state,
-			CASE WHEN s.state OPERATOR(pg_catalog.=) 'due' THEN d.due
-				WHEN s.state OPERATOR(pg_catalog.=) 'waiting' THEN d.counted OPERATOR(pg_catalog.-) d.due
-				ELSE d.counted END AS value) AS v
 		WHERE d.fault IS NULL
 		UNION ALL
-		SELECT 1, 'outbox_oldest_age_seconds', '', NULL,
-			pg_catalog.replace(d.overdue::pg_catalog.text, 'Infinity', '+Inf')
+		SELECT 1, 'outbox_oldest_age_seconds', '', NULL, d.overdue
 		FROM data AS d
 		WHERE d.source OPERATOR(pg_catalog.=) 'pending' AND d.fault IS NULL
 		UNION ALL
 		SELECT pg_catalog.row_number() OVER ()::pg_catalog.int4, 'table_unusable', '',
-			'table="' OPERATOR(pg_catalog.||) f.table_name OPERATOR(pg_catalog.||) '"',
-			CASE WHEN f.fault IS NULL THEN '0' ELSE '1' END
+			pg_catalog.jsonb_build_object('table', f.table_name),
+			CASE WHEN f.fault IS NULL THEN 0 ELSE 1 END::pg_catalog.float8
 		FROM @extschema@.idem_table_faults() AS f
 		UNION ALL
-		SELECT 1, 'build', '_info', pg_catalog.format('version="%s",server_version="%s"',
-			e.extversion, pg_catalog.current_setting('server_version')), '1'
+		SELECT 1, 'build', '_info', pg_catalog.jsonb_build_object('version', e.extversion,
+			'server_version', pg_catalog.current_setting('server_version')), 1::pg_catalog.float8
 		FROM pg_catalog.pg_extension AS e
 		WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
-	),
-	lines (n, family, text) AS (
-		SELECT s.n, s.family, pg_catalog.format(E'idempotency_%s%s{%s} %s\n', s.family, s.suffix,
-			pg_catalog.concat_ws(',', d.label, s.label), s.value)
-		FROM samples AS s
-		CROSS JOIN this_database AS d
 	)
-	SELECT pg_catalog.string_agg(pg_catalog.format(E'# TYPE idempotency_%1$s %2$s\n%3$s# HELP idempotency_%1$s %4$s\n%5$s',
-			f.family, f.type,
-			CASE WHEN f.unit IS NOT NULL
-				THEN pg_catalog.format(E'# UNIT idempotency_%s %s\n', f.family, f.unit) END,
+	SELECT f.name OPERATOR(pg_catalog.||) s.suffix,
+		pg_catalog.jsonb_build_object('datname', pg_catalog.current_database())
+			OPERATOR(pg_catalog.||) coalesce(s.label, '{}'::pg_catalog.jsonb),
+		s.value, f.type, f.help
+	FROM samples AS s
+	JOIN @extschema@.idem_metric_families() AS f
+		ON f.name OPERATOR(pg_catalog.=) ('idempotency_' OPERATOR(pg_catalog.||) s.family)
+	ORDER BY f.ordinal, s.n;
+END;
+REVOKE ALL ON FUNCTION @extschema@.idem_metric_samples() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_metric_samples() TO pg_database_owner WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_metric_samples() TO pg_monitor;
+COMMENT ON FUNCTION @extschema@.idem_metric_samples() IS
+'Metrics of this database, a row a sample: the counters of idem_stats, live and expired records, outbox depth and age, cleanup lag, tables that are altered or locked. type: counter, gauge or info. Made to be called every few seconds: it reads a bounded part of a few indexes and no table from end to end. Reads only; works on a hot standby.';
+
+CREATE FUNCTION @extschema@.idem_metrics()
+RETURNS text
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER COST 100000
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+	WITH samples AS MATERIALIZED (
+		SELECT s.*
+		FROM @extschema@.idem_metric_samples() WITH ORDINALITY AS s (name, labels, value, type, help, ordinal)
+	),
+	lines (ordinal, name, text) AS (
+		SELECT s.ordinal, s.name, pg_catalog.format(E'%s{%s} %s\n', s.name,
+			-- The database first, then table before state, and version before server_version.
+			(SELECT pg_catalog.string_agg(pg_catalog.format('%s="%s"', l.key,
+					pg_catalog.replace(pg_catalog.replace(pg_catalog.replace(
+						l.value, E'\\', E'\\\\'), '"', E'\\"'), E'\n', E'\\n')), ','
+					ORDER BY l.key OPERATOR(pg_catalog.=) 'datname' DESC, l.key COLLATE pg_catalog."C" DESC)
+				FROM pg_catalog.jsonb_each_text(s.labels) AS l),
+			pg_catalog.replace(s.value::pg_catalog.text, 'Infinity', '+Inf'))
+		FROM samples AS s
+	)
+	SELECT pg_catalog.string_agg(pg_catalog.format(E'# TYPE %1$s %2$s\n%3$s# HELP %1$s %4$s\n%5$s',
+			f.name, f.type,
+			CASE WHEN f.unit IS NOT NULL THEN pg_catalog.format(E'# UNIT %s %s\n', f.name, f.unit) END,
 			f.help,
-			(SELECT pg_catalog.string_agg(l.text, '' ORDER BY l.n)
+			(SELECT pg_catalog.string_agg(l.text, '' ORDER BY l.ordinal)
 				FROM lines AS l
-				WHERE l.family OPERATOR(pg_catalog.=) f.family)),
-		'' ORDER BY f.n)
+				WHERE l.name OPERATOR(pg_catalog.=) (f.name OPERATOR(pg_catalog.||)
+					CASE WHEN f.type OPERATOR(pg_catalog.=) 'counter' THEN '_total'
+						WHEN f.type OPERATOR(pg_catalog.=) 'info' THEN '_info' ELSE '' END))),
+		'' ORDER BY f.ordinal)
 		OPERATOR(pg_catalog.||) '# EOF'
-	FROM families AS f;
+	FROM @extschema@.idem_metric_families() AS f;
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_metrics() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_metrics() TO pg_database_owner WITH GRANT OPTION;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_metrics() TO pg_monitor;
 COMMENT ON FUNCTION @extschema@.idem_metrics() IS
-'Metrics of this database as OpenMetrics 1.0 text: the counters of idem_stats, live and expired records, outbox depth and age, cleanup lag, tables that are altered or locked. Made to be called every few seconds: it reads a bounded part of a few indexes and no table from end to end. Reads only; works on a hot standby.';
+'What idem_metric_samples returns as OpenMetrics 1.0 text.';
 
 CREATE FUNCTION @extschema@.idem_worker_absence()
 RETURNS text

@@ -44,6 +44,7 @@
 #include "rate_limit.h"
 #include "shared_memory.h"
 #include "siphash.h"
+#include "stats.h"
 #include "times.h"
 
 #define WINDOW_SECONDS	60
@@ -313,7 +314,7 @@ seconds_to_wait(const Window *window, int64 now)
 }
 
 /*
- * Raise ID002.
+ * Raise ID002, having counted that.
  */
 static void
 refuse(Datum scope, int wait)
@@ -322,6 +323,7 @@ refuse(Datum scope, int wait)
 	int			length = VARSIZE_ANY_EXHDR(name);
 	int			shown;
 
+	idem_count(IDEM_COUNT_RATE_LIMITED, 1);
 	shown = pg_mbcliplen(VARDATA_ANY(name), length, MAX_SHOWN_SCOPE);
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEM_RATE_LIMITED),

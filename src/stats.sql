@@ -7,8 +7,8 @@ CREATE FUNCTION @extschema@.idem_stats_data(
 	OUT datid oid,
 	OUT claims_new bigint, OUT claims_replay bigint, OUT claims_erased bigint,
 	OUT claims_in_progress bigint, OUT claims_hash_conflict bigint, OUT claims_expired bigint,
-	OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT advances bigint,
-	OUT advances_stale bigint, OUT appends_appended bigint, OUT appends_duplicate bigint,
+	OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT rate_limited bigint,
+	OUT advances bigint, OUT advances_stale bigint, OUT appends_appended bigint, OUT appends_duplicate bigint,
 	OUT appends_overlap bigint, OUT appends_gap bigint, OUT appends_in_flight bigint,
 	OUT appends_version_conflict bigint, OUT once_first bigint, OUT once_seen bigint,
 	OUT messages_published bigint, OUT messages_taken bigint, OUT messages_acked bigint,
@@ -32,7 +32,7 @@ REVOKE ALL ON TABLE @extschema@.idem_stats FROM PUBLIC;
 GRANT SELECT ON TABLE @extschema@.idem_stats TO pg_database_owner WITH GRANT OPTION;
 GRANT SELECT ON TABLE @extschema@.idem_stats TO pg_monitor;
 COMMENT ON VIEW @extschema@.idem_stats IS
-'What the functions did in each database since stats_reset, or since the server started: calls by outcome, whether or not their transactions committed, and the work of the cleanup, which has ended when its transaction has committed. Other databases than this one only for members of pg_read_all_stats. takeovers are claims of failed or abandoned keys; they count under claims_new, too.';
+'What the functions did in each database since stats_reset, or since the server started: calls by outcome, whether or not their transactions committed, and the work of the cleanup, which has ended when its transaction has committed. Other databases than this one only for members of pg_read_all_stats. takeovers are claims of failed or abandoned keys; they count under claims_new, too. rate_limited are calls that ended in an error because their scope had as many new keys as it may.';
 
 CREATE FUNCTION @extschema@.idem_cleanup_idle()
 RETURNS double precision

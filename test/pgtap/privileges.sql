@@ -131,18 +131,28 @@ INSERT INTO administrator_calls VALUES
 		$$SELECT idem_cleanup()$$),
 	('idem_grant(regrole)',
 		$$SELECT idem_grant('idem_test_stranger')$$),
+	('idem_grant_monitor(regrole)',
+		$$SELECT idem_grant_monitor('idem_test_stranger')$$),
 	('idem_revoke(regrole)',
 		$$SELECT idem_revoke('idem_test_stranger')$$),
 	('idem_application_functions()',
 		$$SELECT idem_application_functions()$$),
 	('idem_application_types()',
 		$$SELECT idem_application_types()$$),
+	('idem_monitor_functions()',
+		$$SELECT idem_monitor_functions()$$),
+	('idem_monitor_views()',
+		$$SELECT idem_monitor_views()$$),
 	('idem_check_grantee(regrole)',
 		$$SELECT idem_check_grantee('idem_test_stranger')$$),
 	('idem_stats_data()',
 		$$SELECT idem_stats_data()$$),
 	('idem_stats_reset()',
 		$$SELECT idem_stats_reset()$$),
+	('idem_metric_families()',
+		$$SELECT idem_metric_families()$$),
+	('idem_metric_samples()',
+		$$SELECT idem_metric_samples()$$),
 	('idem_metrics()',
 		$$SELECT idem_metrics()$$),
 	('idem_health()',
@@ -269,12 +279,13 @@ CREATE TEMP TABLE monitoring (
 );
 INSERT INTO monitoring VALUES
 	('idem_stats_data()', 'EXECUTE', false),
+	('idem_metric_samples()', 'EXECUTE', false),
 	('idem_metrics()', 'EXECUTE', false),
 	('idem_health()', 'EXECUTE', false),
 	('idem_stuck(interval)', 'EXECUTE', false),
 	('idem_stats', 'SELECT', false);
 
-SELECT plan(613);
+SELECT plan(645);
 
 --
 -- Nobody but the installer has anything
@@ -397,6 +408,7 @@ FROM privileges WHERE grantee = '"Idem test ""app""; --"'::regrole;
 SELECT is(pg_temp.outcome_of('idem_test_monitor', statement), 'allowed',
 	'a member of pg_monitor: ' || statement || ' is allowed')
 FROM (VALUES ('SELECT FROM idem_stats'), ('SELECT idem_stats_data()'),
+	('SELECT idem_metric_samples()'),
 	('SELECT idem_metrics()'), ('SELECT idem_health()'),
 	('SELECT idem_stuck()')) AS v (statement);
 SELECT is(pg_temp.outcome_of('idem_test_monitor', call),
@@ -409,6 +421,17 @@ WHERE signature NOT IN (SELECT object FROM monitoring);
 SELECT is(left(pg_temp.outcome_of('idem_test_monitor', statement), 6),
 	'42501:', 'a member of pg_monitor: ' || statement || ': 42501')
 FROM table_accesses WHERE statement <> 'SELECT FROM idem_stats';
+-- What idem_grant_monitor gives is that, but for what shows scopes.
+SELECT idem_grant_monitor('idem_test_stranger') \gset
+SELECT set_eq(
+	$$SELECT object, privilege_type, is_grantable FROM privileges
+	WHERE grantee = 'idem_test_stranger'::regrole$$,
+	$$SELECT * FROM monitoring WHERE object <> 'idem_stuck(interval)'$$,
+	'idem_grant_monitor gives statistics, metrics and health');
+SELECT idem_revoke('idem_test_stranger') \gset
+SELECT is_empty($$SELECT FROM privileges
+	WHERE grantee = 'idem_test_stranger'::regrole$$,
+	'idem_revoke takes that back');
 -- The view does not lend its owner's rights.
 SELECT is(pg_temp.outcome_of(session_user, 'GRANT SELECT ON idem_stats
 		TO idem_test_stranger; SET LOCAL ROLE idem_test_stranger;

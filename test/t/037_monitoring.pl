@@ -103,6 +103,7 @@ my %stats = (
 	takeovers => '_takeovers_total{}',
 	completions => '_completions_total{}',
 	failures => '_failures_total{}',
+	rate_limited => '_rate_limited_total{}',
 	advances => '_advances_total{"outcome": "advanced"}',
 	advances_stale => '_advances_total{"outcome": "stale"}',
 	appends_appended => '_appends_total{"outcome": "appended"}',
@@ -135,6 +136,19 @@ SELECT count(idem_claim('m', 'hashed-000000000001', '\x02')) FROM generate_serie
 SET idempotency.expired_key_policy = reject;
 SELECT count(idem_claim('m', 'expired-00000000001', ttl => '0')) FROM generate_series(1, 13);
 RESET idempotency.expired_key_policy;
+SET idempotency.max_new_keys_per_minute = 1;
+SELECT count(idem_claim('limited', 'limited-00000000001'));
+DO $$
+BEGIN
+	FOR i IN 1 .. 43 LOOP
+		BEGIN
+			PERFORM idem_claim('limited', 'limited-00000000002');
+		EXCEPTION WHEN SQLSTATE 'ID002' THEN
+		END;
+	END LOOP;
+END
+$$;
+RESET idempotency.max_new_keys_per_minute;
 SELECT count(idem_claim('m', 'stuck-000000000001', lease => '0')) FROM generate_series(1, 14);
 SELECT count(CASE WHEN (idem_claim('m', 'failed-00000000000' || i)).outcome = 'new' THEN idem_fail('m', 'failed-00000000000' || i) END)
 FROM generate_series(100, 114) AS i;

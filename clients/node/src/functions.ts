@@ -41,7 +41,7 @@ const ACTION = { isActive: 'bool', lastActionId: 'bigint', processed: 'bool' } a
 const ADVANCE = { shouldProcess: 'bool', lastActionId: 'bigint' } as const
 const STATS = [
   'claims_new', 'claims_replay', 'claims_erased', 'claims_in_progress', 'claims_hash_conflict', 'claims_expired',
-  'takeovers', 'completions', 'failures', 'advances', 'advances_stale', 'appends_appended', 'appends_duplicate',
+  'takeovers', 'completions', 'failures', 'rate_limited', 'advances', 'advances_stale', 'appends_appended', 'appends_duplicate',
   'appends_overlap', 'appends_gap', 'appends_in_flight', 'appends_version_conflict', 'once_first', 'once_seen',
   'messages_published', 'messages_taken', 'messages_acked', 'messages_nacked', 'messages_dead', 'keys_deleted',
   'tokens_deleted', 'messages_deleted', 'cleanup_passes',

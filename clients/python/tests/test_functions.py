@@ -17,8 +17,9 @@ from pg_idempotency.memory import MemoryIdempotency
 # Of the extension, but not of its interface.
 INTERNAL = {
     "idem_application_functions", "idem_application_types", "idem_check_grantee", "idem_check_interval",
-    "idem_cleanup_idle", "idem_clock_evidence", "idem_execute_grant", "idem_grant_as_owner", "idem_grantor",
-    "idem_many_support", "idem_monitoring_data", "idem_redacted_key", "idem_revoke_as_owner", "idem_sample_data",
+    "idem_cleanup_idle", "idem_clock_evidence", "idem_execute_grant", "idem_grant_as_owner",
+    "idem_grant_monitor_as_owner", "idem_grantor", "idem_many_support", "idem_metric_families",
+    "idem_monitor_functions", "idem_monitor_views", "idem_monitoring_data", "idem_redacted_key", "idem_revoke_as_owner", "idem_sample_data",
     "idem_stats_data", "idem_table_faults", "idem_table_stats", "idem_vacuum_holder", "idem_warn_of_rest",
     "idem_worker_absence"}
 
