@@ -17,6 +17,9 @@
 #	make relay			build idem-relay, the daemon that delivers what lies in the outbox
 #	make relay-check	run its tests, on a RabbitMQ, a Kafka and a PostgreSQL of their own
 #	make relay-bench	measure it, beside a poller of a table
+#	make dist			the archive for PGXN, of what is committed
+#	make deb			packages for Debian
+#	make packages-check	build these, install them where nothing else is, upgrade them; as root
 #	make				build, for the server that pg_config belongs to
 #	make install		install there
 #	make relay-install	install idem-relay
@@ -39,7 +42,7 @@ ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isol
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)
 
 # These work without a server installation, and PGXS has a "check" of its own.
-OUR_GOALS = demo playground check clients matrix inject mutants static sanitize valgrind fuzz torture failover bench relay relay-install relay-check relay-bench
+OUR_GOALS = demo playground check clients matrix inject mutants static sanitize valgrind fuzz torture failover bench relay relay-install relay-check relay-bench dist deb packages-check
 ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
 
 PROGRAM_demo = examples/demo
@@ -121,6 +124,18 @@ relay-check:
 
 relay-bench: relay
 	@test/cluster test/relay/bench
+
+dist:
+	@packages/dist
+
+deb:
+	@test/prepare deb
+	@packages/deb
+
+# MAJORS="15 17" and STEPS restrict it; see test/packages/check.
+packages-check:
+	@test/prepare packages
+	@test/packages/check
 
 else
 
