@@ -125,7 +125,7 @@ relay:
 relay-install:
 	@$(MAKE) --no-print-directory -C relay install
 
-# SIZE, KEYS, KILLS, STOPS, CRASHES and TESTS: see test/relay/run.
+# QUICK=1 for a short run; SIZE, KEYS, KILLS, STOPS, CRASHES and TESTS: see test/relay/run.
 relay-check:
 	@test/prepare relay
 	@test/cluster test/relay/check
