@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import json
+import os
 from datetime import timedelta
 
 import psycopg
@@ -41,8 +42,27 @@ def test_none_is_missing(database):
         assert ours == theirs.get("idem_" + name, set()), name
 
 
+async def asynchronous_handle(kind):
+    """And what ends it."""
+    if not kind.startswith("SQLAlchemy"):
+        connection = await psycopg.AsyncConnection.connect("")
+        return (connection.cursor() if kind == "AsyncCursor" else connection), connection.close
+    pytest.importorskip("asyncpg")
+    asyncio_of = pytest.importorskip("sqlalchemy.ext.asyncio")
+    engine = asyncio_of.create_async_engine(
+        f"postgresql+asyncpg:///?host={os.environ['PGHOST']}&port={os.environ['PGPORT']}")
+    handle = asyncio_of.AsyncSession(engine) if kind.endswith("Session") else await engine.connect()
+
+    async def close():
+        await handle.close()
+        await engine.dispose()
+
+    return handle, close
+
+
 @pytest.fixture(params=["pool", "connection", "cursor", "dict_row", "autocommit", "conninfo", "SQLAlchemy",
-                        "SQLAlchemy Session", "double", "AsyncConnection"])
+                        "SQLAlchemy Session", "double", "AsyncConnection", "AsyncCursor", "SQLAlchemy AsyncConnection",
+                        "SQLAlchemy AsyncSession"])
 def functions(request, database, pool):
     """Each way to the functions, one after another."""
     kind = request.param
@@ -52,6 +72,18 @@ def functions(request, database, pool):
         yield Idempotency(f"dbname={database}")
     elif kind == "double":
         yield MemoryIdempotency()
+    elif "Async" in kind:
+        loop = asyncio.new_event_loop()
+        handle, close = loop.run_until_complete(asynchronous_handle(kind))
+        idem = AsyncIdempotency("").on(handle)
+
+        class Waiting:
+            def __getattr__(self, name):
+                return lambda *a, **k: loop.run_until_complete(getattr(idem, name)(*a, **k))
+
+        yield Waiting()
+        loop.run_until_complete(close())
+        loop.close()
     elif kind.startswith("SQLAlchemy"):
         sqlalchemy = pytest.importorskip("sqlalchemy")
         from sqlalchemy.orm import Session
@@ -59,18 +91,6 @@ def functions(request, database, pool):
         with (engine.begin() if kind == "SQLAlchemy" else Session(engine)) as handle:
             yield Idempotency(pool).on(handle)
         engine.dispose()
-    elif kind == "AsyncConnection":
-        loop = asyncio.new_event_loop()
-        connection = loop.run_until_complete(psycopg.AsyncConnection.connect(""))
-        idem = AsyncIdempotency("").on(connection)
-
-        class Waiting:
-            def __getattr__(self, name):
-                return lambda *a, **k: loop.run_until_complete(getattr(idem, name)(*a, **k))
-
-        yield Waiting()
-        loop.run_until_complete(connection.close())
-        loop.close()
     else:
         with psycopg.connect("", row_factory=dict_row if kind == "dict_row" else psycopg.rows.tuple_row,
                              autocommit=kind == "autocommit") as connection:
@@ -184,6 +204,14 @@ def test_other_errors(idem, pool):
         idem.once_many(me, "a string")
     with pytest.raises(TypeError):
         idem.on(object()).once(me, "token")
+
+    async def mixed():
+        async with await psycopg.AsyncConnection.connect("") as connection:
+            with pytest.raises(TypeError, match="use AsyncIdempotency"):
+                idem.on(connection).once(me, "token")
+            await connection.execute("SELECT 1")
+
+    asyncio.run(mixed())
     with pytest.raises(TypeError):
         Idempotency(object())
 

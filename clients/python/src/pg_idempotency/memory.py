@@ -716,12 +716,19 @@ class MemorySession:
         if self.handle is not None:
             self.handle.end(False)
 
+    def ended(self) -> bool:
+        return False
+
+    async def cut(self) -> None:
+        await self.rollback()
+
 
 class MemoryBackend:
     size = None
 
     def __init__(self, store: Store, shell: Shell) -> None:
-        self._store, self._shell = store, shell
+        self.source = self._store = store
+        self._shell = shell
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[MemorySession]:
@@ -778,10 +785,11 @@ class MemoryIdempotency(client.Idempotency):
     """Idempotency in memory."""
 
     def __init__(self, *, settings: Settings | None = None, max_waiters: int | None = None, wait: Interval = None,
-                 ttl: Interval = None, lease: Interval = None) -> None:
+                 ttl: Interval = None, lease: Interval = None, timeout: Interval = None,
+                 timeout_ms: float | None = None) -> None:
         self.store, shell = Store(settings or Settings()), SyncShell()
         client.Defaults.__init__(self, MemoryBackend(self.store, shell), shell, "public", max_waiters, wait, ttl,
-                                 lease)
+                                 lease, timeout, timeout_ms)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -804,10 +812,11 @@ class AsyncMemoryIdempotency(client.AsyncIdempotency):
     """AsyncIdempotency in memory."""
 
     def __init__(self, *, settings: Settings | None = None, max_waiters: int | None = None, wait: Interval = None,
-                 ttl: Interval = None, lease: Interval = None) -> None:
+                 ttl: Interval = None, lease: Interval = None, timeout: Interval = None,
+                 timeout_ms: float | None = None) -> None:
         self.store, shell = Store(settings or Settings()), AsyncShell()
         client.Defaults.__init__(self, MemoryBackend(self.store, shell), shell, "public", max_waiters, wait, ttl,
-                                 lease)
+                                 lease, timeout, timeout_ms)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
