@@ -400,8 +400,8 @@ def test_flask_answers_what_the_transaction_raises(idem, pool):
         def connection(self):
             raise PoolTimeout("no connection")
 
-    for source, handled, status in ((idem, TransactionEnded, 409), (idem, Exception, 418), (Idempotency(Dry()), PoolTimeout, 429),
-                                    (idem, None, 500)):
+    for source, handled, status in ((idem, TransactionEnded, 409), (idem, Exception, 418),
+                                    (Idempotency(Dry()), PoolTimeout, 429), (idem, None, 500)):
         app, guarded = flask_shop(source)
         runs, tears = [], []
         app.teardown_request(tears.append)

@@ -598,7 +598,8 @@ class Job:
             if not session.open:
                 raise TransactionEnded("the last step ended its transaction, or went on after an error in it")
             try:
-                await session.commit(self._call.complete(session, response, self.claim_token, self._claim.max_response_size))
+                await session.commit(self._call.complete(session, response, self.claim_token,
+                                                         self._claim.max_response_size))
             except Exception as error:
                 if session.lost:
                     raise _Unknown() from error

@@ -231,7 +231,8 @@ async def guarded(client: Defaults, guard: Guard, request: Request, run: Callabl
                                    "This request needs the header Idempotency-Key."))
         call = client.call(scope, key or "", method=request.method, path=request.path, body=request.body,
                            wait=guard.wait, wait_ms=guard.wait_ms, ttl=guard.ttl, lease=guard.lease,
-                           lease_ms=guard.lease_ms, timeout=guard.timeout, timeout_ms=guard.timeout_ms, store=guard.store, max_response_size=guard.max_response_size,
+                           lease_ms=guard.lease_ms, timeout=guard.timeout, timeout_ms=guard.timeout_ms,
+                           store=guard.store, max_response_size=guard.max_response_size,
                            as_text=True)
         if key is None:
             result = await client.core.transaction(call, handler)
