@@ -15,6 +15,6 @@ from .keys import new_key, request_hash
 __all__ = [
     "Action", "ActionIdAhead", "ActionState", "Advance", "Append", "AsyncIdempotency", "AsyncJob", "Claim",
     "ClaimLost", "ClaimNotFound", "Idempotency", "IdempotencyError", "InProgress", "JsonText", "KeyExpired",
-    "KeyInvalid", "KeyReused", "Lookup", "Message", "MetricSample", "NotFinished", "Ran", "RateLimited", "Response", "Result", "Step",
-    "SyncJob", "TimedOut", "TransactionEnded", "from_error", "new_key", "request_hash",
+    "KeyInvalid", "KeyReused", "Lookup", "Message", "MetricSample", "NotFinished", "Ran", "RateLimited", "Response",
+    "Result", "Step", "SyncJob", "TimedOut", "TransactionEnded", "from_error", "new_key", "request_hash",
 ]
