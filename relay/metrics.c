@@ -9,6 +9,7 @@
  *
  *-------------------------------------------------------------------------
  */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <netdb.h>
 #include <stdlib.h>
@@ -173,10 +174,8 @@ open_listener(const struct addrinfo *address)
 static void
 accept_client(void *argument, int fd, int events)
 {
-	/* Who calls need not be known. */
-	/* cppcheck-suppress nullPointer */
 	int			accepted = accept4(listener, NULL, NULL,
-								   SOCK_CLOEXEC | SOCK_NONBLOCK);
+							 SOCK_CLOEXEC | SOCK_NONBLOCK);
 	Client	   *client;
 
 	if (accepted < 0)

@@ -8,6 +8,7 @@
  *
  *-------------------------------------------------------------------------
  */
+#define _GNU_SOURCE
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -105,10 +106,8 @@ relay_copy(const char *text)
 
 	if (text)
 	{
-		size_t		size = strlen(text) + 1;
-
-		copy = relay_alloc(size);
-		memcpy(copy, text, size);
+		copy = relay_alloc(strlen(text) + 1);
+		strcpy(copy, text);
 	}
 	return copy;
 }
@@ -133,7 +132,5 @@ relay_now(void)
 int64_t
 relay_jitter(int64_t ms)
 {
-	int64_t		half = ms / 2;
-
-	return half + (int64_t) (drand48() * (double) (half + 1));
+	return ms / 2 + (int64_t) (drand48() * (double) (ms / 2 + 1));
 }

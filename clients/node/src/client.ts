@@ -6,18 +6,18 @@
  * committed as a checkpoint, and the last step commits together with the
  * response. Nothing here knows of HTTP.
  */
-import { AsyncLocalStorage } from 'node:async_hooks'
 import { setTimeout as sleep } from 'node:timers/promises'
 import {
-  ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished, sqlstateOf, TransactionEnded,
+  ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished, sqlstateOf, TimedOut, TransactionEnded,
 } from './errors.js'
 import {
   coreOver, held, statements,
-  type Core, type HeldClaim, type Lease, type RequestIdentity, type Statement, type Statements, type Ttl, type Wait,
+  type Core, type HeldClaim, type Lease, type RequestIdentity, type Statement, type Statements, type Timeout, type Ttl, type Wait,
 } from './functions.js'
+import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes, stepKey } from './keys.js'
 import { performOn, performOnPool, Session, type Handle, type PoolClientLike, type PoolLike } from './postgres.js'
-import type { Headers, Json } from './values.js'
+import { durationMs, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
 export const ATTEMPTS = 5
 const RETRIED = new Set(['40001', '40P01'])
@@ -36,6 +36,8 @@ export interface Options {
   ttlMs?: number
   lease?: string
   leaseMs?: number
+  timeout?: string
+  timeoutMs?: number
 }
 
 /** What a handler returns. A body is stored as it is: a string as text, a Buffer as bytes. */
@@ -56,7 +58,7 @@ export interface Result {
   stored: boolean
 }
 
-export type RequestOptions = RequestIdentity & Ttl & Wait & {
+export type RequestOptions = RequestIdentity & Ttl & Wait & Timeout & {
   scope: string
   key: string
   /** Whether a response of this status is final; all below 500 by default, and 5xx never. */
@@ -84,17 +86,19 @@ export interface Job<Tx> {
   readonly signal: AbortSignal
   readonly lost: boolean
   /** Runs fn once over all attempts; its value is kept as JSON. */
-  step<T extends Json | void>(name: string, fn: (step: Step) => Promise<T> | T): Promise<T>
+  step<T extends Json>(name: string, fn: (step: Step) => Promise<T> | T): Promise<T>
   /** The last step: what it writes with tx commits together with the response. */
   finish(fn: (tx: Tx) => Promise<Response> | Response): Promise<Result>
 }
+
+export type TransactionOptions<T> = Timeout & { commits?: (result: T) => boolean }
 
 /** What the clients for a server and the double in memory have in common. */
 export interface Client<Tx> extends Core {
   on(handle: Handle): Core
   newKey(): string
   /** A transaction without a key: COMMIT unless the handler throws, or commits() says no. */
-  transaction<T>(handler: (tx: Tx) => Promise<T> | T, options?: { commits?: (result: T) => boolean }): Promise<T>
+  transaction<T>(handler: (tx: Tx) => Promise<T> | T, options?: TransactionOptions<T>): Promise<T>
   request(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response): Promise<Result>
   job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result>
 }
@@ -111,21 +115,43 @@ export function problem(type: string, title: string, status: number, detail: str
 }
 
 /** The response as it can be stored: a document that says so in place of one that is too large. */
-export function kept(response: Response, limit: number): { status: number; body: string | Uint8Array | null; headers: Headers | null } {
+export function kept(response: Response, limit: number, encoding: string):
+  { status: number; body: string | Uint8Array | null; headers: Headers | null } {
   const { status } = response
-  const body = typeof response.body === 'string' ? storableText(response.body) : response.body ?? null
+  const body = typeof response.body === 'string' ? storableText(response.body, encoding) : response.body ?? null
   const headers = response.headers && Object.keys(response.headers).length > 0 ? response.headers : null
-  const size = Math.max(Buffer.byteLength(body ?? ''), Buffer.byteLength(headers ? JSON.stringify(headers) : ''))
+  const size = Math.max(Buffer.byteLength(body ?? ''), Buffer.byteLength(headerDocument(headers, 'headers') ?? ''))
   if (size <= limit) return { status, body, headers }
   const said = problem('response-not-stored', 'Response not stored', status,
     `The response to this request was larger than the ${limit} bytes that may be stored.`)
   return { status, body: said.body, headers: said.headers }
 }
 
-/** PostgreSQL's text has no NUL; bytes have. */
-function storableText(body: string): string | Buffer {
+const NOT_ASCII = /[^\0-\x7f]/gu
+
+/** PostgreSQL's text has no NUL, and that of a database in another encoding than UTF-8 not every character; bytes have. */
+function storableText(body: string, encoding: string): string | Buffer {
   const whole = body.toWellFormed()
-  return whole.includes('\0') ? Buffer.from(whole) : whole
+  return whole.includes('\0') || (encoding !== 'UTF8' && whole.search(NOT_ASCII) >= 0) ? Buffer.from(whole) : whole
+}
+
+/** What is only to be read, in characters that every database has. */
+function legible(said: string, encoding: string): string {
+  const whole = said.replaceAll('\0', '').toWellFormed()
+  return encoding === 'UTF8' ? whole : whole.replace(NOT_ASCII, (one) => `\\u{${one.codePointAt(0)!.toString(16)}}`)
+}
+
+/** Options that no request can keep are refused where they are given. */
+export function checkedTimes(options: Ttl & Wait & Lease & Timeout): void {
+  for (const name of ['ttl', 'wait', 'lease'] as const) interval(options[name], options[`${name}Ms`], name)
+  new Deadline(options, {})
+}
+
+/** A number of bytes or of connections. */
+export function checkedCount(value: number | undefined, name: string): void {
+  if (value !== undefined && !(Number.isSafeInteger(value) && value >= 0)) {
+    throw new TypeError(`${name} is no whole number from 0 on: ${String(value)}`)
+  }
 }
 
 export function checked(response: unknown, who: string): Response {
@@ -164,7 +190,8 @@ export function answered(claim: HeldClaim): Result {
 
 /** Bytes are hashed here, so that they need not travel; a string is JSON, which the server knows best. */
 export function identity(options: RequestIdentity): RequestIdentity {
-  if (!('method' in options) || typeof options.body === 'string') return options
+  if (!('method' in options)) return options.requestHash === undefined ? {} : { requestHash: options.requestHash }
+  if (typeof options.body === 'string') return { method: options.method, path: options.path, body: options.body }
   return { requestHash: requestHashOfBytes(options.method, options.path, options.body ?? new Uint8Array()) }
 }
 
@@ -194,35 +221,6 @@ function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promi
 /** COMMIT was sent, and its answer was lost. */
 class Unknown extends Error {}
 
-/** In whose handler we are: a transaction in a transaction waits for itself sooner or later. */
-export const inside = new AsyncLocalStorage<{ open: boolean }>()
-
-export async function insideHandler<T>(run: () => Promise<T> | T): Promise<T> {
-  const context = { open: true }
-  try {
-    return await inside.run(context, run)
-  } finally {
-    context.open = false
-  }
-}
-
-export function refuseNested(what: string): void {
-  if (inside.getStore()?.open) {
-    throw new TypeError(`${what} in the handler of another: it would take a second connection while the first waits; ` +
-      'use the methods of on(tx)')
-  }
-}
-
-const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, sec: 1000, second: 1000, min: 60_000, minute: 60_000, h: 3_600_000, hour: 3_600_000, day: 86_400_000 }
-
-/** How long, if it is said in a way that we know without the server. */
-export function milliseconds(wait: Wait): number | undefined {
-  if (wait.wait === undefined || wait.wait === null) return wait.waitMs ?? 0
-  const [, digits, unit] = /^\s*(\d+(?:\.\d+)?)\s*([a-z]+?)\s*$/i.exec(wait.wait.replace(/([a-z]{3,})s\s*$/i, '$1')) ?? []
-  const factor = UNIT_MS[(unit ?? '').toLowerCase().replace('millisecond', 'ms')]
-  return factor === undefined ? undefined : Number(digits) * factor
-}
-
 /**
  * Duplicates in this process wait for each other here, without a connection:
  * one of them at a time is under way, and the others follow when it has ended.
@@ -232,8 +230,8 @@ export class Turns {
 
   async take<T extends RequestOptions>(options: T, defaults: Wait, run: (options: T) => Promise<Result>): Promise<Result> {
     const given = options.wait !== undefined || options.waitMs !== undefined ? options : defaults
-    const ms = milliseconds(given)
-    if (ms === undefined || ms <= 0) return run(options)
+    const ms = durationMs(given.wait, given.waitMs, 'wait') ?? 0
+    if (ms <= 0) return run(options)
     const hash = identity(options)
     // Other requests under the key are told at once.
     const id = JSON.stringify([options.scope, options.key,
@@ -242,7 +240,7 @@ export class Turns {
     const left = (): number => Math.max(0, deadline - performance.now())
     for (let first = this.#running.get(id); first; first = this.#running.get(id)) {
       const over = new AbortController()
-      const stored = await orAbort(Promise.race([first, sleep(left(), false, { signal: over.signal })]), options.signal)
+      const stored = await orAbort(Promise.race([first, sleep(Math.min(left(), LONGEST_TIMER), false, { signal: over.signal })]), options.signal)
         .finally(() => over.abort())
       if (stored || left() === 0) return run({ ...options, wait: undefined, waitMs: 0 })
     }
@@ -254,25 +252,39 @@ export class Turns {
 
 export interface Idempotency extends Core {}
 
+/** How many connections of a pool sleep in duplicates, of all that use it. */
+const sleeping = new WeakMap<PoolLike, number>()
+
 /** All over a pg.Pool. */
 export class Idempotency implements Client<PoolClientLike> {
   readonly statements: Statements
   #pool: PoolLike
   #defaults: Omit<Options, 'schema' | 'maxWaiters'>
-  #waiters: number
+  #maxWaiters: number
   #turns = new Turns()
 
   constructor(pool: PoolLike, options: Options = {}) {
     const { schema, maxWaiters, ...defaults } = options
+    checkedTimes(defaults)
+    checkedCount(maxWaiters, 'maxWaiters')
     this.statements = statements(schema ?? 'public')
     this.#pool = pool
     this.#defaults = defaults
-    this.#waiters = maxWaiters ?? Math.floor((pool.options?.max ?? 10) / 2)
-    Object.assign(this, coreOver(this.statements, (statement) => performOnPool(pool, statement)))
+    this.#maxWaiters = maxWaiters ?? Math.floor((pool.options?.max ?? 10) / 2)
+    Object.assign(this, this.#core())
+  }
+
+  /** Each function as a statement of its own on the pool. */
+  #core(): Core {
+    return coreOver(this.statements, (statement, name) => {
+      refuseNested(this.#pool, `${name}()`, `on(tx).${name}()`)
+      return performOnPool(this.#pool, statement)
+    })
   }
 
   /** The functions in the transaction of your own: of a pg client, Knex or Drizzle. */
   on(handle: Handle): Core {
+    if (handle === this.#pool) return this.#core()
     return coreOver(this.statements, (statement) => performOn(handle, statement))
   }
 
@@ -280,13 +292,14 @@ export class Idempotency implements Client<PoolClientLike> {
     return newKey()
   }
 
-  async transaction<T>(handler: (tx: PoolClientLike) => Promise<T> | T, options: { commits?: (result: T) => boolean } = {}): Promise<T> {
-    refuseNested('transaction()')
+  async transaction<T>(handler: (tx: PoolClientLike) => Promise<T> | T, options: TransactionOptions<T> = {}): Promise<T> {
+    refuseNested(this.#pool, 'transaction()', 'tx, and savepoints')
+    const deadline = new Deadline(options, this.#defaults)
     return retried(async () => {
       const session = await Session.open(this.#pool)
       try {
         await session.begin()
-        const result = await insideHandler(() => handler(session.tx))
+        const result = await this.#handle(session, handler, deadline)
         if (options.commits?.(result) ?? true) await session.commit()
         return result
       } finally {
@@ -295,19 +308,32 @@ export class Idempotency implements Client<PoolClientLike> {
     })
   }
 
+  /** Run the handler of a session's transaction. */
+  async #handle<T>(session: Session, handler: (tx: PoolClientLike) => Promise<T> | T, deadline: Deadline): Promise<T> {
+    try {
+      return await runHandler(this.#pool, () => handler(session.tx), deadline, session.ended)
+    } catch (error) {
+      session.abandoned = error instanceof TimedOut
+      throw error
+    }
+  }
+
   async request(options: RequestOptions, handler: (tx: PoolClientLike) => Promise<Response> | Response): Promise<Result> {
-    refuseNested('request()')
+    refuseNested(this.#pool, 'request()', 'tx, and the methods of on(tx)')
+    checkedTimes(options)
+    checkedCount(options.maxResponseSize, 'maxResponseSize')
     return this.#turns.take(options, this.#defaults, (turn) => this.#request(turn, handler))
   }
 
   async #request(options: RequestOptions, handler: (tx: PoolClientLike) => Promise<Response> | Response): Promise<Result> {
     let unknown: unknown
     let tries = 0
+    const deadline = new Deadline(options, this.#defaults)
     return retried(async () => {
       for (;;) {
         try {
           // After a lost answer, the transaction has committed, or it will not, or it has not yet ended.
-          return await this.#once(unknown ? { ...options, wait: LEARN_WAIT, waitMs: undefined } : options, handler)
+          return await this.#once(unknown ? { ...options, wait: LEARN_WAIT, waitMs: undefined } : options, handler, deadline)
         } catch (error) {
           if (!(error instanceof Unknown)) throw error
           unknown = error.cause
@@ -318,7 +344,7 @@ export class Idempotency implements Client<PoolClientLike> {
   }
 
   /** One transaction. */
-  async #once(options: RequestOptions, handler: (tx: PoolClientLike) => Promise<Response> | Response): Promise<Result> {
+  async #once(options: RequestOptions, handler: (tx: PoolClientLike) => Promise<Response> | Response, deadline: Deadline): Promise<Result> {
     const opened = this.#claimed(options, (session, claim) => session.begin(claim))
     const { session, claim } = await orAbort(opened, options.signal).catch((error: unknown) => {
       if (options.signal?.aborted) opened.then(({ session }) => session.release(), () => undefined)
@@ -330,11 +356,11 @@ export class Idempotency implements Client<PoolClientLike> {
       return answered(claim)
     }
     try {
-      const response = checked(await insideHandler(() => handler(session.tx)), 'the handler')
+      const response = checked(await this.#handle(session, handler, deadline), 'the handler')
       if (!storable(response.status, options.store)) return fresh(response, false)
       const limit = Math.min(claim.maxResponseSize, options.maxResponseSize ?? Infinity)
       const complete = (claimToken: bigint | null): Statement<boolean> => {
-        const { status, body, headers } = kept(response, limit)
+        const { status, body, headers } = kept(response, limit, claim.encoding)
         return this.statements.complete(options.scope, options.key, status, { body, headers, claimToken })
       }
       try {
@@ -375,10 +401,11 @@ export class Idempotency implements Client<PoolClientLike> {
     const wait = options.wait !== undefined || options.waitMs !== undefined ? options : defaults
     const ttl = options.ttl !== undefined || options.ttlMs !== undefined ? options : defaults
     const lease = options.lease !== undefined || options.leaseMs !== undefined ? options : defaults
-    const sleeps = (wait.wait !== undefined || (wait.waitMs ?? 0) > 0) && this.#waiters > 0
+    const waiters = sleeping.get(this.#pool) ?? 0
+    const sleeps = (wait.wait !== undefined || (wait.waitMs ?? 0) > 0) && waiters < this.#maxWaiters
     const given = { ...identity(options), ...pick(ttl, 'ttl'), ...pick(lease, 'lease'), ...(sleeps ? pick(wait, 'wait') : {}) }
     const statement = held(this.statements.claim(options.scope, options.key, given))
-    if (sleeps) this.#waiters--
+    if (sleeps) sleeping.set(this.#pool, waiters + 1)
     try {
       const session = await Session.open(this.#pool)
       try {
@@ -388,12 +415,14 @@ export class Idempotency implements Client<PoolClientLike> {
         throw error
       }
     } finally {
-      if (sleeps) this.#waiters++
+      if (sleeps) sleeping.set(this.#pool, sleeping.get(this.#pool)! - 1)
     }
   }
 
   async job(options: JobOptions, fn: (job: Job<PoolClientLike>) => Promise<Response | void> | Response | void): Promise<Result> {
-    refuseNested('job()')
+    refuseNested(this.#pool, 'job()', 'tx, and the methods of on(tx)')
+    checkedTimes(options)
+    checkedCount(options.maxResponseSize, 'maxResponseSize')
     return this.#turns.take(options, this.#defaults, (turn) => this.#job(turn, fn))
   }
 
@@ -408,12 +437,14 @@ export class Idempotency implements Client<PoolClientLike> {
       return claim
     }), options.signal)
     if (claim.outcome !== 'new') return answered(claim)
-    return runJob(this, options, this.#defaults, claim, started, (finish, complete) => this.#finish(options, claim, finish, complete), fn)
+    const deadline = new Deadline(options, this.#defaults)
+    return runJob(this, options, this.#defaults, claim, started, deadline,
+      (finish, complete) => this.#finish(options, claim, finish, complete, deadline), fn)
   }
 
   /** The last step. A heartbeat first: if it holds the claim, nobody can take over until COMMIT. */
   async #finish(options: JobOptions, claim: HeldClaim, fn: (tx: PoolClientLike) => Promise<Response> | Response,
-    complete: (response: Response) => Statement<boolean>): Promise<Result> {
+    complete: (response: Response) => Statement<boolean>, deadline: Deadline): Promise<Result> {
     let unknown: unknown
     let tries = 0
     return retried(async () => {
@@ -422,7 +453,7 @@ export class Idempotency implements Client<PoolClientLike> {
         try {
           await session.begin(this.statements.heartbeat(options.scope, options.key,
             { claimToken: claim.claimToken, ...leaseOf(options, this.#defaults) }))
-          const response = checked(await insideHandler(() => fn(session.tx)), 'the last step')
+          const response = checked(await this.#handle(session, fn, deadline), 'the last step')
           if (session.status === 'E' || session.status === 'I') {
             throw new TransactionEnded('the last step ended its transaction, or went on after an error in it')
           }
@@ -474,7 +505,7 @@ export function leaseOf(options: Lease, defaults: Lease): Lease {
 
 /** The part of a job that is the same over a server and in memory. */
 export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Lease, claim: HeldClaim, started: number,
-  commit: (fn: (tx: Tx) => Promise<Response> | Response, complete: (response: Response) => Statement<boolean>) => Promise<Result>,
+  deadline: Deadline, commit: (fn: (tx: Tx) => Promise<Response> | Response, complete: (response: Response) => Statement<boolean>) => Promise<Result>,
   fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
   const { scope, key } = options
   const claimToken = claim.claimToken!
@@ -487,6 +518,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
   /** Of this attempt. */
   const seen = new Set<string>()
   let result: Result | undefined
+  let finishing: Promise<Result> | undefined
   let running: string | undefined
   let ended = false
 
@@ -512,15 +544,16 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
         if (running !== FINISH && !ended && (isLoss(error) || isOver())) return lose(error)
       }
     }
-    if (!ended) timer = setTimeout(() => void beat(), leaseMs / 3)
+    if (!ended) timer = setTimeout(() => void beat(), pause)
   }
-  timer = setTimeout(() => void beat(), leaseMs / 3)
+  const pause = Math.min(leaseMs / 3, LONGEST_TIMER)
+  timer = setTimeout(() => void beat(), pause)
   // A heartbeat that gets no connection neither succeeds nor fails: the end of the lease is looked for beside it.
   let end: NodeJS.Timeout
   const watch = (): void => {
     if (ended) return
     if (running !== FINISH && isOver()) return lose()
-    end = setTimeout(watch, Math.max(leaseMs - (performance.now() - renewed), leaseMs / 3) + 1)
+    end = setTimeout(watch, Math.min(Math.max(leaseMs - (performance.now() - renewed), leaseMs / 3) + 1, LONGEST_TIMER))
   }
   watch()
 
@@ -531,7 +564,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     running = name
   }
   const complete = (response: Response): Statement<boolean> => {
-    const { status, body, headers } = kept(response, Math.min(claim.maxResponseSize, options.maxResponseSize ?? Infinity))
+    const { status, body, headers } = kept(response, Math.min(claim.maxResponseSize, options.maxResponseSize ?? Infinity), claim.encoding)
     return (core as unknown as { statements: Statements }).statements.complete(scope, key, status, { body, headers, claimToken })
   }
   const job: Job<Tx> = {
@@ -546,9 +579,9 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
       enter(name)
       try {
         const value = await run({ key: stepKey(scope, key, name), signal: controller.signal })
-        const copy = JSON.parse(JSON.stringify(value ?? null)) as Json
+        const copy = JSON.parse(jsonOf(value, `the step ${name} returned`)) as Json
         const sent = performance.now()
-        await retried(() => core.checkpoint(scope, key, name,
+        await retried(() => core.checkpoint(scope, key, legible(name, claim.encoding),
           { recoveryState: { ...values, [name]: copy }, claimToken, ...lease }))
         renewed = sent
         values[name] = copy
@@ -565,7 +598,8 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     async finish(run) {
       enter(FINISH)
       try {
-        result = await commit(run, complete)
+        finishing = commit(run, complete)
+        result = await finishing
         return result
       } catch (error) {
         if (isLoss(error)) lose(error)
@@ -576,7 +610,8 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     },
   }
   try {
-    const returned = await fn(job)
+    // It holds no connection, but in its last step.
+    const returned = await runHandler(controller, () => fn(job), deadline)
     if (!result && returned === undefined) {
       throw new NotFinished('the function of a job ends with job.finish(), or returns a response')
     }
@@ -590,11 +625,16 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     }
     return result!
   } catch (error) {
-    if (!result && !controller.signal.aborted) {
+    if (error instanceof TimedOut) {
+      // Its last step may have been done in time.
+      await finishing?.catch(() => undefined)
+      if (result) return result
+      controller.abort(error)
+    }
+    if (!result && (!controller.signal.aborted || error instanceof TimedOut)) {
       // Where this gets lost, too, the lease ends the claim.
-      const said = error instanceof Error ? error.message : String(error)
-      await core.fail(scope, key, { claimToken, error: said.replaceAll('\0', '').toWellFormed().slice(0, MAX_ERROR).toWellFormed() })
-        .catch(() => undefined)
+      const said = legible(error instanceof Error ? error.message : String(error), claim.encoding)
+      await core.fail(scope, key, { claimToken, error: said.slice(0, MAX_ERROR).toWellFormed() }).catch(() => undefined)
     }
     throw error
   } finally {

@@ -55,6 +55,9 @@ export class KeyReused extends IdempotencyError {}
 /** The key is too old, and idempotency.expired_key_policy is reject. */
 export class KeyExpired extends IdempotencyError {}
 
+/** The handler took longer than its timeout, and its transaction was rolled back. */
+export class TimedOut extends IdempotencyError {}
+
 /** The handler has ended its transaction, or went on after an error that undid it. */
 export class TransactionEnded extends IdempotencyError {}
 

@@ -7,8 +7,15 @@
  * to next(), rolls back, and goes on to the error handlers of the application.
  */
 import type { IncomingMessage, OutgoingHttpHeader, ServerResponse } from 'node:http'
-import type { Client, Response } from './client.js'
-import { serve, streamingRefused, wholeBody, type Context, type HttpOptions } from './http.js'
+import { parse as parseForm } from 'node:querystring'
+import { promisify } from 'node:util'
+import { brotliDecompress, gunzip, inflate } from 'node:zlib'
+import { checkedCount, type Client, type Response } from './client.js'
+import { isLeftBehind } from './handlers.js'
+import {
+  badRequest, checkedOptions, HELD, leaveBehind, pipesAgain, remembered, serve, streamingRefused, wholeBody,
+  type Context, type HttpOptions,
+} from './http.js'
 import type { PoolClientLike } from './postgres.js'
 
 /** What we need of an Express request. */
@@ -31,17 +38,25 @@ export interface ExpressOptions<Request> extends HttpOptions<Request> {
  * transaction, guarded.job(handler) for those that call others.
  */
 export function idempotent<Request extends ExpressRequest = any, Tx = PoolClientLike>(client: Client<Tx>, options: ExpressOptions<Request>) {
+  checkedOptions(options)
+  checkedCount(options.bodyLimit, 'bodyLimit')
   const guard = (kind: 'request' | 'job') =>
-    <Res extends ServerResponse = any>(handler: (req: GuardedRequest<Request, Tx>, res: Res, next: Next) => unknown, own: Partial<ExpressOptions<Request>> = {}) =>
-      (req: Request, res: Res, next: Next): void => {
-        handle(client, { ...options, ...own }, kind, handler as never, req, res).catch(next)
+    <Res extends ServerResponse = any>(handler: (req: GuardedRequest<Request, Tx>, res: Res, next: Next) => unknown,
+      own: Partial<ExpressOptions<Request>> = {}) => {
+      const settings = { ...options, ...own }
+      checkedOptions(settings)
+      checkedCount(settings.bodyLimit, 'bodyLimit')
+      return (req: Request, res: Res, next: Next): void => {
+        handle(client, settings, kind, handler as never, req, res).catch(next)
       }
+    }
   return Object.assign(guard('request'), { job: guard('job') })
 }
 
 async function handle(client: Client<any>, options: ExpressOptions<any>, kind: 'request' | 'job',
   handler: (req: ExpressRequest, res: ServerResponse, next: Next) => unknown, req: ExpressRequest, res: ServerResponse): Promise<void> {
-  await readBody(req, options.bodyLimit ?? 2 << 20)
+  const parseAgain = await readBody(req, options.bodyLimit ?? 2 << 20)
+  let again: (() => void) | undefined
   const held = new HeldResponse(res, `${req.method} ${req.originalUrl}`)
   let whole: Response | undefined
   let answer
@@ -50,6 +65,8 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
       method: req.method!, path: req.originalUrl, key: req.headersDistinct['idempotency-key'],
       body: req.rawBody!, scope: () => options.scope(req),
     }, options, kind, async (context) => {
+      again?.()
+      again ??= takenBack(req, res, parseAgain)
       let finished = false
       const job = context.job && Object.create(context.job, {
         finish: { value: async (last: never) => {
@@ -73,12 +90,26 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
   else held.send(answer.status, Object.entries(answer.headers), answer.body)
 }
 
-/** The body before anything parses it; parsed then as Express would, for the handler. */
-async function readBody(req: ExpressRequest, limit: number): Promise<void> {
-  if (Buffer.isBuffer(req.rawBody)) return
+/** What a try has changed is as it was before the first one. */
+function takenBack(req: ExpressRequest, res: ServerResponse, parseAgain: (() => unknown) | undefined): () => void {
+  const { body } = req
+  if (parseAgain) delete req.body
+  const request = remembered(req)
+  if (parseAgain) req.body = body
+  const locals = { ...(res as { locals?: object }).locals }
+  return () => {
+    request()
+    if (parseAgain) req.body = parseAgain()
+    Object.assign(res, { locals: { ...locals } })
+  }
+}
+
+/** The body before anything parses it; parsed then as Express would, for the handler. How to do so again. */
+async function readBody(req: ExpressRequest, limit: number): Promise<(() => unknown) | undefined> {
+  if (Buffer.isBuffer(req.rawBody)) return undefined
   if (Buffer.isBuffer(req.body)) {
     req.rawBody = req.body
-    return
+    return undefined
   }
   if (req.readableEnded || (req as { _body?: boolean })._body) {
     throw new TypeError('the body was parsed before it could be hashed: mount the parser behind the guarded route, ' +
@@ -86,29 +117,77 @@ async function readBody(req: ExpressRequest, limit: number): Promise<void> {
   }
   const raw = await wholeBody(req, limit)
   req.rawBody = raw
+  pipesAgain(req, () => req.rawBody!)
   // So that no parser waits for what has been read.
   ;(req as { _body?: boolean })._body = true
-  const type = (req.headers['content-type'] ?? '').split(';')[0]!.trim().toLowerCase()
-  if (raw.length > 0 && /^application\/([^;]*\+)?json$/.test(type)) {
-    try {
-      req.body = JSON.parse(raw.toString())
-    } catch (error) {
-      throw Object.assign(error as Error, { status: 400, statusCode: 400, expose: true, type: 'entity.parse.failed', body: raw.toString() })
-    }
-  } else if (type === 'application/x-www-form-urlencoded') {
-    req.body = Object.fromEntries(new URLSearchParams(raw.toString()))
-  } else {
+  const { 'content-type': contentType = '', 'content-length': length, 'transfer-encoding': chunked } = req.headers
+  const type = contentType.split(';')[0]!.trim().toLowerCase()
+  const isJson = /^application\/([^;]*\+)?json$/.test(type)
+  const isForm = type === 'application/x-www-form-urlencoded'
+  if (length === undefined && chunked === undefined) {
+    // As its parsers leave it: 4 makes one up.
+    if (typeof (req as any).app?.lazyrouter === 'function') req.body ??= {}
+    else req.body = undefined
+    return undefined
+  }
+  if (!isJson && !isForm) {
     req.body = raw
+    return () => req.rawBody
+  }
+  const charset = (/;\s*charset\s*=\s*"?([^\s;"]+)/i.exec(contentType)?.[1] ?? 'utf-8').toLowerCase()
+  const known = isJson ? ['utf-8', 'utf8', 'utf-16', 'utf-16le', 'utf-16be'] : ['utf-8', 'utf8']
+  if (!known.includes(charset)) throw badRequest(415, `unsupported charset "${charset.toUpperCase()}"`, 'charset.unsupported', { charset })
+  const text = new TextDecoder(charset).decode(await inflated(raw, (req.headers['content-encoding'] ?? 'identity').toLowerCase(), limit))
+  const parse = isJson ? () => parsedJson(text) : () => parsedForm(text)
+  req.body = parse()
+  return parse
+}
+
+const INFLATE: Record<string, (bytes: Buffer, options: { maxOutputLength: number }) => Promise<Buffer>> = {
+  gzip: promisify(gunzip), deflate: promisify(inflate), br: promisify(brotliDecompress),
+}
+
+async function inflated(raw: Buffer, encoding: string, limit: number): Promise<Buffer> {
+  if (encoding === 'identity') return raw
+  if (!Object.hasOwn(INFLATE, encoding)) throw badRequest(415, `unsupported content encoding "${encoding}"`, 'encoding.unsupported', { encoding })
+  try {
+    return await INFLATE[encoding]!(raw, { maxOutputLength: Math.max(limit, 1) })
+  } catch (cause) {
+    if ((cause as { code?: unknown }).code === 'ERR_BUFFER_TOO_LARGE') {
+      throw badRequest(413, `the request body is larger than ${limit} bytes`, 'entity.too.large', { cause })
+    }
+    throw badRequest(400, `the request body is no ${encoding}`, 'encoding.invalid', { cause })
   }
 }
 
-const HELD = ['writeHead', 'flushHeaders', 'write', 'end'] as const
+/** As express.json(): a list or an object, and {} for nothing. */
+function parsedJson(body: string): unknown {
+  if (body === '') return {}
+  try {
+    const made: unknown = JSON.parse(body)
+    if (typeof made === 'object' && made !== null) return made
+  } catch (error) {
+    throw badRequest(400, (error as Error).message, 'entity.parse.failed', { body, cause: error })
+  }
+  throw badRequest(400, 'the request body is JSON, but no object and no list', 'entity.parse.failed', { body })
+}
+
+const MOST_FIELDS = 1000
+
+/** As express.urlencoded(): a field that comes twice is a list. */
+function parsedForm(body: string): unknown {
+  if (body.split('&', MOST_FIELDS + 1).length > MOST_FIELDS) throw badRequest(413, 'too many parameters', 'parameters.too.many')
+  return Object.fromEntries(Object.entries(parseForm(body, '&', '=', { maxKeys: 0 })).filter(([name]) => name !== '__proto__'))
+}
+
 
 type Lines = [string, OutgoingHttpHeader][]
 
 /** A response whose head and body are kept, and sent later. */
 class HeldResponse {
   headers: Lines = []
+  /** The handler has answered and returned. */
+  #done = false
   #before: Lines
   /** What others have put on the response, as express-session and compression do. */
   #wrapped: Record<string, unknown> = {}
@@ -140,6 +219,7 @@ class HeldResponse {
     const parts: Buffer[] = []
     let ended = false
     this.#reset()
+    this.#done = false
     await new Promise<void>((resolve, reject) => {
       let returned = false
       const look = (): void => { if (returned && (ended || silent())) resolve() }
@@ -169,7 +249,7 @@ class HeldResponse {
         flushHeaders: streaming,
         write: (part: unknown, ...rest: unknown[]) => {
           callBack(rest)
-          if (ended) return false
+          if (ended || isLeftBehind()) return false
           // With its length told, it is no stream of unknown length.
           if (res.hasHeader('content-length')) take(part, rest[0])
           else streaming()
@@ -177,10 +257,14 @@ class HeldResponse {
         },
         end: (...given: unknown[]) => {
           callBack(given)
-          if (ended) return res
+          if (ended || isLeftBehind()) return res
           take(given[0], given[1])
           ended = true
           look()
+          return res
+        },
+        destroy: (error: unknown) => {
+          reject(error ?? streamingRefused(this.route, 'by res.destroy()'))
           return res
         },
       })
@@ -192,6 +276,7 @@ class HeldResponse {
       if (typeof made?.then === 'function') made.then(done, reject)
       else done()
     })
+    this.#done = true
     if (!ended) return undefined
     this.headers = this.#lines()
     const headers: Record<string, string | string[]> = {}
@@ -205,6 +290,8 @@ class HeldResponse {
     for (const name of HELD) delete own[name]
     Object.assign(own, this.#wrapped)
     this.#reset()
+    if (this.#done) return
+    leaveBehind(this.res)
   }
 
   send(status: number, headers: Iterable<readonly [string, OutgoingHttpHeader]>, body: string | Uint8Array | null): void {

@@ -9,7 +9,10 @@
  */
 import { Readable } from 'node:stream'
 import type { Client, Response } from './client.js'
-import { serve, streamingRefused, wholeBody, type Context, type HttpOptions } from './http.js'
+import { isLeftBehind } from './handlers.js'
+import {
+  checkedOptions, HELD, leaveBehind, pipesAgain, remembered, serve, streamingRefused, wholeBody, type Context, type HttpOptions,
+} from './http.js'
 import type { PoolClientLike } from './postgres.js'
 import type { Headers } from './values.js'
 
@@ -23,17 +26,20 @@ export type Idempotent<Tx = PoolClientLike> = Context<Tx>
 
 async function idempotency(app: any, options: FastifyOptions): Promise<void> {
   const { client, ...defaults } = options
+  checkedOptions(defaults as HttpOptions<never>)
   app.decorateRequest('idempotency', null)
   app.decorateRequest('rawBody', null)
   app.addHook('onRoute', (route: any) => {
     const own = route.config?.idempotency as RouteOptions | boolean | undefined
     if (!own) return
     const settings = { ...defaults, ...(own === true ? {} : own) }
+    checkedOptions(settings as HttpOptions<never>)
     const kind = own !== true && own.job ? 'job' : 'request'
     const handler = route.handler as (this: unknown, request: any, reply: any) => unknown
     // First of all hooks, so that what comes after may parse.
     route.preParsing = [async (request: any, _reply: unknown, payload: Readable) => {
       request.rawBody = await wholeBody(payload, request.routeOptions.bodyLimit)
+      pipesAgain(request.raw, () => request.rawBody)
       const again = Readable.from(request.rawBody.length > 0 ? [request.rawBody] : []) as Readable & { receivedEncodedLength?: number }
       again.receivedEncodedLength = request.rawBody.length
       return again
@@ -49,9 +55,15 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
   const before = lines(reply)
   const statusBefore = reply.statusCode as number
   let whole: { status: number; headers: Headers; body: Buffer } | undefined
+  let done = false
+  let again: (() => void) | undefined
+  const route = `${request.method} ${request.url}`
+  // What others have put there.
+  const wrapped = Object.fromEntries(HELD.filter((name) => Object.hasOwn(reply.raw, name)).map((name) => [name, reply.raw[name]]))
   const reset = (): void => {
-    delete reply.send
-    delete reply.then
+    for (const name of ['send', 'then', 'hijack']) delete reply[name]
+    for (const name of HELD) delete reply.raw[name]
+    Object.assign(reply.raw, wrapped)
     for (const name of Object.keys(reply.getHeaders())) reply.removeHeader(name)
     for (const [name, value] of Object.entries(before)) reply.header(name, value)
     reply.code(statusBefore)
@@ -70,25 +82,32 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
           return result
         } },
       })
+      again?.()
+      again ??= remembered(request)
       request.idempotency = { ...context, job }
       reset()
       whole = undefined
-      const payload = await heldPayload(reply, handler, () => finished)
+      done = false
+      const payload = await heldPayload(reply, handler, () => finished, route)
+      done = true
       // The last step's response is the one that is stored.
-      if (!finished) whole = responseOf(request, reply, payload)
+      if (!finished) whole = responseOf(route, reply, payload)
       return whole as Response | undefined
     })
   } finally {
     reset()
+    if (!done) for (const [target, names] of [[reply, ['send', 'hijack']], [reply.raw]] as const) leaveBehind(target, names)
   }
   const { status, headers, body } = answer.first && whole ? whole : answer
   reply.code(status)
   for (const [name, value] of Object.entries(headers)) reply.header(name, value)
-  return reply.send(body === null ? undefined : typeof body === 'string' ? Buffer.from(body) : body)
+  // Of no bytes Fastify would say that they are bytes.
+  return reply.send(body === null || (body.length === 0 && !reply.hasHeader('content-type')) ? undefined
+    : typeof body === 'string' ? Buffer.from(body) : body)
 }
 
 /** What the handler returns, or gives to reply.send(). */
-function heldPayload(reply: any, handler: (reply: any) => unknown, silent: () => boolean): Promise<unknown> {
+function heldPayload(reply: any, handler: (reply: any) => unknown, silent: () => boolean, route: string): Promise<unknown> {
   return new Promise((resolve, reject) => {
     let sent: { payload: unknown } | undefined
     let returned = false
@@ -96,10 +115,21 @@ function heldPayload(reply: any, handler: (reply: any) => unknown, silent: () =>
     // A handler may return reply, which would wait for what is sent later.
     reply.then = undefined
     reply.send = (payload: unknown) => {
+      if (isLeftBehind()) return reply
       if (payload instanceof Error) reject(payload)
       else sent ??= { payload }
       look()
       return reply
+    }
+    reply.hijack = () => {
+      reject(streamingRefused(route, 'through reply.hijack()'))
+      return reply
+    }
+    for (const name of HELD) {
+      reply.raw[name] = () => {
+        reject(streamingRefused(route, `through reply.raw.${name}()`))
+        return name === 'write' ? true : reply.raw
+      }
     }
     const made = handler(reply) as PromiseLike<unknown> | undefined
     if (typeof made?.then === 'function' && made !== reply) {
@@ -127,22 +157,24 @@ function lines(reply: any): Headers {
 }
 
 /** The response as Fastify would send it. */
-function responseOf(request: any, reply: any, payload: unknown): { status: number; headers: Headers; body: Buffer } {
-  if (reply.raw.headersSent) throw streamingRefused(`${request.method} ${request.url}`)
-  const type = (otherwise: string): void => { if (!reply.hasHeader('content-type')) reply.header('content-type', otherwise) }
+function responseOf(route: string, reply: any, payload: unknown): { status: number; headers: Headers; body: Buffer } {
+  const given = reply.getHeader('content-type') as string | undefined
+  const type = (otherwise: string): void => { if (!given) reply.header('content-type', otherwise) }
   let body: Buffer
-  if (payload === undefined || payload === null) {
+  if (payload === undefined) {
     body = Buffer.alloc(0)
-  } else if (payload instanceof Uint8Array) {
+  } else if (ArrayBuffer.isView(payload)) {
     type('application/octet-stream')
-    body = Buffer.from(payload)
-  } else if (typeof payload === 'string' && !/json/.test(String(reply.getHeader('content-type') ?? ''))) {
+    body = Buffer.from(Buffer.from(payload.buffer, payload.byteOffset, payload.byteLength))
+  } else if (typeof payload === 'string' && !/json/.test(given ?? '')) {
     type('text/plain; charset=utf-8')
     body = Buffer.from(payload)
   } else if (isStream(payload)) {
-    throw streamingRefused(`${request.method} ${request.url}`)
+    (payload as { destroy?: () => void }).destroy?.()
+    throw streamingRefused(route)
   } else {
     type('application/json; charset=utf-8')
+    if (given && /json/.test(given) && !/charset/i.test(given)) reply.header('content-type', `${given}; charset=utf-8`)
     body = Buffer.from(typeof payload === 'string' ? payload : reply.serialize(payload) as string)
   }
   reply.removeHeader('content-length')
@@ -150,7 +182,7 @@ function responseOf(request: any, reply: any, payload: unknown): { status: numbe
 }
 
 function isStream(payload: unknown): boolean {
-  const some = payload as { pipe?: unknown; getReader?: unknown; arrayBuffer?: unknown; [Symbol.asyncIterator]?: unknown }
+  const some = (payload ?? {}) as { pipe?: unknown; getReader?: unknown; arrayBuffer?: unknown; [Symbol.asyncIterator]?: unknown }
   return [some.pipe, some.getReader, some.arrayBuffer, some[Symbol.asyncIterator]].some((one) => typeof one === 'function')
 }
 

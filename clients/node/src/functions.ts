@@ -3,7 +3,7 @@
  * qualified by the schema, each parameter named and cast, each column as text.
  */
 import {
-  array, bigint, bool, bytes, int, interval, json, text,
+  array, asciiJson, bigint, bool, bytes, headers, int, interval, json, text,
   type Bigint, type Headers, type Json, type Parameter,
 } from './values.js'
 
@@ -23,6 +23,8 @@ export type RequestIdentity =
 export interface Ttl { ttl?: string | null | undefined; ttlMs?: number | undefined }
 export interface Lease { lease?: string | null | undefined; leaseMs?: number | undefined }
 export interface Wait { wait?: string | null | undefined; waitMs?: number | undefined }
+/** How long a handler may take. */
+export interface Timeout { timeout?: string | null | undefined; timeoutMs?: number | undefined }
 export interface Held { claimToken?: Bigint | null | undefined }
 
 export type Outcome = 'new' | 'replay' | 'erased' | 'in_progress' | 'hash_conflict' | 'expired'
@@ -66,6 +68,8 @@ export interface Claim {
 export interface HeldClaim extends Claim {
   leaseMs: number | null
   maxResponseSize: number
+  /** Of the database. */
+  encoding: string
 }
 export interface Lookup extends Omit<Claim, 'outcome' | 'claimToken'> {
   state: 'started' | 'completed' | 'failed' | 'erased'
@@ -95,6 +99,13 @@ export interface Append {
   outcome: 'appended' | 'duplicate' | 'overlap' | 'gap' | 'in_flight' | 'version_conflict'
   lastClientSeq: bigint
   version: bigint
+}
+export interface MetricSample {
+  name: string
+  labels: { [name: string]: string }
+  value: number
+  type: string
+  help: string
 }
 export interface HealthCheck {
   checkName: string
@@ -144,7 +155,7 @@ function record(row: Row, kinds: Record<string, Kind>): Record<string, unknown> 
   for (const [name, kind] of Object.entries(kinds)) {
     const value = row[name] ?? null
     made[name] = parsed(value, kind)
-    if (kind === 'json' && name !== 'responseHeaders') made[`${name}Text`] = value
+    if (kind === 'json' && name !== 'responseHeaders' && name !== 'labels') made[`${name}Text`] = value
   }
   return made
 }
@@ -248,12 +259,12 @@ export function statements(schema: string) {
         ...scopeAndKey(scope, key), ['response_status', 'int', int(status, 'status')],
         options.body instanceof Uint8Array ? ['response_body', 'bytea', bytes(options.body, 'body')]
           : ['response_body', 'text', text(options.body ?? null, 'body')],
-        ['response_headers', 'json', optional(options.headers, 'headers', json)], token(options)], 'bool'),
+        ['response_headers', 'json', optional(options.headers, 'headers', headers)], token(options)], 'bool'),
     checkpoint: (scope: string, key: string, recoveryPoint: string,
       options: { recoveryState?: Json } & Lease & Held = {}): Statement<Date> =>
       one('idem_checkpoint', [
         ...scopeAndKey(scope, key), ['recovery_point', 'text', text(recoveryPoint, 'recoveryPoint')],
-        ['recovery_state', 'json', optional(options.recoveryState, 'recoveryState', json)],
+        ['recovery_state', 'json', optional(options.recoveryState, 'recoveryState', asciiJson)],
         lease(options), token(options)], 'time'),
     heartbeat: (scope: string, key: string, options: Lease & Held = {}): Statement<Date> =>
       one('idem_heartbeat', [...scopeAndKey(scope, key), lease(options), token(options)], 'time'),
@@ -280,7 +291,7 @@ export function statements(schema: string) {
       rows('idem_complete_many', [['scope', 'text', text(scope, 'scope')], texts('keys', keys),
         ['response_statuses', 'int[]', array(statuses, 'statuses', int)],
         ['response_bodies', 'text[]', optional(options.bodies, 'bodies', (given, as) => array(given, as, text))],
-        ['response_headers', 'json[]', optional(options.headers, 'headers', (given, as) => array(given, as, json))],
+        ['response_headers', 'json[]', optional(options.headers, 'headers', (given, as) => array(given, as, headers))],
         bigints('claimTokens', options.claimTokens)], { ordinal: 'int', key: 'text', completed: 'bool' }),
     /** The handler is the signature of a function in SQL, as in 'place_order(jsonb)'; a request that is a string is JSON text. */
     run: (scope: string, key: string, handler: string, request: string | { [name: string]: Json | undefined } | Json[],
@@ -392,6 +403,9 @@ export function statements(schema: string) {
     }),
     statsReset: (): Statement<void> => nothing('idem_stats_reset', []),
     metrics: (): Statement<string> => one('idem_metrics', [], 'text'),
+    /** What metrics() is made from. */
+    metricSamples: (): Statement<MetricSample[]> =>
+      rows('idem_metric_samples', [], { name: 'text', labels: 'json', value: 'float', type: 'text', help: 'text' }),
     health: (): Statement<HealthCheck[]> =>
       rows('idem_health', [], { checkName: 'text', status: 'text', value: 'float', threshold: 'float', detail: 'text' }),
     stuck: (options: { olderThan?: string; olderThanMs?: number } = {}): Statement<{
@@ -401,6 +415,8 @@ export function statements(schema: string) {
     raiseClaimTokens: (atLeast: Bigint): Statement<bigint> =>
       one('idem_raise_claim_tokens', [['at_least', 'bigint', bigint(atLeast, 'atLeast')]], 'bigint'),
     grant: (role: string): Statement<void> => nothing('idem_grant', [['grantee', 'text::regrole', text(role, 'role')]]),
+    /** Statistics, metrics and health, and nothing else. */
+    grantMonitor: (role: string): Statement<void> => nothing('idem_grant_monitor', [['grantee', 'text::regrole', text(role, 'role')]]),
     revoke: (role: string): Statement<void> => nothing('idem_revoke', [['grantee', 'text::regrole', text(role, 'role')]]),
   }
 }
@@ -415,24 +431,26 @@ export type Core = {
 }
 
 /** All of them over one way to send a statement. */
-export function coreOver(all: Statements, perform: <T>(statement: Statement<T>) => Promise<T>): Core {
+export function coreOver(all: Statements, perform: <T>(statement: Statement<T>, name: string) => Promise<T>): Core {
   const core: Record<string, unknown> = {}
   for (const [name, make] of Object.entries(all)) {
-    core[name] = async (...given: unknown[]) => perform((make as (...given: unknown[]) => Statement<unknown>)(...given))
+    core[name] = async (...given: unknown[]) => perform((make as (...given: unknown[]) => Statement<unknown>)(...given), name)
   }
   return core as Core
 }
 
-/** A claim, with how long it is held and how large its response may be. */
+/** A claim, with how long it is held, how large its response may be, and in what encoding. */
 export function held(claim: Statement<Claim>): Statement<HeldClaim> {
   return {
     text: claim.text.replace(' FROM ', ", pg_catalog.date_part('epoch', c.lease_expires_at - pg_catalog.clock_timestamp())::text " +
-      'AS "leaseSeconds", pg_catalog.current_setting(\'idempotency.max_response_size\', true) AS "maxResponseSize" FROM '),
+      'AS "leaseSeconds", pg_catalog.current_setting(\'idempotency.max_response_size\', true) AS "maxResponseSize", ' +
+      'pg_catalog.current_setting(\'server_encoding\') AS "encoding" FROM '),
     values: claim.values,
     read: (rows) => ({
       ...claim.read(rows),
       leaseMs: rows[0]!['leaseSeconds'] == null ? null : Number(rows[0]!['leaseSeconds']) * 1000,
       maxResponseSize: size(rows[0]!['maxResponseSize'] ?? '1MB'),
+      encoding: rows[0]!['encoding']!,
     }),
   }
 }

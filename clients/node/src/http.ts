@@ -2,18 +2,21 @@
  * What all middleware share: the header Idempotency-Key of the IETF draft of
  * that name, which has expired and is no standard; problem documents; replays.
  */
-import type { Readable } from 'node:stream'
+import { IncomingMessage } from 'node:http'
+import { Socket } from 'node:net'
+import { Readable } from 'node:stream'
 import {
-  fresh, problem, storable, type Client, type Job, type Response, type Result,
+  checkedCount, checkedTimes, fresh, problem, storable, type Client, type Job, type Response, type Result,
 } from './client.js'
 import {
-  asIdempotencyError, ClaimLost, ClaimNotFound, InProgress, KeyExpired, KeyInvalid, KeyReused, RateLimited, StreamingRefused,
+  asIdempotencyError, ClaimLost, ClaimNotFound, InProgress, KeyExpired, KeyInvalid, KeyReused, RateLimited, StreamingRefused, TimedOut,
 } from './errors.js'
-import type { Lease, Ttl, Wait } from './functions.js'
+import { isLeftBehind } from './handlers.js'
+import type { Lease, Timeout, Ttl, Wait } from './functions.js'
 import { requestHashOfBytes } from './keys.js'
-import type { Headers } from './values.js'
+import { headers as headerDocument, type Headers } from './values.js'
 
-export interface HttpOptions<Request> extends Ttl, Wait, Lease {
+export interface HttpOptions<Request> extends Ttl, Wait, Lease, Timeout {
   /** Who the key belongs to: the user or tenant, from the login. */
   scope: (request: Request) => string
   /** Whether a request without a key is refused (400), or runs in a transaction without one. */
@@ -38,6 +41,16 @@ export interface Context<Tx> {
   tx: Tx
   /** In jobs. */
   job: Job<Tx>
+}
+
+/** Options of a route, which are refused when it is made. */
+export function checkedOptions(options: HttpOptions<never>): void {
+  checkedTimes(options)
+  checkedCount(options.maxResponseSize, 'maxResponseSize')
+  if (typeof options.scope !== 'function') throw new TypeError('the option scope is a function of the request, which returns the user or tenant')
+  if (options.conflictStatus !== undefined && options.conflictStatus !== 422 && options.conflictStatus !== 409) {
+    throw new TypeError(`the option conflictStatus is 422 or 409, not ${String(options.conflictStatus)}`)
+  }
 }
 
 export interface HttpRequest {
@@ -94,13 +107,16 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
   }
   const scope = request.scope()
   if (typeof scope !== 'string' || scope === '') throw new TypeError('the option scope returned no user or tenant')
-  const { ttl, ttlMs, wait, waitMs, lease, leaseMs } = options
+  const { ttl, ttlMs, wait, waitMs, lease, leaseMs, timeout, timeoutMs } = options
   const common = {
     scope, key: key ?? '', requestHash: requestHashOfBytes(request.method, request.path, request.body),
-    ttl, ttlMs, wait, waitMs, store, maxResponseSize,
+    ttl, ttlMs, wait, waitMs, timeout, timeoutMs, store, maxResponseSize,
   }
-  const keptOf = (response: Response): Response =>
-    ({ ...response, headers: listed(Object.entries(response.headers ?? {}), headers), body: asStored(response) })
+  const keptOf = (response: Response): Response => {
+    // What could not be sent, now or later, is told while all can be undone.
+    headerDocument(response.headers ?? null, 'the response')
+    return { ...response, headers: listed(Object.entries(response.headers ?? {}), headers), body: asStored(response) }
+  }
   let ours = true
   let thrown: unknown
   let answer: Result
@@ -117,7 +133,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
   try {
     answer = key === undefined
       ? fresh(await client.transaction((tx) => guarded({ key, tx, job: undefined as never }) as Promise<Response>,
-        { commits: (response) => storable(response.status, store) }), false)
+        { commits: (response) => storable(response.status, store), timeout, timeoutMs }), false)
       : kind === 'request'
       ? await client.request(common, (tx) => guarded({ key, tx, job: undefined as never }) as Promise<Response>)
       : await client.job({ ...common, lease, leaseMs }, (job) => guarded({ key, tx: undefined as never, job }))
@@ -125,6 +141,10 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
     const found = asIdempotencyError(error)
     if (error instanceof StreamingRefused) {
       return refusal(problem('streaming-refused', 'Streaming refused', 500, error.message))
+    }
+    if (error instanceof TimedOut) {
+      return refusal(problem('timeout', 'Timed out', 503,
+        'The request took too long, and was undone. Retry with the same key.'), { 'Retry-After': '1' })
     }
     // What the handler threw is the framework's to answer; but a claim that was lost is nobody's fault.
     const refused = (ours || error !== thrown || kind === 'job') && found ? refusalOf(found, options.conflictStatus ?? 422, kind) : undefined
@@ -186,10 +206,57 @@ function asStored(response: Response): string | Uint8Array | null {
   }
 }
 
-/** What a handler's answer in pieces is refused with. */
-export function streamingRefused(route: string): StreamingRefused {
-  return new StreamingRefused(`${route} answers in pieces of unknown length, which cannot be stored and replayed; ` +
+/** What an answer that cannot be held back is refused with. */
+export function streamingRefused(route: string, how = 'in pieces of unknown length'): StreamingRefused {
+  return new StreamingRefused(`${route} answers ${how}, which cannot be stored and replayed; ` +
     'send the response whole, or leave the route unguarded')
+}
+
+/** The methods of a response that send it. */
+export const HELD = ['writeHead', 'flushHeaders', 'write', 'end', 'destroy'] as const
+
+/** A handler that nobody waits for any more does nothing to the response of others. */
+export function leaveBehind(target: any, names: readonly string[] = [...HELD, 'setHeader', 'setHeaders', 'appendHeader', 'removeHeader']): void {
+  for (const name of names) {
+    const real = target[name] as ((...given: unknown[]) => unknown) | undefined
+    if (real) target[name] = (...given: unknown[]) => (isLeftBehind() ? target : real.apply(target, given))
+  }
+}
+
+/** What an earlier try has put on the request, or put in its place, is taken back before the next; what was there before is copied. */
+export function remembered(request: object): () => void {
+  const own = (): string[] => Object.keys(request).filter((name) => !name.startsWith('_') && !PLAIN.has(name))
+  const target = request as Record<string, unknown>
+  const before = new Map(own().map((name) => [name, target[name]]))
+  const copies = new Map(['rawBody', 'body', 'params', 'query'].filter((name) => before.has(name)).map((name) => [name, copied(before.get(name))]))
+  return () => {
+    for (const name of own()) if (!before.has(name)) delete target[name]
+    for (const [name, value] of before) if (target[name] !== value) target[name] = value
+    for (const [name, copy] of copies) target[name] = copied(copy)
+  }
+}
+
+/** Node's own. */
+const PLAIN = new Set(Object.keys(new IncomingMessage(new Socket())))
+
+/** Another of the same: what parsers make, and else the very value. */
+function copied(value: unknown): unknown {
+  if (Buffer.isBuffer(value)) return Buffer.from(value)
+  if (Array.isArray(value)) return value.map(copied)
+  if (typeof value !== 'object' || value === null) return value
+  // Parsers have prototypes of their own, with nothing in them.
+  const kind = Object.getPrototypeOf(value) as object | null
+  if (kind !== null && Object.getPrototypeOf(kind) !== null) return value
+  const made = Object.fromEntries(Object.entries(value).map(([name, one]) => [name, copied(one)]))
+  return kind === Object.prototype ? made : Object.setPrototypeOf(made, kind) as object
+}
+
+/** What pipes the request, as parsers of multipart/form-data do, gets the bytes that have been read. */
+export function pipesAgain(request: object, bytes: () => Uint8Array): void {
+  Object.defineProperty(request, 'pipe', {
+    configurable: true, writable: true,
+    value: (to: NodeJS.WritableStream, options?: { end?: boolean }) => Readable.from([bytes()]).pipe(to, options),
+  })
 }
 
 /** The body of a request, whole. What is over the limit is read and dropped, so that the client gets to read the refusal. */
@@ -204,10 +271,15 @@ export function wholeBody(stream: Readable, limit: number): Promise<Buffer> {
         return
       }
       parts = []
-      reject(Object.assign(new Error(`the request body is larger than ${limit} bytes`), { status: 413, statusCode: 413, expose: true }))
+      reject(badRequest(413, `the request body is larger than ${limit} bytes`, 'entity.too.large'))
     })
     stream.on('end', () => resolve(Buffer.concat(parts)))
     stream.on('error', reject)
-    stream.on('close', () => reject(Object.assign(new Error('the request body did not come whole'), { status: 400, statusCode: 400, expose: true })))
+    stream.on('close', () => reject(badRequest(400, 'the request body did not come whole', 'request.aborted')))
   })
+}
+
+/** An error as body-parser throws them. */
+export function badRequest(status: number, message: string, type: string, more: object = {}): Error {
+  return Object.assign(new Error(message), { status, statusCode: status, expose: true, type, ...more })
 }

@@ -5,10 +5,10 @@ export {
 } from './client.js'
 export {
   ActionIdAhead, asIdempotencyError, ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid,
-  KeyReused, NotFinished, RateLimited, sqlstateOf, StreamingRefused, TransactionEnded,
+  KeyReused, NotFinished, RateLimited, sqlstateOf, StreamingRefused, TimedOut, TransactionEnded,
 } from './errors.js'
 export type {
-  Action, Advance, Append, Claim, Core, HealthCheck, Held, Lease, Lookup, Message, Outcome, RequestIdentity, Ttl, Wait,
+  Action, Advance, Append, Claim, Core, HealthCheck, Held, Lease, Lookup, Message, MetricSample, Outcome, RequestIdentity, Timeout, Ttl, Wait,
 } from './functions.js'
 export { newKey, stepKey } from './keys.js'
 export type { Handle, PoolClientLike, PoolLike } from './postgres.js'

@@ -9,16 +9,17 @@
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import {
-  answered, checked, fresh, identity, insideHandler, kept, leaseOf, milliseconds, refuseNested, retried, runJob, storable, Turns,
-  type Client, type Job, type JobOptions, type Options, type RequestOptions, type Response, type Result,
+  answered, checked, checkedCount, checkedTimes, fresh, identity, kept, leaseOf, retried, runJob, storable, Turns,
+  type Client, type Job, type JobOptions, type Options, type RequestOptions, type Response, type Result, type TransactionOptions,
 } from './client.js'
 import { ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, KeyInvalid, TransactionEnded } from './errors.js'
 import {
   statements,
   type Claim, type Core, type HeldClaim, type Lease, type Lookup, type Message, type RequestIdentity, type Statements, type Ttl, type Wait,
 } from './functions.js'
+import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes } from './keys.js'
-import { bigint, text, type Bigint, type Headers, type Json } from './values.js'
+import { bigint, durationMs, headers as headerDocument, text, type Bigint, type Headers, type Json } from './values.js'
 
 const MAX_RESPONSE_SIZE = 1 << 20
 const DAY = 86_400_000
@@ -127,13 +128,8 @@ const rowCore = (row: KeyRow | undefined): Claim => ({
   recoveryStateText: row?.recoveryStateText ?? null, leaseExpiresAt: row?.leaseExpiresAt ?? null, expiresAt: row?.expiresAt ?? null,
 })
 
-function duration(value: string | null | undefined, ms: number | null | undefined, otherwise: number): number {
-  const found = milliseconds({ wait: value ?? undefined, waitMs: ms ?? undefined })
-  if ((value ?? ms) === undefined || (value ?? ms) === null) return otherwise
-  if (found === undefined) refuse(`the double does not know the interval ${value}: write it as '5 minutes'`, '22007')
-  if (found < 0) refuse('an interval is negative', '22023')
-  return found
-}
+const duration = (value: string | null | undefined, ms: number | null | undefined, name: string, otherwise: number): number =>
+  durationMs(value, ms, name) ?? otherwise
 
 function canonical(value: Json | undefined): string {
   if (Array.isArray(value)) return `[${value.map(canonical).join(',')}]`
@@ -193,11 +189,15 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
   #messages = new Table<MessageRow>()
 
   constructor(options: MemoryOptions = {}) {
+    checkedTimes(options)
+    checkedCount(options.maxWaiters, 'maxWaiters')
     this.#defaults = options
     // Each method alone is a transaction of its own.
     for (const method of Object.keys(this.statements) as (keyof Core)[]) {
-      Object.assign(this, { [method]: (...given: unknown[]) =>
-        this.#transaction((tx) => (this.on(tx)[method] as (...given: unknown[]) => Promise<unknown>)(...given)) })
+      Object.assign(this, { [method]: async (...given: unknown[]) => {
+        refuseNested(this, `${method}()`, `on(tx).${method}()`)
+        return this.#transaction((tx) => (this.on(tx)[method] as (...given: unknown[]) => Promise<unknown>)(...given))
+      } })
     }
   }
 
@@ -216,37 +216,44 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
     }
   }
 
-  async transaction<T>(handler: (tx: MemoryTransaction) => Promise<T> | T, options: { commits?: (result: T) => boolean } = {}): Promise<T> {
-    refuseNested('transaction()')
-    return retried(() => this.#transaction((tx) => insideHandler(() => handler(tx)), options.commits))
+  async transaction<T>(handler: (tx: MemoryTransaction) => Promise<T> | T, options: TransactionOptions<T> = {}): Promise<T> {
+    refuseNested(this, 'transaction()', 'tx')
+    const deadline = new Deadline(options, this.#defaults)
+    return retried(() => this.#transaction((tx) => runHandler(this, () => handler(tx), deadline), options.commits))
   }
 
   async request(options: RequestOptions, handler: (tx: MemoryTransaction) => Promise<Response> | Response): Promise<Result> {
-    refuseNested('request()')
+    refuseNested(this, 'request()', 'tx, and the methods of on(tx)')
+    checkedTimes(options)
+    checkedCount(options.maxResponseSize, 'maxResponseSize')
+    const deadline = new Deadline(options, this.#defaults)
     return this.#turns.take(options, this.#defaults, (turn) => retried(() => this.#transaction(async (tx) => {
       const claim = await this.#claim(tx, turn.scope, turn.key, { ...this.#times(turn), ...identity(turn) })
       if (claim.outcome !== 'new') return answered(claim)
-      const response = checked(await insideHandler(() => handler(tx)), 'the handler')
+      const response = checked(await runHandler(this, () => handler(tx), deadline), 'the handler')
       if (!storable(response.status, turn.store)) return fresh(response, false)
       const limit = Math.min(MAX_RESPONSE_SIZE, turn.maxResponseSize ?? Infinity)
-      const { status, body, headers } = kept(response, limit)
+      const { status, body, headers } = kept(response, limit, 'UTF8')
       await this.on(tx).complete(turn.scope, turn.key, status, { body, headers })
       return fresh(response, true)
     }, (result) => result.stored && !result.replayed)))
   }
 
   async job(options: JobOptions, fn: (job: Job<MemoryTransaction>) => Promise<Response | void> | Response | void): Promise<Result> {
-    refuseNested('job()')
+    refuseNested(this, 'job()', 'tx, and the methods of on(tx)')
+    checkedTimes(options)
+    checkedCount(options.maxResponseSize, 'maxResponseSize')
+    const deadline = new Deadline(options, this.#defaults)
     return this.#turns.take(options, this.#defaults, async (turn) => {
       const started = performance.now()
       const claim = await this.#transaction((tx) =>
         this.#claim(tx, turn.scope, turn.key, { ...this.#times(turn), ...identity(turn) }))
       if (claim.outcome !== 'new') return answered(claim)
       const lease = leaseOf(turn, this.#defaults)
-      return runJob<MemoryTransaction>(this, turn, this.#defaults, claim, started, (last) => this.#transaction(async (tx) => {
+      return runJob<MemoryTransaction>(this, turn, this.#defaults, claim, started, deadline, (last) => this.#transaction(async (tx) => {
         await this.on(tx).heartbeat(turn.scope, turn.key, { claimToken: claim.claimToken, ...lease })
-        const response = checked(await insideHandler(() => last(tx)), 'the last step')
-        const { status, body, headers } = kept(response, Math.min(MAX_RESPONSE_SIZE, turn.maxResponseSize ?? Infinity))
+        const response = checked(await runHandler(this, () => last(tx), deadline), 'the last step')
+        const { status, body, headers } = kept(response, Math.min(MAX_RESPONSE_SIZE, turn.maxResponseSize ?? Infinity), 'UTF8')
         await this.on(tx).complete(turn.scope, turn.key, status, { body, headers, claimToken: claim.claimToken })
         return fresh(response, true)
       }), fn)
@@ -269,12 +276,12 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
     const id = idOf(scope, key)
     const hash = 'method' in options ? hashed(options.method, options.path, options.body)
       : options.requestHash ? Buffer.from(options.requestHash) : null
-    const ttl = duration(options.ttl, options.ttlMs, DAY)
-    const lease = duration(options.lease, options.leaseMs, 60_000)
-    const deadline = performance.now() + duration(options.wait, options.waitMs, 0)
+    const ttl = duration(options.ttl, options.ttlMs, 'ttl', DAY)
+    const lease = duration(options.lease, options.leaseMs, 'lease', 60_000)
+    const deadline = performance.now() + duration(options.wait, options.waitMs, 'wait', 0)
     const told = (outcome: Claim['outcome'], row?: KeyRow): HeldClaim => ({
       ...rowCore(outcome === 'replay' || outcome === 'erased' || outcome === 'new' ? row : undefined), outcome,
-      leaseMs: row?.leaseExpiresAt ? row.leaseExpiresAt.getTime() - Date.now() : null, maxResponseSize: MAX_RESPONSE_SIZE,
+      leaseMs: row?.leaseExpiresAt ? row.leaseExpiresAt.getTime() - Date.now() : null, maxResponseSize: MAX_RESPONSE_SIZE, encoding: 'UTF8',
     })
     for (;;) {
       const now = Date.now()
@@ -328,7 +335,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
     more: Partial<KeyRow> = {}): Promise<Date> {
     const row = await this.#mine(tx, scope, key, options.claimToken)
     this.#started(row)
-    const ends = new Date(Math.min(Date.now() + duration(options.lease, options.leaseMs, 60_000), row.expiresAt.getTime()))
+    const ends = new Date(Math.min(Date.now() + duration(options.lease, options.leaseMs, 'lease', 60_000), row.expiresAt.getTime()))
     this.#keys.set(tx, idOf(scope, key), { ...row, ...more, leaseExpiresAt: ends })
     return ends
   }
@@ -357,7 +364,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       canonicalJson: async (document) => canonicalText(document),
       keyIsValid: async (key) => key !== null && validKey(key),
       claim: async (scope, key, options = {}) => {
-        const { leaseMs: _, maxResponseSize: __, ...claim } = await self.#claim(tx, scope, key, options)
+        const { leaseMs: _, maxResponseSize: __, encoding: ___, ...claim } = await self.#claim(tx, scope, key, options)
         return claim
       },
       async complete(scope, key, status, options = {}) {
@@ -365,7 +372,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         if (row.state === 'completed') return false
         self.#started(row)
         const { body = null, headers = null } = options
-        if (Math.max(Buffer.byteLength(body ?? ''), headers ? Buffer.byteLength(JSON.stringify(headers)) : 0) > MAX_RESPONSE_SIZE) {
+        if (Math.max(Buffer.byteLength(body ?? ''), Buffer.byteLength(headerDocument(headers, 'headers') ?? '')) > MAX_RESPONSE_SIZE) {
           refuse('the response is larger than idempotency.max_response_size', '54000')
         }
         self.#keys.set(tx, idOf(scope, key), {
@@ -515,7 +522,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         const count = BigInt(options.eventCount ?? 1)
         if (first < 1n || count < 1n) refuse('clientSeq and eventCount are at least 1', '22023')
         const upTo = first + count - 1n
-        const deadline = performance.now() + duration(options.wait, options.waitMs, 0)
+        const deadline = performance.now() + duration(options.wait, options.waitMs, 'wait', 0)
         for (;;) {
           const last = self.#clients.get(tx, id) ?? 0n
           const version = self.#aggregates.get(tx, aggregate) ?? 0n
@@ -542,7 +549,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         const id = idOf(name(scope, 'scope'), name(token, 'token'))
         await self.#once.lock(tx, id)
         if ((self.#once.get(tx, id) ?? 0) > Date.now()) return false
-        self.#once.set(tx, id, Date.now() + duration(options.ttl, options.ttlMs, 7 * DAY))
+        self.#once.set(tx, id, Date.now() + duration(options.ttl, options.ttlMs, 'ttl', 7 * DAY))
         return true
       },
       async onceMany(scope, tokens, options = {}) {
@@ -560,7 +567,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
           id, messageId, topic: name(topic, 'topic'), messageKey: options.messageKey == null ? null : name(options.messageKey, 'messageKey'),
           payload: structuredClone(payload), payloadText: JSON.stringify(payload), headers: structuredClone(options.headers ?? null),
           headersText: options.headers === undefined ? null : JSON.stringify(options.headers), attempt: 0, createdAt: new Date(now),
-          availableAt: now + duration(options.deliverAfter, options.deliverAfterMs, 0), state: 'pending', leased: false, attemptsBefore: 0, endedAt: 0,
+          availableAt: now + duration(options.deliverAfter, options.deliverAfterMs, 'deliverAfter', 0), state: 'pending', leased: false, attemptsBefore: 0, endedAt: 0,
         })
         return messageId
       },
@@ -576,8 +583,8 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       },
       async outboxTake(options = {}) {
         const { maxMessages = 100, topics } = options
-        const lease = duration(options.lease, options.leaseMs, 30_000)
-        const deadline = performance.now() + duration(options.wait, options.waitMs, 0)
+        const lease = duration(options.lease, options.leaseMs, 'lease', 30_000)
+        const deadline = performance.now() + duration(options.wait, options.waitMs, 'wait', 0)
         for (;;) {
           const now = Date.now()
           const taken: Message[] = []
@@ -608,7 +615,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         await change([id], undefined, (row) => {
           if (row.state !== 'pending' || !row.leased || (options.attempt != null && options.attempt !== row.attempt)) return false
           answer = row.attempt - row.attemptsBefore >= MAX_ATTEMPTS ? 'dead' : 'pending'
-          const pause = duration(options.retryAfter, options.retryAfterMs, Math.min(3_600_000, 1000 * 2 ** (row.attempt - 1)) * (1 - Math.random() / 2))
+          const pause = duration(options.retryAfter, options.retryAfterMs, 'retryAfter', Math.min(3_600_000, 1000 * 2 ** (row.attempt - 1)) * (1 - Math.random() / 2))
           return { ...row, state: answer, leased: false, availableAt: Date.now() + pause, endedAt: Date.now() }
         })
         return answer
@@ -620,7 +627,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         await change(ids, options.attempts, (row, attempt) => {
           if (!held(row, attempt)) return false
           kept.push(row.id)
-          return { ...row, availableAt: Date.now() + duration(options.lease, options.leaseMs, 30_000) }
+          return { ...row, availableAt: Date.now() + duration(options.lease, options.leaseMs, 'lease', 30_000) }
         })
         return kept
       },
@@ -647,9 +654,10 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       stats: async () => undefined,
       statsReset: async () => undefined,
       metrics: async () => '# EOF',
+      metricSamples: async () => [],
       health: async () => [],
       async stuck(options = {}) {
-        const limit = Date.now() - duration(options.olderThan, options.olderThanMs, 300_000)
+        const limit = Date.now() - duration(options.olderThan, options.olderThanMs, 'olderThan', 300_000)
         return [...self.#keys.all(tx)].filter(([, row]) => row.state === 'started' && row.leaseExpiresAt!.getTime() < limit).map(([id, row]) => {
           const [scope, key] = JSON.parse(id) as [string, string]
           return { scope, key, age: `${Date.now() - row.leaseExpiresAt!.getTime()} milliseconds`, attempt: row.attempt,
@@ -661,6 +669,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         return self.#tokens = given > self.#tokens ? given : self.#tokens
       },
       grant: async () => undefined,
+      grantMonitor: async () => undefined,
       revoke: async () => undefined,
     }
 

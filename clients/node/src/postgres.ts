@@ -6,6 +6,7 @@
  * are, one Sync at the end, so that after an error none that follows is run.
  */
 import { Buffer } from 'node:buffer'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { asIdempotencyError, IdempotencyError, sqlstateOf, TransactionEnded } from './errors.js'
 import type { Row, Statement } from './functions.js'
 import type { Parameter } from './values.js'
@@ -109,14 +110,25 @@ const ENDS = /^(?:\s|--[^\n]*\n|\/\*[\s\S]*?\*\/|;)*(begin|start\s+transaction|c
 export class Session {
   /** The connection is gone. */
   lost = false
+  /** Whoever releases it does not wait for the statement that is under way. */
+  abandoned = false
+  /** Rejects when the session ends while it is in use. */
+  readonly ended: Promise<never>
   #client: PoolClientLike
-  #onError = (): void => { this.lost = true }
+  #onError: (error: Error) => void
   #begun = false
   #released = false
   #proxy: { tx: PoolClientLike; over: () => void } | undefined
 
   private constructor(client: PoolClientLike) {
     this.#client = client
+    let end!: (error: Error) => void
+    this.ended = new Promise((_, reject) => { end = reject })
+    this.ended.catch(() => undefined)
+    this.#onError = (error) => {
+      this.lost = true
+      end(error)
+    }
     // A client in use has no other listener, and an 'error' without one ends the process.
     client.on('error', this.#onError)
   }
@@ -189,11 +201,15 @@ export class Session {
     return this.#proxy.tx
   }
 
-  /** Give the client back, after a ROLLBACK if need be; a broken one is closed. */
+  /** Give the client back, after a ROLLBACK if need be; a broken one is closed, and one that was abandoned in a statement. */
   async release(): Promise<void> {
     if (this.#released) return
     this.#released = true
     this.#proxy?.over()
+    if (!this.lost && this.abandoned && isBusy(this.#client)) {
+      this.lost = true
+      await Promise.race([cancel(this.#client), sleep(CANCEL_WAIT)])
+    }
     if (!this.lost && (this.#begun || this.status === 'T' || this.status === 'E')) {
       await this.rollback().catch(() => { this.lost = true })
     }
@@ -206,6 +222,31 @@ export class Session {
       this.#client.release()
     }
   }
+}
+
+/** How long to wait until the server has got the request to cancel. */
+const CANCEL_WAIT = 2000
+
+/** Whether a statement is under way; a driver that does not tell has none. */
+function isBusy(client: PoolClientLike): boolean {
+  return (client as { readyForQuery?: boolean }).readyForQuery === false
+}
+
+/** Ask the server to end the statement that the client is in: it would go on, with its locks, where only the connection is closed. */
+async function cancel(client: PoolClientLike): Promise<void> {
+  const { connection, host, port, ssl, processID, secretKey } = client as PoolClientLike & Record<string, any>
+  if (typeof connection?.cancel !== 'function') return
+  await new Promise<void>((resolve) => {
+    const other = new connection.constructor({ ssl })
+    const send = (): void => other.cancel(processID, secretKey)
+    other.on('error', resolve)
+    other.on('end', resolve)
+    other.on('sslconnect', send)
+    other.on('connect', () => (ssl ? other.requestSsl() : send()))
+    if (String(host).startsWith('/')) other.connect(`${host}/.s.PGSQL.${port}`)
+    else other.connect(port, host)
+    other.stream.unref?.()
+  })
 }
 
 function guarded(client: PoolClientLike): { tx: PoolClientLike; over: () => void } {

@@ -79,18 +79,115 @@ export function array(values: unknown, name: string, element: (value: unknown, n
   return `{${elements.join(',')}}`
 }
 
-/** An interval: text, or milliseconds that say so in their name. */
+/** The text of a value that JSON has, whole: what would be left out or come back as another is an error that names it. */
+export function jsonOf(value: unknown, name: string): string {
+  const within: object[] = []
+  const check = (part: unknown, path: string): void => {
+    const refuse = (what: string): never => { throw new TypeError(`${name} what JSON has not: ${path === '' ? '' : `${path} is `}${what}`) }
+    if (part === undefined) refuse(path === '' ? 'undefined; return null where there is no value' : 'undefined')
+    if (typeof part === 'bigint' || typeof part === 'function' || typeof part === 'symbol') refuse(`a ${typeof part}`)
+    if (typeof part === 'number' && !Number.isFinite(part)) refuse(String(part))
+    if (typeof part !== 'object' || part === null) return
+    if (part instanceof Map || part instanceof Set || part instanceof Promise) refuse(`a ${part.constructor.name}`)
+    if (within.includes(part)) refuse('part of itself')
+    const plain = part as { toJSON?: (at: string) => unknown }
+    within.push(part)
+    if (typeof plain.toJSON === 'function') check(plain.toJSON(''), path)
+    else if (Array.isArray(part)) for (const [at, one] of part.entries()) check(one, `${path}[${at}]`)
+    else for (const [at, one] of Object.entries(part)) if (one !== undefined) check(one, path === '' ? at : `${path}.${at}`)
+    within.pop()
+  }
+  check(value, '')
+  return JSON.stringify(value)
+}
+
+/** A document's text in ASCII alone, so that a database of any encoding keeps it; for a parameter that is json, not jsonb. */
+export function asciiJson(value: unknown, name: string): string | null {
+  return json(value, name)?.replace(/[^\0-\x7f]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, '0')}`) ?? null
+}
+
+/** The document of headers that can be sent again. */
+export function headers(value: unknown, name: string): string | null {
+  if (value === null) return null
+  const lines = Object.entries(value as Headers).flatMap(([field, given]): [string, unknown][] =>
+    given === undefined ? [] : Array.isArray(given) ? given.map((one) => [field, one]) : [[field, given]])
+  for (const [field, line] of lines) {
+    if (!/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/.test(field)) throw new TypeError(`${name}: ${JSON.stringify(field)} is no name of a header`)
+    if (typeof line !== 'string' && typeof line !== 'number') throw new TypeError(`${name}: ${field} is no string: ${describe(line)}`)
+    const [wrong] = /[^\t\x20-\x7e\x80-\xff]/.exec(String(line)) ?? []
+    if (wrong !== undefined) {
+      throw new TypeError(`${name}: ${field} contains ${JSON.stringify(wrong)}, which no line of a header may, and could not be sent again`)
+    }
+  }
+  return asciiJson(value, name)
+}
+
+const SECOND = 1000
+const DAY = 86_400 * SECOND
+const UNITS: [RegExp, number][] = [
+  [/^(us|usecs?|useconds?|microseconds?)$/, 0.001], [/^(ms|msecs?|mseconds?|milliseconds?)$/, 1],
+  [/^(s|secs?|seconds?)?$/, SECOND], [/^(m|mins?|minutes?)$/, 60 * SECOND], [/^(h|hrs?|hours?)$/, 3600 * SECOND],
+  [/^(d|days?)$/, DAY], [/^(w|weeks?)$/, 7 * DAY], [/^(mons?|months?)$/, 30 * DAY], [/^(y|yrs?|years?)$/, 360 * DAY],
+  [/^(decs?|decades?)$/, 3600 * DAY], [/^(c|cent|century|centuries)$/, 36_000 * DAY], [/^(mils?|millennium|millennia)$/, 360_000 * DAY],
+]
+const ISO = /^P(?!$)(?:([\d.]+)Y)?(?:([\d.]+)M)?(?:([\d.]+)W)?(?:([\d.]+)D)?(?:T(?!$)(?:([\d.]+)H)?(?:([\d.]+)M)?(?:([\d.]+)S)?)?$/
+const ISO_UNITS = [360 * DAY, 30 * DAY, 7 * DAY, DAY, 3600 * SECOND, 60 * SECOND, SECOND]
+
+/** The milliseconds of an interval as PostgreSQL compares it, with months of 30 days; undefined where it is none. */
+export function intervalMs(interval: string): number | undefined {
+  const iso = ISO.exec(interval.trim())
+  if (iso) {
+    const ms = ISO_UNITS.reduce((sum, unit, at) => sum + unit * Number(iso[at + 1] ?? 0), 0)
+    return Number.isNaN(ms) ? undefined : ms
+  }
+  let rest = interval.trim().toLowerCase().replace(/^@/, '').trim()
+  const sign = /[^a-z]ago$/.test(rest) ? -1 : 1
+  if (sign < 0) rest = rest.slice(0, -3)
+  if (rest.trim() === '') return undefined
+  let ms = 0
+  while (rest.trim() !== '') {
+    const time = /^[\s,]*([+-]?)(\d+):(\d\d?)(?::(\d\d?(?:\.\d*)?))?(?=[\s,]|$)/.exec(rest)
+    const part = time ?? /^[\s,]*([+-]?)(\d+\.?\d*|\.\d+)\s*([a-z]*)(?=[\s,+-]|\d|$)/.exec(rest)
+    if (!part) return undefined
+    rest = rest.slice(part[0].length)
+    // Before a time, a number alone is of days.
+    const unit = time ? 0 : part[3] === '' && /^\s*\d+:/.test(rest) ? DAY : UNITS.find(([name]) => name.test(part[3]!))?.[1]
+    if (unit === undefined) return undefined
+    const size = time ? Number(part[2]) * 3600 * SECOND + Number(part[3]) * 60 * SECOND + Number(part[4] ?? 0) * SECOND : Number(part[2]) * unit
+    ms += part[1] === '-' ? -size : size
+  }
+  return sign * ms
+}
+
+/** An interval: text, or milliseconds that say so in their name. What is none is refused before anything is sent. */
 export function interval(value: string | null | undefined, ms: number | null | undefined, name: string): string | null | undefined {
   if (ms !== undefined && ms !== null) {
     if (value !== undefined && value !== null) throw new TypeError(`${name} and ${name}Ms exclude each other`)
-    if (typeof ms !== 'number' || !Number.isFinite(ms)) throw new TypeError(`${name}Ms is no number: ${describe(ms)}`)
+    if (typeof ms !== 'number' || !Number.isFinite(ms)) throw new TypeError(`${name}Ms is no number of milliseconds: ${describe(ms)}`)
+    if (ms < 0) throw new TypeError(`${name}Ms is negative: ${ms}`)
+    if (ms > 1e14) throw new TypeError(`${name}Ms is longer than PostgreSQL's times: ${ms}`)
     return `${ms.toFixed(3)} milliseconds`
   }
-  if (value !== undefined && value !== null && typeof value !== 'string') {
+  if (value === undefined || value === null) return value ?? ms
+  if (typeof value !== 'string') {
     throw new TypeError(`${name} is no interval such as '30s': ${describe(value)}; milliseconds are ${name}Ms`)
   }
-  return value ?? ms
+  const found = intervalMs(value)
+  if (found === undefined) {
+    throw new TypeError(`${name} is no interval: ${JSON.stringify(value)}; write it as '30 seconds', '1 day 02:30' or 'PT30S'`)
+  }
+  if (found < 0) throw new TypeError(`${name} is negative: ${JSON.stringify(value)}`)
+  return value
 }
+
+/** A duration in milliseconds, or undefined where none is given. */
+export function durationMs(value: string | null | undefined, ms: number | null | undefined, name: string): number | undefined {
+  const given = interval(value, ms, name)
+  return given === undefined || given === null ? undefined : intervalMs(given)
+}
+
+/** The longest that a timer of Node's can take. */
+export const LONGEST_TIMER = 2 ** 31 - 1
 
 function describe(value: unknown): string {
   return typeof value === 'number' || typeof value === 'boolean' || value === undefined ? String(value) : typeof value

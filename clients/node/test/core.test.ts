@@ -6,8 +6,12 @@ import knex from 'knex'
 import {
   ActionIdAhead, ClaimLost, ClaimNotFound, Idempotency, IdempotencyError, KeyInvalid, RateLimited, type Core,
 } from 'pg-idempotency'
+import { idempotent } from 'pg-idempotency/express'
 import { MemoryIdempotency } from 'pg-idempotency/memory'
 import { key, World } from './support.js'
+
+// It is not exported.
+const { intervalMs } = await import(new URL('../../dist/values.js', import.meta.url).href) as { intervalMs(text: string): number | undefined }
 
 let world: World
 let idem: Idempotency
@@ -18,7 +22,7 @@ before(async () => {
 })
 after(() => world.end())
 
-const INTERNAL = /^idem_(application_|check_|execute_grant|grant_as_owner|revoke_as_owner|warn_of_rest|grantor|many_support|.*_data$|clock_evidence|table_faults|table_stats|worker_absence|vacuum_holder|redacted_key|cleanup_idle)/
+const INTERNAL = /^idem_(application_|check_|execute_grant|grant_as_owner|grant_monitor_as_owner|revoke_as_owner|metric_families|monitor_functions|monitor_views|warn_of_rest|grantor|many_support|.*_data$|clock_evidence|table_faults|table_stats|worker_absence|vacuum_holder|redacted_key|cleanup_idle)/
 
 test('each function of the extension is a method, and each method is one of them', async () => {
   const rows = await world.sql(`SELECT DISTINCT proname FROM pg_proc WHERE pronamespace = '"${world.schema}"'::regnamespace`)
@@ -181,8 +185,42 @@ test('what a program got wrong is told before anything is sent', async () => {
     [() => idem.claim('scope', key(), { wait: '5s', waitMs: 5 }), /exclude each other/],
     [() => idem.publish('t', { n: 1n } as never), /bigint/],
     [() => idem.onceMany('scope', 'token' as never), /no array/],
+    [() => idem.claim('scope', key(), { waitMs: NaN }), /waitMs is no number of milliseconds: NaN/],
+    [() => idem.claim('scope', key(), { leaseMs: -1 }), /leaseMs is negative: -1/],
+    [() => idem.claim('scope', key(), { ttlMs: Infinity }), /ttlMs is no number of milliseconds: Infinity/],
+    [() => idem.claim('scope', key(), { ttlMs: 1e300 }), /ttlMs is longer than/],
+    [() => idem.claim('scope', key(), { ttl: '5 bananas' }), /ttl is no interval: "5 bananas"/],
+    [() => idem.once('scope', key(), { ttl: '-1 day' }), /ttl is negative: "-1 day"/],
+    [() => idem.outboxTake({ wait: 'a while' }), /wait is no interval/],
+    [() => idem.complete('scope', key(), 200, { headers: { 'X-A': 'a\r\nSet-Cookie: b' } }), /headers: X-A contains "\\r"/],
+    [() => idem.complete('scope', key(), 200, { headers: { 'X-A': ['a', 'b\0'] } }), /headers: X-A contains/],
+    [() => idem.complete('scope', key(), 200, { headers: { 'X A': 'a' } }), /"X A" is no name of a header/],
+    [() => idem.completeMany('scope', [key()], [200], { headers: [{ A: '\n' }] }), /A contains "\\n"/],
+    [() => idem.request({ scope: 's', key: key(), wait: '1s', waitMs: 1 }, () => ({ status: 200 })), /wait and waitMs exclude each other/],
+    [() => idem.request({ scope: 's', key: key(), timeout: 'soon' }, () => ({ status: 200 })), /timeout is no interval/],
+    [() => idem.request({ scope: 's', key: key(), timeoutMs: 0 }, () => ({ status: 200 })), /timeout is 0/],
+    [() => idem.job({ scope: 's', key: key(), leaseMs: -5 }, () => ({ status: 200 })), /leaseMs is negative/],
+    [() => idem.request({ scope: 's', key: key(), maxResponseSize: NaN }, () => ({ status: 200 })), /maxResponseSize is no whole number/],
+    [async () => new Idempotency(world.pool(), { wait: '5 bananas' }), /wait is no interval/],
+    [async () => new Idempotency(world.pool(), { ttl: '1 day', ttlMs: 1 }), /exclude each other/],
+    [async () => new Idempotency(world.pool(), { maxWaiters: 1.5 }), /maxWaiters is no whole number/],
+    [async () => new MemoryIdempotency({ leaseMs: NaN }), /leaseMs is no number/],
+    [async () => idempotent(idem, { scope: () => 'a', wait: '5 bananas' }), /wait is no interval/],
+    [async () => idempotent(idem, { scope: () => 'a', conflictStatus: 400 as never }), /conflictStatus is 422 or 409/],
+    [async () => idempotent(idem, {} as never), /scope is a function/],
   ]
-  for (const [call, said] of wrong) await assert.rejects(call(), (error: Error) => said.test(error.message))
+  for (const [call, said] of wrong) await assert.rejects(call(), (error: Error) => said.test(error.message), String(said))
+})
+
+test('intervals are read as PostgreSQL reads them', async () => {
+  const intervals = ['0', '5', '1.5', '30s', '30 s', '5 minutes', '1 hour 30 min', '1h30m', '1 day 02:03', '1 2:03', '02:03:04.5', '@ 1 min', '-5 s',
+    '1 day -1 hour', '5 min ago', '1 mon', '2 weeks 3 days', '250 ms', '10 us', '1.5 hours', 'P1D', 'PT30S', 'P1DT2H3M4.5S', 'P2W', '1 day, 2 hours',
+    '.5 s', '3 hrs', '7 msec', ' 4 seconds ']
+  const rows = await world.sql('SELECT extract(epoch FROM i::interval) * 1000 AS ms FROM unnest($1::text[]) WITH ORDINALITY AS t (i, n) ORDER BY n', [intervals])
+  assert.deepEqual(intervals.map((one) => [one, Math.round(intervalMs(one)! * 1000) / 1000]), intervals.map((one, at) => [one, Number(rows[at].ms)]))
+  for (const wrong of ['', ' ', 'P', 'PT', 'ago', '5 bananas', 'soon', '1 day of rest', '1::2', 'infinity', '5 s 5 bananas', '--5', '1e400']) {
+    assert.equal(intervalMs(wrong), undefined, wrong)
+  }
 })
 
 test('errors of the extension are classes', async () => {
@@ -200,12 +238,25 @@ test('administration', async () => {
   assert.equal(typeof counts.keysDeleted, 'bigint')
   assert.ok((await idem.stats())!['claimsNew']! > 0n)
   assert.match(await idem.metrics(), /# EOF$/)
+  const samples = await idem.metricSamples()
+  const claims = samples.find((sample) => sample.name === 'idempotency_claims_total' && sample.labels['outcome'] === 'new')!
+  assert.deepEqual([typeof claims.value, claims.type, claims.value > 0], ['number', 'counter', true])
   assert.ok((await idem.health()).some((check) => check.checkName === 'clock' && check.status === 'ok'))
   assert.ok(Array.isArray(await idem.stuck({ olderThan: '0 seconds' })))
   assert.ok(await idem.raiseClaimTokens(1000) >= 1000n)
   await world.sql('CREATE ROLE node_role').catch(() => undefined)
   await idem.grant('node_role')
   await idem.revoke('node_role')
+  await idem.grantMonitor('node_role')
+  assert.ok(await idem.transaction(async (tx) => {
+    await tx.query('SET LOCAL ROLE node_role')
+    const watching = idem.on(tx)
+    await watching.metricSamples()
+    await tx.query('SAVEPOINT before')
+    await assert.rejects(watching.once('scope', key()), (error: { code?: string }) => error.code === '42501')
+    await tx.query('ROLLBACK TO SAVEPOINT before')
+    return true
+  }))
   await world.sql('DROP OWNED BY node_role; DROP ROLE node_role')
   await idem.statsReset()
   assert.equal(await idem.keyIsValid('short'), false)

@@ -8,11 +8,12 @@ export class World {
   proxy: Proxy | undefined
   private constructor(readonly database: string, readonly schema: string) {}
 
-  static async make(schema = 'public'): Promise<World> {
+  static async make(schema = 'public', encoding = 'UTF8'): Promise<World> {
     const database = `node_${process.pid}_${Math.random().toString(36).slice(2)}`
     const admin = new pg.Client({ database: 'postgres' })
     await admin.connect()
-    await admin.query(`CREATE DATABASE ${database}`)
+    await admin.query(`CREATE DATABASE ${database}` +
+      (encoding === 'UTF8' ? '' : ` ENCODING '${encoding}' LOCALE 'C' TEMPLATE template0`))
     await admin.end()
     const world = new World(database, schema)
     await world.sql(`CREATE SCHEMA IF NOT EXISTS "${schema}"; CREATE EXTENSION idempotency SCHEMA "${schema}";

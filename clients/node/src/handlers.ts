@@ -1,0 +1,74 @@
+/**
+ * Where handlers run: what they may not do while their transaction holds a
+ * connection, how long they may take, and what ends them besides themselves.
+ */
+import { AsyncLocalStorage } from 'node:async_hooks'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { TimedOut } from './errors.js'
+import type { Timeout } from './functions.js'
+import { durationMs, LONGEST_TIMER } from './values.js'
+
+/** A handler that runs, or has run. */
+interface Inside {
+  open: boolean
+  /** Whose connection it holds. */
+  readonly pool: object
+  readonly outer: Inside | undefined
+}
+
+const inside = new AsyncLocalStorage<Inside>()
+
+/** What takes a connection of the pool in which the handler that calls it holds one. */
+export function refuseNested(pool: object, what: string, instead: string): void {
+  for (let handler = inside.getStore(); handler; handler = handler.outer) {
+    if (handler.open && handler.pool === pool) {
+      throw new TypeError(`${what} in a handler would take a second connection of the pool while the handler holds one, ` +
+        `and enough of them wait for each other for ever; use ${instead}`)
+    }
+  }
+}
+
+/** Whether it is a handler that calls, which nobody waits for any more. */
+export function isLeftBehind(): boolean {
+  return inside.getStore()?.open === false
+}
+
+/** How long a handler may take, with all its tries; it counts from when the first begins. */
+export class Deadline {
+  readonly #ms: number | undefined
+  #at: number | undefined
+
+  constructor(options: Timeout, defaults: Timeout) {
+    const { timeout, timeoutMs } = (options.timeout ?? options.timeoutMs) === undefined ? defaults : options
+    this.#ms = durationMs(timeout, timeoutMs, 'timeout')
+    if (this.#ms === 0) throw new TypeError('timeout is 0, which no handler can keep; leave it out to have none')
+  }
+
+  /** Rejects when the time is over. */
+  async over(signal: AbortSignal): Promise<never> {
+    if (this.#ms === undefined) return new Promise(() => undefined)
+    this.#at ??= performance.now() + this.#ms
+    for (let left = this.#at - performance.now(); left > 0; left = this.#at - performance.now()) {
+      await sleep(Math.min(left, LONGEST_TIMER), undefined, { signal }).catch(() => undefined)
+      if (signal.aborted) return new Promise(() => undefined)
+    }
+    throw new TimedOut(`the handler took longer than its timeout of ${this.#ms} ms`)
+  }
+}
+
+/**
+ * Run a handler that holds a connection of the pool, until it has returned, or
+ * its time is over, or its session is lost. What it then still does finds its
+ * transaction over.
+ */
+export async function runHandler<T>(pool: object, run: () => Promise<T> | T, deadline: Deadline, lost?: Promise<never>): Promise<T> {
+  const handler: Inside = { open: true, pool, outer: inside.getStore() }
+  const done = new AbortController()
+  try {
+    const first = [inside.run(handler, async () => run()), deadline.over(done.signal)]
+    return await Promise.race(lost ? [...first, lost] : first) as T
+  } finally {
+    handler.open = false
+    done.abort()
+  }
+}

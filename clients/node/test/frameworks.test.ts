@@ -1,0 +1,351 @@
+/** A guarded handler gets and gives what the same handler does alone, and cannot slip past. */
+import assert from 'node:assert/strict'
+import { createReadStream } from 'node:fs'
+import { request as send } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import { Writable } from 'node:stream'
+import { after, before, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { brotliCompressSync, deflateSync, gzipSync } from 'node:zlib'
+import express5 from 'express'
+import Fastify from 'fastify'
+import type pg from 'pg'
+import { Idempotency } from 'pg-idempotency'
+import { idempotent } from 'pg-idempotency/express'
+import idempotency from 'pg-idempotency/fastify'
+import { key, World } from './support.js'
+
+let world: World
+let pool: pg.Pool
+let idem: Idempotency
+before(async () => {
+  world = await World.make()
+  pool = world.pool({ max: 2 })
+  idem = new Idempotency(pool)
+})
+after(() => world.end())
+
+// It has no types of its own.
+const { default: express4 } = await import('express4' as string)
+
+const scope = (): string => 'ann'
+interface Answer { status: number; headers: Record<string, string | string[] | undefined>; text: string }
+interface Shop { port: number; close(): Promise<void> }
+
+/** Headers and bytes as they are given, with a length, or in chunks where it is none. */
+function post(shop: Shop, path: string, body: Buffer | string | undefined, headers: Record<string, string> = {}, chunked = false): Promise<Answer> {
+  return new Promise((resolve, reject) => {
+    const bytes = body === undefined ? undefined : Buffer.from(body as string)
+    const asked = send({ port: shop.port, host: '127.0.0.1', path, method: 'POST', agent: false,
+      headers: { ...headers, ...(bytes && !chunked ? { 'Content-Length': bytes.length } : {}) } }, (answer) => {
+      const parts: Buffer[] = []
+      answer.on('data', (part: Buffer) => parts.push(part))
+      answer.on('end', () => resolve({ status: answer.statusCode!, headers: answer.headers, text: Buffer.concat(parts).toString('latin1') }))
+      answer.on('error', reject)
+    })
+    asked.on('error', reject)
+    if (!bytes) {
+      // Node would say that there is a body of unknown length.
+      asked.removeHeader('Transfer-Encoding')
+      asked.useChunkedEncodingByDefault = false
+    }
+    asked.end(bytes)
+  })
+}
+const keyed = (headers: Record<string, string> = {}, one = key()): Record<string, string> => ({ 'Content-Type': 'application/json', ...headers, 'Idempotency-Key': one })
+
+async function listening(app: any): Promise<Shop> {
+  const server = await new Promise<any>((resolve) => { const made = app.listen(0, '127.0.0.1', () => resolve(made)) })
+  return { port: (server.address() as AddressInfo).port, close: () => new Promise((resolve) => { server.close(() => resolve()); server.closeAllConnections() }) }
+}
+const shown = (error: any, _req: any, res: any, _next: any): void => { res.status(error.status ?? 500).json({ type: error.type, message: error.message }) }
+
+for (const [name, express] of [['Express 5', express5], ['Express 4', express4]] as [string, any][]) {
+  test(`the body in ${name}, as its own parsers have it`, async () => {
+    const app = express()
+    const echo = (req: any, res: any): void => {
+      res.json(req.body === undefined ? { none: true } : { body: req.body, plain: Object.getPrototypeOf(req.body) === Object.prototype })
+    }
+    app.post('/alone', express.json({ limit: 5000 }), express.urlencoded({ extended: false, limit: 5000 }), echo)
+    app.post('/guarded', idempotent(idem, { scope, bodyLimit: 5000 })(echo))
+    app.use(shown)
+    const shop = await listening(app)
+    const json = 'application/json'
+    const form = 'application/x-www-form-urlencoded'
+    const object = JSON.stringify({ a: 1, list: ['ž', null], 'b': { __proto__: null, c: 2 } })
+    const cases: [what: string, body: Buffer | string | undefined, headers: Record<string, string>, chunked?: boolean][] = [
+      ['an object', object, { 'Content-Type': json }],
+      ['with a charset', object, { 'Content-Type': `${json}; charset="UTF-8"` }],
+      ['UTF-16', Buffer.from(object, 'utf16le'), { 'Content-Type': `${json}; charset=utf-16le` }],
+      ['UTF-8 with a byte order mark', Buffer.from(`\ufeff${object}`), { 'Content-Type': json }],
+      ['no object', '"text"', { 'Content-Type': json }],
+      ['malformed', '{"a": ', { 'Content-Type': json }],
+      ['Latin 1', object, { 'Content-Type': `${json}; charset=latin1` }],
+      ['an unknown charset', object, { 'Content-Type': `${json}; charset=klingon` }],
+      ['no bytes', '', { 'Content-Type': json }],
+      ['no bytes, in chunks', '', { 'Content-Type': json }, true],
+      ['no body', undefined, { 'Content-Type': json }],
+      ['no body and no type', undefined, {}],
+      ['gzip', gzipSync(object), { 'Content-Type': json, 'Content-Encoding': 'gzip' }],
+      ['GZIP', gzipSync(object), { 'Content-Type': json, 'Content-Encoding': 'GZIP' }],
+      ['deflate', deflateSync(object), { 'Content-Type': json, 'Content-Encoding': 'deflate' }],
+      ['a bomb', gzipSync(JSON.stringify(['x'.repeat(100_000)])), { 'Content-Type': json, 'Content-Encoding': 'gzip' }],
+      ['no gzip', object, { 'Content-Type': json, 'Content-Encoding': 'gzip' }],
+      ['an unknown encoding', object, { 'Content-Type': json, 'Content-Encoding': 'constructor' }],
+      ['too large', JSON.stringify(['x'.repeat(6000)]), { 'Content-Type': json }],
+      ['a form', `a=1&b=%C5%BE+%2B&a=2&c[d]=3&e&a=3${name === 'Express 5' ? '&__proto__=4' : ''}&hasOwnProperty=5`, { 'Content-Type': form }],
+      ['an empty form', '', { 'Content-Type': form }],
+      ['a gzipped form', gzipSync('a=1&a=2'), { 'Content-Type': form, 'Content-Encoding': 'gzip' }],
+      ['a form in an unknown charset', 'a=1', { 'Content-Type': `${form}; charset=koi8-r` }],
+      ['many fields', 'a&'.repeat(1001), { 'Content-Type': form }],
+    ]
+    try {
+      for (const [what, body, headers, chunked] of cases) {
+        const alone = await post(shop, '/alone', body, headers, chunked)
+        const guarded = await post(shop, '/guarded', body, { ...headers, 'Idempotency-Key': key() }, chunked)
+        assert.equal(guarded.status, alone.status, `${what}: ${guarded.text}, alone ${alone.text}`)
+        if (alone.status === 200) {
+          // The querystring of Express 4 has no prototype, which nobody is to rely on.
+          const plain = (text: string): unknown => ({ ...JSON.parse(text), plain: undefined })
+          assert.deepEqual(plain(guarded.text), plain(alone.text), what)
+          if (name === 'Express 5') assert.equal(guarded.text, alone.text, what)
+        } else if (alone.status !== 400) {
+          assert.equal(JSON.parse(guarded.text).type, JSON.parse(alone.text).type, what)
+        }
+      }
+      const brotli = await post(shop, '/guarded', brotliCompressSync(object), keyed({ 'Content-Encoding': 'br' }))
+      assert.deepEqual(JSON.parse(Buffer.from(brotli.text, 'latin1').toString()).body, JSON.parse(object))
+      // What is neither JSON nor a form, is bytes.
+      assert.equal(JSON.parse((await post(shop, '/guarded', 'abc', keyed({ 'Content-Type': 'text/plain' }))).text).body.type, 'Buffer')
+    } finally {
+      await shop.close()
+    }
+  })
+
+  test(`answers in ${name}, as the handler's alone`, async () => {
+    const app = express()
+    const guarded = idempotent(idem, { scope })
+    const answers: Record<string, (res: any) => unknown> = {
+      object: (res) => res.json({ a: 'ž' }), text: (res) => res.send('text'), nothing: (res) => res.end(), empty: (res) => res.send(''),
+      bytes: (res) => res.send(Buffer.from([1, 255])), created: (res) => res.status(201).location('/a').end(), none: (res) => res.status(204).end(),
+      sendStatus: (res) => res.sendStatus(202), redirect: (res) => res.redirect(303, '/thanks'), typed: (res) => res.type('html').send('<p>'),
+      head: (res) => { res.writeHead(418, { 'Content-Type': 'text/tea' }); res.end('tea') }, null: (res) => res.json(null),
+      twoPieces: (res) => { res.setHeader('Content-Length', 4); res.write('ab'); res.end('cd') },
+    }
+    for (const [path, answer] of Object.entries(answers)) {
+      app.post(`/alone/${path}`, (_req: any, res: any) => { answer(res) })
+      app.post(`/guarded/${path}`, guarded((_req: any, res: any) => { answer(res) }))
+    }
+    await same(await listening(app), Object.keys(answers))
+  })
+
+  test(`what a handler of ${name} cannot do: answer past the transaction, or be asked again about what it has changed`, async () => {
+    const app = express()
+    const guarded = idempotent(idem, { scope })
+    let tries = 0
+    const conflict = async (tx: any): Promise<void> => {
+      if (++tries % 2) await tx.query("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$")
+    }
+    const change = async (req: any, res: any): Promise<void> => {
+      const found = JSON.stringify([req.body, req.params, req.mark ?? null, res.locals.mark ?? null, req.user, req.rawBody.toString()])
+      req.body.list?.push('again')
+      req.body.amount = 0
+      req.params.id = 'other'
+      req.mark = res.locals.mark = 'mine'
+      req.user = 'eve'
+      req.rawBody.fill(0)
+      await conflict(req.idempotency.tx)
+      res.send(found)
+    }
+    const login = (req: any, _res: any, next: () => void): void => { req.user = 'ann'; next() }
+    app.post('/change/:id', login, guarded(change))
+    app.post('/parsed/:id', login, express.json({ verify: (req: any, _: unknown, bytes: Buffer) => { req.rawBody = bytes } }), guarded(change))
+    app.post('/left', guarded(async (req, res: any) => {
+      if (tries % 2 === 0) setTimeout(() => { res.send('too late') }, 500)
+      await conflict(req.idempotency.tx)
+      await sleep(1000)
+      res.send('in time')
+    }))
+    app.post('/never', guarded(async (req, res: any) => {
+      await req.idempotency.tx.query("INSERT INTO effects (what) VALUES ('never')")
+      setTimeout(() => { res.setHeader('X-Late', 'yes'); res.send('late') }, 500)
+      setTimeout(() => { res.status(201).json({ late: true }) }, 600)
+    }, { timeoutMs: 300 }))
+    app.post('/pipe', guarded((_req, res: any) => { createReadStream(process.execPath, { highWaterMark: 1 << 16, end: 3 << 20 }).pipe(res) }))
+    app.post('/destroy', guarded((_req, res: any) => { res.destroy() }))
+    app.post('/lost', guarded(async (req, res: any) => {
+      await req.idempotency.tx.query("SET LOCAL idle_in_transaction_session_timeout = '50ms'")
+      setTimeout(() => res.send('late'), 200)
+    }))
+    app.post('/nested', guarded(async (_req, res: any) => { await idem.once('scope', key()); res.send('never') }))
+    app.post('/header', guarded((_req, res: any) => { res.set('Location', '/ž'); res.send('never') }))
+    app.use(shown)
+    const shop = await listening(app)
+    try {
+      for (const path of ['change', 'parsed']) {
+        const { text } = await post(shop, `/${path}/7`, '{"amount": 5, "list": []}', keyed())
+        assert.deepEqual(JSON.parse(text), [{ amount: 5, list: [] }, { id: '7' }, null, null, 'ann', '{"amount": 5, "list": []}'])
+      }
+      const left = await post(shop, '/left', '{}', keyed())
+      assert.deepEqual([left.status, left.text], [200, 'in time'])
+      const one = key()
+      for (let times = 0; times < 2; times++) {
+        const never = await post(shop, '/never', '{}', keyed({}, one))
+        assert.deepEqual([never.status, JSON.parse(never.text).type, never.headers['retry-after'], never.headers['x-late']], [503, 'urn:pg-idempotency:timeout', '1', undefined])
+      }
+      assert.equal(await world.effects('never'), 0)
+      for (const [path, said] of [['pipe', /in pieces/], ['destroy', /res\.destroy\(\)/]] as const) {
+        const refused = await post(shop, `/${path}`, '{}', keyed())
+        assert.deepEqual([refused.status, JSON.parse(refused.text).type], [500, 'urn:pg-idempotency:streaming-refused'])
+        assert.match(refused.text, said)
+      }
+      assert.match((await post(shop, '/lost', '{}', keyed())).text, /idle-in-transaction timeout/)
+      assert.match((await post(shop, '/nested', '{}', keyed())).text, /use on\(tx\)\.once\(\)/)
+      assert.equal((await post(shop, '/header', '{}', keyed())).status, 500)
+      await sleep(600)
+      // Nothing of it has ended the process, or kept a connection.
+      for (const client of await Promise.all([pool.connect(), pool.connect()])) client.release()
+    } finally {
+      await shop.close()
+    }
+  })
+}
+
+/** Alone, guarded, and replayed. */
+async function same(shop: Shop, paths: string[]): Promise<void> {
+  const told = ({ status, headers, text }: Answer): unknown => {
+    const kept = Object.fromEntries(['content-type', 'location'].map((name) => [name, headers[name]]))
+    // It has a length, too, where the handler did not know it.
+    return { status, text, kept, length: headers['transfer-encoding'] ? String(text.length) : headers['content-length'] }
+  }
+  try {
+    for (const path of paths) {
+      const alone = await post(shop, `/alone/${path}`, '{}', { 'Content-Type': 'application/json' })
+      const one = key()
+      for (const time of ['first', 'replay']) {
+        const guarded = await post(shop, `/guarded/${path}`, '{}', keyed({}, one))
+        assert.deepEqual(told(guarded), told(alone), `${path}, ${time}`)
+        assert.equal(guarded.headers['idempotent-replayed'], time === 'first' ? undefined : 'true', path)
+      }
+    }
+  } finally {
+    await shop.close()
+  }
+}
+
+async function fastifyShop(routes: (app: any) => void): Promise<Shop> {
+  const app = Fastify()
+  await app.register(idempotency as any, { client: idem, scope })
+  routes(app)
+  await app.listen({ port: 0, host: '127.0.0.1' })
+  return { port: (app.server.address() as AddressInfo).port, close: () => app.close() }
+}
+const guardedRoute = { config: { idempotency: true } }
+
+test("answers in Fastify, as the handler's alone", async () => {
+  const answers: Record<string, (reply: any) => unknown> = {
+    object: () => ({ a: 'ž' }), list: () => [1], text: () => 'text', empty: (reply) => reply.send(''), undefined: (reply) => reply.send(),
+    nothing: () => undefined, null: () => null, sendNull: (reply) => reply.send(null), zero: () => 0, false: () => false,
+    bytes: () => Buffer.from([1, 255]), noBytes: () => Buffer.alloc(0), words: (reply) => reply.send(new Uint16Array([1, 258])),
+    created: (reply) => reply.code(201).header('location', '/a').send(), none: (reply) => reply.code(204).send(),
+    redirect: (reply) => reply.redirect('/thanks', 303), typed: (reply) => reply.type('text/html').send('<p>'),
+    json: (reply) => reply.type('application/json').send('{"a": 1}'), hal: (reply) => reply.type('application/hal+json').send({ a: 1 }),
+    serializer: (reply) => reply.type('text/csv').serializer((rows: string[]) => rows.join(',')).send(['a', 'b']),
+    later: async (reply) => { setTimeout(() => reply.send({ a: 1 }), 10); return reply },
+  }
+  const shop = await fastifyShop((app) => {
+    for (const [path, answer] of Object.entries(answers)) {
+      app.post(`/alone/${path}`, async (_request: any, reply: any) => answer(reply))
+      app.post(`/guarded/${path}`, guardedRoute, async (_request: any, reply: any) => answer(reply))
+    }
+  })
+  await same(shop, Object.keys(answers))
+})
+
+test('what a handler of Fastify cannot do: answer past the transaction, or be asked again about what it has changed', async () => {
+  let tries = 0
+  const shop = await fastifyShop((app) => {
+    app.decorateRequest('user', null)
+    app.addHook('preHandler', async (request: any) => { request.user = 'ann' })
+    app.post('/change/:id', guardedRoute, async (request: any) => {
+      const found = [request.body, request.params, request.query, request.user, request.mark ?? null, request.rawBody.toString()]
+      const text = JSON.stringify(found)
+      request.body.list.push('again')
+      request.body = { other: true }
+      request.params.id = 'other'
+      request.query.a = 'other'
+      request.user = 'eve'
+      request.mark = 'mine'
+      request.rawBody.fill(0)
+      if (++tries % 2) await request.idempotency.tx.query("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$")
+      return text
+    })
+    const past: Record<string, (reply: any) => unknown> = {
+      end: (reply) => { reply.raw.end('past') }, write: (reply) => { reply.raw.writeHead(200); reply.raw.write('past'); reply.raw.end() },
+      hijack: (reply) => { reply.hijack(); reply.raw.end('past') }, destroy: (reply) => { reply.raw.destroy() },
+      pipe: (reply) => { createReadStream(process.execPath, { end: 3 << 20 }).pipe(reply.raw) },
+      stream: (reply) => reply.send(createReadStream(process.execPath)),
+    }
+    for (const [path, answer] of Object.entries(past)) {
+      // Neither waits for what comes.
+      app.post(`/${path}`, guardedRoute, (request: any, reply: any) => {
+        request.idempotency.tx.query("INSERT INTO effects (what) VALUES ('past')").then(() => answer(reply))
+      })
+    }
+    app.post('/never', { config: { idempotency: { timeoutMs: 300 } } }, (request: any, reply: any) => {
+      request.idempotency.tx.query("INSERT INTO effects (what) VALUES ('past')").catch(() => undefined)
+      setTimeout(() => reply.code(201).header('x-late', 'yes').send('late'), 500)
+      setTimeout(() => { reply.raw.setHeader?.('x', 'y') }, 600).unref()
+    })
+    app.post('/header', guardedRoute, async (_request: any, reply: any) => reply.header('x-any', 'a\nb').send('never'))
+  })
+  try {
+    const { text } = await post(shop, '/change/7?a=1', '{"list": []}', keyed())
+    assert.deepEqual(JSON.parse(text), [{ list: [] }, { id: '7' }, { a: '1' }, 'ann', null, '{"list": []}'])
+    for (const path of ['end', 'write', 'hijack', 'destroy', 'pipe', 'stream']) {
+      for (let times = 0; times < 2; times++) {
+        const refused = await post(shop, `/${path}`, '{}', keyed())
+        assert.deepEqual([refused.status, JSON.parse(refused.text).type], [500, 'urn:pg-idempotency:streaming-refused'], path)
+        if (path === 'hijack') assert.match(refused.text, /reply\.hijack\(\)/)
+        if (path === 'end') assert.match(refused.text, /reply\.raw\.end\(\)/)
+      }
+    }
+    const never = await post(shop, '/never', '{}', keyed())
+    assert.deepEqual([never.status, JSON.parse(never.text).type, never.headers['x-late']], [503, 'urn:pg-idempotency:timeout', undefined])
+    const header = await post(shop, '/header', '{}', keyed())
+    assert.equal(header.status, 500)
+    assert.match(header.text, /x-any contains/)
+    await sleep(800)
+    assert.equal(await world.effects('past'), 0)
+    for (const client of await Promise.all([pool.connect(), pool.connect()])) client.release()
+  } finally {
+    await shop.close()
+  }
+})
+
+test('what pipes the request, as parsers of multipart/form-data do, gets its bytes', async () => {
+  const bytes = Buffer.from('--a\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--a--\r\n')
+  const collect = (request: any) => new Promise<string>((resolve) => {
+    const parts: Buffer[] = []
+    request.pipe(new Writable({ write: (part, _, done) => { parts.push(part); done() }, final: (done) => { resolve(Buffer.concat(parts).toString()); done() } }))
+  })
+  const app = express5()
+  app.post('/', idempotent(idem, { scope })(async (req, res: any) => { res.send(await collect(req)) }))
+  for (const shop of [await listening(app), await fastifyShop((app) => {
+    app.addContentTypeParser('multipart/form-data', (_request: unknown, _payload: unknown, done: () => void) => done())
+    app.post('/', guardedRoute, async (request: any) => collect(request.raw))
+  })]) {
+    try {
+      const answer = await post(shop, '/', bytes, keyed({ 'Content-Type': 'multipart/form-data; boundary=a' }))
+      assert.deepEqual([answer.status, answer.text], [200, bytes.toString()])
+    } finally {
+      await shop.close()
+    }
+  }
+})
+
+test('nonsense in the options of a route is refused when it is made', async () => {
+  await assert.rejects(async () => { await Fastify().register(idempotency as any, { client: idem, scope, ttl: '5 bananas' }) }, /ttl is no interval/)
+  await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { waitMs: -1 } } }, async () => 'never') }), /waitMs is negative/)
+  assert.throws(() => idempotent(idem, { scope })(() => undefined, { lease: '1s', leaseMs: 1 }), /lease and leaseMs exclude each other/)
+})

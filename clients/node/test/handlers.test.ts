@@ -1,0 +1,283 @@
+/** Handlers that do not answer, sessions that end under them, second connections, and what no database can hold. */
+import assert from 'node:assert/strict'
+import { after, before, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
+import type pg from 'pg'
+import {
+  Idempotency, InProgress, TimedOut, TransactionEnded, type Client, type PoolClientLike, type RequestOptions, type Response,
+} from 'pg-idempotency'
+import { MemoryIdempotency } from 'pg-idempotency/memory'
+import { key, World } from './support.js'
+
+let world: World
+let idem: Idempotency
+let pool: pg.Pool
+before(async () => {
+  world = await World.make()
+  pool = world.pool({ max: 2 })
+  idem = new Idempotency(pool)
+})
+after(() => world.end())
+
+const options = (one: string, more: Partial<RequestOptions> = {}): RequestOptions => ({ scope: 'scope', key: one, ...more })
+const effect = (tx: PoolClientLike, what: string) => tx.query('INSERT INTO effects (what) VALUES ($1)', [what])
+const makes = (what: string) => async (tx: PoolClientLike): Promise<Response> => {
+  await effect(tx, what)
+  return { status: 201, body: what }
+}
+const never = new Promise<never>(() => undefined)
+/** The next in the pool gets a connection: as often as it has some. */
+const isFree = async (of: pg.Pool) => { for (const client of await Promise.all([of.connect(), of.connect()])) client.release() }
+
+test('a handler that never answers: the session that the server ends gives the slot back', async () => {
+  for (const [end, said] of [
+    [async (tx: PoolClientLike) => {
+      const { rows: [{ pid }] } = await tx.query('SELECT pg_backend_pid() AS pid')
+      await world.sql('SELECT pg_terminate_backend($1)', [pid])
+    }, /terminating connection due to administrator command/],
+    [(tx: PoolClientLike) => tx.query("SET LOCAL idle_in_transaction_session_timeout = '100ms'"), /idle-in-transaction timeout/],
+  ] as const) {
+    const one = key()
+    let late!: Promise<unknown>
+    await assert.rejects(idem.request(options(one), async (tx) => {
+      late = sleep(1500).then(() => tx.query('SELECT 1'))
+      late.catch(() => undefined)
+      await effect(tx, one)
+      await end(tx)
+      return never
+    }), said)
+    await isFree(pool)
+    await assert.rejects(late, TransactionEnded)
+    assert.equal((await idem.request(options(one), makes(one))).outcome, 'new')
+    assert.equal(await world.effects(one), 1)
+  }
+  await assert.rejects(idem.transaction(async (tx) => {
+    await tx.query("SET LOCAL idle_in_transaction_session_timeout = '100ms'")
+    return never
+  }), /idle-in-transaction timeout/)
+  const job = key()
+  await assert.rejects(idem.job(options(job), (task) => task.finish(async (tx) => {
+    await tx.query("SET LOCAL idle_in_transaction_session_timeout = '100ms'")
+    return never
+  }).then(() => undefined)), /idle-in-transaction timeout/)
+  assert.equal((await idem.lookup('scope', job))!.state, 'failed')
+  await isFree(pool)
+})
+
+test('timeout: the transaction is rolled back, and what the handler still does finds it over', async () => {
+  const one = key()
+  const began = Date.now()
+  let late!: Promise<unknown>
+  await assert.rejects(idem.request(options(one, { timeoutMs: 200 }), async (tx) => {
+    late = sleep(1500).then(() => effect(tx, one))
+    late.catch(() => undefined)
+    await effect(tx, one)
+    return never
+  }), (error) => error instanceof TimedOut && /longer than its timeout of 200 ms/.test(error.message))
+  assert.ok(Date.now() - began >= 190)
+  assert.equal(await idem.lookup('scope', one), undefined)
+  await assert.rejects(late, TransactionEnded)
+  await isFree(pool)
+  const patient = new Idempotency(pool, { timeout: '20 seconds' })
+  assert.equal((await patient.request(options(one), makes(one))).outcome, 'new')
+  assert.equal(await world.effects(one), 1)
+  await assert.rejects(patient.transaction(() => never, { timeoutMs: 100 }), TimedOut)
+})
+
+test('timeout: a statement that is under way is cancelled, with its locks', async () => {
+  const one = key()
+  const slow = "SELECT pg_sleep(60), 'nodem'"
+  const began = Date.now()
+  await assert.rejects(idem.request(options(one, { timeoutMs: 300 }), async (tx) => {
+    await effect(tx, one)
+    await tx.query(slow)
+    return { status: 200 }
+  }), TimedOut)
+  assert.ok(Date.now() - began < 30_000)
+  await isFree(pool)
+  for (let tries = 0; ; tries++) {
+    const [{ n }] = await world.sql('SELECT count(*)::int AS n FROM pg_stat_activity WHERE query = $1', [slow])
+    if (n === 0) break
+    assert.ok(tries < 500, 'the server goes on with it')
+    await sleep(20)
+  }
+  assert.equal((await idem.request(options(one, { wait: '20 seconds' }), makes(one))).outcome, 'new')
+  assert.equal(await world.effects(one), 1)
+})
+
+test('timeout: of all tries together', async () => {
+  let tries = 0
+  await assert.rejects(idem.request(options(key(), { timeoutMs: 400 }), async (tx) => {
+    tries++
+    await sleep(150)
+    await tx.query("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$")
+    return { status: 200 }
+  }), TimedOut)
+  assert.ok(tries >= 1 && tries <= 3, `${tries} tries`)
+})
+
+test('timeout: a job is failed, its signal is aborted, and a last step in time is kept', async () => {
+  const one = key()
+  let reason: unknown
+  await assert.rejects(idem.job(options(one, { timeoutMs: 200 }), (job) => {
+    job.signal.addEventListener('abort', () => { reason = job.signal.reason })
+    return never
+  }), TimedOut)
+  assert.ok(reason instanceof TimedOut)
+  const found = await idem.lookup('scope', one)
+  assert.deepEqual([found!.state, found!.error], ['failed', 'the handler took longer than its timeout of 200 ms'])
+  const second = await idem.job(options(one, { timeoutMs: 5000 }), async (job) => {
+    await job.finish(makes(one))
+    return never
+  })
+  assert.deepEqual([second.status, second.stored], [201, true])
+  assert.equal(await world.effects(one), 1)
+  const third = key()
+  await assert.rejects(idem.job(options(third, { timeoutMs: 200 }), (job) => job.finish(async (tx) => { await effect(tx, third); return never }).then(() => undefined)), TimedOut)
+  assert.equal((await idem.lookup('scope', third))!.state, 'failed')
+  assert.equal(await world.effects(third), 0)
+  await isFree(pool)
+})
+
+test('timeout, in memory', async () => {
+  const memory = new MemoryIdempotency({ timeoutMs: 100 })
+  const one = key()
+  let undone = 0
+  await assert.rejects(memory.request(options(one), (tx) => { tx.onRollback(() => undone++); return never }), TimedOut)
+  assert.equal(undone, 1)
+  await assert.rejects(memory.job(options(one), () => never), TimedOut)
+  assert.equal((await memory.request(options(one), () => ({ status: 200 }))).status, 200)
+  await assert.rejects(memory.transaction(() => never), TimedOut)
+})
+
+test('a second connection of the pool inside of a handler is refused, and only there', async () => {
+  const memory = new MemoryIdempotency()
+  const other = world.client()
+  const clients: [Client<any>, (() => unknown)[]][] = [
+    [idem, [
+      () => idem.once('scope', key()), () => idem.requestHash('POST', '/', ''), () => idem.metrics(),
+      () => idem.on(pool).once('scope', key()), () => new Idempotency(pool).publish('topic', 1),
+      () => idem.transaction(() => 1), () => idem.request(options(key()), makes('nested')), () => idem.job(options(key()), () => ({ status: 200 })),
+      // By way of another pool's handler.
+      () => other.request(options(key()), async () => { await idem.once('scope', key()); return { status: 200 } }),
+    ]],
+    [memory, [() => memory.once('scope', key()), () => memory.request(options(key()), () => ({ status: 200 })), () => memory.transaction(() => 1)]],
+  ]
+  for (const [client, calls] of clients) {
+    for (const call of calls) {
+      const refused = (error: Error): boolean => /in a handler would take a second connection of the pool.*; use .*tx/.test(error.message)
+      await assert.rejects(client.request(options(key()), async () => { await call(); return { status: 200 } }), refused, String(call))
+      await assert.rejects(client.transaction(async () => { await call() }), refused, String(call))
+      await assert.rejects(client.job(options(key()), async (job) => { await job.finish(async () => { await call(); return { status: 200 } }) }), refused)
+    }
+    // Of a job only the last step holds a connection.
+    await client.job(options(key()), async (job) => {
+      await job.step('token', async () => client.once('scope', key()))
+      return { status: 200 }
+    })
+    // What a handler has started may go on when it is over.
+    let later!: Promise<unknown>
+    await client.request(options(key()), () => { later = sleep(50).then(() => client.once('scope', key())); return { status: 200 } })
+    assert.equal(await later, true)
+  }
+  // Another pool is no deadlock, and neither is tx.
+  await idem.request(options(key()), async (tx) => {
+    await other.once('scope', key())
+    await idem.on(tx).once('scope', key())
+    return { status: 200 }
+  })
+})
+
+test('those that sleep in duplicates are counted over all clients of a pool', async () => {
+  const narrow = world.pool({ max: 3 })
+  const clients = [1, 2, 3].map(() => new Idempotency(narrow, { maxWaiters: 1, waitMs: 1500 }))
+  const keys = [key(), key(), key()]
+  for (const one of keys) await idem.claim('scope', one, { lease: '1 minute' })
+  const waiting = clients.map((client, at) => client.request(options(keys[at]!), makes('waited')))
+  const began = Date.now()
+  await assert.rejects(Promise.any(waiting), AggregateError)
+  const refused = await Promise.allSettled(waiting)
+  assert.ok(refused.every((one) => one.status === 'rejected' && one.reason instanceof InProgress))
+  assert.ok(Date.now() - began >= 1000, 'one has waited')
+  // The others were told at once, while it did.
+  const again = clients.map((client, at) => client.request(options(keys[at]!), makes('waited')).catch(() => performance.now()))
+  const ends = (await Promise.all(again) as number[]).sort((a, b) => a - b)
+  assert.ok(ends[2]! - ends[1]! > 500, `two were told at once: ${ends}`)
+  for (const one of keys) await idem.forget('scope', one)
+})
+
+test('a step whose value is not JSON: an error that names it, and nothing is stored', async () => {
+  const circle: { self?: unknown } = {}
+  circle.self = circle
+  for (const memory of [false, true]) {
+    const client: Client<any> = memory ? new MemoryIdempotency() : idem
+    for (const [value, said] of [
+      [undefined, /the step odd returned what JSON has not: undefined; return null/], [1n, /a bigint/], [() => 1, /a function/], [circle, /self is part of itself/],
+      [{ a: [1, { b: 2n }] }, /a\[1\]\.b is a bigint/], [NaN, /NaN/], [[undefined], /\[0\] is undefined/], [new Map(), /a Map/], [{ at: Symbol('x') }, /at is a symbol/],
+    ] as [unknown, RegExp][]) {
+      const one = key()
+      await assert.rejects(client.job(options(one), (job) => job.step('odd', () => value as never)), (error: Error) => said.test(error.message) && /the step odd/.test(error.message), String(said))
+      const found = await client.lookup('scope', one)
+      assert.deepEqual([found!.state, found!.recoveryPoint, found!.recoveryState], ['failed', null, null])
+    }
+    const fine = await client.job(options(key()), async (job) => {
+      const twice = { n: 1 }
+      const value = await job.step('fine', () => ({ a: undefined, at: new Date(0), list: [twice, twice], text: 'ž\u2028' }) as never)
+      return { status: 200, body: JSON.stringify(value) }
+    })
+    assert.equal(fine.body, JSON.stringify({ at: '1970-01-01T00:00:00.000Z', list: [{ n: 1 }, { n: 1 }], text: 'ž\u2028' }))
+  }
+})
+
+test('a header that could not be sent again is refused before COMMIT', async () => {
+  for (const client of [idem, new MemoryIdempotency()] as Client<any>[]) {
+    for (const headers of [{ Location: '/a\r\nSet-Cookie: b=1' }, { Location: ['/a', '/b\n'] }, { Location: 'a\0' }, { 'Bad name': 'a' }, { Location: '/ž' }, { Location: {} as never }]) {
+      const one = key()
+      await assert.rejects(client.request(options(one), () => ({ status: 200, headers })), /headers: .*(Location|Bad name)/)
+      assert.equal(await client.lookup('scope', one), undefined)
+    }
+    const one = key()
+    for (let times = 0; times < 2; times++) {
+      assert.deepEqual((await client.request(options(one), () => ({ status: 200, headers: { 'X-Tab': 'a\tb', 'X-Latin': 'é' } }))).headers, { 'X-Tab': 'a\tb', 'X-Latin': 'é' })
+    }
+  }
+})
+
+for (const encoding of ['LATIN1', 'SQL_ASCII', 'EUC_JP']) {
+  test(`a database in ${encoding}: what is stored comes back byte for byte`, async () => {
+    const elsewhere = await World.make('public', encoding)
+    try {
+      const client = elsewhere.client()
+      const hash = await client.requestHash('POST', '/a', Buffer.from('ž'))
+      for (const body of ['plain', 'é', 'žluť ☃ 😀', '日本', '\u0000 ž', Buffer.from([0xff, 0, 0xc3])]) {
+        const one = key()
+        const identity = { method: 'POST', path: '/a', body: Buffer.from('ž') }
+        const first = await client.request(options(one, identity), () => ({ status: 200, headers: { 'X-A': 'é' }, body }))
+        const again = await client.request(options(one, identity), () => ({ status: 500 }))
+        assert.deepEqual([again.outcome, again.headers], ['replay', { 'X-A': 'é' }])
+        assert.ok(Buffer.from(again.body!).equals(Buffer.from(first.body!)), String(body))
+        assert.ok((await client.lookup('scope', one))!.requestHash!.equals(hash))
+      }
+      const one = key()
+      const run = (fails: boolean) => client.job(options(one), async (job) => {
+        const value = await job.step('žluť', () => ({ 'ž☃': ['é', '😀'] }))
+        if (fails) throw new Error('žádný ☃')
+        await job.finish(() => ({ status: 200, body: JSON.stringify(value) }))
+      })
+      await assert.rejects(run(true), /žádný/)
+      const failed = await client.lookup('scope', one)
+      assert.deepEqual([failed!.state, failed!.error], ['failed', '\\u{17e}\\u{e1}dn\\u{fd} \\u{2603}'])
+      assert.equal((await run(false)).body, '{"ž☃":["é","😀"]}')
+      assert.ok(Buffer.from((await run(false)).body!).equals(Buffer.from('{"ž☃":["é","😀"]}')))
+    } finally {
+      await elsewhere.end()
+    }
+  })
+}
+
+test('all connections have come back', async () => {
+  for (const one of world.pools) {
+    for (let tries = 0; one.idleCount < one.totalCount && tries < 100; tries++) await sleep(20)
+    assert.equal(one.idleCount, one.totalCount)
+  }
+})
