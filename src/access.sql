@@ -7,16 +7,16 @@ CREATE FUNCTION @extschema@.idem_application_functions()
 RETURNS SETOF regprocedure
 LANGUAGE sql STABLE PARALLEL SAFE COST 10000 ROWS 30
 BEGIN ATOMIC
-	SELECT d.objid::pg_catalog.regprocedure
-	FROM pg_catalog.pg_extension AS e
-	JOIN pg_catalog.pg_depend AS d
-		ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
-		AND d.refobjid OPERATOR(pg_catalog.=) e.oid
-		AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass
-	JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) d.objid
-	WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'
-		AND p.pronamespace OPERATOR(pg_catalog.=) e.extnamespace
-		AND p.proname OPERATOR(pg_catalog.=) ANY (ARRAY[
+	SELECT d.objid::regprocedure
+	FROM pg_extension AS e
+	JOIN pg_depend AS d
+		ON d.refclassid = 'pg_catalog.pg_extension'::regclass
+		AND d.refobjid = e.oid
+		AND d.classid = 'pg_catalog.pg_proc'::regclass
+	JOIN pg_proc AS p ON p.oid = d.objid
+	WHERE e.extname = 'idempotency'
+		AND p.pronamespace = e.extnamespace
+		AND p.proname = ANY (ARRAY[
 			'idem_request_hash', 'idem_canonical_json',
 			'idem_key_is_valid', 'idem_claim', 'idem_complete', 'idem_checkpoint',
 			'idem_claim_many', 'idem_complete_many',
@@ -26,7 +26,7 @@ BEGIN ATOMIC
 			'idem_try_append', 'idem_last_client_seq', 'idem_once', 'idem_once_many',
 			'idem_publish', 'idem_publish_many', 'idem_outbox_take', 'idem_outbox_ack', 'idem_outbox_nack',
 			'idem_outbox_requeue', 'idem_outbox_extend', 'idem_outbox_give_back'
-		]::pg_catalog.name[]);
+		]::name[]);
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_application_functions() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_application_functions() TO pg_database_owner WITH GRANT OPTION;
@@ -37,21 +37,21 @@ CREATE FUNCTION @extschema@.idem_application_types()
 RETURNS SETOF regtype
 LANGUAGE sql STABLE PARALLEL SAFE COST 10000 ROWS 11
 BEGIN ATOMIC
-	SELECT d.objid::pg_catalog.regtype
-	FROM pg_catalog.pg_extension AS e
-	JOIN pg_catalog.pg_depend AS d
-		ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
-		AND d.refobjid OPERATOR(pg_catalog.=) e.oid
-		AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_type'::pg_catalog.regclass
-	JOIN pg_catalog.pg_type AS t ON t.oid OPERATOR(pg_catalog.=) d.objid
-	WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'
-		AND t.typnamespace OPERATOR(pg_catalog.=) e.extnamespace
-		AND t.typname OPERATOR(pg_catalog.=) ANY (ARRAY[
+	SELECT d.objid::regtype
+	FROM pg_extension AS e
+	JOIN pg_depend AS d
+		ON d.refclassid = 'pg_catalog.pg_extension'::regclass
+		AND d.refobjid = e.oid
+		AND d.classid = 'pg_catalog.pg_type'::regclass
+	JOIN pg_type AS t ON t.oid = d.objid
+	WHERE e.extname = 'idempotency'
+		AND t.typnamespace = e.extnamespace
+		AND t.typname = ANY (ARRAY[
 			'idem_claim_result', 'idem_lookup_result', 'idem_response', 'idem_run_result',
 			'idem_advance_result', 'idem_action_result', 'idem_append_result',
 			'idem_claim_many_result', 'idem_complete_many_result',
 			'idem_advance_many_result', 'idem_set_many_result'
-		]::pg_catalog.name[]);
+		]::name[]);
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_application_types() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_application_types() TO pg_database_owner WITH GRANT OPTION;
@@ -62,18 +62,18 @@ CREATE FUNCTION @extschema@.idem_monitor_functions()
 RETURNS SETOF regprocedure
 LANGUAGE sql STABLE PARALLEL SAFE COST 10000 ROWS 4
 BEGIN ATOMIC
-	SELECT d.objid::pg_catalog.regprocedure
-	FROM pg_catalog.pg_extension AS e
-	JOIN pg_catalog.pg_depend AS d
-		ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
-		AND d.refobjid OPERATOR(pg_catalog.=) e.oid
-		AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass
-	JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) d.objid
-	WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'
-		AND p.pronamespace OPERATOR(pg_catalog.=) e.extnamespace
-		AND p.proname OPERATOR(pg_catalog.=) ANY (ARRAY[
+	SELECT d.objid::regprocedure
+	FROM pg_extension AS e
+	JOIN pg_depend AS d
+		ON d.refclassid = 'pg_catalog.pg_extension'::regclass
+		AND d.refobjid = e.oid
+		AND d.classid = 'pg_catalog.pg_proc'::regclass
+	JOIN pg_proc AS p ON p.oid = d.objid
+	WHERE e.extname = 'idempotency'
+		AND p.pronamespace = e.extnamespace
+		AND p.proname = ANY (ARRAY[
 			'idem_stats_data', 'idem_metric_samples', 'idem_metrics', 'idem_health'
-		]::pg_catalog.name[]);
+		]::name[]);
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_monitor_functions() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_monitor_functions() TO pg_database_owner WITH GRANT OPTION;
@@ -84,16 +84,16 @@ CREATE FUNCTION @extschema@.idem_monitor_views()
 RETURNS SETOF regclass
 LANGUAGE sql STABLE PARALLEL SAFE COST 10000 ROWS 1
 BEGIN ATOMIC
-	SELECT d.objid::pg_catalog.regclass
-	FROM pg_catalog.pg_extension AS e
-	JOIN pg_catalog.pg_depend AS d
-		ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
-		AND d.refobjid OPERATOR(pg_catalog.=) e.oid
-		AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass
-	JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) d.objid
-	WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'
-		AND c.relnamespace OPERATOR(pg_catalog.=) e.extnamespace
-		AND c.relname OPERATOR(pg_catalog.=) 'idem_stats';
+	SELECT d.objid::regclass
+	FROM pg_extension AS e
+	JOIN pg_depend AS d
+		ON d.refclassid = 'pg_catalog.pg_extension'::regclass
+		AND d.refobjid = e.oid
+		AND d.classid = 'pg_catalog.pg_class'::regclass
+	JOIN pg_class AS c ON c.oid = d.objid
+	WHERE e.extname = 'idempotency'
+		AND c.relnamespace = e.extnamespace
+		AND c.relname = 'idem_stats';
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_monitor_views() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_monitor_views() TO pg_database_owner WITH GRANT OPTION;
@@ -110,10 +110,10 @@ BEGIN
 		RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed',
 			MESSAGE = 'argument "grantee" must not be null';
 	END IF;
-	IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS r
-			WHERE r.oid OPERATOR(pg_catalog.=) grantee::pg_catalog.oid) THEN
+	IF NOT EXISTS (SELECT FROM pg_roles AS r
+			WHERE r.oid = grantee::oid) THEN
 		RAISE EXCEPTION USING ERRCODE = 'undefined_object',
-			MESSAGE = pg_catalog.format('role "%s" does not exist', grantee);
+			MESSAGE = format('role "%s" does not exist', grantee);
 	END IF;
 END
 $$;
@@ -145,11 +145,11 @@ LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	SELECT @extschema@.idem_check_grantee($1);
-	SELECT @extschema@.idem_execute_grant(pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s',
-			pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1))
+	SELECT @extschema@.idem_execute_grant(format('GRANT EXECUTE ON FUNCTION %s TO %s',
+			string_agg(f::text, ', '::text), $1))
 		FROM @extschema@.idem_application_functions() AS f;
-	SELECT @extschema@.idem_execute_grant(pg_catalog.format('GRANT USAGE ON TYPE %s TO %s',
-			pg_catalog.string_agg(t::pg_catalog.text, ', '::pg_catalog.text), $1))
+	SELECT @extschema@.idem_execute_grant(format('GRANT USAGE ON TYPE %s TO %s',
+			string_agg(t::text, ', '::text), $1))
 		FROM @extschema@.idem_application_types() AS t;
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_grant_as_owner(regrole) FROM PUBLIC;
@@ -163,11 +163,11 @@ LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	SELECT @extschema@.idem_check_grantee($1);
-	SELECT @extschema@.idem_execute_grant(pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s',
-			pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1))
+	SELECT @extschema@.idem_execute_grant(format('GRANT EXECUTE ON FUNCTION %s TO %s',
+			string_agg(f::text, ', '::text), $1))
 		FROM @extschema@.idem_monitor_functions() AS f;
-	SELECT @extschema@.idem_execute_grant(pg_catalog.format('GRANT SELECT ON TABLE %s TO %s',
-			pg_catalog.string_agg(v::pg_catalog.text, ', '::pg_catalog.text), $1))
+	SELECT @extschema@.idem_execute_grant(format('GRANT SELECT ON TABLE %s TO %s',
+			string_agg(v::text, ', '::text), $1))
 		FROM @extschema@.idem_monitor_views() AS v;
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_grant_monitor_as_owner(regrole) FROM PUBLIC;
@@ -183,37 +183,37 @@ LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	SELECT @extschema@.idem_check_grantee($1);
-	SELECT @extschema@.idem_execute_grant(CASE WHEN pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8
-			THEN pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s', pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1) END)
+	SELECT @extschema@.idem_execute_grant(CASE WHEN count(*) > 0::int8
+			THEN format('REVOKE EXECUTE ON FUNCTION %s FROM %s', string_agg(f::text, ', '::text), $1) END)
 		FROM (
 			SELECT a FROM @extschema@.idem_application_functions() AS a
 			UNION ALL
 			SELECT m FROM @extschema@.idem_monitor_functions() AS m
 		) AS f (f)
-		JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
-		CROSS JOIN LATERAL pg_catalog.aclexplode(p.proacl) AS a
-		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
-			AND a.grantor OPERATOR(pg_catalog.=) p.proowner
-			AND a.grantee OPERATOR(pg_catalog.<>) p.proowner
+		JOIN pg_proc AS p ON p.oid = f::oid
+		CROSS JOIN LATERAL aclexplode(p.proacl) AS a
+		WHERE a.grantee = $1::oid
+			AND a.grantor = p.proowner
+			AND a.grantee <> p.proowner
 			AND NOT a.is_grantable;
-	SELECT @extschema@.idem_execute_grant(CASE WHEN pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8
-			THEN pg_catalog.format('REVOKE USAGE ON TYPE %s FROM %s', pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1) END)
+	SELECT @extschema@.idem_execute_grant(CASE WHEN count(*) > 0::int8
+			THEN format('REVOKE USAGE ON TYPE %s FROM %s', string_agg(f::text, ', '::text), $1) END)
 		FROM @extschema@.idem_application_types() AS f
-		JOIN pg_catalog.pg_type AS t ON t.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
-		CROSS JOIN LATERAL pg_catalog.aclexplode(t.typacl) AS a
-		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
-			AND a.grantor OPERATOR(pg_catalog.=) t.typowner
-			AND a.grantee OPERATOR(pg_catalog.<>) t.typowner
+		JOIN pg_type AS t ON t.oid = f::oid
+		CROSS JOIN LATERAL aclexplode(t.typacl) AS a
+		WHERE a.grantee = $1::oid
+			AND a.grantor = t.typowner
+			AND a.grantee <> t.typowner
 			AND NOT a.is_grantable;
-	SELECT @extschema@.idem_execute_grant(CASE WHEN pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8
-			THEN pg_catalog.format('REVOKE SELECT ON TABLE %s FROM %s', pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1) END)
+	SELECT @extschema@.idem_execute_grant(CASE WHEN count(*) > 0::int8
+			THEN format('REVOKE SELECT ON TABLE %s FROM %s', string_agg(f::text, ', '::text), $1) END)
 		FROM @extschema@.idem_monitor_views() AS f
-		JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
-		CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) AS a
-		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
-			AND a.privilege_type OPERATOR(pg_catalog.=) 'SELECT'
-			AND a.grantor OPERATOR(pg_catalog.=) c.relowner
-			AND a.grantee OPERATOR(pg_catalog.<>) c.relowner
+		JOIN pg_class AS c ON c.oid = f::oid
+		CROSS JOIN LATERAL aclexplode(c.relacl) AS a
+		WHERE a.grantee = $1::oid
+			AND a.privilege_type = 'SELECT'
+			AND a.grantor = c.relowner
+			AND a.grantee <> c.relowner
 			AND NOT a.is_grantable;
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_revoke_as_owner(regrole) FROM PUBLIC;
@@ -229,7 +229,7 @@ AS $$
 BEGIN
 	IF remaining AND grantee IS NOT NULL THEN
 		RAISE WARNING USING ERRCODE = '01006',
-			MESSAGE = pg_catalog.format('role "%s" may still execute functions of extension "idempotency"', grantee),
+			MESSAGE = format('role "%s" may still execute functions of extension "idempotency"', grantee),
 			HINT = 'It administers the extension, is a member of a role that may, or was granted them by another role, who can revoke that.';
 	END IF;
 END
@@ -248,18 +248,18 @@ LANGUAGE sql STABLE PARALLEL SAFE COST 100
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	SELECT CASE WHEN r.rolsuper THEN $2
-			WHEN pg_catalog.bool_or(c.candidate OPERATOR(pg_catalog.=) r.oid) THEN r.oid
-			WHEN pg_catalog.count(c.candidate) OPERATOR(pg_catalog.=) 1::pg_catalog.int8 THEN pg_catalog.min(c.candidate)
+			WHEN bool_or(c.candidate = r.oid) THEN r.oid
+			WHEN count(c.candidate) = 1::int8 THEN min(c.candidate)
 			END
-	FROM pg_catalog.pg_roles AS r
+	FROM pg_roles AS r
 	LEFT JOIN (
 		SELECT $2
 		UNION
 		SELECT a.grantee
-		FROM pg_catalog.aclexplode($1) AS a
+		FROM aclexplode($1) AS a
 		WHERE a.is_grantable
-	) AS c (candidate) ON pg_catalog.pg_has_role(c.candidate, 'USAGE')
-	WHERE r.rolname OPERATOR(pg_catalog.=) CURRENT_USER
+	) AS c (candidate) ON pg_has_role(c.candidate, 'USAGE')
+	WHERE r.rolname = CURRENT_USER
 	GROUP BY r.oid, r.rolsuper;
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_grantor(aclitem[], oid) FROM PUBLIC;
@@ -274,11 +274,11 @@ LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	SELECT @extschema@.idem_check_grantee($1);
-	SELECT @extschema@.idem_execute_grant(pg_catalog.format('GRANT USAGE ON SCHEMA %s TO %s',
-			e.extnamespace::pg_catalog.regnamespace, $1))
-		FROM pg_catalog.pg_extension AS e
-		WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
-			AND NOT pg_catalog.has_schema_privilege($1::pg_catalog.oid, e.extnamespace, 'USAGE');
+	SELECT @extschema@.idem_execute_grant(format('GRANT USAGE ON SCHEMA %s TO %s',
+			e.extnamespace::regnamespace, $1))
+		FROM pg_extension AS e
+		WHERE e.extname = 'idempotency'::name
+			AND NOT has_schema_privilege($1::oid, e.extnamespace, 'USAGE');
 	SELECT @extschema@.idem_grant_as_owner($1);
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_grant(regrole) FROM PUBLIC;
@@ -292,11 +292,11 @@ LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	SELECT @extschema@.idem_check_grantee($1);
-	SELECT @extschema@.idem_execute_grant(pg_catalog.format('GRANT USAGE ON SCHEMA %s TO %s',
-			e.extnamespace::pg_catalog.regnamespace, $1))
-		FROM pg_catalog.pg_extension AS e
-		WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
-			AND NOT pg_catalog.has_schema_privilege($1::pg_catalog.oid, e.extnamespace, 'USAGE');
+	SELECT @extschema@.idem_execute_grant(format('GRANT USAGE ON SCHEMA %s TO %s',
+			e.extnamespace::regnamespace, $1))
+		FROM pg_extension AS e
+		WHERE e.extname = 'idempotency'::name
+			AND NOT has_schema_privilege($1::oid, e.extnamespace, 'USAGE');
 	SELECT @extschema@.idem_grant_monitor_as_owner($1);
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_grant_monitor(regrole) FROM PUBLIC;
@@ -311,38 +311,38 @@ SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	SELECT @extschema@.idem_check_grantee($1);
 	-- What the caller has granted without our help, too.
-	SELECT @extschema@.idem_execute_grant(CASE WHEN pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8
-			THEN pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s', pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1) END)
+	SELECT @extschema@.idem_execute_grant(CASE WHEN count(*) > 0::int8
+			THEN format('REVOKE EXECUTE ON FUNCTION %s FROM %s', string_agg(f::text, ', '::text), $1) END)
 		FROM (
 			SELECT a FROM @extschema@.idem_application_functions() AS a
 			UNION ALL
 			SELECT m FROM @extschema@.idem_monitor_functions() AS m
 		) AS f (f)
-		JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
-		CROSS JOIN LATERAL pg_catalog.aclexplode(p.proacl) AS a
-		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
-			AND a.grantor OPERATOR(pg_catalog.<>) p.proowner
-			AND a.grantor OPERATOR(pg_catalog.=) @extschema@.idem_grantor(p.proacl, p.proowner);
-	SELECT @extschema@.idem_execute_grant(CASE WHEN pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8
-			THEN pg_catalog.format('REVOKE USAGE ON TYPE %s FROM %s', pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1) END)
+		JOIN pg_proc AS p ON p.oid = f::oid
+		CROSS JOIN LATERAL aclexplode(p.proacl) AS a
+		WHERE a.grantee = $1::oid
+			AND a.grantor <> p.proowner
+			AND a.grantor = @extschema@.idem_grantor(p.proacl, p.proowner);
+	SELECT @extschema@.idem_execute_grant(CASE WHEN count(*) > 0::int8
+			THEN format('REVOKE USAGE ON TYPE %s FROM %s', string_agg(f::text, ', '::text), $1) END)
 		FROM @extschema@.idem_application_types() AS f
-		JOIN pg_catalog.pg_type AS t ON t.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
-		CROSS JOIN LATERAL pg_catalog.aclexplode(t.typacl) AS a
-		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
-			AND a.grantor OPERATOR(pg_catalog.<>) t.typowner
-			AND a.grantor OPERATOR(pg_catalog.=) @extschema@.idem_grantor(t.typacl, t.typowner);
-	SELECT @extschema@.idem_execute_grant(CASE WHEN pg_catalog.count(*) OPERATOR(pg_catalog.>) 0::pg_catalog.int8
-			THEN pg_catalog.format('REVOKE SELECT ON TABLE %s FROM %s', pg_catalog.string_agg(f::pg_catalog.text, ', '::pg_catalog.text), $1) END)
+		JOIN pg_type AS t ON t.oid = f::oid
+		CROSS JOIN LATERAL aclexplode(t.typacl) AS a
+		WHERE a.grantee = $1::oid
+			AND a.grantor <> t.typowner
+			AND a.grantor = @extschema@.idem_grantor(t.typacl, t.typowner);
+	SELECT @extschema@.idem_execute_grant(CASE WHEN count(*) > 0::int8
+			THEN format('REVOKE SELECT ON TABLE %s FROM %s', string_agg(f::text, ', '::text), $1) END)
 		FROM @extschema@.idem_monitor_views() AS f
-		JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) f::pg_catalog.oid
-		CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) AS a
-		WHERE a.grantee OPERATOR(pg_catalog.=) $1::pg_catalog.oid
-			AND a.privilege_type OPERATOR(pg_catalog.=) 'SELECT'
-			AND a.grantor OPERATOR(pg_catalog.<>) c.relowner
-			AND a.grantor OPERATOR(pg_catalog.=) @extschema@.idem_grantor(c.relacl, c.relowner);
+		JOIN pg_class AS c ON c.oid = f::oid
+		CROSS JOIN LATERAL aclexplode(c.relacl) AS a
+		WHERE a.grantee = $1::oid
+			AND a.privilege_type = 'SELECT'
+			AND a.grantor <> c.relowner
+			AND a.grantor = @extschema@.idem_grantor(c.relacl, c.relowner);
 	SELECT @extschema@.idem_revoke_as_owner($1);
 	SELECT @extschema@.idem_warn_of_rest($1,
-			pg_catalog.bool_or(pg_catalog.has_function_privilege($1::pg_catalog.oid, f::pg_catalog.oid, 'EXECUTE')))
+			bool_or(has_function_privilege($1::oid, f::oid, 'EXECUTE')))
 		FROM (
 			SELECT a FROM @extschema@.idem_application_functions() AS a
 			UNION ALL
@@ -365,53 +365,53 @@ COMMENT ON FUNCTION @extschema@.idem_revoke(regrole) IS
 -- and the server.
 DO $check$
 DECLARE
-	stray pg_catalog.text;
+	stray text;
 BEGIN
 	WITH RECURSIVE extension AS (
 		SELECT e.oid, e.extnamespace
-		FROM pg_catalog.pg_extension AS e
-		WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
+		FROM pg_extension AS e
+		WHERE e.extname = 'idempotency'::name
 	),
 	part (classid, objid) AS (
 		SELECT d.classid, d.objid
 		FROM extension AS e
-		JOIN pg_catalog.pg_depend AS d
-			ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
-			AND d.refobjid OPERATOR(pg_catalog.=) e.oid
-		WHERE d.deptype OPERATOR(pg_catalog.=) 'e'::pg_catalog."char"
+		JOIN pg_depend AS d
+			ON d.refclassid = 'pg_catalog.pg_extension'::regclass::oid
+			AND d.refobjid = e.oid
+		WHERE d.deptype = 'e'::"char"
 		UNION
 		-- Indexes, rules, row types and the like
 		SELECT d.classid, d.objid
 		FROM part AS p
-		JOIN pg_catalog.pg_depend AS d
-			ON d.refclassid OPERATOR(pg_catalog.=) p.classid
-			AND d.refobjid OPERATOR(pg_catalog.=) p.objid
-		WHERE d.deptype OPERATOR(pg_catalog.=) ANY ('{a,i}'::pg_catalog."char"[])
+		JOIN pg_depend AS d
+			ON d.refclassid = p.classid
+			AND d.refobjid = p.objid
+		WHERE d.deptype = ANY ('{a,i}'::"char"[])
 	)
-	SELECT pg_catalog.format('%s refers to %s',
-			pg_catalog.pg_describe_object(d.classid, d.objid, d.objsubid),
-			pg_catalog.pg_describe_object(d.refclassid, d.refobjid, d.refobjsubid))
+	SELECT format('%s refers to %s',
+			pg_describe_object(d.classid, d.objid, d.objsubid),
+			pg_describe_object(d.refclassid, d.refobjid, d.refobjsubid))
 		INTO stray
 		FROM part AS p
-		JOIN pg_catalog.pg_depend AS d
-			ON d.classid OPERATOR(pg_catalog.=) p.classid
-			AND d.objid OPERATOR(pg_catalog.=) p.objid
-		WHERE d.deptype OPERATOR(pg_catalog.=) 'n'::pg_catalog."char"
+		JOIN pg_depend AS d
+			ON d.classid = p.classid
+			AND d.objid = p.objid
+		WHERE d.deptype = 'n'::"char"
 			-- What initdb has made, and PL/pgSQL wherever it comes from
-			AND d.refobjid OPERATOR(pg_catalog.>=) 16384::pg_catalog.oid
-			AND d.refclassid OPERATOR(pg_catalog.<>) 'pg_catalog.pg_language'::pg_catalog.regclass::pg_catalog.oid
-			AND CASE WHEN d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_namespace'::pg_catalog.regclass::pg_catalog.oid
-				THEN d.refobjid OPERATOR(pg_catalog.<>) (SELECT e.extnamespace FROM extension AS e)
+			AND d.refobjid >= 16384::oid
+			AND d.refclassid <> 'pg_catalog.pg_language'::regclass::oid
+			AND CASE WHEN d.refclassid = 'pg_catalog.pg_namespace'::regclass::oid
+				THEN d.refobjid <> (SELECT e.extnamespace FROM extension AS e)
 				ELSE NOT EXISTS (SELECT FROM part AS r
-					WHERE r.classid OPERATOR(pg_catalog.=) d.refclassid
-						AND r.objid OPERATOR(pg_catalog.=) d.refobjid)
+					WHERE r.classid = d.refclassid
+						AND r.objid = d.refobjid)
 				END
 		LIMIT 1;
 	IF FOUND THEN
 		RAISE EXCEPTION USING
 			ERRCODE = 'insufficient_privilege',
 			MESSAGE = 'extension "idempotency" has been interfered with while it was installed',
-			DETAIL = pg_catalog.format('%s.', stray),
+			DETAIL = format('%s.', stray),
 			HINT = 'Install it into a schema where nobody else may create objects.';
 	END IF;
 END
@@ -437,90 +437,90 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME';
 DO $grants$
 DECLARE
-	is_noted pg_catalog.bool;
-	statement pg_catalog.text;
+	is_noted bool;
+	statement text;
 BEGIN
 	FOR is_noted, statement IN
 		WITH extension AS (
 			SELECT e.oid, e.extowner, e.extnamespace
-			FROM pg_catalog.pg_extension AS e
-			WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
+			FROM pg_extension AS e
+			WHERE e.extname = 'idempotency'::name
 		),
 		object (kind, name, label, privilege, acl, owner) AS (
-			SELECT 'FUNCTION', p.proname, p.oid::pg_catalog.regprocedure::pg_catalog.text, 'EXECUTE',
-				coalesce(p.proacl, pg_catalog.acldefault('f', p.proowner)), p.proowner
+			SELECT 'FUNCTION', p.proname, p.oid::regprocedure::text, 'EXECUTE',
+				coalesce(p.proacl, acldefault('f', p.proowner)), p.proowner
 			FROM extension AS e
-			JOIN pg_catalog.pg_depend AS d ON d.refobjid OPERATOR(pg_catalog.=) e.oid
-			JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) d.objid
-			WHERE d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
-				AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
-				AND p.pronamespace OPERATOR(pg_catalog.<>) pg_catalog.pg_my_temp_schema()
+			JOIN pg_depend AS d ON d.refobjid = e.oid
+			JOIN pg_proc AS p ON p.oid = d.objid
+			WHERE d.refclassid = 'pg_catalog.pg_extension'::regclass::oid
+				AND d.classid = 'pg_catalog.pg_proc'::regclass::oid
+				AND p.pronamespace <> pg_my_temp_schema()
 			UNION ALL
-			SELECT CASE WHEN c.relkind OPERATOR(pg_catalog.=) 'S'::pg_catalog."char" THEN 'SEQUENCE' ELSE 'TABLE' END,
-				c.relname, c.oid::pg_catalog.regclass::pg_catalog.text, 'SELECT',
-				coalesce(c.relacl, pg_catalog.acldefault(
-					CASE WHEN c.relkind OPERATOR(pg_catalog.=) 'S'::pg_catalog."char" THEN 's' ELSE 'r' END::pg_catalog."char",
+			SELECT CASE WHEN c.relkind = 'S'::"char" THEN 'SEQUENCE' ELSE 'TABLE' END,
+				c.relname, c.oid::regclass::text, 'SELECT',
+				coalesce(c.relacl, acldefault(
+					CASE WHEN c.relkind = 'S'::"char" THEN 's' ELSE 'r' END::"char",
 					c.relowner)), c.relowner
 			FROM extension AS e
-			JOIN pg_catalog.pg_depend AS d ON d.refobjid OPERATOR(pg_catalog.=) e.oid
-			JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) d.objid
-			WHERE d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
-				AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
+			JOIN pg_depend AS d ON d.refobjid = e.oid
+			JOIN pg_class AS c ON c.oid = d.objid
+			WHERE d.refclassid = 'pg_catalog.pg_extension'::regclass::oid
+				AND d.classid = 'pg_catalog.pg_class'::regclass::oid
 				-- Of composite types there is only the type.
-				AND c.relkind OPERATOR(pg_catalog.<>) 'c'::pg_catalog."char"
+				AND c.relkind <> 'c'::"char"
 			UNION ALL
-			SELECT 'TYPE', t.typname, t.oid::pg_catalog.regtype::pg_catalog.text, 'USAGE',
-				coalesce(t.typacl, pg_catalog.acldefault('T', t.typowner)), t.typowner
+			SELECT 'TYPE', t.typname, t.oid::regtype::text, 'USAGE',
+				coalesce(t.typacl, acldefault('T', t.typowner)), t.typowner
 			FROM extension AS e
-			JOIN pg_catalog.pg_depend AS d ON d.refobjid OPERATOR(pg_catalog.=) e.oid
-			JOIN pg_catalog.pg_type AS t ON t.oid OPERATOR(pg_catalog.=) d.objid
-			JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) t.typrelid
-			WHERE d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
-				AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_type'::pg_catalog.regclass::pg_catalog.oid
+			JOIN pg_depend AS d ON d.refobjid = e.oid
+			JOIN pg_type AS t ON t.oid = d.objid
+			JOIN pg_class AS c ON c.oid = t.typrelid
+			WHERE d.refclassid = 'pg_catalog.pg_extension'::regclass::oid
+				AND d.classid = 'pg_catalog.pg_type'::regclass::oid
 				-- Of tables there is only the table.
-				AND c.relkind OPERATOR(pg_catalog.=) 'c'::pg_catalog."char"
+				AND c.relkind = 'c'::"char"
 		)
-		SELECT true, pg_catalog.format('REVOKE %s%s ON %s %s FROM %s CASCADE',
+		SELECT true, format('REVOKE %s%s ON %s %s FROM %s CASCADE',
 				CASE WHEN named.is_named THEN 'GRANT OPTION FOR ' END, a.privilege_type, o.kind, o.label,
-				CASE WHEN a.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN 'PUBLIC'
-					ELSE a.grantee::pg_catalog.regrole::pg_catalog.text END)
+				CASE WHEN a.grantee = 0::oid THEN 'PUBLIC'
+					ELSE a.grantee::regrole::text END)
 		FROM object AS o
-		CROSS JOIN LATERAL pg_catalog.aclexplode(o.acl) AS a
-		CROSS JOIN LATERAL (SELECT a.privilege_type OPERATOR(pg_catalog.=) o.privilege AND CASE
-				WHEN a.grantee OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid THEN true
-				WHEN a.grantee OPERATOR(pg_catalog.=) 'pg_monitor'::pg_catalog.regrole::pg_catalog.oid
-				THEN o.name OPERATOR(pg_catalog.=) ANY (ARRAY[
-					'idem_stats', 'idem_stats_data', 'idem_metric_samples', 'idem_metrics', 'idem_health', 'idem_stuck']::pg_catalog.name[])
+		CROSS JOIN LATERAL aclexplode(o.acl) AS a
+		CROSS JOIN LATERAL (SELECT a.privilege_type = o.privilege AND CASE
+				WHEN a.grantee = 'pg_database_owner'::regrole::oid THEN true
+				WHEN a.grantee = 'pg_monitor'::regrole::oid
+				THEN o.name = ANY (ARRAY[
+					'idem_stats', 'idem_stats_data', 'idem_metric_samples', 'idem_metrics', 'idem_health', 'idem_stuck']::name[])
 				ELSE false END) AS named (is_named)
-		WHERE a.grantee OPERATOR(pg_catalog.<>) o.owner
+		WHERE a.grantee <> o.owner
 			AND NOT (named.is_named AND (NOT a.is_grantable
-				OR a.grantee OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid))
+				OR a.grantee = 'pg_database_owner'::regrole::oid))
 		UNION ALL
-		SELECT false, pg_catalog.format('GRANT %s ON %s %s TO %s WITH GRANT OPTION',
-				o.privilege, o.kind, pg_catalog.string_agg(o.label, ', '::pg_catalog.text), r.oid::pg_catalog.regrole)
+		SELECT false, format('GRANT %s ON %s %s TO %s WITH GRANT OPTION',
+				o.privilege, o.kind, string_agg(o.label, ', '::text), r.oid::regrole)
 		FROM object AS o
 		CROSS JOIN extension AS e
-		JOIN pg_catalog.pg_roles AS r ON r.oid OPERATOR(pg_catalog.=) e.extowner
+		JOIN pg_roles AS r ON r.oid = e.extowner
 		WHERE NOT r.rolsuper
 		GROUP BY o.kind, o.privilege, r.oid
 		UNION ALL
-		SELECT false, pg_catalog.format('GRANT USAGE ON SCHEMA %s TO pg_database_owner', e.extnamespace::pg_catalog.regnamespace)
+		SELECT false, format('GRANT USAGE ON SCHEMA %s TO pg_database_owner', e.extnamespace::regnamespace)
 		FROM extension AS e
-		JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) e.extnamespace
-		JOIN pg_catalog.pg_roles AS r ON r.oid OPERATOR(pg_catalog.=) n.nspowner
-		JOIN pg_catalog.pg_database AS d ON d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
-		WHERE (r.rolsuper OR r.oid OPERATOR(pg_catalog.=) e.extowner OR r.oid OPERATOR(pg_catalog.=) d.datdba)
-			AND pg_catalog.has_schema_privilege(e.extowner, e.extnamespace, 'USAGE WITH GRANT OPTION')
-			AND NOT pg_catalog.has_schema_privilege('pg_database_owner', e.extnamespace, 'USAGE')
+		JOIN pg_namespace AS n ON n.oid = e.extnamespace
+		JOIN pg_roles AS r ON r.oid = n.nspowner
+		JOIN pg_database AS d ON d.datname = current_database()
+		WHERE (r.rolsuper OR r.oid = e.extowner OR r.oid = d.datdba)
+			AND has_schema_privilege(e.extowner, e.extnamespace, 'USAGE WITH GRANT OPTION')
+			AND NOT has_schema_privilege('pg_database_owner', e.extnamespace, 'USAGE')
 		UNION ALL
 		-- A stranger's column of such a type would be in the way of changes.
-		SELECT false, pg_catalog.format('REVOKE ALL ON TYPE %s FROM PUBLIC', c.reltype::pg_catalog.regtype)
+		SELECT false, format('REVOKE ALL ON TYPE %s FROM PUBLIC', c.reltype::regtype)
 		FROM extension AS e
-		JOIN pg_catalog.pg_depend AS d ON d.refobjid OPERATOR(pg_catalog.=) e.oid
-		JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) d.objid
-		WHERE d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
-			AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
-			AND c.relkind OPERATOR(pg_catalog.=) ANY ('{r,v}'::pg_catalog."char"[])
+		JOIN pg_depend AS d ON d.refobjid = e.oid
+		JOIN pg_class AS c ON c.oid = d.objid
+		WHERE d.refclassid = 'pg_catalog.pg_extension'::regclass::oid
+			AND d.classid = 'pg_catalog.pg_class'::regclass::oid
+			AND c.relkind = ANY ('{r,v}'::"char"[])
 	LOOP
 		IF is_noted THEN
 			EXECUTE statement;

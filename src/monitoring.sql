@@ -5,8 +5,11 @@
 
 -- The functions for pg_monitor run with the rights of the tables' owner, who
 -- is a superuser, in a schema that may belong to another role.  Their bodies
--- are parsed here and now, so that nothing is looked up when they run, and
--- every operator is qualified, including those that CASE, IN and the like hide.
+-- are parsed here and now, so that nothing is looked up when they run.  And
+-- from here to the end of the script all names and operators are the server's
+-- own, unless they bear our schema's name: so nobody's overload is captured,
+-- not even by those operators that CASE, IN and the like hide.
+SET LOCAL search_path = pg_catalog, pg_temp;
 
 CREATE FUNCTION @extschema@.idem_monitoring_data(
 	OUT source text, OUT counted bigint, OUT due bigint, OUT overdue double precision,
@@ -57,22 +60,22 @@ LANGUAGE sql VOLATILE PARALLEL UNSAFE COST 10000 ROWS 7
 BEGIN ATOMIC
 	-- The size of a table is nothing that can be asked for while it is locked.
 	-- A standby, and a server after a crash, has no statistics but the catalog's.
-	SELECT c.relname::pg_catalog.text,
-		CASE WHEN pg_catalog.pg_stat_get_live_tuples(c.oid) OPERATOR(pg_catalog.=) 0::pg_catalog.int8
-				AND pg_catalog.pg_stat_get_tuples_inserted(c.oid) OPERATOR(pg_catalog.=) 0::pg_catalog.int8
-			THEN greatest(c.reltuples, 0::pg_catalog.float4)::pg_catalog.int8
-			ELSE pg_catalog.pg_stat_get_live_tuples(c.oid)
+	SELECT c.relname::text,
+		CASE WHEN pg_stat_get_live_tuples(c.oid) = 0::int8
+				AND pg_stat_get_tuples_inserted(c.oid) = 0::int8
+			THEN greatest(c.reltuples, 0::float4)::int8
+			ELSE pg_stat_get_live_tuples(c.oid)
 		END,
-		pg_catalog.pg_stat_get_dead_tuples(c.oid)
-	FROM pg_catalog.pg_extension AS e
-	JOIN pg_catalog.pg_depend AS d
-		ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
-		AND d.refobjid OPERATOR(pg_catalog.=) e.oid
-		AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
-	JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) d.objid
-	WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
-		AND c.relnamespace OPERATOR(pg_catalog.=) e.extnamespace
-		AND c.relkind OPERATOR(pg_catalog.=) 'r'::pg_catalog."char";
+		pg_stat_get_dead_tuples(c.oid)
+	FROM pg_extension AS e
+	JOIN pg_depend AS d
+		ON d.refclassid = 'pg_catalog.pg_extension'::regclass::oid
+		AND d.refobjid = e.oid
+		AND d.classid = 'pg_catalog.pg_class'::regclass::oid
+	JOIN pg_class AS c ON c.oid = d.objid
+	WHERE e.extname = 'idempotency'::name
+		AND c.relnamespace = e.extnamespace
+		AND c.relkind = 'r'::"char";
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_table_stats() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_table_stats() TO pg_database_owner WITH GRANT OPTION;
@@ -84,7 +87,7 @@ CREATE FUNCTION @extschema@.idem_metric_families(
 RETURNS SETOF record
 LANGUAGE sql IMMUTABLE PARALLEL SAFE COST 100 ROWS 23
 BEGIN ATOMIC
-	SELECT v.ordinal, 'idempotency_' OPERATOR(pg_catalog.||) v.name, v.type, v.unit, v.help
+	SELECT v.ordinal, 'idempotency_' || v.name, v.type, v.unit, v.help
 	FROM (VALUES
 		(1, 'claims', 'counter', NULL, 'Calls of idem_claim and idem_run, by outcome.'),
 		(2, 'takeovers', 'counter', NULL, 'Claims of failed or abandoned keys; also counted as claims, outcome new.'),
@@ -125,13 +128,13 @@ BEGIN ATOMIC
 	WITH stats AS (
 		SELECT s.*
 		FROM @extschema@.idem_stats_data() AS s
-		JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid
-		WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+		JOIN pg_database AS d ON d.oid = s.datid
+		WHERE d.datname = current_database()
 	),
 	data AS MATERIALIZED (
-		SELECT d.source, pg_catalog.sum(d.counted) AS counted, pg_catalog.sum(d.due) AS due,
-			pg_catalog.max(d.overdue) AS overdue, pg_catalog.bool_and(d.complete) AS complete,
-			pg_catalog.min(d.fault) AS fault
+		SELECT d.source, sum(d.counted) AS counted, sum(d.due) AS due,
+			max(d.overdue) AS overdue, bool_and(d.complete) AS complete,
+			min(d.fault) AS fault
 		FROM @extschema@.idem_monitoring_data() AS d
 		GROUP BY d.source
 	),
@@ -171,75 +174,75 @@ BEGIN ATOMIC
 	),
 	records AS (
 		SELECT c.n, c.table_name,
-			CASE WHEN d.complete THEN greatest(r.live_rows OPERATOR(pg_catalog.-) d.counted, 0::pg_catalog."numeric")
-				ELSE pg_catalog.round(r.live_rows OPERATOR(pg_catalog.*) r.live_share) END AS live,
+			CASE WHEN d.complete THEN greatest(r.live_rows - d.counted, 0::"numeric")
+				ELSE round(r.live_rows * r.live_share) END AS live,
 			CASE WHEN d.complete THEN d.counted
-				ELSE greatest(d.counted, pg_catalog.round(r.live_rows OPERATOR(pg_catalog.*)
-					(1::pg_catalog."numeric" OPERATOR(pg_catalog.-) r.live_share))) END AS expired
+				ELSE greatest(d.counted, round(r.live_rows *
+					(1::"numeric" - r.live_share))) END AS expired
 		FROM cleaned AS c
-		JOIN data AS d ON d.source OPERATOR(pg_catalog.=) c.source
-		JOIN @extschema@.idem_table_stats() AS t ON t.table_name OPERATOR(pg_catalog.=) c.table_name
+		JOIN data AS d ON d.source = c.source
+		JOIN @extschema@.idem_table_stats() AS t ON t.table_name = c.table_name
 		LEFT JOIN LATERAL @extschema@.idem_sample_data(CASE WHEN NOT d.complete THEN c.source END) AS s ON true
-		CROSS JOIN LATERAL (SELECT t.live_rows::pg_catalog."numeric" AS live_rows,
-			coalesce(s.live_share, 0::pg_catalog.float8)::pg_catalog."numeric" AS live_share) AS r
-		WHERE c.source OPERATOR(pg_catalog.<>) 'acked' AND d.fault IS NULL
+		CROSS JOIN LATERAL (SELECT t.live_rows::"numeric" AS live_rows,
+			coalesce(s.live_share, 0::float8)::"numeric" AS live_share) AS r
+		WHERE c.source <> 'acked' AND d.fault IS NULL
 	),
 	samples (n, family, suffix, label, value) AS (
-		SELECT c.n, c.family, '_total', c.label::pg_catalog.jsonb, v.value::pg_catalog.float8
+		SELECT c.n, c.family, '_total', c.label::jsonb, v.value::float8
 		FROM counters AS c
 		JOIN (
 			SELECT e.key, e.value
 			FROM stats AS s
-			CROSS JOIN LATERAL pg_catalog.jsonb_each_text(pg_catalog.to_jsonb(s)) AS e
-		) AS v ON v.key OPERATOR(pg_catalog.=) c.stat
+			CROSS JOIN LATERAL jsonb_each_text(to_jsonb(s)) AS e
+		) AS v ON v.key = c.stat
 		UNION ALL
-		SELECT 1, 'stats_reset_timestamp_seconds', '', NULL, EXTRACT(epoch FROM s.stats_reset)::pg_catalog.float8
+		SELECT 1, 'stats_reset_timestamp_seconds', '', NULL, EXTRACT(epoch FROM s.stats_reset)::float8
 		FROM stats AS s
 		UNION ALL
-		SELECT 1, 'last_cleanup_timestamp_seconds', '', NULL, EXTRACT(epoch FROM s.last_cleanup)::pg_catalog.float8
+		SELECT 1, 'last_cleanup_timestamp_seconds', '', NULL, EXTRACT(epoch FROM s.last_cleanup)::float8
 		FROM stats AS s
 		WHERE s.last_cleanup IS NOT NULL
 		UNION ALL
-		SELECT c.n, 'cleanup_lag_seconds', '', pg_catalog.jsonb_build_object('table', c.table_name), d.overdue
+		SELECT c.n, 'cleanup_lag_seconds', '', jsonb_build_object('table', c.table_name), d.overdue
 		FROM cleaned AS c
-		JOIN data AS d ON d.source OPERATOR(pg_catalog.=) c.source
+		JOIN data AS d ON d.source = c.source
 		WHERE d.fault IS NULL
 		UNION ALL
-		SELECT 2 OPERATOR(pg_catalog.*) r.n OPERATOR(pg_catalog.+) v.n, 'records', '',
-			pg_catalog.jsonb_build_object('table', r.table_name, 'state', v.state), v.value::pg_catalog.float8
+		SELECT 2 * r.n + v.n, 'records', '',
+			jsonb_build_object('table', r.table_name, 'state', v.state), v.value::float8
 		FROM records AS r
 		CROSS JOIN LATERAL (VALUES (1, 'live', r.live), (2, 'expired', r.expired)) AS v (n, state, value)
 		UNION ALL
-		SELECT s.n, 'outbox_messages', '', pg_catalog.jsonb_build_object('state', s.state),
-			CASE WHEN s.state OPERATOR(pg_catalog.=) 'due' THEN d.due
-				WHEN s.state OPERATOR(pg_catalog.=) 'waiting' THEN d.counted OPERATOR(pg_catalog.-) d.due
-				ELSE d.counted END::pg_catalog.float8
+		SELECT s.n, 'outbox_messages', '', jsonb_build_object('state', s.state),
+			CASE WHEN s.state = 'due' THEN d.due
+				WHEN s.state = 'waiting' THEN d.counted - d.due
+				ELSE d.counted END::float8
 		FROM data AS d
 		JOIN (VALUES (1, 'pending', 'due'), (2, 'pending', 'waiting'), (3, 'dead', 'dead')) AS s (n, source, state)
-			ON s.source OPERATOR(pg_catalog.=) d.source
+			ON s.source = d.source
 		WHERE d.fault IS NULL
 		UNION ALL
 		SELECT 1, 'outbox_oldest_age_seconds', '', NULL, d.overdue
 		FROM data AS d
-		WHERE d.source OPERATOR(pg_catalog.=) 'pending' AND d.fault IS NULL
+		WHERE d.source = 'pending' AND d.fault IS NULL
 		UNION ALL
-		SELECT pg_catalog.row_number() OVER ()::pg_catalog.int4, 'table_unusable', '',
-			pg_catalog.jsonb_build_object('table', f.table_name),
-			CASE WHEN f.fault IS NULL THEN 0 ELSE 1 END::pg_catalog.float8
+		SELECT row_number() OVER ()::int4, 'table_unusable', '',
+			jsonb_build_object('table', f.table_name),
+			CASE WHEN f.fault IS NULL THEN 0 ELSE 1 END::float8
 		FROM @extschema@.idem_table_faults() AS f
 		UNION ALL
-		SELECT 1, 'build', '_info', pg_catalog.jsonb_build_object('version', e.extversion,
-			'server_version', pg_catalog.current_setting('server_version')), 1::pg_catalog.float8
-		FROM pg_catalog.pg_extension AS e
-		WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
+		SELECT 1, 'build', '_info', jsonb_build_object('version', e.extversion,
+			'server_version', current_setting('server_version')), 1::float8
+		FROM pg_extension AS e
+		WHERE e.extname = 'idempotency'::name
 	)
-	SELECT f.name OPERATOR(pg_catalog.||) s.suffix,
-		pg_catalog.jsonb_build_object('datname', pg_catalog.current_database())
-			OPERATOR(pg_catalog.||) coalesce(s.label, '{}'::pg_catalog.jsonb),
+	SELECT f.name || s.suffix,
+		jsonb_build_object('datname', current_database())
+			|| coalesce(s.label, '{}'::jsonb),
 		s.value, f.type, f.help
 	FROM samples AS s
 	JOIN @extschema@.idem_metric_families() AS f
-		ON f.name OPERATOR(pg_catalog.=) ('idempotency_' OPERATOR(pg_catalog.||) s.family)
+		ON f.name = ('idempotency_' || s.family)
 	ORDER BY f.ordinal, s.n;
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_metric_samples() FROM PUBLIC;
@@ -258,27 +261,27 @@ BEGIN ATOMIC
 		FROM @extschema@.idem_metric_samples() WITH ORDINALITY AS s (name, labels, value, type, help, ordinal)
 	),
 	lines (ordinal, name, text) AS (
-		SELECT s.ordinal, s.name, pg_catalog.format(E'%s{%s} %s\n', s.name,
+		SELECT s.ordinal, s.name, format(E'%s{%s} %s\n', s.name,
 			-- The database first, then table before state, and version before server_version.
-			(SELECT pg_catalog.string_agg(pg_catalog.format('%s="%s"', l.key,
-					pg_catalog.replace(pg_catalog.replace(pg_catalog.replace(
+			(SELECT string_agg(format('%s="%s"', l.key,
+					replace(replace(replace(
 						l.value, E'\\', E'\\\\'), '"', E'\\"'), E'\n', E'\\n')), ','
-					ORDER BY l.key OPERATOR(pg_catalog.=) 'datname' DESC, l.key COLLATE pg_catalog."C" DESC)
-				FROM pg_catalog.jsonb_each_text(s.labels) AS l),
-			pg_catalog.replace(s.value::pg_catalog.text, 'Infinity', '+Inf'))
+					ORDER BY l.key = 'datname' DESC, l.key COLLATE "C" DESC)
+				FROM jsonb_each_text(s.labels) AS l),
+			replace(s.value::text, 'Infinity', '+Inf'))
 		FROM samples AS s
 	)
-	SELECT pg_catalog.string_agg(pg_catalog.format(E'# TYPE %1$s %2$s\n%3$s# HELP %1$s %4$s\n%5$s',
+	SELECT string_agg(format(E'# TYPE %1$s %2$s\n%3$s# HELP %1$s %4$s\n%5$s',
 			f.name, f.type,
-			CASE WHEN f.unit IS NOT NULL THEN pg_catalog.format(E'# UNIT %s %s\n', f.name, f.unit) END,
+			CASE WHEN f.unit IS NOT NULL THEN format(E'# UNIT %s %s\n', f.name, f.unit) END,
 			f.help,
-			(SELECT pg_catalog.string_agg(l.text, '' ORDER BY l.ordinal)
+			(SELECT string_agg(l.text, '' ORDER BY l.ordinal)
 				FROM lines AS l
-				WHERE l.name OPERATOR(pg_catalog.=) (f.name OPERATOR(pg_catalog.||)
-					CASE WHEN f.type OPERATOR(pg_catalog.=) 'counter' THEN '_total'
-						WHEN f.type OPERATOR(pg_catalog.=) 'info' THEN '_info' ELSE '' END))),
+				WHERE l.name = (f.name ||
+					CASE WHEN f.type = 'counter' THEN '_total'
+						WHEN f.type = 'info' THEN '_info' ELSE '' END))),
 		'' ORDER BY f.ordinal)
-		OPERATOR(pg_catalog.||) '# EOF'
+		|| '# EOF'
 	FROM @extschema@.idem_metric_families() AS f;
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_metrics() FROM PUBLIC;
@@ -304,30 +307,30 @@ CREATE FUNCTION @extschema@.idem_vacuum_holder()
 RETURNS text
 LANGUAGE sql VOLATILE PARALLEL UNSAFE COST 10000
 BEGIN ATOMIC
-	SELECT pg_catalog.format('vacuum is held back by %s, for %s transactions%s', h.holder, h.age,
-		', ' OPERATOR(pg_catalog.||)
-			pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) h.since)::pg_catalog.text)
+	SELECT format('vacuum is held back by %s, for %s transactions%s', h.holder, h.age,
+		', ' ||
+			date_trunc('second', clock_timestamp() - h.since)::text)
 	FROM (
-		SELECT CASE WHEN a.xact_start IS NULL THEN pg_catalog.format('session %s (%s)', a.pid, a.backend_type)
-				ELSE pg_catalog.format('the transaction of session %s', a.pid) END AS holder,
-			greatest(pg_catalog.age(a.backend_xid), pg_catalog.age(a.backend_xmin)) AS age, a.xact_start AS since
-		FROM pg_catalog.pg_stat_activity AS a
-		WHERE (a.datname IS NULL OR a.datname OPERATOR(pg_catalog.=) pg_catalog.current_database())
+		SELECT CASE WHEN a.xact_start IS NULL THEN format('session %s (%s)', a.pid, a.backend_type)
+				ELSE format('the transaction of session %s', a.pid) END AS holder,
+			greatest(age(a.backend_xid), age(a.backend_xmin)) AS age, a.xact_start AS since
+		FROM pg_stat_activity AS a
+		WHERE (a.datname IS NULL OR a.datname = current_database())
 			-- Vacuums do not hold back each other.
-			AND NOT EXISTS (SELECT FROM pg_catalog.pg_stat_progress_vacuum AS v
-				WHERE v.pid OPERATOR(pg_catalog.=) a.pid)
+			AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum AS v
+				WHERE v.pid = a.pid)
 		UNION ALL
-		SELECT pg_catalog.format('prepared transaction "%s"', p.gid), pg_catalog.age(p.transaction), p.prepared
-		FROM pg_catalog.pg_prepared_xacts AS p
-		WHERE p.database OPERATOR(pg_catalog.=) pg_catalog.current_database()
+		SELECT format('prepared transaction "%s"', p.gid), age(p.transaction), p.prepared
+		FROM pg_prepared_xacts AS p
+		WHERE p.database = current_database()
 		UNION ALL
-		SELECT pg_catalog.format('replication slot "%s"', s.slot_name), pg_catalog.age(s.xmin), NULL
-		FROM pg_catalog.pg_replication_slots AS s
+		SELECT format('replication slot "%s"', s.slot_name), age(s.xmin), NULL
+		FROM pg_replication_slots AS s
 	) AS h
 	WHERE h.age IS NOT NULL
-		AND CASE WHEN h.since IS NULL THEN h.age OPERATOR(pg_catalog.>=) 10000
-			ELSE h.since OPERATOR(pg_catalog.<)
-				(pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) '1 minute'::pg_catalog."interval") END
+		AND CASE WHEN h.since IS NULL THEN h.age >= 10000
+			ELSE h.since <
+				(clock_timestamp() - '1 minute'::"interval") END
 	ORDER BY h.age DESC
 	LIMIT 1;
 END;
@@ -346,35 +349,35 @@ BEGIN ATOMIC
 	-- The settings are known once the library is loaded, which the C functions see to before anything runs.
 	WITH settings AS MATERIALIZED (
 		SELECT s.name,
-			CASE WHEN s.unit OPERATOR(pg_catalog.=) 'ms'
-				THEN s.setting::pg_catalog.float8 OPERATOR(pg_catalog./) 1000::pg_catalog.float8
-				ELSE s.setting::pg_catalog.float8 END AS value
-		FROM pg_catalog.pg_settings AS s
-		WHERE pg_catalog.starts_with(s.name, 'idempotency.health_')
-			OR s.name OPERATOR(pg_catalog.=) 'idempotency.cleanup_interval'
+			CASE WHEN s.unit = 'ms'
+				THEN s.setting::float8 / 1000::float8
+				ELSE s.setting::float8 END AS value
+		FROM pg_settings AS s
+		WHERE starts_with(s.name, 'idempotency.health_')
+			OR s.name = 'idempotency.cleanup_interval'
 	),
 	here AS MATERIALIZED (
-		SELECT pg_catalog.pg_is_in_recovery() AS is_standby,
+		SELECT pg_is_in_recovery() AS is_standby,
 			-- That no worker comes may be what is wanted, but not this.
 			nullif(a.absence, 'idempotency.databases is not a list of names') AS worker_absence,
-			CASE WHEN a.absence OPERATOR(pg_catalog.=) 'idempotency.databases is not a list of names' THEN a.absence END AS worker_fault,
+			CASE WHEN a.absence = 'idempotency.databases is not a list of names' THEN a.absence END AS worker_fault,
 			@extschema@.idem_cleanup_idle() AS idle,
 			(SELECT s.value FROM settings AS s
-				WHERE s.name OPERATOR(pg_catalog.=) 'idempotency.cleanup_interval') AS cleanup_interval,
+				WHERE s.name = 'idempotency.cleanup_interval') AS cleanup_interval,
 			s.last_cleanup, s.stats_reset
 		FROM (SELECT @extschema@.idem_worker_absence() AS absence OFFSET 0) AS a
 		-- No row where there is no room for the statistics.
 		LEFT JOIN (
 			SELECT s.last_cleanup, s.stats_reset
 			FROM @extschema@.idem_stats_data() AS s
-			JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid
-			WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+			JOIN pg_database AS d ON d.oid = s.datid
+			WHERE d.datname = current_database()
 		) AS s ON true
 	),
 	data AS MATERIALIZED (
-		SELECT d.source, pg_catalog.sum(d.counted)::pg_catalog.float8 AS counted,
-			pg_catalog.max(d.overdue) AS overdue, pg_catalog.bool_and(d.complete) AS complete,
-			pg_catalog.min(d.fault) AS fault
+		SELECT d.source, sum(d.counted)::float8 AS counted,
+			max(d.overdue) AS overdue, bool_and(d.complete) AS complete,
+			min(d.fault) AS fault
 		FROM @extschema@.idem_monitoring_data() AS d
 		GROUP BY d.source
 	),
@@ -393,9 +396,9 @@ BEGIN ATOMIC
 			SELECT 'the last reset of the statistics', h.stats_reset
 			FROM here AS h
 			UNION ALL
-			SELECT 'the start of the server', pg_catalog.pg_postmaster_start_time()
+			SELECT 'the start of the server', pg_postmaster_start_time()
 			UNION ALL
-			SELECT 'the last transaction replayed', pg_catalog.pg_last_xact_replay_timestamp()
+			SELECT 'the last transaction replayed', pg_last_xact_replay_timestamp()
 			UNION ALL
 			SELECT 'a claim', s.newest
 			FROM sample AS s
@@ -405,8 +408,8 @@ BEGIN ATOMIC
 		LIMIT 1
 	),
 	faults AS MATERIALIZED (
-		SELECT pg_catalog.count(*)::pg_catalog.float8 AS faults,
-			pg_catalog.string_agg(f.fault, '; ' ORDER BY f.table_name) AS fault
+		SELECT count(*)::float8 AS faults,
+			string_agg(f.fault, '; ' ORDER BY f.table_name) AS fault
 		FROM @extschema@.idem_table_faults() AS f
 		WHERE f.fault IS NOT NULL
 	),
@@ -415,111 +418,111 @@ BEGIN ATOMIC
 		SELECT 1, 'worker',
 			CASE WHEN NOT h.is_standby AND h.stats_reset IS NOT NULL THEN h.idle END,
 			CASE WHEN h.worker_absence IS NULL AND h.stats_reset IS NOT NULL THEN 5 END, h.worker_fault,
-			pg_catalog.concat_ws('; ',
+			concat_ws('; ',
 				CASE WHEN h.last_cleanup IS NOT NULL THEN 'since the last cleanup ended'
 					WHEN h.stats_reset IS NOT NULL THEN 'no cleanup has ended yet' END,
-				'not judged, because ' OPERATOR(pg_catalog.||) coalesce(
-					'no worker comes here: ' OPERATOR(pg_catalog.||) h.worker_absence,
+				'not judged, because ' || coalesce(
+					'no worker comes here: ' || h.worker_absence,
 					CASE WHEN h.stats_reset IS NULL THEN 'there is no room for the statistics of this database' END))
 		FROM here AS h
 		UNION ALL
 		SELECT 2, 'cleanup_lag', d.overdue, 5,
-			(SELECT pg_catalog.string_agg(DISTINCT f.fault, '; ') FROM data AS f
-				WHERE f.source OPERATOR(pg_catalog.=) ANY (ARRAY['keys', 'tokens', 'acked'])),
-			CASE WHEN d.overdue OPERATOR(pg_catalog.>) 0::pg_catalog.float8
-				THEN pg_catalog.format('the oldest expired %s is not deleted yet%s',
-					CASE WHEN d.source OPERATOR(pg_catalog.=) 'acked' THEN 'message'
-						WHEN d.source OPERATOR(pg_catalog.=) 'keys' THEN 'key' ELSE 'token' END,
+			(SELECT string_agg(DISTINCT f.fault, '; ') FROM data AS f
+				WHERE f.source = ANY (ARRAY['keys', 'tokens', 'acked'])),
+			CASE WHEN d.overdue > 0::float8
+				THEN format('the oldest expired %s is not deleted yet%s',
+					CASE WHEN d.source = 'acked' THEN 'message'
+						WHEN d.source = 'keys' THEN 'key' ELSE 'token' END,
 					CASE WHEN NOT d.complete THEN ', estimated' END)
 				ELSE 'nothing expired waits to be deleted' END
 		FROM (SELECT d.* FROM data AS d
-			WHERE d.source OPERATOR(pg_catalog.=) ANY (ARRAY['keys', 'tokens', 'acked'])
+			WHERE d.source = ANY (ARRAY['keys', 'tokens', 'acked'])
 			ORDER BY d.overdue DESC NULLS LAST, d.source LIMIT 1) AS d
 		UNION ALL
 		SELECT 3, 'outbox_oldest', d.overdue, 5, d.fault,
-			CASE WHEN d.overdue OPERATOR(pg_catalog.>) 0::pg_catalog.float8
-				THEN pg_catalog.format('since a message became due; undelivered: %s%s', d.counted,
+			CASE WHEN d.overdue > 0::float8
+				THEN format('since a message became due; undelivered: %s%s', d.counted,
 					CASE WHEN NOT d.complete THEN ' or more' END)
 				WHEN d.complete THEN 'no message is due'
-				ELSE pg_catalog.format('of %s undelivered messages that were counted none is due, of others it is not known',
+				ELSE format('of %s undelivered messages that were counted none is due, of others it is not known',
 					d.counted) END
 		FROM data AS d
-		WHERE d.source OPERATOR(pg_catalog.=) 'pending'
+		WHERE d.source = 'pending'
 		UNION ALL
 		SELECT 4, 'dead_letters', d.counted, 5, d.fault,
-			pg_catalog.concat_ws('; ', 'messages that have used up their attempts; idem_outbox_requeue() puts them back',
+			concat_ws('; ', 'messages that have used up their attempts; idem_outbox_requeue() puts them back',
 				CASE WHEN NOT d.complete THEN 'there are more' END)
 		FROM data AS d
-		WHERE d.source OPERATOR(pg_catalog.=) 'dead'
+		WHERE d.source = 'dead'
 		UNION ALL
 		-- Of a sample, what there are at least, in all likelihood: the number of
 		-- pages with one that chance finds varies by twice its square root.
 		SELECT 5, 'stuck_leases',
-			CASE WHEN s.share OPERATOR(pg_catalog.=) 1::pg_catalog.float8 THEN s.stuck::pg_catalog.float8
-				WHEN s.stuck_pages OPERATOR(pg_catalog.<=) 4::pg_catalog.int8 THEN 0::pg_catalog.float8
-				ELSE pg_catalog.round(s.stuck::pg_catalog.float8 OPERATOR(pg_catalog./) s.share OPERATOR(pg_catalog.*)
-					(1::pg_catalog.float8 OPERATOR(pg_catalog.-)
-						(2::pg_catalog.float8 OPERATOR(pg_catalog./) pg_catalog.sqrt(s.stuck_pages::pg_catalog.float8))))
+			CASE WHEN s.share = 1::float8 THEN s.stuck::float8
+				WHEN s.stuck_pages <= 4::int8 THEN 0::float8
+				ELSE round(s.stuck::float8 / s.share *
+					(1::float8 -
+						(2::float8 / sqrt(s.stuck_pages::float8))))
 				END, 5, s.fault,
-			pg_catalog.concat_ws('; ', 'claims whose lease ran out more than a minute ago, see idem_stuck()',
-				CASE WHEN s.share OPERATOR(pg_catalog.<) 1::pg_catalog.float8 THEN
-					pg_catalog.format('estimated, at least so many: %s were found in %s %% of the table', s.stuck,
-						pg_catalog.round((100::pg_catalog.float8 OPERATOR(pg_catalog.*) s.share)::pg_catalog."numeric", 2)) END)
+			concat_ws('; ', 'claims whose lease ran out more than a minute ago, see idem_stuck()',
+				CASE WHEN s.share < 1::float8 THEN
+					format('estimated, at least so many: %s were found in %s %% of the table', s.stuck,
+						round((100::float8 * s.share)::"numeric", 2)) END)
 		FROM sample AS s
 		UNION ALL
-		SELECT 6, 'bloat', CASE WHEN NOT h.is_standby THEN coalesce(t.share, 0::pg_catalog.float8) END, 5, NULL,
-			pg_catalog.concat_ws('; ',
+		SELECT 6, 'bloat', CASE WHEN NOT h.is_standby THEN coalesce(t.share, 0::float8) END, 5, NULL,
+			concat_ws('; ',
 				CASE WHEN h.is_standby THEN 'not known on a standby'
 					WHEN t.table_name IS NULL THEN 'no table has 1000 dead rows'
-					ELSE pg_catalog.format('%s has %s dead and %s live rows', t.table_name, t.dead_rows, t.live_rows) END,
+					ELSE format('%s has %s dead and %s live rows', t.table_name, t.dead_rows, t.live_rows) END,
 				@extschema@.idem_vacuum_holder())
 		FROM here AS h
 		LEFT JOIN (
 			SELECT t.table_name, t.dead_rows, t.live_rows,
-				t.dead_rows::pg_catalog.float8 OPERATOR(pg_catalog./)
-					(t.dead_rows OPERATOR(pg_catalog.+) t.live_rows)::pg_catalog.float8 AS share
+				t.dead_rows::float8 /
+					(t.dead_rows + t.live_rows)::float8 AS share
 			FROM tables AS t
-			WHERE t.dead_rows OPERATOR(pg_catalog.>=) 1000::pg_catalog.int8
+			WHERE t.dead_rows >= 1000::int8
 			ORDER BY 4 DESC LIMIT 1) AS t ON true
 		UNION ALL
 		SELECT 7, 'clock',
-			greatest(EXTRACT(epoch FROM e.time OPERATOR(pg_catalog.-) e.clock), 0::pg_catalog."numeric")::pg_catalog.float8, 5, NULL,
-			CASE WHEN e.time OPERATOR(pg_catalog.>) e.clock
-				THEN e.name OPERATOR(pg_catalog.||) ' lies in the future: the clock was set back, or another server''s is ahead; messages wait until then, and hold their keys'
+			greatest(EXTRACT(epoch FROM e.time - e.clock), 0::"numeric")::float8, 5, NULL,
+			CASE WHEN e.time > e.clock
+				THEN e.name || ' lies in the future: the clock was set back, or another server''s is ahead; messages wait until then, and hold their keys'
 				ELSE 'no time that was found on record lies in the future' END
 		-- The clock is read after the evidence.
-		FROM (SELECT e.*, pg_catalog.clock_timestamp() AS clock FROM evidence AS e) AS e
+		FROM (SELECT e.*, clock_timestamp() AS clock FROM evidence AS e) AS e
 		UNION ALL
 		SELECT 8, 'tables', f.faults, 1, NULL,
-			coalesce(f.fault OPERATOR(pg_catalog.||) '; calls that need it fail, or wait', 'all tables and sequences can be used')
+			coalesce(f.fault || '; calls that need it fail, or wait', 'all tables and sequences can be used')
 		FROM faults AS f
 	),
 	judged AS (
 		SELECT c.n, c.name, c.value, c.fault, t.threshold,
-			pg_catalog.concat_ws('; ',
-				CASE WHEN t.threshold OPERATOR(pg_catalog.=) 0::pg_catalog.float8 THEN 'switched off' END,
-				'not all is known: ' OPERATOR(pg_catalog.||) c.fault,
+			concat_ws('; ',
+				CASE WHEN t.threshold = 0::float8 THEN 'switched off' END,
+				'not all is known: ' || c.fault,
 				CASE WHEN c.fault IS NULL OR c.value IS NOT NULL THEN c.hint END) AS detail,
 			-- Of a share, the multiple of what is dead for each row that is live.
-			CASE WHEN c.name OPERATOR(pg_catalog.=) 'bloat'
-				THEN c.factor::pg_catalog.float8 OPERATOR(pg_catalog.*) t.threshold OPERATOR(pg_catalog./)
-					(1::pg_catalog.float8 OPERATOR(pg_catalog.+)
-						((c.factor OPERATOR(pg_catalog.-) 1)::pg_catalog.float8 OPERATOR(pg_catalog.*) t.threshold))
-				ELSE c.factor::pg_catalog.float8 OPERATOR(pg_catalog.*) t.threshold
+			CASE WHEN c.name = 'bloat'
+				THEN c.factor::float8 * t.threshold /
+					(1::float8 +
+						((c.factor - 1)::float8 * t.threshold))
+				ELSE c.factor::float8 * t.threshold
 			END AS critical
 		FROM checks AS c
-		JOIN settings AS s ON s.name OPERATOR(pg_catalog.=) ('idempotency.health_' OPERATOR(pg_catalog.||) c.name)
+		JOIN settings AS s ON s.name = ('idempotency.health_' || c.name)
 		CROSS JOIN here AS h
 		-- Within an interval nothing is late.
 		CROSS JOIN LATERAL (SELECT
-			CASE WHEN c.n OPERATOR(pg_catalog.<=) 2 AND s.value OPERATOR(pg_catalog.>) 0::pg_catalog.float8
-				THEN greatest(s.value, 2::pg_catalog.float8 OPERATOR(pg_catalog.*) h.cleanup_interval)
+			CASE WHEN c.n <= 2 AND s.value > 0::float8
+				THEN greatest(s.value, 2::float8 * h.cleanup_interval)
 				ELSE s.value END AS threshold) AS t
 	)
 	SELECT j.name,
-		CASE WHEN j.threshold OPERATOR(pg_catalog.=) 0::pg_catalog.float8 THEN 'ok'
-			WHEN j.fault IS NOT NULL OR j.value OPERATOR(pg_catalog.>=) j.critical THEN 'critical'
-			WHEN j.value OPERATOR(pg_catalog.>=) j.threshold AND j.critical IS NOT NULL THEN 'warning'
+		CASE WHEN j.threshold = 0::float8 THEN 'ok'
+			WHEN j.fault IS NOT NULL OR j.value >= j.critical THEN 'critical'
+			WHEN j.value >= j.threshold AND j.critical IS NOT NULL THEN 'warning'
 			ELSE 'ok' END,
 		j.value, j.threshold, j.detail
 	FROM judged AS j
@@ -556,17 +559,17 @@ RETURNS SETOF record
 LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER COST 100000 ROWS 10
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
-	SELECT @extschema@.idem_check_interval(coalesce(older_than, '5 minutes'::pg_catalog."interval"), 'older_than'::pg_catalog.text);
+	SELECT @extschema@.idem_check_interval(coalesce(older_than, '5 minutes'::"interval"), 'older_than'::text);
 	SELECT k.scope, @extschema@.idem_redacted_key(k.key),
 		-- A time from a dump may be infinite.
-		CASE WHEN pg_catalog.isfinite(k.lease_expires_at) THEN c.clock OPERATOR(pg_catalog.-) k.lease_expires_at END,
+		CASE WHEN isfinite(k.lease_expires_at) THEN c.clock - k.lease_expires_at END,
 		k.attempt, k.recovery_point, k.lease_expires_at
-	FROM (SELECT pg_catalog.clock_timestamp() AS clock OFFSET 0) AS c
+	FROM (SELECT clock_timestamp() AS clock OFFSET 0) AS c
 	CROSS JOIN @extschema@.idem_keys AS k
-	WHERE k.state OPERATOR(pg_catalog.=) 'started'
-		AND k.lease_expires_at OPERATOR(pg_catalog.<)
-			(c.clock OPERATOR(pg_catalog.-) coalesce(older_than, '5 minutes'::pg_catalog."interval"))
-		AND k.expires_at OPERATOR(pg_catalog.>) c.clock
+	WHERE k.state = 'started'
+		AND k.lease_expires_at <
+			(c.clock - coalesce(older_than, '5 minutes'::"interval"))
+		AND k.expires_at > c.clock
 	ORDER BY k.lease_expires_at, k.claim_token;
 END;
 REVOKE ALL ON FUNCTION @extschema@.idem_stuck(interval) FROM PUBLIC;
