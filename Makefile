@@ -17,21 +17,32 @@
 #	make relay			build idem-relay, the daemon that delivers what lies in the outbox
 #	make relay-check	run its tests, on a RabbitMQ, a Kafka and a PostgreSQL of their own
 #	make relay-bench	measure it, beside a poller of a table
+#	make dist			the archive for PGXN, of what is committed
+#	make deb			packages for Debian
+#	make packages-check	build these, install them where nothing else is, upgrade them; as root
 #	make				build, for the server that pg_config belongs to
 #	make install		install there
+#	make volume			install into a directory of its own, VOLUME=...
 #	make relay-install	install idem-relay
 #	make installcheck	run the regression tests on a server that is running
 #
-# All but the last four first install what they need and is missing, through apt.
+# All but the last five first install what they need and is missing, through apt.
 
 EXTENSION = idempotency
 MODULE_big = $(EXTENSION)
 OBJS = $(patsubst %.c,%.o,$(wildcard src/*.c))
 
-# One room per primitive: the install script is these files, in this order.
+# One room per primitive: the install script is these files, in this order, and a
+# check that all is there as written.
 ROOMS = idempotency arrays request_hash keys key_batches run actions action_batches sequences once outbox storage cleanup recovery stats monitoring access
-SCRIPT = $(EXTENSION)--1.0.sql
-DATA_built = $(SCRIPT)
+EXTVERSION := $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" $(EXTENSION).control)
+SCRIPT = $(EXTENSION)--$(EXTVERSION).sql
+# The last version that was released, and the way from it to this one, which is
+# src/step.sql; see CONTRIBUTING.md.  None yet.
+LAST_RELEASE =
+STEP = $(LAST_RELEASE:%=$(EXTENSION)--%--$(EXTVERSION).sql)
+DATA = $(wildcard released/*.sql)
+DATA_built = $(SCRIPT) $(STEP)
 
 REGRESS = $(patsubst sql/%.sql,%,$(sort $(wildcard sql/*.sql)))
 REGRESS_OPTS = --encoding=UTF8
@@ -39,7 +50,7 @@ ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isol
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)
 
 # These work without a server installation, and PGXS has a "check" of its own.
-OUR_GOALS = demo playground check clients matrix inject mutants static sanitize valgrind fuzz torture failover bench relay relay-install relay-check relay-bench
+OUR_GOALS = demo playground check clients matrix inject mutants static sanitize valgrind fuzz torture failover bench relay relay-install relay-check relay-bench dist deb packages-check
 ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
 
 PROGRAM_demo = examples/demo
@@ -114,13 +125,25 @@ relay:
 relay-install:
 	@$(MAKE) --no-print-directory -C relay install
 
-# SIZE, KEYS, KILLS, STOPS, CRASHES and TESTS: see test/relay/run.
+# QUICK=1 for a short run; SIZE, KEYS, KILLS, STOPS, CRASHES and TESTS: see test/relay/run.
 relay-check:
 	@test/prepare relay
 	@test/cluster test/relay/check
 
 relay-bench: relay
 	@test/cluster test/relay/bench
+
+dist:
+	@packages/dist
+
+deb:
+	@test/prepare deb
+	@packages/deb
+
+# MAJORS="15 17" and STEPS restrict it; see test/packages/check.
+packages-check:
+	@test/prepare packages
+	@test/packages/check
 
 else
 
@@ -131,10 +154,23 @@ include $(PGXS)
 
 $(OBJS): $(wildcard src/*.h)
 
-all: $(SCRIPT)
-$(SCRIPT): $(ROOMS:%=src/%.sql)
+all: $(DATA_built)
+$(SCRIPT): $(ROOMS:%=src/%.sql) src/complete.sql
 	cat $^ > $@
 
-EXTRA_CLEAN += $(SCRIPT) test/isolation/output_iso test/isolation/results tmp_check
+ifneq ($(STEP),)
+$(STEP): src/idempotency.sql src/step.sql src/complete.sql
+	cat $^ | sed '1 s/CREATE EXTENSION $(EXTENSION)/ALTER EXTENSION $(EXTENSION) UPDATE/' > $@
+endif
+
+# With VOLUME=/mnt/idempotency, say, the settings of a server from 18 on are
+#	extension_control_path = '/mnt/idempotency/share:$$system'
+#	dynamic_library_path = '/mnt/idempotency/lib:$$libdir'
+.PHONY: volume
+volume:
+	@test -n "$(VOLUME)" || { echo 'Say where: make volume VOLUME=/mnt/idempotency' >&2; exit 1; }
+	$(MAKE) install datadir='$(VOLUME)/share' pkglibdir='$(VOLUME)/lib' docdir='$(VOLUME)/doc' with_llvm=no
+
+EXTRA_CLEAN += $(DATA_built) test/isolation/output_iso test/isolation/results tmp_check
 
 endif

@@ -8,9 +8,9 @@
  * While it runs, answers of the same kind gather for the next, so batches are
  * as large as the load makes them, and a single message does not wait.
  *
- * An answer that may not have arrived is given again.  Acknowledging twice does
- * nothing; the others name the attempt, which the server compares, so that
- * nothing is taken from a relay that has the message by now.
+ * An answer that may not have arrived is given again.  Acknowledging twice
+ * does nothing; the others name the attempt, which the server compares, so
+ * that nothing is taken from a relay that has the message by now.
  *
  *-------------------------------------------------------------------------
  */
@@ -333,7 +333,7 @@ end_nacks(const PGresult *result)
 	answers_nacked += (uint64_t) asked.count;
 	for (row = 0; row < PQntuples(result); row++)
 	{
-		int64_t		id = atoll(PQgetvalue(result, row, 0));
+		int64_t		id = strtoll(PQgetvalue(result, row, 0), NULL, 10);
 		const char *state = PQgetvalue(result, row, 1);
 		Message    *message = asked.first;
 
@@ -366,7 +366,7 @@ end_extend(const PGresult *result)
 
 	for (row = 0; row < PQntuples(result); row++)
 	{
-		int64_t		id = atoll(PQgetvalue(result, row, 0));
+		int64_t		id = strtoll(PQgetvalue(result, row, 0), NULL, 10);
 		Message    *held = message;
 
 		/* In the order asked for; some have been answered since. */

@@ -12,7 +12,6 @@
  *
  *-------------------------------------------------------------------------
  */
-#define _GNU_SOURCE
 #include <ctype.h>
 #include <errno.h>
 #include <stdarg.h>
@@ -23,6 +22,7 @@
 
 #include "config.h"
 #include "relay.h"
+#include "text.h"
 
 /* What can be set above all sections. */
 const SettingDef main_settings[] = {
@@ -52,7 +52,7 @@ const SettingDef main_settings[] = {
 static void read_file(Config *config, const char *path);
 static void read_line(Config *config, Section **section, char *line,
 					  const char *where);
-static void read_option(Config *config, char *option);
+static void read_option(Config *config, const char *option);
 static Section *get_section(Config *config, const char *name,
 							const char *where);
 static void set(Section *section, const char *name, const char *value,
@@ -236,36 +236,32 @@ read_line(Config *config, Section **section, char *line, const char *where)
 }
 
 static void
-read_option(Config *config, char *option)
+read_option(Config *config, const char *option)
 {
-	char	   *equals = strchr(option, '=');
-	char	   *stop = strchr(option, '.');
+	char	   *where = relay_copy(option);
+	char	   *value = strchr(where, '=');
 	Section    *section = config->main;
 	char	   *name;
-	char	   *text;
+	char	   *stop;
 
-	if (strncmp(option, "--", 2) != 0 || !equals)
+	if (strncmp(option, "--", 2) != 0 || !value)
 	{
 		config_fault(config, option, "expected --name=value; "
 					 "see \"idem-relay --help\"");
+		free(where);
 		return;
 	}
-	text = relay_copy(option + 2);
-	*strchr(text, '=') = '\0';
-	name = text;
-	if (stop && stop < equals)
+	*value++ = '\0';			/* which may be a secret */
+	name = relay_copy(where + 2);
+	stop = strchr(name, '.');
+	if (stop)
 	{
-		name = strchr(text, '.');
-		*name++ = '\0';
+		*stop++ = '\0';
+		section = get_section(config, name, where);
 	}
-	option = relay_copy(option);
-	equals = strchr(option, '=');
-	*equals = '\0';				/* the value may be a secret */
-	if (name != text)
-		section = get_section(config, text, option);
-	set(section, name, equals + 1, option);
-	free(option);
-	free(text);
+	set(section, stop ? stop : name, value, where);
+	free(name);
+	free(where);
 }
 
 /*
@@ -336,20 +332,18 @@ check_setting(Config *config, Section *section, const Setting *setting)
 
 	if (!def)
 	{
-		char		names[512] = "";
+		Text	   *names = text_new();
 		int			i;
 
 		for (i = 0; i < 2; i++)
 		{
 			for (def = section->defs[i]; def && def->name; def++)
-			{
-				if (strlen(names) + strlen(def->name) + 3 < sizeof(names))
-					strcat(strcat(names, *names ? ", " : ""), def->name);
-			}
+				text_addf(names, names->len ? ", %s" : "%s", def->name);
 		}
 		config_fault(config, setting->where,
 					 "there is no setting \"%s\" here; there are: %s",
-					 setting->name, names);
+					 setting->name, names->data);
+		text_free(names);
 		return;
 	}
 	if (parse(def, setting->value, &value) && value >= def->min &&
@@ -359,13 +353,14 @@ check_setting(Config *config, Section *section, const Setting *setting)
 	{
 		case SETTING_TIME:
 			config_fault(config, setting->where, "\"%s\" is to be a time from "
-						 "%g s to %g s, with its unit: ms, s, min, h", def->name,
-						 (double) def->min / 1000, (double) def->max / 1000);
+						 "%g s to %g s, with its unit: ms, s, min, h",
+						 def->name, (double) def->min / 1000,
+						 (double) def->max / 1000);
 			break;
 		case SETTING_BYTES:
-			config_fault(config, setting->where, "\"%s\" is to be a size of at "
-						 "least %lld, with its unit: B, kB, MB, GB", def->name,
-						 (long long) def->min);
+			config_fault(config, setting->where, "\"%s\" is to be a size of "
+						 "at least %lld, with its unit: B, kB, MB, GB",
+						 def->name, (long long) def->min);
 			break;
 		case SETTING_BOOL:
 			config_fault(config, setting->where,
@@ -496,9 +491,11 @@ section_text(const Section *section, const char *name)
 int64_t
 section_number(const Section *section, const char *name)
 {
+	const SettingDef *def = find_def(section, name);
 	int64_t		value = 0;
 
-	(void) parse(find_def(section, name), section_text(section, name), &value);
+	if (def)
+		(void) parse(def, section_text(section, name), &value);
 	return value;
 }
 

@@ -4,10 +4,10 @@
  *		A connection to the database that comes back when it is lost.
  *
  * Nothing here waits.  One query at a time; who has sent it is called with its
- * answer, or with none where the connection is lost or the server refuses.  The
- * connection is given up in both cases, and made anew after a pause that gets
- * longer: after a failover the next one leads to the new primary, and one that
- * lacks a right today may have it tomorrow.
+ * answer, or with none where the connection is lost or the server refuses.
+ * The connection is given up in both cases, and made anew after a pause that
+ * gets longer: after a failover the next one leads to the new primary, and one
+ * that lacks a right today may have it tomorrow.
  *
  *-------------------------------------------------------------------------
  */
@@ -230,9 +230,9 @@ noticed(void *argument, const char *notice)
 }
 
 /*
- * What comes first is a default, what comes last holds.  libpq goes from a host
- * to the next one where it is refused, but not where nothing answers, so each
- * try begins with another one.
+ * What comes first is a default, what comes last holds.  libpq goes from a
+ * host to the next one where it is refused, but not where nothing answers, so
+ * each try begins with another one.
  */
 static void
 start(Database *database, int64_t now)
@@ -391,7 +391,7 @@ end_setup(Database *database, PGresult *result)
 	else
 	{
 		database->schema = relay_copy(PQgetvalue(result, 0, 0));
-		database->pid = atoi(PQgetvalue(result, 0, 1));
+		database->pid = (int) strtol(PQgetvalue(result, 0, 1), NULL, 10);
 		database->is_utf8 = strcmp(PQparameterStatus(database->connection,
 													 "server_encoding"),
 								   "UTF8") == 0;

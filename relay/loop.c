@@ -65,8 +65,10 @@ loop_watch(int fd, int events, LoopCallback callback, void *argument)
 		(events & LOOP_WRITE ? EPOLLOUT : 0);
 	/* A library may have closed it and got the same number again. */
 	if (epoll_ctl(poller, operation, fd, &event) < 0 &&
-		(errno != ENOENT || epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event) < 0) &&
-		(errno != EEXIST || epoll_ctl(poller, EPOLL_CTL_MOD, fd, &event) < 0))
+		(errno != ENOENT ||
+		 epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event) < 0) &&
+		(errno != EEXIST ||
+		 epoll_ctl(poller, EPOLL_CTL_MOD, fd, &event) < 0))
 		relay_exit(RELAY_SYSTEM, "could not wait for a descriptor: %s",
 				   strerror(errno));
 }

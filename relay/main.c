@@ -9,12 +9,11 @@
  *
  *	SIGTERM, SIGINT		stop: what is delivered is acknowledged, the rest given
  *						back; a second one ends at once
- *	SIGHUP				the same, and start again with the configuration as it is
- *						then, unless it has a fault
+ *	SIGHUP				the same, and start again with the configuration as it
+ *						is then, unless it has a fault
  *
  *-------------------------------------------------------------------------
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -298,7 +297,7 @@ static bool
 stop_work(int64_t now)
 {
 	bool		flying = false;
-	bool		taken = taker_stop();
+	bool		taken = taker_stop(now);
 	Sink	   *sink;
 
 	if (phase == ABANDONED)

@@ -9,7 +9,6 @@
  *
  *-------------------------------------------------------------------------
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <netdb.h>
 #include <stdlib.h>
@@ -174,8 +173,10 @@ open_listener(const struct addrinfo *address)
 static void
 accept_client(void *argument, int fd, int events)
 {
+	/* Who calls need not be known. */
+	/* cppcheck-suppress nullPointer */
 	int			accepted = accept4(listener, NULL, NULL,
-							 SOCK_CLOEXEC | SOCK_NONBLOCK);
+								   SOCK_CLOEXEC | SOCK_NONBLOCK);
 	Client	   *client;
 
 	if (accepted < 0)

@@ -8,7 +8,6 @@
  *
  *-------------------------------------------------------------------------
  */
-#define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -61,7 +60,7 @@ notify_watchdog(void)
 	int64_t		now = relay_now();
 	int64_t		every;
 
-	if (!usec || (every = atoll(usec) / 2000) <= 0)
+	if (!usec || (every = strtoll(usec, NULL, 10) / 2000) <= 0)
 		return;
 	if (now - last_sign >= every)
 	{

@@ -162,9 +162,10 @@ queue_lost(Message *message)
 	{
 		Message    *before = find_first(message);
 
-		while (before->behind != message)
+		while (before && before->behind != message)
 			before = before->behind;
-		before->behind = NULL;
+		if (before)
+			before->behind = NULL;
 		give_back_chain(message);
 	}
 }
@@ -196,9 +197,9 @@ queue_give_back_ready(struct Sink *sink)
 }
 
 /*
- * Take a message that is the first of its key, if it has one, out of the lists.
- * Returns the one behind it, which takes its place, if the key goes on, and is
- * in no list yet; or NULL.
+ * Take a message that is the first of its key, if it has one, out of the
+ * lists.  Returns the one behind it, which takes its place, if the key goes
+ * on, and is in no list yet; or NULL.
  */
 static Message *
 leave_key(Message *message, bool go_on)

@@ -8,7 +8,6 @@
  *
  *-------------------------------------------------------------------------
  */
-#define _GNU_SOURCE
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -106,8 +105,10 @@ relay_copy(const char *text)
 
 	if (text)
 	{
-		copy = relay_alloc(strlen(text) + 1);
-		strcpy(copy, text);
+		size_t		size = strlen(text) + 1;
+
+		copy = relay_alloc(size);
+		memcpy(copy, text, size);
 	}
 	return copy;
 }
@@ -132,5 +133,7 @@ relay_now(void)
 int64_t
 relay_jitter(int64_t ms)
 {
-	return ms / 2 + (int64_t) (drand48() * (double) (ms / 2 + 1));
+	int64_t		half = ms / 2;
+
+	return half + (int64_t) (drand48() * (double) (half + 1));
 }

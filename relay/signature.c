@@ -190,14 +190,14 @@ sha256_block(Sha256 *hash)
 {
 	uint32_t	w[64];
 	uint32_t	s[8];
+	const unsigned char *at = hash->block;
 	int			i;
 
 #define ROTATE(x, n)	((x) >> (n) | (x) << (32 - (n)))
 
-	for (i = 0; i < 16; i++)
-		w[i] = (uint32_t) hash->block[4 * i] << 24 |
-			(uint32_t) hash->block[4 * i + 1] << 16 |
-			(uint32_t) hash->block[4 * i + 2] << 8 | hash->block[4 * i + 3];
+	for (i = 0; i < 16; i++, at += 4)
+		w[i] = (uint32_t) at[0] << 24 | (uint32_t) at[1] << 16 |
+			(uint32_t) at[2] << 8 | at[3];
 	for (; i < 64; i++)
 	{
 		uint32_t	a = w[i - 15];

@@ -10,9 +10,9 @@
  * arrive twice.
  *
  * librabbitmq waits while it connects, up to "timeout".  After that a message
- * is handed over only while the socket takes data, and what comes is read as it
- * comes.  For the rest of a message that is larger than what the socket takes
- * librabbitmq waits again, up to the same time.
+ * is handed over only while the socket takes data, and what comes is read as
+ * it comes.  For the rest of a message that is larger than what the socket
+ * takes librabbitmq waits again, up to the same time.
  *
  * A broker that is short of memory or disk says so, and confirms nothing until
  * that is over.  It is given nothing more, and what it has is left to it.
@@ -416,8 +416,8 @@ read_method(Sink *sink, const amqp_method_t *method)
 }
 
 /*
- * The broker has got that message, or all up to it, or refuses.  A message that
- * it has returned is confirmed, too.
+ * The broker has got that message, or all up to it, or refuses.  A message
+ * that it has returned is confirmed, too.
  */
 static void
 confirmed(Sink *sink, uint64_t tag, bool multiple, bool ack)

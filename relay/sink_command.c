@@ -5,15 +5,15 @@
  *		has in the environment.
  *
  * Exit status 0: delivered.  75 (EX_TEMPFAIL): not now, whatever the message;
- * 126 and 127, where the shell cannot run the command, mean the same.  Anything
- * else: not this message; the last line on standard error is the reason.
+ * 126 and 127, where the shell cannot run the command, mean the same.
+ * Anything else: not this message; the last line on standard error is the
+ * reason.
  *
  * Who takes longer than "timeout" is killed, with all that it has started in
  * its process group.
  *
  *-------------------------------------------------------------------------
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

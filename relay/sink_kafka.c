@@ -3,12 +3,13 @@
  * sink_kafka.c
  *		Kafka, by librdkafka's idempotent producer.
  *
- * All replicas in sync have to confirm.  A message's key is its message_key, so
- * that those of one key are in one partition; its other properties are headers.
+ * All replicas in sync have to confirm.  A message's key is its message_key,
+ * so that those of one key are in one partition; its other properties are
+ * headers.
  *
  * librdkafka has threads of its own, which tell this one through a descriptor.
- * It tries by itself until "timeout" is over; then it is known that the message
- * has not been written, or it is not known.
+ * It tries by itself until "timeout" is over; then it is known that the
+ * message has not been written, or it is not known.
  *
  *-------------------------------------------------------------------------
  */

@@ -5,8 +5,8 @@
  *
  * A message is delivered when its line has been written as a whole.  Who reads
  * it may still lose it: for what must not be lost there is the sink "command".
- * Where standard output is closed, the relay ends; where it is a file on a full
- * disk, it waits.
+ * Where standard output is closed, the relay ends; where it is a file on a
+ * full disk, it waits.
  *
  *-------------------------------------------------------------------------
  */
@@ -52,9 +52,9 @@ stdout_configure(Sink *sink, Config *config)
 	for (other = sinks_first; other; other = other->next)
 	{
 		if (other->type == sink->type)
-			config_fault(config, sink->section->where, "sections [%s] and [%s] "
-						 "both write to standard output; give their topics to "
-						 "one", other->name, sink->name);
+			config_fault(config, sink->section->where, "sections [%s] and "
+						 "[%s] both write to standard output; give their "
+						 "topics to one", other->name, sink->name);
 	}
 }
 

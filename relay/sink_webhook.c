@@ -4,11 +4,11 @@
  *		Webhooks: a POST for each message, signed as the Standard Webhooks
  *		specification has it.
  *
- * 2xx: delivered, whatever becomes of the answer's body.  429 and 503, or where
- * nothing could be sent: not now, whatever the message is, and not before
- * Retry-After.  Anything else, or no answer in time: not this message, or
- * nobody knows; it is tried again by itself, after Retry-After if there is one.
- * Redirections are not followed, as that specification asks.
+ * 2xx: delivered, whatever becomes of the answer's body.  429 and 503, or
+ * where nothing could be sent: not now, whatever the message is, and not
+ * before Retry-After.  Anything else, or no answer in time: not this message,
+ * or nobody knows; it is tried again by itself, after Retry-After if there is
+ * one.  Redirections are not followed, as that specification asks.
  *
  *-------------------------------------------------------------------------
  */
@@ -109,7 +109,8 @@ webhook_configure(Sink *sink, Config *config)
 			break;
 		}
 		webhook->secret_lengths[i] =
-			signature_read_secret(secrets[i], webhook->secrets[i], SECRET_SIZE);
+			signature_read_secret(secrets[i], webhook->secrets[i],
+								  SECRET_SIZE);
 		if (webhook->secret_lengths[i] < 16)
 			config_fault(config, section_where(sink->section, "secret"),
 						 "\"secret\" is to be whsec_ and at least 16 bytes in "
@@ -188,8 +189,8 @@ watch_socket(CURL *easy, curl_socket_t socket, int what, void *argument,
 	if (what == CURL_POLL_REMOVE || what == CURL_POLL_NONE)
 		loop_forget(socket);
 	else
-		loop_watch(socket, (what & CURL_POLL_IN ? LOOP_READ : 0) |
-				   (what & CURL_POLL_OUT ? LOOP_WRITE : 0),
+		loop_watch(socket, ((what & CURL_POLL_IN) ? LOOP_READ : 0) |
+				   ((what & CURL_POLL_OUT) ? LOOP_WRITE : 0),
 				   socket_ready, argument);
 	return 0;
 }
@@ -382,8 +383,8 @@ add_header(Delivery *delivery, const char *name, const char *value)
 }
 
 /*
- * Keep the beginning of the answer, for the reason of a refusal.  One that does
- * not end is cut off.
+ * Keep the beginning of the answer, for the reason of a refusal.  One that
+ * does not end is cut off.
  */
 static size_t
 keep_answer(char *data, size_t size, size_t n, void *argument)

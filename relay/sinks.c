@@ -409,9 +409,9 @@ sinks_topics(void)
 	array = text_new();
 	for (i = 0; topics[i]; i++)
 	{
-		Sink	   *sink = sinks_for(topics[i]);
+		const Sink *sink = sinks_for(topics[i]);
 
-		if (!sink->held_until)
+		if (sink && !sink->held_until)
 			text_add_element(array, topics[i]);
 	}
 	if (array->len)
@@ -511,8 +511,8 @@ sink_down(Sink *sink, const char *format,...)
 }
 
 /*
- * The other side asks for a pause, and will say when it is over.  It keeps what
- * it has got, and may confirm that.
+ * The other side asks for a pause, and will say when it is over.  It keeps
+ * what it has got, and may confirm that.
  */
 void
 sink_pause(Sink *sink, const char *why)

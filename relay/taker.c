@@ -28,6 +28,7 @@
 
 #define ANSWER_LIMIT	30000
 #define SHORT_WAIT		1000
+#define CANCEL_AGAIN	200
 
 uint64_t	taker_taken = 0;
 
@@ -44,6 +45,7 @@ static size_t max_memory;
 static int64_t taken_at;		/* from when on leases count */
 static size_t usual_size = 1024;	/* of a message, as they have been */
 static bool stopping = false;
+static int64_t next_cancel = 0;
 
 static int	room(void);
 static void take(int want, const char *topics, int64_t now);
@@ -101,15 +103,19 @@ taker_work(int64_t now)
  * Take nothing from now on.  True: nothing is on its way any more.
  */
 bool
-taker_stop(void)
+taker_stop(int64_t now)
 {
-	if (!stopping)
+	stopping = true;
+	if (database.state != DATABASE_BUSY)
+		return true;
+	/* A cancel that comes before the server begins with the call is lost. */
+	if (now >= next_cancel)
 	{
-		stopping = true;
-		if (database.state == DATABASE_BUSY)
-			answers_cancel(database.pid);
+		answers_cancel(database.pid);
+		next_cancel = now + CANCEL_AGAIN;
 	}
-	return database.state != DATABASE_BUSY;
+	loop_wake_at(next_cancel);
+	return false;
 }
 
 /*
@@ -218,14 +224,14 @@ add_message(const PGresult *result, int row)
 		texts[i] = end;
 		end += length + 1;
 	}
-	message->id = atoll(texts[0]);
+	message->id = strtoll(texts[0], NULL, 10);
 	message->message_id = texts[1];
 	message->topic = texts[2];
 	message->key = texts[3];
 	message->payload = texts[4];
 	message->payload_length = (size_t) PQgetlength(result, row, 4);
 	message->headers = texts[5];
-	message->attempt = atoi(texts[6]);
+	message->attempt = (int) strtol(texts[6], NULL, 10);
 	message->created_at = texts[7];
 	message->size = size;
 	message->lease_end = taken_at + lease;

@@ -16,7 +16,7 @@ extern uint64_t taker_taken;
 extern void taker_begin(const Section *settings);
 extern void taker_end(void);
 extern void taker_work(int64_t now);
-extern bool taker_stop(void);
+extern bool taker_stop(int64_t now);
 extern uint64_t taker_connections_lost(void);
 
 #endif							/* RELAY_TAKER_H */

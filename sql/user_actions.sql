@@ -120,7 +120,7 @@ ROLLBACK;
 SET client_min_messages = warning;
 DROP EXTENSION idempotency;
 CREATE ROLE regress_idem_owner;
-SELECT format('GRANT CREATE ON DATABASE %I TO regress_idem_owner', current_database()) \gexec
+DO $$ BEGIN EXECUTE format('GRANT CREATE ON DATABASE %I TO regress_idem_owner', current_database()); END $$;
 CREATE SCHEMA regress_idem_forget AUTHORIZATION regress_idem_owner;
 SET ROLE regress_idem_owner;
 CREATE EXTENSION idempotency SCHEMA regress_idem_forget;
@@ -129,5 +129,5 @@ SELECT regress_idem_forget.idem_forget_user('ann');
 RESET ROLE;
 DROP EXTENSION idempotency;
 DROP SCHEMA regress_idem_forget;
-SELECT format('REVOKE CREATE ON DATABASE %I FROM regress_idem_owner', current_database()) \gexec
+DO $$ BEGIN EXECUTE format('REVOKE CREATE ON DATABASE %I FROM regress_idem_owner', current_database()); END $$;
 DROP ROLE regress_idem_owner;

@@ -3,6 +3,15 @@
 -- The direct access path is made for this one.
 SET LOCAL default_table_access_method = heap;
 
+-- What is there before this script, which need not be the first: see complete.sql.
+SELECT pg_catalog.set_config('idempotency_script.members',
+		coalesce(pg_catalog.string_agg(pg_catalog.format('%s %s', d.classid, d.objid), ','), ''), true)
+	FROM pg_catalog.pg_extension AS e
+	JOIN pg_catalog.pg_depend AS d ON d.refobjid OPERATOR(pg_catalog.=) e.oid
+	WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
+		AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+		AND d.deptype OPERATOR(pg_catalog.=) 'e'::pg_catalog."char";
+
 -- This script runs with the rights of a superuser, on behalf of a role that
 -- need not be one.  That role, the installer, gets nothing from it that it
 -- could not have made itself: it must be allowed to create in the schema, and
@@ -24,8 +33,11 @@ DECLARE
 	tablespace pg_catalog.name;
 	strangers pg_catalog.text;
 	trusted pg_catalog.text;
-	own_schema CONSTANT pg_catalog.text := 'Use a schema of its own: CREATE SCHEMA idem; '
-		'CREATE EXTENSION idempotency SCHEMA idem;';
+	own_schema CONSTANT pg_catalog.text := CASE
+		WHEN pg_catalog.current_setting('idempotency_script.members') OPERATOR(pg_catalog.=) ''
+		THEN 'Use a schema of its own: CREATE SCHEMA idem; CREATE EXTENSION idempotency SCHEMA idem;'
+		ELSE 'GRANT CREATE on the schema to the role that has installed the extension, REVOKE it from others, and update again.'
+		END;
 BEGIN
 	SELECT e.extowner, n.oid, n.nspname INTO STRICT installer, home, home_name
 		FROM pg_catalog.pg_extension AS e

@@ -404,7 +404,7 @@ CREATE TEMP VIEW relations AS
 	SELECT c.* FROM pg_class AS c JOIN members AS m
 		ON m.classid = 'pg_class'::regclass AND m.objid = c.oid;
 
-SELECT plan(53 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 12 * 3 + 5);
+SELECT plan(59 * 4 + 8 + 7 * 3 + 1 + 6 + 17 + 12 * 3 + 5);
 
 --
 -- Functions

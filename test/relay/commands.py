@@ -86,7 +86,7 @@ def extended(world):
     """A delivery may take longer than the lease."""
     message = world.publish('t', '1', 'k')
     second = world.publish('t', '2', 'k')
-    options = ('--c.sink=command', '--c.topics=*', '--c.command=sleep 2.5', '--lease=1s', '--wait=300ms')
+    options = ('--c.sink=command', '--c.topics=*', '--c.command=sleep 4', '--lease=3s', '--wait=1s')
     relays = [world.relay(*options).started(), world.relay(*options).started()]
     world.all_acked(2)
     equal('attempts', (world.outbox(message)[1], world.outbox(second)[1]), (1, 1))

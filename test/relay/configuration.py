@@ -1,6 +1,7 @@
 # Bad input is refused at the start, with its line and what to do.
 
 import os
+import re
 import subprocess
 
 from world import PROGRAM, equal, expect
@@ -79,7 +80,46 @@ def secrets(world):
     expect('a password is in the log: ' + done.stderr, 'tellnobody' not in done.stderr)
 
 
+def documented(world):
+    """Each setting, with its default, in the page and in the sample, which is
+    valid."""
+    def text(name):
+        with open(os.path.join('relay', name)) as file:
+            return file.read()
+
+    told = subprocess.run([PROGRAM, '--help'], capture_output=True, text=True, check=True).stdout
+    section, settings = '', []
+    for line in told.splitlines():
+        if line.endswith(':') and not line.startswith(' '):
+            section = line
+        found = re.match(r'  ([a-z_.]+) .*?(?: \(([^()]*)\))?$', line)
+        if found and 'ettings' in section or found and 'sink' in section:
+            settings.append((found[1], found[2] or ''))
+    expect('settings: %s' % settings, len(settings) > 25 and ('lease', '30s') in settings)
+    page, sample = text('README.md'), text('idem-relay.conf')
+    for name, default in settings:
+        name = name.removesuffix('...')
+        expect('%s is not in README.md' % name, '`%s' % name in page)
+        expect('%s is not in idem-relay.conf' % name, re.search('^#?%s' % re.escape(name), sample, re.M))
+        if default != 'has to be set':
+            expect('%s is not %s in README.md' % (name, default), default in page)
+    for name in re.findall('"(idem_relay_[a-z_]+)"', text('metrics.c')):
+        expect('%s is not in README.md' % name, '`%s`' % name in page)
+    for status in re.findall(r'define RELAY_[A-Z]+\t+([0-9]+)', text('relay.h')):
+        expect('status %s is not in README.md' % status, '| %s |' % status in page)
+    path = os.path.join(world.directory, 'sample.conf')
+    whole = re.sub(r'^#([\[a-z])', r'\1', sample, flags=re.M).replace('whsec_...', 'whsec_' + 'QUJD' * 8).replace(
+        '[stream]', '[stream]\ntimeout = 1s')
+    for lines in sample, whole:
+        with open(path, 'w') as file:
+            file.write(re.sub('ca_file = .*', '', lines))
+        done = subprocess.run([PROGRAM, '--config=' + path, '--check', '--database=host=/nonexistent'], capture_output=True,
+                              text=True, timeout=60)
+        expect(done.stderr, done.returncode == 69 and 'faults' not in done.stderr)
+
+
 TESTS = [
+    ('each setting, metric and status is documented', documented),
     ('faults of the configuration are told with their line', refused),
     ('options have the names of the settings', options),
     ('no password is told', secrets),

@@ -1,8 +1,10 @@
 # An endpoint of webhooks that answers as it is told.
 
 import base64
+import contextlib
 import hashlib
 import hmac
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,8 +16,9 @@ class Endpoint:
     headers and a body, or what yields its parts; or None, to close the
     connection without an answer."""
 
-    def __init__(self, answer=lambda request, number: (204, {}, b''), tls=None):
+    def __init__(self, answer=lambda request, number: (204, {}, b''), tls=None, port=0):
         self.answer = answer
+        self.connections = set()
         self.requests = []
         self.lock = threading.Lock()
         endpoint = self
@@ -52,22 +55,30 @@ class Endpoint:
                 pass
 
             def handle(self):
+                endpoint.connections.add(self.connection)
                 try:
                     super().handle()
                 except OSError:
                     pass
+                finally:
+                    endpoint.connections.discard(self.connection)
 
-        self.server = ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+        self.server = ThreadingHTTPServer(('127.0.0.1', port), Handler)
         self.server.daemon_threads = True
-        self.url = 'http://127.0.0.1:%d/hooks' % self.server.server_address[1]
+        self.port = self.server.server_address[1]
+        self.url = 'http://127.0.0.1:%d/hooks' % self.port
         if tls:
             self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)
-            self.url = 'https://localhost:%d/hooks' % self.server.server_address[1]
+            self.url = 'https://localhost:%d/hooks' % self.port
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self):
+        """With the connections that there are."""
         self.server.shutdown()
         self.server.server_close()
+        for connection in list(self.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def signature(secret, request):

@@ -1,5 +1,5 @@
-# All at once: relays are killed, the broker too, the database crashes; the
-# consumer applies each message once, in the order of its key.
+# All at once: relays are killed, the broker or the endpoint too, the database
+# crashes; the consumer applies each message once, in the order of its key.
 
 import contextlib
 import os
@@ -10,6 +10,7 @@ import time
 import amqp
 import pika
 import psycopg2
+from endpoint import Endpoint
 from world import Broken, equal, expect, until
 
 SIZE = int(os.environ.get('SIZE', '5000'))
@@ -76,7 +77,8 @@ class Publisher(Background):
                 cursor.execute('SELECT count(*) FROM published WHERE key = %s', (key,))
                 first = cursor.fetchone()[0]
                 for n in range(first, first + many):
-                    cursor.execute("SELECT idem_publish('faults', jsonb_build_object('n', %s), %s)", (n, key))
+                    cursor.execute("SELECT idem_publish('faults', jsonb_build_object('n', %s, 'key', %s::text), %s)",
+                                   (n, key, key))
                     cursor.execute('INSERT INTO published VALUES (%s, %s)', (key, n))
             self.done += many
         connection.close()
@@ -84,12 +86,34 @@ class Publisher(Background):
             self.ending.set()
 
 
-class Consumer(Background):
-    """Applies a message once, and confirms it after that."""
+class Applier:
+    """Applies a message once."""
 
     def __init__(self):
         self.repeated = 0
         super().__init__()
+
+    def apply(self, database, message_id, body):
+        with database, database.cursor() as cursor:
+            cursor.execute("SELECT idem_once('faults', %s)", (message_id,))
+            if cursor.fetchone()[0]:
+                cursor.execute("INSERT INTO applied (key, n) SELECT m ->> 'key', (m ->> 'n')::int "
+                               "FROM (SELECT %s::jsonb AS m) AS b", (body.decode(),))
+            else:
+                self.repeated += 1
+
+
+class Consumer(Applier, Background):
+    """Confirms a message to RabbitMQ after that."""
+
+    def relay(self, world, *options):
+        return amqp.relay(world, *options, '--r.timeout=5s')
+
+    def stop_broker(self):
+        amqp.broker.stop()
+
+    def start_broker(self):
+        amqp.broker.start()
 
     def work(self):
         # What an open connection has not confirmed, nobody else gets.
@@ -109,21 +133,64 @@ class Consumer(Background):
                 break
             if method is None:
                 continue
-            with database, database.cursor() as cursor:
-                cursor.execute("SELECT idem_once('faults', %s)", (properties.message_id,))
-                if cursor.fetchone()[0]:
-                    cursor.execute("INSERT INTO applied (key, n) VALUES (%s, (%s::jsonb ->> 'n')::int)",
-                                   (properties.headers['message_key'], body.decode()))
-                else:
-                    self.repeated += 1
+            self.apply(database, properties.message_id, body)
             channel.basic_ack(method.delivery_tag)
 
 
-def everything_breaks(world):
+class Hook(Applier):
+    """Answers a webhook after that, mostly."""
+
+    def __init__(self):
+        super().__init__()
+        self.local = threading.local()
+        self.failed = None
+        self.random = random.Random(SEED)
+        self.endpoint = Endpoint(self.answer)
+
+    def answer(self, request, number):
+        try:
+            if getattr(self.local, 'database', None) is None:
+                self.local.database = psycopg2.connect('')
+            self.apply(self.local.database, request.headers['webhook-id'], request.body)
+        except psycopg2.Error:
+            self.local.database = None
+            return 503, {}, b''
+        except Exception as error:              # told by check()
+            self.failed = error
+        return None if self.random.random() < 0.01 else (204, {}, b'')
+
+    def relay(self, world, *options):
+        return world.relay('--w.sink=webhook', '--w.topics=*', '--w.url=' + self.endpoint.url, '--w.timeout=5s',
+                           *options).started()
+
+    def stop_broker(self):
+        self.endpoint.close()
+
+    def start_broker(self):
+        self.endpoint = Endpoint(self.answer, port=self.endpoint.port)
+
+    def check(self):
+        if self.failed:
+            raise self.failed
+
+    def end(self):
+        self.endpoint.close()
+        self.check()
+
+
+def with_rabbitmq(world):
     amqp.start(world)
     connection, channel = amqp.broker.channel()
     channel.queue_declare('faults', durable=True)
     connection.close()
+    everything_breaks(world, Consumer)
+
+
+def with_webhooks(world):
+    everything_breaks(world, Hook)
+
+
+def everything_breaks(world, consumer_class):
     world.query('DROP TABLE IF EXISTS published')
     world.query(SCHEMA)
     chance = random.Random(SEED)
@@ -131,12 +198,12 @@ def everything_breaks(world):
     chance.shuffle(faults)
 
     def start():
-        return amqp.relay(world, '--lease=3s', '--wait=1s', '--batch=50', '--r.timeout=5s')
+        return consumer.relay(world, '--lease=3s', '--wait=1s', '--batch=50')
 
     def progress():
         return world.query('SELECT count(*) FROM applied')[0][0]
 
-    publisher, consumer = Publisher(), Consumer()
+    publisher, consumer = Publisher(), consumer_class()
     relays = [start(), start()]
     began = time.monotonic()
     for number, fault in enumerate(faults):
@@ -153,9 +220,9 @@ def everything_breaks(world):
             # Whoever restarts it may have to wait for the broker.
             relays[victim] = start()
         elif fault == 'stop':
-            amqp.broker.stop()
+            consumer.stop_broker()
             time.sleep(chance.random() * 2)
-            amqp.broker.start()
+            consumer.start_broker()
         else:
             world.crash_database()
         if (number + 1) % 25 == 0:
@@ -176,9 +243,9 @@ def everything_breaks(world):
                     "SELECT last_error, count(*) FROM idem_outbox WHERE state <> 'acked' GROUP BY 1")))
         consumer.check()
         time.sleep(0.2)
-    consumer.end()
     for relay in relays:
         equal('the status', relay.stop(), 0)
+    consumer.end()
     equal('messages of each key out of order', world.query(
         'SELECT key, n, before FROM (SELECT key, n, lag(n, 1, -1) OVER (PARTITION BY key ORDER BY seq) AS before '
         'FROM applied) AS a WHERE n <> before + 1 LIMIT 10'), [])
@@ -189,4 +256,7 @@ def everything_breaks(world):
           '%.0f s' % (SIZE, KEYS, KILLS, STOPS, CRASHES, consumer.repeated, time.monotonic() - began), flush=True)
 
 
-TESTS = [('relays are killed, the broker too, the database crashes', everything_breaks)]
+TESTS = [
+    ('relays are killed, RabbitMQ too, the database crashes', with_rabbitmq),
+    ('relays are killed, the endpoint too, the database crashes', with_webhooks),
+]

@@ -3,25 +3,26 @@
 import asyncio
 import inspect
 import json
+import os
 from datetime import timedelta
 
 import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from pg_idempotency import (ActionIdAhead, AsyncIdempotency, ClaimLost, ClaimNotFound, Idempotency, JsonText,
-                            KeyInvalid, from_error, new_key, request_hash)
+from pg_idempotency import (ActionIdAhead, AsyncIdempotency, ClaimLost, ClaimNotFound, Idempotency, IdempotencyError,
+                            JsonText, KeyInvalid, Response, from_error, new_key, request_hash)
 from pg_idempotency.functions import Functions, function
-from pg_idempotency.memory import MemoryIdempotency
+from pg_idempotency.memory import MemoryIdempotency, Store
 
 # Of the extension, but not of its interface.
 INTERNAL = {
     "idem_application_functions", "idem_application_types", "idem_check_grantee", "idem_check_interval",
     "idem_cleanup_idle", "idem_clock_evidence", "idem_execute_grant", "idem_grant_as_owner",
     "idem_grant_monitor_as_owner", "idem_grantor", "idem_many_support", "idem_metric_families",
-    "idem_monitor_functions", "idem_monitor_views", "idem_monitoring_data", "idem_redacted_key", "idem_revoke_as_owner", "idem_sample_data",
-    "idem_stats_data", "idem_table_faults", "idem_table_stats", "idem_vacuum_holder", "idem_warn_of_rest",
-    "idem_worker_absence"}
+    "idem_monitor_functions", "idem_monitor_views", "idem_monitoring_data", "idem_redacted_key",
+    "idem_revoke_as_owner", "idem_sample_data", "idem_stats_data", "idem_table_faults", "idem_table_stats",
+    "idem_vacuum_holder", "idem_warn_of_rest", "idem_worker_absence"}
 
 
 def methods():
@@ -41,8 +42,27 @@ def test_none_is_missing(database):
         assert ours == theirs.get("idem_" + name, set()), name
 
 
+async def asynchronous_handle(kind):
+    """And what ends it."""
+    if not kind.startswith("SQLAlchemy"):
+        connection = await psycopg.AsyncConnection.connect("")
+        return (connection.cursor() if kind == "AsyncCursor" else connection), connection.close
+    pytest.importorskip("asyncpg")
+    asyncio_of = pytest.importorskip("sqlalchemy.ext.asyncio")
+    engine = asyncio_of.create_async_engine(
+        f"postgresql+asyncpg:///?host={os.environ['PGHOST']}&port={os.environ['PGPORT']}")
+    handle = asyncio_of.AsyncSession(engine) if kind.endswith("Session") else await engine.connect()
+
+    async def close():
+        await handle.close()
+        await engine.dispose()
+
+    return handle, close
+
+
 @pytest.fixture(params=["pool", "connection", "cursor", "dict_row", "autocommit", "conninfo", "SQLAlchemy",
-                        "SQLAlchemy Session", "double", "AsyncConnection"])
+                        "SQLAlchemy Session", "double", "AsyncConnection", "AsyncCursor", "SQLAlchemy AsyncConnection",
+                        "SQLAlchemy AsyncSession"])
 def functions(request, database, pool):
     """Each way to the functions, one after another."""
     kind = request.param
@@ -52,6 +72,18 @@ def functions(request, database, pool):
         yield Idempotency(f"dbname={database}")
     elif kind == "double":
         yield MemoryIdempotency()
+    elif "Async" in kind:
+        loop = asyncio.new_event_loop()
+        handle, close = loop.run_until_complete(asynchronous_handle(kind))
+        idem = AsyncIdempotency("").on(handle)
+
+        class Waiting:
+            def __getattr__(self, name):
+                return lambda *a, **k: loop.run_until_complete(getattr(idem, name)(*a, **k))
+
+        yield Waiting()
+        loop.run_until_complete(close())
+        loop.close()
     elif kind.startswith("SQLAlchemy"):
         sqlalchemy = pytest.importorskip("sqlalchemy")
         from sqlalchemy.orm import Session
@@ -59,18 +91,6 @@ def functions(request, database, pool):
         with (engine.begin() if kind == "SQLAlchemy" else Session(engine)) as handle:
             yield Idempotency(pool).on(handle)
         engine.dispose()
-    elif kind == "AsyncConnection":
-        loop = asyncio.new_event_loop()
-        connection = loop.run_until_complete(psycopg.AsyncConnection.connect(""))
-        idem = AsyncIdempotency("").on(connection)
-
-        class Waiting:
-            def __getattr__(self, name):
-                return lambda *a, **k: loop.run_until_complete(getattr(idem, name)(*a, **k))
-
-        yield Waiting()
-        loop.run_until_complete(connection.close())
-        loop.close()
     else:
         with psycopg.connect("", row_factory=dict_row if kind == "dict_row" else psycopg.rows.tuple_row,
                              autocommit=kind == "autocommit") as connection:
@@ -184,6 +204,14 @@ def test_other_errors(idem, pool):
         idem.once_many(me, "a string")
     with pytest.raises(TypeError):
         idem.on(object()).once(me, "token")
+
+    async def mixed():
+        async with await psycopg.AsyncConnection.connect("") as connection:
+            with pytest.raises(TypeError, match="use AsyncIdempotency"):
+                idem.on(connection).once(me, "token")
+            await connection.execute("SELECT 1")
+
+    asyncio.run(mixed())
     with pytest.raises(TypeError):
         Idempotency(object())
 
@@ -217,13 +245,89 @@ def test_run(idem, pool):
         assert (ran.outcome, ran.response_status, json.loads(ran.response_body)) == (outcome, 200, {"n": 2**63})
 
 
-def test_operators(idem, pool):
-    assert idem.stats()["claims_new"] > 0
-    assert {check.check_name for check in idem.health()} and "idempotency_claims" in idem.metrics()
-    assert idem.stuck(older_than_ms=3600000) == [] and idem.raise_claim_tokens(1) > 0
-    idem.grant("pg_monitor")
-    idem.revoke("pg_monitor")
+@pytest.mark.parametrize("double", [False, True])
+def test_operators(idem, double):
+    idem = MemoryIdempotency() if double else idem
+    key = new_key()
     idem.stats_reset()
+    idem.grant("pg_monitor")
+    idem.grant_monitor("pg_monitor")
+    idem.revoke("pg_monitor")
+    before = idem.stats()
+    assert {name for name, value in before.items() if value == 0} >= {"claims_new", "messages_dead", "rate_limited"}
+    # One of each
+    idem.claim("u", key, lease_ms=0)
+    idem.claim("u", key, lease_ms=0)
+    token = idem.claim("u", key).claim_token
+    idem.fail("u", key, "no", token)
+    token = idem.claim("u", key).claim_token
+    idem.complete("u", key, 200, claim_token=token)
+    idem.claim("u", key)
+    idem.once_many("u", [key, key, key + "2"])
+    idem.set("u", "e", key, "like", True, 2)
+    idem.toggle("u", "e", key, "like", 1)
+    idem.try_append(key, "c", 1)
+    idem.try_append(key, "c", 1)
+    idem.publish_many([key, key], [1, 2])
+    one, other = idem.outbox_take(topics=[key])
+    idem.outbox_ack([one.id])
+    idem.outbox_nack(other.id, retry_after="1 hour")
+    idem.cleanup()
+    counted = {name: value for name, value in idem.stats().items() if type(value) is int and value}
+    counted.pop("datid", None)
+    assert counted == {
+        "claims_new": 4, "claims_replay": 1, "takeovers": 3, "failures": 1, "completions": 1, "once_first": 2,
+        "once_seen": 1, "advances": 1, "advances_stale": 1, "appends_appended": 1, "appends_duplicate": 1,
+        "messages_published": 2, "messages_taken": 2, "messages_acked": 1, "messages_nacked": 1, "cleanup_passes": 1}
+    samples = {(s.name, *sorted(s.labels.items())): s for s in idem.metric_samples()}
+    name = idem.stats()["datname"]
+    new = samples["idempotency_claims_total", ("datname", name), ("outcome", "new")]
+    assert (new.value, new.type) == (4.0, "counter") and new.help
+    assert samples["idempotency_outbox_messages", ("datname", name), ("state", "waiting")].value >= 1
+    text = idem.metrics()
+    assert f'idempotency_claims_total{{datname="{name}",outcome="new"}} 4\n' in text and text.endswith("# EOF")
+    assert all(check.status == "ok" for check in idem.health() if check.check_name in ("dead_letters", "stuck_leases"))
+    # Abandoned
+    idem.claim("u", key + "-b", lease_ms=0)
+    found = [s for s in idem.stuck(older_than_ms=0) if s.key == f'"{key[:4]}..." ({len(key) + 2} characters)']
+    assert [(s.scope, s.attempt, s.recovery_point) for s in found[-1:]] == [("u", 1, None)]
+    assert found[-1].age >= timedelta(0) and found[-1].lease_expires_at.tzinfo
+    # After a restore
+    above = idem.raise_claim_tokens(token + 1000)
+    assert above >= token + 1000 and idem.raise_claim_tokens(0) >= above
+    assert idem.claim("u", key + "-c").claim_token > above
+    idem.stats_reset()
+    assert idem.stats()["claims_new"] == 0
+
+
+def test_the_double_lacks_none_and_names_them_alike(idem):
+    double = MemoryIdempotency()
+    assert not [name for name in methods() if not hasattr(Store, "idem_" + name)]
+    assert set(double.stats()) == set(idem.stats())
+    theirs = {(s.name, s.type, *sorted(s.labels)) for s in idem.metric_samples()}
+    assert {(s.name, s.type, *sorted(s.labels)) for s in double.metric_samples()} <= theirs
+    theirs = {check.check_name: check.threshold for check in idem.health()}
+    assert {check.check_name: check.threshold for check in double.health()}.items() <= theirs.items()
+
+
+def test_run_in_the_double():
+    def place(tx, request):
+        tx.insert("orders", **request)
+        return Response(201, "ordered", {"Location": "/1"}) if request["item"] == "tea" else {"n": [1, "é"]}
+
+    double = MemoryIdempotency(handlers={"place(jsonb)": place})
+    key, other = new_key(), new_key()
+    ran = [double.run("u", key, "place(jsonb)", {"item": "tea"}) for _ in range(2)]
+    assert [(r.outcome, r.response_status, r.response_headers, r.response_body) for r in ran] == [
+        (outcome, 201, {"Location": "/1"}, "ordered") for outcome in ("new", "replay")]
+    assert double.run("u", key, "place(jsonb)", {"item": "milk"}).outcome == "hash_conflict"
+    assert double.run("u", other, "place(jsonb)", {"item": "milk"}).response_body == '{"n": [1, "é"]}'
+    with double.transaction() as tx:
+        assert tx.rows("orders") == [{"item": "tea"}, {"item": "milk"}]
+    for handler, state in (("no(jsonb)", "42883"),):
+        with pytest.raises(IdempotencyError) as raised:
+            double.run("u", new_key(), handler, {})
+        assert raised.value.sqlstate == state
 
 
 def test_schema(database):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from pg_idempotency import Idempotency, Response, new_key
+from pg_idempotency import Idempotency, Response, TransactionEnded, new_key
 from pg_idempotency.http import Guard, Routes
 from pg_idempotency.starlette import IdempotencyMiddleware
 
@@ -146,3 +146,329 @@ def test_no_extensions_of_the_response(asynchronously):
         assert not sent and (await idem.lookup("u", key)).state is None
 
     asynchronously(test)
+
+
+# Starlette
+
+def starlette_shop(idem, order, *, before=(), after=(), handlers=None, **options):
+    """Middleware that is added before ours lies inside of it, what is added after it outside."""
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+
+    app = Starlette(routes=[Route("/o", order, methods=["POST"])], exception_handlers=handlers)
+    for middleware in before:
+        app.add_middleware(middleware)
+    app.add_middleware(IdempotencyMiddleware, idempotency=idem,
+                       routes={"POST /o": Guard(scope=lambda request: "u", **options)})
+    for middleware in after:
+        app.add_middleware(middleware)
+    return app
+
+
+async def ask_shop(app, key):
+    """As ask(); the status, the body, the headers, and what came out of the application besides."""
+    sent, escaped = [], None
+    asked = asyncio.Event()
+
+    async def receive():
+        if asked.is_set():
+            await asyncio.sleep(30)
+        asked.set()
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(event):
+        sent.append(event)
+
+    try:
+        await app({"type": "http", "method": "POST", "path": "/o", "raw_path": b"/o", "query_string": b"",
+                   "root_path": "", "server": ("h", 80), "scheme": "http", "http_version": "1.1",
+                   "headers": [(b"idempotency-key", key.encode())]}, receive, send)
+    except Exception as error:
+        escaped = error
+    return sent[0]["status"], b"".join(e.get("body", b"") for e in sent[1:]), dict(sent[0]["headers"]), escaped
+
+
+@pytest.mark.parametrize("ends", [201, 503, "handled", "raised", "inside"])
+@pytest.mark.parametrize("base", [False, True])
+@pytest.mark.parametrize("job", [False, True])
+def test_starlette_background_tasks(asynchronously, effects, ends, base, job):
+    """Behind COMMIT or the rollback, with the connection given back, also where BaseHTTPMiddleware lies around."""
+    from starlette.middleware.base import BaseHTTPMiddleware
+    from starlette.middleware.errors import ServerErrorMiddleware
+    from starlette.responses import PlainTextResponse
+
+    class Passes(BaseHTTPMiddleware):
+        async def dispatch(self, request, call_next):
+            return await call_next(request)
+
+    async def test(idem, pool):
+        key, seen = new_key(), []
+
+        async def later():
+            held = [await pool.getconn(1) for _ in range(10)]
+            for connection in held:
+                await pool.putconn(connection)
+            async with await psycopg.AsyncConnection.connect("") as other:
+                seen.append((effects(key), (await idem.on(other).claim("u", key)).outcome))
+                await other.rollback()
+
+        async def order(request):
+            if not job:
+                await request.state.idempotency.tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+            if ends in ("handled", "raised", "inside"):
+                raise ZeroDivisionError
+            return PlainTextResponse("ok", ends, background=BackgroundTask(later))
+
+        def answer(request, error):
+            return PlainTextResponse("sorry", 500, background=BackgroundTask(later))
+
+        app = starlette_shop(idem, order, before=[ServerErrorMiddleware] if ends == "inside" else [],
+                             after=[Passes] if base else [], job=job,
+                             handlers={ZeroDivisionError if ends == "handled" else Exception: answer})
+        status, _, _, escaped = await ask_shop(app, key)
+        assert status == (ends if isinstance(ends, int) else 500)
+        assert isinstance(escaped, ZeroDivisionError) == (ends in ("raised", "inside"))
+        wanted = [(0 if job or ends != 201 else 1, "replay" if ends == 201 else "new")]
+        assert seen == ([] if ends == "inside" else wanted)
+
+    from starlette.background import BackgroundTask
+    asynchronously(test)
+
+
+@pytest.mark.parametrize("handled", [None, Exception, psycopg.Error])
+def test_starlette_retries_what_the_application_answers(asynchronously, effects, handled):
+    from starlette.responses import PlainTextResponse
+
+    async def test(idem, pool):
+        key, tries = new_key(), []
+
+        async def order(request):
+            tries.append(1)
+            await request.state.idempotency.tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+            if len(tries) < 3:
+                await request.state.idempotency.tx.execute("DO $$BEGIN RAISE 'again' USING ERRCODE = '40001'; END$$")
+            return PlainTextResponse("ok")
+
+        async def answer(request, error):
+            return PlainTextResponse("sorry", 500)
+
+        app = starlette_shop(idem, order, handlers={handled: answer} if handled else None)
+        assert (await ask_shop(app, key))[:2] == (200, b"ok") and len(tries) == 3 and effects(key) == 1
+
+    asynchronously(test)
+
+
+def test_starlette_answers_what_the_transaction_raises(asynchronously):
+    """With the application's handler for errors, as those of any middleware."""
+    from starlette.responses import PlainTextResponse
+
+    async def test(idem, pool):
+        async def order(request):
+            await request.state.idempotency.tx.execute("ROLLBACK")
+            return PlainTextResponse("ok")
+
+        async def answer(request, error):
+            return PlainTextResponse(type(error).__name__, 500)
+
+        status, body, _, escaped = await ask_shop(starlette_shop(idem, order, handlers={Exception: answer}), new_key())
+        assert (status, body, type(escaped)) == (500, b"TransactionEnded", TransactionEnded)
+
+    asynchronously(test)
+
+
+def test_starlette_says_where_it_belongs(asynchronously):
+    from starlette.middleware.base import BaseHTTPMiddleware
+
+    async def test(idem, pool):
+        app = starlette_shop(idem, lambda request: None, before=[BaseHTTPMiddleware])
+        with pytest.warns(UserWarning, match="add IdempotencyMiddleware first"):
+            app.build_middleware_stack()
+
+    asynchronously(test)
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_starlette_timeouts_are_503(asynchronously, effects, synchronous):
+    """Also of endpoints that run in a thread, and cannot be cancelled."""
+    import threading
+    from starlette.responses import PlainTextResponse
+
+    async def test(idem, pool):
+        key, free, tries = new_key(), threading.Event(), []
+
+        async def waits(request):
+            await request.state.idempotency.tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+            tries.append(1)
+            await asyncio.sleep(20 if len(tries) == 1 else 0)
+            return PlainTextResponse("ok")
+
+        def stands(request):
+            tries.append(1)
+            assert len(tries) > 1 or free.wait(20)
+            return PlainTextResponse("ok")
+
+        app = starlette_shop(idem, stands if synchronous else waits, timeout_ms=300)
+        began = time.monotonic()
+        status, body, headers, escaped = await ask_shop(app, key)
+        assert (status, escaped, headers[b"retry-after"]) == (503, None, b"1") and b"idempotency:timeout" in body
+        assert (await ask_shop(app, key))[:2] == (200, b"ok") and time.monotonic() - began < 15
+        assert effects(key) == (0 if synchronous else 1)
+        free.set()
+
+    asynchronously(test)
+
+
+# Flask
+
+def flask_shop(idem, **options):
+    from flask import Flask
+    from pg_idempotency.flask import IdempotencyExtension
+
+    app = Flask(__name__)
+    extension = dict(routes={"POST /o": Guard(scope=lambda request: "u", **options)})
+    return app, lambda: IdempotencyExtension(app, idem, **extension)
+
+
+def buy(app, key):
+    return app.test_client().post("/o", data=b"{}", headers={"Idempotency-Key": key})
+
+
+@pytest.mark.parametrize("ends", ["committed", "5xx", "raised", "retried"])
+@pytest.mark.parametrize("job", [False, True])
+def test_flask_callbacks_are_behind_the_transaction(idem, effects, ends, job):
+    """call_on_close, teardown of the request and of the application: after COMMIT, or after the rollback."""
+    from flask import after_this_request, g
+
+    app, guarded = flask_shop(idem, job=job)
+    key, seen, tries = new_key(), [], []
+
+    def note(name, error=None):
+        # Another session sees what was committed, and no lock is held on the key.
+        with psycopg.connect("") as other:
+            state = Idempotency("").on(other).claim("u", key).outcome
+            other.rollback()
+        seen.append((name, len(tries), effects(key), state, type(error)))
+
+    app.teardown_request(lambda error: note("request", error))
+    app.teardown_appcontext(lambda error: note("context", error))
+
+    @app.post("/o")
+    def order():
+        tries.append(1)
+        if not job:
+            g.idempotency.tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+
+        @after_this_request
+        def closes(response):
+            response.call_on_close(lambda: note("closed"))
+            return response
+
+        if ends == "raised":
+            raise ZeroDivisionError
+        if ends == "retried" and len(tries) < 2 and not job:
+            g.idempotency.tx.execute("DO $$BEGIN RAISE 'again' USING ERRCODE = '40001'; END$$")
+        return "ok", 503 if ends == "5xx" else 201
+
+    guarded()
+    response = buy(app, key)
+    response.close()
+    done = ends in ("committed", "retried")
+    assert response.status_code == {"5xx": 503, "raised": 500}.get(ends, 201)
+    error = ZeroDivisionError if ends == "raised" else type(None)
+    wanted = [("request", 1, error), ("context", 1, error), ("closed", 1, type(None))]
+    if ends == "retried" and not job:
+        failed = psycopg.errors.SerializationFailure
+        wanted = [("request", 1, failed), ("context", 1, failed), ("closed", 1, type(None))] + [
+            ("request", 2, type(None)), ("context", 2, type(None)), ("closed", 2, type(None))]
+    assert [(name, count, error) for name, count, _, _, error in seen] == wanted
+    for name, count, found, state, _ in seen:
+        assert found == (done and count == len(tries) and not job)
+        # What was tried again is put away when the next try has claimed.
+        assert state == ("in_progress" if count < len(tries) else "replay" if done else "new")
+    assert tries == [1] * (2 if ends == "retried" and not job else 1)
+    if done:
+        del seen[:]
+        assert buy(app, key).headers["Idempotent-Replayed"] == "true" and not seen
+
+
+def test_flask_answers_what_the_transaction_raises(idem, pool):
+    """With the error handlers of the application, for what happens before and behind its handler, too."""
+    from flask import g
+    from psycopg_pool import PoolTimeout
+
+    class Dry:
+        def connection(self):
+            raise PoolTimeout("no connection")
+
+    for source, handled, status in ((idem, TransactionEnded, 409), (idem, Exception, 418),
+                                    (Idempotency(Dry()), PoolTimeout, 429), (idem, None, 500)):
+        app, guarded = flask_shop(source)
+        runs, tears = [], []
+        app.teardown_request(tears.append)
+
+        @app.post("/o")
+        def order():
+            runs.append(1)
+            g.idempotency.tx.execute("ROLLBACK")
+            return "ok"
+
+        if handled is not None:
+            @app.errorhandler(handled)
+            def answer(error):
+                assert type(error) in (TransactionEnded, PoolTimeout)
+                return f"refused: {error}", status
+
+        guarded()
+        response = buy(app, new_key())
+        assert response.status_code == status and "Idempotent-Replayed" not in response.headers
+        assert handled is None or response.text.startswith("refused: ")
+        assert runs == ([] if handled is PoolTimeout else [1])
+        assert len(tears) == len(runs) + 1
+
+
+def test_flask_retries_what_the_application_answers(idem, effects):
+    """An error handler for everything does not hide what shall run again."""
+    from flask import g
+
+    app, guarded = flask_shop(idem)
+    key, tries = new_key(), []
+    app.register_error_handler(Exception, lambda error: ("sorry", 500))
+
+    @app.post("/o")
+    def order():
+        tries.append(1)
+        g.idempotency.tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+        if len(tries) < 3:
+            g.idempotency.tx.execute("DO $$BEGIN RAISE 'again' USING ERRCODE = '40P01'; END$$")
+        return "ok"
+
+    guarded()
+    assert buy(app, key).text == "ok" and len(tries) == 3 and effects(key) == 1
+
+
+def test_flask_clients_that_keep_the_context(idem):
+    from flask import g, request
+
+    app, guarded = flask_shop(idem)
+    app.add_url_rule("/o", view_func=lambda: "ok", methods=["POST"])
+    guarded()
+    with app.test_client() as client:
+        for replayed in (False, True):
+            client.post("/o", data=b"{}", headers={"Idempotency-Key": "a-key-of-the-client"})
+            assert replayed or (request.path, g.idempotency.scope) == ("/o", "u")
+
+
+def test_timeouts_are_503(pool):
+    from flask import g
+
+    app, guarded = flask_shop(Idempotency(pool), timeout_ms=300)
+    key, sleeps = new_key(), [20, 0]
+    app.add_url_rule("/o", view_func=lambda: (g.idempotency.tx.execute("SELECT pg_sleep(%s)", (sleeps.pop(0),)),
+                                              "ok")[1], methods=["POST"])
+    guarded()
+    began = time.monotonic()
+    response = buy(app, key)
+    assert (response.status_code, response.json["type"], response.headers["Retry-After"]) == (
+        503, "urn:pg-idempotency:timeout", "1")
+    assert time.monotonic() - began < 15
+    assert buy(app, key).text == "ok"

@@ -73,7 +73,7 @@ def test_heartbeats_keep_it(idem, effects):
         def finish(tx):
             time.sleep(1.2)
             try:
-                idem.job("u", key, lambda other: None)
+                Idempotency("").job("u", key, lambda other: None)
             except InProgress as error:
                 seen.append(error)
             return finished(key)(tx)

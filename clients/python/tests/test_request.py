@@ -101,21 +101,6 @@ def test_handler_that_ends_its_transaction(idem, effects, pool, end):
             connection.commit()
 
 
-def test_nested(idem, effects):
-    outer, inner = new_key(), new_key()
-
-    def handler(tx):
-        effect(outer)(tx)
-        idem.request("u", inner, effect(inner))
-        with pytest.raises(InProgress):
-            idem.request("u", outer, effect(outer), wait_ms=50)
-        with tx.transaction():
-            return Response()
-
-    idem.request("u", outer, handler)
-    assert (effects(outer), effects(inner)) == (1, 1)
-
-
 @pytest.mark.parametrize("code", ["40001", "40P01"])
 def test_retried(idem, effects, code):
     key, tries = new_key(), []

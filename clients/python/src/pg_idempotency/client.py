@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from .core import Call, Core, Job, Response, Result, Step, Waiters, hash_of, stores
 from .functions import AsyncFunctions, Interval, Statement, SyncFunctions, as_interval
+from .handlers import timeout_seconds
 from .postgres import Backend, PsycopgBackend, execute
 from .shells import AsyncShell, Shell, SyncShell, run
 
@@ -38,6 +40,8 @@ class OnHandle(SyncFunctions):
     """The functions on a connection of the user's, in the transaction it is in."""
 
     def __init__(self, handle: Any, schema: str) -> None:
+        if inspect.iscoroutinefunction(getattr(handle, "execute", None)):
+            raise TypeError(f"{type(handle).__name__} is asynchronous: use AsyncIdempotency")
         self._handle, self._schema = handle, schema
 
     def _perform(self, statement: Statement[T]) -> T:
@@ -59,17 +63,19 @@ class Defaults:
     job_class: type[Job]
 
     def __init__(self, backend: Backend, shell: Shell, schema: str, max_waiters: int | None, wait: Interval,
-                 ttl: Interval, lease: Interval) -> None:
+                 ttl: Interval, lease: Interval, timeout: Interval = None, timeout_ms: float | None = None) -> None:
         if max_waiters is None:
             max_waiters = backend.size // 2 if backend.size else DEFAULT_WAITERS
         self.core = Core(backend, shell, Waiters(max_waiters))
         self.schema = schema
         self._wait, self._ttl, self._lease = wait, ttl, lease
+        self._timeout = timeout_seconds(timeout, timeout_ms)
 
     def call(self, scope: str, key: str, *, request_hash: bytes | None = None, method: str | None = None,
              path: str | None = None, body: str | bytes | None = None, ttl: Interval = None,
              ttl_ms: float | None = None, wait: Interval = None, wait_ms: float | None = None,
-             lease: Interval = None, lease_ms: float | None = None, store: Callable[[int], bool] = stores,
+             lease: Interval = None, lease_ms: float | None = None, timeout: Interval = None,
+             timeout_ms: float | None = None, store: Callable[[int], bool] = stores,
              max_response_size: int | None = None, as_text: bool = False) -> Call:
         """A request, with the defaults where nothing else was said."""
         for name, interval, ms in (("ttl", ttl, ttl_ms), ("wait", wait, wait_ms), ("lease", lease, lease_ms)):
@@ -77,8 +83,9 @@ class Defaults:
         return Call(scope, key, hash_of(request_hash, method, path, body),
                     self._ttl if ttl is None and ttl_ms is None else ttl, ttl_ms,
                     self._wait if wait is None and wait_ms is None else wait, wait_ms,
-                    self._lease if lease is None and lease_ms is None else lease, lease_ms, store, max_response_size,
-                    as_text)
+                    self._lease if lease is None and lease_ms is None else lease, lease_ms,
+                    self._timeout if timeout is None and timeout_ms is None else timeout_seconds(timeout, timeout_ms),
+                    store, max_response_size, as_text)
 
 
 class Idempotency(Defaults, SyncFunctions):
@@ -92,8 +99,10 @@ class Idempotency(Defaults, SyncFunctions):
     job_class = SyncJob
 
     def __init__(self, source: Any, *, schema: str = "public", max_waiters: int | None = None, wait: Interval = None,
-                 ttl: Interval = None, lease: Interval = None) -> None:
-        super().__init__(PsycopgBackend(source, schema, False), SyncShell(), schema, max_waiters, wait, ttl, lease)
+                 ttl: Interval = None, lease: Interval = None, timeout: Interval = None,
+                 timeout_ms: float | None = None) -> None:
+        super().__init__(PsycopgBackend(source, schema, False), SyncShell(), schema, max_waiters, wait, ttl, lease,
+                         timeout, timeout_ms)
 
     def _perform(self, statement: Statement[T]) -> T:
         return run(self.core.perform(statement))
@@ -106,29 +115,32 @@ class Idempotency(Defaults, SyncFunctions):
     def request(self, scope: str, key: str, handler: Callable[[Any], Response], *,
                 request_hash: bytes | None = None, method: str | None = None, path: str | None = None,
                 body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
-                wait: Interval = None, wait_ms: float | None = None,
-                store: Callable[[int], bool] = stores) -> Result:
+                wait: Interval = None, wait_ms: float | None = None, timeout: Interval = None,
+                timeout_ms: float | None = None, store: Callable[[int], bool] = stores) -> Result:
         """Claim, handler(transaction's connection), complete and COMMIT, in one transaction.
 
         Serialization failures and deadlocks run it again.  Raises InProgress,
-        KeyReused, KeyExpired, KeyInvalid, RateLimited, and what the handler
-        raises, after the transaction was rolled back."""
+        KeyReused, KeyExpired, KeyInvalid, RateLimited, TimedOut, and what the
+        handler raises, after the transaction was rolled back."""
         return run(self.core.request(
             self.call(scope, key, request_hash=request_hash, method=method, path=path, body=body, ttl=ttl,
-                      ttl_ms=ttl_ms, wait=wait, wait_ms=wait_ms, store=store), handler))
+                      ttl_ms=ttl_ms, wait=wait, wait_ms=wait_ms, timeout=timeout, timeout_ms=timeout_ms, store=store),
+            handler))
 
     def job(self, scope: str, key: str, function: Callable[[SyncJob], Any], *,
             request_hash: bytes | None = None, method: str | None = None, path: str | None = None,
             body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
             wait: Interval = None, wait_ms: float | None = None, lease: Interval = None,
-            lease_ms: float | None = None, store: Callable[[int], bool] = stores) -> Result:
+            lease_ms: float | None = None, timeout: Interval = None, timeout_ms: float | None = None,
+            store: Callable[[int], bool] = stores) -> Result:
         """A claim that commits, steps, and a last one that completes.
 
         Raises as request() does, and ClaimLost when another claimant has
         taken over."""
         return run(self.core.job(
             self.call(scope, key, request_hash=request_hash, method=method, path=path, body=body, ttl=ttl,
-                      ttl_ms=ttl_ms, wait=wait, wait_ms=wait_ms, lease=lease, lease_ms=lease_ms, store=store),
+                      ttl_ms=ttl_ms, wait=wait, wait_ms=wait_ms, lease=lease, lease_ms=lease_ms,
+                      timeout=timeout, timeout_ms=timeout_ms, store=store),
             function, SyncJob))
 
 
@@ -138,8 +150,10 @@ class AsyncIdempotency(Defaults, AsyncFunctions):
     job_class = AsyncJob
 
     def __init__(self, source: Any, *, schema: str = "public", max_waiters: int | None = None, wait: Interval = None,
-                 ttl: Interval = None, lease: Interval = None) -> None:
-        super().__init__(PsycopgBackend(source, schema, True), AsyncShell(), schema, max_waiters, wait, ttl, lease)
+                 ttl: Interval = None, lease: Interval = None, timeout: Interval = None,
+                 timeout_ms: float | None = None) -> None:
+        super().__init__(PsycopgBackend(source, schema, True), AsyncShell(), schema, max_waiters, wait, ttl, lease,
+                         timeout, timeout_ms)
 
     async def _perform(self, statement: Statement[T]) -> T:
         return await self.core.perform(statement)
@@ -152,20 +166,23 @@ class AsyncIdempotency(Defaults, AsyncFunctions):
     async def request(self, scope: str, key: str, handler: Callable[[Any], Awaitable[Response]], *,
                       request_hash: bytes | None = None, method: str | None = None, path: str | None = None,
                       body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
-                      wait: Interval = None, wait_ms: float | None = None,
-                      store: Callable[[int], bool] = stores) -> Result:
+                      wait: Interval = None, wait_ms: float | None = None, timeout: Interval = None,
+                      timeout_ms: float | None = None, store: Callable[[int], bool] = stores) -> Result:
         """See Idempotency.request()."""
         return await self.core.request(
             self.call(scope, key, request_hash=request_hash, method=method, path=path, body=body, ttl=ttl,
-                      ttl_ms=ttl_ms, wait=wait, wait_ms=wait_ms, store=store), handler)
+                      ttl_ms=ttl_ms, wait=wait, wait_ms=wait_ms, timeout=timeout, timeout_ms=timeout_ms, store=store),
+            handler)
 
     async def job(self, scope: str, key: str, function: Callable[[AsyncJob], Awaitable[Any]], *,
                   request_hash: bytes | None = None, method: str | None = None, path: str | None = None,
                   body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
                   wait: Interval = None, wait_ms: float | None = None, lease: Interval = None,
-                  lease_ms: float | None = None, store: Callable[[int], bool] = stores) -> Result:
+                  lease_ms: float | None = None, timeout: Interval = None, timeout_ms: float | None = None,
+            store: Callable[[int], bool] = stores) -> Result:
         """See Idempotency.job()."""
         return await self.core.job(
             self.call(scope, key, request_hash=request_hash, method=method, path=path, body=body, ttl=ttl,
-                      ttl_ms=ttl_ms, wait=wait, wait_ms=wait_ms, lease=lease, lease_ms=lease_ms, store=store),
+                      ttl_ms=ttl_ms, wait=wait, wait_ms=wait_ms, lease=lease, lease_ms=lease_ms,
+                      timeout=timeout, timeout_ms=timeout_ms, store=store),
             function, AsyncJob)

@@ -23,6 +23,7 @@ from . import functions
 from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished,
                      TransactionEnded, sqlstate)
 from .functions import Headers, HeldClaim, Interval, Statement, held, json_text, make
+from .handlers import Deadline, inside, refuse_nested
 from .intervals import seconds
 from .keys import request_hash, step_key
 from .postgres import Backend, Session, connection_lost
@@ -104,6 +105,8 @@ class Call:
     wait_ms: float | None
     lease: Interval = None
     lease_ms: float | None = None
+    timeout: float | None = None
+    """Of the handler, in seconds."""
     store: Callable[[int], bool] = stores
     max_response_size: int | None = None
     as_text: bool = False
@@ -186,6 +189,28 @@ class Turn:
         self.stored = False
 
 
+class Lent:
+    """A session, given back once: by whoever comes first."""
+
+    def __init__(self, session: Session, stack: AsyncExitStack) -> None:
+        self.session = session
+        self.was_cut = False
+        self._stack = stack
+        self._lock = threading.Lock()
+
+    def taken(self) -> AsyncExitStack:
+        """What gives it back, or nothing where another one does."""
+        with self._lock:
+            return self._stack.pop_all()
+
+    async def cut(self) -> None:
+        """Its handler does not return, or its session is gone: the pool gets its place back."""
+        self.was_cut = True
+        stack = self.taken()
+        await self.session.cut()
+        await stack.aclose()
+
+
 class Core:
     def __init__(self, backend: Backend, shell: Shell, waiters: Waiters) -> None:
         self.backend = backend
@@ -195,16 +220,52 @@ class Core:
         self._lock = threading.Lock()
 
     async def perform(self, statement: Statement[T] | Callable[[Session], Statement[T]]) -> T:
+        if isinstance(statement, Statement):
+            name = statement.function.removeprefix("idem_") + "()"
+            refuse_nested(self.backend.source, name, f"on(tx).{name}")
         async with self.backend.session() as session:
             result: T = await session.perform(statement if isinstance(statement, Statement) else statement(session))
             return result
 
+    @asynccontextmanager
+    async def _lent(self) -> AsyncIterator[Lent]:
+        stack = AsyncExitStack()
+        lent = Lent(await stack.enter_async_context(self.backend.session()), stack)
+        try:
+            yield lent
+        except BaseException as error:
+            if not await lent.taken().__aexit__(type(error), error, error.__traceback__):
+                raise
+        else:
+            await lent.taken().aclose()
+
+    async def _handled(self, lent: Lent, deadline: Deadline, handler: Callable[[Any], Any]) -> Any:
+        """What the handler returns, within its time."""
+        session = lent.session
+        with inside(self.backend.source):
+            try:
+                found = await self.shell.bounded(lambda: handler(session.handle), deadline.left(), session.ended,
+                                                 lent.cut)
+            except Exception as error:
+                if lent.was_cut and deadline.left() == 0:
+                    raise deadline.error() from error
+                raise
+        if lent.was_cut and deadline.left() == 0:
+            raise deadline.error()
+        if lent.was_cut:
+            raise TransactionEnded("the server ended the session of the handler's transaction")
+        return found
+
     async def transaction(self, call: Call, handler: Callable[[Any], Any]) -> Result:
         """A handler without a key: its transaction, and nothing stored."""
+        refuse_nested(self.backend.source, "a transaction", "tx")
+        deadline = Deadline(call.timeout)
+
         async def attempt(number: int) -> Result:
-            async with self.backend.session() as session:
+            async with self._lent() as lent:
+                session = lent.session
                 await session.begin(None)
-                response: Response = await value(handler(session.handle))
+                response: Response = await self._handled(lent, deadline, handler)
                 if stores(response.status) and call.store(response.status):
                     if not session.open:
                         raise TransactionEnded("the handler ended its transaction, or went on after an error in it")
@@ -262,43 +323,39 @@ class Core:
             await self.shell.sleep(random.uniform(0, 0.02 * 2 ** number))
 
     @asynccontextmanager
-    async def _transaction(self, call: Call) -> AsyncIterator[tuple[Session, HeldClaim]]:
+    async def _transaction(self, call: Call) -> AsyncIterator[tuple[Lent, HeldClaim]]:
         """A session in a transaction that holds the claim, if that is new.
 
         One that is not is rolled back behind the caller: nobody who gets a
         replay waits for that."""
-        stack = AsyncExitStack()
-        try:
-            session = await stack.enter_async_context(self.backend.session())
+        async with self._lent() as lent:
             try:
-                claim = await self._claim(call, session.begin)
+                claim = await self._claim(call, lent.session.begin)
             except Exception as error:
-                if session.lost:
+                if lent.session.lost:
                     raise _NotBegun() from error
                 raise
             if claim.outcome != "new":
-                await self.shell.later(stack.pop_all().aclose)
-            yield session, claim
-        except BaseException as error:
-            if not await stack.__aexit__(type(error), error, error.__traceback__):
-                raise
-        else:
-            await stack.aclose()
+                await self.shell.later(lent.taken().aclose)
+            yield lent, claim
 
     # request()
 
     async def request(self, call: Call, handler: Callable[[Any], Any]) -> Result:
+        refuse_nested(self.backend.source, "request()", "tx, and the functions of on(tx)")
         async with self._turn(call) as (mine, turn):
             result = await self._request(mine, handler)
             turn.stored = result.stored
             return result
 
     async def _request(self, call: Call, handler: Callable[[Any], Any]) -> Result:
+        deadline = Deadline(call.timeout)
+
         async def attempt(number: int) -> Result:
             now = call
             for last in (False, False, True):
                 try:
-                    return await self._request_once(now, handler)
+                    return await self._request_once(now, deadline, handler)
                 except _NotBegun as dead:
                     # Nothing has run: a pool may have kept it since the server's restart.
                     if last:
@@ -313,11 +370,12 @@ class Core:
         result: Result = await self._retried(attempt)
         return result
 
-    async def _request_once(self, call: Call, handler: Callable[[Any], Any]) -> Result:
-        async with self._transaction(call) as (session, claim):
+    async def _request_once(self, call: Call, deadline: Deadline, handler: Callable[[Any], Any]) -> Result:
+        async with self._transaction(call) as (lent, claim):
+            session = lent.session
             if claim.outcome != "new":
                 return answer(claim)
-            response: Response = await value(handler(session.handle))
+            response: Response = await self._handled(lent, deadline, handler)
             if not isinstance(response, Response):
                 raise TypeError(f"the handler returned {type(response).__name__}, not a Response")
             if not (stores(response.status) and call.store(response.status)):
@@ -354,6 +412,7 @@ class Core:
     # job()
 
     async def job(self, call: Call, function: Callable[[Any], Any], job_class: type[Job]) -> Result:
+        refuse_nested(self.backend.source, "job()", "tx, and the functions of on(tx)")
         async with self._turn(call) as (mine, turn):
             result = await self._job(mine, function, job_class)
             turn.stored = result.stored
@@ -377,12 +436,15 @@ class Core:
             return answer(claim)
         job = job_class(self, call, claim, started)
         beside: list[Background] = []
+        deadline = job._deadline
         try:
             if time.monotonic() - started > job._lease / 3:
                 # It has waited, nobody knows until when: count from here.
                 await job._renewed("heartbeat")
             beside = [self.shell.start(job._beat), self.shell.start(job._watch)]
-            returned = await value(function(job))
+            returned = await self.shell.bounded(lambda: function(job), deadline.left(), lambda: False, job._cut)
+            if job._timed_out and job.result is None:
+                raise deadline.error()
             if job.result is None:
                 if not isinstance(returned, Response):
                     raise NotFinished("the function of a job ends with job.finish(), or returns a Response")
@@ -392,6 +454,8 @@ class Core:
         except BaseException as error:
             if job.result is None:
                 await job._fail(error)
+                if job._timed_out and isinstance(error, ClaimLost):
+                    raise deadline.error() from error
             raise
         finally:
             job._done.set()
@@ -439,6 +503,8 @@ class Job:
         self._values: dict[str, Any] = dict(state) if isinstance(state, Mapping) else {}
         self._seen: set[str] = set()        # in this attempt
         self._running = self._finishing = False
+        self._deadline = Deadline(call.timeout)
+        self._timed_out = self._failed = False
 
     def _statement(self, name: str, *arguments: Any, **named: Any) -> Any:
         return make[name].make(None, self.scope, self.key, *arguments, claim_token=self.claim_token, **named)
@@ -462,7 +528,16 @@ class Job:
                 self.lost.set()
             raise
 
+    async def _cut(self) -> None:
+        """The time is over, and the function has not returned."""
+        self._timed_out = True
+        self.lost.set()
+        if not self._finishing:
+            await self._fail(self._deadline.error())
+
     def _check(self) -> None:
+        if self._timed_out:
+            raise self._deadline.error()
         if time.monotonic() >= self._until:
             self.lost.set()
         if self.lost.is_set():
@@ -513,16 +588,18 @@ class Job:
         return self.result
 
     async def _finish_once(self, function: Callable[[Any], Any]) -> Result:
-        async with self._core.backend.session() as session:
+        async with self._core._lent() as lent:
+            session = lent.session
             # Still the holder?  From here to the end nobody can take over.
             await session.begin(self._statement("heartbeat", lease=self._call.lease, lease_ms=self._call.lease_ms))
-            response = await value(function(session.handle))
+            response = await self._core._handled(lent, self._deadline, function)
             if not isinstance(response, Response):
                 raise TypeError(f"the last step returned {type(response).__name__}, not a Response")
             if not session.open:
                 raise TransactionEnded("the last step ended its transaction, or went on after an error in it")
             try:
-                await session.commit(self._call.complete(session, response, self.claim_token, self._claim.max_response_size))
+                await session.commit(self._call.complete(session, response, self.claim_token,
+                                                         self._claim.max_response_size))
             except Exception as error:
                 if session.lost:
                     raise _Unknown() from error
@@ -556,8 +633,10 @@ class Job:
 
     async def _fail(self, error: BaseException | None, text: str | None = None) -> None:
         """So that the next attempt need not wait for the lease."""
-        if self.lost.is_set() or isinstance(error, (ClaimLost, ClaimNotFound)):
+        if self._failed or self.lost.is_set() and not self._timed_out or \
+                isinstance(error, (ClaimLost, ClaimNotFound)):
             return
+        self._failed = True
         text = text or f"{type(error).__name__}: {error}"
         try:
             await self._perform(self._statement("fail", text.replace("\0", "")[:MAX_ERROR]))

@@ -63,6 +63,10 @@ class KeyExpired(IdempotencyError):
     """The key has expired, and the server rejects such keys."""
 
 
+class TimedOut(IdempotencyError):
+    """The handler took longer than its timeout, and was rolled back."""
+
+
 class TransactionEnded(IdempotencyError):
     """A handler ended its transaction, or went on after an error in it."""
 

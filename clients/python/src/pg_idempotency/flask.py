@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any
 from urllib.parse import quote
 from http import HTTPStatus
@@ -29,6 +30,9 @@ Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 KEY = "idempotency"
+RUN = "pg_idempotency.run"
+FAILED = "pg_idempotency.failed"
+PRESERVE = "werkzeug.debug.preserve_context"
 
 
 class IdempotencyMiddleware:
@@ -38,6 +42,8 @@ class IdempotencyMiddleware:
         self.app = app
         self._client = idempotency
         self._routes = Routes(routes)
+        self._failed: Callable[[Environ, StartResponse, Exception], Iterable[bytes]] | None = None
+        """What answers an error of the transaction, which the application has not seen."""
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "replace")
@@ -49,10 +55,29 @@ class IdempotencyMiddleware:
             start_response("400 Bad Request", [("Content-Length", "0")])
             return [b""]
         request = Request(environ["REQUEST_METHOD"], _path(environ), _headers(environ), body)
-        answer = run(guarded(self._client, guard, request,
-                             lambda access: _captured(self.app, environ, request, access)))
+        runs: list[_Run] = []
+
+        def once(access: Access) -> Answer:
+            if runs:
+                runs[-1].end(access.error)
+                runs[-1].close()
+            runs.append(_Run())
+            return runs[-1].captured(self.app, environ, request, access)
+
+        try:
+            answer = run(guarded(self._client, guard, request, once))
+        except BaseException as error:
+            if runs:
+                runs[-1].end(error)
+                runs[-1].close()
+            if self._failed is None or not isinstance(error, Exception) or runs and error is runs[-1].escaped:
+                raise
+            return self._failed({**environ, "wsgi.input": io.BytesIO(body)}, start_response, error)
         start_response(_status(answer.status), list(answer.headers))
-        return [answer.body]
+        if not runs:
+            return [answer.body]
+        runs[-1].end(None)
+        return _Body(answer.body, runs[-1])
 
 
 def _status(status: int) -> str:
@@ -92,31 +117,67 @@ def _body(environ: Environ) -> bytes | None:
         return None
 
 
-def _captured(app: App, environ: Environ, request: Request, access: Access) -> Answer:
-    """Run the application, and keep what it answers."""
-    start: list[Any] = []
-    written: list[bytes] = []
+class _Body(list[bytes]):
+    """What goes out, and then what the application does behind it."""
 
-    def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], None]:
-        start[:] = [int(status.split()[0]), list(headers)]
-        return written.append
+    def __init__(self, body: bytes, run: _Run) -> None:
+        super().__init__([body])
+        self.close = run.close
 
-    inner = {**environ, KEY: access if access.scope else None, "wsgi.input": io.BytesIO(request.body),
-             "CONTENT_LENGTH": str(len(request.body))}
-    inner.pop("HTTP_TRANSFER_ENCODING", None)
-    iterable = app(inner, start_response)
-    try:
-        pieces = None
-        if isinstance(iterable, (list, tuple)) or _whole(start):
+
+class _Run:
+    """The application, once.  What it does behind its response waits for the
+    end of the transaction: its iterable's close(), and the teardown of Flask's
+    contexts, which Flask lets others hold for longer."""
+
+    def __init__(self) -> None:
+        self.escaped: BaseException | None = None
+        self.unhandled: BaseException | None = None
+        """What Flask has made a 500 of."""
+        self._contexts = ExitStack()
+        self._closes: Callable[[], object] | None = None
+
+    def captured(self, app: App, environ: Environ, request: Request, access: Access) -> Answer:
+        """Run the application, and keep what it answers."""
+        start: list[Any] = []
+        written: list[bytes] = []
+
+        def start_response(status: str, headers: list[tuple[str, str]],
+                           exc_info: Any = None) -> Callable[[bytes], None]:
+            start[:] = [int(status.split()[0]), list(headers)]
+            return written.append
+
+        others = environ.get(PRESERVE)
+
+        def preserve(context: Any) -> None:
+            self._contexts.enter_context(context)
+            if others is not None:
+                others(context)
+
+        inner = {**environ, KEY: access if access.scope else None, RUN: self, PRESERVE: preserve,
+                 "wsgi.input": io.BytesIO(request.body), "CONTENT_LENGTH": str(len(request.body))}
+        inner.pop("HTTP_TRANSFER_ENCODING", None)
+        try:
+            iterable = app(inner, start_response)
+            self._closes = getattr(iterable, "close", None)
+            if not isinstance(iterable, (list, tuple)) and not _whole(start):
+                raise StreamingRefused(f"{request.method} {request.path.split('?')[0]} answers in pieces: a response "
+                                       "that is to be stored has to be whole, with its length")
             pieces = written + list(iterable)
-    finally:
-        close = getattr(iterable, "close", None)
-        if close is not None:
-            close()
-    if pieces is None:
-        raise StreamingRefused(f"{request.method} {request.path.split('?')[0]} answers in pieces: a response that is "
-                               "to be stored has to be whole, with its length")
-    return Answer(start[0], start[1], b"".join(pieces))
+        except BaseException as error:
+            self.escaped = error
+            raise
+        return Answer(start[0], start[1], b"".join(pieces))
+
+    def end(self, error: BaseException | None) -> None:
+        """The transaction has ended."""
+        error = self.unhandled or error
+        self._contexts.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
+    def close(self) -> None:
+        closes, self._closes = self._closes, None
+        if closes is not None:
+            closes()
 
 
 def _whole(start: list[Any]) -> bool:
@@ -129,15 +190,30 @@ class IdempotencyExtension:
     def __init__(self, app: Any, idempotency: Idempotency | Defaults, routes: Mapping[str, Guard]) -> None:
         from flask import g, request
 
-        app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, idempotency, routes)
+        middleware = IdempotencyMiddleware(app.wsgi_app, idempotency, routes)
+        handle = app.handle_user_exception
 
-        @app.before_request     # type: ignore[misc]
         def put() -> None:
+            if FAILED in request.environ:
+                raise request.environ[FAILED]
             g.idempotency = request.environ.get(KEY)
 
-        @app.teardown_request   # type: ignore[misc]
-        def caught(error: BaseException | None) -> None:
-            # Flask has made a 500 of it, but this one runs the request again.
-            access = request.environ.get(KEY)
-            if access is not None and error is not None and sqlstate(error) in RETRIED:
-                access.error = error
+        def caught(error: Exception) -> Any:
+            access, run = request.environ.get(KEY), request.environ.get(RUN)
+            if access is not None and sqlstate(error) in RETRIED:
+                access.error = error        # also where the application answers it: this one runs the request again
+            try:
+                return handle(error)
+            except Exception:
+                if run is not None:
+                    run.unhandled = error
+                raise
+
+        def failed(environ: Environ, start_response: StartResponse, error: Exception) -> Iterable[bytes]:
+            """As if a handler had raised it."""
+            return middleware.app({**environ, FAILED: error}, start_response)
+
+        app.before_request_funcs.setdefault(None, []).insert(0, put)
+        app.handle_user_exception = caught
+        middleware._failed = failed
+        app.wsgi_app = middleware

@@ -192,6 +192,19 @@ class Cleanup:
 
 
 @dataclass(frozen=True)
+class MetricSample:
+    name: str
+    labels_text: str
+    value: float
+    type: Literal["counter", "gauge", "info"]
+    help: str
+
+    @property
+    def labels(self) -> Any:
+        return _parsed(self.labels_text)
+
+
+@dataclass(frozen=True)
 class Check:
     check_name: str
     status: Literal["ok", "warning", "critical"]
@@ -620,6 +633,10 @@ class Functions:
         return _statement(None, "idem_grant", lambda rows: None, ("grantee", "regrole", grantee))
 
     @function
+    def grant_monitor(self, grantee: str) -> Statement[None]:
+        return _statement(None, "idem_grant_monitor", lambda rows: None, ("grantee", "regrole", grantee))
+
+    @function
     def revoke(self, grantee: str) -> Statement[None]:
         return _statement(None, "idem_revoke", lambda rows: None, ("grantee", "regrole", grantee))
 
@@ -641,6 +658,10 @@ class Functions:
     @function
     def metrics(self) -> Statement[str]:
         return _scalar("idem_metrics")
+
+    @function
+    def metric_samples(self) -> Statement[list[MetricSample]]:
+        return _many(MetricSample, "idem_metric_samples")
 
     @function
     def health(self) -> Statement[list[Check]]:

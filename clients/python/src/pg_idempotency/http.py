@@ -16,7 +16,7 @@ from typing import Any
 from .client import Defaults
 from .core import Response, Result, problem, stores
 from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid, KeyReused,
-                     RateLimited)
+                     RateLimited, TimedOut)
 from .functions import Interval
 from .shells import value
 
@@ -75,6 +75,8 @@ class Guard:
     ttl: Interval = None
     lease: Interval = None
     lease_ms: float | None = None
+    timeout: Interval = None
+    timeout_ms: float | None = None
     conflict_status: int = 422
     headers: Collection[str] = STORED_HEADERS
     max_response_size: int | None = None
@@ -179,6 +181,9 @@ def _refusal(error: IdempotencyError, guard: Guard) -> Answer | None:
         case KeyExpired():
             return _answer(problem("key-expired", "Idempotency-Key expired", 422,
                                    "The key is too old: send the request with a new one."))
+        case TimedOut():
+            return _answer(problem("timeout", "Timed out", 503, "The request took too long, and was undone."),
+                           ("Retry-After", "1"))
         case StreamingRefused():
             return _answer(problem("streaming-refused", "Streaming refused", 500, str(error)))
     return None
@@ -226,7 +231,8 @@ async def guarded(client: Defaults, guard: Guard, request: Request, run: Callabl
                                    "This request needs the header Idempotency-Key."))
         call = client.call(scope, key or "", method=request.method, path=request.path, body=request.body,
                            wait=guard.wait, wait_ms=guard.wait_ms, ttl=guard.ttl, lease=guard.lease,
-                           lease_ms=guard.lease_ms, store=guard.store, max_response_size=guard.max_response_size,
+                           lease_ms=guard.lease_ms, timeout=guard.timeout, timeout_ms=guard.timeout_ms,
+                           store=guard.store, max_response_size=guard.max_response_size,
                            as_text=True)
         if key is None:
             result = await client.core.transaction(call, handler)

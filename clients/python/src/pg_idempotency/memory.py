@@ -17,7 +17,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -27,14 +27,17 @@ from typing import Any, TypeVar
 from . import client
 from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, KeyInvalid, RateLimited,
                      TransactionEnded)
-from .functions import AsyncFunctions, Interval, Statement, SyncFunctions
+from .core import Response
+from .functions import AsyncFunctions, Interval, Statement, SyncFunctions, json_text
 from .intervals import seconds
 from .keys import new_key, request_hash
+from .memory_monitoring import Monitoring, stuck
 from .shells import AsyncShell, Shell, SyncShell, run
 
 T = TypeVar("T")
 NAP = 0.005
 LOCK_TIMEOUT = 10.0
+RUN_WAIT = 60.0
 
 
 class DoubleError(IdempotencyError):
@@ -229,11 +232,17 @@ def canonical_json(text: str) -> str:
         raise DoubleError("22P02", f"invalid input syntax for type json: {error}") from None
 
 
-class Store:
+Handlers = Mapping[str, Callable[[Transaction, Any], Any]]
+"""For run(): by the name that it is called with, handler(transaction, request) returns a document or a Response."""
+
+
+class Store(Monitoring):
     """What would be the database."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, handlers: Handlers | None = None) -> None:
+        super().__init__()
         self.settings = settings
+        self.handlers = handlers or {}
         self.lock = threading.RLock()
         self.locks: dict[Any, Transaction] = {}
         self.rows: dict[str, list[tuple[Transaction, dict[str, Any]]]] = {}
@@ -245,7 +254,7 @@ class Store:
         self.aggregates: dict[str, int] = {}
         self.tokens: dict[tuple[str, str], float] = {}
         self.outbox: dict[int, Posted] = {}
-        self.tokens_drawn = itertools.count(1)
+        self.last_token = 0
         self.ids_drawn = itertools.count(1)
         self.new_keys: dict[str, list[float]] = {}
 
@@ -259,9 +268,7 @@ class Store:
                     arguments[name] = self.call(tx, value)[0][0]
                 elif isinstance(value, str) and "\0" in value:
                     raise DoubleError("22021", "text cannot contain NUL (0x00) bytes")
-            method = getattr(self, statement.function, None)
-            if method is None:
-                raise DoubleError("0A000", f"the in-memory double has no {statement.function}")
+            method = getattr(self, statement.function)
             before = len(tx.undo)
             try:
                 found = method(tx, **arguments)
@@ -271,6 +278,7 @@ class Store:
             except Exception:
                 tx.state = "failed"
                 raise
+            self.count(statement.function, found, arguments)
             if statement.columns == ("r",):
                 return [(f,) for f in found] if isinstance(found, list) else [(found,)]
             rows = found if isinstance(found, list) else [found]
@@ -294,6 +302,10 @@ class Store:
                     re.fullmatch(r"[A-Za-z0-9_\-:.]+", key))
 
     # Request keys
+
+    def _next_token(self) -> int:
+        self.last_token += 1
+        return self.last_token
 
     def _record(self, scope: str, key: str) -> Record | None:
         record = self.keys.get((scope, key))
@@ -327,6 +339,7 @@ class Store:
         if record is None and s.max_new_keys_per_minute:
             recent = [t for t in self.new_keys.get(scope, []) if t > now - 60]
             if len(recent) >= s.max_new_keys_per_minute:
+                self.counters["rate_limited"] += 1
                 error = RateLimited("too many new idempotency keys")
                 error.retry_after = max(1, int(recent[0] + 61 - now))
                 raise error
@@ -334,7 +347,7 @@ class Store:
         tx.hold("key", scope, key)
         ttl_seconds, lease_seconds = seconds(ttl), seconds(lease)
         made = Record(request_hash if record is None or request_hash is not None else record.request_hash,
-                      next(self.tokens_drawn), record.attempt + 1 if record else 1,
+                      self._next_token(), record.attempt + 1 if record else 1,
                       now + (s.default_ttl if ttl_seconds is None else ttl_seconds),
                       now + (s.default_lease if lease_seconds is None else lease_seconds), created=now, owner=tx,
                       point=record.point if record else None, saved=record.saved if record else None)
@@ -445,6 +458,23 @@ class Store:
         rows = _aligned(keys, response_statuses, response_bodies, response_headers, claim_tokens)
         return [{"ordinal": n, "key": row[0], "completed": self.idem_complete(tx, scope, *row)}
                 for n, row in enumerate(rows, 1)]
+
+    def idem_run(self, tx: Transaction, scope: str, key: str, handler: str, request: str, ttl: str | None = None,
+                 wait: str | None = None) -> dict[str, Any]:
+        if handler not in self.handlers:
+            raise DoubleError("42883", f'function "{handler}" does not exist')
+        claim = self.idem_claim(tx, scope, key, self.idem_request_hash(tx, "RUN", handler, request), ttl)
+        if claim["outcome"] != "new":
+            return claim
+        returned = self.handlers[handler](tx, json.loads(request))
+        if returned is None:
+            raise DoubleError("22004", "the handler returned null")
+        if not isinstance(returned, Response):
+            returned = Response(200, json.dumps(returned, ensure_ascii=False))
+        headers = json_text(returned.headers or None)
+        self.idem_complete(tx, scope, key, returned.status, returned.body, headers)
+        return {**claim, "response_status": returned.status, "response_headers_text": headers,
+                "response_body": returned.body}
 
     # User actions
 
@@ -594,6 +624,7 @@ class Store:
                 continue
             if message.attempt - message.spared >= self.settings.outbox_max_attempts:
                 self._post(tx, message, state="dead", lease=None)
+                self.counters["messages_dead"] += 1
                 continue
             given = seconds(lease)
             taken.append(self._post(tx, message, attempt=message.attempt + 1,
@@ -656,6 +687,26 @@ class Store:
             self._post(tx, message, spared=message.spared + 1, lease=None)
         return len(found)
 
+    # Maintenance and monitoring
+
+    def idem_grant(self, tx: Transaction, grantee: str) -> None:
+        """There are no roles: everybody may everything."""
+
+    idem_grant_monitor = idem_revoke = idem_grant
+
+    def idem_raise_claim_tokens(self, tx: Transaction, at_least: int) -> int:
+        if not 0 <= at_least < 2**62:
+            raise DoubleError("22023", "at_least is out of range")
+        self.last_token = max(self.last_token, at_least)
+        return self.last_token
+
+    def idem_stuck(self, tx: Transaction, older_than: str | None = None) -> list[dict[str, Any]]:
+        given, now = seconds(older_than), time.time()
+        until = now - (300 if given is None else given)
+        found = [(name, record) for name, record in self.keys.items() if record.state == "started" and
+                 record.lease <= until and record.expires > now and self.locks.get(("key", *name)) in (None, tx)]
+        return [stuck(*each, now) for each in sorted(found, key=lambda each: each[1].lease)]
+
     def idem_cleanup(self, tx: Transaction, batch_size: int | None = None) -> dict[str, Any]:
         now = time.time()
         keys = [k for k, r in self.keys.items() if r.expires <= now and ("key", *k) not in self.locks]
@@ -716,12 +767,19 @@ class MemorySession:
         if self.handle is not None:
             self.handle.end(False)
 
+    def ended(self) -> bool:
+        return False
+
+    async def cut(self) -> None:
+        await self.rollback()
+
 
 class MemoryBackend:
     size = None
 
     def __init__(self, store: Store, shell: Shell) -> None:
-        self._store, self._shell = store, shell
+        self.source = self._store = store
+        self._shell = shell
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[MemorySession]:
@@ -736,6 +794,8 @@ async def perform(tx: Transaction, statement: Statement[T], shell: Shell) -> T:
     """A statement, which waits as the server would."""
     arguments = {a.name: a.value for a in statement.arguments}
     wait = seconds(arguments.get("wait"))
+    if wait is None and statement.function == "idem_run":
+        wait = RUN_WAIT
     until = time.monotonic() + (LOCK_TIMEOUT if wait is None else wait)
     while True:
         over = time.monotonic() >= until
@@ -748,7 +808,8 @@ async def perform(tx: Transaction, statement: Statement[T], shell: Shell) -> T:
                 statement_now = _without_wait(statement)
                 return statement.read(tx._store.call(tx, statement_now))
         else:
-            if over or not wait or statement.function != "idem_claim" or "in_progress" not in rows[0]:
+            if over or not wait or statement.function not in ("idem_claim", "idem_run") or \
+                    "in_progress" not in rows[0]:
                 return statement.read(rows)
         await shell.sleep(NAP)
 
@@ -777,11 +838,12 @@ class _AsyncOnTransaction(AsyncFunctions):
 class MemoryIdempotency(client.Idempotency):
     """Idempotency in memory."""
 
-    def __init__(self, *, settings: Settings | None = None, max_waiters: int | None = None, wait: Interval = None,
-                 ttl: Interval = None, lease: Interval = None) -> None:
-        self.store, shell = Store(settings or Settings()), SyncShell()
+    def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None,
+                 max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
+                 timeout: Interval = None, timeout_ms: float | None = None) -> None:
+        self.store, shell = Store(settings or Settings(), handlers), SyncShell()
         client.Defaults.__init__(self, MemoryBackend(self.store, shell), shell, "public", max_waiters, wait, ttl,
-                                 lease)
+                                 lease, timeout, timeout_ms)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -803,11 +865,12 @@ class MemoryIdempotency(client.Idempotency):
 class AsyncMemoryIdempotency(client.AsyncIdempotency):
     """AsyncIdempotency in memory."""
 
-    def __init__(self, *, settings: Settings | None = None, max_waiters: int | None = None, wait: Interval = None,
-                 ttl: Interval = None, lease: Interval = None) -> None:
-        self.store, shell = Store(settings or Settings()), AsyncShell()
+    def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None,
+                 max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
+                 timeout: Interval = None, timeout_ms: float | None = None) -> None:
+        self.store, shell = Store(settings or Settings(), handlers), AsyncShell()
         client.Defaults.__init__(self, MemoryBackend(self.store, shell), shell, "public", max_waiters, wait, ttl,
-                                 lease)
+                                 lease, timeout, timeout_ms)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:

@@ -9,6 +9,9 @@ round trip.
 from __future__ import annotations
 
 import asyncio
+import os
+import select
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
@@ -62,9 +65,18 @@ class Session(Protocol):
 
     async def rollback(self) -> None: ...
 
+    def ended(self) -> bool:
+        """The server has ended it, also where nobody has noticed yet."""
+
+    async def cut(self) -> None:
+        """Cancel what it does, and end it; synchronous ones from another thread."""
+
 
 class Backend(Protocol):
     """Where sessions come from."""
+
+    source: Any
+    """Whose are, of two backends, the same pool's."""
 
     def session(self) -> Any: ...
 
@@ -217,6 +229,32 @@ class PsycopgSession:
         finally:
             await self._restore()
 
+    def ended(self) -> bool:
+        try:
+            poll = select.poll()
+            poll.register(self.handle.fileno(), getattr(select, "POLLRDHUP", 0))
+            return bool(poll.poll(0))
+        except (psycopg.Error, OSError, ValueError):
+            return True
+
+    async def cut(self) -> None:
+        if self.lost:
+            return
+        try:
+            if isinstance(self.handle, psycopg.AsyncConnection):
+                await asyncio.to_thread(self.handle.cancel)
+            else:
+                self.handle.cancel()
+                # Whose thread may be reading, or will: it finds the end, and only then is it closed.
+                with socket.socket(fileno=os.dup(self.handle.fileno())) as link:
+                    link.shutdown(socket.SHUT_RDWR)
+                with self.handle.lock:
+                    self.handle.close()
+        except (psycopg.Error, OSError):
+            pass
+        finally:
+            await value(self.handle.close())
+
     async def _restore(self) -> None:
         for name in ("commit", "rollback"):
             self.handle.__dict__.pop(name, None)
@@ -230,6 +268,7 @@ class PsycopgBackend:
 
     def __init__(self, source: Any, schema: str, asynchronous: bool) -> None:
         self._schema = schema
+        self.source = source
         self.size: int | None = None
         self._connect: Callable[[], Any]
         if isinstance(source, str):

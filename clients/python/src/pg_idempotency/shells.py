@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -72,6 +73,64 @@ class Shell(Protocol):
     async def later(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run it behind the caller, who does not wait for it."""
 
+    async def bounded(self, work: Callable[[], Any], left: float | None, ended: Callable[[], bool],
+                      cut: Callable[[], Coroutine[Any, Any, None]]) -> Any:
+        """What the work brings.  When the time that is left is over, or ended()
+        is true, which is asked every second: cut(), and None or any error."""
+
+
+ASKED = 1.0
+"""How many seconds lie between two looks whether the server has ended a session."""
+
+
+@dataclass(eq=False)
+class _Watched:
+    until: float
+    ended: Callable[[], bool]
+    cut: Callable[[], Coroutine[Any, Any, None]]
+
+
+class _Watch:
+    """A thread for the handlers of all threads, none of which can be interrupted."""
+
+    def __init__(self) -> None:
+        self._watched: list[_Watched] = []
+        self._changed = threading.Condition()
+        self._sleeps = False
+        self._process = 0
+
+    def add(self, watched: _Watched) -> None:
+        with self._changed:
+            if self._process != os.getpid():            # a fork has no threads but its own
+                self._process = os.getpid()
+                self._watched, self._sleeps = [], False
+                threading.Thread(target=self._run, name="pg_idempotency", daemon=True).start()
+            self._watched.append(watched)
+            if self._sleeps or watched.until < time.monotonic() + ASKED:
+                self._changed.notify()
+
+    def remove(self, watched: _Watched) -> None:
+        with self._changed:
+            if watched in self._watched:
+                self._watched.remove(watched)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                first = min((w.until for w in self._watched), default=None)
+                self._sleeps = first is None
+                self._changed.wait(None if first is None else max(0.0, min(ASKED, first - time.monotonic())))
+                self._sleeps = False
+                for watched in list(self._watched):
+                    if time.monotonic() >= watched.until or watched.ended():
+                        self._watched.remove(watched)
+                        # Which may take its time: not here, where the others wait.
+                        threading.Thread(target=self._cut, args=(watched,), name="pg_idempotency", daemon=True).start()
+
+    @staticmethod
+    def _cut(watched: _Watched) -> None:
+        run(watched.cut())
+
 
 class _Thread:
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -88,6 +147,7 @@ class SyncShell:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Callable[[], Coroutine[Any, Any, None]]] | None = None
+        self._watch = _Watch()
         self._process = 0
 
     async def sleep(self, seconds: float) -> None:
@@ -109,6 +169,16 @@ class SyncShell:
                 self._queue = queue.SimpleQueue()
                 threading.Thread(target=self._behind, name="pg_idempotency", daemon=True).start()
             self._queue.put(work)
+
+    async def bounded(self, work: Callable[[], Any], left: float | None, ended: Callable[[], bool],
+                      cut: Callable[[], Coroutine[Any, Any, None]]) -> Any:
+        """The work itself cannot be interrupted: it comes back on its own."""
+        watched = _Watched(time.monotonic() + left if left is not None else float("inf"), ended, cut)
+        self._watch.add(watched)
+        try:
+            return await value(work())
+        finally:
+            self._watch.remove(watched)
 
     def _behind(self) -> None:
         assert self._queue is not None
@@ -151,3 +221,28 @@ class AsyncShell:
         task = asyncio.ensure_future(work())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def bounded(self, work: Callable[[], Any], left: float | None, ended: Callable[[], bool],
+                      cut: Callable[[], Coroutine[Any, Any, None]]) -> Any:
+        loop = asyncio.get_running_loop()
+        scope = asyncio.timeout(left)
+        asked: asyncio.TimerHandle
+
+        def ask() -> None:
+            nonlocal asked
+            if ended():
+                scope.reschedule(loop.time())
+            else:
+                asked = loop.call_later(ASKED, ask)
+
+        asked = loop.call_later(ASKED, ask)
+        try:
+            async with scope:
+                return await value(work())
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        finally:
+            asked.cancel()
+            if scope.expired():
+                await cut()

@@ -12,11 +12,15 @@ and the response is there for the retry.
 from __future__ import annotations
 
 import asyncio
+import sys
+import warnings
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import quote
 
 from .client import AsyncIdempotency, Defaults
+from .core import RETRIED
+from .errors import sqlstate
 from .http import Access, Answer, Guard, Request, Routes, StreamingRefused, guarded
 
 __all__ = ["Access", "Guard", "IdempotencyMiddleware", "Request"]
@@ -26,12 +30,18 @@ Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+GRACE = 0.5
+"""How many seconds an application has to end that was cancelled."""
 
 
 class IdempotencyMiddleware:
     def __init__(self, app: App, idempotency: AsyncIdempotency | Defaults, routes: Mapping[str, Guard]) -> None:
         if not idempotency.core.shell.asynchronous:
             raise TypeError("ASGI wants an AsyncIdempotency")
+        if _has_base_middleware(app):
+            warnings.warn("Starlette's BaseHTTPMiddleware, which is @app.middleware(\"http\"), lies inside of "
+                          "IdempotencyMiddleware, and runs background tasks before COMMIT: add IdempotencyMiddleware "
+                          "first, so that it lies inside", stacklevel=2)
         self.app = app
         self._client = idempotency
         self._routes = Routes(routes)
@@ -71,6 +81,15 @@ class IdempotencyMiddleware:
             await runs[-1].go_on()
 
 
+def _has_base_middleware(app: Any) -> bool:
+    while app is not None:
+        if any(f"{base.__module__}.{base.__name__}" == "starlette.middleware.base.BaseHTTPMiddleware"
+               for base in type(app).__mro__):
+            return True
+        app = getattr(app, "app", None)
+    return False
+
+
 def _path(scope: Scope) -> str:
     """As it came in, with the query."""
     raw = scope.get("raw_path") or quote(scope["path"]).encode()
@@ -91,12 +110,12 @@ async def _body(receive: Receive) -> bytes | None:
 
 class _Run:
     """The application in a task of its own.  What it sends is kept.  After the
-    last piece it is held until COMMIT; then it goes on, with what it does behind
-    its response."""
+    last piece it is held until COMMIT or ROLLBACK; then it goes on, with what it
+    does behind its response."""
 
     def __init__(self, app: App, scope: Scope, request: Request, access: Access) -> None:
         self.answer: Answer | None = None
-        self._request = request
+        self._request, self._access = request, access
         self._asked = False
         self._start: Event = {}
         self._pieces: list[bytes] = []
@@ -130,8 +149,11 @@ class _Run:
                 "be stored has to be whole, with its length")
             raise self._refused
         self._pieces.append(event.get("body", b""))
-        # An error that was made a 500 comes behind it, and may run the request again.
-        if not more and self._start["status"] < 500:
+        if not more:
+            # What an error was made into is sent where that was caught.
+            error = sys.exc_info()[1]
+            if sqlstate(error) in RETRIED:
+                self._access.error = error
             self._ended.set()
             await self._sent.wait()
 
@@ -161,6 +183,8 @@ class _Run:
         await self._task
 
     async def cancel(self) -> None:
-        """Its transaction was not committed."""
+        """Its transaction was not committed.  What cannot be cancelled, as a
+        thread, is left to itself."""
         self._task.cancel()
-        await asyncio.wait({self._task})
+        await asyncio.wait({self._task}, timeout=GRACE)
+        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())

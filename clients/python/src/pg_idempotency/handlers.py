@@ -1,0 +1,82 @@
+"""
+Where handlers run: what they may not do while their transaction holds a
+connection, and how long they may take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from .errors import TimedOut
+from .functions import Interval, as_interval
+from .intervals import seconds
+
+
+@dataclass
+class Inside:
+    """A handler that runs, or has run."""
+
+    source: object
+    """Whose connection it holds."""
+    outer: Inside | None
+    open: bool = True
+
+
+_inside: ContextVar[Inside | None] = ContextVar("pg_idempotency_inside", default=None)
+
+
+@contextmanager
+def inside(source: object) -> Iterator[None]:
+    """A handler runs here.  What it has started, and goes on behind it, finds it closed."""
+    handler = Inside(source, _inside.get())
+    token = _inside.set(handler)
+    try:
+        yield
+    finally:
+        handler.open = False
+        _inside.reset(token)
+
+
+def refuse_nested(source: object, what: str, instead: str) -> None:
+    """What takes a connection of the pool in which the handler that calls it holds one."""
+    handler = _inside.get()
+    while handler is not None:
+        if handler.open and handler.source is source:
+            raise RuntimeError(f"{what} in a handler would take a second connection of the pool while the handler "
+                               "holds one, and enough of them wait for each other for ever, and what it does would not "
+                               f"be part of the handler's transaction: use {instead}")
+        handler = handler.outer
+
+
+def timeout_seconds(timeout: Interval, ms: float | None) -> float | None:
+    """How long handlers may take; None is as long as they like."""
+    as_interval("timeout", timeout, ms)             # or an error that names it
+    if timeout is None and ms is None:
+        return None
+    found = seconds(timeout, ms)
+    if not found:
+        raise ValueError(f"timeout is {timeout if ms is None else f'{ms} ms'}, which is no time that a handler can "
+                         "keep: a duration is like '30s'; leave it out to have none")
+    return found
+
+
+class Deadline:
+    """How long a handler may take with all its tries, from when the first begins."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._at: float | None = None
+
+    def left(self) -> float | None:
+        if self._seconds is None:
+            return None
+        if self._at is None:
+            self._at = time.monotonic() + self._seconds
+        return max(0.0, self._at - time.monotonic())
+
+    def error(self) -> TimedOut:
+        return TimedOut(f"the handler took longer than its timeout of {self._seconds:g} s")
