@@ -20,6 +20,8 @@
 #	make dist			the archive for PGXN, of what is committed
 #	make deb			packages for Debian
 #	make packages-check	build these, install them where nothing else is, upgrade them; as root
+#	make monitoring-check	run the tests of monitoring/, with Debian's exporters and Prometheus
+#	make monitoring-picture	draw the dashboard for the docs, from two minutes of load
 #	make				build, for the server that pg_config belongs to
 #	make install		install there
 #	make volume			install into a directory of its own, VOLUME=...
@@ -50,7 +52,7 @@ ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isol
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)
 
 # These work without a server installation, and PGXS has a "check" of its own.
-OUR_GOALS = demo playground check clients matrix inject mutants static sanitize valgrind fuzz torture failover bench relay relay-install relay-check relay-bench dist deb packages-check
+OUR_GOALS = demo playground check clients matrix inject mutants static sanitize valgrind fuzz torture failover bench relay relay-install relay-check relay-bench dist deb packages-check monitoring-check monitoring-picture
 ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
 
 PROGRAM_demo = examples/demo
@@ -129,6 +131,18 @@ relay-install:
 relay-check:
 	@test/prepare relay
 	@test/cluster test/relay/check
+
+# SECONDS_OF_LOAD and TESTS: see test/monitoring/run.
+monitoring-check:
+	@test/prepare monitoring
+	@test/cluster test/monitoring/check
+
+monitoring-picture:
+	@test/prepare monitoring
+	@directory=$$(mktemp -d) && chmod 777 $$directory && \
+	TESTS="start dashboard picture" SECONDS_OF_LOAD=$${SECONDS_OF_LOAD:-120} PICTURE=$$directory/monitoring.svg \
+		test/cluster test/monitoring/check && cp $$directory/monitoring.svg docs/images/; status=$$?; \
+	rm -rf $$directory; exit $$status
 
 relay-bench: relay
 	@test/cluster test/relay/bench

@@ -245,7 +245,7 @@ $node->safe_psql('postgres', qq(DROP DATABASE "$quoted"));
 # The alert rules in the documentation speak of metrics that there are.
 my $metrics = $node->safe_psql('postgres', 'SELECT idem_metrics()');
 my %alerted = map { $_ => 1 }
-  map { /\b(idempotency_\w+)/g } grep { /expr:/ } split /\n/, slurp_file('docs/operations.md');
+  map { /\b(idempotency_\w+)/g } grep { /expr:/ } split /\n/, slurp_file('monitoring/alerts.yml');
 cmp_ok(scalar keys %alerted, '>=', 4, 'alert rules: some are there');
 like($metrics, qr/^$_\{/m, "alert rules: $_ is a metric") foreach sort keys %alerted;
 

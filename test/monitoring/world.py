@@ -1,0 +1,216 @@
+# The world of monitoring's tests: a database with a role that may watch, the
+# programs that Debian has, each on a port and in a directory of its own.
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import psycopg2
+
+import configuration
+
+SCHEMA = 'idem'
+DATABASE = 'shop'
+
+
+class Broken(Exception):
+    """A promise was not kept; the text says which."""
+
+
+def expect(what, condition):
+    if not condition:
+        raise Broken(what)
+
+
+def until(what, condition, seconds=60):
+    """Wait for it to become true; returns its value."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise Broken('not within %s s: %s' % (seconds, what))
+        time.sleep(0.2)
+
+
+def free_port():
+    """None that a connection may be given by the system."""
+    while True:
+        with socket.socket() as probe:
+            try:
+                probe.bind(('127.0.0.1', random.randrange(20000, 32000)))
+                return probe.getsockname()[1]
+            except OSError:
+                pass
+
+
+def fetch(url):
+    """The body; None while nothing answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+    except OSError:
+        return None
+
+
+class World:
+    def __init__(self):
+        self.directory = tempfile.mkdtemp(prefix='idem-monitoring.')
+        self.processes = {}
+        self.ports = {}
+        self.admin = None
+
+    # The database
+
+    def create(self):
+        admin = psycopg2.connect('')
+        admin.autocommit = True
+        cursor = admin.cursor()
+        cursor.execute('CREATE ROLE prometheus LOGIN')
+        cursor.execute('CREATE DATABASE ' + DATABASE)
+        admin.close()
+        self.admin = psycopg2.connect(dbname=DATABASE)
+        self.admin.autocommit = True
+        self.query('CREATE SCHEMA %s' % SCHEMA)
+        self.query('CREATE EXTENSION idempotency SCHEMA %s' % SCHEMA)
+        self.query('SET search_path = %s' % SCHEMA)
+        self.query("SELECT idem_grant_monitor('prometheus')")
+
+    def query(self, text, *values):
+        with self.admin.cursor() as cursor:
+            cursor.execute(text, values or None)
+            return cursor.fetchall() if cursor.description else None
+
+    def address(self):
+        return 'postgres://prometheus@/%s?host=%s&port=%s&sslmode=disable&search_path=%s' % (
+            DATABASE, urllib.parse.quote(os.environ['PGHOST'], safe=''), os.environ['PGPORT'], SCHEMA)
+
+    # Programs
+
+    def file(self, name, text):
+        path = os.path.join(self.directory, name)
+        with open(path, 'w', encoding='utf-8') as file:
+            file.write(text)
+        return path
+
+    def start(self, name, command, environment=None):
+        with open(os.path.join(self.directory, name + '.log'), 'wb') as log:
+            self.processes[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, start_new_session=True,
+                env={**os.environ, 'GOMAXPROCS': '2', **(environment or {})})
+
+    def answers(self, name, path='/metrics', word=''):
+        """Wait until it serves that; returns the text."""
+        def look():
+            if self.processes[name].poll() is not None:
+                raise Broken('%s has ended:\n%s' % (name, self.said(name)))
+            text = fetch('http://127.0.0.1:%d%s' % (self.ports[name], path))
+            return text if text is not None and word in text else None
+        try:
+            return until('%s answers with %r' % (name, word), look)
+        except Broken as broken:
+            raise Broken('%s\n%s' % (broken, self.said(name))) from None
+
+    def said(self, name):
+        with open(os.path.join(self.directory, name + '.log'), errors='replace') as log:
+            return log.read()[-3000:]
+
+    def sql_exporter(self):
+        port = self.ports['sql_exporter'] = free_port()
+        ours = configuration.replace(configuration.read('sql_exporter.yml'), {
+            'postgres://prometheus@/shop?host=/run/postgresql&sslmode=disable&search_path=public': self.address(),
+            'interval: 15s': 'interval: 1s'})
+        self.start('sql_exporter', ['prometheus-sql-exporter', '-config.file', self.file('sql_exporter.yml', ours),
+                                    '-web.listen-address', '127.0.0.1:%d' % port], {'LOGLEVEL': 'warn'})
+
+    def postgres_exporter(self):
+        port = self.ports['postgres_exporter'] = free_port()
+        self.start('postgres_exporter',
+                   ['prometheus-postgres-exporter', '--disable-default-metrics', '--disable-settings-metrics',
+                    '--no-collector.database', '--no-collector.bgwriter',
+                    '--extend.query-path=' + self.file('postgres_exporter.yml', configuration.read('postgres_exporter.yml')),
+                    '--web.listen-address=127.0.0.1:%d' % port], {'DATA_SOURCE_NAME': self.address()})
+
+    def relay(self):
+        port = self.ports['relay'] = free_port()
+        self.start('relay', [os.path.join(os.getcwd(), 'relay', 'idem-relay'),
+                             '--database=dbname=%s options=-csearch_path=%s' % (DATABASE, SCHEMA),
+                             '--metrics=127.0.0.1:%d' % port, '--out.sink=stdout', '--out.topics=*'])
+
+    def prometheus(self):
+        """Scrapes one exporter as "idempotency", the other as "other"."""
+        port = self.ports['prometheus'] = free_port()
+        ours = configuration.replace(configuration.read('prometheus.yml'), {
+            '127.0.0.1:9237': '127.0.0.1:%d' % self.ports['sql_exporter'],
+            '127.0.0.1:9464': '127.0.0.1:%d' % self.ports['relay'],
+            'scrape_interval: 15s': 'scrape_interval: 1s'})
+        ours += """  - job_name: other
+    scrape_interval: 1s
+    static_configs:
+      - targets: ['127.0.0.1:%d']
+    metric_relabel_configs: *names
+""" % self.ports['postgres_exporter']
+        self.file('alerts.yml', configuration.read('alerts.yml'))
+        self.start('prometheus', ['prometheus', '--config.file=' + self.file('prometheus.yml', ours),
+                                  '--storage.tsdb.path=' + os.path.join(self.directory, 'data'),
+                                  '--web.listen-address=127.0.0.1:%d' % port, '--log.level=warn'])
+
+    def ask(self, path, **parameters):
+        """What Prometheus answers."""
+        text = fetch('http://127.0.0.1:%d/api/v1/%s?%s' % (self.ports['prometheus'], path, urllib.parse.urlencode(parameters)))
+        answer = json.loads(text or '{"status": "no answer"}')
+        if answer['status'] != 'success':
+            raise Broken('Prometheus refuses %s: %s' % (parameters, answer))
+        return answer['data']
+
+    # Something to look at
+
+    def work(self, seconds):
+        """Calls of all kinds, a few dozen a second, for so long."""
+        end = time.monotonic() + seconds
+        step = 0
+        while step == 0 or time.monotonic() < end:
+            step += 1
+            with contextlib.closing(psycopg2.connect(dbname=DATABASE, options='-csearch_path=' + SCHEMA)) as connection:
+                connection.autocommit = True
+                cursor = connection.cursor()
+                for i in range(20):
+                    key = 'key-of-monitoring-%d-%d' % (step, i)
+                    cursor.execute("SELECT idem_claim('shop', %s)", (key,))
+                    if i % 10:
+                        cursor.execute("SELECT idem_complete('shop', %s, 200, claim_token => claim_token) FROM idem_keys WHERE key = %s",
+                                       (key, key))
+                    cursor.execute("SELECT idem_claim('shop', %s) FROM generate_series(1, %s)", (key, random.randrange(3)))
+                    cursor.execute("SELECT idem_publish('orders', '{}', %s)", (str(i),))
+                    cursor.execute("SELECT idem_try_advance('u', 'post', %s, %s), idem_try_advance('u', 'post', %s, 1)", (str(i), step, str(i)))
+                    cursor.execute("SELECT idem_try_append('cart', 'c', %s), idem_once('form', %s, ttl => '2 s')", (step, key))
+                if step % 10 == 0:
+                    cursor.execute('SELECT idem_cleanup()')
+            time.sleep(random.uniform(0.1, 0.6))
+
+    def end(self):
+        for process in self.processes.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in self.processes.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if self.admin is not None:
+            self.admin.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
