@@ -54,7 +54,7 @@ SELECT indexrelid::regclass FROM pg_index WHERE NOT indisvalid;
 
 -- Monitoring
 CREATE ROLE regress_exporter LOGIN;
-GRANT pg_monitor TO regress_exporter;
+SELECT idem_grant_monitor('regress_exporter');
 SELECT claims_new, claims_replay, completions, takeovers, claims_hash_conflict FROM idem_stats
 WHERE datname = current_database();
 

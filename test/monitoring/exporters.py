@@ -113,7 +113,7 @@ def the_picture_is_drawn(world):
     now = time.time()
     seconds = float(os.environ.get('SECONDS_OF_LOAD', 15)) + 5
     picture.draw(lambda expression: world.ask('query_range', query=expression, start=now - seconds, end=now,
-                                              step=max(1, seconds / 120))['result'], path)
+                                              step=max(1, seconds / 60))['result'], path)
     document = xml.dom.minidom.parse(path)
     text = ' '.join(node.firstChild.data for tag in ('text', 'tspan', 'title') for node in document.getElementsByTagName(tag)
                     if node.firstChild is not None and node.firstChild.nodeType == node.TEXT_NODE)

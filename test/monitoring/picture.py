@@ -24,7 +24,7 @@ def draw(ask, path):
     rows = -(-len(panels) // COLUMNS)
     with tempfile.TemporaryDirectory() as directory:
         script = [
-            'set terminal svg size 1200,%d dynamic enhanced font "sans-serif,11"' % (rows * 200),
+            'set terminal svg size 1200,%d dynamic enhanced font "sans-serif,11"' % (rows * 230),
             'set output "%s"' % os.path.abspath(path),
             'set multiplot layout %d,%d' % (rows, COLUMNS),
             'set border 3 lc rgb "%s"' % GREY, 'set tics nomirror textcolor rgb "%s"' % GREY,
@@ -39,16 +39,19 @@ def draw(ask, path):
                     if not points:
                         continue
                     number += 1
+                    moves = any(float(value) for _, value in points)
                     file = os.path.join(directory, str(number))
                     with open(file, 'w') as data:
                         first = float(points[0][0])
                         data.writelines('%.3f %s\n' % (when - first, value) for when, value in points)
-                    curves.append((name_of(legend, series['metric']), file))
+                    curves.append((moves, name_of(legend, series['metric']), file))
+            # What is zero all the time only fills the legend, unless all is.
+            curves = [curve for curve in curves if curve[0]] or curves[:1]
             script += ['set title "%s" textcolor rgb "%s" noenhanced' % (title.replace('"', ''), GREY),
                        'set ylabel "%s" textcolor rgb "%s"' % (UNITS[unit], GREY)]
             if curves:
                 script.append('plot ' + ', '.join('"%s" with lines lw 2 lc rgb "%s" title "%s"' % (
-                    file, COLOURS[i % len(COLOURS)], name.replace('"', '')) for i, (name, file) in enumerate(curves)))
+                    file, COLOURS[i % len(COLOURS)], name.replace('"', '')) for i, (_, name, file) in enumerate(curves)))
             else:
                 script.append('plot NaN notitle')
         script.append('unset multiplot')
