@@ -11,6 +11,7 @@
 #	make sanitize		run tests with the module's memory and arithmetic watched
 #	make valgrind		run them under valgrind, on that PostgreSQL 17, for hours
 #	make fuzz			throw documents at canonical JSON for ten minutes
+#	make scale-out		run the tests of a router and four shards, with PL/Proxy and PgBouncer
 #	make torture		crash a server under load for about an hour, and look for damage
 #	make failover		take the primary away from its clients 200 times, and look for anything lost
 #	make bench			measure against hand-written SQL, on a throwaway server
@@ -52,7 +53,7 @@ ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isol
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)
 
 # These work without a server installation, and PGXS has a "check" of its own.
-OUR_GOALS = demo playground check clients matrix inject mutants static sanitize valgrind fuzz torture failover bench relay relay-install relay-check relay-bench dist deb packages-check monitoring-check monitoring-picture
+OUR_GOALS = demo playground check clients matrix inject mutants static sanitize valgrind fuzz scale-out torture failover bench relay relay-install relay-check relay-bench dist deb packages-check monitoring-check monitoring-picture
 ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
 
 PROGRAM_demo = examples/demo
@@ -79,6 +80,11 @@ playground:
 clients:
 	@test/prepare clients
 	@test/cluster test/clients $(SUITES)
+
+# SECONDS=600 for a longer run, TESTS restricts it; see test/scale_out/run.
+scale-out:
+	@test/prepare scale-out
+	@test/cluster test/scale_out/run $(if $(SECONDS),SECONDS=$(SECONDS))
 
 # MAJORS="15 17" runs only these; see test/matrix for more.
 matrix:

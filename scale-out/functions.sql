@@ -1,0 +1,190 @@
+-- The router's functions, made from the interface that a shard has installed.
+--
+--	psql -XAt -f functions.sql SHARD | psql -v ON_ERROR_STOP=1 ROUTER
+--
+-- Again after each ALTER EXTENSION idempotency UPDATE of the shards; what has
+-- been granted to idem_application stays.  The first argument of a call that
+-- writes names the shard (a scope, user, aggregate or topic), and a
+-- batch over an array of those is split.  What has no such argument and writes
+-- nothing runs anywhere.  The rest belongs to one shard and is called there: the
+-- outbox's relays, maintenance, and what idem_grant does not give.
+
+\set ON_ERROR_STOP on
+SELECT extnamespace::regnamespace::text AS schema
+FROM pg_extension WHERE extname = 'idempotency' \gset
+
+CREATE TEMP TABLE routed AS
+WITH extension AS (
+	SELECT oid, extnamespace FROM pg_extension WHERE extname = 'idempotency'
+),
+part AS (
+	SELECT d.classid, d.objid
+	FROM extension AS e
+	JOIN pg_depend AS d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+	WHERE d.deptype = 'e'
+),
+-- Names by which rows are found
+indexed AS (
+	SELECT DISTINCT a.attname
+	FROM part AS t
+	JOIN pg_index AS i ON i.indrelid = t.objid
+	JOIN pg_attribute AS a ON a.attrelid = i.indexrelid
+	WHERE t.classid = 'pg_class'::regclass AND a.atttypid = 'text'::regtype
+),
+function AS (
+	SELECT p.oid, p.proname, p.proargnames[1] AS first_name,
+		p.proargtypes[0] = 'text[]'::regtype AS is_split,
+		p.provolatile = 'v' AS writes,
+		p.proargtypes[0] IN ('text'::regtype, 'text[]'::regtype) AND EXISTS (SELECT FROM indexed AS i
+			WHERE i.attname = p.proargnames[1]
+				OR i.attname || 's' = p.proargnames[1] AND p.proargtypes[0] = 'text[]'::regtype) AS is_named
+	FROM :schema.idem_application_functions() AS f
+	JOIN pg_proc AS p ON p.oid = f
+	WHERE p.pronargs > 0
+)
+SELECT f.*, EXISTS (SELECT FROM function AS g
+		WHERE f.is_named AND g.is_named AND g.writes
+			AND rtrim(g.first_name, 's') = rtrim(f.first_name, 's')) AS has_key
+FROM function AS f;
+DELETE FROM routed WHERE NOT has_key AND writes;
+
+CREATE TEMP TABLE argument AS
+SELECT r.oid, n AS place, quote_ident(p.proargnames[n]) AS name,
+	coalesce(p.proargmodes[n], 'i') AS mode,
+	coalesce(p.proallargtypes[n], p.proargtypes[n - 1]) AS type,
+	-- An OID is another one on each server.
+	CASE WHEN t.typname LIKE 'reg%' THEN 'text' ELSE format_type(t.oid, NULL) END AS type_name,
+	format_type(t.oid, NULL) AS remote_type,
+	pg_get_function_arg_default(p.oid, n) AS default_value
+FROM routed AS r
+JOIN pg_proc AS p ON p.oid = r.oid
+CROSS JOIN generate_series(1, coalesce(cardinality(p.proallargtypes), p.pronargs)) AS n
+JOIN pg_type AS t ON t.oid = coalesce(p.proallargtypes[n], p.proargtypes[n - 1]);
+
+-- Columns of the result: none for a scalar
+CREATE TEMP TABLE result AS
+SELECT r.oid, a.place, a.name
+FROM routed AS r JOIN argument AS a ON a.oid = r.oid AND a.mode IN ('o', 't')
+UNION ALL
+SELECT r.oid, c.attnum, quote_ident(c.attname)
+FROM routed AS r
+JOIN pg_proc AS p ON p.oid = r.oid
+JOIN pg_type AS t ON t.oid = p.prorettype AND t.typtype = 'c'
+JOIN pg_attribute AS c ON c.attrelid = t.typrelid AND c.attnum > 0 AND NOT c.attisdropped;
+
+CREATE TEMP VIEW definition AS
+SELECT r.*,
+	'idempotency.' || quote_ident(p.proname) AS name,
+	p.pronamespace::regnamespace || '.' || quote_ident(p.proname) AS remote_name,
+	(SELECT string_agg(format('%s %s', a.name, a.type_name)
+			|| coalesce(' DEFAULT ' || a.default_value, ''), ', ' ORDER BY a.place)
+		FROM argument AS a WHERE a.oid = r.oid AND a.mode = 'i') AS parameters,
+	(SELECT string_agg(a.type_name, ', ' ORDER BY a.place)
+		FROM argument AS a WHERE a.oid = r.oid AND a.mode = 'i') AS types,
+	CASE WHEN EXISTS (SELECT FROM argument AS a WHERE a.oid = r.oid AND a.mode IN ('o', 't'))
+		THEN 'TABLE (' || (SELECT string_agg(format('%s %s', a.name, a.type_name), ', ' ORDER BY a.place)
+			FROM argument AS a WHERE a.oid = r.oid AND a.mode IN ('o', 't')) || ')'
+		ELSE CASE WHEN p.proretset THEN 'SETOF ' ELSE '' END
+			|| CASE WHEN t.typtype = 'c' THEN 'idempotency.' || quote_ident(t.typname)
+				ELSE format_type(t.oid, NULL) END
+		END AS returns,
+	-- PL/Proxy wants them so.
+	'VOLATILE' || CASE WHEN p.proisstrict THEN ' STRICT' ELSE '' END AS kind,
+	coalesce(obj_description(r.oid, 'pg_proc') || ' ', '') AS comment
+FROM routed AS r
+JOIN pg_proc AS p ON p.oid = r.oid
+JOIN pg_type AS t ON t.oid = p.prorettype;
+
+SELECT format($$-- Made by scale-out/functions.sql from idempotency %s; do not edit.
+BEGIN;
+SET LOCAL client_min_messages = warning;
+CREATE SCHEMA IF NOT EXISTS idempotency;
+GRANT USAGE ON SCHEMA idempotency TO idem_application, idem_router;
+
+-- What an earlier run has made, and nothing that depends on it.
+DO $do$
+DECLARE
+	old text;
+BEGIN
+	FOR old IN SELECT format('%%s', p.oid::regprocedure) FROM pg_proc AS p
+		WHERE p.pronamespace = 'idempotency'::regnamespace
+			AND p.proowner = 'idem_router'::regrole
+	LOOP
+		EXECUTE 'DROP FUNCTION ' || old;
+	END LOOP;
+	FOR old IN SELECT t.oid::regtype::text FROM pg_type AS t
+		WHERE t.typnamespace = 'idempotency'::regnamespace
+			AND t.typowner = 'idem_router'::regrole AND t.typtype = 'c'
+	LOOP
+		EXECUTE 'DROP TYPE ' || old;
+	END LOOP;
+END
+$do$;
+
+CREATE FUNCTION idempotency.idem_shard(scope text)
+RETURNS text
+LANGUAGE sql VOLATILE PARALLEL SAFE SECURITY DEFINER
+RETURN idem_map.connection(scope);
+ALTER FUNCTION idempotency.idem_shard(text) OWNER TO idem_router;
+REVOKE ALL ON FUNCTION idempotency.idem_shard(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION idempotency.idem_shard(text) TO idem_application;
+COMMENT ON FUNCTION idempotency.idem_shard(text) IS
+'The connection string of the shard that a scope lives on. Call idem_here(scope) there, in each transaction. Raises 55000 and 55P03.';
+$$, extversion)
+FROM pg_extension WHERE extname = 'idempotency';
+
+SELECT format(E'\nCREATE TYPE idempotency.%I AS (%s);\nALTER TYPE idempotency.%1$I OWNER TO idem_router;',
+	t.typname, string_agg(format('%I %s', c.attname, format_type(c.atttypid, c.atttypmod)), ', ' ORDER BY c.attnum))
+FROM pg_type AS t
+JOIN pg_attribute AS c ON c.attrelid = t.typrelid AND c.attnum > 0 AND NOT c.attisdropped
+WHERE t.oid IN (SELECT p.prorettype FROM routed JOIN pg_proc AS p USING (oid)) AND t.typtype = 'c'
+GROUP BY t.typname
+ORDER BY t.typname;
+
+-- One shard.  All that runs on the router, idem_map.shard(), is qualified.
+SELECT format(E'\nCREATE FUNCTION %s(%s)\nRETURNS %s\nLANGUAGE plproxy %s PARALLEL UNSAFE SECURITY DEFINER\nAS $$\n\tCLUSTER ''idempotency'';\n\tRUN ON %s;\n\tSELECT %s FROM %s(%s) AS r;\n$$;',
+	name, parameters, returns, kind,
+	CASE WHEN has_key THEN 'idem_map.shard($1)' ELSE 'ANY' END,
+	coalesce((SELECT string_agg('r.' || c.name, ', ' ORDER BY c.place) FROM result AS c WHERE c.oid = d.oid), 'r'),
+	remote_name,
+	(SELECT string_agg(
+			CASE WHEN a.place = 1 AND has_key THEN 'idem_gate.pass($1::text)'
+				WHEN a.type_name <> a.remote_type THEN format('$%s::text::%s', a.place, a.remote_type)
+				ELSE format('$%s::%s', a.place, a.type_name) END, ', ' ORDER BY a.place)
+		FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i'))
+FROM definition AS d
+WHERE NOT (has_key AND is_split)
+ORDER BY name, types;
+
+-- Several: the part of each with its elements' places in the whole
+SELECT format(E'\nCREATE FUNCTION idempotency.%1$I(ordinals int[], %2$s)\nRETURNS %3$s\nLANGUAGE plproxy %4$s PARALLEL UNSAFE SECURITY DEFINER\nAS $$\n\tCLUSTER ''idempotency'';\n\tSPLIT ordinals, %5$s;\n\tRUN ON idem_map.shard($2);\n\tSELECT %6$s FROM %7$s AS r;\n$$;\nALTER FUNCTION idempotency.%1$I(int[], %8$s) OWNER TO idem_router;\nREVOKE ALL ON FUNCTION idempotency.%1$I(int[], %8$s) FROM PUBLIC;',
+	proname || '_split', regexp_replace(parameters, ' DEFAULT [^,]*', '', 'g'), returns, kind,
+	(SELECT string_agg(a.name, ', ' ORDER BY a.place)
+		FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i' AND a.type_name LIKE '%[]'),
+	(SELECT string_agg(CASE c.name WHEN 'ordinal' THEN '($1::int[])[r.ordinal] AS ordinal' ELSE 'r.' || c.name END,
+			', ' ORDER BY c.place) FROM result AS c WHERE c.oid = d.oid),
+	remote_name || '(' || (SELECT string_agg(format(CASE a.place WHEN 1 THEN 'idem_gate.pass($%s::%s)' ELSE '$%s::%s' END,
+			a.place + 1, a.type_name), ', ' ORDER BY a.place)
+		FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i') || ')',
+	types)
+	|| format(E'\nCREATE FUNCTION %s(%s)\nRETURNS %s\nLANGUAGE sql %s PARALLEL UNSAFE SECURITY DEFINER\nSET search_path = pg_catalog, pg_temp\nAS $$\n\tSELECT r.*\n\tFROM (SELECT greatest(%s)) AS whole (number),\n\t\tidempotency.%I(ARRAY(SELECT generate_series(1, number)), %s) AS r\n\tORDER BY r.ordinal\n$$;',
+		name, parameters, returns, kind,
+		(SELECT string_agg(format('cardinality($%s)', a.place), ', ' ORDER BY a.place)
+			FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i' AND a.type_name LIKE '%[]'),
+		proname || '_split',
+		(SELECT string_agg(CASE WHEN a.type_name LIKE '%[]' THEN format('idem_map.spread($%s, number)', a.place)
+				ELSE format('$%s', a.place) END, ', ' ORDER BY a.place)
+			FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i'))
+FROM definition AS d
+WHERE has_key AND is_split
+ORDER BY name, types;
+
+-- Owner, grants, comments
+SELECT format(E'\nALTER FUNCTION %1$s(%2$s) OWNER TO idem_router;\nREVOKE ALL ON FUNCTION %1$s(%2$s) FROM PUBLIC;\nGRANT EXECUTE ON FUNCTION %1$s(%2$s) TO idem_application;\nCOMMENT ON FUNCTION %1$s(%2$s) IS %3$L;',
+	name, types,
+	CASE WHEN NOT has_key THEN 'Runs on any shard. ' WHEN is_split THEN 'Each part runs on its shard, in a transaction of its own. '
+		ELSE 'Runs on the shard of its first argument, in a transaction of its own. ' END || comment)
+FROM definition
+ORDER BY name, types;
+
+SELECT E'\nCOMMIT;';

@@ -1,0 +1,131 @@
+-- The router's map: which shard a scope lives on.
+--
+--	psql -v application=app -v servers="p0 '...', p1 '...'" -f router.sql
+--
+-- Once, in the router's database, as a superuser.  "servers" are the connection
+-- strings of the shards, "application" is the role on the shards as which the
+-- router connects.  The functions come afterwards: see functions.sql.
+
+\set ON_ERROR_STOP on
+BEGIN;
+CREATE EXTENSION IF NOT EXISTS plproxy;
+
+-- The owner of all that is called, and who may call it.
+CREATE ROLE idem_router NOLOGIN;
+CREATE ROLE idem_application NOLOGIN;
+
+CREATE SERVER idempotency FOREIGN DATA WRAPPER plproxy
+	OPTIONS (modular_mapping '1', :servers);
+GRANT USAGE ON FOREIGN SERVER idempotency TO idem_router;
+CREATE USER MAPPING FOR idem_router SERVER idempotency OPTIONS (user :'application');
+
+CREATE SCHEMA idem_map;
+GRANT USAGE ON SCHEMA idem_map TO idem_router;
+
+CREATE FUNCTION idem_map.slot(scope text)
+RETURNS int
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+RETURN get_byte(sha256(convert_to(scope, 'UTF8')), 0);
+
+CREATE VIEW idem_map.shards AS
+SELECT substr(o.option_name, 2)::int AS shard, o.option_value AS connection
+FROM pg_foreign_server AS s, pg_options_to_table(s.srvoptions) AS o
+WHERE s.srvname = 'idempotency' AND o.option_name ~ '^p[0-9]+$';
+
+CREATE TABLE idem_map.slots (
+	slot int PRIMARY KEY CHECK (slot BETWEEN 0 AND 255),
+	shard int NOT NULL,
+	moving_to int
+);
+INSERT INTO idem_map.slots (slot, shard)
+SELECT slot, slot % (SELECT count(*) FROM idem_map.shards)
+FROM generate_series(0, 255) AS slot;
+
+-- Scopes that do not live where their slot does.
+CREATE TABLE idem_map.scopes (
+	scope text COLLATE "C" PRIMARY KEY CHECK (scope <> ''),
+	shard int NOT NULL,
+	moving_to int
+);
+
+-- The shard's number; an error if there is none that may be called.
+CREATE FUNCTION idem_map.shard(scope text)
+RETURNS int
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	place record;
+BEGIN
+	SELECT s.shard, s.moving_to INTO place
+	FROM idem_map.scopes AS s
+	WHERE s.scope = shard.scope;
+	IF NOT FOUND THEN
+		SELECT s.shard, s.moving_to INTO place
+		FROM idem_map.slots AS s
+		WHERE s.slot = idem_map.slot(shard.scope);
+	END IF;
+	IF scope IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed',
+			MESSAGE = 'the first argument, by which the shard is found, must not be null';
+	ELSIF NOT FOUND THEN
+		RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+			MESSAGE = format('no shard is known for scope "%s"', left(scope, 40)),
+			DETAIL = format('Table idem_map.slots has no row for slot %s.', idem_map.slot(scope)),
+			HINT = 'Insert the row that is missing, with the shard on which idem_gate.places has this slot.';
+	ELSIF place.moving_to IS NOT NULL THEN
+		RAISE EXCEPTION USING ERRCODE = 'lock_not_available',
+			MESSAGE = format('scope "%s" is being moved to another shard', left(scope, 40)),
+			DETAIL = format('From shard %s to shard %s. Nothing has been done.', place.shard, place.moving_to),
+			HINT = 'Try again in a moment. If it stays like this, run scale-out/move again, or with --back.';
+	END IF;
+	RETURN place.shard;
+END
+$$;
+
+-- Where to connect for a transaction of one's own with this scope.
+CREATE FUNCTION idem_map.connection(scope text)
+RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	number CONSTANT int := idem_map.shard(scope);
+	found text;
+BEGIN
+	SELECT s.connection INTO found
+	FROM idem_map.shards AS s
+	WHERE s.shard = number;
+	IF found IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+			MESSAGE = format('shard %s, where scope "%s" lives, has no connection string', number, left(scope, 40)),
+			HINT = format('ALTER SERVER idempotency OPTIONS (ADD p%s ''...'')', number);
+	END IF;
+	RETURN found;
+END
+$$;
+
+-- All elements of arrays of one call, where one stands for all, or none does.
+CREATE FUNCTION idem_map.spread(elements anyarray, number int)
+RETURNS anyarray
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF elements IS NULL THEN
+		RETURN array_fill(elements[1], ARRAY[number]);
+	ELSIF cardinality(elements) = 1 THEN
+		RETURN array_fill(elements[array_lower(elements, 1)], ARRAY[number]);
+	ELSIF cardinality(elements) <> number THEN
+		RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+			MESSAGE = 'arrays of one call must have the same number of elements, or one that stands for all';
+	END IF;
+	RETURN elements;
+END
+$$;
+
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idem_map FROM PUBLIC;
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA idem_map TO idem_router;
+GRANT SELECT ON ALL TABLES IN SCHEMA idem_map TO idem_router;
+ALTER FUNCTION idem_map.connection(text) OWNER TO idem_router;
+COMMIT;

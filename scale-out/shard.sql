@@ -1,0 +1,102 @@
+-- The gate of a shard: which scopes live here.
+--
+--	psql -v application=app -v slots='{0,4,8}' -f shard.sql
+--
+-- Beside the extension, once on each shard, as a superuser.  "application" is the
+-- role that the router and the application connect as, "slots" are those that
+-- live here at the beginning, none for a shard that is added later.
+--
+-- Every call that comes through the router passes idem_here(scope) in its own
+-- transaction, and so must every transaction of a client that connects here
+-- directly.  It holds the scope where it is until that transaction ends, and
+-- refuses a scope that lives elsewhere: a router with an old, wrong or
+-- incomplete map gets an error, never a second record of the same key.
+
+\set ON_ERROR_STOP on
+BEGIN;
+CREATE SCHEMA idem_gate;
+
+-- 256 slots, by the first byte of a hash that is the same everywhere.
+CREATE FUNCTION idem_gate.slot(scope text)
+RETURNS int
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+RETURN get_byte(sha256(convert_to(scope, 'UTF8')), 0);
+
+-- A scope of its own place has a row; the others follow their slot's, whose
+-- scope is ''.  No row: elsewhere.
+CREATE TABLE idem_gate.places (
+	slot int NOT NULL CHECK (slot BETWEEN 0 AND 255),
+	scope text COLLATE "C" NOT NULL DEFAULT '',
+	here boolean NOT NULL,
+	PRIMARY KEY (slot, scope)
+);
+INSERT INTO idem_gate.places (slot, here)
+SELECT s, true FROM unnest(:'slots'::int[]) AS s;
+
+-- The lock comes first, so the query that follows sees what whoever moves the
+-- scope has committed.  Not so in a transaction with an older snapshot.
+CREATE FUNCTION idem_gate.pass(scope text)
+RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	its_slot CONSTANT int := idem_gate.slot(scope);
+	is_here boolean;
+BEGIN
+	IF scope IS NULL THEN
+		RETURN NULL;
+	END IF;
+	IF current_setting('transaction_isolation') <> 'read committed' THEN
+		RAISE EXCEPTION USING ERRCODE = 'feature_not_supported',
+			MESSAGE = 'a scope of a shard cannot be used under this isolation level',
+			DETAIL = format('The transaction is %s: its snapshot may be older than the scope''s move to another shard.',
+				current_setting('transaction_isolation')),
+			HINT = 'Use READ COMMITTED.';
+	END IF;
+	PERFORM pg_advisory_xact_lock_shared(1229211981, its_slot);
+	SELECT p.here INTO is_here
+	FROM idem_gate.places AS p
+	WHERE p.slot = its_slot AND p.scope IN ('', pass.scope)
+	ORDER BY p.scope DESC
+	LIMIT 1;
+	IF is_here IS NOT TRUE THEN
+		RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+			MESSAGE = format('scope "%s" does not live on this shard', left(scope, 40)),
+			DETAIL = 'It is being moved, has been moved, or was looked for in the wrong place. Nothing has been done.',
+			HINT = 'Ask the router again: SELECT idem_shard(scope).';
+	END IF;
+	RETURN scope;
+END
+$$;
+
+CREATE FUNCTION idem_gate.pass(scopes text[])
+RETURNS text[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	PERFORM idem_gate.pass(s.scope)
+	FROM (SELECT DISTINCT scope FROM unnest(scopes) AS scope
+		ORDER BY 1) AS s;
+	RETURN scopes;
+END
+$$;
+
+-- Under the name of the interface, for clients.
+SELECT extnamespace::regnamespace::text AS schema
+FROM pg_extension WHERE extname = 'idempotency' \gset
+CREATE FUNCTION :schema.idem_here(scope text)
+RETURNS text
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+RETURN idem_gate.pass(scope);
+COMMENT ON FUNCTION :schema.idem_here(text) IS
+'Keeps a scope on this shard until the end of the transaction, and returns it. Raises 55000 where it lives elsewhere.';
+
+REVOKE ALL ON FUNCTION idem_gate.slot(text), idem_gate.pass(text), idem_gate.pass(text[]),
+	:schema.idem_here(text) FROM PUBLIC;
+GRANT USAGE ON SCHEMA idem_gate TO :"application";
+GRANT EXECUTE ON FUNCTION idem_gate.pass(text), idem_gate.pass(text[]), :schema.idem_here(text)
+	TO :"application";
+SELECT :schema.idem_grant(:'application') \g /dev/null
+COMMIT;

@@ -1,0 +1,238 @@
+"""
+The servers of a test: four shards, a PgBouncer before them, and a router.
+
+The router is the server that PGHOST and PGPORT point to, the shards are
+started here, from the same installation and with the same settings.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+import psycopg2
+
+SHARDS = 4
+HERE = os.path.dirname(os.path.abspath(__file__))
+SCALE_OUT = os.path.join(HERE, '..', '..', 'scale-out')
+APPLICATION = 'app'             # connects to shards
+WEB = 'web'                     # connects to the router
+
+# What a shard has of its own, besides the extension.
+SCHEMA = '''
+CREATE TABLE effects (scope text, key text);
+GRANT INSERT, SELECT ON effects TO app;
+CREATE FUNCTION work(request jsonb) RETURNS jsonb LANGUAGE sql AS $$
+	INSERT INTO effects VALUES (request->>'scope', request->>'key');
+	SELECT request
+$$;
+CREATE FUNCTION fail(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO effects VALUES (request->>'scope', request->>'key');
+	RAISE 'no work today';
+END $$;
+'''
+
+
+def program(name):
+    bindir = subprocess.run([os.environ['PG_CONFIG'], '--bindir'], check=True,
+                            capture_output=True, text=True).stdout.strip()
+    return os.path.join(bindir, name)
+
+
+def run(*command, **options):
+    """Returns its output; raises what it said where it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True,
+                          stderr=subprocess.STDOUT, check=False, **options)
+    if done.returncode:
+        raise RuntimeError('%s: %s' % (' '.join(command), done.stdout))
+    return done.stdout
+
+
+class Session:
+    """A connection without transactions, unless BEGIN is called."""
+
+    def __init__(self, dsn, search_path=None):
+        self.connection = psycopg2.connect(dsn)
+        self.connection.autocommit = True
+        self.cursor = self.connection.cursor()
+        if search_path:
+            self.run('SET search_path = ' + search_path)
+
+    def run(self, text, *args):
+        self.cursor.execute(text, args or None)
+        return self.cursor.fetchall() if self.cursor.description else []
+
+    def one(self, text, *args):
+        return self.run(text, *args)[0][0]
+
+    def error(self, text, *args):
+        """Its SQLSTATE and message, or what came in its place."""
+        try:
+            return None, self.run(text, *args)
+        except psycopg2.Error as error:
+            return error.pgcode, str(error)
+
+    def close(self):
+        self.connection.close()
+
+
+class Server:
+
+    def __init__(self, work, name, template):
+        self.name, self.socket = name, os.path.join(work, name)
+        self.data = os.path.join(work, name + '.data')
+        self.log = os.path.join(work, name + '.log')
+        shutil.copytree(template, self.data)
+        os.chmod(self.data, 0o700)
+        os.mkdir(self.socket)
+        with open(os.path.join(self.data, 'postgresql.conf'), 'a') as conf:
+            conf.write("include '%s'\nlisten_addresses = ''\n"
+                       "unix_socket_directories = '%s'\nfsync = off\n"
+                       'max_connections = 60\nshared_buffers = 16MB\n'
+                       "timezone = 'UTC'\n"
+                       % (os.environ['IDEMPOTENCY_CONF'], self.socket))
+
+    def dsn(self, user='postgres'):
+        return 'host=%s port=5432 dbname=postgres user=%s' % (self.socket, user)
+
+    def session(self, user='postgres', search_path=None):
+        return Session(self.dsn(user), search_path)
+
+    def start(self):
+        run(program('pg_ctl'), '-D', self.data, '-l', self.log, '-w', 'start')
+
+    def kill(self):
+        """As a crash would."""
+        run(program('pg_ctl'), '-D', self.data, '-m', 'immediate', 'stop')
+
+    def signal(self, number):
+        """To the postmaster and all that it has started."""
+        with open(os.path.join(self.data, 'postmaster.pid')) as file:
+            pid = int(file.readline())
+        children = run('ps', '-o', 'pid=', '--ppid', str(pid)).split()
+        for one in [pid] + [int(child) for child in children]:
+            os.kill(one, number)
+
+    def stop(self):
+        try:
+            self.signal(signal.SIGCONT)
+            self.kill()
+        except (RuntimeError, OSError):
+            pass                # it is down
+
+
+class Bouncer:
+    """PgBouncer before the shards, their numbers its databases' names."""
+
+    def __init__(self, work, shards, name='bouncer', **settings):
+        self.socket = os.path.join(work, name)
+        os.mkdir(self.socket)
+        self.file = os.path.join(self.socket, 'bouncer.ini')
+        users = os.path.join(self.socket, 'users')
+        with open(users, 'w') as file:
+            file.write('"app" ""\n"postgres" ""\n')
+        settings = {'pool_mode': 'transaction', 'default_pool_size': 20,
+                    'server_login_retry': 0.2, 'query_wait_timeout': 5,
+                    **settings}
+        with open(self.file, 'w') as file:
+            file.write('[databases]\n')
+            for shard in shards:
+                file.write('%s = host=%s port=5432 dbname=postgres\n'
+                           % (shard.name, shard.socket))
+            file.write('[pgbouncer]\nlisten_port = 6432\nlisten_addr =\n'
+                       'auth_type = trust\nmax_client_conn = 500\n'
+                       'unix_socket_dir = %s\nauth_file = %s\n'
+                       'logfile = %s/log\npidfile = %s/pid\n' % (
+                           self.socket, users, self.socket, self.socket))
+            for setting in settings.items():
+                file.write('%s = %s\n' % setting)
+        self.process = subprocess.Popen(
+            ['/usr/sbin/pgbouncer', '-q', self.file])
+        until = time.monotonic() + 20
+        while not os.path.exists(self.socket + '/.s.PGSQL.6432'):
+            if time.monotonic() > until or self.process.poll() is not None:
+                raise RuntimeError('pgbouncer does not start: see '
+                                   + self.socket + '/log')
+            time.sleep(0.05)
+
+    def connection(self, name):
+        return 'host=%s port=6432 dbname=%s' % (self.socket, name)
+
+    def session(self, name, user=APPLICATION):
+        return Session('%s user=%s' % (self.connection(name), user))
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait()
+
+
+class Servers:
+
+    def __init__(self):
+        self.work = tempfile.mkdtemp(prefix='shards.')
+        template = os.path.join(self.work, 'template')
+        run(program('initdb'), '-D', template, '-U', 'postgres', '-A', 'trust',
+            '--no-sync', '--locale=C.UTF-8')
+        self.shards = [Server(self.work, 's%d' % n, template)
+                       for n in range(SHARDS)]
+        self.bouncer = None
+
+    def start(self):
+        for shard in self.shards:
+            shard.start()
+            session = shard.session()
+            session.run('CREATE ROLE app LOGIN')
+            session.run('CREATE EXTENSION idempotency')
+            session.run(SCHEMA)
+            session.close()
+        self.bouncer = Bouncer(self.work, self.shards)
+        connections = os.path.join(self.work, 'connections')
+        with open(connections, 'w') as file:
+            for shard in self.shards:
+                file.write(self.bouncer.connection(shard.name)
+                           + ' connect_timeout=5\n')
+        session = Session('dbname=postgres')
+        session.run('DROP DATABASE IF EXISTS router WITH (FORCE)')
+        session.run('CREATE DATABASE router')
+        for role in (WEB, 'idem_application', 'idem_router'):
+            session.run('DROP ROLE IF EXISTS ' + role)
+        session.close()
+        run(os.path.join(SCALE_OUT, 'install'), APPLICATION, 'dbname=router',
+            *(shard.dsn() for shard in self.shards),
+            env={**os.environ, 'CONNECTIONS': connections})
+        session = self.router('postgres')
+        session.run('CREATE ROLE web LOGIN IN ROLE idem_application')
+        session.run("ALTER ROLE web SET search_path = idempotency")
+        session.run("ALTER ROLE web SET timezone = 'UTC'")
+        session.close()
+
+    def router(self, user=WEB):
+        return Session('dbname=router user=' + user)
+
+    def home(self, scope):
+        """The number of the shard that it lives on."""
+        session = self.router('postgres')
+        number = session.one('SELECT idem_map.shard(%s)', scope)
+        session.close()
+        return number
+
+    def move(self, *arguments):
+        """Returns its exit status and what it said."""
+        process = self.start_move(*arguments)
+        output, _ = process.communicate()
+        return process.returncode, output
+
+    def start_move(self, *arguments):
+        return subprocess.Popen(
+            [os.path.join(SCALE_OUT, 'move'), *map(str, arguments)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def stop(self):
+        if self.bouncer:
+            self.bouncer.stop()
+        for shard in self.shards:
+            shard.stop()
+        shutil.rmtree(self.work, ignore_errors=True)
