@@ -4,7 +4,8 @@ Namespaces of the test's own: users, processes, mounts and networks.
 What is started in them ends with their first process, whatever happens to that,
 and no network is touched but theirs.  No rights are needed for it, where the
 kernel lets users have namespaces.  Where it does not, all servers listen on
-addresses of the loopback network, and none can be cut off.
+addresses of the loopback network, none can be cut off, and who kills the test
+with signal 9 leaves them behind.
 
 Each server has two networks: that of the cluster, where it meets the others,
 and that of the clients.  Either can be cut.

@@ -38,6 +38,9 @@ wal_sender_timeout = 5s
 wal_receiver_timeout = 5s
 log_line_prefix = '%%m [%%p] %%q%%a '
 log_checkpoints = off
+checkpoint_timeout = 30s
+min_wal_size = 32MB                 # pg_rewind copies all that there is
+max_wal_size = 64MB
 autovacuum_naptime = 5s
 client_connection_check_interval = 1s
 idempotency.databases = '%(database)s'
@@ -49,7 +52,7 @@ idempotency.outbox_max_attempts = 1000
 # Patroni manages these itself.
 MANAGED = dict(max_connections=60, max_prepared_transactions=60,
                max_wal_senders=8, max_replication_slots=8, wal_level='replica',
-               wal_log_hints='on', wal_keep_size='256MB',
+               wal_log_hints='on', wal_keep_size='64MB',
                synchronous_commit='on')
 
 HAPROXY = '''
@@ -173,7 +176,7 @@ class Machine:
                 'listen': '%s:%d' % (anywhere, PORTS['server']),
                 'connect_address': '%s:%d' % (self.address(),
                                               PORTS['server']),
-                'data_dir': self.data, 'bin_dir': self.servers.bindir,
+                'data_dir': self.data, 'bin_dir': self.servers.programs,
                 'custom_conf': os.path.join(self.directory, 'server.conf'),
                 'pgpass': os.path.join(self.directory, 'pgpass'),
                 'parameters': {'unix_socket_directories': self.directory},
@@ -258,11 +261,30 @@ class Servers:
         self.bindir = subprocess.check_output(
             [os.environ.get('PG_CONFIG', 'pg_config'), '--bindir'],
             text=True).strip()
+        self.programs = self.make_programs()
         self.machines = [Machine(self, host) for host in HOSTS]
         # The clients' own end of their network.
         self.address = '127.0.0.1' if network.separate \
             else network.address('clients', 1)
         self.front = []
+
+    def make_programs(self):
+        """
+        A directory of PostgreSQL's programs, for Patroni, which does not let
+        pg_rewind do without syncing all files.
+        """
+        programs = os.path.join(self.directory, 'programs')
+        os.mkdir(programs)
+        for name in os.listdir(self.bindir):
+            real = os.path.join(self.bindir, name)
+            mine = os.path.join(programs, name)
+            if name == 'pg_rewind':
+                with open(mine, 'w') as file:
+                    file.write('#!/bin/sh\nexec %s "$@" --no-sync\n' % real)
+                os.chmod(mine, 0o755)
+            else:
+                os.symlink(real, mine)
+        return programs
 
     def start(self):
         for machine in self.machines:
@@ -377,7 +399,7 @@ class Servers:
             self.network.command(
                 leader.host, 'patronictl', '-c',
                 os.path.join(leader.directory, 'patroni.yml'), 'switchover',
-                '--master', leader.name, '--force'),
+                '--leader', leader.name, '--force'),
             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             check=False)
         if 'Successfully switched over' not in done.stdout:
