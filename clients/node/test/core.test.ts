@@ -34,6 +34,14 @@ test('each function of the extension is a method, and each method is one of them
   assert.ok(names.length > 40, 'the list is not empty')
 })
 
+test('the double has every method, in and out of a transaction', async () => {
+  const memory = new MemoryIdempotency()
+  const methods = (client: object): string[] => [...Object.keys(client), ...Object.getOwnPropertyNames(Object.getPrototypeOf(client))]
+    .filter((name) => typeof (client as Record<string, unknown>)[name] === 'function' && name !== 'constructor').sort()
+  assert.deepEqual(methods(memory), methods(idem))
+  await memory.transaction((tx) => { assert.deepEqual(Object.keys(memory.on(tx)).sort(), Object.keys(idem.statements).sort()) })
+})
+
 /** The same over the server and in memory. */
 function both(name: string, run: (core: Core, where: string) => Promise<void>): void {
   test(name, () => run(idem, 'server'))

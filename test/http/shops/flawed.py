@@ -182,6 +182,33 @@ class RequiresNoKey(Plain):
         return super().payments(request)
 
 
+class NoKeyIsAKey(Plain):
+    def blobs(self, request):
+        key = plain.key_of(request, False) or 'the-one-of-all-without'
+        return self.once(request, key, lambda connection: self.reverse(request, connection))
+
+
+class OtherRefusals(Plain):
+    """Some refusals of a claim are answered as others."""
+
+    def claim(self, *rest):
+        try:
+            return super().claim(*rest)
+        except Refused as refused:
+            for kind, reply in self.others.items():
+                if kind in refused.reply.body:
+                    refused.reply = reply(refused.reply.status)
+            raise
+
+
+class HidesErased(OtherRefusals):
+    others = {b':response-erased': lambda status: Reply(status, b'', None, [('Idempotent-Replayed', 'true')])}
+
+
+class ExpiredIsRunning(OtherRefusals):
+    others = {b':key-expired': lambda status: plain.problem('in-progress', headers=[('Retry-After', '1')])}
+
+
 class TakesFirstLine(Plain):
     def payments(self, request):
         first = request.headers.get('Idempotency-Key')
