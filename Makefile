@@ -103,6 +103,7 @@ mutants:
 
 static:
 	@test/prepare static
+	@test/prepare inject
 	@test/static
 
 # SUITES and TESTS restrict these; see test/memory.

@@ -168,7 +168,7 @@ ask(MessageList *list, Question what)
 				text_add(pauses, "NULL");
 			else
 				text_addf(pauses, "%lld ms",
-								  (long long) message->retry_after);
+						  (long long) message->retry_after);
 		}
 	}
 	text_add_char(ids, '}');
@@ -420,7 +420,7 @@ static void
 add_id(Text *ids, Text *attempts, const Message *message)
 {
 	text_addf(ids, "%c%lld", ids->len ? ',' : '{',
-					  (long long) message->id);
+			  (long long) message->id);
 	text_addf(attempts, "%c%d", attempts->len ? ',' : '{',
-					  message->attempt);
+			  message->attempt);
 }

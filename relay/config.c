@@ -60,7 +60,7 @@ static void set(Section *section, const char *name, const char *value,
 static void check_setting(Config *config, Section *section,
 						  const Setting *setting);
 static const SettingDef *find_def(const Section *section, const char *name);
-static bool parse(const SettingDef *def, const char *text, int64_t *value);
+static bool parse(const SettingDef *def, const char *text, int64_t * value);
 static char *trim(char *text);
 
 /*
@@ -206,7 +206,7 @@ read_line(Config *config, Section **section, char *line, const char *where)
 	char	   *equals = strchr(text, '=');
 	size_t		length = strlen(text);
 
-	if (!*text || *text == '#')
+	if (!*text ||*text == '#')
 		return;
 	if (*text == '[')
 	{
@@ -216,8 +216,9 @@ read_line(Config *config, Section **section, char *line, const char *where)
 						 "without a full stop in it, between [ and ]");
 			return;
 		}
-		text[length - 1] = '\0';
-		*section = get_section(config, trim(text + 1), where);
+		text[		length - 1] = '\0';
+
+		*section = get_section(config, trim(text +1), where);
 		return;
 	}
 	if (!equals)
@@ -228,6 +229,7 @@ read_line(Config *config, Section **section, char *line, const char *where)
 	}
 	*equals = '\0';
 	text = trim(text);
+
 	if (section_setting(*section, text))
 		config_fault(config, where, "\"%s\" is set twice, first at %s; "
 					 "remove one", text, section_where(*section, text));
@@ -402,7 +404,7 @@ find_def(const Section *section, const char *name)
  * Read a value of that kind; false: it is none.
  */
 static bool
-parse(const SettingDef *def, const char *text, int64_t *value)
+parse(const SettingDef *def, const char *text, int64_t * value)
 {
 	static const struct
 	{
@@ -502,7 +504,7 @@ section_number(const Section *section, const char *name)
 /*
  * The elements of a list with commas, and NULL at its end.
  */
-char **
+char	  **
 config_list(const char *text)
 {
 	char	  **list = relay_alloc(sizeof(char *));
@@ -543,9 +545,10 @@ trim(char *text)
 	char	   *end;
 
 	while (isspace((unsigned char) *text))
-		text++;
-	end = text + strlen(text);
-	while (end > text && isspace((unsigned char) end[-1]))
+		text	  ++;
+	end = text +strlen(text);
+
+	while (end > text &&isspace((unsigned char) end[-1]))
 		end--;
 	*end = '\0';
 	return text;

@@ -302,7 +302,7 @@ go_on_connecting(Database *database)
 		" ('idle_session_timeout', '0'), ('transaction_timeout', '0'),"
 		" ('default_transaction_isolation', 'read committed'),"
 		" ('TimeZone', 'UTC')) AS s (name, value)"
-		/* Not every server has all of them. */
+	/* Not every server has all of them. */
 		" WHERE EXISTS (SELECT FROM pg_catalog.pg_settings p"
 		" WHERE p.name OPERATOR(pg_catalog.=) s.name)";
 

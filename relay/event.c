@@ -23,7 +23,7 @@ event_body(const Message *message, Text *body)
 		cloudevent(message, body);
 	else
 		text_add_bytes(body, message->payload,
-								message->payload_length);
+					   message->payload_length);
 }
 
 /*
@@ -44,11 +44,11 @@ event_line(const Message *message, Text *line)
 		text_add(line, ",\"message_key\":");
 		json_string(line, message->key);
 		text_addf(line, ",\"attempt\":%d,\"created_at\":\"%s\","
-						  "\"headers\":%s,\"payload\":", message->attempt,
-						  message->created_at,
-						  message->headers ? message->headers : "null");
+				  "\"headers\":%s,\"payload\":", message->attempt,
+				  message->created_at,
+				  message->headers ? message->headers : "null");
 		text_add_bytes(line, message->payload,
-								message->payload_length);
+					   message->payload_length);
 		text_add_char(line, '}');
 	}
 	text_add_char(line, '\n');
@@ -82,7 +82,7 @@ cloudevent(const Message *message, Text *body)
 		json_string(body, message->key);
 	}
 	text_addf(body, ",\"time\":\"%s\",\"datacontenttype\":"
-					  "\"application/json\",\"data\":", message->created_at);
+			  "\"application/json\",\"data\":", message->created_at);
 	text_add_bytes(body, message->payload, message->payload_length);
 	text_add_char(body, '}');
 }

@@ -34,11 +34,11 @@ json_string(Text *to, const char *text)
 		return;
 	}
 	text_add_char(to, '"');
-	for (; *text; text++)
+	for (; *text; text ++)
 	{
 		if (*text == '"' || *text == '\\')
 			text_add_char(to, '\\');
-		if ((unsigned char) *text < ' ')
+		if ((unsigned char) *text <' ')
 			text_addf(to, "\\u%04x", (unsigned char) *text);
 		else
 			text_add_char(to, *text);

@@ -246,10 +246,10 @@ make_answer(Client *client)
 		text_add(text, "see /metrics\n");
 	client->answer = text_new();
 	text_addf(client->answer, "HTTP/1.1 %s\r\nContent-Type: "
-					  "text/plain; version=0.0.4; charset=utf-8\r\n"
-					  "Content-Length: %zu\r\nConnection: close\r\n\r\n%s",
-					  found ? "200 OK" : "404 Not Found", text->len,
-					  text->data);
+			  "text/plain; version=0.0.4; charset=utf-8\r\n"
+			  "Content-Length: %zu\r\nConnection: close\r\n\r\n%s",
+			  found ? "200 OK" : "404 Not Found", text->len,
+			  text->data);
 	text_free(text);
 }
 
@@ -374,7 +374,7 @@ append_figure(Text *text, const char *name, const char *type,
 			  const char *help, double value)
 {
 	text_addf(text, "# HELP %s %s\n# TYPE %s %s\n%s %.17g\n", name,
-					  help, name, type, name, value);
+			  help, name, type, name, value);
 }
 
 static void
@@ -384,7 +384,7 @@ append_by_sink(Text *text, const char *name, const char *type,
 	const Sink *sink;
 
 	text_addf(text, "# HELP %s %s\n# TYPE %s %s\n", name, help, name,
-					  type);
+			  type);
 	for (sink = sinks_first; sink; sink = sink->next)
 	{
 		const char *c;
@@ -397,6 +397,6 @@ append_by_sink(Text *text, const char *name, const char *type,
 			text_add_char(text, *c);
 		}
 		text_addf(text, "\",kind=\"%s\"} %.17g\n", sink->type->name,
-						  value(sink));
+				  value(sink));
 	}
 }

@@ -61,7 +61,7 @@ signature_read_secret(const char *text, unsigned char *secret, int size)
 
 	if (strncmp(text, "whsec_", 6) != 0)
 		return -1;
-	for (text += 6; *text && *text != '='; text++)
+	for (text +=6; *text &&*text !='='; text ++)
 	{
 		const char *digit = strchr(base64_digits, *text);
 

@@ -159,11 +159,11 @@ take(int want, const char *topics, int64_t now)
 	Text	   *query = text_new();
 
 	text_addf(query,
-					  "SELECT id, message_id, topic, message_key, payload, "
-					  "headers, attempt, pg_catalog.to_char(created_at, "
-					  "'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') "
-					  "FROM %s.idem_outbox_take($1::int, $2::interval, "
-					  "$3::text[], $4::interval)", database.schema);
+			  "SELECT id, message_id, topic, message_key, payload, "
+			  "headers, attempt, pg_catalog.to_char(created_at, "
+			  "'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') "
+			  "FROM %s.idem_outbox_take($1::int, $2::interval, "
+			  "$3::text[], $4::interval)", database.schema);
 	snprintf(count, sizeof(count), "%d", want);
 	snprintf(lease_text, sizeof(lease_text), "%lld ms", (long long) lease);
 	snprintf(wait_text, sizeof(wait_text), "%lld ms", (long long) ms);

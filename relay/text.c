@@ -26,8 +26,8 @@ text_new(void)
 {
 	Text	   *text = relay_alloc(sizeof(Text));
 
-	text->size = FIRST_SIZE;
-	text->data = relay_alloc(FIRST_SIZE);
+	text	  ->size = FIRST_SIZE;
+	text	  ->data = relay_alloc(FIRST_SIZE);
 	return text;
 }
 
@@ -47,8 +47,8 @@ text_free(Text *text)
 void
 text_clear(Text *text)
 {
-	text->len = 0;
-	text->data[0] = '\0';
+	text	  ->len = 0;
+	text	  ->data[0] = '\0';
 }
 
 void
@@ -62,8 +62,8 @@ text_add_bytes(Text *text, const char *part, size_t length)
 {
 	make_room(text, length);
 	memcpy(text->data + text->len, part, length);
-	text->len += length;
-	text->data[text->len] = '\0';
+	text	  ->len += length;
+	text	  ->data[text->len] = '\0';
 }
 
 void
@@ -88,7 +88,7 @@ text_addf(Text *text, const char *format,...)
 	va_start(args, format);
 	vsnprintf(text->data + text->len, (size_t) length + 1, format, args);
 	va_end(args);
-	text->len += (size_t) length;
+	text	  ->len += (size_t) length;
 }
 
 /*
@@ -153,7 +153,7 @@ make_room(Text *text, size_t length)
 {
 	while (text->size - text->len <= length)
 	{
-		text->size *= 2;
-		text->data = relay_resize(text->data, text->size);
+		text	  ->size *= 2;
+		text	  ->data = relay_resize(text->data, text->size);
 	}
 }

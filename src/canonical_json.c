@@ -296,7 +296,7 @@ append_string(StringInfo out, const char *string, int length)
 static void
 append_number(StringInfo out, Numeric number)
 {
-	Decimal		decimal;
+	Decimal decimal;
 	double		value;
 
 	if (!read_numeric(number, &decimal))
@@ -368,10 +368,10 @@ read_numeric(Numeric number, Decimal *decimal)
 		;
 	memmove(digits, digits + leading, n - leading);
 
-	decimal->negative = (sign == 0x4000);
-	decimal->exponent = 4 * (weight + 1) - leading;
-	decimal->ndigits = n - leading;
-	decimal->digits = digits;
+	decimal   ->negative = (sign == 0x4000);
+	decimal   ->exponent = 4 * (weight + 1) - leading;
+	decimal   ->ndigits = n - leading;
+	decimal   ->digits = digits;
 	return decimal->ndigits > 0;
 }
 
@@ -452,7 +452,8 @@ parse_decimal(const char *string, Decimal *decimal)
 	int			leading = 0;
 	const char *p = string;
 
-	decimal->negative = (*p == '-');
+	decimal   ->negative = (*p == '-');
+
 	if (*p == '-')
 		p++;
 	for (; *p != '\0' && *p != 'e'; p++)
@@ -462,7 +463,7 @@ parse_decimal(const char *string, Decimal *decimal)
 		else if (n == 0 && *p == '0')
 			leading++;
 		else
-			decimal->digits[n++] = *p;
+			decimal   ->digits[n++] = *p;
 	}
 	if (point < 0)
 		point = n + leading;
@@ -471,8 +472,8 @@ parse_decimal(const char *string, Decimal *decimal)
 
 	while (n > 0 && decimal->digits[n - 1] == '0')
 		n--;
-	decimal->ndigits = n;
-	decimal->exponent = exponent + point - leading;
+	decimal   ->ndigits = n;
+	decimal   ->exponent = exponent + point - leading;
 }
 
 /*

@@ -193,7 +193,7 @@ idem_complete_in(IdemTable *table, const Datum *key,
 	memset(&change, 0, sizeof(change));
 	idem_record_set(&change, KEYS_STATE, idem_state_datum(IDEM_STATE_COMPLETED));
 	idem_record_set(&change, KEYS_RESPONSE_STATUS,
-				  Int32GetDatum(response->status));
+					Int32GetDatum(response->status));
 	idem_record_set_or_null(&change, KEYS_RESPONSE_HEADERS,
 							check_size(response->headers, "response_headers"));
 	idem_record_set_or_null(&change, KEYS_RESPONSE_BODY,
@@ -249,9 +249,9 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 	idem_key_args(fcinfo, key);
 	memset(&change, 0, sizeof(change));
 	idem_record_set(&change, KEYS_RECOVERY_POINT,
-				  idem_name_arg(fcinfo, 2, "recovery_point"));
+					idem_name_arg(fcinfo, 2, "recovery_point"));
 	idem_record_set_or_null(&change, KEYS_RECOVERY_STATE,
-					check_size(optional_arg(fcinfo, 3), "recovery_state"));
+							check_size(optional_arg(fcinfo, 3), "recovery_state"));
 	PG_RETURN_DATUM(renew_lease(fcinfo, key, &change, 4, 5));
 }
 

@@ -28,8 +28,8 @@ typedef struct IdemCleanupPosition
 {
 	Oid			table;
 	TimestampTz reached;		/* time of the last row that was found */
-	int64		restart_at;		/* when to start from the oldest row again; see
-								 * idem_monotonic_time() */
+	int64		restart_at;		/* when to start from the oldest row again;
+								 * see idem_monotonic_time() */
 	int64		restart_took;	/* microseconds, the last time */
 } IdemCleanupPosition;
 

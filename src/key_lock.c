@@ -160,7 +160,7 @@ hash_key(IdemTable *table, const Datum *key)
 			text	   *value = DatumGetTextPP(key[i]);
 
 			idem_sip_add_bytes(&state, VARDATA_ANY(value),
-						  VARSIZE_ANY_EXHDR(value));
+							   VARSIZE_ANY_EXHDR(value));
 		}
 	}
 	return idem_sip_end(&state);

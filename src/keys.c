@@ -156,7 +156,7 @@ idem_claim(PG_FUNCTION_ARGS)
 
 	idem_claim_key(&request, &result);
 	PG_RETURN_DATUM(idem_result(fcinfo, &claim_row, result.values,
-								 result.nulls));
+								result.nulls));
 }
 
 /*
@@ -483,7 +483,7 @@ begin_record(IdemKeyRecord *record, const IdemClaimRequest *request,
 	idem_record_set(record, KEYS_CLAIM_TOKEN, Int64GetDatum(token));
 	idem_record_set(record, KEYS_CREATED_AT, TimestampTzGetDatum(now));
 	idem_record_set(record, KEYS_LEASE_EXPIRES_AT,
-			  TimestampTzGetDatum(Min(lease_expires_at, expires_at)));
+					TimestampTzGetDatum(Min(lease_expires_at, expires_at)));
 	idem_record_set(record, KEYS_EXPIRES_AT, TimestampTzGetDatum(expires_at));
 	idem_record_set(record, KEYS_ATTEMPT, Int32GetDatum(1));
 	idem_record_set(record, KEYS_STATE, idem_state_datum(IDEM_STATE_STARTED));

@@ -244,7 +244,7 @@ seconds_between(TimestampTz from, TimestampTz to)
 static void
 begin_counting(Counting *counting, const Source *source, TimestampTz now)
 {
-	static const int nkeys[] = {[BY_TIME] = 2, [ALL] = 0, [NULLS] = 1};
+	static const int nkeys[] = {[BY_TIME] = 2,[ALL] = 0,[NULLS] = 1};
 
 	counting->source = source;
 	counting->until = source->table == IDEM_OUTBOX ?

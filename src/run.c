@@ -208,6 +208,7 @@ call_handler(Oid handler, Oid result_type, Datum request,
 			 IdemResponse *response)
 {
 	FmgrInfo	flinfo;
+
 	/* cppcheck-suppress unusedStructMember ; one half of a union, to align */
 	LOCAL_FCINFO(call, 1);
 	PgStat_FunctionCallUsage usage;

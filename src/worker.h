@@ -29,7 +29,7 @@ typedef struct IdemDatabaseVisit
 typedef struct IdemWorkerState
 {
 	bool		connected;		/* the launcher may see that any time later */
-	IdemDatabaseVisit	visit;			/* the one that is going on */
+	IdemDatabaseVisit visit;	/* the one that is going on */
 } IdemWorkerState;
 
 extern IdemWorkerState *idem_worker_state;
