@@ -13,7 +13,6 @@ in between.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -291,7 +290,7 @@ def _made(cls: Callable[..., T], row: Row) -> T:
 
 def _statement(cls: type[Any] | None, function: str, read: Callable[[Sequence[Row]], T],
                *arguments: tuple[str, str, Any]) -> Statement[T]:
-    columns = ("r",) if cls is None else tuple(f.name for f in dataclasses.fields(cls))
+    columns = ("r",) if cls is None else tuple(cls.__dataclass_fields__)
     return Statement(function, tuple(Argument(*a) for a in arguments), columns, read)
 
 
