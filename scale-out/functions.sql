@@ -1,6 +1,6 @@
 -- The router's functions, made from the interface that a shard has installed.
 --
---	psql -XAt -f functions.sql SHARD | psql -v ON_ERROR_STOP=1 ROUTER
+--	psql -XAtq -f functions.sql SHARD | psql -v ON_ERROR_STOP=1 ROUTER
 --
 -- Again after each ALTER EXTENSION idempotency UPDATE of the shards; what has
 -- been granted to idem_application stays.  The first argument of a call that
