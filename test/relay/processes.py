@@ -33,6 +33,22 @@ def prints(world):
     equal('headers', messages[0]['headers'], {'a': 'b"c'})
 
 
+def to_pipe(world):
+    """Lines that a pipe takes in pieces only, from a reader that takes its time."""
+    ids = [world.publish('t', '"%s"' % ('x' * 300000), 'k%d' % (n % 3)) for n in range(12)]
+    world.publish('t', '"%s"' % ('x' * 1000000))
+    process = subprocess.Popen([PROGRAM, *OUT, '--lease=3s', '--wait=1s'], stdout=subprocess.PIPE)
+    until('the pipe is full', lambda: world.leased() == 13)
+    time.sleep(4)
+    lines = [json.loads(process.stdout.readline()) for _ in range(13)]
+    world.all_acked(13)
+    expect('ids', {line['message_id'] for line in lines} > set(ids))
+    equal('attempts', {line['attempt'] for line in lines}, {1})
+    process.send_signal(signal.SIGTERM)
+    equal('the status', process.wait(20), 0)
+    process.stdout.close()
+
+
 def cloudevents(world):
     message_id = world.publish('orders', '{"n": 1}', 'k"1')
     relay = world.relay(*OUT, '--out.format=cloudevents', '--out.source=/shop').started()
@@ -302,6 +318,7 @@ TESTS = [
     ('of several hosts, the primary is found after a failover', fails_over),
     ('of several hosts, one that is switched off is passed', deaf_host),
     ('standard output gets a line for each message, in order per key', prints),
+    ('standard output may be a pipe that is read slowly', to_pipe),
     ('CloudEvents have what the specification wants', cloudevents),
     ('without its standard output the relay ends', closed_output),
     ('only topics that have a sink are taken', topics),
