@@ -419,3 +419,17 @@ def test_another_request_does_not_wait(asynchronously):
         await first
 
     asynchronously(test)
+
+
+@pytest.mark.parametrize("options", ["-c standard_conforming_strings=off", "-c client_encoding=latin1",
+                                     "-c default_transaction_isolation=serializable", "-c intervalstyle=iso_8601"])
+def test_values_are_quoted_for_the_session(database, options):
+    """BEGIN and the claim, the response and COMMIT are one query each, with the values in it."""
+    idem = Idempotency(lambda: psycopg.connect("", options=options))
+    for body in ("it's \\' \\\\ %s $1; COMMIT --", b"it's \\' \x00\xff\\", '{"a": "\\u00e9"}'):
+        key, scope = new_key(), "o'\\brien%s:x;é"
+        response = Response(201, body, {"Link": ["'a'", "\\b%"]})
+        for replayed in (False, True):
+            found = idem.request(scope, key, lambda tx: response, method="POST", path="/it's?\\=%s", body=b"'\\",
+                                 ttl="1 hour", wait_ms=5)
+            assert (found.status, found.body, found.headers, found.replayed) == (201, body, response.headers, replayed)
