@@ -66,3 +66,28 @@ SELECT idem_outbox_nack(:id, 'oops');
 SELECT idem_once('log', 'expired', ttl => '0');
 SET idempotency.outbox_retention = 0;
 SELECT * FROM idem_cleanup();
+
+-- A message that nobody answers for, actions that come too late, and a claim in progress
+SELECT idem_publish('log', '{}') IS NOT NULL;
+SET idempotency.outbox_max_attempts = 1;
+SELECT count(*) FROM idem_outbox_take(lease => '0');
+SELECT count(*) FROM idem_outbox_take();
+SELECT idem_try_advance('u', 'post', '1', 2), idem_try_advance('u', 'post', '1', 1);
+SELECT idem_set('u', 'post', '1', 'like', true, 1);
+SELECT count(*) FROM idem_try_advance_many('{u}', '{post}', '{1,1}', '{1}');
+SELECT count(*) FROM idem_set_many('{u}', '{post}', '{1,1}', '{like}', '{t}', '{1}');
+SELECT outcome FROM idem_claim('log', 'log-progress-0001');
+SELECT outcome FROM idem_claim('log', 'log-progress-0001');
+
+-- As JSON, and some only
+SET idempotency.log_format = json;
+SELECT outcome FROM idem_claim(E'log "\\\n\u00e9\U0001F600', repeat('k', 100));
+SELECT outcome FROM idem_claim('log', 'log-completed-001', '\x01');
+SELECT idem_publish(repeat('t', 255), '{}') IS NOT NULL;
+SELECT idem_try_advance('u', 'post', '1', 1);
+SELECT count(idem_once('log', 'expired again', ttl => '0')), count(idem_cleanup());
+SET idempotency.log_events = stale, dead;
+SELECT outcome FROM idem_claim('log', 'log-listed-000001');
+SHOW idempotency.log_events;
+SET idempotency.log_events = stale, none;
+SET idempotency.log_format = xml;

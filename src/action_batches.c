@@ -15,6 +15,7 @@
 #include "postgres.h"
 
 #include "catalog/pg_type_d.h"
+#include "log_events.h"
 #include "miscadmin.h"
 
 #include "actions.h"
@@ -81,6 +82,8 @@ idem_try_advance_many(PG_FUNCTION_ARGS)
 		advanced = idem_advance(&versions, key, action_id, &last_action_id);
 		if (advanced)
 			advances++;
+		else
+			idem_log_stale_event(key, action_id, last_action_id);
 
 		values[0] = Int32GetDatum(i + 1);
 		values[1] = BoolGetDatum(advanced);

@@ -29,6 +29,7 @@
 #include "arguments.h"
 #include "compat.h"
 #include "errors.h"
+#include "log_events.h"
 #include "results.h"
 #include "settings.h"
 #include "stats.h"
@@ -87,6 +88,8 @@ idem_try_advance(PG_FUNCTION_ARGS)
 	advanced = idem_advance(&versions, key, action_id, &last_action_id);
 	idem_count(advanced ? IDEM_COUNT_ADVANCES : IDEM_COUNT_STALE_ADVANCES, 1);
 	idem_table_close(&versions);
+	if (!advanced)
+		idem_log_stale_event(key, action_id, last_action_id);
 
 	values[0] = BoolGetDatum(advanced);
 	values[1] = Int64GetDatum(last_action_id);
@@ -286,7 +289,10 @@ idem_act(IdemTable *versions, IdemTable *actions, const Datum *key,
 	} while (!state->processed &&
 			 !read_state(versions, actions, key, action_id, state));
 	if (!state->processed)
+	{
+		idem_log_stale_event(key, action_id, state->last_action_id);
 		return;
+	}
 
 	IDEM_INJECTION_POINT("idem-advanced");
 	state->is_active = write_action(actions, key, intent, action_id);

@@ -55,8 +55,7 @@ static Datum renew_lease(FunctionCallInfo fcinfo, const Datum *key,
 						 int token_arg_number);
 static bool change_claim(IdemTable *table, const Datum *key,
 						 const int64 *token, IdemKeyRecord *change,
-						 IdemKeyState end, const Interval *lease,
-						 const char *event);
+						 IdemKeyState end, const Interval *lease);
 static IdemKeyState check_claim(IdemTable *table, bool found,
 								const Datum *key, const int64 *token,
 								TimestampTz now);
@@ -200,8 +199,8 @@ idem_complete_in(IdemTable *table, const Datum *key,
 							check_size(response->body, "response_body"));
 	idem_record_set_or_null(&change, KEYS_RESPONSE_BYTES,
 							check_size(response->bytes, "response_body"));
-	if (!change_claim(table, key, token, &change, IDEM_STATE_COMPLETED, NULL,
-					  "completed"))
+	if (!change_claim(table, key, token, &change, IDEM_STATE_COMPLETED,
+					  NULL))
 		return false;
 	idem_count(IDEM_COUNT_COMPLETIONS, 1);
 	return true;
@@ -228,7 +227,7 @@ idem_fail(PG_FUNCTION_ARGS)
 						idem_clip_text(PG_GETARG_DATUM(2)));
 	idem_table_open(&keys, IDEM_KEYS, RowExclusiveLock);
 	changed = change_claim(&keys, key, token_arg(fcinfo, 3, &token), &change,
-						   IDEM_STATE_FAILED, NULL, "failed");
+						   IDEM_STATE_FAILED, NULL);
 	idem_table_close(&keys);
 	if (changed)
 		idem_count(IDEM_COUNT_FAILURES, 1);
@@ -285,7 +284,7 @@ renew_lease(FunctionCallInfo fcinfo, const Datum *key, IdemKeyRecord *change,
 	idem_table_open(&keys, IDEM_KEYS, RowExclusiveLock);
 	(void) change_claim(&keys, key,
 						token_arg(fcinfo, token_arg_number, &token), change,
-						IDEM_STATE_STARTED, lease, NULL);
+						IDEM_STATE_STARTED, lease);
 	idem_table_close(&keys);
 	return change->values[KEYS_LEASE_EXPIRES_AT];
 }
@@ -334,14 +333,14 @@ idem_release(PG_FUNCTION_ARGS)
 			idem_wait(&table);
 	}
 	idem_claim_ends(key);
-	idem_log_key_event("released", table.row->tts_values);
+	idem_log_key_event(IDEM_EVENT_RELEASED, table.row->tts_values);
 	idem_table_close(&table);
 	PG_RETURN_BOOL(true);
 }
 
 /*
  * Apply a change to a live claim, which leaves it in state "end": where it is
- * IDEM_STATE_STARTED, with a new lease.  Logs the event, unless it is NULL.
+ * IDEM_STATE_STARTED, with a new lease.
  *
  * Returns false, having changed nothing, if this claim has been brought to
  * that end before.  Raises ID003 where the token is not the current one, and
@@ -349,8 +348,7 @@ idem_release(PG_FUNCTION_ARGS)
  */
 static bool
 change_claim(IdemTable *table, const Datum *key, const int64 *token,
-			 IdemKeyRecord *change, IdemKeyState end, const Interval *lease,
-			 const char *event)
+			 IdemKeyRecord *change, IdemKeyState end, const Interval *lease)
 {
 	IdemWrite	written;
 	bool		found;
@@ -391,9 +389,12 @@ change_claim(IdemTable *table, const Datum *key, const int64 *token,
 	} while (written != IDEM_WRITE_DONE);
 
 	if (end != IDEM_STATE_STARTED)
+	{
 		idem_claim_ends(key);
-	if (event != NULL)
-		idem_log_key_event(event, change->values);
+		idem_log_key_event(end == IDEM_STATE_COMPLETED ?
+						   IDEM_EVENT_COMPLETED : IDEM_EVENT_FAILED,
+						   change->values);
+	}
 	return true;
 }
 

@@ -224,4 +224,12 @@ typedef bool TU_UpdateIndexes;
 #endif
 #endif
 
+/*
+ * What a check hook leaves for its assign hook: before 16 the server frees it
+ * with free().
+ */
+#if PG_VERSION_NUM < 160000
+#define guc_malloc(elevel, size)	malloc(size)
+#endif
+
 #endif							/* IDEMPOTENCY_COMPAT_H */

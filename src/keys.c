@@ -262,6 +262,8 @@ idem_claim_in(IdemTable *table, const IdemClaimRequest *request,
 	}
 	idem_key_unlock(&lock);
 	idem_await_no_more();
+	if (result->outcome == IDEM_CLAIM_IN_PROGRESS)
+		idem_log_in_progress_event(request->key);
 
 	idem_count(IDEM_COUNT_CLAIMS + result->outcome, 1);
 	result->values[CLAIM_OUTCOME] =
@@ -512,7 +514,8 @@ report_new(IdemTable *table, const IdemKeyRecord *record,
 	bool		first = DatumGetInt32(record->values[KEYS_ATTEMPT]) == 1;
 
 	idem_remember_claim(DatumGetInt64(record->values[KEYS_CLAIM_TOKEN]));
-	idem_log_key_event(first ? "claimed" : "taken_over", record->values);
+	idem_log_key_event(first ? IDEM_EVENT_CLAIMED : IDEM_EVENT_TAKEN_OVER,
+					   record->values);
 	result->outcome = IDEM_CLAIM_NEW;
 	copy_columns(table, record->values, record->nulls,
 				 columns, lengthof(columns), result->values, result->nulls);
@@ -552,9 +555,9 @@ report_found(IdemTable *table, IdemClaimResult *result)
 				 columns, ncolumns, result->values, result->nulls);
 
 	if (result->outcome == IDEM_CLAIM_REPLAY)
-		idem_log_key_event("replayed", table->row->tts_values);
+		idem_log_key_event(IDEM_EVENT_REPLAYED, table->row->tts_values);
 	else if (result->outcome == IDEM_CLAIM_HASH_CONFLICT)
-		idem_log_key_event("hash_conflict", table->row->tts_values);
+		idem_log_key_event(IDEM_EVENT_HASH_CONFLICT, table->row->tts_values);
 }
 
 /*

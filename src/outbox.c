@@ -149,7 +149,7 @@ acknowledge(IdemTable *outbox, int64 id, Left *left, int *nleft)
 			(!row.nulls[OUTBOX_LANE] && DatumGetBool(row.values[OUTBOX_READY]));
 	} while (keep ? !idem_outbox_write(outbox, &row) :
 			 !delete_message(outbox, &row));
-	idem_log_message_event("relayed", row.values);
+	idem_log_message_event(IDEM_EVENT_RELAYED, row.values);
 	if (leaves && !row.nulls[OUTBOX_LANE])
 	{
 		left[*nleft].lane = DatumGetInt64(row.values[OUTBOX_LANE]);
@@ -284,9 +284,11 @@ idem_outbox_nack(PG_FUNCTION_ARGS)
 			continue;
 
 		idem_count(IDEM_COUNT_NACKED, 1);
+		idem_log_message_event(IDEM_EVENT_NACKED, row.values);
 		if (attempts >= idem_outbox_max_attempts)
 		{
 			idem_count(IDEM_COUNT_DEAD, 1);
+			idem_log_message_event(IDEM_EVENT_DEAD, row.values);
 			if (has_lane)
 				idem_lane_left(&outbox, lane, id, NULL);
 		}

@@ -98,7 +98,7 @@ idem_publish(PG_FUNCTION_ARGS)
 	number_message(&row, deliver_after);
 	idem_lane_append(&outbox, &row);
 	idem_table_close(&outbox);
-	idem_log_message_event("published", row.values);
+	idem_log_message_event(IDEM_EVENT_PUBLISHED, row.values);
 	idem_count(IDEM_COUNT_PUBLISHED, 1);
 	PG_RETURN_DATUM(row.values[OUTBOX_MESSAGE_ID]);
 }
@@ -174,7 +174,7 @@ idem_publish_many(PG_FUNCTION_ARGS)
 		values[1] = row.values[OUTBOX_MESSAGE_ID];
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values,
 							 nulls);
-		idem_log_message_event("published", row.values);
+		idem_log_message_event(IDEM_EVENT_PUBLISHED, row.values);
 	}
 	idem_element_end(&element);
 	MemoryContextSwitchTo(old);

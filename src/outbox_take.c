@@ -58,6 +58,7 @@
 
 #include "arguments.h"
 #include "compat.h"
+#include "log_events.h"
 #include "outbox_lane_mark.h"
 #include "outbox_lanes.h"
 #include "outbox_mark.h"
@@ -644,6 +645,7 @@ take_row(Taking *taking, IdemTable *outbox, bool is_locked)
 			return TAKEN_NOT;
 		idem_outbox_changes(&row);
 		idem_count(IDEM_COUNT_DEAD, 1);
+		idem_log_message_event(IDEM_EVENT_DEAD, row.values);
 		return TAKEN_DEAD;
 	}
 

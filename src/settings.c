@@ -22,8 +22,10 @@
 #include <limits.h>
 
 #include "miscadmin.h"
+#include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/guc_tables.h"
+#include "utils/varlena.h"
 
 #include "compat.h"
 #include "settings.h"
@@ -46,7 +48,8 @@ int			idem_expired_key_policy;
 double		idem_tombstone_retention;
 double		idem_max_action_id_lead;
 int			idem_max_new_keys_per_minute;
-bool		idem_log_events;
+int			idem_log_events;
+int			idem_log_format;
 double		idem_token_ttl;
 int			idem_outbox_max_attempts;
 double		idem_outbox_retention;
@@ -54,6 +57,26 @@ double		idem_cleanup_interval;
 int			idem_cleanup_batch_size;
 char	   *idem_databases;
 int			idem_max_response_size;
+
+const char *const idem_event_names[] = {
+	[IDEM_EVENT_CLAIMED] = "claimed",
+	[IDEM_EVENT_TAKEN_OVER] = "taken_over",
+	[IDEM_EVENT_REPLAYED] = "replayed",
+	[IDEM_EVENT_IN_PROGRESS] = "in_progress",
+	[IDEM_EVENT_HASH_CONFLICT] = "hash_conflict",
+	[IDEM_EVENT_COMPLETED] = "completed",
+	[IDEM_EVENT_FAILED] = "failed",
+	[IDEM_EVENT_RELEASED] = "released",
+	[IDEM_EVENT_STALE] = "stale",
+	[IDEM_EVENT_PUBLISHED] = "published",
+	[IDEM_EVENT_RELAYED] = "relayed",
+	[IDEM_EVENT_NACKED] = "nacked",
+	[IDEM_EVENT_DEAD] = "dead",
+	[IDEM_EVENT_CLEANED] = "cleaned",
+};
+
+/* What idempotency.log_events says; idem_log_events is made of it. */
+static char *log_events;
 
 /* Thresholds of idem_health(), which reads them from pg_settings. */
 static double health_worker;
@@ -78,6 +101,12 @@ static const struct config_enum_entry key_formats[] = {
 	{NULL, 0, false}
 };
 
+static const struct config_enum_entry log_formats[] = {
+	{"logfmt", IDEM_LOG_LOGFMT, false},
+	{"json", IDEM_LOG_JSON, false},
+	{NULL, 0, false}
+};
+
 /*
  * A setting of the operator's whose value was lost when it was defined, or
  * NULL; and where that which took its place came from.
@@ -95,6 +124,8 @@ typedef struct EarlyValue
 static List *early_values(void);
 static void check_early_values(List *values);
 static void define_settings(void);
+static bool check_log_events(char **newval, void **extra, GucSource source);
+static void assign_log_events(const char *newval, void *extra);
 static void define_health_settings(void);
 static void define_time(const char *name, const char *short_desc,
 						const char *long_desc, double *variable,
@@ -241,10 +272,16 @@ define_settings(void)
 							"Zero turns the check off.",
 							&idem_max_new_keys_per_minute, 0, 0, INT_MAX,
 							PGC_SUSET, 0, NULL, NULL, NULL);
-	DefineCustomBoolVariable("idempotency.log_events",
-							 "Writes a line to the server log for each event.",
-							 "Request keys are cut to four characters; responses and payloads are not logged.",
-							 &idem_log_events, false,
+	DefineCustomStringVariable("idempotency.log_events",
+							   "Writes a line to the server log for each event, or for those that are listed.",
+							   "\"on\" or \"all\" means all. Request keys are cut to four characters; responses and payloads are not logged.",
+							   &log_events, "off",
+							   PGC_SUSET, GUC_LIST_INPUT,
+							   check_log_events, assign_log_events, NULL);
+	DefineCustomEnumVariable("idempotency.log_format",
+							 "What the lines of idempotency.log_events look like.",
+							 NULL, &idem_log_format, IDEM_LOG_LOGFMT,
+							 log_formats,
 							 PGC_SUSET, 0, NULL, NULL, NULL);
 
 	define_time("idempotency.token_ttl",
@@ -282,6 +319,62 @@ define_settings(void)
 
 	define_health_settings();
 	MarkGUCPrefixReserved(PREFIX);
+}
+
+/*
+ * A boolean, "all", or a list of events.  Puts their bits into "extra".
+ */
+static bool
+check_log_events(char **newval, void **extra, GucSource source)
+{
+	int			events = 0;
+	bool		all;
+
+	if (parse_bool(*newval, &all) ||
+		(all = pg_strcasecmp(*newval, "all") == 0))
+		events = all ? (1 << IDEM_NUM_EVENTS) - 1 : 0;
+	else
+	{
+		char	   *copy = pstrdup(*newval);
+		List	   *names;
+		ListCell   *lc;
+
+		if (!SplitIdentifierString(copy, ',', &names))
+		{
+			GUC_check_errdetail("It is not a list of words.");
+			return false;
+		}
+		foreach(lc, names)
+		{
+			const char *name = lfirst(lc);
+			int			event = 0;
+
+			while (event < IDEM_NUM_EVENTS &&
+				   strcmp(name, idem_event_names[event]) != 0)
+				event++;
+			if (event == IDEM_NUM_EVENTS)
+			{
+				GUC_check_errdetail("There is no event \"%s\".", name);
+				GUC_check_errhint("Available are: off, on, or a list of claimed, taken_over, replayed, in_progress, hash_conflict, completed, failed, released, stale, published, relayed, nacked, dead, cleaned.");
+				return false;
+			}
+			events |= 1 << event;
+		}
+		list_free(names);
+		pfree(copy);
+	}
+
+	*extra = guc_malloc(LOG, sizeof(int));
+	if (*extra == NULL)
+		return false;
+	*(int *) *extra = events;
+	return true;
+}
+
+static void
+assign_log_events(const char *newval, void *extra)
+{
+	idem_log_events = *(int *) extra;
 }
 
 /*

@@ -21,6 +21,34 @@ typedef enum IdemKeyFormat
 	IDEM_KEY_UUID,
 } IdemKeyFormat;
 
+typedef enum IdemLogFormat
+{
+	IDEM_LOG_LOGFMT,
+	IDEM_LOG_JSON,
+} IdemLogFormat;
+
+/* What idempotency.log_events can name. */
+typedef enum IdemEvent
+{
+	IDEM_EVENT_CLAIMED,
+	IDEM_EVENT_TAKEN_OVER,
+	IDEM_EVENT_REPLAYED,
+	IDEM_EVENT_IN_PROGRESS,
+	IDEM_EVENT_HASH_CONFLICT,
+	IDEM_EVENT_COMPLETED,
+	IDEM_EVENT_FAILED,
+	IDEM_EVENT_RELEASED,
+	IDEM_EVENT_STALE,
+	IDEM_EVENT_PUBLISHED,
+	IDEM_EVENT_RELAYED,
+	IDEM_EVENT_NACKED,
+	IDEM_EVENT_DEAD,
+	IDEM_EVENT_CLEANED,
+	IDEM_NUM_EVENTS,
+} IdemEvent;
+
+extern const char *const idem_event_names[];
+
 /* Times are in milliseconds, sizes in bytes. */
 extern double idem_default_ttl;
 extern double idem_default_lease;
@@ -31,7 +59,8 @@ extern int	idem_expired_key_policy;
 extern double idem_tombstone_retention;
 extern double idem_max_action_id_lead;
 extern int	idem_max_new_keys_per_minute;
-extern bool idem_log_events;
+extern int	idem_log_events;	/* a bit for each IdemEvent */
+extern int	idem_log_format;
 extern double idem_token_ttl;
 extern int	idem_outbox_max_attempts;
 extern double idem_outbox_retention;

@@ -59,8 +59,10 @@ INSERT INTO promised VALUES
 		'0', '36525d', '1h'),
 	('idempotency.max_new_keys_per_minute', '0', '0', 'integer', NULL,
 		'superuser', '0', '2147483647', '100'),
-	('idempotency.log_events', 'off', 'off', 'bool', NULL, 'superuser',
+	('idempotency.log_events', 'off', 'off', 'string', NULL, 'superuser',
 		NULL, NULL, 'on'),
+	('idempotency.log_format', 'logfmt', 'logfmt', 'enum', NULL, 'superuser',
+		NULL, NULL, 'json'),
 	('idempotency.max_response_size', '1MB', '1048576', 'integer', 'B',
 		'superuser', '0', '2147483647', '64kB'),
 	('idempotency.health_worker', '5min', '300000', 'real', 'ms',
@@ -86,7 +88,7 @@ INSERT INTO promised VALUES
 	('idempotency.databases', '*', '*', 'string', NULL, 'sighup', NULL, NULL,
 		'shop');
 
-SELECT plan(509);
+SELECT plan(525);
 
 -- The library may be loaded by the first call only.
 SELECT idem_key_is_valid('key-of-settings-0') AS loaded \gset

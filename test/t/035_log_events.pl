@@ -32,26 +32,27 @@ sub logged
 	$node->safe_psql($database || 'postgres', "SET idempotency.log_events = on; $sql");
 	my $log = slurp_file($node->logfile, $offset);
 	$log =~ s/^<[^>]*> //mg;
-	$log =~ s/ token=[1-9]\d*$/ token=T/mg;
+	$log =~ s/ token=[1-9]\d*( status=\d+)?$/ ' token=T' . ($1 \/\/ '')/mge;
 	$log =~ s/ id=[1-9]\d* message_id=$uuid / id=I message_id=U /mg;
 	return $log;
 }
 
 my $key = 'abcdefgh-0001-secret';
 my $line = "scope=shop key=abcd...(20) attempt=1 token=T\n";
+my $replayed = "scope=shop key=abcd...(20) attempt=1 token=T status=201\n";
 
 #
 # Keys
 #
 
 is(logged("SELECT idem_claim('shop', '$key', '\\x5ec2e7')"), "LOG:  idempotency event=claimed $line", 'claimed');
-is(logged("SELECT idem_claim('shop', '$key')"), '', 'in progress: nothing');
+is(logged("SELECT idem_claim('shop', '$key', '\\x5ec2e7')"), "LOG:  idempotency event=in_progress scope=shop key=abcd...(20)\n", 'in_progress: nothing of the other claim');
 is( logged("SELECT idem_complete('shop', '$key', 201, 'confidential', '{\"x\": \"confidential\"}', claim_token)
 			FROM idem_keys"),
 	"LOG:  idempotency event=completed $line", 'completed');
 is( logged("SELECT idem_complete('shop', '$key', 201, claim_token => claim_token) FROM idem_keys"),
 	'', 'completed again, with no effect: nothing');
-is(logged("SELECT idem_claim('shop', '$key', '\\x5ec2e7')"), "LOG:  idempotency event=replayed $line", 'replayed');
+is(logged("SELECT idem_claim('shop', '$key', '\\x5ec2e7')"), "LOG:  idempotency event=replayed $replayed", 'replayed: with its status');
 is(logged("SELECT idem_claim('shop', '$key', '\\x0bad')"), "LOG:  idempotency event=hash_conflict $line", 'hash_conflict');
 is(logged("SELECT idem_forget('shop', '$key')"), '', 'forgotten: nothing');
 
@@ -81,7 +82,7 @@ $node->safe_psql('postgres', <<'SQL');
 CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
 SQL
 is( logged("SELECT idem_run('shop', 'run-$key', 'handler(jsonb)', '{\"confidential\": 1}') FROM generate_series(1, 2)"),
-	join('', map { "LOG:  idempotency event=$_ scope=shop key=run-...(24) attempt=1 token=T\n" } qw(claimed completed replayed)),
+	join('', map { "LOG:  idempotency event=$_ scope=shop key=run-...(24) attempt=1 token=T" . ($_ eq 'replayed' ? " status=200\n" : "\n") } qw(claimed completed replayed)),
 	'idem_run: as if it were two calls');
 
 # A key of four characters would be shown whole.
@@ -112,6 +113,28 @@ SQL
 my ($message_id, $id) = split /\n/, $ids;
 like(slurp_file($node->logfile, $offset), qr/ event=published topic=orders id=$id message_id=$message_id attempt=0$/m,
 	'published: with the ids that the relay gets');
+
+$node->safe_psql('postgres', "DELETE FROM idem_outbox WHERE state = 'pending'");
+# Refused once, then for the last time; and one whose relay never said a word.
+my $refused = q{SELECT idem_publish('orders', '{"confidential": 1}', 'confidential'); SELECT FROM idem_outbox_take();};
+my $nack = "SELECT idem_outbox_nack(id, 'confidential', '0') FROM idem_outbox WHERE state = 'pending'";
+is(logged("$refused $nack"), join('', map { "LOG:  idempotency event=$_\n" } "published $message=0", "nacked $message=1"), 'nacked');
+is( logged("SET idempotency.outbox_max_attempts = 2; SELECT FROM idem_outbox_take(); $nack"),
+	join('', map { "LOG:  idempotency event=$_ $message=2\n" } qw(nacked dead)), 'dead: after its last attempt');
+is(logged("SELECT idem_outbox_nack(id) FROM idem_outbox WHERE state = 'dead'"), '', 'refused again, with no effect: nothing');
+is( logged("SELECT idem_publish('orders', '{}'); SET idempotency.outbox_max_attempts = 1;
+			SELECT FROM idem_outbox_take(lease => '0'); SELECT FROM idem_outbox_take()"),
+	join('', map { "LOG:  idempotency event=$_\n" } "published $message=0", "dead $message=1"), 'dead: when the last lease ran out');
+$node->safe_psql('postgres', 'DELETE FROM idem_outbox WHERE state = \'dead\'');
+
+# An action that came too late, by each of the calls
+my $stale = "LOG:  idempotency event=stale user=u entity_type=post entity=1 action_id=3 last_action_id=4\n";
+is(logged("SELECT idem_try_advance('u', 'post', '1', 4)"), '', 'advanced: nothing');
+foreach my $call ("idem_try_advance('u', 'post', '1', 3)", "idem_toggle('u', 'post', '1', 'like', 3)", "idem_set('u', 'post', '1', 'like', true, 3)",
+	"idem_try_advance_many('{u}', '{post}', '{1}', '{3}')", "idem_set_many('{u}', '{post}', '{1}', '{like}', '{t}', '{3}')")
+{
+	is(logged("SELECT $call"), $stale, "stale: $call");
+}
 
 is(logged('SELECT idem_cleanup()'), '', 'cleaned: nothing, where there is nothing');
 is( logged("SELECT idem_claim('shop', '$key-' || i, ttl => '0') FROM generate_series(1, 3) AS i;
@@ -158,7 +181,7 @@ INSERT INTO idem_keys (claim_token, created_at, completed_at, expires_at, attemp
 	VALUES (1, now(), now(), now() + interval '1 day', 1, 200, 'completed', 's', ' a=b, not a field of ours');
 SQL
 is( logged("SELECT idem_claim('s', ' a=b, not a field of ours')"),
-	"LOG:  idempotency event=replayed scope=s key=\" a=b...(25)\" attempt=1 token=T\n", 'key: as it may be from elsewhere');
+	"LOG:  idempotency event=replayed scope=s key=\" a=b...(25)\" attempt=1 token=T status=200\n", 'key: as it may be from elsewhere');
 
 # In a database of another encoding, where a byte alone is a character.
 $node->safe_psql('postgres', "CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0");
@@ -190,6 +213,41 @@ SQL
 my $log = slurp_file($node->logfile, $offset);
 like($log, qr/LOG:  00000: idempotency event=claimed scope=shop key=abcd\.\.\.\(28\)/, 'verbose: the line is there');
 unlike($log, qr/STATEMENT:|CONTEXT:|\Q$key\E/, 'verbose: and neither statement nor context');
+
+#
+# Some of them, and as JSON
+#
+
+is( logged("SET idempotency.log_events = 'claimed, failed'; SELECT idem_claim('list', '$key'), idem_claim('list', '$key'), idem_fail('list', '$key')"),
+	join('', map { "LOG:  idempotency event=$_ scope=list key=abcd...(20) attempt=1 token=T\n" } qw(claimed failed)), 'a list: these and no others');
+is(logged("SET idempotency.log_events = 'all'; SELECT idem_publish('all', '{}')"),
+	"LOG:  idempotency event=published topic=all id=I message_id=U attempt=0\n", 'all');
+is(logged("SET idempotency.log_events = 'off'; SELECT idem_publish('all', '{}')"), '', 'off, in this session');
+like(($node->psql('postgres', 'SET idempotency.log_events = claimed, missing'))[2],
+	qr/invalid value for parameter "idempotency.log_events": "claimed, missing".*DETAIL:  There is no event "missing"\..*HINT:  Available are: off, on, or a list of /s,
+	'an event that there is none of is refused, with those that there are');
+is(($node->psql('postgres', "SET idempotency.log_events = $_"))[0], 3, "refused: $_") foreach "'claimed,,failed'", "'on, claimed'", "'\"Claimed\"'";
+
+# Read by a parser, whatever is in it.
+$offset = -s $node->logfile;
+my $scope = q{E'say "hi"\\\\ \n\t\x7f' || U&'\00e9\2028\+01F600' || '<&>'};
+$node->safe_psql('postgres', "SET idempotency.log_events = on; SET idempotency.log_format = json;
+	SELECT idem_claim($scope, '$key'); SELECT idem_complete($scope, '$key', 404, claim_token => claim_token) FROM idem_keys WHERE scope = $scope;
+	SELECT idem_claim($scope, '$key'); SELECT idem_publish('orders', '{}'); SELECT idem_try_advance('u', 'post', '1', 3)");
+my @objects = slurp_file($node->logfile, $offset) =~ /LOG:  (.*)$/mg;
+is(scalar(@objects), 5, 'json: a line for each');
+unlike("@objects", qr/[^ -~]/, 'json: in ASCII');
+my @read = map { $node->safe_psql('postgres', 'SELECT o - ARRAY[\'token\', \'id\', \'message_id\'] FROM (SELECT $json$' . $_ . '$json$::jsonb) AS s (o)') } @objects;
+my $key_fields = '"event": "%s", "scope": "S", "source": "idempotency", "attempt": 1';
+my $written = $node->safe_psql('postgres', "SELECT to_json($scope)");
+s/: \Q$written\E/: "S"/ foreach @read;
+is($read[0], '{"key": "abcd...(20)", ' . sprintf($key_fields, 'claimed') . '}', 'json: claimed');
+is($read[2], '{"key": "abcd...(20)", ' . (sprintf($key_fields, 'replayed') =~ s/"source"/"source"/r =~ s/, "source": "idempotency", "attempt": 1/, "source": "idempotency", "status": 404, "attempt": 1/r) . '}', 'json: replayed, with its status');
+is($read[3], '{"event": "published", "topic": "orders", "source": "idempotency", "attempt": 0}', 'json: published');
+is($read[4], '{"user": "u", "event": "stale", "entity": "1", "source": "idempotency", "action_id": 3, "entity_type": "post", "last_action_id": 4}', 'json: stale');
+$offset = -s $node->logfile;
+$node->safe_psql('latin', "SET idempotency.log_events = on; SET idempotency.log_format = json; SELECT idem_claim(chr(233), '$key-json')");
+like(slurp_file($node->logfile, $offset), qr/"scope":"\\u00e9"/, 'json: in another encoding');
 
 #
 # Off

@@ -158,7 +158,7 @@ cmp_ok(scalar @operator, '>', 10, 'settings of the operator');
 cmp_ok(scalar @worker, '>', 2, 'settings of the worker');
 
 # A value that is not the default, for any of them.
-my %other = ('idempotency.expired_key_policy' => 'reject', 'idempotency.log_events' => 'on',
+my %other = ('idempotency.expired_key_policy' => 'reject', 'idempotency.log_events' => 'on', 'idempotency.log_format' => 'json',
 	'idempotency.health_bloat' => '0.125', 'idempotency.databases' => 'x');
 
 # Some of the sessions below are not let in, which is an answer like others: a
