@@ -542,7 +542,8 @@ at_transaction_end(XactEvent event, void *arg)
 	{
 		/* What comes later will have been seen by then. */
 		TimestampTz soon = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
-										   IDEM_LOOK_AGAIN_MS);
+													   IDEM_LOOK_AGAIN_MS);
+
 		for (int i = 0; i < ntopic_notes; i++)
 		{
 			TopicNote  *note = &topic_notes[i];
