@@ -1,7 +1,9 @@
 # RabbitMQ.
 
-import os
+import contextlib
+import socket
 import subprocess
+import threading
 import time
 
 from rabbit import Rabbit, certificate
@@ -170,6 +172,56 @@ def without_disk(world):
     connection.close()
 
 
+class Dam:
+    """Between a relay and the broker; shut, it reads nothing of the relay."""
+
+    def __init__(self, port):
+        self.target = port
+        self.opened = threading.Event()
+        self.opened.set()
+        self.listener = socket.create_server(('127.0.0.1', 0))
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                server = socket.create_connection(('127.0.0.1', self.target))
+                threading.Thread(target=self.pump, args=(client, server, self.opened), daemon=True).start()
+                threading.Thread(target=self.pump, args=(server, client, None), daemon=True).start()
+
+    def pump(self, source, target, opened):
+        with contextlib.suppress(OSError), source, target:
+            while data := source.recv(65536):
+                target.sendall(data)
+                if opened:
+                    opened.wait()
+
+
+def stuck(world):
+    """librabbitmq waits for the rest of a message that does not fit into the
+    socket: no longer than "timeout"."""
+    start(world)
+    connection, channel = broker.channel()
+    channel.queue_declare('orders', durable=True)
+    dam = Dam(broker.port)
+    running = world.relay('--r.sink=amqp', '--r.topics=*', '--r.timeout=2s',
+                          '--r.url=amqp://guest:guest@127.0.0.1:%d/%%2f' % dam.port).started()
+    world.publish('orders', '1')
+    world.all_acked(1)
+    dam.opened.clear()
+    world.publish('orders', '"%s"' % ('x' * 15000000))
+    until('it is given up', lambda: 'failed at attempt 1' in running.said(), 15)
+    dam.opened.set()
+    world.all_acked(2, 60)
+    equal('the status', running.stop(), 0)
+    dam.listener.close()
+    channel.queue_purge('orders')
+    connection.close()
+
+
 def over_tls(world):
     start(world)
     connection, channel = broker.channel()
@@ -200,5 +252,6 @@ TESTS = [
     ('amqp: the broker is killed and comes back', recovers),
     ('amqp: headers and topics that do not fit are refused', too_large),
     ('amqp: a broker without disk is waited for', without_disk),
+    ('amqp: a broker that stops reading in mid-message is given up', stuck),
     ('amqp: over TLS, with a certificate of one\'s own', over_tls),
 ]
