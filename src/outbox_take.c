@@ -303,6 +303,7 @@ take(Taking *taking)
 	}
 	taking->begun = RegisterSnapshot(taking->snapshot != NULL ?
 									 taking->snapshot : GetLatestSnapshot());
+	IDEM_INJECTION_POINT("idem-take-begun");
 
 	if (taking->topics == NULL)
 		take_ready(taking, NULL);

@@ -323,6 +323,7 @@ idem_await_change(TimestampTz due, TimestampTz deadline)
 		wait_event = IdemWaitEvent("IdempotencyChange");
 	if (due < until && elect_timekeeper(due))
 		until = due;
+	IDEM_INJECTION_POINT("idem-await-sleeps");
 
 	for (;;)
 	{
