@@ -220,7 +220,7 @@ def transactional(world):
 
 def commits(query):
     """Alone, or as the last of several statements."""
-    return query.upper().rpartition(';')[2].strip().startswith('COMMIT')
+    return query.upper().rstrip('; \n').rpartition(';')[2].strip().startswith('COMMIT')
 
 
 def cut(world, at_commit, count=1):
