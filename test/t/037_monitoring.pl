@@ -242,10 +242,17 @@ is(metrics($node, 'postgres')->{'idempotency_claims_total{"outcome": "new"}'}{va
 	0, 'each database has its own');
 $node->safe_psql('postgres', qq(DROP DATABASE "$quoted"));
 
-# The alert rules in the documentation speak of metrics that there are.
+# The alert rules speak of metrics that there are, or of the health that the
+# exporters ask for, of which there are these checks.
 my $metrics = $node->safe_psql('postgres', 'SELECT idem_metrics()');
-my %alerted = map { $_ => 1 }
-  map { /\b(idempotency_\w+)/g } grep { /expr:/ } split /\n/, slurp_file('monitoring/alerts.yml');
+my @rules = grep { /expr:/ } split /\n/, slurp_file('monitoring/alerts.yml');
+my %alerted = map { $_ => 1 } map { /\b(idempotency_\w+)/g } @rules;
+ok(delete $alerted{'idempotency_health_status'}, 'alert rules: health is among them');
+my %checks = map { $_ => 1 } map { /\bcheck="(\w+)"/g } @rules;
+is( $node->safe_psql('postgres',
+		"SELECT count(*) FROM idem_health() WHERE check_name IN ('" . join("', '", keys %checks) . "')"),
+	scalar keys %checks, 'alert rules: the checks are there');
+cmp_ok(scalar keys %checks, '>=', 3, 'alert rules: some checks are');
 cmp_ok(scalar keys %alerted, '>=', 4, 'alert rules: some are there');
 like($metrics, qr/^$_\{/m, "alert rules: $_ is a metric") foreach sort keys %alerted;
 
