@@ -101,6 +101,9 @@ SELECT idem_raise_claim_tokens(1000000 + greatest(idem_raise_claim_tokens(0),
 -- Clocks
 UPDATE idem_outbox SET created_at = clock_timestamp(), available_at = clock_timestamp() + (available_at - created_at)
 WHERE state = 'pending' AND created_at > clock_timestamp();
+-- acknowledged and dead ones that tell takes when to look at a key
+UPDATE idem_outbox SET available_at = clock_timestamp()
+WHERE state <> 'pending' AND ready AND available_at > clock_timestamp();
 
 -- Leave nothing behind.
 \connect :first_database
