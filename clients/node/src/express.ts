@@ -43,6 +43,8 @@ export function idempotent<Request extends ExpressRequest = any, Tx = PoolClient
   const guard = (kind: 'request' | 'job') =>
     <Res extends ServerResponse = any>(handler: (req: GuardedRequest<Request, Tx>, res: Res, next: Next) => unknown,
       own: Partial<ExpressOptions<Request>> = {}) => {
+      // As a middleware it would be called with a request, and nobody would ever answer that.
+      if (typeof handler !== 'function') throw new TypeError('a guard takes the handler: app.post(path, guarded(handler))')
       const settings = { ...options, ...own }
       checkedOptions(settings)
       checkedCount(settings.bodyLimit, 'bodyLimit')
