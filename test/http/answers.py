@@ -59,6 +59,22 @@ def throws(world):
         raise Broken('expected no record of a request that failed')
 
 
+@promise('a refusal that is raised (403): sent as it is, no effect, nothing stored, and a retry runs')
+def refusal_raised(world):
+    key = new_key()
+    with world.adds():
+        # More often than a pool has connections.
+        for _ in range(12):
+            world.ask(payment(key, currency='XTS')).is_first(403)
+        world.ask(get('/ping')).is_(204)
+    if not world.memory and world.value('SELECT count(*) FROM idem_keys WHERE key = %s', key):
+        raise Broken('expected no record of a request whose refusal was raised')
+    # The key is free, for another request, too.
+    with world.adds(payments=1):
+        first = world.ask(payment(key)).is_first(201)
+        world.ask(payment(key)).replays(first)
+
+
 @promise('a request that failed once succeeds when it is sent again', needs='database',
          why='a trigger makes it fail')
 def fails_once(world):

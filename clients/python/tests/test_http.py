@@ -1,6 +1,7 @@
 """The middleware, where test/http does not look."""
 
 import asyncio
+import io
 import os
 import time
 from contextlib import contextmanager
@@ -182,7 +183,7 @@ async def ask_shop(app, key):
     try:
         await app({"type": "http", "method": "POST", "path": "/o", "raw_path": b"/o", "query_string": b"",
                    "root_path": "", "server": ("h", 80), "scheme": "http", "http_version": "1.1",
-                   "headers": [(b"idempotency-key", key.encode())]}, receive, send)
+                   "headers": [(b"idempotency-key", key.encode())] if key else []}, receive, send)
     except Exception as error:
         escaped = error
     return sent[0]["status"], b"".join(e.get("body", b"") for e in sent[1:]), dict(sent[0]["headers"]), escaped
@@ -256,6 +257,56 @@ def test_starlette_retries_what_the_application_answers(asynchronously, effects,
         assert (await ask_shop(app, key))[:2] == (200, b"ok") and len(tries) == 3 and effects(key) == 1
 
     asynchronously(test)
+
+
+@pytest.mark.parametrize("where", ["alone", "handler", "inside", "job", "no key"])
+@pytest.mark.parametrize("status", [403, 200])
+def test_starlette_rolls_back_what_is_raised(asynchronously, effects, where, status):
+    """Whatever status the application makes of it; the answer goes out as it is, and the key is free."""
+    from starlette.exceptions import HTTPException
+    from starlette.middleware.base import BaseHTTPMiddleware
+    from starlette.responses import PlainTextResponse
+
+    class Passes(BaseHTTPMiddleware):
+        async def dispatch(self, request, call_next):
+            return await call_next(request)
+
+    async def test(idem, pool):
+        key, tries = new_key(), []
+
+        async def order(request):
+            tries.append(1)
+            access = request.state.idempotency
+            if where == "job":
+                await access.job.step("one", write)
+            else:
+                await access.tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+            if len(tries) < 3:
+                raise HTTPException(status, "no")
+            return PlainTextResponse("yes")
+
+        async def write(step):
+            async with pool.connection() as other:
+                await other.execute("INSERT INTO effects VALUES (%s)", (key,))
+
+        async def answer(request, error):
+            return PlainTextResponse("no", error.status_code)
+
+        app = starlette_shop(idem, order, before=[Passes] if where == "inside" else [], job=where == "job",
+                             required=where != "no key", handlers={HTTPException: answer} if where == "handler" else None)
+        for _ in range(2):
+            told, body, headers, escaped = await ask_shop(app, None if where == "no key" else key)
+            assert (told, body, escaped) == (status, b"no", None) and b"idempotent-replayed" not in headers
+            assert effects(key) == (where == "job")
+            assert (await idem.lookup("u", key)).state == ("failed" if where == "job" else None)
+        assert (await ask_shop(app, None if where == "no key" else key))[:2] == (200, b"yes")
+        assert effects(key) == 1
+
+    if where == "inside":
+        with pytest.warns(UserWarning):
+            asynchronously(test)
+    else:
+        asynchronously(test)
 
 
 def test_starlette_answers_what_the_transaction_raises(asynchronously):
@@ -444,6 +495,55 @@ def test_flask_retries_what_the_application_answers(idem, effects):
 
     guarded()
     assert buy(app, key).text == "ok" and len(tries) == 3 and effects(key) == 1
+
+
+@pytest.mark.parametrize("handled", [None, 403, Exception])
+@pytest.mark.parametrize("job", [False, True])
+def test_flask_rolls_back_what_is_raised(idem, pool, effects, handled, job):
+    """abort(), too, and whatever the application makes of it; the key is free."""
+    from flask import abort, g
+
+    app, guarded = flask_shop(idem, job=job)
+    key, tries = new_key(), []
+    if handled is not None:
+        app.register_error_handler(handled, lambda error: ("no", 403))
+
+    @app.post("/o")
+    def order():
+        tries.append(1)
+        if not job:
+            g.idempotency.tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+        if len(tries) < 3:
+            abort(403)
+        return "yes"
+
+    guarded()
+    for _ in range(2):
+        response = buy(app, key)
+        assert response.status_code == 403 and "Idempotent-Replayed" not in response.headers
+        assert effects(key) == 0 and idem.lookup("u", key).state == ("failed" if job else None)
+    assert buy(app, key).text == "yes" and effects(key) == (0 if job else 1)
+
+
+def test_wsgi_rolls_back_what_start_response_is_told_of(idem, effects):
+    import sys
+    from pg_idempotency.flask import IdempotencyMiddleware as Wsgi
+
+    key = new_key()
+
+    def app(environ, start_response):
+        environ["idempotency"].tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+        try:
+            raise PermissionError
+        except PermissionError:
+            start_response("403 Forbidden", [("Content-Length", "2")], sys.exc_info())
+        return [b"no"]
+
+    said = []
+    environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/o", "wsgi.input": io.BytesIO(), "HTTP_IDEMPOTENCY_KEY": key}
+    made = Wsgi(app, idem, {"POST /o": Guard(scope=lambda request: "u")})
+    assert b"".join(made(environ, lambda status, headers: said.append(status))) == b"no"
+    assert said == ["403 Forbidden"] and effects(key) == 0 and idem.lookup("u", key).state is None
 
 
 def test_flask_clients_that_keep_the_context(idem):

@@ -18,6 +18,7 @@ app.post('/payments', guarded(async (req, res) => {
   const { key, tx } = req.idempotency
   const id = await store.pay(tx, { user: user(req), amount, currency, key })
   if (currency === 'XXX') throw new Error('no such currency')
+  if (currency === 'XTS') throw Object.assign(new Error('not in this currency'), { status: 403 })
   res.status(201).location(`/payments/${id}`).set({
     'Link': [`</payments/${id}>; rel="self"`, '</payments>; rel="collection"'],
     'Set-Cookie': 'seen=1',

@@ -109,6 +109,8 @@ async def payments(request: Request, payment: Payment, owner: str = Depends(user
                       key=access.key)
     if payment.currency == 'XXX':
         raise RuntimeError('no such currency')
+    if payment.currency == 'XTS':
+        raise HTTPException(403, 'not in this currency')
     response = JSONResponse({'id': id, 'amount': payment.amount, 'currency': payment.currency}, 201, {
         'Location': f'/payments/{id}', 'X-Trace': secrets.token_hex(8)})
     response.headers.append('Link', f'</payments/{id}>; rel="self"')

@@ -39,6 +39,7 @@ app.after(() => {
     const { key, tx } = request.idempotency
     const id = await store.pay(tx, { user: user(request), amount, currency, key })
     if (currency === 'XXX') throw new Error('no such currency')
+    if (currency === 'XTS') throw Object.assign(new Error('not in this currency'), { statusCode: 403 })
     reply.code(201).headers({
       'Location': `/payments/${id}`,
       'Link': [`</payments/${id}>; rel="self"`, '</payments>; rel="collection"'],

@@ -89,6 +89,8 @@ def payments():
     id = insert(g.idempotency.tx, 'payments', owner=owner, amount=amount, currency=currency, key=g.idempotency.key)
     if currency == 'XXX':
         raise RuntimeError('no such currency')
+    if currency == 'XTS':
+        abort(403, 'not in this currency')
     response = make_response({'id': id, 'amount': amount, 'currency': currency}, 201)
     response.autocorrect_location_header = False
     response.headers['Location'] = f'/payments/{id}'

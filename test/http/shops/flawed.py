@@ -104,6 +104,16 @@ class StoresNoRefusal(Plain):
             connection.rollback()
 
 
+class StoresRaised(Plain):
+    def once(self, request, key, handler):
+        def caught(connection):
+            try:
+                return handler(connection)
+            except Refused as refused:
+                return refused.reply
+        return super().once(request, key, caught)
+
+
 class OneScope(Plain):
     def claim(self, connection, request, *rest):
         headers = request.headers

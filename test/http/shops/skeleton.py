@@ -144,6 +144,8 @@ class Shop:
             (request.user, amount, currency, key)).fetchone()
         if currency == 'XXX':
             raise RuntimeError('no such currency')
+        if currency == 'XTS':
+            raise Refused(json_reply(403, {'error': 'not in this currency'}))
         location = '/payments/%d' % identifier
         return json_reply(201, {'id': identifier, 'amount': amount, 'currency': currency}, [
             ('Location', location), ('Link', '<%s>; rel="self"' % location),

@@ -97,6 +97,8 @@ async def payments(request):
     id = await insert(access.tx, 'payments', owner=owner, amount=amount, currency=currency, key=access.key)
     if currency == 'XXX':
         raise RuntimeError('no such currency')
+    if currency == 'XTS':
+        raise HTTPException(403, 'not in this currency')
     response = JSONResponse({'id': id, 'amount': amount, 'currency': currency}, 201, {
         'Location': f'/payments/{id}', 'X-Trace': secrets.token_hex(8)})
     response.headers.append('Link', f'</payments/{id}>; rel="self"')

@@ -19,8 +19,6 @@ from urllib.parse import quote
 from http import HTTPStatus
 
 from .client import Defaults, Idempotency
-from .errors import sqlstate
-from .core import RETRIED
 from .http import BODILESS, Access, Answer, Guard, Request, Routes, StreamingRefused, guarded
 from .shells import run
 
@@ -144,6 +142,8 @@ class _Run:
 
         def start_response(status: str, headers: list[tuple[str, str]],
                            exc_info: Any = None) -> Callable[[bytes], None]:
+            if exc_info:
+                access.error = exc_info[1]
             start[:] = [int(status.split()[0]), list(headers)]
             return written.append
 
@@ -200,8 +200,8 @@ class IdempotencyExtension:
 
         def caught(error: Exception) -> Any:
             access, run = request.environ.get(KEY), request.environ.get(RUN)
-            if access is not None and sqlstate(error) in RETRIED:
-                access.error = error        # also where the application answers it: this one runs the request again
+            if access is not None:
+                access.error = error        # also where the application answers it: an error rolls back
             try:
                 return handle(error)
             except Exception:

@@ -95,7 +95,7 @@ class Access:
     tx: Any = None
     job: Any = None
     error: BaseException | None = field(default=None, repr=False)
-    """What the framework has caught and answered with its own 500."""
+    """What the handler has raised, where the framework has made an answer of it."""
 
 
 class Routes:
@@ -207,7 +207,7 @@ async def guarded(client: Defaults, guard: Guard, request: Request, run: Callabl
         try:
             answer: Answer = await value(run(access))
             if access.error is not None:
-                # Only those errors that shall run the transaction again, or end it.
+                # The framework's answer to an error, a 4xx, too, goes out behind the rollback.
                 answers.append(answer)
                 raise access.error
         except BaseException as error:
@@ -247,6 +247,6 @@ async def guarded(client: Defaults, guard: Guard, request: Request, run: Callabl
         if refusal is not None:
             return refusal
         if error in raised and answers:
-            return answers[-1]              # the framework's own 500
+            return answers[-1]
         raise
     return _replay(result) if result.replayed else answers[-1]

@@ -19,8 +19,6 @@ from typing import Any
 from urllib.parse import quote
 
 from .client import AsyncIdempotency, Defaults
-from .core import RETRIED
-from .errors import sqlstate
 from .http import Access, Answer, Guard, Request, Routes, StreamingRefused, guarded
 
 __all__ = ["Access", "Guard", "IdempotencyMiddleware", "Request"]
@@ -38,7 +36,7 @@ class IdempotencyMiddleware:
     def __init__(self, app: App, idempotency: AsyncIdempotency | Defaults, routes: Mapping[str, Guard]) -> None:
         if not idempotency.core.shell.asynchronous:
             raise TypeError("ASGI wants an AsyncIdempotency")
-        if _has_base_middleware(app):
+        if _inner_base_middleware(app):
             warnings.warn("Starlette's BaseHTTPMiddleware, which is @app.middleware(\"http\"), lies inside of "
                           "IdempotencyMiddleware, and runs background tasks before COMMIT: add IdempotencyMiddleware "
                           "first, so that it lies inside", stacklevel=2)
@@ -81,13 +79,33 @@ class IdempotencyMiddleware:
             await runs[-1].go_on()
 
 
-def _has_base_middleware(app: Any) -> bool:
+def _inner_base_middleware(app: Any) -> bool:
+    """Whether one lies inside; what it has inside of it, in a task of its own, tells then what was raised there."""
+    found = False
     while app is not None:
         if any(f"{base.__module__}.{base.__name__}" == "starlette.middleware.base.BaseHTTPMiddleware"
                for base in type(app).__mro__):
-            return True
+            found = True
+            if not isinstance(app.app, _Telling):
+                app.app = _Telling(app.app)
         app = getattr(app, "app", None)
-    return False
+    return found
+
+
+class _Telling:
+    """Notes the error that an answer is made of, where that is sent."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def telling(event: Event) -> None:
+            access = scope.get("idempotency")
+            if isinstance(access, Access):
+                access.error = access.error or sys.exc_info()[1]
+            await send(event)
+
+        await self.app(scope, receive, telling)
 
 
 def _path(scope: Scope) -> str:
@@ -151,9 +169,7 @@ class _Run:
         self._pieces.append(event.get("body", b""))
         if not more:
             # What an error was made into is sent where that was caught.
-            error = sys.exc_info()[1]
-            if sqlstate(error) in RETRIED:
-                self._access.error = error
+            self._access.error = self._access.error or sys.exc_info()[1]
             self._ended.set()
             await self._sent.wait()
 
