@@ -101,6 +101,12 @@ RETURN (
 	WHERE p.oid = function
 );
 
+-- Every error that sqlstate_of() has seen.
+CREATE TEMP TABLE errors (
+	call text,
+	sqlstate text
+);
+
 -- The SQLSTATE that a call ends with, 00000 for none.  Whatever it does is
 -- rolled back, and so is what is done before.
 CREATE FUNCTION pg_temp.sqlstate_of(call text, before text DEFAULT '')
@@ -114,6 +120,9 @@ BEGIN
 	EXECUTE 'SELECT ' || call;
 	RAISE EXCEPTION USING ERRCODE = 'ZZ000';
 EXCEPTION WHEN OTHERS THEN
+	IF prepared AND SQLSTATE <> 'ZZ000' THEN
+		INSERT INTO errors VALUES (call, SQLSTATE);
+	END IF;
 	RETURN CASE WHEN SQLSTATE = 'ZZ000' THEN '00000'
 		WHEN NOT prepared THEN 'not prepared: ' || SQLERRM
 		ELSE SQLSTATE END;
@@ -173,7 +182,7 @@ PREPARE TRANSACTION 'sequences_once_outbox';
 BEGIN;
 -- A wait that nobody ends is a failure.
 SET LOCAL lock_timeout = '10 s';
-SELECT plan(12 * 4 + 4 + 12 * 4 + 24 + 19 + 42 + 56 + 12 + 13 + 3);
+SELECT plan(12 * 4 + 4 + 12 * 4 + 24 + 19 + 42 + 56 + 12 + 13 + 3 + 1);
 
 --
 -- Functions
@@ -545,6 +554,10 @@ FROM (VALUES
 	($$idem_try_append('order', 'phone', 7)$$, '00000'),
 	($$idem_try_append('order', 'phone', 8, expected_version => 1)$$, '00000')
 ) AS v (call, sqlstate);
+
+\ir include/glance.sql
+SELECT is_empty('SELECT * FROM unsaid_errors',
+	'each error is in docs/reference.md, in the line of its function');
 
 SELECT * FROM finish();
 ROLLBACK;

@@ -119,7 +119,7 @@ INSERT INTO key_functions VALUES
 ('idem_run', 'claim',
 	$$idem_run($1, $2, 'sqlstates.handler(jsonb)', '{}')$$);
 
-SELECT plan(641);
+SELECT plan(642);
 
 --
 -- Scope and key
@@ -686,6 +686,9 @@ SELECT is_empty($$SELECT DISTINCT sqlstate, detail, hint FROM said
 SELECT is_empty($$SELECT call, message FROM said
 	WHERE message ~ 'idem_[a-z_]+\('$$,
 	'messages name no function');
+\ir include/glance.sql
+SELECT is_empty('SELECT * FROM unsaid_errors',
+	'each error is in docs/reference.md, in the line of its function');
 
 -- A key of four characters or less is a key, too.
 SELECT is_empty($$SELECT key, message FROM said
