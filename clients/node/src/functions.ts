@@ -173,6 +173,8 @@ export function statements(schema: string) {
       if (value === undefined) return []
       let passed: string
       if (value instanceof Nested) passed = expression(value.call, value.arguments_, values)
+      // A role's name is its name, with capitals as they are.
+      else if (type === 'regrole') passed = `pg_catalog.quote_ident($${values.push(value)}::text)::regrole`
       else passed = `$${values.push(value)}::${type}`
       return [`${quoteIdentifier(parameter)} => ${passed}`]
     })
@@ -414,10 +416,10 @@ export function statements(schema: string) {
         { scope: 'text', key: 'text', age: 'text', attempt: 'int', recoveryPoint: 'text', leaseExpiresAt: 'time' }),
     raiseClaimTokens: (atLeast: Bigint): Statement<bigint> =>
       one('idem_raise_claim_tokens', [['at_least', 'bigint', bigint(atLeast, 'atLeast')]], 'bigint'),
-    grant: (role: string): Statement<void> => nothing('idem_grant', [['grantee', 'text::regrole', text(role, 'role')]]),
+    grant: (role: string): Statement<void> => nothing('idem_grant', [['grantee', 'regrole', text(role, 'role')]]),
     /** Statistics, metrics and health, and nothing else. */
-    grantMonitor: (role: string): Statement<void> => nothing('idem_grant_monitor', [['grantee', 'text::regrole', text(role, 'role')]]),
-    revoke: (role: string): Statement<void> => nothing('idem_revoke', [['grantee', 'text::regrole', text(role, 'role')]]),
+    grantMonitor: (role: string): Statement<void> => nothing('idem_grant_monitor', [['grantee', 'regrole', text(role, 'role')]]),
+    revoke: (role: string): Statement<void> => nothing('idem_revoke', [['grantee', 'regrole', text(role, 'role')]]),
   }
 }
 

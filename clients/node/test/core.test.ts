@@ -266,6 +266,16 @@ test('administration', async () => {
     return true
   }))
   await world.sql('DROP OWNED BY node_role; DROP ROLE node_role')
+  // The name as it is.
+  await world.sql('CREATE ROLE "Node "" Role"')
+  const mayClaim = async (): Promise<boolean> =>
+    (await world.sql(`SELECT has_function_privilege('Node " Role', oid, 'EXECUTE') AS may FROM pg_proc WHERE proname = 'idem_claim'`))[0].may
+  await idem.grant('Node " Role')
+  assert.equal(await mayClaim(), true)
+  await idem.revoke('Node " Role')
+  assert.equal(await mayClaim(), false)
+  await idem.grantMonitor('Node " Role')
+  await world.sql('DROP OWNED BY "Node "" Role"; DROP ROLE "Node "" Role"')
   await idem.statsReset()
   assert.equal(await idem.keyIsValid('short'), false)
 })

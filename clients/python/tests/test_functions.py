@@ -245,6 +245,28 @@ def test_run(idem, pool):
         assert (ran.outcome, ran.response_status, json.loads(ran.response_body)) == (outcome, 200, {"n": 2**63})
 
 
+def test_roles_have_their_name_as_it_is(idem, pool):
+    name = 'Python " Role'
+    with pool.connection() as connection:
+        connection.execute('CREATE ROLE "Python "" Role"')
+
+    def may_claim():
+        with pool.connection() as connection:
+            return connection.execute("SELECT has_function_privilege(%s, oid, 'EXECUTE') FROM pg_proc "
+                                      "WHERE proname = 'idem_claim'", (name,)).fetchone()[0]
+
+    try:
+        idem.grant(name)
+        assert may_claim()
+        idem.revoke(name)
+        assert not may_claim()
+        idem.grant_monitor(name)
+    finally:
+        with pool.connection() as connection:
+            connection.execute('DROP OWNED BY "Python "" Role"')
+            connection.execute('DROP ROLE "Python "" Role"')
+
+
 @pytest.mark.parametrize("double", [False, True])
 def test_operators(idem, double):
     idem = MemoryIdempotency() if double else idem

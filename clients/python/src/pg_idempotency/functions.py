@@ -278,6 +278,8 @@ def _call(statement: Statement[Any], schema: str, placeholder: Callable[[Any], s
             if bound.removesuffix("[]") not in _BOUND:
                 bound = "text[]" if bound.endswith("[]") else "text"
             value = f"CAST({placeholder(argument.value)} AS {bound})"
+            if argument.type == "regrole":          # a role's name is its name, with capitals as they are
+                value = f"pg_catalog.quote_ident({value})"
             if bound != argument.type:
                 value = f"CAST({value} AS {argument.type})"
         arguments.append(f"{argument.name} => {value}")
