@@ -36,6 +36,14 @@ def malformed(world):
             world.ask(with_headers([value])).is_problem(400, 'key-invalid')
 
 
+@promise('a key that breaks the rules: the problem says what is wrong with it, and what a key is')
+def explained(world):
+    for value, wrong in (('short', 'too short'), ('k' * 129, 'too long'), ('key-with-a-slash/0001', 'a character')):
+        refused = world.ask(with_headers([quoted(value)])).is_problem(400, 'key-invalid')
+        said = refused.answer.json()['detail']
+        refused.unless(wrong in said and '16 to 128 characters' in said, '%r and the rule in the detail' % wrong)
+
+
 @promise('two lines of Idempotency-Key: 400, and no effect, be they equal')
 def two_lines(world):
     with world.adds():

@@ -7,12 +7,24 @@
 export class IdempotencyError extends Error {
   /** The SQLSTATE, where the error came from the database. */
   readonly sqlstate: string | undefined
+  /** What the server says besides: what is wrong, and what to do. */
+  readonly detail: string | undefined
+  readonly hint: string | undefined
 
-  constructor(message: string, options: { sqlstate?: string | undefined; cause?: unknown } = {}) {
+  constructor(message: string, options: ErrorOptions = {}) {
     super(message, options.cause === undefined ? undefined : { cause: options.cause })
     this.name = new.target.name
     this.sqlstate = options.sqlstate
+    this.detail = options.detail
+    this.hint = options.hint
   }
+}
+
+interface ErrorOptions {
+  sqlstate?: string | undefined
+  detail?: string | undefined
+  hint?: string | undefined
+  cause?: unknown
 }
 
 /** ID001: the key breaks the key rules. */
@@ -23,7 +35,7 @@ export class RateLimited extends IdempotencyError {
   /** In how many seconds to try again. */
   readonly retryAfter: number
 
-  constructor(message: string, retryAfter: number, options: { sqlstate?: string; cause?: unknown } = {}) {
+  constructor(message: string, retryAfter: number, options: ErrorOptions = {}) {
     super(message, options)
     this.retryAfter = retryAfter
   }
@@ -67,7 +79,7 @@ export class NotFinished extends IdempotencyError {}
 /** A handler writes its response in pieces. */
 export class StreamingRefused extends IdempotencyError {}
 
-const CLASSES: Record<string, new (message: string, options: { sqlstate: string; cause: unknown }) => IdempotencyError> = {
+const CLASSES: Record<string, new (message: string, options: ErrorOptions) => IdempotencyError> = {
   ID001: KeyInvalid, ID003: ClaimLost, ID004: ClaimNotFound, ID005: ActionIdAhead,
 }
 
@@ -101,7 +113,8 @@ export function asIdempotencyError(error: unknown): IdempotencyError | undefined
     const code = layer['code']
     if (typeof code !== 'string' || !/^ID00[1-5]$/.test(code)) continue
     const message = String(layer['message'])
-    const options = { sqlstate: code, cause: error }
+    const said = (name: string): string | undefined => (typeof layer[name] === 'string' ? layer[name] : undefined)
+    const options = { sqlstate: code, detail: said('detail'), hint: said('hint'), cause: error }
     if (code === 'ID002') {
       return new RateLimited(message, Number(/\d+/.exec(String(layer['hint']))?.[0] ?? 60), options)
     }

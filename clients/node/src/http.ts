@@ -169,7 +169,7 @@ function refusal(said: Response & { body: string; headers: Headers }, more: Head
 
 function refusalOf(error: unknown, conflictStatus: number, kind: 'request' | 'job'): HttpAnswer | undefined {
   if (error instanceof KeyInvalid) {
-    return refusal(problem('key-invalid', 'Idempotency-Key invalid', 400, error.message))
+    return refusal(problem('key-invalid', 'Idempotency-Key invalid', 400, sentences(error)))
   }
   if (error instanceof RateLimited) {
     return refusal(problem('rate-limited', 'Too many new keys', 429,
@@ -188,6 +188,12 @@ function refusalOf(error: unknown, conflictStatus: number, kind: 'request' | 'jo
     return refusal(problem('key-expired', 'Idempotency-Key expired', 422, 'This key is too old. Use a new one.'))
   }
   return undefined
+}
+
+/** All that the server has said. */
+function sentences({ message, detail, hint }: KeyInvalid): string {
+  const first = message.charAt(0).toUpperCase() + message.slice(1)
+  return [first.endsWith('.') ? first : `${first}.`, detail, hint].filter(Boolean).join(' ')
 }
 
 const TEXTUAL = /^(text\/|application\/([^;]*\+)?(json|xml)\b|application\/x-www-form-urlencoded\b)/i

@@ -289,7 +289,12 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       let row = writer ? undefined : this.#keys.get(tx, id)
       if (row && row.expiresAt.getTime() <= now) row = undefined
       if (!writer && !row && !validKey(key)) {
-        throw new KeyInvalid('the idempotency key breaks the key rules: 16 to 128 of A-Z a-z 0-9 _ - : .', { sqlstate: 'ID001' })
+        throw new KeyInvalid(`invalid idempotency key "${key.slice(0, 4)}..." (${key.length} characters)`, {
+          sqlstate: 'ID001',
+          detail: !/^[A-Za-z0-9_:.-]*$/.test(key) ? 'It contains a character that is not allowed.'
+            : key.length < 16 ? 'It is too short.' : 'It is too long.',
+          hint: 'Let the client send a UUID, or any key of 16 to 128 characters out of A-Z a-z 0-9 _ - : .',
+        })
       }
       if (row?.requestHash && hash && !row.requestHash.equals(hash)) return told('hash_conflict')
       if (row?.state === 'completed') return told('replay', row)

@@ -232,7 +232,8 @@ test('intervals are read as PostgreSQL reads them', async () => {
 })
 
 test('errors of the extension are classes', async () => {
-  await assert.rejects(idem.claim('scope', 'short'), KeyInvalid)
+  await assert.rejects(idem.claim('scope', 'short'), (error) => error instanceof KeyInvalid &&
+    /too short/.test(error.detail!) && /16 to 128 characters/.test(error.hint!))
   const strict = world.client({}, { max: 1, options: '-c idempotency.max_new_keys_per_minute=1 -c idempotency.max_action_id_lead=1000' })
   await strict.claim('limited', key())
   await assert.rejects(strict.claim('limited', key()), (error) => error instanceof RateLimited && error.retryAfter >= 1 && error.retryAfter <= 120)

@@ -232,6 +232,7 @@ def test_found_in_what_wraps_them(pool):
         inner = Wrapped()
         inner.__cause__ = outer
         assert isinstance(from_error(inner), KeyInvalid)
+        assert "too short" in from_error(inner).detail and "16 to 128 characters" in from_error(inner).hint
     assert from_error(ValueError()) is None
 
 

@@ -33,10 +33,10 @@ CLAIM = """SELECT outcome, claim_token, attempt, response_status, response_heade
 COMPLETE = 'SELECT idem_complete(%s::text, %s::text, %s::int, %s::bytea, %s::text::json, %s::bigint)'
 
 
-def problem(kind, status=None, headers=()):
+def problem(kind, status=None, headers=(), detail=None):
     usual, title = TITLES[kind]
     status = status or usual
-    document = {'type': 'urn:pg-idempotency:' + kind, 'title': title, 'status': status, 'detail': title + '.'}
+    document = {'type': 'urn:pg-idempotency:' + kind, 'title': title, 'status': status, 'detail': detail or title + '.'}
     return Reply(status, json.dumps(document).encode(), 'application/problem+json', headers)
 
 
@@ -83,7 +83,8 @@ class Plain(Shop):
                 CLAIM, (request.user, key, hash_, lease, wait)).fetchone()
         except psycopg.Error as error:
             if error.sqlstate == 'ID001':
-                raise Refused(problem('key-invalid'))
+                raise Refused(problem('key-invalid', detail='%s. %s %s' % (
+                    error.diag.message_primary, error.diag.message_detail, error.diag.message_hint)))
             if error.sqlstate == 'ID002':
                 seconds = re.search(r'\d+', error.diag.message_hint)[0]
                 raise Refused(problem('rate-limited', headers=[('Retry-After', seconds)]))

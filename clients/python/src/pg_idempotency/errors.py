@@ -16,6 +16,10 @@ class IdempotencyError(Exception):
     """The base of all errors of this package."""
 
     sqlstate: str | None = None
+    detail: str | None = None
+    """What is wrong, as the server says it."""
+    hint: str | None = None
+    """What to do."""
 
 
 class KeyInvalid(IdempotencyError):
@@ -101,12 +105,13 @@ def sqlstate(error: BaseException | None) -> str | None:
     return None
 
 
-def _hint(error: BaseException) -> str:
+def _said(error: BaseException, name: str) -> str | None:
+    """The detail or the hint of an error of the database, also of one that was wrapped."""
     for found in _chain(error):
-        hint = getattr(getattr(found, "diag", None), "message_hint", None) or getattr(found, "hint", None)
-        if isinstance(hint, str):
-            return hint
-    return ""
+        text = getattr(getattr(found, "diag", None), f"message_{name}", None) or getattr(found, name, None)
+        if isinstance(text, str):
+            return text
+    return None
 
 
 def from_error(error: BaseException) -> IdempotencyError | None:
@@ -123,7 +128,8 @@ def from_error(error: BaseException) -> IdempotencyError | None:
         return None
     made = kind(str(error).partition("\n")[0])
     made.__cause__ = error
+    made.detail, made.hint = _said(error, "detail"), _said(error, "hint")
     if isinstance(made, RateLimited):
-        seconds = re.search(r"\d+", _hint(error))
+        seconds = re.search(r"\d+", made.hint or "")
         made.retry_after = max(1, int(seconds[0])) if seconds else 1
     return made

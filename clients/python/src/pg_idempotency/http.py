@@ -164,7 +164,9 @@ def _refusal(error: IdempotencyError, guard: Guard) -> Answer | None:
     """The problem that an error of the claim is, if it is one."""
     match error:
         case KeyInvalid():
-            return _answer(problem("key-invalid", "Invalid Idempotency-Key", 400, str(error)))
+            said = str(error)[:1].upper() + str(error)[1:]
+            said = " ".join(filter(None, [said if said.endswith(".") else f"{said}.", error.detail, error.hint]))
+            return _answer(problem("key-invalid", "Invalid Idempotency-Key", 400, said))
         case RateLimited():
             return _answer(problem("rate-limited", "Too many new keys", 429, "Too many new idempotency keys."),
                            ("Retry-After", str(error.retry_after)))

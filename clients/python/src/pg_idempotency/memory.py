@@ -303,6 +303,15 @@ class Store(Monitoring):
 
     # Request keys
 
+    def _key_invalid(self, key: str) -> KeyInvalid:
+        s = self.settings
+        error = KeyInvalid(f'invalid idempotency key "{key[:4]}..." ({len(key)} characters)')
+        error.detail = "It contains a character that is not allowed." if re.search(r"[^A-Za-z0-9_\-:.]", key) else \
+            "It is too short." if len(key) < s.key_min_length else "It is too long."
+        error.hint = f"Let the client send a UUID, or any key of {s.key_min_length} to {s.key_max_length} characters " \
+            "out of A-Z a-z 0-9 _ - : ."
+        return error
+
     def _next_token(self) -> int:
         self.last_token += 1
         return self.last_token
@@ -314,7 +323,7 @@ class Store(Monitoring):
     def idem_claim(self, tx: Transaction, scope: str, key: str, request_hash: bytes | None = None,
                    ttl: str | None = None, lease: str | None = None, wait: str | None = None) -> dict[str, Any]:
         if not self.idem_key_is_valid(tx, key):
-            raise KeyInvalid(f'invalid idempotency key "{(key or "")[:4]}..." ({len(key or "")} characters)')
+            raise self._key_invalid(key or "")
         now, s = time.time(), self.settings
         found: dict[str, Any] = {"max_response_size": s.max_response_size}
         holder = self.locks.get(("key", scope, key))
