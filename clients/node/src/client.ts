@@ -54,7 +54,7 @@ export interface Result {
   body: string | Buffer | null
   /** Whether this is the response of an earlier request. */
   replayed: boolean
-  /** Whether a duplicate will get it. */
+  /** Whether a duplicate will get it; one that is too large is not stored. */
   stored: boolean
 }
 
@@ -115,17 +115,21 @@ export function problem(type: string, title: string, status: number, detail: str
 }
 
 /** The response as it can be stored: a document that says so in place of one that is too large. */
-export function kept(response: Response, limit: number, encoding: string):
-  { status: number; body: string | Uint8Array | null; headers: Headers | null } {
+function kept(response: Response, limit: number, encoding: string):
+  { status: number; body: string | Uint8Array | null; headers: Headers | null; whole: boolean } {
   const { status } = response
   const body = typeof response.body === 'string' ? storableText(response.body, encoding) : response.body ?? null
   const headers = response.headers && Object.keys(response.headers).length > 0 ? response.headers : null
   const size = Math.max(Buffer.byteLength(body ?? ''), Buffer.byteLength(headerDocument(headers, 'headers') ?? ''))
-  if (size <= limit) return { status, body, headers }
+  if (size <= limit) return { status, body, headers, whole: true }
   const said = problem('response-not-stored', 'Response not stored', status,
     `The response to this request was larger than the ${limit} bytes that may be stored.`)
-  return { status, body: said.body, headers: said.headers }
+  return { status, body: said.body, headers: said.headers, whole: false }
 }
+
+/** As it can be stored under a claim. */
+export const keptOf = (response: Response, claim: HeldClaim, options: RequestOptions): ReturnType<typeof kept> =>
+  kept(response, Math.min(claim.maxResponseSize, options.maxResponseSize ?? Infinity), claim.encoding)
 
 const NOT_ASCII = /[^\0-\x7f]/gu
 
@@ -358,11 +362,9 @@ export class Idempotency implements Client<PoolClientLike> {
     try {
       const response = checked(await this.#handle(session, handler, deadline), 'the handler')
       if (!storable(response.status, options.store)) return fresh(response, false)
-      const limit = Math.min(claim.maxResponseSize, options.maxResponseSize ?? Infinity)
-      const complete = (claimToken: bigint | null): Statement<boolean> => {
-        const { status, body, headers } = kept(response, limit, claim.encoding)
-        return this.statements.complete(options.scope, options.key, status, { body, headers, claimToken })
-      }
+      const { status, body, headers, whole } = keptOf(response, claim, options)
+      const complete = (claimToken: bigint | null): Statement<boolean> =>
+        this.statements.complete(options.scope, options.key, status, { body, headers, claimToken })
       try {
         if (session.status === 'I') throw new ClaimLost('no transaction')
         await session.commit(complete(null))
@@ -376,7 +378,7 @@ export class Idempotency implements Client<PoolClientLike> {
         // Another transaction than that of the claim.
         await this.#ended(session, complete(claim.claimToken))
       }
-      return fresh(response, true)
+      return fresh(response, whole)
     } finally {
       await session.release()
     }
@@ -463,7 +465,7 @@ export class Idempotency implements Client<PoolClientLike> {
             if (session.lost) throw new Unknown('', { cause: error })
             throw error
           }
-          return fresh(response, true)
+          return fresh(response, keptOf(response, claim, options).whole)
         } catch (error) {
           if (error instanceof Unknown) {
             unknown = error.cause
@@ -564,7 +566,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     running = name
   }
   const complete = (response: Response): Statement<boolean> => {
-    const { status, body, headers } = kept(response, Math.min(claim.maxResponseSize, options.maxResponseSize ?? Infinity), claim.encoding)
+    const { status, body, headers } = keptOf(response, claim, options)
     return (core as unknown as { statements: Statements }).statements.complete(scope, key, status, { body, headers, claimToken })
   }
   const job: Job<Tx> = {

@@ -9,7 +9,7 @@
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import {
-  answered, checked, checkedCount, checkedTimes, fresh, identity, kept, leaseOf, retried, runJob, storable, Turns,
+  answered, checked, checkedCount, checkedTimes, fresh, identity, keptOf, leaseOf, retried, runJob, storable, Turns,
   type Client, type Job, type JobOptions, type Options, type RequestOptions, type Response, type Result, type TransactionOptions,
 } from './client.js'
 import { ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, KeyInvalid, TransactionEnded } from './errors.js'
@@ -232,11 +232,10 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       if (claim.outcome !== 'new') return answered(claim)
       const response = checked(await runHandler(this, () => handler(tx), deadline), 'the handler')
       if (!storable(response.status, turn.store)) return fresh(response, false)
-      const limit = Math.min(MAX_RESPONSE_SIZE, turn.maxResponseSize ?? Infinity)
-      const { status, body, headers } = kept(response, limit, 'UTF8')
+      const { status, body, headers, whole } = keptOf(response, claim, turn)
       await this.on(tx).complete(turn.scope, turn.key, status, { body, headers })
-      return fresh(response, true)
-    }, (result) => result.stored && !result.replayed)))
+      return fresh(response, whole)
+    }, (result) => !result.replayed && storable(result.status, turn.store))))
   }
 
   async job(options: JobOptions, fn: (job: Job<MemoryTransaction>) => Promise<Response | void> | Response | void): Promise<Result> {
@@ -253,9 +252,9 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       return runJob<MemoryTransaction>(this, turn, this.#defaults, claim, started, deadline, (last) => this.#transaction(async (tx) => {
         await this.on(tx).heartbeat(turn.scope, turn.key, { claimToken: claim.claimToken, ...lease })
         const response = checked(await runHandler(this, () => last(tx), deadline), 'the last step')
-        const { status, body, headers } = kept(response, Math.min(MAX_RESPONSE_SIZE, turn.maxResponseSize ?? Infinity), 'UTF8')
+        const { status, body, headers, whole } = keptOf(response, claim, turn)
         await this.on(tx).complete(turn.scope, turn.key, status, { body, headers, claimToken: claim.claimToken })
-        return fresh(response, true)
+        return fresh(response, whole)
       }), fn)
     })
   }

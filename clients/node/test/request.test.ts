@@ -4,8 +4,9 @@ import { after, before, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type pg from 'pg'
 import {
-  ClaimLost, Idempotency, InProgress, KeyReused, NotFinished, stepKey, TransactionEnded, type PoolClientLike, type Response,
+  ClaimLost, Idempotency, InProgress, KeyReused, NotFinished, stepKey, TransactionEnded, type Client, type PoolClientLike, type Response,
 } from 'pg-idempotency'
+import { MemoryIdempotency } from 'pg-idempotency/memory'
 import { key, World } from './support.js'
 
 let world: World
@@ -81,13 +82,28 @@ test('a response of 5xx, or one that is not final, is not stored', async () => {
 test('a response that is too large is returned whole, and the record says so', async () => {
   const one = key()
   const first = await idem.request(options(one), makes(one, { status: 200, body: Buffer.alloc(1_048_577) }))
-  assert.equal(first.body!.length, 1_048_577)
+  assert.deepEqual([first.body!.length, first.stored], [1_048_577, false])
   const again = await idem.request(options(one), makes(one))
   assert.equal(again.status, 200)
   assert.equal(JSON.parse(again.body as string).type, 'urn:pg-idempotency:response-not-stored')
   const other = key()
   await idem.request(options(other, { maxResponseSize: 10 }), makes(other, { status: 200, body: 'x'.repeat(11) }))
   assert.match((await idem.request(options(other), makes(other))).body as string, /larger than the 10 bytes/)
+  for (const client of [idem, new MemoryIdempotency()] as Client<any>[]) {
+    for (const body of ['x'.repeat(10), 'x'.repeat(11)]) {
+      const stored = body.length === 10
+      for (const last of [false, true]) {
+        const wanted = options(key(), { maxResponseSize: 10 })
+        const made = await client.job(wanted, async (job) => last ? void await job.finish(() => ({ status: 200, body })) : { status: 200, body })
+        assert.deepEqual([made.body, made.stored], [body, stored])
+        const replay = await client.job(wanted, () => assert.fail())
+        assert.deepEqual([replay.stored, replay.body === body], [true, stored])
+      }
+      const wanted = options(key(), { maxResponseSize: 10 })
+      assert.equal((await client.request(wanted, () => ({ status: 200, body }))).stored, stored)
+      assert.equal((await client.request(wanted, () => assert.fail())).replayed, true)
+    }
+  }
 })
 
 test('40001 in the handler: it runs again', async () => {

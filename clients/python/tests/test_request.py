@@ -53,10 +53,21 @@ def test_what_is_stored(idem, effects):
 def test_too_large_to_store(idem):
     key = new_key()
     large = b"x" * (1 << 20) + b"x"
-    assert idem.request("u", key, lambda tx: Response(200, large)).body == large
+    first = idem.request("u", key, lambda tx: Response(200, large))
+    assert first.body == large and not first.stored
     again = idem.request("u", key, lambda tx: Response(200, large))
     assert (again.status, again.replayed) == (200, True)
     assert "urn:pg-idempotency:response-not-stored" in again.body
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_response_of_a_job_that_is_too_large_to_store(idem, last):
+    for size, stored in ((1 << 20, True), ((1 << 20) + 1, False)):
+        key, response = new_key(), Response(200, b"x" * size)
+        made = idem.job("u", key, lambda job: job.finish(lambda tx: response) if last else response)
+        assert made.body == response.body and made.stored == stored
+        again = idem.job("u", key, lambda job: 1 / 0)
+        assert again.stored and (again.body == response.body) == stored
 
 
 def test_handler_that_swallows_an_error(idem, effects):

@@ -56,7 +56,8 @@ class Result:
     """What request() and job() return.
 
     outcome is "new", "replay" or "erased"; stored says whether a duplicate
-    will get this response, and replayed whether this is one.
+    will get this response, which one that is too large is not; replayed
+    whether this is one.
     """
 
     outcome: str
@@ -117,6 +118,12 @@ class Call:
                                        ttl_ms=self.ttl_ms, lease=self.lease, lease_ms=self.lease_ms,
                                        wait=self.wait if wait else None, wait_ms=self.wait_ms if wait else None))
 
+    def fits(self, response: Response, limit: int) -> bool:
+        """Whether the response itself is stored."""
+        limit = limit if self.max_response_size is None else min(limit, self.max_response_size)
+        size = len(response.body.encode() if isinstance(response.body, str) else response.body or b"")
+        return max(size, len(json_text(response.headers or None) or "")) <= limit
+
     def complete(self, session: Session, response: Response, token: int | None, limit: int) -> Statement[bool]:
         """With the response, or with a document that says that it was too large."""
         if self.as_text and isinstance(response.body, bytes) and session.stores_utf8 and b"\0" not in response.body:
@@ -129,9 +136,8 @@ class Call:
                 if not isinstance(text, str) or re.search(r"[\r\n\0]", text):
                     raise ValueError(f"the header {name!r} is no text of one line, and cannot be sent again")
         headers = json_text(response.headers or None)
-        size = len(response.body.encode() if isinstance(response.body, str) else response.body or b"")
         limit = limit if self.max_response_size is None else min(limit, self.max_response_size)
-        if max(size, len(headers or "")) > limit:
+        if not self.fits(response, limit):
             response = problem("response-not-stored", "Response not stored", response.status,
                                f"The response to this request was larger than the {limit} bytes that may be stored.")
             headers = json_text(response.headers)
@@ -396,7 +402,8 @@ class Core:
                     await session.rollback()
                     await self._ended(call, session, claim, response)
                 raise
-            return Result("new", response.status, response.body, response.headers, False, True)
+            return Result("new", response.status, response.body, response.headers, False,
+                          call.fits(response, claim.max_response_size))
 
     async def _ended(self, call: Call, session: Session, claim: HeldClaim, response: Response) -> None:
         """The handler has ended the transaction by hand.  If it was committed,
@@ -604,7 +611,8 @@ class Job:
                 if session.lost:
                     raise _Unknown() from error
                 raise
-        return Result("new", response.status, response.body, response.headers, False, True)
+        return Result("new", response.status, response.body, response.headers, False,
+                      self._call.fits(response, self._claim.max_response_size))
 
     async def _learn(self, function: Callable[[Any], Any], cause: BaseException | None) -> Result:
         """After a COMMIT whose answer was lost.  The last step runs again if it
@@ -629,7 +637,8 @@ class Job:
             return
         await self._perform(lambda session: self._call.complete(session, response, self.claim_token,
                                                                self._claim.max_response_size))
-        self.result = Result("new", response.status, response.body, response.headers, False, True)
+        self.result = Result("new", response.status, response.body, response.headers, False,
+                             self._call.fits(response, self._claim.max_response_size))
 
     async def _fail(self, error: BaseException | None, text: str | None = None) -> None:
         """So that the next attempt need not wait for the lease."""
