@@ -1,0 +1,5 @@
+-- idem_claim of a new key, a UUID of version 7
+\set now :now + 100
+\set a :now / 1000 * 65536 + 28672 + random(0, 4095)
+\set b random(0, 4611686018427387903) - 9223372036854775807
+SELECT outcome, claim_token FROM idem_claim('scope-1', encode(int8send(:a) || int8send(:b), 'hex')::uuid::text, sha256('request'));
