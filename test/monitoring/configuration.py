@@ -44,5 +44,5 @@ def panels():
     the name of its curves."""
     for panel in json.loads(read('dashboard.json'))['panels']:
         yield panel['title'], panel['fieldConfig']['defaults']['unit'], [
-            (target['expr'].replace('$datname', '.*').replace('$__rate_interval', '10s'), target['legendFormat'])
+            (target['expr'].replace('$job', 'idempotency').replace('$datname', '.*').replace('$__rate_interval', '10s'), target['legendFormat'])
             for target in panel['targets']]
