@@ -33,10 +33,13 @@ FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30', sha256('{"sku": "teapot"}')
 
 -- A table of idempotency keys
 BEGIN;
-SELECT outcome FROM idem_claim('customer-8', 'order-5d9f4c1e-7a32');                  -- new: what did the old one know?
-SELECT response_code, response_body FROM idempotency_keys
-WHERE user_id = 'customer-8' AND idempotency_key = 'order-5d9f4c1e-7a32' AND status = 'finished';
--- a row: complete with that response instead of running the request.  None: run it
+SELECT outcome FROM idem_claim('customer-8', 'order-5d9f4c1e-7a32');                  -- new: what does the old table know?
+INSERT INTO idempotency_keys VALUES ('customer-8', 'order-5d9f4c1e-7a32', NULL, 'started', NULL, NULL, now(), now())
+	ON CONFLICT DO NOTHING RETURNING true AS first;
+-- a row: run the request, and finish it in both.  None: look what is there.  Finished: complete with that
+-- response, and COMMIT.  Started: ROLLBACK, and answer as the old code does
+UPDATE idempotency_keys SET status = 'finished', response_code = 201, response_body = '{"order": 2}'
+WHERE user_id = 'customer-8' AND idempotency_key = 'order-5d9f4c1e-7a32';
 SELECT idem_complete('customer-8', 'order-5d9f4c1e-7a32', 201, '{"order": 2}');
 COMMIT;
 
@@ -73,14 +76,25 @@ INSERT INTO outbox (aggregate_type, aggregate_id, event, sent_at) VALUES
 	('orders', '12', '{"placed": 12}', now()), ('orders', '12', '{"paid": 12}', NULL), ('stock', NULL, '{"left": 3}', NULL);
 
 -- An outbox table
+CREATE FUNCTION publish_from_outbox() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idem_publish(NEW.aggregate_type, NEW.event, message_key => NEW.aggregate_id);
+	NEW.sent_at := now();
+	RETURN NEW;
+END $$;
+
+BEGIN;
+CREATE TRIGGER publish_from_outbox BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION publish_from_outbox();
 WITH unsent AS (
 	UPDATE outbox SET sent_at = now() WHERE sent_at IS NULL RETURNING *
 )
 SELECT count(*) AS imported
 FROM (SELECT array_agg(aggregate_type ORDER BY id) AS topics, array_agg(event ORDER BY id) AS payloads,
-		array_agg(aggregate_id ORDER BY id) AS keys FROM unsent) AS old
+		array_agg(aggregate_id ORDER BY id) AS keys FROM unsent HAVING count(*) > 0) AS old
 	CROSS JOIN LATERAL idem_publish_many(old.topics, old.payloads, message_keys => old.keys);
+COMMIT;
 
+INSERT INTO outbox (aggregate_type, aggregate_id, event) VALUES ('orders', '12', '{"packed": 12}');    -- a publisher of old
 SELECT topic, message_key, payload FROM idem_outbox_take(10);
 
 -- Leave nothing behind.
