@@ -8,6 +8,7 @@ import threading
 import time
 
 import amqp
+import kafka
 import pika
 import psycopg2
 from endpoint import Endpoint
@@ -178,6 +179,36 @@ class Hook(Applier):
         self.check()
 
 
+class Reader(Applier, Background):
+    """Reads what Kafka has stored, from the beginning."""
+
+    def __init__(self):
+        self.read = 0
+        super().__init__()
+
+    def relay(self, world, *options):
+        # The mock stores what follows a write that it refused, see kafka.py.
+        return kafka.relay(world, *options, '--k.timeout=5s',
+                           '--k.librdkafka.max.in.flight.requests.per.connection=1')
+
+    def stop_broker(self):
+        kafka.cluster.tell('down')
+
+    def start_broker(self):
+        kafka.cluster.tell('up')
+
+    def work(self):
+        with contextlib.closing(psycopg2.connect('')) as database:
+            while not self.ending.is_set():
+                if self.read == len(kafka.cluster.messages):
+                    time.sleep(0.02)
+                    continue
+                topic, _, _, message_id, body = kafka.cluster.messages[self.read]
+                if topic == 'faults':
+                    self.apply(database, message_id, body.encode())
+                self.read += 1
+
+
 def with_rabbitmq(world):
     amqp.start(world)
     connection, channel = amqp.broker.channel()
@@ -188,6 +219,11 @@ def with_rabbitmq(world):
 
 def with_webhooks(world):
     everything_breaks(world, Hook)
+
+
+def with_kafka(world):
+    kafka.start(world)
+    everything_breaks(world, Reader)
 
 
 def everything_breaks(world, consumer_class):
@@ -259,4 +295,5 @@ def everything_breaks(world, consumer_class):
 TESTS = [
     ('relays are killed, RabbitMQ too, the database crashes', with_rabbitmq),
     ('relays are killed, the endpoint too, the database crashes', with_webhooks),
+    ('relays are killed, the brokers of Kafka too, the database crashes', with_kafka),
 ]

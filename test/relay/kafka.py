@@ -14,7 +14,7 @@ class Cluster:
         program = os.path.join(directory, 'kafka_mock')
         source = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'kafka_mock.c')
         subprocess.run(['cc', '-O1', '-Wall', '-o', program, source, '-lrdkafka'], check=True)
-        self.process = subprocess.Popen([program, 'orders', 'shop'], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        self.process = subprocess.Popen([program, 'orders', 'shop', 'faults'], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=subprocess.DEVNULL, text=True)
         self.brokers = self.process.stdout.readline().strip()
         self.messages = []
