@@ -52,7 +52,8 @@
  * where it has found the head ready, and nothing before that which is being
  * written or not committed.  A message that another transaction parks later
  * finds, when that looks again, the same head that the take has found, or
- * becomes ready.
+ * becomes ready.  What he has looked at for one signpost holds for the next
+ * ones of the same lane, too, but that the head is ready, and nobody writes it.
  *
  * A lane is gone through from its mark on, below which nothing is pending or
  * will be; see outbox_lane_mark.c.  Where publishers look back no further than
@@ -260,11 +261,14 @@ idem_lane_left(IdemTable *outbox, int64 lane, int64 id,
  * everything as it is where the head, or what may come to be it, is another
  * transaction's, or is not what "snapshot" sees, unless that is NULL.
  *
+ * "head_id" is what a call for the same lane and by the same take has left there,
+ * before which there is nothing to look for, or IDEM_HEAD_UNKNOWN.
+ *
  * "lanes" is the same table as "outbox", for another row.
  */
 void
 idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
-						Snapshot snapshot)
+						Snapshot snapshot, int64 *head_id)
 {
 	Datum	   *found = outbox->row->tts_values;
 	int64		lane = DatumGetInt64(found[OUTBOX_LANE]);
@@ -274,16 +278,21 @@ idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
 	IdemScan	scan;
 	bool		has_head;
 
-	idem_lane_scan_begin(&scan, lanes, lane, NULL);
+	begin_scan(&scan, lanes, lane, Max(*head_id, idem_lane_mark(lane)),
+			   PG_INT64_MAX, NULL);
 	has_head = idem_scan_next(&scan, ForwardScanDirection);
 	idem_scan_end(&scan);
-	if (has_head)
+	if (!has_head)
+		*head_id = PG_INT64_MAX;
+	else
 	{
 		Datum	   *head = lanes->row->tts_values;
 		TimestampTz available_at;
 
-		if (TransactionIdIsValid(lanes->holder) ||
-			DatumGetInt64(head[OUTBOX_ID]) == id ||
+		if (TransactionIdIsValid(lanes->holder))
+			return;
+		*head_id = DatumGetInt64(head[OUTBOX_ID]);
+		if (*head_id == id ||
 			(snapshot != NULL &&
 			 !table_tuple_satisfies_snapshot(lanes->rel, lanes->row,
 											 snapshot)))

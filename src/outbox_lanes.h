@@ -10,6 +10,9 @@
 
 #include "outbox_row.h"
 
+/* See idem_lane_move_signpost(). */
+#define IDEM_HEAD_UNKNOWN	PG_INT64_MIN
+
 extern void idem_lane_scan_begin(IdemScan *scan, IdemTable *outbox,
 								 int64 lane, Snapshot snapshot);
 extern void idem_lane_append(IdemTable *outbox, IdemOutboxRow *message);
@@ -19,7 +22,7 @@ extern void idem_lane_kept(IdemTable *outbox, const IdemOutboxRow *message);
 extern void idem_lane_left(IdemTable *outbox, int64 lane, int64 id,
 						   IdemOutboxRow *signpost);
 extern void idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
-									Snapshot snapshot);
+									Snapshot snapshot, int64 *head_id);
 extern bool idem_lane_give_up_signpost(IdemTable *outbox, IdemTable *lanes);
 extern void idem_lanes_sweep(IdemTable *outbox, const Datum *topics,
 							 int ntopics);

@@ -26,6 +26,10 @@
  * A call may come to a lane twice, by two ready rows, and an earlier message
  * may have been committed between.  So what was committed after the call began
  * is left to the next one: of each lane a call hands out messages in order.
+ * Therefore a lane that it has been to has nothing more for it, and it only
+ * parks what else it finds ready there, behind the head that it has seen: the
+ * way to the head may lead over many entries of messages that have left, and
+ * there may be hundreds of ready rows whose lease has run out.
  *
  * Relays never wait for each other or for publishers when they take, and
  * publishers never wait at all.  What another transaction is writing or has
@@ -91,9 +95,19 @@ static const int take_columns[] = {
 /* After so many signposts in vain a call returns, so that they are committed. */
 #define MAX_VAIN			500
 
+/* How many lanes a call remembers that it has been to; a power of two. */
+#define NUM_VISITS			64
+
 /* What NULL stands for. */
 #define DEFAULT_MAX_MESSAGES	100
 #define DEFAULT_LEASE_MS	(30 * 1000.0)
+
+/* A lane that a call has been to. */
+typedef struct Visit
+{
+	int64		lane;
+	int64		head;			/* as idem_lane_move_signpost() has found it */
+} Visit;
 
 /* A call of idem_outbox_take(). */
 typedef struct Taking
@@ -101,6 +115,7 @@ typedef struct Taking
 	IdemTable	outbox;			/* what ready rows are found in */
 	IdemTable	lanes;			/* the same, to look at their lanes */
 	bool		lanes_are_open;
+	Visit		visits[NUM_VISITS]; /* as long as these are open */
 	Snapshot	snapshot;		/* NULL: rows are seen as they are */
 	Snapshot	begun;			/* of lanes, only what it sees is taken */
 	CommandId	command;		/* that the call begins with */
@@ -154,6 +169,7 @@ static void begin_scan(Taking *taking, IdemScan *scan, const Datum *topic,
 static void take_ready(Taking *taking, const Datum *topic);
 static void take_found(Taking *taking);
 static void take_lane(Taking *taking);
+static void open_lanes(Taking *taking);
 static bool take_locked(Taking *taking, Lane *lane);
 static bool lock_next(Taking *taking, Lane *lane);
 static bool is_failing(const Datum *message);
@@ -464,33 +480,44 @@ take_found(Taking *taking)
 }
 
 /*
- * Take from the lane of the row that was found, which may be any signpost.
+ * Take from the lane of the row that was found, which may be any signpost,
+ * unless the call has been there.
  */
 static void
 take_lane(Taking *taking)
 {
 	Datum	   *found = taking->outbox.row->tts_values;
+	int64		id = DatumGetInt64(found[OUTBOX_ID]);
 	Lane		lane = {0};
+	Visit	   *visit;
 	bool		is_pending = idem_outbox_in_state(&taking->outbox, "pending");
 
 	if (is_pending &&
-		(!table_tuple_satisfies_snapshot(taking->outbox.rel,
-										 taking->outbox.row, taking->begun) ||
-		 idem_lock(&taking->outbox) != IDEM_WRITE_DONE))
+		!table_tuple_satisfies_snapshot(taking->outbox.rel,
+										taking->outbox.row, taking->begun))
 		return;
 	if (!taking->lanes_are_open)
-	{
-		idem_table_open(&taking->lanes, IDEM_OUTBOX, RowExclusiveLock);
-		taking->lanes_are_open = true;
-	}
+		open_lanes(taking);
 
 	lane.lane = DatumGetInt64(found[OUTBOX_LANE]);
+	visit = &taking->visits[lane.lane & (NUM_VISITS - 1)];
+	if (visit->lane == lane.lane && visit->head != IDEM_HEAD_UNKNOWN &&
+		(!is_pending || visit->head < id))
+	{
+		taking->vain++;
+		idem_lane_move_signpost(&taking->outbox, &taking->lanes,
+								taking->snapshot, &visit->head);
+		return;
+	}
+
+	if (is_pending && idem_lock(&taking->outbox) != IDEM_WRITE_DONE)
+		return;
 	lane.size = 8;
 	lane.ids = palloc_array(int64, lane.size);
 	if (is_pending)
 	{
-		lane.ids[lane.locked++] = DatumGetInt64(found[OUTBOX_ID]);
-		idem_lane_mark_found(lane.lane, lane.ids[0]);
+		lane.ids[lane.locked++] = id;
+		idem_lane_mark_found(lane.lane, id);
 		lane.ends = is_failing(found);
 	}
 	while (take_locked(taking, &lane))
@@ -502,8 +529,25 @@ take_lane(Taking *taking)
 	if (lane.taken == 0)
 		taking->vain++;
 	if (!is_pending || (lane.taken == 0 && !lane.has_dead))
+	{
+		visit->lane = lane.lane;
+		visit->head = IDEM_HEAD_UNKNOWN;
 		idem_lane_move_signpost(&taking->outbox, &taking->lanes,
-								taking->snapshot);
+								taking->snapshot, &visit->head);
+	}
+}
+
+/*
+ * Open the outbox once more, to look at lanes, none of which the call has been
+ * to yet.
+ */
+static void
+open_lanes(Taking *taking)
+{
+	idem_table_open(&taking->lanes, IDEM_OUTBOX, RowExclusiveLock);
+	taking->lanes_are_open = true;
+	for (int i = 0; i < NUM_VISITS; i++)
+		taking->visits[i].head = IDEM_HEAD_UNKNOWN;
 }
 
 /*
