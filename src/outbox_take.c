@@ -92,8 +92,12 @@ static const int take_columns[] = {
 #define TOPICS_TOPIC		1
 #define TOPICS_AVAILABLE_AT	2
 
-/* After so many signposts in vain a call returns, so that they are committed. */
+/*
+ * After so many signposts in vain, or messages that died, a call returns, so
+ * that they are committed.
+ */
 #define MAX_VAIN			500
+#define MAX_DEATHS			1000
 
 /* How many lanes a call remembers that it has been to; a power of two. */
 #define NUM_VISITS			64
@@ -128,6 +132,7 @@ typedef struct Taking
 	int			ntopics;
 	int			wanted;			/* how many more messages */
 	int			vain;			/* signposts behind which was nothing */
+	int			deaths;			/* messages that had no attempt left */
 	ReturnSetInfo *result;
 } Taking;
 
@@ -141,6 +146,7 @@ typedef struct Lane
 	int64	   *ids;
 	int			size;
 	int			locked;
+	int			dying;			/* of them, those that have no attempt left */
 	int			taken;
 	bool		ends;			/* behind the last of them */
 	bool		has_dead;
@@ -167,12 +173,14 @@ static void begin_scan(Taking *taking, IdemScan *scan, const Datum *topic,
 					   const TimestampTz *after, TimestampTz until,
 					   Snapshot snapshot);
 static void take_ready(Taking *taking, const Datum *topic);
+static bool is_over(const Taking *taking);
 static void take_found(Taking *taking);
 static void take_lane(Taking *taking);
 static void open_lanes(Taking *taking);
 static bool take_locked(Taking *taking, Lane *lane);
 static bool lock_next(Taking *taking, Lane *lane);
 static bool is_failing(const Datum *message);
+static bool is_dying(const Datum *message);
 static Taken take_row(Taking *taking, IdemTable *outbox, bool is_locked);
 
 /*
@@ -302,6 +310,7 @@ take(Taking *taking)
 	idem_table_open(&taking->outbox, IDEM_OUTBOX, RowExclusiveLock);
 	taking->lanes_are_open = false;
 	taking->vain = 0;
+	taking->deaths = 0;
 	if (!IsolationUsesXactSnapshot())
 		idem_lanes_sweep(&taking->outbox, taking->topics, taking->ntopics);
 	begin = GetCurrentCommandId(false);
@@ -380,7 +389,7 @@ take_topics(Taking *taking, const Datum *topics, int count)
 
 	if (count > 0)
 		start = pg_prng_uint64_range(&pg_global_prng_state, 0, count - 1);
-	for (int i = 0; i < count && taking->wanted > 0; i++)
+	for (int i = 0; i < count && !is_over(taking); i++)
 	{
 		CHECK_FOR_INTERRUPTS();
 		take_ready(taking, &topics[(start + i) % count]);
@@ -438,8 +447,7 @@ take_ready(Taking *taking, const Datum *topic)
 	begin_scan(taking, &scan, topic,
 			   TIMESTAMP_IS_NOBEGIN(before) ? NULL : &before, taking->now,
 			   taking->snapshot);
-	while (taking->wanted > 0 && taking->vain < MAX_VAIN &&
-		   idem_scan_next(&scan, ForwardScanDirection))
+	while (!is_over(taking) && idem_scan_next(&scan, ForwardScanDirection))
 	{
 		Datum	   *found = taking->outbox.row->tts_values;
 
@@ -450,9 +458,19 @@ take_ready(Taking *taking, const Datum *topic)
 		has_moved = true;
 		take_found(taking);
 	}
-	if (!has_moved && taking->wanted > 0 && taking->vain < MAX_VAIN)
+	if (!has_moved && !is_over(taking))
 		idem_mark_reached(&marked, DT_NOEND);
 	idem_scan_end(&scan);
+}
+
+/*
+ * Has a call all that was wanted, or done enough?
+ */
+static bool
+is_over(const Taking *taking)
+{
+	return taking->wanted <= 0 || taking->vain >= MAX_VAIN ||
+		taking->deaths >= MAX_DEATHS;
 }
 
 /*
@@ -517,6 +535,7 @@ take_lane(Taking *taking)
 	if (is_pending)
 	{
 		lane.ids[lane.locked++] = id;
+		lane.dying = is_dying(found);
 		idem_lane_mark_found(lane.lane, id);
 		lane.ends = is_failing(found);
 	}
@@ -583,6 +602,7 @@ take_locked(Taking *taking, Lane *lane)
 
 			/* What was found is not the head of its lane. */
 			lane->locked = 0;
+			lane->dying = 0;
 			lane->ends = false;
 		}
 
@@ -610,6 +630,7 @@ take_locked(Taking *taking, Lane *lane)
 			}
 
 			lane->locked--;
+			lane->dying--;
 			memmove(&lane->ids[n], &lane->ids[n + 1],
 					(lane->locked - n) * sizeof(int64));
 			if (!lane->has_dead)
@@ -624,15 +645,18 @@ take_locked(Taking *taking, Lane *lane)
 
 /*
  * Lock the message that has been found in a lane, if it may be taken with
- * those before it.  Makes room for its id.
+ * those before it, or is to die.  Makes room for its id.
  */
 static bool
 lock_next(Taking *taking, Lane *lane)
 {
 	IdemTable  *lanes = &taking->lanes;
 	Datum	   *found = lanes->row->tts_values;
+	bool		dies = is_dying(found);
 
-	if (lane->ends || lane->locked - lane->taken >= taking->wanted ||
+	if (lane->ends ||
+		lane->locked - lane->taken - lane->dying >= taking->wanted ||
+		(dies && taking->deaths + lane->dying >= MAX_DEATHS) ||
 		DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]) > taking->now ||
 		idem_is_written_since(lanes, taking->command) ||
 		!table_tuple_satisfies_snapshot(lanes->rel, lanes->row,
@@ -647,6 +671,7 @@ lock_next(Taking *taking, Lane *lane)
 		lane->ids = repalloc_huge(lane->ids, lane->size * sizeof(int64));
 	}
 	lane->locked++;
+	lane->dying += dies;
 	return true;
 }
 
@@ -656,10 +681,18 @@ lock_next(Taking *taking, Lane *lane)
 static bool
 is_failing(const Datum *message)
 {
-	int			attempts = idem_outbox_attempts(message);
+	return !is_dying(message) &&
+		idem_outbox_attempts(message) >= Max(idem_outbox_max_attempts / 2, 1);
+}
 
-	return attempts >= Max(idem_outbox_max_attempts / 2, 1) &&
-		attempts < idem_outbox_max_attempts;
+/*
+ * Has a message no attempt left, so that it dies instead of being taken?
+ */
+static bool
+is_dying(const Datum *message)
+{
+	return idem_outbox_attempts(message) >= idem_outbox_max_attempts ||
+		DatumGetInt32(message[OUTBOX_ATTEMPT]) == PG_INT32_MAX;
 }
 
 /*
@@ -677,8 +710,7 @@ take_row(Taking *taking, IdemTable *outbox, bool is_locked)
 	bool		nulls[lengthof(take_columns)];
 
 	idem_outbox_copy(outbox, &row);
-	if (idem_outbox_attempts(found) >= idem_outbox_max_attempts ||
-		attempt == PG_INT32_MAX)
+	if (is_dying(found))
 	{
 		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum("dead"));
 		idem_outbox_set(&row, OUTBOX_READY, BoolGetDatum(false));
@@ -688,6 +720,7 @@ take_row(Taking *taking, IdemTable *outbox, bool is_locked)
 		if (idem_update(outbox, row.values, row.nulls,
 						is_locked) != IDEM_WRITE_DONE)
 			return TAKEN_NOT;
+		taking->deaths++;
 		idem_outbox_changes(&row);
 		idem_count(IDEM_COUNT_DEAD, 1);
 		idem_log_message_event(IDEM_EVENT_DEAD, row.values);
