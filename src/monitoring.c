@@ -9,7 +9,8 @@
  * the beginning of the index.  So a call looks at MAX_ENTRIES of all indexes
  * together, dead or not, by turns; a count that has not come to its end then
  * says that it is not complete.  Where nothing but dead entries was found,
- * some PROBE_ENTRIES * MAX_PROBES more are looked at.
+ * some PROBE_ENTRIES * MAX_PROBES more are looked at; if there is nothing but
+ * such, either, it is not known how late the oldest row is.
  *
  * A table that calls cannot use has a fault here (see table_faults.c), and
  * nothing else is told of it.
@@ -67,6 +68,7 @@
 typedef enum Range
 {
 	BY_TIME,					/* the time is the first column, up to now */
+	ANY_TIME,					/* the same, without an end */
 	ALL,
 	NULLS,						/* those with no first column */
 } Range;
@@ -91,7 +93,7 @@ static const Source sources[] = {
 	{"tokens", IDEM_TOKENS, IDEM_TOKENS_EXPIRES_AT, TOKENS_EXPIRES_AT,
 	BY_TIME},
 	{"acked", IDEM_OUTBOX, IDEM_OUTBOX_ENDED, OUTBOX_ACKED_AT, BY_TIME},
-	{"pending", IDEM_OUTBOX, IDEM_OUTBOX_DUE, OUTBOX_AVAILABLE_AT, ALL,
+	{"pending", IDEM_OUTBOX, IDEM_OUTBOX_DUE, OUTBOX_AVAILABLE_AT, ANY_TIME,
 	is_ready_message},
 	{"pending", IDEM_OUTBOX, IDEM_OUTBOX_LANES, OUTBOX_AVAILABLE_AT, ALL,
 	is_parked_message},
@@ -105,7 +107,7 @@ typedef struct Count
 	int64		rows;			/* visible ones */
 	int64		due;			/* of them, those whose time has come */
 	TimestampTz oldest;			/* DT_NOEND: no row */
-	TimestampTz last;			/* of the last entry, if BY_TIME */
+	TimestampTz last;			/* of the last entry, if they are by time */
 	bool		complete;		/* no entry was left out */
 } Count;
 
@@ -123,7 +125,9 @@ typedef struct Counting
 } Counting;
 
 static double retention(const Source *source);
+static bool is_by_time(const Source *source);
 static double seconds_between(TimestampTz from, TimestampTz to);
+static bool knows_oldest(const Counting *counting);
 static void begin_counting(Counting *counting, const Source *source,
 						   TimestampTz now);
 static void look_from(Counting *counting, TimestampTz from, TimestampTz to);
@@ -138,7 +142,8 @@ static void end_counting(Counting *counting);
  * One row for each source.  "counted": expired keys and tokens, acknowledged
  * messages past their retention, pending and dead messages.  "overdue": for
  * how many seconds the oldest should have been deleted, or, if it is pending,
- * has been due; 0 if there is none.  All are NULL if there is a "fault".
+ * has been due; 0 if there is none, NULL for messages of which that is not
+ * known, and for parked ones.  All are NULL if there is a "fault".
  */
 PG_FUNCTION_INFO_V1(idem_monitoring_data);
 Datum
@@ -192,11 +197,14 @@ idem_monitoring_data(PG_FUNCTION_ARGS)
 		}
 		else
 		{
-			if (source->range == BY_TIME && !count->complete && count->rows == 0)
+			if (is_by_time(source) && !knows_oldest(&countings[i]))
 				count_past_dead_rows(&countings[i]);
 			end_counting(&countings[i]);
 
 			memset(nulls + 1, false, 4);
+			nulls[3] = source->index == IDEM_OUTBOX_LANES ||
+				(source->index == IDEM_OUTBOX_DUE &&
+				 !knows_oldest(&countings[i]));
 			values[1] = Int64GetDatum(count->rows);
 			values[2] = Int64GetDatum(count->due);
 			values[3] = Float8GetDatum(seconds_between(count->oldest, due_at));
@@ -227,6 +235,15 @@ retention(const Source *source)
 }
 
 /*
+ * Does the index of a source have the rows in the order of their time?
+ */
+static bool
+is_by_time(const Source *source)
+{
+	return source->range == BY_TIME || source->range == ANY_TIME;
+}
+
+/*
  * The time from one to a later, finite time; 0 if that is not later.
  */
 static double
@@ -244,7 +261,9 @@ seconds_between(TimestampTz from, TimestampTz to)
 static void
 begin_counting(Counting *counting, const Source *source, TimestampTz now)
 {
-	static const int nkeys[] = {[BY_TIME] = 2,[ALL] = 0,[NULLS] = 1};
+	static const int nkeys[] = {
+		[BY_TIME] = 2,[ANY_TIME] = 2,[ALL] = 0,[NULLS] = 1
+	};
 
 	counting->source = source;
 	counting->until = source->table == IDEM_OUTBOX ?
@@ -253,7 +272,20 @@ begin_counting(Counting *counting, const Source *source, TimestampTz now)
 	idem_table_open(&counting->table, source->table, AccessShareLock);
 	idem_entries_begin(&counting->entries, &counting->table, source->index,
 					   nkeys[source->range]);
-	look_from(counting, DT_NOBEGIN, counting->until);
+	look_from(counting, DT_NOBEGIN,
+			  source->range == BY_TIME ? counting->until : DT_NOEND);
+}
+
+/*
+ * Was any row found, or else everything looked at that could be late?
+ */
+static bool
+knows_oldest(const Counting *counting)
+{
+	const Count *count = &counting->count;
+
+	return count->complete || count->rows > 0 ||
+		count->last > counting->until;
 }
 
 static void
@@ -310,7 +342,7 @@ count_entries(Counting *counting, int limit, Count *count)
 			count->complete = true;
 			return n;
 		}
-		if (source->range == BY_TIME)
+		if (is_by_time(source))
 			count->last = DatumGetTimestampTz(first);
 		if (!visible ||
 			(source->counts != NULL && !source->counts(&counting->table)))
@@ -350,8 +382,8 @@ is_dead_message(IdemTable *table)
 
 /*
  * All of the oldest rows are dead, and vacuum could not remove them.  The
- * cleanup deletes in the order of time, so the rows that are left can be
- * found by bisection, up to some that it skipped.
+ * cleanup deletes in the order of time, and relays take in it, so the rows that
+ * are left can be found by bisection, up to some that were skipped.
  */
 static void
 count_past_dead_rows(Counting *counting)

@@ -20,7 +20,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_monitoring_data() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_monitoring_data() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_monitoring_data() IS
-'Expired records and undelivered messages, counted through their indexes, for idem_metric_samples and idem_health. overdue: of the oldest, in seconds. complete: whether all were counted. fault: why the table could not be read.';
+'Expired records and undelivered messages, counted through their indexes, for idem_metric_samples and idem_health. overdue: of the oldest, in seconds; NULL where it was not found among dead rows. complete: whether all were counted. fault: why the table could not be read.';
 
 CREATE FUNCTION @extschema@.idem_sample_data(source text,
 	OUT share double precision, OUT live_share double precision, OUT stuck bigint,
@@ -109,7 +109,7 @@ BEGIN ATOMIC
 		(18, 'cleanup_lag_seconds', 'gauge', 'seconds', 'For how long the oldest row should have been deleted.'),
 		(19, 'records', 'gauge', NULL, 'Records of keys and tokens, by state. live is estimated, and expired where there are too many to count.'),
 		(20, 'outbox_messages', 'gauge', NULL, 'Unacknowledged messages, by state. due: to be taken, or behind one of the same key; waiting: leased, pausing or delayed. At most 50000 are counted.'),
-		(21, 'outbox_oldest_age_seconds', 'gauge', 'seconds', 'For how long the oldest undelivered message has been due. Of the messages counted.'),
+		(21, 'outbox_oldest_age_seconds', 'gauge', 'seconds', 'For how long the oldest undelivered message has been due. Of the messages counted. Missing where dead rows hide them.'),
 		(22, 'table_unusable', 'gauge', NULL, 'Whether calls cannot use a table or sequence now, because it is altered or locked. What rests on it is missing here.'),
 		(23, 'build', 'info', NULL, 'Version of the extension and of the server.')
 	) AS v (ordinal, name, type, unit, help);
@@ -224,7 +224,7 @@ BEGIN ATOMIC
 		UNION ALL
 		SELECT 1, 'outbox_oldest_age_seconds', '', NULL, d.overdue
 		FROM data AS d
-		WHERE d.source = 'pending' AND d.fault IS NULL
+		WHERE d.source = 'pending' AND d.overdue IS NOT NULL
 		UNION ALL
 		SELECT row_number() OVER ()::int4, 'table_unusable', '',
 			jsonb_build_object('table', f.table_name),
@@ -443,9 +443,10 @@ BEGIN ATOMIC
 			CASE WHEN d.overdue > 0::float8
 				THEN format('since a message became due; undelivered: %s%s', d.counted,
 					CASE WHEN NOT d.complete THEN ' or more' END)
-				WHEN d.complete THEN 'no message is due'
-				ELSE format('of %s undelivered messages that were counted none is due, of others it is not known',
-					d.counted) END
+				WHEN d.overdue IS NULL THEN concat_ws('; ',
+					'not known, because vacuum could not remove what is left of so many messages that were taken',
+					@extschema@.idem_vacuum_holder())
+				ELSE 'no message is due' END
 		FROM data AS d
 		WHERE d.source = 'pending'
 		UNION ALL
@@ -523,6 +524,7 @@ BEGIN ATOMIC
 		CASE WHEN j.threshold = 0::float8 THEN 'ok'
 			WHEN j.fault IS NOT NULL OR j.value >= j.critical THEN 'critical'
 			WHEN j.value >= j.threshold AND j.critical IS NOT NULL THEN 'warning'
+			WHEN j.value IS NULL AND j.name = 'outbox_oldest' THEN 'warning'
 			ELSE 'ok' END,
 		j.value, j.threshold, j.detail
 	FROM judged AS j
@@ -532,7 +534,7 @@ REVOKE ALL ON FUNCTION @extschema@.idem_health() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_health() TO pg_database_owner WITH GRANT OPTION;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_health() TO pg_monitor;
 COMMENT ON FUNCTION @extschema@.idem_health() IS
-'Health of this database, a row for each check: worker, cleanup_lag, outbox_oldest, dead_letters, stuck_leases, bloat, clock, tables. status: ok; warning from the threshold on, which is setting idempotency.health_<check_name>; critical from five times that on (tables: at once), and where a table that is altered or locked hides the value. Times are in seconds. Its cost is bounded: of a large idem_keys a sample is read. Reads only; works on a hot standby.';
+'Health of this database, a row for each check: worker, cleanup_lag, outbox_oldest, dead_letters, stuck_leases, bloat, clock, tables. status: ok; warning from the threshold on, which is setting idempotency.health_<check_name>; critical from five times that on (tables: at once), and where a table that is altered or locked hides the value. outbox_oldest: a warning also where too many dead rows hide the value, which is NULL then. Times are in seconds. Its cost is bounded: of a large idem_keys a sample is read. Reads only; works on a hot standby.';
 
 CREATE FUNCTION @extschema@.idem_redacted_key(key text)
 RETURNS text

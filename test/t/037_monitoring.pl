@@ -452,6 +452,18 @@ ROLLBACK;
 SQL
 	qr/^\d+\.\d+\|since a message became due; undelivered: \d{5} or more$/m,
 	'those that are due are found behind as many that are delayed');
+
+# So many that are dead, as nobody can remove them before the end of the transaction, hide whether any is due.
+my $oldest = q{SELECT coalesce(value::text, 'unknown'), status, detail FROM idem_health() WHERE check_name = 'outbox_oldest'};
+my $sample = q{SELECT CASE count(*) WHEN 0 THEN 'none' ELSE 'some' END FROM idem_metric_samples() WHERE name ~ 'outbox_oldest'};
+like($node->safe_psql($database, "BEGIN; DELETE FROM idem_outbox; $oldest; $sample; ROLLBACK"),
+	qr/^unknown\|warning\|not known, because vacuum could not remove .*\nnone$/, 'an age that is not known is not called 0');
+is($node->safe_psql($database, "BEGIN; DELETE FROM idem_outbox; SET LOCAL idempotency.health_outbox_oldest = 0; SELECT status FROM idem_health() WHERE check_name = 'outbox_oldest'; ROLLBACK"),
+	'ok', 'unless the check is switched off');
+my $publish = q{INSERT INTO idem_outbox (id, created_at, available_at, attempt, attempts_before, ready, message_id, state, topic, payload)
+	SELECT nextval('idem_outbox_ids'), now(), now() - i * interval '1 ms', 0, 0, true, gen_random_uuid(), 'pending', 'm', '{}' FROM generate_series(1, 1000) AS i};
+like($node->safe_psql($database, "BEGIN; DELETE FROM idem_outbox; $publish; $oldest; $sample; ROLLBACK"),
+	qr/^\d[.\d]+\|ok\|since a message became due; undelivered: 1000 or more\nsome$/, 'messages that are due behind so many are found');
 $node->safe_psql($database, 'VACUUM idem_outbox');
 
 #
