@@ -36,7 +36,7 @@ GONE = ('40001', '40P01', '57014') + BROKEN     # errors that do not
 IN_TRANSACTION = (ext.TRANSACTION_STATUS_INTRANS,
                   ext.TRANSACTION_STATUS_INERROR)
 MORTAL = ('claim', 'heartbeat', 'act', 'advance', 'append', 'once', 'publish',
-          'claim_many', 'advance_many', 'set_many')
+          'claim_many', 'advance_many', 'set_many', 'forget_user')
 # For many at once, and the call for each.
 BATCHES = {'claim_many': 'claim', 'complete_many': 'complete',
            'advance_many': 'advance', 'set_many': 'act'}
@@ -75,6 +75,8 @@ KINDS = {
     'tokens': 'once-only tokens: an order explains every answer',
     'outbox': 'lanes of the outbox: an order explains every answer',
 }
+NUMBERS = 'claim tokens and ids: each is above those that were drawn or ' \
+    'raised before'
 RECORDS = 'a record is there if and only if what was done with it is'
 
 # What must be there together, or not at all: each query finds what is not.
@@ -139,6 +141,7 @@ class Caller:
         self.rng, self.name = random.Random(seed), name
         self.lock = threading.Lock()    # whoever kills holds it, too
         self.mortal = self.killed = False
+        self.seen = 0                   # the highest claim token
         self.connect()
 
     def connect(self):
@@ -281,7 +284,11 @@ class Caller:
         request_hash = self.rng.choice((None, b'\x01' * 32)) \
             if self.rng.random() < 0.9 else b'\x02' * 32
         rows = self.call('claim', key, request_hash, None, lease, wait)
-        return rows[0][:2] if rows else (None, None)
+        if not rows:
+            return None, None
+        outcome, token = rows[0][:2]
+        self.seen = max(self.seen, token or 0)
+        return outcome, token
 
     def complete(self, key, token):
         if key[0] == 'h':
@@ -355,17 +362,28 @@ class Caller:
 
     def administrate(self):
         scope, key = self.key()
-        name = self.rng.choice(('lookup', 'erase', 'forget'))
-        self.call(name, ('f' if name == 'forget' else scope, key))
+        name = self.rng.choice(('lookup', 'erase', 'forget', 'raise_tokens'))
+        if name == 'raise_tokens':
+            self.call(name, self.seen + self.rng.choice((0, 1, 10, 1000)))
+        else:
+            self.call(name, ('f' if name == 'forget' else scope, key))
+
+    def entity(self):
+        """A user has one only, so that to forget him is to forget that."""
+        return self.rng.choice('12'), 'e', '1'
 
     def act_once(self):
-        entity = 'u', 'e', self.rng.choice('12')
+        entity = self.entity()
         action_id = self.tick(1000, 40)
         kind = self.rng.random()
         if kind < 0.1:
             self.call('is_active', entity, 'like')
         elif kind < 0.2:
+            self.call('states', *entity[:2], ['2', '1', '1'])
+        elif kind < 0.3:
             self.call('advance', entity, action_id)
+        elif kind < 0.35:
+            self.call('forget_user', entity[0])
         else:
             wanted = self.rng.choice((True, False, None))   # None: toggle
             action_type, other = self.rng.sample(('like', 'dislike'), 2)
@@ -374,7 +392,7 @@ class Caller:
 
     def act_on_many(self):
         n = self.rng.choice((1, 3))
-        entities = [('u', 'e', self.rng.choice('12')) for _ in range(n)]
+        entities = [self.entity() for _ in range(n)]
         ids = [self.tick(1000, 40) for _ in range(n)]
         if self.rng.random() < 0.3:
             self.call('advance_many', entities, ids)
@@ -505,6 +523,10 @@ def subjects(call, lanes):
     name, args, rows = call.name, call.args, call.answer
     if name in ('act', 'advance', 'is_active'):
         yield ('actions', args[0]), call
+    elif name in ('states', 'forget_user'):
+        yield ('actions', (args[0], 'e', '1')), call
+    elif name == 'raise_tokens':
+        pass
     elif name in ('append', 'last_client_seq'):
         yield ('sequences', args[0]), call
     elif name == 'once':
@@ -719,11 +741,11 @@ class Round:
                 for row in (dict(zip(columns, values)) for values in
                             self.query('SELECT %s FROM idem_%s' % (
                                 ', '.join(columns), table)))}
-        calls = [call for caller in self.callers for tx in caller.done
-                 for call in tx.calls]
-        self.lost = sum(call.answer is None for call in calls)
+        self.calls = [call for caller in self.callers for tx in caller.done
+                      for call in tx.calls]
+        self.lost = sum(call.answer is None for call in self.calls)
         self.histories = histories(self.callers, self.rows)
-        return len(calls)
+        return len(self.calls)
 
     def kill(self, until):
         connection, cursor = connect()
@@ -751,12 +773,57 @@ class Round:
                              for line in lines for point in line)
         return count
 
+    def check_numbers(self):
+        """
+        By the times of the calls that were told of numbers, whatever became of
+        their transactions.
+        """
+        tokens, ids, raises = [], [], 0
+        for call in self.calls:
+            if not isinstance(call.answer, list):
+                continue
+            if call.name in ('claim', 'claim_many'):
+                tokens += [(call, row[1], row[1]) for row in call.answer
+                           if row[0] == 'new']
+            elif call.name == 'publish' and call.told:
+                ids.append((call, call.answer[0][1], call.answer[0][1]))
+            elif call.name == 'raise_tokens':
+                raises += 1
+                last, = call.answer[0]
+                if last < call.args[0]:
+                    raise Failure('not raised: %s' % call)
+                # It draws none of its own.
+                tokens.append((call, last, last + 1))
+        for drawn in tokens, ids:
+            check_ascent(drawn)
+        return raises
+
     def check_together(self):
         for what, text in TOGETHER.items():
             apart = self.query(text)
             if apart:
                 raise Failure('%s: %s' % (what, apart[:5]))
         return sum(len(rows) for rows in self.rows.values())
+
+
+def check_ascent(drawn):
+    """
+    "drawn" has calls, each with the highest number that was drawn until it
+    was told, as it says, and the lowest that could be drawn then.
+    """
+    told = iter(sorted(drawn, key=lambda one: one[0].told))
+    before, highest, earlier = next(told, None), 0, None
+    for call, _, lowest in sorted(drawn, key=lambda one: one[0].asked):
+        while before and before[0].told < call.asked:
+            if before[1] > highest:
+                highest, earlier = before[1], before[0]
+            before = next(told, None)
+        if lowest <= highest:
+            raise Failure('%s\nwas told before\n%s' % (earlier, call))
+    numbers = [number for call, number, _ in drawn
+               if call.name != 'raise_tokens']
+    if len(numbers) != len(set(numbers)):
+        raise Failure('a number was given twice')
 
 
 def storms(callers, query, seconds):
@@ -810,8 +877,8 @@ def run(seed, seconds):
     callers = [Caller('%d/%d' % (seed, n), str(n)) for n in range(THREADS)]
     counts, failures = Counter(), {}
     began = told = time.monotonic()
-    while not failures and (time.monotonic() < began + seconds or
-                            not all(counts[what] for what in KINDS.values())):
+    while not failures and (time.monotonic() < began + seconds or not all(
+            counts[what] for what in (*KINDS.values(), NUMBERS))):
         this = Round(query, callers, random.Random('%d/%d' % (
             seed, counts['rounds'])))
         attempt(CALLS, lambda: this.run(min(seconds, ROUND)))
@@ -821,6 +888,7 @@ def run(seed, seconds):
         counts['lost'] += this.lost
         for kind, what in KINDS.items():
             attempt(what, lambda: this.check(kind))
+        attempt(NUMBERS, this.check_numbers)
         attempt(RECORDS, this.check_together)
         if time.monotonic() > told + 30:
             told = time.monotonic()
@@ -829,7 +897,7 @@ def run(seed, seconds):
     for caller in callers:
         caller.connect()
     attempt(storms.__doc__, lambda: storms(callers, query, seconds / 4))
-    for number, what in enumerate([CALLS, *KINDS.values(), RECORDS,
+    for number, what in enumerate([CALLS, *KINDS.values(), NUMBERS, RECORDS,
                                    storms.__doc__], 2):
         if what not in failures and counts[what] == 0:
             failures[what] = 'nothing was checked'

@@ -83,7 +83,7 @@ class End(Point):
                 None: 'committed or not'}[self.committed]
 
 
-READS = 'lookup', 'is_active', 'last_client_seq'
+READS = 'lookup', 'is_active', 'states', 'last_client_seq'
 
 
 class Call(Point):
@@ -163,6 +163,9 @@ class Possible(Model):
 
     def may_pass(self, tx, message):
         return self.crowded
+
+    def stands_behind(self):
+        return self.chance()
 
     def transaction(self, tx):
         if tx.number not in self.open:

@@ -18,6 +18,7 @@ DEFAULT_TTL = 24 * HOUR
 DEFAULT_LEASE = 60 * SECOND
 TOKEN_TTL = 7 * 24 * HOUR
 MAX_LEAD = HOUR                 # idempotency.max_action_id_lead
+MAX_RAISE = 2 ** 62 - 1
 MAX_ATTEMPTS = 3                # idempotency.outbox_max_attempts
 BACKOFF = SECOND
 
@@ -50,6 +51,7 @@ class Model(Store):
         self.tombstones = 0             # idempotency.tombstone_retention
         self.retention = TOKEN_TTL      # idempotency.outbox_retention
         self.last_token = 0             # the highest that was seen
+        self.last_id = 0                # likewise, of a message
         self.moments = []               # of the call that is being made
         self.key_locks = {}             # key -> transaction, of who queues
         self.takers = []                # transactions that have taken
@@ -318,7 +320,7 @@ class Model(Store):
         processed, last = yield from self.advance(tx, entity, action_id)
         key = ('user_actions',) + entity + (action_type,)
         if not processed:
-            row = tx.writes.get(key) or self.latest(key)[1]
+            row = tx.writes[key] if key in tx.writes else self.latest(key)[1]
             return bool(row and row['is_active']), last, False
         row = self.find_latest(tx, key)[0]
         was = bool(row and row['is_active'])
@@ -368,6 +370,41 @@ class Model(Store):
                         counter['last_action_id']))
         return ','.join(states),
         yield
+
+    def forget_user(self, tx, user):
+        """
+        Counters that are committed as it begins, and their actions as they are
+        once the counter is gone; what has come since stays whole.
+        """
+        self.check_writes(tx)
+        deleted = 0
+        for key in self.rows_now(tx, 'action_versions', user):
+            if (yield from self.delete(tx, key)):
+                deleted += 1
+                for action in self.rows_now(tx, 'user_actions', *key[1:]):
+                    deleted += yield from self.delete(tx, action)
+        for action in self.rows_now(tx, 'user_actions', user):
+            self.find_latest(tx, action)
+        return deleted,
+
+    def rows_now(self, tx, table, *prefix):
+        """The keys of a table's rows that begin so, whatever the snapshot."""
+        prefix = (table,) + prefix
+        return [key for key in sorted(self.versions.keys() | tx.writes.keys())
+                if key[:len(prefix)] == prefix and
+                (tx.writes[key] if key in tx.writes
+                 else self.latest(key)[1]) is not None]
+
+    def delete(self, tx, key):
+        """Returns whether there was such a row."""
+        while True:
+            row, holder = self.find_latest(tx, key)
+            if row is None:
+                return False
+            if not holder:
+                self.write(tx, key, None)
+                return True
+            yield Wait(holder, key)
 
     #
     # Client sequences
@@ -474,6 +511,9 @@ class Model(Store):
         """A new one; returns what is wrong with its id, if anything."""
         if ('outbox', ident) in self.versions:
             return 'this id exists'
+        if ident <= self.last_id:
+            return 'this id has been passed'
+        self.last_id = ident
         self.write(tx, ('outbox', ident), dict(
             id=ident, created_at=Time(moment, 0),
             available_at=Time(moment, delay or 0), acked_at=None,
@@ -519,7 +559,7 @@ class Model(Store):
         come to a message without a key, each by itself.  What an old snapshot
         does not see stops those behind it.
         """
-        lanes, stopped = {}, set()
+        lanes, stopped, left = {}, set(), set()
         visible = dict(self.outbox(tx))
         for key in sorted(visible.keys() | self.table('outbox').keys()):
             row = visible.get(key)
@@ -534,6 +574,12 @@ class Model(Store):
                 lane = key
             if lane in stopped:
                 continue
+            if seen and lane != key and not self.is_in_lane(tx, key):
+                left.add(lane)
+                continue
+            if lane in left and self.stands_behind():
+                stopped.add(lane)
+                continue
             if not (seen and self.is_past(row['available_at']) and
                     self.is_writable(tx, key)):
                 stopped.add(lane)
@@ -543,26 +589,41 @@ class Model(Store):
                 stopped.add(lane)
         return lanes
 
+    def is_in_lane(self, tx, key):
+        """Is what an old snapshot sees as pending still there?"""
+        row = tx.writes[key] if key in tx.writes else self.latest(key)[1]
+        return row is not None and row['state'] == 'pending'
+
+    def stands_behind(self):
+        """
+        Does a message stand behind those that have left its lane since the
+        snapshot was taken?  It does where that sees it as parked.
+        """
+        raise Ambiguous('an old snapshot sees what has left the lane')
+
     def may_pass(self, tx, message):
         """
         May a take leave messages of this one's lane?  What a transaction that
         has taken before leaves in a lane, until it ends, may be in the way of
         others there, at the head or behind it: it removes signposts, and parks
-        messages.  It has been in lanes of its topics only.
+        messages.  And an old snapshot sees those no more.  It has been in
+        lanes of its topics only.
         """
-        self.takers = [(taker, theirs) for taker, theirs in self.takers
-                       if not taker.level_of_all.ended]
         return any(theirs is None or message['topic'] in theirs
-                   for taker, theirs in self.takers if taker is not tx)
+                   for taker, theirs in self.takers if taker is not tx and (
+                       not taker.level_of_all.ended or
+                       tx.level != 'rc' and (taker.ended or 0) >= tx.began))
 
     def check_signpost(self, tx, row):
         """
-        A dead message may be what tells takes to look at its lane; who writes
-        to it waits for a take that has removed that.
+        A dead message may be what tells takes to look at its lane, and one
+        that nobody has leased may have been parked; who writes to it waits for
+        a take that has changed that.
         """
-        if row['state'] == 'dead' and row['message_key'] is not None and \
-                self.may_pass(tx, row):
-            raise Ambiguous('a take may have removed a signpost')
+        if row['message_key'] is not None and self.may_pass(tx, row) and (
+                row['state'] == 'dead' or not row['leased'] or
+                self.is_past(row['available_at'])):
+            raise Ambiguous('a take may have written to it')
 
     def take(self, tx, limit, lease, topics, wait):
         """
@@ -656,6 +717,7 @@ class Model(Store):
             if not holder:
                 break
             yield Wait(holder, key)
+        self.check_signpost(tx, row)
         state = 'pending' if attempts(row) < MAX_ATTEMPTS else 'dead'
         moment = self.moment()
         available = Time(moment, pause or 0)
@@ -722,6 +784,7 @@ class Model(Store):
                         else row['attempt'] != attempts[place]:
                     break
                 if not holder:
+                    self.check_signpost(tx, row)
                     held.add(place)
                     self.write(tx, key, change(row))
                     break
@@ -729,11 +792,29 @@ class Model(Store):
         return held
 
     #
+    # Recovery
+    #
+
+    def raise_tokens(self, tx, at_least, token, ident):
+        """
+        "token" and "ident" are the last ones that were drawn, for whatever.
+        No rollback takes it back.
+        """
+        if at_least > MAX_RAISE:
+            raise Refused('22023')
+        self.check_writes(tx)
+        self.last_id = ident + max(at_least - token, 0)
+        self.last_token = max(at_least, token)
+        return self.last_token,
+        yield
+
+    #
     # Cleanup
     #
 
     def cleanup(self, tx):
         self.check_writes(tx)
+        self.takers.append((tx, None))      # it mends lanes, too
         keeps = dict(keys=self.tombstones if self.policy == 'reject' else 0,
                      tokens=0, outbox=self.retention)
         counts = dict.fromkeys(keeps, 0)

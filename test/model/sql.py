@@ -2,6 +2,8 @@
 The calls as SQL, and how steps name what is known only when they run.
 """
 
+from primitives import MAX_RAISE
+
 KEYS = {
     'keys': ('scope', 'key'),
     'action_versions': ('user_id', 'entity_type', 'entity_id'),
@@ -35,6 +37,7 @@ CALLS = {
     'states': "SELECT coalesce(string_agg(concat_ws(' ', entity_id, "
               "action_type, is_active, last_action_id), ',' ORDER BY entity_id, "
               "action_type), '') FROM idem_action_states(%s, %s, %a::text[])",
+    'forget_user': 'SELECT idem_forget_user(%s)',
     'append': 'SELECT * FROM idem_try_append(%s, %s, %s, %s, %s, %s, %i)',
     'last_client_seq': 'SELECT idem_last_client_seq(%s, %s)',
     'once': 'SELECT idem_once(%s, %t, %i)',
@@ -51,6 +54,7 @@ CALLS = {
     'extend': 'SELECT * FROM idem_outbox_extend(%a::bigint[], %i, '
               '%a::int[])',
     'give_back': 'SELECT idem_outbox_give_back(%a::bigint[], %a::int[])',
+    'raise_tokens': 'SELECT idem_raise_claim_tokens(%s)',
     'cleanup': 'SELECT * FROM idem_cleanup()',
 }
 MANY = {
@@ -151,6 +155,10 @@ def resolve(world, session, name, args):
         attempts = args[-1] and [attempt(world, session, ident, n)
                                  for ident, n in zip(ids, args[-1])]
         return (ids,) + args[1:-1] + (attempts,)
+    if name == 'raise_tokens':
+        drawn = world.drawn()
+        return (args[0] if args[0] > MAX_RAISE else args[0] + drawn[0],
+                *drawn)
     if name == 'nack':
         ident = message(world, args[0])
         if ident is None:
@@ -208,7 +216,7 @@ def label(name, answer):
     if name in ('take', 'once_many', 'extend', 'advance_many', 'set_many',
                 'claim_many', 'complete_many'):
         return 'some' if answer else 'none'
-    if name == 'give_back':
+    if name in ('give_back', 'forget_user'):
         return 'some' if answer[0][0] else 'none'
     return 'ok'
 

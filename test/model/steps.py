@@ -3,7 +3,7 @@ Random steps.  Few keys and many sessions, so that calls meet; an episode uses
 some of the primitives only, so that they meet more often.
 """
 
-from primitives import HOUR, SECOND
+from primitives import HOUR, MAX_RAISE, SECOND
 from world import LIMIT_MS
 
 SHORT = LIMIT_MS * 1000
@@ -18,7 +18,8 @@ LEASES = [None, None, 0, 2 * HOUR, 600 * SECOND]
 WAITS = [None, None, 0, HOUR, HOUR, HOUR]
 TOKENS = ['current'] * 8 + ['none'] * 3 + ['stale', 'never', 'foreign']
 TYPES = ['like', 'dislike', 'share']
-ENTITIES = [('ann', 'post', '1'), ('bob', 'post', '1')]
+ENTITIES = [('ann', 'post', '1'), ('ann', 'post', '2'), ('bob', 'post', '1')]
+RAISES = [-5, 0, 1, 1000, MAX_RAISE + 1]
 TOPICS = ['orders', 'mails']
 
 
@@ -84,7 +85,10 @@ def actions(rng, world, tx):
     if rng.random() < 0.02:
         action_id = 9 * 10 ** 15
     kind = rng.choices(('act', 'advance', 'is_active', 'states',
-                        'advance_many', 'set_many'), (8, 4, 3, 2, 2, 3))[0]
+                        'advance_many', 'set_many', 'forget_user'),
+                       (8, 4, 3, 2, 2, 3, 1))[0]
+    if kind == 'forget_user':
+        return kind, (entity[0],)
     if kind == 'states':
         ids = [id for user, type, id in ENTITIES
                if (user, type) == entity[:2] and rng.random() < 0.8]
@@ -217,7 +221,9 @@ def random_step(rng, world, primitives):
                 return (kind, number, name) if kind in (
                     'savepoint', 'rollback to', 'release') else (kind, number)
     kind = rng.choice(primitives)
-    name, args = ('cleanup', ()) if rng.random() < 0.02 else \
+    chance = rng.random()
+    name, args = ('cleanup', ()) if chance < 0.02 else \
+        ('raise_tokens', (rng.choice(RAISES),)) if chance < 0.025 else \
         kind(rng, world, tx)
     limit = rng.choice((None,) * 30 + ('lock_timeout', 'statement_timeout'))
     return 'call', number, name, args, limit

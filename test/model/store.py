@@ -120,6 +120,7 @@ class Transaction:
     def __init__(self, name, level='rc', read_only=False):
         self.name, self.level, self.read_only = name, level, read_only
         self.snapshot = None    # number of the last commit that it sees
+        self.began = self.ended = None      # when, in statements of all
         self.writes = {}        # key -> row; None: deleted
         self.undo = []          # (key, row before, level of the new one)
         self.level_of_all = Level()
@@ -168,6 +169,7 @@ class Store:
         self.versions = {}      # key -> [(number of the commit, row)]
         self.holders = {}       # key -> transaction
         self.commits = 0
+        self.statements = 0
         self.now = 0            # the client's clock as the step began
 
     def latest(self, key):
@@ -178,6 +180,9 @@ class Store:
         return time.is_past(self.now)
 
     def begin_statement(self, tx):
+        self.statements += 1
+        if tx.began is None:
+            tx.began = self.statements
         if tx.snapshot is None or tx.level == 'rc':
             tx.snapshot = self.commits
 
@@ -276,6 +281,7 @@ class Store:
 
     def commit(self, tx):
         tx.level_of_all.ended = True
+        tx.ended = self.statements
         if tx.writes:
             self.commits += 1
         for key, row in tx.writes.items():
