@@ -17,7 +17,7 @@ import {
 import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes, stepKey } from './keys.js'
 import { performOn, performOnPool, Session, type Handle, type PoolClientLike, type PoolLike } from './postgres.js'
-import { durationMs, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
+import { describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
 export const ATTEMPTS = 5
 const RETRIED = new Set(['40001', '40P01'])
@@ -151,6 +151,16 @@ export function checkedTimes(options: Ttl & Wait & Lease & Timeout): void {
   new Deadline(options, {})
 }
 
+/** What a request or a job cannot be without, or have otherwise. */
+export function checkedRequest(options: RequestOptions): void {
+  const { scope } = options as { scope: unknown }
+  if (typeof scope !== 'string' || scope === '') {
+    throw new TypeError(`scope is the user or tenant that the key belongs to, a string, not ${scope === '' ? "''" : describe(scope)}`)
+  }
+  checkedTimes(options)
+  checkedCount(options.maxResponseSize, 'maxResponseSize')
+}
+
 /** A number of bytes or of connections. */
 export function checkedCount(value: number | undefined, name: string): void {
   if (value !== undefined && !(Number.isSafeInteger(value) && value >= 0)) {
@@ -163,6 +173,12 @@ export function checked(response: unknown, who: string): Response {
   if (typeof status !== 'number' || !Number.isInteger(status) || status < 100 || status > 999) {
     throw new TypeError(`${who} returned no response: an object with a status, and if you like headers and a body`)
   }
+  const { headers, body } = response as { headers?: unknown; body?: unknown }
+  if (typeof body !== 'string' && !(body instanceof Uint8Array) && body !== undefined && body !== null) {
+    throw new TypeError(`${who} returned a body that is no string and no Buffer, but a ${describe(body)}: JSON.stringify() makes a string ` +
+      'of a document')
+  }
+  if (headers !== undefined && headers !== null) headerNames(headers, `${who} returned headers`)
   return response as Response
 }
 
@@ -194,6 +210,13 @@ export function answered(claim: HeldClaim): Result {
 
 /** Bytes are hashed here, so that they need not travel; a string is JSON, which the server knows best. */
 export function identity(options: RequestIdentity): RequestIdentity {
+  const { body, requestHash } = options as { body?: unknown; requestHash?: unknown }
+  if (typeof body !== 'string' && !(body instanceof Uint8Array) && body !== undefined && body !== null) {
+    throw new TypeError(`the body of the request is no string and no Buffer, but a ${describe(body)}: give the bytes as they came in`)
+  }
+  if (!(requestHash instanceof Uint8Array) && requestHash !== undefined && requestHash !== null) {
+    throw new TypeError(`requestHash is no Buffer: ${describe(requestHash)}`)
+  }
   if (!('method' in options)) return options.requestHash === undefined ? {} : { requestHash: options.requestHash }
   if (typeof options.body === 'string') return { method: options.method, path: options.path, body: options.body }
   return { requestHash: requestHashOfBytes(options.method, options.path, options.body ?? new Uint8Array()) }
@@ -324,8 +347,7 @@ export class Idempotency implements Client<PoolClientLike> {
 
   async request(options: RequestOptions, handler: (tx: PoolClientLike) => Promise<Response> | Response): Promise<Result> {
     refuseNested(this.#pool, 'request()', 'tx, and the methods of on(tx)')
-    checkedTimes(options)
-    checkedCount(options.maxResponseSize, 'maxResponseSize')
+    checkedRequest(options)
     return this.#turns.take(options, this.#defaults, (turn) => this.#request(turn, handler))
   }
 
@@ -423,8 +445,7 @@ export class Idempotency implements Client<PoolClientLike> {
 
   async job(options: JobOptions, fn: (job: Job<PoolClientLike>) => Promise<Response | void> | Response | void): Promise<Result> {
     refuseNested(this.#pool, 'job()', 'tx, and the methods of on(tx)')
-    checkedTimes(options)
-    checkedCount(options.maxResponseSize, 'maxResponseSize')
+    checkedRequest(options)
     return this.#turns.take(options, this.#defaults, (turn) => this.#job(turn, fn))
   }
 

@@ -17,6 +17,7 @@ import {
   type Context, type HttpOptions,
 } from './http.js'
 import type { PoolClientLike } from './postgres.js'
+import { describe } from './values.js'
 
 /** What we need of an Express request. */
 export interface ExpressRequest extends IncomingMessage {
@@ -228,9 +229,12 @@ class HeldResponse {
       const streaming = (): void => reject(streamingRefused(this.route))
       const take = (part: unknown, encoding: unknown): void => {
         if (part === undefined || part === null || typeof part === 'function') return
+        if (typeof part !== 'string' && !(part instanceof Uint8Array)) {
+          throw new TypeError(`${this.route} answers with a ${describe(part)}, which is no string and no Buffer`)
+        }
         parts.push(typeof part === 'string'
           ? Buffer.from(part, typeof encoding === 'string' ? encoding as BufferEncoding : 'utf8')
-          : Buffer.from(part as Uint8Array))
+          : Buffer.from(part))
       }
       const callBack = (given: unknown[]): void => {
         const callback = given.find((one) => typeof one === 'function') as (() => void) | undefined

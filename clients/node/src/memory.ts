@@ -9,7 +9,7 @@
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import {
-  answered, checked, checkedCount, checkedTimes, fresh, identity, keptOf, leaseOf, retried, runJob, storable, Turns,
+  answered, checked, checkedCount, checkedRequest, checkedTimes, fresh, identity, keptOf, leaseOf, retried, runJob, storable, Turns,
   type Client, type Job, type JobOptions, type Options, type RequestOptions, type Response, type Result, type TransactionOptions,
 } from './client.js'
 import { ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, KeyInvalid, TransactionEnded } from './errors.js'
@@ -157,6 +157,8 @@ const name = (value: string, what: string): string => {
   return value
 }
 
+/** As it comes back from a column of JSON. */
+const parsed = (document: Json): Json => JSON.parse(JSON.stringify(document)) as Json
 const exact = (value: Bigint, what: string): bigint => BigInt(bigint(value, what)!)
 
 /** The elements of arrays of one length; one of a single element stands for all. */
@@ -224,8 +226,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
 
   async request(options: RequestOptions, handler: (tx: MemoryTransaction) => Promise<Response> | Response): Promise<Result> {
     refuseNested(this, 'request()', 'tx, and the methods of on(tx)')
-    checkedTimes(options)
-    checkedCount(options.maxResponseSize, 'maxResponseSize')
+    checkedRequest(options)
     const deadline = new Deadline(options, this.#defaults)
     return this.#turns.take(options, this.#defaults, (turn) => retried(() => this.#transaction(async (tx) => {
       const claim = await this.#claim(tx, turn.scope, turn.key, { ...this.#times(turn), ...identity(turn) })
@@ -240,8 +241,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
 
   async job(options: JobOptions, fn: (job: Job<MemoryTransaction>) => Promise<Response | void> | Response | void): Promise<Result> {
     refuseNested(this, 'job()', 'tx, and the methods of on(tx)')
-    checkedTimes(options)
-    checkedCount(options.maxResponseSize, 'maxResponseSize')
+    checkedRequest(options)
     const deadline = new Deadline(options, this.#defaults)
     return this.#turns.take(options, this.#defaults, async (turn) => {
       const started = performance.now()
@@ -388,7 +388,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         return true
       },
       checkpoint: (scope, key, recoveryPoint, options = {}) => self.#renew(tx, scope, key, options, {
-        recoveryPoint: name(recoveryPoint, 'recoveryPoint'), recoveryState: structuredClone(options.recoveryState ?? null),
+        recoveryPoint: name(recoveryPoint, 'recoveryPoint'), recoveryState: parsed(options.recoveryState ?? null),
         recoveryStateText: options.recoveryState === undefined ? null : JSON.stringify(options.recoveryState),
       }),
       heartbeat: (scope, key, options = {}) => self.#renew(tx, scope, key, options),
@@ -569,7 +569,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         const messageId = randomUUID()
         self.#messages.set(tx, String(id), {
           id, messageId, topic: name(topic, 'topic'), messageKey: options.messageKey == null ? null : name(options.messageKey, 'messageKey'),
-          payload: structuredClone(payload), payloadText: JSON.stringify(payload), headers: structuredClone(options.headers ?? null),
+          payload: parsed(payload), payloadText: JSON.stringify(payload), headers: parsed(options.headers ?? null),
           headersText: options.headers === undefined ? null : JSON.stringify(options.headers), attempt: 0, createdAt: new Date(now),
           availableAt: now + duration(options.deliverAfter, options.deliverAfterMs, 'deliverAfter', 0), state: 'pending', leased: false, attemptsBefore: 0, endedAt: 0,
         })
@@ -692,7 +692,12 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       }
       return count
     }
-    return core
+    // What the server would not be sent is refused here, too.
+    const checks = this.statements as unknown as Record<string, (...given: unknown[]) => unknown>
+    return Object.fromEntries(Object.entries(core).map(([name, run]) => [name, async (...given: unknown[]) => {
+      checks[name]!(...given)
+      return (run as (...given: unknown[]) => unknown)(...given)
+    }])) as unknown as Core
   }
 }
 

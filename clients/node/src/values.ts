@@ -57,21 +57,15 @@ export function bytes(value: unknown, name: string): Uint8Array | null {
 
 /** A document's text. */
 export function json(value: unknown, name: string): string | null {
-  if (value === null) return null
-  const document = JSON.stringify(value, (_, part: unknown) => {
-    if (typeof part === 'bigint') throw new TypeError(`${name} contains a bigint, which JSON.stringify does not take`)
-    return part
-  })
-  if (document === undefined) throw new TypeError(`${name} is nothing that JSON has: ${describe(value)}`)
-  return document
+  return value === null ? null : jsonOf(value, `${name} contains`)
 }
 
 /** A list as PostgreSQL writes arrays. Drivers differ in what they make of one. */
 export function array(values: unknown, name: string, element: (value: unknown, name: string) => Parameter): string | null {
   if (values === null) return null
   if (!Array.isArray(values)) throw new TypeError(`${name} is no array: ${describe(values)}`)
-  const elements = values.map((value, at) => {
-    const made = element(value ?? null, `${name}[${at}]`)
+  const elements = Array.from(values as unknown[], (value, at) => {
+    const made = element(value, `${name}[${at}]`)
     if (made === null) return 'NULL'
     const plain = typeof made === 'string' ? made : `\\x${Buffer.from(made).toString('hex')}`
     return `"${plain.replaceAll('\\', '\\\\').replaceAll('"', '\\"')}"`
@@ -84,15 +78,20 @@ export function jsonOf(value: unknown, name: string): string {
   const within: object[] = []
   const check = (part: unknown, path: string): void => {
     const refuse = (what: string): never => { throw new TypeError(`${name} what JSON has not: ${path === '' ? '' : `${path} is `}${what}`) }
-    if (part === undefined) refuse(path === '' ? 'undefined; return null where there is no value' : 'undefined')
+    if (part === undefined) refuse(path === '' ? 'undefined; null stands for no value' : 'undefined')
     if (typeof part === 'bigint' || typeof part === 'function' || typeof part === 'symbol') refuse(`a ${typeof part}`)
     if (typeof part === 'number' && !Number.isFinite(part)) refuse(String(part))
     if (typeof part !== 'object' || part === null) return
-    if (part instanceof Map || part instanceof Set || part instanceof Promise) refuse(`a ${part.constructor.name}`)
     if (within.includes(part)) refuse('part of itself')
+    // What JSON.stringify takes out of its object.
+    if (part instanceof Number) return check(Number(part), path)
+    if (part instanceof String || part instanceof Boolean) return
+    if (part instanceof Date && Number.isNaN(part.getTime())) refuse('an invalid Date')
     const plain = part as { toJSON?: (at: string) => unknown }
     within.push(part)
     if (typeof plain.toJSON === 'function') check(plain.toJSON(''), path)
+    // Of a Map, a Set, a RegExp, an Error nothing would be left, and of bytes an object of numbers.
+    else if (ArrayBuffer.isView(part) || (!isPlain(part) && !Array.isArray(part) && Object.keys(part).length === 0)) refuse(`a ${describe(part)}`)
     else if (Array.isArray(part)) for (const [at, one] of part.entries()) check(one, `${path}[${at}]`)
     else for (const [at, one] of Object.entries(part)) if (one !== undefined) check(one, path === '' ? at : `${path}.${at}`)
     within.pop()
@@ -101,14 +100,28 @@ export function jsonOf(value: unknown, name: string): string {
   return JSON.stringify(value)
 }
 
+function isPlain(value: object): boolean {
+  const kind: unknown = Object.getPrototypeOf(value)
+  // Of another realm, too.
+  return kind === null || Object.getPrototypeOf(kind) === null
+}
+
 /** A document's text in ASCII alone, so that a database of any encoding keeps it; for a parameter that is json, not jsonb. */
 export function asciiJson(value: unknown, name: string): string | null {
   return json(value, name)?.replace(/[^\0-\x7f]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, '0')}`) ?? null
 }
 
+/** Headers are an object: a Map or a Headers would be one without names. */
+export function headerNames(value: unknown, name: string): void {
+  if (typeof value !== 'object' || value === null || !isPlain(value)) {
+    throw new TypeError(`${name}: no object of names and values, but a ${describe(value)}`)
+  }
+}
+
 /** The document of headers that can be sent again. */
 export function headers(value: unknown, name: string): string | null {
   if (value === null) return null
+  headerNames(value, name)
   const lines = Object.entries(value as Headers).flatMap(([field, given]): [string, unknown][] =>
     given === undefined ? [] : Array.isArray(given) ? given.map((one) => [field, one]) : [[field, given]])
   for (const [field, line] of lines) {
@@ -189,6 +202,10 @@ export function durationMs(value: string | null | undefined, ms: number | null |
 /** The longest that a timer of Node's can take. */
 export const LONGEST_TIMER = 2 ** 31 - 1
 
-function describe(value: unknown): string {
-  return typeof value === 'number' || typeof value === 'boolean' || value === undefined ? String(value) : typeof value
+/** What an error says of a value: what it is, and not what is in it. */
+export function describe(value: unknown): string {
+  if (typeof value === 'number' || typeof value === 'boolean' || value === undefined || value === null) return String(value)
+  if (typeof value !== 'object') return typeof value
+  const made: unknown = (value as { constructor?: unknown }).constructor
+  return typeof made === 'function' && made !== Object ? made.name || 'object' : 'object'
 }

@@ -1,5 +1,6 @@
 /** Handlers that do not answer, sessions that end under them, second connections, and what no database can hold. */
 import assert from 'node:assert/strict'
+import { Readable } from 'node:stream'
 import { after, before, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type pg from 'pg'
@@ -212,7 +213,7 @@ test('a step whose value is not JSON: an error that names it, and nothing is sto
   for (const memory of [false, true]) {
     const client: Client<any> = memory ? new MemoryIdempotency() : idem
     for (const [value, said] of [
-      [undefined, /the step odd returned what JSON has not: undefined; return null/], [1n, /a bigint/], [() => 1, /a function/], [circle, /self is part of itself/],
+      [undefined, /the step odd returned what JSON has not: undefined; null stands/], [1n, /a bigint/], [() => 1, /a function/], [circle, /self is part of itself/],
       [{ a: [1, { b: 2n }] }, /a\[1\]\.b is a bigint/], [NaN, /NaN/], [[undefined], /\[0\] is undefined/], [new Map(), /a Map/], [{ at: Symbol('x') }, /at is a symbol/],
     ] as [unknown, RegExp][]) {
       const one = key()
@@ -226,6 +227,59 @@ test('a step whose value is not JSON: an error that names it, and nothing is sto
       return { status: 200, body: JSON.stringify(value) }
     })
     assert.equal(fine.body, JSON.stringify({ at: '1970-01-01T00:00:00.000Z', list: [{ n: 1 }, { n: 1 }], text: 'ž\u2028' }))
+  }
+})
+
+test('a document that JSON has not: an error that names the place, and nothing is sent', async () => {
+  const circle: { self?: unknown } = {}
+  circle.self = [circle]
+  for (const client of [idem, new MemoryIdempotency()] as Client<any>[]) {
+    for (const [value, said] of [
+      [undefined, /undefined; null stands/], [NaN, /NaN/], [{ a: [1, { b: Infinity }] }, /a\[1\]\.b is Infinity/], [new Map([[1, 2]]), /a Map/],
+      [{ at: new Set() }, /at is a Set/], [{ at: /x/ }, /at is a RegExp/], [{ at: new Error('x') }, /at is a Error/], [{ at: new Date(NaN) }, /at is an invalid Date/],
+      [{ at: new Uint8Array(2) }, /at is a Uint8Array/], [[, 1], /\[0\] is undefined/], [circle, /self\[0\] is part of itself/], [{ at: 1n }, /at is a bigint/],
+      [{ at: new Number(NaN) }, /at is NaN/],
+    ] as [any, RegExp][]) {
+      const one = key()
+      for (const [name, call] of [
+        ['payload', () => client.publish('odd', value)], ['payloads\\[1\\]', () => client.publishMany(['odd', 'odd'], [1, value])],
+        ['recoveryState', () => client.checkpoint('scope', one, 'p', { recoveryState: value })],
+        ['headers', () => client.publish('odd', 1, { headers: value })], ['request', () => client.run('scope', one, 'place(jsonb)', value)],
+      ] as [string, () => Promise<unknown>][]) {
+        // Left out, it has a default.
+        if (value === undefined && ['recoveryState', 'headers'].includes(name)) continue
+        await assert.rejects(call(), (error: Error) => error instanceof TypeError && said.test(error.message) &&
+          new RegExp(`^${name} contains what JSON has not: `).test(error.message), `${name} ${said}`)
+      }
+    }
+    assert.deepEqual(await client.outboxTake({ topics: ['odd'] }), [])
+    class Money { constructor(readonly cents: number) {} }
+    await client.publish('fine', { at: new Date(0), money: new Money(7), gone: undefined, bare: Object.create(null), boxed: new String('x') } as never)
+    const [message] = await client.outboxTake({ topics: ['fine'] })
+    assert.deepEqual(message!.payload, { at: '1970-01-01T00:00:00.000Z', money: { cents: 7 }, bare: {}, boxed: 'x' })
+  }
+})
+
+test('what is no body, no headers, no scope: a TypeError at the door', async () => {
+  const circle: { self?: unknown } = {}
+  circle.self = circle
+  for (const client of [idem, new MemoryIdempotency()] as Client<any>[]) {
+    for (const body of [7, 0, new Map(), Readable.from(['x']), circle, [], true] as any[]) {
+      const one = key()
+      await assert.rejects(client.request(options(one), () => ({ status: 200, body })), /^TypeError: the handler returned a body that is no string and no Buffer, but a/)
+      await assert.rejects(client.job(options(one), () => ({ status: 200, body })), /^TypeError: the job returned a body/)
+      await assert.rejects(client.job(options(one), async (job) => { await job.finish(() => ({ status: 200, body })) }), /^TypeError: the last step returned a body/)
+      await assert.rejects(client.request(options(key(), { method: 'POST', path: '/', body }), () => assert.fail('it ran')),
+        /^TypeError: the body of the request is no string and no Buffer, but a/)
+      await assert.rejects(client.request(options(key(), { requestHash: body }), () => assert.fail('it ran')), /^TypeError: requestHash is no Buffer/)
+    }
+    for (const headers of [new Map([['a', 'b']]), new Headers({ a: 'b' }), [['a', 'b']], 'a: b', 7] as any[]) {
+      await assert.rejects(client.request(options(key()), () => ({ status: 200, headers })), /^TypeError: the handler returned headers: no object of names/)
+    }
+    for (const scope of [undefined, null, '', 7] as any[]) {
+      await assert.rejects(client.request({ scope, key: key() }, () => assert.fail('it ran')), /^TypeError: scope is the user or tenant/)
+      await assert.rejects(client.job({ scope, key: key() }, () => assert.fail('it ran')), /^TypeError: scope is the user or tenant/)
+    }
   }
 })
 

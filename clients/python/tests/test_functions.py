@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import io
 import json
 import os
 from datetime import timedelta
@@ -214,6 +215,50 @@ def test_other_errors(idem, pool):
     asyncio.run(mixed())
     with pytest.raises(TypeError):
         Idempotency(object())
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_what_json_has_not(idem, double):
+    """An error that names the place; nothing is sent."""
+    idem = MemoryIdempotency() if double else idem
+    circle = {}
+    circle["self"] = [circle]
+    for value, place in (({"a": [1, {"b": float("nan")}]}, r"a\[1\].b is nan"), (float("inf"), "not: inf"),
+                         ({"when": {1}}, "when is a set"), ([object()], r"\[0\] is a object"),
+                         (circle, r"self\[0\] is part of itself"), ({(1, 2): 1}, "a name that is a tuple")):
+        with pytest.raises(TypeError, match=f"payload contains what JSON has not: .*{place}|payload .*{place}"):
+            idem.publish("t", value)
+        with pytest.raises(TypeError, match=rf"payloads\[1\] contains .*{place}"):
+            idem.publish_many(["t", "t"], [1, value])
+        with pytest.raises(TypeError, match=f"headers contains .*{place}"):
+            idem.publish("t", 1, headers=value)
+        with pytest.raises(TypeError, match=f"recovery_state contains .*{place}"):
+            idem.checkpoint("u", new_key(), "p", value)
+        with pytest.raises(TypeError, match=f"the document of the response contains .*{place}"):
+            Response.json(value)
+    assert idem.outbox_take(topics=["t"]) == []
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_wrong_types_at_the_door(idem, double):
+    idem = MemoryIdempotency() if double else idem
+    never = (lambda tx: pytest.fail("it ran"))
+    for body in (7, {}, {"a": 1}, io.BytesIO(b""), [], object()):
+        with pytest.raises(TypeError, match="the body of a response is a str or bytes, not a"):
+            Response(200, body)
+        with pytest.raises(TypeError, match="the body of the request is the bytes"):
+            idem.request("u", new_key(), never, method="POST", path="/", body=body)
+    for status in (None, "200", 20, True, 200.0):
+        with pytest.raises(TypeError, match="the status of a response"):
+            Response(status)
+    for headers in (None, [("a", "b")], "a: b"):
+        with pytest.raises(TypeError, match="the headers of a response"):
+            Response(200, "", headers)
+    for scope in (None, "", 7):
+        with pytest.raises(TypeError, match="scope is the user or tenant"):
+            idem.request(scope, new_key(), never)
+        with pytest.raises(TypeError, match="scope is the user or tenant"):
+            idem.job(scope, new_key(), never)
 
 
 def test_found_in_what_wraps_them(pool):

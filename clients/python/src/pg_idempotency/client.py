@@ -78,6 +78,8 @@ class Defaults:
              timeout_ms: float | None = None, store: Callable[[int], bool] = stores,
              max_response_size: int | None = None, as_text: bool = False) -> Call:
         """A request, with the defaults where nothing else was said."""
+        if not isinstance(scope, str) or not scope:
+            raise TypeError(f"scope is the user or tenant that the key belongs to, a str, not {scope!r}")
         for name, interval, ms in (("ttl", ttl, ttl_ms), ("wait", wait, wait_ms), ("lease", lease, lease_ms)):
             as_interval(name, interval, ms)     # or an error that names it
         return Call(scope, key, hash_of(request_hash, method, path, body),

@@ -46,9 +46,18 @@ class Response:
     body: str | bytes | None = None
     headers: Headers = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if isinstance(self.status, bool) or not isinstance(self.status, int) or not 100 <= self.status <= 999:
+            raise TypeError(f"the status of a response is a number of three digits, not {self.status!r}")
+        if self.body is not None and not isinstance(self.body, (str, bytes)):
+            raise TypeError(f"the body of a response is a str or bytes, not a {type(self.body).__name__}; "
+                            "Response.json() takes a document")
+        if not isinstance(self.headers, Mapping):
+            raise TypeError(f"the headers of a response are a mapping, not a {type(self.headers).__name__}")
+
     @classmethod
     def json(cls, document: Any, status: int = 200, headers: Headers | None = None) -> Response:
-        return cls(status, json_text(document), {"Content-Type": "application/json", **(headers or {})})
+        return cls(status, json_text(document, "the document of the response"), {"Content-Type": "application/json", **(headers or {})})
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,7 @@ def stores(status: int) -> bool:
 def problem(type: str, title: str, status: int, detail: str) -> Response:
     """A problem document of RFC 9457."""
     document = {"type": f"urn:pg-idempotency:{type}", "title": title, "status": status, "detail": detail}
-    return Response(status, json_text(document), {"Content-Type": "application/problem+json"})
+    return Response(status, json_text(document, "problem"), {"Content-Type": "application/problem+json"})
 
 
 class Waiters:
@@ -122,7 +131,7 @@ class Call:
         """Whether the response itself is stored."""
         limit = limit if self.max_response_size is None else min(limit, self.max_response_size)
         size = len(response.body.encode() if isinstance(response.body, str) else response.body or b"")
-        return max(size, len(json_text(response.headers or None) or "")) <= limit
+        return max(size, len(json_text(response.headers or None, "headers") or "")) <= limit
 
     def complete(self, session: Session, response: Response, token: int | None, limit: int) -> Statement[bool]:
         """With the response, or with a document that says that it was too large."""
@@ -135,12 +144,12 @@ class Call:
             for text in (name, *([texts] if isinstance(texts, str) else texts)):
                 if not isinstance(text, str) or re.search(r"[\r\n\0]", text):
                     raise ValueError(f"the header {name!r} is no text of one line, and cannot be sent again")
-        headers = json_text(response.headers or None)
+        headers = json_text(response.headers or None, "headers")
         limit = limit if self.max_response_size is None else min(limit, self.max_response_size)
         if not self.fits(response, limit):
             response = problem("response-not-stored", "Response not stored", response.status,
                                f"The response to this request was larger than the {limit} bytes that may be stored.")
-            headers = json_text(response.headers)
+            headers = json_text(response.headers, "headers")
         statement: Statement[bool] = make["complete"].make(
             None, self.scope, self.key, response.status, response.body,
             None if headers is None else functions.JsonText(headers), token)
@@ -153,6 +162,8 @@ def hash_of(given: bytes | None, method: str | None, path: str | None, body: str
         return given
     if method is None or path is None:
         raise TypeError("method and path belong together")
+    if body is not None and not isinstance(body, (str, bytes, bytearray, memoryview)):
+        raise TypeError(f"the body of the request is the bytes as they came in, or a str of JSON, not a {type(body).__name__}")
     if isinstance(body, str):
         return make["request_hash"].make(None, method, path, body)
     return request_hash(method, path, body or b"")

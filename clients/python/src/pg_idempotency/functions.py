@@ -338,15 +338,41 @@ class JsonText(str):
     """A document that has been serialized already."""
 
 
-def json_text(value: Any) -> str | None:
-    """A document as text: a JsonText as it is, anything else serialized."""
+def json_text(value: Any, name: str) -> str | None:
+    """A document as text: a JsonText as it is, anything else serialized.  What
+    JSON has not is an error that names the place."""
     if value is None or isinstance(value, JsonText):
         return value
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"{name} contains what JSON has not: {_place(value, '', ()) or error}") from error
 
 
-def _texts(values: Sequence[Any] | None) -> list[str | None] | None:
-    return None if values is None else [json_text(value) for value in values]
+def _place(value: Any, path: str, around: tuple[int, ...]) -> str | None:
+    """Where in a document the first thing is that JSON has not, and what."""
+    found: str | None = None
+    if isinstance(value, (dict, list, tuple)) and (id(value) in around or len(around) > 500):
+        found = "part of itself" if id(value) in around else "nested too deeply"
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            if not isinstance(key, (str, int, float, bool)) and key is not None:
+                return f"{path + ' has ' if path else ''}a name that is a {type(key).__name__}"
+            if place := _place(part, f"{path}.{key}" if path else str(key), (*around, id(value))):
+                return place
+    elif isinstance(value, (list, tuple)):
+        for at, part in enumerate(value):
+            if place := _place(part, f"{path}[{at}]", (*around, id(value))):
+                return place
+    elif isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        found = str(value)
+    elif value is not None and not isinstance(value, (str, int, float)):
+        found = f"a {type(value).__name__}"
+    return found and f"{path} is {found}" if path else found
+
+
+def _texts(values: Sequence[Any] | None, name: str) -> list[str | None] | None:
+    return None if values is None else [json_text(value, f"{name}[{at}]") for at, value in enumerate(values)]
 
 
 def _list(values: Sequence[T] | None) -> list[T] | None:
@@ -397,7 +423,7 @@ class Functions:
 
     @function
     def canonical_json(self, document: Any) -> Statement[str]:
-        return _scalar("idem_canonical_json", ("document", "jsonb", json_text(document)))
+        return _scalar("idem_canonical_json", ("document", "jsonb", json_text(document, "document")))
 
     @function
     def key_is_valid(self, key: str) -> Statement[bool]:
@@ -420,7 +446,7 @@ class Functions:
         kind = "bytea" if isinstance(response_body, (bytes, bytearray, memoryview)) else "text"
         return _scalar("idem_complete", ("scope", "text", scope), ("key", "text", key),
                        ("response_status", "int", response_status), ("response_body", kind, response_body),
-                       ("response_headers", "json", json_text(response_headers)),
+                       ("response_headers", "json", json_text(response_headers, "response_headers")),
                        ("claim_token", "bigint", claim_token))
 
     @function
@@ -429,7 +455,7 @@ class Functions:
                    claim_token: int | None = None) -> Statement[datetime]:
         return _scalar("idem_checkpoint", ("scope", "text", scope), ("key", "text", key),
                        ("recovery_point", "text", recovery_point),
-                       ("recovery_state", "json", json_text(recovery_state)),
+                       ("recovery_state", "json", json_text(recovery_state, "recovery_state")),
                        as_interval("lease", lease, lease_ms), ("claim_token", "bigint", claim_token))
 
     @function
@@ -466,7 +492,7 @@ class Functions:
             ttl_ms: float | None = None, wait: Interval = None, wait_ms: float | None = None) -> Statement[Ran]:
         """handler is a function of the database: 'place_order(jsonb)'."""
         return _one(Ran, "idem_run", ("scope", "text", scope), ("key", "text", key),
-                    ("handler", "regprocedure", handler), ("request", "jsonb", json_text(request)),
+                    ("handler", "regprocedure", handler), ("request", "jsonb", json_text(request, "request")),
                     as_interval("ttl", ttl, ttl_ms), as_interval("wait", wait, wait_ms))
 
     @function
@@ -485,7 +511,7 @@ class Functions:
         return _many(CompletedOfMany, "idem_complete_many", ("scope", "text", scope), ("keys", "text[]", _list(keys)),
                      ("response_statuses", "int[]", _list(response_statuses)),
                      ("response_bodies", "text[]", _list(response_bodies)),
-                     ("response_headers", "json[]", _texts(response_headers)),
+                     ("response_headers", "json[]", _texts(response_headers, "response_headers")),
                      ("claim_tokens", "bigint[]", _list(claim_tokens)))
 
     # User actions
@@ -574,8 +600,8 @@ class Functions:
     def publish(self, topic: str, payload: Any, message_key: str | None = None, headers: Any = None, *,
                 deliver_after: Interval = None, deliver_after_ms: float | None = None) -> Statement[UUID]:
         return _scalar("idem_publish", ("topic", "text", topic),
-                       ("payload", "jsonb", "null" if payload is None else json_text(payload)),
-                       ("message_key", "text", message_key), ("headers", "jsonb", json_text(headers)),
+                       ("payload", "jsonb", "null" if payload is None else json_text(payload, "payload")),
+                       ("message_key", "text", message_key), ("headers", "jsonb", json_text(headers, "headers")),
                        as_interval("deliver_after", deliver_after, deliver_after_ms))
 
     @function
@@ -583,10 +609,11 @@ class Functions:
                      message_keys: Sequence[str | None] | None = None, headers: Sequence[Any] | None = None, *,
                      deliver_after: Interval = None,
                      deliver_after_ms: float | None = None) -> Statement[list[PublishedOfMany]]:
-        documents = ["null" if payload is None else json_text(payload) for payload in payloads]
+        documents = ["null" if payload is None else json_text(payload, f"payloads[{at}]")
+                     for at, payload in enumerate(payloads)]
         return _many(PublishedOfMany, "idem_publish_many", ("topics", "text[]", _list(topics)),
                      ("payloads", "jsonb[]", documents), ("message_keys", "text[]", _list(message_keys)),
-                     ("headers", "jsonb[]", _texts(headers)),
+                     ("headers", "jsonb[]", _texts(headers, "headers")),
                      as_interval("deliver_after", deliver_after, deliver_after_ms))
 
     @function

@@ -480,7 +480,7 @@ class Store(Monitoring):
             raise DoubleError("22004", "the handler returned null")
         if not isinstance(returned, Response):
             returned = Response(200, json.dumps(returned, ensure_ascii=False))
-        headers = json_text(returned.headers or None)
+        headers = json_text(returned.headers or None, "headers")
         self.idem_complete(tx, scope, key, returned.status, returned.body, headers)
         return {**claim, "response_status": returned.status, "response_headers_text": headers,
                 "response_body": returned.body}
