@@ -102,6 +102,18 @@ def scopes(world):
         world.ask(payment(key, user='bob')).replays(other)
 
 
+@promise('a request of nobody: refused by the application (401), no effect, and nothing stored')
+def nobody(world):
+    key = new_key()
+    with world.adds():
+        for request in (payment(key), job(key), blob(key, b'abc')):
+            for user in ([], [('X-User', '')]):
+                headers = [line for line in request.headers if line[0] != 'X-User'] + user
+                world.ask(wire.Request('POST', request.path, headers, request.body)).is_first(401)
+    if not world.memory and world.value('SELECT count(*) FROM idem_keys WHERE key = %s', key):
+        raise Broken('expected no record of a request of nobody')
+
+
 @promise('another body, path or query under the same key: 422, and no effect')
 def reused(world):
     key = new_key()

@@ -71,7 +71,7 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
   let answer
   try {
     answer = await serve(client, {
-      method: request.method, path: request.raw.url, key: request.raw.headersDistinct['idempotency-key'],
+      method: request.method, path: request.raw.url, key: keyOf(request),
       body: request.rawBody ?? new Uint8Array(), scope: () => options.scope(request),
     }, options as HttpOptions<never>, kind, async (context) => {
       let finished = false
@@ -105,6 +105,10 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
   return reply.send(body === null || (body.length === 0 && !reply.hasHeader('content-type')) ? undefined
     : typeof body === 'string' ? Buffer.from(body) : body)
 }
+
+/** Each line of the header; requests of app.inject() have no lines. */
+const keyOf = (request: any): string | string[] | undefined =>
+  request.raw.headersDistinct ? request.raw.headersDistinct['idempotency-key'] : request.headers['idempotency-key']
 
 /** What the handler returns, or gives to reply.send(). */
 function heldPayload(reply: any, handler: (reply: any) => unknown, silent: () => boolean, route: string): Promise<unknown> {

@@ -14,7 +14,7 @@ import {
 import { isLeftBehind } from './handlers.js'
 import type { Lease, Timeout, Ttl, Wait } from './functions.js'
 import { requestHashOfBytes } from './keys.js'
-import { headers as headerDocument, type Headers } from './values.js'
+import { describe, headers as headerDocument, type Headers } from './values.js'
 
 export interface HttpOptions<Request> extends Ttl, Wait, Lease, Timeout {
   /** Who the key belongs to: the user or tenant, from the login. */
@@ -106,7 +106,10 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
       'The header Idempotency-Key is not one quoted string.'))
   }
   const scope = request.scope()
-  if (typeof scope !== 'string' || scope === '') throw new TypeError('the option scope returned no user or tenant')
+  if (typeof scope !== 'string' || scope === '') {
+    throw new TypeError(`the option scope returned ${scope === '' ? "''" : describe(scope)}, which is no user or tenant: return an id of the ` +
+      "visitor's own where nobody has logged in, or throw the error that refuses him")
+  }
   const { ttl, ttlMs, wait, waitMs, lease, leaseMs, timeout, timeoutMs } = options
   const common = {
     scope, key: key ?? '', requestHash: requestHashOfBytes(request.method, request.path, request.body),

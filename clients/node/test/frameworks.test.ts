@@ -344,6 +344,31 @@ test('what pipes the request, as parsers of multipart/form-data do, gets its byt
   }
 })
 
+test('nobody is no scope, and what refuses him is answered by the application', async () => {
+  for (const [found, said] of [[undefined, 'undefined'], [null, 'null'], ['', "''"], [7, '7'], [Promise.resolve('u'), 'Promise'], [new Error('who'), undefined]] as [any, string | undefined][]) {
+    const scope = (): any => { if (found instanceof Error) throw Object.assign(found, { status: 401, statusCode: 401 }); return found }
+    let seen: any
+    const never = (): never => assert.fail('it ran')
+    for (const express of [express5, express4]) {
+      const app = express()
+      app.post('/', idempotent(idem, { scope })(never))
+      app.use((error: any, _req: any, res: any, _next: any) => { seen = error; res.status(error.status ?? 500).end() })
+      const shop = await listening(app)
+      assert.equal((await post(shop, '/', '{}', keyed())).status, said ? 500 : 401)
+      assert.match(String(seen), said ? new RegExp(`^TypeError: the option scope returned ${said}, which`) : /who/)
+      await shop.close()
+    }
+    const app = Fastify()
+    await app.register(idempotency, { client: idem, scope })
+    app.setErrorHandler((error: any, _, reply) => { seen = error; void reply.code(error.statusCode ?? 500).send() })
+    app.post('/', { config: { idempotency: true } }, never)
+    const answer = await app.inject({ method: 'POST', url: '/', payload: '{}', headers: keyed() })
+    assert.equal(answer.statusCode, said ? 500 : 401)
+    assert.match(String(seen), said ? new RegExp(`^TypeError: the option scope returned ${said}, which`) : /who/)
+    await app.close()
+  }
+})
+
 test('nonsense in the options of a route is refused when it is made', async () => {
   await assert.rejects(async () => { await Fastify().register(idempotency as any, { client: idem, scope, ttl: '5 bananas' }) }, /ttl is no interval/)
   await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { waitMs: -1 } } }, async () => 'never') }), /waitMs is negative/)

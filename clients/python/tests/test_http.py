@@ -160,7 +160,7 @@ def starlette_shop(idem, order, *, before=(), after=(), handlers=None, **options
     for middleware in before:
         app.add_middleware(middleware)
     app.add_middleware(IdempotencyMiddleware, idempotency=idem,
-                       routes={"POST /o": Guard(scope=lambda request: "u", **options)})
+                       routes={"POST /o": Guard(**{"scope": lambda request: "u", **options})})
     for middleware in after:
         app.add_middleware(middleware)
     return app
@@ -327,6 +327,58 @@ def test_starlette_answers_what_the_transaction_raises(asynchronously):
     asynchronously(test)
 
 
+@pytest.mark.parametrize("found", [None, "", 7, b"u"])
+def test_nobody_is_no_scope(asynchronously, idem, found):
+    """Silently unguarded would be worst."""
+    from starlette.responses import PlainTextResponse
+
+    guard = Guard(scope=lambda request: found)
+
+    async def test(idem, pool):
+        seen = []
+
+        async def answer(request, error):
+            seen.append(error)
+            return PlainTextResponse("no", 500)
+
+        app = starlette_shop(idem, lambda request: 1 / 0, handlers={Exception: answer}, scope=guard.scope)
+        assert (await ask_shop(app, new_key()))[0] == 500
+        assert isinstance(seen[0], TypeError) and repr(found) in str(seen[0])
+
+    asynchronously(test)
+    app, guarded = flask_shop(idem, scope=guard.scope)
+    app.add_url_rule("/o", view_func=lambda: 1 / 0, methods=["POST"])
+    guarded()
+    seen = []
+    app.register_error_handler(TypeError, lambda error: (seen.append(error), ("no", 500))[1])
+    assert buy(app, new_key()).status_code == 500 and repr(found) in str(seen[0])
+
+
+def test_a_scope_that_refuses_is_answered_by_the_application(asynchronously):
+    from starlette.exceptions import HTTPException
+    from starlette.responses import PlainTextResponse
+
+    class Unknown(Exception):
+        pass
+
+    async def answer(request, error):
+        return PlainTextResponse("handled", 403)
+
+    async def test(idem, pool):
+        for error, status, handlers in ((HTTPException(401, "who"), 401, None), (Unknown(), 403, {Unknown: answer}),
+                                        (HTTPException(401), 403, {401: answer}), (HTTPException(401), 403, {HTTPException: answer}),
+                                        (Unknown(), 403, {Exception: answer}), (Unknown(), 403, {500: answer})):
+            def scope(request):
+                raise error
+
+            status_, _, _, escaped = await ask_shop(starlette_shop(idem, lambda request: 1 / 0, handlers=handlers, scope=scope),
+                                                    new_key())
+            assert status_ == status
+            assert (escaped is error) == bool(handlers and {500, Exception} & set(handlers))
+
+    asynchronously(test)
+
+
 def test_starlette_says_where_it_belongs(asynchronously):
     from starlette.middleware.base import BaseHTTPMiddleware
 
@@ -376,7 +428,7 @@ def flask_shop(idem, **options):
     from pg_idempotency.flask import IdempotencyExtension
 
     app = Flask(__name__)
-    extension = dict(routes={"POST /o": Guard(scope=lambda request: "u", **options)})
+    extension = dict(routes={"POST /o": Guard(**{"scope": lambda request: "u", **options})})
     return app, lambda: IdempotencyExtension(app, idem, **extension)
 
 

@@ -7,9 +7,10 @@ import store, { bank, formPage, isPayment, like, serve, submit } from './store.m
 
 const { default: express } = await import(process.env.EXPRESS === '4' ? 'express4' : 'express')
 const app = express()
-const guarded = idempotent(store.client, { scope: (req) => user(req) })
+const guarded = idempotent(store.client, { scope: (req) => user(req) || nobody() })
 
 const user = (req) => req.get('X-User')
+const nobody = () => { throw Object.assign(new Error('who are you?'), { status: 401 }) }
 
 app.post('/payments', guarded(async (req, res) => {
   if (!isPayment(req.body)) return res.status(400).json({ error: 'not a payment' })

@@ -222,8 +222,14 @@ async def closed():
         await pool.close()
 
 
-# The login's name.  Without one the handlers answer 400.
-once = dict(scope=lambda request: request.header('X-User'), wait_ms=WAIT_MS)
+# The login's name.
+def scope(request):
+    if not request.header('X-User'):
+        raise HTTPException(401, 'who are you?')
+    return request.header('X-User')
+
+
+once = dict(scope=scope, wait_ms=WAIT_MS)
 app.add_middleware(IdempotencyMiddleware, idempotency=idem, routes={
     'POST /payments': Guard(**once),
     'POST /jobs': Guard(**once, job=True, lease_ms=LEASE_MS),

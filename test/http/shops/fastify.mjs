@@ -10,7 +10,9 @@ const app = Fastify({ bodyLimit: 4 << 20, forceCloseConnections: 'idle' })
 const user = (request) => request.headers['x-user']
 const guarded = (own = true) => ({ config: { idempotency: own } })
 
-app.register(idempotency, { client: store.client, scope: user })
+const nobody = () => { throw Object.assign(new Error('who are you?'), { statusCode: 401 }) }
+
+app.register(idempotency, { client: store.client, scope: (request) => user(request) || nobody() })
 
 // An empty body is none, whatever its type.
 app.removeContentTypeParser('application/json')

@@ -195,8 +195,8 @@ def ping():
     return '', 204
 
 
-# The login's name.  Without one the handlers answer 401.
-once = dict(scope=lambda request: request.header('X-User'), wait_ms=WAIT_MS)
+# The login's name.
+once = dict(scope=lambda request: request.header('X-User') or abort(401, 'who are you?'), wait_ms=WAIT_MS)
 IdempotencyExtension(app, idem, routes={
     'POST /payments': Guard(**once),
     'POST /jobs': Guard(**once, job=True, lease_ms=LEASE_MS),

@@ -114,6 +114,18 @@ class StoresRaised(Plain):
         return super().once(request, key, caught)
 
 
+class NobodyIsSomebody(Plain):
+    def claim(self, connection, request, *rest):
+        same = Request(request.method, request.target, request.headers, request.body)
+        same.user = request.user or 'nobody'
+        return super().claim(connection, same, *rest)
+
+    def complete(self, connection, request, *rest):
+        same = Request(request.method, request.target, request.headers, request.body)
+        same.user = request.user or 'nobody'
+        super().complete(connection, same, *rest)
+
+
 class OneScope(Plain):
     def claim(self, connection, request, *rest):
         headers = request.headers

@@ -76,6 +76,8 @@ class Plain(Shop):
 
     def claim(self, connection, request, key, lease, wait):
         """The claim's token, attempt and steps; or Refused, with the answer."""
+        if not request.user:
+            raise Refused(json_reply(401, {'error': 'who are you?'}))
         target = request.target.replace(':', '%3A')
         hash_ = hashlib.sha256(('%s:%s:' % (request.method, target)).encode() + request.body).digest()
         try:

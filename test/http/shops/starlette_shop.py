@@ -209,8 +209,14 @@ app = Starlette(lifespan=lifespan, routes=[
     Route('/likes/{item}', like, methods=['PUT']), Route('/form', form), Route('/form', submit, methods=['POST']),
     Route('/thanks', thanks), Route('/effects', effects), Route('/ping', ping)])
 
-# The login's name.  Without one the handlers answer 401.
-once = dict(scope=lambda request: request.header('X-User'), wait_ms=WAIT_MS)
+# The login's name.
+def scope(request):
+    if not request.header('X-User'):
+        raise HTTPException(401, 'who are you?')
+    return request.header('X-User')
+
+
+once = dict(scope=scope, wait_ms=WAIT_MS)
 app.add_middleware(IdempotencyMiddleware, idempotency=idem, routes={
     'POST /payments': Guard(**once),
     'POST /jobs': Guard(**once, job=True, lease_ms=LEASE_MS),

@@ -154,7 +154,7 @@ class _Run:
             if others is not None:
                 others(context)
 
-        inner = {**environ, KEY: access if access.scope else None, RUN: self, PRESERVE: preserve,
+        inner = {**environ, KEY: access, RUN: self, PRESERVE: preserve,
                  "wsgi.input": io.BytesIO(request.body), "CONTENT_LENGTH": str(len(request.body))}
         inner.pop("HTTP_TRANSFER_ENCODING", None)
         try:

@@ -63,11 +63,11 @@ class Answer:
 class Guard:
     """How a route is guarded.
 
-    scope says who the key belongs to: the user that is logged in; None lets the
-    request pass as it is.  job makes it a job instead of one transaction.
+    scope says who the key belongs to: the user that is logged in.  What it raises
+    is answered by the framework.  job makes it a job instead of one transaction.
     """
 
-    scope: Callable[[Request], str | None]
+    scope: Callable[[Request], str]
     required: bool = True
     job: bool = False
     wait: Interval = None
@@ -195,11 +195,7 @@ async def guarded(client: Defaults, guard: Guard, request: Request, run: Callabl
     """Answer a request.  run(access) runs the application and returns an
     Answer, or a coroutine of one; it may run more than once, each time in a
     new transaction, when that was rolled back."""
-    found = guard.scope(request)
-    if not found:
-        passed: Answer = await value(run(Access("", None)))
-        return passed
-    scope = found
+    scope = ""
     answers: list[Answer] = []
     raised: list[BaseException] = []
 
@@ -231,6 +227,10 @@ async def guarded(client: Defaults, guard: Guard, request: Request, run: Callabl
         elif guard.required:
             return _answer(problem("key-required", "Idempotency-Key required", 400,
                                    "This request needs the header Idempotency-Key."))
+        scope = guard.scope(request)
+        if not isinstance(scope, str) or not scope:
+            raise TypeError(f"the guard's scope returned {scope if scope is None else repr(scope)}, which is no user or "
+                            "tenant: return an id of the visitor's own where nobody has logged in, or raise what refuses him")
         call = client.call(scope, key or "", method=request.method, path=request.path, body=request.body,
                            wait=guard.wait, wait_ms=guard.wait_ms, ttl=guard.ttl, lease=guard.lease,
                            lease_ms=guard.lease_ms, timeout=guard.timeout, timeout_ms=guard.timeout_ms,

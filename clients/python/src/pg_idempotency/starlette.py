@@ -65,9 +65,11 @@ class IdempotencyMiddleware:
 
         try:
             answer = await guarded(self._client, guard, request, run)
-        except BaseException:
+        except BaseException as error:
             if runs:
                 await runs[-1].cancel()
+            elif isinstance(error, Exception) and await _handled(scope, error, send):
+                return
             raise
         if runs and runs[-1].answer is not answer:
             await runs[-1].cancel()
@@ -108,6 +110,30 @@ class _Telling:
         await self.app(scope, receive, telling)
 
 
+async def _handled(scope: Scope, error: Exception, send: Send) -> bool:
+    """Whether the application has answered an error that came before it, as one of its handlers'."""
+    handlers = getattr(scope.get("app"), "exception_handlers", None)
+    if not isinstance(handlers, Mapping):
+        return False
+    from starlette.middleware.exceptions import ExceptionMiddleware
+
+    async def raises(*_: Any) -> None:
+        raise error
+
+    async def receive() -> Event:
+        return {"type": "http.disconnect"}
+
+    try:
+        # Those two are ServerErrorMiddleware's, which lies outside.
+        await ExceptionMiddleware(raises, {kind: handler for kind, handler in handlers.items()
+                                           if kind not in (500, Exception)})(scope, receive, send)
+    except Exception as found:
+        if found is error:
+            return False
+        raise
+    return True
+
+
 def _path(scope: Scope) -> str:
     """As it came in, with the query."""
     raw = scope.get("raw_path") or quote(scope["path"]).encode()
@@ -143,7 +169,7 @@ class _Run:
         extensions = {name: found for name, found in (scope.get("extensions") or {}).items()
                       if not name.startswith("http.response.")}
         inner = {**scope, "idempotency": access, "extensions": extensions,
-                 "state": {**scope.get("state", {}), "idempotency": access if access.scope else None}}
+                 "state": {**scope.get("state", {}), "idempotency": access}}
         self._task = asyncio.ensure_future(app(inner, self._receive, self._send))
 
     async def _receive(self) -> Event:
