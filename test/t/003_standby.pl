@@ -91,10 +91,21 @@ foreach my $call (
 	"idem_set('u', 'post', '1', 'like', false, 9)",
 	"idem_forget_user('u')",
 	"idem_raise_claim_tokens(0)",
+	"idem_claim_many('shop', '{completed-0000000001}')",
+	"idem_complete_many('shop', '{live-000000000000001}', '{200}', claim_tokens => '{1}')",
+	"idem_try_advance_many('{u}', '{post}', '{1}', '{4}')",
+	"idem_set_many('{u}', '{post}', '{1}', '{like}', '{t}', '{4}')",
+	"idem_cleanup()",
 	"idem_grant('pg_monitor')",
+	"idem_grant_monitor('pg_monitor')",
 	"idem_revoke('pg_monitor')")
 {
 	is(sqlstate_of($standby, "SELECT * FROM $call"), '25006', "25006: $call");
+}
+foreach my $call ('idem_metric_samples()', 'idem_metrics()', 'idem_health()', 'idem_stuck()',
+	'idem_stats_reset()')
+{
+	is(sqlstate_of($standby, "SELECT count(*) FROM $call"), '00000', "works there: $call");
 }
 
 # A reader sees what has been replayed, statement by statement.
