@@ -40,18 +40,18 @@
 
 #include "access/skey.h"
 #include "access/stratnum.h"
-#include "catalog/pg_type_d.h"
 #include "common/pg_prng.h"
 #include "miscadmin.h"
-#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
 #include "utils/fmgrprotos.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
 
 #include "arguments.h"
+#include "arrays.h"
 #include "compat.h"
 #include "log_events.h"
 #include "outbox_lane_mark.h"
@@ -88,7 +88,7 @@ static bool attempt_is_over(const IdemOutboxRow *row, int attempt);
 static double backoff_ms(int attempt);
 static int	requeue_all(IdemTable *outbox);
 static bool requeue(IdemTable *outbox, int64 id);
-static int	ids_arg(Datum array, int64 **ids);
+static int	ids_arg(FunctionCallInfo fcinfo, int64 **ids);
 static int	compare_ids(const void *a, const void *b, void *arg);
 
 /*
@@ -105,8 +105,8 @@ idem_outbox_ack(PG_FUNCTION_ARGS)
 	int			nleft = 0;
 	int			acked = 0;
 
-	nids = ids_arg(idem_required_arg(fcinfo, 0, "ids"), &ids);
-	left = palloc_array(Left, nids);
+	nids = ids_arg(fcinfo, &ids);
+	left = MemoryContextAllocHuge(CurrentMemoryContext, nids * sizeof(Left));
 	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
 	for (int i = 0; i < nids; i++)
 	{
@@ -339,7 +339,7 @@ idem_outbox_requeue(PG_FUNCTION_ARGS)
 	else
 	{
 		int64	   *ids;
-		int			nids = ids_arg(PG_GETARG_DATUM(0), &ids);
+		int			nids = ids_arg(fcinfo, &ids);
 
 		for (int i = 0; i < nids; i++)
 		{
@@ -423,32 +423,21 @@ requeue(IdemTable *outbox, int64 id)
 }
 
 /*
- * The elements of an array of ids, ascending, so that two calls for the same
- * messages cannot deadlock.  Returns their number.  Raises 22004.
+ * The elements of argument 0, an array of ids, ascending, so that two calls
+ * for the same messages cannot deadlock.  Returns their number.  Raises 22004,
+ * 22023.
  */
 static int
-ids_arg(Datum array, int64 **ids)
+ids_arg(FunctionCallInfo fcinfo, int64 **ids)
 {
-	Datum	   *elements;
-	bool	   *nulls;
-	int			count;
+	IdemArray	array;
 
-	deconstruct_array(DatumGetArrayTypeP(array), INT8OID, sizeof(int64),
-					  FLOAT8PASSBYVAL, TYPALIGN_DOUBLE,
-					  &elements, &nulls, &count);
-	*ids = palloc_array(int64, count);
-	for (int i = 0; i < count; i++)
-	{
-		CHECK_FOR_INTERRUPTS();
-		if (nulls[i])
-			ereport(ERROR,
-					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-					 errmsg("argument \"%s\" must not contain nulls",
-							"ids")));
-		(*ids)[i] = DatumGetInt64(elements[i]);
-	}
-	qsort_interruptible(*ids, count, sizeof(int64), compare_ids, NULL);
-	return count;
+	idem_array_arg(fcinfo, 0, "ids", IDEM_ARRAY_REQUIRED, &array);
+	*ids = palloc_array(int64, array.length);
+	for (int i = 0; i < array.length; i++)
+		(*ids)[i] = DatumGetInt64(array.values[i]);
+	qsort_interruptible(*ids, array.length, sizeof(int64), compare_ids, NULL);
+	return array.length;
 }
 
 static int

@@ -95,7 +95,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) IS
-'Acknowledges delivered messages. Returns how many of them had not been acknowledged before; dead ones count. Where idempotency.outbox_retention is 0, deletes them. Waits for others who are writing them. Raises 22004.';
+'Acknowledges delivered messages. Returns how many of them had not been acknowledged before; dead ones count. Where idempotency.outbox_retention is 0, deletes them. Waits for others who are writing them. Raises 22004, 22023.';
 
 CREATE FUNCTION @extschema@.idem_outbox_nack(id bigint, error text DEFAULT NULL, retry_after interval DEFAULT NULL, attempt int DEFAULT NULL)
 RETURNS text
@@ -113,7 +113,7 @@ AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) IS
-'Puts dead messages back to pending, with all their attempts; the numbers of attempts go on. ids: NULL: all dead ones. Returns how many. Waits for others who are writing them. Raises 22004.';
+'Puts dead messages back to pending, with all their attempts; the numbers of attempts go on. ids: NULL: all dead ones. Returns how many. Waits for others who are writing them. Raises 22004, 22023.';
 
 CREATE FUNCTION @extschema@.idem_outbox_extend(ids bigint[], lease interval DEFAULT '30 seconds', attempts int[] DEFAULT NULL)
 RETURNS SETOF bigint

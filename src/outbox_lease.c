@@ -20,6 +20,7 @@
 
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/memutils.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
@@ -129,7 +130,8 @@ leases_arg(FunctionCallInfo fcinfo, int attempts_arg, Lease **leases,
 				   attempts);
 	count = idem_array_count(arrays, lengthof(arrays));
 
-	*leases = palloc_array(Lease, count);
+	*leases = MemoryContextAllocHuge(CurrentMemoryContext,
+									 count * sizeof(Lease));
 	*sorted = palloc_array(Lease *, count);
 	for (int i = 0; i < count; i++)
 	{

@@ -182,7 +182,7 @@ PREPARE TRANSACTION 'sequences_once_outbox';
 BEGIN;
 -- A wait that nobody ends is a failure.
 SET LOCAL lock_timeout = '10 s';
-SELECT plan(12 * 4 + 4 + 12 * 4 + 24 + 19 + 42 + 56 + 12 + 13 + 3 + 1);
+SELECT plan(12 * 4 + 4 + 12 * 4 + 24 + 19 + 42 + 58 + 12 + 13 + 3 + 1);
 
 --
 -- Functions
@@ -522,11 +522,13 @@ FROM (VALUES
 	($$idem_outbox_take(topics => '{some,some}')$$, '00000'),
 	('idem_outbox_ack(NULL)', '22004'),
 	($$idem_outbox_ack('{1,NULL}')$$, '22004'),
+	($$idem_outbox_ack('{{1,2}}')$$, '22023'),
 	('idem_outbox_nack(NULL)', '22004'),
 	($$idem_outbox_nack(1, retry_after => '-1 s')$$, '22023'),
 	($$idem_outbox_nack(pg_temp.id('some'),
 		retry_after => '300000 years')$$, '22008'),
 	($$idem_outbox_requeue('{1,NULL}')$$, '22004'),
+	($$idem_outbox_requeue('{{1,2}}')$$, '22023'),
 	($$idem_outbox_requeue('{}')$$, '00000'),
 	($$idem_outbox_ack('{}')$$, '00000'),
 	('idem_outbox_extend(NULL)', '22004'),
