@@ -36,7 +36,8 @@ export interface Options {
   ttlMs?: number
   lease?: string
   leaseMs?: number
-  timeout?: string
+  /** Of handlers, with all their tries; of those that hold a connection '1 minute' by default, and null is none. */
+  timeout?: string | null
   timeoutMs?: number
 }
 
@@ -321,7 +322,7 @@ export class Idempotency implements Client<PoolClientLike> {
 
   async transaction<T>(handler: (tx: PoolClientLike) => Promise<T> | T, options: TransactionOptions<T> = {}): Promise<T> {
     refuseNested(this.#pool, 'transaction()', 'tx, and savepoints')
-    const deadline = new Deadline(options, this.#defaults)
+    const deadline = Deadline.inTransaction(options, this.#defaults)
     return retried(async () => {
       const session = await Session.open(this.#pool)
       try {
@@ -354,7 +355,7 @@ export class Idempotency implements Client<PoolClientLike> {
   async #request(options: RequestOptions, handler: (tx: PoolClientLike) => Promise<Response> | Response): Promise<Result> {
     let unknown: unknown
     let tries = 0
-    const deadline = new Deadline(options, this.#defaults)
+    const deadline = Deadline.inTransaction(options, this.#defaults)
     return retried(async () => {
       for (;;) {
         try {
@@ -462,7 +463,7 @@ export class Idempotency implements Client<PoolClientLike> {
     if (claim.outcome !== 'new') return answered(claim)
     const deadline = new Deadline(options, this.#defaults)
     return runJob(this, options, this.#defaults, claim, started, deadline,
-      (finish, complete) => this.#finish(options, claim, finish, complete, deadline), fn)
+      (finish, complete) => this.#finish(options, claim, finish, complete, deadline.ofLastStep()), fn)
   }
 
   /** The last step. A heartbeat first: if it holds the claim, nobody can take over until COMMIT. */

@@ -33,15 +33,31 @@ export function isLeftBehind(): boolean {
   return inside.getStore()?.open === false
 }
 
-/** How long a handler may take, with all its tries; it counts from when the first begins. */
+/** Of a handler that holds a connection: one that never answers would hold it for ever. */
+const IN_TRANSACTION: Timeout = { timeout: '1 minute' }
+const isStated = ({ timeout, timeoutMs }: Timeout): boolean => timeout !== undefined || timeoutMs !== undefined
+
+/** How long a handler may take, with all its tries; it counts from when the first begins. null says that it may take as long as it likes. */
 export class Deadline {
   readonly #ms: number | undefined
+  readonly #isStated: boolean
   #at: number | undefined
 
   constructor(options: Timeout, defaults: Timeout) {
-    const { timeout, timeoutMs } = (options.timeout ?? options.timeoutMs) === undefined ? defaults : options
+    this.#isStated = isStated(options) || isStated(defaults)
+    const { timeout, timeoutMs } = isStated(options) ? options : defaults
     this.#ms = durationMs(timeout, timeoutMs, 'timeout')
     if (this.#ms === 0) throw new TypeError('timeout is 0, which no handler can keep; leave it out to have none')
+  }
+
+  /** Of what holds a connection; that has one by default. */
+  static inTransaction(options: Timeout, defaults: Timeout): Deadline {
+    return new Deadline(options, isStated(defaults) ? defaults : IN_TRANSACTION)
+  }
+
+  /** Of the last step of a job, which holds one as the others do not. */
+  ofLastStep(): Deadline {
+    return this.#isStated ? this : new Deadline(IN_TRANSACTION, {})
   }
 
   /** Rejects when the time is over. */

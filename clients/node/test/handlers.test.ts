@@ -1,12 +1,16 @@
 /** Handlers that do not answer, sessions that end under them, second connections, and what no database can hold. */
 import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import type { AddressInfo } from 'node:net'
 import { Readable } from 'node:stream'
 import { after, before, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
+import express from 'express'
 import type pg from 'pg'
 import {
   Idempotency, InProgress, TimedOut, TransactionEnded, type Client, type PoolClientLike, type RequestOptions, type Response,
 } from 'pg-idempotency'
+import { idempotent } from 'pg-idempotency/express'
 import { MemoryIdempotency } from 'pg-idempotency/memory'
 import { key, World } from './support.js'
 
@@ -17,6 +21,8 @@ before(async () => {
   world = await World.make()
   pool = world.pool({ max: 2 })
   idem = new Idempotency(pool)
+  afterAMinute = neverAnswered()
+  afterAMinute.catch(() => undefined)
 })
 after(() => world.end())
 
@@ -84,6 +90,44 @@ test('timeout: the transaction is rolled back, and what the handler still does f
   assert.equal(await world.effects(one), 1)
   await assert.rejects(patient.transaction(() => never, { timeoutMs: 100 }), TimedOut)
 })
+
+/** Begun with the file, and looked at behind its other tests: it takes a minute. */
+let afterAMinute: Promise<void>
+async function neverAnswered(): Promise<void> {
+  const own = world.pool({ max: 8 })
+  const began = performance.now()
+  const clients = [new Idempotency(own), new MemoryIdempotency()] as Client<any>[]
+  const app = express()
+  app.post('/', idempotent(clients[0]!, { scope: () => 'scope' })(() => undefined))
+  const server = app.listen(0, '127.0.0.1')
+  const asked = once(server, 'listening').then(() => fetch(`http://127.0.0.1:${(server.address() as AddressInfo).port}/`,
+    { method: 'POST', headers: { 'Idempotency-Key': key() } }))
+  await Promise.all(clients.flatMap((client) => {
+    const job = { ended: false }
+    const over = new AbortController()
+    const long = client.job(options(key()), () => new Promise((resolve) => over.signal.addEventListener('abort', () => resolve({ status: 204 }))))
+      .finally(() => { job.ended = true })
+    const patient = client === clients[0] ? new Idempotency(own, { timeout: null }) : new MemoryIdempotency({ timeout: null })
+    let waited = false
+    const none = patient.request(options(key()), () => new Promise((resolve) => over.signal.addEventListener('abort', () => {
+      waited = true
+      resolve({ status: 204 })
+    })))
+    const bounded = [
+      client.request(options(key()), () => never), client.transaction(() => never),
+      client.job(options(key()), async (made) => { await made.finish(() => never) }),
+    ]
+    return [Promise.all(bounded.map((one) => assert.rejects(one, TimedOut))).then(async () => {
+      assert.ok(performance.now() - began >= 59_000)
+      assert.ok(!job.ended && !waited, 'what holds none, or is told to have none, has none')
+      over.abort()
+      assert.deepEqual([(await none).status, (await long).status], [204, 204])
+    })]
+  }))
+  assert.equal((await asked).status, 503)
+  assert.equal(own.idleCount, own.totalCount, 'each connection has come back')
+  server.close()
+}
 
 test('timeout: a statement that is under way is cancelled, with its locks', async () => {
   const one = key()
@@ -328,6 +372,8 @@ for (const encoding of ['LATIN1', 'SQL_ASCII', 'EUC_JP']) {
     }
   })
 }
+
+test('timeout: a handler that never answers holds its connection for a minute, unless it is told otherwise', () => afterAMinute)
 
 test('all connections have come back', async () => {
   for (const one of world.pools) {

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -284,5 +285,46 @@ def test_a_session_that_the_server_ends(single, asynchronously):
 
         with pytest.raises(TransactionEnded, match="the server ended"):
             await asyncio.wait_for(idem.request("u", new_key(), handler), 20)
+
+    asynchronously(test)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_a_handler_that_never_answers_holds_no_connection_for_ever(pool, asynchronously, monkeypatch, double):
+    """A minute by default, of what is in a transaction; a job may take as long as its function does."""
+    idem = MemoryIdempotency() if double else Idempotency(pool)
+    unbounded = MemoryIdempotency(timeout=None) if double else Idempotency(pool, timeout=None)
+    stated = MemoryIdempotency(timeout="9s") if double else Idempotency(pool, timeout="9s")
+    for client, job, transaction in ((idem, None, 60), (unbounded, None, None), (stated, 9, 9)):
+        call = client.call("u", new_key())
+        assert (call.timeout, call.timeout_in_transaction) == (job, transaction)
+        call = client.call("u", new_key(), timeout_ms=500)
+        assert (call.timeout, call.timeout_in_transaction) == (0.5, 0.5)
+
+    monkeypatch.setattr("pg_idempotency.client.DEFAULT_TIMEOUT", timedelta(milliseconds=200))
+    never = (lambda tx: time.sleep(0.4) or Response()) if double else (lambda tx: tx.execute("SELECT pg_sleep(30)"))
+    with pytest.raises(TimedOut):
+        idem.request("u", new_key(), never)
+    with pytest.raises(TimedOut):
+        idem.job("u", new_key(), lambda job: job.finish(never))
+    assert idem.job("u", new_key(), lambda job: time.sleep(0.4) or Response(204)).status == 204
+    assert unbounded.request("u", new_key(), lambda tx: time.sleep(0.4) or Response(204)).status == 204
+    if double:
+        return
+
+    async def test(_, pool):
+        monkeypatch.undo()
+        idem = AsyncIdempotency(pool)
+        monkeypatch.setattr("pg_idempotency.client.DEFAULT_TIMEOUT", timedelta(milliseconds=200))
+
+        async def never(tx):
+            await asyncio.sleep(30)
+
+        async def last(job):
+            return await job.finish(never)
+
+        for run in (lambda: idem.request("u", new_key(), never), lambda: idem.job("u", new_key(), last)):
+            with pytest.raises(TimedOut):
+                await run()
 
     asynchronously(test)

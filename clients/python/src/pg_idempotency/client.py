@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from .core import Call, Core, Job, Response, Result, Step, Waiters, hash_of, stores
 from .functions import AsyncFunctions, Interval, Statement, SyncFunctions, as_interval
-from .handlers import timeout_seconds
+from .handlers import DEFAULT_TIMEOUT, timeout_seconds
 from .postgres import Backend, PsycopgBackend, execute
 from .shells import AsyncShell, Shell, SyncShell, run
 
@@ -63,13 +63,16 @@ class Defaults:
     job_class: type[Job]
 
     def __init__(self, backend: Backend, shell: Shell, schema: str, max_waiters: int | None, wait: Interval,
-                 ttl: Interval, lease: Interval, timeout: Interval = None, timeout_ms: float | None = None) -> None:
+                 ttl: Interval, lease: Interval, timeout: Interval = DEFAULT_TIMEOUT,
+                 timeout_ms: float | None = None) -> None:
         if max_waiters is None:
             max_waiters = backend.size // 2 if backend.size else DEFAULT_WAITERS
         self.core = Core(backend, shell, Waiters(max_waiters))
         self.schema = schema
         self._wait, self._ttl, self._lease = wait, ttl, lease
-        self._timeout = timeout_seconds(timeout, timeout_ms)
+        # By default, of handlers that hold a connection alone.
+        self._is_default = timeout is DEFAULT_TIMEOUT and timeout_ms is None
+        self._timeout = timeout_seconds(None if timeout is DEFAULT_TIMEOUT else timeout, timeout_ms)
 
     def call(self, scope: str, key: str, *, request_hash: bytes | None = None, method: str | None = None,
              path: str | None = None, body: str | bytes | None = None, ttl: Interval = None,
@@ -82,11 +85,12 @@ class Defaults:
             raise TypeError(f"scope is the user or tenant that the key belongs to, a str, not {scope!r}")
         for name, interval, ms in (("ttl", ttl, ttl_ms), ("wait", wait, wait_ms), ("lease", lease, lease_ms)):
             as_interval(name, interval, ms)     # or an error that names it
+        bound = self._timeout if timeout is None and timeout_ms is None else timeout_seconds(timeout, timeout_ms)
         return Call(scope, key, hash_of(request_hash, method, path, body),
                     self._ttl if ttl is None and ttl_ms is None else ttl, ttl_ms,
                     self._wait if wait is None and wait_ms is None else wait, wait_ms,
                     self._lease if lease is None and lease_ms is None else lease, lease_ms,
-                    self._timeout if timeout is None and timeout_ms is None else timeout_seconds(timeout, timeout_ms),
+                    bound, DEFAULT_TIMEOUT.total_seconds() if bound is None and self._is_default else bound,
                     store, max_response_size, as_text)
 
 
@@ -101,7 +105,7 @@ class Idempotency(Defaults, SyncFunctions):
     job_class = SyncJob
 
     def __init__(self, source: Any, *, schema: str = "public", max_waiters: int | None = None, wait: Interval = None,
-                 ttl: Interval = None, lease: Interval = None, timeout: Interval = None,
+                 ttl: Interval = None, lease: Interval = None, timeout: Interval = DEFAULT_TIMEOUT,
                  timeout_ms: float | None = None) -> None:
         super().__init__(PsycopgBackend(source, schema, False), SyncShell(), schema, max_waiters, wait, ttl, lease,
                          timeout, timeout_ms)
@@ -152,7 +156,7 @@ class AsyncIdempotency(Defaults, AsyncFunctions):
     job_class = AsyncJob
 
     def __init__(self, source: Any, *, schema: str = "public", max_waiters: int | None = None, wait: Interval = None,
-                 ttl: Interval = None, lease: Interval = None, timeout: Interval = None,
+                 ttl: Interval = None, lease: Interval = None, timeout: Interval = DEFAULT_TIMEOUT,
                  timeout_ms: float | None = None) -> None:
         super().__init__(PsycopgBackend(source, schema, True), AsyncShell(), schema, max_waiters, wait, ttl, lease,
                          timeout, timeout_ms)

@@ -117,6 +117,8 @@ class Call:
     lease_ms: float | None = None
     timeout: float | None = None
     """Of the handler, in seconds."""
+    timeout_in_transaction: float | None = None
+    """Of one that holds a connection."""
     store: Callable[[int], bool] = stores
     max_response_size: int | None = None
     as_text: bool = False
@@ -276,7 +278,7 @@ class Core:
     async def transaction(self, call: Call, handler: Callable[[Any], Any]) -> Result:
         """A handler without a key: its transaction, and nothing stored."""
         refuse_nested(self.backend.source, "a transaction", "tx")
-        deadline = Deadline(call.timeout)
+        deadline = Deadline(call.timeout_in_transaction)
 
         async def attempt(number: int) -> Result:
             async with self._lent() as lent:
@@ -366,7 +368,7 @@ class Core:
             return result
 
     async def _request(self, call: Call, handler: Callable[[Any], Any]) -> Result:
-        deadline = Deadline(call.timeout)
+        deadline = Deadline(call.timeout_in_transaction)
 
         async def attempt(number: int) -> Result:
             now = call
@@ -522,6 +524,8 @@ class Job:
         self._seen: set[str] = set()        # in this attempt
         self._running = self._finishing = False
         self._deadline = Deadline(call.timeout)
+        # The others hold no connection.
+        self._deadline_of_last = self._deadline if call.timeout is not None else Deadline(call.timeout_in_transaction)
         self._timed_out = self._failed = False
 
     def _statement(self, name: str, *arguments: Any, **named: Any) -> Any:
@@ -610,7 +614,7 @@ class Job:
             session = lent.session
             # Still the holder?  From here to the end nobody can take over.
             await session.begin(self._statement("heartbeat", lease=self._call.lease, lease_ms=self._call.lease_ms))
-            response = await self._core._handled(lent, self._deadline, function)
+            response = await self._core._handled(lent, self._deadline_of_last, function)
             if not isinstance(response, Response):
                 raise TypeError(f"the last step returned {type(response).__name__}, not a Response")
             if not session.open:

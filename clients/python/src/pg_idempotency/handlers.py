@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
 
 from .errors import TimedOut
 from .functions import Interval, as_interval
@@ -50,6 +52,10 @@ def refuse_nested(source: object, what: str, instead: str) -> None:
                                "holds one, and enough of them wait for each other for ever, and what it does would not "
                                f"be part of the handler's transaction: use {instead}")
         handler = handler.outer
+
+
+DEFAULT_TIMEOUT: Final = timedelta(minutes=1)
+"""Of a handler that holds a connection: one that never answers would hold it for ever."""
 
 
 def timeout_seconds(timeout: Interval, ms: float | None) -> float | None:

@@ -29,6 +29,7 @@ from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, 
                      TransactionEnded)
 from .core import Response
 from .functions import AsyncFunctions, Interval, Statement, SyncFunctions, json_text
+from .handlers import DEFAULT_TIMEOUT
 from .intervals import seconds
 from .keys import new_key, request_hash
 from .memory_monitoring import Monitoring, stuck
@@ -849,7 +850,7 @@ class MemoryIdempotency(client.Idempotency):
 
     def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None,
                  max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
-                 timeout: Interval = None, timeout_ms: float | None = None) -> None:
+                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None) -> None:
         self.store, shell = Store(settings or Settings(), handlers), SyncShell()
         client.Defaults.__init__(self, MemoryBackend(self.store, shell), shell, "public", max_waiters, wait, ttl,
                                  lease, timeout, timeout_ms)
@@ -876,7 +877,7 @@ class AsyncMemoryIdempotency(client.AsyncIdempotency):
 
     def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None,
                  max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
-                 timeout: Interval = None, timeout_ms: float | None = None) -> None:
+                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None) -> None:
         self.store, shell = Store(settings or Settings(), handlers), AsyncShell()
         client.Defaults.__init__(self, MemoryBackend(self.store, shell), shell, "public", max_waiters, wait, ttl,
                                  lease, timeout, timeout_ms)
