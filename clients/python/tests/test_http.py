@@ -5,6 +5,7 @@ import io
 import os
 import time
 from contextlib import contextmanager
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -386,6 +387,27 @@ def test_starlette_says_where_it_belongs(asynchronously):
         app = starlette_shop(idem, lambda request: None, before=[BaseHTTPMiddleware])
         with pytest.warns(UserWarning, match="add IdempotencyMiddleware first"):
             app.build_middleware_stack()
+
+    asynchronously(test)
+
+
+def test_a_last_step_that_never_ends_is_503(asynchronously, monkeypatch):
+    from starlette.responses import PlainTextResponse
+
+    async def test(idem, pool):
+        key = new_key()
+
+        async def never(tx):
+            await asyncio.sleep(30)
+
+        async def order(request):
+            await request.state.idempotency.job.finish(never)
+            return PlainTextResponse("ok")
+
+        monkeypatch.setattr("pg_idempotency.client.DEFAULT_TIMEOUT", timedelta(milliseconds=200))
+        status, body, headers, escaped = await ask_shop(starlette_shop(idem, order, job=True), key)
+        assert (status, headers[b"retry-after"], escaped) == (503, b"1", None) and b":timeout" in body
+        assert (await idem.lookup("u", key)).state == "failed"
 
     asynchronously(test)
 
