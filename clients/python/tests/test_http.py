@@ -150,6 +150,27 @@ def test_no_extensions_of_the_response(asynchronously):
     asynchronously(test)
 
 
+@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, ValueError])
+def test_an_answer_in_an_except_block(asynchronously, effects, error):
+    """Of an error, which rolls back; of what is none, as one that was cancelled, an answer like others."""
+    async def test(idem, pool):
+        key, sent = new_key(), []
+
+        async def app(scope, receive, send):
+            await scope["idempotency"].tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+            try:
+                raise error
+            except error:
+                await send(HEAD)
+                await send({"type": "http.response.body", "body": b"late"})
+
+        await ask(guard(app, idem), key, sent)
+        assert [event.get("status", event.get("body")) for event in sent] == [201, b"late"]
+        assert effects(key) == (error is not ValueError)
+
+    asynchronously(test)
+
+
 # Starlette
 
 def starlette_shop(idem, order, *, before=(), after=(), handlers=None, **options):

@@ -94,6 +94,12 @@ def _inner_base_middleware(app: Any) -> bool:
     return found
 
 
+def _handling() -> Exception | None:
+    """The error that whoever calls is in an except block of."""
+    found = sys.exc_info()[1]
+    return found if isinstance(found, Exception) else None
+
+
 class _Telling:
     """Notes the error that an answer is made of, where that is sent."""
 
@@ -104,7 +110,7 @@ class _Telling:
         async def telling(event: Event) -> None:
             access = scope.get("idempotency")
             if isinstance(access, Access):
-                access.error = access.error or sys.exc_info()[1]
+                access.error = access.error or _handling()
             await send(event)
 
         await self.app(scope, receive, telling)
@@ -195,7 +201,7 @@ class _Run:
         self._pieces.append(event.get("body", b""))
         if not more:
             # What an error was made into is sent where that was caught.
-            self._access.error = self._access.error or sys.exc_info()[1]
+            self._access.error = self._access.error or _handling()
             self._ended.set()
             await self._sent.wait()
 
