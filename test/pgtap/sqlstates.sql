@@ -97,7 +97,8 @@ CREATE FUNCTION sqlstates.handler(request jsonb) RETURNS jsonb
 LANGUAGE sql
 RETURN request;
 
--- Functions of a scope and a key; those that take a claim token, with it.
+-- Functions of a scope and a key; those that take a claim token, with it.  Nobody
+-- is waited for: a live key would keep idem_run for a minute.
 CREATE TEMP TABLE key_functions (
 	name text,
 	kind text,
@@ -117,7 +118,7 @@ INSERT INTO key_functions VALUES
 ('idem_forget', 'administer', 'idem_forget($1, $2)'),
 ('idem_erase', 'administer', 'idem_erase($1, $2)'),
 ('idem_run', 'claim',
-	$$idem_run($1, $2, 'sqlstates.handler(jsonb)', '{}')$$);
+	$$idem_run($1, $2, 'sqlstates.handler(jsonb)', '{}', wait => '0')$$);
 
 SELECT plan(642);
 
