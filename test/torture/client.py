@@ -51,6 +51,7 @@ class Client:
         self.writing = []       # told of if the transaction is rolled back
         self.nonces = 0
         self.sequences = {}     # aggregate -> the last of ours that is there
+        self.floor = 0          # we were told that new claim tokens are above
         self.calm = False       # nothing on purpose: no aborts, no dying
 
     def run(self, deeds):
@@ -202,13 +203,28 @@ class Client:
         if wait is not None or self.chance(0.5):
             call = 'idem_claim(%s, %s, %s, %s, %s, %s)'
             args.append(wait)
-        return Claim(*self.query(
+        claim = Claim(*self.query(
             '''SELECT outcome, claim_token, attempt,
                       coalesce(response_body,
                                convert_from(response_bytes, 'UTF8')),
                       recovery_point, recovery_state::text,
                       lease_expires_at, expires_at
                FROM ''' + call, *args)[0])
+        self.check(claim.outcome != 'new' or claim.claim_token > self.floor,
+                   key, 'has a token that is not above', self.floor, claim)
+        return claim
+
+    def claim_many(self, scope, keys):
+        claims = [Claim(*row) for row in self.query(
+            '''SELECT outcome, claim_token, attempt, response_body,
+                      recovery_point, recovery_state::text,
+                      lease_expires_at, expires_at
+               FROM idem_claim_many(%s, %s) ORDER BY ordinal''',
+            scope, keys)]
+        self.check(all(claim.outcome != 'new' or
+                       claim.claim_token > self.floor for claim in claims),
+                   keys, 'have tokens that are not above', self.floor, claims)
+        return claims
 
 
 def resolve(client):

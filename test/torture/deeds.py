@@ -75,6 +75,54 @@ def pay_once(client, place, scope):
     return True
 
 
+def pay_many(client):
+    """Several requests at once, until all of them have been answered."""
+    keys = list({client.shared_name('many'): None for _ in
+                 range(client.rng.choice((2, 3, 5)))})
+    client.rng.shuffle(keys)
+    client.until(pay_many_once, keys)
+
+
+def pay_many_once(client, keys):
+    client.begin(client.rng.choice(LEVELS))
+    claims = dict(zip(keys, client.claim_many('shop', keys)))
+    responses = {key: claim.response for key, claim in claims.items()
+                 if claim.outcome == 'replay'}
+    ours = [key for key in claims if claims[key].outcome == 'new']
+    for key in ours:
+        responses[key] = write_order(client, key, 'shop', key, claims[key])
+    client.rng.shuffle(ours)
+    client.check(client.query(
+        '''SELECT key, completed FROM idem_complete_many('shop', %s::text[],
+               '{201}', %s::text[], claim_tokens => %s::bigint[])
+           ORDER BY ordinal''',
+        ours, [responses[key] for key in ours],
+        client.rng.choice((None, [claims[key].claim_token for key in ours]))
+        if ours else None) == [(key, True) for key in ours],
+        ours, 'were not completed')
+    if client.chance(0.04):
+        client.roll_back()
+        return False
+    client.commit()
+    for key, response in responses.items():
+        client.tell('response', key, response)
+    return len(responses) == len(claims)
+
+
+def raise_tokens(client):
+    """As after a failover; what one was told then stays so, come what may."""
+    client.until(raise_once)
+
+
+def raise_once(client):
+    at_least = client.floor + client.rng.choice((0, 1, 100))
+    last = client.value('SELECT idem_raise_claim_tokens(%s)', at_least)
+    client.check(last >= at_least, 'raised to', last, 'only, not', at_least)
+    client.floor = last
+    client.tell('raised', last)
+    return True
+
+
 def claim_in_savepoint(client, scope, key):
     """A claim that is rolled back to a savepoint is as if never made."""
     client.query('SAVEPOINT before')
@@ -175,7 +223,7 @@ def job_once(client, key):
             return True             # nobody completes it
         if client.chance(0.08):
             time.sleep(0.05 + client.rng.random() * 0.1)
-        if client.chance(0.1):
+        if client.chance(0.15):
             give_up(client, key, token)
             return False
         return finish_job(client, key, token, claim)
@@ -189,7 +237,8 @@ def job_once(client, key):
 def start_job(client, key):
     """Claim, and commit.  What a successor gets is what was there before."""
     client.begin()
-    claim = client.claim('shop', key, lease=client.rng.choice(LEASES))
+    claim = client.claim('shop', key, lease=client.rng.choice(LEASES),
+                         wait=client.rng.choice((None, None, '100 ms')))
     if claim.outcome != 'new':
         client.check(claim.outcome in ('replay', 'in_progress'), key, claim)
         client.roll_back()
@@ -294,6 +343,23 @@ def finish_once(client, key, token, claim):
 # Messages; more of them in other_deeds.py
 #
 
+def publish_many(client, lane, seqs):
+    """Likewise, many of one lane; returns their ids."""
+    serials = [client.serial() for _ in seqs]
+    messages = [message for message, in client.query(
+        '''SELECT message_id::text FROM idem_publish_many('{orders}',
+               ARRAY(SELECT jsonb_build_object('serial', serial, 'seq', seq)
+                     FROM unnest(%s::bigint[], %s::bigint[]) WITH ORDINALITY
+                         AS m (serial, seq, n) ORDER BY n), ARRAY[%s::text])
+           ORDER BY ordinal''', serials, seqs, lane)]
+    client.query('''INSERT INTO sent SELECT serial, message::uuid, %s, seq
+                    FROM unnest(%s::bigint[], %s::text[], %s::bigint[])
+                        AS m (serial, message, seq)''',
+                 lane, serials, messages, seqs)
+    client.writing += messages
+    return messages
+
+
 def publish(client, lane, seq):
     """In a transaction; returns the message's id."""
     serial = client.serial()
@@ -310,5 +376,6 @@ def publish(client, lane, seq):
     return message
 
 
-DEEDS = {pay: 20, pay_briefly: 12, run_handler: 8, job: 20,
+DEEDS = {pay: 20, pay_many: 5, pay_briefly: 12, run_handler: 8, job: 20,
+         raise_tokens: 1,
          lambda client: client.until(resolve): 4}

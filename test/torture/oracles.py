@@ -27,6 +27,7 @@ MET = '''
     FROM claims
     UNION ALL SELECT 'checkpoints ' || count(*) FROM checkpoints
     UNION ALL SELECT 'actions ' || count(*) FROM actions
+    UNION ALL SELECT 'users who left ' || count(*) FROM leavers
     UNION ALL
     SELECT 'events ' || count(*) || ', of twins ' ||
            count(*) FILTER (WHERE client_id = 'twins')
@@ -152,6 +153,13 @@ QUERIES = {
             FROM actions
             WHERE entity_type = 'toggle' AND entity_id >= %(pool)s) AS a
         WHERE active = before''',
+
+    'an action without a counter': '''
+        SELECT * FROM idem_user_actions AS s
+        WHERE s.entity_id >= %(pool)s AND NOT EXISTS (
+            SELECT FROM idem_action_versions AS v
+            WHERE v.user_id = s.user_id AND v.entity_type = s.entity_type
+              AND v.entity_id = s.entity_id)''',
 
     # Client sequences
     'a sequence with a gap or a duplicate': '''
@@ -281,6 +289,13 @@ TOLD = {
         WHERE NOT EXISTS (SELECT FROM actions AS a
             WHERE a.action_id = t.action_id AND a.entity_id = t.entity_id
               AND a.entity_type = t.entity_type)''',
+    'left': '''
+        SELECT * FROM unnest(%s::text[], %s::text[]) AS t (user_id, nonce)
+        WHERE NOT EXISTS (SELECT FROM leavers AS l
+            WHERE l.user_id = t.user_id AND l.nonce = t.nonce)''',
+    'raised': '''
+        SELECT * FROM unnest(%s::bigint[]) AS t (token)
+        WHERE token > (SELECT last_value FROM idem_claim_tokens)''',
     'appended': '''
         SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[])
             AS t (aggregate, client_id, seq)

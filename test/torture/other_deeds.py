@@ -3,7 +3,7 @@ Deeds of a client with user actions, client sequences, tokens and messages.
 """
 
 from client import LEVELS, Refused
-from deeds import LEASES, TTLS, publish
+from deeds import LEASES, TTLS, publish, publish_many
 
 POOL = 2000                 # so many serials share their entities and lanes
 BATCH = 20
@@ -64,6 +64,91 @@ def act_once(client, kind, entity, action_type, action_id, active):
         return False
     client.commit()
     client.tell('acted', kind, entity, action_id)
+    return True
+
+
+def act_on_many(client):
+    """On several entities at once, some of them twice."""
+    entities = [pooled_name(client, 'entity', 12)
+                for _ in range(client.rng.choice((1, 3, 6)))]
+    ids = [client.serial() for _ in entities]
+    actives = [client.rng.random() < 0.6 for _ in entities]
+    client.until(act_on_many_once, 'user', 'many', entities, actives, ids)
+
+
+def act_on_many_once(client, user, kind, entities, actives, ids):
+    if user == 'user':
+        client.begin(client.rng.choice(LEVELS))
+    else:
+        client.begin()
+    results = client.query(
+        '''SELECT is_active, last_action_id, processed FROM idem_set_many(
+               ARRAY[%s], ARRAY[%s], %s::text[], '{like}', %s::boolean[],
+               %s::bigint[]) ORDER BY ordinal''',
+        user, kind, entities, actives, ids)
+    expected = {}
+    for entity, active, action_id, (now, last, processed) in zip(
+            entities, actives, ids, results):
+        client.check((now, last) == (active, action_id) if processed
+                     else last >= action_id, entity, action_id, 'is', now,
+                     last, processed)
+        if processed:
+            expected[entity] = entity, 'like', active, action_id
+            client.query('''INSERT INTO actions (entity_type, entity_id,
+                                action_type, action_id, active)
+                            VALUES (%s, %s, 'like', %s, %s)''',
+                         kind, entity, action_id, active)
+    # What was cleared and never set has no row.
+    found = client.query('SELECT * FROM idem_action_states(%s, %s, %s)',
+                         user, kind, list(expected))
+    client.check(all(row == expected[row[0]] for row in found) and
+                 {row[0] for row in found} >=
+                 {entity for entity in expected if expected[entity][2]},
+                 user, 'has', found, 'and not', expected)
+    if client.chance(0.05):
+        client.roll_back()
+        return False
+    client.commit()
+    if user == 'user':
+        for entity, (_, last, processed) in zip(entities, results):
+            client.tell('acted', kind, entity, last)
+    return True
+
+
+def act_as_leaver(client):
+    """A user who may leave at any time."""
+    user = pooled_name(client, 'leaver', 3)
+    entities = ['%s-%d' % (user, client.rng.randrange(4)) for _ in range(3)]
+    client.until(act_on_many_once, user, 'leaver', entities,
+                 [client.rng.random() < 0.6 for _ in entities],
+                 [client.serial() for _ in entities])
+
+
+def leave(client):
+    client.until(leave_once, pooled_name(client, 'leaver', 3))
+
+
+def leave_once(client, user):
+    """A counter that is there afterwards is one that came meanwhile."""
+    client.begin()
+    deleted = client.value('SELECT idem_forget_user(%s)', user)
+    gone = client.query(
+        '''DELETE FROM actions AS a
+           WHERE entity_type = 'leaver' AND entity_id LIKE %s || '-%%'
+             AND NOT EXISTS (SELECT FROM idem_action_versions AS v
+                             WHERE v.user_id = %s
+                               AND v.entity_type = 'leaver'
+                               AND v.entity_id = a.entity_id)
+           RETURNING entity_id''', user, user)
+    client.check(deleted >= len(set(gone)), user, 'had', gone,
+                 'of which are deleted', deleted)
+    if client.chance(0.1):
+        client.roll_back()
+        return False
+    nonce = client.nonce()
+    client.query('INSERT INTO leavers VALUES (%s, %s)', user, nonce)
+    client.commit()
+    client.tell('left', user, nonce)
     return True
 
 
@@ -186,15 +271,22 @@ def send(client):
 def send_once(client, lane):
     # The lane's row is locked, so that seq is the order of the commits.
     client.begin()
-    seq = client.value('''INSERT INTO lanes VALUES (%s, 1)
-                          ON CONFLICT (lane) DO UPDATE SET seq = lanes.seq + 1
-                          RETURNING seq''', lane)
-    message = publish(client, lane, seq)
+    count = client.rng.choice((1, 1, 4))
+    seq = client.value('''INSERT INTO lanes VALUES (%s, %s)
+                          ON CONFLICT (lane) DO UPDATE
+                          SET seq = lanes.seq + EXCLUDED.seq
+                          RETURNING seq''', lane, count)
+    if count == 1:
+        messages = [publish(client, lane, seq)]
+    else:
+        messages = publish_many(client, lane,
+                                list(range(seq - count + 1, seq + 1)))
     if client.chance(0.1):
         client.roll_back()
         return False
     client.commit()
-    client.tell('published', message)
+    for message in messages:
+        client.tell('published', message)
     return True
 
 
@@ -208,8 +300,9 @@ def relay_once(client):
         '''SELECT id, message_id::text, message_key,
                   (payload ->> 'serial')::bigint, (payload ->> 'seq')::bigint,
                   attempt
-           FROM idem_outbox_take(%s, %s)''',
-        client.rng.choice((1, 5, BATCH)), client.rng.choice(LEASES))
+           FROM idem_outbox_take(%s, %s, wait => %s)''',
+        client.rng.choice((1, 5, BATCH)), client.rng.choice(LEASES),
+        client.rng.choice((None, None, '50 ms')))
     done = [message[0] for message in messages]
     if client.wrong == 'ack-first':
         client.query('SELECT idem_outbox_ack(%s)', done)
@@ -257,5 +350,6 @@ def deliver(client, message):
                 raise
 
 
-OTHER_DEEDS = {act: 15, append: 7, append_as_twin: 7, do_once: 10,
-               do_once_briefly: 6, send: 12, relay: 14}
+OTHER_DEEDS = {act: 15, act_on_many: 4, act_as_leaver: 4, leave: 3,
+               append: 7, append_as_twin: 7, do_once: 10, do_once_briefly: 6,
+               send: 12, relay: 14}

@@ -48,6 +48,10 @@ CREATE TABLE actions (
 CREATE INDEX ON actions (entity_id);
 CREATE INDEX ON actions (action_id);
 
+-- Users who have left.
+CREATE TABLE leavers (user_id text COLLATE "C" NOT NULL, nonce text NOT NULL);
+CREATE INDEX ON leavers (user_id);
+
 CREATE TABLE events (
 	aggregate text COLLATE "C" NOT NULL,
 	version bigint NOT NULL,
