@@ -7,7 +7,7 @@ import { promisify } from 'node:util'
 import { World } from './support.js'
 
 let world: World
-before(async () => { world = await World.make() })
+before(async () => { world = await World.make('idem') })
 after(() => world.end())
 
 const program = (sample: string): string => `
@@ -16,8 +16,6 @@ import pg from 'pg'
 import { Idempotency, newKey } from 'pg-idempotency'
 import { idempotent } from 'pg-idempotency/express'
 
-const pool = new pg.Pool()
-const idem = new Idempotency(pool)
 const app = express()
 app.use((req, res, next) => { req.user = { id: req.get('X-User') }; next() })
 ${sample}
@@ -29,8 +27,7 @@ for (const user of ['ann', 'ann', 'bob']) {
     headers: { 'X-User': user, 'Content-Type': 'application/json', 'Idempotency-Key': key } })
   console.log(user, answer.status, answer.headers.get('Idempotent-Replayed'), await answer.text())
 }
-listening.close()
-await pool.end()
+process.exit()
 `
 
 test('the sample of the front page', async () => {

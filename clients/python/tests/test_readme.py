@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 import psycopg
+from psycopg_pool import ConnectionPool
 
-from pg_idempotency import Response, new_key
+from pg_idempotency import Idempotency, Response, new_key
 
 
 def test_samples(database):
@@ -25,18 +26,26 @@ def test_samples(database):
     names["pool"].close()
 
 
-def test_sample_of_the_front_page(idem):
-    """On a database that has what the page has made before."""
+def test_sample_of_the_front_page(database):
+    """On a database as the page has made it before."""
     page = (Path(__file__).parents[3] / "README.md").read_text()
     sample, = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    names = {"idem": idem, "Response": Response, "key": new_key(), "body": b'{"sku": "teapot"}'}
-    answers = []
-    for _ in range(2):
-        exec(compile(sample, "README.md", "exec"), names)
-        answers.append(names["answer"])
-    first, again = answers
-    assert (first.status, first.replayed, again.replayed) == (201, False, True)
-    assert again.body == first.body
-    with psycopg.connect("") as connection:
-        assert connection.execute("SELECT count(*) FROM orders WHERE id = (%s::json ->> 'order')::int",
-                                  (first.body,)).fetchone() == (1,)
+    name = f"{database}_front_page"
+    with psycopg.connect("", autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}")
+        try:
+            with ConnectionPool(f"dbname={name}", min_size=1, max_size=2) as pool:
+                with pool.connection() as connection:
+                    connection.execute("CREATE SCHEMA idem")
+                    connection.execute("CREATE EXTENSION idempotency SCHEMA idem")
+                    connection.execute("CREATE TABLE orders (id int GENERATED ALWAYS AS IDENTITY, sku text)")
+                names = {"pool": pool, "Idempotency": Idempotency, "Response": Response, "key": new_key(), "body": b"{}"}
+                answers = []
+                for _ in range(2):
+                    exec(compile(sample, "README.md", "exec"), names)
+                    answers.append((names["answer"].status, names["answer"].body, names["answer"].replayed))
+                assert answers == [(201, '{"order":1}', False), (201, '{"order":1}', True)]
+                with pool.connection() as connection:
+                    assert connection.execute("SELECT sku FROM orders").fetchall() == [("teapot",)]
+        finally:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
