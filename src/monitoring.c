@@ -382,8 +382,8 @@ is_dead_message(IdemTable *table)
 
 /*
  * All of the oldest rows are dead, and vacuum could not remove them.  The
- * cleanup deletes in the order of time, and relays take in it, so the rows that
- * are left can be found by bisection, up to some that were skipped.
+ * cleanup deletes in the order of time, and relays take in it, so the rows
+ * that are left can be found by bisection, up to some that were skipped.
  */
 static void
 count_past_dead_rows(Counting *counting)

@@ -52,8 +52,9 @@
  * where it has found the head ready, and nothing before that which is being
  * written or not committed.  A message that another transaction parks later
  * finds, when that looks again, the same head that the take has found, or
- * becomes ready.  What he has looked at for one signpost holds for the next
- * ones of the same lane, too, but that the head is ready, and nobody writes it.
+ * becomes ready.  What a take has seen before the head, when it removed one
+ * signpost, holds for the next ones of that lane, too; that the head is ready,
+ * and nobody writes it, it looks at each time.
  *
  * A lane is gone through from its mark on, below which nothing is pending or
  * will be; see outbox_lane_mark.c.  Where publishers look back no further than
@@ -261,8 +262,8 @@ idem_lane_left(IdemTable *outbox, int64 lane, int64 id,
  * everything as it is where the head, or what may come to be it, is another
  * transaction's, or is not what "snapshot" sees, unless that is NULL.
  *
- * "head_id" is what a call for the same lane and by the same take has left there,
- * before which there is nothing to look for, or IDEM_HEAD_UNKNOWN.
+ * "head_id" is what a call for the same lane and by the same take has left
+ * there, before which there is nothing to look for, or IDEM_HEAD_UNKNOWN.
  *
  * "lanes" is the same table as "outbox", for another row.
  */

@@ -19,8 +19,8 @@
  * A mark may be wrong all the same, where a publisher was slow, or somebody has
  * written to the table by hand.  Therefore a scan begins with the first entry
  * whenever that cannot cost more than a hundredth of the time, all marks
- * together; where there is little to go over, always.  So a mark decides when a message is found, and
- * never whether.
+ * together, those of topics without messages, too; where there is little to go
+ * over, always.  So a mark decides when a message is found, and never whether.
  *
  *-------------------------------------------------------------------------
  */
