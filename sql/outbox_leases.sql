@@ -295,3 +295,16 @@ SELECT pg_temp.extend(pg_temp.ids('a1')), pg_temp.extend(pg_temp.ids('a1'), '1 h
 SELECT idem_outbox_give_back(pg_temp.ids('a1'));
 SELECT * FROM pg_temp.show('a1');
 DELETE FROM idem_outbox;
+
+-- What is given back from behind is there at once, though the signpost of its key
+-- is due when its lease would have ended.
+SELECT count(idem_publish('behind', to_jsonb(i), 'k')) FROM generate_series(1, 3) AS i;
+SELECT count(*) FROM idem_outbox_take(10, '0');
+SELECT payload FROM idem_outbox_take(1, '1 hour');
+SELECT count(*) FROM idem_outbox_take(10);
+SELECT count(*) FROM idem_outbox_extend((SELECT array_agg(id) FROM idem_outbox WHERE payload = '2'), '1 hour', '{1}');
+SELECT idem_outbox_ack((SELECT array_agg(id) FROM idem_outbox WHERE payload = '1'));
+SELECT count(*) FROM idem_outbox_take(10);
+SELECT idem_outbox_give_back((SELECT array_agg(id) FROM idem_outbox WHERE payload = '2'), '{1}');
+SELECT payload, attempt FROM idem_outbox_take(10) ORDER BY payload;
+DELETE FROM idem_outbox;

@@ -94,6 +94,11 @@ SELECT should_process FROM idem_try_advance('ann', 'post', '3', 2);
 DELETE FROM idem_action_versions WHERE user_id = 'ann' AND entity_id IN ('1', '2');
 SELECT idem_forget_user('ann');
 SELECT count(*) FROM idem_user_actions WHERE user_id = 'ann';
+-- Others' actions without a counter are not his.
+SELECT processed FROM idem_set('zoe', 'post', '1', 'like', true, 2);
+DELETE FROM idem_action_versions WHERE user_id = 'zoe';
+SELECT idem_forget_user('ann');
+SELECT idem_forget_user('zoe');
 -- Its own writes, too; and it can be undone.
 BEGIN;
 SELECT processed FROM idem_set('ann', 'post', '1', 'like', true, 3);
