@@ -62,7 +62,8 @@ ARGUMENTS = {
     'handler': ["'idem_handlers.echo(jsonb)'", "'idem_handlers.place(jsonb)'"],
     'headers': ['NULL', "'{{\"h\": 1}}'"],
     'id': ['1', '{n} + 1'],
-    'ids': ["'{{1,2,3}}'", 'ARRAY[{n}, 4]::bigint[]', "'{{}}'"],
+    'ids': ["'{{1,2,3}}'", 'ARRAY[{n}, 4]::bigint[]', "'{{}}'",
+            'ARRAY[6, 5, {n}]::bigint[]'],
     'key': ["'key-0000000000000000' || {n}"] * 6 + [
             "'key-00000000000000002'", "'key-0000000000000000' || {n} % 3",
             "'key-0000000000000000' || ({n} + 5)", "'key-of-nobody-0001'",
