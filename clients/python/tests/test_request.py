@@ -112,6 +112,105 @@ def test_handler_that_ends_its_transaction(idem, effects, pool, end):
             connection.commit()
 
 
+@pytest.mark.parametrize("raises", [False, True])
+def test_nothing_of_a_handler_writes_behind_it(database, effects, raises):
+    """The same connection is in somebody else's transaction then."""
+    ann, bob, kept = new_key(), new_key(), {}
+
+    def keeps(tx):
+        assert isinstance(tx, psycopg.Connection) and not isinstance(tx, psycopg.AsyncConnection)
+        effect(ann)(tx)
+        kept.update(tx=tx, cursor=tx.cursor(), done=tx.execute("SELECT 1"), on=idem.on(tx), savepoint=tx.transaction())
+        return Response(500) if raises else Response()
+
+    def uses(tx):
+        late = "INSERT INTO effects VALUES ('late')"
+        for use in (lambda: kept["tx"].execute(late), lambda: kept["cursor"].execute(late), lambda: kept["tx"].cursor(),
+                    lambda: kept["done"].connection.execute(late), lambda: kept["on"].once("late", new_key()),
+                    lambda: kept["savepoint"].__enter__(), lambda: kept["tx"].cancel(), lambda: kept["tx"].close(),
+                    lambda: kept["tx"].commit(), lambda: setattr(kept["tx"], "autocommit", True)):
+            with pytest.raises(TransactionEnded):
+                use()
+        return effect(bob)(tx)
+
+    with ConnectionPool("", min_size=1, max_size=1) as pool:
+        idem = Idempotency(pool)
+        idem.request("u", ann, keeps)
+        assert idem.request("u", bob, uses).stored
+        assert idem.request("u", bob, uses).replayed
+        with pool.connection() as connection:       # nor is that one touched
+            connection.execute("SELECT 1")
+            connection.commit()
+    assert (effects(ann), effects(bob), effects("late")) == (not raises, 1, 0)
+
+
+def test_nothing_is_sent_while_commit_is_under_way(asynchronously, effects):
+    """It would be committed by itself behind that, also where the COMMIT fails."""
+    async def test(idem, pool):
+        key, late = new_key(), []
+
+        async def later(tx):
+            async with pool.connection() as connection:
+                while not (await (await connection.execute(
+                        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")).fetchone())[0]:
+                    await asyncio.sleep(0.01)
+
+            async def send():
+                await tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+
+            sent = asyncio.ensure_future(send())
+            await asyncio.sleep(0)
+            await blocker.execute("SELECT pg_advisory_unlock(16)")
+            await sent
+
+        async def handler(tx):
+            await tx.execute("INSERT INTO committed_late VALUES (1)")
+            late.append(asyncio.create_task(later(tx)))
+            return Response()
+
+        async with pool.connection() as blocker:
+            await blocker.set_autocommit(True)
+            for action in ("PERFORM pg_advisory_xact_lock_shared(16)", "PERFORM pg_advisory_xact_lock_shared(16); RAISE 'no'"):
+                await blocker.execute(f"""
+                    DROP TABLE IF EXISTS committed_late;
+                    CREATE TABLE committed_late (id int);
+                    CREATE OR REPLACE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql AS
+                        $$BEGIN {action}; RETURN NULL; END$$;
+                    CREATE CONSTRAINT TRIGGER t AFTER INSERT ON committed_late DEFERRABLE INITIALLY DEFERRED
+                        FOR EACH ROW EXECUTE FUNCTION at_commit();
+                    SELECT pg_advisory_lock(16)""")
+                failed = None
+                try:
+                    await idem.request("u", new_key(), handler)
+                except psycopg.errors.RaiseException as error:
+                    failed = error
+                assert (failed is not None) == ("RAISE" in action)
+                with pytest.raises(TransactionEnded):
+                    await late[-1]
+                assert effects(key) == 0
+            await blocker.set_autocommit(False)
+
+    asynchronously(test)
+
+
+def test_what_is_under_way_when_the_handler_returns_is_part_of_it(asynchronously, effects):
+    async def test(idem, pool):
+        for status in (200, 500):
+            key, started = new_key(), []
+
+            async def handler(tx):
+                started.append(asyncio.create_task(
+                    tx.execute("INSERT INTO effects SELECT %s FROM pg_sleep(0.2)", (key,))))
+                await asyncio.sleep(0)
+                return Response(status)
+
+            await idem.request("u", key, handler)
+            await started[0]
+            assert effects(key) == (status == 200)
+
+    asynchronously(test)
+
+
 @pytest.mark.parametrize("code", ["40001", "40P01"])
 def test_retried(idem, effects, code):
     key, tries = new_key(), []

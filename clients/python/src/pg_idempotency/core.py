@@ -261,10 +261,15 @@ class Core:
     async def _handled(self, lent: Lent, deadline: Deadline, handler: Callable[[Any], Any]) -> Any:
         """What the handler returns, within its time."""
         session = lent.session
+
+        async def returned() -> Any:
+            found = await value(handler(session.handle))
+            await session.take_back()
+            return found
+
         with inside(self.backend.source):
             try:
-                found = await self.shell.bounded(lambda: handler(session.handle), deadline.left(), session.ended,
-                                                 lent.cut)
+                found = await self.shell.bounded(returned, deadline.left(), session.ended, lent.cut)
             except Exception as error:
                 if lent.was_cut and deadline.left() == 0:
                     raise deadline.error() from error

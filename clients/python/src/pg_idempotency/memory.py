@@ -768,6 +768,9 @@ class MemorySession:
         self.handle = Transaction(self._store)
         return None if statement is None else await perform(self.handle, statement, self._shell)
 
+    async def take_back(self) -> None:
+        """It ends with the transaction."""
+
     async def commit(self, statement: Statement[T] | None) -> Any:
         result = None if statement is None else await perform(self.handle, statement, self._shell)
         self.handle.end(True)

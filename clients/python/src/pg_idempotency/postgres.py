@@ -23,6 +23,7 @@ from psycopg.rows import tuple_row
 
 from .errors import TransactionEnded, from_error
 from .functions import Row, Statement, quoted, render
+from .lent import LentConnection, end
 from .shells import entered, value
 
 T = TypeVar("T")
@@ -60,6 +61,9 @@ class Session(Protocol):
 
     async def begin(self, statement: Statement[T] | None) -> T:
         """BEGIN and the statement."""
+
+    async def take_back(self) -> None:
+        """The handle: what is under way ends, and what comes later is refused."""
 
     async def commit(self, statement: Statement[T] | None) -> T:
         """The statement and COMMIT."""
@@ -107,19 +111,16 @@ async def _execute(cursor: Any, query: Any, values: Sequence[Any] | None = None)
     await value(cursor.execute(query, values))
 
 
-def _refused(*_: Any, **__: Any) -> Any:
-    raise TransactionEnded("the transaction is the request's: return a response to commit, raise to roll back")
-
-
 class PsycopgSession:
     def __init__(self, connection: Any, schema: str) -> None:
-        self.handle = connection
+        self.handle: LentConnection | None = None
+        self._connection = connection
         self._schema = schema
         self._autocommit = connection.autocommit
 
     @property
     def _status(self) -> TransactionStatus:
-        status: TransactionStatus = self.handle.info.transaction_status
+        status: TransactionStatus = self._connection.info.transaction_status
         return status
 
     @property
@@ -132,36 +133,36 @@ class PsycopgSession:
 
     @property
     def lost(self) -> bool:
-        return bool(self.handle.closed or self.handle.broken)
+        return bool(self._connection.closed or self._connection.broken)
 
     @property
     def stores_utf8(self) -> bool:
-        return bool(self.handle.info.parameter_status("server_encoding") == "UTF8")
+        return bool(self._connection.info.parameter_status("server_encoding") == "UTF8")
 
     async def _autocommits(self, on: bool) -> None:
-        if self.handle.autocommit != on:
-            if isinstance(self.handle, psycopg.AsyncConnection):
-                await self.handle.set_autocommit(on)
+        if self._connection.autocommit != on:
+            if isinstance(self._connection, psycopg.AsyncConnection):
+                await self._connection.set_autocommit(on)
             else:
-                self.handle.autocommit = on
+                self._connection.autocommit = on
 
     def _begin_command(self) -> str:
         """What psycopg would begin a transaction with."""
         words = ["BEGIN"]
-        if self.handle.isolation_level is not None:
-            level = psycopg.IsolationLevel(self.handle.isolation_level)
+        if self._connection.isolation_level is not None:
+            level = psycopg.IsolationLevel(self._connection.isolation_level)
             words.append("ISOLATION LEVEL " + level.name.replace("_", " "))
-        if self.handle.read_only is not None:
-            words.append("READ ONLY" if self.handle.read_only else "READ WRITE")
-        if self.handle.deferrable is not None:
-            words.append("DEFERRABLE" if self.handle.deferrable else "NOT DEFERRABLE")
+        if self._connection.read_only is not None:
+            words.append("READ ONLY" if self._connection.read_only else "READ WRITE")
+        if self._connection.deferrable is not None:
+            words.append("DEFERRABLE" if self._connection.deferrable else "NOT DEFERRABLE")
         return " ".join(words)
 
     async def _together(self, before: str | None, statement: Statement[T] | None, after: str | None) -> Any:
         """One round trip, where psycopg can do it."""
         query, values = _sql(statement, self._schema) if statement else (None, None)
-        kind = psycopg.AsyncClientCursor if isinstance(self.handle, psycopg.AsyncConnection) else psycopg.ClientCursor
-        cursor = kind(self.handle, row_factory=tuple_row)
+        kind = psycopg.AsyncClientCursor if isinstance(self._connection, psycopg.AsyncConnection) else psycopg.ClientCursor
+        cursor = kind(self._connection, row_factory=tuple_row)
         try:
             await _execute(cursor, "; ".join(filter(None, (before, query, after))), values)
             if before and statement:
@@ -182,21 +183,21 @@ class PsycopgSession:
             raise
         except BaseException:
             # Cancelled: an answer may still be on its way.
-            await value(self.handle.close())
+            await value(self._connection.close())
             raise
 
     async def perform(self, statement: Statement[T]) -> T:
         """A transaction of its own."""
         await self._autocommits(True)
         try:
-            return await execute(self.handle, statement, self._schema)
+            return await execute(self._connection, statement, self._schema)
         finally:
             await self._restore()
 
     async def begin(self, statement: Statement[T] | None) -> T:
         await self._autocommits(True)
-        self.handle.commit = self.handle.rollback = _refused
         result: T = await self._together(self._begin_command(), statement, None)
+        self.handle = LentConnection(self._connection)
         return result
 
     async def commit(self, statement: Statement[T] | None) -> T:
@@ -207,17 +208,29 @@ class PsycopgSession:
     async def rollback(self) -> None:
         """Also where nothing has begun, or the connection is gone."""
         try:
+            await self.take_back()
             if not self.lost and self._status != TransactionStatus.IDLE:
-                await _execute(_cursor(self.handle), "ROLLBACK")
+                await _execute(_cursor(self._connection), "ROLLBACK")
         except psycopg.Error:
-            await value(self.handle.close())
+            await value(self._connection.close())
         finally:
             await self._restore()
+
+    async def take_back(self) -> None:
+        handle, self.handle = self.handle, None
+        if handle is None:
+            return
+        try:
+            if not self.lost:
+                async with entered(self._connection.lock):
+                    end(handle)
+        finally:
+            end(handle)
 
     def ended(self) -> bool:
         try:
             poll = select.poll()
-            poll.register(self.handle.fileno(), getattr(select, "POLLRDHUP", 0))
+            poll.register(self._connection.fileno(), getattr(select, "POLLRDHUP", 0))
             return bool(poll.poll(0))
         except (psycopg.Error, OSError, ValueError):
             return True
@@ -226,23 +239,21 @@ class PsycopgSession:
         if self.lost:
             return
         try:
-            if isinstance(self.handle, psycopg.AsyncConnection):
-                await asyncio.to_thread(self.handle.cancel)
+            if isinstance(self._connection, psycopg.AsyncConnection):
+                await asyncio.to_thread(self._connection.cancel)
             else:
-                self.handle.cancel()
+                self._connection.cancel()
                 # Whose thread may be reading, or will: it finds the end, and only then is it closed.
-                with socket.socket(fileno=os.dup(self.handle.fileno())) as link:
+                with socket.socket(fileno=os.dup(self._connection.fileno())) as link:
                     link.shutdown(socket.SHUT_RDWR)
-                with self.handle.lock:
-                    self.handle.close()
+                with self._connection.lock:
+                    self._connection.close()
         except (psycopg.Error, OSError):
             pass
         finally:
-            await value(self.handle.close())
+            await value(self._connection.close())
 
     async def _restore(self) -> None:
-        for name in ("commit", "rollback"):
-            self.handle.__dict__.pop(name, None)
         if not self.lost and self._status == TransactionStatus.IDLE:
             await self._autocommits(self._autocommit)
 
