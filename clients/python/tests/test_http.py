@@ -211,6 +211,34 @@ async def ask_shop(app, key):
     return sent[0]["status"], b"".join(e.get("body", b"") for e in sent[1:]), dict(sent[0]["headers"]), escaped
 
 
+def test_a_compressed_answer_is_replayed_as_one(asynchronously):
+    """By a middleware inside of ours."""
+    import gzip
+    from starlette.middleware.gzip import GZipMiddleware
+    from starlette.responses import PlainTextResponse
+
+    async def test(idem, pool):
+        async def order(request):
+            return PlainTextResponse("x" * 1000, headers={"content-disposition": "attachment"})
+
+        def compressing(app):
+            inner = GZipMiddleware(app)
+
+            async def called(scope, receive, send):
+                await inner({**scope, "headers": [*scope["headers"], (b"accept-encoding", b"gzip")]}, receive, send)
+            return called
+
+        app, key = starlette_shop(idem, order, before=[compressing]), new_key()
+        for _ in range(2):
+            status, body, headers, _ = await ask_shop(app, key)
+            assert (status, gzip.decompress(body)) == (200, b"x" * 1000)
+            assert (headers[b"content-encoding"], headers[b"vary"], headers[b"content-disposition"]) == (
+                b"gzip", b"Accept-Encoding", b"attachment")
+        assert headers[b"idempotent-replayed"] == b"true"
+
+    asynchronously(test)
+
+
 @pytest.mark.parametrize("ends", [201, 503, "handled", "raised", "inside"])
 @pytest.mark.parametrize("base", [False, True])
 @pytest.mark.parametrize("job", [False, True])

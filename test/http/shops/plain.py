@@ -15,7 +15,8 @@ import psycopg
 
 from skeleton import LEASE_MS, POOL_SIZE, WAIT_MS, Bad, Refused, Reply, Shop, json_reply, serve
 
-KEPT_HEADERS = {'content-type', 'content-language', 'location', 'etag', 'link'}
+KEPT_HEADERS = {'content-type', 'content-encoding', 'content-language', 'content-disposition', 'location', 'etag', 'link',
+                'vary'}
 TITLES = {
     'key-required': (400, 'A key is required'),
     'key-invalid': (400, 'The key is invalid'),

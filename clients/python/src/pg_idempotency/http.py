@@ -20,7 +20,8 @@ from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, Key
 from .functions import Interval
 from .shells import value
 
-STORED_HEADERS = ("Content-Type", "Content-Language", "Location", "ETag", "Link")
+STORED_HEADERS = ("Content-Type", "Content-Encoding", "Content-Language", "Content-Disposition", "Location", "ETag",
+                  "Link", "Vary")
 NEVER_STORED = {"set-cookie"}
 BODILESS = {204, 304}
 # A string of RFC 8941; without quotes, what can be taken for nothing else.
