@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 from http import HTTPStatus
@@ -29,6 +30,7 @@ StartResponse = Callable[..., Any]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 KEY = "idempotency"
 RUN = "pg_idempotency.run"
+SCOPE = "pg_idempotency.scope"
 FAILED = "pg_idempotency.failed"
 PRESERVE = "werkzeug.debug.preserve_context"
 
@@ -42,6 +44,8 @@ class IdempotencyMiddleware:
         self._routes = Routes(routes)
         self._failed: Callable[[Environ, StartResponse, Exception], Iterable[bytes]] | None = None
         """What answers an error of the transaction, which the application has not seen."""
+        self._within: Callable[[Environ], AbstractContextManager[object]] = lambda environ: nullcontext()
+        """Where scopes are asked."""
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "replace")
@@ -52,7 +56,14 @@ class IdempotencyMiddleware:
         if body is None:                    # hung up before it was whole
             start_response("400 Bad Request", [("Content-Length", "0")])
             return [b""]
-        request = Request(environ["REQUEST_METHOD"], _path(environ), _headers(environ), body)
+        request = Request(environ["REQUEST_METHOD"], _path(environ), _headers(environ), body, environ=environ)
+        asked = guard.scope
+
+        def scope(request: Request) -> Any:
+            with self._within({**environ, "wsgi.input": io.BytesIO(request.body)}):
+                return asked(request)
+
+        guard = replace(guard, scope=scope)
         runs: list[_Run] = []
 
         def once(access: Access) -> Answer:
@@ -191,7 +202,7 @@ class IdempotencyExtension:
         from flask import g, request
 
         middleware = IdempotencyMiddleware(app.wsgi_app, idempotency, routes)
-        handle = app.handle_user_exception
+        handle, tear_down = app.handle_user_exception, app.do_teardown_request
 
         def put() -> None:
             if FAILED in request.environ:
@@ -213,7 +224,18 @@ class IdempotencyExtension:
             """As if a handler had raised it."""
             return middleware.app({**environ, FAILED: error}, start_response)
 
+        def within(environ: Environ) -> AbstractContextManager[object]:
+            """With the session, and what else a context has."""
+            context: AbstractContextManager[object] = app.request_context({**environ, SCOPE: True})
+            return context
+
+        def torn_down(*arguments: Any, **named: Any) -> None:
+            """Once for each request, which the scope's context is not."""
+            if SCOPE not in request.environ:
+                tear_down(*arguments, **named)
+
         app.before_request_funcs.setdefault(None, []).insert(0, put)
         app.handle_user_exception = caught
-        middleware._failed = failed
+        app.do_teardown_request = torn_down
+        middleware._failed, middleware._within = failed, within
         app.wsgi_app = middleware

@@ -9,7 +9,7 @@ docs/http.md of the extension.  ASGI and WSGI are shells around it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,10 @@ class Request:
     """With the query, as it came in."""
     headers: Sequence[tuple[str, str]]
     body: bytes
+    scope: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """ASGI's, with what the middleware around this one has put there: the user, the session."""
+    environ: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """WSGI's."""
 
     def all(self, name: str) -> list[str]:
         return [v for n, v in self.headers if n.lower() == name.lower()]
@@ -64,11 +68,12 @@ class Answer:
 class Guard:
     """How a route is guarded.
 
-    scope says who the key belongs to: the user that is logged in.  What it raises
-    is answered by the framework.  job makes it a job instead of one transaction.
+    scope says who the key belongs to: the user that is logged in; of ASGI it may
+    be a coroutine.  None and "" are errors.  What it raises is answered by the
+    framework.  job makes it a job instead of one transaction.
     """
 
-    scope: Callable[[Request], str]
+    scope: Callable[[Request], str | None | Awaitable[str | None]]
     required: bool = True
     job: bool = False
     wait: Interval = None
@@ -228,10 +233,11 @@ async def guarded(client: Defaults, guard: Guard, request: Request, run: Callabl
         elif guard.required:
             return _answer(problem("key-required", "Idempotency-Key required", 400,
                                    "This request needs the header Idempotency-Key."))
-        scope = guard.scope(request)
-        if not isinstance(scope, str) or not scope:
-            raise TypeError(f"the guard's scope returned {scope if scope is None else repr(scope)}, which is no user or "
+        found = await value(guard.scope(request))
+        if not isinstance(found, str) or not found:
+            raise TypeError(f"the guard's scope returned {found!r}, which is no user or "
                             "tenant: return an id of the visitor's own where nobody has logged in, or raise what refuses him")
+        scope = found
         call = client.call(scope, key or "", method=request.method, path=request.path, body=request.body,
                            wait=guard.wait, wait_ms=guard.wait_ms, ttl=guard.ttl, lease=guard.lease,
                            lease_ms=guard.lease_ms, timeout=guard.timeout, timeout_ms=guard.timeout_ms,

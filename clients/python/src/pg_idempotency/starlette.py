@@ -53,7 +53,7 @@ class IdempotencyMiddleware:
         if body is None:
             return                          # hung up before it was whole
         headers = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in scope["headers"]]
-        request = Request(scope["method"], _path(scope), headers, body)
+        request = Request(scope["method"], _path(scope), headers, body, scope=scope)
 
         runs: list[_Run] = []
 
