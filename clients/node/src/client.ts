@@ -86,8 +86,8 @@ export interface Job<Tx> {
   /** Aborted when another claimant may have taken over. */
   readonly signal: AbortSignal
   readonly lost: boolean
-  /** Runs fn once over all attempts; its value is kept as JSON. */
-  step<T extends Json>(name: string, fn: (step: Step) => Promise<T> | T): Promise<T>
+  /** Runs fn once over all attempts; its value is kept, and returned, as JSON has it: a Date as text, and nothing as null. */
+  step<T>(name: string, fn: (step: Step) => Promise<T> | T): Promise<T>
   /** The last step: what it writes with tx commits together with the response. */
   finish(fn: (tx: Tx) => Promise<Response> | Response): Promise<Result>
 }
@@ -582,6 +582,8 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
   watch()
 
   const enter = (name: string): void => {
+    // Where all stood still for longer than the lease, no timer has told yet. Of the last step the server decides.
+    if (name !== FINISH && isOver()) lose()
     if (controller.signal.aborted) throw controller.signal.reason
     if (result || ended) throw new TypeError('the job is finished')
     if (running !== undefined) throw new TypeError(`steps come one after another: ${running} is running`)
@@ -602,7 +604,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
       }
       enter(name)
       try {
-        const value = await run({ key: stepKey(scope, key, name), signal: controller.signal })
+        const value = await run({ key: stepKey(scope, key, name), signal: controller.signal }) ?? null
         const copy = JSON.parse(jsonOf(value, `the step ${name} returned`)) as Json
         const sent = performance.now()
         await retried(() => core.checkpoint(scope, key, legible(name, claim.encoding),

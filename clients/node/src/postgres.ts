@@ -172,8 +172,9 @@ export class Session {
     return statement?.read(answer!.rows)
   }
 
-  /** The last statement and COMMIT. */
+  /** The last statement and COMMIT. What the handler has left running comes too late: behind COMMIT it would be a transaction of its own. */
   async commit(statement?: Statement<unknown>): Promise<void> {
+    this.#proxy?.over()
     const answers = await this.#send([...(statement ? [statement] : []), { text: 'COMMIT', values: [] }])
     this.#begun = false
     if (answers.at(-1)!.tag !== 'COMMIT') {

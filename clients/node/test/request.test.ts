@@ -174,6 +174,32 @@ test('a COMMIT that hides in several statements: an error, and the effect is not
   assert.equal(await world.effects(third), 0)
 })
 
+test('what the handler left running cannot write behind COMMIT', async () => {
+  await world.sql('CREATE TABLE deferred (id int PRIMARY KEY, parent int REFERENCES deferred DEFERRABLE INITIALLY DEFERRED)')
+  const late = key()
+  for (const fails of [false, true]) {
+    let written: Promise<unknown>[] = []
+    const handler = async (tx: PoolClientLike): Promise<Response> => {
+      await tx.query('SELECT 1')
+      if (fails) await tx.query('INSERT INTO deferred VALUES (1, 2)')
+      // In this turn of the loop COMMIT is sent, and in none before the next can it be answered.
+      written.push(new Promise((resolve, reject) => { setImmediate(() => { effect(tx, late).then(resolve, reject) }) }))
+      written.at(-1)!.catch(() => undefined)
+      return { status: 200 }
+    }
+    for (const call of [
+      () => idem.request(options(key()), handler), () => idem.transaction(handler),
+      () => idem.job(options(key()), async (job) => { await job.finish(handler) }),
+    ]) {
+      written = []
+      if (fails) await assert.rejects(call(), (error: { code?: string }) => error.code === '23503')
+      else await call()
+      await assert.rejects(written[0]!, TransactionEnded)
+    }
+  }
+  assert.equal(await world.effects(late), 0)
+})
+
 test('a request in the handler of another is refused', async () => {
   await assert.rejects(idem.request(options(key()), () => idem.request(options(key()), makes('x'))), /request\(\) in a handler would take/)
   await assert.rejects(idem.request(options(key()), () => idem.job(options(key()), () => ({ status: 200 }))), /job\(\) in a handler would take/)
@@ -298,6 +324,36 @@ test('jobs: steps run once over all attempts, and the last one commits with the 
   assert.deepEqual(calls, [stepKey('scope', one, 'charge'), 'mail', 'mail'])
   assert.deepEqual((await run()).outcome, 'replay')
   assert.equal(await world.effects(one), 1)
+})
+
+test('jobs: a step that returns nothing has run, too', async () => {
+  for (const client of [idem, new MemoryIdempotency()] as Client<any>[]) {
+    const one = key()
+    let mails = 0
+    let fails = true
+    const run = () => client.job(options(one), async (job) => {
+      const nothing: void = await job.step('mail', () => { mails++ })
+      assert.equal(nothing, null)
+      if (fails) throw new Error('later')
+      return { status: 200 }
+    })
+    await assert.rejects(run(), /later/)
+    fails = false
+    assert.equal((await run()).outcome, 'new')
+    assert.equal(mails, 1)
+  }
+})
+
+test('jobs: no step begins behind the end of the lease, though no timer has come to tell', async () => {
+  for (const client of [idem, new MemoryIdempotency()] as Client<any>[]) {
+    let steps = 0
+    await assert.rejects(client.job(options(key(), { leaseMs: 200 }), async (job) => {
+      for (const until = performance.now() + 300; performance.now() < until;);
+      await job.step('charge', () => { steps++; return null })
+      return { status: 200 }
+    }), ClaimLost)
+    assert.equal(steps, 0)
+  }
 })
 
 test('jobs: heartbeats keep the claim, and its loss aborts', async () => {
