@@ -24,11 +24,20 @@ export type RouteOptions = Partial<HttpOptions<any>> & { job?: boolean }
 /** What a guarded handler finds as request.idempotency. */
 export type Idempotent<Tx = PoolClientLike> = Context<Tx>
 
+/** In the config of a route that the plugin has seen. */
+const GUARDED = Symbol('guarded by pg-idempotency')
+
 async function idempotency(app: any, options: FastifyOptions): Promise<void> {
   const { client, ...defaults } = options
   checkedOptions(defaults as HttpOptions<never>)
   app.decorateRequest('idempotency', null)
   app.decorateRequest('rawBody', null)
+  // A route that was declared in the same breath, as without an await, was not seen, and would run unguarded.
+  app.addHook('onRequest', async ({ routeOptions }: any) => {
+    if (!routeOptions.config?.idempotency || routeOptions.config[GUARDED]) return
+    throw new TypeError(`${routeOptions.method} ${routeOptions.url} was declared before the plugin was loaded: ` +
+      'await app.register() of pg-idempotency first')
+  })
   app.addHook('onRoute', (route: any) => {
     const own = route.config?.idempotency as RouteOptions | boolean | undefined
     if (!own) return
@@ -47,6 +56,7 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
     route.handler = function (this: unknown, request: any, reply: any) {
       return handle(client, settings, kind, request, reply, (given) => handler.call(this, request, given))
     }
+    route.config = { ...route.config, [GUARDED]: true }
   })
 }
 

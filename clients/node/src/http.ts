@@ -66,7 +66,9 @@ export interface HttpRequest {
 /** What to send. first says that the handler's own response goes out whole. */
 export interface HttpAnswer { first: boolean; status: number; headers: Headers; body: string | Buffer | null }
 
-export const REPLAYED_HEADERS: readonly string[] = ['Content-Type', 'Content-Language', 'Location', 'ETag', 'Link']
+export const REPLAYED_HEADERS: readonly string[] = [
+  'Content-Type', 'Content-Encoding', 'Content-Language', 'Content-Disposition', 'Location', 'ETag', 'Link', 'Vary',
+]
 
 /** An RFC 8941 string, or a bare token where it could be a key. Undefined for anything else. */
 export function parseKey(value: string, strict = false): string | undefined {

@@ -130,6 +130,7 @@ for (const [name, express] of [['Express 5', express5], ['Express 4', express4]]
       bytes: (res) => res.send(Buffer.from([1, 255])), created: (res) => res.status(201).location('/a').end(), none: (res) => res.status(204).end(),
       sendStatus: (res) => res.sendStatus(202), redirect: (res) => res.redirect(303, '/thanks'), typed: (res) => res.type('html').send('<p>'),
       head: (res) => { res.writeHead(418, { 'Content-Type': 'text/tea' }); res.end('tea') }, null: (res) => res.json(null),
+      gzip: (res) => { res.set({ 'Content-Encoding': 'gzip', 'Content-Disposition': 'attachment; filename=a.csv', Vary: 'Accept-Encoding' }); res.send(gzipSync('a')) },
       twoPieces: (res) => { res.setHeader('Content-Length', 4); res.write('ab'); res.end('cd') },
     }
     for (const [path, answer] of Object.entries(answers)) {
@@ -214,7 +215,7 @@ for (const [name, express] of [['Express 5', express5], ['Express 4', express4]]
 /** Alone, guarded, and replayed. */
 async function same(shop: Shop, paths: string[]): Promise<void> {
   const told = ({ status, headers, text }: Answer): unknown => {
-    const kept = Object.fromEntries(['content-type', 'location'].map((name) => [name, headers[name]]))
+    const kept = Object.fromEntries(['content-type', 'content-encoding', 'content-disposition', 'location', 'vary'].map((name) => [name, headers[name]]))
     // It has a length, too, where the handler did not know it.
     return { status, text, kept, length: headers['transfer-encoding'] ? String(text.length) : headers['content-length'] }
   }
@@ -242,6 +243,22 @@ async function fastifyShop(routes: (app: any) => void): Promise<Shop> {
 }
 const guardedRoute = { config: { idempotency: true } }
 
+test('a guarded route of Fastify that was declared before the plugin was there does not run', async () => {
+  const app = Fastify()
+  let runs = 0
+  void app.register(idempotency as any, { client: idem, scope })
+  app.post('/early', guardedRoute, async () => { runs++ })
+  app.post('/plain', async () => 'plain')
+  await app.after()
+  app.post('/guarded', guardedRoute, async () => 'guarded')
+  const answers = []
+  for (const url of ['/early', '/plain', '/guarded']) answers.push(await app.inject({ method: 'POST', url, payload: '{}', headers: keyed() }))
+  assert.deepEqual(answers.map((one) => one.statusCode), [500, 200, 200])
+  assert.match(answers[0]!.json().message, /POST \/early was declared before the plugin was loaded: await app\.register\(\)/)
+  assert.equal(runs, 0)
+  await app.close()
+})
+
 test("answers in Fastify, as the handler's alone", async () => {
   const answers: Record<string, (reply: any) => unknown> = {
     object: () => ({ a: 'ž' }), list: () => [1], text: () => 'text', empty: (reply) => reply.send(''), undefined: (reply) => reply.send(),
@@ -251,6 +268,7 @@ test("answers in Fastify, as the handler's alone", async () => {
     redirect: (reply) => reply.redirect('/thanks', 303), typed: (reply) => reply.type('text/html').send('<p>'),
     json: (reply) => reply.type('application/json').send('{"a": 1}'), hal: (reply) => reply.type('application/hal+json').send({ a: 1 }),
     serializer: (reply) => reply.type('text/csv').serializer((rows: string[]) => rows.join(',')).send(['a', 'b']),
+    gzip: (reply) => reply.headers({ 'content-encoding': 'gzip', 'content-disposition': 'attachment; filename=a.csv', vary: 'accept-encoding' }).send(gzipSync('a')),
     later: async (reply) => { setTimeout(() => reply.send({ a: 1 }), 10); return reply },
   }
   const shop = await fastifyShop((app) => {
