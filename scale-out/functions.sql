@@ -3,7 +3,8 @@
 --	psql -XAtq -f functions.sql SHARD | psql -v ON_ERROR_STOP=1 ROUTER
 --
 -- Again after each ALTER EXTENSION idempotency UPDATE of the shards; what has
--- been granted to idem_application stays.  The first argument of a call that
+-- been granted on them, and views that use them, stay, as long as their arguments
+-- and results do.  The first argument of a call that
 -- writes names the shard (a scope, user, aggregate or topic), and a
 -- batch over an array of those is split.  What has no such argument and writes
 -- nothing runs anywhere.  The rest belongs to one shard and is called there: the
@@ -95,33 +96,54 @@ FROM routed AS r
 JOIN pg_proc AS p ON p.oid = r.oid
 JOIN pg_type AS t ON t.oid = p.prorettype;
 
-SELECT format($$-- Made by scale-out/functions.sql from idempotency %s; do not edit.
-BEGIN;
+SELECT format('-- Made by scale-out/functions.sql from idempotency %s; do not edit.', extversion)
+FROM pg_extension WHERE extname = 'idempotency';
+
+SELECT $$BEGIN;
 SET LOCAL client_min_messages = warning;
 CREATE SCHEMA IF NOT EXISTS idempotency;
 GRANT USAGE ON SCHEMA idempotency TO idem_application, idem_router;
 
--- What an earlier run has made, and nothing that depends on it.
-DO $do$
-DECLARE
-	old text;
+-- Replaces what is there, if it can be: grants and views hang on it.
+CREATE PROCEDURE pg_temp.make(name text, definition text)
+LANGUAGE plpgsql
+AS $do$
 BEGIN
-	FOR old IN SELECT format('%%s', p.oid::regprocedure) FROM pg_proc AS p
-		WHERE p.pronamespace = 'idempotency'::regnamespace
-			AND p.proowner = 'idem_router'::regrole
-	LOOP
-		EXECUTE 'DROP FUNCTION ' || old;
-	END LOOP;
-	FOR old IN SELECT t.oid::regtype::text FROM pg_type AS t
-		WHERE t.typnamespace = 'idempotency'::regnamespace
-			AND t.typowner = 'idem_router'::regrole AND t.typtype = 'c'
-	LOOP
-		EXECUTE 'DROP TYPE ' || old;
-	END LOOP;
+	EXECUTE 'CREATE OR REPLACE FUNCTION ' || definition;
+EXCEPTION WHEN invalid_function_definition THEN
+	EXECUTE 'DROP FUNCTION ' || name;
+	EXECUTE 'CREATE FUNCTION ' || definition;
 END
 $do$;
 
-CREATE FUNCTION idempotency.idem_shard(scope text)
+CREATE PROCEDURE pg_temp.make_type(name text, columns text)
+LANGUAGE plpgsql
+AS $do$
+DECLARE
+	was regtype;
+	had text;
+	old text;
+BEGIN
+	SELECT t.oid, string_agg(format('%I %s', c.attname, format_type(c.atttypid, c.atttypmod)), ', ' ORDER BY c.attnum)
+	INTO was, had
+	FROM pg_type AS t
+	JOIN pg_attribute AS c ON c.attrelid = t.typrelid AND c.attnum > 0 AND NOT c.attisdropped
+	WHERE t.typnamespace = 'idempotency'::regnamespace AND t.typname = name
+	GROUP BY t.oid;
+	IF had IS DISTINCT FROM columns THEN
+		FOR old IN SELECT p.oid::regprocedure FROM pg_proc AS p
+			WHERE p.prorettype = was AND p.proowner = 'idem_router'::regrole
+		LOOP
+			EXECUTE 'DROP FUNCTION ' || old;
+		END LOOP;
+		EXECUTE format('DROP TYPE IF EXISTS idempotency.%I', name);
+		EXECUTE format('CREATE TYPE idempotency.%I AS (%s)', name, columns);
+		EXECUTE format('ALTER TYPE idempotency.%I OWNER TO idem_router', name);
+	END IF;
+END
+$do$;
+
+CREATE OR REPLACE FUNCTION idempotency.idem_shard(scope text)
 RETURNS text
 LANGUAGE sql VOLATILE PARALLEL SAFE SECURITY DEFINER
 RETURN idem_map.connection(scope);
@@ -130,11 +152,10 @@ REVOKE ALL ON FUNCTION idempotency.idem_shard(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION idempotency.idem_shard(text) TO idem_application;
 COMMENT ON FUNCTION idempotency.idem_shard(text) IS
 'The connection string of the shard that a scope lives on. Call idem_here(scope) there, in each transaction. Raises 55000 and 55P03.';
-$$, extversion)
-FROM pg_extension WHERE extname = 'idempotency';
+$$;
 
-SELECT format(E'\nCREATE TYPE idempotency.%I AS (%s);\nALTER TYPE idempotency.%1$I OWNER TO idem_router;',
-	t.typname, string_agg(format('%I %s', c.attname, format_type(c.atttypid, c.atttypmod)), ', ' ORDER BY c.attnum))
+SELECT format(E'\nCALL pg_temp.make_type(%L, %L);', t.typname,
+	string_agg(format('%I %s', c.attname, format_type(c.atttypid, c.atttypmod)), ', ' ORDER BY c.attnum))
 FROM pg_type AS t
 JOIN pg_attribute AS c ON c.attrelid = t.typrelid AND c.attnum > 0 AND NOT c.attisdropped
 WHERE t.oid IN (SELECT p.prorettype FROM routed JOIN pg_proc AS p USING (oid)) AND t.typtype = 'c'
@@ -142,8 +163,8 @@ GROUP BY t.typname
 ORDER BY t.typname;
 
 -- One shard.  All that runs on the router, idem_map.shard(), is qualified.
-SELECT format(E'\nCREATE FUNCTION %s(%s)\nRETURNS %s\nLANGUAGE plproxy %s PARALLEL UNSAFE SECURITY DEFINER\nAS $$\n\tCLUSTER ''idempotency'';\n\tRUN ON %s;\n\tSELECT %s FROM %s(%s) AS r;\n$$;',
-	name, parameters, returns, kind,
+SELECT format(E'\nCALL pg_temp.make(\'%1$s(%2$s)\', $make$\n%1$s(%3$s)\nRETURNS %4$s\nLANGUAGE plproxy %5$s PARALLEL UNSAFE SECURITY DEFINER\nAS $$\n\tCLUSTER ''idempotency'';\n\tRUN ON %6$s;\n\tSELECT %7$s FROM %8$s(%9$s) AS r;\n$$\n$make$);',
+	name, types, parameters, returns, kind,
 	CASE WHEN has_key THEN 'idem_map.shard($1)' ELSE 'ANY' END,
 	coalesce((SELECT string_agg('r.' || c.name, ', ' ORDER BY c.place) FROM result AS c WHERE c.oid = d.oid), 'r'),
 	remote_name,
@@ -157,7 +178,7 @@ WHERE NOT (has_key AND is_split)
 ORDER BY name, types;
 
 -- Several: the part of each with its elements' places in the whole
-SELECT format(E'\nCREATE FUNCTION idempotency.%1$I(ordinals int[], %2$s)\nRETURNS %3$s\nLANGUAGE plproxy %4$s PARALLEL UNSAFE SECURITY DEFINER\nAS $$\n\tCLUSTER ''idempotency'';\n\tSPLIT ordinals, %5$s;\n\tRUN ON idem_map.shard($2);\n\tSELECT %6$s FROM %7$s AS r;\n$$;\nALTER FUNCTION idempotency.%1$I(int[], %8$s) OWNER TO idem_router;\nREVOKE ALL ON FUNCTION idempotency.%1$I(int[], %8$s) FROM PUBLIC;',
+SELECT format(E'\nCALL pg_temp.make(\'idempotency.%1$I(int[], %8$s)\', $make$\nidempotency.%1$I(ordinals int[], %2$s)\nRETURNS %3$s\nLANGUAGE plproxy %4$s PARALLEL UNSAFE SECURITY DEFINER\nAS $$\n\tCLUSTER ''idempotency'';\n\tSPLIT ordinals, %5$s;\n\tRUN ON idem_map.shard($2);\n\tSELECT %6$s FROM %7$s AS r;\n$$\n$make$);\nALTER FUNCTION idempotency.%1$I(int[], %8$s) OWNER TO idem_router;\nREVOKE ALL ON FUNCTION idempotency.%1$I(int[], %8$s) FROM PUBLIC;',
 	proname || '_split', regexp_replace(parameters, ' DEFAULT [^,]*', '', 'g'), returns, kind,
 	(SELECT string_agg(a.name, ', ' ORDER BY a.place)
 		FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i' AND a.type_name LIKE '%[]'),
@@ -167,12 +188,14 @@ SELECT format(E'\nCREATE FUNCTION idempotency.%1$I(ordinals int[], %2$s)\nRETURN
 			a.place + 1, a.type_name), ', ' ORDER BY a.place)
 		FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i') || ')',
 	types)
-	|| format(E'\nCREATE FUNCTION %s(%s)\nRETURNS %s\nLANGUAGE sql %s PARALLEL UNSAFE SECURITY DEFINER\nSET search_path = pg_catalog, pg_temp\nAS $$\n\tSELECT r.*\n\tFROM (SELECT greatest(%s)) AS whole (number),\n\t\tidempotency.%I(ARRAY(SELECT generate_series(1, number)), %s) AS r\n\tORDER BY r.ordinal\n$$;',
-		name, parameters, returns, kind,
+	|| format(E'\nCALL pg_temp.make(\'%1$s(%2$s)\', $make$\n%1$s(%3$s)\nRETURNS %4$s\nLANGUAGE sql %5$s PARALLEL UNSAFE SECURITY DEFINER\nSET search_path = pg_catalog, pg_temp\nAS $$\n\tSELECT r.*\n\tFROM (SELECT CASE max(length) WHEN 1 THEN min(length) ELSE max(length) END\n\t\t\tFROM unnest(ARRAY[%6$s]) AS length) AS whole (number),\n\t\tidempotency.%7$I(ARRAY(SELECT generate_series(1, number)), %8$s) AS r\n\tORDER BY r.ordinal\n$$\n$make$);',
+		name, types, parameters, returns, kind,
 		(SELECT string_agg(format('cardinality($%s)', a.place), ', ' ORDER BY a.place)
 			FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i' AND a.type_name LIKE '%[]'),
 		proname || '_split',
-		(SELECT string_agg(CASE WHEN a.type_name LIKE '%[]' THEN format('idem_map.spread($%s, number)', a.place)
+		-- What has no default must not be null.
+		(SELECT string_agg(CASE WHEN a.type_name LIKE '%[]' THEN format('idem_map.spread(%L, $%s, number)',
+					CASE WHEN a.default_value IS NULL THEN a.name END, a.place)
 				ELSE format('$%s', a.place) END, ', ' ORDER BY a.place)
 			FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i'))
 FROM definition AS d
@@ -187,4 +210,10 @@ SELECT format(E'\nALTER FUNCTION %1$s(%2$s) OWNER TO idem_router;\nREVOKE ALL ON
 FROM definition
 ORDER BY name, types;
 
-SELECT E'\nCOMMIT;';
+-- What an earlier run has made, and is not there any more
+SELECT format(E'\nDO $do$\nDECLARE\n\told text;\nBEGIN\n\tFOR old IN SELECT ''FUNCTION '' || p.oid::regprocedure FROM pg_proc AS p\n\t\tWHERE p.pronamespace = ''idempotency''::regnamespace AND p.proowner = ''idem_router''::regrole\n\t\t\tAND p.oid <> ALL (ARRAY[\n\t\t\t\t''idempotency.idem_shard(text)'',\n\t\t\t\t%s\n\t\t\t]::regprocedure[])\n\tLOOP\n\t\tEXECUTE ''DROP '' || old;\n\tEND LOOP;\n\tFOR old IN SELECT ''TYPE '' || t.oid::regtype FROM pg_type AS t\n\t\tWHERE t.typnamespace = ''idempotency''::regnamespace AND t.typowner = ''idem_router''::regrole\n\t\t\tAND t.typtype = ''c'' AND NOT EXISTS (SELECT FROM pg_proc AS p WHERE p.prorettype = t.oid)\n\tLOOP\n\t\tEXECUTE ''DROP '' || old;\n\tEND LOOP;\nEND\n$do$;\n\nDROP PROCEDURE pg_temp.make, pg_temp.make_type;\nCOMMIT;',
+	string_agg(quote_literal(format('%s(%s)', name, types))
+		|| CASE WHEN has_key AND is_split
+			THEN E',\n\t\t\t\t' || quote_literal(format('idempotency.%I(int[], %s)', proname || '_split', types))
+			ELSE '' END, E',\n\t\t\t\t' ORDER BY name, types))
+FROM definition;

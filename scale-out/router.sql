@@ -106,19 +106,27 @@ END
 $$;
 
 -- All elements of arrays of one call, where one stands for all, or none does.
-CREATE FUNCTION idem_map.spread(elements anyarray, number int)
+-- With a name the array is required.
+CREATE FUNCTION idem_map.spread(name text, elements anyarray, number int)
 RETURNS anyarray
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	IF elements IS NULL THEN
+	IF elements IS NULL AND name IS NOT NULL THEN
+		RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed',
+			MESSAGE = format('argument "%s" must not be null', name);
+	ELSIF array_ndims(elements) > 1 THEN
+		RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+			MESSAGE = 'an argument of a batch must be an array of one dimension';
+	ELSIF elements IS NULL THEN
 		RETURN array_fill(elements[1], ARRAY[number]);
 	ELSIF cardinality(elements) = 1 THEN
 		RETURN array_fill(elements[array_lower(elements, 1)], ARRAY[number]);
 	ELSIF cardinality(elements) <> number THEN
 		RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-			MESSAGE = 'arrays of one call must have the same number of elements, or one that stands for all';
+			MESSAGE = 'arrays must have the same number of elements',
+			HINT = 'An array of one element stands for all.';
 	END IF;
 	RETURN elements;
 END

@@ -98,5 +98,11 @@ REVOKE ALL ON FUNCTION idem_gate.slot(text), idem_gate.pass(text), idem_gate.pas
 GRANT USAGE ON SCHEMA idem_gate TO :"application";
 GRANT EXECUTE ON FUNCTION idem_gate.pass(text), idem_gate.pass(text[]), :schema.idem_here(text)
 	TO :"application";
-SELECT :schema.idem_grant(:'application') \g /dev/null
+SELECT :schema.idem_grant(quote_ident(:'application')::regrole) \g /dev/null
+
+-- The database's owner, who has the rights of the extension's tables, dumps it.
+SELECT pg_get_userbyid(datdba) AS owner
+FROM pg_database WHERE datname = current_database() \gset
+GRANT USAGE ON SCHEMA idem_gate TO :"owner";
+GRANT SELECT ON idem_gate.places TO :"owner";
 COMMIT;
