@@ -597,7 +597,7 @@ def test_flask_callbacks_are_behind_the_transaction(idem, effects, ends, job):
     if done:
         del seen[:]
         assert buy(app, key).headers["Idempotent-Replayed"] == "true"
-        assert [name for name, *_ in seen] == ["context"]
+        assert [name for name, *_ in seen] == ["context", "request", "context"]
 
 
 def test_flask_a_scope_from_the_login(idem):
@@ -633,6 +633,61 @@ def test_flask_a_scope_from_the_login(idem):
         answer = client.post("/o", data=b"{}", headers={"Idempotency-Key": new_key()})
         assert (answer.status_code, text or answer.text) == (status, answer.text)
         assert (len(torn), len(popped)) == (1, 2)
+
+
+def test_flask_asks_before_and_adds_after_a_replay(idem):
+    """before_request refuses it, and after_request adds its headers, and nothing of the body."""
+    import gzip
+    from flask import abort, g, request, session
+
+    app, extend = flask_shop(idem)
+    app.secret_key = "secret"
+    banned, runs = [], []
+
+    @app.before_request
+    def before():
+        g.began = time.monotonic()
+        if banned:
+            abort(403)
+
+    @app.after_request
+    def after(response):
+        assert g.began
+        response.headers["Access-Control-Allow-Origin"] = "*"
+        response.headers["Vary"] = "Origin"
+        session["seen"] = 1
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            response.set_data(gzip.compress(response.get_data()))
+            response.headers["Content-Encoding"] = "gzip"
+        return response
+
+    @app.post("/o")
+    def order():
+        runs.append(1)
+        return "ok", 201, {"Location": "/o/1"}
+
+    extend()
+    key, client = new_key(), app.test_client()
+
+    def ask(encoding, **headers):
+        return client.post("/o", data=b"{}", headers={"Accept-Encoding": encoding, **headers})
+
+    for encoding in ("gzip", "gzip", ""):           # as the first was
+        again = ask(encoding, **{"Idempotency-Key": key})
+        assert (again.status_code, gzip.decompress(again.data)) == (201, b"ok")
+        assert again.headers.getlist("Content-Encoding") == ["gzip"]
+        assert again.headers["Access-Control-Allow-Origin"] == "*" and again.headers["Vary"] == "Origin, Cookie"
+        assert again.headers["Location"] == "/o/1" and again.content_length == len(again.data)
+    assert again.headers["Idempotent-Replayed"] == "true" and "Set-Cookie" not in again.headers
+    none = ask("gzip")
+    assert (none.status_code, none.mimetype, none.json["status"]) == (400, "application/problem+json", 400)
+    assert none.headers["Access-Control-Allow-Origin"] == "*" and "Content-Encoding" not in none.headers
+    reused = client.post("/o", data=b"[]", headers={"Idempotency-Key": key})
+    assert reused.status_code == 422 and reused.headers["Access-Control-Allow-Origin"] == "*"
+    banned.append(1)
+    refused = ask("", **{"Idempotency-Key": key})
+    assert refused.status_code == 403 and "Idempotent-Replayed" not in refused.headers and refused.data != again.data
+    assert len(runs) == 1
 
 
 def test_flask_answers_what_the_transaction_raises(idem, pool):

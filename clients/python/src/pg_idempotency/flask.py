@@ -12,9 +12,9 @@ WSGI application, which finds it in the environment, under "idempotency".
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 from http import HTTPStatus
@@ -31,8 +31,12 @@ App = Callable[[Environ, StartResponse], Iterable[bytes]]
 KEY = "idempotency"
 RUN = "pg_idempotency.run"
 SCOPE = "pg_idempotency.scope"
+SHOWN = "pg_idempotency.shown"
 FAILED = "pg_idempotency.failed"
 PRESERVE = "werkzeug.debug.preserve_context"
+OF_THE_BODY = {"accept-ranges", "content-disposition", "content-encoding", "content-language", "content-length",
+               "content-range", "content-type", "etag", "last-modified", "set-cookie", "transfer-encoding"}
+"""What nobody adds to a replay: it would be wrong of its body, or is of one visit."""
 
 
 class IdempotencyMiddleware:
@@ -46,6 +50,8 @@ class IdempotencyMiddleware:
         """What answers an error of the transaction, which the application has not seen."""
         self._within: Callable[[Environ], AbstractContextManager[object]] = lambda environ: nullcontext()
         """Where scopes are asked."""
+        self._shows: Callable[[Environ, StartResponse, Answer], Iterable[bytes]] | None = None
+        """How an answer goes out that is none of the application's: a replay or a refusal."""
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "replace")
@@ -82,11 +88,16 @@ class IdempotencyMiddleware:
             if self._failed is None or not isinstance(error, Exception) or runs and error is runs[-1].escaped:
                 raise
             return self._failed({**environ, "wsgi.input": io.BytesIO(body)}, start_response, error)
+        if self._shows is not None and not (runs and runs[-1].answer is answer):
+            if runs:
+                runs[-1].end(None)
+                runs[-1].close()
+            return self._shows({**environ, "wsgi.input": io.BytesIO(body)}, start_response, answer)
         start_response(_status(answer.status), list(answer.headers))
         if not runs:
             return [answer.body]
         runs[-1].end(None)
-        return _Body(answer.body, runs[-1])
+        return _Body(answer.body, runs[-1].close)
 
 
 def _status(status: int) -> str:
@@ -129,9 +140,23 @@ def _body(environ: Environ) -> bytes | None:
 class _Body(list[bytes]):
     """What goes out, and then what the application does behind it."""
 
-    def __init__(self, body: bytes, run: _Run) -> None:
+    def __init__(self, body: bytes, close: Callable[[], None]) -> None:
         super().__init__([body])
-        self.close = run.close
+        self.close = close
+
+
+@dataclass
+class _Shown:
+    """A replay or a refusal, on its way through the application."""
+
+    answer: Answer
+    got_there: bool = False
+    """Nothing has refused the request before its handler."""
+
+    def headers(self, found: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Its own, and what the application adds to all answers."""
+        own = {name.lower() for name, _ in self.answer.headers} | OF_THE_BODY
+        return [*self.answer.headers, *((name, text) for name, text in found if name.lower() not in own)]
 
 
 class _Run:
@@ -140,6 +165,7 @@ class _Run:
     contexts, which Flask lets others hold for longer."""
 
     def __init__(self) -> None:
+        self.answer: Answer | None = None
         self.escaped: BaseException | None = None
         self.unhandled: BaseException | None = None
         """What Flask has made a 500 of."""
@@ -178,7 +204,8 @@ class _Run:
         except BaseException as error:
             self.escaped = error
             raise
-        return Answer(start[0], start[1], b"".join(pieces))
+        self.answer = Answer(start[0], start[1], b"".join(pieces))
+        return self.answer
 
     def end(self, error: BaseException | None) -> None:
         """The transaction has ended."""
@@ -202,7 +229,7 @@ class IdempotencyExtension:
         from flask import g, request
 
         middleware = IdempotencyMiddleware(app.wsgi_app, idempotency, routes)
-        handle, tear_down = app.handle_user_exception, app.do_teardown_request
+        handle, tear_down, dispatch = app.handle_user_exception, app.do_teardown_request, app.dispatch_request
 
         def put() -> None:
             if FAILED in request.environ:
@@ -234,8 +261,29 @@ class IdempotencyExtension:
             if SCOPE not in request.environ:
                 tear_down(*arguments, **named)
 
+        def shows(environ: Environ, start_response: StartResponse, answer: Answer) -> Iterable[bytes]:
+            """As if a handler had returned it: before_request may refuse it, and after_request adds its headers."""
+            shown = _Shown(answer)
+            ours = False
+
+            def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+                nonlocal ours
+                ours = shown.got_there and int(status.split()[0]) == answer.status
+                return start_response(status, shown.headers(headers) if ours else headers, *more)
+
+            found = middleware.app({**environ, SHOWN: shown}, start)
+            return _Body(answer.body, getattr(found, "close", lambda: None)) if ours else found
+
+        def dispatched(*arguments: Any, **named: Any) -> Any:
+            shown = request.environ.get(SHOWN)
+            if shown is None:
+                return dispatch(*arguments, **named)
+            shown.got_there = True
+            return app.response_class(shown.answer.body, shown.answer.status, list(shown.answer.headers))
+
         app.before_request_funcs.setdefault(None, []).insert(0, put)
         app.handle_user_exception = caught
         app.do_teardown_request = torn_down
-        middleware._failed, middleware._within = failed, within
+        app.dispatch_request = dispatched
+        middleware._failed, middleware._within, middleware._shows = failed, within, shows
         app.wsgi_app = middleware
