@@ -6,7 +6,7 @@ import time
 
 import pytest
 from proxy import Proxy
-from psycopg_pool import ConnectionPool
+from psycopg_pool import ConnectionPool, PoolTimeout
 
 from pg_idempotency import ClaimLost, Idempotency, InProgress, NotFinished, Response, new_key
 
@@ -318,3 +318,29 @@ def test_json_that_looks_like_none(idem):
     for found in ("\\u0000", ["\\\\u0000"], 2 ** 70, {"a": None}, None):
         assert idem.job("u", new_key(), lambda job: Response.json([job.step("s", lambda step: found) == found])).body \
             == "[true]"
+
+
+def test_a_pool_that_gives_no_connection_is_asked_once(pool):
+    """Each time costs its whole time-out; but a step that has run is worth three."""
+    asked, runs, refused = [], [], set()
+
+    def connection():
+        asked.append(1)
+        if len(asked) in refused:
+            raise PoolTimeout("none in time")
+        return pool.connection()
+
+    def job(job):
+        refused.update(range(len(asked) + 1, len(asked) + 3))
+        job.step("effect", lambda step: runs.append(1))
+        refused.update(range(len(asked) + 1, len(asked) + 99))
+        raise ZeroDivisionError
+
+    idem = Idempotency(connection)
+    refused.add(1)
+    with pytest.raises(PoolTimeout):
+        idem.job("u", new_key(), job, lease="1 hour")
+    assert (len(asked), runs) == (1, [])
+    with pytest.raises(ZeroDivisionError):
+        idem.job("u", new_key(), job, lease="1 hour")
+    assert (len(asked), runs) == (1 + 1 + 3 + 1, [1])       # the claim, the step, and to say that it has failed

@@ -26,7 +26,7 @@ from .functions import Headers, HeldClaim, Interval, Statement, held, json_text,
 from .handlers import Deadline, inside, refuse_nested
 from .intervals import seconds
 from .keys import request_hash, step_key
-from .postgres import Backend, Session, connection_lost
+from .postgres import Backend, Session, connection_lost, pool_exhausted
 from .shells import Background, Shell, value
 
 T = TypeVar("T")
@@ -542,8 +542,8 @@ class Job:
                 try:
                     return await self._core.perform(statement)
                 except Exception as error:
-                    # With its token a call may be sent again.
-                    if last or not connection_lost(error):
+                    # With its token a call may be sent again.  What a step has done is not given up so soon.
+                    if last or not (connection_lost(error) or self._running and pool_exhausted(error)):
                         raise
             raise AssertionError
 

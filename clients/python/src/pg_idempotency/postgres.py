@@ -29,9 +29,14 @@ from .shells import entered, value
 T = TypeVar("T")
 
 
+def pool_exhausted(error: BaseException) -> bool:
+    """The pool gave none in its time, or takes no more who wait: an OperationalError, too."""
+    return isinstance(error, psycopg.OperationalError) and type(error).__module__.startswith("psycopg_pool")
+
+
 def connection_lost(error: BaseException) -> bool:
     """The connection broke, or the server ended the session."""
-    return isinstance(error, psycopg.OperationalError) and (
+    return isinstance(error, psycopg.OperationalError) and not pool_exhausted(error) and (
         error.sqlstate is None or error.sqlstate[:2] == "08" or error.sqlstate in ("57P01", "57P02", "57P03"))
 
 
