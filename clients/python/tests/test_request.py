@@ -211,6 +211,24 @@ def test_what_is_under_way_when_the_handler_returns_is_part_of_it(asynchronously
     asynchronously(test)
 
 
+def test_a_replay_is_the_last_thing_of_a_loop(database, caplog):
+    """Its rollback is behind it, and is cancelled with the loop: in silence."""
+    async def test(key):
+        async with AsyncConnectionPool("", open=False) as pool:
+            idem = AsyncIdempotency(pool)
+
+            async def handler(tx):
+                return Response()
+
+            for _ in range(2):
+                found = await idem.request("u", key, handler)
+            return found
+
+    for _ in range(5):
+        assert asyncio.run(asyncio.wait_for(test(new_key()), 60)).replayed
+    assert not [record for record in caplog.records if "error" in record.getMessage()]
+
+
 @pytest.mark.parametrize("code", ["40001", "40P01"])
 def test_retried(idem, effects, code):
     key, tries = new_key(), []

@@ -216,8 +216,10 @@ class PsycopgSession:
             await self.take_back()
             if not self.lost and self._status != TransactionStatus.IDLE:
                 await _execute(_cursor(self._connection), "ROLLBACK")
-        except psycopg.Error:
+        except BaseException as error:
             await value(self._connection.close())
+            if not isinstance(error, psycopg.Error):
+                raise                       # cancelled: an answer may still be on its way
         finally:
             await self._restore()
 
