@@ -16,11 +16,15 @@ import {
 } from './functions.js'
 import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes, stepKey } from './keys.js'
-import { performOn, performOnPool, Session, type Handle, type PoolClientLike, type PoolLike } from './postgres.js'
+import { lostBy, performOn, performOnPool, Session, type Handle, type PoolClientLike, type PoolLike } from './postgres.js'
 import { describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
 export const ATTEMPTS = 5
+/** How many connections that turn out to be dead are worth another. */
+const OPENED = 3
 const RETRIED = new Set(['40001', '40P01'])
+/** By statement_timeout, by lock_timeout. */
+const ENDED_WAITS = new Set(['57014', '55P03'])
 const LEARN_WAIT = '5 seconds'
 const MAX_ERROR = 1000
 
@@ -235,6 +239,17 @@ export async function retried<T>(attempt: () => Promise<T>): Promise<T> {
   }
 }
 
+/** What may be sent twice, once more where the connection was dead. */
+async function unlessDead<T>(send: () => Promise<T>): Promise<T> {
+  for (let tries = 1; ; tries++) {
+    try {
+      return await send()
+    } catch (error) {
+      if (tries === OPENED || !lostBy(error)) throw error
+    }
+  }
+}
+
 /** Settles as the promise does, or with the signal's reason if that comes first. */
 function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
   if (!signal) return promise
@@ -324,9 +339,8 @@ export class Idempotency implements Client<PoolClientLike> {
     refuseNested(this.#pool, 'transaction()', 'tx, and savepoints')
     const deadline = Deadline.inTransaction(options, this.#defaults)
     return retried(async () => {
-      const session = await Session.open(this.#pool)
+      const session = await this.#opened(async (opened) => { await opened.begin(); return opened })
       try {
-        await session.begin()
         const result = await this.#handle(session, handler, deadline)
         if (options.commits?.(result) ?? true) await session.commit()
         return result
@@ -432,15 +446,32 @@ export class Idempotency implements Client<PoolClientLike> {
     const statement = held(this.statements.claim(options.scope, options.key, given))
     if (sleeps) sleeping.set(this.#pool, waiters + 1)
     try {
-      const session = await Session.open(this.#pool)
-      try {
-        return { session, claim: await send(session, statement) }
-      } catch (error) {
-        await session.release()
-        throw error
-      }
+      return await this.#opened(async (session) => ({ session, claim: await send(session, statement) }), options.signal)
+    } catch (error) {
+      // Its statements may not take, or not wait, as long as the wait.
+      if (sleeps && !options.signal?.aborted && ENDED_WAITS.has(sqlstateOf(error) ?? '')) throw new InProgress()
+      throw error
     } finally {
       if (sleeps) sleeping.set(this.#pool, sleeping.get(this.#pool)! - 1)
+    }
+  }
+
+  /** Begin on a session of the pool; on another where the server had ended that one. The signal cancels what has been sent. */
+  async #opened<T>(begin: (session: Session) => Promise<T>, signal?: AbortSignal): Promise<T> {
+    for (let tries = 1; ; tries++) {
+      const session = await Session.open(this.#pool)
+      const cancel = (): void => session.cancel()
+      signal?.addEventListener('abort', cancel, { once: true })
+      try {
+        signal?.throwIfAborted()
+        return await begin(session)
+      } catch (error) {
+        const isDead = session.lost && !signal?.aborted
+        await session.release()
+        if (!isDead || tries === OPENED) throw error
+      } finally {
+        signal?.removeEventListener('abort', cancel)
+      }
     }
   }
 
@@ -473,10 +504,13 @@ export class Idempotency implements Client<PoolClientLike> {
     let tries = 0
     return retried(async () => {
       for (;;) {
-        const session = await Session.open(this.#pool)
+        let session: Session | undefined
         try {
-          await session.begin(this.statements.heartbeat(options.scope, options.key,
-            { claimToken: claim.claimToken, ...leaseOf(options, this.#defaults) }))
+          session = await this.#opened(async (opened) => {
+            await opened.begin(this.statements.heartbeat(options.scope, options.key,
+              { claimToken: claim.claimToken, ...leaseOf(options, this.#defaults) }))
+            return opened
+          })
           const response = checked(await this.#handle(session, fn, deadline), 'the last step')
           if (session.status === 'E' || session.status === 'I') {
             throw new TransactionEnded('the last step ended its transaction, or went on after an error in it')
@@ -506,7 +540,7 @@ export class Idempotency implements Client<PoolClientLike> {
           }
           throw error
         } finally {
-          await session.release()
+          await session?.release()
         }
       }
     })
@@ -607,8 +641,8 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
         const value = await run({ key: stepKey(scope, key, name), signal: controller.signal }) ?? null
         const copy = JSON.parse(jsonOf(value, `the step ${name} returned`)) as Json
         const sent = performance.now()
-        await retried(() => core.checkpoint(scope, key, legible(name, claim.encoding),
-          { recoveryState: { ...values, [name]: copy }, claimToken, ...lease }))
+        await retried(() => unlessDead(() => core.checkpoint(scope, key, legible(name, claim.encoding),
+          { recoveryState: { ...values, [name]: copy }, claimToken, ...lease })))
         renewed = sent
         values[name] = copy
         seen.add(name)

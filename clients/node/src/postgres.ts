@@ -94,7 +94,7 @@ class Batch {
 }
 
 /** Whether the error says nothing of what the server did: the connection is gone. */
-function lostBy(error: unknown): boolean {
+export function lostBy(error: unknown): boolean {
   const state = sqlstateOf(error)
   return state === undefined ? !(error instanceof IdempotencyError) : /^(08|57P0)/.test(state)
 }
@@ -118,6 +118,7 @@ export class Session {
   #onError: (error: Error) => void
   #begun = false
   #released = false
+  #cancelled = false
   #proxy: { tx: PoolClientLike; over: () => void } | undefined
 
   private constructor(client: PoolClientLike) {
@@ -202,11 +203,19 @@ export class Session {
     return this.#proxy.tx
   }
 
+  /** Ask the server to end the statement that is under way, which nobody waits for any more; the client is closed then, for it may come late. */
+  cancel(): void {
+    if (this.#released || this.#cancelled || !isBusy(this.#client)) return
+    this.#cancelled = true
+    void cancel(this.#client)
+  }
+
   /** Give the client back, after a ROLLBACK if need be; a broken one is closed, and one that was abandoned in a statement. */
   async release(): Promise<void> {
     if (this.#released) return
     this.#released = true
     this.#proxy?.over()
+    if (this.#cancelled) this.lost = true
     if (!this.lost && this.abandoned && isBusy(this.#client)) {
       this.lost = true
       await Promise.race([cancel(this.#client), sleep(CANCEL_WAIT)])

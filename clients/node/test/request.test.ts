@@ -1,5 +1,6 @@
 /** request(), job() and transaction(), against a server. */
 import assert from 'node:assert/strict'
+import { execFileSync } from 'node:child_process'
 import { after, before, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type pg from 'pg'
@@ -304,6 +305,90 @@ test('a signal ends the waiting, and no connection is lost by it', async () => {
   await waiter.request(options(key()), () => ({ status: 200 }))
   await assert.rejects(waiter.request(options(key(), { signal: AbortSignal.abort(new Error('before')) }), makes('never')), /before/)
   assert.equal(await world.effects('never'), 0)
+})
+
+test('a signal ends the waiting in the database, and its connection is free', async () => {
+  const one = key()
+  const pool = world.pool({ max: 1 })
+  const waiter = new Idempotency(pool, { maxWaiters: 1, wait: '5 minutes' })
+  let finish!: () => void
+  const finished = new Promise<void>((resolve) => { finish = resolve })
+  let began!: () => void
+  const running = new Promise<void>((resolve) => { began = resolve })
+  const first = idem.request(options(one), async (tx) => { began(); await finished; return makes(one)(tx) })
+  await running
+  try {
+    for (const call of [
+      (signal: AbortSignal) => waiter.request(options(one, { signal }), makes(one)),
+      (signal: AbortSignal) => waiter.job(options(one, { signal }), () => ({ status: 200 })),
+    ]) {
+      const controller = new AbortController()
+      const waiting = call(controller.signal)
+      for (;;) {
+        const [{ n }] = await world.sql("SELECT count(*)::int AS n FROM pg_stat_activity WHERE query LIKE '%idem_claim%' AND wait_event_type = 'Lock'")
+        if (n > 0) break
+        await sleep(10)
+      }
+      controller.abort(new Error('enough'))
+      await assert.rejects(waiting, /enough/)
+      // The first is still running.
+      const free = pool.query('SELECT 1').then(() => 'free')
+      assert.equal(await Promise.race([free, sleep(20_000, 'held', { ref: false })]), 'free')
+    }
+  } finally {
+    finish()
+    await first
+  }
+  assert.equal((await waiter.request(options(one), makes(one))).outcome, 'replay')
+})
+
+test('a wait that statement_timeout or lock_timeout ends is one of which the first is in progress', async () => {
+  const one = key()
+  let finish!: () => void
+  const finished = new Promise<void>((resolve) => { finish = resolve })
+  let began!: () => void
+  const running = new Promise<void>((resolve) => { began = resolve })
+  const first = idem.request(options(one), async (tx) => { began(); await finished; return makes(one)(tx) })
+  await running
+  try {
+    for (const setting of ['statement_timeout', 'lock_timeout']) {
+      const short = world.client({ wait: '5 minutes' }, { options: `-c ${setting}=200` })
+      await assert.rejects(short.request(options(one), makes(one)), InProgress)
+      await assert.rejects(short.job(options(one), () => ({ status: 200 })), InProgress)
+    }
+  } finally {
+    finish()
+    await first
+  }
+})
+
+test('a connection that the server had ended, unseen in the pool: another is taken', async () => {
+  const pool = world.pool({ max: 1 })
+  const only = new Idempotency(pool)
+  /** While this process looks at no socket. */
+  const end = async (): Promise<void> => {
+    const { rows: [{ pid }] } = await pool.query('SELECT pg_backend_pid() AS pid')
+    execFileSync(process.execPath, ['--input-type=module', '-e', `import pg from 'pg'
+      const client = new pg.Client(${JSON.stringify({ database: world.database })})
+      await client.connect()
+      await client.query('SELECT pg_terminate_backend(${pid}, 60000)')
+      await client.end()`], { cwd: new URL('../..', import.meta.url) })
+  }
+  const ways: [string, (one: string) => Promise<unknown>][] = [
+    ['request', async (one) => { await end(); await only.request(options(one), makes(one)) }],
+    ['transaction', async (one) => { await end(); await only.transaction(makes(one)) }],
+    ['job', async (one) => { await end(); await only.job(options(one), (job) => job.finish(makes(one)).then(() => undefined)) }],
+    ['last step', (one) => only.job(options(one), async (job) => { await end(); await job.finish(makes(one)) })],
+    ['step', (one) => only.job(options(one), async (job) => {
+      const value = await job.step('step', async () => { await end(); return 1 })
+      await job.finish(makes(one, { status: 200, body: String(value) }))
+    })],
+  ]
+  for (const [name, way] of ways) {
+    const one = key()
+    await way(one)
+    assert.equal(await world.effects(one), 1, name)
+  }
 })
 
 test('jobs: steps run once over all attempts, and the last one commits with the response', async () => {
