@@ -58,7 +58,7 @@ def test_replays_after_a_fork(database):
     assert os.waitpid(child, 0)[1] == 0
 
 
-async def ask(app, key, sent, extensions=()):
+async def ask(app, key, sent, extensions=(), method="POST"):
     """One request, as a server would hand it over."""
     async def receive():
         return {"type": "http.request", "body": b"{}", "more_body": False}
@@ -66,7 +66,7 @@ async def ask(app, key, sent, extensions=()):
     async def send(event):
         sent.append(event)
 
-    await app({"type": "http", "method": "POST", "path": "/o", "raw_path": b"/o", "query_string": b"",
+    await app({"type": "http", "method": method, "path": "/o", "raw_path": b"/o", "query_string": b"",
                "headers": [(b"idempotency-key", key.encode())], "extensions": dict.fromkeys(extensions, {})},
               receive, send)
 
@@ -456,6 +456,46 @@ def test_a_scope_from_the_login(asynchronously, coroutine):
                              scope=later if coroutine else name)
         status, body, _, escaped = await ask_shop(app, new_key())
         assert (status, body, escaped) == (200, b"ann", None)
+
+    asynchronously(test)
+
+
+def test_the_guard_of_a_get_guards_its_head(asynchronously, idem, effects):
+    """Frameworks hand it to the same handler, which finds its transaction, and its body is not sent."""
+    from flask import Flask, g
+    from pg_idempotency.flask import IdempotencyExtension
+    from starlette.applications import Starlette
+    from starlette.responses import PlainTextResponse
+    from starlette.routing import Route
+
+    key, routes = new_key(), {"GET /o": Guard(scope=lambda request: "u")}
+    flask_app = Flask(__name__)
+
+    @flask_app.get("/o")
+    def order():
+        g.idempotency.tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+        return "ok"
+
+    IdempotencyExtension(flask_app, idem, routes=routes)
+    for _ in range(2):
+        answer = flask_app.test_client().head("/o", headers={"Idempotency-Key": key})
+        assert (answer.status_code, answer.data) == (200, b"")
+    assert answer.headers["Idempotent-Replayed"] == "true" and effects(key) == 1
+    assert flask_app.test_client().head("/o").status_code == 400
+
+    async def test(idem, pool):
+        key, sent = new_key(), []
+
+        async def order(request):
+            await request.state.idempotency.tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+            return PlainTextResponse("ok")
+
+        app = Starlette(routes=[Route("/o", order, methods=["GET"])])
+        app.add_middleware(IdempotencyMiddleware, idempotency=idem, routes=routes)
+        for _ in range(2):
+            await ask(app, key, sent, method="HEAD")
+        assert [event.get("status", event.get("body")) for event in sent] == [200, b"", 200, b""]
+        assert effects(key) == 1
 
     asynchronously(test)
 

@@ -95,9 +95,9 @@ class IdempotencyMiddleware:
             return self._shows({**environ, "wsgi.input": io.BytesIO(body)}, start_response, answer)
         start_response(_status(answer.status), list(answer.headers))
         if not runs:
-            return [answer.body]
+            return [_sent(environ, answer)]
         runs[-1].end(None)
-        return _Body(answer.body, runs[-1].close)
+        return _Body(_sent(environ, answer), runs[-1].close)
 
 
 def _status(status: int) -> str:
@@ -105,6 +105,10 @@ def _status(status: int) -> str:
         return f"{status} {HTTPStatus(status).phrase}"
     except ValueError:
         return f"{status} Unknown"
+
+
+def _sent(environ: Environ, answer: Answer) -> bytes:
+    return b"" if environ["REQUEST_METHOD"] == "HEAD" else answer.body
 
 
 def _headers(environ: Environ) -> list[tuple[str, str]]:
@@ -272,7 +276,7 @@ class IdempotencyExtension:
                 return start_response(status, shown.headers(headers) if ours else headers, *more)
 
             found = middleware.app({**environ, SHOWN: shown}, start)
-            return _Body(answer.body, getattr(found, "close", lambda: None)) if ours else found
+            return _Body(_sent(environ, answer), getattr(found, "close", lambda: None)) if ours else found
 
         def dispatched(*arguments: Any, **named: Any) -> Any:
             shown = request.environ.get(SHOWN)

@@ -120,9 +120,11 @@ class Routes:
             re.escape(p) if n % 2 == 0 else ".+" if PATH.search(p) else "[^/]+" for n, p in enumerate(parts)))
 
     def find(self, method: str, path: str) -> Guard | None:
-        for wanted, pattern, guard in self._routes:
-            if wanted == method and pattern.fullmatch(path):
-                return guard
+        """That of a GET guards its HEAD, too, which frameworks hand to the same handler."""
+        for one in (method, "GET") if method == "HEAD" else (method,):
+            for wanted, pattern, guard in self._routes:
+                if wanted == one and pattern.fullmatch(path):
+                    return guard
         return None
 
 

@@ -76,7 +76,7 @@ class IdempotencyMiddleware:
         await send({"type": "http.response.start", "status": answer.status,
                     "headers": [(name.lower().encode("latin-1"), text.encode("latin-1"))
                                 for name, text in answer.headers]})
-        await send({"type": "http.response.body", "body": answer.body})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else answer.body})
         if runs and runs[-1].answer is answer:
             await runs[-1].go_on()
 
