@@ -13,7 +13,7 @@ import { brotliDecompress, gunzip, inflate } from 'node:zlib'
 import { checkedCount, type Client, type Response } from './client.js'
 import { isLeftBehind } from './handlers.js'
 import {
-  badRequest, checkedOptions, HELD, leaveBehind, pipesAgain, remembered, serve, streamingRefused, wholeBody,
+  badRequest, checkedOptions, HELD, leaveBehind, readsAgain, remembered, serve, streamingRefused, wholeBody,
   type Context, type HttpOptions,
 } from './http.js'
 import type { PoolClientLike } from './postgres.js'
@@ -58,7 +58,9 @@ export function idempotent<Request extends ExpressRequest = any, Tx = PoolClient
 
 async function handle(client: Client<any>, options: ExpressOptions<any>, kind: 'request' | 'job',
   handler: (req: ExpressRequest, res: ServerResponse, next: Next) => unknown, req: ExpressRequest, res: ServerResponse): Promise<void> {
+  const isRead = !Buffer.isBuffer(req.rawBody) && !Buffer.isBuffer(req.body)
   const parseAgain = await readBody(req, options.bodyLimit ?? 2 << 20)
+  let readOver: (() => void) | undefined
   let again: (() => void) | undefined
   const held = new HeldResponse(res, `${req.method} ${req.originalUrl}`)
   let whole: Response | undefined
@@ -70,6 +72,8 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
     }, options, kind, async (context) => {
       again?.()
       again ??= takenBack(req, res, parseAgain)
+      readOver?.()
+      if (isRead) readOver = readsAgain(req, Buffer.from(req.rawBody!))
       let finished = false
       const job = context.job && Object.create(context.job, {
         finish: { value: async (last: never) => {
@@ -86,6 +90,7 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
       return whole
     })
   } finally {
+    readOver?.()
     held.restore()
   }
   // The handler's own has headers that are not stored, and a body that may be too large for that.
@@ -120,7 +125,6 @@ async function readBody(req: ExpressRequest, limit: number): Promise<(() => unkn
   }
   const raw = await wholeBody(req, limit)
   req.rawBody = raw
-  pipesAgain(req, () => req.rawBody!)
   // So that no parser waits for what has been read.
   ;(req as { _body?: boolean })._body = true
   const { 'content-type': contentType = '', 'content-length': length, 'transfer-encoding': chunked } = req.headers

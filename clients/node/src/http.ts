@@ -270,6 +270,21 @@ export function pipesAgain(request: object, bytes: () => Uint8Array): void {
   })
 }
 
+/**
+ * A request whose body has been read is a stream of the same bytes once more,
+ * for a handler that reads it itself: by events, by pipe() or by iteration. A
+ * call begins anew, and the function that it returns ends it.
+ */
+export function readsAgain(request: Readable, bytes: Uint8Array): () => void {
+  const target = request as unknown as { _readableState: object }
+  const before = target._readableState
+  for (const event of ['data', 'end', 'readable']) request.removeAllListeners(event)
+  target._readableState = (new Readable() as unknown as typeof target)._readableState
+  if (bytes.length > 0) request.push(bytes)
+  request.push(null)
+  return () => { target._readableState = before }
+}
+
 /** The body of a request, whole. What is over the limit is read and dropped, so that the client gets to read the refusal. */
 export function wholeBody(stream: Readable, limit: number): Promise<Buffer> {
   return new Promise((resolve, reject) => {

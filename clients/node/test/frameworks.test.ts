@@ -1,9 +1,10 @@
 /** A guarded handler gets and gives what the same handler does alone, and cannot slip past. */
 import assert from 'node:assert/strict'
 import { createReadStream } from 'node:fs'
-import { request as send } from 'node:http'
+import { Agent, request as send } from 'node:http'
 import type { AddressInfo } from 'node:net'
-import { Writable } from 'node:stream'
+import { PassThrough, Writable } from 'node:stream'
+import { pipeline } from 'node:stream/promises'
 import { after, before, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { brotliCompressSync, deflateSync, gzipSync } from 'node:zlib'
@@ -361,6 +362,62 @@ test('what pipes the request, as parsers of multipart/form-data do, gets its byt
     }
   }
 })
+
+for (const [name, express] of [['Express 5', express5], ['Express 4', express4]] as [string, any][]) {
+  test(`a handler of ${name} that reads the request itself gets its bytes, in each try`, async () => {
+    const collected = async (parts: AsyncIterable<Buffer>): Promise<string> => {
+      const all = []
+      for await (const part of parts) all.push(part)
+      return Buffer.concat(all).toString()
+    }
+    const through = (): PassThrough => new PassThrough()
+    const ways: Record<string, (req: any) => Promise<string>> = {
+      iterated: (req) => collected(req),
+      events: (req) => new Promise((resolve, reject) => {
+        const parts: Buffer[] = []
+        req.on('data', (part: Buffer) => parts.push(part)).on('end', () => resolve(Buffer.concat(parts).toString())).on('error', reject)
+      }),
+      readable: (req) => new Promise((resolve) => {
+        let text = ''
+        req.setEncoding('utf8')
+        req.on('readable', () => { for (let part; (part = req.read()) !== null;) text += part }).on('end', () => resolve(text))
+      }),
+      piped: (req) => collected(req.pipe(through())),
+      pipeline: (req) => { const to = through(); return Promise.all([collected(to), pipeline(req, to)]).then(([text]) => text) },
+      unread: async (req) => req.rawBody.toString(),
+    }
+    let tries = 0
+    let closed = 0
+    const app = express()
+    for (const [path, way] of Object.entries(ways)) {
+      app.post(`/${path}`, idempotent(idem, { scope })(async (req, res: any) => {
+        const text = await way(req)
+        if (++tries % 2) await req.idempotency.tx.query("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$")
+        res.send(text)
+      }))
+    }
+    const server = await new Promise<any>((resolve) => { const made = app.listen(0, '127.0.0.1', () => resolve(made)) })
+    server.on('connection', (socket: any) => { socket.on('close', () => { closed++ }) })
+    try {
+      // On one connection, which the requests before have left as it was.
+      const one = new Agent({ keepAlive: true, maxSockets: 1 })
+      for (const path of [...Object.keys(ways), ...Object.keys(ways)]) for (const body of ['{"a": 1}', 'ž'.repeat(300_000), '']) {
+        const answer = await new Promise<string>((resolve, reject) => {
+          const asked = send({ port: server.address().port, host: '127.0.0.1', path: `/${path}`, method: 'POST', agent: one,
+            headers: keyed({ 'Content-Type': 'text/csv', 'Content-Length': String(Buffer.byteLength(body)) }) }, (got) => { collected(got).then(resolve, reject) })
+          asked.on('error', reject)
+          asked.end(body)
+        })
+        assert.equal(answer, body, path)
+      }
+      assert.equal(closed, 0)
+      one.destroy()
+    } finally {
+      server.closeAllConnections()
+      await new Promise((resolve) => { server.close(resolve) })
+    }
+  })
+}
 
 test('nobody is no scope, and what refuses him is answered by the application', async () => {
   for (const [found, said] of [[undefined, 'undefined'], [null, 'null'], ['', "''"], [7, '7'], [Promise.resolve('u'), 'Promise'], [new Error('who'), undefined]] as [any, string | undefined][]) {
