@@ -12,6 +12,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from pg_idempotency import (AsyncIdempotency, Idempotency, InProgress, KeyInvalid, KeyReused, RateLimited, Response,
                             TransactionEnded, new_key)
+from pg_idempotency.http import Guard
 
 
 def effect(name, response=Response(201, "done", {"Link": ["a", "b"]})):
@@ -227,6 +228,21 @@ def test_a_replay_is_the_last_thing_of_a_loop(database, caplog):
     for _ in range(5):
         assert asyncio.run(asyncio.wait_for(test(new_key()), 60)).replayed
     assert not [record for record in caplog.records if "error" in record.getMessage()]
+
+
+def test_no_ttl_is_refused_where_it_is_given(idem, database, effects):
+    key = new_key()
+    for call in (lambda: idem.request("u", key, effect(key), ttl="0 seconds"),
+                 lambda: idem.request("u", key, effect(key), ttl_ms=0),
+                 lambda: idem.job("u", key, lambda job: effect(key), ttl=timedelta(0)),
+                 lambda: Idempotency("", ttl="0s"), lambda: AsyncIdempotency("", ttl=timedelta(0)),
+                 lambda: Guard(scope=lambda request: "u", ttl="0")):
+        with pytest.raises(ValueError, match="ttl is 0"):
+            call()
+    # One that is over before the handler is.
+    with pytest.raises(TransactionEnded, match="longer than the ttl"):
+        idem.request("u", key, lambda tx: (effect(key)(tx), tx.execute("SELECT pg_sleep(0.1)"))[0], ttl_ms=50)
+    assert effects(key) == 0 and idem.request("u", key, effect(key)).outcome == "new"
 
 
 @pytest.mark.parametrize("code", ["40001", "40P01"])

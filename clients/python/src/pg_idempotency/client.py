@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from .core import Call, Core, Job, Response, Result, Step, Waiters, hash_of, stores
 from .functions import AsyncFunctions, Interval, Statement, SyncFunctions, as_interval
 from .handlers import DEFAULT_TIMEOUT, timeout_seconds
+from .intervals import seconds
 from .postgres import Backend, PsycopgBackend, execute
 from .shells import AsyncShell, Shell, SyncShell, run
 
@@ -56,6 +57,14 @@ class AsyncOnHandle(AsyncFunctions):
         return await execute(self._handle, statement, self._schema)
 
 
+def refuse_no_ttl(ttl: Interval, ms: float | None = None) -> None:
+    """Of a request or a job; of a claim of one's own it may mean something."""
+    as_interval("ttl", ttl, ms)                     # or an error that names it
+    if seconds(ttl, ms) == 0:
+        raise ValueError("ttl is 0, and the claim would be over before its response is stored: a duration is like '24 hours'; "
+                         "leave it out for the server's default")
+
+
 class Defaults:
     """What a client was made with, and what both kinds do with it."""
 
@@ -69,6 +78,7 @@ class Defaults:
             max_waiters = backend.size // 2 if backend.size else DEFAULT_WAITERS
         self.core = Core(backend, shell, Waiters(max_waiters))
         self.schema = schema
+        refuse_no_ttl(ttl)
         self._wait, self._ttl, self._lease = wait, ttl, lease
         # By default, of handlers that hold a connection alone.
         self._is_default = timeout is DEFAULT_TIMEOUT and timeout_ms is None
@@ -83,7 +93,8 @@ class Defaults:
         """A request, with the defaults where nothing else was said."""
         if not isinstance(scope, str) or not scope:
             raise TypeError(f"scope is the user or tenant that the key belongs to, a str, not {scope!r}")
-        for name, interval, ms in (("ttl", ttl, ttl_ms), ("wait", wait, wait_ms), ("lease", lease, lease_ms)):
+        refuse_no_ttl(ttl, ttl_ms)
+        for name, interval, ms in (("wait", wait, wait_ms), ("lease", lease, lease_ms)):
             as_interval(name, interval, ms)     # or an error that names it
         bound = self._timeout if timeout is None and timeout_ms is None else timeout_seconds(timeout, timeout_ms)
         return Call(scope, key, hash_of(request_hash, method, path, body),

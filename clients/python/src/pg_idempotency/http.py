@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .client import Defaults
+from .client import Defaults, refuse_no_ttl
 from .core import Response, Result, problem, stores
 from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid, KeyReused,
                      RateLimited, TimedOut)
@@ -89,6 +89,9 @@ class Guard:
     store: Callable[[int], bool] = stores
     strict: bool = False
     """Only keys in quotes."""
+
+    def __post_init__(self) -> None:
+        refuse_no_ttl(self.ttl)
 
 
 @dataclass
