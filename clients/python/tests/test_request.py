@@ -245,6 +245,24 @@ def test_no_ttl_is_refused_where_it_is_given(idem, database, effects):
     assert effects(key) == 0 and idem.request("u", key, effect(key)).outcome == "new"
 
 
+@pytest.mark.parametrize("setting", ["statement_timeout", "lock_timeout"])
+def test_a_time_out_that_ends_the_wait_says_that_the_request_is_running(database, pool, setting):
+    key = new_key()
+    with ConnectionPool("", min_size=1, max_size=2, kwargs={"options": f"-c {setting}=100"}) as short:
+        with psycopg.connect("") as other:
+            Idempotency("").on(other).claim("u", key)
+            for call in (lambda: Idempotency(short).request("u", key, lambda tx: 1 / 0, wait="30s"),
+                         lambda: Idempotency(short).job("u", key, lambda job: 1 / 0, wait="30s")):
+                with pytest.raises(InProgress) as raised:
+                    call()
+                assert raised.value.retry_after == 1 and isinstance(raised.value.__cause__, psycopg.Error)
+            other.rollback()
+    # That of the handler is one.
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        Idempotency(pool).request("u", key, lambda tx: tx.execute(
+            "SET LOCAL statement_timeout = 100; SELECT pg_sleep(30)"), wait="30s")
+
+
 @pytest.mark.parametrize("code", ["40001", "40P01"])
 def test_retried(idem, effects, code):
     key, tries = new_key(), []

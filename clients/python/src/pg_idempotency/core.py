@@ -32,6 +32,8 @@ from .shells import Background, Shell, value
 T = TypeVar("T")
 ATTEMPTS = 5
 RETRIED = {"40001", "40P01"}
+ENDED_WAITS = {"57014", "55P03"}
+"""By statement_timeout, by lock_timeout."""
 LEARN_WAIT = "5 seconds"
 MAX_ERROR = 1000
 # In a text of JSON, behind no backslash that is itself escaped.
@@ -332,6 +334,10 @@ class Core:
         try:
             claim: HeldClaim = await send(call.claim(wait))
             return claim
+        except Exception as error:
+            if wait and sqlstate(error) in ENDED_WAITS:
+                raise InProgress("the request is running, and waiting for it took too long") from error
+            raise
         finally:
             if wait:
                 self.waiters.leave()
