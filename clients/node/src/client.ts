@@ -7,6 +7,7 @@
  * response. Nothing here knows of HTTP.
  */
 import { setTimeout as sleep } from 'node:timers/promises'
+import type { PoolClient } from 'pg'
 import {
   ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished, sqlstateOf, TimedOut, TransactionEnded,
 } from './errors.js'
@@ -16,7 +17,7 @@ import {
 } from './functions.js'
 import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes, stepKey } from './keys.js'
-import { lostBy, performOn, performOnPool, Session, type Handle, type PoolClientLike, type PoolLike } from './postgres.js'
+import { lostBy, performOn, performOnPool, Session, type Handle, type PoolLike } from './postgres.js'
 import { describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
 export const ATTEMPTS = 5
@@ -299,7 +300,7 @@ export interface Idempotency extends Core {}
 const sleeping = new WeakMap<PoolLike, number>()
 
 /** All over a pg.Pool. */
-export class Idempotency implements Client<PoolClientLike> {
+export class Idempotency implements Client<PoolClient> {
   readonly statements: Statements
   #pool: PoolLike
   #defaults: Omit<Options, 'schema' | 'maxWaiters'>
@@ -335,7 +336,7 @@ export class Idempotency implements Client<PoolClientLike> {
     return newKey()
   }
 
-  async transaction<T>(handler: (tx: PoolClientLike) => Promise<T> | T, options: TransactionOptions<T> = {}): Promise<T> {
+  async transaction<T>(handler: (tx: PoolClient) => Promise<T> | T, options: TransactionOptions<T> = {}): Promise<T> {
     refuseNested(this.#pool, 'transaction()', 'tx, and savepoints')
     const deadline = Deadline.inTransaction(options, this.#defaults)
     return retried(async () => {
@@ -351,7 +352,7 @@ export class Idempotency implements Client<PoolClientLike> {
   }
 
   /** Run the handler of a session's transaction. */
-  async #handle<T>(session: Session, handler: (tx: PoolClientLike) => Promise<T> | T, deadline: Deadline): Promise<T> {
+  async #handle<T>(session: Session, handler: (tx: PoolClient) => Promise<T> | T, deadline: Deadline): Promise<T> {
     try {
       return await runHandler(this.#pool, () => handler(session.tx), deadline, session.ended)
     } catch (error) {
@@ -360,13 +361,13 @@ export class Idempotency implements Client<PoolClientLike> {
     }
   }
 
-  async request(options: RequestOptions, handler: (tx: PoolClientLike) => Promise<Response> | Response): Promise<Result> {
+  async request(options: RequestOptions, handler: (tx: PoolClient) => Promise<Response> | Response): Promise<Result> {
     refuseNested(this.#pool, 'request()', 'tx, and the methods of on(tx)')
     checkedRequest(options)
     return this.#turns.take(options, this.#defaults, (turn) => this.#request(turn, handler))
   }
 
-  async #request(options: RequestOptions, handler: (tx: PoolClientLike) => Promise<Response> | Response): Promise<Result> {
+  async #request(options: RequestOptions, handler: (tx: PoolClient) => Promise<Response> | Response): Promise<Result> {
     let unknown: unknown
     let tries = 0
     const deadline = Deadline.inTransaction(options, this.#defaults)
@@ -385,7 +386,7 @@ export class Idempotency implements Client<PoolClientLike> {
   }
 
   /** One transaction. */
-  async #once(options: RequestOptions, handler: (tx: PoolClientLike) => Promise<Response> | Response, deadline: Deadline): Promise<Result> {
+  async #once(options: RequestOptions, handler: (tx: PoolClient) => Promise<Response> | Response, deadline: Deadline): Promise<Result> {
     const opened = this.#claimed(options, (session, claim) => session.begin(claim))
     const { session, claim } = await orAbort(opened, options.signal).catch((error: unknown) => {
       if (options.signal?.aborted) opened.then(({ session }) => session.release(), () => undefined)
@@ -475,13 +476,13 @@ export class Idempotency implements Client<PoolClientLike> {
     }
   }
 
-  async job(options: JobOptions, fn: (job: Job<PoolClientLike>) => Promise<Response | void> | Response | void): Promise<Result> {
+  async job(options: JobOptions, fn: (job: Job<PoolClient>) => Promise<Response | void> | Response | void): Promise<Result> {
     refuseNested(this.#pool, 'job()', 'tx, and the methods of on(tx)')
     checkedRequest(options)
     return this.#turns.take(options, this.#defaults, (turn) => this.#job(turn, fn))
   }
 
-  async #job(options: JobOptions, fn: (job: Job<PoolClientLike>) => Promise<Response | void> | Response | void): Promise<Result> {
+  async #job(options: JobOptions, fn: (job: Job<PoolClient>) => Promise<Response | void> | Response | void): Promise<Result> {
     const started = performance.now()
     const claim = await orAbort(retried(async () => {
       const { session, claim } = await this.#claimed(options, (opened, statement) => opened.perform(statement))
@@ -498,7 +499,7 @@ export class Idempotency implements Client<PoolClientLike> {
   }
 
   /** The last step. A heartbeat first: if it holds the claim, nobody can take over until COMMIT. */
-  async #finish(options: JobOptions, claim: HeldClaim, fn: (tx: PoolClientLike) => Promise<Response> | Response,
+  async #finish(options: JobOptions, claim: HeldClaim, fn: (tx: PoolClient) => Promise<Response> | Response,
     complete: (response: Response) => Statement<boolean>, deadline: Deadline): Promise<Result> {
     let unknown: unknown
     let tries = 0

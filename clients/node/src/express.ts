@@ -10,13 +10,13 @@ import type { IncomingMessage, OutgoingHttpHeader, ServerResponse } from 'node:h
 import { parse as parseForm } from 'node:querystring'
 import { promisify } from 'node:util'
 import { brotliDecompress, gunzip, inflate } from 'node:zlib'
+import type { PoolClient } from 'pg'
 import { checkedCount, type Client, type Response } from './client.js'
 import { isLeftBehind } from './handlers.js'
 import {
   badRequest, checkedOptions, HELD, leaveBehind, readsAgain, remembered, serve, streamingRefused, wholeBody,
   type Context, type HttpOptions,
 } from './http.js'
-import type { PoolClientLike } from './postgres.js'
 import { describe } from './values.js'
 
 /** What we need of an Express request. */
@@ -26,6 +26,8 @@ export interface ExpressRequest extends IncomingMessage {
   rawBody?: Buffer
   idempotency?: unknown
 }
+/** One of which nothing is said: what else Express and its middlewares put there is any. */
+export interface AnyRequest extends ExpressRequest { [name: string]: any }
 export type Next = (error?: any) => void
 export type GuardedRequest<Request, Tx> = Request & { idempotency: Context<Tx>; rawBody: Buffer }
 
@@ -38,18 +40,18 @@ export interface ExpressOptions<Request> extends HttpOptions<Request> {
  * A function that guards handlers: guarded(handler) for those of one
  * transaction, guarded.job(handler) for those that call others.
  */
-export function idempotent<Request extends ExpressRequest = any, Tx = PoolClientLike>(client: Client<Tx>, options: ExpressOptions<Request>) {
+export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = PoolClient>(client: Client<Tx>, options: ExpressOptions<Request>) {
   checkedOptions(options)
   checkedCount(options.bodyLimit, 'bodyLimit')
   const guard = (kind: 'request' | 'job') =>
-    <Res extends ServerResponse = any>(handler: (req: GuardedRequest<Request, Tx>, res: Res, next: Next) => unknown,
+    <Req extends ExpressRequest = Request, Res extends ServerResponse = any>(handler: (req: GuardedRequest<Req, Tx>, res: Res, next: Next) => unknown,
       own: Partial<ExpressOptions<Request>> = {}) => {
       // As a middleware it would be called with a request, and nobody would ever answer that.
       if (typeof handler !== 'function') throw new TypeError('a guard takes the handler: app.post(path, guarded(handler))')
       const settings = { ...options, ...own }
       checkedOptions(settings)
       checkedCount(settings.bodyLimit, 'bodyLimit')
-      return (req: Request, res: Res, next: Next): void => {
+      return (req: Req, res: Res, next: Next): void => {
         handle(client, settings, kind, handler as never, req, res).catch(next)
       }
     }

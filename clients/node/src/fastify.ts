@@ -8,12 +8,13 @@
  * and goes on to the application's error handler.
  */
 import { Readable } from 'node:stream'
+import type {} from 'fastify'
+import type { PoolClient } from 'pg'
 import type { Client, Response } from './client.js'
 import { isLeftBehind } from './handlers.js'
 import {
   checkedOptions, HELD, leaveBehind, pipesAgain, remembered, serve, streamingRefused, wholeBody, type Context, type HttpOptions,
 } from './http.js'
-import type { PoolClientLike } from './postgres.js'
 import type { Headers } from './values.js'
 
 export interface FastifyOptions<Request = any> extends HttpOptions<Request> {
@@ -22,7 +23,18 @@ export interface FastifyOptions<Request = any> extends HttpOptions<Request> {
 /** As config.idempotency of a route: true, or what is different there. */
 export type RouteOptions = Partial<HttpOptions<any>> & { job?: boolean }
 /** What a guarded handler finds as request.idempotency. */
-export type Idempotent<Tx = PoolClientLike> = Context<Tx>
+export type Idempotent<Tx = PoolClient> = Context<Tx>
+
+declare module 'fastify' {
+  interface FastifyRequest {
+    /** In guarded routes. */
+    idempotency: Idempotent
+    rawBody: Buffer
+  }
+  interface FastifyContextConfig {
+    idempotency?: RouteOptions | boolean
+  }
+}
 
 /** In the config of a route that the plugin has seen. */
 const GUARDED = Symbol('guarded by pg-idempotency')

@@ -7,6 +7,7 @@
  */
 import { Buffer } from 'node:buffer'
 import { setTimeout as sleep } from 'node:timers/promises'
+import type { PoolClient } from 'pg'
 import { asIdempotencyError, IdempotencyError, sqlstateOf, TransactionEnded } from './errors.js'
 import type { Row, Statement } from './functions.js'
 import type { Parameter } from './values.js'
@@ -198,9 +199,9 @@ export class Session {
    * The client as the handler gets it: it cannot end the transaction, nor use
    * the client when that has gone to somebody else.
    */
-  get tx(): PoolClientLike {
+  get tx(): PoolClient {
     this.#proxy ??= guarded(this.#client)
-    return this.#proxy.tx
+    return this.#proxy.tx as PoolClient
   }
 
   /** Ask the server to end the statement that is under way, which nobody waits for any more; the client is closed then, for it may come late. */

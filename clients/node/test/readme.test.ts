@@ -4,6 +4,7 @@ import { execFile } from 'node:child_process'
 import { readFile, rm, writeFile } from 'node:fs/promises'
 import { after, before, test } from 'node:test'
 import { promisify } from 'node:util'
+import ts from 'typescript'
 import { World } from './support.js'
 
 let world: World
@@ -32,10 +33,29 @@ await server.close()
 await pool.end()
 `
 
+const readme = await readFile(new URL('../../README.md', import.meta.url), 'utf8')
+const samples = [...readme.matchAll(/^```js\n([\s\S]*?)^```$/gm)].map((match) => match[1]!).join('\n')
+
+test('the samples of the README are TypeScript, too, under strict', async () => {
+  const file = new URL(`../readme.${process.pid}.ts`, import.meta.url).pathname
+  // What JavaScript cannot say: the type of a body.
+  const text = `${samples.replace("server.post('/orders'", "server.post<{ Body: { sku: string } }>('/orders'")}
+declare const bank: { charge(what: { amount: number; key: string; signal?: AbortSignal }): Promise<{ id: string }> }`
+  assert.ok(text.includes('server.post<'))
+  await writeFile(file, text)
+  try {
+    const program = ts.createProgram([file], { strict: true, noEmit: true, target: ts.ScriptTarget.ES2022, module: ts.ModuleKind.NodeNext,
+      moduleResolution: ts.ModuleResolutionKind.NodeNext, types: ['node'], skipLibCheck: true })
+    const said = ts.getPreEmitDiagnostics(program).map((one) => `${one.file?.getLineAndCharacterOfPosition(one.start!).line}: ` +
+      ts.flattenDiagnosticMessageText(one.messageText, ' '))
+    assert.deepEqual(said, [])
+  } finally {
+    await rm(file, { force: true })
+  }
+})
+
 test('the samples of the README', async () => {
   await world.sql('CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, sku text NOT NULL)')
-  const readme = await readFile(new URL('../../README.md', import.meta.url), 'utf8')
-  const samples = [...readme.matchAll(/^```js\n([\s\S]*?)^```$/gm)].map((match) => match[1]!).join('\n')
   const file = new URL(`./readme.${process.pid}.mjs`, import.meta.url)
   await writeFile(file, program(samples).replace('const key = idem.newKey()', 'let key = idem.newKey()'))
   try {

@@ -117,7 +117,10 @@ test('40001 in the handler: it runs again', async () => {
   })
   assert.equal(tries, 3)
   assert.equal(await world.effects(one), 1)
-  await assert.rejects(idem.request(options(key()), (tx) => tx.query("DO $$ BEGIN RAISE EXCEPTION 'ever' USING ERRCODE = '40P01'; END $$")),
+  await assert.rejects(idem.request(options(key()), async (tx) => {
+    await tx.query("DO $$ BEGIN RAISE EXCEPTION 'ever' USING ERRCODE = '40P01'; END $$")
+    return { status: 200 }
+  }),
     (error: { code?: string }) => error.code === '40P01')
 })
 

@@ -1,0 +1,66 @@
+/** What has to compile, under strict; it is not run. */
+import { drizzle } from 'drizzle-orm/node-postgres'
+import express from 'express'
+import Fastify from 'fastify'
+import type pg from 'pg'
+import { Idempotency, type Client } from 'pg-idempotency'
+import { idempotent } from 'pg-idempotency/express'
+import idempotency, { type RouteOptions } from 'pg-idempotency/fastify'
+import { MemoryIdempotency } from 'pg-idempotency/memory'
+
+interface Charge { id: string; amount: number }
+declare const pool: pg.Pool
+
+/** A repository as it was before. */
+async function order(client: pg.PoolClient): Promise<string> {
+  const { rows } = await client.query<{ id: string }>('SELECT 1 AS id')
+  return rows[0]!.id
+}
+
+export async function core(): Promise<void> {
+  const idem = new Idempotency(pool)
+  await idem.job({ scope: 'a', key: 'b' }, async (job) => {
+    const charge = await job.step('charge', async (): Promise<Charge> => ({ id: 'x', amount: 1 }))
+    await job.step('mail', async () => { console.log(charge.id) })
+    await job.finish(async (tx) => ({ status: 200, body: await order(tx) }))
+  })
+  await idem.request({ scope: 'a', key: 'b' }, async (tx) => {
+    await drizzle(tx).execute('SELECT 1')
+    return { status: 200, body: await order(tx) }
+  })
+  const body: string = await idem.transaction(order)
+  console.log(body)
+}
+
+/** What is to run over either. */
+const place = (client: Client<any>) => client.request({ scope: 'a', key: 'b' }, () => ({ status: 200 }))
+export const either = () => [place(new Idempotency(pool)), place(new MemoryIdempotency())]
+
+export function routes(idem: Idempotency): void {
+  const app = express()
+  const guarded = idempotent(idem, { scope: (req) => req.get('X-User') })
+  app.post('/any', guarded(async (req, res) => {
+    const { tx, key } = req.idempotency
+    const { rows } = await tx.query<Charge>('SELECT 1', [req.body.sku, key, req.user.id])
+    res.status(201).json(rows[0]!.amount)
+  }))
+  app.post('/typed/:id', guarded(async (req: express.Request, res: express.Response) => { res.json(req.params['id']) }))
+  app.post('/job', guarded.job(async (req, res) => {
+    res.json(await req.idempotency.job.step('charge', async ({ key }): Promise<Charge> => ({ id: key, amount: 1 })))
+  }, { lease: '1 minute' }))
+  const typed = idempotent(idem, { scope: (req: express.Request) => req.get('X-User') ?? 'nobody' })
+  app.post('/said', typed(async (req, res) => { res.json([req.get('X-User'), req.idempotency.key, req.rawBody.length]) }))
+}
+
+export async function plugin(idem: Idempotency): Promise<void> {
+  const server = Fastify()
+  await server.register(idempotency, { client: idem, scope: (request) => String(request.headers['x-user']) })
+  server.post<{ Body: { sku: string } }>('/orders', { config: { idempotency: true } }, async (request, reply) => {
+    await order(request.idempotency.tx)
+    return reply.code(201).send({ sku: request.body.sku, bytes: request.rawBody.length })
+  })
+  const own: RouteOptions = { job: true, lease: '1 minute' }
+  server.post('/payments', { config: { idempotency: own } }, async (request) => request.idempotency.job.step('charge', ({ key }) => key))
+  // @ts-expect-error: what the plugin does not know
+  server.post('/wrong', { config: { idempotency: { lease: 5 } } }, async () => 'never')
+}
