@@ -61,8 +61,8 @@ def refuse_no_ttl(ttl: Interval, ms: float | None = None) -> None:
     """Of a request or a job; of a claim of one's own it may mean something."""
     as_interval("ttl", ttl, ms)                     # or an error that names it
     if seconds(ttl, ms) == 0:
-        raise ValueError("ttl is 0, and the claim would be over before its response is stored: a duration is like '24 hours'; "
-                         "leave it out for the server's default")
+        raise ValueError("ttl is 0, and the claim would be over before its response is stored: a duration is like "
+                         "'24 hours'; leave it out for the server's default")
 
 
 class Defaults:

@@ -437,7 +437,8 @@ class Core:
         try:
             await session.perform(call.complete(session, response, claim.claim_token, claim.max_response_size))
         except IdempotencyError:
-            raise TransactionEnded("the handler rolled its transaction back, or took longer than the ttl of its claim") from None
+            raise TransactionEnded("the handler rolled its transaction back, or took longer than the ttl of its "
+                                   "claim") from None
         raise TransactionEnded("the handler committed its transaction; the response was stored in another one")
 
     # job()
