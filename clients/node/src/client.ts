@@ -154,6 +154,7 @@ function legible(said: string, encoding: string): string {
 /** Options that no request can keep are refused where they are given. */
 export function checkedTimes(options: Ttl & Wait & Lease & Timeout): void {
   for (const name of ['ttl', 'wait', 'lease'] as const) interval(options[name], options[`${name}Ms`], name)
+  if (durationMs(options.ttl, options.ttlMs, 'ttl') === 0) throw new TypeError('ttl is 0, in which no handler can be done; leave it out for a day')
   new Deadline(options, {})
 }
 

@@ -75,6 +75,8 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
       again?.()
       again ??= takenBack(req, res, parseAgain)
       readOver?.()
+      // Express would drop the body of what the client has already, before it can be stored.
+      Object.defineProperty(req, 'fresh', { configurable: true, writable: true, value: false })
       if (isRead) readOver = readsAgain(req, Buffer.from(req.rawBody!))
       let finished = false
       const job = context.job && Object.create(context.job, {
@@ -93,6 +95,7 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
     })
   } finally {
     readOver?.()
+    delete (req as { fresh?: boolean }).fresh
     held.restore()
   }
   // The handler's own has headers that are not stored, and a body that may be too large for that.
@@ -311,7 +314,11 @@ class HeldResponse {
     res.statusCode = status
     for (const [name, value] of headers) res.setHeader(name, value)
     const bytes = typeof body === 'string' ? Buffer.from(body) : body ?? Buffer.alloc(0)
-    const bodiless = status === 204 || status === 304 || res.req.method === 'HEAD'
+    if ((res.req as { fresh?: boolean }).fresh) {
+      res.statusCode = 304
+      for (const name of ['Content-Type', 'Content-Length', 'Transfer-Encoding']) res.removeHeader(name)
+    }
+    const bodiless = res.statusCode === 204 || res.statusCode === 304 || res.req.method === 'HEAD'
     if (!bodiless) res.setHeader('Content-Length', bytes.length)
     res.end(bodiless ? undefined : bytes)
   }

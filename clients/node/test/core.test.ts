@@ -209,6 +209,8 @@ test('what a program got wrong is told before anything is sent', async () => {
     [() => idem.request({ scope: 's', key: key(), timeoutMs: 0 }, () => ({ status: 200 })), /timeout is 0/],
     [() => idem.job({ scope: 's', key: key(), leaseMs: -5 }, () => ({ status: 200 })), /leaseMs is negative/],
     [() => idem.request({ scope: 's', key: key(), maxResponseSize: NaN }, () => ({ status: 200 })), /maxResponseSize is no whole number/],
+    [() => idem.request({ scope: 's', key: key(), ttl: '0 seconds' }, () => ({ status: 200 })), /ttl is 0/],
+    [() => new MemoryIdempotency().job({ scope: 's', key: key(), ttlMs: 0 }, () => ({ status: 200 })), /ttl is 0/],
     [async () => new Idempotency(world.pool(), { wait: '5 bananas' }), /wait is no interval/],
     [async () => new Idempotency(world.pool(), { ttl: '1 day', ttlMs: 1 }), /exclude each other/],
     [async () => new Idempotency(world.pool(), { maxWaiters: 1.5 }), /maxWaiters is no whole number/],

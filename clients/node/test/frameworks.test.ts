@@ -419,6 +419,30 @@ for (const [name, express] of [['Express 5', express5], ['Express 4', express4]]
   })
 }
 
+test('a conditional GET of Express: 304 is for who has it, and what is stored is whole', async () => {
+  for (const express of [express5, express4] as any[]) {
+    const app = express()
+    const handler = (_req: unknown, res: any): void => { res.json({ a: 1 }) }
+    app.get('/alone', handler)
+    app.get('/', idempotent(idem, { scope })(handler))
+    const shop = await listening(app)
+    try {
+      const one = key()
+      const get = async (headers: Record<string, string> = {}): Promise<unknown[]> => {
+        const answer = await fetch(`http://127.0.0.1:${shop.port}/`, { headers: { ...headers, 'Idempotency-Key': one, 'Cache-Control': 'max-age=9' } })
+        return [answer.status, answer.headers.get('content-type'), answer.headers.get('etag'), await answer.text()]
+      }
+      const etag = (await fetch(`http://127.0.0.1:${shop.port}/alone`)).headers.get('etag')!
+      const has = { 'If-None-Match': etag }
+      assert.deepEqual(await get(has), [304, null, etag, ''])
+      assert.deepEqual(await get(), [200, 'application/json; charset=utf-8', etag, '{"a":1}'])
+      assert.deepEqual(await get(has), [304, null, etag, ''])
+    } finally {
+      await shop.close()
+    }
+  }
+})
+
 test('nobody is no scope, and what refuses him is answered by the application', async () => {
   for (const [found, said] of [[undefined, 'undefined'], [null, 'null'], ['', "''"], [7, '7'], [Promise.resolve('u'), 'Promise'], [new Error('who'), undefined]] as [any, string | undefined][]) {
     const scope = (): any => { if (found instanceof Error) throw Object.assign(found, { status: 401, statusCode: 401 }); return found }
