@@ -24,8 +24,9 @@ import { bigint, durationMs, headers as headerDocument, text, type Bigint, type 
 const MAX_RESPONSE_SIZE = 1 << 20
 const DAY = 86_400_000
 
-function refuse(message: string, sqlstate: string): never {
-  throw new IdempotencyError(message, { sqlstate })
+/** As the driver throws what is no error of ours: with a code. */
+function refuse(message: string, sqlstate: string, cause?: unknown): never {
+  throw Object.assign(new IdempotencyError(message, { sqlstate, cause }), { code: sqlstate })
 }
 
 /** A transaction of the double. What a handler does elsewhere is undone by onRollback(). */
@@ -128,8 +129,12 @@ const rowCore = (row: KeyRow | undefined): Claim => ({
   recoveryStateText: row?.recoveryStateText ?? null, leaseExpiresAt: row?.leaseExpiresAt ?? null, expiresAt: row?.expiresAt ?? null,
 })
 
-const duration = (value: string | null | undefined, ms: number | null | undefined, name: string, otherwise: number): number =>
-  durationMs(value, ms, name) ?? otherwise
+/** Behind it there is no timestamp. */
+const END_OF_TIME = Date.UTC(275_760, 0)
+const duration = (value: string | null | undefined, ms: number | null | undefined, name: string, otherwise: number): number => {
+  const made = durationMs(value, ms, name) ?? otherwise
+  return Date.now() + made < END_OF_TIME ? made : refuse('timestamp out of range', '22008')
+}
 
 function canonical(value: Json | undefined): string {
   if (Array.isArray(value)) return `[${value.map(canonical).join(',')}]`
@@ -140,11 +145,27 @@ function canonical(value: Json | undefined): string {
 }
 
 function canonicalText(document: string): string {
+  let made: Json
   try {
-    return canonical(JSON.parse(document) as Json)
+    made = JSON.parse(document) as Json
   } catch (cause) {
-    throw new IdempotencyError('invalid input syntax for type json', { sqlstate: '22P02', cause })
+    return refuse('invalid input syntax for type json', '22P02', cause)
   }
+  return canonical(asJsonb(made))
+}
+
+/** What a column of jsonb takes: text as PostgreSQL has it, and so no NUL. */
+function asJsonb(document: Json): Json {
+  if (typeof document === 'string') {
+    if (document.includes('\0')) refuse('unsupported Unicode escape sequence', '22P05')
+    if (!document.isWellFormed()) refuse('invalid input syntax for type json', '22P02')
+  } else if (typeof document === 'object' && document !== null) {
+    for (const [at, one] of Object.entries(document)) {
+      asJsonb(at)
+      asJsonb(one as Json)
+    }
+  }
+  return document
 }
 
 const hashed = (method: string, path: string, body: string | Uint8Array | null | undefined): Buffer =>
@@ -287,14 +308,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       const writer = this.#keys.writer(tx, id)
       let row = writer ? undefined : this.#keys.get(tx, id)
       if (row && row.expiresAt.getTime() <= now) row = undefined
-      if (!writer && !row && !validKey(key)) {
-        throw new KeyInvalid(`invalid idempotency key "${key.slice(0, 4)}..." (${key.length} characters)`, {
-          sqlstate: 'ID001',
-          detail: !/^[A-Za-z0-9_:.-]*$/.test(key) ? 'It contains a character that is not allowed.'
-            : key.length < 16 ? 'It is too short.' : 'It is too long.',
-          hint: 'Let the client send a UUID, or any key of 16 to 128 characters out of A-Z a-z 0-9 _ - : .',
-        })
-      }
+      if (!writer && !row) refuseKey(key)
       if (row?.requestHash && hash && !row.requestHash.equals(hash)) return told('hash_conflict')
       if (row?.state === 'completed') return told('replay', row)
       if (row?.state === 'erased') return told('erased', row)
@@ -316,6 +330,12 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       if (writer) await Promise.race([writer.ended, sleep(left)])
       else await sleep(Math.min(10, left))
     }
+  }
+
+  #known(tx: MemoryTransaction, scope: string, key: string): void {
+    name(scope, 'scope')
+    const id = idOf(scope, key)
+    if (!this.#keys.writer(tx, id) && !this.#keys.get(tx, id)) refuseKey(key)
   }
 
   /** The row of a claim that its holder may change. */
@@ -381,7 +401,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         }
         self.#keys.set(tx, idOf(scope, key), {
           ...row, state: 'completed', completedAt: new Date(), leaseExpiresAt: null, responseStatus: status,
-          responseHeaders: structuredClone(headers) as Headers | null,
+          responseHeaders: parsed(headers) as Headers | null,
           responseBody: typeof body === 'string' ? text(body, 'body') : null,
           responseBytes: body instanceof Uint8Array ? Buffer.from(body) : null,
         })
@@ -569,7 +589,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         const messageId = randomUUID()
         self.#messages.set(tx, String(id), {
           id, messageId, topic: name(topic, 'topic'), messageKey: options.messageKey == null ? null : name(options.messageKey, 'messageKey'),
-          payload: parsed(payload), payloadText: JSON.stringify(payload), headers: parsed(options.headers ?? null),
+          payload: asJsonb(parsed(payload)), payloadText: JSON.stringify(payload), headers: asJsonb(parsed(options.headers ?? null)),
           headersText: options.headers === undefined ? null : JSON.stringify(options.headers), attempt: 0, createdAt: new Date(now),
           availableAt: now + duration(options.deliverAfter, options.deliverAfterMs, 'deliverAfter', 0), state: 'pending', leased: false, attemptsBefore: 0, endedAt: 0,
         })
@@ -696,10 +716,23 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
     const checks = this.statements as unknown as Record<string, (...given: unknown[]) => unknown>
     return Object.fromEntries(Object.entries(core).map(([name, run]) => [name, async (...given: unknown[]) => {
       checks[name]!(...given)
+      if (OF_A_KEY.has(name)) self.#known(tx, given[0] as string, given[1] as string)
       return (run as (...given: unknown[]) => unknown)(...given)
     }])) as unknown as Core
   }
 }
 
+function refuseKey(key: string): void {
+  if (validKey(key)) return
+  throw new KeyInvalid(`invalid idempotency key "${key.slice(0, 4)}..." (${key.length} characters)`, {
+    sqlstate: 'ID001',
+    detail: !/^[A-Za-z0-9_:.-]*$/.test(key) ? 'It contains a character that is not allowed.'
+      : key.length < 16 ? 'It is too short.' : 'It is too long.',
+    hint: 'Let the client send a UUID, or any key of 16 to 128 characters out of A-Z a-z 0-9 _ - : .',
+  })
+}
+
+/** Of one key, of which there may be a row or none. */
+const OF_A_KEY = new Set(['complete', 'checkpoint', 'heartbeat', 'fail', 'release', 'lookup', 'forget', 'erase'])
 const MAX_ATTEMPTS = 10
 const validKey = (key: string): boolean => /^[A-Za-z0-9_:.-]{16,128}$/.test(key)

@@ -222,6 +222,28 @@ test('what a program got wrong is told before anything is sent', async () => {
   for (const [call, said] of wrong) await assert.rejects(call(), (error: Error) => said.test(error.message), String(said))
 })
 
+both('what the server refuses, with its code', async (core) => {
+  const codeOf = (error: Error & { sqlstate?: string; code?: string }): string | undefined =>
+    (error instanceof IdempotencyError && error.sqlstate?.startsWith('ID') ? error.sqlstate : error.code)
+  const nul = '\0'
+  for (const [code, call] of [
+    ['22P05', () => core.publish('t', { a: nul })], ['22P05', () => core.publish('t', { [nul]: 1 })], ['22P05', () => core.publishMany(['t'], [[nul]])],
+    ['22P05', () => core.publish('t', 1, { headers: { a: nul } })], ['22P05', () => core.canonicalJson('{"a": "\\u0000"}')],
+    ['22P05', () => core.claim('scope', key(), { method: 'POST', path: '/', body: '["\\u0000"]' })], ['22P02', () => core.publish('t', '\ud800')],
+    ['22P02', () => core.canonicalJson('{')], ['22023', () => core.once('', 'token')], ['22023', () => core.tryAppend('cart', 'phone', 0)],
+    ['22008', () => core.claim('scope', key(), { ttl: '1000000 years' })], ['22008', () => core.claim('scope', key(), { lease: '1000000 years' })],
+    ['22008', () => core.once('scope', key(), { ttl: '1000000 years' })], ['22008', () => core.publish('t', 1, { deliverAfter: '1000000 years' })],
+    ['ID001', () => core.lookup('scope', 'bad key')], ['ID001', () => core.forget('scope', 'bad')], ['ID001', () => core.erase('scope', 'bad')],
+    ['ID001', () => core.heartbeat('scope', 'bad', { claimToken: 1n })], ['22023', () => core.lookup('', key())],
+  ] as [string, () => Promise<unknown>][]) {
+    await assert.rejects(call(), (error: Error) => { assert.equal(codeOf(error), code, String(call)); return true }, String(call))
+  }
+  const one = key()
+  const { claimToken } = await core.claim('scope', one)
+  await core.complete('scope', one, 200, { headers: { a: undefined, b: '1' } as never, claimToken })
+  assert.deepEqual(Object.keys((await core.claim('scope', one)).responseHeaders!), ['b'])
+})
+
 test('intervals are read as PostgreSQL reads them', async () => {
   const intervals = ['0', '5', '1.5', '30s', '30 s', '5 minutes', '1 hour 30 min', '1h30m', '1 day 02:03', '1 2:03', '02:03:04.5', '@ 1 min', '-5 s',
     '1 day -1 hour', '5 min ago', '1 mon', '2 weeks 3 days', '250 ms', '10 us', '1.5 hours', 'P1D', 'PT30S', 'P1DT2H3M4.5S', 'P2W', '1 day, 2 hours',
