@@ -1,0 +1,54 @@
+// A storage adapter for @node-idempotency/core on our client: what their tests
+// take in place of their own in memory.  The value of a request that runs is its
+// checkpoint, that of an answered one its response.
+
+const { createHash, randomUUID } = require('node:crypto')
+
+const pg = require('pg')
+const pool = new pg.Pool({ connectionString: process.env.DATABASE_URL })
+const loaded = import('pg-idempotency').then(({ Idempotency }) => new Idempotency(pool))
+
+class MemoryStorageAdapter {
+  scope = randomUUID()
+  tokens = new Map()
+
+  // Theirs have any length.
+  name(key) {
+    return createHash('sha256').update(key).digest('hex')
+  }
+
+  async setIfNotExists(key, val, { ttl } = {}) {
+    const idem = await loaded
+    const name = this.name(key)
+    return await idem.transaction(async (tx) => {
+      const ours = idem.on(tx)
+      const { outcome, claimToken } = await ours.claim(this.scope, name, { ttlMs: ttl, leaseMs: ttl })
+      if (outcome !== 'new') return false
+      await ours.checkpoint(this.scope, name, 'stored', { recoveryState: { val }, leaseMs: ttl, claimToken })
+      this.tokens.set(key, claimToken)
+      return true
+    })
+  }
+
+  async set(key, val, { ttl } = {}) {
+    const idem = await loaded
+    const name = this.name(key)
+    await idem.transaction(async (tx) => {
+      const ours = idem.on(tx)
+      let claimToken = this.tokens.get(key)
+      if (claimToken === undefined) {
+        await ours.forget(this.scope, name)
+        claimToken = (await ours.claim(this.scope, name, { ttlMs: ttl })).claimToken
+      }
+      await ours.complete(this.scope, name, 200, { body: val, claimToken })
+    })
+    this.tokens.delete(key)
+  }
+
+  async get(key) {
+    const found = await (await loaded).lookup(this.scope, this.name(key))
+    return found && (found.state === 'completed' ? found.responseBody : found.recoveryState?.val)
+  }
+}
+
+module.exports = { MemoryStorageAdapter }
