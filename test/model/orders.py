@@ -17,12 +17,14 @@ Where a session does not know what happened, because its connection broke or
 its call was cancelled, the search tries both.
 """
 
+import time
 from bisect import bisect_left
 
 from primitives import COLUMNS, Model, is_row, matches
 from store import Moment, Refused, Time, Token, Transaction
 
 TOO_MANY = 300000               # places, after which the search gives up
+TOO_LONG = 30                   # seconds of the processor, likewise
 GAVE_UP = 'gave up'             # how it says so
 
 
@@ -303,10 +305,16 @@ class Possible(Model):
             rows[key][state] == 'acked' for key in self.acked)
 
 
-def outcomes(state, point):
+class TookLong(Exception):
+    pass
+
+
+def outcomes(state, point, until):
     """The states to which a point can lead, whatever chance decides."""
     untried, found = [()], []
     while untried:
+        if time.process_time() > until:
+            raise TookLong()
         model = Possible.thaw(state)
         model.chances, model.taken = untried.pop(), 0
         tried = len(model.chances)
@@ -320,7 +328,7 @@ def outcomes(state, point):
     return found
 
 
-def successors(lines, done, state):
+def successors(lines, done, state, until):
     """What can come next: any that no other one precedes."""
     heads = sorted(((line[n].told, place, line[n]) for place, (line, n) in
                     enumerate(zip(lines, done)) if n < len(line)),
@@ -332,20 +340,22 @@ def successors(lines, done, state):
         return done[:place] + (done[place] + 1,) + done[place + 1:]
 
     for place, point in heads:
-        if not point.changes(state) and state in outcomes(state, point):
+        if not point.changes(state) and state in outcomes(
+                state, point, until):
             yield after(place), state
             return
     # The one that was told first, first.
     for place, point in heads:
-        for state_after in reversed(outcomes(state, point)):
+        for state_after in reversed(outcomes(state, point, until)):
             yield after(place), state_after
 
 
-def explain(lines, rows, too_many=TOO_MANY):
+def explain(lines, rows, too_many=TOO_MANY, too_long=TOO_LONG):
     """
     Returns None if there is an order, else what to tell.  "lines" has the
     points of each session, "rows" what the tables have in the end.
     """
+    until = time.process_time() + too_long
     lines = [line for line in lines if line]
     for line in lines:
         for point, then in zip(line, line[1:]):
@@ -354,7 +364,10 @@ def explain(lines, rows, too_many=TOO_MANY):
     furthest = start = (0,) * len(lines), Possible().frozen()
     been, ways = set(), [iter([start])]
     while ways:
-        here = next(ways[-1], None)
+        try:
+            here = next(ways[-1], None)
+        except TookLong:
+            break
         if here is None:
             ways.pop()
             continue
@@ -367,10 +380,12 @@ def explain(lines, rows, too_many=TOO_MANY):
         if done == end and Possible.thaw(state).shows(rows):
             return None
         if len(been) > too_many:
-            return '%s after %d places\n%s' % (
-                GAVE_UP, too_many, story(lines, *furthest, rows))
-        ways.append(successors(lines, done, state))
-    return story(lines, *furthest, rows)
+            break
+        ways.append(successors(lines, done, state, until))
+    else:
+        return story(lines, *furthest, rows)
+    return '%s after %d places\n%s' % (
+        GAVE_UP, len(been), story(lines, *furthest, rows))
 
 
 def story(lines, done, state, rows, context=10):

@@ -577,9 +577,11 @@ class Model(Store):
             if seen and lane != key and not self.is_in_lane(tx, key):
                 left.add(lane)
                 continue
-            if lane in left and self.stands_behind():
-                stopped.add(lane)
-                continue
+            if lane in left:
+                if self.stands_behind():
+                    stopped.add(lane)
+                    continue
+                left.remove(lane)       # it is the head, for those behind it
             if not (seen and self.is_past(row['available_at']) and
                     self.is_writable(tx, key)):
                 stopped.add(lane)
