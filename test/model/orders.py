@@ -159,6 +159,7 @@ class Possible(Model):
         self.acked = frozenset()    # messages
         self.twins = False      # may the call have met one?
         self.crowded = False    # may others have been in a take's way?
+        self.past = set()       # times, to the call
 
     def twin_at(self, key):
         return self.twins and self.chance()
@@ -168,6 +169,9 @@ class Possible(Model):
 
     def stands_behind(self):
         return self.chance()
+
+    def check_signpost(self, tx, row):
+        """Whether a call has waited for a take is not asked here."""
 
     def transaction(self, tx):
         if tx.number not in self.open:
@@ -292,7 +296,11 @@ class Possible(Model):
             return True
         if low + time.after > self.until:
             return False
-        return self.chance()
+        # In one call, time goes on: what is past stays so.
+        this = id(time.moment), time.after, time.at_most
+        if this not in self.past and self.chance():
+            self.past.add(this)
+        return this in self.past
 
     def shows(self, rows):
         """Are these the committed rows?"""
