@@ -864,10 +864,10 @@ def run(seed, seconds):
         try:
             counts[what] += work()
         except GaveUp as failure:
-            # Another round will tell, but for one in fifty.
+            # Another round will tell, but for two, and one in fifty.
             counts['gave up'] += 1
             print('# %s' % str(failure).split('\n')[0], flush=True)
-            if counts['gave up'] > 1 + counts['rounds'] // 50:
+            if counts['gave up'] > 2 + counts['rounds'] // 50:
                 failures[what] = failure
         except Failure as failure:
             failures[what] = failure
