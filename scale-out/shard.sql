@@ -92,12 +92,18 @@ LANGUAGE sql VOLATILE PARALLEL UNSAFE
 RETURN idem_gate.pass(scope);
 COMMENT ON FUNCTION :schema.idem_here(text) IS
 'Keeps a scope on this shard until the end of the transaction, and returns it. Raises 55000 where it lives elsewhere.';
+CREATE FUNCTION :schema.idem_here(scopes text[])
+RETURNS text[]
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+RETURN idem_gate.pass(scopes);
+COMMENT ON FUNCTION :schema.idem_here(text[]) IS
+'Keeps scopes on this shard until the end of the transaction, and returns them. Raises 55000 where one lives elsewhere.';
 
 REVOKE ALL ON FUNCTION idem_gate.slot(text), idem_gate.pass(text), idem_gate.pass(text[]),
-	:schema.idem_here(text) FROM PUBLIC;
+	:schema.idem_here(text), :schema.idem_here(text[]) FROM PUBLIC;
 GRANT USAGE ON SCHEMA idem_gate TO :"application";
-GRANT EXECUTE ON FUNCTION idem_gate.pass(text), idem_gate.pass(text[]), :schema.idem_here(text)
-	TO :"application";
+GRANT EXECUTE ON FUNCTION idem_gate.pass(text), idem_gate.pass(text[]),
+	:schema.idem_here(text), :schema.idem_here(text[]) TO :"application";
 SELECT :schema.idem_grant(quote_ident(:'application')::regrole) \g /dev/null
 
 -- The database's owner, who has the rights of the extension's tables, dumps it.
