@@ -131,14 +131,9 @@ class Call:
                                        ttl_ms=self.ttl_ms, lease=self.lease, lease_ms=self.lease_ms,
                                        wait=self.wait if wait else None, wait_ms=self.wait_ms if wait else None))
 
-    def fits(self, response: Response, limit: int) -> bool:
-        """Whether the response itself is stored."""
-        limit = limit if self.max_response_size is None else min(limit, self.max_response_size)
-        size = len(response.body.encode() if isinstance(response.body, str) else response.body or b"")
-        return max(size, len(json_text(response.headers or None, "headers") or "")) <= limit
-
-    def complete(self, session: Session, response: Response, token: int | None, limit: int) -> Statement[bool]:
-        """With the response, or with a document that says that it was too large."""
+    def complete(self, session: Session, response: Response, token: int | None,
+                 limit: int) -> tuple[Statement[bool], bool]:
+        """With the response, and whether that is whole: or with a document that says that it was too large."""
         if self.as_text and isinstance(response.body, bytes) and session.stores_utf8 and b"\0" not in response.body:
             try:
                 response = replace(response, body=response.body.decode())
@@ -149,15 +144,15 @@ class Call:
                 if not isinstance(text, str) or re.search(r"[\r\n\0]", text):
                     raise ValueError(f"the header {name!r} is no text of one line, and cannot be sent again")
         headers = json_text(response.headers or None, "headers")
+        size = len(response.body.encode() if isinstance(response.body, str) else response.body or b"")
         limit = limit if self.max_response_size is None else min(limit, self.max_response_size)
-        if not self.fits(response, limit):
+        whole = max(size, len(headers or "")) <= limit
+        if not whole:
             response = problem("response-not-stored", "Response not stored", response.status,
                                f"The response to this request was larger than the {limit} bytes that may be stored.")
             headers = json_text(response.headers, "headers")
-        statement: Statement[bool] = make["complete"].make(
-            None, self.scope, self.key, response.status, response.body,
-            None if headers is None else functions.JsonText(headers), token)
-        return statement
+        return make["complete"].make(None, self.scope, self.key, response.status, response.body,
+                                     None if headers is None else functions.JsonText(headers), token), whole
 
 
 def hash_of(given: bytes | None, method: str | None, path: str | None, body: str | bytes | None) -> Any:
@@ -413,7 +408,7 @@ class Core:
                 return Result("new", response.status, response.body, response.headers, False, False)
             if session.failed:
                 raise TransactionEnded("the handler went on after an error of the database, which undid its work")
-            complete = call.complete(session, response, None, claim.max_response_size)
+            complete, whole = call.complete(session, response, None, claim.max_response_size)
             if not session.open:
                 await self._ended(call, session, claim, response)
             try:
@@ -426,8 +421,7 @@ class Core:
                     await session.rollback()
                     await self._ended(call, session, claim, response)
                 raise
-            return Result("new", response.status, response.body, response.headers, False,
-                          call.fits(response, claim.max_response_size))
+            return Result("new", response.status, response.body, response.headers, False, whole)
 
     async def _ended(self, call: Call, session: Session, claim: HeldClaim, response: Response) -> None:
         """The handler has ended the transaction by hand.  If it was committed,
@@ -435,7 +429,8 @@ class Core:
         if session.lost:
             raise TransactionEnded("the connection was lost in the handler, which did not say so")
         try:
-            await session.perform(call.complete(session, response, claim.claim_token, claim.max_response_size))
+            complete, _ = call.complete(session, response, claim.claim_token, claim.max_response_size)
+            await session.perform(complete)
         except IdempotencyError:
             raise TransactionEnded("the handler rolled its transaction back, or took longer than the ttl of its "
                                    "claim") from None
@@ -631,15 +626,14 @@ class Job:
                 raise TypeError(f"the last step returned {type(response).__name__}, not a Response")
             if not session.open:
                 raise TransactionEnded("the last step ended its transaction, or went on after an error in it")
+            complete, whole = self._call.complete(session, response, self.claim_token, self._claim.max_response_size)
             try:
-                await session.commit(self._call.complete(session, response, self.claim_token,
-                                                         self._claim.max_response_size))
+                await session.commit(complete)
             except Exception as error:
                 if session.lost:
                     raise _Unknown() from error
                 raise
-        return Result("new", response.status, response.body, response.headers, False,
-                      self._call.fits(response, self._claim.max_response_size))
+        return Result("new", response.status, response.body, response.headers, False, whole)
 
     async def _learn(self, function: Callable[[Any], Any], cause: BaseException | None) -> Result:
         """After a COMMIT whose answer was lost.  The last step runs again if it
@@ -662,10 +656,15 @@ class Job:
             await self._fail(None, f"status {response.status}")
             self.result = Result("new", response.status, response.body, response.headers, False, False)
             return
-        await self._perform(lambda session: self._call.complete(session, response, self.claim_token,
-                                                               self._claim.max_response_size))
-        self.result = Result("new", response.status, response.body, response.headers, False,
-                             self._call.fits(response, self._claim.max_response_size))
+        whole = False
+
+        def complete(session: Session) -> Statement[bool]:
+            nonlocal whole
+            statement, whole = self._call.complete(session, response, self.claim_token, self._claim.max_response_size)
+            return statement
+
+        await self._perform(complete)
+        self.result = Result("new", response.status, response.body, response.headers, False, whole)
 
     async def _fail(self, error: BaseException | None, text: str | None = None) -> None:
         """So that the next attempt need not wait for the lease."""
