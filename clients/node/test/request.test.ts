@@ -25,6 +25,16 @@ const makes = (what: string, response: Response = { status: 201, body: what }) =
   return response
 }
 const options = (one: string, more: object = {}) => ({ scope: 'scope', key: one, ...more })
+/** A first request that is under way, in its handler, until `finish` is called. */
+const underWay = async (client: Idempotency, one: string) => {
+  let finish!: () => void
+  const finished = new Promise<void>((resolve) => { finish = resolve })
+  let began!: () => void
+  const running = new Promise<void>((resolve) => { began = resolve })
+  const first = client.request(options(one), async (tx) => { began(); await finished; return makes(one)(tx) })
+  await running
+  return { first, finish }
+}
 
 test('a request takes effect once, and is replayed as it was', async () => {
   const one = key()
@@ -251,12 +261,7 @@ test('a COMMIT whose answer is lost: it is asked what happened', async () => {
 test('duplicates get InProgress at once, or wait and get the answer', async () => {
   const one = key()
   const other = world.client()
-  let finish!: () => void
-  const finished = new Promise<void>((resolve) => { finish = resolve })
-  let began!: () => void
-  const running = new Promise<void>((resolve) => { began = resolve })
-  const first = idem.request(options(one), async (tx) => { began(); await finished; return makes(one)(tx) })
-  await running
+  const { first, finish } = await underWay(idem, one)
   await assert.rejects(idem.request(options(one), makes(one)), (error) => error instanceof InProgress && error.retryAfter >= 1)
   await assert.rejects(other.request(options(one, { waitMs: 50 }), makes(one)), InProgress)
   const waiting = [idem, idem, other, other].map((client) => client.request(options(one, { wait: '20 seconds' }), makes(one)))
@@ -272,12 +277,7 @@ test('a hundred duplicates that wait leave the pool to others', async () => {
   const holder = world.client()
   const pool = world.pool({ max: 4 })
   const waiter = new Idempotency(pool, { wait: '30 seconds' })
-  let finish!: () => void
-  const finished = new Promise<void>((resolve) => { finish = resolve })
-  let began!: () => void
-  const running = new Promise<void>((resolve) => { began = resolve })
-  const first = holder.request(options(one), async (tx) => { began(); await finished; return makes(one)(tx) })
-  await running
+  const { first, finish } = await underWay(holder, one)
   const others = [key(), key(), key(), key(), key()]
   // Of one key here they wait for each other; of several, two may sleep in the database.
   const waiting = Array.from({ length: 100 }, () => waiter.request(options(one), makes(one)))
@@ -314,12 +314,7 @@ test('a signal ends the waiting in the database, and its connection is free', as
   const one = key()
   const pool = world.pool({ max: 1 })
   const waiter = new Idempotency(pool, { maxWaiters: 1, wait: '5 minutes' })
-  let finish!: () => void
-  const finished = new Promise<void>((resolve) => { finish = resolve })
-  let began!: () => void
-  const running = new Promise<void>((resolve) => { began = resolve })
-  const first = idem.request(options(one), async (tx) => { began(); await finished; return makes(one)(tx) })
-  await running
+  const { first, finish } = await underWay(idem, one)
   try {
     for (const call of [
       (signal: AbortSignal) => waiter.request(options(one, { signal }), makes(one)),
@@ -347,12 +342,7 @@ test('a signal ends the waiting in the database, and its connection is free', as
 
 test('a wait that statement_timeout or lock_timeout ends is one of which the first is in progress', async () => {
   const one = key()
-  let finish!: () => void
-  const finished = new Promise<void>((resolve) => { finish = resolve })
-  let began!: () => void
-  const running = new Promise<void>((resolve) => { began = resolve })
-  const first = idem.request(options(one), async (tx) => { began(); await finished; return makes(one)(tx) })
-  await running
+  const { first, finish } = await underWay(idem, one)
   try {
     for (const setting of ['statement_timeout', 'lock_timeout']) {
       const short = world.client({ wait: '5 minutes' }, { options: `-c ${setting}=200` })
