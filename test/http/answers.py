@@ -47,28 +47,26 @@ def refusal_stored(world):
         world.ask(payment(key, amount=-1)).replays(first)
 
 
-@promise('a handler that throws: 500, no effect, nothing stored, and a retry runs')
-def throws(world):
-    key = new_key()
+def undone(world, key, currency, status):
+    """A payment in this currency is answered with that status, and leaves nothing behind."""
     with world.adds():
         # More often than a pool has connections.
         for _ in range(12):
-            world.ask(payment(key, currency='XXX')).is_first(500)
+            world.ask(payment(key, currency=currency)).is_first(status)
         world.ask(get('/ping')).is_(204)
     if not world.memory and world.value('SELECT count(*) FROM idem_keys WHERE key = %s', key):
-        raise Broken('expected no record of a request that failed')
+        raise Broken('expected no record of a request that was answered with %d' % status)
+
+
+@promise('a handler that throws: 500, no effect, nothing stored, and a retry runs')
+def throws(world):
+    undone(world, new_key(), 'XXX', 500)
 
 
 @promise('a refusal that is raised (403): sent as it is, no effect, nothing stored, and a retry runs')
 def refusal_raised(world):
     key = new_key()
-    with world.adds():
-        # More often than a pool has connections.
-        for _ in range(12):
-            world.ask(payment(key, currency='XTS')).is_first(403)
-        world.ask(get('/ping')).is_(204)
-    if not world.memory and world.value('SELECT count(*) FROM idem_keys WHERE key = %s', key):
-        raise Broken('expected no record of a request whose refusal was raised')
+    undone(world, key, 'XTS', 403)
     # The key is free, for another request, too.
     with world.adds(payments=1):
         first = world.ask(payment(key)).is_first(201)
