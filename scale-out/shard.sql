@@ -64,7 +64,8 @@ BEGIN
 		RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
 			MESSAGE = format('scope "%s" does not live on this shard', left(scope, 40)),
 			DETAIL = 'It is being moved, has been moved, or was looked for in the wrong place. Nothing has been done.',
-			HINT = 'Ask the router again: SELECT idem_shard(scope).';
+			HINT = 'Ask the router again: SELECT idem_shard(scope).',
+			SCHEMA = 'idem_gate';        -- by which clients know it
 	END IF;
 	RETURN scope;
 END

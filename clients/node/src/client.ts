@@ -9,15 +9,16 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { PoolClient } from 'pg'
 import {
-  ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished, sqlstateOf, TimedOut, TransactionEnded,
+  ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished, ScopeMoving, sqlstateOf, TimedOut, TransactionEnded,
 } from './errors.js'
 import {
-  coreOver, held, statements,
+  coreOver, held,
   type Core, type HeldClaim, type Lease, type RequestIdentity, type Statement, type Statements, type Timeout, type Ttl, type Wait,
 } from './functions.js'
 import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes, stepKey } from './keys.js'
-import { lostBy, performOn, performOnPool, Session, type Handle, type PoolLike } from './postgres.js'
+import { lostBy, performOn, Session, type Handle, type PoolLike } from './postgres.js'
+import { ManyServers, OneServer, type Places, type Shards } from './shards.js'
 import { describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
 export const ATTEMPTS = 5
@@ -32,7 +33,9 @@ const MAX_ERROR = 1000
 export interface Options {
   /** The schema of the extension. */
   schema?: string
-  /** How many connections of the pool may sleep in duplicates at once; half of it by default. */
+  /** The pool is that of a router; how to make one for each shard that it names. */
+  shards?: Shards
+  /** How many connections of a pool may sleep in duplicates at once; half of it by default. */
   maxWaiters?: number
   /** Of each request() and job() that does not say otherwise. */
   wait?: string
@@ -97,7 +100,11 @@ export interface Job<Tx> {
   finish(fn: (tx: Tx) => Promise<Response> | Response): Promise<Result>
 }
 
-export type TransactionOptions<T> = Timeout & { commits?: (result: T) => boolean }
+export type TransactionOptions<T> = Timeout & {
+  commits?: (result: T) => boolean
+  /** With several shards, what says on which it runs. */
+  scope?: string
+}
 
 /** What the clients for a server and the double in memory have in common. */
 export interface Client<Tx> extends Core {
@@ -304,26 +311,28 @@ const sleeping = new WeakMap<PoolLike, number>()
 export class Idempotency implements Client<PoolClient> {
   readonly statements: Statements
   #pool: PoolLike
-  #defaults: Omit<Options, 'schema' | 'maxWaiters'>
-  #maxWaiters: number
+  #places: Places
+  #defaults: Omit<Options, 'schema' | 'shards' | 'maxWaiters'>
+  #maxWaiters: number | undefined
   #turns = new Turns()
 
   constructor(pool: PoolLike, options: Options = {}) {
-    const { schema, maxWaiters, ...defaults } = options
+    const { schema = 'public', shards, maxWaiters, ...defaults } = options
     checkedTimes(defaults)
     checkedCount(maxWaiters, 'maxWaiters')
-    this.statements = statements(schema ?? 'public')
     this.#pool = pool
+    this.#places = shards ? new ManyServers(pool, schema, shards) : new OneServer(pool, schema)
+    this.statements = this.#places.statements
     this.#defaults = defaults
-    this.#maxWaiters = maxWaiters ?? Math.floor((pool.options?.max ?? 10) / 2)
+    this.#maxWaiters = maxWaiters
     Object.assign(this, this.#core())
   }
 
-  /** Each function as a statement of its own on the pool. */
+  /** Each function as a statement of its own. */
   #core(): Core {
-    return coreOver(this.statements, (statement, name) => {
+    return coreOver(this.statements, (statement, name, given) => {
       refuseNested(this.#pool, `${name}()`, `on(tx).${name}()`)
-      return performOnPool(this.#pool, statement)
+      return this.#places.perform(statement, name, given)
     })
   }
 
@@ -341,7 +350,11 @@ export class Idempotency implements Client<PoolClient> {
     refuseNested(this.#pool, 'transaction()', 'tx, and savepoints')
     const deadline = Deadline.inTransaction(options, this.#defaults)
     return retried(async () => {
-      const session = await this.#opened(async (opened) => { await opened.begin(); return opened })
+      const here = this.#places.here(options.scope)
+      const session = await this.#opened(options.scope, async (opened) => {
+        await (here ? opened.begin(here) : opened.begin())
+        return opened
+      })
       try {
         const result = await this.#handle(session, handler, deadline)
         if (options.commits?.(result) ?? true) await session.commit()
@@ -442,39 +455,44 @@ export class Idempotency implements Client<PoolClient> {
     const wait = options.wait !== undefined || options.waitMs !== undefined ? options : defaults
     const ttl = options.ttl !== undefined || options.ttlMs !== undefined ? options : defaults
     const lease = options.lease !== undefined || options.leaseMs !== undefined ? options : defaults
-    const waiters = sleeping.get(this.#pool) ?? 0
-    const sleeps = (wait.wait !== undefined || (wait.waitMs ?? 0) > 0) && waiters < this.#maxWaiters
-    const given = { ...identity(options), ...pick(ttl, 'ttl'), ...pick(lease, 'lease'), ...(sleeps ? pick(wait, 'wait') : {}) }
-    const statement = held(this.statements.claim(options.scope, options.key, given))
-    if (sleeps) sleeping.set(this.#pool, waiters + 1)
-    try {
-      return await this.#opened(async (session) => ({ session, claim: await send(session, statement) }), options.signal)
-    } catch (error) {
-      // Its statements may not take, or not wait, as long as the wait.
-      if (sleeps && !options.signal?.aborted && ENDED_WAITS.has(sqlstateOf(error) ?? '')) throw new InProgress()
-      throw error
-    } finally {
-      if (sleeps) sleeping.set(this.#pool, sleeping.get(this.#pool)! - 1)
-    }
+    const given = { ...identity(options), ...pick(ttl, 'ttl'), ...pick(lease, 'lease') }
+    return this.#opened(options.scope, async (session, pool) => {
+      const waiters = sleeping.get(pool) ?? 0
+      const sleeps = (wait.wait !== undefined || (wait.waitMs ?? 0) > 0) &&
+        waiters < (this.#maxWaiters ?? Math.floor((pool.options?.max ?? 10) / 2))
+      if (sleeps) sleeping.set(pool, waiters + 1)
+      try {
+        const statement = held(this.statements.claim(options.scope, options.key, { ...given, ...(sleeps ? pick(wait, 'wait') : {}) }))
+        return { session, claim: await send(session, statement) }
+      } catch (error) {
+        // Its statements may not take, or not wait, as long as the wait.
+        if (sleeps && !options.signal?.aborted && ENDED_WAITS.has(sqlstateOf(error) ?? '')) throw new InProgress()
+        throw error
+      } finally {
+        if (sleeps) sleeping.set(pool, sleeping.get(pool)! - 1)
+      }
+    }, options.signal)
   }
 
-  /** Begin on a session of the pool; on another where the server had ended that one. The signal cancels what has been sent. */
-  async #opened<T>(begin: (session: Session) => Promise<T>, signal?: AbortSignal): Promise<T> {
-    for (let tries = 1; ; tries++) {
-      const session = await Session.open(this.#pool)
-      const cancel = (): void => session.cancel()
-      signal?.addEventListener('abort', cancel, { once: true })
-      try {
-        signal?.throwIfAborted()
-        return await begin(session)
-      } catch (error) {
-        const isDead = session.lost && !signal?.aborted
-        await session.release()
-        if (!isDead || tries === OPENED) throw error
-      } finally {
-        signal?.removeEventListener('abort', cancel)
+  /** Begin on a session where the scope lives; on another where the server had ended that one. The signal cancels what has been sent. */
+  #opened<T>(scope: string | undefined, begin: (session: Session, pool: PoolLike) => Promise<T>, signal?: AbortSignal): Promise<T> {
+    return this.#places.at(scope, async (pool) => {
+      for (let tries = 1; ; tries++) {
+        const session = await Session.open(pool)
+        const cancel = (): void => session.cancel()
+        signal?.addEventListener('abort', cancel, { once: true })
+        try {
+          signal?.throwIfAborted()
+          return await begin(session, pool)
+        } catch (error) {
+          const isDead = session.lost && !signal?.aborted
+          await session.release()
+          if (!isDead || tries === OPENED) throw error
+        } finally {
+          signal?.removeEventListener('abort', cancel)
+        }
       }
-    }
+    })
   }
 
   async job(options: JobOptions, fn: (job: Job<PoolClient>) => Promise<Response | void> | Response | void): Promise<Result> {
@@ -508,7 +526,7 @@ export class Idempotency implements Client<PoolClient> {
       for (;;) {
         let session: Session | undefined
         try {
-          session = await this.#opened(async (opened) => {
+          session = await this.#opened(options.scope, async (opened) => {
             await opened.begin(this.statements.heartbeat(options.scope, options.key,
               { claimToken: claim.claimToken, ...leaseOf(options, this.#defaults) }))
             return opened
@@ -617,6 +635,17 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
   }
   watch()
 
+  /** What a step has done is not given up because its scope is being moved, as long as the lease lasts. */
+  const whileHeld = async <T>(send: () => Promise<T>): Promise<T> => {
+    for (;;) {
+      try {
+        return await send()
+      } catch (error) {
+        if (!(error instanceof ScopeMoving) || isOver()) throw error
+      }
+    }
+  }
+
   const enter = (name: string): void => {
     // Where all stood still for longer than the lease, no timer has told yet. Of the last step the server decides.
     if (name !== FINISH && isOver()) lose()
@@ -643,8 +672,8 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
         const value = await run({ key: stepKey(scope, key, name), signal: controller.signal }) ?? null
         const copy = JSON.parse(jsonOf(value, `the step ${name} returned`)) as Json
         const sent = performance.now()
-        await retried(() => unlessDead(() => core.checkpoint(scope, key, legible(name, claim.encoding),
-          { recoveryState: { ...values, [name]: copy }, claimToken, ...lease })))
+        await whileHeld(() => retried(() => unlessDead(() => core.checkpoint(scope, key, legible(name, claim.encoding),
+          { recoveryState: { ...values, [name]: copy }, claimToken, ...lease }))))
         renewed = sent
         values[name] = copy
         seen.add(name)
@@ -660,7 +689,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     async finish(run) {
       enter(FINISH)
       try {
-        finishing = commit(run, complete)
+        finishing = whileHeld(() => commit(run, complete))
         result = await finishing
         return result
       } catch (error) {

@@ -67,6 +67,9 @@ export class KeyReused extends IdempotencyError {}
 /** The key is too old, and idempotency.expired_key_policy is reject. */
 export class KeyExpired extends IdempotencyError {}
 
+/** The scope is being moved to another shard, for longer than the client waits; nothing was done. */
+export class ScopeMoving extends IdempotencyError {}
+
 /** The handler took longer than its timeout, and its transaction was rolled back. */
 export class TimedOut extends IdempotencyError {}
 

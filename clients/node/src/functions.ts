@@ -11,6 +11,8 @@ export interface Statement<T> {
   text: string
   values: Parameter[]
   read(rows: Row[]): T
+  /** By which a shard is found. */
+  scope?: string | undefined
 }
 
 export type Row = Record<string, string | null>
@@ -165,7 +167,12 @@ function optional<V, T>(value: V | undefined, name: string, make: (value: V, nam
   return value === undefined ? undefined : make(value, name)
 }
 
-export function statements(schema: string) {
+/** Arguments that say where a record lives; all functions begin with one that have records. */
+const SCOPES = new Set(['scope', 'user_id', 'aggregate'])
+const isScope = (parameter: string): boolean => SCOPES.has(parameter.replace(/s$/, ''))
+
+/** On a shard each call passes its gate first, which keeps the scope there until the transaction ends. */
+export function statements(schema: string, isShard = false) {
   const home = quoteIdentifier(schema)
 
   function expression(name: string, given: Argument[], values: Parameter[]): string {
@@ -176,17 +183,22 @@ export function statements(schema: string) {
       // A role's name is its name, with capitals as they are.
       else if (type === 'regrole') passed = `pg_catalog.quote_ident($${values.push(value)}::text)::regrole`
       else passed = `$${values.push(value)}::${type}`
+      if (isShard && isScope(parameter)) passed = `${home}.idem_here(${passed})`
       return [`${quoteIdentifier(parameter)} => ${passed}`]
     })
     return `${home}.${quoteIdentifier(name)}(${list.join(', ')})`
   }
 
-  function rows<T>(name: string, given: Argument[], kinds: Record<string, Kind>, more = ''): Statement<T[]> {
+  function scopeOf([first]: Argument[]): string | undefined {
+    return first && SCOPES.has(first[0]) && typeof first[2] === 'string' ? first[2] : undefined
+  }
+
+  function rows<T>(name: string, given: Argument[], kinds: Record<string, Kind>): Statement<T[]> {
     const values: Parameter[] = []
     const call = expression(name, given, values)
     const columns = Object.entries(kinds).map(([one, kind]) => column(one, kind)).join(', ')
     return {
-      text: `SELECT ${columns}${more} FROM ${call} AS c`, values,
+      text: `SELECT ${columns} FROM ${call} AS c`, values, scope: scopeOf(given),
       read: (found) => found.map((row) => record(row, kinds) as T),
     }
   }
@@ -200,7 +212,7 @@ export function statements(schema: string) {
     const values: Parameter[] = []
     const call = expression(name, given, values)
     return {
-      text: `SELECT ${column('value', kind)} FROM ${call} AS c(value)`, values,
+      text: `SELECT ${column('value', kind)} FROM ${call} AS c(value)`, values, scope: scopeOf(given),
       read: (found) => found.map((one) => parsed(one['value'] ?? null, kind) as T),
     }
   }
@@ -433,12 +445,17 @@ export type Core = {
 }
 
 /** All of them over one way to send a statement. */
-export function coreOver(all: Statements, perform: <T>(statement: Statement<T>, name: string) => Promise<T>): Core {
+export function coreOver(all: Statements, perform: <T>(statement: Statement<T>, name: keyof Statements, given: unknown[]) => Promise<T>): Core {
   const core: Record<string, unknown> = {}
-  for (const [name, make] of Object.entries(all)) {
-    core[name] = async (...given: unknown[]) => perform((make as (...given: unknown[]) => Statement<unknown>)(...given), name)
+  for (const name of Object.keys(all) as (keyof Statements)[]) {
+    core[name] = async (...given: unknown[]) => perform(statementOf(all, name, given), name, given)
   }
   return core as Core
+}
+
+/** The statement of a function by its name. */
+export function statementOf<T>(all: Statements, name: keyof Statements, given: unknown[]): Statement<T> {
+  return (all[name] as (...given: unknown[]) => Statement<T>)(...given)
 }
 
 /** A claim, with how long it is held, how large its response may be, and in what encoding. */
@@ -448,6 +465,7 @@ export function held(claim: Statement<Claim>): Statement<HeldClaim> {
       'AS "leaseSeconds", pg_catalog.current_setting(\'idempotency.max_response_size\', true) AS "maxResponseSize", ' +
       'pg_catalog.current_setting(\'server_encoding\') AS "encoding" FROM '),
     values: claim.values,
+    scope: claim.scope,
     read: (rows) => ({
       ...claim.read(rows),
       leaseMs: rows[0]!['leaseSeconds'] == null ? null : Number(rows[0]!['leaseSeconds']) * 1000,

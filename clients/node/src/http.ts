@@ -9,7 +9,8 @@ import {
   checkedCount, checkedTimes, fresh, problem, storable, type Client, type Job, type Response, type Result,
 } from './client.js'
 import {
-  asIdempotencyError, ClaimLost, ClaimNotFound, InProgress, KeyExpired, KeyInvalid, KeyReused, RateLimited, StreamingRefused, TimedOut,
+  asIdempotencyError, ClaimLost, ClaimNotFound, InProgress, KeyExpired, KeyInvalid, KeyReused, RateLimited, ScopeMoving, StreamingRefused,
+  TimedOut,
 } from './errors.js'
 import { isLeftBehind } from './handlers.js'
 import type { Lease, Timeout, Ttl, Wait } from './functions.js'
@@ -138,7 +139,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
   try {
     answer = key === undefined
       ? fresh(await client.transaction((tx) => guarded({ key, tx, job: undefined as never }) as Promise<Response>,
-        { commits: (response) => storable(response.status, store), timeout, timeoutMs }), false)
+        { commits: (response) => storable(response.status, store), timeout, timeoutMs, scope }), false)
       : kind === 'request'
       ? await client.request(common, (tx) => guarded({ key, tx, job: undefined as never }) as Promise<Response>)
       : await client.job({ ...common, lease, leaseMs }, (job) => guarded({ key, tx: undefined as never, job }))
@@ -184,6 +185,10 @@ function refusalOf(error: unknown, conflictStatus: number, kind: 'request' | 'jo
     return refusal(problem('in-progress', 'Request in progress', 409,
       'The first request with this key is still running. Retry with the same key.'),
       { 'Retry-After': String(error instanceof InProgress ? error.retryAfter : 1) })
+  }
+  if (error instanceof ScopeMoving) {
+    return refusal(problem('scope-moving', 'Scope is being moved', 503,
+      'What this request is about is being moved to another server. Retry with the same key.'), { 'Retry-After': '1' })
   }
   if (error instanceof KeyReused) {
     return refusal(problem('key-reused', 'Idempotency-Key reused', conflictStatus,

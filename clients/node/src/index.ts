@@ -5,11 +5,12 @@ export {
 } from './client.js'
 export {
   ActionIdAhead, asIdempotencyError, ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid,
-  KeyReused, NotFinished, RateLimited, sqlstateOf, StreamingRefused, TimedOut, TransactionEnded,
+  KeyReused, NotFinished, RateLimited, ScopeMoving, sqlstateOf, StreamingRefused, TimedOut, TransactionEnded,
 } from './errors.js'
 export type {
   Action, Advance, Append, Claim, Core, HealthCheck, Held, Lease, Lookup, Message, MetricSample, Outcome, RequestIdentity, Timeout, Ttl, Wait,
 } from './functions.js'
 export { newKey, stepKey } from './keys.js'
 export type { Handle, PoolClientLike, PoolLike } from './postgres.js'
+export type { Shard, Shards } from './shards.js'
 export type { Bigint, Headers, Json } from './values.js'

@@ -190,7 +190,7 @@ function zipped(...arrays: (readonly unknown[] | null | undefined)[]): unknown[]
 }
 
 export type MemoryHandler = (request: Json) => Response | Json | Promise<Response | Json>
-export interface MemoryOptions extends Options {
+export interface MemoryOptions extends Omit<Options, 'shards'> {
   /** For run(): by the name that it is called with. */
   handlers?: Record<string, MemoryHandler>
 }

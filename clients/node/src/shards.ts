@@ -1,0 +1,177 @@
+/**
+ * Where a scope lives: on the one server, or on one of several, which a router
+ * knows. What the router has said is remembered, and each shard's gate refuses
+ * a scope that does not live there, so that what is out of date does no harm.
+ */
+import { setTimeout as sleep } from 'node:timers/promises'
+import { IdempotencyError, ScopeMoving, sqlstateOf } from './errors.js'
+import { quoteIdentifier, statementOf, statements, type Statement, type Statements } from './functions.js'
+import { lostBy, performOnPool, type PoolLike } from './postgres.js'
+
+/** A shard, as the router names it, in the words of pg.Pool: user and certificates are to be added. */
+export interface Shard {
+  host?: string
+  port?: number
+  database?: string
+  user?: string
+  password?: string
+  application_name?: string
+  connectionTimeoutMillis?: number
+  ssl?: boolean | { rejectUnauthorized: boolean }
+}
+
+/** Makes a shard's pool, once for each connection string of the router, which it gets besides. */
+export type Shards = (shard: Shard, connection: string) => PoolLike | Promise<PoolLike>
+
+export interface Places {
+  readonly statements: Statements
+  /** What keeps a scope where it is until the transaction ends; nothing where it cannot move. */
+  here(scope: string | undefined): Statement<unknown> | undefined
+  /** Begin something on the pool of the scope's server; again where that refuses the scope, as it does before anything is done. */
+  at<T>(scope: string | undefined, begin: (pool: PoolLike) => Promise<T>): Promise<T>
+  /** A function in a transaction of its own. */
+  perform<T>(statement: Statement<T>, name: keyof Statements, given: unknown[]): Promise<T>
+}
+
+/** One server. */
+export class OneServer implements Places {
+  readonly statements: Statements
+  #pool: PoolLike
+
+  constructor(pool: PoolLike, schema: string) {
+    this.statements = statements(schema)
+    this.#pool = pool
+  }
+
+  here(): undefined {}
+
+  at<T>(_scope: string | undefined, begin: (pool: PoolLike) => Promise<T>): Promise<T> {
+    return begin(this.#pool)
+  }
+
+  perform<T>(statement: Statement<T>): Promise<T> {
+    return performOnPool(this.#pool, statement)
+  }
+}
+
+/** The schema of the router's functions. */
+const ROUTER = 'idempotency'
+/** By which an error of a shard's gate is known. */
+const GATE = 'idem_gate'
+/** 55P03, of the router: the scope is being moved. */
+const MOVING = '55P03'
+/** How long to wait for that. */
+const MOVE_MS = 10_000
+const MISSING = new Set(['42883', '42P01'])
+const TRIES = 3
+/** How many scopes are remembered. */
+const REMEMBERED = 10_000
+
+/** Several, and the router that knows which. */
+export class ManyServers implements Places {
+  readonly statements: Statements
+  #here: string
+  #router: PoolLike
+  #routed = statements(ROUTER)
+  #shards: Shards
+  #pools = new Map<string, Promise<PoolLike>>()
+  #scopes = new Map<string, Promise<PoolLike>>()
+
+  constructor(router: PoolLike, schema: string, shards: Shards) {
+    this.statements = statements(schema, true)
+    this.#here = `SELECT ${quoteIdentifier(schema)}.idem_here($1::text)`
+    this.#router = router
+    this.#shards = shards
+  }
+
+  here(scope: string): Statement<unknown> {
+    return { text: this.#here, values: [scope], read: () => undefined }
+  }
+
+  async at<T>(scope: string | undefined, begin: (pool: PoolLike) => Promise<T>): Promise<T> {
+    if (!scope) throw new TypeError('with several shards the scope says on which a transaction runs: transaction(handler, { scope })')
+    for (let tries = 1; ; tries++) {
+      const found = this.#of(scope)
+      try {
+        return await begin(await found)
+      } catch (error) {
+        const isElsewhere = (error as { schema?: unknown } | null)?.schema === GATE
+        // A shard that cannot be reached may have another address by now.
+        if (isElsewhere || lostBy(error)) this.#forget(scope, found)
+        if (!isElsewhere || tries === TRIES) throw error
+      }
+    }
+  }
+
+  async perform<T>(statement: Statement<T>, name: keyof Statements, given: unknown[]): Promise<T> {
+    if (statement.scope !== undefined) return this.at(statement.scope, (pool) => performOnPool(pool, statement))
+    try {
+      return await performOnPool(this.#router, statementOf<T>(this.#routed, name, given))
+    } catch (error) {
+      if (!MISSING.has(sqlstateOf(error) ?? '')) throw error
+      throw new IdempotencyError(`the router has no ${name}(), which is each shard's own: use a client over that shard's pool`,
+        { sqlstate: sqlstateOf(error), cause: error })
+    }
+  }
+
+  #of(scope: string): Promise<PoolLike> {
+    let found = this.#scopes.get(scope)
+    if (!found) {
+      if (this.#scopes.size === REMEMBERED) this.#scopes.delete(this.#scopes.keys().next().value!)
+      const asked = found = this.#ask(scope)
+      this.#scopes.set(scope, asked)
+      asked.catch(() => this.#forget(scope, asked))
+    }
+    return found
+  }
+
+  #forget(scope: string, found: Promise<PoolLike>): void {
+    if (this.#scopes.get(scope) === found) this.#scopes.delete(scope)
+  }
+
+  /** The router, and for some time again while the scope is being moved. */
+  async #ask(scope: string): Promise<PoolLike> {
+    const until = performance.now() + MOVE_MS
+    const question: Statement<string> = {
+      text: `SELECT ${ROUTER}.idem_shard($1::text) AS connection`, values: [scope], read: ([row]) => row!['connection']!,
+    }
+    for (;;) {
+      try {
+        return await this.#poolOf(await performOnPool(this.#router, question))
+      } catch (error) {
+        if (sqlstateOf(error) !== MOVING) throw error
+        if (performance.now() > until) {
+          const { message, detail, hint } = error as IdempotencyError
+          throw new ScopeMoving(message, { sqlstate: MOVING, detail, hint, cause: error })
+        }
+      }
+      await sleep(50 + Math.random() * 200)
+    }
+  }
+
+  #poolOf(connection: string): Promise<PoolLike> {
+    let pool = this.#pools.get(connection)
+    if (!pool) {
+      pool = (async () => this.#shards(shardOf(connection), connection))()
+      this.#pools.set(connection, pool)
+      pool.catch(() => this.#pools.delete(connection))
+    }
+    return pool
+  }
+}
+
+const WORD = /([^\s=]+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:[^\s\\]|\\.)*))/gs
+
+/** libpq's connection string, of words and values. */
+export function shardOf(connection: string): Shard {
+  const said = Object.fromEntries(Array.from(connection.matchAll(WORD), ([, word, quoted, plain]) =>
+    [word!, (quoted ?? plain!).replace(/\\(.)/gs, '$1')]))
+  const { host, port, dbname, user, password, application_name, connect_timeout, sslmode } = said
+  return {
+    ...(host ? { host } : {}), ...(port ? { port: Number(port) } : {}), ...(dbname ? { database: dbname } : {}),
+    ...(user ? { user } : {}), ...(password ? { password } : {}), ...(application_name ? { application_name } : {}),
+    ...(connect_timeout ? { connectionTimeoutMillis: Number(connect_timeout) * 1000 } : {}),
+    // As libpq, which asks for a certificate with these two only.
+    ...(sslmode === 'require' ? { ssl: { rejectUnauthorized: false } } : sslmode?.startsWith('verify-') ? { ssl: true } : {}),
+  }
+}

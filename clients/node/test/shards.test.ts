@@ -1,0 +1,102 @@
+/** What the client knows of shards, without any; test/scale_out has them. */
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { Idempotency, type PoolLike, type Shard } from 'pg-idempotency'
+
+type Answer = (text: string, values: unknown[]) => Record<string, string>[] | Promise<Record<string, string>[]>
+
+/** A pool whose server is a function. */
+function poolOf(answer: Answer): PoolLike & { asked: string[] } {
+  const asked: string[] = []
+  return {
+    asked,
+    async connect() {
+      return {
+        async query({ text, values }: { text: string; values: unknown[] }) {
+          asked.push(text)
+          return { command: 'SELECT', rows: await answer(text, values) }
+        },
+        release() {}, on() {}, removeListener() {},
+      }
+    },
+  }
+}
+const seen: Answer = () => [{ value: 'true' }]
+const gate = (): Error => Object.assign(new Error('scope "a" does not live on this shard'), { code: '55000', schema: 'idem_gate' })
+
+test('a connection string of libpq, in the words of pg', async () => {
+  const got: Shard[] = []
+  const strings = [
+    "host=shard0 port=6432 dbname=app connect_timeout=5 application_name='an app'",
+    "host = '/var/run/my dir' dbname=it\\'s sslmode=require user='o b' ", 'sslmode=verify-full host=::1 password=a\\ b',
+    'dbname=only sslmode=prefer',
+  ]
+  const router = poolOf((_, [scope]) => [{ connection: strings[Number(scope)]! }])
+  const idem = new Idempotency(router, { shards: (shard, connection) => { got.push({ ...shard, connection } as Shard); return poolOf(seen) } })
+  for (const scope of ['0', '1', '2', '3', '0']) await idem.once(scope, 'x')
+  assert.deepEqual(got, [
+    { host: 'shard0', port: 6432, database: 'app', connectionTimeoutMillis: 5000, application_name: 'an app' },
+    { host: '/var/run/my dir', database: "it's", user: 'o b', ssl: { rejectUnauthorized: false } },
+    { host: '::1', password: 'a b', ssl: true },
+    { database: 'only' },
+  ].map((shard, at) => ({ ...shard, connection: strings[at] })))
+})
+
+test('the router is asked once for each scope, of ten thousand at most, and once by those who come together', async () => {
+  const router = poolOf(() => [{ connection: 'host=one' }])
+  let pools = 0
+  const idem = new Idempotency(router, { shards: async () => { pools++; return poolOf(seen) } })
+  await Promise.all(Array.from({ length: 20 }, () => idem.once('first', 'x')))
+  assert.deepEqual([router.asked.length, pools], [1, 1])
+  for (let n = 0; n < 10_000; n++) await idem.once(`scope-${n}`, 'x')
+  await idem.once('scope-0', 'x')
+  assert.deepEqual([router.asked.length, pools], [10_001, 1])
+  await idem.once('first', 'x')
+  assert.equal(router.asked.length, 10_002)
+})
+
+test('a scope that a shard refuses is asked for again, three times at most', async () => {
+  const router = poolOf(() => [{ connection: `host=s${router.asked.length}` }])
+  let refusals = 2
+  const shard = poolOf(() => { if (refusals-- > 0) throw gate(); return [{ value: 'true' }] })
+  const idem = new Idempotency(router, { shards: () => shard })
+  assert.equal(await idem.once('a', 'x'), true)
+  assert.equal(router.asked.length, 3)
+  refusals = 4
+  await assert.rejects(idem.once('a', 'x'), /does not live on this shard/)
+  // The next call finds it: nothing that was refused is remembered.
+  refusals = 0
+  assert.equal(await idem.once('a', 'x'), true)
+})
+
+test('another 55000, as of a handler, is not the gate\'s', async () => {
+  const router = poolOf(() => [{ connection: 'host=one' }])
+  const shard = poolOf(() => { throw Object.assign(new Error('currval is not yet defined'), { code: '55000' }) })
+  await assert.rejects(new Idempotency(router, { shards: () => shard }).run('a', 'key-of-16-or-more', 'f(jsonb)', {}), /currval/)
+  assert.deepEqual([router.asked.length, shard.asked.length], [1, 1])
+})
+
+test('a router or a function that fails is asked again by the next call', async () => {
+  let fails = true
+  const router = poolOf(() => { if (fails) throw Object.assign(new Error('no row'), { code: '55000' }); return [{ connection: 'host=one' }] })
+  const idem = new Idempotency(router, { shards: () => { if (fails) throw new Error('no password'); return poolOf(seen) } })
+  await assert.rejects(idem.once('a', 'x'), /no row/)
+  fails = false
+  assert.equal(await idem.once('a', 'x'), true)
+  const other = new Idempotency(poolOf(() => [{ connection: 'host=one' }]), { shards: () => { if (fails) throw new Error('no password'); return poolOf(seen) } })
+  fails = true
+  await assert.rejects(other.once('a', 'x'), /no password/)
+  fails = false
+  assert.equal(await other.once('a', 'x'), true)
+})
+
+test('on a shard the gate is passed with the call, and on one server there is none', async () => {
+  const shard = poolOf(seen)
+  const many = new Idempotency(poolOf(() => [{ connection: 'host=one' }]), { schema: 'of it', shards: () => shard })
+  await many.once('a', 'x')
+  assert.match(shard.asked[0]!, /"of it"\."idem_once"\("scope" => "of it"\.idem_here\(\$1::text\), "token" => \$2::text\)/)
+  const one = poolOf(seen)
+  await new Idempotency(one).once('a', 'x')
+  assert.match(one.asked[0]!, /"public"\."idem_once"\("scope" => \$1::text, "token" => \$2::text\)/)
+  await assert.rejects(many.transaction(() => null), /needs|says on which/)
+})
