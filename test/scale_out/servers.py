@@ -165,7 +165,8 @@ class Bouncer:
         return Session('%s user=%s' % (self.connection(name), user))
 
     def stop(self):
-        self.process.terminate()
+        # From 1.23 on, SIGTERM waits for the clients that are still there.
+        self.process.kill()
         self.process.wait()
 
 
