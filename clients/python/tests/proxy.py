@@ -7,7 +7,8 @@ import threading
 
 
 class Proxy:
-    def __init__(self):
+    def __init__(self, server=None):
+        self.server = server or f"{os.environ['PGHOST']}/.s.PGSQL.{os.environ['PGPORT']}"
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.trips = 0
@@ -32,7 +33,7 @@ class Proxy:
     def _serve(self, client):
         server = socket.socket(socket.AF_UNIX)
         self.links.append(client)
-        server.connect(f"{os.environ['PGHOST']}/.s.PGSQL.{os.environ['PGPORT']}")
+        server.connect(self.server)
         answered, cutting = True, None
         with client, server:
             while True:

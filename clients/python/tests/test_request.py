@@ -339,7 +339,8 @@ def test_a_replay_does_not_wait_for_its_rollback(idem, asynchronously):
 
         await idem.request("u", key, handler)
         rollback, left = asyncio.Event(), asyncio.Event()
-        session = idem.core.backend.session
+        backend = idem.core.places.place.backend
+        session = backend.session
 
         from contextlib import asynccontextmanager
 
@@ -350,7 +351,7 @@ def test_a_replay_does_not_wait_for_its_rollback(idem, asynchronously):
                 await rollback.wait()
             left.set()
 
-        idem.core.backend.session = slow
+        backend.session = slow
         assert (await asyncio.wait_for(idem.request("u", key, handler), 10)).replayed
         assert not left.is_set()
         rollback.set()

@@ -22,6 +22,7 @@ async def user(request: Request) -> str:
     return str(request.scope["user"])
 
 service(MemoryIdempotency())
+service(Idempotency("", shards=lambda conninfo: conninfo))
 asynchronous(AsyncMemoryIdempotency())
 Guard(scope=lambda request: request.header("X-User"))
 Guard(scope=lambda request: "ann", wait="5s")

@@ -6,15 +6,15 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from .core import Call, Core, Job, Response, Result, Step, Waiters, hash_of, stores
+from .core import Call, Core, Job, Response, Result, Step, hash_of, stores
 from .functions import AsyncFunctions, Interval, Statement, SyncFunctions, as_interval
 from .handlers import DEFAULT_TIMEOUT, timeout_seconds
 from .intervals import seconds
-from .postgres import Backend, PsycopgBackend, execute
+from .postgres import PsycopgBackend, execute
+from .shards import ROUTER_SCHEMA, OneServer, Place, Places, Shards
 from .shells import AsyncShell, Shell, SyncShell, run
 
 T = TypeVar("T")
-DEFAULT_WAITERS = 5
 
 
 class SyncJob(Job):
@@ -40,21 +40,32 @@ class AsyncJob(Job):
 class OnHandle(SyncFunctions):
     """The functions on a connection of the user's, in the transaction it is in."""
 
-    def __init__(self, handle: Any, schema: str) -> None:
+    def __init__(self, handle: Any, schema: str, places: Places) -> None:
         if inspect.iscoroutinefunction(getattr(handle, "execute", None)):
             raise TypeError(f"{type(handle).__name__} is asynchronous: use AsyncIdempotency")
-        self._handle, self._schema = handle, schema
+        self._handle, self._schema, self._places = handle, schema, places
 
     def _perform(self, statement: Statement[T]) -> T:
-        return run(execute(self._handle, statement, self._schema))
+        return run(execute(self._handle, self._places.kept(statement), self._schema))
 
 
 class AsyncOnHandle(AsyncFunctions):
-    def __init__(self, handle: Any, schema: str) -> None:
-        self._handle, self._schema = handle, schema
+    def __init__(self, handle: Any, schema: str, places: Places) -> None:
+        self._handle, self._schema, self._places = handle, schema, places
 
     async def _perform(self, statement: Statement[T]) -> T:
-        return await execute(self._handle, statement, self._schema)
+        return await execute(self._handle, self._places.kept(statement), self._schema)
+
+
+def places_of(source: Any, schema: str, shards: Callable[[str], Any] | None, shell: Shell,
+              max_waiters: int | None) -> Places:
+    """With shards the source is their router's."""
+    def place(source: Any) -> Place:
+        return Place(PsycopgBackend(source, schema, shell.asynchronous), max_waiters)
+
+    if shards is None:
+        return OneServer(place(source))
+    return Shards(PsycopgBackend(source, ROUTER_SCHEMA, shell.asynchronous), shards, place, shell)
 
 
 def refuse_no_ttl(ttl: Interval, ms: float | None = None) -> None:
@@ -71,12 +82,9 @@ class Defaults:
     core: Core
     job_class: type[Job]
 
-    def __init__(self, backend: Backend, shell: Shell, schema: str, max_waiters: int | None, wait: Interval,
-                 ttl: Interval, lease: Interval, timeout: Interval = DEFAULT_TIMEOUT,
-                 timeout_ms: float | None = None) -> None:
-        if max_waiters is None:
-            max_waiters = backend.size // 2 if backend.size else DEFAULT_WAITERS
-        self.core = Core(backend, shell, Waiters(max_waiters))
+    def __init__(self, places: Places, shell: Shell, schema: str, wait: Interval, ttl: Interval, lease: Interval,
+                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None) -> None:
+        self.core = Core(places, shell)
         self.schema = schema
         refuse_no_ttl(ttl)
         self._wait, self._ttl, self._lease = wait, ttl, lease
@@ -111,14 +119,20 @@ class Idempotency(Defaults, SyncFunctions):
     source is a pool with .connection(), a function that returns a connection
     in a context manager, or a connection string.  Each method is a transaction
     of its own; on(handle) has those for a transaction of yours.
+
+    With several servers, source is the router's.  shards(conninfo) is called
+    once for each connection string that the router names, which has no user and
+    no password, and returns what source may be.  schema is the extension's there,
+    and max_waiters each server's.
     """
 
     job_class = SyncJob
 
-    def __init__(self, source: Any, *, schema: str = "public", max_waiters: int | None = None, wait: Interval = None,
-                 ttl: Interval = None, lease: Interval = None, timeout: Interval = DEFAULT_TIMEOUT,
-                 timeout_ms: float | None = None) -> None:
-        super().__init__(PsycopgBackend(source, schema, False), SyncShell(), schema, max_waiters, wait, ttl, lease,
+    def __init__(self, source: Any, *, schema: str = "public", shards: Callable[[str], Any] | None = None,
+                 max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
+                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None) -> None:
+        shell = SyncShell()
+        super().__init__(places_of(source, schema, shards, shell, max_waiters), shell, schema, wait, ttl, lease,
                          timeout, timeout_ms)
 
     def _perform(self, statement: Statement[T]) -> T:
@@ -127,7 +141,7 @@ class Idempotency(Defaults, SyncFunctions):
     def on(self, handle: Any) -> SyncFunctions:
         """The functions on a psycopg connection or cursor, or an SQLAlchemy
         Connection or Session, in the transaction that it is in."""
-        return OnHandle(handle, self.schema)
+        return OnHandle(handle, self.schema, self.core.places)
 
     def request(self, scope: str, key: str, handler: Callable[[Any], Response], *,
                 request_hash: bytes | None = None, method: str | None = None, path: str | None = None,
@@ -162,14 +176,15 @@ class Idempotency(Defaults, SyncFunctions):
 
 
 class AsyncIdempotency(Defaults, AsyncFunctions):
-    """The client for asyncio: as Idempotency, with coroutines."""
+    """The client for asyncio: as Idempotency, with coroutines.  shards may be one, too."""
 
     job_class = AsyncJob
 
-    def __init__(self, source: Any, *, schema: str = "public", max_waiters: int | None = None, wait: Interval = None,
-                 ttl: Interval = None, lease: Interval = None, timeout: Interval = DEFAULT_TIMEOUT,
-                 timeout_ms: float | None = None) -> None:
-        super().__init__(PsycopgBackend(source, schema, True), AsyncShell(), schema, max_waiters, wait, ttl, lease,
+    def __init__(self, source: Any, *, schema: str = "public", shards: Callable[[str], Any] | None = None,
+                 max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
+                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None) -> None:
+        shell = AsyncShell()
+        super().__init__(places_of(source, schema, shards, shell, max_waiters), shell, schema, wait, ttl, lease,
                          timeout, timeout_ms)
 
     async def _perform(self, statement: Statement[T]) -> T:
@@ -178,7 +193,7 @@ class AsyncIdempotency(Defaults, AsyncFunctions):
     def on(self, handle: Any) -> AsyncFunctions:
         """The functions on a psycopg AsyncConnection or AsyncCursor, or an
         SQLAlchemy AsyncConnection or AsyncSession, in the transaction that it is in."""
-        return AsyncOnHandle(handle, self.schema)
+        return AsyncOnHandle(handle, self.schema, self.core.places)
 
     async def request(self, scope: str, key: str, handler: Callable[[Any], Awaitable[Response]], *,
                       request_hash: bytes | None = None, method: str | None = None, path: str | None = None,

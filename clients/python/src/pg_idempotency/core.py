@@ -22,11 +22,12 @@ from typing import Any, Protocol, TypeVar
 from . import functions
 from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished,
                      TransactionEnded, sqlstate)
-from .functions import Headers, HeldClaim, Interval, Statement, held, json_text, make
+from .functions import Headers, HeldClaim, Interval, Statement, held, json_text, make, scope_of
 from .handlers import Deadline, inside, refuse_nested
 from .intervals import seconds
 from .keys import request_hash, step_key
-from .postgres import Backend, Session, connection_lost, pool_exhausted
+from .postgres import Session, connection_lost, pool_exhausted, refused_here
+from .shards import PATIENCE, Place, Places
 from .shells import Background, Shell, value
 
 T = TypeVar("T")
@@ -90,20 +91,6 @@ def problem(type: str, title: str, status: int, detail: str) -> Response:
     return Response(status, json_text(document, "problem"), {"Content-Type": "application/problem+json"})
 
 
-class Waiters:
-    """At most so many of a pool's connections sleep in the database at once."""
-
-    def __init__(self, limit: int) -> None:
-        self._free = threading.BoundedSemaphore(limit) if limit > 0 else None
-
-    def enter(self) -> bool:
-        return self._free is not None and self._free.acquire(blocking=False)
-
-    def leave(self) -> None:
-        if self._free is not None:
-            self._free.release()
-
-
 @dataclass(frozen=True)
 class Call:
     """What names a request, and how long things last."""
@@ -125,6 +112,10 @@ class Call:
     max_response_size: int | None = None
     as_text: bool = False
     """Store bytes as text where they are text, for those who read the table."""
+
+    @property
+    def wait_seconds(self) -> float | None:
+        return seconds(self.wait, self.wait_ms)
 
     def claim(self, wait: bool) -> Statement[HeldClaim]:
         return held(make["claim"].make(None, self.scope, self.key, self.request_hash, ttl=self.ttl,
@@ -193,10 +184,6 @@ class _Unknown(Exception):
     """COMMIT was sent, and its answer was lost."""
 
 
-class _NotBegun(Exception):
-    """The connection was dead before the handler ran."""
-
-
 class Turn:
     """A request that this process runs, for its duplicates to wait for."""
 
@@ -228,28 +215,67 @@ class Lent:
 
 
 class Core:
-    def __init__(self, backend: Backend, shell: Shell, waiters: Waiters) -> None:
-        self.backend = backend
+    def __init__(self, places: Places, shell: Shell) -> None:
+        self.places = places
         self.shell = shell
-        self.waiters = waiters
         self._turns: dict[tuple[str, str, str], Turn] = {}
         self._lock = threading.Lock()
 
-    async def perform(self, statement: Statement[T] | Callable[[Session], Statement[T]]) -> T:
-        if isinstance(statement, Statement):
-            name = statement.function.removeprefix("idem_") + "()"
-            refuse_nested(self.backend.source, name, f"on(tx).{name}")
-        async with self.backend.session() as session:
-            result: T = await session.perform(statement if isinstance(statement, Statement) else statement(session))
-            return result
+    async def perform(self, statement: Statement[T]) -> T:
+        """A function of the user's, in a transaction of its own."""
+        name = statement.function.removeprefix("idem_") + "()"
+        refuse_nested(self.places.source, name, f"on(tx).{name}")
+        scope = scope_of(statement)
+        if scope is None:
+            return await self.places.anywhere(statement)
+        wait = next((seconds(a.value) for a in statement.arguments if a.name == "wait"), None)
+        return await self.perform_there(scope, lambda session: statement, wait)
+
+    async def perform_there(self, scope: str, make: Callable[[Session], Statement[T]], wait: float | None = None) -> T:
+        """Where the scope lives.  What may have been done is not done again."""
+        async with self._opened(scope, wait, lambda place, session: session.perform(self.places.kept(make(session))),
+                                repeats=False) as (_, result):
+            found: T = result
+            return found
+
+    async def _open(self, scope: str, wait: float | None, first: Callable[[Place, Session], Any],
+                    repeats: bool) -> tuple[Lent, Any]:
+        """See _opened()."""
+        until = time.monotonic() + max(PATIENCE, wait or 0)
+        for last in (False, False, True):
+            place = await self.places.of(scope, until)
+            dead = False
+            try:
+                async with AsyncExitStack() as stack:
+                    session = await stack.enter_async_context(place.backend.session())
+                    try:
+                        found = await first(place, session)
+                    except Exception as error:
+                        dead = session.lost or connection_lost(error)
+                        raise
+                    return Lent(session, stack.pop_all()), found
+            except Exception as error:
+                moved = refused_here(error)
+                if moved or dead or connection_lost(error) or pool_exhausted(error):
+                    self.places.forget(scope)
+                if last or not (moved or dead and repeats):
+                    raise
+        raise AssertionError
 
     @asynccontextmanager
-    async def _lent(self) -> AsyncIterator[Lent]:
-        stack = AsyncExitStack()
-        lent = Lent(await stack.enter_async_context(self.backend.session()), stack)
+    async def _opened(self, scope: str, wait: float | None, first: Callable[[Place, Session], Any],
+                      repeats: bool = True) -> AsyncIterator[tuple[Lent, Any]]:
+        """A session where the scope lives, and what the first statement in it brought.
+
+        Nothing else has run then.  So it is sent again where the scope has moved
+        away, and with repeats also where the connection was dead: a pool may
+        have kept it since the server's restart."""
+        lent, found = await self._open(scope, wait, first, repeats)
         try:
-            yield lent
+            yield lent, found
         except BaseException as error:
+            if lent.session.lost:
+                self.places.forget(scope)       # the map may have another address now
             if not await lent.taken().__aexit__(type(error), error, error.__traceback__):
                 raise
         else:
@@ -264,7 +290,7 @@ class Core:
             await session.take_back()
             return found
 
-        with inside(self.backend.source):
+        with inside(self.places.source):
             try:
                 found = await self.shell.bounded(returned, deadline.left(), session.ended, lent.cut)
             except Exception as error:
@@ -279,13 +305,15 @@ class Core:
 
     async def transaction(self, call: Call, handler: Callable[[Any], Any]) -> Result:
         """A handler without a key: its transaction, and nothing stored."""
-        refuse_nested(self.backend.source, "a transaction", "tx")
+        refuse_nested(self.places.source, "a transaction", "tx")
         deadline = Deadline(call.timeout_in_transaction)
 
+        beginning = self.places.beginning(call.scope)
+
         async def attempt(number: int) -> Result:
-            async with self._lent() as lent:
+            async with self._opened(call.scope, call.wait_seconds,
+                                    lambda place, session: session.begin(beginning)) as (lent, _):
                 session = lent.session
-                await session.begin(None)
                 response: Response = await self._handled(lent, deadline, handler)
                 if stores(response.status) and call.store(response.status):
                     if not session.open:
@@ -300,7 +328,7 @@ class Core:
     async def _turn(self, call: Call) -> AsyncIterator[tuple[Call, Turn]]:
         """Duplicates that may wait, and whose first request runs in this very
         process, wait for it here: without a connection, however many."""
-        wait = seconds(call.wait, call.wait_ms)
+        wait = call.wait_seconds
         if not wait:
             yield call, Turn(None)
             return
@@ -323,11 +351,11 @@ class Core:
                     del self._turns[name]
                 mine.over.set()
 
-    async def _claim(self, call: Call, send: Callable[[Statement[HeldClaim]], Any]) -> HeldClaim:
+    async def _claim(self, place: Place, call: Call, send: Callable[[Statement[HeldClaim]], Any]) -> HeldClaim:
         """Waits in the database if there is room, and not at all if there is none."""
-        wait = (call.wait is not None or bool(call.wait_ms)) and self.waiters.enter()
+        wait = (call.wait is not None or bool(call.wait_ms)) and place.waiters.enter()
         try:
-            claim: HeldClaim = await send(call.claim(wait))
+            claim: HeldClaim = await send(self.places.kept(call.claim(wait)))
             return claim
         except Exception as error:
             if wait and sqlstate(error) in ENDED_WAITS:
@@ -335,7 +363,7 @@ class Core:
             raise
         finally:
             if wait:
-                self.waiters.leave()
+                place.waiters.leave()
 
     async def _retried(self, attempt: Callable[[int], Any]) -> Any:
         """Serialization failures and deadlocks, with jitter."""
@@ -347,27 +375,10 @@ class Core:
                     raise
             await self.shell.sleep(random.uniform(0, 0.02 * 2 ** number))
 
-    @asynccontextmanager
-    async def _transaction(self, call: Call) -> AsyncIterator[tuple[Lent, HeldClaim]]:
-        """A session in a transaction that holds the claim, if that is new.
-
-        One that is not is rolled back behind the caller: nobody who gets a
-        replay waits for that."""
-        async with self._lent() as lent:
-            try:
-                claim = await self._claim(call, lent.session.begin)
-            except Exception as error:
-                if lent.session.lost:
-                    raise _NotBegun() from error
-                raise
-            if claim.outcome != "new":
-                await self.shell.later(lent.taken().aclose)
-            yield lent, claim
-
     # request()
 
     async def request(self, call: Call, handler: Callable[[Any], Any]) -> Result:
-        refuse_nested(self.backend.source, "request()", "tx, and the functions of on(tx)")
+        refuse_nested(self.places.source, "request()", "tx, and the functions of on(tx)")
         async with self._turn(call) as (mine, turn):
             result = await self._request(mine, handler)
             turn.stored = result.stored
@@ -381,10 +392,6 @@ class Core:
             for last in (False, False, True):
                 try:
                     return await self._request_once(now, deadline, handler)
-                except _NotBegun as dead:
-                    # Nothing has run: a pool may have kept it since the server's restart.
-                    if last:
-                        raise dead.__cause__ or dead
                 except _Unknown as unknown:
                     # It has committed, or it will not, or it has not yet ended: claim again to learn.
                     if last:
@@ -396,32 +403,45 @@ class Core:
         return result
 
     async def _request_once(self, call: Call, deadline: Deadline, handler: Callable[[Any], Any]) -> Result:
-        async with self._transaction(call) as (lent, claim):
-            session = lent.session
-            if claim.outcome != "new":
-                return answer(claim)
-            response: Response = await self._handled(lent, deadline, handler)
-            if not isinstance(response, Response):
-                raise TypeError(f"the handler returned {type(response).__name__}, not a Response")
-            if not (stores(response.status) and call.store(response.status)):
+        async with self._opened(call.scope, call.wait_seconds,
+                                lambda place, session: self._claim(place, call, session.begin)) as (lent, claim):
+            if claim.outcome == "new":
+                return await self._run(call, lent, claim, deadline, handler)
+            # Rolled back behind the caller: nobody who gets a replay waits for that.
+            await self.shell.later(lent.taken().aclose)
+        return answer(claim)
+
+    async def _run(self, call: Call, lent: Lent, claim: HeldClaim, deadline: Deadline,
+                   handler: Callable[[Any], Any]) -> Result:
+        session = lent.session
+        response: Response = await self._handled(lent, deadline, handler)
+        if not isinstance(response, Response):
+            raise TypeError(f"the handler returned {type(response).__name__}, not a Response")
+        if not (stores(response.status) and call.store(response.status)):
+            await session.rollback()
+            return Result("new", response.status, response.body, response.headers, False, False)
+        if session.failed:
+            raise TransactionEnded("the handler went on after an error of the database, which undid its work")
+        complete, whole = call.complete(session, response, None, claim.max_response_size)
+        if not session.open:
+            await self._ended(call, session, claim, response)
+        try:
+            await self._commit(session, complete)
+        except Exception as error:
+            if isinstance(error, (ClaimLost, ClaimNotFound)):
+                # Another transaction than that of the claim.
                 await session.rollback()
-                return Result("new", response.status, response.body, response.headers, False, False)
-            if session.failed:
-                raise TransactionEnded("the handler went on after an error of the database, which undid its work")
-            complete, whole = call.complete(session, response, None, claim.max_response_size)
-            if not session.open:
                 await self._ended(call, session, claim, response)
-            try:
-                await session.commit(complete)
-            except Exception as error:
-                if session.lost:
-                    raise _Unknown() from error
-                if isinstance(error, (ClaimLost, ClaimNotFound)):
-                    # Another transaction than that of the claim.
-                    await session.rollback()
-                    await self._ended(call, session, claim, response)
-                raise
-            return Result("new", response.status, response.body, response.headers, False, whole)
+            raise
+        return Result("new", response.status, response.body, response.headers, False, whole)
+
+    async def _commit(self, session: Session, complete: Statement[bool]) -> None:
+        try:
+            await session.commit(complete)
+        except Exception as error:
+            if session.lost:
+                raise _Unknown() from error
+            raise
 
     async def _ended(self, call: Call, session: Session, claim: HeldClaim, response: Response) -> None:
         """The handler has ended the transaction by hand.  If it was committed,
@@ -430,7 +450,7 @@ class Core:
             raise TransactionEnded("the connection was lost in the handler, which did not say so")
         try:
             complete, _ = call.complete(session, response, claim.claim_token, claim.max_response_size)
-            await session.perform(complete)
+            await session.perform(self.places.kept(complete))
         except IdempotencyError:
             raise TransactionEnded("the handler rolled its transaction back, or took longer than the ttl of its "
                                    "claim") from None
@@ -439,23 +459,18 @@ class Core:
     # job()
 
     async def job(self, call: Call, function: Callable[[Any], Any], job_class: type[Job]) -> Result:
-        refuse_nested(self.backend.source, "job()", "tx, and the functions of on(tx)")
+        refuse_nested(self.places.source, "job()", "tx, and the functions of on(tx)")
         async with self._turn(call) as (mine, turn):
             result = await self._job(mine, function, job_class)
             turn.stored = result.stored
             return result
 
     async def _job(self, call: Call, function: Callable[[Any], Any], job_class: type[Job]) -> Result:
-        async def attempt(number: int) -> HeldClaim:
-            for last in (False, False, True):
-                try:
-                    async with self.backend.session() as session:
-                        return await self._claim(call, session.perform)
-                except Exception as error:
-                    # If it was committed all the same, the next one is in progress until the lease ends.
-                    if last or not connection_lost(error):
-                        raise
-            raise AssertionError
+        async def attempt(number: int) -> Any:
+            # If one was committed whose answer was lost, the next is in progress until the lease ends.
+            async with self._opened(call.scope, call.wait_seconds,
+                                    lambda place, session: self._claim(place, call, session.perform)) as (_, found):
+                return found
 
         started = time.monotonic()
         claim: HeldClaim = await self._retried(attempt)
@@ -542,7 +557,9 @@ class Job:
         async def attempt(number: int) -> T:
             for last in (False, False, True):
                 try:
-                    return await self._core.perform(statement)
+                    if isinstance(statement, Statement):
+                        return await self._core.perform(statement)
+                    return await self._core.perform_there(self.scope, statement)
                 except Exception as error:
                     # With its token a call may be sent again.  What a step has done is not given up so soon.
                     if last or not (connection_lost(error) or self._running and pool_exhausted(error)):
@@ -617,22 +634,20 @@ class Job:
         return self.result
 
     async def _finish_once(self, function: Callable[[Any], Any]) -> Result:
-        async with self._core._lent() as lent:
+        core, call = self._core, self._call
+        # Still the holder?  From here to the end nobody can take over.
+        heartbeat = core.places.kept(self._statement("heartbeat", lease=call.lease, lease_ms=call.lease_ms))
+        async with core._opened(call.scope, call.wait_seconds,
+                                lambda place, session: session.begin(heartbeat)) as (lent, _):
             session = lent.session
-            # Still the holder?  From here to the end nobody can take over.
-            await session.begin(self._statement("heartbeat", lease=self._call.lease, lease_ms=self._call.lease_ms))
-            response = await self._core._handled(lent, self._deadline_of_last, function)
+            response = await core._handled(lent, self._deadline_of_last, function)
             if not isinstance(response, Response):
                 raise TypeError(f"the last step returned {type(response).__name__}, not a Response")
             if not session.open:
                 raise TransactionEnded("the last step ended its transaction, or went on after an error in it")
-            complete, whole = self._call.complete(session, response, self.claim_token, self._claim.max_response_size)
-            try:
-                await session.commit(complete)
-            except Exception as error:
-                if session.lost:
-                    raise _Unknown() from error
-                raise
+            complete, whole = call.complete(session, response, self.claim_token, self._claim.max_response_size)
+            # With its token it would succeed in another transaction, too, that the function has begun by hand.
+            await core._commit(session, core.places.kept(complete))
         return Result("new", response.status, response.body, response.headers, False, whole)
 
     async def _learn(self, function: Callable[[Any], Any], cause: BaseException | None) -> Result:

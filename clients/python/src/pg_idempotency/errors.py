@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TypeVar
 
 
 class IdempotencyError(Exception):
@@ -79,6 +80,14 @@ class NotFinished(IdempotencyError):
     """A job's function returned without a response."""
 
 
+class ScopeMoving(IdempotencyError):
+    """The scope is being moved to another server; retry_after is in seconds."""
+
+    sqlstate = "55P03"
+    retry_after: int = 1
+
+
+E = TypeVar("E", bound=IdempotencyError)
 CLASSES = {c.sqlstate: c for c in (KeyInvalid, RateLimited, ClaimLost, ClaimNotFound, ActionIdAhead)}
 
 
@@ -114,6 +123,14 @@ def _said(error: BaseException, name: str) -> str | None:
     return None
 
 
+def restated(kind: type[E], error: BaseException) -> E:
+    """An error of the database as one of ours."""
+    made = kind(str(error).partition("\n")[0])
+    made.__cause__ = error
+    made.detail, made.hint = _said(error, "detail"), _said(error, "hint")
+    return made
+
+
 def from_error(error: BaseException) -> IdempotencyError | None:
     """The error of this package that an error stands for, or None.
 
@@ -126,9 +143,7 @@ def from_error(error: BaseException) -> IdempotencyError | None:
     kind = CLASSES.get(sqlstate(error))
     if kind is None:
         return None
-    made = kind(str(error).partition("\n")[0])
-    made.__cause__ = error
-    made.detail, made.hint = _said(error, "detail"), _said(error, "hint")
+    made = restated(kind, error)
     if isinstance(made, RateLimited):
         seconds = re.search(r"\d+", made.hint or "")
         made.retry_after = max(1, int(seconds[0])) if seconds else 1

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 from uuid import UUID
@@ -714,6 +714,39 @@ def held(statement: Statement[Claim]) -> Statement[HeldClaim]:
     """A claim that says, too, how long the lease is and how large a response may be."""
     return _statement(HeldClaim, statement.function, lambda rows: _made(HeldClaim, rows[0]),
                       *((a.name, a.type, a.value) for a in statement.arguments))
+
+
+# Which shard a call belongs to, its first argument says.
+_SCOPES = {"scope", "user_id", "aggregate"}
+
+
+def scope_of(statement: Statement[Any]) -> str | None:
+    """The scope, user or aggregate that a call is about, if it is about one."""
+    for first in statement.arguments[:1]:
+        if first.name in _SCOPES:
+            scope: str = first.value
+            return scope
+    return None
+
+
+def shard_of(scope: str) -> Statement[str]:
+    """Of the router: the connection string of the shard that the scope lives on."""
+    return _scalar("idem_shard", ("scope", "text", scope))
+
+
+def here(scope: str) -> Statement[str]:
+    """Keeps the scope on this shard until the transaction ends.  Refuses one that lives elsewhere."""
+    return _scalar("idem_here", ("scope", "text", scope))
+
+
+def kept_here(statement: Statement[T]) -> Statement[T]:
+    """A call that keeps its scope, or its users, on this shard before it does anything."""
+    for first in statement.arguments[:1]:
+        if first.name in _SCOPES or first.name == "user_ids":
+            name = "scopes" if first.type == "text[]" else "scope"
+            kept = replace(first, value=_scalar("idem_here", (name, first.type, first.value)))
+            return replace(statement, arguments=(kept, *statement.arguments[1:]))
+    return statement
 
 
 make = Functions.__dict__

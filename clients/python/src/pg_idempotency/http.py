@@ -16,7 +16,7 @@ from typing import Any
 from .client import Defaults, refuse_no_ttl
 from .core import Response, Result, problem, stores
 from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid, KeyReused,
-                     RateLimited, TimedOut)
+                     RateLimited, ScopeMoving, TimedOut)
 from .functions import Interval
 from .shells import value
 
@@ -197,6 +197,10 @@ def _refusal(error: IdempotencyError, guard: Guard) -> Answer | None:
         case TimedOut():
             return _answer(problem("timeout", "Timed out", 503, "The request took too long, and was undone."),
                            ("Retry-After", "1"))
+        case ScopeMoving():
+            return _answer(problem("scope-moving", "Scope is being moved", 503,
+                                   "What belongs to this user is being moved to another server."),
+                           ("Retry-After", str(error.retry_after)))
         case StreamingRefused():
             return _answer(problem("streaming-refused", "Streaming refused", 500, str(error)))
     return None

@@ -33,6 +33,7 @@ from .handlers import DEFAULT_TIMEOUT
 from .intervals import seconds
 from .keys import new_key, request_hash
 from .memory_monitoring import Monitoring, stuck
+from .shards import OneServer, Place
 from .shells import AsyncShell, Shell, SyncShell, run
 
 T = TypeVar("T")
@@ -855,8 +856,8 @@ class MemoryIdempotency(client.Idempotency):
                  max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
                  timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None) -> None:
         self.store, shell = Store(settings or Settings(), handlers), SyncShell()
-        client.Defaults.__init__(self, MemoryBackend(self.store, shell), shell, "public", max_waiters, wait, ttl,
-                                 lease, timeout, timeout_ms)
+        places = OneServer(Place(MemoryBackend(self.store, shell), max_waiters))
+        client.Defaults.__init__(self, places, shell, "public", wait, ttl, lease, timeout, timeout_ms)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -882,8 +883,8 @@ class AsyncMemoryIdempotency(client.AsyncIdempotency):
                  max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
                  timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None) -> None:
         self.store, shell = Store(settings or Settings(), handlers), AsyncShell()
-        client.Defaults.__init__(self, MemoryBackend(self.store, shell), shell, "public", max_waiters, wait, ttl,
-                                 lease, timeout, timeout_ms)
+        places = OneServer(Place(MemoryBackend(self.store, shell), max_waiters))
+        client.Defaults.__init__(self, places, shell, "public", wait, ttl, lease, timeout, timeout_ms)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:

@@ -40,6 +40,11 @@ def connection_lost(error: BaseException) -> bool:
         error.sqlstate is None or error.sqlstate[:2] == "08" or error.sqlstate in ("57P01", "57P02", "57P03"))
 
 
+def refused_here(error: BaseException) -> bool:
+    """By idem_here(): the scope lives on another shard, and nothing has been done."""
+    return isinstance(error, psycopg.Error) and error.sqlstate == "55000" and error.diag.schema_name == "idem_gate"
+
+
 class Session(Protocol):
     """A connection for a while.  handle is what a handler is given."""
 

@@ -64,6 +64,9 @@ class Shell(Protocol):
     def event(self) -> Any:
         """A threading.Event or an asyncio.Event."""
 
+    def lock(self) -> Any:
+        """A threading.Lock or an asyncio.Lock."""
+
     async def wait(self, event: Any, seconds: float) -> bool:
         """Until the event is set, which is True, or the time is over."""
 
@@ -156,6 +159,9 @@ class SyncShell:
     def event(self) -> threading.Event:
         return threading.Event()
 
+    def lock(self) -> threading.Lock:
+        return threading.Lock()
+
     async def wait(self, event: threading.Event, seconds: float) -> bool:
         return event.wait(seconds)
 
@@ -206,6 +212,9 @@ class AsyncShell:
 
     def event(self) -> asyncio.Event:
         return asyncio.Event()
+
+    def lock(self) -> asyncio.Lock:
+        return asyncio.Lock()
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
         try:

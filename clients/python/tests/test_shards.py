@@ -1,0 +1,203 @@
+"""shards=: the map of a router that is none.  See test/scale_out for a real one."""
+
+import asyncio
+import threading
+import time
+from contextlib import asynccontextmanager
+
+import psycopg
+import pytest
+
+from pg_idempotency import AsyncIdempotency, Idempotency, ScopeMoving, shards
+from pg_idempotency.functions import kept_here, make, render, scope_of
+from pg_idempotency.shards import Place, Shards
+from pg_idempotency.shells import SyncShell, run
+
+
+class Backend:
+    """A router's, which says what it is told to."""
+
+    size = None
+
+    def __init__(self, answer):
+        self.source, self.asked = self, []
+        self.answer = answer
+
+    @asynccontextmanager
+    async def session(self):
+        yield self
+
+    async def perform(self, statement):
+        scope = statement.arguments[0].value
+        self.asked.append(scope)
+        found = self.answer(scope)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def map_of(answer, connect=lambda conninfo: conninfo):
+    """Its places are named by what connect() returns."""
+    def place(source):
+        found = Place(Backend(None), 1)
+        found.name = source
+        return found
+
+    return Shards(Backend(answer), connect, place, SyncShell())
+
+
+def at(places, scope, patience=10.0):
+    return run(places.of(scope, time.monotonic() + patience)).name
+
+
+def test_it_remembers_so_many_and_drops_the_oldest():
+    places = map_of(lambda scope: f"shard{len(scope) % 4}")
+    for number in range(shards.KNOWN + 10):
+        assert at(places, f"scope-{number}") == f"shard{len(f'scope-{number}') % 4}"
+    assert shards.KNOWN == 10_000 == len(places._known)
+    before = len(places._router.asked)
+    for number in range(10, shards.KNOWN + 10):
+        at(places, f"scope-{number}")
+    assert len(places._router.asked) == before
+    at(places, "scope-9")
+    assert places._router.asked[before:] == ["scope-9"]
+    places.forget("scope-9")
+    places.forget("unheard of")
+    at(places, "scope-9")
+    assert places._router.asked[before:] == ["scope-9", "scope-9"]
+
+
+def test_threads_share_it(monkeypatch):
+    """Each connection string is asked with once, and one that takes its time holds up no other."""
+    monkeypatch.setattr(shards, "KNOWN", 20)
+    asked, free = [], threading.Event()
+
+    def connect(conninfo):
+        asked.append(conninfo)
+        assert conninfo != "shard0" or free.wait(20)
+        return conninfo
+
+    places, found = map_of(lambda scope: f"shard{int(scope) % 4}", connect), []
+    slow = [threading.Thread(target=lambda: found.append(at(places, "0"))) for _ in range(3)]
+    for thread in slow:
+        thread.start()
+
+    def work(number):
+        for n in range(2000):
+            scope = str((number * 7 + n) % 64 // 4 * 4 + 1 + n % 3)
+            found.append(at(places, scope) == f"shard{int(scope) % 4}")
+            if n % 5 == 0:
+                places.forget(scope)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 8000
+    free.set()
+    for thread in slow:
+        thread.join()
+    assert found[8000:] == ["shard0"] * 3
+    assert sorted(asked) == ["shard0", "shard1", "shard2", "shard3"] and len(places._known) <= 20
+
+
+def test_a_pool_that_could_not_be_made_is_made_the_next_time():
+    tries = []
+
+    def connect(conninfo):
+        tries.append(conninfo)
+        if len(tries) == 1:
+            raise ZeroDivisionError
+        return conninfo
+
+    places = map_of(lambda scope: "shard", connect)
+    with pytest.raises(ZeroDivisionError):
+        at(places, "u")
+    assert at(places, "u") == "shard" and len(tries) == 2
+
+
+def test_a_router_that_was_restarted():
+    """A pool may have kept three dead connections, but more is another fault."""
+    errors = [psycopg.OperationalError("gone"), psycopg.errors.AdminShutdown("gone")]
+    places = map_of(lambda scope: errors.pop() if errors else "shard")
+    assert at(places, "u") == "shard" and len(places._router.asked) == 3
+    for error, asked in ((psycopg.OperationalError("gone"), 3),
+                         (psycopg.errors.ObjectNotInPrerequisiteState("no shard is known"), 1)):
+        places = map_of(lambda scope: error)
+        with pytest.raises(psycopg.Error) as raised:
+            at(places, "u")
+        assert raised.value is error and len(places._router.asked) == asked
+
+
+def test_a_scope_that_is_being_moved():
+    moving = psycopg.errors.LockNotAvailable('scope "u" is being moved to another shard')
+    until = time.monotonic() + 0.6
+    places = map_of(lambda scope: moving if time.monotonic() < until else "shard")
+    with pytest.raises(ScopeMoving, match="is being moved") as raised:
+        at(places, "u", 0.2)
+    error = raised.value
+    assert (error.sqlstate, error.retry_after, error.__cause__) == ("55P03", 1, moving)
+    assert at(places, "u") == "shard" and time.monotonic() >= until
+    assert 3 <= len(places._router.asked) <= 20
+
+
+def test_waiters_are_each_servers():
+    idem = Idempotency("", shards=lambda conninfo: conninfo, max_waiters=1)
+    one, other = (run(idem.core.places._at(conninfo)) for conninfo in ("dbname=a", "dbname=b"))
+    assert [place.waiters.enter() for place in (one, one, other)] == [True, False, True]
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """A client whose map has been filled in by hand."""
+    def make(kind, connect):
+        idem = kind("", shards=connect)
+        monkeypatch.setattr(idem.core.places, "_router", Backend(lambda scope: f"dbname=nowhere{scope}"))
+        return idem
+    return make
+
+
+def test_what_shards_may_not_return(known):
+    async def coroutine(conninfo):
+        await asyncio.sleep(0)
+
+    with pytest.raises(TypeError, match="use AsyncIdempotency"):
+        known(Idempotency, coroutine).once("u", "token")
+    with pytest.raises(TypeError, match="a pool, a function"):
+        known(Idempotency, lambda conninfo: None).once("u", "token")
+
+
+def test_tasks_share_what_is_awaited(known):
+    made = []
+
+    async def connect(conninfo):
+        made.append(conninfo)
+        await asyncio.sleep(0.05)
+        return conninfo
+
+    async def main():
+        places = known(AsyncIdempotency, connect).core.places
+        found = await asyncio.gather(*(places.of(str(n % 3), 0) for n in range(30)))
+        return len(set(map(id, found)))
+
+    assert asyncio.run(main()) == 3 and sorted(made) == [f"dbname=nowhere{n}" for n in range(3)]
+
+
+@pytest.mark.parametrize("call, kept", [
+    (lambda: make["claim"].make(None, "u", "k"), "scope => S.idem_here(scope => CAST('u' AS text))"),
+    (lambda: make["set"].make(None, "u", "e", "1", "like", True, 1), "user_id => S.idem_here(scope => CAST('u' AS text))"),
+    (lambda: make["try_append"].make(None, "u", "c", 1), "aggregate => S.idem_here(scope => CAST('u' AS text))"),
+    (lambda: make["try_advance_many"].make(None, ["u", "v"], ["e"], ["1"], [1]),
+     "user_ids => S.idem_here(scopes => CAST(['u', 'v'] AS text[]))"),
+    (lambda: make["publish"].make(None, "u", 1), None),
+    (lambda: make["publish_many"].make(None, ["u"], [1]), None),
+    (lambda: make["request_hash"].make(None, "GET", "/"), None),
+    (lambda: make["stats"].make(None), None),
+])
+def test_what_is_kept_where_it_is(call, kept):
+    statement = call()
+    text = render(kept_here(statement), "S", repr)
+    assert text.count("idem_here") == (kept is not None) and (kept or "") in text
+    # By itself it goes to the shard if it is about one scope, and to the router if about none or several.
+    assert scope_of(statement) == ("u" if kept and "scopes" not in kept else None)
