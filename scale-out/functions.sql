@@ -169,7 +169,8 @@ SELECT format(E'\nCALL pg_temp.make(\'%1$s(%2$s)\', $make$\n%1$s(%3$s)\nRETURNS 
 	coalesce((SELECT string_agg('r.' || c.name, ', ' ORDER BY c.place) FROM result AS c WHERE c.oid = d.oid), 'r'),
 	remote_name,
 	(SELECT string_agg(
-			CASE WHEN a.place = 1 AND has_key THEN 'idem_gate.pass($1::text)'
+			CASE WHEN a.place = 1 AND has_key THEN CASE WHEN writes THEN 'idem_gate.pass($1::text)'
+					ELSE 'idem_gate.seen(idem_gate.pass($1::text))' END
 				WHEN a.type_name <> a.remote_type THEN format('$%s::text::%s', a.place, a.remote_type)
 				ELSE format('$%s::%s', a.place, a.type_name) END, ', ' ORDER BY a.place)
 		FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i'))

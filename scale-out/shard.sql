@@ -33,31 +33,18 @@ CREATE TABLE idem_gate.places (
 INSERT INTO idem_gate.places (slot, here)
 SELECT s, true FROM unnest(:'slots'::int[]) AS s;
 
--- The lock comes first, so the query that follows sees what whoever moves the
--- scope has committed.  Not so in a transaction with an older snapshot.
-CREATE FUNCTION idem_gate.pass(scope text)
+-- Whether it lives here as the statement that asks has it, whose snapshot it uses.
+CREATE FUNCTION idem_gate.seen(scope text)
 RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+LANGUAGE plpgsql STABLE STRICT PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	its_slot CONSTANT int := idem_gate.slot(scope);
 	is_here boolean;
 BEGIN
-	IF scope IS NULL THEN
-		RETURN NULL;
-	END IF;
-	IF current_setting('transaction_isolation') <> 'read committed' THEN
-		RAISE EXCEPTION USING ERRCODE = 'feature_not_supported',
-			MESSAGE = 'a scope of a shard cannot be used under this isolation level',
-			DETAIL = format('The transaction is %s: its snapshot may be older than the scope''s move to another shard.',
-				current_setting('transaction_isolation')),
-			HINT = 'Use READ COMMITTED.';
-	END IF;
-	PERFORM pg_advisory_xact_lock_shared(1229211981, its_slot);
 	SELECT p.here INTO is_here
 	FROM idem_gate.places AS p
-	WHERE p.slot = its_slot AND p.scope IN ('', pass.scope)
+	WHERE p.slot = idem_gate.slot(seen.scope) AND p.scope IN ('', seen.scope)
 	ORDER BY p.scope DESC
 	LIMIT 1;
 	IF is_here IS NOT TRUE THEN
@@ -68,6 +55,26 @@ BEGIN
 			SCHEMA = 'idem_gate';        -- by which clients know it
 	END IF;
 	RETURN scope;
+END
+$$;
+
+-- The lock comes first, so seen() sees what whoever moves the scope has
+-- committed.  Not so in a transaction with an older snapshot.
+CREATE FUNCTION idem_gate.pass(scope text)
+RETURNS text
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF current_setting('transaction_isolation') <> 'read committed' THEN
+		RAISE EXCEPTION USING ERRCODE = 'feature_not_supported',
+			MESSAGE = 'a scope of a shard cannot be used under this isolation level',
+			DETAIL = format('The transaction is %s: its snapshot may be older than the scope''s move to another shard.',
+				current_setting('transaction_isolation')),
+			HINT = 'Use READ COMMITTED.';
+	END IF;
+	PERFORM pg_advisory_xact_lock_shared(1229211981, idem_gate.slot(scope));
+	RETURN idem_gate.seen(scope);
 END
 $$;
 
@@ -84,13 +91,15 @@ BEGIN
 END
 $$;
 
--- Under the name of the interface, for clients.
+-- Under the name of the interface, for clients.  In a statement that reads, the
+-- gate may have opened after its snapshot, in which nothing has arrived; as this
+-- becomes a part of that statement, seen() looks again.
 SELECT extnamespace::regnamespace::text AS schema
 FROM pg_extension WHERE extname = 'idempotency' \gset
 CREATE FUNCTION :schema.idem_here(scope text)
 RETURNS text
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
-RETURN idem_gate.pass(scope);
+RETURN idem_gate.seen(idem_gate.pass(scope));
 COMMENT ON FUNCTION :schema.idem_here(text) IS
 'Keeps a scope on this shard until the end of the transaction, and returns it. Raises 55000 where it lives elsewhere.';
 CREATE FUNCTION :schema.idem_here(scopes text[])
@@ -100,10 +109,10 @@ RETURN idem_gate.pass(scopes);
 COMMENT ON FUNCTION :schema.idem_here(text[]) IS
 'Keeps scopes on this shard until the end of the transaction, and returns them. Raises 55000 where one lives elsewhere.';
 
-REVOKE ALL ON FUNCTION idem_gate.slot(text), idem_gate.pass(text), idem_gate.pass(text[]),
+REVOKE ALL ON FUNCTION idem_gate.slot(text), idem_gate.seen(text), idem_gate.pass(text), idem_gate.pass(text[]),
 	:schema.idem_here(text), :schema.idem_here(text[]) FROM PUBLIC;
 GRANT USAGE ON SCHEMA idem_gate TO :"application";
-GRANT EXECUTE ON FUNCTION idem_gate.pass(text), idem_gate.pass(text[]),
+GRANT EXECUTE ON FUNCTION idem_gate.seen(text), idem_gate.pass(text), idem_gate.pass(text[]),
 	:schema.idem_here(text), :schema.idem_here(text[]) TO :"application";
 SELECT :schema.idem_grant(quote_ident(:'application')::regrole) \g /dev/null
 

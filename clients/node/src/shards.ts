@@ -89,7 +89,7 @@ export class ManyServers implements Places {
   }
 
   async at<T>(scope: string | undefined, begin: (pool: PoolLike) => Promise<T>): Promise<T> {
-    if (!scope) throw new TypeError('with several shards the scope says on which a transaction runs: transaction(handler, { scope })')
+    if (typeof scope !== 'string') throw new TypeError('with several shards the scope says on which a transaction runs: transaction(handler, { scope })')
     for (let tries = 1; ; tries++) {
       const found = this.#of(scope)
       try {

@@ -1,7 +1,8 @@
 /** What the client knows of shards, without any; test/scale_out has them. */
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { Idempotency, type PoolLike, type Shard } from 'pg-idempotency'
+import { Idempotency, ScopeMoving, type Client, type PoolLike, type Shard } from 'pg-idempotency'
+import { serve } from 'pg-idempotency/http'
 
 type Answer = (text: string, values: unknown[]) => Record<string, string>[] | Promise<Record<string, string>[]>
 
@@ -99,4 +100,19 @@ test('on a shard the gate is passed with the call, and on one server there is no
   await new Idempotency(one).once('a', 'x')
   assert.match(one.asked[0]!, /"public"\."idem_once"\("scope" => \$1::text, "token" => \$2::text\)/)
   await assert.rejects(many.transaction(() => null), /needs|says on which/)
+})
+
+test('over HTTP a scope that is being moved is 503, with a key and without', async () => {
+  const moving = (): Promise<never> => Promise.reject(new ScopeMoving('scope "ann" is being moved to another shard', { sqlstate: '55P03' }))
+  const scopes: unknown[] = []
+  const client = {
+    request: moving, job: moving, transaction: (_: unknown, { scope }: { scope: string }) => { scopes.push(scope); return moving() },
+  } as unknown as Client<unknown>
+  for (const [kind, key] of [['request', '"0190f5d0-1d2a-7000"'], ['job', '"0190f5d0-1d2a-7000"'], ['request', undefined]] as const) {
+    const answer = await serve(client, { method: 'POST', path: '/', key, body: Buffer.from(''), scope: () => 'ann' },
+      { scope: () => 'ann', required: false }, kind, async () => ({ status: 200 }))
+    assert.deepEqual([answer.status, answer.headers['Retry-After'], JSON.parse(String(answer.body)).type],
+      [503, '1', 'urn:pg-idempotency:scope-moving'])
+  }
+  assert.deepEqual(scopes, ['ann'])
 })
