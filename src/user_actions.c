@@ -141,6 +141,7 @@ entity_states(Reading *reading, Datum *key)
 			continue;
 		if (!counter_read)
 		{
+			IDEM_INJECTION_POINT("idem-action-read");
 			nulls[STATE_LAST_ACTION_ID] =
 				!idem_find_visible(&reading->versions, key, snapshot);
 			values[STATE_LAST_ACTION_ID] =
@@ -176,6 +177,7 @@ idem_forget_user(PG_FUNCTION_ARGS)
 	forgetting.deleted = 0;
 
 	forget_pairs(&forgetting, key);
+	IDEM_INJECTION_POINT("idem-pairs-forgotten");
 	forget_actions(&forgetting, key, KEY_USER_ID + 1);
 
 	idem_table_close(&forgetting.seen_actions);

@@ -1,7 +1,8 @@
 # A session that is stopped in the middle of a step: between find and write,
 # between a table and its indexes, between two tables.  There it meets an error,
 # alone and in a block that catches it, a cancel, a terminate or a kill; or it
-# goes on, after another session has done the same.
+# goes on, after another session has done the same.  What becomes of it where
+# another session does something else is in 005_overtaken.pl.
 #
 # Afterwards the record is there if and only if the effect is, nothing is left
 # locked, and a retry gets what it should.
@@ -33,6 +34,7 @@ CREATE EXTENSION idempotency;
 CREATE EXTENSION injection_points;
 CREATE TABLE effects (kind text NOT NULL, name text NOT NULL);
 CREATE TABLE doomed (name text NOT NULL, claim_token bigint NOT NULL);
+CREATE TABLE leaving (name text NOT NULL);
 
 -- What the extension holds for done; each has an effect of the same name.
 CREATE VIEW done AS
@@ -48,6 +50,10 @@ UNION ALL SELECT 'published', topic FROM idem_outbox WHERE topic LIKE 'publish%'
 UNION ALL SELECT 'taken', topic FROM idem_outbox WHERE topic LIKE 'take%' AND attempt = 1
 UNION ALL SELECT 'acked', topic FROM idem_outbox WHERE topic LIKE 'ack%' AND state = 'acked'
 UNION ALL SELECT 'requeued', topic FROM idem_outbox WHERE topic LIKE 'requeue%' AND state = 'pending'
+UNION ALL SELECT 'extended', topic FROM idem_outbox WHERE topic LIKE 'extend%' AND available_at > created_at + interval '90 minutes'
+UNION ALL SELECT 'untried', topic FROM idem_outbox WHERE topic LIKE 'give_back%' AND attempt = 1 AND leased IS NULL
+UNION ALL SELECT 'no counter', name FROM leaving WHERE NOT EXISTS (SELECT FROM idem_action_versions WHERE user_id = name)
+UNION ALL SELECT 'no action', name FROM leaving WHERE NOT EXISTS (SELECT FROM idem_user_actions WHERE user_id = name)
 UNION ALL SELECT 'gone', name FROM doomed WHERE NOT EXISTS (SELECT FROM idem_keys WHERE key = name);
 
 CREATE VIEW torn AS
@@ -150,6 +156,26 @@ $$;
 CREATE FUNCTION do_park(n text) RETURNS text LANGUAGE sql AS $$
 	SELECT do_publish(n, 'key');
 $$;
+CREATE FUNCTION do_publishes(n text, key text DEFAULT NULL) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	answer int := count(*) FROM idem_publish_many(ARRAY[n], '{1,2,3}', ARRAY[key]);
+BEGIN
+	INSERT INTO effects SELECT 'published', n FROM generate_series(1, answer);
+	RETURN answer;
+END
+$$;
+CREATE FUNCTION do_parks(n text) RETURNS text LANGUAGE sql AS $$
+	SELECT do_publishes(n, 'key');
+$$;
+-- Of several times it is there once.
+CREATE FUNCTION do_extend(n text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	answer int := count(*) FROM idem_outbox_extend(array(SELECT id FROM idem_outbox WHERE topic = n), '2 hours', '{1}');
+BEGIN
+	INSERT INTO effects SELECT 'extended', n WHERE answer = 1 EXCEPT TABLE effects;
+	RETURN answer;
+END
+$$;
 
 -- Does it, and if it fails, again in the same transaction.
 CREATE FUNCTION caught(kind text, n text, point text) RETURNS text LANGUAGE plpgsql AS $$
@@ -179,8 +205,11 @@ foreach my $function (
 	[ 'ack', 'int', "idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE topic = n", 'acked' ],
 	[ 'leave', 'int', "idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE topic = n AND payload = '1'", 'acked' ],
 	[ 'requeue', 'int', "idem_outbox_requeue()", 'requeued' ],
+	[ 'give_back', 'int', "idem_outbox_give_back(array_agg(id), '{1}') FROM idem_outbox WHERE topic = n", 'untried' ],
 	[ 'cleanup', 'bigint', "keys_deleted FROM idem_cleanup()", 'gone' ],
 	[ 'forget', 'boolean', "idem_forget('shop', n)", 'gone' ],
+	[ 'forget_user', 'boolean', "idem_forget_user(n) = 2", 'no counter,no action' ],
+	[ 'states', 'bigint', "count(*) FROM idem_action_states('ann', 'post', ARRAY[n])", '' ],
 	[ 'release', 'boolean', "idem_release('shop', n, claim_token) FROM doomed WHERE name = n", 'gone' ],
 	[ 'erase', 'boolean', "idem_erase('shop', n)", 'erased' ])
 {
@@ -218,6 +247,8 @@ my %kinds = (
 	append => [ '', 'appended', 'duplicate' ],
 	publish => [ '', 'published', 'published' ],
 	park => [ "SELECT do_park('NAME')", 'published', 'published' ],
+	publishes => [ '', '3', '3' ],
+	parks => [ "SELECT do_park('NAME')", '3', '3' ],
 	take => [ "SELECT idem_publish('NAME', '1')", '1', '0' ],
 	lane => [ "SELECT idem_publish('NAME', '1', 'key')", '1', '0', 'take' ],
 	ack => [ "SELECT idem_publish('NAME', '1')", '1', '0' ],
@@ -226,6 +257,8 @@ my %kinds = (
 		"SELECT idem_publish('NAME', '1'); UPDATE idem_outbox SET state = 'dead' WHERE topic = 'NAME'",
 		'1', '0'
 	],
+	extend => [ "SELECT idem_publish('NAME', '1'); SELECT FROM idem_outbox_take(1, '1 hour', '{NAME}')", '1', '1' ],
+	give_back => [ "SELECT idem_publish('NAME', '1'); SELECT FROM idem_outbox_take(1, '1 hour', '{NAME}')", '1', '0' ],
 	cleanup => [
 		"INSERT INTO doomed SELECT 'NAME', claim_token FROM idem_claim('shop', 'NAME', ttl => '0')",
 		'1', '0'
@@ -234,6 +267,11 @@ my %kinds = (
 		"INSERT INTO doomed SELECT 'NAME', claim_token FROM idem_claim('shop', 'NAME')",
 		'true', 'false'
 	],
+	forget_user => [
+		"INSERT INTO leaving VALUES ('NAME'); SELECT FROM idem_set('NAME', 'post', '1', 'save', true, 1)",
+		'true', 'false'
+	],
+	states => [ "SELECT FROM idem_set('ann', 'post', 'NAME', 'save', true, 1)", '1', '1' ],
 	release => [
 		"INSERT INTO doomed SELECT 'NAME', claim_token FROM idem_claim('shop', 'NAME', lease => '1 hour')",
 		'true', 'false'
@@ -241,7 +279,7 @@ my %kinds = (
 	erase => [ "SELECT do_claim('NAME')", 'true', 'false' ]);
 
 # Where the names of outbox kinds differ from what "done" looks for.
-my %prefix = (lane => 'take', park => 'publish', leave => 'ack');
+my %prefix = (lane => 'take', park => 'publish', publishes => 'publish', parks => 'publish', leave => 'ack');
 
 my @cases = map { my $kind = $_->[0]; map { [ $kind, $_ ] } @$_[ 1 .. $#$_ ] } (
 	[ 'claim', qw(found claim-drawn insert-heap insert-index inserted found-latest update-heap) ],
@@ -267,8 +305,14 @@ my @cases = map { my $kind = $_->[0]; map { [ $kind, $_ ] } @$_[ 1 .. $#$_ ] } (
 	[ 'ack', qw(found-latest update-locked update-heap) ],
 	[ 'leave', qw(update-heap lane-left) ],
 	[ 'requeue', qw(found-latest update-locked update-heap) ],
+	[ 'publishes', qw(publish-numbered append-heap) ],
+	[ 'parks', qw(append-heap lane-parked) ],
+	[ 'extend', qw(found-latest update-locked update-heap) ],
+	[ 'give_back', qw(found-latest update-locked update-heap) ],
 	[ 'cleanup', qw(cleanup-found deleted) ],
 	[ 'forget', qw(found-latest deleted) ],
+	[ 'forget_user', qw(found-latest deleted pairs-forgotten) ],
+	[ 'states', qw(action-read) ],
 	[ 'release', qw(found-latest deleted) ],
 	[ 'erase', qw(found-latest update-heap) ]);
 
@@ -281,16 +325,6 @@ sub sql
 	my ($sql) = @_;
 
 	return $node->safe_psql('postgres', "SET statement_timeout = '30s'; $sql");
-}
-
-sub until_waiting_at
-{
-	my ($point, $pid) = @_;
-
-	$node->poll_query_until('postgres',
-		"SELECT wait_event = '$point' FROM pg_stat_activity WHERE pid = $pid")
-	  or die "$pid does not get to $point";
-	return;
 }
 
 # Kill a backend; the server ends all sessions and recovers.
@@ -333,7 +367,7 @@ sub meet
 		wait_for_block($node, $victim->pid);
 		$holder->run('ROLLBACK');
 	}
-	until_waiting_at($point, $victim->pid) unless $errs;
+	until_stopped($node, $point, $victim) unless $errs;
 	if ($kind eq 'wait' && $place ne 'wait-ends' && $fate ne 'caught')
 	{
 		$answer = $victim->result if $errs;
@@ -411,94 +445,6 @@ foreach my $case (@cases)
 
 	diag(sprintf('== %d/%d: %s, %s', ++$n, scalar @cases, $kind, $place));
 	meet($kind, $place, $_) foreach qw(error caught resume cancel terminate kill);
-}
-
-# What a call answers if another one is made and ends while it is reading.
-sub overtaken
-{
-	my ($call, $other, $answer, $title, $point, $level) = @_;
-
-	return overtaken_at($point || 'idem-found', $call, sub { sql("SELECT FROM $other") },
-		$answer, $title, $level);
-}
-
-sub overtaken_at
-{
-	my ($point, $call, $other, $answer, $title, $level) = @_;
-	my $session = session($node);
-
-	sql("SELECT injection_points_attach('$point', 'wait')");
-	$session->run('BEGIN ISOLATION LEVEL ' . ($level || 'READ COMMITTED'));
-	$session->send("SELECT $call");
-	until_waiting_at($point, $session->pid);
-	sql("SELECT injection_points_detach('$point')");
-	$other->();
-	sql("SELECT injection_points_wakeup('$point')");
-	is($session->result, $answer, $title);
-	return $session->quit;
-}
-
-# A counter and a state that belong together
-sql("SELECT FROM idem_set('ann', 'post', 'answer', 'like', true, 10)");
-overtaken("* FROM idem_set('ann', 'post', 'answer', 'like', true, 5)",
-	"idem_set('ann', 'post', 'answer', 'like', false, 20)",
-	'f|20|f', 'a stale call that is overtaken answers from one snapshot');
-overtaken("* FROM idem_set('ann', 'post', 'answer', 'like', true, 5)",
-	"idem_set('ann', 'post', 'answer', 'like', true, 30)",
-	'f|20|f', '... also where that is between the counter and the state',
-	'idem-counter-read');
-overtaken("* FROM idem_set('ann', 'post', 'answer', 'like', true, 5)",
-	"idem_set('ann', 'post', 'answer', 'like', false, 40)",
-	'ERROR 40001', '... and fails where it must not see what has overtaken it',
-	'idem-found', 'REPEATABLE READ');
-overtaken("* FROM idem_set('ann', 'post', 'answer', 'like', true, 5)",
-	"idem_forget('ann', 'no-such-key-at-all')",
-	'f|40|f', '... not where nothing has', 'idem-found', 'REPEATABLE READ');
-
-# A sequence number and a version that belong together
-sql("SELECT FROM idem_try_append('answer', 'c', 1)");
-overtaken("* FROM idem_try_append('answer', 'c', 3, 1, 0)",
-	"idem_try_append('answer', 'c', 2)",
-	'version_conflict|2|2', 'a refused append that is overtaken looks again');
-
-# A record that is there all the time: the new version was come by before it was
-# committed, the old one after that.
-sql("SELECT do_claim('answer-0123456789')");
-my $writer = session($node);
-$writer->run("BEGIN; UPDATE idem_keys SET expires_at = expires_at + '1 hour' WHERE key = 'answer-0123456789'");
-overtaken_at('idem-found-pending', "outcome FROM idem_claim('shop', 'answer-0123456789')",
-	sub { $writer->run('COMMIT') },
-	'replay', 'a record is not taken for one that is being inserted');
-$writer->quit;
-
-# A twin that is stopped between its two writes, on an aggregate that is there,
-# and on a new one.  Nobody waits for it who was not told to, nor for longer.
-sql("SELECT FROM idem_try_append('fired', 'tablet', 1)");
-foreach my $aggregate ('fired', 'fired at first')
-{
-	my $twin = session($node);
-	my $event = "idem_try_append('$aggregate', 'phone', 1";
-	my $waiter = session($node);
-	my $queue = session($node);
-
-	sql("SELECT injection_points_attach('idem-append-counted', 'wait')");
-	$twin->run('BEGIN');
-	$twin->send("SELECT outcome FROM $event)");
-	until_waiting_at('idem-append-counted', $twin->pid);
-	sql("SELECT injection_points_detach('idem-append-counted')");
-	is(sql("SELECT outcome FROM $event)"), 'in_flight', "$aggregate: a twin between its writes is in flight");
-	is(sql("SELECT outcome FROM $event, wait => '1 ms')"), 'in_flight', '... also when the wait is over');
-	$queue->send("SELECT outcome FROM idem_try_append('$aggregate', 'desk', 1)");
-	$waiter->send("SELECT outcome FROM $event, wait => '10 minutes')");
-	wait_for_block($node, $queue->pid, $waiter->pid);
-	sql("SELECT injection_points_wakeup('idem-append-counted')");
-	is($twin->result, 'appended', '... and appends');
-	wait_for_block($node, $queue->pid, $waiter->pid);
-	is(sql("SELECT outcome FROM $event)"), 'in_flight', '... and is in flight until its transaction ends');
-	$twin->run('COMMIT');
-	is($waiter->result, 'duplicate', '... for which the patient wait');
-	is($queue->result, 'appended', '... and other clients');
-	$_->quit foreach ($twin, $waiter, $queue);
 }
 
 $node->command_ok(

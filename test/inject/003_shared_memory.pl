@@ -34,9 +34,7 @@ foreach my $fate ('cancel', 'terminate')
 
 	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
 	$session->send($claim);
-	$node->poll_query_until('postgres',
-		"SELECT wait_event = '$point' FROM pg_stat_activity WHERE pid = " . $session->pid)
-	  or die 'it does not ask';
+	until_stopped($node, $point, $session);
 	$node->safe_psql('postgres', "SELECT injection_points_detach('$point'); SELECT pg_${fate}_backend(" . $session->pid . ')');
 	is($session->result, $fate eq 'cancel' ? 'ERROR 57014' : "ERROR 57P01\nERROR lost", "$fate: it is an error");
 	is($session->run($claim), 'new', "$fate: the session goes on") if $fate eq 'cancel';

@@ -50,9 +50,7 @@ sub meet
 	}
 	else
 	{
-		$node->poll_query_until('postgres',
-			"SELECT wait_event = '$point' FROM pg_stat_activity WHERE pid = " . $victim->pid)
-		  or die 'it does not get there';
+		until_stopped($node, $point, $victim);
 		sql("SELECT injection_points_detach('$point')");
 	}
 	if ($fate eq 'kill')

@@ -15,7 +15,8 @@ use Test::More;
 use Time::HiRes qw(time usleep);
 
 our @EXPORT = qw(new_node start_with_clock set_clock configure eventually session wait_for_block asleep locks_of
-  median_seconds sqlstate_of start_pgbench finish_pgbench injection_points run_program operations_sql);
+  median_seconds sqlstate_of start_pgbench finish_pgbench injection_points until_stopped
+  run_program operations_sql);
 
 # The server's own psql() and poll_query_until() write a script into a pipe.  A
 # psql that is not let in does not read it, and where it ends before all is
@@ -284,6 +285,17 @@ sub injection_points
 	my @points = sort keys %points;
 
 	return @points;
+}
+
+# until_stopped(NODE, POINT, SESSION): until the session is stopped at that point.
+sub until_stopped
+{
+	my ($node, $point, $session) = @_;
+
+	$node->poll_query_until('postgres',
+		"SELECT wait_event = '$point' FROM pg_stat_activity WHERE pid = " . $session->pid)
+	  or die $session->pid . " does not get to $point";
+	return;
 }
 
 # operations_sql(HEADING, COUNT): the SQL of a section of docs/operations.md, its
