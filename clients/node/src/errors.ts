@@ -68,7 +68,10 @@ export class KeyReused extends IdempotencyError {}
 export class KeyExpired extends IdempotencyError {}
 
 /** The scope is being moved to another shard, for longer than the client waits; nothing was done. */
-export class ScopeMoving extends IdempotencyError {}
+export class ScopeMoving extends IdempotencyError {
+  /** In how many seconds to try again. */
+  readonly retryAfter = 1
+}
 
 /** The handler took longer than its timeout, and its transaction was rolled back. */
 export class TimedOut extends IdempotencyError {}

@@ -188,7 +188,7 @@ function refusalOf(error: unknown, conflictStatus: number, kind: 'request' | 'jo
   }
   if (error instanceof ScopeMoving) {
     return refusal(problem('scope-moving', 'Scope is being moved', 503,
-      'What this request is about is being moved to another server. Retry with the same key.'), { 'Retry-After': '1' })
+      'What this request is about is being moved to another server. Retry with the same key.'), { 'Retry-After': String(error.retryAfter) })
   }
   if (error instanceof KeyReused) {
     return refusal(problem('key-reused', 'Idempotency-Key reused', conflictStatus,

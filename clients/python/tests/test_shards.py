@@ -201,3 +201,9 @@ def test_what_is_kept_where_it_is(call, kept):
     assert text.count("idem_here") == (kept is not None) and (kept or "") in text
     # By itself it goes to the shard if it is about one scope, and to the router if about none or several.
     assert scope_of(statement) == ("u" if kept and "scopes" not in kept else None)
+
+
+def test_a_transaction_needs_its_scope():
+    idem = Idempotency("", shards=lambda conninfo: conninfo)
+    with pytest.raises(TypeError, match="scope says on which"), idem.transaction():
+        pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, TypeVar
 
 from .core import Call, Core, Job, Response, Result, Step, hash_of, stores
@@ -12,7 +13,7 @@ from .handlers import DEFAULT_TIMEOUT, timeout_seconds
 from .intervals import seconds
 from .postgres import PsycopgBackend, execute
 from .shards import ROUTER_SCHEMA, OneServer, Place, Places, Shards
-from .shells import AsyncShell, Shell, SyncShell, run
+from .shells import AsyncShell, Shell, SyncShell, run, synchronous
 
 T = TypeVar("T")
 
@@ -143,6 +144,13 @@ class Idempotency(Defaults, SyncFunctions):
         Connection or Session, in the transaction that it is in."""
         return OnHandle(handle, self.schema, self.core.places)
 
+    def transaction(self, scope: str | None = None) -> AbstractContextManager[Any]:
+        """A connection in a transaction, which is committed at the end and rolled back after an error.
+
+        With several servers it is where the scope lives, and the scope is needed.
+        It has no timeout, and nothing runs it again."""
+        return synchronous(self.core.lent(scope))
+
     def request(self, scope: str, key: str, handler: Callable[[Any], Response], *,
                 request_hash: bytes | None = None, method: str | None = None, path: str | None = None,
                 body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
@@ -194,6 +202,10 @@ class AsyncIdempotency(Defaults, AsyncFunctions):
         """The functions on a psycopg AsyncConnection or AsyncCursor, or an
         SQLAlchemy AsyncConnection or AsyncSession, in the transaction that it is in."""
         return AsyncOnHandle(handle, self.schema, self.core.places)
+
+    def transaction(self, scope: str | None = None) -> AbstractAsyncContextManager[Any]:
+        """See Idempotency.transaction()."""
+        return self.core.lent(scope)
 
     async def request(self, scope: str, key: str, handler: Callable[[Any], Awaitable[Response]], *,
                       request_hash: bytes | None = None, method: str | None = None, path: str | None = None,

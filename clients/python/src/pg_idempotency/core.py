@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from . import functions
 from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished,
-                     TransactionEnded, sqlstate)
+                     ScopeMoving, TransactionEnded, sqlstate)
 from .functions import Headers, HeldClaim, Interval, Statement, held, json_text, make, scope_of
 from .handlers import Deadline, inside, refuse_nested
 from .intervals import seconds
@@ -112,10 +112,6 @@ class Call:
     max_response_size: int | None = None
     as_text: bool = False
     """Store bytes as text where they are text, for those who read the table."""
-
-    @property
-    def wait_seconds(self) -> float | None:
-        return seconds(self.wait, self.wait_ms)
 
     def claim(self, wait: bool) -> Statement[HeldClaim]:
         return held(make["claim"].make(None, self.scope, self.key, self.request_hash, ttl=self.ttl,
@@ -228,20 +224,19 @@ class Core:
         scope = scope_of(statement)
         if scope is None:
             return await self.places.anywhere(statement)
-        wait = next((seconds(a.value) for a in statement.arguments if a.name == "wait"), None)
-        return await self.perform_there(scope, lambda session: statement, wait)
+        return await self.perform_there(scope, lambda session: statement)
 
-    async def perform_there(self, scope: str, make: Callable[[Session], Statement[T]], wait: float | None = None) -> T:
+    async def perform_there(self, scope: str, make: Callable[[Session], Statement[T]]) -> T:
         """Where the scope lives.  What may have been done is not done again."""
-        async with self._opened(scope, wait, lambda place, session: session.perform(self.places.kept(make(session))),
+        async with self._opened(scope, lambda place, session: session.perform(self.places.kept(make(session))),
                                 repeats=False) as (_, result):
             found: T = result
             return found
 
-    async def _open(self, scope: str, wait: float | None, first: Callable[[Place, Session], Any],
+    async def _open(self, scope: str | None, first: Callable[[Place, Session], Any],
                     repeats: bool) -> tuple[Lent, Any]:
         """See _opened()."""
-        until = time.monotonic() + max(PATIENCE, wait or 0)
+        until = time.monotonic() + PATIENCE
         for last in (False, False, True):
             place = await self.places.of(scope, until)
             dead = False
@@ -263,14 +258,14 @@ class Core:
         raise AssertionError
 
     @asynccontextmanager
-    async def _opened(self, scope: str, wait: float | None, first: Callable[[Place, Session], Any],
+    async def _opened(self, scope: str | None, first: Callable[[Place, Session], Any],
                       repeats: bool = True) -> AsyncIterator[tuple[Lent, Any]]:
         """A session where the scope lives, and what the first statement in it brought.
 
         Nothing else has run then.  So it is sent again where the scope has moved
         away, and with repeats also where the connection was dead: a pool may
         have kept it since the server's restart."""
-        lent, found = await self._open(scope, wait, first, repeats)
+        lent, found = await self._open(scope, first, repeats)
         try:
             yield lent, found
         except BaseException as error:
@@ -311,8 +306,7 @@ class Core:
         beginning = self.places.beginning(call.scope)
 
         async def attempt(number: int) -> Result:
-            async with self._opened(call.scope, call.wait_seconds,
-                                    lambda place, session: session.begin(beginning)) as (lent, _):
+            async with self._opened(call.scope, lambda place, session: session.begin(beginning)) as (lent, _):
                 session = lent.session
                 response: Response = await self._handled(lent, deadline, handler)
                 if stores(response.status) and call.store(response.status):
@@ -325,10 +319,24 @@ class Core:
         return result
 
     @asynccontextmanager
+    async def lent(self, scope: str | None) -> AsyncIterator[Any]:
+        """The handle of a transaction where the scope lives: COMMIT at the end, ROLLBACK after an error."""
+        refuse_nested(self.places.source, "transaction()", "tx, and savepoints")
+        beginning = self.places.beginning(scope)
+        async with self._opened(scope, lambda place, session: session.begin(beginning)) as (lent, _):
+            session = lent.session
+            with inside(self.places.source):
+                yield session.handle
+            await session.take_back()
+            if not session.open:
+                raise TransactionEnded("the transaction was ended by hand, or went on after an error in it")
+            await session.commit(None)
+
+    @asynccontextmanager
     async def _turn(self, call: Call) -> AsyncIterator[tuple[Call, Turn]]:
         """Duplicates that may wait, and whose first request runs in this very
         process, wait for it here: without a connection, however many."""
-        wait = call.wait_seconds
+        wait = seconds(call.wait, call.wait_ms)
         if not wait:
             yield call, Turn(None)
             return
@@ -403,7 +411,7 @@ class Core:
         return result
 
     async def _request_once(self, call: Call, deadline: Deadline, handler: Callable[[Any], Any]) -> Result:
-        async with self._opened(call.scope, call.wait_seconds,
+        async with self._opened(call.scope,
                                 lambda place, session: self._claim(place, call, session.begin)) as (lent, claim):
             if claim.outcome == "new":
                 return await self._run(call, lent, claim, deadline, handler)
@@ -468,7 +476,7 @@ class Core:
     async def _job(self, call: Call, function: Callable[[Any], Any], job_class: type[Job]) -> Result:
         async def attempt(number: int) -> Any:
             # If one was committed whose answer was lost, the next is in progress until the lease ends.
-            async with self._opened(call.scope, call.wait_seconds,
+            async with self._opened(call.scope,
                                     lambda place, session: self._claim(place, call, session.perform)) as (_, found):
                 return found
 
@@ -567,12 +575,22 @@ class Job:
             raise AssertionError
 
         try:
-            result: T = await self._core._retried(attempt)
+            result: T = await self._while_held(attempt)
             return result
         except (ClaimLost, ClaimNotFound):
             if not self._finishing and self.result is None:
                 self.lost.set()
             raise
+
+    async def _while_held(self, attempt: Callable[[int], Any]) -> Any:
+        """What a step has done is not given up because its scope is being moved, as long as the lease lasts."""
+        until = self._until
+        while True:
+            try:
+                return await self._core._retried(attempt)
+            except ScopeMoving:
+                if time.monotonic() >= until:
+                    raise
 
     async def _cut(self) -> None:
         """The time is over, and the function has not returned."""
@@ -624,7 +642,7 @@ class Job:
                 except _Unknown as unknown:
                     return await self._learn(function, unknown.__cause__)
 
-            self.result = await self._core._retried(attempt)
+            self.result = await self._while_held(attempt)
         except (ClaimLost, ClaimNotFound):
             self.lost.set()
             raise
@@ -637,8 +655,7 @@ class Job:
         core, call = self._core, self._call
         # Still the holder?  From here to the end nobody can take over.
         heartbeat = core.places.kept(self._statement("heartbeat", lease=call.lease, lease_ms=call.lease_ms))
-        async with core._opened(call.scope, call.wait_seconds,
-                                lambda place, session: session.begin(heartbeat)) as (lent, _):
+        async with core._opened(call.scope, lambda place, session: session.begin(heartbeat)) as (lent, _):
             session = lent.session
             response = await core._handled(lent, self._deadline_of_last, function)
             if not isinstance(response, Response):

@@ -199,7 +199,8 @@ def _refusal(error: IdempotencyError, guard: Guard) -> Answer | None:
                            ("Retry-After", "1"))
         case ScopeMoving():
             return _answer(problem("scope-moving", "Scope is being moved", 503,
-                                   "What belongs to this user is being moved to another server."),
+                                   "What this request is about is being moved to another server. "
+                                   "Retry with the same key."),
                            ("Retry-After", str(error.retry_after)))
         case StreamingRefused():
             return _answer(problem("streaming-refused", "Streaming refused", 500, str(error)))

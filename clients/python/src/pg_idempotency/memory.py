@@ -860,7 +860,7 @@ class MemoryIdempotency(client.Idempotency):
         client.Defaults.__init__(self, places, shell, "public", wait, ttl, lease, timeout, timeout_ms)
 
     @contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def transaction(self, scope: str | None = None) -> Iterator[Transaction]:
         tx = Transaction(self.store)
         try:
             yield tx
@@ -887,7 +887,7 @@ class AsyncMemoryIdempotency(client.AsyncIdempotency):
         client.Defaults.__init__(self, places, shell, "public", wait, ttl, lease, timeout, timeout_ms)
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Transaction]:
+    async def transaction(self, scope: str | None = None) -> AsyncIterator[Transaction]:
         tx = Transaction(self.store)
         try:
             yield tx

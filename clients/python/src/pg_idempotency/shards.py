@@ -59,10 +59,10 @@ class Places(Protocol):
     source: Any
     """Names what handlers hold a connection of."""
 
-    async def of(self, scope: str, until: float) -> Place:
+    async def of(self, scope: str | None, until: float) -> Place:
         """Where it lives.  Waits until then while it is being moved."""
 
-    def forget(self, scope: str) -> None:
+    def forget(self, scope: str | None) -> None:
         """Ask again: it may live elsewhere."""
 
     async def anywhere(self, statement: Statement[T]) -> T:
@@ -71,7 +71,7 @@ class Places(Protocol):
     def kept(self, statement: Statement[T]) -> Statement[T]:
         """A call that keeps its scope where it is until the transaction ends."""
 
-    def beginning(self, scope: str) -> Statement[Any] | None:
+    def beginning(self, scope: str | None) -> Statement[Any] | None:
         """What does so in a transaction that begins with no call."""
 
 
@@ -82,10 +82,10 @@ class OneServer:
         self.source = place.backend.source
         self.place = place
 
-    async def of(self, scope: str, until: float) -> Place:
+    async def of(self, scope: str | None, until: float) -> Place:
         return self.place
 
-    def forget(self, scope: str) -> None:
+    def forget(self, scope: str | None) -> None:
         pass
 
     async def anywhere(self, statement: Statement[T]) -> T:
@@ -96,7 +96,7 @@ class OneServer:
     def kept(self, statement: Statement[T]) -> Statement[T]:
         return statement
 
-    def beginning(self, scope: str) -> None:
+    def beginning(self, scope: str | None) -> None:
         return None
 
 
@@ -112,7 +112,9 @@ class Shards:
         self._places: dict[str, Place] = {}             # by connection string
         self._making: dict[str, Any] = {}
 
-    async def of(self, scope: str, until: float) -> Place:
+    async def of(self, scope: str | None, until: float) -> Place:
+        if not isinstance(scope, str):
+            raise TypeError("with several shards the scope says on which a transaction runs: transaction(scope)")
         place = self._known.get(scope)
         if place is None:
             place = await self._at(await self._asked(scope, until))
@@ -122,9 +124,9 @@ class Shards:
                     del self._known[next(iter(self._known))]
         return place
 
-    def forget(self, scope: str) -> None:
+    def forget(self, scope: str | None) -> None:
         with self._lock:
-            self._known.pop(scope, None)
+            self._known.pop(scope or "", None)
 
     async def anywhere(self, statement: Statement[T]) -> T:
         try:
@@ -140,8 +142,8 @@ class Shards:
     def kept(self, statement: Statement[T]) -> Statement[T]:
         return kept_here(statement)
 
-    def beginning(self, scope: str) -> Statement[str]:
-        return here(scope)
+    def beginning(self, scope: str | None) -> Statement[str] | None:
+        return None if scope is None else here(scope)
 
     async def _asked(self, scope: str, until: float) -> str:
         """The connection string of the scope's shard."""

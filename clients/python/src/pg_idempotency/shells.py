@@ -15,8 +15,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -48,6 +48,19 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         return result
     coroutine.close()
     raise TypeError("something asynchronous was given to a synchronous Idempotency; use AsyncIdempotency")
+
+
+@contextmanager
+def synchronous(manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """An asynchronous context manager that never suspends."""
+    found = run(manager.__aenter__())
+    try:
+        yield found
+    except BaseException as error:
+        if not run(manager.__aexit__(type(error), error, error.__traceback__)):
+            raise
+    else:
+        run(manager.__aexit__(None, None, None))
 
 
 class Background(Protocol):
