@@ -35,12 +35,12 @@ my $rows = $node->safe_psql('postgres',
 cmp_ok($rows, '>', 50, 'the first page is full, but for the reserve');
 
 # To look at the row from here would prune the page, so only in the end.
+advance(2, 6);
 SKIP:
 {
 	skip 'the server prunes as it likes', 1
 	  if $node->safe_psql('postgres', 'SHOW server_version_num') >= 190000;
 
-	advance(2, 6);
 	is($node->safe_psql('postgres', "SELECT ctid $place"),
 		'(0,' . ($rows + 5) . ')', 'five updates prune nothing: each takes a new place');
 }
