@@ -49,14 +49,6 @@
 					   crosscheck, wait, failure, false)
 #endif
 
-/*
- * Until 18 an index scan prunes no page of a heap that it finds pinned by
- * itself, see leave_unpruned().  19 remembers the page in another way.
- */
-#if PG_VERSION_NUM < 190000
-#define IDEM_CAN_LEAVE_UNPRUNED
-#endif
-
 /* 19 has the WAL record of a sequence in a header of its own. */
 #if PG_VERSION_NUM >= 190000
 #include "commands/sequence_xlog.h"

@@ -27,16 +27,13 @@
 #include "postgres.h"
 
 #include "access/genam.h"
-#include "access/heapam.h"
 #include "access/htup_details.h"
 #include "access/relscan.h"
 #include "access/tableam.h"
 #include "access/xact.h"
-#include "catalog/pg_am_d.h"
 #include "catalog/pg_collation_d.h"
 #include "catalog/pg_type_d.h"
 #include "miscadmin.h"
-#include "storage/bufmgr.h"
 #include "storage/procarray.h"
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
@@ -59,9 +56,6 @@ static IndexScanDesc begin_scan(IdemTable *table, const Datum *key,
 								Snapshot snapshot);
 static bool next_row(IdemTable *table, IndexScanDesc scan,
 					 TupleTableSlot *slot);
-#ifdef IDEM_CAN_LEAVE_UNPRUNED
-static void leave_unpruned(Relation rel, IndexScanDesc scan);
-#endif
 static void end_scan(IdemTable *table, IndexScanDesc scan);
 static void take_siread_locks(IdemTable *table, const Datum *key);
 static void accept_row(IdemTable *table);
@@ -329,59 +323,11 @@ static bool
 next_row(IdemTable *table, IndexScanDesc scan, TupleTableSlot *slot)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
-	bool		found = false;
+	bool		found = index_getnext_slot(scan, NEWEST_FIRST, slot);
 
-#ifdef IDEM_CAN_LEAVE_UNPRUNED
-	while (!found &&
-		   (scan->xs_heap_continue ||
-			index_getnext_tid(scan, NEWEST_FIRST) != NULL))
-	{
-		if (!scan->xs_heap_continue)
-			leave_unpruned(table->rel, scan);
-		found = index_fetch_heap(scan, slot);
-	}
-#else
-	found = index_getnext_slot(scan, NEWEST_FIRST, slot);
-#endif
 	MemoryContextSwitchTo(old);
 	return found;
 }
-
-#ifdef IDEM_CAN_LEAVE_UNPRUNED
-/*
- * Keep a scan from pruning the page of the row that it has come to, as long as
- * half of the fill factor's reserve is free there, and a tenth of the page.
- *
- * The server prunes a page, for which it looks at all rows on it, when less
- * than the whole reserve is free.  Of a page that has been filled that is so
- * after each update, and takes several times as long.  But it prunes no
- * page that the scan holds already, so we have it hold this one.  What it goes
- * by is read without a lock, there as here: at worst a page is pruned an
- * update earlier or later.
- */
-static void
-leave_unpruned(Relation rel, IndexScanDesc scan)
-{
-	IndexFetchHeapData *fetch = (IndexFetchHeapData *) scan->xs_heapfetch;
-	BlockNumber block = ItemPointerGetBlockNumber(&scan->xs_heaptid);
-	Size		reserve = RelationGetTargetPageFreeSpace(rel,
-														 HEAP_DEFAULT_FILLFACTOR);
-	Page		page;
-
-	if (rel->rd_rel->relam != HEAP_TABLE_AM_OID)
-		return;
-
-	fetch->xs_cbuf = ReleaseAndReadBuffer(fetch->xs_cbuf, rel, block);
-	page = BufferGetPage(fetch->xs_cbuf);
-	if (TransactionIdIsValid(((PageHeader) page)->pd_prune_xid) &&
-		(PageIsFull(page) ||
-		 PageGetHeapFreeSpace(page) < Max(reserve / 2, BLCKSZ / 10)))
-	{
-		ReleaseBuffer(fetch->xs_cbuf);
-		fetch->xs_cbuf = InvalidBuffer;
-	}
-}
-#endif
 
 /*
  * End a scan, or keep it for the next, but none of the pages that it is at:
