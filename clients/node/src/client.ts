@@ -17,13 +17,11 @@ import {
 } from './functions.js'
 import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes, stepKey } from './keys.js'
-import { lostBy, performOn, Session, type Handle, type PoolLike } from './postgres.js'
+import { OPENED, performOn, Session, unlessDead, type Handle, type PoolLike } from './postgres.js'
 import { ManyServers, OneServer, type Places, type Shards } from './shards.js'
 import { describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
 export const ATTEMPTS = 5
-/** How many connections that turn out to be dead are worth another. */
-const OPENED = 3
 const RETRIED = new Set(['40001', '40P01'])
 /** By statement_timeout, by lock_timeout. */
 const ENDED_WAITS = new Set(['57014', '55P03'])
@@ -248,17 +246,6 @@ export async function retried<T>(attempt: () => Promise<T>): Promise<T> {
   }
 }
 
-/** What may be sent twice, once more where the connection was dead. */
-async function unlessDead<T>(send: () => Promise<T>): Promise<T> {
-  for (let tries = 1; ; tries++) {
-    try {
-      return await send()
-    } catch (error) {
-      if (tries === OPENED || !lostBy(error)) throw error
-    }
-  }
-}
-
 /** Settles as the promise does, or with the signal's reason if that comes first. */
 function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
   if (!signal) return promise
@@ -368,7 +355,7 @@ export class Idempotency implements Client<PoolClient> {
   /** Run the handler of a session's transaction. */
   async #handle<T>(session: Session, handler: (tx: PoolClient) => Promise<T> | T, deadline: Deadline): Promise<T> {
     try {
-      return await runHandler(this.#pool, () => handler(session.tx), deadline, session.ended)
+      return await runHandler([this.#pool, session.pool], () => handler(session.tx), deadline, session.ended)
     } catch (error) {
       session.abandoned = error instanceof TimedOut
       throw error
@@ -702,7 +689,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
   }
   try {
     // It holds no connection, but in its last step.
-    const returned = await runHandler(controller, () => fn(job), deadline)
+    const returned = await runHandler([controller], () => fn(job), deadline)
     if (!result && returned === undefined) {
       throw new NotFinished('the function of a job ends with job.finish(), or returns a response')
     }

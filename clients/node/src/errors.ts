@@ -67,7 +67,7 @@ export class KeyReused extends IdempotencyError {}
 /** The key is too old, and idempotency.expired_key_policy is reject. */
 export class KeyExpired extends IdempotencyError {}
 
-/** The scope is being moved to another shard, for longer than the client waits; nothing was done. */
+/** The scope is being moved to another shard, for longer than the client waits. Retry with the same key. */
 export class ScopeMoving extends IdempotencyError {
   /** In how many seconds to try again. */
   readonly retryAfter = 1

@@ -11,8 +11,8 @@ import { durationMs, LONGEST_TIMER } from './values.js'
 /** A handler that runs, or has run. */
 interface Inside {
   open: boolean
-  /** Whose connection it holds. */
-  readonly pool: object
+  /** Whose connection it holds; a router's, too, if it knows of the shard by that. */
+  readonly pools: readonly object[]
   readonly outer: Inside | undefined
 }
 
@@ -21,7 +21,7 @@ const inside = new AsyncLocalStorage<Inside>()
 /** What takes a connection of the pool in which the handler that calls it holds one. */
 export function refuseNested(pool: object, what: string, instead: string): void {
   for (let handler = inside.getStore(); handler; handler = handler.outer) {
-    if (handler.open && handler.pool === pool) {
+    if (handler.open && handler.pools.includes(pool)) {
       throw new TypeError(`${what} in a handler would take a second connection of the pool while the handler holds one, ` +
         `and enough of them wait for each other for ever; use ${instead}`)
     }
@@ -77,8 +77,8 @@ export class Deadline {
  * its time is over, or its session is lost. What it then still does finds its
  * transaction over.
  */
-export async function runHandler<T>(pool: object, run: () => Promise<T> | T, deadline: Deadline, lost?: Promise<never>): Promise<T> {
-  const handler: Inside = { open: true, pool, outer: inside.getStore() }
+export async function runHandler<T>(pools: readonly object[], run: () => Promise<T> | T, deadline: Deadline, lost?: Promise<never>): Promise<T> {
+  const handler: Inside = { open: true, pools, outer: inside.getStore() }
   const done = new AbortController()
   try {
     const first = [inside.run(handler, async () => run()), deadline.over(done.signal)]

@@ -242,7 +242,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
   async transaction<T>(handler: (tx: MemoryTransaction) => Promise<T> | T, options: TransactionOptions<T> = {}): Promise<T> {
     refuseNested(this, 'transaction()', 'tx')
     const deadline = Deadline.inTransaction(options, this.#defaults)
-    return retried(() => this.#transaction((tx) => runHandler(this, () => handler(tx), deadline), options.commits))
+    return retried(() => this.#transaction((tx) => runHandler([this], () => handler(tx), deadline), options.commits))
   }
 
   async request(options: RequestOptions, handler: (tx: MemoryTransaction) => Promise<Response> | Response): Promise<Result> {
@@ -252,7 +252,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
     return this.#turns.take(options, this.#defaults, (turn) => retried(() => this.#transaction(async (tx) => {
       const claim = await this.#claim(tx, turn.scope, turn.key, { ...this.#times(turn), ...identity(turn) })
       if (claim.outcome !== 'new') return answered(claim)
-      const response = checked(await runHandler(this, () => handler(tx), deadline), 'the handler')
+      const response = checked(await runHandler([this], () => handler(tx), deadline), 'the handler')
       if (!storable(response.status, turn.store)) return fresh(response, false)
       const { status, body, headers, whole } = keptOf(response, claim, turn)
       await this.on(tx).complete(turn.scope, turn.key, status, { body, headers })
@@ -272,7 +272,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       const lease = leaseOf(turn, this.#defaults)
       return runJob<MemoryTransaction>(this, turn, this.#defaults, claim, started, deadline, (last) => this.#transaction(async (tx) => {
         await this.on(tx).heartbeat(turn.scope, turn.key, { claimToken: claim.claimToken, ...lease })
-        const response = checked(await runHandler(this, () => last(tx), deadline.ofLastStep()), 'the last step')
+        const response = checked(await runHandler([this], () => last(tx), deadline.ofLastStep()), 'the last step')
         const { status, body, headers, whole } = keptOf(response, claim, turn)
         await this.on(tx).complete(turn.scope, turn.key, status, { body, headers, claimToken: claim.claimToken })
         return fresh(response, whole)

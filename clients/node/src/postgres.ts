@@ -100,6 +100,24 @@ export function lostBy(error: unknown): boolean {
   return state === undefined ? !(error instanceof IdempotencyError) : /^(08|57P0)/.test(state)
 }
 
+/** How many connections that turn out to be dead are worth another. */
+export const OPENED = 3
+
+/** What may be sent twice, once more where the connection was dead. */
+export async function unlessDead<T>(send: () => Promise<T>): Promise<T> {
+  for (let tries = 1; ; tries++) {
+    try {
+      return await send()
+    } catch (error) {
+      if (tries === OPENED || !lostBy(error)) throw error
+    }
+  }
+}
+
+/** Errors of a pool that gave no connection. */
+const unreachable = new WeakSet()
+export const isUnreachable = (error: unknown): boolean => typeof error === 'object' && error !== null && unreachable.has(error)
+
 /** A transaction's own errors as our classes. */
 function translated(error: unknown): unknown {
   return asIdempotencyError(error) ?? error
@@ -122,7 +140,7 @@ export class Session {
   #cancelled = false
   #proxy: { tx: PoolClientLike; over: () => void } | undefined
 
-  private constructor(client: PoolClientLike) {
+  private constructor(client: PoolClientLike, readonly pool: PoolLike) {
     this.#client = client
     let end!: (error: Error) => void
     this.ended = new Promise((_, reject) => { end = reject })
@@ -136,7 +154,12 @@ export class Session {
   }
 
   static async open(pool: PoolLike): Promise<Session> {
-    return new Session(await pool.connect())
+    try {
+      return new Session(await pool.connect(), pool)
+    } catch (error) {
+      if (typeof error === 'object' && error !== null) unreachable.add(error)
+      throw error
+    }
   }
 
   /** Run the commands in one round trip if the driver can, or else one by one. */

@@ -6,7 +6,8 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { IdempotencyError, ScopeMoving, sqlstateOf } from './errors.js'
 import { quoteIdentifier, statementOf, statements, type Statement, type Statements } from './functions.js'
-import { lostBy, performOnPool, type PoolLike } from './postgres.js'
+import { isUnreachable, performOnPool, unlessDead, type PoolLike } from './postgres.js'
+import { describe } from './values.js'
 
 /** A shard, as the router names it, in the words of pg.Pool: user and certificates are to be added. */
 export interface Shard {
@@ -16,6 +17,7 @@ export interface Shard {
   user?: string
   password?: string
   application_name?: string
+  options?: string
   connectionTimeoutMillis?: number
   ssl?: boolean | { rejectUnauthorized: boolean }
 }
@@ -63,6 +65,7 @@ const MOVING = '55P03'
 /** How long to wait for that. */
 const MOVE_MS = 10_000
 const MISSING = new Set(['42883', '42P01'])
+/** How often a scope is looked for where shards refuse it. */
 const TRIES = 3
 /** How many scopes are remembered. */
 const REMEMBERED = 10_000
@@ -75,7 +78,7 @@ export class ManyServers implements Places {
   #routed = statements(ROUTER)
   #shards: Shards
   #pools = new Map<string, Promise<PoolLike>>()
-  #scopes = new Map<string, Promise<PoolLike>>()
+  #scopes = new Map<string, PoolLike>()
 
   constructor(router: PoolLike, schema: string, shards: Shards) {
     this.statements = statements(schema, true)
@@ -91,13 +94,13 @@ export class ManyServers implements Places {
   async at<T>(scope: string | undefined, begin: (pool: PoolLike) => Promise<T>): Promise<T> {
     if (typeof scope !== 'string') throw new TypeError('with several shards the scope says on which a transaction runs: transaction(handler, { scope })')
     for (let tries = 1; ; tries++) {
-      const found = this.#of(scope)
+      const pool = await this.#of(scope)
       try {
-        return await begin(await found)
+        return await begin(pool)
       } catch (error) {
         const isElsewhere = (error as { schema?: unknown } | null)?.schema === GATE
         // A shard that cannot be reached may have another address by now.
-        if (isElsewhere || lostBy(error)) this.#forget(scope, found)
+        if ((isElsewhere || isUnreachable(error)) && this.#scopes.get(scope) === pool) this.#scopes.delete(scope)
         if (!isElsewhere || tries === TRIES) throw error
       }
     }
@@ -114,30 +117,24 @@ export class ManyServers implements Places {
     }
   }
 
-  #of(scope: string): Promise<PoolLike> {
-    let found = this.#scopes.get(scope)
-    if (!found) {
-      if (this.#scopes.size === REMEMBERED) this.#scopes.delete(this.#scopes.keys().next().value!)
-      const asked = found = this.#ask(scope)
-      this.#scopes.set(scope, asked)
-      asked.catch(() => this.#forget(scope, asked))
-    }
+  async #of(scope: string): Promise<PoolLike> {
+    const known = this.#scopes.get(scope)
+    if (known) return known
+    const found = await this.#poolOf(await this.#ask(scope))
+    if (this.#scopes.size === REMEMBERED) this.#scopes.delete(this.#scopes.keys().next().value!)
+    this.#scopes.set(scope, found)
     return found
   }
 
-  #forget(scope: string, found: Promise<PoolLike>): void {
-    if (this.#scopes.get(scope) === found) this.#scopes.delete(scope)
-  }
-
   /** The router, and for some time again while the scope is being moved. */
-  async #ask(scope: string): Promise<PoolLike> {
+  async #ask(scope: string): Promise<string> {
     const until = performance.now() + MOVE_MS
     const question: Statement<string> = {
       text: `SELECT ${ROUTER}.idem_shard($1::text) AS connection`, values: [scope], read: ([row]) => row!['connection']!,
     }
     for (;;) {
       try {
-        return await this.#poolOf(await performOnPool(this.#router, question))
+        return await unlessDead(() => performOnPool(this.#router, question))
       } catch (error) {
         if (sqlstateOf(error) !== MOVING) throw error
         if (performance.now() > until) {
@@ -152,7 +149,11 @@ export class ManyServers implements Places {
   #poolOf(connection: string): Promise<PoolLike> {
     let pool = this.#pools.get(connection)
     if (!pool) {
-      pool = (async () => this.#shards(shardOf(connection), connection))()
+      pool = (async () => {
+        const made = await this.#shards(shardOf(connection), connection) as PoolLike | undefined
+        if (typeof made?.connect !== 'function') throw new TypeError(`shards() returned no pool for "${connection}", but a ${describe(made)}`)
+        return made
+      })()
       this.#pools.set(connection, pool)
       pool.catch(() => this.#pools.delete(connection))
     }
@@ -166,10 +167,12 @@ const WORD = /([^\s=]+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:[^\s\\]|\\.)*))/gs
 export function shardOf(connection: string): Shard {
   const said = Object.fromEntries(Array.from(connection.matchAll(WORD), ([, word, quoted, plain]) =>
     [word!, (quoted ?? plain!).replace(/\\(.)/gs, '$1')]))
-  const { host, port, dbname, user, password, application_name, connect_timeout, sslmode } = said
+  const { host: name, hostaddr, port, dbname, user, password, application_name, options, connect_timeout, sslmode } = said
+  const host = hostaddr || name
+  if (`${host} ${port}`.includes(',')) throw new TypeError(`the shard "${connection}" has several hosts, of which pg connects to one`)
   return {
     ...(host ? { host } : {}), ...(port ? { port: Number(port) } : {}), ...(dbname ? { database: dbname } : {}),
-    ...(user ? { user } : {}), ...(password ? { password } : {}), ...(application_name ? { application_name } : {}),
+    ...(user ? { user } : {}), ...(password ? { password } : {}), ...(application_name ? { application_name } : {}), ...(options ? { options } : {}),
     ...(connect_timeout ? { connectionTimeoutMillis: Number(connect_timeout) * 1000 } : {}),
     // As libpq, which asks for a certificate with these two only.
     ...(sslmode === 'require' ? { ssl: { rejectUnauthorized: false } } : sslmode?.startsWith('verify-') ? { ssl: true } : {}),

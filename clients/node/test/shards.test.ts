@@ -30,30 +30,33 @@ test('a connection string of libpq, in the words of pg', async () => {
   const strings = [
     "host=shard0 port=6432 dbname=app connect_timeout=5 application_name='an app'",
     "host = '/var/run/my dir' dbname=it\\'s sslmode=require user='o b' ", 'sslmode=verify-full host=::1 password=a\\ b',
-    'dbname=only sslmode=prefer',
+    'dbname=only sslmode=prefer', 'hostaddr=10.0.0.1 host=shard0 options=-cjit=off', 'host=a,b port=1,2',
   ]
   const router = poolOf((_, [scope]) => [{ connection: strings[Number(scope)]! }])
   const idem = new Idempotency(router, { shards: (shard, connection) => { got.push({ ...shard, connection } as Shard); return poolOf(seen) } })
-  for (const scope of ['0', '1', '2', '3', '0']) await idem.once(scope, 'x')
+  for (const scope of ['0', '1', '2', '3', '4', '0']) await idem.once(scope, 'x')
+  await assert.rejects(idem.once('5', 'x'), /several hosts/)
   assert.deepEqual(got, [
     { host: 'shard0', port: 6432, database: 'app', connectionTimeoutMillis: 5000, application_name: 'an app' },
     { host: '/var/run/my dir', database: "it's", user: 'o b', ssl: { rejectUnauthorized: false } },
     { host: '::1', password: 'a b', ssl: true },
     { database: 'only' },
+    { host: '10.0.0.1', options: '-cjit=off' },
   ].map((shard, at) => ({ ...shard, connection: strings[at] })))
 })
 
-test('the router is asked once for each scope, of ten thousand at most, and once by those who come together', async () => {
+test('the router is asked once for each scope, of ten thousand at most, and a pool is made once', async () => {
   const router = poolOf(() => [{ connection: 'host=one' }])
   let pools = 0
   const idem = new Idempotency(router, { shards: async () => { pools++; return poolOf(seen) } })
   await Promise.all(Array.from({ length: 20 }, () => idem.once('first', 'x')))
-  assert.deepEqual([router.asked.length, pools], [1, 1])
+  const asked = router.asked.length
+  assert.equal(pools, 1)
   for (let n = 0; n < 10_000; n++) await idem.once(`scope-${n}`, 'x')
   await idem.once('scope-0', 'x')
-  assert.deepEqual([router.asked.length, pools], [10_001, 1])
+  assert.deepEqual([router.asked.length - asked, pools], [10_000, 1])
   await idem.once('first', 'x')
-  assert.equal(router.asked.length, 10_002)
+  assert.equal(router.asked.length - asked, 10_001)
 })
 
 test('a scope that a shard refuses is asked for again, three times at most', async () => {
@@ -89,6 +92,61 @@ test('a router or a function that fails is asked again by the next call', async 
   await assert.rejects(other.once('a', 'x'), /no password/)
   fails = false
   assert.equal(await other.once('a', 'x'), true)
+})
+
+test('a question that is never answered holds up nobody else', async () => {
+  let answers = false
+  const router = poolOf(() => (answers ? [{ connection: 'host=one' }] : new Promise(() => undefined)))
+  const idem = new Idempotency(router, { shards: () => poolOf(seen) })
+  void idem.once('a', 'x')
+  answers = true
+  assert.equal(await idem.once('a', 'y'), true)
+})
+
+test('a question on a dead connection is asked again', async () => {
+  const router = poolOf(() => {
+    if (router.asked.length < 3) throw new Error('Connection terminated unexpectedly')
+    return [{ connection: 'host=one' }]
+  })
+  assert.equal(await new Idempotency(router, { shards: () => poolOf(seen) }).once('a', 'x'), true)
+})
+
+test('a shard that cannot be reached is asked for again, and one whose session has died is not', async () => {
+  const router = poolOf(() => [{ connection: 'host=one' }])
+  let fault: 'none' | 'dead' | 'unreachable' = 'none'
+  const shard = poolOf(() => { if (fault === 'dead') throw new Error('Connection terminated unexpectedly'); return [{ value: 'true' }] })
+  const connect = shard.connect.bind(shard)
+  shard.connect = async () => { if (fault === 'unreachable') throw new Error('connect ECONNREFUSED'); return connect() }
+  const idem = new Idempotency(router, { shards: () => shard })
+  await idem.once('a', 'x')
+  fault = 'dead'
+  await assert.rejects(idem.once('a', 'x'), /terminated/)
+  fault = 'none'
+  await idem.once('a', 'x')
+  assert.equal(router.asked.length, 1)
+  fault = 'unreachable'
+  await assert.rejects(idem.once('a', 'x'), /ECONNREFUSED/)
+  fault = 'none'
+  await idem.once('a', 'x')
+  assert.equal(router.asked.length, 2)
+})
+
+test('a function that returns no pool is told so, and is called again', async () => {
+  let pool: PoolLike | undefined
+  const idem = new Idempotency(poolOf(() => [{ connection: 'host=one' }]), { shards: () => pool as PoolLike })
+  await assert.rejects(idem.once('a', 'x'), /shards\(\) returned no pool for "host=one"/)
+  pool = poolOf(seen)
+  assert.equal(await idem.once('a', 'x'), true)
+})
+
+test('a handler that holds a connection of a shard is refused another one, by whichever client', async () => {
+  const shard = poolOf(seen)
+  const many = new Idempotency(poolOf(() => [{ connection: 'host=one' }]), { shards: () => shard })
+  const one = new Idempotency(shard)
+  await many.transaction(async () => {
+    await assert.rejects(one.stats(), /second connection/)
+    await assert.rejects(many.once('a', 'x'), /second connection/)
+  }, { scope: 'a', commits: () => false })
 })
 
 test('on a shard the gate is passed with the call, and on one server there is none', async () => {

@@ -191,8 +191,9 @@ class Turn:
 class Lent:
     """A session, given back once: by whoever comes first."""
 
-    def __init__(self, session: Session, stack: AsyncExitStack) -> None:
+    def __init__(self, session: Session, place: Place, stack: AsyncExitStack) -> None:
         self.session = session
+        self.place = place
         self.was_cut = False
         self._stack = stack
         self._lock = threading.Lock()
@@ -226,51 +227,51 @@ class Core:
             return await self.places.anywhere(statement)
         return await self.perform_there(scope, lambda session: statement)
 
-    async def perform_there(self, scope: str, make: Callable[[Session], Statement[T]]) -> T:
+    async def perform_there(self, scope: str, make: Callable[[Session], Statement[T]],
+                            patience: float = PATIENCE) -> T:
         """Where the scope lives.  What may have been done is not done again."""
         async with self._opened(scope, lambda place, session: session.perform(self.places.kept(make(session))),
-                                repeats=False) as (_, result):
+                                repeats=False, patience=patience) as (_, result):
             found: T = result
             return found
 
-    async def _open(self, scope: str | None, first: Callable[[Place, Session], Any],
-                    repeats: bool) -> tuple[Lent, Any]:
+    async def _open(self, scope: str | None, first: Callable[[Place, Session], Any], repeats: bool,
+                    patience: float) -> tuple[Lent, Any]:
         """See _opened()."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + patience
         for last in (False, False, True):
             place = await self.places.of(scope, until)
-            dead = False
+            reached = dead = False
             try:
                 async with AsyncExitStack() as stack:
                     session = await stack.enter_async_context(place.backend.session())
+                    reached = True
                     try:
                         found = await first(place, session)
                     except Exception as error:
                         dead = session.lost or connection_lost(error)
                         raise
-                    return Lent(session, stack.pop_all()), found
+                    return Lent(session, place, stack.pop_all()), found
             except Exception as error:
                 moved = refused_here(error)
-                if moved or dead or connection_lost(error) or pool_exhausted(error):
+                if moved or not reached:            # the map may have another address now
                     self.places.forget(scope)
                 if last or not (moved or dead and repeats):
                     raise
         raise AssertionError
 
     @asynccontextmanager
-    async def _opened(self, scope: str | None, first: Callable[[Place, Session], Any],
-                      repeats: bool = True) -> AsyncIterator[tuple[Lent, Any]]:
+    async def _opened(self, scope: str | None, first: Callable[[Place, Session], Any], repeats: bool = True,
+                      patience: float = PATIENCE) -> AsyncIterator[tuple[Lent, Any]]:
         """A session where the scope lives, and what the first statement in it brought.
 
         Nothing else has run then.  So it is sent again where the scope has moved
         away, and with repeats also where the connection was dead: a pool may
         have kept it since the server's restart."""
-        lent, found = await self._open(scope, first, repeats)
+        lent, found = await self._open(scope, first, repeats, patience)
         try:
             yield lent, found
         except BaseException as error:
-            if lent.session.lost:
-                self.places.forget(scope)       # the map may have another address now
             if not await lent.taken().__aexit__(type(error), error, error.__traceback__):
                 raise
         else:
@@ -285,7 +286,7 @@ class Core:
             await session.take_back()
             return found
 
-        with inside(self.places.source):
+        with inside(self.places.source, lent.place.backend.source):
             try:
                 found = await self.shell.bounded(returned, deadline.left(), session.ended, lent.cut)
             except Exception as error:
@@ -325,7 +326,7 @@ class Core:
         beginning = self.places.beginning(scope)
         async with self._opened(scope, lambda place, session: session.begin(beginning)) as (lent, _):
             session = lent.session
-            with inside(self.places.source):
+            with inside(self.places.source, lent.place.backend.source):
                 yield session.handle
             await session.take_back()
             if not session.open:
@@ -561,13 +562,11 @@ class Job:
     def _statement(self, name: str, *arguments: Any, **named: Any) -> Any:
         return make[name].make(None, self.scope, self.key, *arguments, claim_token=self.claim_token, **named)
 
-    async def _perform(self, statement: Statement[T] | Callable[[Session], Statement[T]]) -> T:
+    async def _perform(self, make: Callable[[Session], Statement[T]], patience: float = PATIENCE) -> T:
         async def attempt(number: int) -> T:
             for last in (False, False, True):
                 try:
-                    if isinstance(statement, Statement):
-                        return await self._core.perform(statement)
-                    return await self._core.perform_there(self.scope, statement)
+                    return await self._core.perform_there(self.scope, make, patience)
                 except Exception as error:
                     # With its token a call may be sent again.  What a step has done is not given up so soon.
                     if last or not (connection_lost(error) or self._running and pool_exhausted(error)):
@@ -575,7 +574,7 @@ class Job:
             raise AssertionError
 
         try:
-            result: T = await self._while_held(attempt)
+            result: T = await (self._while_held(attempt) if patience else self._core._retried(attempt))
             return result
         except (ClaimLost, ClaimNotFound):
             if not self._finishing and self.result is None:
@@ -706,14 +705,16 @@ class Job:
         self._failed = True
         text = text or f"{type(error).__name__}: {error}"
         try:
-            await self._perform(self._statement("fail", text.replace("\0", "")[:MAX_ERROR]))
+            failed: Statement[bool] = self._statement("fail", text.replace("\0", "")[:MAX_ERROR])
+            await self._perform(lambda session: failed, patience=0)
         except Exception as failure:
             if error is not None:
                 error.add_note(f"the claim could not be failed, its lease will end: {failure}")
 
-    async def _renewed(self, name: str, *arguments: Any) -> None:
+    async def _renewed(self, name: str, *arguments: Any, patience: float = PATIENCE) -> None:
         before = time.monotonic()
-        await self._perform(self._statement(name, *arguments, lease=self._call.lease, lease_ms=self._call.lease_ms))
+        renewed: Statement[Any] = self._statement(name, *arguments, lease=self._call.lease, lease_ms=self._call.lease_ms)
+        await self._perform(lambda session: renewed, patience)
         self._until = before + self._lease
 
     async def _beat(self) -> None:
@@ -726,7 +727,7 @@ class Job:
             if self.lost.is_set():
                 return
             try:
-                await self._renewed("heartbeat")
+                await self._renewed("heartbeat", patience=0)
             except (ClaimLost, ClaimNotFound):
                 return
             except Exception:

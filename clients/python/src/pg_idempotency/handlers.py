@@ -22,8 +22,8 @@ from .intervals import seconds
 class Inside:
     """A handler that runs, or has run."""
 
-    source: object
-    """Whose connection it holds."""
+    sources: tuple[object, ...]
+    """Whose connection it holds; a router's, too, if it knows of the shard by that."""
     outer: Inside | None
     open: bool = True
 
@@ -32,9 +32,9 @@ _inside: ContextVar[Inside | None] = ContextVar("pg_idempotency_inside", default
 
 
 @contextmanager
-def inside(source: object) -> Iterator[None]:
+def inside(*sources: object) -> Iterator[None]:
     """A handler runs here.  What it has started, and goes on behind it, finds it closed."""
-    handler = Inside(source, _inside.get())
+    handler = Inside(sources, _inside.get())
     token = _inside.set(handler)
     try:
         yield
@@ -47,7 +47,7 @@ def refuse_nested(source: object, what: str, instead: str) -> None:
     """What takes a connection of the pool in which the handler that calls it holds one."""
     handler = _inside.get()
     while handler is not None:
-        if handler.open and handler.source is source:
+        if handler.open and any(one is source for one in handler.sources):
             raise RuntimeError(f"{what} in a handler would take a second connection of the pool while the handler "
                                "holds one, and enough of them wait for each other for ever, and what it does would not "
                                f"be part of the handler's transaction: use {instead}")

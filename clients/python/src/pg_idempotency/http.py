@@ -261,7 +261,7 @@ async def guarded(client: Defaults, guard: Guard, request: Request, run: Callabl
             result = await client.core.request(call, handler)
     except Exception as error:
         refusal = None
-        if isinstance(error, (StreamingRefused, ClaimLost, ClaimNotFound, TimedOut)) or error not in raised:
+        if isinstance(error, (StreamingRefused, ClaimLost, ClaimNotFound, ScopeMoving, TimedOut)) or error not in raised:
             refusal = _refusal(error, guard) if isinstance(error, IdempotencyError) else None
         if refusal is not None:
             return refusal

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from .errors import IdempotencyError, ScopeMoving, restated, sqlstate
 from .functions import Statement, here, kept_here, shard_of
 from .postgres import Backend, connection_lost
-from .shells import Shell, entered, value
+from .shells import Shell, value
 
 T = TypeVar("T")
 ROUTER_SCHEMA = "idempotency"
@@ -110,7 +110,6 @@ class Shards:
         self._lock = threading.Lock()
         self._known: dict[str, Place] = {}              # by scope, the oldest first
         self._places: dict[str, Place] = {}             # by connection string
-        self._making: dict[str, Any] = {}
 
     async def of(self, scope: str | None, until: float) -> Place:
         if not isinstance(scope, str):
@@ -136,8 +135,10 @@ class Shards:
         except Exception as error:
             if sqlstate(error) not in UNKNOWN_THERE:
                 raise
-            raise IdempotencyError(f"the router has no {statement.function}, which is each shard's own: use a client "
-                                   "over that shard") from error
+            missing = IdempotencyError(f"the router has no {statement.function.removeprefix('idem_')}(), which is each "
+                                       "shard's own: use a client over that shard")
+            missing.sqlstate = sqlstate(error)
+            raise missing from error
 
     def kept(self, statement: Statement[T]) -> Statement[T]:
         return kept_here(statement)
@@ -166,10 +167,11 @@ class Shards:
             await self._shell.sleep(min(random.uniform(0.05, 0.25), max(0.0, left)))
 
     async def _at(self, conninfo: str) -> Place:
-        """Made once; one that takes its time holds up no other."""
-        with self._lock:
-            making = self._making.setdefault(conninfo, self._shell.lock())
-        async with entered(making):
+        """Made once."""
+        async def made() -> Place:
             if conninfo not in self._places:
                 self._places[conninfo] = self._place(await value(self._connect(conninfo)))
             return self._places[conninfo]
+
+        place = self._places.get(conninfo)
+        return await self._shell.shared(conninfo, made) if place is None else place

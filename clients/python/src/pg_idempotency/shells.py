@@ -77,8 +77,9 @@ class Shell(Protocol):
     def event(self) -> Any:
         """A threading.Event or an asyncio.Event."""
 
-    def lock(self) -> Any:
-        """A threading.Lock or an asyncio.Lock."""
+    async def shared(self, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What several ask for at once under a name is made by one after the
+        other, or by one for all; nobody who is cancelled ends it for the rest."""
 
     async def wait(self, event: Any, seconds: float) -> bool:
         """Until the event is set, which is True, or the time is over."""
@@ -162,6 +163,7 @@ class SyncShell:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._names: dict[str, threading.Lock] = {}
         self._queue: queue.SimpleQueue[Callable[[], Coroutine[Any, Any, None]]] | None = None
         self._watch = _Watch()
         self._process = 0
@@ -172,8 +174,11 @@ class SyncShell:
     def event(self) -> threading.Event:
         return threading.Event()
 
-    def lock(self) -> threading.Lock:
-        return threading.Lock()
+    async def shared(self, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        with self._lock:
+            one_by_one = self._names.setdefault(name, threading.Lock())
+        with one_by_one:
+            return await make()
 
     async def wait(self, event: threading.Event, seconds: float) -> bool:
         return event.wait(seconds)
@@ -219,6 +224,7 @@ class AsyncShell:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
+        self._shared: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Task[Any]] = {}
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -226,8 +232,14 @@ class AsyncShell:
     def event(self) -> asyncio.Event:
         return asyncio.Event()
 
-    def lock(self) -> asyncio.Lock:
-        return asyncio.Lock()
+    async def shared(self, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        loop = asyncio.get_running_loop()
+        task = self._shared.get((loop, name))
+        if task is None:
+            task = self._shared[loop, name] = loop.create_task(make())
+            task.add_done_callback(lambda _: self._shared.pop((loop, name)))
+        result: T = await asyncio.shield(task)
+        return result
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
         try:
