@@ -3,20 +3,23 @@
 //
 // The client for Node over the router, for clients.py: a line of JSON for each
 // thing to do comes in, {id, verb, ...}, and one for what came of it goes out,
-// {id, result} or {id, error}.
+// {id, result} or {id, error}.  client.py is the same for Python.
 //
 import { createRequire } from 'node:module'
 import { createInterface } from 'node:readline'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { Idempotency } from '../../clients/node/dist/index.js'
+import { Idempotency, IdempotencyError } from '../../clients/node/dist/index.js'
 
 const pg = createRequire(new URL('../../clients/node/package.json', import.meta.url))('pg')
 
 let trips = 0
+let questions = 0
 const asked = []
+const pools = []
 
 function poolOf(options) {
-  const pool = new pg.Pool({ ...options, max: 10 })
+  const pool = new pg.Pool({ ...options, max: Number(process.env.POOL ?? 10) })
+  pools.push(pool)
   pool.on('error', () => undefined)
   pool.on('connect', (client) => {
     for (const name of ['sync', 'query']) {
@@ -30,58 +33,102 @@ function poolOf(options) {
   return pool
 }
 
-const one = process.env.ONE_SERVER
-const idem = one
-  ? new Idempotency(poolOf({ host: one, port: 5432, database: 'postgres', user: 'app' }))
-  : new Idempotency(poolOf({ host: process.env.PGHOST, port: Number(process.env.PGPORT), database: 'router', user: 'web' }), {
+function routed() {
+  const router = poolOf({ host: process.env.PGHOST, port: Number(process.env.PGPORT), database: 'router', user: 'web' })
+  router.on('acquire', () => questions++)
+  return new Idempotency(router, {
     shards: (shard, connection) => {
       asked.push(connection)
       return poolOf({ ...shard, user: 'app' })
     },
   })
+}
 
-const effect = (tx, scope, key) => tx.query('INSERT INTO effects VALUES ($1, $2)', [scope, key])
+const one = process.env.ONE_SERVER
+const idem = one ? new Idempotency(poolOf({ host: one, port: 5432, database: 'postgres', user: 'app' })) : routed()
+
+/** By its scope and key, what has run of a request, a job or a transaction. */
+const runs = new Map()
+const stops = new Map()
+
+function noted(scope, key, name) {
+  runs.set(`${scope} ${key}`, [...runs.get(`${scope} ${key}`) ?? [], name])
+}
+
+/** Where a handler stops until it is told to go on. */
+function stopOf(name) {
+  if (!stops.has(name)) {
+    const stop = {}
+    stop.reached = new Promise((resolve) => { stop.reach = resolve })
+    stop.gone = new Promise((resolve) => { stop.go = resolve })
+    stops.set(name, stop)
+  }
+  return stops.get(name)
+}
+
+/** What a handler, or a step, is told to do: [what, ...] each.  Returns what came of its calls. */
+async function act(does, scope, key, tx) {
+  const found = []
+  const acts = {
+    effect: () => tx.query('INSERT INTO effects VALUES ($1, $2)', [scope, key]),
+    on: async (name, ...given) => found.push(await idem.on(tx)[name](...given)),
+    own: async (name, ...given) => found.push(await idem[name](...given)),
+    sql: (text) => tx.query(text),
+    sleep,
+    stop: (name) => {
+      stopOf(name).reach()
+      return stopOf(name).gone
+    },
+    fail: (message) => { throw new Error(message) },
+  }
+  for (const [what, ...given] of does) await acts[what](...given)
+  return found
+}
 
 const verbs = {
-  async request({ scope, key, body, pause = 0, wait }) {
-    return idem.request({ scope, key, method: 'POST', path: '/', body: Buffer.from(body ?? ''), wait }, async (tx) => {
-      await effect(tx, scope, key)
-      await sleep(pause)
+  /** The body is bytes; a document is hashed by the server. */
+  request({ scope, key, body, document, wait, does = [['effect']] }) {
+    return idem.request({ scope, key, method: 'POST', path: '/', body: document ?? Buffer.from(body ?? ''), wait }, async (tx) => {
+      noted(scope, key, 'handler')
+      await act(does, scope, key, tx)
       return { status: 201, body: `done ${key}` }
     })
   },
-  /** Two steps, of which the second fails in the first attempt, and a last one. */
-  async job({ scope, key, pause = 0, lease, fails, wait }) {
-    const ran = []
-    const result = await idem.job({ scope, key, lease, wait }, async (job) => {
-      for (const name of ['first', 'second']) {
-        await job.step(name, async () => {
-          if (name === 'second' && fails) throw new Error('no work today')
-          ran.push(name)
-          await sleep(pause)
+  /** What has no name is done between the steps; without a last step the response is returned. */
+  job({ scope, key, lease, wait, steps = [], does = [['effect']], finish = true }) {
+    return idem.job({ scope, key, lease, wait }, async (job) => {
+      for (const [name, within = []] of steps) {
+        const step = async () => {
+          if (name) noted(scope, key, name)
+          await act(within, scope, key)
           return name
-        })
+        }
+        await (name ? job.step(name, step) : step())
       }
+      const response = { status: 201, body: `done ${key}` }
+      if (!finish) return response
       await job.finish(async (tx) => {
-        await effect(tx, scope, key)
-        return { status: 200, body: `done ${key}` }
+        noted(scope, key, 'last')
+        await act(does, scope, key, tx)
+        return response
       })
     })
-    return { ...result, ran }
   },
-  async transaction({ scope, key, calls }) {
-    return idem.transaction(async (tx) => {
-      await effect(tx, scope ?? '', key)
-      const found = []
-      for (const [name, ...given] of calls) found.push(await idem.on(tx)[name](...given))
-      return found
+  transaction({ scope, key, does = [['effect']] }) {
+    return idem.transaction((tx) => {
+      noted(scope, key, 'handler')
+      return act(does, scope, key, tx)
     }, { scope })
   },
-  call: ({ name, given }) => idem[name](...given),
-  /** Round trips since the last time, and the shards that a pool was made for. */
-  counted() {
-    const found = { trips, asked }
-    trips = 0
+  call: ({ name, given, named }) => idem[name](...given, ...(named ? [named] : [])),
+  ran: ({ scope, key }) => runs.get(`${scope} ${key}`) ?? [],
+  reached: ({ stop }) => stopOf(stop).reached,
+  go: ({ stop }) => stopOf(stop).go(),
+  /** Since the last time, once all connections are back: round trips, and how often the router was asked. */
+  async counted() {
+    while (pools.some((pool) => pool.idleCount < pool.totalCount)) await sleep(1)
+    const found = { trips, questions, asked }
+    trips = questions = 0
     return found
   },
 }
@@ -97,7 +144,7 @@ for await (const line of createInterface({ input: process.stdin })) {
       console.log(text({ id, result: await verbs[verb](given) ?? null }))
     } catch (error) {
       console.log(text({ id, error: { name: error.name, sqlstate: error.sqlstate ?? error.code ?? null,
-        message: error.message, hint: error.hint ?? null } }))
+        message: error.message, hint: error.hint ?? null, own: error instanceof IdempotencyError } }))
     }
   })()
 }

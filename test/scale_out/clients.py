@@ -3,7 +3,8 @@ The clients with several shards: the same for each language, whose program
 (client.mjs, client.py) does what it is told.
 
 Each does requests, jobs and transactions on the shard that a scope lives on,
-and asks the router for what concerns several.
+and asks the router for what concerns several.  The scenarios of SCENARIOS are
+for one client each, those of TOGETHER for all of them at once.
 """
 
 import itertools
@@ -14,14 +15,23 @@ import random
 import subprocess
 import threading
 import time
+from collections import Counter
 
 import routed
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.join(HERE, '..', '..')
 SECONDS = 10                    # of a load; the runner sets it
-# What a scope that moves may answer.
-PASSING = ('ScopeMoving', 'InProgress')
+# What a scope that moves may answer, and a shard that crashes.
+MOVING = {'ScopeMoving', 'InProgress'}
+CRASHING = {'ClaimLost', 'ClaimNotFound'}
+ELSEWHERE = 'does not live on this shard'
+
+
+# Of a program that is wrong.
+FAULTS = {'TypeError', 'RangeError', 'ReferenceError', 'SyntaxError',
+          'AssertionError', 'AttributeError', 'KeyError', 'NameError',
+          'RuntimeError', 'ValueError'}
 
 
 class Refused(Exception):
@@ -31,12 +41,26 @@ class Refused(Exception):
         super().__init__('%(name)s %(sqlstate)s: %(message)s' % said)
         self.name, self.sqlstate = said['name'], said['sqlstate']
         self.hint = said['hint'] or ''
+        self.own = said['own']          # a class of the package's
+
+    @property
+    def is_lost(self):
+        """The connection is, or none could be made."""
+        state = self.sqlstate or ''
+        return not self.own and self.name not in FAULTS and (
+            state[:2] in ('', '08', '57') or not state[:1].isdigit())
 
 
 class Client:
     """A program over a client; its methods are the verbs."""
 
-    def __init__(self, *command, **environment):
+    def __init__(self, language, *command, notices=False, **environment):
+        self.language = language
+        # That a connection is dead, before it is used
+        self.notices = notices
+        # Transactions without a key: the user's, and a route's where those are
+        # not the same
+        self.unkeyed = ('transaction', 'route')[:1 if notices else 2]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, **environment}, cwd=HERE)
@@ -60,7 +84,11 @@ class Client:
             self.process.stdin.flush()
 
         def wait(seconds=60):
-            found = answer.get(timeout=seconds)
+            try:
+                found = answer.get(timeout=seconds)
+            except queue.Empty:
+                raise AssertionError('%s: no answer to %s %r' % (
+                    self.language, verb, given)) from None
             del self.answers[number]
             if 'error' in found:
                 raise Refused(found['error'])
@@ -71,12 +99,29 @@ class Client:
     def __getattr__(self, verb):
         return lambda **given: self.start(verb, **given)()
 
-    def call(self, name, *given):
-        return self.start('call', name=name, given=given)()
+    def call(self, name, *given, **named):
+        return self.start('call', name=name, given=given,
+                          **({'named': named} if named else {}))()
 
     def stop(self):
         self.process.stdin.close()
         self.process.wait()
+
+
+class Stop:
+    """Where a handler stops, until it is told to go on."""
+
+    numbers = itertools.count()
+
+    def __init__(self, client):
+        self.client, self.name = client, 'stop-%d' % next(self.numbers)
+        self.there = ['stop', self.name]
+
+    def reached(self):
+        self.client.reached(stop=self.name)
+
+    def go(self):
+        self.client.go(stop=self.name)
 
 
 def refusal(call, **given):
@@ -86,6 +131,18 @@ def refusal(call, **given):
     except Refused as error:
         return error
     raise AssertionError('%r in place of an error' % (found,))
+
+
+def refused(sqlstate, words, call, **given):
+    """Returns how much was looked at."""
+    error = refusal(call, **given)
+    return equal((error.sqlstate, words in str(error)), (sqlstate, True),
+                 error)
+
+
+def lost(call, **given):
+    error = refusal(call, **given)
+    return equal(error.is_lost, True, error)
 
 
 def equal(found, expected, *what):
@@ -105,18 +162,24 @@ def on_shards(servers, text, *args):
     return found
 
 
-def places(servers, table, key, column='key'):
-    """On which shards a key has rows, and how many."""
+def places(servers, table, value, column):
+    """On which shards such rows are, and how many."""
     found = on_shards(servers, 'SELECT count(*) FROM %s WHERE %s = %%s'
-                      % (table, column), key)
+                      % (table, column), value)
     return {n: rows[0][0] for n, rows in enumerate(found) if rows[0][0]}
+
+
+def of_key(servers, scope, key, table='effects'):
+    """The places of what was done under a key."""
+    return places(servers, table, [scope, key], 'ARRAY[scope, key]')
 
 
 def requests(servers, client, scopes, _):
     """a request runs on its scope's shard, once, and is replayed there"""
     count = 0
-    for number, scope in enumerate(scopes):
-        for key in ('request-key-of-a-%d' % number, 'request-key-of-b-%d' % number):
+    client.counted()
+    for home, scope in enumerate(scopes):
+        for key in ('request-key-of-a', 'request-key-of-b'):
             first = client.request(scope=scope, key=key, body='1')
             again = client.request(scope=scope, key=key, body='1')
             count += equal((first['outcome'], first['replayed']),
@@ -125,46 +188,82 @@ def requests(servers, client, scopes, _):
                            ('replay', 'done ' + key, 201), key)
             count += equal(refusal(client.request, scope=scope, key=key,
                                    body='2').name, 'KeyReused', key)
-            count += equal(places(servers, 'effects', key),
-                           {servers.home(scope): 1}, 'effects of', key)
-            count += equal(places(servers, 'idem_keys', key),
-                           {servers.home(scope): 1}, 'records of', key)
+            count += equal(of_key(servers, scope, key), {home: 1},
+                           'effects of', key)
+            count += equal(of_key(servers, scope, key, 'idem_keys'), {home: 1},
+                           'records of', key)
+        # Undone with its transaction
+        key = 'request-that-fails'
+        for does in ([['effect'], ['fail', 'no work today']],
+                     [['effect'], ['own', 'once', scope, 'by another']]):
+            error = refusal(client.request, scope=scope, key=key, does=does)
+            count += equal('no work today' in str(error)
+                           or 'second connection of the pool' in str(error),
+                           True, error)
+            count += equal(of_key(servers, scope, key), {}, key)
+            count += equal(of_key(servers, scope, key, 'idem_keys'), {}, key)
+        # Hashed by the server
+        for document, outcome in (('{"b": 1, "a": 2}', 'new'),
+                                  ('{"a":2,"b":1}', 'replay')):
+            count += equal(client.request(scope=scope, key='document-key-0001',
+                                          document=document)['outcome'],
+                           outcome, scope)
     for scope in scopes:
         key = 'request-key-of-many'     # in each scope another
-        both = [client.start('request', scope=scope, key=key, pause=100,
-                             wait='5 seconds') for _ in range(4)]
+        both = [client.start('request', scope=scope, key=key,
+                             wait='5 seconds',
+                             does=[['effect'], ['sleep', 100]])
+                for _ in range(4)]
         count += equal(sorted(wait()['outcome'] for wait in both),
                        ['new', 'replay', 'replay', 'replay'], scope)
+    found = client.counted()
+    count += equal(found['questions'], len(scopes), 'questions')
+    count += equal(len(found['asked']), len(set(found['asked'])),
+                   'pools', found['asked'])
     return count
 
 
 def jobs(servers, client, scopes, _):
     """a job's claim, steps and last step are on its scope's shard"""
     count = 0
-    for number, scope in enumerate(scopes):
-        key = 'job-key-%08d' % number
-        error = refusal(client.job, scope=scope, key=key, fails=True)
-        check = 'no work today' in str(error)
-        count += equal(check, True, error)
+    client.counted()
+    for home, scope in enumerate(scopes):
+        key = 'job-key-%08d' % home
+        error = refusal(client.job, scope=scope, key=key, steps=[
+            ['first'], ['second', [['fail', 'no work today']]]])
+        count += equal('no work today' in str(error), True, error)
         found = client.call('lookup', scope, key)
-        count += equal((found['state'], found['attempt']), ('failed', 1), key)
-        done = client.job(scope=scope, key=key, lease='2 seconds', pause=1500)
-        count += equal((done['outcome'], done['ran']), ('new', ['second']), key)
-        again = client.job(scope=scope, key=key)
-        count += equal((again['outcome'], again['ran'], again['body']),
-                       ('replay', [], 'done ' + key), key)
-        count += equal(places(servers, 'effects', key),
-                       {servers.home(scope): 1}, 'effects of', key)
-        count += equal(places(servers, 'idem_keys', key),
-                       {servers.home(scope): 1}, 'records of', key)
-    return count
+        count += equal((found['state'], found['attempt'],
+                        found['recoveryPoint']), ('failed', 1, 'first'), key)
+        # Longer than the lease
+        steps = [['first'], ['second', [['sleep', 0 if home else 1500]]]]
+        done = client.job(scope=scope, key=key, lease='1 s', steps=steps)
+        again = client.job(scope=scope, key=key, steps=steps)
+        count += equal((done['outcome'], again['outcome'], again['body']),
+                       ('new', 'replay', 'done ' + key), key)
+        count += equal(client.ran(scope=scope, key=key),
+                       ['first', 'second', 'second', 'last'], key)
+        count += equal(of_key(servers, scope, key), {home: 1}, key)
+        count += equal(of_key(servers, scope, key, 'idem_keys'), {home: 1},
+                       key)
+        # Without a last step
+        key = 'job-of-one-step-%d' % home
+        for outcome in ('new', 'replay'):
+            done = client.job(scope=scope, key=key, finish=False)
+            count += equal((done['outcome'], done['stored'], done['body']),
+                           (outcome, True, 'done ' + key), key)
+        count += equal(of_key(servers, scope, key, 'idem_keys'), {home: 1},
+                       key)
+    return count + equal(client.counted()['questions'], len(scopes),
+                         'questions')
 
 
 def functions(servers, client, scopes, _):
-    """a function runs where its scope lives, and one of several scopes on all"""
+    """a function runs where its scope lives, and one of several on all"""
     count = 0
     a, b, c, d = scopes
     key = 'function-key-0001'
+    topics = ['topic-of-%s' % scope for scope in scopes]
     for name, given, expected in (
             ('once', (a, 'form'), True),
             ('once', (a, 'form'), False),
@@ -172,264 +271,608 @@ def functions(servers, client, scopes, _):
             ('tryAdvance', (c, 'post', '7', 5),
              {'shouldProcess': True, 'lastActionId': 5}),
             ('isActive', (c, 'post', '7', 'like'), False),
+            ('toggle', (b, 'post', '1', 'like', 5),
+             {'isActive': True, 'lastActionId': 5, 'processed': True}),
+            ('set', (c, 'post', '1', 'like', True, 5),
+             {'isActive': True, 'lastActionId': 5, 'processed': True}),
+            ('actionStates', (c, 'post', ['1', '2']),
+             [{'entityId': '1', 'actionType': 'like', 'isActive': True,
+               'lastActionId': 5}]),
             ('tryAppend', (d, 'c', 1), {'outcome': 'appended',
                                         'lastClientSeq': 1, 'version': 1}),
             ('lastClientSeq', (d, 'c'), 1),
+            ('lookup', (a, key), None),
+            # By way of the router
             ('tryAdvanceMany', ([a, b, c, d, a], ['post'], ['8'],
                                 [5, 6, 7, 8, 4]),
              [{'ordinal': n + 1, 'shouldProcess': n < 4,
                'lastActionId': (5, 6, 7, 8, 5)[n]} for n in range(5)]),
-            ('lookup', (a, key), None),
+            ('setMany', ([d, c, b, a], ['post'], ['2'], ['like'],
+                         [True, False, True, True], [9]),
+             [{'ordinal': n + 1, 'isActive': n != 1, 'lastActionId': 9,
+               'processed': True} for n in range(4)]),
             ('keyIsValid', ('short',), False),
             ('canonicalJson', ('{"b": 1, "a": 2}',), '{"a":2,"b":1}')):
         count += equal(client.call(name, *given), expected, name)
     claim = client.call('claim', a, key)
     count += equal(claim['outcome'], 'new')
-    count += equal(client.call('heartbeat', a, key, {
-        'claimToken': claim['claimToken'], 'lease': '1 hour'}) is None, False)
-    count += equal(client.call('complete', a, key, 201, {
-        'body': 'kept', 'claimToken': claim['claimToken']}), True)
-    count += equal(client.call('claim', a, key)['responseBody'], 'kept')
-    for scope, table, column in ((a, 'idem_tokens', 'scope'),
-                                 (a, 'idem_keys', 'scope'),
-                                 (c, 'idem_action_versions', 'user_id'),
-                                 (d, 'idem_aggregates', 'aggregate')):
-        count += equal(list(places(servers, table, scope, column)),
-                       [servers.home(scope)], table)
-    # A message alone goes where its topic lives, in a transaction where that is.
-    client.call('publish', 'topic-of-clients', {'n': 1})
-    count += equal(places(servers, 'idem_outbox', 'topic-of-clients', 'topic'),
-                   {servers.home('topic-of-clients'): 1})
-    client.transaction(scope=a, key='transaction-key-1', calls=[
-        ['publish', 'topic-of-a', {'n': 1}], ['once', a, 'with a message']])
-    for table, what, column in (('idem_outbox', 'topic-of-a', 'topic'),
-                                ('effects', 'transaction-key-1', 'key')):
-        count += equal(places(servers, table, what, column),
-                       {servers.home(a): 1}, what)
+    token = {'claimToken': claim['claimToken']}
+    count += equal(None in (
+        client.call('checkpoint', a, key, 'half', **token),
+        client.call('heartbeat', a, key, lease='1 hour', **token)), False)
+    count += equal(client.call('complete', a, key, 201, body='body', **token),
+                   True)
+    found = client.call('lookup', a, key)
+    count += equal((found['state'], found['responseBody'],
+                    found['recoveryPoint']), ('completed', 'body', 'half'))
+    for name in ('release', 'fail'):
+        claim = client.call('claim', b, key)
+        count += equal(client.call(name, b, key,
+                                   claimToken=claim['claimToken']), True, name)
+    count += equal(client.call('run', c, key, 'work(jsonb)',
+                               {'scope': c, 'key': key})['outcome'], 'new')
+    count += equal([one['outcome'] for one in client.call(
+        'claimMany', d, [key, key])], ['new', 'in_progress'])
+    for home, scope in enumerate(scopes):
+        count += equal(of_key(servers, scope, key, 'idem_keys'), {home: 1},
+                       'records of', scope)
+    count += equal(of_key(servers, c, key), {2: 1}, 'idem_run')
+    for home, table, column in ((0, 'idem_tokens', 'scope'),
+                                (2, 'idem_action_versions', 'user_id'),
+                                (3, 'idem_aggregates', 'aggregate')):
+        count += equal(list(places(servers, table, scopes[home], column)),
+                       [home], table)
+    # A message alone goes where its topic lives, in a transaction where
+    # that is.
+    client.call('publish', topics[0], {'n': 1})
+    client.call('publishMany', topics[1:], [2, 3, 4])
+    for topic in topics:
+        count += equal(places(servers, 'idem_outbox', topic, 'topic'),
+                       {servers.home(topic): 1}, topic)
+    for home, scope in enumerate(scopes):
+        key, topic = 'transaction-key-%d' % home, 'topic-in-%s' % scope
+        found = client.transaction(scope=scope, key=key, does=[
+            ['effect'], ['on', 'publish', topic, {'n': 1}],
+            ['on', 'once', scope, 'with a message']])
+        count += equal(found[1], True, 'in a transaction')
+        count += equal(places(servers, 'idem_outbox', topic, 'topic'),
+                       {home: 1}, topic)
+        count += equal(of_key(servers, scope, key), {home: 1}, key)
     on_shards(servers, "SELECT idem_outbox_ack(ARRAY("
                        "SELECT id FROM idem_outbox_take(100)))")
-    for name in ('outboxTake', 'cleanup', 'stats'):
-        error = refusal(lambda: client.call(name))
-        count += equal("each shard's own" in str(error), True, error)
-    error = refusal(client.transaction, key='nowhere', calls=[])
+    for name, given in (('outboxTake', ()), ('cleanup', ()), ('stats', ()),
+                        ('health', ()), ('outboxAck', ([1],)),
+                        ('statsReset', ()), ('raiseClaimTokens', (1,))):
+        error = refusal(lambda: client.call(name, *given))
+        count += equal((error.own, "each shard's own: use a client over that "
+                        "shard" in str(error)), (True, True), name, error)
+    error = refusal(client.transaction, key='nowhere', does=[])
     count += equal('scope' in str(error), True, error)
-    return count
+    # The shard's own errors are as without a router.
+    for name in ('forget', 'erase'):
+        error = refusal(lambda: client.call(name, a, key))
+        count += equal(error.sqlstate, '42501', name, error)
+    error = refusal(lambda: client.call('claim', a, 'short'))
+    return count + equal((error.name, error.sqlstate), ('KeyInvalid', 'ID001'))
 
 
 def elsewhere(servers, client, scopes, _):
-    """a scope of another shard is refused in a transaction, and nothing stays"""
+    """a scope of another shard is refused in a transaction, nothing stays"""
     count = 0
     a, b = scopes[:2]
     for n, call in enumerate((['once', b, 'strayed'],
                               ['claim', b, 'strayed-key-00001'],
+                              ['lookup', b, 'strayed-key-00001'],
                               ['isActive', b, 'post', '1', 'like'],
                               ['set', b, 'post', 'strayed', 'like', True, 9],
+                              ['tryAppend', b, 'strayed', 1],
                               ['tryAdvanceMany', [a, b], ['post'], ['strayed'],
                                [9]],
-                              ['lookup', b, 'strayed-key-00001'])):
-        key = 'strayed-effect-%d' % n
-        error = refusal(client.transaction, scope=a, key=key, calls=[call])
-        count += equal(error.sqlstate, '55000', call, error)
-        count += equal(places(servers, 'effects', key), {}, call)
+                              ['setMany', [a, b], ['post'], ['strayed'],
+                               ['like'], [True], [9]])):
+        for verb in ('request', *client.unkeyed):
+            key = 'strayed-%s-%d' % (verb, n)
+            count += refused('55000', ELSEWHERE, getattr(client, verb),
+                             scope=a, key=key,
+                             does=[['effect'], ['on', *call]])
+            # The handler's own error: it is not tried again.
+            count += equal(client.ran(scope=a, key=key), ['handler'], key)
+            count += equal(of_key(servers, a, key), {}, call)
     for table, column in (('idem_tokens', 'token'), ('idem_keys', 'key'),
                           ('idem_user_actions', 'entity_id'),
-                          ('idem_action_versions', 'entity_id')):
-        found = on_shards(servers, "SELECT %s FROM %s WHERE %s LIKE 'strayed%%'"
-                          % (column, table, column))
+                          ('idem_action_versions', 'entity_id'),
+                          ('idem_client_sequences', 'client_id')):
+        found = on_shards(
+            servers, "SELECT %s FROM %s WHERE %s LIKE 'strayed%%'"
+            % (column, table, column))
         count += equal(found, [[]] * len(servers.shards), table)
-    return count
+    once, advanced = client.transaction(scope=a, key='at-home', does=[
+        ['on', 'once', a, 'at home'],
+        ['on', 'tryAdvanceMany', [a, a], ['post'], ['1', '2'], [1]]])
+    return count + equal((once, [one['shouldProcess'] for one in advanced]),
+                         (True, [True, True]), 'at home')
 
 
 def round_trips(servers, client, scopes, start):
-    """no more round trips than with one server, and the router is asked once"""
-    one = start(ONE_SERVER=servers.shards[servers.home(scopes[0])].socket)
+    """no more round trips than with one server; the router is asked once"""
+    scope = scopes[0]
+    one = start(COUNTED='1', ONE_SERVER=servers.shards[0].socket)
+    many = start(COUNTED='1')
 
     def trips(program, key):
         found = []
-        for verb, given in (('request', {'body': '1'}),
-                            ('request', {'body': '1'}), ('job', {}),
-                            ('transaction', {'calls': []})):
+        for number, (verb, given) in enumerate((
+                ('request', {}), ('request', {}),
+                ('job', {'steps': [['first']]}), ('job', {}),
+                ('transaction', {}),
+                ('call', {'name': 'once', 'given': [scope, key]}),
+                ('transaction', {'does': [
+                    ['effect'], ['on', 'once', scope, key + '2']]}))):
             program.counted()
-            getattr(program, verb)(scope=scopes[0], key=key + verb, **given)
-            found.append(program.counted()['trips'])
+            if verb != 'call':
+                given = {'scope': scope, 'key': key + verb, **given}
+            program.start(verb, **given)()
+            counted = program.counted()
+            equal(counted['questions'], 0 if key[-1] == '2' else
+                  int(program is many and not number), 'questions', verb)
+            found.append(counted['trips'])
         return found
 
     try:
-        # It opens its connections, and asks for the scope.
-        trips(one, 'trips-key-warm-one')
-        trips(client, 'trips-key-warm-many')
-        with_router, without = trips(client, 'trips-key-many-'), \
-            trips(one, 'trips-key-one-')
-        return equal(with_router, without, 'round trips') + len(without)
+        for key in ('trips-key-1', 'trips-key-2'):      # it connects first
+            found = [trips(program, '%s-%s' % (name, key)) for program, name
+                     in ((many, 'many'), (one, 'one'))]
+        print('# round trips of a request, a replay, a job, its replay, a '
+              'transaction, a function, one in a transaction: %s' % found[0],
+              flush=True)
+        return equal(*found, 'round trips') + len(found[0])
     finally:
         one.stop()
+        many.stop()
 
 
 def a_move(servers, client, scopes, _):
-    """a request waits for its scope that is being moved, and not for ever"""
-    count, admin = 0, servers.router('postgres')
-    scope = scopes[2]
-    old = servers.home(scope)
+    """calls find their scope that has moved, and wait while it is moved"""
+    count, scope, home = 0, scopes[2], 2
+
+    def move(what=scope, *options, by=1):
+        nonlocal home
+        home = (home + by) % len(servers.shards)
+        status, output = servers.move(*options, 'dbname=router', what, home)
+        return equal(status, 0, output)
+
+    def asked_once(verb, **given):
+        client.counted()
+        found = client.start(verb, **given)()
+        return found, equal(client.counted()['questions'], 1, 'questions')
+
+    # Known to the client, and somewhere else then
     key = 'before-the-move-1'
     client.request(scope=scope, key=key)
-    # Known to the client, and somewhere else then.
-    new = (old + 1) % len(servers.shards)
-    status, output = servers.move('dbname=router', scope, new)
-    count += equal(status, 0, output)
-    count += equal(client.request(scope=scope, key=key)['outcome'], 'replay')
-    count += equal(client.request(scope=scope, key='behind-the-move-1')
-                   ['outcome'], 'new')
-    count += equal(places(servers, 'effects', 'behind-the-move-1'), {new: 1})
+    for verb, outcome in (('request', 'replay'), ('request', 'new'),
+                          ('job', 'new'), ('call', None),
+                          *((verb, None) for verb in client.unkeyed)):
+        count += move()
+        given = {'scope': scope, 'key': key if outcome == 'replay' else
+                 'moved-away-%s-1' % verb}
+        if verb == 'call':
+            given = {'name': 'once', 'given': [scope, 'moved']}
+        found, asked = asked_once(verb, **given)
+        count += asked
+        if outcome:
+            count += equal(found['outcome'], outcome, verb)
+        if verb != 'call' and outcome != 'replay':
+            count += equal(of_key(servers, scope, given['key']),
+                           {home: 1}, verb)
+    # In the midst of a job: before a checkpoint, the last step, the response
+    for finish in (True, False):
+        key = 'moved-under-job-%d' % finish
+        step, last = Stop(client), Stop(client)
+        job = client.start('job', scope=scope, key=key, finish=finish, steps=[
+            ['first', [step.there]], [None, [last.there]]])
+        for stop in (step, last):
+            stop.reached()
+            count += move()
+            stop.go()
+        count += equal(job()['outcome'], 'new', key)
+        count += equal(of_key(servers, scope, key),
+                       {home: 1} if finish else {}, key)
+        count += equal(of_key(servers, scope, key, 'idem_keys'), {home: 1},
+                       key)
+    # Its slot
+    admin, other = servers.router('postgres'), scopes[0]
+    slot, home = admin.one('SELECT idem_map.slot(%s)', other), 0
+    client.call('once', other, 'form')
+    for by in (1, -1):
+        count += move(slot, '--slot', by=by)
+        count += equal(client.call('once', other, 'form'), False, 'slot')
+        key = 'moved-with-slot-%d' % home
+        count += equal(client.job(scope=other, key=key)['outcome'], 'new')
+        count += equal(of_key(servers, other, key), {home: 1}, key)
     # One that has closed the gate, and cannot copy
-    user, gate = servers.shards[old].session(), servers.shards[new].session()
+    old = servers.home(scope)
+    new = (old + 1) % len(servers.shards)
+    step = Stop(client)
+    job = client.start('job', scope=scope, key='job-in-its-midst-1',
+                       steps=[['first', [step.there]]])
+    step.reached()
+    user = servers.shards[new].session()
     user.run('BEGIN')
     user.run('LOCK TABLE idem_tokens IN SHARE MODE')
-    process = servers.start_move('dbname=router', scope, old)
+    process = servers.start_move('dbname=router', scope, new)
+    gate = servers.shards[old].session()
     while gate.run('SELECT 1 FROM idem_gate.places WHERE scope = %s AND here',
                    scope):
         time.sleep(0.02)
-    key = 'within-the-move-1'
-    waiting = [client.start('request', scope=scope, key=key),
-               client.start('job', scope=scope, key='job-in-the-move-1'),
-               client.start('transaction', scope=scope, calls=[],
-                            key='transaction-in-it'),
-               client.start('call', name='once', given=[scope, 'in the move'])]
-    time.sleep(1)
-    count += equal(places(servers, 'effects', key), {})
+    waiting = [client.start(verb, **given) for verb, given in all_calls(
+        client, scope, 'within-the-move')]
+    keys = ['within-the-move-%s' % verb
+            for verb in ('request', 'job', *client.unkeyed)]
+    step.go()
+    time.sleep(0.5)
+    for key in keys:
+        count += equal(client.ran(scope=scope, key=key), [], key)
+    count += equal(client.ran(scope=scope, key='job-in-its-midst-1'),
+                   ['first'])
     user.run('COMMIT')
     output, _ = process.communicate()
     count += equal(process.returncode, 0, output)
-    first, job, _, once = (wait() for wait in waiting)
-    count += equal((first['outcome'], job['outcome'], once),
-                   ('new', 'new', True))
-    for done in (key, 'job-in-the-move-1', 'transaction-in-it'):
-        count += equal(places(servers, 'effects', done), {old: 1}, done)
-    # One that does not end
-    admin.run('UPDATE idem_map.scopes SET moving_to = %s WHERE scope = %s',
-              new, scope)
-    user.run('UPDATE idem_gate.places SET here = false WHERE scope = %s', scope)
-    began = time.monotonic()
-    error = refusal(client.request, scope=scope, key='never-moved-key-1')
-    count += equal((error.name, error.sqlstate), ('ScopeMoving', '55P03'),
-                   error)
-    count += equal(9 < time.monotonic() - began < 20, True, error)
-    user.run('UPDATE idem_gate.places SET here = true WHERE scope = %s', scope)
-    admin.run('UPDATE idem_map.scopes SET moving_to = NULL WHERE scope = %s',
-              scope)
-    count += equal(client.request(scope=scope, key='never-moved-key-1')
-                   ['outcome'], 'new')
+    once, first, second = [wait() for wait in waiting][:3]
+    count += equal((first['outcome'], second['outcome'], once,
+                    job()['outcome']), ('new', 'new', True, 'new'))
+    for key in (*keys, 'job-in-its-midst-1'):
+        count += equal(of_key(servers, scope, key), {new: 1}, key)
     return count
+
+
+def ended_by_hand(servers, client, scopes, _):
+    """a handler's own COMMIT lets its scope go, and nothing is kept then"""
+    scope, count = scopes[0], 0
+    gate = servers.shards[0].session()
+    gate.run('INSERT INTO idem_gate.places (slot, scope, here) '
+             'VALUES (idem_gate.slot(%s), %s, true)', scope, scope)
+    # Node refuses what begins with COMMIT.
+    for verb, commands in (('request', ['SELECT 1; COMMIT']),
+                           ('job', ['SELECT 1; COMMIT', 'SELECT 1; BEGIN'])):
+        key, stop = 'ended-by-hand-%s' % verb, Stop(client)
+        commit, *more = (['sql', command] for command in commands)
+        wait = client.start(verb, scope=scope, key=key,
+                            does=[commit, stop.there, *more])
+        stop.reached()
+        gate.run('UPDATE idem_gate.places SET here = false WHERE scope = %s',
+                 scope)
+        stop.go()
+        count += refused('55000', ELSEWHERE, wait)
+        gate.run('UPDATE idem_gate.places SET here = true WHERE scope = %s',
+                 scope)
+        count += equal(client.call('lookup', scope, key)['state'], 'started',
+                       key)
+    gate.run('DELETE FROM idem_gate.places WHERE scope = %s', scope)
+    return count
+
+
+def all_calls(client, scope, key):
+    """A call of each kind."""
+    return [('call', {'name': 'once', 'given': [scope, key]})] + [
+        (verb, {'scope': scope, 'key': '%s-%s' % (key, verb)})
+        for verb in ('request', 'job', *client.unkeyed)]
 
 
 def wrong_maps(servers, client, scopes, _):
-    """a hole, a wrong shard and another address: an error, and then none"""
-    count, admin = 0, servers.router('postgres')
-    scope = 'scope-without-a-place-of-its-own'
-    slot, home = admin.one('SELECT idem_map.slot(%s)', scope), \
-        servers.home(scope)
+    """a hole and a wrong shard: an error, and the right one is found then"""
+    count, admin, home = 0, servers.router('postgres'), 3
+    scope = scopes[home]
+    slot = admin.one('SELECT idem_map.slot(%s)', scope)
+
+    def refuses(words, questions):
+        count = 0
+        for verb, given in all_calls(client, scope, 'wrong-map-key'):
+            client.counted()
+            error = refusal(client.start(verb, **given))
+            count += equal((error.sqlstate, words in str(error)),
+                           ('55000', True), error)
+            count += equal(client.counted()['questions'], questions,
+                           'questions', verb)
+        return count, error
+
     admin.run('DELETE FROM idem_map.slots WHERE slot = %s', slot)
-    error = refusal(client.request, scope=scope, key='hole-in-the-map-1')
-    count += equal(error.sqlstate, '55000', error)
-    count += equal('Insert the row' in error.hint, True, error.hint)
+    found, error = refuses('no shard is known', 1)
+    count += found + equal('Insert the row' in error.hint, True, error.hint)
     admin.run('INSERT INTO idem_map.slots VALUES (%s, %s)', slot,
               (home + 1) % len(servers.shards))
-    error = refusal(client.request, scope=scope, key='hole-in-the-map-1')
-    count += equal(error.sqlstate, '55000', error)
-    count += equal('does not live on this shard' in str(error), True, error)
+    found, _ = refuses(ELSEWHERE, 3)
+    count += found
     admin.run('UPDATE idem_map.slots SET shard = %s WHERE slot = %s', home,
               slot)
-    count += equal(client.request(scope=scope, key='hole-in-the-map-1')
-                   ['outcome'], 'new')
-    # The shard has another address for a while, where nobody is.
-    fresh = next(one for one in ('fresh-scope-%d' % n for n in range(1000))
-                 if servers.home(one) == home)
-    was = admin.one('SELECT connection FROM idem_map.shards WHERE shard = %s',
-                    home)
-    admin.run("ALTER SERVER idempotency OPTIONS (SET p%d 'host=%s-gone "
-              "dbname=postgres')" % (home, servers.work))
-    error = refusal(client.request, scope=fresh, key='another-address-1')
-    count += equal(is_lost(error), True, error)
-    admin.run("ALTER SERVER idempotency OPTIONS (SET p%d '%s')" % (home, was))
-    count += equal(client.request(scope=fresh, key='another-address-1')
-                   ['outcome'], 'new')
-    count += equal(client.request(scope=scope, key='another-address-2')
-                   ['outcome'], 'new')
+    for verb, given in all_calls(client, scope, 'wrong-map-key'):
+        client.start(verb, **given)()
+        if 'key' in given:
+            count += equal(client.ran(scope=scope, key=given['key']),
+                           ['last' if verb == 'job' else 'handler'], verb)
+            count += equal(of_key(servers, scope, given['key']),
+                           {home: 1}, verb)
     return count
 
 
-def crashes_and_moves(servers, client, scopes, _):
-    """requests and jobs under crashes and moves: each effect once"""
-    until = time.monotonic() + SECONDS
-    trouble = routed.Trouble(servers, random.Random(1), scopes)
-    done, refused, lock = [], {}, threading.Lock()
+def lost_connections(servers, client, scopes, start):
+    """a shard that crashes, or has another address: asked for, done once"""
+    count, admin, home = 0, servers.router('postgres'), 0
+    shard, scope = servers.shards[home], scopes[home]
+    was = admin.one('SELECT connection FROM idem_map.shards WHERE shard = %s',
+                    home)
+    alias, other = (os.path.join(servers.work, name) for name in ('a', 'b'))
+    client = start(POOL='1')        # a connection, which is dead or is not
+    fresh = ('%s-%d' % (scope, n) for n in itertools.count())
+    keys = ('lost-connection-%d' % n for n in itertools.count())
 
-    def work(number):
-        rng = random.Random(number)
-        for n in itertools.count():
-            if time.monotonic() > until:
-                return
-            scope, key = rng.choice(scopes), 'trouble-key-%d-%06d' % (number, n)
-            verb = rng.choice(('request', 'request', 'job'))
-            given = {'lease': '2 seconds'} if verb == 'job' else {'body': key}
-            while True:
-                try:
-                    found = [wait() for wait in [
-                        client.start(verb, scope=scope, key=key,
-                                     pause=rng.choice((0, 0, 20)), **given)
-                        for _ in range(rng.choice((1, 1, 2)))]]
-                    break
-                except Refused as error:
-                    with lock:
-                        name = '%s %s' % (error.name, error.sqlstate)
-                        refused[name] = refused.get(name, 0) + 1
-                    if error.name not in PASSING and not is_lost(error):
-                        raise
-                    time.sleep(rng.uniform(0, 0.05))
-            for answer in found:
-                equal(answer['body'], 'done ' + key)
-            with lock:
-                done.append((scope, key))
+    def unknown():
+        """A scope that the client has not asked for."""
+        return next(one for one in fresh if servers.home(one) == home)
 
-    failures = []
+    def address(text):
+        admin.run("ALTER SERVER idempotency OPTIONS (SET p%d '%s')" % (
+            home, text))
 
-    def guarded(number):
+    def direct(directory):
+        # PgBouncer would know that it has crashed.
+        address('host=%s port=5432 dbname=postgres' % directory)
+
+    def restart():
+        shard.kill()
+        shard.start()
+
+    def questions(number, call):
+        """How often the router is asked: of a dead connection, not at all."""
+        client.counted()
+        call()
+        return equal(client.counted()['questions'], number, 'questions')
+
+    def done(verb, questions_of_it, scope=scope, **given):
+        key = next(keys)
+        found = questions(questions_of_it, lambda: client.start(
+            verb, scope=scope, key=key, **given)())
+        return found + equal(of_key(servers, scope, key), {home: 1},
+                             verb, key)
+
+    def once(scope=scope):
+        client.call('once', scope, 'form')
+
+    try:
+        # Another isolation level may see the scope where it was.
+        session = shard.session()
+        direct(alias)
+        os.symlink(shard.socket, alias)
+        session.run("ALTER ROLE app SET default_transaction_isolation = "
+                    "'serializable'")
+        count += refused('0A000', 'isolation level', once)
+        session.run('ALTER ROLE app RESET default_transaction_isolation')
+        # What is known is not asked for, though it has another address now.
+        direct(shard.socket)
+        os.unlink(alias)
+        count += questions(0, lambda: refusal(once))
+        # Dead, and then not to be reached: asked for again by the next call
+        restart()
+        count += lost(once)
+        if not client.notices:
+            count += lost(client.request, scope=scope, key=next(keys))
+        count += done('request', 1)
+        # Dead before anything has run: the same call goes on.
+        for verb in ('request', 'job', *client.unkeyed):
+            client.counted()
+            restart()
+            count += done(verb, 0)
+        # In the midst of a job, before its last step
+        stop = Stop(client)
+        client.counted()
+        key = next(keys)
+        wait = client.start('job', scope=scope, key=key, steps=[
+            ['first'], [None, [stop.there]]])
+        stop.reached()
+        restart()
+        count += questions(0, lambda: (stop.go(), wait()))
+        count += equal(of_key(servers, scope, key), {home: 1}, key)
+        # What a function has done is unknown, so it is not repeated.
+        client.counted()
+        restart()
+        if not client.notices:
+            count += questions(0, lambda: lost(once))
+        count += questions(0, once)
+        client.counted()
+        shard.kill()
         try:
-            work(number)
-        except Exception as error:
-            failures.append(error)
-
-    def run():
-        threads = [threading.Thread(target=guarded, args=(n,))
-                   for n in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    trouble.run(until, run)
-    if failures:
-        raise failures[0]
-    effects = {}
-    for rows in on_shards(servers, "SELECT scope, key FROM effects "
-                                   "WHERE key LIKE 'trouble-key-%%'"):
-        for pair in rows:
-            effects[pair] = effects.get(pair, 0) + 1
-    equal({pair: effects.get(pair) for pair in done
-           if effects.get(pair) != 1}, {}, 'lost or doubled')
-    equal(set(effects) - set(done), set(), 'effects that nobody was told of')
-    print('# %d requests and jobs; %d crashes, %d moves (%d cut off); refused: '
-          '%s' % (len(done), trouble.crashes, trouble.moves, trouble.cut_off,
-                  ', '.join('%s %d' % one for one in sorted(refused.items()))
-                  or 'none'), flush=True)
-    equal(bool(trouble.moves and trouble.crashes and done), True, 'happened')
-    return len(done)
-
-
-def is_lost(error):
-    """The connection, or the server that it led to."""
-    return error.sqlstate is None or not error.sqlstate[:1].isdigit() \
-        or error.sqlstate[:2] in ('08', '57') or error.sqlstate == '55000'
+            count += lost(client.request, scope=scope, key=next(keys))
+        finally:
+            shard.start()
+        count += done('request', 1)
+        # It is lost in a handler, whose error it is.
+        direct(other)
+        os.symlink(shard.socket, other)
+        moved, key, stop = unknown(), next(keys), Stop(client)
+        wait = client.start('request', scope=moved, key=key,
+                            does=[stop.there, ['effect']])
+        stop.reached()
+        os.unlink(other)
+        direct(shard.socket)
+        restart()
+        stop.go()
+        count += lost(wait) + equal(client.ran(scope=moved, key=key),
+                                   ['handler'], 'runs')
+        count += lost(once, scope=moved)
+        count += equal(client.request(scope=moved, key=key)['outcome'], 'new')
+        # Nobody is at its address.
+        direct(alias)
+        gone = unknown()
+        count += lost(once, scope=gone)
+        address(was)
+        count += done('request', 1, gone)
+    finally:
+        address(was)
+        client.stop()
+    return count
 
 
 SCENARIOS = (requests, jobs, functions, elsewhere, round_trips, a_move,
-             wrong_maps, crashes_and_moves)
+             ended_by_hand, wrong_maps, lost_connections)
+
+
+def duplicates(servers, clients, scopes):
+    """of all languages, one runs, and the others wait for it or are told"""
+    count = 0
+    for number, first in enumerate(clients):
+        scope, key, stop = scopes[number], 'of-all-languages-1', Stop(first)
+        runs = first.start('request', scope=scope, key=key,
+                           does=[['effect'], stop.there])
+        stop.reached()
+        for other in clients:
+            error = refusal(other.request, scope=scope, key=key)
+            count += equal(error.name, 'InProgress', other.language)
+        waiting = [other.start('request', scope=scope, key=key, wait='20 s')
+                   for other in clients]
+        stop.go()
+        count += equal(runs()['outcome'], 'new', first.language)
+        for wait in waiting:
+            found = wait()
+            count += equal((found['outcome'], found['body']),
+                           ('replay', 'done ' + key))
+        count += equal(of_key(servers, scope, key), {number: 1})
+    return count
+
+
+def moves_that_do_not_end(servers, clients, scopes):
+    """a scope that is being moved for ever: an error after ten seconds"""
+    count, admin = 0, servers.router('postgres')
+    # The first is known to all, and the second comes back in time.
+    known, back = scopes[:2]
+    gates = [shard.session() for shard in servers.shards]
+    for client in clients:
+        client.call('once', known, client.language)
+    for home, scope in enumerate((known, back)):
+        admin.run('INSERT INTO idem_map.scopes (scope, shard, moving_to) '
+                  'VALUES (%s, %s, 3)', scope, home)
+        gates[home].run('INSERT INTO idem_gate.places (slot, scope, here) '
+                        'VALUES (idem_gate.slot(%s), %s, false)', scope, scope)
+
+    def started(scope):
+        return [(verb, client.start(verb, **given)) for client in clients
+                for verb, given in all_calls(
+                    client, scope, 'never-moved-key-' + client.language)]
+
+    began = time.monotonic()
+    never, late = started(known), started(back)
+    time.sleep(1)
+    gates[1].run('UPDATE idem_gate.places SET here = true WHERE scope = %s',
+                 back)
+    admin.run('UPDATE idem_map.scopes SET moving_to = NULL WHERE scope = %s',
+              back)
+    for verb, wait in late:
+        found = wait()
+        if verb in ('request', 'job'):
+            count += equal(found['outcome'], 'new', verb)
+    count += equal(time.monotonic() - began < 10, True, 'comes back')
+    for verb, wait in never:
+        error = refusal(wait)
+        count += equal((error.name, error.sqlstate, 'is being moved' in
+                        str(error), 'scale-out/move' in error.hint),
+                       ('ScopeMoving', '55P03', True, True), verb, error)
+        count += equal(9.5 < time.monotonic() - began < 20, True, 'patience')
+    gates[0].run('UPDATE idem_gate.places SET here = true WHERE scope = %s',
+                 known)
+    admin.run('UPDATE idem_map.scopes SET moving_to = NULL WHERE scope = %s',
+              known)
+    for verb, wait in started(known):
+        found = wait()
+        if verb in ('request', 'job'):
+            count += equal(found['outcome'], 'new', verb)
+    return count
+
+
+class Worker:
+    """Sends requests and jobs until it is told that they have been done."""
+
+    def __init__(self, clients, scopes, number, until, allowed):
+        self.clients, self.scopes, self.until = clients, scopes, until
+        self.rng = random.Random(number)
+        self.number, self.done, self.errors = number, [], Counter()
+        self.allowed = allowed
+
+    def run(self):
+        while time.monotonic() < self.until:
+            scope = self.rng.choice(self.scopes)
+            key = 'trouble-key-%d-%06d' % (self.number, len(self.done))
+            verb = self.rng.choice(('request', 'request', 'job'))
+            patience = time.monotonic() + 60
+            while not self.attempt(verb, scope, key):
+                equal(time.monotonic() < patience, True, 'no answer for', key)
+                time.sleep(self.rng.uniform(0, 0.05))
+            self.done.append((scope, key))
+
+    def attempt(self, verb, scope, key):
+        """By one, or by several at a time, of whatever languages."""
+        pause = ['sleep', self.rng.choice((0, 0, 20))]
+        given = {'wait': '2 s', 'does': [
+            pause, ['on', 'once', scope, key], ['effect']]}
+        if verb == 'job':
+            given.update(lease='1 s', steps=[['first', [pause]]])
+        asked = [(client, client.start(verb, scope=scope, key=key, **given))
+                 for client in self.rng.choices(
+                     self.clients, k=self.rng.choice((1, 1, 2)))]
+        is_done = True
+        for client, wait in asked:
+            try:
+                equal(wait()['body'], 'done ' + key)
+            except Refused as error:
+                is_done = False
+                if not self.allowed(error):
+                    raise AssertionError('%s, %s: %s' % (
+                        client.language, verb, error)) from error
+                self.errors[' '.join((client.language, error.name,
+                                      error.sqlstate or ''))] += 1
+        return is_done
+
+
+def once_each(servers, clients, scopes, allowed, crashes):
+    """Requests and jobs amid moves, and then what came of them."""
+    until = time.monotonic() + SECONDS
+    workers = [Worker(clients, scopes, n, until, allowed) for n in range(6)]
+    trouble = routed.Trouble(servers, random.Random(1), scopes)
+    if not crashes:
+        trouble.crash = lambda until: None
+    trouble.run(until, lambda: routed.histories.in_parallel(
+        workers, lambda worker: worker.run()))
+    done = {pair: 1 for worker in workers for pair in worker.done}
+    for table, column in (('effects', 'key'), ('idem_tokens', 'token'),
+                          ('idem_keys', 'key')):
+        found = Counter(pair for rows in on_shards(
+            servers, "SELECT scope, %s FROM %s WHERE scope = ANY (%%s) AND "
+            "%s LIKE 'trouble-key-%%%%'" % (column, table, column), scopes)
+            for pair in rows)
+        equal({pair: n for pair, n in found.items() if n != done.get(pair)},
+              {}, table, 'doubled, or nobody was told')
+        equal(set(done) - set(found), set(), table, 'lost')
+    errors = sum((worker.errors for worker in workers), Counter())
+    refusals = ', '.join('%s %d' % one for one in sorted(errors.items()))
+    print('# %d requests and jobs; %d crashes, %d moves (%d cut off); '
+          'refused: %s' % (len(done), trouble.crashes, trouble.moves,
+                           trouble.cut_off, refusals or 'none'), flush=True)
+    equal((trouble.moves > 0, trouble.crashes > 0, bool(done)),
+          (True, crashes, True), 'what has happened')
+    return len(done)
+
+
+def under_moves(servers, clients, scopes):
+    """requests and jobs of all languages under moves: each effect once"""
+    return once_each(servers, clients, scopes,
+                     lambda error: error.name in MOVING, False)
+
+
+def under_crashes(servers, clients, scopes):
+    """requests and jobs of all under crashes and moves: each effect once"""
+    def allowed(error):
+        # Three times it had left: moves are one a moment here.
+        return error.is_lost or error.name in MOVING | CRASHING or (
+            error.sqlstate == '55000' and ELSEWHERE in str(error))
+
+    return once_each(servers, clients, scopes, allowed, True)
+
+
+TOGETHER = (duplicates, moves_that_do_not_end, under_moves, under_crashes)

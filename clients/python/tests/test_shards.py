@@ -1,6 +1,7 @@
 """shards=: the map of a router that is none.  See test/scale_out for a real one."""
 
 import asyncio
+import json
 import threading
 import time
 from contextlib import asynccontextmanager
@@ -8,8 +9,9 @@ from contextlib import asynccontextmanager
 import psycopg
 import pytest
 
-from pg_idempotency import AsyncIdempotency, Idempotency, ScopeMoving, shards
+from pg_idempotency import AsyncIdempotency, Idempotency, ScopeMoving, core, shards
 from pg_idempotency.functions import kept_here, make, render, scope_of
+from pg_idempotency.http import Guard, Request, guarded
 from pg_idempotency.shards import Place, Shards
 from pg_idempotency.shells import SyncShell, run
 
@@ -207,3 +209,16 @@ def test_a_transaction_needs_its_scope():
     idem = Idempotency("", shards=lambda conninfo: conninfo)
     with pytest.raises(TypeError, match="scope says on which"), idem.transaction():
         pass
+
+
+@pytest.mark.parametrize("job", [False, True])
+@pytest.mark.parametrize("keyed", [True, False])
+def test_over_http_a_scope_that_is_being_moved_is_503(known, monkeypatch, job, keyed):
+    monkeypatch.setattr(core, "PATIENCE", 0.05)
+    idem = known(Idempotency, lambda conninfo: conninfo)
+    idem.core.places._router.answer = lambda scope: psycopg.errors.LockNotAvailable("is being moved to another shard")
+    request = Request("POST", "/", [("Idempotency-Key", "key-of-16-or-more")] if keyed else [], b"{}")
+    answer = run(guarded(idem, Guard(scope=lambda request: "u", job=job, required=False), request, lambda access: 1 / 0))
+    assert (answer.status, dict(answer.headers)["Retry-After"]) == (503, "1")
+    found = json.loads(answer.body)
+    assert (found["type"], found["title"]) == ("urn:pg-idempotency:scope-moving", "Scope is being moved")
