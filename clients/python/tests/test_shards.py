@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
+from psycopg_pool import ConnectionPool
 
-from pg_idempotency import AsyncIdempotency, Idempotency, ScopeMoving, core, shards
+from pg_idempotency import AsyncIdempotency, Idempotency, ScopeMoving, core, new_key, shards
 from pg_idempotency.functions import kept_here, make, render, scope_of
 from pg_idempotency.http import Guard, Request, guarded
 from pg_idempotency.shards import Place, Shards
-from pg_idempotency.shells import SyncShell, run
+from pg_idempotency.shells import AsyncShell, SyncShell, run
 
 
 class Backend:
@@ -222,3 +223,96 @@ def test_over_http_a_scope_that_is_being_moved_is_503(known, monkeypatch, job, k
     assert (answer.status, dict(answer.headers)["Retry-After"]) == (503, "1")
     found = json.loads(answer.body)
     assert (found["type"], found["title"]) == ("urn:pg-idempotency:scope-moving", "Scope is being moved")
+
+
+def test_over_http_so_it_is_in_the_middle_of_a_job(idem):
+    def respond(access):
+        raise ScopeMoving("it is being moved")
+
+    request = Request("POST", "/", [("Idempotency-Key", new_key())], b"{}")
+    answer = run(guarded(idem, Guard(scope=lambda request: "u", job=True), request, respond))
+    assert (answer.status, json.loads(answer.body)["type"]) == (503, "urn:pg-idempotency:scope-moving")
+
+
+def test_a_cancelled_task_does_not_make_a_pool_twice():
+    made = []
+
+    async def shards(conninfo):
+        made.append(conninfo)
+        await asyncio.sleep(0.2)
+        return "dbname=nowhere"
+
+    async def main():
+        places = Shards(Backend(lambda scope: "one"), shards, lambda source: Place(Backend(None), 1), AsyncShell())
+        until = time.monotonic() + 10
+        for _ in range(3):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(places.of("a", until), 0.05)
+        assert await places.of("a", until) is await places.of("b", until)
+
+    asyncio.run(main())
+    assert made == ["one"]
+
+
+def test_several_loops_share_a_client():
+    fails = [True, False]
+
+    async def shards(conninfo):
+        await asyncio.sleep(0.05)
+        if fails.pop(0) if fails else False:
+            raise ValueError("no password")
+        return conninfo
+
+    places = Shards(Backend(lambda scope: "one"), shards, lambda source: Place(Backend(None), 1), AsyncShell())
+
+    async def three():
+        return await asyncio.gather(*(places.of("a", time.monotonic() + 10) for _ in range(3)), return_exceptions=True)
+
+    assert {type(one) for one in asyncio.run(three())} == {ValueError}
+    found = []
+    threads = [threading.Thread(target=lambda: found.extend(asyncio.run(three()))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [type(one) for one in found] == [Place] * 9
+
+
+def test_a_handler_holds_a_connection_of_router_and_shard(database):
+    """A client over the shard would wait for that, too."""
+    with ConnectionPool("", min_size=1, max_size=1) as pool:
+        many, one = Idempotency("", shards=lambda conninfo: pool), Idempotency(pool)
+        many.core.places._known["a"] = run(many.core.places._at("one"))
+        many.core.places.beginning = lambda scope: None         # there is no gate
+        with many.transaction("a"):
+            for call in (one.stats, lambda: many.once("a", "x")):
+                with pytest.raises(RuntimeError, match="second connection"):
+                    call()
+
+
+def test_a_job_is_cancelled_at_once_while_its_scope_is_moving(asynchronously):
+    async def test(idem, pool):
+        places, moving = idem.core.places, False
+        real = places.of
+
+        async def of(scope, until):
+            if moving:
+                await asyncio.sleep(max(0.0, until - time.monotonic()))
+                raise ScopeMoving("it is being moved")
+            return await real(scope, until)
+
+        places.of = of
+
+        async def work(job):
+            async def step(step):
+                nonlocal moving
+                moving = True
+                await asyncio.sleep(30)
+            await job.step("long", step)
+
+        began = time.monotonic()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(idem.job("cancelled", new_key(), work, lease="3 seconds"), 1.2)
+        assert time.monotonic() - began < 2.5
+
+    asynchronously(test)

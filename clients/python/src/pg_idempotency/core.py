@@ -228,17 +228,17 @@ class Core:
         return await self.perform_there(scope, lambda session: statement)
 
     async def perform_there(self, scope: str, make: Callable[[Session], Statement[T]],
-                            patience: float = PATIENCE) -> T:
+                            patient: bool = True) -> T:
         """Where the scope lives.  What may have been done is not done again."""
         async with self._opened(scope, lambda place, session: session.perform(self.places.kept(make(session))),
-                                repeats=False, patience=patience) as (_, result):
+                                repeats=False, patient=patient) as (_, result):
             found: T = result
             return found
 
     async def _open(self, scope: str | None, first: Callable[[Place, Session], Any], repeats: bool,
-                    patience: float) -> tuple[Lent, Any]:
+                    patient: bool) -> tuple[Lent, Any]:
         """See _opened()."""
-        until = time.monotonic() + patience
+        until = time.monotonic() + (PATIENCE if patient else 0)
         for last in (False, False, True):
             place = await self.places.of(scope, until)
             reached = dead = False
@@ -262,13 +262,13 @@ class Core:
 
     @asynccontextmanager
     async def _opened(self, scope: str | None, first: Callable[[Place, Session], Any], repeats: bool = True,
-                      patience: float = PATIENCE) -> AsyncIterator[tuple[Lent, Any]]:
+                      patient: bool = True) -> AsyncIterator[tuple[Lent, Any]]:
         """A session where the scope lives, and what the first statement in it brought.
 
         Nothing else has run then.  So it is sent again where the scope has moved
         away, and with repeats also where the connection was dead: a pool may
         have kept it since the server's restart."""
-        lent, found = await self._open(scope, first, repeats, patience)
+        lent, found = await self._open(scope, first, repeats, patient)
         try:
             yield lent, found
         except BaseException as error:
@@ -562,11 +562,11 @@ class Job:
     def _statement(self, name: str, *arguments: Any, **named: Any) -> Any:
         return make[name].make(None, self.scope, self.key, *arguments, claim_token=self.claim_token, **named)
 
-    async def _perform(self, make: Callable[[Session], Statement[T]], patience: float = PATIENCE) -> T:
+    async def _perform(self, make: Callable[[Session], Statement[T]], patient: bool = True) -> T:
         async def attempt(number: int) -> T:
             for last in (False, False, True):
                 try:
-                    return await self._core.perform_there(self.scope, make, patience)
+                    return await self._core.perform_there(self.scope, make, patient)
                 except Exception as error:
                     # With its token a call may be sent again.  What a step has done is not given up so soon.
                     if last or not (connection_lost(error) or self._running and pool_exhausted(error)):
@@ -574,7 +574,7 @@ class Job:
             raise AssertionError
 
         try:
-            result: T = await (self._while_held(attempt) if patience else self._core._retried(attempt))
+            result: T = await (self._while_held(attempt) if patient else self._core._retried(attempt))
             return result
         except (ClaimLost, ClaimNotFound):
             if not self._finishing and self.result is None:
@@ -706,15 +706,15 @@ class Job:
         text = text or f"{type(error).__name__}: {error}"
         try:
             failed: Statement[bool] = self._statement("fail", text.replace("\0", "")[:MAX_ERROR])
-            await self._perform(lambda session: failed, patience=0)
+            await self._perform(lambda session: failed, patient=False)
         except Exception as failure:
             if error is not None:
                 error.add_note(f"the claim could not be failed, its lease will end: {failure}")
 
-    async def _renewed(self, name: str, *arguments: Any, patience: float = PATIENCE) -> None:
+    async def _renewed(self, name: str, *arguments: Any, patient: bool = True) -> None:
         before = time.monotonic()
         renewed: Statement[Any] = self._statement(name, *arguments, lease=self._call.lease, lease_ms=self._call.lease_ms)
-        await self._perform(lambda session: renewed, patience)
+        await self._perform(lambda session: renewed, patient)
         self._until = before + self._lease
 
     async def _beat(self) -> None:
@@ -727,7 +727,7 @@ class Job:
             if self.lost.is_set():
                 return
             try:
-                await self._renewed("heartbeat", patience=0)
+                await self._renewed("heartbeat", patient=False)
             except (ClaimLost, ClaimNotFound):
                 return
             except Exception:
