@@ -58,6 +58,17 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION idem_gate.seen(scopes text[])
+RETURNS text[]
+LANGUAGE plpgsql STABLE STRICT PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	PERFORM idem_gate.seen(scope) FROM unnest(scopes) AS scope;
+	RETURN scopes;
+END
+$$;
+
 -- The lock comes first, so seen() sees what whoever moves the scope has
 -- committed.  Not so in a transaction with an older snapshot.
 CREATE FUNCTION idem_gate.pass(scope text)
@@ -105,14 +116,16 @@ COMMENT ON FUNCTION :schema.idem_here(text) IS
 CREATE FUNCTION :schema.idem_here(scopes text[])
 RETURNS text[]
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
-RETURN idem_gate.pass(scopes);
+RETURN idem_gate.seen(idem_gate.pass(scopes));
 COMMENT ON FUNCTION :schema.idem_here(text[]) IS
 'Keeps scopes on this shard until the end of the transaction, and returns them. Raises 55000 where one lives elsewhere.';
 
-REVOKE ALL ON FUNCTION idem_gate.slot(text), idem_gate.seen(text), idem_gate.pass(text), idem_gate.pass(text[]),
+REVOKE ALL ON FUNCTION idem_gate.slot(text), idem_gate.seen(text), idem_gate.seen(text[]),
+	idem_gate.pass(text), idem_gate.pass(text[]),
 	:schema.idem_here(text), :schema.idem_here(text[]) FROM PUBLIC;
 GRANT USAGE ON SCHEMA idem_gate TO :"application";
-GRANT EXECUTE ON FUNCTION idem_gate.seen(text), idem_gate.pass(text), idem_gate.pass(text[]),
+GRANT EXECUTE ON FUNCTION idem_gate.seen(text), idem_gate.seen(text[]),
+	idem_gate.pass(text), idem_gate.pass(text[]),
 	:schema.idem_here(text), :schema.idem_here(text[]) TO :"application";
 SELECT :schema.idem_grant(quote_ident(:'application')::regrole) \g /dev/null
 
