@@ -628,7 +628,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
       try {
         return await send()
       } catch (error) {
-        if (!(error instanceof ScopeMoving) || isOver()) throw error
+        if (!(error instanceof ScopeMoving) || isOver() || ended) throw error
       }
     }
   }
@@ -704,6 +704,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     return result!
   } catch (error) {
     if (error instanceof TimedOut) {
+      ended = true
       // Its last step may have been done in time.
       await finishing?.catch(() => undefined)
       if (result) return result

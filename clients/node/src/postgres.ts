@@ -104,12 +104,12 @@ export function lostBy(error: unknown): boolean {
 export const OPENED = 3
 
 /** What may be sent twice, once more where the connection was dead. */
-export async function unlessDead<T>(send: () => Promise<T>): Promise<T> {
+export async function unlessDead<T>(send: () => Promise<T>, isDead = lostBy): Promise<T> {
   for (let tries = 1; ; tries++) {
     try {
       return await send()
     } catch (error) {
-      if (tries === OPENED || !lostBy(error)) throw error
+      if (tries === OPENED || !isDead(error)) throw error
     }
   }
 }

@@ -6,7 +6,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { IdempotencyError, ScopeMoving, sqlstateOf } from './errors.js'
 import { quoteIdentifier, statementOf, statements, type Statement, type Statements } from './functions.js'
-import { isUnreachable, performOnPool, unlessDead, type PoolLike } from './postgres.js'
+import { isUnreachable, lostBy, performOnPool, unlessDead, type PoolLike } from './postgres.js'
 import { describe } from './values.js'
 
 /** A shard, as the router names it, in the words of pg.Pool: user and certificates are to be added. */
@@ -134,7 +134,7 @@ export class ManyServers implements Places {
     }
     for (;;) {
       try {
-        return await unlessDead(() => performOnPool(this.#router, question))
+        return await unlessDead(() => performOnPool(this.#router, question), (error) => lostBy(error) && !isUnreachable(error))
       } catch (error) {
         if (sqlstateOf(error) !== MOVING) throw error
         if (performance.now() > until) {

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
-from psycopg_pool import ConnectionPool
+from psycopg_pool import ConnectionPool, PoolTimeout
 
-from pg_idempotency import AsyncIdempotency, Idempotency, ScopeMoving, core, new_key, shards
+from pg_idempotency import AsyncIdempotency, Idempotency, Response, ScopeMoving, core, new_key, shards
 from pg_idempotency.functions import kept_here, make, render, scope_of
 from pg_idempotency.http import Guard, Request, guarded
 from pg_idempotency.shards import Place, Shards
@@ -316,3 +316,69 @@ def test_a_job_is_cancelled_at_once_while_its_scope_is_moving(asynchronously):
         assert time.monotonic() - began < 2.5
 
     asynchronously(test)
+
+
+def test_a_short_move_costs_no_lease(asynchronously):
+    """A heartbeat that met it comes again soon, not a third of the lease later."""
+    async def test(idem, pool):
+        places, began = idem.core.places, time.monotonic()
+        real = places.of
+
+        async def of(scope, until):
+            if 0.5 < time.monotonic() - began < 2.3:
+                raise ScopeMoving("it is being moved")
+            return await real(scope, until)
+
+        places.of = of
+
+        async def work(job):
+            await job.step("long", lambda step: asyncio.sleep(4, True))
+            return Response(200)
+
+        return await idem.job("short", new_key(), work, lease="3 seconds")
+
+    assert asynchronously(test).outcome == "new"
+
+
+def test_only_what_cannot_be_reached_is_asked_for_again():
+    faults = []
+
+    class Shard(Backend):
+        @asynccontextmanager
+        async def session(self):
+            if faults:
+                raise faults.pop()
+            yield self
+
+        lost = False
+
+        async def perform(self, statement):
+            return True
+
+        async def rollback(self):
+            pass
+
+    places = Shards(Backend(lambda scope: "one"), lambda conninfo: conninfo, lambda source: Place(Shard(None), 1),
+                    SyncShell())
+    found = core.Core(places, SyncShell())
+    once = make["once"].make(None, "a", "x")
+    for fault, asked in ((None, 1), (PoolTimeout("busy"), 1), (psycopg.OperationalError("refused"), 2)):
+        faults[:] = [fault] if fault else []
+        try:
+            run(found.perform(once))
+        except psycopg.OperationalError:
+            pass
+        run(found.perform(once))
+        assert len(places._router.asked) == asked
+
+
+def test_a_job_claims_again_where_no_connection_was_made(pool):
+    faults = [psycopg.OperationalError("refused")]
+
+    def source():
+        if faults:
+            raise faults.pop()
+        return pool.connection()
+
+    idem = Idempotency(source)
+    assert idem.job("connects", new_key(), lambda job: Response(200)).outcome == "new"

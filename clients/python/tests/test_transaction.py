@@ -1,8 +1,11 @@
 """transaction(): a connection of the client's pool, for what has no key."""
 
-import pytest
+import contextvars
 
-from pg_idempotency import Idempotency, Response, TransactionEnded, new_key
+import pytest
+from psycopg_pool import ConnectionPool
+
+from pg_idempotency import Idempotency, Response, TransactionEnded, handlers, new_key
 from pg_idempotency.memory import MemoryIdempotency
 
 
@@ -36,6 +39,42 @@ def test_it_commits_or_rolls_back_asynchronously(asynchronously, effects):
 
     asynchronously(test)
     assert (effects(done), effects(undone)) == (1, 0)
+
+
+def test_it_may_end_in_another_context(idem, effects):
+    """Generators of frameworks and fixtures are run so."""
+    def generator():
+        with idem.transaction() as tx:
+            yield tx
+
+    key, held, found = new_key(), generator(), []
+    contextvars.copy_context().run(lambda: found.append(next(held)))
+    write(found[0], key)
+    contextvars.copy_context().run(lambda: next(held, None))
+    assert effects(key) == 1
+    assert idem.once("transactions", new_key())
+
+
+def test_what_is_over_is_not_kept(idem):
+    ones = [idem.transaction() for _ in range(2)]
+
+    def interleaved():
+        for _ in range(50):
+            for one, end in ((0, False), (1, False), (0, True), (1, True)):
+                if end:
+                    ones[one].__exit__(None, None, None)
+                    ones[one] = others[one].transaction()
+                else:
+                    ones[one].__enter__()
+        depth, inner = 0, handlers._inside.get()
+        while inner is not None:
+            depth, inner = depth + 1, inner.outer
+        return depth
+
+    with ConnectionPool("", min_size=1) as pool:
+        others = idem, Idempotency(pool)
+        ones[1] = others[1].transaction()
+        assert contextvars.copy_context().run(interleaved) <= 2
 
 
 def test_no_second_connection_within(pool, effects):

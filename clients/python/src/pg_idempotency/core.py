@@ -254,8 +254,9 @@ class Core:
                     return Lent(session, place, stack.pop_all()), found
             except Exception as error:
                 moved = refused_here(error)
-                if moved or not reached:            # the map may have another address now
-                    self.places.forget(scope)
+                dead = dead or not reached and connection_lost(error)
+                if moved or not reached and not pool_exhausted(error):
+                    self.places.forget(scope)       # the map may have another address now
                 if last or not (moved or dead and repeats):
                     raise
         raise AssertionError
@@ -505,7 +506,7 @@ class Core:
         except BaseException as error:
             if job.result is None:
                 await job._fail(error)
-                if job._timed_out and isinstance(error, ClaimLost):
+                if job._timed_out and isinstance(error, (ClaimLost, ScopeMoving)):
                     raise deadline.error() from error
             raise
         finally:
@@ -588,7 +589,7 @@ class Job:
             try:
                 return await self._core._retried(attempt)
             except ScopeMoving:
-                if time.monotonic() >= until:
+                if self._timed_out or time.monotonic() >= until:
                     raise
 
     async def _cut(self) -> None:
@@ -719,8 +720,9 @@ class Job:
 
     async def _beat(self) -> None:
         """Renews the lease every third of it, until the job is done or lost."""
-        while not await self._core.shell.wait(self._done, max(0.01, min(self._lease / 3,
-                                                                        self._until - time.monotonic()))):
+        pause = self._lease / 3
+        while not await self._core.shell.wait(self._done, max(0.01, min(pause, self._until - time.monotonic()))):
+            pause = self._lease / 3
             if self._finishing:             # which holds the record itself
                 self._until = time.monotonic() + self._lease
                 continue
@@ -735,7 +737,7 @@ class Job:
                 if time.monotonic() >= self._until:
                     self.lost.set()
                     return
-                await self._core.shell.wait(self._done, 0.1)
+                pause = 0.1
 
     async def _watch(self) -> None:
         """The end of the lease, by the clock: a heartbeat that gets no connection

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
@@ -34,13 +34,17 @@ _inside: ContextVar[Inside | None] = ContextVar("pg_idempotency_inside", default
 @contextmanager
 def inside(*sources: object) -> Iterator[None]:
     """A handler runs here.  What it has started, and goes on behind it, finds it closed."""
-    handler = Inside(sources, _inside.get())
+    outer = _inside.get()
+    while outer is not None and not outer.open:
+        outer = outer.outer
+    handler = Inside(sources, outer)
     token = _inside.set(handler)
     try:
         yield
     finally:
         handler.open = False
-        _inside.reset(token)
+        with suppress(ValueError):              # ended in another context than it began in
+            _inside.reset(token)
 
 
 def refuse_nested(source: object, what: str, instead: str) -> None:

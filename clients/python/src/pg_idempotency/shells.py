@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import queue
 import threading
@@ -208,7 +209,10 @@ class SyncShell:
         assert self._queue is not None
         work = self._queue
         while True:
-            run(work.get()())
+            try:
+                run(work.get()())
+            except Exception:
+                logging.getLogger("pg_idempotency").exception("a transaction could not be rolled back")
 
 
 class _Task:
