@@ -362,7 +362,7 @@ def test_only_what_cannot_be_reached_is_asked_for_again():
                     SyncShell())
     found = core.Core(places, SyncShell())
     once = make["once"].make(None, "a", "x")
-    for fault, asked in ((None, 1), (PoolTimeout("busy"), 1), (psycopg.OperationalError("refused"), 2)):
+    for fault, asked in ((None, 1), (None, 1), (PoolTimeout("none in time"), 2), (psycopg.OperationalError("refused"), 3)):
         faults[:] = [fault] if fault else []
         try:
             run(found.perform(once))

@@ -255,8 +255,9 @@ class Core:
             except Exception as error:
                 moved = refused_here(error)
                 dead = dead or not reached and connection_lost(error)
-                if moved or not reached and not pool_exhausted(error):
-                    self.places.forget(scope)       # the map may have another address now
+                if moved or not reached:
+                    # The map may have another address now: of one where nobody is, a pool says that it is exhausted.
+                    self.places.forget(scope)
                 if last or not (moved or dead and repeats):
                     raise
         raise AssertionError
