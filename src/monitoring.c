@@ -160,6 +160,7 @@ idem_monitoring_data(PG_FUNCTION_ARGS)
 	{
 		/* Those of a table are together, and it is looked at once. */
 		countings[i].fault = i > 0 && sources[i].table == sources[i - 1].table ?
+		/* cppcheck-suppress uninitvar ; the one before has been set */
 			countings[i - 1].fault : idem_table_fault(sources[i].table);
 		if (countings[i].fault == NULL)
 			begin_counting(&countings[i], &sources[i], now);

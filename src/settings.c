@@ -331,7 +331,7 @@ check_log_events(char **newval, void **extra, GucSource source)
 	bool		all;
 
 	if (parse_bool(*newval, &all) ||
-		(all = pg_strcasecmp(*newval, "all") == 0))
+		(all = (pg_strcasecmp(*newval, "all") == 0)))
 		events = all ? (1 << IDEM_NUM_EVENTS) - 1 : 0;
 	else
 	{

@@ -56,6 +56,7 @@
 typedef union Stripe
 {
 	pg_atomic_uint64 counters[IDEM_NUM_COUNTERS];
+	/* cppcheck-suppress unusedStructMember ; a line of the cache for each */
 	char		padding[CACHELINEALIGN(IDEM_NUM_COUNTERS * sizeof(uint64))];
 } Stripe;
 

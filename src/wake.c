@@ -600,7 +600,7 @@ at_subtransaction_end(SubXactEvent event, SubTransactionId subid,
 static void
 wake(Bucket *bucket, uint64 name, uint64 topics, bool all)
 {
-	int			processes[MAX_AT_ONCE];
+	int			processes[MAX_AT_ONCE] = {0};	/* gcc -fanalyzer asks for it */
 	uint64		names[MAX_AT_ONCE];
 	int			nprocesses;
 	int			nnames;
