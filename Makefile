@@ -1,67 +1,89 @@
 # idempotency: race-free idempotency for PostgreSQL
 #
-#	make demo			see it work, on a throwaway server
-#	make playground		a page to try it on, on a throwaway server
-#	make check			run all tests, on throwaway servers
-#	make clients		run the tests of the clients for Node and Python
-#	make matrix			run them on all majors of PostgreSQL, as root
-#	make inject			run tests that stop sessions in mid-step, on a PostgreSQL 17 built for that
-#	make mutants		break the extension in many ways, and see that make check notices
-#	make static			look for faults without running anything
-#	make sanitize		run tests with the module's memory and arithmetic watched
-#	make valgrind		run them under valgrind, on that PostgreSQL 17, for hours
-#	make fuzz			throw documents at canonical JSON for ten minutes
-#	make scale-out		run the tests of a router and four shards, with PL/Proxy and PgBouncer
-#	make torture		crash a server under load for about an hour, and look for damage
-#	make failover		take the primary away from its clients 200 times, and look for anything lost
-#	make bench			measure against hand-written SQL, on a throwaway server
-#	make relay			build idem-relay, the daemon that delivers what lies in the outbox
-#	make relay-check	run its tests, on a RabbitMQ, a Kafka and a PostgreSQL of their own
-#	make relay-bench	measure it, beside a poller of a table
-#	make dist			the archive for PGXN, of what is committed
-#	make deb			packages for Debian
-#	make packages-check	build these, install them where nothing else is, upgrade them; as root
-#	make monitoring-check	run the tests of monitoring/, with Debian's exporters and Prometheus
-#	make monitoring-picture	draw the dashboard for the docs, from two minutes of load
-#	make				build, for the server that pg_config belongs to
-#	make install		install there
-#	make volume			install into a directory of its own, VOLUME=...
-#	make relay-install	install idem-relay
-#	make installcheck	run the regression tests on a server that is running
+# Try it, on throwaway servers:
+#	make demo			see it work
+#	make playground		a page with two shops and a network that fails
 #
-# All but the last five first install what they need and is missing, through apt.
+# Test it, on throwaway servers:
+#	make check			all tests of the extension
+#	make clients		the clients for Node and Python
+#	make relay-check	the relay, on a RabbitMQ, a Kafka and a PostgreSQL of their own
+#	make monitoring-check	exporters, alert rules and dashboard, with Debian's Prometheus
+#	make scale-out		a router and four shards, with PL/Proxy and PgBouncer
+#	make failover		200 failovers under load; searches for lost records
+#	make torture		an hour of crashes under load; searches for damage
+#	make matrix			all majors of PostgreSQL, as root
+#	make models			search all interleavings of small models of the protocols, with spin
+#	make lint			format, layers and the linters of every language
+#	make static			compilers' warnings, clang-tidy, cppcheck, gcc -fanalyzer
+#	make sanitize		AddressSanitizer and UndefinedBehaviorSanitizer
+#	make valgrind		valgrind, on a PostgreSQL 17 with assertions; takes hours
+#	make inject			stop sessions between any two steps, on that PostgreSQL 17
+#	make mutants		break the code on purpose; the tests must notice
+#	make fuzz			random documents for canonical JSON, for ten minutes
+#
+# Measure it:
+#	make bench			ratios to hand-written SQL, on a throwaway server
+#	make relay-bench	the relay beside a program that polls a table
+#	make monitoring-picture	draw the dashboard for the docs, from two minutes of load
+#
+# Package it:
+#	make dist			the archive for PGXN, of the committed tree
+#	make deb			packages for Debian
+#	make packages-check	build, install and upgrade the packages on fresh systems, as root
+#
+# Install it:
+#	make				build, for the server of pg_config
+#	make install		install there
+#	make installcheck	run the regression tests on a running server
+#	make volume			install into a directory of its own, VOLUME=...
+#	make relay			build idem-relay, the daemon that delivers outbox messages
+#	make relay-install	install idem-relay
+#
+# Every target above "Install it" first installs missing tools through apt, and so does relay.
 
 EXTENSION = idempotency
 MODULE_big = $(EXTENSION)
-OBJS = $(patsubst %.c,%.o,$(wildcard src/*.c))
+# The folder of this file.  A build out of tree calls make elsewhere with -f.
+TREE := $(patsubst %/,%,$(dir $(firstword $(MAKEFILE_LIST))))
+OBJS = $(patsubst $(TREE)/%.c,%.o,$(wildcard $(TREE)/src/*.c $(TREE)/src/*/*.c))
 
-# One room per primitive: the install script is these files, in this order, and a
-# check that all is there as written.
-ROOMS = idempotency arrays request_hash keys key_batches run actions action_batches sequences once outbox storage cleanup recovery stats monitoring access
-EXTVERSION := $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" $(EXTENSION).control)
+# The install script consists of these files, in this order.
+SQL_FILES = install/preflight util/arrays hash/request_hash keys/keys keys/key_batches keys/resume keys/run \
+	actions/actions actions/action_batches sequences/client_sequences tokens/once outbox/outbox \
+	install/storage maintenance/cleanup maintenance/recovery stats/stats monitoring/monitoring \
+	install/access install/install_check
+EXTVERSION := $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" $(TREE)/$(EXTENSION).control)
 SCRIPT = $(EXTENSION)--$(EXTVERSION).sql
-# The last version that was released, and the way from it to this one, which is
-# src/step.sql; see CONTRIBUTING.md.  None yet.
+# The last released version.  install/upgrade.sql leads from it to this version;
+# see CONTRIBUTING.md.  No version has been released yet.
 LAST_RELEASE =
-STEP = $(LAST_RELEASE:%=$(EXTENSION)--%--$(EXTVERSION).sql)
-DATA = $(wildcard released/*.sql)
-DATA_built = $(SCRIPT) $(STEP)
+UPGRADE = $(LAST_RELEASE:%=$(EXTENSION)--%--$(EXTVERSION).sql)
+UPGRADE_FILES = install/preflight install/upgrade install/install_check
+DATA = $(patsubst $(TREE)/%,%,$(wildcard $(TREE)/released/*.sql))
+DATA_built = $(SCRIPT) $(UPGRADE)
 
-REGRESS = $(patsubst sql/%.sql,%,$(sort $(wildcard sql/*.sql)))
+REGRESS = $(patsubst $(TREE)/sql/%.sql,%,$(sort $(wildcard $(TREE)/sql/*.sql)))
 REGRESS_OPTS = --encoding=UTF8
-ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isolation/specs/*.spec)))
-ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)
+ISOLATION = $(patsubst $(TREE)/test/isolation/specs/%.spec,%,$(sort $(wildcard $(TREE)/test/isolation/specs/*.spec)))
+ISOLATION_OPTS = --inputdir=$(TREE)/test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)
 
 # These work without a server installation, and PGXS has a "check" of its own.
-OUR_GOALS = demo playground check clients matrix inject mutants static sanitize valgrind fuzz scale-out torture failover bench relay relay-install relay-check relay-bench dist deb packages-check monitoring-check monitoring-picture
-ifneq ($(filter $(OUR_GOALS),$(MAKECMDGOALS)),)
+# So they run without PGXS, and a second make runs the other goals of the call.
+DEV_GOALS = demo playground check models clients matrix inject mutants lint static sanitize valgrind fuzz scale-out torture failover bench relay relay-install relay-check relay-bench dist deb packages-check monitoring-check monitoring-picture
+ifneq ($(filter $(DEV_GOALS),$(MAKECMDGOALS)),)
+
+PGXS_GOALS = $(filter-out $(DEV_GOALS),$(MAKECMDGOALS))
+.PHONY: $(PGXS_GOALS)
+$(PGXS_GOALS):
+	@$(MAKE) --no-print-directory $@
 
 PROGRAM_demo = examples/demo
 PROGRAM_check = test/check
 # MINUTES=5 for a shorter run; see the program for more.
 PROGRAM_torture = test/torture/run
 
-.PHONY: $(OUR_GOALS)
+.PHONY: $(DEV_GOALS)
 demo check torture:
 	@test/prepare
 	@test/cluster $(PROGRAM_$@)
@@ -100,6 +122,17 @@ inject:
 mutants:
 	@test/prepare
 	@test/mutants/run $(MUTANTS)
+
+# MODELS="lanes wake:correct" runs only these; see test/models/run.
+models:
+	@test/prepare models
+	@test/models/run $(MODELS)
+
+lint:
+	@test/prepare lint
+	@test/prepare inject
+	@test/static format gcc clang layers columns
+	@test/lint
 
 static:
 	@test/prepare static
@@ -170,17 +203,25 @@ else
 
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
+PG_CPPFLAGS += -I$(srcdir)/src
 PG_CFLAGS += -Wextra -Wno-unused-parameter -Wno-sign-compare -Wno-missing-field-initializers
+# PGXS looks at whether this is set, so it stands before the include.
+EXTRA_CLEAN = test/isolation/output_iso test/isolation/results test/isolation/regression.diffs \
+	test/isolation/regression.out tmp_check \
+	$(wildcard src/*.o src/*/*.o src/*.bc src/*/*.bc)
 include $(PGXS)
 
-$(OBJS): $(wildcard src/*.h)
+$(OBJS) $(OBJS:.o=.bc): $(wildcard $(TREE)/src/*/*.h)
+ifneq ($(TREE),.)
+$(shell $(MKDIR_P) $(sort $(dir $(OBJS))))
+endif
 
 all: $(DATA_built)
-$(SCRIPT): $(ROOMS:%=src/%.sql) src/complete.sql
+$(SCRIPT): $(SQL_FILES:%=src/%.sql)
 	cat $^ > $@
 
-ifneq ($(STEP),)
-$(STEP): src/idempotency.sql src/step.sql src/complete.sql
+ifneq ($(UPGRADE),)
+$(UPGRADE): $(UPGRADE_FILES:%=src/%.sql)
 	cat $^ | sed '1 s/CREATE EXTENSION $(EXTENSION)/ALTER EXTENSION $(EXTENSION) UPDATE/' > $@
 endif
 
@@ -191,7 +232,5 @@ endif
 volume:
 	@test -n "$(VOLUME)" || { echo 'Say where: make volume VOLUME=/mnt/idempotency' >&2; exit 1; }
 	$(MAKE) install datadir='$(VOLUME)/share' pkglibdir='$(VOLUME)/lib' docdir='$(VOLUME)/doc' with_llvm=no
-
-EXTRA_CLEAN += $(DATA_built) test/isolation/output_iso test/isolation/results tmp_check
 
 endif

@@ -1,347 +1,376 @@
 /*-------------------------------------------------------------------------
  *
  * answers.c
- *		What the server is told of messages that the relay holds: delivered,
- *		refused, untried, or still on their way.
+ *		Answers to the server about the messages that the relay holds:
+ *		delivered, refused, untried, or still being delivered.
  *
- * One connection, one statement at a time, each a transaction of its own.
- * While it runs, answers of the same kind gather for the next, so batches are
- * as large as the load makes them, and a single message does not wait.
+ * One connection runs one statement at a time, each in its own transaction.
+ * While it runs, answers of the same kind collect for the next statement.  So
+ * the load sets the size of the batches, and a single message does not wait.
  *
- * An answer that may not have arrived is given again.  Acknowledging twice
- * does nothing; the others name the attempt, which the server compares, so
- * that nothing is taken from a relay that has the message by now.
+ * If the server may not have received an answer, it is sent again.  That is
+ * safe: a second acknowledgement has no effect, and the other calls name the
+ * attempt, so they cannot change a message that another relay has taken.
+ *
+ * A RelayAnswers owns its connection and the messages that the running call
+ * answers.  relay.c owns it and calls it in every round.  dispatch.c asks it
+ * about leases, and taker.c asks it to cancel the take.
  *
  *-------------------------------------------------------------------------
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "answers.h"
-#include "database.h"
-#include "loop.h"
-#include "queue.h"
-#include "sinks.h"
+#include "sink.h"
 #include "text.h"
 
-#define ANSWER_LIMIT	30000
-#define AT_ONCE			1000
-
-typedef enum Question
-{
-	NOTHING,
-	ACK,
-	NACK,
-	GIVE_BACK,
-	EXTEND,
-	CANCEL
-} Question;
-
-uint64_t	answers_acked = 0;
-uint64_t	answers_nacked = 0;
-uint64_t	answers_given_back = 0;
-uint64_t	answers_lost = 0;
-
-static void answered(Database *database, PGresult *result);
-
-static Database database = {.name = "answers",.answered = answered,.fd = -1};
-
-/* What the server is being asked, and of which messages. */
-static Question question = NOTHING;
-static MessageList asked;
-static int64_t asked_at;
-
-static int64_t lease_ms;
-static char lease_text[32];
-static int64_t next_look;		/* for leases to extend */
-static int	cancel_pid = 0;		/* to be cancelled; 0: none */
-
-static void ask(MessageList *list, Question what);
-static bool ask_extend(int64_t now);
-static void ask_cancel(void);
-static void send_question(Question what, const char *call, int nparams,
-						  const char *const *params);
-static void end_nacks(const PGresult *result);
-static void end_extend(const PGresult *result);
-static void put_back(void);
-static void add_id(Text *ids, Text *attempts,
-				   const Message *message);
+#define CALL_LIMIT		30000	/* milliseconds */
+#define BATCH_LIMIT		1000	/* messages of a call */
+#define MAX_PARAMS		4
 
 /*
- * Begin, with the lease that messages are taken for.
+ * The queries of the calls.  "%s" stands for the schema of the extension.
+ */
+static const struct
+{
+	const char *query;
+	int			nparams;
+}			calls[] = {
+	[RELAY_CALL_ACK] = {"SELECT %s.idem_outbox_ack($1::bigint[])", 1},
+	[RELAY_CALL_RELEASE] = {"SELECT %s.idem_outbox_release("
+	"$1::bigint[], $2::int[])", 2},
+	/* In the order of ids, as every call that writes several messages. */
+	[RELAY_CALL_NACK] = {"SELECT m.id, %s.idem_outbox_nack("
+		"m.id, m.error, m.pause, m.attempt) FROM (SELECT * FROM ROWS FROM ("
+		"unnest($1::bigint[]), unnest($2::int[]), unnest($3::text[]),"
+		" unnest($4::interval[])) AS u (id, attempt, error, pause)"
+	" ORDER BY id OFFSET 0) AS m", 4},
+	[RELAY_CALL_EXTEND] = {"SELECT %s.idem_outbox_extend("
+	"$1::bigint[], $3::interval, $2::int[])", 3},
+	[RELAY_CALL_CANCEL] = {"SELECT pg_catalog.pg_cancel_backend($1::int)", 1}
+};
+
+static void answer(RelayAnswers *answers, RelayMessageList *list,
+				   RelayCall call);
+static void add_refusal(const RelayAnswers *answers, RelayMessage *message,
+						RelayText *const *params);
+static bool extend(RelayAnswers *answers, int64_t now);
+static void cancel(RelayAnswers *answers);
+static void begin_params(RelayText **params);
+static void add_id(RelayText *const *params, const RelayMessage *message);
+static void send_call(RelayAnswers *answers, RelayCall call,
+					  RelayText *const *params);
+static void answered(void *owner, PGresult *result);
+static void requeue(RelayAnswers *answers);
+static void end_nack(RelayAnswers *answers, const PGresult *result);
+static void end_extend(RelayAnswers *answers, const PGresult *result);
+
+/*
+ * Initialize zeroed answers.  "lease" is how long messages are taken for, in
+ * milliseconds.
  */
 void
-answers_begin(int64_t lease)
+relay_answers_begin(RelayAnswers *answers, RelayServer *server,
+					RelayQueue *queue, int64_t lease)
 {
-	lease_ms = lease;
-	snprintf(lease_text, sizeof(lease_text), "%lld ms", (long long) lease);
-}
-
-void
-answers_end(void)
-{
-	database_close(&database);
+	answers->database.server = server;
+	answers->database.name = "answers";
+	answers->database.fd = -1;
+	answers->database.answered = answered;
+	answers->database.owner = answers;
+	answers->queue = queue;
+	answers->lease = lease;
 }
 
 /*
- * Called in each round: tell the server what there is to tell.
+ * Send the next answers, if the connection is idle.  The leases come first.
+ * Called in every round.
  */
 void
-answers_work(int64_t now)
+relay_answers_work(RelayAnswers *answers, int64_t now)
 {
-	database_work(&database, now);
-	if (database.state == DATABASE_IDLE && now >= next_look && ask_extend(now))
+	const RelayDatabase *database = &answers->database;
+	RelayQueue *queue = answers->queue;
+
+	relay_database_work(&answers->database, now);
+	if (database->state == RELAY_DATABASE_IDLE && now >= answers->next_look &&
+		extend(answers, now))
 		return;
-	if (database.state == DATABASE_IDLE && cancel_pid)
-		ask_cancel();
-	if (database.state == DATABASE_IDLE && queue_delivered.first)
-		ask(&queue_delivered, ACK);
-	if (database.state == DATABASE_IDLE && queue_refused.first)
-		ask(&queue_refused, NACK);
-	if (database.state == DATABASE_IDLE && queue_untried.first)
-		ask(&queue_untried, GIVE_BACK);
-	if (queue_count() > 0)
-		loop_wake_at(next_look);
+	if (database->state == RELAY_DATABASE_IDLE && answers->cancel_pid)
+		cancel(answers);
+	if (database->state == RELAY_DATABASE_IDLE && queue->delivered.first)
+		answer(answers, &queue->delivered, RELAY_CALL_ACK);
+	if (database->state == RELAY_DATABASE_IDLE && queue->refused.first)
+		answer(answers, &queue->refused, RELAY_CALL_NACK);
+	if (database->state == RELAY_DATABASE_IDLE && queue->untried.first)
+		answer(answers, &queue->untried, RELAY_CALL_RELEASE);
+	if (queue->count > 0)
+		relay_loop_wake_at(database->server->loop, answers->next_look);
 }
 
 /*
- * Whether the server can be told anything now.
+ * Return whether the server can receive answers now.
  */
 bool
-answers_connected(void)
+relay_answers_connected(const RelayAnswers *answers)
 {
-	return database.state == DATABASE_IDLE || database.state == DATABASE_BUSY;
-}
-
-uint64_t
-answers_connections_lost(void)
-{
-	return database.losses;
+	return answers->database.state == RELAY_DATABASE_IDLE ||
+		answers->database.state == RELAY_DATABASE_BUSY;
 }
 
 /*
- * Whether enough of the lease is left to begin with a delivery.
+ * Return whether enough of a message's lease is left to begin its delivery.
  */
 bool
-answers_may_start(const Message *message, int64_t now)
+relay_answers_may_start(const RelayAnswers *answers,
+						const RelayMessage *message, int64_t now)
 {
-	return message->lease_end - now > lease_ms / 6;
+	return message->lease_end - now > answers->lease / 6;
 }
 
 /*
- * Cancel what another connection is doing.
+ * Cancel the query of another connection's server process, soon.
  */
 void
-answers_cancel(int pid)
+relay_answers_cancel(RelayAnswers *answers, int pid)
 {
-	cancel_pid = pid;
+	answers->cancel_pid = pid;
 }
 
 /*
- * Ask about all messages of that list, or as many as go at once.
+ * Send the answer that a call gives to all messages of a list, up to
+ * BATCH_LIMIT.  The connection is idle.
  */
 static void
-ask(MessageList *list, Question what)
+answer(RelayAnswers *answers, RelayMessageList *list, RelayCall call)
 {
-	Text	   *ids = text_new();
-	Text	   *attempts = text_new();
-	Text	   *reasons = text_new();
-	Text	   *pauses = text_new();
-	const char *params[4];
+	RelayText  *params[MAX_PARAMS];
+	int			i;
 
-	while (list->first && asked.count < AT_ONCE)
+	begin_params(params);
+	while (list->first && answers->called.count < BATCH_LIMIT)
 	{
-		Message    *message = list->first;
+		RelayMessage *message = list->first;
 
-		list_remove(list, message);
-		list_append(&asked, message);
-		add_id(ids, attempts, message);
-		if (what == NACK)
-		{
-			/* Another encoding may lack any character but these. */
-			if (!database.is_utf8)
-				text_mend(message->reason, true);
-			text_add_element(reasons, message->reason);
-			text_add_char(pauses, pauses->len ? ',' : '{');
-			if (message->retry_after < 0)
-				text_add(pauses, "NULL");
-			else
-				text_addf(pauses, "%lld ms",
-						  (long long) message->retry_after);
-		}
+		relay_list_remove(list, message);
+		relay_list_append(&answers->called, message);
+		add_id(params, message);
+		if (call == RELAY_CALL_NACK)
+			add_refusal(answers, message, params);
 	}
-	text_add_char(ids, '}');
-	text_add_char(attempts, '}');
-	text_add_char(reasons, '}');
-	text_add_char(pauses, '}');
-	params[0] = ids->data;
-	params[1] = attempts->data;
-	params[2] = reasons->data;
-	params[3] = pauses->data;
-	if (what == ACK)
-		send_question(ACK, "SELECT %s.idem_outbox_ack($1::bigint[])", 1,
-					  params);
-	else if (what == GIVE_BACK)
-		send_question(GIVE_BACK, "SELECT %s.idem_outbox_give_back("
-					  "$1::bigint[], $2::int[])", 2, params);
-	else
-		/* In the order of their ids, as all calls that write several. */
-		send_question(NACK, "SELECT m.id, %s.idem_outbox_nack("
-					  "m.id, m.error, m.pause, m.attempt) FROM "
-					  "(SELECT * FROM ROWS FROM (unnest($1::bigint[]),"
-					  " unnest($2::int[]), unnest($3::text[]),"
-					  " unnest($4::interval[]))"
-					  " AS u (id, attempt, error, pause)"
-					  " ORDER BY id OFFSET 0) AS m", 4, params);
-	text_free(ids);
-	text_free(attempts);
-	text_free(reasons);
-	text_free(pauses);
+	for (i = 0; i < calls[call].nparams; i++)
+		relay_text_add_char(params[i], '}');
+	send_call(answers, call, params);
 }
 
 /*
- * Extend the leases that are half over, and those that are soon.  False: there
- * are none.
+ * Add to the parameters why a message was refused, and the pause before the
+ * next attempt.
+ */
+static void
+add_refusal(const RelayAnswers *answers, RelayMessage *message,
+			RelayText *const *params)
+{
+	/* Encodings other than UTF-8 may lack any character outside ASCII. */
+	if (!answers->database.is_utf8)
+		relay_text_sanitize(message->reason, true);
+	relay_text_add_element(params[2], message->reason);
+	relay_text_add_char(params[3], params[3]->len ? ',' : '{');
+	if (message->retry_after < 0)
+		relay_text_add(params[3], "NULL");
+	else
+		relay_text_addf(params[3], "%lld ms",
+						(long long) message->retry_after);
+}
+
+/*
+ * If any lease is half over, extend all leases of which a third is over, up to
+ * BATCH_LIMIT.  Returns false if none is half over.  The connection is idle.
  */
 static bool
-ask_extend(int64_t now)
+extend(RelayAnswers *answers, int64_t now)
 {
-	Text	   *ids;
-	Text	   *attempts;
-	const char *params[3];
-	Message    *message;
-	bool		due = false;
+	int64_t		lease = answers->lease;
+	RelayMessage *message = answers->queue->first;
+	RelayText  *params[MAX_PARAMS];
 	int			n = 0;
 
-	next_look = now + lease_ms / 20;
-	for (message = queue_first(); message && !due;
-		 message = message->held_next)
-		due = message->state <= MESSAGE_FLYING &&
-			message->lease_end - now < lease_ms / 2;
-	if (!due)
+	answers->next_look = now + lease / 20;
+	while (message && !(message->state <= RELAY_IN_FLIGHT &&
+						message->lease_end - now < lease / 2))
+		message = message->held_next;
+	if (!message)
 		return false;
 
-	ids = text_new();
-	attempts = text_new();
-	for (message = queue_first(); message; message = message->held_next)
+	begin_params(params);
+	for (message = answers->queue->first; message && n < BATCH_LIMIT;
+		 message = message->held_next)
 	{
-		if (message->state <= MESSAGE_FLYING && n < AT_ONCE &&
-			message->lease_end - now < lease_ms * 2 / 3)
-		{
-			message->extending = true;
-			add_id(ids, attempts, message);
-			n++;
-		}
+		if (message->state > RELAY_IN_FLIGHT ||
+			message->lease_end - now >= lease * 2 / 3)
+			continue;
+		message->extending = true;
+		add_id(params, message);
+		n++;
 	}
-	text_add_char(ids, '}');
-	text_add_char(attempts, '}');
-	params[0] = ids->data;
-	params[1] = lease_text;
-	params[2] = attempts->data;
-	asked_at = now;
-	if (n == AT_ONCE)
-		next_look = now;
-	send_question(EXTEND, "SELECT %s.idem_outbox_extend($1::bigint[], "
-				  "$2::interval, $3::int[])", 3, params);
-	text_free(ids);
-	text_free(attempts);
+	relay_text_add_char(params[0], '}');
+	relay_text_add_char(params[1], '}');
+	relay_text_addf(params[2], "%lld ms", (long long) lease);
+	answers->called_at = now;
+	if (n == BATCH_LIMIT)
+		answers->next_look = now;
+	send_call(answers, RELAY_CALL_EXTEND, params);
 	return true;
 }
 
+/*
+ * Send the cancel that relay_answers_cancel() requested.  The connection is
+ * idle.
+ */
 static void
-ask_cancel(void)
+cancel(RelayAnswers *answers)
 {
-	char		pid[16];
-	const char *params[1] = {pid};
+	RelayText  *params[MAX_PARAMS];
 
-	snprintf(pid, sizeof(pid), "%d", cancel_pid);
-	cancel_pid = 0;
-	send_question(CANCEL, "SELECT pg_catalog.pg_cancel_backend($1::int)", 1,
-				  params);
+	begin_params(params);
+	relay_text_addf(params[0], "%d", answers->cancel_pid);
+	answers->cancel_pid = 0;
+	send_call(answers, RELAY_CALL_CANCEL, params);
 }
 
 /*
- * Send it; a %s in it is the extension's schema.
+ * Make empty parameters, which send_call() releases.
  */
 static void
-send_question(Question what, const char *call, int nparams,
-			  const char *const *params)
+begin_params(RelayText **params)
 {
-	Text	   *query = text_new();
-	const char *schema = strstr(call, "%s");
+	int			i;
+
+	for (i = 0; i < MAX_PARAMS; i++)
+		params[i] = relay_text_new();
+}
+
+/*
+ * Add a message to the first two parameters, the arrays of ids and attempts.
+ */
+static void
+add_id(RelayText *const *params, const RelayMessage *message)
+{
+	char		separator = params[0]->len ? ',' : '{';
+
+	relay_text_addf(params[0], "%c%lld", separator, (long long) message->id);
+	relay_text_addf(params[1], "%c%d", separator, message->attempt);
+}
+
+/*
+ * Send a call, and release its parameters.  The connection is idle.
+ */
+static void
+send_call(RelayAnswers *answers, RelayCall call, RelayText *const *params)
+{
+	RelayText  *query = relay_text_new();
+	const char *rest = calls[call].query;
+	const char *schema = strstr(rest, "%s");
+	const char *values[MAX_PARAMS];
+	int			i;
 
 	if (schema)
 	{
-		text_add_bytes(query, call, (size_t) (schema - call));
-		text_add(query, database.schema);
-		call = schema + 2;
+		relay_text_add_bytes(query, rest, (size_t) (schema - rest));
+		relay_text_add(query, answers->database.schema);
+		rest = schema + 2;
 	}
-	text_add(query, call);
-	question = what;
-	database_query(&database, ANSWER_LIMIT, query->data, nparams, params);
-	text_free(query);
+	relay_text_add(query, rest);
+	for (i = 0; i < MAX_PARAMS; i++)
+		values[i] = params[i]->data;
+	answers->call = call;
+	relay_database_query(&answers->database, CALL_LIMIT, query->data,
+						 calls[call].nparams, values);
+	for (i = 0; i < MAX_PARAMS; i++)
+		relay_text_free(params[i]);
+	relay_text_free(query);
 }
 
 /*
- * The server has answered, or the connection is lost.
+ * Process the result of a call, or the loss of its connection.
  */
 static void
-answered(Database *from, PGresult *result)
+answered(void *owner, PGresult *result)
 {
-	Question	what = question;
+	RelayAnswers *answers = owner;
+	RelayCall	call = answers->call;
 
-	question = NOTHING;
+	answers->call = RELAY_CALL_NONE;
 	if (!result || PQresultStatus(result) != PGRES_TUPLES_OK)
 	{
-		put_back();
-		if (what == CANCEL && result)
+		requeue(answers);
+		if (call == RELAY_CALL_CANCEL && result)
 			relay_log(RELAY_WARNING, "could not wake the other connection: %s",
 					  PQresultErrorMessage(result));
 		else if (result)
-			database_refused(from, result);
+			relay_database_refused(&answers->database, result);
 		PQclear(result);
 		return;
 	}
-	from->backoff = 0;
-	if (what == ACK)
-		answers_acked += (uint64_t) asked.count;
-	else if (what == GIVE_BACK)
-		answers_given_back += (uint64_t) asked.count;
-	else if (what == NACK)
-		end_nacks(result);
-	else if (what == EXTEND)
-		end_extend(result);
+	answers->database.backoff = 0;
+	if (call == RELAY_CALL_ACK)
+		answers->acked += (uint64_t) answers->called.count;
+	else if (call == RELAY_CALL_RELEASE)
+		answers->released += (uint64_t) answers->called.count;
+	else if (call == RELAY_CALL_NACK)
+		end_nack(answers, result);
+	else if (call == RELAY_CALL_EXTEND)
+		end_extend(answers, result);
 	PQclear(result);
-	while (asked.first)
+	while (answers->called.first)
 	{
-		Message    *message = asked.first;
+		RelayMessage *message = answers->called.first;
 
-		list_remove(&asked, message);
-		queue_drop(message);
+		relay_list_remove(&answers->called, message);
+		relay_queue_drop(answers->queue, message);
 	}
 }
 
 /*
- * Tell which messages are dead.
+ * Return the messages of a failed call to the queue, to be answered again.
  */
 static void
-end_nacks(const PGresult *result)
+requeue(RelayAnswers *answers)
+{
+	RelayQueue *queue = answers->queue;
+	RelayMessage *message;
+
+	while ((message = answers->called.first))
+	{
+		relay_list_remove(&answers->called, message);
+		relay_list_append(message->state == RELAY_DELIVERED ?
+						  &queue->delivered :
+						  message->state == RELAY_REFUSED ?
+						  &queue->refused : &queue->untried, message);
+	}
+	for (message = queue->first; message; message = message->held_next)
+		message->extending = false;
+}
+
+/*
+ * Count the refused messages, and log those that are dead.
+ */
+static void
+end_nack(RelayAnswers *answers, const PGresult *result)
 {
 	int			row;
 
-	answers_nacked += (uint64_t) asked.count;
+	answers->nacked += (uint64_t) answers->called.count;
 	for (row = 0; row < PQntuples(result); row++)
 	{
 		int64_t		id = strtoll(PQgetvalue(result, row, 0), NULL, 10);
 		const char *state = PQgetvalue(result, row, 1);
-		Message    *message = asked.first;
+		RelayMessage *message = answers->called.first;
 
 		while (message && message->id != id)
 			message = message->next;
-		if (!message)
-			continue;
-		if (strcmp(state, "dead") == 0)
+		if (message && strcmp(state, "dead") == 0)
 		{
 			message->sink->dead++;
 			relay_log(RELAY_ERROR, "message %s of topic \"%s\" is dead after "
@@ -350,77 +379,51 @@ end_nacks(const PGresult *result)
 					  message->topic, message->attempt, message->reason,
 					  (long long) id);
 		}
-		else if (strcmp(state, "lost") == 0)
-			answers_lost++;
+		else if (message && strcmp(state, "lost") == 0)
+			answers->lost++;
 	}
 }
 
 /*
- * Messages that the server has not named are no longer held.
+ * Note the new ends of leases.  The server returns the ids of the messages
+ * whose leases it has extended.  Another relay has taken the others.
  */
 static void
-end_extend(const PGresult *result)
+end_extend(RelayAnswers *answers, const PGresult *result)
 {
-	Message    *message = queue_first();
+	RelayMessage *message = answers->queue->first;
 	int			row;
 
 	for (row = 0; row < PQntuples(result); row++)
 	{
 		int64_t		id = strtoll(PQgetvalue(result, row, 0), NULL, 10);
-		Message    *held = message;
+		RelayMessage *held = message;
 
-		/* In the order asked for; some have been answered since. */
+		/* Same order as in the call; some may have been answered since. */
 		while (held && !(held->extending && held->id == id))
 			held = held->held_next;
 		if (held)
 		{
 			held->extending = false;
-			held->lease_end = asked_at + lease_ms;
+			held->lease_end = answers->called_at + answers->lease;
 			message = held->held_next;
 		}
 	}
-	for (message = queue_first(); message; message = message->held_next)
+	for (message = answers->queue->first; message;
+		 message = message->held_next)
 	{
 		if (!message->extending)
 			continue;
 		message->extending = false;
-		/* It is asked about once more, unless it is answered before. */
-		if (message->state <= MESSAGE_FLYING)
+		if (message->state <= RELAY_IN_FLIGHT)
 		{
-			answers_lost++;
+			answers->lost++;
 			relay_log(RELAY_WARNING, "the lease of message %s of topic \"%s\" "
 					  "is lost: another relay has it", message->message_id,
 					  message->topic);
+			/* Do not extend it again. */
 			message->lease_end = INT64_MAX;
-			queue_lost(message);
+			relay_queue_lose(answers->queue, message);
 		}
 	}
-}
-
-/*
- * What has been asked about is to be told again.
- */
-static void
-put_back(void)
-{
-	Message    *message;
-
-	while ((message = asked.first))
-	{
-		list_remove(&asked, message);
-		list_append(message->state == MESSAGE_DELIVERED ? &queue_delivered :
-					message->state == MESSAGE_REFUSED ? &queue_refused :
-					&queue_untried, message);
-	}
-	for (message = queue_first(); message; message = message->held_next)
-		message->extending = false;
-}
-
-static void
-add_id(Text *ids, Text *attempts, const Message *message)
-{
-	text_addf(ids, "%c%lld", ids->len ? ',' : '{',
-			  (long long) message->id);
-	text_addf(attempts, "%c%d", attempts->len ? ',' : '{',
-			  message->attempt);
 }

@@ -1,30 +1,53 @@
 /*-------------------------------------------------------------------------
  *
  * answers.h
- *		What the server is told of messages that the relay holds.
+ *		Answers to the server about the messages that the relay holds.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef RELAY_ANSWERS_H
-#define RELAY_ANSWERS_H
+#ifndef IDEM_RELAY_ANSWERS_H
+#define IDEM_RELAY_ANSWERS_H
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "database.h"
+#include "queue.h"
 
-#include "message.h"
+/* The call that is running. */
+typedef enum RelayCall
+{
+	RELAY_CALL_NONE,
+	RELAY_CALL_ACK,
+	RELAY_CALL_NACK,
+	RELAY_CALL_RELEASE,
+	RELAY_CALL_EXTEND,
+	RELAY_CALL_CANCEL
+} RelayCall;
 
-/* Since the start. */
-extern uint64_t answers_acked;
-extern uint64_t answers_nacked;
-extern uint64_t answers_given_back;
-extern uint64_t answers_lost;
+/* Other files read the counters and the database. */
+typedef struct RelayAnswers
+{
+	RelayDatabase database;
+	RelayQueue *queue;
+	int64_t		lease;			/* in milliseconds */
 
-extern void answers_begin(int64_t lease);
-extern void answers_end(void);
-extern void answers_work(int64_t now);
-extern bool answers_connected(void);
-extern bool answers_may_start(const Message *message, int64_t now);
-extern void answers_cancel(int pid);
-extern uint64_t answers_connections_lost(void);
+	RelayCall	call;
+	RelayMessageList called;	/* the messages that it answers */
+	int64_t		called_at;
+	int64_t		next_look;		/* for leases to extend */
+	int			cancel_pid;		/* process to cancel; 0: none */
 
-#endif							/* RELAY_ANSWERS_H */
+	/* Messages since the start. */
+	uint64_t	acked;
+	uint64_t	nacked;
+	uint64_t	released;
+	uint64_t	lost;			/* another relay had taken them */
+} RelayAnswers;
+
+extern void relay_answers_begin(RelayAnswers *answers, RelayServer *server,
+								RelayQueue *queue, int64_t lease);
+extern void relay_answers_work(RelayAnswers *answers, int64_t now);
+extern bool relay_answers_connected(const RelayAnswers *answers);
+extern bool relay_answers_may_start(const RelayAnswers *answers,
+									const RelayMessage *message, int64_t now);
+extern void relay_answers_cancel(RelayAnswers *answers, int pid);
+
+#endif							/* IDEM_RELAY_ANSWERS_H */

@@ -7,8 +7,12 @@
  *		[warehouse]
  *		sink = amqp					--warehouse.sink=amqp
  *
- * An option replaces what the file says.  All faults are told, each with its
- * place and what to do, before the first one keeps the relay from starting.
+ * An option replaces the setting in the file.  Every fault is logged, with its
+ * place and the fix.  The caller decides afterwards whether to start.
+ *
+ * A RelayConfig owns its sections and settings, and strings that were read
+ * from it live as long.  relay.c reads and frees it.  Every file with settings
+ * reads them here.
  *
  *-------------------------------------------------------------------------
  */
@@ -21,60 +25,79 @@
 #include <strings.h>
 
 #include "config.h"
-#include "relay.h"
+#include "memory.h"
 #include "text.h"
 
-/* What can be set above all sections. */
-const SettingDef main_settings[] = {
-	{"database", SETTING_TEXT, "", 0, 0,
+/* The settings before all sections. */
+const RelaySettingDef relay_main_settings[] = {
+	{"database", RELAY_TEXT, "",
 	"connection string of libpq; what it lacks comes from PG... variables"},
-	{"topics", SETTING_TEXT, "", 0, 0,
+	{"topics", RELAY_TEXT, "",
 	"topics to take, with commas; needed where a pattern stands for several"},
-	{"lease", SETTING_TIME, "30s", 1000, 86400000,
-	"for how long messages are taken; extended while they are delivered"},
-	{"wait", SETTING_TIME, "10s", 100, 3600000,
-	"how long a take sleeps; at most a third of the lease"},
-	{"batch", SETTING_NUMBER, "200", 1, 10000,
-	"how many messages are taken at once"},
-	{"max_messages", SETTING_NUMBER, "2000", 1, 100000,
-	"how many are held at a time"},
-	{"max_memory", SETTING_BYTES, "64MB", 65536, INT64_C(1) << 40,
-	"of the messages that are held, about"},
-	{"stop_timeout", SETTING_TIME, "10s", 0, 3600000,
-	"how long deliveries may go on after SIGTERM"},
-	{"metrics", SETTING_TEXT, "", 0, 0,
+	{"lease", RELAY_TIME, "30s",
+		"for how long messages are taken; extended while they are "
+	"delivered", 1000, 86400000},
+	{"wait", RELAY_TIME, "10s",
+	"how long a take sleeps; at most a third of the lease", 100, 3600000},
+	{"batch", RELAY_NUMBER, "200",
+	"how many messages are taken at once", 1, 10000},
+	{"max_messages", RELAY_NUMBER, "2000",
+	"how many are held at a time", 1, 100000},
+	{"max_memory", RELAY_BYTES, "64MB",
+	"of the messages that are held, about", 65536, INT64_C(1) << 40},
+	{"stop_timeout", RELAY_TIME, "10s",
+	"how long deliveries may go on after SIGTERM", 0, 3600000},
+	{"metrics", RELAY_TEXT, "",
 	"address and port for /metrics, as 127.0.0.1:9464; empty: none"},
-	{"verbose", SETTING_BOOL, "off", 0, 0,
-	"a line for each message"},
-	{NULL, SETTING_TEXT, NULL, 0, 0, NULL}
+	{"verbose", RELAY_BOOL, "off", "a line for each message"},
+	{NULL}
 };
 
-static void read_file(Config *config, const char *path);
-static void read_line(Config *config, Section **section, char *line,
+static const struct
+{
+	RelaySettingKind kind;
+	const char *unit;
+	double		factor;
+}			units[] = {
+	{RELAY_NUMBER, "", 1},
+	{RELAY_TIME, "ms", 1}, {RELAY_TIME, "s", 1000},
+	{RELAY_TIME, "min", 60000}, {RELAY_TIME, "h", 3600000},
+	{RELAY_BYTES, "B", 1}, {RELAY_BYTES, "kB", 1 << 10},
+	{RELAY_BYTES, "MB", 1 << 20}, {RELAY_BYTES, "GB", 1 << 30},
+};
+
+static void read_file(RelayConfig *config, const char *path);
+static void read_line(RelayConfig *config, RelaySection **section, char *line,
 					  const char *where);
-static void read_option(Config *config, const char *option);
-static Section *get_section(Config *config, const char *name,
-							const char *where);
-static void set(Section *section, const char *name, const char *value,
+static void read_option(RelayConfig *config, const char *option);
+static RelaySection *get_section(RelayConfig *config, const char *name,
+								 const char *where);
+static void set(RelaySection *section, const char *name, const char *value,
 				const char *where);
-static void check_setting(Config *config, Section *section,
-						  const Setting *setting);
-static const SettingDef *find_def(const Section *section, const char *name);
-static bool parse(const SettingDef *def, const char *text, int64_t * value);
-static char *trim(char *text);
+static void check_setting(RelayConfig *config, const RelaySection *section,
+						  const RelaySetting *setting);
+static const RelaySettingDef *find_def(const RelaySection *section,
+									   const char *name);
+static bool parse(const RelaySettingDef *def, const char *value,
+				  int64_t *number);
+static char *trim(char *string);
 
 /*
- * Read the file that an option --config names, and all other options.
+ * Read the file that an option --config names, then all other options, and
+ * check the settings before all sections.  The sections' settings are not
+ * checked yet.  Returns a configuration even if it has faults.  The caller
+ * releases it with relay_config_free().
  */
-Config *
-config_read(int argc, char **argv)
+RelayConfig *
+relay_config_read(int argc, char **argv)
 {
-	Config	   *config = relay_alloc(sizeof(Config));
+	RelayConfig *config = relay_alloc(sizeof(RelayConfig));
+	RelaySection *section = relay_alloc(sizeof(RelaySection));
 	int			i;
 
-	config->main = relay_alloc(sizeof(Section));
-	config->main->where = relay_copy("the configuration");
-	config->main->defs[0] = main_settings;
+	config->main = section;
+	section->where = relay_copy("the configuration");
+	section->defs[0] = relay_main_settings;
 	for (i = 1; i < argc; i++)
 	{
 		if (strncmp(argv[i], "--config=", 9) == 0)
@@ -86,27 +109,169 @@ config_read(int argc, char **argv)
 			strcmp(argv[i], "--check") != 0)
 			read_option(config, argv[i]);
 	}
-	config_check(config, config->main);
-	if (config->nfaults == 0 && section_number(config->main, "wait") * 3 >
-		section_number(config->main, "lease"))
-		config_fault(config, section_where(config->main, "wait"),
-					 "\"wait\" is more than a third of \"lease\"; "
-					 "make it shorter, or the lease longer");
+	relay_config_check(config, section);
+	if (config->nfaults == 0 && relay_section_number(section, "wait") * 3 >
+		relay_section_number(section, "lease"))
+		relay_section_fault(config, section, "wait",
+							"\"wait\" is more than a third of \"lease\"; "
+							"make it shorter, or the lease longer");
 	return config;
 }
 
-void
-config_free(Config *config)
+/*
+ * Read the settings of a file.
+ */
+static void
+read_file(RelayConfig *config, const char *path)
 {
-	Section    *section = config->main;
+	RelayText  *where = relay_text_new();
+	FILE	   *file = fopen(path, "r");
+	RelaySection *section = config->main;
+	char	   *line = NULL;
+	size_t		size = 0;
+	int			number = 0;
+
+	while (file && getline(&line, &size, file) >= 0)
+	{
+		relay_text_clear(where);
+		relay_text_addf(where, "%s:%d", path, ++number);
+		read_line(config, &section, line, where->data);
+	}
+	if (!file || ferror(file))
+		relay_config_fault(config, path, "could not be read: %s",
+						   strerror(errno));
+	relay_text_free(where);
+	free(line);
+	if (file)
+		fclose(file);
+}
+
+/*
+ * Read a line, which this function changes.  "section" is the current section
+ * before and after.
+ */
+static void
+read_line(RelayConfig *config, RelaySection **section, char *line,
+		  const char *where)
+{
+	char	   *name = trim(line);
+	char	   *equals = strchr(name, '=');
+	size_t		length = strlen(name);
+
+	if (!*name || *name == '#')
+		return;
+	if (*name == '[')
+	{
+		bool		valid = name[length - 1] == ']' && length >= 3 &&
+			!strchr(name, '.');
+
+		name[length - 1] = '\0';
+		if (valid)
+			*section = get_section(config, trim(name + 1), where);
+		else
+			relay_config_fault(config, where, "expected the name of a "
+							   "section, without a full stop in it, "
+							   "between [ and ]");
+	}
+	else if (!equals)
+		relay_config_fault(config, where, "expected \"name = value\", "
+						   "a [section], or a comment behind #");
+	else
+	{
+		*equals = '\0';
+		name = trim(name);
+		if (relay_section_setting(*section, name))
+			relay_config_fault(config, where, "\"%s\" is set twice, first "
+							   "at %s; remove one", name,
+							   relay_section_where(*section, name));
+		else
+			set(*section, name, trim(equals + 1), where);
+	}
+}
+
+/*
+ * Read an option, --name=value or --section.name=value.  main.c has checked
+ * its form.
+ */
+static void
+read_option(RelayConfig *config, const char *option)
+{
+	char	   *where = relay_copy(option);
+	char	   *value = strchr(where, '=');
+	RelaySection *section = config->main;
+	char	   *name;
+	char	   *stop;
+
+	/* The value may be a secret, so "where" must not show it. */
+	*value++ = '\0';
+	name = relay_copy(where + 2);
+	stop = strchr(name, '.');
+	if (stop)
+	{
+		*stop++ = '\0';
+		section = get_section(config, name, where);
+	}
+	set(section, stop ? stop : name, value, where);
+	free(name);
+	free(where);
+}
+
+/*
+ * Return the section of that name.  Append it if it is new.
+ */
+static RelaySection *
+get_section(RelayConfig *config, const char *name, const char *where)
+{
+	RelaySection **section = &config->main->next;
+
+	while (*section && strcmp((*section)->name, name) != 0)
+		section = &(*section)->next;
+	if (!*section)
+	{
+		*section = relay_alloc(sizeof(RelaySection));
+		(*section)->name = relay_copy(name);
+		(*section)->where = relay_copy(where);
+	}
+	return *section;
+}
+
+/*
+ * Set a setting, or replace its value.
+ */
+static void
+set(RelaySection *section, const char *name, const char *value,
+	const char *where)
+{
+	RelaySetting **setting = &section->settings;
+
+	while (*setting && strcmp((*setting)->name, name) != 0)
+		setting = &(*setting)->next;
+	if (!*setting)
+	{
+		*setting = relay_alloc(sizeof(RelaySetting));
+		(*setting)->name = relay_copy(name);
+	}
+	free((*setting)->value);
+	free((*setting)->where);
+	(*setting)->value = relay_copy(value);
+	(*setting)->where = relay_copy(where);
+}
+
+/*
+ * Release a configuration and every string that was read from it.
+ */
+void
+relay_config_free(RelayConfig *config)
+{
+	RelaySection *section = config->main;
 
 	while (section)
 	{
-		Section    *next = section->next;
+		RelaySection *next = section->next;
 
 		while (section->settings)
 		{
-			Setting    *setting = section->settings;
+			RelaySetting *setting = section->settings;
 
 			section->settings = setting->next;
 			free(setting->name);
@@ -123,10 +288,119 @@ config_free(Config *config)
 }
 
 /*
- * Tell of a fault, and count it.
+ * Check that a section sets only settings that exist, with valid values, and
+ * all that are required.  The section's "defs" are set.  Counts the faults.
  */
 void
-config_fault(Config *config, const char *where, const char *format,...)
+relay_config_check(RelayConfig *config, const RelaySection *section)
+{
+	const RelaySetting *setting;
+	const RelaySettingDef *def;
+	int			i;
+
+	for (setting = section->settings; setting; setting = setting->next)
+		check_setting(config, section, setting);
+	for (i = 0; i < 2; i++)
+	{
+		for (def = section->defs[i]; def && def->name; def++)
+		{
+			if (!def->standard && !relay_section_setting(section, def->name))
+				relay_section_fault(config, section, def->name,
+									"\"%s\" is missing: %s", def->name,
+									def->help);
+		}
+	}
+}
+
+/*
+ * Check that a setting exists and has a valid value.
+ */
+static void
+check_setting(RelayConfig *config, const RelaySection *section,
+			  const RelaySetting *setting)
+{
+	const RelaySettingDef *def = find_def(section, setting->name);
+	int64_t		number;
+
+	if (!def)
+	{
+		RelayText  *names = relay_text_new();
+		int			i;
+
+		for (i = 0; i < 2; i++)
+		{
+			for (def = section->defs[i]; def && def->name; def++)
+				relay_text_addf(names, names->len ? ", %s" : "%s", def->name);
+		}
+		relay_config_fault(config, setting->where, "there is no setting "
+						   "\"%s\" here; there are: %s", setting->name,
+						   names->data);
+		relay_text_free(names);
+		return;
+	}
+	if (parse(def, setting->value, &number) && number >= def->min &&
+		(number <= def->max || !def->max))
+		return;
+	switch (def->kind)
+	{
+		case RELAY_TIME:
+			relay_config_fault(config, setting->where, "\"%s\" is to be a "
+							   "time from %g s to %g s, with its unit: ms, s, "
+							   "min, h", def->name, (double) def->min / 1000,
+							   (double) def->max / 1000);
+			break;
+		case RELAY_BYTES:
+			relay_config_fault(config, setting->where, "\"%s\" is to be a "
+							   "size of at least %lld, with its unit: B, kB, "
+							   "MB, GB", def->name, (long long) def->min);
+			break;
+		case RELAY_BOOL:
+			relay_config_fault(config, setting->where,
+							   "\"%s\" is to be on or off", def->name);
+			break;
+		default:
+			relay_config_fault(config, setting->where, "\"%s\" is to be a "
+							   "number from %lld to %lld", def->name,
+							   (long long) def->min, (long long) def->max);
+	}
+}
+
+/*
+ * Check that a setting, if it is not empty, names a file of certificates.
+ * Counts the fault.
+ */
+void
+relay_config_check_certificates(RelayConfig *config,
+								const RelaySection *section, const char *name)
+{
+	const char *path = relay_section_text(section, name);
+	FILE	   *file;
+	char	   *line = NULL;
+	size_t		size = 0;
+	bool		found = false;
+
+	if (!*path)
+		return;
+	file = fopen(path, "r");
+	if (!file)
+		relay_section_fault(config, section, name, "\"%s\" could not be "
+							"read: %s", path, strerror(errno));
+	while (file && !found && getline(&line, &size, file) >= 0)
+		found = strncmp(line, "-----BEGIN ", 11) == 0;
+	if (file && !found)
+		relay_section_fault(config, section, name, "\"%s\" has no "
+							"certificates; expected a file in PEM", path);
+	free(line);
+	if (file)
+		fclose(file);
+}
+
+/*
+ * Log a fault with its place, and count it.
+ */
+void
+relay_config_fault(RelayConfig *config, const char *where,
+				   const char *format,...)
 {
 	char		fault[1024];
 	va_list		args;
@@ -139,376 +413,14 @@ config_fault(Config *config, const char *where, const char *format,...)
 }
 
 /*
- * Tell it if a setting names a file without certificates.
- */
-void
-config_check_certificates(Config *config, const Section *section,
-						  const char *name)
-{
-	const char *path = section_text(section, name);
-	FILE	   *file;
-	char	   *line = NULL;
-	size_t		size = 0;
-	bool		found = false;
-
-	if (!*path)
-		return;
-	file = fopen(path, "r");
-	if (!file)
-	{
-		config_fault(config, section_where(section, name),
-					 "\"%s\" could not be read: %s", path, strerror(errno));
-		return;
-	}
-	while (!found && getline(&line, &size, file) >= 0)
-		found = strncmp(line, "-----BEGIN ", 11) == 0;
-	if (!found)
-		config_fault(config, section_where(section, name),
-					 "\"%s\" has no certificates; expected a file in PEM",
-					 path);
-	free(line);
-	fclose(file);
-}
-
-static void
-read_file(Config *config, const char *path)
-{
-	FILE	   *file = fopen(path, "r");
-	Section    *section = config->main;
-	char	   *line = NULL;
-	size_t		size = 0;
-	int			number = 0;
-
-	if (!file)
-	{
-		config_fault(config, path, "could not be read: %s", strerror(errno));
-		return;
-	}
-	while (getline(&line, &size, file) >= 0)
-	{
-		char	   *where;
-
-		if (asprintf(&where, "%s:%d", path, ++number) < 0)
-			relay_exit(RELAY_SYSTEM, "out of memory");
-		read_line(config, &section, line, where);
-		free(where);
-	}
-	if (ferror(file))
-		config_fault(config, path, "could not be read: %s", strerror(errno));
-	free(line);
-	fclose(file);
-}
-
-static void
-read_line(Config *config, Section **section, char *line, const char *where)
-{
-	char	   *text = trim(line);
-	char	   *equals = strchr(text, '=');
-	size_t		length = strlen(text);
-
-	if (!*text ||*text == '#')
-		return;
-	if (*text == '[')
-	{
-		if (text[length - 1] != ']' || length < 3 || strchr(text, '.'))
-		{
-			config_fault(config, where, "expected the name of a section, "
-						 "without a full stop in it, between [ and ]");
-			return;
-		}
-		text[		length - 1] = '\0';
-
-		*section = get_section(config, trim(text +1), where);
-		return;
-	}
-	if (!equals)
-	{
-		config_fault(config, where, "expected \"name = value\", "
-					 "a [section], or a comment behind #");
-		return;
-	}
-	*equals = '\0';
-	text = trim(text);
-
-	if (section_setting(*section, text))
-		config_fault(config, where, "\"%s\" is set twice, first at %s; "
-					 "remove one", text, section_where(*section, text));
-	else
-		set(*section, text, trim(equals + 1), where);
-}
-
-static void
-read_option(Config *config, const char *option)
-{
-	char	   *where = relay_copy(option);
-	char	   *value = strchr(where, '=');
-	Section    *section = config->main;
-	char	   *name;
-	char	   *stop;
-
-	if (strncmp(option, "--", 2) != 0 || !value)
-	{
-		config_fault(config, option, "expected --name=value; "
-					 "see \"idem-relay --help\"");
-		free(where);
-		return;
-	}
-	*value++ = '\0';			/* which may be a secret */
-	name = relay_copy(where + 2);
-	stop = strchr(name, '.');
-	if (stop)
-	{
-		*stop++ = '\0';
-		section = get_section(config, name, where);
-	}
-	set(section, stop ? stop : name, value, where);
-	free(name);
-	free(where);
-}
-
-/*
- * The section of that name, which may be a new one.
- */
-static Section *
-get_section(Config *config, const char *name, const char *where)
-{
-	Section   **section = &config->main->next;
-
-	while (*section && strcmp((*section)->name, name) != 0)
-		section = &(*section)->next;
-	if (!*section)
-	{
-		*section = relay_alloc(sizeof(Section));
-		(*section)->name = relay_copy(name);
-		(*section)->where = relay_copy(where);
-	}
-	return *section;
-}
-
-static void
-set(Section *section, const char *name, const char *value, const char *where)
-{
-	Setting   **setting = &section->settings;
-
-	while (*setting && strcmp((*setting)->name, name) != 0)
-		setting = &(*setting)->next;
-	if (!*setting)
-	{
-		*setting = relay_alloc(sizeof(Setting));
-		(*setting)->name = relay_copy(name);
-	}
-	free((*setting)->value);
-	free((*setting)->where);
-	(*setting)->value = relay_copy(value);
-	(*setting)->where = relay_copy(where);
-}
-
-/*
- * Check all settings of a section against what there is.
- */
-void
-config_check(Config *config, Section *section)
-{
-	const Setting *setting;
-	const SettingDef *def;
-	int			i;
-
-	for (setting = section->settings; setting; setting = setting->next)
-		check_setting(config, section, setting);
-	for (i = 0; i < 2; i++)
-	{
-		for (def = section->defs[i]; def && def->name; def++)
-		{
-			if (!def->standard && !section_setting(section, def->name))
-				config_fault(config, section->where,
-							 "\"%s\" is missing: %s", def->name, def->help);
-		}
-	}
-}
-
-static void
-check_setting(Config *config, Section *section, const Setting *setting)
-{
-	const SettingDef *def = find_def(section, setting->name);
-	int64_t		value;
-
-	if (!def)
-	{
-		Text	   *names = text_new();
-		int			i;
-
-		for (i = 0; i < 2; i++)
-		{
-			for (def = section->defs[i]; def && def->name; def++)
-				text_addf(names, names->len ? ", %s" : "%s", def->name);
-		}
-		config_fault(config, setting->where,
-					 "there is no setting \"%s\" here; there are: %s",
-					 setting->name, names->data);
-		text_free(names);
-		return;
-	}
-	if (parse(def, setting->value, &value) && value >= def->min &&
-		(value <= def->max || !def->max))
-		return;
-	switch (def->kind)
-	{
-		case SETTING_TIME:
-			config_fault(config, setting->where, "\"%s\" is to be a time from "
-						 "%g s to %g s, with its unit: ms, s, min, h",
-						 def->name, (double) def->min / 1000,
-						 (double) def->max / 1000);
-			break;
-		case SETTING_BYTES:
-			config_fault(config, setting->where, "\"%s\" is to be a size of "
-						 "at least %lld, with its unit: B, kB, MB, GB",
-						 def->name, (long long) def->min);
-			break;
-		case SETTING_BOOL:
-			config_fault(config, setting->where,
-						 "\"%s\" is to be on or off", def->name);
-			break;
-		default:
-			config_fault(config, setting->where, "\"%s\" is to be a number "
-						 "from %lld to %lld", def->name, (long long) def->min,
-						 (long long) def->max);
-	}
-}
-
-static const SettingDef *
-find_def(const Section *section, const char *name)
-{
-	static const SettingDef passed_on = {
-		LIBRDKAFKA_PREFIX, SETTING_TEXT, "", 0, 0, NULL
-	};
-	int			i;
-
-	for (i = 0; i < 2; i++)
-	{
-		const SettingDef *def = section->defs[i];
-
-		for (; def && def->name; def++)
-		{
-			if (strcmp(def->name, name) == 0)
-				return def;
-			if (strcmp(def->name, LIBRDKAFKA_PREFIX "...") == 0 &&
-				strncmp(name, LIBRDKAFKA_PREFIX,
-						strlen(LIBRDKAFKA_PREFIX)) == 0)
-				return &passed_on;
-		}
-	}
-	return NULL;
-}
-
-/*
- * Read a value of that kind; false: it is none.
- */
-static bool
-parse(const SettingDef *def, const char *text, int64_t * value)
-{
-	static const struct
-	{
-		SettingKind kind;
-		const char *unit;
-		double		factor;
-	}			units[] = {
-		{SETTING_TIME, "ms", 1}, {SETTING_TIME, "s", 1000},
-		{SETTING_TIME, "min", 60000}, {SETTING_TIME, "h", 3600000},
-		{SETTING_BYTES, "B", 1}, {SETTING_BYTES, "kB", 1024},
-		{SETTING_BYTES, "MB", 1048576}, {SETTING_BYTES, "GB", 1073741824},
-		{SETTING_NUMBER, "", 1},
-	};
-	char	   *end;
-	double		number;
-	size_t		i;
-
-	*value = def->min;
-	if (def->kind == SETTING_TEXT)
-		return true;
-	if (def->kind == SETTING_BOOL)
-	{
-		*value = strcasecmp(text, "on") == 0;
-		return *value || strcasecmp(text, "off") == 0;
-	}
-	if (!isdigit((unsigned char) *text))
-		return false;
-	number = strtod(text, &end);
-	end += strspn(end, " ");
-	for (i = 0; i < sizeof(units) / sizeof(units[0]); i++)
-	{
-		if (units[i].kind == def->kind && strcmp(units[i].unit, end) == 0)
-		{
-			number *= units[i].factor;
-			if (!(number < 9e18))
-				return false;
-			*value = (int64_t) number;
-			return true;
-		}
-	}
-	return false;
-}
-
-/*
- * What was set under that name, or NULL.
- */
-const Setting *
-section_setting(const Section *section, const char *name)
-{
-	const Setting *setting = section->settings;
-
-	while (setting && strcmp(setting->name, name) != 0)
-		setting = setting->next;
-	return setting;
-}
-
-/*
- * Where that was set, or the section where it was not.
- */
-const char *
-section_where(const Section *section, const char *name)
-{
-	const Setting *setting = section_setting(section, name);
-
-	return setting ? setting->where : section->where;
-}
-
-/*
- * The value of a setting that there is, or its default.
- */
-const char *
-section_text(const Section *section, const char *name)
-{
-	const Setting *setting = section_setting(section, name);
-	const SettingDef *def;
-
-	if (setting)
-		return setting->value;
-	def = find_def(section, name);
-	return def && def->standard ? def->standard : "";
-}
-
-/*
- * The same of a number, a size, a time in milliseconds, or on as 1.
- */
-int64_t
-section_number(const Section *section, const char *name)
-{
-	const SettingDef *def = find_def(section, name);
-	int64_t		value = 0;
-
-	if (def)
-		(void) parse(def, section_text(section, name), &value);
-	return value;
-}
-
-/*
- * The elements of a list with commas, and NULL at its end.
+ * Split a value at its commas.  Returns an array that ends with NULL, which
+ * the caller releases with relay_config_free_list().
  */
 char	  **
-config_list(const char *text)
+relay_config_list(const char *value)
 {
 	char	  **list = relay_alloc(sizeof(char *));
-	char	   *copy = relay_copy(text);
+	char	   *copy = relay_copy(value);
 	char	   *rest = copy;
 	char	   *element;
 	size_t		n = 0;
@@ -526,8 +438,11 @@ config_list(const char *text)
 	return list;
 }
 
+/*
+ * Release an array of strings that ends with NULL, or NULL.
+ */
 void
-config_free_list(char **list)
+relay_config_free_list(char **list)
 {
 	size_t		i;
 
@@ -537,19 +452,133 @@ config_free_list(char **list)
 }
 
 /*
- * Without the blanks around it; writes into the text.
+ * Return the setting of that name if it is set, or NULL.
+ */
+const RelaySetting *
+relay_section_setting(const RelaySection *section, const char *name)
+{
+	const RelaySetting *setting = section->settings;
+
+	while (setting && strcmp(setting->name, name) != 0)
+		setting = setting->next;
+	return setting;
+}
+
+/*
+ * Return where a setting is set, or where its section is if it is not set.
+ */
+const char *
+relay_section_where(const RelaySection *section, const char *name)
+{
+	const RelaySetting *setting = relay_section_setting(section, name);
+
+	return setting ? setting->where : section->where;
+}
+
+/*
+ * Return the value of a setting, or its default.  Returns "" if it has
+ * neither.
+ */
+const char *
+relay_section_text(const RelaySection *section, const char *name)
+{
+	const RelaySetting *setting = relay_section_setting(section, name);
+	const RelaySettingDef *def;
+
+	if (setting)
+		return setting->value;
+	def = find_def(section, name);
+	return def && def->standard ? def->standard : "";
+}
+
+/*
+ * Return the value of a setting, or its default, as a number: bytes,
+ * milliseconds, or 1 for "on".  The setting has been checked.
+ */
+int64_t
+relay_section_number(const RelaySection *section, const char *name)
+{
+	const RelaySettingDef *def = find_def(section, name);
+	int64_t		number = 0;
+
+	if (def)
+		(void) parse(def, relay_section_text(section, name), &number);
+	return number;
+}
+
+/*
+ * Return the definition of a setting, or NULL if it does not exist.
+ */
+static const RelaySettingDef *
+find_def(const RelaySection *section, const char *name)
+{
+	size_t		prefix = strlen(RELAY_LIBRDKAFKA_PREFIX);
+	int			i;
+
+	for (i = 0; i < 2; i++)
+	{
+		const RelaySettingDef *def = section->defs[i];
+
+		for (; def && def->name; def++)
+		{
+			if (strcmp(def->name, name) == 0 ||
+				(strcmp(def->name, RELAY_LIBRDKAFKA_PREFIX "...") == 0 &&
+				 strncmp(name, RELAY_LIBRDKAFKA_PREFIX, prefix) == 0))
+				return def;
+		}
+	}
+	return NULL;
+}
+
+/*
+ * Convert a value of a setting to a number.  A text has the minimum.  Returns
+ * false if the value is not valid.  Does not check the range.
+ */
+static bool
+parse(const RelaySettingDef *def, const char *value, int64_t *number)
+{
+	char	   *end;
+	double		read;
+	size_t		i;
+
+	*number = def->min;
+	if (def->kind == RELAY_TEXT)
+		return true;
+	if (def->kind == RELAY_BOOL)
+	{
+		*number = strcasecmp(value, "on") == 0;
+		return *number || strcasecmp(value, "off") == 0;
+	}
+	if (!isdigit((unsigned char) *value))
+		return false;
+	read = strtod(value, &end);
+	end += strspn(end, " ");
+	for (i = 0; i < sizeof(units) / sizeof(units[0]); i++)
+	{
+		if (units[i].kind != def->kind || strcmp(units[i].unit, end) != 0)
+			continue;
+		read *= units[i].factor;
+		if (!(read < 9e18))
+			return false;
+		*number = (int64_t) read;
+		return true;
+	}
+	return false;
+}
+
+/*
+ * Return a string without the blanks around it.  Overwrites its end.
  */
 static char *
-trim(char *text)
+trim(char *string)
 {
 	char	   *end;
 
-	while (isspace((unsigned char) *text))
-		text	  ++;
-	end = text +strlen(text);
-
-	while (end > text &&isspace((unsigned char) end[-1]))
+	while (isspace((unsigned char) *string))
+		string++;
+	end = string + strlen(string);
+	while (end > string && isspace((unsigned char) end[-1]))
 		end--;
 	*end = '\0';
-	return text;
+	return string;
 }

@@ -1,83 +1,91 @@
 /*-------------------------------------------------------------------------
  *
  * config.h
- *		The configuration: settings, and the sections of the sinks.
+ *		The configuration: settings in sections.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef RELAY_CONFIG_H
-#define RELAY_CONFIG_H
+#ifndef IDEM_RELAY_CONFIG_H
+#define IDEM_RELAY_CONFIG_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-typedef enum SettingKind
-{
-	SETTING_TEXT,
-	SETTING_NUMBER,
-	SETTING_BYTES,				/* "64MB" */
-	SETTING_TIME,				/* "30s", kept in milliseconds */
-	SETTING_BOOL
-} SettingKind;
+#include "log.h"
 
-/* A setting that there is; a list of them ends with one without a name. */
-typedef struct SettingDef
+typedef enum RelaySettingKind
+{
+	RELAY_TEXT,
+	RELAY_NUMBER,
+	RELAY_BYTES,				/* such as "64MB" */
+	RELAY_TIME,					/* such as "30s"; kept in milliseconds */
+	RELAY_BOOL
+} RelaySettingKind;
+
+/* A setting that exists.  An array of them ends with a NULL name. */
+typedef struct RelaySettingDef
 {
 	const char *name;
-	SettingKind kind;
-	const char *standard;		/* its default; NULL: it has to be set */
+	RelaySettingKind kind;
+	const char *standard;		/* the default; NULL: required */
+	const char *help;
 	int64_t		min;
 	int64_t		max;
-	const char *help;
-} SettingDef;
+} RelaySettingDef;
 
-/* A setting that was made; "where" is the line or the option. */
-typedef struct Setting
+/* A setting that is set. */
+typedef struct RelaySetting
 {
 	char	   *name;
 	char	   *value;
-	char	   *where;
-	struct Setting *next;
-} Setting;
+	char	   *where;			/* the line or the option, for messages */
+	struct RelaySetting *next;
+} RelaySetting;
 
-/* The settings above all sections, or those of a sink. */
-typedef struct Section
+/* The settings of a sink, or those before all sections. */
+typedef struct RelaySection
 {
-	char	   *name;			/* NULL: above all */
-	char	   *where;
-	const SettingDef *defs[2];	/* what there is; the second may be NULL */
-	Setting    *settings;
-	struct Section *next;
-} Section;
+	char	   *name;			/* NULL: before all sections */
+	char	   *where;			/* where its name is set */
+	const RelaySettingDef *defs[2]; /* what exists; each may be NULL */
+	RelaySetting *settings;
+	struct RelaySection *next;
+} RelaySection;
 
-typedef struct Config
+typedef struct RelayConfig
 {
-	Section    *main;
-	int			nfaults;		/* each has been told */
-} Config;
+	RelaySection *main;			/* before all sections; the others follow */
+	int			nfaults;		/* each is logged */
+} RelayConfig;
 
-/* Settings of librdkafka are handed to it under this name. */
-#define LIBRDKAFKA_PREFIX "librdkafka."
+/* Like relay_config_fault(), at the place of a setting or its section. */
+#define relay_section_fault(config, section, name, ...) \
+	relay_config_fault(config, relay_section_where(section, name), __VA_ARGS__)
 
-extern const SettingDef main_settings[];
+/* The Kafka sink passes settings with this prefix to librdkafka. */
+#define RELAY_LIBRDKAFKA_PREFIX "librdkafka."
 
-extern Config *config_read(int argc, char **argv);
-extern void config_free(Config *config);
-extern void config_check(Config *config, Section *section);
-extern void config_fault(Config *config, const char *where,
-						 const char *format,...)
-			__attribute__((format(printf, 3, 4)));
+extern const RelaySettingDef relay_main_settings[];
 
-extern void config_check_certificates(Config *config, const Section *section,
+extern RelayConfig *relay_config_read(int argc, char **argv);
+extern void relay_config_free(RelayConfig *config);
+extern void relay_config_check(RelayConfig *config,
+							   const RelaySection *section);
+extern void relay_config_check_certificates(RelayConfig *config,
+											const RelaySection *section,
+											const char *name);
+extern void relay_config_fault(RelayConfig *config, const char *where,
+							   const char *format,...) RELAY_FORMAT(3, 4);
+extern char **relay_config_list(const char *value);
+extern void relay_config_free_list(char **list);
+
+extern const RelaySetting *relay_section_setting(const RelaySection *section,
+												 const char *name);
+extern const char *relay_section_where(const RelaySection *section,
+									   const char *name);
+extern const char *relay_section_text(const RelaySection *section,
 									  const char *name);
+extern int64_t relay_section_number(const RelaySection *section,
+									const char *name);
 
-extern const Setting *section_setting(const Section *section,
-									  const char *name);
-extern const char *section_where(const Section *section, const char *name);
-extern const char *section_text(const Section *section, const char *name);
-extern int64_t section_number(const Section *section, const char *name);
-
-extern char **config_list(const char *text);
-extern void config_free_list(char **list);
-
-#endif							/* RELAY_CONFIG_H */
+#endif							/* IDEM_RELAY_CONFIG_H */

@@ -1,168 +1,218 @@
 /*-------------------------------------------------------------------------
  *
  * database.c
- *		A connection to the database that comes back when it is lost.
+ *		A connection to the database that is made again after it is lost.
  *
- * Nothing here waits.  One query at a time; who has sent it is called with its
- * answer, or with none where the connection is lost or the server refuses.
- * The connection is given up in both cases, and made anew after a pause that
- * gets longer: after a failover the next one leads to the new primary, and one
- * that lacks a right today may have it tomorrow.
+ * No function waits, except relay_database_check().  A connection runs one
+ * query at a time.  Its owner is called with the result, or with NULL if the
+ * connection is lost.  If a query fails, the owner closes the connection with
+ * relay_database_refused().  The next connection is made after a growing
+ * pause.  After a failover it reaches the new primary, and an error such as a
+ * missing privilege may be fixed by then.
+ *
+ * A RelayServer holds what all connections share; relay.c owns it.  A
+ * RelayDatabase owns its libpq connection; answers.c and taker.c own one each.
  *
  *-------------------------------------------------------------------------
  */
 #include <stdlib.h>
 #include <string.h>
 
+#include "clock.h"
 #include "database.h"
-#include "loop.h"
-#include "relay.h"
+#include "memory.h"
 
 #define SHORTEST_BACKOFF	200
 #define LONGEST_BACKOFF		15000
 #define CONNECT_LIMIT		10000
-#define NHOSTS				3
-#define FIRST_HOST_VALUE	8	/* of what libpq is told */
+#define FIRST_LIST			8	/* in the settings that libpq gets */
 
-/* What libpq is told. */
-static const char *database_string = "";
-
-/* Lists of one length, or of a single element. */
-static const char *const host_names[NHOSTS] = {"host", "hostaddr", "port"};
-static char *host_lists[NHOSTS];
-static int	nhosts;
-
-/* With which one to begin, as the relay starts. */
-static int	good_host = 0;
-
-static void read_hosts(void);
-static char *turn(const char *list, int by);
-static void noticed(void *argument, const char *notice);
-static void start(Database *database, int64_t now);
-static void ready(void *argument, int fd, int events);
-static void go_on_connecting(Database *database);
-static void go_on_with_query(Database *database);
-static void end_setup(Database *database, PGresult *result);
-static void watch(Database *database, int events);
-static void lose(Database *database, const char *why);
+/* The order is that of RelayServer.host_lists. */
+static const char *const host_names[] = {"host", "hostaddr", "port"};
 
 /*
- * Tell a fault of the connection string.
+ * Settings that the relay depends on.  Some do not exist in all major
+ * versions.
+ */
+static const char setup_query[] =
+"SELECT (SELECT pg_catalog.quote_ident(n.nspname)"
+" FROM pg_catalog.pg_extension e"
+" JOIN pg_catalog.pg_namespace n"
+" ON n.oid OPERATOR(pg_catalog.=) e.extnamespace"
+" WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'),"
+" pg_catalog.pg_backend_pid(),"
+" pg_catalog.set_config(name, value, false)"
+" FROM (VALUES ('search_path', 'pg_catalog'),"
+" ('statement_timeout', '0'), ('lock_timeout', '0'),"
+" ('idle_session_timeout', '0'), ('transaction_timeout', '0'),"
+" ('default_transaction_isolation', 'read committed'),"
+" ('TimeZone', 'UTC')) AS s (name, value)"
+" WHERE EXISTS (SELECT FROM pg_catalog.pg_settings p"
+" WHERE p.name OPERATOR(pg_catalog.=) s.name)";
+
+static void read_hosts(RelayServer *server);
+static void connect_first(RelayDatabase *database, int64_t now);
+static char *rotate(const char *list, int by);
+static void log_notice(void *argument, const char *notice);
+static void socket_ready(void *argument, int fd, int events);
+static void continue_connecting(RelayDatabase *database);
+static void continue_query(RelayDatabase *database);
+static void end_setup(RelayDatabase *database, PGresult *result);
+static void watch(RelayDatabase *database, int events);
+static void lose(RelayDatabase *database, const char *why);
+
+/*
+ * Count a fault if libpq does not accept the connection string.
  */
 void
-database_configure(Config *config)
+relay_database_configure(RelayConfig *config)
 {
-	const char *string = section_text(config->main, "database");
-	char	   *why = NULL;
-	PQconninfoOption *options = PQconninfoParse(string, &why);
+	const char *string = relay_section_text(config->main, "database");
+	char	   *message = NULL;
+	PQconninfoOption *options = PQconninfoParse(string, &message);
+	const char *why = message ? message : "out of memory";
 
 	if (!options)
-		config_fault(config, section_where(config->main, "database"), "%.*s",
-					 (int) strcspn(why ? why : "out of memory", "\n"),
-					 why ? why : "out of memory");
-	PQfreemem(why);
+		relay_section_fault(config, config->main, "database", "%.*s",
+							(int) strcspn(why, "\n"), why);
+	PQfreemem(message);
 	PQconninfoFree(options);
 }
 
 /*
- * Connect with that string, as the relay starts, and wait for it.  False: not
- * possible, which has been told.
+ * Initialize a zeroed server, whose "loop" and "verbose" are set, with a
+ * connection string that lives as long as the server.  Connect once, and wait
+ * for the result.  Returns false after logging the reason if no host accepts.
  */
 bool
-database_check(const char *string)
+relay_database_check(RelayServer *server, const char *string)
 {
-	Database	database = {.name = "check",.fd = -1};
+	RelayDatabase database = {.server = server,.name = "check",.fd = -1};
 	bool		reached;
 	int			i;
 
-	database_string = string;
-	read_hosts();
-	for (i = 0; i < nhosts && database.state != DATABASE_IDLE; i++)
+	server->string = string;
+	read_hosts(server);
+	for (i = 0; i < server->nhosts && database.state != RELAY_DATABASE_IDLE;
+		 i++)
 	{
-		start(&database, relay_now());
-		while (database.state == DATABASE_CONNECTING ||
-			   database.state == DATABASE_SETUP)
+		connect_first(&database, relay_now());
+		while (database.state == RELAY_DATABASE_CONNECTING ||
+			   database.state == RELAY_DATABASE_SETUP)
 		{
-			loop_wake_at(database.deadline);
-			loop_wait();
-			database_work(&database, relay_now());
+			relay_loop_wake_at(server->loop, database.deadline);
+			relay_loop_wait(server->loop);
+			relay_database_work(&database, relay_now());
 		}
 	}
-	reached = database.state == DATABASE_IDLE;
-	good_host = database.first_host;
-	database_close(&database);
+	reached = database.state == RELAY_DATABASE_IDLE;
+	server->good_host = database.first_host;
+	relay_database_close(&database);
 	return reached;
 }
 
-void
-database_end(void)
+/*
+ * Read the lists of hosts from the connection string, from its service file
+ * and from the PG... variables.
+ */
+static void
+read_hosts(RelayServer *server)
 {
+	static const char *const names[] = {"dbname", NULL};
+	const char *values[] = {server->string, NULL};
+	PGconn	   *connection = PQconnectStartParams(names, values, 1);
+	PQconninfoOption *options = PQconninfo(connection);
+	const PQconninfoOption *option;
+	const char *c;
 	int			i;
 
-	for (i = 0; i < NHOSTS; i++)
+	for (option = options; option && option->keyword; option++)
 	{
-		free(host_lists[i]);
-		host_lists[i] = NULL;
+		for (i = 0; i < RELAY_HOST_LISTS; i++)
+		{
+			if (strcmp(option->keyword, host_names[i]) == 0)
+				server->host_lists[i] = relay_copy(option->val);
+		}
 	}
+	PQconninfoFree(options);
+	PQfinish(connection);
+	server->nhosts = 1;
+	c = server->host_lists[0] ? server->host_lists[0] : server->host_lists[1];
+	for (; c && *c; c++)
+		server->nhosts += *c == ',';
 }
 
 /*
- * Called in each round: connect, or give up what takes too long.
+ * Release what relay_database_check() allocated.  All connections are closed.
  */
 void
-database_work(Database *database, int64_t now)
+relay_database_free(RelayServer *server)
 {
-	if (database->state == DATABASE_OFF)
+	int			i;
+
+	for (i = 0; i < RELAY_HOST_LISTS; i++)
+		free(server->host_lists[i]);
+}
+
+/*
+ * Connect if it is time to, or close the connection if its deadline has
+ * passed.  The owner calls this in every round.
+ */
+void
+relay_database_work(RelayDatabase *database, int64_t now)
+{
+	if (database->state == RELAY_DATABASE_OFF)
 	{
 		if (now >= database->next_try)
-			start(database, now);
+			connect_first(database, now);
 		else
-			loop_wake_at(database->next_try);
+			relay_loop_wake_at(database->server->loop, database->next_try);
 	}
-	else if (database->state != DATABASE_IDLE)
+	else if (database->state != RELAY_DATABASE_IDLE)
 	{
 		if (now >= database->deadline)
 			lose(database, "no answer");
 		else
-			loop_wake_at(database->deadline);
+			relay_loop_wake_at(database->server->loop, database->deadline);
 	}
 }
 
 /*
- * Send a query, on an idle connection.  Its answer has to come within so many
- * milliseconds.  A NULL among the parameters is a NULL.
+ * Send a query on an idle connection.  If the result has not arrived after
+ * "limit" milliseconds, the connection is lost.  A NULL pointer among the
+ * parameters is an SQL NULL.  The owner may be called before this returns.
  */
 void
-database_query(Database *database, int64_t limit, const char *query,
-			   int nparams, const char *const *params)
+relay_database_query(RelayDatabase *database, int64_t limit,
+					 const char *query, int nparams,
+					 const char *const *params)
 {
-	database->state = DATABASE_BUSY;
+	database->state = RELAY_DATABASE_BUSY;
 	database->deadline = relay_now() + limit;
-	loop_wake_at(database->deadline);
+	relay_loop_wake_at(database->server->loop, database->deadline);
 	if (!PQsendQueryParams(database->connection, query, nparams, NULL, params,
 						   NULL, NULL, 0))
 		lose(database, PQerrorMessage(database->connection));
 	else
-		ready(database, -1, 0);
+		continue_query(database);
 }
 
 /*
- * The server has refused a query.  Give the connection up.
+ * Close the connection because the server has refused a query.
  */
 void
-database_refused(Database *database, const PGresult *result)
+relay_database_refused(RelayDatabase *database, const PGresult *result)
 {
 	lose(database, PQresultErrorMessage(result));
 }
 
 /*
- * Let go of the connection.
+ * Close the connection.  The owner is not called.
  */
 void
-database_close(Database *database)
+relay_database_close(RelayDatabase *database)
 {
-	if (database->fd >= 0)
-		loop_forget(database->fd);
+	relay_loop_forget(database->server->loop, database->fd);
 	database->fd = -1;
 	PQclear(database->result);
 	database->result = NULL;
@@ -171,46 +221,59 @@ database_close(Database *database)
 	free(database->schema);
 	database->schema = NULL;
 	database->pid = 0;
-	database->state = DATABASE_OFF;
+	database->state = RELAY_DATABASE_OFF;
 }
 
 /*
- * The hosts that the string leads to, with a service file and PG... variables.
+ * Begin to connect.  libpq proceeds to the next host if a host refuses, but
+ * not if a host does not respond, so each try begins with another host.
  */
 static void
-read_hosts(void)
+connect_first(RelayDatabase *database, int64_t now)
 {
-	static const char *const names[] = {"dbname", NULL};
-	const char *values[] = {database_string, NULL};
-	PGconn	   *connection = PQconnectStartParams(names, values, 1);
-	PQconninfoOption *options = PQconninfo(connection);
-	const PQconninfoOption *option;
-	const char *c;
+	RelayServer *server = database->server;
+	const char *const names[] = {
+		"target_session_attrs", "keepalives_idle", "keepalives_interval",
+		"keepalives_count", "tcp_user_timeout", "fallback_application_name",
+		/* The string replaces what is before it, but not what follows. */
+		"dbname", "client_encoding", host_names[0], host_names[1],
+		host_names[2], NULL
+	};
+	const char *values[] = {
+		"read-write", "10", "5", "3", "20000", "idem-relay", server->string,
+		"UTF8", NULL, NULL, NULL, NULL
+	};
 	int			i;
 
-	nhosts = 1;
-	for (option = options; option && option->keyword; option++)
-	{
-		for (i = 0; i < NHOSTS; i++)
-		{
-			if (strcmp(option->keyword, host_names[i]) == 0)
-				host_lists[i] = relay_copy(option->val);
-		}
-	}
-	PQconninfoFree(options);
-	PQfinish(connection);
-	for (c = host_lists[0] ? host_lists[0] : host_lists[1]; c && *c; c++)
-		nhosts += *c == ',';
+	if (database->losses == 0)
+		database->first_host = server->good_host;
+	for (i = 0; i < RELAY_HOST_LISTS; i++)
+		values[FIRST_LIST + i] = rotate(server->host_lists[i],
+										database->first_host);
+	database->connection = PQconnectStartParams(names, values, 1);
+	for (i = 0; i < RELAY_HOST_LISTS; i++)
+		free((char *) values[FIRST_LIST + i]);
+	if (!database->connection)
+		relay_exit(RELAY_SYSTEM, "out of memory");
+	PQsetNoticeProcessor(database->connection, log_notice, server);
+	database->state = RELAY_DATABASE_CONNECTING;
+	database->deadline = now + CONNECT_LIMIT;
+	relay_loop_wake_at(server->loop, database->deadline);
+	if (PQstatus(database->connection) == CONNECTION_BAD)
+		lose(database, PQerrorMessage(database->connection));
+	else
+		watch(database, RELAY_LOOP_WRITE);
 }
 
 /*
- * A list with commas, beginning with another element; NULL of NULL.
+ * Return a copy of a list with commas whose first "by" elements are moved to
+ * its end, or NULL if it is NULL.  A list with too few elements is unchanged.
  */
 static char *
-turn(const char *list, int by)
+rotate(const char *list, int by)
 {
 	const char *from = list;
-	char	   *turned = relay_copy(list);
+	char	   *rotated = relay_copy(list);
 	int			i;
 
 	for (i = 0; from && i < by; i++)
@@ -219,122 +282,66 @@ turn(const char *list, int by)
 		from = from ? from + 1 : NULL;
 	}
 	if (from && from > list)
-		sprintf(turned, "%s,%.*s", from, (int) (from - list - 1), list);
-	return turned;
-}
-
-static void
-noticed(void *argument, const char *notice)
-{
-	relay_log(RELAY_DEBUG, "%.*s", (int) strcspn(notice, "\n"), notice);
+		sprintf(rotated, "%s,%.*s", from, (int) (from - list - 1), list);
+	return rotated;
 }
 
 /*
- * What comes first is a default, what comes last holds.  libpq goes from a
- * host to the next one where it is refused, but not where nothing answers, so
- * each try begins with another one.
+ * Log a notice, if the relay is verbose.  libpq calls this.
  */
 static void
-start(Database *database, int64_t now)
+log_notice(void *argument, const char *notice)
 {
-	const char *const names[] = {
-		"target_session_attrs", "keepalives_idle", "keepalives_interval",
-		"keepalives_count", "tcp_user_timeout", "fallback_application_name",
-		"dbname", "client_encoding", host_names[0], host_names[1],
-		host_names[2], NULL
-	};
-	char	   *turned[NHOSTS];
-	const char *values[] = {
-		"read-write", "10", "5", "3", "20000", "idem-relay", database_string,
-		"UTF8", NULL, NULL, NULL, NULL
-	};
-	int			i;
+	const RelayServer *server = argument;
 
-	if (database->losses == 0)
-		database->first_host = good_host;
-	for (i = 0; i < NHOSTS; i++)
-	{
-		turned[i] = turn(host_lists[i], database->first_host);
-		values[FIRST_HOST_VALUE + i] = turned[i];
-	}
-	database->connection = PQconnectStartParams(names, values, 1);
-	for (i = 0; i < NHOSTS; i++)
-		free(turned[i]);
-	if (!database->connection)
-		relay_exit(RELAY_SYSTEM, "out of memory");
-	PQsetNoticeProcessor(database->connection, noticed, NULL);
-	database->state = DATABASE_CONNECTING;
-	database->deadline = now + CONNECT_LIMIT;
-	loop_wake_at(database->deadline);
-	if (PQstatus(database->connection) == CONNECTION_BAD)
-		lose(database, PQerrorMessage(database->connection));
+	if (server->verbose)
+		relay_log(RELAY_DEBUG, "%.*s", (int) strcspn(notice, "\n"), notice);
+}
+
+/*
+ * Proceed with what the connection does.  The event loop calls this.
+ */
+static void
+socket_ready(void *argument, int fd, int events)
+{
+	RelayDatabase *database = argument;
+
+	if (database->state == RELAY_DATABASE_CONNECTING)
+		continue_connecting(database);
+	else if (database->state != RELAY_DATABASE_OFF)
+		continue_query(database);
+}
+
+/*
+ * Proceed with connecting, and send the setup query once connected.
+ */
+static void
+continue_connecting(RelayDatabase *database)
+{
+	PGconn	   *connection = database->connection;
+	PostgresPollingStatusType status = PQconnectPoll(connection);
+
+	if (status == PGRES_POLLING_READING)
+		watch(database, RELAY_LOOP_READ);
+	else if (status == PGRES_POLLING_WRITING)
+		watch(database, RELAY_LOOP_WRITE);
+	else if (status != PGRES_POLLING_OK ||
+			 PQsetnonblocking(connection, 1) < 0 ||
+			 !PQsendQuery(connection, setup_query))
+		lose(database, PQerrorMessage(connection));
 	else
-		watch(database, LOOP_WRITE);
+	{
+		database->state = RELAY_DATABASE_SETUP;
+		continue_query(database);
+	}
 }
 
 /*
- * There is something to be done on the connection.
+ * Send and receive what the socket allows.  If a query has ended, process its
+ * result.
  */
 static void
-ready(void *argument, int fd, int events)
-{
-	Database   *database = argument;
-
-	if (database->state == DATABASE_CONNECTING)
-		go_on_connecting(database);
-	else if (database->state != DATABASE_OFF)
-		go_on_with_query(database);
-}
-
-static void
-go_on_connecting(Database *database)
-{
-	static const char setup[] =
-		"SELECT (SELECT pg_catalog.quote_ident(n.nspname)"
-		" FROM pg_catalog.pg_extension e"
-		" JOIN pg_catalog.pg_namespace n"
-		" ON n.oid OPERATOR(pg_catalog.=) e.extnamespace"
-		" WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'),"
-		" pg_catalog.pg_backend_pid(),"
-		" pg_catalog.set_config(name, value, false)"
-		" FROM (VALUES ('search_path', 'pg_catalog'),"
-		" ('statement_timeout', '0'), ('lock_timeout', '0'),"
-		" ('idle_session_timeout', '0'), ('transaction_timeout', '0'),"
-		" ('default_transaction_isolation', 'read committed'),"
-		" ('TimeZone', 'UTC')) AS s (name, value)"
-	/* Not every server has all of them. */
-		" WHERE EXISTS (SELECT FROM pg_catalog.pg_settings p"
-		" WHERE p.name OPERATOR(pg_catalog.=) s.name)";
-
-	switch (PQconnectPoll(database->connection))
-	{
-		case PGRES_POLLING_READING:
-			watch(database, LOOP_READ);
-			return;
-		case PGRES_POLLING_WRITING:
-			watch(database, LOOP_WRITE);
-			return;
-		case PGRES_POLLING_OK:
-			break;
-		default:
-			lose(database, PQerrorMessage(database->connection));
-			return;
-	}
-	if (PQsetnonblocking(database->connection, 1) < 0 ||
-		!PQsendQuery(database->connection, setup))
-	{
-		lose(database, PQerrorMessage(database->connection));
-		return;
-	}
-	database->state = DATABASE_SETUP;
-	go_on_with_query(database);
-}
-
-/*
- * Send what is to be sent, read what has come.
- */
-static void
-go_on_with_query(Database *database)
+continue_query(RelayDatabase *database)
 {
 	PGconn	   *connection = database->connection;
 	int			unsent = PQflush(connection);
@@ -345,10 +352,11 @@ go_on_with_query(Database *database)
 		lose(database, PQerrorMessage(connection));
 		return;
 	}
-	watch(database, unsent ? LOOP_READ | LOOP_WRITE : LOOP_READ);
-	if (database->state == DATABASE_IDLE)
+	watch(database, unsent ? RELAY_LOOP_READ | RELAY_LOOP_WRITE :
+		  RELAY_LOOP_READ);
+	if (database->state == RELAY_DATABASE_IDLE)
 	{
-		/* What comes then is an end, or a notice. */
+		/* An idle server sends only a notice, or its end. */
 		if (PQstatus(connection) != CONNECTION_OK)
 			lose(database, PQerrorMessage(connection));
 		return;
@@ -369,19 +377,22 @@ go_on_with_query(Database *database)
 			PQclear(result);
 			lose(database, PQerrorMessage(connection));
 		}
-		else if (database->state == DATABASE_SETUP)
+		else if (database->state == RELAY_DATABASE_SETUP)
 			end_setup(database, result);
 		else
 		{
-			database->state = DATABASE_IDLE;
-			database->answered(database, result);
+			database->state = RELAY_DATABASE_IDLE;
+			database->answered(database->owner, result);
 		}
 		return;
 	}
 }
 
+/*
+ * Read and clear the result of the setup query.
+ */
 static void
-end_setup(Database *database, PGresult *result)
+end_setup(RelayDatabase *database, PGresult *result)
 {
 	if (PQresultStatus(result) != PGRES_TUPLES_OK)
 		lose(database, PQresultErrorMessage(result));
@@ -390,12 +401,13 @@ end_setup(Database *database, PGresult *result)
 			 "CREATE EXTENSION idempotency in it");
 	else
 	{
+		const char *encoding = PQparameterStatus(database->connection,
+												 "server_encoding");
+
 		database->schema = relay_copy(PQgetvalue(result, 0, 0));
 		database->pid = (int) strtol(PQgetvalue(result, 0, 1), NULL, 10);
-		database->is_utf8 = strcmp(PQparameterStatus(database->connection,
-													 "server_encoding"),
-								   "UTF8") == 0;
-		database->state = DATABASE_IDLE;
+		database->is_utf8 = strcmp(encoding, "UTF8") == 0;
+		database->state = RELAY_DATABASE_IDLE;
 		if (database->losses > 0 && database->backoff > 0)
 			relay_log(RELAY_INFO, "connected to the database again (%s)",
 					  database->name);
@@ -404,44 +416,44 @@ end_setup(Database *database, PGresult *result)
 }
 
 /*
- * libpq may change its socket while it connects.
+ * Watch the connection's socket, which libpq may replace while it connects.
  */
 static void
-watch(Database *database, int events)
+watch(RelayDatabase *database, int events)
 {
+	RelayLoop  *loop = database->server->loop;
 	int			fd = PQsocket(database->connection);
 
-	if (database->fd >= 0 && database->fd != fd)
-		loop_forget(database->fd);
+	if (database->fd != fd)
+		relay_loop_forget(loop, database->fd);
 	database->fd = fd;
 	if (fd >= 0)
-		loop_watch(fd, events, ready, database);
+		relay_loop_watch(loop, fd, events, socket_ready, database);
 }
 
 /*
- * The connection is of no use any more.
+ * Close the connection because of an error, log it, and schedule the next
+ * try.  If a query of the owner was running, call the owner.
  */
 static void
-lose(Database *database, const char *why)
+lose(RelayDatabase *database, const char *why)
 {
-	bool		busy = database->state == DATABASE_BUSY;
+	bool		busy = database->state == RELAY_DATABASE_BUSY;
 
-	if (database->state == DATABASE_CONNECTING ||
-		database->state == DATABASE_SETUP)
-		database->first_host = (database->first_host + 1) % nhosts;
+	if (database->state == RELAY_DATABASE_CONNECTING ||
+		database->state == RELAY_DATABASE_SETUP)
+		database->first_host = (database->first_host + 1) %
+			database->server->nhosts;
 	if (!*why)
 		why = "connection lost";
 	database->losses++;
-	database->backoff = database->backoff ? database->backoff * 2 :
-		SHORTEST_BACKOFF;
-	if (database->backoff > LONGEST_BACKOFF)
-		database->backoff = LONGEST_BACKOFF;
-	database->next_try = relay_now() + relay_jitter(database->backoff);
-	loop_wake_at(database->next_try);
+	database->next_try = relay_now() +
+		relay_back_off(&database->backoff, SHORTEST_BACKOFF, LONGEST_BACKOFF);
+	relay_loop_wake_at(database->server->loop, database->next_try);
 	relay_log(RELAY_WARNING, "database (%s): %.*s; next try in %.1f s",
 			  database->name, (int) strcspn(why, "\n"), why,
 			  (double) (database->next_try - relay_now()) / 1000);
-	database_close(database);
+	relay_database_close(database);
 	if (busy)
-		database->answered(database, NULL);
+		database->answered(database->owner, NULL);
 }

@@ -5,53 +5,75 @@
  *
  *-------------------------------------------------------------------------
  */
-#ifndef RELAY_DATABASE_H
-#define RELAY_DATABASE_H
+#ifndef IDEM_RELAY_DATABASE_H
+#define IDEM_RELAY_DATABASE_H
 
 #include <libpq-fe.h>
-#include <stdbool.h>
-#include <stdint.h>
 
 #include "config.h"
+#include "loop.h"
 
-typedef enum DatabaseState
-{
-	DATABASE_OFF,				/* until "next_try" */
-	DATABASE_CONNECTING,
-	DATABASE_SETUP,				/* the first query */
-	DATABASE_IDLE,
-	DATABASE_BUSY				/* with a query of its user */
-} DatabaseState;
+#define RELAY_HOST_LISTS	3	/* "host", "hostaddr", "port" */
 
-typedef struct Database
+/* How connections are made, for all of them. */
+typedef struct RelayServer
 {
+	RelayLoop  *loop;
+	bool		verbose;		/* log notices */
+	const char *string;			/* the connection string */
+
+	/* From the string; each has "nhosts" elements, or one, or is NULL. */
+	char	   *host_lists[RELAY_HOST_LISTS];
+	int			nhosts;
+	int			good_host;		/* number of the one that worked at start */
+} RelayServer;
+
+typedef enum RelayDatabaseState
+{
+	RELAY_DATABASE_OFF,			/* until "next_try" */
+	RELAY_DATABASE_CONNECTING,
+	RELAY_DATABASE_SETUP,		/* the first query runs */
+	RELAY_DATABASE_IDLE,
+	RELAY_DATABASE_BUSY			/* a query of the owner runs */
+} RelayDatabaseState;
+
+/* A connection.  Its owner sets the first fields, and the others to zero. */
+typedef struct RelayDatabase
+{
+	RelayServer *server;
 	const char *name;			/* for the log */
+	int			fd;				/* watched by the loop; -1: none */
 
-	/* The answer to a query; NULL: it is lost, and so is the connection. */
-	void		(*answered) (struct Database *database, PGresult *result);
+	/*
+	 * Called with the result of a query, which the callee clears, or with
+	 * NULL after the connection is lost.
+	 */
+	void		(*answered) (void *owner, PGresult *result);
+	void	   *owner;
 
-	DatabaseState state;
+	/* The owner reads these, and resets "backoff". */
+	RelayDatabaseState state;
 	PGconn	   *connection;
-	int			fd;				/* that is watched; -1: none */
-	PGresult   *result;			/* that has come so far */
-	int64_t		deadline;		/* of what it is doing */
+	PGresult   *result;			/* received so far */
+	int64_t		deadline;		/* of the current state */
 	int64_t		next_try;
-	int64_t		backoff;		/* 0 after an answer: its user says so */
-	int			pid;			/* of the server's process */
+	int64_t		backoff;		/* 0: a query has succeeded since */
+	int			pid;			/* of the server process */
 	char	   *schema;			/* of the extension, quoted */
-	bool		is_utf8;		/* the encoding of the database */
-	int			first_host;		/* to be tried, of those that there are */
-	uint64_t	losses;
-} Database;
+	bool		is_utf8;		/* the database's encoding */
+	int			first_host;		/* number of the host to try first */
+	uint64_t	losses;			/* connections lost, or not made */
+} RelayDatabase;
 
-extern void database_configure(Config *config);
-extern bool database_check(const char *string);
-extern void database_end(void);
-extern void database_work(Database *database, int64_t now);
-extern void database_query(Database *database, int64_t limit,
-						   const char *query, int nparams,
-						   const char *const *params);
-extern void database_refused(Database *database, const PGresult *result);
-extern void database_close(Database *database);
+extern void relay_database_configure(RelayConfig *config);
+extern bool relay_database_check(RelayServer *server, const char *string);
+extern void relay_database_free(RelayServer *server);
+extern void relay_database_work(RelayDatabase *database, int64_t now);
+extern void relay_database_query(RelayDatabase *database, int64_t limit,
+								 const char *query, int nparams,
+								 const char *const *params);
+extern void relay_database_refused(RelayDatabase *database,
+								   const PGresult *result);
+extern void relay_database_close(RelayDatabase *database);
 
-#endif							/* RELAY_DATABASE_H */
+#endif							/* IDEM_RELAY_DATABASE_H */

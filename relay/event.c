@@ -1,88 +1,84 @@
 /*-------------------------------------------------------------------------
  *
  * event.c
- *		What a message looks like to who consumes it: its payload, or a
+ *		The form in which consumers receive a message: its payload, or a
  *		CloudEvent 1.0 in structured mode.
+ *
+ * The sink's setting "format" decides.  This file owns no state.  The sinks
+ * call it.
  *
  *-------------------------------------------------------------------------
  */
 #include "event.h"
 #include "json.h"
-#include "sinks.h"
-#include "text.h"
+#include "sink.h"
 
-static void cloudevent(const Message *message, Text *body);
+static void add_cloudevent(const RelayMessage *message, RelayText *to);
 
 /*
- * Append the body that the sink's format asks for.
+ * Append the body of a message.
  */
 void
-event_body(const Message *message, Text *body)
+relay_event_body(const RelayMessage *message, RelayText *to)
 {
 	if (message->sink->cloudevents)
-		cloudevent(message, body);
+		add_cloudevent(message, to);
 	else
-		text_add_bytes(body, message->payload,
-					   message->payload_length);
+		relay_text_add_bytes(to, message->payload, message->payload_length);
 }
 
 /*
- * Append a line that has all of a message, where there are no properties
- * beside the body.
+ * Append a line of JSON that contains the whole message, for a sink that has
+ * no place for properties beside the body.
  */
 void
-event_line(const Message *message, Text *line)
+relay_event_line(const RelayMessage *message, RelayText *to)
 {
 	if (message->sink->cloudevents)
-		cloudevent(message, line);
+		add_cloudevent(message, to);
 	else
 	{
-		text_add(line, "{\"message_id\":");
-		json_string(line, message->message_id);
-		text_add(line, ",\"topic\":");
-		json_string(line, message->topic);
-		text_add(line, ",\"message_key\":");
-		json_string(line, message->key);
-		text_addf(line, ",\"attempt\":%d,\"created_at\":\"%s\","
-				  "\"headers\":%s,\"payload\":", message->attempt,
-				  message->created_at,
-				  message->headers ? message->headers : "null");
-		text_add_bytes(line, message->payload,
-					   message->payload_length);
-		text_add_char(line, '}');
+		relay_json_add_member(to, '{', "message_id", message->message_id);
+		relay_json_add_member(to, ',', "topic", message->topic);
+		relay_json_add_member(to, ',', "message_key", message->key);
+		relay_text_addf(to, ",\"attempt\":%d,\"created_at\":\"%s\","
+						"\"headers\":%s,\"payload\":", message->attempt,
+						message->created_at,
+						message->headers ? message->headers : "null");
+		relay_text_add_bytes(to, message->payload, message->payload_length);
+		relay_text_add_char(to, '}');
 	}
-	text_add_char(line, '\n');
+	relay_text_add_char(to, '\n');
 }
 
+/*
+ * Return the media type of the body.
+ */
 const char *
-event_content_type(const Message *message)
+relay_event_content_type(const RelayMessage *message)
 {
 	return message->sink->cloudevents ?
 		"application/cloudevents+json; charset=utf-8" : "application/json";
 }
 
 /*
- * The topic is the type, the key the subject and, by the extension for that,
- * what events are to be partitioned by.
+ * Append a message as a CloudEvent.  The type is the topic.  The subject is
+ * the key, and so is "partitionkey" of the partitioning extension.
  */
 static void
-cloudevent(const Message *message, Text *body)
+add_cloudevent(const RelayMessage *message, RelayText *to)
 {
-	text_add(body, "{\"specversion\":\"1.0\",\"id\":");
-	json_string(body, message->message_id);
-	text_add(body, ",\"source\":");
-	json_string(body, message->sink->source);
-	text_add(body, ",\"type\":");
-	json_string(body, message->topic);
+	relay_json_add_member(to, '{', "specversion", "1.0");
+	relay_json_add_member(to, ',', "id", message->message_id);
+	relay_json_add_member(to, ',', "source", message->sink->source);
+	relay_json_add_member(to, ',', "type", message->topic);
 	if (message->key)
 	{
-		text_add(body, ",\"subject\":");
-		json_string(body, message->key);
-		text_add(body, ",\"partitionkey\":");
-		json_string(body, message->key);
+		relay_json_add_member(to, ',', "subject", message->key);
+		relay_json_add_member(to, ',', "partitionkey", message->key);
 	}
-	text_addf(body, ",\"time\":\"%s\",\"datacontenttype\":"
-			  "\"application/json\",\"data\":", message->created_at);
-	text_add_bytes(body, message->payload, message->payload_length);
-	text_add_char(body, '}');
+	relay_text_addf(to, ",\"time\":\"%s\",\"datacontenttype\":"
+					"\"application/json\",\"data\":", message->created_at);
+	relay_text_add_bytes(to, message->payload, message->payload_length);
+	relay_text_add_char(to, '}');
 }

@@ -1,19 +1,18 @@
 /*-------------------------------------------------------------------------
  *
  * event.h
- *		What a message looks like to who consumes it.
+ *		The form in which consumers receive a message.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef RELAY_EVENT_H
-#define RELAY_EVENT_H
-
+#ifndef IDEM_RELAY_EVENT_H
+#define IDEM_RELAY_EVENT_H
 
 #include "message.h"
 #include "text.h"
 
-extern void event_body(const Message *message, Text *body);
-extern void event_line(const Message *message, Text *line);
-extern const char *event_content_type(const Message *message);
+extern void relay_event_body(const RelayMessage *message, RelayText *to);
+extern void relay_event_line(const RelayMessage *message, RelayText *to);
+extern const char *relay_event_content_type(const RelayMessage *message);
 
-#endif							/* RELAY_EVENT_H */
+#endif							/* IDEM_RELAY_EVENT_H */

@@ -1,11 +1,13 @@
 /*-------------------------------------------------------------------------
  *
  * json.c
- *		As much of JSON as a relay needs: texts to write, and the members of
- *		an object to read.
+ *		Write and read the members of a JSON object.
  *
- * What is read comes from the server, as jsonb prints it, so it is JSON.
- * Nothing here reads past the end of a text all the same.
+ * The input comes from the server, which prints jsonb, so it is valid JSON.
+ * Even so, no function reads past the end of its input.
+ *
+ * This file owns no state.  event.c writes with it.  The sinks read the
+ * headers of messages with it.
  *
  *-------------------------------------------------------------------------
  */
@@ -13,52 +15,55 @@
 #include <string.h>
 
 #include "json.h"
-#include "text.h"
 
 static const char *skip_blanks(const char *at);
 static const char *skip_value(const char *at);
-static const char *read_string(const char *at, Text *to);
-static const char *read_escape(const char *at, Text *to);
+static const char *read_string(const char *at, RelayText *to);
+static const char *read_escape(const char *at, RelayText *to);
 static unsigned read_hex(const char *at);
-static void append_utf8(Text *to, unsigned code);
+static void add_utf8(RelayText *to, unsigned code);
 
 /*
- * Append a text in UTF-8 as a JSON string; nothing as null.
+ * Append a member, whose value is a UTF-8 string, or null if that is NULL.
+ * The character "before" it opens the object, or is a comma.  The name needs
+ * no escapes.
  */
 void
-json_string(Text *to, const char *text)
+relay_json_add_member(RelayText *to, char before, const char *name,
+					  const char *string)
 {
-	if (!text)
+	relay_text_addf(to, "%c\"%s\":", before, name);
+	if (!string)
 	{
-		text_add(to, "null");
+		relay_text_add(to, "null");
 		return;
 	}
-	text_add_char(to, '"');
-	for (; *text; text ++)
+	relay_text_add_char(to, '"');
+	for (; *string; string++)
 	{
-		if (*text == '"' || *text == '\\')
-			text_add_char(to, '\\');
-		if ((unsigned char) *text <' ')
-			text_addf(to, "\\u%04x", (unsigned char) *text);
+		if (*string == '"' || *string == '\\')
+			relay_text_add_char(to, '\\');
+		if ((unsigned char) *string < ' ')
+			relay_text_addf(to, "\\u%04x", (unsigned char) *string);
 		else
-			text_add_char(to, *text);
+			relay_text_add_char(to, *string);
 	}
-	text_add_char(to, '"');
+	relay_text_add_char(to, '"');
 }
 
 /*
- * Read the next member of an object: "at" is the object at first, and where to
- * go on after that.  A value that is a string is given without its quotes,
- * another one as it stands.  False: there is no other member, or it is no
- * object.
+ * Read the next member of an object into "name" and "value", and advance "at",
+ * which points to the object before the first call.  A string value is
+ * unescaped; any other value is copied unchanged.  Returns false if there are
+ * no more members, or if "at" is not an object.
  */
 bool
-json_member(const char **at, Text *name, Text *value)
+relay_json_read_member(const char **at, RelayText *name, RelayText *value)
 {
 	const char *c = skip_blanks(*at);
 
-	text_clear(name);
-	text_clear(value);
+	relay_text_clear(name);
+	relay_text_clear(value);
 	if (*c != '{' && *c != ',')
 		return false;
 	c = skip_blanks(c + 1);
@@ -74,13 +79,16 @@ json_member(const char **at, Text *name, Text *value)
 	{
 		const char *end = skip_value(c);
 
-		text_add_bytes(value, c, (size_t) (end - c));
+		relay_text_add_bytes(value, c, (size_t) (end - c));
 		c = end;
 	}
 	*at = c;
 	return true;
 }
 
+/*
+ * Return the position behind the blanks at "at".
+ */
 static const char *
 skip_blanks(const char *at)
 {
@@ -88,7 +96,7 @@ skip_blanks(const char *at)
 }
 
 /*
- * Behind a value that is no string.
+ * Return the position behind a value that is not a string.
  */
 static const char *
 skip_value(const char *at)
@@ -114,10 +122,11 @@ skip_value(const char *at)
 }
 
 /*
- * Behind a string; append what it stands for, if somebody wants it.
+ * Return the position behind the string that begins at "at".  Append its
+ * unescaped characters to "to", unless that is NULL.
  */
 static const char *
-read_string(const char *at, Text *to)
+read_string(const char *at, RelayText *to)
 {
 	for (at++; *at && *at != '"';)
 	{
@@ -126,18 +135,21 @@ read_string(const char *at, Text *to)
 		else
 		{
 			if (to)
-				text_add_char(to, *at);
+				relay_text_add_char(to, *at);
 			at++;
 		}
 	}
 	return *at ? at + 1 : at;
 }
 
+/*
+ * Read an escape whose backslash is before "at", as read_string() does.
+ */
 static const char *
-read_escape(const char *at, Text *to)
+read_escape(const char *at, RelayText *to)
 {
 	static const char letters[] = "bfnrt";
-	static const char meant[] = "\b\f\n\r\t";
+	static const char meanings[] = "\b\f\n\r\t";
 	const char *letter = strchr(letters, *at);
 
 	if (*at == 'u' && strspn(at + 1, "0123456789abcdefABCDEF") >= 4)
@@ -145,7 +157,7 @@ read_escape(const char *at, Text *to)
 		unsigned	code = read_hex(at + 1);
 
 		at += 5;
-		/* Two escapes for what lies beyond the first plane. */
+		/* A surrogate pair stands for one character. */
 		if (code >= 0xd800 && code < 0xdc00 && at[0] == '\\' && at[1] == 'u' &&
 			strspn(at + 2, "0123456789abcdefABCDEF") >= 4)
 		{
@@ -154,14 +166,17 @@ read_escape(const char *at, Text *to)
 			at += 6;
 		}
 		if (to)
-			append_utf8(to, code);
+			add_utf8(to, code);
 		return at;
 	}
 	if (to)
-		text_add_char(to, letter ? meant[letter - letters] : *at);
+		relay_text_add_char(to, letter ? meanings[letter - letters] : *at);
 	return at + 1;
 }
 
+/*
+ * Return the value of four hexadecimal digits.
+ */
 static unsigned
 read_hex(const char *at)
 {
@@ -171,27 +186,16 @@ read_hex(const char *at)
 	return (unsigned) strtoul(digits, NULL, 16);
 }
 
+/*
+ * Append a code point in UTF-8.
+ */
 static void
-append_utf8(Text *to, unsigned code)
+add_utf8(RelayText *to, unsigned code)
 {
-	if (code < 0x80)
-		text_add_char(to, (char) code);
-	else if (code < 0x800)
-	{
-		text_add_char(to, (char) (0xc0 | code >> 6));
-		text_add_char(to, (char) (0x80 | (code & 0x3f)));
-	}
-	else if (code < 0x10000)
-	{
-		text_add_char(to, (char) (0xe0 | code >> 12));
-		text_add_char(to, (char) (0x80 | (code >> 6 & 0x3f)));
-		text_add_char(to, (char) (0x80 | (code & 0x3f)));
-	}
-	else
-	{
-		text_add_char(to, (char) (0xf0 | code >> 18));
-		text_add_char(to, (char) (0x80 | (code >> 12 & 0x3f)));
-		text_add_char(to, (char) (0x80 | (code >> 6 & 0x3f)));
-		text_add_char(to, (char) (0x80 | (code & 0x3f)));
-	}
+	static const unsigned leads[] = {0, 0xc0, 0xe0, 0xf0};
+	int			more = (code >= 0x80) + (code >= 0x800) + (code >= 0x10000);
+
+	relay_text_add_char(to, (char) (leads[more] | code >> 6 * more));
+	while (more-- > 0)
+		relay_text_add_char(to, (char) (0x80 | (code >> 6 * more & 0x3f)));
 }

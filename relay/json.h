@@ -1,18 +1,18 @@
 /*-------------------------------------------------------------------------
  *
  * json.h
- *		As much of JSON as a relay needs.
+ *		Write and read the members of a JSON object.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef RELAY_JSON_H
-#define RELAY_JSON_H
-
-#include <stdbool.h>
+#ifndef IDEM_RELAY_JSON_H
+#define IDEM_RELAY_JSON_H
 
 #include "text.h"
 
-extern void json_string(Text *to, const char *text);
-extern bool json_member(const char **at, Text *name, Text *value);
+extern void relay_json_add_member(RelayText *to, char before,
+								  const char *name, const char *string);
+extern bool relay_json_read_member(const char **at, RelayText *name,
+								   RelayText *value);
 
-#endif							/* RELAY_JSON_H */
+#endif							/* IDEM_RELAY_JSON_H */

@@ -1,133 +1,153 @@
 /*-------------------------------------------------------------------------
  *
  * loop.c
- *		The event loop: what to wait for, and whom to tell.
+ *		The event loop: wait for descriptors and for times.
  *
- * Whoever has a descriptor watches it here.  Whoever has to do something at a
- * time says so with loop_wake_at() in each round, and looks at the clock when
- * its turn comes; there are no timers to be kept.
+ * The owner of a descriptor watches it here.  There are no timers: a file that
+ * must act at some time calls relay_loop_wake_at() in every round until then,
+ * and compares the clock when the round calls it.
+ *
+ * A RelayLoop owns the epoll descriptor and the table of watches.  relay.c
+ * owns the loop and waits in it.  Every file with a descriptor or a deadline
+ * calls the other functions.
  *
  *-------------------------------------------------------------------------
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <unistd.h>
 
+#include "clock.h"
+#include "log.h"
 #include "loop.h"
-#include "relay.h"
+#include "memory.h"
 
 #define MAX_EVENTS	64
-#define LONGEST_MS	1000		/* watchdog and sinks have their turn */
+#define LONGEST_MS	1000		/* the watchdog and the sinks need a turn */
 
-typedef struct Watch
+typedef struct RelayWatch
 {
-	LoopCallback callback;
+	RelayLoopCallback callback;
 	void	   *argument;
 	int			events;			/* 0: not watched */
-} Watch;
-
-static int	poller = -1;
-
-/* By descriptor. */
-static Watch *watches = NULL;
-static int	nwatches = 0;
-
-/* When the round ends at the latest; 0: not said yet. */
-static int64_t wake_at = 0;
+} RelayWatch;
 
 /*
- * Call that function when the descriptor can be read or written, or is in
- * error.  Watching it again replaces what was watched for.
+ * Initialize a zeroed loop.  Ends the process if the system has no descriptor
+ * left.
  */
 void
-loop_watch(int fd, int events, LoopCallback callback, void *argument)
+relay_loop_begin(RelayLoop *loop)
 {
-	struct epoll_event event;
-	int			operation;
-
-	if (poller < 0 && (poller = epoll_create1(EPOLL_CLOEXEC)) < 0)
+	loop->poller = epoll_create1(EPOLL_CLOEXEC);
+	if (loop->poller < 0)
 		relay_exit(RELAY_SYSTEM, "could not create an event loop: %s",
 				   strerror(errno));
-	if (fd >= nwatches)
+}
+
+/*
+ * Release the loop's own resources.  The watched descriptors stay open.
+ */
+void
+relay_loop_end(RelayLoop *loop)
+{
+	free(loop->watches);
+	close(loop->poller);
+}
+
+/*
+ * Call a function whenever the descriptor can be read or written, or has an
+ * error, which counts as both.  A second call replaces the watch.  The caller
+ * calls relay_loop_forget() before it closes the descriptor.
+ */
+void
+relay_loop_watch(RelayLoop *loop, int fd, int events,
+				 RelayLoopCallback callback, void *argument)
+{
+	struct epoll_event event = {
+		.events = (events & RELAY_LOOP_READ ? EPOLLIN : 0) |
+		(events & RELAY_LOOP_WRITE ? EPOLLOUT : 0),
+		.data.fd = fd
+	};
+
+	if (fd >= loop->nwatches)
 	{
-		watches = relay_resize(watches, (size_t) (fd + 16) * sizeof(Watch));
-		memset(watches + nwatches, 0,
-			   (size_t) (fd + 16 - nwatches) * sizeof(Watch));
-		nwatches = fd + 16;
+		int			count = fd + 16;
+
+		loop->watches = relay_resize(loop->watches,
+									 (size_t) count * sizeof(RelayWatch));
+		memset(loop->watches + loop->nwatches, 0,
+			   (size_t) (count - loop->nwatches) * sizeof(RelayWatch));
+		loop->nwatches = count;
 	}
-	operation = watches[fd].events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
-	watches[fd].callback = callback;
-	watches[fd].argument = argument;
-	watches[fd].events = events;
-	memset(&event, 0, sizeof(event));
-	event.data.fd = fd;
-	event.events = (events & LOOP_READ ? EPOLLIN : 0) |
-		(events & LOOP_WRITE ? EPOLLOUT : 0);
-	/* A library may have closed it and got the same number again. */
-	if (epoll_ctl(poller, operation, fd, &event) < 0 &&
-		(errno != ENOENT ||
-		 epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event) < 0) &&
-		(errno != EEXIST ||
-		 epoll_ctl(poller, EPOLL_CTL_MOD, fd, &event) < 0))
+	loop->watches[fd].callback = callback;
+	loop->watches[fd].argument = argument;
+	loop->watches[fd].events = events;
+
+	/*
+	 * "watches" cannot tell whether epoll knows the descriptor: a library may
+	 * have closed it and received the same number again.
+	 */
+	if (epoll_ctl(loop->poller, EPOLL_CTL_MOD, fd, &event) < 0 &&
+		epoll_ctl(loop->poller, EPOLL_CTL_ADD, fd, &event) < 0)
 		relay_exit(RELAY_SYSTEM, "could not wait for a descriptor: %s",
 				   strerror(errno));
 }
 
 /*
- * Watch it no more; to be said before it is closed.
+ * Stop watching a descriptor, which the caller has not closed yet.  Does
+ * nothing if it is not watched, or is -1.
  */
 void
-loop_forget(int fd)
+relay_loop_forget(RelayLoop *loop, int fd)
 {
-	if (fd >= 0 && fd < nwatches && watches[fd].events)
+	if (fd >= 0 && fd < loop->nwatches && loop->watches[fd].events)
 	{
-		watches[fd].events = 0;
-		(void) epoll_ctl(poller, EPOLL_CTL_DEL, fd, NULL);
+		loop->watches[fd].events = 0;
+		(void) epoll_ctl(loop->poller, EPOLL_CTL_DEL, fd, NULL);
 	}
 }
 
 /*
- * This round of the loop is to end at that time, or before.
+ * End the current round of the loop at that time, or before.
  */
 void
-loop_wake_at(int64_t time)
+relay_loop_wake_at(RelayLoop *loop, int64_t time)
 {
-	if (!wake_at || time < wake_at)
-		wake_at = time;
+	if (!loop->wake_at || time < loop->wake_at)
+		loop->wake_at = time;
 }
 
 /*
- * Wait for the next event or time, and tell those who watch.
+ * End the round: wait for the next event or time, at most one second, and call
+ * the callbacks of the descriptors that are ready.
  */
 void
-loop_wait(void)
+relay_loop_wait(RelayLoop *loop)
 {
 	struct epoll_event events[MAX_EVENTS];
-	int64_t		ms = LONGEST_MS;
+	int64_t		ms = loop->wake_at - relay_now();
 	int			n;
 	int			i;
 
-	if (wake_at)
-	{
-		int64_t		left = wake_at - relay_now();
-
-		if (left < ms)
-			ms = left < 0 ? 0 : left;
-	}
-	wake_at = 0;
-	n = epoll_wait(poller, events, MAX_EVENTS, (int) ms);
+	if (!loop->wake_at || ms > LONGEST_MS)
+		ms = LONGEST_MS;
+	else if (ms < 0)
+		ms = 0;
+	loop->wake_at = 0;
+	n = epoll_wait(loop->poller, events, MAX_EVENTS, (int) ms);
 	for (i = 0; i < n; i++)
 	{
 		int			fd = events[i].data.fd;
-		int			what = 0;
+		RelayWatch	watch = loop->watches[fd];
+		uint32_t	happened = events[i].events;
 
-		/* One that was called before may have forgotten it. */
-		if (!watches[fd].events)
-			continue;
-		if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR))
-			what |= LOOP_READ;
-		if (events[i].events & (EPOLLOUT | EPOLLHUP | EPOLLERR))
-			what |= LOOP_WRITE;
-		watches[fd].callback(watches[fd].argument, fd, what);
+		/* An earlier callback may have stopped watching this descriptor. */
+		if (watch.events)
+			watch.callback(watch.argument, fd,
+						   ((happened & ~EPOLLOUT) ? RELAY_LOOP_READ : 0) |
+						   ((happened & ~EPOLLIN) ? RELAY_LOOP_WRITE : 0));
 	}
 }

@@ -5,20 +5,32 @@
  *
  *-------------------------------------------------------------------------
  */
-#ifndef RELAY_LOOP_H
-#define RELAY_LOOP_H
+#ifndef IDEM_RELAY_LOOP_H
+#define IDEM_RELAY_LOOP_H
 
 #include <stdint.h>
 
-#define LOOP_READ	1
-#define LOOP_WRITE	2
+#define RELAY_LOOP_READ		1
+#define RELAY_LOOP_WRITE	2
 
-typedef void (*LoopCallback) (void *argument, int fd, int events);
+/* "events" has RELAY_LOOP_READ, RELAY_LOOP_WRITE or both. */
+typedef void (*RelayLoopCallback) (void *argument, int fd, int events);
 
-extern void loop_watch(int fd, int events, LoopCallback callback,
-					   void *argument);
-extern void loop_forget(int fd);
-extern void loop_wake_at(int64_t time);
-extern void loop_wait(void);
+/* Only loop.c reads and writes the fields. */
+typedef struct RelayLoop
+{
+	int			poller;			/* the epoll descriptor */
+	struct RelayWatch *watches; /* by descriptor */
+	int			nwatches;
+	int64_t		wake_at;		/* when this round ends; 0: not set */
+} RelayLoop;
 
-#endif							/* RELAY_LOOP_H */
+extern void relay_loop_begin(RelayLoop *loop);
+extern void relay_loop_end(RelayLoop *loop);
+extern void relay_loop_watch(RelayLoop *loop, int fd, int events,
+							 RelayLoopCallback callback, void *argument);
+extern void relay_loop_forget(RelayLoop *loop, int fd);
+extern void relay_loop_wake_at(RelayLoop *loop, int64_t time);
+extern void relay_loop_wait(RelayLoop *loop);
+
+#endif							/* IDEM_RELAY_LOOP_H */

@@ -1,32 +1,33 @@
 /*-------------------------------------------------------------------------
  *
  * message.h
- *		A message that the relay holds, and lists of them.
+ *		A message that the relay holds, and lists of messages.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef RELAY_MESSAGE_H
-#define RELAY_MESSAGE_H
+#ifndef IDEM_RELAY_MESSAGE_H
+#define IDEM_RELAY_MESSAGE_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-struct Sink;
+struct RelaySink;
 
-typedef enum MessageState
+/* answers.c extends leases up to RELAY_IN_FLIGHT, so the order matters. */
+typedef enum RelayMessageState
 {
-	MESSAGE_WAITING,			/* behind another one of its key */
-	MESSAGE_READY,				/* in its sink's list, to be delivered */
-	MESSAGE_FLYING,				/* handed to its sink */
-	MESSAGE_DELIVERED,			/* to be acknowledged */
-	MESSAGE_REFUSED,			/* to be refused */
-	MESSAGE_UNTRIED,			/* to be given back */
-} MessageState;
+	RELAY_WAITING,				/* behind another message of its key */
+	RELAY_READY,				/* in its sink's list "ready" */
+	RELAY_IN_FLIGHT,			/* in its sink's list "in_flight" */
+	RELAY_DELIVERED,			/* in the queue's list of that name */
+	RELAY_REFUSED,				/* likewise */
+	RELAY_UNTRIED,				/* likewise; to be released */
+} RelayMessageState;
 
-typedef struct Message
+typedef struct RelayMessage
 {
-	/* As idem_outbox_take() returned it; in the same piece of memory. */
+	/* From idem_outbox_take().  The strings follow in the same allocation. */
 	int64_t		id;
 	int			attempt;
 	const char *message_id;
@@ -34,43 +35,42 @@ typedef struct Message
 	const char *key;			/* or NULL */
 	const char *payload;
 	const char *headers;		/* or NULL */
-	const char *created_at;		/* as RFC 3339 has it */
+	const char *created_at;		/* in the format of RFC 3339 */
 	size_t		payload_length;
-	size_t		size;			/* in memory */
+	size_t		size;			/* of the allocation */
 
-	MessageState state;
+	RelayMessageState state;
 	int64_t		lease_end;
-	bool		extending;		/* the server has been asked */
-	int64_t		retry_after;	/* of a refused one; -1: the server's choice */
-	char	   *reason;			/* of a refused one */
+	bool		extending;		/* the server is extending the lease */
+	int64_t		retry_after;	/* if refused, in ms; -1: server's choice */
+	char	   *reason;			/* if refused */
 
-	/* The sink's. */
-	struct Sink *sink;
+	/* For the sink, while the message is in flight. */
+	struct RelaySink *sink;
 	uint64_t	tag;
 	int64_t		handed_at;
 	void	   *delivery;
 
-	/* The list that goes with the state. */
-	struct Message *prev;
-	struct Message *next;
-	/* All that are held, in the order in which they were taken. */
-	struct Message *held_prev;
-	struct Message *held_next;
-	/* The next one of the key, and the bucket that the key's first is in. */
-	struct Message *behind;
-	struct Message *bucket_next;
+	/* The list that belongs to the state. */
+	struct RelayMessage *prev;
+	struct RelayMessage *next;
+	/* All messages of the queue, in the order in which they were taken. */
+	struct RelayMessage *held_prev;
+	struct RelayMessage *held_next;
+	/* The next message of the key, and the next in the key's hash bucket. */
+	struct RelayMessage *behind;
+	struct RelayMessage *bucket_next;
 	uint32_t	hash;
-} Message;
+} RelayMessage;
 
-typedef struct MessageList
+typedef struct RelayMessageList
 {
-	Message    *first;
-	Message    *last;
+	RelayMessage *first;
+	RelayMessage *last;
 	int			count;
-} MessageList;
+} RelayMessageList;
 
-extern void list_append(MessageList *list, Message *message);
-extern void list_remove(MessageList *list, Message *message);
-extern void list_move_all(MessageList *to, MessageList *from);
+extern void relay_list_append(RelayMessageList *list, RelayMessage *message);
+extern void relay_list_remove(RelayMessageList *list, RelayMessage *message);
 
-#endif							/* RELAY_MESSAGE_H */
+#endif							/* IDEM_RELAY_MESSAGE_H */

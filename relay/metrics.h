@@ -1,17 +1,16 @@
 /*-------------------------------------------------------------------------
  *
  * metrics.h
- *		What the relay counts, over HTTP.
+ *		The relay's metrics.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef RELAY_METRICS_H
-#define RELAY_METRICS_H
+#ifndef IDEM_RELAY_METRICS_H
+#define IDEM_RELAY_METRICS_H
 
-#include "config.h"
+#include "taker.h"
+#include "text.h"
 
-extern void metrics_configure(Config *config);
-extern void metrics_begin(Config *config);
-extern void metrics_end(void);
+extern void relay_metrics_write(const RelayTaker *taker, RelayText *to);
 
-#endif							/* RELAY_METRICS_H */
+#endif							/* IDEM_RELAY_METRICS_H */

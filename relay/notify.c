@@ -1,41 +1,39 @@
 /*-------------------------------------------------------------------------
  *
  * notify.c
- *		What systemd is told: ready, stopping, still alive.
+ *		Notifications for systemd: ready, reloading, stopping, still alive.
  *
- * A datagram to the socket that NOTIFY_SOCKET names, as sd_notify(3) describes
- * it.  Where there is none, nothing is told.
+ * A notification is a datagram to the socket that NOTIFY_SOCKET names, as
+ * sd_notify(3) describes.  If the variable is not set, nothing is sent.  This
+ * file owns no state.  relay.c calls it.
  *
  *-------------------------------------------------------------------------
  */
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "loop.h"
+#include "clock.h"
 #include "notify.h"
-#include "relay.h"
-
-/* The time of the last sign of life. */
-static int64_t last_sign = 0;
 
 /*
- * Tell that, for one "READY=1".  Nobody may be there to hear it.
+ * Send a notification, such as "READY=1".  Errors are ignored: the relay also
+ * works without systemd.
  */
 void
-notify(const char *state)
+relay_notify(const char *state)
 {
 	const char *path = getenv("NOTIFY_SOCKET");
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	size_t		length;
 	int			fd;
 
-	if (!path || (path[0] != '/' && path[0] != '@'))
-		return;
-	length = strlen(path);
-	if (length >= sizeof(address.sun_path))
+	length = path ? strlen(path) : 0;
+	if (length == 0 || length >= sizeof(address.sun_path) ||
+		(path[0] != '/' && path[0] != '@'))
 		return;
 	memcpy(address.sun_path, path, length);
 	if (path[0] == '@')
@@ -51,10 +49,11 @@ notify(const char *state)
 }
 
 /*
- * Called in each round: a sign of life, twice as often as systemd asks for.
+ * Send a sign of life if one is due, twice as often as systemd requires.  The
+ * caller calls this in every round, and keeps the time of the last sign.
  */
 void
-notify_watchdog(void)
+relay_notify_watchdog(RelayLoop *loop, int64_t *last_sign)
 {
 	const char *usec = getenv("WATCHDOG_USEC");
 	int64_t		now = relay_now();
@@ -62,10 +61,10 @@ notify_watchdog(void)
 
 	if (!usec || (every = strtoll(usec, NULL, 10) / 2000) <= 0)
 		return;
-	if (now - last_sign >= every)
+	if (now - *last_sign >= every)
 	{
-		notify("WATCHDOG=1");
-		last_sign = now;
+		relay_notify("WATCHDOG=1");
+		*last_sign = now;
 	}
-	loop_wake_at(last_sign + every);
+	relay_loop_wake_at(loop, *last_sign + every);
 }

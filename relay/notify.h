@@ -1,14 +1,16 @@
 /*-------------------------------------------------------------------------
  *
  * notify.h
- *		What systemd is told.
+ *		Notifications for systemd.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef RELAY_NOTIFY_H
-#define RELAY_NOTIFY_H
+#ifndef IDEM_RELAY_NOTIFY_H
+#define IDEM_RELAY_NOTIFY_H
 
-extern void notify(const char *state);
-extern void notify_watchdog(void);
+#include "loop.h"
 
-#endif							/* RELAY_NOTIFY_H */
+extern void relay_notify(const char *state);
+extern void relay_notify_watchdog(RelayLoop *loop, int64_t *last_sign);
+
+#endif							/* IDEM_RELAY_NOTIFY_H */

@@ -1,267 +1,241 @@
 /*-------------------------------------------------------------------------
  *
  * queue.c
- *		The messages that the relay holds: from the take until the server has
- *		the answer.
+ *		The messages that the relay holds, from the take until the server has
+ *		confirmed the answer.
  *
  * Messages of one topic and key are delivered one at a time, in the order in
- * which they were taken.  The first of them is ready or with its sink, and can
- * be found by a hash of topic and key; the others are chained behind it.  Once
- * it is delivered, the next one is ready.  If it is not, all behind it are
- * given back, for the server hands them out again behind their predecessor.
+ * which they were taken.  The first message of a key is ready or in flight,
+ * and a hash table finds it by topic and key.  The other messages of the key
+ * are chained behind it.  After the first one is delivered, the next one
+ * becomes ready.  If the first one is refused or released, those behind it are
+ * released, because the server returns them again after their predecessor.
+ *
+ * A RelayQueue owns its messages.  taker.c adds them, dispatch.c hands them
+ * over, sink.c reports the outcome, and answers.c drops them.
  *
  *-------------------------------------------------------------------------
  */
 #include <stdlib.h>
 #include <string.h>
 
+#include "memory.h"
 #include "queue.h"
-#include "relay.h"
-#include "sinks.h"
+#include "sink.h"
 
-#define BUCKETS 4096			/* a power of two */
-
-MessageList queue_delivered;
-MessageList queue_refused;
-MessageList queue_untried;
-
-/* The first ones of their keys. */
-static Message *buckets[BUCKETS];
-
-/* All messages, through held_prev and held_next. */
-static Message *first_held = NULL;
-static Message *last_held = NULL;
-static int	held_count = 0;
-static size_t held_size = 0;
-
-static Message *leave_key(Message *message, bool go_on);
-static void give_back_chain(Message *message);
-static Message *find_first(const Message *message);
-static uint32_t hash_key(const Message *message);
-static bool same_key(const Message *a, const Message *b);
-
-int
-queue_count(void)
-{
-	return held_count;
-}
-
-size_t
-queue_size(void)
-{
-	return held_size;
-}
+static RelayMessage *leave_key(RelayQueue *queue, RelayMessage *message,
+							   bool promote_next);
+static void make_ready(RelayMessage *message);
+static void release_chain(RelayQueue *queue, RelayMessage *message);
+static RelayMessage *find_first(const RelayQueue *queue,
+								const RelayMessage *message);
+static uint32_t hash_key(const RelayMessage *message);
+static bool same_key(const RelayMessage *a, const RelayMessage *b);
 
 /*
- * The one that has been held for longest; the others through held_next.
- */
-Message *
-queue_first(void)
-{
-	return first_held;
-}
-
-/*
- * Add a message that has been taken, with its sink.
+ * Add a message that was taken.  Its strings, "size" and "sink" are set.  The
+ * queue owns it afterwards.
  */
 void
-queue_add(Message *message)
+relay_queue_add(RelayQueue *queue, RelayMessage *message)
 {
-	message->held_prev = last_held;
-	*(last_held ? &last_held->held_next : &first_held) = message;
-	last_held = message;
-	held_count++;
-	held_size += message->size;
+	message->held_prev = queue->last;
+	*(queue->last ? &queue->last->held_next : &queue->first) = message;
+	queue->last = message;
+	queue->count++;
+	queue->size += message->size;
 
 	if (message->key)
 	{
-		Message    *first;
-		Message   **bucket;
+		RelayMessage *first;
+		RelayMessage **bucket;
 
 		message->hash = hash_key(message);
-		first = find_first(message);
+		first = find_first(queue, message);
 		if (first)
 		{
 			while (first->behind)
 				first = first->behind;
 			first->behind = message;
-			message->state = MESSAGE_WAITING;
+			message->state = RELAY_WAITING;
 			return;
 		}
-		bucket = &buckets[message->hash % BUCKETS];
+		bucket = &queue->buckets[message->hash % RELAY_QUEUE_BUCKETS];
 		message->bucket_next = *bucket;
 		*bucket = message;
 	}
-	message->state = MESSAGE_READY;
-	list_append(&message->sink->ready, message);
+	make_ready(message);
 }
 
 /*
- * The sink has got it.
+ * Mark a ready message as in flight.  The caller passes it to its sink.
  */
 void
-queue_fly(Message *message)
+relay_queue_hand_over(RelayMessage *message, int64_t now)
 {
-	list_remove(&message->sink->ready, message);
-	message->state = MESSAGE_FLYING;
-	list_append(&message->sink->flying, message);
+	relay_list_remove(&message->sink->ready, message);
+	message->state = RELAY_IN_FLIGHT;
+	message->handed_at = now;
+	relay_list_append(&message->sink->in_flight, message);
 }
 
 /*
- * It is delivered, so the next one of its key is ready.
+ * Mark a message in flight as delivered.  The next one of its key becomes
+ * ready.
  */
 void
-queue_deliver(Message *message)
+relay_queue_deliver(RelayQueue *queue, RelayMessage *message)
 {
-	Message    *next = leave_key(message, true);
+	RelayMessage *next = leave_key(queue, message, true);
 
-	message->state = MESSAGE_DELIVERED;
-	list_append(&queue_delivered, message);
+	message->state = RELAY_DELIVERED;
+	relay_list_append(&queue->delivered, message);
 	if (next)
-	{
-		next->state = MESSAGE_READY;
-		list_append(&next->sink->ready, next);
-	}
+		make_ready(next);
 }
 
 /*
- * The attempt has failed.
+ * Mark the attempt at a message in flight as failed, with its reason, and
+ * release the messages behind it.
  */
 void
-queue_refuse(Message *message, int64_t retry_after, const char *reason)
+relay_queue_refuse(RelayQueue *queue, RelayMessage *message,
+				   int64_t retry_after, const char *reason)
 {
-	give_back_chain(leave_key(message, false));
-	message->state = MESSAGE_REFUSED;
+	release_chain(queue, leave_key(queue, message, false));
+	message->state = RELAY_REFUSED;
 	message->retry_after = retry_after;
 	message->reason = relay_copy(reason);
-	list_append(&queue_refused, message);
+	relay_list_append(&queue->refused, message);
 }
 
 /*
- * There was no attempt at this one, nor will there be at those behind it.
+ * Release a message that is ready or in flight, and those behind it, without
+ * counting an attempt.
  */
 void
-queue_give_back(Message *message)
+relay_queue_release(RelayQueue *queue, RelayMessage *message)
 {
-	message->behind = leave_key(message, false);
-	give_back_chain(message);
+	message->behind = leave_key(queue, message, false);
+	release_chain(queue, message);
 }
 
 /*
- * Another relay has it.  What has not been tried is given back, of which the
- * server changes only what is still held here: the other relay has to get rid
- * of this one before anybody delivers those behind it.  What has been handed
- * to a sink is answered as always.
+ * Handle a message whose lease another relay holds now.  If it is not in
+ * flight, release it and those behind it.  The server releases only the leases
+ * that this relay still holds, so the messages behind it wait until the other
+ * relay has answered this one.  A message in flight is answered as usual.
  */
 void
-queue_lost(Message *message)
+relay_queue_lose(RelayQueue *queue, RelayMessage *message)
 {
-	if (message->state == MESSAGE_READY)
-		queue_give_back(message);
-	else if (message->state == MESSAGE_WAITING)
+	if (message->state == RELAY_READY)
+		relay_queue_release(queue, message);
+	else if (message->state == RELAY_WAITING)
 	{
-		Message    *before = find_first(message);
+		RelayMessage *before = find_first(queue, message);
 
 		while (before && before->behind != message)
 			before = before->behind;
 		if (before)
 			before->behind = NULL;
-		give_back_chain(message);
+		release_chain(queue, message);
 	}
 }
 
 /*
- * The server has the answer, so forget the message, which is in no list.
+ * Remove and free a message that is in no list, after the server has confirmed
+ * its answer or when the relay ends.
  */
 void
-queue_drop(Message *message)
+relay_queue_drop(RelayQueue *queue, RelayMessage *message)
 {
-	*(message->held_prev ? &message->held_prev->held_next : &first_held) =
+	*(message->held_prev ? &message->held_prev->held_next : &queue->first) =
 		message->held_next;
-	*(message->held_next ? &message->held_next->held_prev : &last_held) =
+	*(message->held_next ? &message->held_next->held_prev : &queue->last) =
 		message->held_prev;
-	held_count--;
-	held_size -= message->size;
+	queue->count--;
+	queue->size -= message->size;
 	free(message->reason);
 	free(message);
 }
 
 /*
- * Give back all messages of a sink that it has not got yet.
+ * Remove a message, which is ready or in flight, from its sink's list and from
+ * its key.  Returns the message behind it, which is in no list yet, or NULL.
+ * With "promote_next", that one is the first of the key afterwards; otherwise
+ * the key has none.
  */
-void
-queue_give_back_ready(struct Sink *sink)
+static RelayMessage *
+leave_key(RelayQueue *queue, RelayMessage *message, bool promote_next)
 {
-	while (sink->ready.first)
-		queue_give_back(sink->ready.first);
-}
+	RelayMessage *next = message->behind;
+	RelayMessage **link = &queue->buckets[message->hash % RELAY_QUEUE_BUCKETS];
 
-/*
- * Take a message that is the first of its key, if it has one, out of the
- * lists.  Returns the one behind it, which takes its place, if the key goes
- * on, and is in no list yet; or NULL.
- */
-static Message *
-leave_key(Message *message, bool go_on)
-{
-	Message    *next = message->behind;
-	Message   **link = &buckets[message->hash % BUCKETS];
-
-	if (message->state == MESSAGE_READY)
-		list_remove(&message->sink->ready, message);
-	else
-		list_remove(&message->sink->flying, message);
+	relay_list_remove(message->state == RELAY_READY ?
+					  &message->sink->ready : &message->sink->in_flight,
+					  message);
 	message->behind = NULL;
 	if (!message->key)
 		return NULL;
 	while (*link != message)
 		link = &(*link)->bucket_next;
-	if (next && go_on)
+	*link = message->bucket_next;
+	if (next && promote_next)
 	{
-		next->bucket_next = message->bucket_next;
+		next->bucket_next = *link;
 		*link = next;
 	}
-	else
-		*link = message->bucket_next;
 	return next;
 }
 
 /*
- * Give back a message that has left its key, and all behind it.
+ * Append a message that is in no list to the ready messages of its sink.
  */
 static void
-give_back_chain(Message *message)
+make_ready(RelayMessage *message)
+{
+	message->state = RELAY_READY;
+	relay_list_append(&message->sink->ready, message);
+}
+
+/*
+ * Release a message that is in no list, or NULL, and those behind it.
+ */
+static void
+release_chain(RelayQueue *queue, RelayMessage *message)
 {
 	while (message)
 	{
-		Message    *next = message->behind;
+		RelayMessage *next = message->behind;
 
 		message->behind = NULL;
-		message->state = MESSAGE_UNTRIED;
-		list_append(&queue_untried, message);
+		message->state = RELAY_UNTRIED;
+		relay_list_append(&queue->untried, message);
 		message = next;
 	}
 }
 
 /*
- * The first one of that message's key that is here, or NULL.
+ * Return the first message of a message's key, or NULL.
  */
-static Message *
-find_first(const Message *message)
+static RelayMessage *
+find_first(const RelayQueue *queue, const RelayMessage *message)
 {
-	Message    *first = buckets[message->hash % BUCKETS];
+	RelayMessage *first;
 
+	first = queue->buckets[message->hash % RELAY_QUEUE_BUCKETS];
 	while (first && !same_key(first, message))
 		first = first->bucket_next;
 	return first;
 }
 
 /*
- * FNV-1a of topic and key.  Whoever makes up keys can make some collide, which
- * costs a walk through as many messages as the relay holds.
+ * Return the FNV-1a hash of topic and key.  A publisher can choose keys that
+ * collide.  Each lookup then compares up to all messages that the relay holds.
  */
 static uint32_t
-hash_key(const Message *message)
+hash_key(const RelayMessage *message)
 {
 	uint32_t	hash = 2166136261U;
 	const char *c;
@@ -274,43 +248,12 @@ hash_key(const Message *message)
 	return hash;
 }
 
+/*
+ * Return whether two messages with keys have the same topic and key.
+ */
 static bool
-same_key(const Message *a, const Message *b)
+same_key(const RelayMessage *a, const RelayMessage *b)
 {
 	return a->hash == b->hash && strcmp(a->key, b->key) == 0 &&
 		strcmp(a->topic, b->topic) == 0;
-}
-
-void
-list_append(MessageList *list, Message *message)
-{
-	message->next = NULL;
-	message->prev = list->last;
-	*(list->last ? &list->last->next : &list->first) = message;
-	list->last = message;
-	list->count++;
-}
-
-void
-list_remove(MessageList *list, Message *message)
-{
-	*(message->prev ? &message->prev->next : &list->first) = message->next;
-	*(message->next ? &message->next->prev : &list->last) = message->prev;
-	message->prev = message->next = NULL;
-	list->count--;
-}
-
-/*
- * Move all messages of a list to the end of another.
- */
-void
-list_move_all(MessageList *to, MessageList *from)
-{
-	while (from->first)
-	{
-		Message    *message = from->first;
-
-		list_remove(from, message);
-		list_append(to, message);
-	}
 }

@@ -5,28 +5,38 @@
  *
  *-------------------------------------------------------------------------
  */
-#ifndef RELAY_QUEUE_H
-#define RELAY_QUEUE_H
+#ifndef IDEM_RELAY_QUEUE_H
+#define IDEM_RELAY_QUEUE_H
 
 #include "message.h"
 
-/* Answers that the server is to be given. */
-extern MessageList queue_delivered;
-extern MessageList queue_refused;
-extern MessageList queue_untried;
+#define RELAY_QUEUE_BUCKETS 4096	/* a power of two */
 
-extern int	queue_count(void);
-extern size_t queue_size(void);
-extern Message *queue_first(void);
+/* Callers read the fields, and write only to the lists of answers. */
+typedef struct RelayQueue
+{
+	/* All messages, from the oldest, linked by held_prev and held_next. */
+	RelayMessage *first;
+	RelayMessage *last;
+	int			count;
+	size_t		size;			/* in bytes */
 
-extern void queue_add(Message *message);
-extern void queue_fly(Message *message);
-extern void queue_deliver(Message *message);
-extern void queue_refuse(Message *message, int64_t retry_after,
-						 const char *reason);
-extern void queue_give_back(Message *message);
-extern void queue_lost(Message *message);
-extern void queue_drop(Message *message);
-extern void queue_give_back_ready(struct Sink *sink);
+	/* Answers that the server has not confirmed, and is not receiving. */
+	RelayMessageList delivered;
+	RelayMessageList refused;
+	RelayMessageList untried;
 
-#endif							/* RELAY_QUEUE_H */
+	/* The first message of each key, linked by bucket_next. */
+	RelayMessage *buckets[RELAY_QUEUE_BUCKETS];
+} RelayQueue;
+
+extern void relay_queue_add(RelayQueue *queue, RelayMessage *message);
+extern void relay_queue_hand_over(RelayMessage *message, int64_t now);
+extern void relay_queue_deliver(RelayQueue *queue, RelayMessage *message);
+extern void relay_queue_refuse(RelayQueue *queue, RelayMessage *message,
+							   int64_t retry_after, const char *reason);
+extern void relay_queue_release(RelayQueue *queue, RelayMessage *message);
+extern void relay_queue_lose(RelayQueue *queue, RelayMessage *message);
+extern void relay_queue_drop(RelayQueue *queue, RelayMessage *message);
+
+#endif							/* IDEM_RELAY_QUEUE_H */

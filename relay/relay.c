@@ -1,139 +1,243 @@
 /*-------------------------------------------------------------------------
  *
  * relay.c
- *		What all files of idem-relay use: its log, its clock, its memory.
+ *		The relay, from its configuration to its end.
  *
- * A line of the log goes to standard error as a whole.  Who runs out of memory
- * ends: the leases of what it held run out, and another relay takes that.
+ * One thread runs one loop.  In each round, the sinks get the messages that
+ * are ready, the server gets the answers, and new messages are taken.  Signals
+ * arrive through a descriptor, like other events:
+ *
+ *	SIGTERM, SIGINT		stop: acknowledge what is delivered and release the
+ *						rest; a second signal ends the relay at once
+ *	SIGHUP				stop in the same way, and start again with the new
+ *						configuration, unless that has a fault
+ *
+ * The caller owns the Relay, which owns all other state.  main.c calls these
+ * functions once each.
  *
  *-------------------------------------------------------------------------
  */
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include <errno.h>
 #include <string.h>
-#include <time.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
 
+#include "clock.h"
+#include "dispatch.h"
+#include "notify.h"
 #include "relay.h"
+#include "sinks.h"
 
-/* Whether RELAY_DEBUG is written, too. */
-bool		relay_verbose = false;
+#define ANSWER_TIME	5000		/* for the last answers, in milliseconds */
 
-static const char *const level_names[] = {"debug", "info", "warning", "error"};
-
-static void write_line(const char *level, const char *format, va_list args)
-			RELAY_FORMAT(2, 0);
+static void work(Relay *relay, int64_t now);
+static bool can_end(Relay *relay, int64_t now);
+static void signalled(void *argument, int fd, int events);
+static bool is_valid(const Relay *relay);
 
 /*
- * Write a line to the log.
+ * Initialize a zeroed relay: read the configuration, and connect to the
+ * database and to all sinks.  Ends the process if the configuration has a
+ * fault or something cannot be reached, after logging all of it.  With
+ * "check_only", opens no port for metrics, and tries the sinks even if the
+ * database cannot be reached.
  */
 void
-relay_log(RelayLevel level, const char *format,...)
+relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 {
-	va_list		args;
+	RelayConfig *config;
+	const RelaySection *settings;
+	bool		reached;
 
-	if (level == RELAY_DEBUG && !relay_verbose)
-		return;
-	va_start(args, format);
-	write_line(level_names[level], format, args);
-	va_end(args);
+	relay->argc = argc;
+	relay->argv = argv;
+	/* First, because the threads of libraries inherit the mask. */
+	sigemptyset(&relay->signals);
+	sigaddset(&relay->signals, SIGTERM);
+	sigaddset(&relay->signals, SIGINT);
+	sigaddset(&relay->signals, SIGHUP);
+	sigprocmask(SIG_BLOCK, &relay->signals, NULL);
+	signal(SIGPIPE, SIG_IGN);
+
+	relay_loop_begin(&relay->loop);
+	config = relay->config = relay_config_read(argc, argv);
+	settings = config->main;
+	relay_database_configure(config);
+	relay_http_configure(config);
+	relay_sinks_configure(&relay->routing, config, &relay->loop,
+						  &relay->queue);
+	relay->server.loop = &relay->loop;
+	relay->server.verbose = relay_section_number(settings, "verbose");
+	relay_answers_begin(&relay->answers, &relay->server, &relay->queue,
+						relay_section_number(settings, "lease"));
+	relay_taker_begin(&relay->taker, &relay->server, &relay->queue,
+					  &relay->routing, &relay->answers, settings);
+	relay->stop_timeout = relay_section_number(settings, "stop_timeout");
+	if (config->nfaults == 0 && !check_only)
+		relay_http_begin(&relay->http, config, &relay->loop, &relay->taker);
+	if (config->nfaults > 0)
+		relay_exit(RELAY_CONFIG, "the configuration has %d fault(s)",
+				   config->nfaults);
+
+	reached = relay_database_check(&relay->server,
+								   relay_section_text(settings, "database"));
+	if (!reached)
+		relay_log(RELAY_ERROR, "%s: the database cannot be reached, see above",
+				  relay_section_where(settings, "database"));
+	if (reached || check_only)
+		reached &= relay_sinks_connect(&relay->routing);
+	if (!reached)
+		relay_exit(RELAY_UNAVAILABLE, "start what cannot be reached, or mend "
+				   "the configuration");
 }
 
 /*
- * Write a line to the log, and end.
+ * Deliver messages until a signal stops the relay.  relay_begin() has
+ * succeeded.
  */
 void
-relay_exit(int status, const char *format,...)
+relay_run(Relay *relay)
 {
-	va_list		args;
+	int			fd = signalfd(-1, &relay->signals,
+							  SFD_CLOEXEC | SFD_NONBLOCK);
 
-	va_start(args, format);
-	write_line("fatal", format, args);
-	va_end(args);
-	exit(status);
+	if (fd < 0)
+		relay_exit(RELAY_SYSTEM, "could not wait for signals: %s",
+				   strerror(errno));
+	relay_loop_watch(&relay->loop, fd, RELAY_LOOP_READ, signalled, relay);
+	relay_log(RELAY_INFO, "started");
+	relay_notify("READY=1");
+
+	for (;;)
+	{
+		int64_t		now = relay_now();
+
+		if (relay->phase != RELAY_RUNNING && can_end(relay, now))
+			break;
+		work(relay, now);
+		relay_notify_watchdog(&relay->loop, &relay->last_sign);
+		relay_loop_wait(&relay->loop);
+	}
+	if (relay->queue.count > 0)
+		relay_log(RELAY_WARNING, "stopped; %d message(s) stay leased until "
+				  "their time is over", relay->queue.count);
+	else
+		relay_log(RELAY_INFO, relay->restart ? "starting again" : "stopped");
 }
 
 /*
- * Control characters, which a broker's message may have, would make two lines
- * of one.
+ * Do what a round has to do before it waits.
  */
 static void
-write_line(const char *level, const char *format, va_list args)
+work(Relay *relay, int64_t now)
 {
-	char		line[2048];
-	char	   *c;
+	relay_dispatch_work(&relay->routing, &relay->answers,
+						relay->phase != RELAY_RUNNING, now);
+	relay_answers_work(&relay->answers, now);
+	relay_taker_work(&relay->taker, now);
+}
 
-	vsnprintf(line, sizeof(line), format, args);
-	for (c = line; *c; c++)
+/*
+ * Return whether a relay that is stopping can end: all messages are answered,
+ * or there is no more time to wait for that.
+ */
+static bool
+can_end(Relay *relay, int64_t now)
+{
+	bool		taken = relay_taker_stop(&relay->taker, now);
+	bool		in_flight = relay_dispatch_in_flight(&relay->routing);
+
+	if (relay->phase == RELAY_ABANDONED)
+		return true;
+	if (in_flight && now >= relay->stop_at)
 	{
-		if ((unsigned char) *c < ' ' || *c == 0x7f)
-			*c = ' ';
+		relay_dispatch_abandon(&relay->routing);
+		in_flight = false;
 	}
-	fprintf(stderr, "idem-relay: %s: %s\n", level, line);
+	if (!in_flight && taken && relay->queue.count == 0)
+		return true;
+	relay_loop_wake_at(&relay->loop,
+					   now < relay->stop_at ? relay->stop_at : now + 100);
+	return now >= relay->stop_at + ANSWER_TIME;
 }
 
 /*
- * Memory, all zero; there always is some.
+ * Read the signals that have arrived.  The event loop calls this.
  */
-void *
-relay_alloc(size_t size)
+static void
+signalled(void *argument, int fd, int events)
 {
-	void	   *memory = calloc(1, size ? size : 1);
+	Relay	   *relay = argument;
+	struct signalfd_siginfo info;
 
-	if (!memory)
-		relay_exit(RELAY_SYSTEM, "out of memory");
-	return memory;
-}
-
-void *
-relay_resize(void *old, size_t size)
-{
-	void	   *memory = realloc(old, size ? size : 1);
-
-	if (!memory)
-		relay_exit(RELAY_SYSTEM, "out of memory");
-	return memory;
-}
-
-/*
- * A copy of a text; NULL of NULL.
- */
-char *
-relay_copy(const char *text)
-{
-	char	   *copy = NULL;
-
-	if (text)
+	while (read(fd, &info, sizeof(info)) == sizeof(info))
 	{
-		size_t		size = strlen(text) + 1;
+		bool		reload = info.ssi_signo == SIGHUP;
 
-		copy = relay_alloc(size);
-		memcpy(copy, text, size);
+		if (reload && (relay->phase != RELAY_RUNNING || !is_valid(relay)))
+			continue;
+		if (relay->phase == RELAY_RUNNING)
+		{
+			relay_log(RELAY_INFO, reload ? "reloading" : "stopping");
+			relay_notify(reload ? "RELOADING=1" : "STOPPING=1");
+			relay->phase = RELAY_STOPPING;
+			relay->restart = reload;
+			relay->stop_at = relay_now() + relay->stop_timeout;
+		}
+		else if (relay->restart)
+			relay->restart = false;
+		else
+			relay->phase = RELAY_ABANDONED;
 	}
-	return copy;
 }
 
 /*
- * Milliseconds of a clock that nobody sets, and that goes on while the machine
- * is suspended, as leases do.
+ * Return whether the configuration file and the options have no fault now.
+ * The configuration in use does not change.
  */
-int64_t
-relay_now(void)
+static bool
+is_valid(const Relay *relay)
 {
-	struct timespec now;
+	RelayConfig *config = relay_config_read(relay->argc, relay->argv);
+	RelayRouting routing = {0};
+	bool		valid;
 
-	clock_gettime(CLOCK_BOOTTIME, &now);
-	return (int64_t) now.tv_sec * 1000 + now.tv_nsec / 1000000;
+	relay_database_configure(config);
+	relay_http_configure(config);
+	relay_sinks_configure(&routing, config, NULL, NULL);
+	relay_sinks_free(&routing);
+	valid = config->nfaults == 0;
+	relay_config_free(config);
+	if (!valid)
+		relay_log(RELAY_ERROR, "the configuration has faults; going on with "
+				  "the one from before");
+	return valid;
 }
 
 /*
- * A time between half of that and all of it, so that many relays that lost the
- * same server do not come back at the same instant.
+ * Release everything that relay_begin() acquired.  If the relay is to start
+ * again, does not return.  Otherwise returns the exit status.
  */
-int64_t
-relay_jitter(int64_t ms)
+int
+relay_end(Relay *relay)
 {
-	int64_t		half = ms / 2;
+	int			held = relay->queue.count;
 
-	return half + (int64_t) (drand48() * (double) (half + 1));
+	relay_dispatch_abandon(&relay->routing);
+	relay_database_close(&relay->taker.database);
+	relay_database_close(&relay->answers.database);
+	relay_http_end(&relay->http);
+	relay_sinks_free(&relay->routing);
+	relay_database_free(&relay->server);
+	relay_config_free(relay->config);
+	relay_loop_end(&relay->loop);
+	if (relay->restart && relay->phase != RELAY_ABANDONED)
+	{
+		sigprocmask(SIG_UNBLOCK, &relay->signals, NULL);
+		execv("/proc/self/exe", relay->argv);
+		relay_exit(RELAY_SYSTEM, "could not start again: %s", strerror(errno));
+	}
+	while (relay->queue.first)
+		relay_queue_drop(&relay->queue, relay->queue.first);
+	return held > 0 ? RELAY_UNANSWERED : RELAY_DONE;
 }

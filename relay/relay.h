@@ -1,48 +1,48 @@
 /*-------------------------------------------------------------------------
  *
  * relay.h
- *		What all files of idem-relay use: its log, its clock, its memory.
+ *		The relay, from its configuration to its end.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef RELAY_H
-#define RELAY_H
+#ifndef IDEM_RELAY_RELAY_H
+#define IDEM_RELAY_RELAY_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include <signal.h>
 
-#define RELAY_VERSION "1.0"
+#include "http.h"
 
-/* Exit statuses, where there is one those of sysexits.h. */
-#define RELAY_DONE			0	/* stopped, all messages answered */
-#define RELAY_USAGE			64	/* options that there are not */
-#define RELAY_UNAVAILABLE	69	/* no database, no broker at the start */
-#define RELAY_SYSTEM		71	/* out of memory, of descriptors */
-#define RELAY_OUTPUT		74	/* standard output is gone */
-#define RELAY_UNANSWERED	75	/* stopped, some messages still leased */
-#define RELAY_CONFIG		78	/* a fault in the configuration */
-
-typedef enum RelayLevel
+typedef enum RelayPhase
 {
-	RELAY_DEBUG,
-	RELAY_INFO,
-	RELAY_WARNING,
-	RELAY_ERROR
-} RelayLevel;
+	RELAY_RUNNING,
+	RELAY_STOPPING,				/* begins nothing new */
+	RELAY_ABANDONED				/* waits for nothing */
+} RelayPhase;
 
-#define RELAY_FORMAT(f, a)	__attribute__((format(printf, f, a)))
+/* The state of the whole process.  main.c owns it. */
+typedef struct Relay
+{
+	int			argc;
+	char	  **argv;
+	RelayConfig *config;
+	RelayLoop	loop;
+	RelayQueue	queue;
+	RelayRouting routing;
+	RelayServer server;
+	RelayAnswers answers;
+	RelayTaker	taker;
+	RelayHttp	http;
 
-extern bool relay_verbose;
+	sigset_t	signals;		/* blocked, and read by the loop */
+	int64_t		last_sign;		/* of life, for systemd */
+	RelayPhase	phase;
+	bool		restart;		/* run the program again at the end */
+	int64_t		stop_timeout;
+	int64_t		stop_at;		/* when deliveries end at the latest */
+} Relay;
 
-extern void relay_log(RelayLevel level, const char *format,...)
-			RELAY_FORMAT(2, 3);
-extern void relay_exit(int status, const char *format,...)
-			RELAY_FORMAT(2, 3) __attribute__((noreturn));
-extern void *relay_alloc(size_t size);
-extern void *relay_resize(void *old, size_t size);
-extern char *relay_copy(const char *text);
-extern int64_t relay_now(void);
-extern int64_t relay_jitter(int64_t ms);
+extern void relay_begin(Relay *relay, int argc, char **argv, bool check_only);
+extern void relay_run(Relay *relay);
+extern int	relay_end(Relay *relay);
 
-#endif							/* RELAY_H */
+#endif							/* IDEM_RELAY_RELAY_H */

@@ -5,18 +5,16 @@
  *
  *-------------------------------------------------------------------------
  */
-#ifndef RELAY_SIGNATURE_H
-#define RELAY_SIGNATURE_H
+#ifndef IDEM_RELAY_SIGNATURE_H
+#define IDEM_RELAY_SIGNATURE_H
 
-#include <stddef.h>
+/* Bytes of a signature as a string, with its final zero byte. */
+#define RELAY_SIGNATURE_SIZE	64
 
-/* Of a signature as text, with its end. */
-#define SIGNATURE_SIZE	64
+extern int	relay_signature_read_secret(const char *string,
+										unsigned char *secret, int size);
+extern void relay_signature_make(const unsigned char *secret, int length,
+								 const char *const *parts, int nparts,
+								 char *signature);
 
-extern int	signature_read_secret(const char *text, unsigned char *secret,
-								  int size);
-extern void signature_make(const unsigned char *secret, int length,
-						   const char *const *parts, int nparts,
-						   char *signature);
-
-#endif							/* RELAY_SIGNATURE_H */
+#endif							/* IDEM_RELAY_SIGNATURE_H */

@@ -1,16 +1,21 @@
 /*-------------------------------------------------------------------------
  *
  * sink_command.c
- *		A command for each message: its body on standard input, what else it
- *		has in the environment.
+ *		Sink: a command for each message, which gets the body on standard
+ *		input and the other properties in the environment.
  *
- * Exit status 0: delivered.  75 (EX_TEMPFAIL): not now, whatever the message;
- * 126 and 127, where the shell cannot run the command, mean the same.
- * Anything else: not this message; the last line on standard error is the
- * reason.
+ * The exit status is the outcome:
  *
- * Who takes longer than "timeout" is killed, with all that it has started in
+ *	0				delivered
+ *	75, 126, 127	deferred: EX_TEMPFAIL, or the shell cannot run the command
+ *	other			refused; the reason is the last line on standard error
+ *
+ * A command that takes longer than "timeout" is killed, with all processes of
  * its process group.
+ *
+ * The sink has no state.  A message's "delivery" is the Child that owns the
+ * process and its descriptors.  The callers are sinks.c, dispatch.c and
+ * sink.c, through the RelaySinkType.
  *
  *-------------------------------------------------------------------------
  */
@@ -26,67 +31,72 @@
 #include <unistd.h>
 
 #include "event.h"
-#include "loop.h"
-#include "sinks.h"
-#include "text.h"
+#include "memory.h"
+#include "sink_command.h"
 
-#define TEMPORARY	75
-#define LAST_WORDS	500
-#define MOST_READS	200			/* as much as a pipe holds */
+#define TEMPORARY	75			/* EX_TEMPFAIL */
+#define LAST_WORDS	500			/* bytes of standard error that are kept */
+#define MOST_READS	200			/* enough to empty a pipe */
 
 typedef struct Child
 {
-	Message    *message;
-	pid_t		pid;
-	int			pid_fd;			/* readable when it has ended */
-	int			errors;			/* what it writes to standard error */
-	bool		late;			/* and killed therefore */
+	RelayMessage *message;
+	pid_t		pid;			/* 0: not running */
+	int			pid_fd;			/* readable when it has ended; -1: none */
+	int			errors;			/* its standard error; -1: none */
+	bool		late;			/* killed because of "timeout" */
 	char		words[LAST_WORDS + 1];
 	size_t		length;
 } Child;
 
-static const SettingDef settings[] = {
-	{"command", SETTING_TEXT, NULL, 0, 0,
+static const RelaySettingDef settings[] = {
+	{"command", RELAY_TEXT, NULL,
 	"for the shell; it gets the body on standard input"},
-	{"in_flight", SETTING_NUMBER, "4", 1, 1000, "how many at once"},
-	{NULL, SETTING_TEXT, NULL, 0, 0, NULL}
+	{"in_flight", RELAY_NUMBER, "4", "how many at once", 1, 1000},
+	{NULL}
 };
 
-static bool spawn(Child *child, int input, int errors, const char *command,
-				  char *const *environment);
-static char **make_environment(const Message *message);
+static bool spawn(Child *child, int input, int errors, const char *command);
+static char **make_environment(const RelayMessage *message);
 static void child_writes(void *argument, int fd, int events);
 static bool read_words(Child *child);
 static void child_ends(void *argument, int fd, int events);
-static void end(const Child *child);
+static const char *last_line(Child *child);
+static void kill_group(const Child *child);
 static void release(Child *child);
 
-extern char **environ;
-
+/*
+ * Implement RelaySinkType.configure.
+ */
 static void
-command_configure(Sink *sink, Config *config)
+configure_sink(RelaySink *sink, RelayConfig *config)
 {
-	if (!*section_text(sink->section, "command"))
-		config_fault(config, section_where(sink->section, "command"),
-					 "\"command\" is empty");
+	if (!*relay_section_text(sink->section, "command"))
+		relay_section_fault(config, sink->section, "command",
+							"\"command\" is empty");
 }
 
+/*
+ * Implement RelaySinkType.connect: there is nothing to connect to.
+ */
 static bool
-command_connect(Sink *sink, char *why, size_t size)
+connect_sink(RelaySink *sink, char *why, size_t size)
 {
 	return true;
 }
 
+/*
+ * Implement RelaySinkType.deliver.
+ */
 static void
-command_deliver(Sink *sink, Message *message)
+deliver(RelaySink *sink, RelayMessage *message)
 {
 	Child	   *child = relay_alloc(sizeof(Child));
-	Text	   *body = text_new();
-	char	  **environment = make_environment(message);
+	RelayText  *body = relay_text_new();
 	int			input = memfd_create("message", MFD_CLOEXEC);
 	int			errors[2] = {-1, -1};
 
-	event_body(message, body);
+	relay_event_body(message, body);
 	child->message = message;
 	child->pid_fd = -1;
 	child->errors = -1;
@@ -95,44 +105,46 @@ command_deliver(Sink *sink, Message *message)
 		write(input, body->data, body->len) != (ssize_t) body->len ||
 		lseek(input, 0, SEEK_SET) < 0 ||
 		!spawn(child, input, errors[1],
-			   section_text(sink->section, "command"), environment))
+			   relay_section_text(sink->section, "command")))
 	{
 		int			error = errno;
 
 		if (errors[0] >= 0)
 			close(errors[0]);
 		release(child);
-		/* The environment has room for so much only. */
+		/* The system limits the size of an environment. */
 		if (error == E2BIG)
-			sink_refused(message, -1, "its headers or its key are too long "
-						 "for the environment of a command");
+			relay_sink_refused(message, -1, "its headers or its key are too "
+							   "long for the environment of a command");
 		else
-			sink_put_off(message, 0, "could not start the command: %s",
-						 strerror(error));
+			relay_sink_deferred(message, 0, "could not start the command: %s",
+								strerror(error));
 	}
 	else
 	{
 		child->errors = errors[0];
 		(void) fcntl(child->errors, F_SETFL, O_NONBLOCK);
-		loop_watch(child->errors, LOOP_READ, child_writes, child);
-		loop_watch(child->pid_fd, LOOP_READ, child_ends, child);
+		relay_loop_watch(sink->loop, child->errors, RELAY_LOOP_READ,
+						 child_writes, child);
+		relay_loop_watch(sink->loop, child->pid_fd, RELAY_LOOP_READ,
+						 child_ends, child);
 	}
 	if (input >= 0)
 		close(input);
 	if (errors[1] >= 0)
 		close(errors[1]);
-	config_free_list(environment);
-	text_free(body);
+	relay_text_free(body);
 }
 
 /*
- * Start the command, in a process group of its own.
+ * Start the command in its own process group.  Returns false and sets errno if
+ * that fails; the process may exist even so.
  */
 static bool
-spawn(Child *child, int input, int errors, const char *command,
-	  char *const *environment)
+spawn(Child *child, int input, int errors, const char *command)
 {
 	char	   *const arguments[] = {"sh", "-c", (char *) command, NULL};
+	char	  **environment = make_environment(child->message);
 	posix_spawn_file_actions_t actions;
 	posix_spawnattr_t attributes;
 	sigset_t	none;
@@ -157,6 +169,7 @@ spawn(Child *child, int input, int errors, const char *command,
 						arguments, environment);
 	posix_spawn_file_actions_destroy(&actions);
 	posix_spawnattr_destroy(&attributes);
+	relay_config_free_list(environment);
 	if (error)
 	{
 		child->pid = 0;
@@ -168,10 +181,11 @@ spawn(Child *child, int input, int errors, const char *command,
 }
 
 /*
- * Ours, and what the message has beside its body.
+ * Return the relay's environment, without the variables of systemd, and with
+ * the message's properties.  The caller releases the array.
  */
 static char **
-make_environment(const Message *message)
+make_environment(const RelayMessage *message)
 {
 	const char *const values[][2] = {
 		{"IDEM_MESSAGE_ID", message->message_id},
@@ -180,6 +194,8 @@ make_environment(const Message *message)
 		{"IDEM_HEADERS", message->headers ? message->headers : "{}"},
 		{"IDEM_CREATED_AT", message->created_at},
 	};
+	const size_t nvalues = sizeof(values) / sizeof(values[0]);
+	RelayText  *variable = relay_text_new();
 	size_t		n = 0;
 	size_t		count = 0;
 	size_t		i;
@@ -187,24 +203,26 @@ make_environment(const Message *message)
 
 	while (environ[n])
 		n++;
-	list = relay_alloc((n + 7) * sizeof(char *));
+	list = relay_alloc((n + nvalues + 1) * sizeof(char *));
 	for (i = 0; i < n; i++)
 	{
 		if (strncmp(environ[i], "NOTIFY_SOCKET=", 14) != 0 &&
 			strncmp(environ[i], "WATCHDOG_", 9) != 0)
 			list[count++] = relay_copy(environ[i]);
 	}
-	for (i = 0; i < sizeof(values) / sizeof(values[0]); i++)
+	for (i = 0; i < nvalues; i++)
 	{
-		Text	   *text = text_new();
-
-		text_addf(text, "%s=%s", values[i][0], values[i][1]);
-		list[count++] = relay_copy(text->data);
-		text_free(text);
+		relay_text_clear(variable);
+		relay_text_addf(variable, "%s=%s", values[i][0], values[i][1]);
+		list[count++] = relay_copy(variable->data);
 	}
+	relay_text_free(variable);
 	return list;
 }
 
+/*
+ * Read what a command writes to standard error.  The event loop calls this.
+ */
 static void
 child_writes(void *argument, int fd, int events)
 {
@@ -212,7 +230,8 @@ child_writes(void *argument, int fd, int events)
 }
 
 /*
- * Keep the end of what it writes.  False: there is no more for now.
+ * Read standard error, and keep its last bytes.  Returns false if there is
+ * nothing more to read now.
  */
 static bool
 read_words(Child *child)
@@ -225,7 +244,7 @@ read_words(Child *child)
 		return false;
 	if (n <= 0)
 	{
-		loop_forget(child->errors);
+		relay_loop_forget(child->message->sink->loop, child->errors);
 		close(child->errors);
 		child->errors = -1;
 		return false;
@@ -241,53 +260,66 @@ read_words(Child *child)
 	return true;
 }
 
+/*
+ * Report the outcome of a command that has ended.  The event loop calls this.
+ */
 static void
 child_ends(void *argument, int fd, int events)
 {
 	Child	   *child = argument;
-	Message    *message = child->message;
-	int			reads = MOST_READS;
+	RelayMessage *message = child->message;
+	int			result;
 	int			status;
-	char	   *words;
 
-	if (waitpid(child->pid, &status, WNOHANG) != child->pid)
+	if (waitpid(child->pid, &result, WNOHANG) != child->pid)
 		return;
 	child->pid = 0;
-	/* What it has started may go on writing. */
+	status = WEXITSTATUS(result);
+	if (child->late)
+		relay_sink_refused(message, -1, "the command took longer than "
+						   "\"timeout\"");
+	else if (WIFSIGNALED(result))
+		relay_sink_refused(message, -1, "the command was ended by signal %d",
+						   WTERMSIG(result));
+	else if (status == 0)
+		relay_sink_delivered(message);
+	else if (status == TEMPORARY || status == 126 || status == 127)
+		relay_sink_deferred(message, 0, "the command ended with status %d: %s",
+							status, last_line(child));
+	else
+		relay_sink_refused(message, -1, "the command ended with status %d: %s",
+						   status, last_line(child));
+	release(child);
+}
+
+/*
+ * Return the last line that a command has written to standard error, or "".
+ */
+static const char *
+last_line(Child *child)
+{
+	int			reads = MOST_READS;
+	const char *newline;
+
+	/* A process that it has started may write without end. */
 	while (child->errors >= 0 && reads-- > 0 && read_words(child))
 		;
 	while (child->length > 0 && child->words[child->length - 1] == '\n')
 		child->length--;
 	child->words[child->length] = '\0';
-	words = strrchr(child->words, '\n');
-	words = words ? words + 1 : child->words;
-
-	if (child->late)
-		sink_refused(message, -1, "the command took longer than \"timeout\"");
-	else if (WIFSIGNALED(status))
-		sink_refused(message, -1, "the command was ended by signal %d",
-					 WTERMSIG(status));
-	else if (WEXITSTATUS(status) == 0)
-		sink_delivered(message);
-	else if (WEXITSTATUS(status) == TEMPORARY ||
-			 WEXITSTATUS(status) == 126 || WEXITSTATUS(status) == 127)
-		sink_put_off(message, 0, "the command ended with status %d: %s",
-					 WEXITSTATUS(status), words);
-	else
-		sink_refused(message, -1, "the command ended with status %d: %s",
-					 WEXITSTATUS(status), words);
-	release(child);
+	newline = strrchr(child->words, '\n');
+	return newline ? newline + 1 : child->words;
 }
 
 /*
- * Kill who takes too long.
+ * Implement RelaySinkType.work: kill the commands that take too long.
  */
 static void
-command_work(Sink *sink, int64_t now)
+work(RelaySink *sink, int64_t now)
 {
-	Message    *message;
+	RelayMessage *message;
 
-	for (message = sink->flying.first; message; message = message->next)
+	for (message = sink->in_flight.first; message; message = message->next)
 	{
 		Child	   *child = message->delivery;
 
@@ -296,62 +328,60 @@ command_work(Sink *sink, int64_t now)
 		if (now - message->handed_at >= sink->timeout)
 		{
 			child->late = true;
-			end(child);
+			kill_group(child);
 		}
 		else
-			loop_wake_at(message->handed_at + sink->timeout);
+			relay_loop_wake_at(sink->loop, message->handed_at + sink->timeout);
 	}
 }
 
 /*
- * Kill a command with all of its process group, which it may have left.
+ * Kill a running command and its process group, which it may have left.
  */
 static void
-end(const Child *child)
+kill_group(const Child *child)
 {
 	(void) kill(-child->pid, SIGKILL);
 	(void) kill(child->pid, SIGKILL);
 }
 
+/*
+ * Implement RelaySinkType.disconnect: kill all commands.
+ */
 static void
-command_disconnect(Sink *sink)
+disconnect_sink(RelaySink *sink)
 {
-	Message    *message;
+	RelayMessage *message;
 
-	for (message = sink->flying.first; message; message = message->next)
+	for (message = sink->in_flight.first; message; message = message->next)
 		release(message->delivery);
 }
 
 /*
- * Let go of a child; one that runs is killed.
+ * Release a child.  If its command is running, kill it.
  */
 static void
 release(Child *child)
 {
+	int			descriptors[] = {child->pid_fd, child->errors};
+	int			i;
+
 	if (child->pid > 0)
 	{
-		end(child);
+		kill_group(child);
 		(void) waitpid(child->pid, NULL, 0);
 	}
-	if (child->pid_fd >= 0)
+	for (i = 0; i < 2; i++)
 	{
-		loop_forget(child->pid_fd);
-		close(child->pid_fd);
-	}
-	if (child->errors >= 0)
-	{
-		loop_forget(child->errors);
-		close(child->errors);
+		if (descriptors[i] < 0)
+			continue;
+		relay_loop_forget(child->message->sink->loop, descriptors[i]);
+		close(descriptors[i]);
 	}
 	free(child);
 }
 
-static void
-command_free(Sink *sink)
-{
-}
-
-const SinkType command_sink = {
-	"command", settings, command_configure, command_connect, NULL,
-	command_deliver, command_work, command_disconnect, command_free
+const RelaySinkType relay_sink_command = {
+	"command", settings, configure_sink, connect_sink, NULL, deliver, work,
+	disconnect_sink
 };

@@ -1,12 +1,15 @@
 /*-------------------------------------------------------------------------
  *
  * sink_stdout.c
- *		Standard output: a line of JSON for each message.
+ *		Sink: standard output, with a line of JSON for each message.
  *
- * A message is delivered when its line has been written as a whole.  Who reads
- * it may still lose it: for what must not be lost there is the sink "command".
- * Where standard output is closed, the relay ends; where it is a file on a
- * full disk, it waits.
+ * A message is delivered when its whole line is written.  The reader can still
+ * lose it; the sink "command" has a confirmation.  If standard output is
+ * closed, the relay ends.  If it is a file on a full disk, the sink is paused.
+ *
+ * The sink's "state" is an Output, which owns the lines in flight.  A
+ * message's "tag" is where its line ends.  The callers are sinks.c, dispatch.c
+ * and sink.c, through the RelaySinkType.
  *
  *-------------------------------------------------------------------------
  */
@@ -17,83 +20,90 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "event.h"
-#include "loop.h"
-#include "sinks.h"
-#include "text.h"
+#include "memory.h"
+#include "sink_stdout.h"
 
-/* A message is held up while so much is not written. */
-#define ENOUGH	65536
-#define FULL_MS	1000			/* after which a full disk is tried again */
+#define ENOUGH	65536			/* take no more while this is not written */
+#define FULL_MS	1000			/* try a full disk again after that time */
 
 typedef struct Output
 {
-	Text	   *line;			/* of all that is flying */
+	RelayText  *lines;			/* of all messages in flight */
 	size_t		written;
-	size_t		delivered;		/* the lines up to there */
-	bool		watched;		/* a file cannot be */
-	bool		full;			/* the disk is */
+	size_t		delivered;		/* end of the last line that is written */
+	bool		watched;		/* the loop can watch it; a file it cannot */
+	bool		full;			/* the disk is full */
 	int64_t		retry_at;
 } Output;
 
-static const SettingDef settings[] = {
-	{NULL, SETTING_TEXT, NULL, 0, 0, NULL}
-};
+static void write_lines(RelaySink *sink);
+static void disk_full(RelaySink *sink, int error);
+static void truncate_part(const Output *output);
 
-static void write_lines(Sink *sink);
-static void disk_full(Sink *sink, int error);
-static void take_back_part(const Output *output);
-
+/*
+ * Implement RelaySinkType.configure: only one sink can be standard output.
+ */
 static void
-stdout_configure(Sink *sink, Config *config)
+configure_sink(RelaySink *sink, RelayConfig *config)
 {
-	const Sink *other;
+	const RelaySection *other = config->main->next;
 
-	for (other = sinks_first; other; other = other->next)
+	for (; other != sink->section; other = other->next)
 	{
-		if (other->type == sink->type)
-			config_fault(config, sink->section->where, "sections [%s] and "
-						 "[%s] both write to standard output; give their "
-						 "topics to one", other->name, sink->name);
+		if (strcmp(relay_section_text(other, "sink"), "stdout") == 0)
+			relay_config_fault(config, sink->section->where, "sections [%s] "
+							   "and [%s] both write to standard output; give "
+							   "their topics to one", other->name, sink->name);
 	}
 }
 
 /*
- * What else writes to the same pipe is not to be disturbed, but a full one
- * must not stop the loop.
+ * Implement RelaySinkType.connect.
  */
 static bool
-stdout_connect(Sink *sink, char *why, size_t size)
+connect_sink(RelaySink *sink, char *why, size_t size)
 {
 	Output	   *output = relay_alloc(sizeof(Output));
 	struct stat status;
 	int			flags = fcntl(STDOUT_FILENO, F_GETFL);
 
+	/* A full pipe must not block the loop. */
 	output->watched = fstat(STDOUT_FILENO, &status) == 0 &&
 		!S_ISREG(status.st_mode) && !S_ISCHR(status.st_mode);
 	if (output->watched)
 		(void) fcntl(STDOUT_FILENO, F_SETFL, flags | O_NONBLOCK);
-	output->line = text_new();
+	output->lines = relay_text_new();
 	sink->state = output;
 	return true;
 }
 
+/*
+ * Implement RelaySinkType.can_take.
+ */
 static bool
-stdout_can_take(Sink *sink)
+can_take(RelaySink *sink)
 {
-	return ((Output *) sink->state)->line->len < ENOUGH;
+	return ((Output *) sink->state)->lines->len < ENOUGH;
 }
 
+/*
+ * Implement RelaySinkType.deliver.
+ */
 static void
-stdout_deliver(Sink *sink, Message *message)
+deliver(RelaySink *sink, RelayMessage *message)
 {
-	Output	   *output = sink->state;
+	const Output *output = sink->state;
 
-	event_line(message, output->line);
-	message->tag = output->line->len;	/* its end */
+	relay_event_line(message, output->lines);
+	message->tag = output->lines->len;
 	write_lines(sink);
 }
 
+/*
+ * Write more lines.  The event loop calls this.
+ */
 static void
 stdout_ready(void *argument, int fd, int events)
 {
@@ -101,85 +111,106 @@ stdout_ready(void *argument, int fd, int events)
 }
 
 /*
- * Write what can be written; those whose lines are out are delivered.
+ * Write as much as possible, and report the messages whose lines are written.
+ * Ends the process if standard output is closed.
  */
 static void
-write_lines(Sink *sink)
+write_lines(RelaySink *sink)
 {
 	Output	   *output = sink->state;
+	RelayText  *lines = output->lines;
 
-	while (output->written < output->line->len)
+	while (output->written < lines->len)
 	{
-		ssize_t		n = write(STDOUT_FILENO,
-							  output->line->data + output->written,
-							  output->line->len - output->written);
+		ssize_t		n = write(STDOUT_FILENO, lines->data + output->written,
+							  lines->len - output->written);
 
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0 && errno == EAGAIN)
+		if (n >= 0)
+			output->written += (size_t) n;
+		else if (errno == EAGAIN)
 			break;
-		if (n < 0 && (errno == ENOSPC || errno == EDQUOT))
+		else if (errno == ENOSPC || errno == EDQUOT)
 		{
 			disk_full(sink, errno);
 			break;
 		}
-		if (n < 0)
+		else if (errno != EINTR)
 			relay_exit(RELAY_OUTPUT, "could not write to standard output: %s",
 					   strerror(errno));
-		output->written += (size_t) n;
 	}
-	while (sink->flying.first && sink->flying.first->tag <= output->written)
+	while (sink->in_flight.first &&
+		   sink->in_flight.first->tag <= output->written)
 	{
-		output->delivered = sink->flying.first->tag;
-		sink_delivered(sink->flying.first);
+		output->delivered = sink->in_flight.first->tag;
+		relay_sink_delivered(sink->in_flight.first);
 	}
-	if (output->written == output->line->len)
+	if (output->written == lines->len)
 	{
 		if (output->full)
 		{
 			output->full = false;
-			sink_resume(sink);
+			relay_sink_resume(sink);
 		}
-		text_clear(output->line);
+		relay_text_clear(lines);
 		output->written = output->delivered = 0;
 		if (output->watched)
-			loop_forget(STDOUT_FILENO);
+			relay_loop_forget(sink->loop, STDOUT_FILENO);
 	}
 	else if (output->watched)
-		loop_watch(STDOUT_FILENO, LOOP_WRITE, stdout_ready, sink);
+		relay_loop_watch(sink->loop, STDOUT_FILENO, RELAY_LOOP_WRITE,
+						 stdout_ready, sink);
 }
 
 /*
- * What is not written stays here, and no more comes until it is.
+ * Pause the sink until the rest of the lines can be written.
  */
 static void
-disk_full(Sink *sink, int error)
+disk_full(RelaySink *sink, int error)
 {
 	Output	   *output = sink->state;
 
 	if (!output->full)
-		sink_pause(sink, strerror(error));
+		relay_sink_pause(sink, strerror(error));
 	output->full = true;
 	output->retry_at = relay_now() + FULL_MS;
 }
 
+/*
+ * Implement RelaySinkType.work.
+ */
 static void
-stdout_work(Sink *sink, int64_t now)
+work(RelaySink *sink, int64_t now)
 {
 	const Output *output = sink->state;
 
 	if (output->full && now >= output->retry_at)
 		write_lines(sink);
 	if (output->full)
-		loop_wake_at(output->retry_at);
+		relay_loop_wake_at(sink->loop, output->retry_at);
 }
 
 /*
- * A line that was cut off by a full disk is not to be the beginning of what
- * the next relay appends.
+ * Implement RelaySinkType.disconnect.
  */
 static void
-take_back_part(const Output *output)
+disconnect_sink(RelaySink *sink)
+{
+	Output	   *output = sink->state;
+
+	if (output->watched)
+		relay_loop_forget(sink->loop, STDOUT_FILENO);
+	truncate_part(output);
+	relay_text_free(output->lines);
+	free(output);
+	sink->state = NULL;
+}
+
+/*
+ * If the end of a file is a part of a line, which a full disk has cut off,
+ * remove it.  Otherwise the next relay would append its first line to it.
+ */
+static void
+truncate_part(const Output *output)
 {
 	off_t		part = (off_t) (output->written - output->delivered);
 	off_t		end = lseek(STDOUT_FILENO, 0, SEEK_CUR);
@@ -190,25 +221,7 @@ take_back_part(const Output *output)
 		(void) !ftruncate(STDOUT_FILENO, end - part);
 }
 
-static void
-stdout_disconnect(Sink *sink)
-{
-	Output	   *output = sink->state;
-
-	if (output->watched)
-		loop_forget(STDOUT_FILENO);
-	take_back_part(output);
-	text_free(output->line);
-	free(output);
-	sink->state = NULL;
-}
-
-static void
-stdout_free(Sink *sink)
-{
-}
-
-const SinkType stdout_sink = {
-	"stdout", settings, stdout_configure, stdout_connect, stdout_can_take,
-	stdout_deliver, stdout_work, stdout_disconnect, stdout_free
+const RelaySinkType relay_sink_stdout = {
+	"stdout", NULL, configure_sink, connect_sink, can_take, deliver, work,
+	disconnect_sink
 };

@@ -1,16 +1,19 @@
 /*-------------------------------------------------------------------------
  *
  * taker.c
- *		Taking messages from the outbox.
+ *		Take messages from the outbox.
  *
- * One connection that sleeps in idem_outbox_take() until there is something to
- * take.  It takes no more than the relay may hold, nothing while the other
- * connection could not bring the answers, and nothing for sinks that are held
- * up.  So that those are asked for again soon, it sleeps for a second only
- * while there is one.
+ * One connection sleeps in idem_outbox_take() until there are messages.  It
+ * takes no more than the relay is allowed to hold, no topics of sinks that are
+ * held, and nothing while the other connection cannot send answers.  While a
+ * sink is held, it sleeps for at most one second, so that it soon takes that
+ * sink's topics again.
  *
- * A lease is counted from before the call, by the clock of this machine, so it
- * is over here before it is there.
+ * The relay measures a lease with the clock of this machine, from before the
+ * call.  So a lease expires here before it expires on the server.
+ *
+ * A RelayTaker owns its connection.  relay.c owns it and calls it in every
+ * round.
  *
  *-------------------------------------------------------------------------
  */
@@ -18,232 +21,223 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "answers.h"
-#include "database.h"
-#include "loop.h"
-#include "queue.h"
-#include "sinks.h"
+#include "memory.h"
 #include "taker.h"
 #include "text.h"
 
-#define ANSWER_LIMIT	30000
-#define SHORT_WAIT		1000
+/* All in milliseconds. */
+#define ANSWER_LIMIT	30000	/* for the result, after the sleep */
+#define SHORT_WAIT		1000	/* the sleep while a sink is held */
 #define CANCEL_AGAIN	200
 
-uint64_t	taker_taken = 0;
+#define NCOLUMNS		8		/* of the query in take() */
 
-static void answered(Database *database, PGresult *result);
-
-static Database database = {.name = "take",.answered = answered,.fd = -1};
-
-static int64_t lease;
-static int64_t wait;
-static int	batch;
-static int	max_messages;
-static size_t max_memory;
-
-static int64_t taken_at;		/* from when on leases count */
-static size_t usual_size = 1024;	/* of a message, as they have been */
-static bool stopping = false;
-static int64_t next_cancel = 0;
-
-static int	room(void);
-static void take(int want, const char *topics, int64_t now);
-static void add_message(const PGresult *result, int row);
+static int	free_places(const RelayTaker *taker);
+static void take(RelayTaker *taker, int count, const char *topics,
+				 int64_t now);
+static void answered(void *owner, PGresult *result);
+static void add_message(RelayTaker *taker, const PGresult *result, int row);
 
 /*
- * Begin, with the settings above all sections.
+ * Initialize a zeroed taker, with the settings before all sections.
  */
 void
-taker_begin(const Section *settings)
+relay_taker_begin(RelayTaker *taker, RelayServer *server, RelayQueue *queue,
+				  const RelayRouting *routing, RelayAnswers *answers,
+				  const RelaySection *settings)
 {
-	lease = section_number(settings, "lease");
-	wait = section_number(settings, "wait");
-	batch = (int) section_number(settings, "batch");
-	max_messages = (int) section_number(settings, "max_messages");
-	max_memory = (size_t) section_number(settings, "max_memory");
-}
-
-void
-taker_end(void)
-{
-	database_close(&database);
-}
-
-uint64_t
-taker_connections_lost(void)
-{
-	return database.losses;
+	taker->database.server = server;
+	taker->database.name = "take";
+	taker->database.fd = -1;
+	taker->database.answered = answered;
+	taker->database.owner = taker;
+	taker->queue = queue;
+	taker->routing = routing;
+	taker->answers = answers;
+	taker->lease = relay_section_number(settings, "lease");
+	taker->wait = relay_section_number(settings, "wait");
+	taker->batch = (int) relay_section_number(settings, "batch");
+	taker->max_messages = (int) relay_section_number(settings, "max_messages");
+	taker->max_memory = (size_t) relay_section_number(settings, "max_memory");
+	taker->usual_size = 1024;
 }
 
 /*
- * Called in each round: take, if there is nothing against it.
+ * Begin a take, if the connection is idle and the relay can hold more
+ * messages.  Called in every round.
  */
 void
-taker_work(int64_t now)
+relay_taker_work(RelayTaker *taker, int64_t now)
 {
-	int			want;
+	int			count;
 	char	   *topics;
 
-	if (stopping && database.state != DATABASE_BUSY)
+	if (taker->stopping && taker->database.state != RELAY_DATABASE_BUSY)
 		return;
-	database_work(&database, now);
-	if (database.state != DATABASE_IDLE || !answers_connected())
+	relay_database_work(&taker->database, now);
+	if (taker->database.state != RELAY_DATABASE_IDLE ||
+		!relay_answers_connected(taker->answers))
 		return;
-	want = room();
-	if (want == 0)
+	count = free_places(taker);
+	if (count == 0)
 		return;
-	topics = sinks_topics();
+	topics = relay_routing_topics(taker->routing);
 	if (topics)
-		take(want, topics, now);
+		take(taker, count, topics, now);
 	free(topics);
 }
 
 /*
- * Take nothing from now on.  True: nothing is on its way any more.
+ * Begin no more takes, and cancel one that is running.  Returns true when none
+ * is running; until then, the caller calls it in every round.
  */
 bool
-taker_stop(int64_t now)
+relay_taker_stop(RelayTaker *taker, int64_t now)
 {
-	stopping = true;
-	if (database.state != DATABASE_BUSY)
+	taker->stopping = true;
+	if (taker->database.state != RELAY_DATABASE_BUSY)
 		return true;
-	/* A cancel that comes before the server begins with the call is lost. */
-	if (now >= next_cancel)
+	/* A cancel has no effect if it arrives before the server begins. */
+	if (now >= taker->next_cancel)
 	{
-		answers_cancel(database.pid);
-		next_cancel = now + CANCEL_AGAIN;
+		relay_answers_cancel(taker->answers, taker->database.pid);
+		taker->next_cancel = now + CANCEL_AGAIN;
 	}
-	loop_wake_at(next_cancel);
+	relay_loop_wake_at(taker->database.server->loop, taker->next_cancel);
 	return false;
 }
 
 /*
- * How many messages to take; 0 where there is room for a few only.
+ * Return how many messages to take, or 0 if less than half a batch would fit.
  */
 static int
-room(void)
+free_places(const RelayTaker *taker)
 {
-	int			most = batch < max_messages ? batch : max_messages;
-	int			left = max_messages - queue_count();
+	const RelayQueue *queue = taker->queue;
+	int			most = taker->batch < taker->max_messages ? taker->batch :
+		taker->max_messages;
+	int			left = taker->max_messages - queue->count;
 	size_t		memory;
 
-	if (queue_count() == 0)
-		memory = max_memory;
-	else if (queue_size() >= max_memory)
+	if (queue->size >= taker->max_memory || left < (most + 1) / 2)
 		return 0;
-	else
-		memory = max_memory - queue_size();
-	if (left < (most + 1) / 2)
-		return 0;
+	memory = taker->max_memory - queue->size;
 	if (left > most)
 		left = most;
-	if (memory / usual_size < (size_t) left)
+	if (memory / taker->usual_size < (size_t) left)
 	{
-		left = (int) (memory / usual_size);
-		if (left == 0 && queue_count() == 0)
+		left = (int) (memory / taker->usual_size);
+		/* A single message may be larger than the limit. */
+		if (left == 0 && queue->count == 0)
 			left = 1;
 	}
 	return left;
 }
 
+/*
+ * Begin a take of up to "count" messages.  The connection is idle.
+ */
 static void
-take(int want, const char *topics, int64_t now)
+take(RelayTaker *taker, int count, const char *topics, int64_t now)
 {
-	char		count[16];
+	char		count_text[16];
 	char		lease_text[32];
 	char		wait_text[32];
-	int64_t		ms = sinks_held() && wait > SHORT_WAIT ? SHORT_WAIT : wait;
-	const char *params[] = {count, lease_text, *topics ? topics : NULL,
-	wait_text};
-	Text	   *query = text_new();
+	int64_t		ms = taker->wait;
+	const char *params[] = {
+		count_text, lease_text, *topics ? topics : NULL, wait_text
+	};
+	RelayText  *query = relay_text_new();
 
-	text_addf(query,
-			  "SELECT id, message_id, topic, message_key, payload, "
-			  "headers, attempt, pg_catalog.to_char(created_at, "
-			  "'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') "
-			  "FROM %s.idem_outbox_take($1::int, $2::interval, "
-			  "$3::text[], $4::interval)", database.schema);
-	snprintf(count, sizeof(count), "%d", want);
-	snprintf(lease_text, sizeof(lease_text), "%lld ms", (long long) lease);
+	if (ms > SHORT_WAIT && relay_routing_held(taker->routing))
+		ms = SHORT_WAIT;
+	relay_text_addf(query,
+					"SELECT id, message_id, topic, message_key, payload, "
+					"headers, attempt, pg_catalog.to_char(created_at, "
+					"'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') "
+					"FROM %s.idem_outbox_take($1::int, $2::interval, "
+					"$3::text[], $4::interval)", taker->database.schema);
+	snprintf(count_text, sizeof(count_text), "%d", count);
+	snprintf(lease_text, sizeof(lease_text), "%lld ms",
+			 (long long) taker->lease);
 	snprintf(wait_text, sizeof(wait_text), "%lld ms", (long long) ms);
-	taken_at = now;
-	database_query(&database, ms + ANSWER_LIMIT, query->data, 4, params);
-	text_free(query);
+	taker->taken_at = now;
+	relay_database_query(&taker->database, ms + ANSWER_LIMIT, query->data, 4,
+						 params);
+	relay_text_free(query);
 }
 
 /*
- * The take has ended.
+ * Add the messages of a take to the queue, or process its failure.
  */
 static void
-answered(Database *from, PGresult *result)
+answered(void *owner, PGresult *result)
 {
+	RelayTaker *taker = owner;
 	int			row;
 
 	if (!result)
 		return;
-	if (PQresultStatus(result) != PGRES_TUPLES_OK)
+	if (PQresultStatus(result) == PGRES_TUPLES_OK)
 	{
-		if (!stopping)
-			database_refused(from, result);
-	}
-	else
-	{
-		from->backoff = 0;
-		taker_taken += (uint64_t) PQntuples(result);
+		taker->database.backoff = 0;
+		taker->taken += (uint64_t) PQntuples(result);
 		for (row = 0; row < PQntuples(result); row++)
-			add_message(result, row);
+			add_message(taker, result, row);
 	}
+	else if (!taker->stopping)
+		relay_database_refused(&taker->database, result);
 	PQclear(result);
 }
 
 /*
- * Copy a row into a message, and add it to the queue.
+ * Add the message of a row to the queue.
  */
 static void
-add_message(const PGresult *result, int row)
+add_message(RelayTaker *taker, const PGresult *result, int row)
 {
-	Message    *message;
-	size_t		size = sizeof(Message);
+	RelayMessage *message;
+	size_t		size = sizeof(RelayMessage);
 	char	   *end;
-	const char *texts[8];
+	const char *columns[NCOLUMNS];
 	int			i;
 
-	for (i = 0; i < 8; i++)
+	for (i = 0; i < NCOLUMNS; i++)
 		size += (size_t) PQgetlength(result, row, i) + 1;
 	message = relay_alloc(size);
 	end = (char *) (message + 1);
-	for (i = 0; i < 8; i++)
+	for (i = 0; i < NCOLUMNS; i++)
 	{
 		size_t		length = (size_t) PQgetlength(result, row, i);
 
-		texts[i] = NULL;
+		columns[i] = NULL;
 		if (PQgetisnull(result, row, i))
 			continue;
 		memcpy(end, PQgetvalue(result, row, i), length + 1);
-		texts[i] = end;
+		columns[i] = end;
 		end += length + 1;
 	}
-	message->id = strtoll(texts[0], NULL, 10);
-	message->message_id = texts[1];
-	message->topic = texts[2];
-	message->key = texts[3];
-	message->payload = texts[4];
+	message->id = strtoll(columns[0], NULL, 10);
+	message->message_id = columns[1];
+	message->topic = columns[2];
+	message->key = columns[3];
+	message->payload = columns[4];
 	message->payload_length = (size_t) PQgetlength(result, row, 4);
-	message->headers = texts[5];
-	message->attempt = (int) strtol(texts[6], NULL, 10);
-	message->created_at = texts[7];
+	message->headers = columns[5];
+	message->attempt = (int) strtol(columns[6], NULL, 10);
+	message->created_at = columns[7];
 	message->size = size;
-	message->lease_end = taken_at + lease;
-	message->sink = sinks_for(message->topic);
-	usual_size = (usual_size * 7 + size) / 8;
-	if (size > usual_size)
-		usual_size = size;
+	message->lease_end = taker->taken_at + taker->lease;
+	message->sink = relay_routing_sink(taker->routing, message->topic);
+	/* Follow an increase at once, and a decrease slowly. */
+	taker->usual_size = (taker->usual_size * 7 + size) / 8;
+	if (size > taker->usual_size)
+		taker->usual_size = size;
 	if (!message->sink)
 	{
 		relay_log(RELAY_ERROR, "topic \"%s\" has no sink", message->topic);
 		free(message);
 		return;
 	}
-	queue_add(message);
+	relay_queue_add(taker->queue, message);
 }

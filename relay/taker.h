@@ -1,22 +1,43 @@
 /*-------------------------------------------------------------------------
  *
  * taker.h
- *		Taking messages from the outbox.
+ *		Take messages from the outbox.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef RELAY_TAKER_H
-#define RELAY_TAKER_H
+#ifndef IDEM_RELAY_TAKER_H
+#define IDEM_RELAY_TAKER_H
 
-#include "config.h"
+#include "answers.h"
+#include "routing.h"
 
-/* Since the start. */
-extern uint64_t taker_taken;
+/* Other files read the counter and the database. */
+typedef struct RelayTaker
+{
+	RelayDatabase database;
+	RelayQueue *queue;
+	const RelayRouting *routing;
+	RelayAnswers *answers;
 
-extern void taker_begin(const Section *settings);
-extern void taker_end(void);
-extern void taker_work(int64_t now);
-extern bool taker_stop(int64_t now);
-extern uint64_t taker_connections_lost(void);
+	/* Settings. */
+	int64_t		lease;
+	int64_t		wait;
+	int			batch;
+	int			max_messages;
+	size_t		max_memory;
 
-#endif							/* RELAY_TAKER_H */
+	int64_t		taken_at;		/* when the leases of the take began */
+	size_t		usual_size;		/* estimate of a message's size */
+	bool		stopping;
+	int64_t		next_cancel;
+	uint64_t	taken;			/* messages since the start */
+} RelayTaker;
+
+extern void relay_taker_begin(RelayTaker *taker, RelayServer *server,
+							  RelayQueue *queue, const RelayRouting *routing,
+							  RelayAnswers *answers,
+							  const RelaySection *settings);
+extern void relay_taker_work(RelayTaker *taker, int64_t now);
+extern bool relay_taker_stop(RelayTaker *taker, int64_t now);
+
+#endif							/* IDEM_RELAY_TAKER_H */

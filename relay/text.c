@@ -1,7 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * text.c
- *		Texts that grow.
+ *		Strings that grow.
+ *
+ * The caller owns each RelayText.  This file owns no other state.  All files
+ * that compose queries, bodies or answers call it.
  *
  *-------------------------------------------------------------------------
  */
@@ -10,73 +13,85 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "relay.h"
+#include "memory.h"
 #include "text.h"
 
 #define FIRST_SIZE	256
 
+static void reserve(RelayText *to, size_t length);
 static size_t character_length(const unsigned char *at);
-static void make_room(Text *text, size_t length);
 
 /*
- * An empty text.
+ * Return an empty text, which the caller releases with relay_text_free().
  */
-Text *
-text_new(void)
+RelayText *
+relay_text_new(void)
 {
-	Text	   *text = relay_alloc(sizeof(Text));
+	RelayText  *to = relay_alloc(sizeof(RelayText));
 
-	text	  ->size = FIRST_SIZE;
-	text	  ->data = relay_alloc(FIRST_SIZE);
-	return text;
+	to->size = FIRST_SIZE;
+	to->data = relay_alloc(FIRST_SIZE);
+	return to;
 }
 
+/*
+ * Release a text, which may be NULL.
+ */
 void
-text_free(Text *text)
+relay_text_free(RelayText *to)
 {
-	if (text)
+	if (to)
 	{
-		free(text->data);
-		free(text);
+		free(to->data);
+		free(to);
 	}
 }
 
 /*
- * Make it an empty one; the memory is kept.
+ * Make a text empty, but keep its memory.
  */
 void
-text_clear(Text *text)
+relay_text_clear(RelayText *to)
 {
-	text	  ->len = 0;
-	text	  ->data[0] = '\0';
-}
-
-void
-text_add(Text *text, const char *part)
-{
-	text_add_bytes(text, part, strlen(part));
-}
-
-void
-text_add_bytes(Text *text, const char *part, size_t length)
-{
-	make_room(text, length);
-	memcpy(text->data + text->len, part, length);
-	text	  ->len += length;
-	text	  ->data[text->len] = '\0';
-}
-
-void
-text_add_char(Text *text, char c)
-{
-	text_add_bytes(text, &c, 1);
+	to->len = 0;
+	to->data[0] = '\0';
 }
 
 /*
- * Add what printf() would write.
+ * Append a string.
  */
 void
-text_addf(Text *text, const char *format,...)
+relay_text_add(RelayText *to, const char *part)
+{
+	relay_text_add_bytes(to, part, strlen(part));
+}
+
+/*
+ * Append bytes, which must not lie in the text itself.
+ */
+void
+relay_text_add_bytes(RelayText *to, const char *part, size_t length)
+{
+	reserve(to, length);
+	memcpy(to->data + to->len, part, length);
+	to->len += length;
+	to->data[to->len] = '\0';
+}
+
+/*
+ * Append one byte.
+ */
+void
+relay_text_add_char(RelayText *to, char c)
+{
+	relay_text_add_bytes(to, &c, 1);
+}
+
+/*
+ * Append what printf() would write.
+ */
+void
+relay_text_addf(RelayText *to, const char *format,...)
 {
 	va_list		args;
 	int			length;
@@ -84,37 +99,38 @@ text_addf(Text *text, const char *format,...)
 	va_start(args, format);
 	length = vsnprintf(NULL, 0, format, args);
 	va_end(args);
-	make_room(text, (size_t) length);
+	reserve(to, (size_t) length);
 	va_start(args, format);
-	vsnprintf(text->data + text->len, (size_t) length + 1, format, args);
+	vsnprintf(to->data + to->len, (size_t) length + 1, format, args);
 	va_end(args);
-	text	  ->len += (size_t) length;
+	to->len += (size_t) length;
 }
 
 /*
- * Add an element to the text of an array of PostgreSQL, without its end.
+ * Append an element to the text of a PostgreSQL array.  The first element
+ * opens the array.  The caller closes it with '}'.
  */
 void
-text_add_element(Text *array, const char *element)
+relay_text_add_element(RelayText *array, const char *element)
 {
-	text_add(array, array->len ? ",\"" : "{\"");
+	relay_text_add(array, array->len ? ",\"" : "{\"");
 	for (; *element; element++)
 	{
 		if (*element == '"' || *element == '\\')
-			text_add_char(array, '\\');
-		text_add_char(array, *element);
+			relay_text_add_char(array, '\\');
+		relay_text_add_char(array, *element);
 	}
-	text_add_char(array, '"');
+	relay_text_add_char(array, '"');
 }
 
 /*
- * Put a question mark for each byte that is no part of a character in UTF-8,
- * or of none in ASCII, since a server takes nothing else.
+ * Replace each byte that the server would reject with a question mark: bytes
+ * that are not part of a UTF-8 character or, on request, not ASCII.
  */
 void
-text_mend(char *text, bool only_ascii)
+relay_text_sanitize(char *string, bool only_ascii)
 {
-	unsigned char *at = (unsigned char *) text;
+	unsigned char *at = (unsigned char *) string;
 
 	while (*at)
 	{
@@ -127,7 +143,21 @@ text_mend(char *text, bool only_ascii)
 }
 
 /*
- * How many bytes the character has that begins there; 0 if none does.
+ * Make room for "length" more bytes and the final zero byte.
+ */
+static void
+reserve(RelayText *to, size_t length)
+{
+	while (to->size - to->len <= length)
+	{
+		to->size *= 2;
+		to->data = relay_resize(to->data, to->size);
+	}
+}
+
+/*
+ * Return the length of the UTF-8 character that begins at "at", or 0 if none
+ * does.  Reads no further than the zero byte that ends the string.
  */
 static size_t
 character_length(const unsigned char *at)
@@ -141,19 +171,9 @@ character_length(const unsigned char *at)
 		if ((at[i] & 0xc0) != 0x80)
 			return 0;
 	}
-	/* Longer than it had to be, half of a pair, or beyond the last plane. */
+	/* Reject overlong forms, surrogates, and codes above U+10FFFF. */
 	if ((*at == 0xe0 && at[1] < 0xa0) || (*at == 0xed && at[1] > 0x9f) ||
 		(*at == 0xf0 && at[1] < 0x90) || (*at == 0xf4 && at[1] > 0x8f))
 		return 0;
 	return length;
-}
-
-static void
-make_room(Text *text, size_t length)
-{
-	while (text->size - text->len <= length)
-	{
-		text	  ->size *= 2;
-		text	  ->data = relay_resize(text->data, text->size);
-	}
 }

@@ -1,31 +1,33 @@
 /*-------------------------------------------------------------------------
  *
  * text.h
- *		Texts that grow.
+ *		Strings that grow.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef RELAY_TEXT_H
-#define RELAY_TEXT_H
+#ifndef IDEM_RELAY_TEXT_H
+#define IDEM_RELAY_TEXT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
-typedef struct Text
+typedef struct RelayText
 {
-	char	   *data;			/* with a zero behind it */
+	char	   *data;			/* always followed by a zero byte */
 	size_t		len;
-	size_t		size;
-} Text;
+	size_t		size;			/* of the allocation */
+} RelayText;
 
-extern Text *text_new(void);
-extern void text_free(Text *text);
-extern void text_clear(Text *text);
-extern void text_add(Text *text, const char *part);
-extern void text_add_bytes(Text *text, const char *part, size_t length);
-extern void text_add_char(Text *text, char c);
-extern void text_addf(Text *text, const char *format,...)
+extern RelayText *relay_text_new(void);
+extern void relay_text_free(RelayText *to);
+extern void relay_text_clear(RelayText *to);
+extern void relay_text_add(RelayText *to, const char *part);
+extern void relay_text_add_bytes(RelayText *to, const char *part,
+								 size_t length);
+extern void relay_text_add_char(RelayText *to, char c);
+extern void relay_text_addf(RelayText *to, const char *format,...)
 			__attribute__((format(printf, 2, 3)));
-extern void text_add_element(Text *array, const char *element);
-extern void text_mend(char *text, bool only_ascii);
+extern void relay_text_add_element(RelayText *array, const char *element);
+extern void relay_text_sanitize(char *string, bool only_ascii);
 
-#endif							/* RELAY_TEXT_H */
+#endif							/* IDEM_RELAY_TEXT_H */

@@ -151,7 +151,7 @@ ALTER FUNCTION idempotency.idem_shard(text) OWNER TO idem_router;
 REVOKE ALL ON FUNCTION idempotency.idem_shard(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION idempotency.idem_shard(text) TO idem_application;
 COMMENT ON FUNCTION idempotency.idem_shard(text) IS
-'The connection string of the shard that a scope lives on. Call idem_here(scope) there, in each transaction. Raises 55000 and 55P03.';
+'The connection string of the shard that a scope lives on. Call idem_pin_scope(scope) there, in each transaction. Raises 55000 and 55P03.';
 $$;
 
 SELECT format(E'\nCALL pg_temp.make_type(%L, %L);', t.typname,
@@ -169,8 +169,8 @@ SELECT format(E'\nCALL pg_temp.make(\'%1$s(%2$s)\', $make$\n%1$s(%3$s)\nRETURNS 
 	coalesce((SELECT string_agg('r.' || c.name, ', ' ORDER BY c.place) FROM result AS c WHERE c.oid = d.oid), 'r'),
 	remote_name,
 	(SELECT string_agg(
-			CASE WHEN a.place = 1 AND has_key THEN CASE WHEN writes THEN 'idem_gate.pass($1::text)'
-					ELSE 'idem_gate.seen(idem_gate.pass($1::text))' END
+			CASE WHEN a.place = 1 AND has_key THEN CASE WHEN writes THEN 'idem_guard.pass($1::text)'
+					ELSE 'idem_guard.seen(idem_guard.pass($1::text))' END
 				WHEN a.type_name <> a.remote_type THEN format('$%s::text::%s', a.place, a.remote_type)
 				ELSE format('$%s::%s', a.place, a.type_name) END, ', ' ORDER BY a.place)
 		FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i'))
@@ -185,7 +185,7 @@ SELECT format(E'\nCALL pg_temp.make(\'idempotency.%1$I(int[], %8$s)\', $make$\ni
 		FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i' AND a.type_name LIKE '%[]'),
 	(SELECT string_agg(CASE c.name WHEN 'ordinal' THEN '($1::int[])[r.ordinal] AS ordinal' ELSE 'r.' || c.name END,
 			', ' ORDER BY c.place) FROM result AS c WHERE c.oid = d.oid),
-	remote_name || '(' || (SELECT string_agg(format(CASE a.place WHEN 1 THEN 'idem_gate.pass($%s::%s)' ELSE '$%s::%s' END,
+	remote_name || '(' || (SELECT string_agg(format(CASE a.place WHEN 1 THEN 'idem_guard.pass($%s::%s)' ELSE '$%s::%s' END,
 			a.place + 1, a.type_name), ', ' ORDER BY a.place)
 		FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i') || ')',
 	types)

@@ -72,7 +72,7 @@ BEGIN
 		RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
 			MESSAGE = format('no shard is known for scope "%s"', left(scope, 40)),
 			DETAIL = format('Table idem_map.slots has no row for slot %s.', idem_map.slot(scope)),
-			HINT = 'Insert the row that is missing, with the shard on which idem_gate.places has this slot.';
+			HINT = 'Insert the row that is missing, with the shard on which idem_guard.places has this slot.';
 	ELSIF place.moving_to IS NOT NULL THEN
 		RAISE EXCEPTION USING ERRCODE = 'lock_not_available',
 			MESSAGE = format('scope "%s" is being moved to another shard', left(scope, 40)),

@@ -164,7 +164,7 @@ SELECT pg_temp.error_of('SELECT * FROM ' || call) FROM unnest(ARRAY[
 	$$idem_try_advance_many('{u}', '{post}', '{a,b}', '{1,NULL}')$$,
 	$$idem_try_advance_many('{u}', '{post}', '{a,""}', '{1}')$$,
 	$$idem_try_advance_many('{u}', '{NULL}', '{a}', '{1}')$$,
-	$$idem_try_advance_many(ARRAY['u', repeat('u', 256)], '{post}', '{a}', '{1}')$$,
+	$$idem_try_advance_many(ARRAY['u', repeat('u', 513)], '{post}', '{a}', '{1}')$$,
 	$$idem_try_advance_many('{u,v}', '{post}', '{a,b,c}', '{1}')$$,
 	$$idem_set_many('{u}', '{post}', '{a,b}', '{like}', '{t,NULL}', '{1}')$$,
 	$$idem_set_many('{u}', '{post}', '{a,b}', '{like}', NULL, '{1}')$$,

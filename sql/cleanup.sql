@@ -384,7 +384,7 @@ $$;
 SELECT pg_temp.publish_of_each(20000, '0');
 SELECT pg_temp.publish_of_each(20000, '1 hour');
 SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(20000, topics => '{keys}');
-SELECT count(*) FROM idem_outbox WHERE topic = 'keys' AND state = 'acked' AND ready;
+SELECT count(*) FROM idem_outbox WHERE topic = 'keys' AND state = 'acked' AND in_due_index;
 SET idempotency.outbox_retention = '1 ms';
 SELECT pg_sleep(0.01);
 SELECT messages_deleted BETWEEN 1 AND 19999 AS some FROM idem_cleanup(100000);
@@ -395,8 +395,38 @@ BEGIN
 	END LOOP;
 END
 $$;
-SELECT state, ready, count(*) FROM idem_outbox WHERE topic = 'keys' GROUP BY state, ready;
+SELECT state, in_due_index, count(*) FROM idem_outbox WHERE topic = 'keys' GROUP BY state, in_due_index;
 RESET idempotency.outbox_retention;
+
+--
+-- A cleanup ends, even if it can delete none of many messages that were acknowledged at the same time.
+--
+SELECT count(*) FROM idem_publish_many('{held}', array(SELECT to_jsonb(i) FROM generate_series(1, 1000) AS i), '{key}');
+SELECT count(*) FROM idem_outbox_take(1000, topics => '{held}');
+BEGIN;
+SELECT idem_publish('held', '1', 'key') IS NOT NULL AS published;
+PREPARE TRANSACTION 'regress_cleanup';
+DO $$
+DECLARE
+	message bigint;
+BEGIN
+	FOR message IN SELECT id FROM idem_outbox WHERE topic = 'held' ORDER BY id DESC LOOP
+		PERFORM idem_outbox_ack(ARRAY[message]);
+	END LOOP;
+END
+$$;
+UPDATE idem_outbox SET acked_at = '2020-01-01' WHERE topic = 'held';
+SELECT pg_temp.publish_of_each(1, '0');
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(1, topics => '{keys}');
+UPDATE idem_outbox SET acked_at = '2020-01-02' WHERE topic = 'keys' AND state = 'acked';
+SET statement_timeout = '100s';
+SELECT messages_deleted > 0 AS later_one_is_deleted FROM idem_cleanup();
+SELECT messages_deleted FROM idem_cleanup();
+RESET statement_timeout;
+ROLLBACK PREPARED 'regress_cleanup';
+SELECT idem_cleanup() IS NOT NULL;
+SELECT messages_deleted FROM idem_cleanup();
+SELECT count(*) FROM idem_outbox WHERE topic = 'held';
 
 DROP EXTENSION idempotency;
 

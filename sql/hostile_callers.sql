@@ -97,7 +97,7 @@ SELECT idem.idem_once('s', 't'::pg_catalog.text, '0'), idem.idem_once_many('s', 
 SELECT idem.idem_publish('t', '{}', 'k', '{}', '0') IS NOT NULL, idem.idem_publish('t', '{}') IS NOT NULL;
 SELECT ordinal, message_id IS NOT NULL FROM idem.idem_publish_many('{many}', '{1,2}', '{k}', '{1}', '0');
 SELECT topic, idem.idem_outbox_nack(id, 'x', '0', attempt) FROM idem.idem_outbox_take(1, '1 s', '{t}');
-SELECT topic, idem.idem_outbox_extend(ARRAY[id], '1 s', ARRAY[attempt]) OPERATOR(pg_catalog.=) id, idem.idem_outbox_give_back(ARRAY[id], ARRAY[attempt]) FROM idem.idem_outbox_take(1, '1 s', '{t}');
+SELECT topic, idem.idem_outbox_extend(ARRAY[id], '1 s', ARRAY[attempt]) OPERATOR(pg_catalog.=) id, idem.idem_outbox_release(ARRAY[id], ARRAY[attempt]) FROM idem.idem_outbox_take(1, '1 s', '{t}');
 SELECT idem.idem_outbox_requeue(), idem.idem_outbox_requeue('{1}');
 SELECT idem.idem_outbox_ack('{1,2}') > 0::pg_catalog.int2;
 SELECT keys_deleted FROM idem.idem_cleanup();
@@ -105,7 +105,7 @@ SELECT idem.idem_stats_reset();
 SELECT datname IS NULL FROM idem.idem_stats LIMIT 1;
 SELECT pg_catalog.strpos(idem.idem_metrics(), '# EOF') OPERATOR(pg_catalog.>) 0;
 SELECT check_name FROM idem.idem_health();
-SELECT scope FROM idem.idem_stuck('0');
+SELECT scope FROM idem.idem_abandoned('0');
 SELECT idem.idem_revoke('regress_idem_app');
 RESET search_path;
 -- All of it was ours; theirs are empty, as they were.
@@ -143,10 +143,10 @@ BEGIN
 			SELECT string_agg(CASE WHEN n IN (0, i) THEN 'NULL' ELSE CASE f.types[i - 1]::regtype
 					WHEN 'text'::regtype THEN CASE WHEN i = 2 THEN '''hostile-key-00001''' ELSE '''s''' END
 					WHEN 'bytea'::regtype THEN '''x'''
-					WHEN 'bigint'::regtype THEN '1' WHEN 'int'::regtype THEN '1' WHEN 'boolean'::regtype THEN 'true'
-					WHEN 'interval'::regtype THEN '''0''' WHEN 'json'::regtype THEN '''{}''' WHEN 'jsonb'::regtype THEN '''{}'''
+					WHEN 'bigint'::regtype THEN '1' WHEN 'int'::regtype THEN '200' WHEN 'boolean'::regtype THEN 'true'
+					WHEN 'interval'::regtype THEN '''0''' WHEN 'timestamptz'::regtype THEN '''2020-01-01''' WHEN 'json'::regtype THEN '''{}''' WHEN 'jsonb'::regtype THEN '''{}'''
 					WHEN 'text[]'::regtype THEN '''{t}''' WHEN 'bigint[]'::regtype THEN '''{1}'''
-					WHEN 'int[]'::regtype THEN '''{1}''' WHEN 'boolean[]'::regtype THEN '''{t}''' WHEN 'bytea[]'::regtype THEN '''{x}''' WHEN 'json[]'::regtype THEN '''{null}'''
+					WHEN 'int[]'::regtype THEN '''{200}''' WHEN 'boolean[]'::regtype THEN '''{t}''' WHEN 'bytea[]'::regtype THEN '''{x}''' WHEN 'json[]'::regtype THEN '''{null}'''
 					WHEN 'jsonb[]'::regtype THEN '''{1}'''
 					WHEN 'aclitem[]'::regtype THEN '''{}''' WHEN 'oid'::regtype THEN '1' WHEN 'regrole'::regtype THEN '''regress_idem_app''' WHEN 'regprocedure'::regtype THEN '''public.handler(jsonb)''' END END
 				|| '::' || (f.types[i - 1])::regtype, ', ' ORDER BY i)
@@ -223,7 +223,7 @@ SELECT pg_temp.words(s || ' ' || t) FROM unnest('{idem_keys,idem_action_versions
 	unnest('{SELECT * FROM,SELECT 1 FROM,EXPLAIN SELECT * FROM,EXPLAIN DELETE FROM,TABLE}'::text[]) AS s WHERE s !~ 'DELETE' OR t <> 'idem_stats'
 	EXCEPT SELECT '42501 | permission denied for table ' || t FROM unnest('{idem_keys,idem_action_versions,idem_user_actions,idem_aggregates,idem_client_sequences,idem_tokens,idem_outbox}'::text[]) AS t
 	EXCEPT SELECT '42501 | permission denied for view idem_stats';
-SELECT pg_temp.words('SELECT ' || f) FROM unnest('{idem_metrics(),idem_health(),idem_stuck(),idem_stats_data(),idem_stats_reset(),idem_monitoring_data(),idem_sample_data(''keys''),idem_clock_evidence(),idem_table_stats(),idem_worker_absence(),idem_vacuum_holder(),idem_cleanup()}'::text[]) AS f;
+SELECT pg_temp.words('SELECT ' || f) FROM unnest('{idem_metrics(),idem_health(),idem_abandoned(),idem_stats_data(),idem_stats_reset(),idem_monitoring_data(),idem_sample_data(''keys''),idem_clock_evidence(),idem_table_stats(),idem_worker_absence(),idem_vacuum_holder(),idem_cleanup()}'::text[]) AS f;
 -- One of another key's holder: what is told of the key is that it is held.
 SELECT pg_temp.words('SELECT idem_complete(''s'', ''hostile-secret-01'', 200, claim_token => 1)'), pg_temp.words('SELECT idem_release(''s'', ''hostile-secret-01'', 1)');
 SELECT outcome, claim_token, response_status, response_body, expires_at FROM idem_claim('s', 'hostile-secret-01', 'guess');

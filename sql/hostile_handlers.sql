@@ -63,7 +63,7 @@ SELECT pg_temp.run('SELECT current_user');
 SELECT pg_temp.run('CREATE EXTENSION amcheck');
 SELECT pg_temp.run('DROP EXTENSION idempotency');
 SELECT pg_temp.run('ALTER EXTENSION idempotency UPDATE');
-SELECT pg_temp.run('ALTER FUNCTION public.idem_claim(text, text, bytea, interval, interval, interval) SECURITY DEFINER');
+SELECT pg_temp.run('ALTER FUNCTION public.idem_claim(text, text, bytea, interval, interval, interval, jsonb) SECURITY DEFINER');
 SELECT pg_temp.run('CREATE OR REPLACE FUNCTION public.idem_key_is_valid(key text) RETURNS boolean LANGUAGE sql AS ''SELECT true''');
 SELECT pg_temp.run('CREATE FUNCTION pg_temp.f() RETURNS void LANGUAGE c AS ''idempotency'', ''idem_forget''');
 SELECT pg_temp.run('DELETE FROM public.idem_keys');
@@ -126,8 +126,8 @@ RESET ROLE;
 --
 -- The key itself: the calls that the handler may not make of it are in run.sql
 --
-SELECT pg_temp.run('SELECT outcome FROM idem_claim(''h'', shop.key(), wait => ''1 hour'')');
-SELECT pg_temp.run('SELECT outcome FROM idem_run(''h'', shop.key(), ''shop.does_it(jsonb)'', ''[]'', wait => ''1 hour'')');
+SELECT pg_temp.run('SELECT outcome FROM idem_claim(''h'', shop.key(), wait => ''10 minutes'')');
+SELECT pg_temp.run('SELECT outcome FROM idem_run(''h'', shop.key(), ''shop.does_it(jsonb)'', ''[]'', wait => ''10 minutes'')');
 SELECT pg_temp.run('SELECT idem_complete(''h'', shop.key(), 200)');
 SELECT pg_temp.run('SELECT idem_complete(''h'', shop.key(), 200, claim_token => 1)');
 SELECT pg_temp.run('SELECT idem_release(''h'', shop.key())', 'SELECT outcome FROM idem_claim(''h'', shop.key())');
@@ -227,7 +227,7 @@ CREATE DOMAIN shop.jsonb_domain AS jsonb CHECK (VALUE <> '1');
 CREATE FUNCTION shop.jsonb_domain(request jsonb) RETURNS shop.jsonb_domain LANGUAGE sql RETURN request::shop.jsonb_domain;
 CREATE FUNCTION shop.of_domain(request shop.jsonb_domain) RETURNS jsonb LANGUAGE sql RETURN request::jsonb;
 CREATE FUNCTION shop.as_record(request jsonb) RETURNS record LANGUAGE sql RETURN ROW(200, NULL::json, 'x'::text);
-CREATE FUNCTION shop.lowest(request jsonb) RETURNS idem_response LANGUAGE sql RETURN ROW(-2147483648, 'null', '')::idem_response;
+CREATE FUNCTION shop.lowest(request jsonb) RETURNS idem_response LANGUAGE sql RETURN ROW(100, 'null', '')::idem_response;
 SELECT outcome, response_status, response_headers, response_body FROM generate_series(1, 2), idem_run('h', 'hostile-reply-000', 'shop.lowest(jsonb)', '{}');
 \set VERBOSITY sqlstate
 SELECT idem_run('h', 'hostile-reply-001', 'shop.with_gap(jsonb)', '{}');

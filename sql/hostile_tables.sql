@@ -50,7 +50,7 @@ INSERT INTO calls VALUES
 	('idem_outbox', 'idem_outbox_requeue()'),
 	('idem_outbox', 'idem_outbox_requeue(''{1}'')'),
 	('idem_outbox', 'idem_outbox_extend(''{1}'')'),
-	('idem_outbox', 'idem_outbox_give_back(''{1}'')');
+	('idem_outbox', 'idem_outbox_release(''{1}'')');
 INSERT INTO calls
 	SELECT name, call FROM unnest(ARRAY['idem_keys', 'idem_tokens', 'idem_outbox']) AS name,
 		unnest(ARRAY['idem_cleanup()']) AS call;
@@ -290,9 +290,9 @@ SELECT definition, pg_temp.replaced(name, definition) FROM (VALUES
 	(13, 'idem_keys_expires_at', 'CREATE INDEX idem_keys_expires_at ON idem_keys (expires_at) INCLUDE (scope)'),
 	(14, 'idem_tokens_expires_at', 'CREATE INDEX idem_tokens_expires_at ON idem_tokens (token)'),
 	(15, 'idem_outbox_due', 'CREATE INDEX idem_outbox_due ON idem_outbox (available_at)'),
-	(16, 'idem_outbox_due', 'CREATE INDEX idem_outbox_due ON idem_outbox (created_at) WHERE ready'),
-	(17, 'idem_outbox_topics', 'CREATE INDEX idem_outbox_topics ON idem_outbox (topic COLLATE "POSIX", available_at) WHERE ready'),
-	(18, 'idem_outbox_lanes', 'CREATE INDEX idem_outbox_lanes ON idem_outbox (message_key, id) WHERE state = ''pending'' AND lane IS NOT NULL'),
+	(16, 'idem_outbox_due', 'CREATE INDEX idem_outbox_due ON idem_outbox (created_at) WHERE in_due_index'),
+	(17, 'idem_outbox_topics', 'CREATE INDEX idem_outbox_topics ON idem_outbox (topic COLLATE "POSIX", available_at) WHERE in_due_index'),
+	(18, 'idem_outbox_lanes', 'CREATE INDEX idem_outbox_lanes ON idem_outbox (message_key, id) WHERE state = ''pending'' AND key_hash IS NOT NULL'),
 	(19, 'idem_outbox_ended', 'CREATE INDEX idem_outbox_ended ON idem_outbox (payload) WHERE state = ''dead'''),
 	(20, 'idem_outbox_ended', 'CREATE INDEX idem_outbox_ended ON idem_outbox (created_at) WHERE state = ''acked''')) AS v (n, name, definition) ORDER BY n;
 -- Ours, made anew
@@ -307,7 +307,7 @@ BEGIN
 		RETURN key;
 	END IF;
 	PERFORM set_config('nested.depth', '1', true);
-	RAISE NOTICE 'within: %, and with wait: %', (SELECT outcome FROM idem_claim(scope, key)), (SELECT outcome FROM idem_claim(scope, key, wait => '1 hour'));
+	RAISE NOTICE 'within: %, and with wait: %', (SELECT outcome FROM idem_claim(scope, key)), (SELECT outcome FROM idem_claim(scope, key, wait => '10 minutes'));
 	PERFORM set_config('nested.depth', '', true);
 	RETURN key;
 END $$;
@@ -424,7 +424,7 @@ DROP INDEX idem_keys_pkey;
 DROP SEQUENCE idem_claim_tokens;
 DROP FUNCTION idem_claim;
 ALTER EXTENSION idempotency DROP TABLE idem_keys;
-ALTER EXTENSION idempotency DROP FUNCTION idem_claim(text, text, bytea, interval, interval, interval);
+ALTER EXTENSION idempotency DROP FUNCTION idem_claim(text, text, bytea, interval, interval, interval, jsonb);
 ALTER TABLE idem_keys RENAME TO x;
 ALTER INDEX idem_keys_pkey RENAME TO x;
 
@@ -441,7 +441,7 @@ SELECT count(*) > 20 FROM pg_proc WHERE proname LIKE 'idem%' AND has_function_pr
 SELECT "other schema".idem_revoke('regress_idem_app');
 SELECT count(*) FROM pg_proc WHERE proname LIKE 'idem%' AND has_function_privilege('regress_idem_app', oid, 'EXECUTE') AND pronamespace <> 'idem'::regnamespace;
 SELECT outcome FROM "other schema".idem_claim('s', 'hostile-key-00002');
-SELECT count(*) FROM "other schema".idem_stuck('0');
+SELECT count(*) FROM "other schema".idem_abandoned('0');
 
 \c :regress_db
 SET client_min_messages = warning;

@@ -1,5 +1,5 @@
 --
--- Monitoring: idem_metrics, idem_health, idem_stuck
+-- Monitoring: idem_metrics, idem_health, idem_abandoned
 --
 -- What needs a server of its own, a parser of metrics, or time, is in
 -- test/t/037_monitoring.pl.
@@ -149,12 +149,12 @@ SELECT outcome, idem_complete('monitoring', 'completed-0000001', 200) FROM idem_
 SELECT idem_checkpoint('monitoring', 'abandoned-00000002', 'charged', lease => '0') IS NOT NULL;
 UPDATE idem_keys SET lease_expires_at = clock_timestamp() - interval '10 h' WHERE key LIKE '%2';
 UPDATE idem_keys SET lease_expires_at = clock_timestamp() - interval '6 h', attempt = 7 WHERE key LIKE '%1' AND key NOT LIKE 'leased%';
-SELECT scope, key, date_trunc('hour', age), attempt, recovery_point, clock_timestamp() - lease_expires_at - age < '1 min' FROM idem_stuck();
-SELECT key FROM idem_stuck('8 h');
-SELECT key FROM idem_stuck('20 h');
-SELECT count(*) FROM idem_stuck('0');
+SELECT scope, key, date_trunc('hour', age), attempt, recovery_point, clock_timestamp() - lease_expires_at - age < '1 min' FROM idem_abandoned();
+SELECT key FROM idem_abandoned('8 h');
+SELECT key FROM idem_abandoned('20 h');
+SELECT count(*) FROM idem_abandoned('0');
 -- The key looks as it does in messages.
-SELECT key FROM idem_stuck(older_than => '8 h');
+SELECT key FROM idem_abandoned(older_than => '8 h');
 SAVEPOINT s;
 SELECT idem_complete('monitoring', 'abandoned-00000002', 200, claim_token => 0);
 ROLLBACK TO s;
@@ -164,15 +164,15 @@ SELECT * FROM health('stuck_leases');
 UPDATE idem_keys SET lease_expires_at = clock_timestamp() - interval '30 s' WHERE key LIKE '%1';
 SELECT * FROM health('stuck_leases');
 -- NULL stands for the default.
-SELECT count(*), (SELECT count(*) FROM idem_stuck('0')) FROM idem_stuck(NULL);
+SELECT count(*), (SELECT count(*) FROM idem_abandoned('0')) FROM idem_abandoned(NULL);
 -- Completed, it is not abandoned any more.
-SELECT count(*) FROM idem_stuck();
+SELECT count(*) FROM idem_abandoned();
 SELECT idem_complete('monitoring', 'abandoned-00000002', 200);
-SELECT count(*) FROM idem_stuck();
+SELECT count(*) FROM idem_abandoned();
 ROLLBACK;
 
-SELECT * FROM idem_stuck('-1 microsecond');
-SELECT * FROM idem_stuck('100000000 years');
+SELECT * FROM idem_abandoned('-1 microsecond');
+SELECT * FROM idem_abandoned('100000000 years');
 
 --
 -- The clock
@@ -206,8 +206,8 @@ UPDATE idem_outbox SET created_at = 'infinity', available_at = '-infinity' WHERE
 UPDATE idem_outbox SET created_at = '-infinity', available_at = 'infinity' WHERE payload = '2';
 UPDATE idem_outbox SET state = 'acked', acked_at = '-infinity' WHERE payload = '3';
 UPDATE idem_outbox SET state = 'acked', acked_at = 'infinity' WHERE payload = '4';
-SELECT key, date_trunc('hour', age), lease_expires_at = '-infinity' FROM idem_stuck();
-SELECT count(*) FROM idem_stuck('0');
+SELECT key, date_trunc('hour', age), lease_expires_at = '-infinity' FROM idem_abandoned();
+SELECT count(*) FROM idem_abandoned('0');
 SELECT check_name, status, CASE WHEN check_name IN ('cleanup_lag', 'outbox_oldest', 'stuck_leases') THEN value END AS value, detail
 FROM idem_health() WHERE check_name NOT IN ('worker', 'bloat');
 SELECT samples FROM samples('(cleanup_lag|outbox_oldest_age)_seconds');
@@ -280,7 +280,7 @@ SET ROLE regress_idem_monitor;
 SET default_transaction_read_only = on;
 SELECT count(*) FROM samples('claims_total');
 SELECT count(*) FROM idem_health();
-SELECT scope, key FROM idem_stuck('0');
+SELECT scope, key FROM idem_abandoned('0');
 RESET default_transaction_read_only;
 \set VERBOSITY sqlstate
 SELECT count(*) FROM idem_keys;
@@ -296,7 +296,7 @@ SELECT idem_metrics();
 SELECT idem_metric_samples();
 SELECT idem_metric_families();
 SELECT idem_health();
-SELECT idem_stuck();
+SELECT idem_abandoned();
 \set VERBOSITY default
 RESET ROLE;
 -- What they set does not change what is found.
@@ -307,7 +307,7 @@ CREATE OPERATOR captured.|| (LEFTARG = text, RIGHTARG = text, FUNCTION = capture
 CREATE TABLE captured.idem_keys ();
 SET search_path = captured, pg_catalog;
 SELECT count(*) FROM public.idem_metric_samples() WHERE name ~ 'captured' OR labels::text ~ 'captured';
-SELECT strpos(public.idem_metrics(), 'captured'), count(*) FROM public.idem_stuck('0');
+SELECT strpos(public.idem_metrics(), 'captured'), count(*) FROM public.idem_abandoned('0');
 RESET search_path;
 
 -- pg_upgrade writes them out and reads them in again.
@@ -320,7 +320,7 @@ BEGIN
 	END LOOP;
 END
 $$;
-SELECT length(idem_metrics()) > 5000, (SELECT count(*) FROM idem_health()), (SELECT count(*) FROM idem_stuck('0'));
+SELECT length(idem_metrics()) > 5000, (SELECT count(*) FROM idem_health()), (SELECT count(*) FROM idem_abandoned('0'));
 
 SET client_min_messages = warning;
 DROP SCHEMA captured CASCADE;

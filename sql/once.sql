@@ -24,13 +24,44 @@ SELECT idem_once('inbox', 'token-1');
 -- Parts of a name do not run together; case counts.
 SELECT s, t, idem_once(s, t) AS first, idem_once(s, t) AS second
 	FROM (VALUES ('a', 'bc'), ('ab', 'c'), ('A', 'BC'), (' a', 'bc'), ('ä', 'ö€😀')) AS n (s, t);
-SELECT idem_once(repeat('s', 255), repeat('t', 255)) AS first, idem_once(repeat('s', 255), repeat('t', 255)) AS second,
-	idem_once(repeat('s', 255), repeat('t', 254)) AS other;
+SELECT idem_once(repeat('s', 512), repeat('t', 512)) AS first, idem_once(repeat('s', 512), repeat('t', 512)) AS second,
+	idem_once(repeat('s', 512), repeat('t', 511)) AS other;
 -- Several calls in one statement see each other.
 SELECT i, idem_once('form', 'statement') FROM generate_series(1, 3) AS i;
 -- A literal without a type is one token, whatever it looks like.
 SELECT idem_once('form', '{a,b}');
 SELECT token FROM idem_tokens WHERE token LIKE '{%';
+
+--
+-- When a token was used
+--
+SELECT idem_once_at('form', 'token-1') BETWEEN now() - interval '1 h' AND clock_timestamp(), idem_once_at('form', 'never-used'), idem_once_at('other', 'token-1');
+SELECT clock_timestamp() AS before \gset
+SELECT idem_once('at', 'a'), clock_timestamp() AS between \gset
+SELECT count(*) FROM idem_once_many('at', '{a,b}');
+SELECT used_at FROM idem_tokens WHERE (scope, token) = ('at', 'a') \gset
+-- A later use does not change it.
+SELECT idem_once('at', 'a'), idem_once_at('at', 'a') = :'used_at', :'used_at' BETWEEN :'before'::timestamptz AND :'between', idem_once_at('at', 'b') > :'between';
+-- Used again after it has expired, it was used then; expired, never.
+UPDATE idem_tokens SET expires_at = clock_timestamp() WHERE (scope, token) = ('at', 'a');
+SELECT idem_once_at('at', 'a');
+SELECT idem_once('at', 'a', '0');
+SELECT idem_once_at('at', 'a');
+SELECT idem_once('at', 'a');
+SELECT idem_once_at('at', 'a') > :'between';
+-- As the snapshot sees it, in a read-only transaction, too; what was rolled back was not used.
+BEGIN READ ONLY;
+SELECT idem_once_at('at', 'b') IS NOT NULL;
+COMMIT;
+BEGIN;
+SELECT idem_once('at', 'c'), idem_once_at('at', 'c') IS NULL;
+SELECT idem_once_at('at', 'c') IS NOT NULL;
+ROLLBACK;
+SELECT idem_once_at('at', 'c');
+SELECT pg_temp.error_of($$ SELECT idem_once_at(NULL, 'token') $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_at('form', NULL) $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_at('form', '') $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_at(repeat('s', 513), 'token') $$);
 
 --
 -- An array: those seen for the first time, in the order given, without repeats
@@ -205,7 +236,7 @@ SELECT pg_temp.error_of($$ SELECT idem_once(NULL, 'token') $$);
 SELECT pg_temp.error_of($$ SELECT idem_once('bad', NULL::text) $$);
 SELECT pg_temp.error_of($$ SELECT idem_once('', 'token') $$);
 SELECT pg_temp.error_of($$ SELECT idem_once('bad', '') $$);
-SELECT pg_temp.error_of($$ SELECT idem_once(repeat('s', 256), 'token') $$);
+SELECT pg_temp.error_of($$ SELECT idem_once(repeat('s', 513), 'token') $$);
 SELECT pg_temp.error_of($$ SELECT idem_once('bad', repeat('ä', 128)) $$);
 SELECT pg_temp.error_of($$ SELECT idem_once('bad', repeat('t', 1000000)) $$);
 SELECT pg_temp.error_of($$ SELECT idem_once('bad', 'token', '-1 ms') $$);
@@ -213,11 +244,11 @@ SELECT pg_temp.error_of($$ SELECT idem_once('bad', 'token', '300000 years') $$);
 SELECT pg_temp.error_of($$ SELECT idem_once_many(NULL, '{a}'::text[]) $$);
 SELECT pg_temp.error_of($$ SELECT idem_once_many('bad', NULL::text[]) $$);
 SELECT pg_temp.error_of($$ SELECT idem_once_many('', '{a}'::text[]) $$);
-SELECT pg_temp.error_of($$ SELECT idem_once_many(repeat('s', 256), '{a}'::text[]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_many(repeat('s', 513), '{a}'::text[]) $$);
 SELECT pg_temp.error_of($$ SELECT idem_once_many('bad', '{NULL}'::text[]) $$);
 SELECT pg_temp.error_of($$ SELECT idem_once_many('bad', '{a,b,NULL,c}'::text[]) $$);
 SELECT pg_temp.error_of($$ SELECT idem_once_many('bad', '{a,"",c}'::text[]) $$);
-SELECT pg_temp.error_of($$ SELECT idem_once_many('bad', ARRAY['a', repeat('t', 256)]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_once_many('bad', ARRAY['a', repeat('t', 513)]) $$);
 SELECT pg_temp.error_of($$ SELECT idem_once_many('bad', '{a}'::text[], '-1 s') $$);
 SELECT pg_temp.error_of($$ SELECT idem_once_many('bad', '{}'::text[], '-1 s') $$);
 SELECT pg_temp.error_of($$ SELECT idem_once_many(NULL, '{}'::text[]) $$);

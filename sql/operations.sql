@@ -54,7 +54,7 @@ SELECT indexrelid::regclass FROM pg_index WHERE NOT indisvalid;
 
 -- Monitoring
 CREATE ROLE regress_exporter LOGIN;
-SELECT idem_grant_monitor('regress_exporter');
+SELECT idem_grant_monitor('regress_exporter'::regrole);
 SELECT claims_new, claims_replay, completions, takeovers, claims_hash_conflict FROM idem_stats
 WHERE datname = current_database();
 
@@ -62,7 +62,10 @@ WHERE datname = current_database();
 SELECT check_name, status, detail FROM idem_health() WHERE status <> 'ok';
 
 -- Monitoring
-SELECT scope, key, age, attempt, recovery_point FROM idem_stuck(older_than => '5 minutes') LIMIT 20;
+SELECT scope, key, age, attempt, recovery_point FROM idem_abandoned(older_than => '5 minutes') LIMIT 20;
+
+-- Monitoring
+SELECT topic, first_id, blocked_since, waiting, reason, until, pid FROM idem_outbox_blocked();
 
 -- Monitoring
 SELECT topic, count(*), now() - min(available_at) AS waiting FROM idem_outbox
@@ -88,6 +91,10 @@ FROM (SELECT refobjid, array_agg(c.oid) AS lost FROM pg_depend AS d JOIN pg_clas
 WHERE e.extname = 'idempotency' AND d.refobjid = e.oid
 RETURNING lost::regclass[] AS marked_again;
 
+-- Restores without sequences
+SELECT idem_raise_claim_tokens((SELECT coalesce(max(claim_token), 0) FROM idem_keys)) > 0 AS raised;
+SELECT status FROM idem_health() WHERE check_name = 'sequences';
+
 -- Failover
 BEGIN;
 SET LOCAL synchronous_commit = on;   -- and synchronous_standby_names is set
@@ -103,7 +110,7 @@ UPDATE idem_outbox SET created_at = clock_timestamp(), available_at = clock_time
 WHERE state = 'pending' AND created_at > clock_timestamp();
 -- acknowledged and dead ones that tell takes when to look at a key
 UPDATE idem_outbox SET available_at = clock_timestamp()
-WHERE state <> 'pending' AND ready AND available_at > clock_timestamp();
+WHERE state <> 'pending' AND in_due_index AND available_at > clock_timestamp();
 
 -- Leave nothing behind.
 \connect :first_database

@@ -47,8 +47,8 @@ SELECT t.id = o.id AS id, t.message_id = o.message_id AS message_id, t.created_a
 	FROM idem_outbox_take() AS t JOIN idem_outbox AS o ON o.id = t.id;
 SELECT count(*) FROM idem_outbox_take();
 DELETE FROM idem_outbox;
--- Any JSON will do; names have up to 255 bytes; a large payload stays whole.
-SELECT count(idem_publish(t, p, k, h)) FROM (VALUES ('t', 'null'::jsonb, 'k', 'null'::jsonb), (repeat('t', 255), '[]', repeat('k', 255), '[]'), ('ä ö', '"x"', 'ß€😀', '1'),
+-- Any JSON will do; names have up to 512 bytes; a large payload stays whole.
+SELECT count(idem_publish(t, p, k, h)) FROM (VALUES ('t', 'null'::jsonb, 'k', 'null'::jsonb), (repeat('t', 512), '[]', repeat('k', 512), '[]'), ('ä ö', '"x"', 'ß€😀', '1'),
 	('t', to_jsonb(repeat('payload ', 200000)), 'k', to_jsonb(repeat('header ', 200000)))) AS m (t, p, k, h);
 SELECT length(topic), length(message_key), left(payload::text, 12) AS payload, length(payload::text), left(headers::text, 12) AS headers, length(headers::text)
 	FROM idem_outbox_take() ORDER BY id;
@@ -58,9 +58,9 @@ CREATE FUNCTION pg_temp.counted(name text) RETURNS bytea
 LANGUAGE sql AS $$ SELECT int4send(octet_length(convert_to(name, 'UTF8'))) || convert_to(name, 'UTF8') $$;
 CREATE FUNCTION pg_temp.lane(topic text, message_key text) RETURNS bigint
 LANGUAGE sql AS $$ SELECT ('x' || encode(substr(sha256(pg_temp.counted(topic) || pg_temp.counted(message_key)), 1, 8), 'hex'))::bit(64)::bigint $$;
-SELECT count(idem_publish(t, '1', k)) FROM (VALUES ('orders', 'customer-7'), ('orders', 'cMLpJZRJzTKM'), ('order', 'scustomer-7'), ('ä€', '😀'), (repeat('t', 255), repeat('k', 255)), ('orders', NULL)) AS m (t, k);
-SELECT count(*), count(lane), count(DISTINCT lane), bool_and(lane = pg_temp.lane(topic, message_key)) AS as_documented FROM idem_outbox;
-SELECT lane FROM idem_outbox WHERE message_key = 'customer-7';
+SELECT count(idem_publish(t, '1', k)) FROM (VALUES ('orders', 'customer-7'), ('orders', 'cMLpJZRJzTKM'), ('order', 'scustomer-7'), ('ä€', '😀'), (repeat('t', 512), repeat('k', 512)), ('orders', NULL)) AS m (t, k);
+SELECT count(*), count(key_hash), count(DISTINCT key_hash), bool_and(key_hash = pg_temp.lane(topic, message_key)) AS as_documented FROM idem_outbox;
+SELECT key_hash FROM idem_outbox WHERE message_key = 'customer-7';
 DELETE FROM idem_outbox;
 -- A message exists if and only if its transaction commits.
 BEGIN;
@@ -494,14 +494,14 @@ SELECT pg_temp.take(lease => '0');
 SELECT pg_temp.take(lease => '0');
 SELECT pg_temp.take();
 SELECT name, state, attempt FROM pg_temp.show('a1', 'a2');
-SELECT attempts_before FROM idem_outbox WHERE payload = '"a1"';
+SELECT uncounted_attempts FROM idem_outbox WHERE payload = '"a1"';
 -- What was never taken has no attempt that could be over.
 SELECT count(idem_publish('orders', '"n1"'));
 SELECT idem_outbox_nack(pg_temp.id('n1'), 'never', '0', 0);
 DELETE FROM idem_outbox;
 -- Not even where there is no higher number: the last attempt there is has been the last.
 SELECT count(idem_publish('orders', '"a1"', 'a'));
-UPDATE idem_outbox SET attempt = 2147483647, attempts_before = 2147483647;
+UPDATE idem_outbox SET attempt = 2147483647, uncounted_attempts = 2147483647;
 SELECT pg_temp.take();
 SELECT state, attempt FROM idem_outbox;
 SELECT idem_outbox_requeue(), pg_temp.take();
@@ -682,6 +682,24 @@ CALL pg_temp.publish_and_take(0, 0) \gset first_
 CALL pg_temp.publish_and_take(0, 0) \gset second_
 CALL pg_temp.publish_and_take(0, 0) \gset hot_
 SELECT :first_publish > 150 AND :first_take > 300 AS at_first_all, :hot_publish < 50 AS then_publish_is_cheap, :hot_take - :small < 100 AS so_is_take;
+-- Nor after a requeue of another key.  Two keys might share a counter, so one cheap take of three is enough.
+CREATE PROCEDURE pg_temp.requeue_publish_and_take(key text, INOUT publish bigint, INOUT take bigint) LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idem_publish('dead', '1', key);
+	COMMIT;
+	PERFORM set_config('idempotency.outbox_max_attempts', '1', false), idem_outbox_nack(id) FROM idem_outbox_take(1, '1 hour', '{dead}');
+	PERFORM set_config('idempotency.outbox_max_attempts', '10', false);
+	COMMIT;
+	ASSERT idem_outbox_requeue() = 1;
+	COMMIT;
+	CALL pg_temp.publish_and_take(publish, take);
+END
+$$;
+CALL pg_temp.requeue_publish_and_take('a', 0, 0) \gset a_
+CALL pg_temp.requeue_publish_and_take('b', 0, 0) \gset b_
+CALL pg_temp.requeue_publish_and_take('c', 0, 0) \gset c_
+RESET idempotency.outbox_max_attempts;
+SELECT least(:a_take, :b_take, :c_take) - :small < 100 AS a_take_of_other_keys_is_cheap;
 -- Nor for each message of a batch whose leases ran out, while the first of them is held again: here nothing can be removed
 -- before the transaction ends.
 BEGIN;
@@ -692,7 +710,7 @@ SELECT count(*) FROM idem_outbox_take(1, '1 hour', '{lease}');
 SELECT count(idem_publish('lease', to_jsonb(i), 'cold ' || i)) FROM generate_series(1, 10) AS i;
 SELECT pg_temp.pages_of_take('{lease}') AS batch \gset
 SELECT :batch < 10000 AS so_is_a_batch;
-SELECT state, ready, count(*) FROM idem_outbox WHERE topic = 'lease' GROUP BY state, ready ORDER BY state, ready;
+SELECT state, in_due_index, count(*) FROM idem_outbox WHERE topic = 'lease' GROUP BY state, in_due_index ORDER BY state, in_due_index;
 ROLLBACK;
 -- Nor does it add up where many of one key die at once, a thousand in a call; those behind them are taken with the last.
 SET idempotency.outbox_max_attempts = 1;
@@ -739,10 +757,10 @@ DELETE FROM idem_outbox;
 SELECT pg_temp.error_of($$ SELECT idem_publish(NULL, '1') $$);
 SELECT pg_temp.error_of($$ SELECT idem_publish('bad', NULL) $$);
 SELECT pg_temp.error_of($$ SELECT idem_publish('', '1') $$);
-SELECT pg_temp.error_of($$ SELECT idem_publish(repeat('t', 256), '1') $$);
+SELECT pg_temp.error_of($$ SELECT idem_publish(repeat('t', 513), '1') $$);
 SELECT pg_temp.error_of($$ SELECT idem_publish(repeat('ä', 128), '1') $$);
 SELECT pg_temp.error_of($$ SELECT idem_publish('bad', '1', '') $$);
-SELECT pg_temp.error_of($$ SELECT idem_publish('bad', '1', repeat('k', 256)) $$);
+SELECT pg_temp.error_of($$ SELECT idem_publish('bad', '1', repeat('k', 513)) $$);
 SELECT pg_temp.error_of($$ SELECT idem_publish('bad', '1', repeat('k', 1000000)) $$);
 SELECT pg_temp.error_of($$ SELECT idem_publish('bad', '1', deliver_after => '-1 ms') $$);
 SELECT pg_temp.error_of($$ SELECT idem_publish('bad', '1', deliver_after => '300000 years') $$);
@@ -754,7 +772,7 @@ SELECT pg_temp.error_of($$ SELECT idem_outbox_take(lease => '-1 ms') $$);
 SELECT pg_temp.error_of($$ SELECT idem_outbox_take(lease => '300000 years') $$);
 SELECT pg_temp.error_of($$ SELECT idem_outbox_take(topics => '{a,NULL}') $$);
 SELECT pg_temp.error_of($$ SELECT idem_outbox_take(topics => '{a,""}') $$);
-SELECT pg_temp.error_of($$ SELECT idem_outbox_take(topics => ARRAY[repeat('t', 256)]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_take(topics => ARRAY[repeat('t', 513)]) $$);
 SELECT pg_temp.error_of($$ SELECT idem_outbox_take(2147483647) $$);
 SELECT pg_temp.error_of($$ SELECT idem_outbox_ack(NULL) $$);
 SELECT pg_temp.error_of($$ SELECT idem_outbox_ack('{1,NULL}') $$);
@@ -811,13 +829,13 @@ DROP INDEX more_1, more_2, more_3;
 -- The extension's own ones as well
 SELECT count(idem_outbox_nack(id)) FROM idem_outbox WHERE state = 'pending';
 SET enable_seqscan = off;
-SELECT count(*) FROM idem_outbox WHERE topic = 'orders' AND state = 'pending' AND lane IS NULL;
-SELECT count(*) FROM idem_outbox WHERE topic = 'orders' AND state = 'pending' AND lane IS NOT NULL;
+SELECT count(*) FROM idem_outbox WHERE topic = 'orders' AND state = 'pending' AND key_hash IS NULL;
+SELECT count(*) FROM idem_outbox WHERE topic = 'orders' AND state = 'pending' AND key_hash IS NOT NULL;
 SET enable_seqscan = on;
 SET enable_indexscan = off;
 SET enable_bitmapscan = off;
-SELECT count(*) FROM idem_outbox WHERE topic = 'orders' AND state = 'pending' AND lane IS NULL;
-SELECT count(*) FROM idem_outbox WHERE topic = 'orders' AND state = 'pending' AND lane IS NOT NULL;
+SELECT count(*) FROM idem_outbox WHERE topic = 'orders' AND state = 'pending' AND key_hash IS NULL;
+SELECT count(*) FROM idem_outbox WHERE topic = 'orders' AND state = 'pending' AND key_hash IS NOT NULL;
 RESET enable_seqscan;
 RESET enable_indexscan;
 RESET enable_bitmapscan;

@@ -22,7 +22,7 @@ LANGUAGE sql AS $$
 $$;
 CREATE FUNCTION pg_temp.show(VARIADIC names text[]) RETURNS TABLE (name text, state text, attempt int, counted int, leased boolean, available boolean, last_error text)
 LANGUAGE sql AS $$
-	SELECT payload #>> '{}', state, attempt, attempt - attempts_before, leased, available_at <= clock_timestamp(), last_error
+	SELECT payload #>> '{}', state, attempt, attempt - uncounted_attempts, awaiting_ack, available_at <= clock_timestamp(), last_error
 	FROM idem_outbox WHERE payload #>> '{}' = ANY (names) ORDER BY id
 $$;
 
@@ -109,7 +109,7 @@ DELETE FROM idem_outbox;
 -- Refused without having been taken, it is nobody's either.
 SELECT count(idem_publish('orders', '"a1"'));
 SELECT idem_outbox_nack(pg_temp.id('a1'), 'no', '1 hour');
-SELECT pg_temp.extend(pg_temp.ids('a1')), pg_temp.extend(pg_temp.ids('a1'), attempts => '{0}'), idem_outbox_give_back(pg_temp.ids('a1'));
+SELECT pg_temp.extend(pg_temp.ids('a1')), pg_temp.extend(pg_temp.ids('a1'), attempts => '{0}'), idem_outbox_release(pg_temp.ids('a1'));
 SELECT * FROM pg_temp.show('a1');
 SELECT idem_outbox_nack(pg_temp.id('a1'), 'no', '1 hour', 0);
 DELETE FROM idem_outbox;
@@ -120,10 +120,10 @@ DELETE FROM idem_outbox;
 SELECT count(idem_publish('orders', to_jsonb('a' || i), 'a')) FROM generate_series(1, 3) AS i;
 SELECT pg_temp.take();
 -- Available at once, and the attempt does not count; its number is used up.
-SELECT idem_outbox_give_back(pg_temp.ids('a3', 'a2'), '{1}');
+SELECT idem_outbox_release(pg_temp.ids('a3', 'a2'), '{1}');
 SELECT * FROM pg_temp.show('a1', 'a2', 'a3');
 -- Twice counts once.
-SELECT idem_outbox_give_back(pg_temp.ids('a3', 'a2'), '{1}'), idem_outbox_give_back(pg_temp.ids('a3', 'a2'));
+SELECT idem_outbox_release(pg_temp.ids('a3', 'a2'), '{1}'), idem_outbox_release(pg_temp.ids('a3', 'a2'));
 SELECT * FROM pg_temp.show('a2', 'a3');
 -- Of a key, what was given back stands behind what is still held.
 SELECT pg_temp.take();
@@ -131,7 +131,7 @@ SELECT idem_outbox_ack(pg_temp.ids('a1'));
 SELECT pg_temp.take(1);
 SELECT pg_temp.take();
 -- ... and in front of what comes later.
-SELECT idem_outbox_give_back(pg_temp.ids('a2'), '{2}');
+SELECT idem_outbox_release(pg_temp.ids('a2'), '{2}');
 SELECT count(idem_publish('orders', '"a4"', 'a'));
 SELECT pg_temp.take();
 DELETE FROM idem_outbox;
@@ -139,20 +139,20 @@ DELETE FROM idem_outbox;
 -- Who has given a message back has lost it.
 SELECT count(idem_publish('orders', '"a1"', 'a'));
 SELECT pg_temp.take();
-SELECT idem_outbox_give_back(pg_temp.ids('a1'), '{1}');
+SELECT idem_outbox_release(pg_temp.ids('a1'), '{1}');
 SELECT idem_outbox_nack(pg_temp.id('a1'), 'late', '1 hour', 1), pg_temp.extend(pg_temp.ids('a1'), attempts => '{1}');
 SELECT * FROM pg_temp.show('a1');
 -- Likewise where attempts before it count.
 SELECT pg_temp.take();
 SELECT idem_outbox_nack(pg_temp.id('a1'), 'no', '0', 2);
 SELECT pg_temp.take();
-SELECT idem_outbox_give_back(pg_temp.ids('a1'), '{3}');
+SELECT idem_outbox_release(pg_temp.ids('a1'), '{3}');
 SELECT idem_outbox_nack(pg_temp.id('a1'), 'late', '1 hour', 3), idem_outbox_nack(pg_temp.id('a1'), 'late', '1 hour', 2), idem_outbox_nack(pg_temp.id('a1'), 'late', '1 hour', 1);
-SELECT pg_temp.extend(pg_temp.ids('a1'), attempts => '{3}'), idem_outbox_give_back(pg_temp.ids('a1'), '{3}'), idem_outbox_give_back(pg_temp.ids('a1'), '{2}');
+SELECT pg_temp.extend(pg_temp.ids('a1'), attempts => '{3}'), idem_outbox_release(pg_temp.ids('a1'), '{3}'), idem_outbox_release(pg_temp.ids('a1'), '{2}');
 SELECT * FROM pg_temp.show('a1');
 -- An acknowledgement counts all the same: it got through.
 SELECT idem_outbox_ack(pg_temp.ids('a1'));
-SELECT idem_outbox_give_back(pg_temp.ids('a1')), idem_outbox_give_back(pg_temp.ids('a1'), '{3}');
+SELECT idem_outbox_release(pg_temp.ids('a1')), idem_outbox_release(pg_temp.ids('a1'), '{3}');
 DELETE FROM idem_outbox;
 -- A nack that is repeated stays one.
 SELECT count(idem_publish('orders', '"a1"', 'a'));
@@ -160,25 +160,25 @@ SELECT pg_temp.take();
 SELECT idem_outbox_nack(pg_temp.id('a1'), 'no', '1 hour', 1);
 SELECT idem_outbox_nack(pg_temp.id('a1'), 'no', '1 hour', 1);
 -- What was refused is not untried, and pauses on.
-SELECT idem_outbox_give_back(pg_temp.ids('a1')), idem_outbox_give_back(pg_temp.ids('a1'), '{1}');
+SELECT idem_outbox_release(pg_temp.ids('a1')), idem_outbox_release(pg_temp.ids('a1'), '{1}');
 SELECT * FROM pg_temp.show('a1');
 DELETE FROM idem_outbox;
 -- With another's attempt, or with none that there was, nothing changes.
 SELECT count(idem_publish('orders', to_jsonb('a' || i))) FROM generate_series(1, 2) AS i;
-SELECT idem_outbox_give_back(pg_temp.ids('a1', 'a2')), idem_outbox_give_back(pg_temp.ids('a1', 'a2'), '{0}'), idem_outbox_give_back('{-1,123456789}');
+SELECT idem_outbox_release(pg_temp.ids('a1', 'a2')), idem_outbox_release(pg_temp.ids('a1', 'a2'), '{0}'), idem_outbox_release('{-1,123456789}');
 SELECT pg_temp.take(lease => '0');
 SELECT pg_temp.take();
-SELECT idem_outbox_give_back(pg_temp.ids('a2', 'a1'), '{1,3}'), idem_outbox_give_back(pg_temp.ids('a2', 'a1'), '{0}');
+SELECT idem_outbox_release(pg_temp.ids('a2', 'a1'), '{1,3}'), idem_outbox_release(pg_temp.ids('a2', 'a1'), '{0}');
 SELECT * FROM pg_temp.show('a1', 'a2');
-SELECT idem_outbox_give_back(pg_temp.ids('a2', 'a1', 'a2'), '{2,1,2}');
+SELECT idem_outbox_release(pg_temp.ids('a2', 'a1', 'a2'), '{2,1,2}');
 SELECT * FROM pg_temp.show('a1', 'a2');
-SELECT idem_outbox_give_back('{}'), idem_outbox_give_back('{}', '{}'), idem_outbox_give_back('{}', '{1}');
+SELECT idem_outbox_release('{}'), idem_outbox_release('{}', '{}'), idem_outbox_release('{}', '{1}');
 DELETE FROM idem_outbox;
 -- A lease that is over: as for an extension.
 SELECT count(idem_publish('orders', '"a1"'));
 SELECT pg_temp.take(lease => '0');
-SELECT idem_outbox_give_back(pg_temp.ids('a1'));
-SELECT idem_outbox_give_back(pg_temp.ids('a1'), '{1}');
+SELECT idem_outbox_release(pg_temp.ids('a1'));
+SELECT idem_outbox_release(pg_temp.ids('a1'), '{1}');
 SELECT * FROM pg_temp.show('a1');
 DELETE FROM idem_outbox;
 
@@ -188,14 +188,14 @@ SELECT count(idem_publish('orders', to_jsonb(coalesce(k, 'n') || 1), k)) FROM un
 DO $$
 BEGIN
 	FOR i IN 1..20 LOOP
-		ASSERT (SELECT idem_outbox_give_back(array_agg(id), array_agg(attempt)) FROM idem_outbox_take()) = 2;
+		ASSERT (SELECT idem_outbox_release(array_agg(id), array_agg(attempt)) FROM idem_outbox_take()) = 2;
 	END LOOP;
 END
 $$;
 SELECT * FROM pg_temp.show('a1', 'n1');
 SELECT pg_temp.take(lease => '0');
 SELECT pg_temp.take();
-SELECT idem_outbox_give_back(pg_temp.ids('a1'), '{22}');
+SELECT idem_outbox_release(pg_temp.ids('a1'), '{22}');
 SELECT idem_outbox_nack(pg_temp.id('n1'), 'no', '0', 22);
 SELECT pg_temp.take(lease => '0');
 SELECT pg_temp.take(lease => '0');
@@ -203,18 +203,18 @@ SELECT * FROM pg_temp.show('a1', 'n1');
 -- The pause is that of the attempts that count.
 SELECT idem_outbox_requeue();
 SELECT pg_temp.take();
-SELECT idem_outbox_give_back(array_agg(id)) FROM idem_outbox;
+SELECT idem_outbox_release(array_agg(id)) FROM idem_outbox;
 SELECT pg_temp.take();
 SELECT idem_outbox_nack(id) FROM idem_outbox;
 SELECT bool_and(available_at - clock_timestamp() < '1 s') AS short FROM idem_outbox;
 DELETE FROM idem_outbox;
 -- The last attempt that there is can be given back, but not handed out again.
 SELECT count(idem_publish('orders', '"a1"'));
-UPDATE idem_outbox SET attempt = 2147483646, attempts_before = 2147483646;
+UPDATE idem_outbox SET attempt = 2147483646, uncounted_attempts = 2147483646;
 SELECT pg_temp.take();
 SELECT pg_temp.extend(pg_temp.ids('a1'), '1 hour', '{2147483647}');
-SELECT idem_outbox_give_back(pg_temp.ids('a1'), '{2147483647}');
-SELECT attempt, attempts_before FROM idem_outbox;
+SELECT idem_outbox_release(pg_temp.ids('a1'), '{2147483647}');
+SELECT attempt, uncounted_attempts FROM idem_outbox;
 SELECT pg_temp.take();
 SELECT state FROM idem_outbox;
 RESET idempotency.outbox_max_attempts;
@@ -227,25 +227,25 @@ SELECT count(idem_publish('orders', to_jsonb('a' || i), 'a')) FROM generate_seri
 BEGIN;
 SELECT pg_temp.take(2);
 SAVEPOINT s;
-SELECT idem_outbox_give_back(pg_temp.ids('a2', 'a1'), '{1}');
+SELECT idem_outbox_release(pg_temp.ids('a2', 'a1'), '{1}');
 SELECT pg_temp.take(2);
 ROLLBACK TO SAVEPOINT s;
 SELECT pg_temp.extend(pg_temp.ids('a1', 'a2', 'a3'), '2 hours', '{1}');
-SELECT idem_outbox_give_back(pg_temp.ids('a2'), '{1}'), pg_temp.extend(pg_temp.ids('a1', 'a2'), '2 hours', '{1}');
+SELECT idem_outbox_release(pg_temp.ids('a2'), '{1}'), pg_temp.extend(pg_temp.ids('a1', 'a2'), '2 hours', '{1}');
 COMMIT;
 SELECT * FROM pg_temp.show('a1', 'a2', 'a3');
 BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT pg_temp.extend(pg_temp.ids('a1', 'a2'), '0', '{1}');
-SELECT pg_temp.take(1), idem_outbox_give_back(pg_temp.ids('a1'), '{2}');
+SELECT pg_temp.take(1), idem_outbox_release(pg_temp.ids('a1'), '{2}');
 SELECT pg_temp.take();
 ROLLBACK;
 BEGIN ISOLATION LEVEL REPEATABLE READ;
-SELECT idem_outbox_give_back(pg_temp.ids('a1')), pg_temp.take(), pg_temp.extend(pg_temp.ids('a1', 'a2', 'a3'), '1 hour', '{2}');
+SELECT idem_outbox_release(pg_temp.ids('a1')), pg_temp.take(), pg_temp.extend(pg_temp.ids('a1', 'a2', 'a3'), '1 hour', '{2}');
 COMMIT;
 SELECT * FROM pg_temp.show('a1', 'a2', 'a3');
-SELECT idem_outbox_give_back(array_agg(id)) FROM idem_outbox;
+SELECT idem_outbox_release(array_agg(id)) FROM idem_outbox;
 -- Take and give back in one go
-SELECT idem_outbox_give_back(array_agg(id), array_agg(attempt)) FROM idem_outbox_take();
+SELECT idem_outbox_release(array_agg(id), array_agg(attempt)) FROM idem_outbox_take();
 SELECT count(*) FROM idem_outbox_take() AS t, idem_outbox_extend(ARRAY[t.id], '1 hour', ARRAY[t.attempt]);
 DELETE FROM idem_outbox;
 
@@ -254,7 +254,7 @@ DELETE FROM idem_outbox;
 SELECT count(idem_publish('orders', to_jsonb(repeat('payload ', 2000 * (i % 2)) || i), 'k' || i % 10)) FROM generate_series(1, 1000) AS i;
 SELECT array_agg(id ORDER BY md5(id::text)) AS many, array_agg(attempt) AS attempts FROM idem_outbox_take(1000) \gset
 SELECT array_agg(id ORDER BY n) = :'many' AS in_order FROM idem_outbox_extend(:'many', '1 hour', :'attempts') WITH ORDINALITY AS e (id, n);
-SELECT idem_outbox_give_back(:'many', :'attempts');
+SELECT idem_outbox_release(:'many', :'attempts');
 SELECT count(*), count(DISTINCT payload), max(length(payload::text)) FROM idem_outbox_take(1000);
 -- One by one
 DELETE FROM idem_outbox;
@@ -270,10 +270,10 @@ SELECT pg_temp.error_of($$ SELECT idem_outbox_extend('{1}', '-1 ms') $$);
 SELECT pg_temp.error_of($$ SELECT idem_outbox_extend('{1}', '1 s', '{NULL}') $$);
 SELECT pg_temp.error_of($$ SELECT idem_outbox_extend('{1,2}', '1 s', '{1,2,3}') $$);
 SELECT pg_temp.error_of($$ SELECT idem_outbox_extend('{1,2}', '1 s', '{}') $$);
-SELECT pg_temp.error_of($$ SELECT idem_outbox_give_back(NULL) $$);
-SELECT pg_temp.error_of($$ SELECT idem_outbox_give_back('{1,NULL}') $$);
-SELECT pg_temp.error_of($$ SELECT idem_outbox_give_back('{1,2}', '{1,NULL}') $$);
-SELECT pg_temp.error_of($$ SELECT idem_outbox_give_back('{1,2,3}', '{1,2}') $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_release(NULL) $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_release('{1,NULL}') $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_release('{1,2}', '{1,NULL}') $$);
+SELECT pg_temp.error_of($$ SELECT idem_outbox_release('{1,2,3}', '{1,2}') $$);
 \pset tuples_only off
 \pset format aligned
 -- A lease past the end of time changes nothing either.
@@ -284,7 +284,7 @@ SELECT available_at - clock_timestamp() < '1 hour' FROM idem_outbox;
 
 -- Read-only transactions
 BEGIN READ ONLY;
-SELECT f AS call, pg_temp.error_of('SELECT ' || f) FROM unnest(ARRAY['idem_outbox_extend(''{}'')', 'idem_outbox_give_back(''{}'')']) AS f;
+SELECT f AS call, pg_temp.error_of('SELECT ' || f) FROM unnest(ARRAY['idem_outbox_extend(''{}'')', 'idem_outbox_release(''{}'')']) AS f;
 COMMIT;
 
 -- Rows that were restored may have no time at all.
@@ -292,7 +292,7 @@ UPDATE idem_outbox SET available_at = 'infinity';
 SELECT pg_temp.extend(pg_temp.ids('a1'));
 UPDATE idem_outbox SET available_at = '-infinity';
 SELECT pg_temp.extend(pg_temp.ids('a1')), pg_temp.extend(pg_temp.ids('a1'), '1 hour', '{1}');
-SELECT idem_outbox_give_back(pg_temp.ids('a1'));
+SELECT idem_outbox_release(pg_temp.ids('a1'));
 SELECT * FROM pg_temp.show('a1');
 DELETE FROM idem_outbox;
 
@@ -305,6 +305,6 @@ SELECT count(*) FROM idem_outbox_take(10);
 SELECT count(*) FROM idem_outbox_extend((SELECT array_agg(id) FROM idem_outbox WHERE payload = '2'), '1 hour', '{1}');
 SELECT idem_outbox_ack((SELECT array_agg(id) FROM idem_outbox WHERE payload = '1'));
 SELECT count(*) FROM idem_outbox_take(10);
-SELECT idem_outbox_give_back((SELECT array_agg(id) FROM idem_outbox WHERE payload = '2'), '{1}');
+SELECT idem_outbox_release((SELECT array_agg(id) FROM idem_outbox WHERE payload = '2'), '{1}');
 SELECT payload, attempt FROM idem_outbox_take(10) ORDER BY payload;
 DELETE FROM idem_outbox;

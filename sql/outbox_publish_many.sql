@@ -19,14 +19,14 @@ LANGUAGE sql AS $$ SELECT array_agg(id ORDER BY id) FROM idem_outbox WHERE paylo
 -- A row for each, in the order given, as single calls would write it.
 CREATE TEMP TABLE published AS
 	SELECT * FROM idem_publish_many('{orders,mails,orders}', '{"\"a\"","\"b\"","\"c\""}', '{k,NULL,k}', '{NULL,"{\"h\": 1}",NULL}', '1 hour');
-SELECT p.ordinal, o.topic, o.message_key, o.payload, o.headers, o.state, o.attempt, o.attempts_before, o.leased, o.acked_at, o.last_error,
+SELECT p.ordinal, o.topic, o.message_key, o.payload, o.headers, o.state, o.attempt, o.uncounted_attempts, o.awaiting_ack, o.acked_at, o.last_error,
 	o.available_at - o.created_at AS delay, o.created_at BETWEEN now() - interval '1 minute' AND clock_timestamp() AS created_now, o.id - min(o.id) OVER () AS nth
 	FROM published AS p JOIN idem_outbox AS o USING (message_id) ORDER BY p.ordinal;
-SELECT lane IS NOT NULL, count(*), count(DISTINCT lane) FROM idem_outbox GROUP BY 1 ORDER BY 1;
+SELECT key_hash IS NOT NULL, count(*), count(DISTINCT key_hash) FROM idem_outbox GROUP BY 1 ORDER BY 1;
 DELETE FROM idem_outbox;
 -- One key has one lane.
 SELECT count(*) FROM idem_publish('orders', '1', 'customer-7'), idem_publish_many('{orders}', '{2}', '{customer-7}');
-SELECT count(DISTINCT lane) FROM idem_outbox;
+SELECT count(DISTINCT key_hash) FROM idem_outbox;
 DELETE FROM idem_outbox;
 -- The message ids are random UUIDs, as RFC 9562 lays them out.
 SELECT count(DISTINCT message_id), bool_and(message_id::text ~ '^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$'), bool_and(ordinal BETWEEN 1 AND 1000)
@@ -141,9 +141,9 @@ SELECT pg_temp.error_of($$ SELECT idem_publish_many('{t}', NULL) $$);
 SELECT pg_temp.error_of($$ SELECT idem_publish_many('{t,NULL}', '{1}') $$);
 SELECT pg_temp.error_of($$ SELECT idem_publish_many('{t}', '{1,NULL}') $$);
 SELECT pg_temp.error_of($$ SELECT idem_publish_many('{t,""}', '{1}') $$);
-SELECT pg_temp.error_of($$ SELECT idem_publish_many(ARRAY['t', repeat('t', 256)], '{1}') $$);
+SELECT pg_temp.error_of($$ SELECT idem_publish_many(ARRAY['t', repeat('t', 513)], '{1}') $$);
 SELECT pg_temp.error_of($$ SELECT idem_publish_many('{t}', '{1}', '{k,""}') $$);
-SELECT pg_temp.error_of($$ SELECT idem_publish_many('{t}', '{1}', ARRAY[repeat('k', 256)]) $$);
+SELECT pg_temp.error_of($$ SELECT idem_publish_many('{t}', '{1}', ARRAY[repeat('k', 513)]) $$);
 SELECT pg_temp.error_of($$ SELECT idem_publish_many('{t,u}', '{1,2,3}') $$);
 SELECT pg_temp.error_of($$ SELECT idem_publish_many('{t}', '{1,2}', '{k,l,m}') $$);
 SELECT pg_temp.error_of($$ SELECT idem_publish_many('{t}', '{1,2}', NULL, '{1,2,3}') $$);

@@ -22,7 +22,7 @@ SELECT payload, state FROM idem_outbox ORDER BY id;
 SELECT idem_outbox_ack(:'ids'::bigint[]);
 SELECT idem_outbox_ack(:'ids'::bigint[]);
 SELECT idem_outbox_nack(id, 'late'), idem_outbox_nack(id, 'late', attempt => 1) FROM unnest(:'ids'::bigint[]) AS id LIMIT 1;
-SELECT idem_outbox_requeue(:'ids'::bigint[]), idem_outbox_give_back(:'ids'::bigint[], '{1}'), count(e) FROM idem_outbox_extend(:'ids'::bigint[]) AS e;
+SELECT idem_outbox_requeue(:'ids'::bigint[]), idem_outbox_release(:'ids'::bigint[], '{1}'), count(e) FROM idem_outbox_extend(:'ids'::bigint[]) AS e;
 SELECT count(*) FROM idem_outbox;
 SELECT messages_deleted FROM idem_cleanup();
 
@@ -83,15 +83,15 @@ RESET idempotency.outbox_retention;
 SELECT count(idem_publish('one by one', '{}', 'key')) FROM generate_series(1, 200);
 CREATE TEMP TABLE taken AS SELECT id FROM idem_outbox_take(200);
 SELECT sum(idem_outbox_ack(ARRAY[id])) FROM taken;
-SELECT state, ready, count(*) FROM idem_outbox WHERE topic = 'one by one' GROUP BY state, ready;
+SELECT state, in_due_index, count(*) FROM idem_outbox WHERE topic = 'one by one' GROUP BY state, in_due_index;
 DELETE FROM idem_outbox;
--- Where their leases have run out, a take that can have some of them only passes so many of the others that it comes to an end.
+-- Where their leases have run out, a take parks those behind the first one, a limited number in each call, and hands out what is behind them.
 SELECT count(idem_publish('run out', '{}', 'key')) FROM generate_series(1, 1500);
 SELECT count(*) FROM idem_outbox_take(1500, '0');
 SELECT count(*) FROM idem_outbox_take(1, '1 hour');
 SELECT count(idem_publish('behind', '{}'));
-SELECT (SELECT count(*) FROM idem_outbox_take(1)) AS taken, count(*) FILTER (WHERE ready) AS ready FROM idem_outbox;
-SELECT (SELECT count(*) FROM idem_outbox_take(1)) AS taken, count(*) FILTER (WHERE ready) AS ready FROM idem_outbox;
-SELECT (SELECT count(*) FROM idem_outbox_take(1)) AS taken, count(*) FILTER (WHERE ready) AS ready FROM idem_outbox;
-SELECT (SELECT count(*) FROM idem_outbox_take(1)) AS taken, count(*) FILTER (WHERE ready) AS ready FROM idem_outbox;
+SELECT (SELECT count(*) FROM idem_outbox_take(1)) AS taken, count(*) FILTER (WHERE in_due_index) AS in_due_index FROM idem_outbox;
+SELECT (SELECT count(*) FROM idem_outbox_take(1)) AS taken, count(*) FILTER (WHERE in_due_index) AS in_due_index FROM idem_outbox;
+SELECT (SELECT count(*) FROM idem_outbox_take(1)) AS taken, count(*) FILTER (WHERE in_due_index) AS in_due_index FROM idem_outbox;
+SELECT (SELECT count(*) FROM idem_outbox_take(1)) AS taken, count(*) FILTER (WHERE in_due_index) AS in_due_index FROM idem_outbox;
 DELETE FROM idem_outbox;

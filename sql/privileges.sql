@@ -76,7 +76,7 @@ SELECT idem_outbox_ack('{1}');
 SELECT idem_outbox_nack(1);
 SELECT idem_outbox_requeue();
 SELECT idem_outbox_extend('{1}');
-SELECT idem_outbox_give_back('{1}');
+SELECT idem_outbox_release('{1}');
 SELECT idem_cleanup();
 SELECT idem_stats_data();
 SELECT idem_stats_reset();
@@ -402,7 +402,7 @@ SELECT statement, pg_temp.allowed(statement) FROM (VALUES
 	(12, 'CREATE INDEX ON idem_keys (state)'),
 	(13, 'ALTER FUNCTION idem_forget(text, text) SECURITY DEFINER'),
 	(14, 'CREATE FUNCTION idem_claim_2() RETURNS void LANGUAGE c AS $$idempotency$$, $$idem_claim$$'),
-	(15, 'INSERT INTO idem_tokens VALUES (now(), $$s$$, $$v$$)'),
+	(15, 'INSERT INTO idem_tokens VALUES (now(), now(), $$s$$, $$v$$)'),
 	(16, 'UPDATE idem_outbox SET state = $$pending$$'),
 	(17, 'DELETE FROM idem_client_sequences'),
 	(18, 'UPDATE idem_aggregates SET version = 0'),
@@ -473,9 +473,13 @@ SELECT "Idem Schema".idem_last_client_seq('a', 'app');
 SELECT "Idem Schema".idem_once('app', 't'), "Idem Schema".idem_once_many('app', '{t,u}'::text[]);
 SELECT "Idem Schema".idem_publish('app', '{}', 'k') IS NOT NULL;
 SELECT ordinal, message_id IS NOT NULL FROM "Idem Schema".idem_publish_many('{app many}', '{1,2}');
+SELECT "Idem Schema".idem_outbox_take();
+SET SESSION AUTHORIZATION regress_idem_owner;
+SELECT "Idem Schema".idem_grant_relay('regress_idem_app'::regrole);
+SET SESSION AUTHORIZATION regress_idem_app;
 SELECT topic, message_key, attempt, "Idem Schema".idem_outbox_nack(id, retry_after => '0') FROM "Idem Schema".idem_outbox_take(topics => '{app}');
 SELECT "Idem Schema".idem_outbox_requeue();
-SELECT "Idem Schema".idem_outbox_give_back(array_agg(id), array_agg(attempt)) FROM "Idem Schema".idem_outbox_take(topics => '{app}');
+SELECT "Idem Schema".idem_outbox_release(array_agg(id), array_agg(attempt)) FROM "Idem Schema".idem_outbox_take(topics => '{app}');
 SELECT e = t.id FROM "Idem Schema".idem_outbox_take(topics => '{app}') AS t, "Idem Schema".idem_outbox_extend(ARRAY[t.id], '0', ARRAY[t.attempt]) AS e;
 SELECT "Idem Schema".idem_outbox_ack(array_agg(id)) FROM "Idem Schema".idem_outbox_take(topics => '{app}');
 -- ... and that is all it may.
@@ -588,7 +592,7 @@ SELECT length("Idem Schema".idem_metrics()) > 5000;
 SELECT count(*) FROM "Idem Schema".idem_health();
 RESET search_path;
 \set VERBOSITY sqlstate
-SELECT "Idem Schema".idem_stuck();
+SELECT "Idem Schema".idem_abandoned();
 SELECT "Idem Schema".idem_stats_reset();
 SELECT "Idem Schema".idem_grant_monitor('regress_idem_app');
 SELECT "Idem Schema".idem_grant_monitor_as_owner('regress_idem_app');

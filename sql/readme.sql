@@ -8,7 +8,7 @@ CREATE DATABASE regress_idempotency_readme TEMPLATE template0;
 CREATE SCHEMA idem;
 CREATE EXTENSION idempotency SCHEMA idem;
 CREATE ROLE regress_web_app LOGIN;
-SELECT idem.idem_grant('regress_web_app');
+SELECT idem.idem_grant('regress_web_app'::regrole);
 ALTER ROLE regress_web_app SET search_path = public, idem;
 SET search_path = public, idem;
 
@@ -86,6 +86,23 @@ SELECT idem_fail('billing', 'invoice-1003-payment', 'bank is closed', claim_toke
 SELECT state, error FROM idem_lookup('billing', 'invoice-1003-payment');      -- failed, bank is closed
 SELECT outcome, attempt FROM idem_claim('billing', 'invoice-1003-payment');   -- new, 2
 
+-- Work that outlives its client
+SELECT outcome, claim_token
+FROM idem_claim('billing', 'invoice-1004-payment', lease => '2 minutes',
+	request => '{"invoice": 1004, "amount": "19.90"}') \gset
+SELECT idem_checkpoint('billing', 'invoice-1004-payment', 'charged', '{"charge": "ch_44"}',
+	claim_token => :claim_token) > now() AS leased;
+SELECT idem_fail('billing', 'invoice-1004-payment', 'mail server is down', claim_token => :claim_token);
+
+-- Work that outlives its client
+SELECT scope, key, claim_token, attempt, request, recovery_point, recovery_state
+FROM idem_resume(max_claims => 1, lease => '2 minutes') \gset
+SELECT :'key' AS key, :attempt AS attempt, :'request' AS request, :'recovery_point' AS recovery_point;
+
+-- Work that outlives its client
+SELECT idem_complete(:'scope', :'key', 200, 'paid', claim_token => :claim_token);
+SELECT outcome, response_body FROM idem_claim('billing', 'invoice-1004-payment');    -- replay, paid
+
 -- A whole request in one statement
 CREATE FUNCTION place_order(request jsonb) RETURNS idem_response LANGUAGE plpgsql AS $$
 DECLARE
@@ -134,6 +151,22 @@ COMMIT;
 
 SELECT outcome, last_client_seq
 FROM idem_try_append('cart-12', 'phone', 3, event_count => 4);                     -- overlap, 3
+
+-- An event stream with client sequences
+SELECT outcome FROM idem_try_append('cart-14', 'outbox', 8);                       -- appended
+SELECT outcome FROM idem_try_append('cart-14', 'outbox', 7);                       -- duplicate: lost
+
+-- An event stream with client sequences
+-- the sending side
+BEGIN;
+SELECT outcome, version FROM idem_try_append('order-15', 'web', 1) \gset
+-- insert the event here, and idem_publish() a message with :version, message_key => 'order-15'
+COMMIT;
+
+-- the receiving side: appended, then duplicate; a later version that comes first is a gap
+SELECT outcome FROM idem_try_append('copy-of-order-15', 'orders', :version, allow_gaps => false);
+SELECT outcome FROM idem_try_append('copy-of-order-15', 'orders', :version, allow_gaps => false);
+SELECT outcome FROM idem_try_append('copy-of-order-15', 'orders', :version + 2, allow_gaps => false);
 
 -- An event stream with client sequences
 SELECT outcome FROM idem_try_append('cart-13', 'phone', 2, allow_gaps => false);        -- gap
@@ -213,6 +246,48 @@ SELECT payload FROM idem_outbox_take(topics => '{mails}');   -- Ann's, not yet B
 SELECT ordinal FROM idem_publish_many('{stock}', ARRAY['{"sku": "teapot"}', '{"sku": "cup"}']::jsonb[],
                                       message_keys => '{shelf-4}');
 
+-- Rights by topic and scope
+CREATE ROLE regress_invoice_gate;
+SELECT idem_grant('regress_invoice_gate'::regrole), idem_grant_relay('regress_invoice_gate'::regrole);
+GRANT SELECT ON idem_outbox TO regress_invoice_gate;
+CREATE SCHEMA invoices AUTHORIZATION regress_invoice_gate;
+
+SET ROLE regress_invoice_gate;
+CREATE FUNCTION invoices.take(max_messages int DEFAULT 100, lease interval DEFAULT '30 seconds', wait interval DEFAULT NULL)
+RETURNS TABLE (id bigint, message_id uuid, message_key text, payload jsonb, attempt int)
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+	SELECT m.id, m.message_id, m.message_key, m.payload, m.attempt
+	FROM idem_outbox_take(max_messages, lease, '{invoices}', wait) AS m;
+END;
+CREATE FUNCTION invoices.ack(ids bigint[]) RETURNS int
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+RETURN idem_outbox_ack(ARRAY(SELECT o.id FROM idem_outbox AS o WHERE o.id = ANY (ids) AND o.topic = 'invoices'));
+CREATE FUNCTION invoices.claim(key text, request_hash bytea DEFAULT NULL, wait interval DEFAULT NULL) RETURNS idem_claim_result
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+RETURN idem_claim('invoices', key, request_hash, wait => wait);
+CREATE FUNCTION invoices.complete(key text, response_status int, response_body text, claim_token bigint DEFAULT NULL) RETURNS boolean
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+RETURN idem_complete('invoices', key, response_status, response_body, claim_token => claim_token);
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA invoices FROM PUBLIC;
+RESET ROLE;
+
+CREATE ROLE regress_invoice_sender LOGIN;
+GRANT USAGE ON SCHEMA invoices TO regress_invoice_sender;
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA invoices TO regress_invoice_sender;
+GRANT USAGE ON TYPE idem_claim_result TO regress_invoice_sender;
+
+-- Rights by topic and scope
+SELECT idem_publish('invoices', '{"invoice": 1}') AS message_id \gset
+SELECT idem_publish('salaries', '{"salary": 1}') AS message_id \gset
+SELECT id AS salary FROM idem_outbox WHERE topic = 'salaries' \gset
+SET ROLE regress_invoice_sender;
+SELECT payload FROM invoices.take();
+SELECT invoices.ack(ARRAY[:salary]) AS acknowledged;                       -- 0
+SELECT (invoices.claim('invoice-0000000001')).outcome;
+RESET ROLE;
+SELECT has_function_privilege('regress_invoice_sender', 'idem_outbox_take(int, interval, text[], interval)', 'EXECUTE') AS takes_others;   -- f
+
 -- Request identity
 SELECT idem_request_hash('post', '/orders', '{"b": 1.0, "a": []}')
 	= sha256('POST:/orders:{"a":[],"b":1}') AS same;
@@ -238,6 +313,10 @@ SELECT ordinal, completed FROM idem_complete_many('importer',
 COMMIT;
 SELECT * FROM idem_set_many('{user-1,user-2}', '{post}', '{99}', '{like}', '{true}', '{1763690000009,1763690000010}');
 
+-- Once-only tokens
+SELECT idem_once('accounting', 'msg-4');
+SELECT idem_once_at('accounting', 'msg-4') <= clock_timestamp() AS used, idem_once_at('accounting', 'msg-5') AS unused;
+
 -- Access
 CREATE ROLE regress_publisher;
 GRANT USAGE ON SCHEMA idem TO regress_publisher;
@@ -255,8 +334,11 @@ WHERE datname = current_database();
 SELECT check_name, status FROM idem_health() WHERE check_name <> 'worker' ORDER BY check_name;
 
 -- Monitoring
+SELECT topic, first_id, waiting, reason FROM idem_outbox_blocked();
+
+-- Monitoring
 SELECT outcome FROM idem_claim('billing', 'invoice-1005-payment', lease => '0 seconds');
-SELECT scope, key, attempt, recovery_point FROM idem_stuck(older_than => '0 seconds');
+SELECT scope, key, attempt, recovery_point FROM idem_abandoned(older_than => '0 seconds');
 
 -- Cleanup
 SELECT * FROM idem_cleanup();
@@ -287,4 +369,6 @@ RESET idempotency.max_new_keys_per_minute;
 \connect :first_database
 DROP DATABASE regress_idempotency_readme;
 DROP ROLE regress_web_app;
+DROP ROLE regress_invoice_gate;
+DROP ROLE regress_invoice_sender;
 DROP ROLE regress_publisher;

@@ -79,7 +79,7 @@ SELECT * FROM idem_run('ret', 'run-returns-json-2', 'shop.echo(jsonb)', 'null');
 CREATE FUNCTION shop.bare(request jsonb) RETURNS idem_response LANGUAGE sql RETURN ROW(204, NULL, NULL)::idem_response;
 SELECT * FROM idem_run('ret', 'run-returns-bare-1', 'shop.bare(jsonb)', '{}');
 SELECT * FROM idem_run('ret', 'run-returns-bare-1', 'shop.bare(jsonb)', '{}');
-CREATE FUNCTION shop.empty(request jsonb) RETURNS idem_response LANGUAGE sql RETURN ROW(0, '{}', '')::idem_response;
+CREATE FUNCTION shop.empty(request jsonb) RETURNS idem_response LANGUAGE sql RETURN ROW(100, '{}', '')::idem_response;
 SELECT * FROM idem_run('ret', 'run-returns-empty1', 'shop.empty(jsonb)', '{}');
 SELECT * FROM idem_run('ret', 'run-returns-empty1', 'shop.empty(jsonb)', '{}');
 \pset null ''

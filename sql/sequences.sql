@@ -42,7 +42,7 @@ SELECT aggregate, client_id, last_client_seq FROM idem_client_sequences ORDER BY
 -- Parts of a name do not run together; case counts.
 SELECT a.* FROM (VALUES ('a', 'bc'), ('ab', 'c'), ('A', 'BC'), (' a', 'bc'), ('ä', 'ö€😀')) AS n (g, c),
 	idem_try_append(g, c, 1) AS a;
-SELECT a.* FROM (VALUES (repeat('g', 255), 'c'), ('g', repeat('c', 255)), (repeat('g', 255), repeat('c', 255))) AS n (g, c),
+SELECT a.* FROM (VALUES (repeat('g', 512), 'c'), ('g', repeat('c', 512)), (repeat('g', 512), repeat('c', 512))) AS n (g, c),
 	idem_try_append(g, c, 1) AS a;
 
 --
@@ -114,7 +114,7 @@ SELECT client_id, last_client_seq FROM idem_client_sequences WHERE aggregate = '
 BEGIN;
 SELECT * FROM idem_try_append('inside', 'phone', 1);
 -- Its own appends count at once, and are nothing to wait for.
-SELECT * FROM idem_try_append('inside', 'phone', 1, wait => '1 hour');
+SELECT * FROM idem_try_append('inside', 'phone', 1, wait => '10 minutes');
 SELECT * FROM idem_try_append('inside', 'phone', 1, 2);
 SELECT * FROM idem_try_append('inside', 'phone', 2, 2, expected_version => 1, allow_gaps => false);
 SELECT * FROM idem_try_append('inside', 'phone', 2, 2, expected_version => 1);
@@ -211,8 +211,8 @@ SELECT * FROM idem_try_append('nulls', 'phone', 3, NULL);
 -- wait: nothing to wait for, no waiting
 --
 SELECT * FROM idem_try_append('waits', 'phone', 1, wait => '0');
-SELECT * FROM idem_try_append('waits', 'phone', 1, wait => '1 hour');
-SELECT * FROM idem_try_append('waits', 'phone', 2, wait => '1 hour');
+SELECT * FROM idem_try_append('waits', 'phone', 1, wait => '10 minutes');
+SELECT * FROM idem_try_append('waits', 'phone', 2, wait => '10 minutes');
 SELECT * FROM idem_try_append('waits', 'phone', 3, wait => NULL);
 
 --
@@ -247,7 +247,7 @@ SELECT pg_temp.error_of($$ SELECT idem_try_append('bad', NULL, 1) $$);
 SELECT pg_temp.error_of($$ SELECT idem_try_append('bad', 'phone', NULL) $$);
 SELECT pg_temp.error_of($$ SELECT idem_try_append('', 'phone', 1) $$);
 SELECT pg_temp.error_of($$ SELECT idem_try_append('bad', '', 1) $$);
-SELECT pg_temp.error_of($$ SELECT idem_try_append(repeat('g', 256), 'phone', 1) $$);
+SELECT pg_temp.error_of($$ SELECT idem_try_append(repeat('g', 513), 'phone', 1) $$);
 SELECT pg_temp.error_of($$ SELECT idem_try_append('bad', repeat('ä', 128), 1) $$);
 SELECT pg_temp.error_of($$ SELECT idem_try_append('bad', repeat('c', 1000000), 1) $$);
 SELECT pg_temp.error_of($$ SELECT idem_try_append('bad', 'phone', 0) $$);
@@ -260,7 +260,7 @@ SELECT pg_temp.error_of($$ SELECT idem_last_client_seq(NULL, 'phone') $$);
 SELECT pg_temp.error_of($$ SELECT idem_last_client_seq('bad', NULL) $$);
 SELECT pg_temp.error_of($$ SELECT idem_last_client_seq('', 'phone') $$);
 SELECT pg_temp.error_of($$ SELECT idem_last_client_seq('bad', '') $$);
-SELECT pg_temp.error_of($$ SELECT idem_last_client_seq('bad', repeat('c', 256)) $$);
+SELECT pg_temp.error_of($$ SELECT idem_last_client_seq('bad', repeat('c', 513)) $$);
 -- Nothing of it got in, and the transaction lives on.
 SELECT count(*) FROM idem_aggregates WHERE aggregate = 'bad';
 \pset tuples_only off

@@ -266,6 +266,19 @@ $$;
 SELECT key, '[' || error || ']', error::bytea FROM idem_keys WHERE key LIKE 'settings-key-003%' ORDER BY key;
 RESET idempotency.max_response_size;
 
+-- require_request_hash: no claim without one, alone or among many; nothing else asks for it.
+SET idempotency.require_request_hash = on;
+SELECT pg_temp.error_of($$ SELECT idem_claim('set', 'settings-key-0051') $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim_many('set', '{settings-key-0051}') $$);
+SELECT pg_temp.error_of($$ SELECT idem_claim_many('set', '{settings-key-0051,settings-key-0052}', ARRAY['\x01', NULL]::bytea[]) $$);
+SELECT count(*) FROM idem_keys WHERE key LIKE 'settings-key-005%';
+SELECT outcome FROM idem_claim('set', 'settings-key-0051', '\x01');
+SELECT outcome FROM idem_claim_many('set', '{settings-key-0052,settings-key-0053}', '{"\\x01"}');
+SELECT idem_complete(k.scope, k.key, 200, claim_token => k.claim_token) FROM idem_keys AS k
+	WHERE k.key = 'settings-key-0051';
+RESET idempotency.require_request_hash;
+SELECT outcome FROM idem_claim('set', 'settings-key-0054');
+
 -- expired_key_policy and tombstone_retention: see keys; max_action_id_lead: see actions;
 -- token_ttl: see once; outbox_max_attempts: see outbox; outbox_retention, cleanup_batch_size: see cleanup
 DROP OWNED BY regress_idem_app;

@@ -45,7 +45,7 @@ SELECT call, pg_temp.code_of('SELECT count(*) FROM ' || call) FROM unnest(ARRAY[
 	'idem_action_states(NULL, ''post'', ''{1}'')', 'idem_action_states(''ann'', NULL, ''{1}'')', 'idem_action_states(''ann'', ''post'', NULL)',
 	'idem_action_states(''ann'', ''post'', ''{1,NULL}'')', 'idem_action_states(''ann'', ''post'', ''{1,""}'')',
 	'idem_action_states('''', ''post'', ''{1}'')', 'idem_action_states(''ann'', '''', ''{1}'')',
-	'idem_action_states(''ann'', ''post'', ''{{1}}'')', 'idem_action_states(''ann'', ''post'', ARRAY[repeat(''x'', 256)])']) AS call;
+	'idem_action_states(''ann'', ''post'', ''{{1}}'')', 'idem_action_states(''ann'', ''post'', ARRAY[repeat(''x'', 513)])']) AS call;
 -- Whatever the order of columns in the primary key
 BEGIN;
 ALTER TABLE idem_user_actions DROP CONSTRAINT idem_user_actions_pkey;
@@ -116,7 +116,7 @@ SELECT * FROM idem_action_states('anna', 'post', '{1}');
 SELECT idem_forget_user('many');
 SELECT count(*) FROM idem_user_actions;
 SELECT call, pg_temp.code_of('SELECT ' || call) FROM unnest(ARRAY['idem_forget_user(NULL)', 'idem_forget_user('''')',
-	'idem_forget_user(repeat(''x'', 256))']) AS call;
+	'idem_forget_user(repeat(''x'', 513))']) AS call;
 BEGIN READ ONLY;
 SELECT pg_temp.code_of('SELECT idem_forget_user(''ann'')');
 ROLLBACK;

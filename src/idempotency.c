@@ -10,8 +10,8 @@
 #include "fmgr.h"
 #include "miscadmin.h"
 
-#include "launcher.h"
-#include "settings.h"
+#include "util/settings.h"
+#include "worker/launcher.h"
 
 PG_MODULE_MAGIC;
 
@@ -24,6 +24,8 @@ void
 _PG_init(void)
 {
 	idem_define_settings();
-	if (process_shared_preload_libraries_in_progress && !IsBinaryUpgrade)
+	idem_has_launcher = process_shared_preload_libraries_in_progress &&
+		!IsBinaryUpgrade;
+	if (idem_has_launcher)
 		idem_register_launcher();
 }

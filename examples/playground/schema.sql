@@ -3,7 +3,7 @@
 
 CREATE EXTENSION idempotency;
 CREATE ROLE playground LOGIN;
-SELECT idem_grant('playground');
+SELECT idem_grant('playground'::regrole);
 
 CREATE TABLE orders_without (
 	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -1,8 +1,10 @@
--- What the demo needs: the extension, a role for the application, a shop.
+-- What the demo needs: the extension, roles for the application and its relays, a shop.
 
 CREATE EXTENSION idempotency;
 CREATE ROLE shop_app LOGIN;
-SELECT idem_grant('shop_app');
+SELECT idem_grant('shop_app'::regrole);
+CREATE ROLE shop_relay LOGIN;
+SELECT idem_grant_relay('shop_relay'::regrole);
 
 CREATE TABLE orders (
 	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -2,7 +2,7 @@
 -- and packs a parcel for each order.
 
 CREATE EXTENSION idempotency;
-SELECT idem_grant('shop_app');
+SELECT idem_grant('shop_app'::regrole);
 
 CREATE TABLE parcels (
 	n bigint GENERATED ALWAYS AS IDENTITY,

@@ -179,7 +179,7 @@ SELECT count(idem_complete('scope-1', 'key-replay-' || i || '-12345678', 201,
 INSERT INTO hand_keys SELECT * FROM idem_keys;
 
 -- Acknowledged messages lie in the outbox already.
-INSERT INTO idem_outbox (id, created_at, available_at, acked_at, attempt, attempts_before, leased, ready, message_id, state, topic, payload)
+INSERT INTO idem_outbox (id, created_at, available_at, acked_at, attempt, uncounted_attempts, awaiting_ack, in_due_index, message_id, state, topic, payload)
 	SELECT i, now(), now(), now(), 1, 0, true, false, gen_random_uuid(), 'acked', 'orders', '{"order": 1, "status": "created"}'
 	FROM generate_series(-:acked, -1) AS i;
 SELECT count(*) FROM idem_publish_many('{orders}', array_fill('{"order": 1, "status": "created"}'::jsonb, ARRAY[:pending]));

@@ -8,28 +8,16 @@ import os
 import signal
 import socket
 import threading
-import time
 
 import psycopg2
 
+from checks import Broken, check, until
 from clients import Front
-from servers import PORTS, Broken
+from servers import PORTS
 
 IDEM_RUN = ("SELECT outcome, response_body FROM idem_run('shop', %s, "
             "'place_order(jsonb)', jsonb_build_object('key', %s))")
 WALSENDER = 'walsender '
-
-
-def check(true, *what):
-    if not true:
-        raise Broken(' '.join(str(word) for word in what))
-
-
-def until(look):
-    deadline = time.monotonic() + 30
-    while not look():
-        check(time.monotonic() < deadline, 'it takes too long')
-        time.sleep(0.05)
 
 
 def error_of(cursor, text, *values):
@@ -88,14 +76,15 @@ def read_only(servers):
     front = Front(servers.address, port=PORTS['standby'])
     key = 'on-a-standby-first'
     cursor = front.connect().cursor()
-    until(lambda: value(cursor, "SELECT to_regproc('idem_lookup')"))
+    until(lambda: value(cursor, "SELECT to_regproc('idem_lookup')"),
+          'the function is on the standby')
     code, said = error_of(cursor, "SELECT * FROM idem_claim('gate', %s)", key)
     check(code == '25006', code, said)
     primary = Front(servers.address).connect().cursor()
     check(value(primary, "SELECT outcome FROM idem_claim('gate', %s)",
                 key) == 'new', 'the refused claim is there')
     until(lambda: value(cursor, "SELECT state FROM idem_lookup('gate', %s)",
-                        key) == 'started')
+                        key) == 'started', 'the claim is on the standby')
     return said.splitlines()[0]
 
 
@@ -129,7 +118,7 @@ def cut_in_commit(servers):
             waiting.start()
             until(lambda: value(
                 watcher, 'SELECT wait_event FROM pg_stat_activity '
-                'WHERE pid = %s', pid) == 'SyncRep')
+                'WHERE pid = %s', pid) == 'SyncRep', 'COMMIT waits')
             twin = front.connect().cursor()
             twin.execute(claim, (key,))
             check(twin.fetchone()[0] == 'in_progress', 'told too early')
@@ -141,7 +130,8 @@ def cut_in_commit(servers):
             check(not waiting.is_alive(), 'COMMIT is not cut')
         finally:
             leader.signal(signal.SIGCONT, WALSENDER)
-        until(lambda: value(twin, claim, key) != 'in_progress')
+        until(lambda: value(twin, claim, key) != 'in_progress',
+              'the claim has ended')
         twin.execute(claim, (key,))
         outcome = twin.fetchone()
         check(outcome == ('replay', 'r1'), how, outcome)

@@ -16,6 +16,8 @@ import urllib.request
 import psycopg2
 import yaml
 
+from checks import Broken
+
 DATABASE = 'failover'
 SUPERUSER = 'postgres'
 HOSTS = (11, 12, 13)
@@ -44,7 +46,7 @@ max_wal_size = 64MB
 autovacuum_naptime = 5s
 client_connection_check_interval = 1s
 idempotency.databases = '%(database)s'
-idempotency.cleanup_interval = 500ms
+idempotency.cleanup_interval = 1s
 idempotency.outbox_retention = 2s
 idempotency.outbox_max_attempts = 1000
 '''
@@ -98,10 +100,6 @@ server_connect_timeout = 2
 server_login_retry = 0.2
 query_wait_timeout = 5
 '''
-
-
-class Broken(Exception):
-    """The servers do what they must not."""
 
 
 class Machine:

@@ -30,6 +30,7 @@ class JsonNumber {
 
 // Parse strictly.  An object becomes a Map, so that no name is special.
 function parse(text) {
+	// eslint-disable-next-line no-control-regex -- a string of JSON has none of them
 	const token = /[ \t\n\r]*(?:([{}[\],:])|("(?:[^"\\\u0000-\u001f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")|(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)(?![0-9.eE+-])|(true|false|null)(?![a-zA-Z0-9_]))/y;
 	let match = null;
 

@@ -19,10 +19,10 @@
 #include "utils/jsonb.h"
 #include "utils/memutils.h"
 
-#include "../../src/arguments.h"
-#include "../../src/canonical_json.h"
-#include "../../src/compat.h"
-#include "../../src/request_hash.h"
+#include "util/arguments.h"
+#include "hash/canonical_json.h"
+#include "util/compat.h"
+#include "hash/request_hash.h"
 
 PG_MODULE_MAGIC;
 

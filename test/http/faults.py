@@ -4,7 +4,6 @@ servers that are restarted: each effect once, each answer byte for byte."""
 import itertools
 import os
 import random
-import signal
 import subprocess
 import threading
 import time

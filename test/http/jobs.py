@@ -1,5 +1,6 @@
 """Two transactions, and a call of the bank between them."""
 
+import contextlib
 import signal
 import threading
 import time
@@ -64,40 +65,51 @@ def killed_in_call(world):
             world.ask(request, other).replays(first)
 
 
+@contextlib.contextmanager
+def killed_at(world, request, hook, hold, what):
+    """A shop that follows one which was killed at a trip to the database: at the
+    first call of the proxy's hook for which hold() is true."""
+    proxy = Proxy(world.pgbouncer and world.pgbouncer.port)
+    reached = threading.Event()
+
+    def hold_it(link, said):
+        if not hold(link, said):
+            return True
+        reached.set()
+        time.sleep(10)
+        return False
+
+    try:
+        with world.open(proxy.port, LEASE_MS=1000) as shop, wire.Connection(shop.port) as running:
+            setattr(proxy, hook, hold_it)
+            running.send(request.bytes())
+            if not reached.wait(20):
+                raise Broken('expected ' + what)
+            shop.kill()
+        with world.open(LEASE_MS=1000) as shop:
+            yield shop
+    finally:
+        proxy.end()
+
+
 @promise('a worker killed after the charge, before it knew: the bank is called once more with the same key',
          needs='database', why='the double ends with its process')
 def killed_after_call(world):
     request = job(new_key())
-    proxy = Proxy(world.pgbouncer and world.pgbouncer.port)
-    charged = threading.Event()
-
     banks = set()
 
-    def hold_the_charge(link, tag):
+    def charges(link, tag):
         if tag.startswith('INSERT') and 'charges' in link.query:
             banks.add(link)
-        if link in banks and (tag == 'COMMIT' or not link.began):
-            charged.set()
-            time.sleep(10)
-            return False
-        return True
+        return link in banks and (tag == 'COMMIT' or not link.began)
 
-    try:
-        with world.adds(charges=1, bank_calls=2):
-            with world.open(proxy.port, LEASE_MS=1000) as shop, wire.Connection(shop.port) as running:
-                proxy.done = hold_the_charge
-                running.send(request.bytes())
-                if not charged.wait(20):
-                    raise Broken('expected an INSERT INTO charges')
-                shop.kill()
-            with world.open(LEASE_MS=1000) as shop:
-                first = world.insist(request, shop)
-                key = result(first, attempt=2)
-                if calls(world, key) != 2:
-                    raise Broken('expected two calls with the key %s, found %d' % (key, calls(world, key)))
-                world.ask(request, shop).replays(first)
-    finally:
-        proxy.end()
+    with world.adds(charges=1, bank_calls=2), \
+            killed_at(world, request, 'done', charges, 'an INSERT INTO charges') as shop:
+        first = world.insist(request, shop)
+        key = result(first, attempt=2)
+        if calls(world, key) != 2:
+            raise Broken('expected two calls with the key %s, found %d' % (key, calls(world, key)))
+        world.ask(request, shop).replays(first)
 
 
 @promise('a step that is done is not done again by the next attempt', needs='database',
@@ -105,28 +117,13 @@ def killed_after_call(world):
 def step_kept(world):
     # Its completion fails until the worker dies; the step is in a checkpoint.
     request = job(new_key())
-    proxy = Proxy(world.pgbouncer and world.pgbouncer.port)
-    stopped = threading.Event()
 
-    def stop_at_the_completion(link, query):
-        if 'idem_complete' in query:
-            stopped.set()
-            time.sleep(10)
-            return False
-        return True
+    def completes(link, query):
+        return 'idem_complete' in query
 
-    try:
-        with world.adds(charges=1, bank_calls=1):
-            with world.open(proxy.port, LEASE_MS=1000) as shop, wire.Connection(shop.port) as running:
-                proxy.asked = stop_at_the_completion
-                running.send(request.bytes())
-                if not stopped.wait(20):
-                    raise Broken('expected a call of idem_complete')
-                shop.kill()
-            with world.open(LEASE_MS=1000) as shop:
-                result(world.insist(request, shop), attempt=2)
-    finally:
-        proxy.end()
+    with world.adds(charges=1, bank_calls=1), \
+            killed_at(world, request, 'asked', completes, 'a call of idem_complete') as shop:
+        result(world.insist(request, shop), attempt=2)
 
 
 @promise('heartbeats keep a job that takes longer than its lease')

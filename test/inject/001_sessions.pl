@@ -51,7 +51,7 @@ UNION ALL SELECT 'taken', topic FROM idem_outbox WHERE topic LIKE 'take%' AND at
 UNION ALL SELECT 'acked', topic FROM idem_outbox WHERE topic LIKE 'ack%' AND state = 'acked'
 UNION ALL SELECT 'requeued', topic FROM idem_outbox WHERE topic LIKE 'requeue%' AND state = 'pending'
 UNION ALL SELECT 'extended', topic FROM idem_outbox WHERE topic LIKE 'extend%' AND available_at > created_at + interval '90 minutes'
-UNION ALL SELECT 'untried', topic FROM idem_outbox WHERE topic LIKE 'give_back%' AND attempt = 1 AND leased IS NULL
+UNION ALL SELECT 'untried', topic FROM idem_outbox WHERE topic LIKE 'give_back%' AND attempt = 1 AND awaiting_ack IS NULL
 UNION ALL SELECT 'no counter', name FROM leaving WHERE NOT EXISTS (SELECT FROM idem_action_versions WHERE user_id = name)
 UNION ALL SELECT 'no action', name FROM leaving WHERE NOT EXISTS (SELECT FROM idem_user_actions WHERE user_id = name)
 UNION ALL SELECT 'gone', name FROM doomed WHERE NOT EXISTS (SELECT FROM idem_keys WHERE key = name);
@@ -205,7 +205,7 @@ foreach my $function (
 	[ 'ack', 'int', "idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE topic = n", 'acked' ],
 	[ 'leave', 'int', "idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE topic = n AND payload = '1'", 'acked' ],
 	[ 'requeue', 'int', "idem_outbox_requeue()", 'requeued' ],
-	[ 'give_back', 'int', "idem_outbox_give_back(array_agg(id), '{1}') FROM idem_outbox WHERE topic = n", 'untried' ],
+	[ 'give_back', 'int', "idem_outbox_release(array_agg(id), '{1}') FROM idem_outbox WHERE topic = n", 'untried' ],
 	[ 'cleanup', 'bigint', "keys_deleted FROM idem_cleanup()", 'gone' ],
 	[ 'forget', 'boolean', "idem_forget('shop', n)", 'gone' ],
 	[ 'forget_user', 'boolean', "idem_forget_user(n) = 2", 'no counter,no action' ],
@@ -317,7 +317,7 @@ my @cases = map { my $kind = $_->[0]; map { [ $kind, $_ ] } @$_[ 1 .. $#$_ ] } (
 	[ 'erase', qw(found-latest update-heap) ]);
 
 my %stopped_at = map { $_->[1] => 1 } @cases;
-is_deeply([ sort keys %stopped_at ], [ injection_points(grep { !/launcher|worker|shared_memory|wake/ } glob('src/*.c')) ],
+is_deeply([ sort keys %stopped_at ], [ injection_points(grep { !/launcher|worker|shared_memory|commit_notify/ } glob('src/*/*.c')) ],
 	'sessions stop at every point that there is');
 
 sub sql

@@ -21,7 +21,7 @@ $PostgreSQL::Test::Utils::timeout_default = 60;
 my $node = new_node('worker', conf => <<'CONF');
 restart_after_crash = on
 min_dynamic_shared_memory = 1MB
-idempotency.cleanup_interval = 50ms
+idempotency.cleanup_interval = 1s
 idempotency.cleanup_batch_size = 1
 idempotency.databases = 'postgres'
 log_line_prefix = '%m [%p] %b %e '
@@ -94,7 +94,7 @@ my @points = (
 	[ 'launcher', 'launcher-wait' ]);
 
 my %stopped_at = map { $_->[1] => 1 } @points;
-is_deeply([ grep { !$stopped_at{$_} } injection_points('src/launcher.c', 'src/worker.c', 'src/cleanup.c') ], [],
+is_deeply([ grep { !$stopped_at{$_} } injection_points('src/worker/launcher.c', 'src/worker/worker.c', 'src/maintenance/cleanup.c') ], [],
 	'workers stop at every point of theirs');
 
 foreach my $point (@points)

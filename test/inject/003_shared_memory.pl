@@ -25,7 +25,7 @@ my $claim = 'SELECT outcome FROM idem_claim(pg_backend_pid()::text, gen_random_u
 my $counted = 'SELECT coalesce(sum(claims_new), 0) FROM idem_stats WHERE datname = current_database()';
 
 $node->safe_psql('postgres', 'CREATE EXTENSION idempotency; CREATE EXTENSION injection_points');
-is_deeply([ injection_points('src/shared_memory.c') ], ['attach-memory'], 'sessions stop at every point that there is');
+is_deeply([ injection_points('src/util/shared_memory.c') ], ['attach-memory'], 'sessions stop at every point that there is');
 
 # Both the limit and the statistics ask for some.
 foreach my $fate ('cancel', 'terminate')

@@ -23,7 +23,7 @@ CONF
 my $point = 'idem-await-sleeps';
 
 $node->safe_psql('postgres', 'CREATE EXTENSION idempotency; CREATE EXTENSION injection_points');
-is_deeply([ injection_points('src/wake.c') ], ['await-sleeps'], 'sessions stop at every point that there is');
+is_deeply([ injection_points('src/util/commit_notify.c') ], ['await-sleeps'], 'sessions stop at every point that there is');
 
 sub sql
 {

@@ -23,8 +23,9 @@ from collections import Counter, defaultdict
 import psycopg2
 import psycopg2.extensions as ext
 
+import progress
 import sql
-import world                                    # for the types it registers
+import world                                    # noqa: F401: registers types
 from orders import GAVE_UP, Call, End, Snapshot, Transacted, explain
 from primitives import COLUMNS, MAX_ATTEMPTS
 
@@ -77,6 +78,8 @@ KINDS = {
 }
 NUMBERS = 'claim tokens and ids: each is above those that were drawn or ' \
     'raised before'
+PROGRESS = 'a few takes return all messages that are due, whatever else is ' \
+    'there'
 RECORDS = 'a record is there if and only if what was done with it is'
 
 # What must be there together, or not at all: each query finds what is not.
@@ -826,6 +829,18 @@ def check_ascent(drawn):
         raise Failure('a number was given twice')
 
 
+def check_progress(query):
+    for gid, in query('SELECT gid FROM pg_prepared_xacts '
+                      'WHERE database = current_database()'):
+        query("ROLLBACK PREPARED '%s'" % gid)
+    query("SELECT idem_publish('due', to_jsonb(i), 'key ' || i) "
+          "FROM generate_series(1, 10) AS i")
+    stuck = progress.stuck(query, hostile=True)
+    if stuck:
+        raise Failure('never taken: %s' % stuck[:5])
+    return 1
+
+
 def storms(callers, query, seconds):
     """dead leases have one heir each, however many go for them at once"""
     until, rounds = time.monotonic() + seconds, 0
@@ -896,9 +911,10 @@ def run(seed, seconds):
                 told - began, counts['rounds'], counts[CALLS]), flush=True)
     for caller in callers:
         caller.connect()
+    attempt(PROGRESS, lambda: check_progress(query))
     attempt(storms.__doc__, lambda: storms(callers, query, seconds / 4))
     for number, what in enumerate([CALLS, *KINDS.values(), NUMBERS, RECORDS,
-                                   storms.__doc__], 2):
+                                   PROGRESS, storms.__doc__], 2):
         if what not in failures and counts[what] == 0:
             failures[what] = 'nothing was checked'
         print('%sok %d - %s (%d checked)%s' % (

@@ -21,20 +21,21 @@ MAX_LEAD = HOUR                 # idempotency.max_action_id_lead
 MAX_RAISE = 2 ** 62 - 1
 MAX_ATTEMPTS = 3                # idempotency.outbox_max_attempts
 BACKOFF = SECOND
+MAX_RESUMED = 4                 # idempotency.max_attempts
 
 COLUMNS = {
-    'keys': ('claim_token created_at completed_at lease_expires_at expires_at '
-             'attempt response_status state scope key request_hash '
+    'keys': ('claim_token created_at completed_at lease_expires_at resume_at '
+             'expires_at attempt response_status state scope key request_hash '
              'response_headers response_body response_bytes error '
-             'recovery_point recovery_state').split(),
+             'recovery_point recovery_state request').split(),
     'action_versions': 'last_action_id user_id entity_type entity_id'.split(),
     'user_actions': ('last_action_id updated_at is_active user_id entity_type '
                      'entity_id action_type').split(),
     'aggregates': 'version aggregate'.split(),
     'client_sequences': 'last_client_seq aggregate client_id'.split(),
-    'tokens': 'expires_at scope token'.split(),
-    'outbox': ('id created_at available_at acked_at attempt attempts_before '
-               'leased message_id state topic message_key payload headers '
+    'tokens': 'expires_at used_at scope token'.split(),
+    'outbox': ('id created_at available_at acked_at attempt uncounted_attempts '
+               'awaiting_ack message_id state topic message_key payload headers '
                'last_error').split(),
 }
 
@@ -73,13 +74,14 @@ class Model(Store):
     # Request keys
     #
 
-    def claim(self, tx, key, request_hash, ttl, lease, wait):
+    def claim(self, tx, key, request_hash, ttl, lease, wait, request=None):
         self.check_writes(tx)
         key = ('keys',) + key
         while True:
             found, row, holder = self.find(tx, key)
             if found == NONE:
-                return self.take_claim(tx, key, None, request_hash, ttl, lease)
+                return self.take_claim(tx, key, None, request_hash, ttl, lease,
+                                       request)
             outcome = 'in_progress'
             shown = None
             if found == ROW:
@@ -88,7 +90,7 @@ class Model(Store):
                 if outcome == 'new':
                     if not holder:
                         return self.take_claim(tx, key, row, request_hash,
-                                               ttl, lease)
+                                               ttl, lease, request)
                     outcome, shown = 'in_progress', None
             if outcome == 'in_progress' and holder and wait:
                 if (yield Wait(holder, key, wait)):
@@ -105,6 +107,10 @@ class Model(Store):
         elif outcome == 'in_progress' and shown and key not in tx.writes:
             answer['lease_expires_at'] = shown['lease_expires_at']
         return self.claim_answer(answer)
+
+    def claim_stored(self, tx, key, request_hash, ttl, lease, wait, request):
+        return (yield from self.claim(tx, key, request_hash, ttl, lease, wait,
+                                      request))
 
     def claim_many(self, tx, scope, keys, hashes, ttl, lease):
         return (yield from self.in_order(tx, keys, [
@@ -143,14 +149,14 @@ class Model(Store):
             return 'in_progress'
         return 'new'
 
-    def take_claim(self, tx, key, old, request_hash, ttl, lease):
+    def take_claim(self, tx, key, old, request_hash, ttl, lease, request):
         moment = self.moment()
         ttl = DEFAULT_TTL if ttl is None else ttl
         lease = DEFAULT_LEASE if lease is None else lease
         row = dict.fromkeys(COLUMNS['keys'])
         row.update(claim_token=Token(self.token_before(tx)), state='started',
                    scope=key[1], key=key[2], attempt=1,
-                   request_hash=request_hash, created_at=Time(moment, 0),
+                   request_hash=request_hash, request=request, created_at=Time(moment, 0),
                    expires_at=Time(moment, ttl),
                    lease_expires_at=Time(moment, min(ttl, lease)))
         if old and not self.is_past(old['expires_at']):
@@ -160,6 +166,10 @@ class Model(Store):
                        recovery_state=old['recovery_state'])
             if request_hash is None:
                 row['request_hash'] = old['request_hash']
+            if request is None:
+                row['request'] = old['request']
+        if row['request'] is not None:
+            row['resume_at'] = row['lease_expires_at']
         self.write(tx, key, row)
         tx.claims.add(row['claim_token'])
         return self.claim_answer(dict(row, outcome='new'))
@@ -200,12 +210,21 @@ class Model(Store):
                 break
             yield Wait(holder, key)
         row = dict(row, state=end, **change())
+        self.cap_lease(row)
+        if end == 'completed':
+            row.update(request=None, resume_at=None)
+        elif row['request'] is not None:
+            row['resume_at'] = row['lease_expires_at'] or \
+                Time(self.moment(), 0)
+        self.write(tx, key, row)
+        return row
+
+    @staticmethod
+    def cap_lease(row):
         lease = row['lease_expires_at']
         if lease and lease.moment.low + lease.after > \
                 row['expires_at'].moment.low + row['expires_at'].after:
             row['lease_expires_at'] = row['expires_at']
-        self.write(tx, key, row)
-        return row
 
     def complete(self, tx, key, status, body, headers, token):
         self.check_writes(tx)
@@ -285,7 +304,8 @@ class Model(Store):
             if row is None:
                 return False,
             erased = dict(row, response_headers=None, response_body=None,
-                          response_bytes=None, error=None, recovery_state=None)
+                          response_bytes=None, error=None, recovery_state=None,
+                          request=None, resume_at=None)
             if row['state'] == 'completed':
                 erased['state'] = 'erased'
             if erased == row:
@@ -294,6 +314,66 @@ class Model(Store):
                 self.write(tx, key, erased)
                 return True,
             yield Wait(holder, key)
+
+    def resumable(self, tx, scopes):
+        """What a resume without a limit would take."""
+        keys = set(k for k in self.versions if k[0] == 'keys')
+        keys.update(k for k in tx.writes if k[0] == 'keys')
+        for key in sorted(keys):
+            if tx.level == 'rc':
+                row = tx.writes[key] if key in tx.writes else \
+                    self.latest(key)[1]
+            else:
+                row = self.visible(tx, key)
+            if row is None or row['request'] is None or \
+                    row['attempt'] >= MAX_RESUMED or \
+                    (scopes is not None and row['scope'] not in scopes) or \
+                    not (key in tx.writes or key not in self.holders and
+                         (tx.level == 'rc' or self.is_writable(tx, key))):
+                continue
+            if row['state'] == 'failed' or (
+                    row['state'] == 'started' and key not in tx.writes and
+                    self.is_past(row['lease_expires_at'])):
+                if not self.is_past(row['expires_at']):
+                    yield key, row
+
+    def resume(self, tx, limit, lease, scopes, wait):
+        """A resume that waits is one that is made when the wait ends."""
+        self.check_writes(tx)
+        rows = dict(self.resumable(tx, scopes))
+        lease = DEFAULT_LEASE if lease is None else lease
+
+        def accept(answer, is_dead):
+            keys = [('keys',) + answered[:2] for answered in answer]
+            if len(keys) != min(limit, len(rows)) or \
+                    len(set(keys)) != len(keys) or not set(keys) <= set(rows):
+                return 'to be resumed: %s' % list(rows)
+            times = [rows[key]['resume_at'] for key in keys]
+            left = [row['resume_at'] for key, row in rows.items()
+                    if key not in keys]
+            for place, time in enumerate(times):
+                if any(later.is_before(time)
+                       for later in times[place + 1:] + left):
+                    return 'not the oldest first'
+            for key, answered in zip(keys, answer):
+                row = dict(rows[key], claim_token=Token(self.last_token),
+                           state='started', error=None,
+                           attempt=rows[key]['attempt'] + 1,
+                           lease_expires_at=Time(self.moment(), lease))
+                self.cap_lease(row)
+                row['resume_at'] = row['lease_expires_at']
+                if not matches(tuple(row[c] for c in (
+                        'scope', 'key', 'claim_token', 'attempt', 'request',
+                        'recovery_point', 'recovery_state', 'created_at',
+                        'lease_expires_at')), answered):
+                    return 'not this claim: %s' % row
+                self.last_token = answered[2]
+                self.write(tx, key, row)
+                tx.claims.add(row['claim_token'])
+            return None
+
+        return accept
+        yield
 
     #
     # User actions
@@ -476,9 +556,17 @@ class Model(Store):
                 break
             yield Wait(holder, key)
         ttl = TOKEN_TTL if ttl is None else ttl
-        self.write(tx, key, dict(expires_at=Time(self.moment(), ttl),
+        moment = self.moment()
+        self.write(tx, key, dict(expires_at=Time(moment, ttl),
+                                 used_at=Time(moment, 0),
                                  scope=scope, token=token))
         return True,
+
+    def once_at(self, tx, scope, token):
+        row = self.visible(tx, ('tokens', scope, token))
+        return row and not self.is_past(row['expires_at']) and \
+            row['used_at'] or None,
+        yield
 
     def once_many(self, tx, scope, tokens, ttl):
         """Visits them in one order, whatever order they came in."""
@@ -517,7 +605,7 @@ class Model(Store):
         self.write(tx, ('outbox', ident), dict(
             id=ident, created_at=Time(moment, 0),
             available_at=Time(moment, delay or 0), acked_at=None,
-            attempt=0, attempts_before=0, leased=None, message_id=message_id,
+            attempt=0, uncounted_attempts=0, awaiting_ack=None, message_id=message_id,
             state='pending', topic=topic, message_key=message_key,
             payload=payload, headers=headers, last_error=None))
 
@@ -623,7 +711,7 @@ class Model(Store):
         a take that has changed that.
         """
         if row['message_key'] is not None and self.may_pass(tx, row) and (
-                row['state'] == 'dead' or not row['leased'] or
+                row['state'] == 'dead' or not row['awaiting_ack'] or
                 self.is_past(row['available_at'])):
             raise Ambiguous('a take may have written to it')
 
@@ -658,7 +746,7 @@ class Model(Store):
                     ident = key[1]
                     if ident in got:
                         row = dict(row, attempt=row['attempt'] + 1,
-                                   leased=True, available_at=Time(moment, lease))
+                                   awaiting_ack=True, available_at=Time(moment, lease))
                         if not matches(tuple(row[c] for c in (
                                 'id', 'message_id', 'topic', 'message_key',
                                 'payload', 'headers', 'attempt',
@@ -712,7 +800,7 @@ class Model(Store):
             row, holder = self.find_latest(tx, key)
             if row is None or row['state'] == 'acked' or \
                     attempt not in (None, row['attempt']) or \
-                    attempt is not None and row['leased'] is None:
+                    attempt is not None and row['awaiting_ack'] is None:
                 return 'lost',
             if row['state'] == 'dead':
                 return 'dead',
@@ -727,7 +815,7 @@ class Model(Store):
             backoff = BACKOFF * 2 ** max(attempts(row) - 1, 0)
             available = Time(moment, backoff // 2, backoff)
         self.write(tx, key, dict(row, state=state, available_at=available,
-                                 leased=row['leased'] and False,
+                                 awaiting_ack=row['awaiting_ack'] and False,
                                  last_error=row['last_error']
                                  if error is None else error))
         return state,
@@ -748,8 +836,8 @@ class Model(Store):
                     self.check_signpost(tx, row)
                     count += 1
                     self.write(tx, key, dict(
-                        row, state='pending', attempts_before=row['attempt'],
-                        leased=None, available_at=Time(self.moment(), 0)))
+                        row, state='pending', uncounted_attempts=row['attempt'],
+                        awaiting_ack=None, available_at=Time(self.moment(), 0)))
                     break
                 yield Wait(holder, key)
         return count,
@@ -763,8 +851,8 @@ class Model(Store):
 
     def give_back(self, tx, idents, attempts):
         def untried(row):
-            return dict(row, attempts_before=row['attempts_before'] + 1,
-                        leased=None, available_at=Time(self.moment(), 0))
+            return dict(row, uncounted_attempts=row['uncounted_attempts'] + 1,
+                        awaiting_ack=None, available_at=Time(self.moment(), 0))
 
         held = yield from self.write_held(tx, idents, attempts, untried)
         return len(held),
@@ -780,7 +868,7 @@ class Model(Store):
             while True:
                 row, holder = self.find_latest(tx, key)
                 if row is None or row['state'] != 'pending' or \
-                        not row['leased']:
+                        not row['awaiting_ack']:
                     break
                 if self.is_past(row['available_at']) if attempts is None \
                         else row['attempt'] != attempts[place]:
@@ -847,7 +935,7 @@ def attempts(row):
     How often the message was taken since it was published or requeued, and not
     given back.
     """
-    return row['attempt'] - row['attempts_before']
+    return row['attempt'] - row['uncounted_attempts']
 
 
 def is_row(table, row, found):

@@ -17,6 +17,8 @@ KEYS = {
 # name of the model's method -> SQL; one %s an argument, tuples take several
 CALLS = {
     'claim': 'SELECT * FROM idem_claim(%s, %s, %s, %i, %i, %i)',
+    'claim_stored': 'SELECT * FROM idem_claim(%s, %s, %s, %i, %i, %i, %s)',
+    'resume': 'SELECT * FROM idem_resume(%s, %i, %a::text[], %i)',
     'claim_many': 'SELECT outcome, claim_token, attempt, response_status, '
                   'response_headers, response_body, response_bytes, '
                   'recovery_point, recovery_state, lease_expires_at, '
@@ -41,6 +43,7 @@ CALLS = {
     'append': 'SELECT * FROM idem_try_append(%s, %s, %s, %s, %s, %s, %i)',
     'last_client_seq': 'SELECT idem_last_client_seq(%s, %s)',
     'once': 'SELECT idem_once(%s, %t, %i)',
+    'once_at': 'SELECT idem_once_at(%s, %s)',
     'once_many': 'SELECT idem_once_many(%s, %a::text[], %i)',
     'publish': 'SELECT idem_publish(%s, %s, %s, %s, %i), '
                "currval('idem_outbox_ids')",
@@ -53,7 +56,7 @@ CALLS = {
     'requeue': 'SELECT idem_outbox_requeue(%a::bigint[])',
     'extend': 'SELECT * FROM idem_outbox_extend(%a::bigint[], %i, '
               '%a::int[])',
-    'give_back': 'SELECT idem_outbox_give_back(%a::bigint[], %a::int[])',
+    'give_back': 'SELECT idem_outbox_release(%a::bigint[], %a::int[])',
     'raise_tokens': 'SELECT idem_raise_claim_tokens(%s)',
     'cleanup': 'SELECT * FROM idem_cleanup()',
 }
@@ -208,12 +211,12 @@ def label(name, answer):
     """What to count the answer under."""
     if isinstance(answer, str):
         return answer
-    if name in ('claim', 'append', 'nack', 'fail_claim', 'complete',
+    if name in ('claim', 'claim_stored', 'append', 'nack', 'fail_claim', 'complete',
                 'release', 'once', 'advance', 'act'):
         return str(answer[0][2 if name == 'act' else 0])
     if name == 'lookup':
         return str(answer[0][0])
-    if name in ('take', 'once_many', 'extend', 'advance_many', 'set_many',
+    if name in ('take', 'resume', 'once_many', 'extend', 'advance_many', 'set_many',
                 'claim_many', 'complete_many'):
         return 'some' if answer else 'none'
     if name in ('give_back', 'forget_user'):

@@ -15,7 +15,7 @@ KEYS = [('shop', 'key-0000000000-%d' % n) for n in (1, 2)] + \
 HASHES = [None, None, b'\x01' * 32, b'\x01' * 32, b'\x01' * 32, b'\x02' * 32]
 TTLS = [None] * 6 + [HOUR, HOUR, 0]
 LEASES = [None, None, 0, 2 * HOUR, 600 * SECOND]
-WAITS = [None, None, 0, HOUR, HOUR, HOUR]
+WAITS = [None, None, 0] + 3 * [600 * SECOND]
 TOKENS = ['current'] * 8 + ['none'] * 3 + ['stale', 'never', 'foreign']
 TYPES = ['like', 'dislike', 'share']
 ENTITIES = [('ann', 'post', '1'), ('ann', 'post', '2'), ('bob', 'post', '1')]
@@ -27,8 +27,8 @@ TOPICS = ['orders', 'mails']
 FITTING = {
     None: ('claim',),
     'started': ('complete', 'complete', 'checkpoint', 'checkpoint',
-                'fail_claim', 'heartbeat'),
-    'failed': ('claim', 'claim', 'lookup', 'erase'),
+                'fail_claim', 'heartbeat', 'resume'),
+    'failed': ('claim', 'claim', 'lookup', 'erase', 'resume', 'resume'),
     'completed': ('claim', 'claim', 'erase'),
     'erased': ('claim',),
 }
@@ -39,8 +39,8 @@ def claims(rng, world, tx):
     token = rng.choice(TOKENS)
     kind = rng.choices(
         ('claim', 'complete', 'checkpoint', 'heartbeat', 'fail_claim',
-         'release', 'lookup', 'forget', 'erase'),
-        (34, 14, 5, 5, 7, 6, 8, 1, 3))[0]
+         'release', 'lookup', 'forget', 'erase', 'resume'),
+        (34, 14, 5, 5, 7, 6, 8, 1, 3, 8))[0]
     if rng.random() < 0.5:
         row = tx and tx.writes.get(('keys',) + key) or \
             world.model.latest(('keys',) + key)[1]
@@ -59,8 +59,16 @@ def claims(rng, world, tx):
             else [token] * len(keys))
     if kind == 'claim':
         wait = SHORT if rng.random() < 0.03 else rng.choice(WAITS)
-        return kind, (key, rng.choice(HASHES), rng.choice(TTLS),
-                      rng.choice(LEASES), wait)
+        args = (key, rng.choice(HASHES), rng.choice(TTLS),
+                rng.choice(LEASES), wait)
+        if rng.random() < 0.5:
+            return 'claim_stored', args + ('{"n": %d}' % rng.randint(0, 99),)
+        return kind, args
+    if kind == 'resume':
+        return kind, (rng.choice((1, 2, 100, 100)), rng.choice(LEASES),
+                      rng.choice((None, None, ['shop'], ['shop', 'bank',
+                                                         'shop'])),
+                      rng.choice((None, None, None, SHORT)))
     if kind == 'complete':
         body = rng.choice((None, 'text \u00fc', '', b'', b'\x00\xff\\'))
         return kind, (key, rng.choice((200, 402)), body,
@@ -127,10 +135,12 @@ def sequences(rng, world, tx):
 
 def tokens(rng, world, tx):
     scope, ttl = 'form', rng.choice((None, None, None, HOUR, 0))
+    if rng.random() < 0.15:
+        return 'once_at', (scope, rng.choice('abcde'))
     if rng.random() < 0.6:
         return 'once', (scope, rng.choice('abcde'), ttl)
     return 'once_many', (scope, rng.choices('abcde', k=rng.randint(0, 4)),
-                          ttl)
+                         ttl)
 
 
 def outbox(rng, world, tx, published=8):

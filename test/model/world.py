@@ -19,6 +19,7 @@ from datetime import datetime, timedelta, timezone
 import psycopg2
 import psycopg2.extensions as ext
 
+import progress
 import sql
 from primitives import COLUMNS, Model, is_row, matches
 from store import (MARGIN, SECOND, Ambiguous, LeaseWait, Moment, Refused,
@@ -62,6 +63,7 @@ class Session:
             '', application_name='model ' + self.name, async_=1, options=(
                 '-c timezone=UTC -c deadlock_timeout=1h '
                 '-c idempotency.outbox_max_attempts=3 '
+                '-c idempotency.max_attempts=4 '
                 '-c idempotency.max_action_id_lead=1h'))
         self.poll(PATIENCE)
         self.cursor = self.connection.cursor()
@@ -187,6 +189,7 @@ class World:
                 ended = True
         assert not any(session.blocked for session in self.sessions)
         self.compare()
+        self.progress(hostile=True)
         self.empty()
 
     def empty(self):
@@ -218,6 +221,20 @@ class World:
                         not is_row(table, wanted, rows[key]):
                     raise Difference('row of idem_%s\nexpected %s\nfound    %s'
                                      % (table, wanted, rows.get(key)))
+
+    def progress(self, hostile=False):
+        """
+        If no transaction is open, some takes return all messages that are due
+        and not behind others, perhaps beside "hostile" ones.  Takes it back.
+        """
+        if self.prepared or any(session.tx or session.blocked
+                                for session in self.sessions):
+            return
+        stuck = progress.stuck(
+            lambda text: self.check(self.admin.run(text)), hostile)
+        if stuck:
+            raise Difference('never taken: %s' % stuck)
+        self.count('progress')
 
     #
     # Steps
@@ -390,7 +407,7 @@ class World:
     def step_age(self, table, number, column, how_far):
         """
         Time passes for one row: the administrator moves a time back.  Not
-        by a second, or a take could have passed it (see outbox_mark.c).
+        by a second, or a take could have passed it (see due_low_water.c).
         """
         keys = sorted(self.model.table(table))
         if number >= len(keys):
@@ -406,16 +423,22 @@ class World:
             return False
         self.aged += 1
         value = self.model.now - how_far - SECOND // 2 + self.aged
+        columns = [column]
+        if column == 'lease_expires_at' and row['resume_at'] is not None:
+            columns.append('resume_at')
         # Nor does a signpost of its lane know of that.
         self.check(self.admin.run(
-            "UPDATE idem_%s SET %s = 'epoch'::timestamptz "
-            "+ %d * '1 microsecond'::interval%s WHERE %s" % (
-                table, column, value,
-                ", ready = ready OR state = 'pending'"
+            "UPDATE idem_%s SET %s%s WHERE %s" % (
+                table, ', '.join(
+                    "%s = 'epoch'::timestamptz "
+                    "+ %d * '1 microsecond'::interval" % (c, value)
+                    for c in columns),
+                ", in_due_index = in_due_index OR state = 'pending'"
                 if table == 'outbox' else '', ' AND '.join(
                     '%s = %s' % (c, sql.literal(v))
                     for c, v in zip(sql.KEYS[table], key[1:])))))
-        self.model.set_row(key, {**row, column: Time(Moment(value, value), 0)})
+        self.model.set_row(key, {**row, **{
+            c: Time(Moment(value, value), 0) for c in columns}})
         self.count('aged')
 
     def step_compare(self):
@@ -625,7 +648,10 @@ class World:
             else:
                 model.rollback(call.tx)
             return
-        if call.name == 'claim' and answer[0][0] == 'new':
+        if call.name == 'resume':
+            for scope, key, token, *_ in answer:
+                self.tokens.setdefault((scope, key), []).append(token)
+        if call.name in ('claim', 'claim_stored') and answer[0][0] == 'new':
             token = answer[0][1]
             model.last_token = token
             self.tokens.setdefault(sql.key_of(call), []).append(token)

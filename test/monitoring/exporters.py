@@ -8,12 +8,13 @@ import xml.dom.minidom
 
 import configuration
 import picture
-from world import DATABASE, Broken, expect, until
+from checks import Broken, check, until
+from world import DATABASE
 
 
 def configurations_ask_the_same(world):
-    expect('both exporters send the same query',
-           configuration.query('sql_exporter.yml') == configuration.query('postgres_exporter.yml'))
+    check(configuration.query('sql_exporter.yml') == configuration.query('postgres_exporter.yml'),
+          'both exporters send the same query')
 
 
 def all_is_started(world):
@@ -35,11 +36,11 @@ def wanted(world):
     """What there is to be served: name and labels."""
     figures = {(name, tuple(sorted(labels.items()))): value for name, labels, value in world.query(
         'SELECT name, labels, value FROM idem_metric_samples()')}
-    for check, *values in world.query("""
+    for check_name, *values in world.query("""
             SELECT check_name, array_position(ARRAY['ok', 'warning', 'critical'], status) - 1, value, threshold FROM idem_health()"""):
         for name, value in zip(('status', 'value', 'threshold'), values):
             if value is not None:
-                figures['idempotency_health_' + name, (('check', check), ('datname', DATABASE))] = value
+                figures['idempotency_health_' + name, (('check', check_name), ('datname', DATABASE))] = value
     return figures
 
 
@@ -63,14 +64,14 @@ def every_figure_is_served(world):
                 math.isclose(is_[key], value, rel_tol=1e-9) for key, value in should.items()
                 if not any(word in key[0] for word in moving))
         try:
-            until('job %s serves what there is' % job, same, 30)
+            until(same, 'job %s serves what there is' % job, 30)
         except Broken as broken:
             should, is_ = wanted(world), served(world, job)
             differ = {key: (value, is_[key]) for key, value in should.items() if key in is_ and is_[key] != value}
             raise Broken('%s\nmissing: %s\ntoo much: %s\nother: %s' % (
                 broken, sorted(should.keys() - is_.keys()), sorted(is_.keys() - should.keys()), differ)) from None
     names = {name for name, _ in wanted(world)}
-    expect('there are some: %d' % len(names), len(names) >= 25)
+    check(len(names) >= 25, 'there are some:', len(names))
 
 
 def the_role_sees_figures_only(world):
@@ -78,9 +79,9 @@ def the_role_sees_figures_only(world):
         done = subprocess.run(['psql', '-X', '-U', 'prometheus', '-d', DATABASE, '-c', 'SET search_path = idem', '-c', statement],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
         return 'permission denied' in done.stderr
-    for statement in ('SELECT * FROM idem_keys', 'SELECT * FROM idem_stuck()', 'SELECT idem_stats_reset()',
+    for statement in ('SELECT * FROM idem_keys', 'SELECT * FROM idem_abandoned()', 'SELECT idem_stats_reset()',
                       "SELECT idem_claim('s', 'key-of-monitoring')", 'SELECT * FROM idem_outbox'):
-        expect('refused: ' + statement, refused(statement))
+        check(refused(statement), 'refused:', statement)
 
 
 def panels_have_something_to_show(world):
@@ -88,10 +89,10 @@ def panels_have_something_to_show(world):
     for title, _, queries in configuration.panels():
         for expression, _ in queries:
             result = world.ask('query', query=expression)['result']
-            expect('panel "%s" has something to show: %s' % (title, expression), result)
+            check(result, 'panel "%s" has something to show: %s' % (title, expression))
     # The delivered messages are seen through the relay, too.
     delivered = world.ask('query', query='sum(idem_relay_sink_delivered_total)')['result']
-    expect('the relay has delivered', delivered and float(delivered[0]['value'][1]) > 0)
+    check(delivered and float(delivered[0]['value'][1]) > 0, 'the relay has delivered')
 
 
 def alert_of_the_real_thing(world):
@@ -100,10 +101,10 @@ def alert_of_the_real_thing(world):
         found = [alert for alert in world.ask('alerts')['alerts']
                  if alert['labels']['alertname'] == 'IdempotencyTableUnusable' and alert['labels']['table'] == 'idem_tokens']
         return bool(found)
-    expect('no alert before', not state())
+    check(not state(), 'no alert before')
     world.query('ALTER TABLE idem_tokens ENABLE ROW LEVEL SECURITY')
     try:
-        until('an alert about the table', state, 90)
+        until(state, 'an alert about the table', 90)
     finally:
         world.query('ALTER TABLE idem_tokens DISABLE ROW LEVEL SECURITY')
 
@@ -118,9 +119,9 @@ def the_picture_is_drawn(world):
     text = ' '.join(node.firstChild.data for tag in ('text', 'tspan', 'title') for node in document.getElementsByTagName(tag)
                     if node.firstChild is not None and node.firstChild.nodeType == node.TEXT_NODE)
     for title, _, _ in configuration.panels():
-        expect('the picture has "%s"' % title, title in text)
+        check(title in text, 'the picture has "%s"' % title)
     curves = [node for node in document.getElementsByTagName('path') if node.getAttribute('d').count('L') > 5]
-    expect('and curves: %d' % len(curves), len(curves) >= len(list(configuration.panels())))
+    check(len(curves) >= len(list(configuration.panels())), 'and curves:', len(curves))
 
 
 TESTS = [

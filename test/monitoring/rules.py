@@ -5,7 +5,7 @@ import re
 import subprocess
 
 import configuration
-from world import Broken, expect
+from checks import Broken, check
 
 
 def promtool(*arguments):
@@ -30,7 +30,7 @@ def rules_fire_when_they_should(world):
     tests = configuration.read('alerts_test.yml')
     for alert in alerts():
         found = re.findall(r'- alertname: %s\n *eval_time: \w+\n *exp_alerts:(.*)' % alert, tests)
-        expect('%s is tested to fire, and to be silent: %r' % (alert, found), sorted(found) == ['', ' []'])
+        check(sorted(found) == ['', ' []'], '%s is tested to fire, and to be silent: %r' % (alert, found))
 
 
 def a_rule_that_is_wrong_is_noticed(world):
@@ -43,15 +43,15 @@ def a_rule_that_is_wrong_is_noticed(world):
     world.file('alerts_test.yml', head + tail.partition('  # ')[0])
     done = subprocess.run(['promtool', 'test', 'rules', 'alerts_test.yml'], cwd=os.path.dirname(path),
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    expect('promtool fails, with its name', done.returncode != 0 and 'IdempotencyOutboxDeep' in done.stdout)
+    check(done.returncode != 0 and 'IdempotencyOutboxDeep' in done.stdout, 'promtool fails, with its name')
 
 
 def each_alert_has_a_page(world):
     with open(os.path.join(configuration.DIRECTORY, '..', 'docs', 'operations.md'), encoding='utf-8') as page:
         headings = re.findall(r'^#### (\w+)\n\n\w', page.read(), re.M)
     runbooks = re.findall(r'runbook: docs/operations\.md#(\w+)', configuration.read('alerts.yml'))
-    expect('one runbook an alert', runbooks == [alert.lower() for alert in alerts()])
-    expect('the headings are the alerts', headings == alerts())
+    check(runbooks == [alert.lower() for alert in alerts()], 'one runbook an alert')
+    check(headings == alerts(), 'the headings are the alerts')
 
 
 TESTS = [

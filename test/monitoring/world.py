@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,41 +17,10 @@ import urllib.request
 import psycopg2
 
 import configuration
+from checks import Broken, Session, free_port, until
 
 SCHEMA = 'idem'
 DATABASE = 'shop'
-
-
-class Broken(Exception):
-    """A promise was not kept; the text says which."""
-
-
-def expect(what, condition):
-    if not condition:
-        raise Broken(what)
-
-
-def until(what, condition, seconds=60):
-    """Wait for it to become true; returns its value."""
-    end = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > end:
-            raise Broken('not within %s s: %s' % (seconds, what))
-        time.sleep(0.2)
-
-
-def free_port():
-    """None that a connection may be given by the system."""
-    while True:
-        with socket.socket() as probe:
-            try:
-                probe.bind(('127.0.0.1', random.randrange(20000, 32000)))
-                return probe.getsockname()[1]
-            except OSError:
-                pass
 
 
 def fetch(url):
@@ -76,23 +44,18 @@ class World:
     # The database
 
     def create(self):
-        admin = psycopg2.connect('')
-        admin.autocommit = True
-        cursor = admin.cursor()
-        cursor.execute('CREATE ROLE prometheus LOGIN')
-        cursor.execute('CREATE DATABASE ' + DATABASE)
-        admin.close()
-        self.admin = psycopg2.connect(dbname=DATABASE)
-        self.admin.autocommit = True
+        session = Session()
+        session.run('CREATE ROLE prometheus LOGIN')
+        session.run('CREATE DATABASE ' + DATABASE)
+        session.close()
+        self.admin = Session('dbname=' + DATABASE)
         self.query('CREATE SCHEMA %s' % SCHEMA)
         self.query('CREATE EXTENSION idempotency SCHEMA %s' % SCHEMA)
         self.query('SET search_path = %s' % SCHEMA)
         self.query("SELECT idem_grant_monitor('prometheus')")
 
     def query(self, text, *values):
-        with self.admin.cursor() as cursor:
-            cursor.execute(text, values or None)
-            return cursor.fetchall() if cursor.description else None
+        return self.admin.run(text, *values)
 
     def address(self):
         return 'postgres://prometheus@/%s?host=%s&port=%s&sslmode=disable&search_path=%s' % (
@@ -120,7 +83,7 @@ class World:
             text = fetch('http://127.0.0.1:%d%s' % (self.ports[name], path))
             return text if text is not None and word in text else None
         try:
-            return until('%s answers with %r' % (name, word), look)
+            return until(look, '%s answers with %r' % (name, word))
         except Broken as broken:
             raise Broken('%s\n%s' % (broken, self.said(name))) from None
 

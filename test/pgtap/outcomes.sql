@@ -137,6 +137,17 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION pg_temp.claim(key text, arguments text DEFAULT 'NULL')
+RETURNS jsonb
+LANGUAGE sql
+RETURN pg_temp.shown(format('SELECT * FROM idem_claim(''outcomes'', %L, %s)',
+	'key-of-' || key, arguments));
+
+CREATE FUNCTION pg_temp.lookup(key text) RETURNS jsonb
+LANGUAGE sql
+RETURN pg_temp.shown(format('SELECT * FROM idem_lookup(''outcomes'', %L)',
+	'key-of-' || key));
+
 CREATE FUNCTION pg_temp.token(key text) RETURNS bigint
 LANGUAGE sql
 RETURN (SELECT claim_token FROM idem_keys AS k
@@ -165,45 +176,38 @@ EXCEPTION WHEN OTHERS THEN
 END
 $$;
 
+-- The answer to a claim that finds nothing.
+CREATE FUNCTION pg_temp.fresh() RETURNS jsonb
+LANGUAGE sql
+RETURN '{"outcome": "new", "claim_token": "set", "attempt": 1,
+	"lease_expires_at": "set", "expires_at": "set"}'::jsonb;
+
 SELECT plan(251);
 
 --
 -- idem_claim: found nothing, an expired record, a failed one, an abandoned one
 --
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-own-claim', pg_temp.this_hash())$$),
-	'{"outcome": "new", "claim_token": "set", "attempt": 1,
-		"lease_expires_at": "set", "expires_at": "set"}',
-	'a claim that finds nothing is new');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-expired-completed', pg_temp.this_hash())$$),
-	'{"outcome": "new", "claim_token": "set", "attempt": 1,
-		"lease_expires_at": "set", "expires_at": "set"}',
+SELECT is(pg_temp.claim('own-claim', 'pg_temp.this_hash()'),
+	pg_temp.fresh(), 'a claim that finds nothing is new');
+SELECT is(pg_temp.claim('expired-completed', 'pg_temp.this_hash()'),
+	pg_temp.fresh(),
 	'a claim that finds an expired record is new, and starts afresh');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-expired-erased', pg_temp.other_hash())$$),
-	'{"outcome": "new", "claim_token": "set", "attempt": 1,
-		"lease_expires_at": "set", "expires_at": "set"}',
-	'the hash of an expired record is forgotten');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-expired-failed')$$),
-	'{"outcome": "new", "claim_token": "set", "attempt": 1,
-		"lease_expires_at": "set", "expires_at": "set"}',
+SELECT is(pg_temp.claim('expired-erased', 'pg_temp.other_hash()'),
+	pg_temp.fresh(), 'the hash of an expired record is forgotten');
+SELECT is(pg_temp.claim('expired-failed'),
+	pg_temp.fresh(),
 	'attempts and checkpoint of an expired record are forgotten');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_lookup('outcomes',
-		'key-of-expired-erased')$$),
+SELECT is(pg_temp.lookup('expired-erased'),
 	jsonb_build_object('state', 'started', 'attempt', 1,
 		'request_hash', pg_temp.other_hash(), 'created_at', 'set',
 		'lease_expires_at', 'set', 'expires_at', 'set'),
 	'of an expired record nothing is left after a claim');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-failed-attempt', pg_temp.this_hash())$$),
+SELECT is(pg_temp.claim('failed-attempt', 'pg_temp.this_hash()'),
 	'{"outcome": "new", "claim_token": "set", "attempt": 2,
 		"recovery_point": "charged", "recovery_state": {"charge": 7},
 		"lease_expires_at": "set", "expires_at": "set"}',
 	'a claim that finds a failed record is new, and resumes');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-abandoned-claim', pg_temp.this_hash())$$),
+SELECT is(pg_temp.claim('abandoned-claim', 'pg_temp.this_hash()'),
 	'{"outcome": "new", "claim_token": "set", "attempt": 2,
 		"recovery_point": "charged", "recovery_state": {"charge": 7},
 		"lease_expires_at": "set", "expires_at": "set"}',
@@ -212,8 +216,7 @@ SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
 --
 -- idem_claim: the other rows
 --
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-completed-text', pg_temp.this_hash())$$),
+SELECT is(pg_temp.claim('completed-text', 'pg_temp.this_hash()'),
 	jsonb_build_object('outcome', 'replay', 'response_status', 201,
 		'response_headers', '{"Location": "/orders/1"}'::jsonb,
 		'response_body', E'{ "order" :\t1.00 }\n', 'expires_at', 'set'),
@@ -222,13 +225,11 @@ SELECT results_eq($$SELECT response_headers::text, response_body
 		FROM idem_claim('outcomes', 'key-of-completed-text')$$,
 	$$VALUES ('{"Location" :  "/orders/1"}', E'{ "order" :\t1.00 }\n')$$,
 	'headers and body are replayed byte for byte');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-completed-bytes', pg_temp.this_hash())$$),
+SELECT is(pg_temp.claim('completed-bytes', 'pg_temp.this_hash()'),
 	'{"outcome": "replay", "response_status": 200,
 		"response_bytes": "\\x00ff0a", "expires_at": "set"}',
 	'a bytea body is replayed in response_bytes');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-completed-empty', pg_temp.this_hash())$$),
+SELECT is(pg_temp.claim('completed-empty', 'pg_temp.this_hash()'),
 	'{"outcome": "replay", "response_status": 204, "expires_at": "set"}',
 	'a response without headers and body is replayed so');
 SELECT is((SELECT c.expires_at FROM idem_claim('outcomes',
@@ -236,16 +237,13 @@ SELECT is((SELECT c.expires_at FROM idem_claim('outcomes',
 	(SELECT k.expires_at FROM idem_keys AS k
 		WHERE k.key = 'key-of-completed-text'),
 	'a replay tells when the record expires');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-erased-response', pg_temp.this_hash())$$),
+SELECT is(pg_temp.claim('erased-response', 'pg_temp.this_hash()'),
 	'{"outcome": "erased", "response_status": 201, "expires_at": "set"}',
 	'completed, then erased: status and expiry only');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-own-claim', pg_temp.this_hash())$$),
+SELECT is(pg_temp.claim('own-claim', 'pg_temp.this_hash()'),
 	'{"outcome": "in_progress"}',
 	'claimed by this transaction, uncommitted: in_progress');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-live-claim', pg_temp.this_hash())$$),
+SELECT is(pg_temp.claim('live-claim', 'pg_temp.this_hash()'),
 	'{"outcome": "in_progress", "lease_expires_at": "set"}',
 	'claimed and committed, within its lease: in_progress until then');
 SELECT is((SELECT c.lease_expires_at FROM idem_claim('outcomes',
@@ -268,31 +266,24 @@ FROM (VALUES ('key-of-completed-text', 'completed'),
 UPDATE idem_keys SET expires_at = clock_timestamp() - interval '1 minute'
 	WHERE scope = 'outcomes' AND key LIKE 'key-of-expired-%';
 SET LOCAL idempotency.expired_key_policy = reject;
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-expired-completed', pg_temp.this_hash())$$),
+SELECT is(pg_temp.claim('expired-completed', 'pg_temp.this_hash()'),
 	'{"outcome": "expired"}',
 	'expired, policy reject: expired, nothing of the record');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-expired-completed', pg_temp.other_hash())$$),
+SELECT is(pg_temp.claim('expired-completed', 'pg_temp.other_hash()'),
 	'{"outcome": "expired"}',
 	'policy reject, another hash: expired, for the record is not live');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-expired-claim')$$),
+SELECT is(pg_temp.claim('expired-claim'),
 	'{"outcome": "expired"}',
 	'policy reject rejects a record whatever its state was');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-completed-text')$$) ->> 'outcome',
+SELECT is(pg_temp.claim('completed-text') ->> 'outcome',
 	'replay', 'policy reject leaves live records alone');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-nobody-before')$$) ->> 'outcome',
+SELECT is(pg_temp.claim('nobody-before') ->> 'outcome',
 	'new', 'policy reject leaves new keys alone');
 SET LOCAL idempotency.tombstone_retention = '1h';
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-expired-completed')$$) ->> 'outcome',
+SELECT is(pg_temp.claim('expired-completed') ->> 'outcome',
 	'expired', 'within tombstone_retention: expired');
 SET LOCAL idempotency.tombstone_retention = '59s';
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-expired-completed')$$) ->> 'outcome',
+SELECT is(pg_temp.claim('expired-completed') ->> 'outcome',
 	'new', 'past tombstone_retention: new');
 RESET idempotency.tombstone_retention;
 RESET idempotency.expired_key_policy;
@@ -327,14 +318,11 @@ SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('other scope',
 -- Waiting: for a lease, and for nobody else here
 --
 SET LOCAL statement_timeout = '1min';
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-live-claim', wait => '50 ms')$$) ->> 'outcome',
+SELECT is(pg_temp.claim('live-claim', $$wait => '50 ms'$$) ->> 'outcome',
 	'in_progress', 'a wait for a lease runs out');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-own-claim', wait => '1 day')$$) ->> 'outcome',
+SELECT is(pg_temp.claim('own-claim', $$wait => '10 minutes'$$) ->> 'outcome',
 	'in_progress', 'a claim never waits for its own transaction');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-live-claim', wait => '0')$$) ->> 'outcome',
+SELECT is(pg_temp.claim('live-claim', $$wait => '0'$$) ->> 'outcome',
 	'in_progress', 'a wait of zero is none');
 RESET statement_timeout;
 
@@ -356,32 +344,25 @@ SELECT ok(c.expires_at BETWEEN clock_timestamp() + interval '119 minutes'
 		AND clock_timestamp() + interval '2 hours',
 	'ttl counts from the call')
 FROM idem_claim('outcomes', 'key-of-call-times', ttl => '2 hours') AS c;
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-zero-ttl-01', ttl => '0')$$) ->> 'outcome',
+SELECT is(pg_temp.claim('zero-ttl-01', $$ttl => '0'$$) ->> 'outcome',
 	'new', 'a ttl of zero is accepted');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-zero-ttl-01', ttl => '0')$$),
-	'{"outcome": "new", "claim_token": "set", "attempt": 1,
-		"lease_expires_at": "set", "expires_at": "set"}',
+SELECT is(pg_temp.claim('zero-ttl-01', $$ttl => '0'$$),
+	pg_temp.fresh(),
 	'a ttl of zero expires at once, even for its own transaction');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-own-zero-lease', lease => '0')$$) ->> 'outcome',
+SELECT is(pg_temp.claim('own-zero-lease', $$lease => '0'$$) ->> 'outcome',
 	'new', 'a lease of zero is accepted');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-own-zero-lease', lease => '0')$$),
+SELECT is(pg_temp.claim('own-zero-lease', $$lease => '0'$$),
 	'{"outcome": "in_progress"}',
 	'a lease of zero does not open an uncommitted claim to others');
 SELECT pg_sleep(greatest(0, extract(epoch FROM
 	lease_expires_at - clock_timestamp()) + 0.001))
 	AS lease_has_ended
 	FROM idem_keys WHERE key = 'key-of-ending-lease' \gset
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-ending-lease')$$) ->> 'outcome',
+SELECT is(pg_temp.claim('ending-lease') ->> 'outcome',
 	'new', 'a lease ends by the clock, not by the transaction''s start');
 UPDATE idem_keys SET expires_at = clock_timestamp()
 	WHERE scope = 'outcomes' AND key = 'key-of-ending-lease';
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-ending-lease')$$) ->> 'outcome',
+SELECT is(pg_temp.claim('ending-lease') ->> 'outcome',
 	'new', 'a record expires by the clock, not by the transaction''s start');
 CREATE FUNCTION pg_temp.claim_twice() RETURNS text
 LANGUAGE plpgsql AS $$
@@ -398,8 +379,7 @@ END
 $$;
 SELECT is(pg_temp.claim_twice(), 'new, new',
 	'a record expires by the clock, not by the statement''s start');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-abandoned-claim')$$),
+SELECT is(pg_temp.claim('abandoned-claim'),
 	'{"outcome": "in_progress"}',
 	'who comes after a takeover finds it in progress');
 
@@ -476,11 +456,9 @@ SELECT is(idem_complete('outcomes', 'key-of-live-complete', 200, 'first',
 SELECT is(idem_complete('outcomes', 'key-of-live-complete', 500, 'second',
 	claim_token => pg_temp.token('key-of-live-complete')), false,
 	'completing again with the same token returns false');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-live-complete')$$),
+SELECT is(pg_temp.claim('live-complete'),
 	'{"outcome": "replay", "response_status": 200, "response_body": "first",
-		"expires_at": "set"}',
-	'a second completion changes nothing');
+		"expires_at": "set"}', 'a second completion changes nothing');
 SELECT is(idem_complete('outcomes', 'key-of-own-claim', 500, 'again'), false,
 	'completing a claim of this transaction again returns false');
 SELECT is(idem_complete('outcomes', 'key-of-erased-response', 500, 'again',
@@ -502,14 +480,10 @@ FROM released;
 SELECT is(idem_release('outcomes', 'key-of-live-release', token), false,
 	'releasing again with the same token returns false')
 FROM released;
-SELECT is(pg_temp.shown($$SELECT * FROM idem_lookup('outcomes',
-		'key-of-live-release')$$),
+SELECT is(pg_temp.lookup('live-release'),
 	'{}', 'idem_release deletes the record');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-live-release', pg_temp.other_hash())$$),
-	'{"outcome": "new", "claim_token": "set", "attempt": 1,
-		"lease_expires_at": "set", "expires_at": "set"}',
-	'a released key is claimed as if it had never been');
+SELECT is(pg_temp.claim('live-release', 'pg_temp.other_hash()'),
+	pg_temp.fresh(), 'a released key is claimed as if it had never been');
 SELECT cmp_ok(pg_temp.token('key-of-live-release'), '>', token,
 	'a released key is claimed with a higher token')
 FROM released;
@@ -573,8 +547,7 @@ SELECT is(idem_complete('outcomes', 'key-of-abandoned-zombie', 200, 'done'),
 --
 -- Checkpoints and heartbeats
 --
-SELECT is(pg_temp.shown($$SELECT * FROM idem_lookup('outcomes',
-		'key-of-live-checkpoint')$$) - '{request_hash}'::text[],
+SELECT is(pg_temp.lookup('live-checkpoint') - '{request_hash}'::text[],
 	'{"state": "started", "attempt": 1, "created_at": "set",
 		"lease_expires_at": "set", "expires_at": "set"}',
 	'a claim begins without a checkpoint');
@@ -616,35 +589,32 @@ SELECT ok(idem_heartbeat('outcomes', 'key-of-live-heartbeat',
 	BETWEEN now() + interval '1 minute'
 		AND clock_timestamp() + interval '1 minute',
 	'a heartbeat without a lease gives a new one of the default length');
+SET LOCAL idempotency.max_lease = '36500 d';
 SELECT is(idem_heartbeat('outcomes', 'key-of-live-capped', '10 years',
 	pg_temp.token('key-of-live-capped')), expires_at,
 	'a renewed lease ends with the record at the latest')
 FROM idem_lookup('outcomes', 'key-of-live-capped');
+RESET idempotency.max_lease;
 
 --
 -- idem_fail and idem_release
 --
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-failed-without-hash')$$) ->> 'attempt',
+SELECT is(pg_temp.claim('failed-without-hash') ->> 'attempt',
 	'2', 'a failed record is claimed without the hash, too');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-failed-without-hash', pg_temp.other_hash())$$) ->> 'outcome',
+SELECT is(
+	pg_temp.claim('failed-without-hash', 'pg_temp.other_hash()') ->> 'outcome',
 	'hash_conflict', 'a claim without a hash keeps the one that is stored');
 SELECT is(idem_fail('outcomes', 'key-of-failed-without-hash'), true,
 	'idem_fail needs no error text');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-failed-without-hash', pg_temp.this_hash())$$),
+SELECT is(pg_temp.claim('failed-without-hash', 'pg_temp.this_hash()'),
 	'{"outcome": "new", "claim_token": "set", "attempt": 3,
 		"recovery_point": "charged", "recovery_state": {"charge": 7},
 		"lease_expires_at": "set", "expires_at": "set"}',
 	'idem_fail lets the next claim retry at once, from its checkpoint');
 SELECT is(idem_release('outcomes', 'key-of-failed-without-hash'), true,
 	'idem_release gives up a second attempt, too');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-failed-without-hash', pg_temp.other_hash())$$),
-	'{"outcome": "new", "claim_token": "set", "attempt": 1,
-		"lease_expires_at": "set", "expires_at": "set"}',
-	'idem_release forgets hash, attempts and checkpoint');
+SELECT is(pg_temp.claim('failed-without-hash', 'pg_temp.other_hash()'),
+	pg_temp.fresh(), 'idem_release forgets hash, attempts and checkpoint');
 
 --
 -- idem_lookup
@@ -690,14 +660,11 @@ FROM (VALUES ('key-of-completed-text', true, 'completed'),
 	('key-of-failed-again', false, 'failed, without one'),
 	('key-of-never-claimed', false, 'never claimed'))
 	AS v (key, erased, description);
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-completed-bytes', pg_temp.this_hash())$$),
+SELECT is(pg_temp.claim('completed-bytes', 'pg_temp.this_hash()'),
 	'{"outcome": "erased", "response_status": 200, "expires_at": "set"}',
 	'a response in bytes is erased as well');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-completed-text', pg_temp.other_hash())$$),
-	'{"outcome": "hash_conflict"}',
-	'idem_erase keeps the hash');
+SELECT is(pg_temp.claim('completed-text', 'pg_temp.other_hash()'),
+	'{"outcome": "hash_conflict"}', 'idem_erase keeps the hash');
 SELECT is(idem_forget('outcomes', key), forgotten,
 	'idem_forget, ' || description)
 FROM (VALUES ('key-of-hash-compared', true, 'completed'),
@@ -708,11 +675,8 @@ FROM (VALUES ('key-of-hash-compared', true, 'completed'),
 	('key-of-expired-claim', true, 'expired'),
 	('key-of-never-claimed', false, 'never claimed'))
 	AS v (key, forgotten, description);
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-hash-compared', pg_temp.other_hash())$$),
-	'{"outcome": "new", "claim_token": "set", "attempt": 1,
-		"lease_expires_at": "set", "expires_at": "set"}',
-	'a forgotten key is claimed as if it had never been');
+SELECT is(pg_temp.claim('hash-compared', 'pg_temp.other_hash()'),
+	pg_temp.fresh(), 'a forgotten key is claimed as if it had never been');
 
 --
 -- Savepoints
@@ -724,16 +688,12 @@ ROLLBACK TO SAVEPOINT before_claim;
 SELECT is(:'outcome_before' || ', ' || pg_temp.sqlstate_of(
 	$$SELECT idem_complete('outcomes', 'key-of-savepoint', 200)$$),
 	'new, ID004', 'a claim rolled back to a savepoint is gone');
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-savepoint', pg_temp.other_hash())$$),
-	'{"outcome": "new", "claim_token": "set", "attempt": 1,
-		"lease_expires_at": "set", "expires_at": "set"}',
-	'a claim rolled back to a savepoint leaves the key free');
+SELECT is(pg_temp.claim('savepoint', 'pg_temp.other_hash()'),
+	pg_temp.fresh(), 'a claim rolled back to a savepoint leaves the key free');
 SAVEPOINT before_complete;
 SELECT idem_complete('outcomes', 'key-of-savepoint', 200) AS completed \gset
 ROLLBACK TO SAVEPOINT before_complete;
-SELECT is(pg_temp.shown($$SELECT * FROM idem_claim('outcomes',
-		'key-of-savepoint')$$),
+SELECT is(pg_temp.claim('savepoint'),
 	'{"outcome": "in_progress"}',
 	'a completion rolled back to a savepoint leaves the claim');
 SELECT is(idem_complete('outcomes', 'key-of-savepoint', 200), true,
@@ -851,11 +811,11 @@ SELECT is(pg_temp.sqlstate_of(format($$SELECT idem_claim(%L,
 	'a scope of ' || description)
 FROM (VALUES
 	('s', '00000', '1 byte'),
-	(repeat('s', 255), '00000', '255 bytes'),
-	(repeat('é', 127), '00000', '127 two-byte characters'),
+	(repeat('s', 512), '00000', '512 bytes'),
+	(repeat('é', 256), '00000', '256 two-byte characters'),
 	(E' any\ttext ''"\\ é', '00000', 'any text'),
-	(repeat('é', 128), '22023', '128 two-byte characters'),
-	(repeat('s', 256), '22023', '256 bytes'),
+	(repeat('é', 257), '22023', '257 two-byte characters'),
+	(repeat('s', 513), '22023', '513 bytes'),
 	('', '22023', 'no bytes')
 ) AS v (scope, sqlstate, description);
 

@@ -39,6 +39,10 @@ INSERT INTO promised VALUES
 		'0', '36525d', '90min'),
 	('idempotency.default_lease', '1min', '60000', 'real', 'ms', 'user',
 		'0', '36525d', '500ms'),
+	('idempotency.max_lease', '12h', '4.32e+07', 'real', 'ms', 'superuser',
+		'0', '36525d', '1h'),
+	('idempotency.max_wait', '10min', '600000', 'real', 'ms', 'superuser',
+		'0', '36525d', '1min'),
 	('idempotency.token_ttl', '7d', '6.048e+08', 'real', 'ms', 'user',
 		'0', '36525d', '1h'),
 	('idempotency.outbox_retention', '7d', '6.048e+08', 'real', 'ms',
@@ -59,6 +63,10 @@ INSERT INTO promised VALUES
 		'0', '36525d', '1h'),
 	('idempotency.max_new_keys_per_minute', '0', '0', 'integer', NULL,
 		'superuser', '0', '2147483647', '100'),
+	('idempotency.require_request_hash', 'off', 'off', 'bool', NULL,
+		'superuser', NULL, NULL, 'on'),
+	('idempotency.max_attempts', '10', '10', 'integer', NULL, 'superuser',
+		'1', '2147483647', '3'),
 	('idempotency.log_events', 'off', 'off', 'string', NULL, 'superuser',
 		NULL, NULL, 'on'),
 	('idempotency.log_format', 'logfmt', 'logfmt', 'enum', NULL, 'superuser',
@@ -71,6 +79,12 @@ INSERT INTO promised VALUES
 		'superuser', '0', '36525d', '1h'),
 	('idempotency.health_outbox_oldest', '5min', '300000', 'real', 'ms',
 		'superuser', '0', '36525d', '1h'),
+	('idempotency.health_outbox_blocked', '1min', '60000', 'real', 'ms',
+		'superuser', '0', '36525d', '1h'),
+	('idempotency.health_sequences', '1', '1', 'integer', NULL,
+		'superuser', '0', '2147483647', '10'),
+	('idempotency.cleanup_delay', '0', '0', 'real', 'ms', 'sighup',
+		'0', '36525d', '1s'),
 	('idempotency.health_dead_letters', '1', '1', 'integer', NULL,
 		'superuser', '0', '2147483647', '10'),
 	('idempotency.health_stuck_leases', '10', '10', 'integer', NULL,
@@ -88,7 +102,7 @@ INSERT INTO promised VALUES
 	('idempotency.databases', '*', '*', 'string', NULL, 'sighup', NULL, NULL,
 		'shop');
 
-SELECT plan(525);
+SELECT plan(653);
 
 -- The library may be loaded by the first call only.
 SELECT idem_key_is_valid('key-of-settings-0') AS loaded \gset
@@ -214,7 +228,7 @@ SELECT is(expires_at - lease_expires_at, '00:10:00'::interval,
 	'default_ttl and default_lease do not override a call')
 FROM idem_claim('settings', 'key-of-settings-2',
 	ttl => '20 min', lease => '10 min');
-SELECT is(idem_heartbeat('settings', 'key-of-settings-2', '1 day'),
+SELECT is(idem_heartbeat('settings', 'key-of-settings-2', '12 hours'),
 	expires_at, 'a longer lease is cut to the ttl')
 FROM idem_lookup('settings', 'key-of-settings-2');
 SET LOCAL idempotency.default_ttl = 0;

@@ -55,7 +55,7 @@ def put_off(world):
         expect('tried too often', len(file.readlines()) < 12)
     open(mark, 'w').close()
     world.all_acked(20, 40)
-    equal('attempts', world.query('SELECT max(attempt - attempts_before) FROM idem_outbox'), [(1,)])
+    equal('attempts', world.query('SELECT max(attempt - uncounted_attempts) FROM idem_outbox'), [(1,)])
     equal('the status', relay.stop(), 0)
     os.unlink(mark)
     os.unlink(tries)
@@ -72,7 +72,7 @@ def others_go_on(world):
         "SELECT count(*) FROM idem_outbox WHERE topic = 'b' AND state = 'acked'") == [(30,)], 10)
     equal('the status', relay.stop(), 0)
     equal('attempts of a', world.query(
-        "SELECT max(attempt - attempts_before) FROM idem_outbox WHERE topic = 'a'"), [(0,)])
+        "SELECT max(attempt - uncounted_attempts) FROM idem_outbox WHERE topic = 'a'"), [(0,)])
 
 
 def late(world):
@@ -146,7 +146,7 @@ def lease_lost(world):
     time.sleep(1)
     with open(seen) as file:
         equal('deliveries', file.read().split(), ['0'])
-    equal('the other one', world.query("SELECT attempt, leased FROM idem_outbox WHERE state = 'pending'"), [(2, True)])
+    equal('the other one', world.query("SELECT attempt, awaiting_ack FROM idem_outbox WHERE state = 'pending'"), [(2, True)])
     equal('the status', relay.stop(), 0)
     os.unlink(seen)
 

@@ -103,7 +103,7 @@ def stops(world):
     states = world.states()
     expect('some, not all, are delivered: %s' % states, 0 < states['acked'] < 20)
     equal('attempts of the others', world.query(
-        "SELECT DISTINCT attempt - attempts_before, leased IS TRUE FROM idem_outbox WHERE state = 'pending'"),
+        "SELECT DISTINCT attempt - uncounted_attempts, awaiting_ack IS TRUE FROM idem_outbox WHERE state = 'pending'"),
         [(0, False)])
 
 
@@ -266,7 +266,7 @@ def disk_full(world):
         lines = out.read().splitlines()
     equal('lines', len({json.loads(line)['message_id'] for line in lines}), world.states()['acked'])
     equal('lines twice', len(lines), world.states()['acked'])
-    equal('attempts', world.query('SELECT DISTINCT attempt - attempts_before FROM idem_outbox ORDER BY 1'), [(0,), (1,)])
+    equal('attempts', world.query('SELECT DISTINCT attempt - uncounted_attempts FROM idem_outbox ORDER BY 1'), [(0,), (1,)])
     equal('leased', world.leased(), 0)
 
 

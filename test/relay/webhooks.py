@@ -61,7 +61,7 @@ def overloaded(world):
     pause = endpoint.requests[1].at - endpoint.requests[0].at
     expect('the pause was %.1f s' % pause, 2 <= pause < 5)
     equal('order', [int(request.body) for request in endpoint.requests], [0, *range(10)])
-    equal('attempts', world.query('SELECT max(attempt - attempts_before) FROM idem_outbox'), [(1,)])
+    equal('attempts', world.query('SELECT max(attempt - uncounted_attempts) FROM idem_outbox'), [(1,)])
     equal('the status', relay.stop(), 0)
     endpoint.close()
 
@@ -75,7 +75,7 @@ def not_there(world):
     until('it is held up', lambda: 'sink "w" is held up' in relay.said())
     equal('the status', relay.stop(), 0)
     equal('the message', world.query(
-        'SELECT state, attempt - attempts_before FROM idem_outbox WHERE message_id = %s', message_id), [('pending', 0)])
+        'SELECT state, attempt - uncounted_attempts FROM idem_outbox WHERE message_id = %s', message_id), [('pending', 0)])
 
 
 def silent(world):
@@ -181,7 +181,7 @@ def unreachable(world):
         until('it is held up', lambda: 'sink "w" is held up' in relay.said())
         equal('the status', relay.stop(), 0)
         equal('the message', world.query(
-            'SELECT state, attempt - attempts_before FROM idem_outbox WHERE message_id = %s', message), [('pending', 0)])
+            'SELECT state, attempt - uncounted_attempts FROM idem_outbox WHERE message_id = %s', message), [('pending', 0)])
 
 
 def over_tls(world):
@@ -194,7 +194,7 @@ def over_tls(world):
     equal('the status', relay.stop(), 0)
     relay = webhook(world, endpoint.url, '--w.ca_file=%s/endpoint.crt' % world.directory)
     world.all_acked(1)
-    equal('attempts', world.outbox(message)[1] - world.query('SELECT attempts_before FROM idem_outbox')[0][0], 1)
+    equal('attempts', world.outbox(message)[1] - world.query('SELECT uncounted_attempts FROM idem_outbox')[0][0], 1)
     equal('the status', relay.stop(), 0)
     endpoint.close()
 

@@ -163,11 +163,11 @@ class World:
 
     def outbox(self, message_id):
         """State, attempt, leased and last error of a message."""
-        return self.query('SELECT state, attempt, leased, last_error FROM idem_outbox WHERE message_id = %s',
+        return self.query('SELECT state, attempt, awaiting_ack, last_error FROM idem_outbox WHERE message_id = %s',
                           message_id)[0]
 
     def leased(self):
-        return self.query("SELECT count(*) FROM idem_outbox WHERE state = 'pending' AND leased")[0][0]
+        return self.query("SELECT count(*) FROM idem_outbox WHERE state = 'pending' AND awaiting_ack")[0][0]
 
     def crash_database(self):
         self.stop_database()

@@ -27,7 +27,7 @@ sys.path[:0] = [os.path.join(CLIENT, 'src'), os.path.join(CLIENT, 'tests')]
 
 from pg_idempotency import (AsyncIdempotency, Idempotency,  # noqa: E402
                             IdempotencyError, Response)
-from pg_idempotency.shells import entered, run, value       # noqa: E402
+from pg_idempotency.runtimes import entered, maybe_await, run   # noqa: E402
 from proxy import Proxy                                     # noqa: E402
 
 # Of shards that are down on purpose
@@ -56,7 +56,7 @@ class Pool(POOL):
 
     @plain
     async def getconn(self, timeout=None):
-        found = await value(super().getconn(timeout))
+        found = await maybe_await(super().getconn(timeout))
         with counting:
             self.lent += 1
         return found
@@ -64,7 +64,7 @@ class Pool(POOL):
     @plain
     async def putconn(self, conn):
         try:
-            await value(super().putconn(conn))
+            await maybe_await(super().putconn(conn))
         finally:
             with counting:
                 self.lent -= 1
@@ -93,7 +93,7 @@ def made(conninfo, kind=Pool):
 
 
 async def opened(pool):
-    await value(pool.open())
+    await maybe_await(pool.open())
     return pool
 
 
@@ -113,7 +113,7 @@ async def client():
 
 
 async def pause(seconds):
-    await value((asyncio if ASYNC else time).sleep(seconds))
+    await maybe_await((asyncio if ASYNC else time).sleep(seconds))
 
 
 class Stop:
@@ -153,7 +153,7 @@ async def called(functions, name, *given, named=None):
              for key, one in (named or {}).items()}
     if name == 'canonicalJson':
         given = map(json.loads, given)      # takes a document
-    return await value(getattr(functions, snake(name))(*given, **named))
+    return await maybe_await(getattr(functions, snake(name))(*given, **named))
 
 
 def plainly(found):
@@ -175,19 +175,19 @@ async def act(does, scope, key, tx=None):
     found = []
     for what, *given in does:
         if what == 'effect':
-            await value(tx.execute('INSERT INTO effects VALUES (%s, %s)',
-                                   (scope, key)))
+            await maybe_await(tx.execute('INSERT INTO effects VALUES (%s, %s)',
+                                         (scope, key)))
         elif what == 'on':
             found.append(plainly(await called(idem.on(tx), *given)))
         elif what == 'own':
             found.append(plainly(await called(idem, *given)))
         elif what == 'sql':
-            await value(tx.execute(*given))
+            await maybe_await(tx.execute(*given))
         elif what == 'sleep':
             await pause(given[0] / 1000)
         elif what == 'stop':
             stops[given[0]].reached.set()
-            await value(stops[given[0]].gone.wait())
+            await maybe_await(stops[given[0]].gone.wait())
         elif what == 'fail':
             raise Exception(given[0])
         else:
@@ -209,7 +209,7 @@ class Verbs:
             await act(does, scope, key, tx)
             return Response(201, 'done ' + key)
 
-        return await value(idem.request(
+        return await maybe_await(idem.request(
             scope, key, handler, method='POST', path='/',
             body=body.encode() if document is None else document, **given))
 
@@ -224,7 +224,7 @@ class Verbs:
                         runs[scope, key].append(name)
                     await act(*(within or [[]]), scope, key)
                     return name
-                await value(job.step(name, step) if name else step())
+                await maybe_await(job.step(name, step) if name else step())
             if not finish:
                 return Response(201, 'done ' + key)
 
@@ -233,9 +233,9 @@ class Verbs:
                 runs[scope, key].append('last')
                 await act(does, scope, key, tx)
                 return Response(201, 'done ' + key)
-            return await value(job.finish(last))
+            return await maybe_await(job.finish(last))
 
-        return await value(idem.job(scope, key, work, **given))
+        return await maybe_await(idem.job(scope, key, work, **given))
 
     @staticmethod
     async def transaction(scope=None, key='', does=EFFECT):
@@ -264,7 +264,7 @@ class Verbs:
 
     @staticmethod
     async def reached(stop):
-        await value(stops[stop].reached.wait())
+        await maybe_await(stops[stop].reached.wait())
 
     @staticmethod
     async def go(stop):

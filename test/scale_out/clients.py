@@ -18,6 +18,7 @@ import time
 from collections import Counter
 
 import routed
+from checks import equal
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.join(HERE, '..', '..')
@@ -143,13 +144,6 @@ def refused(sqlstate, words, call, **given):
 def lost(call, **given):
     error = refusal(call, **given)
     return equal(error.is_lost, True, error)
-
-
-def equal(found, expected, *what):
-    if found != expected:
-        raise AssertionError('%s: found %r in place of %r'
-                             % (' '.join(map(str, what)), found, expected))
-    return 1
 
 
 def on_shards(servers, text, *args):
@@ -489,7 +483,7 @@ def a_move(servers, client, scopes, _):
         key = 'moved-with-slot-%d' % home
         count += equal(client.job(scope=other, key=key)['outcome'], 'new')
         count += equal(of_key(servers, other, key), {home: 1}, key)
-    # One that has closed the gate, and cannot copy
+    # One that has closed the guard, and cannot copy
     old = servers.home(scope)
     new = (old + 1) % len(servers.shards)
     step = Stop(client)
@@ -500,9 +494,9 @@ def a_move(servers, client, scopes, _):
     user.run('BEGIN')
     user.run('LOCK TABLE idem_tokens IN SHARE MODE')
     process = servers.start_move('dbname=router', scope, new)
-    gate = servers.shards[old].session()
-    while gate.run('SELECT 1 FROM idem_gate.places WHERE scope = %s AND here',
-                   scope):
+    guard = servers.shards[old].session()
+    while guard.run('SELECT 1 FROM idem_guard.places WHERE scope = %s AND here',
+                    scope):
         time.sleep(0.02)
     waiting = [client.start(verb, **given) for verb, given in all_calls(
         client, scope, 'within-the-move')]
@@ -528,9 +522,9 @@ def a_move(servers, client, scopes, _):
 def ended_by_hand(servers, client, scopes, _):
     """a handler's own COMMIT lets its scope go, and nothing is kept then"""
     scope, count = scopes[0], 0
-    gate = servers.shards[0].session()
-    gate.run('INSERT INTO idem_gate.places (slot, scope, here) '
-             'VALUES (idem_gate.slot(%s), %s, true)', scope, scope)
+    guard = servers.shards[0].session()
+    guard.run('INSERT INTO idem_guard.places (slot, scope, here) '
+              'VALUES (idem_guard.slot(%s), %s, true)', scope, scope)
     # Node refuses what begins with COMMIT.
     for verb, commands in (('request', ['SELECT 1; COMMIT']),
                            ('job', ['SELECT 1; COMMIT', 'SELECT 1; BEGIN'])):
@@ -539,15 +533,15 @@ def ended_by_hand(servers, client, scopes, _):
         wait = client.start(verb, scope=scope, key=key,
                             does=[commit, stop.there, *more])
         stop.reached()
-        gate.run('UPDATE idem_gate.places SET here = false WHERE scope = %s',
-                 scope)
+        guard.run('UPDATE idem_guard.places SET here = false WHERE scope = %s',
+                  scope)
         stop.go()
         count += refused('55000', ELSEWHERE, wait)
-        gate.run('UPDATE idem_gate.places SET here = true WHERE scope = %s',
-                 scope)
+        guard.run('UPDATE idem_guard.places SET here = true WHERE scope = %s',
+                  scope)
         count += equal(client.call('lookup', scope, key)['state'], 'started',
                        key)
-    gate.run('DELETE FROM idem_gate.places WHERE scope = %s', scope)
+    guard.run('DELETE FROM idem_guard.places WHERE scope = %s', scope)
     return count
 
 
@@ -696,7 +690,7 @@ def lost_connections(servers, client, scopes, start):
         restart()
         stop.go()
         count += lost(wait) + equal(client.ran(scope=moved, key=key),
-                                   ['handler'], 'runs')
+                                    ['handler'], 'runs')
         count += lost(once, scope=moved)
         count += equal(client.request(scope=moved, key=key)['outcome'], 'new')
         # Nobody is at its address.
@@ -743,14 +737,14 @@ def moves_that_do_not_end(servers, clients, scopes):
     count, admin = 0, servers.router('postgres')
     # The first is known to all, and the second comes back in time.
     known, back = scopes[:2]
-    gates = [shard.session() for shard in servers.shards]
+    guards = [shard.session() for shard in servers.shards]
     for client in clients:
         client.call('once', known, client.language)
     for home, scope in enumerate((known, back)):
         admin.run('INSERT INTO idem_map.scopes (scope, shard, moving_to) '
                   'VALUES (%s, %s, 3)', scope, home)
-        gates[home].run('INSERT INTO idem_gate.places (slot, scope, here) '
-                        'VALUES (idem_gate.slot(%s), %s, false)', scope, scope)
+        guards[home].run('INSERT INTO idem_guard.places (slot, scope, here) '
+                         'VALUES (idem_guard.slot(%s), %s, false)', scope, scope)
 
     def started(scope):
         return [(verb, client.start(verb, **given)) for client in clients
@@ -760,8 +754,8 @@ def moves_that_do_not_end(servers, clients, scopes):
     began = time.monotonic()
     never, late = started(known), started(back)
     time.sleep(1)
-    gates[1].run('UPDATE idem_gate.places SET here = true WHERE scope = %s',
-                 back)
+    guards[1].run('UPDATE idem_guard.places SET here = true WHERE scope = %s',
+                  back)
     admin.run('UPDATE idem_map.scopes SET moving_to = NULL WHERE scope = %s',
               back)
     for verb, wait in late:
@@ -775,8 +769,8 @@ def moves_that_do_not_end(servers, clients, scopes):
                         str(error), 'scale-out/move' in error.hint),
                        ('ScopeMoving', '55P03', True, True), verb, error)
         count += equal(9.5 < time.monotonic() - began < 20, True, 'patience')
-    gates[0].run('UPDATE idem_gate.places SET here = true WHERE scope = %s',
-                 known)
+    guards[0].run('UPDATE idem_guard.places SET here = true WHERE scope = %s',
+                  known)
     admin.run('UPDATE idem_map.scopes SET moving_to = NULL WHERE scope = %s',
               known)
     for verb, wait in started(known):

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 
-import psycopg2
+from checks import Session
 
 SHARDS = 4
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -49,34 +49,6 @@ def run(*command, **options):
     if done.returncode:
         raise RuntimeError('%s: %s' % (' '.join(command), done.stdout))
     return done.stdout
-
-
-class Session:
-    """A connection without transactions, unless BEGIN is called."""
-
-    def __init__(self, dsn, search_path=None):
-        self.connection = psycopg2.connect(dsn)
-        self.connection.autocommit = True
-        self.cursor = self.connection.cursor()
-        if search_path:
-            self.run('SET search_path = ' + search_path)
-
-    def run(self, text, *args):
-        self.cursor.execute(text, args or None)
-        return self.cursor.fetchall() if self.cursor.description else []
-
-    def one(self, text, *args):
-        return self.run(text, *args)[0][0]
-
-    def error(self, text, *args):
-        """Its SQLSTATE and message, or what came in its place."""
-        try:
-            return None, self.run(text, *args)
-        except psycopg2.Error as error:
-            return error.pgcode, str(error)
-
-    def close(self):
-        self.connection.close()
 
 
 class Server:

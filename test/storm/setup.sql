@@ -11,7 +11,7 @@ ALTER DATABASE :DBNAME SET search_path = public, idem;
 -- which waits for REINDEX: let them sort that out soon.
 ALTER DATABASE :DBNAME SET deadlock_timeout = '20ms';
 SET search_path = public, idem;
-SELECT idem_grant('storm_app');
+SELECT idem_grant('storm_app'), idem_grant_relay('storm_app');
 
 -- Who asks for keys and tokens in demand just now gets those of the last
 -- moments: some are new, some running, some done.

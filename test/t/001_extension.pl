@@ -1,14 +1,8 @@
 # The extension's life cycle: DROP and CREATE EXTENSION under cached OIDs, with
 # and without preloading, and maintenance commands on its tables under load.
 
-use strict;
-use warnings FATAL => 'all';
-
 use File::Basename;
 use Time::HiRes qw(time);
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 my $node = new_node('extension');

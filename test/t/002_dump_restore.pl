@@ -1,12 +1,6 @@
 # pg_dump and restore: every record answers the same afterwards, claim tokens
 # keep increasing, privileges survive.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 use Records;
 

@@ -1,20 +1,10 @@
 # Hot standby: what only reads answers there, all else raises 25006.  After
 # promotion everything goes on where it was.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 my $primary = new_node('primary', allows_streaming => 1);
-$primary->backup('base');
-
-my $standby = PostgreSQL::Test::Cluster->new('standby');
-$standby->init_from_backup($primary, 'base', has_streaming => 1);
-$standby->start;
+my $standby = new_standby($primary);
 
 $primary->safe_psql('postgres', <<'SQL');
 CREATE EXTENSION idempotency;
@@ -36,6 +26,7 @@ SELECT outcome FROM idem_claim('shop', 'abandoned-0000000001', lease => '0');
 SELECT * FROM idem_set('u', 'post', '1', 'like', true, 5);
 SELECT * FROM idem_set('u', 'post', '2', 'like', true, 5);
 SELECT * FROM idem_set('u', 'post', '2', 'like', false, 6);
+SELECT idem_once('inbox', 'message');
 BEGIN;
 SELECT outcome, idem_complete('shop', k, 200, 'from a prepared transaction')
 FROM (VALUES ('prepared-00000000001')) AS v (k), idem_claim('shop', k);
@@ -53,6 +44,7 @@ SELECT idem_is_active('u', 'post', '1', 'like'), idem_is_active('u', 'post', '2'
 SELECT idem_request_hash('POST', '/orders', '{"b": 1.0, "a": null}'),
 	idem_request_hash('POST', '/orders', '{"b": 1.0, "a": null}'::jsonb),
 	idem_request_hash('POST', '/orders', '\x00'::bytea), idem_canonical_json('{"b": 1.0, "a": null}');
+SELECT idem_once_at('inbox', 'message'), idem_once_at('inbox', 'unknown');
 SELECT idem_key_is_valid('short'), idem_key_is_valid('long-enough-to-be-valid');
 SQL
 my $answers = $primary->safe_psql('postgres', $readers);
@@ -95,6 +87,7 @@ foreach my $call (
 	"idem_complete_many('shop', '{live-000000000000001}', '{200}', claim_tokens => '{1}')",
 	"idem_try_advance_many('{u}', '{post}', '{1}', '{4}')",
 	"idem_set_many('{u}', '{post}', '{1}', '{like}', '{t}', '{4}')",
+	"idem_resume()",
 	"idem_cleanup()",
 	"idem_grant('pg_monitor')",
 	"idem_grant_monitor('pg_monitor')",
@@ -102,7 +95,7 @@ foreach my $call (
 {
 	is(sqlstate_of($standby, "SELECT * FROM $call"), '25006', "25006: $call");
 }
-foreach my $call ('idem_metric_samples()', 'idem_metrics()', 'idem_health()', 'idem_stuck()',
+foreach my $call ('idem_metric_samples()', 'idem_metrics()', 'idem_health()', 'idem_abandoned()',
 	'idem_stats_reset()')
 {
 	is(sqlstate_of($standby, "SELECT count(*) FROM $call"), '00000', "works there: $call");

@@ -1,12 +1,6 @@
 # An answer that changes nothing writes nothing: no transaction id, no WAL, no
 # row lock, no new row version.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 # Nothing else may write meanwhile: no checkpoint, no autovacuum, no logging of

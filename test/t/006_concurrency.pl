@@ -1,13 +1,7 @@
 # Real concurrency: many sessions at one key, one row, one counter, and a mix
 # of everything.
 
-use strict;
-use warnings FATAL => 'all';
-
 use List::Util qw(shuffle);
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use Time::HiRes qw(usleep);
 use IdempotencyTest;
 
@@ -459,45 +453,16 @@ SQL
 
 # New keys all the time, each in demand for a tenth of a second.
 my $slot = "SELECT (extract(epoch FROM clock_timestamp()) * 100)::bigint - (random() * 8)::int AS slot \\gset\n";
+my $claim = "SELECT mixed_claim(:slot) AS token \\gset\n";
+my $end = "\\if :token > 0\nSELECT mixed_end(:slot, :token, 50);\n\\endif\n";
 my %scripts = (
 	# One transaction, with and without waiting.
-	'one@3' => <<'PGBENCH',
-BEGIN;
-SELECT mixed_claim(:slot) AS token \gset
-\if :token > 0
-SELECT mixed_end(:slot, :token, 50);
-\endif
-COMMIT;
-PGBENCH
-	'waiting@1' => <<'PGBENCH',
-BEGIN;
-SELECT mixed_claim(:slot, '100 milliseconds') AS token \gset
-\if :token > 0
-SELECT mixed_end(:slot, :token, 50);
-\endif
-COMMIT;
-PGBENCH
+	'one@3' => "BEGIN;\n${claim}${end}COMMIT;\n",
+	'waiting@1' => "BEGIN;\n" . $claim =~ s/:slot/:slot, '100 milliseconds'/r . "${end}COMMIT;\n",
 
 	# Changes its mind.
-	'aborted@3' => <<'PGBENCH',
-BEGIN;
-SELECT mixed_claim(:slot) AS token \gset
-\if :token > 0
-SELECT mixed_end(:slot, :token, 50);
-\endif
-ROLLBACK;
-PGBENCH
-	'subaborted@2' => <<'PGBENCH',
-BEGIN;
-SAVEPOINT s;
-SELECT mixed_claim(:slot) AS token \gset
-ROLLBACK TO s;
-SELECT mixed_claim(:slot) AS token \gset
-\if :token > 0
-SELECT mixed_end(:slot, :token, 50);
-\endif
-COMMIT;
-PGBENCH
+	'aborted@3' => "BEGIN;\n${claim}${end}ROLLBACK;\n",
+	'subaborted@2' => "BEGIN;\nSAVEPOINT s;\n${claim}ROLLBACK TO s;\n${claim}${end}COMMIT;\n",
 
 	# Two transactions, sometimes longer apart than the lease.
 	'two@6' => <<'PGBENCH');

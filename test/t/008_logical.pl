@@ -1,12 +1,6 @@
 # Logical replication: the tables are written past the executor, yet every
 # change arrives; and what could not be replicated is refused.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 use Records;
 
@@ -119,7 +113,7 @@ foreach my $step (
 	[ 'nack', 'idem_outbox_nack(' . message('step') . ", 'busy', '0')", 'pending' ],
 	[ 'take', "attempt FROM idem_outbox_take(1, '1 hour', '{step}')", '2' ],
 	[ 'extend', 'idem_outbox_extend(ARRAY[' . message('step') . "], '2 hours', '{2}') > 0", 't' ],
-	[ 'give back', 'idem_outbox_give_back(ARRAY[' . message('step') . "], '{2}')", '1' ],
+	[ 'give back', 'idem_outbox_release(ARRAY[' . message('step') . "], '{2}')", '1' ],
 	[ 'take again', "attempt FROM idem_outbox_take(1, '1 hour', '{step}')", '3' ],
 	[ 'acknowledge', 'idem_outbox_ack(ARRAY[' . message('step') . '])', '1' ],
 	[ 'requeue', "idem_outbox_requeue()", '1' ],

@@ -11,12 +11,6 @@
 #
 # "make matrix" does so for all majors.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 use Records;
 
@@ -80,7 +74,7 @@ sub upgrade
 	my $directory = $new->basedir . '/upgrade';
 
 	# The worker would be as eager as can be.
-	$_->append_conf('postgresql.conf', "idempotency.cleanup_interval = '10ms'")
+	$_->append_conf('postgresql.conf', "idempotency.cleanup_interval = '1s'")
 	  foreach $old, $new;
 
 	# Reports go to the working directory.
@@ -175,7 +169,7 @@ SQL
 	# Then the expired records go, by the worker if there is one.
 	if ($library)
 	{
-		$new->append_conf('postgresql.conf', "idempotency.cleanup_interval = '10ms'");
+		$new->append_conf('postgresql.conf', "idempotency.cleanup_interval = '1s'");
 		$new->reload;
 	}
 	else

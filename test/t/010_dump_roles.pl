@@ -2,12 +2,6 @@
 # restore a dump with all its records and with what an application may do.  And
 # what becomes of the extension when a role goes.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 my $node = new_node('roles', conf => "fsync = off\n");
@@ -28,6 +22,7 @@ SQL
 # A record of each kind; the highest claim token belongs to none.
 my $fill = <<'SQL';
 SELECT idem_grant('app');
+SELECT idem_grant_relay('app');
 SELECT idem_claim('shop', 'live-000000000000001', '\xab', lease => '1 hour');
 SELECT idem_complete('shop', k, 201, 'done', claim_token => claim_token) FROM (VALUES ('done-000000000000001')) AS v (k), idem_claim('shop', k);
 SELECT idem_release('shop', k, claim_token) FROM (VALUES ('released-00000000001')) AS v (k), idem_claim('shop', k);

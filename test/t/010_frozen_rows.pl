@@ -2,12 +2,6 @@
 # that wrote it; when that number is given out again, the row is not that
 # transaction's own, for all that.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 my $node = new_node('frozen', conf => <<'CONF');

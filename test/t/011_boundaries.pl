@@ -1,12 +1,6 @@
 # What ends at some instant has ended at that instant, and neither a microsecond
 # before nor one after.  The server's clock stands still where it is set.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 my $now = 1_800_000_000;

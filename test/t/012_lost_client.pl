@@ -2,12 +2,6 @@
 # given, so it is given nothing: no claim for the length of a lease, no token,
 # no number.  What ends work that is done is carried out all the same.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 my $node = new_node('lost_client', conf => 'client_connection_check_interval = 0');

@@ -1,21 +1,11 @@
 # Synchronous replication: while a commit waits for its standby, nobody is told
 # that it has happened; once it is confirmed, everybody is.
 
-use strict;
-use warnings FATAL => 'all';
-
 use Time::HiRes qw(time);
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 my $primary = new_node('primary', allows_streaming => 1);
-$primary->backup('base');
-
-my $standby = PostgreSQL::Test::Cluster->new('standby');
-$standby->init_from_backup($primary, 'base', has_streaming => 1);
-$standby->start;
+my $standby = new_standby($primary);
 
 $primary->safe_psql('postgres', 'CREATE EXTENSION idempotency');
 $primary->safe_psql('postgres', "ALTER SYSTEM SET synchronous_standby_names = '*'");

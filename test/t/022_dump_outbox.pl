@@ -1,12 +1,6 @@
 # pg_dump and restore of client sequences, once-only tokens and the outbox:
 # everything goes on afterwards where it was.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 use Records;
 

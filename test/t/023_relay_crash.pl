@@ -2,13 +2,7 @@
 # message is lost, none overtakes another of its key, and whatever was applied
 # is recognised.
 
-use strict;
-use warnings FATAL => 'all';
-
 use Time::HiRes qw(sleep);
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 my $lease = '1 second';

@@ -2,20 +2,10 @@
 # client sequences, once-only tokens and the outbox raise 25006.  After
 # promotion everything goes on where it was.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 my $primary = new_node('primary', allows_streaming => 1);
-$primary->backup('base');
-
-my $standby = PostgreSQL::Test::Cluster->new('standby');
-$standby->init_from_backup($primary, 'base', has_streaming => 1);
-$standby->start;
+my $standby = new_standby($primary);
 
 $primary->safe_psql('postgres', <<'SQL');
 CREATE EXTENSION idempotency;
@@ -55,7 +45,7 @@ foreach my $call (
 	"idem_outbox_requeue()",
 	"idem_outbox_requeue('{}')",
 	"idem_outbox_extend('{1}')",
-	"idem_outbox_give_back('{1}')")
+	"idem_outbox_release('{1}')")
 {
 	is(sqlstate_of($standby, "SELECT * FROM $call"), '25006', "25006: $call");
 }

@@ -6,12 +6,6 @@
 #	LOAD_SECONDS=n			how long, instead of 6
 #	IDEMPOTENCY_TEST_SEED=n	to make the same choices again
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 use RandomLoad;
 
@@ -29,16 +23,12 @@ idempotency.outbox_max_attempts = 3
 idempotency.outbox_retention = 0
 CONF
 $primary->safe_psql('postgres', "SELECT pg_create_physical_replication_slot('standby')");
-$primary->backup('base');
 
-my $standby = PostgreSQL::Test::Cluster->new('standby');
-$standby->init_from_backup($primary, 'base', has_streaming => 1);
-$standby->append_conf('postgresql.conf', <<'CONF');
+my $standby = new_standby($primary, conf => <<'CONF');
 primary_slot_name = 'standby'
 hot_standby_feedback = on
 max_standby_streaming_delay = -1
 CONF
-$standby->start;
 my $started = -s $standby->logfile;
 $primary->safe_psql('postgres', "CREATE EXTENSION idempotency; CREATE EXTENSION amcheck; $random_calls");
 $primary->wait_for_catchup($standby);

@@ -7,13 +7,7 @@
 #	ROUNDS=n				how often, instead of 2; every other round synchronously
 #	IDEMPOTENCY_TEST_SEED=n	to make the same choices again
 
-use strict;
-use warnings FATAL => 'all';
-
 use Time::HiRes qw(sleep);
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 use Clients;
 
@@ -44,15 +38,11 @@ WHERE key IS NULL OR payload IS NULL;
 SQL
 
 # A standby of the primary, for which commits wait, or do not.
-sub new_standby
+sub add_standby
 {
 	my ($name, $synchronous) = @_;
-	my $standby = PostgreSQL::Test::Cluster->new($name);
+	my $standby = new_standby($primary, name => $name, conf => "synchronous_standby_names = ''");
 
-	$primary->backup($name);
-	$standby->init_from_backup($primary, $name, has_streaming => 1);
-	$standby->append_conf('postgresql.conf', "synchronous_standby_names = ''");
-	$standby->start;
 	if ($synchronous)
 	{
 		$primary->append_conf('postgresql.conf', "synchronous_standby_names = '*'");
@@ -71,7 +61,7 @@ my $lost = 0;
 foreach my $round (1 .. $rounds)
 {
 	my $synchronous = $round % 2;
-	my $standby = new_standby("server_$round", $synchronous);
+	my $standby = add_standby("server_$round", $synchronous);
 	my @keys = map { sprintf('random-round-%03d-%04d', $round, $_) } 1 .. 600;
 	my @clients = start_clients($primary, "r${round}_before_", 8, @keys);
 	my $how;

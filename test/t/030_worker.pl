@@ -1,20 +1,14 @@
 # The background worker: which databases it cleans, and when.  Its settings,
 # signals, and what can be seen of it.
 
-use strict;
-use warnings FATAL => 'all';
-
 use Time::HiRes qw(sleep);
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 # No wait below is longer than this.
 $PostgreSQL::Test::Utils::timeout_default = 60;
 
 my $node = new_node('worker', conf => <<'CONF');
-idempotency.cleanup_interval = 10ms
+idempotency.cleanup_interval = 1s
 log_line_prefix = '%m [%p] %b %e '
 CONF
 
@@ -71,10 +65,10 @@ sub rests
 {
 	my ($database, $title) = @_;
 
-	foreach (1 .. 60)
+	foreach (1 .. 20)
 	{
 		$node->safe_psql($database, $expire);
-		$node->safe_psql('postgres', 'SELECT 1') foreach 1 .. 20;
+		sleep(2.5);
 		return pass($title) if $node->safe_psql($database, $not_cleaned) eq 't';
 	}
 	return fail($title);
@@ -94,6 +88,33 @@ foreach my $database ('one', 'two', 'without', 'Mixed "Case"')
 }
 $node->safe_psql($_, $fill) foreach 'one', 'two';
 eventually($node, $_, $only_live, "cleans-each-database: $_") foreach 'one', 'two';
+
+# A line for each pass that has deleted something, with how much, which may have
+# been several while the rows were being made.
+sub logged
+{
+	my ($database) = @_;
+	my @sums = (0, 0, 0);
+
+	foreach my $line (slurp_file($node->logfile) =~ /^.*LOG:  cleanup of database "\Q$database\E" deleted (.*)$/mg)
+	{
+		my @numbers = $line =~ /^(\d+) keys, (\d+) tokens and (\d+) messages$/ or die $line;
+
+		return 'nothing' unless grep { $_ > 0 } @numbers;
+		$sums[$_] += $numbers[$_] foreach 0 .. 2;
+	}
+	return "@sums";
+}
+foreach my $database ('one', 'two')
+{
+	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
+	{
+		last if logged($database) eq '1 1 1';
+		sleep 0.1;
+	}
+	is(logged($database), '1 1 1', "logs-what-it-deleted: $database");
+}
+is(logged('without'), '0 0 0', 'logs-what-it-deleted: nothing of where it deletes nothing');
 
 # Each visit to a database is a transaction there.
 my $visits = "SELECT xact_commit FROM pg_stat_database WHERE datname = 'without'";
@@ -164,7 +185,7 @@ SELECT outcome FROM idem_claim('shop', 'tombstone-fresh-01', ttl => '0');
 SELECT outcome FROM idem_claim('shop', 'tombstone-old-0001', ttl => '0');
 UPDATE idem_keys SET expires_at = expires_at - '2 hours'::interval WHERE key = 'tombstone-old-0001';
 SQL
-configure($node, 'idempotency.cleanup_interval' => '10ms');
+configure($node, 'idempotency.cleanup_interval' => '1s');
 eventually($node, 'two', $cleaned, 'a pass');
 eventually($node, 'two', $cleaned, 'another one') if $node->safe_psql('two', $expire);
 is( $node->safe_psql('two', "SELECT key FROM idem_keys WHERE key LIKE 'tombstone%'"),
@@ -175,13 +196,13 @@ is( $node->safe_psql('two', "SELECT key FROM idem_keys WHERE key LIKE 'tombstone
 #
 
 configure($node, 'idempotency.cleanup_interval' => '1h');
-rests('one', 'sighup-changes-interval: from 10 ms to an hour');
-configure($node, 'idempotency.cleanup_interval' => '10ms');
+rests('one', 'sighup-changes-interval: from a second to an hour');
+configure($node, 'idempotency.cleanup_interval' => '1s');
 eventually($node, 'one', $cleaned, 'sighup-changes-interval: and back');
 
 configure($node, 'idempotency.cleanup_interval' => 0);
 rests('one', 'zero-sleeps: interval 0');
-configure($node, 'idempotency.cleanup_interval' => '10ms');
+configure($node, 'idempotency.cleanup_interval' => '1s');
 eventually($node, 'one', $cleaned, 'zero-sleeps: and awakes');
 
 # More milliseconds than an int holds, which would be one when cut short.
@@ -195,7 +216,7 @@ rests('one', 'a pause');
 $holder->run('BEGIN; LOCK TABLE idem_tokens IN SHARE MODE');
 $node->reload;
 my $pid = observe($waiting);
-configure($node, 'idempotency.cleanup_interval' => '10ms');
+configure($node, 'idempotency.cleanup_interval' => '1s');
 $node->poll_query_until('postgres', "SELECT NOT EXISTS ($waiting AND pid = $pid)")
   or die 'a worker waits for too long';
 $holder->run("ROLLBACK; $expire");
@@ -212,7 +233,7 @@ sub cleans_only
 	configure($node, 'idempotency.cleanup_interval' => 0);
 	rests($out, "$title: a pause");
 	$node->safe_psql($in, $expire);
-	configure($node, 'idempotency.databases' => $setting, 'idempotency.cleanup_interval' => '10ms');
+	configure($node, 'idempotency.databases' => $setting, 'idempotency.cleanup_interval' => '1s');
 	eventually($node, $in, $cleaned, "$title: cleaned");
 
 	# When it is cleaned once more, the pass that cleaned it before is over.
@@ -228,14 +249,71 @@ cleans_only('ONE', 'one', 'two', 'databases-restricts: a name is in lower case')
 cleans_only('"Mixed ""Case"""', 'Mixed "Case"', 'one', 'databases-restricts: a quoted name');
 configure($node, 'idempotency.databases' => '');
 rests('one', 'databases-restricts: an empty list is none');
+foreach my $list ('one,,two', '"', 'one two', ',')
+{
+	my ($status, undef, $error) = $node->psql('postgres', "ALTER SYSTEM SET idempotency.databases = '$list'");
+	ok($status != 0 && $error =~ /DETAIL:  It is not a list of names\./ && $error =~ /HINT:  Separate names/,
+		"invalid-list-of-databases: \"$list\" is refused, with a hint");
+}
+foreach my $interval ('100us', '999ms', '-1')
+{
+	isnt($node->psql('postgres', "ALTER SYSTEM SET idempotency.cleanup_interval = '$interval'"), 0,
+		"interval-is-a-second-at-least: $interval is refused");
+}
+# Each reload reports once which names match no database.
 my $offset = -s $node->logfile;
-configure($node, 'idempotency.databases' => 'one,,two', 'idempotency.cleanup_interval' => '1h');
-$node->wait_for_log(qr/invalid .*"idempotency\.databases"/, $offset);
-configure($node, 'idempotency.databases' => '*', 'idempotency.cleanup_interval' => '10ms');
+my $unknown = qr/LOG:  setting "idempotency\.databases" names databases that do not exist: "absent", "One"\n.*HINT:  Correct/;
+configure($node, 'idempotency.databases' => 'absent, one, "One"', 'idempotency.cleanup_interval' => '1s');
+$node->wait_for_log($unknown, $offset);
+$node->safe_psql('one', $expire);
+eventually($node, 'one', $cleaned, 'unknown-database: the others are cleaned');
+$node->safe_psql('one', $expire);
+eventually($node, 'one', $cleaned, 'unknown-database: again');
+is(count_log($unknown, $offset), 1, 'unknown-database: one line in the log');
+$offset = -s $node->logfile;
+$node->reload;
+$node->wait_for_log($unknown, $offset);
+pass('unknown-database: and one after each reload');
+configure($node, 'idempotency.databases' => '*', 'idempotency.cleanup_interval' => '1s');
 eventually($node, $_, $cleaned, "databases-restricts: * is all, $_ among them")
   foreach 'one', 'two', 'Mixed "Case"';
-is(count_log(qr/invalid .*"idempotency\.databases"/, $offset), 1,
-	'invalid-list-of-databases: one line in the log');
+
+#
+# A pause between batches
+#
+
+my $none_paused = "SELECT NOT EXISTS (SELECT FROM idem_tokens WHERE token LIKE 'paused%')";
+
+# Delete $rows rows one by one, and return how many seconds that took.
+sub seconds_for
+{
+	my ($rows, $delay) = @_;
+
+	configure($node, 'idempotency.cleanup_interval' => 0, 'idempotency.cleanup_delay' => $delay, 'idempotency.cleanup_batch_size' => 1);
+	rests('two', "a pause before that of $delay");
+	my $begin = $node->safe_psql('one', "SELECT idem_once('form', 'paused ' || n, ttl => '0') FROM generate_series(1, $rows) AS n; SELECT extract(epoch FROM clock_timestamp())");
+	configure($node, 'idempotency.cleanup_interval' => '1s');
+	$node->poll_query_until('one', $none_paused) or die 'not cleaned';
+	return $node->safe_psql('one', 'SELECT extract(epoch FROM clock_timestamp())') - (split /\n/, $begin)[-1];
+}
+
+cmp_ok(seconds_for(20, '100ms'), '>', 1.9, 'pause-between-batches: as long as it is set');
+cmp_ok(seconds_for(3, '1500ms'), '>', 3, 'pause-between-batches: also a pause that is longer than a visit');
+
+# In a pause, no worker is in the database, others are cleaned, and a reload ends it.
+configure($node, 'idempotency.cleanup_delay' => '1h', 'idempotency.cleanup_batch_size' => 2);
+$node->safe_psql('one', "SELECT idem_once('form', 'paused ' || n, ttl => '0') FROM generate_series(1, 5) AS n");
+$node->poll_query_until('one', "SELECT count(*) = 3 FROM idem_tokens WHERE token LIKE 'paused%'") or die 'no batch';
+$node->poll_query_until('postgres', "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'idempotency cleanup' AND datname = 'one')")
+  or die 'a worker stays';
+foreach (1 .. 2)
+{
+	$node->safe_psql('two', $expire);
+	eventually($node, 'two', $cleaned, 'pause-between-batches: other databases are cleaned meanwhile');
+}
+is($node->safe_psql('one', "SELECT count(*) FROM idem_tokens WHERE token LIKE 'paused%'"), 3, 'pause-between-batches: this one rests');
+configure($node, 'idempotency.cleanup_delay' => 0, 'idempotency.cleanup_batch_size' => 10000);
+eventually($node, 'one', $none_paused, 'pause-between-batches: a reload ends it');
 
 #
 # Signals

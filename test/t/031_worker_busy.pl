@@ -1,13 +1,7 @@
 # What happens to a worker, and around it, while it has a lot to delete: it
 # stands in nobody's way for long, and can be stopped at any moment.
 
-use strict;
-use warnings FATAL => 'all';
-
 use Time::HiRes qw(sleep);
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 # No wait below is longer than this.
@@ -15,7 +9,7 @@ $PostgreSQL::Test::Utils::timeout_default = 60;
 
 # Batches are small, so that a worker is busy for much longer than that.
 my $node = new_node('busy', conf => <<'CONF');
-idempotency.cleanup_interval = 10ms
+idempotency.cleanup_interval = 1s
 idempotency.cleanup_batch_size = 1
 idempotency.databases = 'busy, renamed, copy'
 restart_after_crash = on
@@ -146,7 +140,7 @@ while (@workers < 4)
 	  or last;
 	push @workers, busy_worker('busy');
 }
-configure($node, 'idempotency.cleanup_interval' => '10ms');
+configure($node, 'idempotency.cleanup_interval' => '1s');
 
 #
 # DROP EXTENSION

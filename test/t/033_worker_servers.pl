@@ -2,12 +2,6 @@
 # pg_upgrade starts, see 009_pg_upgrade.pl).  And those that have not preloaded
 # the library, which work without one.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 # No wait below is longer than this.
@@ -43,11 +37,7 @@ my $started = qr/starting background worker process "idempotency/;
 my $primary = new_node('primary', allows_streaming => 1, conf => 'log_min_messages = debug1');
 set_interval($primary, 0);
 $primary->reload;
-$primary->backup('base');
-my $standby = PostgreSQL::Test::Cluster->new('standby');
-$standby->init_from_backup($primary, 'base', has_streaming => 1);
-set_interval($standby, '10ms');
-$standby->start;
+my $standby = new_standby($primary, conf => 'idempotency.cleanup_interval = 1s');
 $primary->safe_psql('postgres', "CREATE EXTENSION idempotency; $fill");
 $primary->wait_for_catchup($standby);
 is($standby->safe_psql('postgres', $launchers), '0', 'standby-has-no-worker');
@@ -80,7 +70,7 @@ sub single_user
 }
 
 $primary->stop;
-set_interval($primary, '10ms');
+set_interval($primary, '1s');
 like(single_user($primary, 'SELECT count(*) FROM idem_tokens'), qr/count = "20"/,
 	'single-user-mode-has-no-worker');
 like(single_user($primary, 'SELECT tokens_deleted FROM idem_cleanup(5)'), qr/tokens_deleted = "5"/,
@@ -103,7 +93,7 @@ is($primary->safe_psql('postgres', $rows), '1|10', 'no-worker-without-preload: a
 $primary->append_conf('postgresql.conf', "session_preload_libraries = 'idempotency'");
 $primary->restart;
 is($primary->safe_psql('postgres', "SHOW idempotency.cleanup_interval; $launchers"),
-	"10ms\n0", 'no-worker-without-preload: nor when each session loads it');
+	"1s\n0", 'no-worker-without-preload: nor when each session loads it');
 unlike(slurp_file($primary->logfile, $offset), $started, 'no-worker-without-preload: none has started');
 unlike(slurp_file($primary->logfile), qr/(WARNING|ERROR|PANIC): /, 'no-worker-without-preload: no error in the log');
 $primary->stop;

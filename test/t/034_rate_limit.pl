@@ -1,17 +1,12 @@
 # idempotency.max_new_keys_per_minute between sessions and in time: the limit is
 # exact under concurrent claims, the window slides, databases are apart, a flood
-# of other scopes changes nothing, and it works without preloading.
+# of other scopes changes nothing, a lost race gives back what it has counted and
+# nothing else, and it works without preloading.
 #
 # A window lasts a minute, so this test does; the parts in the middle run
 # while it passes.
 
-use strict;
-use warnings FATAL => 'all';
-
 use Time::HiRes qw(sleep time);
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 my $node = new_node(
@@ -96,6 +91,64 @@ new_database('other');
 configure($node, 'idempotency.max_new_keys_per_minute' => 100);
 
 #
+# Two sessions that lose a race for a key, much later than they have counted it:
+# each stops before the primary key, until its gate opens, and then finds another's
+# row there.  Of one the window has slid by then; the other's has been forgotten for
+# those of the flood, and begun again.
+#
+
+new_database('race');
+$node->safe_psql('race', <<'SQL');
+CREATE FUNCTION gate(key text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+	IF current_setting('gate.at', true) <> '' THEN
+		PERFORM pg_advisory_xact_lock_shared(current_setting('gate.at')::int);
+	END IF;
+	RETURN key;
+END $$;
+CREATE INDEX gate ON idem_keys (gate(key));
+ALTER TABLE idem_keys DROP CONSTRAINT idem_keys_pkey, ADD CONSTRAINT idem_keys_pkey PRIMARY KEY (scope, key);
+SQL
+my @race = ('the-window-slides', 'the-window-is-forgotten');
+my @losers = map { session($node, 'race') } @race;
+my $gates = session($node, 'race');
+my $lost_at;
+
+# claims(SCOPE, COUNT): how many of so many claims are admitted, where two are in a
+# minute.
+sub claims
+{
+	my ($scope, $count) = @_;
+
+	return $node->safe_psql('race', "SET idempotency.max_new_keys_per_minute = 2;
+		SELECT count(*) FROM generate_series(1, $count) WHERE claim_new('$scope') = 'new'");
+}
+
+# The session at this place loses its race.
+sub lose
+{
+	my ($i) = @_;
+
+	$gates->run("SELECT pg_advisory_unlock($i)");
+	# Its limit of time began with its call, a minute ago.
+	$losers[$i]->{psql}->{timeout}->start;
+	is($losers[$i]->result, 'in_progress', "$race[$i]: another has the key");
+	return;
+}
+
+foreach my $i (0 .. $#race)
+{
+	$gates->run("SELECT pg_advisory_lock($i)");
+	$losers[$i]->run("SET gate.at = '$i'; SET idempotency.max_new_keys_per_minute = 2");
+	$losers[$i]->send("SELECT outcome FROM idem_claim('$race[$i]', 'lost-key-0000000000')");
+	wait_for_block($node, $losers[$i]->pid);
+	$lost_at ||= time();
+	$gates->run("INSERT INTO idem_keys (claim_token, created_at, lease_expires_at, expires_at, attempt, state, scope, key)
+		VALUES (0, now(), 'infinity', 'infinity', 1, 'started', '$race[$i]', 'lost-key-0000000000')");
+	is(claims($race[$i], 1), 1, "$race[$i]: a claim that has not lost yet counts, and one more is admitted") if $i == 0;
+}
+
+#
 # The window slides: 50 keys, and 50 more later
 #
 
@@ -145,6 +198,9 @@ flood(1);
 my $used = $flood->run($memory);
 flood(25, $first + 25);
 is(admitted(1, 'at-once-2'), 0, 'flood: a scope at its limit stays there, whoever else comes');
+is(claims($race[1], 1), 1, "$race[1]: one in the new window");
+lose(1);
+is(claims($race[1], 2), 1, "$race[1]: and one more, for the lost race has nothing to give back there");
 note(sprintf('%d rounds after %.1f s', $rounds, time() - $first));
 
 sleep_until($first + 30);
@@ -176,6 +232,13 @@ flood(50);
 is($flooded, 1000000, 'flood: a million scopes, each of them admitted');
 cmp_ok($flood->run($memory), '<', $used + 8192, 'flood: no memory is kept');
 $flood->quit;
+
+# As many slots later as a window has, so that the two share a place.
+sleep_until($lost_at + 66.2);
+is(claims($race[0], 2), 2, "$race[0]: two, a minute later");
+lose(0);
+is(claims($race[0], 2), 0, "$race[0]: and no more, for the lost race gives back to the window that it came from");
+$_->quit foreach @losers, $gates;
 
 #
 # Without preloading

@@ -1,12 +1,6 @@
 # idempotency.log_events: one line for each event, with what it may tell and
 # nothing else, and which nobody can forge.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 my $node = new_node(
@@ -272,7 +266,7 @@ is(slurp_file($node->logfile, $offset), '', 'off: nothing is written');
 
 $node->safe_psql('postgres', "SELECT idem_once('form', 'for the worker', ttl => '0')");
 $offset = -s $node->logfile;
-$node->append_conf('postgresql.conf', "idempotency.log_events = on\nidempotency.cleanup_interval = 100ms");
+$node->append_conf('postgresql.conf', "idempotency.log_events = on\nidempotency.cleanup_interval = 1s");
 $node->reload;
 $node->wait_for_log(qr/^<idempotency cleanup> LOG:  idempotency event=cleaned kind=tokens rows=1$/m, $offset);
 # Ten more visits

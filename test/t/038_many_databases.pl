@@ -2,13 +2,7 @@
 # others, one to each, however many sessions ask for it at once; and where there
 # is no room, nothing is counted, nothing is judged, and nothing fails.
 
-use strict;
-use warnings FATAL => 'all';
-
 use Time::HiRes qw(sleep);
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 # No wait below is longer than this.
@@ -111,7 +105,7 @@ is(join("\n", $node->safe_psql('late', 'SELECT idem_metrics()') =~ /^idempotency
 # Not even where a worker should come.
 $node->safe_psql('postgres', $_) foreach
   "ALTER SYSTEM SET idempotency.databases = 'late'",
-  "ALTER SYSTEM SET idempotency.cleanup_interval = '1ms'",
+  "ALTER SYSTEM SET idempotency.cleanup_interval = '1s'",
   'SELECT pg_reload_conf()';
 $node->poll_query_until('late', "SELECT current_setting('idempotency.databases') = 'late'")
   or die 'no reload';

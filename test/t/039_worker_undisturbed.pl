@@ -1,19 +1,13 @@
 # What others do must not disturb the workers: drop what they are at, set limits
 # for their database, set the clock.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 # No wait below is longer than this.
 $PostgreSQL::Test::Utils::timeout_default = 60;
 
 my $node = new_node('undisturbed', start => 0, conf => <<'CONF');
-idempotency.cleanup_interval = 10ms
+idempotency.cleanup_interval = 1s
 log_line_prefix = '%m [%p] %b %e '
 CONF
 

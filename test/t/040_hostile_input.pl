@@ -1,12 +1,6 @@
 # Every byte and every class of character in scopes, keys and all other names,
 # in three encodings; and settings that a role without rights tries to have.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 $ENV{PGCLIENTENCODING} = 'UTF8';

@@ -3,13 +3,7 @@
 #
 # FLOOD=n: how many keys the flood has, 60000 by default.
 
-use strict;
-use warnings FATAL => 'all';
-
 use File::Basename;
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 # No wait below is longer than this.
@@ -108,7 +102,7 @@ cmp_ok($grown[-1], '<', 1024, 'flood: no backend grows with the number of keys')
 is($node->safe_psql('postgres', $replays), 100, 'flood: live keys are replayed');
 is($node->safe_psql('postgres', "SELECT count(*) FROM idem_keys WHERE scope = 'flood'"), 4 * int($flood / 4), 'flood: the keys are there');
 $node->safe_psql('postgres', "SELECT pg_sleep(1)");
-configure($node, 'idempotency.cleanup_interval' => '10ms');
+configure($node, 'idempotency.cleanup_interval' => '1s');
 ok($node->poll_query_until('postgres', "SELECT count(*) = 0 FROM idem_keys WHERE scope = 'flood'"), 'flood: the worker gets rid of them');
 configure($node, 'idempotency.cleanup_interval' => '0');
 is($node->safe_psql('postgres', $replays), 100, 'flood: and only of them');
@@ -191,7 +185,7 @@ cmp_ok($done, '>', 100, "disk-full: $done orders before");
 is($node->safe_psql('postgres', $replays), 100, 'disk-full: live keys are replayed');
 is($node->safe_psql('postgres', "SELECT outcome FROM orders JOIN LATERAL idem_claim('disk', key) ON true LIMIT 1"), 'replay', 'disk-full: orders, too');
 is($node->safe_psql('postgres', "SELECT pg_sleep(1); SELECT keys_deleted FROM idem_cleanup()") =~ s/^\n//r, 500, 'disk-full: the cleanup deletes');
-is($node->safe_psql('postgres', "SELECT count(*) > 100 FROM idem_stuck('0'), idem_health(), (SELECT idem_metrics()) AS m") =~ /^[tf]$/, 1, 'disk-full: monitoring answers');
+is($node->safe_psql('postgres', "SELECT count(*) > 100 FROM idem_abandoned('0'), idem_health(), (SELECT idem_metrics()) AS m") =~ /^[tf]$/, 1, 'disk-full: monitoring answers');
 my %codes;
 foreach my $call (
 	"idem_claim('new', 'key-' || n || '-0000000000')", "idem_once('new', 'token' || n)", "idem_publish('new', to_jsonb(repeat('z', 1000)))",
@@ -231,7 +225,7 @@ my ($code, $stdout, $stderr) = $node->psql('postgres', "SELECT idem_claim('s', '
 isnt($code, 0, 'no-connections: one more is refused');
 like(slurp_file($node->logfile, $offset), qr/client backend 53300 FATAL: /, 'no-connections: 53300');
 is($clients[0]->run("SELECT count(idem_once('form', 'expired ' || i, ttl => '0')) FROM generate_series(1, 100) AS i"), 100, 'no-connections: those who have one work');
-configure($node, 'idempotency.cleanup_interval' => '10ms');
+configure($node, 'idempotency.cleanup_interval' => '1s');
 ok($node->poll_query_until('postgres', "SELECT count(*) = 0 FROM idem_tokens WHERE scope = 'form'"), 'no-connections: the worker needs none');
 $_->quit foreach @clients;
 ok( $node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE usename = 'app'")
@@ -256,10 +250,10 @@ my @writers = (
 	"idem_toggle('u', 'e', 't', 'a', 1 + extract(epoch FROM clock_timestamp())::bigint)", "idem_set('u', 'e', 't', 'a', true, 2 + extract(epoch FROM clock_timestamp())::bigint)",
 	"idem_try_append('t', 'd', extract(epoch FROM clock_timestamp())::bigint)", "idem_once('t', 't', '0')", "idem_once_many('t', '{t}'::text[], '0')",
 	"idem_publish('t', '{}')", "idem_publish_many('{t}', '{1,2}')", "idem_outbox_nack($message, NULL, '0')", "idem_outbox_requeue()", "idem_run('t', 'key-of-timeouts-03', 'handler(jsonb)', '{}')",
-	"idem_outbox_ack('{$message}')", "idem_outbox_extend('{$message}', attempts => '{1}')", "idem_outbox_give_back('{$message}')", 'idem_outbox_take()', "idem_cleanup()", "idem_complete('t', 'key-of-timeouts-01', 200, claim_token => $token)",
+	"idem_outbox_ack('{$message}')", "idem_outbox_extend('{$message}', attempts => '{1}')", "idem_outbox_release('{$message}')", 'idem_outbox_take()', "idem_cleanup()", "idem_complete('t', 'key-of-timeouts-01', 200, claim_token => $token)",
 	"idem_fail('t', 'key-of-timeouts-01', claim_token => $token)", "idem_release('t', 'key-of-timeouts-01', $token)", "idem_erase('t', 'key-of-timeouts-01')",
 	"idem_forget('t', 'key-of-timeouts-01')");
-my @readers = ("idem_lookup('t', 'key-of-timeouts-01')", "idem_is_active('u', 'e', 't', 'a')", "idem_last_client_seq('t', 'c')", 'idem_stuck()', 'idem_metrics()', 'idem_health()');
+my @readers = ("idem_lookup('t', 'key-of-timeouts-01')", "idem_is_active('u', 'e', 't', 'a')", "idem_last_client_seq('t', 'c')", 'idem_abandoned()', 'idem_metrics()', 'idem_health()');
 my $holder = session($node);
 my $caller = session($node);
 $caller->run("CREATE FUNCTION handler(jsonb) RETURNS jsonb LANGUAGE sql RETURN '1'::jsonb");

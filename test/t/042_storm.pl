@@ -1,13 +1,7 @@
 # A short run of test/storm/run: right answers while our tables are rewritten
 # and everything around them changes.
 
-use strict;
-use warnings FATAL => 'all';
-
 use FindBin;
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 my $seed = $ENV{SEED} || 1;

@@ -2,12 +2,7 @@
 # clients that were told nothing that is not so.  And its proof: clients that
 # make a mistake, each of which is found.
 
-use strict;
-use warnings FATAL => 'all';
-
 use FindBin;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 my $seed = $ENV{IDEMPOTENCY_TEST_SEED} || 1;

@@ -2,12 +2,6 @@
 # where the library is loaded by a session's first call, too; or that call is
 # refused.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 my $node = new_node('operator', conf => "shared_preload_libraries = ''\n");
@@ -15,7 +9,7 @@ my $node = new_node('operator', conf => "shared_preload_libraries = ''\n");
 $node->safe_psql('postgres', <<'SQL');
 CREATE EXTENSION idempotency;
 CREATE ROLE app LOGIN;
-SELECT idem_grant('app');
+SELECT idem_grant('app'), idem_grant_relay('app');
 SQL
 my @settings = split /\n/, $node->safe_psql('postgres',
 	"SELECT name FROM pg_settings WHERE name LIKE 'idempotency.%' AND context = 'superuser'

@@ -2,12 +2,7 @@
 # tests and of the demo: they run with variables under which nothing could be
 # connected to, or would answer otherwise.
 
-use strict;
-use warnings FATAL => 'all';
-
 use FindBin;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 my %hostile = (

@@ -2,13 +2,8 @@
 # been published, or becomes available, by whatever way.  As few relays as will
 # do are woken for it, and none is forgotten.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
-use Time::HiRes qw(time);
+use List::Util qw(min);
+use Time::HiRes qw(time usleep);
 use IdempotencyTest;
 
 my $preload = "shared_preload_libraries = 'idempotency'\nidempotency.cleanup_interval = 0";
@@ -76,7 +71,7 @@ wakes('refused, after its pause', 'a', "SELECT idem_outbox_nack(id, retry_after 
 
 $other->run(publish('a'));
 $other->run('SELECT count(*) FROM idem_outbox_take(1)');
-wakes('given back', 'a', "SELECT idem_outbox_give_back(array_agg(id)) FROM idem_outbox WHERE state = 'pending'");
+wakes('given back', 'a', "SELECT idem_outbox_release(array_agg(id)) FROM idem_outbox WHERE state = 'pending'");
 
 $other->run(publish('a'));
 $other->run("SELECT count(*) FROM idem_outbox_take(1, '1.2 s')");
@@ -87,6 +82,34 @@ $other->run(ack('a'));
 $other->run(publish('a'));
 $other->run('BEGIN; SELECT count(*) FROM idem_outbox_take()');
 wakes('a take was rolled back', 'a', 'ROLLBACK');
+
+# A take parks a message, and another relay meanwhile acknowledges the one before
+# it.  The end of the first transaction wakes at once: it need not wait for the
+# look each second.
+foreach my $end ('COMMIT', 'ROLLBACK')
+{
+	my $quickest = 1000;
+	for (my $try = 0; $try < 5 && $quickest >= 0.2; $try++)
+	{
+		$other->run(publish('a', "message_key => 'k'") . ';' . publish('b', "message_key => 'k'"));
+		$other->run("SELECT count(*) FROM idem_outbox_take(2, '0')");
+		$other->run("SELECT count(*) FROM idem_outbox_take(1, '1 hour')");
+		$other->run('BEGIN');
+		$other->run('SELECT count(*) FROM idem_outbox_take()');
+		$relay->send(take());
+		asleep($node, $relay);
+		$node->safe_psql('postgres', ack('a'));
+		# It looks now, and sleeps again.
+		usleep(100_000);
+		asleep($node, $relay);
+		my $begin = time;
+		$other->run($end);
+		is($relay->result, 'b', "$end of a take that has parked a message");
+		$quickest = min($quickest, time - $begin);
+		$node->safe_psql('postgres', 'SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox');
+	}
+	cmp_ok($quickest, '<', 0.2, "$end wakes at once");
+}
 
 $other->run(publish('a') . '; SET idempotency.outbox_max_attempts = 1');
 $other->run("SELECT count(*) FROM idem_outbox_take()");
@@ -217,7 +240,7 @@ $node->safe_psql('postgres', publish('b', "message_key => 'k'"));
 is($relay->run(take() =~ s/5 minutes/50 ms/r), '', 'not while an earlier one of its key is being acknowledged');
 $relay->send(take());
 asleep($node, $relay);
-is(locks_of($node, $relay), 1, 'it sleeps until then, with no lock but that of its transaction id');
+is(locks_of($node, $relay), 0, 'it sleeps until then, without a lock');
 $other->run('COMMIT');
 is($relay->result, 'b', 'and then takes it');
 $other->run(ack('b'));

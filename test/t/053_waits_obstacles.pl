@@ -3,12 +3,6 @@
 # transactions that are prepared, a server that crashes, stops or is replaced.  Who
 # cannot be woken looks once a second, and nobody is forgotten.
 
-use strict;
-use warnings FATAL => 'all';
-
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 
 my $schema = <<'SQL';
@@ -267,10 +261,7 @@ $node->stop;
 my $primary = new_node('primary', allows_streaming => 1, conf => $preload);
 
 $primary->safe_psql('postgres', $schema);
-$primary->backup('standby');
-$node = PostgreSQL::Test::Cluster->new('standby');
-$node->init_from_backup($primary, 'standby', has_streaming => 1);
-$node->start;
+$node = new_standby($primary);
 
 @sessions = begin_waits($primary, 'promotion');
 $primary->wait_for_catchup($node, 'replay', $primary->lsn('flush'));

@@ -10,13 +10,7 @@
 # pretended next one, which the same is asked of: so there is a way at all, and
 # objects that are not the same are seen to be found.
 
-use strict;
-use warnings FATAL => 'all';
-
 use File::Basename qw(basename dirname);
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use IdempotencyTest;
 use Objects;
 use Records;

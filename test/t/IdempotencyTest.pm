@@ -6,7 +6,7 @@ package IdempotencyTest;
 use strict;
 use warnings FATAL => 'all';
 
-use Exporter 'import';
+use Exporter;
 use File::Basename qw(dirname);
 use IPC::Run;
 use PostgreSQL::Test::Cluster;
@@ -14,54 +14,20 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time usleep);
 
-our @EXPORT = qw(new_node start_with_clock set_clock configure eventually session wait_for_block asleep locks_of
-  median_seconds sqlstate_of start_pgbench finish_pgbench injection_points until_stopped
+our @EXPORT = qw(new_node new_standby start_with_clock set_clock configure eventually session wait_for_block asleep
+  locks_of median_seconds sqlstate_of start_pgbench finish_pgbench injection_points until_stopped
   run_program operations_sql);
 
-# The server's own psql() and poll_query_until() write a script into a pipe.  A
-# psql that is not let in does not read it, and where it ends before all is
-# written, the test dies of the broken pipe.  So here it reads a file.
-my $psql = \&PostgreSQL::Test::Cluster::psql;
-
-sub psql_from_file
+# A test that uses this module has strict, fatal warnings, and the functions of
+# Test::More and PostgreSQL::Test, as well.
+sub import
 {
-	my ($node, $database, $sql, %params) = @_;
-	my $file = "$PostgreSQL::Test::Utils::tmp_check/script.$$.sql";
-	my $list = wantarray;
-	my @answer;
+	my $caller = caller;
 
-	open my $handle, '>', $file or die "$file: $!";
-	print $handle $sql;
-	close $handle or die "$file: $!";
-	$params{extra_params} = [ @{ $params{extra_params} || [] }, '-f', $file ];
-	eval {
-		@answer = $list ? $psql->($node, $database, '', %params)
-		  : scalar $psql->($node, $database, '', %params);
-		1;
-	} or die "$@\nThe script was:\n$sql\n";
-	return $list ? @answer : $answer[0];
-}
-
-sub poll_from_file
-{
-	my ($node, $database, $query, $expected) = @_;
-	my ($code, $stdout, $stderr);
-
-	$expected = 't' unless defined $expected;
-	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
-	{
-		($code, $stdout, $stderr) = $node->psql($database, $query, on_error_stop => 0);
-		return 1 if $stdout eq $expected && $stderr eq '';
-		usleep(100_000);
-	}
-	diag("timed out: $query\nexpected: $expected\nlast answer: $stdout\n$stderr");
-	return 0;
-}
-
-{
-	no warnings 'redefine';
-	*PostgreSQL::Test::Cluster::psql = \&psql_from_file;
-	*PostgreSQL::Test::Cluster::poll_query_until = \&poll_from_file;
+	strict->import;
+	warnings->import(FATAL => 'all');
+	eval "package $caller; use PostgreSQL::Test::Cluster; use PostgreSQL::Test::Utils; use Test::More; 1" or die $@;
+	goto &Exporter::import;
 }
 
 # Of all servers that start_with_clock() starts.
@@ -79,7 +45,7 @@ sub new_node
 	my $conf = delete $params{conf} || '';
 	my $start = delete $params{start};
 	my $install_path = delete $params{install_path};
-	my $node = PostgreSQL::Test::Cluster->new($name,
+	my $node = IdempotencyTest::Cluster->new($name,
 		$install_path ? (install_path => $install_path) : ());
 	my @extra = ('--locale=C', '--encoding=UTF8');
 
@@ -94,6 +60,21 @@ $conf
 CONF
 	$node->start unless defined $start && !$start;
 	return $node;
+}
+
+# new_standby(PRIMARY, name => NAME, conf => TEXT): a standby that streams from
+# the primary, started.
+sub new_standby
+{
+	my ($primary, %params) = @_;
+	my $name = $params{name} || 'standby';
+	my $standby = IdempotencyTest::Cluster->new($name);
+
+	$primary->backup($name);
+	$standby->init_from_backup($primary, $name, has_streaming => 1);
+	$standby->append_conf('postgresql.conf', $params{conf} || '');
+	$standby->start;
+	return $standby;
 }
 
 # start_with_clock(NODE, SETTING): start a server whose clock set_clock() sets,
@@ -307,6 +288,55 @@ sub operations_sql
 	my @blocks = $section =~ /^```sql\n(.*?)^```/msg;
 
 	return join '', @blocks[ -$count .. -1 ];
+}
+
+#
+# A server whose psql() and poll_query_until() let psql read a file.  Those of the
+# parent write the script into a pipe.  A psql whose connection is refused does
+# not read it, and then the test dies of the broken pipe.
+#
+package IdempotencyTest::Cluster;
+
+use strict;
+use warnings FATAL => 'all';
+
+use parent -norequire, 'PostgreSQL::Test::Cluster';
+use Test::More;
+use Time::HiRes qw(usleep);
+
+sub psql
+{
+	my ($self, $database, $sql, %params) = @_;
+	my $file = "$PostgreSQL::Test::Utils::tmp_check/script.$$.sql";
+	my $list = wantarray;
+	my @answer;
+
+	open my $handle, '>', $file or die "$file: $!";
+	print $handle $sql;
+	close $handle or die "$file: $!";
+	$params{extra_params} = [ @{ $params{extra_params} || [] }, '-f', $file ];
+	eval {
+		@answer = $list ? $self->SUPER::psql($database, '', %params)
+		  : scalar $self->SUPER::psql($database, '', %params);
+		1;
+	} or die "$@\nThe script was:\n$sql\n";
+	return $list ? @answer : $answer[0];
+}
+
+sub poll_query_until
+{
+	my ($self, $database, $query, $expected) = @_;
+	my ($code, $stdout, $stderr);
+
+	$expected = 't' unless defined $expected;
+	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
+	{
+		($code, $stdout, $stderr) = $self->psql($database, $query, on_error_stop => 0);
+		return 1 if $stdout eq $expected && $stderr eq '';
+		usleep(100_000);
+	}
+	diag("timed out: $query\nexpected: $expected\nlast answer: $stdout\n$stderr");
+	return 0;
 }
 
 #

@@ -111,7 +111,7 @@ BEGIN
 			WHEN 'extend' THEN
 				PERFORM idem_outbox_extend(ARRAY[message], lease, ARRAY[taken]);
 			WHEN 'give_back' THEN
-				PERFORM idem_outbox_give_back(ARRAY[message], ARRAY[taken]);
+				PERFORM idem_outbox_release(ARRAY[message], ARRAY[taken]);
 		END CASE;
 		INSERT INTO calls VALUES (name, true);
 	EXCEPTION

@@ -313,7 +313,7 @@ def relay_once(client):
             # Not this one, nor what comes after it.
             client.query("SELECT idem_outbox_nack(%s, 'no', '20 ms', %s)",
                          message[0], message[-1])
-            client.query('SELECT idem_outbox_give_back(%s, %s)', rest[1:],
+            client.query('SELECT idem_outbox_release(%s, %s)', rest[1:],
                          attempts[1:])
             done = done[:number]
             break

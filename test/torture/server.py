@@ -13,6 +13,8 @@ import time
 
 import psycopg2
 
+from checks import Broken
+
 DATABASE = 'torture'
 PATIENCE = 60               # seconds, for a start and for orphans to leave
 
@@ -36,15 +38,11 @@ autovacuum_naptime = 1s
 deadlock_timeout = 100ms
 log_checkpoints = off
 idempotency.databases = '%(database)s'
-idempotency.cleanup_interval = 20ms
+idempotency.cleanup_interval = 1s
 idempotency.cleanup_batch_size = 5  # many short transactions
 idempotency.outbox_retention = 2s
 idempotency.outbox_max_attempts = 1000
 '''
-
-
-class Broken(Exception):
-    """The server does what it must not."""
 
 
 class Server:

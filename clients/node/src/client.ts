@@ -17,15 +17,15 @@ import {
 } from './functions.js'
 import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes, stepKey } from './keys.js'
-import { OPENED, performOn, Session, unlessDead, type Handle, type PoolLike } from './postgres.js'
-import { ManyServers, OneServer, type Places, type Shards } from './shards.js'
+import { MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, type Handle, type PoolLike } from './postgres.js'
+import { ManyServers, OneServer, type Servers, type Shards } from './shards.js'
 import { describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
 export const ATTEMPTS = 5
 const RETRIED = new Set(['40001', '40P01'])
 /** By statement_timeout, by lock_timeout. */
 const ENDED_WAITS = new Set(['57014', '55P03'])
-const LEARN_WAIT = '5 seconds'
+const IN_DOUBT_WAIT = '5 seconds'
 const MAX_ERROR = 1000
 
 export interface Options {
@@ -126,7 +126,7 @@ export function problem(type: string, title: string, status: number, detail: str
 }
 
 /** The response as it can be stored: a document that says so in place of one that is too large. */
-function kept(response: Response, limit: number, encoding: string):
+function asStorable(response: Response, limit: number, encoding: string):
   { status: number; body: string | Uint8Array | null; headers: Headers | null; whole: boolean } {
   const { status } = response
   const body = typeof response.body === 'string' ? storableText(response.body, encoding) : response.body ?? null
@@ -139,8 +139,8 @@ function kept(response: Response, limit: number, encoding: string):
 }
 
 /** As it can be stored under a claim. */
-export const keptOf = (response: Response, claim: HeldClaim, options: RequestOptions): ReturnType<typeof kept> =>
-  kept(response, Math.min(claim.maxResponseSize, options.maxResponseSize ?? Infinity), claim.encoding)
+export const storedResponse = (response: Response, claim: HeldClaim, options: RequestOptions): ReturnType<typeof asStorable> =>
+  asStorable(response, Math.min(claim.maxResponseSize, options.maxResponseSize ?? Infinity), claim.encoding)
 
 const NOT_ASCII = /[^\0-\x7f]/gu
 
@@ -151,7 +151,7 @@ function storableText(body: string, encoding: string): string | Buffer {
 }
 
 /** What is only to be read, in characters that every database has. */
-function legible(said: string, encoding: string): string {
+function printable(said: string, encoding: string): string {
   const whole = said.replaceAll('\0', '').toWellFormed()
   return encoding === 'UTF8' ? whole : whole.replace(NOT_ASCII, (one) => `\\u{${one.codePointAt(0)!.toString(16)}}`)
 }
@@ -194,7 +194,7 @@ export function checked(response: unknown, who: string): Response {
   return response as Response
 }
 
-export function fresh(response: Response, stored: boolean): Result {
+export function newResult(response: Response, stored: boolean): Result {
   const body = response.body ?? null
   return {
     outcome: 'new', status: response.status, headers: response.headers ?? {},
@@ -204,7 +204,7 @@ export function fresh(response: Response, stored: boolean): Result {
 }
 
 /** The result of a claim that is not new, or the error that it is. */
-export function answered(claim: HeldClaim): Result {
+export function resultOfClaim(claim: HeldClaim): Result {
   switch (claim.outcome) {
     case 'replay': case 'erased':
       return {
@@ -235,7 +235,7 @@ export function identity(options: RequestIdentity): RequestIdentity {
 }
 
 /** Serialization failures and deadlocks, with jitter. */
-export async function retried<T>(attempt: () => Promise<T>): Promise<T> {
+export async function withRetries<T>(attempt: () => Promise<T>): Promise<T> {
   for (let number = 1; ; number++) {
     try {
       return await attempt()
@@ -257,17 +257,17 @@ function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promi
   })
 }
 
-/** COMMIT was sent, and its answer was lost. */
-class Unknown extends Error {}
+/** COMMIT was sent, and the connection broke before its answer. */
+class CommitInDoubt extends Error {}
 
 /**
- * Duplicates in this process wait for each other here, without a connection:
- * one of them at a time is under way, and the others follow when it has ended.
+ * Of the duplicates in this process that are allowed to wait, one runs at a
+ * time. The others wait here, without a connection.
  */
-export class Turns {
+export class SingleFlight {
   #running = new Map<string, Promise<boolean>>()
 
-  async take<T extends RequestOptions>(options: T, defaults: Wait, run: (options: T) => Promise<Result>): Promise<Result> {
+  async run<T extends RequestOptions>(options: T, defaults: Wait, run: (options: T) => Promise<Result>): Promise<Result> {
     const given = options.wait !== undefined || options.waitMs !== undefined ? options : defaults
     const ms = durationMs(given.wait, given.waitMs, 'wait') ?? 0
     if (ms <= 0) return run(options)
@@ -283,33 +283,33 @@ export class Turns {
         .finally(() => over.abort())
       if (stored || left() === 0) return run({ ...options, wait: undefined, waitMs: 0 })
     }
-    const turn = run({ ...options, wait: undefined, waitMs: left() })
-    this.#running.set(id, turn.then((result) => result.stored, () => false).finally(() => this.#running.delete(id)))
-    return turn
+    const flight = run({ ...options, wait: undefined, waitMs: left() })
+    this.#running.set(id, flight.then((result) => result.stored, () => false).finally(() => this.#running.delete(id)))
+    return flight
   }
 }
 
 export interface Idempotency extends Core {}
 
 /** How many connections of a pool sleep in duplicates, of all that use it. */
-const sleeping = new WeakMap<PoolLike, number>()
+const waitingConnections = new WeakMap<PoolLike, number>()
 
 /** All over a pg.Pool. */
 export class Idempotency implements Client<PoolClient> {
   readonly statements: Statements
   #pool: PoolLike
-  #places: Places
+  #servers: Servers
   #defaults: Omit<Options, 'schema' | 'shards' | 'maxWaiters'>
   #maxWaiters: number | undefined
-  #turns = new Turns()
+  #singleFlight = new SingleFlight()
 
   constructor(pool: PoolLike, options: Options = {}) {
     const { schema = 'public', shards, maxWaiters, ...defaults } = options
     checkedTimes(defaults)
     checkedCount(maxWaiters, 'maxWaiters')
     this.#pool = pool
-    this.#places = shards ? new ManyServers(pool, schema, shards) : new OneServer(pool, schema)
-    this.statements = this.#places.statements
+    this.#servers = shards ? new ManyServers(pool, schema, shards) : new OneServer(pool, schema)
+    this.statements = this.#servers.statements
     this.#defaults = defaults
     this.#maxWaiters = maxWaiters
     Object.assign(this, this.#core())
@@ -319,7 +319,7 @@ export class Idempotency implements Client<PoolClient> {
   #core(): Core {
     return coreOver(this.statements, (statement, name, given) => {
       refuseNested(this.#pool, `${name}()`, `on(tx).${name}()`)
-      return this.#places.perform(statement, name, given)
+      return this.#servers.perform(statement, name, given)
     })
   }
 
@@ -336,10 +336,10 @@ export class Idempotency implements Client<PoolClient> {
   async transaction<T>(handler: (tx: PoolClient) => Promise<T> | T, options: TransactionOptions<T> = {}): Promise<T> {
     refuseNested(this.#pool, 'transaction()', 'tx, and savepoints')
     const deadline = Deadline.inTransaction(options, this.#defaults)
-    return retried(async () => {
-      const here = this.#places.here(options.scope)
+    return withRetries(async () => {
+      const pin = this.#servers.pin(options.scope)
       const session = await this.#opened(options.scope, async (opened) => {
-        await (here ? opened.begin(here) : opened.begin())
+        await (pin ? opened.begin(pin) : opened.begin())
         return opened
       })
       try {
@@ -365,22 +365,22 @@ export class Idempotency implements Client<PoolClient> {
   async request(options: RequestOptions, handler: (tx: PoolClient) => Promise<Response> | Response): Promise<Result> {
     refuseNested(this.#pool, 'request()', 'tx, and the methods of on(tx)')
     checkedRequest(options)
-    return this.#turns.take(options, this.#defaults, (turn) => this.#request(turn, handler))
+    return this.#singleFlight.run(options, this.#defaults, (request) => this.#request(request, handler))
   }
 
   async #request(options: RequestOptions, handler: (tx: PoolClient) => Promise<Response> | Response): Promise<Result> {
-    let unknown: unknown
+    let inDoubt: unknown
     let tries = 0
     const deadline = Deadline.inTransaction(options, this.#defaults)
-    return retried(async () => {
+    return withRetries(async () => {
       for (;;) {
         try {
           // After a lost answer, the transaction has committed, or it will not, or it has not yet ended.
-          return await this.#once(unknown ? { ...options, wait: LEARN_WAIT, waitMs: undefined } : options, handler, deadline)
+          return await this.#once(inDoubt ? { ...options, wait: IN_DOUBT_WAIT, waitMs: undefined } : options, handler, deadline)
         } catch (error) {
-          if (!(error instanceof Unknown)) throw error
-          unknown = error.cause
-          if (++tries === 3) throw unknown
+          if (!(error instanceof CommitInDoubt)) throw error
+          inDoubt = error.cause
+          if (++tries === 3) throw inDoubt
         }
       }
     })
@@ -396,19 +396,19 @@ export class Idempotency implements Client<PoolClient> {
     if (claim.outcome !== 'new') {
       // The answer need not wait for the ROLLBACK.
       void session.release()
-      return answered(claim)
+      return resultOfClaim(claim)
     }
     try {
       const response = checked(await this.#handle(session, handler, deadline), 'the handler')
-      if (!storable(response.status, options.store)) return fresh(response, false)
-      const { status, body, headers, whole } = keptOf(response, claim, options)
+      if (!storable(response.status, options.store)) return newResult(response, false)
+      const { status, body, headers, whole } = storedResponse(response, claim, options)
       const complete = (claimToken: bigint | null): Statement<boolean> =>
         this.statements.complete(options.scope, options.key, status, { body, headers, claimToken })
       try {
         if (session.status === 'I') throw new ClaimLost('no transaction')
         await session.commit(complete(null))
       } catch (error) {
-        if (session.lost) throw new Unknown('', { cause: error })
+        if (session.lost) throw new CommitInDoubt('', { cause: error })
         if (sqlstateOf(error) === '25P02') {
           throw new TransactionEnded('the handler went on after an error of the database, which has undone its work; ' +
             'let the error out, or go back to a savepoint', { cause: error })
@@ -417,7 +417,7 @@ export class Idempotency implements Client<PoolClient> {
         // Another transaction than that of the claim.
         await this.#ended(session, complete(claim.claimToken))
       }
-      return fresh(response, whole)
+      return newResult(response, whole)
     } finally {
       await session.release()
     }
@@ -444,10 +444,10 @@ export class Idempotency implements Client<PoolClient> {
     const lease = options.lease !== undefined || options.leaseMs !== undefined ? options : defaults
     const given = { ...identity(options), ...pick(ttl, 'ttl'), ...pick(lease, 'lease') }
     return this.#opened(options.scope, async (session, pool) => {
-      const waiters = sleeping.get(pool) ?? 0
+      const waiters = waitingConnections.get(pool) ?? 0
       const sleeps = (wait.wait !== undefined || (wait.waitMs ?? 0) > 0) &&
         waiters < (this.#maxWaiters ?? Math.floor((pool.options?.max ?? 10) / 2))
-      if (sleeps) sleeping.set(pool, waiters + 1)
+      if (sleeps) waitingConnections.set(pool, waiters + 1)
       try {
         const statement = held(this.statements.claim(options.scope, options.key, { ...given, ...(sleeps ? pick(wait, 'wait') : {}) }))
         return { session, claim: await send(session, statement) }
@@ -456,14 +456,14 @@ export class Idempotency implements Client<PoolClient> {
         if (sleeps && !options.signal?.aborted && ENDED_WAITS.has(sqlstateOf(error) ?? '')) throw new InProgress()
         throw error
       } finally {
-        if (sleeps) sleeping.set(pool, sleeping.get(pool)! - 1)
+        if (sleeps) waitingConnections.set(pool, waitingConnections.get(pool)! - 1)
       }
     }, options.signal)
   }
 
   /** Begin on a session where the scope lives; on another where the server had ended that one. The signal cancels what has been sent. */
   #opened<T>(scope: string | undefined, begin: (session: Session, pool: PoolLike) => Promise<T>, signal?: AbortSignal): Promise<T> {
-    return this.#places.at(scope, async (pool) => {
+    return this.#servers.at(scope, async (pool) => {
       for (let tries = 1; ; tries++) {
         const session = await Session.open(pool)
         const cancel = (): void => session.cancel()
@@ -474,7 +474,7 @@ export class Idempotency implements Client<PoolClient> {
         } catch (error) {
           const isDead = session.lost && !signal?.aborted
           await session.release()
-          if (!isDead || tries === OPENED) throw error
+          if (!isDead || tries === MAX_CONNECTION_TRIES) throw error
         } finally {
           signal?.removeEventListener('abort', cancel)
         }
@@ -485,12 +485,12 @@ export class Idempotency implements Client<PoolClient> {
   async job(options: JobOptions, fn: (job: Job<PoolClient>) => Promise<Response | void> | Response | void): Promise<Result> {
     refuseNested(this.#pool, 'job()', 'tx, and the methods of on(tx)')
     checkedRequest(options)
-    return this.#turns.take(options, this.#defaults, (turn) => this.#job(turn, fn))
+    return this.#singleFlight.run(options, this.#defaults, (request) => this.#job(request, fn))
   }
 
   async #job(options: JobOptions, fn: (job: Job<PoolClient>) => Promise<Response | void> | Response | void): Promise<Result> {
     const started = performance.now()
-    const claim = await orAbort(retried(async () => {
+    const claim = await orAbort(withRetries(async () => {
       const { session, claim } = await this.#claimed(options, (opened, statement) => opened.perform(statement))
       await session.release()
       if (options.signal?.aborted && claim.outcome === 'new') {
@@ -498,7 +498,7 @@ export class Idempotency implements Client<PoolClient> {
       }
       return claim
     }), options.signal)
-    if (claim.outcome !== 'new') return answered(claim)
+    if (claim.outcome !== 'new') return resultOfClaim(claim)
     const deadline = new Deadline(options, this.#defaults)
     return runJob(this, options, this.#defaults, claim, started, deadline,
       (finish, complete) => this.#finish(options, claim, finish, complete, deadline.ofLastStep()), fn)
@@ -507,9 +507,9 @@ export class Idempotency implements Client<PoolClient> {
   /** The last step. A heartbeat first: if it holds the claim, nobody can take over until COMMIT. */
   async #finish(options: JobOptions, claim: HeldClaim, fn: (tx: PoolClient) => Promise<Response> | Response,
     complete: (response: Response) => Statement<boolean>, deadline: Deadline): Promise<Result> {
-    let unknown: unknown
+    let inDoubt: unknown
     let tries = 0
-    return retried(async () => {
+    return withRetries(async () => {
       for (;;) {
         let session: Session | undefined
         try {
@@ -525,17 +525,17 @@ export class Idempotency implements Client<PoolClient> {
           try {
             await session.commit(complete(response))
           } catch (error) {
-            if (session.lost) throw new Unknown('', { cause: error })
+            if (session.lost) throw new CommitInDoubt('', { cause: error })
             throw error
           }
-          return fresh(response, keptOf(response, claim, options).whole)
+          return newResult(response, storedResponse(response, claim, options).whole)
         } catch (error) {
-          if (error instanceof Unknown) {
-            unknown = error.cause
-            if (++tries === 3) throw unknown
+          if (error instanceof CommitInDoubt) {
+            inDoubt = error.cause
+            if (++tries === 3) throw inDoubt
             continue
           }
-          if (unknown && (error instanceof ClaimLost || error instanceof ClaimNotFound)) {
+          if (inDoubt && (error instanceof ClaimLost || error instanceof ClaimNotFound)) {
             // It was committed, unless somebody else has been here.
             const found = await this.lookup(options.scope, options.key)
             if (found?.state === 'completed' && found.attempt === claim.attempt) {
@@ -642,7 +642,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     running = name
   }
   const complete = (response: Response): Statement<boolean> => {
-    const { status, body, headers } = keptOf(response, claim, options)
+    const { status, body, headers } = storedResponse(response, claim, options)
     return (core as unknown as { statements: Statements }).statements.complete(scope, key, status, { body, headers, claimToken })
   }
   const job: Job<Tx> = {
@@ -659,7 +659,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
         const value = await run({ key: stepKey(scope, key, name), signal: controller.signal }) ?? null
         const copy = JSON.parse(jsonOf(value, `the step ${name} returned`)) as Json
         const sent = performance.now()
-        await whileHeld(() => retried(() => unlessDead(() => core.checkpoint(scope, key, legible(name, claim.encoding),
+        await whileHeld(() => withRetries(() => retryIfDead(() => core.checkpoint(scope, key, printable(name, claim.encoding),
           { recoveryState: { ...values, [name]: copy }, claimToken, ...lease }))))
         renewed = sent
         values[name] = copy
@@ -698,7 +698,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
       if (storable(response.status, options.store)) await job.finish(() => response)
       else {
         await core.fail(scope, key, { claimToken, error: `status ${response.status}` })
-        result = fresh(response, false)
+        result = newResult(response, false)
       }
     }
     return result!
@@ -712,7 +712,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     }
     if (!result && (!controller.signal.aborted || error instanceof TimedOut)) {
       // Where this gets lost, too, the lease ends the claim.
-      const said = legible(error instanceof Error ? error.message : String(error), claim.encoding)
+      const said = printable(error instanceof Error ? error.message : String(error), claim.encoding)
       await core.fail(scope, key, { claimToken, error: said.slice(0, MAX_ERROR).toWellFormed() }).catch(() => undefined)
     }
     throw error

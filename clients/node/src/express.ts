@@ -12,9 +12,9 @@ import { promisify } from 'node:util'
 import { brotliDecompress, gunzip, inflate } from 'node:zlib'
 import type { PoolClient } from 'pg'
 import { checkedCount, type Client, type Response } from './client.js'
-import { isLeftBehind } from './handlers.js'
+import { isHandlerOver } from './handlers.js'
 import {
-  badRequest, checkedOptions, HELD, leaveBehind, readsAgain, remembered, serve, streamingRefused, wholeBody,
+  badRequest, checkedOptions, ignoreLateCalls, replayBody, SENDING_METHODS, serve, snapshotOf, streamingRefused, wholeBody,
   type Context, type HttpOptions,
 } from './http.js'
 import { describe } from './values.js'
@@ -64,7 +64,7 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
   const parseAgain = await readBody(req, options.bodyLimit ?? 2 << 20)
   let readOver: (() => void) | undefined
   let again: (() => void) | undefined
-  const held = new HeldResponse(res, `${req.method} ${req.originalUrl}`)
+  const held = new BufferedResponse(res, `${req.method} ${req.originalUrl}`)
   let whole: Response | undefined
   let answer
   try {
@@ -73,11 +73,11 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
       body: req.rawBody!, scope: () => options.scope(req),
     }, options, kind, async (context) => {
       again?.()
-      again ??= takenBack(req, res, parseAgain)
+      again ??= requestSnapshot(req, res, parseAgain)
       readOver?.()
       // Express would drop the body of what the client has already, before it can be stored.
       Object.defineProperty(req, 'fresh', { configurable: true, writable: true, value: false })
-      if (isRead) readOver = readsAgain(req, Buffer.from(req.rawBody!))
+      if (isRead) readOver = replayBody(req, Buffer.from(req.rawBody!))
       let finished = false
       const job = context.job && Object.create(context.job, {
         finish: { value: async (last: never) => {
@@ -104,10 +104,10 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
 }
 
 /** What a try has changed is as it was before the first one. */
-function takenBack(req: ExpressRequest, res: ServerResponse, parseAgain: (() => unknown) | undefined): () => void {
+function requestSnapshot(req: ExpressRequest, res: ServerResponse, parseAgain: (() => unknown) | undefined): () => void {
   const { body } = req
   if (parseAgain) delete req.body
-  const request = remembered(req)
+  const request = snapshotOf(req)
   if (parseAgain) req.body = body
   const locals = { ...(res as { locals?: object }).locals }
   return () => {
@@ -196,7 +196,7 @@ function parsedForm(body: string): unknown {
 type Lines = [string, OutgoingHttpHeader][]
 
 /** A response whose head and body are kept, and sent later. */
-class HeldResponse {
+class BufferedResponse {
   headers: Lines = []
   /** The handler has answered and returned. */
   #done = false
@@ -207,7 +207,7 @@ class HeldResponse {
 
   constructor(readonly res: ServerResponse, readonly route: string) {
     this.#before = this.#lines()
-    for (const name of HELD) if (Object.hasOwn(res, name)) this.#wrapped[name] = (res as any)[name]
+    for (const name of SENDING_METHODS) if (Object.hasOwn(res, name)) this.#wrapped[name] = (res as any)[name]
     this.#statusBefore = res.statusCode
   }
 
@@ -264,7 +264,7 @@ class HeldResponse {
         flushHeaders: streaming,
         write: (part: unknown, ...rest: unknown[]) => {
           callBack(rest)
-          if (ended || isLeftBehind()) return false
+          if (ended || isHandlerOver()) return false
           // With its length told, it is no stream of unknown length.
           if (res.hasHeader('content-length')) take(part, rest[0])
           else streaming()
@@ -272,13 +272,13 @@ class HeldResponse {
         },
         end: (...given: unknown[]) => {
           callBack(given)
-          if (ended || isLeftBehind()) return res
+          if (ended || isHandlerOver()) return res
           take(given[0], given[1])
           ended = true
           look()
           return res
         },
-        destroy: (error: unknown) => {
+        destroy: (error?: Error) => {
           reject(error ?? streamingRefused(this.route, 'by res.destroy()'))
           return res
         },
@@ -302,11 +302,11 @@ class HeldResponse {
   /** The response as it was before the handler. */
   restore(): void {
     const own = this.res as unknown as Record<string, unknown>
-    for (const name of HELD) delete own[name]
+    for (const name of SENDING_METHODS) delete own[name]
     Object.assign(own, this.#wrapped)
     this.#reset()
     if (this.#done) return
-    leaveBehind(this.res)
+    ignoreLateCalls(this.res)
   }
 
   send(status: number, headers: Iterable<readonly [string, OutgoingHttpHeader]>, body: string | Uint8Array | null): void {

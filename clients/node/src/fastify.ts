@@ -11,9 +11,9 @@ import { Readable } from 'node:stream'
 import type {} from 'fastify'
 import type { PoolClient } from 'pg'
 import type { Client, Response } from './client.js'
-import { isLeftBehind } from './handlers.js'
+import { isHandlerOver } from './handlers.js'
 import {
-  checkedOptions, HELD, leaveBehind, pipesAgain, remembered, serve, streamingRefused, wholeBody, type Context, type HttpOptions,
+  checkedOptions, ignoreLateCalls, replayPipe, SENDING_METHODS, serve, snapshotOf, streamingRefused, wholeBody, type Context, type HttpOptions,
 } from './http.js'
 import type { Headers } from './values.js'
 
@@ -60,7 +60,7 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
     // First of all hooks, so that what comes after may parse.
     route.preParsing = [async (request: any, _reply: unknown, payload: Readable) => {
       request.rawBody = await wholeBody(payload, request.routeOptions.bodyLimit)
-      pipesAgain(request.raw, () => request.rawBody)
+      replayPipe(request.raw, () => request.rawBody)
       const again = Readable.from(request.rawBody.length > 0 ? [request.rawBody] : []) as Readable & { receivedEncodedLength?: number }
       again.receivedEncodedLength = request.rawBody.length
       return again
@@ -81,10 +81,10 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
   let again: (() => void) | undefined
   const route = `${request.method} ${request.url}`
   // What others have put there.
-  const wrapped = Object.fromEntries(HELD.filter((name) => Object.hasOwn(reply.raw, name)).map((name) => [name, reply.raw[name]]))
+  const wrapped = Object.fromEntries(SENDING_METHODS.filter((name) => Object.hasOwn(reply.raw, name)).map((name) => [name, reply.raw[name]]))
   const reset = (): void => {
     for (const name of ['send', 'then', 'hijack']) delete reply[name]
-    for (const name of HELD) delete reply.raw[name]
+    for (const name of SENDING_METHODS) delete reply.raw[name]
     Object.assign(reply.raw, wrapped)
     for (const name of Object.keys(reply.getHeaders())) reply.removeHeader(name)
     for (const [name, value] of Object.entries(before)) reply.header(name, value)
@@ -105,12 +105,12 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
         } },
       })
       again?.()
-      again ??= remembered(request)
+      again ??= snapshotOf(request)
       request.idempotency = { ...context, job }
       reset()
       whole = undefined
       done = false
-      const payload = await heldPayload(reply, handler, () => finished, route)
+      const payload = await bufferedPayload(reply, handler, () => finished, route)
       done = true
       // The last step's response is the one that is stored.
       if (!finished) whole = responseOf(route, reply, payload)
@@ -118,7 +118,7 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
     })
   } finally {
     reset()
-    if (!done) for (const [target, names] of [[reply, ['send', 'hijack']], [reply.raw]] as const) leaveBehind(target, names)
+    if (!done) for (const [target, names] of [[reply, ['send', 'hijack']], [reply.raw]] as const) ignoreLateCalls(target, names)
   }
   const { status, headers, body } = answer.first && whole ? whole : answer
   reply.code(status)
@@ -133,7 +133,7 @@ const keyOf = (request: any): string | string[] | undefined =>
   request.raw.headersDistinct ? request.raw.headersDistinct['idempotency-key'] : request.headers['idempotency-key']
 
 /** What the handler returns, or gives to reply.send(). */
-function heldPayload(reply: any, handler: (reply: any) => unknown, silent: () => boolean, route: string): Promise<unknown> {
+function bufferedPayload(reply: any, handler: (reply: any) => unknown, silent: () => boolean, route: string): Promise<unknown> {
   return new Promise((resolve, reject) => {
     let sent: { payload: unknown } | undefined
     let returned = false
@@ -141,7 +141,7 @@ function heldPayload(reply: any, handler: (reply: any) => unknown, silent: () =>
     // A handler may return reply, which would wait for what is sent later.
     reply.then = undefined
     reply.send = (payload: unknown) => {
-      if (isLeftBehind()) return reply
+      if (isHandlerOver()) return reply
       if (payload instanceof Error) reject(payload)
       else sent ??= { payload }
       look()
@@ -151,7 +151,7 @@ function heldPayload(reply: any, handler: (reply: any) => unknown, silent: () =>
       reject(streamingRefused(route, 'through reply.hijack()'))
       return reply
     }
-    for (const name of HELD) {
+    for (const name of SENDING_METHODS) {
       reply.raw[name] = () => {
         reject(streamingRefused(route, `through reply.raw.${name}()`))
         return name === 'write' ? true : reply.raw

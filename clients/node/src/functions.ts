@@ -171,7 +171,7 @@ function optional<V, T>(value: V | undefined, name: string, make: (value: V, nam
 const SCOPES = new Set(['scope', 'user_id', 'aggregate'])
 const isScope = (parameter: string): boolean => SCOPES.has(parameter.replace(/s$/, ''))
 
-/** On a shard each call passes its gate first, which keeps the scope there until the transaction ends. */
+/** On a shard each call passes its guard first, which keeps the scope there until the transaction ends. */
 export function statements(schema: string, isShard = false) {
   const home = quoteIdentifier(schema)
 
@@ -183,7 +183,7 @@ export function statements(schema: string, isShard = false) {
       // A role's name is its name, with capitals as they are.
       else if (type === 'regrole') passed = `pg_catalog.quote_ident($${values.push(value)}::text)::regrole`
       else passed = `$${values.push(value)}::${type}`
-      if (isShard && isScope(parameter)) passed = `${home}.idem_here(${passed})`
+      if (isShard && isScope(parameter)) passed = `${home}.idem_pin_scope(${passed})`
       return [`${quoteIdentifier(parameter)} => ${passed}`]
     })
     return `${home}.${quoteIdentifier(name)}(${list.join(', ')})`
@@ -399,8 +399,8 @@ export function statements(schema: string, isShard = false) {
     outboxRequeue: (ids?: Bigint[] | null): Statement<number> => one('idem_outbox_requeue', [bigints('ids', ids)], 'int'),
     outboxExtend: (ids: Bigint[], options: { attempts?: number[] | null } & Lease = {}): Statement<bigint[]> =>
       list('idem_outbox_extend', [bigints('ids', ids), lease(options), ints('attempts', options.attempts)], 'bigint'),
-    outboxGiveBack: (ids: Bigint[], options: { attempts?: number[] | null } = {}): Statement<number> =>
-      one('idem_outbox_give_back', [bigints('ids', ids), ints('attempts', options.attempts)], 'int'),
+    outboxRelease: (ids: Bigint[], options: { attempts?: number[] | null } = {}): Statement<number> =>
+      one('idem_outbox_release', [bigints('ids', ids), ints('attempts', options.attempts)], 'int'),
 
     // Administration
 
@@ -422,9 +422,9 @@ export function statements(schema: string, isShard = false) {
       rows('idem_metric_samples', [], { name: 'text', labels: 'json', value: 'float', type: 'text', help: 'text' }),
     health: (): Statement<HealthCheck[]> =>
       rows('idem_health', [], { checkName: 'text', status: 'text', value: 'float', threshold: 'float', detail: 'text' }),
-    stuck: (options: { olderThan?: string; olderThanMs?: number } = {}): Statement<{
+    abandoned: (options: { olderThan?: string; olderThanMs?: number } = {}): Statement<{
       scope: string; key: string; age: string; attempt: number; recoveryPoint: string | null; leaseExpiresAt: Date }[]> =>
-      rows('idem_stuck', [['older_than', 'interval', interval(options.olderThan, options.olderThanMs, 'olderThan')]],
+      rows('idem_abandoned', [['older_than', 'interval', interval(options.olderThan, options.olderThanMs, 'olderThan')]],
         { scope: 'text', key: 'text', age: 'text', attempt: 'int', recoveryPoint: 'text', leaseExpiresAt: 'time' }),
     raiseClaimTokens: (atLeast: Bigint): Statement<bigint> =>
       one('idem_raise_claim_tokens', [['at_least', 'bigint', bigint(atLeast, 'atLeast')]], 'bigint'),

@@ -9,18 +9,18 @@ import type { Timeout } from './functions.js'
 import { durationMs, LONGEST_TIMER } from './values.js'
 
 /** A handler that runs, or has run. */
-interface Inside {
+interface HandlerContext {
   open: boolean
   /** Whose connection it holds; a router's, too, if it knows of the shard by that. */
   readonly pools: readonly object[]
-  readonly outer: Inside | undefined
+  readonly outer: HandlerContext | undefined
 }
 
-const inside = new AsyncLocalStorage<Inside>()
+const currentHandler = new AsyncLocalStorage<HandlerContext>()
 
 /** What takes a connection of the pool in which the handler that calls it holds one. */
 export function refuseNested(pool: object, what: string, instead: string): void {
-  for (let handler = inside.getStore(); handler; handler = handler.outer) {
+  for (let handler = currentHandler.getStore(); handler; handler = handler.outer) {
     if (handler.open && handler.pools.includes(pool)) {
       throw new TypeError(`${what} in a handler would take a second connection of the pool while the handler holds one, ` +
         `and enough of them wait for each other for ever; use ${instead}`)
@@ -28,9 +28,9 @@ export function refuseNested(pool: object, what: string, instead: string): void 
   }
 }
 
-/** Whether it is a handler that calls, which nobody waits for any more. */
-export function isLeftBehind(): boolean {
-  return inside.getStore()?.open === false
+/** Whether the caller is a handler whose result nobody waits for any more. */
+export function isHandlerOver(): boolean {
+  return currentHandler.getStore()?.open === false
 }
 
 /** Of a handler that holds a connection: one that never answers would hold it for ever. */
@@ -78,10 +78,10 @@ export class Deadline {
  * transaction over.
  */
 export async function runHandler<T>(pools: readonly object[], run: () => Promise<T> | T, deadline: Deadline, lost?: Promise<never>): Promise<T> {
-  const handler: Inside = { open: true, pools, outer: inside.getStore() }
+  const handler: HandlerContext = { open: true, pools, outer: currentHandler.getStore() }
   const done = new AbortController()
   try {
-    const first = [inside.run(handler, async () => run()), deadline.over(done.signal)]
+    const first = [currentHandler.run(handler, async () => run()), deadline.over(done.signal)]
     return await Promise.race(lost ? [...first, lost] : first) as T
   } finally {
     handler.open = false

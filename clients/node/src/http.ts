@@ -6,13 +6,13 @@ import { IncomingMessage } from 'node:http'
 import { Socket } from 'node:net'
 import { Readable } from 'node:stream'
 import {
-  checkedCount, checkedTimes, fresh, problem, storable, type Client, type Job, type Response, type Result,
+  checkedCount, checkedTimes, newResult, problem, storable, type Client, type Job, type Response, type Result,
 } from './client.js'
 import {
   asIdempotencyError, ClaimLost, ClaimNotFound, InProgress, KeyExpired, KeyInvalid, KeyReused, RateLimited, ScopeMoving, StreamingRefused,
   TimedOut,
 } from './errors.js'
-import { isLeftBehind } from './handlers.js'
+import { isHandlerOver } from './handlers.js'
 import type { Lease, Timeout, Ttl, Wait } from './functions.js'
 import { requestHashOfBytes } from './keys.js'
 import { describe, headers as headerDocument, type Headers } from './values.js'
@@ -78,8 +78,8 @@ export function parseKey(value: string, strict = false): string | undefined {
   return quoted?.[1]!.replace(/\\(["\\])/g, '$1')
 }
 
-/** The headers of the allow-list, under the names that they came by. */
-export function listed(headers: Iterable<readonly [string, string | number | readonly string[] | undefined]>, allowed: readonly string[]): Headers {
+/** The headers of the allow-list, under the names that the handler gave them. */
+export function allowedHeaders(headers: Iterable<readonly [string, string | number | readonly string[] | undefined]>, allowed: readonly string[]): Headers {
   const names = new Set(allowed.map((name) => name.toLowerCase()))
   names.delete('set-cookie')
   const made: Headers = {}
@@ -118,10 +118,10 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
     scope, key: key ?? '', requestHash: requestHashOfBytes(request.method, request.path, request.body),
     ttl, ttlMs, wait, waitMs, timeout, timeoutMs, store, maxResponseSize,
   }
-  const keptOf = (response: Response): Response => {
+  const storedResponse = (response: Response): Response => {
     // What could not be sent, now or later, is told while all can be undone.
     headerDocument(response.headers ?? null, 'the response')
-    return { ...response, headers: listed(Object.entries(response.headers ?? {}), headers), body: asStored(response) }
+    return { ...response, headers: allowedHeaders(Object.entries(response.headers ?? {}), headers), body: asStored(response) }
   }
   let ours = true
   let thrown: unknown
@@ -129,7 +129,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
   const guarded = async (context: Context<Tx>): Promise<Response | void> => {
     try {
       const response = await respond(context)
-      return response && keptOf(response)
+      return response && storedResponse(response)
     } catch (error) {
       ours = false
       thrown = error
@@ -138,7 +138,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
   }
   try {
     answer = key === undefined
-      ? fresh(await client.transaction((tx) => guarded({ key, tx, job: undefined as never }) as Promise<Response>,
+      ? newResult(await client.transaction((tx) => guarded({ key, tx, job: undefined as never }) as Promise<Response>,
         { commits: (response) => storable(response.status, store), timeout, timeoutMs, scope }), false)
       : kind === 'request'
       ? await client.request(common, (tx) => guarded({ key, tx, job: undefined as never }) as Promise<Response>)
@@ -229,18 +229,18 @@ export function streamingRefused(route: string, how = 'in pieces of unknown leng
 }
 
 /** The methods of a response that send it. */
-export const HELD = ['writeHead', 'flushHeaders', 'write', 'end', 'destroy'] as const
+export const SENDING_METHODS = ['writeHead', 'flushHeaders', 'write', 'end', 'destroy'] as const
 
-/** A handler that nobody waits for any more does nothing to the response of others. */
-export function leaveBehind(target: any, names: readonly string[] = [...HELD, 'setHeader', 'setHeaders', 'appendHeader', 'removeHeader']): void {
+/** Calls of a handler that is over do nothing: the response may belong to another request. */
+export function ignoreLateCalls(target: any, names: readonly string[] = [...SENDING_METHODS, 'setHeader', 'setHeaders', 'appendHeader', 'removeHeader']): void {
   for (const name of names) {
     const real = target[name] as ((...given: unknown[]) => unknown) | undefined
-    if (real) target[name] = (...given: unknown[]) => (isLeftBehind() ? target : real.apply(target, given))
+    if (real) target[name] = (...given: unknown[]) => (isHandlerOver() ? target : real.apply(target, given))
   }
 }
 
 /** What an earlier try has put on the request, or put in its place, is taken back before the next; what was there before is copied. */
-export function remembered(request: object): () => void {
+export function snapshotOf(request: object): () => void {
   const own = (): string[] => Object.keys(request).filter((name) => !name.startsWith('_') && !PLAIN.has(name))
   const target = request as Record<string, unknown>
   const before = new Map(own().map((name) => [name, target[name]]))
@@ -268,7 +268,7 @@ function copied(value: unknown): unknown {
 }
 
 /** What pipes the request, as parsers of multipart/form-data do, gets the bytes that have been read. */
-export function pipesAgain(request: object, bytes: () => Uint8Array): void {
+export function replayPipe(request: object, bytes: () => Uint8Array): void {
   Object.defineProperty(request, 'pipe', {
     configurable: true, writable: true,
     value: (to: NodeJS.WritableStream, options?: { end?: boolean }) => Readable.from([bytes()]).pipe(to, options),
@@ -280,7 +280,7 @@ export function pipesAgain(request: object, bytes: () => Uint8Array): void {
  * for a handler that reads it itself: by events, by pipe() or by iteration. A
  * call begins anew, and the function that it returns ends it.
  */
-export function readsAgain(request: Readable, bytes: Uint8Array): () => void {
+export function replayBody(request: Readable, bytes: Uint8Array): () => void {
   const target = request as unknown as { _readableState: object }
   const before = target._readableState
   for (const event of ['data', 'end', 'readable']) request.removeAllListeners(event)

@@ -9,7 +9,7 @@
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import {
-  answered, checked, checkedCount, checkedRequest, checkedTimes, fresh, identity, keptOf, leaseOf, retried, runJob, storable, Turns,
+  checked, checkedCount, checkedRequest, checkedTimes, identity, leaseOf, newResult, resultOfClaim, runJob, SingleFlight, storable, storedResponse, withRetries,
   type Client, type Job, type JobOptions, type Options, type RequestOptions, type Response, type Result, type TransactionOptions,
 } from './client.js'
 import { ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, KeyInvalid, TransactionEnded } from './errors.js'
@@ -183,7 +183,7 @@ const parsed = (document: Json): Json => JSON.parse(JSON.stringify(document)) as
 const exact = (value: Bigint, what: string): bigint => BigInt(bigint(value, what)!)
 
 /** The elements of arrays of one length; one of a single element stands for all. */
-function zipped(...arrays: (readonly unknown[] | null | undefined)[]): unknown[][] {
+function zip(...arrays: (readonly unknown[] | null | undefined)[]): unknown[][] {
   const length = Math.max(...arrays.map((array) => array?.length ?? 0))
   if (arrays.some((array) => array && array.length !== length && array.length !== 1)) refuse('arrays do not match', '22023')
   return Array.from({ length }, (_, at) => arrays.map((array) => array?.[array.length === 1 ? 0 : at]))
@@ -200,7 +200,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
   /** For those who need the parameters of a call; they are never sent. */
   readonly statements: Statements = statements('public')
   #defaults: MemoryOptions
-  #turns = new Turns()
+  #singleFlight = new SingleFlight()
   #tokens = 0n
   #ids = 0n
   #keys = new Table<KeyRow>()
@@ -242,40 +242,40 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
   async transaction<T>(handler: (tx: MemoryTransaction) => Promise<T> | T, options: TransactionOptions<T> = {}): Promise<T> {
     refuseNested(this, 'transaction()', 'tx')
     const deadline = Deadline.inTransaction(options, this.#defaults)
-    return retried(() => this.#transaction((tx) => runHandler([this], () => handler(tx), deadline), options.commits))
+    return withRetries(() => this.#transaction((tx) => runHandler([this], () => handler(tx), deadline), options.commits))
   }
 
   async request(options: RequestOptions, handler: (tx: MemoryTransaction) => Promise<Response> | Response): Promise<Result> {
     refuseNested(this, 'request()', 'tx, and the methods of on(tx)')
     checkedRequest(options)
     const deadline = Deadline.inTransaction(options, this.#defaults)
-    return this.#turns.take(options, this.#defaults, (turn) => retried(() => this.#transaction(async (tx) => {
-      const claim = await this.#claim(tx, turn.scope, turn.key, { ...this.#times(turn), ...identity(turn) })
-      if (claim.outcome !== 'new') return answered(claim)
+    return this.#singleFlight.run(options, this.#defaults, (request) => withRetries(() => this.#transaction(async (tx) => {
+      const claim = await this.#claim(tx, request.scope, request.key, { ...this.#times(request), ...identity(request) })
+      if (claim.outcome !== 'new') return resultOfClaim(claim)
       const response = checked(await runHandler([this], () => handler(tx), deadline), 'the handler')
-      if (!storable(response.status, turn.store)) return fresh(response, false)
-      const { status, body, headers, whole } = keptOf(response, claim, turn)
-      await this.on(tx).complete(turn.scope, turn.key, status, { body, headers })
-      return fresh(response, whole)
-    }, (result) => !result.replayed && storable(result.status, turn.store))))
+      if (!storable(response.status, request.store)) return newResult(response, false)
+      const { status, body, headers, whole } = storedResponse(response, claim, request)
+      await this.on(tx).complete(request.scope, request.key, status, { body, headers })
+      return newResult(response, whole)
+    }, (result) => !result.replayed && storable(result.status, request.store))))
   }
 
   async job(options: JobOptions, fn: (job: Job<MemoryTransaction>) => Promise<Response | void> | Response | void): Promise<Result> {
     refuseNested(this, 'job()', 'tx, and the methods of on(tx)')
     checkedRequest(options)
     const deadline = new Deadline(options, this.#defaults)
-    return this.#turns.take(options, this.#defaults, async (turn) => {
+    return this.#singleFlight.run(options, this.#defaults, async (request) => {
       const started = performance.now()
       const claim = await this.#transaction((tx) =>
-        this.#claim(tx, turn.scope, turn.key, { ...this.#times(turn), ...identity(turn) }))
-      if (claim.outcome !== 'new') return answered(claim)
-      const lease = leaseOf(turn, this.#defaults)
-      return runJob<MemoryTransaction>(this, turn, this.#defaults, claim, started, deadline, (last) => this.#transaction(async (tx) => {
-        await this.on(tx).heartbeat(turn.scope, turn.key, { claimToken: claim.claimToken, ...lease })
+        this.#claim(tx, request.scope, request.key, { ...this.#times(request), ...identity(request) }))
+      if (claim.outcome !== 'new') return resultOfClaim(claim)
+      const lease = leaseOf(request, this.#defaults)
+      return runJob<MemoryTransaction>(this, request, this.#defaults, claim, started, deadline, (last) => this.#transaction(async (tx) => {
+        await this.on(tx).heartbeat(request.scope, request.key, { claimToken: claim.claimToken, ...lease })
         const response = checked(await runHandler([this], () => last(tx), deadline.ofLastStep()), 'the last step')
-        const { status, body, headers, whole } = keptOf(response, claim, turn)
-        await this.on(tx).complete(turn.scope, turn.key, status, { body, headers, claimToken: claim.claimToken })
-        return fresh(response, whole)
+        const { status, body, headers, whole } = storedResponse(response, claim, request)
+        await this.on(tx).complete(request.scope, request.key, status, { body, headers, claimToken: claim.claimToken })
+        return newResult(response, whole)
       }), fn)
     })
   }
@@ -299,7 +299,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
     const ttl = duration(options.ttl, options.ttlMs, 'ttl', DAY)
     const lease = duration(options.lease, options.leaseMs, 'lease', 60_000)
     const deadline = performance.now() + duration(options.wait, options.waitMs, 'wait', 0)
-    const told = (outcome: Claim['outcome'], row?: KeyRow): HeldClaim => ({
+    const claimed = (outcome: Claim['outcome'], row?: KeyRow): HeldClaim => ({
       ...rowCore(outcome === 'replay' || outcome === 'erased' || outcome === 'new' ? row : undefined), outcome,
       leaseMs: row?.leaseExpiresAt ? row.leaseExpiresAt.getTime() - Date.now() : null, maxResponseSize: MAX_RESPONSE_SIZE, encoding: 'UTF8',
     })
@@ -309,9 +309,9 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       let row = writer ? undefined : this.#keys.get(tx, id)
       if (row && row.expiresAt.getTime() <= now) row = undefined
       if (!writer && !row) refuseKey(key)
-      if (row?.requestHash && hash && !row.requestHash.equals(hash)) return told('hash_conflict')
-      if (row?.state === 'completed') return told('replay', row)
-      if (row?.state === 'erased') return told('erased', row)
+      if (row?.requestHash && hash && !row.requestHash.equals(hash)) return claimed('hash_conflict')
+      if (row?.state === 'completed') return claimed('replay', row)
+      if (row?.state === 'erased') return claimed('erased', row)
       const held = writer || row?.claimedBy === tx || (row?.state === 'started' && row.leaseExpiresAt!.getTime() > now)
       if (!held) {
         const made: KeyRow = {
@@ -323,23 +323,23 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
           expiresAt: new Date(now + ttl), leaseExpiresAt: new Date(Math.min(now + lease, now + ttl)), claimedBy: tx,
         }
         this.#keys.set(tx, id, made)
-        return told('new', made)
+        return claimed('new', made)
       }
       const left = deadline - performance.now()
-      if (left <= 0 || row?.claimedBy === tx) return told('in_progress', row)
+      if (left <= 0 || row?.claimedBy === tx) return claimed('in_progress', row)
       if (writer) await Promise.race([writer.ended, sleep(left)])
       else await sleep(Math.min(10, left))
     }
   }
 
-  #known(tx: MemoryTransaction, scope: string, key: string): void {
+  #requireRecord(tx: MemoryTransaction, scope: string, key: string): void {
     name(scope, 'scope')
     const id = idOf(scope, key)
     if (!this.#keys.writer(tx, id) && !this.#keys.get(tx, id)) refuseKey(key)
   }
 
   /** The row of a claim that its holder may change. */
-  async #mine(tx: MemoryTransaction, scope: string, key: string, token: Bigint | null | undefined): Promise<KeyRow> {
+  async #heldRow(tx: MemoryTransaction, scope: string, key: string, token: Bigint | null | undefined): Promise<KeyRow> {
     const id = idOf(scope, key)
     await this.#keys.lock(tx, id)
     const row = this.#keys.get(tx, id)
@@ -357,7 +357,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
 
   async #renew(tx: MemoryTransaction, scope: string, key: string, options: Lease & { claimToken?: Bigint | null | undefined },
     more: Partial<KeyRow> = {}): Promise<Date> {
-    const row = await this.#mine(tx, scope, key, options.claimToken)
+    const row = await this.#heldRow(tx, scope, key, options.claimToken)
     this.#started(row)
     const ends = new Date(Math.min(Date.now() + duration(options.lease, options.leaseMs, 'lease', 60_000), row.expiresAt.getTime()))
     this.#keys.set(tx, idOf(scope, key), { ...row, ...more, leaseExpiresAt: ends })
@@ -392,7 +392,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         return claim
       },
       async complete(scope, key, status, options = {}) {
-        const row = await self.#mine(tx, scope, key, options.claimToken)
+        const row = await self.#heldRow(tx, scope, key, options.claimToken)
         if (row.state === 'completed') return false
         self.#started(row)
         const { body = null, headers = null } = options
@@ -413,14 +413,14 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       }),
       heartbeat: (scope, key, options = {}) => self.#renew(tx, scope, key, options),
       async fail(scope, key, options = {}) {
-        const row = await self.#mine(tx, scope, key, options.claimToken)
+        const row = await self.#heldRow(tx, scope, key, options.claimToken)
         if (row.state === 'failed') return false
         self.#started(row)
         self.#keys.set(tx, idOf(scope, key), { ...row, state: 'failed', error: options.error ?? null, leaseExpiresAt: null, claimedBy: undefined })
         return true
       },
       async release(scope, key, options = {}) {
-        const row = await self.#mine(tx, scope, key, options.claimToken)
+        const row = await self.#heldRow(tx, scope, key, options.claimToken)
         self.#started(row)
         self.#keys.set(tx, idOf(scope, key), undefined)
         return true
@@ -451,7 +451,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       async claimMany(scope, keys, options = {}) {
         const { requestHashes, ...rest } = options
         const made = []
-        for (const [at, [key, hash]] of zipped(keys, requestHashes).entries()) {
+        for (const [at, [key, hash]] of zip(keys, requestHashes).entries()) {
           const claim = await core.claim(scope, key as string, { ...rest, requestHash: hash as Uint8Array | null })
           made.push({ ordinal: at + 1, key: key as string, ...claim })
         }
@@ -459,7 +459,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       },
       async completeMany(scope, keys, statuses, options = {}) {
         const made = []
-        for (const [at, [key, status, body, headers, claimToken]] of zipped(keys, statuses, options.bodies, options.headers, options.claimTokens).entries()) {
+        for (const [at, [key, status, body, headers, claimToken]] of zip(keys, statuses, options.bodies, options.headers, options.claimTokens).entries()) {
           const completed = await core.complete(scope, key as string, status as number,
             { body: body as string, headers: headers as Headers, claimToken: claimToken as Bigint })
           made.push({ ordinal: at + 1, key: key as string, completed })
@@ -527,14 +527,14 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       },
       async tryAdvanceMany(userIds, entityTypes, entityIds, actionIds) {
         const made = []
-        for (const [at, [user, type, entity, action]] of zipped(userIds, entityTypes, entityIds, actionIds).entries()) {
+        for (const [at, [user, type, entity, action]] of zip(userIds, entityTypes, entityIds, actionIds).entries()) {
           made.push({ ordinal: at + 1, ...await core.tryAdvance(user as string, type as string, entity as string, action as Bigint) })
         }
         return made
       },
       async setMany(userIds, entityTypes, entityIds, actionTypes, actives, actionIds) {
         const made = []
-        for (const [at, given] of zipped(userIds, entityTypes, entityIds, actionTypes, actives, actionIds).entries()) {
+        for (const [at, given] of zip(userIds, entityTypes, entityIds, actionTypes, actives, actionIds).entries()) {
           made.push({ ordinal: at + 1, ...await core.set(...given as Parameters<Core['set']>) })
         }
         return made
@@ -598,7 +598,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       async publishMany(topics, payloads, options = {}) {
         const { messageKeys, headers, ...rest } = options
         const made = []
-        for (const [at, [topic, payload, messageKey, head]] of zipped(topics, payloads, messageKeys, headers).entries()) {
+        for (const [at, [topic, payload, messageKey, head]] of zip(topics, payloads, messageKeys, headers).entries()) {
           const messageId = await core.publish(topic as string, payload as Json, {
             ...rest, messageKey: messageKey as string | null, ...(head === undefined ? {} : { headers: head as Json }) })
           made.push({ ordinal: at + 1, messageId })
@@ -655,7 +655,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         })
         return kept
       },
-      outboxGiveBack: (ids, options = {}) => change(ids, options.attempts, (row, attempt) =>
+      outboxRelease: (ids, options = {}) => change(ids, options.attempts, (row, attempt) =>
         held(row, attempt) && { ...row, leased: false, availableAt: 0, attempt: row.attempt, attemptsBefore: row.attemptsBefore + 1 }),
 
       async cleanup() {
@@ -680,7 +680,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       metrics: async () => '# EOF',
       metricSamples: async () => [],
       health: async () => [],
-      async stuck(options = {}) {
+      async abandoned(options = {}) {
         const limit = Date.now() - duration(options.olderThan, options.olderThanMs, 'olderThan', 300_000)
         return [...self.#keys.all(tx)].filter(([, row]) => row.state === 'started' && row.leaseExpiresAt!.getTime() < limit).map(([id, row]) => {
           const [scope, key] = JSON.parse(id) as [string, string]
@@ -701,7 +701,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
     async function change(ids: Bigint[], attempts: number[] | null | undefined,
       make: (row: MessageRow, attempt: number | undefined) => MessageRow | false): Promise<number> {
       let count = 0
-      for (const [id, attempt] of zipped(ids, attempts)) {
+      for (const [id, attempt] of zip(ids, attempts)) {
         const key = String(exact(id as Bigint, 'id'))
         await self.#messages.lock(tx, key)
         const row = self.#messages.get(tx, key)
@@ -716,7 +716,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
     const checks = this.statements as unknown as Record<string, (...given: unknown[]) => unknown>
     return Object.fromEntries(Object.entries(core).map(([name, run]) => [name, async (...given: unknown[]) => {
       checks[name]!(...given)
-      if (OF_A_KEY.has(name)) self.#known(tx, given[0] as string, given[1] as string)
+      if (KEY_FUNCTIONS.has(name)) self.#requireRecord(tx, given[0] as string, given[1] as string)
       return (run as (...given: unknown[]) => unknown)(...given)
     }])) as unknown as Core
   }
@@ -733,6 +733,6 @@ function refuseKey(key: string): void {
 }
 
 /** Of one key, of which there may be a row or none. */
-const OF_A_KEY = new Set(['complete', 'checkpoint', 'heartbeat', 'fail', 'release', 'lookup', 'forget', 'erase'])
+const KEY_FUNCTIONS = new Set(['complete', 'checkpoint', 'heartbeat', 'fail', 'release', 'lookup', 'forget', 'erase'])
 const MAX_ATTEMPTS = 10
 const validKey = (key: string): boolean => /^[A-Za-z0-9_:.-]{16,128}$/.test(key)

@@ -95,21 +95,21 @@ class Batch {
 }
 
 /** Whether the error says nothing of what the server did: the connection is gone. */
-export function lostBy(error: unknown): boolean {
+export function isConnectionLost(error: unknown): boolean {
   const state = sqlstateOf(error)
   return state === undefined ? !(error instanceof IdempotencyError) : /^(08|57P0)/.test(state)
 }
 
 /** How many connections that turn out to be dead are worth another. */
-export const OPENED = 3
+export const MAX_CONNECTION_TRIES = 3
 
 /** What may be sent twice, once more where the connection was dead. */
-export async function unlessDead<T>(send: () => Promise<T>, isDead = lostBy): Promise<T> {
+export async function retryIfDead<T>(send: () => Promise<T>, isDead = isConnectionLost): Promise<T> {
   for (let tries = 1; ; tries++) {
     try {
       return await send()
     } catch (error) {
-      if (tries === OPENED || !isDead(error)) throw error
+      if (tries === MAX_CONNECTION_TRIES || !isDead(error)) throw error
     }
   }
 }
@@ -178,7 +178,7 @@ export class Session {
       }
       return answers
     } catch (error) {
-      if (lostBy(error)) this.lost = true
+      if (isConnectionLost(error)) this.lost = true
       throw translated(error)
     }
   }
@@ -223,7 +223,7 @@ export class Session {
    * the client when that has gone to somebody else.
    */
   get tx(): PoolClient {
-    this.#proxy ??= guarded(this.#client)
+    this.#proxy ??= transactionHandle(this.#client)
     return this.#proxy.tx as PoolClient
   }
 
@@ -283,7 +283,7 @@ async function cancel(client: PoolClientLike): Promise<void> {
   })
 }
 
-function guarded(client: PoolClientLike): { tx: PoolClientLike; over: () => void } {
+function transactionHandle(client: PoolClientLike): { tx: PoolClientLike; over: () => void } {
   let over = false
   const refuse = (why: string, given: unknown[]): unknown => {
     const error = new TransactionEnded(why)

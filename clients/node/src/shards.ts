@@ -1,12 +1,12 @@
 /**
  * Where a scope lives: on the one server, or on one of several, which a router
- * knows. What the router has said is remembered, and each shard's gate refuses
- * a scope that does not live there, so that what is out of date does no harm.
+ * knows. The router's answers are cached, and each shard's guard refuses a scope
+ * that does not live there, so that a stale answer does no harm.
  */
 import { setTimeout as sleep } from 'node:timers/promises'
 import { IdempotencyError, ScopeMoving, sqlstateOf } from './errors.js'
 import { quoteIdentifier, statementOf, statements, type Statement, type Statements } from './functions.js'
-import { isUnreachable, lostBy, performOnPool, unlessDead, type PoolLike } from './postgres.js'
+import { isConnectionLost, isUnreachable, performOnPool, retryIfDead, type PoolLike } from './postgres.js'
 import { describe } from './values.js'
 
 /** A shard, as the router names it, in the words of pg.Pool: user and certificates are to be added. */
@@ -25,10 +25,10 @@ export interface Shard {
 /** Makes a shard's pool, once for each connection string of the router, which it gets besides. */
 export type Shards = (shard: Shard, connection: string) => PoolLike | Promise<PoolLike>
 
-export interface Places {
+export interface Servers {
   readonly statements: Statements
-  /** What keeps a scope where it is until the transaction ends; nothing where it cannot move. */
-  here(scope: string | undefined): Statement<unknown> | undefined
+  /** Pins a scope to its server until the transaction ends. Undefined where scopes cannot move. */
+  pin(scope: string | undefined): Statement<unknown> | undefined
   /** Begin something on the pool of the scope's server; again where that refuses the scope, as it does before anything is done. */
   at<T>(scope: string | undefined, begin: (pool: PoolLike) => Promise<T>): Promise<T>
   /** A function in a transaction of its own. */
@@ -36,7 +36,7 @@ export interface Places {
 }
 
 /** One server. */
-export class OneServer implements Places {
+export class OneServer implements Servers {
   readonly statements: Statements
   #pool: PoolLike
 
@@ -45,7 +45,7 @@ export class OneServer implements Places {
     this.#pool = pool
   }
 
-  here(): undefined {}
+  pin(): undefined {}
 
   at<T>(_scope: string | undefined, begin: (pool: PoolLike) => Promise<T>): Promise<T> {
     return begin(this.#pool)
@@ -58,22 +58,22 @@ export class OneServer implements Places {
 
 /** The schema of the router's functions. */
 const ROUTER = 'idempotency'
-/** By which an error of a shard's gate is known. */
-const GATE = 'idem_gate'
+/** By which an error of a shard's guard is known. */
+const GUARD = 'idem_guard'
 /** 55P03, of the router: the scope is being moved. */
 const MOVING = '55P03'
 /** How long to wait for that. */
-const MOVE_MS = 10_000
+const MOVE_WAIT_MS = 10_000
 const MISSING = new Set(['42883', '42P01'])
 /** How often a scope is looked for where shards refuse it. */
 const TRIES = 3
-/** How many scopes are remembered. */
-const REMEMBERED = 10_000
+/** How many scopes are cached. */
+const MAX_KNOWN_SCOPES = 10_000
 
 /** Several, and the router that knows which. */
-export class ManyServers implements Places {
+export class ManyServers implements Servers {
   readonly statements: Statements
-  #here: string
+  #pinText: string
   #router: PoolLike
   #routed = statements(ROUTER)
   #shards: Shards
@@ -82,13 +82,13 @@ export class ManyServers implements Places {
 
   constructor(router: PoolLike, schema: string, shards: Shards) {
     this.statements = statements(schema, true)
-    this.#here = `SELECT ${quoteIdentifier(schema)}.idem_here($1::text)`
+    this.#pinText = `SELECT ${quoteIdentifier(schema)}.idem_pin_scope($1::text)`
     this.#router = router
     this.#shards = shards
   }
 
-  here(scope: string): Statement<unknown> {
-    return { text: this.#here, values: [scope], read: () => undefined }
+  pin(scope: string): Statement<unknown> {
+    return { text: this.#pinText, values: [scope], read: () => undefined }
   }
 
   async at<T>(scope: string | undefined, begin: (pool: PoolLike) => Promise<T>): Promise<T> {
@@ -98,7 +98,7 @@ export class ManyServers implements Places {
       try {
         return await begin(pool)
       } catch (error) {
-        const isElsewhere = (error as { schema?: unknown } | null)?.schema === GATE
+        const isElsewhere = (error as { schema?: unknown } | null)?.schema === GUARD
         // A shard that cannot be reached may have another address by now.
         if ((isElsewhere || isUnreachable(error)) && this.#scopes.get(scope) === pool) this.#scopes.delete(scope)
         if (!isElsewhere || tries === TRIES) throw error
@@ -121,20 +121,20 @@ export class ManyServers implements Places {
     const known = this.#scopes.get(scope)
     if (known) return known
     const found = await this.#poolOf(await this.#ask(scope))
-    if (this.#scopes.size === REMEMBERED) this.#scopes.delete(this.#scopes.keys().next().value!)
+    if (this.#scopes.size === MAX_KNOWN_SCOPES) this.#scopes.delete(this.#scopes.keys().next().value!)
     this.#scopes.set(scope, found)
     return found
   }
 
   /** The router, and for some time again while the scope is being moved. */
   async #ask(scope: string): Promise<string> {
-    const until = performance.now() + MOVE_MS
+    const until = performance.now() + MOVE_WAIT_MS
     const question: Statement<string> = {
       text: `SELECT ${ROUTER}.idem_shard($1::text) AS connection`, values: [scope], read: ([row]) => row!['connection']!,
     }
     for (;;) {
       try {
-        return await unlessDead(() => performOnPool(this.#router, question), (error) => lostBy(error) && !isUnreachable(error))
+        return await retryIfDead(() => performOnPool(this.#router, question), (error) => isConnectionLost(error) && !isUnreachable(error))
       } catch (error) {
         if (sqlstateOf(error) !== MOVING) throw error
         if (performance.now() > until) {

@@ -168,7 +168,7 @@ both('the outbox', async (core) => {
   const ids = taken.map((message) => message.id)
   assert.deepEqual(await core.outboxExtend(ids, { lease: '1 minute', attempts: [1] }), ids)
   assert.equal(await core.outboxNack(ids[3]!, { error: 'no', retryAfterMs: 0, attempt: 1 }), 'pending')
-  assert.equal(await core.outboxGiveBack([ids[2]!], { attempts: [1] }), 1)
+  assert.equal(await core.outboxRelease([ids[2]!], { attempts: [1] }), 1)
   assert.equal(await core.outboxAck(ids.slice(0, 2)), 2)
   assert.equal((await core.outboxTake({ topics: [topic], waitMs: 100 })).length, 2)
   assert.equal(await core.outboxRequeue(), 0)
@@ -275,7 +275,7 @@ test('administration', async () => {
   const claims = samples.find((sample) => sample.name === 'idempotency_claims_total' && sample.labels['outcome'] === 'new')!
   assert.deepEqual([typeof claims.value, claims.type, claims.value > 0], ['number', 'counter', true])
   assert.ok((await idem.health()).some((check) => check.checkName === 'clock' && check.status === 'ok'))
-  assert.ok(Array.isArray(await idem.stuck({ olderThan: '0 seconds' })))
+  assert.ok(Array.isArray(await idem.abandoned({ olderThan: '0 seconds' })))
   assert.ok(await idem.raiseClaimTokens(1000) >= 1000n)
   await world.sql('CREATE ROLE node_role').catch(() => undefined)
   await idem.grant('node_role')

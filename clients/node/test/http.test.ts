@@ -88,12 +88,12 @@ async function inFastify(): Promise<Shop> {
   for (const [name, { handler, own = {}, job }] of Object.entries(routes)) {
     app.post(`/${name}`, { config: { idempotency: { ...own, job } } as object }, async (request: any, reply) => {
       await effect(name, request.idempotency.tx)
-      await handler(request, { ...request.idempotency, fail: (error) => reply.send(error), header: (name) => reply.header(name, 'x'),
+      await handler(request, { ...request.idempotency, fail: (error) => reply.send(error), header: (name) => { reply.header(name, 'x') },
         send: (status, body) => reply.code(status).header('X-Kept', 'yes').send(body) })
       return reply
     })
   }
-  app.post('/callback', { config: { idempotency: true } as object }, (_request, reply) => { setTimeout(() => reply.send('later'), 10) })
+  app.post('/callback', { config: { idempotency: true } as object }, (_request, reply) => { setTimeout(() => { reply.send('later') }, 10) })
   await app.listen({ port: 0, host: '127.0.0.1' })
   return { port: (app.server.address() as AddressInfo).port, close: () => app.close() }
 }

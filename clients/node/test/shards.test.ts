@@ -23,7 +23,7 @@ function poolOf(answer: Answer): PoolLike & { asked: string[] } {
   }
 }
 const seen: Answer = () => [{ value: 'true' }]
-const gate = (): Error => Object.assign(new Error('scope "a" does not live on this shard'), { code: '55000', schema: 'idem_gate' })
+const guard = (): Error => Object.assign(new Error('scope "a" does not live on this shard'), { code: '55000', schema: 'idem_guard' })
 
 test('a connection string of libpq, in the words of pg', async () => {
   const got: Shard[] = []
@@ -62,7 +62,7 @@ test('the router is asked once for each scope, of ten thousand at most, and a po
 test('a scope that a shard refuses is asked for again, three times at most', async () => {
   const router = poolOf(() => [{ connection: `host=s${router.asked.length}` }])
   let refusals = 2
-  const shard = poolOf(() => { if (refusals-- > 0) throw gate(); return [{ value: 'true' }] })
+  const shard = poolOf(() => { if (refusals-- > 0) throw guard(); return [{ value: 'true' }] })
   const idem = new Idempotency(router, { shards: () => shard })
   assert.equal(await idem.once('a', 'x'), true)
   assert.equal(router.asked.length, 3)
@@ -73,7 +73,7 @@ test('a scope that a shard refuses is asked for again, three times at most', asy
   assert.equal(await idem.once('a', 'x'), true)
 })
 
-test('another 55000, as of a handler, is not the gate\'s', async () => {
+test('another 55000, as of a handler, is not the guard\'s', async () => {
   const router = poolOf(() => [{ connection: 'host=one' }])
   const shard = poolOf(() => { throw Object.assign(new Error('currval is not yet defined'), { code: '55000' }) })
   await assert.rejects(new Idempotency(router, { shards: () => shard }).run('a', 'key-of-16-or-more', 'f(jsonb)', {}), /currval/)
@@ -149,11 +149,11 @@ test('a handler that holds a connection of a shard is refused another one, by wh
   }, { scope: 'a', commits: () => false })
 })
 
-test('on a shard the gate is passed with the call, and on one server there is none', async () => {
+test('on a shard the guard is passed with the call, and on one server there is none', async () => {
   const shard = poolOf(seen)
   const many = new Idempotency(poolOf(() => [{ connection: 'host=one' }]), { schema: 'of it', shards: () => shard })
   await many.once('a', 'x')
-  assert.match(shard.asked[0]!, /"of it"\."idem_once"\("scope" => "of it"\.idem_here\(\$1::text\), "token" => \$2::text\)/)
+  assert.match(shard.asked[0]!, /"of it"\."idem_once"\("scope" => "of it"\.idem_pin_scope\(\$1::text\), "token" => \$2::text\)/)
   const one = poolOf(seen)
   await new Idempotency(one).once('a', 'x')
   assert.match(one.asked[0]!, /"public"\."idem_once"\("scope" => \$1::text, "token" => \$2::text\)/)

@@ -1,4 +1,4 @@
-"""A way to the server that counts round trips, and cuts connections at COMMIT."""
+"""A way to the server that counts round trips, and cuts connections at COMMIT, or falls silent."""
 
 import os
 import select
@@ -13,6 +13,10 @@ class Proxy:
         self.port = self.listener.getsockname()[1]
         self.trips = 0
         self.links = []
+        self.silence = None
+        """Bytes: the next connection that sends them gets no answer to that or to anything behind it."""
+        self.all_silent = False
+        """Nor does any new connection."""
         self.cut = None
         """"before" or "after": cut the next connection that commits, before
         the server has heard of it or once it has answered."""
@@ -34,7 +38,7 @@ class Proxy:
         server = socket.socket(socket.AF_UNIX)
         self.links.append(client)
         server.connect(self.server)
-        answered, cutting = True, None
+        answered, cutting, silent = True, None, self.all_silent
         with client, server:
             while True:
                 for source in select.select([client, server], [], [])[0]:
@@ -44,6 +48,10 @@ class Proxy:
                         return
                     if not data:
                         return
+                    if source is client and self.silence and self.silence in data:
+                        silent, self.silence = True, None
+                    if silent:
+                        continue
                     if source is client:
                         self.trips += answered
                         answered = False

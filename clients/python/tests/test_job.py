@@ -344,3 +344,48 @@ def test_a_pool_that_gives_no_connection_is_asked_once(pool):
     with pytest.raises(ZeroDivisionError):
         idem.job("u", new_key(), job, lease="1 hour")
     assert (len(asked), runs) == (1 + 1 + 3 + 1, [1])       # the claim, the step, and to say that it has failed
+
+
+@pytest.mark.parametrize("forgets", ["step", "finish"])
+def test_a_step_that_was_never_awaited_is_no_success(asynchronously, forgets):
+    async def test(idem, pool):
+        key = new_key()
+
+        async def work(job):
+            (job.step("one", job) if forgets == "step" else job.finish(job)).close()
+            return Response(201)
+
+        with pytest.raises(TypeError, match=rf"job\.{forgets}\(\) was never awaited"):
+            await idem.job("u", key, work)
+        assert (await idem.lookup("u", key)).state == "failed"
+
+    asynchronously(test)
+
+
+@pytest.mark.parametrize("status", [401, 429, 503])
+def test_a_last_step_whose_response_is_not_stored_is_rolled_back(idem, effects, status):
+    key = new_key()
+
+    def finish(tx):
+        tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+        return Response(status)
+
+    for attempt in (1, 2):
+        result = idem.job("u", key, lambda job: job.finish(finish))
+        assert (result.status, result.stored, effects(key)) == (status, False, 0)
+        assert (found := idem.lookup("u", key)).state == "failed" and found.attempt == attempt
+
+
+def test_a_duplicate_of_a_running_job_learns_when_to_come_again(idem):
+    """The rest of the lease, from 1 to 5 seconds: most jobs end long before it."""
+    for lease, seconds in (("60s", {5}), ("3s", {2, 3}), ("500 ms", {1})):
+        key, found = new_key(), []
+
+        def work(job):
+            with pytest.raises(InProgress) as raised:
+                idem.job("u", key, work)
+            found.append(raised.value.retry_after)
+            return Response()
+
+        idem.job("u", key, work, lease=lease)
+        assert set(found) <= seconds and found

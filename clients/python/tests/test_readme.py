@@ -1,10 +1,14 @@
 """What README.md shows does what it says."""
 
+import asyncio
 import re
 from pathlib import Path
 
 import psycopg
+from asgi import ask
 from psycopg_pool import ConnectionPool
+from starlette.middleware.authentication import AuthenticationMiddleware
+from test_starlette import Login
 
 from pg_idempotency import Idempotency, Response, new_key
 
@@ -17,12 +21,36 @@ def test_samples(database):
     for sample in samples:
         exec(compile(sample, "README.md", "exec"), names)
     client = names["flask_app"].test_client()
-    send = dict(headers={"X-User": "ann", "Idempotency-Key": '"' + names["new_key"]() + '"'}, data=b"{}")
-    assert client.post("/orders", **send).status_code == 201
-    assert client.post("/orders", **send).headers["Idempotent-Replayed"] == "true"
+
+    def send():
+        return client.post("/orders", headers={"Idempotency-Key": key}, data=b"{}")
+
+    key = f'"{new_key()}"'
+    assert send().status_code == 401
+    with client.session_transaction() as session:
+        session["user"] = "ann"
+    assert send().status_code == 201
+    assert send().headers["Idempotent-Replayed"] == "true"
+    with client.session_transaction() as session:
+        del session["user"]
+    assert send().status_code == 401
+
+    async def asynchronous():
+        key = new_key()
+        async with names["async_pool"]:
+            for headers, status in ((), 403), ([("authorization", "Bearer no")], 401), ([("authorization", "Bearer secret")], 201):
+                answers = [await ask(names["api"], key, path="/orders", headers=headers) for _ in range(2)]
+                assert [answer.status for answer in answers] == [status] * 2 and answers[1].replayed == (status == 201)
+            login = AuthenticationMiddleware(names["app"], backend=Login())
+            assert (await ask(names["app"], key, path="/orders")).status == 500      # without its middleware
+            assert (await ask(login, key, path="/orders")).status == 403
+            answers = [await ask(login, key, path="/orders", headers=[("authorization", "bob")]) for _ in range(2)]
+            assert [(answer.status, answer.replayed) for answer in answers] == [(201, False), (201, True)]
+
+    asyncio.run(asynchronous())
     with names["pool"].connection() as connection:
         assert connection.execute("SELECT sku, count(*) FROM orders GROUP BY sku ORDER BY sku").fetchall() == [
-            ("cup", 1), ("pan", 1), ("teapot", 1)]
+            ("cup", 1), ("jug", 1), ("pan", 1), ("pot", 1), ("teapot", 1)]
     names["pool"].close()
 
 

@@ -3,7 +3,10 @@
 import asyncio
 import threading
 import time
-from datetime import timedelta
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -45,7 +48,13 @@ def test_what_is_stored(idem, effects):
         idem.request("u", key, lambda tx: (effect(key)(tx), 1 / 0)[0])
     assert not idem.request("u", key, effect(key, Response(503))).stored
     assert not idem.request("u", key, effect(key, Response(404)), store=lambda status: status < 400).stored
+    for status in (401, 403, 408, 425, 429):
+        assert not idem.request("u", key, effect(key, Response(status))).stored
     assert effects(key) == 0
+    for status in (403, 200):           # a success commits, whatever store() says of it
+        assert idem.request("u", new_key(), effect(key, Response(status)), store=lambda found: found == 403).stored
+    assert effects(key) == 2
+    key = new_key()
     assert idem.request("u", key, effect(key, Response(422, "no"))).stored
     assert idem.request("u", key, effect(key)).body == "no"
     assert effects(key) == 1
@@ -339,7 +348,7 @@ def test_a_replay_does_not_wait_for_its_rollback(idem, asynchronously):
 
         await idem.request("u", key, handler)
         rollback, left = asyncio.Event(), asyncio.Event()
-        backend = idem.core.places.place.backend
+        backend = idem.core.servers.server.backend
         session = backend.session
 
         from contextlib import asynccontextmanager
@@ -596,3 +605,89 @@ def test_values_are_quoted_for_the_session(database, options):
             found = idem.request(scope, key, lambda tx: response, method="POST", path="/it's?\\=%s", body=b"'\\",
                                  ttl="1 hour", wait_ms=5)
             assert (found.status, found.body, found.headers, found.replayed) == (201, body, response.headers, replayed)
+
+
+@pytest.mark.parametrize("forgets", ["execute", "cursor", "many", "task", "set_autocommit", "nothing"])
+def test_what_was_never_awaited_is_no_success(asynchronously, effects, forgets):
+    """It has had no effect; also in transaction()."""
+    async def test(idem, pool):
+        key, insert = new_key(), "INSERT INTO effects VALUES (%s)"
+
+        async def forget(tx):
+            await tx.execute(insert, (key,))
+            cursor = tx.cursor()
+            assert isinstance(cursor, psycopg.AsyncCursor)
+            await asyncio.gather(cursor.execute(insert, (key,)), asyncio.create_task(tx.execute("SELECT 1")))
+            await tx.cursor().executemany(insert, [(key,)])
+            async with tx.transaction(), tx.cursor() as other:
+                await other.execute(insert, (key,))
+                assert other.rowcount == 1
+            left = {"execute": lambda: tx.execute(insert, (key,)), "cursor": lambda: cursor.execute(insert, (key,)),
+                    "many": lambda: cursor.executemany(insert, [(key,)]),
+                    "task": lambda: asyncio.create_task(tx.execute(insert, (key,))),
+                    "set_autocommit": lambda: tx.set_autocommit(True), "nothing": lambda: None}[forgets]()
+            if forgets not in ("task", "nothing"):
+                left.close()            # or Python warns of it, too
+            return Response(201)
+
+        async def within(tx):
+            async with idem.transaction() as tx:
+                await forget(tx)
+
+        for run in (lambda: idem.request("u", key, forget), lambda: within(None)):
+            if forgets == "nothing":
+                await run()
+                continue
+            with pytest.raises(TypeError, match=r"(execute|executemany|set_autocommit)\(\) was never awaited"):
+                await run()
+            assert effects(key) == 0 and (await idem.lookup("u", key)).state is None
+        assert effects(key) == (8 if forgets == "nothing" else 0)
+
+    asynchronously(test)
+
+
+def test_event_loops_share_a_client(database, effects):
+    """Duplicates of another loop wait in the database, and those of one loop without a connection."""
+    key, loops, errors, answers = new_key(), 3, [], []
+
+    @asynccontextmanager
+    async def lend():
+        async with await psycopg.AsyncConnection.connect("") as connection:
+            yield connection
+
+    idem = AsyncIdempotency(lend, max_waiters=5, wait="20s")
+
+    async def handler(tx):
+        await tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+        await asyncio.sleep(0.7)
+        return Response(201, "done")
+
+    async def main():
+        return await asyncio.gather(*(idem.request("u", key, handler) for _ in range(3)))
+
+    def run():
+        try:
+            answers.extend(asyncio.run(asyncio.wait_for(main(), 30)))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(loops)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    assert errors == [] and [answer.body for answer in answers] == ["done"] * 9 and effects(key) == 1
+
+
+def test_a_response_of_pythons_types():
+    """Those with one exact text; others by default=."""
+    moment = datetime(2026, 1, 2, 3, 4, 5, 678, timezone.utc)
+    document = {"price": Decimal("10.10"), "at": [moment, moment.date(), moment.time()], "id": UUID(int=7)}
+    assert Response.json(document).body == (
+        '{"price":"10.10","at":["2026-01-02T03:04:05.000678+00:00","2026-01-02","03:04:05.000678"],'
+        '"id":"00000000-0000-0000-0000-000000000007"}')
+    assert Response.json({"price": Decimal("10.10")}, 201, default=float).body == '{"price":10.1}'
+    with pytest.raises(TypeError, match="the document of the response contains what JSON has not: b is a set"):
+        Response.json({"a": Decimal(1), "b": {1}})
+    with pytest.raises(ZeroDivisionError):
+        Response.json({1j}, default=lambda value: 1 / 0)

@@ -11,10 +11,10 @@ import pytest
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from pg_idempotency import AsyncIdempotency, Idempotency, Response, ScopeMoving, core, new_key, shards
-from pg_idempotency.functions import kept_here, make, render, scope_of
-from pg_idempotency.http import Guard, Request, guarded
-from pg_idempotency.shards import Place, Shards
-from pg_idempotency.shells import AsyncShell, SyncShell, run
+from pg_idempotency.functions import make, render, scope_of, with_pinned_scope
+from pg_idempotency.http import Exchange, Guard, guarded
+from pg_idempotency.shards import Server, Shards
+from pg_idempotency.runtimes import AsyncRuntime, SyncRuntime, run
 
 
 class Backend:
@@ -40,39 +40,39 @@ class Backend:
 
 
 def map_of(answer, connect=lambda conninfo: conninfo):
-    """Its places are named by what connect() returns."""
-    def place(source):
-        found = Place(Backend(None), 1)
+    """Its servers are named by what connect() returns."""
+    def make_server(source):
+        found = Server(Backend(None), 1)
         found.name = source
         return found
 
-    return Shards(Backend(answer), connect, place, SyncShell())
+    return Shards(Backend(answer), connect, make_server, SyncRuntime())
 
 
-def at(places, scope, patience=10.0):
-    return run(places.of(scope, time.monotonic() + patience)).name
+def at(servers, scope, patience=10.0):
+    return run(servers.server_of(scope, time.monotonic() + patience)).name
 
 
 def test_it_remembers_so_many_and_drops_the_oldest():
-    places = map_of(lambda scope: f"shard{len(scope) % 4}")
-    for number in range(shards.KNOWN + 10):
-        assert at(places, f"scope-{number}") == f"shard{len(f'scope-{number}') % 4}"
-    assert shards.KNOWN == 10_000 == len(places._known)
-    before = len(places._router.asked)
-    for number in range(10, shards.KNOWN + 10):
-        at(places, f"scope-{number}")
-    assert len(places._router.asked) == before
-    at(places, "scope-9")
-    assert places._router.asked[before:] == ["scope-9"]
-    places.forget("scope-9")
-    places.forget("unheard of")
-    at(places, "scope-9")
-    assert places._router.asked[before:] == ["scope-9", "scope-9"]
+    servers = map_of(lambda scope: f"shard{len(scope) % 4}")
+    for number in range(shards.MAX_KNOWN_SCOPES + 10):
+        assert at(servers, f"scope-{number}") == f"shard{len(f'scope-{number}') % 4}"
+    assert shards.MAX_KNOWN_SCOPES == 10_000 == len(servers._known)
+    before = len(servers._router.asked)
+    for number in range(10, shards.MAX_KNOWN_SCOPES + 10):
+        at(servers, f"scope-{number}")
+    assert len(servers._router.asked) == before
+    at(servers, "scope-9")
+    assert servers._router.asked[before:] == ["scope-9"]
+    servers.forget("scope-9")
+    servers.forget("unheard of")
+    at(servers, "scope-9")
+    assert servers._router.asked[before:] == ["scope-9", "scope-9"]
 
 
 def test_threads_share_it(monkeypatch):
     """Each connection string is asked with once, and one that takes its time holds up no other."""
-    monkeypatch.setattr(shards, "KNOWN", 20)
+    monkeypatch.setattr(shards, "MAX_KNOWN_SCOPES", 20)
     asked, free = [], threading.Event()
 
     def connect(conninfo):
@@ -80,17 +80,17 @@ def test_threads_share_it(monkeypatch):
         assert conninfo != "shard0" or free.wait(20)
         return conninfo
 
-    places, found = map_of(lambda scope: f"shard{int(scope) % 4}", connect), []
-    slow = [threading.Thread(target=lambda: found.append(at(places, "0"))) for _ in range(3)]
+    servers, found = map_of(lambda scope: f"shard{int(scope) % 4}", connect), []
+    slow = [threading.Thread(target=lambda: found.append(at(servers, "0"))) for _ in range(3)]
     for thread in slow:
         thread.start()
 
     def work(number):
         for n in range(2000):
             scope = str((number * 7 + n) % 64 // 4 * 4 + 1 + n % 3)
-            found.append(at(places, scope) == f"shard{int(scope) % 4}")
+            found.append(at(servers, scope) == f"shard{int(scope) % 4}")
             if n % 5 == 0:
-                places.forget(scope)
+                servers.forget(scope)
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
     for thread in threads:
@@ -102,7 +102,7 @@ def test_threads_share_it(monkeypatch):
     for thread in slow:
         thread.join()
     assert found[8000:] == ["shard0"] * 3
-    assert sorted(asked) == ["shard0", "shard1", "shard2", "shard3"] and len(places._known) <= 20
+    assert sorted(asked) == ["shard0", "shard1", "shard2", "shard3"] and len(servers._known) <= 20
 
 
 def test_a_pool_that_could_not_be_made_is_made_the_next_time():
@@ -114,41 +114,41 @@ def test_a_pool_that_could_not_be_made_is_made_the_next_time():
             raise ZeroDivisionError
         return conninfo
 
-    places = map_of(lambda scope: "shard", connect)
+    servers = map_of(lambda scope: "shard", connect)
     with pytest.raises(ZeroDivisionError):
-        at(places, "u")
-    assert at(places, "u") == "shard" and len(tries) == 2
+        at(servers, "u")
+    assert at(servers, "u") == "shard" and len(tries) == 2
 
 
 def test_a_router_that_was_restarted():
     """A pool may have kept three dead connections, but more is another fault."""
     errors = [psycopg.OperationalError("gone"), psycopg.errors.AdminShutdown("gone")]
-    places = map_of(lambda scope: errors.pop() if errors else "shard")
-    assert at(places, "u") == "shard" and len(places._router.asked) == 3
+    servers = map_of(lambda scope: errors.pop() if errors else "shard")
+    assert at(servers, "u") == "shard" and len(servers._router.asked) == 3
     for error, asked in ((psycopg.OperationalError("gone"), 3),
                          (psycopg.errors.ObjectNotInPrerequisiteState("no shard is known"), 1)):
-        places = map_of(lambda scope: error)
+        servers = map_of(lambda scope: error)
         with pytest.raises(psycopg.Error) as raised:
-            at(places, "u")
-        assert raised.value is error and len(places._router.asked) == asked
+            at(servers, "u")
+        assert raised.value is error and len(servers._router.asked) == asked
 
 
 def test_a_scope_that_is_being_moved():
     moving = psycopg.errors.LockNotAvailable('scope "u" is being moved to another shard')
     until = time.monotonic() + 0.6
-    places = map_of(lambda scope: moving if time.monotonic() < until else "shard")
+    servers = map_of(lambda scope: moving if time.monotonic() < until else "shard")
     with pytest.raises(ScopeMoving, match="is being moved") as raised:
-        at(places, "u", 0.2)
+        at(servers, "u", 0.2)
     error = raised.value
     assert (error.sqlstate, error.retry_after, error.__cause__) == ("55P03", 1, moving)
-    assert at(places, "u") == "shard" and time.monotonic() >= until
-    assert 3 <= len(places._router.asked) <= 20
+    assert at(servers, "u") == "shard" and time.monotonic() >= until
+    assert 3 <= len(servers._router.asked) <= 20
 
 
 def test_waiters_are_each_servers():
     idem = Idempotency("", shards=lambda conninfo: conninfo, max_waiters=1)
-    one, other = (run(idem.core.places._at(conninfo)) for conninfo in ("dbname=a", "dbname=b"))
-    assert [place.waiters.enter() for place in (one, one, other)] == [True, False, True]
+    one, other = (run(idem.core.servers._server_at(conninfo)) for conninfo in ("dbname=a", "dbname=b"))
+    assert [server.waiters.enter() for server in (one, one, other)] == [True, False, True]
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def known(monkeypatch):
     """A client whose map has been filled in by hand."""
     def make(kind, connect):
         idem = kind("", shards=connect)
-        monkeypatch.setattr(idem.core.places, "_router", Backend(lambda scope: f"dbname=nowhere{scope}"))
+        monkeypatch.setattr(idem.core.servers, "_router", Backend(lambda scope: f"dbname=nowhere{scope}"))
         return idem
     return make
 
@@ -180,19 +180,19 @@ def test_tasks_share_what_is_awaited(known):
         return conninfo
 
     async def main():
-        places = known(AsyncIdempotency, connect).core.places
-        found = await asyncio.gather(*(places.of(str(n % 3), 0) for n in range(30)))
+        servers = known(AsyncIdempotency, connect).core.servers
+        found = await asyncio.gather(*(servers.server_of(str(n % 3), 0) for n in range(30)))
         return len(set(map(id, found)))
 
     assert asyncio.run(main()) == 3 and sorted(made) == [f"dbname=nowhere{n}" for n in range(3)]
 
 
 @pytest.mark.parametrize("call, kept", [
-    (lambda: make["claim"].make(None, "u", "k"), "scope => S.idem_here(scope => CAST('u' AS text))"),
-    (lambda: make["set"].make(None, "u", "e", "1", "like", True, 1), "user_id => S.idem_here(scope => CAST('u' AS text))"),
-    (lambda: make["try_append"].make(None, "u", "c", 1), "aggregate => S.idem_here(scope => CAST('u' AS text))"),
+    (lambda: make["claim"].make(None, "u", "k"), "scope => S.idem_pin_scope(scope => CAST('u' AS text))"),
+    (lambda: make["set"].make(None, "u", "e", "1", "like", True, 1), "user_id => S.idem_pin_scope(scope => CAST('u' AS text))"),
+    (lambda: make["try_append"].make(None, "u", "c", 1), "aggregate => S.idem_pin_scope(scope => CAST('u' AS text))"),
     (lambda: make["try_advance_many"].make(None, ["u", "v"], ["e"], ["1"], [1]),
-     "user_ids => S.idem_here(scopes => CAST(['u', 'v'] AS text[]))"),
+     "user_ids => S.idem_pin_scope(scopes => CAST(['u', 'v'] AS text[]))"),
     (lambda: make["publish"].make(None, "u", 1), None),
     (lambda: make["publish_many"].make(None, ["u"], [1]), None),
     (lambda: make["request_hash"].make(None, "GET", "/"), None),
@@ -200,8 +200,8 @@ def test_tasks_share_what_is_awaited(known):
 ])
 def test_what_is_kept_where_it_is(call, kept):
     statement = call()
-    text = render(kept_here(statement), "S", repr)
-    assert text.count("idem_here") == (kept is not None) and (kept or "") in text
+    text = render(with_pinned_scope(statement), "S", repr)
+    assert text.count("idem_pin_scope") == (kept is not None) and (kept or "") in text
     # By itself it goes to the shard if it is about one scope, and to the router if about none or several.
     assert scope_of(statement) == ("u" if kept and "scopes" not in kept else None)
 
@@ -215,11 +215,13 @@ def test_a_transaction_needs_its_scope():
 @pytest.mark.parametrize("job", [False, True])
 @pytest.mark.parametrize("keyed", [True, False])
 def test_over_http_a_scope_that_is_being_moved_is_503(known, monkeypatch, job, keyed):
-    monkeypatch.setattr(core, "PATIENCE", 0.05)
+    monkeypatch.setattr(core, "MOVE_WAIT", 0.05)
     idem = known(Idempotency, lambda conninfo: conninfo)
-    idem.core.places._router.answer = lambda scope: psycopg.errors.LockNotAvailable("is being moved to another shard")
-    request = Request("POST", "/", [("Idempotency-Key", "key-of-16-or-more")] if keyed else [], b"{}")
-    answer = run(guarded(idem, Guard(scope=lambda request: "u", job=job, required=False), request, lambda access: 1 / 0))
+    idem.core.servers._router.answer = lambda scope: psycopg.errors.LockNotAvailable("is being moved to another shard")
+    exchange = Exchange(idem, "POST", "/", ["key-of-16-or-more"] if keyed else [], None)
+    exchange.whole = True
+    guard = Guard(scope=lambda request: "u", job=job, required=False)
+    answer = run(guarded(exchange, guard, lambda: "u", lambda: None, lambda access: 1 / 0))
     assert (answer.status, dict(answer.headers)["Retry-After"]) == (503, "1")
     found = json.loads(answer.body)
     assert (found["type"], found["title"]) == ("urn:pg-idempotency:scope-moving", "Scope is being moved")
@@ -229,8 +231,9 @@ def test_over_http_so_it_is_in_the_middle_of_a_job(idem):
     def respond(access):
         raise ScopeMoving("it is being moved")
 
-    request = Request("POST", "/", [("Idempotency-Key", new_key())], b"{}")
-    answer = run(guarded(idem, Guard(scope=lambda request: "u", job=True), request, respond))
+    exchange = Exchange(idem, "POST", "/", [new_key()], None)
+    exchange.whole = True
+    answer = run(guarded(exchange, Guard(scope=lambda request: "u", job=True), lambda: "u", lambda: None, respond))
     assert (answer.status, json.loads(answer.body)["type"]) == (503, "urn:pg-idempotency:scope-moving")
 
 
@@ -243,12 +246,12 @@ def test_a_cancelled_task_does_not_make_a_pool_twice():
         return "dbname=nowhere"
 
     async def main():
-        places = Shards(Backend(lambda scope: "one"), shards, lambda source: Place(Backend(None), 1), AsyncShell())
+        servers = Shards(Backend(lambda scope: "one"), shards, lambda source: Server(Backend(None), 1), AsyncRuntime())
         until = time.monotonic() + 10
         for _ in range(3):
             with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(places.of("a", until), 0.05)
-        assert await places.of("a", until) is await places.of("b", until)
+                await asyncio.wait_for(servers.server_of("a", until), 0.05)
+        assert await servers.server_of("a", until) is await servers.server_of("b", until)
 
     asyncio.run(main())
     assert made == ["one"]
@@ -263,10 +266,10 @@ def test_several_loops_share_a_client():
             raise ValueError("no password")
         return conninfo
 
-    places = Shards(Backend(lambda scope: "one"), shards, lambda source: Place(Backend(None), 1), AsyncShell())
+    servers = Shards(Backend(lambda scope: "one"), shards, lambda source: Server(Backend(None), 1), AsyncRuntime())
 
     async def three():
-        return await asyncio.gather(*(places.of("a", time.monotonic() + 10) for _ in range(3)), return_exceptions=True)
+        return await asyncio.gather(*(servers.server_of("a", time.monotonic() + 10) for _ in range(3)), return_exceptions=True)
 
     assert {type(one) for one in asyncio.run(three())} == {ValueError}
     found = []
@@ -275,15 +278,15 @@ def test_several_loops_share_a_client():
         thread.start()
     for thread in threads:
         thread.join()
-    assert [type(one) for one in found] == [Place] * 9
+    assert [type(one) for one in found] == [Server] * 9
 
 
 def test_a_handler_holds_a_connection_of_router_and_shard(database):
     """A client over the shard would wait for that, too."""
     with ConnectionPool("", min_size=1, max_size=1) as pool:
         many, one = Idempotency("", shards=lambda conninfo: pool), Idempotency(pool)
-        many.core.places._known["a"] = run(many.core.places._at("one"))
-        many.core.places.beginning = lambda scope: None         # there is no gate
+        many.core.servers._known["a"] = run(many.core.servers._server_at("one"))
+        many.core.servers.pin = lambda scope: None         # there is no guard
         with many.transaction("a"):
             for call in (one.stats, lambda: many.once("a", "x")):
                 with pytest.raises(RuntimeError, match="second connection"):
@@ -292,8 +295,8 @@ def test_a_handler_holds_a_connection_of_router_and_shard(database):
 
 def test_a_job_is_cancelled_at_once_while_its_scope_is_moving(asynchronously):
     async def test(idem, pool):
-        places, moving = idem.core.places, False
-        real = places.of
+        servers, moving = idem.core.servers, False
+        real = servers.server_of
 
         async def of(scope, until):
             if moving:
@@ -301,7 +304,7 @@ def test_a_job_is_cancelled_at_once_while_its_scope_is_moving(asynchronously):
                 raise ScopeMoving("it is being moved")
             return await real(scope, until)
 
-        places.of = of
+        servers.server_of = of
 
         async def work(job):
             async def step(step):
@@ -321,15 +324,15 @@ def test_a_job_is_cancelled_at_once_while_its_scope_is_moving(asynchronously):
 def test_a_short_move_costs_no_lease(asynchronously):
     """A heartbeat that met it comes again soon, not a third of the lease later."""
     async def test(idem, pool):
-        places, began = idem.core.places, time.monotonic()
-        real = places.of
+        servers, began = idem.core.servers, time.monotonic()
+        real = servers.server_of
 
         async def of(scope, until):
             if 0.5 < time.monotonic() - began < 2.3:
                 raise ScopeMoving("it is being moved")
             return await real(scope, until)
 
-        places.of = of
+        servers.server_of = of
 
         async def work(job):
             await job.step("long", lambda step: asyncio.sleep(4, True))
@@ -358,9 +361,9 @@ def test_only_what_cannot_be_reached_is_asked_for_again():
         async def rollback(self):
             pass
 
-    places = Shards(Backend(lambda scope: "one"), lambda conninfo: conninfo, lambda source: Place(Shard(None), 1),
-                    SyncShell())
-    found = core.Core(places, SyncShell())
+    servers = Shards(Backend(lambda scope: "one"), lambda conninfo: conninfo, lambda source: Server(Shard(None), 1),
+                     SyncRuntime())
+    found = core.Core(servers, SyncRuntime())
     once = make["once"].make(None, "a", "x")
     for fault, asked in ((None, 1), (None, 1), (PoolTimeout("none in time"), 2), (psycopg.OperationalError("refused"), 3)):
         faults[:] = [fault] if fault else []
@@ -369,7 +372,7 @@ def test_only_what_cannot_be_reached_is_asked_for_again():
         except psycopg.OperationalError:
             pass
         run(found.perform(once))
-        assert len(places._router.asked) == asked
+        assert len(servers._router.asked) == asked
 
 
 def test_a_job_claims_again_where_no_connection_was_made(pool):

@@ -66,7 +66,7 @@ def test_what_is_over_is_not_kept(idem):
                     ones[one] = others[one].transaction()
                 else:
                     ones[one].__enter__()
-        depth, inner = 0, handlers._inside.get()
+        depth, inner = 0, handlers._current_handler.get()
         while inner is not None:
             depth, inner = depth + 1, inner.outer
         return depth

@@ -8,9 +8,12 @@ from pathlib import Path
 import pg_idempotency
 
 SAMPLE = """
-from pg_idempotency import AsyncIdempotency, Idempotency, Response
-from pg_idempotency.flask import Guard
-from pg_idempotency.http import Request
+from flask import Flask, Request, session
+from starlette.applications import Starlette
+from starlette.requests import Request as StarletteRequest
+from starlette.responses import PlainTextResponse
+from pg_idempotency import AsyncIdempotency, Idempotency, Response, starlette
+from pg_idempotency.flask import Guard, install
 from pg_idempotency.memory import AsyncMemoryIdempotency, MemoryIdempotency
 
 def service(idem: Idempotency) -> str | bytes | None:
@@ -18,15 +21,25 @@ def service(idem: Idempotency) -> str | bytes | None:
 
 def asynchronous(idem: AsyncIdempotency) -> None: ...
 
-async def user(request: Request) -> str:
-    return str(request.scope["user"])
+async def user(request: StarletteRequest) -> str:
+    return str(request.user.display_name)
 
 service(MemoryIdempotency())
 service(Idempotency("", shards=lambda conninfo: conninfo))
 asynchronous(AsyncMemoryIdempotency())
-Guard(scope=lambda request: request.header("X-User"))
-Guard(scope=lambda request: "ann", wait="5s")
-Guard(scope=user)
+
+@Guard(scope=lambda request: session["user"], wait="5s")
+def view(number: int) -> str:
+    return str(number)
+
+view(1).upper()
+install(Flask(""), Idempotency(""))
+
+@starlette.Guard(scope=user)
+async def endpoint(request: StarletteRequest) -> PlainTextResponse:
+    return PlainTextResponse(request.method)
+
+starlette.install(Starlette(), AsyncIdempotency(""))
 """
 
 

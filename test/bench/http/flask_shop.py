@@ -19,13 +19,14 @@ def pay(connection):
 
 if os.environ['SIDE'] == 'ours':
     from pg_idempotency import Idempotency
-    from pg_idempotency.flask import Guard, IdempotencyExtension
-    IdempotencyExtension(app, idempotency=Idempotency(pool),
-                         routes={'POST /payments': Guard(scope=lambda request: 'alice')})
+    from pg_idempotency.flask import Guard, install
 
     @app.post('/payments')
+    @Guard(scope=lambda request: 'alice')
     def guarded():
         return pay(g.idempotency.tx)
+
+    install(app, Idempotency(pool))
 else:
     @app.post('/payments')
     def alone():

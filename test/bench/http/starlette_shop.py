@@ -10,6 +10,9 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from pg_idempotency import AsyncIdempotency
+from pg_idempotency.starlette import Guard, install
+
 pool = AsyncConnectionPool(os.environ['DATABASE_URL'], min_size=10, max_size=10, open=False)
 
 
@@ -26,6 +29,7 @@ async def alone(request):
         return await pay(connection, request)
 
 
+@Guard(scope=lambda request: 'alice')
 async def guarded(request):
     return await pay(request.state.idempotency.tx, request)
 
@@ -41,9 +45,6 @@ async def lifespan(app):
 ours = os.environ['SIDE'] == 'ours'
 app = Starlette(lifespan=lifespan, routes=[Route('/payments', guarded if ours else alone, methods=['POST'])])
 if ours:
-    from pg_idempotency import AsyncIdempotency
-    from pg_idempotency.starlette import Guard, IdempotencyMiddleware
-    app.add_middleware(IdempotencyMiddleware, idempotency=AsyncIdempotency(pool),
-                       routes={'POST /payments': Guard(scope=lambda request: 'alice')})
+    install(app, AsyncIdempotency(pool))
 listener = socket.create_server(('127.0.0.1', 0), backlog=1024)
 uvicorn.Server(uvicorn.Config(app, log_level='warning')).run(sockets=[listener])

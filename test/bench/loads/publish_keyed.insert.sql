@@ -1,3 +1,3 @@
 -- bound: INSERT
 \set u random(100000000000000000, 999999999999999999)
-INSERT INTO hand_outbox (id, created_at, available_at, attempt, attempts_before, ready, message_id, state, topic, message_key, payload) VALUES (nextval('hand_outbox_ids'), clock_timestamp(), clock_timestamp(), 0, 0, true, gen_random_uuid(), 'pending', 'orders', 'key-' || :u, '{"order": 1, "status": "created"}');
+INSERT INTO hand_outbox (id, created_at, available_at, attempt, uncounted_attempts, in_due_index, message_id, state, topic, message_key, payload) VALUES (nextval('hand_outbox_ids'), clock_timestamp(), clock_timestamp(), 0, 0, true, gen_random_uuid(), 'pending', 'orders', 'key-' || :u, '{"order": 1, "status": "created"}');

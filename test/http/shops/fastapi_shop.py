@@ -19,7 +19,7 @@ from pydantic import BaseModel, StrictBool, StrictInt, StrictStr
 
 from pg_idempotency import ActionIdAhead, AsyncIdempotency
 from pg_idempotency.memory import AsyncMemoryIdempotency
-from pg_idempotency.starlette import Guard, IdempotencyMiddleware
+from pg_idempotency.fastapi import Guard, install
 
 URL = os.environ['DATABASE_URL']
 MEMORY = URL == 'memory:'
@@ -68,7 +68,9 @@ app = FastAPI()
 BIGINT = 2**63
 
 
-def user(x_user: str = Header()):
+def user(x_user: str = Header('')):
+    if not x_user:
+        raise HTTPException(401, 'who are you?')
     return x_user
 
 
@@ -100,7 +102,11 @@ async def malformed(request, error):
 
 # Routes
 
+once = dict(scope=lambda request, owner: owner, wait_ms=WAIT_MS)
+
+
 @app.post('/payments')
+@Guard(**once)
 async def payments(request: Request, payment: Payment, owner: str = Depends(user)):
     if valid(payment.amount) < 0:
         return JSONResponse({'error': 'a payment is positive'}, 422)
@@ -120,6 +126,7 @@ async def payments(request: Request, payment: Payment, owner: str = Depends(user
 
 
 @app.post('/jobs')
+@Guard(**once, job=True, lease_ms=LEASE_MS)
 async def jobs(request: Request, wanted: Job, owner: str = Depends(user)):
     job = request.state.idempotency.job
 
@@ -131,6 +138,7 @@ async def jobs(request: Request, wanted: Job, owner: str = Depends(user)):
 
 
 @app.post('/blobs')
+@Guard(**once, required=False)
 async def blobs(request: Request, owner: str = Depends(user)):
     body = await request.body()
     await insert(request.state.idempotency.tx, 'blobs', owner=owner, bytes=len(body))
@@ -138,6 +146,7 @@ async def blobs(request: Request, owner: str = Depends(user)):
 
 
 @app.post('/streams')
+@Guard(**once)
 async def streams(request: Request, owner: str = Depends(user)):
     async def pieces():
         yield b'one'
@@ -209,6 +218,7 @@ async def ping():
             await connection.execute('SELECT 1')
     return Response(status_code=204)
 
+
 @app.on_event('startup')
 async def opened():
     if not MEMORY:
@@ -222,20 +232,7 @@ async def closed():
         await pool.close()
 
 
-# The login's name.
-def scope(request):
-    if not request.header('X-User'):
-        raise HTTPException(401, 'who are you?')
-    return request.header('X-User')
-
-
-once = dict(scope=scope, wait_ms=WAIT_MS)
-app.add_middleware(IdempotencyMiddleware, idempotency=idem, routes={
-    'POST /payments': Guard(**once),
-    'POST /jobs': Guard(**once, job=True, lease_ms=LEASE_MS),
-    'POST /blobs': Guard(**once, required=False),
-    'POST /streams': Guard(**once),
-})
+install(app, idem)
 
 listener = socket.create_server(('127.0.0.1', int(os.environ.get('PORT', 0))), backlog=1024)
 

@@ -14,7 +14,7 @@ from psycopg_pool import ConnectionPool
 
 from pg_idempotency import ActionIdAhead, Idempotency
 from pg_idempotency.memory import MemoryIdempotency
-from pg_idempotency.flask import Guard, IdempotencyExtension
+from pg_idempotency.flask import Guard, install
 
 URL = os.environ['DATABASE_URL']
 MEMORY = URL == 'memory:'
@@ -53,7 +53,7 @@ def bank(key, ms):
         return
     with psycopg.Connection.connect(URL, prepare_threshold=None, autocommit=True) as connection:
         connection.execute('INSERT INTO charges (key) VALUES (%s) ON CONFLICT (key) '
-                                 'DO UPDATE SET calls = charges.calls + 1', (key,))
+                           'DO UPDATE SET calls = charges.calls + 1', (key,))
 
 
 app = Flask(__name__)
@@ -80,7 +80,11 @@ def document(**types):
 
 # Routes
 
+once = dict(scope=lambda request: user(), wait_ms=WAIT_MS)
+
+
 @app.post('/payments')
+@Guard(**once)
 def payments():
     owner = user()
     amount, currency = document(amount=int, currency=str)
@@ -102,6 +106,7 @@ def payments():
 
 
 @app.post('/jobs')
+@Guard(**once, job=True, lease_ms=LEASE_MS)
 def jobs():
     user()
     ms, = document(ms=int)
@@ -115,6 +120,7 @@ def jobs():
 
 
 @app.post('/blobs')
+@Guard(**once, required=False)
 def blobs():
     body = request.get_data()
     insert(g.idempotency.tx, 'blobs', owner=user(), bytes=len(body))
@@ -122,6 +128,7 @@ def blobs():
 
 
 @app.post('/streams')
+@Guard(**once)
 def streams():
     def pieces():
         yield b'one'
@@ -195,14 +202,7 @@ def ping():
     return '', 204
 
 
-# The login's name.
-once = dict(scope=lambda request: request.header('X-User') or abort(401, 'who are you?'), wait_ms=WAIT_MS)
-IdempotencyExtension(app, idem, routes={
-    'POST /payments': Guard(**once),
-    'POST /jobs': Guard(**once, job=True, lease_ms=LEASE_MS),
-    'POST /blobs': Guard(**once, required=False),
-    'POST /streams': Guard(**once),
-})
+install(app, idem)
 
 
 class Server(BaseApplication):

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from pg_idempotency import ActionIdAhead, AsyncIdempotency
 from pg_idempotency.memory import AsyncMemoryIdempotency
-from pg_idempotency.starlette import Guard, IdempotencyMiddleware
+from pg_idempotency.starlette import Guard, install
 
 URL = os.environ['DATABASE_URL']
 MEMORY = URL == 'memory:'
@@ -88,6 +88,10 @@ async def document(request, **types):
 
 # Routes
 
+once = dict(scope=user, wait_ms=WAIT_MS)
+
+
+@Guard(**once)
 async def payments(request):
     owner = user(request)
     amount, currency = await document(request, amount=int, currency=str)
@@ -107,6 +111,7 @@ async def payments(request):
     return response
 
 
+@Guard(**once, job=True, lease_ms=LEASE_MS)
 async def jobs(request):
     ms, = await document(request, ms=int)
     job = request.state.idempotency.job
@@ -118,12 +123,14 @@ async def jobs(request):
     return JSONResponse({'id': await job.step('charge', charge), 'attempt': job.attempt})
 
 
+@Guard(**once, required=False)
 async def blobs(request):
     body = await request.body()
     await insert(request.state.idempotency.tx, 'blobs', owner=user(request), bytes=len(body))
     return Response(body[::-1], media_type='application/octet-stream')
 
 
+@Guard(**once)
 async def streams(request):
     async def pieces():
         yield b'one'
@@ -209,20 +216,8 @@ app = Starlette(lifespan=lifespan, routes=[
     Route('/likes/{item}', like, methods=['PUT']), Route('/form', form), Route('/form', submit, methods=['POST']),
     Route('/thanks', thanks), Route('/effects', effects), Route('/ping', ping)])
 
-# The login's name.
-def scope(request):
-    if not request.header('X-User'):
-        raise HTTPException(401, 'who are you?')
-    return request.header('X-User')
 
-
-once = dict(scope=scope, wait_ms=WAIT_MS)
-app.add_middleware(IdempotencyMiddleware, idempotency=idem, routes={
-    'POST /payments': Guard(**once),
-    'POST /jobs': Guard(**once, job=True, lease_ms=LEASE_MS),
-    'POST /blobs': Guard(**once, required=False),
-    'POST /streams': Guard(**once),
-})
+install(app, idem)
 
 listener = socket.create_server(('127.0.0.1', int(os.environ.get('PORT', 0))), backlog=1024)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, TypeVar
 
@@ -12,8 +12,8 @@ from .functions import AsyncFunctions, Interval, Statement, SyncFunctions, as_in
 from .handlers import DEFAULT_TIMEOUT, timeout_seconds
 from .intervals import seconds
 from .postgres import PsycopgBackend, execute
-from .shards import ROUTER_SCHEMA, OneServer, Place, Places, Shards
-from .shells import AsyncShell, Shell, SyncShell, run, synchronous
+from .shards import ROUTER_SCHEMA, OneServer, Server, Servers, Shards
+from .runtimes import AsyncRuntime, Runtime, SyncRuntime, run, synchronous
 
 T = TypeVar("T")
 
@@ -29,47 +29,47 @@ class SyncJob(Job):
 
 
 class AsyncJob(Job):
-    async def step(self, name: str, function: Callable[[Step], Awaitable[T]]) -> T:
+    def step(self, name: str, function: Callable[[Step], Awaitable[T]]) -> Coroutine[Any, Any, T]:
         """Run it once over all attempts.  What it returns is kept as JSON."""
-        return await self._step(name, function)     # type: ignore[no-any-return]
+        return self._unawaited.follow("job.step", lambda: self._step(name, function))
 
-    async def finish(self, function: Callable[[Any], Awaitable[Response]]) -> Result:
+    def finish(self, function: Callable[[Any], Awaitable[Response]]) -> Coroutine[Any, Any, Result]:
         """The last step: its writes and the response are committed together."""
-        return await self._finish(function)
+        return self._unawaited.follow("job.finish", lambda: self._finish(function))
 
 
 class OnHandle(SyncFunctions):
     """The functions on a connection of the user's, in the transaction it is in."""
 
-    def __init__(self, handle: Any, schema: str, places: Places) -> None:
+    def __init__(self, handle: Any, schema: str, servers: Servers) -> None:
         if inspect.iscoroutinefunction(getattr(handle, "execute", None)):
             raise TypeError(f"{type(handle).__name__} is asynchronous: use AsyncIdempotency")
-        self._handle, self._schema, self._places = handle, schema, places
+        self._handle, self._schema, self._servers = handle, schema, servers
 
     def _perform(self, statement: Statement[T]) -> T:
-        return run(execute(self._handle, self._places.kept(statement), self._schema))
+        return run(execute(self._handle, self._servers.pinned(statement), self._schema))
 
 
 class AsyncOnHandle(AsyncFunctions):
-    def __init__(self, handle: Any, schema: str, places: Places) -> None:
-        self._handle, self._schema, self._places = handle, schema, places
+    def __init__(self, handle: Any, schema: str, servers: Servers) -> None:
+        self._handle, self._schema, self._servers = handle, schema, servers
 
     async def _perform(self, statement: Statement[T]) -> T:
-        return await execute(self._handle, self._places.kept(statement), self._schema)
+        return await execute(self._handle, self._servers.pinned(statement), self._schema)
 
 
-def places_of(source: Any, schema: str, shards: Callable[[str], Any] | None, shell: Shell,
-              max_waiters: int | None) -> Places:
+def servers_of(source: Any, schema: str, shards: Callable[[str], Any] | None, runtime: Runtime,
+               max_waiters: int | None) -> Servers:
     """With shards the source is their router's."""
-    def place(source: Any) -> Place:
-        return Place(PsycopgBackend(source, schema, shell.asynchronous), max_waiters)
+    def make_server(source: Any) -> Server:
+        return Server(PsycopgBackend(source, schema, runtime.asynchronous), max_waiters)
 
     if shards is None:
-        return OneServer(place(source))
-    return Shards(PsycopgBackend(source, ROUTER_SCHEMA, shell.asynchronous), shards, place, shell)
+        return OneServer(make_server(source))
+    return Shards(PsycopgBackend(source, ROUTER_SCHEMA, runtime.asynchronous), shards, make_server, runtime)
 
 
-def refuse_no_ttl(ttl: Interval, ms: float | None = None) -> None:
+def check_ttl(ttl: Interval, ms: float | None = None) -> None:
     """Of a request or a job; of a claim of one's own it may mean something."""
     as_interval("ttl", ttl, ms)                     # or an error that names it
     if seconds(ttl, ms) == 0:
@@ -83,11 +83,11 @@ class Defaults:
     core: Core
     job_class: type[Job]
 
-    def __init__(self, places: Places, shell: Shell, schema: str, wait: Interval, ttl: Interval, lease: Interval,
+    def __init__(self, servers: Servers, runtime: Runtime, schema: str, wait: Interval, ttl: Interval, lease: Interval,
                  timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None) -> None:
-        self.core = Core(places, shell)
+        self.core = Core(servers, runtime)
         self.schema = schema
-        refuse_no_ttl(ttl)
+        check_ttl(ttl)
         self._wait, self._ttl, self._lease = wait, ttl, lease
         # By default, of handlers that hold a connection alone.
         self._is_default = timeout is DEFAULT_TIMEOUT and timeout_ms is None
@@ -102,7 +102,7 @@ class Defaults:
         """A request, with the defaults where nothing else was said."""
         if not isinstance(scope, str) or not scope:
             raise TypeError(f"scope is the user or tenant that the key belongs to, a str, not {scope!r}")
-        refuse_no_ttl(ttl, ttl_ms)
+        check_ttl(ttl, ttl_ms)
         for name, interval, ms in (("wait", wait, wait_ms), ("lease", lease, lease_ms)):
             as_interval(name, interval, ms)     # or an error that names it
         bound = self._timeout if timeout is None and timeout_ms is None else timeout_seconds(timeout, timeout_ms)
@@ -132,8 +132,8 @@ class Idempotency(Defaults, SyncFunctions):
     def __init__(self, source: Any, *, schema: str = "public", shards: Callable[[str], Any] | None = None,
                  max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
                  timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None) -> None:
-        shell = SyncShell()
-        super().__init__(places_of(source, schema, shards, shell, max_waiters), shell, schema, wait, ttl, lease,
+        runtime = SyncRuntime()
+        super().__init__(servers_of(source, schema, shards, runtime, max_waiters), runtime, schema, wait, ttl, lease,
                          timeout, timeout_ms)
 
     def _perform(self, statement: Statement[T]) -> T:
@@ -142,14 +142,14 @@ class Idempotency(Defaults, SyncFunctions):
     def on(self, handle: Any) -> SyncFunctions:
         """The functions on a psycopg connection or cursor, or an SQLAlchemy
         Connection or Session, in the transaction that it is in."""
-        return OnHandle(handle, self.schema, self.core.places)
+        return OnHandle(handle, self.schema, self.core.servers)
 
     def transaction(self, scope: str | None = None) -> AbstractContextManager[Any]:
         """A connection in a transaction, which is committed at the end and rolled back after an error.
 
         With several servers it is where the scope lives, and the scope is needed.
         It has no timeout, and nothing runs it again."""
-        return synchronous(self.core.lent(scope))
+        return synchronous(self.core.open_transaction(scope))
 
     def request(self, scope: str, key: str, handler: Callable[[Any], Response], *,
                 request_hash: bytes | None = None, method: str | None = None, path: str | None = None,
@@ -191,8 +191,8 @@ class AsyncIdempotency(Defaults, AsyncFunctions):
     def __init__(self, source: Any, *, schema: str = "public", shards: Callable[[str], Any] | None = None,
                  max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
                  timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None) -> None:
-        shell = AsyncShell()
-        super().__init__(places_of(source, schema, shards, shell, max_waiters), shell, schema, wait, ttl, lease,
+        runtime = AsyncRuntime()
+        super().__init__(servers_of(source, schema, shards, runtime, max_waiters), runtime, schema, wait, ttl, lease,
                          timeout, timeout_ms)
 
     async def _perform(self, statement: Statement[T]) -> T:
@@ -201,11 +201,11 @@ class AsyncIdempotency(Defaults, AsyncFunctions):
     def on(self, handle: Any) -> AsyncFunctions:
         """The functions on a psycopg AsyncConnection or AsyncCursor, or an
         SQLAlchemy AsyncConnection or AsyncSession, in the transaction that it is in."""
-        return AsyncOnHandle(handle, self.schema, self.core.places)
+        return AsyncOnHandle(handle, self.schema, self.core.servers)
 
     def transaction(self, scope: str | None = None) -> AbstractAsyncContextManager[Any]:
         """See Idempotency.transaction()."""
-        return self.core.lent(scope)
+        return self.core.open_transaction(scope)
 
     async def request(self, scope: str, key: str, handler: Callable[[Any], Awaitable[Response]], *,
                       request_hash: bytes | None = None, method: str | None = None, path: str | None = None,
@@ -223,7 +223,7 @@ class AsyncIdempotency(Defaults, AsyncFunctions):
                   body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
                   wait: Interval = None, wait_ms: float | None = None, lease: Interval = None,
                   lease_ms: float | None = None, timeout: Interval = None, timeout_ms: float | None = None,
-            store: Callable[[int], bool] = stores) -> Result:
+                  store: Callable[[int], bool] = stores) -> Result:
         """See Idempotency.job()."""
         return await self.core.job(
             self.call(scope, key, request_hash=request_hash, method=method, path=path, body=body, ttl=ttl,

@@ -1,5 +1,5 @@
 """
-request() and job(), once for both shells.
+request() and job(), once for both runtimes.
 
 A request is one transaction: claim, handler, complete, COMMIT, and only then
 the response.  A job is several: the claim commits, each step's value is
@@ -17,25 +17,26 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from . import functions
 from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished,
                      ScopeMoving, TransactionEnded, sqlstate)
-from .functions import Headers, HeldClaim, Interval, Statement, held, json_text, make, scope_of
-from .handlers import Deadline, inside, refuse_nested
+from .functions import Headers, HeldClaim, Interval, Statement, as_json, held, json_text, make, scope_of
+from .handlers import Deadline, in_handler, refuse_nested
 from .intervals import seconds
 from .keys import request_hash, step_key
-from .postgres import Session, connection_lost, pool_exhausted, refused_here
-from .shards import PATIENCE, Place, Places
-from .shells import Background, Shell, value
+from .postgres import Session, connection_lost, pool_exhausted, scope_is_elsewhere
+from .shards import MOVE_WAIT, Server, Servers
+from .runtimes import Background, Runtime, maybe_await
+from .transaction_handle import Unawaited
 
 T = TypeVar("T")
 ATTEMPTS = 5
 RETRIED = {"40001", "40P01"}
 ENDED_WAITS = {"57014", "55P03"}
 """By statement_timeout, by lock_timeout."""
-LEARN_WAIT = "5 seconds"
+IN_DOUBT_WAIT = "5 seconds"
 MAX_ERROR = 1000
 # In a text of JSON, behind no backslash that is itself escaped.
 NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -59,8 +60,12 @@ class Response:
             raise TypeError(f"the headers of a response are a mapping, not a {type(self.headers).__name__}")
 
     @classmethod
-    def json(cls, document: Any, status: int = 200, headers: Headers | None = None) -> Response:
-        return cls(status, json_text(document, "the document of the response"), {"Content-Type": "application/json", **(headers or {})})
+    def json(cls, document: Any, status: int = 200, headers: Headers | None = None, *,
+             default: Callable[[Any], Any] = as_json) -> Response:
+        """default(value) returns what json.dumps() is to make of a value that it does not know: by default, of Decimal
+        and UUID their text, and of dates and times that of ISO 8601."""
+        return cls(status, json_text(document, "the document of the response", default),
+                   {"Content-Type": "application/json", **(headers or {})})
 
 
 @dataclass(frozen=True)
@@ -80,9 +85,13 @@ class Result:
     stored: bool
 
 
+NOT_STORED = {401, 403, 408, 425, 429}
+"""They say something of the sender or of the moment, and not of the request."""
+
+
 def stores(status: int) -> bool:
-    """The rule for what is stored unless the caller has one of his own."""
-    return status < 500
+    """Which responses are stored by default."""
+    return status < 500 and status not in NOT_STORED
 
 
 def problem(type: str, title: str, status: int, detail: str) -> Response:
@@ -112,6 +121,11 @@ class Call:
     max_response_size: int | None = None
     as_text: bool = False
     """Store bytes as text where they are text, for those who read the table."""
+
+    def commits(self, status: int) -> bool:
+        """Whether a response with this status commits, or rolls back and is not stored.  A success always commits, as
+        its client goes on from there; an error of the server never does."""
+        return status < 300 or status < 500 and self.store(status)
 
     def claim(self, wait: bool) -> Statement[HeldClaim]:
         return held(make["claim"].make(None, self.scope, self.key, self.request_hash, ttl=self.ttl,
@@ -176,143 +190,143 @@ def answer(claim: HeldClaim) -> Result:
     raise AssertionError(claim.outcome)
 
 
-class _Unknown(Exception):
-    """COMMIT was sent, and its answer was lost."""
+class _CommitInDoubt(Exception):
+    """COMMIT was sent, and the connection broke before its answer."""
 
 
-class Turn:
-    """A request that this process runs, for its duplicates to wait for."""
+class Flight:
+    """A request that runs in this process.  Its duplicates in this process wait for it."""
 
     def __init__(self, over: Any) -> None:
         self.over = over
         self.stored = False
 
 
-class Lent:
-    """A session, given back once: by whoever comes first."""
+class SessionLease:
+    """A session that the pool has lent.  The first caller that releases it gives it back, and only that one."""
 
-    def __init__(self, session: Session, place: Place, stack: AsyncExitStack) -> None:
+    def __init__(self, session: Session, server: Server, stack: AsyncExitStack) -> None:
         self.session = session
-        self.place = place
-        self.was_cut = False
+        self.server = server
+        self.was_aborted = False
         self._stack = stack
         self._lock = threading.Lock()
 
-    def taken(self) -> AsyncExitStack:
-        """What gives it back, or nothing where another one does."""
+    def detach(self) -> AsyncExitStack:
+        """Return what gives the session back: an empty stack if another caller has it already."""
         with self._lock:
             return self._stack.pop_all()
 
-    async def cut(self) -> None:
-        """Its handler does not return, or its session is gone: the pool gets its place back."""
-        self.was_cut = True
-        stack = self.taken()
-        await self.session.cut()
+    async def abort(self) -> None:
+        """End the session of a handler that does not return, or whose session is gone, so that the pool gets it back."""
+        self.was_aborted = True
+        stack = self.detach()
+        await self.session.abort()
         await stack.aclose()
 
 
 class Core:
-    def __init__(self, places: Places, shell: Shell) -> None:
-        self.places = places
-        self.shell = shell
-        self._turns: dict[tuple[str, str, str], Turn] = {}
+    def __init__(self, servers: Servers, runtime: Runtime) -> None:
+        self.servers = servers
+        self.runtime = runtime
+        self._in_flight: dict[tuple[object, str, str, str], Flight] = {}
         self._lock = threading.Lock()
 
     async def perform(self, statement: Statement[T]) -> T:
         """A function of the user's, in a transaction of its own."""
         name = statement.function.removeprefix("idem_") + "()"
-        refuse_nested(self.places.source, name, f"on(tx).{name}")
+        refuse_nested(self.servers.source, name, f"on(tx).{name}")
         scope = scope_of(statement)
         if scope is None:
-            return await self.places.anywhere(statement)
-        return await self.perform_there(scope, lambda session: statement)
+            return await self.servers.perform_unscoped(statement)
+        return await self.perform_for_scope(scope, lambda session: statement)
 
-    async def perform_there(self, scope: str, make: Callable[[Session], Statement[T]],
-                            patient: bool = True) -> T:
-        """Where the scope lives.  What may have been done is not done again."""
-        async with self._opened(scope, lambda place, session: session.perform(self.places.kept(make(session))),
-                                repeats=False, patient=patient) as (_, result):
+    async def perform_for_scope(self, scope: str, make: Callable[[Session], Statement[T]],
+                                wait_for_move: bool = True) -> T:
+        """Perform it on the server of the scope.  What may have been done is not done again."""
+        async with self._opened(scope, lambda server, session: session.perform(self.servers.pinned(make(session))),
+                                repeats=False, wait_for_move=wait_for_move) as (_, result):
             found: T = result
             return found
 
-    async def _open(self, scope: str | None, first: Callable[[Place, Session], Any], repeats: bool,
-                    patient: bool) -> tuple[Lent, Any]:
+    async def _open(self, scope: str | None, first: Callable[[Server, Session], Any], repeats: bool,
+                    wait_for_move: bool) -> tuple[SessionLease, Any]:
         """See _opened()."""
-        until = time.monotonic() + (PATIENCE if patient else 0)
+        until = time.monotonic() + (MOVE_WAIT if wait_for_move else 0)
         for last in (False, False, True):
-            place = await self.places.of(scope, until)
+            server = await self.servers.server_of(scope, until)
             reached = dead = False
             try:
                 async with AsyncExitStack() as stack:
-                    session = await stack.enter_async_context(place.backend.session())
+                    session = await stack.enter_async_context(server.backend.session())
                     reached = True
                     try:
-                        found = await first(place, session)
+                        found = await first(server, session)
                     except Exception as error:
                         dead = session.lost or connection_lost(error)
                         raise
-                    return Lent(session, place, stack.pop_all()), found
+                    return SessionLease(session, server, stack.pop_all()), found
             except Exception as error:
-                moved = refused_here(error)
+                moved = scope_is_elsewhere(error)
                 dead = dead or not reached and connection_lost(error)
                 if moved or not reached:
                     # The map may have another address now: of one where nobody is, a pool says that it is exhausted.
-                    self.places.forget(scope)
+                    self.servers.forget(scope)
                 if last or not (moved or dead and repeats):
                     raise
         raise AssertionError
 
     @asynccontextmanager
-    async def _opened(self, scope: str | None, first: Callable[[Place, Session], Any], repeats: bool = True,
-                      patient: bool = True) -> AsyncIterator[tuple[Lent, Any]]:
+    async def _opened(self, scope: str | None, first: Callable[[Server, Session], Any], repeats: bool = True,
+                      wait_for_move: bool = True) -> AsyncIterator[tuple[SessionLease, Any]]:
         """A session where the scope lives, and what the first statement in it brought.
 
         Nothing else has run then.  So it is sent again where the scope has moved
         away, and with repeats also where the connection was dead: a pool may
         have kept it since the server's restart."""
-        lent, found = await self._open(scope, first, repeats, patient)
+        session_lease, found = await self._open(scope, first, repeats, wait_for_move)
         try:
-            yield lent, found
+            yield session_lease, found
         except BaseException as error:
-            if not await lent.taken().__aexit__(type(error), error, error.__traceback__):
+            if not await session_lease.detach().__aexit__(type(error), error, error.__traceback__):
                 raise
         else:
-            await lent.taken().aclose()
+            await session_lease.detach().aclose()
 
-    async def _handled(self, lent: Lent, deadline: Deadline, handler: Callable[[Any], Any]) -> Any:
+    async def _handled(self, session_lease: SessionLease, deadline: Deadline, handler: Callable[[Any], Any]) -> Any:
         """What the handler returns, within its time."""
-        session = lent.session
+        session = session_lease.session
 
         async def returned() -> Any:
-            found = await value(handler(session.handle))
-            await session.take_back()
+            found = await maybe_await(handler(session.handle))
+            await session.revoke_handle()
             return found
 
-        with inside(self.places.source, lent.place.backend.source):
+        with in_handler(self.servers.source, session_lease.server.backend.source):
             try:
-                found = await self.shell.bounded(returned, deadline.left(), session.ended, lent.cut)
+                found = await self.runtime.bounded(returned, deadline.left(), session.ended, session_lease.abort)
             except Exception as error:
-                if lent.was_cut and deadline.left() == 0:
+                if session_lease.was_aborted and deadline.left() == 0:
                     raise deadline.error() from error
                 raise
-        if lent.was_cut and deadline.left() == 0:
+        if session_lease.was_aborted and deadline.left() == 0:
             raise deadline.error()
-        if lent.was_cut:
+        if session_lease.was_aborted:
             raise TransactionEnded("the server ended the session of the handler's transaction")
         return found
 
     async def transaction(self, call: Call, handler: Callable[[Any], Any]) -> Result:
         """A handler without a key: its transaction, and nothing stored."""
-        refuse_nested(self.places.source, "a transaction", "tx")
+        refuse_nested(self.servers.source, "a transaction", "tx")
         deadline = Deadline(call.timeout_in_transaction)
 
-        beginning = self.places.beginning(call.scope)
+        pin = self.servers.pin(call.scope)
 
         async def attempt(number: int) -> Result:
-            async with self._opened(call.scope, lambda place, session: session.begin(beginning)) as (lent, _):
-                session = lent.session
-                response: Response = await self._handled(lent, deadline, handler)
-                if stores(response.status) and call.store(response.status):
+            async with self._opened(call.scope, lambda server, session: session.begin(pin)) as (session_lease, _):
+                session = session_lease.session
+                response: Response = await self._handled(session_lease, deadline, handler)
+                if call.commits(response.status):
                     if not session.open:
                         raise TransactionEnded("the handler ended its transaction, or went on after an error in it")
                     await session.commit(None)
@@ -322,51 +336,51 @@ class Core:
         return result
 
     @asynccontextmanager
-    async def lent(self, scope: str | None) -> AsyncIterator[Any]:
+    async def open_transaction(self, scope: str | None) -> AsyncIterator[Any]:
         """The handle of a transaction where the scope lives: COMMIT at the end, ROLLBACK after an error."""
-        refuse_nested(self.places.source, "transaction()", "tx, and savepoints")
-        beginning = self.places.beginning(scope)
-        async with self._opened(scope, lambda place, session: session.begin(beginning)) as (lent, _):
-            session = lent.session
-            with inside(self.places.source, lent.place.backend.source):
+        refuse_nested(self.servers.source, "transaction()", "tx, and savepoints")
+        pin = self.servers.pin(scope)
+        async with self._opened(scope, lambda server, session: session.begin(pin)) as (session_lease, _):
+            session = session_lease.session
+            with in_handler(self.servers.source, session_lease.server.backend.source):
                 yield session.handle
-            await session.take_back()
+            await session.revoke_handle()
             if not session.open:
                 raise TransactionEnded("the transaction was ended by hand, or went on after an error in it")
             await session.commit(None)
 
     @asynccontextmanager
-    async def _turn(self, call: Call) -> AsyncIterator[tuple[Call, Turn]]:
-        """Duplicates that may wait, and whose first request runs in this very
-        process, wait for it here: without a connection, however many."""
+    async def _single_flight(self, call: Call) -> AsyncIterator[tuple[Call, Flight]]:
+        """Of the duplicates in this process that are allowed to wait, one runs at
+        a time.  The others wait here, without a connection."""
         wait = seconds(call.wait, call.wait_ms)
         if not wait:
-            yield call, Turn(None)
+            yield call, Flight(None)
             return
         # Another request under the key does not wait, to hear that it is one.
         known = call.request_hash
-        name = (call.scope, call.key, repr(known.arguments if isinstance(known, Statement) else known))
+        name = (self.runtime.place(), call.scope, call.key, repr(known.arguments if isinstance(known, Statement) else known))
         until = time.monotonic() + wait
-        mine = Turn(self.shell.event())
+        mine = Flight(self.runtime.event())
         while True:
             with self._lock:
-                other = self._turns.setdefault(name, mine)
+                other = self._in_flight.setdefault(name, mine)
             left = max(0.0, until - time.monotonic())
-            if other is mine or not await self.shell.wait(other.over, left) or other.stored:
+            if other is mine or not await self.runtime.wait(other.over, left) or other.stored:
                 break
         try:
             yield replace(call, wait=None, wait_ms=max(0.0, until - time.monotonic()) * 1000), mine
         finally:
             if other is mine:
                 with self._lock:
-                    del self._turns[name]
+                    del self._in_flight[name]
                 mine.over.set()
 
-    async def _claim(self, place: Place, call: Call, send: Callable[[Statement[HeldClaim]], Any]) -> HeldClaim:
+    async def _claim(self, server: Server, call: Call, send: Callable[[Statement[HeldClaim]], Any]) -> HeldClaim:
         """Waits in the database if there is room, and not at all if there is none."""
-        wait = (call.wait is not None or bool(call.wait_ms)) and place.waiters.enter()
+        wait = (call.wait is not None or bool(call.wait_ms)) and server.waiters.enter()
         try:
-            claim: HeldClaim = await send(self.places.kept(call.claim(wait)))
+            claim: HeldClaim = await send(self.servers.pinned(call.claim(wait)))
             return claim
         except Exception as error:
             if wait and sqlstate(error) in ENDED_WAITS:
@@ -374,7 +388,7 @@ class Core:
             raise
         finally:
             if wait:
-                place.waiters.leave()
+                server.waiters.leave()
 
     async def _retried(self, attempt: Callable[[int], Any]) -> Any:
         """Serialization failures and deadlocks, with jitter."""
@@ -384,15 +398,15 @@ class Core:
             except Exception as error:
                 if sqlstate(error) not in RETRIED or number == ATTEMPTS:
                     raise
-            await self.shell.sleep(random.uniform(0, 0.02 * 2 ** number))
+            await self.runtime.sleep(random.uniform(0, 0.02 * 2 ** number))
 
     # request()
 
     async def request(self, call: Call, handler: Callable[[Any], Any]) -> Result:
-        refuse_nested(self.places.source, "request()", "tx, and the functions of on(tx)")
-        async with self._turn(call) as (mine, turn):
+        refuse_nested(self.servers.source, "request()", "tx, and the functions of on(tx)")
+        async with self._single_flight(call) as (mine, flight):
             result = await self._request(mine, handler)
-            turn.stored = result.stored
+            flight.stored = result.stored
             return result
 
     async def _request(self, call: Call, handler: Callable[[Any], Any]) -> Result:
@@ -403,11 +417,11 @@ class Core:
             for last in (False, False, True):
                 try:
                     return await self._request_once(now, deadline, handler)
-                except _Unknown as unknown:
+                except _CommitInDoubt as in_doubt:
                     # It has committed, or it will not, or it has not yet ended: claim again to learn.
                     if last:
-                        raise unknown.__cause__ or unknown
-                    now = replace(call, wait=LEARN_WAIT, wait_ms=None)
+                        raise in_doubt.__cause__ or in_doubt
+                    now = replace(call, wait=IN_DOUBT_WAIT, wait_ms=None)
             raise AssertionError
 
         result: Result = await self._retried(attempt)
@@ -415,20 +429,21 @@ class Core:
 
     async def _request_once(self, call: Call, deadline: Deadline, handler: Callable[[Any], Any]) -> Result:
         async with self._opened(call.scope,
-                                lambda place, session: self._claim(place, call, session.begin)) as (lent, claim):
+                                lambda server, session: self._claim(server, call, session.begin)) as (session_lease, claim):
             if claim.outcome == "new":
-                return await self._run(call, lent, claim, deadline, handler)
-            # Rolled back behind the caller: nobody who gets a replay waits for that.
-            await self.shell.later(lent.taken().aclose)
+                return await self._run(call, session_lease, claim, deadline, handler)
+            if session_lease.server.backend.is_pool:
+                # Rolled back behind the caller: nobody who gets a replay waits for that.
+                await self.runtime.defer(session_lease.detach().aclose)
         return answer(claim)
 
-    async def _run(self, call: Call, lent: Lent, claim: HeldClaim, deadline: Deadline,
+    async def _run(self, call: Call, session_lease: SessionLease, claim: HeldClaim, deadline: Deadline,
                    handler: Callable[[Any], Any]) -> Result:
-        session = lent.session
-        response: Response = await self._handled(lent, deadline, handler)
+        session = session_lease.session
+        response: Response = await self._handled(session_lease, deadline, handler)
         if not isinstance(response, Response):
             raise TypeError(f"the handler returned {type(response).__name__}, not a Response")
-        if not (stores(response.status) and call.store(response.status)):
+        if not call.commits(response.status):
             await session.rollback()
             return Result("new", response.status, response.body, response.headers, False, False)
         if session.failed:
@@ -451,7 +466,7 @@ class Core:
             await session.commit(complete)
         except Exception as error:
             if session.lost:
-                raise _Unknown() from error
+                raise _CommitInDoubt() from error
             raise
 
     async def _ended(self, call: Call, session: Session, claim: HeldClaim, response: Response) -> None:
@@ -461,7 +476,7 @@ class Core:
             raise TransactionEnded("the connection was lost in the handler, which did not say so")
         try:
             complete, _ = call.complete(session, response, claim.claim_token, claim.max_response_size)
-            await session.perform(self.places.kept(complete))
+            await session.perform(self.servers.pinned(complete))
         except IdempotencyError:
             raise TransactionEnded("the handler rolled its transaction back, or took longer than the ttl of its "
                                    "claim") from None
@@ -470,17 +485,17 @@ class Core:
     # job()
 
     async def job(self, call: Call, function: Callable[[Any], Any], job_class: type[Job]) -> Result:
-        refuse_nested(self.places.source, "job()", "tx, and the functions of on(tx)")
-        async with self._turn(call) as (mine, turn):
+        refuse_nested(self.servers.source, "job()", "tx, and the functions of on(tx)")
+        async with self._single_flight(call) as (mine, flight):
             result = await self._job(mine, function, job_class)
-            turn.stored = result.stored
+            flight.stored = result.stored
             return result
 
     async def _job(self, call: Call, function: Callable[[Any], Any], job_class: type[Job]) -> Result:
         async def attempt(number: int) -> Any:
             # If one was committed whose answer was lost, the next is in progress until the lease ends.
             async with self._opened(call.scope,
-                                    lambda place, session: self._claim(place, call, session.perform)) as (_, found):
+                                    lambda server, session: self._claim(server, call, session.perform)) as (_, found):
                 return found
 
         started = time.monotonic()
@@ -488,16 +503,17 @@ class Core:
         if claim.outcome != "new":
             return answer(claim)
         job = job_class(self, call, claim, started)
-        beside: list[Background] = []
+        background: list[Background] = []
         deadline = job._deadline
         try:
             if time.monotonic() - started > job._lease / 3:
                 # It has waited, nobody knows until when: count from here.
                 await job._renewed("heartbeat")
-            beside = [self.shell.start(job._beat), self.shell.start(job._watch)]
-            returned = await self.shell.bounded(lambda: function(job), deadline.left(), lambda: False, job._cut)
+            background = [self.runtime.start(job._heartbeat_loop), self.runtime.start(job._watch_lease)]
+            returned = await self.runtime.bounded(lambda: function(job), deadline.left(), lambda: False, job._abort)
             if job._timed_out and job.result is None:
                 raise deadline.error()
+            job._unawaited.check()
             if job.result is None:
                 if not isinstance(returned, Response):
                     raise NotFinished("the function of a job ends with job.finish(), or returns a Response")
@@ -512,7 +528,7 @@ class Core:
             raise
         finally:
             job._done.set()
-            for work in beside:
+            for work in background:
                 await work.stop()
 
 
@@ -545,13 +561,13 @@ class Job:
         self.scope, self.key = call.scope, call.key
         self.attempt = claim.attempt or 1
         self.claim_token = claim.claim_token
-        self.lost = core.shell.event()
+        self.lost = core.runtime.event()
         """Set when another claimant has taken over, or the lease ran out."""
         self.result: Result | None = None
         self._core, self._call, self._claim = core, call, claim
         self._lease = claim.lease_seconds or 0.0
         self._until = started + self._lease
-        self._done = core.shell.event()
+        self._done = core.runtime.event()
         state = claim.recovery_state
         self._values: dict[str, Any] = dict(state) if isinstance(state, Mapping) else {}
         self._seen: set[str] = set()        # in this attempt
@@ -560,15 +576,16 @@ class Job:
         # The others hold no connection.
         self._deadline_of_last = self._deadline if call.timeout is not None else Deadline(call.timeout_in_transaction)
         self._timed_out = self._failed = False
+        self._unawaited = Unawaited()
 
     def _statement(self, name: str, *arguments: Any, **named: Any) -> Any:
         return make[name].make(None, self.scope, self.key, *arguments, claim_token=self.claim_token, **named)
 
-    async def _perform(self, make: Callable[[Session], Statement[T]], patient: bool = True) -> T:
+    async def _perform(self, make: Callable[[Session], Statement[T]], wait_for_move: bool = True) -> T:
         async def attempt(number: int) -> T:
             for last in (False, False, True):
                 try:
-                    return await self._core.perform_there(self.scope, make, patient)
+                    return await self._core.perform_for_scope(self.scope, make, wait_for_move)
                 except Exception as error:
                     # With its token a call may be sent again.  What a step has done is not given up so soon.
                     if last or not (connection_lost(error) or self._running and pool_exhausted(error)):
@@ -576,7 +593,7 @@ class Job:
             raise AssertionError
 
         try:
-            result: T = await (self._while_held(attempt) if patient else self._core._retried(attempt))
+            result: T = await (self._while_held(attempt) if wait_for_move else self._core._retried(attempt))
             return result
         except (ClaimLost, ClaimNotFound):
             if not self._finishing and self.result is None:
@@ -593,7 +610,7 @@ class Job:
                 if self._timed_out or time.monotonic() >= until:
                     raise
 
-    async def _cut(self) -> None:
+    async def _abort(self) -> None:
         """The time is over, and the function has not returned."""
         self._timed_out = True
         self.lost.set()
@@ -621,7 +638,7 @@ class Job:
             return self._values[name]
         self._running = True
         try:
-            found = await value(function(Step(step_key(self.scope, self.key, name), self.lost)))
+            found = await maybe_await(function(Step(step_key(self.scope, self.key, name), self.lost)))
             values = {**self._values, name: _as_json(name, found)}
             if not self.lost.is_set():
                 await self._renewed("checkpoint", name, values)
@@ -640,8 +657,8 @@ class Job:
             async def attempt(number: int) -> Result:
                 try:
                     return await self._finish_once(function)
-                except _Unknown as unknown:
-                    return await self._learn(function, unknown.__cause__)
+                except _CommitInDoubt as in_doubt:
+                    return await self._resolve_in_doubt(function, in_doubt.__cause__)
 
             self.result = await self._while_held(attempt)
         except (ClaimLost, ClaimNotFound):
@@ -650,25 +667,30 @@ class Job:
         finally:
             self._running = self._finishing = False
         assert self.result is not None
+        if not self._call.commits(self.result.status):
+            await self._fail(None, f"status {self.result.status}")
         return self.result
 
     async def _finish_once(self, function: Callable[[Any], Any]) -> Result:
         core, call = self._core, self._call
         # Still the holder?  From here to the end nobody can take over.
-        heartbeat = core.places.kept(self._statement("heartbeat", lease=call.lease, lease_ms=call.lease_ms))
-        async with core._opened(call.scope, lambda place, session: session.begin(heartbeat)) as (lent, _):
-            session = lent.session
-            response = await core._handled(lent, self._deadline_of_last, function)
+        heartbeat = core.servers.pinned(self._statement("heartbeat", lease=call.lease, lease_ms=call.lease_ms))
+        async with core._opened(call.scope, lambda server, session: session.begin(heartbeat)) as (session_lease, _):
+            session = session_lease.session
+            response = await core._handled(session_lease, self._deadline_of_last, function)
             if not isinstance(response, Response):
                 raise TypeError(f"the last step returned {type(response).__name__}, not a Response")
+            if not call.commits(response.status):
+                await session.rollback()
+                return Result("new", response.status, response.body, response.headers, False, False)
             if not session.open:
                 raise TransactionEnded("the last step ended its transaction, or went on after an error in it")
             complete, whole = call.complete(session, response, self.claim_token, self._claim.max_response_size)
             # With its token it would succeed in another transaction, too, that the function has begun by hand.
-            await core._commit(session, core.places.kept(complete))
+            await core._commit(session, core.servers.pinned(complete))
         return Result("new", response.status, response.body, response.headers, False, whole)
 
-    async def _learn(self, function: Callable[[Any], Any], cause: BaseException | None) -> Result:
+    async def _resolve_in_doubt(self, function: Callable[[Any], Any], cause: BaseException | None) -> Result:
         """After a COMMIT whose answer was lost.  The last step runs again if it
         has not committed: it waits until that is known."""
         try:
@@ -679,13 +701,13 @@ class Job:
                 raise
             body = found.response_body if found.response_bytes is None else found.response_bytes
             return Result("new", found.response_status, body, found.response_headers or {}, False, True)
-        except _Unknown as unknown:
-            raise unknown.__cause__ or unknown
+        except _CommitInDoubt as in_doubt:
+            raise in_doubt.__cause__ or in_doubt
 
     async def _complete(self, response: Response) -> None:
         """Without a business write."""
         self._check()
-        if not (stores(response.status) and self._call.store(response.status)):
+        if not self._call.commits(response.status):
             await self._fail(None, f"status {response.status}")
             self.result = Result("new", response.status, response.body, response.headers, False, False)
             return
@@ -708,21 +730,21 @@ class Job:
         text = text or f"{type(error).__name__}: {error}"
         try:
             failed: Statement[bool] = self._statement("fail", text.replace("\0", "")[:MAX_ERROR])
-            await self._perform(lambda session: failed, patient=False)
+            await self._perform(lambda session: failed, wait_for_move=False)
         except Exception as failure:
             if error is not None:
                 error.add_note(f"the claim could not be failed, its lease will end: {failure}")
 
-    async def _renewed(self, name: str, *arguments: Any, patient: bool = True) -> None:
+    async def _renewed(self, name: str, *arguments: Any, wait_for_move: bool = True) -> None:
         before = time.monotonic()
         renewed: Statement[Any] = self._statement(name, *arguments, lease=self._call.lease, lease_ms=self._call.lease_ms)
-        await self._perform(lambda session: renewed, patient)
+        await self._perform(lambda session: renewed, wait_for_move)
         self._until = before + self._lease
 
-    async def _beat(self) -> None:
+    async def _heartbeat_loop(self) -> None:
         """Renews the lease every third of it, until the job is done or lost."""
         pause = self._lease / 3
-        while not await self._core.shell.wait(self._done, max(0.01, min(pause, self._until - time.monotonic()))):
+        while not await self._core.runtime.wait(self._done, max(0.01, min(pause, self._until - time.monotonic()))):
             pause = self._lease / 3
             if self._finishing:             # which holds the record itself
                 self._until = time.monotonic() + self._lease
@@ -730,7 +752,7 @@ class Job:
             if self.lost.is_set():
                 return
             try:
-                await self._renewed("heartbeat", patient=False)
+                await self._renewed("heartbeat", wait_for_move=False)
             except (ClaimLost, ClaimNotFound):
                 return
             except Exception:
@@ -740,10 +762,10 @@ class Job:
                     return
                 pause = 0.1
 
-    async def _watch(self) -> None:
+    async def _watch_lease(self) -> None:
         """The end of the lease, by the clock: a heartbeat that gets no connection
         neither succeeds nor fails."""
-        while not await self._core.shell.wait(self._done, max(0.01, self._until - time.monotonic())):
+        while not await self._core.runtime.wait(self._done, max(0.01, self._until - time.monotonic())):
             if time.monotonic() >= self._until and not self._finishing:
                 self.lost.set()
                 return

@@ -114,7 +114,7 @@ def sqlstate(error: BaseException | None) -> str | None:
     return None
 
 
-def _said(error: BaseException, name: str) -> str | None:
+def _field(error: BaseException, name: str) -> str | None:
     """The detail or the hint of an error of the database, also of one that was wrapped."""
     for found in _chain(error):
         text = getattr(getattr(found, "diag", None), f"message_{name}", None) or getattr(found, name, None)
@@ -127,7 +127,7 @@ def restated(kind: type[E], error: BaseException) -> E:
     """An error of the database as one of ours."""
     made = kind(str(error).partition("\n")[0])
     made.__cause__ = error
-    made.detail, made.hint = _said(error, "detail"), _said(error, "hint")
+    made.detail, made.hint = _field(error, "detail"), _field(error, "hint")
     return made
 
 

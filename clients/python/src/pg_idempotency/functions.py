@@ -1,5 +1,5 @@
 """
-The functions of the SQL interface, once for all shells.
+The functions of the SQL interface, once for both runtimes.
 
 A method of Functions says what to send and how to read what comes back: a
 Statement, which is plain data.  Who has a connection performs it: at once in
@@ -17,7 +17,8 @@ import functools
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, time as clock_time, timedelta
+from decimal import Decimal
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 from uuid import UUID
 
@@ -213,7 +214,39 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Stuck:
+class ResumedClaim:
+    scope: str
+    key: str
+    claim_token: int
+    attempt: int
+    request_text: str
+    recovery_point: str | None
+    recovery_state_text: str | None
+    created_at: datetime
+    lease_expires_at: datetime
+
+    @property
+    def request(self) -> Any:
+        return _parsed(self.request_text)
+
+    @property
+    def recovery_state(self) -> Any:
+        return _parsed(self.recovery_state_text)
+
+
+@dataclass(frozen=True)
+class BlockedLane:
+    topic: str
+    first_id: int
+    blocked_since: datetime
+    waiting: int
+    reason: Literal["leased", "paused", "held"]
+    until: datetime | None
+    pid: int | None
+
+
+@dataclass(frozen=True)
+class AbandonedClaim:
     scope: str
     key: str
     age: timedelta
@@ -338,18 +371,31 @@ class JsonText(str):
     """A document that has been serialized already."""
 
 
-def json_text(value: Any, name: str) -> str | None:
+EXACT = (date, clock_time, Decimal, UUID)
+"""Types that JSON has not, and that have one exact text."""
+
+
+def as_json(value: Any) -> str:
+    """That text."""
+    if isinstance(value, EXACT):
+        return value.isoformat() if isinstance(value, (date, clock_time)) else str(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+def json_text(value: Any, name: str, default: Callable[[Any], Any] | None = None) -> str | None:
     """A document as text: a JsonText as it is, anything else serialized.  What
     JSON has not is an error that names the place."""
     if value is None or isinstance(value, JsonText):
         return value
     try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+        return json.dumps(value, separators=(",", ":"), allow_nan=False, default=default)
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"{name} contains what JSON has not: {_place(value, '', ()) or error}") from error
+        if default not in (None, as_json):
+            raise
+        raise TypeError(f"{name} contains what JSON has not: {_place(value, '', (), EXACT if default else ()) or error}") from error
 
 
-def _place(value: Any, path: str, around: tuple[int, ...]) -> str | None:
+def _place(value: Any, path: str, around: tuple[int, ...], known: tuple[type, ...]) -> str | None:
     """Where in a document the first thing is that JSON has not, and what."""
     found: str | None = None
     if isinstance(value, (dict, list, tuple)) and (id(value) in around or len(around) > 500):
@@ -358,15 +404,15 @@ def _place(value: Any, path: str, around: tuple[int, ...]) -> str | None:
         for key, part in value.items():
             if not isinstance(key, (str, int, float, bool)) and key is not None:
                 return f"{path + ' has ' if path else ''}a name that is a {type(key).__name__}"
-            if place := _place(part, f"{path}.{key}" if path else str(key), (*around, id(value))):
+            if place := _place(part, f"{path}.{key}" if path else str(key), (*around, id(value)), known):
                 return place
     elif isinstance(value, (list, tuple)):
         for at, part in enumerate(value):
-            if place := _place(part, f"{path}[{at}]", (*around, id(value))):
+            if place := _place(part, f"{path}[{at}]", (*around, id(value)), known):
                 return place
     elif isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         found = str(value)
-    elif value is not None and not isinstance(value, (str, int, float)):
+    elif value is not None and not isinstance(value, (str, int, float, *known)):
         found = f"a {type(value).__name__}"
     return found and f"{path} is {found}" if path else found
 
@@ -434,10 +480,21 @@ class Functions:
     @function
     def claim(self, scope: str, key: str, request_hash: bytes | Statement[bytes] | None = None, *,
               ttl: Interval = None, ttl_ms: float | None = None, lease: Interval = None, lease_ms: float | None = None,
-              wait: Interval = None, wait_ms: float | None = None) -> Statement[Claim]:
+              wait: Interval = None, wait_ms: float | None = None, request: Any = None) -> Statement[Claim]:
+        """request: JSON that idem_resume returns if the claim fails or its lease ends; None stores nothing."""
+        stored = () if request is None else (("request", "jsonb", json_text(request, "request")),)
         return _one(Claim, "idem_claim", ("scope", "text", scope), ("key", "text", key),
                     ("request_hash", "bytea", request_hash), as_interval("ttl", ttl, ttl_ms),
-                    as_interval("lease", lease, lease_ms), as_interval("wait", wait, wait_ms))
+                    as_interval("lease", lease, lease_ms), as_interval("wait", wait, wait_ms), *stored)
+
+    @function
+    def resume(self, max_claims: int = 10, *, lease: Interval = None, lease_ms: float | None = None,
+               scopes: Sequence[str] | None = None, wait: Interval = None,
+               wait_ms: float | None = None) -> Statement[list[ResumedClaim]]:
+        """Take over claims that stored a request and that failed or whose lease has ended."""
+        return _many(ResumedClaim, "idem_resume", ("max_claims", "int", max_claims),
+                     as_interval("lease", lease, lease_ms), ("scopes", "text[]", _list(scopes)),
+                     as_interval("wait", wait, wait_ms))
 
     @function
     def complete(self, scope: str, key: str, response_status: int, response_body: str | bytes | None = None,
@@ -594,6 +651,11 @@ class Functions:
         return _scalars("idem_once_many", ("scope", "text", scope), ("tokens", "text[]", _list(tokens)),
                         as_interval("ttl", ttl, ttl_ms))
 
+    @function
+    def once_at(self, scope: str, token: str) -> Statement[datetime | None]:
+        """The time of the token's first use; None if it is unknown or has expired."""
+        return _scalar("idem_once_at", ("scope", "text", scope), ("token", "text", token))
+
     # Outbox
 
     @function
@@ -646,9 +708,14 @@ class Functions:
                         ("attempts", "int[]", _list(attempts)))
 
     @function
-    def outbox_give_back(self, ids: Sequence[int], attempts: Sequence[int] | None = None) -> Statement[int]:
-        return _scalar("idem_outbox_give_back", ("ids", "bigint[]", _list(ids)),
+    def outbox_release(self, ids: Sequence[int], attempts: Sequence[int] | None = None) -> Statement[int]:
+        return _scalar("idem_outbox_release", ("ids", "bigint[]", _list(ids)),
                        ("attempts", "int[]", _list(attempts)))
+
+    @function
+    def outbox_blocked(self, max_lanes: int = 100) -> Statement[list[BlockedLane]]:
+        """The keys whose due messages wait behind another message, and why."""
+        return _many(BlockedLane, "idem_outbox_blocked", ("max_lanes", "int", max_lanes))
 
     # Maintenance and monitoring
 
@@ -659,6 +726,10 @@ class Functions:
     @function
     def grant(self, grantee: str) -> Statement[None]:
         return _statement(None, "idem_grant", lambda rows: None, ("grantee", "regrole", grantee))
+
+    @function
+    def grant_relay(self, grantee: str) -> Statement[None]:
+        return _statement(None, "idem_grant_relay", lambda rows: None, ("grantee", "regrole", grantee))
 
     @function
     def grant_monitor(self, grantee: str) -> Statement[None]:
@@ -696,8 +767,8 @@ class Functions:
         return _many(Check, "idem_health")
 
     @function
-    def stuck(self, *, older_than: Interval = None, older_than_ms: float | None = None) -> Statement[list[Stuck]]:
-        return _many(Stuck, "idem_stuck", as_interval("older_than", older_than, older_than_ms))
+    def abandoned(self, *, older_than: Interval = None, older_than_ms: float | None = None) -> Statement[list[AbandonedClaim]]:
+        return _many(AbandonedClaim, "idem_abandoned", as_interval("older_than", older_than, older_than_ms))
 
 
 class SyncFunctions(Functions):
@@ -734,18 +805,18 @@ def shard_of(scope: str) -> Statement[str]:
     return _scalar("idem_shard", ("scope", "text", scope))
 
 
-def here(scope: str) -> Statement[str]:
-    """Keeps the scope on this shard until the transaction ends.  Refuses one that lives elsewhere."""
-    return _scalar("idem_here", ("scope", "text", scope))
+def pin_scope(scope: str) -> Statement[str]:
+    """Pins the scope to this shard until the transaction ends.  Refuses a scope that lives elsewhere."""
+    return _scalar("idem_pin_scope", ("scope", "text", scope))
 
 
-def kept_here(statement: Statement[T]) -> Statement[T]:
-    """A call that keeps its scope, or its users, on this shard before it does anything."""
+def with_pinned_scope(statement: Statement[T]) -> Statement[T]:
+    """The call, which first pins its scope or its users to this shard."""
     for first in statement.arguments[:1]:
         if first.name in _SCOPES or first.name == "user_ids":
             name = "scopes" if first.type == "text[]" else "scope"
-            kept = replace(first, value=_scalar("idem_here", (name, first.type, first.value)))
-            return replace(statement, arguments=(kept, *statement.arguments[1:]))
+            pinned = replace(first, value=_scalar("idem_pin_scope", (name, first.type, first.value)))
+            return replace(statement, arguments=(pinned, *statement.arguments[1:]))
     return statement
 
 

@@ -19,37 +19,37 @@ from .intervals import seconds
 
 
 @dataclass
-class Inside:
+class HandlerContext:
     """A handler that runs, or has run."""
 
     sources: tuple[object, ...]
     """Whose connection it holds; a router's, too, if it knows of the shard by that."""
-    outer: Inside | None
+    outer: HandlerContext | None
     open: bool = True
 
 
-_inside: ContextVar[Inside | None] = ContextVar("pg_idempotency_inside", default=None)
+_current_handler: ContextVar[HandlerContext | None] = ContextVar("pg_idempotency_handler", default=None)
 
 
 @contextmanager
-def inside(*sources: object) -> Iterator[None]:
+def in_handler(*sources: object) -> Iterator[None]:
     """A handler runs here.  What it has started, and goes on behind it, finds it closed."""
-    outer = _inside.get()
+    outer = _current_handler.get()
     while outer is not None and not outer.open:
         outer = outer.outer
-    handler = Inside(sources, outer)
-    token = _inside.set(handler)
+    handler = HandlerContext(sources, outer)
+    token = _current_handler.set(handler)
     try:
         yield
     finally:
         handler.open = False
         with suppress(ValueError):              # ended in another context than it began in
-            _inside.reset(token)
+            _current_handler.reset(token)
 
 
 def refuse_nested(source: object, what: str, instead: str) -> None:
     """What takes a connection of the pool in which the handler that calls it holds one."""
-    handler = _inside.get()
+    handler = _current_handler.get()
     while handler is not None:
         if handler.open and any(one is source for one in handler.sources):
             raise RuntimeError(f"{what} in a handler would take a second connection of the pool while the handler "

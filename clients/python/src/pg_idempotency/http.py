@@ -1,58 +1,55 @@
 """
 The Idempotency-Key header, for any framework.
 
-guard() takes a request whose body has been read, and a function that runs the
-application, and returns what goes out.  What it answers is on the page
-docs/http.md of the extension.  ASGI and WSGI are shells around it.
+guarded() takes a request and a function that runs its handler, and returns what
+goes out.  Its answers are on the page docs/http.md of the extension.  A framework's
+file has two parts on top of it: Guard, a decorator of endpoints that calls it, and
+a layer around the application that hashes bodies while they are read and sends
+no success for work that was rolled back.
 """
 
 from __future__ import annotations
 
+import inspect
+import logging
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .client import Defaults, refuse_no_ttl
+from .client import Defaults, check_ttl
 from .core import Response, Result, problem, stores
 from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid, KeyReused,
                      RateLimited, ScopeMoving, TimedOut)
 from .functions import Interval
-from .shells import value
+from .keys import request_hasher
+from .runtimes import maybe_await
 
 STORED_HEADERS = ("Content-Type", "Content-Encoding", "Content-Language", "Content-Disposition", "Location", "ETag",
-                  "Link", "Vary")
+                  "Link", "Vary", "Cache-Control", "Content-Security-Policy", "Referrer-Policy", "X-Content-Type-Options")
 NEVER_STORED = {"set-cookie"}
 BODILESS = {204, 304}
 # A string of RFC 8941; without quotes, what can be taken for nothing else.
-QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
-# What takes several segments: Flask's <path:x>, Starlette's {x:path}.
-PATH = re.compile(r"^<path(\(.*\))?:|:path\}$")
+STRING = r'"(?:[ !#-\[\]-~]|\\["\\])*"'
+PARAMETER = rf";\x20*[a-z*][a-z0-9_.*-]*(?:=(?:-?\d{{1,12}}(?:\.\d{{1,3}})?|{STRING}|[A-Za-z*][!#$%&'*+.^_`|~\w:/-]*|:[\w+/=]*:|\?[01]))?"
+QUOTED = re.compile(rf"({STRING})(?:{PARAMETER})*", re.ASCII)
 BARE = re.compile(r"[!#-+\--:<-~]+")
+MAX_SCOPE = 512
+"""Bytes that the server takes."""
+BARE_ENDPOINT = "pg_idempotency_has_a_guard"
+"""Marks a function that a guard has wrapped: a route leads to the guard, and never to the function itself."""
 
 
 class StreamingRefused(IdempotencyError):
     """The handler writes its response in pieces, of which none can be stored."""
 
 
-@dataclass(frozen=True)
-class Request:
-    method: str
-    path: str
-    """With the query, as it came in."""
-    headers: Sequence[tuple[str, str]]
-    body: bytes
-    scope: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """ASGI's, with what the middleware around this one has put there: the user, the session."""
-    environ: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """WSGI's."""
+class ScopeInvalid(IdempotencyError):
+    """The scope is none that the server takes."""
 
-    def all(self, name: str) -> list[str]:
-        return [v for n, v in self.headers if n.lower() == name.lower()]
 
-    def header(self, name: str) -> str | None:
-        found = self.all(name)
-        return found[0] if found else None
+class RequestTooLarge(IdempotencyError):
+    """The body has more bytes than the guard allows."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +59,21 @@ class Answer:
     status: int
     headers: Sequence[tuple[str, str]]
     body: bytes
+    native: Any = field(default=None, repr=False)
+    """The framework's own response."""
 
 
 @dataclass(frozen=True)
 class Guard:
-    """How a route is guarded.
+    """How an endpoint is guarded.
 
-    scope says who the key belongs to: the user that is logged in; of ASGI it may
-    be a coroutine.  None and "" are errors.  What it raises is answered by the
-    framework.  job makes it a job instead of one transaction.
+    scope returns the owner of the key, the user that is logged in.  It gets the
+    framework's request and, by their names, arguments of the endpoint.  In Starlette and
+    FastAPI it can be a coroutine function.  None and "" are errors.  The framework answers
+    what it raises.  job makes the endpoint a job instead of one transaction.
     """
 
-    scope: Callable[[Request], str | None | Awaitable[str | None]]
+    scope: Callable[..., Any]
     required: bool = True
     job: bool = False
     wait: Interval = None
@@ -85,13 +85,19 @@ class Guard:
     timeout_ms: float | None = None
     conflict_status: int = 422
     headers: Collection[str] = STORED_HEADERS
+    max_request_size: int = 2 << 20
+    """Bytes of a body."""
     max_response_size: int | None = None
     store: Callable[[int], bool] = stores
     strict: bool = False
     """Only keys in quotes."""
 
     def __post_init__(self) -> None:
-        refuse_no_ttl(self.ttl)
+        check_ttl(self.ttl)
+
+    def ask_scope(self, request: Any, arguments: Mapping[str, Any]) -> Any:
+        names = list(inspect.signature(self.scope).parameters)[1:]
+        return self.scope(request, **{name: arguments[name] for name in names if name in arguments})
 
 
 @dataclass
@@ -103,32 +109,70 @@ class Access:
     key: str | None
     tx: Any = None
     job: Any = None
-    error: BaseException | None = field(default=None, repr=False)
-    """What the handler has raised, where the framework has made an answer of it."""
 
 
-class Routes:
-    """Guards by "METHOD /path"; {…} or <…> in a path stands for one segment."""
+class Exchange:
+    """A request, from its first byte to the end of its response: what the layer around the application and a
+    guard within it tell each other."""
 
-    def __init__(self, routes: Mapping[str, Guard]) -> None:
-        self._routes = [(*self._split(route), guard) for route, guard in routes.items()]
+    def __init__(self, client: Defaults, method: str, path: str, keys: Sequence[str], length: int | None) -> None:
+        """The path has the query, as it came in; keys are the values of Idempotency-Key."""
+        self.client = client
+        self.keys = keys
+        self.limit: int | None = None
+        """Of the bytes that are read."""
+        self.size = 0
+        self.whole = False
+        """The body was read to its end."""
+        self.undone = False
+        """A handler has run, and its work was rolled back."""
+        self._name = f"{method} {path.split('?')[0]}"
+        self._length = length
+        self._hasher = request_hasher(method, path)
 
-    @staticmethod
-    def _split(route: str) -> tuple[str, re.Pattern[str]]:
-        method, _, path = route.partition(" ")
-        if not method.isupper() or not path.startswith("/"):
-            raise ValueError(f"{route!r} is not of the form 'POST /path'")
-        parts = re.split(r"(\{[^{}/]*\}|<[^<>/]*>)", path)
-        return method, re.compile("".join(
-            re.escape(p) if n % 2 == 0 else ".+" if PATH.search(p) else "[^/]+" for n, p in enumerate(parts)))
+    def read(self, piece: bytes) -> bytes:
+        """Each piece of the body, when the server hands it over."""
+        self.size += len(piece)
+        if self.keys:
+            self._hasher.update(piece)
+        if self.limit is not None and self.size > self.limit:
+            raise RequestTooLarge(f"The body of this request is larger than {self.limit} bytes.")
+        return piece
 
-    def find(self, method: str, path: str) -> Guard | None:
-        """That of a GET guards its HEAD, too, which frameworks hand to the same handler."""
-        for one in (method, "GET") if method == "HEAD" else (method,):
-            for wanted, pattern, guard in self._routes:
-                if wanted == one and pattern.fullmatch(path):
-                    return guard
-        return None
+    def limit_body(self, limit: int) -> None:
+        """Before it is read, as far as it has not been."""
+        self.limit = limit
+        if max(self.size, self._length or 0) > limit:
+            raise RequestTooLarge(f"The body of this request is larger than {limit} bytes.")
+
+    def request_hash(self) -> bytes:
+        """When the body was read."""
+        return self._hasher.digest()
+
+    def refuses(self, status: int) -> bool:
+        return self.undone and 200 <= status < 300
+
+    def refusal(self, status: int) -> Answer:
+        """What goes out in place of a success that is none."""
+        logging.getLogger("pg_idempotency").error(
+            "%s was rolled back, and the application answered %d: 500 was sent", self._name, status)
+        return _answer(problem("rolled-back", "Rolled back", 500, "The request failed, and its work was rolled back."))
+
+    def streaming_refused(self) -> StreamingRefused:
+        return StreamingRefused(f"{self._name} answers in pieces: a response that is to be stored has to be whole, "
+                                "with its length")
+
+
+def check_routes(endpoints: Sequence[Any]) -> None:
+    """Refuse functions with a guard that a route leads to without it."""
+    for endpoint in endpoints:
+        if endpoint is not None and getattr(endpoint, "__dict__", {}).get(BARE_ENDPOINT) is endpoint:
+            raise RuntimeError(f"{endpoint.__qualname__} has a guard, and its route leads past it: write the guard "
+                               "below the decorator of the route, as the last one above the function")
+
+
+def no_layer(install: str) -> RuntimeError:
+    return RuntimeError(f"the endpoint has a guard, and its application has no {install}, without which it does not run")
 
 
 def parse_key(values: Sequence[str], strict: bool = False) -> str:
@@ -137,7 +181,7 @@ def parse_key(values: Sequence[str], strict: bool = False) -> str:
     text = values[0].strip(" ") if len(values) == 1 else ""
     quoted = QUOTED.fullmatch(text)
     if quoted:
-        return re.sub(r"\\(.)", r"\1", quoted[1])
+        return re.sub(r"\\(.)", r"\1", quoted[1][1:-1])
     if strict or not BARE.fullmatch(text):
         raise KeyInvalid("the header Idempotency-Key is one string in double quotes")
     return text
@@ -204,26 +248,41 @@ def _refusal(error: IdempotencyError, guard: Guard) -> Answer | None:
                            ("Retry-After", str(error.retry_after)))
         case StreamingRefused():
             return _answer(problem("streaming-refused", "Streaming refused", 500, str(error)))
+        case ScopeInvalid():
+            return _answer(problem("scope-invalid", "Invalid scope", 400, str(error)))
+        case RequestTooLarge():
+            return _answer(problem("request-too-large", "Request too large", 413, str(error)))
     return None
 
 
-async def guarded(client: Defaults, guard: Guard, request: Request, run: Callable[[Access], Any]) -> Answer:
-    """Answer a request.  run(access) runs the application and returns an
-    Answer, or a coroutine of one; it may run more than once, each time in a
-    new transaction, when that was rolled back."""
-    scope = ""
+def _scope(found: Any) -> str:
+    if not isinstance(found, str) or not found:
+        raise TypeError(f"the guard's scope returned {found!r}, which is no user or tenant: return an id of the "
+                        "visitor's own where nobody has logged in, or raise an error that refuses the visitor")
+    try:
+        if len(found.encode()) <= MAX_SCOPE and "\0" not in found:
+            return found
+    except UnicodeEncodeError:
+        pass
+    raise ScopeInvalid(f"The user of this request is not named by 1 to {MAX_SCOPE} bytes of text.")
+
+
+async def guarded(exchange: Exchange, guard: Guard, ask_scope: Callable[[], Any], read_body: Callable[[], Any],
+                  run: Callable[[Access], Any]) -> Answer:
+    """Answer a request.  read_body() reads what is left of the body.  run(access) runs the handler and returns an
+    Answer, or a coroutine of one; it may run more than once, each time in a new transaction, when that was
+    rolled back.  Raises what the handler has raised, after the rollback."""
+    client = exchange.client
+    scope, key = "", None
     answers: list[Answer] = []
     raised: list[BaseException] = []
 
     async def respond(access: Access) -> Response:
+        exchange.undone = True
         answers.clear()
         raised.clear()
         try:
-            answer: Answer = await value(run(access))
-            if access.error is not None:
-                # The framework's answer to an error, a 4xx, too, goes out behind the rollback.
-                answers.append(answer)
-                raise access.error
+            answer: Answer = await maybe_await(run(access))
         except BaseException as error:
             raised.append(error)
             raise
@@ -236,36 +295,36 @@ async def guarded(client: Defaults, guard: Guard, request: Request, run: Callabl
     async def function(job: Any) -> Response:
         return await respond(Access(scope, key, job=job))
 
-    key: str | None = None
     try:
-        if values := request.all("Idempotency-Key"):
-            key = parse_key(values, guard.strict)
+        if exchange.keys:
+            key = parse_key(exchange.keys, guard.strict)
         elif guard.required:
             return _answer(problem("key-required", "Idempotency-Key required", 400,
                                    "This request needs the header Idempotency-Key."))
-        found = await value(guard.scope(request))
-        if not isinstance(found, str) or not found:
-            raise TypeError(f"the guard's scope returned {found!r}, which is no user or "
-                            "tenant: return an id of the visitor's own where nobody has logged in, or raise what refuses him")
-        scope = found
-        call = client.call(scope, key or "", method=request.method, path=request.path, body=request.body,
-                           wait=guard.wait, wait_ms=guard.wait_ms, ttl=guard.ttl, lease=guard.lease,
-                           lease_ms=guard.lease_ms, timeout=guard.timeout, timeout_ms=guard.timeout_ms,
-                           store=guard.store, max_response_size=guard.max_response_size,
-                           as_text=True)
+        scope = _scope(await maybe_await(ask_scope()))
+        if key is not None:
+            exchange.limit_body(guard.max_request_size)
+            await maybe_await(read_body())
+            if not exchange.whole:
+                raise RuntimeError("a part of the body was read before the guard, and another part was not")
+        call = client.call(scope, key or "", request_hash=exchange.request_hash(), wait=guard.wait,
+                           wait_ms=guard.wait_ms, ttl=guard.ttl, lease=guard.lease, lease_ms=guard.lease_ms,
+                           timeout=guard.timeout, timeout_ms=guard.timeout_ms, store=guard.store,
+                           max_response_size=guard.max_response_size, as_text=True)
         if key is None:
             result = await client.core.transaction(call, handler)
         elif guard.job:
             result = await client.core.job(call, function, client.job_class)
         else:
             result = await client.core.request(call, handler)
-    except Exception as error:
+    except IdempotencyError as error:
         refusal = None
-        if isinstance(error, (StreamingRefused, ClaimLost, ClaimNotFound, ScopeMoving, TimedOut)) or error not in raised:
-            refusal = _refusal(error, guard) if isinstance(error, IdempotencyError) else None
-        if refusal is not None:
-            return refusal
-        if error in raised and answers:
-            return answers[-1]
-        raise
+        if error not in raised or isinstance(error, (StreamingRefused, ClaimLost, ClaimNotFound, ScopeMoving, TimedOut)):
+            refusal = _refusal(error, guard)
+        if refusal is None:
+            raise
+        return refusal
+    finally:
+        raised.clear()                      # or it is kept, by way of its traceback, with the body
+    exchange.undone = not result.replayed and not call.commits(result.status)
     return _replay(result) if result.replayed else answers[-1]

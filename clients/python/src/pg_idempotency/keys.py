@@ -38,5 +38,11 @@ def step_key(scope: str, key: str, step: str) -> str:
 def request_hash(method: str, path: str, body: bytes = b"") -> bytes:
     """What idem_request_hash(method, path, body::bytea) returns, without the
     way to the server."""
-    head = f"{method.upper()}:{path.replace(':', '%3A')}:"
-    return hashlib.sha256(head.encode() + body).digest()
+    hasher = request_hasher(method, path)
+    hasher.update(body)
+    return hasher.digest()
+
+
+def request_hasher(method: str, path: str) -> hashlib._Hash:
+    """For a body that comes in pieces: update() with each, and digest()."""
+    return hashlib.sha256(f"{method.upper()}:{path.replace(':', '%3A')}:".encode())

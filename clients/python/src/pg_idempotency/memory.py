@@ -32,12 +32,12 @@ from .functions import AsyncFunctions, Interval, Statement, SyncFunctions, json_
 from .handlers import DEFAULT_TIMEOUT
 from .intervals import seconds
 from .keys import new_key, request_hash
-from .memory_monitoring import Monitoring, stuck
-from .shards import OneServer, Place
-from .shells import AsyncShell, Shell, SyncShell, run
+from .memory_monitoring import Monitoring, abandoned
+from .shards import OneServer, Server
+from .runtimes import AsyncRuntime, Runtime, SyncRuntime, run
 
 T = TypeVar("T")
-NAP = 0.005
+POLL_INTERVAL = 0.005
 LOCK_TIMEOUT = 10.0
 RUN_WAIT = 60.0
 
@@ -92,7 +92,7 @@ class Record:
 
 
 @dataclass
-class Posted:
+class OutboxMessage:
     id: int
     message_id: uuid.UUID
     topic: str
@@ -255,7 +255,8 @@ class Store(Monitoring):
         self.sequences: dict[tuple[str, str], int] = {}
         self.aggregates: dict[str, int] = {}
         self.tokens: dict[tuple[str, str], float] = {}
-        self.outbox: dict[int, Posted] = {}
+        self.tokens_used: dict[tuple[str, str], float] = {}
+        self.outbox: dict[int, OutboxMessage] = {}
         self.last_token = 0
         self.ids_drawn = itertools.count(1)
         self.new_keys: dict[str, list[float]] = {}
@@ -270,7 +271,9 @@ class Store(Monitoring):
                     arguments[name] = self.call(tx, value)[0][0]
                 elif isinstance(value, str) and "\0" in value:
                     raise DoubleError("22021", "text cannot contain NUL (0x00) bytes")
-            method = getattr(self, statement.function)
+            method = getattr(self, statement.function, None)
+            if method is None:
+                raise NotImplementedError(f"{statement.function} is not in the double: test it with a server")
             before = len(tx.undo)
             try:
                 found = method(tx, **arguments)
@@ -586,8 +589,14 @@ class Store(Monitoring):
         if self.tokens.get((scope, token), 0) > time.time():
             return False
         given = seconds(ttl)
+        tx.change(self.tokens_used, (scope, token), time.time())
         tx.change(self.tokens, (scope, token), time.time() + (self.settings.token_ttl if given is None else given))
         return True
+
+    def idem_once_at(self, tx: Transaction, scope: str, token: str) -> datetime | None:
+        if self.tokens.get((scope, token), 0) <= time.time():
+            return None
+        return _when(self.tokens_used[scope, token])
 
     def idem_once_many(self, tx: Transaction, scope: str, tokens: list[str], ttl: str | None = None) -> list[str]:
         for token in tokens:
@@ -599,8 +608,8 @@ class Store(Monitoring):
     def idem_publish(self, tx: Transaction, topic: str, payload: str, message_key: str | None = None,
                      headers: str | None = None, deliver_after: str | None = None) -> uuid.UUID:
         json.loads(payload)
-        message = Posted(next(self.ids_drawn), uuid.UUID(new_key()), topic, message_key, payload, headers,
-                         time.time(), time.time() + (seconds(deliver_after) or 0))
+        message = OutboxMessage(next(self.ids_drawn), uuid.UUID(new_key()), topic, message_key, payload, headers,
+                                time.time(), time.time() + (seconds(deliver_after) or 0))
         tx.hold("message", message.id)
         tx.change(self.outbox, message.id, message)
         return message.message_id
@@ -617,7 +626,7 @@ class Store(Monitoring):
     def idem_outbox_take(self, tx: Transaction, max_messages: int | None = None, lease: str | None = None,
                          topics: list[str] | None = None, wait: str | None = None) -> list[dict[str, Any]]:
         now = time.time()
-        taken: list[Posted] = []
+        taken: list[OutboxMessage] = []
         blocked: set[tuple[str, str]] = set()
         for message in sorted(self.outbox.values(), key=lambda m: m.id):
             lane = (message.topic, message.message_key or "")
@@ -634,25 +643,25 @@ class Store(Monitoring):
                 blocked.add(lane)
                 continue
             if message.attempt - message.spared >= self.settings.outbox_max_attempts:
-                self._post(tx, message, state="dead", lease=None)
+                self._update_message(tx, message, state="dead", lease=None)
                 self.counters["messages_dead"] += 1
                 continue
             given = seconds(lease)
-            taken.append(self._post(tx, message, attempt=message.attempt + 1,
-                                    lease=now + (30 if given is None else given)))
+            taken.append(self._update_message(tx, message, attempt=message.attempt + 1,
+                                              lease=now + (30 if given is None else given)))
         if not taken and seconds(wait):
             raise _Locked()
         return [{"id": m.id, "message_id": m.message_id, "topic": m.topic, "message_key": m.message_key,
                  "payload_text": m.payload, "headers_text": m.headers, "attempt": m.attempt,
                  "created_at": _when(m.created)} for m in taken]
 
-    def _post(self, tx: Transaction, message: Posted, **values: Any) -> Posted:
+    def _update_message(self, tx: Transaction, message: OutboxMessage, **values: Any) -> OutboxMessage:
         tx.hold("message", message.id)
-        made = Posted(**{**message.__dict__, **values})
+        made = OutboxMessage(**{**message.__dict__, **values})
         tx.change(self.outbox, message.id, made)
         return made
 
-    def _leased(self, tx: Transaction, ids: list[int], attempts: Any) -> Iterator[Posted]:
+    def _leased(self, tx: Transaction, ids: list[int], attempts: Any) -> Iterator[OutboxMessage]:
         for id, attempt in _aligned(ids, attempts):
             message = self.outbox.get(id)
             if message is not None and message.state == "pending" and message.lease is not None and \
@@ -663,7 +672,7 @@ class Store(Monitoring):
         found = [self.outbox[id] for id in dict.fromkeys(ids) if id in self.outbox and
                  self.outbox[id].state != "acked" and self._free(tx, id)]
         for message in found:
-            self._post(tx, message, state="acked", lease=None)
+            self._update_message(tx, message, state="acked", lease=None)
         return len(found)
 
     def idem_outbox_nack(self, tx: Transaction, id: int, error: str | None = None, retry_after: str | None = None,
@@ -676,26 +685,26 @@ class Store(Monitoring):
         dead = message.attempt - message.spared >= self.settings.outbox_max_attempts
         pause = seconds(retry_after)
         pause = 2.0 ** (message.attempt - 1) if pause is None else pause
-        self._post(tx, message, state="dead" if dead else "pending", lease=None, error=error,
-                   due=time.time() + pause)
+        self._update_message(tx, message, state="dead" if dead else "pending", lease=None, error=error,
+                             due=time.time() + pause)
         return "dead" if dead else "pending"
 
     def idem_outbox_requeue(self, tx: Transaction, ids: list[int] | None = None) -> int:
         found = [m for m in self.outbox.values() if m.state == "dead" and (ids is None or m.id in ids)]
         for message in found:
-            self._post(tx, message, state="pending", attempt=0, spared=0, due=time.time())
+            self._update_message(tx, message, state="pending", attempt=0, spared=0, due=time.time())
         return len(found)
 
     def idem_outbox_extend(self, tx: Transaction, ids: list[int], lease: str | None = None,
                            attempts: Any = None) -> list[int]:
         given = seconds(lease)
-        return [self._post(tx, message, lease=time.time() + (30 if given is None else given)).id
+        return [self._update_message(tx, message, lease=time.time() + (30 if given is None else given)).id
                 for message in list(self._leased(tx, ids, attempts))]
 
-    def idem_outbox_give_back(self, tx: Transaction, ids: list[int], attempts: Any = None) -> int:
+    def idem_outbox_release(self, tx: Transaction, ids: list[int], attempts: Any = None) -> int:
         found = list(self._leased(tx, ids, attempts))
         for message in found:
-            self._post(tx, message, spared=message.spared + 1, lease=None)
+            self._update_message(tx, message, spared=message.spared + 1, lease=None)
         return len(found)
 
     # Maintenance and monitoring
@@ -703,7 +712,7 @@ class Store(Monitoring):
     def idem_grant(self, tx: Transaction, grantee: str) -> None:
         """There are no roles: everybody may everything."""
 
-    idem_grant_monitor = idem_revoke = idem_grant
+    idem_grant_relay = idem_grant_monitor = idem_revoke = idem_grant
 
     def idem_raise_claim_tokens(self, tx: Transaction, at_least: int) -> int:
         if not 0 <= at_least < 2**62:
@@ -711,12 +720,12 @@ class Store(Monitoring):
         self.last_token = max(self.last_token, at_least)
         return self.last_token
 
-    def idem_stuck(self, tx: Transaction, older_than: str | None = None) -> list[dict[str, Any]]:
+    def idem_abandoned(self, tx: Transaction, older_than: str | None = None) -> list[dict[str, Any]]:
         given, now = seconds(older_than), time.time()
         until = now - (300 if given is None else given)
         found = [(name, record) for name, record in self.keys.items() if record.state == "started" and
                  record.lease <= until and record.expires > now and self.locks.get(("key", *name)) in (None, tx)]
-        return [stuck(*each, now) for each in sorted(found, key=lambda each: each[1].lease)]
+        return [abandoned(*each, now) for each in sorted(found, key=lambda each: each[1].lease)]
 
     def idem_cleanup(self, tx: Transaction, batch_size: int | None = None) -> dict[str, Any]:
         now = time.time()
@@ -744,8 +753,8 @@ class MemorySession:
     lost = False
     stores_utf8 = True
 
-    def __init__(self, store: Store, shell: Shell) -> None:
-        self._store, self._shell = store, shell
+    def __init__(self, store: Store, runtime: Runtime) -> None:
+        self._store, self._runtime = store, runtime
         self.handle: Any = None
 
     @property
@@ -759,7 +768,7 @@ class MemorySession:
     async def perform(self, statement: Statement[T]) -> T:
         tx = Transaction(self._store)
         try:
-            result = await perform(tx, statement, self._shell)
+            result = await perform(tx, statement, self._runtime)
             tx.end(True)
             return result
         finally:
@@ -767,13 +776,13 @@ class MemorySession:
 
     async def begin(self, statement: Statement[T] | None) -> Any:
         self.handle = Transaction(self._store)
-        return None if statement is None else await perform(self.handle, statement, self._shell)
+        return None if statement is None else await perform(self.handle, statement, self._runtime)
 
-    async def take_back(self) -> None:
+    async def revoke_handle(self) -> None:
         """It ends with the transaction."""
 
     async def commit(self, statement: Statement[T] | None) -> Any:
-        result = None if statement is None else await perform(self.handle, statement, self._shell)
+        result = None if statement is None else await perform(self.handle, statement, self._runtime)
         self.handle.end(True)
         return result
 
@@ -784,27 +793,28 @@ class MemorySession:
     def ended(self) -> bool:
         return False
 
-    async def cut(self) -> None:
+    async def abort(self) -> None:
         await self.rollback()
 
 
 class MemoryBackend:
     size = None
+    is_pool = True
 
-    def __init__(self, store: Store, shell: Shell) -> None:
+    def __init__(self, store: Store, runtime: Runtime) -> None:
         self.source = self._store = store
-        self._shell = shell
+        self._runtime = runtime
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[MemorySession]:
-        session = MemorySession(self._store, self._shell)
+        session = MemorySession(self._store, self._runtime)
         try:
             yield session
         finally:
             await session.rollback()
 
 
-async def perform(tx: Transaction, statement: Statement[T], shell: Shell) -> T:
+async def perform(tx: Transaction, statement: Statement[T], runtime: Runtime) -> T:
     """A statement, which waits as the server would."""
     arguments = {a.name: a.value for a in statement.arguments}
     wait = seconds(arguments.get("wait"))
@@ -825,7 +835,7 @@ async def perform(tx: Transaction, statement: Statement[T], shell: Shell) -> T:
             if over or not wait or statement.function not in ("idem_claim", "idem_run") or \
                     "in_progress" not in rows[0]:
                 return statement.read(rows)
-        await shell.sleep(NAP)
+        await runtime.sleep(POLL_INTERVAL)
 
 
 def _without_wait(statement: Statement[T]) -> Statement[T]:
@@ -834,19 +844,19 @@ def _without_wait(statement: Statement[T]) -> Statement[T]:
 
 
 class _OnTransaction(SyncFunctions):
-    def __init__(self, tx: Transaction, shell: Shell) -> None:
-        self._tx, self._shell = tx, shell
+    def __init__(self, tx: Transaction, runtime: Runtime) -> None:
+        self._tx, self._runtime = tx, runtime
 
     def _perform(self, statement: Statement[T]) -> T:
-        return run(perform(self._tx, statement, self._shell))
+        return run(perform(self._tx, statement, self._runtime))
 
 
 class _AsyncOnTransaction(AsyncFunctions):
-    def __init__(self, tx: Transaction, shell: Shell) -> None:
-        self._tx, self._shell = tx, shell
+    def __init__(self, tx: Transaction, runtime: Runtime) -> None:
+        self._tx, self._runtime = tx, runtime
 
     async def _perform(self, statement: Statement[T]) -> T:
-        return await perform(self._tx, statement, self._shell)
+        return await perform(self._tx, statement, self._runtime)
 
 
 class MemoryIdempotency(client.Idempotency):
@@ -855,9 +865,9 @@ class MemoryIdempotency(client.Idempotency):
     def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None,
                  max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
                  timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None) -> None:
-        self.store, shell = Store(settings or Settings(), handlers), SyncShell()
-        places = OneServer(Place(MemoryBackend(self.store, shell), max_waiters))
-        client.Defaults.__init__(self, places, shell, "public", wait, ttl, lease, timeout, timeout_ms)
+        self.store, runtime = Store(settings or Settings(), handlers), SyncRuntime()
+        servers = OneServer(Server(MemoryBackend(self.store, runtime), max_waiters))
+        client.Defaults.__init__(self, servers, runtime, "public", wait, ttl, lease, timeout, timeout_ms)
 
     @contextmanager
     def transaction(self, scope: str | None = None) -> Iterator[Transaction]:
@@ -869,7 +879,7 @@ class MemoryIdempotency(client.Idempotency):
             tx.end(False)
 
     def on(self, handle: Any) -> SyncFunctions:
-        return _OnTransaction(handle, self.core.shell)
+        return _OnTransaction(handle, self.core.runtime)
 
     def active_actions(self) -> int:
         """How many user actions are active."""
@@ -882,9 +892,9 @@ class AsyncMemoryIdempotency(client.AsyncIdempotency):
     def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None,
                  max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
                  timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None) -> None:
-        self.store, shell = Store(settings or Settings(), handlers), AsyncShell()
-        places = OneServer(Place(MemoryBackend(self.store, shell), max_waiters))
-        client.Defaults.__init__(self, places, shell, "public", wait, ttl, lease, timeout, timeout_ms)
+        self.store, runtime = Store(settings or Settings(), handlers), AsyncRuntime()
+        servers = OneServer(Server(MemoryBackend(self.store, runtime), max_waiters))
+        client.Defaults.__init__(self, servers, runtime, "public", wait, ttl, lease, timeout, timeout_ms)
 
     @asynccontextmanager
     async def transaction(self, scope: str | None = None) -> AsyncIterator[Transaction]:
@@ -896,7 +906,7 @@ class AsyncMemoryIdempotency(client.AsyncIdempotency):
             tx.end(False)
 
     def on(self, handle: Any) -> AsyncFunctions:
-        return _AsyncOnTransaction(handle, self.core.shell)
+        return _AsyncOnTransaction(handle, self.core.runtime)
 
     def active_actions(self) -> int:
         """How many user actions are active."""

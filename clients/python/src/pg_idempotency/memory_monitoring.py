@@ -105,7 +105,7 @@ class Monitoring:
         samples = [(f"idempotency_{name}_total", labels, self.counters[counter], "counter", text)
                    for name, labels, counter, text in METRICS]
         for table, count, old in (("idem_keys", len(self.keys), expired[0]), ("idem_tokens", len(self.tokens),
-                                                                            expired[1])):
+                                                                              expired[1])):
             samples += [("idempotency_records", {"table": table, "state": state}, value, "gauge", "Records, by state.")
                         for state, value in (("live", count - old), ("expired", old))]
         samples += [("idempotency_outbox_messages", {"state": state}, value, "gauge", "Messages, by state.")
@@ -134,20 +134,20 @@ class Monitoring:
         now = time.time()
         oldest = next(s["value"] for s in self.idem_metric_samples(tx) if s["name"].endswith("oldest_age_seconds"))
         dead = sum(m.state == "dead" for m in self.outbox.values())
-        stuck = len(self.idem_stuck(tx, "60 seconds"))
+        abandoned_claims = len(self.idem_abandoned(tx, "60 seconds"))
         lag = max((now - at for at in (*(r.expires for r in self.keys.values()), *self.tokens.values())), default=0.0)
         checks = (("cleanup_lag", max(0.0, lag), 600), ("outbox_oldest", oldest, 300), ("dead_letters", dead, 1),
-                  ("stuck_leases", stuck, 10))
+                  ("stuck_leases", abandoned_claims, 10))
         return [{"check_name": name, "status": "critical" if value >= 5 * limit else "warning" if value >= limit
                  else "ok", "value": float(value), "threshold": float(limit), "detail": None}
                 for name, value, limit in checks]
 
-    def idem_stuck(self, tx: Any, older_than: str | None = None) -> list[dict[str, Any]]:
+    def idem_abandoned(self, tx: Any, older_than: str | None = None) -> list[dict[str, Any]]:
         raise NotImplementedError
 
 
-def stuck(key: tuple[str, str], record: Any, now: float) -> dict[str, Any]:
-    """A row of idem_stuck(), with no more of the key than the server shows."""
+def abandoned(key: tuple[str, str], record: Any, now: float) -> dict[str, Any]:
+    """A row of idem_abandoned(), with no more of the key than the server shows."""
     return {"scope": key[0], "key": f'"{key[1][:4]}..." ({len(key[1])} characters)',
             "age": timedelta(seconds=now - record.lease), "attempt": record.attempt, "recovery_point": record.point,
             "lease_expires_at": datetime.fromtimestamp(record.lease, timezone.utc)}

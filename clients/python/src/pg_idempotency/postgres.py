@@ -13,6 +13,8 @@ import asyncio
 import os
 import select
 import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
@@ -22,11 +24,15 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from .errors import TransactionEnded, from_error
-from .functions import Row, Statement, quoted, render
-from .lent import LentConnection, end
-from .shells import entered, value
+from .functions import Statement, quoted, render
+from .transaction_handle import TransactionHandle, check_awaited, end
+from .runtimes import entered, maybe_await
 
 T = TypeVar("T")
+ROLLBACK_LIMIT = 5.0
+"""Seconds until a connection that does not answer ROLLBACK is closed."""
+CANCEL_LIMIT = 2.0
+"""Seconds until a connection is closed without waiting longer for the cancellation of its statement."""
 
 
 def pool_exhausted(error: BaseException) -> bool:
@@ -40,9 +46,9 @@ def connection_lost(error: BaseException) -> bool:
         error.sqlstate is None or error.sqlstate[:2] == "08" or error.sqlstate in ("57P01", "57P02", "57P03"))
 
 
-def refused_here(error: BaseException) -> bool:
-    """By idem_here(): the scope lives on another shard, and nothing has been done."""
-    return isinstance(error, psycopg.Error) and error.sqlstate == "55000" and error.diag.schema_name == "idem_gate"
+def scope_is_elsewhere(error: BaseException) -> bool:
+    """By idem_pin_scope(): the scope lives on another shard, and nothing has been done."""
+    return isinstance(error, psycopg.Error) and error.sqlstate == "55000" and error.diag.schema_name == "idem_guard"
 
 
 class Session(Protocol):
@@ -72,8 +78,8 @@ class Session(Protocol):
     async def begin(self, statement: Statement[T] | None) -> T:
         """BEGIN and the statement."""
 
-    async def take_back(self) -> None:
-        """The handle: what is under way ends, and what comes later is refused."""
+    async def revoke_handle(self) -> None:
+        """Wait for the statement that the handle is in, and refuse all later ones."""
 
     async def commit(self, statement: Statement[T] | None) -> T:
         """The statement and COMMIT."""
@@ -83,8 +89,8 @@ class Session(Protocol):
     def ended(self) -> bool:
         """The server has ended it, also where nobody has noticed yet."""
 
-    async def cut(self) -> None:
-        """Cancel what it does, and end it; synchronous ones from another thread."""
+    async def abort(self) -> None:
+        """Cancel the statement that runs, and close the connection.  Synchronous callers do so from another thread."""
 
 
 class Backend(Protocol):
@@ -92,6 +98,9 @@ class Backend(Protocol):
 
     source: Any
     """Whose are, of two backends, the same pool's."""
+
+    is_pool: bool
+    """Takes connections back in any thread or task.  Otherwise they are left where they were entered."""
 
     def session(self) -> Any: ...
 
@@ -118,12 +127,12 @@ def _cursor(connection: Any) -> Any:
 
 
 async def _execute(cursor: Any, query: Any, values: Sequence[Any] | None = None) -> None:
-    await value(cursor.execute(query, values))
+    await maybe_await(cursor.execute(query, values))
 
 
 class PsycopgSession:
     def __init__(self, connection: Any, schema: str) -> None:
-        self.handle: LentConnection | None = None
+        self.handle: TransactionHandle | None = None
         self._connection = connection
         self._schema = schema
         self._autocommit = connection.autocommit
@@ -168,7 +177,7 @@ class PsycopgSession:
             words.append("DEFERRABLE" if self._connection.deferrable else "NOT DEFERRABLE")
         return " ".join(words)
 
-    async def _together(self, before: str | None, statement: Statement[T] | None, after: str | None) -> Any:
+    async def _batch(self, before: str | None, statement: Statement[T] | None, after: str | None) -> Any:
         """One round trip, where psycopg can do it."""
         query, values = _sql(statement, self._schema) if statement else (None, None)
         kind = psycopg.AsyncClientCursor if isinstance(self._connection, psycopg.AsyncConnection) else psycopg.ClientCursor
@@ -177,7 +186,7 @@ class PsycopgSession:
             await _execute(cursor, "; ".join(filter(None, (before, query, after))), values)
             if before and statement:
                 cursor.nextset()
-            rows = await value(cursor.fetchall()) if statement else []
+            rows = await maybe_await(cursor.fetchall()) if statement else []
             if after:
                 if statement:
                     cursor.nextset()
@@ -193,7 +202,7 @@ class PsycopgSession:
             raise
         except BaseException:
             # Cancelled: an answer may still be on its way.
-            await value(self._connection.close())
+            await maybe_await(self._connection.close())
             raise
 
     async def perform(self, statement: Statement[T]) -> T:
@@ -206,38 +215,53 @@ class PsycopgSession:
 
     async def begin(self, statement: Statement[T] | None) -> T:
         await self._autocommits(True)
-        result: T = await self._together(self._begin_command(), statement, None)
-        self.handle = LentConnection(self._connection)
+        result: T = await self._batch(self._begin_command(), statement, None)
+        self.handle = TransactionHandle(self._connection)
         return result
 
     async def commit(self, statement: Statement[T] | None) -> T:
-        result: T = await self._together(None, statement, "COMMIT")
+        result: T = await self._batch(None, statement, "COMMIT")
         await self._restore()
         return result
 
     async def rollback(self) -> None:
-        """Also where nothing has begun, or the connection is gone."""
+        """Also where nothing has begun, or the connection is gone.  A connection that does not answer within
+        ROLLBACK_LIMIT is closed."""
+        until = time.monotonic() + ROLLBACK_LIMIT
         try:
-            await self.take_back()
+            await self.revoke_handle(until)
             if not self.lost and self._status != TransactionStatus.IDLE:
-                await _execute(_cursor(self._connection), "ROLLBACK")
+                await self._send_rollback(until)
         except BaseException as error:
-            await value(self._connection.close())
-            if not isinstance(error, psycopg.Error):
+            await self._close()
+            if not isinstance(error, (psycopg.Error, TimeoutError)):
                 raise                       # cancelled: an answer may still be on its way
         finally:
             await self._restore()
 
-    async def take_back(self) -> None:
+    async def _send_rollback(self, until: float) -> None:
+        """Without the driver's own wait, which has no end."""
+        link = self._connection.pgconn
+        link.send_query(b"ROLLBACK")
+        while True:
+            while link.flush() or link.is_busy():
+                await readable(link.socket, until, isinstance(self._connection, psycopg.AsyncConnection))
+                link.consume_input()
+            if link.get_result() is None:
+                return
+
+    async def revoke_handle(self, until: float | None = None) -> None:
         handle, self.handle = self.handle, None
         if handle is None:
             return
         try:
             if not self.lost:
-                async with entered(self._connection.lock):
+                async with locked(self._connection.lock, until):
                     end(handle)
         finally:
             end(handle)
+        if until is None:
+            check_awaited(handle)
 
     def ended(self) -> bool:
         try:
@@ -247,27 +271,80 @@ class PsycopgSession:
         except (psycopg.Error, OSError, ValueError):
             return True
 
-    async def cut(self) -> None:
-        if self.lost:
-            return
-        try:
-            if isinstance(self._connection, psycopg.AsyncConnection):
-                await asyncio.to_thread(self._connection.cancel)
-            else:
+    async def abort(self) -> None:
+        if not self.lost:
+            await self._cancel_statement()
+        await self._close()
+
+    async def _cancel_statement(self) -> None:
+        """So that the server ends the transaction at once.  A thread asks for it, which a server that is silent keeps."""
+        asynchronous = isinstance(self._connection, psycopg.AsyncConnection)
+        loop = asyncio.get_running_loop() if asynchronous else None
+        done: Any = asyncio.Event() if asynchronous else threading.Event()
+
+        def cancel() -> None:
+            try:
                 self._connection.cancel()
-                # Whose thread may be reading, or will: it finds the end, and only then is it closed.
+            except (psycopg.Error, OSError):
+                pass
+            if loop is None:
+                done.set()
+            elif not loop.is_closed():
+                loop.call_soon_threadsafe(done.set)
+
+        threading.Thread(target=cancel, name="pg_idempotency", daemon=True).start()
+        if loop is None:
+            done.wait(CANCEL_LIMIT)
+        else:
+            await asyncio.wait({asyncio.ensure_future(done.wait())}, timeout=CANCEL_LIMIT)
+
+    async def _close(self) -> None:
+        """Also where another thread reads from it, or will: it finds the end, and only then is it closed."""
+        if isinstance(self._connection, psycopg.AsyncConnection):
+            await self._connection.close()
+        elif not self.lost:
+            try:
                 with socket.socket(fileno=os.dup(self._connection.fileno())) as link:
                     link.shutdown(socket.SHUT_RDWR)
-                with self._connection.lock:
-                    self._connection.close()
-        except (psycopg.Error, OSError):
-            pass
-        finally:
-            await value(self._connection.close())
+            except (psycopg.Error, OSError):
+                pass
+            with self._connection.lock:
+                self._connection.close()
 
     async def _restore(self) -> None:
         if not self.lost and self._status == TransactionStatus.IDLE:
             await self._autocommits(self._autocommit)
+
+
+@asynccontextmanager
+async def locked(lock: Any, until: float | None) -> AsyncIterator[None]:
+    """A lock of a thread's or of a task's.  Raises TimeoutError at that time."""
+    left = None if until is None else max(0.0, until - time.monotonic())
+    if isinstance(lock, asyncio.Lock):
+        await asyncio.wait_for(lock.acquire(), left)
+    elif not lock.acquire(timeout=-1 if left is None else left):
+        raise TimeoutError
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+async def readable(fileno: int, until: float, asynchronous: bool) -> None:
+    """Wait until there is something to read.  Raises TimeoutError at that time."""
+    left = max(0.0, until - time.monotonic())
+    if not asynchronous:
+        poll = select.poll()
+        poll.register(fileno, select.POLLIN)
+        if not poll.poll(left * 1000):
+            raise TimeoutError
+        return
+    loop, event = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(fileno, event.set)
+    try:
+        await asyncio.wait_for(event.wait(), left)
+    finally:
+        loop.remove_reader(fileno)
 
 
 class PsycopgBackend:
@@ -278,6 +355,7 @@ class PsycopgBackend:
         self._schema = schema
         self.source = source
         self.size: int | None = None
+        self.is_pool = False
         self._connect: Callable[[], Any]
         if isinstance(source, str):
             # PgBouncer may be in between, which knows no prepared statements.
@@ -288,6 +366,7 @@ class PsycopgBackend:
         elif callable(getattr(source, "connection", None)):
             size = getattr(source, "max_size", None)
             self.size = size if isinstance(size, int) else None
+            self.is_pool = True
             self._connect = source.connection
         elif callable(source):
             self._connect = source
@@ -319,7 +398,7 @@ async def execute(handle: Any, statement: Statement[T], schema: str) -> T:
             query, values = _sql(statement, schema)
             cursor = _cursor(connection)
             await _execute(cursor, query, values)
-            return statement.read(await value(cursor.fetchall()))
+            return statement.read(await maybe_await(cursor.fetchall()))
         if type(handle).__module__.startswith("sqlalchemy"):
             return await _sqlalchemy(handle, statement, schema)
     except Exception as error:
@@ -340,5 +419,5 @@ async def _sqlalchemy(handle: Any, statement: Statement[T], schema: str) -> T:
         return f":p{len(values) - 1}"
 
     query = render(statement, quoted(schema).replace(":", "\\:"), placeholder)
-    result = await value(handle.execute(text(query), values))
+    result = await maybe_await(handle.execute(text(query), values))
     return statement.read([tuple(row) for row in result.fetchall()])

@@ -1,9 +1,9 @@
 """
 Where scopes live: on one server, or on the shards of a router.
 
-The core asks for a scope's place, and gets a session there.  The router is asked
-once for each scope, and what it says is remembered.  That may be old: so each
-transaction begins with idem_here(), in the statement that comes first anyhow,
+The core asks for the server of a scope, and gets a session there.  The router is
+asked once for each scope, and its answer is cached.  That may be old: so each
+transaction begins with idem_pin_scope(), in the statement that comes first anyhow,
 and a shard that the scope has left refuses it before anything is done.
 """
 
@@ -16,19 +16,19 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from .errors import IdempotencyError, ScopeMoving, restated, sqlstate
-from .functions import Statement, here, kept_here, shard_of
+from .functions import Statement, pin_scope, shard_of, with_pinned_scope
 from .postgres import Backend, connection_lost
-from .shells import Shell, value
+from .runtimes import Runtime, maybe_await
 
 T = TypeVar("T")
 ROUTER_SCHEMA = "idempotency"
 DEFAULT_WAITERS = 5
-KNOWN = 10_000
-PATIENCE = 10.0
-"""How many seconds a scope may take to be moved."""
+MAX_KNOWN_SCOPES = 10_000
+MOVE_WAIT = 10.0
+"""How many seconds a call waits for the end of a move."""
 TRIES = 3
-UNKNOWN_THERE = {"42883", "42P01"}
-"""No such function, no such view."""
+UNDEFINED = {"42883", "42P01"}
+"""undefined_function and undefined_table."""
 
 
 class Waiters:
@@ -45,7 +45,7 @@ class Waiters:
             self._free.release()
 
 
-class Place:
+class Server:
     """A server with the extension: its sessions, and how many of them may wait."""
 
     def __init__(self, backend: Backend, max_waiters: int | None) -> None:
@@ -55,98 +55,98 @@ class Place:
         self.waiters = Waiters(max_waiters)
 
 
-class Places(Protocol):
+class Servers(Protocol):
     source: Any
     """Names what handlers hold a connection of."""
 
-    async def of(self, scope: str | None, until: float) -> Place:
-        """Where it lives.  Waits until then while it is being moved."""
+    async def server_of(self, scope: str | None, until: float) -> Server:
+        """The server where the scope lives.  Waits until then while the scope is being moved."""
 
     def forget(self, scope: str | None) -> None:
         """Ask again: it may live elsewhere."""
 
-    async def anywhere(self, statement: Statement[T]) -> T:
-        """A function that is about no scope, in a transaction of its own."""
+    async def perform_unscoped(self, statement: Statement[T]) -> T:
+        """A function without a scope, in a transaction of its own."""
 
-    def kept(self, statement: Statement[T]) -> Statement[T]:
-        """A call that keeps its scope where it is until the transaction ends."""
+    def pinned(self, statement: Statement[T]) -> Statement[T]:
+        """The call, which also pins its scope to the server until the transaction ends."""
 
-    def beginning(self, scope: str | None) -> Statement[Any] | None:
-        """What does so in a transaction that begins with no call."""
+    def pin(self, scope: str | None) -> Statement[Any] | None:
+        """What pins the scope in a transaction that begins with no call; None where nothing moves."""
 
 
 class OneServer:
     """Everything lives there, and nothing moves."""
 
-    def __init__(self, place: Place) -> None:
-        self.source = place.backend.source
-        self.place = place
+    def __init__(self, server: Server) -> None:
+        self.source = server.backend.source
+        self.server = server
 
-    async def of(self, scope: str | None, until: float) -> Place:
-        return self.place
+    async def server_of(self, scope: str | None, until: float) -> Server:
+        return self.server
 
     def forget(self, scope: str | None) -> None:
         pass
 
-    async def anywhere(self, statement: Statement[T]) -> T:
-        async with self.place.backend.session() as session:
+    async def perform_unscoped(self, statement: Statement[T]) -> T:
+        async with self.server.backend.session() as session:
             result: T = await session.perform(statement)
             return result
 
-    def kept(self, statement: Statement[T]) -> Statement[T]:
+    def pinned(self, statement: Statement[T]) -> Statement[T]:
         return statement
 
-    def beginning(self, scope: str | None) -> None:
+    def pin(self, scope: str | None) -> None:
         return None
 
 
 class Shards:
-    """connect(conninfo) is the user's, and place(what it returns) ours."""
+    """The user's connect(conninfo) returns a source, of which make_server(source) makes a Server."""
 
-    def __init__(self, router: Backend, connect: Callable[[str], Any], place: Callable[[Any], Place],
-                 shell: Shell) -> None:
+    def __init__(self, router: Backend, connect: Callable[[str], Any], make_server: Callable[[Any], Server],
+                 runtime: Runtime) -> None:
         self.source = router.source
-        self._router, self._connect, self._place, self._shell = router, connect, place, shell
+        self._router, self._connect, self._make_server, self._runtime = router, connect, make_server, runtime
         self._lock = threading.Lock()
-        self._known: dict[str, Place] = {}              # by scope, the oldest first
-        self._places: dict[str, Place] = {}             # by connection string
+        self._known: dict[str, Server] = {}             # by scope, the oldest first
+        self._servers: dict[str, Server] = {}           # by connection string
 
-    async def of(self, scope: str | None, until: float) -> Place:
+    async def server_of(self, scope: str | None, until: float) -> Server:
         if not isinstance(scope, str):
             raise TypeError("with several shards the scope says on which a transaction runs: transaction(scope)")
-        place = self._known.get(scope)
-        if place is None:
-            place = await self._at(await self._asked(scope, until))
+        server = self._known.get(scope)
+        if server is None:
+            server = await self._server_at(await self._ask_router(scope, until))
             with self._lock:
-                self._known[scope] = place
-                if len(self._known) > KNOWN:
+                self._known[scope] = server
+                if len(self._known) > MAX_KNOWN_SCOPES:
                     del self._known[next(iter(self._known))]
-        return place
+        return server
 
     def forget(self, scope: str | None) -> None:
         with self._lock:
             self._known.pop(scope or "", None)
 
-    async def anywhere(self, statement: Statement[T]) -> T:
+    async def perform_unscoped(self, statement: Statement[T]) -> T:
         try:
             async with self._router.session() as session:
                 result: T = await session.perform(statement)
                 return result
         except Exception as error:
-            if sqlstate(error) not in UNKNOWN_THERE:
+            if sqlstate(error) not in UNDEFINED:
                 raise
             missing = IdempotencyError(f"the router has no {statement.function.removeprefix('idem_')}(), which is each "
                                        "shard's own: use a client over that shard")
             missing.sqlstate = sqlstate(error)
             raise missing from error
 
-    def kept(self, statement: Statement[T]) -> Statement[T]:
-        return kept_here(statement)
+    def pinned(self, statement: Statement[T]) -> Statement[T]:
+        return with_pinned_scope(statement)
 
-    def beginning(self, scope: str | None) -> Statement[str] | None:
-        return None if scope is None else here(scope)
+    def pin(self, scope: str | None) -> Statement[str] | None:
+        return None if scope is None else pin_scope(scope)
 
-    async def _asked(self, scope: str, until: float) -> str:
+    async def _ask_router(self, scope: str, until: float) -> str:
         """The connection string of the scope's shard."""
         lost = 0
         while True:
@@ -164,14 +164,14 @@ class Shards:
                     raise
                 elif left <= 0:
                     raise restated(ScopeMoving, error)
-            await self._shell.sleep(min(random.uniform(0.05, 0.25), max(0.0, left)))
+            await self._runtime.sleep(min(random.uniform(0.05, 0.25), max(0.0, left)))
 
-    async def _at(self, conninfo: str) -> Place:
+    async def _server_at(self, conninfo: str) -> Server:
         """Made once."""
-        async def made() -> Place:
-            if conninfo not in self._places:
-                self._places[conninfo] = self._place(await value(self._connect(conninfo)))
-            return self._places[conninfo]
+        async def made() -> Server:
+            if conninfo not in self._servers:
+                self._servers[conninfo] = self._make_server(await maybe_await(self._connect(conninfo)))
+            return self._servers[conninfo]
 
-        place = self._places.get(conninfo)
-        return await self._shell.shared(conninfo, made) if place is None else place
+        server = self._servers.get(conninfo)
+        return await self._runtime.shared(conninfo, made) if server is None else server

@@ -1,238 +1,224 @@
 """
-The middleware for ASGI: Starlette, FastAPI and any other.
+Starlette: a decorator for endpoints, and the layer around the application.
 
-	app.add_middleware(IdempotencyMiddleware, idempotency=idem,
-	                   routes={"POST /payments": Guard(scope=user)})
+	@requires("authenticated")
+	@Guard(scope=lambda request: request.user.username)
+	async def pay(request): ...
 
-The handler finds its transaction as request.state.idempotency.tx.  It runs
-to its end, also where the client has hung up: what it has done is committed,
-and the response is there for the retry.
+	install(app, idempotency)
+
+The guard runs at the endpoint that the router has chosen, behind the application's
+middleware and the decorators above it, for a replay, too.  The handler finds its
+transaction as request.state.idempotency.tx.  It runs to its end, also where the client
+has hung up: its work is committed, and the response is there for the retry.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
-import warnings
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, TypeVar
 from urllib.parse import quote
 
+import anyio.to_thread
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from . import http
 from .client import AsyncIdempotency, Defaults
-from .http import Access, Answer, Guard, Request, Routes, StreamingRefused, guarded
+from .http import BARE_ENDPOINT, Access, Answer, Exchange, check_routes, guarded, no_layer
 
-__all__ = ["Access", "Guard", "IdempotencyMiddleware", "Request"]
+__all__ = ["Access", "Guard", "IdempotencyMiddleware", "install"]
 
-Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-GRACE = 0.5
-"""How many seconds an application has to end that was cancelled."""
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+KEY = "pg_idempotency"
+ABANDON = "abandon_on_cancel" if "abandon_on_cancel" in inspect.signature(anyio.to_thread.run_sync).parameters else \
+    "cancellable"
+
+
+def install(app: Any, idempotency: AsyncIdempotency | Defaults) -> None:
+    """Guards in the application, and in those that are mounted in it, use this client."""
+    if getattr(app, "middleware_stack", None) is not None:
+        raise RuntimeError("the application runs already: install() comes before its first request")
+    build = app.build_middleware_stack
+    check_routes(list(_endpoints(app.routes)))
+
+    def built() -> App:
+        check_routes(list(_endpoints(app.routes)))
+        return IdempotencyMiddleware(build(), idempotency)
+
+    app.build_middleware_stack = built
+
+
+def _endpoints(routes: Sequence[Any]) -> Iterator[Any]:
+    for route in routes:
+        yield getattr(route, "endpoint", None)
+        yield from _endpoints(getattr(route, "routes", None) or ())
 
 
 class IdempotencyMiddleware:
-    def __init__(self, app: App, idempotency: AsyncIdempotency | Defaults, routes: Mapping[str, Guard]) -> None:
-        if not idempotency.core.shell.asynchronous:
+    """The layer around an application of ASGI, the outermost one."""
+
+    def __init__(self, app: App, idempotency: AsyncIdempotency | Defaults) -> None:
+        if not idempotency.core.runtime.asynchronous:
             raise TypeError("ASGI wants an AsyncIdempotency")
-        if _inner_base_middleware(app):
-            warnings.warn("Starlette's BaseHTTPMiddleware, which is @app.middleware(\"http\"), lies inside of "
-                          "IdempotencyMiddleware, and runs background tasks before COMMIT: add IdempotencyMiddleware "
-                          "first, so that it lies inside", stacklevel=2)
         self.app = app
         self._client = idempotency
-        self._routes = Routes(routes)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        guard = self._routes.find(scope["method"], scope["path"]) if scope["type"] == "http" else None
-        if guard is None:
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        body = await _body(receive)
-        if body is None:
-            return                          # hung up before it was whole
-        headers = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in scope["headers"]]
-        request = Request(scope["method"], _path(scope), headers, body, scope=scope)
+        lines = [text.decode("latin-1") for name, text in scope["headers"] if name.lower() == b"idempotency-key"]
+        length = next((text for name, text in scope["headers"] if name.lower() == b"content-length"), b"")
+        exchange = Exchange(self._client, scope["method"], _path(scope), lines, int(length) if length.isdigit() else None)
+        refused = False
 
-        runs: list[_Run] = []
+        async def reading() -> Event:
+            event = await receive()
+            if event["type"] == "http.request":
+                exchange.read(event.get("body", b""))
+                exchange.whole = not event.get("more_body", False)
+            return event
 
-        async def run(access: Access) -> Answer:
-            if runs:
-                await runs[-1].cancel()
-            runs.append(_Run(self.app, scope, request, access))
-            return await runs[-1].whole()
+        async def sending(event: Event) -> None:
+            nonlocal refused
+            if event["type"] == "http.response.start" and exchange.refuses(event["status"]):
+                refused = True
+                await _response(exchange.refusal(event["status"]))(scope, receive, send)
+            elif not refused:
+                await send(event)
 
+        scope[KEY] = exchange
+        await self.app(scope, reading, sending)
+
+
+class Guard(http.Guard):
+    """A decorator of an endpoint; the last one above the function."""
+
+    def __call__(self, endpoint: Endpoint) -> Endpoint:
+        if not inspect.isroutine(endpoint):
+            raise TypeError(f"a guard is written above a function, not above {endpoint!r}")
+
+        @functools.wraps(endpoint)
+        async def called(*arguments: Any, **named: Any) -> Any:
+            request = next((one for one in (*arguments, *named.values()) if isinstance(one, Request)), None)
+            exchange = None if request is None else request.scope.get(KEY)
+            if request is None or exchange is None:
+                raise no_layer("install(app, idempotency)")
+            return await _guarded(self, exchange, request, named, self._attempt(called, request, endpoint, arguments, named))
+
+        endpoint.__dict__[BARE_ENDPOINT] = endpoint
+        return called                               # type: ignore[return-value]
+
+    def _attempt(self, called: Any, request: Request, endpoint: Callable[..., Any], arguments: Sequence[Any],
+                 named: Mapping[str, Any]) -> Callable[[Request, int], Awaitable[Any]]:
+        """What runs the endpoint with a request, and the number of the try."""
+        async def attempt(request: Request, tries: int) -> Any:
+            def own(one: Any) -> Any:
+                return request if isinstance(one, Request) else one
+
+            return await call(endpoint, *map(own, arguments), **{name: own(one) for name, one in named.items()})
+
+        return attempt
+
+
+async def _guarded(guard: Guard, exchange: Exchange, request: Request, named: Mapping[str, Any],
+                   attempt: Callable[[Request, int], Awaitable[Any]]) -> Response:
+    tries = 0
+
+    async def run(access: Access) -> Answer:
+        nonlocal tries
+        tries += 1
+        again = request if tries == 1 else await _again(request)
+        again.state.idempotency = access
+        return await _whole(await attempt(again, tries), again, exchange)
+
+    async def read() -> None:
+        """Unless FastAPI has, which may have made a form of it."""
         try:
-            answer = await guarded(self._client, guard, request, run)
-        except BaseException as error:
-            if runs:
-                await runs[-1].cancel()
-            elif isinstance(error, Exception) and await _handled(scope, error, send):
-                return
-            raise
-        if runs and runs[-1].answer is not answer:
-            await runs[-1].cancel()
-        await send({"type": "http.response.start", "status": answer.status,
-                    "headers": [(name.lower().encode("latin-1"), text.encode("latin-1"))
-                                for name, text in answer.headers]})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else answer.body})
-        if runs and runs[-1].answer is answer:
-            await runs[-1].go_on()
+            if not exchange.whole:
+                await request.body()
+        except ClientDisconnect:
+            raise HTTPException(400, "the body is not whole") from None
+
+    answer = await guarded(exchange, guard, lambda: guard.ask_scope(request, named), read, run)
+    return answer.native if isinstance(answer.native, Response) else _response(answer)
 
 
-def _inner_base_middleware(app: Any) -> bool:
-    """Whether one lies inside; what it has inside of it, in a task of its own, tells then what was raised there."""
-    found = False
-    while app is not None:
-        if any(f"{base.__module__}.{base.__name__}" == "starlette.middleware.base.BaseHTTPMiddleware"
-               for base in type(app).__mro__):
-            found = True
-            if not isinstance(app.app, _Telling):
-                app.app = _Telling(app.app)
-        app = getattr(app, "app", None)
-    return found
+async def _again(request: Request) -> Request:
+    """The request for another try, as the first one got it."""
+    fresh = type(request)(request.scope, request.receive)
+    if hasattr(request, "_body"):
+        fresh._body = request._body
+    elif form := getattr(request, "_form", None):
+        fresh._form = form
+        for _, part in form.multi_items():
+            if not isinstance(part, str):
+                await part.seek(0)
+    return fresh
 
 
-def _handling() -> Exception | None:
-    """The error that whoever calls is in an except block of."""
-    found = sys.exc_info()[1]
-    return found if isinstance(found, Exception) else None
+async def call(endpoint: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    if inspect.iscoroutinefunction(endpoint):
+        return await endpoint(*arguments, **named)
+    # A timeout leaves the thread to itself, and the transaction is over for it.
+    bound = functools.partial(endpoint, *arguments, **named)
+    return await anyio.to_thread.run_sync(bound, **{ABANDON: True})      # type: ignore[arg-type]
 
 
-class _Telling:
-    """Notes the error that an answer is made of, where that is sent."""
-
-    def __init__(self, app: App) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def telling(event: Event) -> None:
-            access = scope.get("idempotency")
-            if isinstance(access, Access):
-                access.error = access.error or _handling()
-            await send(event)
-
-        await self.app(scope, receive, telling)
-
-
-async def _handled(scope: Scope, error: Exception, send: Send) -> bool:
-    """Whether the application has answered an error that came before it, as one of its handlers'."""
-    handlers = getattr(scope.get("app"), "exception_handlers", None)
-    if not isinstance(handlers, Mapping):
-        return False
-    from starlette.middleware.exceptions import ExceptionMiddleware
-
-    async def raises(*_: Any) -> None:
-        raise error
+async def _whole(response: Any, request: Request, exchange: Exchange) -> Answer:
+    """What an endpoint's response sends, and a response that sends it later, with the background tasks."""
+    start: Event = {}
+    pieces: list[bytes] = []
+    refused: Exception | None = None
 
     async def receive() -> Event:
-        return {"type": "http.disconnect"}
+        return await asyncio.Event().wait()         # type: ignore[return-value]
 
+    async def send(event: Event) -> None:
+        nonlocal refused
+        if event["type"] == "http.response.start":
+            start.update(event)
+            return
+        if event["type"] != "http.response.body":
+            raise RuntimeError(f"{event['type']} cannot be stored: a response is its head and its body")
+        if event.get("more_body", False) and b"content-length" not in {name.lower() for name, _ in start["headers"]}:
+            refused = exchange.streaming_refused()
+            raise refused
+        pieces.append(event.get("body", b""))
+
+    background, response.background = getattr(response, "background", None), None
+    # What is not kept is not offered: files by name, trailers, push.
+    extensions = {name: found for name, found in (request.scope.get("extensions") or {}).items()
+                  if not name.startswith("http.response.")}
     try:
-        # Those two are ServerErrorMiddleware's, which lies outside.
-        await ExceptionMiddleware(raises, {kind: handler for kind, handler in handlers.items()
-                                           if kind not in (500, Exception)})(scope, receive, send)
-    except Exception as found:
-        if found is error:
-            return False
-        raise
-    return True
+        await response({**request.scope, "extensions": extensions}, receive, send)
+    except Exception:
+        if refused is None:
+            raise
+        raise refused from None
+    headers = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in start["headers"]]
+    answer = Answer(start["status"], headers, b"".join(pieces))
+    return Answer(answer.status, headers, answer.body, _response(answer, background))
 
 
-def _path(scope: Scope) -> str:
+def _response(answer: Answer, background: Any = None) -> Response:
+    response = Response(status_code=answer.status, background=background)
+    response.body = answer.body
+    response.raw_headers = [(name.lower().encode("latin-1"), text.encode("latin-1")) for name, text in answer.headers]
+    return response
+
+
+def _path(scope: Mapping[str, Any]) -> str:
     """As it came in, with the query."""
     raw = scope.get("raw_path") or quote(scope["path"]).encode()
     query = scope.get("query_string") or b""
     return str((raw.split(b"?")[0] + (b"?" + query if query else b"")).decode("latin-1"))
-
-
-async def _body(receive: Receive) -> bytes | None:
-    pieces = []
-    while True:
-        event = await receive()
-        if event["type"] != "http.request":
-            return None
-        pieces.append(event.get("body", b""))
-        if not event.get("more_body", False):
-            return b"".join(pieces)
-
-
-class _Run:
-    """The application in a task of its own.  What it sends is kept.  After the
-    last piece it is held until COMMIT or ROLLBACK; then it goes on, with what it
-    does behind its response."""
-
-    def __init__(self, app: App, scope: Scope, request: Request, access: Access) -> None:
-        self.answer: Answer | None = None
-        self._request, self._access = request, access
-        self._asked = False
-        self._start: Event = {}
-        self._pieces: list[bytes] = []
-        self._refused: StreamingRefused | None = None
-        self._ended, self._sent = asyncio.Event(), asyncio.Event()
-        # What is not kept is not offered: files by name, trailers, push.
-        extensions = {name: found for name, found in (scope.get("extensions") or {}).items()
-                      if not name.startswith("http.response.")}
-        inner = {**scope, "idempotency": access, "extensions": extensions,
-                 "state": {**scope.get("state", {}), "idempotency": access}}
-        self._task = asyncio.ensure_future(app(inner, self._receive, self._send))
-
-    async def _receive(self) -> Event:
-        if self._asked:
-            # The client may have hung up, but the handler goes on.
-            await self._sent.wait()
-            return {"type": "http.disconnect"}
-        self._asked = True
-        return {"type": "http.request", "body": self._request.body, "more_body": False}
-
-    async def _send(self, event: Event) -> None:
-        if event["type"] == "http.response.start":
-            self._start.update(event)
-            return
-        if event["type"] != "http.response.body":
-            raise RuntimeError(f"{event['type']} cannot be stored: a response is its head and its body")
-        more = event.get("more_body", False)
-        if more and b"content-length" not in {name.lower() for name, _ in self._start.get("headers", [])}:
-            self._refused = StreamingRefused(
-                f"{self._request.method} {self._request.path.split('?')[0]} answers in pieces: a response that is to "
-                "be stored has to be whole, with its length")
-            raise self._refused
-        self._pieces.append(event.get("body", b""))
-        if not more:
-            # What an error was made into is sent where that was caught.
-            self._access.error = self._access.error or _handling()
-            self._ended.set()
-            await self._sent.wait()
-
-    async def whole(self) -> Answer:
-        ended = asyncio.ensure_future(self._ended.wait())
-        try:
-            await asyncio.wait({self._task, ended}, return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
-            await self.cancel()
-            raise
-        finally:
-            ended.cancel()
-        if self._task.done():
-            error = None if self._task.cancelled() else self._task.exception()
-            if self._refused and not isinstance(error, (KeyboardInterrupt, SystemExit)):
-                raise self._refused from None
-            self._task.result()
-        if not self._start:
-            raise RuntimeError("the application has sent no response")
-        headers = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in self._start.get("headers", [])]
-        self.answer = Answer(self._start["status"], headers, b"".join(self._pieces))
-        return self.answer
-
-    async def go_on(self) -> None:
-        """The response is out."""
-        self._sent.set()
-        await self._task
-
-    async def cancel(self) -> None:
-        """Its transaction was not committed.  What cannot be cancelled, as a
-        thread, is left to itself."""
-        self._task.cancel()
-        await asyncio.wait({self._task}, timeout=GRACE)
-        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())

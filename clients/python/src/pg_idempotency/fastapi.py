@@ -1,0 +1,102 @@
+"""
+FastAPI: a decorator for endpoints, and the layer around the application.
+
+	@app.post("/payments")
+	@Guard(scope=lambda request, user: user.id)
+	async def pay(request: Request, payment: Payment, user: User = Depends(login)): ...
+
+	install(app, idempotency)
+
+As in Starlette.  The guard runs behind all dependencies, which have refused what they
+refuse, for a replay, too.  FastAPI's own code makes the response of what the endpoint
+returns, within the transaction.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, get_type_hints
+
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+from starlette.background import BackgroundTasks
+from starlette.requests import Request
+from starlette.responses import Response
+
+from . import starlette
+from .starlette import Access, Endpoint, IdempotencyMiddleware, call, install
+
+__all__ = ["Access", "Guard", "IdempotencyMiddleware", "install"]
+
+REQUEST, RESPONSE, BACKGROUND = "pg_idempotency_request", "pg_idempotency_response", "pg_idempotency_background"
+ASKED = {REQUEST: Request, RESPONSE: Response, BACKGROUND: BackgroundTasks}
+"""What a guard needs, and asks FastAPI for, where the endpoint does not."""
+
+
+class Guard(starlette.Guard):
+    """A decorator of an endpoint; the last one above the function."""
+
+    def __call__(self, endpoint: Endpoint) -> Endpoint:
+        called = super().__call__(endpoint)
+        setattr(called, "__signature__", _signature(endpoint))
+        return called
+
+    def _attempt(self, called: Any, request: Request, endpoint: Callable[..., Any], arguments: Sequence[Any],
+                 named: Mapping[str, Any]) -> Callable[[Request, int], Awaitable[Any]]:
+        route: Any = request.scope.get("route")
+        if not isinstance(route, APIRoute) or not _leads_to(route.endpoint, called):
+            raise RuntimeError(f"{called.__qualname__} has a guard of FastAPI, and is not the endpoint of its route")
+        names = _names(inspect.signature(called))
+        outer: Response = named[names[RESPONSE]]
+
+        async def attempt(request: Request, tries: int) -> Any:
+            async def with_arguments(**fresh: Any) -> Any:
+                # What a dependency has set for the response.
+                fresh[names[RESPONSE]].status_code = outer.status_code
+                fresh[names[RESPONSE]].headers.raw.extend(outer.headers.raw)
+                return await call(endpoint, *arguments, **{
+                    name: one for name, one in {**named, **fresh}.items() if name not in ASKED})
+
+            inner = copy.copy(route)
+            kept = {name: one for name, one in vars(route.dependant).items() if name.endswith("_param_name")}
+            if tries == 1 or not hasattr(request, "_body"):
+                inner.body_field = None             # the arguments are there, and a form's can be read again
+            else:                                   # the first try may have changed them
+                kept |= {name: one for name, one in vars(route.dependant).items() if name.endswith("_params")}
+            inner.dependant = Dependant(call=with_arguments, path=route.dependant.path, **kept)
+            response = await APIRoute.get_route_handler(inner)(request)
+            if isinstance(response.background, BackgroundTasks):
+                response.background.tasks[:0] = named[names[BACKGROUND]].tasks
+            return response
+
+        return attempt
+
+
+def _signature(endpoint: Callable[..., Any]) -> inspect.Signature:
+    """What FastAPI finds, with all of ASKED."""
+    signature, hints = inspect.signature(endpoint), {}
+    with suppress(Exception):                       # of names that are not there yet
+        hints = get_type_hints(endpoint, include_extras=True)
+    signature = signature.replace(
+        parameters=[one.replace(annotation=hints.get(one.name, one.annotation)) for one in signature.parameters.values()],
+        return_annotation=hints.get("return", signature.return_annotation))
+    names = _names(signature)
+    return signature.replace(parameters=[
+        *signature.parameters.values(),
+        *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind) for name, kind in ASKED.items()
+          if name not in names)])
+
+
+def _names(signature: inspect.Signature) -> dict[str, str]:
+    """By which names an endpoint gets what is ASKED."""
+    return {asked: one.name for one in signature.parameters.values() for asked, kind in ASKED.items()
+            if isinstance(one.annotation, type) and issubclass(one.annotation, kind)}
+
+
+def _leads_to(endpoint: Any, called: Any) -> bool:
+    while endpoint is not None and getattr(endpoint, "__func__", endpoint) is not called:
+        endpoint = getattr(endpoint, "__wrapped__", None)
+    return endpoint is not None

@@ -1,0 +1,306 @@
+"""
+The two runtimes of the core: threads, and asyncio.
+
+The core is written in coroutines.  The asynchronous runtime awaits them.  The
+synchronous one runs them without an event loop.  Nothing that they await there
+suspends, because maybe_await() passes on what a synchronous driver returns.  So
+everything but this file is written once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+async def maybe_await(found: Any) -> Any:
+    """The result of an awaitable, or the value itself."""
+    return await found if inspect.isawaitable(found) else found
+
+
+@asynccontextmanager
+async def entered(manager: Any) -> AsyncIterator[Any]:
+    """A context manager of either kind."""
+    if hasattr(manager, "__aenter__"):
+        async with manager as found:
+            yield found
+    else:
+        with manager as found:
+            yield found
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    coroutine.close()
+    raise TypeError("something asynchronous was given to a synchronous Idempotency; use AsyncIdempotency")
+
+
+@contextmanager
+def synchronous(manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """An asynchronous context manager that never suspends."""
+    found = run(manager.__aenter__())
+    try:
+        yield found
+    except BaseException as error:
+        if not run(manager.__aexit__(type(error), error, error.__traceback__)):
+            raise
+    else:
+        run(manager.__aexit__(None, None, None))
+
+
+class Background(Protocol):
+    """Something that runs beside the caller: stop() ends it and waits for that."""
+
+    async def stop(self) -> None: ...
+
+
+class Runtime(Protocol):
+    asynchronous: bool
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    def place(self) -> object:
+        """Where waiters can be woken: of several event loops, the one that runs."""
+
+    def event(self) -> Any:
+        """A threading.Event or an asyncio.Event."""
+
+    async def shared(self, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What several ask for at once under a name is made by one after the
+        other, or by one for all; nobody who is cancelled ends it for the rest."""
+
+    async def wait(self, event: Any, seconds: float) -> bool:
+        """Until the event is set, which is True, or the time is over."""
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Background:
+        """Run it in a thread or a task of its own."""
+
+    async def defer(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run it later; the caller does not wait for it."""
+
+    async def bounded(self, work: Callable[[], Any], left: float | None, ended: Callable[[], bool],
+                      abort: Callable[[], Coroutine[Any, Any, None]]) -> Any:
+        """What the work brings.  When the time that is left is over, or ended()
+        is true, which is asked every second: abort(), and None or any error."""
+
+
+CHECK_INTERVAL = 1.0
+"""Seconds between two checks whether the server has ended a session."""
+
+
+@dataclass(eq=False)
+class _WatchedCall:
+    until: float
+    ended: Callable[[], bool]
+    abort: Callable[[], Coroutine[Any, Any, None]]
+
+
+class _Watchdog:
+    """A thread for the handlers of all threads, none of which can be interrupted."""
+
+    def __init__(self) -> None:
+        self._watched: list[_WatchedCall] = []
+        self._changed = threading.Condition()
+        self._sleeps = False
+        self._process = 0
+
+    def add(self, watched: _WatchedCall) -> None:
+        with self._changed:
+            if self._process != os.getpid():            # a fork has no threads but its own
+                self._process = os.getpid()
+                self._watched, self._sleeps = [], False
+                threading.Thread(target=self._run, name="pg_idempotency", daemon=True).start()
+            self._watched.append(watched)
+            if self._sleeps or watched.until < time.monotonic() + CHECK_INTERVAL:
+                self._changed.notify()
+
+    def remove(self, watched: _WatchedCall) -> None:
+        with self._changed:
+            if watched in self._watched:
+                self._watched.remove(watched)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                first = min((w.until for w in self._watched), default=None)
+                self._sleeps = first is None
+                self._changed.wait(None if first is None else max(0.0, min(CHECK_INTERVAL, first - time.monotonic())))
+                self._sleeps = False
+                for watched in list(self._watched):
+                    if time.monotonic() >= watched.until or watched.ended():
+                        self._watched.remove(watched)
+                        # Which may take its time: not here, where the others wait.
+                        threading.Thread(target=self._abort, args=(watched,), name="pg_idempotency", daemon=True).start()
+
+    @staticmethod
+    def _abort(watched: _WatchedCall) -> None:
+        run(watched.abort())
+
+
+class _Thread:
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._thread = threading.Thread(target=lambda: run(work()), name="pg_idempotency", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        self._thread.join()
+
+
+MAX_DEFERRING = 10
+"""Threads at most that do deferred work: one that a silent server keeps does not delay the others."""
+
+
+class SyncRuntime:
+    asynchronous = False
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: dict[str, threading.Lock] = {}
+        self._queue: queue.SimpleQueue[Callable[[], Coroutine[Any, Any, None]]] | None = None
+        self._threads = self._deferred = 0
+        self._watchdog = _Watchdog()
+        self._process = 0
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def place(self) -> object:
+        return None
+
+    def event(self) -> threading.Event:
+        return threading.Event()
+
+    async def shared(self, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        with self._lock:
+            one_by_one = self._names.setdefault(name, threading.Lock())
+        with one_by_one:
+            return await make()
+
+    async def wait(self, event: threading.Event, seconds: float) -> bool:
+        return event.wait(seconds)
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Background:
+        return _Thread(work)
+
+    async def defer(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        with self._lock:
+            if self._queue is None or self._process != os.getpid():     # a fork has no threads but its own
+                self._process = os.getpid()
+                self._queue = queue.SimpleQueue()
+                self._threads = self._deferred = 0
+            self._queue.put(work)
+            self._deferred += 1
+            if self._threads < min(self._deferred, MAX_DEFERRING):
+                self._threads += 1
+                threading.Thread(target=self._run_deferred, name="pg_idempotency", daemon=True).start()
+
+    async def bounded(self, work: Callable[[], Any], left: float | None, ended: Callable[[], bool],
+                      abort: Callable[[], Coroutine[Any, Any, None]]) -> Any:
+        """The work itself cannot be interrupted: it comes back on its own."""
+        watched = _WatchedCall(time.monotonic() + left if left is not None else float("inf"), ended, abort)
+        self._watchdog.add(watched)
+        try:
+            return await maybe_await(work())
+        finally:
+            self._watchdog.remove(watched)
+
+    def _run_deferred(self) -> None:
+        assert self._queue is not None
+        work = self._queue
+        while True:
+            try:
+                run(work.get()())
+            except Exception:
+                logging.getLogger("pg_idempotency").exception("a transaction could not be rolled back")
+            with self._lock:
+                self._deferred -= 1
+
+
+class _Task:
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._task = asyncio.ensure_future(work())
+
+    async def stop(self) -> None:
+        await asyncio.shield(asyncio.gather(self._task, return_exceptions=True))
+
+
+class AsyncRuntime:
+    asynchronous = True
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._shared: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Task[Any]] = {}
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def place(self) -> object:
+        return asyncio.get_running_loop()
+
+    def event(self) -> asyncio.Event:
+        return asyncio.Event()
+
+    async def shared(self, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        loop = asyncio.get_running_loop()
+        task = self._shared.get((loop, name))
+        if task is None:
+            task = self._shared[loop, name] = loop.create_task(make())
+            task.add_done_callback(lambda _: self._shared.pop((loop, name)))
+        result: T = await asyncio.shield(task)
+        return result
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(event.wait(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Background:
+        return _Task(work)
+
+    async def defer(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        task = asyncio.ensure_future(work())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def bounded(self, work: Callable[[], Any], left: float | None, ended: Callable[[], bool],
+                      abort: Callable[[], Coroutine[Any, Any, None]]) -> Any:
+        loop = asyncio.get_running_loop()
+        scope = asyncio.timeout(left)
+        asked: asyncio.TimerHandle
+
+        def ask() -> None:
+            nonlocal asked
+            if ended():
+                scope.reschedule(loop.time())
+            else:
+                asked = loop.call_later(CHECK_INTERVAL, ask)
+
+        asked = loop.call_later(CHECK_INTERVAL, ask)
+        try:
+            async with scope:
+                return await maybe_await(work())
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        finally:
+            asked.cancel()
+            if scope.expired():
+                await abort()

@@ -1,0 +1,133 @@
+"""Connections: they come back to where they came from, also when the server is silent."""
+
+import asyncio
+import threading
+import time
+from contextlib import asynccontextmanager, contextmanager
+
+import psycopg
+import pytest
+from proxy import Proxy
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+from pg_idempotency import AsyncIdempotency, Idempotency, Response, TimedOut, new_key
+
+
+def test_a_connection_of_a_function_is_left_before_the_replay_returns(database, effects, asynchronously):
+    """In the same thread or task: its owner writes on with it."""
+    shared = psycopg.connect("", autocommit=True)
+    where = []
+
+    @contextmanager
+    def lend():
+        yield shared
+        where.append(threading.current_thread())
+
+    idem, key, name = Idempotency(lend), new_key(), new_key()
+    idem.request("u", key, lambda tx: Response())
+    for number in range(100):
+        assert idem.request("u", key, lambda tx: Response()).replayed
+        assert where == [threading.current_thread()] * (number + 2)
+        shared.execute("INSERT INTO effects VALUES (%s)", (name,))
+    shared.close()
+    assert effects(name) == 100
+
+    async def test(_, pool):
+        tasks = []
+
+        async with await psycopg.AsyncConnection.connect("", autocommit=True) as connection:
+            @asynccontextmanager
+            async def lend():
+                yield connection
+                tasks.append(asyncio.current_task())
+
+            idem, key, name = AsyncIdempotency(lend), new_key(), new_key()
+
+            async def handler(tx):
+                return Response()
+
+            for number in range(100):
+                assert (await idem.request("u", key, handler)).replayed == bool(number)
+                assert tasks == [asyncio.current_task()] * (number + 1)
+                await connection.execute("INSERT INTO effects VALUES (%s)", (name,))
+        assert effects(name) == 100
+
+    asynchronously(test)
+
+
+def test_a_silent_server_costs_one_connection(database, monkeypatch):
+    """Others go on at once, and the pool replaces the silent connection when the time limit is over."""
+    monkeypatch.setattr("pg_idempotency.postgres.ROLLBACK_LIMIT", 5)
+    proxy, key = Proxy(), new_key()
+    with ConnectionPool(proxy.conninfo, min_size=2, max_size=2, timeout=5) as pool:
+        idem = Idempotency(pool)
+        idem.request("u", key, lambda tx: Response())
+        proxy.silence = b"ROLLBACK"
+        began = time.monotonic()
+        assert idem.request("u", key, lambda tx: Response()).replayed
+        while proxy.silence:
+            time.sleep(0.01)
+        for _ in range(20):
+            assert idem.request("u", key, lambda tx: Response()).replayed
+        assert time.monotonic() - began < 4.5
+        with pool.connection(10), pool.connection(10) as second:
+            second.execute("SELECT 1")
+    proxy.close()
+
+
+def test_a_silent_server_at_a_rollback_of_the_caller(database, monkeypatch, asynchronously):
+    """Nor does a caller wait for it for ever."""
+    monkeypatch.setattr("pg_idempotency.postgres.ROLLBACK_LIMIT", 0.5)
+    proxy = Proxy()
+    with ConnectionPool(proxy.conninfo, min_size=1, max_size=1, timeout=10) as pool:
+        idem = Idempotency(pool)
+        proxy.silence = b"ROLLBACK"
+        began = time.monotonic()
+        with pytest.raises(ZeroDivisionError):
+            idem.request("u", new_key(), lambda tx: 1 / 0)
+        assert 0.4 < time.monotonic() - began < 8
+        assert idem.request("u", new_key(), lambda tx: Response()).stored
+
+    async def test(_, pool):
+        async with AsyncConnectionPool(proxy.conninfo, min_size=1, max_size=1, timeout=10, open=False) as pool:
+            idem = AsyncIdempotency(pool)
+
+            async def fails(tx):
+                raise ZeroDivisionError
+
+            async def handler(tx):
+                return Response()
+
+            proxy.silence = b"ROLLBACK"
+            with pytest.raises(ZeroDivisionError):
+                await asyncio.wait_for(idem.request("u", new_key(), fails), 8)
+            key = new_key()
+            assert (await asyncio.wait_for(idem.request("u", key, handler), 15)).stored
+            proxy.silence = b"ROLLBACK"
+            assert (await asyncio.wait_for(idem.request("u", key, handler), 8)).replayed
+            assert (await asyncio.wait_for(idem.request("u", key, handler), 15)).replayed
+
+    asynchronously(test)
+    proxy.close()
+
+
+def test_a_silent_server_at_a_cancellation(database, monkeypatch):
+    """A handler whose statement gets no answer: after its timeout, the pool has its connection back."""
+    monkeypatch.setattr("pg_idempotency.postgres.CANCEL_LIMIT", 0.5)
+    monkeypatch.setattr("pg_idempotency.postgres.ROLLBACK_LIMIT", 0.5)
+    proxy = Proxy()
+    with ConnectionPool(proxy.conninfo, min_size=1, max_size=1, timeout=10) as pool:
+        idem = Idempotency(pool, timeout_ms=300)
+
+        def handler(tx):
+            proxy.silence, proxy.all_silent = b"SELECT 77", True
+            tx.execute("SELECT 77")
+            return Response()
+
+        began = time.monotonic()
+        with pytest.raises(TimedOut):
+            idem.request("u", new_key(), handler)
+        proxy.all_silent = False
+        assert time.monotonic() - began < 8
+        assert idem.request("u", new_key(), lambda tx: Response()).stored
+    proxy.close()

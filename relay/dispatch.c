@@ -1,0 +1,111 @@
+/*-------------------------------------------------------------------------
+ *
+ * dispatch.c
+ *		Hand ready messages to their sinks, and connect sinks again.
+ *
+ * This file owns no state.  relay.c calls it in every round, and when it
+ * stops.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "dispatch.h"
+
+static bool is_up(RelaySink *sink, int64_t now);
+
+/*
+ * Give each sink its turn: connect it if its pause is over, and hand it as
+ * many ready messages as it can take.  The ready messages of a sink that is
+ * held are released, and those of all sinks if the relay is stopping.
+ */
+void
+relay_dispatch_work(const RelayRouting *routing, const RelayAnswers *answers,
+					bool stopping, int64_t now)
+{
+	RelaySink  *sink;
+
+	for (sink = routing->first; sink; sink = sink->next)
+	{
+		if (stopping)
+			relay_sink_release_ready(sink);
+		if (!is_up(sink, now))
+		{
+			relay_sink_release_ready(sink);
+			relay_loop_wake_at(sink->loop, sink->held_until);
+			if (sink->connected)
+				sink->type->work(sink, now);
+			continue;
+		}
+		sink->held_until = 0;
+		sink->type->work(sink, now);
+		/* A message with too little of its lease left waits for more. */
+		while (sink->ready.first && sink->connected && !sink->held_until &&
+			   sink->in_flight.count < sink->window &&
+			   relay_answers_may_start(answers, sink->ready.first, now) &&
+			   (!sink->type->can_take || sink->type->can_take(sink)))
+		{
+			RelayMessage *message = sink->ready.first;
+
+			relay_queue_hand_over(message, now);
+			if ((int64_t) message->payload_length > sink->max_size)
+				relay_sink_refused(message, -1, "the payload of %zu bytes is "
+								   "larger than \"max_size\" of sink \"%s\"",
+								   message->payload_length, sink->name);
+			else
+				sink->type->deliver(sink, message);
+		}
+	}
+}
+
+/*
+ * Return whether a sink is connected and not held.  Connect it if its pause is
+ * over.
+ */
+static bool
+is_up(RelaySink *sink, int64_t now)
+{
+	char		why[512];
+
+	if (sink->held_until > now)
+		return false;
+	if (sink->connected)
+		return true;
+	sink->connected = sink->type->connect(sink, why, sizeof(why));
+	if (sink->connected)
+		relay_log(RELAY_INFO, "sink \"%s\" is connected again", sink->name);
+	else
+		relay_sink_back_off(sink, 0, why);
+	return sink->connected;
+}
+
+/*
+ * Return whether any sink has messages in flight.
+ */
+bool
+relay_dispatch_in_flight(const RelayRouting *routing)
+{
+	const RelaySink *sink = routing->first;
+
+	while (sink && sink->in_flight.count == 0)
+		sink = sink->next;
+	return sink != NULL;
+}
+
+/*
+ * Release the messages in flight, and disconnect their sinks for good.
+ */
+void
+relay_dispatch_abandon(const RelayRouting *routing)
+{
+	RelaySink  *sink;
+
+	for (sink = routing->first; sink; sink = sink->next)
+	{
+		if (sink->in_flight.count == 0)
+			continue;
+		sink->type->disconnect(sink);
+		sink->connected = false;
+		while (sink->in_flight.first)
+			relay_queue_release(sink->queue, sink->in_flight.first);
+		sink->held_until = INT64_MAX;
+	}
+}

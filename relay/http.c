@@ -1,0 +1,282 @@
+/*-------------------------------------------------------------------------
+ *
+ * http.c
+ *		An HTTP server for the metrics, with a single page, /metrics.
+ *
+ * Each connection serves one request.  If all places are occupied, a new
+ * client replaces the oldest one.  There is no authentication, so the setting
+ * "metrics" should name an address that only trusted hosts reach.
+ *
+ * A RelayHttp owns the listening socket and its clients.  relay.c begins and
+ * ends it; the event loop calls the rest.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include <errno.h>
+#include <netdb.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "http.h"
+#include "memory.h"
+#include "metrics.h"
+
+typedef struct RelayHttpClient
+{
+	RelayHttp  *http;
+	int			fd;
+	char		request[2048];
+	size_t		length;
+	RelayText  *answer;			/* NULL: the request is still being read */
+	size_t		written;
+} RelayHttpClient;
+
+static struct addrinfo *find_address(RelayConfig *config);
+static int	open_listener(const struct addrinfo *address);
+static void accept_client(void *argument, int fd, int events);
+static void serve(void *argument, int fd, int events);
+static bool read_request(RelayHttpClient *client);
+static void make_answer(RelayHttpClient *client);
+static void end_client(RelayHttpClient *client);
+
+/*
+ * Count a fault if the setting "metrics" is not an address.
+ */
+void
+relay_http_configure(RelayConfig *config)
+{
+	struct addrinfo *address = find_address(config);
+
+	if (address)
+		freeaddrinfo(address);
+}
+
+/*
+ * Serve the metrics of a taker at the address that the configuration names, if
+ * it names one.  The RelayHttp is zeroed.  Counts a fault if that fails.
+ */
+void
+relay_http_begin(RelayHttp *http, RelayConfig *config, RelayLoop *loop,
+				 const RelayTaker *taker)
+{
+	struct addrinfo *address = find_address(config);
+
+	if (!address)
+		return;
+	http->listener = open_listener(address);
+	freeaddrinfo(address);
+	if (http->listener < 0)
+	{
+		relay_section_fault(config, config->main, "metrics",
+							"cannot listen on \"%s\": %s",
+							relay_section_text(config->main, "metrics"),
+							strerror(errno));
+		return;
+	}
+	http->loop = loop;
+	http->taker = taker;
+	relay_loop_watch(loop, http->listener, RELAY_LOOP_READ, accept_client,
+					 http);
+}
+
+/*
+ * Close all connections and stop listening, if relay_http_begin() listens.
+ */
+void
+relay_http_end(RelayHttp *http)
+{
+	if (!http->loop)
+		return;
+	while (http->nclients > 0)
+		end_client(http->clients[0]);
+	relay_loop_forget(http->loop, http->listener);
+	close(http->listener);
+	http->loop = NULL;
+}
+
+/*
+ * Return the address that the setting "metrics" names, which the caller
+ * releases with freeaddrinfo().  Returns NULL if the setting is empty, or
+ * after it has counted a fault.
+ */
+static struct addrinfo *
+find_address(RelayConfig *config)
+{
+	const char *setting = relay_section_text(config->main, "metrics");
+	struct addrinfo hints = {
+		.ai_socktype = SOCK_STREAM,.ai_flags = AI_PASSIVE
+	};
+	struct addrinfo *address = NULL;
+	char	   *copy = relay_copy(setting);
+	char	   *name = copy;
+	char	   *port = strrchr(copy, ':');
+	const char *why = "expected an address and a port, as 127.0.0.1:9464";
+
+	if (port && port > copy && port[1])
+	{
+		int			status;
+
+		*port++ = '\0';
+		if (*name == '[' && name[strlen(name) - 1] == ']')
+		{
+			name[strlen(name) - 1] = '\0';
+			name++;
+		}
+		status = getaddrinfo(name, port, &hints, &address);
+		if (status != 0)
+		{
+			why = gai_strerror(status);
+			address = NULL;
+		}
+	}
+	if (*setting && !address)
+		relay_section_fault(config, config->main, "metrics",
+							"cannot listen on \"%s\": %s", setting, why);
+	free(copy);
+	return address;
+}
+
+/*
+ * Return a listening socket, or -1 with errno set.
+ */
+static int
+open_listener(const struct addrinfo *address)
+{
+	int			on = 1;
+	int			fd;
+
+	fd = socket(address->ai_family,
+				SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return -1;
+	(void) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	if (bind(fd, address->ai_addr, address->ai_addrlen) < 0 ||
+		listen(fd, RELAY_HTTP_CLIENTS) < 0)
+	{
+		int			error = errno;
+
+		close(fd);
+		errno = error;
+		return -1;
+	}
+	return fd;
+}
+
+/*
+ * Accept a connection.  The event loop calls this for the listening socket.
+ */
+static void
+accept_client(void *argument, int fd, int events)
+{
+	RelayHttp  *http = argument;
+	RelayHttpClient *client;
+	int			accepted;
+
+	/* The client's address is not needed. */
+	/* cppcheck-suppress nullPointer */
+	accepted = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	if (accepted < 0)
+		return;
+	/* A client that neither sends nor reads must not block the others. */
+	if (http->nclients == RELAY_HTTP_CLIENTS)
+		end_client(http->clients[0]);
+	client = relay_alloc(sizeof(RelayHttpClient));
+	client->http = http;
+	client->fd = accepted;
+	http->clients[http->nclients++] = client;
+	relay_loop_watch(http->loop, accepted, RELAY_LOOP_READ, serve, client);
+}
+
+/*
+ * Read the request of a client, or write its answer, as far as the socket
+ * allows.  The event loop calls this for each client.
+ */
+static void
+serve(void *argument, int fd, int events)
+{
+	RelayHttpClient *client = argument;
+	ssize_t		n;
+
+	if (!client->answer)
+	{
+		if (!read_request(client))
+			return;
+		make_answer(client);
+	}
+	n = write(fd, client->answer->data + client->written,
+			  client->answer->len - client->written);
+	if (n > 0)
+		client->written += (size_t) n;
+	if ((n < 0 && errno != EAGAIN && errno != EINTR) ||
+		client->written == client->answer->len)
+		end_client(client);
+	else
+		relay_loop_watch(client->http->loop, fd, RELAY_LOOP_WRITE, serve,
+						 client);
+}
+
+/*
+ * Read more of a request.  Returns true when its head is complete or the
+ * buffer is full.  Ends the client if the connection is lost.
+ */
+static bool
+read_request(RelayHttpClient *client)
+{
+	ssize_t		n = read(client->fd, client->request + client->length,
+						 sizeof(client->request) - 1 - client->length);
+
+	if (n <= 0)
+	{
+		if (n == 0 || (errno != EAGAIN && errno != EINTR))
+			end_client(client);
+		return false;
+	}
+	client->length += (size_t) n;
+	client->request[client->length] = '\0';
+	return strstr(client->request, "\r\n\r\n") ||
+		client->length == sizeof(client->request) - 1;
+}
+
+/*
+ * Compose the answer to a request.
+ */
+static void
+make_answer(RelayHttpClient *client)
+{
+	RelayText  *page = relay_text_new();
+	bool		found = strncmp(client->request, "GET /metrics ", 13) == 0 ||
+		strncmp(client->request, "GET /metrics?", 13) == 0;
+
+	if (found)
+		relay_metrics_write(client->http->taker, page);
+	else
+		relay_text_add(page, "see /metrics\n");
+	client->answer = relay_text_new();
+	relay_text_addf(client->answer, "HTTP/1.1 %s\r\nContent-Type: "
+					"text/plain; version=0.0.4; charset=utf-8\r\n"
+					"Content-Length: %zu\r\nConnection: close\r\n\r\n%s",
+					found ? "200 OK" : "404 Not Found", page->len, page->data);
+	relay_text_free(page);
+}
+
+/*
+ * Close the connection of a client and free it.
+ */
+static void
+end_client(RelayHttpClient *client)
+{
+	RelayHttp  *http = client->http;
+	int			i = 0;
+
+	while (http->clients[i] != client)
+		i++;
+	http->nclients--;
+	memmove(http->clients + i, http->clients + i + 1,
+			(size_t) (http->nclients - i) * sizeof(http->clients[0]));
+	relay_loop_forget(http->loop, client->fd);
+	close(client->fd);
+	relay_text_free(client->answer);
+	free(client);
+}

@@ -1,0 +1,30 @@
+/*-------------------------------------------------------------------------
+ *
+ * http.h
+ *		An HTTP server for the metrics.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEM_RELAY_HTTP_H
+#define IDEM_RELAY_HTTP_H
+
+#include "taker.h"
+
+#define RELAY_HTTP_CLIENTS	8
+
+/* Only http.c reads and writes the fields. */
+typedef struct RelayHttp
+{
+	RelayLoop  *loop;			/* NULL: not listening */
+	int			listener;
+	const RelayTaker *taker;	/* its metrics are shown */
+	struct RelayHttpClient *clients[RELAY_HTTP_CLIENTS];	/* oldest first */
+	int			nclients;
+} RelayHttp;
+
+extern void relay_http_configure(RelayConfig *config);
+extern void relay_http_begin(RelayHttp *http, RelayConfig *config,
+							 RelayLoop *loop, const RelayTaker *taker);
+extern void relay_http_end(RelayHttp *http);
+
+#endif							/* IDEM_RELAY_HTTP_H */

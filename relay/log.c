@@ -1,0 +1,68 @@
+/*-------------------------------------------------------------------------
+ *
+ * log.c
+ *		The relay's log, and the end of the process after a fatal error.
+ *
+ * Each message is one line on standard error.  This file owns no state.  All
+ * other files call it.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "log.h"
+
+static const char *const level_names[] = {"debug", "info", "warning", "error"};
+
+static void write_line(const char *level, const char *format, va_list args)
+			RELAY_FORMAT(2, 0);
+
+/*
+ * Write one line to the log.  The line is cut off at 2 kB.
+ */
+void
+relay_log(RelayLevel level, const char *format,...)
+{
+	va_list		args;
+
+	va_start(args, format);
+	write_line(level_names[level], format, args);
+	va_end(args);
+}
+
+/*
+ * Write one line to the log and end the process with an exit status.  Does
+ * not return.  The messages that the relay holds stay leased until their
+ * leases expire.
+ */
+void
+relay_exit(int status, const char *format,...)
+{
+	va_list		args;
+
+	va_start(args, format);
+	write_line("fatal", format, args);
+	va_end(args);
+	exit(status);
+}
+
+/*
+ * Write one line.  Control characters become blanks, because the text of a
+ * broker could otherwise forge further lines.
+ */
+static void
+write_line(const char *level, const char *format, va_list args)
+{
+	char		line[2048];
+	char	   *c;
+
+	vsnprintf(line, sizeof(line), format, args);
+	for (c = line; *c; c++)
+	{
+		if ((unsigned char) *c < ' ' || *c == 0x7f)
+			*c = ' ';
+	}
+	fprintf(stderr, "idem-relay: %s: %s\n", level, line);
+}

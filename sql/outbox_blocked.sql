@@ -1,0 +1,163 @@
+--
+-- idem_outbox_blocked: which keys have due messages that wait behind another message
+--
+SET client_min_messages = warning;
+DROP EXTENSION IF EXISTS idempotency;
+CREATE EXTENSION idempotency;
+RESET client_min_messages;
+\i sql/include/error_of.sql
+\pset format unaligned
+\pset tuples_only on
+
+-- What it says, but for times
+CREATE FUNCTION pg_temp.blocked(max_lanes int DEFAULT 100) RETURNS TABLE (topic text, first bigint, waiting bigint, reason text, until text, has_pid boolean)
+LANGUAGE sql AS $$
+	SELECT b.topic, b.first_id, b.waiting, b.reason, CASE WHEN b.until > clock_timestamp() + interval '30 min' THEN round(extract(epoch FROM b.until - clock_timestamp()) / 3600) || ' h' WHEN b.until > clock_timestamp() THEN 'soon' END, b.pid IS NOT NULL
+	FROM idem_outbox_blocked(max_lanes) AS b
+	WHERE b.blocked_since BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp()
+$$;
+CREATE FUNCTION pg_temp.health() RETURNS text
+LANGUAGE sql AS $$
+	SELECT concat_ws('|', status, CASE WHEN value > 3600 THEN 'more' WHEN value > 0 THEN 'some' ELSE 'none' END, regexp_replace(detail, 'until .*', 'until ...')) FROM idem_health() WHERE check_name = 'outbox_blocked'
+$$;
+SELECT * FROM pg_temp.blocked();
+SELECT pg_temp.health();
+
+--
+-- One key stops all of its messages: the second one is leased for hours, and its thousand followers are due.
+--
+SELECT count(*) FROM idem_publish_many(ARRAY['hot'], ARRAY(SELECT to_jsonb(i) FROM generate_series(1, 1200) AS i), ARRAY['k']);
+SELECT count(*) FROM idem_outbox_take(2000, '0.1 s', '{hot}');
+SELECT pg_sleep(0.2);
+CREATE TEMP TABLE taken AS SELECT id FROM idem_outbox_take(1, '30 s', '{hot}');
+SELECT count(*) FROM idem_outbox_take(10, '30 s');
+SELECT * FROM pg_temp.blocked();
+SELECT idem_outbox_extend(ARRAY[(SELECT min(id) + 1 FROM taken)], '12 hours', ARRAY[1]) > 0;
+SELECT idem_outbox_ack(ARRAY(SELECT id FROM taken));
+SELECT * FROM pg_temp.blocked();
+SELECT pg_temp.health();
+SELECT labels ->> 'state', value > 0 FROM idem_metric_samples() WHERE name ~ 'outbox_blocked';
+-- An operator's threshold
+SET idempotency.health_outbox_blocked = '10h';
+SELECT split_part(pg_temp.health(), '|', 1);
+SET idempotency.health_outbox_blocked = '13h';
+SELECT split_part(pg_temp.health(), '|', 1);
+SET idempotency.health_outbox_blocked = 0;
+SELECT split_part(pg_temp.health(), '|', 1);
+RESET idempotency.health_outbox_blocked;
+-- It is the fault of none if nothing waits behind.
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE id > 2;
+SELECT * FROM pg_temp.blocked();
+SELECT pg_temp.health();
+
+--
+-- A pause, a delay, a message without followers, followers that are not due, one that can be taken, one without a key
+--
+TRUNCATE idem_outbox;
+ALTER SEQUENCE idem_outbox_ids RESTART;
+SELECT count(*) FROM idem_publish_many('{nacked,nacked,delayed,delayed,alone,later,later,due,due,unkeyed,unkeyed}', '{1}', '{k,k,k,k,k,k,k,k,k,NULL,NULL}');
+UPDATE idem_outbox SET available_at = available_at + interval '1 hour' WHERE topic = 'delayed' AND id = 3 OR topic = 'later';
+SELECT id, idem_outbox_nack(id, 'busy', '2 hours') FROM idem_outbox_take(1, '1 s', '{nacked}');
+SELECT id FROM idem_outbox_take(1, '10 s', '{alone}');
+SELECT id FROM idem_outbox_take(1, '10 s', '{unkeyed}');
+SELECT * FROM pg_temp.blocked();
+SELECT * FROM pg_temp.blocked(1);
+SELECT count(*) FROM idem_outbox_blocked(0);
+SELECT count(*) FROM idem_outbox_blocked(NULL);
+SELECT pg_temp.error_of('SELECT idem_outbox_blocked(-1)');
+-- A lease that is over blocks nobody.
+UPDATE idem_outbox SET available_at = now() - interval '1 s' WHERE id = 1;
+SELECT topic FROM pg_temp.blocked();
+
+--
+-- A prepared transaction holds the first message, and a savepoint's is found, too.
+--
+TRUNCATE idem_outbox;
+ALTER SEQUENCE idem_outbox_ids RESTART;
+SELECT count(*) FROM idem_publish_many('{held}', '{1,2,3}', '{k}');
+SELECT id FROM idem_outbox_take(1, '10 s');
+BEGIN;
+SAVEPOINT s;
+SELECT idem_outbox_ack('{1}');
+RELEASE s;
+PREPARE TRANSACTION 'regress_blocked';
+SELECT * FROM pg_temp.blocked();
+SELECT pg_temp.health();
+ROLLBACK PREPARED 'regress_blocked';
+SELECT reason FROM pg_temp.blocked();
+SELECT idem_outbox_ack('{1}');
+SELECT * FROM pg_temp.blocked();
+-- What another transaction has not committed does not wait, and blocks nobody.
+TRUNCATE idem_outbox;
+BEGIN;
+SELECT idem_publish('held', '1', 'k') IS NOT NULL;
+PREPARE TRANSACTION 'regress_blocked';
+SELECT idem_publish('held', '2', 'k') IS NOT NULL;
+SELECT * FROM pg_temp.blocked();
+ROLLBACK PREPARED 'regress_blocked';
+
+--
+-- Times from a dump may be infinite.
+--
+TRUNCATE idem_outbox;
+SELECT count(*) FROM idem_publish_many('{t}', '{1,2}', '{k}');
+SELECT count(*) FROM idem_outbox_take(1);
+UPDATE idem_outbox SET available_at = CASE WHEN awaiting_ack THEN 'infinity' ELSE '-infinity' END::timestamptz;
+SELECT blocked_since, until FROM idem_outbox_blocked();
+SELECT status, value FROM idem_health() WHERE check_name = 'outbox_blocked';
+SELECT value FROM idem_metric_samples() WHERE name = 'idempotency_outbox_blocked_seconds';
+
+--
+-- Nothing of keys and payloads; bounded, whatever there is: 20000 keys, and dead rows that nobody can remove
+--
+SELECT string_agg(a, ', ' ORDER BY o) FROM unnest((SELECT proargnames FROM pg_proc WHERE proname = 'idem_outbox_blocked')) WITH ORDINALITY AS u (a, o);
+TRUNCATE idem_outbox;
+SELECT count(*) FROM idem_publish_many('{many}', '{1}', (SELECT array_agg('key ' || i / 2) FROM generate_series(0, 39999) AS i));
+UPDATE idem_outbox SET available_at = available_at + interval '1 hour' WHERE (payload::text, message_key, id) IN (SELECT payload::text, message_key, min(id) FROM idem_outbox GROUP BY payload::text, message_key);
+SELECT count(*), min(waiting), max(waiting) FROM idem_outbox_blocked(100000);
+CREATE FUNCTION pg_temp.pages() RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+	line json;
+BEGIN
+	EXECUTE 'EXPLAIN (ANALYZE, BUFFERS, FORMAT json, COSTS off, TIMING off, SUMMARY off) SELECT idem_outbox_blocked(1)' INTO line;
+	RETURN (line -> 0 -> 'Plan' ->> 'Shared Hit Blocks')::bigint + (line -> 0 -> 'Plan' ->> 'Shared Read Blocks')::bigint;
+END
+$$;
+SELECT pg_temp.pages() < 60000 AS bounded;
+
+--
+-- A sequence behind its table: publishing fails with a hint, and idem_health tells.
+--
+TRUNCATE idem_outbox;
+SELECT count(*) FROM idem_publish_many('{t}', '{1,2,3}');
+SELECT count(*) FROM generate_series(1, 4) AS i, idem_claim('s', 'key-000000000000000' || i);
+CREATE FUNCTION pg_temp.sequences() RETURNS text
+LANGUAGE sql AS $$ SELECT concat_ws('|', status, value, detail) FROM idem_health() WHERE check_name = 'sequences' $$;
+SELECT pg_temp.sequences();
+SELECT setval('idem_outbox_ids', (SELECT min(id) FROM idem_outbox), false) > 0;
+SELECT pg_temp.sequences();
+SELECT pg_temp.error_of($$SELECT idem_publish('t', '4')$$) ~ 'HINT|idem_raise_claim_tokens\(0\)';
+SELECT pg_temp.error_of($$SELECT idem_publish_many('{t}', '{4}')$$) ~ 'idem_raise_claim_tokens\(0\)';
+SELECT setval('idem_claim_tokens', 1) > 0;
+SELECT pg_temp.sequences();
+SET idempotency.health_sequences = 0;
+SELECT split_part(pg_temp.sequences(), '|', 1);
+RESET idempotency.health_sequences;
+SELECT idem_raise_claim_tokens(4) = 4;
+SELECT pg_temp.sequences();
+SELECT idem_publish('t', '4') IS NOT NULL;
+-- An index of the user's own
+CREATE UNIQUE INDEX ON idem_outbox (topic) WHERE topic = 'mine';
+SELECT idem_publish('mine', '1') IS NOT NULL;
+SELECT pg_temp.code_of($$SELECT idem_publish('mine', '2')$$);
+
+--
+-- A table that autovacuum does not visit
+--
+SELECT detail ~ 'autovacuum' FROM idem_health() WHERE check_name = 'bloat';
+ALTER TABLE idem_tokens SET (autovacuum_enabled = off);
+ALTER TABLE idem_keys SET (autovacuum_enabled = false);
+ALTER TABLE idem_outbox SET (autovacuum_enabled = on);
+SELECT substring(detail FROM 'autovacuum[^;]*') FROM idem_health() WHERE check_name = 'bloat';
+
+DROP EXTENSION idempotency;

@@ -1,0 +1,269 @@
+/*-------------------------------------------------------------------------
+ *
+ * action_queries.c
+ *		All that a user has done: to read it, and to forget it.
+ *
+ * idem_action_states() reads with the statement's snapshot alone, as
+ * idem_lookup() and idem_is_active() do.
+ *
+ * idem_forget_user() deletes a pair's counter first, and then its actions, as
+ * a snapshot sees them that is taken between the two.  The counter's row lock
+ * serializes it with who advances the counter: what one that committed
+ * before has written is gone, too, and one that comes later, or whose counter
+ * was not committed when the user's counters were gone through, keeps both its
+ * counter and its actions.  Actions without a counter, which only a
+ * superuser can have left behind, come last.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/snapmgr.h"
+#include "utils/tuplestore.h"
+
+#include "actions/actions.h"
+#include "util/arguments.h"
+#include "util/arrays.h"
+#include "util/compat.h"
+#include "util/texts.h"
+
+/* The columns that idem_action_states() returns. */
+enum
+{
+	STATE_ENTITY_ID,
+	STATE_ACTION_TYPE,
+	STATE_IS_ACTIVE,
+	STATE_LAST_ACTION_ID,
+	STATE_NUM_COLUMNS,
+};
+
+/*
+ * The tables of idem_action_states().  "exact" is open where the snapshot may
+ * see a row twice; see idem_find_visible().
+ */
+typedef struct Reading
+{
+	IdemTable	versions;
+	IdemTable	actions;
+	IdemTable	exact;
+	bool		twice;
+	IdemScan	scan;
+	ReturnSetInfo *result;
+} Reading;
+
+/* The tables of idem_forget_user(); "seen" are those that are scanned. */
+typedef struct Forgetting
+{
+	IdemTable	versions;
+	IdemTable	actions;
+	IdemTable	seen_versions;
+	IdemTable	seen_actions;
+	int64		deleted;
+} Forgetting;
+
+static void entity_states(Reading *reading, Datum *key);
+static void forget_pairs(Forgetting *forgetting, Datum *key);
+static void forget_actions(Forgetting *forgetting, const Datum *key,
+						   int ncolumns);
+static bool delete_counter(Forgetting *forgetting, const Datum *key);
+static void delete_action(Forgetting *forgetting, const Datum *key);
+
+/*
+ * idem_action_states(user_id, entity_type, entity_ids)
+ *		-> setof entity_id, action_type, is_active, last_action_id
+ */
+PG_FUNCTION_INFO_V1(idem_action_states);
+Datum
+idem_action_states(PG_FUNCTION_ARGS)
+{
+	Datum		key[KEY_LENGTH];
+	IdemArray	entities;
+	int		   *order;
+	Reading		reading;
+
+	key[KEY_USER_ID] = idem_name_arg(fcinfo, 0, "user_id");
+	key[KEY_ENTITY_TYPE] = idem_name_arg(fcinfo, 1, "entity_type");
+	idem_array_arg(fcinfo, 2, "entity_ids",
+				   IDEM_ARRAY_REQUIRED | IDEM_ARRAY_NAMES, &entities);
+	order = idem_array_order(&entities, 1, entities.length);
+	InitMaterializedSRF(fcinfo, 0);
+	reading.result = (ReturnSetInfo *) fcinfo->resultinfo;
+
+	idem_table_open(&reading.versions, IDEM_ACTION_VERSIONS, AccessShareLock);
+	idem_table_open(&reading.actions, IDEM_USER_ACTIONS, AccessShareLock);
+	reading.twice = IsolationUsesXactSnapshot();
+	if (reading.twice)
+		idem_table_open(&reading.exact, IDEM_USER_ACTIONS, AccessShareLock);
+	idem_scan_begin_key(&reading.scan, &reading.actions, GetActiveSnapshot(),
+						KEY_ENTITY_ID + 1);
+	for (int i = 0; i < entities.length; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		key[KEY_ENTITY_ID] = entities.values[order[i]];
+		if (i == 0 ||
+			!idem_text_equal(key[KEY_ENTITY_ID],
+							 entities.values[order[i - 1]]))
+			entity_states(&reading, key);
+	}
+	idem_scan_end(&reading.scan);
+	if (reading.twice)
+		idem_table_close(&reading.exact);
+	idem_table_close(&reading.actions);
+	idem_table_close(&reading.versions);
+	return (Datum) 0;
+}
+
+/*
+ * Add a user's actions on one entity to the result.
+ */
+static void
+entity_states(Reading *reading, Datum *key)
+{
+	Snapshot	snapshot = GetActiveSnapshot();
+	TupleTableSlot *row = reading->actions.row;
+	Datum		values[STATE_NUM_COLUMNS];
+	bool		nulls[STATE_NUM_COLUMNS] = {0};
+	bool		counter_read = false;
+
+	values[STATE_ENTITY_ID] = key[KEY_ENTITY_ID];
+	idem_scan_restart_key(&reading->scan, key);
+	while (idem_scan_next(&reading->scan, ForwardScanDirection))
+	{
+		Datum	   *action = &row->tts_values[ACTIONS_USER_ID];
+
+		if (reading->twice &&
+			!(idem_find_visible(&reading->exact, action, snapshot) &&
+			  ItemPointerEquals(&reading->exact.row->tts_tid,
+								&row->tts_tid)))
+			continue;
+		if (!counter_read)
+		{
+			IDEM_INJECTION_POINT("idem-action-read");
+			nulls[STATE_LAST_ACTION_ID] =
+				!idem_find_visible(&reading->versions, key, snapshot);
+			values[STATE_LAST_ACTION_ID] =
+				reading->versions.row->tts_values[VERSIONS_LAST_ACTION_ID];
+			counter_read = true;
+		}
+		values[STATE_ACTION_TYPE] = action[KEY_ACTION_TYPE];
+		values[STATE_IS_ACTIVE] = row->tts_values[ACTIONS_IS_ACTIVE];
+		tuplestore_putvalues(reading->result->setResult,
+							 reading->result->setDesc, values, nulls);
+	}
+}
+
+/*
+ * idem_forget_user(user_id) -> bigint
+ */
+PG_FUNCTION_INFO_V1(idem_forget_user);
+Datum
+idem_forget_user(PG_FUNCTION_ARGS)
+{
+	Datum		key[KEY_LENGTH];
+	Forgetting	forgetting;
+
+	key[KEY_USER_ID] = idem_name_arg(fcinfo, 0, "user_id");
+
+	idem_table_open(&forgetting.versions, IDEM_ACTION_VERSIONS,
+					RowExclusiveLock);
+	idem_table_open(&forgetting.actions, IDEM_USER_ACTIONS, RowExclusiveLock);
+	idem_table_open(&forgetting.seen_versions, IDEM_ACTION_VERSIONS,
+					AccessShareLock);
+	idem_table_open(&forgetting.seen_actions, IDEM_USER_ACTIONS,
+					AccessShareLock);
+	forgetting.deleted = 0;
+
+	forget_pairs(&forgetting, key);
+	IDEM_INJECTION_POINT("idem-pairs-forgotten");
+	forget_actions(&forgetting, key, KEY_USER_ID + 1);
+
+	idem_table_close(&forgetting.seen_actions);
+	idem_table_close(&forgetting.seen_versions);
+	idem_table_close(&forgetting.actions);
+	idem_table_close(&forgetting.versions);
+	PG_RETURN_INT64(forgetting.deleted);
+}
+
+/*
+ * Delete the user's counters, each with its actions.
+ */
+static void
+forget_pairs(Forgetting *forgetting, Datum *key)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Datum	   *row = forgetting->seen_versions.row->tts_values;
+	IdemScan	scan;
+
+	idem_scan_begin_key(&scan, &forgetting->seen_versions, snapshot,
+						KEY_USER_ID + 1);
+	idem_scan_restart_key(&scan, key);
+	while (idem_scan_next(&scan, ForwardScanDirection))
+	{
+		key[KEY_ENTITY_TYPE] = row[VERSIONS_ENTITY_TYPE];
+		key[KEY_ENTITY_ID] = row[VERSIONS_ENTITY_ID];
+		if (delete_counter(forgetting, key))
+			forget_actions(forgetting, key, KEY_ENTITY_ID + 1);
+	}
+	idem_scan_end(&scan);
+	UnregisterSnapshot(snapshot);
+}
+
+/*
+ * Delete the actions with the first "ncolumns" columns of a key, as they are
+ * now, that have no counter.
+ */
+static void
+forget_actions(Forgetting *forgetting, const Datum *key, int ncolumns)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Datum	   *row = forgetting->seen_actions.row->tts_values;
+	IdemScan	scan;
+
+	idem_scan_begin_key(&scan, &forgetting->seen_actions, snapshot,
+						ncolumns);
+	idem_scan_restart_key(&scan, key);
+	while (idem_scan_next(&scan, ForwardScanDirection))
+		delete_action(forgetting, &row[ACTIONS_USER_ID]);
+	idem_scan_end(&scan);
+	UnregisterSnapshot(snapshot);
+}
+
+/*
+ * Delete a counter, as it is now.  Returns whether there was one.  Waits for
+ * who is writing it.  Raises 40001 where the transaction's snapshot must not
+ * see it.
+ */
+static bool
+delete_counter(Forgetting *forgetting, const Datum *key)
+{
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!idem_find_latest(&forgetting->versions, key))
+			return false;
+	} while (idem_delete(&forgetting->versions, true) != IDEM_WRITE_DONE);
+	forgetting->deleted++;
+	return true;
+}
+
+/*
+ * Delete an action that has no counter; that of another transaction is one,
+ * though it is not committed.  What is deleted is what was there before the
+ * counter was looked for, and is not.  Waits and raises as delete_counter().
+ */
+static void
+delete_action(Forgetting *forgetting, const Datum *key)
+{
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!idem_find_latest(&forgetting->actions, key) ||
+			idem_find(&forgetting->versions, key) != IDEM_FIND_NONE ||
+			idem_find_latest(&forgetting->versions, key))
+			return;
+	} while (idem_delete(&forgetting->actions, true) != IDEM_WRITE_DONE);
+	forgetting->deleted++;
+}

@@ -1,0 +1,33 @@
+/*-------------------------------------------------------------------------
+ *
+ * claim_holder.h
+ *		What the holder of a claim does with it, for callers inside the
+ *		extension.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_CLAIM_HOLDER_H
+#define IDEMPOTENCY_CLAIM_HOLDER_H
+
+#include "fmgr.h"
+#include "store/store.h"
+
+/* What idem_complete() stores.  NULL pointers stand for SQL NULL. */
+typedef struct IdemResponse
+{
+	int32		status;
+	Datum		headers;		/* json */
+	Datum		body;			/* text */
+	Datum		bytes;			/* bytea */
+} IdemResponse;
+
+extern void idem_remember_claim(int64 token);
+extern bool idem_complete_claim(const Datum *key, const IdemResponse *response,
+								const int64 *token);
+extern bool idem_complete_in(IdemTable *table, const Datum *key,
+							 const IdemResponse *response,
+							 const int64 *token);
+
+extern Datum idem_check_size(Datum value, const char *name);
+
+#endif							/* IDEMPOTENCY_CLAIM_HOLDER_H */

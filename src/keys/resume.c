@@ -1,0 +1,537 @@
+/*-------------------------------------------------------------------------
+ *
+ * resume.c
+ *		Handing out unfinished requests to any number of workers.
+ *
+ * A claim that stored its request can be resumed when it has failed, or when
+ * its lease has ended.  idem_resume() takes over such claims: it reads rows
+ * through an index and replaces them, and never waits for another transaction.
+ *
+ * Order.  The claims that have been resumable for the longest time come first.
+ * The indexes have the attempt before the time, so that claims with no attempt
+ * left are never read, however many there are, and are found again when
+ * idempotency.max_attempts is raised.  A call therefore reads one stream of
+ * rows for each number of attempts (and for each scope that it names), and
+ * always continues with the stream whose next row is the oldest.  Between two
+ * rows it keeps no more of a stream than the position of that row.
+ *
+ * Compare and swap.  Under READ COMMITTED the streams are read with a dirty
+ * snapshot, so a row that another transaction is writing is passed over.
+ * Under REPEATABLE READ and SERIALIZABLE they are read with a copy of the
+ * transaction's snapshot.  A row is replaced only if it is still the version
+ * that was read, so two calls cannot take the same claim, and what others have
+ * changed since is left to a later call.  The token is drawn under the lock of
+ * the key, as in keys.c, so the tokens of a key ascend.
+ *
+ * A claim that this transaction itself holds is not resumable, whatever its
+ * lease says: nobody else can have taken it.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/skey.h"
+#include "access/stratnum.h"
+#include "access/xact.h"
+#include "catalog/pg_collation_d.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+
+#include "keys/claim_holder.h"
+#include "keys/key_record.h"
+#include "keys/keys.h"
+#include "stats/stats.h"
+#include "store/key_lock.h"
+#include "util/arguments.h"
+#include "util/commit_notify.h"
+#include "util/compat.h"
+#include "util/settings.h"
+#include "util/subtransaction.h"
+#include "util/texts.h"
+#include "util/times.h"
+
+/* The columns of idem_resume()'s result, in order. */
+static const int resume_columns[] = {
+	KEYS_SCOPE,
+	KEYS_KEY,
+	KEYS_CLAIM_TOKEN,
+	KEYS_ATTEMPT,
+	KEYS_REQUEST,
+	KEYS_RECOVERY_POINT,
+	KEYS_RECOVERY_STATE,
+	KEYS_CREATED_AT,
+	KEYS_LEASE_EXPIRES_AT,
+};
+
+#define DEFAULT_MAX_CLAIMS	10
+
+/*
+ * Rows of one number of attempts, and of one scope if scopes are named, in
+ * the order of time; "resume_at" and "tid" are the position of the next row.
+ */
+typedef struct Stream
+{
+	Datum		scope;			/* NULL pointer: all */
+	int32		attempt;
+	TimestampTz resume_at;
+	ItemPointerData tid;
+} Stream;
+
+/* A call of idem_resume(). */
+typedef struct Resuming
+{
+	IdemTable	table;
+	IdemScan	scan;			/* of the rows of a stream */
+	IdemScan	attempts;		/* of the attempts that there are */
+	Snapshot	snapshot;		/* NULL: rows are seen as they are */
+	TimestampTz now;
+	TimestampTz next_due;
+	Datum	   *scopes;			/* NULL: all */
+	int			nscopes;
+	const Interval *lease;
+	int			wanted;			/* how many more claims */
+	int			taken;
+	Stream	   *streams;
+	int			nstreams;
+	int			max_streams;
+	ReturnSetInfo *result;
+} Resuming;
+
+static int	compare_scopes(const void *a, const void *b, void *arg);
+static void resume_or_wait(Resuming *resuming, TimestampTz deadline);
+static bool try_resume(void *arg);
+static void resume(Resuming *resuming);
+static void open_streams(Resuming *resuming);
+static bool next_attempt(Resuming *resuming, Datum scope, int32 *attempt);
+static bool seek(Resuming *resuming, Stream *stream);
+static bool advance(Resuming *resuming, Stream *stream);
+static int	oldest_stream(const Resuming *resuming);
+static bool is_resumable(Resuming *resuming);
+static void find_next_due(Resuming *resuming);
+static void restart(Resuming *resuming, const Stream *stream,
+					TimestampTz from, TimestampTz until);
+static void take_over(Resuming *resuming);
+
+/*
+ * idem_resume(max_claims, lease, scopes, wait) -> setof row
+ */
+PG_FUNCTION_INFO_V1(idem_resume);
+Datum
+idem_resume(PG_FUNCTION_ARGS)
+{
+	Resuming	resuming = {0};
+	Interval   *wait = idem_interval_arg(fcinfo, 3, "wait");
+	TimestampTz start = GetCurrentTimestamp();
+	TimestampTz deadline = idem_add_interval(start, wait, 0);
+
+	resuming.wanted = PG_ARGISNULL(0) ? DEFAULT_MAX_CLAIMS :
+		PG_GETARG_INT32(0);
+	if (resuming.wanted < 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" must be positive", "max_claims")));
+	resuming.lease = idem_interval_arg(fcinfo, 1, "lease");
+	if (!PG_ARGISNULL(2))
+	{
+		int			count = idem_text_array(PG_GETARG_DATUM(2), "scopes",
+											&resuming.scopes);
+
+		/* Each scope once. */
+		qsort_interruptible(resuming.scopes, count, sizeof(Datum),
+							compare_scopes, NULL);
+		for (int i = 0; i < count; i++)
+		{
+			Datum		scope = resuming.scopes[i];
+			int			n = resuming.nscopes;
+
+			if (n == 0 || !idem_text_equal(resuming.scopes[n - 1], scope))
+				resuming.scopes[resuming.nscopes++] = scope;
+		}
+	}
+	InitMaterializedSRF(fcinfo, 0);
+	resuming.result = (ReturnSetInfo *) fcinfo->resultinfo;
+
+	if (deadline > start)
+		resume_or_wait(&resuming, deadline);
+	else
+		resume(&resuming);
+	return (Datum) 0;
+}
+
+static int
+compare_scopes(const void *a, const void *b, void *arg)
+{
+	return idem_text_compare(*(const Datum *) a, *(const Datum *) b);
+}
+
+/*
+ * Take what there is, or sleep until there is something, or until "deadline".
+ *
+ * The snapshot of REPEATABLE READ and SERIALIZABLE sees nothing new, so a
+ * commit does not wake these calls; they look again when a lease ends.
+ */
+static void
+resume_or_wait(Resuming *resuming, TimestampTz deadline)
+{
+	bool		entered = IsolationUsesXactSnapshot();
+
+	for (;;)
+	{
+		(void) idem_in_subtransaction(try_resume, resuming, NULL);
+		if (resuming->taken > 0 || resuming->now >= deadline)
+			break;
+		if (entered)
+			idem_await_change(resuming->next_due, deadline);
+		else
+		{
+			Datum		key[2];
+
+			idem_resumable_key(key);
+			idem_await_claim(key);
+		}
+		entered = true;
+	}
+	idem_await_end();
+}
+
+/*
+ * Take what there is now.  If that is nothing, the subtransaction is rolled
+ * back, so that the sleep holds no lock.
+ */
+static bool
+try_resume(void *arg)
+{
+	Resuming   *resuming = arg;
+
+	resume(resuming);
+	return resuming->taken > 0;
+}
+
+/*
+ * Take what there is now; if that is nothing, find out when there will be
+ * something.
+ */
+static void
+resume(Resuming *resuming)
+{
+	int			current = -1;	/* the stream whose row is in table.row */
+
+	idem_table_open(&resuming->table, IDEM_KEYS, RowExclusiveLock);
+	resuming->now = GetCurrentTimestamp();
+	resuming->nstreams = 0;
+
+	/* That of the transaction would see what the call itself writes. */
+	resuming->snapshot = NULL;
+	if (IsolationUsesXactSnapshot())
+	{
+		PushCopiedSnapshot(GetTransactionSnapshot());
+		resuming->snapshot = GetActiveSnapshot();
+	}
+	open_streams(resuming);
+	IDEM_INJECTION_POINT("idem-resume-begun");
+
+	while (resuming->wanted > 0 && resuming->nstreams > 0)
+	{
+		int			i = oldest_stream(resuming);
+		Stream	   *stream = &resuming->streams[i];
+		ItemPointerData tid = stream->tid;
+		bool		more = true;
+
+		CHECK_FOR_INTERRUPTS();
+		if (i != current)
+			more = seek(resuming, stream);
+		current = i;
+		if (more && ItemPointerEquals(&stream->tid, &tid))
+		{
+			take_over(resuming);
+			more = advance(resuming, stream);
+		}
+		if (!more)
+		{
+			*stream = resuming->streams[--resuming->nstreams];
+			current = -1;
+		}
+	}
+
+	if (resuming->taken == 0)
+		find_next_due(resuming);
+	idem_scan_end(&resuming->attempts);
+	idem_scan_end(&resuming->scan);
+	if (resuming->snapshot != NULL)
+		PopActiveSnapshot();
+	idem_table_close(&resuming->table);
+}
+
+/*
+ * Begin a stream for each number of attempts, in each scope, that has rows to
+ * be resumed now.
+ */
+static void
+open_streams(Resuming *resuming)
+{
+	bool		all = resuming->scopes == NULL;
+	IdemRelationId index = all ? IDEM_KEYS_RESUMABLE :
+		IDEM_KEYS_RESUMABLE_SCOPES;
+
+	idem_scan_begin(&resuming->scan, &resuming->table, index,
+					resuming->snapshot, all ? 3 : 4);
+	idem_scan_begin(&resuming->attempts, &resuming->table, index,
+					resuming->snapshot, all ? 2 : 3);
+	for (int i = 0; i < (all ? 1 : resuming->nscopes); i++)
+	{
+		Stream		stream = {
+			.scope = all ? (Datum) 0 : resuming->scopes[i],
+		};
+
+		while (next_attempt(resuming, stream.scope, &stream.attempt))
+		{
+			CHECK_FOR_INTERRUPTS();
+			stream.resume_at = DT_NOBEGIN;
+			ItemPointerSet(&stream.tid, 0, 0);
+			if (!seek(resuming, &stream))
+				continue;
+			if (resuming->nstreams == resuming->max_streams)
+			{
+				Size		size;
+
+				resuming->max_streams = Max(8, resuming->max_streams * 2);
+				size = resuming->max_streams * sizeof(Stream);
+				resuming->streams = resuming->streams == NULL ?
+					palloc(size) : repalloc_huge(resuming->streams, size);
+			}
+			resuming->streams[resuming->nstreams++] = stream;
+		}
+	}
+}
+
+/*
+ * Step to the next higher number of attempts of the rows of a scope.  Returns
+ * false where there is none that is resumed.
+ */
+static bool
+next_attempt(Resuming *resuming, Datum scope, int32 *attempt)
+{
+	ScanKeyData keys[3];
+	int			nkeys = 0;
+
+	if (DatumGetPointer(scope) != NULL)
+		ScanKeyEntryInitialize(&keys[nkeys++], 0, 1, BTEqualStrategyNumber,
+							   InvalidOid, C_COLLATION_OID, F_TEXTEQ, scope);
+	ScanKeyEntryInitialize(&keys[nkeys], 0, nkeys + 1,
+						   BTGreaterStrategyNumber, InvalidOid, InvalidOid,
+						   F_INT4GT, Int32GetDatum(*attempt));
+	nkeys++;
+	ScanKeyEntryInitialize(&keys[nkeys], 0, nkeys, BTLessStrategyNumber,
+						   InvalidOid, InvalidOid, F_INT4LT,
+						   Int32GetDatum(idem_max_attempts));
+	idem_scan_restart(&resuming->attempts, keys);
+	if (!idem_scan_next(&resuming->attempts, ForwardScanDirection))
+		return false;
+	*attempt = DatumGetInt32(resuming->table.row->tts_values[KEYS_ATTEMPT]);
+	return true;
+}
+
+/*
+ * Fetch the row at the position of a stream, or the first one behind it that
+ * can be resumed.  Returns false where there is none.
+ */
+static bool
+seek(Resuming *resuming, Stream *stream)
+{
+	Stream		position = *stream;
+
+	restart(resuming, stream, stream->resume_at, resuming->now);
+	do
+	{
+		if (!advance(resuming, stream))
+			return false;
+	} while (stream->resume_at == position.resume_at &&
+			 ItemPointerCompare(&stream->tid, &position.tid) < 0);
+	return true;
+}
+
+/*
+ * Fetch the next row of the stream that was sought last.
+ */
+static bool
+advance(Resuming *resuming, Stream *stream)
+{
+	IdemTable  *table = &resuming->table;
+
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!idem_scan_next(&resuming->scan, ForwardScanDirection))
+			return false;
+	} while (!is_resumable(resuming));
+	stream->resume_at =
+		DatumGetTimestampTz(table->row->tts_values[KEYS_RESUME_AT]);
+	stream->tid = table->row->tts_tid;
+	return true;
+}
+
+/*
+ * The stream whose next row is the oldest.
+ */
+static int
+oldest_stream(const Resuming *resuming)
+{
+	int			oldest = 0;
+
+	for (int i = 1; i < resuming->nstreams; i++)
+	{
+		if (resuming->streams[i].resume_at <
+			resuming->streams[oldest].resume_at)
+			oldest = i;
+	}
+	return oldest;
+}
+
+/*
+ * May the row that was found be taken over, as far as can be told without
+ * locking it?  Only by hand can it have got a resume_at that is too early.
+ */
+static bool
+is_resumable(Resuming *resuming)
+{
+	IdemTable  *table = &resuming->table;
+	Datum	   *values = table->row->tts_values;
+	bool	   *nulls = table->row->tts_isnull;
+
+	if (TransactionIdIsValid(table->holder) || nulls[KEYS_REQUEST] ||
+		idem_found_is_expired(table, resuming->now))
+		return false;
+	switch (idem_found_state(table))
+	{
+		case IDEM_STATE_FAILED:
+			return true;
+		case IDEM_STATE_STARTED:
+			return !idem_is_written_since(table, FirstCommandId) &&
+				(nulls[KEYS_LEASE_EXPIRES_AT] ||
+				 DatumGetTimestampTz(values[KEYS_LEASE_EXPIRES_AT]) <=
+				 resuming->now);
+		default:
+			return false;
+	}
+}
+
+/*
+ * When will the next row be resumable?  DT_NOEND where it is not within
+ * IDEM_LOOK_AGAIN_MS, after which a waiter looks again anyway.
+ */
+static void
+find_next_due(Resuming *resuming)
+{
+	TimestampTz until = idem_add_ms(resuming->now, IDEM_LOOK_AGAIN_MS);
+	bool		all = resuming->scopes == NULL;
+
+	resuming->next_due = DT_NOEND;
+	for (int i = 0; i < (all ? 1 : resuming->nscopes); i++)
+	{
+		Stream		stream = {
+			.scope = all ? (Datum) 0 : resuming->scopes[i],
+		};
+
+		while (next_attempt(resuming, stream.scope, &stream.attempt))
+		{
+			CHECK_FOR_INTERRUPTS();
+			restart(resuming, &stream, resuming->now + 1, until);
+			if (!idem_scan_next(&resuming->scan, ForwardScanDirection))
+				continue;
+			until = DatumGetTimestampTz(resuming->table.row->tts_values[KEYS_RESUME_AT]);
+			resuming->next_due = until;
+		}
+	}
+}
+
+/*
+ * Go to those rows of a stream that become resumable between two times.
+ */
+static void
+restart(Resuming *resuming, const Stream *stream, TimestampTz from,
+		TimestampTz until)
+{
+	ScanKeyData keys[4];
+	int			nkeys = 0;
+
+	if (DatumGetPointer(stream->scope) != NULL)
+		ScanKeyEntryInitialize(&keys[nkeys++], 0, 1, BTEqualStrategyNumber,
+							   InvalidOid, C_COLLATION_OID, F_TEXTEQ,
+							   stream->scope);
+	ScanKeyEntryInitialize(&keys[nkeys], 0, nkeys + 1, BTEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_INT4EQ,
+						   Int32GetDatum(stream->attempt));
+	nkeys++;
+	ScanKeyEntryInitialize(&keys[nkeys], 0, nkeys + 1,
+						   BTGreaterEqualStrategyNumber, InvalidOid,
+						   InvalidOid, F_TIMESTAMPTZ_GE,
+						   TimestampTzGetDatum(from));
+	nkeys++;
+	ScanKeyEntryInitialize(&keys[nkeys], 0, nkeys, BTLessEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_LE,
+						   TimestampTzGetDatum(until));
+	idem_scan_restart(&resuming->scan, keys);
+}
+
+/*
+ * Take over the row that was found, and add it to the result, unless another
+ * session is at it.
+ */
+static void
+take_over(Resuming *resuming)
+{
+	IdemTable  *table = &resuming->table;
+	Datum	   *found = table->row->tts_values;
+	IdemKeyLock lock = {0};
+	IdemKeyRecord record;
+	TimestampTz now;
+	int64		token;
+	IdemWrite	written = IDEM_WRITE_STALE;
+	Datum		values[lengthof(resume_columns)];
+	bool		nulls[lengthof(resume_columns)];
+
+	if (!idem_key_lock(&lock, table, &found[KEYS_SCOPE]))
+		return;
+	token = idem_next_claim_token(DatumGetInt64(found[KEYS_CLAIM_TOKEN]));
+
+	/* Drawing a token may wait, and the record expire meanwhile. */
+	now = GetCurrentTimestamp();
+	if (!idem_found_is_expired(table, now))
+	{
+		memset(&record, 0, sizeof(record));
+		idem_record_set(&record, KEYS_CLAIM_TOKEN, Int64GetDatum(token));
+		idem_record_set(&record, KEYS_STATE,
+						idem_state_datum(IDEM_STATE_STARTED));
+		idem_record_set(&record, KEYS_ATTEMPT,
+						Int32GetDatum(DatumGetInt32(found[KEYS_ATTEMPT]) + 1));
+		idem_record_set(&record, KEYS_LEASE_EXPIRES_AT,
+						TimestampTzGetDatum(idem_add_interval(now, resuming->lease,
+															  idem_default_lease)));
+		idem_record_set_or_null(&record, KEYS_ERROR, (Datum) 0);
+		idem_record_keep(&record, table);
+		idem_record_set_resume_at(&record, IDEM_STATE_STARTED, now);
+		written = idem_update(table, record.values, record.nulls, false);
+	}
+	idem_key_unlock(&lock);
+	if (written != IDEM_WRITE_DONE)
+		return;
+
+	IDEM_INJECTION_POINT("idem-resumed");
+	idem_remember_claim(token);
+	idem_count(IDEM_COUNT_CLAIMS + IDEM_CLAIM_NEW, 1);
+	idem_count(IDEM_COUNT_TAKEOVERS, 1);
+	idem_log_key_event(IDEM_EVENT_TAKEN_OVER, record.values);
+	for (int i = 0; i < lengthof(resume_columns); i++)
+	{
+		values[i] = record.values[resume_columns[i]];
+		nulls[i] = record.nulls[resume_columns[i]];
+	}
+	tuplestore_putvalues(resuming->result->setResult,
+						 resuming->result->setDesc, values, nulls);
+	resuming->taken++;
+	resuming->wanted--;
+}

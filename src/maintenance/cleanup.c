@@ -1,0 +1,343 @@
+/*-------------------------------------------------------------------------
+ *
+ * cleanup.c
+ *		Deletion of what has expired: keys, tokens, acknowledged messages.
+ *
+ * One batch in one transaction, for idem_cleanup() and for the background
+ * worker alike.  Expired rows are found through an index on their time, and
+ * deleted by compare and swap without waiting (store/write.c).  So a row that
+ * somebody is writing is skipped, and one that was claimed again after it was
+ * found is not deleted: it has a newer version.
+ *
+ * A batch has so many rows at most, and ends earlier where they take long:
+ * large responses, most of whose time goes into their TOAST tables, and
+ * messages on which a lane may depend.
+ *
+ * The index entries of deleted rows stay until vacuum may remove them; an old
+ * snapshot can keep it from that for hours.  A caller remembers where the last
+ * batch ended, starts there and need not go over them again.  What is older is
+ * then found later: rows that were skipped, or committed late.  So now and then
+ * a batch starts from the oldest row all the same, but not for more than a
+ * hundredth of the time.  Where there is little to go over, that is always.
+ * And it does so when the place that it has come to lies in the future, because
+ * the clock was set back or the retention raised.
+ *
+ * idem_cleanup() remembers its places for the session.  Whoever calls it until
+ * nothing is left relies on that, so before it says so it starts from the
+ * oldest row, unless that has taken long a short while ago.  If a transaction
+ * or a part of one is rolled back in which it has gone on, it begins anew.
+ *
+ * No trigger can run with the worker's rights: a table that has one is
+ * refused, as everywhere.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/stratnum.h"
+#include "catalog/pg_type_d.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "maintenance/cleanup.h"
+#include "outbox/lanes.h"
+#include "outbox/outbox_row.h"
+#include "stats/stats.h"
+#include "store/store.h"
+#include "util/compat.h"
+#include "util/log_events.h"
+#include "util/results.h"
+#include "util/rollback.h"
+#include "util/settings.h"
+#include "util/times.h"
+
+/* A batch that starts from the oldest row is this much of the time at most. */
+#define RESTART_SHARE	100
+
+/*
+ * A batch ends after this time, which is looked at each so many bytes in TOAST
+ * tables; looking at a lane is as much as so many.
+ */
+#define BATCH_USECS		INT64CONST(50000)
+#define TOAST_STEP		((Size) 1024 * 1024)
+#define LANE_STEP		((Size) 16 * 1024)
+
+/* Starting from the oldest row takes long where it takes longer than this. */
+#define LONG_RESTART	INT64CONST(100000)
+
+typedef struct CleanupTarget
+{
+	IdemRelationId table;
+	IdemRelationId index;		/* its first column is the time */
+	IdemCounter counter;
+} CleanupTarget;
+
+static const CleanupTarget targets[IDEM_NUM_CLEANUP_KINDS] = {
+	[IDEM_CLEANUP_KEYS] =
+	{IDEM_KEYS, IDEM_KEYS_EXPIRES_AT, IDEM_COUNT_KEYS_DELETED},
+	[IDEM_CLEANUP_TOKENS] =
+	{IDEM_TOKENS, IDEM_TOKENS_EXPIRES_AT, IDEM_COUNT_TOKENS_DELETED},
+	[IDEM_CLEANUP_MESSAGES] =
+	{IDEM_OUTBOX, IDEM_OUTBOX_ENDED, IDEM_COUNT_MESSAGES_DELETED},
+};
+
+const char *const idem_cleanup_names[IDEM_NUM_CLEANUP_KINDS] = {
+	[IDEM_CLEANUP_KEYS] = "keys",
+	[IDEM_CLEANUP_TOKENS] = "tokens",
+	[IDEM_CLEANUP_MESSAGES] = "messages",
+};
+
+/* The types of the columns that idem_cleanup() returns. */
+static IdemResultType cleanup_row = {
+	.ncolumns = IDEM_NUM_CLEANUP_KINDS,
+	.columns = {INT8OID, INT8OID, INT8OID},
+};
+
+/* Where idem_cleanup() has come to. */
+static IdemCleanupPosition places[IDEM_NUM_CLEANUP_KINDS];
+
+static int64 clean(IdemCleanupKind kind, int batch_size, bool *more);
+static void forget_places(void);
+static int64 delete_between(IdemTable *table, IdemRelationId index,
+							TimestampTz *from, TimestampTz until, int limit,
+							bool *more);
+static bool is_signpost(IdemTable *table);
+
+/*
+ * idem_cleanup(batch_size) -> keys_deleted, tokens_deleted, messages_deleted
+ */
+PG_FUNCTION_INFO_V1(idem_cleanup);
+Datum
+idem_cleanup(PG_FUNCTION_ARGS)
+{
+	int			batch_size = idem_cleanup_batch_size;
+	bool		more = false;
+	Datum		values[IDEM_NUM_CLEANUP_KINDS];
+	bool		nulls[IDEM_NUM_CLEANUP_KINDS] = {0};
+
+	if (!PG_ARGISNULL(0))
+		batch_size = PG_GETARG_INT32(0);
+	if (batch_size < 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" must be positive", "batch_size")));
+
+	for (int kind = 0; kind < IDEM_NUM_CLEANUP_KINDS; kind++)
+	{
+		bool		kind_more;
+
+		values[kind] = Int64GetDatum(clean(kind, batch_size, &kind_more));
+		more |= kind_more;
+	}
+	CHECK_FOR_INTERRUPTS();
+	if (!more)
+		idem_report_cleanup_at_commit();
+	PG_RETURN_DATUM(idem_result(fcinfo, &cleanup_row, values, nulls));
+}
+
+/*
+ * Delete a batch of one kind, from where this session has come to.
+ */
+static int64
+clean(IdemCleanupKind kind, int batch_size, bool *more)
+{
+	IdemCleanupPosition *place = &places[kind];
+	int64		deleted;
+	int64		restart_at = place->restart_at;
+
+	idem_forget_on_rollback(forget_places);
+	do
+		deleted = idem_cleanup_batch(kind, batch_size, place, more);
+	while (*more && deleted == 0);
+
+	if (!*more && place->restart_at == restart_at && !ProcDiePending &&
+		place->restart_took <= LONG_RESTART)
+	{
+		place->restart_at = 0;
+		deleted += idem_cleanup_batch(kind, batch_size - deleted, place,
+									  more);
+	}
+	return deleted;
+}
+
+static void
+forget_places(void)
+{
+	memset(places, 0, sizeof(places));
+}
+
+/*
+ * Delete up to "batch_size" expired rows of one kind.  Returns how many, and
+ * whether there may be "more"; fewer also if the process has been told to end,
+ * which the caller must see to.
+ *
+ * Starts where "position" says, and moves it.
+ */
+int64
+idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
+				   IdemCleanupPosition *position, bool *more)
+{
+	const CleanupTarget *target = &targets[kind];
+	IdemTable	table;
+	int64		begin;
+	TimestampTz from = DT_NOBEGIN;
+	TimestampTz until;
+	bool		resume;
+	int64		deleted;
+
+	idem_table_open(&table, target->table, RowExclusiveLock);
+	begin = idem_monotonic_time();
+	until = idem_add_ms(GetCurrentTimestamp(), -idem_cleanup_retention(kind));
+	if (position->table != RelationGetRelid(table.rel))
+		memset(position, 0, sizeof(*position));
+	position->table = RelationGetRelid(table.rel);
+	resume = begin < position->restart_at && position->reached <= until;
+	if (resume)
+		from = position->reached;
+	deleted = delete_between(&table, target->index, &from, until, batch_size,
+							 more);
+	idem_table_close(&table);
+	idem_count(target->counter, deleted);
+
+	if (deleted > 0 && idem_event_is_logged(IDEM_EVENT_CLEANED))
+	{
+		StringInfoData line;
+
+		idem_log_begin(&line, IDEM_EVENT_CLEANED);
+		idem_log_text(&line, "kind",
+					  CStringGetTextDatum(idem_cleanup_names[kind]));
+		idem_log_number(&line, "rows", deleted);
+		idem_log_end(&line);
+	}
+	if (*more || from > position->reached || position->reached > until)
+		position->reached = from;
+	if (!resume)
+	{
+		int64		end = idem_monotonic_time();
+
+		position->restart_took = end - begin;
+		position->restart_at = end + position->restart_took * RESTART_SHARE;
+	}
+	return deleted;
+}
+
+/*
+ * The role that owns the table of a kind.
+ */
+Oid
+idem_cleanup_owner(IdemCleanupKind kind)
+{
+	IdemTable	table;
+	Oid			owner;
+
+	idem_table_open(&table, targets[kind].table, RowExclusiveLock);
+	owner = table.rel->rd_rel->relowner;
+	idem_table_close(&table);
+	return owner;
+}
+
+/*
+ * How long rows are kept beyond their time, in milliseconds.
+ */
+double
+idem_cleanup_retention(IdemCleanupKind kind)
+{
+	switch (kind)
+	{
+		case IDEM_CLEANUP_KEYS:
+			return idem_expired_key_policy == IDEM_EXPIRED_REJECT ?
+				idem_tombstone_retention : 0;
+		case IDEM_CLEANUP_TOKENS:
+			return 0;
+		case IDEM_CLEANUP_MESSAGES:
+			return idem_outbox_retention;
+	}
+	return 0;					/* keep compiler quiet */
+}
+
+/*
+ * Delete up to "limit" rows whose time is neither before "from" nor after
+ * "until".  Sets "from" to the time of the last row that was found, deleted
+ * or not.  Returns how many were deleted, and whether there may be "more": if
+ * so, some were deleted, or "from" has moved on.  So a caller that goes on comes
+ * to an end, even if many rows of one time cannot be deleted.
+ */
+static int64
+delete_between(IdemTable *table, IdemRelationId index,
+			   TimestampTz *from, TimestampTz until, int limit, bool *more)
+{
+	IdemScan	scan;
+	ScanKeyData keys[2];
+	Snapshot	snapshot;
+	IdemTable	lanes;			/* the same table, to look at lanes */
+	bool		lanes_are_open = false;
+	int			column;
+	int64		deleted = 0;
+	int64		begin = idem_monotonic_time();
+	TimestampTz start = *from;
+	Size		work = 0;
+	bool		end = false;
+
+	snapshot = RegisterSnapshot(GetTransactionSnapshot());
+
+	ScanKeyEntryInitialize(&keys[0], 0, 1, BTGreaterEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_GE,
+						   TimestampTzGetDatum(*from));
+	ScanKeyEntryInitialize(&keys[1], 0, 1, BTLessEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_LE,
+						   TimestampTzGetDatum(until));
+	idem_scan_begin(&scan, table, index, snapshot, 2);
+	column = scan.index->rd_index->indkey.values[0] - 1;
+	idem_scan_restart(&scan, keys);
+
+	while (deleted < limit && !end &&
+		   idem_scan_next(&scan, ForwardScanDirection))
+	{
+		/* No error, for the sake of the server log: the caller looks, too. */
+		if (ProcDiePending)
+			break;
+		CHECK_FOR_INTERRUPTS();
+		*from = DatumGetTimestampTz(table->row->tts_values[column]);
+		IDEM_INJECTION_POINT("idem-cleanup-found");
+		work += idem_external_size(table);
+		if (is_signpost(table))
+			work += LANE_STEP;
+		if (work >= TOAST_STEP)
+		{
+			work = 0;
+			end = idem_monotonic_time() - begin >= BATCH_USECS &&
+				(deleted > 0 || *from > start);
+		}
+		if (is_signpost(table))
+		{
+			if (!lanes_are_open)
+				idem_table_open(&lanes, table->id, RowExclusiveLock);
+			lanes_are_open = true;
+			if (!idem_lane_remove_signpost(table, &lanes))
+				continue;
+		}
+		if (idem_delete(table, false) == IDEM_WRITE_DONE)
+			deleted++;
+	}
+	if (lanes_are_open)
+		idem_table_close(&lanes);
+	idem_scan_end(&scan);
+	*more = end || deleted == limit;
+
+	UnregisterSnapshot(snapshot);
+	return deleted;
+}
+
+/*
+ * May a lane depend on the row that was found?  See outbox/lanes.c.
+ */
+static bool
+is_signpost(IdemTable *table)
+{
+	return table->id == IDEM_OUTBOX &&
+		!table->row->tts_isnull[OUTBOX_KEY_HASH] &&
+		DatumGetBool(table->row->tts_values[OUTBOX_IN_DUE_INDEX]);
+}

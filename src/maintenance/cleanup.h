@@ -1,0 +1,43 @@
+/*-------------------------------------------------------------------------
+ *
+ * cleanup.h
+ *		Deletion of what has expired.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_CLEANUP_H
+#define IDEMPOTENCY_CLEANUP_H
+
+#include "datatype/timestamp.h"
+
+/* What is cleaned, in the order of idem_cleanup()'s result. */
+typedef enum IdemCleanupKind
+{
+	IDEM_CLEANUP_KEYS,
+	IDEM_CLEANUP_TOKENS,
+	IDEM_CLEANUP_MESSAGES,
+} IdemCleanupKind;
+
+#define IDEM_NUM_CLEANUP_KINDS	(IDEM_CLEANUP_MESSAGES + 1)
+
+/*
+ * Where a sequence of batches has come to; all zero at its beginning.  It
+ * counts only once the batch has been committed.
+ */
+typedef struct IdemCleanupPosition
+{
+	Oid			table;
+	TimestampTz reached;		/* time of the last row that was found */
+	int64		restart_at;		/* when to start from the oldest row again;
+								 * see idem_monotonic_time() */
+	int64		restart_took;	/* microseconds, the last time */
+} IdemCleanupPosition;
+
+extern const char *const idem_cleanup_names[];
+
+extern Oid	idem_cleanup_owner(IdemCleanupKind kind);
+extern double idem_cleanup_retention(IdemCleanupKind kind);
+extern int64 idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
+								IdemCleanupPosition *position, bool *more);
+
+#endif							/* IDEMPOTENCY_CLEANUP_H */

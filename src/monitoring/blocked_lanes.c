@@ -1,0 +1,389 @@
+/*-------------------------------------------------------------------------
+ *
+ * blocked_lanes.c
+ *		Which keys have due messages that wait behind another message.
+ *
+ * A lane is blocked if its head cannot be taken, and a message behind the head
+ * is due.  The head is leased, or pauses until its available_at, or another
+ * transaction is writing it.
+ *
+ * A call walks through the index of lanes from a lane at random, since key
+ * hashes are random, and examines MAX_LANES lanes and MAX_ENTRIES entries at
+ * most, dead ones included.  So it sees all lanes if there are no more than
+ * that, and otherwise a sample.  Then it counts the messages that wait in the
+ * lanes that it returns, again MAX_ENTRIES entries at most.
+ *
+ * Rows are those that the active snapshot sees.  Whether another transaction
+ * is writing a head, a dirty scan tells.  Nothing here writes, waits, or locks
+ * a table with more than AccessShareLock; all of it works on a hot standby.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/skey.h"
+#include "access/stratnum.h"
+#include "access/subtrans.h"
+#include "access/transam.h"
+#include "access/xlog.h"
+#include "common/pg_prng.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/procarray.h"
+#include "utils/builtins.h"
+#include "utils/datum.h"
+#include "utils/fmgroids.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+
+#include "outbox/outbox_row.h"
+#include "store/bounded_scan.h"
+#include "store/store.h"
+#include "util/arguments.h"
+#include "util/compat.h"
+
+/* How many lanes and index entries a call examines. */
+#define MAX_LANES	5000
+#define MAX_ENTRIES	50000
+
+/* How many entries of a lane are examined for a message that is due. */
+#define MAX_FOLLOWERS	1000
+
+/* What NULL stands for. */
+#define DEFAULT_MAX_LANES	100
+
+/* The columns of idem_outbox_lanes, from 1. */
+#define LANES_LANE	1
+#define LANES_ID	2
+
+/* Why a head cannot be taken. */
+typedef enum Reason
+{
+	NOT_BLOCKED,
+	LEASED,
+	PAUSED,
+	HELD,
+} Reason;
+
+static const char *const reasons[] = {
+	[LEASED] = "leased",
+	[PAUSED] = "paused",
+	[HELD] = "held",
+};
+
+/* A lane that is blocked. */
+typedef struct Blocked
+{
+	int64		lane;
+	int64		head;			/* id of the message that blocks it */
+	Datum		topic;
+	TimestampTz since;			/* the first waiting message has been due */
+	TimestampTz until;			/* DT_NOEND if held */
+	int64		waiting;
+	Reason		reason;
+	TransactionId holder;		/* if held */
+	int64		length;			/* from since until the later of until and now */
+} Blocked;
+
+/* A call. */
+typedef struct Search
+{
+	IdemTable	outbox;
+	IdemEntryScan lanes;		/* walks from lane to lane */
+	IdemTable	heads;			/* the same table, to look at heads again */
+	TimestampTz now;
+	int			entries;		/* that may still be examined */
+	Blocked    *blocked;
+	int			nblocked;
+} Search;
+
+static void walk_lanes(Search *search);
+static void begin_at(IdemEntryScan *entries, int64 lane, int64 id);
+static bool next_entry(Search *search, int64 *lane, bool *visible);
+static void look_at_lane(Search *search, Blocked *lane);
+static TimestampTz available_at(const Search *search);
+static TransactionId holder_of(Search *search, const Blocked *lane);
+static void count_waiting(Search *search, Blocked *lane);
+static int64 length_of(const Search *search, const Blocked *lane);
+static int	compare_lengths(const void *a, const void *b);
+static int	process_of(TransactionId holder);
+
+/*
+ * idem_outbox_blocked(max_lanes) -> setof (topic, first_id, blocked_since,
+ *											waiting, reason, until, pid)
+ *
+ * Those that block for the longest time come first.  Zero lanes are none, and
+ * the table is not opened for them.
+ */
+PG_FUNCTION_INFO_V1(idem_outbox_blocked);
+Datum
+idem_outbox_blocked(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	int			max_lanes = PG_ARGISNULL(0) ? DEFAULT_MAX_LANES :
+		PG_GETARG_INT32(0);
+	Search		search = {0};
+
+	if (max_lanes < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" must not be negative", "max_lanes"),
+				 errhint("Pass how many keys to list at most.")));
+	InitMaterializedSRF(fcinfo, 0);
+	if (max_lanes == 0)
+		return (Datum) 0;
+
+	search.now = GetCurrentTimestamp();
+	search.blocked = palloc_array(Blocked, MAX_LANES);
+	idem_table_open(&search.outbox, IDEM_OUTBOX, AccessShareLock);
+	idem_table_open(&search.heads, IDEM_OUTBOX, AccessShareLock);
+	idem_entries_begin(&search.lanes, &search.outbox, IDEM_OUTBOX_LANES, 2);
+	search.entries = MAX_ENTRIES;
+	walk_lanes(&search);
+	qsort(search.blocked, search.nblocked, sizeof(Blocked), compare_lengths);
+
+	search.entries = MAX_ENTRIES;
+	for (int i = 0; i < Min(search.nblocked, max_lanes); i++)
+	{
+		Blocked    *lane = &search.blocked[i];
+		int			pid = lane->reason == HELD ? process_of(lane->holder) : 0;
+		Datum		values[7];
+		bool		nulls[7] = {0};
+
+		count_waiting(&search, lane);
+		values[0] = lane->topic;
+		values[1] = Int64GetDatum(lane->head);
+		values[2] = TimestampTzGetDatum(lane->since);
+		values[3] = Int64GetDatum(lane->waiting);
+		values[4] = CStringGetTextDatum(reasons[lane->reason]);
+		values[5] = TimestampTzGetDatum(lane->until);
+		nulls[5] = lane->reason == HELD;
+		values[6] = Int32GetDatum(pid);
+		nulls[6] = pid == 0;
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
+							 values, nulls);
+	}
+	idem_entries_end(&search.lanes);
+	idem_table_close(&search.heads);
+	idem_table_close(&search.outbox);
+	return (Datum) 0;
+}
+
+/*
+ * Look at lanes from one at random on, and after the last one from the first
+ * one on, until all have been looked at, or as many as a call examines.
+ */
+static void
+walk_lanes(Search *search)
+{
+	int64		start = (int64) pg_prng_uint64(&pg_global_prng_state);
+	bool		has_turned = false;
+
+	begin_at(&search->lanes, start, PG_INT64_MIN);
+	for (int n = 0; n < MAX_LANES;)
+	{
+		Blocked		lane = {0};
+		bool		visible;
+
+		if (!next_entry(search, &lane.lane, &visible))
+		{
+			if (has_turned || search->entries <= 0)
+				return;
+			has_turned = true;
+			begin_at(&search->lanes, PG_INT64_MIN, PG_INT64_MIN);
+			continue;
+		}
+		if (has_turned && lane.lane >= start)
+			return;
+		if (!visible)
+			continue;
+
+		look_at_lane(search, &lane);
+		n++;
+		if (lane.lane == PG_INT64_MAX)
+			begin_at(&search->lanes, PG_INT64_MAX, PG_INT64_MAX);
+		else
+			begin_at(&search->lanes, lane.lane + 1, PG_INT64_MIN);
+	}
+}
+
+/*
+ * Go to the first entry from this id of this lane on: in the whole index if
+ * the id is the least, and otherwise in the lane.
+ */
+static void
+begin_at(IdemEntryScan *entries, int64 lane, int64 id)
+{
+	ScanKeyData keys[2];
+	bool		within = id != PG_INT64_MIN;
+
+	ScanKeyEntryInitialize(&keys[0], 0, LANES_LANE,
+						   within ? BTEqualStrategyNumber :
+						   BTGreaterEqualStrategyNumber,
+						   InvalidOid, InvalidOid,
+						   within ? F_INT8EQ : F_INT8GE, Int64GetDatum(lane));
+	ScanKeyEntryInitialize(&keys[1], 0, LANES_ID, BTGreaterEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_INT8GE,
+						   Int64GetDatum(id));
+	idem_entries_restart(entries, keys);
+}
+
+/*
+ * Step to the next entry.  Returns false at the end, and if enough entries
+ * have been examined.
+ */
+static bool
+next_entry(Search *search, int64 *lane, bool *visible)
+{
+	Datum		first;
+
+	CHECK_FOR_INTERRUPTS();
+	if (search->entries <= 0 ||
+		!idem_entries_next(&search->lanes, ForwardScanDirection, &first,
+						   visible))
+		return false;
+	search->entries--;
+	*lane = DatumGetInt64(first);
+	if (*visible)
+		slot_getallattrs(search->outbox.row);
+	return true;
+}
+
+/*
+ * The scan has come to the head of a lane.  If the lane is blocked, add it to
+ * those that are.
+ */
+static void
+look_at_lane(Search *search, Blocked *lane)
+{
+	const TupleTableSlot *head = search->outbox.row;
+	const Datum *values = head->tts_values;
+	int64		other;
+	bool		visible;
+
+	lane->head = DatumGetInt64(values[OUTBOX_ID]);
+	lane->until = available_at(search);
+	if (lane->until > search->now)
+		lane->reason = !head->tts_isnull[OUTBOX_AWAITING_ACK] &&
+			DatumGetBool(values[OUTBOX_AWAITING_ACK]) ? LEASED : PAUSED;
+
+	for (int n = 0; n < MAX_FOLLOWERS; n++)
+	{
+		if (!next_entry(search, &other, &visible) || other != lane->lane)
+			break;
+		if (!visible || available_at(search) > search->now)
+			continue;
+
+		lane->since = available_at(search);
+		lane->holder = holder_of(search, lane);
+		if (TransactionIdIsValid(lane->holder))
+		{
+			lane->reason = HELD;
+			lane->until = DT_NOEND;
+		}
+		if (lane->reason == NOT_BLOCKED)
+			break;
+		lane->topic = datumCopy(values[OUTBOX_TOPIC], false, -1);
+		lane->length = length_of(search, lane);
+		search->blocked[search->nblocked++] = *lane;
+		return;
+	}
+}
+
+/*
+ * From when on the message that was found can be taken.
+ */
+static TimestampTz
+available_at(const Search *search)
+{
+	return DatumGetTimestampTz(search->outbox.row->tts_values[OUTBOX_AVAILABLE_AT]);
+}
+
+/*
+ * The transaction that is writing the head of a lane, if there is one.
+ */
+static TransactionId
+holder_of(Search *search, const Blocked *lane)
+{
+	IdemScan	scan;
+	ScanKeyData keys[2];
+	TransactionId holder = InvalidTransactionId;
+
+	ScanKeyEntryInitialize(&keys[0], 0, LANES_LANE, BTEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_INT8EQ,
+						   Int64GetDatum(lane->lane));
+	ScanKeyEntryInitialize(&keys[1], 0, LANES_ID, BTEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_INT8EQ,
+						   Int64GetDatum(lane->head));
+	idem_scan_begin(&scan, &search->heads, IDEM_OUTBOX_LANES, NULL, 2);
+	idem_scan_restart(&scan, keys);
+	while (!TransactionIdIsValid(holder) &&
+		   idem_scan_next(&scan, ForwardScanDirection))
+		holder = search->heads.holder;
+	idem_scan_end(&scan);
+	return holder;
+}
+
+/*
+ * Count the messages that are due and wait behind the head of a lane.
+ */
+static void
+count_waiting(Search *search, Blocked *lane)
+{
+	int64		other;
+	bool		visible;
+
+	if (lane->head == PG_INT64_MAX)
+		return;
+	begin_at(&search->lanes, lane->lane, lane->head + 1);
+	while (next_entry(search, &other, &visible))
+	{
+		if (!visible || available_at(search) > search->now)
+			continue;
+		lane->waiting++;
+		lane->since = Min(lane->since, available_at(search));
+	}
+
+	/* One has been found before, even if no more entries may be examined. */
+	lane->waiting = Max(lane->waiting, 1);
+}
+
+/*
+ * How long a lane is blocked, in microseconds: until the end of the lease or
+ * pause, or as far as is known.  Times from a dump may be infinite.
+ */
+static int64
+length_of(const Search *search, const Blocked *lane)
+{
+	TimestampTz until = lane->reason == HELD ? search->now : lane->until;
+
+	if (TIMESTAMP_NOT_FINITE(lane->since) || TIMESTAMP_NOT_FINITE(until))
+		return PG_INT64_MAX;
+	return until - lane->since;
+}
+
+/*
+ * Order lanes by how long they are blocked, and then by their heads.
+ */
+static int
+compare_lengths(const void *a, const void *b)
+{
+	const Blocked *lane_a = a;
+	const Blocked *lane_b = b;
+
+	if (lane_a->length != lane_b->length)
+		return lane_a->length < lane_b->length ? 1 : -1;
+	return (lane_a->head > lane_b->head) - (lane_a->head < lane_b->head);
+}
+
+/*
+ * The process of a transaction; 0 if there is none: it is prepared, has ended
+ * meanwhile, or runs on the primary of this standby.
+ */
+static int
+process_of(TransactionId holder)
+{
+	if (RecoveryInProgress())
+		return 0;
+	return BackendXidGetPid(SubTransGetTopmostTransaction(holder));
+}

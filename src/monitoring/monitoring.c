@@ -1,0 +1,471 @@
+/*-------------------------------------------------------------------------
+ *
+ * monitoring.c
+ *		What idem_metrics(), idem_health() and idem_abandoned() cannot do in SQL.
+ *
+ * Expired records and messages are counted through the indexes that the
+ * cleanup and the relays use, with all entries that are still there.  An old
+ * snapshot can keep vacuum from removing millions of dead ones, all of them at
+ * the beginning of the index.  So a call looks at MAX_ENTRIES of all indexes
+ * together, dead or not, by turns; a count that has not come to its end then
+ * says that it is not complete.  Where nothing but dead entries was found,
+ * some PROBE_ENTRIES * MAX_PROBES more are looked at; if there is nothing but
+ * such, either, it is not known how late the oldest row is.
+ *
+ * A table that calls cannot use has a fault here (see table_faults.c), and
+ * nothing else is told of it.
+ *
+ * Times from a dump may be infinite.  Minus infinity is due for an infinite
+ * time.
+ *
+ * Nothing here writes, locks a table with more than AccessShareLock, or waits
+ * for long; all of it works on a hot standby.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/stratnum.h"
+#include "access/xlog.h"
+#include "commands/dbcommands.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/float.h"
+#include "utils/fmgroids.h"
+#include "utils/lsyscache.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+#include "utils/varlena.h"
+
+#include "keys/key_record.h"
+#include "maintenance/cleanup.h"
+#include "monitoring/table_faults.h"
+#include "outbox/outbox_row.h"
+#include "stats/stats.h"
+#include "store/bounded_scan.h"
+#include "store/store.h"
+#include "util/arguments.h"
+#include "util/compat.h"
+#include "util/settings.h"
+#include "util/times.h"
+
+/* How many entries are looked at in all; and of an index, in turn. */
+#define MAX_ENTRIES		50000
+#define TURN_ENTRIES	1000
+
+/* The same for a bisection, and for what is counted after it. */
+#define PROBE_ENTRIES	250
+#define MAX_PROBES		24
+#define FOUND_ENTRIES	2000
+
+/* idem_tokens has no other use for the numbers of its columns. */
+#define TOKENS_EXPIRES_AT	0
+
+/* Which entries of an index are looked at. */
+typedef enum Range
+{
+	BY_TIME,					/* the time is the first column, up to now */
+	ANY_TIME,					/* the same, without an end */
+	ALL,
+	NULLS,						/* those with no first column */
+} Range;
+
+/* Something to be counted, through an index. */
+typedef struct Source
+{
+	const char *name;
+	IdemRelationId table;
+	IdemRelationId index;
+	int			time;			/* column of the table */
+	Range		range;
+	bool		(*counts) (IdemTable *table);	/* NULL: all rows do */
+} Source;
+
+static bool is_ready_message(IdemTable *table);
+static bool is_parked_message(IdemTable *table);
+static bool is_dead_message(IdemTable *table);
+
+static const Source sources[] = {
+	{"keys", IDEM_KEYS, IDEM_KEYS_EXPIRES_AT, KEYS_EXPIRES_AT, BY_TIME},
+	{"tokens", IDEM_TOKENS, IDEM_TOKENS_EXPIRES_AT, TOKENS_EXPIRES_AT,
+	BY_TIME},
+	{"acked", IDEM_OUTBOX, IDEM_OUTBOX_ENDED, OUTBOX_ACKED_AT, BY_TIME},
+	{"pending", IDEM_OUTBOX, IDEM_OUTBOX_DUE, OUTBOX_AVAILABLE_AT, ANY_TIME,
+	is_ready_message},
+	{"pending", IDEM_OUTBOX, IDEM_OUTBOX_LANES, OUTBOX_AVAILABLE_AT, ALL,
+	is_parked_message},
+	{"dead", IDEM_OUTBOX, IDEM_OUTBOX_ENDED, OUTBOX_AVAILABLE_AT, NULLS,
+	is_dead_message},
+};
+
+/* What was found. */
+typedef struct Count
+{
+	int64		rows;			/* visible ones */
+	int64		due;			/* of them, those whose time has come */
+	TimestampTz oldest;			/* DT_NOEND: no row */
+	TimestampTz last;			/* of the last entry, if they are by time */
+	bool		complete;		/* no entry was left out */
+} Count;
+
+static const Count nothing = {0, 0, DT_NOEND, DT_NOBEGIN, false};
+
+/* The counting of a source. */
+typedef struct Counting
+{
+	const Source *source;
+	IdemTable	table;
+	IdemEntryScan entries;
+	TimestampTz until;
+	Count		count;
+	char	   *fault;			/* if there is one, nothing above is open */
+} Counting;
+
+static double retention(const Source *source);
+static bool is_by_time(const Source *source);
+static double seconds_between(TimestampTz from, TimestampTz to);
+static bool knows_oldest(const Counting *counting);
+static void begin_counting(Counting *counting, const Source *source,
+						   TimestampTz now);
+static void look_from(Counting *counting, TimestampTz from, TimestampTz to);
+static int	count_entries(Counting *counting, int limit, Count *count);
+static void count_past_dead_rows(Counting *counting);
+static void end_counting(Counting *counting);
+
+/*
+ * idem_monitoring_data() -> setof (source, counted, due, overdue, complete,
+ *									fault)
+ *
+ * One row for each source.  "counted": expired keys and tokens, acknowledged
+ * messages past their retention, pending and dead messages.  "overdue": for
+ * how many seconds the oldest should have been deleted, or, if it is pending,
+ * has been due; 0 if there is none, NULL for messages of which that is not
+ * known, and for parked ones.  All are NULL if there is a "fault".
+ */
+PG_FUNCTION_INFO_V1(idem_monitoring_data);
+Datum
+idem_monitoring_data(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	TimestampTz now = GetCurrentTimestamp();
+	Counting	countings[lengthof(sources)];
+	int			left = MAX_ENTRIES;
+	bool		all_complete;
+
+	InitMaterializedSRF(fcinfo, 0);
+	for (int i = 0; i < lengthof(sources); i++)
+	{
+		/* Those of a table are together, and it is looked at once. */
+		countings[i].fault = i > 0 && sources[i].table == sources[i - 1].table ?
+		/* cppcheck-suppress uninitvar ; the one before has been set */
+			countings[i - 1].fault : idem_table_fault(sources[i].table);
+		if (countings[i].fault == NULL)
+			begin_counting(&countings[i], &sources[i], now);
+	}
+
+	do
+	{
+		all_complete = true;
+		for (int i = 0; i < lengthof(sources); i++)
+		{
+			Count	   *count = &countings[i].count;
+
+			if (countings[i].fault != NULL)
+				continue;
+			if (!count->complete)
+				left -= count_entries(&countings[i], Min(TURN_ENTRIES, left),
+									  count);
+			all_complete &= count->complete;
+		}
+	} while (!all_complete && left > 0);
+
+	for (int i = 0; i < lengthof(sources); i++)
+	{
+		const Source *source = &sources[i];
+		Count	   *count = &countings[i].count;
+		TimestampTz due_at = idem_add_ms(now, -retention(source));
+		Datum		values[6] = {0};
+		bool		nulls[6] = {false, true, true, true, true, true};
+
+		values[0] = CStringGetTextDatum(source->name);
+		if (countings[i].fault != NULL)
+		{
+			nulls[5] = false;
+			values[5] = CStringGetTextDatum(countings[i].fault);
+		}
+		else
+		{
+			if (is_by_time(source) && !knows_oldest(&countings[i]))
+				count_past_dead_rows(&countings[i]);
+			end_counting(&countings[i]);
+
+			memset(nulls + 1, false, 4);
+			nulls[3] = source->index == IDEM_OUTBOX_LANES ||
+				(source->index == IDEM_OUTBOX_DUE &&
+				 !knows_oldest(&countings[i]));
+			values[1] = Int64GetDatum(count->rows);
+			values[2] = Int64GetDatum(count->due);
+			values[3] = Float8GetDatum(seconds_between(count->oldest, due_at));
+			values[4] = BoolGetDatum(count->complete);
+		}
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
+							 values, nulls);
+	}
+	return (Datum) 0;
+}
+
+/*
+ * How long rows are kept beyond their time, in milliseconds.
+ */
+static double
+retention(const Source *source)
+{
+	switch (source->index)
+	{
+		case IDEM_KEYS_EXPIRES_AT:
+			return idem_cleanup_retention(IDEM_CLEANUP_KEYS);
+		case IDEM_OUTBOX_ENDED:
+			return source->range == BY_TIME ?
+				idem_cleanup_retention(IDEM_CLEANUP_MESSAGES) : 0;
+		default:
+			return 0;
+	}
+}
+
+/*
+ * Does the index of a source have the rows in the order of their time?
+ */
+static bool
+is_by_time(const Source *source)
+{
+	return source->range == BY_TIME || source->range == ANY_TIME;
+}
+
+/*
+ * The time from one to a later, finite time; 0 if that is not later.
+ */
+static double
+seconds_between(TimestampTz from, TimestampTz to)
+{
+	if (TIMESTAMP_IS_NOBEGIN(from))
+		return get_float8_infinity();
+	return from < to ? (to - from) / 1e6 : 0;
+}
+
+/*
+ * Rows are counted up to now.  But an acknowledged message has not expired
+ * before its retention is over; a tombstone has.
+ */
+static void
+begin_counting(Counting *counting, const Source *source, TimestampTz now)
+{
+	static const int nkeys[] = {
+		[BY_TIME] = 2,[ANY_TIME] = 2,[ALL] = 0,[NULLS] = 1
+	};
+
+	counting->source = source;
+	counting->until = source->table == IDEM_OUTBOX ?
+		idem_add_ms(now, -retention(source)) : now;
+	counting->count = nothing;
+	idem_table_open(&counting->table, source->table, AccessShareLock);
+	idem_entries_begin(&counting->entries, &counting->table, source->index,
+					   nkeys[source->range]);
+	look_from(counting, DT_NOBEGIN,
+			  source->range == BY_TIME ? counting->until : DT_NOEND);
+}
+
+/*
+ * Was any row found, or else everything looked at that could be late?
+ */
+static bool
+knows_oldest(const Counting *counting)
+{
+	const Count *count = &counting->count;
+
+	return count->complete || count->rows > 0 ||
+		count->last > counting->until;
+}
+
+static void
+end_counting(Counting *counting)
+{
+	idem_entries_end(&counting->entries);
+	idem_table_close(&counting->table);
+}
+
+/*
+ * Go to the first entry from one time to another, both included, or to the
+ * first one of those that the source has, if they are not ordered by time.
+ */
+static void
+look_from(Counting *counting, TimestampTz from, TimestampTz to)
+{
+	ScanKeyData keys[2];
+
+	if (counting->source->range == NULLS)
+		ScanKeyEntryInitialize(&keys[0], SK_ISNULL | SK_SEARCHNULL, 1,
+							   InvalidStrategy, InvalidOid, InvalidOid,
+							   InvalidOid, (Datum) 0);
+	else
+		ScanKeyEntryInitialize(&keys[0], 0, 1, BTGreaterEqualStrategyNumber,
+							   InvalidOid, InvalidOid, F_TIMESTAMPTZ_GE,
+							   TimestampTzGetDatum(from));
+	ScanKeyEntryInitialize(&keys[1], 0, 1, BTLessEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_LE,
+						   TimestampTzGetDatum(to));
+	idem_entries_restart(&counting->entries,
+						 counting->source->range == ALL ? NULL : keys);
+}
+
+/*
+ * Look at the next entries, "limit" at most, and add to "count" what is behind
+ * them.  Returns how many there were.
+ */
+static int
+count_entries(Counting *counting, int limit, Count *count)
+{
+	const Source *source = counting->source;
+
+	for (int n = 0; n < limit; n++)
+	{
+		Datum		first;
+		bool		visible;
+		bool		isnull;
+		TimestampTz time;
+
+		CHECK_FOR_INTERRUPTS();
+		if (!idem_entries_next(&counting->entries, ForwardScanDirection,
+							   &first, &visible))
+		{
+			count->complete = true;
+			return n;
+		}
+		if (is_by_time(source))
+			count->last = DatumGetTimestampTz(first);
+		if (!visible ||
+			(source->counts != NULL && !source->counts(&counting->table)))
+			continue;
+		time = DatumGetTimestampTz(slot_getattr(counting->table.row,
+												source->time + 1, &isnull));
+		count->rows++;
+		if (time <= counting->until)
+			count->due++;
+		/* A parked message waits for the one before it, not for a relay. */
+		if (source->index != IDEM_OUTBOX_LANES)
+			count->oldest = Min(count->oldest, time);
+	}
+	return limit;
+}
+
+static bool
+is_ready_message(IdemTable *table)
+{
+	slot_getallattrs(table->row);
+	return idem_outbox_in_state(table, "pending");
+}
+
+static bool
+is_parked_message(IdemTable *table)
+{
+	slot_getallattrs(table->row);
+	return !DatumGetBool(table->row->tts_values[OUTBOX_IN_DUE_INDEX]);
+}
+
+static bool
+is_dead_message(IdemTable *table)
+{
+	slot_getallattrs(table->row);
+	return idem_outbox_in_state(table, "dead");
+}
+
+/*
+ * All of the oldest rows are dead, and vacuum could not remove them.  The
+ * cleanup deletes in the order of time, and relays take in it, so the rows
+ * that are left can be found by bisection, up to some that were skipped.
+ */
+static void
+count_past_dead_rows(Counting *counting)
+{
+	TimestampTz from = Max(counting->count.last, MIN_TIMESTAMP);
+	TimestampTz to = counting->until;
+	bool		found = false;
+
+	for (int i = 0; i < MAX_PROBES && from < to; i++)
+	{
+		TimestampTz middle = from + (to - from) / 2;
+		Count		probe = nothing;
+
+		look_from(counting, middle, to);
+		(void) count_entries(counting, PROBE_ENTRIES, &probe);
+		if (probe.rows > 0)
+		{
+			to = probe.oldest;
+			found = true;
+		}
+		else if (probe.complete)
+			to = middle;
+		else
+			from = probe.last;
+	}
+
+	if (found)
+	{
+		look_from(counting, to, counting->until);
+		(void) count_entries(counting, FOUND_ENTRIES, &counting->count);
+	}
+	counting->count.complete = false;
+}
+
+/*
+ * idem_worker_absence() -> text
+ *
+ * Why no background worker comes to this database, as a clause; NULL if one
+ * should.
+ */
+PG_FUNCTION_INFO_V1(idem_worker_absence);
+Datum
+idem_worker_absence(PG_FUNCTION_ARGS)
+{
+	List	   *names;
+
+	if (RecoveryInProgress())
+		PG_RETURN_TEXT_P(cstring_to_text("this server is a standby"));
+	if (!idem_has_launcher)
+		PG_RETURN_TEXT_P(cstring_to_text("idempotency is not in shared_preload_libraries"));
+	if (idem_cleanup_interval == 0)
+		PG_RETURN_TEXT_P(cstring_to_text("idempotency.cleanup_interval is zero"));
+
+	(void) SplitIdentifierString(pstrdup(idem_databases), ',', &names);
+	if (idem_is_listed(names, get_database_name(MyDatabaseId)))
+		PG_RETURN_NULL();
+	PG_RETURN_TEXT_P(cstring_to_text("idempotency.databases does not name this database"));
+}
+
+/*
+ * idem_check_interval(value, name) -> void
+ *
+ * Raises 22004 for a NULL, 22023 for a negative interval, calling it "name".
+ */
+PG_FUNCTION_INFO_V1(idem_check_interval);
+Datum
+idem_check_interval(PG_FUNCTION_ARGS)
+{
+	Datum		arg = idem_required_arg(fcinfo, 1, "name");
+	const char *name = text_to_cstring(DatumGetTextPP(arg));
+
+	(void) idem_required_arg(fcinfo, 0, name);
+	(void) idem_interval_arg(fcinfo, 0, name);
+	PG_RETURN_VOID();
+}
+
+/*
+ * idem_redacted_key(key) -> text
+ */
+PG_FUNCTION_INFO_V1(idem_redacted_key_text);
+Datum
+idem_redacted_key_text(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_TEXT_P(cstring_to_text(idem_redacted_key(PG_GETARG_DATUM(0))));
+}

@@ -1,0 +1,384 @@
+/*-------------------------------------------------------------------------
+ *
+ * monitoring_sample.c
+ *		What idem_metrics() and idem_health() learn from parts of a table.
+ *
+ * What no index tells is estimated from a sample of a table's pages: of at
+ * most SAMPLE_PAGES, taken from all parts of it.  The newest rows are looked
+ * for where they are likely to be, at the end of an index and of the table.
+ *
+ * Times from a dump may be infinite.  Minus infinity has long been over; of
+ * the clock, neither tells anything.
+ *
+ * A table that calls cannot use has a fault here (see table_faults.c), and
+ * nothing else is told of it.  Nothing here writes, locks a table with more
+ * than AccessShareLock, or waits for long; all of it works on a hot standby.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+
+#include "keys/key_record.h"
+#include "monitoring/table_faults.h"
+#include "outbox/outbox_row.h"
+#include "stats/stats.h"
+#include "store/bounded_scan.h"
+#include "store/pg_sequence.h"
+#include "store/store.h"
+#include "util/compat.h"
+#include "util/times.h"
+
+/* How many pages of a table are a sample. */
+#define SAMPLE_PAGES	1000
+
+/* How many entries of an index, and pages of a table, the newest ones are. */
+#define NEWEST_ENTRIES	1000
+#define NEWEST_PAGES	64
+
+/* For how long a lease must be over for its claim to be stuck. */
+#define STUCK_AFTER_MS	60000
+
+/* idem_tokens has no other use for the numbers of its columns. */
+#define TOKENS_EXPIRES_AT	0
+
+/* What was found in a sample. */
+typedef struct Findings
+{
+	int64		rows;
+	int64		live;
+	int64		stuck;
+	int64		stuck_pages;	/* on which those are */
+	TimestampTz newest;
+	int64		highest_token;
+} Findings;
+
+/* Where to look for the newest rows of a table. */
+typedef struct NewestPlace
+{
+	const char *name;
+	IdemRelationId table;
+	IdemRelationId index;		/* they are at its end, or likely to be */
+	int			time;			/* column that says when a row was made */
+} NewestPlace;
+
+static const NewestPlace places[] = {
+	{"the newest message", IDEM_OUTBOX, IDEM_PRIMARY_KEY, OUTBOX_CREATED_AT},
+	{"a claim", IDEM_KEYS, IDEM_KEYS_EXPIRES_AT, KEYS_CREATED_AT},
+};
+
+static void look_at_keys(IdemSample *sample, TimestampTz now,
+						 Findings *findings);
+static void look_at_tokens(IdemSample *sample, TimestampTz now,
+						   Findings *findings);
+static TimestampTz newest_at(const NewestPlace *place);
+static TimestampTz newest_of_index(IdemTable *table, IdemRelationId index,
+								   int column);
+static TimestampTz newest_of_pages(IdemTable *table, int column);
+static TimestampTz row_time(TupleTableSlot *row, int column);
+static TimestampTz later(TimestampTz a, TimestampTz b);
+static void put_if_behind(ReturnSetInfo *rsinfo, IdemRelationId sequence,
+						  int64 highest);
+static int64 highest_message(void);
+
+/*
+ * idem_sample_data(source) -> setof (share, live_share, stuck, stuck_pages,
+ *									  newest, highest_token, fault)
+ *
+ * What a sample of the table of "keys" or "tokens" tells, in one row: which
+ * share of the table it is, which share of its rows has not expired, and, of
+ * keys, how many claims are stuck, on how many pages, and when the newest was
+ * made, and the highest claim token.  All are NULL if there is a "fault".
+ */
+PG_FUNCTION_INFO_V1(idem_sample_data);
+Datum
+idem_sample_data(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	char	   *name = text_to_cstring(PG_GETARG_TEXT_PP(0));
+	bool		of_keys = strcmp(name, "keys") == 0;
+	IdemRelationId id = of_keys ? IDEM_KEYS : IDEM_TOKENS;
+	char	   *fault;
+	IdemTable	table;
+	IdemSample	sample;
+	Findings	findings = {.newest = DT_NOBEGIN};
+	Datum		values[7] = {0};
+	bool		nulls[7] = {true, true, true, true, true, true, true};
+
+	if (!of_keys && strcmp(name, "tokens") != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("there is no table of \"%s\"", name)));
+	InitMaterializedSRF(fcinfo, 0);
+	fault = idem_table_fault(id);
+	if (fault != NULL)
+	{
+		nulls[6] = false;
+		values[6] = CStringGetTextDatum(fault);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
+							 values, nulls);
+		return (Datum) 0;
+	}
+
+	idem_table_open(&table, id, AccessShareLock);
+	idem_sample_begin(&sample, &table, SAMPLE_PAGES);
+	if (of_keys)
+		look_at_keys(&sample, GetCurrentTimestamp(), &findings);
+	else
+		look_at_tokens(&sample, GetCurrentTimestamp(), &findings);
+	idem_sample_end(&sample);
+	idem_table_close(&table);
+
+	nulls[0] = false;
+	values[0] = Float8GetDatum(sample.share);
+	nulls[1] = findings.rows == 0;
+	if (!nulls[1])
+		values[1] = Float8GetDatum((double) findings.live / findings.rows);
+	nulls[2] = false;
+	values[2] = Int64GetDatum(findings.stuck);
+	nulls[3] = false;
+	values[3] = Int64GetDatum(findings.stuck_pages);
+	nulls[4] = TIMESTAMP_IS_NOBEGIN(findings.newest);
+	values[4] = TimestampTzGetDatum(findings.newest);
+	nulls[5] = !of_keys;
+	values[5] = Int64GetDatum(findings.highest_token);
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	return (Datum) 0;
+}
+
+static void
+look_at_keys(IdemSample *sample, TimestampTz now, Findings *findings)
+{
+	TupleTableSlot *row = sample->table->row;
+	const Datum *values = row->tts_values;
+	TimestampTz stuck_before = idem_add_ms(now, -STUCK_AFTER_MS);
+	BlockNumber stuck_page = InvalidBlockNumber;
+
+	while (idem_sample_next(sample))
+	{
+		bool		live;
+
+		CHECK_FOR_INTERRUPTS();
+		slot_getsomeattrs(row, KEYS_STATE + 1);
+		live = now < DatumGetTimestampTz(values[KEYS_EXPIRES_AT]);
+		findings->rows++;
+		findings->live += live;
+		findings->newest = later(findings->newest,
+								 DatumGetTimestampTz(values[KEYS_CREATED_AT]));
+		findings->highest_token = Max(findings->highest_token,
+									  DatumGetInt64(values[KEYS_CLAIM_TOKEN]));
+		if (live && idem_found_state(sample->table) == IDEM_STATE_STARTED &&
+			!row->tts_isnull[KEYS_LEASE_EXPIRES_AT] &&
+			DatumGetTimestampTz(values[KEYS_LEASE_EXPIRES_AT]) < stuck_before)
+		{
+			BlockNumber page = ItemPointerGetBlockNumber(&row->tts_tid);
+
+			findings->stuck++;
+			findings->stuck_pages += page != stuck_page;
+			stuck_page = page;
+		}
+	}
+}
+
+static void
+look_at_tokens(IdemSample *sample, TimestampTz now, Findings *findings)
+{
+	TupleTableSlot *row = sample->table->row;
+
+	while (idem_sample_next(sample))
+	{
+		CHECK_FOR_INTERRUPTS();
+		slot_getsomeattrs(row, TOKENS_EXPIRES_AT + 1);
+		findings->rows++;
+		if (now < DatumGetTimestampTz(row->tts_values[TOKENS_EXPIRES_AT]))
+			findings->live++;
+	}
+}
+
+/*
+ * idem_clock_evidence() -> setof (name, latest)
+ *
+ * The latest times on record that anybody's clock may have shown; NULL where
+ * nothing was found.
+ */
+PG_FUNCTION_INFO_V1(idem_clock_evidence);
+Datum
+idem_clock_evidence(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+
+	InitMaterializedSRF(fcinfo, 0);
+	for (int i = -1; i < (int) lengthof(places); i++)
+	{
+		TimestampTz latest = i < 0 ? idem_latest_clock() :
+			newest_at(&places[i]);
+		Datum		values[2];
+		bool		nulls[2] = {0};
+
+		values[0] = CStringGetTextDatum(i < 0 ?
+										"a time that this server's clock has shown" :
+										places[i].name);
+		values[1] = TimestampTzGetDatum(latest);
+		nulls[1] = TIMESTAMP_NOT_FINITE(latest);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
+							 values, nulls);
+	}
+	return (Datum) 0;
+}
+
+/*
+ * When the newest of the rows was made that are where the newest ones should
+ * be; DT_NOBEGIN if there is none, or the table cannot be used.
+ */
+static TimestampTz
+newest_at(const NewestPlace *place)
+{
+	IdemTable	table;
+	TimestampTz newest;
+
+	if (idem_table_fault(place->table) != NULL)
+		return DT_NOBEGIN;
+	idem_table_open(&table, place->table, AccessShareLock);
+	newest = later(newest_of_index(&table, place->index, place->time),
+				   newest_of_pages(&table, place->time));
+	idem_table_close(&table);
+	return newest;
+}
+
+/*
+ * That of the last NEWEST_ENTRIES of an index, or of those of them that have a
+ * row.
+ */
+static TimestampTz
+newest_of_index(IdemTable *table, IdemRelationId index, int column)
+{
+	IdemEntryScan entries;
+	Datum		first;
+	bool		visible;
+	TimestampTz newest = DT_NOBEGIN;
+
+	idem_entries_begin(&entries, table, index, 0);
+	idem_entries_restart(&entries, NULL);
+	for (int i = 0; i < NEWEST_ENTRIES; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!idem_entries_next(&entries, BackwardScanDirection, &first,
+							   &visible))
+			break;
+		if (visible)
+			newest = later(newest, row_time(table->row, column));
+	}
+	idem_entries_end(&entries);
+	return newest;
+}
+
+/*
+ * That of the last NEWEST_PAGES of a table, where new rows go for which vacuum
+ * has made no room elsewhere.
+ */
+static TimestampTz
+newest_of_pages(IdemTable *table, int column)
+{
+	IdemSample	sample;
+	TimestampTz newest = DT_NOBEGIN;
+
+	idem_sample_begin_last(&sample, table, NEWEST_PAGES);
+	while (idem_sample_next(&sample))
+	{
+		CHECK_FOR_INTERRUPTS();
+		newest = later(newest, row_time(table->row, column));
+	}
+	idem_sample_end(&sample);
+	return newest;
+}
+
+/*
+ * A time that is never NULL.
+ */
+static TimestampTz
+row_time(TupleTableSlot *row, int column)
+{
+	bool		isnull;
+
+	return DatumGetTimestampTz(slot_getattr(row, column + 1, &isnull));
+}
+
+/*
+ * The later of two times.  Infinite ones do not count.
+ */
+static TimestampTz
+later(TimestampTz a, TimestampTz b)
+{
+	return TIMESTAMP_NOT_FINITE(b) ? a : Max(a, b);
+}
+
+/*
+ * idem_sequences_behind(highest_token) -> setof (name, behind)
+ *
+ * The sequences that are below a number that is in use, as after a restore
+ * without them, and by how much.  "highest_token" may be NULL.  A number is
+ * drawn before its row is written, so the rows must have been read first.
+ */
+PG_FUNCTION_INFO_V1(idem_sequences_behind);
+Datum
+idem_sequences_behind(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+
+	InitMaterializedSRF(fcinfo, 0);
+	if (idem_table_fault(IDEM_OUTBOX) == NULL &&
+		idem_table_fault(IDEM_OUTBOX_IDS) == NULL)
+		put_if_behind(rsinfo, IDEM_OUTBOX_IDS, highest_message());
+	if (!PG_ARGISNULL(0) && idem_table_fault(IDEM_CLAIM_TOKENS) == NULL)
+		put_if_behind(rsinfo, IDEM_CLAIM_TOKENS, PG_GETARG_INT64(0));
+	return (Datum) 0;
+}
+
+static void
+put_if_behind(ReturnSetInfo *rsinfo, IdemRelationId sequence, int64 highest)
+{
+	int64		behind = highest - idem_sequence_last(sequence);
+	Datum		values[2];
+	bool		nulls[2] = {0};
+
+	if (behind <= 0)
+		return;
+	values[0] = CStringGetTextDatum(idem_relation_name(sequence));
+	values[1] = Int64GetDatum(behind);
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+/*
+ * The highest id of the last messages; 0 if all of NEWEST_ENTRIES are of dead
+ * rows.
+ */
+static int64
+highest_message(void)
+{
+	IdemTable	outbox;
+	IdemEntryScan entries;
+	Datum		first;
+	bool		visible = false;
+	int64		highest = 0;
+
+	idem_table_open(&outbox, IDEM_OUTBOX, AccessShareLock);
+	idem_entries_begin(&entries, &outbox, IDEM_PRIMARY_KEY, 0);
+	idem_entries_restart(&entries, NULL);
+	for (int i = 0; i < NEWEST_ENTRIES && !visible; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!idem_entries_next(&entries, BackwardScanDirection, &first,
+							   &visible))
+			break;
+		if (visible)
+			highest = DatumGetInt64(first);
+	}
+	idem_entries_end(&entries);
+	idem_table_close(&outbox);
+	return highest;
+}

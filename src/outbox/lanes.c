@@ -1,0 +1,559 @@
+/*-------------------------------------------------------------------------
+ *
+ * lanes.c
+ *		Which messages of a key a take looks at.
+ *
+ * Messages with a key belong to a lane, a hash of topic and key, and leave it
+ * in order of their ids.  Only the first pending one, the head, can be taken,
+ * so only the head has to be in the indexes that takes scan, which hold the
+ * rows that are "ready".  The others are parked.
+ *
+ * A ready row is a signpost: it makes a take look at its lane when the row's
+ * available_at has come.  A take that finds it looks for the head itself, so a
+ * superfluous signpost costs time and nothing else.  A signpost need not be
+ * pending; then takes alone look at it.  Without any signpost a lane would be
+ * forgotten, so there is always
+ *
+ *		either no pending message in a lane, or a ready row that is the head or
+ *		precedes it, and is due no later than the head,
+ *
+ * in the state that committed transactions have left, and in each state to
+ * which the uncommitted ones can still lead.  Nobody waits for another
+ * transaction, or writes to a message that another relay has leased, to keep
+ * it so:
+ *
+ *	- A publisher or a take that parks a message does so only behind an earlier
+ *	  one that is pending, committed, and not being written.  Then, with the
+ *	  message in the index of its lane, it looks again for such a one
+ *	  (idem_lane_is_blocked()), and makes the message ready if there is none.
+ *	  So does a transaction that writes a message that stays parked.
+ *
+ *	- A transaction by which a message departs, acknowledged or dead, looks for
+ *	  the next one after it has written that (idem_lane_promote_next()).
+ *	  Unless that is ready, and nobody is writing it, the row that was written
+ *	  becomes the signpost.
+ *
+ * Both look with a dirty snapshot.  Of two that meet, the one that looks last
+ * sees what the other has written: either the one by which a message departs
+ * sees the parked message, or the one that parked it sees that the message
+ * before it is being written.  A message that is being written counts for
+ * nothing on either side, for its transaction might commit or not.  Nor does
+ * another transaction's message that is not committed keep one parked: it
+ * might never be.  This transaction's own messages do, since no savepoint that
+ * undoes the earlier one keeps the later.
+ *
+ * A message behind the head is no part of that condition, for it does not
+ * precede the head.  So a take parks such a message whether or not the head is
+ * ready, and never writes to the head for it: a relay might have leased it.
+ * When the head departs, the message is the next one, and is found as above.
+ *
+ * A dirty scan can miss a row that moves to another entry while it passes.  A
+ * row that moves becomes ready, or departs, or stays parked; and a transaction
+ * that does one of the latter two looks after that, and sees what the scan was
+ * for.
+ *
+ * Messages that are taken together with the head become ready with it, so that
+ * acknowledging them one by one need not leave a signpost each time.  If their
+ * leases run out instead, takes find them behind a head that has been taken
+ * again, and park them.
+ *
+ * A take removes a signpost that is not pending (see take.c) only if it has
+ * found the head ready, and nothing before that which is being written or not
+ * committed, or no head at all.  A message that another transaction parks
+ * later finds, when that looks again, the same head that the take has found,
+ * or becomes ready.  What a take has seen before the head, when it moved one
+ * signpost, holds for the next ones of that lane, too; it looks at the head
+ * itself each time.
+ *
+ * A signpost that cannot be moved waits for other transactions: for one that
+ * writes a committed message, behind which everything else waits, or for those
+ * that have published messages.  find_first() names them, so that takes need
+ * not look at the signpost until one of them has ended.  If there is also a
+ * parked message that nobody is writing, the signpost is the only one for that
+ * message, too, so it has to be looked at again.
+ *
+ * A lane is scanned from its low-water mark on, below which nothing is pending
+ * or will be; see lane_low_water.c.  Publishers look back no further than to
+ * their own mark, which can only lead to a superfluous signpost.
+ *
+ * Damage that somebody does to the table by hand, by deleting a head for
+ * instance, is repaired by idem_lanes_sweep(), with which takes visit the
+ * lanes of their topics little by little.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/skey.h"
+#include "access/stratnum.h"
+#include "common/pg_prng.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "outbox/lane_low_water.h"
+#include "outbox/lanes.h"
+#include "outbox/outbox_row.h"
+#include "util/commit_notify.h"
+#include "util/compat.h"
+#include "util/texts.h"
+#include "util/times.h"
+
+/* How many lanes a sweep looks at, and its share of the time, and pause. */
+#define SWEEP_LANES		16
+#define SWEEP_SHARE		100
+#define SWEEP_PAUSE_US	1000000
+
+/* How many messages that others hold a take passes to find a lane's head. */
+#define MAX_HELD		10000
+
+/* The columns of idem_outbox_lanes, from 1. */
+#define LANES_LANE	1
+#define LANES_ID	2
+
+/* The first message of a lane that matters to a signpost. */
+typedef enum First
+{
+	FIRST_NONE,
+	FIRST_FREE,					/* pending, and nobody is writing it */
+	FIRST_HELD,					/* pending, and another transaction writes it */
+	FIRST_UNKNOWN,				/* too many that are not committed */
+} First;
+
+/* Where the next sweep of this backend begins, and when. */
+static int64 sweep_from;
+static int64 sweep_at = 0;
+
+static void begin_scan(IdemScan *scan, IdemTable *outbox, int64 lane,
+					   int64 from, int64 until, Snapshot snapshot);
+static First find_first(IdemTable *lanes, int64 lane, int64 from, int64 until,
+						IdemBlockers *blockers);
+static bool is_leased(IdemTable *outbox);
+static bool is_forgotten(IdemTable *outbox, const Datum *topics, int ntopics);
+static void leave_signpost(IdemTable *outbox, int64 id,
+						   TimestampTz available_at);
+
+/*
+ * Begin to go through a lane's pending messages, in order, from its mark on.
+ */
+void
+idem_lane_scan_begin(IdemScan *scan, IdemTable *outbox, int64 lane,
+					 Snapshot snapshot)
+{
+	begin_scan(scan, outbox, lane, idem_lane_low_water(lane), PG_INT64_MAX,
+			   snapshot);
+}
+
+/*
+ * Begin to go through those of them with these ids, and these two.
+ */
+static void
+begin_scan(IdemScan *scan, IdemTable *outbox, int64 lane, int64 from,
+		   int64 until, Snapshot snapshot)
+{
+	ScanKeyData keys[3];
+
+	ScanKeyEntryInitialize(&keys[0], 0, LANES_LANE, BTEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_INT8EQ,
+						   Int64GetDatum(lane));
+	ScanKeyEntryInitialize(&keys[1], 0, LANES_ID, BTGreaterEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_INT8GE,
+						   Int64GetDatum(from));
+	ScanKeyEntryInitialize(&keys[2], 0, LANES_ID, BTLessEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_INT8LE,
+						   Int64GetDatum(until));
+	idem_scan_begin(scan, outbox, IDEM_OUTBOX_LANES, snapshot, 3);
+	idem_scan_restart(scan, keys);
+}
+
+/*
+ * Insert a new message, ready or parked.  Its commit wakes who waits for one.
+ */
+void
+idem_lane_append(IdemTable *outbox, IdemOutboxRow *message)
+{
+	int64		lane = 0;
+	int64		id = DatumGetInt64(message->values[OUTBOX_ID]);
+	bool		ready = true;
+
+	if (!message->nulls[OUTBOX_KEY_HASH])
+	{
+		lane = DatumGetInt64(message->values[OUTBOX_KEY_HASH]);
+		ready = !idem_lane_is_blocked(outbox, lane, id);
+	}
+	idem_outbox_set(message, OUTBOX_IN_DUE_INDEX, BoolGetDatum(ready));
+	idem_append(outbox, message->values, message->nulls);
+
+	/* Also for a parked one: who acknowledges may have had to leave it so. */
+	idem_notify_message(message->values[OUTBOX_TOPIC],
+						DatumGetTimestampTz(message->values[OUTBOX_AVAILABLE_AT]),
+						false);
+	if (!ready)
+		idem_lane_recheck(outbox, lane, id);
+}
+
+/*
+ * A message has been written that stays pending, and as ready as it was.
+ */
+void
+idem_lane_recheck_if_parked(IdemTable *outbox, const IdemOutboxRow *message)
+{
+	if (!DatumGetBool(message->values[OUTBOX_IN_DUE_INDEX]))
+		idem_lane_recheck(outbox,
+						  DatumGetInt64(message->values[OUTBOX_KEY_HASH]),
+						  DatumGetInt64(message->values[OUTBOX_ID]));
+}
+
+/*
+ * A message has been parked, or written while it was.
+ */
+void
+idem_lane_recheck(IdemTable *outbox, int64 lane, int64 id)
+{
+	IDEM_INJECTION_POINT("idem-lane-parked");
+	if (!idem_lane_is_blocked(outbox, lane, id))
+		leave_signpost(outbox, id, DT_NOBEGIN);
+}
+
+/*
+ * Is an earlier message of the lane pending, and nobody writing it?
+ */
+bool
+idem_lane_is_blocked(IdemTable *outbox, int64 lane, int64 id)
+{
+	IdemScan	scan;
+	bool		blocked = false;
+	int64		buffers = idem_lane_buffers();
+
+	if (id == PG_INT64_MIN)
+		return false;
+	begin_scan(&scan, outbox, lane, idem_lane_free_from(lane, id), id - 1,
+			   NULL);
+	while (!blocked && idem_scan_next(&scan, BackwardScanDirection))
+	{
+		CHECK_FOR_INTERRUPTS();
+		blocked = !TransactionIdIsValid(outbox->holder);
+	}
+	idem_scan_end(&scan);
+	if (!blocked)
+		idem_lane_is_free(lane, id, idem_lane_buffers() - buffers);
+	return blocked;
+}
+
+/*
+ * A message has left its lane, acknowledged or dead, or several messages have,
+ * of which this one is the first: see to it that the next one is found.
+ * "signpost" is inserted where one is needed and the message is deleted; NULL
+ * where it is there.
+ */
+void
+idem_lane_promote_next(IdemTable *outbox, int64 lane, int64 id,
+					   IdemOutboxRow *signpost)
+{
+	IdemScan	scan;
+	bool		found;
+	Datum	   *next = outbox->row->tts_values;
+	TimestampTz available_at = DT_NOBEGIN;
+
+	IDEM_INJECTION_POINT("idem-lane-left");
+	if (id == PG_INT64_MAX)
+		return;
+	begin_scan(&scan, outbox, lane, id + 1, PG_INT64_MAX, NULL);
+	found = idem_scan_next(&scan, ForwardScanDirection);
+	idem_scan_end(&scan);
+	if (!found)
+		return;
+	if (!TransactionIdIsValid(outbox->holder))
+	{
+		if (DatumGetBool(next[OUTBOX_IN_DUE_INDEX]))
+			return;
+		available_at = DatumGetTimestampTz(next[OUTBOX_AVAILABLE_AT]);
+	}
+	if (signpost == NULL)
+		leave_signpost(outbox, id, available_at);
+	else
+	{
+		available_at = Max(available_at, GetCurrentTimestamp());
+		idem_outbox_set(signpost, OUTBOX_AVAILABLE_AT,
+						TimestampTzGetDatum(available_at));
+		idem_outbox_set(signpost, OUTBOX_PAYLOAD,
+						DirectFunctionCall1(jsonb_in,
+											CStringGetDatum("null")));
+		idem_append(outbox, signpost->values, signpost->nulls);
+	}
+}
+
+/*
+ * A take has found a signpost and has taken what it could: have it stand where
+ * it has to be looked at again.  A pending one is parked if another message
+ * precedes it.  Any other is removed if the head of the lane is ready, or there
+ * is none, and otherwise moved to the time at which the head is available.
+ * Returns whether that was written.
+ *
+ * Leaves everything unchanged where this depends on what another transaction
+ * is writing, or on what "snapshot" does not see, unless that is NULL.  Sets
+ * "blockers" to the transactions for which the signpost waits.
+ *
+ * "head_id" is what a call for the same lane and by the same take has left
+ * there, before which there is nothing to look for, or IDEM_HEAD_UNKNOWN.
+ *
+ * "lanes" is the same table as "outbox", for another row.
+ */
+bool
+idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
+						Snapshot snapshot, int64 *head_id,
+						IdemBlockers *blockers)
+{
+	Datum	   *found = outbox->row->tts_values;
+	Datum	   *head = lanes->row->tts_values;
+	int64		lane = DatumGetInt64(found[OUTBOX_KEY_HASH]);
+	int64		id = DatumGetInt64(found[OUTBOX_ID]);
+	bool		is_pending = idem_outbox_in_state(outbox, "pending");
+	First		first;
+
+	first = find_first(lanes, lane, *head_id, is_pending ?
+					   Max(id, PG_INT64_MIN + 1) - 1 : PG_INT64_MAX, blockers);
+	if (first == FIRST_HELD)
+		return false;
+	if (first == FIRST_FREE)
+	{
+		if (blockers->count == 0)
+			*head_id = DatumGetInt64(head[OUTBOX_ID]);
+		if (snapshot != NULL && !idem_row_is_visible(lanes, snapshot))
+			first = FIRST_UNKNOWN;
+	}
+
+	if (!is_pending && blockers->count > 0)
+	{
+		/* One that is ready is found by itself, any other by this one. */
+		if (first == FIRST_UNKNOWN ||
+			(first == FIRST_FREE && !DatumGetBool(head[OUTBOX_IN_DUE_INDEX])))
+			blockers->count = -1;
+		return false;
+	}
+	blockers->count = -1;
+	if (first == FIRST_UNKNOWN || (is_pending && first == FIRST_NONE))
+		return false;
+
+	if (!is_pending && first == FIRST_NONE)
+		*head_id = PG_INT64_MAX;
+	if (!is_pending && first == FIRST_FREE &&
+		!DatumGetBool(head[OUTBOX_IN_DUE_INDEX]))
+	{
+		TimestampTz available_at = DatumGetTimestampTz(head[OUTBOX_AVAILABLE_AT]);
+
+		return available_at > GetCurrentTimestamp() &&
+			idem_outbox_set_ready(outbox, true, available_at);
+	}
+	if (!idem_outbox_set_ready(outbox, false, DT_NOBEGIN))
+		return false;
+	if (is_pending)
+		idem_lane_recheck(lanes, lane, id);
+	return true;
+}
+
+/*
+ * Find the first message of a lane, with an id of at least "from" and at most
+ * "until", that no other transaction is writing and none behind which nothing
+ * can be taken.  "blockers" are the transactions that hold those before it.
+ */
+static First
+find_first(IdemTable *lanes, int64 lane, int64 from, int64 until,
+		   IdemBlockers *blockers)
+{
+	First		first = FIRST_UNKNOWN;
+	IdemScan	scan;
+
+	blockers->count = 0;
+	begin_scan(&scan, lanes, lane, Max(from, idem_lane_low_water(lane)), until,
+			   NULL);
+	for (int i = 0; i < MAX_HELD && first == FIRST_UNKNOWN; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!idem_scan_next(&scan, ForwardScanDirection))
+			first = FIRST_NONE;
+		else if (!TransactionIdIsValid(lanes->holder))
+			first = FIRST_FREE;
+		else if (!idem_add_blocker(blockers, lanes->holder))
+			break;
+		else if (!TransactionIdIsValid(scan.dirty.xmin))
+			first = FIRST_HELD;
+	}
+	idem_scan_end(&scan);
+	return first;
+}
+
+/*
+ * A signpost that is pending no more is to be deleted: have its head be one,
+ * if there is one.  Returns false if it has to stay.
+ *
+ * "lanes" is the same table as "outbox", for another row.
+ */
+bool
+idem_lane_remove_signpost(IdemTable *outbox, IdemTable *lanes)
+{
+	Datum	   *found = outbox->row->tts_values;
+	IdemScan	scan;
+	bool		has_head;
+
+	idem_lane_scan_begin(&scan, lanes, DatumGetInt64(found[OUTBOX_KEY_HASH]),
+						 NULL);
+	has_head = idem_scan_next(&scan, ForwardScanDirection);
+	idem_scan_end(&scan);
+	return !has_head ||
+		(!TransactionIdIsValid(lanes->holder) &&
+		 (DatumGetBool(lanes->row->tts_values[OUTBOX_IN_DUE_INDEX]) ||
+		  (!is_leased(lanes) &&
+		   idem_outbox_set_ready(lanes, true, DT_NOBEGIN))));
+}
+
+/*
+ * Does a relay hold the message that was found?  Whoever writes to it then
+ * makes that one wait with its answer, and may cost it the lease.
+ */
+static bool
+is_leased(IdemTable *outbox)
+{
+	Datum	   *found = outbox->row->tts_values;
+
+	return !outbox->row->tts_isnull[OUTBOX_AWAITING_ACK] &&
+		DatumGetBool(found[OUTBOX_AWAITING_ACK]) &&
+		DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]) > GetCurrentTimestamp();
+}
+
+/*
+ * Make the heads of some lanes ready, if it is time: a few lanes each second,
+ * the next ones each time.  Only those that are available, and only of these
+ * topics, which are sorted, or of any if "topics" is NULL: so that the caller
+ * takes what it has written to.
+ */
+void
+idem_lanes_sweep(IdemTable *outbox, const Datum *topics, int ntopics)
+{
+	int64		begin = idem_monotonic_time();
+	int64		first;
+	Snapshot	snapshot;
+	IdemScan	scan;
+	bool		has_turned = false;
+
+	if (begin < sweep_at)
+		return;
+	if (sweep_at == 0)
+		sweep_from = (int64) pg_prng_uint64(&pg_global_prng_state);
+	first = sweep_from;
+
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	idem_scan_begin(&scan, outbox, IDEM_OUTBOX_LANES, snapshot, 1);
+	for (int i = 0; i < SWEEP_LANES; i++)
+	{
+		ScanKeyData key;
+		int64		lane;
+
+		CHECK_FOR_INTERRUPTS();
+		ScanKeyEntryInitialize(&key, 0, LANES_LANE,
+							   BTGreaterEqualStrategyNumber, InvalidOid,
+							   InvalidOid, F_INT8GE,
+							   Int64GetDatum(sweep_from));
+		idem_scan_restart(&scan, &key);
+		if (!idem_scan_next(&scan, ForwardScanDirection))
+		{
+			if (has_turned)
+				break;
+			has_turned = true;
+			sweep_from = PG_INT64_MIN;
+			continue;
+		}
+		lane = DatumGetInt64(outbox->row->tts_values[OUTBOX_KEY_HASH]);
+		if (has_turned && lane >= first)
+			break;
+		if (is_forgotten(outbox, topics, ntopics))
+			(void) idem_outbox_set_ready(outbox, true, DT_NOBEGIN);
+		sweep_from = lane == PG_INT64_MAX ? PG_INT64_MIN : lane + 1;
+	}
+	idem_scan_end(&scan);
+	UnregisterSnapshot(snapshot);
+	sweep_at = idem_monotonic_time();
+	sweep_at += Max((sweep_at - begin) * SWEEP_SHARE, SWEEP_PAUSE_US);
+}
+
+/*
+ * May the head that was found be one that no signpost leads to, and that the
+ * sweep is for?
+ */
+static bool
+is_forgotten(IdemTable *outbox, const Datum *topics, int ntopics)
+{
+	Datum	   *found = outbox->row->tts_values;
+	int			low = 0;
+	int			high = ntopics;
+
+	if (DatumGetBool(found[OUTBOX_IN_DUE_INDEX]) ||
+		DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]) > GetCurrentTimestamp())
+		return false;
+	if (topics == NULL)
+		return true;
+	while (low < high)
+	{
+		int			middle = low + (high - low) / 2;
+		int			order = idem_text_compare(topics[middle],
+											  found[OUTBOX_TOPIC]);
+
+		if (order == 0)
+			return true;
+		if (order < 0)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return false;
+}
+
+/*
+ * Make a row ready that this transaction has written: from that time on, but
+ * not before now.
+ */
+static void
+leave_signpost(IdemTable *outbox, int64 id, TimestampTz available_at)
+{
+	Datum		key = Int64GetDatum(id);
+
+	if (!idem_find_latest(outbox, &key) ||
+		!idem_outbox_set_ready(outbox, true, available_at))
+		elog(ERROR, "message " INT64_FORMAT " has vanished", id);
+}
+
+/*
+ * Make the row that was found ready, or park it.  A row that is made ready is
+ * available from its own time on, if it is pending, and else from the one that
+ * is given; but not before now.  Returns false if another transaction has it.
+ *
+ * Other relays pass over the row until this transaction ends, so its end wakes
+ * one of them if something is available by means of the row then.
+ */
+bool
+idem_outbox_set_ready(IdemTable *outbox, bool ready, TimestampTz available_at)
+{
+	IdemOutboxRow row;
+	bool		is_pending = idem_outbox_in_state(outbox, "pending");
+	TimestampTz due = DT_NOEND;
+
+	idem_outbox_copy(outbox, &row);
+	idem_outbox_set(&row, OUTBOX_IN_DUE_INDEX, BoolGetDatum(ready));
+	if (ready)
+	{
+		if (is_pending)
+			available_at =
+				DatumGetTimestampTz(row.values[OUTBOX_AVAILABLE_AT]);
+		available_at = Max(available_at, GetCurrentTimestamp());
+		idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
+						TimestampTzGetDatum(available_at));
+	}
+	if (ready || is_pending)
+		due = DatumGetTimestampTz(row.values[OUTBOX_AVAILABLE_AT]);
+	if (idem_update(outbox, row.values, row.nulls, false) != IDEM_WRITE_DONE)
+		return false;
+	idem_notify_message(row.values[OUTBOX_TOPIC], due, true);
+	return true;
+}

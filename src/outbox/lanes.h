@@ -1,0 +1,34 @@
+/*-------------------------------------------------------------------------
+ *
+ * lanes.h
+ *		Which messages of a key a take looks at.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_LANES_H
+#define IDEMPOTENCY_LANES_H
+
+#include "outbox/due_low_water.h"
+#include "outbox/outbox_row.h"
+
+/* See idem_lane_move_signpost(). */
+#define IDEM_HEAD_UNKNOWN	PG_INT64_MIN
+
+extern void idem_lane_scan_begin(IdemScan *scan, IdemTable *outbox,
+								 int64 lane, Snapshot snapshot);
+extern void idem_lane_append(IdemTable *outbox, IdemOutboxRow *message);
+extern bool idem_lane_is_blocked(IdemTable *outbox, int64 lane, int64 id);
+extern void idem_lane_recheck(IdemTable *outbox, int64 lane, int64 id);
+extern void idem_lane_recheck_if_parked(IdemTable *outbox, const IdemOutboxRow *message);
+extern void idem_lane_promote_next(IdemTable *outbox, int64 lane, int64 id,
+								   IdemOutboxRow *signpost);
+extern bool idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
+									Snapshot snapshot, int64 *head_id,
+									IdemBlockers *blockers);
+extern bool idem_lane_remove_signpost(IdemTable *outbox, IdemTable *lanes);
+extern void idem_lanes_sweep(IdemTable *outbox, const Datum *topics,
+							 int ntopics);
+extern bool idem_outbox_set_ready(IdemTable *outbox, bool ready,
+								  TimestampTz available_at);
+
+#endif							/* IDEMPOTENCY_LANES_H */

@@ -1,0 +1,228 @@
+/*-------------------------------------------------------------------------
+ *
+ * lease.c
+ *		Leases of messages that a relay holds: extended, and given back.
+ *
+ * A message is held from the take until its relay answers, or until another
+ * one takes it.  Who tells the attempt that idem_outbox_take() returned can
+ * only mean a lease of its own, since no attempt has the same number; even
+ * where that lease is over it still holds the message, as nobody else has
+ * taken it.  Ids alone do not tell whose lease is meant.  Without the attempt,
+ * a message is therefore held only within its lease.
+ *
+ * Messages are visited in the order of their ids, as by all calls that write
+ * several, so that two such calls do not deadlock.  They wait for whoever has
+ * the row, and then judge it anew.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+
+#include "outbox/lanes.h"
+#include "outbox/outbox_row.h"
+#include "util/arrays.h"
+#include "util/compat.h"
+#include "util/times.h"
+
+/* What NULL stands for. */
+#define DEFAULT_LEASE_MS	(30 * 1000.0)
+
+/* An element of a call's arrays, and what became of it. */
+typedef struct Lease
+{
+	int64		id;
+	bool		has_attempt;
+	int			attempt;
+	bool		held;
+} Lease;
+
+static int	leases_arg(FunctionCallInfo fcinfo, int attempts_arg,
+					   Lease **leases, Lease ***sorted);
+static int	compare_leases(const void *a, const void *b, void *arg);
+static bool extend(IdemTable *outbox, const Lease *lease,
+				   const Interval *interval);
+static bool give_back(IdemTable *outbox, const Lease *lease);
+static bool find_held(IdemTable *outbox, const Lease *lease,
+					  TimestampTz *now);
+
+/*
+ * idem_outbox_extend(ids, lease, attempts) -> setof bigint
+ */
+PG_FUNCTION_INFO_V1(idem_outbox_extend);
+Datum
+idem_outbox_extend(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	Interval   *interval;
+	IdemTable	outbox;
+	Lease	   *leases;
+	Lease	  **sorted;
+	int			count;
+
+	count = leases_arg(fcinfo, 2, &leases, &sorted);
+	interval = idem_interval_arg(fcinfo, 1, "lease");
+
+	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
+	for (int i = 0; i < count; i++)
+		sorted[i]->held = extend(&outbox, sorted[i], interval);
+	idem_table_close(&outbox);
+
+	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+	for (int i = 0; i < count; i++)
+	{
+		Datum		id = Int64GetDatum(leases[i].id);
+		bool		isnull = false;
+
+		CHECK_FOR_INTERRUPTS();
+		if (leases[i].held)
+			tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, &id,
+								 &isnull);
+	}
+	return (Datum) 0;
+}
+
+/*
+ * idem_outbox_release(ids, attempts) -> int
+ */
+PG_FUNCTION_INFO_V1(idem_outbox_release);
+Datum
+idem_outbox_release(PG_FUNCTION_ARGS)
+{
+	IdemTable	outbox;
+	Lease	   *leases;
+	Lease	  **sorted;
+	int			count;
+	int			given_back = 0;
+
+	count = leases_arg(fcinfo, 1, &leases, &sorted);
+	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
+	for (int i = 0; i < count; i++)
+	{
+		if (give_back(&outbox, sorted[i]))
+			given_back++;
+	}
+	idem_table_close(&outbox);
+	PG_RETURN_INT32(given_back);
+}
+
+/*
+ * The leases that argument 0, "ids", and argument "attempts_arg" name, in the
+ * order given, and "sorted" by id.  Returns their number.  Raises 22004, 22023.
+ */
+static int
+leases_arg(FunctionCallInfo fcinfo, int attempts_arg, Lease **leases,
+		   Lease ***sorted)
+{
+	IdemArray	arrays[2];
+	IdemArray  *ids = &arrays[0];
+	IdemArray  *attempts = &arrays[1];
+	int			count;
+
+	idem_array_arg(fcinfo, 0, "ids", IDEM_ARRAY_REQUIRED, ids);
+	idem_array_arg(fcinfo, attempts_arg, "attempts",
+				   PG_ARGISNULL(attempts_arg) ? 0 : IDEM_ARRAY_REQUIRED,
+				   attempts);
+	count = idem_array_count(arrays, lengthof(arrays));
+
+	*leases = MemoryContextAllocHuge(CurrentMemoryContext,
+									 count * sizeof(Lease));
+	*sorted = palloc_array(Lease *, count);
+	for (int i = 0; i < count; i++)
+	{
+		Lease	   *lease = &(*leases)[i];
+
+		lease->id = DatumGetInt64(idem_array_value(ids, i));
+		lease->has_attempt = !idem_array_is_null(attempts, i);
+		lease->attempt = DatumGetInt32(idem_array_value(attempts, i));
+		(*sorted)[i] = lease;
+	}
+	qsort_interruptible(*sorted, count, sizeof(Lease *), compare_leases, NULL);
+	return count;
+}
+
+/*
+ * Order leases by their ids.
+ */
+static int
+compare_leases(const void *a, const void *b, void *arg)
+{
+	const Lease *la = *(const Lease *const *) a;
+	const Lease *lb = *(const Lease *const *) b;
+
+	return (la->id > lb->id) - (la->id < lb->id);
+}
+
+/*
+ * Let a lease last for "interval" from now.  Returns whether it was held.
+ */
+static bool
+extend(IdemTable *outbox, const Lease *lease, const Interval *interval)
+{
+	IdemOutboxRow row;
+	TimestampTz now;
+
+	do
+	{
+		if (!find_held(outbox, lease, &now))
+			return false;
+		idem_outbox_copy(outbox, &row);
+		idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
+						TimestampTzGetDatum(idem_add_interval(now, interval,
+															  DEFAULT_LEASE_MS)));
+	} while (!idem_outbox_write(outbox, &row));
+	idem_lane_recheck_if_parked(outbox, &row);
+	return true;
+}
+
+/*
+ * Make a message available, as if it had not been taken.  Its attempt's number
+ * is used up all the same.  Returns whether it was held.
+ */
+static bool
+give_back(IdemTable *outbox, const Lease *lease)
+{
+	IdemOutboxRow row;
+	TimestampTz now;
+
+	do
+	{
+		int			before;
+
+		if (!find_held(outbox, lease, &now))
+			return false;
+		idem_outbox_copy(outbox, &row);
+		before = DatumGetInt32(row.values[OUTBOX_UNCOUNTED_ATTEMPTS]);
+		idem_outbox_set(&row, OUTBOX_UNCOUNTED_ATTEMPTS,
+						Int32GetDatum(before + 1));
+		idem_outbox_set(&row, OUTBOX_IN_DUE_INDEX, BoolGetDatum(true));
+		idem_outbox_set(&row, OUTBOX_AVAILABLE_AT, TimestampTzGetDatum(now));
+		row.nulls[OUTBOX_AWAITING_ACK] = true;
+	} while (!idem_outbox_write(outbox, &row));
+	return true;
+}
+
+/*
+ * Find a message and tell whether the lease still holds it, as of "now".
+ */
+static bool
+find_held(IdemTable *outbox, const Lease *lease, TimestampTz *now)
+{
+	Datum	   *found = outbox->row->tts_values;
+
+	if (!idem_outbox_find(outbox, lease->id) ||
+		!idem_outbox_in_state(outbox, "pending") ||
+		outbox->row->tts_isnull[OUTBOX_AWAITING_ACK] ||
+		!DatumGetBool(found[OUTBOX_AWAITING_ACK]))
+		return false;
+
+	*now = GetCurrentTimestamp();
+	if (lease->has_attempt)
+		return lease->attempt == DatumGetInt32(found[OUTBOX_ATTEMPT]);
+	return DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]) > *now;
+}

@@ -1,0 +1,449 @@
+/*-------------------------------------------------------------------------
+ *
+ * outbox.c
+ *		The transactional outbox: acknowledge, refuse, requeue.
+ *
+ * A row of idem_outbox is a message.  Its state is "pending" until a relay
+ * acknowledges it ("acked") or it has failed too often ("dead").
+ *
+ *				   take				   ack
+ *		publish ------->  leased  ------------>  acked
+ *		   |			  |	   |
+ *		   v   lease over |	   | nack, or lease over, after the last attempt
+ *		pending <---------'	   `---------------------->  dead
+ *		   ^  nack, after a pause; give back			   |
+ *		   `-----------------------------------------------' requeue
+ *
+ * "Leased" is not a state of its own: a pending message is available from
+ * available_at on, which taking it moves to the end of the lease, and nack to
+ * the end of the pause.  "leased" tells the two apart: it is true from a take
+ * until the relay has answered, false once it has refused the message, and
+ * NULL as long as nobody has had it since it was published, requeued or given
+ * back.
+ *
+ * "attempt" counts how often a message has been taken, for as long as there is
+ * one: it tells a relay's lease from a later one, so it must never repeat.
+ * Attempts are given back by raising uncounted_attempts: to "attempt" by a
+ * requeue, by one when a message is given back untried.
+ *
+ * All that answers for messages waits for whoever has the row, and then looks
+ * at it again.  It writes without waiting, so that what it has judged and the
+ * times that it has computed are never from before a wait.
+ *
+ * How messages are published is in publish.c, how they are handed out,
+ * and in which order, in take.c, and how leases are extended and given
+ * back in lease.c.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/skey.h"
+#include "access/stratnum.h"
+#include "common/pg_prng.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/datum.h"
+#include "utils/fmgrprotos.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/uuid.h"
+
+#include "outbox/lane_low_water.h"
+#include "outbox/lanes.h"
+#include "outbox/outbox_row.h"
+#include "stats/stats.h"
+#include "store/store.h"
+#include "util/arguments.h"
+#include "util/arrays.h"
+#include "util/commit_notify.h"
+#include "util/compat.h"
+#include "util/settings.h"
+#include "util/texts.h"
+#include "util/times.h"
+
+/* The column of idem_outbox_ended, from 1; dead messages have none. */
+#define ENDED_ACKED_AT		1
+
+/* A pause after a failure: 1 s, doubled each time up to an hour. */
+#define BACKOFF_FIRST_MS	1000.0
+#define BACKOFF_MAX_MS		(3600 * 1000.0)
+
+/* A message that has left its lane. */
+typedef struct Departed
+{
+	int64		lane;
+	int64		id;
+	IdemOutboxRow *signpost;	/* see idem_lane_promote_next() */
+} Departed;
+
+static bool acknowledge(IdemTable *outbox, int64 id, Departed *departed, int *ndeparted);
+static bool delete_message(IdemTable *outbox, const IdemOutboxRow *row);
+static IdemOutboxRow *make_signpost(const IdemOutboxRow *message);
+static void promote_lanes(IdemTable *outbox, Departed *departed, int count);
+static int	compare_departed(const void *a, const void *b, void *arg);
+static bool attempt_is_over(const IdemOutboxRow *row, int attempt);
+static double backoff_ms(int attempt);
+static int	requeue_all(IdemTable *outbox);
+static bool requeue(IdemTable *outbox, int64 id);
+static int	ids_arg(FunctionCallInfo fcinfo, int64 **ids);
+static int	compare_ids(const void *a, const void *b, void *arg);
+
+/*
+ * idem_outbox_ack(ids) -> int
+ */
+PG_FUNCTION_INFO_V1(idem_outbox_ack);
+Datum
+idem_outbox_ack(PG_FUNCTION_ARGS)
+{
+	IdemTable	outbox;
+	int64	   *ids;
+	int			nids;
+	Departed   *departed;
+	int			ndeparted = 0;
+	int			acked = 0;
+
+	nids = ids_arg(fcinfo, &ids);
+	departed = MemoryContextAllocHuge(CurrentMemoryContext, nids * sizeof(Departed));
+	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
+	for (int i = 0; i < nids; i++)
+	{
+		if (acknowledge(&outbox, ids[i], departed, &ndeparted))
+			acked++;
+	}
+	promote_lanes(&outbox, departed, ndeparted);
+	idem_table_close(&outbox);
+	idem_count(IDEM_COUNT_ACKED, acked);
+	PG_RETURN_INT32(acked);
+}
+
+/*
+ * Acknowledge a message, or delete it where acknowledged ones are not kept.  A
+ * dead one counts: it got through after all.  Returns whether there was
+ * something to acknowledge.  Adds the message to those that have left their
+ * lanes, if it has.
+ */
+static bool
+acknowledge(IdemTable *outbox, int64 id, Departed *departed, int *ndeparted)
+{
+	IdemOutboxRow row;
+	bool		leaves;
+	bool		keep;
+
+	do
+	{
+		if (!idem_outbox_find(outbox, id) ||
+			idem_outbox_in_state(outbox, "acked"))
+			return false;
+		idem_outbox_copy(outbox, &row);
+		leaves = idem_outbox_in_state(outbox, "pending");
+		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum("acked"));
+		idem_outbox_set(&row, OUTBOX_ACKED_AT,
+						TimestampTzGetDatum(GetCurrentTimestamp()));
+		/* A dead one may be a signpost of its lane. */
+		if (leaves)
+			idem_outbox_set(&row, OUTBOX_IN_DUE_INDEX, BoolGetDatum(false));
+		keep = idem_outbox_retention > 0 ||
+			(!row.nulls[OUTBOX_KEY_HASH] && DatumGetBool(row.values[OUTBOX_IN_DUE_INDEX]));
+	} while (keep ? !idem_outbox_write(outbox, &row) :
+			 !delete_message(outbox, &row));
+	idem_log_message_event(IDEM_EVENT_RELAYED, row.values);
+	if (leaves && !row.nulls[OUTBOX_KEY_HASH])
+	{
+		departed[*ndeparted].lane = DatumGetInt64(row.values[OUTBOX_KEY_HASH]);
+		departed[*ndeparted].id = id;
+		departed[*ndeparted].signpost = keep ? NULL : make_signpost(&row);
+		(*ndeparted)++;
+	}
+	return true;
+}
+
+/*
+ * Delete the message that was found; returns as idem_outbox_write() does.
+ */
+static bool
+delete_message(IdemTable *outbox, const IdemOutboxRow *row)
+{
+	IdemWrite	result = idem_delete(outbox, false);
+
+	if (result == IDEM_WRITE_HELD)
+		idem_wait(outbox);
+	if (result == IDEM_WRITE_DONE)
+		idem_outbox_changes(row);
+	return result == IDEM_WRITE_DONE;
+}
+
+/*
+ * What may have to stay of a message that has been acknowledged and deleted:
+ * all but what it said.  Its time and payload are idem_lane_promote_next()'s to fill.
+ */
+static IdemOutboxRow *
+make_signpost(const IdemOutboxRow *message)
+{
+	static const int columns[] = {
+		OUTBOX_MESSAGE_ID, OUTBOX_TOPIC, OUTBOX_MESSAGE_KEY
+	};
+	IdemOutboxRow *signpost = palloc(sizeof(IdemOutboxRow));
+
+	*signpost = *message;
+	for (int i = 0; i < lengthof(columns); i++)
+	{
+		int			typlen = columns[i] == OUTBOX_MESSAGE_ID ? UUID_LEN : -1;
+
+		signpost->values[columns[i]] = datumCopy(message->values[columns[i]],
+												 false, typlen);
+	}
+	idem_outbox_set(signpost, OUTBOX_IN_DUE_INDEX, BoolGetDatum(true));
+	signpost->nulls[OUTBOX_HEADERS] = true;
+	signpost->nulls[OUTBOX_LAST_ERROR] = true;
+	return signpost;
+}
+
+/*
+ * Some messages have left their lanes: see to it that the next ones are found,
+ * once for each lane.
+ */
+static void
+promote_lanes(IdemTable *outbox, Departed *departed, int count)
+{
+	qsort_interruptible(departed, count, sizeof(Departed), compare_departed, NULL);
+	for (int i = 0; i < count; i++)
+	{
+		if (i == 0 || departed[i].lane != departed[i - 1].lane)
+			idem_lane_promote_next(outbox, departed[i].lane, departed[i].id,
+								   departed[i].signpost);
+	}
+}
+
+static int
+compare_departed(const void *a, const void *b, void *arg)
+{
+	const Departed *departed_a = a;
+	const Departed *departed_b = b;
+
+	if (departed_a->lane != departed_b->lane)
+		return departed_a->lane > departed_b->lane ? 1 : -1;
+	return compare_ids(&departed_a->id, &departed_b->id, arg);
+}
+
+/*
+ * idem_outbox_nack(id, error, retry_after, attempt) -> text
+ */
+PG_FUNCTION_INFO_V1(idem_outbox_nack);
+Datum
+idem_outbox_nack(PG_FUNCTION_ARGS)
+{
+	int64		id = DatumGetInt64(idem_required_arg(fcinfo, 0, "id"));
+	Interval   *retry_after = idem_interval_arg(fcinfo, 2, "retry_after");
+	IdemTable	outbox;
+	const char *state;
+
+	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
+	for (;;)
+	{
+		IdemOutboxRow row;
+		TimestampTz available_at;
+		int			attempts;
+		bool		has_lane;
+		int64		lane = 0;
+
+		state = "lost";
+		if (!idem_outbox_find(&outbox, id) ||
+			idem_outbox_in_state(&outbox, "acked"))
+			break;
+		idem_outbox_copy(&outbox, &row);
+		if (!PG_ARGISNULL(3) &&
+			attempt_is_over(&row, PG_GETARG_INT32(3)))
+			break;
+
+		state = "dead";
+		if (idem_outbox_in_state(&outbox, "dead"))
+			break;
+
+		attempts = idem_outbox_attempts(row.values);
+		if (attempts < idem_outbox_max_attempts)
+			state = "pending";
+		available_at = idem_add_interval(GetCurrentTimestamp(), retry_after,
+										 backoff_ms(attempts));
+		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum(state));
+		idem_outbox_set(&row, OUTBOX_IN_DUE_INDEX,
+						BoolGetDatum(attempts < idem_outbox_max_attempts));
+		idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
+						TimestampTzGetDatum(available_at));
+		if (!row.nulls[OUTBOX_AWAITING_ACK])
+			idem_outbox_set(&row, OUTBOX_AWAITING_ACK, BoolGetDatum(false));
+		if (!PG_ARGISNULL(1))
+			idem_outbox_set(&row, OUTBOX_LAST_ERROR,
+							idem_clip_text(PG_GETARG_DATUM(1)));
+		has_lane = !row.nulls[OUTBOX_KEY_HASH];
+		if (has_lane)
+			lane = DatumGetInt64(row.values[OUTBOX_KEY_HASH]);
+		if (!idem_outbox_write(&outbox, &row))
+			continue;
+
+		idem_count(IDEM_COUNT_NACKED, 1);
+		idem_log_message_event(IDEM_EVENT_NACKED, row.values);
+		if (attempts >= idem_outbox_max_attempts)
+		{
+			idem_count(IDEM_COUNT_DEAD, 1);
+			idem_log_message_event(IDEM_EVENT_DEAD, row.values);
+			if (has_lane)
+				idem_lane_promote_next(&outbox, lane, id, NULL);
+		}
+		break;
+	}
+	idem_table_close(&outbox);
+	PG_RETURN_TEXT_P(cstring_to_text(state));
+}
+
+/*
+ * Has a message been taken again, requeued or given back since this attempt?
+ */
+static bool
+attempt_is_over(const IdemOutboxRow *row, int attempt)
+{
+	return attempt != DatumGetInt32(row->values[OUTBOX_ATTEMPT]) ||
+		row->nulls[OUTBOX_AWAITING_ACK];
+}
+
+/*
+ * How long to pause after so many attempts: exponential, and cut by up to a
+ * half at random, so that what failed together is not retried together.
+ */
+static double
+backoff_ms(int attempt)
+{
+	double		pause = BACKOFF_FIRST_MS;
+
+	for (int i = 1; i < attempt && pause < BACKOFF_MAX_MS; i++)
+		pause *= 2;
+	return Min(pause, BACKOFF_MAX_MS) *
+		(0.5 + 0.5 * pg_prng_double(&pg_global_prng_state));
+}
+
+/*
+ * idem_outbox_requeue(ids) -> int
+ */
+PG_FUNCTION_INFO_V1(idem_outbox_requeue);
+Datum
+idem_outbox_requeue(PG_FUNCTION_ARGS)
+{
+	IdemTable	outbox;
+	int			requeued = 0;
+
+	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
+	if (PG_ARGISNULL(0))
+		requeued = requeue_all(&outbox);
+	else
+	{
+		int64	   *ids;
+		int			nids = ids_arg(fcinfo, &ids);
+
+		for (int i = 0; i < nids; i++)
+		{
+			if (requeue(&outbox, ids[i]))
+				requeued++;
+		}
+	}
+	idem_table_close(&outbox);
+	PG_RETURN_INT32(requeued);
+}
+
+/*
+ * Put every dead message back.  Returns how many there were.
+ */
+static int
+requeue_all(IdemTable *outbox)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetTransactionSnapshot());
+	IdemScan	scan;
+	ScanKeyData key;
+	int64	   *ids;
+	int			size = 64;
+	int			nids = 0;
+	int			requeued = 0;
+
+	ids = palloc_array(int64, size);
+	ScanKeyEntryInitialize(&key, SK_ISNULL | SK_SEARCHNULL, ENDED_ACKED_AT,
+						   InvalidStrategy, InvalidOid, InvalidOid,
+						   InvalidOid, (Datum) 0);
+	idem_scan_begin(&scan, outbox, IDEM_OUTBOX_ENDED, snapshot, 1);
+	idem_scan_restart(&scan, &key);
+	while (idem_scan_next(&scan, ForwardScanDirection))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (nids == size)
+		{
+			size *= 2;
+			ids = repalloc_huge(ids, size * sizeof(int64));
+		}
+		ids[nids++] = DatumGetInt64(outbox->row->tts_values[OUTBOX_ID]);
+	}
+	idem_scan_end(&scan);
+	UnregisterSnapshot(snapshot);
+
+	/* In the order of ids_arg(), for the same reason. */
+	qsort_interruptible(ids, nids, sizeof(int64), compare_ids, NULL);
+	for (int i = 0; i < nids; i++)
+	{
+		if (requeue(outbox, ids[i]))
+			requeued++;
+	}
+	return requeued;
+}
+
+/*
+ * Put a dead message back, with all its attempts.  Returns whether it was
+ * dead.
+ */
+static bool
+requeue(IdemTable *outbox, int64 id)
+{
+	IdemOutboxRow row;
+
+	do
+	{
+		if (!idem_outbox_find(outbox, id) ||
+			!idem_outbox_in_state(outbox, "dead"))
+			return false;
+		idem_outbox_copy(outbox, &row);
+		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum("pending"));
+		idem_outbox_set(&row, OUTBOX_UNCOUNTED_ATTEMPTS,
+						row.values[OUTBOX_ATTEMPT]);
+		row.nulls[OUTBOX_AWAITING_ACK] = true;
+		idem_outbox_set(&row, OUTBOX_IN_DUE_INDEX, BoolGetDatum(true));
+		idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
+						TimestampTzGetDatum(GetCurrentTimestamp()));
+		if (!row.nulls[OUTBOX_KEY_HASH])
+			idem_lane_low_water_expire(DatumGetInt64(row.values[OUTBOX_KEY_HASH]));
+	} while (!idem_outbox_write(outbox, &row));
+	return true;
+}
+
+/*
+ * The elements of argument 0, an array of ids, ascending, so that two calls
+ * for the same messages cannot deadlock.  Returns their number.  Raises 22004,
+ * 22023.
+ */
+static int
+ids_arg(FunctionCallInfo fcinfo, int64 **ids)
+{
+	IdemArray	array;
+
+	idem_array_arg(fcinfo, 0, "ids", IDEM_ARRAY_REQUIRED, &array);
+	*ids = palloc_array(int64, array.length);
+	for (int i = 0; i < array.length; i++)
+		(*ids)[i] = DatumGetInt64(array.values[i]);
+	qsort_interruptible(*ids, array.length, sizeof(int64), compare_ids, NULL);
+	return array.length;
+}
+
+static int
+compare_ids(const void *a, const void *b, void *arg)
+{
+	int64		ia = *(const int64 *) a;
+	int64		ib = *(const int64 *) b;
+
+	return (ia > ib) - (ia < ib);
+}

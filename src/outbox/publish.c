@@ -1,0 +1,415 @@
+/*-------------------------------------------------------------------------
+ *
+ * publish.c
+ *		Publishing messages, one or many at once.
+ *
+ * A message is a row, so it exists if and only if its transaction commits.
+ * Nothing is looked up, and nobody is waited for.  Ids come from a sequence,
+ * one after another, so messages of one key are in the order in which they
+ * were published, or given.
+ *
+ * Of many, those that fill a page are written to it together.  Of each lane
+ * (see lanes.c) only the first one can be ready: the others have it
+ * before them, and come and go with it.
+ *
+ * A message is available from the time at which it is written.  The clock is
+ * read before the check of the lane, compression and TOAST, because the heap
+ * writes these together with the row.  If they take long, takes look no longer
+ * where the message stands, so it gets a later time then; see catch_up().
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "common/sha2.h"
+#include "libpq/pqformat.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "port/pg_bswap.h"
+#include "utils/builtins.h"
+#include "utils/hsearch.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+#include "utils/uuid.h"
+
+#include "outbox/due_low_water.h"
+#include "outbox/lanes.h"
+#include "outbox/outbox_row.h"
+#include "stats/stats.h"
+#include "store/pg_sequence.h"
+#include "store/store.h"
+#include "util/arguments.h"
+#include "util/arrays.h"
+#include "util/commit_notify.h"
+#include "util/compat.h"
+#include "util/random.h"
+#include "util/sha256.h"
+#include "util/times.h"
+
+/* The array arguments of idem_publish_many(), in order. */
+enum
+{
+	TOPICS,
+	PAYLOADS,
+	MESSAGE_KEYS,
+	HEADERS,
+	NUM_ARRAYS,
+};
+
+/* A lane that idem_publish_many() has come to, and its first message there. */
+typedef struct LaneEntry
+{
+	int64		lane;
+	int64		id;
+	bool		parked;
+} LaneEntry;
+
+/* The ready messages that idem_publish_many() inserts together. */
+typedef struct Batch
+{
+	int64		ids[IDEM_APPEND_ROWS];
+	int			nids;
+	TimestampTz available_at;	/* of the first one */
+} Batch;
+
+static HTAB *make_lane_table(void);
+static bool begins_lane(HTAB *lanes, IdemTable *outbox,
+						const IdemOutboxRow *row);
+static void add_to_batch(Batch *batch, const IdemOutboxRow *row);
+static void end_batch(Batch *batch, IdemTable *outbox);
+static void catch_up(IdemTable *outbox, int64 id, TimestampTz available_at);
+static void look_at_lanes_again(HTAB *lanes, IdemTable *outbox);
+static void make_message(IdemOutboxRow *row);
+static void number_message(IdemOutboxRow *row, const Interval *deliver_after);
+static int64 lane_of(Datum topic, Datum message_key);
+static void append_counted(StringInfo string, Datum value);
+static Datum random_uuid(void);
+
+/*
+ * idem_publish(topic, payload, message_key, headers, deliver_after) -> uuid
+ */
+PG_FUNCTION_INFO_V1(idem_publish);
+Datum
+idem_publish(PG_FUNCTION_ARGS)
+{
+	IdemOutboxRow row;
+	Interval   *deliver_after;
+	IdemTable	outbox;
+
+	memset(row.nulls, true, sizeof(row.nulls));
+	idem_outbox_set(&row, OUTBOX_TOPIC, idem_name_arg(fcinfo, 0, "topic"));
+	idem_outbox_set(&row, OUTBOX_PAYLOAD,
+					idem_required_arg(fcinfo, 1, "payload"));
+	if (!PG_ARGISNULL(2))
+		idem_outbox_set(&row, OUTBOX_MESSAGE_KEY,
+						idem_name_arg(fcinfo, 2, "message_key"));
+	if (!PG_ARGISNULL(3))
+		idem_outbox_set(&row, OUTBOX_HEADERS, PG_GETARG_DATUM(3));
+	deliver_after = idem_interval_arg(fcinfo, 4, "deliver_after");
+	make_message(&row);
+
+	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
+	number_message(&row, deliver_after);
+	idem_lane_append(&outbox, &row);
+	if (DatumGetBool(row.values[OUTBOX_IN_DUE_INDEX]))
+		catch_up(&outbox, DatumGetInt64(row.values[OUTBOX_ID]),
+				 DatumGetTimestampTz(row.values[OUTBOX_AVAILABLE_AT]));
+	idem_table_close(&outbox);
+	idem_log_message_event(IDEM_EVENT_PUBLISHED, row.values);
+	idem_count(IDEM_COUNT_PUBLISHED, 1);
+	PG_RETURN_DATUM(row.values[OUTBOX_MESSAGE_ID]);
+}
+
+/*
+ * idem_publish_many(topics, payloads, message_keys, headers, deliver_after)
+ *	-> setof row
+ */
+PG_FUNCTION_INFO_V1(idem_publish_many);
+Datum
+idem_publish_many(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	IdemArray	arrays[NUM_ARRAYS];
+	Interval   *deliver_after;
+	IdemElement element;
+	IdemTable	outbox;
+	IdemAppender appender;
+	Batch		batch;
+	HTAB	   *lanes;
+	MemoryContext context;
+	MemoryContext old;
+	TimestampTz due = DT_NOEND;
+	int			count;
+
+	idem_array_arg(fcinfo, 0, "topics",
+				   IDEM_ARRAY_REQUIRED | IDEM_ARRAY_NAMES, &arrays[TOPICS]);
+	idem_array_arg(fcinfo, 1, "payloads", IDEM_ARRAY_REQUIRED,
+				   &arrays[PAYLOADS]);
+	idem_array_arg(fcinfo, 2, "message_keys", IDEM_ARRAY_NAMES,
+				   &arrays[MESSAGE_KEYS]);
+	idem_array_arg(fcinfo, 3, "headers", 0, &arrays[HEADERS]);
+	deliver_after = idem_interval_arg(fcinfo, 4, "deliver_after");
+	count = idem_array_count(arrays, NUM_ARRAYS);
+	InitMaterializedSRF(fcinfo, 0);
+
+	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
+	idem_append_begin(&appender, &outbox);
+	batch.nids = 0;
+	batch.available_at = DT_NOEND;
+	lanes = make_lane_table();
+	context = AllocSetContextCreate(CurrentMemoryContext, "idempotency message",
+									ALLOCSET_SMALL_SIZES);
+	old = MemoryContextSwitchTo(context);
+	idem_element_begin(&element);
+	for (int i = 0; i < count; i++)
+	{
+		IdemOutboxRow row;
+		Datum		values[2];
+		bool		nulls[2] = {0};
+
+		CHECK_FOR_INTERRUPTS();
+		MemoryContextReset(context);
+		element.index = i;
+		memset(row.nulls, true, sizeof(row.nulls));
+		idem_outbox_set(&row, OUTBOX_TOPIC,
+						idem_array_value(&arrays[TOPICS], i));
+		idem_outbox_set(&row, OUTBOX_PAYLOAD,
+						idem_array_value(&arrays[PAYLOADS], i));
+		if (!idem_array_is_null(&arrays[MESSAGE_KEYS], i))
+			idem_outbox_set(&row, OUTBOX_MESSAGE_KEY,
+							idem_array_value(&arrays[MESSAGE_KEYS], i));
+		if (!idem_array_is_null(&arrays[HEADERS], i))
+			idem_outbox_set(&row, OUTBOX_HEADERS,
+							idem_array_value(&arrays[HEADERS], i));
+		make_message(&row);
+		number_message(&row, deliver_after);
+		idem_outbox_set(&row, OUTBOX_IN_DUE_INDEX,
+						BoolGetDatum(row.nulls[OUTBOX_KEY_HASH] ||
+									 begins_lane(lanes, &outbox, &row)));
+		add_to_batch(&batch, &row);
+		idem_append_add(&appender, row.values, row.nulls);
+		if (appender.nrows == 0)
+			end_batch(&batch, &outbox);
+		if (i == 0)
+			due = DatumGetTimestampTz(row.values[OUTBOX_AVAILABLE_AT]);
+
+		values[0] = Int32GetDatum(i + 1);
+		values[1] = row.values[OUTBOX_MESSAGE_ID];
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values,
+							 nulls);
+		idem_log_message_event(IDEM_EVENT_PUBLISHED, row.values);
+	}
+	idem_element_end(&element);
+	MemoryContextSwitchTo(old);
+	MemoryContextDelete(context);
+	idem_append_end(&appender);
+	end_batch(&batch, &outbox);
+	for (int i = 0; i < Min(count, arrays[TOPICS].length); i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		idem_notify_message(arrays[TOPICS].values[i], due, false);
+	}
+	look_at_lanes_again(lanes, &outbox);
+	hash_destroy(lanes);
+	idem_table_close(&outbox);
+	idem_count(IDEM_COUNT_PUBLISHED, count);
+	return (Datum) 0;
+}
+
+static HTAB *
+make_lane_table(void)
+{
+	HASHCTL		control;
+
+	control.keysize = sizeof(int64);
+	control.entrysize = sizeof(LaneEntry);
+	control.hcxt = CurrentMemoryContext;
+	return hash_create("idempotency lanes", 64, &control,
+					   HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+}
+
+/*
+ * Is a new message the first of its lane, or may it come to be so whatever
+ * becomes of other transactions?  If not, it is to be parked.
+ */
+static bool
+begins_lane(HTAB *lanes, IdemTable *outbox, const IdemOutboxRow *row)
+{
+	int64		lane = DatumGetInt64(row->values[OUTBOX_KEY_HASH]);
+	LaneEntry  *entry;
+	bool		found;
+
+	entry = hash_search(lanes, &lane, HASH_ENTER, &found);
+	if (found)
+		return false;
+	entry->id = DatumGetInt64(row->values[OUTBOX_ID]);
+	entry->parked = idem_lane_is_blocked(outbox, lane, entry->id);
+	return !entry->parked;
+}
+
+/*
+ * A message is about to be inserted with those of the batch.
+ */
+static void
+add_to_batch(Batch *batch, const IdemOutboxRow *row)
+{
+	if (!DatumGetBool(row->values[OUTBOX_IN_DUE_INDEX]))
+		return;
+	if (batch->nids == 0)
+		batch->available_at =
+			DatumGetTimestampTz(row->values[OUTBOX_AVAILABLE_AT]);
+	batch->ids[batch->nids++] = DatumGetInt64(row->values[OUTBOX_ID]);
+}
+
+/*
+ * The messages of the batch are in the table.
+ */
+static void
+end_batch(Batch *batch, IdemTable *outbox)
+{
+	for (int i = 0; i < batch->nids; i++)
+		catch_up(outbox, batch->ids[i], batch->available_at);
+	batch->nids = 0;
+}
+
+/*
+ * A ready message has been written, available from that time on.  If that is
+ * so long ago that takes may begin behind it (see due_low_water.c), make it
+ * available from now on.
+ */
+static void
+catch_up(IdemTable *outbox, int64 id, TimestampTz available_at)
+{
+	while (available_at < GetCurrentTimestamp() - IDEM_PUBLISHING_US)
+	{
+		Datum		key = Int64GetDatum(id);
+
+		CHECK_FOR_INTERRUPTS();
+		CommandCounterIncrement();
+		available_at = GetCurrentTimestamp();
+		if (!idem_find_latest(outbox, &key) ||
+			!idem_outbox_set_ready(outbox, true, DT_NOBEGIN))
+			elog(ERROR, "message " INT64_FORMAT " has vanished", id);
+	}
+}
+
+/*
+ * The messages are there: do for those that were parked behind others' what
+ * lanes.c demands.
+ */
+static void
+look_at_lanes_again(HTAB *lanes, IdemTable *outbox)
+{
+	HASH_SEQ_STATUS status;
+	LaneEntry  *entry;
+
+	hash_seq_init(&status, lanes);
+	while ((entry = hash_seq_search(&status)) != NULL)
+	{
+		if (entry->parked)
+			idem_lane_recheck(outbox, entry->lane, entry->id);
+	}
+}
+
+/*
+ * Complete a new message that has a topic, a payload, and perhaps a key and
+ * headers, but for what number_message() adds.  Raises 22P05 as lane_of() does.
+ */
+static void
+make_message(IdemOutboxRow *row)
+{
+	if (!row->nulls[OUTBOX_MESSAGE_KEY])
+	{
+		int64		lane = lane_of(row->values[OUTBOX_TOPIC],
+								   row->values[OUTBOX_MESSAGE_KEY]);
+
+		idem_outbox_set(row, OUTBOX_KEY_HASH, Int64GetDatum(lane));
+	}
+	idem_outbox_set(row, OUTBOX_ATTEMPT, Int32GetDatum(0));
+	idem_outbox_set(row, OUTBOX_UNCOUNTED_ATTEMPTS, Int32GetDatum(0));
+	idem_outbox_set(row, OUTBOX_STATE, CStringGetTextDatum("pending"));
+	idem_outbox_set(row, OUTBOX_MESSAGE_ID, random_uuid());
+}
+
+/*
+ * Give a message its id and its times, with the outbox open: not from before
+ * that had to wait for a lock.  The transaction gets its own id before; see
+ * lane_low_water.c.
+ */
+static void
+number_message(IdemOutboxRow *row, const Interval *deliver_after)
+{
+	int64		id;
+	TimestampTz now;
+
+	(void) GetTopTransactionId();
+	id = idem_sequence_next(IDEM_OUTBOX_IDS);
+	idem_outbox_set(row, OUTBOX_ID, Int64GetDatum(id));
+	IDEM_INJECTION_POINT("idem-publish-numbered");
+	now = GetCurrentTimestamp();
+	idem_outbox_set(row, OUTBOX_CREATED_AT, TimestampTzGetDatum(now));
+	idem_outbox_set(row, OUTBOX_AVAILABLE_AT,
+					TimestampTzGetDatum(idem_add_interval(now, deliver_after,
+														  0)));
+}
+
+/*
+ * The lane of a topic's messages with one key: the first eight bytes of the
+ * SHA-256 of the two, each preceded by its length in four bytes, in network
+ * byte order.  So who may choose keys finds none for the lane of another's.
+ *
+ * Raises 22P05 for a character that UTF-8 does not have.
+ */
+static int64
+lane_of(Datum topic, Datum message_key)
+{
+	StringInfoData string;
+	uint8		digest[PG_SHA256_DIGEST_LENGTH];
+	uint64		lane;
+
+	initStringInfo(&string);
+	append_counted(&string, topic);
+	append_counted(&string, message_key);
+	idem_sha256(string.data, string.len, digest);
+	memcpy(&lane, digest, sizeof(lane));
+	return (int64) pg_ntoh64(lane);
+}
+
+/*
+ * Append a text and its length, in UTF-8, since a dump may be restored into a
+ * database of another encoding.  SQL_ASCII says nothing about what it holds.
+ */
+static void
+append_counted(StringInfo string, Datum value)
+{
+	text	   *name = DatumGetTextPP(value);
+	char	   *bytes = VARDATA_ANY(name);
+	int			length = VARSIZE_ANY_EXHDR(name);
+
+	if (GetDatabaseEncoding() != PG_SQL_ASCII)
+	{
+		char	   *utf8 = pg_server_to_any(bytes, length, PG_UTF8);
+
+		if (utf8 != bytes)
+			length = strlen(utf8);
+		bytes = utf8;
+	}
+	pq_sendint32(string, length);
+	appendBinaryStringInfo(string, bytes, length);
+}
+
+/*
+ * A random UUID, version 4 (RFC 9562).
+ */
+static Datum
+random_uuid(void)
+{
+	pg_uuid_t  *uuid = palloc(sizeof(pg_uuid_t));
+
+	idem_random_bytes(uuid->data, UUID_LEN);
+	uuid->data[6] = (uuid->data[6] & 0x0f) | 0x40;
+	uuid->data[8] = (uuid->data[8] & 0x3f) | 0x80;
+	return UUIDPGetDatum(uuid);
+}

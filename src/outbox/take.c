@@ -1,0 +1,803 @@
+/*-------------------------------------------------------------------------
+ *
+ * take.c
+ *		Handing out messages of the outbox, in order, to any number of relays.
+ *
+ * Finding.  A take scans the rows that are ready in order of the time from
+ * which on they are available, so all topics, keys and kinds of messages get
+ * their turn.  Delayed, pausing and leased messages lie beyond the end of the
+ * scan, and a message behind another one of its key is not in the index (see
+ * lanes.c).
+ *
+ * Order.  Messages with a key leave their lane in order of their ids.  A take
+ * that finds a ready row of a lane scans the lane's pending messages with a
+ * new snapshot and locks the first one, and those behind it for as long as
+ * each next one is available.  Then it scans the lane again, with a snapshot
+ * that is newer than the locks, and hands out what it has locked if nothing
+ * precedes it.  So nothing is handed out while an earlier message of its key is
+ * pending, whatever others requeue or commit between the beginning of the call
+ * and that scan.  A message in the second half of its
+ * attempts is the last one taken from its lane: each take counts as an
+ * attempt, and one that keeps failing must not use up the attempts of those
+ * behind it.
+ *
+ * A call can come to a lane twice, by two ready rows, and an earlier message
+ * might have been committed in between.  So a call leaves what was committed
+ * after it began to the next one: of each lane it hands out messages in order.
+ * A lane that it has been to therefore has nothing more for it.
+ *
+ * Progress.  A lane from which nothing can be taken must not delay any other,
+ * however many of its rows a take finds, and however many such lanes there
+ * are.  A take does one of these with a ready row by means of which it takes
+ * nothing:
+ *
+ *	- It moves the row out of the way: a message is parked if another one
+ *	  precedes it, even if that is leased and parked itself, and a row that is
+ *	  not pending is removed, or moved to the time of the head.  A call moves
+ *	  MAX_MOVES rows and lets MAX_DEATHS messages die, so that these changes
+ *	  are committed soon.  Beyond that it goes on without changing anything.
+ *
+ *	- It leaves the row where it is, if that depends on what another
+ *	  transaction is writing.  The next takes of this backend skip all such
+ *	  rows until one of these transactions has ended (see due_low_water.c).  So
+ *	  their messages are found as soon as they are committed.
+ *
+ *	- It leaves the row to the next take, because another one has locked it or
+ *	  its lane has changed meanwhile.
+ *
+ * Then it goes on to the next row.  It remembers the lanes that it has been
+ * to, and does not look again at one behind whose first message everything has
+ * to wait for a transaction.  If it has looked at too many rows without a
+ * result, it returns what it has, and the next take of this backend begins
+ * with the next row.  So each due row is looked at within a limited number of
+ * takes.
+ *
+ * Takes never wait for each other or for publishers, and publishers never wait
+ * at all.  A take locks no row of a message that was taken before unless it is
+ * the head of its lane, or follows it: if a relay still holds the message, its
+ * answer does not wait for this transaction.
+ *
+ * Snapshots.  Under READ COMMITTED the ready rows are read with a dirty
+ * snapshot, as they are at each moment.  Under REPEATABLE READ and
+ * SERIALIZABLE a call sees the rows as a copy of the transaction's snapshot
+ * does, and takes none that has changed since; its lanes, too, are looked at
+ * with new snapshots, and what stands behind a message that came to stand
+ * there since stays.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/skey.h"
+#include "access/stratnum.h"
+#include "access/xact.h"
+#include "catalog/pg_collation_d.h"
+#include "common/pg_prng.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/datum.h"
+#include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+
+#include "outbox/due_low_water.h"
+#include "outbox/lane_low_water.h"
+#include "outbox/lanes.h"
+#include "outbox/outbox_row.h"
+#include "stats/stats.h"
+#include "store/store.h"
+#include "util/arguments.h"
+#include "util/commit_notify.h"
+#include "util/compat.h"
+#include "util/settings.h"
+#include "util/subtransaction.h"
+#include "util/texts.h"
+#include "util/times.h"
+
+/* The columns of idem_outbox_take()'s result, in order. */
+static const int take_columns[] = {
+	OUTBOX_ID,
+	OUTBOX_MESSAGE_ID,
+	OUTBOX_TOPIC,
+	OUTBOX_MESSAGE_KEY,
+	OUTBOX_PAYLOAD,
+	OUTBOX_HEADERS,
+	OUTBOX_ATTEMPT,
+	OUTBOX_CREATED_AT,
+};
+
+/* The columns of idem_outbox_due and idem_outbox_topics, from 1. */
+#define DUE_AVAILABLE_AT	1
+#define TOPICS_TOPIC		1
+#define TOPICS_AVAILABLE_AT	2
+
+/*
+ * A call moves as many signposts, and lets as many messages die; it passes
+ * over the others, so that it ends soon and its changes are committed.
+ */
+#define MAX_MOVES			500
+#define MAX_DEATHS			1000
+
+/* What NULL stands for. */
+#define DEFAULT_MAX_MESSAGES	100
+#define DEFAULT_LEASE_MS	(30 * 1000.0)
+
+/* A lane that a call has been to, and its table by lane. */
+typedef struct Visit
+{
+	int64		lane;
+	int64		head;			/* as idem_lane_move_signpost() has found it */
+	bool		is_blocked;		/* what stands behind its first message */
+	char		status;			/* of the table's */
+} Visit;
+
+#define SH_PREFIX			visits
+#define SH_ELEMENT_TYPE		Visit
+#define SH_KEY_TYPE			int64
+#define SH_KEY				lane
+#define SH_HASH_KEY(tb, key) ((uint32) (key))
+#define SH_EQUAL(tb, a, b)	((a) == (b))
+#define SH_SCOPE			static inline
+#define SH_DECLARE
+#define SH_DEFINE
+#include "lib/simplehash.h"
+
+/* A call of idem_outbox_take(). */
+typedef struct Taking
+{
+	IdemTable	outbox;			/* what ready rows are found in */
+	IdemTable	lanes;			/* the same, to look at their lanes */
+	visits_hash *visits;		/* NULL: these are not open */
+	Snapshot	snapshot;		/* NULL: rows are seen as they are */
+	Snapshot	begun;			/* of lanes, only what it sees is taken */
+	CommandId	command;		/* that the call begins with */
+	TimestampTz now;
+	TimestampTz lease_expires_at;
+	bool		changed;		/* has it changed a row? */
+	TimestampTz next_due;		/* if it has not */
+	const Interval *lease;
+	Datum	   *topics;			/* NULL: all */
+	int			ntopics;
+	int			wanted;			/* how many more messages */
+	int			moves;			/* signposts that were moved, or removed */
+	int			deaths;			/* messages that had no attempt left */
+	IdemBlockers blockers;		/* of the row that was looked at */
+	ReturnSetInfo *result;
+} Taking;
+
+/*
+ * What is being taken from a lane: messages from its head on, in order, all of
+ * them locked, of which the first "taken" have been handed out.
+ */
+typedef struct Lane
+{
+	int64		lane;
+	int64	   *ids;
+	int			size;
+	int			locked;
+	int			dying;			/* of them, those that have no attempt left */
+	int			taken;
+	bool		ends;			/* behind the last of them */
+	bool		has_dead;
+	int64		dead;			/* the first that died */
+} Lane;
+
+/* What has become of a row. */
+typedef enum Taken
+{
+	TAKEN,
+	TAKEN_DEAD,					/* it has died instead */
+	TAKEN_NOT,
+} Taken;
+
+static void take_or_wait(Taking *taking, TimestampTz deadline);
+static bool try_take(void *arg);
+static TimestampTz next_due(Taking *taking);
+static bool take(Taking *taking);
+static int	topics_arg(Datum array, Datum **topics);
+static int	sort_topics(Datum *topics, int count);
+static int	compare_topics(const void *a, const void *b, void *arg);
+static void take_topics(Taking *taking, const Datum *topics, int count);
+static void begin_scan(Taking *taking, IdemScan *scan, const Datum *topic,
+					   const TimestampTz *after, TimestampTz until,
+					   Snapshot snapshot);
+static void take_ready(Taking *taking, const Datum *topic);
+static void take_found(Taking *taking);
+static void take_lane(Taking *taking);
+static void move_signpost(Taking *taking, Visit *visit);
+static bool take_locked(Taking *taking, Lane *lane);
+static bool lock_next(Taking *taking, Lane *lane);
+static bool is_failing(const Datum *message);
+static bool is_dying(const Datum *message);
+static Taken take_row(Taking *taking, IdemTable *outbox, bool is_locked);
+
+/*
+ * idem_outbox_take(max_messages, lease, topics, wait) -> setof row
+ */
+PG_FUNCTION_INFO_V1(idem_outbox_take);
+Datum
+idem_outbox_take(PG_FUNCTION_ARGS)
+{
+	Taking		taking = {0};
+	Interval   *wait = idem_interval_arg(fcinfo, 3, "wait");
+	TimestampTz start = GetCurrentTimestamp();
+	TimestampTz deadline = idem_add_interval(start, wait, 0);
+
+	taking.lease = idem_interval_arg(fcinfo, 1, "lease");
+	taking.wanted = PG_ARGISNULL(0) ? DEFAULT_MAX_MESSAGES :
+		PG_GETARG_INT32(0);
+	if (taking.wanted < 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" must be positive", "max_messages")));
+	InitMaterializedSRF(fcinfo, 0);
+	taking.result = (ReturnSetInfo *) fcinfo->resultinfo;
+	taking.next_due = DT_NOEND;
+	if (!PG_ARGISNULL(2))
+		taking.ntopics = topics_arg(PG_GETARG_DATUM(2), &taking.topics);
+
+	if (deadline > start)
+		take_or_wait(&taking, deadline);
+	else
+		(void) take(&taking);
+
+	/* There might be more. */
+	if (taking.wanted == 0)
+		idem_wake_next(taking.topics, taking.ntopics);
+	return (Datum) 0;
+}
+
+/*
+ * Take what there is, or sleep until there is something, or until "deadline".
+ *
+ * A take that has found nothing to hand out but has changed a row is an end of
+ * the wait, too, so that its transaction can commit that.
+ *
+ * The snapshot of REPEATABLE READ and SERIALIZABLE sees nothing new, so a
+ * commit does not wake these; they look when something becomes due.
+ */
+static void
+take_or_wait(Taking *taking, TimestampTz deadline)
+{
+	bool		entered = IsolationUsesXactSnapshot();
+
+	for (;;)
+	{
+		(void) idem_in_subtransaction(try_take, taking, NULL);
+		if (taking->changed || taking->now >= deadline)
+			break;
+		if (entered)
+			idem_await_change(taking->next_due, deadline);
+		else
+			idem_await_messages(taking->topics, taking->ntopics);
+		entered = true;
+	}
+	idem_await_end();
+}
+
+/*
+ * Take what there is now.  If that is nothing, find out when something will
+ * become available, and leave no row locked.
+ */
+static bool
+try_take(void *arg)
+{
+	Taking	   *taking = arg;
+
+	taking->changed = take(taking);
+	if (!taking->changed)
+		taking->next_due = next_due(taking);
+	return taking->changed;
+}
+
+/*
+ * When will the next one of the rows that a take looks at be available?
+ * DT_NOEND where it is not within IDEM_LOOK_AGAIN_MS, after which a waiter
+ * looks again anyway: beyond that lie the leases of what has been acknowledged
+ * since, which nobody has to go through.
+ */
+static TimestampTz
+next_due(Taking *taking)
+{
+	TimestampTz due = DT_NOEND;
+	TimestampTz until = idem_add_ms(taking->now, IDEM_LOOK_AGAIN_MS);
+	Snapshot	snapshot = IsolationUsesXactSnapshot() ?
+		GetTransactionSnapshot() : NULL;
+	int			count = taking->topics == NULL ? 1 : taking->ntopics;
+
+	idem_table_open(&taking->outbox, IDEM_OUTBOX, AccessShareLock);
+	for (int i = 0; i < count; i++)
+	{
+		IdemScan	scan;
+
+		CHECK_FOR_INTERRUPTS();
+		begin_scan(taking, &scan,
+				   taking->topics == NULL ? NULL : &taking->topics[i],
+				   &taking->now, Min(due, until), snapshot);
+		if (idem_scan_next(&scan, ForwardScanDirection))
+		{
+			Datum	   *found = taking->outbox.row->tts_values;
+
+			due = DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]);
+		}
+		idem_scan_end(&scan);
+	}
+	idem_table_close(&taking->outbox);
+	return due;
+}
+
+/*
+ * Take what there is now.  Returns whether this has changed anything; what the
+ * sweep has made ready is taken, or of no account.
+ */
+static bool
+take(Taking *taking)
+{
+	CommandId	begin;
+
+	idem_table_open(&taking->outbox, IDEM_OUTBOX, RowExclusiveLock);
+	taking->visits = NULL;
+	taking->moves = 0;
+	taking->deaths = 0;
+	if (!IsolationUsesXactSnapshot())
+		idem_lanes_sweep(&taking->outbox, taking->topics, taking->ntopics);
+	begin = GetCurrentCommandId(false);
+	taking->now = GetCurrentTimestamp();
+	taking->lease_expires_at = idem_add_interval(taking->now, taking->lease,
+												 DEFAULT_LEASE_MS);
+
+	/* That of the transaction would see what the call itself writes. */
+	taking->snapshot = NULL;
+	taking->command = GetCurrentCommandId(false);
+	if (IsolationUsesXactSnapshot())
+	{
+		PushCopiedSnapshot(GetTransactionSnapshot());
+		taking->snapshot = GetActiveSnapshot();
+	}
+	taking->begun = RegisterSnapshot(taking->snapshot != NULL ?
+									 taking->snapshot : GetLatestSnapshot());
+	IDEM_INJECTION_POINT("idem-take-begun");
+
+	if (taking->topics == NULL)
+		take_ready(taking, NULL);
+	else
+		take_topics(taking, taking->topics, taking->ntopics);
+
+	UnregisterSnapshot(taking->begun);
+	if (taking->snapshot != NULL)
+		PopActiveSnapshot();
+	if (taking->visits != NULL)
+	{
+		visits_destroy(taking->visits);
+		idem_table_close(&taking->lanes);
+	}
+	idem_table_close(&taking->outbox);
+	return GetCurrentCommandId(false) != begin;
+}
+
+/*
+ * The topics of an array, as from sort_topics().
+ */
+static int
+topics_arg(Datum array, Datum **topics)
+{
+	int			count = idem_text_array(array, "topics", topics);
+
+	return sort_topics(*topics, count);
+}
+
+/*
+ * Leave each of these topics in the array once.  Returns their number.
+ */
+static int
+sort_topics(Datum *topics, int count)
+{
+	int			n = 0;
+
+	qsort_interruptible(topics, count, sizeof(Datum), compare_topics, NULL);
+	for (int i = 0; i < count; i++)
+	{
+		if (n == 0 || idem_text_compare(topics[n - 1], topics[i]) != 0)
+			topics[n++] = topics[i];
+	}
+	return n;
+}
+
+static int
+compare_topics(const void *a, const void *b, void *arg)
+{
+	return idem_text_compare(*(const Datum *) a, *(const Datum *) b);
+}
+
+/*
+ * Take from some topics, beginning with one at random, so that each gets its
+ * turn.
+ */
+static void
+take_topics(Taking *taking, const Datum *topics, int count)
+{
+	int			start = 0;
+
+	if (count > 0)
+		start = pg_prng_uint64_range(&pg_global_prng_state, 0, count - 1);
+	for (int i = 0; i < count && taking->wanted > 0; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		take_ready(taking, &topics[(start + i) % count]);
+	}
+}
+
+/*
+ * Begin to go through the ready rows of one topic, or of all, that become
+ * available by "until", and not before or at "after", in order of time.
+ */
+static void
+begin_scan(Taking *taking, IdemScan *scan, const Datum *topic,
+		   const TimestampTz *after, TimestampTz until, Snapshot snapshot)
+{
+	AttrNumber	available_at = topic != NULL ? TOPICS_AVAILABLE_AT :
+		DUE_AVAILABLE_AT;
+	ScanKeyData keys[3];
+	int			nkeys = 0;
+
+	if (topic != NULL)
+		ScanKeyEntryInitialize(&keys[nkeys++], 0, TOPICS_TOPIC,
+							   BTEqualStrategyNumber, InvalidOid,
+							   C_COLLATION_OID, F_TEXTEQ, *topic);
+	if (after != NULL)
+		ScanKeyEntryInitialize(&keys[nkeys++], 0, available_at,
+							   BTGreaterStrategyNumber, InvalidOid,
+							   InvalidOid, F_TIMESTAMPTZ_GT,
+							   TimestampTzGetDatum(*after));
+	ScanKeyEntryInitialize(&keys[nkeys++], 0, available_at,
+						   BTLessEqualStrategyNumber, InvalidOid, InvalidOid,
+						   F_TIMESTAMPTZ_LE, TimestampTzGetDatum(until));
+	idem_scan_begin(scan, &taking->outbox,
+					topic != NULL ? IDEM_OUTBOX_TOPICS : IDEM_OUTBOX_DUE,
+					snapshot, nkeys);
+	idem_scan_restart(scan, keys);
+}
+
+/*
+ * Take messages of one topic, or of all, those first that have been available
+ * longest.
+ */
+static void
+take_ready(Taking *taking, const Datum *topic)
+{
+	bool		is_marked = taking->snapshot == NULL;
+	TimestampTz after = DT_NOBEGIN;
+	bool		is_complete = false;
+	IdemDueScan marked;
+	IdemScan	scan;
+
+	if (is_marked)
+		after = idem_due_scan_begin(&marked, topic, taking->now);
+	begin_scan(taking, &scan, topic,
+			   TIMESTAMP_IS_NOBEGIN(after) ? NULL : &after, taking->now,
+			   taking->snapshot);
+	while (taking->wanted > 0)
+	{
+		Datum	   *found = taking->outbox.row->tts_values;
+		IdemDueStep step = IDEM_DUE_LOOK;
+
+		CHECK_FOR_INTERRUPTS();
+		is_complete = !idem_scan_next(&scan, ForwardScanDirection);
+		if (is_complete)
+			break;
+		if (is_marked)
+			step = idem_due_scan_found(&marked,
+									   DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]),
+									   &after);
+		if (step == IDEM_DUE_SKIP)
+		{
+			idem_scan_end(&scan);
+			begin_scan(taking, &scan, topic, &after, taking->now, NULL);
+			continue;
+		}
+		take_found(taking);
+		if (is_marked)
+			idem_due_scan_looked(&marked, &taking->blockers);
+	}
+	if (is_marked)
+		idem_due_scan_end(&marked, is_complete);
+	idem_scan_end(&scan);
+}
+
+/*
+ * Take the ready row that was found, or what it stands for, if nobody else is
+ * at it.  Sets taking->blockers.
+ */
+static void
+take_found(Taking *taking)
+{
+	IdemTable  *outbox = &taking->outbox;
+
+	taking->blockers.count = -1;
+
+	/* Others have it, or, with an old snapshot, have had it or we have. */
+	if (TransactionIdIsValid(outbox->holder))
+	{
+		taking->blockers.count = 0;
+		(void) idem_add_blocker(&taking->blockers, outbox->holder);
+		return;
+	}
+	if (taking->snapshot != NULL &&
+		!idem_row_is_visible(outbox, SnapshotSelf))
+		return;
+
+	if (!outbox->row->tts_isnull[OUTBOX_KEY_HASH])
+		take_lane(taking);
+	else if (!idem_outbox_in_state(outbox, "pending"))
+		move_signpost(taking, NULL);
+	else if (taking->deaths < MAX_DEATHS ||
+			 !is_dying(outbox->row->tts_values))
+		(void) take_row(taking, outbox, false);
+}
+
+/*
+ * Take from the lane of the row that was found, which may be any signpost,
+ * unless the call has been there.
+ *
+ * No message is locked before the take knows that it is the head of its lane:
+ * another relay might answer for it, and would wait for this transaction.
+ */
+static void
+take_lane(Taking *taking)
+{
+	Datum	   *found = taking->outbox.row->tts_values;
+	int64		id = DatumGetInt64(found[OUTBOX_ID]);
+	Lane		lane = {0};
+	Visit	   *visit;
+	bool		is_pending = idem_outbox_in_state(&taking->outbox, "pending");
+	bool		is_new;
+
+	if (is_pending &&
+		!idem_row_is_visible(&taking->outbox, taking->begun))
+		return;
+	if (taking->visits == NULL)
+	{
+		idem_table_open(&taking->lanes, IDEM_OUTBOX, RowExclusiveLock);
+		taking->visits = visits_create(CurrentMemoryContext, 32, NULL);
+	}
+
+	lane.lane = DatumGetInt64(found[OUTBOX_KEY_HASH]);
+	visit = visits_lookup(taking->visits, lane.lane);
+	if (visit != NULL && (!is_pending || visit->head < id))
+	{
+		move_signpost(taking, visit);
+		return;
+	}
+
+	if (is_pending)
+		idem_lane_low_water_found(lane.lane, id);
+	lane.size = 8;
+	lane.ids = palloc_array(int64, lane.size);
+	while (take_locked(taking, &lane))
+		;
+	pfree(lane.ids);
+
+	if (lane.has_dead)
+		idem_lane_promote_next(&taking->lanes, lane.lane, lane.dead, NULL);
+	if (is_pending && lane.taken > 0)
+		return;
+
+	visit = visits_insert(taking->visits, lane.lane, &is_new);
+	visit->head = IDEM_HEAD_UNKNOWN;
+	visit->is_blocked = false;
+	if (!is_pending || !lane.has_dead)
+		move_signpost(taking, visit);
+}
+
+/*
+ * Move the row that was found out of the way, which a take can do nothing
+ * with, unless the call has moved enough.  "visit" is of its lane, if it has
+ * one.  Sets taking->blockers.
+ */
+static void
+move_signpost(Taking *taking, Visit *visit)
+{
+	IdemTable  *outbox = &taking->outbox;
+	bool		moved;
+
+	if (visit != NULL && visit->is_blocked)
+	{
+		taking->blockers.count = 0;
+		return;
+	}
+	if (taking->moves >= MAX_MOVES)
+		return;
+	if (visit == NULL)
+		moved = idem_outbox_set_ready(outbox, false, DT_NOBEGIN);
+	else
+		moved = idem_lane_move_signpost(outbox, &taking->lanes,
+										taking->snapshot, &visit->head,
+										&taking->blockers);
+	if (moved)
+		taking->moves++;
+	if (visit != NULL)
+		visit->is_blocked = taking->blockers.count > 0 &&
+			idem_outbox_in_state(outbox, "pending");
+}
+
+/*
+ * Take those messages that have been locked, as far as nothing has come to
+ * stand before them, and lock the next ones that can be taken.  Returns
+ * whether there are such.
+ */
+static bool
+take_locked(Taking *taking, Lane *lane)
+{
+	IdemTable  *lanes = &taking->lanes;
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IdemScan	scan;
+	int			n = 0;
+	bool		more = false;
+	bool		has_head = false;
+	int64		buffers = idem_lane_buffers();
+
+	idem_lane_scan_begin(&scan, lanes, lane->lane, snapshot);
+	while (idem_scan_next(&scan, ForwardScanDirection))
+	{
+		int64		id = DatumGetInt64(lanes->row->tts_values[OUTBOX_ID]);
+
+		CHECK_FOR_INTERRUPTS();
+		if (!has_head)
+			idem_lane_low_water_raise(lane->lane, id, snapshot,
+									  idem_lane_buffers() - buffers);
+		has_head = true;
+		if (n < lane->locked && id != lane->ids[n])
+		{
+			if (lane->taken > 0)
+				break;
+
+			/* What was found is not the head of its lane. */
+			lane->locked = 0;
+			lane->dying = 0;
+			lane->ends = false;
+		}
+
+		if (n >= lane->locked)
+		{
+			if (!lock_next(taking, lane))
+				break;
+			lane->ids[lane->locked - 1] = id;
+			more = true;
+			n++;
+		}
+		else if (n < lane->taken)
+			n++;
+		else
+		{
+			Taken		result = take_row(taking, lanes, true);
+
+			if (result == TAKEN_NOT)
+				break;
+			if (result == TAKEN)
+			{
+				lane->taken++;
+				n++;
+				continue;
+			}
+
+			lane->locked--;
+			lane->dying--;
+			memmove(&lane->ids[n], &lane->ids[n + 1],
+					(lane->locked - n) * sizeof(int64));
+			if (!lane->has_dead)
+				lane->dead = id;
+			lane->has_dead = true;
+		}
+	}
+	idem_scan_end(&scan);
+	UnregisterSnapshot(snapshot);
+	return more;
+}
+
+/*
+ * Lock the message that has been found in a lane, if it may be taken with
+ * those before it, or is to die.  Makes room for its id.
+ */
+static bool
+lock_next(Taking *taking, Lane *lane)
+{
+	IdemTable  *lanes = &taking->lanes;
+	Datum	   *found = lanes->row->tts_values;
+	bool		dies = is_dying(found);
+
+	if (lane->ends ||
+		lane->locked - lane->taken - lane->dying >= taking->wanted ||
+		(dies && taking->deaths + lane->dying >= MAX_DEATHS) ||
+		DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]) > taking->now ||
+		idem_is_written_since(lanes, taking->command) ||
+		!idem_row_is_visible(lanes, taking->begun) ||
+		idem_lock(lanes) != IDEM_WRITE_DONE)
+		return false;
+
+	lane->ends = is_failing(found);
+	if (lane->locked == lane->size)
+	{
+		lane->size *= 2;
+		lane->ids = repalloc_huge(lane->ids, lane->size * sizeof(int64));
+	}
+	lane->locked++;
+	lane->dying += dies;
+	return true;
+}
+
+/*
+ * Is a message in the second half of its attempts, but not beyond them?
+ */
+static bool
+is_failing(const Datum *message)
+{
+	return !is_dying(message) &&
+		idem_outbox_attempts(message) >= Max(idem_outbox_max_attempts / 2, 1);
+}
+
+/*
+ * Has a message no attempt left, so that it dies instead of being taken?
+ */
+static bool
+is_dying(const Datum *message)
+{
+	return idem_outbox_attempts(message) >= idem_outbox_max_attempts ||
+		DatumGetInt32(message[OUTBOX_ATTEMPT]) == PG_INT32_MAX;
+}
+
+/*
+ * Take the row that was found, unless somebody else is at it, and add it to
+ * the result.  One whose last attempt ended without a word from its relay is
+ * declared dead instead.
+ */
+static Taken
+take_row(Taking *taking, IdemTable *outbox, bool is_locked)
+{
+	Datum	   *found = outbox->row->tts_values;
+	int			attempt = DatumGetInt32(found[OUTBOX_ATTEMPT]);
+	IdemOutboxRow row;
+	Datum		values[lengthof(take_columns)];
+	bool		nulls[lengthof(take_columns)];
+
+	idem_outbox_copy(outbox, &row);
+	if (is_dying(found))
+	{
+		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum("dead"));
+		idem_outbox_set(&row, OUTBOX_IN_DUE_INDEX, BoolGetDatum(false));
+		if (row.nulls[OUTBOX_LAST_ERROR])
+			idem_outbox_set(&row, OUTBOX_LAST_ERROR,
+							CStringGetTextDatum("The last lease ran out."));
+		if (idem_update(outbox, row.values, row.nulls,
+						is_locked) != IDEM_WRITE_DONE)
+			return TAKEN_NOT;
+		taking->deaths++;
+		idem_outbox_changes(&row);
+		idem_count(IDEM_COUNT_DEAD, 1);
+		idem_log_message_event(IDEM_EVENT_DEAD, row.values);
+		return TAKEN_DEAD;
+	}
+
+	idem_outbox_set(&row, OUTBOX_ATTEMPT, Int32GetDatum(attempt + 1));
+	idem_outbox_set(&row, OUTBOX_AWAITING_ACK, BoolGetDatum(true));
+	idem_outbox_set(&row, OUTBOX_IN_DUE_INDEX, BoolGetDatum(true));
+	idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
+					TimestampTzGetDatum(taking->lease_expires_at));
+	if (idem_update(outbox, row.values, row.nulls,
+					is_locked) != IDEM_WRITE_DONE)
+		return TAKEN_NOT;
+	idem_outbox_changes(&row);
+
+	IDEM_INJECTION_POINT("idem-taken");
+	for (int i = 0; i < lengthof(take_columns); i++)
+	{
+		values[i] = row.values[take_columns[i]];
+		nulls[i] = row.nulls[take_columns[i]];
+	}
+	tuplestore_putvalues(taking->result->setResult, taking->result->setDesc,
+						 values, nulls);
+	taking->wanted--;
+	idem_count(IDEM_COUNT_TAKEN, 1);
+	return TAKEN;
+}

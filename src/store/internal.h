@@ -1,0 +1,26 @@
+/*-------------------------------------------------------------------------
+ *
+ * internal.h
+ *		What the files of the store have in common.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_STORE_INTERNAL_H
+#define IDEMPOTENCY_STORE_INTERNAL_H
+
+#include "access/tableam.h"
+#include "store/store.h"
+
+extern Oid	idem_key_type(IdemTable *table, int i);
+extern uint32 idem_hash_key(IdemTable *table, const Datum *key);
+extern IdemIndexes *idem_open_indexes(IdemTable *table);
+extern TupleTableSlot *idem_new_row(IdemTable *table, Datum *values,
+									bool *nulls);
+extern void idem_fill_row(TupleTableSlot *slot, IdemTable *table,
+						  Datum *values, bool *nulls);
+extern TupleTableSlot *idem_spare_slot(IdemTable *table);
+extern TM_Result idem_lock_row(IdemTable *table, LockTupleMode mode,
+							   LockWaitPolicy policy,
+							   TM_FailureData *failure);
+
+#endif							/* IDEMPOTENCY_STORE_INTERNAL_H */

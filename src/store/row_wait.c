@@ -1,0 +1,92 @@
+/*-------------------------------------------------------------------------
+ *
+ * row_wait.c
+ *		Waiting for whoever holds a row.
+ *
+ * All that sleeps here sleeps in the server's lock manager, so the deadlock
+ * detector, lock_timeout, statement_timeout and cancel work as in any wait for
+ * a row.  What was found before a wait says nothing after it: the caller goes
+ * back to find.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/subtrans.h"
+#include "access/tableam.h"
+#include "access/transam.h"
+#include "storage/lmgr.h"
+#include "storage/procarray.h"
+
+#include "store/internal.h"
+#include "util/compat.h"
+#include "util/timed_lock.h"
+
+static void sleep_on_holder(void *arg);
+static void sleep_on_transaction(TransactionId xid);
+
+/*
+ * Sleep until table->holder has ended, or has given up the insertion that we
+ * ran into; or, where there is no holder, until nobody has a lock on
+ * table->row that the last write ran into, and that lock is ours.  The
+ * deadlock detector, lock_timeout, statement_timeout and cancel work as in
+ * any wait for a row.
+ */
+void
+idem_wait(IdemTable *table)
+{
+	TM_FailureData failure;
+
+	if (table->speculative_token != 0)
+		SpeculativeInsertionWait(table->holder, table->speculative_token);
+	else if (TransactionIdIsValid(table->holder))
+		XactLockTableWait(table->holder, table->rel, &table->held_tid,
+						  XLTW_Lock);
+	else
+		(void) idem_lock_row(table, table->lock_mode, LockWaitBlock, &failure);
+}
+
+/*
+ * Sleep like idem_wait(), but not past "deadline".  Returns false if the
+ * holder was still there by then.
+ */
+bool
+idem_wait_until(IdemTable *table, TimestampTz deadline)
+{
+	(void) idem_spare_slot(table);	/* must not belong to a subtransaction */
+	return idem_sleep_until(sleep_on_holder, table, deadline);
+}
+
+static void
+sleep_on_holder(void *arg)
+{
+	IdemTable  *table = arg;
+
+	if (TransactionIdIsValid(table->holder) && table->speculative_token == 0)
+		sleep_on_transaction(table->holder);
+	else
+		idem_wait(table);
+}
+
+/*
+ * Sleep until a transaction has ended, or a subtransaction has ended or become
+ * its parent's.  In contrast to XactLockTableWait() it waits for one lock
+ * only, because that is what the time limit of a sleep is for.
+ */
+static void
+sleep_on_transaction(TransactionId xid)
+{
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_TRANSACTION(tag, xid);
+	if (LockAcquire(&tag, ShareLock, false, true) != LOCKACQUIRE_NOT_AVAIL)
+	{
+		(void) LockRelease(&tag, ShareLock, false);
+		if (!TransactionIdIsInProgress(xid))
+			return;
+		xid = SubTransGetTopmostTransaction(xid);
+		SET_LOCKTAG_TRANSACTION(tag, xid);
+	}
+	(void) LockAcquire(&tag, ShareLock, false, false);
+	(void) LockRelease(&tag, ShareLock, false);
+}

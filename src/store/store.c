@@ -1,0 +1,264 @@
+/*-------------------------------------------------------------------------
+ *
+ * store.c
+ *		The tables of the extension, open for one call.
+ *
+ * All access to their tuples is in the files of this name.  They do for one
+ * row, found by primary key, what the executor does for INSERT ... ON CONFLICT
+ * and UPDATE, without planner, executor or SPI:
+ *
+ *		find.c	find it, whoever wrote it
+ *		scan.c	go through others in order
+ *		write.c	insert, update, delete and lock it
+ *		append.c	insert rows whose keys are new
+ *		row_wait.c	wait for whoever holds it
+ *
+ * What the executor would otherwise look after is done there or in
+ * relations.c: replica identity, REPEATABLE READ and SERIALIZABLE, all
+ * indexes, the command counter.  The permission check is EXECUTE on the
+ * SQL function; the read-only, recovery and parallel-mode guards are in
+ * idem_table_open().
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/detoast.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/pg_type_d.h"
+#include "common/hashfn.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+
+#include "store/internal.h"
+#include "util/compat.h"
+#include "util/settings.h"
+
+/*
+ * Open a table for one call; idem_table_close() ends it, or an error.
+ *
+ * With any lock but AccessShareLock the caller means to write: raises 25006
+ * in a read-only transaction or during recovery, 25000 in a parallel worker,
+ * and 42501 in a session that lacks the operator's settings.
+ */
+void
+idem_table_open(IdemTable *table, IdemRelationId id, LOCKMODE lockmode)
+{
+	if (lockmode != AccessShareLock)
+	{
+		PreventCommandIfReadOnly("an idempotency function that writes");
+		PreventCommandIfParallelMode("an idempotency function that writes");
+		PreventCommandDuringRecovery("an idempotency function that writes");
+		idem_check_settings();
+		CommandCounterIncrement();
+	}
+
+	table->id = id;
+	table->rel = idem_relation_open(id, lockmode);
+	table->pkey = index_open(RelationGetPrimaryKeyIndex(table->rel, false),
+							 lockmode);
+	table->ncolumns = idem_relation_columns(id);
+	table->row = table_slot_create(table->rel, NULL);
+	table->locked = NULL;
+	table->written = NULL;
+	table->for_many = false;
+	table->scan = NULL;
+	table->context = CurrentMemoryContext;
+	table->indexes = NULL;
+	table->holder = InvalidTransactionId;
+	table->speculative_token = 0;
+	table->lock_mode = LockTupleNoKeyExclusive;
+}
+
+/*
+ * Release what idem_table_open() took.  The table's lock stays until the
+ * transaction ends, as after any statement.
+ */
+void
+idem_table_close(IdemTable *table)
+{
+	if (table->indexes != NULL)
+		idem_indexes_close(table->indexes);
+	if (table->scan != NULL)
+		index_endscan(table->scan);
+	if (table->written != NULL)
+		ExecDropSingleTupleTableSlot(table->written);
+	if (table->locked != NULL)
+		ExecDropSingleTupleTableSlot(table->locked);
+	ExecDropSingleTupleTableSlot(table->row);
+	index_close(table->pkey, NoLock);
+	table_close(table->rel, NoLock);
+}
+
+/*
+ * The same, and give back its locks, which were taken in the current
+ * subtransaction: for a caller that has written nothing since, and is to sleep
+ * on something that the deadlock detector does not know of.  Who waits for all
+ * who have the table locked, and all who come after him, would wait for the
+ * sleeper, and so might those that it sleeps for.  A lock that the transaction
+ * had before, it keeps.
+ */
+void
+idem_table_leave(IdemTable *table, LOCKMODE lockmode)
+{
+	Oid			relid = RelationGetRelid(table->rel);
+	Oid			pkey = RelationGetRelid(table->pkey);
+
+	idem_table_close(table);
+	UnlockRelationOid(pkey, lockmode);
+	idem_relation_unlock(relid, lockmode);
+}
+
+/*
+ * The first column of the primary key in the table's order.
+ */
+AttrNumber
+idem_first_key_column(IdemTable *table)
+{
+	Form_pg_index pkey = table->pkey->rd_index;
+	AttrNumber	first = pkey->indkey.values[0];
+
+	for (int i = 1; i < pkey->indnkeyatts; i++)
+		first = Min(first, pkey->indkey.values[i]);
+	return first;
+}
+
+/*
+ * The type of a column of the primary key, counted from 0 in its order.
+ */
+Oid
+idem_key_type(IdemTable *table, int i)
+{
+	return TupleDescAttr(RelationGetDescr(table->pkey), i)->atttypid;
+}
+
+/*
+ * A hash of a whole primary key, its columns in the table's order.
+ */
+uint32
+idem_hash_key(IdemTable *table, const Datum *key)
+{
+	Form_pg_index pkey = table->pkey->rd_index;
+	AttrNumber	first = idem_first_key_column(table);
+	uint32		hash = 0;
+
+	for (int i = 0; i < pkey->indnkeyatts; i++)
+	{
+		Datum		value = key[pkey->indkey.values[i] - first];
+		uint32		part;
+
+		if (idem_key_type(table, i) == INT8OID)
+		{
+			int64		number = DatumGetInt64(value);
+
+			part = hash_bytes((unsigned char *) &number, sizeof(number));
+		}
+		else
+		{
+			text	   *string = DatumGetTextPP(value);
+
+			part = hash_bytes((unsigned char *) VARDATA_ANY(string),
+							  VARSIZE_ANY_EXHDR(string));
+		}
+		hash = hash_combine(hash, part);
+	}
+	return hash;
+}
+
+/*
+ * How many bytes of the found row are in the TOAST table.
+ */
+Size
+idem_external_size(IdemTable *table)
+{
+	TupleDesc	desc = RelationGetDescr(table->rel);
+	Size		size = 0;
+
+	for (int i = 0; i < table->ncolumns; i++)
+	{
+		struct varatt_external toast;
+		struct varlena *value;
+
+		if (TupleDescAttr(desc, i)->attlen != -1 ||
+			table->row->tts_isnull[i])
+			continue;
+		value = (struct varlena *) DatumGetPointer(table->row->tts_values[i]);
+		if (!VARATT_IS_EXTERNAL_ONDISK(value))
+			continue;
+		VARATT_EXTERNAL_GET_POINTER(toast, value);
+		size += VARATT_EXTERNAL_GET_EXTSIZE(toast);
+	}
+	return size;
+}
+
+/*
+ * The table's indexes, opened for writing when a call first needs them.
+ */
+IdemIndexes *
+idem_open_indexes(IdemTable *table)
+{
+	if (table->indexes == NULL)
+	{
+		MemoryContext old = MemoryContextSwitchTo(table->context);
+
+		table->indexes = idem_indexes_open(table->id, table->rel,
+										   table->pkey);
+		MemoryContextSwitchTo(old);
+	}
+	return table->indexes;
+}
+
+/*
+ * A slot that holds a new row, until ExecClearTuple().
+ */
+TupleTableSlot *
+idem_new_row(IdemTable *table, Datum *values, bool *nulls)
+{
+	if (table->written == NULL)
+	{
+		MemoryContext old = MemoryContextSwitchTo(table->context);
+
+		table->written = MakeSingleTupleTableSlot(RelationGetDescr(table->rel),
+												  &TTSOpsHeapTuple);
+		MemoryContextSwitchTo(old);
+	}
+	idem_fill_row(table->written, table, values, nulls);
+	return table->written;
+}
+
+/*
+ * Have a slot hold another new row.
+ */
+void
+idem_fill_row(TupleTableSlot *slot, IdemTable *table, Datum *values,
+			  bool *nulls)
+{
+	TupleDesc	desc = slot->tts_tupleDescriptor;
+
+	ExecClearTuple(slot);
+	memset(slot->tts_isnull, true, desc->natts * sizeof(bool));
+	memcpy(slot->tts_values, values, table->ncolumns * sizeof(Datum));
+	memcpy(slot->tts_isnull, nulls, table->ncolumns * sizeof(bool));
+	slot->tts_tableOid = RelationGetRelid(table->rel);
+	ExecStoreVirtualTuple(slot);
+	ExecMaterializeSlot(slot);	/* or else each access forms it anew */
+}
+
+/*
+ * A second slot, for idem_lock_row(), which has no use for what it is given in
+ * it, and for idem_find_visible().
+ */
+TupleTableSlot *
+idem_spare_slot(IdemTable *table)
+{
+	if (table->locked == NULL)
+	{
+		MemoryContext old = MemoryContextSwitchTo(table->context);
+
+		table->locked = table_slot_create(table->rel, NULL);
+		MemoryContextSwitchTo(old);
+	}
+	return table->locked;
+}

@@ -1,0 +1,226 @@
+/*-------------------------------------------------------------------------
+ *
+ * write.c
+ *		Inserting, updating, deleting and locking one row.
+ *
+ * idem_insert() is ExecInsert()'s speculative insertion: the tuple goes into
+ * the heap under a speculative token, then into the indexes, where a unique
+ * index only reports a conflict; then it is confirmed, or killed.  It never
+ * waits for another transaction.  Every ready unique index on the primary
+ * key's columns is an arbiter, so REINDEX CONCURRENTLY cannot turn a conflict
+ * into a unique violation.
+ *
+ * Two sessions that insert the same key at once may each see the other's
+ * tuple and both kill their own.  They cannot then both report the other as
+ * holder: each looks again only after its own tuple is dead, so the later one
+ * to die finds nothing of the earlier.
+ *
+ * idem_update() and idem_delete() compare and swap: they write only if the
+ * version that was found is still the newest, and otherwise send the caller
+ * back to find.  Where they must not wait they lock the row first, as SKIP
+ * LOCKED does: heap_update() cannot be told not to wait.  The slot keeps its
+ * buffer pinned from find to write, so that no pruning can reuse the line
+ * pointer in between.
+ *
+ * Each write is followed by CommandCounterIncrement(), so that a later call
+ * in the same SQL statement sees it and can update it.  So is what that
+ * statement itself, a superuser's DELETE say, has written when a call begins:
+ * a dirty snapshot sees it at once, so an MVCC snapshot must, too.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "executor/executor.h"
+#include "storage/lmgr.h"
+#include "utils/snapmgr.h"
+
+#include "store/internal.h"
+#include "store/xact_tid_cache.h"
+#include "util/compat.h"
+
+static void remember_write(IdemTable *table, TupleTableSlot *slot,
+						   bool heap_only);
+static IdemWrite finish_write(IdemTable *table, TM_Result result);
+
+/*
+ * Insert a row unless another with the same primary key is there, committed
+ * or not.  Returns false in that case, having left nothing behind but a dead
+ * tuple; the caller goes back to find.
+ */
+bool
+idem_insert(IdemTable *table, Datum *values, bool *nulls)
+{
+	TupleTableSlot *slot = idem_new_row(table, values, nulls);
+	IdemIndexes *indexes = idem_open_indexes(table);
+	TransactionId xid = GetCurrentTransactionId();
+	bool		inserted;
+	uint32		token;
+
+	token = SpeculativeInsertionLockAcquire(xid);
+	table_tuple_insert_speculative(table->rel, slot, GetCurrentCommandId(true),
+								   0, NULL, token);
+	IDEM_INJECTION_POINT("idem-insert-heap");
+	inserted = idem_indexes_insert(indexes, slot);
+	IDEM_INJECTION_POINT("idem-insert-index");
+	table_tuple_complete_speculative(table->rel, slot, token, inserted);
+	SpeculativeInsertionLockRelease(xid);
+	IDEM_INJECTION_POINT("idem-inserted");
+	if (inserted)
+		remember_write(table, slot, false);
+
+	ExecClearTuple(slot);
+	CommandCounterIncrement();
+	return inserted;
+}
+
+/*
+ * Lock table->row, as an update would, until the transaction ends.  Does not
+ * wait; an update "with wait" need not, either, from then on.
+ */
+IdemWrite
+idem_lock(IdemTable *table)
+{
+	TM_FailureData failure;
+	TM_Result	result;
+
+	result = idem_lock_row(table, LockTupleNoKeyExclusive, LockWaitSkip,
+						   &failure);
+	return finish_write(table, result);
+}
+
+/*
+ * Replace table->row.  With "wait", sleeps until no other transaction holds
+ * the row; without it, answers IDEM_WRITE_HELD.
+ */
+IdemWrite
+idem_update(IdemTable *table, Datum *values, bool *nulls, bool wait)
+{
+	TupleTableSlot *slot;
+	TM_FailureData failure;
+	LockTupleMode lockmode;
+	TU_UpdateIndexes indexes;
+	TM_Result	result;
+
+	CheckCmdReplicaIdentity(table->rel, CMD_UPDATE);
+
+	/* An update cannot but wait; a row lock need not. */
+	if (!wait)
+	{
+		result = idem_lock_row(table, LockTupleNoKeyExclusive, LockWaitSkip,
+							   &failure);
+		if (result != TM_Ok)
+			return finish_write(table, result);
+		IDEM_INJECTION_POINT("idem-update-locked");
+	}
+
+	slot = idem_new_row(table, values, nulls);
+	result = table_tuple_update(table->rel, &table->row->tts_tid, slot,
+								GetCurrentCommandId(true), 0,
+								GetActiveSnapshot(), InvalidSnapshot, true,
+								&failure, &lockmode, &indexes);
+	IDEM_INJECTION_POINT("idem-update-heap");
+	if (result == TM_Ok)
+	{
+		bool		heap_only = (indexes == TU_None ||
+								 IdemOnlySummarizing(indexes));
+
+		if (indexes != TU_None)
+			idem_indexes_update(idem_open_indexes(table), slot, heap_only);
+		remember_write(table, slot, heap_only);
+	}
+	ExecClearTuple(slot);
+	return finish_write(table, result);
+}
+
+/*
+ * Delete table->row; "wait" as for idem_update().
+ */
+IdemWrite
+idem_delete(IdemTable *table, bool wait)
+{
+	TM_FailureData failure;
+	TM_Result	result;
+
+	CheckCmdReplicaIdentity(table->rel, CMD_DELETE);
+
+	result = table_tuple_delete(table->rel, &table->row->tts_tid,
+								GetCurrentCommandId(true), 0,
+								GetActiveSnapshot(), InvalidSnapshot, wait,
+								&failure);
+
+	/* Without wait, it gives up for a mere row lock too, even one of ours. */
+	if (result == TM_BeingModified)
+	{
+		result = idem_lock_row(table, LockTupleExclusive, LockWaitSkip,
+							   &failure);
+		if (result == TM_Ok)
+			result = table_tuple_delete(table->rel, &table->row->tts_tid,
+										GetCurrentCommandId(true), 0,
+										GetActiveSnapshot(), InvalidSnapshot,
+										true, &failure);
+	}
+	IDEM_INJECTION_POINT("idem-deleted");
+	return finish_write(table, result);
+}
+
+/*
+ * Lock table->row, with or without waiting for others.  Where that is
+ * refused, idem_wait() waits for the same.  This uses up no command id:
+ * whoever asks whether his call has written anything is told no.
+ */
+TM_Result
+idem_lock_row(IdemTable *table, LockTupleMode mode, LockWaitPolicy policy,
+			  TM_FailureData *failure)
+{
+	TM_Result	result;
+
+	table->lock_mode = mode;
+	result = table_tuple_lock(table->rel, &table->row->tts_tid,
+							  GetActiveSnapshot(), idem_spare_slot(table),
+							  GetCurrentCommandId(false), mode, policy, 0,
+							  failure);
+	ExecClearTuple(table->locked);
+	return result;
+}
+
+/*
+ * Remember where the row in "slot" has been written.
+ */
+static void
+remember_write(IdemTable *table, TupleTableSlot *slot, bool heap_only)
+{
+	AttrNumber	first = idem_first_key_column(table);
+	uint32		hash = idem_hash_key(table, &slot->tts_values[first - 1]);
+
+	idem_remember_write(table->rel, hash, &slot->tts_tid, heap_only);
+}
+
+/*
+ * Translate the outcome of an update or delete.
+ */
+static IdemWrite
+finish_write(IdemTable *table, TM_Result result)
+{
+	switch (result)
+	{
+		case TM_Ok:
+			CommandCounterIncrement();
+			return IDEM_WRITE_DONE;
+
+		case TM_Updated:
+		case TM_Deleted:
+			return IDEM_WRITE_STALE;
+
+		case TM_BeingModified:
+		case TM_WouldBlock:
+			return IDEM_WRITE_HELD;
+
+		default:
+			elog(ERROR, "unexpected result %d of writing to table \"%s\"",
+				 (int) result, RelationGetRelationName(table->rel));
+			return IDEM_WRITE_STALE;	/* keep compiler quiet */
+	}
+}

@@ -1,0 +1,80 @@
+/*-------------------------------------------------------------------------
+ *
+ * arguments.c
+ *		Arguments of SQL functions, checked.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type_d.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+
+#include "util/arguments.h"
+#include "util/compat.h"
+
+/*
+ * Argument "n", which must not be NULL.  Raises 22004, calling it "name".
+ */
+Datum
+idem_required_arg(FunctionCallInfo fcinfo, int n, const char *name)
+{
+	if (PG_ARGISNULL(n))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("argument \"%s\" must not be null", name)));
+	return PG_GETARG_DATUM(n);
+}
+
+/*
+ * Argument "n", a text that passes idem_check_name().  Raises 22004, too.
+ */
+Datum
+idem_name_arg(FunctionCallInfo fcinfo, int n, const char *name)
+{
+	return idem_check_name(idem_required_arg(fcinfo, n, name), name);
+}
+
+/*
+ * A text of 1 to IDEM_MAX_NAME_LENGTH bytes, detoasted.  Raises 22023 for any
+ * other, calling it "name".
+ */
+Datum
+idem_check_name(Datum value, const char *name)
+{
+	text	   *detoasted = DatumGetTextPP(value);
+	int			length = VARSIZE_ANY_EXHDR(detoasted);
+
+	if (length < 1 || length > IDEM_MAX_NAME_LENGTH)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" must have 1 to %d bytes",
+						name, IDEM_MAX_NAME_LENGTH),
+				 errdetail("It has %d.", length)));
+	return PointerGetDatum(detoasted);
+}
+
+/*
+ * The elements of a text array, each of which passes idem_check_name().
+ * Returns their number.  Raises 22004, too, for a NULL among them.
+ */
+int
+idem_text_array(Datum array, const char *name, Datum **elements)
+{
+	bool	   *nulls;
+	int			count;
+
+	deconstruct_array(DatumGetArrayTypeP(array), TEXTOID, -1, false,
+					  TYPALIGN_INT, elements, &nulls, &count);
+	for (int i = 0; i < count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (nulls[i])
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("argument \"%s\" must not contain nulls", name)));
+		(*elements)[i] = idem_check_name((*elements)[i], name);
+	}
+	return count;
+}
