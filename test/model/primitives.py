@@ -351,8 +351,8 @@ class Model(Store):
             times = [rows[key]['resume_at'] for key in keys]
             left = [row['resume_at'] for key, row in rows.items()
                     if key not in keys]
-            for place, time in enumerate(times):
-                if any(later.is_before(time)
+            for place, resumed_at in enumerate(times):
+                if any(later.is_before(resumed_at)
                        for later in times[place + 1:] + left):
                     return 'not the oldest first'
             for key, answered in zip(keys, answer):
