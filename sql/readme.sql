@@ -346,6 +346,9 @@ SELECT * FROM idem_cleanup();
 -- Recovery
 SELECT idem_raise_claim_tokens(1000) >= 1000 AS raised;
 
+-- Recovery
+SELECT idem_repair_outbox() AS repaired;
+
 -- All settings
 SET idempotency.default_ttl = '36h';
 SELECT outcome FROM idem_claim('customer-9', 'order-c3d2a1f0-5e4b');

@@ -12,6 +12,8 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_authid_d.h"
+#include "catalog/pg_type_d.h"
 #include "commands/extension.h"
 #include "executor/spi.h"
 #include "fmgr.h"
@@ -20,6 +22,56 @@
 #include "tcop/tcopprot.h"
 #include "tcop/utility.h"
 #include "utils/builtins.h"
+
+#include "util/arguments.h"
+
+/*
+ * idem_check_grantee(grantee) -> void
+ *
+ * GRANT and REVOKE are formatted with names.  Keep the role and the extension's
+ * schema from being renamed until the transaction ends: another role or schema
+ * that gets the name would be granted the rights.  Raises 22004 for NULL, 42704
+ * if there is no such role.
+ *
+ * The functions' owner need not be a superuser, and only superusers can lock
+ * rows of these catalogs.
+ */
+PG_FUNCTION_INFO_V1(idem_check_grantee);
+Datum
+idem_check_grantee(PG_FUNCTION_ARGS)
+{
+	Datum		grantee = idem_required_arg(fcinfo, 0, "grantee");
+	Oid			type = OIDOID;
+	Oid			user;
+	int			context;
+
+	PreventCommandIfReadOnly("an idempotency function that writes");
+	PreventCommandDuringRecovery("an idempotency function that writes");
+	GetUserIdAndSecContext(&user, &context);
+	SetUserIdAndSecContext(BOOTSTRAP_SUPERUSERID,
+						   context | SECURITY_RESTRICTED_OPERATION);
+	SPI_connect();
+	SPI_execute_with_args("SELECT FROM pg_catalog.pg_authid AS r"
+						  " WHERE r.oid OPERATOR(pg_catalog.=) $1"
+						  " FOR KEY SHARE",
+						  1, &type, &grantee, NULL, false, 0);
+	if (SPI_processed == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("role \"%s\" does not exist",
+						DatumGetCString(DirectFunctionCall1(regroleout,
+															grantee))),
+				 errhint("Pass the name of a role, as in 'web'::regrole.")));
+	SPI_execute("SELECT FROM pg_catalog.pg_namespace AS n"
+				" WHERE n.oid OPERATOR(pg_catalog.=) (SELECT e.extnamespace"
+				" FROM pg_catalog.pg_extension AS e"
+				" WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency')"
+				" FOR KEY SHARE",
+				false, 0);
+	SPI_finish();
+	SetUserIdAndSecContext(user, context);
+	PG_RETURN_VOID();
+}
 
 /*
  * idem_execute_grant(statement) -> void

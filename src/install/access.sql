@@ -135,31 +135,10 @@ GRANT EXECUTE ON FUNCTION @extschema@.idem_monitor_views() TO pg_database_owner 
 COMMENT ON FUNCTION @extschema@.idem_monitor_views() IS
 'The views that idem_grant_monitor gives to a role that watches.';
 
--- GRANT and REVOKE are formatted with names.  The locks keep the schema and the
--- role from being renamed until they have run: another schema or role that gets
--- the name would be granted the rights.
 CREATE FUNCTION @extschema@.idem_check_grantee(grantee regrole)
 RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-	IF grantee IS NULL THEN
-		RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed',
-			MESSAGE = 'argument "grantee" must not be null',
-			HINT = 'Pass the name of a role, as in ''web''::regrole.';
-	END IF;
-	PERFORM FROM pg_authid AS r WHERE r.oid = grantee::oid FOR KEY SHARE;
-	IF NOT FOUND THEN
-		RAISE EXCEPTION USING ERRCODE = 'undefined_object',
-			MESSAGE = format('role "%s" does not exist', grantee),
-			HINT = 'Pass the name of a role, as in ''web''::regrole.';
-	END IF;
-	PERFORM FROM pg_namespace AS n
-		WHERE n.oid = (SELECT e.extnamespace FROM pg_extension AS e WHERE e.extname = 'idempotency')
-		FOR KEY SHARE;
-END
-$$;
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+AS 'MODULE_PATHNAME';
 REVOKE ALL ON FUNCTION @extschema@.idem_check_grantee(regrole) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_check_grantee(regrole) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_check_grantee(regrole) IS

@@ -16,6 +16,7 @@
 #include "fmgr.h"
 #include "miscadmin.h"
 
+#include "outbox/lanes.h"
 #include "store/bounded_scan.h"
 #include "store/pg_sequence.h"
 #include "store/store.h"
@@ -77,4 +78,23 @@ highest_message(void)
 	idem_entries_end(&entries);
 	idem_table_close(&outbox);
 	return highest;
+}
+
+/*
+ * idem_repair_outbox() -> bigint
+ *
+ * Lets the first pending message of each key be found again, whatever was
+ * deleted or changed by hand.  Returns how many could not be found.
+ */
+PG_FUNCTION_INFO_V1(idem_repair_outbox);
+Datum
+idem_repair_outbox(PG_FUNCTION_ARGS)
+{
+	IdemTable	outbox;
+	int64		repaired;
+
+	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
+	repaired = idem_lanes_repair(&outbox);
+	idem_table_close(&outbox);
+	PG_RETURN_INT64(repaired);
 }

@@ -35,16 +35,19 @@
  * row that waits for it.  When the transaction has ended, the range ends
  * there, so the next scan finds what has become of these rows.  The range
  * begins with the first row of the index, so scans need only one.  It is
- * forgotten as the mark is, and after RESTART_SHARE times the time that it took
- * to look at its rows.
+ * forgotten as the mark is, and as often as scans begin with the first entry:
+ * a row may be free again although the transaction goes on, after a rollback to
+ * a savepoint.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
+#include "access/subtrans.h"
 #include "common/hashfn.h"
 #include "storage/procarray.h"
 #include "utils/builtins.h"
+#include "utils/memutils.h"
 #include "utils/timestamp.h"
 
 #include "outbox/due_low_water.h"
@@ -69,9 +72,11 @@ static void check_blockers(const IdemDueScan *scan);
 static void extend_range(IdemDueScan *scan, TimestampTz available_at);
 static void end_range(IdemDueScan *scan);
 static void reached(IdemDueScan *scan, TimestampTz available_at);
-static bool add_blockers(IdemDueLowWater *mark, TimestampTz available_at,
-						 const IdemBlockers *blockers);
+static int64 pause_after(int64 spent);
+static void add_blocker(IdemDueLowWater *mark, TransactionId xid,
+						TimestampTz available_at);
 static void forget_marks(void);
+static void forget_mark(IdemDueLowWater *mark);
 
 /*
  * Begin to look for rows of a topic, or of all if that is NULL.  Returns a
@@ -103,9 +108,9 @@ idem_due_scan_begin(IdemDueScan *scan, const Datum *topic, TimestampTz now)
 	{
 		if (mark->hash == 0)
 			nmarks++;
-		memset(mark, 0, sizeof(*mark));
 		mark->hash = hash;
 		mark->relation_changes = idem_relation_changes;
+		forget_mark(mark);
 	}
 	check_blockers(scan);
 
@@ -151,23 +156,21 @@ check_blockers(const IdemDueScan *scan)
 	IdemDueLowWater *mark = scan->mark;
 	int			n = 0;
 
-	if (mark->nblockers == 0)
-		return;
-	if ((mark->look_again_at != 0 && scan->begin >= mark->look_again_at) ||
-		mark->blocked_until - 1 > scan->until)
-		mark->blocked_until = mark->blocked_from;
-	for (int i = 0; i < mark->nblockers; i++)
-	{
-		if (!TransactionIdIsInProgress(mark->blockers[i].xid))
-			mark->blocked_until = Min(mark->blocked_until,
-									  mark->blockers[i].first);
-	}
-	for (int i = 0; i < mark->nblockers; i++)
-	{
-		if (mark->blockers[i].first < mark->blocked_until)
-			mark->blockers[n++] = mark->blockers[i];
-	}
+	if (mark->nblockers > 0 &&
+		((mark->look_again_at != 0 && scan->begin >= mark->look_again_at) ||
+		 mark->blocked_until - 1 > scan->until))
+		mark->nblockers = 0;
+
+	/* They are in the order of the rows that wait for them first. */
+	while (n < mark->nblockers &&
+		   TransactionIdIsInProgress(mark->blockers[n].xid))
+		n++;
+	if (n < mark->nblockers)
+		mark->blocked_until = mark->blockers[n].first;
 	mark->nblockers = n;
+	while (mark->nblockers > 0 &&
+		   mark->blockers[mark->nblockers - 1].first >= mark->blocked_until)
+		mark->nblockers--;
 }
 
 /*
@@ -204,9 +207,12 @@ idem_due_scan_found(IdemDueScan *scan, TimestampTz available_at,
 void
 idem_due_scan_looked(IdemDueScan *scan, const IdemBlockers *blockers)
 {
-	if (scan->all_blocked &&
-		(scan->last > scan->until || blockers->count < 0 ||
-		 !add_blockers(scan->mark, scan->last, blockers)))
+	if (!scan->all_blocked)
+		return;
+	for (int i = 0; i < blockers->count && scan->last <= scan->until; i++)
+		add_blocker(scan->mark, blockers->xids[i], scan->last);
+	if (blockers->count < 0 || scan->last > scan->until ||
+		scan->mark->nblockers == 0)
 		end_range(scan);
 }
 
@@ -250,8 +256,19 @@ end_range(IdemDueScan *scan)
 	{
 		int64		end = idem_monotonic_time();
 
-		mark->look_again_at = end + (end - scan->begin) * RESTART_SHARE;
+		mark->look_again_at = end + pause_after(end - scan->begin);
 	}
+}
+
+/*
+ * How long not to begin with the first entry again after a scan that took so
+ * long.
+ */
+static int64
+pause_after(int64 spent)
+{
+	return Min(spent * RESTART_SHARE * nmarks,
+			   Max(MAX_PAUSE_US, spent * PAUSE_SHARE));
 }
 
 /*
@@ -270,9 +287,7 @@ reached(IdemDueScan *scan, TimestampTz available_at)
 		int64		end = idem_monotonic_time();
 		int64		spent = end - scan->begin;
 
-		mark->restart_at = spent <= LITTLE_US ? 0 :
-			end + Min(spent * RESTART_SHARE * nmarks,
-					  Max(MAX_PAUSE_US, spent * PAUSE_SHARE));
+		mark->restart_at = spent <= LITTLE_US ? 0 : end + pause_after(spent);
 		/* With a range, it is two scans. */
 		if (mark->nblockers > 0)
 			mark->restart_at = Max(mark->restart_at, end + RANGE_PAUSE_US);
@@ -280,41 +295,46 @@ reached(IdemDueScan *scan, TimestampTz available_at)
 }
 
 /*
- * Remember for which transactions a row waits.  Returns false if there are too
- * many.
+ * Remember that a row waits for this transaction, and no row before it does
+ * unless that is known.
  */
-static bool
-add_blockers(IdemDueLowWater *mark, TimestampTz available_at,
-			 const IdemBlockers *blockers)
+static void
+add_blocker(IdemDueLowWater *mark, TransactionId xid,
+			TimestampTz available_at)
 {
-	for (int i = 0; i < blockers->count; i++)
+	for (int i = mark->nblockers - 1; i >= 0; i--)
 	{
-		int			n = 0;
-
-		while (n < mark->nblockers && mark->blockers[n].xid != blockers->xids[i])
-			n++;
-		if (n < mark->nblockers)
-			continue;
-		if (n == IDEM_MARK_BLOCKERS)
-			return false;
-		if (n == 0)
-		{
-			mark->blocked_from = mark->blocked_until = available_at;
-			mark->look_again_at = 0;
-		}
-		mark->blockers[n].xid = blockers->xids[i];
-		mark->blockers[n].first = available_at;
-		mark->nblockers++;
+		if (mark->blockers[i].xid == xid)
+			return;
 	}
-	return mark->nblockers > 0;
+
+	if (mark->nblockers == 0)
+	{
+		mark->blocked_from = mark->blocked_until = available_at;
+		mark->look_again_at = 0;
+	}
+	if (mark->nblockers == mark->size)
+	{
+		int			size = Max(8, 2 * mark->size);
+
+		mark->blockers = mark->blockers == NULL ?
+			MemoryContextAlloc(TopMemoryContext, size * sizeof(IdemBlocker)) :
+			repalloc(mark->blockers, size * sizeof(IdemBlocker));
+		mark->size = size;
+	}
+	mark->blockers[mark->nblockers].xid = xid;
+	mark->blockers[mark->nblockers].first = available_at;
+	mark->nblockers++;
 }
 
 /*
- * A row waits for this transaction, too.  Returns false if that are too many.
+ * A row waits for this transaction, too, or for the one that it is a part of.
+ * Returns false if that are too many.
  */
 bool
 idem_add_blocker(IdemBlockers *blockers, TransactionId xid)
 {
+	xid = SubTransGetTopmostTransaction(xid);
 	for (int i = 0; i < blockers->count; i++)
 	{
 		if (blockers->xids[i] == xid)
@@ -327,18 +347,19 @@ idem_add_blocker(IdemBlockers *blockers, TransactionId xid)
 }
 
 /*
- * What has been passed may be there again.  Where a scan stopped does not
- * depend on that.
+ * What has been passed may be there again.
  */
 static void
 forget_marks(void)
 {
-	for (int i = 0; i < NUM_PLACES; i++)
-	{
-		if (marks[i].hash == 0)
-			continue;
-		marks[i].reached = DT_NOBEGIN;
-		marks[i].restart_at = 0;
-		marks[i].nblockers = 0;
-	}
+	for (int i = 0; i < NUM_PLACES && nmarks > 0; i++)
+		forget_mark(&marks[i]);
+}
+
+static void
+forget_mark(IdemDueLowWater *mark)
+{
+	mark->reached = DT_NOBEGIN;
+	mark->restart_at = 0;
+	mark->nblockers = 0;
 }

@@ -10,8 +10,7 @@
 
 #include "datatype/timestamp.h"
 
-/* How many transactions a mark remembers, and how many a single row. */
-#define IDEM_MARK_BLOCKERS	32
+/* How many transactions a single row can be known to wait for. */
 #define IDEM_ROW_BLOCKERS	16
 
 /*
@@ -31,6 +30,15 @@ typedef struct IdemBlockers
 #define IDEM_PUBLISHING_US	USECS_PER_SEC
 
 /*
+ * A transaction that rows in a range wait for.
+ */
+typedef struct IdemBlocker
+{
+	TransactionId xid;
+	TimestampTz first;			/* no row before this time waits for it */
+}			IdemBlocker;
+
+/*
  * How far there is nothing to be found; all zero at the beginning.
  */
 typedef struct IdemDueLowWater
@@ -45,11 +53,8 @@ typedef struct IdemDueLowWater
 	TimestampTz blocked_until;
 	int64		look_again_at;	/* forget that then */
 	int			nblockers;		/* 0: there are no such rows */
-	struct
-	{
-		TransactionId xid;
-		TimestampTz first;		/* no row before this time waits for it */
-	}			blockers[IDEM_MARK_BLOCKERS];
+	int			size;			/* of the array */
+	IdemBlocker *blockers;
 } IdemDueLowWater;
 
 /*

@@ -69,7 +69,7 @@
 #include "util/rollback.h"
 #include "util/shared_memory.h"
 
-#define NUM_PLACES		64		/* a power of two */
+#define NUM_PLACES		1024	/* a power of two */
 #define NUM_COUNTERS	256
 #define LITTLE_BUFFERS	8
 

@@ -77,8 +77,7 @@
  * their own mark, which can only lead to a superfluous signpost.
  *
  * Damage that somebody does to the table by hand, by deleting a head for
- * instance, is repaired by idem_lanes_sweep(), with which takes visit the
- * lanes of their topics little by little.
+ * instance, is repaired by idem_repair_outbox().
  *
  *-------------------------------------------------------------------------
  */
@@ -86,7 +85,7 @@
 
 #include "access/skey.h"
 #include "access/stratnum.h"
-#include "common/pg_prng.h"
+#include "common/int.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
@@ -98,13 +97,7 @@
 #include "outbox/outbox_row.h"
 #include "util/commit_notify.h"
 #include "util/compat.h"
-#include "util/texts.h"
 #include "util/times.h"
-
-/* How many lanes a sweep looks at, and its share of the time, and pause. */
-#define SWEEP_LANES		16
-#define SWEEP_SHARE		100
-#define SWEEP_PAUSE_US	1000000
 
 /* How many messages that others hold a take passes to find a lane's head. */
 #define MAX_HELD		10000
@@ -122,16 +115,11 @@ typedef enum First
 	FIRST_UNKNOWN,				/* too many that are not committed */
 } First;
 
-/* Where the next sweep of this backend begins, and when. */
-static int64 sweep_from;
-static int64 sweep_at = 0;
-
 static void begin_scan(IdemScan *scan, IdemTable *outbox, int64 lane,
 					   int64 from, int64 until, Snapshot snapshot);
 static First find_first(IdemTable *lanes, int64 lane, int64 from, int64 until,
 						IdemBlockers *blockers);
 static bool is_leased(IdemTable *outbox);
-static bool is_forgotten(IdemTable *outbox, const Datum *topics, int ntopics);
 static void leave_signpost(IdemTable *outbox, int64 id,
 						   TimestampTz available_at);
 
@@ -424,90 +412,40 @@ is_leased(IdemTable *outbox)
 }
 
 /*
- * Make the heads of some lanes ready, if it is time: a few lanes each second,
- * the next ones each time.  Only those that are available, and only of these
- * topics, which are sorted, or of any if "topics" is NULL: so that the caller
- * takes what it has written to.
+ * Make the head of each lane ready, so that takes find it whatever has been
+ * deleted or changed by hand.  Returns how many heads were not.
  */
-void
-idem_lanes_sweep(IdemTable *outbox, const Datum *topics, int ntopics)
+int64
+idem_lanes_repair(IdemTable *outbox)
 {
-	int64		begin = idem_monotonic_time();
-	int64		first;
-	Snapshot	snapshot;
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	int64		repaired = 0;
+	int64		lane = PG_INT64_MIN;
+	bool		is_last = false;
 	IdemScan	scan;
-	bool		has_turned = false;
 
-	if (begin < sweep_at)
-		return;
-	if (sweep_at == 0)
-		sweep_from = (int64) pg_prng_uint64(&pg_global_prng_state);
-	first = sweep_from;
-
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	idem_scan_begin(&scan, outbox, IDEM_OUTBOX_LANES, snapshot, 1);
-	for (int i = 0; i < SWEEP_LANES; i++)
+	while (!is_last)
 	{
+		Datum	   *head = outbox->row->tts_values;
 		ScanKeyData key;
-		int64		lane;
 
 		CHECK_FOR_INTERRUPTS();
 		ScanKeyEntryInitialize(&key, 0, LANES_LANE,
 							   BTGreaterEqualStrategyNumber, InvalidOid,
-							   InvalidOid, F_INT8GE,
-							   Int64GetDatum(sweep_from));
+							   InvalidOid, F_INT8GE, Int64GetDatum(lane));
 		idem_scan_restart(&scan, &key);
 		if (!idem_scan_next(&scan, ForwardScanDirection))
-		{
-			if (has_turned)
-				break;
-			has_turned = true;
-			sweep_from = PG_INT64_MIN;
-			continue;
-		}
-		lane = DatumGetInt64(outbox->row->tts_values[OUTBOX_KEY_HASH]);
-		if (has_turned && lane >= first)
 			break;
-		if (is_forgotten(outbox, topics, ntopics))
-			(void) idem_outbox_set_ready(outbox, true, DT_NOBEGIN);
-		sweep_from = lane == PG_INT64_MAX ? PG_INT64_MIN : lane + 1;
+		lane = DatumGetInt64(head[OUTBOX_KEY_HASH]);
+		is_last = pg_add_s64_overflow(lane, 1, &lane);
+		if (!DatumGetBool(head[OUTBOX_IN_DUE_INDEX]) &&
+			idem_outbox_set_ready(outbox, true, DT_NOBEGIN))
+			repaired++;
 	}
 	idem_scan_end(&scan);
 	UnregisterSnapshot(snapshot);
-	sweep_at = idem_monotonic_time();
-	sweep_at += Max((sweep_at - begin) * SWEEP_SHARE, SWEEP_PAUSE_US);
-}
-
-/*
- * May the head that was found be one that no signpost leads to, and that the
- * sweep is for?
- */
-static bool
-is_forgotten(IdemTable *outbox, const Datum *topics, int ntopics)
-{
-	Datum	   *found = outbox->row->tts_values;
-	int			low = 0;
-	int			high = ntopics;
-
-	if (DatumGetBool(found[OUTBOX_IN_DUE_INDEX]) ||
-		DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]) > GetCurrentTimestamp())
-		return false;
-	if (topics == NULL)
-		return true;
-	while (low < high)
-	{
-		int			middle = low + (high - low) / 2;
-		int			order = idem_text_compare(topics[middle],
-											  found[OUTBOX_TOPIC]);
-
-		if (order == 0)
-			return true;
-		if (order < 0)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return false;
+	return repaired;
 }
 
 /*

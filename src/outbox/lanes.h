@@ -26,8 +26,7 @@ extern bool idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
 									Snapshot snapshot, int64 *head_id,
 									IdemBlockers *blockers);
 extern bool idem_lane_remove_signpost(IdemTable *outbox, IdemTable *lanes);
-extern void idem_lanes_sweep(IdemTable *outbox, const Datum *topics,
-							 int ntopics);
+extern int64 idem_lanes_repair(IdemTable *outbox);
 extern bool idem_outbox_set_ready(IdemTable *outbox, bool ready,
 								  TimestampTz available_at);
 

@@ -47,10 +47,8 @@
  *
  * Then it goes on to the next row.  It remembers the lanes that it has been
  * to, and does not look again at one behind whose first message everything has
- * to wait for a transaction.  If it has looked at too many rows without a
- * result, it returns what it has, and the next take of this backend begins
- * with the next row.  So each due row is looked at within a limited number of
- * takes.
+ * to wait for a transaction.  So it has looked at each due row before it
+ * returns less than it was asked for.
  *
  * Takes never wait for each other or for publishers, and publishers never wait
  * at all.  A take locks no row of a message that was taken before unless it is
@@ -60,9 +58,9 @@
  * Snapshots.  Under READ COMMITTED the ready rows are read with a dirty
  * snapshot, as they are at each moment.  Under REPEATABLE READ and
  * SERIALIZABLE a call sees the rows as a copy of the transaction's snapshot
- * does, and takes none that has changed since; its lanes, too, are looked at
- * with new snapshots, and what stands behind a message that came to stand
- * there since stays.
+ * does, and takes none that has changed since.  Lanes are looked at with new
+ * snapshots all the same, so a message stays if an earlier one has become
+ * pending since.
  *
  *-------------------------------------------------------------------------
  */
@@ -329,21 +327,15 @@ next_due(Taking *taking)
 }
 
 /*
- * Take what there is now.  Returns whether this has changed anything; what the
- * sweep has made ready is taken, or of no account.
+ * Take what there is now.  Returns whether this has changed anything.
  */
 static bool
 take(Taking *taking)
 {
-	CommandId	begin;
-
 	idem_table_open(&taking->outbox, IDEM_OUTBOX, RowExclusiveLock);
 	taking->visits = NULL;
 	taking->moves = 0;
 	taking->deaths = 0;
-	if (!IsolationUsesXactSnapshot())
-		idem_lanes_sweep(&taking->outbox, taking->topics, taking->ntopics);
-	begin = GetCurrentCommandId(false);
 	taking->now = GetCurrentTimestamp();
 	taking->lease_expires_at = idem_add_interval(taking->now, taking->lease,
 												 DEFAULT_LEASE_MS);
@@ -374,7 +366,7 @@ take(Taking *taking)
 		idem_table_close(&taking->lanes);
 	}
 	idem_table_close(&taking->outbox);
-	return GetCurrentCommandId(false) != begin;
+	return GetCurrentCommandId(false) != taking->command;
 }
 
 /*

@@ -34,7 +34,7 @@ CREATE FUNCTION wrong(c text, n int) RETURNS SETOF text LANGUAGE plpgsql AS $$
 DECLARE
 	k text := 'key-' || n || '-0123456789';
 	bad text := 'key-' || c || '-0123456789';
-	longest text := repeat(c, 255 / octet_length(c)) || repeat('x', 255 % octet_length(c));
+	longest text := repeat(c, 512 / octet_length(c)) || repeat('x', 512 % octet_length(c));
 	m record;
 	call text;
 BEGIN

@@ -18,14 +18,14 @@ from pg_idempotency.memory import MemoryIdempotency, Store
 
 # Of the extension, but not of its interface.
 INTERNAL = {
-    "idem_application_functions", "idem_application_types", "idem_check_grantee", "idem_check_interval",
-    "idem_blocked_seconds", "idem_cleanup_idle", "idem_clock_evidence", "idem_execute_grant", "idem_grant_as_owner",
-    "idem_grant_monitor_as_owner", "idem_grant_relay_as_owner", "idem_granted_functions", "idem_grantor", "idem_many_support",
-    "idem_metric_families",
-    "idem_monitor_functions", "idem_monitor_views", "idem_monitoring_data", "idem_redacted_key", "idem_relay_functions",
-    "idem_revoke_as_owner", "idem_sample_data", "idem_sequences_behind", "idem_stats_data",
-    "idem_table_faults", "idem_table_stats",
-    "idem_unvacuumed_tables", "idem_vacuum_holder", "idem_warn_of_rest", "idem_worker_absence"}
+    "idem_application_functions", "idem_application_types", "idem_blocked_seconds", "idem_check_grantee",
+    "idem_check_interval", "idem_cleanup_idle", "idem_clock_evidence", "idem_execute_grant",
+    "idem_grant_as_owner", "idem_grant_monitor_as_owner", "idem_grant_relay_as_owner",
+    "idem_granted_functions", "idem_grantor", "idem_many_support", "idem_metric_families",
+    "idem_monitor_functions", "idem_monitor_views", "idem_monitoring_data", "idem_redacted_key",
+    "idem_relay_functions", "idem_revoke_as_owner", "idem_sample_data", "idem_sequences_behind",
+    "idem_stats_data", "idem_table_faults", "idem_table_stats", "idem_unvacuumed_tables",
+    "idem_vacuum_holder", "idem_warn_of_rest", "idem_worker_absence"}
 
 
 def methods():

@@ -744,6 +744,10 @@ class Functions:
         return _scalar("idem_raise_claim_tokens", ("at_least", "bigint", at_least))
 
     @function
+    def repair_outbox(self) -> Statement[int]:
+        return _scalar("idem_repair_outbox")
+
+    @function
     def stats(self) -> Statement[dict[str, Any]]:
         """The counters of this database: the row of the view idem_stats."""
         def read(rows: Sequence[Row]) -> dict[str, Any]:
