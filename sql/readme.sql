@@ -343,6 +343,9 @@ SELECT scope, key, attempt, recovery_point FROM idem_abandoned(older_than => '0 
 -- Cleanup
 SELECT * FROM idem_cleanup();
 
+-- Cleanup
+SELECT taken ->> 'topic' AS topic, taken -> 'payload' AS payload FROM idem_take_expired('messages', max_rows => 10) AS taken;
+
 -- Recovery
 SELECT idem_raise_claim_tokens(1000) >= 1000 AS raised;
 

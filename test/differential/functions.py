@@ -19,6 +19,7 @@ LEFT_OUT = ('idem_stats_reset', 'idem_raise_claim_tokens',
 STEADY = {
     'idem_monitoring_data': ['source'],
     'idem_stats_data': ['datid'],
+    'idem_take_expired': [],
 }
 # Times and random ids are shown, but nothing is computed from them.
 UNSTEADY_TYPES = ('timestamp with time zone', 'interval', 'uuid')
@@ -68,7 +69,9 @@ ARGUMENTS = {
             "'key-00000000000000002'", "'key-0000000000000000' || {n} % 3",
             "'key-0000000000000000' || ({n} + 5)", "'key-of-nobody-0001'",
             "'key-' || {n}"],
+    'kind': ["'keys'", "'tokens'", "'messages'"],
     'lease': ['NULL', "'1 hour'", "'0'"],
+    'max_rows': ['NULL', '1', '100'],
     'max_messages': ['100'],
     'message_key': ['NULL', "'k1'"],
     'method': ["'POST'", "'post'"],
@@ -121,7 +124,7 @@ class Function:
          self.arguments, columns, self.is_row) = row
         steady = STEADY.get(self.name)
         # (name, type, whether it is the same each time)
-        self.columns = [(n, t, n in steady if steady
+        self.columns = [(n, t, n in steady if steady is not None
                          else t not in UNSTEADY_TYPES) for n, t in columns]
         # Whether its rows can be shown, once times are left out.
         self.is_shown = steady is None
