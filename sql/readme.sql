@@ -368,6 +368,12 @@ $$;
 SELECT outcome FROM idem_claim('customer-10', 'order-1b7e6a90-33d1');
 RESET idempotency.max_new_keys_per_minute;
 
+-- Events in the server log
+BEGIN;
+SET LOCAL idempotency.route = 'POST /orders/{id}';
+SELECT outcome FROM idem_claim('customer-9', 'order-5b0c7a1e-9d24');
+COMMIT;
+
 -- Leave nothing behind.
 \connect :first_database
 DROP DATABASE regress_idempotency_readme;
