@@ -128,26 +128,8 @@ COMMENT ON FUNCTION @extschema@.idem_monitor_views() IS
 -- the name would be granted the rights.
 CREATE FUNCTION @extschema@.idem_check_grantee(grantee regrole)
 RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-	IF grantee IS NULL THEN
-		RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed',
-			MESSAGE = 'argument "grantee" must not be null',
-			HINT = 'Pass the name of a role, as in ''web''::regrole.';
-	END IF;
-	PERFORM FROM pg_authid AS r WHERE r.oid = grantee::oid FOR KEY SHARE;
-	IF NOT FOUND THEN
-		RAISE EXCEPTION USING ERRCODE = 'undefined_object',
-			MESSAGE = format('role "%s" does not exist', grantee),
-			HINT = 'Pass the name of a role, as in ''web''::regrole.';
-	END IF;
-	PERFORM FROM pg_namespace AS n
-		WHERE n.oid = (SELECT e.extnamespace FROM pg_extension AS e WHERE e.extname = 'idempotency')
-		FOR KEY SHARE;
-END
-$$;
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_check_grantee(regrole) IS
 'Raises an error unless idem_grant, idem_grant_relay, idem_grant_monitor and idem_revoke can work on this role. Until the transaction ends, neither this role nor the extension''s schema can be renamed.';
 

@@ -355,7 +355,7 @@ INSERT INTO functions VALUES
 	'SETOF regclass', 'sql stable', 'administrator', 'read',
 	'idem_monitor_views()'),
 ('idem_check_grantee', 'grantee regrole',
-	'void', 'plpgsql volatile', 'administrator', 'write',
+	'void', 'c volatile', 'administrator', 'write',
 	$$idem_check_grantee('idem_test_stranger')$$),
 ('idem_execute_grant', 'statement text',
 	'void', 'c volatile', 'administrator', 'read', NULL),
@@ -815,7 +815,7 @@ SELECT set_eq(
 	$$SELECT name::regprocedure, '{"search_path=pg_catalog, pg_temp"}'::text[]
 	FROM (VALUES ('idem_metric_samples()'), ('idem_metrics()'), ('idem_health()'),
 		('idem_abandoned(interval)'),
-		('idem_check_grantee(regrole)'), ('idem_grant_as_owner(regrole)'),
+		('idem_grant_as_owner(regrole)'),
 		('idem_grant_relay_as_owner(regrole)'),
 		('idem_grant_monitor_as_owner(regrole)'),
 		('idem_revoke_as_owner(regrole)')) AS v (name)$$,
