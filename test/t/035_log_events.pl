@@ -61,6 +61,10 @@ is(logged("SELECT idem_claim('shop', '$key')"), "LOG:  idempotency event=taken_o
 is( logged("SELECT idem_release('shop', '$key', claim_token) FROM idem_keys"),
 	"LOG:  idempotency event=released $line", 'released');
 $line =~ s/attempt=3/attempt=1/;
+$node->safe_psql('postgres', "SELECT idem_claim('shop', '$key', lease => '0', request => '\"confidential\"')");
+is( logged("SELECT idem_resume()"),
+	"LOG:  idempotency event=taken_over scope=shop key=abcd...(20) attempt=2 token=T\n", 'taken_over: by idem_resume');
+$node->safe_psql('postgres', "SELECT idem_forget('shop', '$key')");
 
 # What has expired is claimed, not taken over.
 is( logged("SELECT idem_claim('shop', '$key', ttl => '0') FROM generate_series(1, 2)"),
