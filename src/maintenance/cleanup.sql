@@ -20,7 +20,7 @@ COMMENT ON FUNCTION @extschema@.idem_cleanup(int) IS
 
 CREATE FUNCTION @extschema@.idem_take_expired(kind text, max_rows int DEFAULT 1000)
 RETURNS SETOF jsonb
-LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000 ROWS 1000
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000 ROWS 500
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_take_expired(text, int) IS
 'Deletes up to max_rows rows that idem_cleanup would delete, and returns them as jsonb, columns of type json as strings; kind: keys, tokens or messages. For INSERT INTO archive SELECT: if the transaction is rolled back, the rows are there again. Skips rows that another transaction is writing. It can return fewer rows than there are; call again, in a new transaction, until it returns none. What a LIMIT or a WHERE leaves out of the result is deleted all the same. The background worker of the database must not run, or it deletes the rows first. Raises 22004 for a NULL kind, 22023 for another kind and for a max_rows below 1, 54000 for a row that is too large for jsonb.';

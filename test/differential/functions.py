@@ -19,10 +19,11 @@ LEFT_OUT = ('idem_stats_reset', 'idem_raise_claim_tokens',
 STEADY = {
     'idem_monitoring_data': ['source'],
     'idem_stats_data': ['datid'],
-    'idem_take_expired': [],
 }
-# Times and random ids are shown, but nothing is computed from them.
+# Times and random ids are shown, but nothing is computed from them, nor from
+# documents that have some.
 UNSTEADY_TYPES = ('timestamp with time zone', 'interval', 'uuid')
+UNSTEADY_DOCUMENTS = ('idem_take_expired',)
 
 # What cannot be compared with =, nor sorted or grouped by.
 WITHOUT_ORDER = ('json', 'void')
@@ -124,8 +125,10 @@ class Function:
          self.arguments, columns, self.is_row) = row
         steady = STEADY.get(self.name)
         # (name, type, whether it is the same each time)
-        self.columns = [(n, t, n in steady if steady is not None
-                         else t not in UNSTEADY_TYPES) for n, t in columns]
+        self.columns = [(n, t, n in steady if steady
+                         else t not in UNSTEADY_TYPES
+                         and self.name not in UNSTEADY_DOCUMENTS)
+                        for n, t in columns]
         # Whether its rows can be shown, once times are left out.
         self.is_shown = steady is None
 
