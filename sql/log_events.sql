@@ -79,6 +79,20 @@ SELECT count(*) FROM idem_set_many('{u}', '{post}', '{1,1}', '{like}', '{t}', '{
 SELECT outcome FROM idem_claim('log', 'log-progress-0001');
 SELECT outcome FROM idem_claim('log', 'log-progress-0001');
 
+-- Appends, each outcome that a session alone can bring about
+SELECT outcome FROM unnest(ARRAY[1, 1, 2, 9]) AS n, idem_try_append('log', repeat('c', 512), n, 2, allow_gaps => false);
+SELECT outcome FROM idem_try_append('log', 'other', 1, expected_version => 7);
+
+-- The route: with a query, all query, the longest, and one that is cut within a character
+SET idempotency.route = 'POST /orders/{id}?card=4111';
+SELECT outcome FROM idem_claim('log', 'log-progress-0001');
+SET idempotency.route = '?a';
+SELECT outcome FROM idem_claim('log', 'log-route-00000-1');
+SELECT length(set_config('idempotency.route', repeat('r', 100000), false));
+SELECT outcome FROM idem_claim('log', 'log-route-00000-2');
+SELECT length(set_config('idempotency.route', repeat(U&'\20ac', 100), false));
+SELECT outcome FROM idem_claim('log', 'log-route-00000-3');
+
 -- As JSON, and some only
 SET idempotency.log_format = json;
 SELECT outcome FROM idem_claim(E'log "\\\n\u00e9\U0001F600', repeat('k', 100));

@@ -52,6 +52,33 @@ REINDEX TABLE CONCURRENTLY idem_keys;
 -- Cleanup and vacuum
 SELECT indexrelid::regclass FROM pg_index WHERE NOT indisvalid;
 
+-- Archive instead of delete
+CREATE TABLE expired_records (
+	archived_at timestamptz NOT NULL DEFAULT now(),
+	kind text NOT NULL,
+	record jsonb NOT NULL
+);
+CREATE PROCEDURE archive_expired_records()
+LANGUAGE plpgsql AS $$
+DECLARE
+	of_kind text;
+	archived bigint;
+BEGIN
+	FOREACH of_kind IN ARRAY ARRAY['keys', 'tokens', 'messages'] LOOP
+		LOOP
+			INSERT INTO expired_records (kind, record)
+				SELECT of_kind, taken FROM idem_take_expired(of_kind) AS taken;
+			GET DIAGNOSTICS archived = ROW_COUNT;
+			COMMIT;
+			EXIT WHEN archived = 0;
+		END LOOP;
+	END LOOP;
+END
+$$;
+SELECT outcome FROM idem_claim('customer-7', 'order-to-archive-1', ttl => '0 seconds');
+CALL archive_expired_records();
+SELECT kind, record ->> 'scope' AS scope, record ->> 'key' AS key, record ->> 'state' AS state FROM expired_records;
+
 -- Monitoring
 CREATE ROLE regress_exporter LOGIN;
 SELECT idem_grant_monitor('regress_exporter'::regrole);

@@ -343,6 +343,9 @@ SELECT scope, key, attempt, recovery_point FROM idem_abandoned(older_than => '0 
 -- Cleanup
 SELECT * FROM idem_cleanup();
 
+-- Cleanup
+SELECT taken ->> 'topic' AS topic, taken -> 'payload' AS payload FROM idem_take_expired('messages', max_rows => 10) AS taken;
+
 -- Recovery
 SELECT idem_raise_claim_tokens(1000) >= 1000 AS raised;
 
@@ -367,6 +370,12 @@ END
 $$;
 SELECT outcome FROM idem_claim('customer-10', 'order-1b7e6a90-33d1');
 RESET idempotency.max_new_keys_per_minute;
+
+-- Events in the server log
+BEGIN;
+SET LOCAL idempotency.route = 'POST /orders/{id}';
+SELECT outcome FROM idem_claim('customer-9', 'order-5b0c7a1e-9d24');
+COMMIT;
 
 -- Leave nothing behind.
 \connect :first_database

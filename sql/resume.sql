@@ -262,6 +262,15 @@ SELECT string_agg(request::text, ' ') FROM idem_resume();
 DELETE FROM idem_keys;
 
 --
+-- Statistics: each counts as a claim and as a takeover
+--
+SELECT count(pg_temp.fail_one('shop', 'counted-00000000-' || n, '1')) FROM generate_series(1, 2) AS n;
+SELECT claims_new AS claims, takeovers FROM idem_stats WHERE datname = current_database() \gset
+SELECT count(*) FROM idem_resume();
+SELECT claims_new - :claims AS claims, takeovers - :takeovers AS takeovers FROM idem_stats WHERE datname = current_database();
+DELETE FROM idem_keys;
+
+--
 -- Bad arguments
 --
 SELECT pg_temp.error_of('SELECT idem_resume(0)');

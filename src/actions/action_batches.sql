@@ -8,8 +8,6 @@ CREATE TYPE @extschema@.idem_advance_many_result AS (
 	should_process boolean,
 	last_action_id bigint
 );
-REVOKE ALL ON TYPE @extschema@.idem_advance_many_result FROM PUBLIC;
-GRANT USAGE ON TYPE @extschema@.idem_advance_many_result TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TYPE @extschema@.idem_advance_many_result IS
 'What idem_try_advance_many returns.';
 
@@ -19,8 +17,6 @@ CREATE TYPE @extschema@.idem_set_many_result AS (
 	last_action_id bigint,
 	processed boolean
 );
-REVOKE ALL ON TYPE @extschema@.idem_set_many_result FROM PUBLIC;
-GRANT USAGE ON TYPE @extschema@.idem_set_many_result TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TYPE @extschema@.idem_set_many_result IS
 'What idem_set_many returns.';
 
@@ -28,8 +24,6 @@ CREATE FUNCTION @extschema@.idem_try_advance_many(user_ids text[], entity_types 
 RETURNS SETOF @extschema@.idem_advance_many_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1 SUPPORT @extschema@.idem_many_support
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_try_advance_many(text[], text[], text[], bigint[]) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_try_advance_many(text[], text[], text[], bigint[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_try_advance_many(text[], text[], text[], bigint[]) IS
 'Advances many version counters in one call, as idem_try_advance does for one after another in the order given. Arrays have one length; one of one element stands for all. A row for each element, in the order given, ordinal from 1; what a LIMIT or a WHERE leaves out of the result is done all the same. Two calls for the same counters do not deadlock, whatever their orders: they visit them in the order of (user_id, entity_type, entity_id). An error undoes all; its context names the element. Raises 22004 for a NULL element, 22023 for arrays that do not match, and otherwise as idem_try_advance.';
 
@@ -38,7 +32,5 @@ CREATE FUNCTION @extschema@.idem_set_many(user_ids text[], entity_types text[], 
 RETURNS SETOF @extschema@.idem_set_many_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1 SUPPORT @extschema@.idem_many_support
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_set_many(text[], text[], text[], text[], boolean[], bigint[]) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_set_many(text[], text[], text[], text[], boolean[], bigint[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_set_many(text[], text[], text[], text[], boolean[], bigint[]) IS
 'Sets many user actions in one call, as idem_set does, without excludes, for one after another in the order given. Arrays have one length; one of one element stands for all. A row for each element, in the order given, ordinal from 1; what a LIMIT or a WHERE leaves out of the result is done all the same. Two calls for the same entities do not deadlock, whatever their orders: they visit them in the order of (user_id, entity_type, entity_id). An error undoes all; its context names the element. Raises 22004 for a NULL element, 22023 for arrays that do not match, and otherwise as idem_set.';

@@ -7,8 +7,6 @@ CREATE TYPE @extschema@.idem_advance_result AS (
 	should_process boolean,
 	last_action_id bigint
 );
-REVOKE ALL ON TYPE @extschema@.idem_advance_result FROM PUBLIC;
-GRANT USAGE ON TYPE @extschema@.idem_advance_result TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TYPE @extschema@.idem_advance_result IS
 'What idem_try_advance returns.';
 
@@ -17,8 +15,6 @@ CREATE TYPE @extschema@.idem_action_result AS (
 	last_action_id bigint,
 	processed boolean
 );
-REVOKE ALL ON TYPE @extschema@.idem_action_result FROM PUBLIC;
-GRANT USAGE ON TYPE @extschema@.idem_action_result TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TYPE @extschema@.idem_action_result IS
 'What idem_set and idem_toggle return.';
 
@@ -29,8 +25,6 @@ CREATE TABLE @extschema@.idem_action_versions (
 	entity_id text COLLATE "C" NOT NULL,
 	PRIMARY KEY (user_id, entity_type, entity_id)
 ) WITH (fillfactor = 80);
-REVOKE ALL ON TABLE @extschema@.idem_action_versions FROM PUBLIC;
-GRANT SELECT ON TABLE @extschema@.idem_action_versions TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_action_versions IS
 'Version counters: the latest action id of each user on each entity. Written by the functions only.';
 COMMENT ON COLUMN @extschema@.idem_action_versions.last_action_id IS 'The highest action id that has been processed.';
@@ -48,8 +42,6 @@ CREATE TABLE @extschema@.idem_user_actions (
 	action_type text COLLATE "C" NOT NULL,
 	PRIMARY KEY (user_id, entity_type, entity_id, action_type)
 ) WITH (fillfactor = 80);
-REVOKE ALL ON TABLE @extschema@.idem_user_actions FROM PUBLIC;
-GRANT SELECT ON TABLE @extschema@.idem_user_actions TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_user_actions IS
 'The state of user actions: likes, bookmarks and so on. last_action_id is the action id that last changed the row. Written by the functions only.';
 COMMENT ON COLUMN @extschema@.idem_user_actions.last_action_id IS 'The action id that set this state.';
@@ -67,8 +59,6 @@ CREATE FUNCTION @extschema@.idem_try_advance(user_id text, entity_type text, ent
 RETURNS @extschema@.idem_advance_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_try_advance(text, text, text, bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_try_advance(text, text, text, bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_try_advance(text, text, text, bigint) IS
 'Advances the version counter of (user_id, entity_type, entity_id), 1 to 512 bytes each, to action_id if that is greater. Returns whether it did, and the counter. A stale call locks and writes nothing. Raises ID005 for an action id beyond idempotency.max_action_id_lead, 22004 or 22023 for bad arguments.';
 
@@ -76,8 +66,6 @@ CREATE FUNCTION @extschema@.idem_toggle(user_id text, entity_type text, entity_i
 RETURNS @extschema@.idem_action_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_toggle(text, text, text, text, bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_toggle(text, text, text, text, bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_toggle(text, text, text, text, bigint) IS
 'Flips action_type if action_id is greater than the counter of (user_id, entity_type, entity_id). Returns the state and the counter now, and whether the call was processed. Loses the intent of requests that overtake each other: prefer idem_set. Raises as idem_try_advance.';
 
@@ -86,8 +74,6 @@ CREATE FUNCTION @extschema@.idem_set(user_id text, entity_type text, entity_id t
 RETURNS @extschema@.idem_action_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_set(text, text, text, text, boolean, bigint, text[]) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_set(text, text, text, text, boolean, bigint, text[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_set(text, text, text, text, boolean, bigint, text[]) IS
 'Sets action_type to active if action_id is greater than the counter of (user_id, entity_type, entity_id), so that the latest intent wins whatever the order of arrival. excludes: action types to clear when it activates. Returns the state and the counter now, and whether the call was processed. Raises as idem_try_advance.';
 
@@ -95,8 +81,6 @@ CREATE FUNCTION @extschema@.idem_is_active(user_id text, entity_type text, entit
 RETURNS boolean
 LANGUAGE c STABLE PARALLEL SAFE COST 300
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_is_active(text, text, text, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_is_active(text, text, text, text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_is_active(text, text, text, text) IS
 'Whether a user''s action on an entity is active, as this statement''s snapshot sees it. Reads only; works on a hot standby. Raises 22004 or 22023 for bad arguments.';
 
@@ -105,8 +89,6 @@ CREATE FUNCTION @extschema@.idem_action_states(user_id text, entity_type text, e
 RETURNS SETOF record
 LANGUAGE c STABLE PARALLEL SAFE COST 1000 ROWS 1 SUPPORT @extschema@.idem_many_support
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_action_states(text, text, text[]) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_action_states(text, text, text[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_action_states(text, text, text[]) IS
 'What a user has done to the entities of a page, as this statement''s snapshot sees it. One row for each action type that was ever set, in the order of entity_id and action_type; none for what was not. last_action_id: the counter of user and entity. Reads only; works on a hot standby. Raises 22004 or 22023 for bad arguments.';
 
@@ -114,7 +96,5 @@ CREATE FUNCTION @extschema@.idem_forget_user(user_id text)
 RETURNS bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_forget_user(text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_forget_user(text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_forget_user(text) IS
 'For administrators: deletes a user''s version counters and actions. Returns how many rows. Waits for who is writing them; what is not committed yet stays. An action that comes afterwards is the first, whatever its action id. Raises 22004, 22023.';

@@ -22,55 +22,68 @@
 #include "tcop/tcopprot.h"
 #include "tcop/utility.h"
 #include "utils/builtins.h"
+#include "utils/lsyscache.h"
 
-#include "util/arguments.h"
+static bool lock_rows(const char *query, Oid id);
 
 /*
  * idem_check_grantee(grantee) -> void
  *
- * GRANT and REVOKE are formatted with names.  Keep the role and the extension's
- * schema from being renamed until the transaction ends: another role or schema
- * that gets the name would be granted the rights.  Raises 22004 for NULL, 42704
- * if there is no such role.
- *
- * The functions' owner need not be a superuser, and only superusers can lock
- * rows of these catalogs.
+ * Raises 22004 for NULL, and 42704 if there is no such role.  Locks the role
+ * and the extension's schema against a change of their names, with the rights
+ * of a superuser: the functions may belong to a role that is none, once the
+ * one that installed them has left.
  */
 PG_FUNCTION_INFO_V1(idem_check_grantee);
 Datum
 idem_check_grantee(PG_FUNCTION_ARGS)
 {
-	Datum		grantee = idem_required_arg(fcinfo, 0, "grantee");
-	Oid			type = OIDOID;
+	const char *hint = "Pass the name of a role, as in 'web'::regrole.";
 	Oid			user;
 	int			context;
+	bool		found;
 
-	PreventCommandIfReadOnly("an idempotency function that writes");
-	PreventCommandDuringRecovery("an idempotency function that writes");
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("argument \"%s\" must not be null", "grantee"),
+				 errhint("%s", hint)));
+
 	GetUserIdAndSecContext(&user, &context);
 	SetUserIdAndSecContext(BOOTSTRAP_SUPERUSERID,
-						   context | SECURITY_RESTRICTED_OPERATION);
-	SPI_connect();
-	SPI_execute_with_args("SELECT FROM pg_catalog.pg_authid AS r"
-						  " WHERE r.oid OPERATOR(pg_catalog.=) $1"
-						  " FOR KEY SHARE",
-						  1, &type, &grantee, NULL, false, 0);
-	if (SPI_processed == 0)
+						   context | SECURITY_LOCAL_USERID_CHANGE);
+	found = lock_rows("SELECT FROM pg_catalog.pg_authid AS r "
+					  "WHERE r.oid OPERATOR(pg_catalog.=) $1 FOR KEY SHARE",
+					  PG_GETARG_OID(0));
+	if (!found)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
 				 errmsg("role \"%s\" does not exist",
 						DatumGetCString(DirectFunctionCall1(regroleout,
-															grantee))),
-				 errhint("Pass the name of a role, as in 'web'::regrole.")));
-	SPI_execute("SELECT FROM pg_catalog.pg_namespace AS n"
-				" WHERE n.oid OPERATOR(pg_catalog.=) (SELECT e.extnamespace"
-				" FROM pg_catalog.pg_extension AS e"
-				" WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency')"
-				" FOR KEY SHARE",
-				false, 0);
-	SPI_finish();
+															PG_GETARG_DATUM(0)))),
+				 errhint("%s", hint)));
+	(void) lock_rows("SELECT FROM pg_catalog.pg_namespace AS n "
+					 "WHERE n.oid OPERATOR(pg_catalog.=) $1 FOR KEY SHARE",
+					 get_func_namespace(fcinfo->flinfo->fn_oid));
 	SetUserIdAndSecContext(user, context);
 	PG_RETURN_VOID();
+}
+
+/*
+ * Run a query for the rows of an object, and tell whether there is one.
+ */
+static bool
+lock_rows(const char *query, Oid id)
+{
+	Oid			type = OIDOID;
+	Datum		value = ObjectIdGetDatum(id);
+	uint64		found;
+
+	SPI_connect();
+	SPI_execute_with_args(query, 1, &type, &value, NULL, false, 0);
+	found = SPI_processed;
+	SPI_finish();
+	return found > 0;
 }
 
 /*

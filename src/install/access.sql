@@ -27,8 +27,6 @@ BEGIN ATOMIC
 			'idem_publish', 'idem_publish_many'
 		]::name[]);
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_application_functions() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_application_functions() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_application_functions() IS
 'The functions that idem_grant gives to an application role.';
 
@@ -47,8 +45,6 @@ BEGIN ATOMIC
 		AND p.pronamespace = e.extnamespace
 		AND starts_with(p.proname, 'idem_outbox_');
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_relay_functions() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_relay_functions() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_relay_functions() IS
 'The functions that idem_grant_relay gives to the role of a relay.';
 
@@ -72,8 +68,6 @@ BEGIN ATOMIC
 			'idem_advance_many_result', 'idem_set_many_result'
 		]::name[]);
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_application_types() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_application_types() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_application_types() IS
 'The types that idem_grant gives to an application role, so that it can create functions and views that return what ours return.';
 
@@ -95,8 +89,6 @@ BEGIN ATOMIC
 			'idem_outbox_blocked'
 		]::name[]);
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_monitor_functions() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_monitor_functions() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_monitor_functions() IS
 'The functions that idem_grant_monitor gives to a role that watches.';
 
@@ -110,8 +102,6 @@ BEGIN ATOMIC
 	UNION
 	SELECT f FROM @extschema@.idem_monitor_functions() AS f;
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_granted_functions() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_granted_functions() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_granted_functions() IS
 'All functions that idem_revoke takes back.';
 
@@ -130,17 +120,16 @@ BEGIN ATOMIC
 		AND c.relnamespace = e.extnamespace
 		AND c.relname = 'idem_stats';
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_monitor_views() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_monitor_views() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_monitor_views() IS
 'The views that idem_grant_monitor gives to a role that watches.';
 
+-- GRANT and REVOKE are formatted with names.  The locks keep the schema and the
+-- role from being renamed until they have run: another schema or role that gets
+-- the name would be granted the rights.
 CREATE FUNCTION @extschema@.idem_check_grantee(grantee regrole)
 RETURNS void
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_check_grantee(regrole) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_check_grantee(regrole) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_check_grantee(regrole) IS
 'Raises an error unless idem_grant, idem_grant_relay, idem_grant_monitor and idem_revoke can work on this role. Until the transaction ends, neither this role nor the extension''s schema can be renamed.';
 
@@ -148,8 +137,6 @@ CREATE FUNCTION @extschema@.idem_execute_grant(statement text)
 RETURNS void
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_execute_grant(text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_execute_grant(text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_execute_grant(text) IS
 'Runs a GRANT or REVOKE with the caller''s rights, for idem_grant, idem_grant_relay, idem_grant_monitor and idem_revoke; NULL: none. Raises 42601 for any other statement.';
 
@@ -174,8 +161,6 @@ BEGIN ATOMIC
 			string_agg(t::text, ', '::text), $1))
 		FROM @extschema@.idem_application_types() AS t;
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_grant_as_owner(regrole) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_grant_as_owner(regrole) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_grant_as_owner(regrole) IS
 'What idem_grant does with the rights of the functions'' owner.';
 
@@ -189,8 +174,6 @@ BEGIN ATOMIC
 			string_agg(f::text, ', '::text), $1))
 		FROM @extschema@.idem_relay_functions() AS f;
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_grant_relay_as_owner(regrole) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_grant_relay_as_owner(regrole) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_grant_relay_as_owner(regrole) IS
 'What idem_grant_relay does with the rights of the functions'' owner.';
 
@@ -207,8 +190,6 @@ BEGIN ATOMIC
 			string_agg(v::text, ', '::text), $1))
 		FROM @extschema@.idem_monitor_views() AS v;
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_grant_monitor_as_owner(regrole) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_grant_monitor_as_owner(regrole) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_grant_monitor_as_owner(regrole) IS
 'What idem_grant_monitor does with the rights of the functions'' owner.';
 
@@ -249,8 +230,6 @@ BEGIN ATOMIC
 			AND a.grantee <> c.relowner
 			AND NOT a.is_grantable;
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_revoke_as_owner(regrole) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_revoke_as_owner(regrole) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_revoke_as_owner(regrole) IS
 'What idem_revoke does with the rights of the functions'' owner.';
 
@@ -267,8 +246,6 @@ BEGIN
 	END IF;
 END
 $$;
-REVOKE ALL ON FUNCTION @extschema@.idem_warn_of_rest(regrole, boolean) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_warn_of_rest(regrole, boolean) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_warn_of_rest(regrole, boolean) IS
 'Tells the caller of idem_revoke what it could not take back.';
 
@@ -295,8 +272,6 @@ BEGIN ATOMIC
 	WHERE r.rolname = CURRENT_USER
 	GROUP BY r.oid, r.rolsuper;
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_grantor(aclitem[], oid) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_grantor(aclitem[], oid) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_grantor(aclitem[], oid) IS
 'The role whose grants a REVOKE of the current role takes from this object of ours, for idem_revoke; NULL if that is not certain.';
 
@@ -314,8 +289,6 @@ BEGIN ATOMIC
 			AND NOT has_schema_privilege($1::oid, e.extnamespace, 'USAGE');
 	SELECT @extschema@.idem_grant_as_owner($1);
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_grant(regrole) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_grant(regrole) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_grant(regrole) IS
 'Gives a role the application''s part of the interface: to execute its functions, and USAGE on their types and schema. Not the tables, not the relays'' functions idem_outbox_*, and not the functions for administrators. For the role that installed the extension, the database owner and superusers. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
 
@@ -332,8 +305,6 @@ BEGIN ATOMIC
 			AND NOT has_schema_privilege($1::oid, e.extnamespace, 'USAGE');
 	SELECT @extschema@.idem_grant_relay_as_owner($1);
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_grant_relay(regrole) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_grant_relay(regrole) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_grant_relay(regrole) IS
 'Gives the role of a relay all idem_outbox_* functions, which read, acknowledge and requeue messages, and USAGE on their schema; nothing else. For the role that installed the extension, the database owner and superusers. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
 
@@ -350,8 +321,6 @@ BEGIN ATOMIC
 			AND NOT has_schema_privilege($1::oid, e.extnamespace, 'USAGE');
 	SELECT @extschema@.idem_grant_monitor_as_owner($1);
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_grant_monitor(regrole) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_grant_monitor(regrole) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_grant_monitor(regrole) IS
 'Gives a role what watching takes: view idem_stats, idem_metric_samples, idem_metrics, idem_health and idem_outbox_blocked, and USAGE on their schema; no key, scope or payload. For the role that installed the extension, the database owner and superusers. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
 
@@ -392,7 +361,5 @@ BEGIN ATOMIC
 			bool_or(has_function_privilege($1::oid, f::oid, 'EXECUTE')))
 		FROM @extschema@.idem_granted_functions() AS f;
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_revoke(regrole) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_revoke(regrole) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_revoke(regrole) IS
 'Takes back what idem_grant, idem_grant_relay and idem_grant_monitor gave, whoever called it, and what the current role granted without it; but not USAGE on the schema, which the role may need for other things. Warns if the grantee can still execute functions. Raises 42501, 22004, 42704.';

@@ -63,9 +63,11 @@ BEGIN
 END
 $check$;
 
--- Default privileges, lying in wait, may have granted more than this script:
--- what it did not name is taken back.  Then the installer gets what the owner
--- of the database has, unless it is a superuser, who owns all of this.
+-- Rights on all that this script has made: none for PUBLIC, all for the owner
+-- of the database, and for pg_monitor what watching takes.  What default
+-- privileges, lying in wait, have granted beyond that is taken back.  Then the
+-- installer gets what the owner of the database has, unless it is a superuser,
+-- who owns all of this.
 --
 -- What the owner of the database grants, pg_database_owner is noted to have
 -- granted, and a dump has it do so again, which takes USAGE on the schema.  So
@@ -83,6 +85,8 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME';
 DO $grants$
 DECLARE
+	for_monitor CONSTANT pg_catalog.name[] := ARRAY['idem_stats', 'idem_stats_data', 'idem_metric_samples',
+		'idem_metrics', 'idem_health', 'idem_outbox_blocked', 'idem_abandoned'];
 	is_noted pg_catalog.bool;
 	statement pg_catalog.text;
 BEGIN
@@ -138,12 +142,22 @@ BEGIN
 		CROSS JOIN LATERAL (SELECT a.privilege_type OPERATOR(pg_catalog.=) o.privilege AND CASE
 				WHEN a.grantee OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid THEN true
 				WHEN a.grantee OPERATOR(pg_catalog.=) 'pg_monitor'::pg_catalog.regrole::pg_catalog.oid
-				THEN o.name OPERATOR(pg_catalog.=) ANY (ARRAY[
-					'idem_stats', 'idem_stats_data', 'idem_metric_samples', 'idem_metrics', 'idem_health', 'idem_outbox_blocked', 'idem_abandoned']::pg_catalog.name[])
+				THEN o.name OPERATOR(pg_catalog.=) ANY (for_monitor)
 				ELSE false END) AS named (is_named)
 		WHERE a.grantee OPERATOR(pg_catalog.<>) o.owner
 			AND NOT (named.is_named AND (NOT a.is_grantable
 				OR a.grantee OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid))
+		UNION ALL
+		SELECT true, pg_catalog.format('GRANT %s ON %s %s TO pg_database_owner WITH GRANT OPTION',
+				o.privilege, o.kind, pg_catalog.string_agg(o.label, ', '::pg_catalog.text))
+		FROM object AS o
+		GROUP BY o.kind, o.privilege
+		UNION ALL
+		SELECT true, pg_catalog.format('GRANT %s ON %s %s TO pg_monitor',
+				o.privilege, o.kind, pg_catalog.string_agg(o.label, ', '::pg_catalog.text))
+		FROM object AS o
+		WHERE o.name OPERATOR(pg_catalog.=) ANY (for_monitor)
+		GROUP BY o.kind, o.privilege
 		UNION ALL
 		SELECT false, pg_catalog.format('GRANT %s ON %s %s TO %s WITH GRANT OPTION',
 				o.privilege, o.kind, pg_catalog.string_agg(o.label, ', '::pg_catalog.text), r.oid::pg_catalog.regrole)

@@ -18,8 +18,6 @@ CREATE TYPE @extschema@.idem_claim_many_result AS (
 	lease_expires_at timestamptz,
 	expires_at timestamptz
 );
-REVOKE ALL ON TYPE @extschema@.idem_claim_many_result FROM PUBLIC;
-GRANT USAGE ON TYPE @extschema@.idem_claim_many_result TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TYPE @extschema@.idem_claim_many_result IS
 'What idem_claim_many returns.';
 
@@ -28,8 +26,6 @@ CREATE TYPE @extschema@.idem_complete_many_result AS (
 	key text,
 	completed boolean
 );
-REVOKE ALL ON TYPE @extschema@.idem_complete_many_result FROM PUBLIC;
-GRANT USAGE ON TYPE @extschema@.idem_complete_many_result TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TYPE @extschema@.idem_complete_many_result IS
 'What idem_complete_many returns.';
 
@@ -38,8 +34,6 @@ CREATE FUNCTION @extschema@.idem_claim_many(scope text, keys text[], request_has
 RETURNS SETOF @extschema@.idem_claim_many_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1 SUPPORT @extschema@.idem_many_support
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_claim_many(text, text[], bytea[], interval, interval) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_claim_many(text, text[], bytea[], interval, interval) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_claim_many(text, text[], bytea[], interval, interval) IS
 'Claims many keys of a scope in one call, with the answers and effects of idem_claim for one after another in the order given: of two equal keys the second is in_progress. Arrays have one length; one of one element stands for all. A row for each element, in the order given, ordinal from 1; what a LIMIT or a WHERE leaves out of the result is done all the same. Never waits for other transactions. An error undoes all; its context names the element. Raises 22004 for a NULL key, 22023 for arrays that do not match, and otherwise as idem_claim.';
 
@@ -48,7 +42,5 @@ CREATE FUNCTION @extschema@.idem_complete_many(scope text, keys text[], response
 RETURNS SETOF @extschema@.idem_complete_many_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1 SUPPORT @extschema@.idem_many_support
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_complete_many(text, text[], int[], text[], json[], bigint[]) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_complete_many(text, text[], int[], text[], json[], bigint[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_complete_many(text, text[], int[], text[], json[], bigint[]) IS
 'Stores the responses of many claimed requests of a scope in one call, as idem_complete does for one after another in the order given. completed: what that returns. Arrays have one length; one of one element stands for all. A row for each element, in the order given, ordinal from 1; what a LIMIT or a WHERE leaves out of the result is done all the same. Two calls for the same keys do not deadlock, whatever their orders. An error undoes all; its context names the element. Raises 22004 for a NULL key or status, 22023 for arrays that do not match or a status outside 100 to 599, and otherwise as idem_complete.';

@@ -23,6 +23,9 @@
 #include "util/errors.h"
 #include "util/settings.h"
 
+/* Of a route, a line of the log has this many bytes at most. */
+#define MAX_ROUTE	128
+
 const char *const idem_state_names[] = {
 	[IDEM_STATE_STARTED] = "started",
 	[IDEM_STATE_COMPLETED] = "completed",
@@ -349,7 +352,9 @@ idem_write_in_progress_event(const Datum *key)
 }
 
 /*
- * Begin a line with the scope, and with the key as messages show it.
+ * Begin a line with the scope, with the key as messages show it, and with the
+ * route, if the session has named one: without its query, which might be
+ * secret.
  */
 static void
 begin_key_line(StringInfo line, IdemEvent event, Datum scope, Datum key)
@@ -364,4 +369,13 @@ begin_key_line(StringInfo line, IdemEvent event, Datum scope, Datum key)
 	idem_log_begin(line, event);
 	idem_log_text(line, "scope", scope);
 	idem_log_text(line, "key", CStringGetTextDatum(shown_key));
+	if (idem_route[0] != '\0')
+	{
+		int			length = strcspn(idem_route, "?#");
+		int			cut = pg_mbcliplen(idem_route, length, MAX_ROUTE);
+
+		idem_log_text(line, "route",
+					  PointerGetDatum(cstring_to_text_with_len(idem_route,
+															   Min(cut, length))));
+	}
 }

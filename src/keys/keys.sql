@@ -16,8 +16,6 @@ CREATE TYPE @extschema@.idem_claim_result AS (
 	lease_expires_at timestamptz,
 	expires_at timestamptz
 );
-REVOKE ALL ON TYPE @extschema@.idem_claim_result FROM PUBLIC;
-GRANT USAGE ON TYPE @extschema@.idem_claim_result TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TYPE @extschema@.idem_claim_result IS
 'What idem_claim returns.';
 
@@ -37,8 +35,6 @@ CREATE TYPE @extschema@.idem_lookup_result AS (
 	lease_expires_at timestamptz,
 	expires_at timestamptz
 );
-REVOKE ALL ON TYPE @extschema@.idem_lookup_result FROM PUBLIC;
-GRANT USAGE ON TYPE @extschema@.idem_lookup_result TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TYPE @extschema@.idem_lookup_result IS
 'What idem_lookup returns.';
 
@@ -78,8 +74,6 @@ CREATE TABLE @extschema@.idem_keys (
 	-- ... and fast enough to keep up, at ten times the default's speed.
 	autovacuum_vacuum_cost_limit = 2000
 );
-REVOKE ALL ON TABLE @extschema@.idem_keys FROM PUBLIC;
-GRANT SELECT ON TABLE @extschema@.idem_keys TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_keys IS
 'Request keys: one row for each claimed key until it has expired and been cleaned up. Written by the functions only.';
 COMMENT ON COLUMN @extschema@.idem_keys.claim_token IS 'Fencing token of the current or last claim; each new claim of the key has a higher one.';
@@ -109,8 +103,6 @@ CREATE INDEX idem_keys_resumable_scopes ON @extschema@.idem_keys (scope, attempt
 	WHERE resume_at IS NOT NULL;
 
 CREATE SEQUENCE @extschema@.idem_claim_tokens;
-REVOKE ALL ON SEQUENCE @extschema@.idem_claim_tokens FROM PUBLIC;
-GRANT SELECT ON SEQUENCE @extschema@.idem_claim_tokens TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON SEQUENCE @extschema@.idem_claim_tokens IS
 'Claim tokens: one for the whole database, so that they keep increasing for a key that was deleted and claimed again.';
 
@@ -121,8 +113,6 @@ CREATE FUNCTION @extschema@.idem_key_is_valid(key text)
 RETURNS boolean
 LANGUAGE c STABLE PARALLEL SAFE COST 10
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_key_is_valid(text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_key_is_valid(text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_key_is_valid(text) IS
 'Whether the functions accept this key for a new record: as idempotency.key_format says, of idempotency.key_min_length to idempotency.key_max_length characters. False for NULL.';
 
@@ -131,8 +121,6 @@ CREATE FUNCTION @extschema@.idem_claim(scope text, key text, request_hash bytea 
 RETURNS @extschema@.idem_claim_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval, jsonb) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval, jsonb) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_claim(text, text, bytea, interval, interval, interval, jsonb) IS
 'Claims the right to run a request (IETF draft Idempotency-Key). outcome: new, replay, erased, in_progress, hash_conflict or expired. scope: the authenticated user or tenant. request_hash: see idem_request_hash. ttl: how long the key is remembered. lease: how long the committed claim is protected. wait: how long to sleep for another''s claim, until it is completed, failed, released or forgotten, its transaction rolls back or its lease ends; NULL or zero: not at all. request: stored with a new claim, for idem_resume; NULL: none, or that of the attempt before. Raises ID001 for a bad key, ID002 for too many new ones in the scope, 22004 or 22023 for other bad arguments (22004 also without request_hash where idempotency.require_request_hash is on), 54000 for a request above idempotency.max_response_size, 40001 where the answer is newer than the transaction''s snapshot, 40P01 where its wait is a deadlock, 55P03 after lock_timeout. Draws from a sequence, so lastval() changes.';
 
@@ -141,8 +129,6 @@ CREATE FUNCTION @extschema@.idem_complete(scope text, key text, response_status 
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME', 'idem_complete_text';
-REVOKE ALL ON FUNCTION @extschema@.idem_complete(text, text, int, text, json, bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_complete(text, text, int, text, json, bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_complete(text, text, int, text, json, bigint) IS
 'Stores the response of a claimed request, to be replayed until the key expires. response_status: 100 to 599. claim_token: required unless this transaction claimed the key. Returns true, or false where this claim had been completed before. Raises ID003 for a claim that was lost, ID004 where there is no live claim, 54000 for a response above idempotency.max_response_size, 22023 for another response_status.';
 
@@ -151,8 +137,6 @@ CREATE FUNCTION @extschema@.idem_complete(scope text, key text, response_status 
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME', 'idem_complete_bytea';
-REVOKE ALL ON FUNCTION @extschema@.idem_complete(text, text, int, bytea, json, bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_complete(text, text, int, bytea, json, bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_complete(text, text, int, bytea, json, bigint) IS
 'Stores a binary response, which is replayed in response_bytes. Otherwise as the overload for text.';
 
@@ -161,8 +145,6 @@ CREATE FUNCTION @extschema@.idem_checkpoint(scope text, key text, recovery_point
 RETURNS timestamptz
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_checkpoint(text, text, text, json, interval, bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_checkpoint(text, text, text, json, interval, bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_checkpoint(text, text, text, json, interval, bigint) IS
 'Records how far a claimed request has come, for the attempt that resumes it, and renews the lease. recovery_point: 1 to 512 bytes. lease: from now, NULL: idempotency.default_lease; never beyond the key''s expiry. Returns when the lease ends. Raises ID003, ID004.';
 
@@ -171,8 +153,6 @@ CREATE FUNCTION @extschema@.idem_heartbeat(scope text, key text,
 RETURNS timestamptz
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_heartbeat(text, text, interval, bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_heartbeat(text, text, interval, bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_heartbeat(text, text, interval, bigint) IS
 'Renews the lease of a claim, or shortens it. lease: from now, NULL: idempotency.default_lease; never beyond the key''s expiry. Returns when the lease ends. Raises ID003, ID004.';
 
@@ -181,8 +161,6 @@ CREATE FUNCTION @extschema@.idem_fail(scope text, key text,
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_fail(text, text, text, bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_fail(text, text, text, bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_fail(text, text, text, bigint) IS
 'Gives a claim up after a failure. The record, its hash and its checkpoint stay; the next claim may retry at once. error: for idem_lookup, cut to idempotency.max_response_size. Returns true, or false where this claim had failed before. Raises ID003, ID004.';
 
@@ -190,8 +168,6 @@ CREATE FUNCTION @extschema@.idem_release(scope text, key text, claim_token bigin
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_release(text, text, bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_release(text, text, bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_release(text, text, bigint) IS
 'Gives a claim up and deletes its record, as if the key had never been claimed. Returns true, or false where the record of this claim token is gone already. Raises ID003, ID004.';
 
@@ -199,8 +175,6 @@ CREATE FUNCTION @extschema@.idem_lookup(scope text, key text)
 RETURNS @extschema@.idem_lookup_result
 LANGUAGE c STABLE PARALLEL SAFE COST 300
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_lookup(text, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_lookup(text, text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_lookup(text, text) IS
 'The live record of a key as this statement''s snapshot sees it; all columns NULL where there is none. state: started, completed, failed or erased. Reads only; works on a hot standby. Raises ID001, 22004, 22023.';
 
@@ -208,8 +182,6 @@ CREATE FUNCTION @extschema@.idem_forget(scope text, key text)
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_forget(text, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_forget(text, text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_forget(text, text) IS
 'For administrators: deletes a key''s record whatever its state, so that the request can run again. Returns whether there was one.';
 
@@ -217,7 +189,5 @@ CREATE FUNCTION @extschema@.idem_erase(scope text, key text)
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_erase(text, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_erase(text, text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_erase(text, text) IS
 'For administrators: drops the stored request, headers and body, the error and the recovery state, but keeps the fact that it ran: scope, key, hash, state, status, attempts, times and the name of the recovery point. A completed request becomes erased, a failed one stays so, a claim goes on; idem_resume finds neither any more. Returns whether there was something to erase.';

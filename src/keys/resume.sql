@@ -10,7 +10,5 @@ CREATE FUNCTION @extschema@.idem_resume(max_claims int DEFAULT 10, lease interva
 RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000 ROWS 10
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_resume(int, interval, text[], interval) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_resume(int, interval, text[], interval) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_resume(int, interval, text[], interval) IS
 'Takes over up to max_claims claims that stored a request and that failed or whose lease has ended, the oldest first. Each gets a higher claim token and its next attempt; commit, do the work, then complete it with that token. lease: from now, NULL: idempotency.default_lease; never beyond the key''s expiry. scopes: only these; NULL: all scopes, whoever calls. wait: how long to sleep while there is nothing to resume; it is woken when a claim fails or a lease ends; NULL or zero: not at all. Never waits for other transactions otherwise: skips claims that they hold. A claim that had idempotency.max_attempts attempts is not resumed; idem_abandoned lists it. What a LIMIT or a WHERE leaves out of the result is taken over all the same. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments.';

@@ -8,8 +8,6 @@ CREATE TYPE @extschema@.idem_response AS (
 	headers json,
 	body text
 );
-REVOKE ALL ON TYPE @extschema@.idem_response FROM PUBLIC;
-GRANT USAGE ON TYPE @extschema@.idem_response TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TYPE @extschema@.idem_response IS
 'What a handler of idem_run returns: HTTP status, headers, body.';
 
@@ -19,8 +17,6 @@ CREATE TYPE @extschema@.idem_run_result AS (
 	response_headers json,
 	response_body text
 );
-REVOKE ALL ON TYPE @extschema@.idem_run_result FROM PUBLIC;
-GRANT USAGE ON TYPE @extschema@.idem_run_result TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TYPE @extschema@.idem_run_result IS
 'What idem_run returns.';
 
@@ -29,7 +25,5 @@ CREATE FUNCTION @extschema@.idem_run(scope text, key text, handler regprocedure,
 RETURNS @extschema@.idem_run_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 2000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_run(text, text, regprocedure, jsonb, interval, interval) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_run(text, text, regprocedure, jsonb, interval, interval) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_run(text, text, regprocedure, jsonb, interval, interval) IS
 'Claims the key, calls handler(request) with the caller''s own rights and stores what it returns, in one statement. handler: a function of one jsonb that returns idem_response, or jsonb (status 200, its text as body). The request hash is idem_request_hash(''RUN'', schema-qualified handler name, request). ttl, wait: as for idem_claim; NULL: one minute of waiting. outcome: as for idem_claim; the response comes with new and replay, and the status with erased; a body that was stored as bytea is NULL. An error in the handler undoes everything. Raises 42804 for a function that cannot be a handler, 42501 for one the caller may not execute, and what idem_claim and idem_complete raise.';

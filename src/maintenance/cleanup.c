@@ -26,6 +26,7 @@
  * nothing is left relies on that, so before it says so it starts from the
  * oldest row, unless that has taken long a short while ago.  If a transaction
  * or a part of one is rolled back in which it has gone on, it begins anew.
+ * idem_take_expired() is the same for one kind of rows, and returns the rows.
  *
  * No trigger can run with the worker's rights: a table that has one is
  * refused, as everywhere.
@@ -34,19 +35,25 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/stratnum.h"
 #include "catalog/pg_type_d.h"
+#include "funcapi.h"
 #include "miscadmin.h"
+#include "nodes/makefuncs.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
+#include "utils/tuplestore.h"
 
 #include "maintenance/cleanup.h"
 #include "outbox/lanes.h"
 #include "outbox/outbox_row.h"
 #include "stats/stats.h"
 #include "store/store.h"
+#include "util/arguments.h"
 #include "util/compat.h"
 #include "util/log_events.h"
 #include "util/results.h"
@@ -67,6 +74,9 @@
 
 /* Starting from the oldest row takes long where it takes longer than this. */
 #define LONG_RESTART	INT64CONST(100000)
+
+/* How many rows idem_take_expired() takes where it is not told. */
+#define DEFAULT_MAX_ROWS	1000
 
 typedef struct CleanupTarget
 {
@@ -90,21 +100,37 @@ const char *const idem_cleanup_names[IDEM_NUM_CLEANUP_KINDS] = {
 	[IDEM_CLEANUP_MESSAGES] = "messages",
 };
 
+/*
+ * The conversion of rows to jsonb, for idem_take_expired().
+ */
+typedef struct RowsTaken
+{
+	TupleDesc	desc;			/* the table's, but with text for json */
+	FmgrInfo	to_jsonb;
+	MemoryContext context;		/* for one row */
+	Datum		document;		/* of the last one */
+} RowsTaken;
+
 /* The types of the columns that idem_cleanup() returns. */
 static IdemResultType cleanup_row = {
 	.ncolumns = IDEM_NUM_CLEANUP_KINDS,
 	.columns = {INT8OID, INT8OID, INT8OID},
 };
 
-/* Where idem_cleanup() has come to. */
+/* Where idem_cleanup() and idem_take_expired() have come to. */
 static IdemCleanupPosition places[IDEM_NUM_CLEANUP_KINDS];
 
-static int64 clean(IdemCleanupKind kind, int batch_size, bool *more);
+static IdemCleanupKind kind_arg(FunctionCallInfo fcinfo, int n);
+static int64 clean(IdemCleanupKind kind, int batch_size,
+				   ReturnSetInfo *result, bool *more);
 static void forget_places(void);
 static int64 delete_between(IdemTable *table, IdemRelationId index,
 							TimestampTz *from, TimestampTz until, int limit,
-							bool *more);
+							ReturnSetInfo *result, bool *more);
 static bool is_signpost(IdemTable *table);
+static void take_begin(RowsTaken *taken, IdemTable *table);
+static void take_document(RowsTaken *taken, IdemTable *table);
+static void take_end(RowsTaken *taken);
 
 /*
  * idem_cleanup(batch_size) -> keys_deleted, tokens_deleted, messages_deleted
@@ -129,7 +155,8 @@ idem_cleanup(PG_FUNCTION_ARGS)
 	{
 		bool		kind_more;
 
-		values[kind] = Int64GetDatum(clean(kind, batch_size, &kind_more));
+		values[kind] = Int64GetDatum(clean(kind, batch_size, NULL,
+										   &kind_more));
 		more |= kind_more;
 	}
 	CHECK_FOR_INTERRUPTS();
@@ -139,10 +166,57 @@ idem_cleanup(PG_FUNCTION_ARGS)
 }
 
 /*
- * Delete a batch of one kind, from where this session has come to.
+ * idem_take_expired(kind, max_rows) -> setof jsonb
+ */
+PG_FUNCTION_INFO_V1(idem_take_expired);
+Datum
+idem_take_expired(PG_FUNCTION_ARGS)
+{
+	IdemCleanupKind kind = kind_arg(fcinfo, 0);
+	int			max_rows = DEFAULT_MAX_ROWS;
+	bool		more;
+
+	if (!PG_ARGISNULL(1))
+		max_rows = PG_GETARG_INT32(1);
+	if (max_rows < 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" must be positive", "max_rows"),
+				 errhint("Omit it to take up to %d rows.",
+						 DEFAULT_MAX_ROWS)));
+
+	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+	(void) clean(kind, max_rows, (ReturnSetInfo *) fcinfo->resultinfo, &more);
+	CHECK_FOR_INTERRUPTS();
+	return (Datum) 0;
+}
+
+/*
+ * Argument "n", the name of a kind.  Raises 22004, 22023.
+ */
+static IdemCleanupKind
+kind_arg(FunctionCallInfo fcinfo, int n)
+{
+	char	   *name = TextDatumGetCString(idem_required_arg(fcinfo, n,
+															 "kind"));
+
+	for (int kind = 0; kind < IDEM_NUM_CLEANUP_KINDS; kind++)
+	{
+		if (strcmp(name, idem_cleanup_names[kind]) == 0)
+			return kind;
+	}
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			 errmsg("argument \"%s\" does not name a kind of rows", "kind"),
+			 errhint("Pass 'keys', 'tokens' or 'messages'.")));
+}
+
+/*
+ * Delete a batch of one kind, from where this session has come to.  The rows
+ * go to "result", unless it is NULL.
  */
 static int64
-clean(IdemCleanupKind kind, int batch_size, bool *more)
+clean(IdemCleanupKind kind, int batch_size, ReturnSetInfo *result, bool *more)
 {
 	IdemCleanupPosition *place = &places[kind];
 	int64		deleted;
@@ -150,7 +224,7 @@ clean(IdemCleanupKind kind, int batch_size, bool *more)
 
 	idem_forget_on_rollback(forget_places);
 	do
-		deleted = idem_cleanup_batch(kind, batch_size, place, more);
+		deleted = idem_cleanup_batch(kind, batch_size, place, result, more);
 	while (*more && deleted == 0);
 
 	if (!*more && place->restart_at == restart_at && !ProcDiePending &&
@@ -158,7 +232,7 @@ clean(IdemCleanupKind kind, int batch_size, bool *more)
 	{
 		place->restart_at = 0;
 		deleted += idem_cleanup_batch(kind, batch_size - deleted, place,
-									  more);
+									  result, more);
 	}
 	return deleted;
 }
@@ -172,13 +246,15 @@ forget_places(void)
 /*
  * Delete up to "batch_size" expired rows of one kind.  Returns how many, and
  * whether there may be "more"; fewer also if the process has been told to end,
- * which the caller must see to.
+ * which the caller must see to.  The rows are put into "result" as jsonb, unless
+ * it is NULL.
  *
  * Starts where "position" says, and moves it.
  */
 int64
 idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
-				   IdemCleanupPosition *position, bool *more)
+				   IdemCleanupPosition *position, ReturnSetInfo *result,
+				   bool *more)
 {
 	const CleanupTarget *target = &targets[kind];
 	IdemTable	table;
@@ -198,7 +274,7 @@ idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
 	if (resume)
 		from = position->reached;
 	deleted = delete_between(&table, target->index, &from, until, batch_size,
-							 more);
+							 result, more);
 	idem_table_close(&table);
 	idem_count(target->counter, deleted);
 
@@ -267,13 +343,16 @@ idem_cleanup_retention(IdemCleanupKind kind)
  */
 static int64
 delete_between(IdemTable *table, IdemRelationId index,
-			   TimestampTz *from, TimestampTz until, int limit, bool *more)
+			   TimestampTz *from, TimestampTz until, int limit,
+			   ReturnSetInfo *result, bool *more)
 {
 	IdemScan	scan;
 	ScanKeyData keys[2];
 	Snapshot	snapshot;
 	IdemTable	lanes;			/* the same table, to look at lanes */
 	bool		lanes_are_open = false;
+	RowsTaken	taken;
+	bool		is_null = false;
 	int			column;
 	int64		deleted = 0;
 	int64		begin = idem_monotonic_time();
@@ -291,6 +370,8 @@ delete_between(IdemTable *table, IdemRelationId index,
 						   TimestampTzGetDatum(until));
 	idem_scan_begin(&scan, table, index, snapshot, 2);
 	column = scan.index->rd_index->indkey.values[0] - 1;
+	if (result != NULL)
+		take_begin(&taken, table);
 	idem_scan_restart(&scan, keys);
 
 	while (deleted < limit && !end &&
@@ -319,9 +400,18 @@ delete_between(IdemTable *table, IdemRelationId index,
 			if (!idem_lane_remove_signpost(table, &lanes))
 				continue;
 		}
+		if (result != NULL)
+			take_document(&taken, table);
 		if (idem_delete(table, false) == IDEM_WRITE_DONE)
+		{
 			deleted++;
+			if (result != NULL)
+				tuplestore_putvalues(result->setResult, result->setDesc,
+									 &taken.document, &is_null);
+		}
 	}
+	if (result != NULL)
+		take_end(&taken);
 	if (lanes_are_open)
 		idem_table_close(&lanes);
 	idem_scan_end(&scan);
@@ -340,4 +430,67 @@ is_signpost(IdemTable *table)
 	return table->id == IDEM_OUTBOX &&
 		!table->row->tts_isnull[OUTBOX_KEY_HASH] &&
 		DatumGetBool(table->row->tts_values[OUTBOX_IN_DUE_INDEX]);
+}
+
+/*
+ * Prepare to convert rows of an open table to jsonb.
+ *
+ * They become what to_jsonb() makes of them, but for columns of type json,
+ * which become strings: jsonb cannot hold every json, and a row that cannot be
+ * converted would stay for ever.
+ */
+static void
+take_begin(RowsTaken *taken, IdemTable *table)
+{
+	Const	   *row = makeNullConst(RECORDOID, -1, InvalidOid);
+
+	taken->desc = CreateTupleDescCopy(RelationGetDescr(table->rel));
+	taken->desc->tdtypeid = RECORDOID;
+	taken->desc->tdtypmod = -1;
+	for (int i = 0; i < taken->desc->natts; i++)
+	{
+		Form_pg_attribute column = TupleDescAttr(taken->desc, i);
+
+		if (column->atttypid == JSONOID)
+			column->atttypid = TEXTOID;
+	}
+	BlessTupleDesc(taken->desc);
+
+	/* It learns the type of its argument from the expression. */
+	fmgr_info(F_TO_JSONB, &taken->to_jsonb);
+	fmgr_info_set_expr((Node *) makeFuncExpr(F_TO_JSONB, JSONBOID,
+											 list_make1(row), InvalidOid,
+											 InvalidOid,
+											 COERCE_EXPLICIT_CALL),
+					   &taken->to_jsonb);
+	taken->context = AllocSetContextCreate(CurrentMemoryContext,
+										   "idempotency expired row",
+										   ALLOCSET_DEFAULT_SIZES);
+}
+
+/*
+ * Convert the row that was found.  It has not been deleted yet, so its values
+ * in the TOAST table are there.
+ */
+static void
+take_document(RowsTaken *taken, IdemTable *table)
+{
+	MemoryContext old;
+	HeapTuple	row;
+
+	MemoryContextReset(taken->context);
+	old = MemoryContextSwitchTo(taken->context);
+	slot_getallattrs(table->row);
+	row = heap_form_tuple(taken->desc, table->row->tts_values,
+						  table->row->tts_isnull);
+	taken->document = FunctionCall1(&taken->to_jsonb,
+									HeapTupleGetDatum(row));
+	MemoryContextSwitchTo(old);
+}
+
+static void
+take_end(RowsTaken *taken)
+{
+	MemoryContextDelete(taken->context);
+	FreeTupleDesc(taken->desc);
 }

@@ -9,6 +9,7 @@
 #define IDEMPOTENCY_CLEANUP_H
 
 #include "datatype/timestamp.h"
+#include "nodes/execnodes.h"
 
 /* What is cleaned, in the order of idem_cleanup()'s result. */
 typedef enum IdemCleanupKind
@@ -38,6 +39,7 @@ extern const char *const idem_cleanup_names[];
 extern Oid	idem_cleanup_owner(IdemCleanupKind kind);
 extern double idem_cleanup_retention(IdemCleanupKind kind);
 extern int64 idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
-								IdemCleanupPosition *position, bool *more);
+								IdemCleanupPosition *position,
+								ReturnSetInfo *result, bool *more);
 
 #endif							/* IDEMPOTENCY_CLEANUP_H */

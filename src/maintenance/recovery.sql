@@ -7,8 +7,6 @@ CREATE FUNCTION @extschema@.idem_raise_claim_tokens(at_least bigint)
 RETURNS bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_raise_claim_tokens(bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_raise_claim_tokens(bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_raise_claim_tokens(bigint) IS
 'For administrators, after a restore, a promotion or a move: the claim tokens that are given from now on are above at_least. Never lowers them. The ids of new messages move on by as many, and in any case above the highest message there is. Waits for nobody, nobody waits for it, and a rollback does not undo it. Returns what new claim tokens are above. Raises 22004, and 22023 for more than half of the largest bigint.';
 
@@ -16,7 +14,5 @@ CREATE FUNCTION @extschema@.idem_repair_outbox()
 RETURNS bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_repair_outbox() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_repair_outbox() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_repair_outbox() IS
 'For administrators, after rows of idem_outbox were deleted or changed by hand: sees to it that idem_outbox_take finds the first pending message of each topic and key. Returns how many it could not find before; messages that another transaction is writing are left out. Changes nothing else, and waits for nobody.';

@@ -17,8 +17,6 @@ CREATE FUNCTION @extschema@.idem_monitoring_data(
 RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000 ROWS 6
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_monitoring_data() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_monitoring_data() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_monitoring_data() IS
 'Expired records and undelivered messages, counted through their indexes, for idem_metric_samples and idem_health. overdue: of the oldest, in seconds; NULL where it was not found among dead rows. complete: whether all were counted. fault: why the table could not be read.';
 
@@ -28,8 +26,6 @@ CREATE FUNCTION @extschema@.idem_sample_data(source text,
 RETURNS SETOF record
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE COST 10000 ROWS 1
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_sample_data(text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_sample_data(text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_sample_data(text) IS
 'What a sample of the table of keys or tokens tells, for idem_metric_samples and idem_health. share: of the table that was read. live_share: of the rows. stuck: abandoned claims, on stuck_pages pages. newest: when the latest claim was made. highest_token: of its claim tokens. fault: why the table could not be read.';
 
@@ -38,8 +34,6 @@ CREATE FUNCTION @extschema@.idem_clock_evidence(
 RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 3
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_clock_evidence() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_clock_evidence() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_clock_evidence() IS
 'Times that a clock has shown before, for idem_health.';
 
@@ -48,8 +42,6 @@ CREATE FUNCTION @extschema@.idem_table_faults(
 RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000 ROWS 9
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_table_faults() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_table_faults() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_table_faults() IS
 'The tables and sequences, and why calls cannot use one, for idem_metric_samples and idem_health: somebody has altered or locked it. fault: NULL where there is none.';
 
@@ -77,8 +69,6 @@ BEGIN ATOMIC
 		AND c.relnamespace = e.extnamespace
 		AND c.relkind = 'r'::"char";
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_table_stats() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_table_stats() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_table_stats() IS
 'Estimated rows of the extension''s tables, for idem_metric_samples and idem_health.';
 
@@ -88,9 +78,6 @@ CREATE FUNCTION @extschema@.idem_outbox_blocked(max_lanes int DEFAULT 100,
 RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000 ROWS 10
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_outbox_blocked(int) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_blocked(int) TO pg_database_owner WITH GRANT OPTION;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_blocked(int) TO pg_monitor;
 COMMENT ON FUNCTION @extschema@.idem_outbox_blocked(int) IS
 'Keys whose due messages wait behind another message, those that wait the longest first: a row for each topic and message key, without the key. max_lanes: how many rows at most. first_id: the message that blocks the others. blocked_since: since when the first of the others has been due. waiting: how many there are. reason: leased, paused (nacked or delayed), or held by a transaction that is writing the message. until: when the lease or pause ends. pid: the process that holds it; NULL if the transaction is prepared. Examines 5000 keys at most; of more, a random sample. Reads only; works on a hot standby. Raises 22023 for a negative max_lanes.';
 
@@ -102,8 +89,6 @@ BEGIN ATOMIC
 		THEN EXTRACT(epoch FROM greatest($2, clock_timestamp()) - $1)::float8
 		ELSE 'Infinity'::float8 END;
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_blocked_seconds(timestamptz, timestamptz) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_blocked_seconds(timestamptz, timestamptz) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_blocked_seconds(timestamptz, timestamptz) IS
 'For how long a message waits behind another: from when it has been due until the lease or pause of the other ends, or until now. For idem_metric_samples and idem_health.';
 
@@ -141,8 +126,6 @@ BEGIN ATOMIC
 		(25, 'build', 'info', NULL, 'Version of the extension and of the server.')
 	) AS v (ordinal, name, type, unit, help);
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_metric_families() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_metric_families() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_metric_families() IS
 'The families of metrics, for idem_metric_samples and idem_metrics. Samples of a counter are called after it with _total, of an info with _info.';
 
@@ -289,9 +272,6 @@ BEGIN ATOMIC
 		ON f.name = ('idempotency_' || s.family)
 	ORDER BY f.ordinal, s.n;
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_metric_samples() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_metric_samples() TO pg_database_owner WITH GRANT OPTION;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_metric_samples() TO pg_monitor;
 COMMENT ON FUNCTION @extschema@.idem_metric_samples() IS
 'Metrics of this database, a row a sample: the counters of idem_stats, live and expired records, outbox depth and age, cleanup lag, tables that are altered or locked. type: counter, gauge or info. Made to be called every few seconds: it reads a bounded part of a few indexes and no table from end to end. Reads only; works on a hot standby.';
 
@@ -328,9 +308,6 @@ BEGIN ATOMIC
 		|| '# EOF'
 	FROM @extschema@.idem_metric_families() AS f;
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_metrics() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_metrics() TO pg_database_owner WITH GRANT OPTION;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_metrics() TO pg_monitor;
 COMMENT ON FUNCTION @extschema@.idem_metrics() IS
 'What idem_metric_samples returns as OpenMetrics 1.0 text.';
 
@@ -338,8 +315,6 @@ CREATE FUNCTION @extschema@.idem_worker_absence()
 RETURNS text
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_worker_absence() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_worker_absence() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_worker_absence() IS
 'Why no background worker cleans this database, for idem_health; NULL if one should.';
 
@@ -382,8 +357,6 @@ BEGIN ATOMIC
 	ORDER BY h.age DESC, h.rank, h.since
 	LIMIT 1;
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_vacuum_holder() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_vacuum_holder() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_vacuum_holder() IS
 'Which session, prepared transaction or replication slot keeps vacuum from removing dead rows of this database, for idem_health.';
 
@@ -407,8 +380,6 @@ BEGIN ATOMIC
 		AND o.option_name = 'autovacuum_enabled'
 		AND NOT o.option_value::bool;
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_unvacuumed_tables() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_unvacuumed_tables() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_unvacuumed_tables() IS
 'Which tables of the extension autovacuum does not visit, for idem_health; NULL if it visits all.';
 
@@ -417,8 +388,6 @@ CREATE FUNCTION @extschema@.idem_sequences_behind(highest_token bigint,
 RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_sequences_behind(bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_sequences_behind(bigint) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_sequences_behind(bigint) IS
 'The sequences that would give a number again: those whose last number is below the highest message id, or below this claim token, and by how much. For idem_health.';
 
@@ -638,9 +607,6 @@ BEGIN ATOMIC
 	FROM judged AS j
 	ORDER BY j.n;
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_health() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_health() TO pg_database_owner WITH GRANT OPTION;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_health() TO pg_monitor;
 COMMENT ON FUNCTION @extschema@.idem_health() IS
 'Health of this database, a row for each check: worker, cleanup_lag, outbox_oldest, outbox_blocked, dead_letters, stuck_leases, bloat, clock, tables, sequences. status: ok; warning from the threshold on, which is setting idempotency.health_<check_name>; critical from five times that on (tables: at once), and where a table that is altered or locked hides the value. outbox_oldest: a warning also where too many dead rows hide the value, which is NULL then. Times are in seconds. Its cost is bounded: of a large idem_keys a sample is read. Reads only; works on a hot standby.';
 
@@ -648,8 +614,6 @@ CREATE FUNCTION @extschema@.idem_redacted_key(key text)
 RETURNS text
 LANGUAGE c STABLE STRICT PARALLEL SAFE COST 10
 AS 'MODULE_PATHNAME', 'idem_redacted_key_text';
-REVOKE ALL ON FUNCTION @extschema@.idem_redacted_key(text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_redacted_key(text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_redacted_key(text) IS
 'A request key as messages show it: its first four characters and its length.';
 
@@ -657,8 +621,6 @@ CREATE FUNCTION @extschema@.idem_check_interval(value interval, name text)
 RETURNS void
 LANGUAGE c STABLE PARALLEL SAFE COST 10
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_check_interval(interval, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_check_interval(interval, text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_check_interval(interval, text) IS
 'Raises 22004 for NULL, 22023 for a negative interval, calling it by this name.';
 
@@ -686,8 +648,5 @@ BEGIN ATOMIC
 		AND k.expires_at > c.clock
 	ORDER BY coalesce(k.lease_expires_at, k.resume_at), k.claim_token;
 END;
-REVOKE ALL ON FUNCTION @extschema@.idem_abandoned(interval) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_abandoned(interval) TO pg_database_owner WITH GRANT OPTION;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_abandoned(interval) TO pg_monitor;
 COMMENT ON FUNCTION @extschema@.idem_abandoned(interval) IS
 'Abandoned claims, oldest first: those whose lease ran out more than older_than ago (NULL: 5 minutes); and, at once, those that stored a request, have had idempotency.max_attempts attempts, and have failed or lost their lease, which idem_resume does not take. Only of records that have not expired. age: since the lease ran out or the failure. key: its first four characters and its length. recovery_point: the last checkpoint. Reads the whole of idem_keys. Reads only; works on a hot standby. Raises 22023.';

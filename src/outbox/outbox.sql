@@ -30,8 +30,6 @@ CREATE TABLE @extschema@.idem_outbox (
 	-- Vacuum must keep up with that: ten times the default's speed.
 	autovacuum_vacuum_cost_limit = 2000
 );
-REVOKE ALL ON TABLE @extschema@.idem_outbox FROM PUBLIC;
-GRANT SELECT ON TABLE @extschema@.idem_outbox TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_outbox IS
 'Outbox: messages published by committed transactions, until they have been acknowledged and cleaned up. Written by the functions only.';
 COMMENT ON COLUMN @extschema@.idem_outbox.id IS 'Number of the message, in the order of publishing.';
@@ -59,8 +57,6 @@ CREATE INDEX idem_outbox_ended ON @extschema@.idem_outbox (acked_at)
 	WHERE state OPERATOR(pg_catalog.<>) 'pending';
 
 CREATE SEQUENCE @extschema@.idem_outbox_ids;
-REVOKE ALL ON SEQUENCE @extschema@.idem_outbox_ids FROM PUBLIC;
-GRANT SELECT ON SEQUENCE @extschema@.idem_outbox_ids TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON SEQUENCE @extschema@.idem_outbox_ids IS
 'Ids of outbox messages, in the order of publishing.';
 
@@ -72,8 +68,6 @@ CREATE FUNCTION @extschema@.idem_publish(topic text, payload jsonb, message_key 
 RETURNS uuid
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) IS
 'Publishes a message if and only if the transaction commits. topic, message_key: 1 to 512 bytes; messages with the same topic and key are handed out in order. deliver_after: not before so long from now. Returns the message id, a random UUID (RFC 9562), by which consumers recognise repeats. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 where the sequence was set back.';
 
@@ -82,8 +76,6 @@ CREATE FUNCTION @extschema@.idem_publish_many(topics text[], payloads jsonb[], m
 RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1 SUPPORT @extschema@.idem_many_support
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_publish_many(text[], jsonb[], text[], jsonb[], interval) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_publish_many(text[], jsonb[], text[], jsonb[], interval) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_publish_many(text[], jsonb[], text[], jsonb[], interval) IS
 'Publishes many messages at once, as idem_publish one after another in the order given, so those of one topic and key are handed out in that order. Arrays of one length; one of a single element stands for all; message_keys and headers may have NULLs. Returns a row for each message, in that order, with its ordinal from 1 and its message id. All or nothing. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 where the sequence was set back.';
 
@@ -94,8 +86,6 @@ CREATE FUNCTION @extschema@.idem_outbox_take(max_messages int DEFAULT 100, lease
 RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000 ROWS 100
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[], interval) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[], interval) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[], interval) IS
 'Takes up to max_messages messages to deliver them. Commit, deliver, then acknowledge with idem_outbox_ack, or refuse with idem_outbox_nack, before the lease is over; after that they are handed out again. topics: only these; NULL: all. Of one topic and message_key, a message is taken only if no earlier one is pending, leased, pausing or delayed, or together with it, in order. wait: how long to sleep while there is nothing to take; it is woken when a message has been published or becomes available; NULL or zero: not at all. Never waits for other relays or publishers otherwise. A take that changes what nobody may have, as a message that is dead now, returns nothing at once, so that it is committed. A message that was taken idempotency.outbox_max_attempts times without an answer is dead. What a LIMIT or a WHERE leaves out of the result is taken all the same. Raises 22004 or 22023 for bad arguments.';
 
@@ -103,8 +93,6 @@ CREATE FUNCTION @extschema@.idem_outbox_ack(ids bigint[])
 RETURNS int
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) IS
 'Acknowledges delivered messages. Returns how many of them had not been acknowledged before; dead ones count. Where idempotency.outbox_retention is 0, deletes them. Waits for others who are writing them. Raises 22004, 22023.';
 
@@ -112,8 +100,6 @@ CREATE FUNCTION @extschema@.idem_outbox_nack(id bigint, error text DEFAULT NULL,
 RETURNS text
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) IS
 'Refuses a message that could not be delivered. retry_after: how long to pause; NULL: 1 second after the first attempt, doubled with each further one up to an hour, less up to a half at random. attempt: as idem_outbox_take returned it, to be told when another relay has taken the message since. Returns pending, dead (after idempotency.outbox_max_attempts attempts; it keeps its last error), or lost (taken, requeued or given back since, acknowledged or cleaned up; nothing was changed). Waits for others who are writing the message. Raises 22004, 22023.';
 
@@ -121,8 +107,6 @@ CREATE FUNCTION @extschema@.idem_outbox_requeue(ids bigint[] DEFAULT NULL)
 RETURNS int
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) IS
 'Puts dead messages back to pending, with all their attempts; the numbers of attempts go on. ids: NULL: all dead ones. Returns how many. Waits for others who are writing them. Raises 22004, 22023.';
 
@@ -130,8 +114,6 @@ CREATE FUNCTION @extschema@.idem_outbox_extend(ids bigint[], lease interval DEFA
 RETURNS SETOF bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 100
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_outbox_extend(bigint[], interval, int[]) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_extend(bigint[], interval, int[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_extend(bigint[], interval, int[]) IS
 'Extends the leases of messages that are being delivered. lease: how long from now; NULL: 30 seconds. attempts: as idem_outbox_take returned them, one for each id, or one for all. Returns the ids of those still held, in the order given; stop delivering the others: they were taken by another relay, answered, requeued or cleaned up. With attempts, a message whose lease is over is still held as long as no other relay has taken it; without them, it is not. Waits for others who are writing them. Raises 22004, 22023.';
 
@@ -139,7 +121,5 @@ CREATE FUNCTION @extschema@.idem_outbox_release(ids bigint[], attempts int[] DEF
 RETURNS int
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_outbox_release(bigint[], int[]) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_outbox_release(bigint[], int[]) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_outbox_release(bigint[], int[]) IS
 'Gives messages back untried: they are available at once, and the attempt does not count. attempts: as idem_outbox_take returned them, one for each id, or one for all. Returns how many there were: only those still held, as idem_outbox_extend tells. Of one topic and message_key, give back all that follow the first one, too. Waits for others who are writing them. Raises 22004, 22023.';

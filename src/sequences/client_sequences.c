@@ -61,6 +61,7 @@
 #include "store/store.h"
 #include "util/arguments.h"
 #include "util/compat.h"
+#include "util/log_events.h"
 #include "util/results.h"
 #include "util/timed_lock.h"
 #include "util/times.h"
@@ -133,6 +134,8 @@ static AppendOutcome answer_at(AppendOutcome outcome, IdemTable *aggregates,
 							   const Datum *key, int64 version);
 static void write_sequence(IdemTable *sequences, IdemFind found,
 						   const AppendRequest *request);
+static void log_append_event(AppendOutcome outcome,
+							 const AppendRequest *request, int64 version);
 
 /*
  * idem_try_append(aggregate, client_id, client_seq, event_count,
@@ -181,6 +184,7 @@ idem_try_append(PG_FUNCTION_ARGS)
 	idem_table_close(&aggregates);
 
 	idem_count(IDEM_COUNT_APPENDS + outcome, 1);
+	log_append_event(outcome, &request, version);
 	values[0] = CStringGetTextDatum(outcome_names[outcome]);
 	values[1] = Int64GetDatum(last_seq);
 	values[2] = Int64GetDatum(version);
@@ -401,4 +405,29 @@ write_sequence(IdemTable *sequences, IdemFind found,
 				 errmsg("could not serialize access due to concurrent update"),
 				 errdetail("Table \"%s\" was written without its functions.",
 						   RelationGetRelationName(sequences->rel))));
+}
+
+/*
+ * Log how an append ended.
+ */
+static void
+log_append_event(AppendOutcome outcome, const AppendRequest *request,
+				 int64 version)
+{
+	IdemEvent	event = outcome == APPENDED ? IDEM_EVENT_APPENDED :
+		IDEM_EVENT_NOT_APPENDED;
+	StringInfoData line;
+
+	if (!idem_event_is_logged(event))
+		return;
+	idem_log_begin(&line, event);
+	idem_log_text(&line, "aggregate", request->key[0]);
+	idem_log_text(&line, "client", request->key[1]);
+	idem_log_number(&line, "client_seq", request->first_seq);
+	idem_log_number(&line, "events", request->event_count);
+	if (outcome != APPENDED)
+		idem_log_text(&line, "outcome",
+					  CStringGetTextDatum(outcome_names[outcome]));
+	idem_log_number(&line, "version", version);
+	idem_log_end(&line);
 }

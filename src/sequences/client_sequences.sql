@@ -8,8 +8,6 @@ CREATE TYPE @extschema@.idem_append_result AS (
 	last_client_seq bigint,
 	version bigint
 );
-REVOKE ALL ON TYPE @extschema@.idem_append_result FROM PUBLIC;
-GRANT USAGE ON TYPE @extschema@.idem_append_result TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TYPE @extschema@.idem_append_result IS
 'What idem_try_append returns.';
 
@@ -18,8 +16,6 @@ CREATE TABLE @extschema@.idem_aggregates (
 	aggregate text COLLATE "C" NOT NULL,
 	PRIMARY KEY (aggregate)
 ) WITH (fillfactor = 80);
-REVOKE ALL ON TABLE @extschema@.idem_aggregates FROM PUBLIC;
-GRANT SELECT ON TABLE @extschema@.idem_aggregates TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_aggregates IS
 'Versions: how many events each aggregate has. Written by the functions only.';
 COMMENT ON COLUMN @extschema@.idem_aggregates.version IS 'How many events have been appended to the aggregate.';
@@ -31,8 +27,6 @@ CREATE TABLE @extschema@.idem_client_sequences (
 	client_id text COLLATE "C" NOT NULL,
 	PRIMARY KEY (aggregate, client_id)
 ) WITH (fillfactor = 80);
-REVOKE ALL ON TABLE @extschema@.idem_client_sequences FROM PUBLIC;
-GRANT SELECT ON TABLE @extschema@.idem_client_sequences TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_client_sequences IS
 'Client sequences: the last event of each client on each aggregate. Written by the functions only.';
 COMMENT ON COLUMN @extschema@.idem_client_sequences.last_client_seq IS 'Number of the last event that the client has appended.';
@@ -47,8 +41,6 @@ CREATE FUNCTION @extschema@.idem_try_append(aggregate text, client_id text, clie
 RETURNS @extschema@.idem_append_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_try_append(text, text, bigint, int, bigint, boolean, interval) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_try_append(text, text, bigint, int, bigint, boolean, interval) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_try_append(text, text, bigint, int, bigint, boolean, interval) IS
 'Appends a client''s events client_seq to client_seq + event_count - 1 to an aggregate, once. outcome: appended, duplicate (all of it has landed), overlap (part of it: resend from last_client_seq + 1), gap (allow_gaps is false and events are missing before it), in_flight (another transaction holds this client''s sequence and has not committed, or waits for its synchronous standby), version_conflict (expected_version is not the aggregate''s). Only appended changes anything; the caller inserts the events in the same transaction. aggregate, client_id: 1 to 512 bytes. client_seq: from 1. wait: how long to sleep for the holder; NULL or zero: not at all. Other clients'' appends to the aggregate queue as an UPDATE does. Raises 22004 or 22023 for bad arguments, 40001 where the answer is newer than the transaction''s snapshot.';
 
@@ -56,7 +48,5 @@ CREATE FUNCTION @extschema@.idem_last_client_seq(aggregate text, client_id text)
 RETURNS bigint
 LANGUAGE c STABLE PARALLEL SAFE COST 300
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_last_client_seq(text, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_last_client_seq(text, text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_last_client_seq(text, text) IS
 'The last event of a client on an aggregate, as this statement''s snapshot sees it; 0 where there is none. Where a restarted writer resumes. Reads only; works on a hot standby. Raises 22004, 22023.';

@@ -18,9 +18,6 @@ CREATE FUNCTION @extschema@.idem_stats_data(
 RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 10
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_stats_data() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_data() TO pg_database_owner WITH GRANT OPTION;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_data() TO pg_monitor;
 COMMENT ON FUNCTION @extschema@.idem_stats_data() IS
 'The counters behind view idem_stats, of other databases only for members of pg_read_all_stats.';
 
@@ -28,9 +25,6 @@ CREATE VIEW @extschema@.idem_stats AS
 	SELECT d.datname, s.*
 	FROM @extschema@.idem_stats_data() AS s
 	JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid;
-REVOKE ALL ON TABLE @extschema@.idem_stats FROM PUBLIC;
-GRANT SELECT ON TABLE @extschema@.idem_stats TO pg_database_owner WITH GRANT OPTION;
-GRANT SELECT ON TABLE @extschema@.idem_stats TO pg_monitor;
 COMMENT ON VIEW @extschema@.idem_stats IS
 'What the functions did in each database since stats_reset, or since the server started: calls by outcome, whether or not their transactions committed, and the work of the cleanup, which has ended when its transaction has committed. Other databases than this one only for members of pg_read_all_stats. takeovers are claims of failed or abandoned keys; they count under claims_new, too. rate_limited are calls that ended in an error because their scope had as many new keys as it may.';
 
@@ -38,8 +32,6 @@ CREATE FUNCTION @extschema@.idem_cleanup_idle()
 RETURNS double precision
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_cleanup_idle() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_cleanup_idle() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_cleanup_idle() IS
 'For how many seconds no cleanup of this database has come to its end, since the statistics were reset, for idem_health. NULL where there is no room for the statistics.';
 
@@ -47,7 +39,5 @@ CREATE FUNCTION @extschema@.idem_stats_reset()
 RETURNS void
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_stats_reset() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_stats_reset() TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_stats_reset() IS
 'Sets the counters of this database back to zero.';

@@ -3,12 +3,12 @@
  * indexes.c
  *		The indexes of a table that is being written.
  *
- * What a write needs to know of an index, its columns and the predicate of a
- * partial one, ready to be evaluated, takes as long to put together as to
- * enter a row, so it is remembered for the life of the backend.  It depends
- * on nothing but the index's row in pg_index, of which only a few flags ever
- * change.  So the relation cache, from which a call opens the index anyway,
- * tells whether what is remembered of it still holds.
+ * The predicate of a partial index, ready to be evaluated, takes longer to put
+ * together than a row to enter, so what a write needs to know of such an index
+ * is remembered for the life of the backend.  It depends on nothing but the
+ * index's row in pg_index, of which only a few flags ever change.  So the
+ * relation cache, from which a call opens the index anyway, tells whether what
+ * is remembered of it still holds.
  *
  * That can be said of B-trees whose columns are plain ones and whose
  * predicates consist of the server's own functions and types.  Whatever else
@@ -43,42 +43,29 @@
 #include "store/indexes.h"
 #include "util/compat.h"
 
+/* Partial indexes of a table beyond these are looked at in each call. */
+#define MAX_KNOWN	8
+
 /*
- * What is remembered of an index.
+ * What is remembered of a partial index.
  */
 typedef struct KnownIndex
 {
 	Oid			oid;
 	TransactionId xmin;			/* of its row in pg_index */
-	bool		is_unique;
-	bool		is_immediate;
-	bool		is_ready;
-	bool		is_arbiter;
+	uint64		relation_changes;	/* when it was last looked at */
 	AttrNumber	not_null;		/* only rows with this column are in it; 0:
 								 * all */
 	IndexInfo  *info;			/* NULL: to be looked at in each call */
+	MemoryContext context;		/* of that */
 } KnownIndex;
 
-/*
- * What is remembered of a table's indexes, in a memory context of its own.
- */
-typedef struct KnownTable
-{
-	MemoryContext context;
-	uint64		relation_changes;	/* when all were last looked at */
-	Oid			pkey;
-	int			nindexes;
-	KnownIndex *indexes;
-	List	   *arbiters;
-} KnownTable;
+/* By their place in the table's list of indexes. */
+static KnownIndex known_indexes[IDEM_NUM_RELATIONS][MAX_KNOWN];
 
-static KnownTable *known_tables[IDEM_NUM_RELATIONS];
-
-static KnownTable *known_indexes(IdemRelationId id, List *oids,
-								 Relation *indexes, Relation pkey);
-static bool is_known(const KnownIndex *known, Relation index);
-static KnownTable *learn_indexes(Relation *indexes, int nindexes,
-								 Relation pkey);
+static const IndexInfo *known_info(KnownIndex *known, Relation index,
+								   uint64 changes);
+static void learn_index(KnownIndex *known, Relation index);
 static void prepare_info(IdemIndexes *indexes, int i, const IndexInfo *known,
 						 bool is_arbiter);
 static void open_needed(IdemIndexes *indexes, TupleTableSlot *slot);
@@ -99,38 +86,51 @@ IdemIndexes *
 idem_indexes_open(IdemRelationId id, Relation table, Relation pkey)
 {
 	IdemIndexes *result = palloc(sizeof(IdemIndexes));
+	uint64		changes = idem_relation_changes;
 	List	   *oids = RelationGetIndexList(table);
 	int			nindexes = list_length(oids);
-	Relation   *indexes = palloc_array(Relation, nindexes);
-	KnownTable *known = known_indexes(id, oids, indexes, pkey);
+	ResultRelInfo *all = makeNode(ResultRelInfo);
 
 	result->estate = CreateExecutorState();
-	result->all = makeNode(ResultRelInfo);
+	result->all = all;
 	result->others = NULL;
 	result->pkey = pkey;
-	result->unchanged = palloc_array(bool, nindexes);
+	result->unchanged = palloc0_array(bool, nindexes);
 	result->oids = oids;
-	result->not_null = palloc_array(AttrNumber, nindexes);
-	result->arbiters = known->arbiters;
-	InitResultRelInfo(result->all, table, 0, NULL, 0);
-	result->all->ri_NumIndices = nindexes;
-	result->all->ri_IndexRelationDescs = indexes;
-	result->all->ri_IndexRelationInfo = palloc_array(IndexInfo *, nindexes);
+	result->not_null = palloc0_array(AttrNumber, nindexes);
+	result->arbiters = NIL;
+	InitResultRelInfo(all, table, 0, NULL, 0);
+	all->ri_NumIndices = nindexes;
+	all->ri_IndexRelationDescs = palloc0_array(Relation, nindexes);
+	all->ri_IndexRelationInfo = palloc_array(IndexInfo *, nindexes);
 	for (int i = 0; i < nindexes; i++)
 	{
-		const KnownIndex *index = &known->indexes[i];
+		Oid			oid = list_nth_oid(oids, i);
+		KnownIndex *known = i < MAX_KNOWN ? &known_indexes[id][i] : NULL;
+		const IndexInfo *info = NULL;
+		Relation	index;
+		bool		arbiter;
 
-		result->not_null[i] = index->not_null;
-		result->unchanged[i] = false;
-		if (indexes[i] == NULL)
+		if (known != NULL && known->oid == oid && known->not_null != 0 &&
+			known->relation_changes == changes)
 		{
-			/* open_needed() copies it. */
-			result->all->ri_IndexRelationInfo[i] = index->info;
+			/* open_needed() opens it, and copies this. */
+			result->not_null[i] = known->not_null;
+			all->ri_IndexRelationInfo[i] = known->info;
 			continue;
 		}
-		prepare_info(result, i, index->info, index->is_arbiter);
-		result->unchanged[i] = index->is_arbiter &&
-			result->all->ri_IndexRelationInfo[i]->ii_Predicate == NIL;
+		index = oid == RelationGetRelid(pkey) ?
+			pkey : index_open(oid, RowExclusiveLock);
+		all->ri_IndexRelationDescs[i] = index;
+		if (known != NULL &&
+			!heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL))
+			info = known_info(known, index, changes);
+		arbiter = is_arbiter(index, pkey);
+		if (arbiter)
+			result->arbiters = lappend_oid(result->arbiters, oid);
+		prepare_info(result, i, info, arbiter);
+		result->unchanged[i] = arbiter &&
+			all->ri_IndexRelationInfo[i]->ii_Predicate == NIL;
 	}
 	return result;
 }
@@ -311,108 +311,42 @@ without_unchanged(IdemIndexes *indexes)
 }
 
 /*
- * What is known of a table's indexes, which are opened here, but for those that
- * only some rows need.
+ * How rows are entered into a partial index that is open, or NULL.
  */
-static KnownTable *
-known_indexes(IdemRelationId id, List *oids, Relation *indexes, Relation pkey)
+static const IndexInfo *
+known_info(KnownIndex *known, Relation index, uint64 changes)
 {
-	KnownTable *known = known_tables[id];
-	int			nindexes = list_length(oids);
-	uint64		changes = idem_relation_changes;
-	bool		same = known != NULL && known->nindexes == nindexes &&
-		known->pkey == RelationGetRelid(pkey);
-	bool		unchanged = same && known->relation_changes == changes;
+	if (known->oid != RelationGetRelid(index) ||
+		known->xmin != HeapTupleHeaderGetRawXmin(index->rd_indextuple->t_data) ||
+		(known->info != NULL &&
+		 (known->info->ii_Unique != index->rd_index->indisunique ||
+		  known->info->ii_ReadyForInserts != index->rd_index->indisready)))
+		learn_index(known, index);
+	known->relation_changes = changes;
+	return known->info;
+}
 
-	for (int i = 0; i < nindexes; i++)
-	{
-		Oid			oid = list_nth_oid(oids, i);
+static void
+learn_index(KnownIndex *known, Relation index)
+{
+	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
+												  "idempotency index",
+												  ALLOCSET_SMALL_SIZES);
+	MemoryContext old = MemoryContextSwitchTo(context);
+	IndexInfo  *info = build_index_entry(index);
 
-		indexes[i] = NULL;
-		if (unchanged && known->indexes[i].not_null != 0 &&
-			known->indexes[i].oid == oid)
-			continue;
-		indexes[i] = oid == RelationGetRelid(pkey) ?
-			pkey : index_open(oid, RowExclusiveLock);
-		same = same && is_known(&known->indexes[i], indexes[i]);
-	}
-	if (same)
-	{
-		known->relation_changes = changes;
-		return known;
-	}
-	for (int i = 0; i < nindexes; i++)
-	{
-		if (indexes[i] == NULL)
-			indexes[i] = index_open(list_nth_oid(oids, i), RowExclusiveLock);
-	}
+	MemoryContextSwitchTo(old);
 
 	/* A call further up may be using it: an index may call our functions. */
-	if (known != NULL)
-	{
-		known_tables[id] = NULL;
+	if (known->context != NULL)
 		MemoryContextSetParent(known->context, TopTransactionContext);
-	}
-	known = learn_indexes(indexes, nindexes, pkey);
-	MemoryContextSetParent(known->context, CacheMemoryContext);
-	known->relation_changes = changes;
-	known_tables[id] = known;
-	return known;
-}
-
-/*
- * Does what is known of an index hold?
- */
-static bool
-is_known(const KnownIndex *known, Relation index)
-{
-	return known->oid == RelationGetRelid(index) &&
-		known->xmin == HeapTupleHeaderGetRawXmin(index->rd_indextuple->t_data) &&
-		known->is_unique == index->rd_index->indisunique &&
-		known->is_immediate == index->rd_index->indimmediate &&
-		known->is_ready == index->rd_index->indisready;
-}
-
-/*
- * Put together what there is to know of a table's indexes, in a memory
- * context that goes with the caller's.
- */
-static KnownTable *
-learn_indexes(Relation *indexes, int nindexes, Relation pkey)
-{
-	MemoryContext context;
-	MemoryContext old;
-	KnownTable *known;
-
-	context = AllocSetContextCreate(CurrentMemoryContext,
-									"idempotency indexes",
-									ALLOCSET_SMALL_SIZES);
-	old = MemoryContextSwitchTo(context);
-	known = palloc(sizeof(KnownTable));
+	MemoryContextSetParent(context, CacheMemoryContext);
+	known->oid = RelationGetRelid(index);
+	known->xmin = HeapTupleHeaderGetRawXmin(index->rd_indextuple->t_data);
+	known->not_null = info != NULL && !info->ii_Unique ?
+		not_null_column(info) : 0;
+	known->info = info;
 	known->context = context;
-	known->pkey = RelationGetRelid(pkey);
-	known->nindexes = nindexes;
-	known->indexes = palloc_array(KnownIndex, nindexes);
-	known->arbiters = NIL;
-	for (int i = 0; i < nindexes; i++)
-	{
-		Relation	index = indexes[i];
-		KnownIndex *entry = &known->indexes[i];
-
-		entry->oid = RelationGetRelid(index);
-		entry->xmin = HeapTupleHeaderGetRawXmin(index->rd_indextuple->t_data);
-		entry->is_unique = index->rd_index->indisunique;
-		entry->is_immediate = index->rd_index->indimmediate;
-		entry->is_ready = index->rd_index->indisready;
-		entry->is_arbiter = is_arbiter(index, pkey);
-		entry->info = build_index_entry(index);
-		entry->not_null = entry->info != NULL && !entry->is_unique ?
-			not_null_column(entry->info) : 0;
-		if (entry->is_arbiter)
-			known->arbiters = lappend_oid(known->arbiters, entry->oid);
-	}
-	MemoryContextSwitchTo(old);
-	return known;
 }
 
 /*
@@ -434,23 +368,20 @@ not_null_column(const IndexInfo *info)
 }
 
 /*
- * How rows are entered into an index; NULL if that cannot be remembered.
+ * How rows are entered into a partial index; NULL if that cannot be remembered.
  */
 static IndexInfo *
 build_index_entry(Relation index)
 {
 	IndexInfo  *info = BuildIndexInfo(index);
+	Expr	   *qual;
 
 	if (info->ii_Am != BTREE_AM_OID || info->ii_Expressions != NIL ||
 		info->ii_ExclusionOps != NULL || has_foreign_predicate(index))
 		return NULL;
 
-	if (info->ii_Predicate != NIL)
-	{
-		Expr	   *qual = expression_planner((Expr *) info->ii_Predicate);
-
-		info->ii_PredicateState = ExecInitQual((List *) qual, NULL);
-	}
+	qual = expression_planner((Expr *) info->ii_Predicate);
+	info->ii_PredicateState = ExecInitQual((List *) qual, NULL);
 	return info;
 }
 
@@ -467,7 +398,7 @@ has_foreign_predicate(Relation index)
 
 	predicate = SysCacheGetAttr(INDEXRELID, index->rd_indextuple,
 								Anum_pg_index_indpred, &isnull);
-	return !isnull &&
+	return isnull ||
 		uses_user_code(stringToNode(TextDatumGetCString(predicate)), NULL);
 }
 

@@ -15,8 +15,6 @@ CREATE TABLE @extschema@.idem_tokens (
 	-- ... and fast enough to keep up, at ten times the default's speed.
 	autovacuum_vacuum_cost_limit = 2000
 );
-REVOKE ALL ON TABLE @extschema@.idem_tokens FROM PUBLIC;
-GRANT SELECT ON TABLE @extschema@.idem_tokens TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON TABLE @extschema@.idem_tokens IS
 'Tokens that have been used, until they have expired and been cleaned up. Written by the functions only.';
 COMMENT ON COLUMN @extschema@.idem_tokens.used_at IS 'When the token was used for the first time.';
@@ -32,8 +30,6 @@ CREATE FUNCTION @extschema@.idem_once(scope text, token text, ttl interval DEFAU
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_once(text, text, interval) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_once(text, text, interval) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_once(text, text, interval) IS
 'Whether this is the first use of a token: a form token, or in a consumer''s transaction the id of a message. scope, token: 1 to 512 bytes. ttl: how long the token is remembered; NULL: idempotency.token_ttl. Waits for another transaction that is using it, which may yet abort. Raises 22004 or 22023 for bad arguments, 40001 where the answer is newer than the transaction''s snapshot.';
 
@@ -43,8 +39,6 @@ CREATE FUNCTION @extschema@.idem_once_many(scope text, tokens text[], ttl interv
 RETURNS SETOF text
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1 SUPPORT @extschema@.idem_many_support
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_once_many(text, text[], interval) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_once_many(text, text[], interval) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_once_many(text, text[], interval) IS
 'Those of the tokens that are used for the first time, in the order given, without repeats. One call for a whole batch; calls for the same tokens in different orders do not deadlock. What a LIMIT or a WHERE leaves out of the result is used all the same. Otherwise as idem_once.';
 
@@ -52,7 +46,5 @@ CREATE FUNCTION @extschema@.idem_once_at(scope text, token text)
 RETURNS timestamptz
 LANGUAGE c STABLE PARALLEL SAFE COST 300
 AS 'MODULE_PATHNAME';
-REVOKE ALL ON FUNCTION @extschema@.idem_once_at(text, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_once_at(text, text) TO pg_database_owner WITH GRANT OPTION;
 COMMENT ON FUNCTION @extschema@.idem_once_at(text, text) IS
 'When a token was used for the first time, as this statement''s snapshot sees it: when a message was processed. NULL for a token that was not used, or has expired. Reads only; works on a hot standby. Raises 22004, 22023.';

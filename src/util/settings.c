@@ -58,6 +58,7 @@ bool		idem_require_request_hash;
 bool		idem_has_launcher = false;
 int			idem_log_events;
 int			idem_log_format;
+char	   *idem_route;
 double		idem_token_ttl;
 int			idem_outbox_max_attempts;
 double		idem_outbox_retention;
@@ -77,6 +78,8 @@ const char *const idem_event_names[] = {
 	[IDEM_EVENT_FAILED] = "failed",
 	[IDEM_EVENT_RELEASED] = "released",
 	[IDEM_EVENT_STALE] = "stale",
+	[IDEM_EVENT_APPENDED] = "appended",
+	[IDEM_EVENT_NOT_APPENDED] = "not_appended",
 	[IDEM_EVENT_PUBLISHED] = "published",
 	[IDEM_EVENT_RELAYED] = "relayed",
 	[IDEM_EVENT_NACKED] = "nacked",
@@ -310,6 +313,11 @@ define_settings(void)
 							 NULL, &idem_log_format, IDEM_LOG_LOGFMT,
 							 log_formats,
 							 PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomStringVariable("idempotency.route",
+							   "The route of the current request, for the lines of idempotency.log_events.",
+							   "A line shows up to 128 bytes of it, and nothing from a \"?\" or \"#\" on.",
+							   &idem_route, "",
+							   PGC_USERSET, 0, NULL, NULL, NULL);
 
 	define_time("idempotency.token_ttl",
 				"How long a once-only token is remembered when the call does not say.",
@@ -457,7 +465,7 @@ check_log_events(char **newval, void **extra, GucSource source)
 			if (event == IDEM_NUM_EVENTS)
 			{
 				GUC_check_errdetail("There is no event \"%s\".", name);
-				GUC_check_errhint("Available are: off, on, or a list of claimed, taken_over, replayed, in_progress, hash_conflict, completed, failed, released, stale, published, relayed, nacked, dead, cleaned.");
+				GUC_check_errhint("Available are: off, on, or a list of claimed, taken_over, replayed, in_progress, hash_conflict, completed, failed, released, stale, appended, not_appended, published, relayed, nacked, dead, cleaned.");
 				return false;
 			}
 			events |= 1 << event;

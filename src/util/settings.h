@@ -41,6 +41,8 @@ typedef enum IdemEvent
 	IDEM_EVENT_FAILED,
 	IDEM_EVENT_RELEASED,
 	IDEM_EVENT_STALE,
+	IDEM_EVENT_APPENDED,
+	IDEM_EVENT_NOT_APPENDED,
 	IDEM_EVENT_PUBLISHED,
 	IDEM_EVENT_RELAYED,
 	IDEM_EVENT_NACKED,
@@ -67,6 +69,7 @@ extern int	idem_max_attempts;
 extern bool idem_require_request_hash;
 extern int	idem_log_events;	/* a bit for each IdemEvent */
 extern int	idem_log_format;
+extern char *idem_route;
 extern double idem_token_ttl;
 extern int	idem_outbox_max_attempts;
 extern double idem_outbox_retention;

@@ -360,7 +360,7 @@ clean_as_owner(IdemCleanupKind kind, IdemCleanupPosition *position, bool *more)
 	SetUserIdAndSecContext(idem_cleanup_owner(kind),
 						   context | SECURITY_RESTRICTED_OPERATION);
 	deleted = idem_cleanup_batch(kind, idem_cleanup_batch_size, position,
-								 more);
+								 NULL, more);
 	SetUserIdAndSecContext(user, context);
 	return deleted;
 }

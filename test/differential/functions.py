@@ -20,8 +20,10 @@ STEADY = {
     'idem_monitoring_data': ['source'],
     'idem_stats_data': ['datid'],
 }
-# Times and random ids are shown, but nothing is computed from them.
+# Times and random ids are shown, but nothing is computed from them, nor from
+# documents that have some.
 UNSTEADY_TYPES = ('timestamp with time zone', 'interval', 'uuid')
+UNSTEADY_DOCUMENTS = ('idem_take_expired',)
 
 # What cannot be compared with =, nor sorted or grouped by.
 WITHOUT_ORDER = ('json', 'void')
@@ -68,7 +70,9 @@ ARGUMENTS = {
             "'key-00000000000000002'", "'key-0000000000000000' || {n} % 3",
             "'key-0000000000000000' || ({n} + 5)", "'key-of-nobody-0001'",
             "'key-' || {n}"],
+    'kind': ["'keys'", "'tokens'", "'messages'"],
     'lease': ['NULL', "'1 hour'", "'0'"],
+    'max_rows': ['NULL', '1', '100'],
     'max_messages': ['100'],
     'message_key': ['NULL', "'k1'"],
     'method': ["'POST'", "'post'"],
@@ -122,7 +126,9 @@ class Function:
         steady = STEADY.get(self.name)
         # (name, type, whether it is the same each time)
         self.columns = [(n, t, n in steady if steady
-                         else t not in UNSTEADY_TYPES) for n, t in columns]
+                         else t not in UNSTEADY_TYPES
+                         and self.name not in UNSTEADY_DOCUMENTS)
+                        for n, t in columns]
         # Whether its rows can be shown, once times are left out.
         self.is_shown = steady is None
 

@@ -929,6 +929,9 @@ class Model(Store):
         return accept if self.retention == 0 else counts
         yield
 
+    # All kinds, one after another
+    take_expired = cleanup
+
 
 def attempts(row):
     """

@@ -59,6 +59,9 @@ CALLS = {
     'give_back': 'SELECT idem_outbox_release(%a::bigint[], %a::int[])',
     'raise_tokens': 'SELECT idem_raise_claim_tokens(%s)',
     'cleanup': 'SELECT * FROM idem_cleanup()',
+    'take_expired': 'SELECT ' + ', '.join(
+        "(SELECT count(*) FROM idem_take_expired('%s', 10000))" % kind
+        for kind in ('keys', 'tokens', 'messages')),
 }
 MANY = {
     'advance_many': 'SELECT should_process, last_action_id '

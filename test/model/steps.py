@@ -232,7 +232,8 @@ def random_step(rng, world, primitives):
                     'savepoint', 'rollback to', 'release') else (kind, number)
     kind = rng.choice(primitives)
     chance = rng.random()
-    name, args = ('cleanup', ()) if chance < 0.02 else \
+    name, args = ('cleanup', ()) if chance < 0.01 else \
+        ('take_expired', ()) if chance < 0.02 else \
         ('raise_tokens', (rng.choice(RAISES),)) if chance < 0.025 else \
         kind(rng, world, tx)
     limit = rng.choice((None,) * 30 + ('lock_timeout', 'statement_timeout'))

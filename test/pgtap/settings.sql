@@ -71,6 +71,8 @@ INSERT INTO promised VALUES
 		NULL, NULL, 'on'),
 	('idempotency.log_format', 'logfmt', 'logfmt', 'enum', NULL, 'superuser',
 		NULL, NULL, 'json'),
+	('idempotency.route', '', '', 'string', NULL, 'user', NULL, NULL,
+		'POST /orders'),
 	('idempotency.max_response_size', '1MB', '1048576', 'integer', 'B',
 		'superuser', '0', '2147483647', '64kB'),
 	('idempotency.health_worker', '5min', '300000', 'real', 'ms',
@@ -102,7 +104,7 @@ INSERT INTO promised VALUES
 	('idempotency.databases', '*', '*', 'string', NULL, 'sighup', NULL, NULL,
 		'shop');
 
-SELECT plan(653);
+SELECT plan(666);
 
 -- The library may be loaded by the first call only.
 SELECT idem_key_is_valid('key-of-settings-0') AS loaded \gset
@@ -145,7 +147,9 @@ SELECT is(pg_temp.outcome_of(session_user,
 	format('%s = %s: %s', name, value, outcome))
 FROM promised, LATERAL (VALUES (least, 'allowed'), (greatest, 'allowed'),
 	(other, 'allowed'), ('no such value', '22023')) AS v (value, outcome)
-WHERE value IS NOT NULL AND context <> 'sighup';
+WHERE value IS NOT NULL AND context <> 'sighup'
+	-- A route is any text.
+	AND (name, value) <> ('idempotency.route', 'no such value');
 SELECT is(pg_temp.outcome_of(session_user,
 		format('SET LOCAL %s = %L', name, value)), '22023',
 	format('%s = %s: 22023', name, value))

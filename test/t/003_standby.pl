@@ -89,6 +89,7 @@ foreach my $call (
 	"idem_set_many('{u}', '{post}', '{1}', '{like}', '{t}', '{4}')",
 	"idem_resume()",
 	"idem_cleanup()",
+	"idem_take_expired('keys')",
 	"idem_grant('pg_monitor')",
 	"idem_grant_monitor('pg_monitor')",
 	"idem_revoke('pg_monitor')")

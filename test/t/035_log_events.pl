@@ -61,6 +61,10 @@ is(logged("SELECT idem_claim('shop', '$key')"), "LOG:  idempotency event=taken_o
 is( logged("SELECT idem_release('shop', '$key', claim_token) FROM idem_keys"),
 	"LOG:  idempotency event=released $line", 'released');
 $line =~ s/attempt=3/attempt=1/;
+$node->safe_psql('postgres', "SELECT idem_claim('shop', '$key', lease => '0', request => '\"confidential\"')");
+is( logged("SELECT idem_resume()"),
+	"LOG:  idempotency event=taken_over scope=shop key=abcd...(20) attempt=2 token=T\n", 'taken_over: by idem_resume');
+$node->safe_psql('postgres', "SELECT idem_forget('shop', '$key')");
 
 # What has expired is claimed, not taken over.
 is( logged("SELECT idem_claim('shop', '$key', ttl => '0') FROM generate_series(1, 2)"),
@@ -86,6 +90,44 @@ is( logged("SET idempotency.key_min_length = 1; SELECT idem_claim('shop', 'abcd'
 # Whether or not the transaction commits: it has not happened, but the call has.
 is( logged("BEGIN; SELECT idem_claim('shop', 'abcdefgh-0002-secret'); ROLLBACK"),
 	"LOG:  idempotency event=claimed $line", 'rolled back: a line all the same');
+
+# The route of the session, in each line of a key: without a query, and cut to
+# 128 bytes, but not within a character.
+my $query = '?card=4111';
+foreach my $route (
+	[ 'POST /orders/{id}', '"POST /orders/{id}"', 'quoted as all fields' ],
+	[ "/orders$query", '/orders', 'without its query' ],
+	[ "/orders#4111$query", '/orders', 'without its fragment' ],
+	[ $query, '""', 'nothing but a query' ],
+	[ "/a\" key=x\n", '"/a\" key=x\x0a"', 'nothing is forged' ],
+	[ 'r' x 129, 'r' x 128, 'cut' ],
+	[ "\xe2\x82\xac" x 50, '"' . '\xe2\x82\xac' x 42 . '"', 'cut between characters' ])
+{
+	my ($value, $written, $title) = @$route;
+
+	is( logged("SET idempotency.route = '$value';
+				SELECT idem_claim('shop', 'route-$key'); SELECT idem_claim('shop', 'route-$key');
+				SELECT idem_release('shop', 'route-$key', claim_token) FROM idem_keys WHERE key = 'route-$key'"),
+		join('', map { "LOG:  idempotency event=$_->[0] scope=shop key=rout...(26) route=$written$_->[1]\n" }
+			['claimed', ' attempt=1 token=T'], ['in_progress', ''], ['released', ' attempt=1 token=T']),
+		"route: $title");
+}
+is(logged("BEGIN; SET LOCAL idempotency.route = '/a'; ROLLBACK; SELECT idem_claim('shop', 'abcd-$key-r')"),
+	"LOG:  idempotency event=claimed scope=shop key=abcd...(27) attempt=1 token=T\n", 'route: only in its transaction');
+
+#
+# Appends
+#
+
+my $append = 'aggregate=order-1 client=phone client_seq';
+is(logged("SELECT idem_try_append('order-1', 'phone', 1, 2)"), "LOG:  idempotency event=appended $append=1 events=2 version=2\n", 'appended');
+is( logged("SELECT idem_try_append('order-1', 'phone', n, 2, allow_gaps => false) FROM unnest(ARRAY[1, 2, 9]) AS n"),
+	join('', map { "LOG:  idempotency event=not_appended $append=$_ version=2\n" }
+		'1 events=2 outcome=duplicate', '2 events=2 outcome=overlap', '9 events=2 outcome=gap'),
+	'not_appended: with its outcome');
+is( logged("SELECT idem_try_append('order-1', 'phone', 3, expected_version => 7)"),
+	"LOG:  idempotency event=not_appended $append=3 events=1 outcome=version_conflict version=2\n", 'not_appended: a version conflict');
+is( logged("SET idempotency.log_events = not_appended; SELECT idem_try_append('order-1', 'phone', 3)"), '', 'appended: only if it is listed');
 
 #
 # Messages and the cleanup
@@ -139,6 +181,8 @@ is( logged("SELECT idem_claim('shop', '$key-' || i, ttl => '0') FROM generate_se
 	  . join('', map { "LOG:  idempotency event=cleaned $_\n" }
 		'kind=keys rows=2', 'kind=tokens rows=2', 'kind=messages rows=1', 'kind=keys rows=1'),
 	'cleaned: a line for each kind of which a batch has deleted something');
+is( logged("SELECT idem_once('form', 'confidential', ttl => '0'); SELECT idem_take_expired('tokens')"),
+	"LOG:  idempotency event=cleaned kind=tokens rows=1\n", 'cleaned: rows that are taken, too, without their content');
 
 #
 # Nothing can be forged
@@ -165,6 +209,8 @@ foreach my $scope (@scopes)
 
 	is( logged("SELECT idem_claim($sql, '$key')"),
 		"LOG:  idempotency event=claimed scope=$written key=abcd...(20) attempt=1 token=T\n", "scope: $title");
+	is( logged("SELECT idem_try_append($sql, 'c', 1)"),
+		"LOG:  idempotency event=appended aggregate=$written client=c client_seq=1 events=1 version=1\n", "aggregate: $title");
 	is( logged("SELECT idem_publish($sql, '{}')"),
 		"LOG:  idempotency event=published topic=$written id=I message_id=U attempt=0\n", "topic: $title");
 }

@@ -179,6 +179,17 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Expired:
+    """A row that take_expired deleted; its json columns are strings."""
+
+    document_text: str
+
+    @property
+    def document(self) -> Any:
+        return _parsed(self.document_text)
+
+
+@dataclass(frozen=True)
 class PublishedOfMany:
     ordinal: int
     message_id: UUID
@@ -722,6 +733,13 @@ class Functions:
     @function
     def cleanup(self, batch_size: int | None = None) -> Statement[Cleanup]:
         return _one(Cleanup, "idem_cleanup", ("batch_size", "int", batch_size))
+
+    @function
+    def take_expired(self, kind: Literal["keys", "tokens", "messages"],
+                     max_rows: int | None = None) -> Statement[list[Expired]]:
+        """Deletes expired rows and returns them, to be archived in the same transaction."""
+        return Statement("idem_take_expired", (Argument("kind", "text", kind), Argument("max_rows", "int", max_rows)),
+                         ("r_text",), lambda rows: [Expired(row[0]) for row in rows])
 
     @function
     def grant(self, grantee: str) -> Statement[None]:
