@@ -7,8 +7,8 @@
 -- and results do.  The first argument of a call that
 -- writes names the shard (a scope, user, aggregate or topic), and a
 -- batch over an array of those is split.  What has no such argument and writes
--- nothing runs anywhere.  The rest belongs to one shard and is called there: the
--- outbox's relays, maintenance, and what idem_grant does not give.
+-- nothing runs anywhere.  The rest belongs to one shard and is called there:
+-- idem_resume(), and what idem_grant does not give, as the functions of a relay.
 
 \set ON_ERROR_STOP on
 SELECT extnamespace::regnamespace::text AS schema

@@ -18,6 +18,7 @@ SHARDS = 4
 HERE = os.path.dirname(os.path.abspath(__file__))
 SCALE_OUT = os.path.join(HERE, '..', '..', 'scale-out')
 APPLICATION = 'app'             # connects to shards
+RELAY = 'relay'                 # consumes the outboxes of shards
 WEB = 'web'                     # connects to the router
 
 # What a shard has of its own, besides the extension.
@@ -105,7 +106,7 @@ class Bouncer:
         self.file = os.path.join(self.socket, 'bouncer.ini')
         users = os.path.join(self.socket, 'users')
         with open(users, 'w') as file:
-            file.write('"app" ""\n"postgres" ""\n')
+            file.write('"app" ""\n"relay" ""\n"postgres" ""\n')
         settings = {'pool_mode': 'transaction', 'default_pool_size': 20,
                     'server_login_retry': 0.2, 'query_wait_timeout': 5,
                     **settings}
@@ -158,7 +159,9 @@ class Servers:
             shard.start()
             session = shard.session()
             session.run('CREATE ROLE app LOGIN')
+            session.run('CREATE ROLE relay LOGIN')
             session.run('CREATE EXTENSION idempotency')
+            session.run("SELECT idem_grant_relay('relay')")
             session.run(SCHEMA)
             session.close()
         self.bouncer = Bouncer(self.work, self.shards)
