@@ -7,8 +7,10 @@
 -- router connects.  The functions come afterwards: see functions.sql.
 
 \set ON_ERROR_STOP on
+-- A database's owner can define functions that an unqualified name would find.
+SET search_path = pg_catalog, pg_temp;
 BEGIN;
-CREATE EXTENSION IF NOT EXISTS plproxy;
+CREATE EXTENSION IF NOT EXISTS plproxy SCHEMA pg_catalog;
 
 -- The owner of all that is called, and who may call it.
 CREATE ROLE idem_router NOLOGIN;

@@ -13,6 +13,8 @@
 -- incomplete map gets an error, never a second record of the same key.
 
 \set ON_ERROR_STOP on
+-- A database's owner can define functions that an unqualified name would find.
+SET search_path = pg_catalog, pg_temp;
 BEGIN;
 CREATE SCHEMA idem_guard;
 
