@@ -32,13 +32,13 @@
  * variant correct               -DSHARDS=2 -DMOVERS=2 -DBACKS=1 passes
  * variant correct-3-shards      -DSHARDS=3 -DMOVERS=2 -DBACKS=1 passes
  * variant correct-2-backs       -DSHARDS=2 -DMOVERS=2 -DBACKS=2 passes
- * variant correct-3-movers      -DSHARDS=3 -DMOVERS=3 -DBACKS=1 passes large
+ * variant correct-3-movers      -DSHARDS=3 -DMOVERS=3 -DBACKS=0 passes large
  * variant two-routers           -DSHARDS=2 -DMOVERS=2 -DBACKS=1 -DBOOLEAN fails two_are_open
  * variant two-routers-3-shards  -DSHARDS=3 -DMOVERS=2 -DBACKS=1 -DBOOLEAN fails two_are_open|rows_are_old
  * variant restored-map          -DSHARDS=2 -DMOVERS=2 -DBACKS=1 -DRESTORED fails two_are_open|rows_are_old
  * variant asynchronous          -DSHARDS=2 -DMOVERS=2 -DBACKS=1 -DASYNCHRONOUS fails rows_are_lost
  * variant any-epoch-opens       -DSHARDS=3 -DMOVERS=2 -DBACKS=1 -DANY_EPOCH fails two_are_open|rows_are_old
- * variant opened-is-not-asked   -DSHARDS=3 -DMOVERS=3 -DBACKS=1 -DNOT_ASKED fails two_are_open|rows_are_old|rows_are_lost
+ * variant opened-is-not-asked   -DSHARDS=3 -DMOVERS=3 -DBACKS=0 -DNOT_ASKED fails two_are_open|rows_are_old|rows_are_lost
  * variant back-does-not-refuse  -DSHARDS=2 -DMOVERS=2 -DBACKS=1 -DNO_REFUSAL fails two_are_open
  */
 #ifndef SHARDS
