@@ -34,6 +34,7 @@ CREATE TABLE idem_guard.places (
 	epoch bigint NOT NULL,		-- of its last change; it never falls
 	opened bigint NOT NULL,		-- the last epoch at which it was open
 	peer int,					-- where it leaves to
+	since timestamptz NOT NULL DEFAULT clock_timestamp(),	-- in this state
 	here boolean NOT NULL GENERATED ALWAYS AS (state = 'open') STORED,
 	PRIMARY KEY (slot, scope)
 );
@@ -118,14 +119,14 @@ $$;
 -- mover that was overtaken, or has slept, changes nothing.
 --
 
--- The gate of a place; a scope without a row has its slot's.
+-- The gate of a place; a scope without one of its own has its slot's.
 CREATE FUNCTION idem_guard.gate(slot int, scope text,
-	OUT state text, OUT epoch bigint, OUT opened bigint, OUT peer int)
+	OUT state text, OUT epoch bigint, OUT opened bigint, OUT peer int, OUT is_own boolean)
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	SELECT p.state, p.epoch, p.opened, p.peer INTO state, epoch, opened, peer
+	SELECT p.state, p.epoch, p.opened, p.peer, p.scope = gate.scope INTO state, epoch, opened, peer, is_own
 	FROM idem_guard.places AS p
 	WHERE p.slot = gate.slot AND p.scope IN ('', gate.scope)
 	ORDER BY p.scope DESC
@@ -134,6 +135,7 @@ BEGIN
 		state := 'away';
 		epoch := 0;
 		opened := 0;
+		is_own := false;
 	END IF;
 END
 $$;
@@ -147,13 +149,13 @@ RETURN (SELECT coalesce(max(p.epoch), 0) FROM idem_guard.places AS p WHERE p.slo
 
 -- Excludes other movers of the slot until the transaction ends, and nobody else.
 CREATE FUNCTION idem_guard.lock_gate(slot int, scope text,
-	OUT state text, OUT epoch bigint, OUT opened bigint, OUT peer int)
+	OUT state text, OUT epoch bigint, OUT opened bigint, OUT peer int, OUT is_own boolean)
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
 	PERFORM pg_advisory_xact_lock(1229211982, slot);
-	SELECT g.* INTO state, epoch, opened, peer FROM idem_guard.gate(slot, scope) AS g;
+	SELECT g.* INTO state, epoch, opened, peer, is_own FROM idem_guard.gate(slot, scope) AS g;
 END
 $$;
 
@@ -164,8 +166,17 @@ BEGIN ATOMIC
 	INSERT INTO idem_guard.places AS p (slot, scope, state, epoch, opened, peer)
 	VALUES (set_gate.slot, set_gate.scope, set_gate.state, set_gate.epoch, set_gate.opened, set_gate.peer)
 	ON CONFLICT (slot, scope) DO UPDATE
-	SET state = EXCLUDED.state, epoch = EXCLUDED.epoch, opened = EXCLUDED.opened, peer = EXCLUDED.peer;
+	SET state = EXCLUDED.state, epoch = EXCLUDED.epoch, opened = EXCLUDED.opened, peer = EXCLUDED.peer,
+		since = CASE WHEN p.state = EXCLUDED.state THEN p.since ELSE EXCLUDED.since END;
 END;
+
+-- For monitoring: calls of a place that is leaving are refused.
+CREATE VIEW idem_guard.moves AS
+SELECT slot, scope, state, epoch, peer, clock_timestamp() - since AS lasts
+FROM idem_guard.places
+WHERE state IN ('leaving', 'arriving');
+GRANT USAGE ON SCHEMA idem_guard TO pg_monitor;
+GRANT SELECT ON idem_guard.moves TO pg_monitor;
 
 CREATE FUNCTION idem_guard.overtaken(slot int, scope text, step text, epoch bigint)
 RETURNS void
@@ -216,7 +227,7 @@ BEGIN
 	SELECT * INTO gate FROM idem_guard.lock_gate(slot, scope);
 	IF gate.epoch >= epoch
 		OR NOT (gate.state = 'open'
-			OR gate.state = 'leaving' AND gate.peer = close.peer AND peer_opened < gate.epoch) THEN
+			OR gate.state = 'leaving' AND gate.is_own AND gate.peer = close.peer AND peer_opened < gate.epoch) THEN
 		PERFORM idem_guard.overtaken(slot, scope, 'closing the old shard', epoch);
 	END IF;
 	PERFORM idem_guard.set_gate(slot, scope, 'leaving', epoch, gate.opened, peer);
@@ -309,7 +320,7 @@ DECLARE
 	gate record;
 BEGIN
 	SELECT * INTO gate FROM idem_guard.lock_gate(slot, scope);
-	IF gate.state <> 'leaving' OR gate.epoch <> epoch THEN
+	IF gate.state <> 'leaving' OR NOT gate.is_own OR gate.epoch <> epoch THEN
 		PERFORM idem_guard.overtaken(slot, scope, 'going back', epoch);
 	END IF;
 	PERFORM idem_guard.set_gate(slot, scope, 'open', epoch + 1, epoch + 1, NULL);

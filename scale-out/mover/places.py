@@ -10,7 +10,7 @@ from .servers import Failure, say
 LOCK = 1229211981
 MOVERS = LOCK + 1
 
-Gate = namedtuple('Gate', 'state epoch opened peer')
+Gate = namedtuple('Gate', 'state epoch opened peer is_own')
 
 # The holders of a slot's lock.  A transaction that is prepared has no process.
 HOLDERS = '''
@@ -92,9 +92,11 @@ class Place:
                 return rows[0]
         raise Failure('the map has no row for slot %d' % self.slot)
 
-    def set_hint(self, routers, shard, moving_to, epoch):
+    def set_hint(self, routers, shard, moving_to, epoch, timeout=0):
         """Where it is, unless a map has heard of a later move."""
         for router in routers:
+            router.run("SELECT set_config('lock_timeout', %s, true)",
+                       '%ds' % timeout)
             router.run(
                 'INSERT INTO {0} AS m ({1}, shard, moving_to, epoch) '
                 'VALUES (%s, %s, %s, %s) ON CONFLICT ({1}) DO UPDATE SET '
@@ -157,7 +159,10 @@ class Place:
         told = None
         while True:
             users = shard.run(HOLDERS, LOCK, self.slot)
-            if all(is_young for _, is_young, _ in users):
+            # Another mover's lock is not to be waited for behind this one.
+            if all(is_young for _, is_young, _ in users) and shard.one(
+                    'SELECT pg_try_advisory_xact_lock(%s, %s)', MOVERS,
+                    self.slot):
                 try:
                     shard.run("SET LOCAL lock_timeout = '50ms'")
                     shard.run('SELECT pg_advisory_xact_lock(%s, %s)', LOCK,

@@ -55,6 +55,16 @@ class Move:
                  for number, gate in self.gates.items() if gate.state == state]
         return max(found)[2] if found else None
 
+    def interrupted(self):
+        """The shard that it is leaving."""
+        number = self.highest('leaving')
+        if number is None:
+            raise Failure(self.nowhere())
+        if not self.gates[number].is_own:
+            raise Failure('slot %d, which it is in, is being moved'
+                          % self.place.slot)
+        return number
+
     def home(self):
         """The shard whose gate is open, or None."""
         number = self.highest('open')
@@ -86,9 +96,7 @@ class Move:
                           '--back first' % to)
         is_new = origin is not None
         if not is_new:
-            origin = self.highest('leaving')
-            if origin is None:
-                raise Failure(self.nowhere())
+            origin = self.interrupted()
             if self.gates[origin].peer != to:
                 raise Failure('%s is being moved to shard %d: go on with that, '
                               'or use --back' % (self.place.name,
@@ -146,8 +154,9 @@ class Move:
         deadline = Deadline(self.timeout)
         self.place.lock_users_out(source, deadline)
         self.place.step(source, 'close', epoch, to, opened, timeout=1)
-        # Routers ask to wait rather than to look elsewhere.
-        self.place.set_hint(self.routers, origin, to, epoch)
+        # Routers ask to wait rather than to look elsewhere.  The slot is locked,
+        # so a map that is locked is not waited for.
+        self.place.set_hint(self.routers, origin, to, epoch, 5)
         source.commit()
         say('%s: gate of %s closed' % (self.place.name, source.name))
 
@@ -193,8 +202,8 @@ class Move:
     def back(self, is_lost):
         self.survey()
         home = self.home()
-        origin = self.highest('leaving')
         if home is not None:
+            origin = self.highest('leaving')
             if origin is not None and self.gates[origin].peer == home:
                 say('%s has arrived on shard %d, and cannot go back but by a '
                     'move.' % (self.place.name, home))
@@ -203,8 +212,7 @@ class Move:
                     % (self.place.name, home))
             self.settle(home, True)
             return
-        if origin is None:
-            raise Failure(self.nowhere())
+        origin = self.interrupted()
         epoch, peer = self.gates[origin].epoch, self.gates[origin].peer
         if not is_lost:
             self.refuse(peer, epoch)
