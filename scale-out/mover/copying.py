@@ -1,6 +1,7 @@
 """The rows of a place, from one shard to another."""
 
-import tempfile
+import os
+import threading
 
 from .places import TABLES, full_name, quoted
 from .servers import Failure, say
@@ -55,19 +56,40 @@ def wait_for_messages(shard, place, deadline, only_old=False):
         deadline.sleep(0.2)
 
 
+def stream(source, read, target, write):
+    """Both at once, without a file between them.  Returns the number of rows."""
+    here, there = (os.fdopen(end, mode) for end, mode in zip(
+        os.pipe(), ('rb', 'wb')))
+    errors = []
+
+    def send():
+        try:
+            with there:
+                source.cursor.copy_expert(read, there)
+        except Exception as error:
+            errors.append(error)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        with here:      # after an error, the sender's pipe is broken
+            target.cursor.copy_expert(write, here)
+    finally:
+        sender.join()
+    if errors:
+        raise errors[0]
+    return target.cursor.rowcount
+
+
 def copy(source, target, tables, place):
     """All rows, in the transaction of the target.  Returns their number."""
     total = 0
     for space, table, column, columns in tables:
         name = full_name(space, table)
-        with tempfile.TemporaryFile() as file:
-            source.cursor.copy_expert(
-                'COPY (SELECT %s FROM %s WHERE %s) TO STDOUT' % (
-                    columns, name, place.condition(source, column)), file)
-            file.seek(0)
-            target.cursor.copy_expert(
-                'COPY %s (%s) FROM STDIN' % (name, columns), file)
-            total += target.cursor.rowcount
+        total += stream(
+            source, 'COPY (SELECT %s FROM %s WHERE %s) TO STDOUT' % (
+                columns, name, place.condition(source, column)),
+            target, 'COPY %s (%s) FROM STDIN' % (name, columns))
     # The rows came first: whoever gives out tokens there does so above them.
     schema = quoted(tables[0][0])
     floor = source.one('SELECT last_value FROM %s.idem_claim_tokens' % schema)
