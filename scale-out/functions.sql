@@ -7,10 +7,16 @@
 -- and results do.  The first argument of a call that
 -- writes names the shard (a scope, user, aggregate or topic), and a
 -- batch over an array of those is split.  What has no such argument and writes
--- nothing runs anywhere.  The rest belongs to one shard and is called there: the
--- outbox's relays, maintenance, and what idem_grant does not give.
+-- nothing runs anywhere.  The rest belongs to one shard and is called there:
+-- idem_resume(), and what idem_grant does not give, as the functions of a relay.
+
+-- The router runs the result as a superuser, and the owner of a shard can add
+-- functions to the extension.  So all that comes from the shard is quoted, and
+-- only functions and types of the extension's installer count.
 
 \set ON_ERROR_STOP on
+-- A database's owner can define functions that an unqualified name would find.
+SET search_path = pg_catalog, pg_temp;
 SELECT extnamespace::regnamespace::text AS schema
 FROM pg_extension WHERE extname = 'idempotency' \gset
 
@@ -23,6 +29,18 @@ part AS (
 	FROM extension AS e
 	JOIN pg_depend AS d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
 	WHERE d.deptype = 'e'
+),
+installer AS (
+	SELECT c.relowner AS role
+	FROM part JOIN pg_class AS c ON part.classid = 'pg_class'::regclass AND c.oid = part.objid
+	WHERE c.relname = 'idem_keys'
+),
+known_type AS (
+	SELECT t.oid FROM pg_type AS t WHERE t.typnamespace = 'pg_catalog'::regnamespace
+	UNION ALL
+	SELECT t.oid
+	FROM part JOIN pg_type AS t ON part.classid = 'pg_type'::regclass AND t.oid = part.objid
+	JOIN installer ON t.typowner = installer.role
 ),
 -- Names by which rows are found
 indexed AS (
@@ -41,7 +59,10 @@ function AS (
 				OR i.attname || 's' = p.proargnames[1] AND p.proargtypes[0] = 'text[]'::regtype) AS is_named
 	FROM :schema.idem_application_functions() AS f
 	JOIN pg_proc AS p ON p.oid = f
+	JOIN part ON part.classid = 'pg_proc'::regclass AND part.objid = p.oid
+	JOIN installer ON p.proowner = installer.role
 	WHERE p.pronargs > 0
+		AND p.proargtypes::oid[] || p.prorettype || coalesce(p.proallargtypes, '{}') <@ ARRAY(SELECT oid FROM known_type)
 )
 SELECT f.*, EXISTS (SELECT FROM function AS g
 		WHERE f.is_named AND g.is_named AND g.writes
@@ -76,6 +97,7 @@ JOIN pg_attribute AS c ON c.attrelid = t.typrelid AND c.attnum > 0 AND NOT c.att
 CREATE TEMP VIEW definition AS
 SELECT r.*,
 	'idempotency.' || quote_ident(p.proname) AS name,
+	'idempotency.' || quote_ident(p.proname || '_split') AS part_name,
 	p.pronamespace::regnamespace || '.' || quote_ident(p.proname) AS remote_name,
 	(SELECT string_agg(format('%s %s', a.name, a.type_name)
 			|| coalesce(' DEFAULT ' || a.default_value, ''), ', ' ORDER BY a.place)
@@ -96,10 +118,11 @@ FROM routed AS r
 JOIN pg_proc AS p ON p.oid = r.oid
 JOIN pg_type AS t ON t.oid = p.prorettype;
 
-SELECT format('-- Made by scale-out/functions.sql from idempotency %s; do not edit.', extversion)
+SELECT format('-- Made by scale-out/functions.sql from idempotency %s; do not edit.', translate(extversion, E'\n\r', ''))
 FROM pg_extension WHERE extname = 'idempotency';
 
 SELECT $$BEGIN;
+SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL client_min_messages = warning;
 CREATE SCHEMA IF NOT EXISTS idempotency;
 GRANT USAGE ON SCHEMA idempotency TO idem_application, idem_router;
@@ -163,42 +186,48 @@ GROUP BY t.typname
 ORDER BY t.typname;
 
 -- One shard.  All that runs on the router, idem_map.shard(), is qualified.
-SELECT format(E'\nCALL pg_temp.make(\'%1$s(%2$s)\', $make$\n%1$s(%3$s)\nRETURNS %4$s\nLANGUAGE plproxy %5$s PARALLEL UNSAFE SECURITY DEFINER\nAS $$\n\tCLUSTER ''idempotency'';\n\tRUN ON %6$s;\n\tSELECT %7$s FROM %8$s(%9$s) AS r;\n$$\n$make$);',
-	name, types, parameters, returns, kind,
-	CASE WHEN has_key THEN 'idem_map.shard($1)' ELSE 'ANY' END,
-	coalesce((SELECT string_agg('r.' || c.name, ', ' ORDER BY c.place) FROM result AS c WHERE c.oid = d.oid), 'r'),
-	remote_name,
-	(SELECT string_agg(
-			CASE WHEN a.place = 1 AND has_key THEN CASE WHEN writes THEN 'idem_guard.pass($1::text)'
-					ELSE 'idem_guard.seen(idem_guard.pass($1::text))' END
-				WHEN a.type_name <> a.remote_type THEN format('$%s::text::%s', a.place, a.remote_type)
-				ELSE format('$%s::%s', a.place, a.type_name) END, ', ' ORDER BY a.place)
-		FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i'))
+SELECT format(E'\nCALL pg_temp.make(%L, %L);', format('%s(%s)', name, types),
+	format(E'%s(%s)\nRETURNS %s\nLANGUAGE plproxy %s PARALLEL UNSAFE SECURITY DEFINER\nAS %L', name, parameters, returns, kind,
+		format(E'\n\tCLUSTER ''idempotency'';\n\tRUN ON %s;\n\tSELECT %s FROM %s(%s) AS r;\n',
+			CASE WHEN has_key THEN 'idem_map.shard($1)' ELSE 'ANY' END,
+			coalesce((SELECT string_agg('r.' || c.name, ', ' ORDER BY c.place) FROM result AS c WHERE c.oid = d.oid), 'r'),
+			remote_name,
+			(SELECT string_agg(
+					CASE WHEN a.place = 1 AND has_key THEN CASE WHEN writes THEN 'idem_guard.pass($1::text)'
+							ELSE 'idem_guard.seen(idem_guard.pass($1::text))' END
+						WHEN a.type_name <> a.remote_type THEN format('$%s::text::%s', a.place, a.remote_type)
+						ELSE format('$%s::%s', a.place, a.type_name) END, ', ' ORDER BY a.place)
+				FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i'))))
 FROM definition AS d
 WHERE NOT (has_key AND is_split)
 ORDER BY name, types;
 
 -- Several: the part of each with its elements' places in the whole
-SELECT format(E'\nCALL pg_temp.make(\'idempotency.%1$I(int[], %8$s)\', $make$\nidempotency.%1$I(ordinals int[], %2$s)\nRETURNS %3$s\nLANGUAGE plproxy %4$s PARALLEL UNSAFE SECURITY DEFINER\nAS $$\n\tCLUSTER ''idempotency'';\n\tSPLIT ordinals, %5$s;\n\tRUN ON idem_map.shard($2);\n\tSELECT %6$s FROM %7$s AS r;\n$$\n$make$);\nALTER FUNCTION idempotency.%1$I(int[], %8$s) OWNER TO idem_router;\nREVOKE ALL ON FUNCTION idempotency.%1$I(int[], %8$s) FROM PUBLIC;',
-	proname || '_split', regexp_replace(parameters, ' DEFAULT [^,]*', '', 'g'), returns, kind,
-	(SELECT string_agg(a.name, ', ' ORDER BY a.place)
-		FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i' AND a.type_name LIKE '%[]'),
-	(SELECT string_agg(CASE c.name WHEN 'ordinal' THEN '($1::int[])[r.ordinal] AS ordinal' ELSE 'r.' || c.name END,
-			', ' ORDER BY c.place) FROM result AS c WHERE c.oid = d.oid),
-	remote_name || '(' || (SELECT string_agg(format(CASE a.place WHEN 1 THEN 'idem_guard.pass($%s::%s)' ELSE '$%s::%s' END,
-			a.place + 1, a.type_name), ', ' ORDER BY a.place)
-		FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i') || ')',
-	types)
-	|| format(E'\nCALL pg_temp.make(\'%1$s(%2$s)\', $make$\n%1$s(%3$s)\nRETURNS %4$s\nLANGUAGE sql %5$s PARALLEL UNSAFE SECURITY DEFINER\nSET search_path = pg_catalog, pg_temp\nAS $$\n\tSELECT r.*\n\tFROM (SELECT CASE max(length) WHEN 1 THEN min(length) ELSE max(length) END\n\t\t\tFROM unnest(ARRAY[%6$s]) AS length) AS whole (number),\n\t\tidempotency.%7$I(ARRAY(SELECT generate_series(1, number)), %8$s) AS r\n\tORDER BY r.ordinal\n$$\n$make$);',
-		name, types, parameters, returns, kind,
-		(SELECT string_agg(format('cardinality($%s)', a.place), ', ' ORDER BY a.place)
-			FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i' AND a.type_name LIKE '%[]'),
-		proname || '_split',
-		-- What has no default must not be null.
-		(SELECT string_agg(CASE WHEN a.type_name LIKE '%[]' THEN format('idem_map.spread(%L, $%s, number)',
-					CASE WHEN a.default_value IS NULL THEN a.name END, a.place)
-				ELSE format('$%s', a.place) END, ', ' ORDER BY a.place)
-			FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i'))
+SELECT format(E'\nCALL pg_temp.make(%1$L, %2$L);\nALTER FUNCTION %1$s OWNER TO idem_router;\nREVOKE ALL ON FUNCTION %1$s FROM PUBLIC;',
+		format('%s(int[], %s)', part_name, types),
+		format(E'%s(ordinals int[], %s)\nRETURNS %s\nLANGUAGE plproxy %s PARALLEL UNSAFE SECURITY DEFINER\nAS %L',
+			part_name, regexp_replace(parameters, ' DEFAULT [^,]*', '', 'g'), returns, kind,
+			format(E'\n\tCLUSTER ''idempotency'';\n\tSPLIT ordinals, %s;\n\tRUN ON idem_map.shard($2);\n\tSELECT %s FROM %s(%s) AS r;\n',
+				(SELECT string_agg(a.name, ', ' ORDER BY a.place)
+					FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i' AND a.type_name LIKE '%[]'),
+				(SELECT string_agg(CASE c.name WHEN 'ordinal' THEN '($1::int[])[r.ordinal] AS ordinal' ELSE 'r.' || c.name END,
+						', ' ORDER BY c.place) FROM result AS c WHERE c.oid = d.oid),
+				remote_name,
+				(SELECT string_agg(format(CASE a.place WHEN 1 THEN 'idem_guard.pass($%s::%s)' ELSE '$%s::%s' END,
+						a.place + 1, a.type_name), ', ' ORDER BY a.place)
+					FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i'))))
+	|| format(E'\nCALL pg_temp.make(%L, %L);', format('%s(%s)', name, types),
+		format(E'%s(%s)\nRETURNS %s\nLANGUAGE sql %s PARALLEL UNSAFE SECURITY DEFINER\nSET search_path = pg_catalog, pg_temp\nAS %L',
+			name, parameters, returns, kind,
+			format(E'\n\tSELECT r.*\n\tFROM (SELECT CASE max(length) WHEN 1 THEN min(length) ELSE max(length) END\n\t\t\tFROM unnest(ARRAY[%s]) AS length) AS whole (number),\n\t\t%s(ARRAY(SELECT generate_series(1, number)), %s) AS r\n\tORDER BY r.ordinal\n',
+				(SELECT string_agg(format('cardinality($%s)', a.place), ', ' ORDER BY a.place)
+					FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i' AND a.type_name LIKE '%[]'),
+				part_name,
+				-- What has no default must not be null.
+				(SELECT string_agg(CASE WHEN a.type_name LIKE '%[]' THEN format('idem_map.spread(%L, $%s, number)',
+							CASE WHEN a.default_value IS NULL THEN a.name END, a.place)
+						ELSE format('$%s', a.place) END, ', ' ORDER BY a.place)
+					FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i'))))
 FROM definition AS d
 WHERE has_key AND is_split
 ORDER BY name, types;
@@ -212,9 +241,29 @@ FROM definition
 ORDER BY name, types;
 
 -- What an earlier run has made, and is not there any more
-SELECT format(E'\nDO $do$\nDECLARE\n\told text;\nBEGIN\n\tFOR old IN SELECT ''FUNCTION '' || p.oid::regprocedure FROM pg_proc AS p\n\t\tWHERE p.pronamespace = ''idempotency''::regnamespace AND p.proowner = ''idem_router''::regrole\n\t\t\tAND p.oid <> ALL (ARRAY[\n\t\t\t\t''idempotency.idem_shard(text)'',\n\t\t\t\t%s\n\t\t\t]::regprocedure[])\n\tLOOP\n\t\tEXECUTE ''DROP '' || old;\n\tEND LOOP;\n\tFOR old IN SELECT ''TYPE '' || t.oid::regtype FROM pg_type AS t\n\t\tWHERE t.typnamespace = ''idempotency''::regnamespace AND t.typowner = ''idem_router''::regrole\n\t\t\tAND t.typtype = ''c'' AND NOT EXISTS (SELECT FROM pg_proc AS p WHERE p.prorettype = t.oid)\n\tLOOP\n\t\tEXECUTE ''DROP '' || old;\n\tEND LOOP;\nEND\n$do$;\n\nDROP PROCEDURE pg_temp.make, pg_temp.make_type;\nCOMMIT;',
+SELECT format(E'\nDO %L;\n\nDROP PROCEDURE pg_temp.make, pg_temp.make_type;\nCOMMIT;', format($do$
+DECLARE
+	old text;
+BEGIN
+	FOR old IN SELECT 'FUNCTION ' || p.oid::regprocedure FROM pg_proc AS p
+		WHERE p.pronamespace = 'idempotency'::regnamespace AND p.proowner = 'idem_router'::regrole
+			AND p.oid <> ALL (ARRAY[
+				'idempotency.idem_shard(text)',
+				%s
+			]::regprocedure[])
+	LOOP
+		EXECUTE 'DROP ' || old;
+	END LOOP;
+	FOR old IN SELECT 'TYPE ' || t.oid::regtype FROM pg_type AS t
+		WHERE t.typnamespace = 'idempotency'::regnamespace AND t.typowner = 'idem_router'::regrole
+			AND t.typtype = 'c' AND NOT EXISTS (SELECT FROM pg_proc AS p WHERE p.prorettype = t.oid)
+	LOOP
+		EXECUTE 'DROP ' || old;
+	END LOOP;
+END
+$do$,
 	string_agg(quote_literal(format('%s(%s)', name, types))
 		|| CASE WHEN has_key AND is_split
-			THEN E',\n\t\t\t\t' || quote_literal(format('idempotency.%I(int[], %s)', proname || '_split', types))
-			ELSE '' END, E',\n\t\t\t\t' ORDER BY name, types))
+			THEN E',\n\t\t\t\t' || quote_literal(format('%s(int[], %s)', part_name, types))
+			ELSE '' END, E',\n\t\t\t\t' ORDER BY name, types)))
 FROM definition;

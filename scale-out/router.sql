@@ -7,12 +7,15 @@
 -- router connects.  The functions come afterwards: see functions.sql.
 
 \set ON_ERROR_STOP on
+-- A database's owner can define functions that an unqualified name would find.
+SET search_path = pg_catalog, pg_temp;
 BEGIN;
-CREATE EXTENSION IF NOT EXISTS plproxy;
+CREATE EXTENSION IF NOT EXISTS plproxy SCHEMA pg_catalog;
 
 -- The owner of all that is called, and who may call it.
-CREATE ROLE idem_router NOLOGIN;
-CREATE ROLE idem_application NOLOGIN;
+SELECT format('CREATE ROLE %I NOLOGIN', role)
+FROM (VALUES ('idem_router'), ('idem_application')) AS wanted (role)
+WHERE to_regrole(role) IS NULL \gexec
 
 CREATE SERVER idempotency FOREIGN DATA WRAPPER plproxy
 	OPTIONS (modular_mapping '1', :servers);
@@ -35,7 +38,8 @@ WHERE s.srvname = 'idempotency' AND o.option_name ~ '^p[0-9]+$';
 CREATE TABLE idem_map.slots (
 	slot int PRIMARY KEY CHECK (slot BETWEEN 0 AND 255),
 	shard int NOT NULL,
-	moving_to int
+	moving_to int,
+	epoch bigint NOT NULL DEFAULT 1		-- of the last step of a move that it has heard of
 );
 INSERT INTO idem_map.slots (slot, shard)
 SELECT slot, slot % (SELECT count(*) FROM idem_map.shards)
@@ -45,7 +49,8 @@ FROM generate_series(0, 255) AS slot;
 CREATE TABLE idem_map.scopes (
 	scope text COLLATE "C" PRIMARY KEY CHECK (scope <> ''),
 	shard int NOT NULL,
-	moving_to int
+	moving_to int,
+	epoch bigint NOT NULL DEFAULT 1
 );
 
 -- The shard's number; an error if there is none that may be called.

@@ -13,6 +13,8 @@
 -- incomplete map gets an error, never a second record of the same key.
 
 \set ON_ERROR_STOP on
+-- A database's owner can define functions that an unqualified name would find.
+SET search_path = pg_catalog, pg_temp;
 BEGIN;
 CREATE SCHEMA idem_guard;
 
@@ -23,15 +25,21 @@ LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 RETURN get_byte(sha256(convert_to(scope, 'UTF8')), 0);
 
 -- A scope of its own place has a row; the others follow their slot's, whose
--- scope is ''.  No row: elsewhere.
+-- scope is ''.  No row: elsewhere.  The functions below, and nothing else, change
+-- it.
 CREATE TABLE idem_guard.places (
 	slot int NOT NULL CHECK (slot BETWEEN 0 AND 255),
 	scope text COLLATE "C" NOT NULL DEFAULT '',
-	here boolean NOT NULL,
+	state text NOT NULL CHECK (state IN ('open', 'leaving', 'arriving', 'away')),
+	epoch bigint NOT NULL,		-- of its last change; it never falls
+	opened bigint NOT NULL,		-- the last epoch at which it was open
+	peer int,					-- where it leaves to
+	since timestamptz NOT NULL DEFAULT clock_timestamp(),	-- in this state
+	here boolean NOT NULL GENERATED ALWAYS AS (state = 'open') STORED,
 	PRIMARY KEY (slot, scope)
 );
-INSERT INTO idem_guard.places (slot, here)
-SELECT s, true FROM unnest(:'slots'::int[]) AS s;
+INSERT INTO idem_guard.places (slot, state, epoch, opened)
+SELECT s, 'open', 1, 1 FROM unnest(:'slots'::int[]) AS s;
 
 -- Whether it lives here as the statement that asks has it, whose snapshot it uses.
 CREATE FUNCTION idem_guard.seen(scope text)
@@ -102,6 +110,245 @@ BEGIN
 END
 $$;
 
+--
+-- The steps of a move, by which a place has one open gate at most, and its rows
+-- are never without one that opens: test/models/gates.pml.  Each compares the gate
+-- with what the mover knows, and raises 55006 if another mover came first.
+--
+-- "epoch" is the mover's: higher than all that it has seen of this place.  So a
+-- mover that was overtaken, or has slept, changes nothing.
+--
+
+-- The gate of a place; a scope without one of its own has its slot's.
+CREATE FUNCTION idem_guard.gate(slot int, scope text,
+	OUT state text, OUT epoch bigint, OUT opened bigint, OUT peer int, OUT is_own boolean)
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	SELECT p.state, p.epoch, p.opened, p.peer, p.scope = gate.scope INTO state, epoch, opened, peer, is_own
+	FROM idem_guard.places AS p
+	WHERE p.slot = gate.slot AND p.scope IN ('', gate.scope)
+	ORDER BY p.scope DESC
+	LIMIT 1;
+	IF NOT FOUND THEN
+		state := 'away';
+		epoch := 0;
+		opened := 0;
+		is_own := false;
+	END IF;
+END
+$$;
+
+-- Of all gates of a slot, since those of its scopes count for the slot, and
+-- the slot's for scopes that have none yet.
+CREATE FUNCTION idem_guard.highest_epoch(slot int)
+RETURNS bigint
+LANGUAGE sql VOLATILE
+RETURN (SELECT coalesce(max(p.epoch), 0) FROM idem_guard.places AS p WHERE p.slot = highest_epoch.slot);
+
+-- Excludes other movers of the slot until the transaction ends, and nobody else.
+CREATE FUNCTION idem_guard.lock_gate(slot int, scope text,
+	OUT state text, OUT epoch bigint, OUT opened bigint, OUT peer int, OUT is_own boolean)
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	PERFORM pg_advisory_xact_lock(1229211982, slot);
+	SELECT g.* INTO state, epoch, opened, peer, is_own FROM idem_guard.gate(slot, scope) AS g;
+END
+$$;
+
+CREATE FUNCTION idem_guard.set_gate(slot int, scope text, state text, epoch bigint, opened bigint, peer int)
+RETURNS void
+LANGUAGE sql VOLATILE
+BEGIN ATOMIC
+	INSERT INTO idem_guard.places AS p (slot, scope, state, epoch, opened, peer)
+	VALUES (set_gate.slot, set_gate.scope, set_gate.state, set_gate.epoch, set_gate.opened, set_gate.peer)
+	ON CONFLICT (slot, scope) DO UPDATE
+	SET state = EXCLUDED.state, epoch = EXCLUDED.epoch, opened = EXCLUDED.opened, peer = EXCLUDED.peer,
+		since = CASE WHEN p.state = EXCLUDED.state THEN p.since ELSE EXCLUDED.since END;
+END;
+
+-- For monitoring: calls of a place that is leaving are refused.
+CREATE VIEW idem_guard.moves AS
+SELECT slot, scope, state, epoch, peer, clock_timestamp() - since AS lasts
+FROM idem_guard.places
+WHERE state IN ('leaving', 'arriving');
+GRANT USAGE ON SCHEMA idem_guard TO pg_monitor;
+GRANT SELECT ON idem_guard.moves TO pg_monitor;
+
+CREATE FUNCTION idem_guard.overtaken(slot int, scope text, step text, epoch bigint)
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	gate record;
+BEGIN
+	SELECT * INTO gate FROM idem_guard.gate(slot, scope);
+	RAISE EXCEPTION USING ERRCODE = 'object_in_use',
+		MESSAGE = format('%s is refused at epoch %s: another move came first', step, epoch),
+		DETAIL = format('The gate of slot %s, scope "%s" is %s at epoch %s, and was last open at epoch %s.',
+			slot, left(scope, 40), gate.state, gate.epoch, gate.opened),
+		HINT = 'Nothing has been changed. Run scale-out/move again, which begins with what the gates say.';
+END
+$$;
+
+-- On the new shard.  The caller deletes what an earlier move has left, in the
+-- same transaction.  Returns when it was last open here, for close().
+CREATE FUNCTION idem_guard.reserve(slot int, scope text, epoch bigint)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	gate record;
+BEGIN
+	SELECT * INTO gate FROM idem_guard.lock_gate(slot, scope);
+	IF gate.state NOT IN ('away', 'arriving') OR gate.epoch >= epoch THEN
+		PERFORM idem_guard.overtaken(slot, scope, 'reserving the new shard', epoch);
+	END IF;
+	PERFORM idem_guard.set_gate(slot, scope, 'arriving', epoch, gate.opened, NULL);
+	RETURN gate.opened;
+END
+$$;
+
+-- On the old shard, with the exclusive lock of the slot.  A move to the same shard
+-- that was interrupted is taken over, if the new shard has not opened since.
+CREATE FUNCTION idem_guard.close(slot int, scope text, epoch bigint, peer int, peer_opened bigint)
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	gate record;
+BEGIN
+	SELECT * INTO gate FROM idem_guard.lock_gate(slot, scope);
+	IF gate.epoch >= epoch
+		OR NOT (gate.state = 'open'
+			OR gate.state = 'leaving' AND gate.is_own AND gate.peer = close.peer AND peer_opened < gate.epoch) THEN
+		PERFORM idem_guard.overtaken(slot, scope, 'closing the old shard', epoch);
+	END IF;
+	PERFORM idem_guard.set_gate(slot, scope, 'leaving', epoch, gate.opened, peer);
+END
+$$;
+
+-- On the new shard, in the transaction that has all rows.  "own" are the scopes
+-- of a slot that do not go with it.
+CREATE FUNCTION idem_guard.open_here(slot int, scope text, epoch bigint, own text[] DEFAULT '{}')
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	gate record;
+	other text;
+BEGIN
+	SELECT * INTO gate FROM idem_guard.lock_gate(slot, scope);
+	IF gate.state <> 'arriving' OR gate.epoch <> epoch THEN
+		PERFORM idem_guard.overtaken(slot, scope, 'opening the new shard', epoch);
+	END IF;
+	IF scope = '' THEN
+		SELECT p.scope INTO other
+		FROM idem_guard.places AS p
+		WHERE p.slot = open_here.slot AND p.scope <> '' AND p.scope <> ALL (own) AND p.state <> 'away'
+		LIMIT 1;
+		IF FOUND THEN
+			RAISE EXCEPTION USING ERRCODE = 'object_in_use',
+				MESSAGE = format('scope "%s", which is in slot %s, is being moved here', left(other, 40), slot),
+				HINT = 'Go on with that first, or run scale-out/move --back for it.';
+		END IF;
+		-- The others came back to their slot's shard, and go with it now.
+		DELETE FROM idem_guard.places AS p
+		WHERE p.slot = open_here.slot AND p.scope <> '' AND p.scope <> ALL (own);
+		INSERT INTO idem_guard.places (slot, scope, state, epoch, opened)
+		SELECT open_here.slot, o, 'away', 0, 0 FROM unnest(own) AS o
+		ON CONFLICT DO NOTHING;
+	END IF;
+	PERFORM idem_guard.set_gate(slot, scope, 'open', epoch, epoch, NULL);
+END
+$$;
+
+-- On a shard that it has left, before the rows are deleted in the same transaction.
+-- "home_epoch" is that of the open gate.
+CREATE FUNCTION idem_guard.clear(slot int, scope text, home_epoch bigint)
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	gate record;
+BEGIN
+	SELECT * INTO gate FROM idem_guard.lock_gate(slot, scope);
+	IF gate.state = 'open' OR gate.state <> 'away' AND gate.epoch > home_epoch THEN
+		PERFORM idem_guard.overtaken(slot, scope, 'deleting what has left', home_epoch);
+	END IF;
+	PERFORM idem_guard.set_gate(slot, scope, 'away', greatest(gate.epoch, home_epoch), gate.opened, NULL);
+END
+$$;
+
+-- A way back begins on the shard that it was to go to: from now on nobody opens
+-- it there at this epoch.  Returns whether the rows there are to be deleted.
+CREATE FUNCTION idem_guard.refuse(slot int, scope text, epoch bigint)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	gate record;
+BEGIN
+	SELECT * INTO gate FROM idem_guard.lock_gate(slot, scope);
+	IF gate.state NOT IN ('away', 'arriving') OR gate.opened >= epoch THEN
+		PERFORM idem_guard.overtaken(slot, scope, 'going back', epoch);
+	END IF;
+	IF gate.state = 'arriving' AND gate.epoch > epoch THEN
+		RETURN false;			-- it is reserved for a later move
+	END IF;
+	PERFORM idem_guard.set_gate(slot, scope, 'away', greatest(gate.epoch, epoch), gate.opened, NULL);
+	RETURN true;
+END
+$$;
+
+-- The way back ends on the shard that it did not leave.  Returns the new epoch.
+CREATE FUNCTION idem_guard.reopen(slot int, scope text, epoch bigint)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	gate record;
+BEGIN
+	SELECT * INTO gate FROM idem_guard.lock_gate(slot, scope);
+	IF gate.state <> 'leaving' OR NOT gate.is_own OR gate.epoch <> epoch THEN
+		PERFORM idem_guard.overtaken(slot, scope, 'going back', epoch);
+	END IF;
+	PERFORM idem_guard.set_gate(slot, scope, 'open', epoch + 1, epoch + 1, NULL);
+	RETURN epoch + 1;
+END
+$$;
+
+-- By hand, after a shard was restored from a backup or lost: opens or closes a gate,
+-- whatever it was.  The epoch must be above all others' of this place.
+CREATE FUNCTION idem_guard.force(slot int, scope text, is_open boolean, epoch bigint DEFAULT NULL)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	gate record;
+BEGIN
+	SELECT * INTO gate FROM idem_guard.lock_gate(slot, scope);
+	epoch := coalesce(epoch, idem_guard.highest_epoch(slot) + 1);
+	IF gate.epoch >= epoch THEN
+		PERFORM idem_guard.overtaken(slot, scope, 'a change by hand', epoch);
+	END IF;
+	PERFORM idem_guard.set_gate(slot, scope, CASE WHEN is_open THEN 'open' ELSE 'away' END, epoch,
+		CASE WHEN is_open THEN epoch ELSE gate.opened END, NULL);
+	RETURN epoch;
+END
+$$;
+
 -- Under the name of the interface, for clients.  In a statement that reads, the
 -- guard may have opened after its snapshot, in which nothing has arrived; as this
 -- becomes a part of that statement, seen() looks again.
@@ -120,9 +367,8 @@ RETURN idem_guard.seen(idem_guard.pass(scopes));
 COMMENT ON FUNCTION :schema.idem_pin_scope(text[]) IS
 'Keeps scopes on this shard until the end of the transaction, and returns them. Raises 55000 where one lives elsewhere.';
 
-REVOKE ALL ON FUNCTION idem_guard.slot(text), idem_guard.seen(text), idem_guard.seen(text[]),
-	idem_guard.pass(text), idem_guard.pass(text[]),
-	:schema.idem_pin_scope(text), :schema.idem_pin_scope(text[]) FROM PUBLIC;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idem_guard FROM PUBLIC;
+REVOKE ALL ON FUNCTION :schema.idem_pin_scope(text), :schema.idem_pin_scope(text[]) FROM PUBLIC;
 GRANT USAGE ON SCHEMA idem_guard TO :"application";
 GRANT EXECUTE ON FUNCTION idem_guard.seen(text), idem_guard.seen(text[]),
 	idem_guard.pass(text), idem_guard.pass(text[]),

@@ -490,14 +490,7 @@ def a_move(servers, client, scopes, _):
     job = client.start('job', scope=scope, key='job-in-its-midst-1',
                        steps=[['first', [step.there]]])
     step.reached()
-    user = servers.shards[new].session()
-    user.run('BEGIN')
-    user.run('LOCK TABLE idem_tokens IN SHARE MODE')
-    process = servers.start_move('dbname=router', scope, new)
-    guard = servers.shards[old].session()
-    while guard.run('SELECT 1 FROM idem_guard.places WHERE scope = %s AND here',
-                    scope):
-        time.sleep(0.02)
+    process, blocker = servers.closed_move(scope, new)
     waiting = [client.start(verb, **given) for verb, given in all_calls(
         client, scope, 'within-the-move')]
     keys = ['within-the-move-%s' % verb
@@ -508,7 +501,7 @@ def a_move(servers, client, scopes, _):
         count += equal(client.ran(scope=scope, key=key), [], key)
     count += equal(client.ran(scope=scope, key='job-in-its-midst-1'),
                    ['first'])
-    user.run('COMMIT')
+    blocker.run('COMMIT')
     output, _ = process.communicate()
     count += equal(process.returncode, 0, output)
     once, first, second = [wait() for wait in waiting][:3]
@@ -519,12 +512,13 @@ def a_move(servers, client, scopes, _):
     return count
 
 
+FORCE = 'SELECT idem_guard.force(idem_guard.slot(%s), %s, %s)'
+
+
 def ended_by_hand(servers, client, scopes, _):
     """a handler's own COMMIT lets its scope go, and nothing is kept then"""
     scope, count = scopes[0], 0
     guard = servers.shards[0].session()
-    guard.run('INSERT INTO idem_guard.places (slot, scope, here) '
-              'VALUES (idem_guard.slot(%s), %s, true)', scope, scope)
     # Node refuses what begins with COMMIT.
     for verb, commands in (('request', ['SELECT 1; COMMIT']),
                            ('job', ['SELECT 1; COMMIT', 'SELECT 1; BEGIN'])):
@@ -533,12 +527,10 @@ def ended_by_hand(servers, client, scopes, _):
         wait = client.start(verb, scope=scope, key=key,
                             does=[commit, stop.there, *more])
         stop.reached()
-        guard.run('UPDATE idem_guard.places SET here = false WHERE scope = %s',
-                  scope)
+        guard.run(FORCE, scope, scope, False)
         stop.go()
         count += refused('55000', ELSEWHERE, wait)
-        guard.run('UPDATE idem_guard.places SET here = true WHERE scope = %s',
-                  scope)
+        guard.run(FORCE, scope, scope, True)
         count += equal(client.call('lookup', scope, key)['state'], 'started',
                        key)
     guard.run('DELETE FROM idem_guard.places WHERE scope = %s', scope)
@@ -743,8 +735,7 @@ def moves_that_do_not_end(servers, clients, scopes):
     for home, scope in enumerate((known, back)):
         admin.run('INSERT INTO idem_map.scopes (scope, shard, moving_to) '
                   'VALUES (%s, %s, 3)', scope, home)
-        guards[home].run('INSERT INTO idem_guard.places (slot, scope, here) '
-                         'VALUES (idem_guard.slot(%s), %s, false)', scope, scope)
+        guards[home].run(FORCE, scope, scope, False)
 
     def started(scope):
         return [(verb, client.start(verb, **given)) for client in clients
@@ -754,8 +745,7 @@ def moves_that_do_not_end(servers, clients, scopes):
     began = time.monotonic()
     never, late = started(known), started(back)
     time.sleep(1)
-    guards[1].run('UPDATE idem_guard.places SET here = true WHERE scope = %s',
-                  back)
+    guards[1].run(FORCE, back, back, True)
     admin.run('UPDATE idem_map.scopes SET moving_to = NULL WHERE scope = %s',
               back)
     for verb, wait in late:
@@ -769,8 +759,7 @@ def moves_that_do_not_end(servers, clients, scopes):
                         str(error), 'scale-out/move' in error.hint),
                        ('ScopeMoving', '55P03', True, True), verb, error)
         count += equal(9.5 < time.monotonic() - began < 20, True, 'patience')
-    guards[0].run('UPDATE idem_guard.places SET here = true WHERE scope = %s',
-                  known)
+    guards[0].run(FORCE, known, known, True)
     admin.run('UPDATE idem_map.scopes SET moving_to = NULL WHERE scope = %s',
               known)
     for verb, wait in started(known):

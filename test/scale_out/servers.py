@@ -12,12 +12,13 @@ import subprocess
 import tempfile
 import time
 
-from checks import Session
+from checks import Session, until
 
 SHARDS = 4
 HERE = os.path.dirname(os.path.abspath(__file__))
 SCALE_OUT = os.path.join(HERE, '..', '..', 'scale-out')
 APPLICATION = 'app'             # connects to shards
+RELAY = 'relay'                 # consumes the outboxes of shards
 WEB = 'web'                     # connects to the router
 
 # What a shard has of its own, besides the extension.
@@ -105,7 +106,7 @@ class Bouncer:
         self.file = os.path.join(self.socket, 'bouncer.ini')
         users = os.path.join(self.socket, 'users')
         with open(users, 'w') as file:
-            file.write('"app" ""\n"postgres" ""\n')
+            file.write('"app" ""\n"relay" ""\n"postgres" ""\n')
         settings = {'pool_mode': 'transaction', 'default_pool_size': 20,
                     'server_login_retry': 0.2, 'query_wait_timeout': 5,
                     **settings}
@@ -123,9 +124,9 @@ class Bouncer:
                 file.write('%s = %s\n' % setting)
         self.process = subprocess.Popen(
             ['/usr/sbin/pgbouncer', '-q', self.file])
-        until = time.monotonic() + 20
+        deadline = time.monotonic() + 20
         while not os.path.exists(self.socket + '/.s.PGSQL.6432'):
-            if time.monotonic() > until or self.process.poll() is not None:
+            if time.monotonic() > deadline or self.process.poll() is not None:
                 raise RuntimeError('pgbouncer does not start: see '
                                    + self.socket + '/log')
             time.sleep(0.05)
@@ -158,7 +159,9 @@ class Servers:
             shard.start()
             session = shard.session()
             session.run('CREATE ROLE app LOGIN')
+            session.run('CREATE ROLE relay LOGIN')
             session.run('CREATE EXTENSION idempotency')
+            session.run("SELECT idem_grant_relay('relay')")
             session.run(SCHEMA)
             session.close()
         self.bouncer = Bouncer(self.work, self.shards)
@@ -197,6 +200,45 @@ class Servers:
         process = self.start_move(*arguments)
         output, _ = process.communicate()
         return process.returncode, output
+
+    def gate(self, number, scope):
+        """The state of a scope's gate on this shard."""
+        session = self.shards[number].session()
+        state = session.one('SELECT state FROM idem_guard.gate('
+                            'idem_guard.slot(%s), %s)', scope, scope)
+        session.close()
+        return state
+
+    def begun_move(self, scope, to, *arguments):
+        """A move that has reserved the new shard, and waits for a transaction;
+        that of the session that is returned, which commits."""
+        user = self.shards[self.home(scope)].session(APPLICATION)
+        user.run('BEGIN')
+        user.run('SELECT idem_pin_scope(%s)', scope)
+        process = self.start_move(*arguments, 'dbname=router', scope, to)
+        until(lambda: self.gate(to, scope) == 'arriving', 'it does not begin')
+        return process, user
+
+    def closed_move(self, scope, to, *arguments):
+        """A move that has closed the old shard's gate, and cannot copy until
+        the session that is returned commits."""
+        home = self.home(scope)
+        process, user = self.begun_move(scope, to, *arguments)
+        blocker = self.shards[to].session()
+        blocker.run('BEGIN')
+        blocker.run('LOCK TABLE idem_tokens IN SHARE MODE')
+        user.run('COMMIT')
+        user.close()
+        until(lambda: self.gate(home, scope) == 'leaving', 'it does not close')
+        return process, blocker
+
+    def verify(self, *routers):
+        """What scale-out/verify says, if it finds something."""
+        done = subprocess.run(
+            [os.path.join(SCALE_OUT, 'verify'), 'dbname=router', *routers],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            check=False)
+        return done.stdout if done.returncode else ''
 
     def start_move(self, *arguments):
         return subprocess.Popen(

@@ -1,0 +1,97 @@
+"""The rows of a place, from one shard to another."""
+
+import os
+import threading
+
+from .places import TABLES, full_name, quoted
+from .servers import Failure, say
+
+
+def look(source, target):
+    """Can it succeed?  Returns the tables."""
+    found = []
+    for shard in (source, target):
+        if not shard.run("SELECT 1 WHERE to_regclass('idem_guard.places') "
+                         'IS NOT NULL'):
+            raise Failure('%s has no guard: run shard.sql there' % shard.name)
+        encoding = shard.one('SELECT getdatabaseencoding()')
+        tables = shard.run(TABLES)
+        shard.rollback()
+        if not tables:
+            raise Failure('%s has no tables of ours' % shard.name)
+        found.append((encoding, tables))
+    if found[0][0] != found[1][0]:
+        raise Failure('%s has the encoding %s, %s has %s' % (
+            source.name, found[0][0], target.name, found[1][0]))
+    if found[0][1] != found[1][1]:
+        raise Failure('%s and %s have not the same tables: they need one '
+                      'version of the extension, in one schema' % (
+                          source.name, target.name))
+    return found[1][1]
+
+
+def wait_for_messages(shard, place, deadline, only_old=False):
+    """Those that were published through the router lie where the topic does.
+    The old ones are those that are there now: others may come."""
+    schema = shard.one("SELECT extnamespace::regnamespace::text FROM "
+                       "pg_extension WHERE extname = 'idempotency'")
+    told, last = False, None
+    while True:
+        count, newest = shard.run(
+            "SELECT count(*), max(id) FROM %s.idem_outbox WHERE state = "
+            "'pending' AND %s AND id <= coalesce(%s, id)" % (
+                schema, place.condition(shard, 'topic'), last or 'NULL'))[0]
+        shard.rollback()
+        if count == 0:
+            return
+        if only_old:
+            last = last or newest
+        if deadline.is_over():
+            raise Failure('%d messages of %s are still to be delivered on %s: '
+                          'let a relay take them first' % (
+                              count, place.name, shard.name))
+        if not told:
+            say('waiting for the relays to deliver %d messages' % count)
+            told = True
+        deadline.sleep(0.2)
+
+
+def stream(source, read, target, write):
+    """Both at once, without a file between them.  Returns the number of rows."""
+    here, there = (os.fdopen(end, mode) for end, mode in zip(
+        os.pipe(), ('rb', 'wb')))
+    errors = []
+
+    def send():
+        try:
+            with there:
+                source.cursor.copy_expert(read, there)
+        except Exception as error:
+            errors.append(error)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        with here:      # after an error, the sender's pipe is broken
+            target.cursor.copy_expert(write, here)
+    finally:
+        sender.join()
+    if errors:
+        raise errors[0]
+    return target.cursor.rowcount
+
+
+def copy(source, target, tables, place):
+    """All rows, in the transaction of the target.  Returns their number."""
+    total = 0
+    for space, table, column, columns in tables:
+        name = full_name(space, table)
+        total += stream(
+            source, 'COPY (SELECT %s FROM %s WHERE %s) TO STDOUT' % (
+                columns, name, place.condition(source, column)),
+            target, 'COPY %s (%s) FROM STDIN' % (name, columns))
+    # The rows came first: whoever gives out tokens there does so above them.
+    schema = quoted(tables[0][0])
+    floor = source.one('SELECT last_value FROM %s.idem_claim_tokens' % schema)
+    target.run('SELECT %s.idem_raise_claim_tokens(%%s)' % schema, floor)
+    return total

@@ -1,0 +1,217 @@
+"""A place: a slot or a scope, with its gates, its hints in maps, and its rows."""
+
+from collections import namedtuple
+
+from psycopg2.errors import LockNotAvailable, ObjectInUse
+
+from .servers import Failure, say
+
+# Locks of a slot: that of its users, as in shard.sql, "IDEM", and that of movers.
+LOCK = 1229211981
+MOVERS = LOCK + 1
+
+Gate = namedtuple('Gate', 'state epoch opened peer is_own')
+
+# The holders of a slot's lock.  A transaction that is prepared has no process.
+HOLDERS = '''
+SELECT coalesce('process ' || l.pid || coalesce(' (' || a.usename || ', ' || a.state || ')', ''), (
+	SELECT 'the prepared transaction ' || quote_literal(x.gid)
+	FROM pg_locks AS t
+	JOIN pg_prepared_xacts AS x ON x.transaction = t.transactionid
+	WHERE t.virtualtransaction = l.virtualtransaction AND t.pid IS NULL),
+	'a prepared transaction'),
+	coalesce(clock_timestamp() - a.xact_start < '200 ms', false), l.pid
+FROM pg_locks AS l
+JOIN pg_database AS d ON d.oid = l.database AND d.datname = current_database()
+LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.classid = %s AND l.objid = %s AND l.granted
+	AND l.pid IS DISTINCT FROM pg_backend_pid()
+'''
+
+# Our tables, the column of each that names the shard, which is the first argument
+# of a function that writes, and all columns.
+TABLES = '''
+SELECT DISTINCT n.nspname, c.relname, a.attname, (
+	SELECT string_agg(format('%I', b.attname), ', ' ORDER BY b.attname)
+	FROM pg_attribute AS b
+	WHERE b.attrelid = c.oid AND b.attnum > 0 AND NOT b.attisdropped)
+FROM pg_extension AS e
+JOIN pg_depend AS d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+	AND d.classid = 'pg_class'::regclass AND d.deptype = 'e'
+JOIN pg_index AS i ON i.indrelid = d.objid AND i.indisprimary
+JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+JOIN pg_class AS c ON c.oid = i.indrelid
+JOIN pg_namespace AS n ON n.oid = c.relnamespace
+JOIN pg_proc AS p ON p.pronamespace = e.extnamespace AND p.provolatile = 'v'
+	AND p.proargnames[1] = a.attname AND p.proargtypes[0] = 'text'::regtype
+WHERE e.extname = 'idempotency' AND a.atttypid = 'text'::regtype
+ORDER BY 1, 2
+'''
+
+
+def quoted(name):
+    return '"%s"' % name.replace('"', '""')
+
+
+def full_name(space, table):
+    return quoted(space) + '.' + quoted(table)
+
+
+class Place:
+
+    def __init__(self, router, what, is_slot):
+        self.is_slot = is_slot
+        if is_slot:
+            if not what.isdecimal():
+                raise Failure('a slot is a number: "%s" is none' % what)
+            self.slot, self.scope, self.name = int(what), '', 'slot ' + what
+            self.table, self.key = 'idem_map.slots', ('slot', self.slot)
+        else:
+            try:
+                length = len(what.encode())
+            except UnicodeEncodeError as error:
+                raise Failure('the scope is not text in the encoding of this '
+                              'locale') from error
+            if not 1 <= length <= 255:
+                raise Failure('a scope has 1 to 255 bytes, and not %d' % length)
+            self.slot, self.scope = router.one('SELECT idem_map.slot(%s)',
+                                               what), what
+            self.name = 'scope "%s"' % what
+            self.table, self.key = 'idem_map.scopes', ('scope', what)
+
+    # The map: a hint only
+
+    def hint(self, router):
+        """The shard and the epoch that the map has."""
+        for table, column, value in ((self.table, *self.key), (
+                'idem_map.slots', 'slot', self.slot)):
+            rows = router.run('SELECT shard, epoch FROM %s WHERE %s = %%s'
+                              % (table, column), value)
+            if rows:
+                router.rollback()
+                return rows[0]
+        raise Failure('the map has no row for slot %d' % self.slot)
+
+    def set_hint(self, routers, shard, moving_to, epoch, timeout=0):
+        """Where it is, unless a map has heard of a later move."""
+        for router in routers:
+            router.run("SELECT set_config('lock_timeout', %s, true)",
+                       '%ds' % timeout)
+            router.run(
+                'INSERT INTO {0} AS m ({1}, shard, moving_to, epoch) '
+                'VALUES (%s, %s, %s, %s) ON CONFLICT ({1}) DO UPDATE SET '
+                'shard = EXCLUDED.shard, moving_to = EXCLUDED.moving_to, '
+                'epoch = EXCLUDED.epoch WHERE m.epoch <= EXCLUDED.epoch'.format(
+                    self.table, self.key[0]),
+                self.key[1], shard, moving_to, epoch)
+            router.commit()
+
+    def put_right(self, routers, home, number):
+        """What maps say of a place that is open on its home, where a scope that
+        has no gate of its own follows its slot."""
+        gate, follows = self.gate(home), not self.has_gate(home)
+        home.rollback()
+        for router in routers:
+            epoch = max(gate.epoch, self.hint(router)[1])
+            if follows:
+                router.run('DELETE FROM idem_map.scopes WHERE scope = %s AND '
+                           'epoch <= %s', self.scope, epoch)
+                router.run('UPDATE idem_map.slots SET shard = %s, epoch = %s '
+                           'WHERE slot = %s AND epoch <= %s', number,
+                           gate.epoch, self.slot, gate.epoch)
+                router.commit()
+            else:
+                self.set_hint([router], number, None, epoch)
+
+    # The gates: the truth
+
+    def gate(self, shard):
+        return Gate(*shard.run('SELECT * FROM idem_guard.gate(%s, %s)',
+                               self.slot, self.scope)[0])
+
+    def has_gate(self, shard):
+        """Has it ever had one of its own there?"""
+        return bool(shard.run('SELECT 1 FROM idem_guard.places WHERE '
+                              'slot = %s AND scope = %s', self.slot, self.scope))
+
+    def step(self, shard, function, *args, timeout=60):
+        """One compare-and-set of shard.sql.  The caller commits."""
+        shard.run("SELECT set_config('lock_timeout', %s, true)",
+                  '%dms' % max(1000, timeout * 1000))
+        try:
+            found = shard.one(
+                'SELECT idem_guard.%s(%%s, %%s%s)' % (
+                    function, ', %s' * len(args)),
+                self.slot, self.scope, *args)
+        except ObjectInUse as error:
+            shard.rollback()
+            raise Failure('%s on %s: %s' % (
+                self.name, shard.name, str(error).strip())) from error
+        except LockNotAvailable as error:
+            shard.rollback()
+            raise Failure(in_use(shard, self, MOVERS)) from error
+        shard.run("SELECT set_config('lock_timeout', '0', true)")
+        return found
+
+    def lock_users_out(self, shard, deadline):
+        """Until the transaction ends.  Others wait behind a waiter, so it waits
+        for a moment only, and not at all for a transaction that lasts."""
+        told = None
+        while True:
+            users = shard.run(HOLDERS, LOCK, self.slot)
+            # Another mover's lock is not to be waited for behind this one.
+            if all(is_young for _, is_young, _ in users) and shard.one(
+                    'SELECT pg_try_advisory_xact_lock(%s, %s)', MOVERS,
+                    self.slot):
+                try:
+                    shard.run("SET LOCAL lock_timeout = '50ms'")
+                    shard.run('SELECT pg_advisory_xact_lock(%s, %s)', LOCK,
+                              self.slot)
+                    shard.run('SET LOCAL lock_timeout = 0')
+                    return
+                except LockNotAvailable:
+                    pass
+            shard.rollback()
+            if deadline.is_over():
+                raise Failure(in_use(shard, self, LOCK))
+            names = [name for name, is_young, _ in users if not is_young]
+            if names and names != told:
+                say('waiting for %s on %s' % (', '.join(names), shard.name))
+                told = names
+            deadline.sleep(0.1)
+
+    # The rows
+
+    def condition(self, shard, column):
+        """Of its rows, in a table with this column."""
+        if self.is_slot:
+            return ('idem_guard.slot({0}) = {1} AND {0} NOT IN (SELECT p.scope '
+                    'FROM idem_guard.places AS p WHERE p.slot = {1})'
+                    ).format(quoted(column), self.slot)
+        return quoted(column) + shard.cursor.mogrify(
+            ' = %s', (self.scope,)).decode()
+
+    def delete_rows(self, shard):
+        total = 0
+        for space, table, column, _ in shard.run(TABLES):
+            shard.run('DELETE FROM %s WHERE %s' % (
+                full_name(space, table), self.condition(shard, column)))
+            total += shard.cursor.rowcount
+        return total
+
+    def own_scopes(self, shard):
+        """Of a slot, those that do not go with it."""
+        return [scope for scope, in shard.run(
+            "SELECT scope FROM idem_guard.places WHERE slot = %s AND "
+            "scope <> ''", self.slot)] if self.is_slot else []
+
+
+def in_use(shard, place, lock):
+    holders = shard.run(HOLDERS, lock, place.slot)
+    shard.rollback()
+    ends = ['SELECT pg_terminate_backend(%d)' % pid
+            for *_, pid in holders if pid]
+    return '%s is still used on %s by %s%s' % (
+        place.name, shard.name,
+        ', '.join(name for name, *_ in holders) or 'a transaction that has ended',
+        '\nIf it must end, run there: ' + '; '.join(ends) if ends else '')

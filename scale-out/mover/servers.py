@@ -1,0 +1,105 @@
+"""Connections to the router and the shards, as a superuser."""
+
+import psycopg2
+from psycopg2.extensions import (ISOLATION_LEVEL_READ_COMMITTED, make_dsn,
+                                 parse_dsn)
+
+# A network that swallows packets is noticed in this time, by the mover and by the
+# server, whose session holds locks until then.
+DEAD_AFTER = 10
+LIBPQ = ('connect_timeout=10 keepalives_idle=4 keepalives_interval=2 '
+         'keepalives_count=3 tcp_user_timeout=%d000 client_encoding=UTF8 '
+         'application_name=scale-out/move' % DEAD_AFTER)
+
+# Whatever the server, the role or the database sets: commits survive a crash, no
+# time-out ends a step, and a client that is gone is noticed.
+SETTINGS = '''
+SELECT set_config(name, value, false)
+FROM (VALUES ('synchronous_commit', 'on'), ('idle_session_timeout', '0'),
+	('statement_timeout', '0'), ('lock_timeout', '0'), ('transaction_timeout', '0'),
+	('idle_in_transaction_session_timeout', '0'),
+	('tcp_keepalives_idle', '4'), ('tcp_keepalives_interval', '2'),
+	('tcp_keepalives_count', '3'), ('tcp_user_timeout', '%d000'),
+	('client_connection_check_interval', '2s')) AS wanted (name, value)
+JOIN pg_settings AS s USING (name)
+WHERE s.setting <> 'remote_apply'
+''' % DEAD_AFTER
+
+
+class Failure(Exception):
+    pass
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def merged(*strings):
+    """One connection string; later ones come first."""
+    options = {}
+    for string in strings:
+        options.update(parse_dsn(string))
+    return make_dsn(**options)
+
+
+class Server:
+    """A connection; each use of run() is a transaction, or part of one."""
+
+    def __init__(self, dsn, name):
+        self.name = name
+        try:
+            self.connection = psycopg2.connect(merged(LIBPQ, dsn))
+            # A lock, and then a query that sees what its holders have committed
+            self.connection.set_session(ISOLATION_LEVEL_READ_COMMITTED,
+                                        readonly=False)
+            self.cursor = self.connection.cursor()
+            # First of all: a database's owner can define functions that an
+            # unqualified name would find.
+            self.run('SET search_path = pg_catalog, pg_temp')
+            self.run(SETTINGS)
+            self.pid, = self.run('SELECT pg_backend_pid()')[0]
+            self.commit()
+        except psycopg2.Error as error:     # a pooler may be there, alone
+            raise Failure('cannot connect to %s: %s' % (
+                name, str(error).strip())) from error
+
+    def run(self, text, *args):
+        self.cursor.execute(text, args or None)
+        return self.cursor.fetchall() if self.cursor.description else []
+
+    def one(self, text, *args):
+        return self.run(text, *args)[0][0]
+
+    def commit(self):
+        self.connection.commit()
+
+    def rollback(self):
+        self.connection.rollback()
+
+
+class Shards:
+    """Connected to when they are needed."""
+
+    def __init__(self, router, options):
+        self.options, self.servers = options, {}
+        self.strings = dict(router.run(
+            'SELECT shard, connection FROM idem_map.shards'))
+        router.rollback()
+
+    def __getitem__(self, number):
+        if number not in self.servers or \
+                self.servers[number].connection.closed:
+            if number not in self.strings:
+                raise Failure('the map has no shard %s' % number)
+            self.servers[number] = Server(
+                merged(self.strings[number], self.options),
+                'shard %d' % number)
+        return self.servers[number]
+
+    def __iter__(self):
+        return iter(sorted(self.strings))
+
+    def disconnect(self):
+        """Sessions may be dead, and not know it."""
+        for server in self.servers.values():
+            server.connection.close()
