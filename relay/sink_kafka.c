@@ -9,7 +9,7 @@
  *
  * librdkafka has its own threads, which wake the event loop through a
  * descriptor.  It retries by itself until "timeout".  The message is then
- * deferred if it was certainly not written, and refused otherwise.
+ * deferred if it was certainly not written, and failed otherwise.
  *
  * The sink's "state" is a Kafka, which owns the producer.  The callers are
  * sinks.c, dispatch.c and sink.c, through the RelaySinkType.
@@ -47,6 +47,11 @@ static const RelaySettingDef settings[] = {
 		"of a payload; brokers take a megabyte, unless told "
 	"otherwise", 1, INT64_C(1) << 30},
 	{NULL}
+};
+
+/* Headers that the message's own cannot replace. */
+static const char *const reserved[] = {
+	"message_id", "message_key", "topic", "content-type", NULL
 };
 
 static rd_kafka_conf_t *make_conf(RelaySink *sink, RelayConfig *config);
@@ -184,9 +189,19 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 	kafka->queue = rd_kafka_queue_get_main(kafka->producer);
 	rd_kafka_queue_io_event_enable(kafka->queue, kafka->fd,
 								   "\1\0\0\0\0\0\0\0", 8);
+	return true;
+}
+
+/*
+ * Implement RelaySinkType.attach.
+ */
+static void
+attach_sink(RelaySink *sink)
+{
+	Kafka	   *kafka = sink->state;
+
 	relay_loop_watch(sink->loop, kafka->fd, RELAY_LOOP_READ, queue_ready,
 					 kafka);
-	return true;
 }
 
 /*
@@ -197,10 +212,14 @@ deliver(RelaySink *sink, RelayMessage *message)
 {
 	const Kafka *kafka = sink->state;
 	const char *topic = relay_section_text(sink->section, "kafka_topic");
-	RelayText  *body = relay_text_new();
-	rd_kafka_headers_t *headers = make_headers(message);
+	RelayText  *body;
+	rd_kafka_headers_t *headers;
 	rd_kafka_resp_err_t error;
 
+	if (relay_event_refuse_header(message, reserved))
+		return;
+	body = relay_text_new();
+	headers = make_headers(message);
 	relay_event_body(message, body);
 	if (!*topic)
 		topic = message->topic;
@@ -216,7 +235,8 @@ deliver(RelaySink *sink, RelayMessage *message)
 		return;
 	rd_kafka_headers_destroy(headers);
 	if (error == RD_KAFKA_RESP_ERR__QUEUE_FULL)
-		relay_sink_deferred(message, 0, "%s", rd_kafka_err2str(error));
+		relay_sink_failed(message, RELAY_UNSENT, 0, "%s",
+						  rd_kafka_err2str(error));
 	else if (error == RD_KAFKA_RESP_ERR__FATAL)
 		relay_sink_down(sink, "%s", rd_kafka_err2str(error));
 	else
@@ -275,10 +295,11 @@ reported(rd_kafka_t *producer, const rd_kafka_message_t *report,
 		return;
 	if (!report->err)
 		relay_sink_delivered(message);
-	else if (report->err == RD_KAFKA_RESP_ERR__MSG_TIMED_OUT &&
-			 rd_kafka_message_status(report) ==
-			 RD_KAFKA_MSG_STATUS_NOT_PERSISTED)
-		relay_sink_deferred(message, 0, "%s", rd_kafka_err2str(report->err));
+	else if (report->err == RD_KAFKA_RESP_ERR__MSG_TIMED_OUT)
+		relay_sink_failed(message, rd_kafka_message_status(report) ==
+						  RD_KAFKA_MSG_STATUS_NOT_PERSISTED ? RELAY_DEFERRED :
+						  RELAY_FAILED, 0, "%s",
+						  rd_kafka_err2str(report->err));
 	else
 		relay_sink_refused(message, -1, "%s", rd_kafka_err2str(report->err));
 }
@@ -317,6 +338,6 @@ disconnect_sink(RelaySink *sink)
 }
 
 const RelaySinkType relay_sink_kafka = {
-	"kafka", settings, configure_sink, connect_sink, NULL, deliver, work,
-	disconnect_sink
+	"kafka", settings, configure_sink, connect_sink, attach_sink, NULL,
+	deliver, work, disconnect_sink
 };

@@ -41,7 +41,7 @@ def dies_alone(world):
         world.query('SELECT pg_reload_conf()')
 
 
-def put_off(world):
+def deferred(world):
     """A sink that is down costs no attempts, and is asked less and less."""
     mark = os.path.join(world.directory, 'up')
     tries = os.path.join(world.directory, 'tries')
@@ -49,7 +49,7 @@ def put_off(world):
         world.publish('t', str(n), 'k%d' % (n % 5))
     relay = world.relay('--c.sink=command', '--c.topics=*',
                         '--c.command=echo >>%s; [ -e %s ] || exit 75' % (tries, mark)).started()
-    until('it is held up', lambda: 'sink "c" is held up: the command ended with status 75' in relay.said())
+    until('it is paused', lambda: 'sink "c" is paused: the command ended with status 75' in relay.said())
     time.sleep(3)
     with open(tries) as file:
         expect('tried too often', len(file.readlines()) < 12)
@@ -109,7 +109,7 @@ def environment_full(world):
     relay = world.relay('--c.sink=command', '--c.topics=*', '--c.command=true').started()
     until('it is refused', lambda: 'too long for the environment' in (world.outbox(bad)[3] or ''))
     until('the others are delivered', lambda: world.states().get('acked') == 5)
-    equal('the sink was never down', 'held up' in relay.said(), False)
+    equal('the sink was never down', 'is paused' in relay.said(), False)
     equal('the status', relay.stop(), 0)
 
 
@@ -157,7 +157,7 @@ TESTS = [
     ('a lease is lost while a delivery is on its way', lease_lost),
     ('a command gets the message', run_for_each),
     ('a bad payload ends as a dead letter, alone', dies_alone),
-    ('a sink that is down costs no attempt', put_off),
+    ('a sink that is down costs no attempt', deferred),
     ('while a sink is down, others go on', others_go_on),
     ('a command that takes too long is killed', late),
     ('leases are extended while a delivery is slow', extended),

@@ -97,7 +97,7 @@ def recovers(world):
     try:
         for n in range(1, 6):
             world.publish('orders', str(n), 'k')
-        until('it is held up', lambda: 'sink "k" is held up' in running.said() or 'failed at attempt' in running.said())
+        until('they fail', lambda: 'is deferred for' in running.said() or 'failed at attempt' in running.said())
     finally:
         cluster.tell('up')
     world.all_acked(6, 60)

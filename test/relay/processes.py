@@ -1,5 +1,6 @@
 # The process: signals, systemd, the metrics page, the database.
 
+import contextlib
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 import urllib.request
 
@@ -249,7 +251,7 @@ def disk_full(world):
             return ''
 
     try:
-        until('it waits', lambda: 'sink "out" is held up: No space left on device' in said())
+        until('it waits', lambda: 'sink "out" is paused: No space left on device' in said())
         until('what did not fit is given back', lambda: 0 < world.leased() < 40)
         time.sleep(2)
         relay = int(subprocess.check_output(['pgrep', '-g', str(process.pid), '-x', 'idem-relay'], text=True))
@@ -300,6 +302,57 @@ def fails_over(world):
         world.start_database()
 
 
+class Gate:
+    """Between relays and the database; closed, it passes nothing back."""
+
+    def __init__(self, directory):
+        self.opened = threading.Event()
+        self.opened.set()
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
+        self.listener.listen()
+        self.options = '--database=host=%s port=5432' % directory
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(os.path.join(os.environ['PGHOST'], '.s.PGSQL.' + os.environ['PGPORT']))
+                threading.Thread(target=self.pump, args=(client, server, None), daemon=True).start()
+                threading.Thread(target=self.pump, args=(server, client, self.opened), daemon=True).start()
+
+    def pump(self, source, target, opened):
+        with contextlib.suppress(OSError), source, target:
+            while data := source.recv(65536):
+                if opened:
+                    opened.wait()
+                target.sendall(data)
+
+
+def late_take(world):
+    """A lease begins before the request.  When its answer comes late, another
+    relay can have the message, so it is not delivered before it is extended."""
+    seen = os.path.join(world.directory, 'seen')
+    directory = tempfile.mkdtemp(dir=world.directory)
+    gate = Gate(directory)
+    relay = world.relay('--c.sink=command', '--c.topics=t', '--c.command=echo >>%s' % seen, '--lease=3s', '--wait=1s',
+                        gate.options).started()
+    until('it sleeps in a take', lambda: world.query(
+        "SELECT 1 FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%%idem_outbox_take%%' AND pid <> pg_backend_pid()"))
+    gate.opened.clear()
+    world.publish('t')
+    until('it is taken', lambda: world.leased() == 1)
+    until('its lease is over', lambda: world.query("SELECT * FROM idem_outbox_take(1, '1 minute')"))
+    gate.opened.set()
+    until('it is told', lambda: 'is lost: another relay has it' in relay.said())
+    expect('it was delivered', not os.path.exists(seen))
+    equal('the status', relay.stop(), 0)
+    gate.listener.close()
+    shutil.rmtree(directory)
+
+
 def deaf_host(world):
     """A host that is switched off, so that nobody refuses the connection."""
     with deaf_port() as port:
@@ -314,6 +367,7 @@ def deaf_host(world):
 
 
 TESTS = [
+    ('the lease of a take whose answer is late counts from the request', late_take),
     ('standard output on a full disk is waited for', disk_full),
     ('of several hosts, the primary is found after a failover', fails_over),
     ('of several hosts, one that is switched off is passed', deaf_host),
