@@ -68,8 +68,10 @@ relay_metrics_write(const RelayTaker *taker, RelayText *to)
 				  (double) (taker->database.losses +
 							answers->database.losses));
 	append_metric(to, "idem_relay_database_up", "gauge",
-				  "1 while answers can be given.",
-				  relay_answers_connected(answers));
+				  "1 while the server takes calls on both connections.",
+				  relay_answers_connected(answers) &&
+				  answers->database.backoff == 0 &&
+				  taker->database.backoff == 0);
 	for (i = 0; i < sizeof(sink_metrics) / sizeof(sink_metrics[0]); i++)
 	{
 		const char *const *metric = sink_metrics[i];

@@ -109,7 +109,8 @@ configure_sink(RelaySink *sink, RelayConfig *config)
 	struct amqp_connection_info info;
 
 	amqp_default_connection_info(&info);
-	if (amqp_parse_url(url, &info) != AMQP_STATUS_OK)
+	/* What is taken for a host can be a part of a password. */
+	if (amqp_parse_url(url, &info) != AMQP_STATUS_OK || strchr(info.host, '@'))
 		relay_section_fault(config, sink->section, "url",
 							"\"url\" is no URL of AMQP; expected one like "
 							"amqp://user:password@localhost:5672/%%2f");

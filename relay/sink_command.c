@@ -181,8 +181,9 @@ spawn(Child *child, int input, int errors, const char *command)
 }
 
 /*
- * Return the relay's environment, without the variables of systemd, and with
- * the message's properties.  The caller releases the array.
+ * Return the relay's environment, without the variables of systemd and the
+ * password of the database, and with the message's properties.  The caller
+ * releases the array.
  */
 static char **
 make_environment(const RelayMessage *message)
@@ -207,6 +208,7 @@ make_environment(const RelayMessage *message)
 	for (i = 0; i < n; i++)
 	{
 		if (strncmp(environ[i], "NOTIFY_SOCKET=", 14) != 0 &&
+			strncmp(environ[i], "PGPASSWORD=", 11) != 0 &&
 			strncmp(environ[i], "WATCHDOG_", 9) != 0)
 			list[count++] = relay_copy(environ[i]);
 	}

@@ -73,8 +73,22 @@ static void reported(rd_kafka_t *producer, const rd_kafka_message_t *report,
 static void
 configure_sink(RelaySink *sink, RelayConfig *config)
 {
+	rd_kafka_conf_t *conf = make_conf(sink, config);
+	rd_kafka_t *producer;
+	char		why[512];
+
 	sink->state = relay_alloc(sizeof(Kafka));
-	rd_kafka_conf_destroy(make_conf(sink, config));
+	/* Only the producer checks that settings fit together; without brokers. */
+	rd_kafka_conf_set(conf, "bootstrap.servers", "", NULL, 0);
+	rd_kafka_conf_set_log_cb(conf, NULL);
+	producer = rd_kafka_new(RD_KAFKA_PRODUCER, conf, why, sizeof(why));
+	if (producer)
+		rd_kafka_destroy(producer);
+	else
+	{
+		relay_config_fault(config, sink->section->where, "%s", why);
+		rd_kafka_conf_destroy(conf);
+	}
 }
 
 /*

@@ -19,6 +19,20 @@ def run_for_each(world):
     equal('the status', relay.stop(), 0)
 
 
+def without_password(world):
+    """The password of the database is not for commands."""
+    seen = os.path.join(world.directory, 'seen')
+    world.publish('t')
+    relay = world.relay('--c.sink=command', '--c.topics=*', '--c.command=env >%s' % seen,
+                        environment={'PGPASSWORD': 'tellnobody', 'COLOUR': 'red'}).started()
+    world.all_acked(1)
+    with open(seen) as file:
+        text = file.read()
+    expect(text, 'COLOUR=red' in text and 'tellnobody' not in text)
+    os.unlink(seen)
+    equal('the status', relay.stop(), 0)
+
+
 def dies_alone(world):
     """A bad payload is dead after its attempts; nothing else waits for it."""
     world.query('ALTER SYSTEM SET idempotency.outbox_max_attempts = 2')
@@ -156,6 +170,7 @@ TESTS = [
     ('commands that do not read, do not end, write too much', obstinate),
     ('a lease is lost while a delivery is on its way', lease_lost),
     ('a command gets the message', run_for_each),
+    ('a command does not get the password of the database', without_password),
     ('a bad payload ends as a dead letter, alone', dies_alone),
     ('a sink that is down costs no attempt', deferred),
     ('while a sink is down, others go on', others_go_on),

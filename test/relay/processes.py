@@ -204,6 +204,56 @@ def shows_metrics(world):
     equal('the status', relay.stop(), 0)
 
 
+def without_execute(world):
+    """The database is not up for a relay whose calls it refuses."""
+    port = free_port()
+    world.query('DROP ROLE IF EXISTS few')
+    world.query('CREATE ROLE few LOGIN')
+    world.query("SELECT idem_grant_relay('few')")
+    relay = world.relay(*OUT, '--database=user=few', '--wait=1s', '--metrics=127.0.0.1:%d' % port).started()
+
+    def up():
+        with urllib.request.urlopen('http://127.0.0.1:%d/metrics' % port, timeout=5) as answer:
+            return '\nidem_relay_database_up 1\n' in answer.read().decode()
+
+    try:
+        until('it is up', up)
+        world.query("SELECT idem_revoke('few')")
+        until('it is down', lambda: not up())
+        time.sleep(2)
+        equal('up', up(), False)
+        world.query("SELECT idem_grant_relay('few')")
+        until('it is up again', up)
+        equal('the status', relay.stop(), 0)
+    finally:
+        world.query("SELECT idem_revoke('few')")
+        world.query('DROP ROLE few')
+
+
+def upgraded(world):
+    """SIGHUP runs the program that has taken the place of the one that runs."""
+    directory = tempfile.mkdtemp(dir=world.directory)
+    program, mark = os.path.join(directory, 'idem-relay'), os.path.join(directory, 'mark')
+    shutil.copy(PROGRAM, program)
+    with open(os.path.join(directory, 'log'), 'wb') as log:
+        process = subprocess.Popen([program, *OUT], stdout=log, stderr=log)
+    try:
+        world.publish('t')
+        world.all_acked(1)
+        with open(program + '.new', 'w') as file:
+            file.write('#!/bin/sh\necho "$@" >%s.new && mv %s.new %s\n' % (mark, mark, mark))
+        os.chmod(program + '.new', 0o755)
+        os.rename(program + '.new', program)
+        process.send_signal(signal.SIGHUP)
+        equal('the status', process.wait(20), 0)
+    finally:
+        process.kill()
+        process.wait()
+    with open(mark) as file:
+        equal('its options', file.read().split(), list(OUT))
+    shutil.rmtree(directory)
+
+
 def survives_database(world):
     """What was delivered while the database was away is acknowledged after."""
     first = world.publish('t', '1')
@@ -383,6 +433,8 @@ TESTS = [
     ('SIGHUP: a new configuration, unless it has a fault', reloads),
     ('systemd is told', tells_systemd),
     ('metrics are served', shows_metrics),
+    ('metrics: a database that refuses calls is not up', without_execute),
+    ('SIGHUP runs the new program after an upgrade', upgraded),
     ('the database crashes: what was delivered meanwhile is acknowledged', survives_database),
     ('what is held is bounded', bounded),
 ]
