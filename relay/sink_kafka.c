@@ -11,12 +11,17 @@
  * descriptor.  It retries by itself until "timeout".  The message is then
  * deferred if it was certainly not written, and failed otherwise.
  *
+ * librdkafka forgets a topic only with its producer, and needs about 10 kB for
+ * each.  After MAX_TOPICS, the sink takes nothing until nothing is in flight,
+ * and then makes a new producer.
+ *
  * The sink's "state" is a Kafka, which owns the producer.  The callers are
  * sinks.c, dispatch.c and sink.c, through the RelaySinkType.
  *
  *-------------------------------------------------------------------------
  */
 #include <librdkafka/rdkafka.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,12 +33,17 @@
 #include "memory.h"
 #include "sink_kafka.h"
 
+#define MAX_TOPICS	400			/* of a producer */
+#define SEEN_BITS	8192
+
 typedef struct Kafka
 {
 	rd_kafka_t *producer;
 	rd_kafka_queue_t *queue;
 	int			fd;				/* readable when "queue" has events */
 	bool		closing;		/* ignore delivery reports */
+	int			ntopics;		/* that were written to, about */
+	unsigned char seen[SEEN_BITS / 8];	/* by hash, to count them */
 } Kafka;
 
 static const RelaySettingDef settings[] = {
@@ -62,7 +72,9 @@ static void log_error(rd_kafka_t *producer, int code, const char *reason,
 					  void *argument);
 static void log_debug(const rd_kafka_t *producer, int level,
 					  const char *facility, const char *line);
+static void count_topic(Kafka *kafka, const char *topic);
 static rd_kafka_headers_t *make_headers(const RelayMessage *message);
+static void disconnect_sink(RelaySink *sink);
 static void queue_ready(void *argument, int fd, int events);
 static void reported(rd_kafka_t *producer, const rd_kafka_message_t *report,
 					 void *argument);
@@ -219,12 +231,40 @@ attach_sink(RelaySink *sink)
 }
 
 /*
+ * Implement RelaySinkType.can_take: return whether the producer may write to
+ * another topic.
+ */
+static bool
+can_take(RelaySink *sink)
+{
+	const Kafka *kafka = sink->state;
+
+	return kafka->ntopics < MAX_TOPICS;
+}
+
+/*
+ * Count a topic, unless it has the hash of one that was counted.
+ */
+static void
+count_topic(Kafka *kafka, const char *topic)
+{
+	uint32_t	hash = 2166136261U;
+
+	for (; *topic; topic++)
+		hash = (hash ^ (unsigned char) *topic) * 16777619U;
+	hash %= SEEN_BITS;
+	if (!(kafka->seen[hash / 8] & 1 << hash % 8))
+		kafka->ntopics++;
+	kafka->seen[hash / 8] |= (unsigned char) (1 << hash % 8);
+}
+
+/*
  * Implement RelaySinkType.deliver.
  */
 static void
 deliver(RelaySink *sink, RelayMessage *message)
 {
-	const Kafka *kafka = sink->state;
+	Kafka	   *kafka = sink->state;
 	const char *topic = relay_section_text(sink->section, "kafka_topic");
 	RelayText  *body;
 	rd_kafka_headers_t *headers;
@@ -237,6 +277,7 @@ deliver(RelaySink *sink, RelayMessage *message)
 	relay_event_body(message, body);
 	if (!*topic)
 		topic = message->topic;
+	count_topic(kafka, topic);
 	error = rd_kafka_producev(kafka->producer, RD_KAFKA_V_TOPIC(topic),
 							  RD_KAFKA_V_KEY(message->key, message->key ?
 											 strlen(message->key) : 0),
@@ -330,6 +371,13 @@ work(RelaySink *sink, int64_t now)
 	rd_kafka_poll(kafka->producer, 0);
 	if (rd_kafka_fatal_error(kafka->producer, why, sizeof(why)))
 		relay_sink_down(sink, "%s", why);
+	else if (kafka->ntopics >= MAX_TOPICS && sink->in_flight.count == 0)
+	{
+		disconnect_sink(sink);
+		sink->connected = false;
+		malloc_trim(0);
+		relay_loop_wake_at(sink->loop, now);
+	}
 }
 
 /*
@@ -352,6 +400,6 @@ disconnect_sink(RelaySink *sink)
 }
 
 const RelaySinkType relay_sink_kafka = {
-	"kafka", settings, configure_sink, connect_sink, attach_sink, NULL,
+	"kafka", settings, configure_sink, connect_sink, attach_sink, can_take,
 	deliver, work, disconnect_sink
 };

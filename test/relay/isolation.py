@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,6 +13,11 @@ import amqp
 import kafka
 from endpoint import Endpoint
 from world import PROGRAM, equal, expect, free_port, until
+
+# How long the mixed test publishes, and what is its bound for good messages.
+MIXED = float(os.environ.get('MIXED', '600'))
+BOUND = 60
+SEED = int(os.environ.get('SEED', '1'))
 
 COUNTED = 'SELECT max(attempt - uncounted_attempts) FROM idem_outbox WHERE %s'
 
@@ -76,6 +82,7 @@ def deferred_alone(world):
         relay = webhook(world, endpoint)
         until('the others are delivered', lambda: world.states().get('acked') == 120, 5)
         expect('its reason', world.outbox(bad)[3] == 'status 503: later')
+        expect('the sink is paused', 'is paused' not in relay.said())
         equal('its attempts', world.query(COUNTED % "payload = '\"bad\"'"), [(0,)])
         until('it is dead at last', lambda: world.states() == {'acked': 121, 'dead': 1}, 60)
         equal('the status', relay.stop(), 0)
@@ -255,7 +262,113 @@ def one_queue_stuck(world):
     connection.close()
 
 
+class Mixture:
+    """Good messages beside bad ones, in three sinks, over three topics."""
+
+    BAD = {
+        'orders': [('{}', '{"CC": "x"}'), ('{}', '{"message_id": "x"}'), ('"%s"' % ('x' * 200000), None),
+                   ('{}', '{"x": "%s"}' % ('y' * 100000))],
+        'unbound': [('{}', None)],
+        't': [('"%d"' % status, None) for status in (400, 429, 500, 502, 503)] + [('"late"', None), ('"closed"', None),
+                                                                                  ('{}', '{"host": "x"}')],
+        'c': [('"%d"' % status, None) for status in (1, 75, 126)] + [('"late"', None)],
+    }
+
+    def __init__(self, world):
+        self.world = world
+        self.random = random.Random(SEED)
+        self.outage = None
+        self.arrived = {}
+        self.endpoint = Endpoint(self.answer)
+        self.seen = os.path.join(world.directory, 'mixed')
+        self.good = {}
+        self.bad = set()
+
+    def answer(self, request, number):
+        if self.outage:
+            return self.outage, {}, b'no backend'
+        body = request.body.strip(b'"')
+        if body.isdigit() and len(body) == 3:
+            return int(body), {'Retry-After': '30'} if body == b'429' else {}, b'bad'
+        if body == b'late':
+            time.sleep(2)
+        if body in (b'late', b'closed'):
+            return None
+        return 204, {}, b''
+
+    def relay(self):
+        return self.world.relay(
+            '--r.sink=amqp', '--r.topics=orders, unbound', '--r.url=' + amqp.broker.url, '--w.sink=webhook', '--w.topics=t',
+            '--w.url=' + self.endpoint.url, '--w.timeout=1s', '--c.sink=command', '--c.topics=c', '--c.timeout=1s',
+            '--c.command=read -r body; case $body in *late*) sleep 5;; *[0-9]\\"*) body=${body#*\\"}; exit ${body%\\"*};; esac',
+            '--lease=3s', '--wait=1s').started()
+
+    def publish(self):
+        for _ in range(5):
+            topic = self.random.choice(['orders', 't', 'c'])
+            key = 'k%d' % self.random.randrange(50)
+            self.good[self.world.publish(topic, '{"n": %d}' % len(self.good), key)] = time.monotonic()
+        if self.random.random() < 0.3:
+            topic = self.random.choice(list(self.BAD))
+            payload, headers = self.random.choice(self.BAD[topic])
+            self.bad.add(self.world.publish(topic, payload, 'bad%d' % len(self.bad), headers))
+
+    def waiting(self):
+        return [row[0] for row in self.world.query(
+            "SELECT message_id::text FROM idem_outbox WHERE state <> 'acked' AND payload ? 'n'")]
+
+
+def mixed(world):
+    """Good messages beside any bad ones, while relays are killed and an
+    endpoint fails: none is dead, none is lost, and all arrive in time."""
+    broker = amqp.start(world)
+    connection, channel = broker.channel()
+    channel.queue_declare('orders', durable=True)
+    broker.control('eval', 'application:set_env(rabbit, max_message_size, 100000).')
+    mixture = Mixture(world)
+    chance = mixture.random
+    relays = [mixture.relay(), mixture.relay()]
+    end = time.monotonic() + MIXED
+    outage_end = 0
+    kills = longest = 0
+    try:
+        while time.monotonic() < end:
+            mixture.publish()
+            time.sleep(0.05)
+            now = time.monotonic()
+            if mixture.outage and now > outage_end:
+                mixture.outage = None
+            elif not mixture.outage and chance.random() < 0.01:
+                mixture.outage, outage_end = chance.choice([502, 503, 429]), now + chance.random() * 5
+            if chance.random() < 0.01:
+                victim = chance.randrange(2)
+                relays[victim].kill()
+                relays[victim] = mixture.relay()
+                kills += 1
+            if chance.random() < 0.05:
+                ages = [now - mixture.good[message] for message in mixture.waiting()]
+                longest = max([longest, *ages])
+                expect('a good message waits for %.0f s' % longest, longest < BOUND)
+        mixture.outage = None
+        until('the good messages are delivered', lambda: not mixture.waiting(), BOUND)
+        equal('counted attempts of dead good messages', world.query(
+            "SELECT count(*) FROM idem_outbox WHERE state = 'dead' AND payload ? 'n'"), [(0,)])
+        arrived = {properties.message_id for properties, _ in amqp.drain(channel, 'orders', 10 ** 6, 5)}
+        arrived.update(request.headers['webhook-id'] for request in mixture.endpoint.requests)
+        equal('lost', world.query("SELECT message_id::text FROM idem_outbox WHERE topic <> 'c' AND payload ? 'n' "
+                                  "AND NOT message_id = ANY (%s::uuid[])", sorted(arrived)), [])
+        for relay in relays:
+            equal('the status', relay.stop(), 0)
+    finally:
+        broker.control('eval', 'application:set_env(rabbit, max_message_size, 134217728).')
+        mixture.endpoint.close()
+        connection.close()
+    print('# %d good messages beside %d bad ones, %d kills: none is dead or lost; one waited %.1f s' % (
+        len(mixture.good), len(mixture.bad), kills, longest), flush=True)
+
+
 TESTS = [
+    ('isolation: good messages beside bad ones at random, under kill -9', mixed),
     ('isolation: messages for which the broker closes the channel fail alone', broker_closes),
     ('isolation: a message that always gets 503 waits alone', deferred_alone),
     ('isolation: Retry-After is the pause of one message', later_alone),

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,7 +15,8 @@ import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from world import PROGRAM, World, deaf_port, equal, expect, free_port, until
+import amqp
+from world import PROGRAM, Broken, World, deaf_port, equal, expect, free_port, until
 
 OUT = ('--out.sink=stdout', '--out.topics=*')
 
@@ -173,6 +175,76 @@ def tells_systemd(world):
         equal('told', [listener.recv(100) for _ in range(3)], [b'READY=1', b'RELOADING=1', b'READY=1'])
         equal('the status', relay.stop(), 0)
     os.unlink(path)
+
+
+# What the steps of README.md call as root, for a user who is not.  The service
+# manager gives the file to the relay as the unit says.
+ROOT = r"""
+useradd() { echo "$@" | grep -q ' idem-relay$'; }
+install() { command install -m "$2" "$5" "$6"; }
+runuser() { [ "$1 $2 $3" = "-u idem-relay --" ] && shift 3 && "$@"; }
+systemctl() {
+	sed -n 's/^LoadCredential=\(.*\):\(.*\)/\1 \2/p' relay/idem-relay.service | while read -r name from; do
+		mkdir "$DIR/credentials"
+		command install -m 400 "$DIR$from" "$DIR/credentials/$name"
+		chmod 000 "$DIR$from"
+	done
+	command=$(sed -n 's/^ExecStart=//p' relay/idem-relay.service | sed "s|%d|$DIR/credentials|; s|^/usr/bin/idem-relay|$PROGRAM|")
+	$command & echo $! >"$DIR/pid"
+}
+idem-relay() { "$PROGRAM" "$@"; }
+"""
+
+
+def step_by_step(world):
+    """The steps of README.md, with the sample and the unit."""
+    amqp.start(world)
+    directory = tempfile.mkdtemp(dir=world.directory)
+    with open('relay/README.md') as file:
+        page = file.read()
+    page = page[page.index('## Setting it up'):page.index('## Configuration')]
+    steps = re.findall(r'```(sh|sql)\n(.*?)```', page, re.S)
+    equal('steps', [kind for kind, _ in steps], ['sh', 'sql', 'sh', 'sh', 'sh'])
+    os.mkdir(directory + '/etc')
+    pid = None
+    try:
+        for kind, step in steps:
+            if kind == 'sql':
+                world.query(step)
+                continue
+            step = step.replace('/usr/local/share/doc/idem-relay', 'relay').replace('/etc/', directory + '/etc/')
+            with open(directory + '/log', 'ab') as log:
+                subprocess.run(['bash', '-ec', ROOT + step], check=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                               env={**os.environ, 'DIR': directory, 'PROGRAM': PROGRAM})
+            if 'install' in step:
+                path = directory + '/etc/idem-relay.conf'
+                with open(path) as file:
+                    text = file.read()
+                expect(text, 'database = dbname=shop user=idem-relay\n' in text)
+                with open(path, 'w') as file:
+                    file.write(text.replace('dbname=shop', 'dbname=postgres').replace(
+                        'amqp://guest:guest@localhost:5672/%2f', amqp.broker.url))
+        with open(directory + '/pid') as file:
+            pid = int(file.read())
+        until('it has the role', lambda: world.query(
+            "SELECT 1 FROM pg_stat_activity WHERE usename = 'idem-relay' AND query LIKE '%%idem_outbox_take%%'"))
+        connection, channel = amqp.broker.channel()
+        channel.queue_declare('orders', durable=True)
+        world.publish('orders')
+        world.all_acked(1)
+        amqp.drain(channel, 'orders', 1)
+        connection.close()
+    except (subprocess.CalledProcessError, Broken) as error:
+        with open(directory + '/log') as log:
+            raise Broken('%s\n%s' % (error, log.read())) from None
+    finally:
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            until('it has ended', lambda: not os.path.exists('/proc/%d/exe' % pid))
+        world.query("SELECT idem_revoke('\"idem-relay\"')")
+        world.query('DROP ROLE IF EXISTS "idem-relay"')
+    shutil.rmtree(directory)
 
 
 def shows_metrics(world):
@@ -433,6 +505,7 @@ TESTS = [
     ('SIGHUP: a new configuration, unless it has a fault', reloads),
     ('systemd is told', tells_systemd),
     ('metrics are served', shows_metrics),
+    ('the steps of README.md work, with the sample and the unit', step_by_step),
     ('metrics: a database that refuses calls is not up', without_execute),
     ('SIGHUP runs the new program after an upgrade', upgraded),
     ('the database crashes: what was delivered meanwhile is acknowledged', survives_database),
