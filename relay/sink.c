@@ -10,7 +10,7 @@
  *		a pause of its own that grows with its failures in a row.
  *	-	The sink is held only if several messages fail and none is delivered in
  *		between.  Nobody's attempt counts then.  After the pause the sink gets
- *		one message, preferably one that has not failed.  A message is bad if
+ *		two messages, preferably new ones.  A message is bad if
  *		others are delivered between its failures, and holds nothing then.
  *	-	If the connection ends with several messages in flight, any of them can
  *		be the cause.  Each is handed over again alone.  Only a message that is
@@ -42,6 +42,7 @@
 #define SHORTEST_BACKOFF	500
 #define LONGEST_BACKOFF		30000
 #define SEVERAL				3	/* failing messages, to hold the sink */
+#define PROBES				2	/* messages after a pause; one can be bad */
 
 /* Failures of a message in a row that are free, by RelayFailure. */
 static const int free_failures[] = {
@@ -69,6 +70,9 @@ relay_sink_delivered(RelayMessage *message)
 	sink->delivery_ms += sink->delivered_at - message->handed_at;
 	sink->failing = 0;
 	sink->last_failed = 0;
+	/* A message that was in flight when others failed shows that it is up. */
+	if (sink->held_until != INT64_MAX)
+		sink->held_until = 0;
 	if (message->failures > 0)
 		get_record(sink, message->id)->id = 0;
 	sink->backoff = 0;
@@ -279,7 +283,7 @@ relay_sink_back_off(RelaySink *sink, const char *why)
 	sink->failures++;
 	pause = relay_back_off(&sink->backoff, SHORTEST_BACKOFF, LONGEST_BACKOFF);
 	sink->held_until = relay_now() + pause;
-	sink->window = 1;
+	sink->window = PROBES;
 	relay_sink_release_ready(sink);
 	relay_log(RELAY_WARNING, "sink \"%s\" is paused: %s; next try in %.1f s",
 			  sink->name, why, (double) pause / 1000);

@@ -329,18 +329,19 @@ def mixed(world):
     chance = mixture.random
     relays = [mixture.relay(), mixture.relay()]
     end = time.monotonic() + MIXED
-    outage_end = 0
-    kills = longest = 0
+    kill_at = change_at = 0
+    kills = outages = longest = 0
     try:
         while time.monotonic() < end:
             mixture.publish()
             time.sleep(0.05)
             now = time.monotonic()
-            if mixture.outage and now > outage_end:
-                mixture.outage = None
-            elif not mixture.outage and chance.random() < 0.01:
-                mixture.outage, outage_end = chance.choice([502, 503, 429]), now + chance.random() * 5
-            if chance.random() < 0.01:
+            if now > change_at:
+                mixture.outage = None if mixture.outage else chance.choice([502, 503, 429])
+                outages += mixture.outage is not None
+                change_at = now + chance.random() * (5 if mixture.outage else 20)
+            if now > kill_at:
+                kill_at = now + chance.random() * 20
                 victim = chance.randrange(2)
                 relays[victim].kill()
                 relays[victim] = mixture.relay()
@@ -363,8 +364,8 @@ def mixed(world):
         broker.control('eval', 'application:set_env(rabbit, max_message_size, 134217728).')
         mixture.endpoint.close()
         connection.close()
-    print('# %d good messages beside %d bad ones, %d kills: none is dead or lost; one waited %.1f s' % (
-        len(mixture.good), len(mixture.bad), kills, longest), flush=True)
+    print('# %d good messages beside %d bad ones, %d kills, %d outages: none is dead or lost; one waited %.1f s' % (
+        len(mixture.good), len(mixture.bad), kills, outages, longest), flush=True)
 
 
 TESTS = [
