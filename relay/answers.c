@@ -27,7 +27,7 @@
 
 #define CALL_LIMIT		30000	/* milliseconds */
 #define BATCH_LIMIT		1000	/* messages of a call */
-#define MAX_PARAMS		4
+#define MAX_PARAMS		5
 
 /*
  * The queries of the calls.  "%s" stands for the schema of the extension.
@@ -40,12 +40,20 @@ static const struct
 	[RELAY_CALL_ACK] = {"SELECT %s.idem_outbox_ack($1::bigint[])", 1},
 	[RELAY_CALL_RELEASE] = {"SELECT %s.idem_outbox_release("
 	"$1::bigint[], $2::int[])", 2},
-	/* In the order of ids, as every call that writes several messages. */
-	[RELAY_CALL_NACK] = {"SELECT m.id, %s.idem_outbox_nack("
-		"m.id, m.error, m.pause, m.attempt) FROM (SELECT * FROM ROWS FROM ("
-		"unnest($1::bigint[]), unnest($2::int[]), unnest($3::text[]),"
-		" unnest($4::interval[])) AS u (id, attempt, error, pause)"
-	" ORDER BY id OFFSET 0) AS m", 4},
+
+	/*
+	 * In the order of ids, as every call that writes several messages.  The
+	 * release takes an attempt that does not count back.  A message that is
+	 * released has no attempt to compare, and this transaction holds its row.
+	 */
+	[RELAY_CALL_NACK] = {"SELECT m.id, CASE WHEN m.counted OR "
+		"%s.idem_outbox_release(ARRAY[m.id], ARRAY[m.attempt]) = 1 THEN "
+		"%s.idem_outbox_nack(m.id, m.error, m.pause, "
+		"CASE WHEN m.counted THEN m.attempt END) ELSE 'lost' END "
+		"FROM (SELECT * FROM ROWS FROM (unnest($1::bigint[]), "
+		"unnest($2::int[]), unnest($3::text[]), unnest($4::interval[]), "
+		"unnest($5::boolean[])) AS u (id, attempt, error, pause, counted)"
+	" ORDER BY id OFFSET 0) AS m", 5},
 	[RELAY_CALL_EXTEND] = {"SELECT %s.idem_outbox_extend("
 	"$1::bigint[], $3::interval, $2::int[])", 3},
 	[RELAY_CALL_CANCEL] = {"SELECT pg_catalog.pg_cancel_backend($1::int)", 1}
@@ -165,8 +173,8 @@ answer(RelayAnswers *answers, RelayMessageList *list, RelayCall call)
 }
 
 /*
- * Add to the parameters why a message was refused, and the pause before the
- * next attempt.
+ * Add to the parameters why a message was refused, the pause before the next
+ * attempt, and whether this one counts.
  */
 static void
 add_refusal(const RelayAnswers *answers, RelayMessage *message,
@@ -182,6 +190,8 @@ add_refusal(const RelayAnswers *answers, RelayMessage *message,
 	else
 		relay_text_addf(params[3], "%lld ms",
 						(long long) message->retry_after);
+	relay_text_addf(params[4], "%c%c", params[4]->len ? ',' : '{',
+					message->counted ? 't' : 'f');
 }
 
 /*
@@ -271,11 +281,11 @@ send_call(RelayAnswers *answers, RelayCall call, RelayText *const *params)
 {
 	RelayText  *query = relay_text_new();
 	const char *rest = calls[call].query;
-	const char *schema = strstr(rest, "%s");
+	const char *schema;
 	const char *values[MAX_PARAMS];
 	int			i;
 
-	if (schema)
+	while ((schema = strstr(rest, "%s")))
 	{
 		relay_text_add_bytes(query, rest, (size_t) (schema - rest));
 		relay_text_add(query, answers->database.schema);

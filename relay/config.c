@@ -23,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 
 #include "config.h"
 #include "memory.h"
@@ -67,6 +68,7 @@ static const struct
 };
 
 static void read_file(RelayConfig *config, const char *path);
+static bool has_secret(const char *line);
 static void read_line(RelayConfig *config, RelaySection **section, char *line,
 					  const char *where);
 static void read_option(RelayConfig *config, const char *option);
@@ -130,13 +132,23 @@ read_file(RelayConfig *config, const char *path)
 	char	   *line = NULL;
 	size_t		size = 0;
 	int			number = 0;
+	bool		secret = false;
+	struct stat status;
 
 	while (file && getline(&line, &size, file) >= 0)
 	{
 		relay_text_clear(where);
 		relay_text_addf(where, "%s:%d", path, ++number);
+		/* Some editors begin a file with a byte order mark. */
+		if (number == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0)
+			memset(line, ' ', 3);
+		secret |= has_secret(line);
 		read_line(config, &section, line, where->data);
 	}
+	if (secret && fstat(fileno(file), &status) == 0 &&
+		S_ISREG(status.st_mode) && status.st_mode & S_IROTH)
+		relay_config_fault(config, path, "everybody can read the passwords "
+						   "in this file; run chmod o-rwx %s", path);
 	if (!file || ferror(file))
 		relay_config_fault(config, path, "could not be read: %s",
 						   strerror(errno));
@@ -144,6 +156,22 @@ read_file(RelayConfig *config, const char *path)
 	free(line);
 	if (file)
 		fclose(file);
+}
+
+/*
+ * Return whether a line of a file seems to set a password: by its name, or in
+ * a URL or a connection string.
+ */
+static bool
+has_secret(const char *line)
+{
+	const char *c = line + strspn(line, " \t");
+	const char *at = strstr(c, "://");
+
+	if (*c == '#' || *c == '[')
+		return false;
+	at = at ? strchr(at, '@') : NULL;
+	return strncmp(c, "secret", 6) == 0 || strcasestr(c, "password") || at;
 }
 
 /*

@@ -71,10 +71,25 @@ relay_database_configure(RelayConfig *config)
 	char	   *message = NULL;
 	PQconninfoOption *options = PQconninfoParse(string, &message);
 	const char *why = message ? message : "out of memory";
+	const PQconninfoOption *option;
 
+	/* What libpq quotes can be a part of a password. */
 	if (!options)
-		relay_section_fault(config, config->main, "database", "%.*s",
-							(int) strcspn(why, "\n"), why);
+		relay_section_fault(config, config->main, "database", "%.*s...",
+							(int) strcspn(why, "\n\"'"), why);
+	for (option = options; option && option->keyword; option++)
+	{
+		bool		is_host = strcmp(option->keyword, "host") == 0;
+		bool		is_port = strcmp(option->keyword, "port") == 0;
+
+		if (option->val &&
+			((is_host && option->val[0] != '@' && strchr(option->val, '@')) ||
+			 (is_port && option->val[strspn(option->val, "0123456789,")])))
+			relay_section_fault(config, config->main, "database", "\"%s\" is "
+								"not valid; in a URI, write an @ of a "
+								"password as %%40, and a / as %%2F",
+								option->keyword);
+	}
 	PQfreemem(message);
 	PQconninfoFree(options);
 }

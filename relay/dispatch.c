@@ -8,29 +8,36 @@
  *
  *-------------------------------------------------------------------------
  */
+#include "connect.h"
 #include "dispatch.h"
-
-static bool is_up(RelaySink *sink, int64_t now);
 
 /*
  * Give each sink its turn: connect it if its pause is over, and hand it as
  * many ready messages as it can take.  The ready messages of a sink that is
- * held are released, and those of all sinks if the relay is stopping.
+ * held are released, and those of all sinks if the relay is stopping.  A sink
+ * that connects keeps them.
  */
 void
 relay_dispatch_work(const RelayRouting *routing, const RelayAnswers *answers,
 					bool stopping, int64_t now)
 {
 	RelaySink  *sink;
+	RelayMessage *message;
 
 	for (sink = routing->first; sink; sink = sink->next)
 	{
 		if (stopping)
 			relay_sink_release_ready(sink);
-		if (!is_up(sink, now))
+		if (!sink->connected && !sink->connecting && !stopping &&
+			sink->held_until <= now)
+			relay_connect(sink);
+		if (sink->held_until > now)
 		{
 			relay_sink_release_ready(sink);
 			relay_loop_wake_at(sink->loop, sink->held_until);
+		}
+		if (!sink->connected || sink->held_until > now)
+		{
 			if (sink->connected)
 				sink->type->work(sink, now);
 			continue;
@@ -38,13 +45,12 @@ relay_dispatch_work(const RelayRouting *routing, const RelayAnswers *answers,
 		sink->held_until = 0;
 		sink->type->work(sink, now);
 		/* A message with too little of its lease left waits for more. */
-		while (sink->ready.first && sink->connected && !sink->held_until &&
+		while (sink->connected && !sink->held_until &&
 			   sink->in_flight.count < sink->window &&
-			   relay_answers_may_start(answers, sink->ready.first, now) &&
+			   (message = relay_sink_next(sink)) &&
+			   relay_answers_may_start(answers, message, now) &&
 			   (!sink->type->can_take || sink->type->can_take(sink)))
 		{
-			RelayMessage *message = sink->ready.first;
-
 			relay_queue_hand_over(message, now);
 			if ((int64_t) message->payload_length > sink->max_size)
 				relay_sink_refused(message, -1, "the payload of %zu bytes is "
@@ -57,27 +63,6 @@ relay_dispatch_work(const RelayRouting *routing, const RelayAnswers *answers,
 }
 
 /*
- * Return whether a sink is connected and not held.  Connect it if its pause is
- * over.
- */
-static bool
-is_up(RelaySink *sink, int64_t now)
-{
-	char		why[512];
-
-	if (sink->held_until > now)
-		return false;
-	if (sink->connected)
-		return true;
-	sink->connected = sink->type->connect(sink, why, sizeof(why));
-	if (sink->connected)
-		relay_log(RELAY_INFO, "sink \"%s\" is connected again", sink->name);
-	else
-		relay_sink_back_off(sink, 0, why);
-	return sink->connected;
-}
-
-/*
  * Return whether any sink has messages in flight.
  */
 bool
@@ -86,6 +71,19 @@ relay_dispatch_in_flight(const RelayRouting *routing)
 	const RelaySink *sink = routing->first;
 
 	while (sink && sink->in_flight.count == 0)
+		sink = sink->next;
+	return sink != NULL;
+}
+
+/*
+ * Return whether a thread connects any sink.
+ */
+bool
+relay_dispatch_connecting(const RelayRouting *routing)
+{
+	const RelaySink *sink = routing->first;
+
+	while (sink && !sink->connecting)
 		sink = sink->next;
 	return sink != NULL;
 }

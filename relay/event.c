@@ -9,6 +9,8 @@
  *
  *-------------------------------------------------------------------------
  */
+#include <strings.h>
+
 #include "event.h"
 #include "json.h"
 #include "sink.h"
@@ -59,6 +61,33 @@ relay_event_content_type(const RelayMessage *message)
 {
 	return message->sink->cloudevents ?
 		"application/cloudevents+json; charset=utf-8" : "application/json";
+}
+
+/*
+ * Refuse a message in flight that has one of the "reserved" headers, in any
+ * case, because a consumer could take it for the relay's own.  Returns false
+ * if it has none.
+ */
+bool
+relay_event_refuse_header(RelayMessage *message, const char *const *reserved)
+{
+	const char *at = message->headers;
+	RelayText  *name = relay_text_new();
+	RelayText  *value = relay_text_new();
+	bool		found = false;
+	int			i;
+
+	while (at && !found && relay_json_read_member(&at, name, value))
+	{
+		for (i = 0; reserved[i] && !found; i++)
+			found = strcasecmp(reserved[i], name->data) == 0;
+	}
+	if (found)
+		relay_sink_refused(message, -1, "its header \"%s\" is the relay's own",
+						   name->data);
+	relay_text_free(name);
+	relay_text_free(value);
+	return found;
 }
 
 /*

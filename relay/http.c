@@ -12,6 +12,7 @@
  *
  *-------------------------------------------------------------------------
  */
+#include <ctype.h>
 #include <errno.h>
 #include <netdb.h>
 #include <stdlib.h>
@@ -119,12 +120,16 @@ find_address(RelayConfig *config)
 		int			status;
 
 		*port++ = '\0';
+		/* getaddrinfo() takes the remainder of a larger number. */
+		if (isdigit((unsigned char) *port) && strtol(port, NULL, 10) > 65535)
+			port = "";
 		if (*name == '[' && name[strlen(name) - 1] == ']')
 		{
 			name[strlen(name) - 1] = '\0';
 			name++;
 		}
-		status = getaddrinfo(name, port, &hints, &address);
+		status = *port ? getaddrinfo(name, port, &hints, &address) :
+			EAI_SERVICE;
 		if (status != 0)
 		{
 			why = gai_strerror(status);

@@ -11,6 +11,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "log.h"
 
@@ -49,13 +50,16 @@ relay_exit(int status, const char *format,...)
 }
 
 /*
- * Write one line.  Control characters become blanks, because the text of a
- * broker could otherwise forge further lines.
+ * Write one line with the time.  Control characters become blanks, because the
+ * text of a broker could otherwise forge further lines.
  */
 static void
 write_line(const char *level, const char *format, va_list args)
 {
 	char		line[2048];
+	char		date[32];
+	struct timespec now;
+	struct tm	utc;
 	char	   *c;
 
 	vsnprintf(line, sizeof(line), format, args);
@@ -64,5 +68,9 @@ write_line(const char *level, const char *format, va_list args)
 		if ((unsigned char) *c < ' ' || *c == 0x7f)
 			*c = ' ';
 	}
-	fprintf(stderr, "idem-relay: %s: %s\n", level, line);
+	clock_gettime(CLOCK_REALTIME, &now);
+	gmtime_r(&now.tv_sec, &utc);
+	strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%S", &utc);
+	fprintf(stderr, "%s.%03ldZ idem-relay: %s: %s\n", date,
+			now.tv_nsec / 1000000, level, line);
 }

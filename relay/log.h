@@ -11,7 +11,7 @@
 /* Exit statuses.  Where sysexits.h has a suitable one, the number is its. */
 #define RELAY_DONE			0	/* stopped; every message is answered */
 #define RELAY_USAGE			64	/* unknown option */
-#define RELAY_UNAVAILABLE	69	/* database or broker not reached at start */
+#define RELAY_UNAVAILABLE	69	/* not reached: database; broker in --check */
 #define RELAY_SYSTEM		71	/* out of memory or of descriptors */
 #define RELAY_OUTPUT		74	/* standard output is closed */
 #define RELAY_UNANSWERED	75	/* stopped; some messages are still leased */

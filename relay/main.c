@@ -79,10 +79,10 @@ print_help(void)
 	relay_sinks_describe(print_settings);
 	puts("\nMore of them is in README.md, which is installed beside a sample\n"
 		 "of the file.\n\n"
-		 "Exit status: 0 stopped, 64 unknown option, 69 database or broker\n"
-		 "not reached at the start, 71 out of memory or descriptors, 74\n"
-		 "standard output closed, 75 stopped with messages unanswered, 78\n"
-		 "fault in the configuration.");
+		 "Exit status: 0 stopped, 64 unknown option, 69 database not reached\n"
+		 "at the start, or a broker with --check, 71 out of memory or\n"
+		 "descriptors, 74 standard output closed, 75 stopped with messages\n"
+		 "unanswered, 78 fault in the configuration.");
 }
 
 /*

@@ -24,6 +24,19 @@ relay_list_append(RelayMessageList *list, RelayMessage *message)
 }
 
 /*
+ * Put a message, which is in no list, before all others of a list.
+ */
+void
+relay_list_prepend(RelayMessageList *list, RelayMessage *message)
+{
+	message->prev = NULL;
+	message->next = list->first;
+	*(list->first ? &list->first->prev : &list->last) = message;
+	list->first = message;
+	list->count++;
+}
+
+/*
  * Remove a message from the list that it is in.
  */
 void

@@ -43,7 +43,12 @@ typedef struct RelayMessage
 	int64_t		lease_end;
 	bool		extending;		/* the server is extending the lease */
 	int64_t		retry_after;	/* if refused, in ms; -1: server's choice */
+	bool		counted;		/* if refused: the attempt counts */
 	char	   *reason;			/* if refused */
+
+	/* From the sink's records; see sink.c. */
+	int			failures;		/* of this message here, in a row */
+	bool		alone;			/* nothing else may be in flight with it */
 
 	/* For the sink, while the message is in flight. */
 	struct RelaySink *sink;
@@ -70,6 +75,7 @@ typedef struct RelayMessageList
 	int			count;
 } RelayMessageList;
 
+extern void relay_list_prepend(RelayMessageList *list, RelayMessage *message);
 extern void relay_list_append(RelayMessageList *list, RelayMessage *message);
 extern void relay_list_remove(RelayMessageList *list, RelayMessage *message);
 

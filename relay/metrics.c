@@ -16,17 +16,18 @@ static const char *const sink_metrics[][3] = {
 	"Messages that the sink has confirmed."},
 	{"idem_relay_sink_delivery_seconds_total", "counter",
 	"Time that took, from handing each over."},
-	{"idem_relay_sink_refused_total", "counter", "Attempts that failed."},
-	{"idem_relay_sink_put_off_total", "counter",
-	"Messages that the sink had no use for at that time."},
+	{"idem_relay_sink_refused_total", "counter",
+	"Attempts that failed and count."},
+	{"idem_relay_sink_deferred_total", "counter",
+	"Attempts that failed and do not count."},
 	{"idem_relay_sink_failures_total", "counter",
-	"How often the sink was held up."},
+	"How often the sink was paused."},
 	{"idem_relay_sink_dead_total", "counter",
 	"Messages dead after an attempt of this relay."},
 	{"idem_relay_sink_in_flight", "gauge",
 	"Messages handed over and not confirmed."},
 	{"idem_relay_sink_ready", "gauge", "Messages waiting to be handed over."},
-	{"idem_relay_sink_up", "gauge", "1 unless the sink is held up."},
+	{"idem_relay_sink_up", "gauge", "1 unless the sink is paused."},
 };
 
 static void append_head(RelayText *to, const char *name, const char *type,
@@ -53,8 +54,8 @@ relay_metrics_write(const RelayTaker *taker, RelayText *to)
 				  "Messages acknowledged.", (double) answers->acked);
 	append_metric(to, "idem_relay_nacked_total", "counter",
 				  "Messages refused.", (double) answers->nacked);
-	append_metric(to, "idem_relay_given_back_total", "counter",
-				  "Messages given back untried.", (double) answers->released);
+	append_metric(to, "idem_relay_released_total", "counter",
+				  "Messages released untried.", (double) answers->released);
 	append_metric(to, "idem_relay_lost_total", "counter",
 				  "Messages that another relay had taken by then.",
 				  (double) answers->lost);
@@ -67,8 +68,10 @@ relay_metrics_write(const RelayTaker *taker, RelayText *to)
 				  (double) (taker->database.losses +
 							answers->database.losses));
 	append_metric(to, "idem_relay_database_up", "gauge",
-				  "1 while answers can be given.",
-				  relay_answers_connected(answers));
+				  "1 while the server takes calls on both connections.",
+				  relay_answers_connected(answers) &&
+				  answers->database.backoff == 0 &&
+				  taker->database.backoff == 0);
 	for (i = 0; i < sizeof(sink_metrics) / sizeof(sink_metrics[0]); i++)
 	{
 		const char *const *metric = sink_metrics[i];

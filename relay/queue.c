@@ -80,6 +80,17 @@ relay_queue_hand_over(RelayMessage *message, int64_t now)
 }
 
 /*
+ * Make a message in flight the first of the ready ones again.
+ */
+void
+relay_queue_return(RelayMessage *message)
+{
+	relay_list_remove(&message->sink->in_flight, message);
+	message->state = RELAY_READY;
+	relay_list_prepend(&message->sink->ready, message);
+}
+
+/*
  * Mark a message in flight as delivered.  The next one of its key becomes
  * ready.
  */
@@ -95,16 +106,17 @@ relay_queue_deliver(RelayQueue *queue, RelayMessage *message)
 }
 
 /*
- * Mark the attempt at a message in flight as failed, with its reason, and
- * release the messages behind it.
+ * Mark the attempt at a message in flight as failed, with its reason and
+ * whether the server counts it, and release the messages behind it.
  */
 void
 relay_queue_refuse(RelayQueue *queue, RelayMessage *message,
-				   int64_t retry_after, const char *reason)
+				   int64_t retry_after, bool counted, const char *reason)
 {
 	release_chain(queue, leave_key(queue, message, false));
 	message->state = RELAY_REFUSED;
 	message->retry_after = retry_after;
+	message->counted = counted;
 	message->reason = relay_copy(reason);
 	relay_list_append(&queue->refused, message);
 }

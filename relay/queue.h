@@ -32,9 +32,11 @@ typedef struct RelayQueue
 
 extern void relay_queue_add(RelayQueue *queue, RelayMessage *message);
 extern void relay_queue_hand_over(RelayMessage *message, int64_t now);
+extern void relay_queue_return(RelayMessage *message);
 extern void relay_queue_deliver(RelayQueue *queue, RelayMessage *message);
 extern void relay_queue_refuse(RelayQueue *queue, RelayMessage *message,
-							   int64_t retry_after, const char *reason);
+							   int64_t retry_after, bool counted,
+							   const char *reason);
 extern void relay_queue_release(RelayQueue *queue, RelayMessage *message);
 extern void relay_queue_lose(RelayQueue *queue, RelayMessage *message);
 extern void relay_queue_drop(RelayQueue *queue, RelayMessage *message);

@@ -37,10 +37,11 @@ static bool is_valid(const Relay *relay);
 
 /*
  * Initialize a zeroed relay: read the configuration, and connect to the
- * database and to all sinks.  Ends the process if the configuration has a
- * fault or something cannot be reached, after logging all of it.  With
- * "check_only", opens no port for metrics, and tries the sinks even if the
- * database cannot be reached.
+ * database.  Ends the process if the configuration has a fault or the database
+ * cannot be reached, after logging all of it.  With "check_only", opens no
+ * port for metrics, and connects all sinks, too, even if the database cannot
+ * be reached.  Otherwise dispatch.c connects them, so that a sink that cannot
+ * be reached does not keep the others from starting.
  */
 void
 relay_begin(Relay *relay, int argc, char **argv, bool check_only)
@@ -51,6 +52,8 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 
 	relay->argc = argc;
 	relay->argv = argv;
+	(void) !readlink("/proc/self/exe", relay->program,
+					 sizeof(relay->program) - 1);
 	/* First, because the threads of libraries inherit the mask. */
 	sigemptyset(&relay->signals);
 	sigaddset(&relay->signals, SIGTERM);
@@ -84,10 +87,10 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 	if (!reached)
 		relay_log(RELAY_ERROR, "%s: the database cannot be reached, see above",
 				  relay_section_where(settings, "database"));
-	if (reached || check_only)
+	if (check_only)
 		reached &= relay_sinks_connect(&relay->routing);
 	if (!reached)
-		relay_exit(RELAY_UNAVAILABLE, "start what cannot be reached, or mend "
+		relay_exit(RELAY_UNAVAILABLE, "start what cannot be reached, or fix "
 				   "the configuration");
 }
 
@@ -216,28 +219,39 @@ is_valid(const Relay *relay)
 
 /*
  * Release everything that relay_begin() acquired.  If the relay is to start
- * again, does not return.  Otherwise returns the exit status.
+ * again, or a thread still connects a sink, does not return.  Otherwise
+ * returns the exit status.
  */
 int
 relay_end(Relay *relay)
 {
-	int			held = relay->queue.count;
+	int			status = relay->queue.count > 0 ? RELAY_UNANSWERED :
+		RELAY_DONE;
+	bool		connecting;
 
 	relay_dispatch_abandon(&relay->routing);
 	relay_database_close(&relay->taker.database);
 	relay_database_close(&relay->answers.database);
 	relay_http_end(&relay->http);
-	relay_sinks_free(&relay->routing);
-	relay_database_free(&relay->server);
-	relay_config_free(relay->config);
-	relay_loop_end(&relay->loop);
+	while (relay->queue.first)
+		relay_queue_drop(&relay->queue, relay->queue.first);
+	connecting = relay_dispatch_connecting(&relay->routing);
+	if (!connecting)
+	{
+		relay_sinks_free(&relay->routing);
+		relay_database_free(&relay->server);
+		relay_config_free(relay->config);
+		relay_loop_end(&relay->loop);
+	}
 	if (relay->restart && relay->phase != RELAY_ABANDONED)
 	{
 		sigprocmask(SIG_UNBLOCK, &relay->signals, NULL);
+		/* The path has the new program after an upgrade. */
+		execv(relay->program, relay->argv);
 		execv("/proc/self/exe", relay->argv);
 		relay_exit(RELAY_SYSTEM, "could not start again: %s", strerror(errno));
 	}
-	while (relay->queue.first)
-		relay_queue_drop(&relay->queue, relay->queue.first);
-	return held > 0 ? RELAY_UNANSWERED : RELAY_DONE;
+	if (connecting)
+		_exit(status);
+	return status;
 }

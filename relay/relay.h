@@ -8,6 +8,7 @@
 #ifndef IDEM_RELAY_RELAY_H
 #define IDEM_RELAY_RELAY_H
 
+#include <limits.h>
 #include <signal.h>
 
 #include "http.h"
@@ -24,6 +25,7 @@ typedef struct Relay
 {
 	int			argc;
 	char	  **argv;
+	char		program[PATH_MAX];	/* that runs */
 	RelayConfig *config;
 	RelayLoop	loop;
 	RelayQueue	queue;

@@ -113,22 +113,22 @@ relay_routing_sink(const RelayRouting *routing, const char *topic)
 }
 
 /*
- * Return whether any sink is held.
+ * Return whether any sink is held or not connected.
  */
 bool
 relay_routing_held(const RelayRouting *routing)
 {
 	const RelaySink *sink = routing->first;
 
-	while (sink && !sink->held_until)
+	while (sink && sink->connected && !sink->held_until)
 		sink = sink->next;
 	return sink != NULL;
 }
 
 /*
  * Return the topics to take now as the text of a text[], without those of
- * sinks that are held.  Returns "" for all topics and NULL for none.  The
- * caller frees it.
+ * sinks that are held or not connected.  Returns "" for all topics and NULL
+ * for none.  The caller frees it.
  */
 char *
 relay_routing_topics(const RelayRouting *routing)
@@ -145,7 +145,7 @@ relay_routing_topics(const RelayRouting *routing)
 		const RelaySink *sink = relay_routing_sink(routing,
 												   routing->topics[i]);
 
-		if (sink && !sink->held_until)
+		if (sink && sink->connected && !sink->held_until)
 			relay_text_add_element(array, routing->topics[i]);
 	}
 	if (array->len)

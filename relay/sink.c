@@ -3,20 +3,37 @@
  * sink.c
  *		The outcomes that a sink reports, and the pauses after a failure.
  *
- * After a failure a sink is held: the relay hands nothing over until a pause
- * has passed, which doubles with each failure in a row.  Meanwhile its ready
- * messages are released, which the server does not count as attempts, and
- * taker.c takes no more of its topics.  After the pause the sink gets one
- * message.  Each delivery then doubles the window until it is as large as the
- * setting "in_flight" allows.
+ * A failure can be the fault of the message or of the sink.  Three rules keep
+ * a bad message from harming the others:
+ *
+ *	-	A message that fails waits by itself, with the messages of its key, for
+ *		a pause of its own that grows with its failures in a row.
+ *	-	The sink is held only if several messages fail and none is delivered in
+ *		between.  Nobody's attempt counts then.  After the pause the sink gets
+ *		two messages, preferably new ones.  A message is bad if
+ *		others are delivered between its failures, and holds nothing then.
+ *	-	If the connection ends with several messages in flight, any of them can
+ *		be the cause.  Each is handed over again alone.  Only a message that is
+ *		in flight alone when the connection ends has failed.
+ *
+ * The first failures of a message are free, because a sink that fails begins
+ * with them.  What a sink knows of failed messages it keeps in records, one
+ * for each remainder of an id; a newer message replaces an older one.
+ *
+ * While a sink is held, its ready messages are released, which the server does
+ * not count as attempts, and taker.c takes no more of its topics.  The pause
+ * doubles with each failure in a row.  After it, each delivery doubles the
+ * window until it is as large as the setting "in_flight" allows.
  *
  * This file owns the lists and counters of each RelaySink.  The sink_*.c files
- * report outcomes; dispatch.c reports failures to connect.
+ * report outcomes; connect.c reports failures to connect.
  *
  *-------------------------------------------------------------------------
  */
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "clock.h"
 #include "sink.h"
@@ -24,6 +41,21 @@
 
 #define SHORTEST_BACKOFF	500
 #define LONGEST_BACKOFF		30000
+#define SEVERAL				3	/* failing messages, to hold the sink */
+#define PROBES				2	/* messages after a pause; one can be bad */
+
+/* Failures of a message in a row that are free, by RelayFailure. */
+static const int free_failures[] = {
+	[RELAY_UNSENT] = INT_MAX,
+	[RELAY_DEFERRED] = 5,
+	[RELAY_FAILED] = 1
+};
+
+static void fail(RelayMessage *message, RelayFailure failure,
+				 int64_t retry_after, const char *why);
+static void refuse(RelayMessage *message, int64_t retry_after,
+				   const char *why);
+static RelayRecord *get_record(RelaySink *sink, int64_t id);
 
 /*
  * Report that the other side has confirmed a message in flight.
@@ -34,7 +66,15 @@ relay_sink_delivered(RelayMessage *message)
 	RelaySink  *sink = message->sink;
 
 	sink->delivered++;
-	sink->delivery_ms += relay_now() - message->handed_at;
+	sink->delivered_at = relay_now();
+	sink->delivery_ms += sink->delivered_at - message->handed_at;
+	sink->failing = 0;
+	sink->last_failed = 0;
+	/* A message that was in flight when others failed shows that it is up. */
+	if (sink->held_until != INT64_MAX)
+		sink->held_until = 0;
+	if (message->failures > 0)
+		get_record(sink, message->id)->id = 0;
 	sink->backoff = 0;
 	sink->window *= 2;
 	if (sink->window > sink->max_in_flight)
@@ -46,10 +86,10 @@ relay_sink_delivered(RelayMessage *message)
 }
 
 /*
- * Report that the attempt at a message in flight failed: the other side
- * rejects it, or may or may not have it.  The server counts the attempt.  It
- * returns the message after "retry_after" milliseconds, or after its own pause
- * if that is -1, until the message has no attempts left and is dead.
+ * Report that the other side rejects a message in flight for what it is.  The
+ * server counts the attempt.  It returns the message after "retry_after"
+ * milliseconds, or after its own pause if that is -1, until the message has no
+ * attempts left and is dead.
  */
 void
 relay_sink_refused(RelayMessage *message, int64_t retry_after,
@@ -63,75 +103,189 @@ relay_sink_refused(RelayMessage *message, int64_t retry_after,
 	va_end(args);
 	/* The text may be in any encoding, and vsnprintf() may have cut it off. */
 	relay_text_sanitize(why, false);
-	message->sink->refused++;
-	relay_log(RELAY_WARNING, "message %s of topic \"%s\" failed at attempt "
-			  "%d: %s", message->message_id, message->topic, message->attempt,
-			  why);
-	relay_queue_refuse(message->sink->queue, message, retry_after, why);
+	refuse(message, retry_after, why);
 }
 
 /*
- * Report that the other side accepts no messages now, and does not have this
- * one, which is in flight.  Release it, and hold the sink for at least
- * "retry_after" milliseconds.
+ * Report that a message in flight failed, for a reason that can be the
+ * message's or the sink's.  It waits at least "retry_after" milliseconds.
  */
 void
-relay_sink_deferred(RelayMessage *message, int64_t retry_after,
-					const char *format,...)
+relay_sink_failed(RelayMessage *message, RelayFailure failure,
+				  int64_t retry_after, const char *format,...)
 {
-	RelaySink  *sink = message->sink;
 	char		why[1024];
 	va_list		args;
 
 	va_start(args, format);
 	vsnprintf(why, sizeof(why), format, args);
 	va_end(args);
-	sink->deferred++;
-	relay_queue_release(sink->queue, message);
-	/* The other messages in flight report the same failure. */
-	if (!sink->held_until)
-		relay_sink_back_off(sink, retry_after, why);
+	/* The text may be in any encoding, and vsnprintf() may have cut it off. */
+	relay_text_sanitize(why, false);
+	fail(message, failure, retry_after, why);
 }
 
 /*
- * Report that the connection is lost.  Disconnect and hold the sink, and
- * refuse the messages in flight, because the other side may have them.
+ * Report that the connection has ended.  The other side may have what is in
+ * flight.  If that is one message, it has failed.
  */
 void
 relay_sink_down(RelaySink *sink, const char *format,...)
 {
+	RelayMessage *message = sink->in_flight.first;
+	int			count = sink->in_flight.count;
 	char		why[1024];
 	va_list		args;
 
 	va_start(args, format);
 	vsnprintf(why, sizeof(why), format, args);
 	va_end(args);
+	/* The text may be in any encoding, and vsnprintf() may have cut it off. */
+	relay_text_sanitize(why, false);
 	sink->type->disconnect(sink);
 	sink->connected = false;
-	relay_sink_back_off(sink, 0, why);
-	while (sink->in_flight.first)
-		relay_sink_refused(sink->in_flight.first,
-						   sink->held_until - relay_now(), "no confirm: %s",
-						   why);
+	if (count == 0)
+		relay_sink_back_off(sink, why);
+	else if (count == 1)
+	{
+		get_record(sink, message->id)->alone = true;
+		fail(message, RELAY_FAILED, 0, why);
+	}
+	else
+	{
+		relay_log(RELAY_WARNING, "sink \"%s\" has lost its connection: %s; "
+				  "%d messages are tried one at a time", sink->name, why,
+				  count);
+		while ((message = sink->in_flight.last))
+		{
+			message->alone = true;
+			relay_queue_return(message);
+		}
+	}
 }
 
 /*
- * Count a failure, and hold the sink for a pause that doubles with each
- * failure in a row, but lasts "at_least" that number of milliseconds.
+ * Record a failure of a message in flight, hold the sink if several fail, and
+ * decide whether the attempt counts.
+ */
+static void
+fail(RelayMessage *message, RelayFailure failure, int64_t retry_after,
+	 const char *why)
+{
+	RelaySink  *sink = message->sink;
+	RelayRecord *record = get_record(sink, message->id);
+	int64_t		pause;
+
+	if (record->failures > 0 && record->delivered != sink->delivered)
+		record->is_bad = true;
+	record->failures++;
+	record->delivered = sink->delivered;
+	if (!record->is_bad && sink->last_failed != message->id)
+		sink->failing++;
+	sink->last_failed = message->id;
+	if (failure == RELAY_UNSENT)
+		sink->failing = SEVERAL;
+
+	/* The other messages in flight may report the same failure. */
+	if (sink->failing >= SEVERAL && !sink->held_until)
+		relay_sink_back_off(sink, why);
+	if (sink->failing < SEVERAL && record->failures > free_failures[failure])
+	{
+		refuse(message, retry_after > 0 ? retry_after : -1, why);
+		return;
+	}
+	pause = relay_back_off(&record->backoff, SHORTEST_BACKOFF,
+						   LONGEST_BACKOFF);
+	if (pause < retry_after)
+		pause = retry_after;
+	sink->deferred++;
+	relay_log(RELAY_WARNING, "message %s of topic \"%s\" is deferred for "
+			  "%.1f s: %s", message->message_id, message->topic,
+			  (double) pause / 1000, why);
+	relay_queue_refuse(sink->queue, message, pause, false, why);
+}
+
+/*
+ * Count an attempt at a message in flight that has failed.
+ */
+static void
+refuse(RelayMessage *message, int64_t retry_after, const char *why)
+{
+	message->sink->refused++;
+	relay_log(RELAY_WARNING, "message %s of topic \"%s\" failed at attempt "
+			  "%d: %s", message->message_id, message->topic, message->attempt,
+			  why);
+	relay_queue_refuse(message->sink->queue, message, retry_after, true, why);
+}
+
+/*
+ * Return the record of a message, which is empty if it has not failed.
+ */
+static RelayRecord *
+get_record(RelaySink *sink, int64_t id)
+{
+	RelayRecord *record = &sink->records[id % RELAY_RECORDS];
+
+	if (record->id != id)
+	{
+		memset(record, 0, sizeof(RelayRecord));
+		record->id = id;
+	}
+	return record;
+}
+
+/*
+ * Set what a message that was taken has in its sink's records.
  */
 void
-relay_sink_back_off(RelaySink *sink, int64_t at_least, const char *why)
+relay_sink_recall(RelayMessage *message)
+{
+	const RelayRecord *record;
+
+	record = &message->sink->records[message->id % RELAY_RECORDS];
+	if (record->id == message->id)
+	{
+		message->failures = record->failures;
+		message->alone = record->alone;
+	}
+}
+
+/*
+ * Return the ready message to hand over now, or NULL.  While messages fail,
+ * those that have not failed themselves come first.
+ */
+RelayMessage *
+relay_sink_next(const RelaySink *sink)
+{
+	const RelayMessage *flying = sink->in_flight.first;
+	RelayMessage *message = sink->ready.first;
+
+	if (sink->failing > 0)
+	{
+		while (message && message->failures > 0)
+			message = message->next;
+		if (!message)
+			message = sink->ready.first;
+	}
+	return message && flying && (message->alone || flying->alone) ? NULL :
+		message;
+}
+
+/*
+ * Count a failure of the sink, and hold it for a pause that doubles with each
+ * failure in a row.
+ */
+void
+relay_sink_back_off(RelaySink *sink, const char *why)
 {
 	int64_t		pause;
 
 	sink->failures++;
 	pause = relay_back_off(&sink->backoff, SHORTEST_BACKOFF, LONGEST_BACKOFF);
-	if (pause < at_least)
-		pause = at_least;
 	sink->held_until = relay_now() + pause;
-	sink->window = 1;
+	sink->window = PROBES;
 	relay_sink_release_ready(sink);
-	relay_log(RELAY_WARNING, "sink \"%s\" is held up: %s; next try in %.1f s",
+	relay_log(RELAY_WARNING, "sink \"%s\" is paused: %s; next try in %.1f s",
 			  sink->name, why, (double) pause / 1000);
 }
 
@@ -145,7 +299,7 @@ relay_sink_pause(RelaySink *sink, const char *why)
 	sink->failures++;
 	sink->held_until = INT64_MAX;
 	relay_sink_release_ready(sink);
-	relay_log(RELAY_WARNING, "sink \"%s\" is held up: %s", sink->name, why);
+	relay_log(RELAY_WARNING, "sink \"%s\" is paused: %s", sink->name, why);
 }
 
 /*

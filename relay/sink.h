@@ -14,9 +14,30 @@
 
 typedef struct RelaySink RelaySink;
 
+/* What a failure says about the message and about its sink. */
+typedef enum RelayFailure
+{
+	RELAY_UNSENT,				/* nothing was sent: the sink is down */
+	RELAY_DEFERRED,				/* the other side asks to try again later */
+	RELAY_FAILED				/* an error of the message or of the sink */
+} RelayFailure;
+
+/* What is known of a message that has failed. */
+typedef struct RelayRecord
+{
+	int64_t		id;				/* 0: of no message */
+	int			failures;		/* in a row */
+	bool		alone;			/* it ended a connection by itself */
+	bool		is_bad;			/* others were delivered between failures */
+	uint64_t	delivered;		/* of the sink, at the last failure */
+	int64_t		backoff;
+} RelayRecord;
+
+#define RELAY_RECORDS	1024	/* messages of a sink that are remembered */
+
 /*
- * A kind of sink.  No function except connect() may wait, and that one no
- * longer than the sink's "timeout".
+ * A kind of sink.  Only connect() may wait, no longer than the sink's
+ * "timeout" for each step.
  */
 typedef struct RelaySinkType
 {
@@ -26,16 +47,23 @@ typedef struct RelaySinkType
 	/* Check the settings, count their faults, and allocate "state". */
 	void		(*configure) (RelaySink *sink, RelayConfig *config);
 
-	/* Connect.  Returns false and writes the reason if that fails. */
+	/*
+	 * Connect.  Returns false and writes the reason if that fails.  If
+	 * attach() is not NULL, a thread calls this, which uses only the
+	 * configuration and "state".
+	 */
 	bool		(*connect) (RelaySink *sink, char *why, size_t size);
+
+	/* Let the loop watch the connection.  NULL: connect() does not wait. */
+	void		(*attach) (RelaySink *sink);
 
 	/* Return whether deliver() can be called now.  NULL: always. */
 	bool		(*can_take) (RelaySink *sink);
 
 	/*
 	 * Deliver a message in flight.  The sink reports its outcome now or later
-	 * with relay_sink_delivered(), relay_sink_refused(),
-	 * relay_sink_deferred() or relay_sink_down().
+	 * with relay_sink_delivered(), relay_sink_refused(), relay_sink_failed()
+	 * or relay_sink_down().
 	 */
 	void		(*deliver) (RelaySink *sink, RelayMessage *message);
 
@@ -69,10 +97,17 @@ struct RelaySink
 
 	RelayMessageList ready;		/* waiting for the sink, in order */
 	RelayMessageList in_flight; /* handed over, no outcome yet */
+	struct RelayConnecting *connecting; /* while a thread connects */
 	bool		connected;
 	int			window;			/* limit of in_flight while it recovers */
 	int64_t		backoff;		/* after the last failure; 0: none */
 	int64_t		held_until;		/* no deliveries before that; 0: not held */
+
+	/* To tell a bad message from a sink that is down; see sink.c. */
+	int			failing;		/* messages failed since the last delivery */
+	int64_t		last_failed;	/* id of the last of them */
+	int64_t		delivered_at;	/* when the last delivery was confirmed */
+	RelayRecord records[RELAY_RECORDS]; /* by id, modulo their number */
 
 	/* Since the start. */
 	uint64_t	delivered;
@@ -87,14 +122,16 @@ struct RelaySink
 extern void relay_sink_delivered(RelayMessage *message);
 extern void relay_sink_refused(RelayMessage *message, int64_t retry_after,
 							   const char *format,...) RELAY_FORMAT(3, 4);
-extern void relay_sink_deferred(RelayMessage *message, int64_t retry_after,
-								const char *format,...) RELAY_FORMAT(3, 4);
+extern void relay_sink_failed(RelayMessage *message, RelayFailure failure,
+							  int64_t retry_after, const char *format,...)
+			RELAY_FORMAT(4, 5);
 extern void relay_sink_down(RelaySink *sink, const char *format,...)
 			RELAY_FORMAT(2, 3);
-extern void relay_sink_back_off(RelaySink *sink, int64_t at_least,
-								const char *why);
+extern void relay_sink_back_off(RelaySink *sink, const char *why);
 extern void relay_sink_pause(RelaySink *sink, const char *why);
 extern void relay_sink_resume(RelaySink *sink);
 extern void relay_sink_release_ready(RelaySink *sink);
+extern void relay_sink_recall(RelayMessage *message);
+extern RelayMessage *relay_sink_next(const RelaySink *sink);
 
 #endif							/* IDEM_RELAY_SINK_H */

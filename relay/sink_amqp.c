@@ -9,7 +9,7 @@
  * connection is lost or the confirm is late, the message is tried again, and
  * may arrive twice.
  *
- * librabbitmq waits while it connects, up to "timeout".  After that a message
+ * librabbitmq waits while it connects, in a thread.  After that a message
  * is handed over only while the socket accepts data, and frames are read as
  * they arrive.  If a message is larger than what the socket accepts at once,
  * librabbitmq waits again for the rest, up to "timeout".
@@ -71,6 +71,14 @@ static const RelaySettingDef settings[] = {
 	{NULL}
 };
 
+/*
+ * Headers that the message's own cannot replace.  RabbitMQ also routes to what
+ * CC and BCC name, and closes the channel if they are no lists.
+ */
+static const char *const reserved[] = {
+	"message_id", "message_key", "CC", "BCC", NULL
+};
+
 static bool open_channel(RelaySink *sink,
 						 const struct amqp_connection_info *info, char *why,
 						 size_t size);
@@ -101,7 +109,8 @@ configure_sink(RelaySink *sink, RelayConfig *config)
 	struct amqp_connection_info info;
 
 	amqp_default_connection_info(&info);
-	if (amqp_parse_url(url, &info) != AMQP_STATUS_OK)
+	/* What is taken for a host can be a part of a password. */
+	if (amqp_parse_url(url, &info) != AMQP_STATUS_OK || strchr(info.host, '@'))
 		relay_section_fault(config, sink->section, "url",
 							"\"url\" is no URL of AMQP; expected one like "
 							"amqp://user:password@localhost:5672/%%2f");
@@ -169,9 +178,19 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 	/* Limit the waits while the peer accepts no data. */
 	(void) setsockopt(amqp->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience,
 					  sizeof(patience));
+	return true;
+}
+
+/*
+ * Implement RelaySinkType.attach.
+ */
+static void
+attach_sink(RelaySink *sink)
+{
+	const Amqp *amqp = sink->state;
+
 	relay_loop_watch(sink->loop, amqp->fd, RELAY_LOOP_READ, socket_ready,
 					 sink);
-	return true;
 }
 
 /*
@@ -292,7 +311,7 @@ deliver(RelaySink *sink, RelayMessage *message)
 	Amqp	   *amqp = sink->state;
 	const char *exchange = relay_section_text(sink->section, "exchange");
 	const char *routing_key = relay_section_text(sink->section, "routing_key");
-	RelayText  *body = relay_text_new();
+	RelayText  *body;
 	size_t		most = (size_t) amqp_get_frame_max(amqp->connection) / 2;
 	bool		sendable = true;
 	amqp_basic_properties_t properties = {
@@ -305,15 +324,18 @@ deliver(RelaySink *sink, RelayMessage *message)
 		.message_id = amqp_cstring_bytes(message->message_id),
 		.type = amqp_cstring_bytes(message->topic),
 		.app_id = amqp_cstring_bytes("idem-relay"),
-		.headers = make_headers(message, most, &sendable)
 	};
 	amqp_bytes_t content;
 	int			status;
 
+	message->delivery = NULL;
+	if (relay_event_refuse_header(message, reserved))
+		return;
+	properties.headers = make_headers(message, most, &sendable);
+	body = relay_text_new();
 	relay_event_body(message, body);
 	content.bytes = body->data;
 	content.len = body->len;
-	message->delivery = NULL;
 	if (strlen(message->topic) > SHORT_TEXT)
 		relay_sink_refused(message, -1, "its topic is longer than %d bytes, "
 						   "which AMQP does not take", SHORT_TEXT);
@@ -551,7 +573,7 @@ static void
 work(RelaySink *sink, int64_t now)
 {
 	const Amqp *amqp = sink->state;
-	const RelayMessage *oldest;
+	RelayMessage *oldest;
 	int64_t		since;
 
 	read_frames(sink);
@@ -560,11 +582,19 @@ work(RelaySink *sink, int64_t now)
 		return;
 	since = oldest->handed_at > amqp->unblocked_at ? oldest->handed_at :
 		amqp->unblocked_at;
-	if (now - since >= sink->timeout)
+	if (now - since < sink->timeout)
+		relay_loop_wake_at(sink->loop, since + sink->timeout);
+	else if (sink->delivered_at > since)
+	{
+		/* Others are confirmed, so it is its queue.  Ignore a late confirm. */
+		free(oldest->delivery);
+		relay_sink_failed(oldest, RELAY_FAILED, 0, "no confirm within %g s",
+						  (double) sink->timeout / 1000);
+		relay_loop_wake_at(sink->loop, now);
+	}
+	else
 		relay_sink_down(sink, "no confirm within %g s",
 						(double) sink->timeout / 1000);
-	else
-		relay_loop_wake_at(sink->loop, since + sink->timeout);
 }
 
 /*
@@ -586,6 +616,6 @@ disconnect_sink(RelaySink *sink)
 }
 
 const RelaySinkType relay_sink_amqp = {
-	"amqp", settings, configure_sink, connect_sink, can_take, deliver, work,
-	disconnect_sink
+	"amqp", settings, configure_sink, connect_sink, attach_sink, can_take,
+	deliver, work, disconnect_sink
 };

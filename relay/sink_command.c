@@ -117,8 +117,8 @@ deliver(RelaySink *sink, RelayMessage *message)
 			relay_sink_refused(message, -1, "its headers or its key are too "
 							   "long for the environment of a command");
 		else
-			relay_sink_deferred(message, 0, "could not start the command: %s",
-								strerror(error));
+			relay_sink_failed(message, RELAY_UNSENT, 0, "could not start the "
+							  "command: %s", strerror(error));
 	}
 	else
 	{
@@ -181,8 +181,9 @@ spawn(Child *child, int input, int errors, const char *command)
 }
 
 /*
- * Return the relay's environment, without the variables of systemd, and with
- * the message's properties.  The caller releases the array.
+ * Return the relay's environment, without the variables of systemd and the
+ * password of the database, and with the message's properties.  The caller
+ * releases the array.
  */
 static char **
 make_environment(const RelayMessage *message)
@@ -207,6 +208,7 @@ make_environment(const RelayMessage *message)
 	for (i = 0; i < n; i++)
 	{
 		if (strncmp(environ[i], "NOTIFY_SOCKET=", 14) != 0 &&
+			strncmp(environ[i], "PGPASSWORD=", 11) != 0 &&
 			strncmp(environ[i], "WATCHDOG_", 9) != 0)
 			list[count++] = relay_copy(environ[i]);
 	}
@@ -284,8 +286,8 @@ child_ends(void *argument, int fd, int events)
 	else if (status == 0)
 		relay_sink_delivered(message);
 	else if (status == TEMPORARY || status == 126 || status == 127)
-		relay_sink_deferred(message, 0, "the command ended with status %d: %s",
-							status, last_line(child));
+		relay_sink_failed(message, RELAY_DEFERRED, 0, "the command ended with "
+						  "status %d: %s", status, last_line(child));
 	else
 		relay_sink_refused(message, -1, "the command ended with status %d: %s",
 						   status, last_line(child));
@@ -382,6 +384,6 @@ release(Child *child)
 }
 
 const RelaySinkType relay_sink_command = {
-	"command", settings, configure_sink, connect_sink, NULL, deliver, work,
-	disconnect_sink
+	"command", settings, configure_sink, connect_sink, NULL, NULL,
+	deliver, work, disconnect_sink
 };

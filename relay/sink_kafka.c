@@ -9,7 +9,11 @@
  *
  * librdkafka has its own threads, which wake the event loop through a
  * descriptor.  It retries by itself until "timeout".  The message is then
- * deferred if it was certainly not written, and refused otherwise.
+ * deferred if it was certainly not written, and failed otherwise.
+ *
+ * librdkafka forgets a topic only with its producer, and needs about 10 kB for
+ * each.  After MAX_TOPICS, the sink takes nothing until nothing is in flight,
+ * and then makes a new producer.
  *
  * The sink's "state" is a Kafka, which owns the producer.  The callers are
  * sinks.c, dispatch.c and sink.c, through the RelaySinkType.
@@ -17,6 +21,7 @@
  *-------------------------------------------------------------------------
  */
 #include <librdkafka/rdkafka.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,12 +33,17 @@
 #include "memory.h"
 #include "sink_kafka.h"
 
+#define MAX_TOPICS	400			/* of a producer */
+#define SEEN_BITS	8192
+
 typedef struct Kafka
 {
 	rd_kafka_t *producer;
 	rd_kafka_queue_t *queue;
 	int			fd;				/* readable when "queue" has events */
 	bool		closing;		/* ignore delivery reports */
+	int			ntopics;		/* that were written to, about */
+	unsigned char seen[SEEN_BITS / 8];	/* by hash, to count them */
 } Kafka;
 
 static const RelaySettingDef settings[] = {
@@ -49,6 +59,11 @@ static const RelaySettingDef settings[] = {
 	{NULL}
 };
 
+/* Headers that the message's own cannot replace. */
+static const char *const reserved[] = {
+	"message_id", "message_key", "topic", "content-type", NULL
+};
+
 static rd_kafka_conf_t *make_conf(RelaySink *sink, RelayConfig *config);
 static void set_conf(rd_kafka_conf_t *conf, const char *name,
 					 const char *value, RelayConfig *config,
@@ -57,7 +72,9 @@ static void log_error(rd_kafka_t *producer, int code, const char *reason,
 					  void *argument);
 static void log_debug(const rd_kafka_t *producer, int level,
 					  const char *facility, const char *line);
+static void count_topic(Kafka *kafka, const char *topic);
 static rd_kafka_headers_t *make_headers(const RelayMessage *message);
+static void disconnect_sink(RelaySink *sink);
 static void queue_ready(void *argument, int fd, int events);
 static void reported(rd_kafka_t *producer, const rd_kafka_message_t *report,
 					 void *argument);
@@ -68,8 +85,22 @@ static void reported(rd_kafka_t *producer, const rd_kafka_message_t *report,
 static void
 configure_sink(RelaySink *sink, RelayConfig *config)
 {
+	rd_kafka_conf_t *conf = make_conf(sink, config);
+	rd_kafka_t *producer;
+	char		why[512];
+
 	sink->state = relay_alloc(sizeof(Kafka));
-	rd_kafka_conf_destroy(make_conf(sink, config));
+	/* Only the producer checks that settings fit together; without brokers. */
+	rd_kafka_conf_set(conf, "bootstrap.servers", "", NULL, 0);
+	rd_kafka_conf_set_log_cb(conf, NULL);
+	producer = rd_kafka_new(RD_KAFKA_PRODUCER, conf, why, sizeof(why));
+	if (producer)
+		rd_kafka_destroy(producer);
+	else
+	{
+		relay_config_fault(config, sink->section->where, "%s", why);
+		rd_kafka_conf_destroy(conf);
+	}
 }
 
 /*
@@ -184,9 +215,47 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 	kafka->queue = rd_kafka_queue_get_main(kafka->producer);
 	rd_kafka_queue_io_event_enable(kafka->queue, kafka->fd,
 								   "\1\0\0\0\0\0\0\0", 8);
+	return true;
+}
+
+/*
+ * Implement RelaySinkType.attach.
+ */
+static void
+attach_sink(RelaySink *sink)
+{
+	Kafka	   *kafka = sink->state;
+
 	relay_loop_watch(sink->loop, kafka->fd, RELAY_LOOP_READ, queue_ready,
 					 kafka);
-	return true;
+}
+
+/*
+ * Implement RelaySinkType.can_take: return whether the producer may write to
+ * another topic.
+ */
+static bool
+can_take(RelaySink *sink)
+{
+	const Kafka *kafka = sink->state;
+
+	return kafka->ntopics < MAX_TOPICS;
+}
+
+/*
+ * Count a topic, unless it has the hash of one that was counted.
+ */
+static void
+count_topic(Kafka *kafka, const char *topic)
+{
+	uint32_t	hash = 2166136261U;
+
+	for (; *topic; topic++)
+		hash = (hash ^ (unsigned char) *topic) * 16777619U;
+	hash %= SEEN_BITS;
+	if (!(kafka->seen[hash / 8] & 1 << hash % 8))
+		kafka->ntopics++;
+	kafka->seen[hash / 8] |= (unsigned char) (1 << hash % 8);
 }
 
 /*
@@ -195,15 +264,20 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 static void
 deliver(RelaySink *sink, RelayMessage *message)
 {
-	const Kafka *kafka = sink->state;
+	Kafka	   *kafka = sink->state;
 	const char *topic = relay_section_text(sink->section, "kafka_topic");
-	RelayText  *body = relay_text_new();
-	rd_kafka_headers_t *headers = make_headers(message);
+	RelayText  *body;
+	rd_kafka_headers_t *headers;
 	rd_kafka_resp_err_t error;
 
+	if (relay_event_refuse_header(message, reserved))
+		return;
+	body = relay_text_new();
+	headers = make_headers(message);
 	relay_event_body(message, body);
 	if (!*topic)
 		topic = message->topic;
+	count_topic(kafka, topic);
 	error = rd_kafka_producev(kafka->producer, RD_KAFKA_V_TOPIC(topic),
 							  RD_KAFKA_V_KEY(message->key, message->key ?
 											 strlen(message->key) : 0),
@@ -216,7 +290,8 @@ deliver(RelaySink *sink, RelayMessage *message)
 		return;
 	rd_kafka_headers_destroy(headers);
 	if (error == RD_KAFKA_RESP_ERR__QUEUE_FULL)
-		relay_sink_deferred(message, 0, "%s", rd_kafka_err2str(error));
+		relay_sink_failed(message, RELAY_UNSENT, 0, "%s",
+						  rd_kafka_err2str(error));
 	else if (error == RD_KAFKA_RESP_ERR__FATAL)
 		relay_sink_down(sink, "%s", rd_kafka_err2str(error));
 	else
@@ -275,10 +350,11 @@ reported(rd_kafka_t *producer, const rd_kafka_message_t *report,
 		return;
 	if (!report->err)
 		relay_sink_delivered(message);
-	else if (report->err == RD_KAFKA_RESP_ERR__MSG_TIMED_OUT &&
-			 rd_kafka_message_status(report) ==
-			 RD_KAFKA_MSG_STATUS_NOT_PERSISTED)
-		relay_sink_deferred(message, 0, "%s", rd_kafka_err2str(report->err));
+	else if (report->err == RD_KAFKA_RESP_ERR__MSG_TIMED_OUT)
+		relay_sink_failed(message, rd_kafka_message_status(report) ==
+						  RD_KAFKA_MSG_STATUS_NOT_PERSISTED ? RELAY_DEFERRED :
+						  RELAY_FAILED, 0, "%s",
+						  rd_kafka_err2str(report->err));
 	else
 		relay_sink_refused(message, -1, "%s", rd_kafka_err2str(report->err));
 }
@@ -295,6 +371,13 @@ work(RelaySink *sink, int64_t now)
 	rd_kafka_poll(kafka->producer, 0);
 	if (rd_kafka_fatal_error(kafka->producer, why, sizeof(why)))
 		relay_sink_down(sink, "%s", why);
+	else if (kafka->ntopics >= MAX_TOPICS && sink->in_flight.count == 0)
+	{
+		disconnect_sink(sink);
+		sink->connected = false;
+		malloc_trim(0);
+		relay_loop_wake_at(sink->loop, now);
+	}
 }
 
 /*
@@ -317,6 +400,6 @@ disconnect_sink(RelaySink *sink)
 }
 
 const RelaySinkType relay_sink_kafka = {
-	"kafka", settings, configure_sink, connect_sink, NULL, deliver, work,
-	disconnect_sink
+	"kafka", settings, configure_sink, connect_sink, attach_sink, can_take,
+	deliver, work, disconnect_sink
 };

@@ -222,6 +222,6 @@ truncate_part(const Output *output)
 }
 
 const RelaySinkType relay_sink_stdout = {
-	"stdout", NULL, configure_sink, connect_sink, can_take, deliver, work,
-	disconnect_sink
+	"stdout", NULL, configure_sink, connect_sink, NULL, can_take, deliver,
+	work, disconnect_sink
 };

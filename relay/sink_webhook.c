@@ -7,8 +7,9 @@
  * The response is the outcome:
  *
  *	2xx						delivered, even if the body is cut off
- *	429, 503, nothing sent	deferred, at least for Retry-After
- *	other, timeout			refused; tried again after Retry-After if present
+ *	429, 503				deferred, at least for Retry-After
+ *	other 5xx, timeout		failed; tried again after Retry-After
+ *	other					refused; likewise
  *
  * Redirects are not followed, as the specification requires.
  *
@@ -432,12 +433,15 @@ report_outcome(Delivery *delivery, CURLcode code)
 	if (status >= 200 && status < 300)
 		relay_sink_delivered(message);
 	else if (code != CURLE_OK && sent == 0)
-		relay_sink_deferred(message, 0, "%s", curl_easy_strerror(code));
+		relay_sink_failed(message, RELAY_UNSENT, 0, "%s",
+						  curl_easy_strerror(code));
 	else if (status < 200)
-		relay_sink_refused(message, -1, "%s", curl_easy_strerror(code));
-	else if (status == 429 || status == 503)
-		relay_sink_deferred(message, ms, "status %ld: %s", status,
-							delivery->answer);
+		relay_sink_failed(message, RELAY_FAILED, 0, "%s",
+						  curl_easy_strerror(code));
+	else if (status == 429 || status >= 500)
+		relay_sink_failed(message, status == 429 || status == 503 ?
+						  RELAY_DEFERRED : RELAY_FAILED, ms, "status %ld: %s",
+						  status, delivery->answer);
 	else
 		relay_sink_refused(message, after > 0 ? ms : -1, "status %ld: %s",
 						   status, delivery->answer);
@@ -475,6 +479,6 @@ release(const Webhook *webhook, Delivery *delivery)
 }
 
 const RelaySinkType relay_sink_webhook = {
-	"webhook", settings, configure_sink, connect_sink, NULL, deliver, work,
-	disconnect_sink
+	"webhook", settings, configure_sink, connect_sink, NULL, NULL,
+	deliver, work, disconnect_sink
 };

@@ -153,8 +153,8 @@ relay_sinks_describe(RelaySinksCallback describe)
 }
 
 /*
- * Connect all sinks when the relay starts.  Returns false if any cannot
- * connect, after logging each of them.
+ * Connect all sinks, one after another, for --check.  Returns false if any
+ * cannot connect, after logging each of them.
  */
 bool
 relay_sinks_connect(const RelayRouting *routing)
@@ -166,6 +166,8 @@ relay_sinks_connect(const RelayRouting *routing)
 	for (sink = routing->first; sink; sink = sink->next)
 	{
 		sink->connected = sink->type->connect(sink, why, sizeof(why));
+		if (sink->connected && sink->type->attach)
+			sink->type->attach(sink);
 		if (!sink->connected)
 		{
 			relay_log(RELAY_ERROR, "%s: sink \"%s\" cannot be reached: %s",

@@ -239,5 +239,6 @@ add_message(RelayTaker *taker, const PGresult *result, int row)
 		free(message);
 		return;
 	}
+	relay_sink_recall(message);
 	relay_queue_add(taker->queue, message);
 }

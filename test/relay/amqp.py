@@ -63,7 +63,7 @@ def delivers(world):
 def through_exchange(world):
     start(world)
     connection, channel = broker.channel()
-    done = subprocess.run([PROGRAM, '--r.sink=amqp', '--r.topics=*', '--r.url=' + broker.url, '--r.exchange=shop'],
+    done = subprocess.run([PROGRAM, '--r.sink=amqp', '--r.topics=*', '--r.url=' + broker.url, '--r.exchange=shop', '--check'],
                           capture_output=True, text=True, timeout=30)
     equal('the status without the exchange', done.returncode, 69)
     expect(done.stderr, "no exchange 'shop'" in done.stderr)
@@ -83,7 +83,7 @@ def through_exchange(world):
     # Without the exchange, the sink is down.
     channel.exchange_delete('shop')
     world.publish('orders.eu', '2')
-    until('it is held up', lambda: "no exchange 'shop'" in running.said())
+    until('it is paused', lambda: "no exchange 'shop'" in running.said())
     channel.exchange_declare('shop', 'topic', durable=True)
     channel.queue_bind('all', 'shop', 'orders.*')
     until('it goes on', lambda: world.states().get('acked') == 3, 40)
@@ -104,9 +104,9 @@ def recovers(world):
     broker.stop()
     for n in range(1, 10):
         world.publish('orders', str(n), 'k')
-    until('it is held up', lambda: 'sink "r" is held up' in running.said())
+    until('it is paused', lambda: 'sink "r" is paused' in running.said())
     time.sleep(3)
-    expect('tried too often', running.said().count('is held up') < 8)
+    expect('tried too often', running.said().count('is paused') < 8)
     broker.start()
     world.all_acked(10, 60)
     connection, channel = broker.channel()
@@ -129,7 +129,7 @@ def too_large(world):
     until('the others are delivered', lambda: world.states().get('acked') == 5)
     for message in bad:
         until('it is refused', lambda m=message: 'do not fit' in (world.outbox(m)[3] or ''))
-    equal('the sink was never down', 'held up' in running.said(), False)
+    equal('the sink was never down', 'is paused' in running.said(), False)
     equal('the status', running.stop(), 0)
     drain(channel, 'orders', 5)
     # One that is longer in UTF-8 than where it was published.
@@ -155,7 +155,7 @@ def without_disk(world):
     try:
         for n in range(20):
             world.publish('orders', str(n), 'k%d' % (n % 5))
-        until('the alarm is told', lambda: 'is held up: the broker is short of memory or disk' in running.said())
+        until('the alarm is told', lambda: 'is paused: the broker is short of memory or disk' in running.said())
         world.publish('others')
         until('others go on', lambda: world.states() == {'acked': 2, 'pending': 20})
         time.sleep(4)
@@ -213,7 +213,7 @@ def stuck(world):
     world.all_acked(1)
     dam.opened.clear()
     world.publish('orders', '"%s"' % ('x' * 15000000))
-    until('it is given up', lambda: 'failed at attempt 1' in running.said(), 15)
+    until('it is given up', lambda: 'is deferred for' in running.said(), 15)
     dam.opened.set()
     world.all_acked(2, 60)
     equal('the status', running.stop(), 0)
@@ -233,7 +233,7 @@ def over_tls(world):
             (['--r.ca_file=/nonexistent'], 78, '--r.ca_file: "/nonexistent" could not be read: No such file'),
             (['--r.ca_file=/etc/passwd'], 78, '--r.ca_file: "/etc/passwd" has no certificates'),
             (['--r.ca_file=' + stranger], 69, 'SSL peer cert verification failed')]:
-        done = subprocess.run([PROGRAM, *arguments, *more], capture_output=True, text=True, timeout=30)
+        done = subprocess.run([PROGRAM, *arguments, *more, '--check'], capture_output=True, text=True, timeout=30)
         equal('the status with %r' % more, done.returncode, status)
         expect('expected %r in:\n%s' % (message, done.stderr), message in done.stderr)
     running = world.relay(*arguments, '--r.ca_file=' + broker.certificate).started()

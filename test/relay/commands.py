@@ -19,6 +19,20 @@ def run_for_each(world):
     equal('the status', relay.stop(), 0)
 
 
+def without_password(world):
+    """The password of the database is not for commands."""
+    seen = os.path.join(world.directory, 'seen')
+    world.publish('t')
+    relay = world.relay('--c.sink=command', '--c.topics=*', '--c.command=env >%s' % seen,
+                        environment={'PGPASSWORD': 'tellnobody', 'COLOUR': 'red'}).started()
+    world.all_acked(1)
+    with open(seen) as file:
+        text = file.read()
+    expect(text, 'COLOUR=red' in text and 'tellnobody' not in text)
+    os.unlink(seen)
+    equal('the status', relay.stop(), 0)
+
+
 def dies_alone(world):
     """A bad payload is dead after its attempts; nothing else waits for it."""
     world.query('ALTER SYSTEM SET idempotency.outbox_max_attempts = 2')
@@ -41,7 +55,7 @@ def dies_alone(world):
         world.query('SELECT pg_reload_conf()')
 
 
-def put_off(world):
+def deferred(world):
     """A sink that is down costs no attempts, and is asked less and less."""
     mark = os.path.join(world.directory, 'up')
     tries = os.path.join(world.directory, 'tries')
@@ -49,7 +63,7 @@ def put_off(world):
         world.publish('t', str(n), 'k%d' % (n % 5))
     relay = world.relay('--c.sink=command', '--c.topics=*',
                         '--c.command=echo >>%s; [ -e %s ] || exit 75' % (tries, mark)).started()
-    until('it is held up', lambda: 'sink "c" is held up: the command ended with status 75' in relay.said())
+    until('it is paused', lambda: 'sink "c" is paused: the command ended with status 75' in relay.said())
     time.sleep(3)
     with open(tries) as file:
         expect('tried too often', len(file.readlines()) < 12)
@@ -109,7 +123,7 @@ def environment_full(world):
     relay = world.relay('--c.sink=command', '--c.topics=*', '--c.command=true').started()
     until('it is refused', lambda: 'too long for the environment' in (world.outbox(bad)[3] or ''))
     until('the others are delivered', lambda: world.states().get('acked') == 5)
-    equal('the sink was never down', 'held up' in relay.said(), False)
+    equal('the sink was never down', 'is paused' in relay.said(), False)
     equal('the status', relay.stop(), 0)
 
 
@@ -156,8 +170,9 @@ TESTS = [
     ('commands that do not read, do not end, write too much', obstinate),
     ('a lease is lost while a delivery is on its way', lease_lost),
     ('a command gets the message', run_for_each),
+    ('a command does not get the password of the database', without_password),
     ('a bad payload ends as a dead letter, alone', dies_alone),
-    ('a sink that is down costs no attempt', put_off),
+    ('a sink that is down costs no attempt', deferred),
     ('while a sink is down, others go on', others_go_on),
     ('a command that takes too long is killed', late),
     ('leases are extended while a delivery is slow', extended),

@@ -46,6 +46,11 @@ def refused(world):
         ('[a]\nsink = stdout\ntopics = a\n[b]\nsink = stdout\ntopics = b\n', 78,
          'relay.conf:4: sections [a] and [b] both write to standard output'),
         ('metrics = 127.0.0.1:notaport\n' + good, 78, 'relay.conf:1: cannot listen on "127.0.0.1:notaport"'),
+        ('metrics = 127.0.0.1:99999\n' + good, 78, 'relay.conf:1: cannot listen on "127.0.0.1:99999"'),
+        ('\ufefflease = 30\n' + good[12:], 78, 'relay.conf:1: "lease" is to be a time'),
+        ('[out]\nsink = kafka\ntopics = *\nbrokers = x\nlibrdkafka.acks = 1\n', 78, 'relay.conf:1: `acks` must be set to'),
+        ('[out]\nsink = amqp\ntopics = *\nurl = amqp://a:b@localhost\n', 78, 'relay.conf: everybody can read the passwords'),
+        ('database = dbname=x password=y\n' + good, 78, 'relay.conf: everybody can read the passwords'),
         ('metrics = nowhere\n' + good, 78, 'relay.conf:1: cannot listen on "nowhere"'),
         ('database = host=/nonexistent\n' + good, 69, 'relay.conf:1: the database cannot be reached'),
         ('database = hosts=x\n' + good, 78, 'relay.conf:1: invalid connection option'),
@@ -54,7 +59,8 @@ def refused(world):
     for text, status, message in cases:
         with open(path, 'w') as file:
             file.write(text)
-        for more in [], ['--check']:
+        # Without --check, the relay starts, and pauses a sink that cannot be reached.
+        for more in [['--check']] if 'sink "out" cannot' in message else [[], ['--check']]:
             done = subprocess.run([PROGRAM, '--config=' + path, *more], capture_output=True, text=True, timeout=30)
             equal('the status for %r' % text, done.returncode, status)
             expect('for %r, expected %r in:\n%s' % (text, message, done.stderr), message in done.stderr)
@@ -74,10 +80,23 @@ def options(world):
 
 
 def secrets(world):
-    done = subprocess.run([PROGRAM, '--out.url=amqp://user:tellnobody@127.0.0.1:1', '--out.sink=amqp', '--out.topics=*'],
+    done = subprocess.run([PROGRAM, '--out.url=amqp://user:tellnobody@127.0.0.1:1', '--out.sink=amqp', '--out.topics=*',
+                           '--check'],
                           capture_output=True, text=True, timeout=30)
     equal('the status', done.returncode, 69)
     expect('a password is in the log: ' + done.stderr, 'tellnobody' not in done.stderr)
+    for option in ['--database=postgresql://user:tell@nobody@127.0.0.1:1/x', '--database=postgresql://user:nobody/x@127.0.0.1/x',
+                   '--database=postgresql://user:nobody%zz@127.0.0.1/x', '--database=password=tell nobody host=127.0.0.1',
+                   '--database=password=tell nobody=1 host=127.0.0.1', '--out.url=amqp://user:tell@nobody@127.0.0.1:1']:
+        done = subprocess.run([PROGRAM, '--out.sink=amqp', '--out.topics=*', '--out.url=amqp://localhost:1', '--check', option],
+                              capture_output=True, text=True, timeout=30)
+        equal('the status', done.returncode, 78)
+        expect('a part of a password is in the log: ' + done.stderr, 'nobody' not in done.stderr)
+
+
+def has_time(world):
+    done = subprocess.run([PROGRAM, '--config=/nonexistent'], capture_output=True, text=True, timeout=30)
+    expect(done.stderr, re.match(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z idem-relay: error: ', done.stderr))
 
 
 def documented(world):
@@ -112,6 +131,7 @@ def documented(world):
         '[stream]', '[stream]\ntimeout = 1s')
     for lines in sample, whole:
         with open(path, 'w') as file:
+            os.chmod(path, 0o600)
             file.write(re.sub('ca_file = .*', '', lines))
         done = subprocess.run([PROGRAM, '--config=' + path, '--check', '--database=host=/nonexistent'], capture_output=True,
                               text=True, timeout=60)
@@ -123,4 +143,5 @@ TESTS = [
     ('faults of the configuration are told with their line', refused),
     ('options have the names of the settings', options),
     ('no password is told', secrets),
+    ('lines of the log have the time', has_time),
 ]

@@ -1,18 +1,22 @@
 # The process: signals, systemd, the metrics page, the database.
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from world import PROGRAM, World, deaf_port, equal, expect, free_port, until
+import amqp
+from world import PROGRAM, Broken, World, deaf_port, equal, expect, free_port, until
 
 OUT = ('--out.sink=stdout', '--out.topics=*')
 
@@ -173,6 +177,76 @@ def tells_systemd(world):
     os.unlink(path)
 
 
+# What the steps of README.md call as root, for a user who is not.  The service
+# manager gives the file to the relay as the unit says.
+ROOT = r"""
+useradd() { echo "$@" | grep -q ' idem-relay$'; }
+install() { command install -m "$2" "$5" "$6"; }
+runuser() { [ "$1 $2 $3" = "-u idem-relay --" ] && shift 3 && "$@"; }
+systemctl() {
+	sed -n 's/^LoadCredential=\(.*\):\(.*\)/\1 \2/p' relay/idem-relay.service | while read -r name from; do
+		mkdir "$DIR/credentials"
+		command install -m 400 "$DIR$from" "$DIR/credentials/$name"
+		chmod 000 "$DIR$from"
+	done
+	command=$(sed -n 's/^ExecStart=//p' relay/idem-relay.service | sed "s|%d|$DIR/credentials|; s|^/usr/bin/idem-relay|$PROGRAM|")
+	$command & echo $! >"$DIR/pid"
+}
+idem-relay() { "$PROGRAM" "$@"; }
+"""
+
+
+def step_by_step(world):
+    """The steps of README.md, with the sample and the unit."""
+    amqp.start(world)
+    directory = tempfile.mkdtemp(dir=world.directory)
+    with open('relay/README.md') as file:
+        page = file.read()
+    page = page[page.index('## Setting it up'):page.index('## Configuration')]
+    steps = re.findall(r'```(sh|sql)\n(.*?)```', page, re.S)
+    equal('steps', [kind for kind, _ in steps], ['sh', 'sql', 'sh', 'sh', 'sh'])
+    os.mkdir(directory + '/etc')
+    pid = None
+    try:
+        for kind, step in steps:
+            if kind == 'sql':
+                world.query(step)
+                continue
+            step = step.replace('/usr/local/share/doc/idem-relay', 'relay').replace('/etc/', directory + '/etc/')
+            with open(directory + '/log', 'ab') as log:
+                subprocess.run(['bash', '-ec', ROOT + step], check=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                               env={**os.environ, 'DIR': directory, 'PROGRAM': PROGRAM})
+            if 'install' in step:
+                path = directory + '/etc/idem-relay.conf'
+                with open(path) as file:
+                    text = file.read()
+                expect(text, 'database = dbname=shop user=idem-relay\n' in text)
+                with open(path, 'w') as file:
+                    file.write(text.replace('dbname=shop', 'dbname=postgres').replace(
+                        'amqp://guest:guest@localhost:5672/%2f', amqp.broker.url))
+        with open(directory + '/pid') as file:
+            pid = int(file.read())
+        until('it has the role', lambda: world.query(
+            "SELECT 1 FROM pg_stat_activity WHERE usename = 'idem-relay' AND query LIKE '%%idem_outbox_take%%'"))
+        connection, channel = amqp.broker.channel()
+        channel.queue_declare('orders', durable=True)
+        world.publish('orders')
+        world.all_acked(1)
+        amqp.drain(channel, 'orders', 1)
+        connection.close()
+    except (subprocess.CalledProcessError, Broken) as error:
+        with open(directory + '/log') as log:
+            raise Broken('%s\n%s' % (error, log.read())) from None
+    finally:
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            until('it has ended', lambda: not os.path.exists('/proc/%d/exe' % pid))
+        world.query("SELECT idem_revoke('\"idem-relay\"')")
+        world.query('DROP ROLE IF EXISTS "idem-relay"')
+    shutil.rmtree(directory)
+
+
 def shows_metrics(world):
     port = free_port()
     relay = world.relay(*OUT, '--metrics=127.0.0.1:%d' % port).started()
@@ -200,6 +274,56 @@ def shows_metrics(world):
     for one in silent:
         one.close()
     equal('the status', relay.stop(), 0)
+
+
+def without_execute(world):
+    """The database is not up for a relay whose calls it refuses."""
+    port = free_port()
+    world.query('DROP ROLE IF EXISTS few')
+    world.query('CREATE ROLE few LOGIN')
+    world.query("SELECT idem_grant_relay('few')")
+    relay = world.relay(*OUT, '--database=user=few', '--wait=1s', '--metrics=127.0.0.1:%d' % port).started()
+
+    def up():
+        with urllib.request.urlopen('http://127.0.0.1:%d/metrics' % port, timeout=5) as answer:
+            return '\nidem_relay_database_up 1\n' in answer.read().decode()
+
+    try:
+        until('it is up', up)
+        world.query("SELECT idem_revoke('few')")
+        until('it is down', lambda: not up())
+        time.sleep(2)
+        equal('up', up(), False)
+        world.query("SELECT idem_grant_relay('few')")
+        until('it is up again', up)
+        equal('the status', relay.stop(), 0)
+    finally:
+        world.query("SELECT idem_revoke('few')")
+        world.query('DROP ROLE few')
+
+
+def upgraded(world):
+    """SIGHUP runs the program that has taken the place of the one that runs."""
+    directory = tempfile.mkdtemp(dir=world.directory)
+    program, mark = os.path.join(directory, 'idem-relay'), os.path.join(directory, 'mark')
+    shutil.copy(PROGRAM, program)
+    with open(os.path.join(directory, 'log'), 'wb') as log:
+        process = subprocess.Popen([program, *OUT], stdout=log, stderr=log)
+    try:
+        world.publish('t')
+        world.all_acked(1)
+        with open(program + '.new', 'w') as file:
+            file.write('#!/bin/sh\necho "$@" >%s.new && mv %s.new %s\n' % (mark, mark, mark))
+        os.chmod(program + '.new', 0o755)
+        os.rename(program + '.new', program)
+        process.send_signal(signal.SIGHUP)
+        equal('the status', process.wait(20), 0)
+    finally:
+        process.kill()
+        process.wait()
+    with open(mark) as file:
+        equal('its options', file.read().split(), list(OUT))
+    shutil.rmtree(directory)
 
 
 def survives_database(world):
@@ -249,7 +373,7 @@ def disk_full(world):
             return ''
 
     try:
-        until('it waits', lambda: 'sink "out" is held up: No space left on device' in said())
+        until('it waits', lambda: 'sink "out" is paused: No space left on device' in said())
         until('what did not fit is given back', lambda: 0 < world.leased() < 40)
         time.sleep(2)
         relay = int(subprocess.check_output(['pgrep', '-g', str(process.pid), '-x', 'idem-relay'], text=True))
@@ -300,6 +424,57 @@ def fails_over(world):
         world.start_database()
 
 
+class Gate:
+    """Between relays and the database; closed, it passes nothing back."""
+
+    def __init__(self, directory):
+        self.opened = threading.Event()
+        self.opened.set()
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
+        self.listener.listen()
+        self.options = '--database=host=%s port=5432' % directory
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(os.path.join(os.environ['PGHOST'], '.s.PGSQL.' + os.environ['PGPORT']))
+                threading.Thread(target=self.pump, args=(client, server, None), daemon=True).start()
+                threading.Thread(target=self.pump, args=(server, client, self.opened), daemon=True).start()
+
+    def pump(self, source, target, opened):
+        with contextlib.suppress(OSError), source, target:
+            while data := source.recv(65536):
+                if opened:
+                    opened.wait()
+                target.sendall(data)
+
+
+def late_take(world):
+    """A lease begins before the request.  When its answer comes late, another
+    relay can have the message, so it is not delivered before it is extended."""
+    seen = os.path.join(world.directory, 'seen')
+    directory = tempfile.mkdtemp(dir=world.directory)
+    gate = Gate(directory)
+    relay = world.relay('--c.sink=command', '--c.topics=t', '--c.command=echo >>%s' % seen, '--lease=3s', '--wait=1s',
+                        gate.options).started()
+    until('it sleeps in a take', lambda: world.query(
+        "SELECT 1 FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%%idem_outbox_take%%' AND pid <> pg_backend_pid()"))
+    gate.opened.clear()
+    world.publish('t')
+    until('it is taken', lambda: world.leased() == 1)
+    until('its lease is over', lambda: world.query("SELECT * FROM idem_outbox_take(1, '1 minute')"))
+    gate.opened.set()
+    until('it is told', lambda: 'is lost: another relay has it' in relay.said())
+    expect('it was delivered', not os.path.exists(seen))
+    equal('the status', relay.stop(), 0)
+    gate.listener.close()
+    shutil.rmtree(directory)
+
+
 def deaf_host(world):
     """A host that is switched off, so that nobody refuses the connection."""
     with deaf_port() as port:
@@ -314,6 +489,7 @@ def deaf_host(world):
 
 
 TESTS = [
+    ('the lease of a take whose answer is late counts from the request', late_take),
     ('standard output on a full disk is waited for', disk_full),
     ('of several hosts, the primary is found after a failover', fails_over),
     ('of several hosts, one that is switched off is passed', deaf_host),
@@ -329,6 +505,9 @@ TESTS = [
     ('SIGHUP: a new configuration, unless it has a fault', reloads),
     ('systemd is told', tells_systemd),
     ('metrics are served', shows_metrics),
+    ('the steps of README.md work, with the sample and the unit', step_by_step),
+    ('metrics: a database that refuses calls is not up', without_execute),
+    ('SIGHUP runs the new program after an upgrade', upgraded),
     ('the database crashes: what was delivered meanwhile is acknowledged', survives_database),
     ('what is held is bounded', bounded),
 ]

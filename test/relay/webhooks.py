@@ -1,7 +1,9 @@
 # Webhooks, as the Standard Webhooks specification has them.
 
+import base64
 import itertools
 import os
+import re
 import signal
 import time
 
@@ -9,7 +11,8 @@ from endpoint import Endpoint, signature
 from rabbit import tls_server
 from world import deaf_port, equal, expect, until
 
-SECRETS = ('whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw', 'whsec_' + 'QUJD' * 30)
+SECRETS = ('whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw', 'whsec_' + 'QUJD' * 30,
+           'whsec_' + base64.b64encode(bytes(range(64))).decode())
 
 
 def webhook(world, url, *more):
@@ -52,7 +55,7 @@ def tried_again(world):
 
 
 def overloaded(world):
-    """503 with Retry-After holds all up, and costs nothing."""
+    """503 with Retry-After pauses a key, and costs nothing."""
     endpoint = Endpoint(lambda request, number: (503, {'Retry-After': '2'}, b'') if number == 1 else (204, {}, b''))
     for n in range(10):
         world.publish('t', str(n), 'k')
@@ -72,7 +75,7 @@ def not_there(world):
     endpoint.close()
     message_id = world.publish('t')
     relay = webhook(world, endpoint.url)
-    until('it is held up', lambda: 'sink "w" is held up' in relay.said())
+    until('it is paused', lambda: 'sink "w" is paused' in relay.said())
     equal('the status', relay.stop(), 0)
     equal('the message', world.query(
         'SELECT state, attempt - uncounted_attempts FROM idem_outbox WHERE message_id = %s', message_id), [('pending', 0)])
@@ -178,7 +181,7 @@ def unreachable(world):
     with deaf_port() as port:
         message = world.publish('t')
         relay = webhook(world, 'http://127.0.0.1:%d' % port, '--w.timeout=500ms')
-        until('it is held up', lambda: 'sink "w" is held up' in relay.said())
+        until('it is paused', lambda: 'sink "w" is paused' in relay.said())
         equal('the status', relay.stop(), 0)
         equal('the message', world.query(
             'SELECT state, attempt - uncounted_attempts FROM idem_outbox WHERE message_id = %s', message), [('pending', 0)])
@@ -189,7 +192,7 @@ def over_tls(world):
     tls_server(world.directory, 'other')
     message = world.publish('t')
     relay = webhook(world, endpoint.url, '--w.ca_file=%s/other.crt' % world.directory)
-    until('it is held up', lambda: 'sink "w" is held up' in relay.said())
+    until('it is paused', lambda: 'sink "w" is paused' in relay.said())
     expect(relay.said(), 'ertificate' in relay.said())
     equal('the status', relay.stop(), 0)
     relay = webhook(world, endpoint.url, '--w.ca_file=%s/endpoint.crt' % world.directory)
@@ -197,6 +200,39 @@ def over_tls(world):
     equal('attempts', world.outbox(message)[1] - world.query('SELECT uncounted_attempts FROM idem_outbox')[0][0], 1)
     equal('the status', relay.stop(), 0)
     endpoint.close()
+
+
+def host_verified(world):
+    """The certificate is for localhost, and the URL has an address."""
+    endpoint = Endpoint(tls=tls_server(world.directory, 'endpoint'))
+    world.publish('t')
+    relay = webhook(world, endpoint.url.replace('localhost', '127.0.0.1'), '--w.ca_file=%s/endpoint.crt' % world.directory)
+    until('it is paused', lambda: 'sink "w" is paused' in relay.said())
+    expect(relay.said(), 'certificate' in relay.said())
+    time.sleep(1)
+    equal('requests', len(endpoint.requests), 0)
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def short_pause_again(world):
+    """Pauses grow, and begin again at half a second after a success."""
+    def pauses():
+        return [float(seconds) for seconds in re.findall(r'is paused: .*; next try in ([0-9.]+) s', relay.said())]
+
+    endpoint = Endpoint()
+    endpoint.close()
+    world.publish('t', '1', 'a')
+    relay = webhook(world, endpoint.url)
+    until('pauses grow', lambda: len(pauses()) >= 3 and pauses()[-1] > 0.8)
+    endpoint = Endpoint(port=endpoint.port)
+    world.all_acked(1)
+    endpoint.close()
+    count = len(pauses())
+    world.publish('t', '2', 'b')
+    until('it is paused again', lambda: len(pauses()) > count)
+    expect('pauses: %s' % pauses(), pauses()[count] <= 0.5)
+    equal('the status', relay.stop(), 0)
 
 
 def faulty_reload(world):
@@ -223,6 +259,8 @@ def faulty_reload(world):
 
 
 TESTS = [
+    ('the host name in the certificate of a webhook is verified', host_verified),
+    ('after a success, the pause begins at half a second', short_pause_again),
     ('a webhook with a new configuration that has faults goes on', faulty_reload),
     ('a webhook that answers 200 without end has answered', endless),
     ('a webhook may answer with any bytes', any_bytes),
@@ -230,7 +268,7 @@ TESTS = [
     ('webhooks over TLS, with certificates of one\'s own', over_tls),
     ('a webhook is signed as the specification has it', signed),
     ('a webhook is tried again, after Retry-After', tried_again),
-    ('503 holds a webhook up without an attempt', overloaded),
+    ('503 pauses a webhook without an attempt', overloaded),
     ('an endpoint that is not there costs no attempt', not_there),
     ('an endpoint that does not answer costs one', silent),
     ('headers that cannot be sent are refused', bad_headers),

@@ -1,0 +1,383 @@
+# No message, key, endpoint, sink or topic delays or kills anything that does
+# not depend on it.
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+
+import amqp
+import kafka
+from endpoint import Endpoint
+from world import PROGRAM, equal, expect, free_port, until
+
+# How long the mixed test publishes, and what is its bound for good messages.
+MIXED = float(os.environ.get('MIXED', '600'))
+BOUND = 60
+SEED = int(os.environ.get('SEED', '1'))
+
+COUNTED = 'SELECT max(attempt - uncounted_attempts) FROM idem_outbox WHERE %s'
+
+
+@contextlib.contextmanager
+def attempts(world, number):
+    """The server allows this number of attempts."""
+    world.query('ALTER SYSTEM SET idempotency.outbox_max_attempts = %d' % number)
+    world.query('SELECT pg_reload_conf()')
+    try:
+        yield
+    finally:
+        world.query('ALTER SYSTEM RESET idempotency.outbox_max_attempts')
+        world.query('SELECT pg_reload_conf()')
+
+
+@contextlib.contextmanager
+def silent_port():
+    """A port that accepts connections and never answers."""
+    with contextlib.closing(socket.create_server(('127.0.0.1', 0), backlog=100)) as listener:
+        yield listener.getsockname()[1]
+
+
+def webhook(world, endpoint, *more):
+    return world.relay('--w.sink=webhook', '--w.topics=t', '--w.url=' + endpoint.url, *more).started()
+
+
+def broker_closes(world):
+    """Messages that make the broker close the channel fail alone."""
+    broker = amqp.start(world)
+    connection, channel = broker.channel()
+    channel.queue_declare('orders', durable=True)
+    broker.control('eval', 'application:set_env(rabbit, max_message_size, 100000).')
+    try:
+        with attempts(world, 3):
+            for n in range(300):
+                world.publish('orders', '"%s"' % ('x' * 200000) if n % 100 == 50 else str(n), 'k%d' % n)
+            running = amqp.relay(world)
+            until('the others are delivered', lambda: world.states().get('acked') == 297, 40)
+            until('the bad ones are dead', lambda: world.states() == {'acked': 297, 'dead': 3}, 60)
+            equal('counted attempts of the others', world.query(COUNTED % "state = 'acked'"), [(1,)])
+            equal('counted attempts of the bad ones', world.query(COUNTED % "state = 'dead'"), [(3,)])
+            equal('reasons', world.query("SELECT count(*) FROM idem_outbox WHERE state = 'dead' "
+                                         "AND last_error LIKE '%%larger than%%'"), [(3,)])
+            equal('messages', {int(body) for _, body in amqp.drain(channel, 'orders', 10000, 3)},
+                  {n for n in range(300) if n % 100 != 50})
+            equal('the status', running.stop(), 0)
+    finally:
+        broker.control('eval', 'application:set_env(rabbit, max_message_size, 134217728).')
+        channel.queue_purge('orders')
+        connection.close()
+
+
+def deferred_alone(world):
+    """An endpoint that always wants to get one message later."""
+    endpoint = Endpoint(lambda request, number: (503, {}, b'later') if b'bad' in request.body else (204, {}, b''))
+    with attempts(world, 1):
+        bad = world.publish('t', '"bad"', 'bad')
+        world.publish('t', '1', 'bad')
+        for n in range(120):
+            world.publish('t', str(n), 'k%d' % n)
+        relay = webhook(world, endpoint)
+        until('the others are delivered', lambda: world.states().get('acked') == 120, 5)
+        expect('its reason', world.outbox(bad)[3] == 'status 503: later')
+        expect('the sink is paused', 'is paused' not in relay.said())
+        equal('its attempts', world.query(COUNTED % "payload = '\"bad\"'"), [(0,)])
+        until('it is dead at last', lambda: world.states() == {'acked': 121, 'dead': 1}, 60)
+        equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def later_alone(world):
+    """Retry-After of one message is its own pause."""
+    endpoint = Endpoint(lambda request, number: (503, {'Retry-After': '3600'}, b'') if b'bad' in request.body else
+                        (429, {'Retry-After': '1'}, b'') if number % 10 == 0 else (204, {}, b''))
+    bad = world.publish('t', '"bad"', 'bad')
+    relay = webhook(world, endpoint)
+    for n in range(50):
+        world.publish('t', str(n), 'k%d' % n)
+    until('the others are delivered', lambda: world.states() == {'acked': 50, 'pending': 1}, 10)
+    pause = world.query('SELECT available_at > now() + interval \'50 minutes\' FROM idem_outbox WHERE message_id = %s', bad)
+    equal('its pause', pause, [(True,)])
+    equal('429 costs no attempt', world.query(COUNTED % "state = 'acked'"), [(1,)])
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def command_defers(world):
+    bad = world.publish('t', '"bad"', 'bad')
+    for n in range(40):
+        world.publish('t', str(n), 'k%d' % n)
+    relay = world.relay('--c.sink=command', '--c.topics=t',
+                        '--c.command=if grep -q bad; then echo busy >&2; exit 75; fi').started()
+    until('the others are delivered', lambda: world.states().get('acked') == 40, 8)
+    until('its reason', lambda: world.outbox(bad)[3] == 'the command ended with status 75: busy')
+    equal('the status', relay.stop(), 0)
+
+
+def probed_with_another(world):
+    """Three bad messages pause the sink; a good one gets it going."""
+    endpoint = Endpoint(lambda request, number: (500, {}, b'') if b'bad' in request.body else (204, {}, b''))
+    for n in range(3):
+        world.publish('t', '"bad"', 'bad%d' % n)
+    relay = webhook(world, endpoint, '--w.in_flight=1')
+    until('it is paused', lambda: 'sink "w" is paused' in relay.said())
+    for n in range(20):
+        world.publish('t', str(n), 'k%d' % n)
+    until('the others are delivered', lambda: world.states().get('acked') == 20, 10)
+    # The bad ones are known by now, and pause nothing.
+    pauses = relay.said().count('is paused')
+    requests = len(endpoint.requests)
+    until('the bad ones are tried again', lambda: len(endpoint.requests) >= requests + 6)
+    expect(relay.said(), relay.said().count('is paused') <= pauses + 1)
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def proxy_fails(world):
+    """A proxy that fails for all costs no attempt and keeps the order."""
+    end = time.monotonic() + 8
+    endpoint = Endpoint(lambda request, number: (502, {}, b'no backend') if time.monotonic() < end else (204, {}, b''))
+    with attempts(world, 2):
+        for n in range(60):
+            world.publish('t', str(n), 'k%d' % (n % 6), '{"key": "k%d"}' % (n % 6))
+        relay = webhook(world, endpoint)
+        until('it is paused', lambda: 'sink "w" is paused: status 502: no backend' in relay.said())
+        world.all_acked(60, 60)
+        equal('counted attempts', world.query(COUNTED % 'true'), [(1,)])
+        last = {}
+        for request in endpoint.requests:
+            key = request.headers['key']
+            expect('order of ' + key, last.get(key, -1) <= int(request.body))
+            last[key] = int(request.body)
+        expect('tried too often', len(endpoint.requests) < 60 + 40)
+        equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def relays_own_headers(world):
+    """A publisher cannot replace what consumers rely on."""
+    amqp.start(world)
+    connection, channel = amqp.broker.channel()
+    channel.queue_declare('orders', durable=True)
+    kafka.start(world)
+    for running, names in [
+            (lambda: amqp.relay(world), ['message_id', 'message_key', 'Message_Key', 'CC', 'BCC']),
+            (lambda: kafka.relay(world), ['message_id', 'message_key', 'Message_Id', 'topic', 'content-type'])]:
+        world.begin()
+        bad = [world.publish('orders', '1', 'k%s' % name, '{"%s": "forged"}' % name) for name in names]
+        world.publish('orders', '2', 'good', '{"trace": "x"}')
+        relay = running()
+        until('the good one is delivered', lambda: world.states().get('acked') == 1)
+        for message, name in zip(bad, names):
+            until(name + ' is refused', lambda m=message: (world.outbox(m)[3] or '').endswith("is the relay's own"))
+        equal('the status', relay.stop(), 0)
+    equal('in the queue', len(amqp.drain(channel, 'orders', 5, 1)), 1)
+    connection.close()
+
+
+def starts_without(world):
+    """An unreachable broker at the start, or after SIGHUP, pauses its sink."""
+    path = os.path.join(world.directory, 'start.conf')
+    port = free_port()
+
+    def write(more):
+        with open(path, 'w') as file:
+            file.write('[out]\nsink = stdout\ntopics = t\n' + more)
+
+    broker = '[%s]\nsink = amqp\ntopics = %s\nurl = amqp://127.0.0.1:%d\n'
+    write(broker % ('a', 'a', port) + '[k]\nsink = kafka\ntopics = k\nbrokers = 127.0.0.1:%d\ntimeout = 1s\n' % port)
+    world.publish('t')
+    relay = world.relay('--config=' + path).started(5)
+    world.all_acked(1, 5)
+    until('they are paused', lambda: all('sink "%s" is paused' % name in relay.said() for name in 'ak'))
+    write(broker % ('b', 'b', port))
+    relay.signal(signal.SIGHUP)
+    until('it is paused', lambda: 'sink "b" is paused' in relay.said())
+    world.publish('t')
+    world.all_acked(2, 5)
+    equal('the status', relay.stop(), 0)
+    done = subprocess.run([PROGRAM, '--config=' + path, '--check'], capture_output=True, text=True, timeout=30)
+    equal('the status of --check', done.returncode, 69)
+
+
+def p99(world, count=200):
+    """Publish messages one by one; the 99th percentile of the time until they
+    are acknowledged."""
+    times = []
+    for n in range(count):
+        message = world.publish('t', str(n))
+        began = time.monotonic()
+        while world.outbox(message)[0] != 'acked':
+            expect('a message waits', time.monotonic() - began < 10)
+            time.sleep(0.001)
+        times.append(time.monotonic() - began)
+    return sorted(times)[count * 99 // 100 - 1]
+
+
+def silent_broker(world):
+    """While a broker does not answer, connecting to it delays no other sink."""
+    endpoint = Endpoint()
+    relay = webhook(world, endpoint)
+    alone = p99(world)
+    equal('the status', relay.stop(), 0)
+    with silent_port() as port:
+        relay = webhook(world, endpoint, '--a.sink=amqp', '--a.topics=a', '--a.url=amqp://127.0.0.1:%d' % port,
+                        '--a.timeout=2s', '--k.sink=kafka', '--k.topics=k', '--k.brokers=127.0.0.1:%d' % port,
+                        '--k.timeout=2s')
+        world.publish('a')
+        world.publish('k')
+        beside = p99(world)
+        until('it is paused', lambda: 'sink "a" is paused' in relay.said() and 'sink "k" is paused' in relay.said())
+        began = time.monotonic()
+        equal('the status', relay.stop(), 0)
+        expect('it ended late', time.monotonic() - began < 2)
+    endpoint.close()
+    # On a machine that others use, single values are worth little.
+    expect('p99 is %.1f ms, and %.1f ms alone' % (beside * 1000, alone * 1000), beside <= max(2 * alone, 0.1))
+
+
+def one_queue_stuck(world):
+    """A queue that refuses by basic.nack costs its own messages attempts."""
+    amqp.start(world)
+    connection, channel = amqp.broker.channel()
+    channel.queue_declare('orders', durable=True)
+    channel.queue_declare('full', arguments={'x-max-length': 1, 'x-overflow': 'reject-publish'})
+    channel.basic_publish('', 'full', b'first')
+    bad = world.publish('full', '1')
+    for n in range(20):
+        world.publish('orders', str(n))
+    relay = amqp.relay(world)
+    until('the others are delivered', lambda: world.states().get('acked') == 20)
+    until('it is refused', lambda: world.outbox(bad)[3] == 'the broker has refused it')
+    equal('its attempts', world.query(COUNTED % "topic = 'full'"), [(1,)])
+    channel.queue_delete('full')
+    channel.queue_declare('full', durable=True)
+    world.all_acked(21)
+    equal('the status', relay.stop(), 0)
+    equal('it arrives', len(amqp.drain(channel, 'full', 1)), 1)
+    channel.queue_delete('full')
+    amqp.drain(channel, 'orders', 20)
+    connection.close()
+
+
+class Mixture:
+    """Good messages beside bad ones, in three sinks, over three topics."""
+
+    BAD = {
+        'orders': [('{}', '{"CC": "x"}'), ('{}', '{"message_id": "x"}'), ('"%s"' % ('x' * 200000), None),
+                   ('{}', '{"x": "%s"}' % ('y' * 100000))],
+        'unbound': [('{}', None)],
+        't': [('"%d"' % status, None) for status in (400, 429, 500, 502, 503)] + [('"late"', None), ('"closed"', None),
+                                                                                  ('{}', '{"host": "x"}')],
+        'c': [('"%d"' % status, None) for status in (1, 75, 126)] + [('"late"', None)],
+    }
+
+    def __init__(self, world):
+        self.world = world
+        self.random = random.Random(SEED)
+        self.outage = None
+        self.arrived = {}
+        self.endpoint = Endpoint(self.answer)
+        self.seen = os.path.join(world.directory, 'mixed')
+        self.good = {}
+        self.bad = set()
+
+    def answer(self, request, number):
+        if self.outage:
+            return self.outage, {}, b'no backend'
+        body = request.body.strip(b'"')
+        if body.isdigit() and len(body) == 3:
+            return int(body), {'Retry-After': '30'} if body == b'429' else {}, b'bad'
+        if body == b'late':
+            time.sleep(2)
+        if body in (b'late', b'closed'):
+            return None
+        return 204, {}, b''
+
+    def relay(self):
+        return self.world.relay(
+            '--r.sink=amqp', '--r.topics=orders, unbound', '--r.url=' + amqp.broker.url, '--w.sink=webhook', '--w.topics=t',
+            '--w.url=' + self.endpoint.url, '--w.timeout=1s', '--c.sink=command', '--c.topics=c', '--c.timeout=1s',
+            '--c.command=read -r body; case $body in *late*) sleep 5;; *[0-9]\\"*) body=${body#*\\"}; exit ${body%\\"*};; esac',
+            '--lease=3s', '--wait=1s').started()
+
+    def publish(self):
+        for _ in range(5):
+            topic = self.random.choice(['orders', 't', 'c'])
+            key = 'k%d' % self.random.randrange(50)
+            self.good[self.world.publish(topic, '{"n": %d}' % len(self.good), key)] = time.monotonic()
+        if self.random.random() < 0.3:
+            topic = self.random.choice(list(self.BAD))
+            payload, headers = self.random.choice(self.BAD[topic])
+            self.bad.add(self.world.publish(topic, payload, 'bad%d' % len(self.bad), headers))
+
+    def waiting(self):
+        return [row[0] for row in self.world.query(
+            "SELECT message_id::text FROM idem_outbox WHERE state <> 'acked' AND payload ? 'n'")]
+
+
+def mixed(world):
+    """Good messages beside any bad ones, while relays are killed and an
+    endpoint fails: none is dead, none is lost, and all arrive in time."""
+    broker = amqp.start(world)
+    connection, channel = broker.channel()
+    channel.queue_declare('orders', durable=True)
+    broker.control('eval', 'application:set_env(rabbit, max_message_size, 100000).')
+    mixture = Mixture(world)
+    chance = mixture.random
+    relays = [mixture.relay(), mixture.relay()]
+    end = time.monotonic() + MIXED
+    kill_at = change_at = 0
+    kills = outages = longest = 0
+    try:
+        while time.monotonic() < end:
+            mixture.publish()
+            time.sleep(0.05)
+            now = time.monotonic()
+            if now > change_at:
+                mixture.outage = None if mixture.outage else chance.choice([502, 503, 429])
+                outages += mixture.outage is not None
+                change_at = now + chance.random() * (5 if mixture.outage else 20)
+            if now > kill_at:
+                kill_at = now + chance.random() * 20
+                victim = chance.randrange(2)
+                relays[victim].kill()
+                relays[victim] = mixture.relay()
+                kills += 1
+            if chance.random() < 0.05:
+                ages = [now - mixture.good[message] for message in mixture.waiting()]
+                longest = max([longest, *ages])
+                expect('a good message waits for %.0f s' % longest, longest < BOUND)
+        mixture.outage = None
+        until('the good messages are delivered', lambda: not mixture.waiting(), BOUND)
+        equal('counted attempts of dead good messages', world.query(
+            "SELECT count(*) FROM idem_outbox WHERE state = 'dead' AND payload ? 'n'"), [(0,)])
+        arrived = {properties.message_id for properties, _ in amqp.drain(channel, 'orders', 10 ** 6, 5)}
+        arrived.update(request.headers['webhook-id'] for request in mixture.endpoint.requests)
+        equal('lost', world.query("SELECT message_id::text FROM idem_outbox WHERE topic <> 'c' AND payload ? 'n' "
+                                  "AND NOT message_id = ANY (%s::uuid[])", sorted(arrived)), [])
+        for relay in relays:
+            equal('the status', relay.stop(), 0)
+    finally:
+        broker.control('eval', 'application:set_env(rabbit, max_message_size, 134217728).')
+        mixture.endpoint.close()
+        connection.close()
+    print('# %d good messages beside %d bad ones, %d kills, %d outages: none is dead or lost; one waited %.1f s' % (
+        len(mixture.good), len(mixture.bad), kills, outages, longest), flush=True)
+
+
+TESTS = [
+    ('isolation: good messages beside bad ones at random, under kill -9', mixed),
+    ('isolation: messages for which the broker closes the channel fail alone', broker_closes),
+    ('isolation: a message that always gets 503 waits alone', deferred_alone),
+    ('isolation: Retry-After is the pause of one message', later_alone),
+    ('isolation: a message for which a command ends with 75 waits alone', command_defers),
+    ('isolation: a paused sink is tried with another message', probed_with_another),
+    ('isolation: a proxy that fails costs no attempt and keeps the order', proxy_fails),
+    ('isolation: headers of the relay are its own', relays_own_headers),
+    ('isolation: an unreachable broker keeps no other sink from starting', starts_without),
+    ('isolation: a broker that does not answer delays no other sink', silent_broker),
+    ('isolation: a full queue refuses its own messages only', one_queue_stuck),
+]
