@@ -68,7 +68,7 @@ export interface Result {
 export type RequestOptions = RequestIdentity & Ttl & Wait & Timeout & {
   scope: string
   key: string
-  /** Whether a response of this status is final; all below 500 by default, and 5xx never. */
+  /** Whether a response of this status is final; by default all below 500 but 401, 403, 408, 425, 429. 2xx is always, and 5xx never. */
   store?: ((status: number) => boolean) | undefined
   /** Smaller than idempotency.max_response_size. */
   maxResponseSize?: number | undefined
@@ -114,8 +114,12 @@ export interface Client<Tx> extends Core {
   job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result>
 }
 
-export const storable = (status: number, store: ((status: number) => boolean) | undefined): boolean =>
-  status < 500 && (store?.(status) ?? true)
+/** They say something of the sender or of the moment, and not of the request. */
+const NOT_STORED = new Set([401, 403, 408, 425, 429])
+
+/** Whether a response of this status commits, or is rolled back. A success always commits, for the client goes on from there. */
+export const storable = (status: number, store = (given: number) => !NOT_STORED.has(given)): boolean =>
+  status < 300 || (status < 500 && store(status))
 
 /** A problem document of RFC 9457. */
 export function problem(type: string, title: string, status: number, detail: string): Response & { body: string; headers: Headers } {
@@ -212,8 +216,8 @@ export function resultOfClaim(claim: HeldClaim): Result {
         body: claim.responseBytes ?? claim.responseBody, replayed: true, stored: true,
       }
     case 'in_progress':
-      throw new InProgress(undefined,
-        claim.leaseMs === null ? 1 : Math.max(1, Math.min(60, Math.round(claim.leaseMs / 1000))))
+      // Most jobs are over long before their lease.
+      throw new InProgress(undefined, Math.max(1, Math.min(5, Math.round((claim.leaseMs ?? 0) / 1000))))
     case 'hash_conflict': throw new KeyReused('the key was used for another request')
     case 'expired': throw new KeyExpired('the key has expired')
     case 'new': throw new TypeError('a new claim has no answer')

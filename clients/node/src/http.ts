@@ -2,7 +2,7 @@
  * What all middleware share: the header Idempotency-Key of the IETF draft of
  * that name, which has expired and is no standard; problem documents; replays.
  */
-import { IncomingMessage } from 'node:http'
+import { IncomingMessage, type ServerResponse } from 'node:http'
 import { Socket } from 'node:net'
 import { Readable } from 'node:stream'
 import {
@@ -12,7 +12,7 @@ import {
   asIdempotencyError, ClaimLost, ClaimNotFound, InProgress, KeyExpired, KeyInvalid, KeyReused, RateLimited, ScopeMoving, StreamingRefused,
   TimedOut,
 } from './errors.js'
-import { isHandlerOver } from './handlers.js'
+import type { Attempts } from './handlers.js'
 import type { Lease, Timeout, Ttl, Wait } from './functions.js'
 import { requestHashOfBytes } from './keys.js'
 import { describe, headers as headerDocument, type Headers } from './values.js'
@@ -30,7 +30,7 @@ export interface HttpOptions<Request> extends Ttl, Wait, Lease, Timeout {
   headers?: readonly string[]
   /** Smaller than idempotency.max_response_size. */
   maxResponseSize?: number
-  /** Whether a response of this status is final; all below 500 by default, and 5xx never. */
+  /** Whether a response of this status is final; by default all below 500 but 401, 403, 408, 425, 429. 2xx is always, and 5xx never. */
   store?: (status: number) => boolean
 }
 
@@ -228,14 +228,65 @@ export function streamingRefused(route: string, how = 'in pieces of unknown leng
     'send the response whole, or leave the route unguarded')
 }
 
-/** The methods of a response that send it. */
-export const SENDING_METHODS = ['writeHead', 'flushHeaders', 'write', 'end', 'destroy'] as const
+/** A handler that has answered goes on to answer again. */
+export function alreadySent(route: string): Error {
+  return Object.assign(new Error(`${route} sends a second response: a handler sends one, and returns`), { code: 'ERR_HTTP_HEADERS_SENT' })
+}
 
-/** Calls of a handler that is over do nothing: the response may belong to another request. */
-export function ignoreLateCalls(target: any, names: readonly string[] = [...SENDING_METHODS, 'setHeader', 'setHeaders', 'appendHeader', 'removeHeader']): void {
+/** The methods of a response that send it, and those that change its head. */
+export const SENDING_METHODS = ['writeHead', 'flushHeaders', 'write', 'end', 'destroy'] as const
+export const HEADER_METHODS = ['setHeader', 'setHeaders', 'appendHeader', 'removeHeader'] as const
+
+/** Takes back what has been put on a response: what others had put there before is put back. */
+export function overrides(target: object, names: readonly string[]): () => void {
+  const own = target as Record<string, unknown>
+  const before = Object.fromEntries(names.filter((name) => Object.hasOwn(own, name)).map((name) => [name, own[name]]))
+  return () => {
+    for (const name of names) delete own[name]
+    Object.assign(own, before)
+  }
+}
+
+/** Properties that say that a response was sent. */
+export function seemsSent(target: object, ...names: string[]): void {
+  for (const name of names) Object.defineProperty(target, name, { configurable: true, value: true })
+}
+
+/** Calls of a handler that was left behind do nothing: the response is another's. */
+export function ignoreLateCalls(target: any, attempts: Attempts, names: readonly string[] = [...SENDING_METHODS, ...HEADER_METHODS]): void {
   for (const name of names) {
     const real = target[name] as ((...given: unknown[]) => unknown) | undefined
-    if (real) target[name] = (...given: unknown[]) => (isHandlerOver() ? target : real.apply(target, given))
+    if (real) target[name] = (...given: unknown[]) => (attempts.isLeftBehind() ? target : real.apply(target, given))
+  }
+}
+
+/** Whether, since this call, a listener has come that waits for the end of the response. pipe() has such listeners of its own. */
+export function endListener(response: ServerResponse): () => boolean {
+  const count = (): number => response.listenerCount('finish') + response.listenerCount('close') - 2 * response.listenerCount('unpipe')
+  const before = count()
+  return () => count() > before
+}
+
+/** What the application answers for work that was rolled back, as its error handler does, is no success: else a 500 goes out in its place. */
+export function refuseSuccess(response: ServerResponse, route: string): void {
+  const target = response as unknown as Record<string, (...given: unknown[]) => unknown>
+  const end = target['end']!
+  let refused = false
+  for (const name of ['writeHead', 'flushHeaders', 'write', 'end']) {
+    const real = target[name]!
+    target[name] = (...given) => {
+      if (refused) return name === 'write' ? true : response
+      const status = name === 'writeHead' ? Number(given[0]) : response.statusCode
+      if (response.headersSent || status < 200 || status > 299) return real.apply(response, given)
+      console.error(`pg-idempotency: ${route} was rolled back, and the application answered ${status}: 500 was sent`)
+      for (const header of response.getHeaderNames()) response.removeHeader(header)
+      const said = problem('rolled-back', 'Rolled back', 500, 'The request failed, and its work was rolled back.')
+      response.statusCode = said.status
+      for (const [header, value] of Object.entries(said.headers)) response.setHeader(header, value)
+      end.call(response, said.body)
+      refused = true
+      return name === 'write' ? true : response
+    }
   }
 }
 

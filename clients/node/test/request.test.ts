@@ -264,6 +264,15 @@ test('duplicates get InProgress at once, or wait and get the answer', async () =
   const { first, finish } = await underWay(idem, one)
   await assert.rejects(idem.request(options(one), makes(one)), (error) => error instanceof InProgress && error.retryAfter >= 1)
   await assert.rejects(other.request(options(one, { waitMs: 50 }), makes(one)), InProgress)
+  // Its lease says little of when it is over.
+  for (const client of [idem, new MemoryIdempotency()] as Client<any>[]) {
+    for (const [lease, least, most] of [['1 minute', 5, 5], ['3 seconds', 2, 3], ['100 ms', 1, 1]] as const) {
+      const leased = key()
+      await client.claim('scope', leased, { lease })
+      await assert.rejects(client.job(options(leased), () => assert.fail('it ran')),
+        (error) => error instanceof InProgress && error.retryAfter >= least && error.retryAfter <= most, lease)
+    }
+  }
   const waiting = [idem, idem, other, other].map((client) => client.request(options(one, { wait: '20 seconds' }), makes(one)))
   await sleep(50)
   finish()
