@@ -69,13 +69,24 @@ export interface HttpAnswer { first: boolean; status: number; headers: Headers; 
 
 export const REPLAYED_HEADERS: readonly string[] = [
   'Content-Type', 'Content-Encoding', 'Content-Language', 'Content-Disposition', 'Location', 'ETag', 'Link', 'Vary',
+  'Cache-Control', 'Content-Security-Policy', 'Referrer-Policy', 'X-Content-Type-Options',
 ]
+/** Bytes that the server takes. */
+const MAX_SCOPE = 512
 
-/** An RFC 8941 string, or a bare token where it could be a key. Undefined for anything else. */
+const STRING = String.raw`"(?:[ !#-\[\]-~]|\\["\\])*"`
+const NUMBER = String.raw`-?\d{1,12}(?:\.\d{1,3})?`
+const PARAMETER = String.raw`; *[a-z*][a-z0-9_.*-]*(?:=(?:${NUMBER}|${STRING}|[A-Za-z*][!#$%&'*+.^_\`|~\w:/-]*|:[\w+/=]*:|\?[01]))?`
+const QUOTED = new RegExp(`^(${STRING})(?:${PARAMETER})*$`)
+/** Without quotes, what can be taken for nothing else. */
+const BARE = /^[!#-+\--:<-~]+$/
+
+/** The key in a string of RFC 8941, whose parameters are ignored, or in none. What the key rules say of it, the server knows. */
 export function parseKey(value: string, strict = false): string | undefined {
-  if (!strict && /^[A-Za-z0-9_.:-]+$/.test(value)) return value
-  const quoted = /^"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])+)"$/.exec(value.replace(/^ +| +$/g, ''))
-  return quoted?.[1]!.replace(/\\(["\\])/g, '$1')
+  const line = value.replace(/^ +| +$/g, '')
+  const quoted = QUOTED.exec(line)?.[1]
+  if (quoted !== undefined) return quoted.slice(1, -1).replace(/\\(.)/g, '$1')
+  return !strict && BARE.test(line) ? line : undefined
 }
 
 /** The headers of the allow-list, under the names that the handler gave them. */
@@ -112,6 +123,9 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
   if (typeof scope !== 'string' || scope === '') {
     throw new TypeError(`the option scope returned ${scope === '' ? "''" : describe(scope)}, which is no user or tenant: return an id of the ` +
       "visitor's own where nobody has logged in, or throw the error that refuses him")
+  }
+  if (Buffer.byteLength(scope) > MAX_SCOPE || scope.includes('\0') || !scope.isWellFormed()) {
+    return refusal(problem('scope-invalid', 'Invalid scope', 400, `The user of this request is not named by 1 to ${MAX_SCOPE} bytes of text.`))
   }
   const { ttl, ttlMs, wait, waitMs, lease, leaseMs, timeout, timeoutMs } = options
   const common = {

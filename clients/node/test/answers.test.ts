@@ -248,6 +248,28 @@ for (const [framework, open] of frameworks) {
     }
   })
 
+  test(`${framework}: a replay has the headers that protect the answer, and a scope that no server takes is refused`, async () => {
+    const protective = { 'Cache-Control': 'private, no-store', 'Content-Security-Policy': "default-src 'none'", 'Referrer-Policy': 'no-referrer', 'X-Content-Type-Options': 'nosniff' }
+    let user = 'ann'
+    const shop = await open(world.client(), { run: { own: { scope: () => user }, handler: ({ answer, send }) => {
+      for (const [name, value] of Object.entries(protective)) answer.header(name, value)
+      return send(200, 'x')
+    } } })
+    try {
+      const one = key()
+      for (const replayed of [false, true]) {
+        const answer = await shop.post('run', one)
+        assert.deepEqual([answer.replayed, Object.keys(protective).map((name) => answer.headers.get(name))], [replayed, Object.values(protective)])
+      }
+      for (user of ['ž'.repeat(257), 'nul\0', '\ud800']) {
+        const refused = await shop.post('run', one)
+        assert.deepEqual([refused.status, JSON.parse(refused.text).type], [400, 'urn:pg-idempotency:scope-invalid'])
+      }
+    } finally {
+      await shop.close()
+    }
+  })
+
   test(`${framework}: no success for work that was rolled back, whatever the application makes of the error`, async () => {
     for (const status of [200, 201, 204, 302, 418, 500]) {
       const shop = await open(world.client(), {

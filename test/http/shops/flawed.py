@@ -258,6 +258,15 @@ class KeepsQuotes(Plain):
         return super().payments(request)
 
 
+class TakesParameters(Plain):
+    def payments(self, request):
+        lines = request.headers.get_all('Idempotency-Key', [])
+        del request.headers['Idempotency-Key']
+        for line in lines:
+            request.headers['Idempotency-Key'] = line.replace('";', '-').replace('=', '-') + ('"' if '";' in line else '')
+        return super().payments(request)
+
+
 class CutsLargeResponses(Plain):
     def complete(self, connection, request, key, token, reply):
         super().complete(connection, request, key, token,
