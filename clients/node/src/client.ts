@@ -17,7 +17,7 @@ import {
 } from './functions.js'
 import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes, stepKey } from './keys.js'
-import { MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, type Handle, type PoolLike } from './postgres.js'
+import { ANSWER_MS, isConnectionLost, MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, type Handle, type PoolLike } from './postgres.js'
 import { ManyServers, OneServer, type Servers, type Shards } from './shards.js'
 import { describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
@@ -380,7 +380,8 @@ export class Idempotency implements Client<PoolClient> {
       for (;;) {
         try {
           // After a lost answer, the transaction has committed, or it will not, or it has not yet ended.
-          return await this.#once(inDoubt ? { ...options, wait: IN_DOUBT_WAIT, waitMs: undefined } : options, handler, deadline)
+          return await (inDoubt ? this.#once({ ...options, wait: IN_DOUBT_WAIT, waitMs: undefined }, handler, deadline, ANSWER_MS)
+            : this.#once(options, handler, deadline))
         } catch (error) {
           if (!(error instanceof CommitInDoubt)) throw error
           inDoubt = error.cause
@@ -391,8 +392,8 @@ export class Idempotency implements Client<PoolClient> {
   }
 
   /** One transaction. */
-  async #once(options: RequestOptions, handler: (tx: PoolClient) => Promise<Response> | Response, deadline: Deadline): Promise<Result> {
-    const opened = this.#claimed(options, (session, claim) => session.begin(claim))
+  async #once(options: RequestOptions, handler: (tx: PoolClient) => Promise<Response> | Response, deadline: Deadline, connectMs?: number): Promise<Result> {
+    const opened = this.#claimed(options, (session, claim, limitMs) => session.begin(claim, limitMs), connectMs)
     const { session, claim } = await orAbort(opened, options.signal).catch((error: unknown) => {
       if (options.signal?.aborted) opened.then(({ session }) => session.release(), () => undefined)
       throw error
@@ -431,7 +432,7 @@ export class Idempotency implements Client<PoolClient> {
   async #ended(session: Session, complete: Statement<boolean>): Promise<never> {
     try {
       if (session.status !== 'I') await session.rollback()
-      await session.perform(complete)
+      await session.perform(complete, ANSWER_MS)
     } catch (error) {
       if (!(error instanceof IdempotencyError)) throw error
       throw new TransactionEnded('the handler rolled its transaction back', { cause: error })
@@ -440,7 +441,8 @@ export class Idempotency implements Client<PoolClient> {
   }
 
   /** A session that has tried to claim; one of those that may sleep, if there is room. */
-  async #claimed(options: RequestOptions & Lease, send: (session: Session, claim: Statement<HeldClaim>) => Promise<HeldClaim>):
+  async #claimed(options: RequestOptions & Lease,
+    send: (session: Session, claim: Statement<HeldClaim>, limitMs: number) => Promise<HeldClaim>, connectMs?: number):
     Promise<{ session: Session; claim: HeldClaim }> {
     const defaults = this.#defaults
     const wait = options.wait !== undefined || options.waitMs !== undefined ? options : defaults
@@ -454,29 +456,32 @@ export class Idempotency implements Client<PoolClient> {
       if (sleeps) waitingConnections.set(pool, waiters + 1)
       try {
         const statement = held(this.statements.claim(options.scope, options.key, { ...given, ...(sleeps ? pick(wait, 'wait') : {}) }))
-        return { session, claim: await send(session, statement) }
+        return { session, claim: await send(session, statement, ANSWER_MS + (sleeps ? durationMs(wait.wait, wait.waitMs, 'wait') ?? 0 : 0)) }
       } catch (error) {
         // Its statements may not take, or not wait, as long as the wait.
-        if (sleeps && !options.signal?.aborted && ENDED_WAITS.has(sqlstateOf(error) ?? '')) throw new InProgress()
+        if (sleeps && !options.signal?.aborted && (error instanceof TimedOut || ENDED_WAITS.has(sqlstateOf(error) ?? ''))) {
+          session.cancel()
+          throw new InProgress()
+        }
         throw error
       } finally {
         if (sleeps) waitingConnections.set(pool, waitingConnections.get(pool)! - 1)
       }
-    }, options.signal)
+    }, connectMs, options.signal)
   }
 
   /** Begin on a session where the scope lives; on another where the server had ended that one. The signal cancels what has been sent. */
-  #opened<T>(scope: string | undefined, begin: (session: Session, pool: PoolLike) => Promise<T>, signal?: AbortSignal): Promise<T> {
+  #opened<T>(scope: string | undefined, begin: (session: Session, pool: PoolLike) => Promise<T>, connectMs?: number, signal?: AbortSignal): Promise<T> {
     return this.#servers.at(scope, async (pool) => {
       for (let tries = 1; ; tries++) {
-        const session = await Session.open(pool)
+        const session = await Session.open(pool, connectMs)
         const cancel = (): void => session.cancel()
         signal?.addEventListener('abort', cancel, { once: true })
         try {
           signal?.throwIfAborted()
           return await begin(session, pool)
         } catch (error) {
-          const isDead = session.lost && !signal?.aborted
+          const isDead = session.lost && !signal?.aborted && !(error instanceof IdempotencyError)
           await session.release()
           if (!isDead || tries === MAX_CONNECTION_TRIES) throw error
         } finally {
@@ -495,7 +500,7 @@ export class Idempotency implements Client<PoolClient> {
   async #job(options: JobOptions, fn: (job: Job<PoolClient>) => Promise<Response | void> | Response | void): Promise<Result> {
     const started = performance.now()
     const claim = await orAbort(withRetries(async () => {
-      const { session, claim } = await this.#claimed(options, (opened, statement) => opened.perform(statement))
+      const { session, claim } = await this.#claimed(options, (opened, statement, limitMs) => opened.perform(statement, limitMs))
       await session.release()
       if (options.signal?.aborted && claim.outcome === 'new') {
         await this.release(options.scope, options.key, { claimToken: claim.claimToken })
@@ -521,7 +526,7 @@ export class Idempotency implements Client<PoolClient> {
             await opened.begin(this.statements.heartbeat(options.scope, options.key,
               { claimToken: claim.claimToken, ...leaseOf(options, this.#defaults) }))
             return opened
-          })
+          }, inDoubt ? ANSWER_MS : undefined)
           const response = checked(await this.#handle(session, fn, deadline), 'the last step')
           if (session.status === 'E' || session.status === 'I') {
             throw new TransactionEnded('the last step ended its transaction, or went on after an error in it')
@@ -539,14 +544,13 @@ export class Idempotency implements Client<PoolClient> {
             if (++tries === 3) throw inDoubt
             continue
           }
-          if (inDoubt && (error instanceof ClaimLost || error instanceof ClaimNotFound)) {
-            // It was committed, unless somebody else has been here.
+          // It was committed if the record was completed with our token; an attempt that took over has another.
+          if (inDoubt && (error instanceof ClaimLost || error instanceof ClaimNotFound) &&
+            await this.complete(options.scope, options.key, 200, { claimToken: claim.claimToken }).then((isNew) => !isNew, () => false)) {
             const found = await this.lookup(options.scope, options.key)
-            if (found?.state === 'completed' && found.attempt === claim.attempt) {
-              return {
-                outcome: 'new', status: found.responseStatus!, headers: found.responseHeaders ?? {},
-                body: found.responseBytes ?? found.responseBody, replayed: false, stored: true,
-              }
+            return {
+              outcome: 'new', status: found!.responseStatus!, headers: found!.responseHeaders ?? {},
+              body: found!.responseBytes ?? found!.responseBody, replayed: false, stored: true,
             }
           }
           throw error
@@ -664,7 +668,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
         const copy = JSON.parse(jsonOf(value, `the step ${name} returned`)) as Json
         const sent = performance.now()
         await whileHeld(() => withRetries(() => retryIfDead(() => core.checkpoint(scope, key, printable(name, claim.encoding),
-          { recoveryState: { ...values, [name]: copy }, claimToken, ...lease }))))
+          { recoveryState: { ...values, [name]: copy }, claimToken, ...lease }), (error) => isConnectionLost(error) || error instanceof TimedOut)))
         renewed = sent
         values[name] = copy
         seen.add(name)

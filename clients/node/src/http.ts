@@ -164,7 +164,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
     }
     if (error instanceof TimedOut) {
       return refusal(problem('timeout', 'Timed out', 503,
-        'The request took too long, and was undone. Retry with the same key.'), { 'Retry-After': '1' })
+        'The request took too long. Retry with the same key.'), { 'Retry-After': '1' })
     }
     // What the handler threw is the framework's to answer; but a claim that was lost is nobody's fault.
     const refused = (ours || error !== thrown || kind === 'job') && found ? refusalOf(found, options.conflictStatus ?? 422, kind) : undefined

@@ -5,7 +5,7 @@ import { after, before, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type pg from 'pg'
 import {
-  ClaimLost, Idempotency, InProgress, KeyReused, NotFinished, stepKey, TransactionEnded, type Client, type PoolClientLike, type Response,
+  ClaimLost, ClaimNotFound, Idempotency, InProgress, KeyReused, NotFinished, stepKey, TransactionEnded, type Client, type PoolClientLike, type Response,
 } from 'pg-idempotency'
 import { MemoryIdempotency } from 'pg-idempotency/memory'
 import { key, World } from './support.js'
@@ -358,6 +358,22 @@ test('a wait that statement_timeout or lock_timeout ends is one of which the fir
       await assert.rejects(short.request(options(one), makes(one)), InProgress)
       await assert.rejects(short.job(options(one), () => ({ status: 200 })), InProgress)
     }
+    // The driver's own leaves the statement to the server, which is to end it, and uses up one connection.
+    for (const call of [
+      (short: Idempotency) => short.request(options(one), makes(one)), (short: Idempotency) => short.job(options(one), () => ({ status: 200 })),
+    ]) {
+      const pool = world.pool({ query_timeout: 300 })
+      let connections = 0
+      pool.on('connect', () => { connections++ })
+      await assert.rejects(call(new Idempotency(pool, { wait: '5 minutes' })), InProgress)
+      assert.equal(connections, 1)
+    }
+    for (let tries = 0; ; tries++) {
+      const [{ n }] = await world.sql("SELECT count(*)::int AS n FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%idem_claim%' AND wait_event_type = 'Lock'")
+      if (n === 0) break
+      assert.ok(tries < 500, 'it goes on to wait in the server')
+      await sleep(20)
+    }
   } finally {
     finish()
     await first
@@ -512,6 +528,36 @@ test('jobs: the answer to the last COMMIT is lost', async () => {
   assert.equal(proxy.cutAfter, undefined)
   assert.deepEqual([result.status, result.body], [201, one])
   assert.equal(await world.effects(one), 1)
+})
+
+test('jobs: after a lost COMMIT the response of another attempt is not taken for the own one', async () => {
+  const { proxy, pool } = await world.proxied()
+  const others: ((one: string) => Promise<bigint | null>)[] = [
+    // Behind the end of the lease, or of a record that was forgotten, so that it is the first attempt, too.
+    async (one) => (await idem.claim('scope', one, { wait: '20 seconds' })).claimToken,
+    async (one) => { await idem.forget('scope', one); return (await idem.claim('scope', one)).claimToken },
+  ]
+  for (const other of others) {
+    const one = key()
+    let meanwhile: (() => Promise<void>) | undefined
+    const through = new Idempotency({ connect: async () => {
+      if (meanwhile && proxy.cutBefore === undefined) await meanwhile()
+      return pool.connect()
+    }, options: pool.options })
+    await assert.rejects(through.job(options(one, { leaseMs: 1500 }), async (job) => {
+      await job.finish(async (tx) => {
+        meanwhile = async () => {
+          meanwhile = undefined
+          const claimToken = await other(one)
+          await idem.complete('scope', one, 200, { body: "another attempt's", claimToken })
+        }
+        proxy.cutBefore = 'COMMIT'
+        return makes(one)(tx)
+      })
+    }), (error) => error instanceof ClaimLost || error instanceof ClaimNotFound)
+    assert.equal(await world.effects(one), 0)
+    assert.equal((await idem.lookup('scope', one))!.responseBody, "another attempt's")
+  }
 })
 
 test('all connections have come back', async () => {
