@@ -3,8 +3,8 @@
  *
  * Rows belong to the transaction that has written them until it ends; others
  * see what was there before, and wait where the server would let them wait.
- * What it leaves out: settings (all are at their defaults), statistics, and the
- * digits of numbers beyond 2^53 in JSON.
+ * What it leaves out: settings (all are at their defaults), statistics, resume(),
+ * outboxBlocked(), and the digits of numbers beyond 2^53 in JSON.
  */
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -28,6 +28,8 @@ const DAY = 86_400_000
 function refuse(message: string, sqlstate: string, cause?: unknown): never {
   throw Object.assign(new IdempotencyError(message, { sqlstate, cause }), { code: sqlstate })
 }
+
+const needsServer = (what: string): never => refuse(`${what} is not in the double: test it with a server`, '0A000')
 
 /** A transaction of the double. What a handler does elsewhere is undone by onRollback(). */
 export class MemoryTransaction {
@@ -204,7 +206,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
   #tokens = 0n
   #ids = 0n
   #keys = new Table<KeyRow>()
-  #once = new Table<number>()
+  #once = new Table<{ since: number; until: number }>()
   #counters = new Table<bigint>()
   #actions = new Table<{ isActive: boolean }>()
   #aggregates = new Table<bigint>()
@@ -572,9 +574,14 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       async once(scope, token, options = {}) {
         const id = idOf(name(scope, 'scope'), name(token, 'token'))
         await self.#once.lock(tx, id)
-        if ((self.#once.get(tx, id) ?? 0) > Date.now()) return false
-        self.#once.set(tx, id, Date.now() + duration(options.ttl, options.ttlMs, 'ttl', 7 * DAY))
+        const since = Date.now()
+        if ((self.#once.get(tx, id)?.until ?? 0) > since) return false
+        self.#once.set(tx, id, { since, until: since + duration(options.ttl, options.ttlMs, 'ttl', 7 * DAY) })
         return true
+      },
+      async onceAt(scope, token) {
+        const found = self.#once.get(tx, idOf(name(scope, 'scope'), name(token, 'token')))
+        return found && found.until > Date.now() ? new Date(found.since) : null
       },
       async onceMany(scope, tokens, options = {}) {
         const first = new Set<string>()
@@ -671,7 +678,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
           return count
         }
         counts.keysDeleted = sweep(self.#keys, (row) => row.expiresAt.getTime() <= now)
-        counts.tokensDeleted = sweep(self.#once, (until) => until <= now)
+        counts.tokensDeleted = sweep(self.#once, ({ until }) => until <= now)
         counts.messagesDeleted = sweep(self.#messages, (row) => row.state === 'acked' && row.endedAt + DAY <= now)
         return counts
       },
@@ -692,7 +699,10 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         const given = exact(atLeast, 'atLeast')
         return self.#tokens = given > self.#tokens ? given : self.#tokens
       },
+      resume: async () => needsServer('idem_resume'),
+      outboxBlocked: async () => needsServer('idem_outbox_blocked'),
       grant: async () => undefined,
+      grantRelay: async () => undefined,
       grantMonitor: async () => undefined,
       revoke: async () => undefined,
     }
