@@ -261,6 +261,8 @@ function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promi
   })
 }
 
+export const ROLLED_BACK = 'the handler rolled its transaction back, or took longer than the ttl of its claim'
+
 /** COMMIT was sent, and the connection broke before its answer. */
 class CommitInDoubt extends Error {}
 
@@ -414,10 +416,6 @@ export class Idempotency implements Client<PoolClient> {
         await session.commit(complete(null))
       } catch (error) {
         if (session.lost) throw new CommitInDoubt('', { cause: error })
-        if (sqlstateOf(error) === '25P02') {
-          throw new TransactionEnded('the handler went on after an error of the database, which has undone its work; ' +
-            'let the error out, or go back to a savepoint', { cause: error })
-        }
         if (!(error instanceof ClaimLost || error instanceof ClaimNotFound)) throw error
         // Another transaction than that of the claim.
         await this.#ended(session, complete(claim.claimToken))
@@ -435,7 +433,7 @@ export class Idempotency implements Client<PoolClient> {
       await session.perform(complete, ANSWER_MS)
     } catch (error) {
       if (!(error instanceof IdempotencyError)) throw error
-      throw new TransactionEnded('the handler rolled its transaction back', { cause: error })
+      throw new TransactionEnded(ROLLED_BACK, { cause: error })
     }
     throw new TransactionEnded('the handler committed its transaction; the response was stored in another one')
   }

@@ -141,6 +141,8 @@ function translated(error: unknown): unknown {
 
 const ENDS = /^(?:\s|--[^\n]*\n|\/\*[\s\S]*?\*\/|;)*(begin|start\s+transaction|commit|end|abort|prepare\s+transaction|rollback(?!\s+(?:(?:work|transaction)\s+)?to\b))\b/i
 
+const WENT_ON = 'the handler went on after an error of the database, which has undone its work; let the error out, or go back to a savepoint'
+
 /** A client of a pool, in use for one transaction or one statement. */
 export class Session {
   /** The connection is gone. */
@@ -223,12 +225,11 @@ export class Session {
   /** The last statement and COMMIT. What the handler has left running comes too late: behind COMMIT it would be a transaction of its own. */
   async commit(statement?: Statement<unknown>): Promise<void> {
     this.#proxy?.over()
-    const answers = await this.#send([...(statement ? [statement] : []), { text: 'COMMIT', values: [] }], ANSWER_MS)
+    const answers = await this.#send([...(statement ? [statement] : []), { text: 'COMMIT', values: [] }], ANSWER_MS).catch((error: unknown) => {
+      throw sqlstateOf(error) === '25P02' ? new TransactionEnded(WENT_ON, { cause: error }) : error
+    })
     this.#begun = false
-    if (answers.at(-1)!.tag !== 'COMMIT') {
-      throw new TransactionEnded('the handler went on after an error of the database: the COMMIT was a ROLLBACK, ' +
-        'and its work is undone')
-    }
+    if (answers.at(-1)!.tag !== 'COMMIT') throw new TransactionEnded(WENT_ON)
   }
 
   async rollback(): Promise<void> {
