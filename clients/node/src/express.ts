@@ -28,6 +28,27 @@ export interface ExpressRequest extends IncomingMessage {
 }
 /** One of which nothing is said: what else Express and its middlewares put there is any. */
 export interface AnyRequest extends ExpressRequest { [name: string]: any }
+/** What we say of an Express response; one that is typed as Express's own is that. */
+export interface ExpressResponse extends ServerResponse {
+  locals: Record<string, any>
+  status(code: number): this
+  sendStatus(code: number): this
+  json(document?: unknown): this
+  send(body?: unknown): this
+  set(fields: Record<string, unknown>): this
+  set(field: string, value?: string | string[]): this
+  header(field: string, value?: string | string[]): this
+  append(field: string, value?: string | string[]): this
+  get(field: string): string | undefined
+  type(type: string): this
+  location(url: string): this
+  redirect(url: string): void
+  redirect(status: number, url: string): void
+  cookie(name: string, value: unknown, options?: object): this
+  clearCookie(name: string, options?: object): this
+  vary(field: string): this
+  links(links: Record<string, string>): this
+}
 export type Next = (error?: any) => void
 export type GuardedRequest<Request, Tx> = Request & { idempotency: Context<Tx>; rawBody: Buffer }
 
@@ -44,7 +65,7 @@ export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = Poo
   checkedOptions(options)
   checkedCount(options.bodyLimit, 'bodyLimit')
   const guard = (kind: 'request' | 'job') =>
-    <Req extends ExpressRequest = Request, Res extends ServerResponse = any>(handler: (req: GuardedRequest<Req, Tx>, res: Res, next: Next) => unknown,
+    <Req extends ExpressRequest = Request, Res extends ServerResponse = ExpressResponse>(handler: (req: GuardedRequest<Req, Tx>, res: Res, next: Next) => unknown,
       own: Partial<ExpressOptions<Request>> = {}) => {
       // As a middleware it would be called with a request, and nobody would ever answer that.
       if (typeof handler !== 'function') throw new TypeError('a guard takes the handler: app.post(path, guarded(handler))')

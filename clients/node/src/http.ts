@@ -44,8 +44,14 @@ export interface Context<Tx> {
   job: Job<Tx>
 }
 
+/** Of all routes; Express has bodyLimit besides, and Fastify job, and what its plugins are registered with. */
+const OPTIONS = new Set(['scope', 'required', 'strict', 'conflictStatus', 'headers', 'maxResponseSize', 'store', 'ttl', 'ttlMs', 'wait', 'waitMs',
+  'lease', 'leaseMs', 'timeout', 'timeoutMs', 'bodyLimit', 'job', 'prefix', 'logLevel', 'logSerializers'])
+
 /** Options of a route, which are refused when it is made. */
 export function checkedOptions(options: HttpOptions<never>): void {
+  const unknown = Object.keys(options).find((name) => !OPTIONS.has(name))
+  if (unknown !== undefined) throw new TypeError(`a guarded route has no option ${unknown}`)
   checkedTimes(options)
   checkedCount(options.maxResponseSize, 'maxResponseSize')
   if (typeof options.scope !== 'function') throw new TypeError('the option scope is a function of the request, which returns the user or tenant')

@@ -10,7 +10,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { PoolClient } from 'pg'
 import { asIdempotencyError, IdempotencyError, sqlstateOf, TimedOut, TransactionEnded } from './errors.js'
 import type { Row, Statement } from './functions.js'
-import { LONGEST_TIMER, type Parameter } from './values.js'
+import { describe, LONGEST_TIMER, type Parameter } from './values.js'
 
 /** What we need of a pg.Pool. */
 export interface PoolLike {
@@ -384,6 +384,9 @@ function sender(handle: Handle): Sender {
       return (await any['raw'](sql, order.map((value) => (value instanceof Uint8Array ? Buffer.from(value) : value)))).rows
     }
   }
-  if (typeof any['query'] === 'function') return async (text, values) => (await any['query']({ text, values })).rows
-  throw new TypeError('on() takes a pg client, a Knex transaction or a Drizzle transaction')
+  // Others, as TypeORM, have a query() of their own, which would send it and return something else.
+  if (typeof any['query'] === 'function' && typeof any['removeListener'] === 'function') {
+    return async (text, values) => (await any['query']({ text, values })).rows
+  }
+  throw new TypeError(`on() takes a pg client, a Knex transaction or a Drizzle transaction, and not a ${describe(handle)}`)
 }

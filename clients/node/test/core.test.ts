@@ -433,5 +433,20 @@ test('on: in the transaction of a pg client, of Knex, of Drizzle', async () => {
     await assert.rejects(way(async (handle) => { await idem.on(handle).claim('on', 'short') }), KeyInvalid)
   }
   await assert.rejects(idem.on({}).once('a', 'b'), /takes a pg client/)
+  // As an entity manager of TypeORM: its query() takes text and values, and returns the rows alone.
+  class EntityManager {
+    sent: unknown[] = []
+    queryRunner = {}
+    release() {}
+    getRepository() {}
+    async query(text: unknown) {
+      this.sent.push(text)
+      return (await pool.query(text as string)).rows
+    }
+  }
+  const manager = new EntityManager()
+  const token = key()
+  await assert.rejects(idem.on(manager).once('typeorm', token), /takes a pg client.*not a EntityManager/)
+  assert.deepEqual([manager.sent, await idem.onceAt('typeorm', token)], [[], null], 'nothing was sent')
   await builder.destroy()
 })

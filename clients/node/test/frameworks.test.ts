@@ -471,6 +471,10 @@ test('nobody is no scope, and what refuses him is answered by the application', 
 test('nonsense in the options of a route is refused when it is made', async () => {
   await assert.rejects(async () => { await Fastify().register(idempotency as any, { client: idem, scope, ttl: '5 bananas' }) }, /ttl is no interval/)
   await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { waitMs: -1 } } }, async () => 'never') }), /waitMs is negative/)
+  await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { wat: 1 } } }, async () => 'never') }), /has no option wat/)
+  await assert.rejects(async () => { await Fastify().register(idempotency as any, { client: idem, scope, wat: 1 }) }, /has no option wat/)
+  assert.throws(() => idempotent(idem, { scope, wat: 1 } as any), /has no option wat/)
+  assert.throws(() => idempotent(idem, { scope })(() => undefined, { wat: 1 } as any), /has no option wat/)
   assert.throws(() => idempotent(idem, { scope })(() => undefined, { lease: '1s', leaseMs: 1 }), /lease and leaseMs exclude each other/)
   assert.throws(() => idempotent(idem, { scope })({} as any), /a guard takes the handler/)
 })

@@ -1,5 +1,6 @@
 /** What needs no server. */
 import assert from 'node:assert/strict'
+import { createRequire } from 'node:module'
 import { test } from 'node:test'
 import { asIdempotencyError, ClaimLost, IdempotencyError, KeyInvalid, newKey, RateLimited, sqlstateOf, stepKey } from 'pg-idempotency'
 import { allowedHeaders, parseKey } from 'pg-idempotency/http'
@@ -53,4 +54,13 @@ test('Idempotency-Key: a quoted string, whose parameters are ignored, or one wit
 test('of the headers only the listed are kept, and Set-Cookie never', () => {
   assert.deepEqual(allowedHeaders([['Content-Type', 'text/plain'], ['LINK', ['a', 'b']], ['Set-Cookie', 'x=1'], ['X-Trace', '1']],
     ['content-type', 'Link', 'Set-Cookie']), { 'Content-Type': 'text/plain', LINK: ['a', 'b'] })
+})
+
+test('CommonJS loads each part with require()', () => {
+  const require = createRequire(import.meta.url)
+  assert.equal(require('pg-idempotency').Idempotency.name, 'Idempotency')
+  assert.equal(typeof require('pg-idempotency/express').idempotent, 'function')
+  assert.equal(typeof require('pg-idempotency/fastify').default, 'function')
+  assert.equal(typeof require('pg-idempotency/http').serve, 'function')
+  assert.equal(typeof require('pg-idempotency/memory').MemoryIdempotency, 'function')
 })
