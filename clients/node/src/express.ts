@@ -84,7 +84,7 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
   const isRead = !Buffer.isBuffer(req.rawBody) && !Buffer.isBuffer(req.body)
   const parseAgain = await readBody(req, options.bodyLimit ?? 2 << 20)
   let readOver: (() => void) | undefined
-  let again: (() => void) | undefined
+  let again: (() => Promise<void>) | undefined
   const held = new BufferedResponse(res, `${req.method} ${req.originalUrl}`)
   let whole: Response | undefined
   let answer
@@ -95,7 +95,7 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
       body: req.rawBody!, scope: () => options.scope(req),
     }, options, kind, async (context) => {
       isUndone = true
-      again?.()
+      await again?.()
       again ??= requestSnapshot(req, res, parseAgain)
       readOver?.()
       // Express would drop the body of what the client has already, before it can be stored.
@@ -128,15 +128,11 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
 }
 
 /** What a try has changed is as it was before the first one. */
-function requestSnapshot(req: ExpressRequest, res: ServerResponse, parseAgain: (() => unknown) | undefined): () => void {
-  const { body } = req
-  if (parseAgain) delete req.body
-  const request = snapshotOf(req)
-  if (parseAgain) req.body = body
+function requestSnapshot(req: ExpressRequest, res: ServerResponse, parseAgain: (() => unknown) | undefined): () => Promise<void> {
+  const request = snapshotOf(req, parseAgain)
   const locals = { ...(res as { locals?: object }).locals }
-  return () => {
-    request()
-    if (parseAgain) req.body = parseAgain()
+  return async () => {
+    await request()
     Object.assign(res, { locals: { ...locals } })
   }
 }

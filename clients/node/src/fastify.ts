@@ -66,6 +66,7 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
       again.receivedEncodedLength = request.rawBody.length
       return again
     }, ...[route.preParsing ?? []].flat()]
+    route.preValidation = [async (request: any) => { request[PARSED] = request.body }, ...[route.preValidation ?? []].flat()]
     route.handler = function (this: unknown, request: any, reply: any) {
       return handle(client, settings, kind, request, reply, (given) => handler.call(this, request, given))
     }
@@ -82,7 +83,7 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
   let whole: Sent | undefined
   let done = false
   let isUndone = false
-  let again: (() => void) | undefined
+  let again: (() => Promise<void>) | undefined
   const route = `${request.method} ${request.url}`
   const attempts = new Attempts()
   const takeBack = [overrides(reply, ['send', 'then', 'hijack', 'sent']), overrides(reply.raw, [...SENDING_METHODS, 'headersSent', 'writableEnded'])]
@@ -107,8 +108,8 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
         } },
       })
       isUndone = true
-      again?.()
-      again ??= snapshotOf(request)
+      await again?.()
+      again ??= snapshotOf(request, parserOf(request))
       request.idempotency = { ...context, job }
       reset()
       attempts.add()
@@ -131,6 +132,35 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
   // Of no bytes Fastify would say that they are bytes.
   return reply.send(body === null || (body.length === 0 && !reply.hasHeader('content-type')) ? undefined
     : typeof body === 'string' ? Buffer.from(body) : body)
+}
+
+/** What a hook before ours would be seen by: the body as the parser has made it. */
+const PARSED = Symbol('parsed body')
+
+/**
+ * How to parse a body once more: with the parser of the route, which only
+ * Fastify's own context of the request knows, and the route's schema. Where
+ * hooks have put another body in its place, there is none.
+ */
+function parserOf(request: any): (() => unknown) | undefined {
+  const { body } = request
+  if (typeof body !== 'object' || body === null || body !== request[PARSED]) return undefined
+  const context = Object.getOwnPropertySymbols(request).find((symbol) => symbol.description === 'fastify.context')
+  const parser = context && request[context]?.contentTypeParser?.getParser?.(request.headers['content-type'] ?? '')
+  const validate = request.getValidationFunction?.('body')
+  if (typeof parser?.fn !== 'function' || !(parser.asString || parser.asBuffer) || (validate && typeof validate !== 'function')) return undefined
+  const members = Array.isArray(body) ? [] : Object.entries(body)
+  const bytes = Buffer.from(request.rawBody)
+  return async () => {
+    const made: any = await new Promise((resolve, reject) => {
+      const found = parser.fn(request, parser.asString ? bytes.toString() : bytes, (error: unknown, again: unknown) => (error ? reject(error) : resolve(again)))
+      if (typeof found?.then === 'function') found.then(resolve, reject)
+    })
+    validate?.(made)
+    // What hooks have added or changed among its members.
+    for (const [name, value] of members) if (!Object.hasOwn(made, name) || typeof value !== 'object') made[name] = value
+    return made
+  }
 }
 
 /** Each line of the header; requests of app.inject() have no lines. */

@@ -310,16 +310,22 @@ export function refuseSuccess(response: ServerResponse, route: string): void {
   }
 }
 
-/** What an earlier try has put on the request, or put in its place, is taken back before the next; what was there before is copied. */
-export function snapshotOf(request: object): () => void {
+/**
+ * What an earlier try has put on the request, or put in its place, is taken
+ * back before the next; what was there before is copied. A body that can be
+ * parsed again need not be: that costs more, and is rarely needed.
+ */
+export function snapshotOf(request: object, parseAgain?: () => unknown): () => Promise<void> {
   const own = (): string[] => Object.keys(request).filter((name) => !name.startsWith('_') && !PLAIN.has(name))
   const target = request as Record<string, unknown>
   const before = new Map(own().map((name) => [name, target[name]]))
-  const copies = new Map(['rawBody', 'body', 'params', 'query'].filter((name) => before.has(name)).map((name) => [name, copied(before.get(name))]))
-  return () => {
+  const copies = new Map(['rawBody', ...(parseAgain ? [] : ['body']), 'params', 'query'].filter((name) => before.has(name))
+    .map((name) => [name, copied(before.get(name))]))
+  return async () => {
     for (const name of own()) if (!before.has(name)) delete target[name]
     for (const [name, value] of before) if (target[name] !== value) target[name] = value
     for (const [name, copy] of copies) target[name] = copied(copy)
+    if (parseAgain) target['body'] = await parseAgain()
   }
 }
 
