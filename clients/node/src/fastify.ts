@@ -153,7 +153,7 @@ function parserOf(request: any): (() => unknown) | undefined {
   const bytes = Buffer.from(request.rawBody)
   return async () => {
     const made: any = await new Promise((resolve, reject) => {
-      const found = parser.fn(request, parser.asString ? bytes.toString() : bytes, (error: unknown, again: unknown) => (error ? reject(error) : resolve(again)))
+      const found = parser.fn(request, parser.asString ? bytes.toString() : bytes, (error: Error | null, again: unknown) => (error ? reject(error) : resolve(again)))
       if (typeof found?.then === 'function') found.then(resolve, reject)
     })
     validate?.(made)

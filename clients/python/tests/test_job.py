@@ -165,7 +165,6 @@ def test_another_attempts_response_is_not_the_own_one(idem, effects, monkeypatch
     assert effects(key) == 0 and idem.lookup("u", key).response_body == "another attempt's"
 
 
-
 def test_retried(idem, effects):
     key, tries = new_key(), []
 
