@@ -62,6 +62,17 @@ def bare(world):
         raise Broken('expected the handler to see the key without its quotes')
 
 
+@promise('parameters behind the quoted key are ignored')
+def parameters(world):
+    key = new_key()
+    with world.adds(payments=1):
+        first = world.ask(with_headers([quoted(key)])).is_first(201)
+        for more in (';a=1', ';a;b=2', '; a=token'):
+            world.ask(with_headers([quoted(key) + more])).replays(first)
+        for more in (';', ';A=1', ' ;a=1'):
+            world.ask(with_headers([quoted(key) + more])).is_problem(400, 'key-invalid')
+
+
 @promise('header names come in any case')
 def header_case(world):
     key = new_key()

@@ -64,6 +64,11 @@ class Exchange:
         seconds = self.answer.one('Retry-After') or ''
         return self.unless(seconds.isdigit() and int(seconds) >= 1, 'Retry-After with whole seconds')
 
+    def runs(self):
+        """The first request is running.  How long its lease is says little of when to ask again."""
+        self.is_problem(409, 'in-progress').waits()
+        return self.unless(int(self.answer.one('Retry-After')) <= 5, 'Retry-After of 5 seconds at most')
+
     def replays(self, first):
         """The first answer once more, byte for byte."""
         if isinstance(first, Exchange):
@@ -252,7 +257,7 @@ class World:
                 if exchange.answer.status not in (409, 500, 502, 503) or time.monotonic() > deadline:
                     return exchange
                 if exchange.answer.status == 409:
-                    exchange.is_problem(409, 'in-progress').waits()
+                    exchange.runs()
             except (wire.HungUp, OSError) as error:
                 if time.monotonic() > deadline:
                     raise Broken('no answer to\n%s\n%s' % (request, error))

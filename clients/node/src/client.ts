@@ -17,7 +17,7 @@ import {
 } from './functions.js'
 import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes, stepKey } from './keys.js'
-import { MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, type Handle, type PoolLike } from './postgres.js'
+import { ANSWER_MS, isConnectionLost, MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, type Handle, type PoolLike } from './postgres.js'
 import { ManyServers, OneServer, type Servers, type Shards } from './shards.js'
 import { describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
@@ -68,7 +68,7 @@ export interface Result {
 export type RequestOptions = RequestIdentity & Ttl & Wait & Timeout & {
   scope: string
   key: string
-  /** Whether a response of this status is final; all below 500 by default, and 5xx never. */
+  /** Whether a response of this status is final; by default all below 500 but 401, 403, 408, 425, 429. 2xx is always, and 5xx never. */
   store?: ((status: number) => boolean) | undefined
   /** Smaller than idempotency.max_response_size. */
   maxResponseSize?: number | undefined
@@ -114,8 +114,12 @@ export interface Client<Tx> extends Core {
   job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result>
 }
 
-export const storable = (status: number, store: ((status: number) => boolean) | undefined): boolean =>
-  status < 500 && (store?.(status) ?? true)
+/** They say something of the sender or of the moment, and not of the request. */
+const NOT_STORED = new Set([401, 403, 408, 425, 429])
+
+/** Whether a response of this status commits, or is rolled back. A success always commits, for the client goes on from there. */
+export const storable = (status: number, store = (given: number) => !NOT_STORED.has(given)): boolean =>
+  status < 300 || (status < 500 && store(status))
 
 /** A problem document of RFC 9457. */
 export function problem(type: string, title: string, status: number, detail: string): Response & { body: string; headers: Headers } {
@@ -212,8 +216,8 @@ export function resultOfClaim(claim: HeldClaim): Result {
         body: claim.responseBytes ?? claim.responseBody, replayed: true, stored: true,
       }
     case 'in_progress':
-      throw new InProgress(undefined,
-        claim.leaseMs === null ? 1 : Math.max(1, Math.min(60, Math.round(claim.leaseMs / 1000))))
+      // Most jobs are over long before their lease.
+      throw new InProgress(undefined, Math.max(1, Math.min(5, Math.round((claim.leaseMs ?? 0) / 1000))))
     case 'hash_conflict': throw new KeyReused('the key was used for another request')
     case 'expired': throw new KeyExpired('the key has expired')
     case 'new': throw new TypeError('a new claim has no answer')
@@ -256,6 +260,8 @@ function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promi
     promise.then(resolve, reject).finally(() => signal.removeEventListener('abort', abort)).catch(() => undefined)
   })
 }
+
+export const ROLLED_BACK = 'the handler rolled its transaction back, or took longer than the ttl of its claim'
 
 /** COMMIT was sent, and the connection broke before its answer. */
 class CommitInDoubt extends Error {}
@@ -376,7 +382,8 @@ export class Idempotency implements Client<PoolClient> {
       for (;;) {
         try {
           // After a lost answer, the transaction has committed, or it will not, or it has not yet ended.
-          return await this.#once(inDoubt ? { ...options, wait: IN_DOUBT_WAIT, waitMs: undefined } : options, handler, deadline)
+          return await (inDoubt ? this.#once({ ...options, wait: IN_DOUBT_WAIT, waitMs: undefined }, handler, deadline, ANSWER_MS)
+            : this.#once(options, handler, deadline))
         } catch (error) {
           if (!(error instanceof CommitInDoubt)) throw error
           inDoubt = error.cause
@@ -387,8 +394,8 @@ export class Idempotency implements Client<PoolClient> {
   }
 
   /** One transaction. */
-  async #once(options: RequestOptions, handler: (tx: PoolClient) => Promise<Response> | Response, deadline: Deadline): Promise<Result> {
-    const opened = this.#claimed(options, (session, claim) => session.begin(claim))
+  async #once(options: RequestOptions, handler: (tx: PoolClient) => Promise<Response> | Response, deadline: Deadline, connectMs?: number): Promise<Result> {
+    const opened = this.#claimed(options, (session, claim, limitMs) => session.begin(claim, limitMs), connectMs)
     const { session, claim } = await orAbort(opened, options.signal).catch((error: unknown) => {
       if (options.signal?.aborted) opened.then(({ session }) => session.release(), () => undefined)
       throw error
@@ -409,10 +416,6 @@ export class Idempotency implements Client<PoolClient> {
         await session.commit(complete(null))
       } catch (error) {
         if (session.lost) throw new CommitInDoubt('', { cause: error })
-        if (sqlstateOf(error) === '25P02') {
-          throw new TransactionEnded('the handler went on after an error of the database, which has undone its work; ' +
-            'let the error out, or go back to a savepoint', { cause: error })
-        }
         if (!(error instanceof ClaimLost || error instanceof ClaimNotFound)) throw error
         // Another transaction than that of the claim.
         await this.#ended(session, complete(claim.claimToken))
@@ -427,16 +430,17 @@ export class Idempotency implements Client<PoolClient> {
   async #ended(session: Session, complete: Statement<boolean>): Promise<never> {
     try {
       if (session.status !== 'I') await session.rollback()
-      await session.perform(complete)
+      await session.perform(complete, ANSWER_MS)
     } catch (error) {
       if (!(error instanceof IdempotencyError)) throw error
-      throw new TransactionEnded('the handler rolled its transaction back', { cause: error })
+      throw new TransactionEnded(ROLLED_BACK, { cause: error })
     }
     throw new TransactionEnded('the handler committed its transaction; the response was stored in another one')
   }
 
   /** A session that has tried to claim; one of those that may sleep, if there is room. */
-  async #claimed(options: RequestOptions & Lease, send: (session: Session, claim: Statement<HeldClaim>) => Promise<HeldClaim>):
+  async #claimed(options: RequestOptions & Lease,
+    send: (session: Session, claim: Statement<HeldClaim>, limitMs: number) => Promise<HeldClaim>, connectMs?: number):
     Promise<{ session: Session; claim: HeldClaim }> {
     const defaults = this.#defaults
     const wait = options.wait !== undefined || options.waitMs !== undefined ? options : defaults
@@ -450,29 +454,32 @@ export class Idempotency implements Client<PoolClient> {
       if (sleeps) waitingConnections.set(pool, waiters + 1)
       try {
         const statement = held(this.statements.claim(options.scope, options.key, { ...given, ...(sleeps ? pick(wait, 'wait') : {}) }))
-        return { session, claim: await send(session, statement) }
+        return { session, claim: await send(session, statement, ANSWER_MS + (sleeps ? durationMs(wait.wait, wait.waitMs, 'wait') ?? 0 : 0)) }
       } catch (error) {
         // Its statements may not take, or not wait, as long as the wait.
-        if (sleeps && !options.signal?.aborted && ENDED_WAITS.has(sqlstateOf(error) ?? '')) throw new InProgress()
+        if (sleeps && !options.signal?.aborted && (error instanceof TimedOut || ENDED_WAITS.has(sqlstateOf(error) ?? ''))) {
+          session.cancel()
+          throw new InProgress()
+        }
         throw error
       } finally {
         if (sleeps) waitingConnections.set(pool, waitingConnections.get(pool)! - 1)
       }
-    }, options.signal)
+    }, connectMs, options.signal)
   }
 
   /** Begin on a session where the scope lives; on another where the server had ended that one. The signal cancels what has been sent. */
-  #opened<T>(scope: string | undefined, begin: (session: Session, pool: PoolLike) => Promise<T>, signal?: AbortSignal): Promise<T> {
+  #opened<T>(scope: string | undefined, begin: (session: Session, pool: PoolLike) => Promise<T>, connectMs?: number, signal?: AbortSignal): Promise<T> {
     return this.#servers.at(scope, async (pool) => {
       for (let tries = 1; ; tries++) {
-        const session = await Session.open(pool)
+        const session = await Session.open(pool, connectMs)
         const cancel = (): void => session.cancel()
         signal?.addEventListener('abort', cancel, { once: true })
         try {
           signal?.throwIfAborted()
           return await begin(session, pool)
         } catch (error) {
-          const isDead = session.lost && !signal?.aborted
+          const isDead = session.lost && !signal?.aborted && !(error instanceof IdempotencyError)
           await session.release()
           if (!isDead || tries === MAX_CONNECTION_TRIES) throw error
         } finally {
@@ -491,7 +498,7 @@ export class Idempotency implements Client<PoolClient> {
   async #job(options: JobOptions, fn: (job: Job<PoolClient>) => Promise<Response | void> | Response | void): Promise<Result> {
     const started = performance.now()
     const claim = await orAbort(withRetries(async () => {
-      const { session, claim } = await this.#claimed(options, (opened, statement) => opened.perform(statement))
+      const { session, claim } = await this.#claimed(options, (opened, statement, limitMs) => opened.perform(statement, limitMs))
       await session.release()
       if (options.signal?.aborted && claim.outcome === 'new') {
         await this.release(options.scope, options.key, { claimToken: claim.claimToken })
@@ -517,7 +524,7 @@ export class Idempotency implements Client<PoolClient> {
             await opened.begin(this.statements.heartbeat(options.scope, options.key,
               { claimToken: claim.claimToken, ...leaseOf(options, this.#defaults) }))
             return opened
-          })
+          }, inDoubt ? ANSWER_MS : undefined)
           const response = checked(await this.#handle(session, fn, deadline), 'the last step')
           if (session.status === 'E' || session.status === 'I') {
             throw new TransactionEnded('the last step ended its transaction, or went on after an error in it')
@@ -535,14 +542,13 @@ export class Idempotency implements Client<PoolClient> {
             if (++tries === 3) throw inDoubt
             continue
           }
-          if (inDoubt && (error instanceof ClaimLost || error instanceof ClaimNotFound)) {
-            // It was committed, unless somebody else has been here.
+          // It was committed if the record was completed with our token; an attempt that took over has another.
+          if (inDoubt && (error instanceof ClaimLost || error instanceof ClaimNotFound) &&
+            await this.complete(options.scope, options.key, 200, { claimToken: claim.claimToken }).then((isNew) => !isNew, () => false)) {
             const found = await this.lookup(options.scope, options.key)
-            if (found?.state === 'completed' && found.attempt === claim.attempt) {
-              return {
-                outcome: 'new', status: found.responseStatus!, headers: found.responseHeaders ?? {},
-                body: found.responseBytes ?? found.responseBody, replayed: false, stored: true,
-              }
+            return {
+              outcome: 'new', status: found!.responseStatus!, headers: found!.responseHeaders ?? {},
+              body: found!.responseBytes ?? found!.responseBody, replayed: false, stored: true,
             }
           }
           throw error
@@ -660,7 +666,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
         const copy = JSON.parse(jsonOf(value, `the step ${name} returned`)) as Json
         const sent = performance.now()
         await whileHeld(() => withRetries(() => retryIfDead(() => core.checkpoint(scope, key, printable(name, claim.encoding),
-          { recoveryState: { ...values, [name]: copy }, claimToken, ...lease }))))
+          { recoveryState: { ...values, [name]: copy }, claimToken, ...lease }), (error) => isConnectionLost(error) || error instanceof TimedOut)))
         renewed = sent
         values[name] = copy
         seen.add(name)

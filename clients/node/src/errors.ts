@@ -73,7 +73,7 @@ export class ScopeMoving extends IdempotencyError {
   readonly retryAfter = 1
 }
 
-/** The handler took longer than its timeout, and its transaction was rolled back. */
+/** The handler took longer than its timeout, and its transaction was rolled back; or the server did not answer. */
 export class TimedOut extends IdempotencyError {}
 
 /** The handler has ended its transaction, or went on after an error that undid it. */

@@ -12,10 +12,10 @@ import { promisify } from 'node:util'
 import { brotliDecompress, gunzip, inflate } from 'node:zlib'
 import type { PoolClient } from 'pg'
 import { checkedCount, type Client, type Response } from './client.js'
-import { isHandlerOver } from './handlers.js'
+import { Attempts } from './handlers.js'
 import {
-  badRequest, checkedOptions, ignoreLateCalls, replayBody, SENDING_METHODS, serve, snapshotOf, streamingRefused, wholeBody,
-  type Context, type HttpOptions,
+  alreadySent, badRequest, checkedOptions, endListener, HEADER_METHODS, ignoreLateCalls, overrides, refuseSuccess, replayBody, seemsSent,
+  SENDING_METHODS, serve, snapshotOf, streamingRefused, wholeBody, type Context, type HttpOptions,
 } from './http.js'
 import { describe } from './values.js'
 
@@ -28,6 +28,27 @@ export interface ExpressRequest extends IncomingMessage {
 }
 /** One of which nothing is said: what else Express and its middlewares put there is any. */
 export interface AnyRequest extends ExpressRequest { [name: string]: any }
+/** What we say of an Express response; one that is typed as Express's own is that. */
+export interface ExpressResponse extends ServerResponse {
+  locals: Record<string, any>
+  status(code: number): this
+  sendStatus(code: number): this
+  json(document?: unknown): this
+  send(body?: unknown): this
+  set(fields: Record<string, unknown>): this
+  set(field: string, value?: string | string[]): this
+  header(field: string, value?: string | string[]): this
+  append(field: string, value?: string | string[]): this
+  get(field: string): string | undefined
+  type(type: string): this
+  location(url: string): this
+  redirect(url: string): void
+  redirect(status: number, url: string): void
+  cookie(name: string, value: unknown, options?: object): this
+  clearCookie(name: string, options?: object): this
+  vary(field: string): this
+  links(links: Record<string, string>): this
+}
 export type Next = (error?: any) => void
 export type GuardedRequest<Request, Tx> = Request & { idempotency: Context<Tx>; rawBody: Buffer }
 
@@ -44,7 +65,7 @@ export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = Poo
   checkedOptions(options)
   checkedCount(options.bodyLimit, 'bodyLimit')
   const guard = (kind: 'request' | 'job') =>
-    <Req extends ExpressRequest = Request, Res extends ServerResponse = any>(handler: (req: GuardedRequest<Req, Tx>, res: Res, next: Next) => unknown,
+    <Req extends ExpressRequest = Request, Res extends ServerResponse = ExpressResponse>(handler: (req: GuardedRequest<Req, Tx>, res: Res, next: Next) => unknown,
       own: Partial<ExpressOptions<Request>> = {}) => {
       // As a middleware it would be called with a request, and nobody would ever answer that.
       if (typeof handler !== 'function') throw new TypeError('a guard takes the handler: app.post(path, guarded(handler))')
@@ -63,16 +84,18 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
   const isRead = !Buffer.isBuffer(req.rawBody) && !Buffer.isBuffer(req.body)
   const parseAgain = await readBody(req, options.bodyLimit ?? 2 << 20)
   let readOver: (() => void) | undefined
-  let again: (() => void) | undefined
+  let again: (() => Promise<void>) | undefined
   const held = new BufferedResponse(res, `${req.method} ${req.originalUrl}`)
   let whole: Response | undefined
   let answer
+  let isUndone = false
   try {
     answer = await serve(client, {
       method: req.method!, path: req.originalUrl, key: req.headersDistinct['idempotency-key'],
       body: req.rawBody!, scope: () => options.scope(req),
     }, options, kind, async (context) => {
-      again?.()
+      isUndone = true
+      await again?.()
       again ??= requestSnapshot(req, res, parseAgain)
       readOver?.()
       // Express would drop the body of what the client has already, before it can be stored.
@@ -93,10 +116,11 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
       if (finished) whole = undefined
       return whole
     })
+    isUndone = false
   } finally {
     readOver?.()
     delete (req as { fresh?: boolean }).fresh
-    held.restore()
+    held.restore(isUndone)
   }
   // The handler's own has headers that are not stored, and a body that may be too large for that.
   if (answer.first && whole) held.send(whole.status, held.headers, whole.body as Buffer)
@@ -104,15 +128,11 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
 }
 
 /** What a try has changed is as it was before the first one. */
-function requestSnapshot(req: ExpressRequest, res: ServerResponse, parseAgain: (() => unknown) | undefined): () => void {
-  const { body } = req
-  if (parseAgain) delete req.body
-  const request = snapshotOf(req)
-  if (parseAgain) req.body = body
+function requestSnapshot(req: ExpressRequest, res: ServerResponse, parseAgain: (() => unknown) | undefined): () => Promise<void> {
+  const request = snapshotOf(req, parseAgain)
   const locals = { ...(res as { locals?: object }).locals }
-  return () => {
-    request()
-    if (parseAgain) req.body = parseAgain()
+  return async () => {
+    await request()
     Object.assign(res, { locals: { ...locals } })
   }
 }
@@ -192,7 +212,6 @@ function parsedForm(body: string): unknown {
   return Object.fromEntries(Object.entries(parseForm(body, '&', '=', { maxKeys: 0 })).filter(([name]) => name !== '__proto__'))
 }
 
-
 type Lines = [string, OutgoingHttpHeader][]
 
 /** A response whose head and body are kept, and sent later. */
@@ -200,15 +219,16 @@ class BufferedResponse {
   headers: Lines = []
   /** The handler has answered and returned. */
   #done = false
-  #before: Lines
-  /** What others have put on the response, as express-session and compression do. */
-  #wrapped: Record<string, unknown> = {}
-  #statusBefore: number
+  readonly #before: Lines
+  readonly #statusBefore: number
+  readonly #attempts = new Attempts()
+  /** Leaves what others have put there, as express-session and compression do. */
+  readonly #takeBack: () => void
 
   constructor(readonly res: ServerResponse, readonly route: string) {
     this.#before = this.#lines()
-    for (const name of SENDING_METHODS) if (Object.hasOwn(res, name)) this.#wrapped[name] = (res as any)[name]
     this.#statusBefore = res.statusCode
+    this.#takeBack = overrides(res, [...SENDING_METHODS, ...HEADER_METHODS, 'headersSent', 'writableEnded'])
   }
 
   #lines(): Lines {
@@ -217,6 +237,7 @@ class BufferedResponse {
   }
 
   #reset(): void {
+    this.#takeBack()
     this.res.statusCode = this.#statusBefore
     for (const name of this.res.getHeaderNames()) this.res.removeHeader(name)
     for (const [name, value] of this.#before) this.res.setHeader(name, value)
@@ -229,13 +250,31 @@ class BufferedResponse {
   async run(handler: (fail: (error: unknown) => void) => unknown, silent: () => boolean): Promise<Response | undefined> {
     const { res } = this
     const parts: Buffer[] = []
+    let status: number | undefined
     let ended = false
     this.#reset()
+    this.#attempts.add()
     this.#done = false
+    const awaitsEnd = endListener(res)
+    const isLate = (): boolean => this.#attempts.isLeftBehind()
     await new Promise<void>((resolve, reject) => {
       let returned = false
       const look = (): void => { if (returned && (ended || silent())) resolve() }
       const streaming = (): void => reject(streamingRefused(this.route))
+      /** Of a second response; where Node throws, so does this. */
+      const refuse = (): Error => {
+        const error = alreadySent(this.route)
+        reject(error)
+        return error
+      }
+      /** From here on the status and the headers are as they are. */
+      const begin = (): void => {
+        if (status !== undefined) return
+        status = res.statusCode
+        this.headers = this.#lines()
+        seemsSent(res, 'headersSent')
+        for (const name of HEADER_METHODS) (res as any)[name] = () => { if (!isLate()) throw refuse() }
+      }
       const take = (part: unknown, encoding: unknown): void => {
         if (part === undefined || part === null || typeof part === 'function') return
         if (typeof part !== 'string' && !(part instanceof Uint8Array)) {
@@ -250,8 +289,10 @@ class BufferedResponse {
         if (callback) process.nextTick(callback)
       }
       Object.assign(res, {
-        writeHead: (status: number, ...rest: unknown[]) => {
-          res.statusCode = status
+        writeHead: (code: number, ...rest: unknown[]) => {
+          if (isLate()) return res
+          if (status !== undefined) throw refuse()
+          res.statusCode = code
           if (typeof rest[0] === 'string') res.statusMessage = rest.shift() as string
           const given = rest[0] as Record<string, OutgoingHttpHeader> | OutgoingHttpHeader[] | undefined
           if (Array.isArray(given)) {
@@ -259,23 +300,37 @@ class BufferedResponse {
           } else {
             for (const [name, value] of Object.entries(given ?? {})) res.setHeader(name, value)
           }
+          begin()
           return res
         },
         flushHeaders: streaming,
         write: (part: unknown, ...rest: unknown[]) => {
           callBack(rest)
-          if (ended || isHandlerOver()) return false
+          if (isLate()) return false
+          if (ended) refuse()
           // With its length told, it is no stream of unknown length.
-          if (res.hasHeader('content-length')) take(part, rest[0])
-          else streaming()
-          return true
+          else if (!res.hasHeader('content-length')) streaming()
+          else {
+            begin()
+            take(part, rest[0])
+          }
+          return !ended
         },
         end: (...given: unknown[]) => {
           callBack(given)
-          if (ended || isHandlerOver()) return res
+          if (isLate()) return res
+          if (ended) {
+            // As Node does, without a body it is none.
+            if (given[0] !== undefined && given[0] !== null && typeof given[0] !== 'function') refuse()
+            return res
+          }
           take(given[0], given[1])
+          begin()
           ended = true
+          seemsSent(res, 'writableEnded')
           look()
+          // It is sent after COMMIT, which waits for the handler.
+          setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(this.route, 'and waits until that is sent')) })
           return res
         },
         destroy: (error?: Error) => {
@@ -293,20 +348,16 @@ class BufferedResponse {
     })
     this.#done = true
     if (!ended) return undefined
-    this.headers = this.#lines()
     const headers: Record<string, string | string[]> = {}
     for (const [name, value] of this.headers) headers[name] = Array.isArray(value) ? value : String(value)
-    return { status: res.statusCode, headers, body: Buffer.concat(parts) }
+    return { status: status!, headers, body: Buffer.concat(parts) }
   }
 
   /** The response as it was before the handler. */
-  restore(): void {
-    const own = this.res as unknown as Record<string, unknown>
-    for (const name of SENDING_METHODS) delete own[name]
-    Object.assign(own, this.#wrapped)
+  restore(isUndone: boolean): void {
     this.#reset()
-    if (this.#done) return
-    ignoreLateCalls(this.res)
+    if (isUndone) refuseSuccess(this.res, this.route)
+    if (!this.#done) ignoreLateCalls(this.res, this.#attempts)
   }
 
   send(status: number, headers: Iterable<readonly [string, OutgoingHttpHeader]>, body: string | Uint8Array | null): void {

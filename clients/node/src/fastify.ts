@@ -11,9 +11,10 @@ import { Readable } from 'node:stream'
 import type {} from 'fastify'
 import type { PoolClient } from 'pg'
 import type { Client, Response } from './client.js'
-import { isHandlerOver } from './handlers.js'
+import { Attempts } from './handlers.js'
 import {
-  checkedOptions, ignoreLateCalls, replayPipe, SENDING_METHODS, serve, snapshotOf, streamingRefused, wholeBody, type Context, type HttpOptions,
+  alreadySent, checkedOptions, endListener, ignoreLateCalls, overrides, refuseSuccess, replayPipe, seemsSent, SENDING_METHODS, serve, snapshotOf,
+  streamingRefused, wholeBody, type Context, type HttpOptions,
 } from './http.js'
 import type { Headers } from './values.js'
 
@@ -65,6 +66,7 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
       again.receivedEncodedLength = request.rawBody.length
       return again
     }, ...[route.preParsing ?? []].flat()]
+    route.preValidation = [async (request: any) => { request[PARSED] = request.body }, ...[route.preValidation ?? []].flat()]
     route.handler = function (this: unknown, request: any, reply: any) {
       return handle(client, settings, kind, request, reply, (given) => handler.call(this, request, given))
     }
@@ -72,20 +74,21 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
   })
 }
 
+type Sent = { status: number; headers: Headers; body: Buffer }
+
 async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'request' | 'job', request: any, reply: any,
   handler: (reply: any) => unknown): Promise<unknown> {
   const before = lines(reply)
   const statusBefore = reply.statusCode as number
-  let whole: { status: number; headers: Headers; body: Buffer } | undefined
+  let whole: Sent | undefined
   let done = false
-  let again: (() => void) | undefined
+  let isUndone = false
+  let again: (() => Promise<void>) | undefined
   const route = `${request.method} ${request.url}`
-  // What others have put there.
-  const wrapped = Object.fromEntries(SENDING_METHODS.filter((name) => Object.hasOwn(reply.raw, name)).map((name) => [name, reply.raw[name]]))
+  const attempts = new Attempts()
+  const takeBack = [overrides(reply, ['send', 'then', 'hijack', 'sent']), overrides(reply.raw, [...SENDING_METHODS, 'headersSent', 'writableEnded'])]
   const reset = (): void => {
-    for (const name of ['send', 'then', 'hijack']) delete reply[name]
-    for (const name of SENDING_METHODS) delete reply.raw[name]
-    Object.assign(reply.raw, wrapped)
+    for (const undo of takeBack) undo()
     for (const name of Object.keys(reply.getHeaders())) reply.removeHeader(name)
     for (const [name, value] of Object.entries(before)) reply.header(name, value)
     reply.code(statusBefore)
@@ -104,21 +107,24 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
           return result
         } },
       })
-      again?.()
-      again ??= snapshotOf(request)
+      isUndone = true
+      await again?.()
+      again ??= snapshotOf(request, parserOf(request))
       request.idempotency = { ...context, job }
       reset()
-      whole = undefined
+      attempts.add()
       done = false
-      const payload = await bufferedPayload(reply, handler, () => finished, route)
+      const sent = await bufferedResponse(reply, handler, () => finished, route, attempts)
       done = true
       // The last step's response is the one that is stored.
-      if (!finished) whole = responseOf(route, reply, payload)
+      whole = finished ? undefined : sent
       return whole as Response | undefined
     })
+    isUndone = false
   } finally {
     reset()
-    if (!done) for (const [target, names] of [[reply, ['send', 'hijack']], [reply.raw]] as const) ignoreLateCalls(target, names)
+    if (isUndone) refuseSuccess(reply.raw, route)
+    if (!done) for (const [target, names] of [[reply, ['send', 'hijack']], [reply.raw]] as const) ignoreLateCalls(target, attempts, names)
   }
   const { status, headers, body } = answer.first && whole ? whole : answer
   reply.code(status)
@@ -128,22 +134,65 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
     : typeof body === 'string' ? Buffer.from(body) : body)
 }
 
+/** What a hook before ours would be seen by: the body as the parser has made it. */
+const PARSED = Symbol('parsed body')
+
+/**
+ * How to parse a body once more: with the parser of the route, which only
+ * Fastify's own context of the request knows, and the route's schema. Where
+ * hooks have put another body in its place, there is none.
+ */
+function parserOf(request: any): (() => unknown) | undefined {
+  const { body } = request
+  if (typeof body !== 'object' || body === null || body !== request[PARSED]) return undefined
+  const context = Object.getOwnPropertySymbols(request).find((symbol) => symbol.description === 'fastify.context')
+  const parser = context && request[context]?.contentTypeParser?.getParser?.(request.headers['content-type'] ?? '')
+  const validate = request.getValidationFunction?.('body')
+  if (typeof parser?.fn !== 'function' || !(parser.asString || parser.asBuffer) || (validate && typeof validate !== 'function')) return undefined
+  const members = Array.isArray(body) ? [] : Object.entries(body)
+  const bytes = Buffer.from(request.rawBody)
+  return async () => {
+    const made: any = await new Promise((resolve, reject) => {
+      const found = parser.fn(request, parser.asString ? bytes.toString() : bytes, (error: Error | null, again: unknown) => (error ? reject(error) : resolve(again)))
+      if (typeof found?.then === 'function') found.then(resolve, reject)
+    })
+    validate?.(made)
+    // What hooks have added or changed among its members.
+    for (const [name, value] of members) if (!Object.hasOwn(made, name) || typeof value !== 'object') made[name] = value
+    return made
+  }
+}
+
 /** Each line of the header; requests of app.inject() have no lines. */
 const keyOf = (request: any): string | string[] | undefined =>
   request.raw.headersDistinct ? request.raw.headersDistinct['idempotency-key'] : request.headers['idempotency-key']
 
-/** What the handler returns, or gives to reply.send(). */
-function bufferedPayload(reply: any, handler: (reply: any) => unknown, silent: () => boolean, route: string): Promise<unknown> {
+/** What the handler returns, or gives to reply.send(), as it would be sent. */
+function bufferedResponse(reply: any, handler: (reply: any) => unknown, silent: () => boolean, route: string, attempts: Attempts):
+  Promise<Sent | undefined> {
   return new Promise((resolve, reject) => {
-    let sent: { payload: unknown } | undefined
+    let sent: Sent | undefined
     let returned = false
-    const look = (): void => { if (returned && (sent || silent())) resolve(sent?.payload) }
+    const awaitsEnd = endListener(reply.raw)
+    const look = (): void => { if (returned && (sent || silent())) resolve(sent) }
+    const take = (payload: unknown): void => {
+      if (sent) return reject(alreadySent(route))
+      try {
+        sent = responseOf(route, reply, payload)
+      } catch (error) {
+        return reject(error)
+      }
+      seemsSent(reply, 'sent')
+      seemsSent(reply.raw, 'headersSent', 'writableEnded')
+      // It is sent after COMMIT, which waits for the handler.
+      setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(route, 'and waits until that is sent')) })
+    }
     // A handler may return reply, which would wait for what is sent later.
     reply.then = undefined
     reply.send = (payload: unknown) => {
-      if (isHandlerOver()) return reply
+      if (attempts.isLeftBehind()) return reply
       if (payload instanceof Error) reject(payload)
-      else sent ??= { payload }
+      else take(payload)
       look()
       return reply
     }
@@ -157,19 +206,20 @@ function bufferedPayload(reply: any, handler: (reply: any) => unknown, silent: (
         return name === 'write' ? true : reply.raw
       }
     }
+    const done = (payload: unknown): void => {
+      returned = true
+      if (payload !== undefined && payload !== reply) take(payload)
+      look()
+    }
     const made = handler(reply) as PromiseLike<unknown> | undefined
     if (typeof made?.then === 'function' && made !== reply) {
       made.then((payload) => {
-        if (payload !== undefined && payload !== reply) sent ??= { payload }
         // As in Fastify, a promise of nothing is an empty answer.
-        else if (payload === undefined && !silent()) sent ??= { payload: undefined }
-        returned = true
-        look()
+        if (payload === undefined && !sent && !silent()) take(undefined)
+        done(payload)
       }, reject)
     } else {
-      if (made !== undefined && made !== reply) sent ??= { payload: made }
-      returned = true
-      look()
+      done(made)
     }
   })
 }
@@ -183,7 +233,7 @@ function lines(reply: any): Headers {
 }
 
 /** The response as Fastify would send it. */
-function responseOf(route: string, reply: any, payload: unknown): { status: number; headers: Headers; body: Buffer } {
+function responseOf(route: string, reply: any, payload: unknown): Sent {
   const given = reply.getHeader('content-type') as string | undefined
   const type = (otherwise: string): void => { if (!given) reply.header('content-type', otherwise) }
   let body: Buffer

@@ -82,6 +82,31 @@ export interface Lookup extends Omit<Claim, 'outcome' | 'claimToken'> {
   completedAt: Date | null
   expiresAt: Date
 }
+/** Work that was taken over, with the request that its claim stored. */
+export interface ResumedClaim {
+  scope: string
+  key: string
+  claimToken: bigint
+  attempt: number
+  /** Parsed; requestText has all digits of its numbers. */
+  request: Json
+  requestText: string
+  recoveryPoint: string | null
+  recoveryState: Json
+  recoveryStateText: string | null
+  createdAt: Date
+  leaseExpiresAt: Date
+}
+/** A message key whose due messages wait behind another one. */
+export interface BlockedLane {
+  topic: string
+  firstId: bigint
+  blockedSince: Date
+  waiting: bigint
+  reason: 'leased' | 'paused' | 'held'
+  until: Date | null
+  pid: number | null
+}
 export interface Action { isActive: boolean; lastActionId: bigint; processed: boolean }
 export interface Advance { shouldProcess: boolean; lastActionId: bigint }
 export interface Message {
@@ -115,6 +140,11 @@ export interface HealthCheck {
   value: number | null
   threshold: number | null
   detail: string
+}
+
+export type ClaimOptions = RequestIdentity & Ttl & Lease & Wait & {
+  /** What resume() returns if the claim fails or its lease ends; null stores nothing. */
+  request?: Json | undefined
 }
 
 type Kind = 'text' | 'int' | 'bigint' | 'bool' | 'json' | 'bytes' | 'time' | 'float'
@@ -239,8 +269,9 @@ export function statements(schema: string, isShard = false) {
     'method' in options
       ? new Nested('idem_request_hash', hashArguments(options.method, options.path, options.body))
       : optional(options.requestHash, 'requestHash', bytes)]
-  const claimArguments = (scope: string, key: string, options: RequestIdentity & Ttl & Lease & Wait): Argument[] =>
-    [...scopeAndKey(scope, key), hash(options), ttl(options), lease(options), wait(options)]
+  const claimArguments = (scope: string, key: string, options: ClaimOptions): Argument[] =>
+    [...scopeAndKey(scope, key), hash(options), ttl(options), lease(options), wait(options),
+      ['request', 'jsonb', optional(options.request, 'request', json)]]
   const user = (userId: string): Argument => ['user_id', 'text', text(userId, 'userId')]
   const entity = (userId: string, entityType: string, entityId: string): Argument[] =>
     [user(userId), ['entity_type', 'text', text(entityType, 'entityType')], ['entity_id', 'text', text(entityId, 'entityId')]]
@@ -265,7 +296,7 @@ export function statements(schema: string, isShard = false) {
 
     keyIsValid: (key: string | null): Statement<boolean> =>
       one('idem_key_is_valid', [['key', 'text', text(key, 'key')]], 'bool'),
-    claim: (scope: string, key: string, options: RequestIdentity & Ttl & Lease & Wait = {}): Statement<Claim> =>
+    claim: (scope: string, key: string, options: ClaimOptions = {}): Statement<Claim> =>
       row('idem_claim', claimArguments(scope, key, options), CLAIM),
     complete: (scope: string, key: string, status: number,
       options: { body?: string | Uint8Array | null; headers?: Headers | null } & Held = {}): Statement<boolean> =>
@@ -292,6 +323,12 @@ export function statements(schema: string, isShard = false) {
       const statement = row<Lookup>('idem_lookup', scopeAndKey(scope, key), LOOKUP)
       return { ...statement, read: (found) => (found[0]?.['state'] ? statement.read(found) : undefined) }
     },
+    /** Takes over claims that stored a request and that failed or whose lease has ended, the oldest first. */
+    resume: (options: { maxClaims?: number; scopes?: string[] | null } & Lease & Wait = {}): Statement<ResumedClaim[]> =>
+      rows('idem_resume', [['max_claims', 'int', optional(options.maxClaims, 'maxClaims', int)], lease(options),
+        texts('scopes', options.scopes), wait(options)],
+        { scope: 'text', key: 'text', claimToken: 'bigint', attempt: 'int', request: 'json', recoveryPoint: 'text', recoveryState: 'json',
+          createdAt: 'time', leaseExpiresAt: 'time' }),
     forget: (scope: string, key: string): Statement<boolean> => one('idem_forget', scopeAndKey(scope, key), 'bool'),
     erase: (scope: string, key: string): Statement<boolean> => one('idem_erase', scopeAndKey(scope, key), 'bool'),
     claimMany: (scope: string, keys: string[], options: { requestHashes?: (Uint8Array | null)[] | null } & Ttl & Lease = {}):
@@ -365,6 +402,9 @@ export function statements(schema: string, isShard = false) {
 
     once: (scope: string, token: string, options: Ttl = {}): Statement<boolean> =>
       one('idem_once', [['scope', 'text', text(scope, 'scope')], ['token', 'text', text(token, 'token')], ttl(options)], 'bool'),
+    /** The time of the token's first use, or null. */
+    onceAt: (scope: string, token: string): Statement<Date | null> =>
+      one('idem_once_at', [['scope', 'text', text(scope, 'scope')], ['token', 'text', text(token, 'token')]], 'time'),
     onceMany: (scope: string, tokens: string[], options: Ttl = {}): Statement<string[]> =>
       list('idem_once_many', [['scope', 'text', text(scope, 'scope')], texts('tokens', tokens), ttl(options)], 'text'),
 
@@ -401,6 +441,9 @@ export function statements(schema: string, isShard = false) {
       list('idem_outbox_extend', [bigints('ids', ids), lease(options), ints('attempts', options.attempts)], 'bigint'),
     outboxRelease: (ids: Bigint[], options: { attempts?: number[] | null } = {}): Statement<number> =>
       one('idem_outbox_release', [bigints('ids', ids), ints('attempts', options.attempts)], 'int'),
+    outboxBlocked: (maxLanes?: number): Statement<BlockedLane[]> =>
+      rows('idem_outbox_blocked', [['max_lanes', 'int', optional(maxLanes, 'maxLanes', int)]],
+        { topic: 'text', firstId: 'bigint', blockedSince: 'time', waiting: 'bigint', reason: 'text', until: 'time', pid: 'int' }),
 
     // Administration
 
@@ -429,6 +472,8 @@ export function statements(schema: string, isShard = false) {
     raiseClaimTokens: (atLeast: Bigint): Statement<bigint> =>
       one('idem_raise_claim_tokens', [['at_least', 'bigint', bigint(atLeast, 'atLeast')]], 'bigint'),
     grant: (role: string): Statement<void> => nothing('idem_grant', [['grantee', 'regrole', text(role, 'role')]]),
+    /** The functions of the outbox, and nothing else. */
+    grantRelay: (role: string): Statement<void> => nothing('idem_grant_relay', [['grantee', 'regrole', text(role, 'role')]]),
     /** Statistics, metrics and health, and nothing else. */
     grantMonitor: (role: string): Statement<void> => nothing('idem_grant_monitor', [['grantee', 'regrole', text(role, 'role')]]),
     revoke: (role: string): Statement<void> => nothing('idem_revoke', [['grantee', 'regrole', text(role, 'role')]]),

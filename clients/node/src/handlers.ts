@@ -28,9 +28,22 @@ export function refuseNested(pool: object, what: string, instead: string): void 
   }
 }
 
-/** Whether the caller is a handler whose result nobody waits for any more. */
-export function isHandlerOver(): boolean {
-  return currentHandler.getStore()?.open === false
+/** The handlers that have run for one response, one after another. */
+export class Attempts {
+  readonly #handlers = new WeakSet<HandlerContext>()
+
+  /** The handler that calls this is one of them. */
+  add(): void {
+    this.#handlers.add(currentHandler.getStore()!)
+  }
+
+  /** Whether the caller belongs to one that is over. A call from another request's handler, as of a batcher, does not. */
+  isLeftBehind(): boolean {
+    for (let handler = currentHandler.getStore(); handler; handler = handler.outer) {
+      if (this.#handlers.has(handler)) return !handler.open
+    }
+    return false
+  }
 }
 
 /** Of a handler that holds a connection: one that never answers would hold it for ever. */

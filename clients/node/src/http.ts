@@ -2,7 +2,7 @@
  * What all middleware share: the header Idempotency-Key of the IETF draft of
  * that name, which has expired and is no standard; problem documents; replays.
  */
-import { IncomingMessage } from 'node:http'
+import { IncomingMessage, type ServerResponse } from 'node:http'
 import { Socket } from 'node:net'
 import { Readable } from 'node:stream'
 import {
@@ -12,7 +12,7 @@ import {
   asIdempotencyError, ClaimLost, ClaimNotFound, InProgress, KeyExpired, KeyInvalid, KeyReused, RateLimited, ScopeMoving, StreamingRefused,
   TimedOut,
 } from './errors.js'
-import { isHandlerOver } from './handlers.js'
+import type { Attempts } from './handlers.js'
 import type { Lease, Timeout, Ttl, Wait } from './functions.js'
 import { requestHashOfBytes } from './keys.js'
 import { describe, headers as headerDocument, type Headers } from './values.js'
@@ -30,7 +30,7 @@ export interface HttpOptions<Request> extends Ttl, Wait, Lease, Timeout {
   headers?: readonly string[]
   /** Smaller than idempotency.max_response_size. */
   maxResponseSize?: number
-  /** Whether a response of this status is final; all below 500 by default, and 5xx never. */
+  /** Whether a response of this status is final; by default all below 500 but 401, 403, 408, 425, 429. 2xx is always, and 5xx never. */
   store?: (status: number) => boolean
 }
 
@@ -44,8 +44,14 @@ export interface Context<Tx> {
   job: Job<Tx>
 }
 
+/** Of all routes; Express has bodyLimit besides, and Fastify job, and what its plugins are registered with. */
+const OPTIONS = new Set(['scope', 'required', 'strict', 'conflictStatus', 'headers', 'maxResponseSize', 'store', 'ttl', 'ttlMs', 'wait', 'waitMs',
+  'lease', 'leaseMs', 'timeout', 'timeoutMs', 'bodyLimit', 'job', 'prefix', 'logLevel', 'logSerializers'])
+
 /** Options of a route, which are refused when it is made. */
 export function checkedOptions(options: HttpOptions<never>): void {
+  const unknown = Object.keys(options).find((name) => !OPTIONS.has(name))
+  if (unknown !== undefined) throw new TypeError(`a guarded route has no option ${unknown}`)
   checkedTimes(options)
   checkedCount(options.maxResponseSize, 'maxResponseSize')
   if (typeof options.scope !== 'function') throw new TypeError('the option scope is a function of the request, which returns the user or tenant')
@@ -69,13 +75,24 @@ export interface HttpAnswer { first: boolean; status: number; headers: Headers; 
 
 export const REPLAYED_HEADERS: readonly string[] = [
   'Content-Type', 'Content-Encoding', 'Content-Language', 'Content-Disposition', 'Location', 'ETag', 'Link', 'Vary',
+  'Cache-Control', 'Content-Security-Policy', 'Referrer-Policy', 'X-Content-Type-Options',
 ]
+/** Bytes that the server takes. */
+const MAX_SCOPE = 512
 
-/** An RFC 8941 string, or a bare token where it could be a key. Undefined for anything else. */
+const STRING = String.raw`"(?:[ !#-\[\]-~]|\\["\\])*"`
+const NUMBER = String.raw`-?\d{1,12}(?:\.\d{1,3})?`
+const PARAMETER = String.raw`; *[a-z*][a-z0-9_.*-]*(?:=(?:${NUMBER}|${STRING}|[A-Za-z*][!#$%&'*+.^_\`|~\w:/-]*|:[\w+/=]*:|\?[01]))?`
+const QUOTED = new RegExp(`^(${STRING})(?:${PARAMETER})*$`)
+/** Without quotes, what can be taken for nothing else. */
+const BARE = /^[!#-+\--:<-~]+$/
+
+/** The key in a string of RFC 8941, whose parameters are ignored, or in none. What the key rules say of it, the server knows. */
 export function parseKey(value: string, strict = false): string | undefined {
-  if (!strict && /^[A-Za-z0-9_.:-]+$/.test(value)) return value
-  const quoted = /^"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])+)"$/.exec(value.replace(/^ +| +$/g, ''))
-  return quoted?.[1]!.replace(/\\(["\\])/g, '$1')
+  const line = value.replace(/^ +| +$/g, '')
+  const quoted = QUOTED.exec(line)?.[1]
+  if (quoted !== undefined) return quoted.slice(1, -1).replace(/\\(.)/g, '$1')
+  return !strict && BARE.test(line) ? line : undefined
 }
 
 /** The headers of the allow-list, under the names that the handler gave them. */
@@ -112,6 +129,9 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
   if (typeof scope !== 'string' || scope === '') {
     throw new TypeError(`the option scope returned ${scope === '' ? "''" : describe(scope)}, which is no user or tenant: return an id of the ` +
       "visitor's own where nobody has logged in, or throw the error that refuses him")
+  }
+  if (Buffer.byteLength(scope) > MAX_SCOPE || scope.includes('\0') || !scope.isWellFormed()) {
+    return refusal(problem('scope-invalid', 'Invalid scope', 400, `The user of this request is not named by 1 to ${MAX_SCOPE} bytes of text.`))
   }
   const { ttl, ttlMs, wait, waitMs, lease, leaseMs, timeout, timeoutMs } = options
   const common = {
@@ -150,7 +170,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
     }
     if (error instanceof TimedOut) {
       return refusal(problem('timeout', 'Timed out', 503,
-        'The request took too long, and was undone. Retry with the same key.'), { 'Retry-After': '1' })
+        'The request took too long. Retry with the same key.'), { 'Retry-After': '1' })
     }
     // What the handler threw is the framework's to answer; but a claim that was lost is nobody's fault.
     const refused = (ours || error !== thrown || kind === 'job') && found ? refusalOf(found, options.conflictStatus ?? 422, kind) : undefined
@@ -228,27 +248,84 @@ export function streamingRefused(route: string, how = 'in pieces of unknown leng
     'send the response whole, or leave the route unguarded')
 }
 
-/** The methods of a response that send it. */
-export const SENDING_METHODS = ['writeHead', 'flushHeaders', 'write', 'end', 'destroy'] as const
+/** A handler that has answered goes on to answer again. */
+export function alreadySent(route: string): Error {
+  return Object.assign(new Error(`${route} sends a second response: a handler sends one, and returns`), { code: 'ERR_HTTP_HEADERS_SENT' })
+}
 
-/** Calls of a handler that is over do nothing: the response may belong to another request. */
-export function ignoreLateCalls(target: any, names: readonly string[] = [...SENDING_METHODS, 'setHeader', 'setHeaders', 'appendHeader', 'removeHeader']): void {
-  for (const name of names) {
-    const real = target[name] as ((...given: unknown[]) => unknown) | undefined
-    if (real) target[name] = (...given: unknown[]) => (isHandlerOver() ? target : real.apply(target, given))
+/** The methods of a response that send it, and those that change its head. */
+export const SENDING_METHODS = ['writeHead', 'flushHeaders', 'write', 'end', 'destroy'] as const
+export const HEADER_METHODS = ['setHeader', 'setHeaders', 'appendHeader', 'removeHeader'] as const
+
+/** Takes back what has been put on a response: what others had put there before is put back. */
+export function overrides(target: object, names: readonly string[]): () => void {
+  const own = target as Record<string, unknown>
+  const before = Object.fromEntries(names.filter((name) => Object.hasOwn(own, name)).map((name) => [name, own[name]]))
+  return () => {
+    for (const name of names) delete own[name]
+    Object.assign(own, before)
   }
 }
 
-/** What an earlier try has put on the request, or put in its place, is taken back before the next; what was there before is copied. */
-export function snapshotOf(request: object): () => void {
+/** Properties that say that a response was sent. */
+export function seemsSent(target: object, ...names: string[]): void {
+  for (const name of names) Object.defineProperty(target, name, { configurable: true, value: true })
+}
+
+/** Calls of a handler that was left behind do nothing: the response is another's. */
+export function ignoreLateCalls(target: any, attempts: Attempts, names: readonly string[] = [...SENDING_METHODS, ...HEADER_METHODS]): void {
+  for (const name of names) {
+    const real = target[name] as ((...given: unknown[]) => unknown) | undefined
+    if (real) target[name] = (...given: unknown[]) => (attempts.isLeftBehind() ? target : real.apply(target, given))
+  }
+}
+
+/** Whether, since this call, a listener has come that waits for the end of the response. pipe() has such listeners of its own. */
+export function endListener(response: ServerResponse): () => boolean {
+  const count = (): number => response.listenerCount('finish') + response.listenerCount('close') - 2 * response.listenerCount('unpipe')
+  const before = count()
+  return () => count() > before
+}
+
+/** What the application answers for work that was rolled back, as its error handler does, is no success: else a 500 goes out in its place. */
+export function refuseSuccess(response: ServerResponse, route: string): void {
+  const target = response as unknown as Record<string, (...given: unknown[]) => unknown>
+  const end = target['end']!
+  let refused = false
+  for (const name of ['writeHead', 'flushHeaders', 'write', 'end']) {
+    const real = target[name]!
+    target[name] = (...given) => {
+      if (refused) return name === 'write' ? true : response
+      const status = name === 'writeHead' ? Number(given[0]) : response.statusCode
+      if (response.headersSent || status < 200 || status > 299) return real.apply(response, given)
+      console.error(`pg-idempotency: ${route} was rolled back, and the application answered ${status}: 500 was sent`)
+      for (const header of response.getHeaderNames()) response.removeHeader(header)
+      const said = problem('rolled-back', 'Rolled back', 500, 'The request failed, and its work was rolled back.')
+      response.statusCode = said.status
+      for (const [header, value] of Object.entries(said.headers)) response.setHeader(header, value)
+      end.call(response, said.body)
+      refused = true
+      return name === 'write' ? true : response
+    }
+  }
+}
+
+/**
+ * What an earlier try has put on the request, or put in its place, is taken
+ * back before the next; what was there before is copied. A body that can be
+ * parsed again need not be: that costs more, and is rarely needed.
+ */
+export function snapshotOf(request: object, parseAgain?: () => unknown): () => Promise<void> {
   const own = (): string[] => Object.keys(request).filter((name) => !name.startsWith('_') && !PLAIN.has(name))
   const target = request as Record<string, unknown>
   const before = new Map(own().map((name) => [name, target[name]]))
-  const copies = new Map(['rawBody', 'body', 'params', 'query'].filter((name) => before.has(name)).map((name) => [name, copied(before.get(name))]))
-  return () => {
+  const copies = new Map(['rawBody', ...(parseAgain ? [] : ['body']), 'params', 'query'].filter((name) => before.has(name))
+    .map((name) => [name, copied(before.get(name))]))
+  return async () => {
     for (const name of own()) if (!before.has(name)) delete target[name]
     for (const [name, value] of before) if (target[name] !== value) target[name] = value
     for (const [name, copy] of copies) target[name] = copied(copy)
+    if (parseAgain) target['body'] = await parseAgain()
   }
 }
 

@@ -8,7 +8,8 @@ export {
   KeyReused, NotFinished, RateLimited, ScopeMoving, sqlstateOf, StreamingRefused, TimedOut, TransactionEnded,
 } from './errors.js'
 export type {
-  Action, Advance, Append, Claim, Core, HealthCheck, Held, Lease, Lookup, Message, MetricSample, Outcome, RequestIdentity, Timeout, Ttl, Wait,
+  Action, Advance, Append, BlockedLane, Claim, ClaimOptions, Core, HealthCheck, Held, Lease, Lookup, Message, MetricSample, Outcome, RequestIdentity,
+  ResumedClaim, Timeout, Ttl, Wait,
 } from './functions.js'
 export { newKey, stepKey } from './keys.js'
 export type { Handle, PoolClientLike, PoolLike } from './postgres.js'

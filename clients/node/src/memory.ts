@@ -3,16 +3,16 @@
  *
  * Rows belong to the transaction that has written them until it ends; others
  * see what was there before, and wait where the server would let them wait.
- * What it leaves out: settings (all are at their defaults), statistics, and the
- * digits of numbers beyond 2^53 in JSON.
+ * What it leaves out: settings (all are at their defaults), statistics, resume(),
+ * outboxBlocked(), and the digits of numbers beyond 2^53 in JSON.
  */
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import {
-  checked, checkedCount, checkedRequest, checkedTimes, identity, leaseOf, newResult, resultOfClaim, runJob, SingleFlight, storable, storedResponse, withRetries,
+  checked, checkedCount, checkedRequest, checkedTimes, identity, leaseOf, newResult, resultOfClaim, ROLLED_BACK, runJob, SingleFlight, storable, storedResponse, withRetries,
   type Client, type Job, type JobOptions, type Options, type RequestOptions, type Response, type Result, type TransactionOptions,
 } from './client.js'
-import { ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, KeyInvalid, TransactionEnded } from './errors.js'
+import { ClaimLost, ClaimNotFound, KeyInvalid, TransactionEnded } from './errors.js'
 import {
   statements,
   type Claim, type Core, type HeldClaim, type Lease, type Lookup, type Message, type RequestIdentity, type Statements, type Ttl, type Wait,
@@ -25,21 +25,36 @@ const MAX_RESPONSE_SIZE = 1 << 20
 const DAY = 86_400_000
 
 /** As the driver throws what is no error of ours: with a code. */
-function refuse(message: string, sqlstate: string, cause?: unknown): never {
-  throw Object.assign(new IdempotencyError(message, { sqlstate, cause }), { code: sqlstate })
+class DatabaseError extends Error {
+  constructor(message: string, readonly code: string, cause?: unknown) {
+    super(message, { cause })
+  }
 }
+
+function refuse(message: string, sqlstate: string, cause?: unknown): never {
+  throw new DatabaseError(message, sqlstate, cause)
+}
+
+const needsServer = (what: string): never => refuse(`${what} is not in the double: test it with a server`, '0A000')
 
 /** A transaction of the double. What a handler does elsewhere is undone by onRollback(). */
 export class MemoryTransaction {
   /** Settled when it is over. */
   readonly ended: Promise<void>
   open = true
+  /** An error has undone it, as on the server: nothing runs in it any more. */
+  isAborted = false
   waitsFor: MemoryTransaction | undefined
   #end!: () => void
   #atEnd: ((committed: boolean) => void)[] = []
 
   constructor() {
     this.ended = new Promise((resolve) => { this.#end = resolve })
+  }
+
+  /** Whether it can be committed. */
+  checkOpen(): void {
+    if (this.isAborted) throw new TransactionEnded('the handler went on after an error of the database, which has undone its work; let the error out')
   }
 
   /** Called, the last first, if the transaction is rolled back. */
@@ -131,17 +146,35 @@ const rowCore = (row: KeyRow | undefined): Claim => ({
 
 /** Behind it there is no timestamp. */
 const END_OF_TIME = Date.UTC(275_760, 0)
+/** idempotency.max_lease, idempotency.max_wait. */
+const LONGEST: Record<string, number> = { lease: DAY / 2, wait: 600_000 }
 const duration = (value: string | null | undefined, ms: number | null | undefined, name: string, otherwise: number): number => {
   const made = durationMs(value, ms, name) ?? otherwise
+  if (made > (LONGEST[name] ?? Infinity)) refuse(`${name} is longer than idempotency.max_${name}`, '22023')
   return Date.now() + made < END_OF_TIME ? made : refuse('timestamp out of range', '22008')
 }
 
-function canonical(value: Json | undefined): string {
-  if (Array.isArray(value)) return `[${value.map(canonical).join(',')}]`
-  if (typeof value === 'object' && value !== null) {
-    return `{${Object.keys(value).sort().map((name) => `${JSON.stringify(name)}:${canonical(value[name])}`).join(',')}}`
+/** How deep a document may be; the stack of the server has an end, too. */
+const MAX_DEPTH = 6000
+
+/** RFC 8785. A document may be deeper than a stack of calls. */
+function canonical(document: Json): string {
+  const parts: string[] = []
+  const next: (string | { value: Json | undefined })[] = [{ value: document }]
+  for (let one = next.pop(); one !== undefined; one = next.pop()) {
+    if (typeof one === 'string' || typeof one.value !== 'object' || one.value === null) {
+      parts.push(typeof one === 'string' ? one : JSON.stringify(one.value))
+      continue
+    }
+    const { value } = one
+    const [open, shut] = Array.isArray(value) ? '[]' : '{}'
+    const items: [string, Json | undefined][] = Array.isArray(value) ? value.map((item) => ['', item])
+      : Object.keys(value).sort().map((name) => [`${JSON.stringify(name)}:`, value[name]])
+    next.push(shut!)
+    for (const [at, [label, item]] of [...items.entries()].reverse()) next.push({ value: item }, `${at > 0 ? ',' : ''}${label}`)
+    next.push(open!)
   }
-  return JSON.stringify(value)
+  return parts.join('')
 }
 
 function canonicalText(document: string): string {
@@ -156,31 +189,39 @@ function canonicalText(document: string): string {
 
 /** What a column of jsonb takes: text as PostgreSQL has it, and so no NUL. */
 function asJsonb(document: Json): Json {
-  if (typeof document === 'string') {
-    if (document.includes('\0')) refuse('unsupported Unicode escape sequence', '22P05')
-    if (!document.isWellFormed()) refuse('invalid input syntax for type json', '22P02')
-  } else if (typeof document === 'object' && document !== null) {
-    for (const [at, one] of Object.entries(document)) {
-      asJsonb(at)
-      asJsonb(one as Json)
+  const next: [Json | undefined, number][] = [[document, 1]]
+  for (let found = next.pop(); found; found = next.pop()) {
+    const [one, depth] = found
+    if (depth > MAX_DEPTH) refuse('stack depth limit exceeded', '54001')
+    if (typeof one === 'string') {
+      if (one.includes('\0')) refuse('unsupported Unicode escape sequence', '22P05')
+      if (!one.isWellFormed()) refuse('invalid input syntax for type json', '22P02')
+    } else if (typeof one === 'object' && one !== null) {
+      for (const [at, item] of Object.entries(one)) next.push([at, depth], [item as Json, depth + 1])
     }
   }
   return document
 }
 
-const hashed = (method: string, path: string, body: string | Uint8Array | null | undefined): Buffer =>
-  requestHashOfBytes(method, path, typeof body === 'string' && body !== '' ? Buffer.from(canonicalText(body)) : Buffer.from(body ?? ''))
+function hashed(method: string, path: string, body: string | Uint8Array | null | undefined): Buffer {
+  if (!/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/.test(method)) refuse('the method is no HTTP token', '22023')
+  return requestHashOfBytes(method, path, typeof body === 'string' && body !== '' ? Buffer.from(canonicalText(body)) : Buffer.from(body ?? ''))
+}
 
 const name = (value: string, what: string): string => {
-  text(value, what)
+  if (text(value, what) === null) refuse(`${what} is null`, '22004')
   const size = Buffer.byteLength(value)
-  if (size < 1 || size > 255) refuse(`${what} has not 1 to 255 bytes`, '22023')
+  if (size < 1 || size > 512) refuse(`${what} has not 1 to 512 bytes`, '22023')
   return value
 }
 
 /** As it comes back from a column of JSON. */
 const parsed = (document: Json): Json => JSON.parse(JSON.stringify(document)) as Json
-const exact = (value: Bigint, what: string): bigint => BigInt(bigint(value, what)!)
+const MAX_BIGINT = 2n ** 63n - 1n
+function exact(value: Bigint | null, what: string): bigint {
+  const made = BigInt(bigint(value, what) ?? refuse(`${what} is null`, '22004'))
+  return made >= -MAX_BIGINT - 1n && made <= MAX_BIGINT ? made : refuse(`${what} is out of range for type bigint`, '22003')
+}
 
 /** The elements of arrays of one length; one of a single element stands for all. */
 function zip(...arrays: (readonly unknown[] | null | undefined)[]): unknown[][] {
@@ -204,7 +245,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
   #tokens = 0n
   #ids = 0n
   #keys = new Table<KeyRow>()
-  #once = new Table<number>()
+  #once = new Table<{ since: number; until: number }>()
   #counters = new Table<bigint>()
   #actions = new Table<{ isActive: boolean }>()
   #aggregates = new Table<bigint>()
@@ -232,6 +273,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
     const tx = new MemoryTransaction()
     try {
       const result = await run(tx)
+      tx.checkOpen()
       tx.end(commits(result))
       return result
     } finally {
@@ -255,7 +297,10 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       const response = checked(await runHandler([this], () => handler(tx), deadline), 'the handler')
       if (!storable(response.status, request.store)) return newResult(response, false)
       const { status, body, headers, whole } = storedResponse(response, claim, request)
-      await this.on(tx).complete(request.scope, request.key, status, { body, headers })
+      tx.checkOpen()
+      await this.on(tx).complete(request.scope, request.key, status, { body, headers }).catch((cause: unknown) => {
+        throw cause instanceof ClaimNotFound ? new TransactionEnded(ROLLED_BACK, { cause }) : cause
+      })
       return newResult(response, whole)
     }, (result) => !result.replayed && storable(result.status, request.store))))
   }
@@ -274,6 +319,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         await this.on(tx).heartbeat(request.scope, request.key, { claimToken: claim.claimToken, ...lease })
         const response = checked(await runHandler([this], () => last(tx), deadline.ofLastStep()), 'the last step')
         const { status, body, headers, whole } = storedResponse(response, claim, request)
+        tx.checkOpen()
         await this.on(tx).complete(request.scope, request.key, status, { body, headers, claimToken: claim.claimToken })
         return newResult(response, whole)
       }), fn)
@@ -357,9 +403,10 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
 
   async #renew(tx: MemoryTransaction, scope: string, key: string, options: Lease & { claimToken?: Bigint | null | undefined },
     more: Partial<KeyRow> = {}): Promise<Date> {
+    const lease = duration(options.lease, options.leaseMs, 'lease', 60_000)
     const row = await this.#heldRow(tx, scope, key, options.claimToken)
     this.#started(row)
-    const ends = new Date(Math.min(Date.now() + duration(options.lease, options.leaseMs, 'lease', 60_000), row.expiresAt.getTime()))
+    const ends = new Date(Math.min(Date.now() + lease, row.expiresAt.getTime()))
     this.#keys.set(tx, idOf(scope, key), { ...row, ...more, leaseExpiresAt: ends })
     return ends
   }
@@ -368,7 +415,6 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
     Promise<{ shouldProcess: boolean; lastActionId: bigint }> {
     const id = idOf(name(userId, 'userId'), name(entityType, 'entityType'), name(entityId, 'entityId'))
     const given = exact(actionId, 'actionId')
-    if (given > 9223372036854775807n) throw new ActionIdAhead('the action id is no bigint', { sqlstate: 'ID005' })
     let last = this.#counters.get(tx, id)
     if (last !== undefined && given <= last) return { shouldProcess: false, lastActionId: last }
     await this.#counters.lock(tx, id)
@@ -392,6 +438,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         return claim
       },
       async complete(scope, key, status, options = {}) {
+        if (status < 100 || status > 599) refuse('the status of a response is 100 to 599', '22023')
         const row = await self.#heldRow(tx, scope, key, options.claimToken)
         if (row.state === 'completed') return false
         self.#started(row)
@@ -420,6 +467,8 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         return true
       },
       async release(scope, key, options = {}) {
+        name(scope, 'scope')
+        if (options.claimToken != null && !self.#keys.get(tx, idOf(scope, key))) return false
         const row = await self.#heldRow(tx, scope, key, options.claimToken)
         self.#started(row)
         self.#keys.set(tx, idOf(scope, key), undefined)
@@ -452,6 +501,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         const { requestHashes, ...rest } = options
         const made = []
         for (const [at, [key, hash]] of zip(keys, requestHashes).entries()) {
+          if (key === null) refuse('a key is null', '22004')
           const claim = await core.claim(scope, key as string, { ...rest, requestHash: hash as Uint8Array | null })
           made.push({ ordinal: at + 1, key: key as string, ...claim })
         }
@@ -460,6 +510,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       async completeMany(scope, keys, statuses, options = {}) {
         const made = []
         for (const [at, [key, status, body, headers, claimToken]] of zip(keys, statuses, options.bodies, options.headers, options.claimTokens).entries()) {
+          self.#requireRecord(tx, scope, key as string)
           const completed = await core.complete(scope, key as string, status as number,
             { body: body as string, headers: headers as Headers, claimToken: claimToken as Bigint })
           made.push({ ordinal: at + 1, key: key as string, completed })
@@ -492,6 +543,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       },
       async set(userId, entityType, entityId, actionType, active, actionId, options = {}) {
         name(actionType, 'actionType')
+        options.excludes?.forEach((excluded) => name(excluded, 'excludes'))
         const { shouldProcess, lastActionId } = await self.#advance(tx, userId, entityType, entityId, actionId)
         const id = idOf(userId, entityType, entityId, actionType)
         if (!shouldProcess) return { isActive: self.#actions.get(tx, id)?.isActive ?? false, lastActionId, processed: false }
@@ -503,8 +555,10 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         return { isActive: active, lastActionId, processed: true }
       },
       isActive: async (userId, entityType, entityId, actionType) =>
-        self.#actions.get(tx, idOf(userId, entityType, entityId, actionType))?.isActive ?? false,
+        self.#actions.get(tx, idOf(name(userId, 'userId'), name(entityType, 'entityType'), name(entityId, 'entityId'), name(actionType, 'actionType')))
+          ?.isActive ?? false,
       async actionStates(userId, entityType, entityIds) {
+        for (const one of [userId, entityType, ...entityIds]) name(one, 'entity')
         const made = []
         for (const [id, { isActive }] of self.#actions.all(tx)) {
           const [user, type, entityId, actionType] = JSON.parse(id) as [string, string, string, string]
@@ -514,6 +568,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         return made.sort((one, other) => Buffer.compare(Buffer.from(idOf(one.entityId, one.actionType)), Buffer.from(idOf(other.entityId, other.actionType))))
       },
       async forgetUser(userId) {
+        name(userId, 'userId')
         let count = 0n
         for (const table of [self.#counters, self.#actions] as Table<unknown>[]) {
           for (const [id] of [...table.all(tx)]) {
@@ -546,6 +601,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         const count = BigInt(options.eventCount ?? 1)
         if (first < 1n || count < 1n) refuse('clientSeq and eventCount are at least 1', '22023')
         const upTo = first + count - 1n
+        if (upTo > MAX_BIGINT) refuse('the last client_seq is out of range', '22023')
         const deadline = performance.now() + duration(options.wait, options.waitMs, 'wait', 0)
         for (;;) {
           const last = self.#clients.get(tx, id) ?? 0n
@@ -567,14 +623,19 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
           }
         }
       },
-      lastClientSeq: async (aggregate, clientId) => self.#clients.get(tx, idOf(aggregate, clientId)) ?? 0n,
+      lastClientSeq: async (aggregate, clientId) => self.#clients.get(tx, idOf(name(aggregate, 'aggregate'), name(clientId, 'clientId'))) ?? 0n,
 
       async once(scope, token, options = {}) {
         const id = idOf(name(scope, 'scope'), name(token, 'token'))
         await self.#once.lock(tx, id)
-        if ((self.#once.get(tx, id) ?? 0) > Date.now()) return false
-        self.#once.set(tx, id, Date.now() + duration(options.ttl, options.ttlMs, 'ttl', 7 * DAY))
+        const since = Date.now()
+        if ((self.#once.get(tx, id)?.until ?? 0) > since) return false
+        self.#once.set(tx, id, { since, until: since + duration(options.ttl, options.ttlMs, 'ttl', 7 * DAY) })
         return true
+      },
+      async onceAt(scope, token) {
+        const found = self.#once.get(tx, idOf(name(scope, 'scope'), name(token, 'token')))
+        return found && found.until > Date.now() ? new Date(found.since) : null
       },
       async onceMany(scope, tokens, options = {}) {
         const first = new Set<string>()
@@ -607,6 +668,8 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       },
       async outboxTake(options = {}) {
         const { maxMessages = 100, topics } = options
+        if (maxMessages < 1) refuse('maxMessages is at least 1', '22023')
+        topics?.forEach((topic) => name(topic, 'topics'))
         const lease = duration(options.lease, options.leaseMs, 'lease', 30_000)
         const deadline = performance.now() + duration(options.wait, options.waitMs, 'wait', 0)
         for (;;) {
@@ -648,17 +711,19 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         row.state === 'dead' && { ...row, state: 'pending', attemptsBefore: row.attempt, availableAt: Date.now() }),
       async outboxExtend(ids, options = {}) {
         const kept: bigint[] = []
+        const lease = duration(options.lease, options.leaseMs, 'lease', 30_000)
         await change(ids, options.attempts, (row, attempt) => {
           if (!held(row, attempt)) return false
           kept.push(row.id)
-          return { ...row, availableAt: Date.now() + duration(options.lease, options.leaseMs, 'lease', 30_000) }
+          return { ...row, availableAt: Date.now() + lease }
         })
         return kept
       },
       outboxRelease: (ids, options = {}) => change(ids, options.attempts, (row, attempt) =>
         held(row, attempt) && { ...row, leased: false, availableAt: 0, attempt: row.attempt, attemptsBefore: row.attemptsBefore + 1 }),
 
-      async cleanup() {
+      async cleanup(batchSize) {
+        if (batchSize !== undefined && batchSize < 1) refuse('batchSize is at least 1', '22023')
         const now = Date.now()
         const counts = { keysDeleted: 0n, tokensDeleted: 0n, messagesDeleted: 0n }
         const sweep = <V>(table: Table<V>, over: (row: V) => boolean): bigint => {
@@ -671,7 +736,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
           return count
         }
         counts.keysDeleted = sweep(self.#keys, (row) => row.expiresAt.getTime() <= now)
-        counts.tokensDeleted = sweep(self.#once, (until) => until <= now)
+        counts.tokensDeleted = sweep(self.#once, ({ until }) => until <= now)
         counts.messagesDeleted = sweep(self.#messages, (row) => row.state === 'acked' && row.endedAt + DAY <= now)
         return counts
       },
@@ -690,9 +755,13 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       },
       async raiseClaimTokens(atLeast) {
         const given = exact(atLeast, 'atLeast')
+        if (given >= 2n ** 62n) refuse('atLeast is out of range', '22023')
         return self.#tokens = given > self.#tokens ? given : self.#tokens
       },
+      resume: async () => needsServer('idem_resume'),
+      outboxBlocked: async () => needsServer('idem_outbox_blocked'),
       grant: async () => undefined,
+      grantRelay: async () => undefined,
       grantMonitor: async () => undefined,
       revoke: async () => undefined,
     }
@@ -716,8 +785,14 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
     const checks = this.statements as unknown as Record<string, (...given: unknown[]) => unknown>
     return Object.fromEntries(Object.entries(core).map(([name, run]) => [name, async (...given: unknown[]) => {
       checks[name]!(...given)
-      if (KEY_FUNCTIONS.has(name)) self.#requireRecord(tx, given[0] as string, given[1] as string)
-      return (run as (...given: unknown[]) => unknown)(...given)
+      if (tx.isAborted) refuse('current transaction is aborted, commands ignored until end of transaction block', '25P02')
+      try {
+        if (KEY_FUNCTIONS.has(name)) self.#requireRecord(tx, given[0] as string, given[1] as string)
+        return await (run as (...given: unknown[]) => unknown)(...given)
+      } catch (error) {
+        tx.isAborted = true
+        throw error
+      }
     }])) as unknown as Core
   }
 }
@@ -733,6 +808,6 @@ function refuseKey(key: string): void {
 }
 
 /** Of one key, of which there may be a row or none. */
-const KEY_FUNCTIONS = new Set(['complete', 'checkpoint', 'heartbeat', 'fail', 'release', 'lookup', 'forget', 'erase'])
+const KEY_FUNCTIONS = new Set(['complete', 'checkpoint', 'heartbeat', 'fail', 'lookup', 'forget', 'erase'])
 const MAX_ATTEMPTS = 10
 const validKey = (key: string): boolean => /^[A-Za-z0-9_:.-]{16,128}$/.test(key)

@@ -8,9 +8,9 @@
 import { Buffer } from 'node:buffer'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { PoolClient } from 'pg'
-import { asIdempotencyError, IdempotencyError, sqlstateOf, TransactionEnded } from './errors.js'
+import { asIdempotencyError, IdempotencyError, sqlstateOf, TimedOut, TransactionEnded } from './errors.js'
 import type { Row, Statement } from './functions.js'
-import type { Parameter } from './values.js'
+import { describe, LONGEST_TIMER, type Parameter } from './values.js'
 
 /** What we need of a pg.Pool. */
 export interface PoolLike {
@@ -114,6 +114,22 @@ export async function retryIfDead<T>(send: () => Promise<T>, isDead = isConnecti
   }
 }
 
+/** How long the server may take for what waits for no other transaction. One behind a proxy that went silent would take for ever. */
+export const ANSWER_MS = 30_000
+
+/** Settles as the promise does, or is over after a time. */
+async function within<T>(promise: Promise<T>, ms: number): Promise<T> {
+  if (ms > LONGEST_TIMER) return promise
+  let timer: NodeJS.Timeout
+  const over = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new TimedOut(`the server did not answer within ${ms} ms`)), ms)
+  })
+  return Promise.race([promise, over]).finally(() => clearTimeout(timer))
+}
+
+/** What pg's query_timeout throws is such an end, too. */
+const isSilence = (error: unknown): boolean => error instanceof TimedOut || (error as Error | null)?.message === 'Query read timeout'
+
 /** Errors of a pool that gave no connection. */
 const unreachable = new WeakSet()
 export const isUnreachable = (error: unknown): boolean => typeof error === 'object' && error !== null && unreachable.has(error)
@@ -124,6 +140,8 @@ function translated(error: unknown): unknown {
 }
 
 const ENDS = /^(?:\s|--[^\n]*\n|\/\*[\s\S]*?\*\/|;)*(begin|start\s+transaction|commit|end|abort|prepare\s+transaction|rollback(?!\s+(?:(?:work|transaction)\s+)?to\b))\b/i
+
+const WENT_ON = 'the handler went on after an error of the database, which has undone its work; let the error out, or go back to a savepoint'
 
 /** A client of a pool, in use for one transaction or one statement. */
 export class Session {
@@ -153,64 +171,70 @@ export class Session {
     client.on('error', this.#onError)
   }
 
-  static async open(pool: PoolLike): Promise<Session> {
+  static async open(pool: PoolLike, limitMs = Infinity): Promise<Session> {
+    const connecting = pool.connect()
     try {
-      return new Session(await pool.connect(), pool)
+      return new Session(await within(connecting, limitMs), pool)
     } catch (error) {
+      if (error instanceof TimedOut) connecting.then((late) => late.release(), () => undefined)
       if (typeof error === 'object' && error !== null) unreachable.add(error)
       throw error
     }
   }
 
   /** Run the commands in one round trip if the driver can, or else one by one. */
-  async #send(commands: Command[]): Promise<Answer[]> {
+  async #exchange(commands: Command[]): Promise<Answer[]> {
     const client = this.#client as PoolClientLike & { connection?: Partial<Wire>; pipeline?: boolean }
+    if (typeof client.connection?.parse === 'function' && !client.pipeline) {
+      return new Promise<Answer[]>((resolve, reject) => {
+        client.query(new Batch(commands, (error, answers) => (error ? reject(error) : resolve(answers!))))
+      })
+    }
+    const answers: Answer[] = []
+    for (const { text, values } of commands) {
+      const result = await client.query({ text, values })
+      answers.push({ tag: result.command, rows: result.rows })
+    }
+    return answers
+  }
+
+  async #send(commands: Command[], limitMs: number): Promise<Answer[]> {
     try {
-      if (typeof client.connection?.parse === 'function' && !client.pipeline) {
-        return await new Promise<Answer[]>((resolve, reject) => {
-          client.query(new Batch(commands, (error, answers) => (error ? reject(error) : resolve(answers!))))
-        })
-      }
-      const answers: Answer[] = []
-      for (const { text, values } of commands) {
-        const result = await client.query({ text, values })
-        answers.push({ tag: result.command, rows: result.rows })
-      }
-      return answers
+      return await within(this.#exchange(commands), limitMs)
     } catch (error) {
-      if (isConnectionLost(error)) this.lost = true
+      if (isSilence(error) || isConnectionLost(error)) this.lost = true
+      if (isSilence(error) && !(error instanceof TimedOut)) throw new TimedOut('the server did not answer in time', { cause: error })
       throw translated(error)
     }
   }
 
-  async perform<T>(statement: Statement<T>): Promise<T> {
-    const [answer] = await this.#send([statement])
+  async perform<T>(statement: Statement<T>, limitMs: number): Promise<T> {
+    const [answer] = await this.#send([statement], limitMs)
     return statement.read(answer!.rows)
   }
 
   /** BEGIN and the first statement. */
   async begin(): Promise<void>
-  async begin<T>(statement: Statement<T>): Promise<T>
-  async begin<T>(statement?: Statement<T>): Promise<T | void> {
+  async begin<T>(statement: Statement<T>, limitMs?: number): Promise<T>
+  async begin<T>(statement?: Statement<T>, limitMs = ANSWER_MS): Promise<T | void> {
     this.#begun = true
-    const [, answer] = await this.#send([{ text: 'BEGIN', values: [] }, ...(statement ? [statement] : [])])
+    const [, answer] = await this.#send([{ text: 'BEGIN', values: [] }, ...(statement ? [statement] : [])], limitMs)
     return statement?.read(answer!.rows)
   }
 
   /** The last statement and COMMIT. What the handler has left running comes too late: behind COMMIT it would be a transaction of its own. */
   async commit(statement?: Statement<unknown>): Promise<void> {
     this.#proxy?.over()
-    const answers = await this.#send([...(statement ? [statement] : []), { text: 'COMMIT', values: [] }])
+    const answers = await this.#send([...(statement ? [statement] : []), { text: 'COMMIT', values: [] }], ANSWER_MS).catch((error: unknown) => {
+      throw sqlstateOf(error) === '25P02' ? new TransactionEnded(WENT_ON, { cause: error }) : error
+    })
     this.#begun = false
-    if (answers.at(-1)!.tag !== 'COMMIT') {
-      throw new TransactionEnded('the handler went on after an error of the database: the COMMIT was a ROLLBACK, ' +
-        'and its work is undone')
-    }
+    if (answers.at(-1)!.tag !== 'COMMIT') throw new TransactionEnded(WENT_ON)
   }
 
   async rollback(): Promise<void> {
     this.#begun = false
-    await this.#send([{ text: 'ROLLBACK', values: [] }])
+    await this.#send([{ text: 'ROLLBACK', values: [] }], ANSWER_MS)
   }
 
   /** T in a transaction, E in one that is aborted, I in none; undefined where the driver does not tell. */
@@ -317,11 +341,14 @@ function transactionHandle(client: PoolClientLike): { tx: PoolClientLike; over: 
   return { tx, over: () => { over = true } }
 }
 
-/** One statement on any connection of the pool. */
-export async function performOnPool<T>(pool: PoolLike, statement: Statement<T>): Promise<T> {
+/** What jobs call, which waits for no other transaction. */
+const PROMPT = new Set(['checkpoint', 'heartbeat', 'fail', 'release', 'lookup'])
+
+/** One statement on any connection of the pool, of the function of that name. */
+export async function performOnPool<T>(pool: PoolLike, statement: Statement<T>, name?: string): Promise<T> {
   const session = await Session.open(pool)
   try {
-    return await session.perform(statement)
+    return await session.perform(statement, PROMPT.has(name ?? '') ? ANSWER_MS : Infinity)
   } finally {
     await session.release()
   }
@@ -357,6 +384,9 @@ function sender(handle: Handle): Sender {
       return (await any['raw'](sql, order.map((value) => (value instanceof Uint8Array ? Buffer.from(value) : value)))).rows
     }
   }
-  if (typeof any['query'] === 'function') return async (text, values) => (await any['query']({ text, values })).rows
-  throw new TypeError('on() takes a pg client, a Knex transaction or a Drizzle transaction')
+  // Others, as TypeORM, have a query() of their own, which would send it and return something else.
+  if (typeof any['query'] === 'function' && typeof any['removeListener'] === 'function') {
+    return async (text, values) => (await any['query']({ text, values })).rows
+  }
+  throw new TypeError(`on() takes a pg client, a Knex transaction or a Drizzle transaction, and not a ${describe(handle)}`)
 }

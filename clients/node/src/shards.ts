@@ -51,8 +51,8 @@ export class OneServer implements Servers {
     return begin(this.#pool)
   }
 
-  perform<T>(statement: Statement<T>): Promise<T> {
-    return performOnPool(this.#pool, statement)
+  perform<T>(statement: Statement<T>, name: keyof Statements): Promise<T> {
+    return performOnPool(this.#pool, statement, name)
   }
 }
 
@@ -107,7 +107,7 @@ export class ManyServers implements Servers {
   }
 
   async perform<T>(statement: Statement<T>, name: keyof Statements, given: unknown[]): Promise<T> {
-    if (statement.scope !== undefined) return this.at(statement.scope, (pool) => performOnPool(pool, statement))
+    if (statement.scope !== undefined) return this.at(statement.scope, (pool) => performOnPool(pool, statement, name))
     try {
       return await performOnPool(this.#router, statementOf<T>(this.#routed, name, given))
     } catch (error) {

@@ -10,6 +10,8 @@ import { idempotent } from 'pg-idempotency/express'
 import { MemoryIdempotency } from 'pg-idempotency/memory'
 import { key, World } from './support.js'
 
+type Statements = Idempotency['statements']
+
 // It is not exported.
 const { intervalMs } = await import(new URL('../../dist/values.js', import.meta.url).href) as { intervalMs(text: string): number | undefined }
 
@@ -22,16 +24,49 @@ before(async () => {
 })
 after(() => world.end())
 
-const INTERNAL = /^idem_(application_|check_|execute_grant|grant_as_owner|grant_monitor_as_owner|revoke_as_owner|metric_families|monitor_functions|monitor_views|warn_of_rest|grantor|many_support|.*_data$|clock_evidence|table_faults|table_stats|worker_absence|vacuum_holder|redacted_key|cleanup_idle)/
+/** Of the extension, but not of its interface. */
+const INTERNAL = new Set(`application_functions application_types blocked_seconds check_grantee check_interval cleanup_idle clock_evidence execute_grant
+  grant_as_owner grant_monitor_as_owner grant_relay_as_owner granted_functions grantor many_support metric_families monitor_functions monitor_views
+  monitoring_data redacted_key relay_functions revoke_as_owner sample_data sequences_behind stats_data table_faults table_stats unvacuumed_tables
+  vacuum_holder warn_of_rest worker_absence`.split(/\s+/))
 
-test('each function of the extension is a method, and each method is one of them', async () => {
-  const rows = await world.sql(`SELECT DISTINCT proname FROM pg_proc WHERE pronamespace = '"${world.schema}"'::regnamespace`)
-  const names = rows.map((row) => row.proname as string).filter((name) => !INTERNAL.test(name))
-  const methods = names.map((name) => name.slice(5).replace(/_([a-z])/g, (_, letter: string) => letter.toUpperCase()))
+/** Each method with all that it can be given. */
+const calls: { [Name in keyof Statements]: Parameters<Statements[Name]> } = {
+  requestHash: ['POST', '/', 'null'], canonicalJson: ['1'], keyIsValid: ['k'],
+  claim: ['s', 'k', { requestHash: Buffer.alloc(1), ttl: '1s', lease: '1s', waitMs: 1, request: { a: 1 } }],
+  complete: ['s', 'k', 200, { body: 'b', headers: {}, claimToken: 1 }],
+  checkpoint: ['s', 'k', 'p', { recoveryState: 1, lease: '1s', claimToken: 1 }], heartbeat: ['s', 'k', { lease: '1s', claimToken: 1 }],
+  fail: ['s', 'k', { error: 'e', claimToken: 1 }], release: ['s', 'k', { claimToken: 1 }], lookup: ['s', 'k'], forget: ['s', 'k'], erase: ['s', 'k'],
+  resume: [{ maxClaims: 1, lease: '1s', scopes: ['s'], wait: '1s' }],
+  claimMany: ['s', ['k'], { requestHashes: [null], ttl: '1s', lease: '1s' }],
+  completeMany: ['s', ['k'], [200], { bodies: ['b'], headers: [{}], claimTokens: [1] }], run: ['s', 'k', 'h(jsonb)', '1', { ttl: '1s', wait: '1s' }],
+  tryAdvance: ['u', 'e', '1', 1], toggle: ['u', 'e', '1', 'a', 1], set: ['u', 'e', '1', 'a', true, 1, { excludes: ['b'] }], isActive: ['u', 'e', '1', 'a'],
+  actionStates: ['u', 'e', ['1']], forgetUser: ['u'], tryAdvanceMany: [['u'], ['e'], ['1'], [1]], setMany: [['u'], ['e'], ['1'], ['a'], [true], [1]],
+  tryAppend: ['a', 'c', 1, { eventCount: 1, expectedVersion: 1, allowGaps: true, wait: '1s' }], lastClientSeq: ['a', 'c'],
+  once: ['s', 't', { ttl: '1s' }], onceAt: ['s', 't'], onceMany: ['s', ['t'], { ttl: '1s' }],
+  publish: ['t', 1, { messageKey: 'k', headers: 1, deliverAfter: '1s' }], publishMany: [['t'], [1], { messageKeys: ['k'], headers: [1], deliverAfter: '1s' }],
+  outboxTake: [{ maxMessages: 1, lease: '1s', topics: ['t'], wait: '1s' }], outboxAck: [[1]], outboxNack: [1, { error: 'e', retryAfter: '1s', attempt: 1 }],
+  outboxRequeue: [[1]], outboxExtend: [[1], { lease: '1s', attempts: [1] }], outboxRelease: [[1], { attempts: [1] }], outboxBlocked: [1],
+  cleanup: [1], stats: [], statsReset: [], metrics: [], metricSamples: [], health: [], abandoned: [{ olderThan: '1s' }], raiseClaimTokens: [1],
+  grant: ['r'], grantRelay: ['r'], grantMonitor: ['r'], revoke: ['r'],
+}
+
+test('each function of the extension is a method with all its parameters, and each method is one of them', async () => {
+  const rows = await world.sql(`SELECT proname, proargnames[:pronargs] AS parameters FROM pg_proc WHERE pronamespace = '"${world.schema}"'::regnamespace`)
+  const theirs = new Map<string, Set<string>>()
+  for (const { proname, parameters } of rows) {
+    const name = (proname as string).slice(4).replace(/_([a-z])/g, (_, letter: string) => letter.toUpperCase()).replace(/^./, (letter) => letter.toLowerCase())
+    if (!INTERNAL.has(proname.slice(5))) theirs.set(name, new Set([...theirs.get(name) ?? [], ...parameters ?? []]))
+  }
   // idem_stats is a view.
-  assert.deepEqual(Object.keys(idem.statements).sort(), [...methods, 'stats'].sort())
+  theirs.set('stats', new Set())
+  const ours = new Map((Object.keys(idem.statements) as (keyof Statements)[]).map((name): [string, Set<string>] => {
+    const { text } = (idem.statements[name] as (...given: unknown[]) => { text: string })(...calls[name])
+    return [name, new Set([...text.matchAll(/"(\w+)" => /g)].map((match) => match[1]!))]
+  }))
+  assert.deepEqual([...ours.keys()].sort(), [...theirs.keys()].sort())
+  assert.deepEqual(ours, theirs)
   assert.deepEqual(Object.keys(idem.on({ query() {} })).sort(), Object.keys(idem.statements).sort())
-  assert.ok(names.length > 40, 'the list is not empty')
 })
 
 test('the double has every method, in and out of a transaction', async () => {
@@ -174,6 +209,45 @@ both('the outbox', async (core) => {
   assert.equal(await core.outboxRequeue(), 0)
 })
 
+test('claims that stored a request are resumed, with all that they had', async () => {
+  const one = key()
+  const request = { to: 'ž', n: 1 }
+  const { claimToken } = await idem.claim('resumed', one, { lease: '1 minute', request })
+  await idem.claim('resumed', key(), { leaseMs: 0, request: null })
+  assert.deepEqual(await idem.resume({ scopes: ['resumed'] }), [])
+  await idem.checkpoint('resumed', one, 'half', { recoveryState: [1], claimToken })
+  await idem.fail('resumed', one, { claimToken })
+  const [found, ...more] = await idem.resume({ maxClaims: 5, lease: '2 minutes', scopes: ['resumed'], waitMs: 10 })
+  assert.deepEqual(more, [])
+  assert.deepEqual([found!.scope, found!.key, found!.attempt, found!.request, found!.recoveryPoint, found!.recoveryState],
+    ['resumed', one, 2, request, 'half', [1]])
+  assert.ok(found!.claimToken > claimToken! && found!.leaseExpiresAt.getTime() > Date.now() + 60_000 && found!.createdAt instanceof Date)
+  assert.equal(await idem.complete('resumed', one, 200, { claimToken: found!.claimToken }), true)
+})
+
+both('the time of the first use of a token', async (core) => {
+  const one = key()
+  assert.equal(await core.onceAt('used', one), null)
+  const before = Date.now()
+  await core.once('used', one)
+  const at = await core.onceAt('used', one)
+  assert.ok(at instanceof Date && Math.abs(at.getTime() - before) < 20_000)
+  await core.once('used', one)
+  assert.deepEqual(await core.onceAt('used', one), at)
+})
+
+test('the keys whose messages wait', async () => {
+  const topic = key()
+  for (const n of [1, 2]) await idem.publish(topic, n, { messageKey: 'k' })
+  const { id } = (await idem.outboxTake({ topics: [topic], maxMessages: 1 }))[0]!
+  const blocked = (await idem.outboxBlocked(100)).filter((lane) => lane.topic === topic)
+  assert.deepEqual(blocked.map((lane) => [lane.firstId, lane.waiting, lane.reason, lane.pid]), [[id, 1n, 'leased', null]])
+  assert.ok(blocked[0]!.until instanceof Date && blocked[0]!.blockedSince instanceof Date)
+  await idem.outboxAck([id])
+  const memory = new MemoryIdempotency()
+  for (const call of [() => memory.outboxBlocked(), () => memory.resume()]) await assert.rejects(call(), /is not in the double/)
+})
+
 test('numbers beyond 2^53 keep their digits in the text of a document', async () => {
   const one = key()
   const { claimToken } = await idem.claim('scope', one, { leaseMs: 0 })
@@ -231,7 +305,7 @@ both('what the server refuses, with its code', async (core) => {
     ['22P05', () => core.publish('t', 1, { headers: { a: nul } })], ['22P05', () => core.canonicalJson('{"a": "\\u0000"}')],
     ['22P05', () => core.claim('scope', key(), { method: 'POST', path: '/', body: '["\\u0000"]' })], ['22P02', () => core.publish('t', '\ud800')],
     ['22P02', () => core.canonicalJson('{')], ['22023', () => core.once('', 'token')], ['22023', () => core.tryAppend('cart', 'phone', 0)],
-    ['22008', () => core.claim('scope', key(), { ttl: '1000000 years' })], ['22008', () => core.claim('scope', key(), { lease: '1000000 years' })],
+    ['22008', () => core.claim('scope', key(), { ttl: '1000000 years' })], ['22023', () => core.claim('scope', key(), { lease: '1000000 years' })],
     ['22008', () => core.once('scope', key(), { ttl: '1000000 years' })], ['22008', () => core.publish('t', 1, { deliverAfter: '1000000 years' })],
     ['ID001', () => core.lookup('scope', 'bad key')], ['ID001', () => core.forget('scope', 'bad')], ['ID001', () => core.erase('scope', 'bad')],
     ['ID001', () => core.heartbeat('scope', 'bad', { claimToken: 1n })], ['22023', () => core.lookup('', key())],
@@ -279,6 +353,10 @@ test('administration', async () => {
   assert.ok(await idem.raiseClaimTokens(1000) >= 1000n)
   await world.sql('CREATE ROLE node_role').catch(() => undefined)
   await idem.grant('node_role')
+  await idem.revoke('node_role')
+  await idem.grantRelay('node_role')
+  const [{ relays }] = await world.sql(`SELECT has_function_privilege('node_role', '"${world.schema}".idem_outbox_ack(bigint[])', 'EXECUTE') AS relays`)
+  assert.equal(relays, true)
   await idem.revoke('node_role')
   await idem.grantMonitor('node_role')
   assert.ok(await idem.transaction(async (tx) => {
@@ -355,5 +433,20 @@ test('on: in the transaction of a pg client, of Knex, of Drizzle', async () => {
     await assert.rejects(way(async (handle) => { await idem.on(handle).claim('on', 'short') }), KeyInvalid)
   }
   await assert.rejects(idem.on({}).once('a', 'b'), /takes a pg client/)
+  // As an entity manager of TypeORM: its query() takes text and values, and returns the rows alone.
+  class EntityManager {
+    sent: unknown[] = []
+    queryRunner = {}
+    release() {}
+    getRepository() {}
+    async query(text: unknown) {
+      this.sent.push(text)
+      return (await pool.query(text as string)).rows
+    }
+  }
+  const manager = new EntityManager()
+  const token = key()
+  await assert.rejects(idem.on(manager).once('typeorm', token), /takes a pg client.*not a EntityManager/)
+  assert.deepEqual([manager.sent, await idem.onceAt('typeorm', token)], [[], null], 'nothing was sent')
   await builder.destroy()
 })

@@ -342,6 +342,52 @@ test('what a handler of Fastify cannot do: answer past the transaction, or be as
   }
 })
 
+test('a body in Fastify is parsed again for another try, and not copied for the first', async () => {
+  let looks = 0
+  let tries = 0
+  const again = async ({ idempotency }: any): Promise<void> => {
+    if (++tries % 2) await idempotency.tx.query("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$")
+  }
+  const change = async (request: any): Promise<string> => {
+    const text = JSON.stringify(request.body)
+    if (Array.isArray(request.body)) request.body.push('again')
+    else Object.assign(request.body, { amount: 0, more: 'mine', deep: null })
+    await again(request)
+    return text
+  }
+  const schema = { body: { type: 'object', properties: { amount: { type: 'integer' }, kind: { type: 'string', default: 'plain' } } } }
+  const shop = await fastifyShop((app) => {
+    app.addContentTypeParser('application/large', { parseAs: 'string' }, (_request: unknown, text: string, done: any) => {
+      done(null, { list: new Proxy(JSON.parse(text), { get: (list, at) => { if (at === '0') looks++; return list[at] } }) })
+    })
+    app.post('/large', guardedRoute, async (request: any) => { await again(request); return request.body.list.length })
+    app.post('/change', guardedRoute, change)
+    app.post('/schema', { ...guardedRoute, schema }, change)
+    app.post('/hooks', { ...guardedRoute, preHandler: async (request: any) => { request.body.by = 'ann'; request.body.owner = { id: 7 } } }, change)
+    app.post('/replaced', { ...guardedRoute, preHandler: async (request: any) => { request.body = { instead: [request.body.amount] } } }, async (request: any) => {
+      const text = JSON.stringify(request.body)
+      request.body.instead.push('again')
+      await again(request)
+      return text
+    })
+  })
+  try {
+    assert.equal((await post(shop, '/large', '[1, 2, 3]', keyed({ 'Content-Type': 'application/large' }))).text, '3')
+    assert.equal(looks, 0)
+    for (const [path, body, found] of [
+      ['/change', '{"amount": 5, "deep": {"a": [1]}}', { amount: 5, deep: { a: [1] } }], ['/change', '[1, {"a": 2}]', [1, { a: 2 }]],
+      ['/schema', '{"amount": "5"}', { amount: 5, kind: 'plain' }], ['/hooks', '{"amount": 5}', { amount: 5, by: 'ann', owner: { id: 7 } }],
+      ['/replaced', '{"amount": 5}', { instead: [5] }],
+    ] as const) {
+      tries = 0
+      const { text } = await post(shop, path, body, keyed())
+      assert.deepEqual([JSON.parse(text), tries], [found, 2], path)
+    }
+  } finally {
+    await shop.close()
+  }
+})
+
 test('what pipes the request, as parsers of multipart/form-data do, gets its bytes', async () => {
   const bytes = Buffer.from('--a\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--a--\r\n')
   const collect = (request: any) => new Promise<string>((resolve) => {
@@ -471,6 +517,10 @@ test('nobody is no scope, and what refuses him is answered by the application', 
 test('nonsense in the options of a route is refused when it is made', async () => {
   await assert.rejects(async () => { await Fastify().register(idempotency as any, { client: idem, scope, ttl: '5 bananas' }) }, /ttl is no interval/)
   await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { waitMs: -1 } } }, async () => 'never') }), /waitMs is negative/)
+  await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { wat: 1 } } }, async () => 'never') }), /has no option wat/)
+  await assert.rejects(async () => { await Fastify().register(idempotency as any, { client: idem, scope, wat: 1 }) }, /has no option wat/)
+  assert.throws(() => idempotent(idem, { scope, wat: 1 } as any), /has no option wat/)
+  assert.throws(() => idempotent(idem, { scope })(() => undefined, { wat: 1 } as any), /has no option wat/)
   assert.throws(() => idempotent(idem, { scope })(() => undefined, { lease: '1s', leaseMs: 1 }), /lease and leaseMs exclude each other/)
   assert.throws(() => idempotent(idem, { scope })({} as any), /a guard takes the handler/)
 })

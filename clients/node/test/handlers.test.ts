@@ -12,7 +12,7 @@ import {
 } from 'pg-idempotency'
 import { idempotent } from 'pg-idempotency/express'
 import { MemoryIdempotency } from 'pg-idempotency/memory'
-import { key, World } from './support.js'
+import { key, Proxy, World } from './support.js'
 
 let world: World
 let idem: Idempotency
@@ -23,6 +23,8 @@ before(async () => {
   idem = new Idempotency(pool)
   afterAMinute = neverAnswered()
   afterAMinute.catch(() => undefined)
+  afterHalfAMinute = silentServers()
+  afterHalfAMinute.catch(() => undefined)
 })
 after(() => world.end())
 
@@ -127,6 +129,65 @@ async function neverAnswered(): Promise<void> {
   assert.equal((await asked).status, 503)
   assert.equal(own.idleCount, own.totalCount, 'each connection has come back')
   server.close()
+}
+
+/** Begun with the file, too: the server has half a minute for each answer. */
+let afterHalfAMinute: Promise<void>
+async function silentServers(): Promise<void> {
+  const cases: Record<string, (idem: Idempotency, one: string, mute: (where: 'muteBefore' | 'muteAfter', what: string) => void) => Promise<void>> = {
+    'COMMIT is done, and not answered': async (through, one, mute) => {
+      mute('muteAfter', 'COMMIT')
+      const result = await through.request(options(one), makes(one))
+      assert.deepEqual([result.outcome, result.body], ['replay', one])
+    },
+    'COMMIT does not arrive': async (through, one, mute) => {
+      mute('muteBefore', 'COMMIT')
+      let runs = 0
+      const result = await through.request(options(one), (tx) => { runs++; return makes(one)(tx) })
+      assert.deepEqual([result.outcome, runs], ['new', 2])
+    },
+    'the last COMMIT of a job': async (through, one, mute) => {
+      const result = await through.job(options(one), async (job) => {
+        await job.finish((tx) => { mute('muteAfter', 'COMMIT'); return makes(one)(tx) })
+      })
+      assert.deepEqual([result.outcome, result.body], ['new', one])
+    },
+    'a claim': async (through, one, mute) => {
+      mute('muteBefore', 'idem_claim')
+      await assert.rejects(through.request(options(one), () => assert.fail('it ran')), TimedOut)
+      await idem.transaction((tx) => effect(tx, one))
+    },
+    'a claim that waits': async (through, one, mute) => {
+      await idem.claim('scope', one, { lease: '5 minutes' })
+      mute('muteBefore', 'idem_claim')
+      await assert.rejects(through.request(options(one, { waitMs: 1000 }), () => assert.fail('it ran')), InProgress)
+      await idem.transaction((tx) => effect(tx, one))
+    },
+    'a checkpoint': async (through, one, mute) => {
+      await through.job(options(one), async (job) => {
+        assert.equal(await job.step('a', () => { mute('muteBefore', 'idem_checkpoint'); return 1 }), 1)
+        await job.finish(makes(one))
+      })
+    },
+  }
+  await Promise.all(Object.entries(cases).map(async ([name, run]) => {
+    const proxy = await Proxy.start()
+    const own = world.pool({ host: '127.0.0.1', port: proxy.port, max: 2 })
+    const through = new Idempotency(own)
+    await own.query('SELECT 1')
+    const one = key()
+    const began = performance.now()
+    try {
+      await run(through, one, (where, what) => { proxy[where] = what })
+    } catch (cause) {
+      throw new Error(name, { cause })
+    }
+    const took = performance.now() - began
+    assert.ok(took >= 29_000 && took < 90_000, `${name}: after half a minute, and not ${took} ms`)
+    assert.equal(await world.effects(one), 1, name)
+    await isFree(own)
+    await proxy.end()
+  }))
 }
 
 test('timeout: a statement that is under way is cancelled, with its locks', async () => {
@@ -373,6 +434,8 @@ for (const encoding of ['LATIN1', 'SQL_ASCII', 'EUC_JP']) {
     }
   })
 }
+
+test('a server that goes silent in mid-request holds neither the request nor the connection', () => afterHalfAMinute)
 
 test('timeout: a handler that never answers holds its connection for a minute, unless it is told otherwise', () => afterAMinute)
 

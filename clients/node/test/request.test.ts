@@ -5,7 +5,7 @@ import { after, before, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type pg from 'pg'
 import {
-  ClaimLost, Idempotency, InProgress, KeyReused, NotFinished, stepKey, TransactionEnded, type Client, type PoolClientLike, type Response,
+  ClaimLost, ClaimNotFound, Idempotency, InProgress, KeyReused, NotFinished, stepKey, TransactionEnded, type Client, type PoolClientLike, type Response,
 } from 'pg-idempotency'
 import { MemoryIdempotency } from 'pg-idempotency/memory'
 import { key, World } from './support.js'
@@ -264,6 +264,15 @@ test('duplicates get InProgress at once, or wait and get the answer', async () =
   const { first, finish } = await underWay(idem, one)
   await assert.rejects(idem.request(options(one), makes(one)), (error) => error instanceof InProgress && error.retryAfter >= 1)
   await assert.rejects(other.request(options(one, { waitMs: 50 }), makes(one)), InProgress)
+  // Its lease says little of when it is over.
+  for (const client of [idem, new MemoryIdempotency()] as Client<any>[]) {
+    for (const [lease, least, most] of [['1 minute', 5, 5], ['3 seconds', 2, 3], ['100 ms', 1, 1]] as const) {
+      const leased = key()
+      await client.claim('scope', leased, { lease })
+      await assert.rejects(client.job(options(leased), () => assert.fail('it ran')),
+        (error) => error instanceof InProgress && error.retryAfter >= least && error.retryAfter <= most, lease)
+    }
+  }
   const waiting = [idem, idem, other, other].map((client) => client.request(options(one, { wait: '20 seconds' }), makes(one)))
   await sleep(50)
   finish()
@@ -348,6 +357,22 @@ test('a wait that statement_timeout or lock_timeout ends is one of which the fir
       const short = world.client({ wait: '5 minutes' }, { options: `-c ${setting}=200` })
       await assert.rejects(short.request(options(one), makes(one)), InProgress)
       await assert.rejects(short.job(options(one), () => ({ status: 200 })), InProgress)
+    }
+    // The driver's own leaves the statement to the server, which is to end it, and uses up one connection.
+    for (const call of [
+      (short: Idempotency) => short.request(options(one), makes(one)), (short: Idempotency) => short.job(options(one), () => ({ status: 200 })),
+    ]) {
+      const pool = world.pool({ query_timeout: 300 })
+      let connections = 0
+      pool.on('connect', () => { connections++ })
+      await assert.rejects(call(new Idempotency(pool, { wait: '5 minutes' })), InProgress)
+      assert.equal(connections, 1)
+    }
+    for (let tries = 0; ; tries++) {
+      const [{ n }] = await world.sql("SELECT count(*)::int AS n FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%idem_claim%' AND wait_event_type = 'Lock'")
+      if (n === 0) break
+      assert.ok(tries < 500, 'it goes on to wait in the server')
+      await sleep(20)
     }
   } finally {
     finish()
@@ -503,6 +528,36 @@ test('jobs: the answer to the last COMMIT is lost', async () => {
   assert.equal(proxy.cutAfter, undefined)
   assert.deepEqual([result.status, result.body], [201, one])
   assert.equal(await world.effects(one), 1)
+})
+
+test('jobs: after a lost COMMIT the response of another attempt is not taken for the own one', async () => {
+  const { proxy, pool } = await world.proxied()
+  const others: ((one: string) => Promise<bigint | null>)[] = [
+    // Behind the end of the lease, or of a record that was forgotten, so that it is the first attempt, too.
+    async (one) => (await idem.claim('scope', one, { wait: '20 seconds' })).claimToken,
+    async (one) => { await idem.forget('scope', one); return (await idem.claim('scope', one)).claimToken },
+  ]
+  for (const other of others) {
+    const one = key()
+    let meanwhile: (() => Promise<void>) | undefined
+    const through = new Idempotency({ connect: async () => {
+      if (meanwhile && proxy.cutBefore === undefined) await meanwhile()
+      return pool.connect()
+    }, options: pool.options })
+    await assert.rejects(through.job(options(one, { leaseMs: 1500 }), async (job) => {
+      await job.finish(async (tx) => {
+        meanwhile = async () => {
+          meanwhile = undefined
+          const claimToken = await other(one)
+          await idem.complete('scope', one, 200, { body: "another attempt's", claimToken })
+        }
+        proxy.cutBefore = 'COMMIT'
+        return makes(one)(tx)
+      })
+    }), (error) => error instanceof ClaimLost || error instanceof ClaimNotFound)
+    assert.equal(await world.effects(one), 0)
+    assert.equal((await idem.lookup('scope', one))!.responseBody, "another attempt's")
+  }
 })
 
 test('all connections have come back', async () => {

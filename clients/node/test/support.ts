@@ -74,6 +74,9 @@ export class Proxy {
   cutBefore: string | undefined
   /** A command tag that is never answered: the connection is cut in its place. */
   cutAfter: string | undefined
+  /** Words of a query from which on the connection is silent: nothing goes through, and nothing is closed. */
+  muteBefore: string | undefined
+  muteAfter: string | undefined
   #sockets = new Set<Socket>()
   private constructor(readonly server: Server) {}
 
@@ -92,12 +95,18 @@ export class Proxy {
   #link(near: Socket): void {
     const far = connect(`${process.env['PGHOST']}/.s.PGSQL.${process.env['PGPORT'] ?? 5432}`)
     let asking = false
+    let mute = false
     const cut = (): void => { near.destroy(); far.destroy() }
     for (const socket of [near, far]) {
       this.#sockets.add(socket)
       socket.on('error', cut).on('close', () => { this.#sockets.delete(socket); cut() })
     }
     near.on('data', (data) => {
+      if (this.muteBefore && data.includes(this.muteBefore)) {
+        this.muteBefore = undefined
+        mute = true
+      }
+      if (mute) return
       if (this.cutBefore && data.includes(this.cutBefore)) {
         this.cutBefore = undefined
         return cut()
@@ -109,6 +118,11 @@ export class Proxy {
     })
     far.on('data', (data) => {
       asking = false
+      if (this.muteAfter && data.includes(`${this.muteAfter}\0`)) {
+        this.muteAfter = undefined
+        mute = true
+      }
+      if (mute) return
       if (this.cutAfter && data.includes(`${this.cutAfter}\0`)) {
         this.cutAfter = undefined
         return cut()

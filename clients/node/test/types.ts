@@ -44,6 +44,15 @@ export function routes(idem: Idempotency): void {
     const { rows } = await tx.query<Charge>('SELECT 1', [req.body.sku, key, req.user.id])
     res.status(201).json(rows[0]!.amount)
   }))
+  app.post('/response', guarded(async (_req, res) => {
+    res.status(201).location('/a').set({ 'X-A': '1' }).type('text').json({ a: 1 })
+    // @ts-expect-error: no method of a response
+    res.jsn({ a: 1 })
+    // @ts-expect-error: no status
+    res.status('201')
+  }))
+  // @ts-expect-error: what the guard does not know
+  app.post('/wrong', guarded(async (_req, res) => { res.end() }, { wat: 1 }))
   app.post('/typed/:id', guarded(async (req: express.Request, res: express.Response) => { res.json(req.params['id']) }))
   app.post('/job', guarded.job(async (req, res) => {
     res.json(await req.idempotency.job.step('charge', async ({ key }): Promise<Charge> => ({ id: key, amount: 1 })))
@@ -63,4 +72,10 @@ export async function plugin(idem: Idempotency): Promise<void> {
   server.post('/payments', { config: { idempotency: own } }, async (request) => request.idempotency.job.step('charge', ({ key }) => key))
   // @ts-expect-error: what the plugin does not know
   server.post('/wrong', { config: { idempotency: { lease: 5 } } }, async () => 'never')
+  // Fastify infers the type of a config from what it is, so that this is refused when the route is made, unless it says what it is.
+  server.post('/wrong', { config: { idempotency: { wat: 1 } } }, async () => 'never')
+  // @ts-expect-error: what the plugin does not know
+  server.post('/wrong', { config: { idempotency: { wat: 1 } satisfies RouteOptions } }, async () => 'never')
+  // @ts-expect-error: what the plugin does not know
+  await server.register(idempotency, { client: idem, scope: () => 'ann', wat: 1 })
 }

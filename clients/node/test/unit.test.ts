@@ -1,5 +1,6 @@
 /** What needs no server. */
 import assert from 'node:assert/strict'
+import { createRequire } from 'node:module'
 import { test } from 'node:test'
 import { asIdempotencyError, ClaimLost, IdempotencyError, KeyInvalid, newKey, RateLimited, sqlstateOf, stepKey } from 'pg-idempotency'
 import { allowedHeaders, parseKey } from 'pg-idempotency/http'
@@ -38,18 +39,28 @@ test('errors are found where a query builder has wrapped them', () => {
   assert.ok(new KeyInvalid('x') instanceof IdempotencyError)
 })
 
-test('Idempotency-Key: a quoted string, or a bare token', () => {
+test('Idempotency-Key: a quoted string, whose parameters are ignored, or one without quotes', () => {
   for (const [line, key] of [
     ['"8e03978e-40d5-43dd"', '8e03978e-40d5-43dd'], ['8e03978e-40d5-43dd', '8e03978e-40d5-43dd'],
-    ['"with \\"quotes\\" and \\\\"', 'with "quotes" and \\'], ['  "blanks around"  ', 'blanks around'],
-    ['', undefined], ['""', undefined], ['"', undefined], ['"open', undefined], ['shut"', undefined], ['"a", "b"', undefined],
+    ['"with \\"quotes\\" and \\\\"', 'with "quotes" and \\'], ['  "blanks around"  ', 'blanks around'], ['""', ''],
+    ['"a";p=1', 'a'], ['"a";p', 'a'], ['"a"; p="x;\\"y"; q=?1;r=:YQ==:;s=-1.5;t=tok/en', 'a'], [' bare-token ', 'bare-token'], ['a/b', 'a/b'],
+    ['', undefined], ['"', undefined], ['"open', undefined], ['shut"', undefined], ['"a", "b"', undefined],
     ['"a" "b"', undefined], ['"bad \\escape"', undefined], ['"ends in \\"', undefined], ['"\u00e9"', undefined], ['"tab\there"', undefined],
-    ['("inner")', undefined], [':Ynl0ZXM=:', undefined], ['?1', undefined], ['"a";p=1', undefined], ['two words', undefined],
+    ['"a";', undefined], ['"a";P=1', undefined], ['"a";p="open', undefined], ['"a" ;p=1', undefined], ['a;p=1', undefined], ['two words', undefined],
   ] as const) assert.equal(parseKey(line), key, line)
-  assert.equal(parseKey('8e03978e-40d5-43dd', true), undefined, 'strict takes no bare token')
+  assert.equal(parseKey('8e03978e-40d5-43dd', true), undefined, 'strict takes none without quotes')
 })
 
 test('of the headers only the listed are kept, and Set-Cookie never', () => {
   assert.deepEqual(allowedHeaders([['Content-Type', 'text/plain'], ['LINK', ['a', 'b']], ['Set-Cookie', 'x=1'], ['X-Trace', '1']],
     ['content-type', 'Link', 'Set-Cookie']), { 'Content-Type': 'text/plain', LINK: ['a', 'b'] })
+})
+
+test('CommonJS loads each part with require()', () => {
+  const require = createRequire(import.meta.url)
+  assert.equal(require('pg-idempotency').Idempotency.name, 'Idempotency')
+  assert.equal(typeof require('pg-idempotency/express').idempotent, 'function')
+  assert.equal(typeof require('pg-idempotency/fastify').default, 'function')
+  assert.equal(typeof require('pg-idempotency/http').serve, 'function')
+  assert.equal(typeof require('pg-idempotency/memory').MemoryIdempotency, 'function')
 })

@@ -8,7 +8,8 @@ import pytest
 from proxy import Proxy
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from pg_idempotency import ClaimLost, Idempotency, InProgress, NotFinished, Response, new_key
+from pg_idempotency import (ClaimLost, ClaimNotFound, Idempotency, InProgress, NotFinished, Response, core,
+                            new_key)
 
 
 def finished(name):
@@ -135,6 +136,33 @@ def test_completion_without_an_answer(database, effects, cut):
         assert idem.job("u", key, job).replayed
     assert effects(key) == 1
     proxy.close()
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_another_attempts_response_is_not_the_own_one(idem, effects, monkeypatch, forgotten):
+    """After a lost COMMIT, if the claim was taken over: behind its lease, or in a new record, whose attempts begin at 1."""
+    proxy, key = Proxy(), new_key()
+    resolve = core.Job._resolve_in_doubt
+
+    async def meanwhile(job, function, cause):
+        if forgotten:
+            idem.forget("u", key)
+        claim = idem.claim("u", key, wait="20 seconds")
+        idem.complete("u", key, 200, "another attempt's", claim_token=claim.claim_token)
+        return await resolve(job, function, cause)
+
+    monkeypatch.setattr(core.Job, "_resolve_in_doubt", meanwhile)
+
+    def last(tx):
+        tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+        proxy.cut = "before"
+        return Response(200, "own")
+
+    with ConnectionPool(proxy.conninfo, min_size=3, max_size=3) as pool:
+        with pytest.raises((ClaimLost, ClaimNotFound)):
+            Idempotency(pool).job("u", key, lambda job: job.finish(last), lease_ms=1500)
+    proxy.close()
+    assert effects(key) == 0 and idem.lookup("u", key).response_body == "another attempt's"
 
 
 def test_retried(idem, effects):

@@ -188,6 +188,15 @@ class NoRetryAfter(Plain):
             raise
 
 
+class RetryAfterLease(Plain):
+    def claim(self, *rest):
+        try:
+            return super().claim(*rest)
+        except Refused as refused:
+            refused.reply.headers = [(name, '30' if name == 'Retry-After' else text) for name, text in refused.reply.headers]
+            raise
+
+
 class TakesAnyKey(Plain):
     def claim(self, connection, request, key, *rest):
         return super().claim(connection, request, (key + '-' * 16)[:128].replace(' ', '-'), *rest)
@@ -246,6 +255,15 @@ class KeepsQuotes(Plain):
         del request.headers['Idempotency-Key']
         for line in lines:
             request.headers['Idempotency-Key'] = line.strip().replace('\\', '').replace('"', '-')
+        return super().payments(request)
+
+
+class TakesParameters(Plain):
+    def payments(self, request):
+        lines = request.headers.get_all('Idempotency-Key', [])
+        del request.headers['Idempotency-Key']
+        for line in lines:
+            request.headers['Idempotency-Key'] = line.replace('";', '-').replace('=', '-') + ('"' if '";' in line else '')
         return super().payments(request)
 
 

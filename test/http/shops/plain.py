@@ -49,9 +49,10 @@ def key_of(request, required=True):
         return None
     value = lines[0].strip()
     if value.startswith('"'):
-        if not re.fullmatch(r'"(?:[ !#-\[\]-~]|\\["\\])*"', value):
+        quoted = re.fullmatch(r'("(?:[ !#-\[\]-~]|\\["\\])*")(?:; *[a-z*][a-z0-9_.*-]*(?:=[^;, ]+)?)*', value)
+        if not quoted:
             raise Refused(problem('key-invalid'))
-        value = re.sub(r'\\(.)', r'\1', value[1:-1])
+        value = re.sub(r'\\(.)', r'\1', quoted[1][1:-1])
     if len(lines) > 1 or not value.isascii() or '\0' in value:
         raise Refused(problem('key-invalid'))
     return value

@@ -696,9 +696,10 @@ class Job:
         try:
             return await self._finish_once(function)
         except (ClaimLost, ClaimNotFound):
-            found = await self._core.perform(make["lookup"].make(None, self.scope, self.key))
-            if found.state != "completed" or found.attempt != self.attempt:
+            # It was committed if the record was completed with this token; an attempt that took over has another.
+            if await self._core.perform(self._statement("complete", 200)):
                 raise
+            found = await self._core.perform(make["lookup"].make(None, self.scope, self.key))
             body = found.response_body if found.response_bytes is None else found.response_bytes
             return Result("new", found.response_status, body, found.response_headers or {}, False, True)
         except _CommitInDoubt as in_doubt:

@@ -14,6 +14,7 @@ import functools
 import itertools
 import json
 import re
+import sys
 import threading
 import time
 import uuid
@@ -28,7 +29,7 @@ from . import client
 from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, KeyInvalid, RateLimited,
                      TransactionEnded)
 from .core import Response
-from .functions import AsyncFunctions, Interval, Statement, SyncFunctions, json_text
+from .functions import Argument, AsyncFunctions, Interval, Statement, SyncFunctions, json_text
 from .handlers import DEFAULT_TIMEOUT
 from .intervals import seconds
 from .keys import new_key, request_hash
@@ -141,6 +142,11 @@ class Transaction:
         if self.state != "open":
             raise TransactionEnded(f"the transaction is {self.state}")
 
+    def check_open(self) -> None:
+        """Whether it can be committed."""
+        if self.state == "failed":
+            raise TransactionEnded("the transaction went on after an error in it, which undid its work")
+
     def change(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         """Set it, or delete it with None, and remember what was there."""
         before = table.get(key)
@@ -213,25 +219,110 @@ class _Number(str):
     """A number's own text."""
 
 
-def canonical_json(text: str) -> str:
-    """RFC 8785, with the extension's one difference."""
-    def dumped(value: Any) -> str:
-        if isinstance(value, _Number):
-            return _canonical_number(value)
-        if isinstance(value, dict):
-            members = sorted(value.items(), key=lambda item: str(item[0]).encode("utf-16-be", "surrogatepass"))
-            return "{" + ",".join(f"{dumped(name)}:{dumped(member)}" for name, member in members) + "}"
-        if isinstance(value, list):
-            return "[" + ",".join(map(dumped, value)) + "]"
-        return str(json.dumps(value, ensure_ascii=False))
+MAX_DEPTH = 6000
+"""Of a document; the stack of the server has an end, too."""
 
+
+def _parsed(text: str) -> Any:
+    """A document of JSON, with the texts of its numbers."""
     def refuse(name: str) -> Any:
         raise ValueError(name)
 
+    depth = deepest = 0
+    for bracket in re.findall(r'"(?:[^"\\]|\\.)*"|([\[{]|[\]}])', text):
+        depth += 1 if bracket in ("[", "{") else -1 if bracket else 0
+        deepest = max(deepest, depth)
+    if deepest > MAX_DEPTH:
+        raise DoubleError("54001", "stack depth limit exceeded")
+    limit = sys.getrecursionlimit()
     try:
-        return dumped(json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=refuse))
+        sys.setrecursionlimit(max(limit, deepest + limit))
+        return json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=refuse)
     except ValueError as error:
         raise DoubleError("22P02", f"invalid input syntax for type json: {error}") from None
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def canonical_json(text: str) -> str:
+    """RFC 8785, with the extension's one difference.  A document may be deeper than a stack of calls."""
+    parts: list[str] = []
+    left: list[Any] = [_parsed(text)]
+    while left:
+        value = left.pop()
+        if isinstance(value, tuple):        # punctuation
+            parts.append(value[0])
+        elif isinstance(value, _Number):
+            parts.append(_canonical_number(value))
+        elif isinstance(value, dict):
+            left.append(("}",))
+            members = sorted(value.items(), key=lambda item: str(item[0]).encode("utf-16-be", "surrogatepass"))
+            for number in range(len(members) - 1, -1, -1):
+                left += [members[number][1], (":",), members[number][0], ("," if number else "{",)]
+            if not members:
+                left.append(("{",))
+        elif isinstance(value, list):
+            left.append(("]",))
+            for number in range(len(value) - 1, -1, -1):
+                left += [value[number], ("," if number else "[",)]
+            if not value:
+                left.append(("[",))
+        else:
+            parts.append(_storable(str(json.dumps(value, ensure_ascii=False))))
+    return "".join(parts)
+
+
+def _storable(text: str) -> str:
+    """The text of a document, if jsonb can hold it."""
+    if re.search(r"(?<!\\)(?:\\\\)*\\u0000", text):
+        raise DoubleError("22P05", "unsupported Unicode escape sequence")
+    return text
+
+
+NAMES = {"scope", "user_id", "entity_type", "entity_id", "action_type", "aggregate", "client_id", "token", "topic",
+         "message_key", "recovery_point", "exclude"}
+KEEPS_KEY = {"idem_claim", "idem_claim_many", "idem_key_is_valid", "idem_release"}
+"""They look at the key themselves, or at none."""
+LONGEST = {"lease": 43200.0, "wait": 600.0}
+LAST_TIME = 200_000 * 366 * 86400.0
+MAX_BIGINT = 2**63 - 1
+
+
+def _check_name(name: str, value: str) -> None:
+    if not 1 <= len(value.encode(errors="surrogatepass")) <= 512:
+        raise DoubleError("22023", f"{name} has not 1 to 512 bytes")
+
+
+def _check(function: str, argument: Argument) -> None:
+    """Refuse what the server refuses of an argument, whatever is stored."""
+    name, kind, value = argument.name, argument.type, argument.value
+    if kind.endswith("[]") and value is not None:
+        one = {"entity_ids": "entity_id"}.get(name, name.removesuffix("s"))
+        for element in value:
+            if element is None and one in NAMES | {"key", "id"} and one != "message_key":
+                raise DoubleError("22004", f"an element of {name} is null")
+            if one in NAMES and element is not None:
+                _check_name(one, element)
+            if one == "response_statuse" and not 100 <= element <= 599:
+                raise DoubleError("22023", "the status of a response is 100 to 599")
+    elif value is None:
+        return
+    elif name in NAMES:
+        _check_name(name, value)
+    elif kind == "interval":
+        given = seconds(value) or 0.0
+        if str(value).startswith("-") or given > LONGEST.get(name, given):
+            raise DoubleError("22023", f"{name} is negative or too long")
+        if given > LAST_TIME and name in ("ttl", "deliver_after"):
+            raise DoubleError("22008", "timestamp out of range")
+    elif kind == "bigint" and not -MAX_BIGINT - 1 <= value <= MAX_BIGINT:
+        raise DoubleError("22003", f"{name} is out of range for type bigint")
+    elif kind == "jsonb" and not isinstance(value, Statement):
+        _storable(value)
+    elif name == "response_status" and not 100 <= value <= 599:
+        raise DoubleError("22023", "the status of a response is 100 to 599")
+    elif name in ("client_seq", "event_count", "max_messages", "batch_size") and value < 1:
+        raise DoubleError("22023", f"{name} is at least 1")
 
 
 Handlers = Mapping[str, Callable[[Transaction, Any], Any]]
@@ -276,6 +367,10 @@ class Store(Monitoring):
                 raise NotImplementedError(f"{statement.function} is not in the double: test it with a server")
             before = len(tx.undo)
             try:
+                for argument in statement.arguments:
+                    _check(statement.function, argument)
+                if "scope" in arguments and statement.function not in KEEPS_KEY:
+                    self._check_keys(tx, arguments)
                 found = method(tx, **arguments)
             except _Locked:
                 tx.undo_to(before)
@@ -316,6 +411,13 @@ class Store(Monitoring):
         error.hint = f"Let the client send a UUID, or any key of {s.key_min_length} to {s.key_max_length} characters " \
             "out of A-Z a-z 0-9 _ - : ."
         return error
+
+    def _check_keys(self, tx: Transaction, arguments: Mapping[str, Any]) -> None:
+        """Of calls for the record of a key: where there is none, the key has to be one."""
+        keys = [arguments["key"]] if "key" in arguments else arguments.get("keys", [])
+        for key in keys:
+            if (arguments["scope"], key) not in self.keys and not self.idem_key_is_valid(tx, key):
+                raise self._key_invalid(key or "")
 
     def _next_token(self) -> int:
         self.last_token += 1
@@ -360,10 +462,10 @@ class Store(Monitoring):
             self.new_keys[scope] = [*recent, now]
         tx.hold("key", scope, key)
         ttl_seconds, lease_seconds = seconds(ttl), seconds(lease)
+        expires = now + (s.default_ttl if ttl_seconds is None else ttl_seconds)
         made = Record(request_hash if record is None or request_hash is not None else record.request_hash,
                       self._next_token(), record.attempt + 1 if record else 1,
-                      now + (s.default_ttl if ttl_seconds is None else ttl_seconds),
-                      now + (s.default_lease if lease_seconds is None else lease_seconds), created=now, owner=tx,
+                      expires, min(expires, now + (s.default_lease if lease_seconds is None else lease_seconds)), created=now, owner=tx,
                       point=record.point if record else None, saved=record.saved if record else None)
         tx.change(self.keys, (scope, key), made)
         return {**found, "outcome": "new", "claim_token": made.token, "attempt": made.attempt,
@@ -419,7 +521,7 @@ class Store(Monitoring):
         record = self._held(tx, scope, key, token, "")
         assert record is not None
         given = seconds(lease)
-        until = time.time() + (self.settings.default_lease if given is None else given)
+        until = min(record.expires, time.time() + (self.settings.default_lease if given is None else given))
         self._change(tx, scope, key, record, lease=until, **values)
         return _when(until)
 
@@ -431,6 +533,8 @@ class Store(Monitoring):
         return record is not None
 
     def idem_release(self, tx: Transaction, scope: str, key: str, claim_token: int | None = None) -> bool:
+        if claim_token is not None and self._record(scope, key) is None:
+            return False
         if self._held(tx, scope, key, claim_token, "") is not None:
             tx.change(self.keys, (scope, key), None)
         return True
@@ -565,6 +669,8 @@ class Store(Monitoring):
                 return {**answer, "outcome": "in_flight"}
             raise _Locked()
         until = client_seq + event_count - 1
+        if until > MAX_BIGINT:
+            raise DoubleError("22023", "the last client_seq is out of range")
         if until <= last:
             return {**answer, "outcome": "duplicate"}
         if client_seq <= last:
@@ -715,7 +821,7 @@ class Store(Monitoring):
     idem_grant_relay = idem_grant_monitor = idem_revoke = idem_grant
 
     def idem_raise_claim_tokens(self, tx: Transaction, at_least: int) -> int:
-        if not 0 <= at_least < 2**62:
+        if at_least >= 2**62:
             raise DoubleError("22023", "at_least is out of range")
         self.last_token = max(self.last_token, at_least)
         return self.last_token
@@ -878,6 +984,7 @@ class MemoryIdempotency(client.Idempotency):
         tx = Transaction(self.store)
         try:
             yield tx
+            tx.check_open()
             tx.end(True)
         finally:
             tx.end(False)
@@ -905,6 +1012,7 @@ class AsyncMemoryIdempotency(client.AsyncIdempotency):
         tx = Transaction(self.store)
         try:
             yield tx
+            tx.check_open()
             tx.end(True)
         finally:
             tx.end(False)
