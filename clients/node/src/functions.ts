@@ -450,6 +450,9 @@ export function statements(schema: string, isShard = false) {
     cleanup: (batchSize?: number): Statement<{ keysDeleted: bigint; tokensDeleted: bigint; messagesDeleted: bigint }> =>
       row('idem_cleanup', [['batch_size', 'int', optional(batchSize, 'batchSize', int)]],
         { keysDeleted: 'bigint', tokensDeleted: 'bigint', messagesDeleted: 'bigint' }),
+    /** Deletes expired rows and returns them, to be archived in the same transaction. */
+    takeExpired: (kind: 'keys' | 'tokens' | 'messages', maxRows?: number): Statement<Json[]> =>
+      list('idem_take_expired', [['kind', 'text', text(kind, 'kind')], ['max_rows', 'int', optional(maxRows, 'maxRows', int)]], 'json'),
     /** The counters of this database, or undefined where there is no room for them. */
     stats: (): Statement<Record<string, bigint> | undefined> => ({
       text: `SELECT ${STATS.map((name) => column(camel(name), 'bigint')).join(', ')} FROM ${home}.idem_stats AS c ` +
@@ -471,6 +474,7 @@ export function statements(schema: string, isShard = false) {
         { scope: 'text', key: 'text', age: 'text', attempt: 'int', recoveryPoint: 'text', leaseExpiresAt: 'time' }),
     raiseClaimTokens: (atLeast: Bigint): Statement<bigint> =>
       one('idem_raise_claim_tokens', [['at_least', 'bigint', bigint(atLeast, 'atLeast')]], 'bigint'),
+    repairOutbox: (): Statement<bigint> => one('idem_repair_outbox', [], 'bigint'),
     grant: (role: string): Statement<void> => nothing('idem_grant', [['grantee', 'regrole', text(role, 'role')]]),
     /** The functions of the outbox, and nothing else. */
     grantRelay: (role: string): Statement<void> => nothing('idem_grant_relay', [['grantee', 'regrole', text(role, 'role')]]),

@@ -4,7 +4,7 @@
  * Rows belong to the transaction that has written them until it ends; others
  * see what was there before, and wait where the server would let them wait.
  * What it leaves out: settings (all are at their defaults), statistics, resume(),
- * outboxBlocked(), and the digits of numbers beyond 2^53 in JSON.
+ * outboxBlocked(), takeExpired(), and the digits of numbers beyond 2^53 in JSON.
  */
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -760,6 +760,8 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       },
       resume: async () => needsServer('idem_resume'),
       outboxBlocked: async () => needsServer('idem_outbox_blocked'),
+      takeExpired: async () => needsServer('idem_take_expired'),
+      repairOutbox: async () => 0n,
       grant: async () => undefined,
       grantRelay: async () => undefined,
       grantMonitor: async () => undefined,

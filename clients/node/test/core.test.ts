@@ -47,7 +47,7 @@ const calls: { [Name in keyof Statements]: Parameters<Statements[Name]> } = {
   publish: ['t', 1, { messageKey: 'k', headers: 1, deliverAfter: '1s' }], publishMany: [['t'], [1], { messageKeys: ['k'], headers: [1], deliverAfter: '1s' }],
   outboxTake: [{ maxMessages: 1, lease: '1s', topics: ['t'], wait: '1s' }], outboxAck: [[1]], outboxNack: [1, { error: 'e', retryAfter: '1s', attempt: 1 }],
   outboxRequeue: [[1]], outboxExtend: [[1], { lease: '1s', attempts: [1] }], outboxRelease: [[1], { attempts: [1] }], outboxBlocked: [1],
-  cleanup: [1], stats: [], statsReset: [], metrics: [], metricSamples: [], health: [], abandoned: [{ olderThan: '1s' }], raiseClaimTokens: [1],
+  cleanup: [1], takeExpired: ['keys', 1], repairOutbox: [], stats: [], statsReset: [], metrics: [], metricSamples: [], health: [], abandoned: [{ olderThan: '1s' }], raiseClaimTokens: [1],
   grant: ['r'], grantRelay: ['r'], grantMonitor: ['r'], revoke: ['r'],
 }
 
@@ -236,6 +236,14 @@ both('the time of the first use of a token', async (core) => {
   assert.deepEqual(await core.onceAt('used', one), at)
 })
 
+test('expired rows are returned as they are deleted', async () => {
+  const one = key()
+  await idem.claim('taken', one, { ttl: '0' })
+  const taken = await idem.takeExpired('keys', 10_000) as { scope: string; key: string }[]
+  assert.equal(taken.filter((row) => row.scope === 'taken' && row.key === one).length, 1)
+  assert.equal(await idem.repairOutbox(), 0n)
+})
+
 test('the keys whose messages wait', async () => {
   const topic = key()
   for (const n of [1, 2]) await idem.publish(topic, n, { messageKey: 'k' })
@@ -245,7 +253,7 @@ test('the keys whose messages wait', async () => {
   assert.ok(blocked[0]!.until instanceof Date && blocked[0]!.blockedSince instanceof Date)
   await idem.outboxAck([id])
   const memory = new MemoryIdempotency()
-  for (const call of [() => memory.outboxBlocked(), () => memory.resume()]) await assert.rejects(call(), /is not in the double/)
+  for (const call of [() => memory.outboxBlocked(), () => memory.resume(), () => memory.takeExpired('keys')]) await assert.rejects(call(), /is not in the double/)
 })
 
 test('numbers beyond 2^53 keep their digits in the text of a document', async () => {
