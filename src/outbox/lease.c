@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * lease.c
- *		Leases of messages that a relay holds: extended, and given back.
+ *		Leases of messages that a relay holds: extended, and released.
  *
  * A message is held from the take until its relay answers, or until another
  * one takes it.  Who tells the attempt that idem_outbox_take() returned can
@@ -47,7 +47,7 @@ static int	leases_arg(FunctionCallInfo fcinfo, int attempts_arg,
 static int	compare_leases(const void *a, const void *b, void *arg);
 static bool extend(IdemTable *outbox, const Lease *lease,
 				   const Interval *interval);
-static bool give_back(IdemTable *outbox, const Lease *lease);
+static bool release(IdemTable *outbox, const Lease *lease);
 static bool find_held(IdemTable *outbox, const Lease *lease,
 					  TimestampTz *now);
 
@@ -104,7 +104,7 @@ idem_outbox_release(PG_FUNCTION_ARGS)
 	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
 	for (int i = 0; i < count; i++)
 	{
-		if (give_back(&outbox, sorted[i]))
+		if (release(&outbox, sorted[i]))
 			given_back++;
 	}
 	idem_table_close(&outbox);
@@ -185,7 +185,7 @@ extend(IdemTable *outbox, const Lease *lease, const Interval *interval)
  * is used up all the same.  Returns whether it was held.
  */
 static bool
-give_back(IdemTable *outbox, const Lease *lease)
+release(IdemTable *outbox, const Lease *lease)
 {
 	IdemOutboxRow row;
 	TimestampTz now;

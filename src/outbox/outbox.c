@@ -11,28 +11,28 @@
  *		   |			  |	   |
  *		   v   lease over |	   | nack, or lease over, after the last attempt
  *		pending <---------'	   `---------------------->  dead
- *		   ^  nack, after a pause; give back			   |
+ *		   ^  nack, after a pause; release			   |
  *		   `-----------------------------------------------' requeue
  *
  * "Leased" is not a state of its own: a pending message is available from
  * available_at on, which taking it moves to the end of the lease, and nack to
- * the end of the pause.  "leased" tells the two apart: it is true from a take
- * until the relay has answered, false once it has refused the message, and
- * NULL as long as nobody has had it since it was published, requeued or given
- * back.
+ * the end of the pause.  awaiting_ack tells the two apart: it is true from a
+ * take until the relay has answered, false once it has refused the message, and
+ * NULL as long as nobody has had it since it was published, requeued or
+ * released.
  *
  * "attempt" counts how often a message has been taken, for as long as there is
  * one: it tells a relay's lease from a later one, so it must never repeat.
- * Attempts are given back by raising uncounted_attempts: to "attempt" by a
- * requeue, by one when a message is given back untried.
+ * Attempts are taken back by raising uncounted_attempts: to "attempt" by a
+ * requeue, by one when an untried message is released.
  *
  * All that answers for messages waits for whoever has the row, and then looks
  * at it again.  It writes without waiting, so that what it has judged and the
  * times that it has computed are never from before a wait.
  *
  * How messages are published is in publish.c, how they are handed out,
- * and in which order, in take.c, and how leases are extended and given
- * back in lease.c.
+ * and in which order, in take.c, and how leases are extended and released in
+ * lease.c.
  *
  *-------------------------------------------------------------------------
  */
@@ -298,7 +298,7 @@ idem_outbox_nack(PG_FUNCTION_ARGS)
 }
 
 /*
- * Has a message been taken again, requeued or given back since this attempt?
+ * Has a message been taken again, requeued or released since this attempt?
  */
 static bool
 attempt_is_over(const IdemOutboxRow *row, int attempt)

@@ -101,7 +101,7 @@ RETURNS text
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) IS
-'Refuses a message that could not be delivered. retry_after: how long to pause; NULL: 1 second after the first attempt, doubled with each further one up to an hour, less up to a half at random. attempt: as idem_outbox_take returned it, to be told when another relay has taken the message since. Returns pending, dead (after idempotency.outbox_max_attempts attempts; it keeps its last error), or lost (taken, requeued or given back since, acknowledged or cleaned up; nothing was changed). Waits for others who are writing the message. Raises 22004, 22023.';
+'Refuses a message that could not be delivered. retry_after: how long to pause; NULL: 1 second after the first attempt, doubled with each further one up to an hour, less up to a half at random. attempt: as idem_outbox_take returned it, to be told when another relay has taken the message since. Returns pending, dead (after idempotency.outbox_max_attempts attempts; it keeps its last error), or lost (taken, requeued or released since, acknowledged or cleaned up; nothing was changed). Waits for others who are writing the message. Raises 22004, 22023.';
 
 CREATE FUNCTION @extschema@.idem_outbox_requeue(ids bigint[] DEFAULT NULL)
 RETURNS int
@@ -122,4 +122,4 @@ RETURNS int
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_outbox_release(bigint[], int[]) IS
-'Gives messages back untried: they are available at once, and the attempt does not count. attempts: as idem_outbox_take returned them, one for each id, or one for all. Returns how many there were: only those still held, as idem_outbox_extend tells. Of one topic and message_key, give back all that follow the first one, too. Waits for others who are writing them. Raises 22004, 22023.';
+'Releases untried messages: they are available at once, and the attempt does not count. attempts: as idem_outbox_take returned them, one for each id, or one for all. Returns how many there were: only those still held, as idem_outbox_extend tells. Of one topic and message_key, release all that follow the first one, too. Waits for others who are writing them. Raises 22004, 22023.';

@@ -20,7 +20,7 @@ static bool is_state(Datum value, const char *state);
 
 /*
  * How often a message has been taken since it was published, or requeued,
- * without being given back.
+ * without being released.
  */
 int
 idem_outbox_attempts(const Datum *message)
