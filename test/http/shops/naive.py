@@ -5,6 +5,7 @@ well as long as nothing happens at the same time and nobody dies.  A control of
 the suite; see test/http/control."""
 
 import json
+import time
 
 from plain import KEPT_HEADERS, Plain, key_of, problem
 from skeleton import Refused, Reply, json_reply, serve
@@ -29,6 +30,9 @@ class Naive(Plain):
                 raise Refused(problem('key-reused'))
             kept = [header for header in reply.headers if header[0].lower() in KEPT_HEADERS]
             return Reply(reply.status, reply.body, None, kept + [('Idempotent-Replayed', 'true')])
+        # So that duplicates meet here on any machine.
+        if key is not None:
+            time.sleep(0.1)
         with self.pool.connection() as connection:
             reply = handler(connection)
         self.answers[name] = wanted, reply
