@@ -77,6 +77,39 @@ SELECT format('COMMIT PREPARED %L', gid) FROM pg_prepared_xacts WHERE database =
 SELECT left(payload::text, 8) AS payload, count(*) FROM idem_outbox_take(5000, '1 hour') GROUP BY payload ORDER BY count(*);
 TRUNCATE idem_outbox;
 
+-- Nor where a delayed message waits behind one of an open transaction.
+SELECT count(idem_publish('t', '"first"', 'X')) FROM generate_series(1, 1);
+SELECT id AS first_id FROM idem_outbox_take(1, '1 hour') \gset
+BEGIN;
+SELECT count(idem_publish('t', '"held"', 'X')) FROM generate_series(1, 1);
+PREPARE TRANSACTION 'second';
+SELECT count(idem_publish('t', '"delayed"', 'X', NULL, '1 year')) FROM generate_series(1, 1);
+SELECT idem_outbox_ack(ARRAY[:first_id]);
+BEGIN;
+SELECT count(idem_publish('t', to_jsonb(repeat('held ', 300)))) FROM generate_series(1, 4000);
+PREPARE TRANSACTION 'many';
+SELECT pg_sleep(1.1);
+SELECT count(idem_publish('t', '"free"')) FROM generate_series(1, 5);
+SELECT pg_temp.pages_of_take() AS first \gset
+SELECT pg_temp.pages_of_take() AS second \gset
+SELECT :first > 500 AS first_passes_all, min(pages) < 60 AS then_few FROM (SELECT pg_temp.pages_of_take() FROM generate_series(1, 3)) AS later (pages);
+ROLLBACK PREPARED 'many';
+COMMIT PREPARED 'second';
+SELECT payload FROM idem_outbox_take(10, '1 hour');
+TRUNCATE idem_outbox;
+
+-- A few bytes can be a long text: no message can be longer than a relay can be sent, and no take returns too much.
+SELECT idem_publish('t', to_jsonb(array_fill(1e131071::numeric, '{8200}')));
+SELECT idem_publish('t', '1', NULL, to_jsonb(repeat(chr(1), 50000000)));
+SELECT count(idem_publish('t', to_jsonb(array_fill(1e131071::numeric, '{300}')), k)) FROM unnest('{NULL,NULL,k,k}'::text[]) AS k;
+SELECT count(idem_publish('t', to_jsonb(repeat('x', 1000)))) FROM generate_series(1, 200);
+SELECT message_key, count(*) FROM idem_outbox_take(1000, '1 hour') GROUP BY message_key;
+SELECT message_key, count(*) FROM idem_outbox_take(1000, '1 hour') GROUP BY message_key;
+SELECT message_key, count(*) FROM idem_outbox_take(1000, '1 hour') GROUP BY message_key;
+SELECT message_key, count(*) FROM idem_outbox_take(1000, '1 hour') GROUP BY message_key ORDER BY message_key;
+SELECT message_key, count(*) FROM idem_outbox_take(1000, '1 hour') GROUP BY message_key;
+TRUNCATE idem_outbox;
+
 -- A key whose first message somebody has deleted is found again after a repair.
 SELECT count(idem_publish('t', to_jsonb(i), 'key ' || i % 3)) FROM generate_series(1, 9) AS i;
 DELETE FROM idem_outbox WHERE payload <@ '[1, 2]';

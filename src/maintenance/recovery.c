@@ -84,7 +84,7 @@ highest_message(void)
  * idem_repair_outbox() -> bigint
  *
  * Lets the first pending message of each key be found again, whatever was
- * deleted or changed by hand.  Returns how many could not be found.
+ * deleted or changed by hand.  Returns how many it has written to.
  */
 PG_FUNCTION_INFO_V1(idem_repair_outbox);
 Datum

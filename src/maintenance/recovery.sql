@@ -15,4 +15,4 @@ RETURNS bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_repair_outbox() IS
-'For administrators, after rows of idem_outbox were deleted or changed by hand: sees to it that idem_outbox_take finds the first pending message of each topic and key. Returns how many it could not find before; messages that another transaction is writing are left out. Changes nothing else, and waits for nobody.';
+'For administrators, after rows of idem_outbox were deleted or changed by hand: sees to it that idem_outbox_take finds the first pending message of each topic and key. Returns how many it has written to, which need not mean damage; messages that another transaction is writing are left out. Changes nothing else, and waits for nobody.';

@@ -11,7 +11,7 @@
 #include "datatype/timestamp.h"
 
 /* How many transactions a single row can be known to wait for. */
-#define IDEM_ROW_BLOCKERS	16
+#define IDEM_ROW_BLOCKERS	1024
 
 /*
  * The transactions for which a row has to wait: as long as all of them are in

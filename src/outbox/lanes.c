@@ -70,14 +70,15 @@
  * that have published messages.  find_first() names them, so that takes need
  * not look at the signpost until one of them has ended.  If there is also a
  * parked message that nobody is writing, the signpost is the only one for that
- * message, too, so it has to be looked at again.
+ * message, too, so the message is made ready.
  *
  * A lane is scanned from its low-water mark on, below which nothing is pending
  * or will be; see lane_low_water.c.  Publishers look back no further than to
  * their own mark, which can only lead to a superfluous signpost.
  *
  * Damage that somebody does to the table by hand, by deleting a head for
- * instance, is repaired by idem_repair_outbox().
+ * instance, is repaired by idem_repair_outbox(), which writes to leased messages,
+ * too.
  *
  *-------------------------------------------------------------------------
  */
@@ -316,8 +317,14 @@ idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
 	if (!is_pending && blockers->count > 0)
 	{
 		/* One that is ready is found by itself, any other by this one. */
-		if (first == FIRST_UNKNOWN ||
-			(first == FIRST_FREE && !DatumGetBool(head[OUTBOX_IN_DUE_INDEX])))
+		if (first == FIRST_FREE && !DatumGetBool(head[OUTBOX_IN_DUE_INDEX]))
+		{
+			if (!is_leased(lanes) &&
+				idem_outbox_set_ready(lanes, true, DT_NOBEGIN))
+				return true;
+			first = FIRST_UNKNOWN;
+		}
+		if (first == FIRST_UNKNOWN)
 			blockers->count = -1;
 		return false;
 	}
@@ -413,7 +420,8 @@ is_leased(IdemTable *outbox)
 
 /*
  * Make the head of each lane ready, so that takes find it whatever has been
- * deleted or changed by hand.  Returns how many heads were not.
+ * deleted or changed by hand; but no head that another transaction is writing.
+ * Returns how many heads were not ready, which need not mean damage.
  */
 int64
 idem_lanes_repair(IdemTable *outbox)

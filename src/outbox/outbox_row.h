@@ -41,6 +41,7 @@ typedef struct IdemOutboxRow
 } IdemOutboxRow;
 
 extern int	idem_outbox_attempts(const Datum *message);
+extern int64 idem_outbox_text_size(const IdemOutboxRow *message, int64 limit);
 extern bool idem_outbox_find(IdemTable *outbox, int64 id);
 extern bool idem_outbox_write(IdemTable *outbox, IdemOutboxRow *row);
 extern void idem_outbox_changes(const IdemOutboxRow *row);

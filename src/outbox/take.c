@@ -74,7 +74,6 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/datum.h"
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -118,6 +117,12 @@ static const int take_columns[] = {
 #define MAX_MOVES			500
 #define MAX_DEATHS			1000
 
+/*
+ * A call returns no more bytes of text than that, unless it returns a single
+ * message, so that the relay gets them before it gives up.
+ */
+#define MAX_TEXT_SIZE		(64 * 1024 * 1024)
+
 /* What NULL stands for. */
 #define DEFAULT_MAX_MESSAGES	100
 #define DEFAULT_LEASE_MS	(30 * 1000.0)
@@ -159,6 +164,7 @@ typedef struct Taking
 	Datum	   *topics;			/* NULL: all */
 	int			ntopics;
 	int			wanted;			/* how many more messages */
+	int64		text_size;		/* of those that are in the result */
 	int			moves;			/* signposts that were moved, or removed */
 	int			deaths;			/* messages that had no attempt left */
 	IdemBlockers blockers;		/* of the row that was looked at */
@@ -750,6 +756,7 @@ take_row(Taking *taking, IdemTable *outbox, bool is_locked)
 	Datum	   *found = outbox->row->tts_values;
 	int			attempt = DatumGetInt32(found[OUTBOX_ATTEMPT]);
 	IdemOutboxRow row;
+	int64		text_size;
 	Datum		values[lengthof(take_columns)];
 	bool		nulls[lengthof(take_columns)];
 
@@ -770,6 +777,15 @@ take_row(Taking *taking, IdemTable *outbox, bool is_locked)
 		idem_log_message_event(IDEM_EVENT_DEAD, row.values);
 		return TAKEN_DEAD;
 	}
+
+	text_size = idem_outbox_text_size(&row, MAX_TEXT_SIZE);
+	if (taking->text_size > 0 &&
+		taking->text_size + text_size > MAX_TEXT_SIZE)
+	{
+		taking->wanted = 0;
+		return TAKEN_NOT;
+	}
+	taking->text_size += text_size;
 
 	idem_outbox_set(&row, OUTBOX_ATTEMPT, Int32GetDatum(attempt + 1));
 	idem_outbox_set(&row, OUTBOX_AWAITING_ACK, BoolGetDatum(true));

@@ -43,7 +43,7 @@
  *	  transaction writes it (two_holders).
  *	- A take parks no row that has changed since it found it (update_was_lost).
  *
- * Left out: lane marks and the sweep, savepoints, REPEATABLE READ, several ids in
+ * Left out: lane marks, savepoints, REPEATABLE READ, several ids in
  * an acknowledgement, outbox_retention = 0.
  *
  * variant correct               -DN=2 -DRELAYS=1 -DFOUNDS=1 passes

@@ -611,6 +611,10 @@ INSERT INTO refusals VALUES
 ($$idem_publish('t', NULL)$$, '22004'),
 ($$idem_publish('', '1')$$, '22023'),
 ($$idem_publish('t', '1', '')$$, '22023'),
+($$idem_publish('t', to_jsonb(array_fill(1e131071::numeric, '{8200}')))$$,
+	'54000'),
+($$idem_publish_many('{t}', '{1}', headers =>
+	ARRAY[to_jsonb(array_fill(1e131071::numeric, '{8200}'))])$$, '54000'),
 ($$idem_publish('t', '1', repeat('k', 513))$$, '22023'),
 ($$idem_publish('t', '1', deliver_after => '-1 s')$$, '22023'),
 ($$idem_publish('t', '1', deliver_after => '300000 years')$$, '22008'),
