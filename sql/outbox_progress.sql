@@ -98,6 +98,46 @@ COMMIT PREPARED 'second';
 SELECT payload FROM idem_outbox_take(10, '1 hour');
 TRUNCATE idem_outbox;
 
+-- Nor does one look again at all of them when one of these transactions ends, or where a message that could not be taken lies among them.
+SELECT count(*) FROM idem_publish_many('{t}', array_fill('1'::jsonb, '{2}'), '{lane}');
+SELECT array_agg(id) AS lane_ids FROM idem_outbox_take(2, '1 hour') \gset
+BEGIN;
+SELECT count(*) FROM idem_publish_many('{t}', array_fill('"held"'::jsonb, '{12000}'), '{lane}');
+PREPARE TRANSACTION 'lane';
+SELECT idem_outbox_ack(:'lane_ids');
+BEGIN;
+SELECT count(idem_publish('t', '"short"'));
+PREPARE TRANSACTION 'short';
+BEGIN;
+SELECT count(idem_publish('t', to_jsonb(repeat('held ', 300)))) FROM generate_series(1, 4000);
+PREPARE TRANSACTION 'many';
+SELECT pg_sleep(1.1);
+SELECT count(idem_publish('t', '"free"')) FROM generate_series(1, 7);
+SELECT pg_temp.pages_of_take() AS first \gset
+SELECT :first > 500 AS first_passes_all, min(pages) < 60 AS then_few FROM (SELECT pg_temp.pages_of_take() FROM generate_series(1, 3)) AS later (pages);
+COMMIT PREPARED 'short';
+SELECT pg_temp.pages_of_take() < 60 AS few;
+SELECT count(*) FROM idem_outbox WHERE payload = '"short"' AND attempt = 1;
+SELECT pg_temp.pages_of_take() < 60 AS few;
+ROLLBACK PREPARED 'many';
+COMMIT PREPARED 'lane';
+SELECT payload, count(*) FROM idem_outbox_take(20000, '1 hour') GROUP BY payload ORDER BY payload;
+TRUNCATE idem_outbox;
+
+-- What is left of the keys of a publisher that has rolled back is gone after two takes.
+SELECT count(*) FROM idem_publish_many('{t}', array_fill('1'::jsonb, '{12000}'), ARRAY(SELECT 'key ' || i FROM generate_series(1, 12000) AS i));
+SELECT array_agg(id) AS many_ids FROM idem_outbox_take(12000, '1 hour') \gset
+BEGIN;
+SELECT count(*) FROM idem_publish_many('{t}', array_fill('1'::jsonb, '{12000}'), ARRAY(SELECT 'key ' || i FROM generate_series(1, 12000) AS i));
+PREPARE TRANSACTION 'bulk';
+SELECT idem_outbox_ack(:'many_ids');
+ROLLBACK PREPARED 'bulk';
+SELECT count(*) FROM idem_outbox WHERE in_due_index;
+SELECT count(*) FROM idem_outbox_take();
+SELECT count(*) FROM idem_outbox_take();
+SELECT count(*) FROM idem_outbox WHERE in_due_index;
+TRUNCATE idem_outbox;
+
 -- A few bytes can be a long text: no message can be longer than a relay can be sent, and no take returns too much.
 SELECT idem_publish('t', to_jsonb(array_fill(1e131071::numeric, '{8200}')));
 SELECT idem_publish('t', '1', NULL, to_jsonb(repeat(chr(1), 50000000)));

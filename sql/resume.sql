@@ -283,6 +283,12 @@ SELECT count(*) FROM idem_resume(NULL, NULL, NULL, NULL);
 BEGIN READ ONLY;
 SELECT pg_temp.error_of('SELECT idem_resume()');
 COMMIT;
+-- A few bytes can be a long text: no request can be longer than a client can be sent, and no call returns too much.
+SELECT idem_claim('large', 'key-of-a-large-request', request => to_jsonb(array_fill(1e131071::numeric, '{8200}')));
+SELECT count(idem_claim('large', 'key-of-a-large-request' || i, lease => '0 s', request => to_jsonb(array_fill(1e131071::numeric, '{300}')))) FROM generate_series(1, 3) AS i;
+SELECT count(*) FROM idem_resume(100, scopes => '{large}');
+SELECT count(*) FROM idem_resume(100, scopes => '{large}');
+SELECT count(*) FROM idem_resume(100, scopes => '{large}');
 -- A row that a superuser has changed does not confuse it.
 SELECT pg_temp.fail_one('shop', 'changed-by-hand-' || n, '1') > 0 FROM generate_series(1, 5) AS n;
 UPDATE idem_keys SET state = 'started', lease_expires_at = clock_timestamp() + '1 h' WHERE key LIKE '%1';

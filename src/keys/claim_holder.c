@@ -30,6 +30,7 @@
 #include "store/pg_sequence.h"
 #include "util/arguments.h"
 #include "util/commit_notify.h"
+#include "util/client_text.h"
 #include "util/compat.h"
 #include "util/errors.h"
 #include "util/settings.h"
@@ -258,9 +259,9 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 	idem_key_args(fcinfo, key);
 	memset(&change, 0, sizeof(change));
 	idem_record_set(&change, KEYS_RECOVERY_POINT,
-					idem_name_arg(fcinfo, 2, "recovery_point"));
+					idem_check_client_text(idem_name_arg(fcinfo, 2, "recovery_point")));
 	idem_record_set_or_null(&change, KEYS_RECOVERY_STATE,
-							idem_check_size(optional_arg(fcinfo, 3), "recovery_state"));
+							idem_check_client_text(idem_check_size(optional_arg(fcinfo, 3), "recovery_state")));
 	PG_RETURN_DATUM(renew_lease(fcinfo, key, &change, 4, 5));
 }
 

@@ -59,6 +59,7 @@
 #include "keys/rate_limit.h"
 #include "stats/stats.h"
 #include "store/key_lock.h"
+#include "util/client_text.h"
 #include "util/commit_notify.h"
 #include "util/compat.h"
 #include "util/results.h"
@@ -115,6 +116,7 @@ static IdemResultType lookup_row = {
 
 static void sleep_on_lease(IdemTable *table, const Datum *key,
 						   LeaseWait *wait);
+static void check_stored(const IdemClaimRequest *request);
 static IdemClaimOutcome judge(IdemTable *table, const IdemClaimRequest *request,
 							  TimestampTz now);
 static bool same_hash(IdemTable *table, Datum hash);
@@ -155,11 +157,36 @@ idem_claim(PG_FUNCTION_ARGS)
 	request.wait = idem_interval_arg(fcinfo, 5, "wait");
 	request.stored = (Datum) 0;
 	if (!PG_ARGISNULL(6))
-		request.stored = idem_check_size(PG_GETARG_DATUM(6), "request");
+	{
+		request.stored = PG_GETARG_DATUM(6);
+		check_stored(&request);
+	}
 
 	idem_claim_key(&request, &result);
 	PG_RETURN_DATUM(idem_result(fcinfo, &claim_row, result.values,
 								result.nulls));
+}
+
+/*
+ * Raise 54000 for a request that is too large to be stored, or that
+ * idem_resume() could not return with others; and 22P05 or 22021 if it, or its
+ * scope, has no form in UTF-8.
+ */
+static void
+check_stored(const IdemClaimRequest *request)
+{
+	(void) idem_check_size(request->stored, "request");
+	if (!idem_json_is_small(request->stored) &&
+		idem_json_text_size(request->stored,
+							IDEM_MAX_TEXT_SIZE) > IDEM_MAX_TEXT_SIZE)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("argument \"%s\" is too large", "request"),
+				 errdetail("It has more than %d bytes of text.",
+						   IDEM_MAX_TEXT_SIZE),
+				 errhint("Store a reference to it.")));
+	(void) idem_check_client_json(request->stored);
+	(void) idem_check_client_text(request->key[0]);
 }
 
 /*

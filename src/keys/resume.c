@@ -30,6 +30,7 @@
  */
 #include "postgres.h"
 
+#include "access/detoast.h"
 #include "access/skey.h"
 #include "access/stratnum.h"
 #include "access/xact.h"
@@ -47,6 +48,7 @@
 #include "stats/stats.h"
 #include "store/key_lock.h"
 #include "util/arguments.h"
+#include "util/client_text.h"
 #include "util/commit_notify.h"
 #include "util/compat.h"
 #include "util/settings.h"
@@ -95,6 +97,7 @@ typedef struct Resuming
 	const Interval *lease;
 	int			wanted;			/* how many more claims */
 	int			taken;
+	int64		text_size;		/* of those that are in the result */
 	Stream	   *streams;
 	int			nstreams;
 	int			max_streams;
@@ -114,6 +117,7 @@ static bool is_resumable(Resuming *resuming);
 static void find_next_due(Resuming *resuming);
 static void restart(Resuming *resuming, const Stream *stream,
 					TimestampTz from, TimestampTz until);
+static bool fits_result(Resuming *resuming);
 static void take_over(Resuming *resuming);
 
 /*
@@ -247,6 +251,8 @@ resume(Resuming *resuming)
 		current = i;
 		if (more && ItemPointerEquals(&stream->tid, &tid))
 		{
+			if (!fits_result(resuming))
+				break;
 			take_over(resuming);
 			more = advance(resuming, stream);
 		}
@@ -475,6 +481,24 @@ restart(Resuming *resuming, const Stream *stream, TimestampTz from,
 						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_LE,
 						   TimestampTzGetDatum(until));
 	idem_scan_restart(&resuming->scan, keys);
+}
+
+/*
+ * Can the row that was found be returned with those that are there?
+ */
+static bool
+fits_result(Resuming *resuming)
+{
+	Datum	   *found = resuming->table.row->tts_values;
+	int64		left = IDEM_MAX_RESULT_SIZE - resuming->text_size;
+	int64		size = idem_json_text_size(found[KEYS_REQUEST], left);
+
+	if (!resuming->table.row->tts_isnull[KEYS_RECOVERY_STATE])
+		size += toast_raw_datum_size(found[KEYS_RECOVERY_STATE]);
+	if (size > left && resuming->taken > 0)
+		return false;
+	resuming->text_size += size;
+	return true;
 }
 
 /*

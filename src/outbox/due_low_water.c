@@ -26,28 +26,18 @@
  * times the duration of such a scan.  If there is little to scan, it always
  * begins there.  So a mark decides when a message is found, and never whether.
  *
- * Blocked rows.  A row is blocked if another transaction is writing it, or the
- * messages that it leads to (see lanes.c).  Nobody can take anything by means
- * of it until that transaction ends.  There can be any number of such rows,
- * and no take can move them out of the way.  So a mark also remembers a range
- * of time in which all rows are blocked, and by which transactions, and a scan
- * skips that range.  For each transaction the mark has the time of the first
- * row that waits for it.  When the transaction has ended, the range ends
- * there, so the next scan finds what has become of these rows.  The range
- * begins with the first row of the index, so scans need only one.  It is
- * forgotten as the mark is, and as often as scans begin with the first entry:
- * a row may be free again although the transaction goes on, after a rollback to
- * a savepoint.
+ * A mark also remembers a range of rows that wait for other transactions, and
+ * scans skip those; see blocked_range.c.  The range begins with the first row of
+ * the index, so scans need only one.  It is forgotten as the mark is, and as
+ * often as scans begin with the first entry: a row may be free again although
+ * the transaction goes on, after a rollback to a savepoint.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
-#include "access/subtrans.h"
 #include "common/hashfn.h"
-#include "storage/procarray.h"
 #include "utils/builtins.h"
-#include "utils/memutils.h"
 #include "utils/timestamp.h"
 
 #include "outbox/due_low_water.h"
@@ -68,13 +58,9 @@ static IdemDueLowWater marks[NUM_PLACES];
 static int	nmarks = 0;			/* places in use */
 
 static IdemDueLowWater *find_place(uint64 hash);
-static void check_blockers(const IdemDueScan *scan);
 static void extend_range(IdemDueScan *scan, TimestampTz available_at);
-static void end_range(IdemDueScan *scan);
 static void reached(IdemDueScan *scan, TimestampTz available_at);
 static int64 pause_after(int64 spent);
-static void add_blocker(IdemDueLowWater *mark, TransactionId xid,
-						TimestampTz available_at);
 static void forget_marks(void);
 static void forget_mark(IdemDueLowWater *mark);
 
@@ -100,7 +86,7 @@ idem_due_scan_begin(IdemDueScan *scan, const Datum *topic, TimestampTz now)
 	scan->mark = mark;
 	scan->until = now - IDEM_PUBLISHING_US;
 	scan->begin = idem_monotonic_time();
-	scan->last = DT_NOBEGIN;
+	scan->last = scan->previous = DT_NOBEGIN;
 
 	if (mark->hash != hash ||
 		mark->relation_changes != idem_relation_changes ||
@@ -112,9 +98,12 @@ idem_due_scan_begin(IdemDueScan *scan, const Datum *topic, TimestampTz now)
 		mark->relation_changes = idem_relation_changes;
 		forget_mark(mark);
 	}
-	check_blockers(scan);
+	if ((mark->look_again_at != 0 && scan->begin >= mark->look_again_at) ||
+		mark->range.until - 1 > scan->until)
+		idem_range_forget(&mark->range, &scan->holes);
+	idem_range_begin(&mark->range, &scan->holes);
 
-	scan->is_at_mark = scan->all_blocked = true;
+	scan->is_at_mark = scan->extends = true;
 	scan->restarted = scan->begin >= mark->restart_at;
 	if (scan->restarted)
 	{
@@ -122,10 +111,10 @@ idem_due_scan_begin(IdemDueScan *scan, const Datum *topic, TimestampTz now)
 		mark->restart_at = 0;
 		return DT_NOBEGIN;
 	}
-	if (mark->nblockers > 0)
+	if (idem_range_exists(&mark->range))
 	{
 		scan->is_at_mark = false;
-		return mark->blocked_until - 1;
+		return idem_range_next(&mark->range, &scan->holes) - 1;
 	}
 	return mark->reached;
 }
@@ -147,33 +136,6 @@ find_place(uint64 hash)
 }
 
 /*
- * End the range of blocked rows before those that wait for a transaction that
- * has ended.
- */
-static void
-check_blockers(const IdemDueScan *scan)
-{
-	IdemDueLowWater *mark = scan->mark;
-	int			n = 0;
-
-	if (mark->nblockers > 0 &&
-		((mark->look_again_at != 0 && scan->begin >= mark->look_again_at) ||
-		 mark->blocked_until - 1 > scan->until))
-		mark->nblockers = 0;
-
-	/* They are in the order of the rows that wait for them first. */
-	while (n < mark->nblockers &&
-		   TransactionIdIsInProgress(mark->blockers[n].xid))
-		n++;
-	if (n < mark->nblockers)
-		mark->blocked_until = mark->blockers[n].first;
-	mark->nblockers = n;
-	while (mark->nblockers > 0 &&
-		   mark->blockers[mark->nblockers - 1].first >= mark->blocked_until)
-		mark->nblockers--;
-}
-
-/*
  * The scan has found a row that is available from that time on: what is it to
  * do?
  */
@@ -182,20 +144,29 @@ idem_due_scan_found(IdemDueScan *scan, TimestampTz available_at,
 					TimestampTz *after)
 {
 	IdemDueLowWater *mark = scan->mark;
+	IdemBlockedRange *range = &mark->range;
 
 	if (scan->is_at_mark)
 		reached(scan, available_at);
 	scan->is_at_mark = false;
-	if (mark->nblockers > 0 && available_at < mark->blocked_from)
-		mark->nblockers = 0;
-	if (mark->nblockers > 0 && available_at < mark->blocked_until)
+	if (idem_range_exists(range) && available_at < range->from)
+		idem_range_forget(range, &scan->holes);
+	if (idem_range_exists(range))
 	{
-		*after = mark->blocked_until - 1;
-		return IDEM_DUE_SKIP;
+		TimestampTz next;
+
+		idem_range_pass(range, &scan->holes, available_at);
+		next = idem_range_next(range, &scan->holes);
+		if (available_at < next)
+		{
+			*after = next - 1;
+			return IDEM_DUE_SKIP;
+		}
 	}
 
 	if (available_at > scan->last)
 		extend_range(scan, available_at);
+	scan->previous = scan->last;
 	scan->last = available_at;
 	return IDEM_DUE_LOOK;
 }
@@ -207,13 +178,33 @@ idem_due_scan_found(IdemDueScan *scan, TimestampTz available_at,
 void
 idem_due_scan_looked(IdemDueScan *scan, const IdemBlockers *blockers)
 {
-	if (!scan->all_blocked)
+	IdemBlockedRange *range = &scan->mark->range;
+	bool		is_new = scan->last > scan->until;
+	bool		is_blocked = blockers->count > 0 && !is_new;
+
+	if (idem_range_exists(range) && scan->last < range->until)
+	{
+		if (is_blocked)
+			idem_range_add(range, blockers, scan->last, scan->previous);
+		else
+			idem_range_stay(range, &scan->holes, scan->last);
 		return;
-	for (int i = 0; i < blockers->count && scan->last <= scan->until; i++)
-		add_blocker(scan->mark, blockers->xids[i], scan->last);
-	if (blockers->count < 0 || scan->last > scan->until ||
-		scan->mark->nblockers == 0)
-		end_range(scan);
+	}
+	if (is_new)
+		scan->extends = false;
+	if (!scan->extends)
+		return;
+
+	if (!idem_range_exists(range))
+	{
+		idem_range_create(range, scan->last);
+		scan->mark->look_again_at = 0;
+	}
+	if (is_blocked)
+		idem_range_add(range, blockers, scan->last, scan->previous);
+	else
+		scan->extends = idem_range_add_hole(range, &scan->holes, scan->last,
+											scan->previous);
 }
 
 /*
@@ -222,12 +213,25 @@ idem_due_scan_looked(IdemDueScan *scan, const IdemBlockers *blockers)
 void
 idem_due_scan_end(IdemDueScan *scan, bool is_complete)
 {
-	if (is_complete && scan->is_at_mark)
-		reached(scan, DT_NOEND);
+	IdemDueLowWater *mark = scan->mark;
+
 	if (is_complete)
+	{
+		if (scan->is_at_mark)
+			reached(scan, DT_NOEND);
+		idem_range_pass(&mark->range, &scan->holes, DT_NOEND);
 		extend_range(scan, DT_NOEND);
-	if (scan->all_blocked)
-		end_range(scan);
+	}
+	else if (idem_range_exists(&mark->range) &&
+			 scan->last < mark->range.until)
+		idem_range_stay(&mark->range, &scan->holes, scan->last);
+
+	if (idem_range_exists(&mark->range) && mark->look_again_at == 0)
+	{
+		int64		end = idem_monotonic_time();
+
+		mark->look_again_at = end + pause_after(end - scan->begin);
+	}
 }
 
 /*
@@ -236,28 +240,10 @@ idem_due_scan_end(IdemDueScan *scan, bool is_complete)
 static void
 extend_range(IdemDueScan *scan, TimestampTz available_at)
 {
-	IdemDueLowWater *mark = scan->mark;
+	IdemBlockedRange *range = &scan->mark->range;
 
-	if (scan->all_blocked && mark->nblockers > 0)
-		mark->blocked_until = Max(mark->blocked_until,
-								  Min(available_at, scan->until));
-}
-
-/*
- * The range of blocked rows does not grow any more in this scan.
- */
-static void
-end_range(IdemDueScan *scan)
-{
-	IdemDueLowWater *mark = scan->mark;
-
-	scan->all_blocked = false;
-	if (mark->nblockers > 0 && mark->look_again_at == 0)
-	{
-		int64		end = idem_monotonic_time();
-
-		mark->look_again_at = end + pause_after(end - scan->begin);
-	}
+	if (scan->extends && idem_range_exists(range))
+		range->until = Max(range->until, Min(available_at, scan->until));
 }
 
 /*
@@ -289,61 +275,9 @@ reached(IdemDueScan *scan, TimestampTz available_at)
 
 		mark->restart_at = spent <= LITTLE_US ? 0 : end + pause_after(spent);
 		/* With a range, it is two scans. */
-		if (mark->nblockers > 0)
+		if (idem_range_exists(&mark->range))
 			mark->restart_at = Max(mark->restart_at, end + RANGE_PAUSE_US);
 	}
-}
-
-/*
- * Remember that a row waits for this transaction, and no row before it does
- * unless that is known.
- */
-static void
-add_blocker(IdemDueLowWater *mark, TransactionId xid,
-			TimestampTz available_at)
-{
-	for (int i = mark->nblockers - 1; i >= 0; i--)
-	{
-		if (mark->blockers[i].xid == xid)
-			return;
-	}
-
-	if (mark->nblockers == 0)
-	{
-		mark->blocked_from = mark->blocked_until = available_at;
-		mark->look_again_at = 0;
-	}
-	if (mark->nblockers == mark->size)
-	{
-		int			size = Max(8, 2 * mark->size);
-
-		mark->blockers = mark->blockers == NULL ?
-			MemoryContextAlloc(TopMemoryContext, size * sizeof(IdemBlocker)) :
-			repalloc(mark->blockers, size * sizeof(IdemBlocker));
-		mark->size = size;
-	}
-	mark->blockers[mark->nblockers].xid = xid;
-	mark->blockers[mark->nblockers].first = available_at;
-	mark->nblockers++;
-}
-
-/*
- * A row waits for this transaction, too, or for the one that it is a part of.
- * Returns false if that are too many.
- */
-bool
-idem_add_blocker(IdemBlockers *blockers, TransactionId xid)
-{
-	xid = SubTransGetTopmostTransaction(xid);
-	for (int i = 0; i < blockers->count; i++)
-	{
-		if (blockers->xids[i] == xid)
-			return true;
-	}
-	if (blockers->count == IDEM_ROW_BLOCKERS)
-		return false;
-	blockers->xids[blockers->count++] = xid;
-	return true;
 }
 
 /*
@@ -361,5 +295,5 @@ forget_mark(IdemDueLowWater *mark)
 {
 	mark->reached = DT_NOBEGIN;
 	mark->restart_at = 0;
-	mark->nblockers = 0;
+	idem_range_forget(&mark->range, NULL);
 }

@@ -8,35 +8,13 @@
 #ifndef IDEMPOTENCY_DUE_LOW_WATER_H
 #define IDEMPOTENCY_DUE_LOW_WATER_H
 
-#include "datatype/timestamp.h"
-
-/* How many transactions a single row can be known to wait for. */
-#define IDEM_ROW_BLOCKERS	1024
-
-/*
- * The transactions for which a row has to wait: as long as all of them are in
- * progress, nothing can be taken by means of it.
- */
-typedef struct IdemBlockers
-{
-	int			count;			/* -1: the row does not wait for any */
-	TransactionId xids[IDEM_ROW_BLOCKERS];
-} IdemBlockers;
+#include "outbox/blocked_range.h"
 
 /*
  * No scan reaches further than to this time before it begins, so a message is
  * found if it is in the index by this time after it is available.
  */
 #define IDEM_PUBLISHING_US	USECS_PER_SEC
-
-/*
- * A transaction that rows in a range wait for.
- */
-typedef struct IdemBlocker
-{
-	TransactionId xid;
-	TimestampTz first;			/* no row before this time waits for it */
-}			IdemBlocker;
 
 /*
  * How far there is nothing to be found; all zero at the beginning.
@@ -48,13 +26,8 @@ typedef struct IdemDueLowWater
 	TimestampTz reached;
 	int64		restart_at;		/* see idem_monotonic_time() */
 
-	/* All rows from blocked_from on, before blocked_until, are blocked. */
-	TimestampTz blocked_from;
-	TimestampTz blocked_until;
-	int64		look_again_at;	/* forget that then */
-	int			nblockers;		/* 0: there are no such rows */
-	int			size;			/* of the array */
-	IdemBlocker *blockers;
+	IdemBlockedRange range;		/* of rows that need not be looked at */
+	int64		look_again_at;	/* forget the range then; 0: not yet known */
 } IdemDueLowWater;
 
 /*
@@ -67,8 +40,10 @@ typedef struct IdemDueScan
 	int64		begin;
 	bool		restarted;		/* it begins with the first entry */
 	bool		is_at_mark;		/* it has not found a row yet */
-	bool		all_blocked;	/* nor one that is not blocked */
+	bool		extends;		/* does the range become longer? */
 	TimestampTz last;			/* the time of the last row */
+	TimestampTz previous;		/* and of the one before */
+	IdemHoles	holes;
 } IdemDueScan;
 
 /* What a scan is to do with a row that it has found. */
@@ -85,7 +60,6 @@ extern IdemDueStep idem_due_scan_found(IdemDueScan *scan,
 									   TimestampTz *after);
 extern void idem_due_scan_looked(IdemDueScan *scan,
 								 const IdemBlockers *blockers);
-extern bool idem_add_blocker(IdemBlockers *blockers, TransactionId xid);
 extern void idem_due_scan_end(IdemDueScan *scan, bool is_complete);
 
 #endif							/* IDEMPOTENCY_DUE_LOW_WATER_H */

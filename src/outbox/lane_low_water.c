@@ -8,7 +8,8 @@
  * looks for the head of a lane passes them all; a backend that has passed many
  * remembers how far it came, and begins there the next time.  It does so for
  * NUM_PLACES lanes at most.  A lane that costs LITTLE_BUFFERS is none of them,
- * so keys with few messages each do not supplant those with many.
+ * so keys with few messages each do not supplant those with many.  Publishers
+ * choose the lanes, so where a lane has its place is each backend's own secret.
  *
  * Takes.  Messages leave a lane in order of their ids, so here a mark must not
  * pass one message: below it none is pending, and none ever will be.
@@ -59,6 +60,7 @@
 #include "access/transam.h"
 #include "access/xact.h"
 #include "common/hashfn.h"
+#include "common/pg_prng.h"
 #include "executor/instrument.h"
 #include "miscadmin.h"
 #include "port/atomics.h"
@@ -69,35 +71,98 @@
 #include "util/rollback.h"
 #include "util/shared_memory.h"
 
-#define NUM_PLACES		1024	/* a power of two */
+#define NUM_PLACES		1024
+#define NUM_PROBES		8		/* places where a lane may be */
 #define NUM_COUNTERS	256
 #define LITTLE_BUFFERS	8
 
-typedef struct LaneMark
+/* What is known of a lane; all zero where that is nothing. */
+typedef struct Place
 {
+	bool		is_used;
 	int64		lane;
 	uint64		relation_changes;
-	uint64		requeues;		/* the counter; 0: nothing is known */
+
+	/* Takes. */
+	uint64		requeues;		/* the counter; 0: there is no mark */
 	int64		reached;		/* the mark */
 	int64		head;			/* the noted one */
 	uint64		ended_before;	/* the mark, once all these have; 0: none is
 								 * noted */
-} LaneMark;
 
-typedef struct FreeLane
-{
-	int64		lane;
-	uint64		relation_changes;
-	int64		id;				/* nothing is pending before it */
-} FreeLane;
+	/* Publishers. */
+	bool		is_free;
+	int64		free_from;		/* nothing is pending before this */
+} Place;
 
-static LaneMark marks[NUM_PLACES];
-static FreeLane free_lanes[NUM_PLACES];
+static Place places[NUM_PLACES];
 
 static void init_requeues(void *memory);
 static pg_atomic_uint64 *requeues_of(int64 lane);
-static LaneMark *find_mark(int64 lane);
+static Place *find_place(int64 lane);
+static Place *make_place(int64 lane);
+static Place *find_mark(int64 lane);
+static bool is_of(const Place *place, int64 lane);
 static void forget_marks(void);
+
+/*
+ * A hash of a lane that nobody knows outside this process.
+ */
+uint64
+idem_lane_hash(int64 lane)
+{
+	static uint64 seed = 0;
+
+	if (seed == 0)
+		seed = pg_prng_uint64(&pg_global_prng_state) | 1;
+	return hash_bytes_extended((unsigned char *) &lane, sizeof(lane), seed);
+}
+
+/*
+ * The place of a lane: its own, or a free one, or another's.
+ */
+static Place *
+find_place(int64 lane)
+{
+	uint64		hash = idem_lane_hash(lane);
+
+	for (int i = 0; i < NUM_PROBES; i++)
+	{
+		Place	   *place = &places[(hash + i) % NUM_PLACES];
+
+		if (!place->is_used || place->lane == lane)
+			return place;
+	}
+	return &places[hash % NUM_PLACES];
+}
+
+/*
+ * Is this the place of that lane, and still true?
+ */
+static bool
+is_of(const Place *place, int64 lane)
+{
+	return place->is_used && place->lane == lane &&
+		place->relation_changes == idem_relation_changes;
+}
+
+/*
+ * Have a place for a lane.
+ */
+static Place *
+make_place(int64 lane)
+{
+	Place	   *place = find_place(lane);
+
+	if (!is_of(place, lane))
+	{
+		memset(place, 0, sizeof(*place));
+		place->is_used = true;
+		place->lane = lane;
+		place->relation_changes = idem_relation_changes;
+	}
+	return place;
+}
 
 /*
  * Have room in shared memory; called when the library is preloaded.
@@ -142,24 +207,26 @@ requeues_of(int64 lane)
 int64
 idem_lane_low_water(int64 lane)
 {
-	LaneMark   *mark = IsolationUsesXactSnapshot() ? NULL : find_mark(lane);
+	Place	   *mark = IsolationUsesXactSnapshot() ? NULL : find_mark(lane);
 
 	return mark == NULL ? PG_INT64_MIN : mark->reached;
 }
 
-static LaneMark *
+/*
+ * The place of a lane that has a mark, or NULL.
+ */
+static Place *
 find_mark(int64 lane)
 {
-	LaneMark   *mark = &marks[lane & (NUM_PLACES - 1)];
+	Place	   *place = find_place(lane);
 	pg_atomic_uint64 *requeues;
 
-	if (mark->lane != lane || mark->requeues == 0 ||
-		mark->relation_changes != idem_relation_changes)
+	if (!is_of(place, lane) || place->requeues == 0)
 		return NULL;
 	requeues = requeues_of(lane);
-	if (requeues == NULL || pg_atomic_read_u64(requeues) != mark->requeues)
+	if (requeues == NULL || pg_atomic_read_u64(requeues) != place->requeues)
 		return NULL;
-	return mark;
+	return place;
 }
 
 /*
@@ -170,7 +237,7 @@ find_mark(int64 lane)
 void
 idem_lane_low_water_raise(int64 lane, int64 head, Snapshot snapshot, int64 buffers)
 {
-	LaneMark   *mark;
+	Place	   *mark;
 	FullTransactionId next;
 	uint64		xmin;
 
@@ -185,9 +252,7 @@ idem_lane_low_water_raise(int64 lane, int64 head, Snapshot snapshot, int64 buffe
 		if (requeues == NULL)
 			return;
 		idem_forget_on_rollback(forget_marks);
-		mark = &marks[lane & (NUM_PLACES - 1)];
-		mark->lane = lane;
-		mark->relation_changes = idem_relation_changes;
+		mark = make_place(lane);
 		mark->requeues = pg_atomic_read_u64(requeues);
 		mark->reached = PG_INT64_MIN;
 		mark->ended_before = 0;
@@ -210,10 +275,10 @@ idem_lane_low_water_raise(int64 lane, int64 head, Snapshot snapshot, int64 buffe
 void
 idem_lane_low_water_found(int64 lane, int64 id)
 {
-	LaneMark   *mark = &marks[lane & (NUM_PLACES - 1)];
+	Place	   *place = find_place(lane);
 
-	if (mark->lane == lane && id < mark->reached)
-		mark->requeues = 0;
+	if (is_of(place, lane) && id < place->reached)
+		place->requeues = 0;
 }
 
 /*
@@ -237,7 +302,8 @@ idem_lane_low_water_expire(int64 lane)
 static void
 forget_marks(void)
 {
-	memset(marks, 0, sizeof(marks));
+	for (int i = 0; i < NUM_PLACES; i++)
+		places[i].requeues = 0;
 }
 
 /*
@@ -247,11 +313,10 @@ forget_marks(void)
 int64
 idem_lane_free_from(int64 lane, int64 id)
 {
-	FreeLane   *place = &free_lanes[lane & (NUM_PLACES - 1)];
+	Place	   *place = find_place(lane);
 
-	return place->lane == lane && place->id < id &&
-		place->relation_changes == idem_relation_changes ?
-		place->id : PG_INT64_MIN;
+	return is_of(place, lane) && place->is_free && place->free_from < id ?
+		place->free_from : PG_INT64_MIN;
 }
 
 /*
@@ -260,13 +325,13 @@ idem_lane_free_from(int64 lane, int64 id)
 void
 idem_lane_is_free(int64 lane, int64 id, int64 buffers)
 {
-	FreeLane   *place = &free_lanes[lane & (NUM_PLACES - 1)];
+	Place	   *place;
 
 	if (buffers <= LITTLE_BUFFERS)
 		return;
-	place->lane = lane;
-	place->relation_changes = idem_relation_changes;
-	place->id = id;
+	place = make_place(lane);
+	place->is_free = true;
+	place->free_from = id;
 }
 
 /*

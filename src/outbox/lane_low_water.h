@@ -10,6 +10,7 @@
 
 #include "utils/snapshot.h"
 
+extern uint64 idem_lane_hash(int64 lane);
 extern void idem_lane_low_water_reserve(void);
 extern int64 idem_lane_low_water(int64 lane);
 extern void idem_lane_low_water_raise(int64 lane, int64 head, Snapshot snapshot,

@@ -100,9 +100,6 @@
 #include "util/compat.h"
 #include "util/times.h"
 
-/* How many messages that others hold a take passes to find a lane's head. */
-#define MAX_HELD		10000
-
 /* The columns of idem_outbox_lanes, from 1. */
 #define LANES_LANE	1
 #define LANES_ID	2
@@ -113,7 +110,7 @@ typedef enum First
 	FIRST_NONE,
 	FIRST_FREE,					/* pending, and nobody is writing it */
 	FIRST_HELD,					/* pending, and another transaction writes it */
-	FIRST_UNKNOWN,				/* too many that are not committed */
+	FIRST_UNKNOWN,				/* too many transactions hold others */
 } First;
 
 static void begin_scan(IdemScan *scan, IdemTable *outbox, int64 lane,
@@ -325,10 +322,10 @@ idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
 			first = FIRST_UNKNOWN;
 		}
 		if (first == FIRST_UNKNOWN)
-			blockers->count = -1;
+			blockers->count = 0;
 		return false;
 	}
-	blockers->count = -1;
+	blockers->count = 0;
 	if (first == FIRST_UNKNOWN || (is_pending && first == FIRST_NONE))
 		return false;
 
@@ -364,7 +361,7 @@ find_first(IdemTable *lanes, int64 lane, int64 from, int64 until,
 	blockers->count = 0;
 	begin_scan(&scan, lanes, lane, Max(from, idem_lane_low_water(lane)), until,
 			   NULL);
-	for (int i = 0; i < MAX_HELD && first == FIRST_UNKNOWN; i++)
+	while (first == FIRST_UNKNOWN)
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (!idem_scan_next(&scan, ForwardScanDirection))

@@ -10,20 +10,14 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
-#include "utils/jsonb.h"
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
 
 #include "outbox/outbox_row.h"
 #include "util/commit_notify.h"
+#include "util/client_text.h"
 #include "util/compat.h"
 
-/* Shorter strings are taken for ones of characters that are all escaped. */
-#define SHORT_STRING	8192
-#define MAX_ESCAPE		6
-
-static int64 text_size(Datum json, int64 limit);
-static int64 string_size(const char *string, int length);
 static bool is_state(Datum value, const char *state);
 
 /*
@@ -46,67 +40,12 @@ idem_outbox_attempts(const Datum *message)
 int64
 idem_outbox_text_size(const IdemOutboxRow *message, int64 limit)
 {
-	int64		size = text_size(message->values[OUTBOX_PAYLOAD], limit);
+	int64		size = idem_json_text_size(message->values[OUTBOX_PAYLOAD],
+										   limit);
 
 	if (size <= limit && !message->nulls[OUTBOX_HEADERS])
-		size += text_size(message->values[OUTBOX_HEADERS], limit - size);
-	return size;
-}
-
-/*
- * The same of one document.
- */
-static int64
-text_size(Datum json, int64 limit)
-{
-	int64		size = 0;
-	Jsonb	   *detoasted = DatumGetJsonbP(json);
-	JsonbIterator *iterator = JsonbIteratorInit(&detoasted->root);
-	JsonbIteratorToken token;
-	JsonbValue	value;
-
-	while (size <= limit &&
-		   (token = JsonbIteratorNext(&iterator, &value, false)) != WJB_DONE)
-	{
-		size += 4;
-		if (token != WJB_KEY && token != WJB_VALUE && token != WJB_ELEM)
-			continue;
-		CHECK_FOR_INTERRUPTS();
-		if (value.type == jbvString)
-			size += string_size(value.val.string.val, value.val.string.len);
-		else if (value.type == jbvNumeric)
-		{
-			char	   *digits = DatumGetCString(DirectFunctionCall1(numeric_out,
-																	 NumericGetDatum(value.val.numeric)));
-
-			size += strlen(digits);
-			pfree(digits);
-		}
-		else
-			size += strlen("false");
-	}
-	if ((Pointer) detoasted != DatumGetPointer(json))
-		pfree(detoasted);
-	return size;
-}
-
-/*
- * The same of a string, without its quotes.
- */
-static int64
-string_size(const char *string, int length)
-{
-	int64		size = length;
-
-	if (length < SHORT_STRING)
-		return size * MAX_ESCAPE;
-	for (int i = 0; i < length; i++)
-	{
-		if ((unsigned char) string[i] < ' ')
-			size += MAX_ESCAPE - 1;
-		else if (string[i] == '"' || string[i] == '\\')
-			size++;
-	}
+		size += idem_json_text_size(message->values[OUTBOX_HEADERS],
+									limit - size);
 	return size;
 }
 

@@ -21,7 +21,6 @@
  */
 #include "postgres.h"
 
-#include "access/detoast.h"
 #include "access/xact.h"
 #include "common/sha2.h"
 #include "libpq/pqformat.h"
@@ -43,20 +42,12 @@
 #include "store/store.h"
 #include "util/arguments.h"
 #include "util/arrays.h"
+#include "util/client_text.h"
 #include "util/commit_notify.h"
 #include "util/compat.h"
 #include "util/random.h"
 #include "util/sha256.h"
 #include "util/times.h"
-
-/* How large the payload and headers of a message can be, in bytes of text. */
-#define MAX_MESSAGE_SIZE	(256 * 1024 * 1024)
-
-/*
- * No byte of a jsonb becomes more bytes of text: a number of 16 bytes can have
- * 131,072 digits before the point, and 16,383 behind it.
- */
-#define MAX_GROWTH			10000
 
 /* The array arguments of idem_publish_many(), in order. */
 enum
@@ -92,7 +83,6 @@ static void end_batch(Batch *batch, IdemTable *outbox);
 static void catch_up(IdemTable *outbox, int64 id, TimestampTz available_at);
 static void look_at_lanes_again(HTAB *lanes, IdemTable *outbox);
 static void make_message(IdemOutboxRow *row);
-static bool is_small(Datum json);
 static void number_message(IdemOutboxRow *row, const Interval *deliver_after);
 static int64 lane_of(Datum topic, Datum message_key);
 static void append_counted(StringInfo string, Datum value);
@@ -326,27 +316,31 @@ look_at_lanes_again(HTAB *lanes, IdemTable *outbox)
 
 /*
  * Complete a new message that has a topic, a payload, and perhaps a key and
- * headers, but for what number_message() adds.  Raises 22P05 as lane_of() does,
- * and 54000 for a message that the server might not be able to send to a relay:
- * all others that are taken together with it would stay, too.
+ * headers, but for what number_message() adds.  Raises 22P05, 22021 or 54000
+ * for a message that the server could not send to a relay: all others that are
+ * taken together with it would stay, too.
  */
 static void
 make_message(IdemOutboxRow *row)
 {
-	if ((!is_small(row->values[OUTBOX_PAYLOAD]) ||
+	if ((!idem_json_is_small(row->values[OUTBOX_PAYLOAD]) ||
 		 (!row->nulls[OUTBOX_HEADERS] &&
-		  !is_small(row->values[OUTBOX_HEADERS]))) &&
-		idem_outbox_text_size(row, MAX_MESSAGE_SIZE) > MAX_MESSAGE_SIZE)
+		  !idem_json_is_small(row->values[OUTBOX_HEADERS]))) &&
+		idem_outbox_text_size(row, IDEM_MAX_TEXT_SIZE) > IDEM_MAX_TEXT_SIZE)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("message is too large"),
 				 errdetail("Its payload and headers have more than %d bytes of text.",
-						   MAX_MESSAGE_SIZE),
+						   IDEM_MAX_TEXT_SIZE),
 				 errhint("Publish a reference to the data.")));
+	(void) idem_check_client_text(row->values[OUTBOX_TOPIC]);
+	(void) idem_check_client_json(row->values[OUTBOX_PAYLOAD]);
+	if (!row->nulls[OUTBOX_HEADERS])
+		(void) idem_check_client_json(row->values[OUTBOX_HEADERS]);
 	if (!row->nulls[OUTBOX_MESSAGE_KEY])
 	{
 		int64		lane = lane_of(row->values[OUTBOX_TOPIC],
-								   row->values[OUTBOX_MESSAGE_KEY]);
+								   idem_check_client_text(row->values[OUTBOX_MESSAGE_KEY]));
 
 		idem_outbox_set(row, OUTBOX_KEY_HASH, Int64GetDatum(lane));
 	}
@@ -354,15 +348,6 @@ make_message(IdemOutboxRow *row)
 	idem_outbox_set(row, OUTBOX_UNCOUNTED_ATTEMPTS, Int32GetDatum(0));
 	idem_outbox_set(row, OUTBOX_STATE, CStringGetTextDatum("pending"));
 	idem_outbox_set(row, OUTBOX_MESSAGE_ID, random_uuid());
-}
-
-/*
- * Is a document less than half of what a message can have, whatever is in it?
- */
-static bool
-is_small(Datum json)
-{
-	return toast_raw_datum_size(json) < MAX_MESSAGE_SIZE / 2 / MAX_GROWTH;
 }
 
 /*
@@ -391,8 +376,6 @@ number_message(IdemOutboxRow *row, const Interval *deliver_after)
  * The lane of a topic's messages with one key: the first eight bytes of the
  * SHA-256 of the two, each preceded by its length in four bytes, in network
  * byte order.  So who may choose keys finds none for the lane of another's.
- *
- * Raises 22P05 for a character that UTF-8 does not have.
  */
 static int64
 lane_of(Datum topic, Datum message_key)

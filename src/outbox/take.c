@@ -33,14 +33,15 @@
  *
  *	- It moves the row out of the way: a message is parked if another one
  *	  precedes it, even if that is leased and parked itself, and a row that is
- *	  not pending is removed, or moved to the time of the head.  A call moves
- *	  MAX_MOVES rows and lets MAX_DEATHS messages die, so that these changes
- *	  are committed soon.  Beyond that it goes on without changing anything.
+ *	  not pending is removed, or moved to the time of the head.  A call does
+ *	  so with MAX_PARKS and MAX_REMOVALS rows, and lets MAX_DEATHS messages
+ *	  die, so that these changes are committed soon.  Beyond that it goes on
+ *	  without changing anything.
  *
  *	- It leaves the row where it is, if that depends on what another
- *	  transaction is writing.  The next takes of this backend skip all such
- *	  rows until one of these transactions has ended (see due_low_water.c).  So
- *	  their messages are found as soon as they are committed.
+ *	  transaction is writing.  The next takes of this backend skip such a row
+ *	  until one of these transactions has ended (see blocked_range.c).  So its
+ *	  messages are found as soon as they are committed.
  *
  *	- It leaves the row to the next take, because another one has locked it or
  *	  its lane has changed meanwhile.
@@ -86,6 +87,7 @@
 #include "stats/stats.h"
 #include "store/store.h"
 #include "util/arguments.h"
+#include "util/client_text.h"
 #include "util/commit_notify.h"
 #include "util/compat.h"
 #include "util/settings.h"
@@ -111,17 +113,15 @@ static const int take_columns[] = {
 #define TOPICS_AVAILABLE_AT	2
 
 /*
- * A call moves as many signposts, and lets as many messages die; it passes
- * over the others, so that it ends soon and its changes are committed.
+ * A call parks as many messages, removes or moves as many rows that are not
+ * pending, and lets as many messages die; it passes over the others, so that it
+ * ends soon and its changes are committed.  A relay whose lease has run out may
+ * wait with its answer for a message that is being parked, and nobody for a row
+ * that is not pending.
  */
-#define MAX_MOVES			500
+#define MAX_PARKS			500
+#define MAX_REMOVALS		10000
 #define MAX_DEATHS			1000
-
-/*
- * A call returns no more bytes of text than that, unless it returns a single
- * message, so that the relay gets them before it gives up.
- */
-#define MAX_TEXT_SIZE		(64 * 1024 * 1024)
 
 /* What NULL stands for. */
 #define DEFAULT_MAX_MESSAGES	100
@@ -132,7 +132,8 @@ typedef struct Visit
 {
 	int64		lane;
 	int64		head;			/* as idem_lane_move_signpost() has found it */
-	bool		is_blocked;		/* what stands behind its first message */
+	IdemBlockers *blockers;		/* that rows wait for; NULL: for none */
+	bool		is_held;		/* all rows, and not only those not pending */
 	char		status;			/* of the table's */
 } Visit;
 
@@ -140,7 +141,7 @@ typedef struct Visit
 #define SH_ELEMENT_TYPE		Visit
 #define SH_KEY_TYPE			int64
 #define SH_KEY				lane
-#define SH_HASH_KEY(tb, key) ((uint32) (key))
+#define SH_HASH_KEY(tb, key) ((uint32) idem_lane_hash(key))
 #define SH_EQUAL(tb, a, b)	((a) == (b))
 #define SH_SCOPE			static inline
 #define SH_DECLARE
@@ -165,9 +166,11 @@ typedef struct Taking
 	int			ntopics;
 	int			wanted;			/* how many more messages */
 	int64		text_size;		/* of those that are in the result */
-	int			moves;			/* signposts that were moved, or removed */
+	int			parks;			/* messages that were parked */
+	int			removals;		/* other rows that were moved, or removed */
 	int			deaths;			/* messages that had no attempt left */
-	IdemBlockers blockers;		/* of the row that was looked at */
+	IdemBlockers found;			/* for which the row that was found waits */
+	const IdemBlockers *blockers;	/* the same, or those of its lane */
 	ReturnSetInfo *result;
 } Taking;
 
@@ -340,7 +343,8 @@ take(Taking *taking)
 {
 	idem_table_open(&taking->outbox, IDEM_OUTBOX, RowExclusiveLock);
 	taking->visits = NULL;
-	taking->moves = 0;
+	taking->parks = 0;
+	taking->removals = 0;
 	taking->deaths = 0;
 	taking->now = GetCurrentTimestamp();
 	taking->lease_expires_at = idem_add_interval(taking->now, taking->lease,
@@ -497,7 +501,7 @@ take_ready(Taking *taking, const Datum *topic)
 		}
 		take_found(taking);
 		if (is_marked)
-			idem_due_scan_looked(&marked, &taking->blockers);
+			idem_due_scan_looked(&marked, taking->blockers);
 	}
 	if (is_marked)
 		idem_due_scan_end(&marked, is_complete);
@@ -513,13 +517,13 @@ take_found(Taking *taking)
 {
 	IdemTable  *outbox = &taking->outbox;
 
-	taking->blockers.count = -1;
+	taking->found.count = 0;
+	taking->blockers = &taking->found;
 
 	/* Others have it, or, with an old snapshot, have had it or we have. */
 	if (TransactionIdIsValid(outbox->holder))
 	{
-		taking->blockers.count = 0;
-		(void) idem_add_blocker(&taking->blockers, outbox->holder);
+		(void) idem_add_blocker(&taking->found, outbox->holder);
 		return;
 	}
 	if (taking->snapshot != NULL &&
@@ -584,7 +588,7 @@ take_lane(Taking *taking)
 
 	visit = visits_insert(taking->visits, lane.lane, &is_new);
 	visit->head = IDEM_HEAD_UNKNOWN;
-	visit->is_blocked = false;
+	visit->blockers = NULL;
 	if (!is_pending || !lane.has_dead)
 		move_signpost(taking, visit);
 }
@@ -598,26 +602,38 @@ static void
 move_signpost(Taking *taking, Visit *visit)
 {
 	IdemTable  *outbox = &taking->outbox;
+	bool		is_pending = idem_outbox_in_state(outbox, "pending");
 	bool		moved;
 
-	if (visit != NULL && visit->is_blocked)
+	if (visit != NULL && visit->blockers != NULL &&
+		(visit->is_held || !is_pending))
 	{
-		taking->blockers.count = 0;
+		taking->blockers = visit->blockers;
 		return;
 	}
-	if (taking->moves >= MAX_MOVES)
+	if (is_pending ? taking->parks >= MAX_PARKS :
+		taking->removals >= MAX_REMOVALS)
 		return;
 	if (visit == NULL)
 		moved = idem_outbox_set_ready(outbox, false, DT_NOBEGIN);
 	else
 		moved = idem_lane_move_signpost(outbox, &taking->lanes,
 										taking->snapshot, &visit->head,
-										&taking->blockers);
-	if (moved)
-		taking->moves++;
-	if (visit != NULL)
-		visit->is_blocked = taking->blockers.count > 0 &&
-			idem_outbox_in_state(outbox, "pending");
+										&taking->found);
+	if (moved && is_pending)
+		taking->parks++;
+	else if (moved)
+		taking->removals++;
+
+	if (visit != NULL && taking->found.count > 0)
+	{
+		Size		size = offsetof(IdemBlockers, xids) +
+			taking->found.count * sizeof(TransactionId);
+
+		visit->blockers = palloc(size);
+		memcpy(visit->blockers, &taking->found, size);
+		visit->is_held = is_pending;
+	}
 }
 
 /*
@@ -778,9 +794,9 @@ take_row(Taking *taking, IdemTable *outbox, bool is_locked)
 		return TAKEN_DEAD;
 	}
 
-	text_size = idem_outbox_text_size(&row, MAX_TEXT_SIZE);
+	text_size = idem_outbox_text_size(&row, IDEM_MAX_RESULT_SIZE);
 	if (taking->text_size > 0 &&
-		taking->text_size + text_size > MAX_TEXT_SIZE)
+		taking->text_size + text_size > IDEM_MAX_RESULT_SIZE)
 	{
 		taking->wanted = 0;
 		return TAKEN_NOT;

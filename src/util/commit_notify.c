@@ -160,6 +160,7 @@ static void at_subtransaction_end(SubXactEvent event, SubTransactionId subid,
 								  SubTransactionId parent, void *arg);
 static void enter(Bucket *bucket, uint64 name, uint64 topics);
 static bool is_woken(void);
+static void leave_after_error(void);
 static bool elect_timekeeper(TimestampTz due);
 static void wake(Bucket *bucket, uint64 name, uint64 topics, bool all);
 static uint64 name_of(Datum value, uint64 seed);
@@ -444,6 +445,17 @@ idem_await_end(void)
 }
 
 /*
+ * An error has ended the wait, perhaps behind a sleep and before the look that
+ * it was for: wake another one in any case.
+ */
+static void
+leave_after_error(void)
+{
+	kept_time = true;
+	idem_await_end();
+}
+
+/*
  * The caller has written the end of a key's claim: when the transaction
  * commits, wake who waits for it.  Who comes from now on sees what has been
  * written, so if nobody waits yet, nobody will have to be woken.
@@ -535,7 +547,7 @@ at_transaction_end(XactEvent event, void *arg)
 		return;
 
 	if (unlikely(self != NULL))
-		idem_await_end();
+		leave_after_error();
 	if (likely(nclaim_notes == 0 && ntopic_notes == 0))
 		return;
 
@@ -583,7 +595,7 @@ at_subtransaction_end(SubXactEvent event, SubTransactionId subid,
 		return;
 
 	if (unlikely(self != NULL && subid == self_subid))
-		idem_await_end();
+		leave_after_error();
 	if (likely(ntopic_notes == 0))
 		return;
 

@@ -149,19 +149,29 @@ foreach my $database (@databases)
 		"$database: the lane of a message");
 }
 
-# Where a key has no form in UTF-8, only bytes can go as they are.
-$raw = session($node, 'sql_ascii');
-is( $raw->run("SET client_encoding = 'SQL_ASCII';
-		SELECT idem_publish('raw', '1', 'caf\xe9') IS NOT NULL;
-		SELECT key_hash FROM idem_outbox WHERE topic = 'raw'"),
-	"t\n" . unpack('q>', sha256(pack('N/a* N/a*', 'raw', "caf\xe9"))),
-	'sql_ascii: a message key of any bytes');
-$raw->quit;
-$raw = session($node, 'euc_jp');
-is( $raw->run("SET client_encoding = 'EUC_JP';
-		SELECT idem_publish('raw', '1', '\xa9\xa1')"),
-	'ERROR 22P05', 'euc_jp: a message key that has no form in UTF-8');
-$raw->quit;
+# What calls return that are for many users has a form in UTF-8: one message or
+# claim without it would keep all others from every client that uses UTF-8.
+foreach my $case ([ 'sql_ascii', 'SQL_ASCII', "caf\xe9", '22021' ], [ 'euc_jp', 'EUC_JP', "\xa9\xa1", '22P05' ])
+{
+	my ($database, $encoding, $bytes, $error) = @$case;
+
+	$raw = session($node, $database);
+	$raw->run("SET client_encoding = '$encoding'");
+	foreach my $call (
+		"idem_publish('$bytes', '1')",
+		"idem_publish('t', '1', '$bytes')",
+		"idem_publish('t', '{\"$bytes\": 1}')",
+		"idem_publish('t', '1', NULL, '{\"a\": \"$bytes\"}')",
+		"idem_publish_many('{t}', ARRAY['[\"$bytes\"]'::jsonb])",
+		"idem_claim('$bytes', 'order-that-is-stored', request => '1')",
+		"idem_claim('shop', 'order-that-is-stored', request => '[\"$bytes\"]')",
+		"idem_checkpoint('shop', 'order-0000000000000002', '$bytes')",
+		"idem_checkpoint('shop', 'order-0000000000000002', 'paid', '[\"$bytes\"]')")
+	{
+		is($raw->run("SELECT $call"), "ERROR $error", "$database: $call");
+	}
+	$raw->quit;
+}
 
 # Limits count the bytes that the database stores.
 my $long = 'é' x 300;

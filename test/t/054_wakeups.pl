@@ -255,6 +255,34 @@ is_woken(
 		}),
 	'of two relays that wait for a delayed message one is cancelled: the other has it in time');
 
+# One is woken and fails before it has looked: a lock is in its way, longer than
+# it waits for one.
+is_woken(
+	middle(5,
+		sub {
+			my ($successor, $victim, $locker) = @waiters;
+
+			$victim->run("SET lock_timeout = '20 ms'");
+			$_->send(take('locked')), until_asleep($_) foreach $successor, $victim;
+			$other->run('BEGIN; ' . publish('locked'));
+			$locker->send('BEGIN; LOCK TABLE idem_outbox; SELECT 1');
+			wait_for_block($node, $locker->pid);
+			$other->run('COMMIT');
+			$locker->result;
+			my $failed = $victim->result =~ /^ERROR/;
+			my $released = time;
+			$locker->run('COMMIT');
+			if (!$failed)
+			{
+				$other->run(publish('locked'));
+			}
+			$successor->result;
+			my $late = time - $released;
+			$victim->run('RESET lock_timeout');
+			return $failed ? $late : ();
+		}),
+	'of two relays one is woken and fails at a lock: the other has the message when the lock is gone');
+
 #
 # Claims
 #

@@ -1,0 +1,147 @@
+/*-------------------------------------------------------------------------
+ *
+ * client_text.c
+ *		Can a client be sent a value?
+ *
+ * A call that returns the rows of many users fails as a whole if one value
+ * cannot be sent, each time anew, and nobody gets anything any more.  So what
+ * such calls return is checked before it is stored: that it is not too long as
+ * text, and that it has a form in UTF-8, which the clients use.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/detoast.h"
+#include "lib/stringinfo.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/jsonb.h"
+
+#include "util/client_text.h"
+#include "util/compat.h"
+
+/*
+ * No byte of a jsonb becomes more bytes of text: a number of 16 bytes can have
+ * 131,072 digits before the point, and 16,383 behind it.
+ */
+#define MAX_GROWTH		10000
+
+/* Shorter strings are taken for ones of characters that are all escaped. */
+#define SHORT_STRING	8192
+#define MAX_ESCAPE		6
+
+static int64 string_size(const char *string, int length);
+static void check_encoding(const char *string, int length);
+
+/*
+ * Is a document less than half of IDEM_MAX_TEXT_SIZE, whatever is in it?
+ */
+bool
+idem_json_is_small(Datum json)
+{
+	return toast_raw_datum_size(json) < IDEM_MAX_TEXT_SIZE / 2 / MAX_GROWTH;
+}
+
+/*
+ * How many bytes a document has as text, about, and never less; or, if that is
+ * more than "limit", a number above it.
+ */
+int64
+idem_json_text_size(Datum json, int64 limit)
+{
+	int64		size = 0;
+	Jsonb	   *detoasted = DatumGetJsonbP(json);
+	JsonbIterator *iterator = JsonbIteratorInit(&detoasted->root);
+	JsonbIteratorToken token;
+	JsonbValue	value;
+
+	while (size <= limit &&
+		   (token = JsonbIteratorNext(&iterator, &value, false)) != WJB_DONE)
+	{
+		size += 4;
+		if (token != WJB_KEY && token != WJB_VALUE && token != WJB_ELEM)
+			continue;
+		CHECK_FOR_INTERRUPTS();
+		if (value.type == jbvString)
+			size += string_size(value.val.string.val, value.val.string.len);
+		else if (value.type == jbvNumeric)
+		{
+			char	   *digits = DatumGetCString(DirectFunctionCall1(numeric_out,
+																	 NumericGetDatum(value.val.numeric)));
+
+			size += strlen(digits);
+			pfree(digits);
+		}
+		else
+			size += strlen("false");
+	}
+	if ((Pointer) detoasted != DatumGetPointer(json))
+		pfree(detoasted);
+	return size;
+}
+
+/*
+ * The same of a string, without its quotes.
+ */
+static int64
+string_size(const char *string, int length)
+{
+	int64		size = length;
+
+	if (length < SHORT_STRING)
+		return size * MAX_ESCAPE;
+	for (int i = 0; i < length; i++)
+	{
+		if ((unsigned char) string[i] < ' ')
+			size += MAX_ESCAPE - 1;
+		else if (string[i] == '"' || string[i] == '\\')
+			size++;
+	}
+	return size;
+}
+
+/*
+ * Raise 22P05 or 22021 for a document with a character that UTF-8 does not
+ * have.  Returns the document.
+ */
+Datum
+idem_check_client_json(Datum json)
+{
+	if (GetDatabaseEncoding() != PG_UTF8 && DatumGetPointer(json) != NULL)
+	{
+		Jsonb	   *detoasted = DatumGetJsonbP(json);
+		StringInfoData string;
+
+		initStringInfo(&string);
+		(void) JsonbToCString(&string, &detoasted->root, VARSIZE(detoasted));
+		check_encoding(string.data, string.len);
+		pfree(string.data);
+	}
+	return json;
+}
+
+/*
+ * The same for a text.
+ */
+Datum
+idem_check_client_text(Datum value)
+{
+	if (GetDatabaseEncoding() != PG_UTF8 && DatumGetPointer(value) != NULL)
+	{
+		text	   *string = DatumGetTextPP(value);
+
+		check_encoding(VARDATA_ANY(string), VARSIZE_ANY_EXHDR(string));
+	}
+	return value;
+}
+
+static void
+check_encoding(const char *string, int length)
+{
+	char	   *utf8 = pg_server_to_any(string, length, PG_UTF8);
+
+	if (utf8 != string)
+		pfree(utf8);
+}
