@@ -13,6 +13,7 @@ BEGIN ATOMIC
 		ON d.refclassid = 'pg_catalog.pg_extension'::regclass
 		AND d.refobjid = e.oid
 		AND d.classid = 'pg_catalog.pg_proc'::regclass
+		AND d.deptype = 'e'
 	JOIN pg_proc AS p ON p.oid = d.objid
 	WHERE e.extname = 'idempotency'
 		AND p.pronamespace = e.extnamespace
@@ -40,6 +41,7 @@ BEGIN ATOMIC
 		ON d.refclassid = 'pg_catalog.pg_extension'::regclass
 		AND d.refobjid = e.oid
 		AND d.classid = 'pg_catalog.pg_proc'::regclass
+		AND d.deptype = 'e'
 	JOIN pg_proc AS p ON p.oid = d.objid
 	WHERE e.extname = 'idempotency'
 		AND p.pronamespace = e.extnamespace
@@ -81,6 +83,7 @@ BEGIN ATOMIC
 		ON d.refclassid = 'pg_catalog.pg_extension'::regclass
 		AND d.refobjid = e.oid
 		AND d.classid = 'pg_catalog.pg_proc'::regclass
+		AND d.deptype = 'e'
 	JOIN pg_proc AS p ON p.oid = d.objid
 	WHERE e.extname = 'idempotency'
 		AND p.pronamespace = e.extnamespace

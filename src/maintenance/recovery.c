@@ -12,9 +12,7 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "fmgr.h"
-#include "miscadmin.h"
 
 #include "outbox/lanes.h"
 #include "store/bounded_scan.h"

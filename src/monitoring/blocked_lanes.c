@@ -52,10 +52,6 @@
 /* What NULL stands for. */
 #define DEFAULT_MAX_LANES	100
 
-/* The columns of idem_outbox_lanes, from 1. */
-#define LANES_LANE	1
-#define LANES_ID	2
-
 /* Why a head cannot be taken. */
 typedef enum Reason
 {

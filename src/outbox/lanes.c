@@ -100,10 +100,6 @@
 #include "util/compat.h"
 #include "util/times.h"
 
-/* The columns of idem_outbox_lanes, from 1. */
-#define LANES_LANE	1
-#define LANES_ID	2
-
 /* The first message of a lane that matters to a signpost. */
 typedef enum First
 {

@@ -30,9 +30,6 @@
 #include "util/compat.h"
 #include "util/times.h"
 
-/* What NULL stands for. */
-#define DEFAULT_LEASE_MS	(30 * 1000.0)
-
 /* An element of a call's arrays, and what became of it. */
 typedef struct Lease
 {
@@ -174,7 +171,7 @@ extend(IdemTable *outbox, const Lease *lease, const Interval *interval)
 		idem_outbox_copy(outbox, &row);
 		idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
 						TimestampTzGetDatum(idem_add_interval(now, interval,
-															  DEFAULT_LEASE_MS)));
+															  IDEM_OUTBOX_LEASE_MS)));
 	} while (!idem_outbox_write(outbox, &row));
 	idem_lane_recheck_if_parked(outbox, &row);
 	return true;

@@ -33,6 +33,13 @@ enum
 	OUTBOX_NUM_COLUMNS,
 };
 
+/* The columns of idem_outbox_lanes, from 1. */
+#define LANES_LANE	1
+#define LANES_ID	2
+
+/* The lease that NULL stands for. */
+#define IDEM_OUTBOX_LEASE_MS	(30 * 1000.0)
+
 /* A message's row, and a new version of it. */
 typedef struct IdemOutboxRow
 {

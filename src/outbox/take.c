@@ -125,7 +125,6 @@ static const int take_columns[] = {
 
 /* What NULL stands for. */
 #define DEFAULT_MAX_MESSAGES	100
-#define DEFAULT_LEASE_MS	(30 * 1000.0)
 
 /* A lane that a call has been to, and its table by lane. */
 typedef struct Visit
@@ -348,7 +347,7 @@ take(Taking *taking)
 	taking->deaths = 0;
 	taking->now = GetCurrentTimestamp();
 	taking->lease_expires_at = idem_add_interval(taking->now, taking->lease,
-												 DEFAULT_LEASE_MS);
+												 IDEM_OUTBOX_LEASE_MS);
 
 	/* That of the transaction would see what the call itself writes. */
 	taking->snapshot = NULL;
