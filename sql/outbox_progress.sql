@@ -140,8 +140,11 @@ TRUNCATE idem_outbox;
 
 -- A few bytes can be a long text: no message can be longer than a relay can be sent, and no take returns too much.
 SELECT idem_publish('t', to_jsonb(array_fill(1e131071::numeric, '{8200}')));
+SELECT idem_publish('t', to_jsonb(array_fill(1e131071::numeric, '{40}')));
+SELECT count(idem_publish('small', to_jsonb(array_fill(1e131071::numeric, '{30}'))));
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(topics => '{small}');
 SELECT idem_publish('t', '1', NULL, to_jsonb(repeat(chr(1), 50000000)));
-SELECT count(idem_publish('t', to_jsonb(array_fill(1e131071::numeric, '{300}')), k)) FROM unnest('{NULL,NULL,k,k}'::text[]) AS k;
+SELECT count(idem_publish('t', to_jsonb(repeat('x', 39000000)), k)) FROM unnest('{NULL,NULL,k,k}'::text[]) AS k;
 SELECT count(idem_publish('t', to_jsonb(repeat('x', 1000)))) FROM generate_series(1, 200);
 SELECT message_key, count(*) FROM idem_outbox_take(1000, '1 hour') GROUP BY message_key;
 SELECT message_key, count(*) FROM idem_outbox_take(1000, '1 hour') GROUP BY message_key;
@@ -159,5 +162,89 @@ SELECT idem_repair_outbox();
 SELECT payload, in_due_index FROM idem_outbox ORDER BY id;
 SELECT payload, message_key FROM idem_outbox_take(100, '1 hour') ORDER BY id;
 SELECT idem_repair_outbox();
+TRUNCATE idem_outbox;
+
+-- A message whose transaction ends is taken once by a call, even with a lease of 0, when the scan goes on behind those that others hold.
+BEGIN;
+SELECT count(idem_publish('t', '"short"'));
+PREPARE TRANSACTION 'short';
+BEGIN;
+SELECT count(*) FROM idem_publish_many('{t}', array_fill('1'::jsonb, '{20000}'));
+PREPARE TRANSACTION 'many';
+SELECT pg_sleep(1.1);
+SELECT count(*) FROM idem_outbox_take();
+COMMIT PREPARED 'short';
+SELECT payload, attempt FROM idem_outbox_take(10, '0 s');
+ROLLBACK PREPARED 'many';
+TRUNCATE idem_outbox;
+
+-- A call that passes over many messages parks up to a fifth of them, so a few calls park them all.
+CREATE PROCEDURE takes_until_parked(INOUT takes int) LANGUAGE plpgsql AS $$
+BEGIN
+	WHILE EXISTS (SELECT FROM idem_outbox WHERE in_due_index AND available_at < now() + '1 minute') LOOP
+		PERFORM FROM idem_outbox_take();
+		COMMIT;
+		takes := takes + 1;
+	END LOOP;
+END
+$$;
+BEGIN;
+SELECT count(*) FROM idem_publish_many('{t}', '{1}', ARRAY(SELECT 'key ' || i FROM generate_series(1, 10000) AS i), deliver_after => '1 hour');
+PREPARE TRANSACTION 'heads';
+SELECT count(*) FROM idem_publish_many('{t}', '{1}', ARRAY(SELECT 'key ' || i FROM generate_series(1, 10000) AS i));
+COMMIT PREPARED 'heads';
+DO $$
+DECLARE
+	takes int = 0;
+BEGIN
+	CALL takes_until_parked(takes);
+	ASSERT takes BETWEEN 2 AND 12, takes;
+END
+$$;
+DROP PROCEDURE takes_until_parked;
+TRUNCATE idem_outbox;
+
+-- A lease begins when its message is taken, and a call returns before half of the first one is over.
+CREATE FUNCTION slow(attempt int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+	PERFORM pg_sleep(0.02) WHERE attempt > 0;
+	RETURN attempt;
+END
+$$;
+SELECT count(*) FROM idem_publish_many('{t}', array_fill('1'::jsonb, '{150}'));
+CREATE INDEX slow ON idem_outbox (slow(attempt));
+SELECT count(*) BETWEEN 2 AND 90 AS some FROM idem_outbox_take(200, '2 s');
+SELECT max(available_at) - min(available_at) > '0.1 s' AS apart FROM idem_outbox WHERE attempt = 1;
+DROP INDEX slow;
+DROP FUNCTION slow;
+TRUNCATE idem_outbox;
+
+-- A take that waits does not look at the times of messages that other transactions hold.
+BEGIN;
+SELECT count(idem_publish('t', '1', deliver_after => i * interval '5 ms')) FROM generate_series(1, 190) AS i;
+PREPARE TRANSACTION 'delayed';
+CREATE FUNCTION pg_temp.pages_of_wait() RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+	plan json;
+BEGIN
+	EXECUTE 'EXPLAIN (ANALYZE, BUFFERS, FORMAT json) SELECT FROM idem_outbox_take(1, wait => ''1 s'')' INTO plan;
+	plan := plan -> 0 -> 'Plan';
+	ASSERT (plan ->> 'Actual Rows')::numeric = 0;
+	RETURN (plan ->> 'Shared Hit Blocks')::bigint + (plan ->> 'Shared Read Blocks')::bigint;
+END
+$$;
+SELECT pg_temp.pages_of_wait() < 3000 AS few;
+ROLLBACK PREPARED 'delayed';
+TRUNCATE idem_outbox;
+
+-- Of the messages of a key that are requeued, one is in the index that takes read.
+SET idempotency.outbox_max_attempts = 1;
+SELECT count(*) FROM idem_publish_many('{t}', array_fill('1'::jsonb, '{1000}'), '{key}');
+SELECT count(*) FROM idem_outbox_take(1000, '0');
+SELECT count(*) FROM idem_outbox_take();
+SELECT idem_outbox_requeue();
+SELECT count(*) FROM idem_outbox WHERE in_due_index;
+SELECT count(*), max(id) - min(id) AS last FROM (SELECT id FROM idem_outbox_take(1000)) AS taken;
+RESET idempotency.outbox_max_attempts;
 TRUNCATE idem_outbox;
 ALTER TABLE idem_outbox RESET (autovacuum_enabled);

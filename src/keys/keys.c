@@ -45,6 +45,7 @@
  */
 #include "postgres.h"
 
+#include "access/detoast.h"
 #include "catalog/pg_type_d.h"
 #include "common/int.h"
 #include "miscadmin.h"
@@ -175,15 +176,16 @@ idem_claim(PG_FUNCTION_ARGS)
 static void
 check_stored(const IdemClaimRequest *request)
 {
+	int64		limit;
+
 	(void) idem_check_size(request->stored, "request");
-	if (!idem_json_is_small(request->stored) &&
-		idem_json_text_size(request->stored,
-							IDEM_MAX_TEXT_SIZE) > IDEM_MAX_TEXT_SIZE)
+	limit = idem_json_text_limit(toast_raw_datum_size(request->stored));
+	if (limit != 0 && idem_json_text_size(request->stored, limit) > limit)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("argument \"%s\" is too large", "request"),
-				 errdetail("It has more than %d bytes of text.",
-						   IDEM_MAX_TEXT_SIZE),
+				 errdetail("It has more than " INT64_FORMAT " bytes of text.",
+						   limit),
 				 errhint("Store a reference to it.")));
 	(void) idem_check_client_json(request->stored);
 	(void) idem_check_client_text(request->key[0]);

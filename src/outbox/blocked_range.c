@@ -31,7 +31,7 @@
 #include "util/compat.h"
 
 #define MAX_STRETCHES	100000
-#define MAX_HOLES		64		/* of rows that are not blocked */
+#define MAX_HOLES		64		/* that one scan adds behind the range */
 
 /* A transaction that rows of a range wait for, and the table by xid. */
 typedef struct Blocker
@@ -41,7 +41,7 @@ typedef struct Blocker
 	int			nstretches;
 	int			size;			/* of the array */
 	IdemStretch *stretches;		/* in order, and apart */
-} Blocker;
+}			Blocker;
 
 #define SH_PREFIX			blockers
 #define SH_ELEMENT_TYPE		Blocker
@@ -54,7 +54,7 @@ typedef struct Blocker
 #define SH_DEFINE
 #include "lib/simplehash.h"
 
-static void add_stretch(IdemBlockedRange *range, Blocker *blocker,
+static void add_stretch(IdemBlockedRange *range, Blocker * blocker,
 						TimestampTz available_at, TimestampTz previous);
 static void add_hole(IdemBlockedRange *range, IdemStretch hole);
 static void merge_holes(IdemBlockedRange *range);
@@ -169,21 +169,21 @@ idem_range_stay(IdemBlockedRange *range, IdemHoles *holes,
 
 /*
  * The next row behind the range has to be looked at again: it is a hole.
- * "previous" is the time of the row before it.  Returns false if there are too
- * many.
+ * "previous" is the time of the row before it.  If there are too many holes, the
+ * last one becomes longer.
  */
-bool
+void
 idem_range_add_hole(IdemBlockedRange *range, const IdemHoles *holes,
 					TimestampTz available_at, TimestampTz previous)
 {
-	if (range->nholes > holes->count &&
-		range->holes[range->nholes - 1].last >= previous)
+	IdemStretch hole = {available_at, available_at};
+	int			count = range->nholes - holes->count;
+
+	if (count == MAX_HOLES ||
+		(count > 0 && range->holes[range->nholes - 1].last >= previous))
 		range->holes[range->nholes - 1].last = available_at;
-	else if (range->nholes - holes->count < MAX_HOLES)
-		add_hole(range, (IdemStretch) {available_at, available_at});
 	else
-		return false;
-	return true;
+		add_hole(range, hole);
 }
 
 /*
@@ -213,7 +213,7 @@ idem_range_add(IdemBlockedRange *range, const IdemBlockers *blockers,
 }
 
 static void
-add_stretch(IdemBlockedRange *range, Blocker *blocker,
+add_stretch(IdemBlockedRange *range, Blocker * blocker,
 			TimestampTz available_at, TimestampTz previous)
 {
 	bool		is_full = range->nstretches >= MAX_STRETCHES;
@@ -256,7 +256,10 @@ add_stretch(IdemBlockedRange *range, Blocker *blocker,
 	}
 	memmove(&blocker->stretches[low + 1], &blocker->stretches[low],
 			(blocker->nstretches - low) * sizeof(IdemStretch));
-	blocker->stretches[low] = (IdemStretch) {available_at, available_at};
+	blocker->stretches[low] = (IdemStretch)
+	{
+		available_at, available_at
+	};
 	blocker->nstretches++;
 	range->nstretches++;
 }

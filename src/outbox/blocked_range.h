@@ -73,7 +73,7 @@ extern void idem_range_pass(IdemBlockedRange *range, IdemHoles *holes,
 							TimestampTz available_at);
 extern void idem_range_stay(IdemBlockedRange *range, IdemHoles *holes,
 							TimestampTz available_at);
-extern bool idem_range_add_hole(IdemBlockedRange *range, const IdemHoles *holes,
+extern void idem_range_add_hole(IdemBlockedRange *range, const IdemHoles *holes,
 								TimestampTz available_at, TimestampTz previous);
 extern void idem_range_add(IdemBlockedRange *range,
 						   const IdemBlockers *blockers,

@@ -43,6 +43,7 @@
 #include "outbox/due_low_water.h"
 #include "store/relations.h"
 #include "util/compat.h"
+#include "util/random.h"
 #include "util/rollback.h"
 #include "util/times.h"
 
@@ -80,7 +81,8 @@ idem_due_scan_begin(IdemDueScan *scan, const Datum *topic, TimestampTz now)
 		text	   *name = DatumGetTextPP(*topic);
 
 		hash = hash_bytes_extended((unsigned char *) VARDATA_ANY(name),
-								   VARSIZE_ANY_EXHDR(name), 0);
+								   VARSIZE_ANY_EXHDR(name),
+								   idem_secret_seed());
 	}
 	mark = find_place(hash);
 	scan->mark = mark;
@@ -203,8 +205,7 @@ idem_due_scan_looked(IdemDueScan *scan, const IdemBlockers *blockers)
 	if (is_blocked)
 		idem_range_add(range, blockers, scan->last, scan->previous);
 	else
-		scan->extends = idem_range_add_hole(range, &scan->holes, scan->last,
-											scan->previous);
+		idem_range_add_hole(range, &scan->holes, scan->last, scan->previous);
 }
 
 /*

@@ -60,7 +60,6 @@
 #include "access/transam.h"
 #include "access/xact.h"
 #include "common/hashfn.h"
-#include "common/pg_prng.h"
 #include "executor/instrument.h"
 #include "miscadmin.h"
 #include "port/atomics.h"
@@ -68,6 +67,7 @@
 #include "outbox/lane_low_water.h"
 #include "store/relations.h"
 #include "util/compat.h"
+#include "util/random.h"
 #include "util/rollback.h"
 #include "util/shared_memory.h"
 
@@ -93,16 +93,16 @@ typedef struct Place
 	/* Publishers. */
 	bool		is_free;
 	int64		free_from;		/* nothing is pending before this */
-} Place;
+}			Place;
 
 static Place places[NUM_PLACES];
 
 static void init_requeues(void *memory);
 static pg_atomic_uint64 *requeues_of(int64 lane);
-static Place *find_place(int64 lane);
-static Place *make_place(int64 lane);
-static Place *find_mark(int64 lane);
-static bool is_of(const Place *place, int64 lane);
+static Place * find_place(int64 lane);
+static Place * make_place(int64 lane);
+static Place * find_mark(int64 lane);
+static bool is_of(const Place * place, int64 lane);
 static void forget_marks(void);
 
 /*
@@ -111,11 +111,8 @@ static void forget_marks(void);
 uint64
 idem_lane_hash(int64 lane)
 {
-	static uint64 seed = 0;
-
-	if (seed == 0)
-		seed = pg_prng_uint64(&pg_global_prng_state) | 1;
-	return hash_bytes_extended((unsigned char *) &lane, sizeof(lane), seed);
+	return hash_bytes_extended((unsigned char *) &lane, sizeof(lane),
+							   idem_secret_seed());
 }
 
 /*
@@ -140,7 +137,7 @@ find_place(int64 lane)
  * Is this the place of that lane, and still true?
  */
 static bool
-is_of(const Place *place, int64 lane)
+is_of(const Place * place, int64 lane)
 {
 	return place->is_used && place->lane == lane &&
 		place->relation_changes == idem_relation_changes;

@@ -22,8 +22,8 @@
  * transaction, or writes to a message that another relay has leased, to keep
  * it so:
  *
- *	- A publisher or a take that parks a message does so only behind an earlier
- *	  one that is pending, committed, and not being written.  Then, with the
+ *	- A call that publishes, takes or requeues parks a message only behind an
+ *	  earlier one that is pending, committed, and not being written.  Then, with the
  *	  message in the index of its lane, it looks again for such a one
  *	  (idem_lane_is_blocked()), and makes the message ready if there is none.
  *	  So does a transaction that writes a message that stays parked.

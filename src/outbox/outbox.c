@@ -85,6 +85,7 @@ static bool attempt_is_over(const IdemOutboxRow *row, int attempt);
 static double backoff_ms(int attempt);
 static int	requeue_all(IdemTable *outbox);
 static bool requeue(IdemTable *outbox, int64 id);
+static bool find_dead(IdemTable *outbox, int64 id);
 static int	ids_arg(FunctionCallInfo fcinfo, int64 **ids);
 static int	compare_ids(const void *a, const void *b, void *arg);
 
@@ -392,31 +393,52 @@ requeue_all(IdemTable *outbox)
 }
 
 /*
- * Put a dead message back, with all its attempts.  Returns whether it was
- * dead.
+ * Put a dead message back, with all its attempts.  As a new one, it is parked if
+ * an earlier message of its key precedes it; see lanes.c.  Returns whether it
+ * was dead.
  */
 static bool
 requeue(IdemTable *outbox, int64 id)
 {
 	IdemOutboxRow row;
+	bool		has_lane;
+	int64		lane = 0;
+	bool		parked = false;
 
 	do
 	{
-		if (!idem_outbox_find(outbox, id) ||
-			!idem_outbox_in_state(outbox, "dead"))
+		if (!find_dead(outbox, id))
 			return false;
+		has_lane = !outbox->row->tts_isnull[OUTBOX_KEY_HASH];
+		if (has_lane)
+		{
+			lane = DatumGetInt64(outbox->row->tts_values[OUTBOX_KEY_HASH]);
+			parked = idem_lane_is_blocked(outbox, lane, id);
+			if (!find_dead(outbox, id))
+				return false;
+			idem_lane_low_water_expire(lane);
+		}
 		idem_outbox_copy(outbox, &row);
 		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum("pending"));
 		idem_outbox_set(&row, OUTBOX_UNCOUNTED_ATTEMPTS,
 						row.values[OUTBOX_ATTEMPT]);
 		row.nulls[OUTBOX_AWAITING_ACK] = true;
-		idem_outbox_set(&row, OUTBOX_IN_DUE_INDEX, BoolGetDatum(true));
+		idem_outbox_set(&row, OUTBOX_IN_DUE_INDEX, BoolGetDatum(!parked));
 		idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
 						TimestampTzGetDatum(GetCurrentTimestamp()));
-		if (!row.nulls[OUTBOX_KEY_HASH])
-			idem_lane_low_water_expire(DatumGetInt64(row.values[OUTBOX_KEY_HASH]));
 	} while (!idem_outbox_write(outbox, &row));
+	if (parked)
+		idem_lane_recheck(outbox, lane, id);
 	return true;
+}
+
+/*
+ * Find a message, and leave its row in the slot, if it is dead.
+ */
+static bool
+find_dead(IdemTable *outbox, int64 id)
+{
+	return idem_outbox_find(outbox, id) && idem_outbox_in_state(outbox, "dead");
 }
 
 /*

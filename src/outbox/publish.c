@@ -21,6 +21,7 @@
  */
 #include "postgres.h"
 
+#include "access/detoast.h"
 #include "access/xact.h"
 #include "common/sha2.h"
 #include "libpq/pqformat.h"
@@ -323,15 +324,18 @@ look_at_lanes_again(HTAB *lanes, IdemTable *outbox)
 static void
 make_message(IdemOutboxRow *row)
 {
-	if ((!idem_json_is_small(row->values[OUTBOX_PAYLOAD]) ||
-		 (!row->nulls[OUTBOX_HEADERS] &&
-		  !idem_json_is_small(row->values[OUTBOX_HEADERS]))) &&
-		idem_outbox_text_size(row, IDEM_MAX_TEXT_SIZE) > IDEM_MAX_TEXT_SIZE)
+	Size		size = toast_raw_datum_size(row->values[OUTBOX_PAYLOAD]);
+	int64		limit;
+
+	if (!row->nulls[OUTBOX_HEADERS])
+		size += toast_raw_datum_size(row->values[OUTBOX_HEADERS]);
+	limit = idem_json_text_limit(size);
+	if (limit != 0 && idem_outbox_text_size(row, limit) > limit)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("message is too large"),
-				 errdetail("Its payload and headers have more than %d bytes of text.",
-						   IDEM_MAX_TEXT_SIZE),
+				 errdetail("Its payload and headers have more than " INT64_FORMAT " bytes of text.",
+						   limit),
 				 errhint("Publish a reference to the data.")));
 	(void) idem_check_client_text(row->values[OUTBOX_TOPIC]);
 	(void) idem_check_client_json(row->values[OUTBOX_PAYLOAD]);

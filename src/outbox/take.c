@@ -34,9 +34,9 @@
  *	- It moves the row out of the way: a message is parked if another one
  *	  precedes it, even if that is leased and parked itself, and a row that is
  *	  not pending is removed, or moved to the time of the head.  A call does
- *	  so with MAX_PARKS and MAX_REMOVALS rows, and lets MAX_DEATHS messages
- *	  die, so that these changes are committed soon.  Beyond that it goes on
- *	  without changing anything.
+ *	  so with a limited number of rows, and lets a limited number of messages
+ *	  die, so that these changes are committed soon; see is_within().  Beyond
+ *	  that it goes on without changing anything.
  *
  *	- It leaves the row where it is, if that depends on what another
  *	  transaction is writing.  The next takes of this backend skip such a row
@@ -49,7 +49,8 @@
  * Then it goes on to the next row.  It remembers the lanes that it has been
  * to, and does not look again at one behind whose first message everything has
  * to wait for a transaction.  So it has looked at each due row before it
- * returns less than it was asked for.
+ * returns less than it was asked for, unless that takes half of the lease of
+ * its first message.
  *
  * Takes never wait for each other or for publishers, and publishers never wait
  * at all.  A take locks no row of a message that was taken before unless it is
@@ -113,15 +114,23 @@ static const int take_columns[] = {
 #define TOPICS_AVAILABLE_AT	2
 
 /*
- * A call parks as many messages, removes or moves as many rows that are not
- * pending, and lets as many messages die; it passes over the others, so that it
- * ends soon and its changes are committed.  A relay whose lease has run out may
- * wait with its answer for a message that is being parked, and nobody for a row
- * that is not pending.
+ * A call parks this number of messages, removes or moves this number of rows
+ * that are not pending, and lets this number of messages die.  It passes over
+ * the others, so that it ends soon and its changes are committed.  A relay
+ * whose lease has run out may wait with its answer for a message that is being
+ * parked, and nobody for a row that is not pending.
+ *
+ * If a call passes over many rows, it changes up to a fifth of them: else the
+ * calls together would pass over the rows that are left as often as there are
+ * calls.
  */
 #define MAX_PARKS			500
 #define MAX_REMOVALS		10000
 #define MAX_DEATHS			1000
+#define PASSED_SHARE		4
+
+/* A call goes on for half of the lease that it gives, but at least so long. */
+#define MIN_DURATION_MS		1000
 
 /* What NULL stands for. */
 #define DEFAULT_MAX_MESSAGES	100
@@ -157,7 +166,7 @@ typedef struct Taking
 	Snapshot	begun;			/* of lanes, only what it sees is taken */
 	CommandId	command;		/* that the call begins with */
 	TimestampTz now;
-	TimestampTz lease_expires_at;
+	TimestampTz return_by;		/* 0: no message has a lease yet */
 	bool		changed;		/* has it changed a row? */
 	TimestampTz next_due;		/* if it has not */
 	const Interval *lease;
@@ -165,6 +174,7 @@ typedef struct Taking
 	int			ntopics;
 	int			wanted;			/* how many more messages */
 	int64		text_size;		/* of those that are in the result */
+	int			passed;			/* rows that were found and left */
 	int			parks;			/* messages that were parked */
 	int			removals;		/* other rows that were moved, or removed */
 	int			deaths;			/* messages that had no attempt left */
@@ -210,14 +220,17 @@ static void begin_scan(Taking *taking, IdemScan *scan, const Datum *topic,
 					   const TimestampTz *after, TimestampTz until,
 					   Snapshot snapshot);
 static void take_ready(Taking *taking, const Datum *topic);
+static bool is_late(const Taking *taking);
 static void take_found(Taking *taking);
 static void take_lane(Taking *taking);
 static void move_signpost(Taking *taking, Visit *visit);
+static bool is_within(const Taking *taking, int changes, int limit);
 static bool take_locked(Taking *taking, Lane *lane);
 static bool lock_next(Taking *taking, Lane *lane);
 static bool is_failing(const Datum *message);
 static bool is_dying(const Datum *message);
 static Taken take_row(Taking *taking, IdemTable *outbox, bool is_locked);
+static TimestampTz lease_end(Taking *taking);
 
 /*
  * idem_outbox_take(max_messages, lease, topics, wait) -> setof row
@@ -302,7 +315,8 @@ try_take(void *arg)
  * When will the next one of the rows that a take looks at be available?
  * DT_NOEND where it is not within IDEM_LOOK_AGAIN_MS, after which a waiter
  * looks again anyway: beyond that lie the leases of what has been acknowledged
- * since, which nobody has to go through.
+ * since, which nobody has to go through.  A row that another transaction holds
+ * does not count, because the end of that transaction wakes a waiter.
  */
 static TimestampTz
 next_due(Taking *taking)
@@ -322,11 +336,15 @@ next_due(Taking *taking)
 		begin_scan(taking, &scan,
 				   taking->topics == NULL ? NULL : &taking->topics[i],
 				   &taking->now, Min(due, until), snapshot);
-		if (idem_scan_next(&scan, ForwardScanDirection))
+		while (idem_scan_next(&scan, ForwardScanDirection))
 		{
 			Datum	   *found = taking->outbox.row->tts_values;
 
+			CHECK_FOR_INTERRUPTS();
+			if (TransactionIdIsValid(taking->outbox.holder))
+				continue;
 			due = DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]);
+			break;
 		}
 		idem_scan_end(&scan);
 	}
@@ -342,12 +360,12 @@ take(Taking *taking)
 {
 	idem_table_open(&taking->outbox, IDEM_OUTBOX, RowExclusiveLock);
 	taking->visits = NULL;
+	taking->passed = 0;
 	taking->parks = 0;
 	taking->removals = 0;
 	taking->deaths = 0;
 	taking->now = GetCurrentTimestamp();
-	taking->lease_expires_at = idem_add_interval(taking->now, taking->lease,
-												 IDEM_OUTBOX_LEASE_MS);
+	taking->return_by = 0;
 
 	/* That of the transaction would see what the call itself writes. */
 	taking->snapshot = NULL;
@@ -498,6 +516,11 @@ take_ready(Taking *taking, const Datum *topic)
 			begin_scan(taking, &scan, topic, &after, taking->now, NULL);
 			continue;
 		}
+		if (is_late(taking))
+		{
+			taking->wanted = 0;
+			break;
+		}
 		take_found(taking);
 		if (is_marked)
 			idem_due_scan_looked(&marked, taking->blockers);
@@ -508,8 +531,18 @@ take_ready(Taking *taking, const Datum *topic)
 }
 
 /*
+ * Is it time to return what was taken?
+ */
+static bool
+is_late(const Taking *taking)
+{
+	return taking->return_by != 0 &&
+		GetCurrentTimestamp() >= taking->return_by;
+}
+
+/*
  * Take the ready row that was found, or what it stands for, if nobody else is
- * at it.  Sets taking->blockers.
+ * at it, and the call has not been.  Sets taking->blockers.
  */
 static void
 take_found(Taking *taking)
@@ -518,6 +551,7 @@ take_found(Taking *taking)
 
 	taking->found.count = 0;
 	taking->blockers = &taking->found;
+	taking->passed++;
 
 	/* Others have it, or, with an old snapshot, have had it or we have. */
 	if (TransactionIdIsValid(outbox->holder))
@@ -529,12 +563,16 @@ take_found(Taking *taking)
 		!idem_row_is_visible(outbox, SnapshotSelf))
 		return;
 
+	/* A scan that begins again behind a range finds such rows. */
+	if (idem_is_written_since(outbox, taking->command))
+		return;
+
 	if (!outbox->row->tts_isnull[OUTBOX_KEY_HASH])
 		take_lane(taking);
 	else if (!idem_outbox_in_state(outbox, "pending"))
 		move_signpost(taking, NULL);
-	else if (taking->deaths < MAX_DEATHS ||
-			 !is_dying(outbox->row->tts_values))
+	else if (!is_dying(outbox->row->tts_values) ||
+			 is_within(taking, taking->deaths, MAX_DEATHS))
 		(void) take_row(taking, outbox, false);
 }
 
@@ -610,8 +648,8 @@ move_signpost(Taking *taking, Visit *visit)
 		taking->blockers = visit->blockers;
 		return;
 	}
-	if (is_pending ? taking->parks >= MAX_PARKS :
-		taking->removals >= MAX_REMOVALS)
+	if (!(is_pending ? is_within(taking, taking->parks, MAX_PARKS) :
+		  is_within(taking, taking->removals, MAX_REMOVALS)))
 		return;
 	if (visit == NULL)
 		moved = idem_outbox_set_ready(outbox, false, DT_NOBEGIN);
@@ -619,10 +657,14 @@ move_signpost(Taking *taking, Visit *visit)
 		moved = idem_lane_move_signpost(outbox, &taking->lanes,
 										taking->snapshot, &visit->head,
 										&taking->found);
-	if (moved && is_pending)
-		taking->parks++;
-	else if (moved)
-		taking->removals++;
+	if (moved)
+	{
+		taking->passed--;
+		if (is_pending)
+			taking->parks++;
+		else
+			taking->removals++;
+	}
 
 	if (visit != NULL && taking->found.count > 0)
 	{
@@ -633,6 +675,15 @@ move_signpost(Taking *taking, Visit *visit)
 		memcpy(visit->blockers, &taking->found, size);
 		visit->is_held = is_pending;
 	}
+}
+
+/*
+ * Can a call that has made so many changes of a kind make another one?
+ */
+static bool
+is_within(const Taking *taking, int changes, int limit)
+{
+	return changes < limit || changes < taking->passed / PASSED_SHARE;
 }
 
 /*
@@ -722,7 +773,8 @@ lock_next(Taking *taking, Lane *lane)
 
 	if (lane->ends ||
 		lane->locked - lane->taken - lane->dying >= taking->wanted ||
-		(dies && taking->deaths + lane->dying >= MAX_DEATHS) ||
+		(dies && !is_within(taking, taking->deaths + lane->dying,
+							MAX_DEATHS)) ||
 		DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]) > taking->now ||
 		idem_is_written_since(lanes, taking->command) ||
 		!idem_row_is_visible(lanes, taking->begun) ||
@@ -794,8 +846,9 @@ take_row(Taking *taking, IdemTable *outbox, bool is_locked)
 	}
 
 	text_size = idem_outbox_text_size(&row, IDEM_MAX_RESULT_SIZE);
-	if (taking->text_size > 0 &&
-		taking->text_size + text_size > IDEM_MAX_RESULT_SIZE)
+	if (is_late(taking) ||
+		(taking->text_size > 0 &&
+		 taking->text_size + text_size > IDEM_MAX_RESULT_SIZE))
 	{
 		taking->wanted = 0;
 		return TAKEN_NOT;
@@ -806,7 +859,7 @@ take_row(Taking *taking, IdemTable *outbox, bool is_locked)
 	idem_outbox_set(&row, OUTBOX_AWAITING_ACK, BoolGetDatum(true));
 	idem_outbox_set(&row, OUTBOX_IN_DUE_INDEX, BoolGetDatum(true));
 	idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
-					TimestampTzGetDatum(taking->lease_expires_at));
+					TimestampTzGetDatum(lease_end(taking)));
 	if (idem_update(outbox, row.values, row.nulls,
 					is_locked) != IDEM_WRITE_DONE)
 		return TAKEN_NOT;
@@ -823,4 +876,22 @@ take_row(Taking *taking, IdemTable *outbox, bool is_locked)
 	taking->wanted--;
 	idem_count(IDEM_COUNT_TAKEN, 1);
 	return TAKEN;
+}
+
+/*
+ * The time at which the lease of a message ends that is taken now.  The first
+ * one decides when the call returns, so that its relay has at least half of the
+ * lease left to deliver it.
+ */
+static TimestampTz
+lease_end(Taking *taking)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz end = idem_add_interval(now, taking->lease,
+										IDEM_OUTBOX_LEASE_MS);
+
+	if (taking->return_by == 0 && end > now)
+		taking->return_by = Max(now + (end - now) / 2,
+								idem_add_ms(now, MIN_DURATION_MS));
+	return end;
 }

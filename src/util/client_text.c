@@ -12,7 +12,6 @@
  */
 #include "postgres.h"
 
-#include "access/detoast.h"
 #include "lib/stringinfo.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
@@ -28,6 +27,10 @@
  */
 #define MAX_GROWTH		10000
 
+/* The lowest and the highest limit of a message's or a claim's documents. */
+#define MIN_TEXT_LIMIT	(4 * 1024 * 1024)
+#define MAX_TEXT_LIMIT	(256 * 1024 * 1024)
+
 /* Shorter strings are taken for ones of characters that are all escaped. */
 #define SHORT_STRING	8192
 #define MAX_ESCAPE		6
@@ -36,12 +39,18 @@ static int64 string_size(const char *string, int length);
 static void check_encoding(const char *string, int length);
 
 /*
- * Is a document less than half of IDEM_MAX_TEXT_SIZE, whatever is in it?
+ * How many bytes of text documents of this size can have: an upper bound for
+ * all, and ten times the size, which only numbers with long rows of zeros
+ * exceed.  Without that, a tenant could make a relay's server write megabytes
+ * for each kilobyte that is published.  0 if no document of this size has
+ * MIN_TEXT_LIMIT.
  */
-bool
-idem_json_is_small(Datum json)
+int64
+idem_json_text_limit(Size size)
 {
-	return toast_raw_datum_size(json) < IDEM_MAX_TEXT_SIZE / 2 / MAX_GROWTH;
+	if (size <= MIN_TEXT_LIMIT / MAX_GROWTH)
+		return 0;
+	return Min(MAX_TEXT_LIMIT, Max(MIN_TEXT_LIMIT, (int64) size * 10));
 }
 
 /*

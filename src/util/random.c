@@ -51,3 +51,17 @@ idem_random_bytes(unsigned char *target, int length)
 	explicit_bzero(source, length);
 	unused -= length;
 }
+
+/*
+ * A seed for hashes that is not known outside this process, so that nobody can
+ * choose names that collide.  It is never 0.
+ */
+uint64
+idem_secret_seed(void)
+{
+	static uint64 seed = 0;
+
+	while (seed == 0)
+		idem_random_bytes((unsigned char *) &seed, sizeof(seed));
+	return seed;
+}
