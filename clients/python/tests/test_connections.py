@@ -1,6 +1,8 @@
 """Connections: they come back to where they came from, also when the server is silent."""
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from contextlib import asynccontextmanager, contextmanager
@@ -131,3 +133,41 @@ def test_a_silent_server_at_a_cancellation(database, monkeypatch):
         assert time.monotonic() - began < 8
         assert idem.request("u", new_key(), lambda tx: Response()).stored
     proxy.close()
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_pool_that_is_open_at_a_fork_is_refused(database, opened):
+    """As with gunicorn --preload: the child has no thread of the pool, and would wait for ever."""
+    pool = ConnectionPool("", min_size=1, open=opened)
+    idem = Idempotency(pool)
+    if opened:
+        assert idem.once("fork", new_key())
+    child = os.fork()
+    if not child:
+        try:
+            if not opened:
+                pool.open()
+            idem.once("fork", new_key())
+            os._exit(0)
+        except RuntimeError as error:
+            os._exit(1 if "open it after the fork" in str(error) else 2)
+        except BaseException:
+            os._exit(3)
+    try:
+        assert ends_within(child, 10) == (1 if opened else 0)
+        assert not opened or idem.once("fork", new_key())
+    finally:
+        pool.close()
+
+
+def ends_within(child, seconds):
+    """The exit code of a process, which is killed when the time is over."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        process, status = os.waitpid(child, os.WNOHANG)
+        if process:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None

@@ -1,11 +1,15 @@
 """What users write passes a strict type check."""
 
+import inspect
 import os
+import pydoc
 import subprocess
 import sys
 from pathlib import Path
 
 import pg_idempotency
+from pg_idempotency.functions import Functions, function
+from pg_idempotency.memory import MemoryIdempotency
 
 SAMPLE = """
 from flask import Flask, Request, session
@@ -49,3 +53,17 @@ def test_types(tmp_path):
     done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache", "sample.py"],
                           cwd=tmp_path, env={**os.environ, "MYPYPATH": source}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_help_shows_each_function():
+    """Its arguments, what it returns, and a sentence."""
+    for name, found in vars(Functions).items():
+        if isinstance(found, function):
+            method = getattr(MemoryIdempotency(), name)
+            signature = inspect.signature(method)
+            assert method.__doc__ and "self" not in signature.parameters, name
+            assert "Statement" not in str(signature.return_annotation), name
+    assert str(inspect.signature(MemoryIdempotency().once_at)).endswith(
+        "(scope: str, token: str) -> datetime.datetime | None")
+    text = pydoc.plain(pydoc.render_doc(MemoryIdempotency().set))
+    assert "active: bool" in text and "the latest intent wins" in text

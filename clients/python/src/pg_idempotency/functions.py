@@ -14,12 +14,13 @@ in between.
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time as clock_time, timedelta
 from decimal import Decimal
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, get_args, overload
 from uuid import UUID
 
 P = ParamSpec("P")
@@ -445,6 +446,9 @@ class function(Generic[P, T]):
     def __init__(self, make: Callable[Concatenate[Any, P], Statement[T]]) -> None:
         self.make = make
         functools.update_wrapper(self, make)
+        signature = inspect.signature(make, eval_str=True)
+        # For help(): that of the method, and not of the function that makes its statement.
+        self.__signature__ = signature.replace(return_annotation=get_args(signature.return_annotation)[0])
 
     @overload
     def __get__(self, instance: None, owner: Any) -> function[P, T]: ...
@@ -460,6 +464,9 @@ class function(Generic[P, T]):
         @functools.wraps(self.make)
         def method(*args: P.args, **kwargs: P.kwargs) -> Any:
             return instance._perform(self.make(instance, *args, **kwargs))
+
+        signature = self.__signature__
+        method.__dict__["__signature__"] = signature.replace(parameters=list(signature.parameters.values())[1:])
         return method
 
 
@@ -474,16 +481,18 @@ class Functions:
 
     @function
     def request_hash(self, method: str, path: str, body: str | bytes | None = None) -> Statement[bytes]:
-        """A str is JSON, and is put into canonical form; bytes are taken as they are."""
+        """The hash of a request.  A str is JSON, and is put into canonical form; bytes are taken as they are."""
         kind = "bytea" if isinstance(body, (bytes, bytearray, memoryview)) else "text"
         return _scalar("idem_request_hash", ("method", "text", method), ("path", "text", path), ("body", kind, body))
 
     @function
     def canonical_json(self, document: Any) -> Statement[str]:
+        """The document in canonical form, RFC 8785, as text."""
         return _scalar("idem_canonical_json", ("document", "jsonb", json_text(document, "document")))
 
     @function
     def key_is_valid(self, key: str) -> Statement[bool]:
+        """Whether the server accepts this key for a new record."""
         return _scalar("idem_key_is_valid", ("key", "text", key))
 
     # Request keys
@@ -492,7 +501,10 @@ class Functions:
     def claim(self, scope: str, key: str, request_hash: bytes | Statement[bytes] | None = None, *,
               ttl: Interval = None, ttl_ms: float | None = None, lease: Interval = None, lease_ms: float | None = None,
               wait: Interval = None, wait_ms: float | None = None, request: Any = None) -> Statement[Claim]:
-        """request: JSON that idem_resume returns if the claim fails or its lease ends; None stores nothing."""
+        """Claim the right to run a request.  After in_progress, claim again: lookup() finds nothing while the holder's
+        transaction is open, which does not mean that the request has not run.
+
+        request: JSON that idem_resume returns if the claim fails or its lease ends; None stores nothing."""
         stored = () if request is None else (("request", "jsonb", json_text(request, "request")),)
         return _one(Claim, "idem_claim", ("scope", "text", scope), ("key", "text", key),
                     ("request_hash", "bytea", request_hash), as_interval("ttl", ttl, ttl_ms),
@@ -511,6 +523,7 @@ class Functions:
     def complete(self, scope: str, key: str, response_status: int, response_body: str | bytes | None = None,
                  response_headers: Headers | JsonText | None = None,
                  claim_token: int | None = None) -> Statement[bool]:
+        """Store the response of a claimed request; claim_token is needed unless this transaction claimed the key."""
         kind = "bytea" if isinstance(response_body, (bytes, bytearray, memoryview)) else "text"
         return _scalar("idem_complete", ("scope", "text", scope), ("key", "text", key),
                        ("response_status", "int", response_status), ("response_body", kind, response_body),
@@ -521,6 +534,7 @@ class Functions:
     def checkpoint(self, scope: str, key: str, recovery_point: str, recovery_state: Any = None, *,
                    lease: Interval = None, lease_ms: float | None = None,
                    claim_token: int | None = None) -> Statement[datetime]:
+        """Record how far a claimed request has come, and renew its lease.  Returns when the lease ends."""
         return _scalar("idem_checkpoint", ("scope", "text", scope), ("key", "text", key),
                        ("recovery_point", "text", recovery_point),
                        ("recovery_state", "json", json_text(recovery_state, "recovery_state")),
@@ -529,36 +543,44 @@ class Functions:
     @function
     def heartbeat(self, scope: str, key: str, *, lease: Interval = None, lease_ms: float | None = None,
                   claim_token: int | None = None) -> Statement[datetime]:
+        """Renew the lease of a claim.  Returns when the lease ends."""
         return _scalar("idem_heartbeat", ("scope", "text", scope), ("key", "text", key),
                        as_interval("lease", lease, lease_ms), ("claim_token", "bigint", claim_token))
 
     @function
     def fail(self, scope: str, key: str, error: str | None = None,
              claim_token: int | None = None) -> Statement[bool]:
+        """Give a claim up after a failure.  Its checkpoint stays, and the next claim is free to retry at once."""
         return _scalar("idem_fail", ("scope", "text", scope), ("key", "text", key), ("error", "text", error),
                        ("claim_token", "bigint", claim_token))
 
     @function
     def release(self, scope: str, key: str, claim_token: int | None = None) -> Statement[bool]:
+        """Give a claim up and delete its record, as if the key had never been claimed."""
         return _scalar("idem_release", ("scope", "text", scope), ("key", "text", key),
                        ("claim_token", "bigint", claim_token))
 
     @function
     def lookup(self, scope: str, key: str) -> Statement[Lookup]:
+        """The record of a key; all attributes are None if there is none, as for a claim that has not committed yet."""
         return _one(Lookup, "idem_lookup", ("scope", "text", scope), ("key", "text", key))
 
     @function
     def forget(self, scope: str, key: str) -> Statement[bool]:
+        """For administrators: delete the record of a key, so that the request can run again."""
         return _scalar("idem_forget", ("scope", "text", scope), ("key", "text", key))
 
     @function
     def erase(self, scope: str, key: str) -> Statement[bool]:
+        """For administrators: delete the stored request and response, and keep the fact that the request ran."""
         return _scalar("idem_erase", ("scope", "text", scope), ("key", "text", key))
 
     @function
     def run(self, scope: str, key: str, handler: str, request: Any, *, ttl: Interval = None,
             ttl_ms: float | None = None, wait: Interval = None, wait_ms: float | None = None) -> Statement[Ran]:
-        """handler is a function of the database: 'place_order(jsonb)'."""
+        """Claim, call the handler in the database, and store its response, in one statement.
+
+        handler is a function of the database: 'place_order(jsonb)'."""
         return _one(Ran, "idem_run", ("scope", "text", scope), ("key", "text", key),
                     ("handler", "regprocedure", handler), ("request", "jsonb", json_text(request, "request")),
                     as_interval("ttl", ttl, ttl_ms), as_interval("wait", wait, wait_ms))
@@ -567,6 +589,7 @@ class Functions:
     def claim_many(self, scope: str, keys: Sequence[str], request_hashes: Sequence[bytes | None] | None = None, *,
                    ttl: Interval = None, ttl_ms: float | None = None, lease: Interval = None,
                    lease_ms: float | None = None) -> Statement[list[ClaimOfMany]]:
+        """Claim many keys of a scope, as claim() does for one after another."""
         return _many(ClaimOfMany, "idem_claim_many", ("scope", "text", scope), ("keys", "text[]", _list(keys)),
                      ("request_hashes", "bytea[]", _list(request_hashes)), as_interval("ttl", ttl, ttl_ms),
                      as_interval("lease", lease, lease_ms))
@@ -576,6 +599,7 @@ class Functions:
                       response_bodies: Sequence[str | None] | None = None,
                       response_headers: Sequence[Headers | JsonText | None] | None = None,
                       claim_tokens: Sequence[int | None] | None = None) -> Statement[list[CompletedOfMany]]:
+        """Store the responses of many claimed requests, as complete() does for one after another."""
         return _many(CompletedOfMany, "idem_complete_many", ("scope", "text", scope), ("keys", "text[]", _list(keys)),
                      ("response_statuses", "int[]", _list(response_statuses)),
                      ("response_bodies", "text[]", _list(response_bodies)),
@@ -586,12 +610,15 @@ class Functions:
 
     @function
     def try_advance(self, user_id: str, entity_type: str, entity_id: str, action_id: int) -> Statement[Advance]:
+        """Advance the version counter of a user and an entity if action_id is greater.  A stale call writes nothing."""
         return _one(Advance, "idem_try_advance", ("user_id", "text", user_id), ("entity_type", "text", entity_type),
                     ("entity_id", "text", entity_id), ("action_id", "bigint", action_id))
 
     @function
     def toggle(self, user_id: str, entity_type: str, entity_id: str, action_type: str,
                action_id: int) -> Statement[Action]:
+        """Flip an action of a user if action_id is greater than the counter.  Prefer set(): of its calls, the
+        latest intent wins."""
         return _one(Action, "idem_toggle", ("user_id", "text", user_id), ("entity_type", "text", entity_type),
                     ("entity_id", "text", entity_id), ("action_type", "text", action_type),
                     ("action_id", "bigint", action_id))
@@ -599,6 +626,7 @@ class Functions:
     @function
     def set(self, user_id: str, entity_type: str, entity_id: str, action_type: str, active: bool, action_id: int,
             excludes: Sequence[str] | None = None) -> Statement[Action]:
+        """Set an action of a user if action_id is greater than the counter, so that the latest intent wins."""
         return _one(Action, "idem_set", ("user_id", "text", user_id), ("entity_type", "text", entity_type),
                     ("entity_id", "text", entity_id), ("action_type", "text", action_type),
                     ("active", "boolean", active), ("action_id", "bigint", action_id),
@@ -606,22 +634,26 @@ class Functions:
 
     @function
     def is_active(self, user_id: str, entity_type: str, entity_id: str, action_type: str) -> Statement[bool]:
+        """Whether an action of a user on an entity is active."""
         return _scalar("idem_is_active", ("user_id", "text", user_id), ("entity_type", "text", entity_type),
                        ("entity_id", "text", entity_id), ("action_type", "text", action_type))
 
     @function
     def action_states(self, user_id: str, entity_type: str,
                       entity_ids: Sequence[str]) -> Statement[list[ActionState]]:
+        """The actions of a user on the entities of a page."""
         return _many(ActionState, "idem_action_states", ("user_id", "text", user_id),
                      ("entity_type", "text", entity_type), ("entity_ids", "text[]", _list(entity_ids)))
 
     @function
     def forget_user(self, user_id: str) -> Statement[int]:
+        """For administrators: delete the version counters and actions of a user.  Returns how many rows."""
         return _scalar("idem_forget_user", ("user_id", "text", user_id))
 
     @function
     def try_advance_many(self, user_ids: Sequence[str], entity_types: Sequence[str], entity_ids: Sequence[str],
                          action_ids: Sequence[int]) -> Statement[list[AdvanceOfMany]]:
+        """Advance many version counters, as try_advance() does for one after another."""
         return _many(AdvanceOfMany, "idem_try_advance_many", ("user_ids", "text[]", _list(user_ids)),
                      ("entity_types", "text[]", _list(entity_types)), ("entity_ids", "text[]", _list(entity_ids)),
                      ("action_ids", "bigint[]", _list(action_ids)))
@@ -630,6 +662,7 @@ class Functions:
     def set_many(self, user_ids: Sequence[str], entity_types: Sequence[str], entity_ids: Sequence[str],
                  action_types: Sequence[str], actives: Sequence[bool],
                  action_ids: Sequence[int]) -> Statement[list[ActionOfMany]]:
+        """Set many actions, as set() without excludes does for one after another."""
         return _many(ActionOfMany, "idem_set_many", ("user_ids", "text[]", _list(user_ids)),
                      ("entity_types", "text[]", _list(entity_types)), ("entity_ids", "text[]", _list(entity_ids)),
                      ("action_types", "text[]", _list(action_types)), ("actives", "boolean[]", _list(actives)),
@@ -641,6 +674,7 @@ class Functions:
     def try_append(self, aggregate: str, client_id: str, client_seq: int, event_count: int = 1, *,
                    expected_version: int | None = None, allow_gaps: bool = True, wait: Interval = None,
                    wait_ms: float | None = None) -> Statement[Append]:
+        """Append the events client_seq to client_seq + event_count - 1 of a client to an aggregate, once."""
         return _one(Append, "idem_try_append", ("aggregate", "text", aggregate), ("client_id", "text", client_id),
                     ("client_seq", "bigint", client_seq), ("event_count", "int", event_count),
                     ("expected_version", "bigint", expected_version), ("allow_gaps", "boolean", allow_gaps),
@@ -648,17 +682,20 @@ class Functions:
 
     @function
     def last_client_seq(self, aggregate: str, client_id: str) -> Statement[int]:
+        """The last event of a client on an aggregate; 0 if there is none."""
         return _scalar("idem_last_client_seq", ("aggregate", "text", aggregate), ("client_id", "text", client_id))
 
     # Once
 
     @function
     def once(self, scope: str, token: str, *, ttl: Interval = None, ttl_ms: float | None = None) -> Statement[bool]:
+        """Whether this is the first use of a token, such as the id of a message in the consumer's transaction."""
         return _scalar("idem_once", ("scope", "text", scope), ("token", "text", token), as_interval("ttl", ttl, ttl_ms))
 
     @function
     def once_many(self, scope: str, tokens: Sequence[str], *, ttl: Interval = None,
                   ttl_ms: float | None = None) -> Statement[list[str]]:
+        """The tokens that are used for the first time, in their order."""
         return _scalars("idem_once_many", ("scope", "text", scope), ("tokens", "text[]", _list(tokens)),
                         as_interval("ttl", ttl, ttl_ms))
 
@@ -672,6 +709,7 @@ class Functions:
     @function
     def publish(self, topic: str, payload: Any, message_key: str | None = None, headers: Any = None, *,
                 deliver_after: Interval = None, deliver_after_ms: float | None = None) -> Statement[UUID]:
+        """Publish a message if and only if the transaction commits.  Returns its id."""
         return _scalar("idem_publish", ("topic", "text", topic),
                        ("payload", "jsonb", "null" if payload is None else json_text(payload, "payload")),
                        ("message_key", "text", message_key), ("headers", "jsonb", json_text(headers, "headers")),
@@ -682,6 +720,7 @@ class Functions:
                      message_keys: Sequence[str | None] | None = None, headers: Sequence[Any] | None = None, *,
                      deliver_after: Interval = None,
                      deliver_after_ms: float | None = None) -> Statement[list[PublishedOfMany]]:
+        """Publish many messages, as publish() does for one after another."""
         documents = ["null" if payload is None else json_text(payload, f"payloads[{at}]")
                      for at, payload in enumerate(payloads)]
         return _many(PublishedOfMany, "idem_publish_many", ("topics", "text[]", _list(topics)),
@@ -693,33 +732,39 @@ class Functions:
     def outbox_take(self, max_messages: int | None = None, *, lease: Interval = None, lease_ms: float | None = None,
                     topics: Sequence[str] | None = None, wait: Interval = None,
                     wait_ms: float | None = None) -> Statement[list[Message]]:
+        """Take messages to deliver: commit, deliver, then acknowledge or refuse them before the lease ends."""
         return _many(Message, "idem_outbox_take", ("max_messages", "int", max_messages),
                      as_interval("lease", lease, lease_ms), ("topics", "text[]", _list(topics)),
                      as_interval("wait", wait, wait_ms))
 
     @function
     def outbox_ack(self, ids: Sequence[int]) -> Statement[int]:
+        """Acknowledge delivered messages.  Returns how many had not been acknowledged before."""
         return _scalar("idem_outbox_ack", ("ids", "bigint[]", _list(ids)))
 
     @function
     def outbox_nack(self, id: int, error: str | None = None, *, retry_after: Interval = None,
                     retry_after_ms: float | None = None,
                     attempt: int | None = None) -> Statement[Literal["pending", "dead", "lost"]]:
+        """Refuse a message that could not be delivered.  Returns its state."""
         return _scalar("idem_outbox_nack", ("id", "bigint", id), ("error", "text", error),
                        as_interval("retry_after", retry_after, retry_after_ms), ("attempt", "int", attempt))
 
     @function
     def outbox_requeue(self, ids: Sequence[int] | None = None) -> Statement[int]:
+        """Make dead messages pending again: these, or all of them.  Returns how many."""
         return _scalar("idem_outbox_requeue", ("ids", "bigint[]", _list(ids)))
 
     @function
     def outbox_extend(self, ids: Sequence[int], *, lease: Interval = None, lease_ms: float | None = None,
                       attempts: Sequence[int] | None = None) -> Statement[list[int]]:
+        """Extend the leases of messages.  Returns the ids of the messages that are still held."""
         return _scalars("idem_outbox_extend", ("ids", "bigint[]", _list(ids)), as_interval("lease", lease, lease_ms),
                         ("attempts", "int[]", _list(attempts)))
 
     @function
     def outbox_release(self, ids: Sequence[int], attempts: Sequence[int] | None = None) -> Statement[int]:
+        """Release messages without an attempt: they are available at once.  Returns how many."""
         return _scalar("idem_outbox_release", ("ids", "bigint[]", _list(ids)),
                        ("attempts", "int[]", _list(attempts)))
 
@@ -732,6 +777,7 @@ class Functions:
 
     @function
     def cleanup(self, batch_size: int | None = None) -> Statement[Cleanup]:
+        """Delete one batch of expired keys, tokens and messages.  Returns how many."""
         return _one(Cleanup, "idem_cleanup", ("batch_size", "int", batch_size))
 
     @function
@@ -743,26 +789,32 @@ class Functions:
 
     @function
     def grant(self, grantee: str) -> Statement[None]:
+        """Give a role the functions that an application calls."""
         return _statement(None, "idem_grant", lambda rows: None, ("grantee", "regrole", grantee))
 
     @function
     def grant_relay(self, grantee: str) -> Statement[None]:
+        """Give a role the functions that a relay calls."""
         return _statement(None, "idem_grant_relay", lambda rows: None, ("grantee", "regrole", grantee))
 
     @function
     def grant_monitor(self, grantee: str) -> Statement[None]:
+        """Give a role the functions and views that monitoring reads."""
         return _statement(None, "idem_grant_monitor", lambda rows: None, ("grantee", "regrole", grantee))
 
     @function
     def revoke(self, grantee: str) -> Statement[None]:
+        """Take back what the grant functions gave to a role."""
         return _statement(None, "idem_revoke", lambda rows: None, ("grantee", "regrole", grantee))
 
     @function
     def raise_claim_tokens(self, at_least: int) -> Statement[int]:
+        """For administrators, after a restore or a promotion: give only claim tokens above at_least from now on."""
         return _scalar("idem_raise_claim_tokens", ("at_least", "bigint", at_least))
 
     @function
     def repair_outbox(self) -> Statement[int]:
+        """For administrators, after rows of the outbox were changed by hand: repair its order.  Returns how many."""
         return _scalar("idem_repair_outbox")
 
     @function
@@ -774,22 +826,27 @@ class Functions:
 
     @function
     def stats_reset(self) -> Statement[None]:
+        """Set the counters of this database to zero."""
         return _statement(None, "idem_stats_reset", lambda rows: None)
 
     @function
     def metrics(self) -> Statement[str]:
+        """The metrics of this database, as OpenMetrics 1.0 text."""
         return _scalar("idem_metrics")
 
     @function
     def metric_samples(self) -> Statement[list[MetricSample]]:
+        """The metrics of this database, a sample each."""
         return _many(MetricSample, "idem_metric_samples")
 
     @function
     def health(self) -> Statement[list[Check]]:
+        """The health of this database, a check each."""
         return _many(Check, "idem_health")
 
     @function
     def abandoned(self, *, older_than: Interval = None, older_than_ms: float | None = None) -> Statement[list[AbandonedClaim]]:
+        """Abandoned claims, the oldest first."""
         return _many(AbandonedClaim, "idem_abandoned", as_interval("older_than", older_than, older_than_ms))
 
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -347,6 +348,18 @@ async def readable(fileno: int, until: float, asynchronous: bool) -> None:
         loop.remove_reader(fileno)
 
 
+_pools: WeakSet[PsycopgBackend] = WeakSet()
+
+
+def _after_fork() -> None:
+    for backend in _pools:
+        backend.is_forked = not backend.source.closed
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class PsycopgBackend:
     """Connections from a pool, a function that returns a context manager, or
     a connection string.  Of the last, each is opened for its use."""
@@ -356,6 +369,8 @@ class PsycopgBackend:
         self.source = source
         self.size: int | None = None
         self.is_pool = False
+        self.is_forked = False
+        """The pool was open when this process was forked: its threads are missing, and its connections are the parent's."""
         self._connect: Callable[[], Any]
         if isinstance(source, str):
             # PgBouncer may be in between, which knows no prepared statements.
@@ -368,6 +383,8 @@ class PsycopgBackend:
             self.size = size if isinstance(size, int) else None
             self.is_pool = True
             self._connect = source.connection
+            if type(source).__module__.startswith("psycopg_pool"):
+                _pools.add(self)
         elif callable(source):
             self._connect = source
         else:
@@ -375,6 +392,10 @@ class PsycopgBackend:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[PsycopgSession]:
+        """Raises RuntimeError if the pool was open at a fork: it would wait for ever."""
+        if self.is_forked:
+            raise RuntimeError("the pool was opened before this process was forked, as with gunicorn --preload: "
+                               "open it after the fork, in each process")
         async with entered(self._connect()) as connection:
             session = PsycopgSession(connection, self._schema)
             try:
