@@ -108,6 +108,55 @@ SELECT status, value FROM idem_health() WHERE check_name = 'outbox_blocked';
 SELECT value FROM idem_metric_samples() WHERE name = 'idempotency_outbox_blocked_seconds';
 
 --
+-- Messages behind more than a thousand that were leased together with the first one
+--
+TRUNCATE idem_outbox;
+ALTER SEQUENCE idem_outbox_ids RESTART;
+SELECT count(*) FROM idem_publish_many('{batch}', array_fill('1'::jsonb, '{1500}'), '{k}');
+SELECT count(*) FROM idem_outbox_take(1500, '12 hours');
+SELECT * FROM pg_temp.blocked();
+SELECT count(*) FROM idem_publish_many('{batch}', '{1,2,3}', '{k}');
+SELECT * FROM pg_temp.blocked();
+
+--
+-- A message that became due when the one before it was acknowledged, and that no relay has looked for
+--
+CREATE FUNCTION pg_temp.oldest() RETURNS text LANGUAGE sql AS $$
+	SELECT concat_ws('|', status, value > 500) FROM idem_health() WHERE check_name = 'outbox_oldest'
+$$;
+TRUNCATE idem_outbox;
+ALTER SEQUENCE idem_outbox_ids RESTART;
+SELECT count(*) FROM idem_publish_many('{t}', '{1,2}', '{k}');
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(1);
+SELECT id, state, in_due_index FROM idem_outbox ORDER BY id;
+SELECT pg_temp.oldest();
+UPDATE idem_outbox SET available_at = available_at - interval '10 minutes';
+SELECT pg_temp.oldest();
+-- A pause of that message, or none behind
+UPDATE idem_outbox SET available_at = now() + interval '10 minutes' WHERE id = 2;
+SELECT pg_temp.oldest();
+DELETE FROM idem_outbox WHERE id = 2;
+SELECT pg_temp.oldest();
+
+--
+-- A key with many dead entries does not hide others, and its own first message is found.
+--
+TRUNCATE idem_outbox;
+ALTER SEQUENCE idem_outbox_ids RESTART;
+ALTER TABLE idem_outbox SET (autovacuum_enabled = off);
+SELECT count(*) FROM idem_publish_many('{hot}', array_fill('1'::jsonb, '{60000}'), '{k}');
+SELECT count(*) FROM idem_publish_many('{gone}', array_fill('1'::jsonb, '{2000}'), '{k}');
+SELECT count(*) FROM idem_publish_many('{other}', '{1,2}', '{k}');
+BEGIN;
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(60000, topics => '{hot}') WHERE id < 60000 - 10;
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(2000, topics => '{gone}');
+UPDATE idem_outbox SET available_at = now() WHERE state = 'pending' AND topic = 'hot' AND id > 60000 - 5;
+SELECT count(*) FROM idem_outbox_take(1, topics => '{other}');
+SELECT * FROM pg_temp.blocked() ORDER BY topic;
+COMMIT;
+ALTER TABLE idem_outbox RESET (autovacuum_enabled);
+
+--
 -- Nothing of keys and payloads; bounded, whatever there is: 20000 keys, and dead rows that nobody can remove
 --
 SELECT string_agg(a, ', ' ORDER BY o) FROM unnest((SELECT proargnames FROM pg_proc WHERE proname = 'idem_outbox_blocked')) WITH ORDINALITY AS u (a, o);

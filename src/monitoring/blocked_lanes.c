@@ -13,6 +13,11 @@
  * that, and otherwise a sample.  Then it counts the messages that wait in the
  * lanes that it returns, again MAX_ENTRIES entries at most.
  *
+ * A lane can begin with many dead entries, of messages that have left it since
+ * vacuum last could remove them.  Messages leave a lane in order, so its head is
+ * found by bisection then.  If the first followers of a head are not due, as
+ * those that were leased together with it, the last ones are examined.
+ *
  * Rows are those that the active snapshot sees.  Whether another transaction
  * is writing a head, a dirty scan tells.  Nothing here writes, waits, or locks
  * a table with more than AccessShareLock; all of it works on a hot standby.
@@ -46,8 +51,12 @@
 #define MAX_LANES	5000
 #define MAX_ENTRIES	50000
 
-/* How many entries of a lane are examined for a message that is due. */
+/* How many entries of a lane are examined for one that is due, at each end. */
 #define MAX_FOLLOWERS	1000
+
+/* The same before a bisection for the head, and in each step of it. */
+#define MAX_DEAD		250
+#define PROBE_ENTRIES	50
 
 /* What NULL stands for. */
 #define DEFAULT_MAX_LANES	100
@@ -89,13 +98,20 @@ typedef struct Search
 	IdemTable	heads;			/* the same table, to look at heads again */
 	TimestampTz now;
 	int			entries;		/* that may still be examined */
+	bool		is_within;		/* see next_visible() */
 	Blocked    *blocked;
 	int			nblocked;
 } Search;
 
 static void walk_lanes(Search *search);
 static void begin_at(IdemEntryScan *entries, int64 lane, int64 id);
-static bool next_entry(Search *search, int64 *lane, bool *visible);
+static bool next_entry(Search *search, ScanDirection direction, int64 *lane,
+					   bool *visible);
+static bool find_head(Search *search, int64 lane);
+static bool next_visible(Search *search, ScanDirection direction, int64 lane,
+						 int limit);
+static bool find_head_past_dead(Search *search, int64 lane);
+static int64 found_id(const Search *search);
 static void look_at_lane(Search *search, Blocked *lane);
 static TimestampTz available_at(const Search *search);
 static TransactionId holder_of(Search *search, const Blocked *lane);
@@ -181,7 +197,7 @@ walk_lanes(Search *search)
 		Blocked		lane = {0};
 		bool		visible;
 
-		if (!next_entry(search, &lane.lane, &visible))
+		if (!next_entry(search, ForwardScanDirection, &lane.lane, &visible))
 		{
 			if (has_turned || search->entries <= 0)
 				return;
@@ -191,11 +207,11 @@ walk_lanes(Search *search)
 		}
 		if (has_turned && lane.lane >= start)
 			return;
-		if (!visible)
-			continue;
-
-		look_at_lane(search, &lane);
-		n++;
+		if (visible || find_head(search, lane.lane))
+		{
+			look_at_lane(search, &lane);
+			n++;
+		}
 		if (lane.lane == PG_INT64_MAX)
 			begin_at(&search->lanes, PG_INT64_MAX, PG_INT64_MAX);
 		else
@@ -229,20 +245,87 @@ begin_at(IdemEntryScan *entries, int64 lane, int64 id)
  * have been examined.
  */
 static bool
-next_entry(Search *search, int64 *lane, bool *visible)
+next_entry(Search *search, ScanDirection direction, int64 *lane, bool *visible)
 {
 	Datum		first;
 
 	CHECK_FOR_INTERRUPTS();
 	if (search->entries <= 0 ||
-		!idem_entries_next(&search->lanes, ForwardScanDirection, &first,
-						   visible))
+		!idem_entries_next(&search->lanes, direction, &first, visible))
 		return false;
 	search->entries--;
 	*lane = DatumGetInt64(first);
 	if (*visible)
 		slot_getallattrs(search->outbox.row);
 	return true;
+}
+
+/*
+ * The scan has come to a dead entry, the first one of a lane: go to the head of
+ * the lane.  Returns false if it has none.
+ */
+static bool
+find_head(Search *search, int64 lane)
+{
+	return next_visible(search, ForwardScanDirection, lane, MAX_DEAD) ||
+		(search->is_within && find_head_past_dead(search, lane));
+}
+
+/*
+ * Step to the next message of the lane, past this number of entries at most.
+ * search->is_within tells whether there were that many in the lane.
+ */
+static bool
+next_visible(Search *search, ScanDirection direction, int64 lane, int limit)
+{
+	int64		other;
+	bool		visible;
+
+	search->is_within = false;
+	for (int n = 0; n < limit; n++)
+	{
+		if (!next_entry(search, direction, &other, &visible) || other != lane)
+			return false;
+		if (visible)
+			return true;
+	}
+	search->is_within = true;
+	return false;
+}
+
+/*
+ * The same where the lane begins with too many dead entries.  Ids are positive,
+ * unless somebody has altered their sequence; then the last message counts.
+ */
+static bool
+find_head_past_dead(Search *search, int64 lane)
+{
+	int64		low = 0;
+	int64		high;
+
+	begin_at(&search->lanes, lane, PG_INT64_MIN + 1);
+	if (!next_visible(search, BackwardScanDirection, lane, MAX_FOLLOWERS))
+		return false;
+	high = found_id(search);
+	while (low < high)
+	{
+		int64		middle = low + (high - low) / 2;
+
+		begin_at(&search->lanes, lane, middle);
+		if (next_visible(search, ForwardScanDirection, lane, PROBE_ENTRIES) &&
+			found_id(search) < high)
+			high = found_id(search);
+		else
+			low = middle + 1;
+	}
+	begin_at(&search->lanes, lane, high);
+	return next_visible(search, ForwardScanDirection, lane, PROBE_ENTRIES);
+}
+
+static int64
+found_id(const Search *search)
+{
+	return DatumGetInt64(search->outbox.row->tts_values[OUTBOX_ID]);
 }
 
 /*
@@ -257,15 +340,21 @@ look_at_lane(Search *search, Blocked *lane)
 	int64		other;
 	bool		visible;
 
-	lane->head = DatumGetInt64(values[OUTBOX_ID]);
+	lane->head = found_id(search);
 	lane->until = available_at(search);
 	if (lane->until > search->now)
 		lane->reason = !head->tts_isnull[OUTBOX_AWAITING_ACK] &&
 			DatumGetBool(values[OUTBOX_AWAITING_ACK]) ? LEASED : PAUSED;
 
-	for (int n = 0; n < MAX_FOLLOWERS; n++)
+	for (int n = 0; n < 2 * MAX_FOLLOWERS; n++)
 	{
-		if (!next_entry(search, &other, &visible) || other != lane->lane)
+		bool		from_end = n >= MAX_FOLLOWERS;
+
+		if (n == MAX_FOLLOWERS)
+			begin_at(&search->lanes, lane->lane, lane->head + 1);
+		if (!next_entry(search, from_end ? BackwardScanDirection :
+						ForwardScanDirection, &other, &visible) ||
+			other != lane->lane)
 			break;
 		if (!visible || available_at(search) > search->now)
 			continue;
@@ -332,7 +421,7 @@ count_waiting(Search *search, Blocked *lane)
 	if (lane->head == PG_INT64_MAX)
 		return;
 	begin_at(&search->lanes, lane->lane, lane->head + 1);
-	while (next_entry(search, &other, &visible))
+	while (next_entry(search, ForwardScanDirection, &other, &visible))
 	{
 		if (!visible || available_at(search) > search->now)
 			continue;

@@ -8,7 +8,7 @@
  * snapshot can keep vacuum from removing millions of dead ones, all of them at
  * the beginning of the index.  So a call looks at MAX_ENTRIES of all indexes
  * together, dead or not, by turns; a count that has not come to its end then
- * says that it is not complete.  Where nothing but dead entries was found,
+ * says that it is not complete.  If nothing but dead entries was found,
  * some PROBE_ENTRIES * MAX_PROBES more are looked at; if there is nothing but
  * such, either, it is not known how late the oldest row is.
  *
@@ -60,6 +60,10 @@
 #define MAX_PROBES		24
 #define FOUND_ENTRIES	2000
 
+/* How many rows that lead to a lane are followed; and entries of that lane. */
+#define MAX_SIGNPOSTS	1000
+#define LANE_ENTRIES	100
+
 /* idem_tokens has no other use for the numbers of its columns. */
 #define TOKENS_EXPIRES_AT	0
 
@@ -107,10 +111,11 @@ typedef struct Count
 	int64		due;			/* of them, those whose time has come */
 	TimestampTz oldest;			/* DT_NOEND: no row */
 	TimestampTz last;			/* of the last entry, if they are by time */
+	int			signposts;		/* that were followed; see lanes.c */
 	bool		complete;		/* no entry was left out */
 } Count;
 
-static const Count nothing = {0, 0, DT_NOEND, DT_NOBEGIN, false};
+static const Count nothing = {0, 0, DT_NOEND, DT_NOBEGIN, 0, false};
 
 /* The counting of a source. */
 typedef struct Counting
@@ -131,6 +136,7 @@ static void begin_counting(Counting *counting, const Source *source,
 						   TimestampTz now);
 static void look_from(Counting *counting, TimestampTz from, TimestampTz to);
 static int	count_entries(Counting *counting, int limit, Count *count);
+static TimestampTz follow_signpost(IdemTable *table);
 static void count_past_dead_rows(Counting *counting);
 static void end_counting(Counting *counting);
 
@@ -277,14 +283,14 @@ begin_counting(Counting *counting, const Source *source, TimestampTz now)
 }
 
 /*
- * Was any row found, or else everything looked at that could be late?
+ * Was any row found that has a time, or else everything looked at that could be late?
  */
 static bool
 knows_oldest(const Counting *counting)
 {
 	const Count *count = &counting->count;
 
-	return count->complete || count->rows > 0 ||
+	return count->complete || count->oldest != DT_NOEND ||
 		count->last > counting->until;
 }
 
@@ -344,9 +350,16 @@ count_entries(Counting *counting, int limit, Count *count)
 		}
 		if (is_by_time(source))
 			count->last = DatumGetTimestampTz(first);
-		if (!visible ||
-			(source->counts != NULL && !source->counts(&counting->table)))
+		if (!visible)
 			continue;
+		if (source->counts != NULL && !source->counts(&counting->table))
+		{
+			if (source->index == IDEM_OUTBOX_DUE &&
+				count->oldest == DT_NOEND &&
+				count->signposts++ < MAX_SIGNPOSTS)
+				count->oldest = follow_signpost(&counting->table);
+			continue;
+		}
 		time = DatumGetTimestampTz(slot_getattr(counting->table.row,
 												source->time + 1, &isnull));
 		count->rows++;
@@ -357,6 +370,47 @@ count_entries(Counting *counting, int limit, Count *count)
 			count->oldest = Min(count->oldest, time);
 	}
 	return limit;
+}
+
+/*
+ * A row of the due index is not pending: from when on has the message been due
+ * to which it leads a take?  DT_NOEND if there is none.
+ */
+static TimestampTz
+follow_signpost(IdemTable *table)
+{
+	const Datum *signpost = table->row->tts_values;
+	TimestampTz due = DT_NOEND;
+	IdemTable	heads;
+	IdemEntryScan entries;
+	ScanKeyData key;
+
+	if (table->row->tts_isnull[OUTBOX_KEY_HASH])
+		return DT_NOEND;
+	ScanKeyEntryInitialize(&key, 0, LANES_LANE, BTEqualStrategyNumber,
+						   InvalidOid, InvalidOid, F_INT8EQ,
+						   signpost[OUTBOX_KEY_HASH]);
+	idem_table_open(&heads, IDEM_OUTBOX, AccessShareLock);
+	idem_entries_begin(&entries, &heads, IDEM_OUTBOX_LANES, 1);
+	idem_entries_restart(&entries, &key);
+	for (int n = 0; n < LANE_ENTRIES; n++)
+	{
+		Datum		lane;
+		bool		visible;
+
+		if (!idem_entries_next(&entries, ForwardScanDirection, &lane,
+							   &visible))
+			break;
+		if (!visible)
+			continue;
+		slot_getallattrs(heads.row);
+		due = Max(DatumGetTimestampTz(signpost[OUTBOX_AVAILABLE_AT]),
+				  DatumGetTimestampTz(heads.row->tts_values[OUTBOX_AVAILABLE_AT]));
+		break;
+	}
+	idem_entries_end(&entries);
+	idem_table_close(&heads);
+	return due;
 }
 
 static bool
@@ -399,7 +453,7 @@ count_past_dead_rows(Counting *counting)
 
 		look_from(counting, middle, to);
 		(void) count_entries(counting, PROBE_ENTRIES, &probe);
-		if (probe.rows > 0)
+		if (probe.oldest != DT_NOEND)
 		{
 			to = probe.oldest;
 			found = true;
