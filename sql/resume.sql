@@ -291,6 +291,33 @@ RESET idempotency.max_response_size;
 SELECT count(*) FROM idem_resume(100, scopes => '{large}');
 SELECT count(*) FROM idem_resume(100, scopes => '{large}');
 SELECT count(*) FROM idem_resume(100, scopes => '{large}');
+-- Expired claims that no cleanup has deleted do not make each call read them all.
+DELETE FROM idem_keys;
+CREATE FUNCTION pg_temp.pages_of_resume() RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+	plan json;
+BEGIN
+	EXECUTE 'EXPLAIN (ANALYZE, BUFFERS, FORMAT json) SELECT FROM idem_resume(1)' INTO plan;
+	plan := plan -> 0 -> 'Plan';
+	RETURN (plan ->> 'Shared Hit Blocks')::bigint + (plan ->> 'Shared Read Blocks')::bigint;
+END
+$$;
+ALTER TABLE idem_keys SET (autovacuum_enabled = off);
+SELECT count(idem_claim('flood', 'key-of-a-flood-' || i, lease => '0', request => '1')) FROM generate_series(1, 5000) AS i;
+UPDATE idem_keys SET expires_at = clock_timestamp() - interval '1 s';
+SELECT count(idem_claim('behind', 'key-behind-a-flood-' || i, lease => '0', request => '1')) FROM generate_series(1, 2) AS i;
+SELECT pg_temp.pages_of_resume() > 1000 AS many;
+SELECT count(*) BETWEEN 1000 AND 1500 AS some FROM idem_keys WHERE resume_at IS NULL;
+SELECT pg_temp.resumed() IS NOT NULL;
+SELECT count(*) FROM idem_resume(wait => '10 min');
+SELECT count(*) FROM generate_series(1, 5) AS i, LATERAL idem_resume(i);
+SELECT count(*) <= 300 AS few FROM idem_keys WHERE resume_at IS NOT NULL AND expires_at < now();
+VACUUM idem_keys;
+SELECT pg_temp.pages_of_resume() >= 0 AS first;
+SELECT pg_temp.pages_of_resume() < 200 AS few;
+SELECT outcome, attempt FROM idem_claim('flood', 'key-of-a-flood-2000', request => '2');
+SELECT resume_at IS NOT NULL AS can_be_resumed FROM idem_keys WHERE key = 'key-of-a-flood-2000';
+ALTER TABLE idem_keys RESET (autovacuum_enabled);
 -- A row that a superuser has changed does not confuse it.
 SELECT pg_temp.fail_one('shop', 'changed-by-hand-' || n, '1') > 0 FROM generate_series(1, 5) AS n;
 UPDATE idem_keys SET state = 'started', lease_expires_at = clock_timestamp() + '1 h' WHERE key LIKE '%1';

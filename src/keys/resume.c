@@ -23,6 +23,12 @@
  * changed since is left to a later call.  The token is drawn under the lock of
  * the key, as in keys.c, so the tokens of a key ascend.
  *
+ * Expired claims stay in the indexes until the cleanup deletes them.  So that a
+ * flood of them does not make each call read them all, a call that finds more
+ * than TOLERATED of them retires the next ones: it sets their resume_at to
+ * NULL, and so takes them out of the indexes.  Like the claims that it returns,
+ * they are held until its transaction ends, so their number is limited.
+ *
  * A claim that this transaction itself holds is not resumable, whatever its
  * lease says: nobody else can have taken it.
  *
@@ -72,6 +78,15 @@ static const int resume_columns[] = {
 #define DEFAULT_MAX_CLAIMS	10
 
 /*
+ * A call leaves this number of expired claims to the cleanup.  Of the others it
+ * retires this number, and a share of those that it finds beyond that, so that
+ * the calls together do not find each as often as there are calls.
+ */
+#define TOLERATED		100
+#define MAX_RETIRED		1000
+#define RETIRED_SHARE	16
+
+/*
  * Rows of one number of attempts, and of one scope if scopes are named, in
  * the order of time; "resume_at" and "tid" are the position of the next row.
  */
@@ -97,6 +112,8 @@ typedef struct Resuming
 	const Interval *lease;
 	int			wanted;			/* how many more claims */
 	int			taken;
+	int			expired;		/* claims that were found, and had expired */
+	int			retired;		/* of them, those that were retired */
 	int64		text_size;		/* of those that are in the result */
 	Stream	   *streams;
 	int			nstreams;
@@ -114,6 +131,7 @@ static bool seek(Resuming *resuming, Stream *stream);
 static bool advance(Resuming *resuming, Stream *stream);
 static int	oldest_stream(const Resuming *resuming);
 static bool is_resumable(Resuming *resuming);
+static void retire(Resuming *resuming);
 static void find_next_due(Resuming *resuming);
 static void restart(Resuming *resuming, const Stream *stream,
 					TimestampTz from, TimestampTz until);
@@ -174,6 +192,8 @@ compare_scopes(const void *a, const void *b, void *arg)
 
 /*
  * Take what there is, or sleep until there is something, or until "deadline".
+ * A call that has retired claims returns, too, so that its transaction can
+ * commit that.
  *
  * The snapshot of REPEATABLE READ and SERIALIZABLE sees nothing new, so a
  * commit does not wake these calls; they look again when a lease ends.
@@ -186,7 +206,8 @@ resume_or_wait(Resuming *resuming, TimestampTz deadline)
 	for (;;)
 	{
 		(void) idem_in_subtransaction(try_resume, resuming, NULL);
-		if (resuming->taken > 0 || resuming->now >= deadline)
+		if (resuming->taken > 0 || resuming->retired > 0 ||
+			resuming->now >= deadline)
 			break;
 		if (entered)
 			idem_await_change(resuming->next_due, deadline);
@@ -212,7 +233,7 @@ try_resume(void *arg)
 	Resuming   *resuming = arg;
 
 	resume(resuming);
-	return resuming->taken > 0;
+	return resuming->taken > 0 || resuming->retired > 0;
 }
 
 /*
@@ -227,6 +248,7 @@ resume(Resuming *resuming)
 	idem_table_open(&resuming->table, IDEM_KEYS, RowExclusiveLock);
 	resuming->now = GetCurrentTimestamp();
 	resuming->nstreams = 0;
+	resuming->expired = 0;
 
 	/* That of the transaction would see what the call itself writes. */
 	resuming->snapshot = NULL;
@@ -373,6 +395,9 @@ advance(Resuming *resuming, Stream *stream)
 		CHECK_FOR_INTERRUPTS();
 		if (!idem_scan_next(&resuming->scan, ForwardScanDirection))
 			return false;
+		if (!TransactionIdIsValid(table->holder) &&
+			idem_found_is_expired(table, resuming->now))
+			retire(resuming);
 	} while (!is_resumable(resuming));
 	stream->resume_at =
 		DatumGetTimestampTz(table->row->tts_values[KEYS_RESUME_AT]);
@@ -423,6 +448,27 @@ is_resumable(Resuming *resuming)
 		default:
 			return false;
 	}
+}
+
+/*
+ * The row that was found has expired: take it out of the indexes, unless another
+ * session is at it, or the call has done enough.
+ */
+static void
+retire(Resuming *resuming)
+{
+	IdemKeyRecord record;
+
+	resuming->expired++;
+	if (resuming->expired <= TOLERATED ||
+		resuming->retired >= MAX_RETIRED + resuming->expired / RETIRED_SHARE)
+		return;
+	memset(&record, 0, sizeof(record));
+	idem_record_set_or_null(&record, KEYS_RESUME_AT, (Datum) 0);
+	idem_record_keep(&record, &resuming->table);
+	if (idem_update(&resuming->table, record.values, record.nulls,
+					false) == IDEM_WRITE_DONE)
+		resuming->retired++;
 }
 
 /*
