@@ -67,6 +67,13 @@ BEGIN
 	IF NOT idem_once(c, c) OR idem_once(c, c) OR (SELECT array_agg(t) FROM idem_once_many('s', ARRAY[c, c]) AS t) <> ARRAY[c] THEN
 		RETURN NEXT n || ': token';
 	END IF;
+	-- A relay's client, which uses UTF-8, could not be sent such bytes.
+	IF n > 127 AND pg_char_to_encoding(getdatabaseencoding()) = 0 THEN
+		IF code_of(format('SELECT idem_publish(%L, ''1'')', c)) <> '22021' THEN
+			RETURN NEXT n || ': not UTF-8';
+		END IF;
+		RETURN;
+	END IF;
 	PERFORM idem_publish(c, to_jsonb(n), c, jsonb_build_object('n', n));
 	SELECT * INTO m FROM idem_outbox_take(topics => ARRAY[c]);
 	IF m.topic <> c OR m.message_key <> c OR m.payload <> to_jsonb(n) OR idem_outbox_ack(ARRAY[m.id]) <> 1 THEN
@@ -103,7 +110,7 @@ SQL
 	is( $node->safe_psql($database,
 			"SELECT count(DISTINCT scope), (SELECT count(*) FROM idem_tokens WHERE scope = token), (SELECT count(*) FROM idem_aggregates), (SELECT count(DISTINCT topic) FROM idem_outbox)
 			 FROM idem_keys WHERE octet_length(scope) < 5"),
-		join('|', ($count) x 4), "$database: all are different");
+		join('|', ($count) x 3, $database eq 'sql_ascii' ? 127 : $count), "$database: all are different");
 	my @lines = split /\n/, slurp_file($node->logfile, $offset);
 	my @events = grep { /event=/ } @lines;
 	cmp_ok(scalar @events, '>', 5 * $count, "$database: events in the log");
