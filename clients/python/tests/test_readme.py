@@ -50,7 +50,7 @@ def test_samples(database):
     asyncio.run(asynchronous())
     with names["pool"].connection() as connection:
         assert connection.execute("SELECT sku, count(*) FROM orders GROUP BY sku ORDER BY sku").fetchall() == [
-            ("cup", 1), ("jug", 1), ("pan", 1), ("pot", 1), ("teapot", 1)]
+            ("bowl", 1), ("cup", 1), ("jug", 1), ("pan", 1), ("pot", 1), ("teapot", 1)]
     names["pool"].close()
 
 

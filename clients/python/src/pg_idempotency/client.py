@@ -62,7 +62,9 @@ def servers_of(source: Any, schema: str, shards: Callable[[str], Any] | None, ru
                max_waiters: int | None) -> Servers:
     """With shards the source is their router's."""
     def make_server(source: Any) -> Server:
-        return Server(PsycopgBackend(source, schema, runtime.asynchronous), max_waiters)
+        make_backend = getattr(source, "backend", None)
+        return Server(make_backend(schema, runtime.asynchronous) if callable(make_backend)
+                      else PsycopgBackend(source, schema, runtime.asynchronous), max_waiters)
 
     if shards is None:
         return OneServer(make_server(source))
@@ -118,7 +120,8 @@ class Idempotency(Defaults, SyncFunctions):
     """The client for synchronous programs.
 
     source is a pool with .connection(), a function that returns a connection
-    in a context manager, or a connection string.  Each method is a transaction
+    in a context manager, a connection string, or an adapter such as
+    pg_idempotency.sqlalchemy.SQLAlchemy.  Each method is a transaction
     of its own; on(handle) has those for a transaction of yours.
 
     With several servers, source is the router's.  shards(conninfo) is called

@@ -1,0 +1,282 @@
+"""SQLAlchemy: the handler's Connection or Session is in the claim's transaction."""
+
+import asyncio
+import threading
+import time
+
+import psycopg
+import pytest
+from proxy import Proxy
+from sqlalchemy import Column, Text, create_engine, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import declarative_base, sessionmaker
+
+from pg_idempotency import AsyncIdempotency, Idempotency, Response, TimedOut, TransactionEnded, new_key
+from pg_idempotency.sqlalchemy import SQLAlchemy
+
+INSERT = text("INSERT INTO effects VALUES (:name)")
+Base = declarative_base()
+
+
+class Effect(Base):
+    __tablename__ = "effects"
+    name = Column(Text, primary_key=True)
+
+
+@pytest.fixture(scope="module")
+def engine(database):
+    engine = create_engine("postgresql+psycopg2://", pool_size=3)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def core(engine):
+    return Idempotency(SQLAlchemy(engine))
+
+
+@pytest.fixture
+def orm(engine):
+    return Idempotency(SQLAlchemy(engine, sessionmaker()))
+
+
+def test_a_connection_is_in_the_transaction_of_the_claim(core, effects):
+    key = new_key()
+
+    def place(tx):
+        tx.execute(INSERT, {"name": key})
+        assert core.on(tx).once("sqlalchemy", key)
+        return Response.json({"key": key}, 201)
+
+    first, again = (core.request("u", key, place) for _ in range(2))
+    assert (first.status, again.status, again.body, again.replayed) == (201, 201, first.body, True)
+    assert effects(key) == 1
+
+
+def test_objects_of_a_session_are_written_with_the_response(orm, effects):
+    key = new_key()
+
+    def place(session):
+        session.add(Effect(name=key))               # flushed when the handler returns
+        return Response(201)
+
+    assert orm.request("u", key, place).status == 201
+    assert orm.request("u", key, place).replayed
+    assert effects(key) == 1
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_an_error_rolls_back_what_a_session_has_committed(orm, effects, commits):
+    """Its commit() only flushes: the transaction is the request's."""
+    key = new_key()
+
+    def place(session):
+        session.add(Effect(name=key))
+        if commits:
+            session.commit()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        orm.request("u", key, place)
+    assert effects(key) == 0
+    assert orm.request("u", key, lambda session: Response()).stored
+
+
+def test_a_nested_transaction_is_a_savepoint(orm, effects):
+    kept, undone = new_key(), new_key()
+
+    def place(session):
+        session.add(Effect(name=kept))
+        with pytest.raises(ZeroDivisionError), session.begin_nested():
+            session.add(Effect(name=undone))
+            session.flush()
+            1 / 0
+        return Response()
+
+    assert orm.request("u", new_key(), place).stored
+    assert (effects(kept), effects(undone)) == (1, 0)
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_transaction_that_is_ended_by_hand_is_no_success(core, end):
+    def place(tx):
+        getattr(tx.get_transaction(), end)()
+        return Response()
+
+    key = new_key()
+    with pytest.raises(TransactionEnded):
+        core.request("u", key, place)
+
+
+def test_a_session_that_rolls_back_is_no_success(orm, effects):
+    key = new_key()
+
+    def place(session):
+        session.add(Effect(name=key))
+        session.flush()
+        session.rollback()
+        return Response()
+
+    with pytest.raises(TransactionEnded):
+        orm.request("u", key, place)
+    assert effects(key) == 0
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_an_error_that_is_swallowed_is_no_success(core, effects, status):
+    key = new_key()
+
+    def place(tx):
+        tx.execute(INSERT, {"name": key})
+        with pytest.raises(DBAPIError):
+            tx.execute(text("SELECT 1 / 0"))
+        return Response(status)
+
+    if status == 200:
+        with pytest.raises(TransactionEnded):
+            core.request("u", key, place)
+        with pytest.raises(TransactionEnded), core.transaction() as tx:
+            place(tx)
+    else:
+        assert not core.request("u", key, place).stored
+    assert effects(key) == 0
+
+
+def test_a_serialization_failure_runs_again(core, effects):
+    key, runs = new_key(), []
+
+    def place(tx):
+        runs.append(1)
+        tx.execute(INSERT, {"name": key})
+        if len(runs) < 3:
+            tx.execute(text("DO $$ BEGIN RAISE serialization_failure; END $$"))
+        return Response()
+
+    assert core.request("u", key, place).stored
+    assert (len(runs), effects(key)) == (3, 1)
+
+
+def test_duplicates_run_once(core, effects):
+    key = new_key()
+    results = []
+
+    def place(tx):
+        tx.execute(INSERT, {"name": key})
+        time.sleep(0.1)
+        return Response(201)
+
+    threads = [threading.Thread(target=lambda: results.append(core.request("u", key, place, wait="10s")))
+               for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert [result.status for result in results] == [201] * 20
+    assert effects(key) == 1
+
+
+def test_a_dead_connection_of_the_pool_is_replaced(database):
+    engine = create_engine("postgresql+psycopg2://", pool_size=1, max_overflow=0)
+    core = Idempotency(SQLAlchemy(engine))
+    with engine.connect() as connection:
+        pid = connection.execute(text("SELECT pg_backend_pid()")).scalar()
+    with psycopg.connect("") as other:
+        other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+    assert core.request("u", new_key(), lambda tx: Response()).stored
+    engine.dispose()
+
+
+@pytest.mark.parametrize("cut", ["before", "after"])
+def test_a_lost_commit_takes_effect_once(database, effects, cut):
+    proxy, key = Proxy(), new_key()
+    engine = create_engine("postgresql+psycopg2://", connect_args={"host": "127.0.0.1", "port": proxy.port})
+
+    def place(tx):
+        tx.execute(INSERT, {"name": key})
+        return Response(201)
+
+    proxy.cut = cut
+    assert Idempotency(SQLAlchemy(engine)).request("u", key, place).replayed == (cut == "after")
+    assert proxy.cut is None and effects(key) == 1
+    engine.dispose()
+    proxy.close()
+
+
+def test_a_handler_has_a_timeout(core, effects):
+    key = new_key()
+
+    def place(tx):
+        tx.execute(INSERT, {"name": key})
+        tx.execute(text("SELECT pg_sleep(30)"))
+        return Response()
+
+    began = time.monotonic()
+    with pytest.raises(TimedOut):
+        core.request("u", key, place, timeout_ms=300)
+    assert time.monotonic() - began < 10
+    assert effects(key) == 0
+    assert core.request("u", key, lambda tx: Response()).stored
+
+
+def test_a_job_of_an_engine(core, effects):
+    key = new_key()
+
+    def pay(job):
+        assert job.step("charge", lambda step: {"id": 7}) == {"id": 7}
+
+        def finish(tx):
+            tx.execute(INSERT, {"name": key})
+            return Response(204)
+        return job.finish(finish)
+
+    assert core.job("u", key, pay, lease="1 minute").status == 204
+    assert core.job("u", key, pay, lease="1 minute").replayed
+    assert effects(key) == 1
+
+
+def test_asynchronous_connections_and_sessions(database, effects):
+    async def test():
+        engine = create_async_engine("postgresql+asyncpg://")
+        core = AsyncIdempotency(SQLAlchemy(engine))
+        orm = AsyncIdempotency(SQLAlchemy(engine, sessionmaker(class_=AsyncSession)))
+        one, two, three, four = (new_key() for _ in range(4))
+
+        async def place(tx):
+            await tx.execute(INSERT, {"name": one})
+            await asyncio.sleep(0.1)
+            return Response(201)
+
+        async def add(session):
+            session.add(Effect(name=two))
+            assert await orm.on(session).once("sqlalchemy", two)
+            return Response(201)
+
+        async def fails(session):
+            session.add(Effect(name=three))
+            await session.commit()
+            raise ZeroDivisionError
+
+        async def sleeps(tx):
+            await tx.execute(INSERT, {"name": four})
+            await tx.execute(text("SELECT pg_sleep(30)"))
+
+        results = await asyncio.gather(*(core.request("u", one, place, wait="10s") for _ in range(10)))
+        assert [result.status for result in results] == [201] * 10
+        assert [(await orm.request("u", two, add)).replayed for _ in range(2)] == [False, True]
+        with pytest.raises(ZeroDivisionError):
+            await orm.request("u", three, fails)
+        with pytest.raises(TimedOut):
+            await core.request("u", four, sleeps, timeout_ms=300)
+        assert (await core.request("u", new_key(), place)).stored
+        await engine.dispose()
+        return [effects(key) for key in (one, two, three, four)]
+
+    assert asyncio.run(asyncio.wait_for(test(), 60)) == [2, 1, 0, 0]
+
+
+def test_an_engine_of_the_other_kind_is_refused(engine):
+    with pytest.raises(TypeError, match="AsyncEngine"):
+        AsyncIdempotency(SQLAlchemy(engine))
+    with pytest.raises(TypeError, match="sqlite"):
+        Idempotency(SQLAlchemy(create_engine("sqlite://")))
