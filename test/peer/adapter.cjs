@@ -17,17 +17,24 @@ class MemoryStorageAdapter {
     return createHash('sha256').update(key).digest('hex')
   }
 
+  // Without a lease, the holder's transaction is still open: it can roll back, and
+  // get() finds nothing.  So claim again until it has ended.
   async setIfNotExists(key, val, { ttl } = {}) {
     const idem = await loaded
     const name = this.name(key)
-    return await idem.transaction(async (tx) => {
-      const ours = idem.on(tx)
-      const { outcome, claimToken } = await ours.claim(this.scope, name, { ttlMs: ttl, leaseMs: ttl })
-      if (outcome !== 'new') return false
-      await ours.checkpoint(this.scope, name, 'stored', { recoveryState: { val }, leaseMs: ttl, claimToken })
-      this.tokens.set(key, claimToken)
-      return true
-    })
+    for (let waitMs = 0; ; waitMs = 20) {
+      const { outcome, leaseExpiresAt } = await idem.transaction(async (tx) => {
+        const ours = idem.on(tx)
+        const claim = await ours.claim(this.scope, name, { ttlMs: ttl, leaseMs: ttl, waitMs })
+        if (claim.outcome === 'new') {
+          const { claimToken } = claim
+          await ours.checkpoint(this.scope, name, 'stored', { recoveryState: { val }, leaseMs: ttl, claimToken })
+          this.tokens.set(key, claimToken)
+        }
+        return claim
+      })
+      if (outcome !== 'in_progress' || leaseExpiresAt) return outcome === 'new'
+    }
   }
 
   async set(key, val, { ttl } = {}) {
