@@ -170,6 +170,16 @@ BEGIN ATOMIC
 		since = CASE WHEN p.state = EXCLUDED.state THEN p.since ELSE EXCLUDED.since END;
 END;
 
+-- The markers of moves by logical replication: what the old shard has said when its
+-- gate closed arrives on the new one after all rows.
+CREATE TABLE idem_guard.closed (
+	slot int NOT NULL,
+	scope text COLLATE "C" NOT NULL,
+	epoch bigint NOT NULL,
+	claim_token bigint NOT NULL,		-- the last one of the old shard
+	PRIMARY KEY (slot, scope, epoch)
+);
+
 -- For monitoring: calls of a place that is leaving are refused.
 CREATE VIEW idem_guard.moves AS
 SELECT slot, scope, state, epoch, peer, clock_timestamp() - since AS lasts
@@ -379,5 +389,5 @@ SELECT :schema.idem_grant(quote_ident(:'application')::regrole) \g /dev/null
 SELECT pg_get_userbyid(datdba) AS owner
 FROM pg_database WHERE datname = current_database() \gset
 GRANT USAGE ON SCHEMA idem_guard TO :"owner";
-GRANT SELECT ON idem_guard.places TO :"owner";
+GRANT SELECT ON idem_guard.places, idem_guard.closed TO :"owner";
 COMMIT;

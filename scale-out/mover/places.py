@@ -191,11 +191,16 @@ class Place:
         return quoted(column) + shard.cursor.mogrify(
             ' = %s', (self.scope,)).decode()
 
-    def delete_rows(self, shard):
+    def delete_rows(self, shard, limit=None):
+        """Up to a limit from each table.  Returns their number."""
         total = 0
         for space, table, column, _ in shard.run(TABLES):
-            shard.run('DELETE FROM %s WHERE %s' % (
-                full_name(space, table), self.condition(shard, column)))
+            name, condition = full_name(space, table), self.condition(
+                shard, column)
+            if limit:
+                condition = 'ctid = ANY (ARRAY(SELECT ctid FROM %s WHERE %s ' \
+                    'LIMIT %d))' % (name, condition, limit)
+            shard.run('DELETE FROM %s WHERE %s' % (name, condition))
             total += shard.cursor.rowcount
         return total
 

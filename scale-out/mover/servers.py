@@ -80,20 +80,29 @@ class Server:
 class Shards:
     """Connected to when they are needed."""
 
-    def __init__(self, router, options):
-        self.options, self.servers = options, {}
-        self.strings = dict(router.run(
-            'SELECT shard, connection FROM idem_map.shards'))
+    def __init__(self, router, options, file=None):
+        """A file has a connection string for each shard, a line each; without
+        one they are those of the map, and options."""
+        self.servers = {}
+        self.strings = {
+            number: merged(string, options) for number, string in router.run(
+                'SELECT shard, connection FROM idem_map.shards')}
         router.rollback()
+        if file:
+            with open(file) as lines:
+                strings = dict(enumerate(line.strip() for line in lines))
+            if set(strings) != set(self.strings):
+                raise Failure('%s has %d lines, and the map has %d shards' % (
+                    file, len(strings), len(self.strings)))
+            self.strings = strings
 
     def __getitem__(self, number):
         if number not in self.servers or \
                 self.servers[number].connection.closed:
             if number not in self.strings:
                 raise Failure('the map has no shard %s' % number)
-            self.servers[number] = Server(
-                merged(self.strings[number], self.options),
-                'shard %d' % number)
+            self.servers[number] = Server(self.strings[number],
+                                          'shard %d' % number)
         return self.servers[number]
 
     def __iter__(self):

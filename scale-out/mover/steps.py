@@ -11,7 +11,12 @@ import time
 import psycopg2
 
 from .copying import copy, look, wait_for_messages
+from .replication import (Replica, drop_subscriptions, first_line, obstacle,
+                          sweep)
 from .servers import DEAD_AFTER, Failure, say
+
+# Rows of a table that are deleted at once, after a move
+BATCH = 20000
 
 
 class Deadline:
@@ -29,9 +34,9 @@ class Deadline:
 
 class Move:
 
-    def __init__(self, place, routers, shards, timeout):
+    def __init__(self, place, routers, shards, timeout, must_copy=False):
         self.place, self.routers, self.shards = place, routers, shards
-        self.timeout = timeout
+        self.timeout, self.must_copy = timeout, must_copy
         self.gates, self.silent = {}, {}
 
     def survey(self):
@@ -104,21 +109,40 @@ class Move:
         source, target = self.shards[origin], self.shards[to]
         tables = look(source, target)
         self.check_scopes(origin, to)
-        if is_new:
+        why_not = 'so it was asked' if self.must_copy else obstacle(
+            source, self.place)
+        if not is_new and not why_not:
+            # Nobody is refused while the rows are copied again.
+            self.back(False)
+            self.survey()
+        if is_new or not why_not:
             # Nobody is refused while they are not delivered.
             wait_for_messages(source, self.place, Deadline(self.timeout), True)
-        epoch = self.next_epoch(source, target)
+        epoch = self.next_epoch()
         try:
             opened = self.reserve(target, epoch)
-            self.close(source, origin, to, epoch, opened)
+            self.sweep(origin, epoch)       # of earlier moves
+            replica = None
+            if not why_not:
+                replica, why_not = self.replicate(origin, source, target, tables,
+                                                  epoch)
+            if not replica:
+                say('Calls of %s are refused while all its rows are copied: %s.'
+                    % (self.place.name, why_not))
+            self.close(source, origin, to, epoch, opened, replica)
             wait_for_messages(source, self.place, Deadline(self.timeout))
-            self.open(source, target, tables, epoch)
+            self.open(source, target, tables, epoch, replica)
         except BaseException:
             self.undo(origin, to, epoch)
             raise
         self.place.set_hint(self.routers, to, None, epoch)
         say('%s lives on shard %d now.' % (self.place.name, to))
-        self.clear(origin, epoch)
+        self.sweep(origin, epoch)
+        for number, gate in self.gates.items():
+            # And where a move that did not end was to go
+            if number == origin or number != to and gate.state == 'arriving' \
+                    and gate.epoch < epoch:
+                self.clear(number, epoch)
 
     def check_scopes(self, origin, to):
         """A slot waits for its scopes that are on the way."""
@@ -135,10 +159,11 @@ class Move:
                               'shard %d: go on with that first, or use --back '
                               'for it' % (scope, peer))
 
-    def next_epoch(self, source, target):
+    def next_epoch(self):
         """Above all that is known of this place."""
         epochs = [self.place.hint(self.routers[0])[1]]
-        for shard in (source, target):
+        for number in self.gates:
+            shard = self.shards[number]
             epochs.append(shard.one('SELECT idem_guard.highest_epoch(%s)',
                                     self.place.slot))
             shard.rollback()
@@ -146,31 +171,60 @@ class Move:
 
     def reserve(self, target, epoch):
         opened = self.place.step(target, 'reserve', epoch, timeout=self.timeout)
-        self.place.delete_rows(target)      # what an earlier move has left
+        self.empty(target)              # what an earlier move has left
         target.commit()
         return opened
 
-    def close(self, source, origin, to, epoch, opened):
+    def empty(self, shard):
+        """In a transaction that holds the lock of the gate."""
+        drop_subscriptions(shard, self.place)
+        self.place.delete_rows(shard)
+
+    def replicate(self, origin, source, target, tables, epoch):
+        """Returns the replica once it is close to the source, or why there is
+        none."""
+        replica = Replica(source, target, self.place, tables, epoch)
+        try:
+            replica.start(self.shards.strings[origin], self.timeout)
+        except psycopg2.OperationalError as error:
+            target.rollback()
+            self.sweep(origin, epoch)
+            return None, '%s cannot replicate from %s (%s)' % (
+                target.name, source.name, first_line(error))
+        say('%s: copying while it is in use' % self.place.name)
+        replica.wait_until_close()
+        return replica, None
+
+    def close(self, source, origin, to, epoch, opened, replica):
         deadline = Deadline(self.timeout)
         self.place.lock_users_out(source, deadline)
         self.place.step(source, 'close', epoch, to, opened, timeout=1)
+        if replica:
+            replica.mark()
         # Routers ask to wait rather than to look elsewhere.  The slot is locked,
         # so a map that is locked is not waited for.
         self.place.set_hint(self.routers, origin, to, epoch, 5)
         source.commit()
         say('%s: gate of %s closed' % (self.place.name, source.name))
 
-    def open(self, source, target, tables, epoch):
+    def open(self, source, target, tables, epoch, replica):
         gate = self.place.gate(source)
         if (gate.state, gate.epoch) != ('leaving', epoch):
             raise Failure('another move of %s came first' % self.place.name)
-        total = copy(source, target, tables, self.place)
+        if replica:
+            replica.wait_for_the_rest()
+        else:
+            total = copy(source, target, tables, self.place)
         self.place.step(target, 'open_here', epoch,
                         *([self.place.own_scopes(source)]
                           if self.place.is_slot else []), timeout=self.timeout)
+        if replica:
+            replica.finish()
         source.rollback()
         target.commit()
-        say('%s: %d rows copied to %s' % (self.place.name, total, target.name))
+        if not replica:
+            say('%s: %d rows copied to %s' % (self.place.name, total,
+                                              target.name))
 
     #
     # And back
@@ -185,14 +239,16 @@ class Move:
             for router in self.routers:
                 router.rollback()
             gate = self.place.gate(self.shards[origin])
+            if (gate.state, gate.epoch) == ('leaving', epoch):
+                self.back(False)
+                return
+            # Not closed by this move: what it has reserved is given up.
+            if self.place.gate(self.shards[to])[:2] == ('arriving', epoch):
+                self.refuse(to, epoch)
+            self.sweep(origin, epoch)
             if gate.state == 'open':
-                # Not closed yet: what was reserved is given up.
-                if self.place.gate(self.shards[to]).epoch == epoch:
-                    self.refuse(to, epoch)
                 self.place.put_right(self.routers, self.shards[origin], origin)
                 say('%s stays on shard %d.' % (self.place.name, origin))
-            elif (gate.state, gate.epoch) == ('leaving', epoch):
-                self.back(False)
         except (Failure, psycopg2.Error) as error:
             say('warning: it is not undone: %s\nSessions of this move that '
                 'are cut off end, and let go their locks, within %d s. To end '
@@ -221,12 +277,13 @@ class Move:
         source.commit()
         self.place.set_hint(self.routers, origin, None, epoch)
         say('%s stays on shard %d.' % (self.place.name, origin))
+        self.sweep(origin, epoch)
 
     def refuse(self, number, epoch):
         """Nobody opens it there at this epoch any more."""
         target = self.shards[number]
         if self.place.step(target, 'refuse', epoch, timeout=self.timeout):
-            self.place.delete_rows(target)
+            self.empty(target)
         target.commit()
 
     #
@@ -250,7 +307,9 @@ class Move:
                 elif other.state == 'arriving' and other.epoch > gate.epoch:
                     if is_back:
                         self.refuse(number, other.epoch)
+                        self.sweep(home, other.epoch)
                 elif self.place.has_gate(self.shards[number]):
+                    self.sweep(number, gate.epoch)
                     self.clear(number, gate.epoch)
             except (Failure, psycopg2.Error) as failure:
                 failures.append('rows may be left on shard %d: %s' % (
@@ -258,11 +317,20 @@ class Move:
         if failures:
             raise Failure('\n'.join(failures))
 
+    def sweep(self, number, epoch):
+        """What replication up to an epoch has left on a shard."""
+        targets = [self.shards[other] for other in self.gates if other != number]
+        sweep(self.shards[number], targets, self.place, epoch)
+
     def clear(self, number, home_epoch):
-        """Deletes its rows on a shard that it has left."""
-        shard = self.shards[number]
-        self.place.step(shard, 'clear', home_epoch, timeout=self.timeout)
-        total = self.place.delete_rows(shard)
-        shard.commit()
+        """Deletes its rows on a shard that it has left, as long as it is away
+        since this epoch."""
+        shard, total, count = self.shards[number], 0, 1
+        while count:
+            self.place.step(shard, 'clear', home_epoch, timeout=self.timeout)
+            drop_subscriptions(shard, self.place)
+            count = self.place.delete_rows(shard, BATCH)
+            shard.commit()
+            total += count
         if total:
             say('%d rows deleted on %s' % (total, shard.name))

@@ -28,6 +28,8 @@
  * or a part of one is rolled back in which it has gone on, it begins anew.
  * idem_take_expired() is the same for one kind of rows, and returns the rows.
  *
+ * A table into which scale-out/move copies rows is left alone.
+ *
  * No trigger can run with the worker's rights: a table that has one is
  * refused, as everywhere.
  *
@@ -361,6 +363,12 @@ delete_between(IdemTable *table, IdemRelationId index,
 	bool		end = false;
 
 	snapshot = RegisterSnapshot(GetTransactionSnapshot());
+	if (idem_rows_arrive(table))
+	{
+		UnregisterSnapshot(snapshot);
+		*more = false;
+		return 0;
+	}
 
 	ScanKeyEntryInitialize(&keys[0], 0, 1, BTGreaterEqualStrategyNumber,
 						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_GE,

@@ -24,17 +24,27 @@
 #include "postgres.h"
 
 #include "access/detoast.h"
+#include "access/genam.h"
+#include "access/htup_details.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
+#include "catalog/pg_subscription.h"
+#include "catalog/pg_subscription_rel.h"
 #include "catalog/pg_type_d.h"
 #include "common/hashfn.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
+#include "utils/fmgroids.h"
+#include "utils/lsyscache.h"
+#include "utils/snapmgr.h"
 
 #include "store/internal.h"
 #include "util/compat.h"
 #include "util/settings.h"
+
+/* How the names of the subscriptions of scale-out/move begin. */
+#define MOVE_SUBSCRIPTION	"idem_move_"
 
 /*
  * Open a table for one call; idem_table_close() ends it, or an error.
@@ -261,4 +271,41 @@ idem_spare_slot(IdemTable *table)
 		MemoryContextSwitchTo(old);
 	}
 	return table->locked;
+}
+
+/*
+ * Does scale-out/move copy rows into the table by logical replication?  If one
+ * of them were deleted here, its next update would not find it, and be lost.
+ *
+ * The caller's snapshot is older than the answer, so it has no row of a copy
+ * that begins later.
+ */
+bool
+idem_rows_arrive(IdemTable *table)
+{
+	Relation	catalog = table_open(SubscriptionRelRelationId,
+									 AccessShareLock);
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	bool		found = false;
+
+	ScanKeyInit(&key, Anum_pg_subscription_rel_srrelid, BTEqualStrategyNumber,
+				F_OIDEQ, ObjectIdGetDatum(RelationGetRelid(table->rel)));
+	scan = systable_beginscan(catalog, SubscriptionRelSrrelidSrsubidIndexId,
+							  true, snapshot, 1, &key);
+	while (!found && HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		Form_pg_subscription_rel row =
+			(Form_pg_subscription_rel) GETSTRUCT(tuple);
+		char	   *name = get_subscription_name(row->srsubid, true);
+
+		found = name != NULL &&
+			strncmp(name, MOVE_SUBSCRIPTION, strlen(MOVE_SUBSCRIPTION)) == 0;
+	}
+	systable_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	table_close(catalog, AccessShareLock);
+	return found;
 }

@@ -99,6 +99,7 @@ extern void idem_table_leave(IdemTable *table, LOCKMODE lockmode);
 extern AttrNumber idem_first_key_column(IdemTable *table);
 extern Size idem_external_size(IdemTable *table);
 extern bool idem_row_is_visible(IdemTable *table, Snapshot snapshot);
+extern bool idem_rows_arrive(IdemTable *table);
 
 extern IdemFind idem_find(IdemTable *table, const Datum *key);
 extern bool idem_find_latest(IdemTable *table, const Datum *key);

@@ -238,6 +238,8 @@ class Trouble:
     def move_one(self, what):
         """Until it has come to an end: with crashes, and one of its own."""
         to, back = self.rng.randrange(len(self.servers.shards)), []
+        if self.rng.random() < 0.5:
+            what = ['--shards', self.servers.direct, *what]
         until = time.monotonic() + 60
         while True:
             process = self.servers.start_move(*what, *(back or [to]))
