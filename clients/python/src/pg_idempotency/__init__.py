@@ -12,6 +12,8 @@ from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, 
 from .functions import (Action, ActionState, Advance, Append, Claim, JsonText, Lookup, Message, MetricSample, Ran)
 from .keys import new_key, request_hash
 
+__version__ = "1.0.0"
+
 __all__ = [
     "Action", "ActionIdAhead", "ActionState", "Advance", "Append", "AsyncIdempotency", "AsyncJob", "Claim",
     "ClaimLost", "ClaimNotFound", "Idempotency", "IdempotencyError", "InProgress", "JsonText", "KeyExpired",
