@@ -32,13 +32,15 @@ def relay(world, *more):
 
 
 def drain(channel, queue, count, seconds=20):
-    """So many messages of a queue: properties and body."""
+    """Up to this number of messages of a queue: properties and body.  Ends
+    early after this time without a message."""
     found = []
     end = time.monotonic() + seconds
     while len(found) < count and time.monotonic() < end:
         method, properties, body = channel.basic_get(queue, auto_ack=True)
         if method:
             found.append((properties, body))
+            end = time.monotonic() + seconds
         else:
             time.sleep(0.02)
     return found
