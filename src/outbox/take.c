@@ -563,7 +563,10 @@ take_found(Taking *taking)
 		!idem_row_is_visible(outbox, SnapshotSelf))
 		return;
 
-	/* A scan that begins again behind a range finds such rows. */
+	/*
+	 * A scan that begins again behind a range finds what the call has taken,
+	 * if the clock was set back meanwhile and the lease is short.
+	 */
 	if (idem_is_written_since(outbox, taking->command))
 		return;
 
