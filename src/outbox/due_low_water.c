@@ -91,13 +91,13 @@ idem_due_scan_begin(IdemDueScan *scan, const Datum *topic, TimestampTz now)
 	scan->last = scan->previous = DT_NOBEGIN;
 
 	if (mark->hash != hash ||
-		mark->relation_changes != idem_relation_changes ||
+		mark->contents_changes != idem_contents_changes ||
 		mark->reached > scan->until)
 	{
 		if (mark->hash == 0)
 			nmarks++;
 		mark->hash = hash;
-		mark->relation_changes = idem_relation_changes;
+		mark->contents_changes = idem_contents_changes;
 		forget_mark(mark);
 	}
 	if ((mark->look_again_at != 0 && scan->begin >= mark->look_again_at) ||

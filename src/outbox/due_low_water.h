@@ -22,7 +22,7 @@
 typedef struct IdemDueLowWater
 {
 	uint64		hash;			/* of the topic */
-	uint64		relation_changes;
+	uint64		contents_changes;
 	TimestampTz reached;
 	int64		restart_at;		/* see idem_monotonic_time() */
 

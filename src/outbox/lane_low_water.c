@@ -81,7 +81,7 @@ typedef struct Place
 {
 	bool		is_used;
 	int64		lane;
-	uint64		relation_changes;
+	uint64		contents_changes;
 
 	/* Takes. */
 	uint64		requeues;		/* the counter; 0: there is no mark */
@@ -140,7 +140,7 @@ static bool
 is_of(const Place * place, int64 lane)
 {
 	return place->is_used && place->lane == lane &&
-		place->relation_changes == idem_relation_changes;
+		place->contents_changes == idem_contents_changes;
 }
 
 /*
@@ -156,7 +156,7 @@ make_place(int64 lane)
 		memset(place, 0, sizeof(*place));
 		place->is_used = true;
 		place->lane = lane;
-		place->relation_changes = idem_relation_changes;
+		place->contents_changes = idem_contents_changes;
 	}
 	return place;
 }

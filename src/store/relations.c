@@ -84,11 +84,19 @@ static const IdemRelationSpec specs[IDEM_NUM_RELATIONS] = {
 /* Known and checked OIDs; InvalidOid where the next call has to look. */
 static Oid	oids[IDEM_NUM_RELATIONS];
 
-/* The tables' OIDs as they were last, whether known to hold or not. */
+/* The tables' OIDs and files as they were last, whether that holds or not. */
 static Oid	last_oids[IDEM_NUM_RELATIONS];
+static Oid	last_files[IDEM_NUM_RELATIONS];
 
 /* How often something about our relations has changed, as far as we know. */
 uint64		idem_relation_changes = 0;
+
+/*
+ * The same without the cases in which the server only says that anything can
+ * have changed, as it does when a flood of changes to other relations has
+ * overtaken this process, and a table has its file still.
+ */
+uint64		idem_contents_changes = 0;
 
 /* The table that is being checked; InvalidOid once it has changed meanwhile. */
 static Oid	being_checked = InvalidOid;
@@ -143,7 +151,11 @@ idem_relation_open(IdemRelationId id, LOCKMODE lockmode)
 				 * The check itself may deliver invalidations.  What they tell
 				 * may come too late for it, so the next call checks again.
 				 */
+				if (last_oids[id] != relid ||
+					last_files[id] != rel->rd_rel->relfilenode)
+					idem_contents_changes++;
 				last_oids[id] = relid;
+				last_files[id] = rel->rd_rel->relfilenode;
 				being_checked = relid;
 				check_shape(rel, &specs[id]);
 				oids[id] = being_checked;
@@ -273,6 +285,8 @@ forget_relation(Datum arg, Oid relid)
 		{
 			oids[i] = InvalidOid;
 			idem_relation_changes++;
+			if (OidIsValid(relid))
+				idem_contents_changes++;
 		}
 	}
 }

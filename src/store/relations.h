@@ -43,6 +43,7 @@ typedef enum IdemRelationKind
 } IdemRelationKind;
 
 extern uint64 idem_relation_changes;
+extern uint64 idem_contents_changes;
 
 extern Relation idem_relation_open(IdemRelationId id, LOCKMODE lockmode);
 extern void idem_relation_unlock(Oid relid, LOCKMODE lockmode);
