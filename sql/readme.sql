@@ -4,15 +4,15 @@
 CREATE DATABASE regress_idempotency_readme TEMPLATE template0;
 \connect regress_idempotency_readme
 
--- Sixty seconds
+-- Quick start
 CREATE SCHEMA idem;
 CREATE EXTENSION idempotency SCHEMA idem;
+ALTER DATABASE regress_idempotency_readme SET search_path = public, idem;
 CREATE ROLE regress_web_app LOGIN;
 SELECT idem.idem_grant('regress_web_app'::regrole);
-ALTER ROLE regress_web_app SET search_path = public, idem;
-SET search_path = public, idem;
+\connect
 
--- Sixty seconds
+-- Quick start
 CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, sku text NOT NULL);
 
 BEGIN;
@@ -22,11 +22,11 @@ INSERT INTO orders (sku) VALUES ('teapot');
 SELECT idem_complete('customer-7', 'order-5d9f4c1e-7a30', 201, '{"order": 1}');
 COMMIT;
 
--- Sixty seconds
+-- Quick start
 SELECT outcome, response_status, response_body FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30',
 	idem_request_hash('POST', '/orders', '{"sku": "teapot"}'));        -- replay, 201, {"order": 1}
 
--- Sixty seconds
+-- Quick start
 SELECT outcome FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30',
 	idem_request_hash('POST', '/orders', '{"sku": "kettle"}'));        -- hash_conflict
 
