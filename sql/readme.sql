@@ -288,19 +288,19 @@ SELECT (invoices.claim('invoice-0000000001')).outcome;
 RESET ROLE;
 SELECT has_function_privilege('regress_invoice_sender', 'idem_outbox_take(int, interval, text[], interval)', 'EXECUTE') AS takes_others;   -- f
 
--- Request identity
+-- idem_request_hash
 SELECT idem_request_hash('post', '/orders', '{"b": 1.0, "a": []}')
 	= sha256('POST:/orders:{"a":[],"b":1}') AS same;
 
--- Request identity
+-- idem_canonical_json
 SELECT idem_canonical_json('{"sum": 1e2, "list": [1.50, "\u0070ot"], "big": 12345678901234567891}');
 
--- Request keys
+-- idem_forget, idem_erase
 SELECT idem_erase('customer-7', 'order-5d9f4c1e-7a30');
 SELECT outcome, response_status, response_body FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30');
 SELECT idem_forget('customer-7', 'order-5d9f4c1e-7a30');
 
--- User actions
+-- idem_forget_user
 SELECT * FROM idem_action_states('user-1', 'post', ARRAY['98', '99']);
 SELECT idem_forget_user('user-1') > 0 AS forgotten;
 
@@ -313,11 +313,11 @@ SELECT ordinal, completed FROM idem_complete_many('importer',
 COMMIT;
 SELECT * FROM idem_set_many('{user-1,user-2}', '{post}', '{99}', '{like}', '{true}', '{1763690000009,1763690000010}');
 
--- Once-only tokens
+-- idem_once, idem_once_many, idem_once_at
 SELECT idem_once('accounting', 'msg-4');
 SELECT idem_once_at('accounting', 'msg-4') <= clock_timestamp() AS used, idem_once_at('accounting', 'msg-5') AS unused;
 
--- Access
+-- idem_grant, idem_grant_relay, idem_grant_monitor, idem_revoke
 CREATE ROLE regress_publisher;
 GRANT USAGE ON SCHEMA idem TO regress_publisher;
 GRANT EXECUTE ON FUNCTION idem_publish TO regress_publisher;
@@ -330,26 +330,26 @@ SELECT topic, state, count(*) FROM idem_outbox GROUP BY topic, state ORDER BY to
 SELECT claims_new > 0 AS claims, completions > 0 AS completions FROM idem_stats
 WHERE datname = current_database();
 
--- Monitoring
+-- idem_health
 SELECT check_name, status FROM idem_health() WHERE check_name <> 'worker' ORDER BY check_name;
 
--- Monitoring
+-- idem_outbox_blocked
 SELECT topic, first_id, waiting, reason FROM idem_outbox_blocked();
 
--- Monitoring
+-- idem_abandoned
 SELECT outcome FROM idem_claim('billing', 'invoice-1005-payment', lease => '0 seconds');
 SELECT scope, key, attempt, recovery_point FROM idem_abandoned(older_than => '0 seconds');
 
--- Cleanup
+-- idem_cleanup
 SELECT * FROM idem_cleanup();
 
--- Cleanup
+-- idem_take_expired
 SELECT taken ->> 'topic' AS topic, taken -> 'payload' AS payload FROM idem_take_expired('messages', max_rows => 10) AS taken;
 
--- Recovery
+-- idem_raise_claim_tokens
 SELECT idem_raise_claim_tokens(1000) >= 1000 AS raised;
 
--- Recovery
+-- idem_repair_outbox
 SELECT idem_repair_outbox() AS repaired;
 
 -- All settings
