@@ -233,7 +233,7 @@ BEGIN
 	RETURN (plan ->> 'Shared Hit Blocks')::bigint + (plan ->> 'Shared Read Blocks')::bigint;
 END
 $$;
-SELECT pg_temp.pages_of_wait() < 3000 AS few;
+SELECT pg_temp.pages_of_wait() < 300 AS few;
 ROLLBACK PREPARED 'delayed';
 TRUNCATE idem_outbox;
 
