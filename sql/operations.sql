@@ -135,7 +135,7 @@ SELECT idem_raise_claim_tokens(1000000 + greatest(idem_raise_claim_tokens(0),
 -- Clocks
 UPDATE idem_outbox SET created_at = clock_timestamp(), available_at = clock_timestamp() + (available_at - created_at)
 WHERE state = 'pending' AND created_at > clock_timestamp();
--- acknowledged and dead ones that tell takes when to look at a key
+-- acknowledged and dead ones from which takes find the next message of a key
 UPDATE idem_outbox SET available_at = clock_timestamp()
 WHERE state <> 'pending' AND in_due_index AND available_at > clock_timestamp();
 
