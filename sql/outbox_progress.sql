@@ -124,6 +124,23 @@ COMMIT PREPARED 'lane';
 SELECT payload, count(*) FROM idem_outbox_take(20000, '1 hour') GROUP BY payload ORDER BY payload;
 TRUNCATE idem_outbox;
 
+-- Nor does one look again at all of them where a message that a session has locked by hand lies before them.
+SELECT count(idem_publish('t', '"locked"')) FROM generate_series(1, 1);
+BEGIN;
+SELECT payload FROM idem_outbox FOR UPDATE;
+PREPARE TRANSACTION 'locked';
+BEGIN;
+SELECT count(idem_publish('t', to_jsonb(repeat('held ', 300)))) FROM generate_series(1, 4000);
+PREPARE TRANSACTION 'many';
+SELECT pg_sleep(1.1);
+SELECT count(idem_publish('t', '"free"')) FROM generate_series(1, 5);
+SELECT pg_temp.pages_of_take() AS first \gset
+SELECT :first > 500 AS first_passes_all, min(pages) < 60 AS then_few FROM (SELECT pg_temp.pages_of_take() FROM generate_series(1, 3)) AS later (pages);
+ROLLBACK PREPARED 'many';
+COMMIT PREPARED 'locked';
+SELECT payload FROM idem_outbox_take(10, '1 hour') ORDER BY id;
+TRUNCATE idem_outbox;
+
 -- What is left of the keys of a publisher that has rolled back is gone after two takes.
 SELECT count(*) FROM idem_publish_many('{t}', array_fill('1'::jsonb, '{12000}'), ARRAY(SELECT 'key ' || i FROM generate_series(1, 12000) AS i));
 SELECT array_agg(id) AS many_ids FROM idem_outbox_take(12000, '1 hour') \gset
