@@ -44,6 +44,16 @@ def large_numbers(world):
             world.ask(post('/payments', body % one, key)).replays(first)
 
 
+@promise('JSON with other spaces, another order of members or another form of a number is the same request')
+def canonical_form(world):
+    key = new_key()
+    with world.adds(payments=1):
+        first = world.ask(post('/payments', '{"amount": 7, "currency": "EUR", "note": [1.0, "a"]}', key)).is_first(201)
+        for body in ('{"currency":"EUR","amount":7,"note":[1,"a"]}', ' {"note": [1e0, "\\u0061"], "amount": 7,\n"currency": "EUR"}'):
+            world.ask(post('/payments', body, key)).replays(first)
+        world.ask(post('/payments', '{"amount": 7, "currency": "EUR", "note": [1.5, "a"]}', key)).is_problem(422, 'key-reused')
+
+
 @promise('binary bodies that differ in one bit are two requests')
 def one_bit(world):
     key = new_key()

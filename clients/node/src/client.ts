@@ -234,7 +234,7 @@ export function identity(options: RequestIdentity): RequestIdentity {
     throw new TypeError(`requestHash is no Buffer: ${describe(requestHash)}`)
   }
   if (!('method' in options)) return options.requestHash === undefined ? {} : { requestHash: options.requestHash }
-  if (typeof options.body === 'string') return { method: options.method, path: options.path, body: options.body }
+  if (typeof options.body === 'string') return { method: options.method, path: options.path, body: options.body, without: options.without ?? [] }
   return { requestHash: requestHashOfBytes(options.method, options.path, options.body ?? new Uint8Array()) }
 }
 

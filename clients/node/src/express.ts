@@ -59,7 +59,8 @@ export interface ExpressOptions<Request> extends HttpOptions<Request> {
 
 /**
  * A function that guards handlers: guarded(handler) for those of one
- * transaction, guarded.job(handler) for those that call others.
+ * transaction, guarded.job(handler) for those that call others; and
+ * app.use(guarded.middleware()) for all routes behind it.
  */
 export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = PoolClient>(client: Client<Tx>, options: ExpressOptions<Request>) {
   checkedOptions(options)
@@ -73,15 +74,35 @@ export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = Poo
       checkedOptions(settings)
       checkedCount(settings.bodyLimit, 'bodyLimit')
       return (req: Req, res: Res, next: Next): void => {
+        if (settings.methods && !settings.methods.includes(req.method!)) {
+          void (async () => handler(req as never, res, next))().catch(next)
+          return
+        }
         handle(client, settings, kind, handler as never, req, res).catch(next)
       }
     }
-  return Object.assign(guard('request'), { job: guard('job') })
+  /** For app.use(): what comes behind it runs in the transaction, with POST and PATCH. A response of 400 and above is rolled back. */
+  const middleware = (own: Partial<ExpressOptions<Request>> = {}) => {
+    const settings = { methods: ['POST', 'PATCH'], store: (status: number) => status < 400, ...options, ...own }
+    checkedOptions(settings)
+    return (req: Request, res: ServerResponse, next: Next): void => {
+      if (!settings.methods.includes(req.method!)) return next()
+      let tries = 0
+      // next() goes on from where it has come to, and so cannot run the routes again.
+      const rest = (): void => {
+        if (++tries > 1) throw Object.assign(new Error('the transaction has to run again, which the client must ask for'), { status: 503 })
+        next()
+      }
+      handle(client, settings, 'request', rest, req, res).catch(next)
+    }
+  }
+  return Object.assign(guard('request'), { job: guard('job'), middleware })
 }
 
 async function handle(client: Client<any>, options: ExpressOptions<any>, kind: 'request' | 'job',
   handler: (req: ExpressRequest, res: ServerResponse, next: Next) => unknown, req: ExpressRequest, res: ServerResponse): Promise<void> {
-  const isRead = !Buffer.isBuffer(req.rawBody) && !Buffer.isBuffer(req.body)
+  const hasBytes = Buffer.isBuffer(req.rawBody) || Buffer.isBuffer(req.body)
+  const isParsed = !hasBytes && (req.readableEnded || (req as { _body?: boolean })._body === true)
   const parseAgain = await readBody(req, options.bodyLimit ?? 2 << 20)
   let readOver: (() => void) | undefined
   let again: (() => Promise<void>) | undefined
@@ -92,7 +113,8 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
   try {
     answer = await serve(client, {
       method: req.method!, path: req.originalUrl, key: req.headersDistinct['idempotency-key'],
-      body: req.rawBody!, scope: () => options.scope(req),
+      body: req.rawBody!, contentType: isParsed ? 'application/json' : req.headers['content-type'],
+      contentEncoding: isParsed ? undefined : req.headers['content-encoding'], native: req, scope: () => options.scope(req),
     }, options, kind, async (context) => {
       isUndone = true
       await again?.()
@@ -100,7 +122,7 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
       readOver?.()
       // Express would drop the body of what the client has already, before it can be stored.
       Object.defineProperty(req, 'fresh', { configurable: true, writable: true, value: false })
-      if (isRead) readOver = replayBody(req, Buffer.from(req.rawBody!))
+      if (!hasBytes && !isParsed) readOver = replayBody(req, Buffer.from(req.rawBody!))
       let finished = false
       const job = context.job && Object.create(context.job, {
         finish: { value: async (last: never) => {
@@ -145,8 +167,10 @@ async function readBody(req: ExpressRequest, limit: number): Promise<(() => unkn
     return undefined
   }
   if (req.readableEnded || (req as { _body?: boolean })._body) {
-    throw new TypeError('the body was parsed before it could be hashed: mount the parser behind the guarded route, ' +
-      'or keep the bytes, as in express.json({ verify: (req, res, bytes) => { req.rawBody = bytes } })')
+    // Parsed by the application: compared as the document that it has become.
+    const document = JSON.stringify(req.body ?? null) ?? 'null'
+    req.rawBody = Buffer.from(document)
+    return () => JSON.parse(document) as unknown
   }
   const raw = await wholeBody(req, limit)
   req.rawBody = raw

@@ -68,6 +68,7 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
     }, ...[route.preParsing ?? []].flat()]
     route.preValidation = [async (request: any) => { request[PARSED] = request.body }, ...[route.preValidation ?? []].flat()]
     route.handler = function (this: unknown, request: any, reply: any) {
+      if (settings.methods && !settings.methods.includes(request.method)) return handler.call(this, request, reply)
       return handle(client, settings, kind, request, reply, (given) => handler.call(this, request, given))
     }
     route.config = { ...route.config, [GUARDED]: true }
@@ -97,7 +98,8 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
   try {
     answer = await serve(client, {
       method: request.method, path: request.raw.url, key: keyOf(request),
-      body: request.rawBody ?? new Uint8Array(), scope: () => options.scope(request),
+      body: request.rawBody ?? new Uint8Array(), contentType: request.headers['content-type'],
+      contentEncoding: request.headers['content-encoding'], native: request, scope: () => options.scope(request),
     }, options as HttpOptions<never>, kind, async (context) => {
       let finished = false
       const job = context.job && Object.create(context.job, {

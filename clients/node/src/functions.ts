@@ -20,7 +20,7 @@ export type Row = Record<string, string | null>
 /** What a claim compares: a hash, or the request that it is made of. A body that is a string is JSON. */
 export type RequestIdentity =
   | { requestHash?: Uint8Array | null }
-  | { method: string; path: string; body?: string | Uint8Array | null }
+  | { method: string; path: string; body?: string | Uint8Array | null; /** Paths of members of the JSON that are left out. */ without?: string[][] }
 
 export interface Ttl { ttl?: string | null | undefined; ttlMs?: number | undefined }
 export interface Lease { lease?: string | null | undefined; leaseMs?: number | undefined }
@@ -206,6 +206,7 @@ export function statements(schema: string, isShard = false) {
   const home = quoteIdentifier(schema)
 
   function expression(name: string, given: Argument[], values: Parameter[]): string {
+    const isBuiltin = name.startsWith('pg_catalog.')
     const list = given.flatMap(([parameter, type, value]) => {
       if (value === undefined) return []
       let passed: string
@@ -214,9 +215,9 @@ export function statements(schema: string, isShard = false) {
       else if (type === 'regrole') passed = `pg_catalog.quote_ident($${values.push(value)}::text)::regrole`
       else passed = `$${values.push(value)}::${type}`
       if (isShard && isScope(parameter)) passed = `${home}.idem_pin_scope(${passed})`
-      return [`${quoteIdentifier(parameter)} => ${passed}`]
+      return [isBuiltin ? passed : `${quoteIdentifier(parameter)} => ${passed}`]
     })
-    return `${home}.${quoteIdentifier(name)}(${list.join(', ')})`
+    return `${isBuiltin ? name : `${home}.${quoteIdentifier(name)}`}(${list.join(', ')})`
   }
 
   function scopeOf([first]: Argument[]): string | undefined {
@@ -265,9 +266,14 @@ export function statements(schema: string, isShard = false) {
     ['method', 'text', text(method, 'method')], ['path', 'text', text(path, 'path')],
     body instanceof Uint8Array ? ['body', 'bytea', bytes(body, 'body')] : ['body', 'text', optional(body, 'body', text)],
   ]
+  const withoutMembers = (body: string, paths: string[][]): Argument => paths.reduce<Argument>(
+    ([, , document], path) => ['body', 'jsonb', new Nested('pg_catalog.jsonb_delete_path', [['document', 'jsonb', document],
+      ['path', 'text[]', array(path, 'path', text)]])], ['body', 'text', text(body, 'body')])
   const hash = (options: RequestIdentity): Argument => ['request_hash', 'bytea',
     'method' in options
-      ? new Nested('idem_request_hash', hashArguments(options.method, options.path, options.body))
+      ? new Nested('idem_request_hash', typeof options.body === 'string'
+        ? [...hashArguments(options.method, options.path, undefined).slice(0, 2), withoutMembers(options.body, options.without ?? [])]
+        : hashArguments(options.method, options.path, options.body))
       : optional(options.requestHash, 'requestHash', bytes)]
   const claimArguments = (scope: string, key: string, options: ClaimOptions): Argument[] =>
     [...scopeAndKey(scope, key), hash(options), ttl(options), lease(options), wait(options),

@@ -2,19 +2,20 @@
  * What all middleware share: the header Idempotency-Key of the IETF draft of
  * that name, which has expired and is no standard; problem documents; replays.
  */
+import { createHash } from 'node:crypto'
 import { IncomingMessage, type ServerResponse } from 'node:http'
 import { Socket } from 'node:net'
 import { Readable } from 'node:stream'
 import {
   checkedCount, checkedTimes, newResult, problem, storable, type Client, type Job, type Response, type Result,
 } from './client.js'
+import { compared, formKey, leftOut, NO_JSON, ofBytes, type Fingerprint } from './comparison.js'
 import {
   asIdempotencyError, ClaimLost, ClaimNotFound, InProgress, KeyExpired, KeyInvalid, KeyReused, RateLimited, ScopeMoving, StreamingRefused,
-  TimedOut,
+  sqlstateOf, TimedOut,
 } from './errors.js'
 import type { Attempts } from './handlers.js'
-import type { Lease, Timeout, Ttl, Wait } from './functions.js'
-import { requestHashOfBytes } from './keys.js'
+import type { Lease, RequestIdentity, Timeout, Ttl, Wait } from './functions.js'
 import { describe, headers as headerDocument, type Headers } from './values.js'
 
 export interface HttpOptions<Request> extends Ttl, Wait, Lease, Timeout {
@@ -24,6 +25,14 @@ export interface HttpOptions<Request> extends Ttl, Wait, Lease, Timeout {
   required?: boolean
   /** Quoted strings only. */
   strict?: boolean
+  /** Accept any key of 1 to 255 characters, and store a hash of it that fits the key rules. */
+  anyKey?: boolean
+  /** The field of a form that has the key if the header is missing, _idempotency_key by default; null: no field. */
+  formField?: string | null
+  /** Requests with other methods run without the guard, and without a transaction. By default all are guarded. */
+  methods?: readonly string[]
+  /** What of the body is compared. */
+  fingerprint?: Fingerprint<Request>
   /** Of a key that was used for another request. */
   conflictStatus?: 422 | 409
   /** Of the response, stored and replayed. Never Set-Cookie. */
@@ -46,7 +55,7 @@ export interface Context<Tx> {
 
 /** Of all routes; Express has bodyLimit besides, and Fastify job, and what its plugins are registered with. */
 const OPTIONS = new Set(['scope', 'required', 'strict', 'conflictStatus', 'headers', 'maxResponseSize', 'store', 'ttl', 'ttlMs', 'wait', 'waitMs',
-  'lease', 'leaseMs', 'timeout', 'timeoutMs', 'bodyLimit', 'job', 'prefix', 'logLevel', 'logSerializers'])
+  'lease', 'leaseMs', 'timeout', 'timeoutMs', 'anyKey', 'formField', 'methods', 'fingerprint', 'bodyLimit', 'job', 'prefix', 'logLevel', 'logSerializers'])
 
 /** Options of a route, which are refused when it is made. */
 export function checkedOptions(options: HttpOptions<never>): void {
@@ -54,6 +63,7 @@ export function checkedOptions(options: HttpOptions<never>): void {
   if (unknown !== undefined) throw new TypeError(`a guarded route has no option ${unknown}`)
   checkedTimes(options)
   checkedCount(options.maxResponseSize, 'maxResponseSize')
+  leftOut(options.fingerprint)
   if (typeof options.scope !== 'function') throw new TypeError('the option scope is a function of the request, which returns the user or tenant')
   if (options.conflictStatus !== undefined && options.conflictStatus !== 422 && options.conflictStatus !== 409) {
     throw new TypeError(`the option conflictStatus is 422 or 409, not ${String(options.conflictStatus)}`)
@@ -67,7 +77,11 @@ export interface HttpRequest {
   /** Of Idempotency-Key; several lines are several, or one with commas. */
   key: string | string[] | undefined
   body: Uint8Array
+  contentType?: string | undefined
+  contentEncoding?: string | undefined
   scope: () => string
+  /** The framework's request, for the option fingerprint. */
+  native?: unknown
 }
 
 /** What to send. first says that the handler's own response goes out whole. */
@@ -79,6 +93,8 @@ export const REPLAYED_HEADERS: readonly string[] = [
 ]
 /** Bytes that the server takes. */
 const MAX_SCOPE = 512
+/** Characters of a key, with the option anyKey. */
+const MAX_KEY = 255
 
 const STRING = String.raw`"(?:[ !#-\[\]-~]|\\["\\])*"`
 const NUMBER = String.raw`-?\d{1,12}(?:\.\d{1,3})?`
@@ -115,15 +131,16 @@ export function allowedHeaders(headers: Iterable<readonly [string, string | numb
 export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, options: HttpOptions<never>, kind: 'request' | 'job',
   respond: (context: Context<Tx>) => Promise<Response | void>): Promise<HttpAnswer> {
   const line = Array.isArray(request.key) ? request.key.join(', ') : request.key
-  const { required = true, strict, headers = REPLAYED_HEADERS, store, maxResponseSize } = options
-  if (line === undefined && (required || kind === 'job')) {
+  const { required = true, strict, headers = REPLAYED_HEADERS, store, maxResponseSize, formField = '_idempotency_key' } = options
+  const inForm = line === undefined && formField !== null ? formKey(request, formField) : undefined
+  if (line === undefined && inForm === undefined && (required || kind === 'job')) {
     return refusal(problem('key-required', 'Idempotency-Key required', 400,
       'This request needs a header Idempotency-Key, a quoted string that is new for each request and the same in each of its retries.'))
   }
-  const key = line === undefined ? undefined : parseKey(line, strict)
-  if (line !== undefined && key === undefined) {
+  const key = line === undefined ? inForm : parseKey(line, strict)
+  if ((line !== undefined && key === undefined) || (options.anyKey && key !== undefined && (key === '' || key.length > MAX_KEY))) {
     return refusal(problem('key-invalid', 'Idempotency-Key invalid', 400,
-      'The header Idempotency-Key is not one quoted string.'))
+      options.anyKey ? `The Idempotency-Key is not a string of 1 to ${MAX_KEY} characters.` : 'The header Idempotency-Key is not one quoted string.'))
   }
   const scope = request.scope()
   if (typeof scope !== 'string' || scope === '') {
@@ -135,7 +152,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
   }
   const { ttl, ttlMs, wait, waitMs, lease, leaseMs, timeout, timeoutMs } = options
   const common = {
-    scope, key: key ?? '', requestHash: requestHashOfBytes(request.method, request.path, request.body),
+    scope, key: options.anyKey && key !== undefined ? `sha256:${createHash('sha256').update(key).digest('hex')}` : key ?? '',
     ttl, ttlMs, wait, waitMs, timeout, timeoutMs, store, maxResponseSize,
   }
   const storedResponse = (response: Response): Response => {
@@ -144,9 +161,11 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
     return { ...response, headers: allowedHeaders(Object.entries(response.headers ?? {}), headers), body: asStored(response) }
   }
   let ours = true
+  let hasRun = false
   let thrown: unknown
   let answer: Result
   const guarded = async (context: Context<Tx>): Promise<Response | void> => {
+    hasRun = true
     try {
       const response = await respond(context)
       return response && storedResponse(response)
@@ -156,13 +175,17 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
       throw error
     }
   }
+  const perform = async (identity: RequestIdentity): Promise<Result> =>
+    kind === 'request' ? client.request({ ...common, ...identity }, (tx) => guarded({ key, tx, job: undefined as never }) as Promise<Response>)
+    : client.job({ ...common, ...identity, lease, leaseMs }, (job) => guarded({ key, tx: undefined as never, job }))
   try {
     answer = key === undefined
       ? newResult(await client.transaction((tx) => guarded({ key, tx, job: undefined as never }) as Promise<Response>,
         { commits: (response) => storable(response.status, store), timeout, timeoutMs, scope }), false)
-      : kind === 'request'
-      ? await client.request(common, (tx) => guarded({ key, tx, job: undefined as never }) as Promise<Response>)
-      : await client.job({ ...common, lease, leaseMs }, (job) => guarded({ key, tx: undefined as never, job }))
+      : await perform(compared(request, request.native as never, options.fingerprint)).catch((error: unknown) => {
+        if (hasRun || !NO_JSON.has(sqlstateOf(error) ?? '')) throw error
+        return perform(ofBytes(request))
+      })
   } catch (error) {
     const found = asIdempotencyError(error)
     if (error instanceof StreamingRefused) {

@@ -163,7 +163,8 @@ function canonical(document: Json): string {
   const next: (string | { value: Json | undefined })[] = [{ value: document }]
   for (let one = next.pop(); one !== undefined; one = next.pop()) {
     if (typeof one === 'string' || typeof one.value !== 'object' || one.value === null) {
-      parts.push(typeof one === 'string' ? one : JSON.stringify(one.value))
+      parts.push(typeof one === 'string' ? one
+        : typeof one.value === 'string' && one.value.startsWith(NUMBER) ? canonicalNumber(one.value.slice(1)) : JSON.stringify(one.value))
       continue
     }
     const { value } = one
@@ -177,14 +178,48 @@ function canonical(document: Json): string {
   return parts.join('')
 }
 
-function canonicalText(document: string): string {
-  let made: Json
+/** Before the digits of a number. No string of jsonb contains it. */
+const NUMBER = '\0'
+
+/** A number as ECMAScript writes it; with all its digits where a double would lose some. */
+function canonicalNumber(given: string): string {
+  const [, sign, whole, fraction = '', exponent = '0'] = /^(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?$/.exec(given)!
+  const all = whole! + fraction
+  const digits = all.replace(/^0+/, '').replace(/0+$/, '')
+  if (digits === '') return '0'
+  const point = whole!.length - /^0*/.exec(all)![0].length + Number(exponent)
+  if (point > 131_072) refuse('value overflows numeric format', '22003')
+  const double = Number(given)
+  const isRounded = digits.length <= point && point < 400 && Number.isFinite(double) &&
+    BigInt(digits.padEnd(point, '0')) !== BigInt(Math.abs(double))
+  if (digits.length <= 17 && double !== 0 && Number.isFinite(double) && !isRounded) return String(double)
+  const body = point > 21 || point <= -6 ? `${digits[0]!}${digits.length > 1 ? `.${digits.slice(1)}` : ''}e${point > 0 ? '+' : '-'}${Math.abs(point - 1)}`
+    : point <= 0 ? `0.${'0'.repeat(-point)}${digits}`
+    : digits.length <= point ? digits.padEnd(point, '0') : `${digits.slice(0, point)}.${digits.slice(point)}`
+  return `${sign!}${body}`
+}
+
+function canonicalText(document: string, without: string[][] = []): string {
+  let parsed: Json
   try {
-    made = JSON.parse(document) as Json
+    parsed = JSON.parse(document) as Json
   } catch (cause) {
     return refuse('invalid input syntax for type json', '22P02', cause)
   }
-  return canonical(asJsonb(made))
+  asJsonb(parsed)
+  // Once more, with the digits of its numbers.
+  const made = JSON.parse(document.replace(/("(?:[^"\\]|\\.)*")|(-?\d[\d.eE+-]*)/g,
+    (_, text?: string, number?: string) => text ?? JSON.stringify(NUMBER + number!))) as Json
+  for (const path of without) {
+    const last = path.at(-1)!
+    const parent = path.slice(0, -1).reduce<any>((found, name) => (typeof found === 'object' && found !== null ? found[name] : undefined), made)
+    if (Array.isArray(parent)) {
+      if (/^\d+$/.test(last)) parent.splice(Number(last), 1)
+    } else if (typeof parent === 'object' && parent !== null) {
+      delete parent[last]
+    }
+  }
+  return canonical(made)
 }
 
 /** What a column of jsonb takes: text as PostgreSQL has it, and so no NUL. */
@@ -203,9 +238,9 @@ function asJsonb(document: Json): Json {
   return document
 }
 
-function hashed(method: string, path: string, body: string | Uint8Array | null | undefined): Buffer {
+function hashed(method: string, path: string, body: string | Uint8Array | null | undefined, without: string[][] = []): Buffer {
   if (!/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/.test(method)) refuse('the method is no HTTP token', '22023')
-  return requestHashOfBytes(method, path, typeof body === 'string' && body !== '' ? Buffer.from(canonicalText(body)) : Buffer.from(body ?? ''))
+  return requestHashOfBytes(method, path, typeof body === 'string' && body !== '' ? Buffer.from(canonicalText(body, without)) : Buffer.from(body ?? ''))
 }
 
 const name = (value: string, what: string): string => {
@@ -340,7 +375,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
     if (key === null || key === undefined) throw new KeyInvalid('the idempotency key is NULL', { sqlstate: 'ID001' })
     text(key, 'key')
     const id = idOf(scope, key)
-    const hash = 'method' in options ? hashed(options.method, options.path, options.body)
+    const hash = 'method' in options ? hashed(options.method, options.path, options.body, options.without)
       : options.requestHash ? Buffer.from(options.requestHash) : null
     const ttl = duration(options.ttl, options.ttlMs, 'ttl', DAY)
     const lease = duration(options.lease, options.leaseMs, 'lease', 60_000)

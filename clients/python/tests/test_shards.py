@@ -221,7 +221,7 @@ def test_over_http_a_scope_that_is_being_moved_is_503(known, monkeypatch, job, k
     exchange = Exchange(idem, "POST", "/", ["key-of-16-or-more"] if keyed else [], None)
     exchange.whole = True
     guard = Guard(scope=lambda request: "u", job=job, required=False)
-    answer = run(guarded(exchange, guard, lambda: "u", lambda: None, lambda access: 1 / 0))
+    answer = run(guarded(exchange, guard, None, lambda: "u", lambda: None, lambda access: 1 / 0))
     assert (answer.status, dict(answer.headers)["Retry-After"]) == (503, "1")
     found = json.loads(answer.body)
     assert (found["type"], found["title"]) == ("urn:pg-idempotency:scope-moving", "Scope is being moved")
@@ -233,7 +233,7 @@ def test_over_http_so_it_is_in_the_middle_of_a_job(idem):
 
     exchange = Exchange(idem, "POST", "/", [new_key()], None)
     exchange.whole = True
-    answer = run(guarded(exchange, Guard(scope=lambda request: "u", job=True), lambda: "u", lambda: None, respond))
+    answer = run(guarded(exchange, Guard(scope=lambda request: "u", job=True), None, lambda: "u", lambda: None, respond))
     assert (answer.status, json.loads(answer.body)["type"]) == (503, "urn:pg-idempotency:scope-moving")
 
 

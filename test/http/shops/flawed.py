@@ -3,6 +3,7 @@
 of its own in place of the right one.  Controls of the suite; see
 test/http/control, which says what promises each of them breaks."""
 
+import copy
 import json
 import os
 import secrets
@@ -58,6 +59,13 @@ class ComparesParsed(Plain):
         except ValueError:
             body = request.body
         return super().claim(connection, Request(request.method, request.target, request.headers, body), *rest)
+
+
+class ComparesBytes(Plain):
+    def claim(self, connection, request, *rest):
+        headers = copy.copy(request.headers)
+        del headers['Content-Type']
+        return super().claim(connection, Request(request.method, request.target, headers, request.body), *rest)
 
 
 class ComparesNoQuery(Plain):

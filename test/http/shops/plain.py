@@ -81,7 +81,13 @@ class Plain(Shop):
         if not request.user:
             raise Refused(json_reply(401, {'error': 'who are you?'}))
         target = request.target.replace(':', '%3A')
-        hash_ = hashlib.sha256(('%s:%s:' % (request.method, target)).encode() + request.body).digest()
+        body = request.body
+        if 'json' in request.headers.get('Content-Type', ''):
+            try:
+                body = connection.execute('SELECT idem_canonical_json(%s::jsonb)', (body.decode(),)).fetchone()[0].encode()
+            except (UnicodeDecodeError, psycopg.DataError, psycopg.errors.ProgramLimitExceeded):
+                connection.rollback()
+        hash_ = hashlib.sha256(('%s:%s:' % (request.method, target)).encode() + body).digest()
         try:
             outcome, token, attempt, status, headers, text, data, steps = connection.execute(
                 CLAIM, (request.user, key, hash_, lease, wait)).fetchone()

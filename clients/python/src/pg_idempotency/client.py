@@ -95,7 +95,7 @@ class Defaults:
         self._is_default = timeout is DEFAULT_TIMEOUT and timeout_ms is None
         self._timeout = timeout_seconds(None if timeout is DEFAULT_TIMEOUT else timeout, timeout_ms)
 
-    def call(self, scope: str, key: str, *, request_hash: bytes | None = None, method: str | None = None,
+    def call(self, scope: str, key: str, *, request_hash: bytes | Statement[bytes] | None = None, method: str | None = None,
              path: str | None = None, body: str | bytes | None = None, ttl: Interval = None,
              ttl_ms: float | None = None, wait: Interval = None, wait_ms: float | None = None,
              lease: Interval = None, lease_ms: float | None = None, timeout: Interval = None,

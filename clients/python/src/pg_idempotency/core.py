@@ -156,7 +156,7 @@ class Call:
                                      None if headers is None else functions.JsonText(headers), token), whole
 
 
-def hash_of(given: bytes | None, method: str | None, path: str | None, body: str | bytes | None) -> Any:
+def hash_of(given: bytes | Statement[bytes] | None, method: str | None, path: str | None, body: str | bytes | None) -> Any:
     """Bytes are hashed here, as they are; a str is JSON, and is hashed by the server."""
     if given is not None or (method is None and path is None and body is None):
         return given

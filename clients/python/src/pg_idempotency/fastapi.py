@@ -44,6 +44,9 @@ class Guard(starlette.Guard):
         setattr(called, "__signature__", _signature(endpoint))
         return called
 
+    def _own(self, named: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {name: one for name, one in named.items() if name not in ASKED}
+
     def _attempt(self, called: Any, request: Request, endpoint: Callable[..., Any], arguments: Sequence[Any],
                  named: Mapping[str, Any]) -> Callable[[Request, int], Awaitable[Any]]:
         route: Any = request.scope.get("route")
@@ -57,8 +60,7 @@ class Guard(starlette.Guard):
                 # What a dependency has set for the response.
                 fresh[names[RESPONSE]].status_code = outer.status_code
                 fresh[names[RESPONSE]].headers.raw.extend(outer.headers.raw)
-                return await call(endpoint, *arguments, **{
-                    name: one for name, one in {**named, **fresh}.items() if name not in ASKED})
+                return await call(endpoint, *arguments, **self._own({**named, **fresh}))
 
             inner = copy.copy(route)
             kept = {name: one for name, one in vars(route.dependant).items() if name.endswith("_param_name")}

@@ -64,7 +64,8 @@ class IdempotencyMiddleware:
         key = environ.get("HTTP_IDEMPOTENCY_KEY")
         length = environ.get("CONTENT_LENGTH") or ""
         exchange = Exchange(self._client, environ["REQUEST_METHOD"], _path(environ), [] if key is None else [key],
-                            int(length) if length.isdigit() else None)
+                            int(length) if length.isdigit() else None, environ.get("CONTENT_TYPE") or "",
+                            environ.get("HTTP_CONTENT_ENCODING", "identity") != "identity")
         refused: list[bytes] = []
 
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
@@ -120,6 +121,8 @@ class Guard(http.Guard):
             exchange = request.environ.get(KEY)
             if exchange is None:
                 raise no_layer("install(app, idempotency)")
+            if not self.guards(request.method):
+                return current_app.ensure_sync(view)(*arguments, **named)
             return _guarded(self, exchange, view, arguments, named)
 
         view.__dict__[BARE_ENDPOINT] = view
@@ -149,7 +152,7 @@ def _guarded(guard: Guard, exchange: Exchange, view: Callable[..., Any], argumen
         last.append(response)
         return Answer(response.status_code, response.get_wsgi_headers(request.environ).to_wsgi_list(), body, response)
 
-    answer = run(guarded(exchange, guard, lambda: guard.ask_scope(request, named), lambda: _read(exchange), attempt))
+    answer = run(guarded(exchange, guard, request, lambda: guard.ask_scope(request, named), lambda: _read(exchange), attempt))
     return _response(answer) if answer.native is None else answer.native
 
 

@@ -314,6 +314,7 @@ def _column(name: str) -> str:
 def _call(statement: Statement[Any], schema: str, placeholder: Callable[[Any], str]) -> str:
     if statement.function == "idem_stats":
         return f"(SELECT * FROM {schema}.idem_stats WHERE datname = current_database())"
+    builtin = statement.function.startswith("pg_catalog.")
     arguments = []
     for argument in statement.arguments:
         if isinstance(argument.value, Statement):
@@ -327,8 +328,8 @@ def _call(statement: Statement[Any], schema: str, placeholder: Callable[[Any], s
                 value = f"pg_catalog.quote_ident({value})"
             if bound != argument.type:
                 value = f"CAST({value} AS {argument.type})"
-        arguments.append(f"{argument.name} => {value}")
-    return f"{schema}.{statement.function}({', '.join(arguments)})"
+        arguments.append(value if builtin else f"{argument.name} => {value}")
+    return f"{statement.function if builtin else f'{schema}.{statement.function}'}({', '.join(arguments)})"
 
 
 def _made(cls: Callable[..., T], row: Row) -> T:

@@ -10,19 +10,21 @@ no success for work that was rolled back.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .client import Defaults, check_ttl
+from .comparison import MAX_COMPARED, NO_JSON, Fingerprint, form_key, hash_of_body, is_form, left_out
 from .core import Response, Result, problem, stores
 from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid, KeyReused,
-                     RateLimited, ScopeMoving, TimedOut)
-from .functions import Interval
-from .keys import request_hasher
+                     RateLimited, ScopeMoving, TimedOut, sqlstate)
+from .functions import Interval, Statement
+from .keys import request_hash, request_hasher
 from .runtimes import maybe_await
 
 STORED_HEADERS = ("Content-Type", "Content-Encoding", "Content-Language", "Content-Disposition", "Location", "ETag",
@@ -34,6 +36,7 @@ STRING = r'"(?:[ !#-\[\]-~]|\\["\\])*"'
 PARAMETER = rf";\x20*[a-z*][a-z0-9_.*-]*(?:=(?:-?\d{{1,12}}(?:\.\d{{1,3}})?|{STRING}|[A-Za-z*][!#$%&'*+.^_`|~\w:/-]*|:[\w+/=]*:|\?[01]))?"
 QUOTED = re.compile(rf"({STRING})(?:{PARAMETER})*", re.ASCII)
 BARE = re.compile(r"[!#-+\--:<-~]+")
+MAX_KEY = 255
 MAX_SCOPE = 512
 """Bytes that the server takes."""
 BARE_ENDPOINT = "pg_idempotency_has_a_guard"
@@ -91,9 +94,22 @@ class Guard:
     store: Callable[[int], bool] = stores
     strict: bool = False
     """Only keys in quotes."""
+    any_key: bool = False
+    """Accept any key of 1 to 255 characters, and store a hash of it that fits the key rules."""
+    form_field: str | None = "_idempotency_key"
+    """The field of a form that has the key if the header is missing; None: no field."""
+    methods: Collection[str] | None = None
+    """Requests with other methods run without the guard, and without a transaction of its own.  None: all are guarded."""
+    fingerprint: Fingerprint | None = None
+    """What of the body is compared.  A list of JSON pointers ('/meta/traceId') that are left out, or a function of the
+    framework's request and the body's bytes, which returns bytes or text."""
 
     def __post_init__(self) -> None:
         check_ttl(self.ttl)
+        left_out(self.fingerprint)
+
+    def guards(self, method: str) -> bool:
+        return self.methods is None or method in self.methods
 
     def ask_scope(self, request: Any, arguments: Mapping[str, Any]) -> Any:
         names = list(inspect.signature(self.scope).parameters)[1:]
@@ -115,10 +131,12 @@ class Exchange:
     """A request, from its first byte to the end of its response: what the layer around the application and a
     guard within it tell each other."""
 
-    def __init__(self, client: Defaults, method: str, path: str, keys: Sequence[str], length: int | None) -> None:
-        """The path has the query, as it came in; keys are the values of Idempotency-Key."""
+    def __init__(self, client: Defaults, method: str, path: str, keys: Sequence[str], length: int | None,
+                 content_type: str = "", is_encoded: bool = False) -> None:
+        """The path has the query, as it came in; keys are the values of Idempotency-Key; a body is encoded as by gzip."""
         self.client = client
         self.keys = keys
+        self.content_type = "" if is_encoded else content_type
         self.limit: int | None = None
         """Of the bytes that are read."""
         self.size = 0
@@ -126,15 +144,22 @@ class Exchange:
         """The body was read to its end."""
         self.undone = False
         """A handler has run, and its work was rolled back."""
+        self._request = (method, path)
         self._name = f"{method} {path.split('?')[0]}"
         self._length = length
         self._hasher = request_hasher(method, path)
+        self._kept = bytearray() if keys or is_form(self.content_type) else None
 
     def read(self, piece: bytes) -> bytes:
         """Each piece of the body, when the server hands it over."""
         self.size += len(piece)
         if self.keys:
             self._hasher.update(piece)
+        if self._kept is not None:
+            if self.size <= MAX_COMPARED:
+                self._kept += piece
+            else:
+                self._kept = None
         if self.limit is not None and self.size > self.limit:
             raise RequestTooLarge(f"The body of this request is larger than {self.limit} bytes.")
         return piece
@@ -145,9 +170,25 @@ class Exchange:
         if max(self.size, self._length or 0) > limit:
             raise RequestTooLarge(f"The body of this request is larger than {limit} bytes.")
 
-    def request_hash(self) -> bytes:
+    @property
+    def may_have_form_key(self) -> bool:
+        return not self.keys and is_form(self.content_type)
+
+    def form_key(self, field: str) -> str | None:
+        return None if self._kept is None else form_key(self.content_type, bytes(self._kept), field)
+
+    def hash_of_bytes(self) -> bytes:
         """When the body was read."""
-        return self._hasher.digest()
+        return self._hasher.digest() if self.keys or self._kept is None else request_hash(*self._request, bytes(self._kept))
+
+    def request_hash(self, guard: Guard, request: Any) -> bytes | Statement[bytes]:
+        """When the body was read: the hash of what is compared."""
+        if self._kept is None:
+            return self.hash_of_bytes()
+        if callable(guard.fingerprint):
+            compared = guard.fingerprint(request, bytes(self._kept))
+            return request_hash(*self._request, compared.encode() if isinstance(compared, str) else compared)
+        return hash_of_body(*self._request, self.content_type, bytes(self._kept), left_out(guard.fingerprint))
 
     def refuses(self, status: int) -> bool:
         return self.undone and 200 <= status < 300
@@ -187,6 +228,15 @@ def parse_key(values: Sequence[str], strict: bool = False) -> str:
     return text
 
 
+def stored_key(key: str, is_hashed: bool) -> str:
+    """The key, or a hash of it, which every format of keys but uuid accepts."""
+    if not is_hashed:
+        return key
+    if not 1 <= len(key) <= MAX_KEY:
+        raise KeyInvalid(f"the key has {len(key)} characters, not 1 to {MAX_KEY}")
+    return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
+
+
 def stored_headers(headers: Sequence[tuple[str, str]], allowed: Collection[str]) -> dict[str, str | list[str]]:
     """Of the headers those that are allowed; several values of one as a list."""
     names = {name.lower(): name for name in allowed if name.lower() not in NEVER_STORED}
@@ -205,6 +255,11 @@ def _answer(response: Response | Result, *more: tuple[str, str]) -> Answer:
     if response.status in BODILESS:
         return Answer(response.status, [*headers, *more], b"")
     return Answer(response.status, [*headers, *more, ("Content-Length", str(len(body)))], body)
+
+
+def _key_required() -> Answer:
+    return _answer(problem("key-required", "Idempotency-Key required", 400,
+                           "This request needs the header Idempotency-Key."))
 
 
 def _replay(result: Result) -> Answer:
@@ -267,8 +322,8 @@ def _scope(found: Any) -> str:
     raise ScopeInvalid(f"The user of this request is not named by 1 to {MAX_SCOPE} bytes of text.")
 
 
-async def guarded(exchange: Exchange, guard: Guard, ask_scope: Callable[[], Any], read_body: Callable[[], Any],
-                  run: Callable[[Access], Any]) -> Answer:
+async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Callable[[], Any],
+                  read_body: Callable[[], Any], run: Callable[[Access], Any]) -> Answer:
     """Answer a request.  read_body() reads what is left of the body.  run(access) runs the handler and returns an
     Answer, or a coroutine of one; it may run more than once, each time in a new transaction, when that was
     rolled back.  Raises what the handler has raised, after the rollback."""
@@ -296,27 +351,41 @@ async def guarded(exchange: Exchange, guard: Guard, ask_scope: Callable[[], Any]
         return await respond(Access(scope, key, job=job))
 
     try:
+        in_form = guard.form_field is not None and exchange.may_have_form_key
         if exchange.keys:
             key = parse_key(exchange.keys, guard.strict)
-        elif guard.required:
-            return _answer(problem("key-required", "Idempotency-Key required", 400,
-                                   "This request needs the header Idempotency-Key."))
+        elif guard.required and not in_form:
+            return _key_required()
         scope = _scope(await maybe_await(ask_scope()))
-        if key is not None:
+        if key is not None or in_form:
             exchange.limit_body(guard.max_request_size)
             await maybe_await(read_body())
             if not exchange.whole:
                 raise RuntimeError("a part of the body was read before the guard, and another part was not")
-        call = client.call(scope, key or "", request_hash=exchange.request_hash(), wait=guard.wait,
+        if in_form:
+            key = exchange.form_key(guard.form_field or "")
+            if key is None and guard.required:
+                return _key_required()
+        call = client.call(scope, stored_key(key or "", guard.any_key and key is not None), wait=guard.wait,
+                           request_hash=None if key is None else exchange.request_hash(guard, request),
                            wait_ms=guard.wait_ms, ttl=guard.ttl, lease=guard.lease, lease_ms=guard.lease_ms,
                            timeout=guard.timeout, timeout_ms=guard.timeout_ms, store=guard.store,
                            max_response_size=guard.max_response_size, as_text=True)
-        if key is None:
-            result = await client.core.transaction(call, handler)
-        elif guard.job:
-            result = await client.core.job(call, function, client.job_class)
-        else:
-            result = await client.core.request(call, handler)
+
+        async def perform(call: Any) -> Result:
+            if key is None:
+                return await client.core.transaction(call, handler)
+            if guard.job:
+                return await client.core.job(call, function, client.job_class)
+            return await client.core.request(call, handler)
+
+        try:
+            result = await perform(call)
+        except Exception as error:
+            if exchange.undone or not isinstance(call.request_hash, Statement) or sqlstate(error) not in NO_JSON:
+                raise
+            call = replace(call, request_hash=exchange.hash_of_bytes())
+            result = await perform(call)
     except IdempotencyError as error:
         refusal = None
         if error not in raised or isinstance(error, (StreamingRefused, ClaimLost, ClaimNotFound, ScopeMoving, TimedOut)):

@@ -245,9 +245,14 @@ def _parsed(text: str) -> Any:
 
 
 def canonical_json(text: str) -> str:
-    """RFC 8785, with the extension's one difference.  A document may be deeper than a stack of calls."""
+    """RFC 8785, with the extension's one difference."""
+    return _canonical(_parsed(text))
+
+
+def _canonical(document: Any) -> str:
+    """Of a document that can be deeper than a stack of calls."""
     parts: list[str] = []
-    left: list[Any] = [_parsed(text)]
+    left: list[Any] = [document]
     while left:
         value = left.pop()
         if isinstance(value, tuple):        # punctuation
@@ -276,6 +281,10 @@ def _storable(text: str) -> str:
     """The text of a document, if jsonb can hold it."""
     if re.search(r"(?<!\\)(?:\\\\)*\\u0000", text):
         raise DoubleError("22P05", "unsupported Unicode escape sequence")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise DoubleError("22P02", "a Unicode low surrogate must follow a high surrogate") from None
     return text
 
 
@@ -362,7 +371,7 @@ class Store(Monitoring):
                     arguments[name] = self.call(tx, value)[0][0]
                 elif isinstance(value, str) and "\0" in value:
                     raise DoubleError("22021", "text cannot contain NUL (0x00) bytes")
-            method = getattr(self, statement.function, None)
+            method = getattr(self, statement.function.removeprefix("pg_catalog."), None)
             if method is None:
                 raise NotImplementedError(f"{statement.function} is not in the double: test it with a server")
             before = len(tx.undo)
@@ -392,6 +401,18 @@ class Store(Monitoring):
         if isinstance(body, str):
             body = canonical_json(body).encode() if body else b""
         return request_hash(method, path, bytes(body or b""))
+
+    def jsonb_delete_path(self, tx: Transaction, document: str, path: list[str]) -> str:
+        """The document without this member."""
+        found = whole = _parsed(document)
+        *parents, last = path
+        try:
+            for name in parents:
+                found = found[int(name)] if isinstance(found, list) else found[name]
+            del found[int(last) if isinstance(found, list) else last]
+        except (LookupError, TypeError, ValueError):
+            pass
+        return _canonical(whole)
 
     def idem_canonical_json(self, tx: Transaction, document: str) -> str:
         return canonical_json(document)

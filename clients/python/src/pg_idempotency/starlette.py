@@ -77,8 +77,9 @@ class IdempotencyMiddleware:
             await self.app(scope, receive, send)
             return
         lines = [text.decode("latin-1") for name, text in scope["headers"] if name.lower() == b"idempotency-key"]
-        length = next((text for name, text in scope["headers"] if name.lower() == b"content-length"), b"")
-        exchange = Exchange(self._client, scope["method"], _path(scope), lines, int(length) if length.isdigit() else None)
+        length = _header(scope, b"content-length")
+        exchange = Exchange(self._client, scope["method"], _path(scope), lines, int(length) if length.isdecimal() else None,
+                            _header(scope, b"content-type"), _header(scope, b"content-encoding") not in ("", "identity"))
         refused = False
 
         async def reading() -> Event:
@@ -113,10 +114,16 @@ class Guard(http.Guard):
             exchange = None if request is None else request.scope.get(KEY)
             if request is None or exchange is None:
                 raise no_layer("install(app, idempotency)")
+            if not self.guards(request.method):
+                return await call(endpoint, *arguments, **self._own(named))
             return await _guarded(self, exchange, request, named, self._attempt(called, request, endpoint, arguments, named))
 
         endpoint.__dict__[BARE_ENDPOINT] = endpoint
         return called                               # type: ignore[return-value]
+
+    def _own(self, named: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments that the endpoint has asked for."""
+        return named
 
     def _attempt(self, called: Any, request: Request, endpoint: Callable[..., Any], arguments: Sequence[Any],
                  named: Mapping[str, Any]) -> Callable[[Request, int], Awaitable[Any]]:
@@ -149,7 +156,7 @@ async def _guarded(guard: Guard, exchange: Exchange, request: Request, named: Ma
         except ClientDisconnect:
             raise HTTPException(400, "the body is not whole") from None
 
-    answer = await guarded(exchange, guard, lambda: guard.ask_scope(request, named), read, run)
+    answer = await guarded(exchange, guard, request, lambda: guard.ask_scope(request, named), read, run)
     return answer.native if isinstance(answer.native, Response) else _response(answer)
 
 
@@ -215,6 +222,10 @@ def _response(answer: Answer, background: Any = None) -> Response:
     response.body = answer.body
     response.raw_headers = [(name.lower().encode("latin-1"), text.encode("latin-1")) for name, text in answer.headers]
     return response
+
+
+def _header(scope: Mapping[str, Any], wanted: bytes) -> str:
+    return next((text.decode("latin-1") for name, text in scope["headers"] if name.lower() == wanted), "")
 
 
 def _path(scope: Mapping[str, Any]) -> str:

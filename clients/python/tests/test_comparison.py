@@ -1,0 +1,201 @@
+"""Which requests count as the same, and where a guard finds its key."""
+
+import asyncio
+import json
+
+import pytest
+from asgi import ask
+from fastapi import FastAPI
+from fastapi import Request as FastAPIRequest
+from flask import Flask, g
+from flask import request as flask_request
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pg_idempotency import AsyncIdempotency, new_key
+from pg_idempotency import fastapi as for_fastapi
+from pg_idempotency import flask as for_flask
+from pg_idempotency import starlette as for_starlette
+from pg_idempotency.memory import AsyncMemoryIdempotency, MemoryIdempotency
+
+JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+
+
+def starlette_shop(idem, **options):
+    async def order(request):
+        found = getattr(request.state, "idempotency", None)
+        return Response(f"{found and found.key} {len(await request.body())}")
+
+    app = Starlette(routes=[Route("/o", for_starlette.Guard(scope=lambda request: "u", **options)(order),
+                                  methods=["GET", "POST"])])
+    for_starlette.install(app, idem)
+    return app
+
+
+def fastapi_shop(idem, **options):
+    app = FastAPI()
+
+    @app.api_route("/o", methods=["GET", "POST"])
+    @for_fastapi.Guard(scope=lambda request: "u", **options)
+    async def order(request: FastAPIRequest):
+        found = getattr(request.state, "idempotency", None)
+        return Response(f"{found and found.key} {len(await request.body())}")
+
+    for_fastapi.install(app, idem)
+    return app
+
+
+def flask_shop(idem, **options):
+    app = Flask(__name__)
+
+    @app.route("/o", methods=["GET", "POST"])
+    @for_flask.Guard(scope=lambda request: "u", **options)
+    def order():
+        found = getattr(g, "idempotency", None)
+        return f"{found and found.key} {len(flask_request.get_data())}"
+
+    for_flask.install(app, idem)
+    return app
+
+
+def answered(app, body, content_type, key, method):
+    if isinstance(app, Flask):
+        headers = {"Idempotency-Key": key} if key else {}
+        found = app.test_client().open("/o", method=method, data=body, headers=headers, content_type=content_type)
+        return found.status_code, found.headers.get("Idempotent-Replayed") == "true", found.data
+    answer = asyncio.run(ask(app, key, body=body, method=method, headers=[("content-type", content_type)]))
+    return answer.status, answer.replayed, answer.body
+
+
+@pytest.fixture(params=["starlette", "fastapi", "flask"])
+def framework(request):
+    return {"starlette": starlette_shop, "fastapi": fastapi_shop, "flask": flask_shop}[request.param]
+
+
+@pytest.fixture(params=["server", "double"])
+def asked(request, framework, idem, database):
+    """A function that sends requests to a shop with these options, all with one key."""
+    def shop(**options):
+        key = options.pop("key", new_key())
+        method = options.pop("method", "POST")
+        double = {True: MemoryIdempotency, False: AsyncMemoryIdempotency}[framework is flask_shop]()
+
+        def send(body, content_type=JSON, key=key, method=method):
+            if request.param == "double":
+                return answered(framework(double, **options), body, content_type, key, method)
+            if framework is flask_shop:
+                return answered(framework(idem, **options), body, content_type, key, method)
+
+            from psycopg_pool import AsyncConnectionPool
+
+            async def main():
+                async with AsyncConnectionPool("", min_size=1, open=False) as pool:
+                    headers = [("content-type", content_type)]
+                    return await ask(framework(AsyncIdempotency(pool), **options), key, body=body, method=method, headers=headers)
+
+            answer = asyncio.run(main())
+            return answer.status, answer.replayed, answer.body
+        return send
+    return shop
+
+
+def test_json_is_compared_in_canonical_form(asked):
+    send = asked()
+    assert send(b'{"a": 1, "b": [1.0, "\\u0061"]}')[:2] == (200, False)
+    assert send(b'{"b":[1,"a"],  "a":1e0}')[:2] == (200, True)
+    assert send(b'{"a": 1, "b": [1.0, "a"]}', "application/json; charset=utf-8")[:2] == (200, True)
+    assert send(b'{"a": 2, "b": [1.0, "a"]}')[0] == 422
+
+
+@pytest.mark.parametrize("one, other", [
+    (b'{"n": 9007199254740993}', b'{"n": 9007199254740992}'), (b'{"a": "1"}', b'{"a": 1}'),
+    (b'{"a": "\\u00001"}', b'{"a": 1}'), (b'{"a": "\\u00001"}', b'{"a": "\\u00002"}'), (b'{"a": null}', b"{}"),
+    (b"[1]", b"[1, 1]"), (b"{", b"{ "), (b'{"a": "\\ud800"}', b'{"a": "\\ud801"}'), (b"\xff", b"\xfe"),
+    (b'{"n": 1e200000}', b'{"n": 1e200001}')])
+def test_other_documents_are_other_requests(asked, one, other):
+    send = asked()
+    assert send(one)[:2] == (200, False)
+    assert send(one)[:2] == (200, True)
+    assert send(other)[0] == 422
+
+
+def test_other_types_are_compared_by_their_bytes(asked):
+    send = asked()
+    assert send(b'{"a":1}', "text/plain")[:2] == (200, False)
+    assert send(b'{"a": 1}', "text/plain")[0] == 422
+
+
+def test_multipart_forms_are_compared_without_their_boundary(asked):
+    def body(boundary, text=b"x"):
+        return (b'--B\r\nContent-Disposition: form-data; name="a"\r\n\r\n%b\r\n--B--\r\n' % text).replace(b"B", boundary, 1).replace(
+            b"--B--", b"--" + boundary + b"--")
+
+    send = asked()
+    assert send(body(b"one"), "multipart/form-data; boundary=one")[:2] == (200, False)
+    assert send(body(b"two"), 'multipart/form-data; boundary="two"')[:2] == (200, True)
+    assert send(body(b"two", b"y"), "multipart/form-data; boundary=two")[0] == 422
+
+
+def test_members_can_be_left_out(asked):
+    send = asked(fingerprint=["/meta/traceId", "/a~1b", "/list/0/t"])
+
+    def body(trace, more=1):
+        return json.dumps({"meta": {"traceId": trace, "x": more}, "a/b": trace, "list": [{"t": trace}]}).encode()
+
+    assert send(body("one"))[:2] == (200, False)
+    assert send(body("two"))[:2] == (200, True)
+    assert send(body("two", 2))[0] == 422
+
+
+def test_a_function_can_say_what_is_compared(asked):
+    send = asked(fingerprint=lambda request, body: body[:3])
+    assert send(b"abc1", "text/plain")[:2] == (200, False)
+    assert send(b"abc2", "text/plain")[:2] == (200, True)
+    assert send(b"abd2", "text/plain")[0] == 422
+
+
+@pytest.mark.parametrize("fingerprint", ["/a", ["a"], [1], 7])
+def test_a_fingerprint_that_is_none_is_refused(fingerprint):
+    with pytest.raises((ValueError, TypeError)):
+        for_flask.Guard(scope=lambda request: "u", fingerprint=fingerprint)
+
+
+def test_a_form_has_its_key_in_a_field(asked):
+    send, key = asked(key=None), new_key()
+    body = f"a=1&_idempotency_key={key}&b=2".encode()
+    first = send(body, FORM)
+    assert first[:2] == (200, False) and first[2].startswith(key.encode())
+    assert send(body, FORM)[:2] == (200, True)
+    assert send(body.replace(b"a=1", b"a=2"), FORM)[0] == 422
+    assert send(b"a=1", FORM)[0] == 400
+    multipart = (f'--B\r\nContent-Disposition: form-data; name="_idempotency_key"\r\n\r\n{new_key()}\r\n'
+                 '--B\r\nContent-Disposition: form-data; name="f"; filename="f"\r\n\r\nx\r\n--B--\r\n').encode()
+    assert [send(multipart, "multipart/form-data; boundary=B")[:2] for _ in range(2)] == [(200, False), (200, True)]
+
+
+def test_a_form_field_can_have_another_name_or_none(asked):
+    key = new_key()
+    assert asked(key=None, form_field="once")(f"once={key}".encode(), FORM)[:2] == (200, False)
+    assert asked(key=None, form_field=None)(f"_idempotency_key={key}".encode(), FORM)[0] == 400
+    assert asked(key=None, required=False)(b"a=1", FORM)[0] == 200
+
+
+def test_any_key_of_up_to_255_characters(asked):
+    send = asked(any_key=True)
+    own = new_key()
+    for key in (f'"{own[-8:]}"', f'"{own:k<255}"', f'"a key, with blanks! {own}"'):
+        assert send(b"1", key=key)[:2] == (200, False)
+        found = send(b"1", key=key)
+        assert found[:2] == (200, True) and found[2].startswith(key[1:-1].encode())
+    assert send(b"1", key='"' + "k" * 256 + '"')[0] == 400
+    assert send(b"1", key='""')[0] == 400
+    assert asked()(b"1", key='"x"')[0] == 400
+
+
+def test_methods_that_are_not_guarded(asked):
+    send = asked(methods={"POST"})
+    assert [send(b"", method="GET", key=None) for _ in range(2)] == [(200, False, b"None 0")] * 2
+    assert send(b"1", key=None)[0] == 400
+    assert [send(b"1")[:2] for _ in range(2)] == [(200, False), (200, True)]
