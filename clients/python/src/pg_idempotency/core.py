@@ -218,9 +218,10 @@ class SessionLease:
             return self._stack.pop_all()
 
     async def abort(self) -> None:
-        """End the session of a handler that does not return, or whose session is gone, so that the pool gets it back."""
+        """End the session of a handler that does not return, or whose session is gone, so that a pool gets it back.
+        Of another source, the handler's thread or task gives it back when the handler returns."""
         self.was_aborted = True
-        stack = self.detach()
+        stack = self.detach() if self.server.backend.is_pool else AsyncExitStack()
         await self.session.abort()
         await stack.aclose()
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+THREAD = "pg_idempotency"
+"""The name of each thread of this package."""
 
 
 async def maybe_await(found: Any) -> Any:
@@ -125,7 +127,7 @@ class _Watchdog:
             if self._process != os.getpid():            # a fork has no threads but its own
                 self._process = os.getpid()
                 self._watched, self._sleeps = [], False
-                threading.Thread(target=self._run, name="pg_idempotency", daemon=True).start()
+                threading.Thread(target=self._run, name=THREAD, daemon=True).start()
             self._watched.append(watched)
             if self._sleeps or watched.until < time.monotonic() + CHECK_INTERVAL:
                 self._changed.notify()
@@ -146,7 +148,7 @@ class _Watchdog:
                     if time.monotonic() >= watched.until or watched.ended():
                         self._watched.remove(watched)
                         # Which may take its time: not here, where the others wait.
-                        threading.Thread(target=self._abort, args=(watched,), name="pg_idempotency", daemon=True).start()
+                        threading.Thread(target=self._abort, args=(watched,), name=THREAD, daemon=True).start()
 
     @staticmethod
     def _abort(watched: _WatchedCall) -> None:
@@ -155,7 +157,7 @@ class _Watchdog:
 
 class _Thread:
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._thread = threading.Thread(target=lambda: run(work()), name="pg_idempotency", daemon=True)
+        self._thread = threading.Thread(target=lambda: run(work()), name=THREAD, daemon=True)
         self._thread.start()
 
     async def stop(self) -> None:
@@ -208,7 +210,7 @@ class SyncRuntime:
             self._deferred += 1
             if self._threads < min(self._deferred, MAX_DEFERRING):
                 self._threads += 1
-                threading.Thread(target=self._run_deferred, name="pg_idempotency", daemon=True).start()
+                threading.Thread(target=self._run_deferred, name=THREAD, daemon=True).start()
 
     async def bounded(self, work: Callable[[], Any], left: float | None, ended: Callable[[], bool],
                       abort: Callable[[], Coroutine[Any, Any, None]]) -> Any:
