@@ -92,7 +92,8 @@ class DjangoSession(AdapterSession):
         if atomic is None:
             return
         try:
-            del self._connection.savepoint_ids[self._depth:]
+            while len(self._connection.savepoint_ids) > self._depth:    # blocks that the handler has left open
+                transaction.atomic(using=self._connection.alias).__exit__(RuntimeError, None, None)
             atomic.__exit__(RuntimeError, None, None)
         except Exception:
             self._connection.close()

@@ -11,7 +11,7 @@ PIECE = 1 << 16
 
 
 class Input:
-    """wsgi.input; it has the methods of PEP 3333, and no others."""
+    """wsgi.input; it has the methods of PEP 3333."""
 
     def __init__(self, source: Any, exchange: Exchange) -> None:
         self._source, self._exchange = source, exchange
@@ -30,3 +30,7 @@ class Input:
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.readline, b"")
+
+    def close(self) -> None:
+        """Django 4.2 closes its own stream."""
+        getattr(self._source, "close", lambda: None)()
