@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from . import functions
 from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished,
-                     ScopeMoving, TransactionEnded, sqlstate)
+                     ScopeMoving, TimedOut, TransactionEnded, sqlstate)
 from .functions import Headers, HeldClaim, Interval, Statement, as_json, held, json_text, make, scope_of
 from .handlers import Deadline, in_handler, refuse_nested
 from .intervals import seconds
@@ -37,6 +37,8 @@ RETRIED = {"40001", "40P01"}
 ENDED_WAITS = {"57014", "55P03"}
 """By statement_timeout, by lock_timeout."""
 IN_DOUBT_WAIT = "5 seconds"
+ANSWER_LIMIT = 30.0
+"""Seconds that the server has for an answer that waits for no other transaction: a silent proxy would take for ever."""
 MAX_ERROR = 1000
 # In a text of JSON, behind no backslash that is itself escaped.
 NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -121,6 +123,12 @@ class Call:
     max_response_size: int | None = None
     as_text: bool = False
     """Store bytes as text where they are text, for those who read the table."""
+
+    @property
+    def claim_limit(self) -> float | None:
+        """Seconds that the server has for the answer to the claim; None if only the server knows how long that waits."""
+        wait = seconds(self.wait, self.wait_ms) if self.wait is not None or self.wait_ms is not None else 0.0
+        return None if wait is None else ANSWER_LIMIT + wait
 
     def commits(self, status: int) -> bool:
         """Whether a response with this status commits, or rolls back and is not stored.  A success always commits, as
@@ -243,14 +251,33 @@ class Core:
         return await self.perform_for_scope(scope, lambda session: statement)
 
     async def perform_for_scope(self, scope: str, make: Callable[[Session], Statement[T]],
-                                wait_for_move: bool = True) -> T:
+                                wait_for_move: bool = True, limit: float | None = None) -> T:
         """Perform it on the server of the scope.  What may have been done is not done again."""
         async with self._opened(scope, lambda server, session: session.perform(self.servers.pinned(make(session))),
-                                repeats=False, wait_for_move=wait_for_move) as (_, result):
+                                limit, repeats=False, wait_for_move=wait_for_move) as (_, result):
             found: T = result
             return found
 
-    async def _open(self, scope: str | None, first: Callable[[Server, Session], Any], repeats: bool,
+    async def _answered(self, session: Session, send: Callable[[], Any], limit: float | None) -> Any:
+        """What the server answers.  If there is no answer for that long, the connection is closed and TimedOut is raised."""
+        silent = False
+
+        async def abort() -> None:
+            nonlocal silent
+            silent = True
+            await session.abort()
+
+        try:
+            found = await self.runtime.bounded(send, limit, lambda: False, abort)
+        except Exception as error:
+            if silent:
+                raise TimedOut(f"the server did not answer within {limit:g} s") from error
+            raise
+        if silent:
+            raise TimedOut(f"the server did not answer within {limit:g} s")
+        return found
+
+    async def _open(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None, repeats: bool,
                     wait_for_move: bool) -> tuple[SessionLease, Any]:
         """See _opened()."""
         until = time.monotonic() + (MOVE_WAIT if wait_for_move else 0)
@@ -262,7 +289,7 @@ class Core:
                     session = await stack.enter_async_context(server.backend.session())
                     reached = True
                     try:
-                        found = await first(server, session)
+                        found = await self._answered(session, lambda: first(server, session), limit)
                     except Exception as error:
                         dead = session.lost or connection_lost(error)
                         raise
@@ -273,19 +300,19 @@ class Core:
                 if moved or not reached:
                     # The map may have another address now: of one where nobody is, a pool says that it is exhausted.
                     self.servers.forget(scope)
-                if last or not (moved or dead and repeats):
+                if last or isinstance(error, TimedOut) or not (moved or dead and repeats):
                     raise
         raise AssertionError
 
     @asynccontextmanager
-    async def _opened(self, scope: str | None, first: Callable[[Server, Session], Any], repeats: bool = True,
-                      wait_for_move: bool = True) -> AsyncIterator[tuple[SessionLease, Any]]:
+    async def _opened(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None = ANSWER_LIMIT,
+                      repeats: bool = True, wait_for_move: bool = True) -> AsyncIterator[tuple[SessionLease, Any]]:
         """A session where the scope lives, and what the first statement in it brought.
 
         Nothing else has run then.  So it is sent again where the scope has moved
         away, and with repeats also where the connection was dead: a pool may
         have kept it since the server's restart."""
-        session_lease, found = await self._open(scope, first, repeats, wait_for_move)
+        session_lease, found = await self._open(scope, first, limit, repeats, wait_for_move)
         try:
             yield session_lease, found
         except BaseException as error:
@@ -330,7 +357,7 @@ class Core:
                 if call.commits(response.status):
                     if not session.open:
                         raise TransactionEnded("the handler ended its transaction, or went on after an error in it")
-                    await session.commit(None)
+                    await self._answered(session, lambda: session.commit(None), ANSWER_LIMIT)
                 return Result("new", response.status, response.body, response.headers, False, False)
 
         result: Result = await self._retried(attempt)
@@ -348,7 +375,7 @@ class Core:
             await session.revoke_handle()
             if not session.open:
                 raise TransactionEnded("the transaction was ended by hand, or went on after an error in it")
-            await session.commit(None)
+            await self._answered(session, lambda: session.commit(None), ANSWER_LIMIT)
 
     @asynccontextmanager
     async def _single_flight(self, call: Call) -> AsyncIterator[tuple[Call, Flight]]:
@@ -429,8 +456,8 @@ class Core:
         return result
 
     async def _request_once(self, call: Call, deadline: Deadline, handler: Callable[[Any], Any]) -> Result:
-        async with self._opened(call.scope,
-                                lambda server, session: self._claim(server, call, session.begin)) as (session_lease, claim):
+        async with self._opened(call.scope, lambda server, session: self._claim(server, call, session.begin),
+                                call.claim_limit) as (session_lease, claim):
             if claim.outcome == "new":
                 return await self._run(call, session_lease, claim, deadline, handler)
             if session_lease.server.backend.is_pool:
@@ -464,7 +491,7 @@ class Core:
 
     async def _commit(self, session: Session, complete: Statement[bool]) -> None:
         try:
-            await session.commit(complete)
+            await self._answered(session, lambda: session.commit(complete), ANSWER_LIMIT)
         except Exception as error:
             if session.lost:
                 raise _CommitInDoubt() from error
@@ -495,8 +522,8 @@ class Core:
     async def _job(self, call: Call, function: Callable[[Any], Any], job_class: type[Job]) -> Result:
         async def attempt(number: int) -> Any:
             # If one was committed whose answer was lost, the next is in progress until the lease ends.
-            async with self._opened(call.scope,
-                                    lambda server, session: self._claim(server, call, session.perform)) as (_, found):
+            async with self._opened(call.scope, lambda server, session: self._claim(server, call, session.perform),
+                                    call.claim_limit) as (_, found):
                 return found
 
         started = time.monotonic()
@@ -586,10 +613,11 @@ class Job:
         async def attempt(number: int) -> T:
             for last in (False, False, True):
                 try:
-                    return await self._core.perform_for_scope(self.scope, make, wait_for_move)
+                    return await self._core.perform_for_scope(self.scope, make, wait_for_move, ANSWER_LIMIT)
                 except Exception as error:
                     # With its token a call may be sent again.  What a step has done is not given up so soon.
-                    if last or not (connection_lost(error) or self._running and pool_exhausted(error)):
+                    if last or not (connection_lost(error) or isinstance(error, TimedOut)
+                                    or self._running and pool_exhausted(error)):
                         raise
             raise AssertionError
 

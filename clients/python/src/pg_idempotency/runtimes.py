@@ -104,6 +104,8 @@ class Runtime(Protocol):
 
 CHECK_INTERVAL = 1.0
 """Seconds between two checks whether the server has ended a session."""
+IDLE_CHECKS = 30
+"""After as many checks without a handler, the thread that checks sleeps until the next handler."""
 
 
 @dataclass(eq=False)
@@ -120,6 +122,8 @@ class _Watchdog:
         self._watched: list[_WatchedCall] = []
         self._changed = threading.Condition()
         self._sleeps = False
+        self._idle = 0
+        """Checks since the last one that found a handler."""
         self._process = 0
 
     def add(self, watched: _WatchedCall) -> None:
@@ -140,9 +144,11 @@ class _Watchdog:
     def _run(self) -> None:
         while True:
             with self._changed:
-                first = min((w.until for w in self._watched), default=None)
-                self._sleeps = first is None
-                self._changed.wait(None if first is None else max(0.0, min(CHECK_INTERVAL, first - time.monotonic())))
+                first = min((w.until for w in self._watched), default=float("inf"))
+                self._idle = 0 if self._watched else self._idle + 1
+                # To wake it for each handler would cost more than to look around now and then.
+                self._sleeps = self._idle > IDLE_CHECKS
+                self._changed.wait(None if self._sleeps else max(0.0, min(CHECK_INTERVAL, first - time.monotonic())))
                 self._sleeps = False
                 for watched in list(self._watched):
                     if time.monotonic() >= watched.until or watched.ended():
