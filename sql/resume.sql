@@ -317,6 +317,29 @@ SELECT pg_temp.pages_of_resume() >= 0 AS first;
 SELECT pg_temp.pages_of_resume() < 200 AS few;
 SELECT outcome, attempt FROM idem_claim('flood', 'key-of-a-flood-2000', request => '2');
 SELECT resume_at IS NOT NULL AS can_be_resumed FROM idem_keys WHERE key = 'key-of-a-flood-2000';
+-- Claims that another transaction holds are read once, and again when it ends.
+DELETE FROM idem_keys;
+BEGIN;
+SELECT count(idem_claim('old', 'key-of-an-old-transaction'));
+PREPARE TRANSACTION 'is old';
+SELECT count(idem_claim('flood', 'key-that-is-held-' || i, lease => random() * interval '1 s', request => '1')) FROM generate_series(1, 5000) AS i;
+SELECT pg_sleep(1.1);
+SELECT count(idem_claim('behind', 'key-behind-those-' || i, lease => '0', request => '1')) FROM generate_series(1, 20) AS i;
+SELECT pg_sleep(1.1);
+BEGIN;
+SELECT count(idem_claim('flood', 'key-that-is-held-' || i, lease => '1 h')) FROM generate_series(1, 5000) AS i;
+PREPARE TRANSACTION 'holds many';
+SELECT pg_temp.pages_of_resume() > 4000 AS many;
+SELECT min(pg_temp.pages_of_resume()) < 500 AS few, count(*) FROM generate_series(1, 5);
+ROLLBACK PREPARED 'holds many';
+SELECT count(*) FROM idem_resume(10000);
+-- Nor are dead entries read again that vacuum cannot remove yet.
+SELECT count(idem_claim('behind', 'key-far-behind-' || i, lease => '0', request => '1')) FROM generate_series(1, 20) AS i;
+SELECT pg_sleep(1.1);
+SELECT pg_temp.pages_of_resume() > 4000 AS many;
+SELECT min(pg_temp.pages_of_resume()) < 500 AS few, count(*) FROM generate_series(1, 5);
+ROLLBACK PREPARED 'is old';
+DELETE FROM idem_keys;
 ALTER TABLE idem_keys RESET (autovacuum_enabled);
 -- A row that a superuser has changed does not confuse it.
 SELECT pg_temp.fail_one('shop', 'changed-by-hand-' || n, '1') > 0 FROM generate_series(1, 5) AS n;
