@@ -285,8 +285,11 @@ SELECT pg_temp.error_of('SELECT idem_resume()');
 COMMIT;
 -- A few bytes can be a long text: no request can be longer than a client can be sent, and no call returns too much.
 SELECT idem_claim('large', 'key-of-a-large-request', request => to_jsonb(array_fill(1e131071::numeric, '{8200}')));
+SELECT count(idem_claim('large', 'key-of-a-large-request' || i, lease => '0 s', request => to_jsonb(array_fill(1e90::numeric, '{20000}')))) FROM generate_series(1, 3) AS i;
+SELECT count(*) FROM idem_resume(100, scopes => '{large}');
+SELECT count(*) FROM idem_resume(100, scopes => '{large}');
 SET idempotency.max_response_size = '100MB';
-SELECT count(idem_claim('large', 'key-of-a-large-request' || i, lease => '0 s', request => to_jsonb(repeat('x', 39000000)))) FROM generate_series(1, 3) AS i;
+SELECT count(idem_claim('large', 'key-of-a-huge-request' || i, lease => '0 s', request => to_jsonb(repeat('x', 39000000)))) FROM generate_series(1, 2) AS i;
 RESET idempotency.max_response_size;
 SELECT count(*) FROM idem_resume(100, scopes => '{large}');
 SELECT count(*) FROM idem_resume(100, scopes => '{large}');
@@ -307,9 +310,11 @@ SELECT count(idem_claim('flood', 'key-of-a-flood-' || i, lease => '0', request =
 UPDATE idem_keys SET expires_at = clock_timestamp() - interval '1 s';
 SELECT count(idem_claim('behind', 'key-behind-a-flood-' || i, lease => '0', request => '1')) FROM generate_series(1, 2) AS i;
 SELECT pg_temp.pages_of_resume() > 1000 AS many;
-SELECT count(*) BETWEEN 1000 AND 1500 AS some FROM idem_keys WHERE resume_at IS NULL;
-SELECT pg_temp.resumed() IS NOT NULL;
+-- A call ends when it has retired some, so that its transaction can commit that.
+SELECT count(*) AS retired FROM idem_keys WHERE resume_at IS NULL;
 SELECT count(*) FROM idem_resume(wait => '10 min');
+SELECT count(*) AS retired FROM idem_keys WHERE resume_at IS NULL;
+SELECT count(*) FROM idem_resume(1);
 SELECT count(*) FROM generate_series(1, 5) AS i, LATERAL idem_resume(i);
 SELECT count(*) <= 300 AS few FROM idem_keys WHERE resume_at IS NOT NULL AND expires_at < now();
 VACUUM idem_keys;

@@ -34,7 +34,8 @@
  * flood of them does not make each call read them all, a call that finds more
  * than TOLERATED of them retires the next ones: it sets their resume_at to
  * NULL, and so takes them out of the indexes.  Like the claims that it returns,
- * they are held until its transaction ends, so their number is limited.
+ * they are held until its transaction ends.  So their number is limited, and
+ * the call ends there: it must commit before it can run into a time limit.
  *
  * A claim that this transaction itself holds is not resumable, whatever its
  * lease says: nobody else can have taken it.
@@ -88,13 +89,18 @@ static const int resume_columns[] = {
 #define MAX_MARKED		100
 
 /*
- * A call leaves this number of expired claims to the cleanup.  Of the others it
- * retires this number, and a share of those that it finds beyond that, so that
- * the calls together do not find each as often as there are calls.
+ * A call leaves this number of expired claims to the cleanup, and ends when it
+ * has retired this number of others.
  */
 #define TOLERATED		100
-#define MAX_RETIRED		1000
-#define RETIRED_SHARE	16
+#define MAX_RETIRED		2000
+
+/*
+ * The result has this number of bytes of text at most, unless it is one claim.
+ * A worker that cannot receive a result rolls back, and the next one gets the
+ * same claims, so a result must not be much larger than its largest claim.
+ */
+#define MAX_RESULT_SIZE	INT64CONST(4000000)
 
 /*
  * Rows of one number of attempts, and of one scope if scopes are named, in
@@ -130,6 +136,7 @@ typedef struct Resuming
 	int			taken;
 	int			expired;		/* claims that were found, and had expired */
 	int			retired;		/* of them, those that were retired */
+	bool		ends;			/* it has retired enough */
 	int64		text_size;		/* of those that are in the result */
 	Stream	   *streams;
 	int			nstreams;
@@ -253,6 +260,8 @@ resume(Resuming *resuming)
 	resuming->now = GetCurrentTimestamp();
 	resuming->nstreams = 0;
 	resuming->expired = 0;
+	resuming->retired = 0;
+	resuming->ends = false;
 
 	/* That of the transaction would see what the call itself writes. */
 	resuming->snapshot = NULL;
@@ -264,7 +273,7 @@ resume(Resuming *resuming)
 	open_streams(resuming);
 	IDEM_INJECTION_POINT("idem-resume-begun");
 
-	while (resuming->wanted > 0 && resuming->nstreams > 0)
+	while (resuming->wanted > 0 && resuming->nstreams > 0 && !resuming->ends)
 	{
 		int			i = oldest_stream(resuming);
 		Stream	   *stream = &resuming->streams[i];
@@ -438,12 +447,13 @@ advance(Resuming *resuming, Stream *stream)
 		TimestampTz after;
 
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_scan_next(cursor, ForwardScanDirection))
+		if (resuming->ends ||
+			!idem_scan_next(cursor, ForwardScanDirection))
 		{
 			resuming->blockers.count = 0;
 			looked(resuming, stream);
 			if (stream->is_marked)
-				idem_due_scan_end(&stream->marked, true);
+				idem_due_scan_end(&stream->marked, !resuming->ends);
 			return false;
 		}
 		stream->resume_at =
@@ -549,8 +559,8 @@ is_resumable(Resuming *resuming)
 }
 
 /*
- * The row that was found has expired: take it out of the indexes, unless another
- * session is at it, or the call has done enough.
+ * The row that was found has expired: take it out of the indexes, unless
+ * another session is at it.
  */
 static void
 retire(Resuming *resuming)
@@ -558,8 +568,7 @@ retire(Resuming *resuming)
 	IdemKeyRecord record;
 
 	resuming->expired++;
-	if (resuming->expired <= TOLERATED ||
-		resuming->retired >= MAX_RETIRED + resuming->expired / RETIRED_SHARE)
+	if (resuming->expired <= TOLERATED)
 		return;
 	memset(&record, 0, sizeof(record));
 	idem_record_set_or_null(&record, KEYS_RESUME_AT, (Datum) 0);
@@ -567,6 +576,7 @@ retire(Resuming *resuming)
 	if (idem_update(&resuming->claims, record.values, record.nulls,
 					false) == IDEM_WRITE_DONE)
 		resuming->retired++;
+	resuming->ends = resuming->retired >= MAX_RETIRED;
 }
 
 /*
@@ -645,7 +655,7 @@ static bool
 fits_result(Resuming *resuming)
 {
 	Datum	   *found = resuming->claims.row->tts_values;
-	int64		left = IDEM_MAX_RESULT_SIZE - resuming->text_size;
+	int64		left = MAX_RESULT_SIZE - resuming->text_size;
 	int64		size = idem_json_text_size(found[KEYS_REQUEST], left);
 
 	if (!resuming->claims.row->tts_isnull[KEYS_RECOVERY_STATE])
