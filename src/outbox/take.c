@@ -94,7 +94,6 @@
 #include "util/compat.h"
 #include "util/settings.h"
 #include "util/subtransaction.h"
-#include "util/texts.h"
 #include "util/times.h"
 
 /* The columns of idem_outbox_take()'s result, in order. */
@@ -162,8 +161,8 @@ typedef struct Visit
 /* A call of idem_outbox_take(). */
 typedef struct Taking
 {
-	IdemTable	outbox;			/* what ready rows are found in */
-	IdemTable	lanes;			/* the same, to look at their lanes */
+	IdemCursor	outbox;			/* what ready rows are found in */
+	IdemCursor	lanes;			/* the same, to look at their lanes */
 	visits_hash *visits;		/* NULL: these are not open */
 	Snapshot	snapshot;		/* NULL: rows are seen as they are */
 	Snapshot	begun;			/* of lanes, only what it sees is taken */
@@ -223,11 +222,8 @@ static void take_or_wait(Taking *taking, TimestampTz deadline);
 static bool try_take(void *arg);
 static TimestampTz next_due(Taking *taking);
 static bool take(Taking *taking);
-static int	topics_arg(Datum array, Datum **topics);
-static int	sort_topics(Datum *topics, int count);
-static int	compare_topics(const void *a, const void *b, void *arg);
 static void take_topics(Taking *taking, const Datum *topics, int count);
-static void begin_scan(Taking *taking, IdemScan *scan, const Datum *topic,
+static void begin_scan(Taking *taking, const Datum *topic,
 					   const TimestampTz *after, TimestampTz until,
 					   Snapshot snapshot);
 static void take_ready(Taking *taking, const Datum *topic);
@@ -242,8 +238,8 @@ static bool take_locked(Taking *taking, Lane *lane);
 static bool lock_next(Taking *taking, Lane *lane);
 static bool is_failing(const Datum *message);
 static bool is_dying(const Datum *message);
-static Taken take_row(Taking *taking, IdemTable *outbox, bool is_locked);
-static int64 found_text_size(IdemTable *outbox);
+static Taken take_row(Taking *taking, IdemCursor *outbox, bool is_locked);
+static int64 found_text_size(IdemCursor *outbox);
 static TimestampTz lease_end(Taking *taking);
 
 /*
@@ -269,7 +265,8 @@ idem_outbox_take(PG_FUNCTION_ARGS)
 	taking.result = (ReturnSetInfo *) fcinfo->resultinfo;
 	taking.next_due = DT_NOEND;
 	if (!PG_ARGISNULL(2))
-		taking.ntopics = topics_arg(PG_GETARG_DATUM(2), &taking.topics);
+		taking.ntopics = idem_distinct_texts(PG_GETARG_DATUM(2), "topics",
+											 &taking.topics);
 
 	if (deadline > start)
 		take_or_wait(&taking, deadline);
@@ -341,16 +338,13 @@ next_due(Taking *taking)
 		GetTransactionSnapshot() : NULL;
 	int			count = taking->topics == NULL ? 1 : taking->ntopics;
 
-	idem_table_open(&taking->outbox, IDEM_OUTBOX, AccessShareLock);
+	idem_cursor_open(&taking->outbox, IDEM_OUTBOX, AccessShareLock);
 	for (int i = 0; i < count; i++)
 	{
-		IdemScan	scan;
-
 		CHECK_FOR_INTERRUPTS();
-		begin_scan(taking, &scan,
-				   taking->topics == NULL ? NULL : &taking->topics[i],
+		begin_scan(taking, taking->topics == NULL ? NULL : &taking->topics[i],
 				   &taking->now, Min(due, until), snapshot);
-		while (idem_scan_next(&scan, ForwardScanDirection))
+		while (idem_scan_next(&taking->outbox, ForwardScanDirection))
 		{
 			Datum	   *found = taking->outbox.row->tts_values;
 
@@ -360,9 +354,8 @@ next_due(Taking *taking)
 			due = DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]);
 			break;
 		}
-		idem_scan_end(&scan);
 	}
-	idem_table_close(&taking->outbox);
+	idem_cursor_close(&taking->outbox);
 	return due;
 }
 
@@ -378,7 +371,7 @@ take(Taking *taking)
 												  ALLOCSET_SMALL_SIZES);
 	MemoryContext old = MemoryContextSwitchTo(context);
 
-	idem_table_open(&taking->outbox, IDEM_OUTBOX, RowExclusiveLock);
+	idem_cursor_open(&taking->outbox, IDEM_OUTBOX, RowExclusiveLock);
 	taking->visits = NULL;
 	taking->passed = 0;
 	taking->parks = 0;
@@ -410,45 +403,11 @@ take(Taking *taking)
 	if (taking->snapshot != NULL)
 		PopActiveSnapshot();
 	if (taking->visits != NULL)
-		idem_table_close(&taking->lanes);
-	idem_table_close(&taking->outbox);
+		idem_cursor_close(&taking->lanes);
+	idem_cursor_close(&taking->outbox);
 	MemoryContextSwitchTo(old);
 	MemoryContextDelete(context);
 	return GetCurrentCommandId(false) != taking->command;
-}
-
-/*
- * The topics of an array, as from sort_topics().
- */
-static int
-topics_arg(Datum array, Datum **topics)
-{
-	int			count = idem_text_array(array, "topics", topics);
-
-	return sort_topics(*topics, count);
-}
-
-/*
- * Leave each of these topics in the array once.  Returns their number.
- */
-static int
-sort_topics(Datum *topics, int count)
-{
-	int			n = 0;
-
-	qsort_interruptible(topics, count, sizeof(Datum), compare_topics, NULL);
-	for (int i = 0; i < count; i++)
-	{
-		if (n == 0 || idem_text_compare(topics[n - 1], topics[i]) != 0)
-			topics[n++] = topics[i];
-	}
-	return n;
-}
-
-static int
-compare_topics(const void *a, const void *b, void *arg)
-{
-	return idem_text_compare(*(const Datum *) a, *(const Datum *) b);
 }
 
 /*
@@ -474,8 +433,8 @@ take_topics(Taking *taking, const Datum *topics, int count)
  * available by "until", and not before or at "after", in order of time.
  */
 static void
-begin_scan(Taking *taking, IdemScan *scan, const Datum *topic,
-		   const TimestampTz *after, TimestampTz until, Snapshot snapshot)
+begin_scan(Taking *taking, const Datum *topic, const TimestampTz *after,
+		   TimestampTz until, Snapshot snapshot)
 {
 	AttrNumber	available_at = topic != NULL ? TOPICS_AVAILABLE_AT :
 		DUE_AVAILABLE_AT;
@@ -483,21 +442,14 @@ begin_scan(Taking *taking, IdemScan *scan, const Datum *topic,
 	int			nkeys = 0;
 
 	if (topic != NULL)
-		ScanKeyEntryInitialize(&keys[nkeys++], 0, TOPICS_TOPIC,
-							   BTEqualStrategyNumber, InvalidOid,
-							   C_COLLATION_OID, F_TEXTEQ, *topic);
+		idem_key_text(&keys[nkeys++], TOPICS_TOPIC, *topic);
 	if (after != NULL)
-		ScanKeyEntryInitialize(&keys[nkeys++], 0, available_at,
-							   BTGreaterStrategyNumber, InvalidOid,
-							   InvalidOid, F_TIMESTAMPTZ_GT,
-							   TimestampTzGetDatum(*after));
-	ScanKeyEntryInitialize(&keys[nkeys++], 0, available_at,
-						   BTLessEqualStrategyNumber, InvalidOid, InvalidOid,
-						   F_TIMESTAMPTZ_LE, TimestampTzGetDatum(until));
-	idem_scan_begin(scan, &taking->outbox,
-					topic != NULL ? IDEM_OUTBOX_TOPICS : IDEM_OUTBOX_DUE,
-					snapshot, nkeys);
-	idem_scan_restart(scan, keys);
+		idem_key_time(&keys[nkeys++], available_at, BTGreaterStrategyNumber,
+					  *after);
+	idem_key_time(&keys[nkeys++], available_at, BTLessEqualStrategyNumber,
+				  until);
+	idem_scan(&taking->outbox, topic != NULL ? IDEM_OUTBOX_TOPICS :
+			  IDEM_OUTBOX_DUE, snapshot, keys, nkeys);
 }
 
 /*
@@ -511,20 +463,18 @@ take_ready(Taking *taking, const Datum *topic)
 	TimestampTz after = DT_NOBEGIN;
 	bool		is_complete = false;
 	IdemDueScan marked;
-	IdemScan	scan;
 
 	if (is_marked)
 		after = idem_due_scan_begin(&marked, topic, taking->now);
-	begin_scan(taking, &scan, topic,
-			   TIMESTAMP_IS_NOBEGIN(after) ? NULL : &after, taking->now,
-			   taking->snapshot);
+	begin_scan(taking, topic, TIMESTAMP_IS_NOBEGIN(after) ? NULL : &after,
+			   taking->now, taking->snapshot);
 	while (taking->wanted > 0 && !taking->is_full)
 	{
 		Datum	   *found = taking->outbox.row->tts_values;
 		IdemDueStep step = IDEM_DUE_LOOK;
 
 		CHECK_FOR_INTERRUPTS();
-		is_complete = !idem_scan_next(&scan, ForwardScanDirection);
+		is_complete = !idem_scan_next(&taking->outbox, ForwardScanDirection);
 		if (is_complete)
 			break;
 		if (is_marked)
@@ -533,8 +483,7 @@ take_ready(Taking *taking, const Datum *topic)
 									   &after);
 		if (step == IDEM_DUE_SKIP)
 		{
-			idem_scan_end(&scan);
-			begin_scan(taking, &scan, topic, &after, taking->now, NULL);
+			begin_scan(taking, topic, &after, taking->now, NULL);
 			continue;
 		}
 		taking->is_full = is_late(taking);
@@ -546,7 +495,6 @@ take_ready(Taking *taking, const Datum *topic)
 	}
 	if (is_marked)
 		idem_due_scan_end(&marked, is_complete);
-	idem_scan_end(&scan);
 }
 
 /*
@@ -580,7 +528,7 @@ has_room(Taking *taking, int64 text_size)
 static void
 take_found(Taking *taking)
 {
-	IdemTable  *outbox = &taking->outbox;
+	IdemCursor *outbox = &taking->outbox;
 
 	taking->found.count = 0;
 	taking->blockers = &taking->found;
@@ -634,7 +582,7 @@ take_lane(Taking *taking)
 		return;
 	if (taking->visits == NULL)
 	{
-		idem_table_open(&taking->lanes, IDEM_OUTBOX, RowExclusiveLock);
+		idem_cursor_open_beside(&taking->lanes, &taking->outbox);
 		taking->visits = visits_create(CurrentMemoryContext, 32, NULL);
 	}
 
@@ -678,7 +626,7 @@ take_lane(Taking *taking)
 static void
 move_signpost(Taking *taking, Visit *visit)
 {
-	IdemTable  *outbox = &taking->outbox;
+	IdemCursor *outbox = &taking->outbox;
 	bool		is_pending = idem_outbox_in_state(outbox, "pending");
 	bool		moved;
 
@@ -742,16 +690,15 @@ is_within(const Taking *taking, int changes, int limit)
 static bool
 take_locked(Taking *taking, Lane *lane)
 {
-	IdemTable  *lanes = &taking->lanes;
+	IdemCursor *lanes = &taking->lanes;
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	IdemScan	scan;
 	int			n = 0;
 	bool		more = false;
 	bool		has_head = false;
 	int64		buffers = idem_lane_buffers();
 
-	idem_lane_scan_begin(&scan, lanes, lane->lane, snapshot);
-	while (idem_scan_next(&scan, ForwardScanDirection))
+	idem_lane_scan_begin(lanes, lane->lane, snapshot);
+	while (idem_scan_next(lanes, ForwardScanDirection))
 	{
 		int64		id = DatumGetInt64(lanes->row->tts_values[OUTBOX_ID]);
 
@@ -802,7 +749,7 @@ take_locked(Taking *taking, Lane *lane)
 			lane->has_dead = true;
 		}
 	}
-	idem_scan_end(&scan);
+	idem_scan_end(lanes);
 	UnregisterSnapshot(snapshot);
 	return more;
 }
@@ -826,7 +773,7 @@ forget_locked(Taking *taking, Lane *lane, int from)
 static bool
 lock_next(Taking *taking, Lane *lane)
 {
-	IdemTable  *lanes = &taking->lanes;
+	IdemCursor *lanes = &taking->lanes;
 	Datum	   *found = lanes->row->tts_values;
 	bool		dies = is_dying(found);
 	Locked		message = {DatumGetInt64(found[OUTBOX_ID])};
@@ -893,7 +840,7 @@ is_dying(const Datum *message)
  * attempt ended without a word from its relay is declared dead instead.
  */
 static Taken
-take_row(Taking *taking, IdemTable *outbox, bool is_locked)
+take_row(Taking *taking, IdemCursor *outbox, bool is_locked)
 {
 	Datum	   *found = outbox->row->tts_values;
 	int			attempt = DatumGetInt32(found[OUTBOX_ATTEMPT]);
@@ -965,7 +912,7 @@ take_row(Taking *taking, IdemTable *outbox, bool is_locked)
  * How much text the message that was found has.
  */
 static int64
-found_text_size(IdemTable *outbox)
+found_text_size(IdemCursor *outbox)
 {
 	IdemOutboxRow row;
 
