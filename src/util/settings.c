@@ -55,6 +55,7 @@ double		idem_max_action_id_lead;
 int			idem_max_new_keys_per_minute;
 int			idem_max_attempts;
 bool		idem_require_request_hash;
+bool		idem_require_pinned_scope;
 bool		idem_has_launcher = false;
 int			idem_log_events;
 int			idem_log_format;
@@ -296,6 +297,11 @@ define_settings(void)
 	DefineCustomBoolVariable("idempotency.require_request_hash",
 							 "Refuses a claim without a request hash.",
 							 NULL, &idem_require_request_hash, false,
+							 PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("idempotency.require_pinned_scope",
+							 "Refuses calls that write for a scope that the transaction has not pinned.",
+							 "For shards: scale-out/shard.sql turns it on.",
+							 &idem_require_pinned_scope, false,
 							 PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("idempotency.max_attempts",
 							"How many attempts at a request idem_resume() makes.",

@@ -65,6 +65,8 @@ INSERT INTO promised VALUES
 		'superuser', '0', '2147483647', '100'),
 	('idempotency.require_request_hash', 'off', 'off', 'bool', NULL,
 		'superuser', NULL, NULL, 'on'),
+	('idempotency.require_pinned_scope', 'off', 'off', 'bool', NULL,
+		'superuser', NULL, NULL, 'on'),
 	('idempotency.max_attempts', '10', '10', 'integer', NULL, 'superuser',
 		'1', '2147483647', '3'),
 	('idempotency.log_events', 'off', 'off', 'string', NULL, 'superuser',
@@ -104,7 +106,7 @@ INSERT INTO promised VALUES
 	('idempotency.databases', '*', '*', 'string', NULL, 'sighup', NULL, NULL,
 		'shop');
 
-SELECT plan(666);
+SELECT plan(682);
 
 -- The library may be loaded by the first call only.
 SELECT idem_key_is_valid('key-of-settings-0') AS loaded \gset
