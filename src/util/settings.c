@@ -105,6 +105,7 @@ static double health_bloat;
 static double health_clock;
 static int	health_tables;
 static int	health_sequences;
+static double health_moves;
 
 static const struct config_enum_entry expired_key_policies[] = {
 	{"reuse", IDEM_EXPIRED_REUSE, false},
@@ -539,6 +540,9 @@ define_health_settings(void)
 							"By how much a sequence must be behind its table for idem_health() to complain.",
 							zero_is_off, &health_sequences, 1, 0, INT_MAX,
 							PGC_SUSET, 0, NULL, NULL, NULL);
+	define_time("idempotency.health_moves",
+				"How long a move between shards must be unfinished for idem_health() to warn.",
+				zero_is_off, &health_moves, MS_PER_MINUTE, PGC_SUSET);
 }
 
 static void
