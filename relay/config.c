@@ -62,7 +62,8 @@ static const struct
 }			units[] = {
 	{RELAY_NUMBER, "", 1},
 	{RELAY_TIME, "ms", 1}, {RELAY_TIME, "s", 1000},
-	{RELAY_TIME, "min", 60000}, {RELAY_TIME, "h", 3600000},
+	{RELAY_TIME, "min", 60000}, {RELAY_TIME, "m", 60000},
+	{RELAY_TIME, "h", 3600000}, {RELAY_TIME, "d", 86400000},
 	{RELAY_BYTES, "B", 1}, {RELAY_BYTES, "kB", 1 << 10},
 	{RELAY_BYTES, "MB", 1 << 20}, {RELAY_BYTES, "GB", 1 << 30},
 };
@@ -374,7 +375,7 @@ check_setting(RelayConfig *config, const RelaySection *section,
 		case RELAY_TIME:
 			relay_config_fault(config, setting->where, "\"%s\" is to be a "
 							   "time from %g s to %g s, with its unit: ms, s, "
-							   "min, h", def->name, (double) def->min / 1000,
+							   "min, h, d", def->name, (double) def->min / 1000,
 							   (double) def->max / 1000);
 			break;
 		case RELAY_BYTES:
@@ -421,6 +422,42 @@ relay_config_check_certificates(RelayConfig *config,
 	free(line);
 	if (file)
 		fclose(file);
+}
+
+/*
+ * Convert a list of times, which are pauses, to the text of an interval[].
+ * Returns NULL if the setting is empty, or after counting a fault.  The caller
+ * frees it.
+ */
+char *
+relay_config_pauses(RelayConfig *config, const RelaySection *section,
+					const char *name)
+{
+	static const RelaySettingDef pause = {"", RELAY_TIME, "", "", 0, 0};
+	char	  **list = relay_config_list(relay_section_text(section, name));
+	RelayText  *array = relay_text_new();
+	char	   *pauses = NULL;
+	bool		valid = true;
+	int64_t		ms;
+	int			i;
+
+	for (i = 0; list[i] && valid; i++)
+	{
+		valid = parse(&pause, list[i], &ms);
+		relay_text_addf(array, "%c%lld ms", i ? ',' : '{', (long long) ms);
+	}
+	if (!valid)
+		relay_section_fault(config, section, name, "\"%s\" is to be times "
+							"with commas, with their units: ms, s, min, h, d",
+							name);
+	else if (i > 0)
+	{
+		relay_text_add_char(array, '}');
+		pauses = relay_copy(array->data);
+	}
+	relay_text_free(array);
+	relay_config_free_list(list);
+	return pauses;
 }
 
 /*

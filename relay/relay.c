@@ -232,6 +232,7 @@ relay_end(Relay *relay)
 	relay_dispatch_abandon(&relay->routing);
 	relay_database_close(&relay->taker.database);
 	relay_database_close(&relay->answers.database);
+	relay_taker_end(&relay->taker);
 	relay_http_end(&relay->http);
 	while (relay->queue.first)
 		relay_queue_drop(&relay->queue, relay->queue.first);

@@ -9,6 +9,7 @@
  *	2xx						delivered, even if the body is cut off
  *	429, 503				deferred, at least for Retry-After
  *	other 5xx, timeout		failed; tried again after Retry-After
+ *	410						deferred, and the sink is disabled
  *	other					refused; likewise
  *
  * Redirects are not followed, as the specification requires.
@@ -438,6 +439,12 @@ report_outcome(Delivery *delivery, CURLcode code)
 	else if (status < 200)
 		relay_sink_failed(message, RELAY_FAILED, 0, "%s",
 						  curl_easy_strerror(code));
+	else if (status == 410)
+	{
+		relay_sink_disable(message->sink, "status 410");
+		relay_sink_failed(message, RELAY_UNSENT, 0, "status 410: %s",
+						  delivery->answer);
+	}
 	else if (status == 429 || status >= 500)
 		relay_sink_failed(message, status == 429 || status == 503 ?
 						  RELAY_DEFERRED : RELAY_FAILED, ms, "status %ld: %s",

@@ -35,6 +35,18 @@ static const RelaySettingDef common_settings[] = {
 	"how long a delivery may take", 100, 3600000},
 	{"max_size", RELAY_BYTES, "16MB",
 	"of a payload; larger ones are refused", 1, INT64_C(1) << 30},
+	{"retry", RELAY_TEXT, "",
+		"pauses after the first failures, with commas, as 5s, 5m, 2h; empty: "
+	"the server's"},
+	{"max_age", RELAY_TIME, "0s",
+		"of a message that fails: older ones are dead; 0s: no limit",
+	0, INT64_C(315360000000)},
+	{"grace", RELAY_TIME, "1d",
+		"how long failures of a message are free while its sink delivers "
+	"nothing", 0, INT64_C(315360000000)},
+	{"disable_after", RELAY_TIME, "5d",
+		"how long a sink may only fail before it is disabled; 0s: for ever",
+	0, INT64_C(315360000000)},
 	{"format", RELAY_TEXT, "payload", "of the body: payload, or cloudevents"},
 	{"source", RELAY_TEXT, "/idempotency",
 	"of CloudEvents: a URI of the publisher"},
@@ -120,6 +132,7 @@ make_sink(const RelayRouting *routing, RelayConfig *config,
 	if (!sink->patterns[0] && relay_section_setting(section, "topics"))
 		relay_section_fault(config, section, "topics", "\"topics\" is empty; "
 							"expected names with commas, or *");
+	sink->schedule = relay_config_pauses(config, section, "retry");
 	relay_routing_check(routing, config, sink);
 	if (config->nfaults == nfaults)
 	{
@@ -127,6 +140,9 @@ make_sink(const RelayRouting *routing, RelayConfig *config,
 		sink->max_in_flight = (int) relay_section_number(section, "in_flight");
 		sink->timeout = relay_section_number(section, "timeout");
 		sink->max_size = relay_section_number(section, "max_size");
+		sink->max_age = relay_section_number(section, "max_age");
+		sink->grace = relay_section_number(section, "grace");
+		sink->disable_after = relay_section_number(section, "disable_after");
 		sink->window = sink->max_in_flight;
 		sink->type->configure(sink, config);
 	}
@@ -194,6 +210,7 @@ relay_sinks_free(RelayRouting *routing)
 			sink->type->disconnect(sink);
 		relay_config_free_list(sink->patterns);
 		free(sink->state);
+		free(sink->schedule);
 		free(sink);
 	}
 	relay_config_free_list(routing->topics);
