@@ -33,6 +33,9 @@
 const RelaySettingDef relay_main_settings[] = {
 	{"database", RELAY_TEXT, "",
 	"connection string of libpq; what it lacks comes from PG... variables"},
+	{"password", RELAY_TEXT, "", "of the database"},
+	{"password_file", RELAY_TEXT, "",
+	"file with it; a relative path names a credential of systemd"},
 	{"topics", RELAY_TEXT, "",
 	"topics to take, with commas; needed where a pattern stands for several"},
 	{"lease", RELAY_TIME, "30s",
@@ -113,6 +116,7 @@ relay_config_read(int argc, char **argv)
 			read_option(config, argv[i]);
 	}
 	relay_config_check(config, section);
+	relay_config_read_secret(config, section, "password");
 	if (config->nfaults == 0 && relay_section_number(section, "wait") * 3 >
 		relay_section_number(section, "lease"))
 		relay_section_fault(config, section, "wait",
@@ -172,6 +176,9 @@ has_secret(const char *line)
 	if (*c == '#' || *c == '[')
 		return false;
 	at = at ? strchr(at, '@') : NULL;
+	if (strncmp(c, "secret_file", 11) == 0 ||
+		strncmp(c, "password_file", 13) == 0)
+		return false;
 	return strncmp(c, "secret", 6) == 0 || strcasestr(c, "password") || at;
 }
 
@@ -422,6 +429,57 @@ relay_config_check_certificates(RelayConfig *config,
 	free(line);
 	if (file)
 		fclose(file);
+}
+
+/*
+ * If the setting "name" followed by "_file" is set, set "name" to the first
+ * line of that file.  A relative path names a credential of systemd, if there
+ * are any.  Counts the faults.
+ */
+void
+relay_config_read_secret(RelayConfig *config, RelaySection *section,
+						 const char *name)
+{
+	const char *credentials = getenv("CREDENTIALS_DIRECTORY");
+	RelayText  *path = relay_text_new();
+	char	   *file_name = relay_alloc(strlen(name) + 6);
+	const char *value;
+	FILE	   *file = NULL;
+	char	   *line = NULL;
+	size_t		size = 0;
+	struct stat status;
+
+	sprintf(file_name, "%s_file", name);
+	value = relay_section_text(section, file_name);
+	if (*value)
+	{
+		if (*value != '/' && credentials)
+			relay_text_addf(path, "%s/", credentials);
+		relay_text_add(path, value);
+		file = fopen(path->data, "r");
+		if (!file)
+			relay_section_fault(config, section, file_name, "\"%s\" could not "
+								"be read: %s", path->data, strerror(errno));
+		else if (relay_section_setting(section, name))
+			relay_section_fault(config, section, file_name, "\"%s\" is set, "
+								"too; remove one", name);
+		else if (fstat(fileno(file), &status) == 0 &&
+				 S_ISREG(status.st_mode) && status.st_mode & S_IROTH)
+			relay_section_fault(config, section, file_name, "everybody can "
+								"read this secret; run chmod o-rwx %s",
+								path->data);
+		else if (getline(&line, &size, file) < 0 || !*trim(line))
+			relay_section_fault(config, section, file_name,
+								"\"%s\" is empty", path->data);
+		else
+			set(section, name, trim(line), relay_section_where(section,
+															   file_name));
+	}
+	if (file)
+		fclose(file);
+	free(line);
+	free(file_name);
+	relay_text_free(path);
 }
 
 /*

@@ -70,6 +70,7 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 	relay_sinks_configure(&relay->routing, config, &relay->loop,
 						  &relay->queue);
 	relay->server.loop = &relay->loop;
+	relay->server.password = relay_section_text(settings, "password");
 	relay->server.verbose = relay_section_number(settings, "verbose");
 	relay_answers_begin(&relay->answers, &relay->server, &relay->queue,
 						relay_section_number(settings, "lease"));

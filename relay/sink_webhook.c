@@ -66,8 +66,12 @@ static const RelaySettingDef settings[] = {
 	{"url", RELAY_TEXT, NULL, "of the endpoint, http or https"},
 	{"secret", RELAY_TEXT, "",
 	"to sign with, as whsec_ and base64; several with commas, to change it"},
+	{"secret_file", RELAY_TEXT, "",
+	"file with it; a relative path names a credential of systemd"},
 	{"ca_file", RELAY_TEXT, "",
 	"certificates to trust, instead of the system's"},
+	{"cert_file", RELAY_TEXT, "", "certificate to show to the endpoint"},
+	{"key_file", RELAY_TEXT, "", "its key"},
 	{"in_flight", RELAY_NUMBER, "10", "how many at once", 1, 1000},
 	{NULL}
 };
@@ -111,6 +115,12 @@ configure_sink(RelaySink *sink, RelayConfig *config)
 	curl_global_cleanup();
 	read_secrets(sink, config);
 	relay_config_check_certificates(config, sink->section, "ca_file");
+	relay_config_check_certificates(config, sink->section, "cert_file");
+	relay_config_check_certificates(config, sink->section, "key_file");
+	if (!*relay_section_text(sink->section, "cert_file") !=
+		!*relay_section_text(sink->section, "key_file"))
+		relay_section_fault(config, sink->section, "cert_file",
+							"set \"cert_file\" and \"key_file\", or neither");
 }
 
 /*
@@ -123,6 +133,7 @@ read_secrets(RelaySink *sink, RelayConfig *config)
 	char	  **secrets;
 	int			i;
 
+	relay_config_read_secret(config, sink->section, "secret");
 	secrets = relay_config_list(relay_section_text(sink->section, "secret"));
 	for (i = 0; i < MAX_SECRETS && secrets[i]; i++)
 	{
@@ -225,6 +236,7 @@ deliver(RelaySink *sink, RelayMessage *message)
 	const Webhook *webhook = sink->state;
 	Delivery   *delivery = relay_alloc(sizeof(Delivery));
 	const char *ca_file = relay_section_text(sink->section, "ca_file");
+	const char *cert_file = relay_section_text(sink->section, "cert_file");
 	CURL	   *easy;
 
 	message->delivery = delivery;
@@ -256,6 +268,12 @@ deliver(RelaySink *sink, RelayMessage *message)
 	curl_easy_setopt(easy, CURLOPT_WRITEDATA, delivery);
 	if (*ca_file)
 		curl_easy_setopt(easy, CURLOPT_CAINFO, ca_file);
+	if (*cert_file)
+	{
+		curl_easy_setopt(easy, CURLOPT_SSLCERT, cert_file);
+		curl_easy_setopt(easy, CURLOPT_SSLKEY,
+						 relay_section_text(sink->section, "key_file"));
+	}
 	curl_multi_add_handle(webhook->multi, easy);
 }
 

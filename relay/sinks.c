@@ -19,6 +19,8 @@
 #include "sink_amqp.h"
 #include "sink_command.h"
 #include "sink_kafka.h"
+#include "sink_outbox.h"
+#include "sink_postgres.h"
 #include "sink_stdout.h"
 #include "sink_webhook.h"
 #include "sinks.h"
@@ -26,7 +28,7 @@
 /* The settings of every sink. */
 static const RelaySettingDef common_settings[] = {
 	{"sink", RELAY_TEXT, NULL,
-	"what it is: amqp, kafka, webhook, command or stdout"},
+	"what it is: amqp, kafka, webhook, postgres, outbox, command or stdout"},
 	{"topics", RELAY_TEXT, NULL,
 	"topics that go there, with commas; * and ? stand for others"},
 	{"in_flight", RELAY_NUMBER, "100",
@@ -55,7 +57,8 @@ static const RelaySettingDef common_settings[] = {
 
 static const RelaySinkType *const types[] = {
 	&relay_sink_amqp, &relay_sink_kafka, &relay_sink_webhook,
-	&relay_sink_command, &relay_sink_stdout, NULL
+	&relay_sink_postgres, &relay_sink_outbox, &relay_sink_command,
+	&relay_sink_stdout, NULL
 };
 
 static RelaySink *make_sink(const RelayRouting *routing, RelayConfig *config,
@@ -111,7 +114,8 @@ make_sink(const RelayRouting *routing, RelayConfig *config,
 	{
 		relay_section_fault(config, section, "sink", "section [%s] needs "
 							"\"sink = ...\", one of amqp, kafka, webhook, "
-							"command, stdout", section->name);
+							"postgres, outbox, command, stdout",
+							section->name);
 		free(sink);
 		return NULL;
 	}

@@ -54,6 +54,7 @@ UPDATE idem_outbox SET available_at = clock_timestamp() WHERE id = pg_temp.id('b
 SELECT payload FROM idem_outbox_take(topics => '{u}');
 SELECT id = pg_temp.id('old') AS id, topic, message_key, attempt, split_part(last_error, ' ', 2) LIKE 'late%' AS is_last FROM idem_outbox_dead();
 SELECT count(*) FROM idem_outbox_dead(0);
+SELECT count(*) FROM idem_outbox_dead(NULL);
 
 -- The server's limit remains.
 SET idempotency.outbox_max_attempts = 1;
@@ -72,5 +73,6 @@ SELECT idem_outbox_fail(pg_temp.id('lost'), 1, 'x') AS acknowledged;
 -- Topics.
 SELECT * FROM idem_outbox_topics();
 SELECT * FROM idem_outbox_topics(1);
+SELECT count(*) FROM idem_outbox_topics(NULL);
 TRUNCATE idem_outbox;
 SELECT * FROM idem_outbox_topics();

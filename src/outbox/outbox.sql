@@ -143,7 +143,7 @@ BEGIN ATOMIC
 	WHERE o.state OPERATOR(pg_catalog.<>) 'pending'
 		AND o.state OPERATOR(pg_catalog.=) 'dead'
 	ORDER BY o.id
-	LIMIT greatest($1, 0);
+	LIMIT CASE WHEN $1 IS NOT NULL THEN greatest($1, 0) END;
 END;
 COMMENT ON FUNCTION @extschema@.idem_outbox_dead(int) IS
 'Dead messages, the oldest first, without their payloads and headers. max_messages: how many at most; NULL: all. Reads only; works on a hot standby. Raises no errors of its own.';
@@ -160,7 +160,7 @@ BEGIN ATOMIC
 			WHERE o.in_due_index AND o.topic OPERATOR(pg_catalog.>) f.name ORDER BY o.topic LIMIT 1)
 		FROM found AS f WHERE f.name IS NOT NULL
 	)
-	SELECT f.name FROM found AS f WHERE f.name IS NOT NULL LIMIT greatest($1, 0);
+	SELECT f.name FROM found AS f WHERE f.name IS NOT NULL LIMIT CASE WHEN $1 IS NOT NULL THEN greatest($1, 0) END;
 END;
 COMMENT ON FUNCTION @extschema@.idem_outbox_topics(int) IS
 'The topics that have pending messages, in alphabetical order, and perhaps some that had. max_topics: how many at most; NULL: all. Reads the index once for each topic. Reads only; works on a hot standby. Raises no errors of its own.';
