@@ -55,6 +55,7 @@ static const struct
 	bool		needs_selection;	/* or --all */
 	const char *query;
 }			commands[] = {
+
 	{"dead", 4, false,
 		"SELECT s.id, s.topic, s.message_key AS key, s.attempt AS attempts, "
 		"pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() - "
@@ -314,7 +315,7 @@ width_of(const char *text)
 {
 	int			width = 0;
 
-	for (; *text; text++)
-		width += ((unsigned char) *text & 0xc0) != 0x80;
+	for (; *text; text ++)
+		width += ((unsigned char) *text &0xc0) !=0x80;
 	return width;
 }

@@ -19,6 +19,7 @@
 #include "sink_amqp.h"
 #include "sink_command.h"
 #include "sink_kafka.h"
+#include "sink_nats.h"
 #include "sink_outbox.h"
 #include "sink_postgres.h"
 #include "sink_stdout.h"
@@ -28,7 +29,7 @@
 /* The settings of every sink. */
 static const RelaySettingDef common_settings[] = {
 	{"sink", RELAY_TEXT, NULL,
-	"what it is: amqp, kafka, webhook, postgres, outbox, command or stdout"},
+	"what it is: amqp, kafka, nats, webhook, postgres, outbox, command or stdout"},
 	{"topics", RELAY_TEXT, NULL,
 	"topics that go there, with commas; * and ? stand for others"},
 	{"in_flight", RELAY_NUMBER, "100",
@@ -56,7 +57,7 @@ static const RelaySettingDef common_settings[] = {
 };
 
 static const RelaySinkType *const types[] = {
-	&relay_sink_amqp, &relay_sink_kafka, &relay_sink_webhook,
+	&relay_sink_amqp, &relay_sink_kafka, &relay_sink_nats, &relay_sink_webhook,
 	&relay_sink_postgres, &relay_sink_outbox, &relay_sink_command,
 	&relay_sink_stdout, NULL
 };
@@ -113,7 +114,7 @@ make_sink(const RelayRouting *routing, RelayConfig *config,
 	if (!sink->type)
 	{
 		relay_section_fault(config, section, "sink", "section [%s] needs "
-							"\"sink = ...\", one of amqp, kafka, webhook, "
+							"\"sink = ...\", one of amqp, kafka, nats, webhook, "
 							"postgres, outbox, command, stdout",
 							section->name);
 		free(sink);
