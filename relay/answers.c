@@ -124,12 +124,14 @@ relay_answers_connected(const RelayAnswers *answers)
 
 /*
  * Return whether enough of a message's lease is left to begin its delivery.
+ * A claim has a token, which the application must pass on.
  */
 bool
 relay_answers_may_start(const RelayAnswers *answers,
 						const RelayMessage *message, int64_t now)
 {
-	return message->lease_end - now > answers->lease / 6;
+	return message->claim_token ||
+		message->lease_end - now > answers->lease / 6;
 }
 
 /*

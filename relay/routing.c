@@ -131,7 +131,8 @@ relay_routing_recovers(const RelayRouting *routing)
 {
 	const RelaySink *sink = routing->first;
 
-	while (sink && (sink->disabled || (sink->connected && !sink->held_until)))
+	while (sink && (sink->scopes || sink->disabled ||
+					(sink->connected && !sink->held_until)))
 		sink = sink->next;
 	return sink != NULL;
 }
@@ -144,7 +145,7 @@ relay_routing_held(const RelayRouting *routing)
 {
 	const RelaySink *sink = routing->first;
 
-	while (sink && sink->connected && !sink->held_until)
+	while (sink && (sink->scopes || (sink->connected && !sink->held_until)))
 		sink = sink->next;
 	return sink != NULL;
 }

@@ -89,7 +89,7 @@ relay_sink_delivered(RelayMessage *message)
 		sink->window = sink->max_in_flight;
 	if (sink->verbose)
 		relay_log(RELAY_DEBUG, "message %s of topic \"%s\" is delivered",
-				  message->message_id, message->topic);
+				  message->label, message->topic);
 	relay_queue_deliver(sink->queue, message);
 }
 
@@ -213,7 +213,7 @@ fail(RelayMessage *message, RelayFailure failure, int64_t retry_after,
 		pause = retry_after;
 	sink->deferred++;
 	relay_log(RELAY_WARNING, "message %s of topic \"%s\" is deferred for "
-			  "%.1f s: %s", message->message_id, message->topic,
+			  "%.1f s: %s", message->label, message->topic,
 			  (double) pause / 1000, why);
 	relay_queue_refuse(sink->queue, message, pause, false, why);
 }
@@ -226,7 +226,7 @@ refuse(RelayMessage *message, int64_t retry_after, const char *why)
 {
 	message->sink->refused++;
 	relay_log(RELAY_WARNING, "message %s of topic \"%s\" failed at attempt "
-			  "%d: %s", message->message_id, message->topic, message->attempt,
+			  "%d: %s", message->label, message->topic, message->attempt,
 			  why);
 	relay_queue_refuse(message->sink->queue, message, retry_after, true, why);
 }

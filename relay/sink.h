@@ -90,6 +90,7 @@ struct RelaySink
 	RelaySection *section;
 	const char *name;
 	char	  **patterns;		/* of topics */
+	char	  **scopes;			/* of claims to complete; NULL: of none */
 	bool		cloudevents;
 	const char *source;			/* of CloudEvents */
 	int			max_in_flight;

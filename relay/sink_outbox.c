@@ -88,15 +88,17 @@ deliver(RelaySink *sink, RelayMessage *message)
 															  "copies"));
 	RelayText  *topics = relay_text_new();
 	char		id[32];
+	const char *params[] = {
+		id, NULL, message->payload, message->key, message->headers
+	};
 	int			i;
 
 	for (i = 0; copies[i]; i++)
 		relay_text_add_element(topics, copies[i]);
 	relay_text_add_char(topics, '}');
 	snprintf(id, sizeof(id), "%lld", (long long) message->id);
-	relay_pipeline_send(sink, message, (const char *const[]) {
-		id, topics->data, message->payload, message->key, message->headers
-	}, 5);
+	params[1] = topics->data;
+	relay_pipeline_send(sink, message, params, 5);
 	relay_text_free(topics);
 	relay_config_free_list(copies);
 }

@@ -41,6 +41,7 @@
 #define LONGEST_RETRY	3600	/* seconds of Retry-After */
 #define ANSWER_SIZE		200		/* bytes of the response that are kept */
 #define ANSWER_LIMIT	65536	/* bytes of the response that are read */
+#define RESPONSE_LIMIT	(1 << 20)	/* likewise, if it completes a claim */
 
 typedef struct Webhook
 {
@@ -88,6 +89,7 @@ static void add_header(Delivery *delivery, const char *name,
 static size_t keep_answer(char *data, size_t size, size_t n, void *argument);
 static void end_deliveries(const Webhook *webhook);
 static void report_outcome(Delivery *delivery, CURLcode code);
+static void end_claim(Delivery *delivery, CURLcode code, long status);
 static void release(const Webhook *webhook, Delivery *delivery);
 
 /*
@@ -386,6 +388,11 @@ keep_answer(char *data, size_t size, size_t n, void *argument)
 	memcpy(delivery->answer + delivery->length, data, keep);
 	delivery->length += keep;
 	delivery->read += size * n;
+	if (delivery->message->claim_token)
+	{
+		relay_text_add_bytes(delivery->message->response, data, size * n);
+		return delivery->read > RESPONSE_LIMIT ? 0 : size * n;
+	}
 	return delivery->read > ANSWER_LIMIT ? 0 : size * n;
 }
 
@@ -449,7 +456,9 @@ report_outcome(Delivery *delivery, CURLcode code)
 	curl_easy_getinfo(delivery->easy, CURLINFO_RETRY_AFTER, &after);
 	ms = (int64_t) (after > LONGEST_RETRY ? LONGEST_RETRY : after) * 1000;
 	delivery->answer[delivery->length] = '\0';
-	if (status >= 200 && status < 300)
+	if (message->claim_token && status >= 200 && status < 300)
+		end_claim(delivery, code, status);
+	else if (status >= 200 && status < 300)
 		relay_sink_delivered(message);
 	else if (code != CURLE_OK && sent == 0)
 		relay_sink_failed(message, RELAY_UNSENT, 0, "%s",
@@ -470,6 +479,33 @@ report_outcome(Delivery *delivery, CURLcode code)
 	else
 		relay_sink_refused(message, after > 0 ? ms : -1, "status %ld: %s",
 						   status, delivery->answer);
+}
+
+/*
+ * Report the outcome of a request that has completed a claim.  The whole
+ * response must be known, because it will be replayed.
+ */
+static void
+end_claim(Delivery *delivery, CURLcode code, long status)
+{
+	RelayMessage *message = delivery->message;
+	const char *type = NULL;
+
+	if (code != CURLE_OK)
+	{
+		relay_sink_failed(message, RELAY_FAILED, 0, "the response is not "
+						  "complete, or larger than 1 MB: %s",
+						  curl_easy_strerror(code));
+		return;
+	}
+	curl_easy_getinfo(delivery->easy, CURLINFO_CONTENT_TYPE, &type);
+	message->status = status;
+	message->response_type = relay_copy(type);
+	/* The text can be in any encoding. */
+	relay_text_sanitize(message->response->data, false);
+	if (message->response_type)
+		relay_text_sanitize(message->response_type, false);
+	relay_sink_delivered(message);
 }
 
 /*

@@ -30,8 +30,11 @@
 static const RelaySettingDef common_settings[] = {
 	{"sink", RELAY_TEXT, NULL,
 	"what it is: amqp, kafka, nats, webhook, postgres, outbox, command or stdout"},
-	{"topics", RELAY_TEXT, NULL,
+	{"topics", RELAY_TEXT, "",
 	"topics that go there, with commas; * and ? stand for others"},
+	{"resume", RELAY_TEXT, "",
+		"instead of topics: scopes whose abandoned requests are sent again, "
+	"with commas, or *; for webhook and command"},
 	{"in_flight", RELAY_NUMBER, "100",
 	"how many messages it is given at once, of different keys", 1, 10000},
 	{"timeout", RELAY_TIME, "10s",
@@ -62,6 +65,7 @@ static const RelaySinkType *const types[] = {
 	&relay_sink_stdout, NULL
 };
 
+static void configure_scopes(RelayConfig *config, RelaySink *sink);
 static RelaySink *make_sink(const RelayRouting *routing, RelayConfig *config,
 							RelaySection *section);
 
@@ -134,9 +138,10 @@ make_sink(const RelayRouting *routing, RelayConfig *config,
 		relay_section_fault(config, section, "format",
 							"\"format\" is to be payload or cloudevents");
 	sink->source = relay_section_text(section, "source");
-	if (!sink->patterns[0] && relay_section_setting(section, "topics"))
-		relay_section_fault(config, section, "topics", "\"topics\" is empty; "
-							"expected names with commas, or *");
+	configure_scopes(config, sink);
+	if (!sink->patterns[0] && !sink->scopes)
+		relay_section_fault(config, section, "topics", "\"topics\" is missing "
+							"or empty; expected names with commas, or *");
 	sink->schedule = relay_config_pauses(config, section, "retry");
 	relay_routing_check(routing, config, sink);
 	if (config->nfaults == nfaults)
@@ -152,6 +157,33 @@ make_sink(const RelayRouting *routing, RelayConfig *config,
 		sink->type->configure(sink, config);
 	}
 	return sink;
+}
+
+/*
+ * Read the scopes of a section that completes claims, and count the faults.
+ */
+static void
+configure_scopes(RelayConfig *config, RelaySink *sink)
+{
+	RelaySection *section = sink->section;
+	char	  **scopes;
+
+	scopes = relay_config_list(relay_section_text(section, "resume"));
+	if (!scopes[0])
+	{
+		relay_config_free_list(scopes);
+		return;
+	}
+	sink->scopes = scopes;
+	if (sink->patterns[0])
+		relay_section_fault(config, section, "resume", "a section has "
+							"\"topics\" or \"resume\"; make another section");
+	if (sink->type != &relay_sink_webhook && sink->type != &relay_sink_command)
+		relay_section_fault(config, section, "resume",
+							"\"resume\" needs the sink webhook or command");
+	if (scopes[1] && strcmp(scopes[0], "*") == 0)
+		relay_section_fault(config, section, "resume",
+							"\"*\" stands for all scopes; remove the others");
 }
 
 /*
@@ -214,6 +246,7 @@ relay_sinks_free(RelayRouting *routing)
 		if (sink->connected)
 			sink->type->disconnect(sink);
 		relay_config_free_list(sink->patterns);
+		relay_config_free_list(sink->scopes);
 		free(sink->state);
 		free(sink->schedule);
 		free(sink);

@@ -295,7 +295,7 @@ add_message(RelayTaker *taker, const PGresult *result, int row)
 		end += length + 1;
 	}
 	message->id = strtoll(columns[0], NULL, 10);
-	message->message_id = columns[1];
+	message->message_id = message->label = columns[1];
 	message->topic = columns[2];
 	message->key = columns[3];
 	message->payload = columns[4];
