@@ -59,20 +59,20 @@ static const struct
 	"'not tried', claim_token => $3::bigint)", 3},
 };
 
-static void work(RelayCompleter * completer, int64_t now);
-static void resume(RelayCompleter * completer, int count, int64_t now);
+static void work(RelayCompleter *completer, int64_t now);
+static void resume(RelayCompleter *completer, int count, int64_t now);
 static void resumed(void *owner, PGresult *result);
-static void add_claim(RelayCompleter * completer, const PGresult *result,
+static void add_claim(RelayCompleter *completer, const PGresult *result,
 					  int row);
-static bool extend(RelayCompleter * completer, int64_t now);
-static void answer(RelayCompleter * completer, RelayMessageList *list,
+static bool extend(RelayCompleter *completer, int64_t now);
+static void answer(RelayCompleter *completer, RelayMessageList *list,
 				   RelayClaimCall call);
 static int64_t pause_of(const RelayMessage *message);
-static void send_call(RelayCompleter * completer, RelayClaimCall call,
+static void send_call(RelayCompleter *completer, RelayClaimCall call,
 					  RelayMessage *message);
 static void answered(void *owner, PGresult *result);
 static bool is_refused(const PGresult *result);
-static void lose(RelayCompleter * completer, RelayMessage *message,
+static void lose(RelayCompleter *completer, RelayMessage *message,
 				 const char *why);
 
 /*
@@ -113,7 +113,7 @@ relay_completers_begin(const RelayRouting *routing, RelayServer *server,
  * Do what a round has to do before it waits.
  */
 void
-relay_completers_work(RelayCompleter * completers, int64_t now)
+relay_completers_work(RelayCompleter *completers, int64_t now)
 {
 	for (; completers; completers = completers->next)
 		work(completers, now);
@@ -124,7 +124,7 @@ relay_completers_work(RelayCompleter * completers, int64_t now)
  * held; until then, the caller calls it in every round.
  */
 bool
-relay_completers_stop(RelayCompleter * completers)
+relay_completers_stop(RelayCompleter *completers)
 {
 	bool		done = true;
 
@@ -142,7 +142,7 @@ relay_completers_stop(RelayCompleter * completers)
  * flight.
  */
 void
-relay_completers_free(RelayCompleter * completers)
+relay_completers_free(RelayCompleter *completers)
 {
 	while (completers)
 	{
@@ -161,7 +161,7 @@ relay_completers_free(RelayCompleter * completers)
  * Send the next call on each connection that is idle.  Leases come first.
  */
 static void
-work(RelayCompleter * completer, int64_t now)
+work(RelayCompleter *completer, int64_t now)
 {
 	RelaySink  *sink = completer->sink;
 	RelayQueue *queue = &completer->queue;
@@ -194,7 +194,7 @@ work(RelayCompleter * completer, int64_t now)
  * Begin to take over up to "count" claims.  The connection is idle.
  */
 static void
-resume(RelayCompleter * completer, int count, int64_t now)
+resume(RelayCompleter *completer, int count, int64_t now)
 {
 	char		count_text[16];
 	char		lease_text[32];
@@ -252,7 +252,7 @@ resumed(void *owner, PGresult *result)
  * scope its topic.
  */
 static void
-add_claim(RelayCompleter * completer, const PGresult *result, int row)
+add_claim(RelayCompleter *completer, const PGresult *result, int row)
 {
 	RelayText  *headers = relay_text_new();
 	const char *values[NCOLUMNS + 1];
@@ -303,7 +303,7 @@ add_claim(RelayCompleter * completer, const PGresult *result, int row)
  * there is none.  The connection is idle.
  */
 static bool
-extend(RelayCompleter * completer, int64_t now)
+extend(RelayCompleter *completer, int64_t now)
 {
 	RelayMessage *message = completer->queue.first;
 
@@ -322,7 +322,7 @@ extend(RelayCompleter * completer, int64_t now)
  * Answer for the first claim of a list.  The connection is idle.
  */
 static void
-answer(RelayCompleter * completer, RelayMessageList *list, RelayClaimCall call)
+answer(RelayCompleter *completer, RelayMessageList *list, RelayClaimCall call)
 {
 	RelayMessage *message = list->first;
 
@@ -350,7 +350,7 @@ pause_of(const RelayMessage *message)
  * Send a call about a claim.  The connection is idle.
  */
 static void
-send_call(RelayCompleter * completer, RelayClaimCall call,
+send_call(RelayCompleter *completer, RelayClaimCall call,
 		  RelayMessage *message)
 {
 	RelayText  *query = relay_text_new();
@@ -448,7 +448,7 @@ is_refused(const PGresult *result)
  * dropped, or is being dropped by the caller.
  */
 static void
-lose(RelayCompleter * completer, RelayMessage *message, const char *why)
+lose(RelayCompleter *completer, RelayMessage *message, const char *why)
 {
 	if (message->lease_end == INT64_MAX)
 		return;

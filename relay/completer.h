@@ -19,7 +19,7 @@ typedef enum RelayClaimCall
 	RELAY_CLAIM_COMPLETE,
 	RELAY_CLAIM_PAUSE,
 	RELAY_CLAIM_RETURN
-}			RelayClaimCall;
+} RelayClaimCall;
 
 /* Of one section.  Other files read the counters and the databases. */
 typedef struct RelayCompleter
@@ -42,13 +42,13 @@ typedef struct RelayCompleter
 	uint64_t	postponed;
 	uint64_t	lost;			/* another claimant had them */
 	struct RelayCompleter *next;
-}			RelayCompleter;
+} RelayCompleter;
 
-extern RelayCompleter * relay_completers_begin(const RelayRouting *routing,
-											   RelayServer *server,
-											   int64_t lease);
-extern void relay_completers_work(RelayCompleter * completers, int64_t now);
-extern bool relay_completers_stop(RelayCompleter * completers);
-extern void relay_completers_free(RelayCompleter * completers);
+extern RelayCompleter *relay_completers_begin(const RelayRouting *routing,
+											  RelayServer *server,
+											  int64_t lease);
+extern void relay_completers_work(RelayCompleter *completers, int64_t now);
+extern bool relay_completers_stop(RelayCompleter *completers);
+extern void relay_completers_free(RelayCompleter *completers);
 
 #endif							/* IDEM_RELAY_COMPLETER_H */

@@ -37,7 +37,7 @@ static void end_batch(RelaySink *sink);
 static void flush(RelaySink *sink);
 static void receive(RelaySink *sink);
 static bool process(RelaySink *sink, const PGresult *result);
-static void note_failure(RelayPipeline * pipeline, const PGresult *result);
+static void note_failure(RelayPipeline *pipeline, const PGresult *result);
 static void finish_batch(RelaySink *sink);
 static void report(RelayMessage *message, const char *state,
 				   const char *why);
@@ -107,7 +107,7 @@ relay_pipeline_connect(RelaySink *sink, const char *statement, char *why,
 static bool
 prepare(RelaySink *sink, const char *statement, char *why, size_t size)
 {
-	const		RelayPipeline *pipeline = sink->state;
+	const RelayPipeline *pipeline = sink->state;
 	RelayText  *query = relay_text_new();
 	const char *part;
 	PGresult   *schema;
@@ -209,7 +209,7 @@ end_batch(RelaySink *sink)
 static void
 flush(RelaySink *sink)
 {
-	const		RelayPipeline *pipeline = sink->state;
+	const RelayPipeline *pipeline = sink->state;
 	int			unsent = PQflush(pipeline->connection);
 
 	if (unsent < 0)
@@ -227,7 +227,7 @@ flush(RelaySink *sink)
 void
 relay_pipeline_work(RelaySink *sink, int64_t now)
 {
-	const		RelayPipeline *pipeline = sink->state;
+	const RelayPipeline *pipeline = sink->state;
 	int64_t		limit = pipeline->last_result + sink->timeout + FEW_SECONDS;
 
 	if (pipeline->unsynced > 0)
@@ -247,7 +247,7 @@ static void
 socket_ready(void *argument, int fd, int events)
 {
 	RelaySink  *sink = argument;
-	const		RelayPipeline *pipeline = sink->state;
+	const RelayPipeline *pipeline = sink->state;
 
 	if (!PQconsumeInput(pipeline->connection))
 	{
@@ -265,7 +265,7 @@ socket_ready(void *argument, int fd, int events)
 static void
 receive(RelaySink *sink)
 {
-	const		RelayPipeline *pipeline = sink->state;
+	const RelayPipeline *pipeline = sink->state;
 	int			nothing = 0;
 
 	/* A NULL ends the results of a statement.  Two of them are the end. */
@@ -323,7 +323,7 @@ process(RelaySink *sink, const PGresult *result)
  * Keep the reason why the batch that is received has failed.
  */
 static void
-note_failure(RelayPipeline * pipeline, const PGresult *result)
+note_failure(RelayPipeline *pipeline, const PGresult *result)
 {
 	const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
 	const char *message = PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY);

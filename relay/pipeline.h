@@ -33,7 +33,7 @@ typedef struct RelayPipeline
 	char		state[6];		/* SQLSTATE of the failure */
 	char		why[512];
 	int64_t		last_result;
-}			RelayPipeline;
+} RelayPipeline;
 
 extern bool relay_pipeline_connect(RelaySink *sink, const char *statement,
 								   char *why, size_t size);

@@ -39,7 +39,7 @@ typedef struct Answer
 	char	   *message_id;
 	char	   *error;			/* NULL: confirmed */
 	struct Answer *next;
-}			Answer;
+} Answer;
 
 /*
  * Threads can still use a mailbox after their connection is closed, so it is
@@ -53,14 +53,14 @@ typedef struct Mailbox
 	bool		closed;			/* the connection is lost */
 	int			fd;				/* readable if there is something */
 	struct Mailbox *next;
-}			Mailbox;
+} Mailbox;
 
 typedef struct Nats
 {
 	natsConnection *connection;
 	jsCtx	   *stream;
 	Mailbox    *mailbox;
-}			Nats;
+} Nats;
 
 static const RelaySettingDef settings[] = {
 	{"url", RELAY_TEXT, NULL, "of the servers, with commas: nats:// or tls://"},
@@ -81,18 +81,18 @@ static const RelaySettingDef settings[] = {
 };
 
 /* Every mailbox, so that none is lost. */
-static Mailbox * mailboxes;
+static Mailbox *mailboxes;
 
 static natsStatus set_options(const RelaySection *section,
-							  natsOptions * options);
-static void connection_closed(natsConnection * connection, void *argument);
-static void published(jsCtx * stream, natsMsg * message, jsPubAck * confirm,
-					  jsPubAckErr * error, void *argument);
-static void wake(const Mailbox * mailbox);
+							  natsOptions *options);
+static void connection_closed(natsConnection *connection, void *argument);
+static void published(jsCtx *stream, natsMsg *message, jsPubAck *confirm,
+					  jsPubAckErr *error, void *argument);
+static void wake(const Mailbox *mailbox);
 static void read_mailbox(void *argument, int fd, int events);
-static void report(const RelaySink *sink, const Answer * answer);
+static void report(const RelaySink *sink, const Answer *answer);
 static bool is_subject(const char *subject);
-static natsStatus add_headers(natsMsg * native, const RelayMessage *message);
+static natsStatus add_headers(natsMsg *native, const RelayMessage *message);
 static bool is_header(const char *name, const char *value);
 
 /*
@@ -178,7 +178,7 @@ connect_sink(RelaySink *sink, char *why, size_t size)
  * Set the options of a connection that the configuration has.
  */
 static natsStatus
-set_options(const RelaySection *section, natsOptions * options)
+set_options(const RelaySection *section, natsOptions *options)
 {
 	const char *user = relay_section_text(section, "user");
 	const char *password = relay_section_text(section, "password");
@@ -221,7 +221,7 @@ set_options(const RelaySection *section, natsOptions * options)
 static void
 attach_sink(RelaySink *sink)
 {
-	const		Nats *nats = sink->state;
+	const Nats *nats = sink->state;
 
 	relay_loop_watch(sink->loop, nats->mailbox->fd, RELAY_LOOP_READ,
 					 read_mailbox, sink);
@@ -231,7 +231,7 @@ attach_sink(RelaySink *sink)
  * Note that the connection is lost.  A thread of the library calls this.
  */
 static void
-connection_closed(natsConnection * connection, void *argument)
+connection_closed(natsConnection *connection, void *argument)
 {
 	Mailbox    *mailbox = argument;
 
@@ -246,8 +246,8 @@ connection_closed(natsConnection * connection, void *argument)
  * this.
  */
 static void
-published(jsCtx * stream, natsMsg * message, jsPubAck * confirm,
-		  jsPubAckErr * error, void *argument)
+published(jsCtx *stream, natsMsg *message, jsPubAck *confirm,
+		  jsPubAckErr *error, void *argument)
 {
 	Mailbox    *mailbox = argument;
 	Answer	   *answer = relay_alloc(sizeof(Answer));
@@ -278,7 +278,7 @@ published(jsCtx * stream, natsMsg * message, jsPubAck * confirm,
  * Wake the event loop.
  */
 static void
-wake(const Mailbox * mailbox)
+wake(const Mailbox *mailbox)
 {
 	(void) eventfd_write(mailbox->fd, 1);
 }
@@ -290,7 +290,7 @@ static void
 read_mailbox(void *argument, int fd, int events)
 {
 	RelaySink  *sink = argument;
-	const		Nats *nats = sink->state;
+	const Nats *nats = sink->state;
 	Mailbox    *mailbox = nats->mailbox;
 	Answer	   *answer;
 	eventfd_t	value;
@@ -321,7 +321,7 @@ read_mailbox(void *argument, int fd, int events)
  * Report the outcome of the message that an answer names, if it is in flight.
  */
 static void
-report(const RelaySink *sink, const Answer * answer)
+report(const RelaySink *sink, const Answer *answer)
 {
 	RelayMessage *message = sink->in_flight.first;
 
@@ -340,7 +340,7 @@ report(const RelaySink *sink, const Answer * answer)
 static void
 deliver(RelaySink *sink, RelayMessage *message)
 {
-	const		Nats *nats = sink->state;
+	const Nats *nats = sink->state;
 	const char *subject = relay_section_text(sink->section, "subject");
 	RelayText  *body;
 	natsMsg    *native = NULL;
@@ -402,7 +402,7 @@ is_subject(const char *subject)
  * one of the latter is not valid or is reserved for the relay.
  */
 static natsStatus
-add_headers(natsMsg * native, const RelayMessage *message)
+add_headers(natsMsg *native, const RelayMessage *message)
 {
 	const char *at = message->headers;
 	RelayText  *name = relay_text_new();
