@@ -42,7 +42,7 @@
 #include "utils/tuplestore.h"
 
 #include "outbox/outbox_row.h"
-#include "store/bounded_scan.h"
+#include "store/store.h"
 #include "store/store.h"
 #include "util/arguments.h"
 #include "util/compat.h"
@@ -93,9 +93,8 @@ typedef struct Blocked
 /* A call. */
 typedef struct Search
 {
-	IdemTable	outbox;
-	IdemEntryScan lanes;		/* walks from lane to lane */
-	IdemTable	heads;			/* the same table, to look at heads again */
+	IdemCursor	outbox;			/* walks from lane to lane */
+	IdemCursor	heads;			/* the same table, to look at heads again */
 	TimestampTz now;
 	int			entries;		/* that may still be examined */
 	bool		is_within;		/* see next_visible() */
@@ -104,7 +103,7 @@ typedef struct Search
 } Search;
 
 static void walk_lanes(Search *search);
-static void begin_at(IdemEntryScan *entries, int64 lane, int64 id);
+static void begin_at(Search *search, int64 lane, int64 id);
 static bool next_entry(Search *search, ScanDirection direction, int64 *lane,
 					   bool *visible);
 static bool find_head(Search *search, int64 lane);
@@ -147,9 +146,8 @@ idem_outbox_blocked(PG_FUNCTION_ARGS)
 
 	search.now = GetCurrentTimestamp();
 	search.blocked = palloc_array(Blocked, MAX_LANES);
-	idem_table_open(&search.outbox, IDEM_OUTBOX, AccessShareLock);
-	idem_table_open(&search.heads, IDEM_OUTBOX, AccessShareLock);
-	idem_entries_begin(&search.lanes, &search.outbox, IDEM_OUTBOX_LANES, 2);
+	idem_cursor_open(&search.outbox, IDEM_OUTBOX, AccessShareLock);
+	idem_cursor_open_beside(&search.heads, &search.outbox);
 	search.entries = MAX_ENTRIES;
 	walk_lanes(&search);
 	qsort(search.blocked, search.nblocked, sizeof(Blocked), compare_lengths);
@@ -175,9 +173,8 @@ idem_outbox_blocked(PG_FUNCTION_ARGS)
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
 							 values, nulls);
 	}
-	idem_entries_end(&search.lanes);
-	idem_table_close(&search.heads);
-	idem_table_close(&search.outbox);
+	idem_cursor_close(&search.heads);
+	idem_cursor_close(&search.outbox);
 	return (Datum) 0;
 }
 
@@ -191,7 +188,7 @@ walk_lanes(Search *search)
 	int64		start = (int64) pg_prng_uint64(&pg_global_prng_state);
 	bool		has_turned = false;
 
-	begin_at(&search->lanes, start, PG_INT64_MIN);
+	begin_at(search, start, PG_INT64_MIN);
 	for (int n = 0; n < MAX_LANES;)
 	{
 		Blocked		lane = {0};
@@ -202,7 +199,7 @@ walk_lanes(Search *search)
 			if (has_turned || search->entries <= 0)
 				return;
 			has_turned = true;
-			begin_at(&search->lanes, PG_INT64_MIN, PG_INT64_MIN);
+			begin_at(search, PG_INT64_MIN, PG_INT64_MIN);
 			continue;
 		}
 		if (has_turned && lane.lane >= start)
@@ -213,9 +210,9 @@ walk_lanes(Search *search)
 			n++;
 		}
 		if (lane.lane == PG_INT64_MAX)
-			begin_at(&search->lanes, PG_INT64_MAX, PG_INT64_MAX);
+			begin_at(search, PG_INT64_MAX, PG_INT64_MAX);
 		else
-			begin_at(&search->lanes, lane.lane + 1, PG_INT64_MIN);
+			begin_at(search, lane.lane + 1, PG_INT64_MIN);
 	}
 }
 
@@ -224,20 +221,15 @@ walk_lanes(Search *search)
  * the id is the least, and otherwise in the lane.
  */
 static void
-begin_at(IdemEntryScan *entries, int64 lane, int64 id)
+begin_at(Search *search, int64 lane, int64 id)
 {
 	ScanKeyData keys[2];
 	bool		within = id != PG_INT64_MIN;
 
-	ScanKeyEntryInitialize(&keys[0], 0, LANES_LANE,
-						   within ? BTEqualStrategyNumber :
-						   BTGreaterEqualStrategyNumber,
-						   InvalidOid, InvalidOid,
-						   within ? F_INT8EQ : F_INT8GE, Int64GetDatum(lane));
-	ScanKeyEntryInitialize(&keys[1], 0, LANES_ID, BTGreaterEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_INT8GE,
-						   Int64GetDatum(id));
-	idem_entries_restart(entries, keys);
+	idem_key_int8(&keys[0], LANES_LANE, within ? BTEqualStrategyNumber :
+				  BTGreaterEqualStrategyNumber, lane);
+	idem_key_int8(&keys[1], LANES_ID, BTGreaterEqualStrategyNumber, id);
+	idem_scan_entries(&search->outbox, IDEM_OUTBOX_LANES, keys, 2);
 }
 
 /*
@@ -251,7 +243,7 @@ next_entry(Search *search, ScanDirection direction, int64 *lane, bool *visible)
 
 	CHECK_FOR_INTERRUPTS();
 	if (search->entries <= 0 ||
-		!idem_entries_next(&search->lanes, direction, &first, visible))
+		!idem_scan_entry(&search->outbox, direction, &first, visible))
 		return false;
 	search->entries--;
 	*lane = DatumGetInt64(first);
@@ -303,7 +295,7 @@ find_head_past_dead(Search *search, int64 lane)
 	int64		low = 0;
 	int64		high;
 
-	begin_at(&search->lanes, lane, PG_INT64_MIN + 1);
+	begin_at(search, lane, PG_INT64_MIN + 1);
 	if (!next_visible(search, BackwardScanDirection, lane, MAX_FOLLOWERS))
 		return false;
 	high = found_id(search);
@@ -311,14 +303,14 @@ find_head_past_dead(Search *search, int64 lane)
 	{
 		int64		middle = low + (high - low) / 2;
 
-		begin_at(&search->lanes, lane, middle);
+		begin_at(search, lane, middle);
 		if (next_visible(search, ForwardScanDirection, lane, PROBE_ENTRIES) &&
 			found_id(search) < high)
 			high = found_id(search);
 		else
 			low = middle + 1;
 	}
-	begin_at(&search->lanes, lane, high);
+	begin_at(search, lane, high);
 	return next_visible(search, ForwardScanDirection, lane, PROBE_ENTRIES);
 }
 
@@ -351,7 +343,7 @@ look_at_lane(Search *search, Blocked *lane)
 		bool		from_end = n >= MAX_FOLLOWERS;
 
 		if (n == MAX_FOLLOWERS)
-			begin_at(&search->lanes, lane->lane, lane->head + 1);
+			begin_at(search, lane->lane, lane->head + 1);
 		if (!next_entry(search, from_end ? BackwardScanDirection :
 						ForwardScanDirection, &other, &visible) ||
 			other != lane->lane)
@@ -390,22 +382,16 @@ available_at(const Search *search)
 static TransactionId
 holder_of(Search *search, const Blocked *lane)
 {
-	IdemScan	scan;
 	ScanKeyData keys[2];
 	TransactionId holder = InvalidTransactionId;
 
-	ScanKeyEntryInitialize(&keys[0], 0, LANES_LANE, BTEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_INT8EQ,
-						   Int64GetDatum(lane->lane));
-	ScanKeyEntryInitialize(&keys[1], 0, LANES_ID, BTEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_INT8EQ,
-						   Int64GetDatum(lane->head));
-	idem_scan_begin(&scan, &search->heads, IDEM_OUTBOX_LANES, NULL, 2);
-	idem_scan_restart(&scan, keys);
+	idem_key_int8(&keys[0], LANES_LANE, BTEqualStrategyNumber, lane->lane);
+	idem_key_int8(&keys[1], LANES_ID, BTEqualStrategyNumber, lane->head);
+	idem_scan(&search->heads, IDEM_OUTBOX_LANES, NULL, keys, 2);
 	while (!TransactionIdIsValid(holder) &&
-		   idem_scan_next(&scan, ForwardScanDirection))
+		   idem_scan_next(&search->heads, ForwardScanDirection))
 		holder = search->heads.holder;
-	idem_scan_end(&scan);
+	idem_scan_end(&search->heads);
 	return holder;
 }
 
@@ -420,7 +406,7 @@ count_waiting(Search *search, Blocked *lane)
 
 	if (lane->head == PG_INT64_MAX)
 		return;
-	begin_at(&search->lanes, lane->lane, lane->head + 1);
+	begin_at(search, lane->lane, lane->head + 1);
 	while (next_entry(search, ForwardScanDirection, &other, &visible))
 	{
 		if (!visible || available_at(search) > search->now)

@@ -93,7 +93,6 @@
 #include "util/compat.h"
 #include "util/settings.h"
 #include "util/subtransaction.h"
-#include "util/texts.h"
 #include "util/times.h"
 
 /* The columns of idem_outbox_take()'s result, in order. */
@@ -159,8 +158,8 @@ typedef struct Visit
 /* A call of idem_outbox_take(). */
 typedef struct Taking
 {
-	IdemTable	outbox;			/* what ready rows are found in */
-	IdemTable	lanes;			/* the same, to look at their lanes */
+	IdemCursor	outbox;			/* what ready rows are found in */
+	IdemCursor	lanes;			/* the same, to look at their lanes */
 	visits_hash *visits;		/* NULL: these are not open */
 	Snapshot	snapshot;		/* NULL: rows are seen as they are */
 	Snapshot	begun;			/* of lanes, only what it sees is taken */
@@ -212,11 +211,8 @@ static void take_or_wait(Taking *taking, TimestampTz deadline);
 static bool try_take(void *arg);
 static TimestampTz next_due(Taking *taking);
 static bool take(Taking *taking);
-static int	topics_arg(Datum array, Datum **topics);
-static int	sort_topics(Datum *topics, int count);
-static int	compare_topics(const void *a, const void *b, void *arg);
 static void take_topics(Taking *taking, const Datum *topics, int count);
-static void begin_scan(Taking *taking, IdemScan *scan, const Datum *topic,
+static void begin_scan(Taking *taking, const Datum *topic,
 					   const TimestampTz *after, TimestampTz until,
 					   Snapshot snapshot);
 static void take_ready(Taking *taking, const Datum *topic);
@@ -229,7 +225,7 @@ static bool take_locked(Taking *taking, Lane *lane);
 static bool lock_next(Taking *taking, Lane *lane);
 static bool is_failing(const Datum *message);
 static bool is_dying(const Datum *message);
-static Taken take_row(Taking *taking, IdemTable *outbox, bool is_locked);
+static Taken take_row(Taking *taking, IdemCursor *outbox, bool is_locked);
 static TimestampTz lease_end(Taking *taking);
 
 /*
@@ -255,7 +251,8 @@ idem_outbox_take(PG_FUNCTION_ARGS)
 	taking.result = (ReturnSetInfo *) fcinfo->resultinfo;
 	taking.next_due = DT_NOEND;
 	if (!PG_ARGISNULL(2))
-		taking.ntopics = topics_arg(PG_GETARG_DATUM(2), &taking.topics);
+		taking.ntopics = idem_distinct_texts(PG_GETARG_DATUM(2), "topics",
+											 &taking.topics);
 
 	if (deadline > start)
 		take_or_wait(&taking, deadline);
@@ -327,16 +324,13 @@ next_due(Taking *taking)
 		GetTransactionSnapshot() : NULL;
 	int			count = taking->topics == NULL ? 1 : taking->ntopics;
 
-	idem_table_open(&taking->outbox, IDEM_OUTBOX, AccessShareLock);
+	idem_cursor_open(&taking->outbox, IDEM_OUTBOX, AccessShareLock);
 	for (int i = 0; i < count; i++)
 	{
-		IdemScan	scan;
-
 		CHECK_FOR_INTERRUPTS();
-		begin_scan(taking, &scan,
-				   taking->topics == NULL ? NULL : &taking->topics[i],
+		begin_scan(taking, taking->topics == NULL ? NULL : &taking->topics[i],
 				   &taking->now, Min(due, until), snapshot);
-		while (idem_scan_next(&scan, ForwardScanDirection))
+		while (idem_scan_next(&taking->outbox, ForwardScanDirection))
 		{
 			Datum	   *found = taking->outbox.row->tts_values;
 
@@ -346,9 +340,8 @@ next_due(Taking *taking)
 			due = DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]);
 			break;
 		}
-		idem_scan_end(&scan);
 	}
-	idem_table_close(&taking->outbox);
+	idem_cursor_close(&taking->outbox);
 	return due;
 }
 
@@ -358,7 +351,7 @@ next_due(Taking *taking)
 static bool
 take(Taking *taking)
 {
-	idem_table_open(&taking->outbox, IDEM_OUTBOX, RowExclusiveLock);
+	idem_cursor_open(&taking->outbox, IDEM_OUTBOX, RowExclusiveLock);
 	taking->visits = NULL;
 	taking->passed = 0;
 	taking->parks = 0;
@@ -390,44 +383,10 @@ take(Taking *taking)
 	if (taking->visits != NULL)
 	{
 		visits_destroy(taking->visits);
-		idem_table_close(&taking->lanes);
+		idem_cursor_close(&taking->lanes);
 	}
-	idem_table_close(&taking->outbox);
+	idem_cursor_close(&taking->outbox);
 	return GetCurrentCommandId(false) != taking->command;
-}
-
-/*
- * The topics of an array, as from sort_topics().
- */
-static int
-topics_arg(Datum array, Datum **topics)
-{
-	int			count = idem_text_array(array, "topics", topics);
-
-	return sort_topics(*topics, count);
-}
-
-/*
- * Leave each of these topics in the array once.  Returns their number.
- */
-static int
-sort_topics(Datum *topics, int count)
-{
-	int			n = 0;
-
-	qsort_interruptible(topics, count, sizeof(Datum), compare_topics, NULL);
-	for (int i = 0; i < count; i++)
-	{
-		if (n == 0 || idem_text_compare(topics[n - 1], topics[i]) != 0)
-			topics[n++] = topics[i];
-	}
-	return n;
-}
-
-static int
-compare_topics(const void *a, const void *b, void *arg)
-{
-	return idem_text_compare(*(const Datum *) a, *(const Datum *) b);
 }
 
 /*
@@ -453,8 +412,8 @@ take_topics(Taking *taking, const Datum *topics, int count)
  * available by "until", and not before or at "after", in order of time.
  */
 static void
-begin_scan(Taking *taking, IdemScan *scan, const Datum *topic,
-		   const TimestampTz *after, TimestampTz until, Snapshot snapshot)
+begin_scan(Taking *taking, const Datum *topic, const TimestampTz *after,
+		   TimestampTz until, Snapshot snapshot)
 {
 	AttrNumber	available_at = topic != NULL ? TOPICS_AVAILABLE_AT :
 		DUE_AVAILABLE_AT;
@@ -462,21 +421,14 @@ begin_scan(Taking *taking, IdemScan *scan, const Datum *topic,
 	int			nkeys = 0;
 
 	if (topic != NULL)
-		ScanKeyEntryInitialize(&keys[nkeys++], 0, TOPICS_TOPIC,
-							   BTEqualStrategyNumber, InvalidOid,
-							   C_COLLATION_OID, F_TEXTEQ, *topic);
+		idem_key_text(&keys[nkeys++], TOPICS_TOPIC, *topic);
 	if (after != NULL)
-		ScanKeyEntryInitialize(&keys[nkeys++], 0, available_at,
-							   BTGreaterStrategyNumber, InvalidOid,
-							   InvalidOid, F_TIMESTAMPTZ_GT,
-							   TimestampTzGetDatum(*after));
-	ScanKeyEntryInitialize(&keys[nkeys++], 0, available_at,
-						   BTLessEqualStrategyNumber, InvalidOid, InvalidOid,
-						   F_TIMESTAMPTZ_LE, TimestampTzGetDatum(until));
-	idem_scan_begin(scan, &taking->outbox,
-					topic != NULL ? IDEM_OUTBOX_TOPICS : IDEM_OUTBOX_DUE,
-					snapshot, nkeys);
-	idem_scan_restart(scan, keys);
+		idem_key_time(&keys[nkeys++], available_at, BTGreaterStrategyNumber,
+					  *after);
+	idem_key_time(&keys[nkeys++], available_at, BTLessEqualStrategyNumber,
+				  until);
+	idem_scan(&taking->outbox, topic != NULL ? IDEM_OUTBOX_TOPICS :
+			  IDEM_OUTBOX_DUE, snapshot, keys, nkeys);
 }
 
 /*
@@ -490,20 +442,18 @@ take_ready(Taking *taking, const Datum *topic)
 	TimestampTz after = DT_NOBEGIN;
 	bool		is_complete = false;
 	IdemDueScan marked;
-	IdemScan	scan;
 
 	if (is_marked)
 		after = idem_due_scan_begin(&marked, topic, taking->now);
-	begin_scan(taking, &scan, topic,
-			   TIMESTAMP_IS_NOBEGIN(after) ? NULL : &after, taking->now,
-			   taking->snapshot);
+	begin_scan(taking, topic, TIMESTAMP_IS_NOBEGIN(after) ? NULL : &after,
+			   taking->now, taking->snapshot);
 	while (taking->wanted > 0)
 	{
 		Datum	   *found = taking->outbox.row->tts_values;
 		IdemDueStep step = IDEM_DUE_LOOK;
 
 		CHECK_FOR_INTERRUPTS();
-		is_complete = !idem_scan_next(&scan, ForwardScanDirection);
+		is_complete = !idem_scan_next(&taking->outbox, ForwardScanDirection);
 		if (is_complete)
 			break;
 		if (is_marked)
@@ -512,8 +462,7 @@ take_ready(Taking *taking, const Datum *topic)
 									   &after);
 		if (step == IDEM_DUE_SKIP)
 		{
-			idem_scan_end(&scan);
-			begin_scan(taking, &scan, topic, &after, taking->now, NULL);
+			begin_scan(taking, topic, &after, taking->now, NULL);
 			continue;
 		}
 		if (is_late(taking))
@@ -527,7 +476,6 @@ take_ready(Taking *taking, const Datum *topic)
 	}
 	if (is_marked)
 		idem_due_scan_end(&marked, is_complete);
-	idem_scan_end(&scan);
 }
 
 /*
@@ -547,7 +495,7 @@ is_late(const Taking *taking)
 static void
 take_found(Taking *taking)
 {
-	IdemTable  *outbox = &taking->outbox;
+	IdemCursor *outbox = &taking->outbox;
 
 	taking->found.count = 0;
 	taking->blockers = &taking->found;
@@ -601,7 +549,7 @@ take_lane(Taking *taking)
 		return;
 	if (taking->visits == NULL)
 	{
-		idem_table_open(&taking->lanes, IDEM_OUTBOX, RowExclusiveLock);
+		idem_cursor_open_beside(&taking->lanes, &taking->outbox);
 		taking->visits = visits_create(CurrentMemoryContext, 32, NULL);
 	}
 
@@ -641,7 +589,7 @@ take_lane(Taking *taking)
 static void
 move_signpost(Taking *taking, Visit *visit)
 {
-	IdemTable  *outbox = &taking->outbox;
+	IdemCursor *outbox = &taking->outbox;
 	bool		is_pending = idem_outbox_in_state(outbox, "pending");
 	bool		moved;
 
@@ -697,16 +645,15 @@ is_within(const Taking *taking, int changes, int limit)
 static bool
 take_locked(Taking *taking, Lane *lane)
 {
-	IdemTable  *lanes = &taking->lanes;
+	IdemCursor *lanes = &taking->lanes;
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	IdemScan	scan;
 	int			n = 0;
 	bool		more = false;
 	bool		has_head = false;
 	int64		buffers = idem_lane_buffers();
 
-	idem_lane_scan_begin(&scan, lanes, lane->lane, snapshot);
-	while (idem_scan_next(&scan, ForwardScanDirection))
+	idem_lane_scan_begin(lanes, lane->lane, snapshot);
+	while (idem_scan_next(lanes, ForwardScanDirection))
 	{
 		int64		id = DatumGetInt64(lanes->row->tts_values[OUTBOX_ID]);
 
@@ -758,7 +705,7 @@ take_locked(Taking *taking, Lane *lane)
 			lane->has_dead = true;
 		}
 	}
-	idem_scan_end(&scan);
+	idem_scan_end(lanes);
 	UnregisterSnapshot(snapshot);
 	return more;
 }
@@ -770,7 +717,7 @@ take_locked(Taking *taking, Lane *lane)
 static bool
 lock_next(Taking *taking, Lane *lane)
 {
-	IdemTable  *lanes = &taking->lanes;
+	IdemCursor *lanes = &taking->lanes;
 	Datum	   *found = lanes->row->tts_values;
 	bool		dies = is_dying(found);
 
@@ -821,7 +768,7 @@ is_dying(const Datum *message)
  * declared dead instead.
  */
 static Taken
-take_row(Taking *taking, IdemTable *outbox, bool is_locked)
+take_row(Taking *taking, IdemCursor *outbox, bool is_locked)
 {
 	Datum	   *found = outbox->row->tts_values;
 	int			attempt = DatumGetInt32(found[OUTBOX_ATTEMPT]);
