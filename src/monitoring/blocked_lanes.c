@@ -299,7 +299,7 @@ probe_time(Search *search, IdemCursor *due, ScanDirection direction,
 
 		CHECK_FOR_INTERRUPTS();
 		if (search->entries-- <= 0 ||
-			!idem_scan_entry(due, direction, &first, &visible))
+			!idem_scan_entry(due, direction, 1, &first, &visible))
 			return;
 		if (!visible)
 			continue;
