@@ -353,6 +353,10 @@ UPDATE idem_keys SET state = 'completed' WHERE key LIKE '%2';
 UPDATE idem_keys SET request = NULL WHERE key LIKE '%3';
 UPDATE idem_keys SET resume_at = '-infinity' WHERE key LIKE '%4';
 UPDATE idem_keys SET resume_at = 'infinity' WHERE key LIKE '%5';
+-- A rollback makes a session forget up to where it has found nothing.
+BEGIN;
+SELECT count(idem_claim('shop', 'rolled-back-00001'));
+ROLLBACK;
 SELECT pg_temp.resumed();
 UPDATE idem_keys SET state = 'x';
 SELECT pg_temp.error_of('SELECT idem_resume()');
