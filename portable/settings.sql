@@ -309,6 +309,7 @@ AS $$
 DECLARE
 	start CONSTANT timestamptz := clock_timestamp();
 	allowed float8;
+	is_longer boolean;
 BEGIN
 	IF NOT isfinite(value) THEN
 		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('argument "%s" must be finite', name);
@@ -316,11 +317,13 @@ BEGIN
 	-- Months and days of opposite signs compare in one way and lead on in another.
 	IF name IN ('lease', 'wait') THEN
 		allowed := @S@.idem_p_setting('max_' || name)::float8;
-		IF extract(epoch FROM value)::float8 * 1000 > allowed
-			OR extract(day FROM justify_hours(value))::float8 * 86400000 + extract(month FROM value)::float8 * 2592000000
-				+ extract(year FROM value)::float8 * 31104000000 > allowed
-			OR extract(epoch FROM start + value - start)::float8 * 1000 > allowed
-		THEN
+		is_longer := extract(year FROM value)::float8 * 31104000000 + extract(month FROM value)::float8 * 2592000000
+			+ extract(day FROM value)::float8 * 86400000 + extract(hour FROM value)::float8 * 3600000
+			+ extract(minute FROM value)::float8 * 60000 + extract(milliseconds FROM value)::float8 > allowed;
+		IF NOT is_longer THEN
+			is_longer := extract(epoch FROM start + value - start)::float8 * 1000 > allowed;
+		END IF;
+		IF is_longer THEN
 			RAISE EXCEPTION USING ERRCODE = '22023',
 				MESSAGE = format('argument "%s" must not be longer than "idempotency.max_%s"', name, name),
 				DETAIL = format('The limit is %s.', @S@.idem_p_with_unit(allowed)),
@@ -335,14 +338,15 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_check_interval(interval, text) IS
 'Raises 22023 for an interval that is infinite, negative, or longer than its limit.';
 
-CREATE FUNCTION @S@.idem_p_with_unit(ms float8)
+CREATE FUNCTION @S@.idem_p_with_unit(value float8)
 RETURNS text
 LANGUAGE sql IMMUTABLE
 AS $$
-	SELECT concat(round(ms::numeric / u.ms), u.unit)
-	FROM (VALUES ('d', 86400000), ('h', 3600000), ('min', 60000), ('s', 1000), ('ms', 1)) AS u (unit, ms)
-	WHERE mod(idem_p_with_unit.ms::numeric, u.ms) = 0
-	ORDER BY u.ms DESC LIMIT 1
+	SELECT CASE WHEN value = 0 THEN '0' ELSE (
+		SELECT round(value::numeric / u.ms) || u.unit
+		FROM (VALUES ('d', 86400000), ('h', 3600000), ('min', 60000), ('s', 1000), ('ms', 1), ('us', 0.001)) AS u (unit, ms)
+		WHERE mod(value::numeric, u.ms) = 0
+		ORDER BY u.ms DESC LIMIT 1) END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_with_unit(float8) IS
 'Milliseconds as the server shows them.';
