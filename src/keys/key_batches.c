@@ -56,7 +56,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	IdemArray	arrays[NUM_ARRAYS];
 	IdemClaimRequest request = {.wait = NULL};
 	IdemResultSet rows;
-	IdemTable	table;
+	IdemCursor	cursor;
 	IdemBatchIterator batch;
 	int			count;
 
@@ -70,8 +70,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	count = idem_array_count(arrays, NUM_ARRAYS);
 
 	idem_result_begin(&rows, fcinfo, &claim_many_row);
-	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
-	table.for_many = true;
+	idem_cursor_open(&cursor, IDEM_KEYS, RowExclusiveLock);
 	idem_batch_begin(&batch, &arrays[KEYS], 1, count);
 	while (idem_batch_next(&batch))
 	{
@@ -83,7 +82,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 		request.key[1] = idem_array_value(&arrays[KEYS], i);
 		request.request_hash = idem_array_value(&arrays[HASHES], i);
 		idem_check_hash_given(request.request_hash, arrays[HASHES].name);
-		idem_claim_in(&table, &request, &result);
+		idem_claim_in(&cursor, &request, &result);
 
 		values[0] = Int32GetDatum(i + 1);
 		values[1] = request.key[1];
@@ -92,7 +91,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 		idem_result_add(&rows, values, nulls);
 		IDEM_INJECTION_POINT("idem-claim-element");
 	}
-	idem_table_close(&table);
+	idem_cursor_close(&cursor);
 	idem_result_end(&rows);
 	return (Datum) 0;
 }
@@ -131,7 +130,7 @@ idem_complete_many(PG_FUNCTION_ARGS)
 	IdemArray	arrays[NUM_ARRAYS];
 	Datum		key[2];
 	IdemResultSet rows;
-	IdemTable	table;
+	IdemCursor	cursor;
 	IdemBatchIterator batch;
 	int			count;
 
@@ -146,8 +145,7 @@ idem_complete_many(PG_FUNCTION_ARGS)
 	count = idem_array_count(arrays, NUM_ARRAYS);
 
 	idem_result_begin(&rows, fcinfo, &complete_many_row);
-	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
-	table.for_many = true;
+	idem_cursor_open(&cursor, IDEM_KEYS, RowExclusiveLock);
 	idem_batch_begin(&batch, &arrays[KEYS], 1, count);
 	while (idem_batch_next(&batch))
 	{
@@ -167,12 +165,12 @@ idem_complete_many(PG_FUNCTION_ARGS)
 
 		values[0] = Int32GetDatum(i + 1);
 		values[1] = key[1];
-		values[2] = BoolGetDatum(idem_complete_in(&table, key, &response,
+		values[2] = BoolGetDatum(idem_complete_in(&cursor, key, &response,
 												  given ? &token : NULL));
 		idem_result_add(&rows, values, nulls);
 		IDEM_INJECTION_POINT("idem-complete-element");
 	}
-	idem_table_close(&table);
+	idem_cursor_close(&cursor);
 	idem_result_end(&rows);
 	return (Datum) 0;
 }

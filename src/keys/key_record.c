@@ -216,7 +216,7 @@ idem_record_set_or_null(IdemKeyRecord *record, int column, Datum value)
  * lease never outlives the record.
  */
 void
-idem_record_keep(IdemKeyRecord *record, IdemTable *table)
+idem_record_keep(IdemKeyRecord *record, IdemCursor *cursor)
 {
 	TimestampTz expires_at;
 	TimestampTz lease_expires_at;
@@ -225,8 +225,8 @@ idem_record_keep(IdemKeyRecord *record, IdemTable *table)
 	{
 		if (!record->given[i])
 		{
-			record->values[i] = table->row->tts_values[i];
-			record->nulls[i] = table->row->tts_isnull[i];
+			record->values[i] = cursor->row->tts_values[i];
+			record->nulls[i] = cursor->row->tts_isnull[i];
 		}
 	}
 
@@ -267,9 +267,9 @@ idem_resumable_key(Datum *key)
  * The state of the row that was found.
  */
 IdemKeyState
-idem_found_state(IdemTable *table)
+idem_found_state(IdemCursor *cursor)
 {
-	text	   *name = DatumGetTextPP(table->row->tts_values[KEYS_STATE]);
+	text	   *name = DatumGetTextPP(cursor->row->tts_values[KEYS_STATE]);
 
 	/* The first letters differ. */
 	switch (VARSIZE_ANY_EXHDR(name) > 0 ? *VARDATA_ANY(name) : '\0')
@@ -286,7 +286,7 @@ idem_found_state(IdemTable *table)
 			ereport(ERROR,
 					(errcode(ERRCODE_DATA_CORRUPTED),
 					 errmsg("unrecognized state in table \"%s\"",
-							RelationGetRelationName(table->rel))));
+							RelationGetRelationName(cursor->table->rel))));
 			return IDEM_STATE_STARTED;	/* keep compiler quiet */
 	}
 }
@@ -298,9 +298,9 @@ idem_state_datum(IdemKeyState state)
 }
 
 bool
-idem_found_is_expired(IdemTable *table, TimestampTz now)
+idem_found_is_expired(IdemCursor *cursor, TimestampTz now)
 {
-	return DatumGetTimestampTz(table->row->tts_values[KEYS_EXPIRES_AT]) <= now;
+	return DatumGetTimestampTz(cursor->row->tts_values[KEYS_EXPIRES_AT]) <= now;
 }
 
 /*

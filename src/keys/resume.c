@@ -59,7 +59,6 @@
 #include "util/compat.h"
 #include "util/settings.h"
 #include "util/subtransaction.h"
-#include "util/texts.h"
 #include "util/times.h"
 
 /* The columns of idem_resume()'s result, in order. */
@@ -101,9 +100,8 @@ typedef struct Stream
 /* A call of idem_resume(). */
 typedef struct Resuming
 {
-	IdemTable	table;
-	IdemScan	scan;			/* of the rows of a stream */
-	IdemScan	attempts;		/* of the attempts that there are */
+	IdemCursor	claims;			/* of a stream */
+	IdemCursor	attempts;		/* that there are */
 	Snapshot	snapshot;		/* NULL: rows are seen as they are */
 	TimestampTz now;
 	TimestampTz next_due;
@@ -121,7 +119,6 @@ typedef struct Resuming
 	ReturnSetInfo *result;
 } Resuming;
 
-static int	compare_scopes(const void *a, const void *b, void *arg);
 static void resume_or_wait(Resuming *resuming, TimestampTz deadline);
 static bool try_resume(void *arg);
 static void resume(Resuming *resuming);
@@ -135,6 +132,8 @@ static void retire(Resuming *resuming);
 static void find_next_due(Resuming *resuming);
 static void restart(Resuming *resuming, const Stream *stream,
 					TimestampTz from, TimestampTz until);
+static void scan_in_scope(Resuming *resuming, IdemCursor *cursor, Datum scope,
+						  ScanKey keys, int nkeys);
 static bool fits_result(Resuming *resuming);
 static void take_over(Resuming *resuming);
 
@@ -158,22 +157,8 @@ idem_resume(PG_FUNCTION_ARGS)
 				 errmsg("argument \"%s\" must be positive", "max_claims")));
 	resuming.lease = idem_interval_arg(fcinfo, 1, "lease");
 	if (!PG_ARGISNULL(2))
-	{
-		int			count = idem_text_array(PG_GETARG_DATUM(2), "scopes",
-											&resuming.scopes);
-
-		/* Each scope once. */
-		qsort_interruptible(resuming.scopes, count, sizeof(Datum),
-							compare_scopes, NULL);
-		for (int i = 0; i < count; i++)
-		{
-			Datum		scope = resuming.scopes[i];
-			int			n = resuming.nscopes;
-
-			if (n == 0 || !idem_text_equal(resuming.scopes[n - 1], scope))
-				resuming.scopes[resuming.nscopes++] = scope;
-		}
-	}
+		resuming.nscopes = idem_distinct_texts(PG_GETARG_DATUM(2), "scopes",
+											   &resuming.scopes);
 	InitMaterializedSRF(fcinfo, 0);
 	resuming.result = (ReturnSetInfo *) fcinfo->resultinfo;
 
@@ -182,12 +167,6 @@ idem_resume(PG_FUNCTION_ARGS)
 	else
 		resume(&resuming);
 	return (Datum) 0;
-}
-
-static int
-compare_scopes(const void *a, const void *b, void *arg)
-{
-	return idem_text_compare(*(const Datum *) a, *(const Datum *) b);
 }
 
 /*
@@ -243,9 +222,10 @@ try_resume(void *arg)
 static void
 resume(Resuming *resuming)
 {
-	int			current = -1;	/* the stream whose row is in table.row */
+	int			current = -1;	/* the stream whose row is in claims.row */
 
-	idem_table_open(&resuming->table, IDEM_KEYS, RowExclusiveLock);
+	idem_cursor_open(&resuming->claims, IDEM_KEYS, RowExclusiveLock);
+	idem_cursor_open_beside(&resuming->attempts, &resuming->claims);
 	resuming->now = GetCurrentTimestamp();
 	resuming->nstreams = 0;
 	resuming->expired = 0;
@@ -287,11 +267,10 @@ resume(Resuming *resuming)
 
 	if (resuming->taken == 0)
 		find_next_due(resuming);
-	idem_scan_end(&resuming->attempts);
-	idem_scan_end(&resuming->scan);
 	if (resuming->snapshot != NULL)
 		PopActiveSnapshot();
-	idem_table_close(&resuming->table);
+	idem_cursor_close(&resuming->attempts);
+	idem_cursor_close(&resuming->claims);
 }
 
 /*
@@ -302,13 +281,7 @@ static void
 open_streams(Resuming *resuming)
 {
 	bool		all = resuming->scopes == NULL;
-	IdemRelationId index = all ? IDEM_KEYS_RESUMABLE :
-		IDEM_KEYS_RESUMABLE_SCOPES;
 
-	idem_scan_begin(&resuming->scan, &resuming->table, index,
-					resuming->snapshot, all ? 3 : 4);
-	idem_scan_begin(&resuming->attempts, &resuming->table, index,
-					resuming->snapshot, all ? 2 : 3);
 	for (int i = 0; i < (all ? 1 : resuming->nscopes); i++)
 	{
 		Stream		stream = {
@@ -344,22 +317,14 @@ static bool
 next_attempt(Resuming *resuming, Datum scope, int32 *attempt)
 {
 	ScanKeyData keys[3];
-	int			nkeys = 0;
+	IdemCursor *attempts = &resuming->attempts;
 
-	if (DatumGetPointer(scope) != NULL)
-		ScanKeyEntryInitialize(&keys[nkeys++], 0, 1, BTEqualStrategyNumber,
-							   InvalidOid, C_COLLATION_OID, F_TEXTEQ, scope);
-	ScanKeyEntryInitialize(&keys[nkeys], 0, nkeys + 1,
-						   BTGreaterStrategyNumber, InvalidOid, InvalidOid,
-						   F_INT4GT, Int32GetDatum(*attempt));
-	nkeys++;
-	ScanKeyEntryInitialize(&keys[nkeys], 0, nkeys, BTLessStrategyNumber,
-						   InvalidOid, InvalidOid, F_INT4LT,
-						   Int32GetDatum(idem_max_attempts));
-	idem_scan_restart(&resuming->attempts, keys);
-	if (!idem_scan_next(&resuming->attempts, ForwardScanDirection))
+	idem_key_int4(&keys[0], 1, BTGreaterStrategyNumber, *attempt);
+	idem_key_int4(&keys[1], 1, BTLessStrategyNumber, idem_max_attempts);
+	scan_in_scope(resuming, attempts, scope, keys, 2);
+	if (!idem_scan_next(attempts, ForwardScanDirection))
 		return false;
-	*attempt = DatumGetInt32(resuming->table.row->tts_values[KEYS_ATTEMPT]);
+	*attempt = DatumGetInt32(attempts->row->tts_values[KEYS_ATTEMPT]);
 	return true;
 }
 
@@ -388,20 +353,20 @@ seek(Resuming *resuming, Stream *stream)
 static bool
 advance(Resuming *resuming, Stream *stream)
 {
-	IdemTable  *table = &resuming->table;
+	IdemCursor *cursor = &resuming->claims;
 
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_scan_next(&resuming->scan, ForwardScanDirection))
+		if (!idem_scan_next(&resuming->claims, ForwardScanDirection))
 			return false;
-		if (!TransactionIdIsValid(table->holder) &&
-			idem_found_is_expired(table, resuming->now))
+		if (!TransactionIdIsValid(cursor->holder) &&
+			idem_found_is_expired(cursor, resuming->now))
 			retire(resuming);
 	} while (!is_resumable(resuming));
 	stream->resume_at =
-		DatumGetTimestampTz(table->row->tts_values[KEYS_RESUME_AT]);
-	stream->tid = table->row->tts_tid;
+		DatumGetTimestampTz(cursor->row->tts_values[KEYS_RESUME_AT]);
+	stream->tid = cursor->row->tts_tid;
 	return true;
 }
 
@@ -429,19 +394,19 @@ oldest_stream(const Resuming *resuming)
 static bool
 is_resumable(Resuming *resuming)
 {
-	IdemTable  *table = &resuming->table;
-	Datum	   *values = table->row->tts_values;
-	bool	   *nulls = table->row->tts_isnull;
+	IdemCursor *cursor = &resuming->claims;
+	Datum	   *values = cursor->row->tts_values;
+	bool	   *nulls = cursor->row->tts_isnull;
 
-	if (TransactionIdIsValid(table->holder) || nulls[KEYS_REQUEST] ||
-		idem_found_is_expired(table, resuming->now))
+	if (TransactionIdIsValid(cursor->holder) || nulls[KEYS_REQUEST] ||
+		idem_found_is_expired(cursor, resuming->now))
 		return false;
-	switch (idem_found_state(table))
+	switch (idem_found_state(cursor))
 	{
 		case IDEM_STATE_FAILED:
 			return true;
 		case IDEM_STATE_STARTED:
-			return !idem_is_written_since(table, FirstCommandId) &&
+			return !idem_is_written_since(cursor, FirstCommandId) &&
 				(nulls[KEYS_LEASE_EXPIRES_AT] ||
 				 DatumGetTimestampTz(values[KEYS_LEASE_EXPIRES_AT]) <=
 				 resuming->now);
@@ -465,8 +430,8 @@ retire(Resuming *resuming)
 		return;
 	memset(&record, 0, sizeof(record));
 	idem_record_set_or_null(&record, KEYS_RESUME_AT, (Datum) 0);
-	idem_record_keep(&record, &resuming->table);
-	if (idem_update(&resuming->table, record.values, record.nulls,
+	idem_record_keep(&record, &resuming->claims);
+	if (idem_update(&resuming->claims, record.values, record.nulls,
 					false) == IDEM_WRITE_DONE)
 		resuming->retired++;
 }
@@ -492,9 +457,9 @@ find_next_due(Resuming *resuming)
 		{
 			CHECK_FOR_INTERRUPTS();
 			restart(resuming, &stream, resuming->now + 1, until);
-			if (!idem_scan_next(&resuming->scan, ForwardScanDirection))
+			if (!idem_scan_next(&resuming->claims, ForwardScanDirection))
 				continue;
-			until = DatumGetTimestampTz(resuming->table.row->tts_values[KEYS_RESUME_AT]);
+			until = DatumGetTimestampTz(resuming->claims.row->tts_values[KEYS_RESUME_AT]);
 			resuming->next_due = until;
 		}
 	}
@@ -508,25 +473,33 @@ restart(Resuming *resuming, const Stream *stream, TimestampTz from,
 		TimestampTz until)
 {
 	ScanKeyData keys[4];
-	int			nkeys = 0;
 
-	if (DatumGetPointer(stream->scope) != NULL)
-		ScanKeyEntryInitialize(&keys[nkeys++], 0, 1, BTEqualStrategyNumber,
-							   InvalidOid, C_COLLATION_OID, F_TEXTEQ,
-							   stream->scope);
-	ScanKeyEntryInitialize(&keys[nkeys], 0, nkeys + 1, BTEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_INT4EQ,
-						   Int32GetDatum(stream->attempt));
-	nkeys++;
-	ScanKeyEntryInitialize(&keys[nkeys], 0, nkeys + 1,
-						   BTGreaterEqualStrategyNumber, InvalidOid,
-						   InvalidOid, F_TIMESTAMPTZ_GE,
-						   TimestampTzGetDatum(from));
-	nkeys++;
-	ScanKeyEntryInitialize(&keys[nkeys], 0, nkeys, BTLessEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_LE,
-						   TimestampTzGetDatum(until));
-	idem_scan_restart(&resuming->scan, keys);
+	idem_key_int4(&keys[0], 1, BTEqualStrategyNumber, stream->attempt);
+	idem_key_time(&keys[1], 2, BTGreaterEqualStrategyNumber, from);
+	idem_key_time(&keys[2], 2, BTLessEqualStrategyNumber, until);
+	scan_in_scope(resuming, &resuming->claims, stream->scope, keys, 3);
+}
+
+/*
+ * Scan the resumable claims of a scope, or of all, for those that the keys
+ * select.  There must be room for another key.
+ */
+static void
+scan_in_scope(Resuming *resuming, IdemCursor *cursor, Datum scope,
+			  ScanKey keys, int nkeys)
+{
+	IdemRelationId index = IDEM_KEYS_RESUMABLE;
+
+	if (DatumGetPointer(scope) != NULL)
+	{
+		index = IDEM_KEYS_RESUMABLE_SCOPES;
+		for (int i = 0; i < nkeys; i++)
+			keys[i].sk_attno++;
+		memmove(&keys[1], &keys[0], nkeys * sizeof(ScanKeyData));
+		idem_key_text(&keys[0], 1, scope);
+		nkeys++;
+	}
+	idem_scan(cursor, index, resuming->snapshot, keys, nkeys);
 }
 
 /*
@@ -535,11 +508,11 @@ restart(Resuming *resuming, const Stream *stream, TimestampTz from,
 static bool
 fits_result(Resuming *resuming)
 {
-	Datum	   *found = resuming->table.row->tts_values;
+	Datum	   *found = resuming->claims.row->tts_values;
 	int64		left = IDEM_MAX_RESULT_SIZE - resuming->text_size;
 	int64		size = idem_json_text_size(found[KEYS_REQUEST], left);
 
-	if (!resuming->table.row->tts_isnull[KEYS_RECOVERY_STATE])
+	if (!resuming->claims.row->tts_isnull[KEYS_RECOVERY_STATE])
 		size += toast_raw_datum_size(found[KEYS_RECOVERY_STATE]);
 	if (size > left && resuming->taken > 0)
 		return false;
@@ -554,8 +527,8 @@ fits_result(Resuming *resuming)
 static void
 take_over(Resuming *resuming)
 {
-	IdemTable  *table = &resuming->table;
-	Datum	   *found = table->row->tts_values;
+	IdemCursor *cursor = &resuming->claims;
+	Datum	   *found = cursor->row->tts_values;
 	IdemKeyLock lock = {0};
 	IdemKeyRecord record;
 	TimestampTz now;
@@ -564,13 +537,13 @@ take_over(Resuming *resuming)
 	Datum		values[lengthof(resume_columns)];
 	bool		nulls[lengthof(resume_columns)];
 
-	if (!idem_key_lock(&lock, table, &found[KEYS_SCOPE]))
+	if (!idem_key_lock(&lock, cursor, &found[KEYS_SCOPE]))
 		return;
 	token = idem_next_claim_token(DatumGetInt64(found[KEYS_CLAIM_TOKEN]));
 
 	/* Drawing a token may wait, and the record expire meanwhile. */
 	now = GetCurrentTimestamp();
-	if (!idem_found_is_expired(table, now))
+	if (!idem_found_is_expired(cursor, now))
 	{
 		memset(&record, 0, sizeof(record));
 		idem_record_set(&record, KEYS_CLAIM_TOKEN, Int64GetDatum(token));
@@ -582,9 +555,9 @@ take_over(Resuming *resuming)
 						TimestampTzGetDatum(idem_add_interval(now, resuming->lease,
 															  idem_default_lease)));
 		idem_record_set_or_null(&record, KEYS_ERROR, (Datum) 0);
-		idem_record_keep(&record, table);
+		idem_record_keep(&record, cursor);
 		idem_record_set_resume_at(&record, IDEM_STATE_STARTED, now);
-		written = idem_update(table, record.values, record.nulls, false);
+		written = idem_update(cursor, record.values, record.nulls, false);
 	}
 	idem_key_unlock(&lock);
 	if (written != IDEM_WRITE_DONE)

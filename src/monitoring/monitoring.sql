@@ -79,7 +79,7 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000 ROWS 10
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_outbox_blocked(int) IS
-'Keys whose due messages wait behind another message, those that wait the longest first: a row for each topic and message key, without the key. max_lanes: how many rows at most. first_id: the message that blocks the others. blocked_since: since when the first of the others has been due. waiting: how many there are. reason: leased, paused (nacked or delayed), or held by a transaction that is writing the message. until: when the lease or pause ends. pid: the process that holds it; NULL if the transaction is prepared. Examines 5000 keys at most; of more, a random sample. Reads only; works on a hot standby. Raises 22023 for a negative max_lanes.';
+'Keys whose due messages wait behind another message, those that wait the longest first: a row for each topic and message key, without the key. max_lanes: how many rows at most. first_id: the message that blocks the others. blocked_since: since when the first of the others has been due. waiting: how many there are. reason: leased, paused (nacked or delayed), or held by a transaction that is writing the message. until: when the lease or pause ends. pid: the process that holds it; NULL if the transaction is prepared. Of more than 5000 keys, it examines a random sample, and those that are likely to be blocked for longer than most. Reads only; works on a hot standby. Raises 22023 for a negative max_lanes.';
 
 CREATE FUNCTION @extschema@.idem_blocked_seconds(blocked_since timestamptz, until timestamptz)
 RETURNS double precision
@@ -120,7 +120,7 @@ BEGIN ATOMIC
 		(19, 'records', 'gauge', NULL, 'Records of keys and tokens, by state. live is estimated, and expired where there are too many to count.'),
 		(20, 'outbox_messages', 'gauge', NULL, 'Unacknowledged messages, by state. due: to be taken, or behind one of the same key; waiting: leased, pausing or delayed. At most 50000 are counted.'),
 		(21, 'outbox_oldest_age_seconds', 'gauge', 'seconds', 'For how long the oldest undelivered message has been due. Of the messages counted. Missing where dead rows hide them.'),
-		(22, 'outbox_blocked_keys', 'gauge', NULL, 'Keys whose due messages wait behind a message that is leased, paused or held by a transaction; state: which of these. At most 5000 keys are examined.'),
+		(22, 'outbox_blocked_keys', 'gauge', NULL, 'Keys whose due messages wait behind a message that is leased, paused or held by a transaction; state: which of these. Of more than 5000 keys, a sample is examined.'),
 		(23, 'outbox_blocked_seconds', 'gauge', 'seconds', 'The longest time that a due message waits behind another one of its key: since it was due, until the lease or pause of the other ends, or until now. 0 if no key is blocked.'),
 		(24, 'table_unusable', 'gauge', NULL, 'Whether calls cannot use a table or sequence now, because it is altered or locked. What rests on it is missing here.'),
 		(25, 'build', 'info', NULL, 'Version of the extension and of the server.')

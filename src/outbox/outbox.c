@@ -76,16 +76,16 @@ typedef struct Departed
 	IdemOutboxRow *signpost;	/* see idem_lane_promote_next() */
 } Departed;
 
-static bool acknowledge(IdemTable *outbox, int64 id, Departed *departed, int *ndeparted);
-static bool delete_message(IdemTable *outbox, const IdemOutboxRow *row);
+static bool acknowledge(IdemCursor *outbox, int64 id, Departed *departed, int *ndeparted);
+static bool delete_message(IdemCursor *outbox, const IdemOutboxRow *row);
 static IdemOutboxRow *make_signpost(const IdemOutboxRow *message);
-static void promote_lanes(IdemTable *outbox, Departed *departed, int count);
+static void promote_lanes(IdemCursor *outbox, Departed *departed, int count);
 static int	compare_departed(const void *a, const void *b, void *arg);
 static bool attempt_is_over(const IdemOutboxRow *row, int attempt);
 static double backoff_ms(int attempt);
-static int	requeue_all(IdemTable *outbox);
-static bool requeue(IdemTable *outbox, int64 id);
-static bool find_dead(IdemTable *outbox, int64 id);
+static int	requeue_all(IdemCursor *outbox);
+static bool requeue(IdemCursor *outbox, int64 id);
+static bool find_dead(IdemCursor *outbox, int64 id);
 static int	ids_arg(FunctionCallInfo fcinfo, int64 **ids);
 static int	compare_ids(const void *a, const void *b, void *arg);
 
@@ -96,7 +96,7 @@ PG_FUNCTION_INFO_V1(idem_outbox_ack);
 Datum
 idem_outbox_ack(PG_FUNCTION_ARGS)
 {
-	IdemTable	outbox;
+	IdemCursor	outbox;
 	int64	   *ids;
 	int			nids;
 	Departed   *departed;
@@ -105,14 +105,14 @@ idem_outbox_ack(PG_FUNCTION_ARGS)
 
 	nids = ids_arg(fcinfo, &ids);
 	departed = MemoryContextAllocHuge(CurrentMemoryContext, nids * sizeof(Departed));
-	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
+	idem_cursor_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
 	for (int i = 0; i < nids; i++)
 	{
 		if (acknowledge(&outbox, ids[i], departed, &ndeparted))
 			acked++;
 	}
 	promote_lanes(&outbox, departed, ndeparted);
-	idem_table_close(&outbox);
+	idem_cursor_close(&outbox);
 	idem_count(IDEM_COUNT_ACKED, acked);
 	PG_RETURN_INT32(acked);
 }
@@ -124,7 +124,7 @@ idem_outbox_ack(PG_FUNCTION_ARGS)
  * lanes, if it has.
  */
 static bool
-acknowledge(IdemTable *outbox, int64 id, Departed *departed, int *ndeparted)
+acknowledge(IdemCursor *outbox, int64 id, Departed *departed, int *ndeparted)
 {
 	IdemOutboxRow row;
 	bool		leaves;
@@ -162,7 +162,7 @@ acknowledge(IdemTable *outbox, int64 id, Departed *departed, int *ndeparted)
  * Delete the message that was found; returns as idem_outbox_write() does.
  */
 static bool
-delete_message(IdemTable *outbox, const IdemOutboxRow *row)
+delete_message(IdemCursor *outbox, const IdemOutboxRow *row)
 {
 	IdemWrite	result = idem_delete(outbox, false);
 
@@ -204,7 +204,7 @@ make_signpost(const IdemOutboxRow *message)
  * once for each lane.
  */
 static void
-promote_lanes(IdemTable *outbox, Departed *departed, int count)
+promote_lanes(IdemCursor *outbox, Departed *departed, int count)
 {
 	qsort_interruptible(departed, count, sizeof(Departed), compare_departed, NULL);
 	for (int i = 0; i < count; i++)
@@ -235,10 +235,10 @@ idem_outbox_nack(PG_FUNCTION_ARGS)
 {
 	int64		id = DatumGetInt64(idem_required_arg(fcinfo, 0, "id"));
 	Interval   *retry_after = idem_interval_arg(fcinfo, 2, "retry_after");
-	IdemTable	outbox;
+	IdemCursor	outbox;
 	const char *state;
 
-	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
+	idem_cursor_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
 	for (;;)
 	{
 		IdemOutboxRow row;
@@ -292,7 +292,7 @@ idem_outbox_nack(PG_FUNCTION_ARGS)
 		}
 		break;
 	}
-	idem_table_close(&outbox);
+	idem_cursor_close(&outbox);
 	PG_RETURN_TEXT_P(cstring_to_text(state));
 }
 
@@ -328,10 +328,10 @@ PG_FUNCTION_INFO_V1(idem_outbox_requeue);
 Datum
 idem_outbox_requeue(PG_FUNCTION_ARGS)
 {
-	IdemTable	outbox;
+	IdemCursor	outbox;
 	int			requeued = 0;
 
-	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
+	idem_cursor_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
 	if (PG_ARGISNULL(0))
 		requeued = requeue_all(&outbox);
 	else
@@ -345,7 +345,7 @@ idem_outbox_requeue(PG_FUNCTION_ARGS)
 				requeued++;
 		}
 	}
-	idem_table_close(&outbox);
+	idem_cursor_close(&outbox);
 	PG_RETURN_INT32(requeued);
 }
 
@@ -353,10 +353,9 @@ idem_outbox_requeue(PG_FUNCTION_ARGS)
  * Put every dead message back.  Returns how many there were.
  */
 static int
-requeue_all(IdemTable *outbox)
+requeue_all(IdemCursor *outbox)
 {
 	Snapshot	snapshot = RegisterSnapshot(GetTransactionSnapshot());
-	IdemScan	scan;
 	ScanKeyData key;
 	int64	   *ids;
 	int			size = 64;
@@ -364,12 +363,9 @@ requeue_all(IdemTable *outbox)
 	int			requeued = 0;
 
 	ids = palloc_array(int64, size);
-	ScanKeyEntryInitialize(&key, SK_ISNULL | SK_SEARCHNULL, ENDED_ACKED_AT,
-						   InvalidStrategy, InvalidOid, InvalidOid,
-						   InvalidOid, (Datum) 0);
-	idem_scan_begin(&scan, outbox, IDEM_OUTBOX_ENDED, snapshot, 1);
-	idem_scan_restart(&scan, &key);
-	while (idem_scan_next(&scan, ForwardScanDirection))
+	idem_key_null(&key, ENDED_ACKED_AT);
+	idem_scan(outbox, IDEM_OUTBOX_ENDED, snapshot, &key, 1);
+	while (idem_scan_next(outbox, ForwardScanDirection))
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (nids == size)
@@ -379,7 +375,6 @@ requeue_all(IdemTable *outbox)
 		}
 		ids[nids++] = DatumGetInt64(outbox->row->tts_values[OUTBOX_ID]);
 	}
-	idem_scan_end(&scan);
 	UnregisterSnapshot(snapshot);
 
 	/* In the order of ids_arg(), for the same reason. */
@@ -398,7 +393,7 @@ requeue_all(IdemTable *outbox)
  * was dead.
  */
 static bool
-requeue(IdemTable *outbox, int64 id)
+requeue(IdemCursor *outbox, int64 id)
 {
 	IdemOutboxRow row;
 	bool		has_lane;
@@ -436,7 +431,7 @@ requeue(IdemTable *outbox, int64 id)
  * Find a message, and leave its row in the slot, if it is dead.
  */
 static bool
-find_dead(IdemTable *outbox, int64 id)
+find_dead(IdemCursor *outbox, int64 id)
 {
 	return idem_outbox_find(outbox, id) && idem_outbox_in_state(outbox, "dead");
 }

@@ -295,13 +295,13 @@ export class SingleFlight {
   }
 }
 
-export interface Idempotency extends Core {}
+export interface Idempotency<Tx = PoolClient> extends Core {}
 
 /** How many connections of a pool sleep in duplicates, of all that use it. */
 const waitingConnections = new WeakMap<PoolLike, number>()
 
-/** All over a pg.Pool. */
-export class Idempotency implements Client<PoolClient> {
+/** All over a pg.Pool, or over that of an ORM. */
+export class Idempotency<Tx = PoolClient> implements Client<Tx> {
   readonly statements: Statements
   #pool: PoolLike
   #servers: Servers
@@ -309,7 +309,7 @@ export class Idempotency implements Client<PoolClient> {
   #maxWaiters: number | undefined
   #singleFlight = new SingleFlight()
 
-  constructor(pool: PoolLike, options: Options = {}) {
+  constructor(pool: PoolLike<Tx>, options: Options = {}) {
     const { schema = 'public', shards, maxWaiters, ...defaults } = options
     checkedTimes(defaults)
     checkedCount(maxWaiters, 'maxWaiters')
@@ -329,17 +329,17 @@ export class Idempotency implements Client<PoolClient> {
     })
   }
 
-  /** The functions in the transaction of your own: of a pg client, Knex or Drizzle. */
+  /** The functions in the transaction of your own: of a pg client, or of the ORM. */
   on(handle: Handle): Core {
     if (handle === this.#pool) return this.#core()
-    return coreOver(this.statements, (statement) => performOn(handle, statement))
+    return coreOver(this.statements, (statement) => performOn(handle, statement, this.#pool.adapter))
   }
 
   newKey(): string {
     return newKey()
   }
 
-  async transaction<T>(handler: (tx: PoolClient) => Promise<T> | T, options: TransactionOptions<T> = {}): Promise<T> {
+  async transaction<T>(handler: (tx: Tx) => Promise<T> | T, options: TransactionOptions<T> = {}): Promise<T> {
     refuseNested(this.#pool, 'transaction()', 'tx, and savepoints')
     const deadline = Deadline.inTransaction(options, this.#defaults)
     return withRetries(async () => {
@@ -359,22 +359,22 @@ export class Idempotency implements Client<PoolClient> {
   }
 
   /** Run the handler of a session's transaction. */
-  async #handle<T>(session: Session, handler: (tx: PoolClient) => Promise<T> | T, deadline: Deadline): Promise<T> {
+  async #handle<T>(session: Session, handler: (tx: Tx) => Promise<T> | T, deadline: Deadline): Promise<T> {
     try {
-      return await runHandler([this.#pool, session.pool], () => handler(session.tx), deadline, session.ended)
+      return await runHandler([this.#pool, session.pool], () => handler(session.tx as Tx), deadline, session.ended)
     } catch (error) {
       session.abandoned = error instanceof TimedOut
       throw error
     }
   }
 
-  async request(options: RequestOptions, handler: (tx: PoolClient) => Promise<Response> | Response): Promise<Result> {
+  async request(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response): Promise<Result> {
     refuseNested(this.#pool, 'request()', 'tx, and the methods of on(tx)')
     checkedRequest(options)
     return this.#singleFlight.run(options, this.#defaults, (request) => this.#request(request, handler))
   }
 
-  async #request(options: RequestOptions, handler: (tx: PoolClient) => Promise<Response> | Response): Promise<Result> {
+  async #request(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response): Promise<Result> {
     let inDoubt: unknown
     let tries = 0
     const deadline = Deadline.inTransaction(options, this.#defaults)
@@ -394,7 +394,7 @@ export class Idempotency implements Client<PoolClient> {
   }
 
   /** One transaction. */
-  async #once(options: RequestOptions, handler: (tx: PoolClient) => Promise<Response> | Response, deadline: Deadline, connectMs?: number): Promise<Result> {
+  async #once(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response, deadline: Deadline, connectMs?: number): Promise<Result> {
     const opened = this.#claimed(options, (session, claim, limitMs) => session.begin(claim, limitMs), connectMs)
     const { session, claim } = await orAbort(opened, options.signal).catch((error: unknown) => {
       if (options.signal?.aborted) opened.then(({ session }) => session.release(), () => undefined)
@@ -489,13 +489,13 @@ export class Idempotency implements Client<PoolClient> {
     })
   }
 
-  async job(options: JobOptions, fn: (job: Job<PoolClient>) => Promise<Response | void> | Response | void): Promise<Result> {
+  async job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
     refuseNested(this.#pool, 'job()', 'tx, and the methods of on(tx)')
     checkedRequest(options)
     return this.#singleFlight.run(options, this.#defaults, (request) => this.#job(request, fn))
   }
 
-  async #job(options: JobOptions, fn: (job: Job<PoolClient>) => Promise<Response | void> | Response | void): Promise<Result> {
+  async #job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
     const started = performance.now()
     const claim = await orAbort(withRetries(async () => {
       const { session, claim } = await this.#claimed(options, (opened, statement, limitMs) => opened.perform(statement, limitMs))
@@ -512,7 +512,7 @@ export class Idempotency implements Client<PoolClient> {
   }
 
   /** The last step. A heartbeat first: if it holds the claim, nobody can take over until COMMIT. */
-  async #finish(options: JobOptions, claim: HeldClaim, fn: (tx: PoolClient) => Promise<Response> | Response,
+  async #finish(options: JobOptions, claim: HeldClaim, fn: (tx: Tx) => Promise<Response> | Response,
     complete: (response: Response) => Statement<boolean>, deadline: Deadline): Promise<Result> {
     let inDoubt: unknown
     let tries = 0

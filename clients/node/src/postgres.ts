@@ -5,17 +5,18 @@
  * A session sends several statements in one round trip: parameters as they
  * are, one Sync at the end, so that after an error none that follows is run.
  */
-import { Buffer } from 'node:buffer'
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { PoolClient } from 'pg'
+import type { Adapter } from './adapter.js'
 import { asIdempotencyError, IdempotencyError, sqlstateOf, TimedOut, TransactionEnded } from './errors.js'
 import type { Row, Statement } from './functions.js'
 import { describe, LONGEST_TIMER, type Parameter } from './values.js'
 
-/** What we need of a pg.Pool. */
-export interface PoolLike {
+/** What we need of a pg.Pool, or of an ORM's in its place. */
+export interface PoolLike<Tx = any> {
   connect(): Promise<PoolClientLike>
   options?: { max?: number | undefined }
+  /** Where it is an ORM's: the methods of on(handle) go this way. */
+  readonly adapter?: Adapter<Tx> | undefined
 }
 
 /** What we need of a pg.PoolClient. */
@@ -24,9 +25,15 @@ export interface PoolClientLike {
   release(error?: Error | boolean): void
   on(event: 'error', listener: (error: Error) => void): unknown
   removeListener(event: 'error', listener: (error: Error) => void): unknown
+  /** Of an ORM: what the handler gets, and the pg client below it. */
+  readonly handle?: TransactionHandle<unknown> | undefined
+  readonly below?: object | undefined
 }
 
-/** A pg client, a Knex transaction, a Drizzle transaction. */
+/** What a handler gets, until it is over. */
+export interface TransactionHandle<Tx> { readonly tx: Tx; over(): void }
+
+/** A pg client, or a transaction of the ORM whose pool the client has. */
 export type Handle = object
 
 interface Command { text: string; values: Parameter[] }
@@ -156,7 +163,7 @@ export class Session {
   #begun = false
   #released = false
   #cancelled = false
-  #proxy: { tx: PoolClientLike; over: () => void } | undefined
+  #proxy: TransactionHandle<unknown> | undefined
 
   private constructor(client: PoolClientLike, readonly pool: PoolLike) {
     this.#client = client
@@ -225,7 +232,9 @@ export class Session {
   /** The last statement and COMMIT. What the handler has left running comes too late: behind COMMIT it would be a transaction of its own. */
   async commit(statement?: Statement<unknown>): Promise<void> {
     this.#proxy?.over()
-    const answers = await this.#send([...(statement ? [statement] : []), { text: 'COMMIT', values: [] }], ANSWER_MS).catch((error: unknown) => {
+    // An ORM does not tell that its COMMIT has rolled back.
+    const last = statement ?? (this.#client.handle && { text: 'SELECT 1', values: [] })
+    const answers = await this.#send([...(last ? [last] : []), { text: 'COMMIT', values: [] }], ANSWER_MS).catch((error: unknown) => {
       throw sqlstateOf(error) === '25P02' ? new TransactionEnded(WENT_ON, { cause: error }) : error
     })
     this.#begun = false
@@ -239,16 +248,16 @@ export class Session {
 
   /** T in a transaction, E in one that is aborted, I in none; undefined where the driver does not tell. */
   get status(): string | null | undefined {
-    return (this.#client as { getTransactionStatus?(): string | null }).getTransactionStatus?.()
+    return (wireOf(this.#client) as { getTransactionStatus?(): string | null }).getTransactionStatus?.()
   }
 
   /**
    * The client as the handler gets it: it cannot end the transaction, nor use
    * the client when that has gone to somebody else.
    */
-  get tx(): PoolClient {
-    this.#proxy ??= transactionHandle(this.#client)
-    return this.#proxy.tx as PoolClient
+  get tx(): unknown {
+    this.#proxy ??= this.#client.handle ?? transactionHandle(this.#client)
+    return this.#proxy.tx
   }
 
   /** Ask the server to end the statement that is under way, which nobody waits for any more; the client is closed then, for it may come late. */
@@ -285,14 +294,16 @@ export class Session {
 /** How long to wait until the server has got the request to cancel. */
 const CANCEL_WAIT = 2000
 
+const wireOf = (client: PoolClientLike): object => client.below ?? client
+
 /** Whether a statement is under way; a driver that does not tell has none. */
 function isBusy(client: PoolClientLike): boolean {
-  return (client as { readyForQuery?: boolean }).readyForQuery === false
+  return (wireOf(client) as { readyForQuery?: boolean }).readyForQuery === false
 }
 
 /** Ask the server to end the statement that the client is in: it would go on, with its locks, where only the connection is closed. */
 async function cancel(client: PoolClientLike): Promise<void> {
-  const { connection, host, port, ssl, processID, secretKey } = client as PoolClientLike & Record<string, any>
+  const { connection, host, port, ssl, processID, secretKey } = wireOf(client) as Record<string, any>
   if (typeof connection?.cancel !== 'function') return
   await new Promise<void>((resolve) => {
     const other = new connection.constructor({ ssl })
@@ -307,7 +318,7 @@ async function cancel(client: PoolClientLike): Promise<void> {
   })
 }
 
-function transactionHandle(client: PoolClientLike): { tx: PoolClientLike; over: () => void } {
+function transactionHandle(client: PoolClientLike): TransactionHandle<PoolClientLike> {
   let over = false
   const refuse = (why: string, given: unknown[]): unknown => {
     const error = new TransactionEnded(why)
@@ -355,38 +366,16 @@ export async function performOnPool<T>(pool: PoolLike, statement: Statement<T>, 
 }
 
 /** One statement in the transaction of the user's own. */
-export async function performOn<T>(handle: Handle, statement: Statement<T>): Promise<T> {
+export async function performOn<T>(handle: Handle, statement: Statement<T>, adapter: Adapter<any> | undefined): Promise<T> {
   const { text, values } = statement
+  const client = handle as PoolClientLike
+  // Others, as TypeORM, have a query() of their own, which would send it and return something else.
+  if (!adapter && !(typeof client.query === 'function' && typeof client.removeListener === 'function')) {
+    throw new TypeError(`on() takes a pg client, or a transaction of the ORM that the client was made with, and not a ${describe(handle)}`)
+  }
   try {
-    return statement.read(await sender(handle)(text, values))
+    return statement.read(adapter ? await adapter.query(text, values, handle) : (await client.query({ text, values })).rows)
   } catch (error) {
     throw translated(error)
   }
-}
-
-type Sender = (text: string, values: Parameter[]) => Promise<Row[]>
-
-function sender(handle: Handle): Sender {
-  const any = handle as Record<string, any>
-  // Drizzle: a transaction or database of the pg dialect, whose session has the client.
-  const drizzle = any['session'] ?? any['_']?.session
-  if (typeof any['execute'] === 'function' && typeof drizzle?.client?.query === 'function') {
-    return async (text, values) => (await drizzle.client.query({ text, values })).rows
-  }
-  // Knex: ? stands for a parameter, in the order of the text.
-  if (typeof any['raw'] === 'function') {
-    return async (text, values) => {
-      const order: Parameter[] = []
-      const sql = text.replaceAll('?', '\\?').replace(/\$(\d+)/g, (_, number: string) => {
-        order.push(values[Number(number) - 1]!)
-        return '?'
-      })
-      return (await any['raw'](sql, order.map((value) => (value instanceof Uint8Array ? Buffer.from(value) : value)))).rows
-    }
-  }
-  // Others, as TypeORM, have a query() of their own, which would send it and return something else.
-  if (typeof any['query'] === 'function' && typeof any['removeListener'] === 'function') {
-    return async (text, values) => (await any['query']({ text, values })).rows
-  }
-  throw new TypeError(`on() takes a pg client, a Knex transaction or a Drizzle transaction, and not a ${describe(handle)}`)
 }

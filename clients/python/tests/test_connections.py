@@ -171,3 +171,52 @@ def ends_within(child, seconds):
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return None
+
+
+@pytest.mark.parametrize("silence", [b"idem_claim", b"idem_complete", b"COMMIT"])
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_a_silent_server_at_an_exchange(database, effects, monkeypatch, asynchronously, silence, synchronous):
+    """No request waits for ever, and none runs twice: after a COMMIT without an answer, the next claim says what happened."""
+    monkeypatch.setattr("pg_idempotency.core.ANSWER_LIMIT", 0.5)
+    monkeypatch.setattr("pg_idempotency.postgres.CANCEL_LIMIT", 0.5)
+    monkeypatch.setattr("pg_idempotency.postgres.ROLLBACK_LIMIT", 0.5)
+    proxy, key = Proxy(), new_key()
+    insert = "INSERT INTO effects VALUES (%s)", (key,)
+
+    def outcome(send):
+        began = time.monotonic()
+        try:
+            return send().stored
+        except TimedOut:
+            assert silence == b"idem_claim"
+            return False
+        finally:
+            assert time.monotonic() - began < 15
+
+    if synchronous:
+        with ConnectionPool(proxy.conninfo, min_size=1, max_size=1, timeout=10) as pool:
+            idem = Idempotency(pool)
+            proxy.silence = silence
+            stored = outcome(lambda: idem.request("u", key, lambda tx: tx.execute(*insert) and Response()))
+            assert stored == (silence != b"idem_claim") and effects(key) == stored
+            assert idem.request("u", key, lambda tx: tx.execute(*insert) and Response()).replayed == stored
+    else:
+        async def test(_, pool):
+            async with AsyncConnectionPool(proxy.conninfo, min_size=1, max_size=1, timeout=10, open=False) as pool:
+                idem = AsyncIdempotency(pool)
+
+                async def place(tx):
+                    await tx.execute(*insert)
+                    return Response()
+
+                proxy.silence = silence
+                try:
+                    stored = (await asyncio.wait_for(idem.request("u", key, place), 15)).stored
+                except TimedOut:
+                    stored = False
+                assert stored == (silence != b"idem_claim") and effects(key) == stored
+                assert (await asyncio.wait_for(idem.request("u", key, place), 15)).replayed == stored
+
+        asynchronously(test)
+    assert effects(key) == 1
+    proxy.close()

@@ -87,6 +87,21 @@ def test_heartbeats_keep_it(idem, effects):
     assert len(seen) == 1 and effects(key) == 1 and idem.lookup("u", key).attempt == 1
 
 
+def test_a_heartbeat_comes_each_third_of_the_lease(idem, monkeypatch):
+    pauses, wait = [], idem.core.runtime.wait
+    started = threading.Event()
+
+    async def waited(event, seconds):
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            started.set()
+        return await wait(event, seconds)
+
+    monkeypatch.setattr(idem.core.runtime, "wait", waited)
+    idem.job("u", new_key(), lambda job: started.wait(10) and Response(), lease="30 seconds")
+    assert [round(seconds, -1) for seconds in sorted(pauses)] == [10, 30] and min(pauses) > 8
+
+
 def test_lost(idem, effects):
     """Taken over meanwhile: the event, no effect, and the other's response stays."""
     key = new_key()

@@ -444,15 +444,17 @@ def test_duplicates_wait_without_connections(database, effects):
     assert effects(key) == 1
 
 
-def test_waiters_have_an_end(database, effects):
-    """Duplicates of another process's request: max_waiters sleep in the database, the others are told at once."""
+@pytest.mark.parametrize("max_waiters", [None, 2])
+def test_waiters_have_an_end(database, effects, max_waiters):
+    """Duplicates of another process's request: max_waiters sleep in the database, by default half of the pool; the others
+    get their answer at once."""
     key = new_key()
     with ConnectionPool("", min_size=4, max_size=4) as pool, psycopg.connect("") as other:
         holder = Idempotency("").on(other)
         keys = [new_key() for _ in range(4)]
         for key in keys:
             assert holder.claim("u", key).outcome == "new"
-        idem = Idempotency(pool, wait="20 seconds", max_waiters=2)
+        idem = Idempotency(pool, wait="20 seconds", max_waiters=max_waiters)
         rest = iter(keys)
         threads, found = run_threads(4, lambda: idem.request("u", next(rest), effect("waited")))
         deadline = time.monotonic() + 20

@@ -11,12 +11,13 @@ from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, 
                      KeyReused, NotFinished, RateLimited, ScopeMoving, TimedOut, TransactionEnded, from_error)
 from .functions import (Action, ActionState, Advance, Append, Claim, JsonText, Lookup, Message, MetricSample, Ran)
 from .keys import new_key, request_hash
+from .telemetry import Outcome
 
 __version__ = "1.0.0"
 
 __all__ = [
     "Action", "ActionIdAhead", "ActionState", "Advance", "Append", "AsyncIdempotency", "AsyncJob", "Claim",
     "ClaimLost", "ClaimNotFound", "Idempotency", "IdempotencyError", "InProgress", "JsonText", "KeyExpired",
-    "KeyInvalid", "KeyReused", "Lookup", "Message", "MetricSample", "NotFinished", "Ran", "RateLimited", "Response",
+    "KeyInvalid", "KeyReused", "Lookup", "Message", "MetricSample", "NotFinished", "Outcome", "Ran", "RateLimited", "Response",
     "Result", "ScopeMoving", "Step", "SyncJob", "TimedOut", "TransactionEnded", "from_error", "new_key", "request_hash",
 ]

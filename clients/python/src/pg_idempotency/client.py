@@ -14,6 +14,7 @@ from .intervals import seconds
 from .postgres import PsycopgBackend, execute
 from .shards import ROUTER_SCHEMA, OneServer, Server, Servers, Shards
 from .runtimes import AsyncRuntime, Runtime, SyncRuntime, run, synchronous
+from .telemetry import Outcome, Telemetry, Tracing
 
 T = TypeVar("T")
 
@@ -41,21 +42,21 @@ class AsyncJob(Job):
 class OnHandle(SyncFunctions):
     """The functions on a connection of the user's, in the transaction it is in."""
 
-    def __init__(self, handle: Any, schema: str, servers: Servers) -> None:
+    def __init__(self, handle: Any, schema: str, core: Core) -> None:
         if inspect.iscoroutinefunction(getattr(handle, "execute", None)):
             raise TypeError(f"{type(handle).__name__} is asynchronous: use AsyncIdempotency")
-        self._handle, self._schema, self._servers = handle, schema, servers
+        self._handle, self._schema, self._core = handle, schema, core
 
     def _perform(self, statement: Statement[T]) -> T:
-        return run(execute(self._handle, self._servers.pinned(statement), self._schema))
+        return run(execute(self._handle, self._core.made(statement), self._schema))
 
 
 class AsyncOnHandle(AsyncFunctions):
-    def __init__(self, handle: Any, schema: str, servers: Servers) -> None:
-        self._handle, self._schema, self._servers = handle, schema, servers
+    def __init__(self, handle: Any, schema: str, core: Core) -> None:
+        self._handle, self._schema, self._core = handle, schema, core
 
     async def _perform(self, statement: Statement[T]) -> T:
-        return await execute(self._handle, self._servers.pinned(statement), self._schema)
+        return await execute(self._handle, self._core.made(statement), self._schema)
 
 
 def servers_of(source: Any, schema: str, shards: Callable[[str], Any] | None, runtime: Runtime,
@@ -86,8 +87,9 @@ class Defaults:
     job_class: type[Job]
 
     def __init__(self, servers: Servers, runtime: Runtime, schema: str, wait: Interval, ttl: Interval, lease: Interval,
-                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None) -> None:
-        self.core = Core(servers, runtime)
+                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None,
+                 telemetry: Telemetry = Telemetry()) -> None:
+        self.core = Core(servers, runtime, telemetry)
         self.schema = schema
         check_ttl(ttl)
         self._wait, self._ttl, self._lease = wait, ttl, lease
@@ -128,16 +130,20 @@ class Idempotency(Defaults, SyncFunctions):
     once for each connection string that the router names, which has no user and
     no password, and returns what source may be.  schema is the extension's there,
     and max_waiters each server's.
+
+    on_outcome is called after each request and job, with its Outcome; tracing is an object such as
+    pg_idempotency.opentelemetry.OpenTelemetry().
     """
 
     job_class = SyncJob
 
     def __init__(self, source: Any, *, schema: str = "public", shards: Callable[[str], Any] | None = None,
                  max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
-                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None) -> None:
+                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None,
+                 on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
         runtime = SyncRuntime()
         super().__init__(servers_of(source, schema, shards, runtime, max_waiters), runtime, schema, wait, ttl, lease,
-                         timeout, timeout_ms)
+                         timeout, timeout_ms, Telemetry(on_outcome, tracing))
 
     def _perform(self, statement: Statement[T]) -> T:
         return run(self.core.perform(statement))
@@ -145,7 +151,7 @@ class Idempotency(Defaults, SyncFunctions):
     def on(self, handle: Any) -> SyncFunctions:
         """The functions on a psycopg connection or cursor, or an SQLAlchemy
         Connection or Session, in the transaction that it is in."""
-        return OnHandle(handle, self.schema, self.core.servers)
+        return OnHandle(handle, self.schema, self.core)
 
     def transaction(self, scope: str | None = None) -> AbstractContextManager[Any]:
         """A connection in a transaction, which is committed at the end and rolled back after an error.
@@ -193,10 +199,11 @@ class AsyncIdempotency(Defaults, AsyncFunctions):
 
     def __init__(self, source: Any, *, schema: str = "public", shards: Callable[[str], Any] | None = None,
                  max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
-                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None) -> None:
+                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None,
+                 on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
         runtime = AsyncRuntime()
         super().__init__(servers_of(source, schema, shards, runtime, max_waiters), runtime, schema, wait, ttl, lease,
-                         timeout, timeout_ms)
+                         timeout, timeout_ms, Telemetry(on_outcome, tracing))
 
     async def _perform(self, statement: Statement[T]) -> T:
         return await self.core.perform(statement)
@@ -204,7 +211,7 @@ class AsyncIdempotency(Defaults, AsyncFunctions):
     def on(self, handle: Any) -> AsyncFunctions:
         """The functions on a psycopg AsyncConnection or AsyncCursor, or an
         SQLAlchemy AsyncConnection or AsyncSession, in the transaction that it is in."""
-        return AsyncOnHandle(handle, self.schema, self.core.servers)
+        return AsyncOnHandle(handle, self.schema, self.core)
 
     def transaction(self, scope: str | None = None) -> AbstractAsyncContextManager[Any]:
         """See Idempotency.transaction()."""

@@ -21,14 +21,15 @@ from typing import Any, TypeVar
 
 from . import functions
 from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished,
-                     ScopeMoving, TransactionEnded, sqlstate)
-from .functions import Headers, HeldClaim, Interval, Statement, as_json, held, json_text, make, scope_of
+                     ScopeMoving, TimedOut, TransactionEnded, sqlstate)
+from .functions import Claim, Headers, HeldClaim, Interval, Statement, as_json, held, json_text, make, scope_of
 from .handlers import Deadline, in_handler, refuse_nested
 from .intervals import seconds
 from .keys import request_hash, step_key
 from .postgres import Session, connection_lost, pool_exhausted, scope_is_elsewhere
 from .shards import MOVE_WAIT, Server, Servers
 from .runtimes import Background, Runtime, maybe_await
+from .telemetry import TRACEPARENT, Progress, Telemetry
 from .transaction_handle import Unawaited
 
 T = TypeVar("T")
@@ -37,6 +38,8 @@ RETRIED = {"40001", "40P01"}
 ENDED_WAITS = {"57014", "55P03"}
 """By statement_timeout, by lock_timeout."""
 IN_DOUBT_WAIT = "5 seconds"
+ANSWER_LIMIT = 30.0
+"""Seconds that the server has for an answer that waits for no other transaction: a silent proxy would take for ever."""
 MAX_ERROR = 1000
 # In a text of JSON, behind no backslash that is itself escaped.
 NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -121,6 +124,13 @@ class Call:
     max_response_size: int | None = None
     as_text: bool = False
     """Store bytes as text where they are text, for those who read the table."""
+    progress: Progress = field(default_factory=Progress)
+
+    @property
+    def claim_limit(self) -> float | None:
+        """Seconds that the server has for the answer to the claim; None if only the server knows how long that waits."""
+        wait = seconds(self.wait, self.wait_ms) if self.wait is not None or self.wait_ms is not None else 0.0
+        return None if wait is None else ANSWER_LIMIT + wait
 
     def commits(self, status: int) -> bool:
         """Whether a response with this status commits, or rolls back and is not stored.  A success always commits, as
@@ -144,16 +154,21 @@ class Call:
             for text in (name, *([texts] if isinstance(texts, str) else texts)):
                 if not isinstance(text, str) or re.search(r"[\r\n\0]", text):
                     raise ValueError(f"the header {name!r} is no text of one line, and cannot be sent again")
-        headers = json_text(response.headers or None, "headers")
+        headers = self._stored_headers(response)
         size = len(response.body.encode() if isinstance(response.body, str) else response.body or b"")
         limit = limit if self.max_response_size is None else min(limit, self.max_response_size)
         whole = max(size, len(headers or "")) <= limit
         if not whole:
             response = problem("response-not-stored", "Response not stored", response.status,
                                f"The response to this request was larger than the {limit} bytes that may be stored.")
-            headers = json_text(response.headers, "headers")
+            headers = self._stored_headers(response)
         return make["complete"].make(None, self.scope, self.key, response.status, response.body,
                                      None if headers is None else functions.JsonText(headers), token), whole
+
+
+    def _stored_headers(self, response: Response) -> str | None:
+        trace = {} if self.progress.traceparent is None else {TRACEPARENT: self.progress.traceparent}
+        return json_text({**response.headers, **trace} or None, "headers")
 
 
 def hash_of(given: bytes | Statement[bytes] | None, method: str | None, path: str | None, body: str | bytes | None) -> Any:
@@ -169,12 +184,19 @@ def hash_of(given: bytes | Statement[bytes] | None, method: str | None, path: st
     return request_hash(method, path, body or b"")
 
 
-def answer(claim: HeldClaim) -> Result:
+def stored_response(outcome: str, found: Claim | functions.Lookup, progress: Progress, replayed: bool) -> Result:
+    """The response of a record."""
+    body = found.response_body if found.response_bytes is None else found.response_bytes
+    headers = dict(found.response_headers or {})
+    progress.origin = headers.pop(TRACEPARENT, None)
+    return Result(outcome, found.response_status or 0, body, headers, replayed, True)
+
+
+def answer(claim: HeldClaim, progress: Progress) -> Result:
     """The result of a claim that is not new, or the error that it is."""
     match claim.outcome:
         case "replay":
-            body = claim.response_body if claim.response_bytes is None else claim.response_bytes
-            return Result("replay", claim.response_status or 0, body, claim.response_headers or {}, True, True)
+            return stored_response("replay", claim, progress, True)
         case "erased":
             return Result("erased", claim.response_status or 0, None, {}, True, True)
         case "in_progress":
@@ -218,22 +240,29 @@ class SessionLease:
             return self._stack.pop_all()
 
     async def abort(self) -> None:
-        """End the session of a handler that does not return, or whose session is gone, so that the pool gets it back."""
+        """End the session of a handler that does not return, or whose session is gone, so that a pool gets it back.
+        Of another source, the handler's thread or task gives it back when the handler returns."""
         self.was_aborted = True
-        stack = self.detach()
+        stack = self.detach() if self.server.backend.is_pool else AsyncExitStack()
         await self.session.abort()
         await stack.aclose()
 
 
 class Core:
-    def __init__(self, servers: Servers, runtime: Runtime) -> None:
+    def __init__(self, servers: Servers, runtime: Runtime, telemetry: Telemetry) -> None:
         self.servers = servers
         self.runtime = runtime
+        self.telemetry = telemetry
         self._in_flight: dict[tuple[object, str, str, str], Flight] = {}
         self._lock = threading.Lock()
 
+    def made(self, statement: Statement[T]) -> Statement[T]:
+        """A statement on a handle of the user's, as it is sent."""
+        return self.servers.pinned(self.telemetry.traced(statement))
+
     async def perform(self, statement: Statement[T]) -> T:
         """A function of the user's, in a transaction of its own."""
+        statement = self.telemetry.traced(statement)
         name = statement.function.removeprefix("idem_") + "()"
         refuse_nested(self.servers.source, name, f"on(tx).{name}")
         scope = scope_of(statement)
@@ -242,14 +271,33 @@ class Core:
         return await self.perform_for_scope(scope, lambda session: statement)
 
     async def perform_for_scope(self, scope: str, make: Callable[[Session], Statement[T]],
-                                wait_for_move: bool = True) -> T:
+                                wait_for_move: bool = True, limit: float | None = None) -> T:
         """Perform it on the server of the scope.  What may have been done is not done again."""
         async with self._opened(scope, lambda server, session: session.perform(self.servers.pinned(make(session))),
-                                repeats=False, wait_for_move=wait_for_move) as (_, result):
+                                limit, repeats=False, wait_for_move=wait_for_move) as (_, result):
             found: T = result
             return found
 
-    async def _open(self, scope: str | None, first: Callable[[Server, Session], Any], repeats: bool,
+    async def _answered(self, session: Session, send: Callable[[], Any], limit: float | None) -> Any:
+        """What the server answers.  If there is no answer for that long, the connection is closed and TimedOut is raised."""
+        silent = False
+
+        async def abort() -> None:
+            nonlocal silent
+            silent = True
+            await session.abort()
+
+        try:
+            found = await self.runtime.bounded(send, limit, lambda: False, abort)
+        except Exception as error:
+            if silent:
+                raise TimedOut(f"the server did not answer within {limit:g} s") from error
+            raise
+        if silent:
+            raise TimedOut(f"the server did not answer within {limit:g} s")
+        return found
+
+    async def _open(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None, repeats: bool,
                     wait_for_move: bool) -> tuple[SessionLease, Any]:
         """See _opened()."""
         until = time.monotonic() + (MOVE_WAIT if wait_for_move else 0)
@@ -261,7 +309,7 @@ class Core:
                     session = await stack.enter_async_context(server.backend.session())
                     reached = True
                     try:
-                        found = await first(server, session)
+                        found = await self._answered(session, lambda: first(server, session), limit)
                     except Exception as error:
                         dead = session.lost or connection_lost(error)
                         raise
@@ -272,19 +320,19 @@ class Core:
                 if moved or not reached:
                     # The map may have another address now: of one where nobody is, a pool says that it is exhausted.
                     self.servers.forget(scope, moved)
-                if last or not (moved or dead and repeats):
+                if last or isinstance(error, TimedOut) or not (moved or dead and repeats):
                     raise
         raise AssertionError
 
     @asynccontextmanager
-    async def _opened(self, scope: str | None, first: Callable[[Server, Session], Any], repeats: bool = True,
-                      wait_for_move: bool = True) -> AsyncIterator[tuple[SessionLease, Any]]:
+    async def _opened(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None = ANSWER_LIMIT,
+                      repeats: bool = True, wait_for_move: bool = True) -> AsyncIterator[tuple[SessionLease, Any]]:
         """A session where the scope lives, and what the first statement in it brought.
 
         Nothing else has run then.  So it is sent again where the scope has moved
         away, and with repeats also where the connection was dead: a pool may
         have kept it since the server's restart."""
-        session_lease, found = await self._open(scope, first, repeats, wait_for_move)
+        session_lease, found = await self._open(scope, first, limit, repeats, wait_for_move)
         try:
             yield session_lease, found
         except BaseException as error:
@@ -302,7 +350,7 @@ class Core:
             await session.revoke_handle()
             return found
 
-        with in_handler(self.servers.source, session_lease.server.backend.source):
+        with in_handler(self.servers.source, session_lease.server.backend.source), self.telemetry.span("handler"):
             try:
                 found = await self.runtime.bounded(returned, deadline.left(), session.ended, session_lease.abort)
             except Exception as error:
@@ -325,15 +373,16 @@ class Core:
         async def attempt(number: int) -> Result:
             async with self._opened(call.scope, lambda server, session: session.begin(pin)) as (session_lease, _):
                 session = session_lease.session
+                call.progress.attempt += 1
                 response: Response = await self._handled(session_lease, deadline, handler)
                 if call.commits(response.status):
                     if not session.open:
                         raise TransactionEnded("the handler ended its transaction, or went on after an error in it")
-                    await session.commit(None)
+                    with self.telemetry.span("commit"):
+                        await self._answered(session, lambda: session.commit(None), ANSWER_LIMIT)
                 return Result("new", response.status, response.body, response.headers, False, False)
 
-        result: Result = await self._retried(attempt)
-        return result
+        return await self.telemetry.reported("transaction", call.scope, call.progress, lambda: self._retried(attempt))
 
     @asynccontextmanager
     async def open_transaction(self, scope: str | None) -> AsyncIterator[Any]:
@@ -347,7 +396,7 @@ class Core:
             await session.revoke_handle()
             if not session.open:
                 raise TransactionEnded("the transaction was ended by hand, or went on after an error in it")
-            await session.commit(None)
+            await self._answered(session, lambda: session.commit(None), ANSWER_LIMIT)
 
     @asynccontextmanager
     async def _single_flight(self, call: Call) -> AsyncIterator[tuple[Call, Flight]]:
@@ -365,8 +414,13 @@ class Core:
         while True:
             with self._lock:
                 other = self._in_flight.setdefault(name, mine)
-            left = max(0.0, until - time.monotonic())
-            if other is mine or not await self.runtime.wait(other.over, left) or other.stored:
+            if other is mine:
+                break
+            before = time.monotonic()
+            with self.telemetry.span("wait"):
+                is_over = await self.runtime.wait(other.over, max(0.0, until - before))
+            call.progress.waited += time.monotonic() - before
+            if not is_over or other.stored:
                 break
         try:
             yield replace(call, wait=None, wait_ms=max(0.0, until - time.monotonic()) * 1000), mine
@@ -379,8 +433,10 @@ class Core:
     async def _claim(self, server: Server, call: Call, send: Callable[[Statement[HeldClaim]], Any]) -> HeldClaim:
         """Waits in the database if there is room, and not at all if there is none."""
         wait = (call.wait is not None or bool(call.wait_ms)) and server.waiters.enter()
+        before = time.monotonic()
         try:
-            claim: HeldClaim = await send(self.servers.pinned(call.claim(wait)))
+            with self.telemetry.span("claim"):
+                claim: HeldClaim = await send(self.servers.pinned(call.claim(wait)))
             return claim
         except Exception as error:
             if wait and sqlstate(error) in ENDED_WAITS:
@@ -389,6 +445,7 @@ class Core:
         finally:
             if wait:
                 server.waiters.leave()
+                call.progress.waited += time.monotonic() - before
 
     async def _retried(self, attempt: Callable[[int], Any]) -> Any:
         """Serialization failures and deadlocks, with jitter."""
@@ -404,10 +461,16 @@ class Core:
 
     async def request(self, call: Call, handler: Callable[[Any], Any]) -> Result:
         refuse_nested(self.servers.source, "request()", "tx, and the functions of on(tx)")
-        async with self._single_flight(call) as (mine, flight):
-            result = await self._request(mine, handler)
-            flight.stored = result.stored
-            return result
+        return await self._flown("request", call, lambda mine: self._request(mine, handler))
+
+    async def _flown(self, name: str, call: Call, work: Callable[[Call], Any]) -> Result:
+        async def flown() -> Result:
+            async with self._single_flight(call) as (mine, flight):
+                result: Result = await work(mine)
+                flight.stored = result.stored
+                return result
+
+        return await self.telemetry.reported(name, call.scope, call.progress, flown)
 
     async def _request(self, call: Call, handler: Callable[[Any], Any]) -> Result:
         deadline = Deadline(call.timeout_in_transaction)
@@ -428,18 +491,19 @@ class Core:
         return result
 
     async def _request_once(self, call: Call, deadline: Deadline, handler: Callable[[Any], Any]) -> Result:
-        async with self._opened(call.scope,
-                                lambda server, session: self._claim(server, call, session.begin)) as (session_lease, claim):
+        async with self._opened(call.scope, lambda server, session: self._claim(server, call, session.begin),
+                                call.claim_limit) as (session_lease, claim):
             if claim.outcome == "new":
                 return await self._run(call, session_lease, claim, deadline, handler)
             if session_lease.server.backend.is_pool:
                 # Rolled back behind the caller: nobody who gets a replay waits for that.
                 await self.runtime.defer(session_lease.detach().aclose)
-        return answer(claim)
+        return answer(claim, call.progress)
 
     async def _run(self, call: Call, session_lease: SessionLease, claim: HeldClaim, deadline: Deadline,
                    handler: Callable[[Any], Any]) -> Result:
         session = session_lease.session
+        call.progress.attempt += 1
         response: Response = await self._handled(session_lease, deadline, handler)
         if not isinstance(response, Response):
             raise TypeError(f"the handler returned {type(response).__name__}, not a Response")
@@ -463,7 +527,8 @@ class Core:
 
     async def _commit(self, session: Session, complete: Statement[bool]) -> None:
         try:
-            await session.commit(complete)
+            with self.telemetry.span("commit"):
+                await self._answered(session, lambda: session.commit(complete), ANSWER_LIMIT)
         except Exception as error:
             if session.lost:
                 raise _CommitInDoubt() from error
@@ -486,22 +551,20 @@ class Core:
 
     async def job(self, call: Call, function: Callable[[Any], Any], job_class: type[Job]) -> Result:
         refuse_nested(self.servers.source, "job()", "tx, and the functions of on(tx)")
-        async with self._single_flight(call) as (mine, flight):
-            result = await self._job(mine, function, job_class)
-            flight.stored = result.stored
-            return result
+        return await self._flown("job", call, lambda mine: self._job(mine, function, job_class))
 
     async def _job(self, call: Call, function: Callable[[Any], Any], job_class: type[Job]) -> Result:
         async def attempt(number: int) -> Any:
             # If one was committed whose answer was lost, the next is in progress until the lease ends.
-            async with self._opened(call.scope,
-                                    lambda server, session: self._claim(server, call, session.perform)) as (_, found):
+            async with self._opened(call.scope, lambda server, session: self._claim(server, call, session.perform),
+                                    call.claim_limit) as (_, found):
                 return found
 
         started = time.monotonic()
         claim: HeldClaim = await self._retried(attempt)
         if claim.outcome != "new":
-            return answer(claim)
+            return answer(claim, call.progress)
+        call.progress.attempt = claim.attempt or 1
         job = job_class(self, call, claim, started)
         background: list[Background] = []
         deadline = job._deadline
@@ -510,7 +573,8 @@ class Core:
                 # It has waited, nobody knows until when: count from here.
                 await job._renewed("heartbeat")
             background = [self.runtime.start(job._heartbeat_loop), self.runtime.start(job._watch_lease)]
-            returned = await self.runtime.bounded(lambda: function(job), deadline.left(), lambda: False, job._abort)
+            with self.telemetry.span("handler"):
+                returned = await self.runtime.bounded(lambda: function(job), deadline.left(), lambda: False, job._abort)
             if job._timed_out and job.result is None:
                 raise deadline.error()
             job._unawaited.check()
@@ -585,10 +649,11 @@ class Job:
         async def attempt(number: int) -> T:
             for last in (False, False, True):
                 try:
-                    return await self._core.perform_for_scope(self.scope, make, wait_for_move)
+                    return await self._core.perform_for_scope(self.scope, make, wait_for_move, ANSWER_LIMIT)
                 except Exception as error:
                     # With its token a call may be sent again.  What a step has done is not given up so soon.
-                    if last or not (connection_lost(error) or self._running and pool_exhausted(error)):
+                    if last or not (connection_lost(error) or isinstance(error, TimedOut)
+                                    or self._running and pool_exhausted(error)):
                         raise
             raise AssertionError
 
@@ -700,8 +765,7 @@ class Job:
             if await self._core.perform(self._statement("complete", 200)):
                 raise
             found = await self._core.perform(make["lookup"].make(None, self.scope, self.key))
-            body = found.response_body if found.response_bytes is None else found.response_bytes
-            return Result("new", found.response_status, body, found.response_headers or {}, False, True)
+            return stored_response("new", found, self._call.progress, False)
         except _CommitInDoubt as in_doubt:
             raise in_doubt.__cause__ or in_doubt
 

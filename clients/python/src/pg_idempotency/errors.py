@@ -88,7 +88,7 @@ class ScopeMoving(IdempotencyError):
 
 
 E = TypeVar("E", bound=IdempotencyError)
-CLASSES = {c.sqlstate: c for c in (KeyInvalid, RateLimited, ClaimLost, ClaimNotFound, ActionIdAhead)}
+CLASSES: dict[str | None, type[IdempotencyError]] = {c.sqlstate: c for c in (KeyInvalid, RateLimited, ClaimLost, ClaimNotFound, ActionIdAhead)}
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

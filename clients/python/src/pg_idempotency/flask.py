@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -30,6 +30,7 @@ from . import http
 from .client import Defaults, Idempotency
 from .http import BARE_ENDPOINT, BODILESS, Access, Answer, Exchange, check_routes, guarded, no_layer
 from .runtimes import run
+from .wsgi import PIECE, Input
 
 __all__ = ["Access", "Guard", "IdempotencyMiddleware", "install"]
 
@@ -38,7 +39,6 @@ StartResponse = Callable[..., Any]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 View = TypeVar("View", bound=Callable[..., Any])
 KEY = "pg_idempotency"
-PIECE = 1 << 16
 
 
 def install(app: Any, idempotency: Idempotency | Defaults) -> None:
@@ -76,7 +76,7 @@ class IdempotencyMiddleware:
             start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", list(answer.headers))
             return refused.clear                    # what the application writes is not sent
 
-        environ[KEY], environ["wsgi.input"] = exchange, _Input(environ["wsgi.input"], exchange)
+        environ[KEY], environ["wsgi.input"] = exchange, Input(environ["wsgi.input"], exchange)
         found = self.app(environ, start)
         return _Refused(refused, found) if refused else found
 
@@ -85,28 +85,6 @@ class _Refused(list[bytes]):
     def __init__(self, body: list[bytes], found: Iterable[bytes]) -> None:
         super().__init__(body)
         self.close = getattr(found, "close", lambda: None)
-
-
-class _Input:
-    """wsgi.input, hashed while it is read; it has the methods of PEP 3333, and no others."""
-
-    def __init__(self, source: Any, exchange: Exchange) -> None:
-        self._source, self._exchange = source, exchange
-
-    def read(self, size: int | None = -1) -> bytes:
-        if size is not None and size >= 0:
-            return self._exchange.read(self._source.read(size))
-        # In pieces, for the limit.
-        return b"".join(iter(lambda: self._exchange.read(self._source.read(PIECE)), b""))
-
-    def readline(self, *size: int) -> bytes:
-        return self._exchange.read(self._source.readline(*size))
-
-    def readlines(self, hint: int = -1) -> list[bytes]:
-        return list(self)
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self.readline, b"")
 
 
 class Guard(http.Guard):

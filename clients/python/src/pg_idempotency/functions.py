@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time as clock_time, timedelta
 from decimal import Decimal
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, get_args, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, get_args, overload
 from uuid import UUID
 
 P = ParamSpec("P")
@@ -446,7 +446,7 @@ class function(Generic[P, T]):
 
     def __init__(self, make: Callable[Concatenate[Any, P], Statement[T]]) -> None:
         self.make = make
-        functools.update_wrapper(self, make)
+        functools.update_wrapper(cast(Any, self), make)
         signature = inspect.signature(make, eval_str=True)
         # For help(): that of the method, and not of the function that makes its statement.
         self.__signature__ = signature.replace(return_annotation=get_args(signature.return_annotation)[0])

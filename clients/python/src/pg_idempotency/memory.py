@@ -35,6 +35,7 @@ from .intervals import seconds
 from .keys import new_key, request_hash
 from .memory_monitoring import Monitoring, abandoned
 from .shards import OneServer, Server
+from .telemetry import Outcome, Telemetry, Tracing
 from .runtimes import AsyncRuntime, Runtime, SyncRuntime, run
 
 T = TypeVar("T")
@@ -995,10 +996,12 @@ class MemoryIdempotency(client.Idempotency):
 
     def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None,
                  max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
-                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None) -> None:
+                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None,
+                 on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
         self.store, runtime = Store(settings or Settings(), handlers), SyncRuntime()
         servers = OneServer(Server(MemoryBackend(self.store, runtime), max_waiters))
-        client.Defaults.__init__(self, servers, runtime, "public", wait, ttl, lease, timeout, timeout_ms)
+        client.Defaults.__init__(self, servers, runtime, "public", wait, ttl, lease, timeout, timeout_ms,
+                                 Telemetry(on_outcome, tracing))
 
     @contextmanager
     def transaction(self, scope: str | None = None) -> Iterator[Transaction]:
@@ -1023,10 +1026,12 @@ class AsyncMemoryIdempotency(client.AsyncIdempotency):
 
     def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None,
                  max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
-                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None) -> None:
+                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None,
+                 on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
         self.store, runtime = Store(settings or Settings(), handlers), AsyncRuntime()
         servers = OneServer(Server(MemoryBackend(self.store, runtime), max_waiters))
-        client.Defaults.__init__(self, servers, runtime, "public", wait, ttl, lease, timeout, timeout_ms)
+        client.Defaults.__init__(self, servers, runtime, "public", wait, ttl, lease, timeout, timeout_ms,
+                                 Telemetry(on_outcome, tracing))
 
     @asynccontextmanager
     async def transaction(self, scope: str | None = None) -> AsyncIterator[Transaction]:

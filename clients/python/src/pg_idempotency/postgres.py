@@ -422,16 +422,21 @@ async def execute(handle: Any, statement: Statement[T], schema: str) -> T:
             return statement.read(await maybe_await(cursor.fetchall()))
         if type(handle).__module__.startswith("sqlalchemy"):
             return await _sqlalchemy(handle, statement, schema)
+        if getattr(handle, "vendor", None) == "postgresql":     # Django's
+            query, values = _sql(statement, schema)
+            with handle.cursor() as cursor:
+                cursor.execute(query, values)
+                return statement.read(cursor.fetchall())
     except Exception as error:
         known = from_error(error)
         if known is not None and known is not error:
             raise known from error
         raise
-    raise TypeError(f"{type(handle).__name__} is no connection of psycopg or SQLAlchemy")
+    raise TypeError(f"{type(handle).__name__} is no connection of psycopg, SQLAlchemy or Django")
 
 
 async def _sqlalchemy(handle: Any, statement: Statement[T], schema: str) -> T:
-    from sqlalchemy import text                 # type: ignore[import]
+    from sqlalchemy import text
 
     values: dict[str, Any] = {}
 

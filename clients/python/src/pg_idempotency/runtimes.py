@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+THREAD = "pg_idempotency"
+"""The name of each thread of this package."""
 
 
 async def maybe_await(found: Any) -> Any:
@@ -102,6 +104,8 @@ class Runtime(Protocol):
 
 CHECK_INTERVAL = 1.0
 """Seconds between two checks whether the server has ended a session."""
+IDLE_CHECKS = 30
+"""After as many checks without a handler, the thread that checks sleeps until the next handler."""
 
 
 @dataclass(eq=False)
@@ -118,6 +122,8 @@ class _Watchdog:
         self._watched: list[_WatchedCall] = []
         self._changed = threading.Condition()
         self._sleeps = False
+        self._idle = 0
+        """Checks since the last one that found a handler."""
         self._process = 0
 
     def add(self, watched: _WatchedCall) -> None:
@@ -125,7 +131,7 @@ class _Watchdog:
             if self._process != os.getpid():            # a fork has no threads but its own
                 self._process = os.getpid()
                 self._watched, self._sleeps = [], False
-                threading.Thread(target=self._run, name="pg_idempotency", daemon=True).start()
+                threading.Thread(target=self._run, name=THREAD, daemon=True).start()
             self._watched.append(watched)
             if self._sleeps or watched.until < time.monotonic() + CHECK_INTERVAL:
                 self._changed.notify()
@@ -138,15 +144,17 @@ class _Watchdog:
     def _run(self) -> None:
         while True:
             with self._changed:
-                first = min((w.until for w in self._watched), default=None)
-                self._sleeps = first is None
-                self._changed.wait(None if first is None else max(0.0, min(CHECK_INTERVAL, first - time.monotonic())))
+                first = min((w.until for w in self._watched), default=float("inf"))
+                self._idle = 0 if self._watched else self._idle + 1
+                # To wake it for each handler would cost more than to look around now and then.
+                self._sleeps = self._idle > IDLE_CHECKS
+                self._changed.wait(None if self._sleeps else max(0.0, min(CHECK_INTERVAL, first - time.monotonic())))
                 self._sleeps = False
                 for watched in list(self._watched):
                     if time.monotonic() >= watched.until or watched.ended():
                         self._watched.remove(watched)
                         # Which may take its time: not here, where the others wait.
-                        threading.Thread(target=self._abort, args=(watched,), name="pg_idempotency", daemon=True).start()
+                        threading.Thread(target=self._abort, args=(watched,), name=THREAD, daemon=True).start()
 
     @staticmethod
     def _abort(watched: _WatchedCall) -> None:
@@ -155,7 +163,7 @@ class _Watchdog:
 
 class _Thread:
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._thread = threading.Thread(target=lambda: run(work()), name="pg_idempotency", daemon=True)
+        self._thread = threading.Thread(target=lambda: run(work()), name=THREAD, daemon=True)
         self._thread.start()
 
     async def stop(self) -> None:
@@ -208,7 +216,7 @@ class SyncRuntime:
             self._deferred += 1
             if self._threads < min(self._deferred, MAX_DEFERRING):
                 self._threads += 1
-                threading.Thread(target=self._run_deferred, name="pg_idempotency", daemon=True).start()
+                threading.Thread(target=self._run_deferred, name=THREAD, daemon=True).start()
 
     async def bounded(self, work: Callable[[], Any], left: float | None, ended: Callable[[], bool],
                       abort: Callable[[], Coroutine[Any, Any, None]]) -> Any:

@@ -12,23 +12,16 @@ savepoint.
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
-from sqlalchemy.exc import DBAPIError       # type: ignore[import]
+from sqlalchemy.exc import DBAPIError
 
-from .errors import TransactionEnded, sqlstate
-from .functions import Statement
-from .postgres import execute
+from .adapter import AdapterSession
 from .runtimes import entered, maybe_await
 
 __all__ = ["SQLAlchemy"]
-
-T = TypeVar("T")
-FAILED_TRANSACTION = "25P02"
 
 
 class SQLAlchemy:
@@ -68,48 +61,33 @@ class SQLAlchemyBackend:
                 await session.rollback()
 
 
-class SQLAlchemySession:
-    failed = stores_utf8 = False            # the server says so at the next statement; it is not asked before
-
+class SQLAlchemySession(AdapterSession):
     def __init__(self, connection: Any, source: SQLAlchemy, schema: str) -> None:
-        self.handle: Any = None
-        self.lost = False
-        self._connection, self._source, self._schema = connection, source, schema
+        super().__init__(schema)
+        self._connection, self._source = connection, source
         self._transaction: Any = None
 
     @property
-    def open(self) -> bool:
+    def open(self) -> bool:                 # type: ignore[override]
         return bool(self._transaction is not None and self._transaction.is_active and not self.lost)
 
-    async def perform(self, statement: Statement[T]) -> T:
-        await self.rollback()
-        self._transaction = await self._sent(lambda: self._connection.begin())
-        result: T = await self.commit(statement)
-        return result
-
-    async def begin(self, statement: Statement[T] | None) -> Any:
-        self._transaction = await self._sent(lambda: self._connection.begin())
-        result = await self._performed(statement) if statement else None
+    async def _begin(self) -> Any:
+        self._transaction = await maybe_await(self._connection.begin())
         make = self._source.make_session
-        self.handle = make(bind=self._connection) if make else self._connection
-        return result
+        return make(bind=self._connection) if make else self._connection
 
-    async def revoke_handle(self) -> None:
+    def _flush(self) -> Any:
         """Objects that the handler has added to its session are written.  The session ends with the connection."""
-        if self._source.make_session:
-            await self._sent(lambda: self.handle.flush())
+        return self.handle.flush() if self._source.make_session else None
 
-    async def commit(self, statement: Statement[T] | None) -> Any:
-        if statement:
-            result = await self._performed(statement)
-        else:
-            # COMMIT after an error that the handler has caught would be a rollback without an error.
-            result = await self._sent(lambda: self._connection.exec_driver_sql("SELECT 1"))
-        await self._sent(lambda: self._transaction.commit())
-        return result
+    def _statements(self) -> Any:
+        return self._connection
 
-    async def rollback(self) -> None:
-        session, self.handle = self.handle if self._source.make_session else None, None
+    def _commit(self) -> Any:
+        return self._transaction.commit()
+
+    async def _rollback(self) -> None:
+        session = self.handle if self._source.make_session else None
         try:
             if session is not None:
                 await maybe_await(session.close())
@@ -119,34 +97,11 @@ class SQLAlchemySession:
         except Exception:
             await maybe_await(self._connection.invalidate())
 
-    async def _performed(self, statement: Statement[T]) -> Any:
-        return await self._sent(lambda: execute(self._connection, statement, self._schema))
+    def _is_gone(self, error: BaseException) -> bool:
+        cause = error if isinstance(error, DBAPIError) else error.__cause__
+        return bool(getattr(cause, "connection_invalidated", False))
 
-    async def _sent(self, call: Callable[[], Any]) -> Any:
-        """What the call returns.  Notes a connection that is lost, and an error that the handler has caught."""
-        try:
-            return await maybe_await(call())
-        except Exception as error:
-            cause = error if isinstance(error, DBAPIError) else error.__cause__
-            self.lost = self.lost or bool(getattr(cause, "connection_invalidated", False))
-            if sqlstate(error) == FAILED_TRANSACTION:
-                raise TransactionEnded("the handler went on after an error of the database, which undid its "
-                                       "work") from error
-            raise
-
-    def ended(self) -> bool:
-        return False                        # the next statement fails
-
-    async def abort(self) -> None:
-        """The link is cut: a thread that waits for a statement finds its end, and the server rolls back."""
+    def _driver(self) -> Any:
         if self._connection.closed or self._connection.invalidated or hasattr(self._connection, "sync_connection"):
-            self.lost = True
-            return
-        driver = self._connection.connection
-        try:
-            driver.cancel()
-            with socket.socket(fileno=os.dup(driver.fileno())) as link:
-                link.shutdown(socket.SHUT_RDWR)
-        except Exception:
-            pass
-        self.lost = True
+            return None
+        return self._connection.connection

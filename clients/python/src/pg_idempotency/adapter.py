@@ -1,0 +1,118 @@
+"""
+What the core needs of an ORM: a session over one of its connections.
+
+A subclass begins, sends, commits and rolls back as its ORM does.  This class keeps the
+promises that all of them share: no success after an error that the handler has caught,
+and a connection that another thread can end.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from .errors import TransactionEnded, sqlstate
+from .functions import Statement
+from .postgres import execute
+from .runtimes import maybe_await
+
+T = TypeVar("T")
+FAILED_TRANSACTION = "25P02"
+PROBE: Statement[Any] = Statement("pg_catalog.now", (), ("r",), lambda rows: None)
+
+
+class AdapterSession:
+    failed = stores_utf8 = False            # the server says so at the next statement; it is not asked before
+    open = False
+
+    def __init__(self, schema: str) -> None:
+        self.handle: Any = None
+        self.lost = False
+        self._schema = schema
+
+    # What a subclass has.  Each can be a coroutine.
+
+    def _begin(self) -> Any:
+        """Begin a transaction, and return what the handler gets."""
+        raise NotImplementedError
+
+    def _flush(self) -> Any:
+        """Write what the handler has left to the ORM to write."""
+
+    def _commit(self) -> Any:
+        raise NotImplementedError
+
+    def _rollback(self) -> Any:
+        """Also where nothing has begun, or the connection is gone; it raises nothing."""
+        raise NotImplementedError
+
+    def _statements(self) -> Any:
+        """The connection that execute() takes."""
+        raise NotImplementedError
+
+    def _is_gone(self, error: BaseException) -> bool:
+        """Whether the error says that the connection is gone."""
+        raise NotImplementedError
+
+    def _driver(self) -> Any:
+        """The connection of a synchronous driver, or None."""
+        raise NotImplementedError
+
+    # What the core calls.
+
+    async def perform(self, statement: Statement[T]) -> T:
+        await self.rollback()
+        await self._sent(self._begin)
+        result: T = await self.commit(statement)
+        return result
+
+    async def begin(self, statement: Statement[T] | None) -> Any:
+        handle = await self._sent(self._begin)
+        result = await self._performed(statement) if statement else None
+        self.handle = handle
+        return result
+
+    async def revoke_handle(self) -> None:
+        await self._sent(self._flush)
+
+    async def commit(self, statement: Statement[T] | None) -> Any:
+        # COMMIT after an error that the handler has caught would be a rollback without an error.
+        result = await self._performed(PROBE if statement is None else statement)
+        await self._sent(self._commit)
+        return result
+
+    async def rollback(self) -> None:
+        await maybe_await(self._rollback())
+        self.handle = None
+
+    async def _performed(self, statement: Statement[Any]) -> Any:
+        return await self._sent(lambda: execute(self._statements(), statement, self._schema))
+
+    async def _sent(self, call: Callable[[], Any]) -> Any:
+        """What the call returns.  Notes a connection that is lost, and an error that the handler has caught."""
+        try:
+            return await maybe_await(call())
+        except Exception as error:
+            self.lost = self.lost or self._is_gone(error)
+            if sqlstate(error) == FAILED_TRANSACTION:
+                raise TransactionEnded("the handler went on after an error of the database, which undid its "
+                                       "work") from error
+            raise
+
+    def ended(self) -> bool:
+        return False                        # the next statement fails
+
+    async def abort(self) -> None:
+        """The link is cut: a thread that waits for a statement finds its end, and the server rolls back."""
+        driver = None if self.lost else self._driver()
+        self.lost = True
+        if driver is None:
+            return
+        try:
+            driver.cancel()
+            with socket.socket(fileno=os.dup(driver.fileno())) as link:
+                link.shutdown(socket.SHUT_RDWR)
+        except Exception:
+            pass

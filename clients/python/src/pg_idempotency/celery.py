@@ -1,0 +1,75 @@
+"""
+Celery: a task as a job, under the id of the task as its key.
+
+	@app.task(acks_late=True)
+	@Job(idempotency, lease="2 minutes")
+	def charge(job, invoice):
+		paid = job.step("charge", lambda step: bank.charge(invoice, key=step.key))
+		return job.finish(lambda tx: Response.json(paid))
+
+A task that is delivered again, or retried, does not repeat its steps.  If it was finished, it returns
+what was stored.  If another worker still runs it, it is retried when the lease may be over.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+from celery import current_task
+
+from .client import Idempotency
+from .core import Response, Result
+from .errors import ClaimLost, ClaimNotFound, InProgress
+
+__all__ = ["Job"]
+
+
+class Job:
+    """The decorator of a function whose first argument is the job; below app.task.
+
+    scope is the task's name by default.  options are those of Idempotency.job().  A function that returns
+    neither a Result nor a Response returns JSON.
+    """
+
+    def __init__(self, idempotency: Idempotency, scope: str | None = None, **options: Any) -> None:
+        if idempotency.core.runtime.asynchronous:
+            raise TypeError("a task of Celery is synchronous: use Idempotency")
+        self._client, self._scope, self._options = idempotency, scope, options
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if hasattr(function, "apply_async"):
+            raise TypeError("write the decorator below app.task")
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def task(*arguments: Any, **named: Any) -> Any:
+            if not current_task or current_task.request.id is None:
+                raise RuntimeError("the key of the job is the id of its task: call the task by delay() or apply()")
+
+            def run(job: Any) -> Any:
+                found = function(job, *arguments, **named)
+                return found if isinstance(found, (Result, Response)) else Response.json(found)
+
+            try:
+                result = self._client.job(self._scope or current_task.name, current_task.request.id, run, **self._options)
+            except (InProgress, ClaimLost, ClaimNotFound) as error:
+                # The task's own max_retries is for its own errors.
+                raise current_task.retry(exc=error, countdown=getattr(error, "retry_after", 1),
+                                         max_retries=current_task.request.retries + 1)
+            if not result.stored and not result.replayed:
+                raise RuntimeError(f"the response of the task has the status {result.status}, and was not stored")
+            return _value(result)
+
+        # That which delay() checks its arguments with.
+        setattr(task, "__signature__", signature.replace(parameters=list(signature.parameters.values())[1:]))
+        return task
+
+
+def _value(result: Result) -> Any:
+    if result.headers.get("Content-Type") == "application/json" and result.body is not None:
+        return json.loads(result.body)
+    return result.body

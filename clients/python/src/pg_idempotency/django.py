@@ -1,0 +1,155 @@
+"""
+Django: a middleware, a decorator for views, and requests and jobs on its own connection.
+
+	MIDDLEWARE = ["pg_idempotency.django.IdempotencyMiddleware", ...]		# the first one
+	PG_IDEMPOTENCY = {"using": "default", "schema": "public"}		# and options of Idempotency
+
+	@login_required
+	@Guard(scope=lambda request: str(request.user.pk))
+	def pay(request): ...
+
+The view's models write in the transaction of the claim; transaction.atomic() in it is a
+savepoint, and on_commit() runs after COMMIT.  The guard runs behind the decorators above it
+and, in REST framework, behind authentication and permissions, for a replay, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from django.conf import settings
+from django.core.exceptions import BadRequest
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+
+from . import http
+from .client import Idempotency
+from .django_orm import Django
+from .http import Access, Answer, Exchange, guarded, no_layer
+from .runtimes import run
+from .wsgi import PIECE, Input
+
+__all__ = ["Access", "Django", "Guard", "IdempotencyMiddleware", "client"]
+
+View = TypeVar("View", bound=Callable[..., Any])
+KEY = "_pg_idempotency"
+
+
+@functools.lru_cache(maxsize=None)
+def client() -> Idempotency:
+    """The client of settings.PG_IDEMPOTENCY."""
+    options = dict(getattr(settings, "PG_IDEMPOTENCY", {}))
+    return Idempotency(Django(options.pop("using", "default")), **options)
+
+
+class IdempotencyMiddleware:
+    """The first in settings.MIDDLEWARE."""
+
+    def __init__(self, get_response: Callable[[Any], Any]) -> None:
+        self.get_response = get_response
+        self._client = client()
+
+    def __call__(self, request: Any) -> Any:
+        key = request.META.get("HTTP_IDEMPOTENCY_KEY")
+        length = request.META.get("CONTENT_LENGTH") or ""
+        exchange = Exchange(self._client, request.method, request.get_full_path(), [] if key is None else [key],
+                            int(length) if str(length).isdigit() else None, request.META.get("CONTENT_TYPE") or "",
+                            request.META.get("HTTP_CONTENT_ENCODING", "identity") != "identity")
+        if hasattr(request, "_body"):
+            exchange.read(request.body)
+        request._stream = Input(request._stream, exchange)
+        setattr(request, KEY, exchange)
+        response = self.get_response(request)
+        if not exchange.refuses(response.status_code):
+            return response
+        refusal = _response(exchange.refusal(response.status_code))
+        refusal._resource_closers += response._resource_closers
+        return refusal
+
+
+class Guard(http.Guard):
+    """A decorator of a view; the last one above the function.  For a class, method_decorator(Guard(...), name="post")."""
+
+    def __call__(self, view: View) -> View:
+        if not callable(view) or inspect.isclass(view):
+            raise TypeError(f"a guard is written above a function, not above {view!r}")
+        if inspect.iscoroutinefunction(view):
+            raise TypeError("Django's transactions are synchronous: a view with a guard is no coroutine function")
+
+        @functools.wraps(view)
+        def called(*arguments: Any, **named: Any) -> Any:
+            # REST framework's request is a wrapper.
+            request = next(one for one in (*arguments, *named.values()) if isinstance(_native(one), HttpRequest))
+            exchange = getattr(_native(request), KEY, None)
+            if exchange is None:
+                raise no_layer("IdempotencyMiddleware in settings.MIDDLEWARE")
+            if not self.guards(request.method):
+                return view(*arguments, **named)
+            return _guarded(self, exchange, request, view, arguments, named)
+
+        return transaction.non_atomic_requests(using=client().core.servers.source.using)(called)   # type: ignore
+
+
+def _native(request: Any) -> Any:
+    return getattr(request, "_request", request)
+
+
+def _guarded(guard: Guard, exchange: Exchange, request: Any, view: Callable[..., Any], arguments: Sequence[Any],
+             named: Mapping[str, Any]) -> Any:
+    tries = 0
+
+    def attempt(access: Access) -> Answer:
+        nonlocal tries
+        tries += 1
+        if tries > 1:
+            for _, files in _native(request).FILES.lists() if hasattr(_native(request), "_files") else ():
+                for part in files:
+                    part.seek(0)
+        request.idempotency = access
+        return _whole(request, view(*arguments, **named), exchange)
+
+    answer = run(guarded(exchange, guard, request, lambda: guard.ask_scope(request, named),
+                         lambda: _read(_native(request), exchange), attempt))
+    return _response(answer) if answer.native is None else answer.native
+
+
+def _read(request: Any, exchange: Exchange) -> None:
+    """Unless it was read before, and a form made of it."""
+    if not request._read_started and request.content_type == "multipart/form-data":
+        request.POST                                # its files may be larger than what Django keeps in memory
+    if not request._read_started:
+        request.body
+    if not hasattr(request, "_body"):
+        while request.read(PIECE):
+            pass
+    length = request.META.get("CONTENT_LENGTH") or ""
+    if str(length).isdigit() and exchange.size < int(length):
+        raise BadRequest("the body is not whole")
+    exchange.whole = True
+
+
+def _whole(request: Any, response: Any, exchange: Exchange) -> Answer:
+    """The view's response, rendered within the transaction."""
+    if view := getattr(request, "parser_context", {}).get("view"):
+        response = view.finalize_response(request, response, *view.args, **view.kwargs)
+    if callable(getattr(response, "render", None)):
+        response = response.render()
+    if response.streaming:
+        if not response.has_header("Content-Length"):
+            raise exchange.streaming_refused()
+        body = b"".join(response.streaming_content)
+        response.streaming_content = [body]
+    else:
+        body = response.content
+    return Answer(response.status_code, list(response.items()), body, response)
+
+
+def _response(answer: Answer) -> Any:
+    response = HttpResponse(answer.body, status=answer.status)
+    del response["Content-Type"]
+    for name, text in answer.headers:
+        response[name] = f"{response[name]}, {text}" if response.has_header(name) else text
+    return response

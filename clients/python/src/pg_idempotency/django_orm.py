@@ -1,0 +1,105 @@
+"""
+Django's connections: requests and jobs in the transaction that models write in.
+
+	Idempotency(Django("default"))
+
+The handler gets the connection.  transaction.atomic() in it is a savepoint, and on_commit()
+runs after COMMIT.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from django.db import connections, transaction
+
+from .adapter import AdapterSession
+from .runtimes import THREAD
+
+__all__ = ["Django"]
+
+
+class Django:
+    """What a client is made with: the alias of one of settings.DATABASES."""
+
+    def __init__(self, using: str = "default") -> None:
+        self.using = using
+
+    def backend(self, schema: str, asynchronous: bool) -> DjangoBackend:
+        if asynchronous:
+            raise TypeError("Django's transactions are synchronous: use Idempotency")
+        return DjangoBackend(self, schema)
+
+
+class DjangoBackend:
+    is_pool = False
+    size = None
+
+    def __init__(self, source: Django, schema: str) -> None:
+        self.source, self._schema = source, schema
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[DjangoSession]:
+        connection = connections[self.source.using]
+        if connection.vendor != "postgresql":
+            raise TypeError(f"the database {self.source.using!r} is one of {connection.vendor}, not of PostgreSQL")
+        session = DjangoSession(connection, self._schema)
+        try:
+            yield session
+        finally:
+            await session.rollback()
+            if threading.current_thread().name == THREAD:       # whose connection nobody else closes
+                connection.close()
+
+
+class DjangoSession(AdapterSession):
+    def __init__(self, connection: Any, schema: str) -> None:
+        super().__init__(schema)
+        self._connection = connection
+        self._atomic: Any = None
+        self._link: Any = None
+        """The driver's connection: Django replaces one that is lost."""
+        self._depth = 0
+        """Of savepoints, when the transaction has begun."""
+
+    @property
+    def open(self) -> bool:                 # type: ignore[override]
+        return bool(self._atomic and not self.lost and not self._connection.needs_rollback
+                    and len(self._connection.savepoint_ids) == self._depth)
+
+    def _begin(self) -> Any:
+        atomic = transaction.atomic(using=self._connection.alias, durable=True)
+        try:
+            atomic.__enter__()
+        except RuntimeError as error:
+            raise RuntimeError("a request or job is a transaction of its own, and cannot run in transaction.atomic(): in a "
+                               "view with ATOMIC_REQUESTS, use transaction.non_atomic_requests") from error
+        self._atomic, self._depth, self._link = atomic, len(self._connection.savepoint_ids), self._driver()
+        return self._connection
+
+    def _statements(self) -> Any:
+        return self._connection
+
+    def _commit(self) -> None:
+        atomic, self._atomic = self._atomic, None
+        atomic.__exit__(None, None, None)
+
+    def _rollback(self) -> None:
+        atomic, self._atomic = self._atomic, None
+        if atomic is None:
+            return
+        try:
+            while len(self._connection.savepoint_ids) > self._depth:    # blocks that the handler has left open
+                transaction.atomic(using=self._connection.alias).__exit__(RuntimeError, None, None)
+            atomic.__exit__(RuntimeError, None, None)
+        except Exception:
+            self._connection.close()
+
+    def _is_gone(self, error: BaseException) -> bool:
+        return self._link is None or self._driver() is not self._link or bool(self._link.closed)
+
+    def _driver(self) -> Any:
+        return self._connection.connection
