@@ -28,6 +28,8 @@ static const char *const sink_metrics[][3] = {
 	"Messages handed over and not confirmed."},
 	{"idem_relay_sink_ready", "gauge", "Messages waiting to be handed over."},
 	{"idem_relay_sink_up", "gauge", "1 unless the sink is paused."},
+	{"idem_relay_sink_disabled", "gauge",
+	"1 if the sink is disabled until the relay starts again."},
 };
 
 static void append_head(RelayText *to, const char *name, const char *type,
@@ -119,7 +121,8 @@ sink_value(const RelaySink *sink, size_t metric)
 		(double) sink->delivered, (double) sink->delivery_ms / 1000,
 		(double) sink->refused, (double) sink->deferred,
 		(double) sink->failures, (double) sink->dead, sink->in_flight.count,
-		sink->ready.count, sink->connected && !sink->held_until
+		sink->ready.count, sink->connected && !sink->held_until,
+		sink->disabled
 	};
 
 	return values[metric];

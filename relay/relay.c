@@ -70,11 +70,15 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 	relay_sinks_configure(&relay->routing, config, &relay->loop,
 						  &relay->queue);
 	relay->server.loop = &relay->loop;
+	relay->server.password = relay_section_text(settings, "password");
 	relay->server.verbose = relay_section_number(settings, "verbose");
 	relay_answers_begin(&relay->answers, &relay->server, &relay->queue,
 						relay_section_number(settings, "lease"));
 	relay_taker_begin(&relay->taker, &relay->server, &relay->queue,
 					  &relay->routing, &relay->answers, settings);
+	relay->completers = relay_completers_begin(&relay->routing, &relay->server,
+											   relay_section_number(settings,
+																	"lease"));
 	relay->stop_timeout = relay_section_number(settings, "stop_timeout");
 	if (config->nfaults == 0 && !check_only)
 		relay_http_begin(&relay->http, config, &relay->loop, &relay->taker);
@@ -138,6 +142,7 @@ work(Relay *relay, int64_t now)
 						relay->phase != RELAY_RUNNING, now);
 	relay_answers_work(&relay->answers, now);
 	relay_taker_work(&relay->taker, now);
+	relay_completers_work(relay->completers, now);
 }
 
 /*
@@ -147,7 +152,8 @@ work(Relay *relay, int64_t now)
 static bool
 can_end(Relay *relay, int64_t now)
 {
-	bool		taken = relay_taker_stop(&relay->taker, now);
+	bool		resumed = relay_completers_stop(relay->completers);
+	bool		taken = relay_taker_stop(&relay->taker, now) && resumed;
 	bool		in_flight = relay_dispatch_in_flight(&relay->routing);
 
 	if (relay->phase == RELAY_ABANDONED)
@@ -232,6 +238,8 @@ relay_end(Relay *relay)
 	relay_dispatch_abandon(&relay->routing);
 	relay_database_close(&relay->taker.database);
 	relay_database_close(&relay->answers.database);
+	relay_taker_end(&relay->taker);
+	relay_completers_free(relay->completers);
 	relay_http_end(&relay->http);
 	while (relay->queue.first)
 		relay_queue_drop(&relay->queue, relay->queue.first);

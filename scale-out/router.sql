@@ -28,7 +28,7 @@ GRANT USAGE ON SCHEMA idem_map TO idem_router;
 CREATE FUNCTION idem_map.slot(scope text)
 RETURNS int
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-RETURN get_byte(sha256(convert_to(scope, 'UTF8')), 0);
+RETURN hashtextextended(scope COLLATE "C", 0) & 255;
 
 CREATE VIEW idem_map.shards AS
 SELECT substr(o.option_name, 2)::int AS shard, o.option_value AS connection

@@ -21,6 +21,7 @@
 #include "stats/stats.h"
 #include "util/arrays.h"
 #include "util/compat.h"
+#include "util/pinned_scope.h"
 #include "util/results.h"
 
 /* The types of the columns that the functions return. */
@@ -162,7 +163,8 @@ idem_set_many(PG_FUNCTION_ARGS)
 }
 
 /*
- * The first three arguments: users and entities.  Raises 22004, 22023.
+ * The first three arguments: users and entities.  Raises 22004, 22023, and
+ * 55000 for a user who is not pinned.
  */
 static void
 entity_arrays(FunctionCallInfo fcinfo, IdemArray *arrays)
@@ -176,6 +178,8 @@ entity_arrays(FunctionCallInfo fcinfo, IdemArray *arrays)
 	for (int i = 0; i < lengthof(names); i++)
 		idem_array_arg(fcinfo, i, names[i],
 					   IDEM_ARRAY_REQUIRED | IDEM_ARRAY_NAMES, &arrays[i]);
+	for (int i = 0; i < arrays[KEY_USER_ID].length; i++)
+		idem_check_pin(idem_array_value(&arrays[KEY_USER_ID], i));
 }
 
 /*

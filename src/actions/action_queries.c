@@ -28,6 +28,7 @@
 #include "util/arguments.h"
 #include "util/arrays.h"
 #include "util/compat.h"
+#include "util/pinned_scope.h"
 #include "util/texts.h"
 
 /* The columns that idem_action_states() returns. */
@@ -160,6 +161,7 @@ idem_forget_user(PG_FUNCTION_ARGS)
 	Forgetting	forgetting;
 
 	key[KEY_USER_ID] = idem_name_arg(fcinfo, 0, "user_id");
+	idem_check_pin(key[KEY_USER_ID]);
 
 	idem_cursor_open(&forgetting.versions, IDEM_ACTION_VERSIONS,
 					 RowExclusiveLock);

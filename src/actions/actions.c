@@ -31,6 +31,7 @@
 #include "util/compat.h"
 #include "util/errors.h"
 #include "util/log_events.h"
+#include "util/pinned_scope.h"
 #include "util/results.h"
 #include "util/settings.h"
 #include "util/texts.h"
@@ -82,6 +83,7 @@ idem_try_advance(PG_FUNCTION_ARGS)
 	bool		advanced;
 
 	entity_args(fcinfo, key);
+	idem_check_pin(key[KEY_USER_ID]);
 	action_id = action_id_arg(fcinfo, 3);
 
 	idem_cursor_open(&versions, IDEM_ACTION_VERSIONS, RowExclusiveLock);
@@ -108,6 +110,7 @@ idem_toggle(PG_FUNCTION_ARGS)
 	IdemActionState state;
 
 	entity_args(fcinfo, key);
+	idem_check_pin(key[KEY_USER_ID]);
 	key[KEY_ACTION_TYPE] = idem_name_arg(fcinfo, 3, "action_type");
 	act(key, IDEM_INTENT_FLIP, action_id_arg(fcinfo, 4), NULL, 0, &state);
 	PG_RETURN_DATUM(state_result(fcinfo, &state));
@@ -129,6 +132,7 @@ idem_set(PG_FUNCTION_ARGS)
 	IdemActionState state;
 
 	entity_args(fcinfo, key);
+	idem_check_pin(key[KEY_USER_ID]);
 	key[KEY_ACTION_TYPE] = idem_name_arg(fcinfo, 3, "action_type");
 	active = DatumGetBool(idem_required_arg(fcinfo, 4, "active"));
 	action_id = action_id_arg(fcinfo, 5);

@@ -158,7 +158,7 @@ complete(FunctionCallInfo fcinfo, IdemResponse *response)
 	Datum		key[2];
 	int64		token;
 
-	idem_key_args(fcinfo, key);
+	idem_writer_key_args(fcinfo, key);
 	response->status = DatumGetInt32(idem_required_arg(fcinfo, 2,
 													   "response_status"));
 	response->headers = optional_arg(fcinfo, 4);
@@ -230,7 +230,7 @@ idem_fail(PG_FUNCTION_ARGS)
 	IdemCursor	keys;
 	bool		changed;
 
-	idem_key_args(fcinfo, key);
+	idem_writer_key_args(fcinfo, key);
 	memset(&change, 0, sizeof(change));
 	idem_record_set(&change, KEYS_STATE, idem_state_datum(IDEM_STATE_FAILED));
 	if (!PG_ARGISNULL(2))
@@ -256,7 +256,7 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 	Datum		key[2];
 	IdemKeyRecord change;
 
-	idem_key_args(fcinfo, key);
+	idem_writer_key_args(fcinfo, key);
 	memset(&change, 0, sizeof(change));
 	idem_record_set(&change, KEYS_RECOVERY_POINT,
 					idem_check_client_text(idem_name_arg(fcinfo, 2, "recovery_point")));
@@ -275,7 +275,7 @@ idem_heartbeat(PG_FUNCTION_ARGS)
 	Datum		key[2];
 	IdemKeyRecord change;
 
-	idem_key_args(fcinfo, key);
+	idem_writer_key_args(fcinfo, key);
 	memset(&change, 0, sizeof(change));
 	PG_RETURN_DATUM(renew_lease(fcinfo, key, &change, 2, 3));
 }
@@ -312,7 +312,7 @@ idem_release(PG_FUNCTION_ARGS)
 	int64	   *token = token_arg(fcinfo, 2, &token_value);
 	IdemCursor	cursor;
 
-	idem_key_args(fcinfo, key);
+	idem_writer_key_args(fcinfo, key);
 	idem_cursor_open(&cursor, IDEM_KEYS, RowExclusiveLock);
 	for (;;)
 	{

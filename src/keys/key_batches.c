@@ -21,6 +21,7 @@
 #include "util/arguments.h"
 #include "util/arrays.h"
 #include "util/compat.h"
+#include "util/pinned_scope.h"
 #include "util/results.h"
 #include "util/times.h"
 
@@ -60,6 +61,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	int			count;
 
 	request.key[0] = idem_name_arg(fcinfo, 0, "scope");
+	idem_check_pin(request.key[0]);
 	idem_array_arg(fcinfo, 1, "keys", IDEM_ARRAY_REQUIRED, &arrays[KEYS]);
 	idem_array_arg(fcinfo, 2, "request_hashes", 0, &arrays[HASHES]);
 	check_hashes(&arrays[HASHES]);
@@ -133,6 +135,7 @@ idem_complete_many(PG_FUNCTION_ARGS)
 	int			count;
 
 	key[0] = idem_name_arg(fcinfo, 0, "scope");
+	idem_check_pin(key[0]);
 	idem_array_arg(fcinfo, 1, "keys", IDEM_ARRAY_REQUIRED, &arrays[KEYS]);
 	idem_array_arg(fcinfo, 2, "response_statuses", IDEM_ARRAY_REQUIRED,
 				   &arrays[STATUSES]);

@@ -21,6 +21,7 @@
 #include "util/arguments.h"
 #include "util/compat.h"
 #include "util/errors.h"
+#include "util/pinned_scope.h"
 #include "util/settings.h"
 
 /* Of a route, a line of the log has this many bytes at most. */
@@ -57,6 +58,17 @@ idem_key_args(FunctionCallInfo fcinfo, Datum *key)
 				(errcode(ERRCODE_IDEM_KEY_INVALID),
 				 errmsg("idempotency key must not be null")));
 	key[1] = PointerGetDatum(PG_GETARG_TEXT_PP(1));
+}
+
+/*
+ * The same for a function that writes.  Raises 55000 for a scope that is not
+ * pinned, too.
+ */
+void
+idem_writer_key_args(FunctionCallInfo fcinfo, Datum *key)
+{
+	idem_key_args(fcinfo, key);
+	idem_check_pin(key[0]);
 }
 
 /*

@@ -63,6 +63,7 @@ typedef struct IdemKeyRecord
 extern const char *const idem_state_names[];
 
 extern void idem_key_args(FunctionCallInfo fcinfo, Datum *key);
+extern void idem_writer_key_args(FunctionCallInfo fcinfo, Datum *key);
 extern void idem_check_new_key(Datum key);
 extern char *idem_redacted_key(Datum key);
 

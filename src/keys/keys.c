@@ -145,7 +145,7 @@ idem_claim(PG_FUNCTION_ARGS)
 	IdemClaimRequest request;
 	IdemClaimResult result;
 
-	idem_key_args(fcinfo, request.key);
+	idem_writer_key_args(fcinfo, request.key);
 	request.request_hash = (Datum) 0;
 	if (!PG_ARGISNULL(2))
 	{
@@ -686,7 +686,7 @@ idem_forget(PG_FUNCTION_ARGS)
 	IdemCursor	cursor;
 	bool		found;
 
-	idem_key_args(fcinfo, key);
+	idem_writer_key_args(fcinfo, key);
 	idem_cursor_open(&cursor, IDEM_KEYS, RowExclusiveLock);
 	do
 	{
@@ -726,7 +726,7 @@ idem_erase(PG_FUNCTION_ARGS)
 	IdemCursor	cursor;
 	bool		erases;
 
-	idem_key_args(fcinfo, key);
+	idem_writer_key_args(fcinfo, key);
 	idem_cursor_open(&cursor, IDEM_KEYS, RowExclusiveLock);
 	for (;;)
 	{

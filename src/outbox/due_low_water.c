@@ -102,8 +102,8 @@ idem_due_scan_begin(IdemDueScan *scan, const Datum *topic, TimestampTz now)
 	}
 	if ((mark->look_again_at != 0 && scan->begin >= mark->look_again_at) ||
 		mark->range.until - 1 > scan->until)
-		idem_range_forget(&mark->range, &scan->holes);
-	idem_range_begin(&mark->range, &scan->holes);
+		idem_range_forget(&mark->range);
+	idem_range_begin(&mark->range);
 
 	scan->is_at_mark = scan->extends = true;
 	scan->restarted = scan->begin >= mark->restart_at;
@@ -116,7 +116,7 @@ idem_due_scan_begin(IdemDueScan *scan, const Datum *topic, TimestampTz now)
 	if (idem_range_exists(&mark->range))
 	{
 		scan->is_at_mark = false;
-		return idem_range_next(&mark->range, &scan->holes) - 1;
+		return idem_range_next(&mark->range) - 1;
 	}
 	return mark->reached;
 }
@@ -152,13 +152,13 @@ idem_due_scan_found(IdemDueScan *scan, TimestampTz available_at,
 		reached(scan, available_at);
 	scan->is_at_mark = false;
 	if (idem_range_exists(range) && available_at < range->from)
-		idem_range_forget(range, &scan->holes);
+		idem_range_forget(range);
 	if (idem_range_exists(range))
 	{
 		TimestampTz next;
 
-		idem_range_pass(range, &scan->holes, available_at);
-		next = idem_range_next(range, &scan->holes);
+		idem_range_pass(range, available_at);
+		next = idem_range_next(range);
 		if (available_at < next)
 		{
 			*after = next - 1;
@@ -189,7 +189,7 @@ idem_due_scan_looked(IdemDueScan *scan, const IdemBlockers *blockers)
 		if (is_blocked)
 			idem_range_add(range, blockers, scan->last, scan->previous);
 		else
-			idem_range_stay(range, &scan->holes, scan->last);
+			idem_range_stay(range, scan->last);
 		return;
 	}
 	if (is_new)
@@ -205,7 +205,7 @@ idem_due_scan_looked(IdemDueScan *scan, const IdemBlockers *blockers)
 	if (is_blocked)
 		idem_range_add(range, blockers, scan->last, scan->previous);
 	else
-		idem_range_add_hole(range, &scan->holes, scan->last, scan->previous);
+		idem_range_add_hole(range, scan->last, scan->previous);
 }
 
 /*
@@ -220,12 +220,12 @@ idem_due_scan_end(IdemDueScan *scan, bool is_complete)
 	{
 		if (scan->is_at_mark)
 			reached(scan, DT_NOEND);
-		idem_range_pass(&mark->range, &scan->holes, DT_NOEND);
+		idem_range_pass(&mark->range, DT_NOEND);
 		extend_range(scan, DT_NOEND);
 	}
 	else if (idem_range_exists(&mark->range) &&
 			 scan->last < mark->range.until)
-		idem_range_stay(&mark->range, &scan->holes, scan->last);
+		idem_range_stay(&mark->range, scan->last);
 
 	if (idem_range_exists(&mark->range) && mark->look_again_at == 0)
 	{
@@ -296,5 +296,5 @@ forget_mark(IdemDueLowWater *mark)
 {
 	mark->reached = DT_NOBEGIN;
 	mark->restart_at = 0;
-	idem_range_forget(&mark->range, NULL);
+	idem_range_forget(&mark->range);
 }

@@ -43,7 +43,6 @@ typedef struct IdemDueScan
 	bool		extends;		/* does the range become longer? */
 	TimestampTz last;			/* the time of the last row */
 	TimestampTz previous;		/* and of the one before */
-	IdemHoles	holes;
 } IdemDueScan;
 
 /* What a scan is to do with a row that it has found. */

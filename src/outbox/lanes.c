@@ -267,8 +267,11 @@ idem_lane_promote_next(IdemCursor *outbox, int64 lane, int64 id,
  * is writing, or on what "snapshot" does not see, unless that is NULL.  Sets
  * "blockers" to the transactions for which the signpost waits.
  *
- * "head_id" is what a call for the same lane and by the same take has left
- * there, before which there is nothing to look for, or IDEM_HEAD_UNKNOWN.
+ * "head_id" is what a call for the same lane, by the same take, and for a row
+ * that is as pending as this one has left there: before that message there is
+ * nothing to look for.  It is IDEM_HEAD_UNKNOWN at first.  A pending row needs
+ * no more than a message that precedes it, whatever stands before that; any
+ * other row needs to know all of it.
  *
  * "lanes" is the same table as "outbox", for another row.
  */
@@ -284,13 +287,15 @@ idem_lane_move_signpost(IdemCursor *outbox, IdemCursor *lanes,
 	bool		is_pending = idem_outbox_in_state(outbox, "pending");
 	First		first;
 
+	if (is_pending && *head_id >= id)
+		*head_id = IDEM_HEAD_UNKNOWN;
 	first = find_first(lanes, lane, *head_id, is_pending ?
 					   Max(id, PG_INT64_MIN + 1) - 1 : PG_INT64_MAX, blockers);
 	if (first == FIRST_HELD)
 		return false;
 	if (first == FIRST_FREE)
 	{
-		if (blockers->count == 0)
+		if (is_pending || blockers->count == 0)
 			*head_id = DatumGetInt64(head[OUTBOX_ID]);
 		if (snapshot != NULL && !idem_row_is_visible(lanes, snapshot))
 			first = FIRST_UNKNOWN;

@@ -77,6 +77,7 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
@@ -139,8 +140,10 @@ typedef struct Visit
 {
 	int64		lane;
 	int64		head;			/* as idem_lane_move_signpost() has found it */
+	int64		earlier;		/* the same for rows that are pending */
 	IdemBlockers *blockers;		/* that rows wait for; NULL: for none */
 	bool		is_held;		/* all rows, and not only those not pending */
+	bool		signposts_stay; /* those not pending, even if there are none */
 	char		status;			/* of the table's */
 } Visit;
 
@@ -172,7 +175,8 @@ typedef struct Taking
 	Datum	   *topics;			/* NULL: all */
 	int			ntopics;
 	int			wanted;			/* how many more messages */
-	int64		text_size;		/* of those that are in the result */
+	bool		is_full;		/* no more are to be returned all the same */
+	int64		text_size;		/* of those in the result, and those locked */
 	int			passed;			/* rows that were found and left */
 	int			parks;			/* messages that were parked */
 	int			removals;		/* other rows that were moved, or removed */
@@ -182,6 +186,13 @@ typedef struct Taking
 	ReturnSetInfo *result;
 } Taking;
 
+/* A message that is locked, and how long it is as text. */
+typedef struct Locked
+{
+	int64		id;
+	int64		text_size;
+}			Locked;
+
 /*
  * What is being taken from a lane: messages from its head on, in order, all of
  * them locked, of which the first "taken" have been handed out.
@@ -189,7 +200,7 @@ typedef struct Taking
 typedef struct Lane
 {
 	int64		lane;
-	int64	   *ids;
+	Locked	   *messages;
 	int			size;
 	int			locked;
 	int			dying;			/* of them, those that have no attempt left */
@@ -217,6 +228,8 @@ static void begin_scan(Taking *taking, const Datum *topic,
 					   Snapshot snapshot);
 static void take_ready(Taking *taking, const Datum *topic);
 static bool is_late(const Taking *taking);
+static bool has_room(Taking *taking, int64 text_size);
+static void forget_locked(Taking *taking, Lane *lane, int from);
 static void take_found(Taking *taking);
 static void take_lane(Taking *taking);
 static void move_signpost(Taking *taking, Visit *visit);
@@ -226,6 +239,7 @@ static bool lock_next(Taking *taking, Lane *lane);
 static bool is_failing(const Datum *message);
 static bool is_dying(const Datum *message);
 static Taken take_row(Taking *taking, IdemCursor *outbox, bool is_locked);
+static int64 found_text_size(IdemCursor *outbox);
 static TimestampTz lease_end(Taking *taking);
 
 /*
@@ -260,7 +274,7 @@ idem_outbox_take(PG_FUNCTION_ARGS)
 		(void) take(&taking);
 
 	/* There might be more. */
-	if (taking.wanted == 0)
+	if (taking.wanted == 0 || taking.is_full)
 		idem_wake_next(taking.topics, taking.ntopics);
 	return (Datum) 0;
 }
@@ -346,11 +360,17 @@ next_due(Taking *taking)
 }
 
 /*
- * Take what there is now.  Returns whether this has changed anything.
+ * Take what there is now.  Returns whether this has changed anything.  Leaves
+ * no memory behind but the result, since a take that waits looks many times.
  */
 static bool
 take(Taking *taking)
 {
+	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
+												  "idempotency take",
+												  ALLOCSET_SMALL_SIZES);
+	MemoryContext old = MemoryContextSwitchTo(context);
+
 	idem_cursor_open(&taking->outbox, IDEM_OUTBOX, RowExclusiveLock);
 	taking->visits = NULL;
 	taking->passed = 0;
@@ -359,6 +379,8 @@ take(Taking *taking)
 	taking->deaths = 0;
 	taking->now = GetCurrentTimestamp();
 	taking->return_by = 0;
+	taking->is_full = false;
+	taking->text_size = 0;
 
 	/* That of the transaction would see what the call itself writes. */
 	taking->snapshot = NULL;
@@ -381,11 +403,10 @@ take(Taking *taking)
 	if (taking->snapshot != NULL)
 		PopActiveSnapshot();
 	if (taking->visits != NULL)
-	{
-		visits_destroy(taking->visits);
 		idem_cursor_close(&taking->lanes);
-	}
 	idem_cursor_close(&taking->outbox);
+	MemoryContextSwitchTo(old);
+	MemoryContextDelete(context);
 	return GetCurrentCommandId(false) != taking->command;
 }
 
@@ -400,7 +421,7 @@ take_topics(Taking *taking, const Datum *topics, int count)
 
 	if (count > 0)
 		start = pg_prng_uint64_range(&pg_global_prng_state, 0, count - 1);
-	for (int i = 0; i < count && taking->wanted > 0; i++)
+	for (int i = 0; i < count && taking->wanted > 0 && !taking->is_full; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
 		take_ready(taking, &topics[(start + i) % count]);
@@ -447,7 +468,7 @@ take_ready(Taking *taking, const Datum *topic)
 		after = idem_due_scan_begin(&marked, topic, taking->now);
 	begin_scan(taking, topic, TIMESTAMP_IS_NOBEGIN(after) ? NULL : &after,
 			   taking->now, taking->snapshot);
-	while (taking->wanted > 0)
+	while (taking->wanted > 0 && !taking->is_full)
 	{
 		Datum	   *found = taking->outbox.row->tts_values;
 		IdemDueStep step = IDEM_DUE_LOOK;
@@ -465,11 +486,9 @@ take_ready(Taking *taking, const Datum *topic)
 			begin_scan(taking, topic, &after, taking->now, NULL);
 			continue;
 		}
-		if (is_late(taking))
-		{
-			taking->wanted = 0;
+		taking->is_full = is_late(taking);
+		if (taking->is_full)
 			break;
-		}
 		take_found(taking);
 		if (is_marked)
 			idem_due_scan_looked(&marked, taking->blockers);
@@ -486,6 +505,20 @@ is_late(const Taking *taking)
 {
 	return taking->return_by != 0 &&
 		GetCurrentTimestamp() >= taking->return_by;
+}
+
+/*
+ * Can a message with this much text be returned, too?  If so, it counts from
+ * now on.  The first one always can.
+ */
+static bool
+has_room(Taking *taking, int64 text_size)
+{
+	taking->is_full = taking->text_size > 0 &&
+		taking->text_size + text_size > IDEM_MAX_RESULT_SIZE;
+	if (!taking->is_full)
+		taking->text_size += text_size;
+	return !taking->is_full;
 }
 
 /*
@@ -555,7 +588,8 @@ take_lane(Taking *taking)
 
 	lane.lane = DatumGetInt64(found[OUTBOX_KEY_HASH]);
 	visit = visits_lookup(taking->visits, lane.lane);
-	if (visit != NULL && (!is_pending || visit->head < id))
+	if (visit != NULL &&
+		(!is_pending || Max(visit->head, visit->earlier) < id))
 	{
 		move_signpost(taking, visit);
 		return;
@@ -564,10 +598,11 @@ take_lane(Taking *taking)
 	if (is_pending)
 		idem_lane_low_water_found(lane.lane, id);
 	lane.size = 8;
-	lane.ids = palloc_array(int64, lane.size);
+	lane.messages = palloc_array(Locked, lane.size);
 	while (take_locked(taking, &lane))
 		;
-	pfree(lane.ids);
+	forget_locked(taking, &lane, lane.taken);
+	pfree(lane.messages);
 
 	if (lane.has_dead)
 		idem_lane_promote_next(&taking->lanes, lane.lane, lane.dead, NULL);
@@ -576,7 +611,9 @@ take_lane(Taking *taking)
 
 	visit = visits_insert(taking->visits, lane.lane, &is_new);
 	visit->head = IDEM_HEAD_UNKNOWN;
+	visit->earlier = IDEM_HEAD_UNKNOWN;
 	visit->blockers = NULL;
+	visit->signposts_stay = false;
 	if (!is_pending || !lane.has_dead)
 		move_signpost(taking, visit);
 }
@@ -599,6 +636,8 @@ move_signpost(Taking *taking, Visit *visit)
 		taking->blockers = visit->blockers;
 		return;
 	}
+	if (visit != NULL && visit->signposts_stay && !is_pending)
+		return;
 	if (!(is_pending ? is_within(taking, taking->parks, MAX_PARKS) :
 		  is_within(taking, taking->removals, MAX_REMOVALS)))
 		return;
@@ -606,8 +645,9 @@ move_signpost(Taking *taking, Visit *visit)
 		moved = idem_outbox_set_ready(outbox, false, DT_NOBEGIN);
 	else
 		moved = idem_lane_move_signpost(outbox, &taking->lanes,
-										taking->snapshot, &visit->head,
-										&taking->found);
+										taking->snapshot,
+										is_pending ? &visit->earlier :
+										&visit->head, &taking->found);
 	if (moved)
 	{
 		taking->passed--;
@@ -626,6 +666,11 @@ move_signpost(Taking *taking, Visit *visit)
 		memcpy(visit->blockers, &taking->found, size);
 		visit->is_held = is_pending;
 	}
+
+	/* What has been found once would be found again, past all before it. */
+	if (visit != NULL && !is_pending && !moved &&
+		visit->head == IDEM_HEAD_UNKNOWN)
+		visit->signposts_stay = true;
 }
 
 /*
@@ -662,13 +707,13 @@ take_locked(Taking *taking, Lane *lane)
 			idem_lane_low_water_raise(lane->lane, id, snapshot,
 									  idem_lane_buffers() - buffers);
 		has_head = true;
-		if (n < lane->locked && id != lane->ids[n])
+		if (n < lane->locked && id != lane->messages[n].id)
 		{
 			if (lane->taken > 0)
 				break;
 
 			/* What was found is not the head of its lane. */
-			lane->locked = 0;
+			forget_locked(taking, lane, 0);
 			lane->dying = 0;
 			lane->ends = false;
 		}
@@ -677,7 +722,6 @@ take_locked(Taking *taking, Lane *lane)
 		{
 			if (!lock_next(taking, lane))
 				break;
-			lane->ids[lane->locked - 1] = id;
 			more = true;
 			n++;
 		}
@@ -698,8 +742,8 @@ take_locked(Taking *taking, Lane *lane)
 
 			lane->locked--;
 			lane->dying--;
-			memmove(&lane->ids[n], &lane->ids[n + 1],
-					(lane->locked - n) * sizeof(int64));
+			memmove(&lane->messages[n], &lane->messages[n + 1],
+					(lane->locked - n) * sizeof(Locked));
 			if (!lane->has_dead)
 				lane->dead = id;
 			lane->has_dead = true;
@@ -711,8 +755,20 @@ take_locked(Taking *taking, Lane *lane)
 }
 
 /*
+ * The messages of a lane from this one on are not returned: they do not count.
+ */
+static void
+forget_locked(Taking *taking, Lane *lane, int from)
+{
+	for (int i = from; i < lane->locked; i++)
+		taking->text_size -= lane->messages[i].text_size;
+	lane->locked = from;
+}
+
+/*
  * Lock the message that has been found in a lane, if it may be taken with
- * those before it, or is to die.  Makes room for its id.
+ * those before it, or is to die, and note it.  What the call cannot return is
+ * not locked: it would be kept from others until this transaction ends.
  */
 static bool
 lock_next(Taking *taking, Lane *lane)
@@ -720,24 +776,40 @@ lock_next(Taking *taking, Lane *lane)
 	IdemCursor *lanes = &taking->lanes;
 	Datum	   *found = lanes->row->tts_values;
 	bool		dies = is_dying(found);
+	Locked		message = {DatumGetInt64(found[OUTBOX_ID])};
 
-	if (lane->ends ||
+	if (lane->ends || taking->is_full ||
 		lane->locked - lane->taken - lane->dying >= taking->wanted ||
 		(dies && !is_within(taking, taking->deaths + lane->dying,
 							MAX_DEATHS)) ||
 		DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]) > taking->now ||
 		idem_is_written_since(lanes, taking->command) ||
-		!idem_row_is_visible(lanes, taking->begun) ||
-		idem_lock(lanes) != IDEM_WRITE_DONE)
+		!idem_row_is_visible(lanes, taking->begun))
 		return false;
+
+	taking->is_full = is_late(taking);
+	if (taking->is_full)
+		return false;
+	if (!dies)
+	{
+		message.text_size = found_text_size(lanes);
+		if (!has_room(taking, message.text_size))
+			return false;
+	}
+	if (idem_lock(lanes) != IDEM_WRITE_DONE)
+	{
+		taking->text_size -= message.text_size;
+		return false;
+	}
 
 	lane->ends = is_failing(found);
 	if (lane->locked == lane->size)
 	{
 		lane->size *= 2;
-		lane->ids = repalloc_huge(lane->ids, lane->size * sizeof(int64));
+		lane->messages = repalloc_huge(lane->messages,
+									   lane->size * sizeof(Locked));
 	}
-	lane->locked++;
+	lane->messages[lane->locked++] = message;
 	lane->dying += dies;
 	return true;
 }
@@ -764,8 +836,8 @@ is_dying(const Datum *message)
 
 /*
  * Take the row that was found, unless somebody else is at it, and add it to
- * the result.  One whose last attempt ended without a word from its relay is
- * declared dead instead.
+ * the result, for which one that is locked counts already.  One whose last
+ * attempt ended without a word from its relay is declared dead instead.
  */
 static Taken
 take_row(Taking *taking, IdemCursor *outbox, bool is_locked)
@@ -773,7 +845,7 @@ take_row(Taking *taking, IdemCursor *outbox, bool is_locked)
 	Datum	   *found = outbox->row->tts_values;
 	int			attempt = DatumGetInt32(found[OUTBOX_ATTEMPT]);
 	IdemOutboxRow row;
-	int64		text_size;
+	int64		text_size = 0;
 	Datum		values[lengthof(take_columns)];
 	bool		nulls[lengthof(take_columns)];
 
@@ -795,15 +867,20 @@ take_row(Taking *taking, IdemCursor *outbox, bool is_locked)
 		return TAKEN_DEAD;
 	}
 
-	text_size = idem_outbox_text_size(&row, IDEM_MAX_RESULT_SIZE);
-	if (is_late(taking) ||
-		(taking->text_size > 0 &&
-		 taking->text_size + text_size > IDEM_MAX_RESULT_SIZE))
+	if (is_late(taking))
 	{
-		taking->wanted = 0;
+		taking->is_full = true;
+		/* Others pass over it until this transaction ends. */
+		if (is_locked)
+			idem_notify_message(row.values[OUTBOX_TOPIC], taking->now, true);
 		return TAKEN_NOT;
 	}
-	taking->text_size += text_size;
+	if (!is_locked)
+	{
+		text_size = found_text_size(outbox);
+		if (!has_room(taking, text_size))
+			return TAKEN_NOT;
+	}
 
 	idem_outbox_set(&row, OUTBOX_ATTEMPT, Int32GetDatum(attempt + 1));
 	idem_outbox_set(&row, OUTBOX_AWAITING_ACK, BoolGetDatum(true));
@@ -812,7 +889,10 @@ take_row(Taking *taking, IdemCursor *outbox, bool is_locked)
 					TimestampTzGetDatum(lease_end(taking)));
 	if (idem_update(outbox, row.values, row.nulls,
 					is_locked) != IDEM_WRITE_DONE)
+	{
+		taking->text_size -= text_size;
 		return TAKEN_NOT;
+	}
 	idem_outbox_changes(&row);
 
 	IDEM_INJECTION_POINT("idem-taken");
@@ -826,6 +906,18 @@ take_row(Taking *taking, IdemCursor *outbox, bool is_locked)
 	taking->wanted--;
 	idem_count(IDEM_COUNT_TAKEN, 1);
 	return TAKEN;
+}
+
+/*
+ * How much text the message that was found has.
+ */
+static int64
+found_text_size(IdemCursor *outbox)
+{
+	IdemOutboxRow row;
+
+	idem_outbox_copy(outbox, &row);
+	return idem_outbox_text_size(&row, IDEM_MAX_RESULT_SIZE);
 }
 
 /*

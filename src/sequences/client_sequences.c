@@ -62,6 +62,7 @@
 #include "util/arguments.h"
 #include "util/compat.h"
 #include "util/log_events.h"
+#include "util/pinned_scope.h"
 #include "util/results.h"
 #include "util/timed_lock.h"
 #include "util/times.h"
@@ -221,12 +222,14 @@ found_last_seq(IdemCursor *sequences)
 }
 
 /*
- * The arguments; NULL stands for the default.  Raises 22004, 22023.
+ * The arguments; NULL stands for the default.  Raises 22004, 22023, and 55000
+ * for an aggregate that is not pinned.
  */
 static void
 append_args(FunctionCallInfo fcinfo, AppendRequest *request)
 {
 	request->key[0] = idem_name_arg(fcinfo, 0, "aggregate");
+	idem_check_pin(request->key[0]);
 	request->key[1] = idem_name_arg(fcinfo, 1, "client_id");
 	request->first_seq = DatumGetInt64(idem_required_arg(fcinfo, 2,
 														 "client_seq"));

@@ -27,6 +27,7 @@
 #include "util/arguments.h"
 #include "util/arrays.h"
 #include "util/compat.h"
+#include "util/pinned_scope.h"
 #include "util/settings.h"
 #include "util/texts.h"
 #include "util/timed_lock.h"
@@ -59,6 +60,7 @@ idem_once(PG_FUNCTION_ARGS)
 	bool		first;
 
 	key[0] = idem_name_arg(fcinfo, 0, "scope");
+	idem_check_pin(key[0]);
 	key[1] = idem_name_arg(fcinfo, 1, "token");
 	ttl = idem_interval_arg(fcinfo, 2, "ttl");
 
@@ -87,6 +89,7 @@ idem_once_many(PG_FUNCTION_ARGS)
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 
 	key[0] = idem_name_arg(fcinfo, 0, "scope");
+	idem_check_pin(key[0]);
 	array.length = idem_text_array(idem_required_arg(fcinfo, 1, array.name),
 								   array.name, &array.values);
 	ttl = idem_interval_arg(fcinfo, 2, "ttl");

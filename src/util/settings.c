@@ -55,6 +55,7 @@ double		idem_max_action_id_lead;
 int			idem_max_new_keys_per_minute;
 int			idem_max_attempts;
 bool		idem_require_request_hash;
+bool		idem_require_pinned_scope;
 bool		idem_has_launcher = false;
 int			idem_log_events;
 int			idem_log_format;
@@ -104,6 +105,7 @@ static double health_bloat;
 static double health_clock;
 static int	health_tables;
 static int	health_sequences;
+static double health_moves;
 
 static const struct config_enum_entry expired_key_policies[] = {
 	{"reuse", IDEM_EXPIRED_REUSE, false},
@@ -296,6 +298,11 @@ define_settings(void)
 	DefineCustomBoolVariable("idempotency.require_request_hash",
 							 "Refuses a claim without a request hash.",
 							 NULL, &idem_require_request_hash, false,
+							 PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("idempotency.require_pinned_scope",
+							 "Refuses calls that write for a scope that the transaction has not pinned.",
+							 "For shards: scale-out/shard.sql turns it on.",
+							 &idem_require_pinned_scope, false,
 							 PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("idempotency.max_attempts",
 							"How many attempts at a request idem_resume() makes.",
@@ -533,6 +540,9 @@ define_health_settings(void)
 							"By how much a sequence must be behind its table for idem_health() to complain.",
 							zero_is_off, &health_sequences, 1, 0, INT_MAX,
 							PGC_SUSET, 0, NULL, NULL, NULL);
+	define_time("idempotency.health_moves",
+				"How long a move between shards must be unfinished for idem_health() to warn.",
+				zero_is_off, &health_moves, MS_PER_MINUTE, PGC_SUSET);
 }
 
 static void

@@ -67,6 +67,7 @@ extern double idem_max_action_id_lead;
 extern int	idem_max_new_keys_per_minute;
 extern int	idem_max_attempts;
 extern bool idem_require_request_hash;
+extern bool idem_require_pinned_scope;
 extern int	idem_log_events;	/* a bit for each IdemEvent */
 extern int	idem_log_format;
 extern char *idem_route;

@@ -75,7 +75,10 @@ class Server:
         return 'host=%s port=5432 dbname=postgres user=%s' % (self.socket, user)
 
     def session(self, user='postgres', search_path=None):
-        return Session(self.dsn(user), search_path)
+        session = Session(self.dsn(user), search_path)
+        if user == 'postgres':      # who looks, and prepares
+            session.run('SET idempotency.require_pinned_scope = off')
+        return session
 
     def start(self):
         run(program('pg_ctl'), '-D', self.data, '-l', self.log, '-w', 'start')
@@ -247,10 +250,11 @@ class Servers:
         until(lambda: self.gate(home, scope) == 'leaving', 'it does not close')
         return process, blocker
 
-    def verify(self, *routers):
+    def verify(self, *routers, shards=None):
         """What scale-out/verify says, if it finds something."""
         done = subprocess.run(
-            [os.path.join(SCALE_OUT, 'verify'), 'dbname=router', *routers],
+            [os.path.join(SCALE_OUT, 'verify'),
+             *(['--shards', shards] if shards else []), 'dbname=router', *routers],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             check=False)
         return done.stdout if done.returncode else ''
