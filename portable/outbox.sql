@@ -68,28 +68,96 @@ COMMENT ON FUNCTION @S@.idem_p_open_lanes(bigint[]) IS
 'Puts the first message of each lane into the index of due messages; the lanes are locked.';
 
 -- What is parked is behind another message now, not only as the caller has seen.
-CREATE FUNCTION @S@.idem_p_park(ids bigint[])
+CREATE FUNCTION @S@.idem_p_park(ids bigint[], lanes bigint[])
 RETURNS int
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-	lanes bigint[];
 	count int;
 BEGIN
-	lanes := ARRAY(SELECT d.lane FROM (SELECT DISTINCT o.key_hash AS lane FROM @S@.idem_outbox AS o WHERE o.id = ANY (ids)
-		LIMIT 500) AS d WHERE pg_try_advisory_xact_lock(480, @S@.idem_p_lane_lock(d.lane)));
+	lanes := ARRAY(SELECT l.lane FROM unnest(lanes) AS l (lane)
+		WHERE pg_try_advisory_xact_lock(480, @S@.idem_p_lane_lock(l.lane)));
+	ids := ARRAY(SELECT p.id FROM unnest(ids) AS i (id) JOIN @S@.idem_outbox AS p ON p.id = i.id
+		JOIN (SELECT l.lane, (SELECT f.id FROM @S@.idem_outbox AS f
+				WHERE f.key_hash = l.lane AND f.state = 'pending' ORDER BY f.id LIMIT 1) AS head
+			FROM unnest(lanes) AS l (lane)) AS h ON h.lane = p.key_hash
+		WHERE p.state = 'pending' AND p.in_due_index AND p.id > h.head
+		FOR NO KEY UPDATE OF p SKIP LOCKED);
 	UPDATE @S@.idem_outbox AS o SET in_due_index = false
-		WHERE o.id = ANY (ARRAY(SELECT p.id FROM @S@.idem_outbox AS p
-			WHERE p.id = ANY (ids) AND p.key_hash = ANY (lanes) AND p.state = 'pending' AND p.in_due_index
-				AND p.id > (SELECT f.id FROM @S@.idem_outbox AS f
-					WHERE f.key_hash = p.key_hash AND f.state = 'pending' ORDER BY f.id LIMIT 1)
-			FOR NO KEY UPDATE SKIP LOCKED));
+		FROM unnest(ids) AS i (id) WHERE o.id = i.id;
 	GET DIAGNOSTICS count = ROW_COUNT;
 	RETURN count;
 END
 $$;
-COMMENT ON FUNCTION @S@.idem_p_park(bigint[]) IS
+COMMENT ON FUNCTION @S@.idem_p_park(bigint[], bigint[]) IS
 'Parks those of the messages that are behind another one of their key; returns how many.';
+
+-- The last five errors, the newest first, each in a line that begins with its time.
+CREATE FUNCTION @S@.idem_p_add_error(previous text, error text)
+RETURNS text
+LANGUAGE sql STABLE
+AS $$
+	SELECT concat_ws(E'\n', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z "')
+			|| translate(@S@.idem_p_clip(error, 500), E'\n\r', '  '),
+		array_to_string((string_to_array(previous, E'\n'))[:4], E'\n'))
+$$;
+COMMENT ON FUNCTION @S@.idem_p_add_error(text, text) IS
+'The errors of a message, with this one before the others.';
+
+CREATE FUNCTION @S@.idem_p_refuse(message_id bigint, of_attempt int, error text, retry_after interval, counted boolean,
+	schedule interval[], max_age interval, keep_history boolean)
+RETURNS text
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	message record;
+	tries int;
+	allowed CONSTANT bigint := @S@.idem_p_setting('max_response_size')::bigint;
+	is_last boolean;
+	clock timestamptz;
+	pause_end timestamptz;
+	errors text;
+BEGIN
+	PERFORM @S@.idem_p_lock_lanes(ARRAY(SELECT o.key_hash FROM @S@.idem_outbox AS o WHERE o.id = idem_p_refuse.message_id));
+	SELECT o.* INTO message FROM @S@.idem_outbox AS o WHERE o.id = idem_p_refuse.message_id FOR NO KEY UPDATE;
+	IF NOT FOUND OR message.state = 'acked'
+		OR (of_attempt IS NOT NULL AND (of_attempt <> message.attempt OR message.awaiting_ack IS NULL))
+	THEN
+		RETURN 'lost';
+	ELSIF message.state = 'dead' THEN
+		RETURN 'dead';
+	END IF;
+	clock := clock_timestamp();
+	tries := message.attempt - message.uncounted_attempts - CASE WHEN counted THEN 0 ELSE 1 END;
+	is_last := tries >= @S@.idem_p_setting('outbox_max_attempts')::int
+		OR coalesce(message.created_at + max_age <= clock, false)
+		OR (counted AND schedule IS NOT NULL AND tries > cardinality(schedule));
+	IF schedule IS NULL OR NOT counted THEN
+		pause_end := clock + coalesce(retry_after,
+			least(2.0::float8 ^ least(greatest(tries, 1) - 1, 20), 3600) * (0.5 + 0.5 * random()) * '1 s'::interval);
+	ELSE
+		pause_end := greatest(clock + coalesce(retry_after, '0 s'), clock + coalesce(schedule[tries], '0 s'));
+	END IF;
+	errors := CASE WHEN error IS NULL THEN message.last_error
+		WHEN keep_history THEN @S@.idem_p_add_error(message.last_error, error) ELSE error END;
+	IF octet_length(errors) > allowed THEN
+		errors := @S@.idem_p_clip(errors, allowed::int);
+	END IF;
+	UPDATE @S@.idem_outbox AS o SET state = CASE WHEN is_last THEN 'dead' ELSE 'pending' END,
+			in_due_index = o.in_due_index AND NOT is_last,
+			uncounted_attempts = o.uncounted_attempts + CASE WHEN counted THEN 0 ELSE 1 END,
+			awaiting_ack = CASE WHEN o.awaiting_ack IS NOT NULL THEN false END, last_error = errors,
+			available_at = pause_end
+		WHERE o.id = idem_p_refuse.message_id;
+	IF is_last THEN
+		PERFORM @S@.idem_p_open_lanes(ARRAY[message.key_hash]);
+		RETURN 'dead';
+	END IF;
+	RETURN 'pending';
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_refuse(bigint, int, text, interval, boolean, interval[], interval, boolean) IS
+'Refuses a message, for idem_outbox_nack and idem_outbox_fail.';
 
 --@ idem_publish plpgsql
 DECLARE
@@ -157,18 +225,21 @@ BEGIN
 		SELECT m.place::int, m.message_id FROM message AS m ORDER BY m.place;
 END
 
---@ idem_outbox_take plpgsql
+-- The statistics of a table that is filled and emptied lead the planner astray: all
+-- that is read here is the beginning of an index.
+--@ idem_outbox_take plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
 #variable_conflict use_column
 DECLARE
 	wanted CONSTANT int := coalesce(max_messages, 100);
 	attempts_allowed CONSTANT int := @S@.idem_p_setting('outbox_max_attempts')::int;
 	-- Of one call, parking must not take long.
-	may_park int := 1000;
+	may_park int := 200;
 	clock timestamptz := clock_timestamp();
 	deadline CONSTANT timestamptz := clock + wait;
 	lease_end timestamptz;
 	heads bigint[];
 	behind bigint[];
+	lanes bigint[];
 	ids bigint[];
 	ended bigint[];
 	parked int;
@@ -195,14 +266,14 @@ BEGIN
 		lease_end := clock + coalesce(lease, '30 s');
 		-- The due messages: those that are the first of their key, and others, to be parked.
 		SELECT array_agg(d.id ORDER BY d.available_at, d.id) FILTER (WHERE d.is_head),
-				array_agg(d.id) FILTER (WHERE NOT d.is_head)
-			INTO heads, behind
-			FROM (SELECT c.id, c.available_at, c.key_hash IS NULL OR c.id = (SELECT f.id FROM @S@.idem_outbox AS f
+				array_agg(d.id) FILTER (WHERE NOT d.is_head), array_agg(DISTINCT d.key_hash) FILTER (WHERE NOT d.is_head)
+			INTO heads, behind, lanes
+			FROM (SELECT c.id, c.available_at, c.key_hash, c.key_hash IS NULL OR c.id = (SELECT f.id FROM @S@.idem_outbox AS f
 					WHERE f.key_hash = c.key_hash AND f.state = 'pending' ORDER BY f.id LIMIT 1) AS is_head
 				FROM (SELECT o.id, o.available_at, o.key_hash FROM @S@.idem_outbox AS o
 					WHERE o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
 						AND (topics IS NULL OR o.topic = ANY (topics))
-					ORDER BY o.available_at LIMIT wanted + least(may_park, 500)) AS c) AS d;
+					ORDER BY o.available_at LIMIT wanted + may_park) AS c OFFSET 0) AS d;
 		-- With a head, its lane is this call's.
 		ids := NULL;
 		IF heads IS NOT NULL THEN
@@ -252,7 +323,7 @@ BEGIN
 		-- Whatever is behind others makes way for what is due.
 		parked := 0;
 		IF behind IS NOT NULL AND may_park > 0 THEN
-			parked := @S@.idem_p_park(behind);
+			parked := @S@.idem_p_park(behind, lanes);
 			may_park := may_park - parked;
 		END IF;
 		IF changed THEN
@@ -261,7 +332,7 @@ BEGIN
 			CONTINUE;
 		END IF;
 		-- What has been parked is to be committed.
-		IF may_park < 1000 OR deadline IS NULL OR clock_timestamp() >= deadline THEN
+		IF may_park < 200 OR deadline IS NULL OR clock_timestamp() >= deadline THEN
 			RETURN;
 		END IF;
 		pause := @S@.idem_p_pause(pause, NULL, deadline);
@@ -295,11 +366,6 @@ BEGIN
 END
 
 --@ idem_outbox_nack plpgsql
-DECLARE
-	message record;
-	tries int;
-	attempts_allowed CONSTANT int := @S@.idem_p_setting('outbox_max_attempts')::int;
-	clipped text;
 BEGIN
 	IF id IS NULL THEN
 		PERFORM @S@.idem_p_null('id');
@@ -310,31 +376,40 @@ BEGIN
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
 	END IF;
-	PERFORM @S@.idem_p_lock_lanes(ARRAY(SELECT o.key_hash FROM @S@.idem_outbox AS o WHERE o.id = idem_outbox_nack.id));
-	SELECT o.* INTO message FROM @S@.idem_outbox AS o WHERE o.id = idem_outbox_nack.id FOR NO KEY UPDATE;
-	IF NOT FOUND OR message.state = 'acked'
-		OR (attempt IS NOT NULL AND (attempt <> message.attempt OR message.awaiting_ack IS NULL))
-	THEN
-		RETURN 'lost';
-	ELSIF message.state = 'dead' THEN
-		RETURN 'dead';
+	RETURN @S@.idem_p_refuse(id, attempt, error, retry_after, true, NULL, NULL, false);
+END
+
+--@ idem_outbox_fail plpgsql
+DECLARE
+	pause interval;
+BEGIN
+	IF id IS NULL THEN
+		PERFORM @S@.idem_p_null('id');
+	ELSIF attempt IS NULL THEN
+		PERFORM @S@.idem_p_null('attempt');
+	ELSIF error IS NULL THEN
+		PERFORM @S@.idem_p_null('error');
 	END IF;
-	tries := message.attempt - message.uncounted_attempts;
-	clipped := CASE WHEN octet_length(error) > @S@.idem_p_setting('max_response_size')::int
-		THEN @S@.idem_p_clip(error, @S@.idem_p_setting('max_response_size')::int) ELSE error END;
-	IF tries >= attempts_allowed THEN
-		UPDATE @S@.idem_outbox AS o SET state = 'dead', in_due_index = false,
-				awaiting_ack = CASE WHEN o.awaiting_ack IS NOT NULL THEN false END, last_error = coalesce(clipped, o.last_error)
-			WHERE o.id = idem_outbox_nack.id;
-		PERFORM @S@.idem_p_open_lanes(ARRAY[message.key_hash]);
-		RETURN 'dead';
+	IF retry_after IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(retry_after, 'retry_after');
 	END IF;
-	UPDATE @S@.idem_outbox AS o SET awaiting_ack = CASE WHEN o.awaiting_ack IS NOT NULL THEN false END,
-			available_at = clock_timestamp() + coalesce(retry_after,
-				least(2.0::float8 ^ least(greatest(tries, 1) - 1, 20), 3600) * (0.5 + 0.5 * random()) * '1 s'::interval),
-			last_error = coalesce(clipped, o.last_error)
-		WHERE o.id = idem_outbox_nack.id;
-	RETURN 'pending';
+	IF counted IS NULL THEN
+		PERFORM @S@.idem_p_null('counted');
+	END IF;
+	IF max_age IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(max_age, 'max_age');
+	END IF;
+	PERFORM @S@.idem_p_check_array(schedule, 'schedule', schedule IS NOT NULL);
+	FOREACH pause IN ARRAY coalesce(schedule, '{}') LOOP
+		IF NOT isfinite(pause) OR clock_timestamp() + pause < clock_timestamp() THEN
+			RAISE EXCEPTION USING ERRCODE = '22023',
+				MESSAGE = 'pauses of argument "schedule" must be finite and not negative';
+		END IF;
+	END LOOP;
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	RETURN @S@.idem_p_refuse(id, attempt, error, retry_after, counted, schedule, max_age, true);
 END
 
 --@ idem_outbox_requeue plpgsql
