@@ -219,11 +219,22 @@ BEGIN
 		GET DIAGNOSTICS count = ROW_COUNT;
 		deleted := deleted + count;
 	END LOOP;
-	DELETE FROM @S@.idem_user_actions AS a
-		WHERE a.user_id = idem_forget_user.user_id AND NOT EXISTS (SELECT FROM @S@.idem_action_versions AS v
-			WHERE v.user_id = a.user_id AND v.entity_type = a.entity_type AND v.entity_id = a.entity_id);
-	GET DIAGNOSTICS count = ROW_COUNT;
-	RETURN deleted + count;
+	-- Actions without a counter: whether there is one is certain under the lock of the row.
+	FOR counter IN SELECT a.entity_type, a.entity_id, a.action_type FROM @S@.idem_user_actions AS a
+		WHERE a.user_id = idem_forget_user.user_id ORDER BY a.entity_type, a.entity_id, a.action_type
+	LOOP
+		PERFORM FROM @S@.idem_user_actions AS a
+			WHERE a.user_id = idem_forget_user.user_id AND a.entity_type = counter.entity_type
+				AND a.entity_id = counter.entity_id AND a.action_type = counter.action_type FOR UPDATE;
+		DELETE FROM @S@.idem_user_actions AS a
+			WHERE a.user_id = idem_forget_user.user_id AND a.entity_type = counter.entity_type
+				AND a.entity_id = counter.entity_id AND a.action_type = counter.action_type
+				AND NOT EXISTS (SELECT FROM @S@.idem_action_versions AS v
+					WHERE v.user_id = a.user_id AND v.entity_type = a.entity_type AND v.entity_id = a.entity_id);
+		GET DIAGNOSTICS count = ROW_COUNT;
+		deleted := deleted + count;
+	END LOOP;
+	RETURN deleted;
 END
 
 --@ idem_try_advance_many plpgsql

@@ -310,6 +310,7 @@ DECLARE
 	start CONSTANT timestamptz := clock_timestamp();
 	allowed float8;
 	is_longer boolean;
+	is_negative boolean := false;
 BEGIN
 	IF NOT isfinite(value) THEN
 		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('argument "%s" must be finite', name);
@@ -321,7 +322,11 @@ BEGIN
 			+ extract(day FROM value)::float8 * 86400000 + extract(hour FROM value)::float8 * 3600000
 			+ extract(minute FROM value)::float8 * 60000 + extract(milliseconds FROM value)::float8 > allowed;
 		IF NOT is_longer THEN
-			is_longer := extract(epoch FROM start + value - start)::float8 * 1000 > allowed;
+			BEGIN
+				is_longer := extract(epoch FROM start + value - start)::float8 * 1000 > allowed;
+			EXCEPTION WHEN datetime_field_overflow THEN
+				is_longer := value > '0 s'::interval;
+			END;
 		END IF;
 		IF is_longer THEN
 			RAISE EXCEPTION USING ERRCODE = '22023',
@@ -330,7 +335,13 @@ BEGIN
 				HINT = format('Pass a shorter interval, or let a superuser raise "idempotency.max_%s".', name);
 		END IF;
 	END IF;
-	IF value < '0 s'::interval OR start + value < start THEN
+	IF value < '0 s'::interval THEN
+		is_negative := true;
+	ELSIF extract(year FROM value) < 0 OR extract(month FROM value) < 0 OR extract(day FROM value) < 0
+		OR extract(epoch FROM value - date_trunc('day', value)) < 0 THEN
+		is_negative := start + value < start;
+	END IF;
+	IF is_negative THEN
 		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('argument "%s" must not be negative', name);
 	END IF;
 END
@@ -432,9 +443,10 @@ CREATE FUNCTION @S@.idem_p_is_running(writer xid)
 RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
-	-- Of the transactions with these 32 bits, the latest that has begun.
+	-- Of the transactions with these 32 bits, the one nearest to the snapshot.
 	SELECT NOT @S@.idem_p_is_own(writer)
-		AND pg_xact_status((n.next - 1 - ((n.next - 1 - writer::text::bigint) & 4294967295))::text::xid8) = 'in progress'
+		AND pg_xact_status(greatest(n.next + (((writer::text::bigint - n.next + 2147483648) & 4294967295) - 2147483648), 0)::text::xid8)
+			= 'in progress'
 	FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint) AS n (next)
 $$;
 COMMENT ON FUNCTION @S@.idem_p_is_running(xid) IS
