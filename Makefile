@@ -2,7 +2,7 @@
 #
 # Try it, on throwaway servers:
 #	make demo			see it work
-#	make playground		a page with two shops and a network that fails
+#	make playground		a page with three shops and a network that fails
 #
 # Test it, on throwaway servers:
 #	make check			all tests of the extension

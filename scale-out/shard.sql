@@ -8,7 +8,7 @@
 --
 -- Every call that comes through the router passes idem_pin_scope(scope) in its own
 -- transaction, and so must every transaction of a client that connects here
--- directly.  It holds the scope where it is until that transaction ends, and
+-- directly; idempotency.require_pinned_scope sees to it in new sessions.  It holds the scope where it is until that transaction ends, and
 -- refuses a scope that lives elsewhere: a router with an old, wrong or
 -- incomplete map gets an error, never a second record of the same key.
 
@@ -18,11 +18,13 @@ SET search_path = pg_catalog, pg_temp;
 BEGIN;
 CREATE SCHEMA idem_guard;
 
--- 256 slots, by the first byte of a hash that is the same everywhere.
+-- 256 slots, by a hash that partitions use, too: it is the same in each version
+-- of PostgreSQL, on machines of one byte order.  src/util/pinned_scope.c has it,
+-- too.
 CREATE FUNCTION idem_guard.slot(scope text)
 RETURNS int
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-RETURN get_byte(sha256(convert_to(scope, 'UTF8')), 0);
+RETURN hashtextextended(scope COLLATE "C", 0) & 255;
 
 -- A scope of its own place has a row; the others follow their slot's, whose
 -- scope is ''.  No row: elsewhere.  The functions below, and nothing else, change
@@ -34,6 +36,7 @@ CREATE TABLE idem_guard.places (
 	epoch bigint NOT NULL,		-- of its last change; it never falls
 	opened bigint NOT NULL,		-- the last epoch at which it was open
 	peer int,					-- where it leaves to
+	follows boolean NOT NULL DEFAULT false,	-- had no gate of its own before it left
 	since timestamptz NOT NULL DEFAULT clock_timestamp(),	-- in this state
 	here boolean NOT NULL GENERATED ALWAYS AS (state = 'open') STORED,
 	PRIMARY KEY (slot, scope)
@@ -59,7 +62,7 @@ BEGIN
 		RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
 			MESSAGE = format('scope "%s" does not live on this shard', left(scope, 40)),
 			DETAIL = 'It is being moved, has been moved, or was looked for in the wrong place. Nothing has been done.',
-			HINT = 'Ask the router again: SELECT idem_shard(scope).',
+			HINT = 'Let the router look for it: SELECT idem_find_shard(scope).',
 			SCHEMA = 'idem_guard';        -- by which clients know it
 	END IF;
 	RETURN scope;
@@ -140,6 +143,16 @@ BEGIN
 END
 $$;
 
+-- For a router that looks for a scope.
+CREATE FUNCTION idem_guard.whereabouts(scope text,
+	OUT state text, OUT epoch bigint, OUT peer int, OUT is_own boolean)
+LANGUAGE sql STABLE STRICT SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+	SELECT g.state, g.epoch, g.peer, g.is_own
+	FROM idem_guard.gate(idem_guard.slot(scope), scope) AS g
+$$;
+
 -- Of all gates of a slot, since those of its scopes count for the slot, and
 -- the slot's for scopes that have none yet.
 CREATE FUNCTION idem_guard.highest_epoch(slot int)
@@ -159,14 +172,16 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION idem_guard.set_gate(slot int, scope text, state text, epoch bigint, opened bigint, peer int)
+CREATE FUNCTION idem_guard.set_gate(slot int, scope text, state text, epoch bigint, opened bigint, peer int,
+	follows boolean DEFAULT false)
 RETURNS void
 LANGUAGE sql VOLATILE
 BEGIN ATOMIC
-	INSERT INTO idem_guard.places AS p (slot, scope, state, epoch, opened, peer)
-	VALUES (set_gate.slot, set_gate.scope, set_gate.state, set_gate.epoch, set_gate.opened, set_gate.peer)
+	INSERT INTO idem_guard.places AS p (slot, scope, state, epoch, opened, peer, follows)
+	VALUES (set_gate.slot, set_gate.scope, set_gate.state, set_gate.epoch, set_gate.opened, set_gate.peer, set_gate.follows)
 	ON CONFLICT (slot, scope) DO UPDATE
 	SET state = EXCLUDED.state, epoch = EXCLUDED.epoch, opened = EXCLUDED.opened, peer = EXCLUDED.peer,
+		follows = EXCLUDED.follows,
 		since = CASE WHEN p.state = EXCLUDED.state THEN p.since ELSE EXCLUDED.since END;
 END;
 
@@ -240,7 +255,10 @@ BEGIN
 			OR gate.state = 'leaving' AND gate.is_own AND gate.peer = close.peer AND peer_opened < gate.epoch) THEN
 		PERFORM idem_guard.overtaken(slot, scope, 'closing the old shard', epoch);
 	END IF;
-	PERFORM idem_guard.set_gate(slot, scope, 'leaving', epoch, gate.opened, peer);
+	PERFORM idem_guard.set_gate(slot, scope, 'leaving', epoch, gate.opened, peer,
+		CASE WHEN gate.is_own THEN (SELECT p.follows FROM idem_guard.places AS p
+				WHERE p.slot = close.slot AND p.scope = close.scope)
+			ELSE true END);
 END
 $$;
 
@@ -320,7 +338,9 @@ BEGIN
 END
 $$;
 
--- The way back ends on the shard that it did not leave.  Returns the new epoch.
+-- The way back ends on the shard that it did not leave.  A scope that had no gate
+-- of its own follows its slot again, whose epoch covers the scope's.  Returns the
+-- new epoch.
 CREATE FUNCTION idem_guard.reopen(slot int, scope text, epoch bigint)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE
@@ -333,7 +353,16 @@ BEGIN
 	IF gate.state <> 'leaving' OR NOT gate.is_own OR gate.epoch <> epoch THEN
 		PERFORM idem_guard.overtaken(slot, scope, 'going back', epoch);
 	END IF;
-	PERFORM idem_guard.set_gate(slot, scope, 'open', epoch + 1, epoch + 1, NULL);
+	UPDATE idem_guard.places AS p
+	SET epoch = greatest(p.epoch, reopen.epoch + 1), opened = greatest(p.opened, reopen.epoch + 1)
+	FROM idem_guard.places AS own
+	WHERE p.slot = reopen.slot AND p.scope = '' AND p.state = 'open'
+		AND own.slot = p.slot AND own.scope = reopen.scope AND own.scope <> '' AND own.follows;
+	IF FOUND THEN
+		DELETE FROM idem_guard.places AS p WHERE p.slot = reopen.slot AND p.scope = reopen.scope;
+	ELSE
+		PERFORM idem_guard.set_gate(slot, scope, 'open', epoch + 1, epoch + 1, NULL);
+	END IF;
 	RETURN epoch + 1;
 END
 $$;
@@ -381,9 +410,12 @@ REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idem_guard FROM PUBLIC;
 REVOKE ALL ON FUNCTION :schema.idem_pin_scope(text), :schema.idem_pin_scope(text[]) FROM PUBLIC;
 GRANT USAGE ON SCHEMA idem_guard TO :"application";
 GRANT EXECUTE ON FUNCTION idem_guard.seen(text), idem_guard.seen(text[]),
-	idem_guard.pass(text), idem_guard.pass(text[]),
+	idem_guard.pass(text), idem_guard.pass(text[]), idem_guard.whereabouts(text),
 	:schema.idem_pin_scope(text), :schema.idem_pin_scope(text[]) TO :"application";
 SELECT :schema.idem_grant(quote_ident(:'application')::regrole) \g /dev/null
+
+-- In sessions that begin from now on, functions that write demand the pin.
+SELECT format('ALTER DATABASE %I SET idempotency.require_pinned_scope = on', current_database()) \gexec
 
 -- The database's owner, who has the rights of the extension's tables, dumps it.
 SELECT pg_get_userbyid(datdba) AS owner

@@ -257,13 +257,14 @@ SELECT "table", r.seq_scan - b.seq_scan AS seq_scans, r.seq_tup_read - b.seq_tup
 		r.idx_scan - b.idx_scan AS index_scans, r.idx_tup_fetch - b.idx_tup_fetch AS read_by_index,
 		r.n_tup_del - b.n_tup_del AS deleted
 	FROM pg_temp.reads AS r JOIN before AS b USING ("table") ORDER BY 1;
--- No more than the batch
+-- No more than the batch.  If the last call was slow, this one begins where that
+-- ended, and then again with the oldest row.
 SELECT pg_temp.expire_keys('found-by-index-1%');
 SELECT pg_temp.expire_tokens('token 1%');
 TRUNCATE before;
 INSERT INTO before SELECT * FROM pg_temp.reads;
 SELECT * FROM idem_cleanup(10);
-SELECT "table", r.seq_scan - b.seq_scan AS seq_scans, r.idx_scan - b.idx_scan AS index_scans,
+SELECT "table", r.seq_scan - b.seq_scan AS seq_scans, r.idx_scan - b.idx_scan BETWEEN 1 AND 2 AS few_index_scans,
 		r.idx_tup_fetch - b.idx_tup_fetch AS read_by_index, r.n_tup_del - b.n_tup_del AS deleted
 	FROM pg_temp.reads AS r JOIN before AS b USING ("table") ORDER BY 1;
 ROLLBACK;

@@ -108,17 +108,24 @@ SELECT idem_outbox_ack(:'lane_ids');
 BEGIN;
 SELECT count(idem_publish('t', '"short"'));
 PREPARE TRANSACTION 'short';
+SELECT count(*) FROM idem_publish_many('{t}', array_fill('"answered"'::jsonb, '{4000}'));
+BEGIN;
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE payload = '"answered"';
+PREPARE TRANSACTION 'answers';
 BEGIN;
 SELECT count(idem_publish('t', to_jsonb(repeat('held ', 300)))) FROM generate_series(1, 4000);
 PREPARE TRANSACTION 'many';
 SELECT pg_sleep(1.1);
-SELECT count(idem_publish('t', '"free"')) FROM generate_series(1, 7);
+SELECT count(idem_publish('t', '"free"')) FROM generate_series(1, 11);
 SELECT pg_temp.pages_of_take() AS first \gset
 SELECT :first > 500 AS first_passes_all, min(pages) < 60 AS then_few FROM (SELECT pg_temp.pages_of_take() FROM generate_series(1, 3)) AS later (pages);
 COMMIT PREPARED 'short';
 SELECT pg_temp.pages_of_take() < 60 AS few;
 SELECT count(*) FROM idem_outbox WHERE payload = '"short"' AND attempt = 1;
 SELECT pg_temp.pages_of_take() < 60 AS few;
+COMMIT PREPARED 'answers';
+SELECT pg_temp.pages_of_take() AS first \gset
+SELECT :first > 100 AS passes_all_once, min(pages) < 60 AS then_few FROM (SELECT pg_temp.pages_of_take() FROM generate_series(1, 3)) AS later (pages);
 ROLLBACK PREPARED 'many';
 COMMIT PREPARED 'lane';
 SELECT payload, count(*) FROM idem_outbox_take(20000, '1 hour') GROUP BY payload ORDER BY payload;
@@ -141,6 +148,51 @@ COMMIT PREPARED 'locked';
 SELECT payload FROM idem_outbox_take(10, '1 hour') ORDER BY id;
 TRUNCATE idem_outbox;
 
+-- Nor does one pass what an open transaction has published once for each message behind it.
+BEGIN;
+SELECT count(*) FROM idem_publish_many('{t}', array_fill('"held"'::jsonb, '{20000}'), '{lane}');
+PREPARE TRANSACTION 'lane';
+SELECT count(*) FROM idem_publish_many('{t}', array_fill('"parked"'::jsonb, '{1000}'), '{lane}');
+SELECT count(*) FROM idem_outbox_take(1000, '0');
+SELECT payload FROM idem_outbox_take(1, '1 hour');
+SELECT count(idem_publish('other', '"urgent"'));
+SELECT pg_temp.pages_of_take() < 100000 AS few;
+SELECT count(*) FROM idem_outbox WHERE topic = 'other' AND attempt = 1;
+ROLLBACK PREPARED 'lane';
+TRUNCATE idem_outbox;
+
+-- Nor once for each message that has left the key, where the first message is leased and parked.
+SELECT count(*) FROM idem_publish_many('{t}', array_fill('1'::jsonb, '{100}'), '{lane}');
+SELECT array_agg(id) AS lane_ids FROM idem_outbox_take(100, '1 hour') \gset
+BEGIN;
+SELECT count(*) FROM idem_publish_many('{t}', array_fill('"held"'::jsonb, '{20000}'), '{lane}');
+PREPARE TRANSACTION 'lane';
+SELECT count(*) FROM idem_publish_many('{t}', '{"\"dies\"","\"parked\""}', '{lane}');
+DO $$
+DECLARE
+	next bigint;
+BEGIN
+	FOR next IN SELECT id FROM idem_outbox WHERE payload = '1' ORDER BY id DESC LOOP
+		PERFORM idem_outbox_ack(ARRAY[next]);
+		COMMIT;
+	END LOOP;
+END
+$$;
+SET idempotency.outbox_max_attempts = 1;
+SELECT idem_outbox_nack(id) FROM idem_outbox_take(1);
+RESET idempotency.outbox_max_attempts;
+SELECT id AS parked FROM idem_outbox_take(1, '0') \gset
+SELECT idem_outbox_requeue();
+SELECT id AS dies, payload FROM idem_outbox_take(1, '1 hour') \gset
+SELECT count(*) FROM idem_outbox_take(1, '1 hour');
+SELECT count(*) FROM idem_outbox_extend(ARRAY[:parked], '10 hours', '{1}');
+SELECT idem_outbox_ack(ARRAY[:dies]);
+SELECT count(idem_publish('other', '"urgent"')) FROM generate_series(1, 3);
+SELECT count(*) FROM idem_outbox WHERE in_due_index AND state = 'acked';
+SELECT max(pages) < 30000 AS few FROM (SELECT pg_temp.pages_of_take() FROM generate_series(1, 3)) AS later (pages);
+ROLLBACK PREPARED 'lane';
+TRUNCATE idem_outbox;
+
 -- What is left of the keys of a publisher that has rolled back is gone after two takes.
 SELECT count(*) FROM idem_publish_many('{t}', array_fill('1'::jsonb, '{12000}'), ARRAY(SELECT 'key ' || i FROM generate_series(1, 12000) AS i));
 SELECT array_agg(id) AS many_ids FROM idem_outbox_take(12000, '1 hour') \gset
@@ -156,6 +208,13 @@ SELECT count(*) FROM idem_outbox WHERE in_due_index;
 TRUNCATE idem_outbox;
 
 -- A few bytes can be a long text: no message can be longer than a relay can be sent, and no take returns too much.
+SELECT idem_publish('t', to_jsonb(repeat('x', 16777216)));
+SELECT count(idem_publish('small', to_jsonb(repeat('x', 16700000))));
+SELECT count(idem_publish('small', to_jsonb(array_fill(repeat('x', 1000), '{15900}'))));
+SELECT idem_publish('t', to_jsonb(array_fill(repeat('x', 1000), '{15900}')), NULL, to_jsonb(repeat('x', 1000000)));
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(topics => '{small}');
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(topics => '{small}');
+SET idempotency.max_message_size = '256MB';
 SELECT idem_publish('t', to_jsonb(array_fill(1e131071::numeric, '{8200}')));
 SELECT idem_publish('t', to_jsonb(array_fill(1e131071::numeric, '{40}')));
 SELECT count(idem_publish('small', to_jsonb(array_fill(1e131071::numeric, '{30}'))));
@@ -168,6 +227,16 @@ SELECT message_key, count(*) FROM idem_outbox_take(1000, '1 hour') GROUP BY mess
 SELECT message_key, count(*) FROM idem_outbox_take(1000, '1 hour') GROUP BY message_key;
 SELECT message_key, count(*) FROM idem_outbox_take(1000, '1 hour') GROUP BY message_key ORDER BY message_key;
 SELECT message_key, count(*) FROM idem_outbox_take(1000, '1 hour') GROUP BY message_key;
+TRUNCATE idem_outbox;
+
+-- What a take leaves because it has enough text is not locked by it.
+SELECT count(idem_publish('t', to_jsonb(repeat('x', 39000000)), k)) FROM unnest('{a,b}'::text[]) AS k;
+BEGIN;
+SELECT message_key FROM idem_outbox_take(10, '1 hour');
+PREPARE TRANSACTION 'relay';
+SELECT message_key FROM idem_outbox_take(10, '1 hour');
+COMMIT PREPARED 'relay';
+RESET idempotency.max_message_size;
 TRUNCATE idem_outbox;
 
 -- A key whose first message somebody has deleted is found again after a repair.
@@ -193,6 +262,41 @@ SELECT count(*) FROM idem_outbox_take();
 COMMIT PREPARED 'short';
 SELECT payload, attempt FROM idem_outbox_take(10, '0 s');
 ROLLBACK PREPARED 'many';
+TRUNCATE idem_outbox;
+
+-- A function of an index that rolls back what it has written makes a take forget what it skips, and nothing else.
+CREATE TABLE written (i int);
+CREATE FUNCTION write_and_undo() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO written VALUES (1);
+	RAISE SQLSTATE 'UN001';
+EXCEPTION WHEN SQLSTATE 'UN001' THEN
+END
+$$;
+CREATE FUNCTION undoing(attempt int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+	PERFORM write_and_undo() WHERE attempt > 0;
+	RETURN attempt;
+END
+$$;
+CREATE INDEX undoing ON idem_outbox (undoing(attempt));
+BEGIN;
+SELECT count(*) FROM idem_publish_many('{t}', array_fill('"short"'::jsonb, '{1000}'));
+UPDATE idem_outbox SET available_at = now() - interval '2 s' + 2 * (id % 1000) * interval '1 ms';
+PREPARE TRANSACTION 'short';
+BEGIN;
+SELECT count(*) FROM idem_publish_many('{t}', array_fill('"long"'::jsonb, '{1000}'));
+UPDATE idem_outbox SET available_at = now() - interval '2 s' + (2 * (id % 1000) + 1) * interval '1 ms' WHERE payload = '"long"';
+PREPARE TRANSACTION 'long';
+SELECT pg_sleep(2.2);
+SELECT count(*) FROM idem_outbox_take(1);
+COMMIT PREPARED 'short';
+SELECT payload, count(*) FROM idem_outbox_take(200) GROUP BY payload;
+SELECT payload, count(*) FROM idem_outbox_take(1000) GROUP BY payload;
+ROLLBACK PREPARED 'long';
+DROP INDEX undoing;
+DROP TABLE written;
+DROP FUNCTION undoing, write_and_undo;
 TRUNCATE idem_outbox;
 
 -- A call that passes over many messages parks up to a fifth of them, so a few calls park them all.

@@ -279,6 +279,16 @@ SELECT idem_complete(k.scope, k.key, 200, claim_token => k.claim_token) FROM ide
 RESET idempotency.require_request_hash;
 SELECT outcome FROM idem_claim('set', 'settings-key-0054');
 
+-- require_pinned_scope: no call that writes for a scope without the lock of idem_pin_scope(), see make scale-out.
+SET idempotency.require_pinned_scope = on;
+SELECT pg_temp.error_of($$ SELECT idem_once('set', 'settings-token') $$);
+BEGIN;
+SELECT FROM pg_advisory_xact_lock_shared(1229211981, (hashtextextended('set' COLLATE "C", 0) & 255)::int);
+SELECT idem_once('set', 'settings-token');
+SELECT idem_once(repeat('€', 20), 'settings-token');
+ROLLBACK;
+RESET idempotency.require_pinned_scope;
+
 -- expired_key_policy and tombstone_retention: see keys; max_action_id_lead: see actions;
 -- token_ttl: see once; outbox_max_attempts: see outbox; outbox_retention, cleanup_batch_size: see cleanup
 DROP OWNED BY regress_idem_app;

@@ -1,19 +1,25 @@
-// The page of the playground: clicks, the network's faults, and what came of
-// them.
+// The page of the playground: clicks, the network's faults, and their results.
 //
-// A click has one plan of faults, drawn from the plan's number and the click's.
-// Both shops get its requests by the same plan: what is lost, repeated or held up
-// for one is so for the other.  The network is all in here, around fetch();
-// the shops are in "run".
+// Each click has one plan of faults, which depends on the plan's number and the
+// click's number.  All shops get the requests of a click by the same plan: a
+// request that is lost, repeated or delayed for one shop is so for the others.
+// The network is simulated here, around fetch(); the shops are in "run".
 
-const SIDES = ["without", "with"];
+const SIDES = ["without", "unique", "with"];
+const NAMES = { without: "Without a guard", unique: "With a unique index", with: "With the extension" };
 const TRIES = 5;
 // What a track of the timeline is wide, in milliseconds from the click on.
 const HORIZON = 3000;
 const ROWS = 200;
-// Shorter waits are not told: each claim takes a moment.
+// Shorter waits are not shown: each claim takes a moment.
 const NOTABLE_WAIT = 20;
+// How a request counts that got no answer because the server is not there.
+const NO_SERVER = 503;
+const NO_ANSWER = "The server does not answer. Trying again …";
 const HAMMER_CLICKS = 20;
+
+// The address of each shop.
+const shops = fetch("shops").then((response) => response.json());
 
 const $ = (id) => document.getElementById(id);
 const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
@@ -31,13 +37,13 @@ function begin() {
 		liked: false,
 		actionId: 0,
 		underWay: 0,
-		counts: { orders_without: 0, orders_with: 0, like_without: false, like_with: false },
+		counts: Object.fromEntries(SIDES.flatMap((side) => [[`orders_${side}`, 0], [`like_${side}`, false]])),
 		counting: false,
 		countAgain: false,
 		failed: "",
 	};
 	$("timeline").replaceChildren(element("tr", { className: "empty" },
-		Object.assign(element("td", {}, "No request yet."), { colSpan: 3 })));
+		Object.assign(element("td", {}, "No request yet."), { colSpan: SIDES.length + 1 })));
 	show();
 }
 
@@ -72,7 +78,8 @@ function planOf(number, click, { delay, loss, repetition, reordering }) {
 }
 
 /** Sends one request to one shop, through the network, and shows it in a cell.
- *  Resolves to the status, also where the answer is lost: the caller knows. */
+ *  Resolves to the status, or to 0 if the request is lost.  If the answer is lost, the
+ *  caller knows that from the journey. */
 async function travel(mine, side, click, journey, cell) {
 	const sent = performance.now() - click.start;
 	cell.show("flight", "on its way", []);
@@ -86,17 +93,19 @@ async function travel(mine, side, click, journey, cell) {
 
 	let response;
 	try {
-		response = await fetch(`${side}/${click.path}`, {
+		response = await fetch(`${(await shops)[side]}/${side}/${click.path}`, {
 			method: "POST",
 			headers: { "Content-Type": "application/json", "X-User": mine.shopper, ...click.headers },
 			body: click.body,
 		});
 		await response.text();
 	} catch {
-		mine.failed = "The server does not answer. Is it still running?";
+		mine.failed = NO_ANSWER;
+		count(mine);
 		cell.show("refuse", "no server", [out]);
-		return 0;
+		return NO_SERVER;
 	}
+	mine.failed = "";
 	const answered = performance.now() - click.start;
 	count(mine);
 	await sleep(journey.back);
@@ -121,21 +130,21 @@ async function travel(mine, side, click, journey, cell) {
 	return response.status;
 }
 
-/** What an answer is called: how it is marked, and the word for it. */
+/** The mark of an answer, and the word for it. */
 function judge(side, click, response, waited) {
 	switch (response.headers.get("Playground-Outcome")) {
 		case "new":
 			click.effects[side] += 1;
 			return click.effects[side] > 1 ? ["again", "ran again"] : ["new", "ran"];
-		case "found": return ["replay", "found"];
+		case "found": return waited ? ["wait", "waited, found"] : ["replay", "found"];
 		case "replay": return waited ? ["wait", "waited, replay"] : ["replay", "replay"];
 		case "in_progress": return ["refuse", "refused, 409"];
 		case "stale": return ["stale", "stale"];
-		default: return ["refuse", `error ${response.status}`];
+		default: return ["refuse", `error ${response.status}, asks again`];
 	}
 }
 
-/** Brings a click to both shops, by its plan, until an answer is there. */
+/** Brings a click to all shops, by its plan, until each has answered. */
 async function carry(mine, click, plan) {
 	mine.underWay += 1;
 	show();
@@ -158,14 +167,18 @@ async function carry(mine, click, plan) {
 	await count(mine);
 }
 
-/** One try; who is told that the first request still runs asks again. */
+/** One try.  If the first request still runs, or the server failed, the client asks again. */
 async function persist(mine, side, click, journey, cell) {
 	let status = await travel(mine, side, click, journey, cell);
-	while (status === 409 && !journey.lost) {
-		await sleep(250);
-		const again = row(mine, click, "asks again", [side]);
-		status = await travel(mine, side, click, { out: journey.out / 2, back: journey.back, lost: "" },
-			again[side]);
+	let pause = 250;
+	while (!journey.lost && (status === 409 || status >= 500) && mine === session) {
+		await sleep(pause);
+		if (status === 409) {
+			cell = row(mine, click, "asks again", [side])[side];
+		} else {
+			pause = Math.min(2 * pause, 2000);
+		}
+		status = await travel(mine, side, click, { out: journey.out / 2, back: journey.back, lost: "" }, cell);
 	}
 }
 
@@ -198,7 +211,7 @@ async function buy(purchase = session.purchase) {
 		purchase = {
 			number: mine.purchases,
 			key: `order-${crypto.randomUUID()}`,
-			effects: { without: 0, with: 0 },
+			effects: Object.fromEntries(SIDES.map((side) => [side, 0])),
 			clicks: 0,
 		};
 	}
@@ -230,7 +243,7 @@ function like() {
 		name: mine.liked ? "Like" : "Unlike", about: "", path: "likes",
 		headers: {},
 		body: JSON.stringify({ active: mine.liked, action_id: mine.actionId }),
-		effects: { without: 0, with: 0 },
+		effects: Object.fromEntries(SIDES.map((side) => [side, 0])),
 	});
 }
 
@@ -321,8 +334,11 @@ async function count(mine) {
 				throw new Error(response.status);
 			}
 			mine.counts = await response.json();
+			mine.failed = "";
 		} catch {
-			mine.failed = "The server does not answer. Is it still running?";
+			mine.failed = NO_ANSWER;
+			mine.countAgain = mine === session;
+			await sleep(1000);
 		}
 		if (mine === session) {
 			show();
@@ -380,11 +396,11 @@ function show() {
 		const all = [orders[0], like[0]];
 		card.dataset.verdict = mine.clicks === 0 ? "none"
 			: all.includes("wrong") ? "wrong" : all.includes("open") ? "open" : "right";
-		told.push(`${side === "with" ? "With" : "Without"} the extension: orders ${orders[1]}, like ${like[1]}.`);
+		told.push(`${NAMES[side]}: orders ${orders[1]}, like ${like[1]}.`);
 	}
 	// Read aloud, so only at the beginning and at the end.
 	const status = mine.failed ? mine.failed : mine.clicks === 0 ? ""
-		: settled ? "All is answered." : "Requests are under way …";
+		: settled ? "All requests are answered." : "Requests are under way …";
 	const spoken = settled && mine.clicks > 0 ? ` ${told.join(" ")}` : "";
 	if ($("status").textContent !== status + spoken) {
 		$("status").replaceChildren(status, element("span", { className: "spoken" }, spoken));

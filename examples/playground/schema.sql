@@ -1,5 +1,5 @@
 -- What the playground needs: the extension, a role for the application, a
--- table of orders for each side, and likes for the side without the extension.
+-- table of orders for each shop, and likes for the shops without the extension.
 
 CREATE EXTENSION idempotency;
 CREATE ROLE playground LOGIN;
@@ -12,6 +12,8 @@ CREATE TABLE orders_without (
 	sku text NOT NULL
 );
 CREATE INDEX ON orders_without (shopper, key);
+CREATE TABLE orders_unique (LIKE orders_without INCLUDING ALL);
+CREATE UNIQUE INDEX ON orders_unique (shopper, key);
 CREATE TABLE orders_with (LIKE orders_without INCLUDING ALL);
 
 CREATE TABLE likes_without (
@@ -19,4 +21,11 @@ CREATE TABLE likes_without (
 	active boolean NOT NULL
 );
 
-GRANT SELECT, INSERT, UPDATE ON orders_without, orders_with, likes_without TO playground;
+CREATE TABLE likes_unique (
+	shopper text PRIMARY KEY,
+	active boolean NOT NULL,
+	action_id bigint NOT NULL
+);
+
+GRANT SELECT, INSERT, UPDATE ON orders_without, orders_unique, orders_with, likes_without, likes_unique
+	TO playground;

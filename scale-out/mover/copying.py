@@ -4,7 +4,11 @@ import os
 import threading
 
 from .places import TABLES, full_name, quoted
-from .servers import Failure, say
+from .servers import Failure, clock_lead, say
+
+# Seconds by which the clocks of two shards can differ.  A lease ends early where
+# the clock is ahead.
+MAX_CLOCK_LEAD = 1
 
 
 def look(source, target):
@@ -27,19 +31,27 @@ def look(source, target):
         raise Failure('%s and %s have not the same tables: they need one '
                       'version of the extension, in one schema' % (
                           source.name, target.name))
+    lead = clock_lead(source, target)
+    if abs(lead) > MAX_CLOCK_LEAD:
+        raise Failure('the clock of %s is %.0f s %s that of %s: set the clocks, as '
+                      'leases would end too early or too late' % (
+                          target.name, abs(lead),
+                          'ahead of' if lead > 0 else 'behind', source.name))
     return found[1][1]
 
 
 def wait_for_messages(shard, place, deadline, only_old=False):
-    """Those that were published through the router lie where the topic does.
-    The old ones are those that are there now: others may come."""
+    """Those with a key, whose successors would be delivered by another relay.
+    Those without have no order: the old shard's relay delivers them.  The old
+    ones are those that are there now: others may come."""
     schema = shard.one("SELECT extnamespace::regnamespace::text FROM "
                        "pg_extension WHERE extname = 'idempotency'")
     told, last = False, None
     while True:
         count, newest = shard.run(
             "SELECT count(*), max(id) FROM %s.idem_outbox WHERE state = "
-            "'pending' AND %s AND id <= coalesce(%s, id)" % (
+            "'pending' AND message_key IS NOT NULL AND %s AND "
+            "id <= coalesce(%s, id)" % (
                 schema, place.condition(shard, 'topic'), last or 'NULL'))[0]
         shard.rollback()
         if count == 0:

@@ -61,6 +61,7 @@ class Place:
 
     def __init__(self, router, what, is_slot):
         self.is_slot = is_slot
+        self.own = []       # scopes of a slot that do not go with it
         if is_slot:
             if not what.isdecimal():
                 raise Failure('a slot is a number: "%s" is none' % what)
@@ -184,12 +185,11 @@ class Place:
 
     def condition(self, shard, column):
         """Of its rows, in a table with this column."""
-        if self.is_slot:
-            return ('idem_guard.slot({0}) = {1} AND {0} NOT IN (SELECT p.scope '
-                    'FROM idem_guard.places AS p WHERE p.slot = {1})'
-                    ).format(quoted(column), self.slot)
-        return quoted(column) + shard.cursor.mogrify(
-            ' = %s', (self.scope,)).decode()
+        column = quoted(column)
+        if not self.is_slot:
+            return column + shard.literal(' = %s', self.scope)
+        return shard.literal('idem_guard.slot({0}) = %s AND {0} <> ALL '
+                             '(%s::text[])'.format(column), self.slot, self.own)
 
     def delete_rows(self, shard, limit=None):
         """Up to a limit from each table.  Returns their number."""
@@ -204,11 +204,16 @@ class Place:
             total += shard.cursor.rowcount
         return total
 
-    def own_scopes(self, shard):
-        """Of a slot, those that do not go with it."""
-        return [scope for scope, in shard.run(
+    def own_scopes(self, home):
+        """Of a slot, those that do not go with it, as its home has them: another
+        shard may have a gate of a scope that follows its slot again."""
+        return [scope for scope, in home.run(
             "SELECT scope FROM idem_guard.places WHERE slot = %s AND "
-            "scope <> ''", self.slot)] if self.is_slot else []
+            "scope <> '' ORDER BY scope", self.slot)] if self.is_slot else []
+
+    def look_at(self, home):
+        self.own = self.own_scopes(home)
+        home.rollback()
 
 
 def in_use(shard, place, lock):

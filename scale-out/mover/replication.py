@@ -55,12 +55,10 @@ WHERE database = current_database() AND (
 '''
 
 
-def obstacle(source, place):
+def obstacle(source):
     """Why rows cannot be replicated from there, or None."""
     found = [why % source.name for question, why in NEEDS
              if not source.one(question)]
-    if place.is_slot and source.one('SHOW server_encoding') != 'UTF8':
-        found.append('the encoding of %s is not UTF8' % source.name)
     source.rollback()
     return found[0] if found else None
 
@@ -131,21 +129,15 @@ class Replica:
         self.source, self.target, self.place = source, target, place
         self.tables, self.epoch = tables, epoch
         self.name = prefix(place.slot, place.scope) + str(epoch)
-        self.own = place.own_scopes(source)
-        source.rollback()
-
-    def literal(self, value):
-        return self.source.cursor.mogrify('%s', (value,)).decode()
 
     def row_filter(self, column):
         """As Place.condition(), by built-in functions alone."""
         column = quoted(column)
         if not self.place.is_slot:
-            return '%s = %s' % (column, self.literal(self.place.scope))
+            return '%s = %s' % (column, self.source.literal('%s', self.place.scope))
         return ' AND '.join([
-            "get_byte(sha256(decode(replace(%s, '\\', '\\\\'), 'escape')), 0) = %d"
-            % (column, self.place.slot)] + [
-                '%s <> %s' % (column, self.literal(scope)) for scope in self.own])
+            '(hashtextextended(%s, 0) & 255) = %d' % (column, self.place.slot)] + [
+                '%s <> %s' % (column, self.source.literal('%s', scope)) for scope in self.place.own])
 
     def start(self, string, timeout):
         """Begins the copy, with a connection string that leads to the source."""
@@ -154,7 +146,8 @@ class Replica:
             for space, table, column, _ in self.tables]
         published.append(
             'TABLE idem_guard.closed WHERE (slot = %d AND scope = %s AND epoch = %d)'
-            % (self.place.slot, self.literal(self.place.scope), self.epoch))
+            % (self.place.slot, self.source.literal('%s', self.place.scope),
+               self.epoch))
         self.source.run('CREATE PUBLICATION %s FOR %s' % (
             self.name, ', '.join(published)))
         self.source.commit()
@@ -176,7 +169,7 @@ class Replica:
             raise Failure('another move of %s came first' % self.place.name)
         self.target.run('CREATE SUBSCRIPTION %s CONNECTION %s PUBLICATION %s '
                         'WITH (create_slot = false)' % (
-                            self.name, self.literal(merged(
+                            self.name, self.source.literal('%s', merged(
                                 string, 'application_name=' + self.name)),
                             self.name))
         self.target.commit()
@@ -222,7 +215,7 @@ class Replica:
 
     def mark(self):
         """In the transaction that closes the gate of the source."""
-        if self.place.own_scopes(self.source) != self.own:
+        if self.place.own_scopes(self.source) != self.place.own:
             raise Failure('a scope has left %s meanwhile' % self.place.name)
         self.source.run(
             'INSERT INTO idem_guard.closed (slot, scope, epoch, claim_token) '

@@ -1,5 +1,9 @@
 """Connections to the router and the shards, as a superuser."""
 
+import os
+import sys
+import time
+
 import psycopg2
 from psycopg2.extensions import (ISOLATION_LEVEL_READ_COMMITTED, make_dsn,
                                  parse_dsn)
@@ -31,7 +35,24 @@ class Failure(Exception):
 
 
 def say(text):
-    print(text, flush=True)
+    """A disk that is full, or a terminal that is gone, stops no move."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, 'w')
+
+
+def clock_lead(first, second):
+    """By how many seconds the second server's clock is ahead at least; negative
+    if it is behind.  Each was read between a question and its answer."""
+    bounds = []
+    for server in first, second:
+        asked = time.time()
+        clock = float(server.one('SELECT extract(epoch FROM clock_timestamp())'))
+        bounds.append((clock - time.time(), clock - asked))
+        server.rollback()
+    (low, high), (other_low, other_high) = bounds
+    return max(0, other_low - high) - max(0, low - other_high)
 
 
 def merged(*strings):
@@ -70,6 +91,9 @@ class Server:
     def one(self, text, *args):
         return self.run(text, *args)[0][0]
 
+    def literal(self, text, *args):
+        return self.cursor.mogrify(text, args).decode()
+
     def commit(self):
         self.connection.commit()
 
@@ -90,11 +114,11 @@ class Shards:
         router.rollback()
         if file:
             with open(file) as lines:
-                strings = dict(enumerate(line.strip() for line in lines))
-            if set(strings) != set(self.strings):
+                lines = [line.strip() for line in lines]
+            if len(lines) != len(self.strings):
                 raise Failure('%s has %d lines, and the map has %d shards' % (
-                    file, len(strings), len(self.strings)))
-            self.strings = strings
+                    file, len(lines), len(self.strings)))
+            self.strings = dict(zip(sorted(self.strings), lines))
 
     def __getitem__(self, number):
         if number not in self.servers or \

@@ -108,9 +108,10 @@ class Move:
                                                  self.gates[origin].peer))
         source, target = self.shards[origin], self.shards[to]
         tables = look(source, target)
+        self.place.look_at(source)
         self.check_scopes(origin, to)
         why_not = 'so it was asked' if self.must_copy else obstacle(
-            source, self.place)
+            source)
         if not is_new and not why_not:
             # Nobody is refused while the rows are copied again.
             self.back(False)
@@ -216,8 +217,8 @@ class Move:
         else:
             total = copy(source, target, tables, self.place)
         self.place.step(target, 'open_here', epoch,
-                        *([self.place.own_scopes(source)]
-                          if self.place.is_slot else []), timeout=self.timeout)
+                        *([self.place.own] if self.place.is_slot else []),
+                        timeout=self.timeout)
         if replica:
             replica.finish()
         source.rollback()
@@ -270,12 +271,13 @@ class Move:
             return
         origin = self.interrupted()
         epoch, peer = self.gates[origin].epoch, self.gates[origin].peer
+        source = self.shards[origin]
+        self.place.look_at(source)
         if not is_lost:
             self.refuse(peer, epoch)
-        source = self.shards[origin]
         epoch = self.place.step(source, 'reopen', epoch, timeout=self.timeout)
         source.commit()
-        self.place.set_hint(self.routers, origin, None, epoch)
+        self.place.put_right(self.routers, source, origin)
         say('%s stays on shard %d.' % (self.place.name, origin))
         self.sweep(origin, epoch)
 
@@ -293,7 +295,9 @@ class Move:
     def settle(self, home, is_back=False):
         """With an open gate: the maps, and what interrupted moves have left."""
         gate, failures = self.gates[home], list(self.silent.values())
+        used = []               # epochs of moves that may be under way
         self.place.put_right(self.routers, self.shards[home], home)
+        self.place.look_at(self.shards[home])
         for number, other in self.gates.items():
             if number == home:
                 continue
@@ -305,15 +309,24 @@ class Move:
                     say('the gate of shard %d was open, too: it is closed now, '
                         'and nothing was deleted there' % number)
                 elif other.state == 'arriving' and other.epoch > gate.epoch:
+                    used.append(other.epoch)
                     if is_back:
                         self.refuse(number, other.epoch)
-                        self.sweep(home, other.epoch)
+                        used.pop()
                 elif self.place.has_gate(self.shards[number]):
-                    self.sweep(number, gate.epoch)
                     self.clear(number, gate.epoch)
             except (Failure, psycopg2.Error) as failure:
                 failures.append('rows may be left on shard %d: %s' % (
                     number, str(failure).strip()))
+        # Wherever it once was: a way back that failed may have refused a move, and
+        # a scope that was to leave may have gone with its slot.
+        last = max(other.epoch for other in self.gates.values()
+                   if not used or other.epoch < min(used))
+        for number in self.gates:
+            try:
+                self.sweep(number, last)
+            except (Failure, psycopg2.Error) as failure:
+                failures.append(str(failure).strip())
         if failures:
             raise Failure('\n'.join(failures))
 

@@ -21,6 +21,7 @@
 #include "stats/stats.h"
 #include "util/arrays.h"
 #include "util/compat.h"
+#include "util/pinned_scope.h"
 #include "util/results.h"
 
 /* The types of the columns that the functions return. */
@@ -53,7 +54,7 @@ idem_try_advance_many(PG_FUNCTION_ARGS)
 	};
 	IdemArray	arrays[NUM_ARRAYS];
 	IdemResultSet rows;
-	IdemTable	versions;
+	IdemCursor	versions;
 	IdemBatchIterator batch;
 	int			count;
 	int			advances = 0;
@@ -63,8 +64,7 @@ idem_try_advance_many(PG_FUNCTION_ARGS)
 	count = idem_array_count(arrays, NUM_ARRAYS);
 
 	idem_result_begin(&rows, fcinfo, &advance_many_row);
-	idem_table_open(&versions, IDEM_ACTION_VERSIONS, RowExclusiveLock);
-	versions.for_many = true;
+	idem_cursor_open(&versions, IDEM_ACTION_VERSIONS, RowExclusiveLock);
 	idem_batch_begin(&batch, arrays, KEY_ACTION_TYPE, count);
 	while (idem_batch_next(&batch))
 	{
@@ -90,7 +90,7 @@ idem_try_advance_many(PG_FUNCTION_ARGS)
 		idem_result_add(&rows, values, nulls);
 		IDEM_INJECTION_POINT("idem-advance-element");
 	}
-	idem_table_close(&versions);
+	idem_cursor_close(&versions);
 	count_advances(advances, count);
 	idem_result_end(&rows);
 	return (Datum) 0;
@@ -110,8 +110,8 @@ idem_set_many(PG_FUNCTION_ARGS)
 	};
 	IdemArray	arrays[NUM_ARRAYS];
 	IdemResultSet rows;
-	IdemTable	versions;
-	IdemTable	actions;
+	IdemCursor	versions;
+	IdemCursor	actions;
 	IdemBatchIterator batch;
 	int			count;
 	int			advances = 0;
@@ -126,10 +126,8 @@ idem_set_many(PG_FUNCTION_ARGS)
 	count = idem_array_count(arrays, NUM_ARRAYS);
 
 	idem_result_begin(&rows, fcinfo, &set_many_row);
-	idem_table_open(&versions, IDEM_ACTION_VERSIONS, RowExclusiveLock);
-	versions.for_many = true;
-	idem_table_open(&actions, IDEM_USER_ACTIONS, RowExclusiveLock);
-	actions.for_many = true;
+	idem_cursor_open(&versions, IDEM_ACTION_VERSIONS, RowExclusiveLock);
+	idem_cursor_open(&actions, IDEM_USER_ACTIONS, RowExclusiveLock);
 	idem_batch_begin(&batch, arrays, KEY_ACTION_TYPE, count);
 	while (idem_batch_next(&batch))
 	{
@@ -157,15 +155,16 @@ idem_set_many(PG_FUNCTION_ARGS)
 		idem_result_add(&rows, values, nulls);
 		IDEM_INJECTION_POINT("idem-set-element");
 	}
-	idem_table_close(&actions);
-	idem_table_close(&versions);
+	idem_cursor_close(&actions);
+	idem_cursor_close(&versions);
 	count_advances(advances, count);
 	idem_result_end(&rows);
 	return (Datum) 0;
 }
 
 /*
- * The first three arguments: users and entities.  Raises 22004, 22023.
+ * The first three arguments: users and entities.  Raises 22004, 22023, and
+ * 55000 for a user who is not pinned.
  */
 static void
 entity_arrays(FunctionCallInfo fcinfo, IdemArray *arrays)
@@ -179,6 +178,8 @@ entity_arrays(FunctionCallInfo fcinfo, IdemArray *arrays)
 	for (int i = 0; i < lengthof(names); i++)
 		idem_array_arg(fcinfo, i, names[i],
 					   IDEM_ARRAY_REQUIRED | IDEM_ARRAY_NAMES, &arrays[i]);
+	for (int i = 0; i < arrays[KEY_USER_ID].length; i++)
+		idem_check_pin(idem_array_value(&arrays[KEY_USER_ID], i));
 }
 
 /*

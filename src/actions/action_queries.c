@@ -28,6 +28,7 @@
 #include "util/arguments.h"
 #include "util/arrays.h"
 #include "util/compat.h"
+#include "util/pinned_scope.h"
 #include "util/texts.h"
 
 /* The columns that idem_action_states() returns. */
@@ -46,21 +47,18 @@ enum
  */
 typedef struct Reading
 {
-	IdemTable	versions;
-	IdemTable	actions;
-	IdemTable	exact;
+	IdemCursor	versions;
+	IdemCursor	actions;
+	IdemCursor	exact;
 	bool		twice;
-	IdemScan	scan;
 	ReturnSetInfo *result;
 } Reading;
 
-/* The tables of idem_forget_user(); "seen" are those that are scanned. */
+/* The tables of idem_forget_user(). */
 typedef struct Forgetting
 {
-	IdemTable	versions;
-	IdemTable	actions;
-	IdemTable	seen_versions;
-	IdemTable	seen_actions;
+	IdemCursor	versions;
+	IdemCursor	actions;
 	int64		deleted;
 } Forgetting;
 
@@ -92,13 +90,11 @@ idem_action_states(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 	reading.result = (ReturnSetInfo *) fcinfo->resultinfo;
 
-	idem_table_open(&reading.versions, IDEM_ACTION_VERSIONS, AccessShareLock);
-	idem_table_open(&reading.actions, IDEM_USER_ACTIONS, AccessShareLock);
+	idem_cursor_open(&reading.versions, IDEM_ACTION_VERSIONS, AccessShareLock);
+	idem_cursor_open(&reading.actions, IDEM_USER_ACTIONS, AccessShareLock);
 	reading.twice = IsolationUsesXactSnapshot();
 	if (reading.twice)
-		idem_table_open(&reading.exact, IDEM_USER_ACTIONS, AccessShareLock);
-	idem_scan_begin_key(&reading.scan, &reading.actions, GetActiveSnapshot(),
-						KEY_ENTITY_ID + 1);
+		idem_cursor_open_beside(&reading.exact, &reading.actions);
 	for (int i = 0; i < entities.length; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -108,11 +104,10 @@ idem_action_states(PG_FUNCTION_ARGS)
 							 entities.values[order[i - 1]]))
 			entity_states(&reading, key);
 	}
-	idem_scan_end(&reading.scan);
 	if (reading.twice)
-		idem_table_close(&reading.exact);
-	idem_table_close(&reading.actions);
-	idem_table_close(&reading.versions);
+		idem_cursor_close(&reading.exact);
+	idem_cursor_close(&reading.actions);
+	idem_cursor_close(&reading.versions);
 	return (Datum) 0;
 }
 
@@ -129,8 +124,8 @@ entity_states(Reading *reading, Datum *key)
 	bool		counter_read = false;
 
 	values[STATE_ENTITY_ID] = key[KEY_ENTITY_ID];
-	idem_scan_restart_key(&reading->scan, key);
-	while (idem_scan_next(&reading->scan, ForwardScanDirection))
+	idem_scan_key(&reading->actions, snapshot, key, KEY_ENTITY_ID + 1);
+	while (idem_scan_next(&reading->actions, ForwardScanDirection))
 	{
 		Datum	   *action = &row->tts_values[ACTIONS_USER_ID];
 
@@ -166,24 +161,19 @@ idem_forget_user(PG_FUNCTION_ARGS)
 	Forgetting	forgetting;
 
 	key[KEY_USER_ID] = idem_name_arg(fcinfo, 0, "user_id");
+	idem_check_pin(key[KEY_USER_ID]);
 
-	idem_table_open(&forgetting.versions, IDEM_ACTION_VERSIONS,
-					RowExclusiveLock);
-	idem_table_open(&forgetting.actions, IDEM_USER_ACTIONS, RowExclusiveLock);
-	idem_table_open(&forgetting.seen_versions, IDEM_ACTION_VERSIONS,
-					AccessShareLock);
-	idem_table_open(&forgetting.seen_actions, IDEM_USER_ACTIONS,
-					AccessShareLock);
+	idem_cursor_open(&forgetting.versions, IDEM_ACTION_VERSIONS,
+					 RowExclusiveLock);
+	idem_cursor_open(&forgetting.actions, IDEM_USER_ACTIONS, RowExclusiveLock);
 	forgetting.deleted = 0;
 
 	forget_pairs(&forgetting, key);
 	IDEM_INJECTION_POINT("idem-pairs-forgotten");
 	forget_actions(&forgetting, key, KEY_USER_ID + 1);
 
-	idem_table_close(&forgetting.seen_actions);
-	idem_table_close(&forgetting.seen_versions);
-	idem_table_close(&forgetting.actions);
-	idem_table_close(&forgetting.versions);
+	idem_cursor_close(&forgetting.actions);
+	idem_cursor_close(&forgetting.versions);
 	PG_RETURN_INT64(forgetting.deleted);
 }
 
@@ -194,20 +184,18 @@ static void
 forget_pairs(Forgetting *forgetting, Datum *key)
 {
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	Datum	   *row = forgetting->seen_versions.row->tts_values;
-	IdemScan	scan;
+	IdemCursor	seen;
 
-	idem_scan_begin_key(&scan, &forgetting->seen_versions, snapshot,
-						KEY_USER_ID + 1);
-	idem_scan_restart_key(&scan, key);
-	while (idem_scan_next(&scan, ForwardScanDirection))
+	idem_cursor_open_beside(&seen, &forgetting->versions);
+	idem_scan_key(&seen, snapshot, key, KEY_USER_ID + 1);
+	while (idem_scan_next(&seen, ForwardScanDirection))
 	{
-		key[KEY_ENTITY_TYPE] = row[VERSIONS_ENTITY_TYPE];
-		key[KEY_ENTITY_ID] = row[VERSIONS_ENTITY_ID];
+		key[KEY_ENTITY_TYPE] = seen.row->tts_values[VERSIONS_ENTITY_TYPE];
+		key[KEY_ENTITY_ID] = seen.row->tts_values[VERSIONS_ENTITY_ID];
 		if (delete_counter(forgetting, key))
 			forget_actions(forgetting, key, KEY_ENTITY_ID + 1);
 	}
-	idem_scan_end(&scan);
+	idem_cursor_close(&seen);
 	UnregisterSnapshot(snapshot);
 }
 
@@ -219,15 +207,13 @@ static void
 forget_actions(Forgetting *forgetting, const Datum *key, int ncolumns)
 {
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	Datum	   *row = forgetting->seen_actions.row->tts_values;
-	IdemScan	scan;
+	IdemCursor	seen;
 
-	idem_scan_begin_key(&scan, &forgetting->seen_actions, snapshot,
-						ncolumns);
-	idem_scan_restart_key(&scan, key);
-	while (idem_scan_next(&scan, ForwardScanDirection))
-		delete_action(forgetting, &row[ACTIONS_USER_ID]);
-	idem_scan_end(&scan);
+	idem_cursor_open_beside(&seen, &forgetting->actions);
+	idem_scan_key(&seen, snapshot, key, ncolumns);
+	while (idem_scan_next(&seen, ForwardScanDirection))
+		delete_action(forgetting, &seen.row->tts_values[ACTIONS_USER_ID]);
+	idem_cursor_close(&seen);
 	UnregisterSnapshot(snapshot);
 }
 
@@ -242,7 +228,7 @@ delete_counter(Forgetting *forgetting, const Datum *key)
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_find_latest(&forgetting->versions, key))
+		if (!idem_find_latest(&forgetting->versions, key, NULL))
 			return false;
 	} while (idem_delete(&forgetting->versions, true) != IDEM_WRITE_DONE);
 	forgetting->deleted++;
@@ -260,9 +246,9 @@ delete_action(Forgetting *forgetting, const Datum *key)
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_find_latest(&forgetting->actions, key) ||
+		if (!idem_find_latest(&forgetting->actions, key, NULL) ||
 			idem_find(&forgetting->versions, key) != IDEM_FIND_NONE ||
-			idem_find_latest(&forgetting->versions, key))
+			idem_find_latest(&forgetting->versions, key, NULL))
 			return;
 	} while (idem_delete(&forgetting->actions, true) != IDEM_WRITE_DONE);
 	forgetting->deleted++;

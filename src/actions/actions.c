@@ -31,6 +31,7 @@
 #include "util/compat.h"
 #include "util/errors.h"
 #include "util/log_events.h"
+#include "util/pinned_scope.h"
 #include "util/results.h"
 #include "util/settings.h"
 #include "util/texts.h"
@@ -54,13 +55,13 @@ static void entity_args(FunctionCallInfo fcinfo, Datum *key);
 static int64 action_id_arg(FunctionCallInfo fcinfo, int n);
 static void act(const Datum *key, IdemIntent intent, int64 action_id,
 				const Datum *excluded, int nexcluded, IdemActionState *state);
-static bool read_state(IdemTable *versions, IdemTable *actions,
+static bool read_state(IdemCursor *versions, IdemCursor *actions,
 					   const Datum *key, int64 action_id,
 					   IdemActionState *state);
-static bool write_action(IdemTable *actions, const Datum *key, IdemIntent intent,
+static bool write_action(IdemCursor *actions, const Datum *key, IdemIntent intent,
 						 int64 action_id);
-static bool row_is_active(IdemTable *actions);
-static int64 row_last_action_id(IdemTable *versions);
+static bool row_is_active(IdemCursor *actions);
+static int64 row_last_action_id(IdemCursor *versions);
 static int	excludes_arg(FunctionCallInfo fcinfo, int n, Datum action_type,
 						 Datum **excluded);
 static Datum state_result(FunctionCallInfo fcinfo, const IdemActionState *state);
@@ -76,18 +77,19 @@ idem_try_advance(PG_FUNCTION_ARGS)
 	Datum		key[KEY_LENGTH];
 	int64		action_id;
 	int64		last_action_id;
-	IdemTable	versions;
+	IdemCursor	versions;
 	Datum		values[2];
 	bool		nulls[2] = {false, false};
 	bool		advanced;
 
 	entity_args(fcinfo, key);
+	idem_check_pin(key[KEY_USER_ID]);
 	action_id = action_id_arg(fcinfo, 3);
 
-	idem_table_open(&versions, IDEM_ACTION_VERSIONS, RowExclusiveLock);
+	idem_cursor_open(&versions, IDEM_ACTION_VERSIONS, RowExclusiveLock);
 	advanced = idem_advance(&versions, key, action_id, &last_action_id);
 	idem_count(advanced ? IDEM_COUNT_ADVANCES : IDEM_COUNT_STALE_ADVANCES, 1);
-	idem_table_close(&versions);
+	idem_cursor_close(&versions);
 	if (!advanced)
 		idem_log_stale_event(key, action_id, last_action_id);
 
@@ -108,6 +110,7 @@ idem_toggle(PG_FUNCTION_ARGS)
 	IdemActionState state;
 
 	entity_args(fcinfo, key);
+	idem_check_pin(key[KEY_USER_ID]);
 	key[KEY_ACTION_TYPE] = idem_name_arg(fcinfo, 3, "action_type");
 	act(key, IDEM_INTENT_FLIP, action_id_arg(fcinfo, 4), NULL, 0, &state);
 	PG_RETURN_DATUM(state_result(fcinfo, &state));
@@ -129,6 +132,7 @@ idem_set(PG_FUNCTION_ARGS)
 	IdemActionState state;
 
 	entity_args(fcinfo, key);
+	idem_check_pin(key[KEY_USER_ID]);
 	key[KEY_ACTION_TYPE] = idem_name_arg(fcinfo, 3, "action_type");
 	active = DatumGetBool(idem_required_arg(fcinfo, 4, "active"));
 	action_id = action_id_arg(fcinfo, 5);
@@ -146,16 +150,16 @@ Datum
 idem_is_active(PG_FUNCTION_ARGS)
 {
 	Datum		key[KEY_LENGTH];
-	IdemTable	actions;
+	IdemCursor	actions;
 	bool		is_active;
 
 	entity_args(fcinfo, key);
 	key[KEY_ACTION_TYPE] = idem_name_arg(fcinfo, 3, "action_type");
 
-	idem_table_open(&actions, IDEM_USER_ACTIONS, AccessShareLock);
+	idem_cursor_open(&actions, IDEM_USER_ACTIONS, AccessShareLock);
 	is_active = idem_find_visible(&actions, key, GetActiveSnapshot()) &&
 		row_is_active(&actions);
-	idem_table_close(&actions);
+	idem_cursor_close(&actions);
 	PG_RETURN_BOOL(is_active);
 }
 
@@ -213,7 +217,7 @@ idem_check_action_id(int64 action_id)
  * if the id is stale.  Sets the counter's value.
  */
 bool
-idem_advance(IdemTable *versions, const Datum *key, int64 action_id,
+idem_advance(IdemCursor *versions, const Datum *key, int64 action_id,
 			 int64 *last_action_id)
 {
 	Datum		values[VERSIONS_NUM_COLUMNS];
@@ -261,15 +265,15 @@ static void
 act(const Datum *key, IdemIntent intent, int64 action_id,
 	const Datum *excluded, int nexcluded, IdemActionState *state)
 {
-	IdemTable	versions;
-	IdemTable	actions;
+	IdemCursor	versions;
+	IdemCursor	actions;
 
-	idem_table_open(&versions, IDEM_ACTION_VERSIONS, RowExclusiveLock);
-	idem_table_open(&actions, IDEM_USER_ACTIONS, RowExclusiveLock);
+	idem_cursor_open(&versions, IDEM_ACTION_VERSIONS, RowExclusiveLock);
+	idem_cursor_open(&actions, IDEM_USER_ACTIONS, RowExclusiveLock);
 	idem_act(&versions, &actions, key, intent, action_id, excluded, nexcluded,
 			 state);
-	idem_table_close(&actions);
-	idem_table_close(&versions);
+	idem_cursor_close(&actions);
+	idem_cursor_close(&versions);
 	idem_count(state->processed ? IDEM_COUNT_ADVANCES :
 			   IDEM_COUNT_STALE_ADVANCES, 1);
 }
@@ -278,7 +282,7 @@ act(const Datum *key, IdemIntent intent, int64 action_id,
  * The same where the tables are open already, uncounted.
  */
 void
-idem_act(IdemTable *versions, IdemTable *actions, const Datum *key,
+idem_act(IdemCursor *versions, IdemCursor *actions, const Datum *key,
 		 IdemIntent intent, int64 action_id, const Datum *excluded,
 		 int nexcluded, IdemActionState *state)
 {
@@ -313,17 +317,17 @@ idem_act(IdemTable *versions, IdemTable *actions, const Datum *key,
  * Raises 40001 where the transaction's snapshot must not see one of them.
  */
 static bool
-read_state(IdemTable *versions, IdemTable *actions, const Datum *key,
+read_state(IdemCursor *versions, IdemCursor *actions, const Datum *key,
 		   int64 action_id, IdemActionState *state)
 {
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	bool		found = idem_find_as_of(versions, key, snapshot);
+	bool		found = idem_find_latest(versions, key, snapshot);
 
 	if (found)
 	{
 		state->last_action_id = row_last_action_id(versions);
 		IDEM_INJECTION_POINT("idem-counter-read");
-		state->is_active = idem_find_as_of(actions, key, snapshot) &&
+		state->is_active = idem_find_latest(actions, key, snapshot) &&
 			row_is_active(actions);
 	}
 	UnregisterSnapshot(snapshot);
@@ -336,7 +340,7 @@ read_state(IdemTable *versions, IdemTable *actions, const Datum *key,
  * Returns whether it is active now.  Clearing what is not set writes nothing.
  */
 static bool
-write_action(IdemTable *actions, const Datum *key, IdemIntent intent,
+write_action(IdemCursor *actions, const Datum *key, IdemIntent intent,
 			 int64 action_id)
 {
 	Datum		values[ACTIONS_NUM_COLUMNS];
@@ -380,13 +384,13 @@ write_action(IdemTable *actions, const Datum *key, IdemIntent intent,
 }
 
 static bool
-row_is_active(IdemTable *actions)
+row_is_active(IdemCursor *actions)
 {
 	return DatumGetBool(actions->row->tts_values[ACTIONS_IS_ACTIVE]);
 }
 
 static int64
-row_last_action_id(IdemTable *versions)
+row_last_action_id(IdemCursor *versions)
 {
 	return DatumGetInt64(versions->row->tts_values[VERSIONS_LAST_ACTION_ID]);
 }

@@ -60,9 +60,9 @@ typedef struct IdemActionState
 } IdemActionState;
 
 extern void idem_check_action_id(int64 action_id);
-extern bool idem_advance(IdemTable *versions, const Datum *key,
+extern bool idem_advance(IdemCursor *versions, const Datum *key,
 						 int64 action_id, int64 *last_action_id);
-extern void idem_act(IdemTable *versions, IdemTable *actions,
+extern void idem_act(IdemCursor *versions, IdemCursor *actions,
 					 const Datum *key, IdemIntent intent, int64 action_id,
 					 const Datum *excluded, int nexcluded,
 					 IdemActionState *state);

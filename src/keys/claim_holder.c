@@ -57,10 +57,10 @@ static bool complete(FunctionCallInfo fcinfo, IdemResponse *response);
 static Datum renew_lease(FunctionCallInfo fcinfo, const Datum *key,
 						 IdemKeyRecord *change, int lease_arg,
 						 int token_arg_number);
-static bool change_claim(IdemTable *table, const Datum *key,
+static bool change_claim(IdemCursor *cursor, const Datum *key,
 						 const int64 *token, IdemKeyRecord *change,
 						 IdemKeyState end, const Interval *lease);
-static IdemKeyState check_claim(IdemTable *table, bool found,
+static IdemKeyState check_claim(IdemCursor *cursor, bool found,
 								const Datum *key, const int64 *token,
 								TimestampTz now);
 pg_noreturn static void claim_not_found(Datum key, const char *state);
@@ -158,7 +158,7 @@ complete(FunctionCallInfo fcinfo, IdemResponse *response)
 	Datum		key[2];
 	int64		token;
 
-	idem_key_args(fcinfo, key);
+	idem_writer_key_args(fcinfo, key);
 	response->status = DatumGetInt32(idem_required_arg(fcinfo, 2,
 													   "response_status"));
 	response->headers = optional_arg(fcinfo, 4);
@@ -175,12 +175,12 @@ bool
 idem_complete_claim(const Datum *key, const IdemResponse *response,
 					const int64 *token)
 {
-	IdemTable	keys;
+	IdemCursor	keys;
 	bool		completed;
 
-	idem_table_open(&keys, IDEM_KEYS, RowExclusiveLock);
+	idem_cursor_open(&keys, IDEM_KEYS, RowExclusiveLock);
 	completed = idem_complete_in(&keys, key, response, token);
-	idem_table_close(&keys);
+	idem_cursor_close(&keys);
 	return completed;
 }
 
@@ -188,7 +188,7 @@ idem_complete_claim(const Datum *key, const IdemResponse *response,
  * The same where idem_keys is open already.
  */
 bool
-idem_complete_in(IdemTable *table, const Datum *key,
+idem_complete_in(IdemCursor *cursor, const Datum *key,
 				 const IdemResponse *response, const int64 *token)
 {
 	IdemKeyRecord change;
@@ -210,7 +210,7 @@ idem_complete_in(IdemTable *table, const Datum *key,
 							idem_check_size(response->body, "response_body"));
 	idem_record_set_or_null(&change, KEYS_RESPONSE_BYTES,
 							idem_check_size(response->bytes, "response_body"));
-	if (!change_claim(table, key, token, &change, IDEM_STATE_COMPLETED,
+	if (!change_claim(cursor, key, token, &change, IDEM_STATE_COMPLETED,
 					  NULL))
 		return false;
 	idem_count(IDEM_COUNT_COMPLETIONS, 1);
@@ -227,19 +227,19 @@ idem_fail(PG_FUNCTION_ARGS)
 	Datum		key[2];
 	IdemKeyRecord change;
 	int64		token;
-	IdemTable	keys;
+	IdemCursor	keys;
 	bool		changed;
 
-	idem_key_args(fcinfo, key);
+	idem_writer_key_args(fcinfo, key);
 	memset(&change, 0, sizeof(change));
 	idem_record_set(&change, KEYS_STATE, idem_state_datum(IDEM_STATE_FAILED));
 	if (!PG_ARGISNULL(2))
 		idem_record_set(&change, KEYS_ERROR,
 						idem_clip_text(PG_GETARG_DATUM(2)));
-	idem_table_open(&keys, IDEM_KEYS, RowExclusiveLock);
+	idem_cursor_open(&keys, IDEM_KEYS, RowExclusiveLock);
 	changed = change_claim(&keys, key, token_arg(fcinfo, 3, &token), &change,
 						   IDEM_STATE_FAILED, NULL);
-	idem_table_close(&keys);
+	idem_cursor_close(&keys);
 	if (changed)
 		idem_count(IDEM_COUNT_FAILURES, 1);
 	PG_RETURN_BOOL(changed);
@@ -256,7 +256,7 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 	Datum		key[2];
 	IdemKeyRecord change;
 
-	idem_key_args(fcinfo, key);
+	idem_writer_key_args(fcinfo, key);
 	memset(&change, 0, sizeof(change));
 	idem_record_set(&change, KEYS_RECOVERY_POINT,
 					idem_check_client_text(idem_name_arg(fcinfo, 2, "recovery_point")));
@@ -275,7 +275,7 @@ idem_heartbeat(PG_FUNCTION_ARGS)
 	Datum		key[2];
 	IdemKeyRecord change;
 
-	idem_key_args(fcinfo, key);
+	idem_writer_key_args(fcinfo, key);
 	memset(&change, 0, sizeof(change));
 	PG_RETURN_DATUM(renew_lease(fcinfo, key, &change, 2, 3));
 }
@@ -290,13 +290,13 @@ renew_lease(FunctionCallInfo fcinfo, const Datum *key, IdemKeyRecord *change,
 {
 	Interval   *lease = idem_interval_arg(fcinfo, lease_arg, "lease");
 	int64		token;
-	IdemTable	keys;
+	IdemCursor	keys;
 
-	idem_table_open(&keys, IDEM_KEYS, RowExclusiveLock);
+	idem_cursor_open(&keys, IDEM_KEYS, RowExclusiveLock);
 	(void) change_claim(&keys, key,
 						token_arg(fcinfo, token_arg_number, &token), change,
 						IDEM_STATE_STARTED, lease);
-	idem_table_close(&keys);
+	idem_cursor_close(&keys);
 	return change->values[KEYS_LEASE_EXPIRES_AT];
 }
 
@@ -310,10 +310,10 @@ idem_release(PG_FUNCTION_ARGS)
 	Datum		key[2];
 	int64		token_value;
 	int64	   *token = token_arg(fcinfo, 2, &token_value);
-	IdemTable	table;
+	IdemCursor	cursor;
 
-	idem_key_args(fcinfo, key);
-	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
+	idem_writer_key_args(fcinfo, key);
+	idem_cursor_open(&cursor, IDEM_KEYS, RowExclusiveLock);
 	for (;;)
 	{
 		bool		found;
@@ -321,7 +321,7 @@ idem_release(PG_FUNCTION_ARGS)
 		IdemWrite	written;
 
 		CHECK_FOR_INTERRUPTS();
-		found = idem_find_latest(&table, key);
+		found = idem_find_latest(&cursor, key, NULL);
 
 		/*
 		 * A token that was given once, but whose record is gone: most likely
@@ -330,22 +330,22 @@ idem_release(PG_FUNCTION_ARGS)
 		if (!found && token != NULL &&
 			*token > 0 && *token <= idem_sequence_last(IDEM_CLAIM_TOKENS))
 		{
-			idem_table_close(&table);
+			idem_cursor_close(&cursor);
 			PG_RETURN_BOOL(false);
 		}
 
-		state = check_claim(&table, found, key, token, GetCurrentTimestamp());
+		state = check_claim(&cursor, found, key, token, GetCurrentTimestamp());
 		if (state != IDEM_STATE_STARTED)
 			claim_not_found(key[1], idem_state_names[state]);
-		written = idem_delete(&table, false);
+		written = idem_delete(&cursor, false);
 		if (written == IDEM_WRITE_DONE)
 			break;
 		if (written == IDEM_WRITE_HELD)
-			idem_wait(&table);
+			idem_wait(&cursor);
 	}
 	idem_notify_claim_end(key);
-	idem_log_key_event(IDEM_EVENT_RELEASED, table.row->tts_values);
-	idem_table_close(&table);
+	idem_log_key_event(IDEM_EVENT_RELEASED, cursor.row->tts_values);
+	idem_cursor_close(&cursor);
 	PG_RETURN_BOOL(true);
 }
 
@@ -358,7 +358,7 @@ idem_release(PG_FUNCTION_ARGS)
  * ID004 where there is no live claim.
  */
 static bool
-change_claim(IdemTable *table, const Datum *key, const int64 *token,
+change_claim(IdemCursor *cursor, const Datum *key, const int64 *token,
 			 IdemKeyRecord *change, IdemKeyState end, const Interval *lease)
 {
 	IdemWrite	written;
@@ -370,9 +370,9 @@ change_claim(IdemTable *table, const Datum *key, const int64 *token,
 		IdemKeyState state;
 
 		CHECK_FOR_INTERRUPTS();
-		found = idem_find_latest(table, key);
+		found = idem_find_latest(cursor, key, NULL);
 		now = GetCurrentTimestamp();
-		state = check_claim(table, found, key, token, now);
+		state = check_claim(cursor, found, key, token, now);
 		if (state != IDEM_STATE_STARTED)
 		{
 			if (state != end &&
@@ -393,14 +393,14 @@ change_claim(IdemTable *table, const Datum *key, const int64 *token,
 		/* A response is replayed; nobody resumes what is completed. */
 		if (end == IDEM_STATE_COMPLETED)
 			idem_record_set_or_null(change, KEYS_REQUEST, (Datum) 0);
-		idem_record_keep(change, table);
+		idem_record_keep(change, cursor);
 		idem_record_set_resume_at(change, end, now);
 
 		/* Nobody else can hold a row of our own. */
-		written = idem_update(table, change->values, change->nulls,
-							  table->row_is_own);
+		written = idem_update(cursor, change->values, change->nulls,
+							  cursor->row_is_own);
 		if (written == IDEM_WRITE_HELD)
-			idem_wait(table);
+			idem_wait(cursor);
 	} while (written != IDEM_WRITE_DONE);
 
 	if (end != IDEM_STATE_STARTED)
@@ -410,7 +410,9 @@ change_claim(IdemTable *table, const Datum *key, const int64 *token,
 		{
 			Datum		resumable[2];
 
-			idem_resumable_key(resumable);
+			idem_resumable_key(resumable, (Datum) 0);
+			idem_notify_claim_end(resumable);
+			idem_resumable_key(resumable, key[0]);
 			idem_notify_claim_end(resumable);
 		}
 		idem_log_key_event(end == IDEM_STATE_COMPLETED ?
@@ -429,7 +431,7 @@ change_claim(IdemTable *table, const Datum *key, const int64 *token,
  * for a key that cannot have one.
  */
 static IdemKeyState
-check_claim(IdemTable *table, bool found, const Datum *key,
+check_claim(IdemCursor *cursor, bool found, const Datum *key,
 			const int64 *token, TimestampTz now)
 {
 	int64		current;
@@ -437,12 +439,12 @@ check_claim(IdemTable *table, bool found, const Datum *key,
 
 	if (!found)
 		idem_check_new_key(key[1]);
-	if (!found || idem_found_is_expired(table, now))
+	if (!found || idem_found_is_expired(cursor, now))
 		claim_not_found(key[1], NULL);
 
-	current = DatumGetInt64(table->row->tts_values[KEYS_CLAIM_TOKEN]);
+	current = DatumGetInt64(cursor->row->tts_values[KEYS_CLAIM_TOKEN]);
 	holds = token != NULL ? *token == current :
-		table->row_is_own && claimed_here(current);
+		cursor->row_is_own && claimed_here(current);
 	if (!holds)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_CLAIM_LOST),
@@ -457,7 +459,7 @@ check_claim(IdemTable *table, bool found, const Datum *key,
 				 token == NULL ?
 				 errhint("Pass the claim_token that idem_claim() returned. Without it, claim and complete in one transaction, which is on one connection.") :
 				 errhint("Give up the work: its lease ran out, and another claimant has taken over.")));
-	return idem_found_state(table);
+	return idem_found_state(cursor);
 }
 
 /*

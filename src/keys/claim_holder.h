@@ -24,7 +24,7 @@ typedef struct IdemResponse
 extern void idem_remember_claim(int64 token);
 extern bool idem_complete_claim(const Datum *key, const IdemResponse *response,
 								const int64 *token);
-extern bool idem_complete_in(IdemTable *table, const Datum *key,
+extern bool idem_complete_in(IdemCursor *cursor, const Datum *key,
 							 const IdemResponse *response,
 							 const int64 *token);
 

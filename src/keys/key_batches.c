@@ -21,6 +21,7 @@
 #include "util/arguments.h"
 #include "util/arrays.h"
 #include "util/compat.h"
+#include "util/pinned_scope.h"
 #include "util/results.h"
 #include "util/times.h"
 
@@ -55,11 +56,12 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	IdemArray	arrays[NUM_ARRAYS];
 	IdemClaimRequest request = {.wait = NULL};
 	IdemResultSet rows;
-	IdemTable	table;
+	IdemCursor	cursor;
 	IdemBatchIterator batch;
 	int			count;
 
 	request.key[0] = idem_name_arg(fcinfo, 0, "scope");
+	idem_check_pin(request.key[0]);
 	idem_array_arg(fcinfo, 1, "keys", IDEM_ARRAY_REQUIRED, &arrays[KEYS]);
 	idem_array_arg(fcinfo, 2, "request_hashes", 0, &arrays[HASHES]);
 	check_hashes(&arrays[HASHES]);
@@ -68,8 +70,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	count = idem_array_count(arrays, NUM_ARRAYS);
 
 	idem_result_begin(&rows, fcinfo, &claim_many_row);
-	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
-	table.for_many = true;
+	idem_cursor_open(&cursor, IDEM_KEYS, RowExclusiveLock);
 	idem_batch_begin(&batch, &arrays[KEYS], 1, count);
 	while (idem_batch_next(&batch))
 	{
@@ -81,7 +82,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 		request.key[1] = idem_array_value(&arrays[KEYS], i);
 		request.request_hash = idem_array_value(&arrays[HASHES], i);
 		idem_check_hash_given(request.request_hash, arrays[HASHES].name);
-		idem_claim_in(&table, &request, &result);
+		idem_claim_in(&cursor, &request, &result);
 
 		values[0] = Int32GetDatum(i + 1);
 		values[1] = request.key[1];
@@ -90,7 +91,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 		idem_result_add(&rows, values, nulls);
 		IDEM_INJECTION_POINT("idem-claim-element");
 	}
-	idem_table_close(&table);
+	idem_cursor_close(&cursor);
 	idem_result_end(&rows);
 	return (Datum) 0;
 }
@@ -129,11 +130,12 @@ idem_complete_many(PG_FUNCTION_ARGS)
 	IdemArray	arrays[NUM_ARRAYS];
 	Datum		key[2];
 	IdemResultSet rows;
-	IdemTable	table;
+	IdemCursor	cursor;
 	IdemBatchIterator batch;
 	int			count;
 
 	key[0] = idem_name_arg(fcinfo, 0, "scope");
+	idem_check_pin(key[0]);
 	idem_array_arg(fcinfo, 1, "keys", IDEM_ARRAY_REQUIRED, &arrays[KEYS]);
 	idem_array_arg(fcinfo, 2, "response_statuses", IDEM_ARRAY_REQUIRED,
 				   &arrays[STATUSES]);
@@ -143,8 +145,7 @@ idem_complete_many(PG_FUNCTION_ARGS)
 	count = idem_array_count(arrays, NUM_ARRAYS);
 
 	idem_result_begin(&rows, fcinfo, &complete_many_row);
-	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
-	table.for_many = true;
+	idem_cursor_open(&cursor, IDEM_KEYS, RowExclusiveLock);
 	idem_batch_begin(&batch, &arrays[KEYS], 1, count);
 	while (idem_batch_next(&batch))
 	{
@@ -164,12 +165,12 @@ idem_complete_many(PG_FUNCTION_ARGS)
 
 		values[0] = Int32GetDatum(i + 1);
 		values[1] = key[1];
-		values[2] = BoolGetDatum(idem_complete_in(&table, key, &response,
+		values[2] = BoolGetDatum(idem_complete_in(&cursor, key, &response,
 												  given ? &token : NULL));
 		idem_result_add(&rows, values, nulls);
 		IDEM_INJECTION_POINT("idem-complete-element");
 	}
-	idem_table_close(&table);
+	idem_cursor_close(&cursor);
 	idem_result_end(&rows);
 	return (Datum) 0;
 }

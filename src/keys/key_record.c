@@ -21,6 +21,7 @@
 #include "util/arguments.h"
 #include "util/compat.h"
 #include "util/errors.h"
+#include "util/pinned_scope.h"
 #include "util/settings.h"
 
 /* Of a route, a line of the log has this many bytes at most. */
@@ -57,6 +58,17 @@ idem_key_args(FunctionCallInfo fcinfo, Datum *key)
 				(errcode(ERRCODE_IDEM_KEY_INVALID),
 				 errmsg("idempotency key must not be null")));
 	key[1] = PointerGetDatum(PG_GETARG_TEXT_PP(1));
+}
+
+/*
+ * The same for a function that writes.  Raises 55000 for a scope that is not
+ * pinned, too.
+ */
+void
+idem_writer_key_args(FunctionCallInfo fcinfo, Datum *key)
+{
+	idem_key_args(fcinfo, key);
+	idem_check_pin(key[0]);
 }
 
 /*
@@ -204,7 +216,7 @@ idem_record_set_or_null(IdemKeyRecord *record, int column, Datum value)
  * lease never outlives the record.
  */
 void
-idem_record_keep(IdemKeyRecord *record, IdemTable *table)
+idem_record_keep(IdemKeyRecord *record, IdemCursor *cursor)
 {
 	TimestampTz expires_at;
 	TimestampTz lease_expires_at;
@@ -213,8 +225,8 @@ idem_record_keep(IdemKeyRecord *record, IdemTable *table)
 	{
 		if (!record->given[i])
 		{
-			record->values[i] = table->row->tts_values[i];
-			record->nulls[i] = table->row->tts_isnull[i];
+			record->values[i] = cursor->row->tts_values[i];
+			record->nulls[i] = cursor->row->tts_isnull[i];
 		}
 	}
 
@@ -243,21 +255,26 @@ idem_record_set_resume_at(IdemKeyRecord *record, IdemKeyState state,
 
 /*
  * A key that no record has.  Calls that wait for a claim to resume wait for
- * this key, and whoever makes a claim resumable notifies them.
+ * this key: for that of the scope if they name a single one, and otherwise for
+ * that of a NULL pointer.  A session that makes a claim resumable notifies
+ * both.
  */
 void
-idem_resumable_key(Datum *key)
+idem_resumable_key(Datum *key, Datum scope)
 {
-	key[0] = key[1] = CStringGetTextDatum("");
+	Datum		empty = CStringGetTextDatum("");
+
+	key[0] = DatumGetPointer(scope) == NULL ? empty : scope;
+	key[1] = empty;
 }
 
 /*
  * The state of the row that was found.
  */
 IdemKeyState
-idem_found_state(IdemTable *table)
+idem_found_state(IdemCursor *cursor)
 {
-	text	   *name = DatumGetTextPP(table->row->tts_values[KEYS_STATE]);
+	text	   *name = DatumGetTextPP(cursor->row->tts_values[KEYS_STATE]);
 
 	/* The first letters differ. */
 	switch (VARSIZE_ANY_EXHDR(name) > 0 ? *VARDATA_ANY(name) : '\0')
@@ -274,7 +291,7 @@ idem_found_state(IdemTable *table)
 			ereport(ERROR,
 					(errcode(ERRCODE_DATA_CORRUPTED),
 					 errmsg("unrecognized state in table \"%s\"",
-							RelationGetRelationName(table->rel))));
+							RelationGetRelationName(cursor->table->rel))));
 			return IDEM_STATE_STARTED;	/* keep compiler quiet */
 	}
 }
@@ -286,9 +303,9 @@ idem_state_datum(IdemKeyState state)
 }
 
 bool
-idem_found_is_expired(IdemTable *table, TimestampTz now)
+idem_found_is_expired(IdemCursor *cursor, TimestampTz now)
 {
-	return DatumGetTimestampTz(table->row->tts_values[KEYS_EXPIRES_AT]) <= now;
+	return DatumGetTimestampTz(cursor->row->tts_values[KEYS_EXPIRES_AT]) <= now;
 }
 
 /*

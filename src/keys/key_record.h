@@ -50,7 +50,7 @@ typedef enum IdemKeyState
  * A new version of a row; columns not "given" keep the old version's value.
  *
  * The values belong to others: given ones to who gave them, kept ones to
- * table->row, so that they are there until the next find, and no longer than
+ * cursor->row, so that they are there until the next find, and no longer than
  * until the table is closed.
  */
 typedef struct IdemKeyRecord
@@ -63,21 +63,22 @@ typedef struct IdemKeyRecord
 extern const char *const idem_state_names[];
 
 extern void idem_key_args(FunctionCallInfo fcinfo, Datum *key);
+extern void idem_writer_key_args(FunctionCallInfo fcinfo, Datum *key);
 extern void idem_check_new_key(Datum key);
 extern char *idem_redacted_key(Datum key);
 
 extern void idem_record_set(IdemKeyRecord *record, int column, Datum value);
 extern void idem_record_set_or_null(IdemKeyRecord *record, int column,
 									Datum value);
-extern void idem_record_keep(IdemKeyRecord *record, IdemTable *table);
+extern void idem_record_keep(IdemKeyRecord *record, IdemCursor *cursor);
 extern void idem_record_set_resume_at(IdemKeyRecord *record,
 									  IdemKeyState state, TimestampTz now);
-extern void idem_resumable_key(Datum *key);
+extern void idem_resumable_key(Datum *key, Datum scope);
 extern Datum idem_state_datum(IdemKeyState state);
 extern int64 idem_next_claim_token(int64 previous);
 
-extern IdemKeyState idem_found_state(IdemTable *table);
-extern bool idem_found_is_expired(IdemTable *table, TimestampTz now);
+extern IdemKeyState idem_found_state(IdemCursor *cursor);
+extern bool idem_found_is_expired(IdemCursor *cursor, TimestampTz now);
 
 extern void idem_write_key_event(IdemEvent event, const Datum *record);
 extern void idem_write_in_progress_event(const Datum *key);

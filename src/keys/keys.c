@@ -115,23 +115,23 @@ static IdemResultType lookup_row = {
 	},
 };
 
-static void sleep_on_lease(IdemTable *table, const Datum *key,
+static void sleep_on_lease(IdemCursor *cursor, const Datum *key,
 						   LeaseWait *wait);
 static void check_stored(const IdemClaimRequest *request);
-static IdemClaimOutcome judge(IdemTable *table, const IdemClaimRequest *request,
+static IdemClaimOutcome judge(IdemCursor *cursor, const IdemClaimRequest *request,
 							  TimestampTz now);
-static bool same_hash(IdemTable *table, Datum hash);
-static IdemWrite start_claim(IdemTable *table, const IdemClaimRequest *request,
+static bool same_hash(IdemCursor *cursor, Datum hash);
+static IdemWrite start_claim(IdemCursor *cursor, const IdemClaimRequest *request,
 							 IdemClaimResult *result);
-static IdemWrite take_over(IdemTable *table, const IdemClaimRequest *request,
+static IdemWrite take_over(IdemCursor *cursor, const IdemClaimRequest *request,
 						   TimestampTz now, IdemClaimResult *result);
 static IdemRateSlot admit_new_key(const IdemClaimRequest *request);
 static void begin_record(IdemKeyRecord *record, const IdemClaimRequest *request,
 						 int64 previous);
-static void report_new(IdemTable *table, const IdemKeyRecord *record,
+static void report_new(IdemCursor *cursor, const IdemKeyRecord *record,
 					   IdemClaimResult *result);
-static void report_found(IdemTable *table, IdemClaimResult *result);
-static void copy_columns(IdemTable *table, const Datum *from_values,
+static void report_found(IdemCursor *cursor, IdemClaimResult *result);
+static void copy_columns(IdemCursor *cursor, const Datum *from_values,
 						 const bool *from_nulls, const ColumnPair *pairs,
 						 int npairs, Datum *to_values, bool *to_nulls);
 
@@ -145,7 +145,7 @@ idem_claim(PG_FUNCTION_ARGS)
 	IdemClaimRequest request;
 	IdemClaimResult result;
 
-	idem_key_args(fcinfo, request.key);
+	idem_writer_key_args(fcinfo, request.key);
 	request.request_hash = (Datum) 0;
 	if (!PG_ARGISNULL(2))
 	{
@@ -179,7 +179,8 @@ check_stored(const IdemClaimRequest *request)
 	int64		limit;
 
 	(void) idem_check_size(request->stored, "request");
-	limit = idem_json_text_limit(toast_raw_datum_size(request->stored));
+	limit = idem_json_text_limit(toast_raw_datum_size(request->stored),
+								 IDEM_MAX_TEXT_SIZE);
 	if (limit != 0 && idem_json_text_size(request->stored, limit) > limit)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
@@ -229,18 +230,18 @@ idem_check_hash_given(Datum hash, const char *name)
 void
 idem_claim_key(const IdemClaimRequest *request, IdemClaimResult *result)
 {
-	IdemTable	keys;
+	IdemCursor	keys;
 
-	idem_table_open(&keys, IDEM_KEYS, RowExclusiveLock);
+	idem_cursor_open(&keys, IDEM_KEYS, RowExclusiveLock);
 	idem_claim_in(&keys, request, result);
-	idem_table_close(&keys);
+	idem_cursor_close(&keys);
 }
 
 /*
  * The same where idem_keys is open already.  A wait closes and reopens it.
  */
 void
-idem_claim_in(IdemTable *table, const IdemClaimRequest *request,
+idem_claim_in(IdemCursor *cursor, const IdemClaimRequest *request,
 			  IdemClaimResult *result)
 {
 	IdemKeyLock lock = {0};
@@ -260,20 +261,20 @@ idem_claim_in(IdemTable *table, const IdemClaimRequest *request,
 		CHECK_FOR_INTERRUPTS();
 		if (again)
 			idem_check_client();
-		found = idem_find(table, request->key);
+		found = idem_find(cursor, request->key);
 		now = GetCurrentTimestamp();
 		result->outcome = found == IDEM_FIND_NONE ? IDEM_CLAIM_NEW :
-			found == IDEM_FIND_ROW ? judge(table, request, now) :
+			found == IDEM_FIND_ROW ? judge(cursor, request, now) :
 			IDEM_CLAIM_IN_PROGRESS;
 
-		held = TransactionIdIsValid(table->holder);
+		held = TransactionIdIsValid(cursor->holder);
 		if (result->outcome == IDEM_CLAIM_NEW && !held)
 		{
-			if (lock.held || idem_key_lock(&lock, table, request->key))
+			if (lock.held || idem_key_lock(&lock, cursor, request->key))
 			{
 				IdemWrite	written = found == IDEM_FIND_NONE ?
-					start_claim(table, request, result) :
-					take_over(table, request, now, result);
+					start_claim(cursor, request, result) :
+					take_over(cursor, request, now, result);
 
 				if (written == IDEM_WRITE_DONE)
 					break;
@@ -281,7 +282,7 @@ idem_claim_in(IdemTable *table, const IdemClaimRequest *request,
 					continue;
 				held = true;	/* by a row lock, or a writer who came since */
 			}
-			else if (waits && idem_key_lock_until(&lock, table, request->key,
+			else if (waits && idem_key_lock_until(&lock, cursor, request->key,
 												  wait_until))
 				continue;
 		}
@@ -294,18 +295,18 @@ idem_claim_in(IdemTable *table, const IdemClaimRequest *request,
 			found = IDEM_FIND_PENDING;
 		}
 		if (result->outcome == IDEM_CLAIM_IN_PROGRESS && held && waits &&
-			idem_wait_until(table, wait_until))
+			idem_wait_until(cursor, wait_until))
 			continue;
 		if (result->outcome == IDEM_CLAIM_IN_PROGRESS && waits &&
-			found == IDEM_FIND_ROW && !held && !table->row_is_own &&
+			found == IDEM_FIND_ROW && !held && !cursor->row_is_own &&
 			now < wait_until)
 		{
-			sleep_on_lease(table, request->key, &lease_wait);
+			sleep_on_lease(cursor, request->key, &lease_wait);
 			continue;
 		}
 
 		if (found == IDEM_FIND_ROW)
-			report_found(table, result);
+			report_found(cursor, result);
 		break;
 	}
 	idem_key_unlock(&lock);
@@ -330,7 +331,7 @@ idem_claim_in(IdemTable *table, const IdemClaimRequest *request,
  * the same key, so lock_timeout limits it alike: raises 55P03.
  */
 static void
-sleep_on_lease(IdemTable *table, const Datum *key, LeaseWait *wait)
+sleep_on_lease(IdemCursor *cursor, const Datum *key, LeaseWait *wait)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	TimestampTz lease_end;
@@ -356,10 +357,10 @@ sleep_on_lease(IdemTable *table, const Datum *key, LeaseWait *wait)
 		deadline = Min(deadline, limit);
 	}
 
-	lease_end = DatumGetTimestampTz(table->row->tts_values[KEYS_LEASE_EXPIRES_AT]);
-	idem_table_leave(table, RowExclusiveLock);
+	lease_end = DatumGetTimestampTz(cursor->row->tts_values[KEYS_LEASE_EXPIRES_AT]);
+	idem_cursor_leave(cursor, RowExclusiveLock);
 	idem_await_change(lease_end, deadline);
-	idem_table_open(table, IDEM_KEYS, RowExclusiveLock);
+	idem_cursor_open(cursor, IDEM_KEYS, RowExclusiveLock);
 }
 
 /*
@@ -367,11 +368,11 @@ sleep_on_lease(IdemTable *table, const Datum *key, LeaseWait *wait)
  * over, unless another transaction is at it.
  */
 static IdemClaimOutcome
-judge(IdemTable *table, const IdemClaimRequest *request, TimestampTz now)
+judge(IdemCursor *cursor, const IdemClaimRequest *request, TimestampTz now)
 {
-	Datum	   *values = table->row->tts_values;
+	Datum	   *values = cursor->row->tts_values;
 
-	if (idem_found_is_expired(table, now))
+	if (idem_found_is_expired(cursor, now))
 	{
 		TimestampTz expires_at = DatumGetTimestampTz(values[KEYS_EXPIRES_AT]);
 
@@ -382,10 +383,10 @@ judge(IdemTable *table, const IdemClaimRequest *request, TimestampTz now)
 		return IDEM_CLAIM_NEW;
 	}
 
-	if (!same_hash(table, request->request_hash))
+	if (!same_hash(cursor, request->request_hash))
 		return IDEM_CLAIM_HASH_CONFLICT;
 
-	switch (idem_found_state(table))
+	switch (idem_found_state(cursor))
 	{
 		case IDEM_STATE_COMPLETED:
 			return IDEM_CLAIM_REPLAY;
@@ -398,8 +399,8 @@ judge(IdemTable *table, const IdemClaimRequest *request, TimestampTz now)
 	}
 
 	/* Only a row from outside has no lease; it is one that has run out. */
-	if (table->row_is_own ||
-		(!table->row->tts_isnull[KEYS_LEASE_EXPIRES_AT] &&
+	if (cursor->row_is_own ||
+		(!cursor->row->tts_isnull[KEYS_LEASE_EXPIRES_AT] &&
 		 now < DatumGetTimestampTz(values[KEYS_LEASE_EXPIRES_AT])))
 		return IDEM_CLAIM_IN_PROGRESS;
 	return IDEM_CLAIM_NEW;
@@ -409,15 +410,15 @@ judge(IdemTable *table, const IdemClaimRequest *request, TimestampTz now)
  * Does the found row belong to the same request, as far as can be told?
  */
 static bool
-same_hash(IdemTable *table, Datum hash)
+same_hash(IdemCursor *cursor, Datum hash)
 {
 	bytea	   *stored;
 	bytea	   *given = (bytea *) DatumGetPointer(hash);
 
-	if (given == NULL || table->row->tts_isnull[KEYS_REQUEST_HASH])
+	if (given == NULL || cursor->row->tts_isnull[KEYS_REQUEST_HASH])
 		return true;
 
-	stored = DatumGetByteaPP(table->row->tts_values[KEYS_REQUEST_HASH]);
+	stored = DatumGetByteaPP(cursor->row->tts_values[KEYS_REQUEST_HASH]);
 	return VARSIZE_ANY_EXHDR(stored) == VARSIZE_ANY_EXHDR(given) &&
 		memcmp(VARDATA_ANY(stored), VARDATA_ANY(given),
 			   VARSIZE_ANY_EXHDR(given)) == 0;
@@ -428,16 +429,16 @@ same_hash(IdemTable *table, Datum hash)
  * has it, after all.  Raises ID001, ID002.
  */
 static IdemWrite
-start_claim(IdemTable *table, const IdemClaimRequest *request,
+start_claim(IdemCursor *cursor, const IdemClaimRequest *request,
 			IdemClaimResult *result)
 {
 	IdemRateSlot admitted = admit_new_key(request);
 	IdemKeyRecord record;
 
 	begin_record(&record, request, 0);
-	if (idem_insert(table, record.values, record.nulls))
+	if (idem_insert(cursor, record.values, record.nulls))
 	{
-		report_new(table, &record, result);
+		report_new(cursor, &record, result);
 		return IDEM_WRITE_DONE;
 	}
 	idem_withdraw_new_key(request->key[0], admitted);
@@ -451,12 +452,12 @@ start_claim(IdemTable *table, const IdemClaimRequest *request,
  * 22003 where there is no next token or attempt.
  */
 static IdemWrite
-take_over(IdemTable *table, const IdemClaimRequest *request,
+take_over(IdemCursor *cursor, const IdemClaimRequest *request,
 		  TimestampTz now, IdemClaimResult *result)
 {
-	Datum	   *values = table->row->tts_values;
+	Datum	   *values = cursor->row->tts_values;
 	int64		token = DatumGetInt64(values[KEYS_CLAIM_TOKEN]);
-	bool		expired = idem_found_is_expired(table, now);
+	bool		expired = idem_found_is_expired(cursor, now);
 	IdemRateSlot admitted = IDEM_NOT_COUNTED;
 	IdemKeyRecord record;
 	IdemWrite	written;
@@ -467,7 +468,7 @@ take_over(IdemTable *table, const IdemClaimRequest *request,
 
 	/* Drawing a token may wait, and the record expire meanwhile. */
 	now = DatumGetTimestampTz(record.values[KEYS_CREATED_AT]);
-	if (idem_found_is_expired(table, now) != expired)
+	if (idem_found_is_expired(cursor, now) != expired)
 	{
 		idem_withdraw_new_key(request->key[0], admitted);
 		return IDEM_WRITE_STALE;
@@ -490,16 +491,16 @@ take_over(IdemTable *table, const IdemClaimRequest *request,
 			record.given[KEYS_REQUEST_HASH] = false;
 		if (record.nulls[KEYS_REQUEST])
 			record.given[KEYS_REQUEST] = false;
-		idem_record_keep(&record, table);
+		idem_record_keep(&record, cursor);
 		idem_record_set_resume_at(&record, IDEM_STATE_STARTED, now);
 	}
 
-	written = idem_update(table, record.values, record.nulls, false);
+	written = idem_update(cursor, record.values, record.nulls, false);
 	if (written == IDEM_WRITE_DONE)
 	{
 		if (!expired)
 			idem_count(IDEM_COUNT_TAKEOVERS, 1);
-		report_new(table, &record, result);
+		report_new(cursor, &record, result);
 	}
 	else
 		idem_withdraw_new_key(request->key[0], admitted);
@@ -552,7 +553,7 @@ begin_record(IdemKeyRecord *record, const IdemClaimRequest *request,
  * The claim has been written: remember it as ours, and report it.
  */
 static void
-report_new(IdemTable *table, const IdemKeyRecord *record,
+report_new(IdemCursor *cursor, const IdemKeyRecord *record,
 		   IdemClaimResult *result)
 {
 	static const ColumnPair columns[] = {
@@ -570,7 +571,7 @@ report_new(IdemTable *table, const IdemKeyRecord *record,
 	idem_log_key_event(first ? IDEM_EVENT_CLAIMED : IDEM_EVENT_TAKEN_OVER,
 					   record->values);
 	result->outcome = IDEM_CLAIM_NEW;
-	copy_columns(table, record->values, record->nulls,
+	copy_columns(cursor, record->values, record->nulls,
 				 columns, lengthof(columns), result->values, result->nulls);
 }
 
@@ -578,7 +579,7 @@ report_new(IdemTable *table, const IdemKeyRecord *record,
  * Report as much of the found row as the outcome entitles to.
  */
 static void
-report_found(IdemTable *table, IdemClaimResult *result)
+report_found(IdemCursor *cursor, IdemClaimResult *result)
 {
 	static const ColumnPair response[] = {
 		{CLAIM_RESPONSE_STATUS, KEYS_RESPONSE_STATUS},
@@ -599,25 +600,25 @@ report_found(IdemTable *table, IdemClaimResult *result)
 		columns = response;
 		ncolumns = lengthof(response);
 	}
-	else if (result->outcome == IDEM_CLAIM_IN_PROGRESS && !table->row_is_own)
+	else if (result->outcome == IDEM_CLAIM_IN_PROGRESS && !cursor->row_is_own)
 	{
 		columns = lease;
 		ncolumns = lengthof(lease);
 	}
-	copy_columns(table, table->row->tts_values, table->row->tts_isnull,
+	copy_columns(cursor, cursor->row->tts_values, cursor->row->tts_isnull,
 				 columns, ncolumns, result->values, result->nulls);
 
 	if (result->outcome == IDEM_CLAIM_REPLAY)
-		idem_log_key_event(IDEM_EVENT_REPLAYED, table->row->tts_values);
+		idem_log_key_event(IDEM_EVENT_REPLAYED, cursor->row->tts_values);
 	else if (result->outcome == IDEM_CLAIM_HASH_CONFLICT)
-		idem_log_key_event(IDEM_EVENT_HASH_CONFLICT, table->row->tts_values);
+		idem_log_key_event(IDEM_EVENT_HASH_CONFLICT, cursor->row->tts_values);
 }
 
 /*
  * Copy columns of a row of idem_keys into a result that outlives the record.
  */
 static void
-copy_columns(IdemTable *table, const Datum *from_values,
+copy_columns(IdemCursor *cursor, const Datum *from_values,
 			 const bool *from_nulls, const ColumnPair *pairs, int npairs,
 			 Datum *to_values, bool *to_nulls)
 {
@@ -625,7 +626,7 @@ copy_columns(IdemTable *table, const Datum *from_values,
 	{
 		int			from = pairs[i].keys;
 		int			to = pairs[i].result;
-		Form_pg_attribute att = TupleDescAttr(RelationGetDescr(table->rel),
+		Form_pg_attribute att = TupleDescAttr(RelationGetDescr(cursor->table->rel),
 											  from);
 
 		to_nulls[to] = from_nulls[from];
@@ -659,19 +660,19 @@ idem_lookup(PG_FUNCTION_ARGS)
 		{13, KEYS_EXPIRES_AT},
 	};
 	Datum		key[2];
-	IdemTable	table;
+	IdemCursor	cursor;
 	Datum		values[lengthof(columns)];
 	bool		nulls[lengthof(columns)];
 
 	idem_key_args(fcinfo, key);
 	memset(nulls, true, sizeof(nulls));
-	idem_table_open(&table, IDEM_KEYS, AccessShareLock);
-	if (!idem_find_visible(&table, key, GetActiveSnapshot()))
+	idem_cursor_open(&cursor, IDEM_KEYS, AccessShareLock);
+	if (!idem_find_visible(&cursor, key, GetActiveSnapshot()))
 		idem_check_new_key(key[1]);
-	else if (!idem_found_is_expired(&table, GetCurrentTimestamp()))
-		copy_columns(&table, table.row->tts_values, table.row->tts_isnull,
+	else if (!idem_found_is_expired(&cursor, GetCurrentTimestamp()))
+		copy_columns(&cursor, cursor.row->tts_values, cursor.row->tts_isnull,
 					 columns, lengthof(columns), values, nulls);
-	idem_table_close(&table);
+	idem_cursor_close(&cursor);
 	PG_RETURN_DATUM(idem_result(fcinfo, &lookup_row, values, nulls));
 }
 
@@ -683,21 +684,21 @@ Datum
 idem_forget(PG_FUNCTION_ARGS)
 {
 	Datum		key[2];
-	IdemTable	table;
+	IdemCursor	cursor;
 	bool		found;
 
-	idem_key_args(fcinfo, key);
-	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
+	idem_writer_key_args(fcinfo, key);
+	idem_cursor_open(&cursor, IDEM_KEYS, RowExclusiveLock);
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		found = idem_find_latest(&table, key);
-	} while (found && idem_delete(&table, true) == IDEM_WRITE_STALE);
+		found = idem_find_latest(&cursor, key, NULL);
+	} while (found && idem_delete(&cursor, true) == IDEM_WRITE_STALE);
 	if (found)
 		idem_notify_claim_end(key);
 	else
 		idem_check_new_key(key[1]);
-	idem_table_close(&table);
+	idem_cursor_close(&cursor);
 	PG_RETURN_BOOL(found);
 }
 
@@ -723,40 +724,40 @@ idem_erase(PG_FUNCTION_ARGS)
 		KEYS_RESUME_AT,
 	};
 	Datum		key[2];
-	IdemTable	table;
+	IdemCursor	cursor;
 	bool		erases;
 
-	idem_key_args(fcinfo, key);
-	idem_table_open(&table, IDEM_KEYS, RowExclusiveLock);
+	idem_writer_key_args(fcinfo, key);
+	idem_cursor_open(&cursor, IDEM_KEYS, RowExclusiveLock);
 	for (;;)
 	{
 		IdemKeyRecord change = {0};
 
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_find_latest(&table, key))
+		if (!idem_find_latest(&cursor, key, NULL))
 		{
 			idem_check_new_key(key[1]);
 			erases = false;
 			break;
 		}
 
-		erases = idem_found_state(&table) == IDEM_STATE_COMPLETED;
+		erases = idem_found_state(&cursor) == IDEM_STATE_COMPLETED;
 		if (erases)
 			idem_record_set(&change, KEYS_STATE,
 							idem_state_datum(IDEM_STATE_ERASED));
 		for (int i = 0; i < lengthof(columns); i++)
 		{
-			erases |= !table.row->tts_isnull[columns[i]];
+			erases |= !cursor.row->tts_isnull[columns[i]];
 			idem_record_set_or_null(&change, columns[i], (Datum) 0);
 		}
 		if (!erases)
 			break;
 
-		idem_record_keep(&change, &table);
-		if (idem_update(&table, change.values, change.nulls,
+		idem_record_keep(&change, &cursor);
+		if (idem_update(&cursor, change.values, change.nulls,
 						true) != IDEM_WRITE_STALE)
 			break;
 	}
-	idem_table_close(&table);
+	idem_cursor_close(&cursor);
 	PG_RETURN_BOOL(erases);
 }

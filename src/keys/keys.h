@@ -58,7 +58,7 @@ typedef struct IdemClaimResult
 
 extern void idem_claim_key(const IdemClaimRequest *request,
 						   IdemClaimResult *result);
-extern void idem_claim_in(IdemTable *table, const IdemClaimRequest *request,
+extern void idem_claim_in(IdemCursor *cursor, const IdemClaimRequest *request,
 						  IdemClaimResult *result);
 extern void idem_check_hash(Datum hash, const char *name);
 extern void idem_check_hash_given(Datum hash, const char *name);

@@ -23,11 +23,19 @@
  * changed since is left to a later call.  The token is drawn under the lock of
  * the key, as in keys.c, so the tokens of a key ascend.
  *
+ * Marks.  Rows that other transactions hold are passed over, and so are the
+ * entries of claims that were resumed or completed since, until vacuum removes
+ * them.  There can be any number of both, so under READ COMMITTED each backend
+ * remembers for each stream where there is nothing to be found, as takes do
+ * (see outbox/due_low_water.c): claims enter a stream at the current time, as
+ * messages become available.
+ *
  * Expired claims stay in the indexes until the cleanup deletes them.  So that a
  * flood of them does not make each call read them all, a call that finds more
  * than TOLERATED of them retires the next ones: it sets their resume_at to
  * NULL, and so takes them out of the indexes.  Like the claims that it returns,
- * they are held until its transaction ends, so their number is limited.
+ * they are held until its transaction ends.  So their number is limited, and
+ * the call ends there: it must commit before it can run into a time limit.
  *
  * A claim that this transaction itself holds is not resumable, whatever its
  * lease says: nobody else can have taken it.
@@ -51,6 +59,7 @@
 #include "keys/claim_holder.h"
 #include "keys/key_record.h"
 #include "keys/keys.h"
+#include "outbox/due_low_water.h"
 #include "stats/stats.h"
 #include "store/key_lock.h"
 #include "util/arguments.h"
@@ -59,7 +68,6 @@
 #include "util/compat.h"
 #include "util/settings.h"
 #include "util/subtransaction.h"
-#include "util/texts.h"
 #include "util/times.h"
 
 /* The columns of idem_resume()'s result, in order. */
@@ -77,14 +85,22 @@ static const int resume_columns[] = {
 
 #define DEFAULT_MAX_CLAIMS	10
 
+/* So many streams of a call, at most, have marks. */
+#define MAX_MARKED		100
+
 /*
- * A call leaves this number of expired claims to the cleanup.  Of the others it
- * retires this number, and a share of those that it finds beyond that, so that
- * the calls together do not find each as often as there are calls.
+ * A call leaves this number of expired claims to the cleanup, and ends when it
+ * has retired this number of others.
  */
 #define TOLERATED		100
-#define MAX_RETIRED		1000
-#define RETIRED_SHARE	16
+#define MAX_RETIRED		2000
+
+/*
+ * The result has this number of bytes of text at most, unless it is one claim.
+ * A worker that cannot receive a result rolls back, and the next one gets the
+ * same claims, so a result must not be much larger than its largest claim.
+ */
+#define MAX_RESULT_SIZE	INT64CONST(4000000)
 
 /*
  * Rows of one number of attempts, and of one scope if scopes are named, in
@@ -96,14 +112,20 @@ typedef struct Stream
 	int32		attempt;
 	TimestampTz resume_at;
 	ItemPointerData tid;
+
+	/* Which rows need not be looked at. */
+	bool		is_marked;
+	IdemDueScan marked;
+	TimestampTz told_at;		/* position of the last row that it knows */
+	ItemPointerData told_tid;
+	bool		is_looking;		/* at that row, still */
 } Stream;
 
 /* A call of idem_resume(). */
 typedef struct Resuming
 {
-	IdemTable	table;
-	IdemScan	scan;			/* of the rows of a stream */
-	IdemScan	attempts;		/* of the attempts that there are */
+	IdemCursor	claims;			/* of a stream */
+	IdemCursor	attempts;		/* that there are */
 	Snapshot	snapshot;		/* NULL: rows are seen as they are */
 	TimestampTz now;
 	TimestampTz next_due;
@@ -114,27 +136,34 @@ typedef struct Resuming
 	int			taken;
 	int			expired;		/* claims that were found, and had expired */
 	int			retired;		/* of them, those that were retired */
+	bool		ends;			/* it has retired enough */
 	int64		text_size;		/* of those that are in the result */
 	Stream	   *streams;
 	int			nstreams;
 	int			max_streams;
+	IdemBlockers blockers;		/* of the row that was found */
 	ReturnSetInfo *result;
 } Resuming;
 
-static int	compare_scopes(const void *a, const void *b, void *arg);
 static void resume_or_wait(Resuming *resuming, TimestampTz deadline);
 static bool try_resume(void *arg);
 static void resume(Resuming *resuming);
 static void open_streams(Resuming *resuming);
+static void begin_stream(Resuming *resuming, Stream *stream);
 static bool next_attempt(Resuming *resuming, Datum scope, int32 *attempt);
 static bool seek(Resuming *resuming, Stream *stream);
 static bool advance(Resuming *resuming, Stream *stream);
+static bool skips(Resuming *resuming, Stream *stream, TimestampTz *after);
+static void looked(Resuming *resuming, Stream *stream);
 static int	oldest_stream(const Resuming *resuming);
 static bool is_resumable(Resuming *resuming);
 static void retire(Resuming *resuming);
 static void find_next_due(Resuming *resuming);
 static void restart(Resuming *resuming, const Stream *stream,
 					TimestampTz from, TimestampTz until);
+static void scan_in_scope(Resuming *resuming, IdemCursor *cursor,
+						  bool entries, Datum scope, ScanKey keys,
+						  int nkeys);
 static bool fits_result(Resuming *resuming);
 static void take_over(Resuming *resuming);
 
@@ -158,22 +187,8 @@ idem_resume(PG_FUNCTION_ARGS)
 				 errmsg("argument \"%s\" must be positive", "max_claims")));
 	resuming.lease = idem_interval_arg(fcinfo, 1, "lease");
 	if (!PG_ARGISNULL(2))
-	{
-		int			count = idem_text_array(PG_GETARG_DATUM(2), "scopes",
-											&resuming.scopes);
-
-		/* Each scope once. */
-		qsort_interruptible(resuming.scopes, count, sizeof(Datum),
-							compare_scopes, NULL);
-		for (int i = 0; i < count; i++)
-		{
-			Datum		scope = resuming.scopes[i];
-			int			n = resuming.nscopes;
-
-			if (n == 0 || !idem_text_equal(resuming.scopes[n - 1], scope))
-				resuming.scopes[resuming.nscopes++] = scope;
-		}
-	}
+		resuming.nscopes = idem_distinct_texts(PG_GETARG_DATUM(2), "scopes",
+											   &resuming.scopes);
 	InitMaterializedSRF(fcinfo, 0);
 	resuming.result = (ReturnSetInfo *) fcinfo->resultinfo;
 
@@ -182,12 +197,6 @@ idem_resume(PG_FUNCTION_ARGS)
 	else
 		resume(&resuming);
 	return (Datum) 0;
-}
-
-static int
-compare_scopes(const void *a, const void *b, void *arg)
-{
-	return idem_text_compare(*(const Datum *) a, *(const Datum *) b);
 }
 
 /*
@@ -215,7 +224,8 @@ resume_or_wait(Resuming *resuming, TimestampTz deadline)
 		{
 			Datum		key[2];
 
-			idem_resumable_key(key);
+			idem_resumable_key(key, resuming->nscopes == 1 ?
+							   resuming->scopes[0] : (Datum) 0);
 			idem_await_claim(key);
 		}
 		entered = true;
@@ -243,12 +253,15 @@ try_resume(void *arg)
 static void
 resume(Resuming *resuming)
 {
-	int			current = -1;	/* the stream whose row is in table.row */
+	int			current = -1;	/* the stream whose row is in claims.row */
 
-	idem_table_open(&resuming->table, IDEM_KEYS, RowExclusiveLock);
+	idem_cursor_open(&resuming->claims, IDEM_KEYS, RowExclusiveLock);
+	idem_cursor_open_beside(&resuming->attempts, &resuming->claims);
 	resuming->now = GetCurrentTimestamp();
 	resuming->nstreams = 0;
 	resuming->expired = 0;
+	resuming->retired = 0;
+	resuming->ends = false;
 
 	/* That of the transaction would see what the call itself writes. */
 	resuming->snapshot = NULL;
@@ -260,7 +273,7 @@ resume(Resuming *resuming)
 	open_streams(resuming);
 	IDEM_INJECTION_POINT("idem-resume-begun");
 
-	while (resuming->wanted > 0 && resuming->nstreams > 0)
+	while (resuming->wanted > 0 && resuming->nstreams > 0 && !resuming->ends)
 	{
 		int			i = oldest_stream(resuming);
 		Stream	   *stream = &resuming->streams[i];
@@ -276,6 +289,8 @@ resume(Resuming *resuming)
 			if (!fits_result(resuming))
 				break;
 			take_over(resuming);
+			resuming->blockers.count = 0;
+			looked(resuming, stream);
 			more = advance(resuming, stream);
 		}
 		if (!more)
@@ -285,13 +300,17 @@ resume(Resuming *resuming)
 		}
 	}
 
+	for (int i = 0; i < resuming->nstreams; i++)
+	{
+		if (resuming->streams[i].is_marked)
+			idem_due_scan_end(&resuming->streams[i].marked, false);
+	}
 	if (resuming->taken == 0)
 		find_next_due(resuming);
-	idem_scan_end(&resuming->attempts);
-	idem_scan_end(&resuming->scan);
 	if (resuming->snapshot != NULL)
 		PopActiveSnapshot();
-	idem_table_close(&resuming->table);
+	idem_cursor_close(&resuming->attempts);
+	idem_cursor_close(&resuming->claims);
 }
 
 /*
@@ -302,13 +321,7 @@ static void
 open_streams(Resuming *resuming)
 {
 	bool		all = resuming->scopes == NULL;
-	IdemRelationId index = all ? IDEM_KEYS_RESUMABLE :
-		IDEM_KEYS_RESUMABLE_SCOPES;
 
-	idem_scan_begin(&resuming->scan, &resuming->table, index,
-					resuming->snapshot, all ? 3 : 4);
-	idem_scan_begin(&resuming->attempts, &resuming->table, index,
-					resuming->snapshot, all ? 2 : 3);
 	for (int i = 0; i < (all ? 1 : resuming->nscopes); i++)
 	{
 		Stream		stream = {
@@ -318,8 +331,7 @@ open_streams(Resuming *resuming)
 		while (next_attempt(resuming, stream.scope, &stream.attempt))
 		{
 			CHECK_FOR_INTERRUPTS();
-			stream.resume_at = DT_NOBEGIN;
-			ItemPointerSet(&stream.tid, 0, 0);
+			begin_stream(resuming, &stream);
 			if (!seek(resuming, &stream))
 				continue;
 			if (resuming->nstreams == resuming->max_streams)
@@ -337,29 +349,69 @@ open_streams(Resuming *resuming)
 }
 
 /*
+ * Have a stream begin where there may be rows.  The mark of another one may
+ * have to make room for its mark.
+ */
+static void
+begin_stream(Resuming *resuming, Stream *stream)
+{
+	TimestampTz after = DT_NOBEGIN;
+
+	stream->is_marked = resuming->snapshot == NULL &&
+		resuming->nstreams < MAX_MARKED;
+	stream->told_at = DT_NOBEGIN;
+	ItemPointerSet(&stream->told_tid, 0, 0);
+	stream->is_looking = false;
+	if (stream->is_marked)
+		after = idem_due_scan_begin(&stream->marked,
+									idem_due_hash(stream->scope,
+												  stream->attempt),
+									resuming->now);
+	for (int i = 0; stream->is_marked && i < resuming->nstreams; i++)
+	{
+		Stream	   *other = &resuming->streams[i];
+
+		if (other->is_marked && other->marked.mark == stream->marked.mark)
+			other->is_marked = other->is_looking = false;
+	}
+	stream->resume_at = TIMESTAMP_IS_NOBEGIN(after) ? after : after + 1;
+	ItemPointerSet(&stream->tid, 0, 0);
+}
+
+/*
  * Step to the next higher number of attempts of the rows of a scope.  Returns
  * false where there is none that is resumed.
+ *
+ * Under READ COMMITTED a dead entry tells it, too: a search for a row might
+ * pass any number of those.  Then the stream is found to be empty.
  */
 static bool
 next_attempt(Resuming *resuming, Datum scope, int32 *attempt)
 {
 	ScanKeyData keys[3];
-	int			nkeys = 0;
+	IdemCursor *attempts = &resuming->attempts;
+	Datum		value;
+	bool		visible;
 
-	if (DatumGetPointer(scope) != NULL)
-		ScanKeyEntryInitialize(&keys[nkeys++], 0, 1, BTEqualStrategyNumber,
-							   InvalidOid, C_COLLATION_OID, F_TEXTEQ, scope);
-	ScanKeyEntryInitialize(&keys[nkeys], 0, nkeys + 1,
-						   BTGreaterStrategyNumber, InvalidOid, InvalidOid,
-						   F_INT4GT, Int32GetDatum(*attempt));
-	nkeys++;
-	ScanKeyEntryInitialize(&keys[nkeys], 0, nkeys, BTLessStrategyNumber,
-						   InvalidOid, InvalidOid, F_INT4LT,
-						   Int32GetDatum(idem_max_attempts));
-	idem_scan_restart(&resuming->attempts, keys);
-	if (!idem_scan_next(&resuming->attempts, ForwardScanDirection))
-		return false;
-	*attempt = DatumGetInt32(resuming->table.row->tts_values[KEYS_ATTEMPT]);
+	idem_key_int4(&keys[0], 1, BTGreaterStrategyNumber, *attempt);
+	idem_key_int4(&keys[1], 1, BTLessStrategyNumber, idem_max_attempts);
+	if (resuming->snapshot == NULL)
+	{
+		AttrNumber	column = DatumGetPointer(scope) == NULL ? 1 : 2;
+
+		scan_in_scope(resuming, attempts, true, scope, keys, 2);
+		if (!idem_scan_entry(attempts, ForwardScanDirection, column, &value,
+							 &visible))
+			return false;
+	}
+	else
+	{
+		scan_in_scope(resuming, attempts, false, scope, keys, 2);
+		if (!idem_scan_next(attempts, ForwardScanDirection))
+			return false;
+		value = attempts->row->tts_values[KEYS_ATTEMPT];
+	}
+	*attempt = DatumGetInt32(value);
 	return true;
 }
 
@@ -388,21 +440,77 @@ seek(Resuming *resuming, Stream *stream)
 static bool
 advance(Resuming *resuming, Stream *stream)
 {
-	IdemTable  *table = &resuming->table;
+	IdemCursor *cursor = &resuming->claims;
 
-	do
+	for (;;)
 	{
+		TimestampTz after;
+
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_scan_next(&resuming->scan, ForwardScanDirection))
+		if (resuming->ends ||
+			!idem_scan_next(cursor, ForwardScanDirection))
+		{
+			resuming->blockers.count = 0;
+			looked(resuming, stream);
+			if (stream->is_marked)
+				idem_due_scan_end(&stream->marked, !resuming->ends);
 			return false;
-		if (!TransactionIdIsValid(table->holder) &&
-			idem_found_is_expired(table, resuming->now))
+		}
+		stream->resume_at =
+			DatumGetTimestampTz(cursor->row->tts_values[KEYS_RESUME_AT]);
+		stream->tid = cursor->row->tts_tid;
+		if (skips(resuming, stream, &after))
+		{
+			restart(resuming, stream, after + 1, resuming->now);
+			continue;
+		}
+		if (!TransactionIdIsValid(cursor->holder) &&
+			idem_found_is_expired(cursor, resuming->now))
 			retire(resuming);
-	} while (!is_resumable(resuming));
-	stream->resume_at =
-		DatumGetTimestampTz(table->row->tts_values[KEYS_RESUME_AT]);
-	stream->tid = table->row->tts_tid;
-	return true;
+		if (is_resumable(resuming))
+			return true;
+
+		resuming->blockers.count = 0;
+		if (TransactionIdIsValid(cursor->holder))
+			(void) idem_add_blocker(&resuming->blockers, cursor->holder);
+		looked(resuming, stream);
+	}
+}
+
+/*
+ * Tell the mark of a stream which row the scan has come to, unless it knows.
+ * Returns whether to go on behind "after" instead.
+ */
+static bool
+skips(Resuming *resuming, Stream *stream, TimestampTz *after)
+{
+	if (!stream->is_marked || stream->resume_at < stream->told_at ||
+		(stream->resume_at == stream->told_at &&
+		 ItemPointerCompare(&stream->tid, &stream->told_tid) <= 0))
+		return false;
+
+	/* Another session has been faster with the row before. */
+	resuming->blockers.count = 0;
+	looked(resuming, stream);
+	if (idem_due_scan_found(&stream->marked, stream->resume_at,
+							after) == IDEM_DUE_SKIP)
+		return true;
+	stream->told_at = stream->resume_at;
+	stream->told_tid = stream->tid;
+	stream->is_looking = true;
+	return false;
+}
+
+/*
+ * Tell the mark that the row it knows has been looked at, and waits for
+ * resuming->blockers.
+ */
+static void
+looked(Resuming *resuming, Stream *stream)
+{
+	if (stream->is_looking)
+		idem_due_scan_looked(&stream->marked, &resuming->blockers);
+	stream->is_looking = false;
 }
 
 /*
@@ -429,19 +537,19 @@ oldest_stream(const Resuming *resuming)
 static bool
 is_resumable(Resuming *resuming)
 {
-	IdemTable  *table = &resuming->table;
-	Datum	   *values = table->row->tts_values;
-	bool	   *nulls = table->row->tts_isnull;
+	IdemCursor *cursor = &resuming->claims;
+	Datum	   *values = cursor->row->tts_values;
+	bool	   *nulls = cursor->row->tts_isnull;
 
-	if (TransactionIdIsValid(table->holder) || nulls[KEYS_REQUEST] ||
-		idem_found_is_expired(table, resuming->now))
+	if (TransactionIdIsValid(cursor->holder) || nulls[KEYS_REQUEST] ||
+		idem_found_is_expired(cursor, resuming->now))
 		return false;
-	switch (idem_found_state(table))
+	switch (idem_found_state(cursor))
 	{
 		case IDEM_STATE_FAILED:
 			return true;
 		case IDEM_STATE_STARTED:
-			return !idem_is_written_since(table, FirstCommandId) &&
+			return !idem_is_written_since(cursor, FirstCommandId) &&
 				(nulls[KEYS_LEASE_EXPIRES_AT] ||
 				 DatumGetTimestampTz(values[KEYS_LEASE_EXPIRES_AT]) <=
 				 resuming->now);
@@ -451,8 +559,8 @@ is_resumable(Resuming *resuming)
 }
 
 /*
- * The row that was found has expired: take it out of the indexes, unless another
- * session is at it, or the call has done enough.
+ * The row that was found has expired: take it out of the indexes, unless
+ * another session is at it.
  */
 static void
 retire(Resuming *resuming)
@@ -460,15 +568,15 @@ retire(Resuming *resuming)
 	IdemKeyRecord record;
 
 	resuming->expired++;
-	if (resuming->expired <= TOLERATED ||
-		resuming->retired >= MAX_RETIRED + resuming->expired / RETIRED_SHARE)
+	if (resuming->expired <= TOLERATED)
 		return;
 	memset(&record, 0, sizeof(record));
 	idem_record_set_or_null(&record, KEYS_RESUME_AT, (Datum) 0);
-	idem_record_keep(&record, &resuming->table);
-	if (idem_update(&resuming->table, record.values, record.nulls,
+	idem_record_keep(&record, &resuming->claims);
+	if (idem_update(&resuming->claims, record.values, record.nulls,
 					false) == IDEM_WRITE_DONE)
 		resuming->retired++;
+	resuming->ends = resuming->retired >= MAX_RETIRED;
 }
 
 /*
@@ -492,9 +600,9 @@ find_next_due(Resuming *resuming)
 		{
 			CHECK_FOR_INTERRUPTS();
 			restart(resuming, &stream, resuming->now + 1, until);
-			if (!idem_scan_next(&resuming->scan, ForwardScanDirection))
+			if (!idem_scan_next(&resuming->claims, ForwardScanDirection))
 				continue;
-			until = DatumGetTimestampTz(resuming->table.row->tts_values[KEYS_RESUME_AT]);
+			until = DatumGetTimestampTz(resuming->claims.row->tts_values[KEYS_RESUME_AT]);
 			resuming->next_due = until;
 		}
 	}
@@ -508,25 +616,36 @@ restart(Resuming *resuming, const Stream *stream, TimestampTz from,
 		TimestampTz until)
 {
 	ScanKeyData keys[4];
-	int			nkeys = 0;
 
-	if (DatumGetPointer(stream->scope) != NULL)
-		ScanKeyEntryInitialize(&keys[nkeys++], 0, 1, BTEqualStrategyNumber,
-							   InvalidOid, C_COLLATION_OID, F_TEXTEQ,
-							   stream->scope);
-	ScanKeyEntryInitialize(&keys[nkeys], 0, nkeys + 1, BTEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_INT4EQ,
-						   Int32GetDatum(stream->attempt));
-	nkeys++;
-	ScanKeyEntryInitialize(&keys[nkeys], 0, nkeys + 1,
-						   BTGreaterEqualStrategyNumber, InvalidOid,
-						   InvalidOid, F_TIMESTAMPTZ_GE,
-						   TimestampTzGetDatum(from));
-	nkeys++;
-	ScanKeyEntryInitialize(&keys[nkeys], 0, nkeys, BTLessEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_LE,
-						   TimestampTzGetDatum(until));
-	idem_scan_restart(&resuming->scan, keys);
+	idem_key_int4(&keys[0], 1, BTEqualStrategyNumber, stream->attempt);
+	idem_key_time(&keys[1], 2, BTGreaterEqualStrategyNumber, from);
+	idem_key_time(&keys[2], 2, BTLessEqualStrategyNumber, until);
+	scan_in_scope(resuming, &resuming->claims, false, stream->scope, keys, 3);
+}
+
+/*
+ * Scan the resumable claims of a scope, or of all, for those that the keys
+ * select, or their entries.  There must be room for another key.
+ */
+static void
+scan_in_scope(Resuming *resuming, IdemCursor *cursor, bool entries,
+			  Datum scope, ScanKey keys, int nkeys)
+{
+	IdemRelationId index = IDEM_KEYS_RESUMABLE;
+
+	if (DatumGetPointer(scope) != NULL)
+	{
+		index = IDEM_KEYS_RESUMABLE_SCOPES;
+		for (int i = 0; i < nkeys; i++)
+			keys[i].sk_attno++;
+		memmove(&keys[1], &keys[0], nkeys * sizeof(ScanKeyData));
+		idem_key_text(&keys[0], 1, scope);
+		nkeys++;
+	}
+	if (entries)
+		idem_scan_entries(cursor, index, keys, nkeys);
+	else
+		idem_scan(cursor, index, resuming->snapshot, keys, nkeys);
 }
 
 /*
@@ -535,11 +654,11 @@ restart(Resuming *resuming, const Stream *stream, TimestampTz from,
 static bool
 fits_result(Resuming *resuming)
 {
-	Datum	   *found = resuming->table.row->tts_values;
-	int64		left = IDEM_MAX_RESULT_SIZE - resuming->text_size;
+	Datum	   *found = resuming->claims.row->tts_values;
+	int64		left = MAX_RESULT_SIZE - resuming->text_size;
 	int64		size = idem_json_text_size(found[KEYS_REQUEST], left);
 
-	if (!resuming->table.row->tts_isnull[KEYS_RECOVERY_STATE])
+	if (!resuming->claims.row->tts_isnull[KEYS_RECOVERY_STATE])
 		size += toast_raw_datum_size(found[KEYS_RECOVERY_STATE]);
 	if (size > left && resuming->taken > 0)
 		return false;
@@ -554,8 +673,8 @@ fits_result(Resuming *resuming)
 static void
 take_over(Resuming *resuming)
 {
-	IdemTable  *table = &resuming->table;
-	Datum	   *found = table->row->tts_values;
+	IdemCursor *cursor = &resuming->claims;
+	Datum	   *found = cursor->row->tts_values;
 	IdemKeyLock lock = {0};
 	IdemKeyRecord record;
 	TimestampTz now;
@@ -564,13 +683,13 @@ take_over(Resuming *resuming)
 	Datum		values[lengthof(resume_columns)];
 	bool		nulls[lengthof(resume_columns)];
 
-	if (!idem_key_lock(&lock, table, &found[KEYS_SCOPE]))
+	if (!idem_key_lock(&lock, cursor, &found[KEYS_SCOPE]))
 		return;
 	token = idem_next_claim_token(DatumGetInt64(found[KEYS_CLAIM_TOKEN]));
 
 	/* Drawing a token may wait, and the record expire meanwhile. */
 	now = GetCurrentTimestamp();
-	if (!idem_found_is_expired(table, now))
+	if (!idem_found_is_expired(cursor, now))
 	{
 		memset(&record, 0, sizeof(record));
 		idem_record_set(&record, KEYS_CLAIM_TOKEN, Int64GetDatum(token));
@@ -582,9 +701,9 @@ take_over(Resuming *resuming)
 						TimestampTzGetDatum(idem_add_interval(now, resuming->lease,
 															  idem_default_lease)));
 		idem_record_set_or_null(&record, KEYS_ERROR, (Datum) 0);
-		idem_record_keep(&record, table);
+		idem_record_keep(&record, cursor);
 		idem_record_set_resume_at(&record, IDEM_STATE_STARTED, now);
-		written = idem_update(table, record.values, record.nulls, false);
+		written = idem_update(cursor, record.values, record.nulls, false);
 	}
 	idem_key_unlock(&lock);
 	if (written != IDEM_WRITE_DONE)

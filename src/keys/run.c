@@ -88,7 +88,7 @@ idem_run(PG_FUNCTION_ARGS)
 	Datum		values[RUN_NUM_COLUMNS];
 	bool		nulls[RUN_NUM_COLUMNS];
 
-	idem_key_args(fcinfo, claim.key);
+	idem_writer_key_args(fcinfo, claim.key);
 	handler = DatumGetObjectId(idem_required_arg(fcinfo, 2, "handler"));
 	request = idem_required_arg(fcinfo, 3, "request");
 	claim.ttl = idem_interval_arg(fcinfo, 4, "ttl");

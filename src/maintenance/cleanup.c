@@ -126,12 +126,12 @@ static IdemCleanupKind kind_arg(FunctionCallInfo fcinfo, int n);
 static int64 clean(IdemCleanupKind kind, int batch_size,
 				   ReturnSetInfo *result, bool *more);
 static void forget_places(void);
-static int64 delete_between(IdemTable *table, IdemRelationId index,
+static int64 delete_between(IdemCursor *cursor, IdemRelationId index,
 							TimestampTz *from, TimestampTz until, int limit,
 							ReturnSetInfo *result, bool *more);
-static bool is_signpost(IdemTable *table);
-static void take_begin(RowsTaken *taken, IdemTable *table);
-static void take_document(RowsTaken *taken, IdemTable *table);
+static bool is_signpost(IdemCursor *cursor);
+static void take_begin(RowsTaken *taken, IdemCursor *cursor);
+static void take_document(RowsTaken *taken, IdemCursor *cursor);
 static void take_end(RowsTaken *taken);
 
 /*
@@ -259,25 +259,25 @@ idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
 				   bool *more)
 {
 	const CleanupTarget *target = &targets[kind];
-	IdemTable	table;
+	IdemCursor	cursor;
 	int64		begin;
 	TimestampTz from = DT_NOBEGIN;
 	TimestampTz until;
 	bool		resume;
 	int64		deleted;
 
-	idem_table_open(&table, target->table, RowExclusiveLock);
+	idem_cursor_open(&cursor, target->table, RowExclusiveLock);
 	begin = idem_monotonic_time();
 	until = idem_add_ms(GetCurrentTimestamp(), -idem_cleanup_retention(kind));
-	if (position->table != RelationGetRelid(table.rel))
+	if (position->table != RelationGetRelid(cursor.table->rel))
 		memset(position, 0, sizeof(*position));
-	position->table = RelationGetRelid(table.rel);
+	position->table = RelationGetRelid(cursor.table->rel);
 	resume = begin < position->restart_at && position->reached <= until;
 	if (resume)
 		from = position->reached;
-	deleted = delete_between(&table, target->index, &from, until, batch_size,
+	deleted = delete_between(&cursor, target->index, &from, until, batch_size,
 							 result, more);
-	idem_table_close(&table);
+	idem_cursor_close(&cursor);
 	idem_count(target->counter, deleted);
 
 	if (deleted > 0 && idem_event_is_logged(IDEM_EVENT_CLEANED))
@@ -308,12 +308,12 @@ idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
 Oid
 idem_cleanup_owner(IdemCleanupKind kind)
 {
-	IdemTable	table;
+	IdemCursor	cursor;
 	Oid			owner;
 
-	idem_table_open(&table, targets[kind].table, RowExclusiveLock);
-	owner = table.rel->rd_rel->relowner;
-	idem_table_close(&table);
+	idem_cursor_open(&cursor, targets[kind].table, RowExclusiveLock);
+	owner = cursor.table->rel->rd_rel->relowner;
+	idem_cursor_close(&cursor);
 	return owner;
 }
 
@@ -344,14 +344,13 @@ idem_cleanup_retention(IdemCleanupKind kind)
  * to an end, even if many rows of one time cannot be deleted.
  */
 static int64
-delete_between(IdemTable *table, IdemRelationId index,
+delete_between(IdemCursor *cursor, IdemRelationId index,
 			   TimestampTz *from, TimestampTz until, int limit,
 			   ReturnSetInfo *result, bool *more)
 {
-	IdemScan	scan;
 	ScanKeyData keys[2];
 	Snapshot	snapshot;
-	IdemTable	lanes;			/* the same table, to look at lanes */
+	IdemCursor	lanes;			/* the same table, to look at lanes */
 	bool		lanes_are_open = false;
 	RowsTaken	taken;
 	bool		is_null = false;
@@ -363,36 +362,31 @@ delete_between(IdemTable *table, IdemRelationId index,
 	bool		end = false;
 
 	snapshot = RegisterSnapshot(GetTransactionSnapshot());
-	if (idem_rows_arrive(table))
+	if (idem_rows_arrive(cursor->table))
 	{
 		UnregisterSnapshot(snapshot);
 		*more = false;
 		return 0;
 	}
 
-	ScanKeyEntryInitialize(&keys[0], 0, 1, BTGreaterEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_GE,
-						   TimestampTzGetDatum(*from));
-	ScanKeyEntryInitialize(&keys[1], 0, 1, BTLessEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_LE,
-						   TimestampTzGetDatum(until));
-	idem_scan_begin(&scan, table, index, snapshot, 2);
-	column = scan.index->rd_index->indkey.values[0] - 1;
+	idem_key_time(&keys[0], 1, BTGreaterEqualStrategyNumber, *from);
+	idem_key_time(&keys[1], 1, BTLessEqualStrategyNumber, until);
+	idem_scan(cursor, index, snapshot, keys, 2);
+	column = cursor->index->rd_index->indkey.values[0] - 1;
 	if (result != NULL)
-		take_begin(&taken, table);
-	idem_scan_restart(&scan, keys);
+		take_begin(&taken, cursor);
 
 	while (deleted < limit && !end &&
-		   idem_scan_next(&scan, ForwardScanDirection))
+		   idem_scan_next(cursor, ForwardScanDirection))
 	{
 		/* No error, for the sake of the server log: the caller looks, too. */
 		if (ProcDiePending)
 			break;
 		CHECK_FOR_INTERRUPTS();
-		*from = DatumGetTimestampTz(table->row->tts_values[column]);
+		*from = DatumGetTimestampTz(cursor->row->tts_values[column]);
 		IDEM_INJECTION_POINT("idem-cleanup-found");
-		work += idem_external_size(table);
-		if (is_signpost(table))
+		work += idem_external_size(cursor);
+		if (is_signpost(cursor))
 			work += LANE_STEP;
 		if (work >= TOAST_STEP)
 		{
@@ -400,17 +394,17 @@ delete_between(IdemTable *table, IdemRelationId index,
 			end = idem_monotonic_time() - begin >= BATCH_USECS &&
 				(deleted > 0 || *from > start);
 		}
-		if (is_signpost(table))
+		if (is_signpost(cursor))
 		{
 			if (!lanes_are_open)
-				idem_table_open(&lanes, table->id, RowExclusiveLock);
+				idem_cursor_open_beside(&lanes, cursor);
 			lanes_are_open = true;
-			if (!idem_lane_remove_signpost(table, &lanes))
+			if (!idem_lane_remove_signpost(cursor, &lanes))
 				continue;
 		}
 		if (result != NULL)
-			take_document(&taken, table);
-		if (idem_delete(table, false) == IDEM_WRITE_DONE)
+			take_document(&taken, cursor);
+		if (idem_delete(cursor, false) == IDEM_WRITE_DONE)
 		{
 			deleted++;
 			if (result != NULL)
@@ -421,8 +415,7 @@ delete_between(IdemTable *table, IdemRelationId index,
 	if (result != NULL)
 		take_end(&taken);
 	if (lanes_are_open)
-		idem_table_close(&lanes);
-	idem_scan_end(&scan);
+		idem_cursor_close(&lanes);
 	*more = end || deleted == limit;
 
 	UnregisterSnapshot(snapshot);
@@ -433,11 +426,11 @@ delete_between(IdemTable *table, IdemRelationId index,
  * May a lane depend on the row that was found?  See outbox/lanes.c.
  */
 static bool
-is_signpost(IdemTable *table)
+is_signpost(IdemCursor *cursor)
 {
-	return table->id == IDEM_OUTBOX &&
-		!table->row->tts_isnull[OUTBOX_KEY_HASH] &&
-		DatumGetBool(table->row->tts_values[OUTBOX_IN_DUE_INDEX]);
+	return cursor->table->id == IDEM_OUTBOX &&
+		!cursor->row->tts_isnull[OUTBOX_KEY_HASH] &&
+		DatumGetBool(cursor->row->tts_values[OUTBOX_IN_DUE_INDEX]);
 }
 
 /*
@@ -448,11 +441,11 @@ is_signpost(IdemTable *table)
  * converted would stay for ever.
  */
 static void
-take_begin(RowsTaken *taken, IdemTable *table)
+take_begin(RowsTaken *taken, IdemCursor *cursor)
 {
 	Const	   *row = makeNullConst(RECORDOID, -1, InvalidOid);
 
-	taken->desc = CreateTupleDescCopy(RelationGetDescr(table->rel));
+	taken->desc = CreateTupleDescCopy(RelationGetDescr(cursor->table->rel));
 	taken->desc->tdtypeid = RECORDOID;
 	taken->desc->tdtypmod = -1;
 	for (int i = 0; i < taken->desc->natts; i++)
@@ -481,16 +474,16 @@ take_begin(RowsTaken *taken, IdemTable *table)
  * in the TOAST table are there.
  */
 static void
-take_document(RowsTaken *taken, IdemTable *table)
+take_document(RowsTaken *taken, IdemCursor *cursor)
 {
 	MemoryContext old;
 	HeapTuple	row;
 
 	MemoryContextReset(taken->context);
 	old = MemoryContextSwitchTo(taken->context);
-	slot_getallattrs(table->row);
-	row = heap_form_tuple(taken->desc, table->row->tts_values,
-						  table->row->tts_isnull);
+	slot_getallattrs(cursor->row);
+	row = heap_form_tuple(taken->desc, cursor->row->tts_values,
+						  cursor->row->tts_isnull);
 	taken->document = FunctionCall1(&taken->to_jsonb,
 									HeapTupleGetDatum(row));
 	MemoryContextSwitchTo(old);

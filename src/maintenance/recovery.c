@@ -15,7 +15,6 @@
 #include "fmgr.h"
 
 #include "outbox/lanes.h"
-#include "store/bounded_scan.h"
 #include "store/pg_sequence.h"
 #include "store/store.h"
 #include "util/arguments.h"
@@ -62,19 +61,16 @@ idem_raise_claim_tokens(PG_FUNCTION_ARGS)
 static int64
 highest_message(void)
 {
-	IdemTable	outbox;
-	IdemEntryScan entries;
+	IdemCursor	outbox;
 	Datum		first;
 	bool		visible;
 	int64		highest = 0;
 
-	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
-	idem_entries_begin(&entries, &outbox, IDEM_PRIMARY_KEY, 0);
-	idem_entries_restart(&entries, NULL);
-	if (idem_entries_next(&entries, BackwardScanDirection, &first, &visible))
+	idem_cursor_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
+	idem_scan_entries(&outbox, IDEM_PRIMARY_KEY, NULL, 0);
+	if (idem_scan_entry(&outbox, BackwardScanDirection, 1, &first, &visible))
 		highest = DatumGetInt64(first);
-	idem_entries_end(&entries);
-	idem_table_close(&outbox);
+	idem_cursor_close(&outbox);
 	return highest;
 }
 
@@ -88,11 +84,11 @@ PG_FUNCTION_INFO_V1(idem_repair_outbox);
 Datum
 idem_repair_outbox(PG_FUNCTION_ARGS)
 {
-	IdemTable	outbox;
+	IdemCursor	outbox;
 	int64		repaired;
 
-	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
+	idem_cursor_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
 	repaired = idem_lanes_repair(&outbox);
-	idem_table_close(&outbox);
+	idem_cursor_close(&outbox);
 	PG_RETURN_INT64(repaired);
 }

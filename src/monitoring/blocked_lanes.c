@@ -10,8 +10,19 @@
  * A call walks through the index of lanes from a lane at random, since key
  * hashes are random, and examines MAX_LANES lanes and MAX_ENTRIES entries at
  * most, dead ones included.  So it sees all lanes if there are no more than
- * that, and otherwise a sample.  Then it counts the messages that wait in the
- * lanes that it returns, again MAX_ENTRIES entries at most.
+ * that, and otherwise a sample.
+ *
+ * A sample hardly ever has the one lane out of a million that is blocked for
+ * hours.  That lane has a row in the index of due messages: at the end of the
+ * lease or pause, and, if its head is held, at the time since when the head has
+ * been due.  The rows of other lanes lie close together there, near the present
+ * or at the times of delays, since relays take what is due, and leases are
+ * short.  So the call then looks at NUM_PROBES times on each side of now, at
+ * random on a logarithmic scale, and examines the lanes of the next PROBE_ROWS
+ * rows: a row that stands apart from the others is found with near certainty.
+ *
+ * Then it counts the messages that wait in the lanes that it returns.  Each of
+ * these parts examines MAX_ENTRIES entries at most.
  *
  * A lane can begin with many dead entries, of messages that have left it since
  * vacuum last could remove them.  Messages leave a lane in order, so its head is
@@ -25,6 +36,8 @@
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
+
+#include <math.h>
 
 #include "access/skey.h"
 #include "access/stratnum.h"
@@ -42,7 +55,7 @@
 #include "utils/tuplestore.h"
 
 #include "outbox/outbox_row.h"
-#include "store/bounded_scan.h"
+#include "store/store.h"
 #include "store/store.h"
 #include "util/arguments.h"
 #include "util/compat.h"
@@ -54,12 +67,28 @@
 /* How many entries of a lane are examined for one that is due, at each end. */
 #define MAX_FOLLOWERS	1000
 
-/* The same before a bisection for the head, and in each step of it. */
+/*
+ * The same before a bisection for the head, in each step of it, and if it does
+ * not find one.
+ */
 #define MAX_DEAD		250
 #define PROBE_ENTRIES	50
+#define MAX_PASSED		(MAX_ENTRIES / 10)
+
+/*
+ * How many times a call looks at on each side of now, how many rows from there,
+ * and the shortest and the longest time from now.
+ */
+#define NUM_PROBES		100
+#define PROBE_ROWS		5
+#define FIRST_PROBE_US	1000.0
+#define LAST_PROBE_US	(100.0 * 365 * USECS_PER_DAY)
 
 /* What NULL stands for. */
 #define DEFAULT_MAX_LANES	100
+
+/* The column of idem_outbox_due, from 1. */
+#define DUE_AVAILABLE_AT	1
 
 /* Why a head cannot be taken. */
 typedef enum Reason
@@ -93,9 +122,8 @@ typedef struct Blocked
 /* A call. */
 typedef struct Search
 {
-	IdemTable	outbox;
-	IdemEntryScan lanes;		/* walks from lane to lane */
-	IdemTable	heads;			/* the same table, to look at heads again */
+	IdemCursor	outbox;			/* walks from lane to lane */
+	IdemCursor	heads;			/* the same table, to look at heads again */
 	TimestampTz now;
 	int			entries;		/* that may still be examined */
 	bool		is_within;		/* see next_visible() */
@@ -103,11 +131,15 @@ typedef struct Search
 	int			nblocked;
 } Search;
 
-static void walk_lanes(Search *search);
-static void begin_at(IdemEntryScan *entries, int64 lane, int64 id);
+static bool walk_lanes(Search *search);
+static void probe_times(Search *search);
+static void probe_time(Search *search, IdemCursor *due,
+					   ScanDirection direction, TimestampTz from);
+static bool is_listed(const Search *search, int64 lane);
+static void begin_at(Search *search, int64 lane, int64 id);
 static bool next_entry(Search *search, ScanDirection direction, int64 *lane,
 					   bool *visible);
-static bool find_head(Search *search, int64 lane);
+static bool look_past_dead(Search *search, Blocked *lane);
 static bool next_visible(Search *search, ScanDirection direction, int64 lane,
 						 int limit);
 static bool find_head_past_dead(Search *search, int64 lane);
@@ -146,12 +178,16 @@ idem_outbox_blocked(PG_FUNCTION_ARGS)
 		return (Datum) 0;
 
 	search.now = GetCurrentTimestamp();
-	search.blocked = palloc_array(Blocked, MAX_LANES);
-	idem_table_open(&search.outbox, IDEM_OUTBOX, AccessShareLock);
-	idem_table_open(&search.heads, IDEM_OUTBOX, AccessShareLock);
-	idem_entries_begin(&search.lanes, &search.outbox, IDEM_OUTBOX_LANES, 2);
+	search.blocked = palloc_array(Blocked,
+								  MAX_LANES + 2 * NUM_PROBES * PROBE_ROWS);
+	idem_cursor_open(&search.outbox, IDEM_OUTBOX, AccessShareLock);
+	idem_cursor_open_beside(&search.heads, &search.outbox);
 	search.entries = MAX_ENTRIES;
-	walk_lanes(&search);
+	if (!walk_lanes(&search))
+	{
+		search.entries = MAX_ENTRIES;
+		probe_times(&search);
+	}
 	qsort(search.blocked, search.nblocked, sizeof(Blocked), compare_lengths);
 
 	search.entries = MAX_ENTRIES;
@@ -175,23 +211,23 @@ idem_outbox_blocked(PG_FUNCTION_ARGS)
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
 							 values, nulls);
 	}
-	idem_entries_end(&search.lanes);
-	idem_table_close(&search.heads);
-	idem_table_close(&search.outbox);
+	idem_cursor_close(&search.heads);
+	idem_cursor_close(&search.outbox);
 	return (Datum) 0;
 }
 
 /*
  * Look at lanes from one at random on, and after the last one from the first
- * one on, until all have been looked at, or as many as a call examines.
+ * one on, until all have been looked at, or as many as a call examines.  Returns
+ * whether these were all.
  */
-static void
+static bool
 walk_lanes(Search *search)
 {
 	int64		start = (int64) pg_prng_uint64(&pg_global_prng_state);
 	bool		has_turned = false;
 
-	begin_at(&search->lanes, start, PG_INT64_MIN);
+	begin_at(search, start, PG_INT64_MIN);
 	for (int n = 0; n < MAX_LANES;)
 	{
 		Blocked		lane = {0};
@@ -200,23 +236,97 @@ walk_lanes(Search *search)
 		if (!next_entry(search, ForwardScanDirection, &lane.lane, &visible))
 		{
 			if (has_turned || search->entries <= 0)
-				return;
+				return search->entries > 0;
 			has_turned = true;
-			begin_at(&search->lanes, PG_INT64_MIN, PG_INT64_MIN);
+			begin_at(search, PG_INT64_MIN, PG_INT64_MIN);
 			continue;
 		}
 		if (has_turned && lane.lane >= start)
-			return;
-		if (visible || find_head(search, lane.lane))
-		{
+			return true;
+		if (visible)
 			look_at_lane(search, &lane);
+		if (visible || look_past_dead(search, &lane))
 			n++;
-		}
 		if (lane.lane == PG_INT64_MAX)
-			begin_at(&search->lanes, PG_INT64_MAX, PG_INT64_MAX);
+			begin_at(search, PG_INT64_MAX, PG_INT64_MAX);
 		else
-			begin_at(&search->lanes, lane.lane + 1, PG_INT64_MIN);
+			begin_at(search, lane.lane + 1, PG_INT64_MIN);
 	}
+	return false;
+}
+
+/*
+ * Look at the lanes of rows that were due before times in the past, and that
+ * will be due after times in the future.
+ */
+static void
+probe_times(Search *search)
+{
+	double		scale = log(LAST_PROBE_US / FIRST_PROBE_US);
+	IdemCursor	due;
+
+	idem_cursor_open_beside(&due, &search->outbox);
+	for (int n = 0; n < NUM_PROBES; n++)
+	{
+		int64		offset = FIRST_PROBE_US *
+			exp(scale * pg_prng_double(&pg_global_prng_state));
+
+		probe_time(search, &due, BackwardScanDirection, search->now - offset);
+		probe_time(search, &due, ForwardScanDirection, search->now + offset);
+	}
+	idem_cursor_close(&due);
+}
+
+/*
+ * Look at the lanes of the next rows before or after that time.
+ */
+static void
+probe_time(Search *search, IdemCursor *due, ScanDirection direction,
+		   TimestampTz from)
+{
+	const TupleTableSlot *row = due->row;
+	ScanKeyData key;
+
+	idem_key_time(&key, DUE_AVAILABLE_AT, ScanDirectionIsForward(direction) ?
+				  BTGreaterEqualStrategyNumber : BTLessEqualStrategyNumber,
+				  from);
+	idem_scan_entries(due, IDEM_OUTBOX_DUE, &key, 1);
+	for (int n = 0, nrows = 0; n < PROBE_ENTRIES && nrows < PROBE_ROWS; n++)
+	{
+		Blocked		lane = {0};
+		Datum		first;
+		bool		visible;
+
+		CHECK_FOR_INTERRUPTS();
+		if (search->entries-- <= 0 ||
+			!idem_scan_entry(due, direction, 1, &first, &visible))
+			return;
+		if (!visible)
+			continue;
+		slot_getallattrs(due->row);
+		nrows++;
+		if (row->tts_isnull[OUTBOX_KEY_HASH])
+			continue;
+		lane.lane = DatumGetInt64(row->tts_values[OUTBOX_KEY_HASH]);
+		if (is_listed(search, lane.lane))
+			continue;
+		begin_at(search, lane.lane, PG_INT64_MIN + 1);
+		(void) look_past_dead(search, &lane);
+	}
+}
+
+/*
+ * Is this lane among those that are known to be blocked?
+ */
+static bool
+is_listed(const Search *search, int64 lane)
+{
+	for (int i = 0; i < search->nblocked; i++)
+	{
+		if (search->blocked[i].lane == lane)
+			return true;
+	}
+	return false;
 }
 
 /*
@@ -224,20 +334,15 @@ walk_lanes(Search *search)
  * the id is the least, and otherwise in the lane.
  */
 static void
-begin_at(IdemEntryScan *entries, int64 lane, int64 id)
+begin_at(Search *search, int64 lane, int64 id)
 {
 	ScanKeyData keys[2];
 	bool		within = id != PG_INT64_MIN;
 
-	ScanKeyEntryInitialize(&keys[0], 0, LANES_LANE,
-						   within ? BTEqualStrategyNumber :
-						   BTGreaterEqualStrategyNumber,
-						   InvalidOid, InvalidOid,
-						   within ? F_INT8EQ : F_INT8GE, Int64GetDatum(lane));
-	ScanKeyEntryInitialize(&keys[1], 0, LANES_ID, BTGreaterEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_INT8GE,
-						   Int64GetDatum(id));
-	idem_entries_restart(entries, keys);
+	idem_key_int8(&keys[0], LANES_LANE, within ? BTEqualStrategyNumber :
+				  BTGreaterEqualStrategyNumber, lane);
+	idem_key_int8(&keys[1], LANES_ID, BTGreaterEqualStrategyNumber, id);
+	idem_scan_entries(&search->outbox, IDEM_OUTBOX_LANES, keys, 2);
 }
 
 /*
@@ -251,7 +356,7 @@ next_entry(Search *search, ScanDirection direction, int64 *lane, bool *visible)
 
 	CHECK_FOR_INTERRUPTS();
 	if (search->entries <= 0 ||
-		!idem_entries_next(&search->lanes, direction, &first, visible))
+		!idem_scan_entry(&search->outbox, direction, 1, &first, visible))
 		return false;
 	search->entries--;
 	*lane = DatumGetInt64(first);
@@ -261,14 +366,40 @@ next_entry(Search *search, ScanDirection direction, int64 *lane, bool *visible)
 }
 
 /*
- * The scan has come to a dead entry, the first one of a lane: go to the head of
- * the lane.  Returns false if it has none.
+ * The scan comes to dead entries, or to those of an open transaction, at the
+ * beginning of a lane: look at the lane with the head that follows them.
+ * Returns whether it has one.
+ *
+ * Many of these entries are not examined one by one.  Only if the bisection
+ * finds no head, or one that blocks nothing, some more are: it goes wrong if
+ * such entries lie behind the head, too.
  */
 static bool
-find_head(Search *search, int64 lane)
+look_past_dead(Search *search, Blocked *lane)
 {
-	return next_visible(search, ForwardScanDirection, lane, MAX_DEAD) ||
-		(search->is_within && find_head_past_dead(search, lane));
+	int			nblocked = search->nblocked;
+	bool		found = next_visible(search, ForwardScanDirection, lane->lane,
+									 MAX_DEAD);
+	bool		is_within = search->is_within;
+
+	if (!found && is_within)
+		found = find_head_past_dead(search, lane->lane);
+	if (found)
+		look_at_lane(search, lane);
+	if (is_within && search->nblocked == nblocked)
+	{
+		begin_at(search, lane->lane, PG_INT64_MIN + 1);
+		if (!next_visible(search, ForwardScanDirection, lane->lane,
+						  MAX_PASSED))
+			return found;
+		*lane = (Blocked)
+		{
+			.lane = lane->lane
+		};
+		look_at_lane(search, lane);
+		found = true;
+	}
+	return found;
 }
 
 /*
@@ -303,7 +434,7 @@ find_head_past_dead(Search *search, int64 lane)
 	int64		low = 0;
 	int64		high;
 
-	begin_at(&search->lanes, lane, PG_INT64_MIN + 1);
+	begin_at(search, lane, PG_INT64_MIN + 1);
 	if (!next_visible(search, BackwardScanDirection, lane, MAX_FOLLOWERS))
 		return false;
 	high = found_id(search);
@@ -311,14 +442,14 @@ find_head_past_dead(Search *search, int64 lane)
 	{
 		int64		middle = low + (high - low) / 2;
 
-		begin_at(&search->lanes, lane, middle);
+		begin_at(search, lane, middle);
 		if (next_visible(search, ForwardScanDirection, lane, PROBE_ENTRIES) &&
 			found_id(search) < high)
 			high = found_id(search);
 		else
 			low = middle + 1;
 	}
-	begin_at(&search->lanes, lane, high);
+	begin_at(search, lane, high);
 	return next_visible(search, ForwardScanDirection, lane, PROBE_ENTRIES);
 }
 
@@ -351,7 +482,7 @@ look_at_lane(Search *search, Blocked *lane)
 		bool		from_end = n >= MAX_FOLLOWERS;
 
 		if (n == MAX_FOLLOWERS)
-			begin_at(&search->lanes, lane->lane, lane->head + 1);
+			begin_at(search, lane->lane, lane->head + 1);
 		if (!next_entry(search, from_end ? BackwardScanDirection :
 						ForwardScanDirection, &other, &visible) ||
 			other != lane->lane)
@@ -390,22 +521,16 @@ available_at(const Search *search)
 static TransactionId
 holder_of(Search *search, const Blocked *lane)
 {
-	IdemScan	scan;
 	ScanKeyData keys[2];
 	TransactionId holder = InvalidTransactionId;
 
-	ScanKeyEntryInitialize(&keys[0], 0, LANES_LANE, BTEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_INT8EQ,
-						   Int64GetDatum(lane->lane));
-	ScanKeyEntryInitialize(&keys[1], 0, LANES_ID, BTEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_INT8EQ,
-						   Int64GetDatum(lane->head));
-	idem_scan_begin(&scan, &search->heads, IDEM_OUTBOX_LANES, NULL, 2);
-	idem_scan_restart(&scan, keys);
+	idem_key_int8(&keys[0], LANES_LANE, BTEqualStrategyNumber, lane->lane);
+	idem_key_int8(&keys[1], LANES_ID, BTEqualStrategyNumber, lane->head);
+	idem_scan(&search->heads, IDEM_OUTBOX_LANES, NULL, keys, 2);
 	while (!TransactionIdIsValid(holder) &&
-		   idem_scan_next(&scan, ForwardScanDirection))
+		   idem_scan_next(&search->heads, ForwardScanDirection))
 		holder = search->heads.holder;
-	idem_scan_end(&scan);
+	idem_scan_end(&search->heads);
 	return holder;
 }
 
@@ -420,7 +545,7 @@ count_waiting(Search *search, Blocked *lane)
 
 	if (lane->head == PG_INT64_MAX)
 		return;
-	begin_at(&search->lanes, lane->lane, lane->head + 1);
+	begin_at(search, lane->lane, lane->head + 1);
 	while (next_entry(search, ForwardScanDirection, &other, &visible))
 	{
 		if (!visible || available_at(search) > search->now)

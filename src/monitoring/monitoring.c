@@ -44,7 +44,6 @@
 #include "monitoring/table_faults.h"
 #include "outbox/outbox_row.h"
 #include "stats/stats.h"
-#include "store/bounded_scan.h"
 #include "store/store.h"
 #include "util/arguments.h"
 #include "util/compat.h"
@@ -84,12 +83,12 @@ typedef struct Source
 	IdemRelationId index;
 	int			time;			/* column of the table */
 	Range		range;
-	bool		(*counts) (IdemTable *table);	/* NULL: all rows do */
+	bool		(*counts) (IdemCursor *cursor); /* NULL: all rows do */
 } Source;
 
-static bool is_ready_message(IdemTable *table);
-static bool is_parked_message(IdemTable *table);
-static bool is_dead_message(IdemTable *table);
+static bool is_ready_message(IdemCursor *outbox);
+static bool is_parked_message(IdemCursor *outbox);
+static bool is_dead_message(IdemCursor *outbox);
 
 static const Source sources[] = {
 	{"keys", IDEM_KEYS, IDEM_KEYS_EXPIRES_AT, KEYS_EXPIRES_AT, BY_TIME},
@@ -121,8 +120,7 @@ static const Count nothing = {0, 0, DT_NOEND, DT_NOBEGIN, 0, false};
 typedef struct Counting
 {
 	const Source *source;
-	IdemTable	table;
-	IdemEntryScan entries;
+	IdemCursor	cursor;
 	TimestampTz until;
 	Count		count;
 	char	   *fault;			/* if there is one, nothing above is open */
@@ -136,9 +134,8 @@ static void begin_counting(Counting *counting, const Source *source,
 						   TimestampTz now);
 static void look_from(Counting *counting, TimestampTz from, TimestampTz to);
 static int	count_entries(Counting *counting, int limit, Count *count);
-static TimestampTz follow_signpost(IdemTable *table);
+static TimestampTz follow_signpost(IdemCursor *outbox);
 static void count_past_dead_rows(Counting *counting);
-static void end_counting(Counting *counting);
 
 /*
  * idem_monitoring_data() -> setof (source, counted, due, overdue, complete,
@@ -205,7 +202,7 @@ idem_monitoring_data(PG_FUNCTION_ARGS)
 		{
 			if (is_by_time(source) && !knows_oldest(&countings[i]))
 				count_past_dead_rows(&countings[i]);
-			end_counting(&countings[i]);
+			idem_cursor_close(&countings[i].cursor);
 
 			memset(nulls + 1, false, 4);
 			nulls[3] = source->index == IDEM_OUTBOX_LANES ||
@@ -267,17 +264,11 @@ seconds_between(TimestampTz from, TimestampTz to)
 static void
 begin_counting(Counting *counting, const Source *source, TimestampTz now)
 {
-	static const int nkeys[] = {
-		[BY_TIME] = 2,[ANY_TIME] = 2,[ALL] = 0,[NULLS] = 1
-	};
-
 	counting->source = source;
 	counting->until = source->table == IDEM_OUTBOX ?
 		idem_add_ms(now, -retention(source)) : now;
 	counting->count = nothing;
-	idem_table_open(&counting->table, source->table, AccessShareLock);
-	idem_entries_begin(&counting->entries, &counting->table, source->index,
-					   nkeys[source->range]);
+	idem_cursor_open(&counting->cursor, source->table, AccessShareLock);
 	look_from(counting, DT_NOBEGIN,
 			  source->range == BY_TIME ? counting->until : DT_NOEND);
 }
@@ -294,13 +285,6 @@ knows_oldest(const Counting *counting)
 		count->last > counting->until;
 }
 
-static void
-end_counting(Counting *counting)
-{
-	idem_entries_end(&counting->entries);
-	idem_table_close(&counting->table);
-}
-
 /*
  * Go to the first entry from one time to another, both included, or to the
  * first one of those that the source has, if they are not ordered by time.
@@ -309,20 +293,16 @@ static void
 look_from(Counting *counting, TimestampTz from, TimestampTz to)
 {
 	ScanKeyData keys[2];
+	int			nkeys = 0;
 
 	if (counting->source->range == NULLS)
-		ScanKeyEntryInitialize(&keys[0], SK_ISNULL | SK_SEARCHNULL, 1,
-							   InvalidStrategy, InvalidOid, InvalidOid,
-							   InvalidOid, (Datum) 0);
-	else
-		ScanKeyEntryInitialize(&keys[0], 0, 1, BTGreaterEqualStrategyNumber,
-							   InvalidOid, InvalidOid, F_TIMESTAMPTZ_GE,
-							   TimestampTzGetDatum(from));
-	ScanKeyEntryInitialize(&keys[1], 0, 1, BTLessEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_TIMESTAMPTZ_LE,
-						   TimestampTzGetDatum(to));
-	idem_entries_restart(&counting->entries,
-						 counting->source->range == ALL ? NULL : keys);
+		idem_key_null(&keys[nkeys++], 1);
+	else if (counting->source->range != ALL)
+	{
+		idem_key_time(&keys[nkeys++], 1, BTGreaterEqualStrategyNumber, from);
+		idem_key_time(&keys[nkeys++], 1, BTLessEqualStrategyNumber, to);
+	}
+	idem_scan_entries(&counting->cursor, counting->source->index, keys, nkeys);
 }
 
 /*
@@ -342,8 +322,8 @@ count_entries(Counting *counting, int limit, Count *count)
 		TimestampTz time;
 
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_entries_next(&counting->entries, ForwardScanDirection,
-							   &first, &visible))
+		if (!idem_scan_entry(&counting->cursor, ForwardScanDirection, 1, &first,
+							 &visible))
 		{
 			count->complete = true;
 			return n;
@@ -352,15 +332,15 @@ count_entries(Counting *counting, int limit, Count *count)
 			count->last = DatumGetTimestampTz(first);
 		if (!visible)
 			continue;
-		if (source->counts != NULL && !source->counts(&counting->table))
+		if (source->counts != NULL && !source->counts(&counting->cursor))
 		{
 			if (source->index == IDEM_OUTBOX_DUE &&
 				count->oldest == DT_NOEND &&
 				count->signposts++ < MAX_SIGNPOSTS)
-				count->oldest = follow_signpost(&counting->table);
+				count->oldest = follow_signpost(&counting->cursor);
 			continue;
 		}
-		time = DatumGetTimestampTz(slot_getattr(counting->table.row,
+		time = DatumGetTimestampTz(slot_getattr(counting->cursor.row,
 												source->time + 1, &isnull));
 		count->rows++;
 		if (time <= counting->until)
@@ -377,29 +357,25 @@ count_entries(Counting *counting, int limit, Count *count)
  * to which it leads a take?  DT_NOEND if there is none.
  */
 static TimestampTz
-follow_signpost(IdemTable *table)
+follow_signpost(IdemCursor *outbox)
 {
-	const Datum *signpost = table->row->tts_values;
+	const Datum *signpost = outbox->row->tts_values;
 	TimestampTz due = DT_NOEND;
-	IdemTable	heads;
-	IdemEntryScan entries;
+	IdemCursor	heads;
 	ScanKeyData key;
 
-	if (table->row->tts_isnull[OUTBOX_KEY_HASH])
+	if (outbox->row->tts_isnull[OUTBOX_KEY_HASH])
 		return DT_NOEND;
-	ScanKeyEntryInitialize(&key, 0, LANES_LANE, BTEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_INT8EQ,
-						   signpost[OUTBOX_KEY_HASH]);
-	idem_table_open(&heads, IDEM_OUTBOX, AccessShareLock);
-	idem_entries_begin(&entries, &heads, IDEM_OUTBOX_LANES, 1);
-	idem_entries_restart(&entries, &key);
+	idem_key_int8(&key, LANES_LANE, BTEqualStrategyNumber,
+				  DatumGetInt64(signpost[OUTBOX_KEY_HASH]));
+	idem_cursor_open_beside(&heads, outbox);
+	idem_scan_entries(&heads, IDEM_OUTBOX_LANES, &key, 1);
 	for (int n = 0; n < LANE_ENTRIES; n++)
 	{
 		Datum		lane;
 		bool		visible;
 
-		if (!idem_entries_next(&entries, ForwardScanDirection, &lane,
-							   &visible))
+		if (!idem_scan_entry(&heads, ForwardScanDirection, 1, &lane, &visible))
 			break;
 		if (!visible)
 			continue;
@@ -408,30 +384,29 @@ follow_signpost(IdemTable *table)
 				  DatumGetTimestampTz(heads.row->tts_values[OUTBOX_AVAILABLE_AT]));
 		break;
 	}
-	idem_entries_end(&entries);
-	idem_table_close(&heads);
+	idem_cursor_close(&heads);
 	return due;
 }
 
 static bool
-is_ready_message(IdemTable *table)
+is_ready_message(IdemCursor *outbox)
 {
-	slot_getallattrs(table->row);
-	return idem_outbox_in_state(table, "pending");
+	slot_getallattrs(outbox->row);
+	return idem_outbox_in_state(outbox, "pending");
 }
 
 static bool
-is_parked_message(IdemTable *table)
+is_parked_message(IdemCursor *outbox)
 {
-	slot_getallattrs(table->row);
-	return !DatumGetBool(table->row->tts_values[OUTBOX_IN_DUE_INDEX]);
+	slot_getallattrs(outbox->row);
+	return !DatumGetBool(outbox->row->tts_values[OUTBOX_IN_DUE_INDEX]);
 }
 
 static bool
-is_dead_message(IdemTable *table)
+is_dead_message(IdemCursor *outbox)
 {
-	slot_getallattrs(table->row);
-	return idem_outbox_in_state(table, "dead");
+	slot_getallattrs(outbox->row);
+	return idem_outbox_in_state(outbox, "dead");
 }
 
 /*

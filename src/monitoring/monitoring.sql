@@ -79,7 +79,7 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000 ROWS 10
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_outbox_blocked(int) IS
-'Keys whose due messages wait behind another message, those that wait the longest first: a row for each topic and message key, without the key. max_lanes: how many rows at most. first_id: the message that blocks the others. blocked_since: since when the first of the others has been due. waiting: how many there are. reason: leased, paused (nacked or delayed), or held by a transaction that is writing the message. until: when the lease or pause ends. pid: the process that holds it; NULL if the transaction is prepared. Examines 5000 keys at most; of more, a random sample. Reads only; works on a hot standby. Raises 22023 for a negative max_lanes.';
+'Keys whose due messages wait behind another message, those that wait the longest first: a row for each topic and message key, without the key. max_lanes: how many rows at most. first_id: the message that blocks the others. blocked_since: since when the first of the others has been due. waiting: how many there are. reason: leased, paused (nacked or delayed), or held by a transaction that is writing the message. until: when the lease or pause ends. pid: the process that holds it; NULL if the transaction is prepared. Of more than 5000 keys, it examines a random sample, and those that are likely to be blocked for longer than most. Reads only; works on a hot standby. Raises 22023 for a negative max_lanes.';
 
 CREATE FUNCTION @extschema@.idem_blocked_seconds(blocked_since timestamptz, until timestamptz)
 RETURNS double precision
@@ -120,7 +120,7 @@ BEGIN ATOMIC
 		(19, 'records', 'gauge', NULL, 'Records of keys and tokens, by state. live is estimated, and expired where there are too many to count.'),
 		(20, 'outbox_messages', 'gauge', NULL, 'Unacknowledged messages, by state. due: to be taken, or behind one of the same key; waiting: leased, pausing or delayed. At most 50000 are counted.'),
 		(21, 'outbox_oldest_age_seconds', 'gauge', 'seconds', 'For how long the oldest undelivered message has been due. Of the messages counted. Missing where dead rows hide them.'),
-		(22, 'outbox_blocked_keys', 'gauge', NULL, 'Keys whose due messages wait behind a message that is leased, paused or held by a transaction; state: which of these. At most 5000 keys are examined.'),
+		(22, 'outbox_blocked_keys', 'gauge', NULL, 'Keys whose due messages wait behind a message that is leased, paused or held by a transaction; state: which of these. Of more than 5000 keys, a sample is examined.'),
 		(23, 'outbox_blocked_seconds', 'gauge', 'seconds', 'The longest time that a due message waits behind another one of its key: since it was due, until the lease or pause of the other ends, or until now. 0 if no key is blocked.'),
 		(24, 'table_unusable', 'gauge', NULL, 'Whether calls cannot use a table or sequence now, because it is altered or locked. What rests on it is missing here.'),
 		(25, 'build', 'info', NULL, 'Version of the extension and of the server.')
@@ -391,6 +391,33 @@ AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_sequences_behind(bigint) IS
 'The sequences that would give a number again: those whose last number is below the highest message id, or below this claim token, and by how much. For idem_health.';
 
+-- idem_health() runs this with the rights of the tables' owner.  So it reads no
+-- table that another role than a superuser has made under this name.
+CREATE FUNCTION @extschema@.idem_unfinished_moves(
+	OUT moves bigint, OUT seconds double precision, OUT detail text)
+RETURNS SETOF record
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF EXISTS (SELECT FROM pg_class AS c
+			JOIN pg_namespace AS n ON n.oid = c.relnamespace
+			JOIN pg_roles AS c_owner ON c_owner.oid = c.relowner
+			JOIN pg_roles AS n_owner ON n_owner.oid = n.nspowner
+			WHERE n.nspname = 'idem_guard' AND c.relname = 'places' AND c.relkind = 'r'
+				AND c_owner.rolsuper AND n_owner.rolsuper AND NOT c.relrowsecurity
+				AND has_table_privilege(c.oid, 'SELECT')) THEN
+		RETURN QUERY EXECUTE '
+			SELECT count(*), coalesce(max(extract(epoch FROM clock_timestamp() - p.since)), 0)::float8,
+				(array_agg(format(''%s is %s'', CASE p.scope WHEN '''' THEN ''slot '' || p.slot
+					ELSE ''a scope of slot '' || p.slot END, p.state) ORDER BY p.since))[1]
+			FROM idem_guard.places AS p WHERE p.state IN (''leaving'', ''arriving'')';
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_unfinished_moves() IS
+'On a shard: the moves of slots and scopes that have not ended, for idem_health. seconds: for how long the oldest is in its state. No row in a database that is no shard.';
+
 CREATE FUNCTION @extschema@.idem_health(
 	OUT check_name text, OUT status text, OUT value double precision,
 	OUT threshold double precision, OUT detail text)
@@ -574,6 +601,12 @@ BEGIN ATOMIC
 		FROM sample AS s
 		LEFT JOIN LATERAL @extschema@.idem_sequences_behind(s.highest_token) AS b ON true
 		GROUP BY s.fault
+		UNION ALL
+		SELECT 11, 'moves', m.seconds, 5, NULL,
+			CASE WHEN m.moves > 0::int8
+				THEN format('unfinished moves: %s; %s; run scale-out/move again, or with --back', m.moves, m.detail)
+				ELSE 'no slot and no scope is being moved' END
+		FROM @extschema@.idem_unfinished_moves() AS m
 	),
 	judged AS (
 		SELECT c.n, c.name, c.value, c.fault, t.threshold,
@@ -597,18 +630,28 @@ BEGIN ATOMIC
 				THEN greatest(s.value, 2::float8 * h.cleanup_interval)
 				ELSE s.value END AS threshold) AS t
 	)
-	SELECT j.name,
-		CASE WHEN j.threshold = 0::float8 THEN 'ok'
-			WHEN j.fault IS NOT NULL OR j.value >= j.critical THEN 'critical'
-			WHEN j.value >= j.threshold AND j.critical IS NOT NULL THEN 'warning'
-			WHEN j.value IS NULL AND j.name = 'outbox_oldest' THEN 'warning'
-			ELSE 'ok' END,
-		j.value, j.threshold, j.detail
-	FROM judged AS j
-	ORDER BY j.n;
+	SELECT r.name, r.status, r.value, r.threshold, r.detail
+	FROM (
+		SELECT j.n, j.name,
+			CASE WHEN j.threshold = 0::float8 THEN 'ok'
+				WHEN j.fault IS NOT NULL OR j.value >= j.critical THEN 'critical'
+				WHEN j.value >= j.threshold AND j.critical IS NOT NULL THEN 'warning'
+				WHEN j.value IS NULL AND j.name = 'outbox_oldest' THEN 'warning'
+				ELSE 'ok' END AS status,
+			j.value, j.threshold, j.detail
+		FROM judged AS j
+		UNION ALL
+		-- Of what the functions are made, not of what a script says.
+		SELECT 12, 'edition', 'ok', NULL, NULL, CASE l.lanname WHEN 'c'::name THEN 'C' ELSE 'portable' END
+		FROM pg_extension AS e
+		JOIN pg_proc AS p ON p.pronamespace = e.extnamespace AND p.proname = 'idem_claim'::name
+		JOIN pg_language AS l ON l.oid = p.prolang
+		WHERE e.extname = 'idempotency'::name
+	) AS r
+	ORDER BY r.n;
 END;
 COMMENT ON FUNCTION @extschema@.idem_health() IS
-'Health of this database, a row for each check: worker, cleanup_lag, outbox_oldest, outbox_blocked, dead_letters, stuck_leases, bloat, clock, tables, sequences. status: ok; warning from the threshold on, which is setting idempotency.health_<check_name>; critical from five times that on (tables: at once), and where a table that is altered or locked hides the value. outbox_oldest: a warning also where too many dead rows hide the value, which is NULL then. Times are in seconds. Its cost is bounded: of a large idem_keys a sample is read. Reads only; works on a hot standby.';
+'Health of this database, a row for each check: worker, cleanup_lag, outbox_oldest, outbox_blocked, dead_letters, stuck_leases, bloat, clock, tables, sequences, on a shard moves; and edition, whose detail is C or portable. status: ok; warning from the threshold on, which is setting idempotency.health_<check_name>; critical from five times that on (tables: at once), and where a table that is altered or locked hides the value. outbox_oldest: a warning also where too many dead rows hide the value, which is NULL then. Times are in seconds. Its cost is bounded: of a large idem_keys a sample is read. Reads only; works on a hot standby.';
 
 CREATE FUNCTION @extschema@.idem_redacted_key(key text)
 RETURNS text

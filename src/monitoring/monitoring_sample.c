@@ -28,7 +28,7 @@
 #include "monitoring/table_faults.h"
 #include "outbox/outbox_row.h"
 #include "stats/stats.h"
-#include "store/bounded_scan.h"
+#include "store/page_sample.h"
 #include "store/pg_sequence.h"
 #include "store/store.h"
 #include "util/compat.h"
@@ -77,9 +77,9 @@ static void look_at_keys(IdemSample *sample, TimestampTz now,
 static void look_at_tokens(IdemSample *sample, TimestampTz now,
 						   Findings *findings);
 static TimestampTz newest_at(const NewestPlace *place);
-static TimestampTz newest_of_index(IdemTable *table, IdemRelationId index,
+static TimestampTz newest_of_index(IdemCursor *cursor, IdemRelationId index,
 								   int column);
-static TimestampTz newest_of_pages(IdemTable *table, int column);
+static TimestampTz newest_of_pages(IdemCursor *cursor, int column);
 static TimestampTz row_time(TupleTableSlot *row, int column);
 static TimestampTz later(TimestampTz a, TimestampTz b);
 static void put_if_behind(ReturnSetInfo *rsinfo, IdemRelationId sequence,
@@ -104,7 +104,7 @@ idem_sample_data(PG_FUNCTION_ARGS)
 	bool		of_keys = strcmp(name, "keys") == 0;
 	IdemRelationId id = of_keys ? IDEM_KEYS : IDEM_TOKENS;
 	char	   *fault;
-	IdemTable	table;
+	IdemCursor	cursor;
 	IdemSample	sample;
 	Findings	findings = {.newest = DT_NOBEGIN};
 	Datum		values[7] = {0};
@@ -125,14 +125,14 @@ idem_sample_data(PG_FUNCTION_ARGS)
 		return (Datum) 0;
 	}
 
-	idem_table_open(&table, id, AccessShareLock);
-	idem_sample_begin(&sample, &table, SAMPLE_PAGES);
+	idem_cursor_open(&cursor, id, AccessShareLock);
+	idem_sample_begin(&sample, &cursor, SAMPLE_PAGES);
 	if (of_keys)
 		look_at_keys(&sample, GetCurrentTimestamp(), &findings);
 	else
 		look_at_tokens(&sample, GetCurrentTimestamp(), &findings);
 	idem_sample_end(&sample);
-	idem_table_close(&table);
+	idem_cursor_close(&cursor);
 
 	nulls[0] = false;
 	values[0] = Float8GetDatum(sample.share);
@@ -154,7 +154,7 @@ idem_sample_data(PG_FUNCTION_ARGS)
 static void
 look_at_keys(IdemSample *sample, TimestampTz now, Findings *findings)
 {
-	TupleTableSlot *row = sample->table->row;
+	TupleTableSlot *row = sample->cursor->row;
 	const Datum *values = row->tts_values;
 	TimestampTz stuck_before = idem_add_ms(now, -STUCK_AFTER_MS);
 	BlockNumber stuck_page = InvalidBlockNumber;
@@ -172,7 +172,7 @@ look_at_keys(IdemSample *sample, TimestampTz now, Findings *findings)
 								 DatumGetTimestampTz(values[KEYS_CREATED_AT]));
 		findings->highest_token = Max(findings->highest_token,
 									  DatumGetInt64(values[KEYS_CLAIM_TOKEN]));
-		if (live && idem_found_state(sample->table) == IDEM_STATE_STARTED &&
+		if (live && idem_found_state(sample->cursor) == IDEM_STATE_STARTED &&
 			!row->tts_isnull[KEYS_LEASE_EXPIRES_AT] &&
 			DatumGetTimestampTz(values[KEYS_LEASE_EXPIRES_AT]) < stuck_before)
 		{
@@ -188,7 +188,7 @@ look_at_keys(IdemSample *sample, TimestampTz now, Findings *findings)
 static void
 look_at_tokens(IdemSample *sample, TimestampTz now, Findings *findings)
 {
-	TupleTableSlot *row = sample->table->row;
+	TupleTableSlot *row = sample->cursor->row;
 
 	while (idem_sample_next(sample))
 	{
@@ -238,15 +238,15 @@ idem_clock_evidence(PG_FUNCTION_ARGS)
 static TimestampTz
 newest_at(const NewestPlace *place)
 {
-	IdemTable	table;
+	IdemCursor	cursor;
 	TimestampTz newest;
 
 	if (idem_table_fault(place->table) != NULL)
 		return DT_NOBEGIN;
-	idem_table_open(&table, place->table, AccessShareLock);
-	newest = later(newest_of_index(&table, place->index, place->time),
-				   newest_of_pages(&table, place->time));
-	idem_table_close(&table);
+	idem_cursor_open(&cursor, place->table, AccessShareLock);
+	newest = later(newest_of_index(&cursor, place->index, place->time),
+				   newest_of_pages(&cursor, place->time));
+	idem_cursor_close(&cursor);
 	return newest;
 }
 
@@ -255,25 +255,22 @@ newest_at(const NewestPlace *place)
  * row.
  */
 static TimestampTz
-newest_of_index(IdemTable *table, IdemRelationId index, int column)
+newest_of_index(IdemCursor *cursor, IdemRelationId index, int column)
 {
-	IdemEntryScan entries;
 	Datum		first;
 	bool		visible;
 	TimestampTz newest = DT_NOBEGIN;
 
-	idem_entries_begin(&entries, table, index, 0);
-	idem_entries_restart(&entries, NULL);
+	idem_scan_entries(cursor, index, NULL, 0);
 	for (int i = 0; i < NEWEST_ENTRIES; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_entries_next(&entries, BackwardScanDirection, &first,
-							   &visible))
+		if (!idem_scan_entry(cursor, BackwardScanDirection, 1, &first, &visible))
 			break;
 		if (visible)
-			newest = later(newest, row_time(table->row, column));
+			newest = later(newest, row_time(cursor->row, column));
 	}
-	idem_entries_end(&entries);
+	idem_scan_end(cursor);
 	return newest;
 }
 
@@ -282,16 +279,16 @@ newest_of_index(IdemTable *table, IdemRelationId index, int column)
  * has made no room elsewhere.
  */
 static TimestampTz
-newest_of_pages(IdemTable *table, int column)
+newest_of_pages(IdemCursor *cursor, int column)
 {
 	IdemSample	sample;
 	TimestampTz newest = DT_NOBEGIN;
 
-	idem_sample_begin_last(&sample, table, NEWEST_PAGES);
+	idem_sample_begin_last(&sample, cursor, NEWEST_PAGES);
 	while (idem_sample_next(&sample))
 	{
 		CHECK_FOR_INTERRUPTS();
-		newest = later(newest, row_time(table->row, column));
+		newest = later(newest, row_time(cursor->row, column));
 	}
 	idem_sample_end(&sample);
 	return newest;
@@ -360,25 +357,21 @@ put_if_behind(ReturnSetInfo *rsinfo, IdemRelationId sequence, int64 highest)
 static int64
 highest_message(void)
 {
-	IdemTable	outbox;
-	IdemEntryScan entries;
+	IdemCursor	outbox;
 	Datum		first;
 	bool		visible = false;
 	int64		highest = 0;
 
-	idem_table_open(&outbox, IDEM_OUTBOX, AccessShareLock);
-	idem_entries_begin(&entries, &outbox, IDEM_PRIMARY_KEY, 0);
-	idem_entries_restart(&entries, NULL);
+	idem_cursor_open(&outbox, IDEM_OUTBOX, AccessShareLock);
+	idem_scan_entries(&outbox, IDEM_PRIMARY_KEY, NULL, 0);
 	for (int i = 0; i < NEWEST_ENTRIES && !visible; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_entries_next(&entries, BackwardScanDirection, &first,
-							   &visible))
+		if (!idem_scan_entry(&outbox, BackwardScanDirection, 1, &first, &visible))
 			break;
 		if (visible)
 			highest = DatumGetInt64(first);
 	}
-	idem_entries_end(&entries);
-	idem_table_close(&outbox);
+	idem_cursor_close(&outbox);
 	return highest;
 }

@@ -77,21 +77,21 @@ static void
 open_all(void *arg)
 {
 	IdemRelationId id = *(IdemRelationId *) arg;
-	IdemTable	table;
+	IdemCursor	cursor;
 
 	if (idem_relation_kind(id) == IDEM_SEQUENCE)
 	{
 		(void) idem_sequence_oid(id);
 		return;
 	}
-	idem_table_open(&table, id, AccessShareLock);
+	idem_cursor_open(&cursor, id, AccessShareLock);
 	for (id++; id < IDEM_NUM_RELATIONS &&
 		 idem_relation_kind(id) != IDEM_TABLE; id++)
 	{
 		if (idem_relation_kind(id) == IDEM_INDEX)
-			index_close(idem_index_open(id, table.rel), NoLock);
+			index_close(idem_index_open(id, cursor.table->rel), NoLock);
 	}
-	idem_table_close(&table);
+	idem_cursor_close(&cursor);
 }
 
 /*

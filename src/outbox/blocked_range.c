@@ -67,6 +67,9 @@ static int	compare_stretches(const void *a, const void *b);
 bool
 idem_add_blocker(IdemBlockers *blockers, TransactionId xid)
 {
+	if (blockers->count > 0 && xid == blockers->last)
+		return true;
+	blockers->last = xid;
 	xid = SubTransGetTopmostTransaction(xid);
 	for (int i = 0; i < blockers->count; i++)
 	{
@@ -84,9 +87,8 @@ idem_add_blocker(IdemBlockers *blockers, TransactionId xid)
  * Without any other transaction there is no range any more.
  */
 void
-idem_range_begin(IdemBlockedRange *range, IdemHoles *holes)
+idem_range_begin(IdemBlockedRange *range)
 {
-	memset(holes, 0, sizeof(*holes));
 	if (range->blockers != NULL)
 	{
 		blockers_iterator i;
@@ -105,9 +107,11 @@ idem_range_begin(IdemBlockedRange *range, IdemHoles *holes)
 		}
 	}
 	if (range->blockers == NULL || range->blockers->members == 0)
-		idem_range_forget(range, NULL);
+		idem_range_forget(range);
 	merge_holes(range);
-	holes->count = range->nholes;
+	range->nscanned = range->nholes;
+	range->next = 0;
+	range->next_stays = false;
 }
 
 /*
@@ -127,26 +131,25 @@ idem_range_create(IdemBlockedRange *range, TimestampTz available_at)
  * one, that at which the range ends.
  */
 TimestampTz
-idem_range_next(const IdemBlockedRange *range, const IdemHoles *holes)
+idem_range_next(const IdemBlockedRange *range)
 {
-	return holes->next < holes->count ?
-		Min(range->holes[holes->next].first, range->until) : range->until;
+	return range->next < range->nscanned ?
+		Min(range->holes[range->next].first, range->until) : range->until;
 }
 
 /*
  * The scan has come to this time: forget the holes before.
  */
 void
-idem_range_pass(IdemBlockedRange *range, IdemHoles *holes,
-				TimestampTz available_at)
+idem_range_pass(IdemBlockedRange *range, TimestampTz available_at)
 {
-	while (holes->next < holes->count &&
-		   range->holes[holes->next].last < available_at)
+	while (range->next < range->nscanned &&
+		   range->holes[range->next].last < available_at)
 	{
-		if (!holes->stays)
-			range->holes[holes->next].last = DT_NOBEGIN;
-		holes->stays = false;
-		holes->next++;
+		if (!range->next_stays)
+			range->holes[range->next].last = DT_NOBEGIN;
+		range->next_stays = false;
+		range->next++;
 	}
 }
 
@@ -155,15 +158,14 @@ idem_range_pass(IdemBlockedRange *range, IdemHoles *holes,
  * at again, and those that come behind it.
  */
 void
-idem_range_stay(IdemBlockedRange *range, IdemHoles *holes,
-				TimestampTz available_at)
+idem_range_stay(IdemBlockedRange *range, TimestampTz available_at)
 {
-	if (holes->next < holes->count && !holes->stays)
+	if (range->next < range->nscanned && !range->next_stays)
 	{
-		IdemStretch *hole = &range->holes[holes->next];
+		IdemStretch *hole = &range->holes[range->next];
 
 		hole->first = Max(hole->first, available_at);
-		holes->stays = true;
+		range->next_stays = true;
 	}
 }
 
@@ -173,11 +175,11 @@ idem_range_stay(IdemBlockedRange *range, IdemHoles *holes,
  * last one becomes longer.
  */
 void
-idem_range_add_hole(IdemBlockedRange *range, const IdemHoles *holes,
-					TimestampTz available_at, TimestampTz previous)
+idem_range_add_hole(IdemBlockedRange *range, TimestampTz available_at,
+					TimestampTz previous)
 {
 	IdemStretch hole = {available_at, available_at};
-	int			count = range->nholes - holes->count;
+	int			count = range->nholes - range->nscanned;
 
 	if (count == MAX_HOLES ||
 		(count > 0 && range->holes[range->nholes - 1].last >= previous))
@@ -313,14 +315,12 @@ compare_stretches(const void *a, const void *b)
 }
 
 /*
- * Forget the range, and what a scan knows of its holes, unless that is NULL.
+ * Forget the range, and what a scan knows of its holes.
  */
 void
-idem_range_forget(IdemBlockedRange *range, IdemHoles *holes)
+idem_range_forget(IdemBlockedRange *range)
 {
 	if (idem_range_exists(range))
 		MemoryContextDelete(range->context);
 	memset(range, 0, sizeof(*range));
-	if (holes != NULL)
-		memset(holes, 0, sizeof(*holes));
 }

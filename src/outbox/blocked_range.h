@@ -20,6 +20,7 @@
 typedef struct IdemBlockers
 {
 	int			count;			/* 0: the row does not wait for any */
+	TransactionId last;			/* the one that was added last, or its part */
 	TransactionId xids[IDEM_ROW_BLOCKERS];
 } IdemBlockers;
 
@@ -44,18 +45,11 @@ typedef struct IdemBlockedRange
 	IdemStretch *holes;			/* to look at again, in order */
 	int			nholes;
 	int			size;			/* of the array */
+	int			nscanned;		/* holes that a scan goes through */
+	int			next;			/* of these, the first it has not passed */
+	bool		next_stays;		/* does that one stay, as it is now? */
 	MemoryContext context;		/* NULL: there is no range */
 } IdemBlockedRange;
-
-/*
- * A scan that goes through its holes.
- */
-typedef struct IdemHoles
-{
-	int			next;			/* the first that has not been passed */
-	int			count;			/* those that were there when it began */
-	bool		stays;			/* does the next one stay, as it is now? */
-} IdemHoles;
 
 static inline bool
 idem_range_exists(const IdemBlockedRange *range)
@@ -64,20 +58,17 @@ idem_range_exists(const IdemBlockedRange *range)
 }
 
 extern bool idem_add_blocker(IdemBlockers *blockers, TransactionId xid);
-extern void idem_range_begin(IdemBlockedRange *range, IdemHoles *holes);
+extern void idem_range_begin(IdemBlockedRange *range);
 extern void idem_range_create(IdemBlockedRange *range,
 							  TimestampTz available_at);
-extern TimestampTz idem_range_next(const IdemBlockedRange *range,
-								   const IdemHoles *holes);
-extern void idem_range_pass(IdemBlockedRange *range, IdemHoles *holes,
-							TimestampTz available_at);
-extern void idem_range_stay(IdemBlockedRange *range, IdemHoles *holes,
-							TimestampTz available_at);
-extern void idem_range_add_hole(IdemBlockedRange *range, const IdemHoles *holes,
+extern TimestampTz idem_range_next(const IdemBlockedRange *range);
+extern void idem_range_pass(IdemBlockedRange *range, TimestampTz available_at);
+extern void idem_range_stay(IdemBlockedRange *range, TimestampTz available_at);
+extern void idem_range_add_hole(IdemBlockedRange *range,
 								TimestampTz available_at, TimestampTz previous);
 extern void idem_range_add(IdemBlockedRange *range,
 						   const IdemBlockers *blockers,
 						   TimestampTz available_at, TimestampTz previous);
-extern void idem_range_forget(IdemBlockedRange *range, IdemHoles *holes);
+extern void idem_range_forget(IdemBlockedRange *range);
 
 #endif							/* IDEMPOTENCY_BLOCKED_RANGE_H */

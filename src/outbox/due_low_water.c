@@ -3,6 +3,9 @@
  * due_low_water.c
  *		From where on a take has to look for rows that are ready.
  *
+ * idem_resume() uses the same marks for claims, by the time from which on they
+ * can be resumed.
+ *
  * Whatever is taken leaves an entry at the beginning of the index, and that
  * stays until vacuum may remove it.  So a backend remembers, of all topics and
  * of some single ones, how far its last scan met nothing but such entries, and
@@ -66,24 +69,33 @@ static void forget_marks(void);
 static void forget_mark(IdemDueLowWater *mark);
 
 /*
- * Begin to look for rows of a topic, or of all if that is NULL.  Returns a
- * time behind which to begin.
+ * What the mark of these rows is found by: those of a topic, with number 0, or
+ * the claims of a scope with that number of attempts.  A NULL pointer stands
+ * for all topics, and for all scopes.
+ */
+uint64
+idem_due_hash(Datum name, uint64 number)
+{
+	text	   *value;
+
+	if (DatumGetPointer(name) == NULL)
+		return number + 1;
+	value = DatumGetTextPP(name);
+	return hash_bytes_extended((unsigned char *) VARDATA_ANY(value),
+							   VARSIZE_ANY_EXHDR(value),
+							   idem_secret_seed() + number);
+}
+
+/*
+ * Begin to look for the rows with this hash.  Returns a time behind which to
+ * begin.
  */
 TimestampTz
-idem_due_scan_begin(IdemDueScan *scan, const Datum *topic, TimestampTz now)
+idem_due_scan_begin(IdemDueScan *scan, uint64 hash, TimestampTz now)
 {
 	IdemDueLowWater *mark;
-	uint64		hash = 1;
 
 	idem_forget_on_rollback(forget_marks);
-	if (topic != NULL)
-	{
-		text	   *name = DatumGetTextPP(*topic);
-
-		hash = hash_bytes_extended((unsigned char *) VARDATA_ANY(name),
-								   VARSIZE_ANY_EXHDR(name),
-								   idem_secret_seed());
-	}
 	mark = find_place(hash);
 	scan->mark = mark;
 	scan->until = now - IDEM_PUBLISHING_US;
@@ -102,8 +114,8 @@ idem_due_scan_begin(IdemDueScan *scan, const Datum *topic, TimestampTz now)
 	}
 	if ((mark->look_again_at != 0 && scan->begin >= mark->look_again_at) ||
 		mark->range.until - 1 > scan->until)
-		idem_range_forget(&mark->range, &scan->holes);
-	idem_range_begin(&mark->range, &scan->holes);
+		idem_range_forget(&mark->range);
+	idem_range_begin(&mark->range);
 
 	scan->is_at_mark = scan->extends = true;
 	scan->restarted = scan->begin >= mark->restart_at;
@@ -116,7 +128,7 @@ idem_due_scan_begin(IdemDueScan *scan, const Datum *topic, TimestampTz now)
 	if (idem_range_exists(&mark->range))
 	{
 		scan->is_at_mark = false;
-		return idem_range_next(&mark->range, &scan->holes) - 1;
+		return idem_range_next(&mark->range) - 1;
 	}
 	return mark->reached;
 }
@@ -152,13 +164,13 @@ idem_due_scan_found(IdemDueScan *scan, TimestampTz available_at,
 		reached(scan, available_at);
 	scan->is_at_mark = false;
 	if (idem_range_exists(range) && available_at < range->from)
-		idem_range_forget(range, &scan->holes);
+		idem_range_forget(range);
 	if (idem_range_exists(range))
 	{
 		TimestampTz next;
 
-		idem_range_pass(range, &scan->holes, available_at);
-		next = idem_range_next(range, &scan->holes);
+		idem_range_pass(range, available_at);
+		next = idem_range_next(range);
 		if (available_at < next)
 		{
 			*after = next - 1;
@@ -189,7 +201,7 @@ idem_due_scan_looked(IdemDueScan *scan, const IdemBlockers *blockers)
 		if (is_blocked)
 			idem_range_add(range, blockers, scan->last, scan->previous);
 		else
-			idem_range_stay(range, &scan->holes, scan->last);
+			idem_range_stay(range, scan->last);
 		return;
 	}
 	if (is_new)
@@ -205,7 +217,7 @@ idem_due_scan_looked(IdemDueScan *scan, const IdemBlockers *blockers)
 	if (is_blocked)
 		idem_range_add(range, blockers, scan->last, scan->previous);
 	else
-		idem_range_add_hole(range, &scan->holes, scan->last, scan->previous);
+		idem_range_add_hole(range, scan->last, scan->previous);
 }
 
 /*
@@ -220,12 +232,12 @@ idem_due_scan_end(IdemDueScan *scan, bool is_complete)
 	{
 		if (scan->is_at_mark)
 			reached(scan, DT_NOEND);
-		idem_range_pass(&mark->range, &scan->holes, DT_NOEND);
+		idem_range_pass(&mark->range, DT_NOEND);
 		extend_range(scan, DT_NOEND);
 	}
 	else if (idem_range_exists(&mark->range) &&
 			 scan->last < mark->range.until)
-		idem_range_stay(&mark->range, &scan->holes, scan->last);
+		idem_range_stay(&mark->range, scan->last);
 
 	if (idem_range_exists(&mark->range) && mark->look_again_at == 0)
 	{
@@ -296,5 +308,5 @@ forget_mark(IdemDueLowWater *mark)
 {
 	mark->reached = DT_NOBEGIN;
 	mark->restart_at = 0;
-	idem_range_forget(&mark->range, NULL);
+	idem_range_forget(&mark->range);
 }

@@ -21,7 +21,7 @@
  */
 typedef struct IdemDueLowWater
 {
-	uint64		hash;			/* of the topic */
+	uint64		hash;			/* see idem_due_hash() */
 	uint64		contents_changes;
 	TimestampTz reached;
 	int64		restart_at;		/* see idem_monotonic_time() */
@@ -43,7 +43,6 @@ typedef struct IdemDueScan
 	bool		extends;		/* does the range become longer? */
 	TimestampTz last;			/* the time of the last row */
 	TimestampTz previous;		/* and of the one before */
-	IdemHoles	holes;
 } IdemDueScan;
 
 /* What a scan is to do with a row that it has found. */
@@ -53,7 +52,8 @@ typedef enum IdemDueStep
 	IDEM_DUE_SKIP,				/* go on behind the time that is returned */
 } IdemDueStep;
 
-extern TimestampTz idem_due_scan_begin(IdemDueScan *scan, const Datum *topic,
+extern uint64 idem_due_hash(Datum name, uint64 number);
+extern TimestampTz idem_due_scan_begin(IdemDueScan *scan, uint64 hash,
 									   TimestampTz now);
 extern IdemDueStep idem_due_scan_found(IdemDueScan *scan,
 									   TimestampTz available_at,

@@ -109,22 +109,21 @@ typedef enum First
 	FIRST_UNKNOWN,				/* too many transactions hold others */
 } First;
 
-static void begin_scan(IdemScan *scan, IdemTable *outbox, int64 lane,
-					   int64 from, int64 until, Snapshot snapshot);
-static First find_first(IdemTable *lanes, int64 lane, int64 from, int64 until,
+static void begin_scan(IdemCursor *outbox, int64 lane, int64 from,
+					   int64 until, Snapshot snapshot);
+static First find_first(IdemCursor *lanes, int64 lane, int64 from, int64 until,
 						IdemBlockers *blockers);
-static bool is_leased(IdemTable *outbox);
-static void leave_signpost(IdemTable *outbox, int64 id,
+static bool is_leased(IdemCursor *outbox);
+static void leave_signpost(IdemCursor *outbox, int64 id,
 						   TimestampTz available_at);
 
 /*
  * Begin to go through a lane's pending messages, in order, from its mark on.
  */
 void
-idem_lane_scan_begin(IdemScan *scan, IdemTable *outbox, int64 lane,
-					 Snapshot snapshot)
+idem_lane_scan_begin(IdemCursor *outbox, int64 lane, Snapshot snapshot)
 {
-	begin_scan(scan, outbox, lane, idem_lane_low_water(lane), PG_INT64_MAX,
+	begin_scan(outbox, lane, idem_lane_low_water(lane), PG_INT64_MAX,
 			   snapshot);
 }
 
@@ -132,29 +131,22 @@ idem_lane_scan_begin(IdemScan *scan, IdemTable *outbox, int64 lane,
  * Begin to go through those of them with these ids, and these two.
  */
 static void
-begin_scan(IdemScan *scan, IdemTable *outbox, int64 lane, int64 from,
-		   int64 until, Snapshot snapshot)
+begin_scan(IdemCursor *outbox, int64 lane, int64 from, int64 until,
+		   Snapshot snapshot)
 {
 	ScanKeyData keys[3];
 
-	ScanKeyEntryInitialize(&keys[0], 0, LANES_LANE, BTEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_INT8EQ,
-						   Int64GetDatum(lane));
-	ScanKeyEntryInitialize(&keys[1], 0, LANES_ID, BTGreaterEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_INT8GE,
-						   Int64GetDatum(from));
-	ScanKeyEntryInitialize(&keys[2], 0, LANES_ID, BTLessEqualStrategyNumber,
-						   InvalidOid, InvalidOid, F_INT8LE,
-						   Int64GetDatum(until));
-	idem_scan_begin(scan, outbox, IDEM_OUTBOX_LANES, snapshot, 3);
-	idem_scan_restart(scan, keys);
+	idem_key_int8(&keys[0], LANES_LANE, BTEqualStrategyNumber, lane);
+	idem_key_int8(&keys[1], LANES_ID, BTGreaterEqualStrategyNumber, from);
+	idem_key_int8(&keys[2], LANES_ID, BTLessEqualStrategyNumber, until);
+	idem_scan(outbox, IDEM_OUTBOX_LANES, snapshot, keys, 3);
 }
 
 /*
  * Insert a new message, ready or parked.  Its commit wakes who waits for one.
  */
 void
-idem_lane_append(IdemTable *outbox, IdemOutboxRow *message)
+idem_lane_append(IdemCursor *outbox, IdemOutboxRow *message)
 {
 	int64		lane = 0;
 	int64		id = DatumGetInt64(message->values[OUTBOX_ID]);
@@ -180,7 +172,7 @@ idem_lane_append(IdemTable *outbox, IdemOutboxRow *message)
  * A message has been written that stays pending, and as ready as it was.
  */
 void
-idem_lane_recheck_if_parked(IdemTable *outbox, const IdemOutboxRow *message)
+idem_lane_recheck_if_parked(IdemCursor *outbox, const IdemOutboxRow *message)
 {
 	if (!DatumGetBool(message->values[OUTBOX_IN_DUE_INDEX]))
 		idem_lane_recheck(outbox,
@@ -192,7 +184,7 @@ idem_lane_recheck_if_parked(IdemTable *outbox, const IdemOutboxRow *message)
  * A message has been parked, or written while it was.
  */
 void
-idem_lane_recheck(IdemTable *outbox, int64 lane, int64 id)
+idem_lane_recheck(IdemCursor *outbox, int64 lane, int64 id)
 {
 	IDEM_INJECTION_POINT("idem-lane-parked");
 	if (!idem_lane_is_blocked(outbox, lane, id))
@@ -203,22 +195,20 @@ idem_lane_recheck(IdemTable *outbox, int64 lane, int64 id)
  * Is an earlier message of the lane pending, and nobody writing it?
  */
 bool
-idem_lane_is_blocked(IdemTable *outbox, int64 lane, int64 id)
+idem_lane_is_blocked(IdemCursor *outbox, int64 lane, int64 id)
 {
-	IdemScan	scan;
 	bool		blocked = false;
 	int64		buffers = idem_lane_buffers();
 
 	if (id == PG_INT64_MIN)
 		return false;
-	begin_scan(&scan, outbox, lane, idem_lane_free_from(lane, id), id - 1,
-			   NULL);
-	while (!blocked && idem_scan_next(&scan, BackwardScanDirection))
+	begin_scan(outbox, lane, idem_lane_free_from(lane, id), id - 1, NULL);
+	while (!blocked && idem_scan_next(outbox, BackwardScanDirection))
 	{
 		CHECK_FOR_INTERRUPTS();
 		blocked = !TransactionIdIsValid(outbox->holder);
 	}
-	idem_scan_end(&scan);
+	idem_scan_end(outbox);
 	if (!blocked)
 		idem_lane_is_free(lane, id, idem_lane_buffers() - buffers);
 	return blocked;
@@ -231,10 +221,9 @@ idem_lane_is_blocked(IdemTable *outbox, int64 lane, int64 id)
  * where it is there.
  */
 void
-idem_lane_promote_next(IdemTable *outbox, int64 lane, int64 id,
+idem_lane_promote_next(IdemCursor *outbox, int64 lane, int64 id,
 					   IdemOutboxRow *signpost)
 {
-	IdemScan	scan;
 	bool		found;
 	Datum	   *next = outbox->row->tts_values;
 	TimestampTz available_at = DT_NOBEGIN;
@@ -242,9 +231,9 @@ idem_lane_promote_next(IdemTable *outbox, int64 lane, int64 id,
 	IDEM_INJECTION_POINT("idem-lane-left");
 	if (id == PG_INT64_MAX)
 		return;
-	begin_scan(&scan, outbox, lane, id + 1, PG_INT64_MAX, NULL);
-	found = idem_scan_next(&scan, ForwardScanDirection);
-	idem_scan_end(&scan);
+	begin_scan(outbox, lane, id + 1, PG_INT64_MAX, NULL);
+	found = idem_scan_next(outbox, ForwardScanDirection);
+	idem_scan_end(outbox);
 	if (!found)
 		return;
 	if (!TransactionIdIsValid(outbox->holder))
@@ -278,13 +267,16 @@ idem_lane_promote_next(IdemTable *outbox, int64 lane, int64 id,
  * is writing, or on what "snapshot" does not see, unless that is NULL.  Sets
  * "blockers" to the transactions for which the signpost waits.
  *
- * "head_id" is what a call for the same lane and by the same take has left
- * there, before which there is nothing to look for, or IDEM_HEAD_UNKNOWN.
+ * "head_id" is what a call for the same lane, by the same take, and for a row
+ * that is as pending as this one has left there: before that message there is
+ * nothing to look for.  It is IDEM_HEAD_UNKNOWN at first.  A pending row needs
+ * no more than a message that precedes it, whatever stands before that; any
+ * other row needs to know all of it.
  *
  * "lanes" is the same table as "outbox", for another row.
  */
 bool
-idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
+idem_lane_move_signpost(IdemCursor *outbox, IdemCursor *lanes,
 						Snapshot snapshot, int64 *head_id,
 						IdemBlockers *blockers)
 {
@@ -295,13 +287,15 @@ idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
 	bool		is_pending = idem_outbox_in_state(outbox, "pending");
 	First		first;
 
+	if (is_pending && *head_id >= id)
+		*head_id = IDEM_HEAD_UNKNOWN;
 	first = find_first(lanes, lane, *head_id, is_pending ?
 					   Max(id, PG_INT64_MIN + 1) - 1 : PG_INT64_MAX, blockers);
 	if (first == FIRST_HELD)
 		return false;
 	if (first == FIRST_FREE)
 	{
-		if (blockers->count == 0)
+		if (is_pending || blockers->count == 0)
 			*head_id = DatumGetInt64(head[OUTBOX_ID]);
 		if (snapshot != NULL && !idem_row_is_visible(lanes, snapshot))
 			first = FIRST_UNKNOWN;
@@ -348,28 +342,26 @@ idem_lane_move_signpost(IdemTable *outbox, IdemTable *lanes,
  * can be taken.  "blockers" are the transactions that hold those before it.
  */
 static First
-find_first(IdemTable *lanes, int64 lane, int64 from, int64 until,
+find_first(IdemCursor *lanes, int64 lane, int64 from, int64 until,
 		   IdemBlockers *blockers)
 {
 	First		first = FIRST_UNKNOWN;
-	IdemScan	scan;
 
 	blockers->count = 0;
-	begin_scan(&scan, lanes, lane, Max(from, idem_lane_low_water(lane)), until,
-			   NULL);
+	begin_scan(lanes, lane, Max(from, idem_lane_low_water(lane)), until, NULL);
 	while (first == FIRST_UNKNOWN)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_scan_next(&scan, ForwardScanDirection))
+		if (!idem_scan_next(lanes, ForwardScanDirection))
 			first = FIRST_NONE;
 		else if (!TransactionIdIsValid(lanes->holder))
 			first = FIRST_FREE;
 		else if (!idem_add_blocker(blockers, lanes->holder))
 			break;
-		else if (!TransactionIdIsValid(scan.dirty.xmin))
+		else if (!TransactionIdIsValid(lanes->dirty.xmin))
 			first = FIRST_HELD;
 	}
-	idem_scan_end(&scan);
+	idem_scan_end(lanes);
 	return first;
 }
 
@@ -380,16 +372,14 @@ find_first(IdemTable *lanes, int64 lane, int64 from, int64 until,
  * "lanes" is the same table as "outbox", for another row.
  */
 bool
-idem_lane_remove_signpost(IdemTable *outbox, IdemTable *lanes)
+idem_lane_remove_signpost(IdemCursor *outbox, IdemCursor *lanes)
 {
 	Datum	   *found = outbox->row->tts_values;
-	IdemScan	scan;
 	bool		has_head;
 
-	idem_lane_scan_begin(&scan, lanes, DatumGetInt64(found[OUTBOX_KEY_HASH]),
-						 NULL);
-	has_head = idem_scan_next(&scan, ForwardScanDirection);
-	idem_scan_end(&scan);
+	idem_lane_scan_begin(lanes, DatumGetInt64(found[OUTBOX_KEY_HASH]), NULL);
+	has_head = idem_scan_next(lanes, ForwardScanDirection);
+	idem_scan_end(lanes);
 	return !has_head ||
 		(!TransactionIdIsValid(lanes->holder) &&
 		 (DatumGetBool(lanes->row->tts_values[OUTBOX_IN_DUE_INDEX]) ||
@@ -402,7 +392,7 @@ idem_lane_remove_signpost(IdemTable *outbox, IdemTable *lanes)
  * makes that one wait with its answer, and may cost it the lease.
  */
 static bool
-is_leased(IdemTable *outbox)
+is_leased(IdemCursor *outbox)
 {
 	Datum	   *found = outbox->row->tts_values;
 
@@ -417,26 +407,22 @@ is_leased(IdemTable *outbox)
  * Returns how many heads were not ready, which need not mean damage.
  */
 int64
-idem_lanes_repair(IdemTable *outbox)
+idem_lanes_repair(IdemCursor *outbox)
 {
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	int64		repaired = 0;
 	int64		lane = PG_INT64_MIN;
 	bool		is_last = false;
-	IdemScan	scan;
 
-	idem_scan_begin(&scan, outbox, IDEM_OUTBOX_LANES, snapshot, 1);
 	while (!is_last)
 	{
 		Datum	   *head = outbox->row->tts_values;
 		ScanKeyData key;
 
 		CHECK_FOR_INTERRUPTS();
-		ScanKeyEntryInitialize(&key, 0, LANES_LANE,
-							   BTGreaterEqualStrategyNumber, InvalidOid,
-							   InvalidOid, F_INT8GE, Int64GetDatum(lane));
-		idem_scan_restart(&scan, &key);
-		if (!idem_scan_next(&scan, ForwardScanDirection))
+		idem_key_int8(&key, LANES_LANE, BTGreaterEqualStrategyNumber, lane);
+		idem_scan(outbox, IDEM_OUTBOX_LANES, snapshot, &key, 1);
+		if (!idem_scan_next(outbox, ForwardScanDirection))
 			break;
 		lane = DatumGetInt64(head[OUTBOX_KEY_HASH]);
 		is_last = pg_add_s64_overflow(lane, 1, &lane);
@@ -444,7 +430,7 @@ idem_lanes_repair(IdemTable *outbox)
 			idem_outbox_set_ready(outbox, true, DT_NOBEGIN))
 			repaired++;
 	}
-	idem_scan_end(&scan);
+	idem_scan_end(outbox);
 	UnregisterSnapshot(snapshot);
 	return repaired;
 }
@@ -454,11 +440,11 @@ idem_lanes_repair(IdemTable *outbox)
  * not before now.
  */
 static void
-leave_signpost(IdemTable *outbox, int64 id, TimestampTz available_at)
+leave_signpost(IdemCursor *outbox, int64 id, TimestampTz available_at)
 {
 	Datum		key = Int64GetDatum(id);
 
-	if (!idem_find_latest(outbox, &key) ||
+	if (!idem_find_latest(outbox, &key, NULL) ||
 		!idem_outbox_set_ready(outbox, true, available_at))
 		elog(ERROR, "message " INT64_FORMAT " has vanished", id);
 }
@@ -472,7 +458,7 @@ leave_signpost(IdemTable *outbox, int64 id, TimestampTz available_at)
  * one of them if something is available by means of the row then.
  */
 bool
-idem_outbox_set_ready(IdemTable *outbox, bool ready, TimestampTz available_at)
+idem_outbox_set_ready(IdemCursor *outbox, bool ready, TimestampTz available_at)
 {
 	IdemOutboxRow row;
 	bool		is_pending = idem_outbox_in_state(outbox, "pending");

@@ -42,10 +42,10 @@ typedef struct Lease
 static int	leases_arg(FunctionCallInfo fcinfo, int attempts_arg,
 					   Lease **leases, Lease ***sorted);
 static int	compare_leases(const void *a, const void *b, void *arg);
-static bool extend(IdemTable *outbox, const Lease *lease,
+static bool extend(IdemCursor *outbox, const Lease *lease,
 				   const Interval *interval);
-static bool release(IdemTable *outbox, const Lease *lease);
-static bool find_held(IdemTable *outbox, const Lease *lease,
+static bool release(IdemCursor *outbox, const Lease *lease);
+static bool find_held(IdemCursor *outbox, const Lease *lease,
 					  TimestampTz *now);
 
 /*
@@ -57,7 +57,7 @@ idem_outbox_extend(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	Interval   *interval;
-	IdemTable	outbox;
+	IdemCursor	outbox;
 	Lease	   *leases;
 	Lease	  **sorted;
 	int			count;
@@ -65,10 +65,10 @@ idem_outbox_extend(PG_FUNCTION_ARGS)
 	count = leases_arg(fcinfo, 2, &leases, &sorted);
 	interval = idem_interval_arg(fcinfo, 1, "lease");
 
-	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
+	idem_cursor_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
 	for (int i = 0; i < count; i++)
 		sorted[i]->held = extend(&outbox, sorted[i], interval);
-	idem_table_close(&outbox);
+	idem_cursor_close(&outbox);
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 	for (int i = 0; i < count; i++)
@@ -91,20 +91,20 @@ PG_FUNCTION_INFO_V1(idem_outbox_release);
 Datum
 idem_outbox_release(PG_FUNCTION_ARGS)
 {
-	IdemTable	outbox;
+	IdemCursor	outbox;
 	Lease	   *leases;
 	Lease	  **sorted;
 	int			count;
 	int			given_back = 0;
 
 	count = leases_arg(fcinfo, 1, &leases, &sorted);
-	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
+	idem_cursor_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
 	for (int i = 0; i < count; i++)
 	{
 		if (release(&outbox, sorted[i]))
 			given_back++;
 	}
-	idem_table_close(&outbox);
+	idem_cursor_close(&outbox);
 	PG_RETURN_INT32(given_back);
 }
 
@@ -159,7 +159,7 @@ compare_leases(const void *a, const void *b, void *arg)
  * Let a lease last for "interval" from now.  Returns whether it was held.
  */
 static bool
-extend(IdemTable *outbox, const Lease *lease, const Interval *interval)
+extend(IdemCursor *outbox, const Lease *lease, const Interval *interval)
 {
 	IdemOutboxRow row;
 	TimestampTz now;
@@ -182,7 +182,7 @@ extend(IdemTable *outbox, const Lease *lease, const Interval *interval)
  * is used up all the same.  Returns whether it was held.
  */
 static bool
-release(IdemTable *outbox, const Lease *lease)
+release(IdemCursor *outbox, const Lease *lease)
 {
 	IdemOutboxRow row;
 	TimestampTz now;
@@ -208,7 +208,7 @@ release(IdemTable *outbox, const Lease *lease)
  * Find a message and tell whether the lease still holds it, as of "now".
  */
 static bool
-find_held(IdemTable *outbox, const Lease *lease, TimestampTz *now)
+find_held(IdemCursor *outbox, const Lease *lease, TimestampTz *now)
 {
 	Datum	   *found = outbox->row->tts_values;
 

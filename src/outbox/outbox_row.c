@@ -53,12 +53,12 @@ idem_outbox_text_size(const IdemOutboxRow *message, int64 limit)
  * Find a message, as idem_find_latest() does.
  */
 bool
-idem_outbox_find(IdemTable *outbox, int64 id)
+idem_outbox_find(IdemCursor *outbox, int64 id)
 {
 	Datum		key = Int64GetDatum(id);
 
 	CHECK_FOR_INTERRUPTS();
-	return idem_find_latest(outbox, &key);
+	return idem_find_latest(outbox, &key, NULL);
 }
 
 /*
@@ -67,7 +67,7 @@ idem_outbox_find(IdemTable *outbox, int64 id)
  * again.
  */
 bool
-idem_outbox_write(IdemTable *outbox, IdemOutboxRow *row)
+idem_outbox_write(IdemCursor *outbox, IdemOutboxRow *row)
 {
 	IdemWrite	result = idem_update(outbox, row->values, row->nulls, false);
 
@@ -98,7 +98,7 @@ idem_outbox_changes(const IdemOutboxRow *row)
  * Is the message that was found in this state?
  */
 bool
-idem_outbox_in_state(IdemTable *outbox, const char *state)
+idem_outbox_in_state(IdemCursor *outbox, const char *state)
 {
 	return is_state(outbox->row->tts_values[OUTBOX_STATE], state);
 }
@@ -116,7 +116,7 @@ is_state(Datum value, const char *state)
  * Begin a new version of the message that was found.
  */
 void
-idem_outbox_copy(IdemTable *outbox, IdemOutboxRow *row)
+idem_outbox_copy(IdemCursor *outbox, IdemOutboxRow *row)
 {
 	memcpy(row->values, outbox->row->tts_values, sizeof(row->values));
 	memcpy(row->nulls, outbox->row->tts_isnull, sizeof(row->nulls));

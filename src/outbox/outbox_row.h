@@ -49,11 +49,11 @@ typedef struct IdemOutboxRow
 
 extern int	idem_outbox_attempts(const Datum *message);
 extern int64 idem_outbox_text_size(const IdemOutboxRow *message, int64 limit);
-extern bool idem_outbox_find(IdemTable *outbox, int64 id);
-extern bool idem_outbox_write(IdemTable *outbox, IdemOutboxRow *row);
+extern bool idem_outbox_find(IdemCursor *outbox, int64 id);
+extern bool idem_outbox_write(IdemCursor *outbox, IdemOutboxRow *row);
 extern void idem_outbox_changes(const IdemOutboxRow *row);
-extern bool idem_outbox_in_state(IdemTable *outbox, const char *state);
-extern void idem_outbox_copy(IdemTable *outbox, IdemOutboxRow *row);
+extern bool idem_outbox_in_state(IdemCursor *outbox, const char *state);
+extern void idem_outbox_copy(IdemCursor *outbox, IdemOutboxRow *row);
 extern void idem_outbox_set(IdemOutboxRow *row, int column, Datum value);
 extern void idem_write_message_event(IdemEvent event, const Datum *message);
 

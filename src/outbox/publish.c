@@ -47,6 +47,7 @@
 #include "util/commit_notify.h"
 #include "util/compat.h"
 #include "util/random.h"
+#include "util/settings.h"
 #include "util/sha256.h"
 #include "util/times.h"
 
@@ -77,12 +78,12 @@ typedef struct Batch
 } Batch;
 
 static HTAB *make_lane_table(void);
-static bool begins_lane(HTAB *lanes, IdemTable *outbox,
+static bool begins_lane(HTAB *lanes, IdemCursor *outbox,
 						const IdemOutboxRow *row);
 static void add_to_batch(Batch *batch, const IdemOutboxRow *row);
-static void end_batch(Batch *batch, IdemTable *outbox);
-static void catch_up(IdemTable *outbox, int64 id, TimestampTz available_at);
-static void look_at_lanes_again(HTAB *lanes, IdemTable *outbox);
+static void end_batch(Batch *batch, IdemCursor *outbox);
+static void catch_up(IdemCursor *outbox, int64 id, TimestampTz available_at);
+static void look_at_lanes_again(HTAB *lanes, IdemCursor *outbox);
 static void make_message(IdemOutboxRow *row);
 static void number_message(IdemOutboxRow *row, const Interval *deliver_after);
 static int64 lane_of(Datum topic, Datum message_key);
@@ -98,7 +99,7 @@ idem_publish(PG_FUNCTION_ARGS)
 {
 	IdemOutboxRow row;
 	Interval   *deliver_after;
-	IdemTable	outbox;
+	IdemCursor	outbox;
 
 	memset(row.nulls, true, sizeof(row.nulls));
 	idem_outbox_set(&row, OUTBOX_TOPIC, idem_name_arg(fcinfo, 0, "topic"));
@@ -112,13 +113,13 @@ idem_publish(PG_FUNCTION_ARGS)
 	deliver_after = idem_interval_arg(fcinfo, 4, "deliver_after");
 	make_message(&row);
 
-	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
+	idem_cursor_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
 	number_message(&row, deliver_after);
 	idem_lane_append(&outbox, &row);
 	if (DatumGetBool(row.values[OUTBOX_IN_DUE_INDEX]))
 		catch_up(&outbox, DatumGetInt64(row.values[OUTBOX_ID]),
 				 DatumGetTimestampTz(row.values[OUTBOX_AVAILABLE_AT]));
-	idem_table_close(&outbox);
+	idem_cursor_close(&outbox);
 	idem_log_message_event(IDEM_EVENT_PUBLISHED, row.values);
 	idem_count(IDEM_COUNT_PUBLISHED, 1);
 	PG_RETURN_DATUM(row.values[OUTBOX_MESSAGE_ID]);
@@ -136,7 +137,7 @@ idem_publish_many(PG_FUNCTION_ARGS)
 	IdemArray	arrays[NUM_ARRAYS];
 	Interval   *deliver_after;
 	IdemElement element;
-	IdemTable	outbox;
+	IdemCursor	outbox;
 	IdemAppender appender;
 	Batch		batch;
 	HTAB	   *lanes;
@@ -156,7 +157,7 @@ idem_publish_many(PG_FUNCTION_ARGS)
 	count = idem_array_count(arrays, NUM_ARRAYS);
 	InitMaterializedSRF(fcinfo, 0);
 
-	idem_table_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
+	idem_cursor_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
 	idem_append_begin(&appender, &outbox);
 	batch.nids = 0;
 	batch.available_at = DT_NOEND;
@@ -215,7 +216,7 @@ idem_publish_many(PG_FUNCTION_ARGS)
 	}
 	look_at_lanes_again(lanes, &outbox);
 	hash_destroy(lanes);
-	idem_table_close(&outbox);
+	idem_cursor_close(&outbox);
 	idem_count(IDEM_COUNT_PUBLISHED, count);
 	return (Datum) 0;
 }
@@ -237,7 +238,7 @@ make_lane_table(void)
  * becomes of other transactions?  If not, it is to be parked.
  */
 static bool
-begins_lane(HTAB *lanes, IdemTable *outbox, const IdemOutboxRow *row)
+begins_lane(HTAB *lanes, IdemCursor *outbox, const IdemOutboxRow *row)
 {
 	int64		lane = DatumGetInt64(row->values[OUTBOX_KEY_HASH]);
 	LaneEntry  *entry;
@@ -269,7 +270,7 @@ add_to_batch(Batch *batch, const IdemOutboxRow *row)
  * The messages of the batch are in the table.
  */
 static void
-end_batch(Batch *batch, IdemTable *outbox)
+end_batch(Batch *batch, IdemCursor *outbox)
 {
 	for (int i = 0; i < batch->nids; i++)
 		catch_up(outbox, batch->ids[i], batch->available_at);
@@ -282,7 +283,7 @@ end_batch(Batch *batch, IdemTable *outbox)
  * available from now on.
  */
 static void
-catch_up(IdemTable *outbox, int64 id, TimestampTz available_at)
+catch_up(IdemCursor *outbox, int64 id, TimestampTz available_at)
 {
 	while (available_at < GetCurrentTimestamp() - IDEM_PUBLISHING_US)
 	{
@@ -291,7 +292,7 @@ catch_up(IdemTable *outbox, int64 id, TimestampTz available_at)
 		CHECK_FOR_INTERRUPTS();
 		CommandCounterIncrement();
 		available_at = GetCurrentTimestamp();
-		if (!idem_find_latest(outbox, &key) ||
+		if (!idem_find_latest(outbox, &key, NULL) ||
 			!idem_outbox_set_ready(outbox, true, DT_NOBEGIN))
 			elog(ERROR, "message " INT64_FORMAT " has vanished", id);
 	}
@@ -302,7 +303,7 @@ catch_up(IdemTable *outbox, int64 id, TimestampTz available_at)
  * lanes.c demands.
  */
 static void
-look_at_lanes_again(HTAB *lanes, IdemTable *outbox)
+look_at_lanes_again(HTAB *lanes, IdemCursor *outbox)
 {
 	HASH_SEQ_STATUS status;
 	LaneEntry  *entry;
@@ -318,8 +319,8 @@ look_at_lanes_again(HTAB *lanes, IdemTable *outbox)
 /*
  * Complete a new message that has a topic, a payload, and perhaps a key and
  * headers, but for what number_message() adds.  Raises 22P05, 22021 or 54000
- * for a message that the server could not send to a relay: all others that are
- * taken together with it would stay, too.
+ * for a message that a relay could not receive: all others that are taken
+ * together with it would stay, too, and no attempt would count.
  */
 static void
 make_message(IdemOutboxRow *row)
@@ -329,14 +330,15 @@ make_message(IdemOutboxRow *row)
 
 	if (!row->nulls[OUTBOX_HEADERS])
 		size += toast_raw_datum_size(row->values[OUTBOX_HEADERS]);
-	limit = idem_json_text_limit(size);
+	limit = idem_json_text_limit(size, idem_max_message_size);
 	if (limit != 0 && idem_outbox_text_size(row, limit) > limit)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("message is too large"),
 				 errdetail("Its payload and headers have more than " INT64_FORMAT " bytes of text.",
 						   limit),
-				 errhint("Publish a reference to the data.")));
+				 errhint("Publish a reference to the data, or let a superuser raise \"%s\" if that is the limit.",
+						 "idempotency.max_message_size")));
 	(void) idem_check_client_text(row->values[OUTBOX_TOPIC]);
 	(void) idem_check_client_json(row->values[OUTBOX_PAYLOAD]);
 	if (!row->nulls[OUTBOX_HEADERS])

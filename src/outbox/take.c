@@ -77,6 +77,7 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
@@ -93,7 +94,6 @@
 #include "util/compat.h"
 #include "util/settings.h"
 #include "util/subtransaction.h"
-#include "util/texts.h"
 #include "util/times.h"
 
 /* The columns of idem_outbox_take()'s result, in order. */
@@ -140,8 +140,10 @@ typedef struct Visit
 {
 	int64		lane;
 	int64		head;			/* as idem_lane_move_signpost() has found it */
+	int64		earlier;		/* the same for rows that are pending */
 	IdemBlockers *blockers;		/* that rows wait for; NULL: for none */
 	bool		is_held;		/* all rows, and not only those not pending */
+	bool		signposts_stay; /* those not pending, even if there are none */
 	char		status;			/* of the table's */
 } Visit;
 
@@ -159,8 +161,8 @@ typedef struct Visit
 /* A call of idem_outbox_take(). */
 typedef struct Taking
 {
-	IdemTable	outbox;			/* what ready rows are found in */
-	IdemTable	lanes;			/* the same, to look at their lanes */
+	IdemCursor	outbox;			/* what ready rows are found in */
+	IdemCursor	lanes;			/* the same, to look at their lanes */
 	visits_hash *visits;		/* NULL: these are not open */
 	Snapshot	snapshot;		/* NULL: rows are seen as they are */
 	Snapshot	begun;			/* of lanes, only what it sees is taken */
@@ -173,7 +175,8 @@ typedef struct Taking
 	Datum	   *topics;			/* NULL: all */
 	int			ntopics;
 	int			wanted;			/* how many more messages */
-	int64		text_size;		/* of those that are in the result */
+	bool		is_full;		/* no more are to be returned all the same */
+	int64		text_size;		/* of those in the result, and those locked */
 	int			passed;			/* rows that were found and left */
 	int			parks;			/* messages that were parked */
 	int			removals;		/* other rows that were moved, or removed */
@@ -183,6 +186,13 @@ typedef struct Taking
 	ReturnSetInfo *result;
 } Taking;
 
+/* A message that is locked, and how long it is as text. */
+typedef struct Locked
+{
+	int64		id;
+	int64		text_size;
+}			Locked;
+
 /*
  * What is being taken from a lane: messages from its head on, in order, all of
  * them locked, of which the first "taken" have been handed out.
@@ -190,7 +200,7 @@ typedef struct Taking
 typedef struct Lane
 {
 	int64		lane;
-	int64	   *ids;
+	Locked	   *messages;
 	int			size;
 	int			locked;
 	int			dying;			/* of them, those that have no attempt left */
@@ -212,15 +222,14 @@ static void take_or_wait(Taking *taking, TimestampTz deadline);
 static bool try_take(void *arg);
 static TimestampTz next_due(Taking *taking);
 static bool take(Taking *taking);
-static int	topics_arg(Datum array, Datum **topics);
-static int	sort_topics(Datum *topics, int count);
-static int	compare_topics(const void *a, const void *b, void *arg);
 static void take_topics(Taking *taking, const Datum *topics, int count);
-static void begin_scan(Taking *taking, IdemScan *scan, const Datum *topic,
+static void begin_scan(Taking *taking, const Datum *topic,
 					   const TimestampTz *after, TimestampTz until,
 					   Snapshot snapshot);
 static void take_ready(Taking *taking, const Datum *topic);
 static bool is_late(const Taking *taking);
+static bool has_room(Taking *taking, int64 text_size);
+static void forget_locked(Taking *taking, Lane *lane, int from);
 static void take_found(Taking *taking);
 static void take_lane(Taking *taking);
 static void move_signpost(Taking *taking, Visit *visit);
@@ -229,7 +238,8 @@ static bool take_locked(Taking *taking, Lane *lane);
 static bool lock_next(Taking *taking, Lane *lane);
 static bool is_failing(const Datum *message);
 static bool is_dying(const Datum *message);
-static Taken take_row(Taking *taking, IdemTable *outbox, bool is_locked);
+static Taken take_row(Taking *taking, IdemCursor *outbox, bool is_locked);
+static int64 found_text_size(IdemCursor *outbox);
 static TimestampTz lease_end(Taking *taking);
 
 /*
@@ -255,7 +265,8 @@ idem_outbox_take(PG_FUNCTION_ARGS)
 	taking.result = (ReturnSetInfo *) fcinfo->resultinfo;
 	taking.next_due = DT_NOEND;
 	if (!PG_ARGISNULL(2))
-		taking.ntopics = topics_arg(PG_GETARG_DATUM(2), &taking.topics);
+		taking.ntopics = idem_distinct_texts(PG_GETARG_DATUM(2), "topics",
+											 &taking.topics);
 
 	if (deadline > start)
 		take_or_wait(&taking, deadline);
@@ -263,7 +274,7 @@ idem_outbox_take(PG_FUNCTION_ARGS)
 		(void) take(&taking);
 
 	/* There might be more. */
-	if (taking.wanted == 0)
+	if (taking.wanted == 0 || taking.is_full)
 		idem_wake_next(taking.topics, taking.ntopics);
 	return (Datum) 0;
 }
@@ -327,16 +338,13 @@ next_due(Taking *taking)
 		GetTransactionSnapshot() : NULL;
 	int			count = taking->topics == NULL ? 1 : taking->ntopics;
 
-	idem_table_open(&taking->outbox, IDEM_OUTBOX, AccessShareLock);
+	idem_cursor_open(&taking->outbox, IDEM_OUTBOX, AccessShareLock);
 	for (int i = 0; i < count; i++)
 	{
-		IdemScan	scan;
-
 		CHECK_FOR_INTERRUPTS();
-		begin_scan(taking, &scan,
-				   taking->topics == NULL ? NULL : &taking->topics[i],
+		begin_scan(taking, taking->topics == NULL ? NULL : &taking->topics[i],
 				   &taking->now, Min(due, until), snapshot);
-		while (idem_scan_next(&scan, ForwardScanDirection))
+		while (idem_scan_next(&taking->outbox, ForwardScanDirection))
 		{
 			Datum	   *found = taking->outbox.row->tts_values;
 
@@ -346,19 +354,24 @@ next_due(Taking *taking)
 			due = DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]);
 			break;
 		}
-		idem_scan_end(&scan);
 	}
-	idem_table_close(&taking->outbox);
+	idem_cursor_close(&taking->outbox);
 	return due;
 }
 
 /*
- * Take what there is now.  Returns whether this has changed anything.
+ * Take what there is now.  Returns whether this has changed anything.  Leaves
+ * no memory behind but the result, since a take that waits looks many times.
  */
 static bool
 take(Taking *taking)
 {
-	idem_table_open(&taking->outbox, IDEM_OUTBOX, RowExclusiveLock);
+	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
+												  "idempotency take",
+												  ALLOCSET_SMALL_SIZES);
+	MemoryContext old = MemoryContextSwitchTo(context);
+
+	idem_cursor_open(&taking->outbox, IDEM_OUTBOX, RowExclusiveLock);
 	taking->visits = NULL;
 	taking->passed = 0;
 	taking->parks = 0;
@@ -366,6 +379,8 @@ take(Taking *taking)
 	taking->deaths = 0;
 	taking->now = GetCurrentTimestamp();
 	taking->return_by = 0;
+	taking->is_full = false;
+	taking->text_size = 0;
 
 	/* That of the transaction would see what the call itself writes. */
 	taking->snapshot = NULL;
@@ -388,46 +403,11 @@ take(Taking *taking)
 	if (taking->snapshot != NULL)
 		PopActiveSnapshot();
 	if (taking->visits != NULL)
-	{
-		visits_destroy(taking->visits);
-		idem_table_close(&taking->lanes);
-	}
-	idem_table_close(&taking->outbox);
+		idem_cursor_close(&taking->lanes);
+	idem_cursor_close(&taking->outbox);
+	MemoryContextSwitchTo(old);
+	MemoryContextDelete(context);
 	return GetCurrentCommandId(false) != taking->command;
-}
-
-/*
- * The topics of an array, as from sort_topics().
- */
-static int
-topics_arg(Datum array, Datum **topics)
-{
-	int			count = idem_text_array(array, "topics", topics);
-
-	return sort_topics(*topics, count);
-}
-
-/*
- * Leave each of these topics in the array once.  Returns their number.
- */
-static int
-sort_topics(Datum *topics, int count)
-{
-	int			n = 0;
-
-	qsort_interruptible(topics, count, sizeof(Datum), compare_topics, NULL);
-	for (int i = 0; i < count; i++)
-	{
-		if (n == 0 || idem_text_compare(topics[n - 1], topics[i]) != 0)
-			topics[n++] = topics[i];
-	}
-	return n;
-}
-
-static int
-compare_topics(const void *a, const void *b, void *arg)
-{
-	return idem_text_compare(*(const Datum *) a, *(const Datum *) b);
 }
 
 /*
@@ -441,7 +421,7 @@ take_topics(Taking *taking, const Datum *topics, int count)
 
 	if (count > 0)
 		start = pg_prng_uint64_range(&pg_global_prng_state, 0, count - 1);
-	for (int i = 0; i < count && taking->wanted > 0; i++)
+	for (int i = 0; i < count && taking->wanted > 0 && !taking->is_full; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
 		take_ready(taking, &topics[(start + i) % count]);
@@ -453,8 +433,8 @@ take_topics(Taking *taking, const Datum *topics, int count)
  * available by "until", and not before or at "after", in order of time.
  */
 static void
-begin_scan(Taking *taking, IdemScan *scan, const Datum *topic,
-		   const TimestampTz *after, TimestampTz until, Snapshot snapshot)
+begin_scan(Taking *taking, const Datum *topic, const TimestampTz *after,
+		   TimestampTz until, Snapshot snapshot)
 {
 	AttrNumber	available_at = topic != NULL ? TOPICS_AVAILABLE_AT :
 		DUE_AVAILABLE_AT;
@@ -462,21 +442,14 @@ begin_scan(Taking *taking, IdemScan *scan, const Datum *topic,
 	int			nkeys = 0;
 
 	if (topic != NULL)
-		ScanKeyEntryInitialize(&keys[nkeys++], 0, TOPICS_TOPIC,
-							   BTEqualStrategyNumber, InvalidOid,
-							   C_COLLATION_OID, F_TEXTEQ, *topic);
+		idem_key_text(&keys[nkeys++], TOPICS_TOPIC, *topic);
 	if (after != NULL)
-		ScanKeyEntryInitialize(&keys[nkeys++], 0, available_at,
-							   BTGreaterStrategyNumber, InvalidOid,
-							   InvalidOid, F_TIMESTAMPTZ_GT,
-							   TimestampTzGetDatum(*after));
-	ScanKeyEntryInitialize(&keys[nkeys++], 0, available_at,
-						   BTLessEqualStrategyNumber, InvalidOid, InvalidOid,
-						   F_TIMESTAMPTZ_LE, TimestampTzGetDatum(until));
-	idem_scan_begin(scan, &taking->outbox,
-					topic != NULL ? IDEM_OUTBOX_TOPICS : IDEM_OUTBOX_DUE,
-					snapshot, nkeys);
-	idem_scan_restart(scan, keys);
+		idem_key_time(&keys[nkeys++], available_at, BTGreaterStrategyNumber,
+					  *after);
+	idem_key_time(&keys[nkeys++], available_at, BTLessEqualStrategyNumber,
+				  until);
+	idem_scan(&taking->outbox, topic != NULL ? IDEM_OUTBOX_TOPICS :
+			  IDEM_OUTBOX_DUE, snapshot, keys, nkeys);
 }
 
 /*
@@ -490,20 +463,20 @@ take_ready(Taking *taking, const Datum *topic)
 	TimestampTz after = DT_NOBEGIN;
 	bool		is_complete = false;
 	IdemDueScan marked;
-	IdemScan	scan;
 
 	if (is_marked)
-		after = idem_due_scan_begin(&marked, topic, taking->now);
-	begin_scan(taking, &scan, topic,
-			   TIMESTAMP_IS_NOBEGIN(after) ? NULL : &after, taking->now,
-			   taking->snapshot);
-	while (taking->wanted > 0)
+		after = idem_due_scan_begin(&marked,
+									idem_due_hash(topic != NULL ? *topic : (Datum) 0, 0),
+									taking->now);
+	begin_scan(taking, topic, TIMESTAMP_IS_NOBEGIN(after) ? NULL : &after,
+			   taking->now, taking->snapshot);
+	while (taking->wanted > 0 && !taking->is_full)
 	{
 		Datum	   *found = taking->outbox.row->tts_values;
 		IdemDueStep step = IDEM_DUE_LOOK;
 
 		CHECK_FOR_INTERRUPTS();
-		is_complete = !idem_scan_next(&scan, ForwardScanDirection);
+		is_complete = !idem_scan_next(&taking->outbox, ForwardScanDirection);
 		if (is_complete)
 			break;
 		if (is_marked)
@@ -512,22 +485,18 @@ take_ready(Taking *taking, const Datum *topic)
 									   &after);
 		if (step == IDEM_DUE_SKIP)
 		{
-			idem_scan_end(&scan);
-			begin_scan(taking, &scan, topic, &after, taking->now, NULL);
+			begin_scan(taking, topic, &after, taking->now, NULL);
 			continue;
 		}
-		if (is_late(taking))
-		{
-			taking->wanted = 0;
+		taking->is_full = is_late(taking);
+		if (taking->is_full)
 			break;
-		}
 		take_found(taking);
 		if (is_marked)
 			idem_due_scan_looked(&marked, taking->blockers);
 	}
 	if (is_marked)
 		idem_due_scan_end(&marked, is_complete);
-	idem_scan_end(&scan);
 }
 
 /*
@@ -541,13 +510,27 @@ is_late(const Taking *taking)
 }
 
 /*
+ * Can a message with this much text be returned, too?  If so, it counts from
+ * now on.  The first one always can.
+ */
+static bool
+has_room(Taking *taking, int64 text_size)
+{
+	taking->is_full = taking->text_size > 0 &&
+		taking->text_size + text_size > IDEM_MAX_RESULT_SIZE;
+	if (!taking->is_full)
+		taking->text_size += text_size;
+	return !taking->is_full;
+}
+
+/*
  * Take the ready row that was found, or what it stands for, if nobody else is
  * at it, and the call has not been.  Sets taking->blockers.
  */
 static void
 take_found(Taking *taking)
 {
-	IdemTable  *outbox = &taking->outbox;
+	IdemCursor *outbox = &taking->outbox;
 
 	taking->found.count = 0;
 	taking->blockers = &taking->found;
@@ -601,13 +584,14 @@ take_lane(Taking *taking)
 		return;
 	if (taking->visits == NULL)
 	{
-		idem_table_open(&taking->lanes, IDEM_OUTBOX, RowExclusiveLock);
+		idem_cursor_open_beside(&taking->lanes, &taking->outbox);
 		taking->visits = visits_create(CurrentMemoryContext, 32, NULL);
 	}
 
 	lane.lane = DatumGetInt64(found[OUTBOX_KEY_HASH]);
 	visit = visits_lookup(taking->visits, lane.lane);
-	if (visit != NULL && (!is_pending || visit->head < id))
+	if (visit != NULL &&
+		(!is_pending || Max(visit->head, visit->earlier) < id))
 	{
 		move_signpost(taking, visit);
 		return;
@@ -616,10 +600,11 @@ take_lane(Taking *taking)
 	if (is_pending)
 		idem_lane_low_water_found(lane.lane, id);
 	lane.size = 8;
-	lane.ids = palloc_array(int64, lane.size);
+	lane.messages = palloc_array(Locked, lane.size);
 	while (take_locked(taking, &lane))
 		;
-	pfree(lane.ids);
+	forget_locked(taking, &lane, lane.taken);
+	pfree(lane.messages);
 
 	if (lane.has_dead)
 		idem_lane_promote_next(&taking->lanes, lane.lane, lane.dead, NULL);
@@ -628,7 +613,9 @@ take_lane(Taking *taking)
 
 	visit = visits_insert(taking->visits, lane.lane, &is_new);
 	visit->head = IDEM_HEAD_UNKNOWN;
+	visit->earlier = IDEM_HEAD_UNKNOWN;
 	visit->blockers = NULL;
+	visit->signposts_stay = false;
 	if (!is_pending || !lane.has_dead)
 		move_signpost(taking, visit);
 }
@@ -641,7 +628,7 @@ take_lane(Taking *taking)
 static void
 move_signpost(Taking *taking, Visit *visit)
 {
-	IdemTable  *outbox = &taking->outbox;
+	IdemCursor *outbox = &taking->outbox;
 	bool		is_pending = idem_outbox_in_state(outbox, "pending");
 	bool		moved;
 
@@ -651,6 +638,8 @@ move_signpost(Taking *taking, Visit *visit)
 		taking->blockers = visit->blockers;
 		return;
 	}
+	if (visit != NULL && visit->signposts_stay && !is_pending)
+		return;
 	if (!(is_pending ? is_within(taking, taking->parks, MAX_PARKS) :
 		  is_within(taking, taking->removals, MAX_REMOVALS)))
 		return;
@@ -658,8 +647,9 @@ move_signpost(Taking *taking, Visit *visit)
 		moved = idem_outbox_set_ready(outbox, false, DT_NOBEGIN);
 	else
 		moved = idem_lane_move_signpost(outbox, &taking->lanes,
-										taking->snapshot, &visit->head,
-										&taking->found);
+										taking->snapshot,
+										is_pending ? &visit->earlier :
+										&visit->head, &taking->found);
 	if (moved)
 	{
 		taking->passed--;
@@ -678,6 +668,11 @@ move_signpost(Taking *taking, Visit *visit)
 		memcpy(visit->blockers, &taking->found, size);
 		visit->is_held = is_pending;
 	}
+
+	/* What has been found once would be found again, past all before it. */
+	if (visit != NULL && !is_pending && !moved &&
+		visit->head == IDEM_HEAD_UNKNOWN)
+		visit->signposts_stay = true;
 }
 
 /*
@@ -697,16 +692,15 @@ is_within(const Taking *taking, int changes, int limit)
 static bool
 take_locked(Taking *taking, Lane *lane)
 {
-	IdemTable  *lanes = &taking->lanes;
+	IdemCursor *lanes = &taking->lanes;
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	IdemScan	scan;
 	int			n = 0;
 	bool		more = false;
 	bool		has_head = false;
 	int64		buffers = idem_lane_buffers();
 
-	idem_lane_scan_begin(&scan, lanes, lane->lane, snapshot);
-	while (idem_scan_next(&scan, ForwardScanDirection))
+	idem_lane_scan_begin(lanes, lane->lane, snapshot);
+	while (idem_scan_next(lanes, ForwardScanDirection))
 	{
 		int64		id = DatumGetInt64(lanes->row->tts_values[OUTBOX_ID]);
 
@@ -715,13 +709,13 @@ take_locked(Taking *taking, Lane *lane)
 			idem_lane_low_water_raise(lane->lane, id, snapshot,
 									  idem_lane_buffers() - buffers);
 		has_head = true;
-		if (n < lane->locked && id != lane->ids[n])
+		if (n < lane->locked && id != lane->messages[n].id)
 		{
 			if (lane->taken > 0)
 				break;
 
 			/* What was found is not the head of its lane. */
-			lane->locked = 0;
+			forget_locked(taking, lane, 0);
 			lane->dying = 0;
 			lane->ends = false;
 		}
@@ -730,7 +724,6 @@ take_locked(Taking *taking, Lane *lane)
 		{
 			if (!lock_next(taking, lane))
 				break;
-			lane->ids[lane->locked - 1] = id;
 			more = true;
 			n++;
 		}
@@ -751,46 +744,74 @@ take_locked(Taking *taking, Lane *lane)
 
 			lane->locked--;
 			lane->dying--;
-			memmove(&lane->ids[n], &lane->ids[n + 1],
-					(lane->locked - n) * sizeof(int64));
+			memmove(&lane->messages[n], &lane->messages[n + 1],
+					(lane->locked - n) * sizeof(Locked));
 			if (!lane->has_dead)
 				lane->dead = id;
 			lane->has_dead = true;
 		}
 	}
-	idem_scan_end(&scan);
+	idem_scan_end(lanes);
 	UnregisterSnapshot(snapshot);
 	return more;
 }
 
 /*
+ * The messages of a lane from this one on are not returned: they do not count.
+ */
+static void
+forget_locked(Taking *taking, Lane *lane, int from)
+{
+	for (int i = from; i < lane->locked; i++)
+		taking->text_size -= lane->messages[i].text_size;
+	lane->locked = from;
+}
+
+/*
  * Lock the message that has been found in a lane, if it may be taken with
- * those before it, or is to die.  Makes room for its id.
+ * those before it, or is to die, and note it.  What the call cannot return is
+ * not locked: it would be kept from others until this transaction ends.
  */
 static bool
 lock_next(Taking *taking, Lane *lane)
 {
-	IdemTable  *lanes = &taking->lanes;
+	IdemCursor *lanes = &taking->lanes;
 	Datum	   *found = lanes->row->tts_values;
 	bool		dies = is_dying(found);
+	Locked		message = {DatumGetInt64(found[OUTBOX_ID])};
 
-	if (lane->ends ||
+	if (lane->ends || taking->is_full ||
 		lane->locked - lane->taken - lane->dying >= taking->wanted ||
 		(dies && !is_within(taking, taking->deaths + lane->dying,
 							MAX_DEATHS)) ||
 		DatumGetTimestampTz(found[OUTBOX_AVAILABLE_AT]) > taking->now ||
 		idem_is_written_since(lanes, taking->command) ||
-		!idem_row_is_visible(lanes, taking->begun) ||
-		idem_lock(lanes) != IDEM_WRITE_DONE)
+		!idem_row_is_visible(lanes, taking->begun))
 		return false;
+
+	taking->is_full = is_late(taking);
+	if (taking->is_full)
+		return false;
+	if (!dies)
+	{
+		message.text_size = found_text_size(lanes);
+		if (!has_room(taking, message.text_size))
+			return false;
+	}
+	if (idem_lock(lanes) != IDEM_WRITE_DONE)
+	{
+		taking->text_size -= message.text_size;
+		return false;
+	}
 
 	lane->ends = is_failing(found);
 	if (lane->locked == lane->size)
 	{
 		lane->size *= 2;
-		lane->ids = repalloc_huge(lane->ids, lane->size * sizeof(int64));
+		lane->messages = repalloc_huge(lane->messages,
+									   lane->size * sizeof(Locked));
 	}
-	lane->locked++;
+	lane->messages[lane->locked++] = message;
 	lane->dying += dies;
 	return true;
 }
@@ -817,16 +838,16 @@ is_dying(const Datum *message)
 
 /*
  * Take the row that was found, unless somebody else is at it, and add it to
- * the result.  One whose last attempt ended without a word from its relay is
- * declared dead instead.
+ * the result, for which one that is locked counts already.  One whose last
+ * attempt ended without a word from its relay is declared dead instead.
  */
 static Taken
-take_row(Taking *taking, IdemTable *outbox, bool is_locked)
+take_row(Taking *taking, IdemCursor *outbox, bool is_locked)
 {
 	Datum	   *found = outbox->row->tts_values;
 	int			attempt = DatumGetInt32(found[OUTBOX_ATTEMPT]);
 	IdemOutboxRow row;
-	int64		text_size;
+	int64		text_size = 0;
 	Datum		values[lengthof(take_columns)];
 	bool		nulls[lengthof(take_columns)];
 
@@ -848,15 +869,20 @@ take_row(Taking *taking, IdemTable *outbox, bool is_locked)
 		return TAKEN_DEAD;
 	}
 
-	text_size = idem_outbox_text_size(&row, IDEM_MAX_RESULT_SIZE);
-	if (is_late(taking) ||
-		(taking->text_size > 0 &&
-		 taking->text_size + text_size > IDEM_MAX_RESULT_SIZE))
+	if (is_late(taking))
 	{
-		taking->wanted = 0;
+		taking->is_full = true;
+		/* Others pass over it until this transaction ends. */
+		if (is_locked)
+			idem_notify_message(row.values[OUTBOX_TOPIC], taking->now, true);
 		return TAKEN_NOT;
 	}
-	taking->text_size += text_size;
+	if (!is_locked)
+	{
+		text_size = found_text_size(outbox);
+		if (!has_room(taking, text_size))
+			return TAKEN_NOT;
+	}
 
 	idem_outbox_set(&row, OUTBOX_ATTEMPT, Int32GetDatum(attempt + 1));
 	idem_outbox_set(&row, OUTBOX_AWAITING_ACK, BoolGetDatum(true));
@@ -865,7 +891,10 @@ take_row(Taking *taking, IdemTable *outbox, bool is_locked)
 					TimestampTzGetDatum(lease_end(taking)));
 	if (idem_update(outbox, row.values, row.nulls,
 					is_locked) != IDEM_WRITE_DONE)
+	{
+		taking->text_size -= text_size;
 		return TAKEN_NOT;
+	}
 	idem_outbox_changes(&row);
 
 	IDEM_INJECTION_POINT("idem-taken");
@@ -879,6 +908,18 @@ take_row(Taking *taking, IdemTable *outbox, bool is_locked)
 	taking->wanted--;
 	idem_count(IDEM_COUNT_TAKEN, 1);
 	return TAKEN;
+}
+
+/*
+ * How much text the message that was found has.
+ */
+static int64
+found_text_size(IdemCursor *outbox)
+{
+	IdemOutboxRow row;
+
+	idem_outbox_copy(outbox, &row);
+	return idem_outbox_text_size(&row, IDEM_MAX_RESULT_SIZE);
 }
 
 /*

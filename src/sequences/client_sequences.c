@@ -62,6 +62,7 @@
 #include "util/arguments.h"
 #include "util/compat.h"
 #include "util/log_events.h"
+#include "util/pinned_scope.h"
 #include "util/results.h"
 #include "util/timed_lock.h"
 #include "util/times.h"
@@ -120,19 +121,19 @@ static IdemResultType append_row = {
 	.columns = {TEXTOID, INT8OID, INT8OID},
 };
 
-static int64 found_last_seq(IdemTable *sequences);
+static int64 found_last_seq(IdemCursor *sequences);
 static void append_args(FunctionCallInfo fcinfo, AppendRequest *request);
 static AppendOutcome try_append(const AppendRequest *request,
-								IdemTable *aggregates, IdemTable *sequences,
+								IdemCursor *aggregates, IdemCursor *sequences,
 								IdemKeyLock *lock,
 								int64 *last_seq, int64 *version);
-static bool wait_for_twin(const AppendRequest *request, IdemTable *sequences,
+static bool wait_for_twin(const AppendRequest *request, IdemCursor *sequences,
 						  IdemKeyLock *lock, TimestampTz deadline);
-static IdemFind find_version(IdemTable *aggregates, const Datum *key,
+static IdemFind find_version(IdemCursor *aggregates, const Datum *key,
 							 int64 *version);
-static AppendOutcome answer_at(AppendOutcome outcome, IdemTable *aggregates,
+static AppendOutcome answer_at(AppendOutcome outcome, IdemCursor *aggregates,
 							   const Datum *key, int64 version);
-static void write_sequence(IdemTable *sequences, IdemFind found,
+static void write_sequence(IdemCursor *sequences, IdemFind found,
 						   const AppendRequest *request);
 static void log_append_event(AppendOutcome outcome,
 							 const AppendRequest *request, int64 version);
@@ -150,8 +151,8 @@ idem_try_append(PG_FUNCTION_ARGS)
 	AppendOutcome outcome;
 	TimestampTz now = GetCurrentTimestamp();
 	TimestampTz wait_until;
-	IdemTable	aggregates;
-	IdemTable	sequences;
+	IdemCursor	aggregates;
+	IdemCursor	sequences;
 	IdemKeyLock lock = {0};
 	bool		again = false;
 	int64		last_seq;
@@ -163,8 +164,8 @@ idem_try_append(PG_FUNCTION_ARGS)
 	wait_until = idem_add_interval(now, idem_interval_arg(fcinfo, 6, "wait"),
 								   0);
 
-	idem_table_open(&aggregates, IDEM_AGGREGATES, RowExclusiveLock);
-	idem_table_open(&sequences, IDEM_CLIENT_SEQUENCES, RowExclusiveLock);
+	idem_cursor_open(&aggregates, IDEM_AGGREGATES, RowExclusiveLock);
+	idem_cursor_open(&sequences, IDEM_CLIENT_SEQUENCES, RowExclusiveLock);
 	for (;; again = true)
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -180,8 +181,8 @@ idem_try_append(PG_FUNCTION_ARGS)
 	if (again && outcome == APPENDED)
 		idem_check_client();	/* the last sleep was within an update */
 	idem_key_unlock(&lock);
-	idem_table_close(&sequences);
-	idem_table_close(&aggregates);
+	idem_cursor_close(&sequences);
+	idem_cursor_close(&aggregates);
 
 	idem_count(IDEM_COUNT_APPENDS + outcome, 1);
 	log_append_event(outcome, &request, version);
@@ -199,21 +200,21 @@ Datum
 idem_last_client_seq(PG_FUNCTION_ARGS)
 {
 	Datum		key[2];
-	IdemTable	sequences;
+	IdemCursor	sequences;
 	int64		last_seq = 0;
 
 	key[0] = idem_name_arg(fcinfo, 0, "aggregate");
 	key[1] = idem_name_arg(fcinfo, 1, "client_id");
 
-	idem_table_open(&sequences, IDEM_CLIENT_SEQUENCES, AccessShareLock);
+	idem_cursor_open(&sequences, IDEM_CLIENT_SEQUENCES, AccessShareLock);
 	if (idem_find_visible(&sequences, key, GetActiveSnapshot()))
 		last_seq = found_last_seq(&sequences);
-	idem_table_close(&sequences);
+	idem_cursor_close(&sequences);
 	PG_RETURN_INT64(last_seq);
 }
 
 static int64
-found_last_seq(IdemTable *sequences)
+found_last_seq(IdemCursor *sequences)
 {
 	Datum	   *found = sequences->row->tts_values;
 
@@ -221,12 +222,14 @@ found_last_seq(IdemTable *sequences)
 }
 
 /*
- * The arguments; NULL stands for the default.  Raises 22004, 22023.
+ * The arguments; NULL stands for the default.  Raises 22004, 22023, and 55000
+ * for an aggregate that is not pinned.
  */
 static void
 append_args(FunctionCallInfo fcinfo, AppendRequest *request)
 {
 	request->key[0] = idem_name_arg(fcinfo, 0, "aggregate");
+	idem_check_pin(request->key[0]);
 	request->key[1] = idem_name_arg(fcinfo, 1, "client_id");
 	request->first_seq = DatumGetInt64(idem_required_arg(fcinfo, 2,
 														 "client_seq"));
@@ -260,8 +263,8 @@ append_args(FunctionCallInfo fcinfo, AppendRequest *request)
  * whoever has the lock.  May leave with the lock held.
  */
 static AppendOutcome
-try_append(const AppendRequest *request, IdemTable *aggregates,
-		   IdemTable *sequences, IdemKeyLock *lock,
+try_append(const AppendRequest *request, IdemCursor *aggregates,
+		   IdemCursor *sequences, IdemKeyLock *lock,
 		   int64 *last_seq, int64 *version)
 {
 	AppendOutcome outcome = UNDECIDED;
@@ -275,7 +278,7 @@ try_append(const AppendRequest *request, IdemTable *aggregates,
 	aggregate = find_version(aggregates, request->key, version);
 	sequence = idem_find(sequences, request->key);
 	if (sequence == IDEM_FIND_NONE &&
-		idem_find_latest(sequences, request->key))
+		idem_find_latest(sequences, request->key, NULL))
 		return UNDECIDED;
 	*last_seq = sequence == IDEM_FIND_ROW ?
 		found_last_seq(sequences) : 0;
@@ -341,7 +344,7 @@ try_append(const AppendRequest *request, IdemTable *aggregates,
  * held.
  */
 static bool
-wait_for_twin(const AppendRequest *request, IdemTable *sequences,
+wait_for_twin(const AppendRequest *request, IdemCursor *sequences,
 			  IdemKeyLock *lock, TimestampTz deadline)
 {
 	if (!TransactionIdIsValid(sequences->holder))
@@ -354,7 +357,7 @@ wait_for_twin(const AppendRequest *request, IdemTable *sequences,
  * Find an aggregate, and its version; 0 if it is not there.
  */
 static IdemFind
-find_version(IdemTable *aggregates, const Datum *key, int64 *version)
+find_version(IdemCursor *aggregates, const Datum *key, int64 *version)
 {
 	IdemFind	found = idem_find(aggregates, key);
 
@@ -369,7 +372,7 @@ find_version(IdemTable *aggregates, const Datum *key, int64 *version)
  * between, which may show in one of them only.
  */
 static AppendOutcome
-answer_at(AppendOutcome outcome, IdemTable *aggregates, const Datum *key,
+answer_at(AppendOutcome outcome, IdemCursor *aggregates, const Datum *key,
 		  int64 version)
 {
 	int64		now;
@@ -382,7 +385,7 @@ answer_at(AppendOutcome outcome, IdemTable *aggregates, const Datum *key,
  * Write the sequence number; the aggregate's row is ours.
  */
 static void
-write_sequence(IdemTable *sequences, IdemFind found,
+write_sequence(IdemCursor *sequences, IdemFind found,
 			   const AppendRequest *request)
 {
 	Datum		values[SEQUENCES_NUM_COLUMNS];
@@ -404,7 +407,7 @@ write_sequence(IdemTable *sequences, IdemFind found,
 				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 				 errmsg("could not serialize access due to concurrent update"),
 				 errdetail("Table \"%s\" was written without its functions.",
-						   RelationGetRelationName(sequences->rel))));
+						   RelationGetRelationName(sequences->table->rel))));
 }
 
 /*

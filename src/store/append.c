@@ -29,8 +29,9 @@ static void hint_at_sequence(void *arg);
  * Insert a row whose key is new by construction: it comes from a sequence.
  */
 void
-idem_append(IdemTable *table, Datum *values, bool *nulls)
+idem_append(IdemCursor *cursor, Datum *values, bool *nulls)
 {
+	IdemTable  *table = cursor->table;
 	TupleTableSlot *slot = idem_new_row(table, values, nulls);
 	IdemIndexes *indexes = idem_open_indexes(table);
 
@@ -46,8 +47,10 @@ idem_append(IdemTable *table, Datum *values, bool *nulls)
  * idem_append_end() has returned.
  */
 void
-idem_append_begin(IdemAppender *appender, IdemTable *table)
+idem_append_begin(IdemAppender *appender, IdemCursor *cursor)
 {
+	IdemTable  *table = cursor->table;
+
 	appender->table = table;
 	appender->context = AllocSetContextCreate(table->context,
 											  "idempotency rows",

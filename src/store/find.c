@@ -49,39 +49,36 @@
  */
 #define NEWEST_FIRST	BackwardScanDirection
 
-static bool find_dirty(IdemTable *table, const Datum *key, IdemFind *result);
-static bool find_own_write(IdemTable *table, const Datum *key);
-static bool has_key(IdemTable *table, const Datum *key);
-static IndexScanDesc begin_scan(IdemTable *table, const Datum *key,
-								Snapshot snapshot);
-static bool next_row(IdemTable *table, IndexScanDesc scan,
-					 TupleTableSlot *slot);
-static void end_scan(IdemTable *table, IndexScanDesc scan);
-static void take_siread_locks(IdemTable *table, const Datum *key);
-static void accept_row(IdemTable *table);
+static bool find_dirty(IdemCursor *cursor, const Datum *key, IdemFind *result);
+static bool find_own_write(IdemCursor *cursor, const Datum *key);
+static bool has_key(IdemCursor *cursor, const Datum *key);
+static void begin_scan(IdemCursor *cursor, const Datum *key,
+					   Snapshot snapshot);
+static void take_siread_locks(IdemCursor *cursor, const Datum *key);
+static void accept_row(IdemCursor *cursor);
 static bool is_own(TupleTableSlot *row);
-static bool is_speculative(TupleTableSlot *row);
+static HeapTupleHeader row_header(TupleTableSlot *row);
 
 /*
  * Find the row with this primary key as it is at this moment, whoever wrote
  * it.  The key is text or a bigint, its columns in the table's order.  Fills
- * table->row for IDEM_FIND_ROW and table->holder.
+ * cursor->row for IDEM_FIND_ROW and cursor->holder.
  *
  * Raises 40001 where the transaction's snapshot must not see the row.
  */
 IdemFind
-idem_find(IdemTable *table, const Datum *key)
+idem_find(IdemCursor *cursor, const Datum *key)
 {
 	IdemFind	result = IDEM_FIND_ROW;
 
-	if (!find_own_write(table, key))
+	if (!find_own_write(cursor, key))
 	{
-		take_siread_locks(table, key);
-		while (!find_dirty(table, key, &result))
+		take_siread_locks(cursor, key);
+		while (!find_dirty(cursor, key, &result))
 			CHECK_FOR_INTERRUPTS();
 
 		if (result == IDEM_FIND_ROW)
-			accept_row(table);
+			accept_row(cursor);
 	}
 	IDEM_INJECTION_POINT("idem-found");
 	return result;
@@ -95,84 +92,67 @@ idem_find(IdemTable *table, const Datum *key)
  * one.  What is found to be pending is so only if it still is in the end.
  */
 static bool
-find_dirty(IdemTable *table, const Datum *key, IdemFind *result)
+find_dirty(IdemCursor *cursor, const Datum *key, IdemFind *result)
 {
-	SnapshotData dirty;
-	IndexScanDesc scan;
+	SnapshotData *dirty = &cursor->dirty;
 	TransactionId first_holder = InvalidTransactionId;
 
-	InitDirtySnapshot(dirty);
-	table->holder = InvalidTransactionId;
-	table->speculative_token = 0;
+	InitDirtySnapshot(*dirty);
+	cursor->holder = InvalidTransactionId;
+	cursor->speculative_token = 0;
 	*result = IDEM_FIND_NONE;
-	scan = begin_scan(table, key, &dirty);
-	while (next_row(table, scan, table->row))
+	begin_scan(cursor, key, dirty);
+	while (idem_cursor_next(cursor, NEWEST_FIRST, cursor->row))
 	{
-		table->held_tid = table->row->tts_tid;
-		if (!TransactionIdIsValid(dirty.xmin))
+		cursor->held_tid = cursor->row->tts_tid;
+		if (!TransactionIdIsValid(dirty->xmin))
 		{
 			*result = IDEM_FIND_ROW;
-			table->holder = dirty.xmax;
-			table->speculative_token = 0;
+			cursor->holder = dirty->xmax;
+			cursor->speculative_token = 0;
 			break;
 		}
 
 		if (*result == IDEM_FIND_NONE)
-			first_holder = dirty.xmin;
+			first_holder = dirty->xmin;
 		*result = IDEM_FIND_PENDING;
-		table->holder = dirty.xmin;
-		table->speculative_token = dirty.speculativeToken;
+		cursor->holder = dirty->xmin;
+		cursor->speculative_token = dirty->speculativeToken;
 		IDEM_INJECTION_POINT("idem-found-pending");
 	}
-	end_scan(table, scan);
+	idem_scan_end(cursor);
 
 	return *result != IDEM_FIND_PENDING ||
 		(TransactionIdIsInProgress(first_holder) &&
-		 TransactionIdIsInProgress(table->holder));
+		 TransactionIdIsInProgress(cursor->holder));
 }
 
 /*
  * Find the newest committed version of the row, or our own.  What other
  * transactions have not committed does not exist for it.
  *
- * Raises 40001 where the transaction's snapshot must not see the row.
- */
-bool
-idem_find_latest(IdemTable *table, const Datum *key)
-{
-	bool		found = find_own_write(table, key);
-
-	if (!found)
-	{
-		Snapshot	snapshot;
-
-		take_siread_locks(table, key);
-
-		snapshot = RegisterSnapshot(GetLatestSnapshot());
-		found = idem_find_visible(table, key, snapshot);
-		UnregisterSnapshot(snapshot);
-		if (found)
-			accept_row(table);
-	}
-	IDEM_INJECTION_POINT("idem-found-latest");
-	return found;
-}
-
-/*
- * Find the row as an MVCC snapshot sees it that is newer than the
- * transaction's: for a caller whose rows must belong together.
+ * "snapshot" is newer than the transaction's, for a caller whose rows must
+ * belong together; NULL takes a new one.
  *
  * Raises 40001 where the transaction's snapshot must not see the row.
  */
 bool
-idem_find_as_of(IdemTable *table, const Datum *key, Snapshot snapshot)
+idem_find_latest(IdemCursor *cursor, const Datum *key, Snapshot snapshot)
 {
-	bool		found;
+	bool		found = find_own_write(cursor, key);
 
-	take_siread_locks(table, key);
-	found = idem_find_visible(table, key, snapshot);
-	if (found)
-		accept_row(table);
+	if (!found)
+	{
+		take_siread_locks(cursor, key);
+
+		snapshot = RegisterSnapshot(snapshot != NULL ? snapshot :
+									GetLatestSnapshot());
+		found = idem_find_visible(cursor, key, snapshot);
+		UnregisterSnapshot(snapshot);
+		if (found)
+			accept_row(cursor);
+	}
+	IDEM_INJECTION_POINT("idem-found-latest");
 	return found;
 }
 
@@ -183,22 +163,22 @@ idem_find_as_of(IdemTable *table, const Datum *key, Snapshot snapshot)
  * and the one that we have put in its place.  Ours counts.
  */
 bool
-idem_find_visible(IdemTable *table, const Datum *key, Snapshot snapshot)
+idem_find_visible(IdemCursor *cursor, const Datum *key, Snapshot snapshot)
 {
-	IndexScanDesc scan = begin_scan(table, key, snapshot);
 	bool		found;
 
-	found = next_row(table, scan, table->row);
-	if (found && IsolationUsesXactSnapshot() && !is_own(table->row) &&
+	begin_scan(cursor, key, snapshot);
+	found = idem_cursor_next(cursor, NEWEST_FIRST, cursor->row);
+	if (found && IsolationUsesXactSnapshot() && !is_own(cursor->row) &&
 		TransactionIdIsValid(GetTopTransactionIdIfAny()) &&
-		next_row(table, scan, idem_spare_slot(table)))
-		ExecCopySlot(table->row, table->locked);
-	end_scan(table, scan);
+		idem_cursor_next(cursor, NEWEST_FIRST, idem_spare_slot(cursor)))
+		ExecCopySlot(cursor->row, cursor->spare);
+	idem_scan_end(cursor);
 
-	table->holder = InvalidTransactionId;
-	table->speculative_token = 0;
+	cursor->holder = InvalidTransactionId;
+	cursor->speculative_token = 0;
 	if (found)
-		slot_getallattrs(table->row);
+		slot_getallattrs(cursor->row);
 	return found;
 }
 
@@ -216,9 +196,10 @@ idem_find_visible(IdemTable *table, const Datum *key, Snapshot snapshot)
  * vacuum comes.
  */
 static bool
-find_own_write(IdemTable *table, const Datum *key)
+find_own_write(IdemCursor *cursor, const Datum *key)
 {
-	TupleTableSlot *row = table->row;
+	IdemTable  *table = cursor->table;
+	TupleTableSlot *row = cursor->row;
 	ItemPointerData tid;
 	bool		heap_only;
 	bool		found;
@@ -244,32 +225,32 @@ find_own_write(IdemTable *table, const Datum *key)
 	if (!found)
 		return false;
 	slot_getallattrs(row);
-	if (!has_key(table, key))
+	if (!has_key(cursor, key))
 		return false;
 
 	Assert(is_own(row));
-	table->row_is_own = true;
-	table->holder = InvalidTransactionId;
-	table->speculative_token = 0;
-	table->held_tid = row->tts_tid;
+	cursor->row_is_own = true;
+	cursor->holder = InvalidTransactionId;
+	cursor->speculative_token = 0;
+	cursor->held_tid = row->tts_tid;
 	return true;
 }
 
 /*
- * Has table->row this primary key?
+ * Has cursor->row this primary key?
  */
 static bool
-has_key(IdemTable *table, const Datum *key)
+has_key(IdemCursor *cursor, const Datum *key)
 {
-	Form_pg_index pkey = table->pkey->rd_index;
-	AttrNumber	first = idem_first_key_column(table);
+	Form_pg_index pkey = cursor->table->pkey->rd_index;
+	AttrNumber	first = idem_first_key_column(cursor->table);
 
 	for (int i = 0; i < pkey->indnkeyatts; i++)
 	{
 		AttrNumber	column = pkey->indkey.values[i];
-		Datum		value = table->row->tts_values[column - 1];
+		Datum		value = cursor->row->tts_values[column - 1];
 
-		if (idem_key_type(table, i) == INT8OID ?
+		if (idem_key_type(cursor->table, i) == INT8OID ?
 			DatumGetInt64(value) != DatumGetInt64(key[column - first]) :
 			!idem_text_equal(value, key[column - first]))
 			return false;
@@ -277,72 +258,14 @@ has_key(IdemTable *table, const Datum *key)
 	return true;
 }
 
-static IndexScanDesc
-begin_scan(IdemTable *table, const Datum *key, Snapshot snapshot)
-{
-	Form_pg_index pkey = table->pkey->rd_index;
-	int			nkeys = pkey->indnkeyatts;
-	AttrNumber	first = idem_first_key_column(table);
-	ScanKeyData scankeys[INDEX_MAX_KEYS];
-	IndexScanDesc scan;
-	MemoryContext old;
-
-	for (int i = 0; i < nkeys; i++)
-	{
-		ScanKeyEntryInitialize(&scankeys[i], 0, i + 1,
-							   BTEqualStrategyNumber, InvalidOid,
-							   C_COLLATION_OID,
-							   idem_key_type(table, i) == INT8OID ?
-							   F_INT8EQ : F_TEXTEQ,
-							   key[pkey->indkey.values[i] - first]);
-	}
-
-	old = MemoryContextSwitchTo(table->context);
-	if (table->scan == NULL)
-	{
-		scan = index_beginscan(table->rel, table->pkey, snapshot, NULL, nkeys,
-							   0, SO_NONE);
-		if (table->for_many)
-			table->scan = scan;
-	}
-	else
-	{
-		scan = table->scan;
-		scan->xs_snapshot = snapshot;
-	}
-	index_rescan(scan, scankeys, nkeys, NULL, 0);
-	MemoryContextSwitchTo(old);
-	return scan;
-}
-
 /*
- * The next version of the row, newest first.  What a scan allocates on its way
- * has to last for as long as the scan.
- */
-static bool
-next_row(IdemTable *table, IndexScanDesc scan, TupleTableSlot *slot)
-{
-	MemoryContext old = MemoryContextSwitchTo(table->context);
-	bool		found = index_getnext_slot(scan, NEWEST_FIRST, slot);
-
-	MemoryContextSwitchTo(old);
-	return found;
-}
-
-/*
- * End a scan, or keep it for the next, but none of the pages that it is at:
- * the caller may sleep.
+ * Begin to read the versions of a row, newest first.
  */
 static void
-end_scan(IdemTable *table, IndexScanDesc scan)
+begin_scan(IdemCursor *cursor, const Datum *key, Snapshot snapshot)
 {
-	if (table->scan == NULL)
-		index_endscan(scan);
-	else
-	{
-		index_rescan(scan, NULL, scan->numberOfKeys, NULL, 0);
-		scan->xs_snapshot = InvalidSnapshot;
-	}
+	idem_cursor_scan_key(cursor, snapshot, key,
+						 cursor->table->pkey->rd_index->indnkeyatts);
 }
 
 /*
@@ -350,14 +273,14 @@ end_scan(IdemTable *table, IndexScanDesc scan)
  * the sake of the predicate locks; what it finds does not matter here.
  */
 static void
-take_siread_locks(IdemTable *table, const Datum *key)
+take_siread_locks(IdemCursor *cursor, const Datum *key)
 {
 	if (unlikely(IsolationIsSerializable()))
-		(void) idem_find_visible(table, key, GetActiveSnapshot());
+		(void) idem_find_visible(cursor, key, GetActiveSnapshot());
 }
 
 /*
- * Take note of who wrote table->row, and refuse it under REPEATABLE READ and
+ * Take note of who wrote cursor->row, and refuse it under REPEATABLE READ and
  * SERIALIZABLE if it is too new, as INSERT ... ON CONFLICT does.
  *
  * Also refuse a row of ours that is still being inserted: a function in an
@@ -365,26 +288,27 @@ take_siread_locks(IdemTable *table, const Datum *key)
  * insertion would overwrite.
  */
 static void
-accept_row(IdemTable *table)
+accept_row(IdemCursor *cursor)
 {
-	table->row_is_own = is_own(table->row);
+	cursor->row_is_own = is_own(cursor->row);
 
-	if (unlikely(table->row_is_own && is_speculative(table->row)))
+	if (unlikely(cursor->row_is_own &&
+				 HeapTupleHeaderIsSpeculative(row_header(cursor->row))))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("row of table \"%s\" is still being inserted",
-						RelationGetRelationName(table->rel)),
+						RelationGetRelationName(cursor->table->rel)),
 				 errdetail("A function in an index of the table has called an idempotency function for the same row.")));
 
-	if (IsolationUsesXactSnapshot() && !table->row_is_own &&
-		!table_tuple_satisfies_snapshot(table->rel, table->row,
+	if (IsolationUsesXactSnapshot() && !cursor->row_is_own &&
+		!table_tuple_satisfies_snapshot(cursor->table->rel, cursor->row,
 										GetActiveSnapshot()))
 		ereport(ERROR,
 				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 				 errmsg("could not serialize access due to concurrent update"),
 				 errhint("The transaction might succeed if retried.")));
 
-	slot_getallattrs(table->row);
+	slot_getallattrs(cursor->row);
 }
 
 /*
@@ -394,47 +318,36 @@ accept_row(IdemTable *table)
 static bool
 is_own(TupleTableSlot *row)
 {
-	bool		shouldFree;
-	HeapTuple	tuple = ExecFetchSlotHeapTuple(row, false, &shouldFree);
-	TransactionId xmin = HeapTupleHeaderGetXmin(tuple->t_data);
+	TransactionId xmin = HeapTupleHeaderGetXmin(row_header(row));
 
-	Assert(!shouldFree);
 	return TransactionIdIsCurrentTransactionId(xmin);
 }
 
 /*
- * Has the row been put into the table speculatively, and not been confirmed?
+ * Has this transaction written cursor->row in or after that command?
  */
-static bool
-is_speculative(TupleTableSlot *row)
+bool
+idem_is_written_since(IdemCursor *cursor, CommandId command)
+{
+	return is_own(cursor->row) &&
+		HeapTupleHeaderGetCmin(row_header(cursor->row)) >= command;
+}
+
+static HeapTupleHeader
+row_header(TupleTableSlot *row)
 {
 	bool		shouldFree;
 	HeapTuple	tuple = ExecFetchSlotHeapTuple(row, false, &shouldFree);
 
 	Assert(!shouldFree);
-	return HeapTupleHeaderIsSpeculative(tuple->t_data);
-}
-
-/*
- * Has this transaction written table->row in or after that command?
- */
-bool
-idem_is_written_since(IdemTable *table, CommandId command)
-{
-	bool		shouldFree;
-	HeapTuple	tuple;
-
-	if (!is_own(table->row))
-		return false;
-	tuple = ExecFetchSlotHeapTuple(table->row, false, &shouldFree);
-	return HeapTupleHeaderGetCmin(tuple->t_data) >= command;
+	return tuple->t_data;
 }
 
 /*
  * Is the row version that was found visible to "snapshot"?
  */
 bool
-idem_row_is_visible(IdemTable *table, Snapshot snapshot)
+idem_row_is_visible(IdemCursor *cursor, Snapshot snapshot)
 {
-	return table_tuple_satisfies_snapshot(table->rel, table->row, snapshot);
+	return table_tuple_satisfies_snapshot(cursor->table->rel, cursor->row, snapshot);
 }

@@ -18,8 +18,12 @@ extern TupleTableSlot *idem_new_row(IdemTable *table, Datum *values,
 									bool *nulls);
 extern void idem_fill_row(TupleTableSlot *slot, IdemTable *table,
 						  Datum *values, bool *nulls);
-extern TupleTableSlot *idem_spare_slot(IdemTable *table);
-extern TM_Result idem_lock_row(IdemTable *table, LockTupleMode mode,
+extern TupleTableSlot *idem_spare_slot(IdemCursor *cursor);
+extern void idem_cursor_scan_key(IdemCursor *cursor, Snapshot snapshot,
+								 const Datum *key, int ncolumns);
+extern bool idem_cursor_next(IdemCursor *cursor, ScanDirection direction,
+							 TupleTableSlot *slot);
+extern TM_Result idem_lock_row(IdemCursor *cursor, LockTupleMode mode,
 							   LockWaitPolicy policy,
 							   TM_FailureData *failure);
 

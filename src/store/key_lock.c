@@ -50,7 +50,7 @@
 
 static bool acquire(IdemKeyLock *lock, bool wait);
 static void sleep_on_lock(void *arg);
-static void set_tag(IdemKeyLock *lock, IdemTable *table, const Datum *key);
+static void set_tag(IdemKeyLock *lock, IdemCursor *cursor, const Datum *key);
 static uint64 hash_key(IdemTable *table, const Datum *key);
 
 /*
@@ -58,10 +58,10 @@ static uint64 hash_key(IdemTable *table, const Datum *key);
  * key is as for idem_find().  Returns whether the caller has it now.
  */
 bool
-idem_key_lock(IdemKeyLock *lock, IdemTable *table, const Datum *key)
+idem_key_lock(IdemKeyLock *lock, IdemCursor *cursor, const Datum *key)
 {
 	Assert(!lock->held);
-	set_tag(lock, table, key);
+	set_tag(lock, cursor, key);
 	lock->held = acquire(lock, false);
 	return lock->held;
 }
@@ -71,11 +71,11 @@ idem_key_lock(IdemKeyLock *lock, IdemTable *table, const Datum *key)
  * past "deadline".  Returns whether the caller has it now.
  */
 bool
-idem_key_lock_until(IdemKeyLock *lock, IdemTable *table, const Datum *key,
+idem_key_lock_until(IdemKeyLock *lock, IdemCursor *cursor, const Datum *key,
 					TimestampTz deadline)
 {
 	Assert(!lock->held);
-	set_tag(lock, table, key);
+	set_tag(lock, cursor, key);
 	if (!idem_sleep_until(sleep_on_lock, lock, deadline))
 		lock->held = false;
 	return lock->held;
@@ -127,9 +127,9 @@ sleep_on_lock(void *arg)
 }
 
 static void
-set_tag(IdemKeyLock *lock, IdemTable *table, const Datum *key)
+set_tag(IdemKeyLock *lock, IdemCursor *cursor, const Datum *key)
 {
-	uint64		hash = hash_key(table, key);
+	uint64		hash = hash_key(cursor->table, key);
 
 	SET_LOCKTAG_ADVISORY(lock->tag, MyDatabaseId, (uint32) (hash >> 32),
 						 (uint32) hash, KEY_LOCK_FIELD4);

@@ -19,9 +19,9 @@ typedef struct IdemKeyLock
 	bool		held;
 } IdemKeyLock;
 
-extern bool idem_key_lock(IdemKeyLock *lock, IdemTable *table,
+extern bool idem_key_lock(IdemKeyLock *lock, IdemCursor *cursor,
 						  const Datum *key);
-extern bool idem_key_lock_until(IdemKeyLock *lock, IdemTable *table,
+extern bool idem_key_lock_until(IdemKeyLock *lock, IdemCursor *cursor,
 								const Datum *key, TimestampTz deadline);
 extern void idem_key_unlock(IdemKeyLock *lock);
 

@@ -26,24 +26,25 @@ static void sleep_on_holder(void *arg);
 static void sleep_on_transaction(TransactionId xid);
 
 /*
- * Sleep until table->holder has ended, or has given up the insertion that we
+ * Sleep until cursor->holder has ended, or has given up the insertion that we
  * ran into; or, where there is no holder, until nobody has a lock on
- * table->row that the last write ran into, and that lock is ours.  The
+ * cursor->row that the last write ran into, and that lock is ours.  The
  * deadlock detector, lock_timeout, statement_timeout and cancel work as in
  * any wait for a row.
  */
 void
-idem_wait(IdemTable *table)
+idem_wait(IdemCursor *cursor)
 {
 	TM_FailureData failure;
 
-	if (table->speculative_token != 0)
-		SpeculativeInsertionWait(table->holder, table->speculative_token);
-	else if (TransactionIdIsValid(table->holder))
-		XactLockTableWait(table->holder, table->rel, &table->held_tid,
+	if (cursor->speculative_token != 0)
+		SpeculativeInsertionWait(cursor->holder,
+								 cursor->speculative_token);
+	else if (TransactionIdIsValid(cursor->holder))
+		XactLockTableWait(cursor->holder, cursor->table->rel, &cursor->held_tid,
 						  XLTW_Lock);
 	else
-		(void) idem_lock_row(table, table->lock_mode, LockWaitBlock, &failure);
+		(void) idem_lock_row(cursor, cursor->lock_mode, LockWaitBlock, &failure);
 }
 
 /*
@@ -51,21 +52,21 @@ idem_wait(IdemTable *table)
  * holder was still there by then.
  */
 bool
-idem_wait_until(IdemTable *table, TimestampTz deadline)
+idem_wait_until(IdemCursor *cursor, TimestampTz deadline)
 {
-	(void) idem_spare_slot(table);	/* must not belong to a subtransaction */
-	return idem_sleep_until(sleep_on_holder, table, deadline);
+	(void) idem_spare_slot(cursor); /* must not belong to a subtransaction */
+	return idem_sleep_until(sleep_on_holder, cursor, deadline);
 }
 
 static void
 sleep_on_holder(void *arg)
 {
-	IdemTable  *table = arg;
+	IdemCursor *cursor = arg;
 
-	if (TransactionIdIsValid(table->holder) && table->speculative_token == 0)
-		sleep_on_transaction(table->holder);
+	if (TransactionIdIsValid(cursor->holder) && cursor->speculative_token == 0)
+		sleep_on_transaction(cursor->holder);
 	else
-		idem_wait(table);
+		idem_wait(cursor);
 }
 
 /*

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * scan.c
- *		Going through rows in the order of an index.
+ *		Reading through an index, and what all ways to read have in common.
  *
  * A scan reads with the snapshot that it is given, or without one as a dirty
  * scan.  That sees what others are writing and says who, so that the caller
@@ -9,117 +9,299 @@
  * entry meanwhile.  It does not see what this transaction has written since
  * the scan began, or else a take could go round in circles.
  *
+ * A scan for rows passes any number of dead ones on its way, whole pages of
+ * them, and an old snapshot may keep vacuum from removing millions.  A scan of
+ * entries is bounded by what it looks at: the caller gets every entry of an
+ * index, and is told whether there is a row behind it that the active snapshot
+ * sees.  It takes no predicate lock, so what it finds under SERIALIZABLE must
+ * not be of consequence for data.
+ *
+ * A cursor keeps the index that it has opened until it reads through another
+ * one, or is closed, and after some scans the scan, too: the next one of that
+ * index, with as many keys, uses it again.  When a scan has ended, the cursor
+ * holds no page, since its caller may sleep.
+ *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
 #include "access/genam.h"
+#include "access/itup.h"
 #include "access/relscan.h"
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/pg_collation_d.h"
+#include "catalog/pg_type_d.h"
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 
-#include "store/store.h"
+#include "store/internal.h"
 #include "util/compat.h"
 
+/* A cursor keeps its scan after so many. */
+#define SCANS_NOT_KEPT	2
+
+static void start(IdemCursor *cursor, IdemRelationId index,
+				  Snapshot snapshot, ScanKey keys, int nkeys);
+
 /*
- * Begin a scan through another index of the table; idem_scan_restart() tells
- * where, with "nkeys" keys.  Without a snapshot it is a dirty scan: it sees
- * what others are writing, and what this transaction has written before, but
- * may miss a row that moves to another entry meanwhile.
+ * Begin to read through an index, from the first entry that the keys select.
+ * Without a snapshot it is a dirty scan: it sees what others are writing, and
+ * what this transaction has written before.
  */
 void
-idem_scan_begin(IdemScan *scan, IdemTable *table, IdemRelationId index,
-				Snapshot snapshot, int nkeys)
+idem_scan(IdemCursor *cursor, IdemRelationId index, Snapshot snapshot,
+		  ScanKey keys, int nkeys)
 {
-	scan->table = table;
-	scan->index = idem_index_open(index, table->rel);
-	scan->is_dirty = snapshot == NULL;
-	if (scan->is_dirty)
+	cursor->kind = IDEM_SCAN_VISIBLE;
+	if (snapshot == NULL)
 	{
-		InitDirtySnapshot(scan->dirty);
-		scan->command = GetCurrentCommandId(false);
-		snapshot = &scan->dirty;
+		cursor->kind = IDEM_SCAN_DIRTY;
+		InitDirtySnapshot(cursor->dirty);
+		cursor->command = GetCurrentCommandId(false);
+		snapshot = &cursor->dirty;
 	}
-	scan->scan = index_beginscan(table->rel, scan->index, snapshot, NULL,
-								 nkeys, 0, SO_NONE);
+	start(cursor, index, snapshot, keys, nkeys);
 }
 
 /*
- * Begin a scan through the primary key, for rows of which the first "ncolumns"
- * columns of that, in the table's order, have certain values;
- * idem_scan_restart_key() tells which.  The columns are text.
+ * Begin to read the rows whose primary key begins with the first "ncolumns"
+ * columns of "key", in the table's order.
  */
 void
-idem_scan_begin_key(IdemScan *scan, IdemTable *table, Snapshot snapshot,
-					int ncolumns)
+idem_scan_key(IdemCursor *cursor, Snapshot snapshot, const Datum *key,
+			  int ncolumns)
 {
-	scan->table = table;
-	scan->index = index_open(RelationGetRelid(table->pkey), AccessShareLock);
-	scan->is_dirty = false;
-	scan->scan = index_beginscan(table->rel, scan->index, snapshot, NULL,
-								 ncolumns, 0, SO_NONE);
+	cursor->kind = IDEM_SCAN_VISIBLE;
+	idem_cursor_scan_key(cursor, snapshot, key, ncolumns);
 }
 
 /*
- * Go to the first row that has this beginning of a key.
+ * Fetch the next row.  Returns false at the end.
+ */
+bool
+idem_scan_next(IdemCursor *cursor, ScanDirection direction)
+{
+	bool		is_dirty = cursor->kind == IDEM_SCAN_DIRTY;
+
+	do
+	{
+		if (!idem_cursor_next(cursor, direction, cursor->row))
+			return false;
+	} while (is_dirty && idem_is_written_since(cursor, cursor->command));
+	cursor->holder = InvalidTransactionId;
+	if (is_dirty)
+		cursor->holder = TransactionIdIsValid(cursor->dirty.xmin) ?
+			cursor->dirty.xmin : cursor->dirty.xmax;
+	cursor->speculative_token = 0;
+	slot_getallattrs(cursor->row);
+	return true;
+}
+
+/*
+ * Begin to read the entries of an index, from the first one that the keys
+ * select.
  */
 void
-idem_scan_restart_key(IdemScan *scan, const Datum *key)
+idem_scan_entries(IdemCursor *cursor, IdemRelationId index, ScanKey keys,
+				  int nkeys)
 {
-	Form_pg_index pkey = scan->index->rd_index;
-	AttrNumber	first = idem_first_key_column(scan->table);
-	ScanKeyData scankeys[INDEX_MAX_KEYS];
+	cursor->kind = IDEM_SCAN_ENTRIES;
+	start(cursor, index, SnapshotAny, keys, nkeys);
+}
+
+/*
+ * Step to the next entry.  Returns false at the end.  "value" is a column of
+ * the entry, counted from 1, which must not be NULL; "visible" tells whether
+ * there is a row, whose columns are not extracted yet.  An entry that a scan before has
+ * marked as dead to everybody is not one any more.
+ */
+bool
+idem_scan_entry(IdemCursor *cursor, ScanDirection direction,
+				AttrNumber column, Datum *value, bool *visible)
+{
+	MemoryContext old = MemoryContextSwitchTo(cursor->table->context);
+	IndexScanDesc scan = cursor->scan;
+	bool		found = index_getnext_tid(scan, direction) != NULL;
+	bool		isnull;			/* cppcheck-suppress unassignedVariable */
+
+	*visible = false;
+	if (found)
+	{
+		*value = index_getattr(scan->xs_itup, column, scan->xs_itupdesc,
+							   &isnull);
+
+		/* An entry may stand for several versions of a row. */
+		do
+		{
+			if (!index_fetch_heap(scan, cursor->row))
+				break;
+			*visible = idem_row_is_visible(cursor, GetActiveSnapshot());
+		} while (!*visible && scan->xs_heap_continue);
+	}
+	MemoryContextSwitchTo(old);
+	return found;
+}
+
+/*
+ * Release the pages that a scan holds, if it is not at its end.  Before a
+ * cursor is closed this is not needed.
+ *
+ * The first ones are not kept: most calls make no more, and to release pages
+ * takes longer than what is saved then.
+ */
+void
+idem_scan_end(IdemCursor *cursor)
+{
+	if (cursor->nscans++ < SCANS_NOT_KEPT)
+	{
+		index_endscan(cursor->scan);
+		cursor->scan = NULL;
+		return;
+	}
+	index_rescan(cursor->scan, NULL, cursor->scan->numberOfKeys, NULL, 0);
+	cursor->scan->xs_snapshot = InvalidSnapshot;
+}
+
+/*
+ * The same as idem_scan_key(), for any snapshot.
+ */
+void
+idem_cursor_scan_key(IdemCursor *cursor, Snapshot snapshot, const Datum *key,
+					 int ncolumns)
+{
+	IdemTable  *table = cursor->table;
+	Form_pg_index pkey = table->pkey->rd_index;
+	AttrNumber	first = idem_first_key_column(table);
+	ScanKeyData keys[INDEX_MAX_KEYS];
 	int			nkeys = 0;
 
 	for (int i = 0; i < pkey->indnkeyatts; i++)
 	{
 		int			column = pkey->indkey.values[i] - first;
 
-		if (column < scan->scan->numberOfKeys)
-			ScanKeyEntryInitialize(&scankeys[nkeys++], 0, i + 1,
-								   BTEqualStrategyNumber, InvalidOid,
-								   C_COLLATION_OID, F_TEXTEQ, key[column]);
+		if (column >= ncolumns)
+			continue;
+		if (idem_key_type(table, i) == INT8OID)
+			idem_key_int8(&keys[nkeys++], i + 1, BTEqualStrategyNumber,
+						  DatumGetInt64(key[column]));
+		else
+			idem_key_text(&keys[nkeys++], i + 1, key[column]);
 	}
-	index_rescan(scan->scan, scankeys, nkeys, NULL, 0);
+	start(cursor, IDEM_PRIMARY_KEY, snapshot, keys, nkeys);
 }
 
 /*
- * Go to the first row that the keys select.
+ * Begin to read through an index, or the primary key, with any snapshot.
  */
-void
-idem_scan_restart(IdemScan *scan, ScanKey keys)
+static void
+start(IdemCursor *cursor, IdemRelationId index, Snapshot snapshot,
+	  ScanKey keys, int nkeys)
 {
-	index_rescan(scan->scan, keys, scan->scan->numberOfKeys, NULL, 0);
+	IdemTable  *table = cursor->table;
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+
+	if (cursor->scan != NULL &&
+		(cursor->index_id != index || cursor->scan->numberOfKeys != nkeys))
+	{
+		index_endscan(cursor->scan);
+		cursor->scan = NULL;
+	}
+	if (cursor->index != NULL && cursor->index_id != index)
+	{
+		if (cursor->index != table->pkey)
+			index_close(cursor->index, NoLock);
+		cursor->index = NULL;
+	}
+	if (cursor->index == NULL)
+		cursor->index = index == IDEM_PRIMARY_KEY ? table->pkey :
+			idem_index_open(index, table->rel);
+	cursor->index_id = index;
+
+	if (cursor->scan == NULL)
+		cursor->scan = index_beginscan(table->rel, cursor->index, snapshot,
+									   NULL, nkeys, 0, SO_NONE);
+	cursor->scan->xs_snapshot = snapshot;
+	cursor->scan->xs_want_itup = cursor->kind == IDEM_SCAN_ENTRIES;
+	index_rescan(cursor->scan, keys, nkeys, NULL, 0);
+	MemoryContextSwitchTo(old);
 }
 
 /*
- * Fetch the next row into table->row.  Returns false at the end.
+ * Fetch the next row into a slot.  What a scan allocates on its way has to
+ * last for as long as the scan.
  */
 bool
-idem_scan_next(IdemScan *scan, ScanDirection direction)
+idem_cursor_next(IdemCursor *cursor, ScanDirection direction,
+				 TupleTableSlot *slot)
 {
-	IdemTable  *table = scan->table;
+	MemoryContext old = MemoryContextSwitchTo(cursor->table->context);
+	bool		found = index_getnext_slot(cursor->scan, direction, slot);
 
-	do
-	{
-		if (!index_getnext_slot(scan->scan, direction, table->row))
-			return false;
-	} while (scan->is_dirty && idem_is_written_since(table, scan->command));
-	table->holder = InvalidTransactionId;
-	if (scan->is_dirty)
-		table->holder = TransactionIdIsValid(scan->dirty.xmin) ?
-			scan->dirty.xmin : scan->dirty.xmax;
-	table->speculative_token = 0;
-	slot_getallattrs(table->row);
-	return true;
+	MemoryContextSwitchTo(old);
+	return found;
+}
+
+/*
+ * The conditions of a scan; columns are counted from 1.  A text is equal, a
+ * number or time is compared as the strategy says.
+ */
+void
+idem_key_text(ScanKey key, AttrNumber column, Datum value)
+{
+	ScanKeyEntryInitialize(key, 0, column, BTEqualStrategyNumber, InvalidOid,
+						   C_COLLATION_OID, F_TEXTEQ, value);
 }
 
 void
-idem_scan_end(IdemScan *scan)
+idem_key_int4(ScanKey key, AttrNumber column, StrategyNumber strategy,
+			  int32 value)
 {
-	index_endscan(scan->scan);
-	index_close(scan->index, NoLock);
+	static const RegProcedure functions[] = {
+		[BTLessStrategyNumber] = F_INT4LT,
+		[BTEqualStrategyNumber] = F_INT4EQ,
+		[BTGreaterStrategyNumber] = F_INT4GT,
+	};
+
+	ScanKeyEntryInitialize(key, 0, column, strategy, InvalidOid, InvalidOid,
+						   functions[strategy], Int32GetDatum(value));
+}
+
+void
+idem_key_int8(ScanKey key, AttrNumber column, StrategyNumber strategy,
+			  int64 value)
+{
+	static const RegProcedure functions[] = {
+		[BTEqualStrategyNumber] = F_INT8EQ,
+		[BTGreaterEqualStrategyNumber] = F_INT8GE,
+		[BTLessEqualStrategyNumber] = F_INT8LE,
+	};
+
+	ScanKeyEntryInitialize(key, 0, column, strategy, InvalidOid, InvalidOid,
+						   functions[strategy], Int64GetDatum(value));
+}
+
+void
+idem_key_time(ScanKey key, AttrNumber column, StrategyNumber strategy,
+			  TimestampTz value)
+{
+	static const RegProcedure functions[] = {
+		[BTGreaterStrategyNumber] = F_TIMESTAMPTZ_GT,
+		[BTGreaterEqualStrategyNumber] = F_TIMESTAMPTZ_GE,
+		[BTLessEqualStrategyNumber] = F_TIMESTAMPTZ_LE,
+	};
+
+	ScanKeyEntryInitialize(key, 0, column, strategy, InvalidOid, InvalidOid,
+						   functions[strategy], TimestampTzGetDatum(value));
+}
+
+/*
+ * The column is NULL.
+ */
+void
+idem_key_null(ScanKey key, AttrNumber column)
+{
+	ScanKeyEntryInitialize(key, SK_ISNULL | SK_SEARCHNULL, column,
+						   InvalidStrategy, InvalidOid, InvalidOid,
+						   InvalidOid, (Datum) 0);
 }

@@ -3,12 +3,12 @@
  * store.c
  *		The tables of the extension, open for one call.
  *
- * All access to their tuples is in the files of this name.  They do for one
+ * All access to their tuples is in the files of this folder.  They do for one
  * row, found by primary key, what the executor does for INSERT ... ON CONFLICT
  * and UPDATE, without planner, executor or SPI:
  *
  *		find.c	find it, whoever wrote it
- *		scan.c	go through others in order
+ *		scan.c	read others in the order of an index
  *		write.c	insert, update, delete and lock it
  *		append.c	insert rows whose keys are new
  *		row_wait.c	wait for whoever holds it
@@ -17,7 +17,7 @@
  * relations.c: replica identity, REPEATABLE READ and SERIALIZABLE, all
  * indexes, the command counter.  The permission check is EXECUTE on the
  * SQL function; the read-only, recovery and parallel-mode guards are in
- * idem_table_open().
+ * idem_cursor_open().
  *
  *-------------------------------------------------------------------------
  */
@@ -46,16 +46,21 @@
 /* How the names of the subscriptions of scale-out/move begin. */
 #define MOVE_SUBSCRIPTION	"idem_move_"
 
+static void open_on(IdemCursor *cursor, IdemTable *table);
+
 /*
- * Open a table for one call; idem_table_close() ends it, or an error.
+ * Open a table for one call, and a cursor on it; idem_cursor_close() ends
+ * both, or an error.
  *
  * With any lock but AccessShareLock the caller means to write: raises 25006
  * in a read-only transaction or during recovery, 25000 in a parallel worker,
  * and 42501 in a session that lacks the operator's settings.
  */
 void
-idem_table_open(IdemTable *table, IdemRelationId id, LOCKMODE lockmode)
+idem_cursor_open(IdemCursor *cursor, IdemRelationId id, LOCKMODE lockmode)
 {
+	IdemTable  *table;
+
 	if (lockmode != AccessShareLock)
 	{
 		PreventCommandIfReadOnly("an idempotency function that writes");
@@ -65,58 +70,92 @@ idem_table_open(IdemTable *table, IdemRelationId id, LOCKMODE lockmode)
 		CommandCounterIncrement();
 	}
 
+	table = palloc(sizeof(IdemTable));
 	table->id = id;
+	table->ncursors = 0;
 	table->rel = idem_relation_open(id, lockmode);
 	table->pkey = index_open(RelationGetPrimaryKeyIndex(table->rel, false),
 							 lockmode);
 	table->ncolumns = idem_relation_columns(id);
-	table->row = table_slot_create(table->rel, NULL);
-	table->locked = NULL;
-	table->written = NULL;
-	table->for_many = false;
-	table->scan = NULL;
 	table->context = CurrentMemoryContext;
 	table->indexes = NULL;
-	table->holder = InvalidTransactionId;
-	table->speculative_token = 0;
-	table->lock_mode = LockTupleNoKeyExclusive;
+	table->written = NULL;
+	open_on(cursor, table);
 }
 
 /*
- * Release what idem_table_open() took.  The table's lock stays until the
+ * Open another cursor on the table of an open one.
+ */
+void
+idem_cursor_open_beside(IdemCursor *cursor, const IdemCursor *other)
+{
+	MemoryContext old = MemoryContextSwitchTo(other->table->context);
+
+	open_on(cursor, other->table);
+	MemoryContextSwitchTo(old);
+}
+
+static void
+open_on(IdemCursor *cursor, IdemTable *table)
+{
+	table->ncursors++;
+	cursor->table = table;
+	cursor->row = table_slot_create(table->rel, NULL);
+	cursor->spare = NULL;
+	cursor->holder = InvalidTransactionId;
+	cursor->speculative_token = 0;
+	cursor->lock_mode = LockTupleNoKeyExclusive;
+	cursor->index = NULL;
+	cursor->scan = NULL;
+	cursor->nscans = 0;
+	cursor->kind = IDEM_SCAN_VISIBLE;
+}
+
+/*
+ * Close a cursor, and with the last one the table, whose lock stays until the
  * transaction ends, as after any statement.
  */
 void
-idem_table_close(IdemTable *table)
+idem_cursor_close(IdemCursor *cursor)
 {
+	IdemTable  *table = cursor->table;
+
+	if (cursor->scan != NULL)
+		index_endscan(cursor->scan);
+	if (cursor->index != NULL && cursor->index != table->pkey)
+		index_close(cursor->index, NoLock);
+	if (cursor->spare != NULL)
+		ExecDropSingleTupleTableSlot(cursor->spare);
+	ExecDropSingleTupleTableSlot(cursor->row);
+
+	if (--table->ncursors > 0)
+		return;
 	if (table->indexes != NULL)
 		idem_indexes_close(table->indexes);
-	if (table->scan != NULL)
-		index_endscan(table->scan);
 	if (table->written != NULL)
 		ExecDropSingleTupleTableSlot(table->written);
-	if (table->locked != NULL)
-		ExecDropSingleTupleTableSlot(table->locked);
-	ExecDropSingleTupleTableSlot(table->row);
 	index_close(table->pkey, NoLock);
 	table_close(table->rel, NoLock);
+	pfree(table);
 }
 
 /*
- * The same, and give back its locks, which were taken in the current
- * subtransaction: for a caller that has written nothing since, and is to sleep
- * on something that the deadlock detector does not know of.  Who waits for all
- * who have the table locked, and all who come after him, would wait for the
- * sleeper, and so might those that it sleeps for.  A lock that the transaction
- * had before, it keeps.
+ * Close the only cursor on a table, and give back the table's locks, which
+ * were taken in the current subtransaction: for a caller that has written
+ * nothing since, and is to sleep on something that the deadlock detector does
+ * not know of.  Otherwise a session that waits for all holders of the table's
+ * lock, and all sessions that queue behind it, would wait for the sleeper, and
+ * the sleeper might wait for one of them.  A lock that the transaction had
+ * before, it keeps.
  */
 void
-idem_table_leave(IdemTable *table, LOCKMODE lockmode)
+idem_cursor_leave(IdemCursor *cursor, LOCKMODE lockmode)
 {
-	Oid			relid = RelationGetRelid(table->rel);
-	Oid			pkey = RelationGetRelid(table->pkey);
+	Oid			relid = RelationGetRelid(cursor->table->rel);
+	Oid			pkey = RelationGetRelid(cursor->table->pkey);
 
-	idem_table_close(table);
+	Assert(cursor->table->ncursors == 1);
+	idem_cursor_close(cursor);
 	UnlockRelationOid(pkey, lockmode);
 	idem_relation_unlock(relid, lockmode);
 }
@@ -181,20 +220,20 @@ idem_hash_key(IdemTable *table, const Datum *key)
  * How many bytes of the found row are in the TOAST table.
  */
 Size
-idem_external_size(IdemTable *table)
+idem_external_size(IdemCursor *cursor)
 {
-	TupleDesc	desc = RelationGetDescr(table->rel);
+	TupleDesc	desc = RelationGetDescr(cursor->table->rel);
 	Size		size = 0;
 
-	for (int i = 0; i < table->ncolumns; i++)
+	for (int i = 0; i < cursor->table->ncolumns; i++)
 	{
 		struct varatt_external toast;
 		struct varlena *value;
 
 		if (TupleDescAttr(desc, i)->attlen != -1 ||
-			table->row->tts_isnull[i])
+			cursor->row->tts_isnull[i])
 			continue;
-		value = (struct varlena *) DatumGetPointer(table->row->tts_values[i]);
+		value = (struct varlena *) DatumGetPointer(cursor->row->tts_values[i]);
 		if (!VARATT_IS_EXTERNAL_ONDISK(value))
 			continue;
 		VARATT_EXTERNAL_GET_POINTER(toast, value);
@@ -261,16 +300,16 @@ idem_fill_row(TupleTableSlot *slot, IdemTable *table, Datum *values,
  * it, and for idem_find_visible().
  */
 TupleTableSlot *
-idem_spare_slot(IdemTable *table)
+idem_spare_slot(IdemCursor *cursor)
 {
-	if (table->locked == NULL)
+	if (cursor->spare == NULL)
 	{
-		MemoryContext old = MemoryContextSwitchTo(table->context);
+		MemoryContext old = MemoryContextSwitchTo(cursor->table->context);
 
-		table->locked = table_slot_create(table->rel, NULL);
+		cursor->spare = table_slot_create(cursor->table->rel, NULL);
 		MemoryContextSwitchTo(old);
 	}
-	return table->locked;
+	return cursor->spare;
 }
 
 /*

@@ -10,6 +10,8 @@
 
 #include "access/genam.h"
 #include "access/sdir.h"
+#include "access/skey.h"
+#include "access/stratnum.h"
 #include "datatype/timestamp.h"
 #include "executor/tuptable.h"
 #include "store/indexes.h"
@@ -19,48 +21,62 @@
 #include "utils/snapshot.h"
 
 /*
- * One of our tables, open for one call.
- *
- * "row" is the row version that the last find returned, pinned, its columns
- * in tts_values and tts_isnull; "row_is_own" tells that this transaction
- * wrote it.  "holder" is another, uncommitted transaction that inserted the
- * key (IDEM_FIND_PENDING) or is replacing or deleting the row
- * (IDEM_FIND_ROW), or else InvalidTransactionId.
+ * One of our tables, open for one call, and what all cursors on it share.
  */
 typedef struct IdemTable
 {
 	IdemRelationId id;
+	int			ncursors;		/* the last one that is closed closes it */
 	Relation	rel;
 	Relation	pkey;
 	int			ncolumns;		/* without dropped ones at the end */
 	MemoryContext context;		/* what lives as long as the table is open */
 	IdemIndexes *indexes;		/* to be maintained; NULL until needed */
+	TupleTableSlot *written;	/* for a new row; NULL until needed */
+} IdemTable;
+
+/* What a scan returns. */
+typedef enum IdemScanKind
+{
+	IDEM_SCAN_VISIBLE,			/* the rows that a snapshot sees */
+	IDEM_SCAN_DIRTY,			/* also those that others are writing */
+	IDEM_SCAN_ENTRIES,			/* all entries of an index, dead ones, too */
+} IdemScanKind;
+
+/*
+ * A way to read a table, one row at a time: by primary key (find.c), or
+ * through an index (scan.c).  A call that needs a second row at the same time
+ * opens a second cursor on the table.
+ *
+ * "row" is the row version that was read last, pinned, its columns in
+ * tts_values and tts_isnull; "row_is_own" tells, after a find, that this
+ * transaction wrote it.  "holder" is another, uncommitted transaction that
+ * inserted the key (IDEM_FIND_PENDING) or is replacing or deleting the row, or
+ * else InvalidTransactionId.  Writes and waits are about this row.
+ */
+typedef struct IdemCursor
+{
+	IdemTable  *table;
 	TupleTableSlot *row;
-	TupleTableSlot *locked;		/* for idem_update() without wait */
-	TupleTableSlot *written;	/* for a new row */
-	bool		for_many;		/* keep the scan from one find to the next */
-	IndexScanDesc scan;			/* the scan that is kept, if there is one */
+	TupleTableSlot *spare;		/* see idem_spare_slot() */
 	bool		row_is_own;
 	TransactionId holder;
 	uint32		speculative_token;
 	ItemPointerData held_tid;
 	LockTupleMode lock_mode;	/* what the last write wanted */
-} IdemTable;
 
-/*
- * An ordered scan through another index of an open table.  Rows come in
- * table->row, and with a dirty snapshot table->holder tells of an uncommitted
- * transaction that is writing or inserting the row.
- */
-typedef struct IdemScan
-{
-	IdemTable  *table;
-	Relation	index;
-	IndexScanDesc scan;
-	bool		is_dirty;
+	/* What it reads with; kept from one find or scan to the next. */
+	Relation	index;			/* NULL: none yet */
+	IdemRelationId index_id;
+	IndexScanDesc scan;			/* NULL: none */
+	int			nscans;			/* that have ended */
+	IdemScanKind kind;
 	SnapshotData dirty;
-	CommandId	command;		/* that began a dirty scan */
-} IdemScan;
+	CommandId	command;		/* with which a dirty scan began */
+} IdemCursor;
+
+/* Stands for the table's primary key, which has no name of its own. */
+#define IDEM_PRIMARY_KEY	IDEM_NUM_RELATIONS
 
 /* How many new rows are inserted together at most. */
 #define IDEM_APPEND_ROWS	500
@@ -92,45 +108,55 @@ typedef enum IdemWrite
 	IDEM_WRITE_HELD,			/* another transaction has it; only if !wait */
 } IdemWrite;
 
-extern void idem_table_open(IdemTable *table, IdemRelationId id,
-							LOCKMODE lockmode);
-extern void idem_table_close(IdemTable *table);
-extern void idem_table_leave(IdemTable *table, LOCKMODE lockmode);
+extern void idem_cursor_open(IdemCursor *cursor, IdemRelationId id,
+							 LOCKMODE lockmode);
+extern void idem_cursor_open_beside(IdemCursor *cursor,
+									const IdemCursor *other);
+extern void idem_cursor_close(IdemCursor *cursor);
+extern void idem_cursor_leave(IdemCursor *cursor, LOCKMODE lockmode);
 extern AttrNumber idem_first_key_column(IdemTable *table);
-extern Size idem_external_size(IdemTable *table);
-extern bool idem_row_is_visible(IdemTable *table, Snapshot snapshot);
+extern Size idem_external_size(IdemCursor *cursor);
 extern bool idem_rows_arrive(IdemTable *table);
 
-extern IdemFind idem_find(IdemTable *table, const Datum *key);
-extern bool idem_find_latest(IdemTable *table, const Datum *key);
-extern bool idem_find_as_of(IdemTable *table, const Datum *key,
-							Snapshot snapshot);
-extern bool idem_find_visible(IdemTable *table, const Datum *key,
+extern IdemFind idem_find(IdemCursor *cursor, const Datum *key);
+extern bool idem_find_latest(IdemCursor *cursor, const Datum *key,
+							 Snapshot snapshot);
+extern bool idem_find_visible(IdemCursor *cursor, const Datum *key,
 							  Snapshot snapshot);
+extern bool idem_row_is_visible(IdemCursor *cursor, Snapshot snapshot);
+extern bool idem_is_written_since(IdemCursor *cursor, CommandId command);
 
-extern void idem_scan_begin(IdemScan *scan, IdemTable *table,
-							IdemRelationId index, Snapshot snapshot,
-							int nkeys);
-extern void idem_scan_begin_key(IdemScan *scan, IdemTable *table,
-								Snapshot snapshot, int ncolumns);
-extern void idem_scan_restart(IdemScan *scan, ScanKey keys);
-extern void idem_scan_restart_key(IdemScan *scan, const Datum *key);
-extern bool idem_scan_next(IdemScan *scan, ScanDirection direction);
-extern void idem_scan_end(IdemScan *scan);
-extern bool idem_is_written_since(IdemTable *table, CommandId command);
+extern void idem_scan(IdemCursor *cursor, IdemRelationId index,
+					  Snapshot snapshot, ScanKey keys, int nkeys);
+extern void idem_scan_key(IdemCursor *cursor, Snapshot snapshot,
+						  const Datum *key, int ncolumns);
+extern bool idem_scan_next(IdemCursor *cursor, ScanDirection direction);
+extern void idem_scan_entries(IdemCursor *cursor, IdemRelationId index,
+							  ScanKey keys, int nkeys);
+extern bool idem_scan_entry(IdemCursor *cursor, ScanDirection direction,
+							AttrNumber column, Datum *value, bool *visible);
+extern void idem_scan_end(IdemCursor *cursor);
+extern void idem_key_text(ScanKey key, AttrNumber column, Datum value);
+extern void idem_key_int4(ScanKey key, AttrNumber column,
+						  StrategyNumber strategy, int32 value);
+extern void idem_key_int8(ScanKey key, AttrNumber column,
+						  StrategyNumber strategy, int64 value);
+extern void idem_key_time(ScanKey key, AttrNumber column,
+						  StrategyNumber strategy, TimestampTz value);
+extern void idem_key_null(ScanKey key, AttrNumber column);
 
-extern void idem_append(IdemTable *table, Datum *values, bool *nulls);
-extern void idem_append_begin(IdemAppender *appender, IdemTable *table);
+extern void idem_append(IdemCursor *cursor, Datum *values, bool *nulls);
+extern void idem_append_begin(IdemAppender *appender, IdemCursor *cursor);
 extern void idem_append_add(IdemAppender *appender, Datum *values,
 							bool *nulls);
 extern void idem_append_end(IdemAppender *appender);
-extern bool idem_insert(IdemTable *table, Datum *values, bool *nulls);
-extern IdemWrite idem_lock(IdemTable *table);
-extern IdemWrite idem_update(IdemTable *table, Datum *values, bool *nulls,
+extern bool idem_insert(IdemCursor *cursor, Datum *values, bool *nulls);
+extern IdemWrite idem_lock(IdemCursor *cursor);
+extern IdemWrite idem_update(IdemCursor *cursor, Datum *values, bool *nulls,
 							 bool wait);
-extern IdemWrite idem_delete(IdemTable *table, bool wait);
+extern IdemWrite idem_delete(IdemCursor *cursor, bool wait);
 
-extern void idem_wait(IdemTable *table);
-extern bool idem_wait_until(IdemTable *table, TimestampTz deadline);
+extern void idem_wait(IdemCursor *cursor);
+extern bool idem_wait_until(IdemCursor *cursor, TimestampTz deadline);
 
 #endif							/* IDEMPOTENCY_STORE_H */

@@ -41,9 +41,9 @@
 #include "store/xact_tid_cache.h"
 #include "util/compat.h"
 
-static void remember_write(IdemTable *table, TupleTableSlot *slot,
+static void remember_write(IdemCursor *cursor, TupleTableSlot *slot,
 						   bool heap_only);
-static IdemWrite finish_write(IdemTable *table, TM_Result result);
+static IdemWrite finish_write(IdemCursor *cursor, TM_Result result);
 
 /*
  * Insert a row unless another with the same primary key is there, committed
@@ -51,25 +51,26 @@ static IdemWrite finish_write(IdemTable *table, TM_Result result);
  * tuple; the caller goes back to find.
  */
 bool
-idem_insert(IdemTable *table, Datum *values, bool *nulls)
+idem_insert(IdemCursor *cursor, Datum *values, bool *nulls)
 {
-	TupleTableSlot *slot = idem_new_row(table, values, nulls);
-	IdemIndexes *indexes = idem_open_indexes(table);
+	Relation	rel = cursor->table->rel;
+	TupleTableSlot *slot = idem_new_row(cursor->table, values, nulls);
+	IdemIndexes *indexes = idem_open_indexes(cursor->table);
 	TransactionId xid = GetCurrentTransactionId();
 	bool		inserted;
 	uint32		token;
 
 	token = SpeculativeInsertionLockAcquire(xid);
-	table_tuple_insert_speculative(table->rel, slot, GetCurrentCommandId(true),
-								   0, NULL, token);
+	table_tuple_insert_speculative(rel, slot, GetCurrentCommandId(true), 0, NULL,
+								   token);
 	IDEM_INJECTION_POINT("idem-insert-heap");
 	inserted = idem_indexes_insert(indexes, slot);
 	IDEM_INJECTION_POINT("idem-insert-index");
-	table_tuple_complete_speculative(table->rel, slot, token, inserted);
+	table_tuple_complete_speculative(rel, slot, token, inserted);
 	SpeculativeInsertionLockRelease(xid);
 	IDEM_INJECTION_POINT("idem-inserted");
 	if (inserted)
-		remember_write(table, slot, false);
+		remember_write(cursor, slot, false);
 
 	ExecClearTuple(slot);
 	CommandCounterIncrement();
@@ -77,47 +78,48 @@ idem_insert(IdemTable *table, Datum *values, bool *nulls)
 }
 
 /*
- * Lock table->row, as an update would, until the transaction ends.  Does not
+ * Lock cursor->row, as an update would, until the transaction ends.  Does not
  * wait; an update "with wait" need not, either, from then on.
  */
 IdemWrite
-idem_lock(IdemTable *table)
+idem_lock(IdemCursor *cursor)
 {
 	TM_FailureData failure;
 	TM_Result	result;
 
-	result = idem_lock_row(table, LockTupleNoKeyExclusive, LockWaitSkip,
+	result = idem_lock_row(cursor, LockTupleNoKeyExclusive, LockWaitSkip,
 						   &failure);
-	return finish_write(table, result);
+	return finish_write(cursor, result);
 }
 
 /*
- * Replace table->row.  With "wait", sleeps until no other transaction holds
+ * Replace cursor->row.  With "wait", sleeps until no other transaction holds
  * the row; without it, answers IDEM_WRITE_HELD.
  */
 IdemWrite
-idem_update(IdemTable *table, Datum *values, bool *nulls, bool wait)
+idem_update(IdemCursor *cursor, Datum *values, bool *nulls, bool wait)
 {
+	Relation	rel = cursor->table->rel;
 	TupleTableSlot *slot;
 	TM_FailureData failure;
 	LockTupleMode lockmode;
 	TU_UpdateIndexes indexes;
 	TM_Result	result;
 
-	CheckCmdReplicaIdentity(table->rel, CMD_UPDATE);
+	CheckCmdReplicaIdentity(rel, CMD_UPDATE);
 
 	/* An update cannot but wait; a row lock need not. */
 	if (!wait)
 	{
-		result = idem_lock_row(table, LockTupleNoKeyExclusive, LockWaitSkip,
+		result = idem_lock_row(cursor, LockTupleNoKeyExclusive, LockWaitSkip,
 							   &failure);
 		if (result != TM_Ok)
-			return finish_write(table, result);
+			return finish_write(cursor, result);
 		IDEM_INJECTION_POINT("idem-update-locked");
 	}
 
-	slot = idem_new_row(table, values, nulls);
-	result = table_tuple_update(table->rel, &table->row->tts_tid, slot,
+	slot = idem_new_row(cursor->table, values, nulls);
+	result = table_tuple_update(rel, &cursor->row->tts_tid, slot,
 								GetCurrentCommandId(true), 0,
 								GetActiveSnapshot(), InvalidSnapshot, true,
 								&failure, &lockmode, &indexes);
@@ -128,25 +130,27 @@ idem_update(IdemTable *table, Datum *values, bool *nulls, bool wait)
 								 IdemOnlySummarizing(indexes));
 
 		if (indexes != TU_None)
-			idem_indexes_update(idem_open_indexes(table), slot, heap_only);
-		remember_write(table, slot, heap_only);
+			idem_indexes_update(idem_open_indexes(cursor->table), slot,
+								heap_only);
+		remember_write(cursor, slot, heap_only);
 	}
 	ExecClearTuple(slot);
-	return finish_write(table, result);
+	return finish_write(cursor, result);
 }
 
 /*
- * Delete table->row; "wait" as for idem_update().
+ * Delete cursor->row; "wait" as for idem_update().
  */
 IdemWrite
-idem_delete(IdemTable *table, bool wait)
+idem_delete(IdemCursor *cursor, bool wait)
 {
+	Relation	rel = cursor->table->rel;
 	TM_FailureData failure;
 	TM_Result	result;
 
-	CheckCmdReplicaIdentity(table->rel, CMD_DELETE);
+	CheckCmdReplicaIdentity(rel, CMD_DELETE);
 
-	result = table_tuple_delete(table->rel, &table->row->tts_tid,
+	result = table_tuple_delete(rel, &cursor->row->tts_tid,
 								GetCurrentCommandId(true), 0,
 								GetActiveSnapshot(), InvalidSnapshot, wait,
 								&failure);
@@ -154,35 +158,35 @@ idem_delete(IdemTable *table, bool wait)
 	/* Without wait, it gives up for a mere row lock too, even one of ours. */
 	if (result == TM_BeingModified)
 	{
-		result = idem_lock_row(table, LockTupleExclusive, LockWaitSkip,
+		result = idem_lock_row(cursor, LockTupleExclusive, LockWaitSkip,
 							   &failure);
 		if (result == TM_Ok)
-			result = table_tuple_delete(table->rel, &table->row->tts_tid,
+			result = table_tuple_delete(rel, &cursor->row->tts_tid,
 										GetCurrentCommandId(true), 0,
 										GetActiveSnapshot(), InvalidSnapshot,
 										true, &failure);
 	}
 	IDEM_INJECTION_POINT("idem-deleted");
-	return finish_write(table, result);
+	return finish_write(cursor, result);
 }
 
 /*
- * Lock table->row, with or without waiting for others.  Where that is
+ * Lock cursor->row, with or without waiting for others.  Where that is
  * refused, idem_wait() waits for the same.  This uses up no command id:
  * whoever asks whether his call has written anything is told no.
  */
 TM_Result
-idem_lock_row(IdemTable *table, LockTupleMode mode, LockWaitPolicy policy,
+idem_lock_row(IdemCursor *cursor, LockTupleMode mode, LockWaitPolicy policy,
 			  TM_FailureData *failure)
 {
 	TM_Result	result;
 
-	table->lock_mode = mode;
-	result = table_tuple_lock(table->rel, &table->row->tts_tid,
-							  GetActiveSnapshot(), idem_spare_slot(table),
+	cursor->lock_mode = mode;
+	result = table_tuple_lock(cursor->table->rel, &cursor->row->tts_tid,
+							  GetActiveSnapshot(), idem_spare_slot(cursor),
 							  GetCurrentCommandId(false), mode, policy, 0,
 							  failure);
-	ExecClearTuple(table->locked);
+	ExecClearTuple(cursor->spare);
 	return result;
 }
 
@@ -190,8 +194,9 @@ idem_lock_row(IdemTable *table, LockTupleMode mode, LockWaitPolicy policy,
  * Remember where the row in "slot" has been written.
  */
 static void
-remember_write(IdemTable *table, TupleTableSlot *slot, bool heap_only)
+remember_write(IdemCursor *cursor, TupleTableSlot *slot, bool heap_only)
 {
+	IdemTable  *table = cursor->table;
 	AttrNumber	first = idem_first_key_column(table);
 	uint32		hash = idem_hash_key(table, &slot->tts_values[first - 1]);
 
@@ -202,7 +207,7 @@ remember_write(IdemTable *table, TupleTableSlot *slot, bool heap_only)
  * Translate the outcome of an update or delete.
  */
 static IdemWrite
-finish_write(IdemTable *table, TM_Result result)
+finish_write(IdemCursor *cursor, TM_Result result)
 {
 	switch (result)
 	{
@@ -220,7 +225,7 @@ finish_write(IdemTable *table, TM_Result result)
 
 		default:
 			elog(ERROR, "unexpected result %d of writing to table \"%s\"",
-				 (int) result, RelationGetRelationName(table->rel));
+				 (int) result, RelationGetRelationName(cursor->table->rel));
 			return IDEM_WRITE_STALE;	/* keep compiler quiet */
 	}
 }

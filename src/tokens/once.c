@@ -27,6 +27,7 @@
 #include "util/arguments.h"
 #include "util/arrays.h"
 #include "util/compat.h"
+#include "util/pinned_scope.h"
 #include "util/settings.h"
 #include "util/texts.h"
 #include "util/timed_lock.h"
@@ -42,7 +43,7 @@ enum
 	TOKENS_NUM_COLUMNS,
 };
 
-static bool use_token(IdemTable *tokens, const Datum *key,
+static bool use_token(IdemCursor *tokens, const Datum *key,
 					  const Interval *ttl, bool *insert_first);
 
 /*
@@ -54,18 +55,19 @@ idem_once(PG_FUNCTION_ARGS)
 {
 	Datum		key[2];
 	Interval   *ttl;
-	IdemTable	tokens;
+	IdemCursor	tokens;
 	bool		insert_first = false;
 	bool		first;
 
 	key[0] = idem_name_arg(fcinfo, 0, "scope");
+	idem_check_pin(key[0]);
 	key[1] = idem_name_arg(fcinfo, 1, "token");
 	ttl = idem_interval_arg(fcinfo, 2, "ttl");
 
-	idem_table_open(&tokens, IDEM_TOKENS, RowExclusiveLock);
+	idem_cursor_open(&tokens, IDEM_TOKENS, RowExclusiveLock);
 	first = use_token(&tokens, key, ttl, &insert_first);
 	idem_count(first ? IDEM_COUNT_ONCE_FIRST : IDEM_COUNT_ONCE_SEEN, 1);
-	idem_table_close(&tokens);
+	idem_cursor_close(&tokens);
 	PG_RETURN_BOOL(first);
 }
 
@@ -82,11 +84,12 @@ idem_once_many(PG_FUNCTION_ARGS)
 	IdemBatchIterator batch;
 	bool	   *first;
 	int			nfirst = 0;
-	IdemTable	tokens;
+	IdemCursor	tokens;
 	bool		insert_first;
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 
 	key[0] = idem_name_arg(fcinfo, 0, "scope");
+	idem_check_pin(key[0]);
 	array.length = idem_text_array(idem_required_arg(fcinfo, 1, array.name),
 								   array.name, &array.values);
 	ttl = idem_interval_arg(fcinfo, 2, "ttl");
@@ -96,8 +99,7 @@ idem_once_many(PG_FUNCTION_ARGS)
 	first = palloc0_array(bool, array.length);
 	key[1] = (Datum) 0;
 
-	idem_table_open(&tokens, IDEM_TOKENS, RowExclusiveLock);
-	tokens.for_many = true;
+	idem_cursor_open(&tokens, IDEM_TOKENS, RowExclusiveLock);
 	idem_batch_begin(&batch, &array, 1, array.length);
 	while (idem_batch_next(&batch))
 	{
@@ -111,7 +113,7 @@ idem_once_many(PG_FUNCTION_ARGS)
 		first[i] = use_token(&tokens, key, ttl, &insert_first);
 		IDEM_INJECTION_POINT("idem-once-token");
 	}
-	idem_table_close(&tokens);
+	idem_cursor_close(&tokens);
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 	for (int i = 0; i < array.length; i++)
@@ -137,7 +139,7 @@ idem_once_many(PG_FUNCTION_ARGS)
  * it is.  Where it is not, that costs a dead tuple, so the flag is cleared.
  */
 static bool
-use_token(IdemTable *tokens, const Datum *key, const Interval *ttl,
+use_token(IdemCursor *tokens, const Datum *key, const Interval *ttl,
 		  bool *insert_first)
 {
 	for (bool again = false;; again = true)
@@ -198,14 +200,14 @@ Datum
 idem_once_at(PG_FUNCTION_ARGS)
 {
 	Datum		key[2];
-	IdemTable	tokens;
+	IdemCursor	tokens;
 	bool		found;
 	Datum		used_at = (Datum) 0;
 
 	key[0] = idem_name_arg(fcinfo, 0, "scope");
 	key[1] = idem_name_arg(fcinfo, 1, "token");
 
-	idem_table_open(&tokens, IDEM_TOKENS, AccessShareLock);
+	idem_cursor_open(&tokens, IDEM_TOKENS, AccessShareLock);
 	found = idem_find_visible(&tokens, key, GetActiveSnapshot());
 	if (found)
 	{
@@ -215,7 +217,7 @@ idem_once_at(PG_FUNCTION_ARGS)
 		found = DatumGetTimestampTz(values[TOKENS_EXPIRES_AT]) >
 			GetCurrentTimestamp();
 	}
-	idem_table_close(&tokens);
+	idem_cursor_close(&tokens);
 	if (!found)
 		PG_RETURN_NULL();
 	PG_RETURN_DATUM(used_at);

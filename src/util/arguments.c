@@ -13,6 +13,9 @@
 
 #include "util/arguments.h"
 #include "util/compat.h"
+#include "util/texts.h"
+
+static int	compare_texts(const void *a, const void *b, void *arg);
 
 /*
  * Argument "n", which must not be NULL.  Raises 22004, calling it "name".
@@ -77,4 +80,29 @@ idem_text_array(Datum array, const char *name, Datum **elements)
 		(*elements)[i] = idem_check_name((*elements)[i], name);
 	}
 	return count;
+}
+
+/*
+ * The same, each text once, in the order of their bytes.
+ */
+int
+idem_distinct_texts(Datum array, const char *name, Datum **elements)
+{
+	int			count = idem_text_array(array, name, elements);
+	Datum	   *texts = *elements;
+	int			n = 0;
+
+	qsort_interruptible(texts, count, sizeof(Datum), compare_texts, NULL);
+	for (int i = 0; i < count; i++)
+	{
+		if (n == 0 || !idem_text_equal(texts[n - 1], texts[i]))
+			texts[n++] = texts[i];
+	}
+	return n;
+}
+
+static int
+compare_texts(const void *a, const void *b, void *arg)
+{
+	return idem_text_compare(*(const Datum *) a, *(const Datum *) b);
 }

@@ -18,5 +18,7 @@ extern Datum idem_required_arg(FunctionCallInfo fcinfo, int n,
 extern Datum idem_name_arg(FunctionCallInfo fcinfo, int n, const char *name);
 extern Datum idem_check_name(Datum value, const char *name);
 extern int	idem_text_array(Datum array, const char *name, Datum **elements);
+extern int	idem_distinct_texts(Datum array, const char *name,
+								Datum **elements);
 
 #endif							/* IDEMPOTENCY_ARGUMENTS_H */

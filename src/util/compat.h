@@ -96,6 +96,11 @@
 #define IdemProcNumber()			(MyProcNumber)
 #endif
 
+/* 17 can also look for a stronger lock. */
+#if PG_VERSION_NUM < 170000
+#define LockHeldByMe(tag, mode, orstronger)	LockHeldByMe(tag, mode)
+#endif
+
 /* 17 gives what an extension waits for a name. */
 #if PG_VERSION_NUM < 170000
 #define IdemWaitEvent(name)		(PG_WAIT_EXTENSION)

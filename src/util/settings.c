@@ -27,6 +27,7 @@
 #include "utils/guc_tables.h"
 #include "utils/varlena.h"
 
+#include "util/client_text.h"
 #include "util/compat.h"
 #include "util/settings.h"
 
@@ -55,6 +56,7 @@ double		idem_max_action_id_lead;
 int			idem_max_new_keys_per_minute;
 int			idem_max_attempts;
 bool		idem_require_request_hash;
+bool		idem_require_pinned_scope;
 bool		idem_has_launcher = false;
 int			idem_log_events;
 int			idem_log_format;
@@ -67,6 +69,7 @@ double		idem_cleanup_delay;
 int			idem_cleanup_batch_size;
 char	   *idem_databases;
 int			idem_max_response_size;
+int			idem_max_message_size;
 
 const char *const idem_event_names[] = {
 	[IDEM_EVENT_CLAIMED] = "claimed",
@@ -104,6 +107,7 @@ static double health_bloat;
 static double health_clock;
 static int	health_tables;
 static int	health_sequences;
+static double health_moves;
 
 static const struct config_enum_entry expired_key_policies[] = {
 	{"reuse", IDEM_EXPIRED_REUSE, false},
@@ -297,6 +301,11 @@ define_settings(void)
 							 "Refuses a claim without a request hash.",
 							 NULL, &idem_require_request_hash, false,
 							 PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("idempotency.require_pinned_scope",
+							 "Refuses calls that write for a scope that the transaction has not pinned.",
+							 "For shards: scale-out/shard.sql turns it on.",
+							 &idem_require_pinned_scope, false,
+							 PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("idempotency.max_attempts",
 							"How many attempts at a request idem_resume() makes.",
 							"Attempts of the client count, too.",
@@ -357,6 +366,13 @@ define_settings(void)
 							"Largest response body that is stored.",
 							"Also bounds response headers and recovery state.",
 							&idem_max_response_size, 1024 * 1024, 0, INT_MAX,
+							PGC_SUSET, GUC_UNIT_BYTE, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.max_message_size",
+							"Largest message that is published.",
+							"Bounds the text of payload and headers together.",
+							&idem_max_message_size, 16 * 1024 * 1024, 1,
+							IDEM_MAX_TEXT_SIZE,
 							PGC_SUSET, GUC_UNIT_BYTE, NULL, NULL, NULL);
 
 	define_health_settings();
@@ -533,6 +549,9 @@ define_health_settings(void)
 							"By how much a sequence must be behind its table for idem_health() to complain.",
 							zero_is_off, &health_sequences, 1, 0, INT_MAX,
 							PGC_SUSET, 0, NULL, NULL, NULL);
+	define_time("idempotency.health_moves",
+				"How long a move between shards must be unfinished for idem_health() to warn.",
+				zero_is_off, &health_moves, MS_PER_MINUTE, PGC_SUSET);
 }
 
 static void

@@ -67,6 +67,7 @@ extern double idem_max_action_id_lead;
 extern int	idem_max_new_keys_per_minute;
 extern int	idem_max_attempts;
 extern bool idem_require_request_hash;
+extern bool idem_require_pinned_scope;
 extern int	idem_log_events;	/* a bit for each IdemEvent */
 extern int	idem_log_format;
 extern char *idem_route;
@@ -78,6 +79,7 @@ extern double idem_cleanup_delay;
 extern int	idem_cleanup_batch_size;
 extern char *idem_databases;
 extern int	idem_max_response_size;
+extern int	idem_max_message_size;
 
 /* Did the postmaster load the library, so that there is a launcher? */
 extern bool idem_has_launcher;

@@ -19,7 +19,7 @@ def payment_replayed(world):
             world.ask(payment(key)).replays(first)
 
 
-@promise('what is not on the list of headers comes with the first answer only')
+@promise('what is not on the list of headers comes with the first answer only', needs='ours')
 def headers_once(world):
     key = new_key()
     first = world.ask(payment(key)).is_first(201)
@@ -171,7 +171,7 @@ def erased(world):
         again.unless(again.answer.all('Idempotent-Replayed') == ['true'], 'Idempotent-Replayed: true')
 
 
-@promise('a response too large to store goes out whole, and replays say so with its status')
+@promise('a response too large to store goes out whole, and replays say so with its status', needs='ours')
 def too_large(world):
     key = new_key()
     data = bytes(range(256)) * 4200            # 1,075,200 bytes
@@ -184,7 +184,7 @@ def too_large(world):
         world.ask(blob(key, data[1:])).is_problem(422, 'key-reused')
 
 
-@promise('a response in pieces is refused: 500, no effect, nothing stored')
+@promise('a response in pieces is refused: 500, no effect, nothing stored', needs='ours')
 def streams(world):
     key = new_key()
     with world.adds():

@@ -395,7 +395,8 @@ def unreachable(world):
         proxy.end()
 
 
-@promise('SIGTERM ends the shop: what is running gets its answer, or is run by the next')
+@promise('SIGTERM ends the shop: what is running gets its answer, or is run by the next', needs='process',
+         why='the suite ends the process')
 def sigterm(world):
     request = job(new_key(), 300)
     shop = world.open(LEASE_MS=1000)

@@ -126,7 +126,7 @@ def step_kept(world):
         result(world.insist(request, shop), attempt=2)
 
 
-@promise('heartbeats keep a job that takes longer than its lease')
+@promise('heartbeats keep a job that takes longer than its lease', needs='process', why='the lease is an option')
 def heartbeats(world):
     request = job(new_key(), 3500)
     with world.open(LEASE_MS=1000) as shop:

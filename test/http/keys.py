@@ -24,7 +24,7 @@ def not_required(world):
             world.ask(post('/blobs', b'abc', content='application/octet-stream')).is_first(200)
 
 
-@promise('a malformed key: 400, and no effect')
+@promise('a malformed key: 400, and no effect', needs='ours')
 def malformed(world):
     long = 'k' * 129
     with world.adds():
@@ -36,7 +36,7 @@ def malformed(world):
             world.ask(with_headers([value])).is_problem(400, 'key-invalid')
 
 
-@promise('a key that breaks the rules: the problem says what is wrong with it, and what a key is')
+@promise('a key that breaks the rules: the problem says what is wrong with it, and what a key is', needs='ours')
 def explained(world):
     for value, wrong in (('short', 'too short'), ('k' * 129, 'too long'), ('key-with-a-slash/0001', 'a character')):
         refused = world.ask(with_headers([quoted(value)])).is_problem(400, 'key-invalid')
@@ -44,14 +44,14 @@ def explained(world):
         refused.unless(wrong in said and '16 to 128 characters' in said, '%r and the rule in the detail' % wrong)
 
 
-@promise('two lines of Idempotency-Key: 400, and no effect, be they equal')
+@promise('two lines of Idempotency-Key: 400, and no effect, be they equal', needs='ours')
 def two_lines(world):
     with world.adds():
         for other in ('"key-0000000000000001"', '"key-0000000000000002"', 'key-0000000000000001'):
             world.ask(with_headers(['"key-0000000000000001"', other])).is_problem(400, 'key-invalid')
 
 
-@promise('a key in quotes and the same one without are one key')
+@promise('a key in quotes and the same one without are one key', needs='ours')
 def bare(world):
     key = new_key()
     with world.adds(payments=1):
@@ -62,7 +62,7 @@ def bare(world):
         raise Broken('expected the handler to see the key without its quotes')
 
 
-@promise('parameters behind the quoted key are ignored')
+@promise('parameters behind the quoted key are ignored', needs='ours')
 def parameters(world):
     key = new_key()
     with world.adds(payments=1):
@@ -80,7 +80,7 @@ def header_case(world):
     with world.adds(payments=1):
         first = world.ask(payment(key)).is_first(201)
         world.ask(wire.Request('POST', '/payments', [
-            ('x-user', 'alice'), ('CONTENT-TYPE', 'application/json'), ('idempotency-KEY', key)],
+            ('x-user', 'alice'), ('CONTENT-TYPE', 'application/json'), ('idempotency-KEY', quoted(key))],
             body)).replays(first)
 
 

@@ -4,7 +4,7 @@ import itertools
 import json
 
 import wire
-from world import Broken, new_key, promise
+from world import Exchange, new_key, promise
 
 
 def like(item, active, action_id, user='alice'):
@@ -54,13 +54,12 @@ def at_once(world):
         connections = []
         for tap in list(range(1, 42)) * 2:
             connection = wire.Connection(world.shop.port)
-            connection.send(like(item, tap % 2 == 1, tap).bytes())
-            connections.append(connection)
-        for connection in connections:
+            request = like(item, tap % 2 == 1, tap)
+            connection.send(request.bytes())
+            connections.append((request, connection))
+        for request, connection in connections:
             with connection:
-                answer = connection.answer()
-                if answer.status != 200:
-                    raise Broken('expected 200\n%s' % answer)
+                Exchange(request, connection.answer()).is_(200)
         answers(world.ask(like(item, False, 1)), True, 41, False)
 
 

@@ -1,5 +1,6 @@
 """Which promises a shop keeps."""
 
+import collections
 import os
 import sys
 import time
@@ -9,7 +10,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.dont_write_bytecode = True
 
 from process import NotStarted                              # noqa: E402
-from world import PROMISES, Broken, World                   # noqa: E402
+from world import PROMISES, Broken, NotOffered, World                   # noqa: E402
 
 # In the order in which they run.
 import answers, keys, bodies, duplicates, likes, forms, jobs, faults    # noqa: E402,E401,F401
@@ -28,46 +29,58 @@ def say(line):
 
 
 def conform(shop, via='direct', wanted=named, first=1, say=say, **variables):
-    """Say TAP from that number on; the promises that were kept, and broken."""
-    number = first - 1
-    kept, broken, left_out = [], [], []
+    """Say TAP from that number on; the names of the promises that were kept,
+    broken and left out."""
     began = time.monotonic()
     say('# == %s, %s' % (shop, WAYS[via]))
-    world = World(shop, via, **variables)
-    try:
-        chosen = [promise for promise in PROMISES if wanted(promise[0])]
-        for name, needs, why, test in [('the shop starts', '', '', lambda world: world.shop.port)] + chosen:
-            if broken == ['the shop starts']:
-                break
-            number += 1
-            title = '%d - %s, %s: %s' % (number, shop, via, name)
-            if needs and world.memory:
-                left_out.append(name)
-                say('ok %s # SKIP %s' % (title, why))
-                continue
-            start = time.monotonic()
-            error = attempt(test, world)
-            took = ' # %.1f s' % (time.monotonic() - start)
-            if error is None:
-                kept.append(name)
-                say('ok ' + title + took)
-            else:
-                broken.append(name)
-                say('not ok ' + title + took)
-                say('\n'.join('# ' + line for line in (error + world.log_end()).split('\n')))
-    finally:
-        world.end()
+    results = check(World(shop, via, **variables), '%s, %s: ' % (shop, via), wanted, first, say)
+    kept, broken, left_out = ([result.name for result in results if result.verdict == verdict]
+                              for verdict in ('kept', 'broken', 'left out'))
     say('# %s, %s: %d kept, %d broken, %d left out, %.0f s' % (
         shop, via, len(kept), len(broken), len(left_out), time.monotonic() - began))
     return kept, broken, left_out
 
 
+STARTS = 'the shop starts'
+# A verdict is "kept", "broken" or "left out", and why in two of these cases.
+Result = collections.namedtuple('Result', 'name verdict why')
+
+
+def check(world, title='', wanted=named, first=1, say=say):
+    """Say TAP of each promise in that world, and end it: the results."""
+    results = []
+    try:
+        chosen = [promise for promise in PROMISES if wanted(promise[0])]
+        for name, needs, why, test in [(STARTS, '', '', type(world).start)] + chosen:
+            start = time.monotonic()
+            verdict, why = ('left out', why) if world.lacks(needs) else attempt(test, world)
+            results.append(Result(name, verdict, why))
+            line = '%d - %s%s' % (first + len(results) - 1, title, name)
+            took = ' # %.1f s' % (time.monotonic() - start)
+            if verdict == 'left out':
+                say('ok %s # SKIP %s' % (line, why))
+            elif verdict == 'kept':
+                say('ok ' + line + took)
+            else:
+                say('not ok ' + line + took)
+                say('\n'.join('# ' + part for part in (why + world.log_end()).split('\n')))
+                if name == STARTS:
+                    break
+    finally:
+        world.end()
+    return results
+
+
 def attempt(test, world):
-    """What was wrong, or None."""
+    """The verdict, and what was wrong."""
     try:
         test(world)
-        return None
+        return 'kept', ''
+    except NotOffered as error:
+        if not world.remote:
+            return 'broken', str(error)
+        return 'left out', 'the server has no ' + str(error).split(':')[0]
     except (Broken, NotStarted) as error:
-        return str(error)
+        return 'broken', str(error)
     except Exception:
-        return traceback.format_exc()
+        return 'broken', traceback.format_exc()

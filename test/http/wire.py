@@ -1,13 +1,25 @@
 """HTTP over a socket of our own: what is sent is what was given, and what
 came back is kept as it came."""
 
+import collections
 import json
 import socket
+import ssl
 
 # Seconds that an answer may take.
 PATIENCE = 60
+HOST = '127.0.0.1'
 # Headers that a server makes anew for each answer.
 MADE_ANEW = {'date', 'connection', 'keep-alive', 'transfer-encoding', 'content-length', 'server'}
+
+
+# Where a server listens.
+Address = collections.namedtuple('Address', 'host port tls', defaults=(False,))
+
+
+def address_of(place):
+    """An Address, or the port of a server on this machine."""
+    return place if isinstance(place, Address) else Address('127.0.0.1', place)
 
 
 class HungUp(Exception):
@@ -56,7 +68,7 @@ class Request:
         self.body = body
 
     def bytes(self):
-        lines = ['%s %s HTTP/1.1' % (self.method, self.path), 'Host: 127.0.0.1']
+        lines = ['%s %s HTTP/1.1' % (self.method, self.path), 'Host: ' + HOST]
         lines += ['%s: %s' % header for header in self.headers]
         if self.body is not None:
             lines.append('Content-Length: %d' % len(self.body))
@@ -68,9 +80,12 @@ class Request:
 
 
 class Connection:
-    def __init__(self, port, timeout=None):
-        self.socket = socket.create_connection(('127.0.0.1', port), timeout or PATIENCE)
+    def __init__(self, place, timeout=None):
+        host, port, tls = address_of(place)
+        self.socket = socket.create_connection((host, port), timeout or PATIENCE)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls:
+            self.socket = ssl.create_default_context().wrap_socket(self.socket, server_hostname=host)
         self.received = b''
 
     def __enter__(self):
@@ -140,8 +155,8 @@ class Connection:
         return answer
 
 
-def send(port, request, timeout=None):
+def send(place, request, timeout=None):
     """One request on a connection of its own, and its answer."""
-    with Connection(port, timeout) as connection:
+    with Connection(place, timeout) as connection:
         connection.send(request.bytes())
         return connection.answer()

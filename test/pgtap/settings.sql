@@ -65,6 +65,8 @@ INSERT INTO promised VALUES
 		'superuser', '0', '2147483647', '100'),
 	('idempotency.require_request_hash', 'off', 'off', 'bool', NULL,
 		'superuser', NULL, NULL, 'on'),
+	('idempotency.require_pinned_scope', 'off', 'off', 'bool', NULL,
+		'superuser', NULL, NULL, 'on'),
 	('idempotency.max_attempts', '10', '10', 'integer', NULL, 'superuser',
 		'1', '2147483647', '3'),
 	('idempotency.log_events', 'off', 'off', 'string', NULL, 'superuser',
@@ -75,6 +77,8 @@ INSERT INTO promised VALUES
 		'POST /orders'),
 	('idempotency.max_response_size', '1MB', '1048576', 'integer', 'B',
 		'superuser', '0', '2147483647', '64kB'),
+	('idempotency.max_message_size', '16MB', '16777216', 'integer', 'B',
+		'superuser', '1', '268435456', '64kB'),
 	('idempotency.health_worker', '5min', '300000', 'real', 'ms',
 		'superuser', '0', '36525d', '1h'),
 	('idempotency.health_cleanup_lag', '10min', '600000', 'real', 'ms',
@@ -83,6 +87,8 @@ INSERT INTO promised VALUES
 		'superuser', '0', '36525d', '1h'),
 	('idempotency.health_outbox_blocked', '1min', '60000', 'real', 'ms',
 		'superuser', '0', '36525d', '1h'),
+	('idempotency.health_moves', '1min', '60000', 'real', 'ms', 'superuser',
+		'0', '36525d', '5s'),
 	('idempotency.health_sequences', '1', '1', 'integer', NULL,
 		'superuser', '0', '2147483647', '10'),
 	('idempotency.cleanup_delay', '0', '0', 'real', 'ms', 'sighup',
@@ -104,7 +110,7 @@ INSERT INTO promised VALUES
 	('idempotency.databases', '*', '*', 'string', NULL, 'sighup', NULL, NULL,
 		'shop');
 
-SELECT plan(666);
+SELECT plan(721);
 
 -- The library may be loaded by the first call only.
 SELECT idem_key_is_valid('key-of-settings-0') AS loaded \gset

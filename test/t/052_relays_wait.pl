@@ -317,6 +317,36 @@ $latency = median_seconds(7,
 note("median from publishing to the row of who is woken instead: $latency s");
 cmp_ok($latency, '<', 0.2, 'a relay is woken instead of one whose client is gone');
 
+# A relay that waits looks once a second, also at what it can do nothing with, and
+# keeps no memory of that.
+sub memory_of
+{
+	my ($session) = @_;
+	my $offset = -s $node->logfile;
+
+	$node->safe_psql('postgres', 'SELECT pg_log_backend_memory_contexts(' . $session->pid . ')');
+	$node->wait_for_log(qr/Grand total: .* used/, $offset);
+	return (slurp_file($node->logfile, $offset) =~ /Grand total: .* (\d+) used/)[0];
+}
+
+my $publish_all = q{SELECT count(*) FROM idem_publish_many('{t}', '{1}', ARRAY(SELECT 'key ' || i FROM generate_series(1, 4000) AS i))};
+
+$other->run($publish_all);
+$other->run("SELECT count(*) FROM idem_outbox_take(4000, '1 hour')");
+$other->run("BEGIN; $publish_all; PREPARE TRANSACTION 'all'");
+$other->run("SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE state = 'pending'");
+$relay->run('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
+$relay->send('SELECT count(*) FROM idem_outbox_take(wait => \'8 s\')');
+asleep($node, $relay);
+my $memory = memory_of($relay);
+sleep 4;
+my $grown = memory_of($relay) - $memory;
+note("its memory has grown by $grown bytes in four seconds");
+cmp_ok($grown, '<', 50_000, 'a relay that waits keeps no memory of what it has looked at');
+is($relay->result, 0, 'and finds nothing');
+$relay->run('COMMIT');
+$other->run("ROLLBACK PREPARED 'all'");
+
 my ($bare_other, $bare_relay) = map { session($bare) } 1 .. 2;
 $latency = median_latency($bare, $bare_other, $bare_relay);
 note("the same without preloading: $latency s");

@@ -22,7 +22,8 @@ import { ManyServers, OneServer, type Servers, type Shards } from './shards.js'
 import { describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
 export const ATTEMPTS = 5
-const RETRIED = new Set(['40001', '40P01'])
+/** The last two of a prepared statement that is gone, or returns something else. */
+const RETRIED = new Set(['40001', '40P01', '26000', '0A000'])
 /** By statement_timeout, by lock_timeout. */
 const ENDED_WAITS = new Set(['57014', '55P03'])
 const IN_DOUBT_WAIT = '5 seconds'
@@ -238,7 +239,7 @@ export function identity(options: RequestIdentity): RequestIdentity {
   return { requestHash: requestHashOfBytes(options.method, options.path, options.body ?? new Uint8Array()) }
 }
 
-/** Serialization failures and deadlocks, with jitter. */
+/** Serialization failures, deadlocks and stale statements, with jitter. */
 export async function withRetries<T>(attempt: () => Promise<T>): Promise<T> {
   for (let number = 1; ; number++) {
     try {
@@ -295,13 +296,13 @@ export class SingleFlight {
   }
 }
 
-export interface Idempotency extends Core {}
+export interface Idempotency<Tx = PoolClient> extends Core {}
 
 /** How many connections of a pool sleep in duplicates, of all that use it. */
 const waitingConnections = new WeakMap<PoolLike, number>()
 
-/** All over a pg.Pool. */
-export class Idempotency implements Client<PoolClient> {
+/** All over a pg.Pool, or over that of an ORM. */
+export class Idempotency<Tx = PoolClient> implements Client<Tx> {
   readonly statements: Statements
   #pool: PoolLike
   #servers: Servers
@@ -309,7 +310,7 @@ export class Idempotency implements Client<PoolClient> {
   #maxWaiters: number | undefined
   #singleFlight = new SingleFlight()
 
-  constructor(pool: PoolLike, options: Options = {}) {
+  constructor(pool: PoolLike<Tx>, options: Options = {}) {
     const { schema = 'public', shards, maxWaiters, ...defaults } = options
     checkedTimes(defaults)
     checkedCount(maxWaiters, 'maxWaiters')
@@ -329,17 +330,17 @@ export class Idempotency implements Client<PoolClient> {
     })
   }
 
-  /** The functions in the transaction of your own: of a pg client, Knex or Drizzle. */
+  /** The functions in the transaction of your own: of a pg client, or of the ORM. */
   on(handle: Handle): Core {
     if (handle === this.#pool) return this.#core()
-    return coreOver(this.statements, (statement) => performOn(handle, statement))
+    return coreOver(this.statements, (statement) => performOn(handle, statement, this.#pool.adapter))
   }
 
   newKey(): string {
     return newKey()
   }
 
-  async transaction<T>(handler: (tx: PoolClient) => Promise<T> | T, options: TransactionOptions<T> = {}): Promise<T> {
+  async transaction<T>(handler: (tx: Tx) => Promise<T> | T, options: TransactionOptions<T> = {}): Promise<T> {
     refuseNested(this.#pool, 'transaction()', 'tx, and savepoints')
     const deadline = Deadline.inTransaction(options, this.#defaults)
     return withRetries(async () => {
@@ -359,22 +360,22 @@ export class Idempotency implements Client<PoolClient> {
   }
 
   /** Run the handler of a session's transaction. */
-  async #handle<T>(session: Session, handler: (tx: PoolClient) => Promise<T> | T, deadline: Deadline): Promise<T> {
+  async #handle<T>(session: Session, handler: (tx: Tx) => Promise<T> | T, deadline: Deadline): Promise<T> {
     try {
-      return await runHandler([this.#pool, session.pool], () => handler(session.tx), deadline, session.ended)
+      return await runHandler([this.#pool, session.pool], () => handler(session.tx as Tx), deadline, session.ended)
     } catch (error) {
       session.abandoned = error instanceof TimedOut
       throw error
     }
   }
 
-  async request(options: RequestOptions, handler: (tx: PoolClient) => Promise<Response> | Response): Promise<Result> {
+  async request(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response): Promise<Result> {
     refuseNested(this.#pool, 'request()', 'tx, and the methods of on(tx)')
     checkedRequest(options)
     return this.#singleFlight.run(options, this.#defaults, (request) => this.#request(request, handler))
   }
 
-  async #request(options: RequestOptions, handler: (tx: PoolClient) => Promise<Response> | Response): Promise<Result> {
+  async #request(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response): Promise<Result> {
     let inDoubt: unknown
     let tries = 0
     const deadline = Deadline.inTransaction(options, this.#defaults)
@@ -394,7 +395,7 @@ export class Idempotency implements Client<PoolClient> {
   }
 
   /** One transaction. */
-  async #once(options: RequestOptions, handler: (tx: PoolClient) => Promise<Response> | Response, deadline: Deadline, connectMs?: number): Promise<Result> {
+  async #once(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response, deadline: Deadline, connectMs?: number): Promise<Result> {
     const opened = this.#claimed(options, (session, claim, limitMs) => session.begin(claim, limitMs), connectMs)
     const { session, claim } = await orAbort(opened, options.signal).catch((error: unknown) => {
       if (options.signal?.aborted) opened.then(({ session }) => session.release(), () => undefined)
@@ -489,13 +490,13 @@ export class Idempotency implements Client<PoolClient> {
     })
   }
 
-  async job(options: JobOptions, fn: (job: Job<PoolClient>) => Promise<Response | void> | Response | void): Promise<Result> {
+  async job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
     refuseNested(this.#pool, 'job()', 'tx, and the methods of on(tx)')
     checkedRequest(options)
     return this.#singleFlight.run(options, this.#defaults, (request) => this.#job(request, fn))
   }
 
-  async #job(options: JobOptions, fn: (job: Job<PoolClient>) => Promise<Response | void> | Response | void): Promise<Result> {
+  async #job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
     const started = performance.now()
     const claim = await orAbort(withRetries(async () => {
       const { session, claim } = await this.#claimed(options, (opened, statement, limitMs) => opened.perform(statement, limitMs))
@@ -512,7 +513,7 @@ export class Idempotency implements Client<PoolClient> {
   }
 
   /** The last step. A heartbeat first: if it holds the claim, nobody can take over until COMMIT. */
-  async #finish(options: JobOptions, claim: HeldClaim, fn: (tx: PoolClient) => Promise<Response> | Response,
+  async #finish(options: JobOptions, claim: HeldClaim, fn: (tx: Tx) => Promise<Response> | Response,
     complete: (response: Response) => Statement<boolean>, deadline: Deadline): Promise<Result> {
     let inDoubt: unknown
     let tries = 0

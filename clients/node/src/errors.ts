@@ -99,15 +99,16 @@ function* layers(error: unknown): Generator<Record<string, unknown>> {
     seen.add(found)
     const layer = found as Record<string, unknown>
     yield layer
-    next.push(layer['cause'], layer['original'], layer['parent'], layer['originalError'])
+    next.push(layer['cause'], layer['original'], layer['parent'], layer['originalError'], layer['meta'], layer['driverAdapterError'])
   }
 }
 
 /** The SQLSTATE of an error, or of one that it wraps. */
 export function sqlstateOf(error: unknown): string | undefined {
   for (const layer of layers(error)) {
-    const code = layer['sqlstate'] ?? layer['code']
-    if (typeof code === 'string' && /^(?!E[A-Z]{4}$)[0-9A-Z]{5}$/.test(code)) return code
+    const code = layer['sqlstate'] ?? layer['originalCode'] ?? layer['code']
+    // ECONN is Node's, and P2010 Prisma's.
+    if (typeof code === 'string' && /^(?!E[A-Z]{4}$|P[1-9])[0-9A-Z]{5}$/.test(code)) return code
   }
   return undefined
 }
@@ -116,9 +117,9 @@ export function sqlstateOf(error: unknown): string | undefined {
 export function asIdempotencyError(error: unknown): IdempotencyError | undefined {
   for (const layer of layers(error)) {
     if (layer instanceof IdempotencyError) return layer
-    const code = layer['code']
+    const code = layer['originalCode'] ?? layer['code']
     if (typeof code !== 'string' || !/^ID00[1-5]$/.test(code)) continue
-    const message = String(layer['message'])
+    const message = String(layer['originalMessage'] ?? layer['message'])
     const said = (name: string): string | undefined => (typeof layer[name] === 'string' ? layer[name] : undefined)
     const options = { sqlstate: code, detail: said('detail'), hint: said('hint'), cause: error }
     if (code === 'ID002') {

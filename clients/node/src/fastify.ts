@@ -25,11 +25,13 @@ export interface FastifyOptions<Request = any> extends HttpOptions<Request> {
 export type RouteOptions = Partial<HttpOptions<any>> & { job?: boolean }
 /** What a guarded handler finds as request.idempotency. */
 export type Idempotent<Tx = PoolClient> = Context<Tx>
+/** With the client of an ORM: declare module 'pg-idempotency/fastify' { interface Types { tx: ... } } says what tx is. */
+export interface Types {}
 
 declare module 'fastify' {
   interface FastifyRequest {
     /** In guarded routes. */
-    idempotency: Idempotent
+    idempotency: Idempotent<Types extends { tx: infer Tx } ? Tx : PoolClient>
     rawBody: Buffer
   }
   interface FastifyContextConfig {

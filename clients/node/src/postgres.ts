@@ -5,17 +5,18 @@
  * A session sends several statements in one round trip: parameters as they
  * are, one Sync at the end, so that after an error none that follows is run.
  */
-import { Buffer } from 'node:buffer'
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { PoolClient } from 'pg'
+import type { Adapter } from './adapter.js'
 import { asIdempotencyError, IdempotencyError, sqlstateOf, TimedOut, TransactionEnded } from './errors.js'
 import type { Row, Statement } from './functions.js'
 import { describe, LONGEST_TIMER, type Parameter } from './values.js'
 
-/** What we need of a pg.Pool. */
-export interface PoolLike {
+/** What we need of a pg.Pool, or of an ORM's in its place. */
+export interface PoolLike<Tx = any> {
   connect(): Promise<PoolClientLike>
   options?: { max?: number | undefined }
+  /** Where it is an ORM's: the methods of on(handle) go this way. */
+  readonly adapter?: Adapter<Tx> | undefined
 }
 
 /** What we need of a pg.PoolClient. */
@@ -24,9 +25,15 @@ export interface PoolClientLike {
   release(error?: Error | boolean): void
   on(event: 'error', listener: (error: Error) => void): unknown
   removeListener(event: 'error', listener: (error: Error) => void): unknown
+  /** Of an ORM: what the handler gets, and the pg client below it. */
+  readonly handle?: TransactionHandle<unknown> | undefined
+  readonly below?: object | undefined
 }
 
-/** A pg client, a Knex transaction, a Drizzle transaction. */
+/** What a handler gets, until it is over. */
+export interface TransactionHandle<Tx> { readonly tx: Tx; over(): void }
+
+/** A pg client, or a transaction of the ORM whose pool the client has. */
 export type Handle = object
 
 interface Command { text: string; values: Parameter[] }
@@ -40,24 +47,78 @@ interface Wire {
   describe(message: object): void
   execute(message: object): void
   sync(): void
+  on(event: 'parseComplete', listener: () => void): void
+  removeListener(event: 'parseComplete', listener: () => void): void
 }
+
+/**
+ * The statements that a connection has parsed, by name. They have names where
+ * the process that answers is the connection's own: behind a pooler, the next
+ * transaction may come to another one.
+ */
+class Prepared {
+  static #of = new WeakMap<object, Prepared>()
+  /** Of all connections; the names of their columns, too. */
+  static readonly #names = new Map<string, string>()
+  static readonly columns = new Map<string, string[]>()
+  /** Whether the process is the connection's own; undefined before it was asked. */
+  isDirect: boolean | undefined
+  readonly parsed = new Set<string>()
+
+  static of(client: object): Prepared {
+    let found = Prepared.#of.get(client)
+    if (!found) Prepared.#of.set(client, found = new Prepared())
+    return found
+  }
+
+  /** '' is no name. */
+  nameOf(text: string): string {
+    if (!this.isDirect) return ''
+    let name = Prepared.#names.get(text)
+    if (name === undefined) {
+      name = Prepared.#names.size < MAX_NAMES ? `idem_${Prepared.#names.size}` : ''
+      if (name !== '') Prepared.#names.set(text, name)
+    }
+    return name
+  }
+}
+
+/** A program has some dozens of statements. */
+const MAX_NAMES = 500
+const WHO: Command = { text: 'SELECT pg_catalog.pg_backend_pid()::text AS pid', values: [] }
+/** The statement of that name is gone, as after DISCARD ALL, or its plan returns something else. */
+const STALE = new Set(['26000', '0A000'])
 
 /** Several statements in one round trip: a query class such as pg's own. */
 class Batch {
   readonly answers: Answer[] = []
-  #fields: string[] = []
+  readonly #names: string[] = []
+  readonly #parsing: string[] = []
+  #connection: Wire | undefined
+  #fields: string[] | undefined
   #rows: Row[] = []
 
-  constructor(readonly commands: Command[], public callback: (error: Error | null, answers?: Answer[]) => void) {}
+  constructor(readonly commands: Command[], readonly prepared: Prepared, public callback: (error: Error | null, answers?: Answer[]) => void) {}
 
   submit(connection: Wire): null {
+    const { parsed } = this.prepared
     connection.stream.cork?.()
     try {
       for (const { text, values } of this.commands) {
-        connection.parse({ name: '', text, types: [] })
-        connection.bind({ values, valueMapper: (value: unknown) => value })
-        connection.describe({ type: 'P', name: '' })
+        const name = this.prepared.nameOf(text)
+        this.#names.push(name)
+        const isParsed = name !== '' && parsed.has(name)
+        if (!isParsed) {
+          connection.parse({ name, text, types: [] })
+          this.#parsing.push(name)
+        }
+        connection.bind({ statement: name, values, valueMapper: (value: unknown) => value })
+        if (!isParsed || !Prepared.columns.has(text)) connection.describe({ type: 'P', name: '' })
         connection.execute({ portal: '', rows: 0 })
+      }
+      if (this.#parsing.length > 0) {
+        this.#connection = connection
+        connection.on('parseComplete', this.#onParsed)
       }
       connection.sync()
     } finally {
@@ -66,25 +127,42 @@ class Batch {
     return null
   }
 
+  #onParsed = (): void => {
+    const name = this.#parsing.shift()
+    if (name) this.prepared.parsed.add(name)
+  }
+
+  #over(): void {
+    this.#connection?.removeListener('parseComplete', this.#onParsed)
+  }
+
   handleRowDescription(message: { fields: { name: string }[] }): void {
     this.#fields = message.fields.map((field) => field.name)
+    const at = this.answers.length
+    if (this.#names[at] !== '') Prepared.columns.set(this.commands[at]!.text, this.#fields)
   }
 
   handleDataRow(message: { fields: (string | null)[] }): void {
-    this.#rows.push(Object.fromEntries(this.#fields.map((name, at) => [name, message.fields[at] ?? null])))
+    const fields = this.#fields ?? Prepared.columns.get(this.commands[this.answers.length]!.text)!
+    const row: Row = {}
+    for (let at = 0; at < fields.length; at++) row[fields[at]!] = message.fields[at] ?? null
+    this.#rows.push(row)
   }
 
   handleCommandComplete(message: { text: string }): void {
     this.answers.push({ tag: message.text, rows: this.#rows })
-    this.#fields = []
+    this.#fields = undefined
     this.#rows = []
   }
 
   handleReadyForQuery(): void {
+    this.#over()
     this.callback(null, this.answers)
   }
 
   handleError(error: Error): void {
+    this.#over()
+    if (STALE.has(sqlstateOf(error) ?? '')) this.prepared.parsed.clear()
     this.callback(error)
   }
 
@@ -118,13 +196,16 @@ export async function retryIfDead<T>(send: () => Promise<T>, isDead = isConnecti
 export const ANSWER_MS = 30_000
 
 /** Settles as the promise does, or is over after a time. */
-async function within<T>(promise: Promise<T>, ms: number): Promise<T> {
+function within<T>(promise: Promise<T>, ms: number): Promise<T> {
   if (ms > LONGEST_TIMER) return promise
-  let timer: NodeJS.Timeout
-  const over = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(new TimedOut(`the server did not answer within ${ms} ms`)), ms)
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(() => reject(new TimedOut(`the server did not answer within ${ms} ms`)), ms)
+    const settled = <V>(settle: (value: V) => void) => (value: V): void => {
+      clearTimeout(timer)
+      settle(value)
+    }
+    promise.then(settled(resolve), settled(reject))
   })
-  return Promise.race([promise, over]).finally(() => clearTimeout(timer))
 }
 
 /** What pg's query_timeout throws is such an end, too. */
@@ -156,7 +237,7 @@ export class Session {
   #begun = false
   #released = false
   #cancelled = false
-  #proxy: { tx: PoolClientLike; over: () => void } | undefined
+  #proxy: TransactionHandle<unknown> | undefined
 
   private constructor(client: PoolClientLike, readonly pool: PoolLike) {
     this.#client = client
@@ -184,11 +265,16 @@ export class Session {
 
   /** Run the commands in one round trip if the driver can, or else one by one. */
   async #exchange(commands: Command[]): Promise<Answer[]> {
-    const client = this.#client as PoolClientLike & { connection?: Partial<Wire>; pipeline?: boolean }
+    const client = this.#client as PoolClientLike & { connection?: Partial<Wire>; pipeline?: boolean; processID?: unknown }
     if (typeof client.connection?.parse === 'function' && !client.pipeline) {
-      return new Promise<Answer[]>((resolve, reject) => {
-        client.query(new Batch(commands, (error, answers) => (error ? reject(error) : resolve(answers!))))
+      const prepared = Prepared.of(client)
+      // COMMIT comes last, or what is behind it would be a transaction of its own.
+      const asks = prepared.isDirect === undefined && commands.at(-1)!.text !== 'COMMIT'
+      const answers = await new Promise<Answer[]>((resolve, reject) => {
+        client.query(new Batch(asks ? [...commands, WHO] : commands, prepared, (error, got) => (error ? reject(error) : resolve(got!))))
       })
+      if (asks) prepared.isDirect = answers.pop()!.rows[0]!['pid'] === String(client.processID)
+      return answers
     }
     const answers: Answer[] = []
     for (const { text, values } of commands) {
@@ -208,8 +294,12 @@ export class Session {
     }
   }
 
+  /** A statement in no transaction. */
   async perform<T>(statement: Statement<T>, limitMs: number): Promise<T> {
-    const [answer] = await this.#send([statement], limitMs)
+    const [answer] = await this.#send([statement], limitMs).catch((error: unknown) => {
+      if (!STALE.has(sqlstateOf(error) ?? '')) throw error
+      return this.#send([statement], limitMs)
+    })
     return statement.read(answer!.rows)
   }
 
@@ -225,7 +315,9 @@ export class Session {
   /** The last statement and COMMIT. What the handler has left running comes too late: behind COMMIT it would be a transaction of its own. */
   async commit(statement?: Statement<unknown>): Promise<void> {
     this.#proxy?.over()
-    const answers = await this.#send([...(statement ? [statement] : []), { text: 'COMMIT', values: [] }], ANSWER_MS).catch((error: unknown) => {
+    // An ORM does not tell that its COMMIT has rolled back.
+    const last = statement ?? (this.#client.handle && { text: 'SELECT 1', values: [] })
+    const answers = await this.#send([...(last ? [last] : []), { text: 'COMMIT', values: [] }], ANSWER_MS).catch((error: unknown) => {
       throw sqlstateOf(error) === '25P02' ? new TransactionEnded(WENT_ON, { cause: error }) : error
     })
     this.#begun = false
@@ -239,16 +331,16 @@ export class Session {
 
   /** T in a transaction, E in one that is aborted, I in none; undefined where the driver does not tell. */
   get status(): string | null | undefined {
-    return (this.#client as { getTransactionStatus?(): string | null }).getTransactionStatus?.()
+    return (wireOf(this.#client) as { getTransactionStatus?(): string | null }).getTransactionStatus?.()
   }
 
   /**
    * The client as the handler gets it: it cannot end the transaction, nor use
    * the client when that has gone to somebody else.
    */
-  get tx(): PoolClient {
-    this.#proxy ??= transactionHandle(this.#client)
-    return this.#proxy.tx as PoolClient
+  get tx(): unknown {
+    this.#proxy ??= this.#client.handle ?? transactionHandle(this.#client)
+    return this.#proxy.tx
   }
 
   /** Ask the server to end the statement that is under way, which nobody waits for any more; the client is closed then, for it may come late. */
@@ -285,14 +377,16 @@ export class Session {
 /** How long to wait until the server has got the request to cancel. */
 const CANCEL_WAIT = 2000
 
+const wireOf = (client: PoolClientLike): object => client.below ?? client
+
 /** Whether a statement is under way; a driver that does not tell has none. */
 function isBusy(client: PoolClientLike): boolean {
-  return (client as { readyForQuery?: boolean }).readyForQuery === false
+  return (wireOf(client) as { readyForQuery?: boolean }).readyForQuery === false
 }
 
 /** Ask the server to end the statement that the client is in: it would go on, with its locks, where only the connection is closed. */
 async function cancel(client: PoolClientLike): Promise<void> {
-  const { connection, host, port, ssl, processID, secretKey } = client as PoolClientLike & Record<string, any>
+  const { connection, host, port, ssl, processID, secretKey } = wireOf(client) as Record<string, any>
   if (typeof connection?.cancel !== 'function') return
   await new Promise<void>((resolve) => {
     const other = new connection.constructor({ ssl })
@@ -307,7 +401,7 @@ async function cancel(client: PoolClientLike): Promise<void> {
   })
 }
 
-function transactionHandle(client: PoolClientLike): { tx: PoolClientLike; over: () => void } {
+function transactionHandle(client: PoolClientLike): TransactionHandle<PoolClientLike> {
   let over = false
   const refuse = (why: string, given: unknown[]): unknown => {
     const error = new TransactionEnded(why)
@@ -355,38 +449,16 @@ export async function performOnPool<T>(pool: PoolLike, statement: Statement<T>, 
 }
 
 /** One statement in the transaction of the user's own. */
-export async function performOn<T>(handle: Handle, statement: Statement<T>): Promise<T> {
+export async function performOn<T>(handle: Handle, statement: Statement<T>, adapter: Adapter<any> | undefined): Promise<T> {
   const { text, values } = statement
+  const client = handle as PoolClientLike
+  // Others, as TypeORM, have a query() of their own, which would send it and return something else.
+  if (!adapter && !(typeof client.query === 'function' && typeof client.removeListener === 'function')) {
+    throw new TypeError(`on() takes a pg client, or a transaction of the ORM that the client was made with, and not a ${describe(handle)}`)
+  }
   try {
-    return statement.read(await sender(handle)(text, values))
+    return statement.read(adapter ? await adapter.query(text, values, handle) : (await client.query({ text, values })).rows)
   } catch (error) {
     throw translated(error)
   }
-}
-
-type Sender = (text: string, values: Parameter[]) => Promise<Row[]>
-
-function sender(handle: Handle): Sender {
-  const any = handle as Record<string, any>
-  // Drizzle: a transaction or database of the pg dialect, whose session has the client.
-  const drizzle = any['session'] ?? any['_']?.session
-  if (typeof any['execute'] === 'function' && typeof drizzle?.client?.query === 'function') {
-    return async (text, values) => (await drizzle.client.query({ text, values })).rows
-  }
-  // Knex: ? stands for a parameter, in the order of the text.
-  if (typeof any['raw'] === 'function') {
-    return async (text, values) => {
-      const order: Parameter[] = []
-      const sql = text.replaceAll('?', '\\?').replace(/\$(\d+)/g, (_, number: string) => {
-        order.push(values[Number(number) - 1]!)
-        return '?'
-      })
-      return (await any['raw'](sql, order.map((value) => (value instanceof Uint8Array ? Buffer.from(value) : value)))).rows
-    }
-  }
-  // Others, as TypeORM, have a query() of their own, which would send it and return something else.
-  if (typeof any['query'] === 'function' && typeof any['removeListener'] === 'function') {
-    return async (text, values) => (await any['query']({ text, values })).rows
-  }
-  throw new TypeError(`on() takes a pg client, a Knex transaction or a Drizzle transaction, and not a ${describe(handle)}`)
 }

@@ -75,5 +75,15 @@ test('the samples of the README', async () => {
   assert.deepEqual(await world.sql('SELECT sku, count(*)::int AS n FROM orders GROUP BY sku ORDER BY sku'),
     [{ sku: 'ch_32', n: 1 }, { sku: 'cup', n: 2 }, { sku: 'teapot', n: 1 }])
   assert.equal((await world.sql('SELECT count(*)::int AS n FROM idem_outbox'))[0].n, 1)
-  assert.ok(readme.split('\n').length <= 150, 'a page')
+  assert.ok(readme.split('\n').length <= 220, 'two pages')
+})
+
+test('the versions in the table of integrations are those that the tests run with', async () => {
+  const lock = JSON.parse(await readFile(new URL('../../package-lock.json', import.meta.url), 'utf8')) as { packages: Record<string, { version?: string }> }
+  const named = [...readme.matchAll(/^\|.*\| ([^|]+) \|$/gm)].flatMap((line) => line[1]!.split(', ')).filter((one) => / \d/.test(one))
+  assert.ok(named.length >= 9)
+  for (const one of named) {
+    const [, name, version] = /^(\S+) ([\d.]+)$/.exec(one)!
+    assert.ok([name, `${name}4`].some((as) => lock.packages[`node_modules/${as}`]?.version === version), one)
+  }
 })

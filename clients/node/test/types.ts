@@ -1,15 +1,26 @@
 /** What has to compile, under strict; it is not run. */
-import { drizzle } from 'drizzle-orm/node-postgres'
+import { drizzle, type NodePgDatabase } from 'drizzle-orm/node-postgres'
+import { pgTable, text } from 'drizzle-orm/pg-core'
 import express from 'express'
 import Fastify from 'fastify'
+import type { Knex } from 'knex'
+import type { Kysely } from 'kysely'
 import type pg from 'pg'
 import { Idempotency, type Client } from 'pg-idempotency'
+import { drizzlePool } from 'pg-idempotency/drizzle'
 import { idempotent } from 'pg-idempotency/express'
 import idempotency, { type RouteOptions } from 'pg-idempotency/fastify'
+import { knexPool } from 'pg-idempotency/knex'
+import { kyselyPool } from 'pg-idempotency/kysely'
 import { MemoryIdempotency } from 'pg-idempotency/memory'
+import { sequelizePool } from 'pg-idempotency/sequelize'
+import { typeormPool } from 'pg-idempotency/typeorm'
+import type { Sequelize } from 'sequelize'
+import type { DataSource } from 'typeorm'
 
 interface Charge { id: string; amount: number }
 declare const pool: pg.Pool
+const table = pgTable('t', { a: text() })
 
 /** A repository as it was before. */
 async function order(client: pg.PoolClient): Promise<string> {
@@ -30,6 +41,28 @@ export async function core(): Promise<void> {
   })
   const body: string = await idem.transaction(order)
   console.log(body)
+}
+
+/** In an ORM, the handler gets the ORM's own object. */
+export async function orms(db: NodePgDatabase<{ t: typeof table }>, builder: Knex, kysely: Kysely<{ t: { a: string } }>, source: DataSource, sequelize: Sequelize) {
+  const options = { scope: 'a', key: 'b' }
+  await new Idempotency(drizzlePool(db)).request(options, async (tx) => {
+    await tx.insert(table).values({ a: 'x' })
+    const found: { a: string | null } | undefined = await tx.query.t.findFirst()
+    return { status: 200, body: found?.a }
+  })
+  await new Idempotency(knexPool(builder)).request(options, async (tx) => ({ status: 200, body: (await tx<{ a: string }>('t').first())?.a }))
+  await new Idempotency(kyselyPool(kysely)).request(options, async (tx) => ({ status: 200, body: (await tx.selectFrom('t').select('a').executeTakeFirstOrThrow()).a }))
+  await new Idempotency(typeormPool(source)).request(options, async (manager) => ({ status: 200, body: String(await manager.count('t')) }))
+  const idem = new Idempotency(sequelizePool(sequelize))
+  await idem.request(options, async (transaction) => {
+    await sequelize.query('SELECT 1', { transaction })
+    return { status: 200 }
+  })
+  idempotent(idem, { scope: () => 'a' })(async (req, res) => {
+    await sequelize.query('SELECT 1', { transaction: req.idempotency.tx })
+    res.json({})
+  })
 }
 
 /** What is to run over either. */

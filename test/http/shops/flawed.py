@@ -402,5 +402,12 @@ class LosesConnections(Plain):
         self.pool.connection = connection
 
 
+class OffersPaymentsOnly(Plain):
+    """No mistake: a server that has no other routes than the suite needs."""
+
+    def route(self, request):
+        return super().route(request) if request.path in ('/payments', '/effects', '/ping', '/thanks') else Reply(404)
+
+
 if __name__ == '__main__':
     serve(globals()[os.environ['FLAW']]())

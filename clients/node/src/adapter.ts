@@ -1,0 +1,125 @@
+/**
+ * An ORM's transactions in the place of those on a client of a pool: the one
+ * interface that the integration of each ORM implements.
+ */
+import { TransactionEnded } from './errors.js'
+import type { Row } from './functions.js'
+import type { PoolClientLike, PoolLike, TransactionHandle } from './postgres.js'
+import type { Parameter } from './values.js'
+
+export interface Adapter<Tx> {
+  /** A transaction that has begun. */
+  begin(): Promise<OpenTransaction<Tx>>
+  /** The rows of a statement with $1, $2, in the transaction, or alone. All values and columns are text, but for bytes. */
+  query(text: string, values: Parameter[], tx?: Tx): Promise<Row[]>
+  /** The size of the ORM's pool. */
+  readonly max?: number | undefined
+}
+
+export interface OpenTransaction<Tx> {
+  /** What the handler gets: the ORM's own object. */
+  readonly tx: Tx
+  commit(): Promise<unknown>
+  rollback(): Promise<unknown>
+  /** Methods of tx that end it, which the handler may not call. */
+  readonly ends?: readonly string[]
+  /** The pg client below, where the ORM tells. Only with it is the statement of a handler cancelled that is out of time. */
+  readonly client?: PoolClientLike | undefined
+}
+
+/** The pool of an ORM. */
+export function poolOver<Tx extends object>(adapter: Adapter<Tx>): PoolLike<Tx> {
+  return { connect: async () => new AdapterClient(adapter), options: { max: adapter.max }, adapter }
+}
+
+/** Of an ORM that does not show its client, a statement might be under way. */
+const UNKNOWN = { readyForQuery: false }
+
+/** A client of which BEGIN, COMMIT and ROLLBACK are calls of the ORM. */
+class AdapterClient<Tx extends object> implements PoolClientLike {
+  handle: TransactionHandle<Tx> | undefined
+  #open: OpenTransaction<Tx> | undefined
+  #client: (PoolClientLike & { connection?: { stream?: { destroy?(): void } } }) | undefined
+  #onError: ((error: Error) => void) | undefined
+
+  constructor(readonly adapter: Adapter<Tx>) {}
+
+  get below(): object {
+    return this.#open ? this.#open.client ?? UNKNOWN : this
+  }
+
+  async query({ text, values }: { text: string; values: Parameter[] }): Promise<{ command: string; rows: Row[] }> {
+    const open = this.#open
+    if (text === 'BEGIN') {
+      this.#open = await this.adapter.begin()
+      this.handle = limited(this.#open.tx, this.#open.ends ?? [])
+      this.#client = this.#open.client
+      if (this.#onError) this.#client?.on('error', this.#onError)
+    } else if (text === 'COMMIT' || text === 'ROLLBACK') {
+      this.#open = undefined
+      await (text === 'COMMIT' ? open?.commit() : open?.rollback())
+    } else {
+      return { command: 'SELECT', rows: await this.adapter.query(text, values, open?.tx) }
+    }
+    return { command: text, rows: [] }
+  }
+
+  /** What is broken is closed where the ORM shows it, so that its pool takes another. */
+  release(broken?: boolean): void {
+    const client = this.#client
+    if (client && this.#onError) client.removeListener('error', this.#onError)
+    if (client && broken) {
+      client.on('error', () => undefined)
+      client.connection?.stream?.destroy?.()
+    }
+    this.#open?.rollback().catch(() => undefined)
+    this.#open = this.#client = undefined
+  }
+
+  on(_: 'error', listener: (error: Error) => void): void {
+    this.#onError = listener
+  }
+
+  removeListener(): void {}
+}
+
+/** The object as the handler gets it: it cannot end the transaction, nor use it behind its end. */
+function limited<Tx extends object>(tx: Tx, ends: readonly string[]): TransactionHandle<Tx> {
+  let over = false
+  const checkOpen = (): void => {
+    if (over) throw new TransactionEnded('the transaction of this handle is over')
+  }
+  const refuse = (): never => {
+    throw new TransactionEnded('the handler may not end the transaction, which began with the claim and ends with its completion')
+  }
+  return {
+    over: () => { over = true },
+    tx: new Proxy(tx, {
+      get(target, name) {
+        if (typeof name === 'string' && name !== 'then') checkOpen()
+        if (ends.includes(name as string)) return refuse
+        const found: unknown = Reflect.get(target, name, target)
+        return typeof found === 'function' && name !== 'constructor' ? found.bind(target) : found
+      },
+      apply(target, _, given) {
+        checkOpen()
+        return Reflect.apply(target as (...given: unknown[]) => unknown, undefined, given)
+      },
+    }),
+  }
+}
+
+/** A transaction that an ORM gives to a callback only, as one that begins and ends by calls. */
+export function openedBy<Tx>(transaction: (run: (tx: Tx) => Promise<void>) => Promise<unknown>): Promise<OpenTransaction<Tx>> {
+  return new Promise((resolve, reject) => {
+    const undone = new Error('rolled back')
+    const done = transaction((tx) => new Promise((commit, undo) => {
+      resolve({
+        tx,
+        commit: () => { commit(); return done },
+        rollback: () => { undo(undone); return done.catch((error: unknown) => { if (error !== undone) throw error }) },
+      })
+    }))
+    done.catch(reject)
+  })
+}

@@ -1,0 +1,34 @@
+/** Requests and jobs in Drizzle: new Idempotency(drizzlePool(db)). The handler gets what db.transaction() gives to its callback. */
+import { sql } from 'drizzle-orm'
+import type { NodePgDatabase, NodePgTransaction } from 'drizzle-orm/node-postgres'
+import type { Pool } from 'pg'
+import { openedBy, poolOver } from './adapter.js'
+import type { Row } from './functions.js'
+import type { PoolLike } from './postgres.js'
+import type { Parameter } from './values.js'
+
+/** The transaction that db.transaction() gives. */
+type TransactionOf<Db> = Db extends { transaction(run: (tx: infer Tx) => Promise<any>, ...more: any[]): any } ? Tx & object : never
+
+export function drizzlePool<Db extends NodePgDatabase<any>>(db: Db): PoolLike<TransactionOf<Db>> {
+  const pool = (db as { $client?: Pool }).$client
+  if (typeof pool?.connect !== 'function' || typeof pool.totalCount !== 'number') {
+    throw new TypeError('drizzlePool() needs a database of drizzle-orm/node-postgres over a pg.Pool: one client is no pool, and other drivers were not tested')
+  }
+  type Tx = TransactionOf<Db>
+  return poolOver<Tx>({
+    max: pool.options.max,
+    async begin() {
+      const open = await openedBy<Tx>((run) => db.transaction((tx) => run(tx as unknown as Tx)))
+      return { ...open, client: (open.tx as unknown as { session?: { client?: any } }).session?.client }
+    },
+    async query(text, values, tx) {
+      return (await ((tx ?? db) as NodePgTransaction<any, any>).execute(statement(text, values))).rows as Row[]
+    },
+  })
+}
+
+/** $1 as a parameter of Drizzle's. */
+function statement(text: string, values: Parameter[]): ReturnType<typeof sql> {
+  return sql.join(text.split(/\$(\d+)/).map((part, at) => (at % 2 === 0 ? sql.raw(part) : sql`${values[Number(part) - 1]}`)))
+}

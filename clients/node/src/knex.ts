@@ -1,0 +1,34 @@
+/** Requests and jobs in Knex: new Idempotency(knexPool(knex)). The handler gets a Knex.Transaction. */
+import type { Knex } from 'knex'
+import { poolOver } from './adapter.js'
+import type { PoolLike } from './postgres.js'
+import type { Parameter } from './values.js'
+
+export function knexPool<Record extends object = any>(knex: Knex<Record>): PoolLike<Knex.Transaction<Record>> {
+  const { dialect, config } = knex.client as { dialect?: string; config?: Knex.Config }
+  if (dialect !== 'postgresql') throw new TypeError(`knexPool() needs a Knex with the client 'pg', and this one has the dialect ${dialect}`)
+  return poolOver<Knex.Transaction<Record>>({
+    max: config?.pool?.max ?? 10,
+    async begin() {
+      const tx: Knex.Transaction<Record> = await knex.transaction()
+      // commit() does not tell of its own error; this does.
+      const done = tx.executionPromise
+      done.catch(() => undefined)
+      return {
+        tx, ends: ['commit', 'rollback'], client: await (tx.client as { acquireConnection(): Promise<any> }).acquireConnection(),
+        commit: () => tx.commit().then(() => done),
+        rollback: () => tx.rollback().then(() => done),
+      }
+    },
+    async query(text, values, tx) {
+      // ? stands for a parameter, in the order of the text.
+      const order: Parameter[] = []
+      const sql = text.replaceAll('?', '\\?').replace(/\$(\d+)/g, (_, number: string) => {
+        order.push(values[Number(number) - 1]!)
+        return '?'
+      })
+      const { rows } = await (tx ?? knex).raw(sql, order.map((value) => (value instanceof Uint8Array ? Buffer.from(value) : value))) as { rows: never[] }
+      return rows
+    },
+  })
+}

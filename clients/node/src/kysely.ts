@@ -1,0 +1,50 @@
+/** Requests and jobs in Kysely: new Idempotency(kyselyPool(db)). The handler gets a ControlledTransaction, whose transaction() is a savepoint. */
+import { CompiledQuery, PostgresAdapter, type ControlledTransaction, type Kysely } from 'kysely'
+import { poolOver } from './adapter.js'
+import type { Row } from './functions.js'
+import type { PoolLike } from './postgres.js'
+
+type Controlled<DB> = ControlledTransaction<DB, any>
+
+/** max: the size of the dialect's pool, which Kysely does not tell. */
+export function kyselyPool<DB>(db: Kysely<DB>, max?: number): PoolLike<Controlled<DB>> {
+  const { adapter } = db.getExecutor()
+  if (!(adapter instanceof PostgresAdapter)) throw new TypeError(`kyselyPool() needs a Kysely of PostgreSQL, and this one has a ${adapter.constructor.name}`)
+  return poolOver<Controlled<DB>>({
+    max,
+    async begin() {
+      const tx = await db.startTransaction().execute()
+      const rollback = (): Promise<void> => tx.rollback().execute()
+      return {
+        tx: withSavepoints(tx), ends: ['commit', 'rollback'],
+        // Where COMMIT fails, only this gives the connection back.
+        commit: () => tx.commit().execute().catch((error: unknown) => rollback().catch(() => undefined).then(() => { throw error })),
+        rollback,
+      }
+    },
+    async query(text, values, tx) {
+      return (await (tx ?? db).withoutPlugins().executeQuery<Row>(CompiledQuery.raw(text, values))).rows
+    },
+  })
+}
+
+/** Kysely's own transaction() in a transaction is an error. */
+function withSavepoints<DB>(tx: Controlled<DB>, depth = 1): Controlled<DB> {
+  const name = `nested_${depth}`
+  const execute = async <T>(run: (inner: Controlled<DB>) => Promise<T>): Promise<T> => {
+    const inner = await (tx as ControlledTransaction<DB>).savepoint(name).execute() as Controlled<DB>
+    try {
+      const result = await run(withSavepoints(inner, depth + 1))
+      await inner.releaseSavepoint(name as never).execute()
+      return result
+    } catch (error) {
+      await inner.rollbackToSavepoint(name as never).execute()
+      throw error
+    }
+  }
+  const mode = (): never => {
+    throw new TypeError('a savepoint has the isolation level and the access mode of its transaction')
+  }
+  const builder = { execute, setIsolationLevel: mode, setAccessMode: mode }
+  return Object.defineProperty(tx, 'transaction', { configurable: true, value: () => builder })
+}

@@ -1,0 +1,305 @@
+/** request(), job() and transaction() in each ORM that has an adapter, against a server. */
+import assert from 'node:assert/strict'
+import { after, before, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { PrismaPg } from '@prisma/adapter-pg'
+import { drizzle } from 'drizzle-orm/node-postgres'
+import { bigserial, pgTable, text } from 'drizzle-orm/pg-core'
+import express from 'express'
+import knex from 'knex'
+import { Kysely, PostgresDialect, sql } from 'kysely'
+import pg from 'pg'
+import { Idempotency, TimedOut, TransactionEnded, type PoolLike } from 'pg-idempotency'
+import { drizzlePool } from 'pg-idempotency/drizzle'
+import { idempotent } from 'pg-idempotency/express'
+import { knexPool } from 'pg-idempotency/knex'
+import { kyselyPool } from 'pg-idempotency/kysely'
+import { prismaPool } from 'pg-idempotency/prisma'
+import { sequelizePool } from 'pg-idempotency/sequelize'
+import { typeormPool } from 'pg-idempotency/typeorm'
+import { Sequelize } from 'sequelize'
+import { DataSource, EntitySchema } from 'typeorm'
+import { PrismaClient } from './prisma-client.js'
+import { key, Proxy, World } from './support.js'
+
+let world: World
+let proxy: Proxy
+before(async () => {
+  world = await World.make()
+  world.proxy = proxy = await Proxy.start()
+})
+after(() => world.end())
+
+const MAX = 4
+const config = () => ({ host: '127.0.0.1', port: proxy.port, user: process.env['PGUSER'] ?? 'postgres', database: world.database, max: MAX })
+
+interface Orm {
+  pool: PoolLike<any>
+  /** By the ORM's own means. */
+  insert(tx: any, what: string): PromiseLike<unknown>
+  /** A statement that is not the ORM's. */
+  raw(tx: any, statement: string): PromiseLike<unknown>
+  /** The ORM's own transaction in the transaction. */
+  nested(tx: any, run: (inner: any) => Promise<void>): Promise<unknown>
+  /** A transaction without us. */
+  own(run: (tx: any) => Promise<void>): Promise<unknown>
+  commit?(tx: any): Promise<unknown>
+  end(): Promise<unknown>
+  /** Whether it shows the pg client. */
+  cancels: boolean
+}
+
+const effects = pgTable('effects', { id: bigserial({ mode: 'number' }).primaryKey(), what: text().notNull() })
+const Effect = new EntitySchema<{ id: string; what: string }>({ name: 'effects', columns: { id: { type: 'bigint', primary: true, generated: true }, what: { type: 'text' } } })
+
+const orms: Record<string, () => Promise<Orm>> = {
+  async Knex() {
+    const db = knex({ client: 'pg', connection: config(), pool: { min: 0, max: MAX } })
+    return {
+      pool: knexPool(db), cancels: true, end: () => db.destroy(),
+      insert: (tx, what) => tx('effects').insert({ what }),
+      raw: (tx, statement) => tx.raw(statement),
+      nested: (tx, run) => tx.transaction(run),
+      own: (run) => db.transaction(run),
+      commit: (tx) => tx.commit(),
+    }
+  },
+  async Drizzle() {
+    const pool = new pg.Pool(config())
+    pool.on('error', () => undefined)
+    const db = drizzle(pool, { schema: { effects } })
+    return {
+      pool: drizzlePool(db), cancels: true, end: () => pool.end(),
+      insert: (tx, what) => tx.insert(effects).values({ what }),
+      raw: (tx, statement) => tx.execute(statement),
+      nested: (tx, run) => tx.transaction(run),
+      own: (run) => db.transaction(run),
+    }
+  },
+  async Kysely() {
+    const pool = new pg.Pool(config())
+    pool.on('error', () => undefined)
+    // Of those in use, which Kysely does not listen to.
+    pool.on('connect', (client) => client.on('error', () => undefined))
+    const db = new Kysely<{ effects: { what: string } }>({ dialect: new PostgresDialect({ pool }) })
+    return {
+      pool: kyselyPool(db, MAX), cancels: false, end: () => db.destroy(),
+      insert: (tx, what) => tx.insertInto('effects').values({ what }).execute(),
+      raw: (tx, statement) => sql.raw(statement).execute(tx),
+      nested: (tx, run) => tx.transaction().execute(run),
+      own: (run) => db.transaction().execute(run),
+      commit: async (tx) => tx.commit().execute(),
+    }
+  },
+  async TypeORM() {
+    const { user, ...rest } = config()
+    const source = await new DataSource({ type: 'postgres', username: user, ...rest, poolSize: MAX, entities: [Effect], poolErrorHandler: () => undefined }).initialize()
+    return {
+      pool: typeormPool(source), cancels: true, end: () => source.destroy(),
+      insert: (tx, what) => tx.getRepository(Effect).insert({ what }),
+      raw: (tx, statement) => tx.query(statement),
+      nested: (tx, run) => tx.transaction(run),
+      own: (run) => source.transaction(run),
+      commit: async (tx) => tx.release(),
+    }
+  },
+  async Prisma() {
+    const prisma = new PrismaClient({ adapter: new PrismaPg(config(), { onPoolError: () => undefined }) })
+    return {
+      pool: prismaPool(prisma, MAX), cancels: false, end: () => prisma.$disconnect(),
+      insert: (tx, what) => tx.effects.create({ data: { what } }),
+      raw: (tx, statement) => tx.$executeRawUnsafe(statement),
+      nested: (tx, run) => tx.$transaction(run),
+      own: (run) => prisma.$transaction(run),
+    }
+  },
+  async Sequelize() {
+    const { user, ...rest } = config()
+    const sequelize = new Sequelize({ dialect: 'postgres', username: user, ...rest, pool: { max: MAX }, logging: false })
+    return {
+      pool: sequelizePool(sequelize), cancels: true, end: () => sequelize.close(),
+      insert: (transaction, what) => sequelize.query('INSERT INTO effects (what) VALUES ($1)', { bind: [what], transaction }),
+      raw: (transaction, statement) => sequelize.query(statement, { transaction }),
+      nested: (transaction, run) => sequelize.transaction({ transaction }, run),
+      own: (run) => sequelize.transaction(run),
+      commit: (tx) => tx.commit(),
+    }
+  },
+}
+
+const options = (one: string, more: object = {}) => ({ scope: 'scope', key: one, ...more })
+
+for (const [name, make] of Object.entries(orms)) {
+  test(name, async (context) => {
+    const orm = await make()
+    const idem = new Idempotency<any>(orm.pool)
+    const makes = (what: string) => async (tx: any) => {
+      await orm.insert(tx, what)
+      return { status: 201, body: what }
+    }
+    const scenario = (what: string, run: (one: string) => Promise<void>) => context.test(what, () => run(key()))
+    try {
+      await scenario('a request takes effect once and is replayed, and its messages commit with it', async (one) => {
+        for (const replayed of [false, true]) {
+          const result = await idem.request(options(one, { method: 'POST', path: '/', body: '{"a": 1}' }), async (tx) => {
+            await idem.on(tx).publish(one, { what: 'for ? and $1' }, { headers: { h: 1 } })
+            assert.equal(await idem.once('scope', one).catch((error: Error) => error.name), 'TypeError', 'not on a second connection')
+            return makes(one)(tx)
+          })
+          assert.deepEqual([result.status, result.body, result.replayed], [201, one, replayed])
+        }
+        assert.equal(await world.effects(one), 1)
+        const [message] = await idem.outboxTake({ topics: [one] })
+        assert.deepEqual([message!.payload, message!.headers], [{ what: 'for ? and $1' }, { h: 1 }])
+        const bytes = key()
+        await idem.request(options(bytes), () => ({ status: 200, body: Buffer.from([0, 255]) }))
+        assert.deepEqual((await idem.lookup('scope', bytes))!.responseBytes, Buffer.from([0, 255]))
+      })
+      await scenario('an error rolls back, and a response that is not stored', async (one) => {
+        await assert.rejects(idem.request(options(one), async (tx) => { await orm.insert(tx, one); throw new Error('no') }), /^Error: no$/)
+        assert.equal((await idem.request(options(one), async (tx) => ({ ...await makes(one)(tx), status: 503 }))).stored, false)
+        assert.equal(await idem.lookup('scope', one), undefined)
+        assert.equal(await world.effects(one), 0)
+      })
+      await scenario("the ORM's own transaction is a savepoint", async (one) => {
+        await idem.request(options(one), async (tx) => {
+          await orm.insert(tx, one)
+          await assert.rejects(orm.nested(tx, async (inner) => {
+            await orm.insert(inner, `${one} undone`)
+            throw new Error('undo')
+          }), /undo/)
+          await assert.rejects(Promise.resolve(orm.nested(tx, async (inner) => { await orm.raw(inner, 'SELECT 1 / 0') })))
+          await orm.nested(tx, async (inner) => {
+            await orm.insert(inner, `${one} kept`)
+            await idem.on(inner).once('scope', one)
+          })
+          return { status: 200 }
+        })
+        assert.deepEqual([await world.effects(one), await world.effects(`${one} undone`), await world.effects(`${one} kept`)], [1, 0, 1])
+        assert.equal(await idem.once('scope', one), false)
+      })
+      await scenario('40001 runs again', async (one) => {
+        let tries = 0
+        await idem.request(options(one), async (tx) => {
+          if (++tries < 3) await orm.raw(tx, "DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$")
+          return makes(one)(tx)
+        })
+        assert.deepEqual([tries, await world.effects(one)], [3, 1])
+      })
+      await scenario('an error of the database that the handler swallows is no success', async (one) => {
+        const swallow = async (tx: any) => {
+          await orm.insert(tx, one)
+          await Promise.resolve(orm.raw(tx, 'SELECT 1 / 0')).catch(() => undefined)
+          return { status: 200 }
+        }
+        await assert.rejects(idem.request(options(one), swallow), TransactionEnded)
+        await assert.rejects(idem.transaction(swallow), TransactionEnded)
+        assert.equal(await world.effects(one), 0)
+      })
+      await scenario('the handler can neither end the transaction nor use it behind its end', async (one) => {
+        if (orm.commit) await assert.rejects(idem.request(options(one), async (tx) => { await orm.commit!(tx); return { status: 200 } }), TransactionEnded)
+        let kept: any
+        await idem.request(options(one), (tx) => { kept = tx; return { status: 200 } })
+        await assert.rejects(async () => { await orm.insert(kept, one) })
+        await assert.rejects(idem.request(options(key()), async (tx) => {
+          await orm.insert(tx, one)
+          await orm.raw(tx, 'ROLLBACK')
+          return { status: 200 }
+        }), /rolled its transaction back/)
+        assert.equal(await world.effects(one), 0)
+      })
+      await scenario('a job', async (one) => {
+        for (const replayed of [false, true]) {
+          const result = await idem.job(options(one), async (job) => {
+            const value = await job.step('charge', () => 'ch_1')
+            await job.finish((tx) => makes(one + value)(tx))
+          })
+          assert.deepEqual([result.body, result.replayed], [`${one}ch_1`, replayed])
+        }
+        assert.equal(await world.effects(`${one}ch_1`), 1)
+      })
+      await scenario('on(): in a transaction of your own', async (one) => {
+        await assert.rejects(orm.own(async (tx) => {
+          assert.equal(await idem.on(tx).once('scope', one), true)
+          assert.deepEqual(await idem.on(tx).onceMany('scope', [one, 'what? $1']), ['what? $1'])
+          throw new Error('undo')
+        }), /undo/)
+        assert.equal(await idem.once('scope', one), true)
+        await orm.own(async (tx) => assert.rejects(idem.on(tx).claim('scope', 'short'), { name: 'KeyInvalid' })).catch(() => undefined)
+      })
+      await scenario('many duplicates at once', async (one) => {
+        const results = await Promise.all(Array.from({ length: 30 }, () => idem.request(options(one, { wait: '20 seconds' }), makes(one))))
+        assert.equal(results.filter(({ replayed }) => !replayed).length, 1)
+        assert.equal(await world.effects(one), 1)
+      })
+      await scenario('the answer to COMMIT is lost', async (one) => {
+        let tries = 0
+        const result = await idem.request(options(one), async (tx) => {
+          if (++tries === 1) proxy.cutAfter = 'COMMIT'
+          return makes(one)(tx)
+        })
+        assert.equal(proxy.cutAfter, undefined)
+        assert.deepEqual([result.status, result.replayed, tries], [201, true, 1])
+        assert.equal(await world.effects(one), 1)
+      })
+      await scenario('a handler that is out of time', async (one) => {
+        const began = performance.now()
+        const marked = `SELECT pg_sleep(${orm.cancels ? 30 : 3}) /* ${one} */`
+        await assert.rejects(idem.request(options(one, { timeoutMs: 500 }), async (tx) => {
+          await orm.insert(tx, one)
+          await orm.raw(tx, marked)
+          return { status: 200 }
+        }), TimedOut)
+        assert.ok(performance.now() - began < 2900, 'nobody waits for its statement')
+        for (let tries = 0; ; tries++) {
+          const [{ n }] = await world.sql("SELECT count(*)::int AS n FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND state <> 'idle' AND query LIKE $1", [`%${one}%`])
+          if (n === 0) break
+          assert.ok(tries < 100, 'its statement has ended')
+          await sleep(100)
+        }
+        assert.equal(await world.effects(one), 0)
+      })
+      await scenario('in a middleware', async (one) => {
+        const app = express()
+        const guarded = idempotent(idem, { scope: () => 'scope' })
+        app.post('/', guarded(async (req, res) => {
+          await orm.insert(req.idempotency.tx, one)
+          res.status(201).json({ what: one })
+        }))
+        const server = app.listen(0, '127.0.0.1')
+        await new Promise((resolve) => server.on('listening', resolve))
+        const port = (server.address() as { port: number }).port
+        for (const replayed of [null, 'true']) {
+          const answer = await fetch(`http://127.0.0.1:${port}/`, { method: 'POST', headers: { 'Idempotency-Key': one } })
+          assert.deepEqual([answer.status, answer.headers.get('Idempotent-Replayed'), await answer.json()], [201, replayed, { what: one }])
+        }
+        server.close()
+        server.closeAllConnections()
+        assert.equal(await world.effects(one), 1)
+      })
+      await scenario('all connections have come back', async (one) => {
+        for (let tries = 0; ; tries++) {
+          const [{ n }] = await world.sql("SELECT count(*)::int AS n FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idle'")
+          if (n === 0) break
+          assert.ok(tries < 100)
+          await sleep(50)
+        }
+        await Promise.all(Array.from({ length: 2 * MAX }, (_, at) => idem.request(options(`${one}${at}`), makes(one))))
+        assert.equal(await world.effects(one), 2 * MAX)
+      })
+    } finally {
+      await orm.end()
+    }
+  })
+}
+
+test('what no adapter can serve is refused when the pool is made', async () => {
+  assert.throws(() => knexPool(knex({ client: 'mysql2' })), /client 'pg', and this one has the dialect mysql/)
+  const client = new pg.Client()
+  assert.throws(() => drizzlePool(drizzle(client) as never), /one client is no pool/)
+  assert.throws(() => typeormPool({ options: { type: 'mysql' } } as never), /the type 'postgres', and this one is of mysql/)
+  assert.throws(() => prismaPool({ _activeProvider: 'mysql' } as never), /provider postgresql, and this one is of mysql/)
+  assert.throws(() => sequelizePool({ getDialect: () => 'sqlite' } as never), /dialect postgres, and this one is of sqlite/)
+  const { SqliteDialect } = await import('kysely')
+  assert.throws(() => kyselyPool(new Kysely<object>({ dialect: new SqliteDialect({ database: {} as never }) })), /Kysely of PostgreSQL, and this one has a SqliteAdapter/)
+})

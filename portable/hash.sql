@@ -1,0 +1,259 @@
+-- Request hashes and canonical JSON (RFC 8785).
+--
+-- The functions have no settings and write nothing.  Their helpers are bound to
+-- pg_catalog by the search_path of the callers.
+
+--@ helpers
+-- The exact value of a positive double that is an integer: a cast to numeric
+-- keeps 15 digits.
+CREATE FUNCTION @S@.idem_p_exact_integer(value float8)
+RETURNS numeric
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+	SELECT ((b.bits & 4503599627370495) | 4503599627370496)::numeric
+		* 2::numeric ^ ((b.bits >> 52) & 2047)::int::numeric / 2::numeric ^ 1075
+	FROM (SELECT ('x' || encode(float8send(abs(value)), 'hex'))::bit(64)::bigint) AS b (bits)
+$$;
+COMMENT ON FUNCTION @S@.idem_p_exact_integer(float8) IS
+'The exact value of a double that is an integer.';
+
+-- The digits of a number are d1 d2 ..., its value 0.d1d2... * 10^exponent.
+CREATE FUNCTION @S@.idem_p_canonical_number(value numeric)
+RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET extra_float_digits = 1
+AS $$
+DECLARE
+	plain text;
+	digits text;
+	count int;
+	exponent int;
+	double float8;
+	scientific text;
+	shorter text;
+BEGIN
+	IF value = 0 THEN
+		RETURN '0';
+	END IF;
+	plain := abs(value)::text;
+	digits := trim(trailing '0' FROM ltrim(replace(plain, '.', ''), '0'));
+	count := char_length(digits);
+	IF plain LIKE '0%' THEN
+		exponent := -(char_length(plain) - 2 - char_length(ltrim(substr(plain, 3), '0')));
+	ELSE
+		exponent := char_length(split_part(plain, '.', 1));
+	END IF;
+
+	-- Up to 15 digits are the double's own, within its range.
+	IF count <= 17 AND (count > 15 OR exponent NOT BETWEEN -305 AND 308) THEN
+		BEGIN
+			double := abs(value)::float8;
+		EXCEPTION WHEN numeric_value_out_of_range THEN
+			double := 0;
+		END;
+		IF double > 0 AND double < 'Infinity'
+			AND (count > exponent OR @S@.idem_p_exact_integer(double) = abs(value))
+		THEN
+			scientific := double::text;
+			plain := split_part(scientific, 'e', 1);
+			exponent := coalesce(nullif(split_part(scientific, 'e', 2), '')::int, 0)
+				+ CASE WHEN plain LIKE '0.%' THEN -(char_length(plain) - 2 - char_length(ltrim(substr(plain, 3), '0')))
+					ELSE char_length(split_part(plain, '.', 1)) END;
+			digits := trim(trailing '0' FROM ltrim(replace(plain, '.', ''), '0'));
+			count := char_length(digits);
+			-- The server avoids a decimal half-way between two doubles; ECMAScript does not.
+			IF double >= 18014398509481984 THEN
+				FOR i IN 1 .. count - 1 LOOP
+					shorter := round(@S@.idem_p_exact_integer(double), i - exponent)::text;
+					IF char_length(split_part(shorter, '.', 1)) = exponent AND shorter::float8 = double THEN
+						digits := left(shorter, i);
+						count := i;
+						EXIT;
+					END IF;
+				END LOOP;
+			END IF;
+		END IF;
+	END IF;
+
+	RETURN CASE WHEN value < 0 THEN '-' ELSE '' END || CASE
+		WHEN exponent > 21 OR exponent <= -6 THEN left(digits, 1) || CASE WHEN count > 1 THEN '.' || substr(digits, 2) ELSE '' END
+			|| 'e' || CASE WHEN exponent > 0 THEN '+' ELSE '' END || (exponent - 1)
+		WHEN exponent <= 0 THEN '0.' || repeat('0', -exponent) || digits
+		WHEN exponent >= count THEN digits || repeat('0', exponent - count)
+		ELSE left(digits, exponent) || '.' || substr(digits, exponent + 1) END;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_canonical_number(numeric) IS
+'A number in canonical JSON: the nearest double as ECMAScript writes it, or, if no double has that value, its own digits.';
+
+-- Bytes in which U+E000 to U+FFFF come after the characters beyond them, as in UTF-16.
+CREATE FUNCTION @S@.idem_p_member_order(name text)
+RETURNS bytea
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+	SELECT CASE WHEN name COLLATE "C" !~ '[^\u0001-\u007f]' THEN convert_to(name, 'UTF8')
+		ELSE decode(regexp_replace(encode(convert_to(name, 'UTF8'), 'hex'),
+			'((?:..)*?)(ee|ef)(?=(?:..)*$)', '\1f9\2', 'g'), 'hex') END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_member_order(text) IS
+'Sort key for the names of members in canonical JSON: the order of UTF-16 code units.';
+
+CREATE TYPE @S@.idem_p_json_level AS (
+	containers jsonb[]
+);
+COMMENT ON TYPE @S@.idem_p_json_level IS
+'The objects and arrays at one depth of a JSON document.';
+
+CREATE FUNCTION @S@.idem_p_canonical_scalar(value jsonb)
+RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+	SELECT CASE jsonb_typeof(value) WHEN 'number' THEN CASE WHEN value::text ~ '^(0|-?[1-9][0-9]{0,14})$' THEN value::text
+			ELSE @S@.idem_p_canonical_number(value::numeric) END
+		WHEN 'object' THEN NULL WHEN 'array' THEN NULL ELSE value::text END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_canonical_scalar(jsonb) IS
+'Canonical JSON of a value; NULL for an object or an array.';
+
+CREATE FUNCTION @S@.idem_p_elements(container jsonb, OUT place bigint, OUT name text, OUT value jsonb)
+RETURNS SETOF record
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+	SELECT m.ordinality, m.key, m.value
+	FROM jsonb_each(CASE jsonb_typeof(container) WHEN 'object' THEN container END) WITH ORDINALITY AS m
+	UNION ALL
+	SELECT a.ordinality, NULL, a.value
+	FROM jsonb_array_elements(CASE jsonb_typeof(container) WHEN 'array' THEN container END) WITH ORDINALITY AS a
+$$;
+COMMENT ON FUNCTION @S@.idem_p_elements(jsonb) IS
+'The members of an object, or the elements of an array.';
+
+-- Level by level, down and up again, because a document can be nested more
+-- deeply than functions can call each other.
+CREATE FUNCTION @S@.idem_p_canonical(document jsonb)
+RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $$
+DECLARE
+	levels @S@.idem_p_json_level[];
+	level @S@.idem_p_json_level;
+	depth int := 0;
+	texts text[];
+BEGIN
+	IF document IS NULL OR jsonb_typeof(document) NOT IN ('object', 'array') THEN
+		RETURN @S@.idem_p_canonical_scalar(document);
+	END IF;
+	level.containers := ARRAY[document];
+	WHILE level.containers IS NOT NULL LOOP
+		depth := depth + 1;
+		levels[depth] := level;
+		SELECT array_agg(e.value ORDER BY c.number, e.place) INTO level.containers
+			FROM unnest(level.containers) WITH ORDINALITY AS c (value, number)
+			CROSS JOIN LATERAL @S@.idem_p_elements(c.value) AS e
+			WHERE jsonb_typeof(e.value) IN ('object', 'array');
+	END LOOP;
+
+	-- texts: of the containers one level further down, in the same order
+	WHILE depth > 0 LOOP
+		level := levels[depth];
+		-- The containers themselves are not to be sorted, which can be large.
+		WITH n AS MATERIALIZED (
+			SELECT c.number, jsonb_typeof(c.value) = 'object' AS is_object, e.place, e.name,
+				jsonb_typeof(e.value) IN ('object', 'array') AS is_container,
+				@S@.idem_p_canonical_scalar(e.value) AS text
+			FROM unnest(level.containers) WITH ORDINALITY AS c (value, number)
+			LEFT JOIN LATERAL @S@.idem_p_elements(c.value) AS e ON true
+		)
+		SELECT array_agg(t.text ORDER BY t.number) INTO texts
+			FROM (
+				SELECT m.number, CASE WHEN m.is_object
+					THEN '{' || coalesce(string_agg(to_json(m.name)::text || ':' || m.text, ','
+						ORDER BY @S@.idem_p_member_order(m.name)) FILTER (WHERE m.text IS NOT NULL), '') || '}'
+					ELSE '[' || coalesce(string_agg(m.text, ',' ORDER BY m.place), '') || ']' END AS text
+				FROM (
+					SELECT n.number, n.is_object, n.place, n.name, CASE WHEN n.is_container THEN texts[count(*)
+						FILTER (WHERE n.is_container) OVER (ORDER BY n.number, n.place)] ELSE n.text END AS text
+					FROM n
+				) AS m
+				GROUP BY m.number, m.is_object
+			) AS t;
+		depth := depth - 1;
+	END LOOP;
+	RETURN texts[1];
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_canonical(jsonb) IS
+'Canonical JSON of a document.';
+
+CREATE FUNCTION @S@.idem_p_hash(method text, path text, body bytea)
+RETURNS bytea
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $$
+BEGIN
+	IF method IS NULL THEN
+		PERFORM @S@.idem_p_null('method');
+	ELSIF path IS NULL THEN
+		PERFORM @S@.idem_p_null('path');
+	ELSIF method COLLATE "C" !~ '^[a-zA-Z0-9!#$%&''*+.^_`|~-]+$' THEN
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid HTTP method',
+			HINT = 'Pass GET, POST, PUT or another token of letters, digits and !#$%&''*+-.^_`|~ characters.';
+	END IF;
+	RETURN sha256(convert_to(upper(method COLLATE "C") || ':' || replace(path, ':', '%3A') || ':', 'UTF8')
+		|| coalesce(body, ''));
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_hash(text, text, bytea) IS
+'SHA-256 of a request whose body is in its final form.';
+
+-- The server's own errors quote the text in DETAIL, and errors go to the server
+-- log, where a request body has no place.
+CREATE FUNCTION @S@.idem_p_parse_body(body text)
+RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $$
+DECLARE
+	state text;
+	is_json boolean := true;
+BEGIN
+	RETURN body::jsonb;
+EXCEPTION WHEN data_exception THEN
+	GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE;
+	BEGIN
+		PERFORM body::json;
+	EXCEPTION WHEN data_exception THEN
+		is_json := false;
+	END;
+	IF is_json THEN
+		RAISE EXCEPTION USING ERRCODE = state,
+			MESSAGE = 'request body has a value that jsonb cannot hold',
+			HINT = 'Hash the body as bytea, byte for byte.';
+	END IF;
+	RAISE EXCEPTION USING ERRCODE = state,
+		MESSAGE = CASE state WHEN '22P02' THEN 'request body is not JSON'
+			ELSE 'request body has a character that this database cannot hold' END,
+		HINT = 'Send JSON, or hash the body as bytea, byte for byte.';
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_parse_body(text) IS
+'The jsonb of a request body. Raises an error of class 22 that does not show the body.';
+
+--@ idem_request_hash_text plpgsql
+BEGIN
+	RETURN @S@.idem_p_hash(method, path,
+		CASE WHEN body <> '' THEN convert_to(@S@.idem_p_canonical(@S@.idem_p_parse_body(body)), 'UTF8') END);
+END
+
+--@ idem_request_hash_jsonb plpgsql
+BEGIN
+	RETURN @S@.idem_p_hash(method, path, convert_to(@S@.idem_p_canonical(body), 'UTF8'));
+END
+
+--@ idem_request_hash_bytea plpgsql
+BEGIN
+	RETURN @S@.idem_p_hash(method, path, body);
+END
+
+--@ idem_canonical_json plpgsql
+BEGIN
+	RETURN @S@.idem_p_canonical(document);
+END

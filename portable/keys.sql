@@ -1,0 +1,1097 @@
+-- Request keys.
+--
+-- Drawing a claim token and writing it are one step under an advisory lock of the
+-- key, which a call takes for its transaction, and under the lock of the row,
+-- where there is one.  A call that does not get one of them reports that the
+-- claim is in progress, or waits, if it is allowed to.  The unique index decides
+-- in any case: if two keys have the same lock number, one of them is reported as
+-- in progress without need, and nothing else happens.
+--
+-- Replays, conflicts and keys in progress are found by reading, without a lock.
+--
+-- The tokens of the claims that this transaction has taken are in a setting that
+-- is local to the transaction.  A session that forges it could pass the tokens
+-- as arguments just as well.
+
+--@ helpers
+CREATE FUNCTION @S@.idem_p_redacted(key text)
+RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+	SELECT format('"%s..." (%s characters)', CASE WHEN char_length(key) > 4 THEN left(key, 4) ELSE '' END, char_length(key))
+$$;
+COMMENT ON FUNCTION @S@.idem_p_redacted(text) IS
+'A key as messages show it.';
+
+CREATE FUNCTION @S@.idem_p_key_error(key text)
+RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	format CONSTANT text := @S@.idem_p_setting('key_format');
+BEGIN
+	RETURN CASE
+		WHEN key COLLATE "C" ~ CASE format WHEN 'printable' THEN '[^ -~]' ELSE '[^a-zA-Z0-9_:.-]' END
+			THEN 'It contains a character that is not allowed.'
+		WHEN format = 'uuid' AND key COLLATE "C" !~ '^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$'
+			THEN 'It is not a UUID, 8-4-4-4-12 hexadecimal digits.'
+		WHEN octet_length(key) < @S@.idem_p_setting('key_min_length')::int THEN 'It is too short.'
+		WHEN octet_length(key) > @S@.idem_p_setting('key_max_length')::int THEN 'It is too long.'
+		END;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_key_error(text) IS
+'What is wrong with a key, as a sentence; NULL if nothing is.';
+
+CREATE FUNCTION @S@.idem_p_check_new_key(key text)
+RETURNS void
+LANGUAGE plpgsql STABLE
+AS $$
+DECLARE
+	error CONSTANT text := @S@.idem_p_key_error(key);
+	format CONSTANT text := @S@.idem_p_setting('key_format');
+BEGIN
+	IF error IS NOT NULL THEN
+		RAISE EXCEPTION USING ERRCODE = 'ID001',
+			MESSAGE = 'invalid idempotency key ' || @S@.idem_p_redacted(key),
+			DETAIL = error,
+			HINT = CASE format WHEN 'uuid' THEN 'Let the client send a UUID.'
+				ELSE format('Let the client send a UUID, or any key of %s to %s %s',
+					@S@.idem_p_setting('key_min_length'), @S@.idem_p_setting('key_max_length'),
+					CASE format WHEN 'printable' THEN 'printable ASCII characters.'
+						ELSE 'characters out of A-Z a-z 0-9 _ - : .' END) END;
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_check_new_key(text) IS
+'Raises ID001 for a key that breaks the rules for new ones.';
+
+CREATE FUNCTION @S@.idem_p_check_key_arguments(scope text, key text)
+RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+AS $$
+BEGIN
+	PERFORM @S@.idem_p_check_name(scope, 'scope');
+	IF key IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = 'ID001', MESSAGE = 'idempotency key must not be null';
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_check_key_arguments(text, text) IS
+'Raises 22004 or 22023 for a bad scope, ID001 for a NULL key.';
+
+CREATE FUNCTION @S@.idem_p_check_hash(hash bytea, name text)
+RETURNS void
+LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+	IF octet_length(hash) NOT BETWEEN 1 AND 64 THEN
+		RAISE EXCEPTION USING ERRCODE = '22023',
+			MESSAGE = format('argument "%s" must have 1 to 64 bytes', name),
+			HINT = 'Use idem_request_hash(), or another digest of the request.';
+	ELSIF hash IS NULL AND @S@.idem_p_setting('require_request_hash') = 'on' THEN
+		RAISE EXCEPTION USING ERRCODE = '22004',
+			MESSAGE = format('argument "%s" must not be null', name),
+			DETAIL = 'The setting "idempotency.require_request_hash" is on.',
+			HINT = 'Pass idem_request_hash(), or another digest of the request.';
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_check_hash(bytea, text) IS
+'Raises 22023 for a request hash of a wrong length, 22004 for a missing one if the operator wants one with each claim.';
+
+CREATE FUNCTION @S@.idem_p_check_size(size bigint, name text)
+RETURNS void
+LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+	IF size > @S@.idem_p_setting('max_response_size')::bigint THEN
+		RAISE EXCEPTION USING ERRCODE = '54000',
+			MESSAGE = format('argument "%s" is too large', name),
+			DETAIL = format('It has %s bytes, %s are allowed.', size, @S@.idem_p_setting('max_response_size')),
+			HINT = 'Store a reference to it, or have "idempotency.max_response_size" raised.';
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_check_size(bigint, text) IS
+'Raises 54000 for an argument above idempotency.max_response_size.';
+
+-- A call that returns rows of many users must not fail because one is too long.
+CREATE FUNCTION @S@.idem_p_check_text_size(size bigint, document jsonb, second jsonb, name text)
+RETURNS void
+LANGUAGE plpgsql STABLE
+AS $$
+DECLARE
+	allowed CONSTANT bigint := least(268435456, greatest(4194304, size * 10));
+BEGIN
+	-- No byte of a jsonb becomes 10,000 bytes of text.
+	IF size > 419 AND octet_length(document::text) + coalesce(octet_length(second::text), 0) > allowed THEN
+		RAISE EXCEPTION USING ERRCODE = '54000',
+			MESSAGE = CASE WHEN name IS NULL THEN 'message is too large' ELSE format('argument "%s" is too large', name) END,
+			DETAIL = format(CASE WHEN name IS NULL THEN 'Its payload and headers have more than %s bytes of text.'
+				ELSE 'It has more than %s bytes of text.' END, allowed),
+			HINT = CASE WHEN name IS NULL THEN 'Publish a reference to the data.' ELSE 'Store a reference to it.' END;
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_check_text_size(bigint, jsonb, jsonb, text) IS
+'Raises 54000 for documents that are far longer as text; without a name, of a message.';
+
+-- What a record means for a claim; lapsed: it can be taken over, unless this
+-- transaction holds it.  The planner inlines this.
+CREATE FUNCTION @S@.idem_p_judge(k @S@.idem_keys, hash bytea, clock timestamptz)
+RETURNS text
+LANGUAGE sql STABLE
+AS $$
+	SELECT CASE
+		WHEN k.expires_at <= clock THEN CASE
+			WHEN @S@.idem_p_setting('expired_key_policy') = 'reject'
+				AND (@S@.idem_p_setting('tombstone_retention') = '0'
+					OR clock < k.expires_at + @S@.idem_p_setting('tombstone_retention')::float8 * '1 ms'::interval)
+				THEN 'expired'
+			ELSE 'new' END
+		WHEN k.request_hash <> hash THEN 'hash_conflict'
+		WHEN k.state = 'completed' THEN 'replay'
+		WHEN k.state = 'erased' THEN 'erased'
+		WHEN k.state = 'failed' THEN 'new'
+		WHEN k.state <> 'started' THEN 'unrecognized'
+		WHEN clock < k.lease_expires_at THEN 'in_progress'
+		ELSE 'lapsed' END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_judge(@S@.idem_keys, bytea, timestamptz) IS
+'What a record means for a claim with this request hash.';
+
+CREATE FUNCTION @S@.idem_p_next_token(previous bigint)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	token bigint := nextval('@S@.idem_claim_tokens');
+BEGIN
+	WHILE token <= previous LOOP
+		IF previous > 4611686018427387903 THEN
+			RAISE EXCEPTION USING ERRCODE = '2200H',
+				MESSAGE = 'no claim token is higher than that of the record',
+				HINT = 'Delete the record with idem_forget().';
+		END IF;
+		PERFORM setval('@S@.idem_claim_tokens', previous);
+		token := nextval('@S@.idem_claim_tokens');
+	END LOOP;
+	RETURN token;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_next_token(bigint) IS
+'A claim token that is higher than this one.';
+
+-- Beyond some hundred tokens, only the first of them is kept.
+CREATE FUNCTION @S@.idem_p_remember_claim(token bigint)
+RETURNS void
+LANGUAGE sql VOLATILE
+AS $$
+	SELECT set_config('idempotency_portable.claims', CASE
+		WHEN c.claims IS NULL OR c.claims = '' THEN ',' || token || ','
+		WHEN starts_with(c.claims, '>') THEN c.claims
+		WHEN length(c.claims) < 4000 THEN c.claims || token || ','
+		ELSE '>' || split_part(c.claims, ',', 2) END, true)
+	FROM (SELECT current_setting('idempotency_portable.claims', true)) AS c (claims)
+$$;
+COMMENT ON FUNCTION @S@.idem_p_remember_claim(bigint) IS
+'Remembers that this transaction has taken the claim with this token.';
+
+CREATE FUNCTION @S@.idem_p_claimed_here(token bigint, writer xid)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	claims CONSTANT text := current_setting('idempotency_portable.claims', true);
+BEGIN
+	IF starts_with(claims, '>') THEN
+		RETURN token >= substr(claims, 2)::bigint AND @S@.idem_p_is_own(writer);
+	END IF;
+	RETURN coalesce(strpos(claims, ',' || token || ',') > 0, false);
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_claimed_here(bigint, xid) IS
+'Whether this transaction has taken the claim with this token, whose row has this xmin.';
+
+-- The time-out of the caller's own lock_timeout is an error, as in any wait.
+CREATE FUNCTION @S@.idem_p_await_lock(class int, number int, deadline timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	timeout CONSTANT bigint := (SELECT s.setting FROM pg_settings AS s WHERE s.name = 'lock_timeout')::bigint;
+	remaining CONSTANT bigint := ceil(extract(epoch FROM deadline - clock_timestamp()) * 1000);
+BEGIN
+	IF remaining <= 0 THEN
+		RETURN false;
+	END IF;
+	BEGIN
+		IF timeout = 0 OR timeout > remaining THEN
+			PERFORM set_config('lock_timeout', least(remaining, 2147483647)::text, true);
+		END IF;
+		PERFORM pg_advisory_xact_lock(class, number);
+		RAISE SQLSTATE 'IDR00';
+	EXCEPTION
+		-- The rollback of the subtransaction releases the lock.
+		WHEN SQLSTATE 'IDR00' THEN
+			RETURN true;
+		WHEN lock_not_available THEN
+			IF clock_timestamp() >= deadline THEN
+				RETURN false;
+			END IF;
+			RAISE;
+	END;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_await_lock(int, int, timestamptz) IS
+'Sleeps until an advisory lock is free, which it does not keep; false if it is not free at the deadline.';
+
+-- As idem_p_await_lock(), for the row of a key that another transaction holds.
+CREATE FUNCTION @S@.idem_p_await_row(p_scope text, p_key text, deadline timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	timeout CONSTANT bigint := (SELECT s.setting FROM pg_settings AS s WHERE s.name = 'lock_timeout')::bigint;
+	remaining CONSTANT bigint := ceil(extract(epoch FROM deadline - clock_timestamp()) * 1000);
+BEGIN
+	IF remaining <= 0 THEN
+		RETURN false;
+	END IF;
+	BEGIN
+		IF timeout = 0 OR timeout > remaining THEN
+			PERFORM set_config('lock_timeout', least(remaining, 2147483647)::text, true);
+		END IF;
+		PERFORM FROM @S@.idem_keys AS k WHERE k.key = p_key AND k.scope = p_scope FOR NO KEY UPDATE;
+		RAISE SQLSTATE 'IDR00';
+	EXCEPTION
+		WHEN SQLSTATE 'IDR00' THEN
+			RETURN true;
+		WHEN lock_not_available THEN
+			IF clock_timestamp() >= deadline THEN
+				RETURN false;
+			END IF;
+			RAISE;
+	END;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_await_row(text, text, timestamptz) IS
+'Sleeps until no other transaction holds the row of a key, which it does not keep; false if one still does at the deadline.';
+
+-- A session is not woken when a committed claim ends, so it looks again.
+CREATE FUNCTION @S@.idem_p_pause(pause float8, began timestamptz, deadline timestamptz)
+RETURNS float8
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	timeout CONSTANT float8 := (SELECT s.setting FROM pg_settings AS s WHERE s.name = 'lock_timeout')::float8;
+BEGIN
+	IF timeout > 0 AND clock_timestamp() >= began + timeout * '1 ms'::interval THEN
+		RAISE EXCEPTION USING ERRCODE = '55P03', MESSAGE = 'canceling statement due to lock timeout';
+	END IF;
+	PERFORM pg_sleep(greatest(least(pause, extract(epoch FROM deadline - clock_timestamp())::float8), 0.001));
+	RETURN least(pause * 1.5, 0.1);
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_pause(float8, timestamptz, timestamptz) IS
+'Sleeps before looking again, for this number of seconds at most; returns the next number. Raises 55P03 after lock_timeout.';
+
+CREATE FUNCTION @S@.idem_p_claim_lost(key text, token bigint)
+RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+AS $$
+BEGIN
+	IF token IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = 'ID003',
+			MESSAGE = 'claim token required for idempotency key ' || @S@.idem_p_redacted(key),
+			DETAIL = 'The key was not claimed by this transaction.',
+			HINT = 'Pass the claim_token that idem_claim() returned. Without it, claim and complete in one transaction, which is on one connection.';
+	END IF;
+	RAISE EXCEPTION USING ERRCODE = 'ID003',
+		MESSAGE = format('claim of idempotency key %s has been lost', @S@.idem_p_redacted(key)),
+		DETAIL = 'The claim token is not the current one.',
+		HINT = 'Give up the work: its lease ran out, and another claimant has taken over.';
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_claim_lost(text, bigint) IS
+'Raises ID003.';
+
+CREATE FUNCTION @S@.idem_p_claim_not_found(key text, state text)
+RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+AS $$
+BEGIN
+	RAISE EXCEPTION USING ERRCODE = 'ID004',
+		MESSAGE = 'no live claim of idempotency key ' || @S@.idem_p_redacted(key),
+		DETAIL = CASE WHEN state IS NULL THEN 'It was never claimed, has expired or was released.'
+			ELSE format('Its state is "%s".', state) END,
+		HINT = 'Claim the key with idem_claim() first, in this transaction or in one that has committed.';
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_claim_not_found(text, text) IS
+'Raises ID004.';
+
+-- The record as it is now, for the holder of a claim.  What it finds it does not
+-- lock: the caller writes by compare and swap, and looks again where that fails.
+CREATE FUNCTION @S@.idem_p_check_claim(p_scope text, p_key text, token bigint, OUT state text, OUT current_token bigint)
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	found_key record;
+BEGIN
+	SELECT k.state, k.claim_token, k.expires_at, k.xmin AS writer INTO found_key
+		FROM @S@.idem_keys AS k WHERE k.key = p_key AND k.scope = p_scope;
+	IF NOT FOUND THEN
+		PERFORM @S@.idem_p_check_new_key(p_key);
+		PERFORM @S@.idem_p_claim_not_found(p_key, NULL);
+	ELSIF found_key.expires_at <= clock_timestamp() THEN
+		PERFORM @S@.idem_p_claim_not_found(p_key, NULL);
+	ELSIF NOT coalesce(token = found_key.claim_token,
+		@S@.idem_p_claimed_here(found_key.claim_token, found_key.writer))
+	THEN
+		PERFORM @S@.idem_p_claim_lost(p_key, token);
+	END IF;
+	state := found_key.state;
+	current_token := found_key.claim_token;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_check_claim(text, text, bigint) IS
+'The state and the token of a live claim that the caller holds. Raises ID003, ID004, and ID001 for a key that cannot have a record.';
+
+-- An UPDATE computes its values before it waits for a row.  If it has waited, for
+-- a transaction that has changed nothing, the caller computes them again.
+CREATE FUNCTION @S@.idem_p_has_waited(written timestamptz)
+RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$
+	SELECT clock_timestamp() > written + '5 ms'::interval
+$$;
+COMMENT ON FUNCTION @S@.idem_p_has_waited(timestamptz) IS
+'Whether a statement has taken so long that it can have waited since this time.';
+
+CREATE FUNCTION @S@.idem_p_complete(p_scope text, p_key text, status int, body text, bytes bytea, headers json, token bigint)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	current_token bigint := token;
+	current_state text;
+	written timestamptz;
+BEGIN
+	IF p_key IS NULL OR octet_length(p_scope) BETWEEN 1 AND 512 IS NOT TRUE THEN
+		PERFORM @S@.idem_p_check_key_arguments(p_scope, p_key);
+	END IF;
+	IF status IS NULL THEN
+		PERFORM @S@.idem_p_null('response_status');
+	ELSIF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	ELSIF status NOT BETWEEN 100 AND 599 THEN
+		RAISE EXCEPTION USING ERRCODE = '22023',
+			MESSAGE = format('response status %s is out of range', status),
+			HINT = 'Pass an HTTP status code from 100 to 599.';
+	END IF;
+	IF greatest(octet_length(headers::text), octet_length(body), octet_length(bytes))
+		> @S@.idem_p_setting('max_response_size')::int
+	THEN
+		PERFORM @S@.idem_p_check_size(octet_length(headers::text), 'response_headers');
+		PERFORM @S@.idem_p_check_size(octet_length(body), 'response_body');
+		PERFORM @S@.idem_p_check_size(octet_length(bytes), 'response_body');
+	END IF;
+
+	IF token IS NULL THEN
+		SELECT c.state, c.current_token INTO current_state, current_token
+			FROM @S@.idem_p_check_claim(p_scope, p_key, NULL) AS c;
+	END IF;
+	LOOP
+		UPDATE @S@.idem_keys AS k SET
+				state = 'completed', completed_at = clock_timestamp(), lease_expires_at = NULL, resume_at = NULL, request = NULL,
+				response_status = status, response_headers = headers, response_body = body, response_bytes = bytes
+			WHERE k.key = p_key AND k.scope = p_scope AND k.state = 'started'
+				AND k.claim_token = current_token AND k.expires_at > clock_timestamp()
+			RETURNING k.completed_at INTO written;
+		IF FOUND THEN
+			IF @S@.idem_p_has_waited(written) THEN
+				UPDATE @S@.idem_keys AS k SET completed_at = clock_timestamp()
+					WHERE k.key = p_key AND k.scope = p_scope AND k.expires_at > clock_timestamp();
+				IF NOT FOUND THEN
+					PERFORM @S@.idem_p_claim_not_found(p_key, NULL);
+				END IF;
+			END IF;
+			RETURN true;
+		END IF;
+		SELECT c.state INTO current_state FROM @S@.idem_p_check_claim(p_scope, p_key, token) AS c;
+		IF current_state IN ('completed', 'erased') THEN
+			RETURN false;
+		ELSIF current_state <> 'started' THEN
+			PERFORM @S@.idem_p_claim_not_found(p_key, current_state);
+		END IF;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_complete(text, text, int, text, bytea, json, bigint) IS
+'Stores a response, of which body or bytes is NULL, for both functions idem_complete.';
+
+CREATE FUNCTION @S@.idem_p_renew_lease(p_scope text, p_key text, is_checkpoint boolean, point text, new_state json,
+	duration interval, token bigint)
+RETURNS timestamptz
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	claim record;
+	lease_end timestamptz;
+	written timestamptz;
+BEGIN
+	IF duration IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(duration, 'lease');
+	END IF;
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	LOOP
+		claim := @S@.idem_p_check_claim(p_scope, p_key, token);
+		IF claim.state <> 'started' THEN
+			PERFORM @S@.idem_p_claim_not_found(p_key, claim.state);
+		END IF;
+		UPDATE @S@.idem_keys AS k SET
+				lease_expires_at = least(n.lease_end, k.expires_at),
+				resume_at = CASE WHEN k.request IS NOT NULL THEN least(n.lease_end, k.expires_at) END,
+				recovery_point = CASE WHEN is_checkpoint THEN point ELSE k.recovery_point END,
+				recovery_state = CASE WHEN is_checkpoint THEN new_state ELSE k.recovery_state END
+			FROM (SELECT clock_timestamp(), @S@.idem_p_lease_end(duration)) AS n (clock, lease_end)
+			WHERE k.key = p_key AND k.scope = p_scope AND k.state = 'started'
+				AND k.claim_token = claim.current_token AND k.expires_at > n.clock
+			RETURNING k.lease_expires_at, n.clock INTO lease_end, written;
+		IF FOUND THEN
+			CONTINUE WHEN @S@.idem_p_has_waited(written);
+			RETURN lease_end;
+		END IF;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_renew_lease(text, text, boolean, text, json, interval, bigint) IS
+'Begins a new lease, and with is_checkpoint stores a recovery point and its state. Returns the end of the lease.';
+
+CREATE FUNCTION @S@.idem_p_lease_end(duration interval)
+RETURNS timestamptz
+LANGUAGE sql VOLATILE
+AS $$
+	SELECT clock_timestamp() + coalesce(duration,
+		least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval)
+$$;
+COMMENT ON FUNCTION @S@.idem_p_lease_end(interval) IS
+'The end of a lease that begins now; NULL: idempotency.default_lease, at most idempotency.max_lease.';
+
+CREATE FUNCTION @S@.idem_p_clip(value text, bytes int)
+RETURNS text
+LANGUAGE plpgsql IMMUTABLE
+AS $$
+DECLARE
+	-- The longest beginning with at most so many bytes has between these numbers of characters.
+	low int := 0;
+	high int := least(char_length(value), bytes);
+	middle int;
+BEGIN
+	WHILE low < high LOOP
+		middle := low + (high - low + 1) / 2;
+		IF octet_length(left(value, middle)) <= bytes THEN
+			low := middle;
+		ELSE
+			high := middle - 1;
+		END IF;
+	END LOOP;
+	RETURN left(value, low);
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_clip(text, int) IS
+'The longest beginning of a text that has at most so many bytes.';
+
+--@ idem_key_is_valid plpgsql
+BEGIN
+	RETURN key IS NOT NULL AND @S@.idem_p_key_error(key) IS NULL;
+END
+
+--@ idem_claim plpgsql
+DECLARE
+	result @S@.idem_claim_result;
+	record record;
+	verdict text;
+	is_found boolean;
+	is_own boolean;
+	is_locked boolean;
+	number int;
+	token bigint;
+	clock timestamptz := clock_timestamp();
+	deadline CONSTANT timestamptz := clock + wait;
+	began timestamptz;
+	pause float8 := 0.002;
+BEGIN
+	IF key IS NULL OR octet_length(scope) BETWEEN 1 AND 512 IS NOT TRUE THEN
+		PERFORM @S@.idem_p_check_key_arguments(scope, key);
+	END IF;
+	IF request_hash IS NULL OR octet_length(request_hash) NOT BETWEEN 1 AND 64 THEN
+		PERFORM @S@.idem_p_check_hash(request_hash, 'request_hash');
+	END IF;
+	IF ttl IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(ttl, 'ttl');
+	END IF;
+	IF lease IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(lease, 'lease');
+	END IF;
+	IF wait IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(wait, 'wait');
+	END IF;
+	IF request IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_size(pg_column_size(request) - 4, 'request');
+		PERFORM @S@.idem_p_check_text_size(pg_column_size(request), request, NULL, 'request');
+	END IF;
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+
+	<<look>>
+	LOOP
+		clock := clock_timestamp();
+		is_locked := false;
+		is_own := false;
+		SELECT k.*, k.xmin AS writer, @S@.idem_p_judge(k, idem_claim.request_hash, clock) AS verdict INTO record
+			FROM @S@.idem_keys AS k WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope;
+		is_found := FOUND;
+		verdict := CASE WHEN is_found THEN record.verdict ELSE 'new' END;
+		IF verdict IN ('in_progress', 'lapsed') THEN
+			is_own := @S@.idem_p_is_own(record.writer);
+			IF verdict = 'lapsed' AND is_own THEN
+				verdict := 'in_progress';
+			END IF;
+		END IF;
+
+		IF verdict IN ('new', 'lapsed') THEN
+			-- Look again under the lock, and release it if there is nothing to write.
+			BEGIN
+				SELECT n.number, pg_try_advisory_xact_lock(478, n.number) INTO number, is_locked
+					FROM @S@.idem_p_lock_number(scope, key) AS n (number);
+				IF is_locked THEN
+					SELECT k.*, k.xmin AS writer, @S@.idem_p_judge(k, idem_claim.request_hash, clock) AS verdict INTO record
+						FROM @S@.idem_keys AS k WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope;
+					is_found := FOUND;
+					verdict := CASE WHEN is_found THEN record.verdict ELSE 'new' END;
+					IF verdict NOT IN ('new', 'lapsed') THEN
+						RAISE SQLSTATE 'IDR00';
+					ELSIF is_found THEN
+						-- A row that another transaction is writing is in progress.
+						PERFORM FROM @S@.idem_keys AS k
+							WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope AND k.claim_token = record.claim_token
+								AND k.state = record.state AND k.expires_at = record.expires_at
+								AND k.lease_expires_at IS NOT DISTINCT FROM record.lease_expires_at
+							FOR NO KEY UPDATE SKIP LOCKED;
+						IF NOT FOUND THEN
+							verdict := 'held';
+							RAISE SQLSTATE 'IDR00';
+						END IF;
+					END IF;
+				END IF;
+			EXCEPTION WHEN SQLSTATE 'IDR00' THEN
+				is_locked := false;
+				CONTINUE look WHEN verdict NOT IN ('held');
+			END;
+
+			IF is_locked THEN
+				IF (NOT is_found OR record.expires_at <= clock)
+					AND (key COLLATE "C" ~ '[^a-zA-Z0-9_:.-]' OR octet_length(key) NOT BETWEEN 16 AND 128
+						OR @S@.idem_p_setting('key_format') <> 'token'
+						OR @S@.idem_p_setting('key_min_length') <> '16' OR @S@.idem_p_setting('key_max_length') <> '128')
+				THEN
+					PERFORM @S@.idem_p_check_new_key(key);
+				END IF;
+				IF is_found THEN
+					token := @S@.idem_p_next_token(record.claim_token);
+				ELSE
+					token := nextval('@S@.idem_claim_tokens');
+				END IF;
+				-- Drawing a token can wait, and the record expire meanwhile.
+				CONTINUE look WHEN is_found AND (record.expires_at <= clock) <> (record.expires_at <= clock_timestamp());
+				clock := clock_timestamp();
+				result.outcome := 'new';
+				result.claim_token := token;
+				result.expires_at := clock + coalesce(ttl, @S@.idem_p_setting('default_ttl')::float8 * '1 ms'::interval);
+				result.lease_expires_at := least(result.expires_at, clock + coalesce(lease,
+					least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval));
+				IF NOT is_found THEN
+					result.attempt := 1;
+					INSERT INTO @S@.idem_keys AS k (claim_token, created_at, lease_expires_at, resume_at, expires_at, attempt,
+							state, scope, key, request_hash, request)
+						VALUES (token, clock, result.lease_expires_at, CASE WHEN request IS NOT NULL THEN result.lease_expires_at END,
+							result.expires_at, 1, 'started', idem_claim.scope, idem_claim.key, idem_claim.request_hash, idem_claim.request)
+						ON CONFLICT DO NOTHING;
+					-- A row that was written past these functions.
+					CONTINUE look WHEN NOT FOUND;
+				ELSIF record.expires_at <= clock THEN
+					result.attempt := 1;
+					UPDATE @S@.idem_keys AS k SET
+							claim_token = token, created_at = clock, completed_at = NULL, lease_expires_at = result.lease_expires_at,
+							resume_at = CASE WHEN idem_claim.request IS NOT NULL THEN result.lease_expires_at END,
+							expires_at = result.expires_at, attempt = 1, state = 'started', request_hash = idem_claim.request_hash,
+							response_status = NULL, response_headers = NULL, response_body = NULL, response_bytes = NULL, error = NULL,
+							recovery_point = NULL, recovery_state = NULL, request = idem_claim.request
+						WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope;
+				ELSE
+					IF record.attempt = 2147483647 THEN
+						RAISE EXCEPTION USING ERRCODE = '22003',
+							MESSAGE = 'too many attempts at idempotency key ' || @S@.idem_p_redacted(key),
+							HINT = 'Delete the record with idem_forget().';
+					END IF;
+					result.attempt := record.attempt + 1;
+					result.recovery_point := record.recovery_point;
+					result.recovery_state := record.recovery_state;
+					UPDATE @S@.idem_keys AS k SET
+							claim_token = token, completed_at = NULL, lease_expires_at = result.lease_expires_at,
+							resume_at = CASE WHEN coalesce(idem_claim.request, k.request) IS NOT NULL THEN result.lease_expires_at END,
+							expires_at = result.expires_at, attempt = result.attempt, state = 'started',
+							request_hash = coalesce(idem_claim.request_hash, k.request_hash),
+							response_status = NULL, response_headers = NULL, response_body = NULL, response_bytes = NULL, error = NULL,
+							request = coalesce(idem_claim.request, k.request)
+						WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope;
+				END IF;
+				PERFORM @S@.idem_p_remember_claim(token);
+				RETURN result;
+			END IF;
+
+			IF deadline > clock THEN
+				IF verdict = 'held' AND @S@.idem_p_await_row(scope, key, deadline) THEN
+					CONTINUE look;
+				ELSIF verdict <> 'held' AND @S@.idem_p_await_lock(478, number, deadline) THEN
+					CONTINUE look;
+				END IF;
+			END IF;
+			result.outcome := 'in_progress';
+			RETURN result;
+		END IF;
+
+		-- A snapshot of the transaction can be older than what the answer rests on.
+		IF verdict IN ('in_progress', 'hash_conflict') AND NOT is_own
+			AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+		THEN
+			PERFORM FROM @S@.idem_keys AS k WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope
+				FOR KEY SHARE SKIP LOCKED;
+		END IF;
+		IF verdict = 'in_progress' AND deadline > clock AND NOT is_own THEN
+			began := coalesce(began, clock);
+			pause := @S@.idem_p_pause(pause, began, least(deadline, record.lease_expires_at));
+			CONTINUE look;
+		END IF;
+		IF verdict = 'unrecognized' THEN
+			RAISE EXCEPTION USING ERRCODE = 'XX001', MESSAGE = 'unrecognized state in table "idem_keys"';
+		END IF;
+		result.outcome := verdict;
+		IF verdict IN ('replay', 'erased') THEN
+			result.response_status := record.response_status;
+			result.response_headers := record.response_headers;
+			result.response_body := record.response_body;
+			result.response_bytes := record.response_bytes;
+			result.expires_at := record.expires_at;
+		ELSIF verdict = 'in_progress' AND NOT is_own THEN
+			result.lease_expires_at := record.lease_expires_at;
+		END IF;
+		RETURN result;
+	END LOOP;
+END
+
+--@ idem_complete_text plpgsql
+BEGIN
+	RETURN @S@.idem_p_complete(scope, key, response_status, response_body, NULL, response_headers, claim_token);
+END
+
+--@ idem_complete_bytea plpgsql
+BEGIN
+	RETURN @S@.idem_p_complete(scope, key, response_status, NULL, response_body, response_headers, claim_token);
+END
+
+--@ idem_checkpoint plpgsql
+BEGIN
+	PERFORM @S@.idem_p_check_key_arguments(scope, key);
+	PERFORM @S@.idem_p_check_name(recovery_point, 'recovery_point');
+	PERFORM @S@.idem_p_check_size(octet_length(recovery_state::text), 'recovery_state');
+	RETURN @S@.idem_p_renew_lease(scope, key, true, recovery_point, recovery_state, lease, claim_token);
+END
+
+--@ idem_heartbeat plpgsql
+BEGIN
+	PERFORM @S@.idem_p_check_key_arguments(scope, key);
+	RETURN @S@.idem_p_renew_lease(scope, key, false, NULL, NULL, lease, claim_token);
+END
+
+--@ idem_fail plpgsql
+DECLARE
+	claim record;
+	written timestamptz;
+	clipped CONSTANT text := CASE WHEN octet_length(error) > @S@.idem_p_setting('max_response_size')::int
+		THEN @S@.idem_p_clip(error, @S@.idem_p_setting('max_response_size')::int) ELSE error END;
+BEGIN
+	PERFORM @S@.idem_p_check_key_arguments(scope, key);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	LOOP
+		claim := @S@.idem_p_check_claim(scope, key, claim_token);
+		IF claim.state = 'failed' THEN
+			RETURN false;
+		ELSIF claim.state <> 'started' THEN
+			PERFORM @S@.idem_p_claim_not_found(key, claim.state);
+		END IF;
+		UPDATE @S@.idem_keys AS k SET
+				state = 'failed', lease_expires_at = NULL, error = coalesce(clipped, k.error),
+				resume_at = CASE WHEN k.request IS NOT NULL THEN n.clock END
+			FROM clock_timestamp() AS n (clock)
+			WHERE k.key = idem_fail.key AND k.scope = idem_fail.scope AND k.state = 'started'
+				AND k.claim_token = claim.current_token AND k.expires_at > n.clock
+			RETURNING n.clock INTO written;
+		IF FOUND THEN
+			IF @S@.idem_p_has_waited(written) THEN
+				UPDATE @S@.idem_keys AS k SET resume_at = CASE WHEN k.request IS NOT NULL THEN clock_timestamp() END
+					WHERE k.key = idem_fail.key AND k.scope = idem_fail.scope AND k.expires_at > clock_timestamp();
+				IF NOT FOUND THEN
+					PERFORM @S@.idem_p_claim_not_found(key, NULL);
+				END IF;
+			END IF;
+			RETURN true;
+		END IF;
+	END LOOP;
+END
+
+--@ idem_release plpgsql
+DECLARE
+	claim record;
+BEGIN
+	PERFORM @S@.idem_p_check_key_arguments(scope, key);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	LOOP
+		-- A token whose record is gone: most likely released before, and the
+		-- acknowledgement was lost.
+		IF claim_token > 0
+			AND NOT EXISTS (SELECT FROM @S@.idem_keys AS k WHERE k.key = idem_release.key AND k.scope = idem_release.scope)
+			AND claim_token <= (SELECT CASE WHEN t.is_called THEN t.last_value ELSE 0 END FROM @S@.idem_claim_tokens AS t)
+		THEN
+			RETURN false;
+		END IF;
+		claim := @S@.idem_p_check_claim(scope, key, claim_token);
+		IF claim.state <> 'started' THEN
+			PERFORM @S@.idem_p_claim_not_found(key, claim.state);
+		END IF;
+		DELETE FROM @S@.idem_keys AS k
+			WHERE k.key = idem_release.key AND k.scope = idem_release.scope AND k.state = 'started'
+				AND k.claim_token = claim.current_token AND k.expires_at > clock_timestamp();
+		IF FOUND THEN
+			RETURN true;
+		END IF;
+	END LOOP;
+END
+
+--@ idem_lookup plpgsql
+DECLARE
+	result @S@.idem_lookup_result;
+BEGIN
+	PERFORM @S@.idem_p_check_key_arguments(scope, key);
+	SELECT k.state, k.attempt, k.request_hash, k.response_status, k.response_headers, k.response_body, k.response_bytes,
+			k.error, k.recovery_point, k.recovery_state, k.created_at, k.completed_at, k.lease_expires_at, k.expires_at
+		INTO result FROM @S@.idem_keys AS k WHERE k.key = idem_lookup.key AND k.scope = idem_lookup.scope;
+	IF NOT FOUND THEN
+		PERFORM @S@.idem_p_check_new_key(key);
+	ELSIF result.expires_at <= clock_timestamp() THEN
+		result := NULL;
+	END IF;
+	RETURN result;
+END
+
+--@ idem_forget plpgsql
+BEGIN
+	PERFORM @S@.idem_p_check_key_arguments(scope, key);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	DELETE FROM @S@.idem_keys AS k WHERE k.key = idem_forget.key AND k.scope = idem_forget.scope;
+	IF FOUND THEN
+		RETURN true;
+	END IF;
+	PERFORM @S@.idem_p_check_new_key(key);
+	RETURN false;
+END
+
+--@ idem_erase plpgsql
+BEGIN
+	PERFORM @S@.idem_p_check_key_arguments(scope, key);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	UPDATE @S@.idem_keys AS k SET
+			state = CASE k.state WHEN 'completed' THEN 'erased' ELSE k.state END, response_headers = NULL, response_body = NULL,
+			response_bytes = NULL, error = NULL, recovery_state = NULL, request = NULL, resume_at = NULL
+		WHERE k.key = idem_erase.key AND k.scope = idem_erase.scope
+			AND (k.state = 'completed' OR k.response_headers IS NOT NULL OR k.response_body IS NOT NULL
+				OR k.response_bytes IS NOT NULL OR k.error IS NOT NULL OR k.recovery_state IS NOT NULL
+				OR k.request IS NOT NULL OR k.resume_at IS NOT NULL);
+	IF FOUND THEN
+		RETURN true;
+	END IF;
+	IF NOT EXISTS (SELECT FROM @S@.idem_keys AS k WHERE k.key = idem_erase.key AND k.scope = idem_erase.scope) THEN
+		PERFORM @S@.idem_p_check_new_key(key);
+	END IF;
+	RETURN false;
+END
+
+--@ idem_claim_many plpgsql
+DECLARE
+	count int;
+	hash bytea;
+	all_keys text[];
+	all_hashes bytea[];
+	claim @S@.idem_claim_result;
+	results @S@.idem_claim_many_result[];
+	place int;
+BEGIN
+	PERFORM @S@.idem_p_check_name(scope, 'scope');
+	PERFORM @S@.idem_p_check_array(keys, 'keys', true);
+	PERFORM @S@.idem_p_check_array(request_hashes, 'request_hashes', false);
+	FOREACH hash IN ARRAY coalesce(request_hashes, '{}') LOOP
+		IF octet_length(hash) NOT BETWEEN 1 AND 64 THEN
+			PERFORM @S@.idem_p_check_hash(hash, 'request_hashes');
+		END IF;
+	END LOOP;
+	IF ttl IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(ttl, 'ttl');
+	END IF;
+	IF lease IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(lease, 'lease');
+	END IF;
+	count := @S@.idem_p_element_count('{keys,request_hashes}', ARRAY[cardinality(keys), cardinality(request_hashes)]);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	all_keys := @S@.idem_p_spread(keys, count);
+	all_hashes := coalesce(@S@.idem_p_spread(request_hashes, count), array_fill(NULL::bytea, ARRAY[count]));
+	FOR place IN SELECT e.place FROM unnest(all_keys) WITH ORDINALITY AS e (key, place) ORDER BY e.key COLLATE "C", e.place LOOP
+		IF all_hashes[place] IS NULL THEN
+			PERFORM @S@.idem_p_check_hash(NULL, 'request_hashes');
+		END IF;
+		claim := @S@.idem_claim(scope, all_keys[place], all_hashes[place], ttl, lease);
+		results[place] := (place, all_keys[place], claim.outcome, claim.claim_token, claim.attempt, claim.response_status,
+			claim.response_headers, claim.response_body, claim.response_bytes, claim.recovery_point, claim.recovery_state,
+			claim.lease_expires_at, claim.expires_at);
+	END LOOP;
+	RETURN QUERY SELECT r.* FROM unnest(results) AS r;
+END
+
+--@ idem_complete_many plpgsql
+DECLARE
+	count int;
+	all_keys text[];
+	all_statuses int[];
+	all_bodies text[];
+	all_headers json[];
+	all_tokens bigint[];
+	results boolean[];
+	place int;
+BEGIN
+	PERFORM @S@.idem_p_check_name(scope, 'scope');
+	PERFORM @S@.idem_p_check_array(keys, 'keys', true);
+	PERFORM @S@.idem_p_check_array(response_statuses, 'response_statuses', true);
+	PERFORM @S@.idem_p_check_array(response_bodies, 'response_bodies', false);
+	PERFORM @S@.idem_p_check_array(response_headers, 'response_headers', false);
+	PERFORM @S@.idem_p_check_array(claim_tokens, 'claim_tokens', false);
+	count := @S@.idem_p_element_count('{keys,response_statuses,response_bodies,response_headers,claim_tokens}',
+		ARRAY[cardinality(keys), cardinality(response_statuses), cardinality(response_bodies),
+			cardinality(response_headers), cardinality(claim_tokens)]);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	all_keys := @S@.idem_p_spread(keys, count);
+	all_statuses := @S@.idem_p_spread(response_statuses, count);
+	all_bodies := @S@.idem_p_spread(response_bodies, count);
+	all_headers := @S@.idem_p_spread(response_headers, count);
+	all_tokens := @S@.idem_p_spread(claim_tokens, count);
+	FOR place IN SELECT e.place FROM unnest(all_keys) WITH ORDINALITY AS e (key, place) ORDER BY e.key COLLATE "C", e.place LOOP
+		results[place] := @S@.idem_p_complete(scope, all_keys[place], all_statuses[place], all_bodies[place], NULL,
+			all_headers[place], all_tokens[place]);
+	END LOOP;
+	RETURN QUERY SELECT e.place::int, e.key, e.completed
+		FROM unnest(all_keys, results) WITH ORDINALITY AS e (key, completed, place);
+END
+
+--@ idem_run plpgsql invoker
+DECLARE
+	handler_info record;
+	claim @S@.idem_claim_result;
+	result @S@.idem_run_result;
+	response @S@.idem_response;
+	body pg_catalog.jsonb;
+	is_null boolean;
+BEGIN
+	-- Everything here is with the caller's rights and search_path.
+	IF scope IS NULL OR handler IS NULL OR (request IS NULL AND key IS NOT NULL) THEN
+		RAISE EXCEPTION USING ERRCODE = '22004',
+			MESSAGE = pg_catalog.format('argument "%s" must not be null',
+				CASE WHEN scope IS NULL THEN 'scope' WHEN handler IS NULL THEN 'handler' ELSE 'request' END);
+	ELSIF pg_catalog.octet_length(scope) OPERATOR(pg_catalog.<) 1 OR pg_catalog.octet_length(scope) OPERATOR(pg_catalog.>) 512 THEN
+		RAISE EXCEPTION USING ERRCODE = '22023',
+			MESSAGE = 'argument "scope" must have 1 to 512 bytes',
+			DETAIL = pg_catalog.format('It has %s.', pg_catalog.octet_length(scope));
+	ELSIF key IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = 'ID001', MESSAGE = 'idempotency key must not be null';
+	END IF;
+	SELECT p.oid, n.oid AS schema, n.nspname, p.proname, p.prorettype OPERATOR(pg_catalog.=) 'pg_catalog.jsonb'::pg_catalog.regtype::pg_catalog.oid AS returns_jsonb,
+			p.prokind OPERATOR(pg_catalog.=) 'f'::pg_catalog."char" AND NOT p.proretset AND p.pronargs OPERATOR(pg_catalog.=) 1::pg_catalog.int2
+				AND p.proargtypes[0] OPERATOR(pg_catalog.=) 'pg_catalog.jsonb'::pg_catalog.regtype::pg_catalog.oid
+				AND (p.prorettype OPERATOR(pg_catalog.=) 'pg_catalog.jsonb'::pg_catalog.regtype::pg_catalog.oid
+					OR t.typtype OPERATOR(pg_catalog.=) 'c'::pg_catalog."char") AS fits,
+			(SELECT pg_catalog.string_agg(pg_catalog.format_type(a.atttypid, NULL), ',' ORDER BY a.attnum)
+				FROM pg_catalog.pg_attribute AS a
+				WHERE a.attrelid OPERATOR(pg_catalog.=) t.typrelid AND a.attnum OPERATOR(pg_catalog.>) 0::pg_catalog.int2
+					AND NOT a.attisdropped) AS columns
+		INTO handler_info
+		FROM pg_catalog.pg_proc AS p
+		JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
+		JOIN pg_catalog.pg_type AS t ON t.oid OPERATOR(pg_catalog.=) p.prorettype
+		WHERE p.oid OPERATOR(pg_catalog.=) handler::pg_catalog.oid;
+	IF NOT FOUND THEN
+		RAISE EXCEPTION USING ERRCODE = '42883',
+			MESSAGE = pg_catalog.format('function with OID %s does not exist', handler::pg_catalog.oid);
+	ELSIF NOT pg_catalog.has_schema_privilege(handler_info.schema, 'USAGE') THEN
+		RAISE EXCEPTION USING ERRCODE = '42501',
+			MESSAGE = pg_catalog.format('permission denied for schema %s', handler_info.nspname);
+	ELSIF NOT pg_catalog.has_function_privilege(handler_info.oid, 'EXECUTE') THEN
+		RAISE EXCEPTION USING ERRCODE = '42501',
+			MESSAGE = pg_catalog.format('permission denied for function %s', handler_info.proname);
+	ELSIF NOT handler_info.fits THEN
+		RAISE EXCEPTION USING ERRCODE = '42804',
+			MESSAGE = pg_catalog.format('function %s cannot be a handler', handler),
+			HINT = 'Declare it with one argument of type jsonb, to return idem_response or jsonb.';
+	END IF;
+
+	claim := @S@.idem_claim(scope, key,
+		@S@.idem_request_hash('RUN', pg_catalog.format('%I.%I', handler_info.nspname, handler_info.proname), request),
+		ttl, NULL, coalesce(wait, '1 minute'::pg_catalog.interval));
+	result.outcome := claim.outcome;
+	IF claim.outcome OPERATOR(pg_catalog.<>) 'new' THEN
+		result.response_status := claim.response_status;
+		result.response_headers := claim.response_headers;
+		result.response_body := claim.response_body;
+		RETURN result;
+	END IF;
+
+	IF handler_info.returns_jsonb THEN
+		EXECUTE pg_catalog.format('SELECT %I.%I($1)', handler_info.nspname, handler_info.proname) INTO body USING request;
+		is_null := body IS NULL;
+		response.status := 200;
+		response.body := body::pg_catalog.text;
+	ELSIF handler_info.columns OPERATOR(pg_catalog.<>) 'integer,json,text' THEN
+		EXECUTE pg_catalog.format('SELECT %I.%I($1) IS NULL', handler_info.nspname, handler_info.proname) INTO is_null USING request;
+		RAISE EXCEPTION USING ERRCODE = '42804',
+			MESSAGE = 'handler returned a row of the wrong type',
+			HINT = 'Declare it to return idem_response.';
+	ELSE
+		EXECUTE pg_catalog.format('SELECT (r.r).*, r.r IS NOT DISTINCT FROM NULL FROM (SELECT %I.%I($1) AS r OFFSET 0) AS r',
+			handler_info.nspname, handler_info.proname)
+			INTO response.status, response.headers, response.body, is_null USING request;
+	END IF;
+	IF is_null THEN
+		RAISE EXCEPTION USING ERRCODE = '22004',
+			MESSAGE = pg_catalog.format('handler %s returned null', handler),
+			HINT = 'Let it return a response, or raise an error to undo the request.';
+	ELSIF response.status IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'handler returned a response without a status';
+	END IF;
+	IF NOT @S@.idem_complete(scope, key, response.status, response.body, response.headers, claim.claim_token) THEN
+		RAISE EXCEPTION USING ERRCODE = '55000',
+			MESSAGE = pg_catalog.format('handler %s has completed its own key', handler),
+			HINT = 'Let it return the response; idem_run() stores it.';
+	END IF;
+	result.response_status := response.status;
+	result.response_headers := response.headers;
+	result.response_body := response.body;
+	RETURN result;
+END
+
+--@ idem_resume plpgsql
+DECLARE
+	clock timestamptz := clock_timestamp();
+	deadline CONSTANT timestamptz := clock + coalesce(wait, '0 s');
+	wanted CONSTANT int := coalesce(max_claims, 10);
+	attempts_allowed CONSTANT int := @S@.idem_p_setting('max_attempts')::int;
+	names text[];
+	candidate record;
+	taken int := 0;
+	retired int := 0;
+	pause float8 := 0.01;
+	new_token bigint;
+BEGIN
+	IF wait IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(wait, 'wait');
+	END IF;
+	IF wanted < 1 THEN
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "max_claims" must be positive';
+	END IF;
+	IF lease IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(lease, 'lease');
+	END IF;
+	IF scopes IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_names(scopes, 'scopes');
+		names := ARRAY(SELECT DISTINCT s.scope FROM unnest(scopes) AS s (scope));
+	END IF;
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	LOOP
+		clock := clock_timestamp();
+		-- The index begins with the attempt, so that claims with no attempt left are not read.
+		FOR candidate IN
+			WITH RECURSIVE attempts (n) AS (
+				(SELECT k.attempt FROM @S@.idem_keys AS k WHERE k.resume_at IS NOT NULL ORDER BY k.attempt LIMIT 1)
+				UNION ALL
+				SELECT (SELECT k.attempt FROM @S@.idem_keys AS k
+					WHERE k.resume_at IS NOT NULL AND k.attempt > a.n ORDER BY k.attempt LIMIT 1)
+				FROM attempts AS a WHERE a.n < attempts_allowed
+			)
+			SELECT c.* FROM attempts AS a
+			CROSS JOIN LATERAL (SELECT k.scope, k.key, k.claim_token, k.state, k.resume_at, k.xmin AS writer
+				FROM @S@.idem_keys AS k
+				WHERE k.attempt = a.n AND k.resume_at <= clock AND k.expires_at > clock AND k.request IS NOT NULL
+					AND k.state IN ('started', 'failed') AND (names IS NULL OR k.scope = ANY (names))
+				ORDER BY k.resume_at) AS c
+			WHERE a.n < attempts_allowed
+			ORDER BY c.resume_at
+		LOOP
+			EXIT WHEN taken = wanted;
+			-- A claim of this transaction is nobody's to resume.
+			CONTINUE WHEN candidate.state = 'started' AND @S@.idem_p_is_own(candidate.writer);
+			PERFORM FROM @S@.idem_keys AS k
+				WHERE k.key = candidate.key AND k.scope = candidate.scope AND k.claim_token = candidate.claim_token
+					AND k.resume_at <= clock AND k.expires_at > clock AND k.attempt < attempts_allowed
+				FOR NO KEY UPDATE SKIP LOCKED;
+			CONTINUE WHEN NOT FOUND;
+			new_token := @S@.idem_p_next_token(candidate.claim_token);
+			UPDATE @S@.idem_keys AS k SET
+					claim_token = new_token, state = 'started', attempt = k.attempt + 1, error = NULL,
+					lease_expires_at = least(@S@.idem_p_lease_end(idem_resume.lease), k.expires_at),
+					resume_at = least(@S@.idem_p_lease_end(idem_resume.lease), k.expires_at)
+				WHERE k.key = candidate.key AND k.scope = candidate.scope
+				RETURNING k.scope, k.key, k.claim_token, k.attempt, k.request, k.recovery_point, k.recovery_state,
+					k.created_at, k.lease_expires_at
+				INTO idem_resume.scope, idem_resume.key, idem_resume.claim_token, idem_resume.attempt, idem_resume.request,
+					idem_resume.recovery_point, idem_resume.recovery_state, idem_resume.created_at, idem_resume.lease_expires_at;
+			PERFORM @S@.idem_p_remember_claim(new_token);
+			taken := taken + 1;
+			RETURN NEXT;
+		END LOOP;
+
+		-- Expired claims wait for the cleanup; if there are many, take them out of the indexes.
+		UPDATE @S@.idem_keys AS k SET resume_at = NULL WHERE k.ctid = ANY (ARRAY(
+			SELECT e.ctid FROM @S@.idem_keys AS e
+			WHERE e.resume_at <= clock AND e.attempt < attempts_allowed AND e.expires_at <= clock
+				AND (names IS NULL OR e.scope = ANY (names))
+			ORDER BY e.attempt, e.resume_at OFFSET 100 LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED));
+		GET DIAGNOSTICS retired = ROW_COUNT;
+		EXIT WHEN taken > 0 OR retired > 0 OR clock_timestamp() >= deadline;
+		pause := @S@.idem_p_pause(pause, clock, deadline);
+	END LOOP;
+END

@@ -1,0 +1,136 @@
+-- Client sequences.
+--
+-- Every append writes the aggregate first and then the sequence, so the row of
+-- the aggregate guards the sequences.  An append that is not allowed to wait for
+-- its twin, an append for the same client, takes an advisory lock of the
+-- sequence; who does not get it reports in_flight.  The lock is kept until the
+-- transaction ends only if the sequence has been written.
+
+--@ helpers
+CREATE FUNCTION @S@.idem_p_decide_append(p_aggregate text, p_client text, first bigint, last bigint, expected bigint,
+	allow_gaps boolean, OUT outcome text, OUT last_seq bigint, OUT version bigint)
+LANGUAGE sql STABLE
+AS $$
+	SELECT CASE WHEN last <= n.last_seq THEN 'duplicate'
+			WHEN first <= n.last_seq THEN 'overlap'
+			WHEN NOT allow_gaps AND first <> n.last_seq + 1 THEN 'gap'
+			WHEN expected <> n.version THEN 'version_conflict' END, n.last_seq, n.version
+	FROM (SELECT coalesce((SELECT c.last_client_seq FROM @S@.idem_client_sequences AS c
+				WHERE c.aggregate = p_aggregate AND c.client_id = p_client), 0),
+			coalesce((SELECT a.version FROM @S@.idem_aggregates AS a WHERE a.aggregate = p_aggregate), 0)) AS n (last_seq, version)
+$$;
+COMMENT ON FUNCTION @S@.idem_p_decide_append(text, text, bigint, bigint, bigint, boolean) IS
+'The outcome of an append that changes nothing, or NULL; with the sequence and the version that it rests on.';
+
+-- The lock of the row goes with the subtransaction.
+CREATE FUNCTION @S@.idem_p_await_append(p_aggregate text)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+	PERFORM FROM @S@.idem_aggregates AS a WHERE a.aggregate = p_aggregate
+		AND a.xmax <> '0'::xid AND @S@.idem_p_is_running(a.xmax);
+	IF FOUND THEN
+		PERFORM FROM @S@.idem_aggregates AS a WHERE a.aggregate = p_aggregate FOR NO KEY UPDATE;
+		RAISE SQLSTATE 'IDR00';
+	END IF;
+	RETURN false;
+EXCEPTION WHEN SQLSTATE 'IDR00' THEN
+	RETURN true;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_await_append(text) IS
+'Waits for another transaction that is appending to the aggregate; returns whether there was one.';
+
+--@ idem_try_append plpgsql
+DECLARE
+	count CONSTANT int := coalesce(event_count, 1);
+	last bigint;
+	deadline timestamptz;
+	decision record;
+	lock_number int;
+	is_locked boolean;
+BEGIN
+	PERFORM @S@.idem_p_check_name(aggregate, 'aggregate');
+	PERFORM @S@.idem_p_check_name(client_id, 'client_id');
+	IF client_seq IS NULL THEN
+		PERFORM @S@.idem_p_null('client_seq');
+	ELSIF client_seq < 1 THEN
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "client_seq" must be positive',
+			HINT = 'Number a client''s events from 1.';
+	ELSIF count < 1 THEN
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "event_count" must be positive';
+	ELSIF client_seq > 9223372036854775807 - (count - 1) THEN
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'client sequence out of range';
+	END IF;
+	last := client_seq + (count - 1);
+	IF wait IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(wait, 'wait');
+		deadline := clock_timestamp() + wait;
+	END IF;
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+
+	<<look>>
+	LOOP
+		decision := @S@.idem_p_decide_append(aggregate, client_id, client_seq, last, expected_version, coalesce(allow_gaps, true));
+		-- A committed number is final; other answers could change with what a twin is doing.
+		IF decision.outcome = 'duplicate' THEN
+			RETURN (decision.outcome, decision.last_seq, decision.version)::@S@.idem_append_result;
+		END IF;
+		BEGIN
+			SELECT n.number, pg_try_advisory_xact_lock(479, n.number) INTO lock_number, is_locked
+				FROM @S@.idem_p_lock_number(aggregate, client_id) AS n (number);
+			-- The row of the aggregate, if it is ours, keeps out everybody else.
+			is_locked := is_locked OR coalesce((SELECT @S@.idem_p_is_own(a.xmin) FROM @S@.idem_aggregates AS a
+				WHERE a.aggregate = idem_try_append.aggregate), false);
+			IF is_locked THEN
+				decision := @S@.idem_p_decide_append(aggregate, client_id, client_seq, last, expected_version, coalesce(allow_gaps, true));
+				IF decision.outcome IS NOT NULL THEN
+					RAISE SQLSTATE 'IDR00';
+				END IF;
+			END IF;
+		EXCEPTION WHEN SQLSTATE 'IDR00' THEN
+			CONTINUE look WHEN decision.outcome = 'version_conflict' AND @S@.idem_p_await_append(aggregate);
+			RETURN (decision.outcome, decision.last_seq, decision.version)::@S@.idem_append_result;
+		END;
+		IF NOT is_locked THEN
+			IF deadline > clock_timestamp() AND @S@.idem_p_await_lock(479, lock_number, deadline) THEN
+				CONTINUE look;
+			END IF;
+			RETURN ('in_flight', decision.last_seq, decision.version)::@S@.idem_append_result;
+		END IF;
+
+		IF decision.version > 9223372036854775807 - count THEN
+			RAISE EXCEPTION USING ERRCODE = '22003', MESSAGE = 'aggregate version out of range';
+		END IF;
+		IF decision.version = 0 AND expected_version IS NULL THEN
+			INSERT INTO @S@.idem_aggregates AS a (version, aggregate) VALUES (count, idem_try_append.aggregate)
+				ON CONFLICT ON CONSTRAINT idem_aggregates_pkey DO UPDATE SET version = a.version + count
+				RETURNING a.version INTO decision.version;
+		ELSIF expected_version = 0 THEN
+			INSERT INTO @S@.idem_aggregates AS a (version, aggregate) VALUES (count, idem_try_append.aggregate)
+				ON CONFLICT ON CONSTRAINT idem_aggregates_pkey DO UPDATE SET version = a.version + count WHERE a.version = 0
+				RETURNING a.version INTO decision.version;
+		ELSE
+			UPDATE @S@.idem_aggregates AS a SET version = a.version + count
+				WHERE a.aggregate = idem_try_append.aggregate AND (expected_version IS NULL OR a.version = expected_version)
+				RETURNING a.version INTO decision.version;
+		END IF;
+		-- Another client's append came first.
+		CONTINUE look WHEN NOT FOUND;
+		INSERT INTO @S@.idem_client_sequences AS c (last_client_seq, aggregate, client_id)
+			VALUES (last, idem_try_append.aggregate, idem_try_append.client_id)
+			ON CONFLICT ON CONSTRAINT idem_client_sequences_pkey DO UPDATE SET last_client_seq = EXCLUDED.last_client_seq;
+		RETURN ('appended', last, decision.version)::@S@.idem_append_result;
+	END LOOP;
+END
+
+--@ idem_last_client_seq plpgsql
+BEGIN
+	PERFORM @S@.idem_p_check_name(aggregate, 'aggregate');
+	PERFORM @S@.idem_p_check_name(client_id, 'client_id');
+	RETURN coalesce((SELECT c.last_client_seq FROM @S@.idem_client_sequences AS c
+		WHERE c.aggregate = idem_last_client_seq.aggregate AND c.client_id = idem_last_client_seq.client_id), 0);
+END

@@ -1,0 +1,82 @@
+-- Once-only tokens.
+--
+-- The unique index decides who is the first.  A call waits for another
+-- transaction that is using the token, in the INSERT.
+
+--@ helpers
+CREATE FUNCTION @S@.idem_p_use_token(p_scope text, p_token text, ttl interval)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	expires timestamptz;
+BEGIN
+	LOOP
+		SELECT t.expires_at INTO expires FROM @S@.idem_tokens AS t WHERE t.token = p_token AND t.scope = p_scope;
+		IF expires > clock_timestamp() THEN
+			RETURN false;
+		ELSIF NOT FOUND THEN
+			INSERT INTO @S@.idem_tokens AS t (expires_at, used_at, scope, token)
+				SELECT c.clock + coalesce(ttl, @S@.idem_p_setting('token_ttl')::float8 * '1 ms'::interval), c.clock, p_scope, p_token
+				FROM clock_timestamp() AS c (clock)
+				ON CONFLICT DO NOTHING;
+		ELSE
+			-- After a wait for another writer, times are from then.
+			UPDATE @S@.idem_tokens AS t SET used_at = clock_timestamp(),
+					expires_at = clock_timestamp() + coalesce(ttl, @S@.idem_p_setting('token_ttl')::float8 * '1 ms'::interval)
+				WHERE t.token = p_token AND t.scope = p_scope AND t.expires_at <= clock_timestamp();
+		END IF;
+		IF FOUND THEN
+			RETURN true;
+		END IF;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_use_token(text, text, interval) IS
+'Uses a token; returns whether this is the first time.';
+
+--@ idem_once plpgsql
+BEGIN
+	PERFORM @S@.idem_p_check_name(scope, 'scope');
+	PERFORM @S@.idem_p_check_name(token, 'token');
+	IF ttl IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(ttl, 'ttl');
+	END IF;
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	RETURN @S@.idem_p_use_token(scope, token, ttl);
+END
+
+--@ idem_once_many plpgsql
+DECLARE
+	element record;
+	first_places bigint[] := '{}';
+BEGIN
+	PERFORM @S@.idem_p_check_name(scope, 'scope');
+	PERFORM @S@.idem_p_check_names(tokens, 'tokens');
+	IF ttl IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(ttl, 'ttl');
+	END IF;
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	-- In one order, so that two calls for the same tokens do not deadlock.
+	FOR element IN SELECT DISTINCT ON (e.token COLLATE "C") e.token, e.place
+		FROM unnest(tokens) WITH ORDINALITY AS e (token, place) ORDER BY e.token COLLATE "C", e.place
+	LOOP
+		IF @S@.idem_p_use_token(scope, element.token, ttl) THEN
+			first_places := first_places || element.place;
+		END IF;
+	END LOOP;
+	RETURN QUERY SELECT e.token FROM unnest(tokens) WITH ORDINALITY AS e (token, place)
+		WHERE e.place = ANY (first_places) ORDER BY e.place;
+END
+
+--@ idem_once_at plpgsql
+BEGIN
+	PERFORM @S@.idem_p_check_name(scope, 'scope');
+	PERFORM @S@.idem_p_check_name(token, 'token');
+	RETURN (SELECT t.used_at FROM @S@.idem_tokens AS t
+		WHERE t.token = idem_once_at.token AND t.scope = idem_once_at.scope AND t.expires_at > clock_timestamp());
+END
