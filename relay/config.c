@@ -53,6 +53,7 @@ const RelaySettingDef relay_main_settings[] = {
 	"how long deliveries may go on after SIGTERM", 0, 3600000},
 	{"metrics", RELAY_TEXT, "",
 	"address and port for /metrics, as 127.0.0.1:9464; empty: none"},
+	{"log_format", RELAY_TEXT, "text", "text, or json"},
 	{"verbose", RELAY_BOOL, "off", "a line for each message"},
 	{NULL}
 };
@@ -116,6 +117,10 @@ relay_config_read(int argc, char **argv)
 			read_option(config, argv[i]);
 	}
 	relay_config_check(config, section);
+	if (strcmp(relay_section_text(section, "log_format"), "json") != 0 &&
+		strcmp(relay_section_text(section, "log_format"), "text") != 0)
+		relay_section_fault(config, section, "log_format",
+							"\"log_format\" is to be text or json");
 	relay_config_read_secret(config, section, "password");
 	if (config->nfaults == 0 && relay_section_number(section, "wait") * 3 >
 		relay_section_number(section, "lease"))

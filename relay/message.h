@@ -40,6 +40,7 @@ typedef struct RelayMessage
 	const char *created_at;		/* in the format of RFC 3339 */
 	size_t		payload_length;
 	size_t		size;			/* of the allocation */
+	int64_t		published_at;	/* on this machine's clock; 0: unknown */
 
 	RelayMessageState state;
 	int64_t		lease_end;

@@ -65,6 +65,8 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 	relay_loop_begin(&relay->loop);
 	config = relay->config = relay_config_read(argc, argv);
 	settings = config->main;
+	relay_log_as_json(strcmp(relay_section_text(settings, "log_format"),
+							 "json") == 0);
 	relay_database_configure(config);
 	relay_http_configure(config);
 	relay_sinks_configure(&relay->routing, config, &relay->loop,

@@ -62,6 +62,7 @@ static void fail(RelayMessage *message, RelayFailure failure,
 static void refuse(RelayMessage *message, int64_t retry_after,
 				   const char *why);
 static void note_failure(RelaySink *sink, const char *why);
+static void count_latency(const RelayMessage *message);
 static RelayRecord *get_record(RelaySink *sink, int64_t id);
 
 /*
@@ -75,6 +76,7 @@ relay_sink_delivered(RelayMessage *message)
 	sink->delivered++;
 	sink->delivered_at = relay_now();
 	sink->delivery_ms += sink->delivered_at - message->handed_at;
+	count_latency(message);
 	sink->failing = 0;
 	sink->failing_since = 0;
 	sink->last_failed = 0;
@@ -91,6 +93,27 @@ relay_sink_delivered(RelayMessage *message)
 		relay_log(RELAY_DEBUG, "message %s of topic \"%s\" is delivered",
 				  message->label, message->topic);
 	relay_queue_deliver(sink->queue, message);
+}
+
+/*
+ * Count how long a delivered message took since it was published.
+ */
+static void
+count_latency(const RelayMessage *message)
+{
+	static const int64_t bounds[] = RELAY_LATENCIES;
+	RelaySink  *sink = message->sink;
+	int64_t		ms = sink->delivered_at - message->published_at;
+	int			i = 0;
+
+	if (!message->published_at)
+		return;
+	if (ms < 0)
+		ms = 0;
+	while (i < RELAY_NLATENCIES && ms > bounds[i])
+		i++;
+	sink->latencies[i]++;
+	sink->latency_ms += ms;
 }
 
 /*

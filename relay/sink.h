@@ -34,6 +34,11 @@ typedef struct RelayRecord
 	int64_t		backoff;
 } RelayRecord;
 
+/* Upper bounds of the latency histogram, in milliseconds. */
+#define RELAY_LATENCIES	{1, 3, 5, 10, 20, 50, 100, 200, 500, 1000, 3000, \
+	10000, 30000, 60000, 300000, 3600000}
+#define RELAY_NLATENCIES	16
+
 #define RELAY_RECORDS	1024	/* messages of a sink that are remembered */
 
 /*
@@ -121,6 +126,8 @@ struct RelaySink
 	/* Since the start. */
 	uint64_t	delivered;
 	int64_t		delivery_ms;	/* total time of these deliveries */
+	uint64_t	latencies[RELAY_NLATENCIES + 1];	/* the last: longer */
+	int64_t		latency_ms;		/* their total */
 	uint64_t	refused;
 	uint64_t	deferred;
 	uint64_t	failures;

@@ -140,8 +140,10 @@ make_sink(const RelayRouting *routing, RelayConfig *config,
 	sink->source = relay_section_text(section, "source");
 	configure_scopes(config, sink);
 	if (!sink->patterns[0] && !sink->scopes)
-		relay_section_fault(config, section, "topics", "\"topics\" is missing "
-							"or empty; expected names with commas, or *");
+		relay_section_fault(config, section, "topics", "\"topics\" is %s; "
+							"expected names with commas, or *",
+							relay_section_setting(section, "topics") ?
+							"empty" : "missing");
 	sink->schedule = relay_config_pauses(config, section, "retry");
 	relay_routing_check(routing, config, sink);
 	if (config->nfaults == nfaults)

@@ -33,7 +33,7 @@
 #define CANCEL_AGAIN	200
 #define LIST_AGAIN		500		/* while no topic can be taken */
 
-#define NCOLUMNS		8		/* of the query in take() */
+#define NCOLUMNS		9		/* of the query in take() */
 
 static void list_topics(RelayTaker *taker);
 static void end_list(RelayTaker *taker, const PGresult *result);
@@ -224,7 +224,9 @@ take(RelayTaker *taker, int count, const char *topics, int64_t now)
 	relay_text_addf(query,
 					"SELECT id, message_id, topic, message_key, payload, "
 					"headers, attempt, pg_catalog.to_char(created_at, "
-					"'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') "
+					"'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'), "
+					"(EXTRACT(epoch FROM pg_catalog.clock_timestamp() - "
+					"created_at) * 1000)::bigint "
 					"FROM %s.idem_outbox_take($1::int, $2::interval, "
 					"$3::text[], $4::interval)", taker->database.schema);
 	snprintf(count_text, sizeof(count_text), "%d", count);
@@ -303,6 +305,7 @@ add_message(RelayTaker *taker, const PGresult *result, int row)
 	message->headers = columns[5];
 	message->attempt = (int) strtol(columns[6], NULL, 10);
 	message->created_at = columns[7];
+	message->published_at = relay_now() - strtoll(columns[8], NULL, 10);
 	message->size = size;
 	message->lease_end = taker->taken_at + taker->lease;
 	message->sink = relay_routing_sink(taker->routing, message->topic);

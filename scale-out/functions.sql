@@ -175,6 +175,16 @@ REVOKE ALL ON FUNCTION idempotency.idem_shard(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION idempotency.idem_shard(text) TO idem_application;
 COMMENT ON FUNCTION idempotency.idem_shard(text) IS
 'The connection string of the shard that a scope lives on. Call idem_pin_scope(scope) there, in each transaction. Raises 55000 and 55P03.';
+
+CREATE OR REPLACE FUNCTION idempotency.idem_find_shard(scope text)
+RETURNS text
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+RETURN idem_map.find(scope);
+ALTER FUNCTION idempotency.idem_find_shard(text) OWNER TO idem_router;
+REVOKE ALL ON FUNCTION idempotency.idem_find_shard(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION idempotency.idem_find_shard(text) TO idem_application;
+COMMENT ON FUNCTION idempotency.idem_find_shard(text) IS
+'As idem_shard, for a caller that a shard has refused: asks all shards where the scope is, and corrects the map. Raises 55000 and 55P03.';
 $$;
 
 SELECT format(E'\nCALL pg_temp.make_type(%L, %L);', t.typname,
@@ -249,6 +259,7 @@ BEGIN
 		WHERE p.pronamespace = 'idempotency'::regnamespace AND p.proowner = 'idem_router'::regrole
 			AND p.oid <> ALL (ARRAY[
 				'idempotency.idem_shard(text)',
+				'idempotency.idem_find_shard(text)',
 				%s
 			]::regprocedure[])
 	LOOP

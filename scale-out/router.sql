@@ -30,10 +30,15 @@ RETURNS int
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 RETURN hashtextextended(scope COLLATE "C", 0) & 255;
 
+-- PL/Proxy wants numbers without gaps.  So a shard that was removed keeps its
+-- number, with the connection string of another one, until a shard is added.
+CREATE TABLE idem_map.removed (shard int PRIMARY KEY);
+
 CREATE VIEW idem_map.shards AS
 SELECT substr(o.option_name, 2)::int AS shard, o.option_value AS connection
 FROM pg_foreign_server AS s, pg_options_to_table(s.srvoptions) AS o
-WHERE s.srvname = 'idempotency' AND o.option_name ~ '^p[0-9]+$';
+WHERE s.srvname = 'idempotency' AND o.option_name ~ '^p[0-9]+$'
+	AND substr(o.option_name, 2)::int NOT IN (SELECT r.shard FROM idem_map.removed AS r);
 
 CREATE TABLE idem_map.slots (
 	slot int PRIMARY KEY CHECK (slot BETWEEN 0 AND 255),
@@ -110,6 +115,63 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION idem_map.ask(number int, scope text)
+RETURNS TABLE (state text, epoch bigint, peer int, is_own boolean)
+LANGUAGE plproxy
+AS $$
+	CLUSTER 'idempotency';
+	RUN ON number;
+	SELECT g.state, g.epoch, g.peer, g.is_own FROM idem_guard.whereabouts($2) AS g;
+$$;
+
+-- Asks the gates of all shards, for a caller that was refused: the map is old, or
+-- was restored.  Puts right what the map says of this scope, unless the map has
+-- heard of a later move, and returns the connection string.
+CREATE FUNCTION idem_map.find(scope text)
+RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	number int;
+	gate record;
+	home int;
+	target int;
+	last bigint := 0;
+	has_own boolean;
+BEGIN
+	FOR number IN SELECT s.shard FROM idem_map.shards AS s ORDER BY s.shard LOOP
+		BEGIN
+			SELECT a.* INTO gate FROM idem_map.ask(number, find.scope) AS a;
+			IF gate.state IN ('open', 'leaving') AND gate.epoch > last THEN
+				home := number;
+				target := CASE WHEN gate.state = 'leaving' THEN gate.peer END;
+				last := gate.epoch;
+				has_own := gate.is_own;
+			END IF;
+		EXCEPTION WHEN OTHERS THEN
+			NULL;			-- a shard that is down; the others may know
+		END;
+	END LOOP;
+	IF has_own THEN
+		INSERT INTO idem_map.scopes AS m (scope, shard, moving_to, epoch)
+		VALUES (find.scope, home, target, last)
+		ON CONFLICT ON CONSTRAINT scopes_pkey DO UPDATE
+		SET shard = EXCLUDED.shard, moving_to = EXCLUDED.moving_to, epoch = EXCLUDED.epoch
+		WHERE m.epoch <= EXCLUDED.epoch;
+	ELSIF home IS NOT NULL THEN
+		DELETE FROM idem_map.scopes AS m WHERE m.scope = find.scope AND m.epoch <= last;
+		INSERT INTO idem_map.slots AS m (slot, shard, moving_to, epoch)
+		VALUES (idem_map.slot(find.scope), home, target, last)
+		ON CONFLICT ON CONSTRAINT slots_pkey DO UPDATE
+		SET shard = EXCLUDED.shard, moving_to = EXCLUDED.moving_to, epoch = EXCLUDED.epoch
+		WHERE m.epoch <= EXCLUDED.epoch
+			AND (m.shard, coalesce(m.moving_to, -1)) <> (EXCLUDED.shard, coalesce(EXCLUDED.moving_to, -1));
+	END IF;
+	RETURN idem_map.connection(find.scope);
+END
+$$;
+
 -- All elements of arrays of one call, where one stands for all, or none does.
 -- With a name the array is required.
 CREATE FUNCTION idem_map.spread(name text, elements anyarray, number int)
@@ -140,5 +202,7 @@ $$;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idem_map FROM PUBLIC;
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA idem_map TO idem_router;
 GRANT SELECT ON ALL TABLES IN SCHEMA idem_map TO idem_router;
+GRANT INSERT, UPDATE, DELETE ON idem_map.slots, idem_map.scopes TO idem_router;
 ALTER FUNCTION idem_map.connection(text) OWNER TO idem_router;
+ALTER FUNCTION idem_map.find(text) OWNER TO idem_router;
 COMMIT;

@@ -62,7 +62,7 @@ BEGIN
 		RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
 			MESSAGE = format('scope "%s" does not live on this shard', left(scope, 40)),
 			DETAIL = 'It is being moved, has been moved, or was looked for in the wrong place. Nothing has been done.',
-			HINT = 'Ask the router again: SELECT idem_shard(scope).',
+			HINT = 'Let the router look for it: SELECT idem_find_shard(scope).',
 			SCHEMA = 'idem_guard';        -- by which clients know it
 	END IF;
 	RETURN scope;
@@ -141,6 +141,16 @@ BEGIN
 		is_own := false;
 	END IF;
 END
+$$;
+
+-- For a router that looks for a scope.
+CREATE FUNCTION idem_guard.whereabouts(scope text,
+	OUT state text, OUT epoch bigint, OUT peer int, OUT is_own boolean)
+LANGUAGE sql STABLE STRICT SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+	SELECT g.state, g.epoch, g.peer, g.is_own
+	FROM idem_guard.gate(idem_guard.slot(scope), scope) AS g
 $$;
 
 -- Of all gates of a slot, since those of its scopes count for the slot, and
@@ -400,7 +410,7 @@ REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idem_guard FROM PUBLIC;
 REVOKE ALL ON FUNCTION :schema.idem_pin_scope(text), :schema.idem_pin_scope(text[]) FROM PUBLIC;
 GRANT USAGE ON SCHEMA idem_guard TO :"application";
 GRANT EXECUTE ON FUNCTION idem_guard.seen(text), idem_guard.seen(text[]),
-	idem_guard.pass(text), idem_guard.pass(text[]),
+	idem_guard.pass(text), idem_guard.pass(text[]), idem_guard.whereabouts(text),
 	:schema.idem_pin_scope(text), :schema.idem_pin_scope(text[]) TO :"application";
 SELECT :schema.idem_grant(quote_ident(:'application')::regrole) \g /dev/null
 

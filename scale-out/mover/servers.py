@@ -114,11 +114,11 @@ class Shards:
         router.rollback()
         if file:
             with open(file) as lines:
-                strings = dict(enumerate(line.strip() for line in lines))
-            if set(strings) != set(self.strings):
+                lines = [line.strip() for line in lines]
+            if len(lines) != len(self.strings):
                 raise Failure('%s has %d lines, and the map has %d shards' % (
-                    file, len(strings), len(self.strings)))
-            self.strings = strings
+                    file, len(lines), len(self.strings)))
+            self.strings = dict(zip(sorted(self.strings), lines))
 
     def __getitem__(self, number):
         if number not in self.servers or \

@@ -314,14 +314,19 @@ class Move:
                         self.refuse(number, other.epoch)
                         used.pop()
                 elif self.place.has_gate(self.shards[number]):
-                    self.sweep(number, gate.epoch)
                     self.clear(number, gate.epoch)
             except (Failure, psycopg2.Error) as failure:
                 failures.append('rows may be left on shard %d: %s' % (
                     number, str(failure).strip()))
-        # A way back that failed may have refused a move, and not swept.
-        self.sweep(home, max(other.epoch for other in self.gates.values()
-                             if not used or other.epoch < min(used)))
+        # Wherever it once was: a way back that failed may have refused a move, and
+        # a scope that was to leave may have gone with its slot.
+        last = max(other.epoch for other in self.gates.values()
+                   if not used or other.epoch < min(used))
+        for number in self.gates:
+            try:
+                self.sweep(number, last)
+            except (Failure, psycopg2.Error) as failure:
+                failures.append(str(failure).strip())
         if failures:
             raise Failure('\n'.join(failures))
 

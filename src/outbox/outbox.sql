@@ -69,7 +69,7 @@ RETURNS uuid
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) IS
-'Publishes a message if and only if the transaction commits. topic, message_key: 1 to 512 bytes; messages with the same topic and key are handed out in order. deliver_after: not before so long from now. Returns the message id, a random UUID (RFC 9562), by which consumers recognise repeats. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 where the sequence was set back, 54000 for payload and headers of more than 256 MB of text.';
+'Publishes a message if and only if the transaction commits. topic, message_key: 1 to 512 bytes; messages with the same topic and key are handed out in order. deliver_after: not before so long from now. Returns the message id, a random UUID (RFC 9562), by which consumers recognise repeats. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 where the sequence was set back, 54000 for payload and headers of more text than idempotency.max_message_size.';
 
 CREATE FUNCTION @extschema@.idem_publish_many(topics text[], payloads jsonb[], message_keys text[] DEFAULT NULL, headers jsonb[] DEFAULT NULL,
 	deliver_after interval DEFAULT NULL, OUT ordinal int, OUT message_id uuid)
@@ -77,7 +77,7 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1 SUPPORT @extschema@.idem_many_support
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_publish_many(text[], jsonb[], text[], jsonb[], interval) IS
-'Publishes many messages at once, as idem_publish one after another in the order given, so those of one topic and key are handed out in that order. Arrays of one length; one of a single element stands for all; message_keys and headers may have NULLs. Returns a row for each message, in that order, with its ordinal from 1 and its message id. All or nothing. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 where the sequence was set back, 54000 for payload and headers of more than 256 MB of text.';
+'Publishes many messages at once, as idem_publish one after another in the order given, so those of one topic and key are handed out in that order. Arrays of one length; one of a single element stands for all; message_keys and headers may have NULLs. Returns a row for each message, in that order, with its ordinal from 1 and its message id. All or nothing. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 where the sequence was set back, 54000 for payload and headers of more text than idempotency.max_message_size.';
 
 CREATE FUNCTION @extschema@.idem_outbox_take(max_messages int DEFAULT 100, lease interval DEFAULT '30 seconds', topics text[] DEFAULT NULL,
 	wait interval DEFAULT NULL,

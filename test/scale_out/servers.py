@@ -149,6 +149,17 @@ class Bouncer:
         self.process.wait()
 
 
+def prepare(shard):
+    """What a shard has before it is one."""
+    session = shard.session()
+    session.run('CREATE ROLE app LOGIN')
+    session.run('CREATE ROLE relay LOGIN')
+    session.run('CREATE EXTENSION idempotency')
+    session.run("SELECT idem_grant_relay('relay')")
+    session.run(SCHEMA)
+    session.close()
+
+
 class Servers:
 
     def __init__(self):
@@ -159,17 +170,12 @@ class Servers:
         self.shards = [Server(self.work, 's%d' % n, template)
                        for n in range(SHARDS)]
         self.bouncer = self.direct = None
+        self.others = []        # that are no shards from the beginning
 
     def start(self):
         for shard in self.shards:
             shard.start()
-            session = shard.session()
-            session.run('CREATE ROLE app LOGIN')
-            session.run('CREATE ROLE relay LOGIN')
-            session.run('CREATE EXTENSION idempotency')
-            session.run("SELECT idem_grant_relay('relay')")
-            session.run(SCHEMA)
-            session.close()
+            prepare(shard)
         self.bouncer = Bouncer(self.work, self.shards)
         connections = os.path.join(self.work, 'connections')
         with open(connections, 'w') as file:
@@ -259,14 +265,30 @@ class Servers:
             check=False)
         return done.stdout if done.returncode else ''
 
+    def shards_command(self, *arguments):
+        """Returns its exit status and what it said."""
+        done = subprocess.run(
+            [os.path.join(SCALE_OUT, 'shards'), '--shards', self.direct,
+             *map(str, arguments)], stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, check=False)
+        return done.returncode, done.stdout
+
     def start_move(self, *arguments):
         return subprocess.Popen(
             [os.path.join(SCALE_OUT, 'move'), *map(str, arguments)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
+    def another(self, name):
+        """A server that is no shard yet."""
+        shard = Server(self.work, name, os.path.join(self.work, 'template'))
+        shard.start()
+        self.others.append(shard)
+        prepare(shard)
+        return shard
+
     def stop(self):
         if self.bouncer:
             self.bouncer.stop()
-        for shard in self.shards:
+        for shard in self.shards + self.others:
             shard.stop()
         shutil.rmtree(self.work, ignore_errors=True)

@@ -79,6 +79,8 @@ export class ManyServers implements Servers {
   #shards: Shards
   #pools = new Map<string, Promise<PoolLike>>()
   #scopes = new Map<string, PoolLike>()
+  /** Those that a shard has refused: the router's map may be old. */
+  #refused = new Set<string>()
 
   constructor(router: PoolLike, schema: string, shards: Shards) {
     this.statements = statements(schema, true)
@@ -101,6 +103,7 @@ export class ManyServers implements Servers {
         const isElsewhere = (error as { schema?: unknown } | null)?.schema === GUARD
         // A shard that cannot be reached may have another address by now.
         if ((isElsewhere || isUnreachable(error)) && this.#scopes.get(scope) === pool) this.#scopes.delete(scope)
+        if (isElsewhere) this.#refused.add(scope)
         if (!isElsewhere || tries === TRIES) throw error
       }
     }
@@ -130,7 +133,7 @@ export class ManyServers implements Servers {
   async #ask(scope: string): Promise<string> {
     const until = performance.now() + MOVE_WAIT_MS
     const question: Statement<string> = {
-      text: `SELECT ${ROUTER}.idem_shard($1::text) AS connection`, values: [scope], read: ([row]) => row!['connection']!,
+      text: `SELECT ${ROUTER}.${this.#refused.delete(scope) ? 'idem_find_shard' : 'idem_shard'}($1::text) AS connection`, values: [scope], read: ([row]) => row!['connection']!,
     }
     for (;;) {
       try {

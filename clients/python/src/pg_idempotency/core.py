@@ -319,7 +319,7 @@ class Core:
                 dead = dead or not reached and connection_lost(error)
                 if moved or not reached:
                     # The map may have another address now: of one where nobody is, a pool says that it is exhausted.
-                    self.servers.forget(scope)
+                    self.servers.forget(scope, moved)
                 if last or isinstance(error, TimedOut) or not (moved or dead and repeats):
                     raise
         raise AssertionError

@@ -885,6 +885,11 @@ def shard_of(scope: str) -> Statement[str]:
     return _scalar("idem_shard", ("scope", "text", scope))
 
 
+def find_shard(scope: str) -> Statement[str]:
+    """The same, for a scope that a shard has refused: the router asks all shards."""
+    return _scalar("idem_find_shard", ("scope", "text", scope))
+
+
 def pin_scope(scope: str) -> Statement[str]:
     """Pins the scope to this shard until the transaction ends.  Refuses a scope that lives elsewhere."""
     return _scalar("idem_pin_scope", ("scope", "text", scope))

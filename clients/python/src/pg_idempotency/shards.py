@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from .errors import IdempotencyError, ScopeMoving, restated, sqlstate
-from .functions import Statement, pin_scope, shard_of, with_pinned_scope
+from .functions import Statement, find_shard, pin_scope, shard_of, with_pinned_scope
 from .postgres import Backend, connection_lost
 from .runtimes import Runtime, maybe_await
 
@@ -62,8 +62,8 @@ class Servers(Protocol):
     async def server_of(self, scope: str | None, until: float) -> Server:
         """The server where the scope lives.  Waits until then while the scope is being moved."""
 
-    def forget(self, scope: str | None) -> None:
-        """Ask again: it may live elsewhere."""
+    def forget(self, scope: str | None, moved: bool = False) -> None:
+        """Ask again: it may live elsewhere.  moved: its shard has said so."""
 
     async def perform_unscoped(self, statement: Statement[T]) -> T:
         """A function without a scope, in a transaction of its own."""
@@ -85,7 +85,7 @@ class OneServer:
     async def server_of(self, scope: str | None, until: float) -> Server:
         return self.server
 
-    def forget(self, scope: str | None) -> None:
+    def forget(self, scope: str | None, moved: bool = False) -> None:
         pass
 
     async def perform_unscoped(self, statement: Statement[T]) -> T:
@@ -109,6 +109,7 @@ class Shards:
         self._router, self._connect, self._make_server, self._runtime = router, connect, make_server, runtime
         self._lock = threading.Lock()
         self._known: dict[str, Server] = {}             # by scope, the oldest first
+        self._refused: set[str] = set()                 # by a shard: the router's map may be old
         self._servers: dict[str, Server] = {}           # by connection string
 
     async def server_of(self, scope: str | None, until: float) -> Server:
@@ -123,9 +124,11 @@ class Shards:
                     del self._known[next(iter(self._known))]
         return server
 
-    def forget(self, scope: str | None) -> None:
+    def forget(self, scope: str | None, moved: bool = False) -> None:
         with self._lock:
             self._known.pop(scope or "", None)
+            if moved and scope:
+                self._refused.add(scope)
 
     async def perform_unscoped(self, statement: Statement[T]) -> T:
         try:
@@ -149,10 +152,12 @@ class Shards:
     async def _ask_router(self, scope: str, until: float) -> str:
         """The connection string of the scope's shard."""
         lost = 0
+        question = find_shard if scope in self._refused else shard_of
+        self._refused.discard(scope)
         while True:
             try:
                 async with self._router.session() as session:
-                    found: str = await session.perform(shard_of(scope))
+                    found: str = await session.perform(question(scope))
                     return found
             except Exception as error:
                 left = until - time.monotonic()

@@ -1,0 +1,111 @@
+"""A shard comes, and goes."""
+
+import os
+import subprocess
+
+from .copying import look
+from .places import TABLES, full_name
+from .servers import Failure, Server, merged, say
+
+SHARD_SQL = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(
+    __file__))), 'shard.sql')
+# Copies of a server have one system identifier.
+SYSTEM = ("SELECT format('%s %s %s %s', system_identifier, "
+          "pg_postmaster_start_time(), current_setting('data_directory'), "
+          'current_database()) FROM pg_control_system()')
+OPTIONS = ('SELECT substr(o.option_name, 2)::int, o.option_value FROM '
+           'pg_foreign_server AS s, pg_options_to_table(s.srvoptions) AS o '
+           "WHERE s.srvname = 'idempotency' AND o.option_name ~ '^p[0-9]+$'")
+
+
+def set_string(router, number, string, is_removed):
+    """The connection string of a shard, in a router's map."""
+    known = dict(router.run(OPTIONS))
+    router.run('ALTER SERVER idempotency OPTIONS (%s p%d %s)' % (
+        'SET' if number in known else 'ADD', number,
+        router.literal('%s', string)))
+    router.run('DELETE FROM idem_map.removed WHERE shard = %s', number)
+    if is_removed:
+        router.run('INSERT INTO idem_map.removed VALUES (%s)', number)
+    router.commit()
+
+
+def add(routers, shards, string, connection, application):
+    """Makes a shard of a database that has the extension, and gives it a number.
+    Returns that; it has no places yet."""
+    connection = connection or merged(string)
+    shard = Server(string, 'the new shard')
+    system = shard.one(SYSTEM)
+    shard.rollback()
+    for number in shards:
+        if shards[number].one(SYSTEM) == system:
+            raise Failure('it is shard %d' % number)
+        shards[number].rollback()
+    if not shard.run("SELECT 1 WHERE to_regclass('idem_guard.places') IS NOT NULL"):
+        done = subprocess.run(
+            ['psql', '-X', '-q', '-d', string, '-v', 'application=' + application,
+             '-v', 'slots={}', '-f', SHARD_SQL], stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode:
+            raise Failure('shard.sql: ' + done.stdout.strip())
+    elif shard.run("SELECT 1 FROM idem_guard.places WHERE state <> 'away' LIMIT 1"):
+        raise Failure('the new shard has open gates: was it a shard of another '
+                      'router?')
+    shard.rollback()
+    look(shards[min(shards)], shard)
+    known = dict(routers[0].run(OPTIONS))
+    free = [number for number, in routers[0].run('SELECT shard FROM '
+                                                 'idem_map.removed')]
+    routers[0].rollback()
+    number = min(free, default=len(known))
+    for router in routers[1:]:
+        found = dict(router.run(OPTIONS))
+        router.rollback()
+        if set(found) not in (set(known), set(known) | {number}):
+            raise Failure('%s has other shards than %s: look with '
+                          'scale-out/verify' % (router.name, routers[0].name))
+    for router in routers:
+        set_string(router, number, connection, False)
+    say('shard %d is added; no slot lives there yet: run rebalance' % number)
+    return number
+
+
+def check_empty(shard):
+    """Raises Failure while something lives there."""
+    left = shard.run("SELECT count(*) FROM idem_guard.places WHERE state <> 'away'")
+    if left[0][0]:
+        raise Failure('%d slots and scopes live on %s: run drain first' % (
+            left[0][0], shard.name))
+    tables = shard.run(TABLES)
+    for space, table, *_ in tables:
+        if shard.run('SELECT 1 FROM %s LIMIT 1' % full_name(space, table)):
+            raise Failure('%s has rows in %s: run verify' % (shard.name, table))
+    count = shard.one("SELECT count(*) FROM %s WHERE state = 'pending'"
+                      % full_name(tables[0][0], 'idem_outbox'))
+    if count:
+        raise Failure('%d messages of %s are still to be delivered: let its relay '
+                      'take them' % (count, shard.name))
+    shard.rollback()
+
+
+def remove(routers, shards, number, is_lost):
+    """Routers forget a shard on which nothing lives."""
+    if number not in list(shards):
+        raise Failure('the map has no shard %d' % number)
+    others = [other for other in shards if other != number]
+    if not others:
+        raise Failure('it is the last shard')
+    if not is_lost:
+        check_empty(shards[number])
+    for router in routers:
+        places = router.one(
+            'SELECT (SELECT count(*) FROM idem_map.slots WHERE %s IN (shard, '
+            'moving_to)) + (SELECT count(*) FROM idem_map.scopes WHERE %s IN '
+            '(shard, moving_to))', number, number)
+        if places:
+            raise Failure('the map of %s has %d slots and scopes on shard %d: run '
+                          'refresh' % (router.name, places, number))
+    for router in routers:
+        string = dict(router.run(OPTIONS))[others[0]]
+        set_string(router, number, string, True)
+    say('shard %d is removed' % number)
