@@ -623,7 +623,7 @@ BEGIN
 							state, scope, key, request_hash, request)
 						VALUES (token, clock, result.lease_expires_at, CASE WHEN request IS NOT NULL THEN result.lease_expires_at END,
 							result.expires_at, 1, 'started', idem_claim.scope, idem_claim.key, idem_claim.request_hash, idem_claim.request)
-						ON CONFLICT DO NOTHING;
+						ON CONFLICT ON CONSTRAINT idem_keys_pkey DO NOTHING;
 					-- A row that was written past these functions.
 					CONTINUE look WHEN NOT FOUND;
 				ELSIF record.expires_at <= clock THEN
