@@ -127,7 +127,7 @@ WHERE e.extname = 'idempotency' AND d.refobjid = e.oid
 RETURNING lost::regclass[] AS marked_again;
 
 -- Restores without sequences
-SELECT idem_raise_claim_tokens((SELECT coalesce(max(claim_token), 0) FROM idem_keys)) > 0 AS raised;
+SELECT idem_raise_claim_tokens((SELECT coalesce(max(claim_token), 0) FROM idem_keys)) >= 0 AS raised;
 SELECT status FROM idem_health() WHERE check_name = 'sequences';
 
 -- Failover
@@ -138,7 +138,7 @@ COMMIT;
 
 -- Failover
 SELECT idem_raise_claim_tokens(1000000 + greatest(idem_raise_claim_tokens(0),
-	(SELECT max(claim_token) FROM idem_keys))) > 1000000 AS beyond;
+	(SELECT max(claim_token) FROM idem_keys))) >= 1000000 AS beyond;
 
 -- Clocks
 UPDATE idem_outbox SET created_at = clock_timestamp(), available_at = clock_timestamp() + (available_at - created_at)
