@@ -72,18 +72,19 @@ RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-	was boolean;
 	will_be boolean;
 BEGIN
-	SELECT a.is_active INTO was FROM @S@.idem_user_actions AS a
-		WHERE a.user_id = p_user AND a.entity_type = p_type AND a.entity_id = p_entity AND a.action_type = p_action;
-	will_be := coalesce(p_active, NOT coalesce(was, false));
-	IF will_be OR was THEN
-		INSERT INTO @S@.idem_user_actions AS a (last_action_id, updated_at, is_active, user_id, entity_type, entity_id, action_type)
-			VALUES (p_action_id, clock_timestamp(), will_be, p_user, p_type, p_entity, p_action)
-			ON CONFLICT ON CONSTRAINT idem_user_actions_pkey DO UPDATE SET
-				last_action_id = EXCLUDED.last_action_id, updated_at = clock_timestamp(), is_active = EXCLUDED.is_active;
+	IF NOT p_active THEN
+		UPDATE @S@.idem_user_actions AS a SET is_active = false, last_action_id = p_action_id, updated_at = clock_timestamp()
+			WHERE a.user_id = p_user AND a.entity_type = p_type AND a.entity_id = p_entity AND a.action_type = p_action
+				AND a.is_active;
+		RETURN false;
 	END IF;
+	INSERT INTO @S@.idem_user_actions AS a (last_action_id, updated_at, is_active, user_id, entity_type, entity_id, action_type)
+		VALUES (p_action_id, clock_timestamp(), true, p_user, p_type, p_entity, p_action)
+		ON CONFLICT ON CONSTRAINT idem_user_actions_pkey DO UPDATE SET
+			last_action_id = EXCLUDED.last_action_id, updated_at = clock_timestamp(), is_active = coalesce(p_active, NOT a.is_active)
+		RETURNING a.is_active INTO will_be;
 	RETURN will_be;
 END
 $$;
@@ -218,11 +219,22 @@ BEGIN
 		GET DIAGNOSTICS count = ROW_COUNT;
 		deleted := deleted + count;
 	END LOOP;
-	DELETE FROM @S@.idem_user_actions AS a
-		WHERE a.user_id = idem_forget_user.user_id AND NOT EXISTS (SELECT FROM @S@.idem_action_versions AS v
-			WHERE v.user_id = a.user_id AND v.entity_type = a.entity_type AND v.entity_id = a.entity_id);
-	GET DIAGNOSTICS count = ROW_COUNT;
-	RETURN deleted + count;
+	-- Actions without a counter: whether there is one is certain under the lock of the row.
+	FOR counter IN SELECT a.entity_type, a.entity_id, a.action_type FROM @S@.idem_user_actions AS a
+		WHERE a.user_id = idem_forget_user.user_id ORDER BY a.entity_type, a.entity_id, a.action_type
+	LOOP
+		PERFORM FROM @S@.idem_user_actions AS a
+			WHERE a.user_id = idem_forget_user.user_id AND a.entity_type = counter.entity_type
+				AND a.entity_id = counter.entity_id AND a.action_type = counter.action_type FOR UPDATE;
+		DELETE FROM @S@.idem_user_actions AS a
+			WHERE a.user_id = idem_forget_user.user_id AND a.entity_type = counter.entity_type
+				AND a.entity_id = counter.entity_id AND a.action_type = counter.action_type
+				AND NOT EXISTS (SELECT FROM @S@.idem_action_versions AS v
+					WHERE v.user_id = a.user_id AND v.entity_type = a.entity_type AND v.entity_id = a.entity_id);
+		GET DIAGNOSTICS count = ROW_COUNT;
+		deleted := deleted + count;
+	END LOOP;
+	RETURN deleted;
 END
 
 --@ idem_try_advance_many plpgsql

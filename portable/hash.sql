@@ -91,49 +91,99 @@ CREATE FUNCTION @S@.idem_p_member_order(name text)
 RETURNS bytea
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
-	SELECT CASE WHEN octet_length(n.utf8) = char_length(name) THEN n.utf8
-		ELSE decode(regexp_replace(encode(n.utf8, 'hex'), '((?:..)*?)(ee|ef)(?=(?:..)*$)', '\1f9\2', 'g'), 'hex') END
-	FROM (SELECT convert_to(name, 'UTF8')) AS n (utf8)
+	SELECT CASE WHEN name COLLATE "C" !~ '[^\u0001-\u007f]' THEN convert_to(name, 'UTF8')
+		ELSE decode(regexp_replace(encode(convert_to(name, 'UTF8'), 'hex'),
+			'((?:..)*?)(ee|ef)(?=(?:..)*$)', '\1f9\2', 'g'), 'hex') END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_member_order(text) IS
 'Sort key for the names of members in canonical JSON: the order of UTF-16 code units.';
 
-CREATE FUNCTION @S@.idem_p_canonical(document jsonb, depth int)
+CREATE TYPE @S@.idem_p_json_level AS (
+	containers jsonb[]
+);
+COMMENT ON TYPE @S@.idem_p_json_level IS
+'The objects and arrays at one depth of a JSON document.';
+
+CREATE FUNCTION @S@.idem_p_canonical_scalar(value jsonb)
+RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+	SELECT CASE jsonb_typeof(value) WHEN 'number' THEN CASE WHEN value::text ~ '^(0|-?[1-9][0-9]{0,14})$' THEN value::text
+			ELSE @S@.idem_p_canonical_number(value::numeric) END
+		WHEN 'object' THEN NULL WHEN 'array' THEN NULL ELSE value::text END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_canonical_scalar(jsonb) IS
+'Canonical JSON of a value; NULL for an object or an array.';
+
+CREATE FUNCTION @S@.idem_p_elements(container jsonb, OUT place bigint, OUT name text, OUT value jsonb)
+RETURNS SETOF record
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+	SELECT m.ordinality, m.key, m.value
+	FROM jsonb_each(CASE jsonb_typeof(container) WHEN 'object' THEN container END) WITH ORDINALITY AS m
+	UNION ALL
+	SELECT a.ordinality, NULL, a.value
+	FROM jsonb_array_elements(CASE jsonb_typeof(container) WHEN 'array' THEN container END) WITH ORDINALITY AS a
+$$;
+COMMENT ON FUNCTION @S@.idem_p_elements(jsonb) IS
+'The members of an object, or the elements of an array.';
+
+-- Level by level, down and up again, because a document can be nested more
+-- deeply than functions can call each other.
+CREATE FUNCTION @S@.idem_p_canonical(document jsonb)
 RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $$
 DECLARE
-	result text;
+	levels @S@.idem_p_json_level[];
+	level @S@.idem_p_json_level;
+	depth int := 0;
+	texts text[];
 BEGIN
-	CASE jsonb_typeof(document)
-		WHEN 'object' THEN
-			SELECT '{' || coalesce(string_agg(to_json(m.key)::text || ':' || CASE jsonb_typeof(m.value)
-					WHEN 'number' THEN CASE WHEN m.value::text ~ '^(0|-?[1-9][0-9]{0,14})$' THEN m.value::text
-						ELSE @S@.idem_p_canonical_number(m.value::numeric) END
-					WHEN 'object' THEN @S@.idem_p_canonical(m.value, depth + 1)
-					WHEN 'array' THEN @S@.idem_p_canonical(m.value, depth + 1)
-					ELSE m.value::text END,
-					',' ORDER BY @S@.idem_p_member_order(m.key)), '') || '}'
-				INTO result FROM jsonb_each(document) AS m;
-		WHEN 'array' THEN
-			SELECT '[' || coalesce(string_agg(CASE jsonb_typeof(m.value)
-					WHEN 'number' THEN CASE WHEN m.value::text ~ '^(0|-?[1-9][0-9]{0,14})$' THEN m.value::text
-						ELSE @S@.idem_p_canonical_number(m.value::numeric) END
-					WHEN 'object' THEN @S@.idem_p_canonical(m.value, depth + 1)
-					WHEN 'array' THEN @S@.idem_p_canonical(m.value, depth + 1)
-					ELSE m.value::text END,
-					',' ORDER BY m.ordinality), '') || ']'
-				INTO result FROM jsonb_array_elements(document) WITH ORDINALITY AS m;
-		WHEN 'number' THEN
-			result := @S@.idem_p_canonical_number(document::numeric);
-		ELSE
-			result := document::text;
-	END CASE;
-	RETURN result;
+	IF document IS NULL OR jsonb_typeof(document) NOT IN ('object', 'array') THEN
+		RETURN @S@.idem_p_canonical_scalar(document);
+	END IF;
+	level.containers := ARRAY[document];
+	WHILE level.containers IS NOT NULL LOOP
+		depth := depth + 1;
+		levels[depth] := level;
+		SELECT array_agg(e.value ORDER BY c.number, e.place) INTO level.containers
+			FROM unnest(level.containers) WITH ORDINALITY AS c (value, number)
+			CROSS JOIN LATERAL @S@.idem_p_elements(c.value) AS e
+			WHERE jsonb_typeof(e.value) IN ('object', 'array');
+	END LOOP;
+
+	-- texts: of the containers one level further down, in the same order
+	WHILE depth > 0 LOOP
+		level := levels[depth];
+		-- The containers themselves are not to be sorted, which can be large.
+		WITH n AS MATERIALIZED (
+			SELECT c.number, jsonb_typeof(c.value) = 'object' AS is_object, e.place, e.name,
+				jsonb_typeof(e.value) IN ('object', 'array') AS is_container,
+				@S@.idem_p_canonical_scalar(e.value) AS text
+			FROM unnest(level.containers) WITH ORDINALITY AS c (value, number)
+			LEFT JOIN LATERAL @S@.idem_p_elements(c.value) AS e ON true
+		)
+		SELECT array_agg(t.text ORDER BY t.number) INTO texts
+			FROM (
+				SELECT m.number, CASE WHEN m.is_object
+					THEN '{' || coalesce(string_agg(to_json(m.name)::text || ':' || m.text, ','
+						ORDER BY @S@.idem_p_member_order(m.name)) FILTER (WHERE m.text IS NOT NULL), '') || '}'
+					ELSE '[' || coalesce(string_agg(m.text, ',' ORDER BY m.place), '') || ']' END AS text
+				FROM (
+					SELECT n.number, n.is_object, n.place, n.name, CASE WHEN n.is_container THEN texts[count(*)
+						FILTER (WHERE n.is_container) OVER (ORDER BY n.number, n.place)] ELSE n.text END AS text
+					FROM n
+				) AS m
+				GROUP BY m.number, m.is_object
+			) AS t;
+		depth := depth - 1;
+	END LOOP;
+	RETURN texts[1];
 END
 $$;
-COMMENT ON FUNCTION @S@.idem_p_canonical(jsonb, int) IS
-'Canonical JSON of a document at this depth.';
+COMMENT ON FUNCTION @S@.idem_p_canonical(jsonb) IS
+'Canonical JSON of a document.';
 
 CREATE FUNCTION @S@.idem_p_hash(method text, path text, body bytea)
 RETURNS bytea
@@ -190,12 +240,12 @@ COMMENT ON FUNCTION @S@.idem_p_parse_body(text) IS
 --@ idem_request_hash_text plpgsql
 BEGIN
 	RETURN @S@.idem_p_hash(method, path,
-		CASE WHEN body <> '' THEN convert_to(@S@.idem_p_canonical(@S@.idem_p_parse_body(body), 0), 'UTF8') END);
+		CASE WHEN body <> '' THEN convert_to(@S@.idem_p_canonical(@S@.idem_p_parse_body(body)), 'UTF8') END);
 END
 
 --@ idem_request_hash_jsonb plpgsql
 BEGIN
-	RETURN @S@.idem_p_hash(method, path, convert_to(@S@.idem_p_canonical(body, 0), 'UTF8'));
+	RETURN @S@.idem_p_hash(method, path, convert_to(@S@.idem_p_canonical(body), 'UTF8'));
 END
 
 --@ idem_request_hash_bytea plpgsql
@@ -205,5 +255,5 @@ END
 
 --@ idem_canonical_json plpgsql
 BEGIN
-	RETURN @S@.idem_p_canonical(document, 0);
+	RETURN @S@.idem_p_canonical(document);
 END

@@ -116,6 +116,28 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_check_size(bigint, text) IS
 'Raises 54000 for an argument above idempotency.max_response_size.';
 
+-- A call that returns rows of many users must not fail because one is too long.
+CREATE FUNCTION @S@.idem_p_check_text_size(size bigint, document jsonb, second jsonb, name text)
+RETURNS void
+LANGUAGE plpgsql STABLE
+AS $$
+DECLARE
+	allowed CONSTANT bigint := least(CASE WHEN name IS NULL THEN @S@.idem_p_setting('max_message_size')::bigint ELSE 268435456 END,
+		greatest(4194304, size * 10));
+BEGIN
+	-- No byte of a jsonb becomes 10,000 bytes of text.
+	IF size > allowed / 10000 AND octet_length(document::text) + coalesce(octet_length(second::text), 0) > allowed THEN
+		RAISE EXCEPTION USING ERRCODE = '54000',
+			MESSAGE = CASE WHEN name IS NULL THEN 'message is too large' ELSE format('argument "%s" is too large', name) END,
+			DETAIL = format(CASE WHEN name IS NULL THEN 'Its payload and headers have more than %s bytes of text.'
+				ELSE 'It has more than %s bytes of text.' END, allowed),
+			HINT = CASE WHEN name IS NULL THEN 'Publish a reference to the data, or let a superuser raise "idempotency.max_message_size" if that is the limit.' ELSE 'Store a reference to it.' END;
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_check_text_size(bigint, jsonb, jsonb, text) IS
+'Raises 54000 for documents that are far longer as text; without a name, of a message.';
+
 -- What a record means for a claim; lapsed: it can be taken over, unless this
 -- transaction holds it.  The planner inlines this.
 CREATE FUNCTION @S@.idem_p_judge(k @S@.idem_keys, hash bytea, clock timestamptz)
@@ -153,7 +175,7 @@ BEGIN
 				MESSAGE = 'no claim token is higher than that of the record',
 				HINT = 'Delete the record with idem_forget().';
 		END IF;
-		PERFORM setval('@S@.idem_claim_tokens', previous);
+		PERFORM @S@.idem_p_raise_sequence('@S@.idem_claim_tokens', previous);
 		token := nextval('@S@.idem_claim_tokens');
 	END LOOP;
 	RETURN token;
@@ -225,6 +247,38 @@ END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_await_lock(int, int, timestamptz) IS
 'Sleeps until an advisory lock is free, which it does not keep; false if it is not free at the deadline.';
+
+-- As idem_p_await_lock(), for the row of a key that another transaction holds.
+CREATE FUNCTION @S@.idem_p_await_row(p_scope text, p_key text, deadline timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	timeout CONSTANT bigint := (SELECT s.setting FROM pg_settings AS s WHERE s.name = 'lock_timeout')::bigint;
+	remaining CONSTANT bigint := ceil(extract(epoch FROM deadline - clock_timestamp()) * 1000);
+BEGIN
+	IF remaining <= 0 THEN
+		RETURN false;
+	END IF;
+	BEGIN
+		IF timeout = 0 OR timeout > remaining THEN
+			PERFORM set_config('lock_timeout', least(remaining, 2147483647)::text, true);
+		END IF;
+		PERFORM FROM @S@.idem_keys AS k WHERE k.key = p_key AND k.scope = p_scope FOR NO KEY UPDATE;
+		RAISE SQLSTATE 'IDR00';
+	EXCEPTION
+		WHEN SQLSTATE 'IDR00' THEN
+			RETURN true;
+		WHEN lock_not_available THEN
+			IF clock_timestamp() >= deadline THEN
+				RETURN false;
+			END IF;
+			RAISE;
+	END;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_await_row(text, text, timestamptz) IS
+'Sleeps until no other transaction holds the row of a key, which it does not keep; false if one still does at the deadline.';
 
 -- A session is not woken when a committed claim ends, so it looks again.
 CREATE FUNCTION @S@.idem_p_pause(pause float8, began timestamptz, deadline timestamptz)
@@ -306,6 +360,17 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_check_claim(text, text, bigint) IS
 'The state and the token of a live claim that the caller holds. Raises ID003, ID004, and ID001 for a key that cannot have a record.';
 
+-- An UPDATE computes its values before it waits for a row.  If it has waited, for
+-- a transaction that has changed nothing, the caller computes them again.
+CREATE FUNCTION @S@.idem_p_has_waited(written timestamptz)
+RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$
+	SELECT clock_timestamp() > written + '5 ms'::interval
+$$;
+COMMENT ON FUNCTION @S@.idem_p_has_waited(timestamptz) IS
+'Whether a statement has taken so long that it can have waited since this time.';
+
 CREATE FUNCTION @S@.idem_p_complete(p_scope text, p_key text, status int, body text, bytes bytea, headers json, token bigint)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
@@ -313,6 +378,7 @@ AS $$
 DECLARE
 	current_token bigint := token;
 	current_state text;
+	written timestamptz;
 BEGIN
 	IF p_key IS NULL OR octet_length(p_scope) BETWEEN 1 AND 512 IS NOT TRUE THEN
 		PERFORM @S@.idem_p_check_key_arguments(p_scope, p_key);
@@ -343,8 +409,16 @@ BEGIN
 				state = 'completed', completed_at = clock_timestamp(), lease_expires_at = NULL, resume_at = NULL, request = NULL,
 				response_status = status, response_headers = headers, response_body = body, response_bytes = bytes
 			WHERE k.key = p_key AND k.scope = p_scope AND k.state = 'started'
-				AND k.claim_token = current_token AND k.expires_at > clock_timestamp();
+				AND k.claim_token = current_token AND k.expires_at > clock_timestamp()
+			RETURNING k.completed_at INTO written;
 		IF FOUND THEN
+			IF @S@.idem_p_has_waited(written) THEN
+				UPDATE @S@.idem_keys AS k SET completed_at = clock_timestamp()
+					WHERE k.key = p_key AND k.scope = p_scope AND k.expires_at > clock_timestamp();
+				IF NOT FOUND THEN
+					PERFORM @S@.idem_p_claim_not_found(p_key, NULL);
+				END IF;
+			END IF;
 			RETURN true;
 		END IF;
 		SELECT c.state INTO current_state FROM @S@.idem_p_check_claim(p_scope, p_key, token) AS c;
@@ -360,16 +434,17 @@ COMMENT ON FUNCTION @S@.idem_p_complete(text, text, int, text, bytea, json, bigi
 'Stores a response, of which body or bytes is NULL, for both functions idem_complete.';
 
 CREATE FUNCTION @S@.idem_p_renew_lease(p_scope text, p_key text, is_checkpoint boolean, point text, new_state json,
-	lease interval, token bigint)
+	duration interval, token bigint)
 RETURNS timestamptz
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
 	claim record;
 	lease_end timestamptz;
+	written timestamptz;
 BEGIN
-	IF lease IS NOT NULL THEN
-		PERFORM @S@.idem_p_check_interval(lease, 'lease');
+	IF duration IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(duration, 'lease');
 	END IF;
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
@@ -380,14 +455,16 @@ BEGIN
 			PERFORM @S@.idem_p_claim_not_found(p_key, claim.state);
 		END IF;
 		UPDATE @S@.idem_keys AS k SET
-				lease_expires_at = least(@S@.idem_p_lease_end(lease), k.expires_at),
-				resume_at = CASE WHEN k.request IS NOT NULL THEN least(@S@.idem_p_lease_end(lease), k.expires_at) END,
+				lease_expires_at = least(n.lease_end, k.expires_at),
+				resume_at = CASE WHEN k.request IS NOT NULL THEN least(n.lease_end, k.expires_at) END,
 				recovery_point = CASE WHEN is_checkpoint THEN point ELSE k.recovery_point END,
 				recovery_state = CASE WHEN is_checkpoint THEN new_state ELSE k.recovery_state END
+			FROM (SELECT clock_timestamp(), @S@.idem_p_lease_end(duration)) AS n (clock, lease_end)
 			WHERE k.key = p_key AND k.scope = p_scope AND k.state = 'started'
-				AND k.claim_token = claim.current_token AND k.expires_at > clock_timestamp()
-			RETURNING k.lease_expires_at INTO lease_end;
+				AND k.claim_token = claim.current_token AND k.expires_at > n.clock
+			RETURNING k.lease_expires_at, n.clock INTO lease_end, written;
 		IF FOUND THEN
+			CONTINUE WHEN @S@.idem_p_has_waited(written);
 			RETURN lease_end;
 		END IF;
 	END LOOP;
@@ -396,11 +473,11 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_renew_lease(text, text, boolean, text, json, interval, bigint) IS
 'Begins a new lease, and with is_checkpoint stores a recovery point and its state. Returns the end of the lease.';
 
-CREATE FUNCTION @S@.idem_p_lease_end(lease interval)
+CREATE FUNCTION @S@.idem_p_lease_end(duration interval)
 RETURNS timestamptz
 LANGUAGE sql VOLATILE
 AS $$
-	SELECT clock_timestamp() + coalesce(lease,
+	SELECT clock_timestamp() + coalesce(duration,
 		least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval)
 $$;
 COMMENT ON FUNCTION @S@.idem_p_lease_end(interval) IS
@@ -467,6 +544,7 @@ BEGIN
 	END IF;
 	IF request IS NOT NULL THEN
 		PERFORM @S@.idem_p_check_size(pg_column_size(request) - 4, 'request');
+		PERFORM @S@.idem_p_check_text_size(pg_column_size(request), request, NULL, 'request');
 	END IF;
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
@@ -545,7 +623,7 @@ BEGIN
 							state, scope, key, request_hash, request)
 						VALUES (token, clock, result.lease_expires_at, CASE WHEN request IS NOT NULL THEN result.lease_expires_at END,
 							result.expires_at, 1, 'started', idem_claim.scope, idem_claim.key, idem_claim.request_hash, idem_claim.request)
-						ON CONFLICT DO NOTHING;
+						ON CONFLICT ON CONSTRAINT idem_keys_pkey DO NOTHING;
 					-- A row that was written past these functions.
 					CONTINUE look WHEN NOT FOUND;
 				ELSIF record.expires_at <= clock THEN
@@ -580,11 +658,9 @@ BEGIN
 			END IF;
 
 			IF deadline > clock THEN
-				IF verdict = 'held' THEN
-					began := coalesce(began, clock);
-					pause := @S@.idem_p_pause(pause, began, deadline);
+				IF verdict = 'held' AND @S@.idem_p_await_row(scope, key, deadline) THEN
 					CONTINUE look;
-				ELSIF @S@.idem_p_await_lock(478, number, deadline) THEN
+				ELSIF verdict <> 'held' AND @S@.idem_p_await_lock(478, number, deadline) THEN
 					CONTINUE look;
 				END IF;
 			END IF;
@@ -648,6 +724,7 @@ END
 --@ idem_fail plpgsql
 DECLARE
 	claim record;
+	written timestamptz;
 	clipped CONSTANT text := CASE WHEN octet_length(error) > @S@.idem_p_setting('max_response_size')::int
 		THEN @S@.idem_p_clip(error, @S@.idem_p_setting('max_response_size')::int) ELSE error END;
 BEGIN
@@ -664,10 +741,19 @@ BEGIN
 		END IF;
 		UPDATE @S@.idem_keys AS k SET
 				state = 'failed', lease_expires_at = NULL, error = coalesce(clipped, k.error),
-				resume_at = CASE WHEN k.request IS NOT NULL THEN clock_timestamp() END
+				resume_at = CASE WHEN k.request IS NOT NULL THEN n.clock END
+			FROM clock_timestamp() AS n (clock)
 			WHERE k.key = idem_fail.key AND k.scope = idem_fail.scope AND k.state = 'started'
-				AND k.claim_token = claim.current_token AND k.expires_at > clock_timestamp();
+				AND k.claim_token = claim.current_token AND k.expires_at > n.clock
+			RETURNING n.clock INTO written;
 		IF FOUND THEN
+			IF @S@.idem_p_has_waited(written) THEN
+				UPDATE @S@.idem_keys AS k SET resume_at = CASE WHEN k.request IS NOT NULL THEN clock_timestamp() END
+					WHERE k.key = idem_fail.key AND k.scope = idem_fail.scope AND k.expires_at > clock_timestamp();
+				IF NOT FOUND THEN
+					PERFORM @S@.idem_p_claim_not_found(key, NULL);
+				END IF;
+			END IF;
 			RETURN true;
 		END IF;
 	END LOOP;

@@ -1,182 +1,12 @@
---@ idem_publish plpgsql
-#variable_conflict use_column
-DECLARE m uuid := gen_random_uuid(); t timestamptz;
-BEGIN
-	IF $1 IS NULL OR octet_length($1) NOT BETWEEN 1 AND 512 THEN PERFORM @S@.idem_p_check_name($1, 'topic'); END IF;
-	IF $2 IS NULL THEN PERFORM @S@.idem_p_null('payload'); END IF;
-	IF octet_length($3) NOT BETWEEN 1 AND 512 THEN PERFORM @S@.idem_p_check_name($3, 'message_key'); END IF;
-	IF $5 IS NOT NULL THEN PERFORM @S@.idem_p_check_interval($5, 'deliver_after'); END IF;
-	t := clock_timestamp();
-	INSERT INTO @S@.idem_outbox (id, key_hash, created_at, available_at, attempt, uncounted_attempts, in_due_index, message_id, state, topic, message_key, payload, headers)
-		VALUES (nextval('@S@.idem_outbox_ids'), CASE WHEN $3 IS NOT NULL THEN @S@.idem_p_lane($1, $3) END, t, t + coalesce($5, '0 s'), 0, 0, true,
-			m, 'pending', $1, $3, $2, $4);
-	RETURN m;
-END
-
---@ idem_publish_many plpgsql
-#variable_conflict use_column
-DECLARE n int; t timestamptz;
-BEGIN
-	PERFORM @S@.idem_p_check_names($1, 'topics');
-	IF $2 IS NULL THEN PERFORM @S@.idem_p_null('payloads'); END IF;
-	IF array_position($2, NULL) IS NOT NULL THEN RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'argument "payloads" must not contain nulls'; END IF;
-	IF $3 IS NOT NULL THEN PERFORM @S@.idem_p_check_names(array_remove($3, NULL), 'message_keys'); END IF;
-	IF $5 IS NOT NULL THEN PERFORM @S@.idem_p_check_interval($5, 'deliver_after'); END IF;
-	n := @S@.idem_p_element_count(ARRAY['topics', 'payloads', 'message_keys', 'headers'], ARRAY[cardinality($1), cardinality($2), cardinality($3), cardinality($4)]);
-	t := clock_timestamp();
-	RETURN QUERY WITH m AS (SELECT o, gen_random_uuid() AS u, $1[CASE WHEN cardinality($1) = 1 THEN 1 ELSE o END] AS topic,
-			$2[CASE WHEN cardinality($2) = 1 THEN 1 ELSE o END] AS payload, $3[CASE WHEN cardinality($3) = 1 THEN 1 ELSE o END] AS k,
-			$4[CASE WHEN cardinality($4) = 1 THEN 1 ELSE o END] AS h
-			FROM generate_series(1, n) AS o),
-		i AS (INSERT INTO @S@.idem_outbox (id, key_hash, created_at, available_at, attempt, uncounted_attempts, in_due_index, message_id, state, topic, message_key, payload, headers)
-			SELECT nextval('@S@.idem_outbox_ids'), CASE WHEN m.k IS NOT NULL THEN @S@.idem_p_lane(m.topic, m.k) END, t, t + coalesce($5, '0 s'), 0, 0, true,
-				m.u, 'pending', m.topic, m.k, m.payload, m.h FROM m ORDER BY m.o)
-		SELECT m.o, m.u FROM m ORDER BY m.o;
-END
-
---@ idem_outbox_take plpgsql
-#variable_conflict use_column
-DECLARE
-	wanted int := coalesce($1, 100); most int := @S@.idem_p_setting('outbox_max_attempts')::int; t timestamptz; lease_end timestamptz;
-	heads bigint[]; ids bigint[]; dead int; until timestamptz; pause float8 := 0.01; lanes boolean;
-BEGIN
-	IF $4 IS NOT NULL THEN PERFORM @S@.idem_p_check_interval($4, 'wait'); until := clock_timestamp() + $4; END IF;
-	IF $2 IS NOT NULL THEN PERFORM @S@.idem_p_check_interval($2, 'lease'); END IF;
-	IF wanted < 1 THEN RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "max_messages" must be positive'; END IF;
-	IF $3 IS NOT NULL THEN PERFORM @S@.idem_p_check_names($3, 'topics'); END IF;
-	LOOP
-		t := clock_timestamp();
-		lease_end := t + coalesce($2, '30 s');
-		-- Heads of lanes and messages without one: what is locked here is this relay's, and with a head its lane.
-		IF $3 IS NULL THEN
-			SELECT array_agg(h.id), bool_or(h.key_hash IS NOT NULL) INTO heads, lanes FROM (
-				SELECT o.id, o.key_hash FROM @S@.idem_outbox AS o
-				WHERE o.in_due_index AND o.available_at <= t AND o.state = 'pending'
-					AND (o.key_hash IS NULL OR o.id = (SELECT e.id FROM @S@.idem_outbox AS e WHERE e.key_hash = o.key_hash AND e.state = 'pending' ORDER BY e.id LIMIT 1))
-				ORDER BY o.available_at LIMIT wanted FOR NO KEY UPDATE SKIP LOCKED) AS h;
-		ELSE
-			SELECT array_agg(h.id), bool_or(h.key_hash IS NOT NULL) INTO heads, lanes FROM (
-				SELECT o.id, o.key_hash FROM @S@.idem_outbox AS o
-				WHERE o.in_due_index AND o.available_at <= t AND o.state = 'pending' AND o.topic = ANY ($3)
-					AND (o.key_hash IS NULL OR o.id = (SELECT e.id FROM @S@.idem_outbox AS e WHERE e.key_hash = o.key_hash AND e.state = 'pending' ORDER BY e.id LIMIT 1))
-				ORDER BY o.available_at LIMIT wanted FOR NO KEY UPDATE SKIP LOCKED) AS h;
-		END IF;
-		ids := heads;
-		IF lanes THEN
-			-- With a snapshot newer than these locks: the run at the head of each key_hash, unless another has come to stand before it.
-			SELECT array_agg(o.id) INTO ids FROM @S@.idem_outbox AS o WHERE o.id IN (
-				SELECT o.id FROM @S@.idem_outbox AS o WHERE o.id = ANY (heads) AND o.key_hash IS NULL
-				UNION ALL
-				SELECT f.id FROM @S@.idem_outbox AS h CROSS JOIN LATERAL (
-					SELECT r.id, r.attempt - r.uncounted_attempts AS tries, r.available_at,
-						bool_and(r.available_at <= t) OVER w AND first_value(r.id) OVER w = h.id
-							AND coalesce(bool_and(r.attempt - r.uncounted_attempts < greatest(most / 2, 1)) OVER before, true) AS runs
-					FROM (SELECT e.id, e.attempt, e.uncounted_attempts, e.available_at FROM @S@.idem_outbox AS e WHERE e.key_hash = h.key_hash AND e.state = 'pending'
-						ORDER BY e.id LIMIT wanted) AS r
-					WINDOW w AS (ORDER BY r.id), before AS (ORDER BY r.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS f
-				WHERE h.id = ANY (heads) AND h.key_hash IS NOT NULL AND f.runs);
-			SELECT array_agg(x.id) INTO ids FROM (SELECT o.id FROM @S@.idem_outbox AS o WHERE o.id = ANY (ids) AND o.state = 'pending' AND o.available_at <= t
-				ORDER BY o.id LIMIT wanted FOR NO KEY UPDATE SKIP LOCKED) AS x;
-		END IF;
-		dead := 0;
-		IF ids IS NOT NULL THEN
-			UPDATE @S@.idem_outbox AS o SET state = 'dead', in_due_index = false, last_error = coalesce(o.last_error, 'The last lease ran out.')
-				WHERE o.id = ANY (ids) AND o.attempt - o.uncounted_attempts >= most;
-			GET DIAGNOSTICS dead = ROW_COUNT;
-			RETURN QUERY WITH u AS (UPDATE @S@.idem_outbox AS o SET attempt = o.attempt + 1, awaiting_ack = true, in_due_index = true, available_at = lease_end
-					WHERE o.id = ANY (ids) AND o.state = 'pending' AND o.attempt - o.uncounted_attempts < most
-					RETURNING o.id, o.message_id, o.topic, o.message_key, o.payload, o.headers, o.attempt, o.created_at)
-				SELECT u.id, u.message_id, u.topic::text, u.message_key::text, u.payload, u.headers, u.attempt, u.created_at FROM u ORDER BY array_position(ids, u.id);
-			IF FOUND OR dead > 0 THEN RETURN; END IF;
-		END IF;
-		IF until IS NULL OR clock_timestamp() >= until THEN RETURN; END IF;
-		PERFORM pg_sleep(least(pause, greatest(extract(epoch FROM until - clock_timestamp()), 0.001)));
-		pause := least(pause * 1.5, 0.25);
-	END LOOP;
-END
-
---@ idem_outbox_ack plpgsql
-#variable_conflict use_column
-DECLARE n int;
-BEGIN
-	IF $1 IS NULL THEN PERFORM @S@.idem_p_null('ids'); END IF;
-	IF array_position($1, NULL) IS NOT NULL THEN RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'argument "ids" must not contain nulls'; END IF;
-	PERFORM FROM @S@.idem_outbox AS o WHERE o.id = ANY ($1) AND o.state <> 'acked' ORDER BY o.id FOR NO KEY UPDATE;
-	IF @S@.idem_p_setting('outbox_retention')::float8 = 0 THEN
-		DELETE FROM @S@.idem_outbox AS o WHERE o.id = ANY ($1) AND o.state <> 'acked';
-	ELSE
-		UPDATE @S@.idem_outbox AS o SET state = 'acked', acked_at = clock_timestamp(), in_due_index = false
-			WHERE o.id = ANY ($1) AND o.state <> 'acked';
-	END IF;
-	GET DIAGNOSTICS n = ROW_COUNT;
-	RETURN n;
-END
-
---@ idem_outbox_nack plpgsql
-#variable_conflict use_column
-DECLARE r record; tries int; most int := @S@.idem_p_setting('outbox_max_attempts')::int; s text;
-BEGIN
-	IF $1 IS NULL THEN PERFORM @S@.idem_p_null('id'); END IF;
-	IF $3 IS NOT NULL THEN PERFORM @S@.idem_p_check_interval($3, 'retry_after'); END IF;
-	SELECT o.* INTO r FROM @S@.idem_outbox AS o WHERE o.id = $1 FOR NO KEY UPDATE;
-	IF NOT FOUND OR r.state = 'acked' OR ($4 IS NOT NULL AND ($4 <> r.attempt OR r.awaiting_ack IS NULL)) THEN RETURN 'lost'; END IF;
-	IF r.state = 'dead' THEN RETURN 'dead'; END IF;
-	tries := r.attempt - r.uncounted_attempts;
-	s := CASE WHEN tries < most THEN 'pending' ELSE 'dead' END;
-	UPDATE @S@.idem_outbox AS o SET state = s, in_due_index = tries < most, awaiting_ack = CASE WHEN o.awaiting_ack IS NOT NULL THEN false END,
-			available_at = clock_timestamp() + coalesce($3, least(power(2, least(greatest(tries, 1) - 1, 20)), 3600) * (0.5 + 0.5 * random()) * interval '1 s'),
-			last_error = coalesce(left($2, @S@.idem_p_setting('max_response_size')::int), o.last_error)
-		WHERE o.id = $1;
-	RETURN s;
-END
-
---@ idem_outbox_requeue plpgsql
-#variable_conflict use_column
-DECLARE n int;
-BEGIN
-	IF array_position($1, NULL) IS NOT NULL THEN RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'argument "ids" must not contain nulls'; END IF;
-	PERFORM FROM @S@.idem_outbox AS o WHERE o.state = 'dead' AND ($1 IS NULL OR o.id = ANY ($1)) ORDER BY o.id FOR NO KEY UPDATE;
-	UPDATE @S@.idem_outbox AS o SET state = 'pending', uncounted_attempts = o.attempt, awaiting_ack = NULL, in_due_index = true, available_at = clock_timestamp()
-		WHERE o.state = 'dead' AND ($1 IS NULL OR o.id = ANY ($1));
-	GET DIAGNOSTICS n = ROW_COUNT;
-	RETURN n;
-END
-
---@ idem_outbox_extend plpgsql
-#variable_conflict use_column
-DECLARE i int; n int; a int;
-BEGIN
-	IF $1 IS NULL THEN PERFORM @S@.idem_p_null('ids'); END IF;
-	IF array_position($1, NULL) IS NOT NULL THEN RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'argument "ids" must not contain nulls'; END IF;
-	IF $2 IS NOT NULL THEN PERFORM @S@.idem_p_check_interval($2, 'lease'); END IF;
-	n := @S@.idem_p_element_count(ARRAY['ids', 'attempts'], ARRAY[cardinality($1), cardinality($3)]);
-	PERFORM FROM @S@.idem_outbox AS o WHERE o.id = ANY ($1) AND o.state = 'pending' ORDER BY o.id FOR NO KEY UPDATE;
-	FOR i IN 1 .. n LOOP
-		a := $3[CASE WHEN cardinality($3) = 1 THEN 1 ELSE i END];
-		UPDATE @S@.idem_outbox AS o SET available_at = clock_timestamp() + coalesce($2, '30 s')
-			WHERE o.id = $1[CASE WHEN cardinality($1) = 1 THEN 1 ELSE i END] AND o.state = 'pending' AND o.awaiting_ack
-				AND CASE WHEN a IS NULL THEN o.available_at > clock_timestamp() ELSE o.attempt = a END;
-		IF FOUND THEN RETURN NEXT $1[CASE WHEN cardinality($1) = 1 THEN 1 ELSE i END]; END IF;
-	END LOOP;
-END
-
---@ idem_outbox_release plpgsql
-#variable_conflict use_column
-DECLARE i int; n int; a int; c int := 0;
-BEGIN
-	IF $1 IS NULL THEN PERFORM @S@.idem_p_null('ids'); END IF;
-	IF array_position($1, NULL) IS NOT NULL THEN RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'argument "ids" must not contain nulls'; END IF;
-	n := @S@.idem_p_element_count(ARRAY['ids', 'attempts'], ARRAY[cardinality($1), cardinality($2)]);
-	PERFORM FROM @S@.idem_outbox AS o WHERE o.id = ANY ($1) AND o.state = 'pending' ORDER BY o.id FOR NO KEY UPDATE;
-	FOR i IN 1 .. n LOOP
-		a := $2[CASE WHEN cardinality($2) = 1 THEN 1 ELSE i END];
-		UPDATE @S@.idem_outbox AS o SET uncounted_attempts = o.uncounted_attempts + 1, available_at = clock_timestamp(), awaiting_ack = NULL, in_due_index = true
-			WHERE o.id = $1[CASE WHEN cardinality($1) = 1 THEN 1 ELSE i END] AND o.state = 'pending' AND o.awaiting_ack
-				AND CASE WHEN a IS NULL THEN o.available_at > clock_timestamp() ELSE o.attempt = a END;
-		IF FOUND THEN c := c + 1; END IF;
-	END LOOP;
-	RETURN c;
-END
+-- The outbox.
+--
+-- A message of a key is taken only if no earlier one is pending, or together with
+-- it.  A message behind another one is parked: it is not in the index of due
+-- messages, so that a key that is blocked costs a take nothing.  Only takes park;
+-- the calls that end the first message of a key put the next one back into the
+-- index.  Both do so under an advisory lock of the key (lane), which a take does
+-- not wait for, and under which they look again.  Publishing takes no such lock:
+-- a new message is in the index.
 
 --@ helpers
 CREATE FUNCTION @S@.idem_p_lane(topic text, message_key text)
@@ -187,3 +17,468 @@ AS $$
 		|| int4send(octet_length(b.message_key)) || b.message_key), 1, 8), 'hex'))::bit(64)::bigint
 	FROM (SELECT convert_to(topic, 'UTF8'), convert_to(message_key, 'UTF8')) AS b (topic, message_key)
 $$;
+COMMENT ON FUNCTION @S@.idem_p_lane(text, text) IS
+'The lane of the messages of a topic with one key.';
+
+-- A lane is a hash already; the class of these locks is 480.
+CREATE FUNCTION @S@.idem_p_lane_lock(lane bigint)
+RETURNS int
+LANGUAGE sql IMMUTABLE
+AS $$
+	SELECT (lane >> 32)::int
+$$;
+COMMENT ON FUNCTION @S@.idem_p_lane_lock(bigint) IS
+'The number of the advisory lock of a lane.';
+
+CREATE FUNCTION @S@.idem_p_lock_lanes(lanes bigint[])
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	number int;
+BEGIN
+	-- In one order, so that two calls do not deadlock.
+	FOR number IN SELECT DISTINCT @S@.idem_p_lane_lock(l.lane) FROM unnest(lanes) AS l (lane) WHERE l.lane IS NOT NULL ORDER BY 1 LOOP
+		PERFORM pg_advisory_xact_lock(480, number);
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_lock_lanes(bigint[]) IS
+'Locks lanes until the transaction ends.';
+
+-- A snapshot of the transaction can be older than the lock: then the update
+-- raises 40001 if the message has been parked since.
+CREATE FUNCTION @S@.idem_p_open_lanes(lanes bigint[])
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	always CONSTANT boolean := current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
+	count bigint;
+BEGIN
+	UPDATE @S@.idem_outbox AS o SET in_due_index = true
+		FROM (SELECT DISTINCT l.lane FROM unnest(lanes) AS l (lane) WHERE l.lane IS NOT NULL) AS d
+		WHERE o.id = (SELECT f.id FROM @S@.idem_outbox AS f WHERE f.key_hash = d.lane AND f.state = 'pending' ORDER BY f.id LIMIT 1)
+			AND (always OR NOT o.in_due_index);
+	GET DIAGNOSTICS count = ROW_COUNT;
+	RETURN count;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_open_lanes(bigint[]) IS
+'Puts the first message of each lane into the index of due messages; the lanes are locked.';
+
+-- What is parked is behind another message now, not only as the caller has seen.
+CREATE FUNCTION @S@.idem_p_park(ids bigint[], lanes bigint[])
+RETURNS int
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	count int;
+BEGIN
+	lanes := ARRAY(SELECT l.lane FROM unnest(lanes) AS l (lane)
+		WHERE pg_try_advisory_xact_lock(480, @S@.idem_p_lane_lock(l.lane)));
+	ids := ARRAY(SELECT p.id FROM unnest(ids) AS i (id) JOIN @S@.idem_outbox AS p ON p.id = i.id
+		JOIN (SELECT l.lane, (SELECT f.id FROM @S@.idem_outbox AS f
+				WHERE f.key_hash = l.lane AND f.state = 'pending' ORDER BY f.id LIMIT 1) AS head
+			FROM unnest(lanes) AS l (lane)) AS h ON h.lane = p.key_hash
+		WHERE p.state = 'pending' AND p.in_due_index AND p.id > h.head
+		FOR NO KEY UPDATE OF p SKIP LOCKED);
+	UPDATE @S@.idem_outbox AS o SET in_due_index = false
+		FROM unnest(ids) AS i (id) WHERE o.id = i.id;
+	GET DIAGNOSTICS count = ROW_COUNT;
+	RETURN count;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_park(bigint[], bigint[]) IS
+'Parks those of the messages that are behind another one of their key; returns how many.';
+
+-- The last five errors, the newest first, each in a line that begins with its time.
+CREATE FUNCTION @S@.idem_p_add_error(previous text, error text)
+RETURNS text
+LANGUAGE sql STABLE
+AS $$
+	SELECT concat_ws(E'\n', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z "')
+			|| translate(@S@.idem_p_clip(error, 500), E'\n\r', '  '),
+		array_to_string((string_to_array(previous, E'\n'))[:4], E'\n'))
+$$;
+COMMENT ON FUNCTION @S@.idem_p_add_error(text, text) IS
+'The errors of a message, with this one before the others.';
+
+CREATE FUNCTION @S@.idem_p_refuse(message_id bigint, of_attempt int, error text, retry_after interval, counted boolean,
+	schedule interval[], max_age interval, keep_history boolean)
+RETURNS text
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	message record;
+	tries int;
+	allowed CONSTANT bigint := @S@.idem_p_setting('max_response_size')::bigint;
+	is_last boolean;
+	clock timestamptz;
+	pause_end timestamptz;
+	errors text;
+BEGIN
+	PERFORM @S@.idem_p_lock_lanes(ARRAY(SELECT o.key_hash FROM @S@.idem_outbox AS o WHERE o.id = idem_p_refuse.message_id));
+	SELECT o.* INTO message FROM @S@.idem_outbox AS o WHERE o.id = idem_p_refuse.message_id FOR NO KEY UPDATE;
+	IF NOT FOUND OR message.state = 'acked'
+		OR (of_attempt IS NOT NULL AND (of_attempt <> message.attempt OR message.awaiting_ack IS NULL))
+	THEN
+		RETURN 'lost';
+	ELSIF message.state = 'dead' THEN
+		RETURN 'dead';
+	END IF;
+	clock := clock_timestamp();
+	tries := message.attempt - message.uncounted_attempts - CASE WHEN counted THEN 0 ELSE 1 END;
+	is_last := tries >= @S@.idem_p_setting('outbox_max_attempts')::int
+		OR coalesce(message.created_at + max_age <= clock, false)
+		OR (counted AND schedule IS NOT NULL AND tries > cardinality(schedule));
+	IF schedule IS NULL OR NOT counted THEN
+		pause_end := clock + coalesce(retry_after,
+			least(2.0::float8 ^ least(greatest(tries, 1) - 1, 20), 3600) * (0.5 + 0.5 * random()) * '1 s'::interval);
+	ELSE
+		pause_end := greatest(clock + coalesce(retry_after, '0 s'), clock + coalesce(schedule[tries], '0 s'));
+	END IF;
+	errors := CASE WHEN error IS NULL THEN message.last_error
+		WHEN keep_history THEN @S@.idem_p_add_error(message.last_error, error) ELSE error END;
+	IF octet_length(errors) > allowed THEN
+		errors := @S@.idem_p_clip(errors, allowed::int);
+	END IF;
+	UPDATE @S@.idem_outbox AS o SET state = CASE WHEN is_last THEN 'dead' ELSE 'pending' END,
+			in_due_index = o.in_due_index AND NOT is_last,
+			uncounted_attempts = o.uncounted_attempts + CASE WHEN counted THEN 0 ELSE 1 END,
+			awaiting_ack = CASE WHEN o.awaiting_ack IS NOT NULL THEN false END, last_error = errors,
+			available_at = pause_end
+		WHERE o.id = idem_p_refuse.message_id;
+	IF is_last THEN
+		PERFORM @S@.idem_p_open_lanes(ARRAY[message.key_hash]);
+		RETURN 'dead';
+	END IF;
+	RETURN 'pending';
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_refuse(bigint, int, text, interval, boolean, interval[], interval, boolean) IS
+'Refuses a message, for idem_outbox_nack and idem_outbox_fail.';
+
+--@ idem_publish plpgsql
+DECLARE
+	number CONSTANT bigint := nextval('@S@.idem_outbox_ids');
+	message CONSTANT uuid := gen_random_uuid();
+	clock timestamptz;
+BEGIN
+	PERFORM @S@.idem_p_check_name(topic, 'topic');
+	IF payload IS NULL THEN
+		PERFORM @S@.idem_p_null('payload');
+	END IF;
+	IF message_key IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_name(message_key, 'message_key');
+	END IF;
+	IF deliver_after IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(deliver_after, 'deliver_after');
+	END IF;
+	PERFORM @S@.idem_p_check_text_size(pg_column_size(payload) + coalesce(pg_column_size(headers), 0), payload, headers, NULL);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	clock := clock_timestamp();
+	INSERT INTO @S@.idem_outbox (id, key_hash, created_at, available_at, attempt, uncounted_attempts, in_due_index,
+			message_id, state, topic, message_key, payload, headers)
+		VALUES (number, @S@.idem_p_lane(idem_publish.topic, idem_publish.message_key), clock,
+			clock + coalesce(deliver_after, '0 s'), 0, 0, true, message, 'pending', idem_publish.topic,
+			idem_publish.message_key, idem_publish.payload, idem_publish.headers);
+	RETURN message;
+END
+
+--@ idem_publish_many plpgsql
+#variable_conflict use_column
+DECLARE
+	count int;
+	clock timestamptz;
+BEGIN
+	PERFORM @S@.idem_p_check_array(topics, 'topics', true);
+	PERFORM @S@.idem_p_check_names(topics, 'topics');
+	PERFORM @S@.idem_p_check_array(payloads, 'payloads', true);
+	PERFORM @S@.idem_p_check_array(message_keys, 'message_keys', false);
+	PERFORM @S@.idem_p_check_names(array_remove(coalesce(message_keys, '{}'), NULL), 'message_keys');
+	PERFORM @S@.idem_p_check_array(headers, 'headers', false);
+	IF deliver_after IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(deliver_after, 'deliver_after');
+	END IF;
+	count := @S@.idem_p_element_count('{topics,payloads,message_keys,headers}',
+		ARRAY[cardinality(topics), cardinality(payloads), cardinality(message_keys), cardinality(headers)]);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	PERFORM @S@.idem_p_check_text_size(pg_column_size(e.payload) + coalesce(pg_column_size(e.headers), 0), e.payload, e.headers, NULL)
+		FROM unnest(@S@.idem_p_spread(payloads, count), @S@.idem_p_spread(headers, count)) AS e (payload, headers);
+	clock := clock_timestamp();
+	RETURN QUERY WITH message AS MATERIALIZED (
+			SELECT e.*, nextval('@S@.idem_outbox_ids') AS id, gen_random_uuid() AS message_id
+			FROM unnest(@S@.idem_p_spread(topics, count), @S@.idem_p_spread(payloads, count), @S@.idem_p_spread(message_keys, count),
+				@S@.idem_p_spread(headers, count)) WITH ORDINALITY AS e (topic, payload, message_key, headers, place)
+			ORDER BY e.place),
+		written AS (
+			INSERT INTO @S@.idem_outbox (id, key_hash, created_at, available_at, attempt, uncounted_attempts, in_due_index,
+					message_id, state, topic, message_key, payload, headers)
+				SELECT m.id, @S@.idem_p_lane(m.topic, m.message_key), clock, clock + coalesce(deliver_after, '0 s'), 0, 0, true,
+					m.message_id, 'pending', m.topic, m.message_key, m.payload, m.headers
+				FROM message AS m ORDER BY m.place)
+		SELECT m.place::int, m.message_id FROM message AS m ORDER BY m.place;
+END
+
+-- The statistics of a table that is filled and emptied lead the planner astray: all
+-- that is read here is the beginning of an index.
+--@ idem_outbox_take plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
+#variable_conflict use_column
+DECLARE
+	wanted CONSTANT int := coalesce(max_messages, 100);
+	attempts_allowed CONSTANT int := @S@.idem_p_setting('outbox_max_attempts')::int;
+	-- Of one call, parking must not take long.
+	may_park int := 200;
+	clock timestamptz := clock_timestamp();
+	deadline CONSTANT timestamptz := clock + wait;
+	lease_end timestamptz;
+	heads bigint[];
+	behind bigint[];
+	lanes bigint[];
+	ids bigint[];
+	ended bigint[];
+	parked int;
+	changed boolean := false;
+	pause float8 := 0.01;
+BEGIN
+	IF wait IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(wait, 'wait');
+	END IF;
+	IF wanted < 1 THEN
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "max_messages" must be positive';
+	END IF;
+	IF lease IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(lease, 'lease');
+	END IF;
+	IF topics IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_names(topics, 'topics');
+	END IF;
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	LOOP
+		clock := clock_timestamp();
+		lease_end := clock + coalesce(lease, '30 s');
+		-- The due messages: those that are the first of their key, and others, to be parked.
+		SELECT array_agg(d.id ORDER BY d.available_at, d.id) FILTER (WHERE d.is_head),
+				array_agg(d.id) FILTER (WHERE NOT d.is_head), array_agg(DISTINCT d.key_hash) FILTER (WHERE NOT d.is_head)
+			INTO heads, behind, lanes
+			FROM (SELECT c.id, c.available_at, c.key_hash, c.key_hash IS NULL OR c.id = (SELECT f.id FROM @S@.idem_outbox AS f
+					WHERE f.key_hash = c.key_hash AND f.state = 'pending' ORDER BY f.id LIMIT 1) AS is_head
+				FROM (SELECT o.id, o.available_at, o.key_hash FROM @S@.idem_outbox AS o
+					WHERE o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
+						AND (topics IS NULL OR o.topic = ANY (topics))
+					ORDER BY o.available_at LIMIT wanted + may_park) AS c OFFSET 0) AS d;
+		-- With a head, its lane is this call's.
+		ids := NULL;
+		IF heads IS NOT NULL THEN
+			heads := ARRAY(SELECT o.id FROM unnest(heads) WITH ORDINALITY AS h (id, place)
+				JOIN @S@.idem_outbox AS o ON o.id = h.id
+				WHERE o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
+				ORDER BY h.place LIMIT wanted FOR NO KEY UPDATE OF o SKIP LOCKED);
+			-- Those that follow it directly, as they are now that it is locked; none behind one that may be about to die.
+			ids := ARRAY(SELECT r.id FROM unnest(heads) WITH ORDINALITY AS h (id, place)
+				JOIN @S@.idem_outbox AS o ON o.id = h.id
+				CROSS JOIN LATERAL (
+					SELECT o.id WHERE o.key_hash IS NULL
+					UNION ALL
+					SELECT n.id FROM (
+						SELECT e.id, bool_and(e.available_at <= clock) OVER up_to AND first_value(e.id) OVER up_to = o.id
+								AND coalesce(bool_and(e.attempt - e.uncounted_attempts < greatest(attempts_allowed / 2, 1)) OVER before, true) AS follows
+						FROM (SELECT m.id, m.available_at, m.attempt, m.uncounted_attempts FROM @S@.idem_outbox AS m
+							WHERE m.key_hash = o.key_hash AND m.state = 'pending' ORDER BY m.id LIMIT wanted) AS e
+						WINDOW up_to AS (ORDER BY e.id), before AS (ORDER BY e.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS n
+					WHERE n.follows) AS r (id)
+				ORDER BY h.place, r.id LIMIT wanted);
+			ids := ARRAY(SELECT o.id FROM unnest(ids) WITH ORDINALITY AS i (id, place)
+				JOIN @S@.idem_outbox AS o ON o.id = i.id
+				WHERE o.state = 'pending' AND o.available_at <= clock
+				ORDER BY i.place FOR NO KEY UPDATE OF o SKIP LOCKED);
+		END IF;
+
+		IF ids <> '{}' THEN
+			WITH dead AS (UPDATE @S@.idem_outbox AS o SET state = 'dead', in_due_index = false,
+					last_error = coalesce(o.last_error, 'The last lease ran out.')
+				WHERE o.id = ANY (ids) AND o.attempt - o.uncounted_attempts >= attempts_allowed
+					AND (o.key_hash IS NULL OR pg_try_advisory_xact_lock(480, @S@.idem_p_lane_lock(o.key_hash)))
+				RETURNING o.key_hash)
+			SELECT array_agg(coalesce(d.key_hash, 0)) INTO ended FROM dead AS d;
+			IF ended IS NOT NULL THEN
+				PERFORM @S@.idem_p_open_lanes(ended);
+				changed := true;
+			END IF;
+			RETURN QUERY WITH taken AS (UPDATE @S@.idem_outbox AS o
+					SET attempt = o.attempt + 1, awaiting_ack = true, in_due_index = true, available_at = lease_end
+					WHERE o.id = ANY (ids) AND o.state = 'pending' AND o.attempt - o.uncounted_attempts < attempts_allowed
+					RETURNING o.id, o.message_id, o.topic, o.message_key, o.payload, o.headers, o.attempt, o.created_at)
+				SELECT t.id, t.message_id, t.topic, t.message_key, t.payload, t.headers, t.attempt, t.created_at
+				FROM taken AS t ORDER BY array_position(ids, t.id);
+			changed := changed OR FOUND;
+		END IF;
+		-- Whatever is behind others makes way for what is due.
+		parked := 0;
+		IF behind IS NOT NULL AND may_park > 0 THEN
+			parked := @S@.idem_p_park(behind, lanes);
+			may_park := may_park - parked;
+		END IF;
+		IF changed THEN
+			RETURN;
+		ELSIF parked > 0 AND may_park > 0 THEN
+			CONTINUE;
+		END IF;
+		-- What has been parked is to be committed.
+		IF may_park < 200 OR deadline IS NULL OR clock_timestamp() >= deadline THEN
+			RETURN;
+		END IF;
+		pause := @S@.idem_p_pause(pause, NULL, deadline);
+	END LOOP;
+END
+
+--@ idem_outbox_ack plpgsql
+DECLARE
+	lanes bigint[];
+	count int;
+BEGIN
+	PERFORM @S@.idem_p_check_array(ids, 'ids', true);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	lanes := ARRAY(SELECT DISTINCT o.key_hash FROM @S@.idem_outbox AS o
+		WHERE o.id = ANY (ids) AND o.state = 'pending' AND o.key_hash IS NOT NULL);
+	PERFORM @S@.idem_p_lock_lanes(lanes);
+	PERFORM FROM @S@.idem_outbox AS o WHERE o.id = ANY (ids) AND o.state <> 'acked' ORDER BY o.id FOR NO KEY UPDATE;
+	IF @S@.idem_p_setting('outbox_retention') = '0' THEN
+		DELETE FROM @S@.idem_outbox AS o WHERE o.id = ANY (ids) AND o.state <> 'acked';
+	ELSE
+		UPDATE @S@.idem_outbox AS o SET state = 'acked', acked_at = clock_timestamp(), in_due_index = false
+			WHERE o.id = ANY (ids) AND o.state <> 'acked';
+	END IF;
+	GET DIAGNOSTICS count = ROW_COUNT;
+	IF lanes <> '{}' THEN
+		PERFORM @S@.idem_p_open_lanes(lanes);
+	END IF;
+	RETURN count;
+END
+
+--@ idem_outbox_nack plpgsql
+BEGIN
+	IF id IS NULL THEN
+		PERFORM @S@.idem_p_null('id');
+	END IF;
+	IF retry_after IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(retry_after, 'retry_after');
+	END IF;
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	RETURN @S@.idem_p_refuse(id, attempt, error, retry_after, true, NULL, NULL, false);
+END
+
+--@ idem_outbox_fail plpgsql
+DECLARE
+	pause interval;
+BEGIN
+	IF id IS NULL THEN
+		PERFORM @S@.idem_p_null('id');
+	ELSIF attempt IS NULL THEN
+		PERFORM @S@.idem_p_null('attempt');
+	ELSIF error IS NULL THEN
+		PERFORM @S@.idem_p_null('error');
+	END IF;
+	IF retry_after IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(retry_after, 'retry_after');
+	END IF;
+	IF counted IS NULL THEN
+		PERFORM @S@.idem_p_null('counted');
+	END IF;
+	IF max_age IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(max_age, 'max_age');
+	END IF;
+	PERFORM @S@.idem_p_check_array(schedule, 'schedule', schedule IS NOT NULL);
+	FOREACH pause IN ARRAY coalesce(schedule, '{}') LOOP
+		IF NOT isfinite(pause) OR clock_timestamp() + pause < clock_timestamp() THEN
+			RAISE EXCEPTION USING ERRCODE = '22023',
+				MESSAGE = 'pauses of argument "schedule" must be finite and not negative';
+		END IF;
+	END LOOP;
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	RETURN @S@.idem_p_refuse(id, attempt, error, retry_after, counted, schedule, max_age, true);
+END
+
+--@ idem_outbox_requeue plpgsql
+DECLARE
+	count int;
+BEGIN
+	PERFORM @S@.idem_p_check_array(ids, 'ids', ids IS NOT NULL);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	PERFORM FROM @S@.idem_outbox AS o WHERE o.state = 'dead' AND (ids IS NULL OR o.id = ANY (ids)) ORDER BY o.id FOR NO KEY UPDATE;
+	UPDATE @S@.idem_outbox AS o SET state = 'pending', uncounted_attempts = o.attempt, awaiting_ack = NULL,
+			in_due_index = true, available_at = clock_timestamp()
+		WHERE o.state = 'dead' AND (ids IS NULL OR o.id = ANY (ids));
+	GET DIAGNOSTICS count = ROW_COUNT;
+	RETURN count;
+END
+
+--@ idem_outbox_extend plpgsql
+DECLARE
+	count int;
+	all_ids bigint[];
+	all_attempts int[];
+	held bigint;
+BEGIN
+	PERFORM @S@.idem_p_check_array(ids, 'ids', true);
+	IF lease IS NOT NULL THEN
+		PERFORM @S@.idem_p_check_interval(lease, 'lease');
+	END IF;
+	PERFORM @S@.idem_p_check_array(attempts, 'attempts', attempts IS NOT NULL);
+	count := @S@.idem_p_element_count('{ids,attempts}', ARRAY[cardinality(ids), cardinality(attempts)]);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	all_ids := @S@.idem_p_spread(ids, count);
+	all_attempts := @S@.idem_p_spread(attempts, count);
+	PERFORM FROM @S@.idem_outbox AS o WHERE o.id = ANY (ids) AND o.state = 'pending' ORDER BY o.id FOR NO KEY UPDATE;
+	FOR i IN 1 .. count LOOP
+		UPDATE @S@.idem_outbox AS o SET available_at = clock_timestamp() + coalesce(lease, '30 s')
+			WHERE o.id = all_ids[i] AND o.state = 'pending' AND o.awaiting_ack
+				AND CASE WHEN all_attempts[i] IS NULL THEN o.available_at > clock_timestamp() ELSE o.attempt = all_attempts[i] END
+			RETURNING o.id INTO held;
+		IF FOUND THEN
+			RETURN NEXT held;
+		END IF;
+	END LOOP;
+END
+
+--@ idem_outbox_release plpgsql
+DECLARE
+	count int;
+	released int := 0;
+	all_ids bigint[];
+	all_attempts int[];
+BEGIN
+	PERFORM @S@.idem_p_check_array(ids, 'ids', true);
+	PERFORM @S@.idem_p_check_array(attempts, 'attempts', attempts IS NOT NULL);
+	count := @S@.idem_p_element_count('{ids,attempts}', ARRAY[cardinality(ids), cardinality(attempts)]);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	all_ids := @S@.idem_p_spread(ids, count);
+	all_attempts := @S@.idem_p_spread(attempts, count);
+	PERFORM FROM @S@.idem_outbox AS o WHERE o.id = ANY (ids) AND o.state = 'pending' ORDER BY o.id FOR NO KEY UPDATE;
+	FOR i IN 1 .. count LOOP
+		UPDATE @S@.idem_outbox AS o SET uncounted_attempts = o.uncounted_attempts + 1, available_at = clock_timestamp(), awaiting_ack = NULL
+			WHERE o.id = all_ids[i] AND o.state = 'pending' AND o.awaiting_ack
+				AND CASE WHEN all_attempts[i] IS NULL THEN o.available_at > clock_timestamp() ELSE o.attempt = all_attempts[i] END;
+		released := released + CASE WHEN FOUND THEN 1 ELSE 0 END;
+	END LOOP;
+	RETURN released;
+END

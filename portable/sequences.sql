@@ -46,11 +46,10 @@ COMMENT ON FUNCTION @S@.idem_p_await_append(text) IS
 DECLARE
 	count CONSTANT int := coalesce(event_count, 1);
 	last bigint;
-	deadline timestamptz;
+	deadline timestamptz := '-infinity';
 	decision record;
 	lock_number int;
 	is_locked boolean;
-	is_own boolean;
 BEGIN
 	PERFORM @S@.idem_p_check_name(aggregate, 'aggregate');
 	PERFORM @S@.idem_p_check_name(client_id, 'client_id');
@@ -83,6 +82,9 @@ BEGIN
 		BEGIN
 			SELECT n.number, pg_try_advisory_xact_lock(479, n.number) INTO lock_number, is_locked
 				FROM @S@.idem_p_lock_number(aggregate, client_id) AS n (number);
+			-- The row of the aggregate, if it is ours, keeps out everybody else.
+			is_locked := is_locked OR coalesce((SELECT @S@.idem_p_is_own(a.xmin) FROM @S@.idem_aggregates AS a
+				WHERE a.aggregate = idem_try_append.aggregate), false);
 			IF is_locked THEN
 				decision := @S@.idem_p_decide_append(aggregate, client_id, client_seq, last, expected_version, coalesce(allow_gaps, true));
 				IF decision.outcome IS NOT NULL THEN

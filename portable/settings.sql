@@ -80,6 +80,7 @@ CREATE VIEW @S@.idem_p_known_settings (name, kind, fallback, anyone, lowest, hig
 	('outbox_retention', 'ms', '604800000', false, 0, 3155760000000, NULL),
 	('cleanup_interval', 'ms', '60000', false, 0, 3155760000000, NULL),
 	('cleanup_batch_size', 'int', '10000', false, 1, 2147483647, NULL),
+	('max_message_size', 'bytes', '16777216', false, 1, 268435456, NULL),
 	('max_response_size', 'bytes', '1048576', false, 0, 2147483647, NULL),
 	('health_worker', 'ms', '300000', false, 0, 3155760000000, NULL),
 	('health_cleanup_lag', 'ms', '600000', false, 0, 3155760000000, NULL),
@@ -310,6 +311,8 @@ AS $$
 DECLARE
 	start CONSTANT timestamptz := clock_timestamp();
 	allowed float8;
+	is_longer boolean;
+	is_negative boolean := false;
 BEGIN
 	IF NOT isfinite(value) THEN
 		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('argument "%s" must be finite', name);
@@ -317,18 +320,30 @@ BEGIN
 	-- Months and days of opposite signs compare in one way and lead on in another.
 	IF name IN ('lease', 'wait') THEN
 		allowed := @S@.idem_p_setting('max_' || name)::float8;
-		IF extract(epoch FROM value)::float8 * 1000 > allowed
-			OR extract(day FROM justify_hours(value))::float8 * 86400000 + extract(month FROM value)::float8 * 2592000000
-				+ extract(year FROM value)::float8 * 31104000000 > allowed
-			OR extract(epoch FROM start + value - start)::float8 * 1000 > allowed
-		THEN
+		is_longer := extract(year FROM value)::float8 * 31104000000 + extract(month FROM value)::float8 * 2592000000
+			+ extract(day FROM value)::float8 * 86400000 + extract(hour FROM value)::float8 * 3600000
+			+ extract(minute FROM value)::float8 * 60000 + extract(milliseconds FROM value)::float8 > allowed;
+		IF NOT is_longer THEN
+			BEGIN
+				is_longer := extract(epoch FROM start + value - start)::float8 * 1000 > allowed;
+			EXCEPTION WHEN datetime_field_overflow THEN
+				is_longer := value > '0 s'::interval;
+			END;
+		END IF;
+		IF is_longer THEN
 			RAISE EXCEPTION USING ERRCODE = '22023',
 				MESSAGE = format('argument "%s" must not be longer than "idempotency.max_%s"', name, name),
 				DETAIL = format('The limit is %s.', @S@.idem_p_with_unit(allowed)),
 				HINT = format('Pass a shorter interval, or let a superuser raise "idempotency.max_%s".', name);
 		END IF;
 	END IF;
-	IF value < '0 s'::interval OR start + value < start THEN
+	IF value < '0 s'::interval THEN
+		is_negative := true;
+	ELSIF extract(year FROM value) < 0 OR extract(month FROM value) < 0 OR extract(day FROM value) < 0
+		OR extract(epoch FROM value - date_trunc('day', value)) < 0 THEN
+		is_negative := start + value < start;
+	END IF;
+	IF is_negative THEN
 		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('argument "%s" must not be negative', name);
 	END IF;
 END
@@ -336,14 +351,15 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_check_interval(interval, text) IS
 'Raises 22023 for an interval that is infinite, negative, or longer than its limit.';
 
-CREATE FUNCTION @S@.idem_p_with_unit(ms float8)
+CREATE FUNCTION @S@.idem_p_with_unit(value float8)
 RETURNS text
 LANGUAGE sql IMMUTABLE
 AS $$
-	SELECT concat(round(ms::numeric / u.ms), u.unit)
-	FROM (VALUES ('d', 86400000), ('h', 3600000), ('min', 60000), ('s', 1000), ('ms', 1)) AS u (unit, ms)
-	WHERE mod(idem_p_with_unit.ms::numeric, u.ms) = 0
-	ORDER BY u.ms DESC LIMIT 1
+	SELECT CASE WHEN value = 0 THEN '0' ELSE (
+		SELECT round(value::numeric / u.ms) || u.unit
+		FROM (VALUES ('d', 86400000), ('h', 3600000), ('min', 60000), ('s', 1000), ('ms', 1), ('us', 0.001)) AS u (unit, ms)
+		WHERE mod(value::numeric, u.ms) = 0
+		ORDER BY u.ms DESC LIMIT 1) END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_with_unit(float8) IS
 'Milliseconds as the server shows them.';
@@ -429,9 +445,10 @@ CREATE FUNCTION @S@.idem_p_is_running(writer xid)
 RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
-	-- Of the transactions with these 32 bits, the latest that has begun.
+	-- Of the transactions with these 32 bits, the one nearest to the snapshot.
 	SELECT NOT @S@.idem_p_is_own(writer)
-		AND pg_xact_status((n.next - 1 - ((n.next - 1 - writer::text::bigint) & 4294967295))::text::xid8) = 'in progress'
+		AND pg_xact_status(greatest(n.next + (((writer::text::bigint - n.next + 2147483648) & 4294967295) - 2147483648), 0)::text::xid8)
+			= 'in progress'
 	FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint) AS n (next)
 $$;
 COMMENT ON FUNCTION @S@.idem_p_is_running(xid) IS

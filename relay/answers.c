@@ -27,7 +27,7 @@
 
 #define CALL_LIMIT		30000	/* milliseconds */
 #define BATCH_LIMIT		1000	/* messages of a call */
-#define MAX_PARAMS		5
+#define MAX_PARAMS		7
 
 /*
  * The queries of the calls.  "%s" stands for the schema of the extension.
@@ -41,19 +41,14 @@ static const struct
 	[RELAY_CALL_RELEASE] = {"SELECT %s.idem_outbox_release("
 	"$1::bigint[], $2::int[])", 2},
 
-	/*
-	 * In the order of ids, as every call that writes several messages.  The
-	 * release takes an attempt that does not count back.  A message that is
-	 * released has no attempt to compare, and this transaction holds its row.
-	 */
-	[RELAY_CALL_NACK] = {"SELECT m.id, CASE WHEN m.counted OR "
-		"%s.idem_outbox_release(ARRAY[m.id], ARRAY[m.attempt]) = 1 THEN "
-		"%s.idem_outbox_nack(m.id, m.error, m.pause, "
-		"CASE WHEN m.counted THEN m.attempt END) ELSE 'lost' END "
+	/* In the order of ids, as every call that writes several messages. */
+	[RELAY_CALL_NACK] = {"SELECT m.id, %s.idem_outbox_fail(m.id, m.attempt, "
+		"m.error, m.pause, m.counted, m.schedule::interval[], m.max_age) "
 		"FROM (SELECT * FROM ROWS FROM (unnest($1::bigint[]), "
 		"unnest($2::int[]), unnest($3::text[]), unnest($4::interval[]), "
-		"unnest($5::boolean[])) AS u (id, attempt, error, pause, counted)"
-	" ORDER BY id OFFSET 0) AS m", 5},
+		"unnest($5::boolean[]), unnest($6::text[]), unnest($7::interval[])) "
+		"AS u (id, attempt, error, pause, counted, schedule, max_age)"
+	" ORDER BY id OFFSET 0) AS m", 7},
 	[RELAY_CALL_EXTEND] = {"SELECT %s.idem_outbox_extend("
 	"$1::bigint[], $3::interval, $2::int[])", 3},
 	[RELAY_CALL_CANCEL] = {"SELECT pg_catalog.pg_cancel_backend($1::int)", 1}
@@ -129,12 +124,14 @@ relay_answers_connected(const RelayAnswers *answers)
 
 /*
  * Return whether enough of a message's lease is left to begin its delivery.
+ * A claim has a token, which the application must pass on.
  */
 bool
 relay_answers_may_start(const RelayAnswers *answers,
 						const RelayMessage *message, int64_t now)
 {
-	return message->lease_end - now > answers->lease / 6;
+	return message->claim_token ||
+		message->lease_end - now > answers->lease / 6;
 }
 
 /*
@@ -174,12 +171,14 @@ answer(RelayAnswers *answers, RelayMessageList *list, RelayCall call)
 
 /*
  * Add to the parameters why a message was refused, the pause before the next
- * attempt, and whether this one counts.
+ * attempt, whether this one counts, and what its sink has set for retries.
  */
 static void
 add_refusal(const RelayAnswers *answers, RelayMessage *message,
 			RelayText *const *params)
 {
+	const RelaySink *sink = message->sink;
+
 	/* Encodings other than UTF-8 may lack any character outside ASCII. */
 	if (!answers->database.is_utf8)
 		relay_text_sanitize(message->reason, true);
@@ -192,6 +191,15 @@ add_refusal(const RelayAnswers *answers, RelayMessage *message,
 						(long long) message->retry_after);
 	relay_text_addf(params[4], "%c%c", params[4]->len ? ',' : '{',
 					message->counted ? 't' : 'f');
+	if (sink->schedule)
+		relay_text_add_element(params[5], sink->schedule);
+	else
+		relay_text_addf(params[5], "%cNULL", params[5]->len ? ',' : '{');
+	relay_text_add_char(params[6], params[6]->len ? ',' : '{');
+	if (sink->max_age > 0)
+		relay_text_addf(params[6], "%lld ms", (long long) sink->max_age);
+	else
+		relay_text_add(params[6], "NULL");
 }
 
 /*

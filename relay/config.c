@@ -33,6 +33,9 @@
 const RelaySettingDef relay_main_settings[] = {
 	{"database", RELAY_TEXT, "",
 	"connection string of libpq; what it lacks comes from PG... variables"},
+	{"password", RELAY_TEXT, "", "of the database"},
+	{"password_file", RELAY_TEXT, "",
+	"file with it; a relative path names a credential of systemd"},
 	{"topics", RELAY_TEXT, "",
 	"topics to take, with commas; needed where a pattern stands for several"},
 	{"lease", RELAY_TIME, "30s",
@@ -50,6 +53,7 @@ const RelaySettingDef relay_main_settings[] = {
 	"how long deliveries may go on after SIGTERM", 0, 3600000},
 	{"metrics", RELAY_TEXT, "",
 	"address and port for /metrics, as 127.0.0.1:9464; empty: none"},
+	{"log_format", RELAY_TEXT, "text", "text, or json"},
 	{"verbose", RELAY_BOOL, "off", "a line for each message"},
 	{NULL}
 };
@@ -62,7 +66,8 @@ static const struct
 }			units[] = {
 	{RELAY_NUMBER, "", 1},
 	{RELAY_TIME, "ms", 1}, {RELAY_TIME, "s", 1000},
-	{RELAY_TIME, "min", 60000}, {RELAY_TIME, "h", 3600000},
+	{RELAY_TIME, "min", 60000}, {RELAY_TIME, "m", 60000},
+	{RELAY_TIME, "h", 3600000}, {RELAY_TIME, "d", 86400000},
 	{RELAY_BYTES, "B", 1}, {RELAY_BYTES, "kB", 1 << 10},
 	{RELAY_BYTES, "MB", 1 << 20}, {RELAY_BYTES, "GB", 1 << 30},
 };
@@ -112,6 +117,11 @@ relay_config_read(int argc, char **argv)
 			read_option(config, argv[i]);
 	}
 	relay_config_check(config, section);
+	if (strcmp(relay_section_text(section, "log_format"), "json") != 0 &&
+		strcmp(relay_section_text(section, "log_format"), "text") != 0)
+		relay_section_fault(config, section, "log_format",
+							"\"log_format\" is to be text or json");
+	relay_config_read_secret(config, section, "password");
 	if (config->nfaults == 0 && relay_section_number(section, "wait") * 3 >
 		relay_section_number(section, "lease"))
 		relay_section_fault(config, section, "wait",
@@ -171,6 +181,9 @@ has_secret(const char *line)
 	if (*c == '#' || *c == '[')
 		return false;
 	at = at ? strchr(at, '@') : NULL;
+	if (strncmp(c, "secret_file", 11) == 0 ||
+		strncmp(c, "password_file", 13) == 0)
+		return false;
 	return strncmp(c, "secret", 6) == 0 || strcasestr(c, "password") || at;
 }
 
@@ -374,7 +387,7 @@ check_setting(RelayConfig *config, const RelaySection *section,
 		case RELAY_TIME:
 			relay_config_fault(config, setting->where, "\"%s\" is to be a "
 							   "time from %g s to %g s, with its unit: ms, s, "
-							   "min, h", def->name, (double) def->min / 1000,
+							   "min, h, d", def->name, (double) def->min / 1000,
 							   (double) def->max / 1000);
 			break;
 		case RELAY_BYTES:
@@ -421,6 +434,93 @@ relay_config_check_certificates(RelayConfig *config,
 	free(line);
 	if (file)
 		fclose(file);
+}
+
+/*
+ * If the setting "name" followed by "_file" is set, set "name" to the first
+ * line of that file.  A relative path names a credential of systemd, if there
+ * are any.  Counts the faults.
+ */
+void
+relay_config_read_secret(RelayConfig *config, RelaySection *section,
+						 const char *name)
+{
+	const char *credentials = getenv("CREDENTIALS_DIRECTORY");
+	RelayText  *path = relay_text_new();
+	char	   *file_name = relay_alloc(strlen(name) + 6);
+	const char *value;
+	FILE	   *file = NULL;
+	char	   *line = NULL;
+	size_t		size = 0;
+	struct stat status;
+
+	sprintf(file_name, "%s_file", name);
+	value = relay_section_text(section, file_name);
+	if (*value)
+	{
+		if (*value != '/' && credentials)
+			relay_text_addf(path, "%s/", credentials);
+		relay_text_add(path, value);
+		file = fopen(path->data, "r");
+		if (!file)
+			relay_section_fault(config, section, file_name, "\"%s\" could not "
+								"be read: %s", path->data, strerror(errno));
+		else if (relay_section_setting(section, name))
+			relay_section_fault(config, section, file_name, "\"%s\" is set, "
+								"too; remove one", name);
+		else if (fstat(fileno(file), &status) == 0 &&
+				 S_ISREG(status.st_mode) && status.st_mode & S_IROTH)
+			relay_section_fault(config, section, file_name, "everybody can "
+								"read this secret; run chmod o-rwx %s",
+								path->data);
+		else if (getline(&line, &size, file) < 0 || !*trim(line))
+			relay_section_fault(config, section, file_name,
+								"\"%s\" is empty", path->data);
+		else
+			set(section, name, trim(line), relay_section_where(section,
+															   file_name));
+	}
+	if (file)
+		fclose(file);
+	free(line);
+	free(file_name);
+	relay_text_free(path);
+}
+
+/*
+ * Convert a list of times, which are pauses, to the text of an interval[].
+ * Returns NULL if the setting is empty, or after counting a fault.  The caller
+ * frees it.
+ */
+char *
+relay_config_pauses(RelayConfig *config, const RelaySection *section,
+					const char *name)
+{
+	static const RelaySettingDef pause = {"", RELAY_TIME, "", "", 0, 0};
+	char	  **list = relay_config_list(relay_section_text(section, name));
+	RelayText  *array = relay_text_new();
+	char	   *pauses = NULL;
+	bool		valid = true;
+	int64_t		ms;
+	int			i;
+
+	for (i = 0; list[i] && valid; i++)
+	{
+		valid = parse(&pause, list[i], &ms);
+		relay_text_addf(array, "%c%lld ms", i ? ',' : '{', (long long) ms);
+	}
+	if (!valid)
+		relay_section_fault(config, section, name, "\"%s\" is to be times "
+							"with commas, with their units: ms, s, min, h, d",
+							name);
+	else if (i > 0)
+	{
+		relay_text_add_char(array, '}');
+		pauses = relay_copy(array->data);
+	}
+	relay_text_free(array);
+	relay_config_free_list(list);
+	return pauses;
 }
 
 /*

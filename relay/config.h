@@ -74,8 +74,13 @@ extern void relay_config_check(RelayConfig *config,
 extern void relay_config_check_certificates(RelayConfig *config,
 											const RelaySection *section,
 											const char *name);
+extern char *relay_config_pauses(RelayConfig *config,
+								 const RelaySection *section,
+								 const char *name);
 extern void relay_config_fault(RelayConfig *config, const char *where,
 							   const char *format,...) RELAY_FORMAT(3, 4);
+extern void relay_config_read_secret(RelayConfig *config,
+									 RelaySection *section, const char *name);
 extern char **relay_config_list(const char *value);
 extern void relay_config_free_list(char **list);
 

@@ -95,7 +95,7 @@ relay_database_configure(RelayConfig *config)
 }
 
 /*
- * Initialize a zeroed server, whose "loop" and "verbose" are set, with a
+ * Initialize a zeroed server, whose "loop", "verbose" and "password" are set, with a
  * connection string that lives as long as the server.  Connect once, and wait
  * for the result.  Returns false after logging the reason if no host accepts.
  */
@@ -252,11 +252,11 @@ connect_first(RelayDatabase *database, int64_t now)
 		"keepalives_count", "tcp_user_timeout", "fallback_application_name",
 		/* The string replaces what is before it, but not what follows. */
 		"dbname", "client_encoding", host_names[0], host_names[1],
-		host_names[2], NULL
+		host_names[2], *server->password ? "password" : NULL, NULL
 	};
 	const char *values[] = {
 		"read-write", "10", "5", "3", "20000", "idem-relay", server->string,
-		"UTF8", NULL, NULL, NULL, NULL
+		"UTF8", NULL, NULL, NULL, server->password, NULL
 	};
 	int			i;
 

@@ -21,6 +21,7 @@ typedef struct RelayServer
 	RelayLoop  *loop;
 	bool		verbose;		/* log notices */
 	const char *string;			/* the connection string */
+	const char *password;		/* empty: as libpq finds it */
 
 	/* From the string; each has "nhosts" elements, or one, or is NULL. */
 	char	   *host_lists[RELAY_HOST_LISTS];

@@ -1,7 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * http.c
- *		An HTTP server for the metrics, with a single page, /metrics.
+ *		An HTTP server for the metrics, /metrics, and for the health,
+ *		/healthz.
  *
  * Each connection serves one request.  If all places are occupied, a new
  * client replaces the oldest one.  There is no authentication, so the setting
@@ -39,6 +40,7 @@ static int	open_listener(const struct addrinfo *address);
 static void accept_client(void *argument, int fd, int events);
 static void serve(void *argument, int fd, int events);
 static bool read_request(RelayHttpClient *client);
+static bool is_request(const RelayHttpClient *client, const char *path);
 static void make_answer(RelayHttpClient *client);
 static void end_client(RelayHttpClient *client);
 
@@ -245,24 +247,45 @@ read_request(RelayHttpClient *client)
 }
 
 /*
+ * Return whether a request is a GET of that path.
+ */
+static bool
+is_request(const RelayHttpClient *client, const char *path)
+{
+	size_t		length = strlen(path);
+
+	return strncmp(client->request, "GET ", 4) == 0 &&
+		strncmp(client->request + 4, path, length) == 0 &&
+		(client->request[4 + length] == ' ' ||
+		 client->request[4 + length] == '?');
+}
+
+/*
  * Compose the answer to a request.
  */
 static void
 make_answer(RelayHttpClient *client)
 {
 	RelayText  *page = relay_text_new();
-	bool		found = strncmp(client->request, "GET /metrics ", 13) == 0 ||
-		strncmp(client->request, "GET /metrics?", 13) == 0;
+	const char *status = "200 OK";
 
-	if (found)
+	if (is_request(client, "/metrics"))
 		relay_metrics_write(client->http->taker, page);
+	else if (is_request(client, "/healthz"))
+	{
+		if (!relay_metrics_health(client->http->taker, page))
+			status = "503 Service Unavailable";
+	}
 	else
-		relay_text_add(page, "see /metrics\n");
+	{
+		relay_text_add(page, "see /metrics and /healthz\n");
+		status = "404 Not Found";
+	}
 	client->answer = relay_text_new();
 	relay_text_addf(client->answer, "HTTP/1.1 %s\r\nContent-Type: "
 					"text/plain; version=0.0.4; charset=utf-8\r\n"
 					"Content-Length: %zu\r\nConnection: close\r\n\r\n%s",
-					found ? "200 OK" : "404 Not Found", page->len, page->data);
+					status, page->len, page->data);
 	relay_text_free(page);
 }
 

@@ -3,8 +3,8 @@
  * log.c
  *		The relay's log, and the end of the process after a fatal error.
  *
- * Each message is one line on standard error.  This file owns no state.  All
- * other files call it.
+ * Each message is one line on standard error.  This file owns the format of the
+ * lines.  All other files call it.
  *
  *-------------------------------------------------------------------------
  */
@@ -17,8 +17,22 @@
 
 static const char *const level_names[] = {"debug", "info", "warning", "error"};
 
+/* Whether the lines are JSON. */
+static bool as_json;
+
 static void write_line(const char *level, const char *format, va_list args)
 			RELAY_FORMAT(2, 0);
+static void write_json(const char *date, long ms, const char *level,
+					   const char *line);
+
+/*
+ * Write all further lines as JSON, or as text.
+ */
+void
+relay_log_as_json(bool on)
+{
+	as_json = on;
+}
 
 /*
  * Write one line to the log.  The line is cut off at 2 kB.
@@ -71,6 +85,28 @@ write_line(const char *level, const char *format, va_list args)
 	clock_gettime(CLOCK_REALTIME, &now);
 	gmtime_r(&now.tv_sec, &utc);
 	strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%S", &utc);
-	fprintf(stderr, "%s.%03ldZ idem-relay: %s: %s\n", date,
-			now.tv_nsec / 1000000, level, line);
+	if (as_json)
+		write_json(date, now.tv_nsec / 1000000, level, line);
+	else
+		fprintf(stderr, "%s.%03ldZ idem-relay: %s: %s\n", date,
+				now.tv_nsec / 1000000, level, line);
+}
+
+/*
+ * Write one line as JSON.  It has no control characters.
+ */
+static void
+write_json(const char *date, long ms, const char *level, const char *line)
+{
+	char		escaped[4096];
+	size_t		length = 0;
+
+	for (; *line; line++)
+	{
+		if (*line == '"' || *line == '\\')
+			escaped[length++] = '\\';
+		escaped[length++] = *line;
+	}
+	fprintf(stderr, "{\"time\":\"%s.%03ldZ\",\"level\":\"%s\","
+			"\"message\":\"%.*s\"}\n", date, ms, level, (int) length, escaped);
 }

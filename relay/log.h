@@ -8,6 +8,8 @@
 #ifndef IDEM_RELAY_LOG_H
 #define IDEM_RELAY_LOG_H
 
+#include <stdbool.h>
+
 /* Exit statuses.  Where sysexits.h has a suitable one, the number is its. */
 #define RELAY_DONE			0	/* stopped; every message is answered */
 #define RELAY_USAGE			64	/* unknown option */
@@ -27,6 +29,7 @@ typedef enum RelayLevel
 
 #define RELAY_FORMAT(f, a)	__attribute__((format(printf, f, a)))
 
+extern void relay_log_as_json(bool on);
 extern void relay_log(RelayLevel level, const char *format,...)
 			RELAY_FORMAT(2, 3);
 extern void relay_exit(int status, const char *format,...)

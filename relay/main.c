@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "admin.h"
 #include "relay.h"
 #include "sinks.h"
 #include "version.h"
@@ -33,6 +34,8 @@ main(int argc, char **argv)
 	int			i;
 
 	srand48(time(NULL) ^ getpid());
+	if (argc > 1 && relay_admin_is_command(argv[1]))
+		return relay_admin_run(argc, argv);
 	for (i = 1; i < argc; i++)
 	{
 		if (strcmp(argv[i], "--help") == 0)
@@ -72,6 +75,11 @@ print_help(void)
 		 "  idem-relay --NAME=VALUE            a setting\n"
 		 "  idem-relay --SECTION.NAME=VALUE    a setting of a sink\n"
 		 "  idem-relay --check ...             say what is wrong, and end\n\n"
+		 "  idem-relay dead ...                list dead messages\n"
+		 "  idem-relay groups ...              count them by topic and cause\n"
+		 "  idem-relay requeue ...             put them back\n"
+		 "  idem-relay status ...              show what is blocked, and by what\n"
+		 "      --id=NUMBER,... --topic=NAME --reason=PART --limit=NUMBER --all\n\n"
 		 "A first one, that prints all messages:\n\n"
 		 "  idem-relay --database=dbname=shop --out.sink=stdout "
 		 "'--out.topics=*'");

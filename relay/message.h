@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 struct RelaySink;
+struct RelayText;
 
 /* answers.c extends leases up to RELAY_IN_FLIGHT, so the order matters. */
 typedef enum RelayMessageState
@@ -31,6 +32,7 @@ typedef struct RelayMessage
 	int64_t		id;
 	int			attempt;
 	const char *message_id;
+	const char *label;			/* for the log, which must not show a key */
 	const char *topic;
 	const char *key;			/* or NULL */
 	const char *payload;
@@ -38,6 +40,7 @@ typedef struct RelayMessage
 	const char *created_at;		/* in the format of RFC 3339 */
 	size_t		payload_length;
 	size_t		size;			/* of the allocation */
+	int64_t		published_at;	/* on this machine's clock; 0: unknown */
 
 	RelayMessageState state;
 	int64_t		lease_end;
@@ -45,6 +48,12 @@ typedef struct RelayMessage
 	int64_t		retry_after;	/* if refused, in ms; -1: server's choice */
 	bool		counted;		/* if refused: the attempt counts */
 	char	   *reason;			/* if refused */
+
+	/* If it is a claim to complete; see completer.c. */
+	const char *claim_token;	/* NULL: it is none */
+	struct RelayText *response;
+	long		status;			/* of the response; 0: it has none */
+	char	   *response_type;	/* or NULL */
 
 	/* From the sink's records; see sink.c. */
 	int			failures;		/* of this message here, in a row */

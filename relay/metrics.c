@@ -28,12 +28,15 @@ static const char *const sink_metrics[][3] = {
 	"Messages handed over and not confirmed."},
 	{"idem_relay_sink_ready", "gauge", "Messages waiting to be handed over."},
 	{"idem_relay_sink_up", "gauge", "1 unless the sink is paused."},
+	{"idem_relay_sink_disabled", "gauge",
+	"1 if the sink is disabled until the relay starts again."},
 };
 
 static void append_head(RelayText *to, const char *name, const char *type,
 						const char *help);
 static void append_metric(RelayText *to, const char *name, const char *type,
 						  const char *help, double value);
+static void append_histogram(RelayText *to, const RelaySink *sink);
 static double sink_value(const RelaySink *sink, size_t metric);
 static void append_sink_name(RelayText *to, const RelaySink *sink);
 
@@ -85,6 +88,72 @@ relay_metrics_write(const RelayTaker *taker, RelayText *to)
 							sink_value(sink, i));
 		}
 	}
+	append_head(to, "idem_relay_sink_latency_seconds", "histogram",
+				"Time from publishing to the confirm.");
+	for (sink = taker->routing->first; sink; sink = sink->next)
+		append_histogram(to, sink);
+}
+
+/*
+ * Append the state of a relay, a line for each thing that is wrong.  Returns
+ * whether it can work: the server takes calls, and no sink is disabled.  A
+ * paused sink is shown, but is tried again.
+ */
+bool
+relay_metrics_health(const RelayTaker *taker, RelayText *to)
+{
+	const RelayAnswers *answers = taker->answers;
+	const RelaySink *sink;
+	bool		healthy = true;
+
+	if (!relay_answers_connected(answers) || answers->database.backoff > 0 ||
+		taker->database.backoff > 0)
+	{
+		relay_text_add(to, "the database does not take calls\n");
+		healthy = false;
+	}
+	for (sink = taker->routing->first; sink; sink = sink->next)
+	{
+		if (sink->disabled)
+			relay_text_addf(to, "sink \"%s\" is disabled\n", sink->name);
+		else if (!sink->connected || sink->held_until)
+			relay_text_addf(to, "sink \"%s\" is paused\n", sink->name);
+		healthy &= !sink->disabled;
+	}
+	relay_text_add(to, healthy ? "ok\n" : "failing\n");
+	return healthy;
+}
+
+/*
+ * Append the latency histogram of a sink.
+ */
+static void
+append_histogram(RelayText *to, const RelaySink *sink)
+{
+	static const int64_t bounds[] = RELAY_LATENCIES;
+	RelayText  *labels = relay_text_new();
+	uint64_t	count = 0;
+	int			i;
+
+	relay_text_add(labels, "sink=\"");
+	append_sink_name(labels, sink);
+	relay_text_addf(labels, "\",kind=\"%s\"", sink->type->name);
+	for (i = 0; i <= RELAY_NLATENCIES; i++)
+	{
+		count += sink->latencies[i];
+		relay_text_addf(to, "idem_relay_sink_latency_seconds_bucket{%s,le=\"",
+						labels->data);
+		if (i < RELAY_NLATENCIES)
+			relay_text_addf(to, "%.15g\"} ", (double) bounds[i] / 1000);
+		else
+			relay_text_add(to, "+Inf\"} ");
+		relay_text_addf(to, "%llu\n", (unsigned long long) count);
+	}
+	relay_text_addf(to, "idem_relay_sink_latency_seconds_sum{%s} %.17g\n"
+					"idem_relay_sink_latency_seconds_count{%s} %llu\n",
+					labels->data, (double) sink->latency_ms / 1000,
+					labels->data, (unsigned long long) count);
+	relay_text_free(labels);
 }
 
 /*
@@ -119,7 +188,8 @@ sink_value(const RelaySink *sink, size_t metric)
 		(double) sink->delivered, (double) sink->delivery_ms / 1000,
 		(double) sink->refused, (double) sink->deferred,
 		(double) sink->failures, (double) sink->dead, sink->in_flight.count,
-		sink->ready.count, sink->connected && !sink->held_until
+		sink->ready.count, sink->connected && !sink->held_until,
+		sink->disabled
 	};
 
 	return values[metric];

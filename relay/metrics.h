@@ -11,6 +11,7 @@
 #include "taker.h"
 #include "text.h"
 
+extern bool relay_metrics_health(const RelayTaker *taker, RelayText *to);
 extern void relay_metrics_write(const RelayTaker *taker, RelayText *to);
 
 #endif							/* IDEM_RELAY_METRICS_H */

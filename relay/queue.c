@@ -22,6 +22,7 @@
 #include "memory.h"
 #include "queue.h"
 #include "sink.h"
+#include "text.h"
 
 static RelayMessage *leave_key(RelayQueue *queue, RelayMessage *message,
 							   bool promote_next);
@@ -169,6 +170,8 @@ relay_queue_drop(RelayQueue *queue, RelayMessage *message)
 	queue->count--;
 	queue->size -= message->size;
 	free(message->reason);
+	free(message->response_type);
+	relay_text_free(message->response);
 	free(message);
 }
 

@@ -65,16 +65,22 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 	relay_loop_begin(&relay->loop);
 	config = relay->config = relay_config_read(argc, argv);
 	settings = config->main;
+	relay_log_as_json(strcmp(relay_section_text(settings, "log_format"),
+							 "json") == 0);
 	relay_database_configure(config);
 	relay_http_configure(config);
 	relay_sinks_configure(&relay->routing, config, &relay->loop,
 						  &relay->queue);
 	relay->server.loop = &relay->loop;
+	relay->server.password = relay_section_text(settings, "password");
 	relay->server.verbose = relay_section_number(settings, "verbose");
 	relay_answers_begin(&relay->answers, &relay->server, &relay->queue,
 						relay_section_number(settings, "lease"));
 	relay_taker_begin(&relay->taker, &relay->server, &relay->queue,
 					  &relay->routing, &relay->answers, settings);
+	relay->completers = relay_completers_begin(&relay->routing, &relay->server,
+											   relay_section_number(settings,
+																	"lease"));
 	relay->stop_timeout = relay_section_number(settings, "stop_timeout");
 	if (config->nfaults == 0 && !check_only)
 		relay_http_begin(&relay->http, config, &relay->loop, &relay->taker);
@@ -138,6 +144,7 @@ work(Relay *relay, int64_t now)
 						relay->phase != RELAY_RUNNING, now);
 	relay_answers_work(&relay->answers, now);
 	relay_taker_work(&relay->taker, now);
+	relay_completers_work(relay->completers, now);
 }
 
 /*
@@ -147,7 +154,8 @@ work(Relay *relay, int64_t now)
 static bool
 can_end(Relay *relay, int64_t now)
 {
-	bool		taken = relay_taker_stop(&relay->taker, now);
+	bool		resumed = relay_completers_stop(relay->completers);
+	bool		taken = relay_taker_stop(&relay->taker, now) && resumed;
 	bool		in_flight = relay_dispatch_in_flight(&relay->routing);
 
 	if (relay->phase == RELAY_ABANDONED)
@@ -232,6 +240,8 @@ relay_end(Relay *relay)
 	relay_dispatch_abandon(&relay->routing);
 	relay_database_close(&relay->taker.database);
 	relay_database_close(&relay->answers.database);
+	relay_taker_end(&relay->taker);
+	relay_completers_free(relay->completers);
 	relay_http_end(&relay->http);
 	while (relay->queue.first)
 		relay_queue_drop(&relay->queue, relay->queue.first);

@@ -11,6 +11,7 @@
 #include <limits.h>
 #include <signal.h>
 
+#include "completer.h"
 #include "http.h"
 
 typedef enum RelayPhase
@@ -33,6 +34,7 @@ typedef struct Relay
 	RelayServer server;
 	RelayAnswers answers;
 	RelayTaker	taker;
+	RelayCompleter *completers;
 	RelayHttp	http;
 
 	sigset_t	signals;		/* blocked, and read by the loop */

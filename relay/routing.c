@@ -113,6 +113,31 @@ relay_routing_sink(const RelayRouting *routing, const char *topic)
 }
 
 /*
+ * Return whether the sink of a topic can take messages now.
+ */
+bool
+relay_routing_takes(const RelayRouting *routing, const char *topic)
+{
+	const RelaySink *sink = relay_routing_sink(routing, topic);
+
+	return sink && sink->connected && !sink->held_until;
+}
+
+/*
+ * Return whether any sink is held or not connected, and not disabled.
+ */
+bool
+relay_routing_recovers(const RelayRouting *routing)
+{
+	const RelaySink *sink = routing->first;
+
+	while (sink && (sink->scopes || sink->disabled ||
+					(sink->connected && !sink->held_until)))
+		sink = sink->next;
+	return sink != NULL;
+}
+
+/*
  * Return whether any sink is held or not connected.
  */
 bool
@@ -120,7 +145,7 @@ relay_routing_held(const RelayRouting *routing)
 {
 	const RelaySink *sink = routing->first;
 
-	while (sink && sink->connected && !sink->held_until)
+	while (sink && (sink->scopes || (sink->connected && !sink->held_until)))
 		sink = sink->next;
 	return sink != NULL;
 }
@@ -128,7 +153,7 @@ relay_routing_held(const RelayRouting *routing)
 /*
  * Return the topics to take now as the text of a text[], without those of
  * sinks that are held or not connected.  Returns "" for all topics and NULL
- * for none.  The caller frees it.
+ * for none.  If the topics have no list, no sink is held.  The caller frees it.
  */
 char *
 relay_routing_topics(const RelayRouting *routing)
@@ -138,14 +163,11 @@ relay_routing_topics(const RelayRouting *routing)
 	int			i;
 
 	if (!routing->topics)
-		return relay_routing_held(routing) ? NULL : relay_copy("");
+		return relay_copy("");
 	array = relay_text_new();
 	for (i = 0; routing->topics[i]; i++)
 	{
-		const RelaySink *sink = relay_routing_sink(routing,
-												   routing->topics[i]);
-
-		if (sink && sink->connected && !sink->held_until)
+		if (relay_routing_takes(routing, routing->topics[i]))
 			relay_text_add_element(array, routing->topics[i]);
 	}
 	if (array->len)

@@ -23,7 +23,10 @@ extern void relay_routing_configure(RelayRouting *routing,
 									RelayConfig *config);
 extern RelaySink *relay_routing_sink(const RelayRouting *routing,
 									 const char *topic);
+extern bool relay_routing_takes(const RelayRouting *routing,
+								const char *topic);
 extern bool relay_routing_held(const RelayRouting *routing);
+extern bool relay_routing_recovers(const RelayRouting *routing);
 extern char *relay_routing_topics(const RelayRouting *routing);
 
 #endif							/* IDEM_RELAY_ROUTING_H */

@@ -17,13 +17,18 @@
  *		in flight alone when the connection ends has failed.
  *
  * The first failures of a message are free, because a sink that fails begins
- * with them.  What a sink knows of failed messages it keeps in records, one
+ * with them.  So are its failures while the sink is held, for the time of the
+ * setting "grace"; after that they count, so that bad messages which are alone
+ * in a sink end, too.  What a sink knows of failed messages it keeps in records, one
  * for each remainder of an id; a newer message replaces an older one.
  *
  * While a sink is held, its ready messages are released, which the server does
  * not count as attempts, and taker.c takes no more of its topics.  The pause
  * doubles with each failure in a row.  After it, each delivery doubles the
  * window until it is as large as the setting "in_flight" allows.
+ *
+ * A sink that delivers nothing for the time of "disable_after" is disabled: it is
+ * held until the relay starts again.
  *
  * This file owns the lists and counters of each RelaySink.  The sink_*.c files
  * report outcomes; connect.c reports failures to connect.
@@ -43,6 +48,7 @@
 #define LONGEST_BACKOFF		30000
 #define SEVERAL				3	/* failing messages, to hold the sink */
 #define PROBES				2	/* messages after a pause; one can be bad */
+#define LONGEST_GAP			86400000	/* between failures of a failing sink */
 
 /* Failures of a message in a row that are free, by RelayFailure. */
 static const int free_failures[] = {
@@ -55,6 +61,8 @@ static void fail(RelayMessage *message, RelayFailure failure,
 				 int64_t retry_after, const char *why);
 static void refuse(RelayMessage *message, int64_t retry_after,
 				   const char *why);
+static void note_failure(RelaySink *sink, const char *why);
+static void count_latency(const RelayMessage *message);
 static RelayRecord *get_record(RelaySink *sink, int64_t id);
 
 /*
@@ -68,7 +76,9 @@ relay_sink_delivered(RelayMessage *message)
 	sink->delivered++;
 	sink->delivered_at = relay_now();
 	sink->delivery_ms += sink->delivered_at - message->handed_at;
+	count_latency(message);
 	sink->failing = 0;
+	sink->failing_since = 0;
 	sink->last_failed = 0;
 	/* A message that was in flight when others failed shows that it is up. */
 	if (sink->held_until != INT64_MAX)
@@ -81,8 +91,29 @@ relay_sink_delivered(RelayMessage *message)
 		sink->window = sink->max_in_flight;
 	if (sink->verbose)
 		relay_log(RELAY_DEBUG, "message %s of topic \"%s\" is delivered",
-				  message->message_id, message->topic);
+				  message->label, message->topic);
 	relay_queue_deliver(sink->queue, message);
+}
+
+/*
+ * Count how long a delivered message took since it was published.
+ */
+static void
+count_latency(const RelayMessage *message)
+{
+	static const int64_t bounds[] = RELAY_LATENCIES;
+	RelaySink  *sink = message->sink;
+	int64_t		ms = sink->delivered_at - message->published_at;
+	int			i = 0;
+
+	if (!message->published_at)
+		return;
+	if (ms < 0)
+		ms = 0;
+	while (i < RELAY_NLATENCIES && ms > bounds[i])
+		i++;
+	sink->latencies[i]++;
+	sink->latency_ms += ms;
 }
 
 /*
@@ -174,8 +205,11 @@ fail(RelayMessage *message, RelayFailure failure, int64_t retry_after,
 {
 	RelaySink  *sink = message->sink;
 	RelayRecord *record = get_record(sink, message->id);
+	int64_t		now = relay_now();
 	int64_t		pause;
 
+	if (record->failures == 0)
+		record->since = now;
 	if (record->failures > 0 && record->delivered != sink->delivered)
 		record->is_bad = true;
 	record->failures++;
@@ -189,7 +223,9 @@ fail(RelayMessage *message, RelayFailure failure, int64_t retry_after,
 	/* The other messages in flight may report the same failure. */
 	if (sink->failing >= SEVERAL && !sink->held_until)
 		relay_sink_back_off(sink, why);
-	if (sink->failing < SEVERAL && record->failures > free_failures[failure])
+	note_failure(sink, why);
+	if ((sink->failing < SEVERAL || now - record->since >= sink->grace) &&
+		record->failures > free_failures[failure])
 	{
 		refuse(message, retry_after > 0 ? retry_after : -1, why);
 		return;
@@ -200,7 +236,7 @@ fail(RelayMessage *message, RelayFailure failure, int64_t retry_after,
 		pause = retry_after;
 	sink->deferred++;
 	relay_log(RELAY_WARNING, "message %s of topic \"%s\" is deferred for "
-			  "%.1f s: %s", message->message_id, message->topic,
+			  "%.1f s: %s", message->label, message->topic,
 			  (double) pause / 1000, why);
 	relay_queue_refuse(sink->queue, message, pause, false, why);
 }
@@ -213,7 +249,7 @@ refuse(RelayMessage *message, int64_t retry_after, const char *why)
 {
 	message->sink->refused++;
 	relay_log(RELAY_WARNING, "message %s of topic \"%s\" failed at attempt "
-			  "%d: %s", message->message_id, message->topic, message->attempt,
+			  "%d: %s", message->label, message->topic, message->attempt,
 			  why);
 	relay_queue_refuse(message->sink->queue, message, retry_after, true, why);
 }
@@ -280,6 +316,9 @@ relay_sink_back_off(RelaySink *sink, const char *why)
 {
 	int64_t		pause;
 
+	note_failure(sink, why);
+	if (sink->disabled)
+		return;
 	sink->failures++;
 	pause = relay_back_off(&sink->backoff, SHORTEST_BACKOFF, LONGEST_BACKOFF);
 	sink->held_until = relay_now() + pause;
@@ -287,6 +326,40 @@ relay_sink_back_off(RelaySink *sink, const char *why)
 	relay_sink_release_ready(sink);
 	relay_log(RELAY_WARNING, "sink \"%s\" is paused: %s; next try in %.1f s",
 			  sink->name, why, (double) pause / 1000);
+}
+
+/*
+ * Note a failure of a message or of the sink, and disable the sink if it has
+ * only failed for too long.  Failures that are far apart begin anew, because a
+ * sink that seldom has messages would otherwise end with a bad one.
+ */
+static void
+note_failure(RelaySink *sink, const char *why)
+{
+	int64_t		now = relay_now();
+
+	if (!sink->failing_since || now - sink->failed_at > LONGEST_GAP)
+		sink->failing_since = now;
+	sink->failed_at = now;
+	if (sink->disable_after > 0 &&
+		now - sink->failing_since >= sink->disable_after)
+		relay_sink_disable(sink, why);
+}
+
+/*
+ * Hold the sink until the relay starts again, and report that.
+ */
+void
+relay_sink_disable(RelaySink *sink, const char *why)
+{
+	if (sink->disabled)
+		return;
+	sink->disabled = true;
+	sink->held_until = INT64_MAX;
+	relay_sink_release_ready(sink);
+	relay_log(RELAY_ERROR, "sink \"%s\" is disabled: %s; its messages wait. "
+			  "Fix the cause, then reload or restart the relay", sink->name,
+			  why);
 }
 
 /*
@@ -308,6 +381,8 @@ relay_sink_pause(RelaySink *sink, const char *why)
 void
 relay_sink_resume(RelaySink *sink)
 {
+	if (sink->disabled)
+		return;
 	sink->held_until = 0;
 	relay_loop_wake_at(sink->loop, relay_now());
 	relay_log(RELAY_INFO, "sink \"%s\" goes on", sink->name);

@@ -29,9 +29,15 @@ typedef struct RelayRecord
 	int			failures;		/* in a row */
 	bool		alone;			/* it ended a connection by itself */
 	bool		is_bad;			/* others were delivered between failures */
+	int64_t		since;			/* when it failed first */
 	uint64_t	delivered;		/* of the sink, at the last failure */
 	int64_t		backoff;
 } RelayRecord;
+
+/* Upper bounds of the latency histogram, in milliseconds. */
+#define RELAY_LATENCIES	{1, 3, 5, 10, 20, 50, 100, 200, 500, 1000, 3000, \
+	10000, 30000, 60000, 300000, 3600000}
+#define RELAY_NLATENCIES	16
 
 #define RELAY_RECORDS	1024	/* messages of a sink that are remembered */
 
@@ -89,11 +95,16 @@ struct RelaySink
 	RelaySection *section;
 	const char *name;
 	char	  **patterns;		/* of topics */
+	char	  **scopes;			/* of claims to complete; NULL: of none */
 	bool		cloudevents;
 	const char *source;			/* of CloudEvents */
 	int			max_in_flight;
 	int64_t		timeout;		/* of a delivery, in milliseconds */
 	int64_t		max_size;		/* of a payload, in bytes */
+	char	   *schedule;		/* of pauses, as text of interval[]; or NULL */
+	int64_t		max_age;		/* of a message that fails; 0: no limit */
+	int64_t		grace;			/* how long failures of a sink are free */
+	int64_t		disable_after;	/* 0: never */
 
 	RelayMessageList ready;		/* waiting for the sink, in order */
 	RelayMessageList in_flight; /* handed over, no outcome yet */
@@ -102,16 +113,21 @@ struct RelaySink
 	int			window;			/* limit of in_flight while it recovers */
 	int64_t		backoff;		/* after the last failure; 0: none */
 	int64_t		held_until;		/* no deliveries before that; 0: not held */
+	bool		disabled;		/* held until the relay starts again */
 
 	/* To tell a bad message from a sink that is down; see sink.c. */
 	int			failing;		/* messages failed since the last delivery */
 	int64_t		last_failed;	/* id of the last of them */
 	int64_t		delivered_at;	/* when the last delivery was confirmed */
+	int64_t		failing_since;	/* the first failure after that; 0: none */
+	int64_t		failed_at;		/* the last failure */
 	RelayRecord records[RELAY_RECORDS]; /* by id, modulo their number */
 
 	/* Since the start. */
 	uint64_t	delivered;
 	int64_t		delivery_ms;	/* total time of these deliveries */
+	uint64_t	latencies[RELAY_NLATENCIES + 1];	/* the last: longer */
+	int64_t		latency_ms;		/* their total */
 	uint64_t	refused;
 	uint64_t	deferred;
 	uint64_t	failures;
@@ -128,6 +144,7 @@ extern void relay_sink_failed(RelayMessage *message, RelayFailure failure,
 extern void relay_sink_down(RelaySink *sink, const char *format,...)
 			RELAY_FORMAT(2, 3);
 extern void relay_sink_back_off(RelaySink *sink, const char *why);
+extern void relay_sink_disable(RelaySink *sink, const char *why);
 extern void relay_sink_pause(RelaySink *sink, const char *why);
 extern void relay_sink_resume(RelaySink *sink);
 extern void relay_sink_release_ready(RelaySink *sink);

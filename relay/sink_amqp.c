@@ -36,6 +36,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <unistd.h>
 
 #include "clock.h"
 #include "event.h"
@@ -65,7 +66,13 @@ static const RelaySettingDef settings[] = {
 	{"exchange", RELAY_TEXT, "",
 	"to publish to; empty: the default one, to the queue of that name"},
 	{"routing_key", RELAY_TEXT, "", "of all messages; empty: their topic"},
-	{"ca_file", RELAY_TEXT, "", "certificates to trust, with amqps"},
+	{"password", RELAY_TEXT, "", "instead of that in the URL"},
+	{"password_file", RELAY_TEXT, "",
+	"file with it; a relative path names a credential of systemd"},
+	{"ca_file", RELAY_TEXT, "",
+	"certificates to trust, instead of the system's"},
+	{"cert_file", RELAY_TEXT, "", "certificate to show to the broker"},
+	{"key_file", RELAY_TEXT, "", "its key"},
 	{"in_flight", RELAY_NUMBER, "500",
 	"how many messages are unconfirmed at a time", 1, 10000},
 	{NULL}
@@ -79,6 +86,7 @@ static const char *const reserved[] = {
 	"message_id", "message_key", "CC", "BCC", NULL
 };
 
+static const char *ca_file(const RelaySection *section);
 static bool open_channel(RelaySink *sink,
 						 const struct amqp_connection_info *info, char *why,
 						 size_t size);
@@ -118,14 +126,49 @@ configure_sink(RelaySink *sink, RelayConfig *config)
 		relay_section_fault(config, sink->section, "routing_key",
 							"\"routing_key\" is longer than %d bytes",
 							SHORT_TEXT);
-	else if (info.ssl && !*relay_section_text(sink->section, "ca_file"))
+	else if (info.ssl && !*ca_file(sink->section))
 		relay_section_fault(config, sink->section, "url",
-							"amqps needs \"ca_file = ...\", the certificates "
-							"to trust; those of the system may be in "
-							"/etc/ssl/certs/ca-certificates.crt");
+							"the certificates of the system were not found; "
+							"set \"ca_file = ...\"");
+	relay_config_read_secret(config, sink->section, "password");
 	relay_config_check_certificates(config, sink->section, "ca_file");
+	relay_config_check_certificates(config, sink->section, "cert_file");
+	relay_config_check_certificates(config, sink->section, "key_file");
+	if (!*relay_section_text(sink->section, "cert_file") !=
+		!*relay_section_text(sink->section, "key_file"))
+		relay_section_fault(config, sink->section, "cert_file",
+							"set \"cert_file\" and \"key_file\", or neither");
 	free(url);
 	sink->state = relay_alloc(sizeof(Amqp));
+}
+
+/*
+ * Return the path of the certificates to trust: those of the configuration, or
+ * the system's.  Returns "" if there are none.
+ */
+static const char *
+ca_file(const RelaySection *section)
+{
+	static const char *const paths[] = {
+		"/etc/ssl/certs/ca-certificates.crt",	/* Debian */
+		"/etc/pki/tls/certs/ca-bundle.crt", /* Fedora */
+		"/etc/ssl/cert.pem",	/* Alpine */
+		NULL
+	};
+	const char *configured = relay_section_text(section, "ca_file");
+	const char *environment = getenv("SSL_CERT_FILE");
+	int			i;
+
+	if (*configured)
+		return configured;
+	if (environment && access(environment, R_OK) == 0)
+		return environment;
+	for (i = 0; paths[i]; i++)
+	{
+		if (access(paths[i], R_OK) == 0)
+			return paths[i];
+	}
+	return "";
 }
 
 /*
@@ -135,7 +178,9 @@ static bool
 connect_sink(RelaySink *sink, char *why, size_t size)
 {
 	Amqp	   *amqp = sink->state;
-	char	   *url = relay_copy(relay_section_text(sink->section, "url"));
+	const RelaySection *section = sink->section;
+	const char *cert_file = relay_section_text(section, "cert_file");
+	char	   *url = relay_copy(relay_section_text(section, "url"));
 	struct timeval limit = {
 		.tv_sec = sink->timeout / 1000,
 		.tv_usec = sink->timeout % 1000 * 1000
@@ -156,9 +201,11 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 	if (!socket)
 		relay_exit(RELAY_SYSTEM, "out of memory");
 	if (info.ssl)
-		status = amqp_ssl_socket_set_cacert(socket,
-											relay_section_text(sink->section,
-															   "ca_file"));
+		status = amqp_ssl_socket_set_cacert(socket, ca_file(section));
+	if (info.ssl && status == AMQP_STATUS_OK && *cert_file)
+		status = amqp_ssl_socket_set_key(socket, cert_file,
+										 relay_section_text(section,
+															"key_file"));
 	amqp_set_rpc_timeout(amqp->connection, &limit);
 	amqp_set_handshake_timeout(amqp->connection, &limit);
 	if (status == AMQP_STATUS_OK)
@@ -232,6 +279,7 @@ static amqp_rpc_reply_t
 login(RelaySink *sink, const struct amqp_connection_info *info)
 {
 	const Amqp *amqp = sink->state;
+	const char *password = relay_section_text(sink->section, "password");
 	amqp_table_entry_t blocked = {
 		amqp_cstring_bytes("connection.blocked"),
 		{.kind = AMQP_FIELD_KIND_BOOLEAN,.value = {.boolean = 1}}
@@ -245,6 +293,7 @@ login(RelaySink *sink, const struct amqp_connection_info *info)
 	return amqp_login_with_properties(amqp->connection, info->vhost, 0,
 									  FRAME_MAX, HEARTBEAT, &properties,
 									  AMQP_SASL_METHOD_PLAIN, info->user,
+									  *password ? password :
 									  info->password);
 }
 

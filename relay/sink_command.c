@@ -37,6 +37,7 @@
 #define TEMPORARY	75			/* EX_TEMPFAIL */
 #define LAST_WORDS	500			/* bytes of standard error that are kept */
 #define MOST_READS	200			/* enough to empty a pipe */
+#define RESPONSE_LIMIT	(1 << 20)	/* bytes of a response that are kept */
 
 typedef struct Child
 {
@@ -44,6 +45,7 @@ typedef struct Child
 	pid_t		pid;			/* 0: not running */
 	int			pid_fd;			/* readable when it has ended; -1: none */
 	int			errors;			/* its standard error; -1: none */
+	int			output;			/* file with a claim's response; -1: none */
 	bool		late;			/* killed because of "timeout" */
 	char		words[LAST_WORDS + 1];
 	size_t		length;
@@ -61,6 +63,7 @@ static char **make_environment(const RelayMessage *message);
 static void child_writes(void *argument, int fd, int events);
 static bool read_words(Child *child);
 static void child_ends(void *argument, int fd, int events);
+static void read_response(const Child *child);
 static const char *last_line(Child *child);
 static void kill_group(const Child *child);
 static void release(Child *child);
@@ -100,6 +103,8 @@ deliver(RelaySink *sink, RelayMessage *message)
 	child->message = message;
 	child->pid_fd = -1;
 	child->errors = -1;
+	child->output = message->claim_token ?
+		memfd_create("response", MFD_CLOEXEC) : -1;
 	message->delivery = child;
 	if (input < 0 || pipe2(errors, O_CLOEXEC) < 0 ||
 		write(input, body->data, body->len) != (ssize_t) body->len ||
@@ -156,8 +161,12 @@ spawn(Child *child, int input, int errors, const char *command)
 	sigaddset(&pipe_signal, SIGPIPE);
 	posix_spawn_file_actions_init(&actions);
 	posix_spawn_file_actions_adddup2(&actions, input, STDIN_FILENO);
-	posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null",
-									 O_WRONLY, 0);
+	if (child->output >= 0)
+		posix_spawn_file_actions_adddup2(&actions, child->output,
+										 STDOUT_FILENO);
+	else
+		posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null",
+										 O_WRONLY, 0);
 	posix_spawn_file_actions_adddup2(&actions, errors, STDERR_FILENO);
 	posix_spawnattr_init(&attributes);
 	posix_spawnattr_setsigmask(&attributes, &none);
@@ -194,6 +203,7 @@ make_environment(const RelayMessage *message)
 		{"IDEM_MESSAGE_KEY", message->key ? message->key : ""},
 		{"IDEM_HEADERS", message->headers ? message->headers : "{}"},
 		{"IDEM_CREATED_AT", message->created_at},
+		{"IDEM_CLAIM_TOKEN", message->claim_token ? message->claim_token : ""},
 	};
 	const size_t nvalues = sizeof(values) / sizeof(values[0]);
 	RelayText  *variable = relay_text_new();
@@ -284,7 +294,10 @@ child_ends(void *argument, int fd, int events)
 		relay_sink_refused(message, -1, "the command was ended by signal %d",
 						   WTERMSIG(result));
 	else if (status == 0)
+	{
+		read_response(child);
 		relay_sink_delivered(message);
+	}
 	else if (status == TEMPORARY || status == 126 || status == 127)
 		relay_sink_failed(message, RELAY_DEFERRED, 0, "the command ended with "
 						  "status %d: %s", status, last_line(child));
@@ -292,6 +305,28 @@ child_ends(void *argument, int fd, int events)
 		relay_sink_refused(message, -1, "the command ended with status %d: %s",
 						   status, last_line(child));
 	release(child);
+}
+
+/*
+ * If a command has completed a claim, its standard output is the response.
+ */
+static void
+read_response(const Child *child)
+{
+	RelayText  *response = child->message->response;
+	char		part[4096];
+	off_t		at = 0;
+	ssize_t		n;
+
+	while (child->output >= 0 && at < RESPONSE_LIMIT &&
+		   (n = pread(child->output, part, sizeof(part), at)) > 0)
+	{
+		relay_text_add_bytes(response, part, (size_t) n);
+		at += n;
+	}
+	/* The text can be in any encoding. */
+	if (response)
+		relay_text_sanitize(response->data, false);
 }
 
 /*
@@ -380,6 +415,8 @@ release(Child *child)
 		relay_loop_forget(child->message->sink->loop, descriptors[i]);
 		close(descriptors[i]);
 	}
+	if (child->output >= 0)
+		close(child->output);
 	free(child);
 }
 

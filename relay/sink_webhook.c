@@ -9,6 +9,7 @@
  *	2xx						delivered, even if the body is cut off
  *	429, 503				deferred, at least for Retry-After
  *	other 5xx, timeout		failed; tried again after Retry-After
+ *	410						deferred, and the sink is disabled
  *	other					refused; likewise
  *
  * Redirects are not followed, as the specification requires.
@@ -40,6 +41,7 @@
 #define LONGEST_RETRY	3600	/* seconds of Retry-After */
 #define ANSWER_SIZE		200		/* bytes of the response that are kept */
 #define ANSWER_LIMIT	65536	/* bytes of the response that are read */
+#define RESPONSE_LIMIT	(1 << 20)	/* likewise, if it completes a claim */
 
 typedef struct Webhook
 {
@@ -65,8 +67,12 @@ static const RelaySettingDef settings[] = {
 	{"url", RELAY_TEXT, NULL, "of the endpoint, http or https"},
 	{"secret", RELAY_TEXT, "",
 	"to sign with, as whsec_ and base64; several with commas, to change it"},
+	{"secret_file", RELAY_TEXT, "",
+	"file with it; a relative path names a credential of systemd"},
 	{"ca_file", RELAY_TEXT, "",
 	"certificates to trust, instead of the system's"},
+	{"cert_file", RELAY_TEXT, "", "certificate to show to the endpoint"},
+	{"key_file", RELAY_TEXT, "", "its key"},
 	{"in_flight", RELAY_NUMBER, "10", "how many at once", 1, 1000},
 	{NULL}
 };
@@ -83,6 +89,7 @@ static void add_header(Delivery *delivery, const char *name,
 static size_t keep_answer(char *data, size_t size, size_t n, void *argument);
 static void end_deliveries(const Webhook *webhook);
 static void report_outcome(Delivery *delivery, CURLcode code);
+static void end_claim(Delivery *delivery, CURLcode code, long status);
 static void release(const Webhook *webhook, Delivery *delivery);
 
 /*
@@ -110,6 +117,12 @@ configure_sink(RelaySink *sink, RelayConfig *config)
 	curl_global_cleanup();
 	read_secrets(sink, config);
 	relay_config_check_certificates(config, sink->section, "ca_file");
+	relay_config_check_certificates(config, sink->section, "cert_file");
+	relay_config_check_certificates(config, sink->section, "key_file");
+	if (!*relay_section_text(sink->section, "cert_file") !=
+		!*relay_section_text(sink->section, "key_file"))
+		relay_section_fault(config, sink->section, "cert_file",
+							"set \"cert_file\" and \"key_file\", or neither");
 }
 
 /*
@@ -122,6 +135,7 @@ read_secrets(RelaySink *sink, RelayConfig *config)
 	char	  **secrets;
 	int			i;
 
+	relay_config_read_secret(config, sink->section, "secret");
 	secrets = relay_config_list(relay_section_text(sink->section, "secret"));
 	for (i = 0; i < MAX_SECRETS && secrets[i]; i++)
 	{
@@ -224,6 +238,7 @@ deliver(RelaySink *sink, RelayMessage *message)
 	const Webhook *webhook = sink->state;
 	Delivery   *delivery = relay_alloc(sizeof(Delivery));
 	const char *ca_file = relay_section_text(sink->section, "ca_file");
+	const char *cert_file = relay_section_text(sink->section, "cert_file");
 	CURL	   *easy;
 
 	message->delivery = delivery;
@@ -255,6 +270,12 @@ deliver(RelaySink *sink, RelayMessage *message)
 	curl_easy_setopt(easy, CURLOPT_WRITEDATA, delivery);
 	if (*ca_file)
 		curl_easy_setopt(easy, CURLOPT_CAINFO, ca_file);
+	if (*cert_file)
+	{
+		curl_easy_setopt(easy, CURLOPT_SSLCERT, cert_file);
+		curl_easy_setopt(easy, CURLOPT_SSLKEY,
+						 relay_section_text(sink->section, "key_file"));
+	}
 	curl_multi_add_handle(webhook->multi, easy);
 }
 
@@ -367,6 +388,11 @@ keep_answer(char *data, size_t size, size_t n, void *argument)
 	memcpy(delivery->answer + delivery->length, data, keep);
 	delivery->length += keep;
 	delivery->read += size * n;
+	if (delivery->message->claim_token)
+	{
+		relay_text_add_bytes(delivery->message->response, data, size * n);
+		return delivery->read > RESPONSE_LIMIT ? 0 : size * n;
+	}
 	return delivery->read > ANSWER_LIMIT ? 0 : size * n;
 }
 
@@ -430,7 +456,9 @@ report_outcome(Delivery *delivery, CURLcode code)
 	curl_easy_getinfo(delivery->easy, CURLINFO_RETRY_AFTER, &after);
 	ms = (int64_t) (after > LONGEST_RETRY ? LONGEST_RETRY : after) * 1000;
 	delivery->answer[delivery->length] = '\0';
-	if (status >= 200 && status < 300)
+	if (message->claim_token && status >= 200 && status < 300)
+		end_claim(delivery, code, status);
+	else if (status >= 200 && status < 300)
 		relay_sink_delivered(message);
 	else if (code != CURLE_OK && sent == 0)
 		relay_sink_failed(message, RELAY_UNSENT, 0, "%s",
@@ -438,6 +466,12 @@ report_outcome(Delivery *delivery, CURLcode code)
 	else if (status < 200)
 		relay_sink_failed(message, RELAY_FAILED, 0, "%s",
 						  curl_easy_strerror(code));
+	else if (status == 410)
+	{
+		relay_sink_disable(message->sink, "status 410");
+		relay_sink_failed(message, RELAY_UNSENT, 0, "status 410: %s",
+						  delivery->answer);
+	}
 	else if (status == 429 || status >= 500)
 		relay_sink_failed(message, status == 429 || status == 503 ?
 						  RELAY_DEFERRED : RELAY_FAILED, ms, "status %ld: %s",
@@ -445,6 +479,33 @@ report_outcome(Delivery *delivery, CURLcode code)
 	else
 		relay_sink_refused(message, after > 0 ? ms : -1, "status %ld: %s",
 						   status, delivery->answer);
+}
+
+/*
+ * Report the outcome of a request that has completed a claim.  The whole
+ * response must be known, because it will be replayed.
+ */
+static void
+end_claim(Delivery *delivery, CURLcode code, long status)
+{
+	RelayMessage *message = delivery->message;
+	const char *type = NULL;
+
+	if (code != CURLE_OK)
+	{
+		relay_sink_failed(message, RELAY_FAILED, 0, "the response is not "
+						  "complete, or larger than 1 MB: %s",
+						  curl_easy_strerror(code));
+		return;
+	}
+	curl_easy_getinfo(delivery->easy, CURLINFO_CONTENT_TYPE, &type);
+	message->status = status;
+	message->response_type = relay_copy(type);
+	/* The text can be in any encoding. */
+	relay_text_sanitize(message->response->data, false);
+	if (message->response_type)
+		relay_text_sanitize(message->response_type, false);
+	relay_sink_delivered(message);
 }
 
 /*

@@ -19,6 +19,9 @@
 #include "sink_amqp.h"
 #include "sink_command.h"
 #include "sink_kafka.h"
+#include "sink_nats.h"
+#include "sink_outbox.h"
+#include "sink_postgres.h"
 #include "sink_stdout.h"
 #include "sink_webhook.h"
 #include "sinks.h"
@@ -26,15 +29,30 @@
 /* The settings of every sink. */
 static const RelaySettingDef common_settings[] = {
 	{"sink", RELAY_TEXT, NULL,
-	"what it is: amqp, kafka, webhook, command or stdout"},
-	{"topics", RELAY_TEXT, NULL,
+	"what it is: amqp, kafka, nats, webhook, postgres, outbox, command or stdout"},
+	{"topics", RELAY_TEXT, "",
 	"topics that go there, with commas; * and ? stand for others"},
+	{"resume", RELAY_TEXT, "",
+		"instead of topics: scopes whose abandoned requests are sent again, "
+	"with commas, or *; for webhook and command"},
 	{"in_flight", RELAY_NUMBER, "100",
 	"how many messages it is given at once, of different keys", 1, 10000},
 	{"timeout", RELAY_TIME, "10s",
 	"how long a delivery may take", 100, 3600000},
 	{"max_size", RELAY_BYTES, "16MB",
 	"of a payload; larger ones are refused", 1, INT64_C(1) << 30},
+	{"retry", RELAY_TEXT, "",
+		"pauses after the first failures, with commas, as 5s, 5m, 2h; empty: "
+	"the server's"},
+	{"max_age", RELAY_TIME, "0s",
+		"of a message that fails: older ones are dead; 0s: no limit",
+	0, INT64_C(315360000000)},
+	{"grace", RELAY_TIME, "1d",
+		"how long failures of a message are free while its sink delivers "
+	"nothing", 0, INT64_C(315360000000)},
+	{"disable_after", RELAY_TIME, "5d",
+		"how long a sink may only fail before it is disabled; 0s: for ever",
+	0, INT64_C(315360000000)},
 	{"format", RELAY_TEXT, "payload", "of the body: payload, or cloudevents"},
 	{"source", RELAY_TEXT, "/idempotency",
 	"of CloudEvents: a URI of the publisher"},
@@ -42,10 +60,12 @@ static const RelaySettingDef common_settings[] = {
 };
 
 static const RelaySinkType *const types[] = {
-	&relay_sink_amqp, &relay_sink_kafka, &relay_sink_webhook,
-	&relay_sink_command, &relay_sink_stdout, NULL
+	&relay_sink_amqp, &relay_sink_kafka, &relay_sink_nats, &relay_sink_webhook,
+	&relay_sink_postgres, &relay_sink_outbox, &relay_sink_command,
+	&relay_sink_stdout, NULL
 };
 
+static void configure_scopes(RelayConfig *config, RelaySink *sink);
 static RelaySink *make_sink(const RelayRouting *routing, RelayConfig *config,
 							RelaySection *section);
 
@@ -98,8 +118,9 @@ make_sink(const RelayRouting *routing, RelayConfig *config,
 	if (!sink->type)
 	{
 		relay_section_fault(config, section, "sink", "section [%s] needs "
-							"\"sink = ...\", one of amqp, kafka, webhook, "
-							"command, stdout", section->name);
+							"\"sink = ...\", one of amqp, kafka, nats, webhook, "
+							"postgres, outbox, command, stdout",
+							section->name);
 		free(sink);
 		return NULL;
 	}
@@ -117,9 +138,13 @@ make_sink(const RelayRouting *routing, RelayConfig *config,
 		relay_section_fault(config, section, "format",
 							"\"format\" is to be payload or cloudevents");
 	sink->source = relay_section_text(section, "source");
-	if (!sink->patterns[0] && relay_section_setting(section, "topics"))
-		relay_section_fault(config, section, "topics", "\"topics\" is empty; "
-							"expected names with commas, or *");
+	configure_scopes(config, sink);
+	if (!sink->patterns[0] && !sink->scopes)
+		relay_section_fault(config, section, "topics", "\"topics\" is %s; "
+							"expected names with commas, or *",
+							relay_section_setting(section, "topics") ?
+							"empty" : "missing");
+	sink->schedule = relay_config_pauses(config, section, "retry");
 	relay_routing_check(routing, config, sink);
 	if (config->nfaults == nfaults)
 	{
@@ -127,10 +152,40 @@ make_sink(const RelayRouting *routing, RelayConfig *config,
 		sink->max_in_flight = (int) relay_section_number(section, "in_flight");
 		sink->timeout = relay_section_number(section, "timeout");
 		sink->max_size = relay_section_number(section, "max_size");
+		sink->max_age = relay_section_number(section, "max_age");
+		sink->grace = relay_section_number(section, "grace");
+		sink->disable_after = relay_section_number(section, "disable_after");
 		sink->window = sink->max_in_flight;
 		sink->type->configure(sink, config);
 	}
 	return sink;
+}
+
+/*
+ * Read the scopes of a section that completes claims, and count the faults.
+ */
+static void
+configure_scopes(RelayConfig *config, RelaySink *sink)
+{
+	RelaySection *section = sink->section;
+	char	  **scopes;
+
+	scopes = relay_config_list(relay_section_text(section, "resume"));
+	if (!scopes[0])
+	{
+		relay_config_free_list(scopes);
+		return;
+	}
+	sink->scopes = scopes;
+	if (sink->patterns[0])
+		relay_section_fault(config, section, "resume", "a section has "
+							"\"topics\" or \"resume\"; make another section");
+	if (sink->type != &relay_sink_webhook && sink->type != &relay_sink_command)
+		relay_section_fault(config, section, "resume",
+							"\"resume\" needs the sink webhook or command");
+	if (scopes[1] && strcmp(scopes[0], "*") == 0)
+		relay_section_fault(config, section, "resume",
+							"\"*\" stands for all scopes; remove the others");
 }
 
 /*
@@ -193,7 +248,9 @@ relay_sinks_free(RelayRouting *routing)
 		if (sink->connected)
 			sink->type->disconnect(sink);
 		relay_config_free_list(sink->patterns);
+		relay_config_free_list(sink->scopes);
 		free(sink->state);
+		free(sink->schedule);
 		free(sink);
 	}
 	relay_config_free_list(routing->topics);

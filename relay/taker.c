@@ -7,7 +7,8 @@
  * takes no more than the relay is allowed to hold, no topics of sinks that are
  * held, and nothing while the other connection cannot send answers.  While a
  * sink is held, it sleeps for at most one second, so that it soon takes that
- * sink's topics again.
+ * sink's topics again.  If a section has the topic "*", the server is asked for
+ * the topics before each take while a sink is held.
  *
  * The relay measures a lease with the clock of this machine, from before the
  * call.  So a lease expires here before it expires on the server.
@@ -21,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "clock.h"
 #include "memory.h"
 #include "taker.h"
 #include "text.h"
@@ -29,9 +31,12 @@
 #define ANSWER_LIMIT	30000	/* for the result, after the sleep */
 #define SHORT_WAIT		1000	/* the sleep while a sink is held */
 #define CANCEL_AGAIN	200
+#define LIST_AGAIN		500		/* while no topic can be taken */
 
-#define NCOLUMNS		8		/* of the query in take() */
+#define NCOLUMNS		9		/* of the query in take() */
 
+static void list_topics(RelayTaker *taker);
+static void end_list(RelayTaker *taker, const PGresult *result);
 static int	free_places(const RelayTaker *taker);
 static void take(RelayTaker *taker, int count, const char *topics,
 				 int64_t now);
@@ -70,7 +75,7 @@ void
 relay_taker_work(RelayTaker *taker, int64_t now)
 {
 	int			count;
-	char	   *topics;
+	char	   *topics = NULL;
 
 	if (taker->stopping && taker->database.state != RELAY_DATABASE_BUSY)
 		return;
@@ -81,10 +86,74 @@ relay_taker_work(RelayTaker *taker, int64_t now)
 	count = free_places(taker);
 	if (count == 0)
 		return;
-	topics = relay_routing_topics(taker->routing);
+	if (!taker->routing->topics && relay_routing_held(taker->routing))
+	{
+		topics = taker->listed;
+		taker->listed = NULL;
+		if (!topics && now >= taker->next_list)
+			list_topics(taker);
+		else if (!topics)
+			relay_loop_wake_at(taker->database.server->loop, taker->next_list);
+	}
+	else
+		topics = relay_routing_topics(taker->routing);
 	if (topics)
 		take(taker, count, topics, now);
 	free(topics);
+}
+
+/*
+ * Ask the server which topics have messages.  The connection is idle.
+ */
+static void
+list_topics(RelayTaker *taker)
+{
+	RelayText  *query = relay_text_new();
+
+	taker->listing = true;
+	relay_text_addf(query, "SELECT topic FROM %s.idem_outbox_topics() AS topic",
+					taker->database.schema);
+	relay_database_query(&taker->database, ANSWER_LIMIT, query->data, 0, NULL);
+	relay_text_free(query);
+}
+
+/*
+ * Keep the topics whose sinks can take messages for the next take.  If there
+ * are none, ask again after a while.
+ */
+static void
+end_list(RelayTaker *taker, const PGresult *result)
+{
+	RelayText  *array = relay_text_new();
+	int			row;
+
+	for (row = 0; row < PQntuples(result); row++)
+	{
+		const char *topic = PQgetvalue(result, row, 0);
+
+		if (relay_routing_takes(taker->routing, topic))
+			relay_text_add_element(array, topic);
+	}
+	free(taker->listed);
+	taker->listed = NULL;
+	if (array->len)
+	{
+		relay_text_add_char(array, '}');
+		taker->listed = relay_copy(array->data);
+	}
+	else
+		taker->next_list = relay_now() + LIST_AGAIN;
+	relay_text_free(array);
+}
+
+/*
+ * Release what the taker owns beside its connection.
+ */
+void
+relay_taker_end(RelayTaker *taker)
+{
+	free(taker->listed);
+	taker->listed = NULL;
 }
 
 /*
@@ -149,12 +218,15 @@ take(RelayTaker *taker, int count, const char *topics, int64_t now)
 	};
 	RelayText  *query = relay_text_new();
 
-	if (ms > SHORT_WAIT && relay_routing_held(taker->routing))
+	if (ms > SHORT_WAIT && (relay_routing_recovers(taker->routing) ||
+							(*topics && !taker->routing->topics)))
 		ms = SHORT_WAIT;
 	relay_text_addf(query,
 					"SELECT id, message_id, topic, message_key, payload, "
 					"headers, attempt, pg_catalog.to_char(created_at, "
-					"'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') "
+					"'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'), "
+					"(EXTRACT(epoch FROM pg_catalog.clock_timestamp() - "
+					"created_at) * 1000)::bigint "
 					"FROM %s.idem_outbox_take($1::int, $2::interval, "
 					"$3::text[], $4::interval)", taker->database.schema);
 	snprintf(count_text, sizeof(count_text), "%d", count);
@@ -174,11 +246,18 @@ static void
 answered(void *owner, PGresult *result)
 {
 	RelayTaker *taker = owner;
+	bool		listing = taker->listing;
 	int			row;
 
+	taker->listing = false;
 	if (!result)
 		return;
-	if (PQresultStatus(result) == PGRES_TUPLES_OK)
+	if (PQresultStatus(result) == PGRES_TUPLES_OK && listing)
+	{
+		taker->database.backoff = 0;
+		end_list(taker, result);
+	}
+	else if (PQresultStatus(result) == PGRES_TUPLES_OK)
 	{
 		taker->database.backoff = 0;
 		taker->taken += (uint64_t) PQntuples(result);
@@ -218,7 +297,7 @@ add_message(RelayTaker *taker, const PGresult *result, int row)
 		end += length + 1;
 	}
 	message->id = strtoll(columns[0], NULL, 10);
-	message->message_id = columns[1];
+	message->message_id = message->label = columns[1];
 	message->topic = columns[2];
 	message->key = columns[3];
 	message->payload = columns[4];
@@ -226,6 +305,7 @@ add_message(RelayTaker *taker, const PGresult *result, int row)
 	message->headers = columns[5];
 	message->attempt = (int) strtol(columns[6], NULL, 10);
 	message->created_at = columns[7];
+	message->published_at = relay_now() - strtoll(columns[8], NULL, 10);
 	message->size = size;
 	message->lease_end = taker->taken_at + taker->lease;
 	message->sink = relay_routing_sink(taker->routing, message->topic);

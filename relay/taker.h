@@ -26,6 +26,11 @@ typedef struct RelayTaker
 	int			max_messages;
 	size_t		max_memory;
 
+	/* If all topics are taken and a sink is held, a list is made each time. */
+	bool		listing;		/* the query that runs makes it */
+	char	   *listed;			/* for the next take; NULL: none */
+	int64_t		next_list;
+
 	int64_t		taken_at;		/* when the leases of the take began */
 	size_t		usual_size;		/* estimate of a message's size */
 	bool		stopping;
@@ -39,5 +44,6 @@ extern void relay_taker_begin(RelayTaker *taker, RelayServer *server,
 							  const RelaySection *settings);
 extern void relay_taker_work(RelayTaker *taker, int64_t now);
 extern bool relay_taker_stop(RelayTaker *taker, int64_t now);
+extern void relay_taker_end(RelayTaker *taker);
 
 #endif							/* IDEM_RELAY_TAKER_H */

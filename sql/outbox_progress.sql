@@ -208,6 +208,13 @@ SELECT count(*) FROM idem_outbox WHERE in_due_index;
 TRUNCATE idem_outbox;
 
 -- A few bytes can be a long text: no message can be longer than a relay can be sent, and no take returns too much.
+SELECT idem_publish('t', to_jsonb(repeat('x', 16777216)));
+SELECT count(idem_publish('small', to_jsonb(repeat('x', 16700000))));
+SELECT count(idem_publish('small', to_jsonb(array_fill(repeat('x', 1000), '{15900}'))));
+SELECT idem_publish('t', to_jsonb(array_fill(repeat('x', 1000), '{15900}')), NULL, to_jsonb(repeat('x', 1000000)));
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(topics => '{small}');
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(topics => '{small}');
+SET idempotency.max_message_size = '256MB';
 SELECT idem_publish('t', to_jsonb(array_fill(1e131071::numeric, '{8200}')));
 SELECT idem_publish('t', to_jsonb(array_fill(1e131071::numeric, '{40}')));
 SELECT count(idem_publish('small', to_jsonb(array_fill(1e131071::numeric, '{30}'))));
@@ -229,6 +236,7 @@ SELECT message_key FROM idem_outbox_take(10, '1 hour');
 PREPARE TRANSACTION 'relay';
 SELECT message_key FROM idem_outbox_take(10, '1 hour');
 COMMIT PREPARED 'relay';
+RESET idempotency.max_message_size;
 TRUNCATE idem_outbox;
 
 -- A key whose first message somebody has deleted is found again after a repair.

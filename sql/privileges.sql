@@ -565,6 +565,23 @@ SELECT idem_canonical_json('{}');
 SET SESSION AUTHORIZATION "regress_idem ""App""";
 SELECT outcome FROM "Idem Schema".idem_claim('s', 'privileges-key-09');
 
+-- A tenant's role gets everything but idem_resume, from an owner who is no superuser.
+-- A REVOKE alone changes nothing: the grant is the functions' owner's.
+SET SESSION AUTHORIZATION regress_idem_owner;
+SELECT idem_grant('regress_idem_app');
+REVOKE EXECUTE ON FUNCTION idem_resume FROM regress_idem_app;
+SELECT has_function_privilege('regress_idem_app', 'idem_resume(int, interval, text[], interval)', 'EXECUTE');
+SELECT idem_revoke('regress_idem_app');
+SELECT format('GRANT EXECUTE ON FUNCTION %s TO regress_idem_app', string_agg(f::text, ', ' ORDER BY f::text COLLATE "C")) FROM idem_application_functions() AS f
+	WHERE f <> 'idem_resume(int, interval, text[], interval)'::regprocedure \gexec
+SELECT f AS left_out FROM idem_application_functions() AS f WHERE NOT has_function_privilege('regress_idem_app', f, 'EXECUTE');
+SET SESSION AUTHORIZATION regress_idem_app;
+SELECT outcome FROM "Idem Schema".idem_claim('s', 'privileges-key-77');
+SELECT "Idem Schema".idem_resume();
+SET SESSION AUTHORIZATION regress_idem_owner;
+SELECT format('REVOKE EXECUTE ON FUNCTION %s FROM regress_idem_app', string_agg(f::text, ', ' ORDER BY f::text COLLATE "C")) FROM idem_application_functions() AS f \gexec
+SELECT idem_revoke('regress_idem_app');
+
 -- A role that watches sees figures, may do nothing, and loses all of it again.
 SET SESSION AUTHORIZATION regress_idem_owner;
 \set VERBOSITY default

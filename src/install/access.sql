@@ -33,7 +33,7 @@ COMMENT ON FUNCTION @extschema@.idem_application_functions() IS
 
 CREATE FUNCTION @extschema@.idem_relay_functions()
 RETURNS SETOF regprocedure
-LANGUAGE sql STABLE PARALLEL SAFE COST 10000 ROWS 7
+LANGUAGE sql STABLE PARALLEL SAFE COST 10000 ROWS 10
 BEGIN ATOMIC
 	SELECT d.objid::regprocedure
 	FROM pg_extension AS e

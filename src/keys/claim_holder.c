@@ -410,7 +410,9 @@ change_claim(IdemCursor *cursor, const Datum *key, const int64 *token,
 		{
 			Datum		resumable[2];
 
-			idem_resumable_key(resumable);
+			idem_resumable_key(resumable, (Datum) 0);
+			idem_notify_claim_end(resumable);
+			idem_resumable_key(resumable, key[0]);
 			idem_notify_claim_end(resumable);
 		}
 		idem_log_key_event(end == IDEM_STATE_COMPLETED ?

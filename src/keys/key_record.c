@@ -255,12 +255,17 @@ idem_record_set_resume_at(IdemKeyRecord *record, IdemKeyState state,
 
 /*
  * A key that no record has.  Calls that wait for a claim to resume wait for
- * this key, and whoever makes a claim resumable notifies them.
+ * this key: for that of the scope if they name a single one, and otherwise for
+ * that of a NULL pointer.  A session that makes a claim resumable notifies
+ * both.
  */
 void
-idem_resumable_key(Datum *key)
+idem_resumable_key(Datum *key, Datum scope)
 {
-	key[0] = key[1] = CStringGetTextDatum("");
+	Datum		empty = CStringGetTextDatum("");
+
+	key[0] = DatumGetPointer(scope) == NULL ? empty : scope;
+	key[1] = empty;
 }
 
 /*

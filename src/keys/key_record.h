@@ -73,7 +73,7 @@ extern void idem_record_set_or_null(IdemKeyRecord *record, int column,
 extern void idem_record_keep(IdemKeyRecord *record, IdemCursor *cursor);
 extern void idem_record_set_resume_at(IdemKeyRecord *record,
 									  IdemKeyState state, TimestampTz now);
-extern void idem_resumable_key(Datum *key);
+extern void idem_resumable_key(Datum *key, Datum scope);
 extern Datum idem_state_datum(IdemKeyState state);
 extern int64 idem_next_claim_token(int64 previous);
 

@@ -179,7 +179,8 @@ check_stored(const IdemClaimRequest *request)
 	int64		limit;
 
 	(void) idem_check_size(request->stored, "request");
-	limit = idem_json_text_limit(toast_raw_datum_size(request->stored));
+	limit = idem_json_text_limit(toast_raw_datum_size(request->stored),
+								 IDEM_MAX_TEXT_SIZE);
 	if (limit != 0 && idem_json_text_size(request->stored, limit) > limit)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),

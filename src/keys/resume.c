@@ -23,11 +23,19 @@
  * changed since is left to a later call.  The token is drawn under the lock of
  * the key, as in keys.c, so the tokens of a key ascend.
  *
+ * Marks.  Rows that other transactions hold are passed over, and so are the
+ * entries of claims that were resumed or completed since, until vacuum removes
+ * them.  There can be any number of both, so under READ COMMITTED each backend
+ * remembers for each stream where there is nothing to be found, as takes do
+ * (see outbox/due_low_water.c): claims enter a stream at the current time, as
+ * messages become available.
+ *
  * Expired claims stay in the indexes until the cleanup deletes them.  So that a
  * flood of them does not make each call read them all, a call that finds more
  * than TOLERATED of them retires the next ones: it sets their resume_at to
  * NULL, and so takes them out of the indexes.  Like the claims that it returns,
- * they are held until its transaction ends, so their number is limited.
+ * they are held until its transaction ends.  So their number is limited, and
+ * the call ends there: it must commit before it can run into a time limit.
  *
  * A claim that this transaction itself holds is not resumable, whatever its
  * lease says: nobody else can have taken it.
@@ -51,6 +59,7 @@
 #include "keys/claim_holder.h"
 #include "keys/key_record.h"
 #include "keys/keys.h"
+#include "outbox/due_low_water.h"
 #include "stats/stats.h"
 #include "store/key_lock.h"
 #include "util/arguments.h"
@@ -76,14 +85,22 @@ static const int resume_columns[] = {
 
 #define DEFAULT_MAX_CLAIMS	10
 
+/* So many streams of a call, at most, have marks. */
+#define MAX_MARKED		100
+
 /*
- * A call leaves this number of expired claims to the cleanup.  Of the others it
- * retires this number, and a share of those that it finds beyond that, so that
- * the calls together do not find each as often as there are calls.
+ * A call leaves this number of expired claims to the cleanup, and ends when it
+ * has retired this number of others.
  */
 #define TOLERATED		100
-#define MAX_RETIRED		1000
-#define RETIRED_SHARE	16
+#define MAX_RETIRED		2000
+
+/*
+ * The result has this number of bytes of text at most, unless it is one claim.
+ * A worker that cannot receive a result rolls back, and the next one gets the
+ * same claims, so a result must not be much larger than its largest claim.
+ */
+#define MAX_RESULT_SIZE	INT64CONST(4000000)
 
 /*
  * Rows of one number of attempts, and of one scope if scopes are named, in
@@ -95,6 +112,13 @@ typedef struct Stream
 	int32		attempt;
 	TimestampTz resume_at;
 	ItemPointerData tid;
+
+	/* Which rows need not be looked at. */
+	bool		is_marked;
+	IdemDueScan marked;
+	TimestampTz told_at;		/* position of the last row that it knows */
+	ItemPointerData told_tid;
+	bool		is_looking;		/* at that row, still */
 } Stream;
 
 /* A call of idem_resume(). */
@@ -112,10 +136,12 @@ typedef struct Resuming
 	int			taken;
 	int			expired;		/* claims that were found, and had expired */
 	int			retired;		/* of them, those that were retired */
+	bool		ends;			/* it has retired enough */
 	int64		text_size;		/* of those that are in the result */
 	Stream	   *streams;
 	int			nstreams;
 	int			max_streams;
+	IdemBlockers blockers;		/* of the row that was found */
 	ReturnSetInfo *result;
 } Resuming;
 
@@ -123,17 +149,21 @@ static void resume_or_wait(Resuming *resuming, TimestampTz deadline);
 static bool try_resume(void *arg);
 static void resume(Resuming *resuming);
 static void open_streams(Resuming *resuming);
+static void begin_stream(Resuming *resuming, Stream *stream);
 static bool next_attempt(Resuming *resuming, Datum scope, int32 *attempt);
 static bool seek(Resuming *resuming, Stream *stream);
 static bool advance(Resuming *resuming, Stream *stream);
+static bool skips(Resuming *resuming, Stream *stream, TimestampTz *after);
+static void looked(Resuming *resuming, Stream *stream);
 static int	oldest_stream(const Resuming *resuming);
 static bool is_resumable(Resuming *resuming);
 static void retire(Resuming *resuming);
 static void find_next_due(Resuming *resuming);
 static void restart(Resuming *resuming, const Stream *stream,
 					TimestampTz from, TimestampTz until);
-static void scan_in_scope(Resuming *resuming, IdemCursor *cursor, Datum scope,
-						  ScanKey keys, int nkeys);
+static void scan_in_scope(Resuming *resuming, IdemCursor *cursor,
+						  bool entries, Datum scope, ScanKey keys,
+						  int nkeys);
 static bool fits_result(Resuming *resuming);
 static void take_over(Resuming *resuming);
 
@@ -194,7 +224,8 @@ resume_or_wait(Resuming *resuming, TimestampTz deadline)
 		{
 			Datum		key[2];
 
-			idem_resumable_key(key);
+			idem_resumable_key(key, resuming->nscopes == 1 ?
+							   resuming->scopes[0] : (Datum) 0);
 			idem_await_claim(key);
 		}
 		entered = true;
@@ -229,6 +260,8 @@ resume(Resuming *resuming)
 	resuming->now = GetCurrentTimestamp();
 	resuming->nstreams = 0;
 	resuming->expired = 0;
+	resuming->retired = 0;
+	resuming->ends = false;
 
 	/* That of the transaction would see what the call itself writes. */
 	resuming->snapshot = NULL;
@@ -240,7 +273,7 @@ resume(Resuming *resuming)
 	open_streams(resuming);
 	IDEM_INJECTION_POINT("idem-resume-begun");
 
-	while (resuming->wanted > 0 && resuming->nstreams > 0)
+	while (resuming->wanted > 0 && resuming->nstreams > 0 && !resuming->ends)
 	{
 		int			i = oldest_stream(resuming);
 		Stream	   *stream = &resuming->streams[i];
@@ -256,6 +289,8 @@ resume(Resuming *resuming)
 			if (!fits_result(resuming))
 				break;
 			take_over(resuming);
+			resuming->blockers.count = 0;
+			looked(resuming, stream);
 			more = advance(resuming, stream);
 		}
 		if (!more)
@@ -265,6 +300,11 @@ resume(Resuming *resuming)
 		}
 	}
 
+	for (int i = 0; i < resuming->nstreams; i++)
+	{
+		if (resuming->streams[i].is_marked)
+			idem_due_scan_end(&resuming->streams[i].marked, false);
+	}
 	if (resuming->taken == 0)
 		find_next_due(resuming);
 	if (resuming->snapshot != NULL)
@@ -291,8 +331,7 @@ open_streams(Resuming *resuming)
 		while (next_attempt(resuming, stream.scope, &stream.attempt))
 		{
 			CHECK_FOR_INTERRUPTS();
-			stream.resume_at = DT_NOBEGIN;
-			ItemPointerSet(&stream.tid, 0, 0);
+			begin_stream(resuming, &stream);
 			if (!seek(resuming, &stream))
 				continue;
 			if (resuming->nstreams == resuming->max_streams)
@@ -310,21 +349,69 @@ open_streams(Resuming *resuming)
 }
 
 /*
+ * Have a stream begin where there may be rows.  The mark of another one may
+ * have to make room for its mark.
+ */
+static void
+begin_stream(Resuming *resuming, Stream *stream)
+{
+	TimestampTz after = DT_NOBEGIN;
+
+	stream->is_marked = resuming->snapshot == NULL &&
+		resuming->nstreams < MAX_MARKED;
+	stream->told_at = DT_NOBEGIN;
+	ItemPointerSet(&stream->told_tid, 0, 0);
+	stream->is_looking = false;
+	if (stream->is_marked)
+		after = idem_due_scan_begin(&stream->marked,
+									idem_due_hash(stream->scope,
+												  stream->attempt),
+									resuming->now);
+	for (int i = 0; stream->is_marked && i < resuming->nstreams; i++)
+	{
+		Stream	   *other = &resuming->streams[i];
+
+		if (other->is_marked && other->marked.mark == stream->marked.mark)
+			other->is_marked = other->is_looking = false;
+	}
+	stream->resume_at = TIMESTAMP_IS_NOBEGIN(after) ? after : after + 1;
+	ItemPointerSet(&stream->tid, 0, 0);
+}
+
+/*
  * Step to the next higher number of attempts of the rows of a scope.  Returns
  * false where there is none that is resumed.
+ *
+ * Under READ COMMITTED a dead entry tells it, too: a search for a row might
+ * pass any number of those.  Then the stream is found to be empty.
  */
 static bool
 next_attempt(Resuming *resuming, Datum scope, int32 *attempt)
 {
 	ScanKeyData keys[3];
 	IdemCursor *attempts = &resuming->attempts;
+	Datum		value;
+	bool		visible;
 
 	idem_key_int4(&keys[0], 1, BTGreaterStrategyNumber, *attempt);
 	idem_key_int4(&keys[1], 1, BTLessStrategyNumber, idem_max_attempts);
-	scan_in_scope(resuming, attempts, scope, keys, 2);
-	if (!idem_scan_next(attempts, ForwardScanDirection))
-		return false;
-	*attempt = DatumGetInt32(attempts->row->tts_values[KEYS_ATTEMPT]);
+	if (resuming->snapshot == NULL)
+	{
+		AttrNumber	column = DatumGetPointer(scope) == NULL ? 1 : 2;
+
+		scan_in_scope(resuming, attempts, true, scope, keys, 2);
+		if (!idem_scan_entry(attempts, ForwardScanDirection, column, &value,
+							 &visible))
+			return false;
+	}
+	else
+	{
+		scan_in_scope(resuming, attempts, false, scope, keys, 2);
+		if (!idem_scan_next(attempts, ForwardScanDirection))
+			return false;
+		value = attempts->row->tts_values[KEYS_ATTEMPT];
+	}
+	*attempt = DatumGetInt32(value);
 	return true;
 }
 
@@ -355,19 +442,75 @@ advance(Resuming *resuming, Stream *stream)
 {
 	IdemCursor *cursor = &resuming->claims;
 
-	do
+	for (;;)
 	{
+		TimestampTz after;
+
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_scan_next(&resuming->claims, ForwardScanDirection))
+		if (resuming->ends ||
+			!idem_scan_next(cursor, ForwardScanDirection))
+		{
+			resuming->blockers.count = 0;
+			looked(resuming, stream);
+			if (stream->is_marked)
+				idem_due_scan_end(&stream->marked, !resuming->ends);
 			return false;
+		}
+		stream->resume_at =
+			DatumGetTimestampTz(cursor->row->tts_values[KEYS_RESUME_AT]);
+		stream->tid = cursor->row->tts_tid;
+		if (skips(resuming, stream, &after))
+		{
+			restart(resuming, stream, after + 1, resuming->now);
+			continue;
+		}
 		if (!TransactionIdIsValid(cursor->holder) &&
 			idem_found_is_expired(cursor, resuming->now))
 			retire(resuming);
-	} while (!is_resumable(resuming));
-	stream->resume_at =
-		DatumGetTimestampTz(cursor->row->tts_values[KEYS_RESUME_AT]);
-	stream->tid = cursor->row->tts_tid;
-	return true;
+		if (is_resumable(resuming))
+			return true;
+
+		resuming->blockers.count = 0;
+		if (TransactionIdIsValid(cursor->holder))
+			(void) idem_add_blocker(&resuming->blockers, cursor->holder);
+		looked(resuming, stream);
+	}
+}
+
+/*
+ * Tell the mark of a stream which row the scan has come to, unless it knows.
+ * Returns whether to go on behind "after" instead.
+ */
+static bool
+skips(Resuming *resuming, Stream *stream, TimestampTz *after)
+{
+	if (!stream->is_marked || stream->resume_at < stream->told_at ||
+		(stream->resume_at == stream->told_at &&
+		 ItemPointerCompare(&stream->tid, &stream->told_tid) <= 0))
+		return false;
+
+	/* Another session has been faster with the row before. */
+	resuming->blockers.count = 0;
+	looked(resuming, stream);
+	if (idem_due_scan_found(&stream->marked, stream->resume_at,
+							after) == IDEM_DUE_SKIP)
+		return true;
+	stream->told_at = stream->resume_at;
+	stream->told_tid = stream->tid;
+	stream->is_looking = true;
+	return false;
+}
+
+/*
+ * Tell the mark that the row it knows has been looked at, and waits for
+ * resuming->blockers.
+ */
+static void
+looked(Resuming *resuming, Stream *stream)
+{
+	if (stream->is_looking)
+		idem_due_scan_looked(&stream->marked, &resuming->blockers);
+	stream->is_looking = false;
 }
 
 /*
@@ -416,8 +559,8 @@ is_resumable(Resuming *resuming)
 }
 
 /*
- * The row that was found has expired: take it out of the indexes, unless another
- * session is at it, or the call has done enough.
+ * The row that was found has expired: take it out of the indexes, unless
+ * another session is at it.
  */
 static void
 retire(Resuming *resuming)
@@ -425,8 +568,7 @@ retire(Resuming *resuming)
 	IdemKeyRecord record;
 
 	resuming->expired++;
-	if (resuming->expired <= TOLERATED ||
-		resuming->retired >= MAX_RETIRED + resuming->expired / RETIRED_SHARE)
+	if (resuming->expired <= TOLERATED)
 		return;
 	memset(&record, 0, sizeof(record));
 	idem_record_set_or_null(&record, KEYS_RESUME_AT, (Datum) 0);
@@ -434,6 +576,7 @@ retire(Resuming *resuming)
 	if (idem_update(&resuming->claims, record.values, record.nulls,
 					false) == IDEM_WRITE_DONE)
 		resuming->retired++;
+	resuming->ends = resuming->retired >= MAX_RETIRED;
 }
 
 /*
@@ -477,16 +620,16 @@ restart(Resuming *resuming, const Stream *stream, TimestampTz from,
 	idem_key_int4(&keys[0], 1, BTEqualStrategyNumber, stream->attempt);
 	idem_key_time(&keys[1], 2, BTGreaterEqualStrategyNumber, from);
 	idem_key_time(&keys[2], 2, BTLessEqualStrategyNumber, until);
-	scan_in_scope(resuming, &resuming->claims, stream->scope, keys, 3);
+	scan_in_scope(resuming, &resuming->claims, false, stream->scope, keys, 3);
 }
 
 /*
  * Scan the resumable claims of a scope, or of all, for those that the keys
- * select.  There must be room for another key.
+ * select, or their entries.  There must be room for another key.
  */
 static void
-scan_in_scope(Resuming *resuming, IdemCursor *cursor, Datum scope,
-			  ScanKey keys, int nkeys)
+scan_in_scope(Resuming *resuming, IdemCursor *cursor, bool entries,
+			  Datum scope, ScanKey keys, int nkeys)
 {
 	IdemRelationId index = IDEM_KEYS_RESUMABLE;
 
@@ -499,7 +642,10 @@ scan_in_scope(Resuming *resuming, IdemCursor *cursor, Datum scope,
 		idem_key_text(&keys[0], 1, scope);
 		nkeys++;
 	}
-	idem_scan(cursor, index, resuming->snapshot, keys, nkeys);
+	if (entries)
+		idem_scan_entries(cursor, index, keys, nkeys);
+	else
+		idem_scan(cursor, index, resuming->snapshot, keys, nkeys);
 }
 
 /*
@@ -509,7 +655,7 @@ static bool
 fits_result(Resuming *resuming)
 {
 	Datum	   *found = resuming->claims.row->tts_values;
-	int64		left = IDEM_MAX_RESULT_SIZE - resuming->text_size;
+	int64		left = MAX_RESULT_SIZE - resuming->text_size;
 	int64		size = idem_json_text_size(found[KEYS_REQUEST], left);
 
 	if (!resuming->claims.row->tts_isnull[KEYS_RECOVERY_STATE])

@@ -68,7 +68,7 @@ highest_message(void)
 
 	idem_cursor_open(&outbox, IDEM_OUTBOX, RowExclusiveLock);
 	idem_scan_entries(&outbox, IDEM_PRIMARY_KEY, NULL, 0);
-	if (idem_scan_entry(&outbox, BackwardScanDirection, &first, &visible))
+	if (idem_scan_entry(&outbox, BackwardScanDirection, 1, &first, &visible))
 		highest = DatumGetInt64(first);
 	idem_cursor_close(&outbox);
 	return highest;

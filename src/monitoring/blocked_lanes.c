@@ -299,7 +299,7 @@ probe_time(Search *search, IdemCursor *due, ScanDirection direction,
 
 		CHECK_FOR_INTERRUPTS();
 		if (search->entries-- <= 0 ||
-			!idem_scan_entry(due, direction, &first, &visible))
+			!idem_scan_entry(due, direction, 1, &first, &visible))
 			return;
 		if (!visible)
 			continue;
@@ -356,7 +356,7 @@ next_entry(Search *search, ScanDirection direction, int64 *lane, bool *visible)
 
 	CHECK_FOR_INTERRUPTS();
 	if (search->entries <= 0 ||
-		!idem_scan_entry(&search->outbox, direction, &first, visible))
+		!idem_scan_entry(&search->outbox, direction, 1, &first, visible))
 		return false;
 	search->entries--;
 	*lane = DatumGetInt64(first);

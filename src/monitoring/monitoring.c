@@ -322,7 +322,7 @@ count_entries(Counting *counting, int limit, Count *count)
 		TimestampTz time;
 
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_scan_entry(&counting->cursor, ForwardScanDirection, &first,
+		if (!idem_scan_entry(&counting->cursor, ForwardScanDirection, 1, &first,
 							 &visible))
 		{
 			count->complete = true;
@@ -375,7 +375,7 @@ follow_signpost(IdemCursor *outbox)
 		Datum		lane;
 		bool		visible;
 
-		if (!idem_scan_entry(&heads, ForwardScanDirection, &lane, &visible))
+		if (!idem_scan_entry(&heads, ForwardScanDirection, 1, &lane, &visible))
 			break;
 		if (!visible)
 			continue;

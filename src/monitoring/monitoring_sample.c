@@ -265,7 +265,7 @@ newest_of_index(IdemCursor *cursor, IdemRelationId index, int column)
 	for (int i = 0; i < NEWEST_ENTRIES; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_scan_entry(cursor, BackwardScanDirection, &first, &visible))
+		if (!idem_scan_entry(cursor, BackwardScanDirection, 1, &first, &visible))
 			break;
 		if (visible)
 			newest = later(newest, row_time(cursor->row, column));
@@ -367,7 +367,7 @@ highest_message(void)
 	for (int i = 0; i < NEWEST_ENTRIES && !visible; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_scan_entry(&outbox, BackwardScanDirection, &first, &visible))
+		if (!idem_scan_entry(&outbox, BackwardScanDirection, 1, &first, &visible))
 			break;
 		if (visible)
 			highest = DatumGetInt64(first);

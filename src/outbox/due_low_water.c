@@ -3,6 +3,9 @@
  * due_low_water.c
  *		From where on a take has to look for rows that are ready.
  *
+ * idem_resume() uses the same marks for claims, by the time from which on they
+ * can be resumed.
+ *
  * Whatever is taken leaves an entry at the beginning of the index, and that
  * stays until vacuum may remove it.  So a backend remembers, of all topics and
  * of some single ones, how far its last scan met nothing but such entries, and
@@ -66,24 +69,33 @@ static void forget_marks(void);
 static void forget_mark(IdemDueLowWater *mark);
 
 /*
- * Begin to look for rows of a topic, or of all if that is NULL.  Returns a
- * time behind which to begin.
+ * What the mark of these rows is found by: those of a topic, with number 0, or
+ * the claims of a scope with that number of attempts.  A NULL pointer stands
+ * for all topics, and for all scopes.
+ */
+uint64
+idem_due_hash(Datum name, uint64 number)
+{
+	text	   *value;
+
+	if (DatumGetPointer(name) == NULL)
+		return number + 1;
+	value = DatumGetTextPP(name);
+	return hash_bytes_extended((unsigned char *) VARDATA_ANY(value),
+							   VARSIZE_ANY_EXHDR(value),
+							   idem_secret_seed() + number);
+}
+
+/*
+ * Begin to look for the rows with this hash.  Returns a time behind which to
+ * begin.
  */
 TimestampTz
-idem_due_scan_begin(IdemDueScan *scan, const Datum *topic, TimestampTz now)
+idem_due_scan_begin(IdemDueScan *scan, uint64 hash, TimestampTz now)
 {
 	IdemDueLowWater *mark;
-	uint64		hash = 1;
 
 	idem_forget_on_rollback(forget_marks);
-	if (topic != NULL)
-	{
-		text	   *name = DatumGetTextPP(*topic);
-
-		hash = hash_bytes_extended((unsigned char *) VARDATA_ANY(name),
-								   VARSIZE_ANY_EXHDR(name),
-								   idem_secret_seed());
-	}
 	mark = find_place(hash);
 	scan->mark = mark;
 	scan->until = now - IDEM_PUBLISHING_US;

@@ -21,7 +21,7 @@
  */
 typedef struct IdemDueLowWater
 {
-	uint64		hash;			/* of the topic */
+	uint64		hash;			/* see idem_due_hash() */
 	uint64		contents_changes;
 	TimestampTz reached;
 	int64		restart_at;		/* see idem_monotonic_time() */
@@ -52,7 +52,8 @@ typedef enum IdemDueStep
 	IDEM_DUE_SKIP,				/* go on behind the time that is returned */
 } IdemDueStep;
 
-extern TimestampTz idem_due_scan_begin(IdemDueScan *scan, const Datum *topic,
+extern uint64 idem_due_hash(Datum name, uint64 number);
+extern TimestampTz idem_due_scan_begin(IdemDueScan *scan, uint64 hash,
 									   TimestampTz now);
 extern IdemDueStep idem_due_scan_found(IdemDueScan *scan,
 									   TimestampTz available_at,

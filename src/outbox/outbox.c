@@ -41,6 +41,8 @@
 #include "access/skey.h"
 #include "access/stratnum.h"
 #include "common/pg_prng.h"
+#include "lib/stringinfo.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
@@ -68,6 +70,10 @@
 #define BACKOFF_FIRST_MS	1000.0
 #define BACKOFF_MAX_MS		(3600 * 1000.0)
 
+/* What idem_outbox_fail() keeps of a message's errors; the length in bytes. */
+#define ERRORS_KEPT			5
+#define ERROR_LENGTH		500
+
 /* A message that has left its lane. */
 typedef struct Departed
 {
@@ -76,11 +82,33 @@ typedef struct Departed
 	IdemOutboxRow *signpost;	/* see idem_lane_promote_next() */
 } Departed;
 
+/* A failed delivery, as idem_outbox_nack() or idem_outbox_fail() reports it. */
+typedef struct Failure
+{
+	int64		id;
+	bool		has_attempt;
+	int			attempt;		/* of the relay that reports it */
+	text	   *error;			/* NULL: the previous error stays */
+	Interval   *retry_after;	/* or NULL */
+	bool		counted;
+	bool		keep_history;	/* of errors */
+	bool		has_schedule;
+	IdemArray	schedule;		/* pauses after the first failures */
+	Interval   *max_age;		/* or NULL */
+} Failure;
+
 static bool acknowledge(IdemCursor *outbox, int64 id, Departed *departed, int *ndeparted);
 static bool delete_message(IdemCursor *outbox, const IdemOutboxRow *row);
 static IdemOutboxRow *make_signpost(const IdemOutboxRow *message);
 static void promote_lanes(IdemCursor *outbox, Departed *departed, int count);
 static int	compare_departed(const void *a, const void *b, void *arg);
+static void check_schedule(const IdemArray *schedule);
+static const char *refuse(const Failure *failure);
+static bool is_last_failure(const Failure *failure, const IdemOutboxRow *row,
+							TimestampTz now);
+static TimestampTz end_of_pause(const Failure *failure,
+								const IdemOutboxRow *row, TimestampTz now);
+static Datum add_error(const IdemOutboxRow *row, text *error, TimestampTz now);
 static bool attempt_is_over(const IdemOutboxRow *row, int attempt);
 static double backoff_ms(int attempt);
 static int	requeue_all(IdemCursor *outbox);
@@ -233,8 +261,77 @@ PG_FUNCTION_INFO_V1(idem_outbox_nack);
 Datum
 idem_outbox_nack(PG_FUNCTION_ARGS)
 {
-	int64		id = DatumGetInt64(idem_required_arg(fcinfo, 0, "id"));
-	Interval   *retry_after = idem_interval_arg(fcinfo, 2, "retry_after");
+	Failure		failure =
+	{
+		.id = DatumGetInt64(idem_required_arg(fcinfo, 0, "id")),
+		.has_attempt = !PG_ARGISNULL(3),
+		.attempt = PG_ARGISNULL(3) ? 0 : PG_GETARG_INT32(3),
+		.retry_after = idem_interval_arg(fcinfo, 2, "retry_after"),
+		.counted = true
+	};
+
+	if (!PG_ARGISNULL(1))
+		failure.error = PG_GETARG_TEXT_PP(1);
+	PG_RETURN_TEXT_P(cstring_to_text(refuse(&failure)));
+}
+
+/*
+ * idem_outbox_fail(id, attempt, error, retry_after, counted, schedule,
+ * max_age) -> text
+ */
+PG_FUNCTION_INFO_V1(idem_outbox_fail);
+Datum
+idem_outbox_fail(PG_FUNCTION_ARGS)
+{
+	Failure		failure = {
+		.id = DatumGetInt64(idem_required_arg(fcinfo, 0, "id")),
+		.has_attempt = true,
+		.attempt = DatumGetInt32(idem_required_arg(fcinfo, 1, "attempt")),
+		.error = DatumGetTextPP(idem_required_arg(fcinfo, 2, "error")),
+		.retry_after = idem_interval_arg(fcinfo, 3, "retry_after"),
+		.counted = DatumGetBool(idem_required_arg(fcinfo, 4, "counted")),
+		.max_age = idem_interval_arg(fcinfo, 6, "max_age"),
+		.keep_history = true
+	};
+
+	if (!PG_ARGISNULL(5))
+	{
+		idem_array_arg(fcinfo, 5, "schedule", IDEM_ARRAY_REQUIRED,
+					   &failure.schedule);
+		check_schedule(&failure.schedule);
+		failure.has_schedule = true;
+	}
+	PG_RETURN_TEXT_P(cstring_to_text(refuse(&failure)));
+}
+
+/*
+ * Raise 22023 if a pause of a schedule is negative or not finite.
+ */
+static void
+check_schedule(const IdemArray *schedule)
+{
+	TimestampTz now = GetCurrentTimestamp();
+
+	for (int i = 0; i < schedule->length; i++)
+	{
+		Interval   *pause = DatumGetIntervalP(schedule->values[i]);
+
+		if (INTERVAL_NOT_FINITE(pause) || idem_add_interval(now, pause, 0) < now)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("pauses of argument \"%s\" must be finite and not negative",
+							schedule->name)));
+	}
+}
+
+/*
+ * Return a message that could not be delivered to the outbox, or declare it
+ * dead.  Returns its new state, or "lost" if nothing was changed.  Waits for a
+ * writer of the row.
+ */
+static const char *
+refuse(const Failure *failure)
+{
 	IdemCursor	outbox;
 	const char *state;
 
@@ -242,39 +339,40 @@ idem_outbox_nack(PG_FUNCTION_ARGS)
 	for (;;)
 	{
 		IdemOutboxRow row;
-		TimestampTz available_at;
-		int			attempts;
+		TimestampTz now;
 		bool		has_lane;
 		int64		lane = 0;
 
 		state = "lost";
-		if (!idem_outbox_find(&outbox, id) ||
+		if (!idem_outbox_find(&outbox, failure->id) ||
 			idem_outbox_in_state(&outbox, "acked"))
 			break;
 		idem_outbox_copy(&outbox, &row);
-		if (!PG_ARGISNULL(3) &&
-			attempt_is_over(&row, PG_GETARG_INT32(3)))
+		if (failure->has_attempt && attempt_is_over(&row, failure->attempt))
 			break;
 
 		state = "dead";
 		if (idem_outbox_in_state(&outbox, "dead"))
 			break;
 
-		attempts = idem_outbox_attempts(row.values);
-		if (attempts < idem_outbox_max_attempts)
+		now = GetCurrentTimestamp();
+		if (!failure->counted)
+			idem_outbox_set(&row, OUTBOX_UNCOUNTED_ATTEMPTS,
+							Int32GetDatum(DatumGetInt32(row.values[OUTBOX_UNCOUNTED_ATTEMPTS]) + 1));
+		if (!is_last_failure(failure, &row, now))
 			state = "pending";
-		available_at = idem_add_interval(GetCurrentTimestamp(), retry_after,
-										 backoff_ms(attempts));
 		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum(state));
 		idem_outbox_set(&row, OUTBOX_IN_DUE_INDEX,
-						BoolGetDatum(attempts < idem_outbox_max_attempts));
+						BoolGetDatum(strcmp(state, "pending") == 0));
 		idem_outbox_set(&row, OUTBOX_AVAILABLE_AT,
-						TimestampTzGetDatum(available_at));
+						TimestampTzGetDatum(end_of_pause(failure, &row, now)));
 		if (!row.nulls[OUTBOX_AWAITING_ACK])
 			idem_outbox_set(&row, OUTBOX_AWAITING_ACK, BoolGetDatum(false));
-		if (!PG_ARGISNULL(1))
+		if (failure->error != NULL)
 			idem_outbox_set(&row, OUTBOX_LAST_ERROR,
-							idem_clip_text(PG_GETARG_DATUM(1)));
+							failure->keep_history ?
+							add_error(&row, failure->error, now) :
+							idem_clip_text(PointerGetDatum(failure->error)));
 		has_lane = !row.nulls[OUTBOX_KEY_HASH];
 		if (has_lane)
 			lane = DatumGetInt64(row.values[OUTBOX_KEY_HASH]);
@@ -283,17 +381,98 @@ idem_outbox_nack(PG_FUNCTION_ARGS)
 
 		idem_count(IDEM_COUNT_NACKED, 1);
 		idem_log_message_event(IDEM_EVENT_NACKED, row.values);
-		if (attempts >= idem_outbox_max_attempts)
+		if (strcmp(state, "dead") == 0)
 		{
 			idem_count(IDEM_COUNT_DEAD, 1);
 			idem_log_message_event(IDEM_EVENT_DEAD, row.values);
 			if (has_lane)
-				idem_lane_promote_next(&outbox, lane, id, NULL);
+				idem_lane_promote_next(&outbox, lane, failure->id, NULL);
 		}
 		break;
 	}
 	idem_cursor_close(&outbox);
-	PG_RETURN_TEXT_P(cstring_to_text(state));
+	return state;
+}
+
+/*
+ * Does a message get no further attempt after this failure?
+ */
+static bool
+is_last_failure(const Failure *failure, const IdemOutboxRow *row, TimestampTz now)
+{
+	int			attempts = idem_outbox_attempts(row->values);
+	TimestampTz created_at = DatumGetTimestampTz(row->values[OUTBOX_CREATED_AT]);
+
+	if (failure->max_age != NULL &&
+		idem_add_interval(created_at, failure->max_age, 0) <= now)
+		return true;
+	/* The next take would declare it dead. */
+	if (attempts >= idem_outbox_max_attempts)
+		return true;
+	return failure->counted && failure->has_schedule &&
+		attempts > failure->schedule.length;
+}
+
+/*
+ * When a message that has failed can be taken again: after its pause in the
+ * schedule, but not before "retry_after".
+ */
+static TimestampTz
+end_of_pause(const Failure *failure, const IdemOutboxRow *row, TimestampTz now)
+{
+	int			attempts = idem_outbox_attempts(row->values);
+	TimestampTz end;
+	TimestampTz scheduled = now;
+
+	if (!failure->has_schedule || !failure->counted)
+		return idem_add_interval(now, failure->retry_after,
+								 backoff_ms(attempts));
+	end = idem_add_interval(now, failure->retry_after, 0);
+	if (attempts > 0 && attempts <= failure->schedule.length)
+		scheduled = idem_add_interval(now, DatumGetIntervalP(failure->schedule.values[attempts - 1]), 0);
+	return Max(end, scheduled);
+}
+
+/*
+ * The last errors of a message, with this one before the others: a line for
+ * each, which begins with its time.
+ */
+static Datum
+add_error(const IdemOutboxRow *row, text *error, TimestampTz now)
+{
+	StringInfoData history;
+	struct pg_tm tm;
+	fsec_t		fsec;
+	char	   *words = text_to_cstring(error);
+	int			length = strlen(words);
+
+	length = pg_mbcliplen(words, length, Min(length, ERROR_LENGTH));
+	words[length] = '\0';
+	for (char *c = words; *c != '\0'; c++)
+	{
+		if (*c == '\n' || *c == '\r')
+			*c = ' ';
+	}
+	initStringInfo(&history);
+	if (timestamp2tm(now, NULL, &tm, &fsec, NULL, NULL) == 0)
+		appendStringInfo(&history, "%04d-%02d-%02dT%02d:%02d:%02dZ ",
+						 tm.tm_year, tm.tm_mon, tm.tm_mday,
+						 tm.tm_hour, tm.tm_min, tm.tm_sec);
+	appendStringInfoString(&history, words);
+	if (!row->nulls[OUTBOX_LAST_ERROR])
+	{
+		char	   *before = TextDatumGetCString(row->values[OUTBOX_LAST_ERROR]);
+		char	   *end = before;
+
+		for (int i = 1; i < ERRORS_KEPT && *end != '\0'; i++)
+		{
+			end += strcspn(end, "\n");
+			end += *end == '\n' && i + 1 < ERRORS_KEPT;
+		}
+		appendStringInfo(&history, "\n%.*s", (int) (end - before), before);
+	}
+	return idem_clip_text(PointerGetDatum(cstring_to_text_with_len(history.data,
+																   history.len)));
 }
 
 /*

@@ -69,7 +69,7 @@ RETURNS uuid
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) IS
-'Publishes a message if and only if the transaction commits. topic, message_key: 1 to 512 bytes; messages with the same topic and key are handed out in order. deliver_after: not before so long from now. Returns the message id, a random UUID (RFC 9562), by which consumers recognise repeats. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 where the sequence was set back, 54000 for payload and headers of more than 256 MB of text.';
+'Publishes a message if and only if the transaction commits. topic, message_key: 1 to 512 bytes; messages with the same topic and key are handed out in order. deliver_after: not before so long from now. Returns the message id, a random UUID (RFC 9562), by which consumers recognise repeats. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 where the sequence was set back, 54000 for payload and headers of more text than idempotency.max_message_size.';
 
 CREATE FUNCTION @extschema@.idem_publish_many(topics text[], payloads jsonb[], message_keys text[] DEFAULT NULL, headers jsonb[] DEFAULT NULL,
 	deliver_after interval DEFAULT NULL, OUT ordinal int, OUT message_id uuid)
@@ -77,7 +77,7 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1 SUPPORT @extschema@.idem_many_support
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_publish_many(text[], jsonb[], text[], jsonb[], interval) IS
-'Publishes many messages at once, as idem_publish one after another in the order given, so those of one topic and key are handed out in that order. Arrays of one length; one of a single element stands for all; message_keys and headers may have NULLs. Returns a row for each message, in that order, with its ordinal from 1 and its message id. All or nothing. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 where the sequence was set back, 54000 for payload and headers of more than 256 MB of text.';
+'Publishes many messages at once, as idem_publish one after another in the order given, so those of one topic and key are handed out in that order. Arrays of one length; one of a single element stands for all; message_keys and headers may have NULLs. Returns a row for each message, in that order, with its ordinal from 1 and its message id. All or nothing. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 where the sequence was set back, 54000 for payload and headers of more text than idempotency.max_message_size.';
 
 CREATE FUNCTION @extschema@.idem_outbox_take(max_messages int DEFAULT 100, lease interval DEFAULT '30 seconds', topics text[] DEFAULT NULL,
 	wait interval DEFAULT NULL,
@@ -123,3 +123,44 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_outbox_release(bigint[], int[]) IS
 'Releases untried messages: they are available at once, and the attempt does not count. attempts: as idem_outbox_take returned them, one for each id, or one for all. Returns how many there were: only those still held, as idem_outbox_extend tells. Of one topic and message_key, release all that follow the first one, too. Waits for others who are writing them. Raises 22004, 22023.';
+
+CREATE FUNCTION @extschema@.idem_outbox_fail(id bigint, attempt int, error text, retry_after interval DEFAULT NULL, counted boolean DEFAULT true,
+	schedule interval[] DEFAULT NULL, max_age interval DEFAULT NULL)
+RETURNS text
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
+AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_outbox_fail(bigint, int, text, interval, boolean, interval[], interval) IS
+'Refuses a message like idem_outbox_nack, and keeps its last five errors in last_error, the newest first, each in a line that begins with its time. attempt: as idem_outbox_take returned it. counted: false if the attempt does not count. schedule: the pauses after the first, second, ... attempt that counts; after one more, the message is dead; NULL: the pauses of idem_outbox_nack. idempotency.outbox_max_attempts remains a limit. max_age: a message that was published longer ago is dead after any failure. Returns pending, dead or lost, like idem_outbox_nack. Waits for a writer of the message. Raises 22004, 22023.';
+
+CREATE FUNCTION @extschema@.idem_outbox_dead(max_messages int DEFAULT 1000, OUT id bigint, OUT message_id uuid, OUT topic text,
+	OUT message_key text, OUT attempt int, OUT created_at timestamptz, OUT last_error text)
+RETURNS SETOF record
+LANGUAGE sql STABLE PARALLEL SAFE SECURITY DEFINER COST 10000 ROWS 100
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+	SELECT o.id, o.message_id, o.topic, o.message_key, o.attempt, o.created_at, o.last_error
+	FROM @extschema@.idem_outbox AS o
+	WHERE o.state OPERATOR(pg_catalog.<>) 'pending'
+		AND o.state OPERATOR(pg_catalog.=) 'dead'
+	ORDER BY o.id
+	LIMIT CASE WHEN $1 IS NOT NULL THEN greatest($1, 0) END;
+END;
+COMMENT ON FUNCTION @extschema@.idem_outbox_dead(int) IS
+'Dead messages, the oldest first, without their payloads and headers. max_messages: how many at most; NULL: all. Reads only; works on a hot standby. Raises no errors of its own.';
+
+CREATE FUNCTION @extschema@.idem_outbox_topics(max_topics int DEFAULT 10000)
+RETURNS SETOF text
+LANGUAGE sql STABLE PARALLEL SAFE SECURITY DEFINER COST 10000 ROWS 100
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+	WITH RECURSIVE found (name) AS (
+		(SELECT o.topic FROM @extschema@.idem_outbox AS o WHERE o.in_due_index ORDER BY o.topic LIMIT 1)
+		UNION ALL
+		SELECT (SELECT o.topic FROM @extschema@.idem_outbox AS o
+			WHERE o.in_due_index AND o.topic OPERATOR(pg_catalog.>) f.name ORDER BY o.topic LIMIT 1)
+		FROM found AS f WHERE f.name IS NOT NULL
+	)
+	SELECT f.name FROM found AS f WHERE f.name IS NOT NULL LIMIT CASE WHEN $1 IS NOT NULL THEN greatest($1, 0) END;
+END;
+COMMENT ON FUNCTION @extschema@.idem_outbox_topics(int) IS
+'The topics that have pending messages, in alphabetical order, and perhaps some that had. max_topics: how many at most; NULL: all. Reads the index once for each topic. Reads only; works on a hot standby. Raises no errors of its own.';

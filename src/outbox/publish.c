@@ -47,6 +47,7 @@
 #include "util/commit_notify.h"
 #include "util/compat.h"
 #include "util/random.h"
+#include "util/settings.h"
 #include "util/sha256.h"
 #include "util/times.h"
 
@@ -318,8 +319,8 @@ look_at_lanes_again(HTAB *lanes, IdemCursor *outbox)
 /*
  * Complete a new message that has a topic, a payload, and perhaps a key and
  * headers, but for what number_message() adds.  Raises 22P05, 22021 or 54000
- * for a message that the server could not send to a relay: all others that are
- * taken together with it would stay, too.
+ * for a message that a relay could not receive: all others that are taken
+ * together with it would stay, too, and no attempt would count.
  */
 static void
 make_message(IdemOutboxRow *row)
@@ -329,14 +330,15 @@ make_message(IdemOutboxRow *row)
 
 	if (!row->nulls[OUTBOX_HEADERS])
 		size += toast_raw_datum_size(row->values[OUTBOX_HEADERS]);
-	limit = idem_json_text_limit(size);
+	limit = idem_json_text_limit(size, idem_max_message_size);
 	if (limit != 0 && idem_outbox_text_size(row, limit) > limit)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("message is too large"),
 				 errdetail("Its payload and headers have more than " INT64_FORMAT " bytes of text.",
 						   limit),
-				 errhint("Publish a reference to the data.")));
+				 errhint("Publish a reference to the data, or let a superuser raise \"%s\" if that is the limit.",
+						 "idempotency.max_message_size")));
 	(void) idem_check_client_text(row->values[OUTBOX_TOPIC]);
 	(void) idem_check_client_json(row->values[OUTBOX_PAYLOAD]);
 	if (!row->nulls[OUTBOX_HEADERS])

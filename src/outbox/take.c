@@ -465,7 +465,9 @@ take_ready(Taking *taking, const Datum *topic)
 	IdemDueScan marked;
 
 	if (is_marked)
-		after = idem_due_scan_begin(&marked, topic, taking->now);
+		after = idem_due_scan_begin(&marked,
+									idem_due_hash(topic != NULL ? *topic : (Datum) 0, 0),
+									taking->now);
 	begin_scan(taking, topic, TIMESTAMP_IS_NOBEGIN(after) ? NULL : &after,
 			   taking->now, taking->snapshot);
 	while (taking->wanted > 0 && !taking->is_full)

@@ -111,14 +111,14 @@ idem_scan_entries(IdemCursor *cursor, IdemRelationId index, ScanKey keys,
 }
 
 /*
- * Step to the next entry.  Returns false at the end.  "first" is the entry's
- * first column, which must not be NULL; "visible" tells whether there is a
- * row, whose columns are not extracted yet.  An entry that a scan before has
+ * Step to the next entry.  Returns false at the end.  "value" is a column of
+ * the entry, counted from 1, which must not be NULL; "visible" tells whether
+ * there is a row, whose columns are not extracted yet.  An entry that a scan before has
  * marked as dead to everybody is not one any more.
  */
 bool
-idem_scan_entry(IdemCursor *cursor, ScanDirection direction, Datum *first,
-				bool *visible)
+idem_scan_entry(IdemCursor *cursor, ScanDirection direction,
+				AttrNumber column, Datum *value, bool *visible)
 {
 	MemoryContext old = MemoryContextSwitchTo(cursor->table->context);
 	IndexScanDesc scan = cursor->scan;
@@ -128,7 +128,8 @@ idem_scan_entry(IdemCursor *cursor, ScanDirection direction, Datum *first,
 	*visible = false;
 	if (found)
 	{
-		*first = index_getattr(scan->xs_itup, 1, scan->xs_itupdesc, &isnull);
+		*value = index_getattr(scan->xs_itup, column, scan->xs_itupdesc,
+							   &isnull);
 
 		/* An entry may stand for several versions of a row. */
 		do

@@ -134,7 +134,7 @@ extern bool idem_scan_next(IdemCursor *cursor, ScanDirection direction);
 extern void idem_scan_entries(IdemCursor *cursor, IdemRelationId index,
 							  ScanKey keys, int nkeys);
 extern bool idem_scan_entry(IdemCursor *cursor, ScanDirection direction,
-							Datum *first, bool *visible);
+							AttrNumber column, Datum *value, bool *visible);
 extern void idem_scan_end(IdemCursor *cursor);
 extern void idem_key_text(ScanKey key, AttrNumber column, Datum value);
 extern void idem_key_int4(ScanKey key, AttrNumber column,

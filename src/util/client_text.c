@@ -27,30 +27,32 @@
  */
 #define MAX_GROWTH		10000
 
-/* The lowest and the highest limit of a message's or a claim's documents. */
+/* The limit for a small document. */
 #define MIN_TEXT_LIMIT	(4 * 1024 * 1024)
-#define MAX_TEXT_LIMIT	(256 * 1024 * 1024)
 
-/* Shorter strings are taken for ones of characters that are all escaped. */
-#define SHORT_STRING	8192
+/*
+ * Shorter strings are taken for ones of characters that are all escaped, unless
+ * that might be decisive.
+ */
+#define SHORT_STRING	1024
 #define MAX_ESCAPE		6
 
-static int64 string_size(const char *string, int length);
+static int64 text_size(Jsonb *json, int64 limit, int short_string);
+static int64 string_size(const char *string, int length, int short_string);
 static void check_encoding(const char *string, int length);
 
 /*
- * How many bytes of text documents of this size can have: an upper bound for
- * all, and ten times the size, which only numbers with long rows of zeros
- * exceed.  Without that, a tenant could make a relay's server write megabytes
- * for each kilobyte that is published.  0 if no document of this size has
- * MIN_TEXT_LIMIT.
+ * How many bytes of text documents of this size can have: "maximum", and ten
+ * times the size, which only numbers with long rows of zeros exceed.  Without
+ * that, a tenant could make a relay's server write megabytes for each kilobyte
+ * that is published.  0 if no document of this size has as many.
  */
 int64
-idem_json_text_limit(Size size)
+idem_json_text_limit(Size size, int64 maximum)
 {
-	if (size <= MIN_TEXT_LIMIT / MAX_GROWTH)
-		return 0;
-	return Min(MAX_TEXT_LIMIT, Max(MIN_TEXT_LIMIT, (int64) size * 10));
+	int64		limit = Min(maximum, Max(MIN_TEXT_LIMIT, (int64) size * 10));
+
+	return size <= limit / MAX_GROWTH ? 0 : limit;
 }
 
 /*
@@ -60,9 +62,24 @@ idem_json_text_limit(Size size)
 int64
 idem_json_text_size(Datum json, int64 limit)
 {
-	int64		size = 0;
 	Jsonb	   *detoasted = DatumGetJsonbP(json);
-	JsonbIterator *iterator = JsonbIteratorInit(&detoasted->root);
+	int64		size = text_size(detoasted, limit, SHORT_STRING);
+
+	if (size > limit)
+		size = text_size(detoasted, limit, 0);
+	if ((Pointer) detoasted != DatumGetPointer(json))
+		pfree(detoasted);
+	return size;
+}
+
+/*
+ * The same, where strings shorter than "short_string" are not read.
+ */
+static int64
+text_size(Jsonb *json, int64 limit, int short_string)
+{
+	int64		size = 0;
+	JsonbIterator *iterator = JsonbIteratorInit(&json->root);
 	JsonbIteratorToken token;
 	JsonbValue	value;
 
@@ -74,7 +91,8 @@ idem_json_text_size(Datum json, int64 limit)
 			continue;
 		CHECK_FOR_INTERRUPTS();
 		if (value.type == jbvString)
-			size += string_size(value.val.string.val, value.val.string.len);
+			size += string_size(value.val.string.val, value.val.string.len,
+								short_string);
 		else if (value.type == jbvNumeric)
 		{
 			char	   *digits = DatumGetCString(DirectFunctionCall1(numeric_out,
@@ -86,8 +104,6 @@ idem_json_text_size(Datum json, int64 limit)
 		else
 			size += strlen("false");
 	}
-	if ((Pointer) detoasted != DatumGetPointer(json))
-		pfree(detoasted);
 	return size;
 }
 
@@ -95,11 +111,11 @@ idem_json_text_size(Datum json, int64 limit)
  * The same of a string, without its quotes.
  */
 static int64
-string_size(const char *string, int length)
+string_size(const char *string, int length, int short_string)
 {
 	int64		size = length;
 
-	if (length < SHORT_STRING)
+	if (length < short_string)
 		return size * MAX_ESCAPE;
 	for (int i = 0; i < length; i++)
 	{

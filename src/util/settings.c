@@ -27,6 +27,7 @@
 #include "utils/guc_tables.h"
 #include "utils/varlena.h"
 
+#include "util/client_text.h"
 #include "util/compat.h"
 #include "util/settings.h"
 
@@ -68,6 +69,7 @@ double		idem_cleanup_delay;
 int			idem_cleanup_batch_size;
 char	   *idem_databases;
 int			idem_max_response_size;
+int			idem_max_message_size;
 
 const char *const idem_event_names[] = {
 	[IDEM_EVENT_CLAIMED] = "claimed",
@@ -364,6 +366,13 @@ define_settings(void)
 							"Largest response body that is stored.",
 							"Also bounds response headers and recovery state.",
 							&idem_max_response_size, 1024 * 1024, 0, INT_MAX,
+							PGC_SUSET, GUC_UNIT_BYTE, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.max_message_size",
+							"Largest message that is published.",
+							"Bounds the text of payload and headers together.",
+							&idem_max_message_size, 16 * 1024 * 1024, 1,
+							IDEM_MAX_TEXT_SIZE,
 							PGC_SUSET, GUC_UNIT_BYTE, NULL, NULL, NULL);
 
 	define_health_settings();

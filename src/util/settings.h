@@ -79,6 +79,7 @@ extern double idem_cleanup_delay;
 extern int	idem_cleanup_batch_size;
 extern char *idem_databases;
 extern int	idem_max_response_size;
+extern int	idem_max_message_size;
 
 /* Did the postmaster load the library, so that there is a launcher? */
 extern bool idem_has_launcher;

@@ -240,6 +240,19 @@ INSERT INTO functions VALUES
 ('idem_outbox_release', 'ids bigint[], attempts int[] DEFAULT NULL',
 	'int', 'c volatile', 'relay', 'write idem_outbox',
 	'idem_outbox_release(ARRAY[$4])'),
+('idem_outbox_fail',
+	'id bigint, attempt int, error text, retry_after interval DEFAULT NULL,
+	 counted boolean DEFAULT true, schedule interval[] DEFAULT NULL,
+	 max_age interval DEFAULT NULL',
+	'text', 'c volatile', 'relay', 'write idem_outbox',
+	$$idem_outbox_fail($4, 1, 'error')$$),
+('idem_outbox_dead',
+	'max_messages int DEFAULT 1000, OUT id bigint, OUT message_id uuid,
+	 OUT topic text, OUT message_key text, OUT attempt int,
+	 OUT created_at timestamptz, OUT last_error text',
+	'SETOF record', 'sql stable', 'relay', 'read', 'idem_outbox_dead()'),
+('idem_outbox_topics', 'max_topics int DEFAULT 10000',
+	'SETOF text', 'sql stable', 'relay', 'read', 'idem_outbox_topics()'),
 ('idem_cleanup', 'batch_size int DEFAULT NULL',
 	'idem_cleanup_result', 'c volatile',
 	'administrator', 'write idem_keys, idem_outbox, idem_tokens',
@@ -651,7 +664,14 @@ INSERT INTO refusals VALUES
 ($$idem_outbox_extend('{}', attempts => '{1}')$$, '00000'),
 ('idem_outbox_release(NULL)', '22004'),
 ($$idem_outbox_release('{1}', '{NULL}')$$, '22004'),
-($$idem_outbox_release('{1,2,3}', '{1,2}')$$, '22023');
+($$idem_outbox_release('{1,2,3}', '{1,2}')$$, '22023'),
+($$idem_outbox_fail(NULL, 1, 'error')$$, '22004'),
+($$idem_outbox_fail(1, NULL, 'error')$$, '22004'),
+('idem_outbox_fail(1, 1, NULL)', '22004'),
+($$idem_outbox_fail(1, 1, 'error', counted => NULL)$$, '22004'),
+($$idem_outbox_fail(1, 1, 'error', schedule => '{NULL}')$$, '22004'),
+($$idem_outbox_fail(1, 1, 'error', schedule => '{-1 s}')$$, '22023'),
+($$idem_outbox_fail(1, 1, 'error', max_age => '-1 s')$$, '22023');
 
 -- Line breaks are for the reader only.
 UPDATE functions SET arguments = regexp_replace(arguments, '\s+', ' ', 'g');
@@ -825,11 +845,12 @@ SELECT set_eq(
 	$$SELECT name::regprocedure, '{"search_path=pg_catalog, pg_temp"}'::text[]
 	FROM (VALUES ('idem_metric_samples()'), ('idem_metrics()'), ('idem_health()'),
 		('idem_abandoned(interval)'),
+		('idem_outbox_dead(integer)'), ('idem_outbox_topics(integer)'),
 		('idem_grant_as_owner(regrole)'),
 		('idem_grant_relay_as_owner(regrole)'),
 		('idem_grant_monitor_as_owner(regrole)'),
 		('idem_revoke_as_owner(regrole)')) AS v (name)$$,
-	'SECURITY DEFINER is for monitoring, and to grant parts of the interface; '
+	'SECURITY DEFINER is for monitoring, relays, and to grant parts of the interface; '
 	'with a safe search_path');
 SELECT is_empty(
 	'SELECT oid::regprocedure FROM procedures WHERE proleakproof',

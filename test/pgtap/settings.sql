@@ -77,6 +77,8 @@ INSERT INTO promised VALUES
 		'POST /orders'),
 	('idempotency.max_response_size', '1MB', '1048576', 'integer', 'B',
 		'superuser', '0', '2147483647', '64kB'),
+	('idempotency.max_message_size', '16MB', '16777216', 'integer', 'B',
+		'superuser', '1', '268435456', '64kB'),
 	('idempotency.health_worker', '5min', '300000', 'real', 'ms',
 		'superuser', '0', '36525d', '1h'),
 	('idempotency.health_cleanup_lag', '10min', '600000', 'real', 'ms',
@@ -108,7 +110,7 @@ INSERT INTO promised VALUES
 	('idempotency.databases', '*', '*', 'string', NULL, 'sighup', NULL, NULL,
 		'shop');
 
-SELECT plan(702);
+SELECT plan(721);
 
 -- The library may be loaded by the first call only.
 SELECT idem_key_is_valid('key-of-settings-0') AS loaded \gset

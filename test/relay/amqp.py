@@ -231,7 +231,7 @@ def over_tls(world):
     stranger, _ = certificate(world.directory, 'stranger')
     arguments = ['--r.sink=amqp', '--r.topics=*', '--r.url=' + broker.tls_url]
     for more, status, message in [
-            ([], 78, '--r.url: amqps needs "ca_file = ..."'),
+            ([], 69, '--r.url: sink "r" cannot be reached'),
             (['--r.ca_file=/nonexistent'], 78, '--r.ca_file: "/nonexistent" could not be read: No such file'),
             (['--r.ca_file=/etc/passwd'], 78, '--r.ca_file: "/etc/passwd" has no certificates'),
             (['--r.ca_file=' + stranger], 69, 'SSL peer cert verification failed')]:

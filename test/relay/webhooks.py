@@ -150,7 +150,7 @@ def endless(world):
     for n in range(3):
         world.publish('t', str(n))
     until('the refusal is kept', lambda: world.query(
-        "SELECT count(*) FROM idem_outbox WHERE last_error LIKE 'status 500: broken %%'") == [(1,)])
+        "SELECT count(*) FROM idem_outbox WHERE last_error LIKE '%%Z status 500: broken %%'") == [(1,)])
     world.all_acked(3)
     equal('attempts', world.query('SELECT attempt FROM idem_outbox ORDER BY id'), [(1,), (1,), (2,)])
     equal('the status', relay.stop(), 0)

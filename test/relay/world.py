@@ -162,9 +162,9 @@ class World:
         until('%d messages are acknowledged' % count, lambda: self.states() == {'acked': count}, seconds)
 
     def outbox(self, message_id):
-        """State, attempt, leased and last error of a message."""
-        return self.query('SELECT state, attempt, awaiting_ack, last_error FROM idem_outbox WHERE message_id = %s',
-                          message_id)[0]
+        """State, attempt, leased and last error, without its time, of a message."""
+        return self.query("SELECT state, attempt, awaiting_ack, substr(split_part(last_error, E'\\n', 1), 22) "
+                          'FROM idem_outbox WHERE message_id = %s', message_id)[0]
 
     def leased(self):
         return self.query("SELECT count(*) FROM idem_outbox WHERE state = 'pending' AND awaiting_ack")[0][0]

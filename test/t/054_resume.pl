@@ -104,6 +104,29 @@ cmp_ok(median_seconds(11,
 	'<', 0.4, 'a worker looks when a lease ends');
 $node->safe_psql('postgres', 'DELETE FROM idem_keys');
 
+# Workers of another scope neither delay a worker nor take its wake-up, though a
+# lease in their scope ends just before.
+my @others = map { session($node) } 1 .. 3;
+my @late;
+foreach (1 .. 5)
+{
+	my $of_other = "SELECT count(*) FROM idem_resume(1, scopes => '{bank}', wait => '5 s')";
+
+	$other->run("SELECT count(*) FROM idem_claim('bank', 'key-of-resumed-b', lease => '1.95 s', request => '1')");
+	my $end = $node->safe_psql('postgres',
+		"SELECT lease_expires_at FROM idem_claim('shop', 'key-of-resumed-a', lease => '2 s', request => '1')");
+	$others[0]->send($of_other);
+	asleep($node, $others[0]);
+	$worker->send("SELECT extract(epoch FROM clock_timestamp() - '$end') FROM idem_resume(wait => '5 minutes', scopes => '{shop}')");
+	asleep($node, $worker);
+	$_->send($of_other) foreach @others[1, 2];
+	push @late, $worker->result;
+	$_->result foreach @others;
+	$node->safe_psql('postgres', 'DELETE FROM idem_keys');
+}
+cmp_ok((sort { $a <=> $b } @late)[2], '<', 0.4, 'a worker looks when a lease ends in its scope, whatever ends in others');
+$_->quit foreach @others;
+
 my @workers = map { session($node) } 1 .. 8;
 $other->run(join ';', map { claim("m$_") } 1 .. 8);
 $_->send(resume('max_claims => 1')) foreach @workers;

@@ -22,7 +22,8 @@ import { ManyServers, OneServer, type Servers, type Shards } from './shards.js'
 import { describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
 export const ATTEMPTS = 5
-const RETRIED = new Set(['40001', '40P01'])
+/** The last two of a prepared statement that is gone, or returns something else. */
+const RETRIED = new Set(['40001', '40P01', '26000', '0A000'])
 /** By statement_timeout, by lock_timeout. */
 const ENDED_WAITS = new Set(['57014', '55P03'])
 const IN_DOUBT_WAIT = '5 seconds'
@@ -238,7 +239,7 @@ export function identity(options: RequestIdentity): RequestIdentity {
   return { requestHash: requestHashOfBytes(options.method, options.path, options.body ?? new Uint8Array()) }
 }
 
-/** Serialization failures and deadlocks, with jitter. */
+/** Serialization failures, deadlocks and stale statements, with jitter. */
 export async function withRetries<T>(attempt: () => Promise<T>): Promise<T> {
   for (let number = 1; ; number++) {
     try {

@@ -197,6 +197,9 @@ function optional<V, T>(value: V | undefined, name: string, make: (value: V, nam
   return value === undefined ? undefined : make(value, name)
 }
 
+/** Of one schema. Few have as many; those of fingerprints that leave out many members might. */
+const MAX_TEXTS = 1000
+
 /** Arguments that say where a record lives; all functions begin with one that have records. */
 const SCOPES = new Set(['scope', 'user_id', 'aggregate'])
 const isScope = (parameter: string): boolean => SCOPES.has(parameter.replace(/s$/, ''))
@@ -220,16 +223,41 @@ export function statements(schema: string, isShard = false) {
     return `${isBuiltin ? name : `${home}.${quoteIdentifier(name)}`}(${list.join(', ')})`
   }
 
+  /** What a statement's text depends on; the values of its parameters, in the order of expression(). */
+  function shape(given: Argument[], values: Parameter[]): string {
+    let made = ''
+    for (const [parameter, type, value] of given) {
+      if (value === undefined) continue
+      if (value instanceof Nested) made += `${parameter}=${value.call}(${shape(value.arguments_, values)}),`
+      else {
+        values.push(value)
+        made += `${parameter}:${type},`
+      }
+    }
+    return made
+  }
+
+  const known = new Map<string, string>()
+  function textOf(name: string, given: Argument[], values: Parameter[], make: (call: string) => string): string {
+    const key = `${name}(${shape(given, values)}`
+    let found = known.get(key)
+    if (found === undefined) {
+      found = make(expression(name, given, []))
+      if (known.size < MAX_TEXTS) known.set(key, found)
+    }
+    return found
+  }
+
   function scopeOf([first]: Argument[]): string | undefined {
     return first && SCOPES.has(first[0]) && typeof first[2] === 'string' ? first[2] : undefined
   }
 
   function rows<T>(name: string, given: Argument[], kinds: Record<string, Kind>): Statement<T[]> {
     const values: Parameter[] = []
-    const call = expression(name, given, values)
-    const columns = Object.entries(kinds).map(([one, kind]) => column(one, kind)).join(', ')
+    const text = textOf(name, given, values, (call) =>
+      `SELECT ${Object.entries(kinds).map(([one, kind]) => column(one, kind)).join(', ')} FROM ${call} AS c`)
     return {
-      text: `SELECT ${columns} FROM ${call} AS c`, values, scope: scopeOf(given),
+      text, values, scope: scopeOf(given),
       read: (found) => found.map((row) => record(row, kinds) as T),
     }
   }
@@ -241,9 +269,8 @@ export function statements(schema: string, isShard = false) {
 
   function list<T>(name: string, given: Argument[], kind: Kind): Statement<T[]> {
     const values: Parameter[] = []
-    const call = expression(name, given, values)
     return {
-      text: `SELECT ${column('value', kind)} FROM ${call} AS c(value)`, values, scope: scopeOf(given),
+      text: textOf(name, given, values, (call) => `SELECT ${column('value', kind)} FROM ${call} AS c(value)`), values, scope: scopeOf(given),
       read: (found) => found.map((one) => parsed(one['value'] ?? null, kind) as T),
     }
   }
@@ -513,12 +540,22 @@ export function statementOf<T>(all: Statements, name: keyof Statements, given: u
   return (all[name] as (...given: unknown[]) => Statement<T>)(...given)
 }
 
+const heldTexts = new Map<string, string>()
+function heldText(text: string): string {
+  let found = heldTexts.get(text)
+  if (found === undefined) {
+    found = text.replace(' FROM ', ", pg_catalog.date_part('epoch', c.lease_expires_at - pg_catalog.clock_timestamp())::text " +
+      'AS "leaseSeconds", pg_catalog.current_setting(\'idempotency.max_response_size\', true) AS "maxResponseSize", ' +
+      'pg_catalog.current_setting(\'server_encoding\') AS "encoding" FROM ')
+    if (heldTexts.size < MAX_TEXTS) heldTexts.set(text, found)
+  }
+  return found
+}
+
 /** A claim, with how long it is held, how large its response may be, and in what encoding. */
 export function held(claim: Statement<Claim>): Statement<HeldClaim> {
   return {
-    text: claim.text.replace(' FROM ', ", pg_catalog.date_part('epoch', c.lease_expires_at - pg_catalog.clock_timestamp())::text " +
-      'AS "leaseSeconds", pg_catalog.current_setting(\'idempotency.max_response_size\', true) AS "maxResponseSize", ' +
-      'pg_catalog.current_setting(\'server_encoding\') AS "encoding" FROM '),
+    text: heldText(claim.text),
     values: claim.values,
     scope: claim.scope,
     read: (rows) => ({

@@ -3,7 +3,6 @@
  * connection, how long they may take, and what ends them besides themselves.
  */
 import { AsyncLocalStorage } from 'node:async_hooks'
-import { setTimeout as sleep } from 'node:timers/promises'
 import { TimedOut } from './errors.js'
 import type { Timeout } from './functions.js'
 import { durationMs, LONGEST_TIMER } from './values.js'
@@ -73,15 +72,18 @@ export class Deadline {
     return this.#isStated ? this : new Deadline(IN_TRANSACTION, {})
   }
 
-  /** Rejects when the time is over. */
-  async over(signal: AbortSignal): Promise<never> {
-    if (this.#ms === undefined) return new Promise(() => undefined)
+  /** Calls, once, when the time is over, unless the function that it returns is called before. */
+  start(over: (error: TimedOut) => void): () => void {
+    if (this.#ms === undefined) return () => undefined
     this.#at ??= performance.now() + this.#ms
-    for (let left = this.#at - performance.now(); left > 0; left = this.#at - performance.now()) {
-      await sleep(Math.min(left, LONGEST_TIMER), undefined, { signal }).catch(() => undefined)
-      if (signal.aborted) return new Promise(() => undefined)
+    let timer: NodeJS.Timeout
+    const look = (): void => {
+      const left = this.#at! - performance.now()
+      if (left <= 0) over(new TimedOut(`the handler took longer than its timeout of ${this.#ms} ms`))
+      else timer = setTimeout(look, Math.min(left, LONGEST_TIMER))
     }
-    throw new TimedOut(`the handler took longer than its timeout of ${this.#ms} ms`)
+    look()
+    return () => clearTimeout(timer)
   }
 }
 
@@ -92,12 +94,15 @@ export class Deadline {
  */
 export async function runHandler<T>(pools: readonly object[], run: () => Promise<T> | T, deadline: Deadline, lost?: Promise<never>): Promise<T> {
   const handler: HandlerContext = { open: true, pools, outer: currentHandler.getStore() }
-  const done = new AbortController()
+  let stop: (() => void) | undefined
   try {
-    const first = [currentHandler.run(handler, async () => run()), deadline.over(done.signal)]
-    return await Promise.race(lost ? [...first, lost] : first) as T
+    return await new Promise<T>((resolve, reject) => {
+      stop = deadline.start(reject)
+      currentHandler.run(handler, async () => run()).then(resolve, reject)
+      lost?.catch(reject)
+    })
   } finally {
     handler.open = false
-    done.abort()
+    stop!()
   }
 }

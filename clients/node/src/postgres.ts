@@ -47,24 +47,78 @@ interface Wire {
   describe(message: object): void
   execute(message: object): void
   sync(): void
+  on(event: 'parseComplete', listener: () => void): void
+  removeListener(event: 'parseComplete', listener: () => void): void
 }
+
+/**
+ * The statements that a connection has parsed, by name. They have names where
+ * the process that answers is the connection's own: behind a pooler, the next
+ * transaction may come to another one.
+ */
+class Prepared {
+  static #of = new WeakMap<object, Prepared>()
+  /** Of all connections; the names of their columns, too. */
+  static readonly #names = new Map<string, string>()
+  static readonly columns = new Map<string, string[]>()
+  /** Whether the process is the connection's own; undefined before it was asked. */
+  isDirect: boolean | undefined
+  readonly parsed = new Set<string>()
+
+  static of(client: object): Prepared {
+    let found = Prepared.#of.get(client)
+    if (!found) Prepared.#of.set(client, found = new Prepared())
+    return found
+  }
+
+  /** '' is no name. */
+  nameOf(text: string): string {
+    if (!this.isDirect) return ''
+    let name = Prepared.#names.get(text)
+    if (name === undefined) {
+      name = Prepared.#names.size < MAX_NAMES ? `idem_${Prepared.#names.size}` : ''
+      if (name !== '') Prepared.#names.set(text, name)
+    }
+    return name
+  }
+}
+
+/** A program has some dozens of statements. */
+const MAX_NAMES = 500
+const WHO: Command = { text: 'SELECT pg_catalog.pg_backend_pid()::text AS pid', values: [] }
+/** The statement of that name is gone, as after DISCARD ALL, or its plan returns something else. */
+const STALE = new Set(['26000', '0A000'])
 
 /** Several statements in one round trip: a query class such as pg's own. */
 class Batch {
   readonly answers: Answer[] = []
-  #fields: string[] = []
+  readonly #names: string[] = []
+  readonly #parsing: string[] = []
+  #connection: Wire | undefined
+  #fields: string[] | undefined
   #rows: Row[] = []
 
-  constructor(readonly commands: Command[], public callback: (error: Error | null, answers?: Answer[]) => void) {}
+  constructor(readonly commands: Command[], readonly prepared: Prepared, public callback: (error: Error | null, answers?: Answer[]) => void) {}
 
   submit(connection: Wire): null {
+    const { parsed } = this.prepared
     connection.stream.cork?.()
     try {
       for (const { text, values } of this.commands) {
-        connection.parse({ name: '', text, types: [] })
-        connection.bind({ values, valueMapper: (value: unknown) => value })
-        connection.describe({ type: 'P', name: '' })
+        const name = this.prepared.nameOf(text)
+        this.#names.push(name)
+        const isParsed = name !== '' && parsed.has(name)
+        if (!isParsed) {
+          connection.parse({ name, text, types: [] })
+          this.#parsing.push(name)
+        }
+        connection.bind({ statement: name, values, valueMapper: (value: unknown) => value })
+        if (!isParsed || !Prepared.columns.has(text)) connection.describe({ type: 'P', name: '' })
         connection.execute({ portal: '', rows: 0 })
+      }
+      if (this.#parsing.length > 0) {
+        this.#connection = connection
+        connection.on('parseComplete', this.#onParsed)
       }
       connection.sync()
     } finally {
@@ -73,25 +127,42 @@ class Batch {
     return null
   }
 
+  #onParsed = (): void => {
+    const name = this.#parsing.shift()
+    if (name) this.prepared.parsed.add(name)
+  }
+
+  #over(): void {
+    this.#connection?.removeListener('parseComplete', this.#onParsed)
+  }
+
   handleRowDescription(message: { fields: { name: string }[] }): void {
     this.#fields = message.fields.map((field) => field.name)
+    const at = this.answers.length
+    if (this.#names[at] !== '') Prepared.columns.set(this.commands[at]!.text, this.#fields)
   }
 
   handleDataRow(message: { fields: (string | null)[] }): void {
-    this.#rows.push(Object.fromEntries(this.#fields.map((name, at) => [name, message.fields[at] ?? null])))
+    const fields = this.#fields ?? Prepared.columns.get(this.commands[this.answers.length]!.text)!
+    const row: Row = {}
+    for (let at = 0; at < fields.length; at++) row[fields[at]!] = message.fields[at] ?? null
+    this.#rows.push(row)
   }
 
   handleCommandComplete(message: { text: string }): void {
     this.answers.push({ tag: message.text, rows: this.#rows })
-    this.#fields = []
+    this.#fields = undefined
     this.#rows = []
   }
 
   handleReadyForQuery(): void {
+    this.#over()
     this.callback(null, this.answers)
   }
 
   handleError(error: Error): void {
+    this.#over()
+    if (STALE.has(sqlstateOf(error) ?? '')) this.prepared.parsed.clear()
     this.callback(error)
   }
 
@@ -125,13 +196,16 @@ export async function retryIfDead<T>(send: () => Promise<T>, isDead = isConnecti
 export const ANSWER_MS = 30_000
 
 /** Settles as the promise does, or is over after a time. */
-async function within<T>(promise: Promise<T>, ms: number): Promise<T> {
+function within<T>(promise: Promise<T>, ms: number): Promise<T> {
   if (ms > LONGEST_TIMER) return promise
-  let timer: NodeJS.Timeout
-  const over = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(new TimedOut(`the server did not answer within ${ms} ms`)), ms)
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(() => reject(new TimedOut(`the server did not answer within ${ms} ms`)), ms)
+    const settled = <V>(settle: (value: V) => void) => (value: V): void => {
+      clearTimeout(timer)
+      settle(value)
+    }
+    promise.then(settled(resolve), settled(reject))
   })
-  return Promise.race([promise, over]).finally(() => clearTimeout(timer))
 }
 
 /** What pg's query_timeout throws is such an end, too. */
@@ -191,11 +265,16 @@ export class Session {
 
   /** Run the commands in one round trip if the driver can, or else one by one. */
   async #exchange(commands: Command[]): Promise<Answer[]> {
-    const client = this.#client as PoolClientLike & { connection?: Partial<Wire>; pipeline?: boolean }
+    const client = this.#client as PoolClientLike & { connection?: Partial<Wire>; pipeline?: boolean; processID?: unknown }
     if (typeof client.connection?.parse === 'function' && !client.pipeline) {
-      return new Promise<Answer[]>((resolve, reject) => {
-        client.query(new Batch(commands, (error, answers) => (error ? reject(error) : resolve(answers!))))
+      const prepared = Prepared.of(client)
+      // COMMIT comes last, or what is behind it would be a transaction of its own.
+      const asks = prepared.isDirect === undefined && commands.at(-1)!.text !== 'COMMIT'
+      const answers = await new Promise<Answer[]>((resolve, reject) => {
+        client.query(new Batch(asks ? [...commands, WHO] : commands, prepared, (error, got) => (error ? reject(error) : resolve(got!))))
       })
+      if (asks) prepared.isDirect = answers.pop()!.rows[0]!['pid'] === String(client.processID)
+      return answers
     }
     const answers: Answer[] = []
     for (const { text, values } of commands) {
@@ -215,8 +294,12 @@ export class Session {
     }
   }
 
+  /** A statement in no transaction. */
   async perform<T>(statement: Statement<T>, limitMs: number): Promise<T> {
-    const [answer] = await this.#send([statement], limitMs)
+    const [answer] = await this.#send([statement], limitMs).catch((error: unknown) => {
+      if (!STALE.has(sqlstateOf(error) ?? '')) throw error
+      return this.#send([statement], limitMs)
+    })
     return statement.read(answer!.rows)
   }
 

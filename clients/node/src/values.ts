@@ -148,6 +148,18 @@ const ISO_UNITS = [360 * DAY, 30 * DAY, 7 * DAY, DAY, 3600 * SECOND, 60 * SECOND
 
 /** The milliseconds of an interval as PostgreSQL compares it, with months of 30 days; undefined where it is none. */
 export function intervalMs(interval: string): number | undefined {
+  let found = parsedIntervals.get(interval)
+  if (found === undefined) {
+    found = parsedInterval(interval)
+    // Those of options, which come again.
+    if (found !== undefined && parsedIntervals.size < 100) parsedIntervals.set(interval, found)
+  }
+  return found
+}
+
+const parsedIntervals = new Map<string, number>()
+
+function parsedInterval(interval: string): number | undefined {
   const iso = ISO.exec(interval.trim())
   if (iso) {
     const ms = ISO_UNITS.reduce((sum, unit, at) => sum + unit * Number(iso[at + 1] ?? 0), 0)

@@ -72,6 +72,50 @@ test('round trips: none more than the handler\'s own transaction has, and one fo
   await pool.query('SELECT 1')
 })
 
+test('statements are prepared where the process is the connection\'s own, and only there', async () => {
+  const prepared = async (client: Idempotency): Promise<number> => {
+    let found: { n: number }[] = []
+    for (let tries = 0; tries < 2; tries++) {
+      await client.request(options(key()), async (tx) => {
+        found = (await tx.query<{ n: number }>("SELECT count(*)::int AS n FROM pg_prepared_statements WHERE name LIKE 'idem%'")).rows
+        return makes('prepared')(tx)
+      })
+    }
+    return found[0]!.n
+  }
+  // BEGIN and claim of the second request, complete and COMMIT of the first one.
+  const direct = new Idempotency(world.pool({ max: 1 }))
+  assert.equal(await prepared(direct), 4)
+  assert.equal((await direct.request(options(key()), makes('prepared', { status: 200, body: 'same' }))).body, 'same')
+  // As PgBouncer's client, which has another process id than its server.
+  const pooled = world.pool({ max: 1 })
+  pooled.on('connect', (client) => { (client as unknown as { processID: number }).processID++ })
+  assert.equal(await prepared(new Idempotency(pooled)), 0)
+})
+
+test('prepared statements that are gone are prepared again', async () => {
+  const pool = world.pool({ max: 1 })
+  const only = new Idempotency(pool)
+  for (let tries = 0; tries < 2; tries++) await only.once('scope', key())
+  await pool.query('DISCARD ALL')
+  assert.equal(await only.once('scope', key()), true)
+  const one = key()
+  await pool.query('DEALLOCATE ALL')
+  await only.request(options(one), makes(one))
+  const other = key()
+  let tries = 0
+  await only.request(options(other), async (tx) => {
+    if (++tries === 1) await tx.query('DEALLOCATE ALL')
+    return makes(other)(tx)
+  })
+  assert.deepEqual([tries, await world.effects(one), await world.effects(other)], [2, 1, 1])
+  // One that fails where it is parsed is parsed once more, under the same name.
+  for (let again = 0; again < 3; again++) {
+    await assert.rejects(only.claim('scope', key(), { requestHash: Buffer.from('x'), ttl: '10000000 years' }))
+    await only.claim('scope', key(), { requestHash: Buffer.from('x'), ttl: '1 day' })
+  }
+})
+
 test('an error rolls back, and a retry runs', async () => {
   const one = key()
   await assert.rejects(idem.request(options(one), async (tx) => { await effect(tx, one); throw new Error('no') }), /^Error: no$/)

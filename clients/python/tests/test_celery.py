@@ -82,7 +82,6 @@ def test_a_task_that_another_worker_runs_is_retried(app, idem, effects):
     assert len(runs) == 1
 
 
-
 def test_what_is_no_success_is_an_error(app, idem, effects):
     name = new_key()
 

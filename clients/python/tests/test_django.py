@@ -477,7 +477,9 @@ def test_a_connection_that_the_server_has_ended_is_replaced(site):
 
     idem = Idempotency(Django("kept"))
     idem.once("kept", new_key())
+    with connections["kept"].cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        pid = cursor.fetchone()[0]
     with psycopg.connect("", autocommit=True) as other:
-        other.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
-                      "AND pid <> pg_backend_pid()")
+        assert other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,)).fetchone()[0]
     assert idem.request("u", new_key(), lambda tx: Response()).stored

@@ -22,5 +22,6 @@ def test_the_wheel_has_licence_extras_and_version(tmp_path):
         assert "Permission to use, copy, modify" in wheel.read(names["LICENSE"]).decode()
     assert metadata["Version"] == pg_idempotency.__version__ == "1.0.0"
     assert metadata["License"] == "PostgreSQL"
-    assert set(metadata.get_all("Provides-Extra")) == {"pool", "sqlalchemy", "starlette", "fastapi", "flask", "django", "celery", "opentelemetry"}
+    assert set(metadata.get_all("Provides-Extra")) == {"pool", "sqlalchemy", "starlette", "fastapi", "flask", "django", "celery",
+                                                       "opentelemetry"}
     assert "Typing :: Typed" in metadata.get_all("Classifier")

@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 from . import functions
 from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished,
                      ScopeMoving, TimedOut, TransactionEnded, sqlstate)
-from .functions import Claim, Headers, HeldClaim, Interval, Statement, as_json, held, json_text, make, scope_of
+from .functions import (Headers, HeldClaim, Interval, Statement, as_json, held, json_text, make, scope_of,
+                        without_defaults)
 from .handlers import Deadline, in_handler, refuse_nested
 from .intervals import seconds
 from .keys import request_hash, step_key
@@ -162,9 +163,9 @@ class Call:
             response = problem("response-not-stored", "Response not stored", response.status,
                                f"The response to this request was larger than the {limit} bytes that may be stored.")
             headers = self._stored_headers(response)
-        return make["complete"].make(None, self.scope, self.key, response.status, response.body,
-                                     None if headers is None else functions.JsonText(headers), token), whole
-
+        return without_defaults(make["complete"].make(
+            None, self.scope, self.key, response.status, response.body,
+            None if headers is None else functions.JsonText(headers), token)), whole
 
     def _stored_headers(self, response: Response) -> str | None:
         trace = {} if self.progress.traceparent is None else {TRACEPARENT: self.progress.traceparent}
@@ -184,7 +185,7 @@ def hash_of(given: bytes | Statement[bytes] | None, method: str | None, path: st
     return request_hash(method, path, body or b"")
 
 
-def stored_response(outcome: str, found: Claim | functions.Lookup, progress: Progress, replayed: bool) -> Result:
+def stored_response(outcome: str, found: HeldClaim | functions.Lookup, progress: Progress, replayed: bool) -> Result:
     """The response of a record."""
     body = found.response_body if found.response_bytes is None else found.response_bytes
     headers = dict(found.response_headers or {})
@@ -249,7 +250,7 @@ class SessionLease:
 
 
 class Core:
-    def __init__(self, servers: Servers, runtime: Runtime, telemetry: Telemetry) -> None:
+    def __init__(self, servers: Servers, runtime: Runtime, telemetry: Telemetry = Telemetry()) -> None:
         self.servers = servers
         self.runtime = runtime
         self.telemetry = telemetry

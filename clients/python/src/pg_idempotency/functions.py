@@ -63,11 +63,27 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class HeldClaim(Claim):
-    """What request() and job() want to know besides."""
+class HeldClaim:
+    """What request() and job() want to know of their claim."""
 
+    outcome: ClaimOutcome
+    claim_token: int | None
+    attempt: int | None
+    response_status: int | None
+    response_headers_text: str | None
+    response_body: str | None
+    response_bytes: bytes | None
+    recovery_state_text: str | None
     lease_seconds: float | None
     max_response_size: int
+
+    @property
+    def response_headers(self) -> Any:
+        return _parsed(self.response_headers_text)
+
+    @property
+    def recovery_state(self) -> Any:
+        return _parsed(self.recovery_state_text)
 
 
 @dataclass(frozen=True)
@@ -297,6 +313,34 @@ _EXPRESSIONS = {
 
 def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def sql_of(statement: Statement[Any], schema: str) -> tuple[str, list[Any]]:
+    """The SQL of a statement, with %s for each of its values."""
+    values: list[Any] = []
+    shape = _shape(statement, values)
+    found = _texts_of_shapes.get((schema, shape))
+    if found is None:
+        found = render(statement, quoted(schema).replace("%", "%%"), lambda value: "%s")
+        if len(_texts_of_shapes) < MAX_SHAPES:
+            _texts_of_shapes[schema, shape] = found
+    return found, values
+
+
+MAX_SHAPES = 1000
+_texts_of_shapes: dict[Any, str] = {}
+
+
+def _shape(statement: Statement[Any], values: list[Any]) -> Any:
+    """What of a statement its SQL depends on.  Notes its values."""
+    shape: list[Any] = [statement.function, statement.columns]
+    for argument in statement.arguments:
+        shape += (argument.name, argument.type)
+        if isinstance(argument.value, Statement):
+            shape.append(_shape(argument.value, values))
+        else:
+            values.append(argument.value)
+    return tuple(shape)
 
 
 def render(statement: Statement[Any], schema: str, placeholder: Callable[[Any], str]) -> str:
@@ -863,8 +907,13 @@ class AsyncFunctions(Functions):
 
 def held(statement: Statement[Claim]) -> Statement[HeldClaim]:
     """A claim that says, too, how long the lease is and how large a response may be."""
-    return _statement(HeldClaim, statement.function, lambda rows: _made(HeldClaim, rows[0]),
-                      *((a.name, a.type, a.value) for a in statement.arguments))
+    return Statement(statement.function, without_defaults(statement).arguments, tuple(HeldClaim.__dataclass_fields__),
+                     lambda rows: _made(HeldClaim, rows[0]))
+
+
+def without_defaults(statement: Statement[T]) -> Statement[T]:
+    """A claim or a completion without the arguments that are NULL, as which each of them has NULL as its default."""
+    return replace(statement, arguments=tuple([one for one in statement.arguments if one.value is not None]))
 
 
 # Which shard a call belongs to, its first argument says.

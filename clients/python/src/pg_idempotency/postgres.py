@@ -2,9 +2,8 @@
 Statements over psycopg, and over what SQLAlchemy calls a connection.
 
 Sessions are connections of the user's pool.  What opens or ends a transaction
-goes out together with the statement beside it, as one query whose values
-psycopg quotes: one round trip, and a quarter of the system calls that its
-pipeline mode makes.
+goes out together with the statement beside it, as one query: one round trip, and
+a quarter of the system calls that psycopg's pipeline mode makes.
 """
 
 from __future__ import annotations
@@ -15,17 +14,19 @@ import select
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg import generators
+from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from .errors import TransactionEnded, from_error
-from .functions import Statement, quoted, render
+from .functions import Statement, quoted, render, sql_of
+from .literals import literal, rows_of
 from .transaction_handle import TransactionHandle, check_awaited, end
 from .runtimes import entered, maybe_await
 
@@ -110,16 +111,6 @@ class Backend(Protocol):
         """How many there are at once, if that is known."""
 
 
-def _sql(statement: Statement[Any], schema: str) -> tuple[str, list[Any]]:
-    values: list[Any] = []
-
-    def placeholder(found: Any) -> str:
-        values.append(found)
-        return "%s"
-
-    return render(statement, quoted(schema).replace("%", "%%"), placeholder), values
-
-
 def _cursor(connection: Any) -> Any:
     """A plain cursor, whatever the user has made of his connection's own."""
     if isinstance(connection, psycopg.AsyncConnection):
@@ -127,16 +118,11 @@ def _cursor(connection: Any) -> Any:
     return psycopg.Cursor(connection, row_factory=tuple_row)
 
 
-async def _execute(cursor: Any, query: Any, values: Sequence[Any] | None = None) -> None:
-    await maybe_await(cursor.execute(query, values))
-
-
 class PsycopgSession:
     def __init__(self, connection: Any, schema: str) -> None:
         self.handle: TransactionHandle | None = None
         self._connection = connection
         self._schema = schema
-        self._autocommit = connection.autocommit
 
     @property
     def _status(self) -> TransactionStatus:
@@ -159,13 +145,6 @@ class PsycopgSession:
     def stores_utf8(self) -> bool:
         return bool(self._connection.info.parameter_status("server_encoding") == "UTF8")
 
-    async def _autocommits(self, on: bool) -> None:
-        if self._connection.autocommit != on:
-            if isinstance(self._connection, psycopg.AsyncConnection):
-                await self._connection.set_autocommit(on)
-            else:
-                self._connection.autocommit = on
-
     def _begin_command(self) -> str:
         """What psycopg would begin a transaction with."""
         words = ["BEGIN"]
@@ -179,50 +158,51 @@ class PsycopgSession:
         return " ".join(words)
 
     async def _batch(self, before: str | None, statement: Statement[T] | None, after: str | None) -> Any:
-        """One round trip, where psycopg can do it."""
-        query, values = _sql(statement, self._schema) if statement else (None, None)
-        kind = psycopg.AsyncClientCursor if isinstance(self._connection, psycopg.AsyncConnection) else psycopg.ClientCursor
-        cursor = kind(self._connection, row_factory=tuple_row)
+        """One round trip, and none of psycopg's cursors, which would begin a transaction in another one."""
+        commands = [before] if before else []
+        encoding = self._connection.info.encoding
+        if statement:
+            text, values = sql_of(statement, self._schema)
+            commands.append(text % tuple([literal(value, self._connection) for value in values]))
+        if after:
+            commands.append(after)
+        query = "; ".join(commands).encode(encoding)
         try:
-            await _execute(cursor, "; ".join(filter(None, (before, query, after))), values)
-            if before and statement:
-                cursor.nextset()
-            rows = await maybe_await(cursor.fetchall()) if statement else []
-            if after:
-                if statement:
-                    cursor.nextset()
-                if cursor.statusmessage != after:
-                    raise TransactionEnded("the transaction was rolled back instead of committed")
-            return statement.read(rows) if statement else None
-        except psycopg.Error as error:
-            known = from_error(error)
-            if known is not None:
-                raise known from error
-            raise
-        except TransactionEnded:
+            async with locked(self._connection.lock, None):
+                self._connection.pgconn.send_query(query)
+                results = await maybe_await(self._connection.wait(generators.execute(self._connection.pgconn)))
+        except psycopg.Error:
             raise
         except BaseException:
             # Cancelled: an answer may still be on its way.
             await maybe_await(self._connection.close())
             raise
+        if results[-1].status == ExecStatus.FATAL_ERROR:
+            error = psycopg.errors.error_from_result(results[-1], encoding)
+            known = from_error(error)
+            raise error if known is None else known from error
+        if after and results[-1].command_status != after.encode():
+            raise TransactionEnded("the transaction was rolled back instead of committed")
+        return statement.read(rows_of(results[1 if before else 0], self._connection)) if statement else None
+
+    def _check_idle(self) -> None:
+        if self._status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN):
+            raise psycopg.ProgrammingError("the connection is in a transaction, and a request or job begins its own")
 
     async def perform(self, statement: Statement[T]) -> T:
         """A transaction of its own."""
-        await self._autocommits(True)
-        try:
-            return await execute(self._connection, statement, self._schema)
-        finally:
-            await self._restore()
+        self._check_idle()
+        result: T = await self._batch(None, statement, None)
+        return result
 
     async def begin(self, statement: Statement[T] | None) -> T:
-        await self._autocommits(True)
+        self._check_idle()
         result: T = await self._batch(self._begin_command(), statement, None)
         self.handle = TransactionHandle(self._connection)
         return result
 
     async def commit(self, statement: Statement[T] | None) -> T:
         result: T = await self._batch(None, statement, "COMMIT")
-        await self._restore()
         return result
 
     async def rollback(self) -> None:
@@ -237,8 +217,6 @@ class PsycopgSession:
             await self._close()
             if not isinstance(error, (psycopg.Error, TimeoutError)):
                 raise                       # cancelled: an answer may still be on its way
-        finally:
-            await self._restore()
 
     async def _send_rollback(self, until: float) -> None:
         """Without the driver's own wait, which has no end."""
@@ -311,10 +289,6 @@ class PsycopgSession:
                 pass
             with self._connection.lock:
                 self._connection.close()
-
-    async def _restore(self) -> None:
-        if not self.lost and self._status == TransactionStatus.IDLE:
-            await self._autocommits(self._autocommit)
 
 
 @asynccontextmanager
@@ -416,14 +390,14 @@ async def execute(handle: Any, statement: Statement[T], schema: str) -> T:
         if isinstance(handle, (psycopg.BaseConnection, psycopg.Cursor, psycopg.AsyncCursor)):
             # A cursor's results are its owner's: use another one.
             connection = getattr(handle, "connection", handle)
-            query, values = _sql(statement, schema)
+            query, values = sql_of(statement, schema)
             cursor = _cursor(connection)
-            await _execute(cursor, query, values)
+            await maybe_await(cursor.execute(query, values))
             return statement.read(await maybe_await(cursor.fetchall()))
         if type(handle).__module__.startswith("sqlalchemy"):
             return await _sqlalchemy(handle, statement, schema)
         if getattr(handle, "vendor", None) == "postgresql":     # Django's
-            query, values = _sql(statement, schema)
+            query, values = sql_of(statement, schema)
             with handle.cursor() as cursor:
                 cursor.execute(query, values)
                 return statement.read(cursor.fetchall())

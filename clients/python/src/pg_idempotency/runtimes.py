@@ -28,7 +28,7 @@ THREAD = "pg_idempotency"
 
 async def maybe_await(found: Any) -> Any:
     """The result of an awaitable, or the value itself."""
-    return await found if inspect.isawaitable(found) else found
+    return await found if hasattr(type(found), "__await__") else found
 
 
 @asynccontextmanager

@@ -1,0 +1,154 @@
+/**
+ * NestJS, on Express or Fastify:
+ *
+ *	IdempotencyModule.forRoot({ client, scope: (request) => request.user.id })
+ *	@Post() @Idempotent() create(@Body() order: Order, @Tx() tx: PoolClient) { ... }
+ *
+ * The guard is an interceptor, behind the application's guards and its global
+ * interceptors, which see a replay as they see a first response. What the
+ * handler returns is held back until COMMIT. What it throws rolls back, and
+ * goes on to the exception filters.
+ */
+import {
+  applyDecorators, createParamDecorator, HttpException, Inject, Module, SetMetadata, StreamableFile, UseInterceptors,
+  type CallHandler, type DynamicModule, type ExecutionContext, type NestInterceptor,
+} from '@nestjs/common'
+import { HttpAdapterHost, Reflector } from '@nestjs/core'
+import { lastValueFrom, of, type Observable } from 'rxjs'
+import type { Client, Response } from './client.js'
+import { checkedOptions, refuseSuccess, serve, streamingRefused, type Context, type HttpOptions } from './http.js'
+import type { Headers } from './values.js'
+
+export interface NestOptions<Request = any> extends HttpOptions<Request> {
+  client: Client<any>
+}
+export interface AsyncNestOptions {
+  imports?: DynamicModule['imports']
+  inject?: any[]
+  useFactory: (...given: any[]) => NestOptions | Promise<NestOptions>
+}
+/** What is different for a route. */
+export type RouteOptions = Partial<HttpOptions<any>> & { job?: boolean }
+
+const SETTINGS = Symbol('settings of pg-idempotency')
+const ROUTE = 'pg-idempotency:route'
+
+export class IdempotencyModule {
+  static forRoot(options: NestOptions): DynamicModule {
+    return IdempotencyModule.forRootAsync({ useFactory: () => options })
+  }
+
+  static forRootAsync({ imports = [], inject = [], useFactory }: AsyncNestOptions): DynamicModule {
+    const made = async (...given: unknown[]): Promise<NestOptions> => {
+      const options = await useFactory(...given)
+      const { client: _, ...settings } = options
+      checkedOptions(settings as HttpOptions<never>)
+      return options
+    }
+    return { module: IdempotencyModule, global: true, imports, providers: [{ provide: SETTINGS, inject, useFactory: made }], exports: [SETTINGS] }
+  }
+}
+Module({})(IdempotencyModule)
+
+class IdempotencyInterceptor implements NestInterceptor {
+  constructor(readonly options: NestOptions, readonly host: HttpAdapterHost, readonly reflector: Reflector) {}
+
+  async intercept(context: ExecutionContext, next: CallHandler): Promise<Observable<unknown>> {
+    const { client, ...defaults } = this.options
+    const { job, ...own } = this.reflector.get<RouteOptions>(ROUTE, context.getHandler())
+    const settings = { ...defaults, ...own }
+    const request = context.switchToHttp().getRequest()
+    const response = context.switchToHttp().getResponse()
+    if (settings.methods && !settings.methods.includes(request.method)) return next.handle()
+    const route = `${request.method} ${request.originalUrl}`
+    const http = this.host.httpAdapter
+    const before = { status: response.statusCode as number, headers: { ...response.getHeaders() } as Headers }
+    let value: unknown
+    let isUndone = false
+    let answer
+    try {
+      answer = await serve(client, {
+        method: request.method, path: request.originalUrl, key: (request.raw ?? request).headersDistinct['idempotency-key'],
+        native: request, scope: () => settings.scope(request), ...bodyOf(request, route),
+      }, settings as HttpOptions<never>, job ? 'job' : 'request', async (claimed: Context<any>) => {
+        isUndone = true
+        http.status(response, before.status)
+        for (const name of Object.keys(response.getHeaders())) if (!(name in before.headers)) response.removeHeader(name)
+        let finished = false
+        request.idempotency = { ...claimed, job: claimed.job && Object.create(claimed.job, {
+          finish: { value: async (last: never) => {
+            const result = await claimed.job.finish(last)
+            finished = true
+            return result
+          } },
+        }) }
+        value = await lastValueFrom(next.handle(), { defaultValue: undefined })
+        // The last step's response is the one that is stored.
+        return finished ? undefined : responseOf(value, response, route)
+      })
+      isUndone = false
+    } finally {
+      if (isUndone) refuseSuccess(response.raw ?? response, route)
+    }
+    const { status, headers, body, first } = answer
+    // Of a job that was finished, what was stored; of any other first response, what the handler returned.
+    if (first && (value !== undefined || body === null)) return of(value)
+    for (const [name, one] of Object.entries(headers)) http.setHeader(response, name, one as string)
+    http.status(response, status)
+    if (body === null) return of(undefined)
+    const text = body.toString()
+    if (!first && headers['Idempotent-Replayed'] === undefined) throw new HttpException(JSON.parse(text) as object, status)
+    return of(/json/i.test(String(headers['content-type'] ?? headers['Content-Type'])) ? document(text) : text)
+  }
+}
+Inject(SETTINGS)(IdempotencyInterceptor, undefined, 0)
+Inject(HttpAdapterHost)(IdempotencyInterceptor, undefined, 1)
+Inject(Reflector)(IdempotencyInterceptor, undefined, 2)
+
+/** The bytes as they came, or the document that a parser has made of them. */
+function bodyOf(request: any, route: string): { body: Uint8Array; contentType?: string; contentEncoding?: string } {
+  const { 'content-type': contentType, 'content-encoding': contentEncoding, 'content-length': length, 'transfer-encoding': chunked } = request.headers
+  if (Buffer.isBuffer(request.rawBody)) return { body: request.rawBody, contentType, contentEncoding }
+  if (request.body !== undefined && request.body !== null) return { body: Buffer.from(JSON.stringify(request.body)), contentType: 'application/json' }
+  if (chunked !== undefined || Number(length ?? 0) > 0) {
+    throw new TypeError(`${route} has a body that is not read yet, and could not be compared: NestFactory.create(App, { rawBody: true })`)
+  }
+  return { body: new Uint8Array() }
+}
+
+function responseOf(value: unknown, response: any, route: string): Response {
+  if (value instanceof StreamableFile) throw streamingRefused(route, 'with a StreamableFile')
+  const headers = { ...response.getHeaders() } as Headers
+  if (typeof value !== 'object' || value === null) return { status: response.statusCode, headers, body: value === undefined || value === null ? null : String(value) }
+  if (headers['content-type'] === undefined) headers['content-type'] = 'application/json; charset=utf-8'
+  return { status: response.statusCode, headers, body: JSON.stringify(value) }
+}
+
+/** What was returned as an object is one again, for the interceptors outside; a string that is JSON stays as it was. */
+function document(text: string): unknown {
+  const made: unknown = JSON.parse(text)
+  return JSON.stringify(made) === text ? made : text
+}
+
+/** @Res() without passthrough, and @Next(), answer behind the interceptor's back. */
+function answersItself(target: object, name: string | symbol): boolean {
+  const about = (what: string): unknown => (Reflect as any).getMetadata(what, target.constructor, name)
+  return !about('__responsePassthrough__') && Object.keys(about('__routeArguments__') ?? {}).some((kind) => /^[12]:/.test(kind))
+}
+
+/** Guards a route: a request in one transaction, or with { job: true } a job. */
+export function Idempotent(own: RouteOptions = {}): MethodDecorator {
+  const { job: _, ...options } = own
+  checkedOptions({ scope: () => '', ...options } as HttpOptions<never>)
+  const apply = applyDecorators(SetMetadata(ROUTE, own), UseInterceptors(IdempotencyInterceptor))
+  return (target, name, descriptor) => {
+    if (answersItself(target, name)) throw new TypeError(`${String(name)}() is guarded and takes @Res() or @Next(): return the response, or use @Res({ passthrough: true })`)
+    apply(target, name, descriptor as TypedPropertyDescriptor<any>)
+  }
+}
+
+const idempotencyOf = (context: ExecutionContext): Context<any> => context.switchToHttp().getRequest().idempotency
+/** The handle of the transaction. */
+export const Tx: () => ParameterDecorator = createParamDecorator((_: unknown, context: ExecutionContext) => idempotencyOf(context).tx)
+/** The job of a route with { job: true }. */
+export const Job: () => ParameterDecorator = createParamDecorator((_: unknown, context: ExecutionContext) => idempotencyOf(context).job)

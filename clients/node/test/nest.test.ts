@@ -1,0 +1,176 @@
+/** The module and the decorators for NestJS, against a server. */
+import assert from 'node:assert/strict'
+import { after, before, test } from 'node:test'
+import 'reflect-metadata'
+import { Body, Controller, Header, HttpException, Module, Param, Post, Res, StreamableFile, type CallHandler, type INestApplication } from '@nestjs/common'
+import { NestFactory } from '@nestjs/core'
+import { map } from 'rxjs'
+import type pg from 'pg'
+import { newKey, type Idempotency, type Job as JobType } from 'pg-idempotency'
+import { IdempotencyModule, Idempotent, Job, Tx } from 'pg-idempotency/nest'
+import { World } from './support.js'
+
+let world: World
+let idem: Idempotency
+let app: INestApplication
+let url: string
+let conflicts = 0
+
+@Controller('orders')
+class Orders {
+  @Post()
+  @Header('Location', '/orders/1')
+  @Idempotent()
+  async create(@Body() body: { what: string; fails?: string }, @Tx() tx: pg.PoolClient, @Res({ passthrough: true }) res: any) {
+    await tx.query('INSERT INTO effects (what) VALUES ($1)', [body.what])
+    if (conflicts-- > 0) {
+      res.setHeader('ETag', 'of the first try')
+      await tx.query("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$")
+    }
+    if (body.fails === 'throws') throw new HttpException('no money', 402)
+    if (body.fails === 'status') res.status(402)
+    return { what: body.what, 10: 'b', 2: 'a' }
+  }
+
+  @Post('text')
+  @Idempotent()
+  async text(@Body() body: { what: string }) { return `<b>${body.what}</b>` }
+
+  @Post('raw')
+  @Header('Content-Type', 'application/json')
+  @Idempotent()
+  async raw() { return '{"spaces":   1}' }
+
+  @Post('nothing')
+  @Idempotent()
+  async nothing() {}
+
+  @Post('file')
+  @Idempotent()
+  async file(@Tx() tx: pg.PoolClient) {
+    await tx.query("INSERT INTO effects (what) VALUES ('file')")
+    return new StreamableFile(Buffer.from('x'))
+  }
+
+  @Post('jobs/:last')
+  @Idempotent({ job: true, lease: '30 seconds' })
+  async job(@Job() job: JobType<pg.PoolClient>, @Param('last') last: string) {
+    const charge = await job.step('charge', () => ({ id: 'ch_1' }))
+    if (last === 'returns') return charge
+    await job.finish(async (tx) => {
+      await tx.query('INSERT INTO effects (what) VALUES ($1)', [job.key])
+      return { status: 202, headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ last: true }) }
+    })
+    return undefined
+  }
+}
+
+before(async () => {
+  world = await World.make()
+  idem = world.client()
+  @Module({ controllers: [Orders], imports: [IdempotencyModule.forRootAsync({
+    useFactory: async () => ({ client: idem, scope: (request) => request.headers['x-user'] }),
+  })] })
+  class Shop {}
+  app = await NestFactory.create(Shop, { logger: false, rawBody: true })
+  // As an application wraps all that it answers.
+  app.useGlobalInterceptors({ intercept: (_: unknown, next: CallHandler) => next.handle().pipe(map((data) => (typeof data === 'object' ? { data } : data))) })
+  await app.listen(0, '127.0.0.1')
+  url = await app.getUrl()
+})
+after(async () => {
+  await app?.close()
+  await world.end()
+})
+
+const post = async (path: string, key: string, body: object = {}) => {
+  const answer = await fetch(url + path, { method: 'POST', body: JSON.stringify(body),
+    headers: { 'Content-Type': 'application/json', 'X-User': 'ann', ...(key === '' ? {} : { 'Idempotency-Key': key }) } })
+  return { status: answer.status, replayed: answer.headers.get('Idempotent-Replayed'), type: answer.headers.get('Content-Type'),
+    location: answer.headers.get('Location'), tag: answer.headers.get('ETag'), text: await answer.text() }
+}
+const twice = async (path: string, body: object = {}) => {
+  const key = newKey()
+  const first = await post(path, key, body)
+  const again = await post(path, key, body)
+  assert.deepEqual(again, { ...first, replayed: 'true' })
+  assert.equal(first.replayed, null)
+  return first
+}
+
+test('a first response and its replay are the same, through the interceptors of the application', async () => {
+  const what = newKey()
+  const { status, text, type, location } = await twice('/orders', { what })
+  assert.deepEqual([status, text, location], [201, JSON.stringify({ data: { what, 10: 'b', 2: 'a' } }), '/orders/1'])
+  assert.match(type!, /application\/json/)
+  assert.equal(await world.effects(what), 1)
+  assert.equal((await twice('/orders/text', { what })).text, `<b>${what}</b>`)
+  assert.equal((await twice('/orders/raw')).text, '{"spaces":   1}')
+  assert.equal((await twice('/orders/nothing')).text, '')
+})
+
+test('what is thrown is rolled back and not stored; a status that the handler sets is stored', async () => {
+  const key = newKey()
+  for (let tries = 0; tries < 2; tries++) assert.deepEqual([(await post('/orders', key, { what: key, fails: 'throws' })).status, await world.effects(key)], [402, 0])
+  assert.equal((await twice('/orders', { what: key, fails: 'status' })).status, 402)
+  assert.equal(await world.effects(key), 1)
+})
+
+test('40001 runs again, without what the first try has put on the response', async () => {
+  conflicts = 1
+  const key = newKey()
+  const { status, tag } = await post('/orders', key, { what: key })
+  assert.equal(status, 201)
+  assert.notEqual(tag, 'of the first try')
+  assert.equal(await world.effects(key), 1)
+})
+
+test('refusals are problem documents, through the exception filters', async () => {
+  const without = await post('/orders', '')
+  assert.deepEqual([without.status, JSON.parse(without.text).type], [400, 'urn:pg-idempotency:key-required'])
+  assert.match(without.type!, /application\/problem\+json/)
+  const key = newKey()
+  await post('/orders', key, { what: 'a' })
+  assert.equal((await post('/orders', key, { what: 'b' })).status, 422)
+  assert.equal((await post('/orders', 'short', { what: 'b' })).status, 400)
+})
+
+test('jobs', async () => {
+  assert.equal((await twice('/orders/jobs/returns')).text, '{"data":{"id":"ch_1"}}')
+  const { status, text } = await twice('/orders/jobs/finishes')
+  assert.deepEqual([status, text], [202, '{"data":{"last":true}}'])
+})
+
+test('what cannot be held back is refused', async () => {
+  assert.equal((await post('/orders/file', newKey())).status, 500)
+  assert.equal(await world.effects('file'), 0)
+  assert.throws(() => {
+    class Wrong {
+      @Idempotent()
+      @Post()
+      wrong(@Res() res: any) { res.json({}) }
+    }
+    return Wrong
+  }, /is guarded and takes @Res\(\)/)
+  assert.throws(() => Idempotent({ wat: 1 } as object), /no option wat/)
+})
+
+test('on Fastify', async () => {
+  const { FastifyAdapter } = await import('@nestjs/platform-fastify')
+  @Module({ controllers: [Orders], imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'fastify' })] })
+  class Shop {}
+  const other = await NestFactory.create(Shop, new FastifyAdapter(), { logger: false })
+  await other.listen(0, '127.0.0.1')
+  const before = url
+  url = await other.getUrl()
+  try {
+    const what = newKey()
+    const { status, text } = await twice('/orders', { what })
+    assert.deepEqual([status, text, await world.effects(what)], [201, JSON.stringify({ what, 10: 'b', 2: 'a' }), 1])
+    assert.equal((await twice('/orders/text', { what })).text, `<b>${what}</b>`)
+    assert.equal((await post('/orders', '')).status, 400)
+  } finally {
+    url = before
+    await other.close()
+  }
+})

@@ -1,0 +1,427 @@
+/*-------------------------------------------------------------------------
+ *
+ * pipeline.c
+ *		A connection of a sink to PostgreSQL that executes a statement for
+ *		each message, in pipeline mode.
+ *
+ * The messages of a round are a batch: their statements are sent without
+ * waiting, and one transaction executes them, which commits at the end of the
+ * batch.  Further batches can follow before its result.  All messages of a
+ * batch are delivered when its end is confirmed.
+ *
+ * If a statement fails, its batch is rolled back.  Only its message has
+ * failed; the others of the batch are sent again.  If the commit itself fails,
+ * each message of the batch is sent again alone.
+ *
+ * A RelayPipeline is the "state" of a sink and owns the connection.
+ * sink_outbox.c and sink_postgres.c call this file.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+#include "memory.h"
+#include "pipeline.h"
+#include "text.h"
+
+#define STATEMENT		"idem_relay"	/* the prepared statement */
+#define FEW_SECONDS		5000	/* more than the server's own time limit */
+
+static bool prepare(RelaySink *sink, const char *statement, char *why,
+					size_t size);
+static void socket_ready(void *argument, int fd, int events);
+static void end_batch(RelaySink *sink);
+static void flush(RelaySink *sink);
+static void receive(RelaySink *sink);
+static bool process(RelaySink *sink, const PGresult *result);
+static void note_failure(RelayPipeline *pipeline, const PGresult *result);
+static void finish_batch(RelaySink *sink);
+static void report(RelayMessage *message, const char *state,
+				   const char *why);
+
+/*
+ * Connect, and prepare a statement, in which "%s" stands for the schema of the
+ * extension.  Returns false and writes the reason if that fails.  Waits up to
+ * the sink's "timeout" for each step.
+ */
+bool
+relay_pipeline_connect(RelaySink *sink, const char *statement, char *why,
+					   size_t size)
+{
+	RelayPipeline *pipeline = sink->state;
+	char		seconds[32];
+	char		options[64];
+	const char *const names[] = {
+		"target_session_attrs", "keepalives_idle", "keepalives_interval",
+		"keepalives_count", "tcp_user_timeout", "fallback_application_name",
+		"connect_timeout", "dbname", "client_encoding",
+		pipeline->password && *pipeline->password ? "password" : NULL, NULL
+	};
+	const char *const values[] = {
+		"read-write", "10", "5", "3", "20000", "idem-relay", seconds,
+		pipeline->database, "UTF8", pipeline->password, NULL
+	};
+	PGresult   *result;
+	bool		done;
+
+	snprintf(seconds, sizeof(seconds), "%lld",
+			 (long long) (sink->timeout + 1999) / 1000);
+	snprintf(options, sizeof(options), "SET statement_timeout = %lld",
+			 (long long) sink->timeout);
+	pipeline->connection = PQconnectdbParams(names, values, 1);
+	if (!pipeline->connection)
+		relay_exit(RELAY_SYSTEM, "out of memory");
+	done = PQstatus(pipeline->connection) == CONNECTION_OK;
+	if (done)
+	{
+		result = PQexec(pipeline->connection, options);
+		done = PQresultStatus(result) == PGRES_COMMAND_OK;
+		PQclear(result);
+	}
+	if (!done)
+		snprintf(why, size, "%.*s",
+				 (int) strcspn(PQerrorMessage(pipeline->connection), "\n"),
+				 PQerrorMessage(pipeline->connection));
+	done = done && prepare(sink, statement, why, size);
+	if (!done)
+	{
+		PQfinish(pipeline->connection);
+		pipeline->connection = NULL;
+		return false;
+	}
+	PQenterPipelineMode(pipeline->connection);
+	PQsetnonblocking(pipeline->connection, 1);
+	pipeline->number = pipeline->received = 1;
+	pipeline->unsynced = 0;
+	pipeline->next = pipeline->culprit = NULL;
+	pipeline->failed = false;
+	return true;
+}
+
+/*
+ * Find the extension's schema, and prepare the statement.
+ */
+static bool
+prepare(RelaySink *sink, const char *statement, char *why, size_t size)
+{
+	const RelayPipeline *pipeline = sink->state;
+	RelayText  *query = relay_text_new();
+	const char *part;
+	PGresult   *schema;
+	PGresult   *result = NULL;
+	bool		done = false;
+
+	schema = PQexec(pipeline->connection,
+					"SELECT pg_catalog.quote_ident(n.nspname)"
+					" FROM pg_catalog.pg_extension e"
+					" JOIN pg_catalog.pg_namespace n"
+					" ON n.oid OPERATOR(pg_catalog.=) e.extnamespace"
+					" WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'");
+	if (PQresultStatus(schema) == PGRES_TUPLES_OK && PQntuples(schema) == 1)
+	{
+		while ((part = strstr(statement, "%s")))
+		{
+			relay_text_add_bytes(query, statement,
+								 (size_t) (part - statement));
+			relay_text_add(query, PQgetvalue(schema, 0, 0));
+			statement = part + 2;
+		}
+		relay_text_add(query, statement);
+		result = PQprepare(pipeline->connection, STATEMENT, query->data, 0,
+						   NULL);
+		done = PQresultStatus(result) == PGRES_COMMAND_OK;
+	}
+	else if (PQresultStatus(schema) == PGRES_TUPLES_OK)
+		snprintf(why, size, "the database lacks the extension; run "
+				 "CREATE EXTENSION idempotency in it");
+	if (!done && (result || PQresultStatus(schema) != PGRES_TUPLES_OK))
+		snprintf(why, size, "%.*s",
+				 (int) strcspn(PQerrorMessage(pipeline->connection), "\n"),
+				 PQerrorMessage(pipeline->connection));
+	PQclear(schema);
+	PQclear(result);
+	relay_text_free(query);
+	return done;
+}
+
+/*
+ * Implement RelaySinkType.attach.
+ */
+void
+relay_pipeline_attach(RelaySink *sink)
+{
+	RelayPipeline *pipeline = sink->state;
+
+	pipeline->fd = PQsocket(pipeline->connection);
+	relay_loop_watch(sink->loop, pipeline->fd, RELAY_LOOP_READ, socket_ready,
+					 sink);
+}
+
+/*
+ * Send the statement of a message in flight.  Its batch ends in the next round
+ * of the loop, or when it is full.
+ */
+void
+relay_pipeline_send(RelaySink *sink, RelayMessage *message,
+					const char *const *params, int nparams)
+{
+	RelayPipeline *pipeline = sink->state;
+
+	message->delivery = NULL;
+	message->tag = pipeline->number;
+	if (!pipeline->next)
+	{
+		pipeline->next = message;
+		pipeline->last_result = relay_now();
+	}
+	pipeline->unsynced++;
+	if (!PQsendQueryPrepared(pipeline->connection, STATEMENT, nparams, params,
+							 NULL, NULL, 0))
+		relay_sink_down(sink, "%s", PQerrorMessage(pipeline->connection));
+	else if (pipeline->unsynced >= pipeline->batch)
+		end_batch(sink);
+	else
+		relay_loop_wake_at(sink->loop, relay_now());
+}
+
+/*
+ * End the batch that is being sent, which is not empty.
+ */
+static void
+end_batch(RelaySink *sink)
+{
+	RelayPipeline *pipeline = sink->state;
+
+	pipeline->number++;
+	pipeline->unsynced = 0;
+	if (!PQpipelineSync(pipeline->connection))
+		relay_sink_down(sink, "%s", PQerrorMessage(pipeline->connection));
+	else
+		flush(sink);
+}
+
+/*
+ * Send what the socket accepts.
+ */
+static void
+flush(RelaySink *sink)
+{
+	const RelayPipeline *pipeline = sink->state;
+	int			unsent = PQflush(pipeline->connection);
+
+	if (unsent < 0)
+		relay_sink_down(sink, "%s", PQerrorMessage(pipeline->connection));
+	else
+		relay_loop_watch(sink->loop, pipeline->fd, unsent ?
+						 RELAY_LOOP_READ | RELAY_LOOP_WRITE : RELAY_LOOP_READ,
+						 socket_ready, sink);
+}
+
+/*
+ * Implement RelaySinkType.work: end the batch of the last round, and detect a
+ * server that does not respond.
+ */
+void
+relay_pipeline_work(RelaySink *sink, int64_t now)
+{
+	const RelayPipeline *pipeline = sink->state;
+	int64_t		limit = pipeline->last_result + sink->timeout + FEW_SECONDS;
+
+	if (pipeline->unsynced > 0)
+		end_batch(sink);
+	if (!sink->connected || !sink->in_flight.first)
+		return;
+	if (now >= limit)
+		relay_sink_down(sink, "no answer");
+	else
+		relay_loop_wake_at(sink->loop, limit);
+}
+
+/*
+ * Send and receive what the socket allows.  The event loop calls this.
+ */
+static void
+socket_ready(void *argument, int fd, int events)
+{
+	RelaySink  *sink = argument;
+	const RelayPipeline *pipeline = sink->state;
+
+	if (!PQconsumeInput(pipeline->connection))
+	{
+		relay_sink_down(sink, "%s", PQerrorMessage(pipeline->connection));
+		return;
+	}
+	flush(sink);
+	if (sink->connected)
+		receive(sink);
+}
+
+/*
+ * Process all results that have arrived.  The sink may be down afterwards.
+ */
+static void
+receive(RelaySink *sink)
+{
+	const RelayPipeline *pipeline = sink->state;
+	int			nothing = 0;
+
+	/* A NULL ends the results of a statement.  Two of them are the end. */
+	while (nothing < 2 && !PQisBusy(pipeline->connection))
+	{
+		PGresult   *result = PQgetResult(pipeline->connection);
+		bool		going_on = true;
+
+		nothing = result ? 0 : nothing + 1;
+		if (result)
+			going_on = process(sink, result);
+		PQclear(result);
+		if (!going_on)
+			return;
+	}
+	if (PQstatus(pipeline->connection) != CONNECTION_OK)
+		relay_sink_down(sink, "%s", PQerrorMessage(pipeline->connection));
+}
+
+/*
+ * Process a result.  Returns false if the sink is down.
+ */
+static bool
+process(RelaySink *sink, const PGresult *result)
+{
+	RelayPipeline *pipeline = sink->state;
+	ExecStatusType status = PQresultStatus(result);
+	RelayMessage *message = pipeline->next;
+	bool		of_message = message && message->tag == pipeline->received;
+
+	pipeline->last_result = relay_now();
+	if (PQstatus(pipeline->connection) != CONNECTION_OK)
+	{
+		relay_sink_down(sink, "%s", PQerrorMessage(pipeline->connection));
+		return false;
+	}
+	if (status == PGRES_PIPELINE_SYNC)
+	{
+		finish_batch(sink);
+		return true;
+	}
+	if (status == PGRES_FATAL_ERROR && !pipeline->failed)
+	{
+		note_failure(pipeline, result);
+		/* Otherwise the commit has failed. */
+		if (of_message)
+			pipeline->culprit = message;
+	}
+	if (of_message)
+		pipeline->next = message->next;
+	return true;
+}
+
+/*
+ * Keep the reason why the batch that is received has failed.
+ */
+static void
+note_failure(RelayPipeline *pipeline, const PGresult *result)
+{
+	const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+	const char *message = PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY);
+
+	pipeline->failed = true;
+	snprintf(pipeline->state, sizeof(pipeline->state), "%s",
+			 state ? state : "");
+	snprintf(pipeline->why, sizeof(pipeline->why), "%s (SQLSTATE %s)",
+			 message ? message : "error", state ? state : "unknown");
+}
+
+/*
+ * The end of a batch is confirmed: report the outcome of its messages.
+ */
+static void
+finish_batch(RelaySink *sink)
+{
+	RelayPipeline *pipeline = sink->state;
+	RelayMessage *message = sink->in_flight.first;
+	RelayMessage *last = NULL;
+	bool		only = message && !(message->next &&
+									message->next->tag == message->tag);
+
+	if (!pipeline->failed)
+	{
+		while (message && message->tag == pipeline->received)
+		{
+			RelayMessage *next = message->next;
+
+			relay_sink_delivered(message);
+			message = next;
+		}
+	}
+	else
+	{
+		RelayMessage *culprit = only ? message : pipeline->culprit;
+
+		for (; message && message->tag == pipeline->received;
+			 message = message->next)
+			last = message;
+		/* From the last one, so that they are ready in their order. */
+		while (last)
+		{
+			message = last->prev;
+			if (last != culprit)
+			{
+				last->alone = !culprit;
+				relay_queue_return(last);
+			}
+			last = message;
+		}
+		if (culprit)
+			report(culprit, pipeline->state, pipeline->why);
+	}
+	pipeline->failed = false;
+	pipeline->culprit = NULL;
+	pipeline->received++;
+}
+
+/*
+ * Report the failure of a message.  Errors of its data are its own; others can
+ * be the fault of the database.
+ */
+static void
+report(RelayMessage *message, const char *state, const char *why)
+{
+	static const char *const deferring[] = {"40", "53", "55", NULL};
+	static const char *const failing[] = {"08", "25", "42", "57", "58", "XX", NULL};
+	int			i;
+
+	for (i = 0; deferring[i]; i++)
+	{
+		if (strncmp(state, deferring[i], 2) == 0)
+		{
+			relay_sink_failed(message, RELAY_DEFERRED, 0, "%s", why);
+			return;
+		}
+	}
+	for (i = 0; failing[i]; i++)
+	{
+		if (strncmp(state, failing[i], 2) == 0)
+		{
+			relay_sink_failed(message, RELAY_FAILED, 0, "%s", why);
+			return;
+		}
+	}
+	relay_sink_refused(message, -1, "%s", why);
+}
+
+/*
+ * Implement RelaySinkType.disconnect.
+ */
+void
+relay_pipeline_disconnect(RelaySink *sink)
+{
+	RelayPipeline *pipeline = sink->state;
+
+	relay_loop_forget(sink->loop, pipeline->fd);
+	PQfinish(pipeline->connection);
+	pipeline->connection = NULL;
+}

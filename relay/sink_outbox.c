@@ -1,0 +1,109 @@
+/*-------------------------------------------------------------------------
+ *
+ * sink_outbox.c
+ *		Sink: other topics of the same outbox, so that a message goes to
+ *		several destinations, each with its own order, retries and dead
+ *		letters.
+ *
+ * One statement acknowledges the message and publishes its copies.  So each
+ * copy is published exactly once, whichever process dies.  The acknowledgement
+ * that answers.c sends afterwards has no effect.
+ *
+ * The sink's "state" is a RelayPipeline.  The callers are sinks.c, dispatch.c
+ * and sink.c, through the RelaySinkType.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include <fnmatch.h>
+#include <stdio.h>
+
+#include "memory.h"
+#include "pipeline.h"
+#include "sink_outbox.h"
+#include "text.h"
+
+static const RelaySettingDef settings[] = {
+	{"copies", RELAY_TEXT, NULL, "topics of the copies, with commas"},
+	{"batch", RELAY_NUMBER, "100", "messages of a transaction, at most",
+	1, 10000},
+	{"in_flight", RELAY_NUMBER, "400", "how many at once", 1, 10000},
+	{NULL}
+};
+
+/* The acknowledgement decides; see idem_outbox_ack(). */
+static const char statement[] =
+"SELECT CASE WHEN %s.idem_outbox_ack(ARRAY[$1::bigint]) OPERATOR(pg_catalog.=) 1"
+" THEN (SELECT pg_catalog.count(*) FROM %s.idem_publish_many($2::text[],"
+" ARRAY[$3::jsonb], ARRAY[$4::text], ARRAY[$5::jsonb])) END";
+
+/*
+ * Implement RelaySinkType.configure.
+ */
+static void
+configure_sink(RelaySink *sink, RelayConfig *config)
+{
+	RelayPipeline *pipeline = relay_alloc(sizeof(RelayPipeline));
+	char	  **copies;
+	int			i;
+	int			j;
+
+	sink->state = pipeline;
+	pipeline->database = relay_section_text(config->main, "database");
+	pipeline->password = relay_section_text(config->main, "password");
+	pipeline->batch = (int) relay_section_number(sink->section, "batch");
+	copies = relay_config_list(relay_section_text(sink->section, "copies"));
+	if (!copies[0])
+		relay_section_fault(config, sink->section, "copies",
+							"\"copies\" is empty; expected names with commas");
+	for (i = 0; copies[i]; i++)
+	{
+		for (j = 0; sink->patterns[j]; j++)
+		{
+			if (fnmatch(sink->patterns[j], copies[i], 0) == 0)
+				relay_section_fault(config, sink->section, "copies",
+									"topic \"%s\" would come back to this "
+									"section without end; use another name",
+									copies[i]);
+		}
+	}
+	relay_config_free_list(copies);
+}
+
+/*
+ * Implement RelaySinkType.connect.
+ */
+static bool
+connect_sink(RelaySink *sink, char *why, size_t size)
+{
+	return relay_pipeline_connect(sink, statement, why, size);
+}
+
+/*
+ * Implement RelaySinkType.deliver.
+ */
+static void
+deliver(RelaySink *sink, RelayMessage *message)
+{
+	char	  **copies = relay_config_list(relay_section_text(sink->section,
+															  "copies"));
+	RelayText  *topics = relay_text_new();
+	char		id[32];
+	const char *params[] = {
+		id, NULL, message->payload, message->key, message->headers
+	};
+	int			i;
+
+	for (i = 0; copies[i]; i++)
+		relay_text_add_element(topics, copies[i]);
+	relay_text_add_char(topics, '}');
+	snprintf(id, sizeof(id), "%lld", (long long) message->id);
+	params[1] = topics->data;
+	relay_pipeline_send(sink, message, params, 5);
+	relay_text_free(topics);
+	relay_config_free_list(copies);
+}
+
+const RelaySinkType relay_sink_outbox = {
+	"outbox", settings, configure_sink, connect_sink, relay_pipeline_attach,
+	NULL, deliver, relay_pipeline_work, relay_pipeline_disconnect
+};

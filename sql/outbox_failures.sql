@@ -1,0 +1,78 @@
+--
+-- Failures with a history, a schedule of pauses and a maximal age; dead letters; topics
+--
+SET client_min_messages = warning;
+DROP EXTENSION IF EXISTS idempotency;
+CREATE EXTENSION idempotency;
+RESET client_min_messages;
+CREATE FUNCTION pg_temp.id(name text) RETURNS bigint
+LANGUAGE sql AS $$ SELECT id FROM idem_outbox WHERE payload #>> '{}' = name $$;
+-- Take a message whose pause is over, and report a failure of this attempt.
+CREATE FUNCTION pg_temp.fail(name text, error text, retry_after interval DEFAULT NULL, counted boolean DEFAULT true,
+	schedule interval[] DEFAULT NULL, max_age interval DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql AS $$
+BEGIN
+	UPDATE idem_outbox SET available_at = clock_timestamp() WHERE id = pg_temp.id(name);
+	RETURN (SELECT idem_outbox_fail(t.id, t.attempt, error, retry_after, counted, schedule, max_age)
+		FROM idem_outbox_take() AS t WHERE t.payload #>> '{}' = name);
+END $$;
+CREATE VIEW pg_temp.pauses AS
+	SELECT payload #>> '{}' AS name, state, attempt - uncounted_attempts AS counted,
+		date_trunc('minute', available_at - clock_timestamp() + interval '1 second') AS pause
+	FROM idem_outbox ORDER BY id;
+
+-- The pauses of the schedule, and death after one more attempt.
+SELECT idem_publish('t', '"scheduled"') IS NOT NULL AS published;
+SELECT pg_temp.fail('scheduled', 'first', schedule => '{5 minutes,1 hour}') AS state;
+SELECT * FROM pg_temp.pauses;
+-- An attempt that does not count does not advance it; retry_after is its pause.
+SELECT pg_temp.fail('scheduled', 'free', '2 minutes', counted => false, schedule => '{5 minutes,1 hour}') AS state;
+SELECT * FROM pg_temp.pauses;
+-- The longer one of retry_after and the schedule counts.
+SELECT pg_temp.fail('scheduled', E'second\nline', '3 hours', schedule => '{5 minutes,1 hour}') AS state;
+SELECT * FROM pg_temp.pauses;
+SELECT pg_temp.fail('scheduled', 'third', schedule => '{5 minutes,1 hour}') AS state;
+SELECT regexp_replace(last_error, '\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ', 'TIME', 'g') AS last_error FROM idem_outbox;
+SELECT split_part(last_error, 'Z', 1)::timestamp
+	BETWEEN (now() AT TIME ZONE 'UTC') - interval '1 minute' AND (now() AT TIME ZONE 'UTC') + interval '1 minute' AS in_utc FROM idem_outbox;
+-- Requeued: as before, with the history.
+SELECT idem_outbox_requeue(ARRAY[pg_temp.id('scheduled')]);
+SELECT pg_temp.fail('scheduled', 'fourth', schedule => '{}') AS state;
+SELECT regexp_replace(last_error, '\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ', 'TIME', 'g') AS last_error FROM idem_outbox;
+SELECT idem_outbox_requeue(ARRAY[pg_temp.id('scheduled')]);
+SELECT pg_temp.fail('scheduled', repeat('x', 2000)) AS state;
+SELECT max(length(line)) AS longest, count(*) AS lines FROM idem_outbox, regexp_split_to_table(last_error, '\n') AS line;
+SELECT pg_temp.fail('scheduled', 'sixth') AS state;
+SELECT count(*) AS lines FROM idem_outbox, regexp_split_to_table(last_error, '\n') AS line;
+
+-- Age: any failure is the last one.
+SELECT idem_publish('u', '"old"', 'k') IS NOT NULL AND idem_publish('u', '"behind"', 'k') IS NOT NULL AS published;
+SELECT pg_temp.fail('old', 'young', '0 s', counted => false, max_age => '1 hour') AS state;
+UPDATE idem_outbox SET created_at = created_at - interval '1 hour' WHERE id = pg_temp.id('old');
+SELECT pg_temp.fail('old', 'late', counted => false, max_age => '1 hour') AS state;
+UPDATE idem_outbox SET available_at = clock_timestamp() WHERE id = pg_temp.id('behind');
+SELECT payload FROM idem_outbox_take(topics => '{u}');
+SELECT id = pg_temp.id('old') AS id, topic, message_key, attempt, split_part(last_error, ' ', 2) LIKE 'late%' AS is_last FROM idem_outbox_dead();
+SELECT count(*) FROM idem_outbox_dead(0);
+SELECT count(*) FROM idem_outbox_dead(NULL);
+
+-- The server's limit remains.
+SET idempotency.outbox_max_attempts = 1;
+SELECT idem_publish('v', '"limited"') IS NOT NULL AS published;
+SELECT pg_temp.fail('limited', 'only', schedule => '{1 s,1 s}') AS state;
+RESET idempotency.outbox_max_attempts;
+
+-- Another attempt, or none.
+SELECT idem_publish('w', '"lost"') IS NOT NULL AS published;
+SELECT idem_outbox_fail(pg_temp.id('lost'), 1, 'x') AS not_taken;
+SELECT attempt FROM idem_outbox_take(topics => '{w}');
+SELECT idem_outbox_fail(pg_temp.id('lost'), 2, 'x') AS other_attempt, idem_outbox_fail(-1, 1, 'x') AS no_message;
+SELECT idem_outbox_ack(ARRAY[pg_temp.id('lost')]);
+SELECT idem_outbox_fail(pg_temp.id('lost'), 1, 'x') AS acknowledged;
+
+-- Topics.
+SELECT * FROM idem_outbox_topics();
+SELECT * FROM idem_outbox_topics(1);
+SELECT count(*) FROM idem_outbox_topics(NULL);
+TRUNCATE idem_outbox;
+SELECT * FROM idem_outbox_topics();

@@ -1,0 +1,152 @@
+# Requests whose clients are gone are completed.
+
+import json
+import os
+import random
+import subprocess
+import time
+
+from endpoint import Endpoint
+from world import equal, expect, free_port, until
+
+ROUNDS = int(os.environ.get('ROUNDS', '300')) * 2 // 3
+SEED = int(os.environ.get('SEED', '1'))
+
+
+def claim(world, number, request, lease='1 ms', scope='shop'):
+    key = 'key-of-a-request-%d' % number
+    token = world.query('SELECT claim_token FROM idem_claim(%s, %s, lease => %s, request => %s)', scope, key, lease,
+                        json.dumps(request))[0][0]
+    return key, token
+
+
+def lookup(world, key, scope='shop'):
+    return world.query('SELECT state, response_status, response_body, response_headers::text FROM idem_lookup(%s, %s)', scope, key)[0]
+
+
+
+def stores_response(world):
+    """The response is stored, with its type; a failure is tried again."""
+    answers = {1: (503, {}, b''), 2: (500, {}, b'bug')}
+    endpoint = Endpoint(lambda request, number: answers.get(number, (
+        201, {'Content-Type': 'application/json'}, b'{"order": 7, "text": "k\xc3\xa4se"}')))
+    world.query('TRUNCATE idem_keys')
+    key, token = claim(world, 1, {'n': 1})
+    other, _ = claim(world, 2, {'n': 2}, scope='other')
+    relay = world.relay('--c.resume=shop', '--c.sink=webhook', '--c.url=' + endpoint.url).started()
+    until('it is completed', lambda: lookup(world, key)[0] == 'completed')
+    equal('its response', lookup(world, key)[1:], (201, '{"order": 7, "text": "käse"}', '{"content-type":"application/json"}'))
+    request = endpoint.requests[-1]
+    equal('the request', (request.body, request.headers['Idempotency-Key'], request.headers['Idempotency-Scope'],
+                          request.headers['Idempotency-Attempt']), (b'{"n": 1}', '"%s"' % key, 'shop', '4'))
+    expect('its token', int(request.headers['Idempotency-Claim-Token']) > token)
+    equal('requests', len(endpoint.requests), 3)
+    equal('another scope', lookup(world, other, 'other')[0], 'started')
+    expect('the log shows no key', key not in relay.said())
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def by_command(world):
+    world.query('TRUNCATE idem_keys')
+    good, _ = claim(world, 1, {'n': 1})
+    bad, _ = claim(world, 2, {'bad': 1})
+    relay = world.relay('--c.resume=*', '--c.sink=command', '--c.command=read -r body; case $body in *bad*) exit 1;; esac; '
+                        'echo "$IDEM_TOPIC $IDEM_MESSAGE_ID ${IDEM_CLAIM_TOKEN:+token} $body"').started()
+    until('it is completed', lambda: lookup(world, good)[0] == 'completed')
+    equal('its response', lookup(world, good)[1:3], (200, 'shop %s token {"n": 1}\n' % good))
+    until('it is tried again', lambda: relay.said().count('failed at attempt') >= 2)
+    equal('the other', lookup(world, bad)[0], 'started')
+    equal('the status', relay.stop(), 0)
+
+
+def extends_lease(world):
+    """While the request runs, no other relay sends it again; a claim that was
+    taken away is not answered."""
+    endpoint = Endpoint(lambda request, number: time.sleep(3) or (200, {}, b'slow'))
+    world.query('TRUNCATE idem_keys')
+    key, _ = claim(world, 1, {'n': 1})
+    options = ('--c.resume=shop', '--c.sink=webhook', '--c.url=' + endpoint.url, '--lease=1s', '--wait=300ms')
+    relays = [world.relay(*options).started() for _ in range(2)]
+    until('it is completed', lambda: lookup(world, key)[0] == 'completed')
+    equal('requests', len(endpoint.requests), 1)
+    key, _ = claim(world, 2, {'n': 2})
+    until('it is sent', lambda: len(endpoint.requests) == 2)
+    world.query("SELECT idem_forget('shop', %s)", key)
+    _, token = claim(world, 2, {'n': 2}, lease='1 hour')
+    until('it is lost', lambda: any('is lost' in relay.said() for relay in relays))
+    time.sleep(3)
+    equal('the new claim', lookup(world, key)[0], 'started')
+    equal('is held', world.query("SELECT idem_complete('shop', %s, 200, 'mine', claim_token => %s)", key, token), [(True,)])
+    for relay in relays:
+        equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def returns_at_stop(world):
+    """A relay that stops gives its claims back at once."""
+    endpoint = Endpoint(lambda request, number: time.sleep(30))
+    world.query('TRUNCATE idem_keys')
+    key, _ = claim(world, 1, {'n': 1})
+    relay = world.relay('--c.resume=shop', '--c.sink=webhook', '--c.url=' + endpoint.url, '--c.timeout=1min',
+                        '--stop_timeout=500ms').started()
+    until('it is sent', lambda: len(endpoint.requests) == 1)
+    began = time.monotonic()
+    equal('the status', relay.stop(), 0)
+    expect('it ended late', time.monotonic() - began < 5)
+    equal('the claim', lookup(world, key)[0], 'failed')
+    endpoint.close()
+
+
+def killed(world):
+    """Application and relays are killed: every effect happens once, and none is
+    left."""
+    world.query('TRUNCATE idem_keys')
+    world.query('DROP TABLE IF EXISTS effects')
+    world.query('CREATE TABLE effects (key text, n int)')
+    world.query('ALTER SYSTEM SET idempotency.max_attempts = 100000')
+    world.query('SELECT pg_reload_conf()')
+    port = free_port()
+    chance = random.Random(SEED)
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'application.py')
+
+    def application():
+        return subprocess.Popen(['/usr/bin/python3', program, str(port)], stderr=subprocess.DEVNULL)
+
+    def relay():
+        return world.relay('--c.resume=shop', '--c.sink=webhook', '--c.url=http://127.0.0.1:%d/' % port, '--lease=1s',
+                           '--wait=300ms', '--c.timeout=2s')
+
+    process, relays, keys = application(), [relay(), relay()], []
+    try:
+        for _ in range(ROUNDS):
+            for _ in range(5):
+                keys.append(claim(world, len(keys), {'n': len(keys)})[0])
+            time.sleep(chance.random() * 0.3)
+            if chance.random() < 0.5:
+                process.kill()
+                process.wait()
+                process = application()
+            else:
+                victim = chance.randrange(2)
+                relays[victim].kill()
+                relays[victim] = relay()
+        until('none is left', lambda: world.query("SELECT count(*) FROM idem_keys WHERE state <> 'completed'") == [(0,)], 120)
+        equal('effects', world.query('SELECT count(*), count(DISTINCT key), count(DISTINCT n) FROM effects'), [(len(keys),) * 3])
+        for running in relays:
+            equal('the status', running.started().stop(), 0)
+    finally:
+        process.kill()
+        process.wait()
+        world.query('ALTER SYSTEM RESET idempotency.max_attempts')
+        world.query('SELECT pg_reload_conf()')
+    print('# %d requests, %d kills: each once, none left' % (len(keys), ROUNDS), flush=True)
+
+
+TESTS = [
+    ('completer: the response is stored, and a failure is tried again', stores_response),
+    ('completer: a command completes a request', by_command),
+    ('completer: the lease is extended, and a lost claim is not answered', extends_lease),
+    ('completer: a relay that stops gives its claims back', returns_at_stop),
+    ('completer: application and relays are killed; every effect once, none left', killed),
+]

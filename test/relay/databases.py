@@ -1,0 +1,245 @@
+# Sinks that are PostgreSQL: the same outbox, and another server; and the
+# commands for an operator.
+
+import os
+import random
+import signal
+import subprocess
+import time
+
+from endpoint import Endpoint
+from world import PROGRAM, World, equal, expect, until
+
+ROUNDS = int(os.environ.get('ROUNDS', '300'))
+SEED = int(os.environ.get('SEED', '1'))
+
+APPLY = """
+CREATE TABLE effects (id bigserial, message_id uuid, key text, n int);
+CREATE FUNCTION apply(message_id uuid, topic text, message_key text, payload jsonb, headers jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF payload ? 'bad' THEN
+        RAISE EXCEPTION 'no such order' USING ERRCODE = 'P0002';
+    END IF;
+    IF payload ? 'slow' THEN
+        PERFORM pg_sleep(60);
+    END IF;
+    INSERT INTO effects (message_id, key, n) VALUES (message_id, message_key, (payload->>'n')::int);
+END $$;
+"""
+
+
+class Other(World):
+    """Another server with the extension, which can be killed."""
+
+    def __init__(self, world):
+        self.bin = subprocess.check_output([os.environ['PG_CONFIG'], '--bindir'], text=True).strip()
+        self.data = os.path.join(world.directory, 'other')
+        self.log = os.path.join(world.directory, 'other.log')
+        self.relays, self.connection, self.directory = [], None, world.directory
+        subprocess.run([os.path.join(self.bin, 'initdb'), '-D', self.data, '-A', 'trust', '-U', 'postgres', '--no-sync',
+                        '-E', 'UTF8', '--locale=C'], check=True, stdout=subprocess.DEVNULL)
+        with open(os.path.join(self.data, 'postgresql.conf'), 'a') as file:
+            for name in ('extension_destdir', 'extension_control_path', 'dynamic_library_path', 'shared_preload_libraries'):
+                for value, in world.query('SELECT setting FROM pg_settings WHERE name = %s', name):
+                    file.write("%s = '%s'\n" % (name, value))
+            file.write("listen_addresses = ''\nunix_socket_directories = '%s'\nport = 5432\nrestart_after_crash = on\n" % self.data)
+        self.where = 'host=%s port=5432 user=postgres dbname=postgres' % self.data
+        self.start()
+        self.query('CREATE EXTENSION idempotency')
+        self.query(APPLY)
+
+    def start(self):
+        subprocess.run([os.path.join(self.bin, 'pg_ctl'), '-D', self.data, '-l', self.log, '-w', 'start'], check=True,
+                       stdout=subprocess.DEVNULL)
+
+    def stop(self):
+        self.connection = None
+        subprocess.run([os.path.join(self.bin, 'pg_ctl'), '-D', self.data, '-m', 'immediate', 'stop'],
+                       stdout=subprocess.DEVNULL)
+
+    def effects(self):
+        return self.query('SELECT key, n FROM effects ORDER BY id')
+
+
+def postgres(world, other, *more):
+    return world.relay('--p.sink=postgres', '--p.topics=orders', '--p.database=' + other.where, '--p.function=public.apply',
+                       '--p.group=shop', *more)
+
+
+def in_order(effects):
+    last = {}
+    for key, n in effects:
+        expect('order of %s: %d after %d' % (key, n, last.get(key, -1)), last.get(key, -1) < n)
+        last[key] = n
+
+
+def applied_once(world):
+    """Relays and the other server are killed: each effect happens once, in the
+    order of its key."""
+    other = Other(world)
+    chance = random.Random(SEED)
+    published = kills = 0
+    relays = [postgres(world, other, '--lease=2s', '--wait=600ms') for _ in range(2)]
+    try:
+        for _ in range(ROUNDS):
+            for _ in range(20):
+                world.publish('orders', '{"n": %d}' % published, 'k%d' % (published % 7))
+                published += 1
+            time.sleep(chance.random() * 0.3)
+            kind = chance.randrange(10)
+            if kind < 6:
+                victim = chance.randrange(2)
+                relays[victim].kill()
+                relays[victim] = postgres(world, other, '--lease=2s', '--wait=600ms')
+            elif kind < 9:
+                pids = subprocess.run(['pgrep', '-f', 'postgres: postgres postgres .local. (idle|SELECT|BIND|PARSE|COMMIT)',
+                                       '-P', open(os.path.join(other.data, 'postmaster.pid')).readline().strip()],
+                                      capture_output=True, text=True).stdout.split()
+                if pids:
+                    os.kill(int(chance.choice(pids)), signal.SIGKILL)
+                other.connection = None
+            else:
+                other.stop()
+                other.start()
+            kills += 1
+        world.all_acked(published, 120)
+        until('it answers', lambda: answers(other), 30)
+        effects = other.effects()
+        equal('effects', len(effects), published)
+        in_order(effects)
+        for relay in relays:
+            equal('the status', relay.started().stop(), 0)
+    finally:
+        other.stop()
+    print('# %d messages, %d kills: each once, in order' % (published, kills), flush=True)
+
+
+def answers(other):
+    try:
+        return other.query('SELECT 1')
+    except Exception:
+        other.connection = None
+        return None
+
+
+def applied_alone(world):
+    """A call that fails or takes too long fails alone; the others of its batch
+    are delivered."""
+    with world.database('other', 'UTF8') as other:
+        other.where = 'dbname=other'
+        other.query(APPLY)
+        bad = world.publish('orders', '{"bad": 1}', 'bad')
+        slow = world.publish('orders', '{"slow": 1}', 'slow')
+        for n in range(100):
+            world.publish('orders', '{"n": %d}' % n, 'k%d' % (n % 50))
+        relay = postgres(world, other, '--p.timeout=1s').started()
+        until('the others are delivered', lambda: world.states().get('acked') == 100)
+        until('reasons', lambda: world.outbox(bad)[3] == 'no such order (SQLSTATE P0002)' and
+              'statement timeout' in (world.outbox(slow)[3] or ''))
+        effects = other.query('SELECT key, n FROM effects ORDER BY id')
+        equal('effects', len(effects), 100)
+        in_order(effects)
+        world.query("UPDATE idem_outbox SET state = 'pending', in_due_index = true, available_at = now(), attempt = 0 "
+                    "WHERE payload ->> 'n' = '5'")
+        until('it is acknowledged again', lambda: world.states().get('acked') == 100)
+        equal('effects after a repeat', other.query('SELECT count(*) FROM effects'), [(100,)])
+        equal('the status', relay.stop(), 0)
+        done = subprocess.run([PROGRAM, '--p.sink=postgres', '--p.topics=orders', '--p.database=dbname=other', '--p.group=g',
+                               '--p.function=nothing', '--check'], capture_output=True, text=True, timeout=30)
+        equal('the status of --check', done.returncode, 69)
+        expect(done.stderr, 'function nothing(uuid' in done.stderr)
+        other.connection.close()
+
+
+def fans_out(world):
+    """One event goes to three webhooks, each with its own order and retries;
+    each copy is published once, though relays are killed."""
+    good = [Endpoint(), Endpoint()]
+    bad = Endpoint(lambda request, number: (500, {}, b'') if number % 3 else (204, {}, b''))
+    options = ['--events.sink=outbox', '--events.topics=events', '--events.copies=one, two, three', '--lease=2s', '--wait=600ms']
+    for name, endpoint in zip(('one', 'two', 'three'), (*good, bad)):
+        options += ['--%s.sink=webhook' % name, '--%s.topics=%s' % (name, name), '--%s.url=%s' % (name, endpoint.url)]
+    chance = random.Random(SEED)
+    relays = [world.relay(*options) for _ in range(2)]
+    rounds = min(ROUNDS, 20)
+    for n in range(rounds):
+        for i in range(10):
+            world.publish('events', '{"n": %d}' % (n * 10 + i), 'k%d' % (i % 3), '{"trace": "x"}')
+        time.sleep(chance.random() * 0.3)
+        victim = chance.randrange(2)
+        relays[victim].kill()
+        relays[victim] = world.relay(*options)
+    until('the events are copied', lambda: world.query(
+        "SELECT count(*) FROM idem_outbox WHERE topic = 'events' AND state = 'acked'") == [(rounds * 10,)], 60)
+    equal('copies', world.query("SELECT topic, count(*), count(DISTINCT payload), count(DISTINCT message_id), min(headers->>'trace') "
+                                "FROM idem_outbox WHERE topic <> 'events' GROUP BY 1 ORDER BY 1"),
+          [(name, rounds * 10, rounds * 10, rounds * 10, 'x') for name in ('one', 'three', 'two')])
+    equal('the order of copies', world.query(
+        "SELECT count(*) FROM (SELECT (payload->>'n')::int < lag((payload->>'n')::int) OVER "
+        "(PARTITION BY topic, message_key ORDER BY id) AS wrong FROM idem_outbox) AS o WHERE wrong"), [(0,)])
+    until('two of them have all', lambda: world.query(
+        "SELECT count(*) FROM idem_outbox WHERE topic IN ('one', 'two') AND state <> 'acked'") == [(0,)], 60)
+    for relay in relays:
+        equal('the status', relay.started().stop(), 0)
+    for endpoint in (*good, bad):
+        endpoint.close()
+    done = subprocess.run([PROGRAM, '--e.sink=outbox', '--e.topics=event*', '--e.copies=one, events2', '--check'],
+                          capture_output=True, text=True, timeout=30)
+    equal('the status of a circle', done.returncode, 78)
+    expect(done.stderr, 'topic "events2" would come back' in done.stderr)
+
+
+def run(*arguments):
+    done = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=30)
+    return done.returncode, done.stdout, done.stderr
+
+
+def operates(world):
+    """dead, groups, requeue and status."""
+    world.query("CREATE ROLE relay_operator LOGIN")
+    try:
+        world.query("SELECT idem_grant_relay('relay_operator')")
+        for n in range(6):
+            world.publish('mails' if n % 2 else 'orders', '"secret"', 'k%d\n' % n)
+        for id, attempt in world.query('SELECT id, attempt FROM idem_outbox_take()'):
+            world.query("SELECT idem_outbox_fail(%s, %s, %s, schedule => '{}')", id, attempt,
+                        'status %d: mailbox %s' % (400 + id % 2, '0123abcd-0123-0123-0123-0123456789ab'))
+        equal('states', world.states(), {'dead': 6})
+        where = '--database=user=relay_operator'
+        status, out, err = run('dead', where)
+        equal('the status', (status, err), (0, ''))
+        lines = out.splitlines()
+        equal('lines', len(lines), 7)
+        expect(out, 'status 400: mailbox ...' in out and 'secret' not in out and lines[0].split()[:4] == [
+            'id', 'topic', 'key', 'attempts'])
+        status, out, _ = run('dead', where, '--topic=mails', '--limit=2')
+        equal('lines of a topic', (status, len(out.splitlines())), (0, 3))
+        status, out, _ = run('groups', where)
+        equal('groups', sorted(line.split()[0] for line in out.splitlines()[1:]), ['3', '3'])
+        equal('without a selection', run('requeue', where)[0], 64)
+        equal('an unknown option', run('requeue', where, '--everything')[0], 64)
+        first = world.query('SELECT min(id) FROM idem_outbox')[0][0]
+        equal('by id', run('requeue', where, '--id=%d' % first)[1], '1\n')
+        equal('by topic and reason', run('requeue', where, '--topic=orders', '--reason=no such')[1], '0\n')
+        equal('by reason', int(run('requeue', where, '--reason=status')[1]), 5)
+        equal('none is left', run('requeue', where, '--all')[1], '0\n')
+        world.query('TRUNCATE idem_outbox')
+        world.publish('t', '1', 'k')
+        world.publish('t', '2', 'k')
+        world.query("SELECT idem_outbox_take(1, '1 hour')")
+        status, out, err = run('status', where)
+        equal('the status', (status, err), (0, ''))
+        equal('what is blocked', out.splitlines()[1].split()[:2], ['t', '1'])
+        expect(out, 'leased' in out)
+        equal('without a database', run('dead', '--database=host=/nowhere')[0], 69)
+    finally:
+        world.query('DROP OWNED BY relay_operator; DROP ROLE relay_operator')
+
+
+TESTS = [
+    ('postgres: relays and the other server are killed; each effect once, in order', applied_once),
+    ('postgres: a call that fails or takes too long fails alone', applied_alone),
+    ('outbox: one event goes to three webhooks, each copy once', fans_out),
+    ('operators: dead, groups, requeue and status', operates),
+]
