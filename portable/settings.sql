@@ -91,7 +91,8 @@ CREATE VIEW @S@.idem_p_known_settings (name, kind, fallback, anyone, lowest, hig
 	('health_bloat', 'real', '0.5', false, 0, 1, NULL),
 	('health_clock', 'ms', '1000', false, 0, 3155760000000, NULL),
 	('health_tables', 'int', '1', false, 0, 2147483647, NULL),
-	('health_sequences', 'int', '1', false, 0, 2147483647, NULL);
+	('health_sequences', 'int', '1', false, 0, 2147483647, NULL),
+	('health_moves', 'ms', '60000', false, 0, 3155760000000, NULL);
 COMMENT ON VIEW @S@.idem_p_known_settings IS
 'The settings that the portable edition has, with their defaults.';
 
