@@ -24,7 +24,6 @@ def lookup(world, key, scope='shop'):
     return world.query('SELECT state, response_status, response_body, response_headers::text FROM idem_lookup(%s, %s)', scope, key)[0]
 
 
-
 def stores_response(world):
     """The response is stored, with its type; a failure is tried again."""
     answers = {1: (503, {}, b''), 2: (500, {}, b'bug')}
