@@ -17,6 +17,7 @@ import {
 } from './functions.js'
 import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes, stepKey } from './keys.js'
+import { noteClaim, observed, spanned, traceparent, waiting, withoutTrace, type Observers } from './observe.js'
 import { ANSWER_MS, isConnectionLost, MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, type Handle, type PoolLike } from './postgres.js'
 import { ManyServers, OneServer, type Servers, type Shards } from './shards.js'
 import { describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
@@ -29,7 +30,7 @@ const ENDED_WAITS = new Set(['57014', '55P03'])
 const IN_DOUBT_WAIT = '5 seconds'
 const MAX_ERROR = 1000
 
-export interface Options {
+export interface Options extends Observers {
   /** The schema of the extension. */
   schema?: string
   /** The pool is that of a router; how to make one for each shard that it names. */
@@ -135,7 +136,9 @@ function asStorable(response: Response, limit: number, encoding: string):
   { status: number; body: string | Uint8Array | null; headers: Headers | null; whole: boolean } {
   const { status } = response
   const body = typeof response.body === 'string' ? storableText(response.body, encoding) : response.body ?? null
-  const headers = response.headers && Object.keys(response.headers).length > 0 ? response.headers : null
+  const trace = traceparent()
+  const given = trace === undefined ? response.headers : { ...response.headers, traceparent: trace }
+  const headers = given && Object.keys(given).length > 0 ? given : null
   const size = Math.max(Buffer.byteLength(body ?? ''), Buffer.byteLength(headerDocument(headers, 'headers') ?? ''))
   if (size <= limit) return { status, body, headers, whole: true }
   const said = problem('response-not-stored', 'Response not stored', status,
@@ -213,7 +216,7 @@ export function resultOfClaim(claim: HeldClaim): Result {
   switch (claim.outcome) {
     case 'replay': case 'erased':
       return {
-        outcome: claim.outcome, status: claim.responseStatus!, headers: claim.responseHeaders ?? {},
+        outcome: claim.outcome, status: claim.responseStatus!, headers: withoutTrace(claim.responseHeaders),
         body: claim.responseBytes ?? claim.responseBody, replayed: true, stored: true,
       }
     case 'in_progress':
@@ -274,7 +277,11 @@ class CommitInDoubt extends Error {}
 export class SingleFlight {
   #running = new Map<string, Promise<boolean>>()
 
-  async run<T extends RequestOptions>(options: T, defaults: Wait, run: (options: T) => Promise<Result>): Promise<Result> {
+  run<T extends RequestOptions>(kind: 'request' | 'job', options: T, defaults: Wait & Observers, run: (options: T) => Promise<Result>): Promise<Result> {
+    return observed(kind, options, defaults, () => this.#run(options, defaults, run))
+  }
+
+  async #run<T extends RequestOptions>(options: T, defaults: Wait, run: (options: T) => Promise<Result>): Promise<Result> {
     const given = options.wait !== undefined || options.waitMs !== undefined ? options : defaults
     const ms = durationMs(given.wait, given.waitMs, 'wait') ?? 0
     if (ms <= 0) return run(options)
@@ -286,8 +293,9 @@ export class SingleFlight {
     const left = (): number => Math.max(0, deadline - performance.now())
     for (let first = this.#running.get(id); first; first = this.#running.get(id)) {
       const over = new AbortController()
-      const stored = await orAbort(Promise.race([first, sleep(Math.min(left(), LONGEST_TIMER), false, { signal: over.signal })]), options.signal)
-        .finally(() => over.abort())
+      const running = first
+      const stored = await waiting(() => orAbort(Promise.race([running, sleep(Math.min(left(), LONGEST_TIMER), false, { signal: over.signal })]), options.signal)
+        .finally(() => over.abort()))
       if (stored || left() === 0) return run({ ...options, wait: undefined, waitMs: 0 })
     }
     const flight = run({ ...options, wait: undefined, waitMs: left() })
@@ -372,7 +380,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
   async request(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response): Promise<Result> {
     refuseNested(this.#pool, 'request()', 'tx, and the methods of on(tx)')
     checkedRequest(options)
-    return this.#singleFlight.run(options, this.#defaults, (request) => this.#request(request, handler))
+    return this.#singleFlight.run('request', options, this.#defaults, (request) => this.#request(request, handler))
   }
 
   async #request(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response): Promise<Result> {
@@ -414,7 +422,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
         this.statements.complete(options.scope, options.key, status, { body, headers, claimToken })
       try {
         if (session.status === 'I') throw new ClaimLost('no transaction')
-        await session.commit(complete(null))
+        await spanned('idempotency.commit', () => session.commit(complete(null)))
       } catch (error) {
         if (session.lost) throw new CommitInDoubt('', { cause: error })
         if (!(error instanceof ClaimLost || error instanceof ClaimNotFound)) throw error
@@ -455,7 +463,11 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
       if (sleeps) waitingConnections.set(pool, waiters + 1)
       try {
         const statement = held(this.statements.claim(options.scope, options.key, { ...given, ...(sleeps ? pick(wait, 'wait') : {}) }))
-        return { session, claim: await send(session, statement, ANSWER_MS + (sleeps ? durationMs(wait.wait, wait.waitMs, 'wait') ?? 0 : 0)) }
+        const limitMs = ANSWER_MS + (sleeps ? durationMs(wait.wait, wait.waitMs, 'wait') ?? 0 : 0)
+        const began = performance.now()
+        const claim = await spanned('idempotency.claim', () => send(session, statement, limitMs))
+        noteClaim(claim, sleeps ? performance.now() - began : 0)
+        return { session, claim }
       } catch (error) {
         // Its statements may not take, or not wait, as long as the wait.
         if (sleeps && !options.signal?.aborted && (error instanceof TimedOut || ENDED_WAITS.has(sqlstateOf(error) ?? ''))) {
@@ -493,7 +505,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
   async job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
     refuseNested(this.#pool, 'job()', 'tx, and the methods of on(tx)')
     checkedRequest(options)
-    return this.#singleFlight.run(options, this.#defaults, (request) => this.#job(request, fn))
+    return this.#singleFlight.run('job', options, this.#defaults, (request) => this.#job(request, fn))
   }
 
   async #job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
@@ -526,12 +538,13 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
               { claimToken: claim.claimToken, ...leaseOf(options, this.#defaults) }))
             return opened
           }, inDoubt ? ANSWER_MS : undefined)
+          const opened = session
           const response = checked(await this.#handle(session, fn, deadline), 'the last step')
           if (session.status === 'E' || session.status === 'I') {
             throw new TransactionEnded('the last step ended its transaction, or went on after an error in it')
           }
           try {
-            await session.commit(complete(response))
+            await spanned('idempotency.commit', () => opened.commit(complete(response)))
           } catch (error) {
             if (session.lost) throw new CommitInDoubt('', { cause: error })
             throw error
@@ -548,7 +561,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
             await this.complete(options.scope, options.key, 200, { claimToken: claim.claimToken }).then((isNew) => !isNew, () => false)) {
             const found = await this.lookup(options.scope, options.key)
             return {
-              outcome: 'new', status: found!.responseStatus!, headers: found!.responseHeaders ?? {},
+              outcome: 'new', status: found!.responseStatus!, headers: withoutTrace(found!.responseHeaders),
               body: found!.responseBytes ?? found!.responseBody, replayed: false, stored: true,
             }
           }

@@ -6,6 +6,7 @@ import {
   array, asciiJson, bigint, bool, bytes, headers, int, interval, json, text,
   type Bigint, type Headers, type Json, type Parameter,
 } from './values.js'
+import { tracedHeaders } from './observe.js'
 
 export interface Statement<T> {
   text: string
@@ -191,6 +192,8 @@ function record(row: Row, kinds: Record<string, Kind>): Record<string, unknown> 
   }
   return made
 }
+
+const traced = (headers: Json | undefined): Json[] | undefined => (headers === undefined ? undefined : [headers])
 
 /** An argument that is undefined is left to its default. */
 function optional<V, T>(value: V | undefined, name: string, make: (value: V, name: string) => T): T | undefined {
@@ -447,7 +450,7 @@ export function statements(schema: string, isShard = false) {
       messageKey?: string | null; headers?: Json; deliverAfter?: string | null; deliverAfterMs?: number } = {}): Statement<string> =>
       one('idem_publish', [['topic', 'text', text(topic, 'topic')], ['payload', 'jsonb', json(payload, 'payload') ?? 'null'],
         ['message_key', 'text', optional(options.messageKey, 'messageKey', text)],
-        ['headers', 'jsonb', optional(options.headers, 'headers', json)],
+        ['headers', 'jsonb', optional(tracedHeaders(options.headers), 'headers', json)],
         ['deliver_after', 'interval', interval(options.deliverAfter, options.deliverAfterMs, 'deliverAfter')]], 'text'),
     publishMany: (topics: string[], payloads: Json[], options: {
       messageKeys?: (string | null)[] | null; headers?: Json[] | null; deliverAfter?: string | null; deliverAfterMs?: number } = {}):
@@ -455,7 +458,9 @@ export function statements(schema: string, isShard = false) {
       rows('idem_publish_many', [texts('topics', topics),
         ['payloads', 'jsonb[]', array(payloads, 'payloads', (value, as) => json(value, as) ?? 'null')],
         texts('messageKeys', options.messageKeys),
-        ['headers', 'jsonb[]', optional(options.headers, 'headers', (given, as) => array(given, as, json))],
+        // One stands for all.
+        ['headers', 'jsonb[]', optional(options.headers?.map((one) => tracedHeaders(one)) ?? options.headers ?? traced(tracedHeaders(undefined)), 'headers',
+          (given, as) => array(given, as, json))],
         ['deliver_after', 'interval', interval(options.deliverAfter, options.deliverAfterMs, 'deliverAfter')]],
         { ordinal: 'int', messageId: 'text' }),
     outboxTake: (options: { maxMessages?: number; topics?: string[] | null } & Lease & Wait = {}): Statement<Message[]> =>

@@ -5,6 +5,7 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { TimedOut } from './errors.js'
 import type { Timeout } from './functions.js'
+import { spanned } from './observe.js'
 import { durationMs, LONGEST_TIMER } from './values.js'
 
 /** A handler that runs, or has run. */
@@ -98,7 +99,7 @@ export async function runHandler<T>(pools: readonly object[], run: () => Promise
   try {
     return await new Promise<T>((resolve, reject) => {
       stop = deadline.start(reject)
-      currentHandler.run(handler, async () => run()).then(resolve, reject)
+      currentHandler.run(handler, () => spanned('idempotency.handler', run)).then(resolve, reject)
       lost?.catch(reject)
     })
   } finally {

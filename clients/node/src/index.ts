@@ -12,6 +12,7 @@ export type {
   ResumedClaim, Timeout, Ttl, Wait,
 } from './functions.js'
 export { newKey, stepKey } from './keys.js'
+export type { Observers, OutcomeEvent } from './observe.js'
 export type { Handle, PoolClientLike, PoolLike } from './postgres.js'
 export type { Shard, Shards } from './shards.js'
 export type { Bigint, Headers, Json } from './values.js'

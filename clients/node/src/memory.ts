@@ -19,6 +19,7 @@ import {
 } from './functions.js'
 import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes } from './keys.js'
+import { noteClaim, tracedHeaders } from './observe.js'
 import { bigint, durationMs, headers as headerDocument, text, type Bigint, type Headers, type Json } from './values.js'
 
 const MAX_RESPONSE_SIZE = 1 << 20
@@ -326,7 +327,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
     refuseNested(this, 'request()', 'tx, and the methods of on(tx)')
     checkedRequest(options)
     const deadline = Deadline.inTransaction(options, this.#defaults)
-    return this.#singleFlight.run(options, this.#defaults, (request) => withRetries(() => this.#transaction(async (tx) => {
+    return this.#singleFlight.run('request', options, this.#defaults, (request) => withRetries(() => this.#transaction(async (tx) => {
       const claim = await this.#claim(tx, request.scope, request.key, { ...this.#times(request), ...identity(request) })
       if (claim.outcome !== 'new') return resultOfClaim(claim)
       const response = checked(await runHandler([this], () => handler(tx), deadline), 'the handler')
@@ -344,7 +345,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
     refuseNested(this, 'job()', 'tx, and the methods of on(tx)')
     checkedRequest(options)
     const deadline = new Deadline(options, this.#defaults)
-    return this.#singleFlight.run(options, this.#defaults, async (request) => {
+    return this.#singleFlight.run('job', options, this.#defaults, async (request) => {
       const started = performance.now()
       const claim = await this.#transaction((tx) =>
         this.#claim(tx, request.scope, request.key, { ...this.#times(request), ...identity(request) }))
@@ -380,10 +381,15 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
     const ttl = duration(options.ttl, options.ttlMs, 'ttl', DAY)
     const lease = duration(options.lease, options.leaseMs, 'lease', 60_000)
     const deadline = performance.now() + duration(options.wait, options.waitMs, 'wait', 0)
-    const claimed = (outcome: Claim['outcome'], row?: KeyRow): HeldClaim => ({
-      ...rowCore(outcome === 'replay' || outcome === 'erased' || outcome === 'new' ? row : undefined), outcome,
-      leaseMs: row?.leaseExpiresAt ? row.leaseExpiresAt.getTime() - Date.now() : null, maxResponseSize: MAX_RESPONSE_SIZE, encoding: 'UTF8',
-    })
+    const began = performance.now()
+    const claimed = (outcome: Claim['outcome'], row?: KeyRow): HeldClaim => {
+      const claim: HeldClaim = {
+        ...rowCore(outcome === 'replay' || outcome === 'erased' || outcome === 'new' ? row : undefined), outcome,
+        leaseMs: row?.leaseExpiresAt ? row.leaseExpiresAt.getTime() - Date.now() : null, maxResponseSize: MAX_RESPONSE_SIZE, encoding: 'UTF8',
+      }
+      noteClaim(claim, performance.now() - began)
+      return claim
+    }
     for (;;) {
       const now = Date.now()
       const writer = this.#keys.writer(tx, id)
@@ -679,7 +685,8 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         return [...new Set(tokens)].filter((token) => first.has(token))
       },
 
-      async publish(topic, payload, options = {}) {
+      async publish(topic, payload, given = {}) {
+        const options = { ...given, headers: tracedHeaders(given.headers) }
         const now = Date.now()
         const id = ++self.#ids
         const messageId = randomUUID()

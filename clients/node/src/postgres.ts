@@ -215,9 +215,15 @@ const isSilence = (error: unknown): boolean => error instanceof TimedOut || (err
 const unreachable = new WeakSet()
 export const isUnreachable = (error: unknown): boolean => typeof error === 'object' && error !== null && unreachable.has(error)
 
-/** A transaction's own errors as our classes. */
+/** A transaction's own errors as our classes, and what a wrong option schema leads to. */
 function translated(error: unknown): unknown {
-  return asIdempotencyError(error) ?? error
+  const known = asIdempotencyError(error)
+  if (known) return known
+  const state = sqlstateOf(error)
+  const [, schema] = state === '42883' ? /^function (.+)\.idem_\w+\(/.exec((error as Error).message) ?? []
+    : state === '3F000' ? /^schema "(.+)" does not exist/.exec((error as Error).message) ?? [] : []
+  return schema === undefined ? error : new IdempotencyError(`the functions of the extension are not in schema ${schema}: ` +
+    'the option schema says where CREATE EXTENSION has put them', { sqlstate: state, cause: error })
 }
 
 const ENDS = /^(?:\s|--[^\n]*\n|\/\*[\s\S]*?\*\/|;)*(begin|start\s+transaction|commit|end|abort|prepare\s+transaction|rollback(?!\s+(?:(?:work|transaction)\s+)?to\b))\b/i

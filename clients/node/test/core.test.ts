@@ -402,6 +402,17 @@ test('run: a whole request in one statement', async () => {
   assert.equal((await memory.run('scope', one, 'place(jsonb)', { a: 1 })).outcome, 'replay')
 })
 
+test('a wrong schema is named in the error', async () => {
+  for (const schema of ['public', 'nowhere']) {
+    const wrong = world.client({ schema })
+    const ways = [() => wrong.once('a', 'b'), () => wrong.request({ scope: 'a', key: key() }, () => ({ status: 200 }))]
+    for (const way of ways) {
+      await assert.rejects(way(), (error) => error instanceof IdempotencyError && /42883|3F000/.test(error.sqlstate!) &&
+        error.message.startsWith(`the functions of the extension are not in schema ${schema}: the option schema`))
+    }
+  }
+})
+
 test('on: in the transaction of a pg client', async () => {
   const pool = world.pool()
   const undo = new Error('undo')

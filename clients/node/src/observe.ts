@@ -1,0 +1,158 @@
+/**
+ * What others see of requests and jobs: a hook, a channel of
+ * node:diagnostics_channel, and spans and metrics of OpenTelemetry, if the
+ * application has its API. Scope and key appear in spans only if asked for.
+ */
+import { AsyncLocalStorage } from 'node:async_hooks'
+import { channel } from 'node:diagnostics_channel'
+import { createRequire } from 'node:module'
+import { InProgress, KeyExpired, KeyReused } from './errors.js'
+import type { Claim } from './functions.js'
+import type { Headers, Json } from './values.js'
+
+export interface OutcomeEvent {
+  kind: 'request' | 'job'
+  scope: string
+  /** 'failed' where the handler or the database threw. */
+  outcome: 'new' | 'replay' | 'erased' | 'in_progress' | 'hash_conflict' | 'expired' | 'failed'
+  ms: number
+  /** Of the claim; undefined where there was none. */
+  attempt: number | undefined
+  /** How many milliseconds of ms passed waiting for another request: in this process, or in a claim that may wait and found one. */
+  waited: number
+}
+export interface Observers {
+  /** Called with the outcome of each request and job. What it throws is ignored. */
+  onOutcome?: (event: OutcomeEvent) => void
+  /** Spans have the scope and the key, too. */
+  traceKeys?: boolean
+}
+
+/** Of one request, until its outcome. */
+interface Observation { attempt: number | undefined; waited: number; of: string | undefined }
+
+type Api = typeof import('@opentelemetry/api')
+type Span = import('@opentelemetry/api').Span
+
+const outcomes = channel('pg-idempotency:outcome')
+const observing = new AsyncLocalStorage<Observation>()
+const NAME = 'pg-idempotency'
+const TRACEPARENT = /^00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})$/
+
+const api = ((): Api | undefined => {
+  try {
+    return createRequire(import.meta.url)('@opentelemetry/api') as Api
+  } catch {
+    return undefined
+  }
+})()
+
+function instruments(meters: import('@opentelemetry/api').MeterProvider) {
+  const meter = meters.getMeter(NAME)
+  return {
+    meters,
+    requests: meter.createCounter('idempotency.requests', { description: 'Requests and jobs by outcome' }),
+    wait: meter.createHistogram('idempotency.wait.duration', { unit: 's', description: 'Time spent waiting for another request with the key' }),
+  }
+}
+let made: ReturnType<typeof instruments> | undefined
+
+function outcomeOf(error: unknown): OutcomeEvent['outcome'] {
+  if (error instanceof InProgress) return 'in_progress'
+  if (error instanceof KeyReused) return 'hash_conflict'
+  return error instanceof KeyExpired ? 'expired' : 'failed'
+}
+
+/** Run a request or job, and tell its outcome. */
+export function observed<T extends { outcome: OutcomeEvent['outcome'] }>(kind: 'request' | 'job', options: { scope: string; key: string }, observers: Observers,
+  run: () => Promise<T>): Promise<T> {
+  const { onOutcome, traceKeys } = observers
+  if (!api && !onOutcome && !outcomes.hasSubscribers) return run()
+  const observation: Observation = { attempt: undefined, waited: 0, of: undefined }
+  const began = performance.now()
+  const tell = (outcome: OutcomeEvent['outcome'], span?: Span): void => {
+    const { attempt, waited, of } = observation
+    const event: OutcomeEvent = { kind, scope: options.scope, outcome, ms: performance.now() - began, attempt, waited }
+    outcomes.publish(event)
+    try {
+      onOutcome?.(event)
+    } catch {
+      // It is no part of the request.
+    }
+    if (!api) return
+    const provider = api.metrics.getMeterProvider()
+    if (made?.meters !== provider) made = instruments(provider)
+    const attributes = { 'idempotency.outcome': outcome }
+    made.requests.add(1, attributes)
+    if (waited > 0) made.wait.record(waited / 1000, attributes)
+    span?.setAttributes({ ...attributes, ...(attempt === undefined ? {} : { 'idempotency.attempt': attempt }) })
+    const [, traceId, spanId, flags] = TRACEPARENT.exec(of ?? '') ?? []
+    if (traceId && spanId) span?.addLink?.({ context: { traceId, spanId, traceFlags: parseInt(flags!, 16), isRemote: true } })
+  }
+  return observing.run(observation, () => spanned(`idempotency.${kind}`, async (span) => {
+    if (traceKeys) span?.setAttributes({ 'idempotency.scope': options.scope, 'idempotency.key': options.key })
+    try {
+      const result = await run()
+      tell(result.outcome, span)
+      return result
+    } catch (error) {
+      tell(outcomeOf(error), span)
+      throw error
+    }
+  }))
+}
+
+/** Run a part of a request as a span. */
+export async function spanned<T>(name: string, run: (span?: Span) => Promise<T> | T): Promise<T> {
+  if (!api || !observing.getStore()) return run()
+  return api.trace.getTracer(NAME).startActiveSpan(name, { attributes: { 'db.system.name': 'postgresql' } }, async (span) => {
+    try {
+      return await run(span)
+    } catch (error) {
+      span.recordException(error as Error)
+      span.setStatus({ code: api!.SpanStatusCode.ERROR })
+      throw error
+    } finally {
+      span.end()
+    }
+  })
+}
+
+/** Wait for another request, as a span, and count the time. */
+export async function waiting<T>(run: () => Promise<T>): Promise<T> {
+  const observation = observing.getStore()
+  const began = performance.now()
+  try {
+    return await spanned('idempotency.wait', run)
+  } finally {
+    if (observation) observation.waited += performance.now() - began
+  }
+}
+
+/** The claim of the request that is observed, and how long it took if it was allowed to wait. */
+export function noteClaim(claim: Claim, ms: number): void {
+  const observation = observing.getStore()
+  if (!observation) return
+  if (claim.outcome !== 'new') observation.waited += ms
+  observation.attempt = claim.attempt ?? undefined
+  observation.of = claim.responseHeaders?.['traceparent'] as string | undefined
+}
+
+/** The span that is active, as the header of W3C's trace context; undefined where there is none. */
+export function traceparent(): string | undefined {
+  const span = api?.trace.getSpan(api.context.active())?.spanContext()
+  return span && api!.isSpanContextValid(span) ? `00-${span.traceId}-${span.spanId}-${span.traceFlags.toString(16).padStart(2, '0')}` : undefined
+}
+
+/** A message's headers, with the trace that it belongs to; a message that says so keeps its own. */
+export function tracedHeaders<H extends Json | undefined>(headers: H): H | Json {
+  if (!(headers === undefined || (typeof headers === 'object' && headers !== null && !Array.isArray(headers) && !('traceparent' in headers)))) return headers
+  const found = traceparent()
+  return found === undefined ? headers : { ...headers as object, traceparent: found }
+}
+
+/** The headers of a stored response: without the trace, which is stored among them. */
+export function withoutTrace(headers: Headers | null): Headers {
+  const { traceparent: _, ...rest } = headers ?? {}
+  return rest
+}
