@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 import psycopg
-from psycopg import generators
+from psycopg import generators, waiting
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
@@ -169,8 +169,14 @@ class PsycopgSession:
         query = "; ".join(commands).encode(encoding)
         try:
             async with locked(self._connection.lock, None):
-                self._connection.pgconn.send_query(query)
-                results = await maybe_await(self._connection.wait(generators.execute(self._connection.pgconn)))
+                link = self._connection.pgconn
+                link.send_query(query)
+                answer = generators.execute(link)
+                if isinstance(self._connection, psycopg.AsyncConnection):
+                    # psycopg 3.2's own wait() asks a silent server to cancel, and waits for that without an end.
+                    results = await waiting.wait_async(answer, link.socket)
+                else:
+                    results = self._connection.wait(answer)
         except psycopg.Error:
             raise
         except BaseException:
