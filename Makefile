@@ -14,6 +14,7 @@
 #	make torture		an hour of crashes under load; searches for damage
 #	make matrix			all majors of PostgreSQL, as root
 #	make models			search all interleavings of small models of the protocols, with spin
+#	make portable-check		the same suites for the portable edition, without the library
 #	make lint			format, layers and the linters of every language
 #	make static			compilers' warnings, clang-tidy, cppcheck, gcc -fanalyzer
 #	make sanitize		AddressSanitizer and UndefinedBehaviorSanitizer
@@ -33,6 +34,7 @@
 #	make packages-check	build, install and upgrade the packages on fresh systems, as root
 #
 # Install it:
+#	make portable		write the portable edition's scripts into portable/build, without a server
 #	make				build, for the server of pg_config
 #	make install		install there
 #	make installcheck	run the regression tests on a running server
@@ -70,7 +72,7 @@ ISOLATION_OPTS = --inputdir=$(TREE)/test/isolation --outputdir=test/isolation --
 
 # These work without a server installation, and PGXS has a "check" of its own.
 # So they run without PGXS, and a second make runs the other goals of the call.
-DEV_GOALS = demo playground check models clients matrix inject mutants lint static sanitize valgrind fuzz scale-out torture failover bench relay relay-install relay-check relay-bench dist deb packages-check monitoring-check monitoring-picture
+DEV_GOALS = portable portable-check demo playground check models clients matrix inject mutants lint static sanitize valgrind fuzz scale-out torture failover bench relay relay-install relay-check relay-bench dist deb packages-check monitoring-check monitoring-picture
 ifneq ($(filter $(DEV_GOALS),$(MAKECMDGOALS)),)
 
 PGXS_GOALS = $(filter-out $(DEV_GOALS),$(MAKECMDGOALS))
@@ -87,6 +89,13 @@ PROGRAM_torture = test/torture/run
 demo check torture:
 	@test/prepare
 	@test/cluster $(PROGRAM_$@)
+
+portable:
+	@portable/generate portable/build
+
+portable-check:
+	@test/prepare
+	@EDITION=portable test/cluster test/check
 
 # ROUNDS=20 for a shorter run; see test/failover/run for more.
 failover:

@@ -122,15 +122,16 @@ RETURNS void
 LANGUAGE plpgsql STABLE
 AS $$
 DECLARE
-	allowed CONSTANT bigint := least(268435456, greatest(4194304, size * 10));
+	allowed CONSTANT bigint := least(CASE WHEN name IS NULL THEN @S@.idem_p_setting('max_message_size')::bigint ELSE 268435456 END,
+		greatest(4194304, size * 10));
 BEGIN
 	-- No byte of a jsonb becomes 10,000 bytes of text.
-	IF size > 419 AND octet_length(document::text) + coalesce(octet_length(second::text), 0) > allowed THEN
+	IF size > allowed / 10000 AND octet_length(document::text) + coalesce(octet_length(second::text), 0) > allowed THEN
 		RAISE EXCEPTION USING ERRCODE = '54000',
 			MESSAGE = CASE WHEN name IS NULL THEN 'message is too large' ELSE format('argument "%s" is too large', name) END,
 			DETAIL = format(CASE WHEN name IS NULL THEN 'Its payload and headers have more than %s bytes of text.'
 				ELSE 'It has more than %s bytes of text.' END, allowed),
-			HINT = CASE WHEN name IS NULL THEN 'Publish a reference to the data.' ELSE 'Store a reference to it.' END;
+			HINT = CASE WHEN name IS NULL THEN 'Publish a reference to the data, or let a superuser raise "idempotency.max_message_size" if that is the limit.' ELSE 'Store a reference to it.' END;
 	END IF;
 END
 $$;
@@ -174,7 +175,7 @@ BEGIN
 				MESSAGE = 'no claim token is higher than that of the record',
 				HINT = 'Delete the record with idem_forget().';
 		END IF;
-		PERFORM setval('@S@.idem_claim_tokens', previous);
+		PERFORM @S@.idem_p_raise_sequence('@S@.idem_claim_tokens', previous);
 		token := nextval('@S@.idem_claim_tokens');
 	END LOOP;
 	RETURN token;
@@ -622,7 +623,7 @@ BEGIN
 							state, scope, key, request_hash, request)
 						VALUES (token, clock, result.lease_expires_at, CASE WHEN request IS NOT NULL THEN result.lease_expires_at END,
 							result.expires_at, 1, 'started', idem_claim.scope, idem_claim.key, idem_claim.request_hash, idem_claim.request)
-						ON CONFLICT DO NOTHING;
+						ON CONFLICT ON CONSTRAINT idem_keys_pkey DO NOTHING;
 					-- A row that was written past these functions.
 					CONTINUE look WHEN NOT FOUND;
 				ELSIF record.expires_at <= clock THEN

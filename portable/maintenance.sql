@@ -1,40 +1,141 @@
---@ idem_cleanup plpgsql
-#variable_conflict use_column
-DECLARE r @S@.idem_cleanup_result; n int := coalesce($1, @S@.idem_p_setting('cleanup_batch_size')::int); t timestamptz := clock_timestamp(); kt timestamptz;
+-- Cleanup, and repairs after a restore.  There is no background worker: an operator
+-- or a scheduler calls idem_cleanup().
+
+--@ helpers
+CREATE FUNCTION @S@.idem_p_tombstone()
+RETURNS interval
+LANGUAGE sql STABLE
+AS $$
+	SELECT CASE WHEN @S@.idem_p_setting('expired_key_policy') = 'reject'
+		THEN @S@.idem_p_setting('tombstone_retention')::float8 ELSE 0 END * '1 ms'::interval
+$$;
+COMMENT ON FUNCTION @S@.idem_p_tombstone() IS
+'For how long an expired key is kept.';
+
+-- setval() could lower what another session has raised, or draw a number again, so
+-- only one session raises at a time, for an instant, and a short way is gone by
+-- nextval().
+CREATE FUNCTION @S@.idem_p_raise_sequence(sequence regclass, at_least bigint)
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	number bigint;
 BEGIN
-	IF n < 1 THEN RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "batch_size" must be positive'; END IF;
-	kt := t - CASE WHEN @S@.idem_p_setting('expired_key_policy') = 'reject' THEN @S@.idem_p_setting('tombstone_retention')::float8 ELSE 0 END * interval '1 ms';
-	DELETE FROM @S@.idem_keys WHERE ctid = ANY (ARRAY(SELECT k.ctid FROM @S@.idem_keys AS k WHERE k.expires_at <= kt ORDER BY k.expires_at LIMIT n FOR UPDATE SKIP LOCKED));
-	GET DIAGNOSTICS r.keys_deleted = ROW_COUNT;
-	DELETE FROM @S@.idem_tokens WHERE ctid = ANY (ARRAY(SELECT k.ctid FROM @S@.idem_tokens AS k WHERE k.expires_at <= t ORDER BY k.expires_at LIMIT n FOR UPDATE SKIP LOCKED));
-	GET DIAGNOSTICS r.tokens_deleted = ROW_COUNT;
-	DELETE FROM @S@.idem_outbox WHERE ctid = ANY (ARRAY(SELECT k.ctid FROM @S@.idem_outbox AS k WHERE k.state <> 'pending' AND NOT k.in_due_index
-		AND k.acked_at <= t - @S@.idem_p_setting('outbox_retention')::float8 * interval '1 ms' ORDER BY k.acked_at LIMIT n FOR UPDATE SKIP LOCKED));
-	GET DIAGNOSTICS r.messages_deleted = ROW_COUNT;
-	RETURN r;
+	PERFORM pg_advisory_lock(481, 0);
+	BEGIN
+		number := nextval(sequence);
+		IF at_least - number > 100000 THEN
+			PERFORM setval(sequence, at_least);
+		ELSE
+			WHILE number < at_least LOOP
+				number := nextval(sequence);
+			END LOOP;
+		END IF;
+	EXCEPTION WHEN OTHERS OR query_canceled THEN
+		PERFORM pg_advisory_unlock(481, 0);
+		RAISE;
+	END;
+	PERFORM pg_advisory_unlock(481, 0);
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_raise_sequence(regclass, bigint) IS
+'Raises a sequence, so that its next number is above this one; never lowers it.';
+
+--@ idem_cleanup plpgsql SET enable_seqscan = off
+DECLARE
+	result @S@.idem_cleanup_result;
+	wanted CONSTANT int := coalesce(batch_size, @S@.idem_p_setting('cleanup_batch_size')::int);
+	clock CONSTANT timestamptz := clock_timestamp();
+BEGIN
+	IF wanted < 1 THEN
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "batch_size" must be positive';
+	END IF;
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	DELETE FROM @S@.idem_keys AS k WHERE k.ctid = ANY (ARRAY(SELECT e.ctid FROM @S@.idem_keys AS e
+		WHERE e.expires_at <= clock - @S@.idem_p_tombstone() ORDER BY e.expires_at LIMIT wanted FOR UPDATE SKIP LOCKED));
+	GET DIAGNOSTICS result.keys_deleted = ROW_COUNT;
+	DELETE FROM @S@.idem_tokens AS t WHERE t.ctid = ANY (ARRAY(SELECT e.ctid FROM @S@.idem_tokens AS e
+		WHERE e.expires_at <= clock ORDER BY e.expires_at LIMIT wanted FOR UPDATE SKIP LOCKED));
+	GET DIAGNOSTICS result.tokens_deleted = ROW_COUNT;
+	DELETE FROM @S@.idem_outbox AS o WHERE o.ctid = ANY (ARRAY(SELECT e.ctid FROM @S@.idem_outbox AS e
+		WHERE e.state <> 'pending' AND e.acked_at <= clock - @S@.idem_p_setting('outbox_retention')::float8 * '1 ms'::interval
+		ORDER BY e.acked_at LIMIT wanted FOR UPDATE SKIP LOCKED));
+	GET DIAGNOSTICS result.messages_deleted = ROW_COUNT;
+	RETURN result;
+END
+
+--@ idem_take_expired plpgsql SET enable_seqscan = off
+DECLARE
+	wanted CONSTANT int := coalesce(max_rows, 1000);
+	clock CONSTANT timestamptz := clock_timestamp();
+BEGIN
+	IF kind IS NULL THEN
+		PERFORM @S@.idem_p_null('kind');
+	ELSIF kind NOT IN ('keys', 'tokens', 'messages') THEN
+		RAISE EXCEPTION USING ERRCODE = '22023',
+			MESSAGE = 'argument "kind" must be "keys", "tokens" or "messages"';
+	ELSIF wanted < 1 THEN
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "max_rows" must be positive';
+	END IF;
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	-- Of columns of type json, the text.
+	CASE kind
+		WHEN 'keys' THEN
+			RETURN QUERY DELETE FROM @S@.idem_keys AS k WHERE k.ctid = ANY (ARRAY(SELECT e.ctid FROM @S@.idem_keys AS e
+					WHERE e.expires_at <= clock - @S@.idem_p_tombstone() ORDER BY e.expires_at LIMIT wanted FOR UPDATE SKIP LOCKED))
+				RETURNING to_jsonb(k) || jsonb_build_object('response_headers', k.response_headers::text,
+					'recovery_state', k.recovery_state::text);
+		WHEN 'tokens' THEN
+			RETURN QUERY DELETE FROM @S@.idem_tokens AS t WHERE t.ctid = ANY (ARRAY(SELECT e.ctid FROM @S@.idem_tokens AS e
+					WHERE e.expires_at <= clock ORDER BY e.expires_at LIMIT wanted FOR UPDATE SKIP LOCKED))
+				RETURNING to_jsonb(t);
+		ELSE
+			RETURN QUERY DELETE FROM @S@.idem_outbox AS o WHERE o.ctid = ANY (ARRAY(SELECT e.ctid FROM @S@.idem_outbox AS e
+					WHERE e.state <> 'pending' AND e.acked_at <= clock - @S@.idem_p_setting('outbox_retention')::float8 * '1 ms'::interval
+					ORDER BY e.acked_at LIMIT wanted FOR UPDATE SKIP LOCKED))
+				RETURNING to_jsonb(o);
+	END CASE;
 END
 
 --@ idem_raise_claim_tokens plpgsql
-#variable_conflict use_column
-DECLARE before bigint; n bigint; top bigint;
+DECLARE
+	before bigint;
+	raised bigint;
 BEGIN
-	IF $1 IS NULL THEN PERFORM @S@.idem_p_null('at_least'); END IF;
-	IF $1 > 4611686018427387903 THEN RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "at_least" is too large'; END IF;
-	PERFORM pg_advisory_xact_lock(hashtextextended('idem_raise_claim_tokens', 480));
+	IF at_least IS NULL THEN
+		PERFORM @S@.idem_p_null('at_least');
+	ELSIF at_least > 4611686018427387903 THEN
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "at_least" is too large';
+	END IF;
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
 	before := nextval('@S@.idem_claim_tokens');
-	n := greatest(before, $1);
-	PERFORM setval('@S@.idem_claim_tokens', n);
-	top := greatest(nextval('@S@.idem_outbox_ids') + n - before, (SELECT max(o.id) FROM @S@.idem_outbox AS o));
-	PERFORM setval('@S@.idem_outbox_ids', top);
-	RETURN n;
-END
-
---@ idem_take_expired plpgsql
-BEGIN
-	RETURN;
+	raised := greatest(before, at_least);
+	PERFORM @S@.idem_p_raise_sequence('@S@.idem_claim_tokens', raised);
+	PERFORM @S@.idem_p_raise_sequence('@S@.idem_outbox_ids', greatest(nextval('@S@.idem_outbox_ids') + raised - before,
+		(SELECT max(o.id) FROM @S@.idem_outbox AS o)));
+	RETURN raised;
 END
 
 --@ idem_repair_outbox plpgsql
+DECLARE
+	repaired bigint;
 BEGIN
-	RETURN 0;
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	END IF;
+	UPDATE @S@.idem_outbox AS o SET in_due_index = true
+		WHERE o.id = ANY (ARRAY(SELECT e.id FROM @S@.idem_outbox AS e
+			WHERE e.state = 'pending' AND NOT e.in_due_index AND (e.key_hash IS NULL
+				OR NOT EXISTS (SELECT FROM @S@.idem_outbox AS b
+					WHERE b.key_hash = e.key_hash AND b.state = 'pending' AND b.id < e.id))
+			FOR NO KEY UPDATE SKIP LOCKED));
+	GET DIAGNOSTICS repaired = ROW_COUNT;
+	RETURN repaired;
 END

@@ -1,45 +1,115 @@
+-- Monitoring, as far as SQL can know it.  There are no counters: those of calls
+-- whose transactions are rolled back would be lost, and those of others would make
+-- all calls wait for one row.
+
 --@ idem_stats_data plpgsql
 BEGIN
-	datid := (SELECT oid FROM pg_database WHERE datname = current_database());
+	SELECT d.oid INTO datid FROM pg_database AS d WHERE d.datname = current_database();
 	RETURN NEXT;
 END
 
 --@ idem_cleanup_idle sql
-	SELECT NULL::double precision
+	SELECT NULL::float8
 
---@ idem_stats_reset plpgsql invoker
+--@ idem_stats_reset plpgsql
 BEGIN
-	RETURN;
+	RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = 'the portable edition has no statistics';
 END
 
---@ idem_monitoring_data plpgsql invoker
+--@ idem_worker_absence sql
+	SELECT 'the portable edition has none; call idem_cleanup() from a scheduler'
+
+--@ idem_monitoring_data plpgsql SET enable_seqscan = off
+#variable_conflict use_column
+DECLARE
+	clock CONSTANT timestamptz := clock_timestamp();
+	most CONSTANT int := 50000;
 BEGIN
-	RETURN;
+	RETURN QUERY
+		SELECT 'keys', count(*), NULL::bigint, coalesce(extract(epoch FROM clock - min(k.expires_at) - @S@.idem_p_tombstone())::float8, 0),
+			count(*) < most, NULL
+		FROM (SELECT e.expires_at FROM @S@.idem_keys AS e WHERE e.expires_at <= clock - @S@.idem_p_tombstone()
+			ORDER BY e.expires_at LIMIT most) AS k
+		UNION ALL
+		SELECT 'tokens', count(*), NULL, coalesce(extract(epoch FROM clock - min(t.expires_at))::float8, 0), count(*) < most, NULL
+		FROM (SELECT e.expires_at FROM @S@.idem_tokens AS e WHERE e.expires_at <= clock ORDER BY e.expires_at LIMIT most) AS t
+		UNION ALL
+		SELECT 'acked', count(*), NULL, coalesce(extract(epoch FROM clock - min(o.acked_at))::float8
+			- @S@.idem_p_setting('outbox_retention')::float8 / 1000, 0), count(*) < most, NULL
+		FROM (SELECT e.acked_at FROM @S@.idem_outbox AS e WHERE e.state <> 'pending'
+			AND e.acked_at <= clock - @S@.idem_p_setting('outbox_retention')::float8 * '1 ms'::interval
+			ORDER BY e.acked_at LIMIT most) AS o
+		UNION ALL
+		SELECT 'pending', count(*), count(*) FILTER (WHERE o.available_at <= clock),
+			coalesce(extract(epoch FROM clock - min(o.available_at) FILTER (WHERE o.available_at <= clock))::float8, 0),
+			count(*) < most, NULL
+		FROM (SELECT e.available_at FROM @S@.idem_outbox AS e WHERE e.state = 'pending' LIMIT most) AS o
+		UNION ALL
+		SELECT 'dead', count(*), NULL, NULL, count(*) < most, NULL
+		FROM (SELECT FROM @S@.idem_outbox AS e WHERE e.state <> 'pending' AND e.state = 'dead' LIMIT most) AS o;
 END
 
---@ idem_sample_data plpgsql invoker
+--@ idem_sample_data plpgsql
+#variable_conflict use_column
+DECLARE
+	clock CONSTANT timestamptz := clock_timestamp();
+	most CONSTANT int := 20000;
 BEGIN
-	RETURN;
+	IF source = 'keys' THEN
+		RETURN QUERY SELECT CASE WHEN count(*) < most THEN 1 ELSE least(1, most / greatest((SELECT c.reltuples FROM pg_class AS c
+					WHERE c.oid = '@S@.idem_keys'::regclass), most)) END::float8,
+				coalesce(avg((k.expires_at > clock)::int), 1)::float8,
+				count(*) FILTER (WHERE k.state = 'started' AND k.expires_at > clock AND k.lease_expires_at < clock - '1 min'::interval),
+				count(*) FILTER (WHERE k.state = 'started' AND k.expires_at > clock AND k.lease_expires_at < clock - '1 min'::interval),
+				max(k.created_at), max(k.claim_token), NULL::text
+			FROM (SELECT e.* FROM @S@.idem_keys AS e LIMIT most) AS k;
+	ELSE
+		RETURN QUERY SELECT 1::float8, coalesce(avg((t.expires_at > clock)::int), 1)::float8, 0::bigint, 0::bigint, max(t.used_at),
+				NULL::bigint, NULL::text
+			FROM (SELECT e.* FROM @S@.idem_tokens AS e LIMIT most) AS t;
+	END IF;
 END
 
---@ idem_clock_evidence plpgsql invoker
+--@ idem_clock_evidence plpgsql
 BEGIN
-	RETURN;
+	RETURN QUERY SELECT 'a message', o.created_at FROM @S@.idem_outbox AS o ORDER BY o.id DESC LIMIT 1;
 END
 
---@ idem_table_faults plpgsql invoker
+--@ idem_table_faults plpgsql
 BEGIN
-	RETURN;
+	RETURN QUERY SELECT t.name, NULL::text FROM unnest('{idem_keys,idem_action_versions,idem_user_actions,idem_aggregates,
+		idem_client_sequences,idem_tokens,idem_outbox,idem_claim_tokens,idem_outbox_ids}'::text[]) AS t (name);
 END
 
---@ idem_check_interval plpgsql
+--@ idem_outbox_blocked plpgsql SET enable_seqscan = off
+#variable_conflict use_column
+DECLARE
+	clock CONSTANT timestamptz := clock_timestamp();
 BEGIN
-	IF $1 IS NOT NULL THEN PERFORM @S@.idem_p_check_interval($1, $2); END IF;
+	IF max_lanes < 0 THEN
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "max_lanes" must not be negative';
+	END IF;
+	RETURN QUERY
+		SELECT h.topic, h.id, w.since, w.count, CASE WHEN h.awaiting_ack THEN 'leased' ELSE 'paused' END, h.available_at, NULL::int
+		FROM (SELECT o.* FROM @S@.idem_outbox AS o
+			WHERE o.in_due_index AND o.available_at > clock AND o.state = 'pending' AND o.key_hash IS NOT NULL
+				AND NOT EXISTS (SELECT FROM @S@.idem_outbox AS b
+					WHERE b.key_hash = o.key_hash AND b.state = 'pending' AND b.id < o.id)
+			LIMIT 5000) AS h
+		CROSS JOIN LATERAL (SELECT min(greatest(o.available_at, o.created_at)), count(*) FROM @S@.idem_outbox AS o
+			WHERE o.key_hash = h.key_hash AND o.state = 'pending' AND o.id > h.id AND o.available_at <= clock) AS w (since, count)
+		WHERE w.count > 0
+		ORDER BY w.since, h.id LIMIT coalesce(max_lanes, 100);
 END
 
---@ idem_worker_absence plpgsql invoker
+--@ idem_sequences_behind plpgsql
 BEGIN
-	RETURN NULL;
+	RETURN QUERY SELECT s.name, s.behind
+		FROM (SELECT 'idem_claim_tokens', highest_token - t.last_value FROM @S@.idem_claim_tokens AS t
+			UNION ALL
+			SELECT 'idem_outbox_ids', (SELECT max(o.id) FROM @S@.idem_outbox AS o) - i.last_value FROM @S@.idem_outbox_ids AS i
+		) AS s (name, behind)
+		WHERE s.behind > 0;
 END
 
 --@ idem_redacted_key_text plpgsql
@@ -47,12 +117,10 @@ BEGIN
 	RETURN @S@.idem_p_redacted(key);
 END
 
---@ idem_outbox_blocked plpgsql
+--@ idem_check_interval plpgsql
 BEGIN
-	RETURN;
-END
-
---@ idem_sequences_behind plpgsql
-BEGIN
-	RETURN;
+	IF value IS NULL THEN
+		PERFORM @S@.idem_p_null(name);
+	END IF;
+	PERFORM @S@.idem_p_check_interval(value, name);
 END

@@ -439,7 +439,7 @@ BEGIN
 	IF lease IS NOT NULL THEN
 		PERFORM @S@.idem_p_check_interval(lease, 'lease');
 	END IF;
-	PERFORM @S@.idem_p_check_array(attempts, 'attempts', false);
+	PERFORM @S@.idem_p_check_array(attempts, 'attempts', attempts IS NOT NULL);
 	count := @S@.idem_p_element_count('{ids,attempts}', ARRAY[cardinality(ids), cardinality(attempts)]);
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
@@ -466,7 +466,7 @@ DECLARE
 	all_attempts int[];
 BEGIN
 	PERFORM @S@.idem_p_check_array(ids, 'ids', true);
-	PERFORM @S@.idem_p_check_array(attempts, 'attempts', false);
+	PERFORM @S@.idem_p_check_array(attempts, 'attempts', attempts IS NOT NULL);
 	count := @S@.idem_p_element_count('{ids,attempts}', ARRAY[cardinality(ids), cardinality(attempts)]);
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();

@@ -46,7 +46,7 @@ COMMENT ON FUNCTION @S@.idem_p_await_append(text) IS
 DECLARE
 	count CONSTANT int := coalesce(event_count, 1);
 	last bigint;
-	deadline timestamptz;
+	deadline timestamptz := '-infinity';
 	decision record;
 	lock_number int;
 	is_locked boolean;

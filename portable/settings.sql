@@ -80,6 +80,7 @@ CREATE VIEW @S@.idem_p_known_settings (name, kind, fallback, anyone, lowest, hig
 	('outbox_retention', 'ms', '604800000', false, 0, 3155760000000, NULL),
 	('cleanup_interval', 'ms', '60000', false, 0, 3155760000000, NULL),
 	('cleanup_batch_size', 'int', '10000', false, 1, 2147483647, NULL),
+	('max_message_size', 'bytes', '16777216', false, 1, 268435456, NULL),
 	('max_response_size', 'bytes', '1048576', false, 0, 2147483647, NULL),
 	('health_worker', 'ms', '300000', false, 0, 3155760000000, NULL),
 	('health_cleanup_lag', 'ms', '600000', false, 0, 3155760000000, NULL),

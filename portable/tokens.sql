@@ -19,7 +19,7 @@ BEGIN
 			INSERT INTO @S@.idem_tokens AS t (expires_at, used_at, scope, token)
 				SELECT c.clock + coalesce(ttl, @S@.idem_p_setting('token_ttl')::float8 * '1 ms'::interval), c.clock, p_scope, p_token
 				FROM clock_timestamp() AS c (clock)
-				ON CONFLICT DO NOTHING;
+				ON CONFLICT ON CONSTRAINT idem_tokens_pkey DO NOTHING;
 		ELSE
 			-- After a wait for another writer, times are from then.
 			UPDATE @S@.idem_tokens AS t SET used_at = clock_timestamp(),

@@ -147,7 +147,7 @@ BEGIN
 					WHEN 'interval'::regtype THEN '''0''' WHEN 'timestamptz'::regtype THEN '''2020-01-01''' WHEN 'json'::regtype THEN '''{}''' WHEN 'jsonb'::regtype THEN '''{}'''
 					WHEN 'text[]'::regtype THEN '''{t}''' WHEN 'bigint[]'::regtype THEN '''{1}'''
 					WHEN 'int[]'::regtype THEN '''{200}''' WHEN 'boolean[]'::regtype THEN '''{t}''' WHEN 'bytea[]'::regtype THEN '''{x}''' WHEN 'json[]'::regtype THEN '''{null}'''
-					WHEN 'jsonb[]'::regtype THEN '''{1}'''
+					WHEN 'jsonb[]'::regtype THEN '''{1}''' WHEN 'interval[]'::regtype THEN '''{0}'''
 					WHEN 'aclitem[]'::regtype THEN '''{}''' WHEN 'oid'::regtype THEN '1' WHEN 'regrole'::regtype THEN '''regress_idem_app''' WHEN 'regprocedure'::regtype THEN '''public.handler(jsonb)''' END END
 				|| '::' || (f.types[i - 1])::regtype, ', ' ORDER BY i)
 				INTO arguments FROM generate_series(1, f.pronargs) AS i;

@@ -254,7 +254,7 @@ DO $$
 DECLARE
 	name text;
 BEGIN
-	FOR name IN SELECT check_name FROM idem_health() LOOP
+	FOR name IN SELECT check_name FROM idem_health() WHERE threshold IS NOT NULL LOOP
 		EXECUTE format('SET idempotency.health_%I = 0', name);
 	END LOOP;
 END

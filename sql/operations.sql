@@ -106,6 +106,14 @@ WHERE state = 'dead' GROUP BY topic ORDER BY topic;
 -- Monitoring
 SELECT left(idem_metrics(), 7) AS metrics;
 
+-- IdempotencyOutboxOld
+SELECT o.id, o.topic, o.available_at, a.pid, p.gid
+FROM idem_outbox AS o
+LEFT JOIN pg_stat_activity AS a ON a.backend_xid = o.xmax
+LEFT JOIN pg_prepared_xacts AS p ON p.transaction = o.xmax
+WHERE o.state = 'pending' AND o.in_due_index AND o.available_at < clock_timestamp() AND (a.pid IS NOT NULL OR p.gid IS NOT NULL)
+ORDER BY o.available_at LIMIT 10;
+
 -- Upgrades
 ALTER EXTENSION idempotency UPDATE;
 
@@ -138,6 +146,9 @@ WHERE state = 'pending' AND created_at > clock_timestamp();
 -- acknowledged and dead ones from which takes find the next message of a key
 UPDATE idem_outbox SET available_at = clock_timestamp()
 WHERE state <> 'pending' AND in_due_index AND available_at > clock_timestamp();
+-- leases and pauses that began during the jump: longer than any that your relays use
+UPDATE idem_outbox SET available_at = clock_timestamp()
+WHERE state = 'pending' AND awaiting_ack IS NOT NULL AND available_at > clock_timestamp() + interval '12 hours';
 
 -- Leave nothing behind.
 \connect :first_database

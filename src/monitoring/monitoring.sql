@@ -545,9 +545,12 @@ BEGIN ATOMIC
 		) AS b ON true
 		WHERE d.source = 'pending'
 		UNION ALL
-		SELECT 5, 'dead_letters', d.counted, 5, d.fault,
+		SELECT 5, 'dead_letters',
+			CASE WHEN d.complete OR d.counted > 0::float8 THEN d.counted END, 5, d.fault,
 			concat_ws('; ', 'messages that have used up their attempts; idem_outbox_requeue() puts them back',
-				CASE WHEN NOT d.complete THEN 'there are more' END)
+				CASE WHEN d.complete THEN NULL
+					WHEN d.counted > 0::float8 THEN 'there are more'
+					ELSE 'not known, because vacuum could not remove what is left of so many that were requeued' END)
 		FROM data AS d
 		WHERE d.source = 'dead'
 		UNION ALL
@@ -636,7 +639,7 @@ BEGIN ATOMIC
 			CASE WHEN j.threshold = 0::float8 THEN 'ok'
 				WHEN j.fault IS NOT NULL OR j.value >= j.critical THEN 'critical'
 				WHEN j.value >= j.threshold AND j.critical IS NOT NULL THEN 'warning'
-				WHEN j.value IS NULL AND j.name = 'outbox_oldest' THEN 'warning'
+				WHEN j.value IS NULL AND j.name IN ('outbox_oldest', 'dead_letters') THEN 'warning'
 				ELSE 'ok' END AS status,
 			j.value, j.threshold, j.detail
 		FROM judged AS j
@@ -651,7 +654,7 @@ BEGIN ATOMIC
 	ORDER BY r.n;
 END;
 COMMENT ON FUNCTION @extschema@.idem_health() IS
-'Health of this database, a row for each check: worker, cleanup_lag, outbox_oldest, outbox_blocked, dead_letters, stuck_leases, bloat, clock, tables, sequences, on a shard moves; and edition, whose detail is C or portable. status: ok; warning from the threshold on, which is setting idempotency.health_<check_name>; critical from five times that on (tables: at once), and where a table that is altered or locked hides the value. outbox_oldest: a warning also where too many dead rows hide the value, which is NULL then. Times are in seconds. Its cost is bounded: of a large idem_keys a sample is read. Reads only; works on a hot standby.';
+'Health of this database, a row for each check: worker, cleanup_lag, outbox_oldest, outbox_blocked, dead_letters, stuck_leases, bloat, clock, tables, sequences, on a shard moves; and edition, whose detail is C or portable. status: ok; warning from the threshold on, which is setting idempotency.health_<check_name>; critical from five times that on (tables: at once), and where a table that is altered or locked hides the value. outbox_oldest, dead_letters: a warning also where too many dead rows hide the value, which is NULL then. Times are in seconds. Its cost is bounded: of a large idem_keys a sample is read. Reads only; works on a hot standby.';
 
 CREATE FUNCTION @extschema@.idem_redacted_key(key text)
 RETURNS text
