@@ -12,7 +12,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from pg_idempotency import (ActionIdAhead, AsyncIdempotency, ClaimLost, ClaimNotFound, Idempotency, IdempotencyError,
-                            JsonText, KeyInvalid, Response, from_error, new_key, request_hash)
+                            JsonText, KeyInvalid, NotInstalled, Response, from_error, new_key, request_hash)
 from pg_idempotency.functions import Functions, function
 from pg_idempotency.memory import MemoryIdempotency, Store
 
@@ -409,6 +409,20 @@ def test_run_in_the_double():
         with pytest.raises(IdempotencyError) as raised:
             double.run("u", new_key(), handler, {})
         assert raised.value.sqlstate == state
+
+
+def test_a_schema_without_the_functions_is_named(pool):
+    """Instead of a function with its types that does not exist."""
+    for schema in "pg_catalog", "nowhere":
+        other = Idempotency(pool, schema=schema)
+        with pool.connection() as connection, pytest.raises(NotInstalled, match=f"'{schema}' has no idem_once"):
+            other.on(connection).once("u", "token")
+        for call in (lambda: other.once("u", "token"), lambda: other.request("u", new_key(), lambda tx: None)):
+            with pytest.raises(NotInstalled, match=f"'{schema}' has no idem_(once|claim)") as raised:
+                call()
+            assert raised.value.sqlstate in ("42883", "3F000")
+    with pytest.raises(psycopg.errors.UndefinedFunction):
+        Idempotency(pool).run("u", new_key(), "nowhere(jsonb)", {})
 
 
 def test_schema(database):

@@ -50,8 +50,9 @@ starlette.install(Starlette(), AsyncIdempotency(""))
 def test_types(tmp_path):
     (tmp_path / "sample.py").write_text(SAMPLE)
     source = str(Path(pg_idempotency.__file__).parents[1])
-    done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", "--cache-dir", tmp_path / "cache", "sample.py"],
-                          cwd=tmp_path, env={**os.environ, "MYPYPATH": source}, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", "--cache-dir",
+                           tmp_path / "cache", "sample.py"], cwd=tmp_path, env={**os.environ, "MYPYPATH": source},
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

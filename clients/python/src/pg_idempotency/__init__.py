@@ -8,7 +8,7 @@ README.md for a page of examples.
 from .client import AsyncIdempotency, AsyncJob, Idempotency, SyncJob
 from .core import Response, Result, Step
 from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid,
-                     KeyReused, NotFinished, RateLimited, ScopeMoving, TimedOut, TransactionEnded, from_error)
+                     KeyReused, NotFinished, NotInstalled, RateLimited, ScopeMoving, TimedOut, TransactionEnded, from_error)
 from .functions import (Action, ActionState, Advance, Append, Claim, JsonText, Lookup, Message, MetricSample, Ran)
 from .keys import new_key, request_hash
 from .telemetry import Outcome
@@ -18,6 +18,6 @@ __version__ = "1.0.0"
 __all__ = [
     "Action", "ActionIdAhead", "ActionState", "Advance", "Append", "AsyncIdempotency", "AsyncJob", "Claim",
     "ClaimLost", "ClaimNotFound", "Idempotency", "IdempotencyError", "InProgress", "JsonText", "KeyExpired",
-    "KeyInvalid", "KeyReused", "Lookup", "Message", "MetricSample", "NotFinished", "Outcome", "Ran", "RateLimited", "Response",
+    "KeyInvalid", "KeyReused", "Lookup", "Message", "MetricSample", "NotFinished", "NotInstalled", "Outcome", "Ran", "RateLimited", "Response",
     "Result", "ScopeMoving", "Step", "SyncJob", "TimedOut", "TransactionEnded", "from_error", "new_key", "request_hash",
 ]

@@ -87,6 +87,10 @@ class ScopeMoving(IdempotencyError):
     retry_after: int = 1
 
 
+class NotInstalled(IdempotencyError):
+    """The schema has no such function of the extension."""
+
+
 E = TypeVar("E", bound=IdempotencyError)
 CLASSES: dict[str | None, type[IdempotencyError]] = {c.sqlstate: c for c in (KeyInvalid, RateLimited, ClaimLost, ClaimNotFound, ActionIdAhead)}
 
@@ -129,6 +133,18 @@ def restated(kind: type[E], error: BaseException) -> E:
     made.__cause__ = error
     made.detail, made.hint = _field(error, "detail"), _field(error, "hint")
     return made
+
+
+def from_call(error: BaseException, function: str, schema: str) -> IdempotencyError | None:
+    """See from_error(), for an error of a call of one of the extension's functions."""
+    state = sqlstate(error)
+    if state in ("42883", "3F000") and (state == "3F000" or f"{function}(" in str(error)):
+        missing = restated(NotInstalled, error)
+        missing.args = (f"the schema {schema!r} has no {function}(): pass the schema of the extension, as in "
+                        "Idempotency(pool, schema='idem')",)
+        missing.sqlstate = state
+        return missing
+    return from_error(error)
 
 
 def from_error(error: BaseException) -> IdempotencyError | None:

@@ -20,11 +20,11 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 import psycopg
-from psycopg import generators
+from psycopg import generators, waiting
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
-from .errors import TransactionEnded, from_error
+from .errors import TransactionEnded, from_call, from_error
 from .functions import Statement, quoted, render, sql_of
 from .literals import literal, rows_of
 from .transaction_handle import TransactionHandle, check_awaited, end
@@ -169,8 +169,14 @@ class PsycopgSession:
         query = "; ".join(commands).encode(encoding)
         try:
             async with locked(self._connection.lock, None):
-                self._connection.pgconn.send_query(query)
-                results = await maybe_await(self._connection.wait(generators.execute(self._connection.pgconn)))
+                link = self._connection.pgconn
+                link.send_query(query)
+                answer = generators.execute(link)
+                if isinstance(self._connection, psycopg.AsyncConnection):
+                    # psycopg 3.2's own wait() asks a silent server to cancel, and waits for that without an end.
+                    results = await waiting.wait_async(answer, link.socket)
+                else:
+                    results = self._connection.wait(answer)
         except psycopg.Error:
             raise
         except BaseException:
@@ -179,8 +185,10 @@ class PsycopgSession:
             raise
         if results[-1].status == ExecStatus.FATAL_ERROR:
             error = psycopg.errors.error_from_result(results[-1], encoding)
-            known = from_error(error)
-            raise error if known is None else known from error
+            known = from_call(error, statement.function, self._schema) if statement else from_error(error)
+            if known is not None:
+                raise known from error
+            raise error
         if after and results[-1].command_status != after.encode():
             raise TransactionEnded("the transaction was rolled back instead of committed")
         return statement.read(rows_of(results[1 if before else 0], self._connection)) if statement else None
@@ -402,7 +410,7 @@ async def execute(handle: Any, statement: Statement[T], schema: str) -> T:
                 cursor.execute(query, values)
                 return statement.read(cursor.fetchall())
     except Exception as error:
-        known = from_error(error)
+        known = from_call(error, statement.function, schema)
         if known is not None and known is not error:
             raise known from error
         raise

@@ -10,7 +10,6 @@ everything but this file is written once.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
 import queue
