@@ -762,6 +762,7 @@ END
 --@ idem_release plpgsql
 DECLARE
 	claim record;
+	expires timestamptz;
 BEGIN
 	PERFORM @S@.idem_p_check_key_arguments(scope, key);
 	IF current_setting('transaction_read_only') = 'on' THEN
@@ -782,8 +783,13 @@ BEGIN
 		END IF;
 		DELETE FROM @S@.idem_keys AS k
 			WHERE k.key = idem_release.key AND k.scope = idem_release.scope AND k.state = 'started'
-				AND k.claim_token = claim.current_token AND k.expires_at > clock_timestamp();
+				AND k.claim_token = claim.current_token AND k.expires_at > clock_timestamp()
+			RETURNING k.expires_at INTO expires;
 		IF FOUND THEN
+			-- It can have expired while this waited for the row; the error undoes the deletion.
+			IF expires <= clock_timestamp() THEN
+				PERFORM @S@.idem_p_claim_not_found(key, NULL);
+			END IF;
 			RETURN true;
 		END IF;
 	END LOOP;

@@ -24,7 +24,7 @@ DECLARE
 BEGIN
 	PERFORM pg_advisory_lock(481, 0);
 	BEGIN
-		number := nextval(sequence);
+		number := coalesce(pg_sequence_last_value(sequence), 0);
 		IF at_least - number > 100000 THEN
 			PERFORM setval(sequence, at_least);
 		ELSE

@@ -22,25 +22,19 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_decide_append(text, text, bigint, bigint, bigint, boolean) IS
 'The outcome of an append that changes nothing, or NULL; with the sequence and the version that it rests on.';
 
--- The lock of the row goes with the subtransaction.
-CREATE FUNCTION @S@.idem_p_await_append(p_aggregate text)
+CREATE FUNCTION @S@.idem_p_is_appending(p_aggregate text, p_client text)
 RETURNS boolean
-LANGUAGE plpgsql VOLATILE
+LANGUAGE sql VOLATILE
 AS $$
-BEGIN
-	PERFORM FROM @S@.idem_aggregates AS a WHERE a.aggregate = p_aggregate
-		AND a.xmax <> '0'::xid AND @S@.idem_p_is_running(a.xmax);
-	IF FOUND THEN
-		PERFORM FROM @S@.idem_aggregates AS a WHERE a.aggregate = p_aggregate FOR NO KEY UPDATE;
-		RAISE SQLSTATE 'IDR00';
-	END IF;
-	RETURN false;
-EXCEPTION WHEN SQLSTATE 'IDR00' THEN
-	RETURN true;
-END
+	SELECT CASE WHEN p_client IS NULL
+		THEN EXISTS (SELECT FROM @S@.idem_aggregates AS a
+			WHERE a.aggregate = p_aggregate AND a.xmax <> '0'::xid AND @S@.idem_p_is_running(a.xmax))
+		ELSE EXISTS (SELECT FROM @S@.idem_client_sequences AS c
+			WHERE c.aggregate = p_aggregate AND c.client_id = p_client AND c.xmax <> '0'::xid AND @S@.idem_p_is_running(c.xmax))
+		END
 $$;
-COMMENT ON FUNCTION @S@.idem_p_await_append(text) IS
-'Waits for another transaction that is appending to the aggregate; returns whether there was one.';
+COMMENT ON FUNCTION @S@.idem_p_is_appending(text, text) IS
+'Whether another transaction is writing the row of an aggregate, or, with a client, that of a sequence.';
 
 --@ idem_try_append plpgsql
 DECLARE
@@ -87,16 +81,27 @@ BEGIN
 				WHERE a.aggregate = idem_try_append.aggregate), false);
 			IF is_locked THEN
 				decision := @S@.idem_p_decide_append(aggregate, client_id, client_seq, last, expected_version, coalesce(allow_gaps, true));
+				IF decision.outcome IS NULL
+					OR (decision.outcome = 'version_conflict' AND @S@.idem_p_is_appending(aggregate, NULL))
+				THEN
+					-- Behind other clients' appends.  One of them may be a twin that needed no lock.
+					PERFORM FROM @S@.idem_aggregates AS a WHERE a.aggregate = idem_try_append.aggregate FOR NO KEY UPDATE;
+					decision := @S@.idem_p_decide_append(aggregate, client_id, client_seq, last, expected_version, coalesce(allow_gaps, true));
+				END IF;
 				IF decision.outcome IS NOT NULL THEN
 					RAISE SQLSTATE 'IDR00';
 				END IF;
 			END IF;
 		EXCEPTION WHEN SQLSTATE 'IDR00' THEN
-			CONTINUE look WHEN decision.outcome = 'version_conflict' AND @S@.idem_p_await_append(aggregate);
 			RETURN (decision.outcome, decision.last_seq, decision.version)::@S@.idem_append_result;
 		END;
 		IF NOT is_locked THEN
-			IF deadline > clock_timestamp() AND @S@.idem_p_await_lock(479, lock_number, deadline) THEN
+			-- What rests on a number that nobody is changing needs no lock.
+			IF decision.outcome IN ('overlap', 'gap') AND decision.last_seq > 0
+				AND NOT @S@.idem_p_is_appending(aggregate, client_id)
+			THEN
+				RETURN (decision.outcome, decision.last_seq, decision.version)::@S@.idem_append_result;
+			ELSIF deadline > clock_timestamp() AND @S@.idem_p_await_lock(479, lock_number, deadline) THEN
 				CONTINUE look;
 			END IF;
 			RETURN ('in_flight', decision.last_seq, decision.version)::@S@.idem_append_result;
@@ -105,17 +110,12 @@ BEGIN
 		IF decision.version > 9223372036854775807 - count THEN
 			RAISE EXCEPTION USING ERRCODE = '22003', MESSAGE = 'aggregate version out of range';
 		END IF;
-		IF decision.version = 0 AND expected_version IS NULL THEN
+		UPDATE @S@.idem_aggregates AS a SET version = a.version + count
+			WHERE a.aggregate = idem_try_append.aggregate AND a.version = decision.version
+			RETURNING a.version INTO decision.version;
+		IF NOT FOUND THEN
 			INSERT INTO @S@.idem_aggregates AS a (version, aggregate) VALUES (count, idem_try_append.aggregate)
-				ON CONFLICT ON CONSTRAINT idem_aggregates_pkey DO UPDATE SET version = a.version + count
-				RETURNING a.version INTO decision.version;
-		ELSIF expected_version = 0 THEN
-			INSERT INTO @S@.idem_aggregates AS a (version, aggregate) VALUES (count, idem_try_append.aggregate)
-				ON CONFLICT ON CONSTRAINT idem_aggregates_pkey DO UPDATE SET version = a.version + count WHERE a.version = 0
-				RETURNING a.version INTO decision.version;
-		ELSE
-			UPDATE @S@.idem_aggregates AS a SET version = a.version + count
-				WHERE a.aggregate = idem_try_append.aggregate AND (expected_version IS NULL OR a.version = expected_version)
+				ON CONFLICT ON CONSTRAINT idem_aggregates_pkey DO NOTHING
 				RETURNING a.version INTO decision.version;
 		END IF;
 		-- Another client's append came first.
