@@ -47,8 +47,8 @@ SELECT check_name FROM idem_health() WHERE status = 'critical';
 -- What the script has installed
 DROP EXTENSION idempotency;
 DROP SCHEMA editions CASCADE;
-\set schema editions
-\i portable/build/idempotency.sql
+\setenv PGDATABASE :DBNAME
+\! psql -X -q -v schema=editions -f portable/build/idempotency.sql >results/editions.log 2>&1
 RESET client_min_messages;
 SELECT editions.idem_once('s', 'kept'), (SELECT count(*) FROM pg_extension WHERE extname = 'idempotency');
 CREATE EXTENSION idempotency SCHEMA editions VERSION 'unpackaged';
