@@ -13,12 +13,22 @@ from rabbit import certificate
 from world import PROGRAM, equal, expect, free_port, until
 
 
+# All that were started, so that a test that fails leaves none.
+servers = []
+
+
+def close():
+    for server in servers:
+        server.stop()
+
+
 class Server:
     def __init__(self, directory, *options):
         self.directory = tempfile.mkdtemp(dir=directory)
         self.port, self.options = free_port(), options
         self.url = 'nats://127.0.0.1:%d' % self.port
         self.process = None
+        servers.append(self)
         self.start()
 
     def start(self):
