@@ -65,7 +65,8 @@ UPGRADE_FILES = install/preflight install/upgrade install/install_check
 DATA = $(patsubst $(TREE)/%,%,$(wildcard $(TREE)/released/*.sql))
 DATA_built = $(SCRIPT) $(UPGRADE)
 
-REGRESS = $(patsubst $(TREE)/sql/%.sql,%,$(sort $(wildcard $(TREE)/sql/*.sql)))
+# Not editions, which needs the scripts of the portable edition; test/cluster makes them.
+REGRESS = $(filter-out editions,$(patsubst $(TREE)/sql/%.sql,%,$(sort $(wildcard $(TREE)/sql/*.sql))))
 REGRESS_OPTS = --encoding=UTF8
 ISOLATION = $(patsubst $(TREE)/test/isolation/specs/%.spec,%,$(sort $(wildcard $(TREE)/test/isolation/specs/*.spec)))
 ISOLATION_OPTS = --inputdir=$(TREE)/test/isolation --outputdir=test/isolation --load-extension=$(EXTENSION)

@@ -387,7 +387,8 @@ check_setting(RelayConfig *config, const RelaySection *section,
 		case RELAY_TIME:
 			relay_config_fault(config, setting->where, "\"%s\" is to be a "
 							   "time from %g s to %g s, with its unit: ms, s, "
-							   "min, h, d", def->name, (double) def->min / 1000,
+							   "min, h, d", def->name,
+							   (double) def->min / 1000,
 							   (double) def->max / 1000);
 			break;
 		case RELAY_BYTES:

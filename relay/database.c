@@ -95,9 +95,10 @@ relay_database_configure(RelayConfig *config)
 }
 
 /*
- * Initialize a zeroed server, whose "loop", "verbose" and "password" are set, with a
- * connection string that lives as long as the server.  Connect once, and wait
- * for the result.  Returns false after logging the reason if no host accepts.
+ * Initialize a zeroed server, whose "loop", "verbose" and "password" are set,
+ * with a connection string that lives as long as the server.  Connect once,
+ * and wait for the result.  Returns false after logging the reason if no host
+ * accepts.
  */
 bool
 relay_database_check(RelayServer *server, const char *string)

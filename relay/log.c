@@ -3,8 +3,8 @@
  * log.c
  *		The relay's log, and the end of the process after a fatal error.
  *
- * Each message is one line on standard error.  This file owns the format of the
- * lines.  All other files call it.
+ * Each message is one line on standard error.  This file owns the format of
+ * the lines.  All other files call it.
  *
  *-------------------------------------------------------------------------
  */

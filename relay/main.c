@@ -78,8 +78,10 @@ print_help(void)
 		 "  idem-relay dead ...                list dead messages\n"
 		 "  idem-relay groups ...              count them by topic and cause\n"
 		 "  idem-relay requeue ...             put them back\n"
-		 "  idem-relay status ...              show what is blocked, and by what\n"
-		 "      --id=NUMBER,... --topic=NAME --reason=PART --limit=NUMBER --all\n\n"
+		 "  idem-relay status ...              "
+		 "show what is blocked, and by what\n"
+		 "      --id=NUMBER,... --topic=NAME --reason=PART "
+		 "--limit=NUMBER --all\n\n"
 		 "A first one, that prints all messages:\n\n"
 		 "  idem-relay --database=dbname=shop --out.sink=stdout "
 		 "'--out.topics=*'");

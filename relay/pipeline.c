@@ -391,7 +391,8 @@ static void
 report(RelayMessage *message, const char *state, const char *why)
 {
 	static const char *const deferring[] = {"40", "53", "55", NULL};
-	static const char *const failing[] = {"08", "25", "42", "57", "58", "XX", NULL};
+	static const char *const failing[] =
+	{"08", "25", "42", "57", "58", "XX", NULL};
 	int			i;
 
 	for (i = 0; deferring[i]; i++)

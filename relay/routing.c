@@ -153,7 +153,8 @@ relay_routing_held(const RelayRouting *routing)
 /*
  * Return the topics to take now as the text of a text[], without those of
  * sinks that are held or not connected.  Returns "" for all topics and NULL
- * for none.  If the topics have no list, no sink is held.  The caller frees it.
+ * for none.  If the topics have no list, no sink is held.  The caller frees
+ * it.
  */
 char *
 relay_routing_topics(const RelayRouting *routing)

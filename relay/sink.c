@@ -19,16 +19,17 @@
  * The first failures of a message are free, because a sink that fails begins
  * with them.  So are its failures while the sink is held, for the time of the
  * setting "grace"; after that they count, so that bad messages which are alone
- * in a sink end, too.  What a sink knows of failed messages it keeps in records, one
- * for each remainder of an id; a newer message replaces an older one.
+ * in a sink end, too.  What a sink knows of failed messages it keeps in
+ * records, one for each remainder of an id; a newer message replaces an older
+ * one.
  *
  * While a sink is held, its ready messages are released, which the server does
  * not count as attempts, and taker.c takes no more of its topics.  The pause
  * doubles with each failure in a row.  After it, each delivery doubles the
  * window until it is as large as the setting "in_flight" allows.
  *
- * A sink that delivers nothing for the time of "disable_after" is disabled: it is
- * held until the relay starts again.
+ * A sink that delivers nothing for the time of "disable_after" is disabled: it
+ * is held until the relay starts again.
  *
  * This file owns the lists and counters of each RelaySink.  The sink_*.c files
  * report outcomes; connect.c reports failures to connect.
@@ -48,7 +49,7 @@
 #define LONGEST_BACKOFF		30000
 #define SEVERAL				3	/* failing messages, to hold the sink */
 #define PROBES				2	/* messages after a pause; one can be bad */
-#define LONGEST_GAP			86400000	/* between failures of a failing sink */
+#define LONGEST_GAP			86400000	/* between failures of a sink */
 
 /* Failures of a message in a row that are free, by RelayFailure. */
 static const int free_failures[] = {

@@ -63,7 +63,8 @@ typedef struct Nats
 } Nats;
 
 static const RelaySettingDef settings[] = {
-	{"url", RELAY_TEXT, NULL, "of the servers, with commas: nats:// or tls://"},
+	{"url", RELAY_TEXT, NULL,
+	"of the servers, with commas: nats:// or tls://"},
 	{"user", RELAY_TEXT, "", "name for the login"},
 	{"password", RELAY_TEXT, "", "its password"},
 	{"password_file", RELAY_TEXT, "",
@@ -209,9 +210,12 @@ set_options(const RelaySection *section, natsOptions *options)
 	if (status == NATS_OK && *ca_file)
 		status = natsOptions_LoadCATrustedCertificates(options, ca_file);
 	if (status == NATS_OK && *cert_file)
+	{
+		const char *key_file = relay_section_text(section, "key_file");
+
 		status = natsOptions_LoadCertificatesChain(options, cert_file,
-												   relay_section_text(section,
-																	  "key_file"));
+												   key_file);
+	}
 	return status;
 }
 

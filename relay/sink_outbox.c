@@ -32,8 +32,9 @@ static const RelaySettingDef settings[] = {
 
 /* The acknowledgement decides; see idem_outbox_ack(). */
 static const char statement[] =
-"SELECT CASE WHEN %s.idem_outbox_ack(ARRAY[$1::bigint]) OPERATOR(pg_catalog.=) 1"
-" THEN (SELECT pg_catalog.count(*) FROM %s.idem_publish_many($2::text[],"
+"SELECT CASE WHEN %s.idem_outbox_ack(ARRAY[$1::bigint])"
+" OPERATOR(pg_catalog.=) 1 THEN (SELECT pg_catalog.count(*)"
+" FROM %s.idem_publish_many($2::text[],"
 " ARRAY[$3::jsonb], ARRAY[$4::text], ARRAY[$5::jsonb])) END";
 
 /*

@@ -29,7 +29,7 @@
 /* The settings of every sink. */
 static const RelaySettingDef common_settings[] = {
 	{"sink", RELAY_TEXT, NULL,
-	"what it is: amqp, kafka, nats, webhook, postgres, outbox, command or stdout"},
+	"amqp, kafka, nats, webhook, postgres, outbox, command or stdout"},
 	{"topics", RELAY_TEXT, "",
 	"topics that go there, with commas; * and ? stand for others"},
 	{"resume", RELAY_TEXT, "",
@@ -118,8 +118,8 @@ make_sink(const RelayRouting *routing, RelayConfig *config,
 	if (!sink->type)
 	{
 		relay_section_fault(config, section, "sink", "section [%s] needs "
-							"\"sink = ...\", one of amqp, kafka, nats, webhook, "
-							"postgres, outbox, command, stdout",
+							"\"sink = ...\", one of amqp, kafka, nats, "
+							"webhook, postgres, outbox, command, stdout",
 							section->name);
 		free(sink);
 		return NULL;

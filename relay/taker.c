@@ -7,8 +7,8 @@
  * takes no more than the relay is allowed to hold, no topics of sinks that are
  * held, and nothing while the other connection cannot send answers.  While a
  * sink is held, it sleeps for at most one second, so that it soon takes that
- * sink's topics again.  If a section has the topic "*", the server is asked for
- * the topics before each take while a sink is held.
+ * sink's topics again.  If a section has the topic "*", the relay asks the
+ * server for the topics before each take while a sink is held.
  *
  * The relay measures a lease with the clock of this machine, from before the
  * call.  So a lease expires here before it expires on the server.
@@ -111,7 +111,8 @@ list_topics(RelayTaker *taker)
 	RelayText  *query = relay_text_new();
 
 	taker->listing = true;
-	relay_text_addf(query, "SELECT topic FROM %s.idem_outbox_topics() AS topic",
+	relay_text_addf(query,
+					"SELECT topic FROM %s.idem_outbox_topics() AS topic",
 					taker->database.schema);
 	relay_database_query(&taker->database, ANSWER_LIMIT, query->data, 0, NULL);
 	relay_text_free(query);

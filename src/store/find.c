@@ -56,8 +56,6 @@ static void begin_scan(IdemCursor *cursor, const Datum *key,
 					   Snapshot snapshot);
 static void take_siread_locks(IdemCursor *cursor, const Datum *key);
 static void accept_row(IdemCursor *cursor);
-static bool is_own(TupleTableSlot *row);
-static HeapTupleHeader row_header(TupleTableSlot *row);
 
 /*
  * Find the row with this primary key as it is at this moment, whoever wrote
@@ -169,7 +167,7 @@ idem_find_visible(IdemCursor *cursor, const Datum *key, Snapshot snapshot)
 
 	begin_scan(cursor, key, snapshot);
 	found = idem_cursor_next(cursor, NEWEST_FIRST, cursor->row);
-	if (found && IsolationUsesXactSnapshot() && !is_own(cursor->row) &&
+	if (found && IsolationUsesXactSnapshot() && !idem_row_is_own(cursor->row) &&
 		TransactionIdIsValid(GetTopTransactionIdIfAny()) &&
 		idem_cursor_next(cursor, NEWEST_FIRST, idem_spare_slot(cursor)))
 		ExecCopySlot(cursor->row, cursor->spare);
@@ -228,7 +226,7 @@ find_own_write(IdemCursor *cursor, const Datum *key)
 	if (!has_key(cursor, key))
 		return false;
 
-	Assert(is_own(row));
+	Assert(idem_row_is_own(row));
 	cursor->row_is_own = true;
 	cursor->holder = InvalidTransactionId;
 	cursor->speculative_token = 0;
@@ -290,10 +288,10 @@ take_siread_locks(IdemCursor *cursor, const Datum *key)
 static void
 accept_row(IdemCursor *cursor)
 {
-	cursor->row_is_own = is_own(cursor->row);
+	cursor->row_is_own = idem_row_is_own(cursor->row);
 
 	if (unlikely(cursor->row_is_own &&
-				 HeapTupleHeaderIsSpeculative(row_header(cursor->row))))
+				 HeapTupleHeaderIsSpeculative(idem_row_header(cursor->row))))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("row of table \"%s\" is still being inserted",
@@ -309,45 +307,4 @@ accept_row(IdemCursor *cursor)
 				 errhint("The transaction might succeed if retried.")));
 
 	slot_getallattrs(cursor->row);
-}
-
-/*
- * Has this transaction written the row?  A frozen one keeps its xmin, which
- * then says nothing: the number may come again.
- */
-static bool
-is_own(TupleTableSlot *row)
-{
-	TransactionId xmin = HeapTupleHeaderGetXmin(row_header(row));
-
-	return TransactionIdIsCurrentTransactionId(xmin);
-}
-
-/*
- * Has this transaction written cursor->row in or after that command?
- */
-bool
-idem_is_written_since(IdemCursor *cursor, CommandId command)
-{
-	return is_own(cursor->row) &&
-		HeapTupleHeaderGetCmin(row_header(cursor->row)) >= command;
-}
-
-static HeapTupleHeader
-row_header(TupleTableSlot *row)
-{
-	bool		shouldFree;
-	HeapTuple	tuple = ExecFetchSlotHeapTuple(row, false, &shouldFree);
-
-	Assert(!shouldFree);
-	return tuple->t_data;
-}
-
-/*
- * Is the row version that was found visible to "snapshot"?
- */
-bool
-idem_row_is_visible(IdemCursor *cursor, Snapshot snapshot)
-{
-	return table_tuple_satisfies_snapshot(cursor->table->rel, cursor->row, snapshot);
 }

@@ -23,6 +23,8 @@ extern void idem_cursor_scan_key(IdemCursor *cursor, Snapshot snapshot,
 								 const Datum *key, int ncolumns);
 extern bool idem_cursor_next(IdemCursor *cursor, ScanDirection direction,
 							 TupleTableSlot *slot);
+extern bool idem_row_is_own(TupleTableSlot *row);
+extern HeapTupleHeader idem_row_header(TupleTableSlot *row);
 extern TM_Result idem_lock_row(IdemCursor *cursor, LockTupleMode mode,
 							   LockWaitPolicy policy,
 							   TM_FailureData *failure);

@@ -243,6 +243,50 @@ idem_cursor_next(IdemCursor *cursor, ScanDirection direction,
 }
 
 /*
+ * Has this transaction written the row?  A frozen one keeps its xmin, which
+ * then says nothing: the number may come again.
+ */
+bool
+idem_row_is_own(TupleTableSlot *row)
+{
+	TransactionId xmin = HeapTupleHeaderGetXmin(idem_row_header(row));
+
+	return TransactionIdIsCurrentTransactionId(xmin);
+}
+
+/*
+ * Has this transaction written cursor->row in or after that command?
+ */
+bool
+idem_is_written_since(IdemCursor *cursor, CommandId command)
+{
+	return idem_row_is_own(cursor->row) &&
+		HeapTupleHeaderGetCmin(idem_row_header(cursor->row)) >= command;
+}
+
+/*
+ * The header of a row version that is pinned in a slot.
+ */
+HeapTupleHeader
+idem_row_header(TupleTableSlot *row)
+{
+	bool		shouldFree;
+	HeapTuple	tuple = ExecFetchSlotHeapTuple(row, false, &shouldFree);
+
+	Assert(!shouldFree);
+	return tuple->t_data;
+}
+
+/*
+ * Is the row version that was found visible to "snapshot"?
+ */
+bool
+idem_row_is_visible(IdemCursor *cursor, Snapshot snapshot)
+{
+	return table_tuple_satisfies_snapshot(cursor->table->rel, cursor->row, snapshot);
+}
+
+/*
  * The conditions of a scan; columns are counted from 1.  A text is equal, a
  * number or time is compared as the strategy says.
  */
