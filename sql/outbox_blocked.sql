@@ -97,6 +97,72 @@ SELECT * FROM pg_temp.blocked();
 ROLLBACK PREPARED 'regress_blocked';
 
 --
+-- A due message that a transaction holds, with and without a key, and with nothing behind it: taken, and locked by hand
+--
+TRUNCATE idem_outbox;
+ALTER SEQUENCE idem_outbox_ids RESTART;
+CREATE FUNCTION pg_temp.checks() RETURNS SETOF text LANGUAGE sql AS $$
+	SELECT concat_ws('|', check_name, status, CASE WHEN value > 0 THEN 'some' END, detail) FROM idem_health() WHERE check_name IN ('outbox_oldest', 'outbox_blocked')
+$$;
+SELECT count(*) FROM idem_publish_many('{u,u,u,v,keyed}', '{1}', '{NULL,NULL,NULL,NULL,k}');
+SELECT * FROM pg_temp.blocked();
+BEGIN;
+SELECT count(*) FROM idem_outbox_take(10);
+PREPARE TRANSACTION 'regress_blocked';
+SELECT count(*) FROM idem_outbox_take(10);
+SELECT * FROM pg_temp.blocked() ORDER BY first;
+SET idempotency.health_outbox_oldest = '1us';
+SELECT * FROM pg_temp.checks();
+RESET idempotency.health_outbox_oldest;
+SELECT labels ->> 'state', value FROM idem_metric_samples() WHERE name = 'idempotency_outbox_blocked_keys';
+ROLLBACK PREPARED 'regress_blocked';
+SELECT * FROM pg_temp.blocked();
+BEGIN;
+SELECT id FROM idem_outbox WHERE topic IN ('v', 'keyed') ORDER BY id FOR SHARE;
+PREPARE TRANSACTION 'regress_blocked';
+BEGIN;
+SELECT id FROM idem_outbox WHERE topic = 'keyed' FOR SHARE;
+PREPARE TRANSACTION 'regress_blocked_2';
+BEGIN;
+SELECT id FROM idem_outbox WHERE topic = 'u' ORDER BY id FOR KEY SHARE;
+PREPARE TRANSACTION 'regress_blocked_3';
+SELECT * FROM pg_temp.blocked() ORDER BY first;
+SELECT id FROM idem_outbox_take(10, '0.1 s');
+ROLLBACK PREPARED 'regress_blocked';
+SELECT * FROM pg_temp.blocked();
+ROLLBACK PREPARED 'regress_blocked_2';
+ROLLBACK PREPARED 'regress_blocked_3';
+SELECT * FROM pg_temp.blocked();
+-- Behind what was taken since vacuum could last remove anything
+TRUNCATE idem_outbox;
+ALTER SEQUENCE idem_outbox_ids RESTART;
+SELECT count(*) FROM idem_publish_many('{u}', array_fill('1'::jsonb, '{20000}'));
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(10000);
+BEGIN;
+SELECT id FROM idem_outbox_take(1);
+PREPARE TRANSACTION 'regress_blocked';
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(20000);
+SELECT * FROM pg_temp.blocked();
+ROLLBACK PREPARED 'regress_blocked';
+
+--
+-- A key to which no row leads: somebody has deleted its first message.
+--
+TRUNCATE idem_outbox;
+ALTER SEQUENCE idem_outbox_ids RESTART;
+SELECT count(*) FROM idem_publish_many('{u,u,u,acked,acked,v,v}', '{1}', '{k,k,k,k,k,NULL,NULL}');
+SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(1, topics => '{acked}');
+SELECT * FROM pg_temp.blocked();
+DELETE FROM idem_outbox WHERE id = 1;
+SELECT id FROM idem_outbox_take(10, '1 h', '{u}');
+SELECT * FROM pg_temp.blocked();
+UPDATE idem_outbox SET available_at = available_at - interval '10 min' WHERE topic = 'u';
+SELECT * FROM pg_temp.checks();
+SELECT idem_repair_outbox();
+SELECT * FROM pg_temp.blocked();
+SELECT id FROM idem_outbox_take(10, '1 h', '{u}');
+
+--
 -- Times from a dump may be infinite.
 --
 TRUNCATE idem_outbox;

@@ -1,11 +1,13 @@
 /*-------------------------------------------------------------------------
  *
  * blocked_lanes.c
- *		Which keys have due messages that wait behind another message.
+ *		Which due messages no relay can take, and why.
  *
  * A lane is blocked if its head cannot be taken, and a message behind the head
  * is due.  The head is leased, or pauses until its available_at, or another
- * transaction is writing it.
+ * transaction is writing or locking it.  A head that is held so, and is due, is
+ * blocked itself, with or without others behind it, and so is a message without
+ * a key.  And no take finds a lane to which no row leads (see lanes.c).
  *
  * A call walks through the index of lanes from a lane at random, since key
  * hashes are random, and examines MAX_LANES lanes and MAX_ENTRIES entries at
@@ -21,6 +23,12 @@
  * random on a logarithmic scale, and examines the lanes of the next PROBE_ROWS
  * rows: a row that stands apart from the others is found with near certainty.
  *
+ * Before that it walks through the index of due messages, from the one that has
+ * been due the longest, for those without a key that are held, and for the rows
+ * that lead to the lanes it has seen.  A held message stays at the beginning:
+ * relays take what lies behind it, and as long as its transaction is open,
+ * vacuum cannot remove the entries of what they have taken.
+ *
  * Then it counts the messages that wait in the lanes that it returns.  Each of
  * these parts examines MAX_ENTRIES entries at most.
  *
@@ -29,8 +37,7 @@
  * found by bisection then.  If the first followers of a head are not due, as
  * those that were leased together with it, the last ones are examined.
  *
- * Rows are those that the active snapshot sees.  Whether another transaction
- * is writing a head, a dirty scan tells.  Nothing here writes, waits, or locks
+ * Rows are those that the active snapshot sees.  Nothing here writes, waits, or locks
  * a table with more than AccessShareLock; all of it works on a hot standby.
  *
  *-------------------------------------------------------------------------
@@ -55,7 +62,6 @@
 #include "utils/tuplestore.h"
 
 #include "outbox/outbox_row.h"
-#include "store/store.h"
 #include "store/store.h"
 #include "util/arguments.h"
 #include "util/compat.h"
@@ -84,6 +90,9 @@
 #define FIRST_PROBE_US	1000.0
 #define LAST_PROBE_US	(100.0 * 365 * USECS_PER_DAY)
 
+/* How many topics and transactions a call lists for messages without a key. */
+#define MAX_HELD		250
+
 /* What NULL stands for. */
 #define DEFAULT_MAX_LANES	100
 
@@ -97,23 +106,30 @@ typedef enum Reason
 	LEASED,
 	PAUSED,
 	HELD,
+	LOST,
 } Reason;
 
 static const char *const reasons[] = {
 	[LEASED] = "leased",
 	[PAUSED] = "paused",
 	[HELD] = "held",
+	[LOST] = "lost",
 };
 
-/* A lane that is blocked. */
+/*
+ * A lane that is blocked; or all messages without a key of one topic that one
+ * transaction holds.
+ */
 typedef struct Blocked
 {
+	bool		has_key;		/* it is a lane */
+	bool		is_led_to;		/* see find_lost() */
 	int64		lane;
 	int64		head;			/* id of the message that blocks it */
 	Datum		topic;
 	TimestampTz since;			/* the first waiting message has been due */
-	TimestampTz until;			/* DT_NOEND if held */
-	int64		waiting;
+	TimestampTz until;			/* DT_NOEND if held or lost */
+	int64		waiting;		/* besides the head */
 	Reason		reason;
 	TransactionId holder;		/* if held */
 	int64		length;			/* from since until the later of until and now */
@@ -123,15 +139,21 @@ typedef struct Blocked
 typedef struct Search
 {
 	IdemCursor	outbox;			/* walks from lane to lane */
-	IdemCursor	heads;			/* the same table, to look at heads again */
 	TimestampTz now;
 	int			entries;		/* that may still be examined */
 	bool		is_within;		/* see next_visible() */
+	bool		is_certain;		/* what was found is the head of its lane */
 	Blocked    *blocked;
 	int			nblocked;
+	Blocked    *parked;			/* lanes with a due head that is not ready */
+	int			nparked;
+	int			first_held;		/* in "blocked", of those without a key */
 } Search;
 
 static bool walk_lanes(Search *search);
+static void walk_due(Search *search);
+static void add_held(Search *search, IdemCursor *due);
+static void find_lost(Search *search);
 static void probe_times(Search *search);
 static void probe_time(Search *search, IdemCursor *due,
 					   ScanDirection direction, TimestampTz from);
@@ -145,11 +167,13 @@ static bool next_visible(Search *search, ScanDirection direction, int64 lane,
 static bool find_head_past_dead(Search *search, int64 lane);
 static int64 found_id(const Search *search);
 static void look_at_lane(Search *search, Blocked *lane);
+static void add_due_head(Search *search, Blocked *lane);
+static void add(Search *search, Blocked *lane, Datum topic);
 static TimestampTz available_at(const Search *search);
-static TransactionId holder_of(Search *search, const Blocked *lane);
 static void count_waiting(Search *search, Blocked *lane);
 static int64 length_of(const Search *search, const Blocked *lane);
 static int	compare_lengths(const void *a, const void *b);
+static int	compare_lanes(const void *a, const void *b);
 static int	process_of(TransactionId holder);
 
 /*
@@ -167,6 +191,7 @@ idem_outbox_blocked(PG_FUNCTION_ARGS)
 	int			max_lanes = PG_ARGISNULL(0) ? DEFAULT_MAX_LANES :
 		PG_GETARG_INT32(0);
 	Search		search = {0};
+	bool		all_lanes;
 
 	if (max_lanes < 0)
 		ereport(ERROR,
@@ -178,12 +203,16 @@ idem_outbox_blocked(PG_FUNCTION_ARGS)
 		return (Datum) 0;
 
 	search.now = GetCurrentTimestamp();
-	search.blocked = palloc_array(Blocked,
-								  MAX_LANES + 2 * NUM_PROBES * PROBE_ROWS);
+	search.blocked = palloc_array(Blocked, 2 * MAX_LANES +
+								  2 * NUM_PROBES * PROBE_ROWS + MAX_HELD);
+	search.parked = palloc_array(Blocked, MAX_LANES);
 	idem_cursor_open(&search.outbox, IDEM_OUTBOX, AccessShareLock);
-	idem_cursor_open_beside(&search.heads, &search.outbox);
 	search.entries = MAX_ENTRIES;
-	if (!walk_lanes(&search))
+	search.is_certain = true;
+	all_lanes = walk_lanes(&search);
+	search.entries = MAX_ENTRIES;
+	walk_due(&search);
+	if (!all_lanes)
 	{
 		search.entries = MAX_ENTRIES;
 		probe_times(&search);
@@ -205,13 +234,12 @@ idem_outbox_blocked(PG_FUNCTION_ARGS)
 		values[3] = Int64GetDatum(lane->waiting);
 		values[4] = CStringGetTextDatum(reasons[lane->reason]);
 		values[5] = TimestampTzGetDatum(lane->until);
-		nulls[5] = lane->reason == HELD;
+		nulls[5] = lane->reason == HELD || lane->reason == LOST;
 		values[6] = Int32GetDatum(pid);
 		nulls[6] = pid == 0;
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
 							 values, nulls);
 	}
-	idem_cursor_close(&search.heads);
 	idem_cursor_close(&search.outbox);
 	return (Datum) 0;
 }
@@ -253,6 +281,105 @@ walk_lanes(Search *search)
 			begin_at(search, lane.lane + 1, PG_INT64_MIN);
 	}
 	return false;
+}
+
+/*
+ * Go through the index of due messages.  If it is longer than what a call
+ * examines, it is not known which lanes are lost.
+ */
+static void
+walk_due(Search *search)
+{
+	IdemCursor	due;
+	ScanKeyData key;
+	Datum		first;
+	bool		visible;
+
+	search->first_held = search->nblocked;
+	qsort(search->parked, search->nparked, sizeof(Blocked), compare_lanes);
+	idem_key_time(&key, DUE_AVAILABLE_AT, BTLessEqualStrategyNumber,
+				  search->now);
+	idem_cursor_open_beside(&due, &search->outbox);
+	idem_scan_entries(&due, IDEM_OUTBOX_DUE, &key, 1);
+	while (search->entries > 0 &&
+		   idem_scan_entry(&due, ForwardScanDirection, 1, &first, &visible))
+	{
+		Blocked		row = {0};
+		Blocked    *lane;
+
+		CHECK_FOR_INTERRUPTS();
+		search->entries--;
+		if (!visible)
+			continue;
+		slot_getallattrs(due.row);
+		if (due.row->tts_isnull[OUTBOX_KEY_HASH])
+		{
+			add_held(search, &due);
+			continue;
+		}
+		row.lane = DatumGetInt64(due.row->tts_values[OUTBOX_KEY_HASH]);
+		lane = bsearch(&row, search->parked, search->nparked, sizeof(Blocked),
+					   compare_lanes);
+		if (lane != NULL)
+			lane->is_led_to = true;
+	}
+	idem_cursor_close(&due);
+	if (search->entries > 0)
+		find_lost(search);
+}
+
+/*
+ * The scan has come to a due message without a key.  If a transaction holds it,
+ * add it to those of its topic that this transaction holds.
+ */
+static void
+add_held(Search *search, IdemCursor *due)
+{
+	const Datum *values = due->row->tts_values;
+	TransactionId holder = idem_row_writer(due);
+	Datum		topic = values[OUTBOX_TOPIC];
+	Blocked		held = {0};
+
+	if (!TransactionIdIsValid(holder) || !idem_outbox_in_state(due, "pending"))
+		return;
+	for (int i = search->nblocked - 1; i >= search->first_held; i--)
+	{
+		Blocked    *other = &search->blocked[i];
+
+		if (TransactionIdEquals(other->holder, holder) &&
+			datumIsEqual(other->topic, topic, false, -1))
+		{
+			other->waiting++;
+			return;
+		}
+	}
+	if (search->nblocked - search->first_held == MAX_HELD)
+		return;
+	held.head = DatumGetInt64(values[OUTBOX_ID]);
+	held.since = DatumGetTimestampTz(values[OUTBOX_AVAILABLE_AT]);
+	held.until = DT_NOEND;
+	held.reason = HELD;
+	held.holder = holder;
+	add(search, &held, topic);
+}
+
+/*
+ * Add the lanes to which no due row leads.
+ */
+static void
+find_lost(Search *search)
+{
+	for (int i = 0; i < search->nparked; i++)
+	{
+		Blocked    *lane = &search->parked[i];
+
+		if (lane->is_led_to)
+			continue;
+		lane->since = lane->until;
+		lane->until = DT_NOEND;
+		lane->reason = LOST;
+		add(search, lane, lane->topic);
+	}
 }
 
 /*
@@ -323,7 +450,7 @@ is_listed(const Search *search, int64 lane)
 {
 	for (int i = 0; i < search->nblocked; i++)
 	{
-		if (search->blocked[i].lane == lane)
+		if (search->blocked[i].has_key && search->blocked[i].lane == lane)
 			return true;
 	}
 	return false;
@@ -382,10 +509,12 @@ look_past_dead(Search *search, Blocked *lane)
 									 MAX_DEAD);
 	bool		is_within = search->is_within;
 
+	search->is_certain = found;
 	if (!found && is_within)
 		found = find_head_past_dead(search, lane->lane);
 	if (found)
 		look_at_lane(search, lane);
+	search->is_certain = true;
 	if (is_within && search->nblocked == nblocked)
 	{
 		begin_at(search, lane->lane, PG_INT64_MIN + 1);
@@ -461,7 +590,7 @@ found_id(const Search *search)
 
 /*
  * The scan has come to the head of a lane.  If the lane is blocked, add it to
- * those that are.
+ * those that are; or to those of which walk_due() will tell.
  */
 static void
 look_at_lane(Search *search, Blocked *lane)
@@ -471,11 +600,22 @@ look_at_lane(Search *search, Blocked *lane)
 	int64		other;
 	bool		visible;
 
+	lane->has_key = true;
 	lane->head = found_id(search);
 	lane->until = available_at(search);
-	if (lane->until > search->now)
-		lane->reason = !head->tts_isnull[OUTBOX_AWAITING_ACK] &&
-			DatumGetBool(values[OUTBOX_AWAITING_ACK]) ? LEASED : PAUSED;
+	lane->holder = idem_row_writer(&search->outbox);
+	if (lane->until <= search->now)
+	{
+		add_due_head(search, lane);
+		return;
+	}
+	lane->reason = !head->tts_isnull[OUTBOX_AWAITING_ACK] &&
+		DatumGetBool(values[OUTBOX_AWAITING_ACK]) ? LEASED : PAUSED;
+	if (TransactionIdIsValid(lane->holder))
+	{
+		lane->reason = HELD;
+		lane->until = DT_NOEND;
+	}
 
 	for (int n = 0; n < 2 * MAX_FOLLOWERS; n++)
 	{
@@ -491,19 +631,45 @@ look_at_lane(Search *search, Blocked *lane)
 			continue;
 
 		lane->since = available_at(search);
-		lane->holder = holder_of(search, lane);
-		if (TransactionIdIsValid(lane->holder))
-		{
-			lane->reason = HELD;
-			lane->until = DT_NOEND;
-		}
-		if (lane->reason == NOT_BLOCKED)
-			break;
-		lane->topic = datumCopy(values[OUTBOX_TOPIC], false, -1);
-		lane->length = length_of(search, lane);
-		search->blocked[search->nblocked++] = *lane;
+		lane->waiting = 1;
+		add(search, lane, values[OUTBOX_TOPIC]);
 		return;
 	}
+}
+
+/*
+ * The head is due.  It is blocked if a transaction holds it; or perhaps, if it
+ * is not ready itself, and certainly the head, because no row leads to it.
+ */
+static void
+add_due_head(Search *search, Blocked *lane)
+{
+	const Datum *head = search->outbox.row->tts_values;
+
+	if (TransactionIdIsValid(lane->holder))
+	{
+		lane->since = lane->until;
+		lane->until = DT_NOEND;
+		lane->reason = HELD;
+		add(search, lane, head[OUTBOX_TOPIC]);
+	}
+	else if (search->is_certain && search->nparked < MAX_LANES &&
+			 !DatumGetBool(head[OUTBOX_IN_DUE_INDEX]))
+	{
+		lane->topic = datumCopy(head[OUTBOX_TOPIC], false, -1);
+		search->parked[search->nparked++] = *lane;
+	}
+}
+
+/*
+ * Add a lane to those that are blocked.
+ */
+static void
+add(Search *search, Blocked *lane, Datum topic)
+{
+	lane->topic = datumCopy(topic, false, -1);
+	lane->length = length_of(search, lane);
+	search->blocked[search->nblocked++] = *lane;
 }
 
 /*
@@ -516,46 +682,28 @@ available_at(const Search *search)
 }
 
 /*
- * The transaction that is writing the head of a lane, if there is one.
- */
-static TransactionId
-holder_of(Search *search, const Blocked *lane)
-{
-	ScanKeyData keys[2];
-	TransactionId holder = InvalidTransactionId;
-
-	idem_key_int8(&keys[0], LANES_LANE, BTEqualStrategyNumber, lane->lane);
-	idem_key_int8(&keys[1], LANES_ID, BTEqualStrategyNumber, lane->head);
-	idem_scan(&search->heads, IDEM_OUTBOX_LANES, NULL, keys, 2);
-	while (!TransactionIdIsValid(holder) &&
-		   idem_scan_next(&search->heads, ForwardScanDirection))
-		holder = search->heads.holder;
-	idem_scan_end(&search->heads);
-	return holder;
-}
-
-/*
  * Count the messages that are due and wait behind the head of a lane.
  */
 static void
 count_waiting(Search *search, Blocked *lane)
 {
+	int64		waiting = 0;
 	int64		other;
 	bool		visible;
 
-	if (lane->head == PG_INT64_MAX)
+	if (!lane->has_key || lane->head == PG_INT64_MAX)
 		return;
 	begin_at(search, lane->lane, lane->head + 1);
 	while (next_entry(search, ForwardScanDirection, &other, &visible))
 	{
 		if (!visible || available_at(search) > search->now)
 			continue;
-		lane->waiting++;
+		waiting++;
 		lane->since = Min(lane->since, available_at(search));
 	}
 
-	/* One has been found before, even if no more entries may be examined. */
-	lane->waiting = Max(lane->waiting, 1);
+	/* One may have been found before, even if no more entries are examined. */
+	lane->waiting = Max(lane->waiting, waiting);
 }
 
 /*
@@ -565,7 +713,8 @@ count_waiting(Search *search, Blocked *lane)
 static int64
 length_of(const Search *search, const Blocked *lane)
 {
-	TimestampTz until = lane->reason == HELD ? search->now : lane->until;
+	bool		has_end = lane->reason == LEASED || lane->reason == PAUSED;
+	TimestampTz until = has_end ? lane->until : search->now;
 
 	if (TIMESTAMP_NOT_FINITE(lane->since) || TIMESTAMP_NOT_FINITE(until))
 		return PG_INT64_MAX;
@@ -584,6 +733,18 @@ compare_lengths(const void *a, const void *b)
 	if (lane_a->length != lane_b->length)
 		return lane_a->length < lane_b->length ? 1 : -1;
 	return (lane_a->head > lane_b->head) - (lane_a->head < lane_b->head);
+}
+
+/*
+ * Order lanes by their hashes.
+ */
+static int
+compare_lanes(const void *a, const void *b)
+{
+	int64		lane_a = ((const Blocked *) a)->lane;
+	int64		lane_b = ((const Blocked *) b)->lane;
+
+	return (lane_a > lane_b) - (lane_a < lane_b);
 }
 
 /*

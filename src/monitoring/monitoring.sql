@@ -79,7 +79,7 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000 ROWS 10
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_outbox_blocked(int) IS
-'Keys whose due messages wait behind another message, those that wait the longest first: a row for each topic and message key, without the key. max_lanes: how many rows at most. first_id: the message that blocks the others. blocked_since: since when the first of the others has been due. waiting: how many there are. reason: leased, paused (nacked or delayed), or held by a transaction that is writing the message. until: when the lease or pause ends. pid: the process that holds it; NULL if the transaction is prepared. Of more than 5000 keys, it examines a random sample, and those that are likely to be blocked for longer than most. Reads only; works on a hot standby. Raises 22023 for a negative max_lanes.';
+'Due messages that no relay can take, those that wait the longest first: a row for each topic and message key, without the key; of messages without a key that a transaction holds, one for each topic and transaction. max_lanes: how many rows at most. first_id: the message that blocks the others. blocked_since: since when the first message that waits has been due. waiting: how many there are besides first_id. reason: leased, paused (nacked or delayed), held by a transaction that writes or locks the message, or lost: no relay finds it, and idem_repair_outbox() repairs that. until: when the lease or pause ends. pid: the process that holds it; NULL if the transaction is prepared. Of more than 5000 keys, it examines a random sample, and those that are likely to be blocked for longer than most. Reads only; works on a hot standby. Raises 22023 for a negative max_lanes.';
 
 CREATE FUNCTION @extschema@.idem_blocked_seconds(blocked_since timestamptz, until timestamptz)
 RETURNS double precision
@@ -90,7 +90,7 @@ BEGIN ATOMIC
 		ELSE 'Infinity'::float8 END;
 END;
 COMMENT ON FUNCTION @extschema@.idem_blocked_seconds(timestamptz, timestamptz) IS
-'For how long a message waits behind another: from when it has been due until the lease or pause of the other ends, or until now. For idem_metric_samples and idem_health.';
+'For how long a message waits: from when it has been due until the lease or pause of the one before it ends, or until now. For idem_metric_samples and idem_health.';
 
 CREATE FUNCTION @extschema@.idem_metric_families(
 	OUT ordinal int, OUT name text, OUT type text, OUT unit text, OUT help text)
@@ -120,8 +120,8 @@ BEGIN ATOMIC
 		(19, 'records', 'gauge', NULL, 'Records of keys and tokens, by state. live is estimated, and expired where there are too many to count.'),
 		(20, 'outbox_messages', 'gauge', NULL, 'Unacknowledged messages, by state. due: to be taken, or behind one of the same key; waiting: leased, pausing or delayed. At most 50000 are counted.'),
 		(21, 'outbox_oldest_age_seconds', 'gauge', 'seconds', 'For how long the oldest undelivered message has been due. Of the messages counted. Missing where dead rows hide them.'),
-		(22, 'outbox_blocked_keys', 'gauge', NULL, 'Keys whose due messages wait behind a message that is leased, paused or held by a transaction; state: which of these. Of more than 5000 keys, a sample is examined.'),
-		(23, 'outbox_blocked_seconds', 'gauge', 'seconds', 'The longest time that a due message waits behind another one of its key: since it was due, until the lease or pause of the other ends, or until now. 0 if no key is blocked.'),
+		(22, 'outbox_blocked_keys', 'gauge', NULL, 'Keys of which no relay can take a due message, because the first one is leased, paused, held by a transaction, or lost; state: which of these. Held messages without a key count once for each topic and transaction. Of more than 5000 keys, a sample is examined.'),
+		(23, 'outbox_blocked_seconds', 'gauge', 'seconds', 'The longest time that a due message waits for another one of its key, or for a transaction that holds it: since it was due, until the lease or pause of the other ends, or until now. 0 if no message is blocked.'),
 		(24, 'table_unusable', 'gauge', NULL, 'Whether calls cannot use a table or sequence now, because it is altered or locked. What rests on it is missing here.'),
 		(25, 'build', 'info', NULL, 'Version of the extension and of the server.')
 	) AS v (ordinal, name, type, unit, help);
@@ -245,7 +245,7 @@ BEGIN ATOMIC
 		SELECT r.n, 'outbox_blocked_keys', '', jsonb_build_object('state', r.reason),
 			(SELECT count(*) FROM blocked AS b WHERE b.reason = r.reason)::float8
 		FROM data AS d
-		CROSS JOIN (VALUES (1, 'leased'), (2, 'paused'), (3, 'held')) AS r (n, reason)
+		CROSS JOIN (VALUES (1, 'leased'), (2, 'paused'), (3, 'held'), (4, 'lost')) AS r (n, reason)
 		WHERE d.source = 'pending' AND d.fault IS NULL
 		UNION ALL
 		SELECT 1, 'outbox_blocked_seconds', '', NULL,
@@ -490,6 +490,21 @@ BEGIN ATOMIC
 		FROM @extschema@.idem_table_faults() AS f
 		WHERE f.fault IS NOT NULL
 	),
+	-- Those that wait the longest first; "state" is a clause.
+	blocked AS MATERIALIZED (
+		SELECT b.first_id, b.topic, b.reason, s.seconds,
+			CASE WHEN b.reason = 'lost' THEN 'found by no relay: call idem_repair_outbox()'
+				WHEN b.reason = 'held' AND b.pid IS NULL THEN 'held by a prepared transaction'
+				WHEN b.reason = 'held' THEN 'held by process ' || b.pid
+				ELSE format('%s until %s', b.reason, b.until) END AS state,
+			count(*) OVER () AS rows, b.n,
+			row_number() OVER (PARTITION BY b.reason = ANY (ARRAY['held', 'lost']) ORDER BY b.n) AS n_of_kind
+		FROM data AS d
+		CROSS JOIN LATERAL @extschema@.idem_outbox_blocked(CASE WHEN d.fault IS NULL THEN 5000 ELSE 0 END)
+			WITH ORDINALITY AS b (topic, first_id, blocked_since, waiting, reason, until, pid, n)
+		CROSS JOIN LATERAL (SELECT @extschema@.idem_blocked_seconds(b.blocked_since, b.until) AS seconds) AS s
+		WHERE d.source = 'pending'
+	),
 	-- "fault" is why a check does not know all that it should.
 	checks (n, name, value, factor, fault, hint) AS (
 		SELECT 1, 'worker',
@@ -518,8 +533,10 @@ BEGIN ATOMIC
 		UNION ALL
 		SELECT 3, 'outbox_oldest', d.overdue, 5, d.fault,
 			CASE WHEN d.overdue > 0::float8
-				THEN format('since a message became due; undelivered: %s%s', d.counted,
-					CASE WHEN NOT d.complete THEN ' or more' END)
+				THEN concat_ws('; ', format('since a message became due; undelivered: %s%s', d.counted,
+						CASE WHEN NOT d.complete THEN ' or more' END),
+					(SELECT format('message %s, topic "%s", is %s', b.first_id, b.topic, b.state)
+						FROM blocked AS b WHERE b.n_of_kind = 1::int8 AND b.reason = ANY (ARRAY['held', 'lost'])))
 				WHEN d.overdue IS NULL THEN concat_ws('; ',
 					'not known, because vacuum could not remove what is left of so many messages that were taken',
 					@extschema@.idem_vacuum_holder())
@@ -528,21 +545,12 @@ BEGIN ATOMIC
 		WHERE d.source = 'pending'
 		UNION ALL
 		SELECT 4, 'outbox_blocked', CASE WHEN d.fault IS NULL THEN coalesce(b.seconds, 0::float8) END, 5, d.fault,
-			CASE WHEN b.keys > 0::int8
-				THEN format('messages of %s wait behind another one, see idem_outbox_blocked(); the longest behind message %s, topic "%s", which is %s',
-					CASE WHEN b.keys = 1::int8 THEN '1 key' ELSE b.keys || ' keys' END, b.first_id, b.topic,
-					CASE WHEN b.reason = 'held' AND b.pid IS NULL THEN 'held by a prepared transaction'
-						WHEN b.reason = 'held' THEN 'held by process ' || b.pid
-						ELSE format('%s until %s', b.reason, b.until) END)
-				ELSE 'no due message waits behind another one of its key' END
+			CASE WHEN b.rows > 0::int8
+				THEN format('due messages wait, see idem_outbox_blocked() (%s); the longest for message %s, topic "%s", which is %s',
+					CASE WHEN b.rows = 1::int8 THEN '1 row' ELSE b.rows || ' rows' END, b.first_id, b.topic, b.state)
+				ELSE 'no due message waits for another one of its key, or for a transaction' END
 		FROM data AS d
-		LEFT JOIN LATERAL (
-			SELECT b.*, count(*) OVER () AS keys,
-				@extschema@.idem_blocked_seconds(b.blocked_since, b.until) AS seconds
-			FROM @extschema@.idem_outbox_blocked(CASE WHEN d.fault IS NULL THEN 5000 ELSE 0 END) AS b
-			ORDER BY seconds DESC, b.first_id
-			LIMIT 1
-		) AS b ON true
+		LEFT JOIN blocked AS b ON b.n = 1::int8
 		WHERE d.source = 'pending'
 		UNION ALL
 		SELECT 5, 'dead_letters',

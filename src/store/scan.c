@@ -27,11 +27,14 @@
 
 #include "access/genam.h"
 #include "access/itup.h"
+#include "access/multixact.h"
 #include "access/relscan.h"
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/pg_collation_d.h"
 #include "catalog/pg_type_d.h"
+#include "storage/bufmgr.h"
+#include "storage/procarray.h"
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 
@@ -43,6 +46,7 @@
 
 static void start(IdemCursor *cursor, IdemRelationId index,
 				  Snapshot snapshot, ScanKey keys, int nkeys);
+static bool is_running(TransactionId xid);
 
 /*
  * Begin to read through an index, from the first entry that the keys select.
@@ -284,6 +288,56 @@ bool
 idem_row_is_visible(IdemCursor *cursor, Snapshot snapshot)
 {
 	return table_tuple_satisfies_snapshot(cursor->table->rel, cursor->row, snapshot);
+}
+
+/*
+ * The other transaction that keeps a take from locking the row version that
+ * was found: it is replacing, deleting or locking the row, and has not ended.
+ * InvalidTransactionId if there is none.  A dirty scan knows nothing of locks.
+ */
+TransactionId
+idem_row_writer(IdemCursor *cursor)
+{
+	Buffer		buffer = ((BufferHeapTupleTableSlot *) cursor->row)->buffer;
+	HeapTupleHeader row = idem_row_header(cursor->row);
+	TransactionId xmax;
+	uint16		infomask;
+	MultiXactMember *members;
+	TransactionId writer = InvalidTransactionId;
+	int			nmembers;
+
+	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	xmax = HeapTupleHeaderGetRawXmax(row);
+	infomask = row->t_infomask;
+	LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
+
+	if ((infomask & HEAP_XMAX_INVALID) || HEAP_LOCKED_UPGRADED(infomask))
+		return InvalidTransactionId;
+	if (!(infomask & HEAP_XMAX_IS_MULTI))
+		return !HEAP_XMAX_IS_KEYSHR_LOCKED(infomask) && is_running(xmax) ?
+			xmax : InvalidTransactionId;
+
+	nmembers = GetMultiXactIdMembers(xmax, &members, false,
+									 HEAP_XMAX_IS_LOCKED_ONLY(infomask));
+	for (int i = 0; i < nmembers; i++)
+	{
+		if (members[i].status != MultiXactStatusForKeyShare &&
+			is_running(members[i].xid))
+			writer = members[i].xid;
+	}
+	if (nmembers > 0)
+		pfree(members);
+	return writer;
+}
+
+/*
+ * Is this another transaction, which has not ended?
+ */
+static bool
+is_running(TransactionId xid)
+{
+	return !TransactionIdIsCurrentTransactionId(xid) &&
+		TransactionIdIsInProgress(xid);
 }
 
 /*

@@ -124,6 +124,7 @@ extern bool idem_find_latest(IdemCursor *cursor, const Datum *key,
 extern bool idem_find_visible(IdemCursor *cursor, const Datum *key,
 							  Snapshot snapshot);
 extern bool idem_row_is_visible(IdemCursor *cursor, Snapshot snapshot);
+extern TransactionId idem_row_writer(IdemCursor *cursor);
 extern bool idem_is_written_since(IdemCursor *cursor, CommandId command);
 
 extern void idem_scan(IdemCursor *cursor, IdemRelationId index,

@@ -98,13 +98,13 @@ export interface ResumedClaim {
   createdAt: Date
   leaseExpiresAt: Date
 }
-/** A message key whose due messages wait behind another one. */
+/** A message key of which no relay can take a due message. */
 export interface BlockedLane {
   topic: string
   firstId: bigint
   blockedSince: Date
   waiting: bigint
-  reason: 'leased' | 'paused' | 'held'
+  reason: 'leased' | 'paused' | 'held' | 'lost'
   until: Date | null
   pid: number | null
 }

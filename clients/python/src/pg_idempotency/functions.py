@@ -268,7 +268,7 @@ class BlockedLane:
     first_id: int
     blocked_since: datetime
     waiting: int
-    reason: Literal["leased", "paused", "held"]
+    reason: Literal["leased", "paused", "held", "lost"]
     until: datetime | None
     pid: int | None
 
