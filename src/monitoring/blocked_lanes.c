@@ -30,7 +30,7 @@
  * vacuum cannot remove the entries of what they have taken.
  *
  * Then it counts the messages that wait in the lanes that it returns.  Each of
- * these parts examines MAX_ENTRIES entries at most.
+ * these parts examines MAX_ENTRIES entries at most, or MAX_DUE.
  *
  * A lane can begin with many dead entries, of messages that have left it since
  * vacuum last could remove them.  Messages leave a lane in order, so its head is
@@ -66,9 +66,10 @@
 #include "util/arguments.h"
 #include "util/compat.h"
 
-/* How many lanes and index entries a call examines. */
+/* How many lanes and index entries a call examines, and entries of due rows. */
 #define MAX_LANES	5000
 #define MAX_ENTRIES	50000
+#define MAX_DUE		(MAX_ENTRIES / 2)
 
 /* How many entries of a lane are examined for one that is due, at each end. */
 #define MAX_FOLLOWERS	1000
@@ -210,7 +211,7 @@ idem_outbox_blocked(PG_FUNCTION_ARGS)
 	search.entries = MAX_ENTRIES;
 	search.is_certain = true;
 	all_lanes = walk_lanes(&search);
-	search.entries = MAX_ENTRIES;
+	search.entries = MAX_DUE;
 	walk_due(&search);
 	if (!all_lanes)
 	{

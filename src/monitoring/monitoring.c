@@ -12,6 +12,11 @@
  * some PROBE_ENTRIES * MAX_PROBES more are looked at; if there is nothing but
  * such, either, it is not known how late the oldest row is.
  *
+ * Messages that are due, and dead letters, raise an alarm by their number.  So
+ * where their count is not complete, LAST_ENTRIES more are looked at from the
+ * other end, where the latest ones lie, and the count is a lower limit.  Without
+ * any, the number of dead letters is not known.
+ *
  * A table that calls cannot use has a fault here (see table_faults.c), and
  * nothing else is told of it.
  *
@@ -58,6 +63,9 @@
 #define PROBE_ENTRIES	250
 #define MAX_PROBES		24
 #define FOUND_ENTRIES	2000
+
+/* How many entries are looked at from the end of an index; see alerts.yml. */
+#define LAST_ENTRIES	12000
 
 /* How many rows that lead to a lane are followed; and entries of that lane. */
 #define MAX_SIGNPOSTS	1000
@@ -133,9 +141,11 @@ static bool knows_oldest(const Counting *counting);
 static void begin_counting(Counting *counting, const Source *source,
 						   TimestampTz now);
 static void look_from(Counting *counting, TimestampTz from, TimestampTz to);
-static int	count_entries(Counting *counting, int limit, Count *count);
+static int	count_entries(Counting *counting, ScanDirection direction,
+						  int limit, Count *count);
 static TimestampTz follow_signpost(IdemCursor *outbox);
 static void count_past_dead_rows(Counting *counting);
+static void count_from_end(Counting *counting);
 
 /*
  * idem_monitoring_data() -> setof (source, counted, due, overdue, complete,
@@ -178,8 +188,8 @@ idem_monitoring_data(PG_FUNCTION_ARGS)
 			if (countings[i].fault != NULL)
 				continue;
 			if (!count->complete)
-				left -= count_entries(&countings[i], Min(TURN_ENTRIES, left),
-									  count);
+				left -= count_entries(&countings[i], ForwardScanDirection,
+									  Min(TURN_ENTRIES, left), count);
 			all_complete &= count->complete;
 		}
 	} while (!all_complete && left > 0);
@@ -202,6 +212,8 @@ idem_monitoring_data(PG_FUNCTION_ARGS)
 		{
 			if (is_by_time(source) && !knows_oldest(&countings[i]))
 				count_past_dead_rows(&countings[i]);
+			if (!count->complete && source->range != BY_TIME)
+				count_from_end(&countings[i]);
 			idem_cursor_close(&countings[i].cursor);
 
 			memset(nulls + 1, false, 4);
@@ -310,7 +322,8 @@ look_from(Counting *counting, TimestampTz from, TimestampTz to)
  * them.  Returns how many there were.
  */
 static int
-count_entries(Counting *counting, int limit, Count *count)
+count_entries(Counting *counting, ScanDirection direction, int limit,
+			  Count *count)
 {
 	const Source *source = counting->source;
 
@@ -322,7 +335,7 @@ count_entries(Counting *counting, int limit, Count *count)
 		TimestampTz time;
 
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_scan_entry(&counting->cursor, ForwardScanDirection, 1, &first,
+		if (!idem_scan_entry(&counting->cursor, direction, 1, &first,
 							 &visible))
 		{
 			count->complete = true;
@@ -427,7 +440,8 @@ count_past_dead_rows(Counting *counting)
 		Count		probe = nothing;
 
 		look_from(counting, middle, to);
-		(void) count_entries(counting, PROBE_ENTRIES, &probe);
+		(void) count_entries(counting, ForwardScanDirection, PROBE_ENTRIES,
+							 &probe);
 		if (probe.oldest != DT_NOEND)
 		{
 			to = probe.oldest;
@@ -442,9 +456,29 @@ count_past_dead_rows(Counting *counting)
 	if (found)
 	{
 		look_from(counting, to, counting->until);
-		(void) count_entries(counting, FOUND_ENTRIES, &counting->count);
+		(void) count_entries(counting, ForwardScanDirection, FOUND_ENTRIES,
+							 &counting->count);
 	}
 	counting->count.complete = false;
+}
+
+/*
+ * The count has not come to its end: look at the last entries, too, of a time
+ * that has come.  Some might have been counted before, so what there are at
+ * least is the greater one of the two numbers.
+ */
+static void
+count_from_end(Counting *counting)
+{
+	Count	   *count = &counting->count;
+	Count		last = nothing;
+	int64		waiting = count->rows - count->due;
+
+	last.signposts = MAX_SIGNPOSTS;
+	look_from(counting, DT_NOBEGIN, counting->until);
+	(void) count_entries(counting, BackwardScanDirection, LAST_ENTRIES, &last);
+	count->due = Max(count->due, last.due);
+	count->rows = count->due + Max(waiting, last.rows - last.due);
 }
 
 /*

@@ -118,7 +118,7 @@ BEGIN ATOMIC
 		(17, 'last_cleanup_timestamp_seconds', 'gauge', 'seconds', 'When the last cleanup ended.'),
 		(18, 'cleanup_lag_seconds', 'gauge', 'seconds', 'For how long the oldest row should have been deleted.'),
 		(19, 'records', 'gauge', NULL, 'Records of keys and tokens, by state. live is estimated, and expired where there are too many to count.'),
-		(20, 'outbox_messages', 'gauge', NULL, 'Unacknowledged messages, by state. due: to be taken, or behind one of the same key; waiting: leased, pausing or delayed. At most 50000 are counted.'),
+		(20, 'outbox_messages', 'gauge', NULL, 'Unacknowledged messages, by state. due: to be taken, or behind one of the same key; waiting: leased, pausing or delayed. At most 50000 are counted, or fewer where dead rows hide some; dead is missing where they hide all.'),
 		(21, 'outbox_oldest_age_seconds', 'gauge', 'seconds', 'For how long the oldest undelivered message has been due. Of the messages counted. Missing where dead rows hide them.'),
 		(22, 'outbox_blocked_keys', 'gauge', NULL, 'Keys of which no relay can take a due message, because the first one is leased, paused, held by a transaction, or lost; state: which of these. Held messages without a key count once for each topic and transaction. Of more than 5000 keys, a sample is examined.'),
 		(23, 'outbox_blocked_seconds', 'gauge', 'seconds', 'The longest time that a due message waits for another one of its key, or for a transaction that holds it: since it was due, until the lease or pause of the other ends, or until now. 0 if no message is blocked.'),
@@ -236,7 +236,7 @@ BEGIN ATOMIC
 		FROM data AS d
 		JOIN (VALUES (1, 'pending', 'due'), (2, 'pending', 'waiting'), (3, 'dead', 'dead')) AS s (n, source, state)
 			ON s.source = d.source
-		WHERE d.fault IS NULL
+		WHERE d.fault IS NULL AND (d.complete OR d.counted > 0::"numeric" OR d.source <> 'dead')
 		UNION ALL
 		SELECT 1, 'outbox_oldest_age_seconds', '', NULL, d.overdue
 		FROM data AS d
