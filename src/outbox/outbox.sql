@@ -137,14 +137,14 @@ CREATE FUNCTION @extschema@.idem_outbox_dead(max_messages int DEFAULT 1000, OUT 
 RETURNS SETOF record
 LANGUAGE sql STABLE PARALLEL SAFE SECURITY DEFINER COST 10000 ROWS 100
 SET search_path = pg_catalog, pg_temp
-AS $$
+BEGIN ATOMIC
 	SELECT o.id, o.message_id, o.topic, o.message_key, o.attempt, o.created_at, o.last_error
 	FROM @extschema@.idem_outbox AS o
 	WHERE o.state OPERATOR(pg_catalog.<>) 'pending'
 		AND o.state OPERATOR(pg_catalog.=) 'dead'
 	ORDER BY o.id
 	LIMIT CASE WHEN $1 IS NOT NULL THEN greatest($1, 0) END;
-$$;
+END;
 COMMENT ON FUNCTION @extschema@.idem_outbox_dead(int) IS
 'Dead messages, the oldest first, without their payloads and headers. max_messages: how many at most; NULL: all. Reads only; works on a hot standby. Raises no errors of its own.';
 
@@ -152,7 +152,7 @@ CREATE FUNCTION @extschema@.idem_outbox_topics(max_topics int DEFAULT 10000)
 RETURNS SETOF text
 LANGUAGE sql STABLE PARALLEL SAFE SECURITY DEFINER COST 10000 ROWS 100
 SET search_path = pg_catalog, pg_temp
-AS $$
+BEGIN ATOMIC
 	WITH RECURSIVE found (name) AS (
 		(SELECT o.topic FROM @extschema@.idem_outbox AS o WHERE o.in_due_index ORDER BY o.topic LIMIT 1)
 		UNION ALL
@@ -161,6 +161,6 @@ AS $$
 		FROM found AS f WHERE f.name IS NOT NULL
 	)
 	SELECT f.name FROM found AS f WHERE f.name IS NOT NULL LIMIT CASE WHEN $1 IS NOT NULL THEN greatest($1, 0) END;
-$$;
+END;
 COMMENT ON FUNCTION @extschema@.idem_outbox_topics(int) IS
 'The topics that have pending messages, in alphabetical order, and perhaps some that had. max_topics: how many at most; NULL: all. Reads the index once for each topic. Reads only; works on a hot standby. Raises no errors of its own.';
