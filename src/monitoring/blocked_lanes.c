@@ -50,12 +50,10 @@
 #include "storage/procarray.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
-#include "utils/fmgroids.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
 #include "outbox/outbox_row.h"
-#include "store/store.h"
 #include "store/store.h"
 #include "util/arguments.h"
 #include "util/compat.h"
