@@ -126,6 +126,9 @@ BEGIN
 		RETURN 'lost';
 	ELSIF message.state = 'dead' THEN
 		RETURN 'dead';
+	-- A report that is repeated because its answer was lost.
+	ELSIF keep_history AND NOT message.awaiting_ack THEN
+		RETURN 'pending';
 	END IF;
 	clock := clock_timestamp();
 	tries := message.attempt - message.uncounted_attempts - CASE WHEN counted THEN 0 ELSE 1 END;

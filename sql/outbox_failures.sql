@@ -70,6 +70,32 @@ SELECT idem_outbox_fail(pg_temp.id('lost'), 2, 'x') AS other_attempt, idem_outbo
 SELECT idem_outbox_ack(ARRAY[pg_temp.id('lost')]);
 SELECT idem_outbox_fail(pg_temp.id('lost'), 1, 'x') AS acknowledged;
 
+-- A report that is repeated, as after a lost answer, changes nothing.
+SELECT idem_publish('x', '"repeated"') IS NOT NULL AS published;
+SELECT attempt FROM idem_outbox_take(topics => '{x}');
+SELECT idem_outbox_fail(pg_temp.id('repeated'), 1, 'once', '0 s', counted => false) AS state FROM generate_series(1, 3);
+SELECT attempt, uncounted_attempts, count(*) AS lines FROM idem_outbox, regexp_split_to_table(last_error, '\n') AS line
+	WHERE id = pg_temp.id('repeated') GROUP BY 1, 2;
+SELECT pg_temp.fail('repeated', 'counts', schedule => '{5 minutes}') AS state;
+SELECT pause FROM pg_temp.pauses WHERE name = 'repeated';
+SELECT idem_outbox_fail(pg_temp.id('repeated'), 2, 'counts', schedule => '{-1 s}');
+SELECT idem_outbox_fail(pg_temp.id('repeated'), 2, 'counts', schedule => '{1 s,NULL}');
+
+-- Dead messages are found among many that were acknowledged.
+INSERT INTO idem_outbox (id, message_id, topic, payload, state, in_due_index, acked_at, attempt, uncounted_attempts, created_at, available_at)
+	SELECT 1000000 + i, gen_random_uuid(), 'z', 'null', 'acked', false, now(), 1, 0, now(), now() FROM generate_series(1, 20000) AS i;
+ANALYZE idem_outbox;
+SELECT count(*) FROM idem_outbox_dead(NULL);
+CREATE FUNCTION pg_temp.buffers(query text) RETURNS int
+LANGUAGE plpgsql AS $$
+DECLARE
+	plan json;
+BEGIN
+	EXECUTE 'EXPLAIN (ANALYZE, BUFFERS, FORMAT json) ' || query INTO plan;
+	RETURN (plan #>> '{0,Plan,Shared Hit Blocks}')::int + (plan #>> '{0,Plan,Shared Read Blocks}')::int;
+END $$;
+SELECT pg_temp.buffers('SELECT count(*) FROM idem_outbox_dead(NULL)') < 100 AS few_buffers;
+
 -- Topics.
 SELECT * FROM idem_outbox_topics();
 SELECT * FROM idem_outbox_topics(1);

@@ -48,10 +48,8 @@
 #include "access/skey.h"
 #include "access/stratnum.h"
 #include "access/xact.h"
-#include "catalog/pg_collation_d.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
@@ -128,7 +126,8 @@ typedef struct Resuming
 	IdemCursor	attempts;		/* that there are */
 	Snapshot	snapshot;		/* NULL: rows are seen as they are */
 	TimestampTz now;
-	TimestampTz next_due;
+	bool		waits;
+	TimestampTz next_due;		/* for a call that waits */
 	Datum	   *scopes;			/* NULL: all */
 	int			nscopes;
 	const Interval *lease;
@@ -138,6 +137,7 @@ typedef struct Resuming
 	int			retired;		/* of them, those that were retired */
 	bool		ends;			/* it has retired enough */
 	int64		text_size;		/* of those that are in the result */
+	int64		found_size;		/* of the row that was found */
 	Stream	   *streams;
 	int			nstreams;
 	int			max_streams;
@@ -192,7 +192,8 @@ idem_resume(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 	resuming.result = (ReturnSetInfo *) fcinfo->resultinfo;
 
-	if (deadline > start)
+	resuming.waits = deadline > start;
+	if (resuming.waits)
 		resume_or_wait(&resuming, deadline);
 	else
 		resume(&resuming);
@@ -291,7 +292,7 @@ resume(Resuming *resuming)
 			take_over(resuming);
 			resuming->blockers.count = 0;
 			looked(resuming, stream);
-			more = advance(resuming, stream);
+			more = resuming->wanted == 0 || advance(resuming, stream);
 		}
 		if (!more)
 		{
@@ -305,12 +306,12 @@ resume(Resuming *resuming)
 		if (resuming->streams[i].is_marked)
 			idem_due_scan_end(&resuming->streams[i].marked, false);
 	}
-	if (resuming->taken == 0)
+	if (resuming->waits && resuming->taken == 0)
 		find_next_due(resuming);
-	if (resuming->snapshot != NULL)
-		PopActiveSnapshot();
 	idem_cursor_close(&resuming->attempts);
 	idem_cursor_close(&resuming->claims);
+	if (resuming->snapshot != NULL)
+		PopActiveSnapshot();
 }
 
 /*
@@ -649,7 +650,8 @@ scan_in_scope(Resuming *resuming, IdemCursor *cursor, bool entries,
 }
 
 /*
- * Can the row that was found be returned with those that are there?
+ * Can the row that was found be returned with those that are there?  Sets
+ * found_size.
  */
 static bool
 fits_result(Resuming *resuming)
@@ -660,10 +662,8 @@ fits_result(Resuming *resuming)
 
 	if (!resuming->claims.row->tts_isnull[KEYS_RECOVERY_STATE])
 		size += toast_raw_datum_size(found[KEYS_RECOVERY_STATE]);
-	if (size > left && resuming->taken > 0)
-		return false;
-	resuming->text_size += size;
-	return true;
+	resuming->found_size = size;
+	return size <= left || resuming->taken == 0;
 }
 
 /*
@@ -721,6 +721,7 @@ take_over(Resuming *resuming)
 	}
 	tuplestore_putvalues(resuming->result->setResult,
 						 resuming->result->setDesc, values, nulls);
+	resuming->text_size += resuming->found_size;
 	resuming->taken++;
 	resuming->wanted--;
 }

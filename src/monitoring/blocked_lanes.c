@@ -37,8 +37,8 @@
  * found by bisection then.  If the first followers of a head are not due, as
  * those that were leased together with it, the last ones are examined.
  *
- * Rows are those that the active snapshot sees.  Nothing here writes, waits, or locks
- * a table with more than AccessShareLock; all of it works on a hot standby.
+ * Rows are those that the active snapshot sees.  Nothing here writes, waits, or
+ * locks a table with more than AccessShareLock; all of it works on a hot standby.
  *
  *-------------------------------------------------------------------------
  */
@@ -57,7 +57,6 @@
 #include "storage/procarray.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
-#include "utils/fmgroids.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 

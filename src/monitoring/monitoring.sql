@@ -406,7 +406,7 @@ BEGIN
 			JOIN pg_roles AS n_owner ON n_owner.oid = n.nspowner
 			WHERE n.nspname = 'idem_guard' AND c.relname = 'places' AND c.relkind = 'r'
 				AND c_owner.rolsuper AND n_owner.rolsuper AND NOT c.relrowsecurity
-				AND has_table_privilege(c.oid, 'SELECT')) THEN
+				AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')) THEN
 		RETURN QUERY EXECUTE '
 			SELECT count(*), coalesce(max(extract(epoch FROM clock_timestamp() - p.since)), 0)::float8,
 				(array_agg(format(''%s is %s'', CASE p.scope WHEN '''' THEN ''slot '' || p.slot

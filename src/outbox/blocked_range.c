@@ -67,18 +67,22 @@ static int	compare_stretches(const void *a, const void *b);
 bool
 idem_add_blocker(IdemBlockers *blockers, TransactionId xid)
 {
+	TransactionId top;
+	int			i;
+
 	if (blockers->count > 0 && xid == blockers->last)
 		return true;
-	blockers->last = xid;
-	xid = SubTransGetTopmostTransaction(xid);
-	for (int i = 0; i < blockers->count; i++)
+	top = SubTransGetTopmostTransaction(xid);
+	for (i = 0; i < blockers->count; i++)
 	{
-		if (blockers->xids[i] == xid)
-			return true;
+		if (blockers->xids[i] == top)
+			break;
 	}
-	if (blockers->count == IDEM_ROW_BLOCKERS)
+	if (i == IDEM_ROW_BLOCKERS)
 		return false;
-	blockers->xids[blockers->count++] = xid;
+	if (i == blockers->count)
+		blockers->xids[blockers->count++] = top;
+	blockers->last = xid;
 	return true;
 }
 

@@ -39,7 +39,6 @@
 #include "postgres.h"
 
 #include "access/skey.h"
-#include "access/stratnum.h"
 #include "common/pg_prng.h"
 #include "lib/stringinfo.h"
 #include "mb/pg_wchar.h"
@@ -310,18 +309,9 @@ idem_outbox_fail(PG_FUNCTION_ARGS)
 static void
 check_schedule(const IdemArray *schedule)
 {
-	TimestampTz now = GetCurrentTimestamp();
-
 	for (int i = 0; i < schedule->length; i++)
-	{
-		Interval   *pause = DatumGetIntervalP(schedule->values[i]);
-
-		if (INTERVAL_NOT_FINITE(pause) || idem_add_interval(now, pause, 0) < now)
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("pauses of argument \"%s\" must be finite and not negative",
-							schedule->name)));
-	}
+		idem_check_interval_arg(DatumGetIntervalP(schedule->values[i]),
+								schedule->name);
 }
 
 /*
@@ -355,6 +345,13 @@ refuse(const Failure *failure)
 		if (idem_outbox_in_state(&outbox, "dead"))
 			break;
 
+		/* A report that is repeated because its answer was lost. */
+		state = "pending";
+		if (failure->keep_history &&
+			!DatumGetBool(row.values[OUTBOX_AWAITING_ACK]))
+			break;
+
+		state = "dead";
 		now = GetCurrentTimestamp();
 		if (!failure->counted)
 			idem_outbox_set(&row, OUTBOX_UNCOUNTED_ATTEMPTS,

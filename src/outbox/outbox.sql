@@ -140,7 +140,8 @@ SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	SELECT o.id, o.message_id, o.topic, o.message_key, o.attempt, o.created_at, o.last_error
 	FROM @extschema@.idem_outbox AS o
-	WHERE o.state OPERATOR(pg_catalog.<>) 'pending'
+	-- The index of ended messages has the dead ones where acked_at is NULL.
+	WHERE o.acked_at IS NULL AND o.state OPERATOR(pg_catalog.<>) 'pending'
 		AND o.state OPERATOR(pg_catalog.=) 'dead'
 	ORDER BY o.id
 	LIMIT CASE WHEN $1 IS NOT NULL THEN greatest($1, 0) END;

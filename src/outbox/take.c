@@ -71,12 +71,10 @@
 #include "access/skey.h"
 #include "access/stratnum.h"
 #include "access/xact.h"
-#include "catalog/pg_collation_d.h"
 #include "common/pg_prng.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/fmgroids.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -399,12 +397,12 @@ take(Taking *taking)
 	else
 		take_topics(taking, taking->topics, taking->ntopics);
 
-	UnregisterSnapshot(taking->begun);
-	if (taking->snapshot != NULL)
-		PopActiveSnapshot();
 	if (taking->visits != NULL)
 		idem_cursor_close(&taking->lanes);
 	idem_cursor_close(&taking->outbox);
+	UnregisterSnapshot(taking->begun);
+	if (taking->snapshot != NULL)
+		PopActiveSnapshot();
 	MemoryContextSwitchTo(old);
 	MemoryContextDelete(context);
 	return GetCurrentCommandId(false) != taking->command;

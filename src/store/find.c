@@ -28,14 +28,11 @@
 
 #include "access/genam.h"
 #include "access/htup_details.h"
-#include "access/relscan.h"
 #include "access/tableam.h"
 #include "access/xact.h"
-#include "catalog/pg_collation_d.h"
 #include "catalog/pg_type_d.h"
 #include "miscadmin.h"
 #include "storage/procarray.h"
-#include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 
 #include "store/internal.h"

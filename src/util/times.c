@@ -40,21 +40,32 @@ static TimestampTz add_interval(TimestampTz time, const Interval *interval);
 Interval *
 idem_interval_arg(FunctionCallInfo fcinfo, int n, const char *name)
 {
-	static const Interval zero = {0};
 	Interval   *interval;
-	TimestampTz now;
 
 	if (PG_ARGISNULL(n))
 		return NULL;
-
 	interval = PG_GETARG_INTERVAL_P(n);
+	idem_check_interval_arg(interval, name);
+	return interval;
+}
+
+/*
+ * Raise 22023 unless the interval, of the argument with this name, is finite,
+ * not negative and not above the argument's limit.
+ */
+void
+idem_check_interval_arg(const Interval *interval, const char *name)
+{
+	static const Interval zero = {0};
+	TimestampTz now;
+
 	if (INTERVAL_NOT_FINITE(interval))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("argument \"%s\" must be finite", name)));
 	check_limit(interval, name);
 	if (interval->month >= 0 && interval->day >= 0 && interval->time >= 0)
-		return interval;
+		return;
 
 	now = GetCurrentTimestamp();
 	if (DatumGetBool(DirectFunctionCall2(interval_lt,
@@ -64,7 +75,6 @@ idem_interval_arg(FunctionCallInfo fcinfo, int n, const char *name)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("argument \"%s\" must not be negative", name)));
-	return interval;
 }
 
 /*
@@ -137,7 +147,7 @@ idem_add_interval(TimestampTz time, const Interval *interval,
 				 errmsg("interval must not be negative"),
 				 errdetail("From %s, it leads back to %s.",
 						   pstrdup(timestamptz_to_str(time)),
-						   timestamptz_to_str(sum))));
+						   pstrdup(timestamptz_to_str(sum)))));
 	return sum;
 }
 

@@ -13,6 +13,8 @@
 
 extern Interval *idem_interval_arg(FunctionCallInfo fcinfo, int n,
 								   const char *name);
+extern void idem_check_interval_arg(const Interval *interval,
+									const char *name);
 extern TimestampTz idem_add_ms(TimestampTz time, double ms);
 extern TimestampTz idem_add_interval(TimestampTz time,
 									 const Interval *interval,

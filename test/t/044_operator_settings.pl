@@ -20,8 +20,8 @@ cmp_ok(scalar @settings, '>', 10, 'settings that protect the operator');
 my $load = "SELECT idem_key_is_valid('');";
 
 # What he sets them to, and what an application would like better.
-my %wanted = ('idempotency.expired_key_policy' => 'reject', 'idempotency.key_format' => 'printable', 'idempotency.log_events' => 'on', 'idempotency.require_request_hash' => 'on', 'idempotency.log_format' => 'json', 'idempotency.health_bloat' => '0.25');
-my %lifted = ('idempotency.expired_key_policy' => 'reuse', 'idempotency.key_format' => 'token', 'idempotency.log_events' => 'off', 'idempotency.require_request_hash' => 'off', 'idempotency.log_format' => 'logfmt', 'idempotency.key_max_length' => '255');
+my %wanted = ('idempotency.expired_key_policy' => 'reject', 'idempotency.key_format' => 'printable', 'idempotency.log_events' => 'on', 'idempotency.require_request_hash' => 'on', 'idempotency.require_pinned_scope' => 'off', 'idempotency.log_format' => 'json', 'idempotency.health_bloat' => '0.25');
+my %lifted = ('idempotency.expired_key_policy' => 'reuse', 'idempotency.key_format' => 'token', 'idempotency.log_events' => 'off', 'idempotency.require_request_hash' => 'off', 'idempotency.require_pinned_scope' => 'on', 'idempotency.log_format' => 'logfmt', 'idempotency.key_max_length' => '255');
 
 $wanted{$_} //= 20 foreach @settings;
 $lifted{$_} //= 1 foreach @settings;
