@@ -24,7 +24,7 @@ INTERNAL = {
     "idem_granted_functions", "idem_grantor", "idem_many_support", "idem_metric_families",
     "idem_monitor_functions", "idem_monitor_views", "idem_monitoring_data", "idem_redacted_key",
     "idem_relay_functions", "idem_revoke_as_owner", "idem_sample_data", "idem_sequences_behind",
-    "idem_stats_data", "idem_table_faults", "idem_table_stats", "idem_unvacuumed_tables",
+    "idem_stats_data", "idem_table_faults", "idem_table_stats", "idem_unfinished_moves", "idem_unvacuumed_tables",
     "idem_vacuum_holder", "idem_warn_of_rest", "idem_worker_absence",
     # For idem-relay.
     "idem_outbox_dead", "idem_outbox_fail", "idem_outbox_topics"}
