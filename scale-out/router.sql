@@ -143,7 +143,8 @@ BEGIN
 	FOR number IN SELECT s.shard FROM idem_map.shards AS s ORDER BY s.shard LOOP
 		BEGIN
 			SELECT a.* INTO gate FROM idem_map.ask(number, find.scope) AS a;
-			IF gate.state IN ('open', 'leaving') AND gate.epoch > last THEN
+			IF (gate.state IN ('open', 'leaving') AND gate.epoch > last)
+				OR (gate.state = 'open' AND gate.epoch = last) THEN
 				home := number;
 				target := CASE WHEN gate.state = 'leaving' THEN gate.peer END;
 				last := gate.epoch;
@@ -153,19 +154,26 @@ BEGIN
 			NULL;			-- a shard that is down; the others may know
 		END;
 	END LOOP;
+	-- A move of this epoch can have ended since its old shard answered "leaving".
 	IF has_own THEN
+		-- And the scope can follow its slot again: then the mover writes both rows.
+		PERFORM FROM idem_map.slots AS s WHERE s.slot = idem_map.slot(find.scope) FOR UPDATE;
+		SELECT a.* INTO gate FROM idem_map.ask(home, find.scope) AS a;
+		IF NOT gate.is_own OR gate.epoch <> last THEN
+			RETURN idem_map.connection(find.scope);
+		END IF;
 		INSERT INTO idem_map.scopes AS m (scope, shard, moving_to, epoch)
 		VALUES (find.scope, home, target, last)
 		ON CONFLICT ON CONSTRAINT scopes_pkey DO UPDATE
 		SET shard = EXCLUDED.shard, moving_to = EXCLUDED.moving_to, epoch = EXCLUDED.epoch
-		WHERE m.epoch <= EXCLUDED.epoch;
+		WHERE m.epoch < EXCLUDED.epoch OR (m.epoch = EXCLUDED.epoch AND EXCLUDED.moving_to IS NULL);
 	ELSIF home IS NOT NULL THEN
 		DELETE FROM idem_map.scopes AS m WHERE m.scope = find.scope AND m.epoch <= last;
 		INSERT INTO idem_map.slots AS m (slot, shard, moving_to, epoch)
 		VALUES (idem_map.slot(find.scope), home, target, last)
 		ON CONFLICT ON CONSTRAINT slots_pkey DO UPDATE
 		SET shard = EXCLUDED.shard, moving_to = EXCLUDED.moving_to, epoch = EXCLUDED.epoch
-		WHERE m.epoch <= EXCLUDED.epoch
+		WHERE (m.epoch < EXCLUDED.epoch OR (m.epoch = EXCLUDED.epoch AND EXCLUDED.moving_to IS NULL))
 			AND (m.shard, coalesce(m.moving_to, -1)) <> (EXCLUDED.shard, coalesce(EXCLUDED.moving_to, -1));
 	END IF;
 	RETURN idem_map.connection(find.scope);

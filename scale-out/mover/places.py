@@ -115,11 +115,12 @@ class Place:
         for router in routers:
             epoch = max(gate.epoch, self.hint(router)[1])
             if follows:
-                router.run('DELETE FROM idem_map.scopes WHERE scope = %s AND '
-                           'epoch <= %s', self.scope, epoch)
+                # In this order: idem_map.find() locks the slot's row.
                 router.run('UPDATE idem_map.slots SET shard = %s, epoch = %s '
                            'WHERE slot = %s AND epoch <= %s', number,
                            gate.epoch, self.slot, gate.epoch)
+                router.run('DELETE FROM idem_map.scopes WHERE scope = %s AND '
+                           'epoch <= %s', self.scope, epoch)
                 router.commit()
             else:
                 self.set_hint([router], number, None, epoch)
