@@ -50,6 +50,7 @@ def broker_closes(world):
     broker = amqp.start(world)
     connection, channel = broker.channel()
     channel.queue_declare('orders', durable=True)
+    channel.queue_purge('orders')
     broker.control('eval', 'application:set_env(rabbit, max_message_size, 100000).')
     try:
         with attempts(world, 3):
@@ -69,6 +70,47 @@ def broker_closes(world):
         broker.control('eval', 'application:set_env(rabbit, max_message_size, 134217728).')
         channel.queue_purge('orders')
         connection.close()
+
+
+def closers_delay_nothing(world):
+    """Messages that make the broker close the channel, old ones that are tried
+    again and new ones all the time, delay no good message."""
+    broker = amqp.start(world)
+    connection, channel = broker.channel()
+    channel.queue_declare('orders', durable=True)
+    channel.queue_purge('orders')
+    broker.control('eval', 'application:set_env(rabbit, max_message_size, 100000).')
+    bad, good = 0, set()
+
+    def publish_bad(count):
+        for n in range(count):
+            world.publish('orders', '"%s"' % ('x' * 200000), 'bad%d' % (bad + n))
+        return bad + count
+
+    try:
+        # Nothing good beside them, so the sink looks broken.
+        relay = amqp.relay(world)
+        bad = publish_bad(8)
+        time.sleep(6)
+        for n in range(60):
+            if n % 3 == 0:
+                bad = publish_bad(3 if n < 30 else 1)
+            good.add(world.publish('orders', str(n), 'k%d' % n))
+            time.sleep(0.1)
+        until('the good ones are delivered', lambda: world.states().get('acked') == len(good), 5)
+        took = world.query("SELECT max(acked_at - created_at) FROM idem_outbox WHERE state = 'acked'")[0][0]
+        expect('a good one waited for %s' % took, took.total_seconds() < 2)
+        equal('counted attempts of the good ones', world.query(COUNTED % "state = 'acked'"), [(1,)])
+        tried = world.query("SELECT min(attempt - uncounted_attempts) FROM idem_outbox WHERE state <> 'acked'")[0][0]
+        expect('the bad ones are not tried', tried >= 1)
+        equal('pauses', relay.said().count('sink "r" is paused'), 0)
+        equal('messages', {properties.message_id for properties, _ in amqp.drain(channel, 'orders', 10000, 2)}, good)
+        equal('the status', relay.stop(), 0)
+    finally:
+        broker.control('eval', 'application:set_env(rabbit, max_message_size, 134217728).')
+        channel.queue_purge('orders')
+        connection.close()
+    print('# %d good messages beside %d bad ones; one waited %.2f s' % (len(good), bad, took.total_seconds()), flush=True)
 
 
 def deferred_alone(world):
@@ -371,6 +413,7 @@ def mixed(world):
 TESTS = [
     ('isolation: good messages beside bad ones at random, under kill -9', mixed),
     ('isolation: messages for which the broker closes the channel fail alone', broker_closes),
+    ('isolation: messages for which the broker closes the channel delay no other', closers_delay_nothing),
     ('isolation: a message that always gets 503 waits alone', deferred_alone),
     ('isolation: Retry-After is the pause of one message', later_alone),
     ('isolation: a message for which a command ends with 75 waits alone', command_defers),
