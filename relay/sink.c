@@ -9,8 +9,8 @@
  *	-	A message that fails waits by itself, with the messages of its key, for
  *		a pause of its own that grows with its failures in a row.
  *	-	The sink is held only if several messages fail and none is delivered in
- *		between.  Nobody's attempt counts then.  After the pause the sink gets
- *		two messages, preferably new ones.  A message is bad if
+ *		between.  No attempt counts then.  After the pause the sink gets two
+ *		messages, preferably new ones, chosen at random.  A message is bad if
  *		others are delivered between its failures, and holds nothing then.
  *	-	If the connection ends with several messages in flight, any of them can
  *		be the cause.  They are handed over again, half as many at a time, until
@@ -46,6 +46,7 @@
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "clock.h"
@@ -75,6 +76,7 @@ static void note_failure(RelaySink *sink, const char *why);
 static void hold(RelaySink *sink, int64_t pause, const char *why);
 static void count_latency(const RelayMessage *message);
 static RelayRecord *get_record(RelaySink *sink, int64_t id);
+static RelayMessage *choose_new(const RelaySink *sink);
 
 /*
  * Report that the other side has confirmed a message in flight.
@@ -345,9 +347,9 @@ relay_sink_recall(RelayMessage *message)
 /*
  * Return the ready message to hand over now, or NULL.
  *
- * While messages fail, those that have not failed themselves come first.  If a
- * message must be in flight alone, the others come first, except once in each
- * ALONE_GAP, so that neither keeps the other waiting.
+ * While messages fail, those that have not failed themselves come first, in
+ * random order.  If a message must be in flight alone, the others come first,
+ * except once in each ALONE_GAP, so that neither keeps the other waiting.
  */
 RelayMessage *
 relay_sink_next(RelaySink *sink, int64_t now)
@@ -357,12 +359,7 @@ relay_sink_next(RelaySink *sink, int64_t now)
 	int64_t		turn = sink->alone_at + ALONE_GAP;
 
 	if (sink->failing > 0)
-	{
-		while (message && message->failures > 0)
-			message = message->next;
-		if (!message)
-			message = sink->ready.first;
-	}
+		message = choose_new(sink);
 	if (message && message->alone && now < turn)
 	{
 		RelayMessage *other = sink->ready.first;
@@ -380,6 +377,26 @@ relay_sink_next(RelaySink *sink, int64_t now)
 	if (message && message->alone)
 		sink->alone_at = now;
 	return message;
+}
+
+/*
+ * Return a random one of the ready messages that have not failed, or the first
+ * one if all have failed.  In a fixed order, those that this relay does not
+ * know to be bad could all come before the good ones.
+ */
+static RelayMessage *
+choose_new(const RelaySink *sink)
+{
+	RelayMessage *message;
+	RelayMessage *chosen = NULL;
+	int			seen = 0;
+
+	for (message = sink->ready.first; message; message = message->next)
+	{
+		if (message->failures == 0 && drand48() * ++seen < 1)
+			chosen = message;
+	}
+	return chosen ? chosen : sink->ready.first;
 }
 
 /*

@@ -12,6 +12,7 @@ import time
 import amqp
 import kafka
 from endpoint import Endpoint
+from rabbit import Proxy
 from world import PROGRAM, equal, expect, free_port, until
 
 # How long the mixed test publishes, and what is its bound for good messages.
@@ -111,6 +112,31 @@ def closers_delay_nothing(world):
         channel.queue_purge('orders')
         connection.close()
     print('# %d good messages beside %d bad ones; one waited %.2f s' % (len(good), bad, took.total_seconds()), flush=True)
+
+
+def poison(world):
+    """The same if the connection just ends, so that it can be the broker."""
+    broker = amqp.start(world)
+    connection, channel = broker.channel()
+    channel.queue_declare('orders', durable=True)
+    channel.queue_purge('orders')
+    with contextlib.closing(Proxy(broker.port)) as proxy:
+        relay = world.relay('--r.sink=amqp', '--r.topics=*', '--r.url=amqp://127.0.0.1:%d' % proxy.port).started()
+        for n in range(5):
+            world.publish('orders', '"poison"', 'bad%d' % n)
+        time.sleep(4)
+        for n in range(40):
+            if n % 10 == 0:
+                world.publish('orders', '"poison"', 'new%d' % n)
+            world.publish('orders', str(n), 'k%d' % n)
+            time.sleep(0.1)
+        until('the good ones are delivered', lambda: world.states().get('acked') == 40, 5)
+        took = world.query("SELECT max(acked_at - created_at) FROM idem_outbox WHERE state = 'acked'")[0][0]
+        expect('a good one waited for %s' % took, took.total_seconds() < 3)
+        equal('counted attempts of the good ones', world.query(COUNTED % "state = 'acked'"), [(1,)])
+        equal('the status', relay.stop(), 0)
+    channel.queue_purge('orders')
+    connection.close()
 
 
 def deferred_alone(world):
@@ -388,12 +414,16 @@ def mixed(world):
                 relays[victim].kill()
                 relays[victim] = mixture.relay()
                 kills += 1
+            if os.environ.get('DEBUG') and chance.random() < 0.05:
+                print('#', [(t, float(a)) for t, a in world.query("SELECT topic, extract(epoch from max(clock_timestamp()-created_at)) FROM idem_outbox WHERE state<>'acked' and payload ? 'n' group by 1")], mixture.outage, [r.said().splitlines()[-1][:150] for r in relays], flush=True)
             if chance.random() < 0.05:
                 ages = [now - mixture.good[message] for message in mixture.waiting()]
                 longest = max([longest, *ages])
                 expect('a good message waits for %.0f s' % longest, longest < BOUND)
         mixture.outage = None
         until('the good messages are delivered', lambda: not mixture.waiting(), BOUND)
+        waits = dict(world.query("SELECT topic, extract(epoch FROM max(acked_at - created_at))::float FROM idem_outbox "
+                                 "WHERE payload ? 'n' GROUP BY 1"))
         equal('counted attempts of dead good messages', world.query(
             "SELECT count(*) FROM idem_outbox WHERE state = 'dead' AND payload ? 'n'"), [(0,)])
         arrived = {properties.message_id for properties, _ in amqp.drain(channel, 'orders', 10 ** 6, 5)}
@@ -406,14 +436,16 @@ def mixed(world):
         broker.control('eval', 'application:set_env(rabbit, max_message_size, 134217728).')
         mixture.endpoint.close()
         connection.close()
-    print('# %d good messages beside %d bad ones, %d kills, %d outages: none is dead or lost; one waited %.1f s' % (
-        len(mixture.good), len(mixture.bad), kills, outages, longest), flush=True)
+    print('# %d good messages beside %d bad ones, %d kills, %d outages: none is dead or lost; the longest waits, in seconds: '
+          '%s' % (len(mixture.good), len(mixture.bad), kills, outages,
+                  ', '.join('%s %.1f' % item for item in sorted(waits.items()))), flush=True)
 
 
 TESTS = [
     ('isolation: good messages beside bad ones at random, under kill -9', mixed),
     ('isolation: messages for which the broker closes the channel fail alone', broker_closes),
     ('isolation: messages for which the broker closes the channel delay no other', closers_delay_nothing),
+    ('isolation: messages for which a connection just ends delay no other', poison),
     ('isolation: a message that always gets 503 waits alone', deferred_alone),
     ('isolation: Retry-After is the pause of one message', later_alone),
     ('isolation: a message for which a command ends with 75 waits alone', command_defers),
