@@ -115,7 +115,7 @@ class Place:
         for router in routers:
             epoch = max(gate.epoch, self.hint(router)[1])
             if follows:
-                # In this order: idem_map.find() locks the slot's row.
+                # The slot's row comes first, as in idem_map.find().
                 router.run('UPDATE idem_map.slots SET shard = %s, epoch = %s '
                            'WHERE slot = %s AND epoch <= %s', number,
                            gate.epoch, self.slot, gate.epoch)
