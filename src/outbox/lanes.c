@@ -357,7 +357,7 @@ find_first(IdemCursor *lanes, int64 lane, int64 from, int64 until,
 			first = FIRST_FREE;
 		else if (!idem_add_blocker(blockers, lanes->holder))
 			break;
-		else if (!TransactionIdIsValid(lanes->dirty.xmin))
+		else if (!lanes->row_is_pending)
 			first = FIRST_HELD;
 	}
 	idem_scan_end(lanes);

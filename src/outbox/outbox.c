@@ -551,6 +551,7 @@ requeue_all(IdemCursor *outbox)
 		}
 		ids[nids++] = DatumGetInt64(outbox->row->tts_values[OUTBOX_ID]);
 	}
+	idem_scan_end(outbox);
 	UnregisterSnapshot(snapshot);
 
 	/* In the order of ids_arg(), for the same reason. */

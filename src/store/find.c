@@ -93,26 +93,22 @@ find_dirty(IdemCursor *cursor, const Datum *key, IdemFind *result)
 	TransactionId first_holder = InvalidTransactionId;
 
 	InitDirtySnapshot(*dirty);
-	cursor->holder = InvalidTransactionId;
-	cursor->speculative_token = 0;
+	idem_set_holder(cursor, NULL);
 	*result = IDEM_FIND_NONE;
 	begin_scan(cursor, key, dirty);
 	while (idem_cursor_next(cursor, NEWEST_FIRST, cursor->row))
 	{
 		cursor->held_tid = cursor->row->tts_tid;
-		if (!TransactionIdIsValid(dirty->xmin))
+		idem_set_holder(cursor, dirty);
+		if (!cursor->row_is_pending)
 		{
 			*result = IDEM_FIND_ROW;
-			cursor->holder = dirty->xmax;
-			cursor->speculative_token = 0;
 			break;
 		}
 
 		if (*result == IDEM_FIND_NONE)
-			first_holder = dirty->xmin;
+			first_holder = cursor->holder;
 		*result = IDEM_FIND_PENDING;
-		cursor->holder = dirty->xmin;
-		cursor->speculative_token = dirty->speculativeToken;
 		IDEM_INJECTION_POINT("idem-found-pending");
 	}
 	idem_scan_end(cursor);
@@ -170,8 +166,7 @@ idem_find_visible(IdemCursor *cursor, const Datum *key, Snapshot snapshot)
 		ExecCopySlot(cursor->row, cursor->spare);
 	idem_scan_end(cursor);
 
-	cursor->holder = InvalidTransactionId;
-	cursor->speculative_token = 0;
+	idem_set_holder(cursor, NULL);
 	if (found)
 		slot_getallattrs(cursor->row);
 	return found;
@@ -225,9 +220,8 @@ find_own_write(IdemCursor *cursor, const Datum *key)
 
 	Assert(idem_row_is_own(row));
 	cursor->row_is_own = true;
-	cursor->holder = InvalidTransactionId;
-	cursor->speculative_token = 0;
 	cursor->held_tid = row->tts_tid;
+	idem_set_holder(cursor, NULL);
 	return true;
 }
 
@@ -259,8 +253,8 @@ has_key(IdemCursor *cursor, const Datum *key)
 static void
 begin_scan(IdemCursor *cursor, const Datum *key, Snapshot snapshot)
 {
-	idem_cursor_scan_key(cursor, snapshot, key,
-						 cursor->table->pkey->rd_index->indnkeyatts);
+	idem_scan_key(cursor, snapshot, key,
+				  cursor->table->pkey->rd_index->indnkeyatts);
 }
 
 /*

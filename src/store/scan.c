@@ -70,14 +70,32 @@ idem_scan(IdemCursor *cursor, IdemRelationId index, Snapshot snapshot,
 
 /*
  * Begin to read the rows whose primary key begins with the first "ncolumns"
- * columns of "key", in the table's order.
+ * columns of "key", in the table's order.  Reads with any snapshot.
  */
 void
 idem_scan_key(IdemCursor *cursor, Snapshot snapshot, const Datum *key,
 			  int ncolumns)
 {
+	IdemTable  *table = cursor->table;
+	Form_pg_index pkey = table->pkey->rd_index;
+	AttrNumber	first = idem_first_key_column(table);
+	ScanKeyData keys[INDEX_MAX_KEYS];
+	int			nkeys = 0;
+
+	for (int i = 0; i < pkey->indnkeyatts; i++)
+	{
+		int			column = pkey->indkey.values[i] - first;
+
+		if (column >= ncolumns)
+			continue;
+		if (idem_key_type(table, i) == INT8OID)
+			idem_key_int8(&keys[nkeys++], i + 1, BTEqualStrategyNumber,
+						  DatumGetInt64(key[column]));
+		else
+			idem_key_text(&keys[nkeys++], i + 1, key[column]);
+	}
 	cursor->kind = IDEM_SCAN_VISIBLE;
-	idem_cursor_scan_key(cursor, snapshot, key, ncolumns);
+	start(cursor, IDEM_PRIMARY_KEY, snapshot, keys, nkeys);
 }
 
 /*
@@ -93,11 +111,7 @@ idem_scan_next(IdemCursor *cursor, ScanDirection direction)
 		if (!idem_cursor_next(cursor, direction, cursor->row))
 			return false;
 	} while (is_dirty && idem_is_written_since(cursor, cursor->command));
-	cursor->holder = InvalidTransactionId;
-	if (is_dirty)
-		cursor->holder = TransactionIdIsValid(cursor->dirty.xmin) ?
-			cursor->dirty.xmin : cursor->dirty.xmax;
-	cursor->speculative_token = 0;
+	idem_set_holder(cursor, is_dirty ? &cursor->dirty : NULL);
 	slot_getallattrs(cursor->row);
 	return true;
 }
@@ -157,6 +171,8 @@ idem_scan_entry(IdemCursor *cursor, ScanDirection direction,
 void
 idem_scan_end(IdemCursor *cursor)
 {
+	Assert(cursor->scan != NULL);
+	Assert(cursor->scan->xs_snapshot != InvalidSnapshot);
 	if (cursor->nscans++ < SCANS_NOT_KEPT)
 	{
 		index_endscan(cursor->scan);
@@ -165,34 +181,6 @@ idem_scan_end(IdemCursor *cursor)
 	}
 	index_rescan(cursor->scan, NULL, cursor->scan->numberOfKeys, NULL, 0);
 	cursor->scan->xs_snapshot = InvalidSnapshot;
-}
-
-/*
- * The same as idem_scan_key(), for any snapshot.
- */
-void
-idem_cursor_scan_key(IdemCursor *cursor, Snapshot snapshot, const Datum *key,
-					 int ncolumns)
-{
-	IdemTable  *table = cursor->table;
-	Form_pg_index pkey = table->pkey->rd_index;
-	AttrNumber	first = idem_first_key_column(table);
-	ScanKeyData keys[INDEX_MAX_KEYS];
-	int			nkeys = 0;
-
-	for (int i = 0; i < pkey->indnkeyatts; i++)
-	{
-		int			column = pkey->indkey.values[i] - first;
-
-		if (column >= ncolumns)
-			continue;
-		if (idem_key_type(table, i) == INT8OID)
-			idem_key_int8(&keys[nkeys++], i + 1, BTEqualStrategyNumber,
-						  DatumGetInt64(key[column]));
-		else
-			idem_key_text(&keys[nkeys++], i + 1, key[column]);
-	}
-	start(cursor, IDEM_PRIMARY_KEY, snapshot, keys, nkeys);
 }
 
 /*
@@ -244,6 +232,25 @@ idem_cursor_next(IdemCursor *cursor, ScanDirection direction,
 
 	MemoryContextSwitchTo(old);
 	return found;
+}
+
+/*
+ * Set the holder of the row that was read with a dirty snapshot.  A row that
+ * was read with another snapshot, or no row (NULL), has none.
+ */
+void
+idem_set_holder(IdemCursor *cursor, const SnapshotData *dirty)
+{
+	cursor->row_is_pending = dirty != NULL &&
+		TransactionIdIsValid(dirty->xmin);
+	cursor->speculative_token = 0;
+	if (cursor->row_is_pending)
+	{
+		cursor->holder = dirty->xmin;
+		cursor->speculative_token = dirty->speculativeToken;
+	}
+	else
+		cursor->holder = dirty != NULL ? dirty->xmax : InvalidTransactionId;
 }
 
 /*

@@ -102,8 +102,9 @@ open_on(IdemCursor *cursor, IdemTable *table)
 	cursor->table = table;
 	cursor->row = table_slot_create(table->rel, NULL);
 	cursor->spare = NULL;
-	cursor->holder = InvalidTransactionId;
-	cursor->speculative_token = 0;
+	cursor->row_is_own = false;
+	idem_set_holder(cursor, NULL);
+	ItemPointerSetInvalid(&cursor->held_tid);
 	cursor->lock_mode = LockTupleNoKeyExclusive;
 	cursor->index = NULL;
 	cursor->scan = NULL;

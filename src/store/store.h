@@ -48,11 +48,11 @@ typedef enum IdemScanKind
  * through an index (scan.c).  A call that needs a second row at the same time
  * opens a second cursor on the table.
  *
- * "row" is the row version that was read last, pinned, its columns in
- * tts_values and tts_isnull; "row_is_own" tells, after a find, that this
- * transaction wrote it.  "holder" is another, uncommitted transaction that
- * inserted the key (IDEM_FIND_PENDING) or is replacing or deleting the row, or
- * else InvalidTransactionId.  Writes and waits are about this row.
+ * "row" is the row version that was read last.  It is pinned, and its columns
+ * are in tts_values and tts_isnull.  After a find, "row_is_own" says whether
+ * this transaction wrote it.  "holder" is the other uncommitted transaction
+ * that inserted the row ("row_is_pending") or is replacing or deleting it;
+ * InvalidTransactionId if there is none.  Writes and waits refer to this row.
  */
 typedef struct IdemCursor
 {
@@ -60,6 +60,7 @@ typedef struct IdemCursor
 	TupleTableSlot *row;
 	TupleTableSlot *spare;		/* see idem_spare_slot() */
 	bool		row_is_own;
+	bool		row_is_pending;
 	TransactionId holder;
 	uint32		speculative_token;
 	ItemPointerData held_tid;

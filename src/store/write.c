@@ -41,9 +41,9 @@
 #include "store/xact_tid_cache.h"
 #include "util/compat.h"
 
-static void remember_write(IdemCursor *cursor, TupleTableSlot *slot,
+static void remember_write(IdemTable *table, TupleTableSlot *slot,
 						   bool heap_only);
-static IdemWrite finish_write(IdemCursor *cursor, TM_Result result);
+static IdemWrite finish_write(IdemTable *table, TM_Result result);
 
 /*
  * Insert a row unless another with the same primary key is there, committed
@@ -70,7 +70,7 @@ idem_insert(IdemCursor *cursor, Datum *values, bool *nulls)
 	SpeculativeInsertionLockRelease(xid);
 	IDEM_INJECTION_POINT("idem-inserted");
 	if (inserted)
-		remember_write(cursor, slot, false);
+		remember_write(cursor->table, slot, false);
 
 	ExecClearTuple(slot);
 	CommandCounterIncrement();
@@ -89,7 +89,7 @@ idem_lock(IdemCursor *cursor)
 
 	result = idem_lock_row(cursor, LockTupleNoKeyExclusive, LockWaitSkip,
 						   &failure);
-	return finish_write(cursor, result);
+	return finish_write(cursor->table, result);
 }
 
 /*
@@ -114,7 +114,7 @@ idem_update(IdemCursor *cursor, Datum *values, bool *nulls, bool wait)
 		result = idem_lock_row(cursor, LockTupleNoKeyExclusive, LockWaitSkip,
 							   &failure);
 		if (result != TM_Ok)
-			return finish_write(cursor, result);
+			return finish_write(cursor->table, result);
 		IDEM_INJECTION_POINT("idem-update-locked");
 	}
 
@@ -132,10 +132,10 @@ idem_update(IdemCursor *cursor, Datum *values, bool *nulls, bool wait)
 		if (indexes != TU_None)
 			idem_indexes_update(idem_open_indexes(cursor->table), slot,
 								heap_only);
-		remember_write(cursor, slot, heap_only);
+		remember_write(cursor->table, slot, heap_only);
 	}
 	ExecClearTuple(slot);
-	return finish_write(cursor, result);
+	return finish_write(cursor->table, result);
 }
 
 /*
@@ -167,7 +167,7 @@ idem_delete(IdemCursor *cursor, bool wait)
 										true, &failure);
 	}
 	IDEM_INJECTION_POINT("idem-deleted");
-	return finish_write(cursor, result);
+	return finish_write(cursor->table, result);
 }
 
 /*
@@ -194,9 +194,8 @@ idem_lock_row(IdemCursor *cursor, LockTupleMode mode, LockWaitPolicy policy,
  * Remember where the row in "slot" has been written.
  */
 static void
-remember_write(IdemCursor *cursor, TupleTableSlot *slot, bool heap_only)
+remember_write(IdemTable *table, TupleTableSlot *slot, bool heap_only)
 {
-	IdemTable  *table = cursor->table;
 	AttrNumber	first = idem_first_key_column(table);
 	uint32		hash = idem_hash_key(table, &slot->tts_values[first - 1]);
 
@@ -207,7 +206,7 @@ remember_write(IdemCursor *cursor, TupleTableSlot *slot, bool heap_only)
  * Translate the outcome of an update or delete.
  */
 static IdemWrite
-finish_write(IdemCursor *cursor, TM_Result result)
+finish_write(IdemTable *table, TM_Result result)
 {
 	switch (result)
 	{
@@ -225,7 +224,7 @@ finish_write(IdemCursor *cursor, TM_Result result)
 
 		default:
 			elog(ERROR, "unexpected result %d of writing to table \"%s\"",
-				 (int) result, RelationGetRelationName(cursor->table->rel));
+				 (int) result, RelationGetRelationName(table->rel));
 			return IDEM_WRITE_STALE;	/* keep compiler quiet */
 	}
 }
