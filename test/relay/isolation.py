@@ -95,7 +95,7 @@ def closers_delay_nothing(world):
         time.sleep(6)
         for n in range(60):
             if n % 3 == 0:
-                bad = publish_bad(3 if n < 30 else 1)
+                bad = publish_bad(1)
             good.add(world.publish('orders', str(n), 'k%d' % n))
             time.sleep(0.1)
         until('the good ones are delivered', lambda: world.states().get('acked') == len(good), 5)
@@ -414,8 +414,6 @@ def mixed(world):
                 relays[victim].kill()
                 relays[victim] = mixture.relay()
                 kills += 1
-            if os.environ.get('DEBUG') and chance.random() < 0.05:
-                print('#', [(t, float(a)) for t, a in world.query("SELECT topic, extract(epoch from max(clock_timestamp()-created_at)) FROM idem_outbox WHERE state<>'acked' and payload ? 'n' group by 1")], mixture.outage, [r.said().splitlines()[-1][:150] for r in relays], flush=True)
             if chance.random() < 0.05:
                 ages = [now - mixture.good[message] for message in mixture.waiting()]
                 longest = max([longest, *ages])
