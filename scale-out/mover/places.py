@@ -105,6 +105,12 @@ class Place:
                 'epoch = EXCLUDED.epoch WHERE m.epoch <= EXCLUDED.epoch'.format(
                     self.table, self.key[0]),
                 self.key[1], shard, moving_to, epoch)
+            if self.is_slot and moving_to is None:
+                # Of scopes that had their own place, and follow the slot now
+                router.run('DELETE FROM idem_map.scopes WHERE idem_map.slot(scope) '
+                           '= %s AND scope <> ALL (%s::text[]) AND '
+                           'epoch <= %s', self.slot,
+                           self.own, epoch)
             router.commit()
 
     def put_right(self, routers, home, number):
