@@ -82,7 +82,7 @@ class Guard(http.Guard):
             raise TypeError("Django's transactions are synchronous: a view with a guard is no coroutine function")
         if hasattr(view, "cls"):
             raise TypeError(REST_FRAMEWORK)
-        if not hasattr(view, "view_class"):
+        if not isinstance(view, functools.partial) and not hasattr(view, "view_class"):     # method_decorator's, as_view()'s
             warn_of_decorators(view)
 
         @functools.wraps(view)
