@@ -43,6 +43,7 @@ ENDED_WAITS = {"57014", "55P03"}
 IN_DOUBT_WAIT = "5 seconds"
 ANSWER_LIMIT = 30.0
 """Seconds that the server has for an answer that waits for no other transaction: a silent proxy would take for ever."""
+SESSION_ENDED = "the server ended the session of the handler's transaction"
 MAX_ERROR = 1000
 NO_LINE = re.compile(r"[\r\n\0]")
 # In a text of JSON, behind no backslash that is itself escaped.
@@ -360,11 +361,13 @@ class Core:
             except Exception as error:
                 if session_lease.was_aborted and deadline.left() == 0:
                     raise deadline.error() from error
+                if session_lease.was_aborted and isinstance(error, TransactionEnded):
+                    raise TransactionEnded(SESSION_ENDED) from error    # the handle knows only that it was taken away
                 raise
         if session_lease.was_aborted and deadline.left() == 0:
             raise deadline.error()
         if session_lease.was_aborted:
-            raise TransactionEnded("the server ended the session of the handler's transaction")
+            raise TransactionEnded(SESSION_ENDED)
         return found
 
     async def transaction(self, call: Call, handler: Callable[[Any], Any]) -> Result:
