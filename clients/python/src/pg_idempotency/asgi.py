@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMappi
 from typing import Any
 from urllib.parse import quote
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from .client import AsyncIdempotency, Defaults
-from .http import Answer, Exchange, check_routes
+from .http import GUARD, Answer, Exchange, check_routes
 
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
@@ -59,6 +60,10 @@ class IdempotencyMiddleware:
         refused = False
 
         async def reading() -> Event:
+            guard = getattr(scope.get("endpoint"), GUARD, None)
+            if guard is not None and exchange.limit is None and exchange.exceeds(guard):
+                # The guard has not run yet: FastAPI reads the body before.
+                raise HTTPException(413, f"The body of this request is larger than {guard.max_request_size} bytes.")
             event = await receive()
             if event["type"] == "http.request":
                 exchange.read(event.get("body", b""))

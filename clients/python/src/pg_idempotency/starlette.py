@@ -28,7 +28,7 @@ from starlette.responses import Response
 
 from . import http
 from .asgi import KEY, Event, IdempotencyMiddleware, install, response_of
-from .http import Access, Answer, Exchange, guarded, no_layer
+from .http import GUARD, Access, Answer, Exchange, guarded, no_layer
 
 __all__ = ["Access", "Guard", "IdempotencyMiddleware", "install"]
 
@@ -53,6 +53,7 @@ class Guard(http.Guard):
                 return await call(endpoint, *arguments, **self._own(named))
             return await _guarded(self, exchange, request, named, self._attempt(called, request, endpoint, arguments, named))
 
+        called.__dict__[GUARD] = self
         return called                               # type: ignore[return-value]
 
     def _own(self, named: Mapping[str, Any]) -> Mapping[str, Any]:
