@@ -154,10 +154,14 @@ BEGIN
 			NULL;			-- a shard that is down; the others may know
 		END;
 	END LOOP;
+	IF home IS NULL THEN
+		RETURN idem_map.connection(find.scope);
+	END IF;
+	-- All that change both rows of a scope lock its slot's row first.
+	PERFORM FROM idem_map.slots AS s WHERE s.slot = idem_map.slot(find.scope) FOR UPDATE;
 	-- A move of this epoch can have ended since its old shard answered "leaving".
 	IF has_own THEN
 		-- And the scope can follow its slot again: then the mover writes both rows.
-		PERFORM FROM idem_map.slots AS s WHERE s.slot = idem_map.slot(find.scope) FOR UPDATE;
 		SELECT a.* INTO gate FROM idem_map.ask(home, find.scope) AS a;
 		IF NOT gate.is_own OR gate.epoch <> last THEN
 			RETURN idem_map.connection(find.scope);
@@ -167,7 +171,7 @@ BEGIN
 		ON CONFLICT ON CONSTRAINT scopes_pkey DO UPDATE
 		SET shard = EXCLUDED.shard, moving_to = EXCLUDED.moving_to, epoch = EXCLUDED.epoch
 		WHERE m.epoch < EXCLUDED.epoch OR (m.epoch = EXCLUDED.epoch AND EXCLUDED.moving_to IS NULL);
-	ELSIF home IS NOT NULL THEN
+	ELSE
 		DELETE FROM idem_map.scopes AS m WHERE m.scope = find.scope AND m.epoch <= last;
 		INSERT INTO idem_map.slots AS m (slot, shard, moving_to, epoch)
 		VALUES (idem_map.slot(find.scope), home, target, last)

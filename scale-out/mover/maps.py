@@ -13,7 +13,9 @@ def refresh(router, gates):
             if state == 'open' and epoch > opened.get((slot, scope), (0, 0))[1]:
                 opened[slot, scope] = number, epoch
     changed = 0
-    for (slot, scope), (number, epoch) in opened.items():
+    # The rows of slots come first, as in idem_map.find().
+    for (slot, scope), (number, epoch) in sorted(
+            opened.items(), key=lambda item: (item[0][1], item[0][0])):
         table, column, key = ('idem_map.scopes', 'scope', scope) if scope else (
             'idem_map.slots', 'slot', slot)
         router.run(

@@ -105,6 +105,12 @@ class Place:
                 'epoch = EXCLUDED.epoch WHERE m.epoch <= EXCLUDED.epoch'.format(
                     self.table, self.key[0]),
                 self.key[1], shard, moving_to, epoch)
+            if self.is_slot and moving_to is None:
+                # Of scopes that had their own place, and follow the slot now
+                router.run('DELETE FROM idem_map.scopes WHERE idem_map.slot(scope) '
+                           '= %s AND scope <> ALL (%s::text[]) AND '
+                           'epoch <= %s', self.slot,
+                           self.own, epoch)
             router.commit()
 
     def put_right(self, routers, home, number):
@@ -115,7 +121,7 @@ class Place:
         for router in routers:
             epoch = max(gate.epoch, self.hint(router)[1])
             if follows:
-                # In this order: idem_map.find() locks the slot's row.
+                # The slot's row comes first, as in idem_map.find().
                 router.run('UPDATE idem_map.slots SET shard = %s, epoch = %s '
                            'WHERE slot = %s AND epoch <= %s', number,
                            gate.epoch, self.slot, gate.epoch)

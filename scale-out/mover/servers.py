@@ -111,6 +111,8 @@ class Shards:
         self.strings = {
             number: merged(string, options) for number, string in router.run(
                 'SELECT shard, connection FROM idem_map.shards')}
+        self.removed = {number for number, in router.run(
+            'SELECT shard FROM idem_map.removed')}
         router.rollback()
         if file:
             with open(file) as lines:
@@ -123,14 +125,19 @@ class Shards:
     def __getitem__(self, number):
         if number not in self.servers or \
                 self.servers[number].connection.closed:
-            if number not in self.strings:
-                raise Failure('the map has no shard %s' % number)
+            self.check(number)
             self.servers[number] = Server(self.strings[number],
                                           'shard %d' % number)
         return self.servers[number]
 
     def __iter__(self):
         return iter(sorted(self.strings))
+
+    def check(self, number):
+        """Raises Failure if there is no shard of this number."""
+        if number not in self.strings:
+            raise Failure('the map has no shard %s%s' % (
+                number, ': it was removed' if number in self.removed else ''))
 
     def disconnect(self):
         """Sessions may be dead, and not know it."""

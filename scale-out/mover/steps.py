@@ -296,8 +296,8 @@ class Move:
         """With an open gate: the maps, and what interrupted moves have left."""
         gate, failures = self.gates[home], list(self.silent.values())
         used = []               # epochs of moves that may be under way
-        self.place.put_right(self.routers, self.shards[home], home)
         self.place.look_at(self.shards[home])
+        self.place.put_right(self.routers, self.shards[home], home)
         for number, other in self.gates.items():
             if number == home:
                 continue

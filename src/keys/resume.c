@@ -114,8 +114,8 @@ typedef struct Stream
 	/* Which rows need not be looked at. */
 	bool		is_marked;
 	IdemDueScan marked;
-	TimestampTz told_at;		/* position of the last row that it knows */
-	ItemPointerData told_tid;
+	TimestampTz known_at;		/* position of the last row that it knows */
+	ItemPointerData known_tid;
 	bool		is_looking;		/* at that row, still */
 } Stream;
 
@@ -360,8 +360,8 @@ begin_stream(Resuming *resuming, Stream *stream)
 
 	stream->is_marked = resuming->snapshot == NULL &&
 		resuming->nstreams < MAX_MARKED;
-	stream->told_at = DT_NOBEGIN;
-	ItemPointerSet(&stream->told_tid, 0, 0);
+	stream->known_at = DT_NOBEGIN;
+	ItemPointerSet(&stream->known_tid, 0, 0);
 	stream->is_looking = false;
 	if (stream->is_marked)
 		after = idem_due_scan_begin(&stream->marked,
@@ -485,9 +485,9 @@ advance(Resuming *resuming, Stream *stream)
 static bool
 skips(Resuming *resuming, Stream *stream, TimestampTz *after)
 {
-	if (!stream->is_marked || stream->resume_at < stream->told_at ||
-		(stream->resume_at == stream->told_at &&
-		 ItemPointerCompare(&stream->tid, &stream->told_tid) <= 0))
+	if (!stream->is_marked || stream->resume_at < stream->known_at ||
+		(stream->resume_at == stream->known_at &&
+		 ItemPointerCompare(&stream->tid, &stream->known_tid) <= 0))
 		return false;
 
 	/* Another session has been faster with the row before. */
@@ -496,8 +496,8 @@ skips(Resuming *resuming, Stream *stream, TimestampTz *after)
 	if (idem_due_scan_found(&stream->marked, stream->resume_at,
 							after) == IDEM_DUE_SKIP)
 		return true;
-	stream->told_at = stream->resume_at;
-	stream->told_tid = stream->tid;
+	stream->known_at = stream->resume_at;
+	stream->known_tid = stream->tid;
 	stream->is_looking = true;
 	return false;
 }

@@ -28,6 +28,7 @@ from .handlers import Deadline, in_handler, refuse_nested
 from .intervals import seconds
 from .keys import request_hash, step_key
 from .postgres import Session, connection_lost, pool_exhausted, scope_is_elsewhere
+from .prepared import STALE
 from .shards import MOVE_WAIT, Server, Servers
 from .runtimes import Background, Runtime, maybe_await
 from .telemetry import TRACEPARENT, Progress, Telemetry
@@ -35,12 +36,14 @@ from .transaction_handle import Unawaited
 
 T = TypeVar("T")
 ATTEMPTS = 5
-RETRIED = {"40001", "40P01"}
+RETRIED = {"40001", "40P01", *STALE}
+"""Serialization failures, deadlocks, and a named statement that is gone or whose functions have changed."""
 ENDED_WAITS = {"57014", "55P03"}
 """By statement_timeout, by lock_timeout."""
 IN_DOUBT_WAIT = "5 seconds"
 ANSWER_LIMIT = 30.0
 """Seconds that the server has for an answer that waits for no other transaction: a silent proxy would take for ever."""
+SESSION_ENDED = "the server ended the session of the handler's transaction"
 MAX_ERROR = 1000
 # In a text of JSON, behind no backslash that is itself escaped.
 NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -357,11 +360,13 @@ class Core:
             except Exception as error:
                 if session_lease.was_aborted and deadline.left() == 0:
                     raise deadline.error() from error
+                if session_lease.was_aborted and isinstance(error, TransactionEnded):
+                    raise TransactionEnded(SESSION_ENDED) from error    # the handle knows only that it was taken away
                 raise
         if session_lease.was_aborted and deadline.left() == 0:
             raise deadline.error()
         if session_lease.was_aborted:
-            raise TransactionEnded("the server ended the session of the handler's transaction")
+            raise TransactionEnded(SESSION_ENDED)
         return found
 
     async def transaction(self, call: Call, handler: Callable[[Any], Any]) -> Result:

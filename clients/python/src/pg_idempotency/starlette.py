@@ -29,7 +29,7 @@ from starlette.responses import Response
 
 from . import http
 from .client import AsyncIdempotency, Defaults
-from .http import BARE_ENDPOINT, Access, Answer, Exchange, check_routes, guarded, no_layer
+from .http import Access, Answer, Exchange, check_routes, guarded, no_layer
 
 __all__ = ["Access", "Guard", "IdempotencyMiddleware", "install"]
 
@@ -91,6 +91,8 @@ class IdempotencyMiddleware:
 
         async def sending(event: Event) -> None:
             nonlocal refused
+            if event["type"] == "http.response.start":
+                check_routes([scope.get("endpoint")])       # a route that was added since the start
             if event["type"] == "http.response.start" and exchange.refuses(event["status"]):
                 refused = True
                 await _response(exchange.refusal(event["status"]))(scope, receive, send)
@@ -105,8 +107,7 @@ class Guard(http.Guard):
     """A decorator of an endpoint; the last one above the function."""
 
     def __call__(self, endpoint: Endpoint) -> Endpoint:
-        if not inspect.isroutine(endpoint):
-            raise TypeError(f"a guard is written above a function, not above {endpoint!r}")
+        self.check_endpoint(endpoint)
 
         @functools.wraps(endpoint)
         async def called(*arguments: Any, **named: Any) -> Any:
@@ -118,7 +119,6 @@ class Guard(http.Guard):
                 return await call(endpoint, *arguments, **self._own(named))
             return await _guarded(self, exchange, request, named, self._attempt(called, request, endpoint, arguments, named))
 
-        endpoint.__dict__[BARE_ENDPOINT] = endpoint
         return called                               # type: ignore[return-value]
 
     def _own(self, named: Mapping[str, Any]) -> Mapping[str, Any]:
