@@ -418,6 +418,7 @@ delete_between(IdemCursor *cursor, IdemRelationId index,
 		idem_cursor_close(&lanes);
 	*more = end || deleted == limit;
 
+	idem_scan_end(cursor);
 	UnregisterSnapshot(snapshot);
 	return deleted;
 }

@@ -45,7 +45,7 @@ CREATE TABLE submissions (
 DO $$
 BEGIN
 	CREATE ROLE shop LOGIN;
-EXCEPTION WHEN duplicate_object THEN
+EXCEPTION WHEN duplicate_object OR unique_violation THEN
 	NULL;
 END
 $$;

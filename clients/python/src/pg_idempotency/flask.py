@@ -17,7 +17,7 @@ work is committed, and the response is there for the retry.
 from __future__ import annotations
 
 import functools
-import inspect
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from flask.globals import request_ctx
 
 from . import http
 from .client import Defaults, Idempotency
-from .http import BARE_ENDPOINT, BODILESS, Access, Answer, Exchange, check_routes, guarded, no_layer
+from .http import BODILESS, Access, Answer, Exchange, check_routes, guarded, no_layer
 from .runtimes import run
 from .wsgi import PIECE, Input
 
@@ -91,8 +91,7 @@ class Guard(http.Guard):
     """A decorator of a view; the last one above the function."""
 
     def __call__(self, view: View) -> View:
-        if not inspect.isroutine(view):
-            raise TypeError(f"a guard is written above a function, not above {view!r}")
+        self.check_endpoint(view)
 
         @functools.wraps(view)
         def called(*arguments: Any, **named: Any) -> Any:
@@ -103,7 +102,6 @@ class Guard(http.Guard):
                 return current_app.ensure_sync(view)(*arguments, **named)
             return _guarded(self, exchange, view, arguments, named)
 
-        view.__dict__[BARE_ENDPOINT] = view
         return called                               # type: ignore[return-value]
 
 
@@ -116,9 +114,8 @@ def _guarded(guard: Guard, exchange: Exchange, view: Callable[..., Any], argumen
     def attempt(access: Access) -> Answer:
         nonlocal tries
         tries += 1
-        if tries > 1:
-            _rewind()
-            del after_request[before:]
+        _rewind(tries > 1)
+        del after_request[before:]
         while last:
             last.pop().close()
         g.idempotency = access
@@ -149,10 +146,13 @@ def _read(exchange: Exchange) -> None:
     exchange.whole = True
 
 
-def _rewind() -> None:
-    """Another try reads what the first one has read, and not what that has made of it."""
+def _rewind(again: bool) -> None:
+    """A try reads the body from its beginning, and not what an earlier one has made of it."""
     found: dict[str, Any] = request._get_current_object().__dict__      # type: ignore[attr-defined]
-    found.pop("_cached_json", None)
+    if again:
+        found.pop("_cached_json", None)
+    if "_cached_data" in found:
+        found["stream"] = io.BytesIO(found["_cached_data"])
     for _, part in found["files"].items(multi=True) if "files" in found else ():
         part.seek(0)
 
