@@ -27,6 +27,8 @@ typedef struct RelayServer
 	char	   *host_lists[RELAY_HOST_LISTS];
 	int			nhosts;
 	int			good_host;		/* number of the one that worked at start */
+
+	int			max_attempts;	/* idempotency.outbox_max_attempts */
 } RelayServer;
 
 typedef enum RelayDatabaseState

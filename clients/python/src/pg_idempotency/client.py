@@ -106,9 +106,11 @@ class Defaults:
         """A request, with the defaults where nothing else was said."""
         if not isinstance(scope, str) or not scope:
             raise TypeError(f"scope is the user or tenant that the key belongs to, a str, not {scope!r}")
-        check_ttl(ttl, ttl_ms)
+        if ttl is not None or ttl_ms is not None:
+            check_ttl(ttl, ttl_ms)
         for name, interval, ms in (("wait", wait, wait_ms), ("lease", lease, lease_ms)):
-            as_interval(name, interval, ms)     # or an error that names it
+            if interval is not None or ms is not None:
+                as_interval(name, interval, ms)     # or an error that names it
         bound = self._timeout if timeout is None and timeout_ms is None else timeout_seconds(timeout, timeout_ms)
         return Call(scope, key, hash_of(request_hash, method, path, body),
                     self._ttl if ttl is None and ttl_ms is None else ttl, ttl_ms,
