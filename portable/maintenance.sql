@@ -115,7 +115,7 @@ BEGIN
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
 	END IF;
-	before := nextval('@S@.idem_claim_tokens');
+	before := coalesce(pg_sequence_last_value('@S@.idem_claim_tokens'), 0);
 	raised := greatest(before, at_least);
 	PERFORM @S@.idem_p_raise_sequence('@S@.idem_claim_tokens', raised);
 	PERFORM @S@.idem_p_raise_sequence('@S@.idem_outbox_ids', greatest(nextval('@S@.idem_outbox_ids') + raised - before,

@@ -120,7 +120,7 @@ BEGIN
 			WHEN 'bool' THEN
 				RETURN CASE WHEN value::bool THEN 'on' ELSE 'off' END;
 			ELSE
-				parts := regexp_match(value, '^\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*$');
+				parts := regexp_match(value, '^[[:space:]]*([0-9.]+(?:[eE][+-]?[0-9]+)?)[[:space:]]*([a-zA-Z]*)[[:space:]]*$');
 				number := parts[1]::float8 * CASE parts[2] WHEN '' THEN 1
 					ELSE CASE known.kind
 						WHEN 'ms' THEN CASE parts[2] WHEN 'us' THEN 0.001 WHEN 'ms' THEN 1 WHEN 's' THEN 1000
@@ -218,7 +218,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER COST 10000
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	short_name CONSTANT text := regexp_replace(name, '^idempotency\.', '');
+	short_name CONSTANT text := regexp_replace(name, '^idempotency[.]', '');
 BEGIN
 	IF name IS NULL THEN
 		RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'argument "name" must not be null';
