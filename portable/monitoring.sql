@@ -30,7 +30,7 @@ END
 --@ idem_worker_absence sql
 	SELECT 'the portable edition has none; call idem_cleanup() from a scheduler'
 
---@ idem_monitoring_data plpgsql SET enable_seqscan = off
+--@ idem_monitoring_data plpgsql SET enable_seqscan = off SET jit = off
 #variable_conflict use_column
 DECLARE
 	clock CONSTANT timestamptz := clock_timestamp();
@@ -91,7 +91,7 @@ BEGIN
 		idem_client_sequences,idem_tokens,idem_outbox,idem_claim_tokens,idem_outbox_ids}'::text[]) AS t (name);
 END
 
---@ idem_outbox_blocked plpgsql SET enable_seqscan = off
+--@ idem_outbox_blocked plpgsql SET enable_seqscan = off SET jit = off
 #variable_conflict use_column
 DECLARE
 	clock CONSTANT timestamptz := clock_timestamp();

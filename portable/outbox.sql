@@ -236,7 +236,7 @@ END
 
 -- The statistics of a table that is filled and emptied lead the planner astray: all
 -- that is read here is the beginning of an index.
---@ idem_outbox_take plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
+--@ idem_outbox_take plpgsql SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off
 #variable_conflict use_column
 DECLARE
 	wanted CONSTANT int := coalesce(max_messages, 100);
