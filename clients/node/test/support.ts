@@ -8,11 +8,12 @@ export class World {
   proxy: Proxy | undefined
   readonly #superuser: pg.Pool
   private constructor(readonly database: string, readonly schema: string) {
-    this.#superuser = new pg.Pool({ database })
+    // An application's own sessions have no schema of ours in their search_path.
+    this.#superuser = new pg.Pool({ database, options: '-c search_path=public,idem' })
     this.#superuser.on('error', () => undefined)
   }
 
-  static async make(schema = 'public', encoding = 'UTF8'): Promise<World> {
+  static async make(schema = 'idem', encoding = 'UTF8'): Promise<World> {
     const database = `node_${process.pid}_${Math.random().toString(36).slice(2)}`
     const admin = new pg.Client({ database: 'postgres' })
     await admin.connect()

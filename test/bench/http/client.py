@@ -19,7 +19,7 @@ side, seconds = sys.argv[1], float(sys.argv[2])
 with ConnectionPool('', min_size=1, max_size=1) as pool:
     with pool.connection() as connection:
         connection.execute('CREATE TABLE IF NOT EXISTS client_orders (id bigint GENERATED ALWAYS AS IDENTITY, sku text)')
-    idem = Idempotency(pool)
+    idem = Idempotency(pool, schema='public')
 
     def place(tx):
         return Response.json({'order': tx.execute(INSERT).fetchone()[0]}, 201)

@@ -139,7 +139,7 @@ class Idempotency(Defaults, SyncFunctions):
 
     job_class = SyncJob
 
-    def __init__(self, source: Any, *, schema: str = "public", shards: Callable[[str], Any] | None = None,
+    def __init__(self, source: Any, *, schema: str = "idem", shards: Callable[[str], Any] | None = None,
                  max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
                  timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None,
                  on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
@@ -199,7 +199,7 @@ class AsyncIdempotency(Defaults, AsyncFunctions):
 
     job_class = AsyncJob
 
-    def __init__(self, source: Any, *, schema: str = "public", shards: Callable[[str], Any] | None = None,
+    def __init__(self, source: Any, *, schema: str = "idem", shards: Callable[[str], Any] | None = None,
                  max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
                  timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None,
                  on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
