@@ -305,7 +305,9 @@ _BOUND = {"text", "bytea", "int", "bigint", "boolean"}
 
 _EXPRESSIONS = {
     "lease_seconds": "CAST(extract(epoch FROM lease_expires_at - clock_timestamp()) AS float8)",
-    "max_response_size": "pg_size_bytes(current_setting('idempotency.max_response_size'))",
+    # The portable edition has no such setting.
+    "max_response_size":
+        "pg_size_bytes(coalesce(nullif(current_setting('idempotency.max_response_size', true), ''), '1MB'))",
 }
 
 
