@@ -35,11 +35,7 @@ static const char *const host_names[] = {"host", "hostaddr", "port"};
  * versions.
  */
 static const char setup_query[] =
-"SELECT (SELECT pg_catalog.quote_ident(n.nspname)"
-" FROM pg_catalog.pg_extension e"
-" JOIN pg_catalog.pg_namespace n"
-" ON n.oid OPERATOR(pg_catalog.=) e.extnamespace"
-" WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'),"
+"SELECT (" RELAY_SCHEMA_QUERY "),"
 " pg_catalog.pg_backend_pid(),"
 " pg_catalog.current_setting('idempotency.outbox_max_attempts', true),"
 " pg_catalog.set_config(name, value, false)"

@@ -3,20 +3,22 @@
  * blocked_range.c
  *		A range of time in which all ready rows wait for transactions.
  *
- * A row is blocked if another transaction is writing it, or the messages that
- * it leads to (see lanes.c).  Nobody can take anything by means of it until
- * that transaction ends.  There can be any number of such rows, and no take can
- * move them out of the way.  So a backend remembers a range in which it has
- * looked at all rows, and for each transaction the stretches of rows that wait
- * for it.  When the transaction has ended, these are holes of the range: a scan
- * looks at them, and at what comes behind the range, and skips all else.
+ * A row is blocked if another transaction is writing the row, or the messages
+ * to which it leads (see lanes.c).  Until that transaction ends, no take can
+ * take anything through the row, or move it out of the way.  There can be any
+ * number of such rows.  So a backend remembers a range in which it has looked
+ * at all rows and, for each transaction, the stretches of rows that wait for
+ * it.  When the transaction ends, its stretches become holes of the range.  A
+ * scan looks at the holes, and at the rows after the range, and skips all
+ * others.
  *
- * A row that is not blocked, but could not be taken either, is a hole, too.  It
- * stays one until a scan has passed it and has found it blocked, or gone.
+ * A row that is not blocked, but could not be taken either, is also a hole.
+ * It stays one until a scan has passed it and has found it blocked or gone.
  *
- * Rows that do not wait for a transaction may lie in one of its stretches.  A
- * scan looks at them without need then, so it does no harm that the stretches
- * of a range are limited in number, and become longer instead.
+ * A stretch can include rows that do not wait for its transaction.  A scan
+ * looks at these without need, which does no harm.  Therefore the number of a
+ * range's stretches can be limited: beyond the limit, stretches become
+ * longer.
  *
  *-------------------------------------------------------------------------
  */
@@ -31,16 +33,16 @@
 #include "util/compat.h"
 
 #define MAX_STRETCHES	100000
-#define MAX_HOLES		64		/* that one scan adds behind the range */
+#define MAX_HOLES		64		/* added after the range by one scan */
 
-/* A transaction that rows of a range wait for, and the table by xid. */
+/* A transaction that rows of a range wait for; elements of a table by xid. */
 typedef struct Blocker
 {
 	TransactionId xid;
-	char		status;			/* of the table's */
+	char		status;			/* of the table entry */
 	int			nstretches;
-	int			size;			/* of the array */
-	IdemStretch *stretches;		/* in order, and apart */
+	int			size;			/* size of the array */
+	IdemStretch *stretches;		/* in order, not adjacent */
 }			Blocker;
 
 #define SH_PREFIX			blockers
@@ -61,8 +63,8 @@ static void merge_holes(IdemBlockedRange *range);
 static int	compare_stretches(const void *a, const void *b);
 
 /*
- * A row waits for this transaction, too, or for the one that it is a part of.
- * Returns false if that are too many.
+ * Add a transaction that a row waits for, or the top-level transaction of a
+ * subtransaction.  Returns false if the row has too many.
  */
 bool
 idem_add_blocker(IdemBlockers *blockers, TransactionId xid)
@@ -87,8 +89,8 @@ idem_add_blocker(IdemBlockers *blockers, TransactionId xid)
 }
 
 /*
- * A scan begins: what waited for a transaction that has ended becomes a hole.
- * Without any other transaction there is no range any more.
+ * Begin a scan: the stretches of transactions that have ended become holes.
+ * If no transaction is left, there is no range any more.
  */
 void
 idem_range_begin(IdemBlockedRange *range)
@@ -119,7 +121,7 @@ idem_range_begin(IdemBlockedRange *range)
 }
 
 /*
- * There is no range: have one that begins with the row of this time.
+ * Create the range; its first row has this time.
  */
 void
 idem_range_create(IdemBlockedRange *range, TimestampTz available_at)
@@ -131,8 +133,8 @@ idem_range_create(IdemBlockedRange *range, TimestampTz available_at)
 }
 
 /*
- * The time of the next row of the range that a scan has to look at; without
- * one, that at which the range ends.
+ * Return the time of the next row in the range that a scan must look at; if
+ * there is none, the time at which the range ends.
  */
 TimestampTz
 idem_range_next(const IdemBlockedRange *range)
@@ -142,7 +144,7 @@ idem_range_next(const IdemBlockedRange *range)
 }
 
 /*
- * The scan has come to this time: forget the holes before.
+ * The scan has reached this time: forget the holes before it.
  */
 void
 idem_range_pass(IdemBlockedRange *range, TimestampTz available_at)
@@ -158,8 +160,8 @@ idem_range_pass(IdemBlockedRange *range, TimestampTz available_at)
 }
 
 /*
- * In the hole that the scan is in, the row of this time may have to be looked
- * at again, and those that come behind it.
+ * The row of this time, and later ones in the scan's current hole, must be
+ * looked at again.
  */
 void
 idem_range_stay(IdemBlockedRange *range, TimestampTz available_at)
@@ -174,9 +176,9 @@ idem_range_stay(IdemBlockedRange *range, TimestampTz available_at)
 }
 
 /*
- * The next row behind the range has to be looked at again: it is a hole.
- * "previous" is the time of the row before it.  If there are too many holes, the
- * last one becomes longer.
+ * Make the next row after the range a hole, because it must be looked at
+ * again.  "previous" is the time of the row before it.  If there are too many
+ * holes, extend the last one.
  */
 void
 idem_range_add_hole(IdemBlockedRange *range, TimestampTz available_at,
@@ -193,8 +195,8 @@ idem_range_add_hole(IdemBlockedRange *range, TimestampTz available_at,
 }
 
 /*
- * The row of this time waits for these transactions; "previous" is the time of
- * the one that the scan has looked at before.
+ * Note that the row of this time waits for these transactions.  "previous" is
+ * the time of the row that the scan has looked at before.
  */
 void
 idem_range_add(IdemBlockedRange *range, const IdemBlockers *blockers,
@@ -285,8 +287,7 @@ add_hole(IdemBlockedRange *range, IdemStretch hole)
 }
 
 /*
- * Put the holes in order, without those that have been passed, and those
- * together that overlap.
+ * Sort the holes, drop those that were passed, and merge those that overlap.
  */
 static void
 merge_holes(IdemBlockedRange *range)
@@ -319,7 +320,7 @@ compare_stretches(const void *a, const void *b)
 }
 
 /*
- * Forget the range, and what a scan knows of its holes.
+ * Forget the range and its holes.
  */
 void
 idem_range_forget(IdemBlockedRange *range)

@@ -10,22 +10,22 @@
 
 #include "datatype/timestamp.h"
 
-/* How many transactions a single row can be known to wait for. */
+/* The maximum number of transactions that a row is known to wait for. */
 #define IDEM_ROW_BLOCKERS	1024
 
 /*
- * The transactions for which a row has to wait: as long as all of them are in
- * progress, nothing can be taken by means of it.
+ * The transactions that a row waits for.  While all of them are in progress,
+ * nothing can be taken through the row.
  */
 typedef struct IdemBlockers
 {
 	int			count;			/* 0: the row does not wait for any */
-	TransactionId last;			/* the one that was added last, or its part */
+	TransactionId last;			/* added last, possibly a subtransaction */
 	TransactionId xids[IDEM_ROW_BLOCKERS];
 } IdemBlockers;
 
 /*
- * Rows that lie together, by the times of the first and of the last one.
+ * Adjacent rows, by the times of the first and the last one.
  */
 typedef struct IdemStretch
 {
@@ -34,20 +34,20 @@ typedef struct IdemStretch
 } IdemStretch;
 
 /*
- * A range; all zero where there is none.
+ * A range; all zero if there is none.
  */
 typedef struct IdemBlockedRange
 {
 	TimestampTz from;			/* the time of its first row */
-	TimestampTz until;			/* all rows before that have been looked at */
-	struct blockers_hash *blockers; /* what they wait for; NULL: nothing */
+	TimestampTz until;			/* all rows before this were looked at */
+	struct blockers_hash *blockers; /* NULL: no row is blocked */
 	int			nstretches;		/* of all blockers */
-	IdemStretch *holes;			/* to look at again, in order */
+	IdemStretch *holes;			/* sorted; to be looked at again */
 	int			nholes;
-	int			size;			/* of the array */
-	int			nscanned;		/* holes that a scan goes through */
-	int			next;			/* of these, the first it has not passed */
-	bool		next_stays;		/* does that one stay, as it is now? */
+	int			size;			/* size of the array */
+	int			nscanned;		/* number of holes that a scan visits */
+	int			next;			/* the first of these that it has not passed */
+	bool		next_stays;		/* does that one stay a hole? */
 	MemoryContext context;		/* NULL: there is no range */
 } IdemBlockedRange;
 

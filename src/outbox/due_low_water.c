@@ -1,39 +1,46 @@
 /*-------------------------------------------------------------------------
  *
  * due_low_water.c
- *		From where on a take has to look for rows that are ready.
+ *		Low-water marks: the time at which a take begins to look for ready rows.
  *
- * idem_resume() uses the same marks for claims, by the time from which on they
- * can be resumed.
+ * idem_resume() uses the same marks for claims, by the time at which they
+ * become resumable.
  *
- * Whatever is taken leaves an entry at the beginning of the index, and that
- * stays until vacuum may remove it.  So a backend remembers, of all topics and
- * of some single ones, how far its last scan met nothing but such entries, and
- * begins the next one there.
+ * Whatever is taken leaves an entry at the beginning of the index, which
+ * stays until vacuum can remove it.  So a backend remembers how far its last
+ * scan met only such entries, for all topics together and for some single
+ * topics.  It begins the next scan there.
  *
- * The scan is a dirty one, so a row that another transaction has taken, or has
- * not committed yet, ends that stretch.  Nothing comes to lie in it later.  A
- * publisher reads the clock before it writes a message and again when the
- * message is in the index; if more than IDEM_PUBLISHING_US have passed, it
- * makes the message available from that later time on (see publish.c).  What
- * becomes ready again is available from then on.  What this transaction itself
- * has taken is back if it is rolled back, so then all marks are forgotten, as
- * they are when it is prepared, when the table has changed, and when the clock
- * was set back.
+ * The scan is dirty, so it ends the mark's stretch at a row that another
+ * transaction has taken or has not committed yet.  No row appears in the
+ * stretch later:
  *
- * A mark can be wrong all the same, where a process was stopped while it made
- * a message ready again, or somebody has written to the table by hand.
- * Therefore a scan begins with the first entry whenever that cannot cost more
- * than a hundredth of the time, all marks together, those of topics without
- * messages, too; and at the latest after MAX_PAUSE_US, or after PAUSE_SHARE
- * times the duration of such a scan.  If there is little to scan, it always
- * begins there.  So a mark decides when a message is found, and never whether.
+ *	- A publisher reads the clock before it writes a message, and again when
+ *	  the message is in the index.  If more than IDEM_PUBLISHING_US have
+ *	  passed, it makes the message available from the later time on (see
+ *	  publish.c).
+ *
+ *	- A message that becomes ready again is available from the current time
+ *	  on.
+ *
+ *	- If a transaction is rolled back, the messages that it has taken are
+ *	  available again.  So a rollback makes its backend forget all marks.
+ *	  PREPARE TRANSACTION, a change of the table, or a clock that was set back
+ *	  do the same.
+ *
+ * A mark can still be wrong if a process was stopped while it made a message
+ * ready again, or if a user has written to the table by hand.  Therefore a
+ * scan begins with the first entry if the scans of all marks together spend
+ * at most a hundredth of the time on that; and at the latest after
+ * MAX_PAUSE_US, or PAUSE_SHARE times the duration of such a scan.  If there
+ * is little to scan, it always begins there.  So a mark affects when a
+ * message is found, but not whether it is found.
  *
  * A mark also remembers a range of rows that wait for other transactions, and
- * scans skip those; see blocked_range.c.  The range begins with the first row of
- * the index, so scans need only one.  It is forgotten as the mark is, and as
- * often as scans begin with the first entry: a row may be free again although
- * the transaction goes on, after a rollback to a savepoint.
+ * scans skip these; see blocked_range.c.  The range begins with the first row
+ * of the index, so one range is enough.  It is forgotten with the mark, and
+ * as often as scans begin with the first entry, because a row can become free
+ * before its transaction ends, by a rollback to a savepoint.
  *
  *-------------------------------------------------------------------------
  */
@@ -51,7 +58,7 @@
 #include "util/times.h"
 
 #define NUM_PLACES		1024
-#define NUM_PROBES		16		/* places where a mark may be */
+#define NUM_PROBES		16		/* entries in which a mark can be */
 #define RESTART_SHARE	100
 #define MAX_PAUSE_US	(5 * USECS_PER_SEC)
 #define PAUSE_SHARE		10
@@ -59,7 +66,7 @@
 #define RANGE_PAUSE_US	(100 * 1000)
 
 static IdemDueLowWater marks[NUM_PLACES];
-static int	nmarks = 0;			/* places in use */
+static int	nmarks = 0;			/* entries in use */
 
 static IdemDueLowWater *find_place(uint64 hash);
 static void extend_range(IdemDueScan *scan, TimestampTz available_at);
@@ -69,9 +76,9 @@ static void forget_marks(void);
 static void forget_mark(IdemDueLowWater *mark);
 
 /*
- * What the mark of these rows is found by: those of a topic, with number 0, or
- * the claims of a scope with that number of attempts.  A NULL pointer stands
- * for all topics, and for all scopes.
+ * Return the hash by which the mark of these rows is found: the rows of a
+ * topic ("number" is 0), or the claims of a scope with that number of
+ * attempts.  A NULL pointer stands for all topics or all scopes.
  */
 uint64
 idem_due_hash(Datum name, uint64 number)
@@ -87,7 +94,7 @@ idem_due_hash(Datum name, uint64 number)
 }
 
 /*
- * Begin to look for the rows with this hash.  Returns a time behind which to
+ * Begin a scan for the rows with this hash.  Returns the time after which to
  * begin.
  */
 TimestampTz
@@ -134,7 +141,7 @@ idem_due_scan_begin(IdemDueScan *scan, uint64 hash, TimestampTz now)
 }
 
 /*
- * The place of a mark: its own, or a free one, or another's.
+ * Return the entry of a mark: its own, a free one, or another mark's.
  */
 static IdemDueLowWater *
 find_place(uint64 hash)
@@ -150,8 +157,8 @@ find_place(uint64 hash)
 }
 
 /*
- * The scan has found a row that is available from that time on: what is it to
- * do?
+ * The scan has found a row that is available from that time on.  Returns how
+ * to continue.
  */
 IdemDueStep
 idem_due_scan_found(IdemDueScan *scan, TimestampTz available_at,
@@ -186,8 +193,9 @@ idem_due_scan_found(IdemDueScan *scan, TimestampTz available_at,
 }
 
 /*
- * The caller has looked at the row that was found last, without a result, and
- * it waits for these transactions; or has taken something by means of it.
+ * The caller has looked at the row that was found last.  Either nothing could
+ * be taken through it, and "blockers" are the transactions that it waits for;
+ * or something was taken.
  */
 void
 idem_due_scan_looked(IdemDueScan *scan, const IdemBlockers *blockers)
@@ -221,7 +229,8 @@ idem_due_scan_looked(IdemDueScan *scan, const IdemBlockers *blockers)
 }
 
 /*
- * The scan ends.  Has it been to the end of what is available?
+ * End a scan.  "is_complete" says whether it has reached the end of the
+ * available rows.
  */
 void
 idem_due_scan_end(IdemDueScan *scan, bool is_complete)
@@ -260,8 +269,7 @@ extend_range(IdemDueScan *scan, TimestampTz available_at)
 }
 
 /*
- * How long not to begin with the first entry again after a scan that took so
- * long.
+ * After a scan of that duration, how long not to begin with the first entry?
  */
 static int64
 pause_after(int64 spent)
@@ -271,8 +279,8 @@ pause_after(int64 spent)
 }
 
 /*
- * The scan has met its first row, which is available from that time on, or
- * none: DT_NOEND.
+ * The scan has met its first row, available from that time on, or none:
+ * DT_NOEND.
  */
 static void
 reached(IdemDueScan *scan, TimestampTz available_at)
@@ -287,14 +295,14 @@ reached(IdemDueScan *scan, TimestampTz available_at)
 		int64		spent = end - scan->begin;
 
 		mark->restart_at = spent <= LITTLE_US ? 0 : end + pause_after(spent);
-		/* With a range, it is two scans. */
+		/* If there is a range, a restart makes two scans. */
 		if (idem_range_exists(&mark->range))
 			mark->restart_at = Max(mark->restart_at, end + RANGE_PAUSE_US);
 	}
 }
 
 /*
- * What has been passed may be there again.
+ * Rows before the marks might be available again.
  */
 static void
 forget_marks(void)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * due_low_water.h
- *		From where on a take has to look for rows that are ready.
+ *		Low-water marks: the time at which a take begins to look for ready rows.
  *
  *-------------------------------------------------------------------------
  */
@@ -11,13 +11,13 @@
 #include "outbox/blocked_range.h"
 
 /*
- * No scan reaches further than to this time before it begins, so a message is
- * found if it is in the index by this time after it is available.
+ * No mark is later than this time before its scan begins.  So a message is
+ * found if it is in the index by this time after it becomes available.
  */
 #define IDEM_PUBLISHING_US	USECS_PER_SEC
 
 /*
- * How far there is nothing to be found; all zero at the beginning.
+ * A mark: before "reached", there is no row.  All zero at the beginning.
  */
 typedef struct IdemDueLowWater
 {
@@ -27,29 +27,29 @@ typedef struct IdemDueLowWater
 	int64		restart_at;		/* see idem_monotonic_time() */
 
 	IdemBlockedRange range;		/* of rows that need not be looked at */
-	int64		look_again_at;	/* forget the range then; 0: not yet known */
+	int64		look_again_at;	/* when to forget the range; 0: not known */
 } IdemDueLowWater;
 
 /*
- * A scan that begins at a mark, and moves it.
+ * A scan that begins at a mark and moves it.
  */
 typedef struct IdemDueScan
 {
 	IdemDueLowWater *mark;
-	TimestampTz until;			/* no further than there */
+	TimestampTz until;			/* the mark does not move past this */
 	int64		begin;
-	bool		restarted;		/* it begins with the first entry */
+	bool		restarted;		/* it began with the first entry */
 	bool		is_at_mark;		/* it has not found a row yet */
-	bool		extends;		/* does the range become longer? */
-	TimestampTz last;			/* the time of the last row */
-	TimestampTz previous;		/* and of the one before */
+	bool		extends;		/* does it extend the range? */
+	TimestampTz last;			/* time of the last row */
+	TimestampTz previous;		/* time of the row before it */
 } IdemDueScan;
 
-/* What a scan is to do with a row that it has found. */
+/* How a scan continues after a row that it has found. */
 typedef enum IdemDueStep
 {
 	IDEM_DUE_LOOK,				/* look at it */
-	IDEM_DUE_SKIP,				/* go on behind the time that is returned */
+	IDEM_DUE_SKIP,				/* continue after the returned time */
 } IdemDueStep;
 
 extern uint64 idem_due_hash(Datum name, uint64 number);

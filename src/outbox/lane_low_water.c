@@ -1,57 +1,60 @@
 /*-------------------------------------------------------------------------
  *
  * lane_low_water.c
- *		From where on a lane has pending messages.
+ *		Low-water marks of lanes: the id before which no message is pending.
  *
- * Each message that has left its lane leaves entries at the lane's beginning,
- * in the index of lanes, and these stay until vacuum may remove them.  Who
- * looks for the head of a lane passes them all; a backend that has passed many
- * remembers how far it came, and begins there the next time.  It does so for
- * NUM_PLACES lanes at most.  A lane that costs LITTLE_BUFFERS is none of them,
- * so keys with few messages each do not supplant those with many.  Publishers
- * choose the lanes, so where a lane has its place is each backend's own secret.
+ * Each message that has left its lane leaves entries at the beginning of the
+ * lane's part of the index, which stay until vacuum can remove them.  A
+ * search for the head of the lane scans all of them.  A backend that has
+ * scanned many remembers how far it came, and begins there the next time.  It
+ * does so for at most NUM_PLACES lanes.  Lanes whose search costs at most
+ * LITTLE_BUFFERS get no mark, so keys with few messages do not displace keys
+ * with many.  Publishers choose the lanes, so the place of a lane depends on
+ * a secret of the backend.
  *
- * Takes.  Messages leave a lane in order of their ids, so here a mark must not
- * pass one message: below it none is pending, and none ever will be.
+ * Takes.  Messages leave a lane in order of their ids, so a mark must not
+ * pass any message: no message below it is pending, or ever will be.
  *
- *	- A publisher may have drawn its id long ago and commit now.  It has its
- *	  transaction id before it draws (see publish.c).  So when a take
- *	  finds a head, all who have drawn an id below that one, or will, have a
- *	  transaction id below the next one that is given then.  The take notes
- *	  both.  A later take, of another transaction, has a snapshot in which all
- *	  transactions below that one have ended: if that does not see a pending
- *	  message below the noted head either, there will be none, and the head is
- *	  the mark.  Where a transaction stays open that has written something, no
- *	  mark moves until it ends.
+ *	- A publisher can draw its id long before it commits.  It gets its
+ *	  transaction id before it draws (see publish.c).  So when a take finds a
+ *	  head, all publishers with a lower id, present or future, have a
+ *	  transaction id below the next one to be assigned.  The take notes both.
+ *	  A later take, in another transaction, has a snapshot in which all those
+ *	  transactions have ended.  If that snapshot sees no pending message below
+ *	  the noted head, there will be none, and the head becomes the mark.
+ *	  While a transaction that has written something stays open, no mark
+ *	  moves.
  *
- *	- A session may requeue a dead message.  It gets its transaction id, then
- *	  counts in shared memory, then writes (idem_lane_low_water_expire()).  A mark
- *	  counts only for as long as that count is what it was before the head was
- *	  noted.  If the count has not changed since, then a session that will
- *	  requeue has not counted yet, and so not committed when the snapshot was
- *	  taken; and one that the count includes has a transaction id below the
- *	  noted one, and has ended before the mark was set.  There are NUM_COUNTERS,
- *	  one for each hash of database and lane, so a requeue costs the marks of
- *	  few other lanes, even if it is rolled back.  Without shared memory there
- *	  are no marks, and a session that cannot count cannot requeue.
+ *	- A session can requeue a dead message.  It gets its transaction id, then
+ *	  counts in shared memory, then writes (idem_lane_low_water_expire()).  A
+ *	  mark is valid only while that counter has the value that it had before
+ *	  the head was noted.  If the counter has not changed, a session that will
+ *	  requeue has not counted yet, and had not committed when the snapshot was
+ *	  taken.  A session that the counter includes has a transaction id below
+ *	  the noted one, and had ended before the mark was set.  There are
+ *	  NUM_COUNTERS counters, by a hash of database and lane, so a requeue
+ *	  invalidates the marks of few other lanes, even if it is rolled back.
+ *	  Without shared memory there are no marks, and a session that cannot
+ *	  count cannot requeue.
  *
- *	- What this transaction itself has acknowledged is back if it is rolled
- *	  back, so then all marks are forgotten, as when it is prepared.  Others'
- *	  messages are pending in the snapshot until they have committed.
+ *	- If this transaction is rolled back, the messages that it has
+ *	  acknowledged are pending again.  So a rollback makes the backend forget
+ *	  all marks, as PREPARE TRANSACTION does.  Messages that others
+ *	  acknowledge are pending in the snapshot until they commit.
  *
- * Under REPEATABLE READ and SERIALIZABLE there are no marks, so that what a
- * take relies on is what its own transaction has read.
+ * Under REPEATABLE READ and SERIALIZABLE there are no marks, so that a take
+ * relies only on what its own transaction has read.
  *
- * Rows that somebody writes by hand, and ids that a sequence gives which was
- * set back or has a cache, may come to lie below a mark.  They are found when
- * they are due, as their row is ready, and then the mark is forgotten; until
- * then later ones may overtake them.
+ * Rows written by hand, and ids from a sequence that was set back or has a
+ * cache, can be below a mark.  They are found when they are due, because
+ * their row is ready, and then the mark is forgotten.  Until then, later
+ * messages might overtake them.
  *
- * Publishers.  Who publishes looks from his message backwards for one that is
- * pending.  He remembers the last message before which he has found none, and
- * looks no further than to that.  This need not be exact: a message that is
- * ready without need is a signpost too many (see lanes.c).  So it is
- * not forgotten when something is rolled back or requeued.
+ * Publishers.  A publisher looks back from its message for a pending one.  It
+ * remembers the last message before which it has found none, and looks back
+ * no further than to that.  This need not be exact: the only consequence is a
+ * superfluous signpost (see lanes.c).  So a rollback or a requeue does not
+ * make the backend forget it.
  *
  *-------------------------------------------------------------------------
  */
@@ -72,27 +75,28 @@
 #include "util/shared_memory.h"
 
 #define NUM_PLACES		1024
-#define NUM_PROBES		8		/* places where a lane may be */
+#define NUM_PROBES		8		/* places in which a lane can be */
 #define NUM_COUNTERS	256
 #define LITTLE_BUFFERS	8
 
-/* What is known of a lane; all zero where that is nothing. */
+/* The marks of a lane; all zero if nothing is known. */
 typedef struct Place
 {
 	bool		is_used;
 	int64		lane;
 	uint64		contents_changes;
 
-	/* Takes. */
+	/* For takes. */
 	uint64		requeues;		/* the counter; 0: there is no mark */
 	int64		reached;		/* the mark */
-	int64		head;			/* the noted one */
-	uint64		ended_before;	/* the mark, once all these have; 0: none is
-								 * noted */
+	int64		head;			/* the head that was noted */
+	uint64		ended_before;	/* the head becomes the mark when all
+								 * transactions before this have ended; 0: no
+								 * head is noted */
 
-	/* Publishers. */
+	/* For publishers. */
 	bool		is_free;
-	int64		free_from;		/* nothing is pending before this */
+	int64		free_from;		/* no message before this is pending */
 }			Place;
 
 static Place places[NUM_PLACES];
@@ -106,7 +110,7 @@ static bool is_of(const Place * place, int64 lane);
 static void forget_marks(void);
 
 /*
- * A hash of a lane that nobody knows outside this process.
+ * Return a hash of a lane that nobody outside this process can compute.
  */
 uint64
 idem_lane_hash(int64 lane)
@@ -116,7 +120,7 @@ idem_lane_hash(int64 lane)
 }
 
 /*
- * The place of a lane: its own, or a free one, or another's.
+ * Return the place of a lane: its own, a free one, or another lane's.
  */
 static Place *
 find_place(int64 lane)
@@ -134,7 +138,7 @@ find_place(int64 lane)
 }
 
 /*
- * Is this the place of that lane, and still true?
+ * Does the place belong to that lane, and is it still valid?
  */
 static bool
 is_of(const Place * place, int64 lane)
@@ -144,7 +148,7 @@ is_of(const Place * place, int64 lane)
 }
 
 /*
- * Have a place for a lane.
+ * Return the place of a lane.  If it has none, it gets one.
  */
 static Place *
 make_place(int64 lane)
@@ -162,7 +166,7 @@ make_place(int64 lane)
 }
 
 /*
- * Have room in shared memory; called when the library is preloaded.
+ * Reserve shared memory; called when the library is preloaded.
  */
 void
 idem_lane_low_water_reserve(void)
@@ -180,8 +184,8 @@ init_requeues(void *memory)
 }
 
 /*
- * How often messages of a lane, or of others with its hash, have been
- * requeued; NULL without shared memory.
+ * Return the counter of requeued messages of a lane, which other lanes with
+ * the same hash share; NULL without shared memory.
  */
 static pg_atomic_uint64 *
 requeues_of(int64 lane)
@@ -198,8 +202,8 @@ requeues_of(int64 lane)
 }
 
 /*
- * The mark of a lane: no message with an id below it is pending.  A snapshot
- * with which the caller goes on from there must be taken before.
+ * Return the mark of a lane: no message with an id below it is pending.  The
+ * caller must have taken its snapshot before.
  */
 int64
 idem_lane_low_water(int64 lane)
@@ -210,7 +214,7 @@ idem_lane_low_water(int64 lane)
 }
 
 /*
- * The place of a lane that has a mark, or NULL.
+ * Return the place of a lane that has a mark, or NULL.
  */
 static Place *
 find_mark(int64 lane)
@@ -227,9 +231,9 @@ find_mark(int64 lane)
 }
 
 /*
- * From its mark on, that snapshot has seen this message as the lane's first
- * pending one, which took so many buffers: move the mark, now or the next
- * time.
+ * Scanning the lane from its mark on, "snapshot" has seen "head" as the first
+ * pending message; the scan took that number of buffers.  Move the mark, now
+ * or the next time.
  */
 void
 idem_lane_low_water_raise(int64 lane, int64 head, Snapshot snapshot, int64 buffers)
@@ -267,7 +271,7 @@ idem_lane_low_water_raise(int64 lane, int64 head, Snapshot snapshot, int64 buffe
 }
 
 /*
- * A pending message has been found, not by means of its lane's mark.
+ * A pending message has been found by other means than its lane's mark.
  */
 void
 idem_lane_low_water_found(int64 lane, int64 id)
@@ -279,8 +283,8 @@ idem_lane_low_water_found(int64 lane, int64 id)
 }
 
 /*
- * A message of this lane is about to be pending again.  Raises 53200 if the
- * other sessions cannot learn of it.
+ * A message of this lane is going to be pending again.  Raises 53200 if other
+ * sessions cannot be informed.
  */
 void
 idem_lane_low_water_expire(int64 lane)
@@ -304,8 +308,8 @@ forget_marks(void)
 }
 
 /*
- * How far back does a publisher have to look for a message that comes before
- * this one?
+ * Return the id to which a publisher must look back for a message that comes
+ * before this one.
  */
 int64
 idem_lane_free_from(int64 lane, int64 id)
@@ -317,7 +321,8 @@ idem_lane_free_from(int64 lane, int64 id)
 }
 
 /*
- * He has found nothing before this one, which took so many buffers.
+ * A publisher has found no pending message before this one; the scan took
+ * that number of buffers.
  */
 void
 idem_lane_is_free(int64 lane, int64 id, int64 buffers)
@@ -332,7 +337,7 @@ idem_lane_is_free(int64 lane, int64 id, int64 buffers)
 }
 
 /*
- * How many buffers this process has looked at.
+ * Return how many buffers this process has read.
  */
 int64
 idem_lane_buffers(void)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * lane_low_water.h
- *		From where on a lane has pending messages.
+ *		Low-water marks of lanes: the id before which no message is pending.
  *
  *-------------------------------------------------------------------------
  */

@@ -1,84 +1,85 @@
 /*-------------------------------------------------------------------------
  *
  * lanes.c
- *		Which messages of a key a take looks at.
+ *		Lanes: the order of messages with the same key.
  *
  * Messages with a key belong to a lane, a hash of topic and key, and leave it
- * in order of their ids.  Only the first pending one, the head, can be taken,
- * so only the head has to be in the indexes that takes scan, which hold the
- * rows that are "ready".  The others are parked.
+ * in order of their ids.  Only the first pending message, the head, can be
+ * taken.  So only the head must be in the indexes that takes scan, which hold
+ * the rows that are "ready".  The other messages are parked.
  *
  * A ready row is a signpost: it makes a take look at its lane when the row's
- * available_at has come.  A take that finds it looks for the head itself, so a
- * superfluous signpost costs time and nothing else.  A signpost need not be
- * pending; then takes alone look at it.  Without any signpost a lane would be
- * forgotten, so there is always
+ * available_at is reached.  The take looks for the head itself, so the only
+ * cost of a superfluous signpost is time.  A signpost need not be pending;
+ * then only takes look at it.  A lane without a signpost would be forgotten,
+ * so the invariant is:
  *
- *		either no pending message in a lane, or a ready row that is the head or
- *		precedes it, and is due no later than the head,
+ *		There is either no pending message in a lane, or a ready row that is the
+ *		head or precedes it, and is due no later than the head.
  *
- * in the state that committed transactions have left, and in each state to
- * which the uncommitted ones can still lead.  Nobody waits for another
- * transaction, or writes to a message that another relay has leased, to keep
- * it so:
+ * It holds in the state that committed transactions have left, and in each
+ * state that the uncommitted ones can still produce.  To keep it, no
+ * transaction waits for another, or writes to a message that another relay
+ * has leased:
  *
- *	- A call that publishes, takes or requeues parks a message only behind an
- *	  earlier one that is pending, committed, and not being written.  Then, with the
- *	  message in the index of its lane, it looks again for such a one
- *	  (idem_lane_is_blocked()), and makes the message ready if there is none.
- *	  So does a transaction that writes a message that stays parked.
+ *	- A call that publishes, takes or requeues parks a message only if an
+ *	  earlier one is pending and committed, and no transaction is writing that
+ *	  one.  When the message is in the index of its lane, the call checks this
+ *	  again (idem_lane_is_blocked()), and makes the message ready if there is
+ *	  no such earlier message.  A transaction that writes a message that stays
+ *	  parked makes the same check.
  *
- *	- A transaction by which a message departs, acknowledged or dead, looks for
- *	  the next one after it has written that (idem_lane_promote_next()).
- *	  Unless that is ready, and nobody is writing it, the row that was written
- *	  becomes the signpost.
+ *	- A transaction by which a message departs, acknowledged or dead, looks
+ *	  for the next message after it has written that
+ *	  (idem_lane_promote_next()).  Unless the next one is ready, and no
+ *	  transaction is writing it, the row of the departed message becomes the
+ *	  signpost.
  *
- * Both look with a dirty snapshot.  Of two that meet, the one that looks last
- * sees what the other has written: either the one by which a message departs
- * sees the parked message, or the one that parked it sees that the message
- * before it is being written.  A message that is being written counts for
- * nothing on either side, for its transaction might commit or not.  Nor does
- * another transaction's message that is not committed keep one parked: it
- * might never be.  This transaction's own messages do, since no savepoint that
- * undoes the earlier one keeps the later.
+ * Both look with a dirty snapshot.  If two such transactions meet, the one
+ * that looks last sees what the other has written.  Either the departing one
+ * sees the parked message, or the parking one sees that the message before it
+ * is being written.  A message that is being written is ignored on both
+ * sides, because its transaction might commit or not.  Another transaction's
+ * uncommitted message keeps no message parked either, because it might never
+ * be committed.  This transaction's own messages do, because no rollback to a
+ * savepoint undoes the earlier one and keeps the later.
  *
- * A message behind the head is no part of that condition, for it does not
- * precede the head.  So a take parks such a message whether or not the head is
- * ready, and never writes to the head for it: a relay might have leased it.
- * When the head departs, the message is the next one, and is found as above.
+ * The invariant says nothing about a message behind the head.  So a take
+ * parks such a message whether or not the head is ready.  It never writes to
+ * the head for this, because a relay might have leased it.  When the head
+ * departs, the message is the next one, and is found as above.
  *
- * A dirty scan can miss a row that moves to another entry while it passes.  A
- * row that moves becomes ready, or departs, or stays parked; and a transaction
- * that does one of the latter two looks after that, and sees what the scan was
+ * A dirty scan can miss a row that moves to another index entry.  A row that
+ * moves becomes ready, or departs, or stays parked.  In the latter two cases
+ * the transaction that moves it looks afterwards, and sees what the scan was
  * for.
  *
- * Messages that are taken together with the head become ready with it, so that
- * acknowledging them one by one need not leave a signpost each time.  If their
- * leases run out instead, takes find them behind a head that has been taken
- * again, and park them.
+ * Messages that are taken together with the head become ready with it, so
+ * that acknowledging them one by one need not leave a signpost each time.  If
+ * their leases expire instead, takes find them behind a head that has been
+ * taken again, and park them.
  *
  * A take removes a signpost that is not pending (see take.c) only if it has
- * found the head ready, and nothing before that which is being written or not
- * committed, or no head at all.  A message that another transaction parks
- * later finds, when that looks again, the same head that the take has found,
- * or becomes ready.  What a take has seen before the head, when it moved one
- * signpost, holds for the next ones of that lane, too; it looks at the head
+ * found the head ready, and before it no message that is being written or is
+ * uncommitted; or no head at all.  If another transaction parks a message
+ * later, it checks again, and either finds the same head or makes the message
+ * ready.  When a take has moved one signpost, what it has seen before the
+ * head also holds for further signposts of that lane.  It looks at the head
  * itself each time.
  *
  * A signpost that cannot be moved waits for other transactions: for one that
- * writes a committed message, behind which everything else waits, or for those
- * that have published messages.  find_first() names them, so that takes need
- * not look at the signpost until one of them has ended.  If there is also a
- * parked message that nobody is writing, the signpost is the only one for that
- * message, too, so the message is made ready.
+ * writes a committed message, which blocks all others, or for those that have
+ * published messages.  find_first() returns them, so that takes need not look
+ * at the signpost until one of them has ended.  If there is also a parked
+ * message that no transaction is writing, the signpost is the only one for
+ * that message, too, so the message is made ready.
  *
- * A lane is scanned from its low-water mark on, below which nothing is pending
- * or will be; see lane_low_water.c.  Publishers look back no further than to
- * their own mark, which can only lead to a superfluous signpost.
+ * A lane is scanned from its low-water mark on; no message below that is
+ * pending, or ever will be (see lane_low_water.c).  Publishers look back to
+ * their own mark, with the only risk of a superfluous signpost.
  *
- * Damage that somebody does to the table by hand, by deleting a head for
- * instance, is repaired by idem_repair_outbox(), which writes to leased messages,
- * too.
+ * idem_repair_outbox() repairs damage that was done to the table by hand,
+ * such as a head that was deleted.  It also writes to leased messages.
  *
  *-------------------------------------------------------------------------
  */
@@ -103,8 +104,8 @@
 typedef enum First
 {
 	FIRST_NONE,
-	FIRST_FREE,					/* pending, and nobody is writing it */
-	FIRST_HELD,					/* pending, and another transaction writes it */
+	FIRST_FREE,					/* pending; no transaction writes it */
+	FIRST_HELD,					/* pending; another transaction writes it */
 	FIRST_UNKNOWN,				/* too many transactions hold others */
 } First;
 
@@ -117,7 +118,7 @@ static void leave_signpost(IdemCursor *outbox, int64 id,
 						   TimestampTz available_at);
 
 /*
- * Begin to go through a lane's pending messages, in order, from its mark on.
+ * Begin to scan a lane's pending messages, in order, from its mark on.
  */
 void
 idem_lane_scan_begin(IdemCursor *outbox, int64 lane, Snapshot snapshot)
@@ -127,7 +128,7 @@ idem_lane_scan_begin(IdemCursor *outbox, int64 lane, Snapshot snapshot)
 }
 
 /*
- * Begin to go through those of them with these ids, and these two.
+ * Begin to scan a lane's pending messages with ids from..until, inclusive.
  */
 static void
 begin_scan(IdemCursor *outbox, int64 lane, int64 from, int64 until,
@@ -142,7 +143,7 @@ begin_scan(IdemCursor *outbox, int64 lane, int64 from, int64 until,
 }
 
 /*
- * Insert a new message, ready or parked.  Its commit wakes who waits for one.
+ * Insert a new message, ready or parked.  Its commit wakes waiting takes.
  */
 void
 idem_lane_append(IdemCursor *outbox, IdemOutboxRow *message)
@@ -159,7 +160,10 @@ idem_lane_append(IdemCursor *outbox, IdemOutboxRow *message)
 	idem_outbox_set(message, OUTBOX_IN_DUE_INDEX, BoolGetDatum(ready));
 	idem_append(outbox, message->values, message->nulls);
 
-	/* Also for a parked one: who acknowledges may have had to leave it so. */
+	/*
+	 * Even for a parked one: an acknowledgement might have left it for this
+	 * commit to announce.
+	 */
 	idem_notify_message(message->values[OUTBOX_TOPIC],
 						DatumGetTimestampTz(message->values[OUTBOX_AVAILABLE_AT]),
 						false);
@@ -168,7 +172,8 @@ idem_lane_append(IdemCursor *outbox, IdemOutboxRow *message)
 }
 
 /*
- * A message has been written that stays pending, and as ready as it was.
+ * Called after writing a message that stays pending, and stays ready or
+ * parked.
  */
 void
 idem_lane_recheck_if_parked(IdemCursor *outbox, const IdemOutboxRow *message)
@@ -180,7 +185,7 @@ idem_lane_recheck_if_parked(IdemCursor *outbox, const IdemOutboxRow *message)
 }
 
 /*
- * A message has been parked, or written while it was.
+ * Called after parking a message, or writing a parked one.
  */
 void
 idem_lane_recheck(IdemCursor *outbox, int64 lane, int64 id)
@@ -191,7 +196,7 @@ idem_lane_recheck(IdemCursor *outbox, int64 lane, int64 id)
 }
 
 /*
- * Is an earlier message of the lane pending, and nobody writing it?
+ * Is an earlier message of the lane pending, and no transaction writing it?
  */
 bool
 idem_lane_is_blocked(IdemCursor *outbox, int64 lane, int64 id)
@@ -214,10 +219,10 @@ idem_lane_is_blocked(IdemCursor *outbox, int64 lane, int64 id)
 }
 
 /*
- * A message has left its lane, acknowledged or dead, or several messages have,
- * of which this one is the first: see to it that the next one is found.
- * "signpost" is inserted where one is needed and the message is deleted; NULL
- * where it is there.
+ * A message has left its lane, acknowledged or dead, or is the first of
+ * several that have: make sure that a take finds the next one.  If the row
+ * was deleted, "signpost" is inserted where it is needed; otherwise it is
+ * NULL.
  */
 void
 idem_lane_promote_next(IdemCursor *outbox, int64 lane, int64 id,
@@ -256,23 +261,23 @@ idem_lane_promote_next(IdemCursor *outbox, int64 lane, int64 id,
 }
 
 /*
- * A take has found a signpost and has taken what it could: have it stand where
- * it has to be looked at again.  A pending one is parked if another message
- * precedes it.  Any other is removed if the head of the lane is ready, or there
- * is none, and otherwise moved to the time at which the head is available.
- * Returns whether that was written.
+ * Move a signpost to where it must be looked at again, after a take has found
+ * it and has taken what it could.  A pending signpost is parked if another
+ * message precedes it.  Any other is removed if the head of the lane is
+ * ready, or if there is no head, and otherwise moved to the time at which the
+ * head is available.  Returns whether the signpost was written.
  *
- * Leaves everything unchanged where this depends on what another transaction
- * is writing, or on what "snapshot" does not see, unless that is NULL.  Sets
- * "blockers" to the transactions for which the signpost waits.
+ * Does nothing if the result depends on what another transaction is writing,
+ * or on a row that "snapshot" does not see, unless that is NULL.  Sets
+ * "blockers" to the transactions that the signpost waits for.
  *
- * "head_id" is what a call for the same lane, by the same take, and for a row
- * that is as pending as this one has left there: before that message there is
- * nothing to look for.  It is IDEM_HEAD_UNKNOWN at first.  A pending row needs
- * no more than a message that precedes it, whatever stands before that; any
- * other row needs to know all of it.
+ * "head_id" is IDEM_HEAD_UNKNOWN at first.  The same take passes it again for
+ * each signpost of the lane that is pending, or not pending, like this one:
+ * no message before it need be looked at.  For a pending signpost it is
+ * enough that one message precedes it; for any other, all preceding messages
+ * count.
  *
- * "lanes" is the same table as "outbox", for another row.
+ * "lanes" is a second cursor on the table of "outbox".
  */
 bool
 idem_lane_move_signpost(IdemCursor *outbox, IdemCursor *lanes,
@@ -302,7 +307,9 @@ idem_lane_move_signpost(IdemCursor *outbox, IdemCursor *lanes,
 
 	if (!is_pending && blockers->count > 0)
 	{
-		/* One that is ready is found by itself, any other by this one. */
+		/*
+		 * If the head is ready, takes find it; otherwise they need this row.
+		 */
 		if (first == FIRST_FREE && !DatumGetBool(head[OUTBOX_IN_DUE_INDEX]))
 		{
 			if (!is_leased(lanes) &&
@@ -336,9 +343,9 @@ idem_lane_move_signpost(IdemCursor *outbox, IdemCursor *lanes,
 }
 
 /*
- * Find the first message of a lane, with an id of at least "from" and at most
- * "until", that no other transaction is writing and none behind which nothing
- * can be taken.  "blockers" are the transactions that hold those before it.
+ * Find the first message of a lane, with an id from "from" to "until", that
+ * no other transaction is writing; or the first one that blocks all others.
+ * "blockers" are the transactions that hold the messages before it.
  */
 static First
 find_first(IdemCursor *lanes, int64 lane, int64 from, int64 until,
@@ -357,7 +364,7 @@ find_first(IdemCursor *lanes, int64 lane, int64 from, int64 until,
 			first = FIRST_FREE;
 		else if (!idem_add_blocker(blockers, lanes->holder))
 			break;
-		else if (!TransactionIdIsValid(lanes->dirty.xmin))
+		else if (!lanes->row_is_pending)
 			first = FIRST_HELD;
 	}
 	idem_scan_end(lanes);
@@ -365,10 +372,10 @@ find_first(IdemCursor *lanes, int64 lane, int64 from, int64 until,
 }
 
 /*
- * A signpost that is pending no more is to be deleted: have its head be one,
- * if there is one.  Returns false if it has to stay.
+ * Prepare to delete a signpost that is not pending: make the head of its lane
+ * ready, if there is one.  Returns false if the signpost must stay.
  *
- * "lanes" is the same table as "outbox", for another row.
+ * "lanes" is a second cursor on the table of "outbox".
  */
 bool
 idem_lane_remove_signpost(IdemCursor *outbox, IdemCursor *lanes)
@@ -387,8 +394,8 @@ idem_lane_remove_signpost(IdemCursor *outbox, IdemCursor *lanes)
 }
 
 /*
- * Does a relay hold the message that was found?  Whoever writes to it then
- * makes that one wait with its answer, and may cost it the lease.
+ * Does a relay hold the message that was found?  A write to it would delay
+ * the relay's answer, and could cost it the lease.
  */
 static bool
 is_leased(IdemCursor *outbox)
@@ -401,9 +408,10 @@ is_leased(IdemCursor *outbox)
 }
 
 /*
- * Make the head of each lane ready, so that takes find it whatever has been
- * deleted or changed by hand; but no head that another transaction is writing.
- * Returns how many heads were not ready, which need not mean damage.
+ * Make the head of each lane ready, so that takes find it whatever was
+ * deleted or changed by hand.  Skips heads that other transactions are
+ * writing.  Returns how many heads were not ready, which need not mean
+ * damage.
  */
 int64
 idem_lanes_repair(IdemCursor *outbox)
@@ -435,8 +443,8 @@ idem_lanes_repair(IdemCursor *outbox)
 }
 
 /*
- * Make a row ready that this transaction has written: from that time on, but
- * not before now.
+ * Make a row ready that this transaction has written, from "available_at" on,
+ * but not before now.
  */
 static void
 leave_signpost(IdemCursor *outbox, int64 id, TimestampTz available_at)
@@ -449,12 +457,12 @@ leave_signpost(IdemCursor *outbox, int64 id, TimestampTz available_at)
 }
 
 /*
- * Make the row that was found ready, or park it.  A row that is made ready is
- * available from its own time on, if it is pending, and else from the one that
- * is given; but not before now.  Returns false if another transaction has it.
+ * Make the row that was found ready, or park it.  A pending row that is made
+ * ready is available from its own time on, any other from "available_at" on,
+ * but not before now.  Returns false if another transaction holds the row.
  *
- * Other relays pass over the row until this transaction ends, so its end wakes
- * one of them if something is available by means of the row then.
+ * Other relays skip the row until this transaction ends.  So its end wakes
+ * one of them, if something will be available through the row then.
  */
 bool
 idem_outbox_set_ready(IdemCursor *outbox, bool ready, TimestampTz available_at)

@@ -1,18 +1,19 @@
 /*-------------------------------------------------------------------------
  *
  * lease.c
- *		Leases of messages that a relay holds: extended, and released.
+ *		Extending and releasing the leases of messages.
  *
- * A message is held from the take until its relay answers, or until another
- * one takes it.  Who tells the attempt that idem_outbox_take() returned can
- * only mean a lease of its own, since no attempt has the same number; even
- * where that lease is over it still holds the message, as nobody else has
- * taken it.  Ids alone do not tell whose lease is meant.  Without the attempt,
- * a message is therefore held only within its lease.
+ * A relay holds a message from the take until it answers, or until another
+ * relay takes the message.  No attempt of a message has the same number.  So
+ * a caller that passes the attempt that idem_outbox_take() returned can only
+ * mean its own lease.  Even after that lease has expired, it still holds the
+ * message, because no other relay has taken it.  An id alone does not
+ * identify a lease.  So without the attempt, a message is held only until its
+ * lease expires.
  *
- * Messages are visited in the order of their ids, as by all calls that write
- * several, so that two such calls do not deadlock.  They wait for whoever has
- * the row, and then judge it anew.
+ * Messages are visited in order of their ids, as by all calls that write
+ * several, so that two such calls do not deadlock.  The calls wait for the
+ * holder of a row, and then check the row again.
  *
  *-------------------------------------------------------------------------
  */
@@ -30,7 +31,7 @@
 #include "util/compat.h"
 #include "util/times.h"
 
-/* An element of a call's arrays, and what became of it. */
+/* An element of a call's arrays, and its result. */
 typedef struct Lease
 {
 	int64		id;
@@ -109,8 +110,9 @@ idem_outbox_release(PG_FUNCTION_ARGS)
 }
 
 /*
- * The leases that argument 0, "ids", and argument "attempts_arg" name, in the
- * order given, and "sorted" by id.  Returns their number.  Raises 22004, 22023.
+ * Read the leases from argument 0, "ids", and argument "attempts_arg": in the
+ * order given, and "sorted" by id.  Returns their number.  Raises 22004,
+ * 22023.
  */
 static int
 leases_arg(FunctionCallInfo fcinfo, int attempts_arg, Lease **leases,
@@ -156,7 +158,7 @@ compare_leases(const void *a, const void *b, void *arg)
 }
 
 /*
- * Let a lease last for "interval" from now.  Returns whether it was held.
+ * Extend a lease to "interval" from now.  Returns whether it was held.
  */
 static bool
 extend(IdemCursor *outbox, const Lease *lease, const Interval *interval)
@@ -178,8 +180,8 @@ extend(IdemCursor *outbox, const Lease *lease, const Interval *interval)
 }
 
 /*
- * Make a message available, as if it had not been taken.  Its attempt's number
- * is used up all the same.  Returns whether it was held.
+ * Make a message available as if it had not been taken.  The number of its
+ * attempt is not used again.  Returns whether the message was held.
  */
 static bool
 release(IdemCursor *outbox, const Lease *lease)
@@ -205,7 +207,7 @@ release(IdemCursor *outbox, const Lease *lease)
 }
 
 /*
- * Find a message and tell whether the lease still holds it, as of "now".
+ * Find a message, and return whether the lease still holds it at "now".
  */
 static bool
 find_held(IdemCursor *outbox, const Lease *lease, TimestampTz *now)

@@ -14,25 +14,24 @@
  *		   ^  nack, after a pause; release			   |
  *		   `-----------------------------------------------' requeue
  *
- * "Leased" is not a state of its own: a pending message is available from
- * available_at on, which taking it moves to the end of the lease, and nack to
+ * "Leased" is not a separate state.  A pending message is available from
+ * available_at on.  A take moves that to the end of the lease, and a nack to
  * the end of the pause.  awaiting_ack tells the two apart: it is true from a
- * take until the relay has answered, false once it has refused the message, and
- * NULL as long as nobody has had it since it was published, requeued or
- * released.
+ * take until the relay answers, false after the relay has refused the
+ * message, and NULL if the message has not been taken since it was published,
+ * requeued or released.
  *
- * "attempt" counts how often a message has been taken, for as long as there is
- * one: it tells a relay's lease from a later one, so it must never repeat.
- * Attempts are taken back by raising uncounted_attempts: to "attempt" by a
- * requeue, by one when an untried message is released.
+ * "attempt" counts how often a message has been taken.  It distinguishes a
+ * relay's lease from a later one, so it must never repeat.  Attempts are
+ * taken back by raising uncounted_attempts: a requeue raises it to "attempt",
+ * and the release of an untried message by one.
  *
- * All that answers for messages waits for whoever has the row, and then looks
- * at it again.  It writes without waiting, so that what it has judged and the
- * times that it has computed are never from before a wait.
+ * All calls that answer for messages wait for the holder of a row, and then
+ * look at it again.  They write without waiting, so a decision and the times
+ * in it are never from before a wait.
  *
- * How messages are published is in publish.c, how they are handed out,
- * and in which order, in take.c, and how leases are extended and released in
- * lease.c.
+ * Messages are published in publish.c and handed out in take.c, which also
+ * states their order.  Leases are extended and released in lease.c.
  *
  *-------------------------------------------------------------------------
  */
@@ -62,14 +61,17 @@
 #include "util/texts.h"
 #include "util/times.h"
 
-/* The column of idem_outbox_ended, from 1; dead messages have none. */
+/* The column of idem_outbox_ended, from 1; NULL for dead messages. */
 #define ENDED_ACKED_AT		1
 
-/* A pause after a failure: 1 s, doubled each time up to an hour. */
+/* The pause after a failure: 1 s, doubled each time up to an hour. */
 #define BACKOFF_FIRST_MS	1000.0
 #define BACKOFF_MAX_MS		(3600 * 1000.0)
 
-/* What idem_outbox_fail() keeps of a message's errors; the length in bytes. */
+/*
+ * idem_outbox_fail() keeps this number of errors of a message, each of this
+ * length in bytes.
+ */
 #define ERRORS_KEPT			5
 #define ERROR_LENGTH		500
 
@@ -87,7 +89,7 @@ typedef struct Failure
 	int64		id;
 	bool		has_attempt;
 	int			attempt;		/* of the relay that reports it */
-	text	   *error;			/* NULL: the previous error stays */
+	text	   *error;			/* NULL: keep the previous error */
 	Interval   *retry_after;	/* or NULL */
 	bool		counted;
 	bool		keep_history;	/* of errors */
@@ -145,10 +147,10 @@ idem_outbox_ack(PG_FUNCTION_ARGS)
 }
 
 /*
- * Acknowledge a message, or delete it where acknowledged ones are not kept.  A
- * dead one counts: it got through after all.  Returns whether there was
- * something to acknowledge.  Adds the message to those that have left their
- * lanes, if it has.
+ * Acknowledge a message, or delete it if acknowledged messages are not kept.
+ * A dead message is acknowledged, too: it was delivered after all.  Returns
+ * whether there was something to acknowledge.  If the message has left its
+ * lane, adds it to "departed".
  */
 static bool
 acknowledge(IdemCursor *outbox, int64 id, Departed *departed, int *ndeparted)
@@ -167,7 +169,7 @@ acknowledge(IdemCursor *outbox, int64 id, Departed *departed, int *ndeparted)
 		idem_outbox_set(&row, OUTBOX_STATE, CStringGetTextDatum("acked"));
 		idem_outbox_set(&row, OUTBOX_ACKED_AT,
 						TimestampTzGetDatum(GetCurrentTimestamp()));
-		/* A dead one may be a signpost of its lane. */
+		/* A dead one might be a signpost of its lane. */
 		if (leaves)
 			idem_outbox_set(&row, OUTBOX_IN_DUE_INDEX, BoolGetDatum(false));
 		keep = idem_outbox_retention > 0 ||
@@ -201,8 +203,9 @@ delete_message(IdemCursor *outbox, const IdemOutboxRow *row)
 }
 
 /*
- * What may have to stay of a message that has been acknowledged and deleted:
- * all but what it said.  Its time and payload are idem_lane_promote_next()'s to fill.
+ * Make the signpost that might have to replace a message that has been
+ * acknowledged and deleted: the row without payload, headers and error.
+ * idem_lane_promote_next() sets its time and payload.
  */
 static IdemOutboxRow *
 make_signpost(const IdemOutboxRow *message)
@@ -227,8 +230,8 @@ make_signpost(const IdemOutboxRow *message)
 }
 
 /*
- * Some messages have left their lanes: see to it that the next ones are found,
- * once for each lane.
+ * Make sure that takes find the next message of each lane that messages have
+ * left.
  */
 static void
 promote_lanes(IdemCursor *outbox, Departed *departed, int count)
@@ -316,8 +319,8 @@ check_schedule(const IdemArray *schedule)
 
 /*
  * Return a message that could not be delivered to the outbox, or declare it
- * dead.  Returns its new state, or "lost" if nothing was changed.  Waits for a
- * writer of the row.
+ * dead.  Returns its new state, or "lost" if nothing was changed.  Waits for
+ * the holder of the row.
  */
 static const char *
 refuse(const Failure *failure)
@@ -345,7 +348,7 @@ refuse(const Failure *failure)
 		if (idem_outbox_in_state(&outbox, "dead"))
 			break;
 
-		/* A report that is repeated because its answer was lost. */
+		/* The relay repeats a report because it did not receive the answer. */
 		state = "pending";
 		if (failure->keep_history &&
 			!DatumGetBool(row.values[OUTBOX_AWAITING_ACK]))
@@ -392,7 +395,7 @@ refuse(const Failure *failure)
 }
 
 /*
- * Does a message get no further attempt after this failure?
+ * Does a message get no attempt after this failure?
  */
 static bool
 is_last_failure(const Failure *failure, const IdemOutboxRow *row, TimestampTz now)
@@ -411,8 +414,8 @@ is_last_failure(const Failure *failure, const IdemOutboxRow *row, TimestampTz no
 }
 
 /*
- * When a message that has failed can be taken again: after its pause in the
- * schedule, but not before "retry_after".
+ * Return the time at which a failed message can be taken again: after its
+ * pause in the schedule, but not before "retry_after".
  */
 static TimestampTz
 end_of_pause(const Failure *failure, const IdemOutboxRow *row, TimestampTz now)
@@ -431,8 +434,8 @@ end_of_pause(const Failure *failure, const IdemOutboxRow *row, TimestampTz now)
 }
 
 /*
- * The last errors of a message, with this one before the others: a line for
- * each, which begins with its time.
+ * Return the last errors of a message, this one first.  Each is a line that
+ * begins with its time.
  */
 static Datum
 add_error(const IdemOutboxRow *row, text *error, TimestampTz now)
@@ -483,8 +486,9 @@ attempt_is_over(const IdemOutboxRow *row, int attempt)
 }
 
 /*
- * How long to pause after so many attempts: exponential, and cut by up to a
- * half at random, so that what failed together is not retried together.
+ * Return the pause after that number of attempts.  It is exponential, reduced
+ * by up to a half at random, so that messages that failed together are not
+ * retried together.
  */
 static double
 backoff_ms(int attempt)
@@ -526,7 +530,7 @@ idem_outbox_requeue(PG_FUNCTION_ARGS)
 }
 
 /*
- * Put every dead message back.  Returns how many there were.
+ * Requeue all dead messages.  Returns how many there were.
  */
 static int
 requeue_all(IdemCursor *outbox)
@@ -551,9 +555,10 @@ requeue_all(IdemCursor *outbox)
 		}
 		ids[nids++] = DatumGetInt64(outbox->row->tts_values[OUTBOX_ID]);
 	}
+	idem_scan_end(outbox);
 	UnregisterSnapshot(snapshot);
 
-	/* In the order of ids_arg(), for the same reason. */
+	/* In the order of ids_arg(), to avoid deadlocks. */
 	qsort_interruptible(ids, nids, sizeof(int64), compare_ids, NULL);
 	for (int i = 0; i < nids; i++)
 	{
@@ -564,9 +569,9 @@ requeue_all(IdemCursor *outbox)
 }
 
 /*
- * Put a dead message back, with all its attempts.  As a new one, it is parked if
- * an earlier message of its key precedes it; see lanes.c.  Returns whether it
- * was dead.
+ * Requeue a dead message, with all its attempts.  Like a new one, it is
+ * parked if an earlier message of its key precedes it; see lanes.c.  Returns
+ * whether it was dead.
  */
 static bool
 requeue(IdemCursor *outbox, int64 id)
@@ -604,7 +609,7 @@ requeue(IdemCursor *outbox, int64 id)
 }
 
 /*
- * Find a message, and leave its row in the slot, if it is dead.
+ * Find a message.  Returns whether it is dead; then its row is in the slot.
  */
 static bool
 find_dead(IdemCursor *outbox, int64 id)
@@ -613,8 +618,8 @@ find_dead(IdemCursor *outbox, int64 id)
 }
 
 /*
- * The elements of argument 0, an array of ids, ascending, so that two calls
- * for the same messages cannot deadlock.  Returns their number.  Raises 22004,
+ * Read argument 0, an array of ids, in ascending order, so that two calls for
+ * the same messages cannot deadlock.  Returns their number.  Raises 22004,
  * 22023.
  */
 static int

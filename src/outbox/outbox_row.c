@@ -21,8 +21,8 @@
 static bool is_state(Datum value, const char *state);
 
 /*
- * How often a message has been taken since it was published, or requeued,
- * without being released.
+ * Return how often a message has been taken since it was published or
+ * requeued, without the attempts that were released.
  */
 int
 idem_outbox_attempts(const Datum *message)
@@ -34,8 +34,9 @@ idem_outbox_attempts(const Datum *message)
 }
 
 /*
- * How many bytes the payload and headers of a message have as text, about, and
- * never less; or, if that is more than "limit", a number above it.
+ * Return the size of a message's payload and headers as text, in bytes: an
+ * estimate that is never too low.  If it exceeds "limit", any number above
+ * the limit.
  */
 int64
 idem_outbox_text_size(const IdemOutboxRow *message, int64 limit)
@@ -62,9 +63,8 @@ idem_outbox_find(IdemCursor *outbox, int64 id)
 }
 
 /*
- * Replace the message that was found, unless another transaction has it: then
- * sleep until that has let go.  Returns false where the caller must look
- * again.
+ * Replace the message that was found.  If another transaction holds it, sleep
+ * until that ends.  Returns false if the caller must find the message again.
  */
 bool
 idem_outbox_write(IdemCursor *outbox, IdemOutboxRow *row)
@@ -79,8 +79,8 @@ idem_outbox_write(IdemCursor *outbox, IdemOutboxRow *row)
 }
 
 /*
- * A message that was there has been written: note what there may be to take
- * from when on, itself or the next one of its key.
+ * An existing message has been written: announce when it, or the next one of
+ * its key, can be taken.
  */
 void
 idem_outbox_changes(const IdemOutboxRow *row)
@@ -113,7 +113,7 @@ is_state(Datum value, const char *state)
 }
 
 /*
- * Begin a new version of the message that was found.
+ * Copy the message that was found, to make a new version of it.
  */
 void
 idem_outbox_copy(IdemCursor *outbox, IdemOutboxRow *row)
@@ -130,7 +130,7 @@ idem_outbox_set(IdemOutboxRow *row, int column, Datum value)
 }
 
 /*
- * Write the line of an event about this row of idem_outbox.
+ * Write the log line of an event of this row of idem_outbox.
  */
 void
 idem_write_message_event(IdemEvent event, const Datum *message)

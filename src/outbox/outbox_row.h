@@ -20,8 +20,8 @@ enum
 	OUTBOX_AVAILABLE_AT,
 	OUTBOX_ACKED_AT,
 	OUTBOX_ATTEMPT,
-	OUTBOX_UNCOUNTED_ATTEMPTS,	/* that do not count any more */
-	OUTBOX_AWAITING_ACK,		/* NULL: not taken, see outbox.c */
+	OUTBOX_UNCOUNTED_ATTEMPTS,	/* that do not count */
+	OUTBOX_AWAITING_ACK,		/* NULL: not taken; see outbox.c */
 	OUTBOX_IN_DUE_INDEX,		/* see lanes.c */
 	OUTBOX_MESSAGE_ID,
 	OUTBOX_STATE,
@@ -37,10 +37,10 @@ enum
 #define LANES_LANE	1
 #define LANES_ID	2
 
-/* The lease that NULL stands for. */
+/* The default of "lease". */
 #define IDEM_OUTBOX_LEASE_MS	(30 * 1000.0)
 
-/* A message's row, and a new version of it. */
+/* The columns of a message. */
 typedef struct IdemOutboxRow
 {
 	Datum		values[OUTBOX_NUM_COLUMNS];
@@ -58,7 +58,7 @@ extern void idem_outbox_set(IdemOutboxRow *row, int column, Datum value);
 extern void idem_write_message_event(IdemEvent event, const Datum *message);
 
 /*
- * Log an event of the message of this row of idem_outbox.
+ * Log an event of this row of idem_outbox, if such events are logged.
  */
 static inline void
 idem_log_message_event(IdemEvent event, const Datum *message)

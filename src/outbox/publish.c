@@ -4,18 +4,18 @@
  *		Publishing messages, one or many at once.
  *
  * A message is a row, so it exists if and only if its transaction commits.
- * Nothing is looked up, and nobody is waited for.  Ids come from a sequence,
- * one after another, so messages of one key are in the order in which they
- * were published, or given.
+ * Publishing looks nothing up and waits for no other transaction.  Ids come
+ * from a sequence, so messages with the same key are in the order in which
+ * they were published, or given in one call.
  *
- * Of many, those that fill a page are written to it together.  Of each lane
- * (see lanes.c) only the first one can be ready: the others have it
- * before them, and come and go with it.
+ * If there are many, those that fill a page are written together.  Only the
+ * first one of each lane (see lanes.c) can be ready: the others follow it,
+ * and are committed or rolled back with it.
  *
  * A message is available from the time at which it is written.  The clock is
- * read before the check of the lane, compression and TOAST, because the heap
- * writes these together with the row.  If they take long, takes look no longer
- * where the message stands, so it gets a later time then; see catch_up().
+ * read before the lane is checked and before compression and TOAST, because
+ * the heap writes those together with the row.  If they take long, takes no
+ * longer look at that time, so the message gets a later time; see catch_up().
  *
  *-------------------------------------------------------------------------
  */
@@ -61,7 +61,9 @@ enum
 	NUM_ARRAYS,
 };
 
-/* A lane that idem_publish_many() has come to, and its first message there. */
+/*
+ * A lane for which idem_publish_many() has a message, and the first of these.
+ */
 typedef struct LaneEntry
 {
 	int64		lane;
@@ -234,8 +236,8 @@ make_lane_table(void)
 }
 
 /*
- * Is a new message the first of its lane, or may it come to be so whatever
- * becomes of other transactions?  If not, it is to be parked.
+ * Is a new message the first of its lane, or can it become the first,
+ * depending on other transactions?  If not, it is to be parked.
  */
 static bool
 begins_lane(HTAB *lanes, IdemCursor *outbox, const IdemOutboxRow *row)
@@ -253,7 +255,7 @@ begins_lane(HTAB *lanes, IdemCursor *outbox, const IdemOutboxRow *row)
 }
 
 /*
- * A message is about to be inserted with those of the batch.
+ * Note a message that is going to be inserted with the batch.
  */
 static void
 add_to_batch(Batch *batch, const IdemOutboxRow *row)
@@ -267,7 +269,7 @@ add_to_batch(Batch *batch, const IdemOutboxRow *row)
 }
 
 /*
- * The messages of the batch are in the table.
+ * Called when the messages of the batch are in the table.
  */
 static void
 end_batch(Batch *batch, IdemCursor *outbox)
@@ -278,9 +280,9 @@ end_batch(Batch *batch, IdemCursor *outbox)
 }
 
 /*
- * A ready message has been written, available from that time on.  If that is
- * so long ago that takes may begin behind it (see due_low_water.c), make it
- * available from now on.
+ * Called after writing a ready message that is available from that time on.
+ * If that is so long ago that takes might not look there any more (see
+ * due_low_water.c), make it available from now on.
  */
 static void
 catch_up(IdemCursor *outbox, int64 id, TimestampTz available_at)
@@ -299,8 +301,8 @@ catch_up(IdemCursor *outbox, int64 id, TimestampTz available_at)
 }
 
 /*
- * The messages are there: do for those that were parked behind others' what
- * lanes.c demands.
+ * Called after inserting the messages: check again the lanes of those that
+ * were parked behind other transactions' messages, as lanes.c requires.
  */
 static void
 look_at_lanes_again(HTAB *lanes, IdemCursor *outbox)
@@ -318,9 +320,9 @@ look_at_lanes_again(HTAB *lanes, IdemCursor *outbox)
 
 /*
  * Complete a new message that has a topic, a payload, and perhaps a key and
- * headers, but for what number_message() adds.  Raises 22P05, 22021 or 54000
- * for a message that a relay could not receive: all others that are taken
- * together with it would stay, too, and no attempt would count.
+ * headers, except for what number_message() adds.  Raises 22P05, 22021 or
+ * 54000 for a message that no relay could receive: it would block all
+ * messages that are taken together with it, and no attempt would count.
  */
 static void
 make_message(IdemOutboxRow *row)
@@ -357,9 +359,9 @@ make_message(IdemOutboxRow *row)
 }
 
 /*
- * Give a message its id and its times, with the outbox open: not from before
- * that had to wait for a lock.  The transaction gets its own id before; see
- * lane_low_water.c.
+ * Give a message its id and its times.  The outbox is open already, so the
+ * times are from after the wait for its lock.  Before the id is drawn, the
+ * transaction gets its own id; see lane_low_water.c.
  */
 static void
 number_message(IdemOutboxRow *row, const Interval *deliver_after)
@@ -379,9 +381,10 @@ number_message(IdemOutboxRow *row, const Interval *deliver_after)
 }
 
 /*
- * The lane of a topic's messages with one key: the first eight bytes of the
- * SHA-256 of the two, each preceded by its length in four bytes, in network
- * byte order.  So who may choose keys finds none for the lane of another's.
+ * Return the lane of a topic's messages with one key: the first eight bytes
+ * of the SHA-256 of the two, each preceded by its length in four bytes, in
+ * network byte order.  So a user who chooses keys cannot find one for another
+ * key's lane.
  */
 static int64
 lane_of(Datum topic, Datum message_key)
@@ -399,8 +402,8 @@ lane_of(Datum topic, Datum message_key)
 }
 
 /*
- * Append a text and its length, in UTF-8, since a dump may be restored into a
- * database of another encoding.  SQL_ASCII says nothing about what it holds.
+ * Append a text and its length, in UTF-8, because a dump can be restored into
+ * a database with another encoding.  SQL_ASCII text is taken unchanged.
  */
 static void
 append_counted(StringInfo string, Datum value)

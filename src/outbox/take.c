@@ -1,67 +1,65 @@
 /*-------------------------------------------------------------------------
  *
  * take.c
- *		Handing out messages of the outbox, in order, to any number of relays.
+ *		Taking messages of the outbox, in order, by any number of relays.
  *
- * Finding.  A take scans the rows that are ready in order of the time from
- * which on they are available, so all topics, keys and kinds of messages get
- * their turn.  Delayed, pausing and leased messages lie beyond the end of the
- * scan, and a message behind another one of its key is not in the index (see
- * lanes.c).
+ * Finding.  A take scans the ready rows in order of the time from which they
+ * are available, so all topics, keys and kinds of messages are served in
+ * turn.  Delayed, pausing and leased messages are beyond the end of the scan.
+ * A message behind another one of its key is not in the index (see lanes.c).
  *
  * Order.  Messages with a key leave their lane in order of their ids.  A take
  * that finds a ready row of a lane scans the lane's pending messages with a
- * new snapshot and locks the first one, and those behind it for as long as
- * each next one is available.  Then it scans the lane again, with a snapshot
- * that is newer than the locks, and hands out what it has locked if nothing
- * precedes it.  So nothing is handed out while an earlier message of its key is
- * pending, whatever others requeue or commit between the beginning of the call
- * and that scan.  A message in the second half of its
- * attempts is the last one taken from its lane: each take counts as an
- * attempt, and one that keeps failing must not use up the attempts of those
- * behind it.
+ * new snapshot and locks the first one, and the following ones as long as
+ * each is available.  Then it scans the lane again, with a snapshot that is
+ * newer than the locks, and hands out what it has locked if no message
+ * precedes it.  So no message is handed out while an earlier message of its
+ * key is pending, whatever others requeue or commit between the beginning of
+ * the call and that scan.  A message in the second half of its attempts is
+ * the last one taken from its lane.  Each take counts as an attempt, and a
+ * message that keeps failing must not use up the attempts of those behind it.
  *
- * A call can come to a lane twice, by two ready rows, and an earlier message
- * might have been committed in between.  So a call leaves what was committed
- * after it began to the next one: of each lane it hands out messages in order.
- * A lane that it has been to therefore has nothing more for it.
+ * A call can reach a lane twice, through two ready rows, and an earlier
+ * message might have been committed in between.  So a call leaves messages
+ * that were committed after it began to the next call: it hands out the
+ * messages of each lane in order.  Therefore a lane that it has visited has
+ * nothing more for it.
  *
  * Progress.  A lane from which nothing can be taken must not delay any other,
  * however many of its rows a take finds, and however many such lanes there
- * are.  A take does one of these with a ready row by means of which it takes
- * nothing:
+ * are.  If a take can take nothing through a ready row, it does one of these:
  *
- *	- It moves the row out of the way: a message is parked if another one
- *	  precedes it, even if that is leased and parked itself, and a row that is
- *	  not pending is removed, or moved to the time of the head.  A call does
- *	  so with a limited number of rows, and lets a limited number of messages
- *	  die, so that these changes are committed soon; see is_within().  Beyond
- *	  that it goes on without changing anything.
+ *	- It moves the row out of the way.  A message is parked if another one
+ *	  precedes it, even if that one is leased and parked itself.  A row that
+ *	  is not pending is removed, or moved to the time of the head.  The number
+ *	  of such changes, and of messages that die, is limited for each call, so
+ *	  that they are committed soon; see is_within().  Beyond the limit, the
+ *	  call goes on without changes.
  *
- *	- It leaves the row where it is, if that depends on what another
+ *	- It leaves the row where it is, if the decision depends on what another
  *	  transaction is writing.  The next takes of this backend skip such a row
  *	  until one of these transactions has ended (see blocked_range.c).  So its
  *	  messages are found as soon as they are committed.
  *
- *	- It leaves the row to the next take, because another one has locked it or
- *	  its lane has changed meanwhile.
+ *	- It leaves the row to the next take, because another take has locked it,
+ *	  or its lane has changed meanwhile.
  *
- * Then it goes on to the next row.  It remembers the lanes that it has been
- * to, and does not look again at one behind whose first message everything has
- * to wait for a transaction.  So it has looked at each due row before it
- * returns less than it was asked for, unless that takes half of the lease of
- * its first message.
+ * Then it goes on to the next row.  It remembers the lanes that it has
+ * visited.  It does not visit a lane again if all its messages wait for the
+ * transaction of the first.  So a take returns less than it was asked for
+ * only after it has looked at each due row, or if that takes half of the
+ * lease of its first message.
  *
- * Takes never wait for each other or for publishers, and publishers never wait
- * at all.  A take locks no row of a message that was taken before unless it is
- * the head of its lane, or follows it: if a relay still holds the message, its
- * answer does not wait for this transaction.
+ * Takes never wait for each other or for publishers, and publishers never
+ * wait.  A take locks a message that was taken before only if it is the head
+ * of its lane or follows the head.  Therefore a relay that still holds a
+ * message does not have to wait for this transaction when it answers.
  *
  * Snapshots.  Under READ COMMITTED the ready rows are read with a dirty
  * snapshot, as they are at each moment.  Under REPEATABLE READ and
- * SERIALIZABLE a call sees the rows as a copy of the transaction's snapshot
- * does, and takes none that has changed since.  Lanes are looked at with new
- * snapshots all the same, so a message stays if an earlier one has become
+ * SERIALIZABLE a call sees the rows with a copy of the transaction's
+ * snapshot, and takes none that has changed since.  Lanes are read with new
+ * snapshots even then, so a message stays if an earlier one has become
  * pending since.
  *
  *-------------------------------------------------------------------------
@@ -106,43 +104,44 @@ static const int take_columns[] = {
 	OUTBOX_CREATED_AT,
 };
 
-/* The columns of idem_outbox_due and idem_outbox_topics, from 1. */
+/* Columns of idem_outbox_due and idem_outbox_topics, from 1. */
 #define DUE_AVAILABLE_AT	1
 #define TOPICS_TOPIC		1
 #define TOPICS_AVAILABLE_AT	2
 
 /*
  * A call parks this number of messages, removes or moves this number of rows
- * that are not pending, and lets this number of messages die.  It passes over
- * the others, so that it ends soon and its changes are committed.  A relay
- * whose lease has run out may wait with its answer for a message that is being
- * parked, and nobody for a row that is not pending.
+ * that are not pending, and lets this number of messages die.  It skips the
+ * others, so that it ends soon and commits its changes.  A relay whose lease
+ * has expired might have to wait with its answer for a message that is being
+ * parked; no relay waits for a row that is not pending.
  *
- * If a call passes over many rows, it changes up to a fifth of them: else the
- * calls together would pass over the rows that are left as often as there are
- * calls.
+ * If a call skips many rows, it changes up to a fifth of them.  Otherwise the
+ * remaining rows would be skipped once in each call.
  */
 #define MAX_PARKS			500
 #define MAX_REMOVALS		10000
 #define MAX_DEATHS			1000
 #define PASSED_SHARE		4
 
-/* A call goes on for half of the lease that it gives, but at least so long. */
+/*
+ * A call goes on for half of the lease that it gives, but at least this long.
+ */
 #define MIN_DURATION_MS		1000
 
-/* What NULL stands for. */
+/* The default of "max_messages". */
 #define DEFAULT_MAX_MESSAGES	100
 
-/* A lane that a call has been to, and its table by lane. */
+/* A lane that a call has visited; elements of a table by lane. */
 typedef struct Visit
 {
 	int64		lane;
-	int64		head;			/* as idem_lane_move_signpost() has found it */
-	int64		earlier;		/* the same for rows that are pending */
-	IdemBlockers *blockers;		/* that rows wait for; NULL: for none */
-	bool		is_held;		/* all rows, and not only those not pending */
-	bool		signposts_stay; /* those not pending, even if there are none */
-	char		status;			/* of the table's */
+	int64		head;			/* see idem_lane_move_signpost() */
+	int64		earlier;		/* the same, for pending rows */
+	IdemBlockers *blockers;		/* that its rows wait for, or NULL */
+	bool		is_held;		/* also its pending rows wait */
+	bool		signposts_stay; /* others stay, even without blockers */
+	char		status;			/* of the table entry */
 } Visit;
 
 #define SH_PREFIX			visits
@@ -159,32 +158,32 @@ typedef struct Visit
 /* A call of idem_outbox_take(). */
 typedef struct Taking
 {
-	IdemCursor	outbox;			/* what ready rows are found in */
-	IdemCursor	lanes;			/* the same, to look at their lanes */
-	visits_hash *visits;		/* NULL: these are not open */
-	Snapshot	snapshot;		/* NULL: rows are seen as they are */
-	Snapshot	begun;			/* of lanes, only what it sees is taken */
-	CommandId	command;		/* that the call begins with */
+	IdemCursor	outbox;			/* to find ready rows */
+	IdemCursor	lanes;			/* to look at their lanes */
+	visits_hash *visits;		/* NULL: "lanes" is not open */
+	Snapshot	snapshot;		/* NULL: a dirty scan */
+	Snapshot	begun;			/* of lanes, takes only what it sees */
+	CommandId	command;		/* with which the call began */
 	TimestampTz now;
 	TimestampTz return_by;		/* 0: no message has a lease yet */
 	bool		changed;		/* has it changed a row? */
-	TimestampTz next_due;		/* if it has not */
+	TimestampTz next_due;		/* only if not "changed" */
 	const Interval *lease;
 	Datum	   *topics;			/* NULL: all */
 	int			ntopics;
-	int			wanted;			/* how many more messages */
-	bool		is_full;		/* no more are to be returned all the same */
-	int64		text_size;		/* of those in the result, and those locked */
-	int			passed;			/* rows that were found and left */
+	int			wanted;			/* number of messages still wanted */
+	bool		is_full;		/* nothing more fits into the result */
+	int64		text_size;		/* of returned and locked messages */
+	int			passed;			/* rows found and left unchanged */
 	int			parks;			/* messages that were parked */
-	int			removals;		/* other rows that were moved, or removed */
-	int			deaths;			/* messages that had no attempt left */
-	IdemBlockers found;			/* for which the row that was found waits */
-	const IdemBlockers *blockers;	/* the same, or those of its lane */
+	int			removals;		/* other rows moved or removed */
+	int			deaths;			/* messages with no attempt left */
+	IdemBlockers found;			/* that the row that was found waits for */
+	const IdemBlockers *blockers;	/* "found", or those of its lane */
 	ReturnSetInfo *result;
 } Taking;
 
-/* A message that is locked, and how long it is as text. */
+/* A locked message, and its length as text. */
 typedef struct Locked
 {
 	int64		id;
@@ -192,8 +191,8 @@ typedef struct Locked
 }			Locked;
 
 /*
- * What is being taken from a lane: messages from its head on, in order, all of
- * them locked, of which the first "taken" have been handed out.
+ * Messages that are being taken from a lane, in order from its head on.  All
+ * are locked, and the first "taken" have been handed out.
  */
 typedef struct Lane
 {
@@ -201,14 +200,14 @@ typedef struct Lane
 	Locked	   *messages;
 	int			size;
 	int			locked;
-	int			dying;			/* of them, those that have no attempt left */
+	int			dying;			/* of these, with no attempt left */
 	int			taken;
-	bool		ends;			/* behind the last of them */
+	bool		ends;			/* take nothing behind the last of them */
 	bool		has_dead;
 	int64		dead;			/* the first that died */
 } Lane;
 
-/* What has become of a row. */
+/* What became of a row. */
 typedef enum Taken
 {
 	TAKEN,
@@ -271,20 +270,22 @@ idem_outbox_take(PG_FUNCTION_ARGS)
 	else
 		(void) take(&taking);
 
-	/* There might be more. */
+	/* There might be more messages. */
 	if (taking.wanted == 0 || taking.is_full)
 		idem_wake_next(taking.topics, taking.ntopics);
 	return (Datum) 0;
 }
 
 /*
- * Take what there is, or sleep until there is something, or until "deadline".
+ * Take available messages, or sleep until there are some, or until
+ * "deadline".
  *
- * A take that has found nothing to hand out but has changed a row is an end of
- * the wait, too, so that its transaction can commit that.
+ * A take that finds nothing to hand out, but changes a row, also ends the
+ * wait, so that its transaction can commit the change.
  *
- * The snapshot of REPEATABLE READ and SERIALIZABLE sees nothing new, so a
- * commit does not wake these; they look when something becomes due.
+ * A snapshot of REPEATABLE READ or SERIALIZABLE sees no new messages, so a
+ * commit does not wake these calls.  They look again when something becomes
+ * due.
  */
 static void
 take_or_wait(Taking *taking, TimestampTz deadline)
@@ -306,8 +307,8 @@ take_or_wait(Taking *taking, TimestampTz deadline)
 }
 
 /*
- * Take what there is now.  If that is nothing, find out when something will
- * become available, and leave no row locked.
+ * Take what is available now.  If there is nothing, find out when something
+ * will be, and leave no row locked.
  */
 static bool
 try_take(void *arg)
@@ -321,11 +322,11 @@ try_take(void *arg)
 }
 
 /*
- * When will the next one of the rows that a take looks at be available?
- * DT_NOEND where it is not within IDEM_LOOK_AGAIN_MS, after which a waiter
- * looks again anyway: beyond that lie the leases of what has been acknowledged
- * since, which nobody has to go through.  A row that another transaction holds
- * does not count, because the end of that transaction wakes a waiter.
+ * Return the time of the next row that a take would look at; DT_NOEND if it
+ * is not within IDEM_LOOK_AGAIN_MS, after which a waiter looks again anyway.
+ * Later entries include the leases of messages that were acknowledged since,
+ * which need not be scanned.  A row that another transaction holds does not
+ * count, because the end of that transaction wakes a waiter.
  */
 static TimestampTz
 next_due(Taking *taking)
@@ -358,8 +359,9 @@ next_due(Taking *taking)
 }
 
 /*
- * Take what there is now.  Returns whether this has changed anything.  Leaves
- * no memory behind but the result, since a take that waits looks many times.
+ * Take what is available now.  Returns whether this has changed anything.
+ * Leaves no memory allocated except the result, because a waiting take looks
+ * many times.
  */
 static bool
 take(Taking *taking)
@@ -380,7 +382,7 @@ take(Taking *taking)
 	taking->is_full = false;
 	taking->text_size = 0;
 
-	/* That of the transaction would see what the call itself writes. */
+	/* The transaction's own snapshot would see what the call itself writes. */
 	taking->snapshot = NULL;
 	taking->command = GetCurrentCommandId(false);
 	if (IsolationUsesXactSnapshot())
@@ -409,8 +411,8 @@ take(Taking *taking)
 }
 
 /*
- * Take from some topics, beginning with one at random, so that each gets its
- * turn.
+ * Take from some topics.  The first is chosen at random, so that each is
+ * served.
  */
 static void
 take_topics(Taking *taking, const Datum *topics, int count)
@@ -427,8 +429,8 @@ take_topics(Taking *taking, const Datum *topics, int count)
 }
 
 /*
- * Begin to go through the ready rows of one topic, or of all, that become
- * available by "until", and not before or at "after", in order of time.
+ * Begin to scan the ready rows of one topic, or of all, in order of time:
+ * those that become available after "after" and no later than "until".
  */
 static void
 begin_scan(Taking *taking, const Datum *topic, const TimestampTz *after,
@@ -451,8 +453,8 @@ begin_scan(Taking *taking, const Datum *topic, const TimestampTz *after,
 }
 
 /*
- * Take messages of one topic, or of all, those first that have been available
- * longest.
+ * Take messages of one topic, or of all.  Those that have been available
+ * longest come first.
  */
 static void
 take_ready(Taking *taking, const Datum *topic)
@@ -508,8 +510,8 @@ is_late(const Taking *taking)
 }
 
 /*
- * Can a message with this much text be returned, too?  If so, it counts from
- * now on.  The first one always can.
+ * Does a message with this much text fit into the result?  If so, count it.
+ * The first one always fits.
  */
 static bool
 has_room(Taking *taking, int64 text_size)
@@ -522,8 +524,8 @@ has_room(Taking *taking, int64 text_size)
 }
 
 /*
- * Take the ready row that was found, or what it stands for, if nobody else is
- * at it, and the call has not been.  Sets taking->blockers.
+ * Take the ready row that was found, or from its lane, unless another
+ * transaction holds it or the call has been there.  Sets taking->blockers.
  */
 static void
 take_found(Taking *taking)
@@ -534,7 +536,10 @@ take_found(Taking *taking)
 	taking->blockers = &taking->found;
 	taking->passed++;
 
-	/* Others have it, or, with an old snapshot, have had it or we have. */
+	/*
+	 * Another transaction holds the row.  If the snapshot is old, another one
+	 * has changed it since, or this one has.
+	 */
 	if (TransactionIdIsValid(outbox->holder))
 	{
 		(void) idem_add_blocker(&taking->found, outbox->holder);
@@ -545,8 +550,8 @@ take_found(Taking *taking)
 		return;
 
 	/*
-	 * A scan that begins again behind a range finds what the call has taken,
-	 * if the clock was set back meanwhile and the lease is short.
+	 * A scan that restarts after a range can find what the call has taken, if
+	 * the clock was set back meanwhile and the lease is short.
 	 */
 	if (idem_is_written_since(outbox, taking->command))
 		return;
@@ -561,10 +566,10 @@ take_found(Taking *taking)
 }
 
 /*
- * Take from the lane of the row that was found, which may be any signpost,
- * unless the call has been there.
+ * Take from the lane of the row that was found, which can be any signpost,
+ * unless the call has visited that lane.
  *
- * No message is locked before the take knows that it is the head of its lane:
+ * The take locks no message before it knows that it is the head of its lane:
  * another relay might answer for it, and would wait for this transaction.
  */
 static void
@@ -619,9 +624,9 @@ take_lane(Taking *taking)
 }
 
 /*
- * Move the row that was found out of the way, which a take can do nothing
- * with, unless the call has moved enough.  "visit" is of its lane, if it has
- * one.  Sets taking->blockers.
+ * Move the row that was found out of the way, because nothing can be taken
+ * through it, unless the call has moved enough.  "visit" is that of its lane;
+ * NULL if it has none.  Sets taking->blockers.
  */
 static void
 move_signpost(Taking *taking, Visit *visit)
@@ -667,14 +672,14 @@ move_signpost(Taking *taking, Visit *visit)
 		visit->is_held = is_pending;
 	}
 
-	/* What has been found once would be found again, past all before it. */
+	/* Otherwise each signpost would scan the lane up to the same row. */
 	if (visit != NULL && !is_pending && !moved &&
 		visit->head == IDEM_HEAD_UNKNOWN)
 		visit->signposts_stay = true;
 }
 
 /*
- * Can a call that has made so many changes of a kind make another one?
+ * Can a call that has made that number of changes of a kind make another one?
  */
 static bool
 is_within(const Taking *taking, int changes, int limit)
@@ -683,9 +688,9 @@ is_within(const Taking *taking, int changes, int limit)
 }
 
 /*
- * Take those messages that have been locked, as far as nothing has come to
- * stand before them, and lock the next ones that can be taken.  Returns
- * whether there are such.
+ * Take the messages that have been locked, up to the first that is now
+ * preceded by another, and lock the next ones that can be taken.  Returns
+ * whether there are any.
  */
 static bool
 take_locked(Taking *taking, Lane *lane)
@@ -712,7 +717,9 @@ take_locked(Taking *taking, Lane *lane)
 			if (lane->taken > 0)
 				break;
 
-			/* What was found is not the head of its lane. */
+			/*
+			 * The first message that was locked is not the head of its lane.
+			 */
 			forget_locked(taking, lane, 0);
 			lane->dying = 0;
 			lane->ends = false;
@@ -755,7 +762,8 @@ take_locked(Taking *taking, Lane *lane)
 }
 
 /*
- * The messages of a lane from this one on are not returned: they do not count.
+ * The messages of a lane from this one on are not returned, so they do not
+ * count.
  */
 static void
 forget_locked(Taking *taking, Lane *lane, int from)
@@ -766,9 +774,10 @@ forget_locked(Taking *taking, Lane *lane, int from)
 }
 
 /*
- * Lock the message that has been found in a lane, if it may be taken with
- * those before it, or is to die, and note it.  What the call cannot return is
- * not locked: it would be kept from others until this transaction ends.
+ * Lock the message that has been found in a lane, if it can be taken together
+ * with those before it, or is to die, and note it.  A message that the call
+ * cannot return is not locked: it would be withheld from others until this
+ * transaction ends.
  */
 static bool
 lock_next(Taking *taking, Lane *lane)
@@ -825,7 +834,8 @@ is_failing(const Datum *message)
 }
 
 /*
- * Has a message no attempt left, so that it dies instead of being taken?
+ * Does a message have no attempt left, so that it dies instead of being
+ * taken?
  */
 static bool
 is_dying(const Datum *message)
@@ -835,9 +845,10 @@ is_dying(const Datum *message)
 }
 
 /*
- * Take the row that was found, unless somebody else is at it, and add it to
- * the result, for which one that is locked counts already.  One whose last
- * attempt ended without a word from its relay is declared dead instead.
+ * Take the row that was found, unless another transaction holds it, and add
+ * it to the result; the size of a locked message has been counted already.  A
+ * message without attempts left, whose last relay did not answer, is declared
+ * dead instead.
  */
 static Taken
 take_row(Taking *taking, IdemCursor *outbox, bool is_locked)
@@ -870,7 +881,7 @@ take_row(Taking *taking, IdemCursor *outbox, bool is_locked)
 	if (is_late(taking))
 	{
 		taking->is_full = true;
-		/* Others pass over it until this transaction ends. */
+		/* Other takes skip it until this transaction ends. */
 		if (is_locked)
 			idem_notify_message(row.values[OUTBOX_TOPIC], taking->now, true);
 		return TAKEN_NOT;
@@ -909,7 +920,7 @@ take_row(Taking *taking, IdemCursor *outbox, bool is_locked)
 }
 
 /*
- * How much text the message that was found has.
+ * Return the length of the message that was found, as text.
  */
 static int64
 found_text_size(IdemCursor *outbox)
@@ -921,9 +932,9 @@ found_text_size(IdemCursor *outbox)
 }
 
 /*
- * The time at which the lease of a message ends that is taken now.  The first
- * one decides when the call returns, so that its relay has at least half of the
- * lease left to deliver it.
+ * Return the end of the lease of a message that is taken now.  The first
+ * lease decides when the call returns, so that its relay has at least half of
+ * the lease left to deliver the message.
  */
 static TimestampTz
 lease_end(Taking *taking)

@@ -3,9 +3,9 @@
  * append.c
  *		Inserting rows whose keys are new by construction.
  *
- * Their keys come from a sequence, so nobody can have them, and nothing has
- * to be speculative.  Where there are many, they are collected and go into the
- * table some pages at a time, as COPY does it.
+ * The keys come from a sequence, so no other row can have them, and the
+ * insertion need not be speculative.  Many rows are collected and inserted
+ * some pages at a time, as COPY does.
  *
  *-------------------------------------------------------------------------
  */
@@ -18,7 +18,7 @@
 #include "store/internal.h"
 #include "util/compat.h"
 
-/* As many bytes of new rows are inserted together at most. */
+/* The maximum size of rows that are inserted together. */
 #define MAX_SIZE_AT_ONCE	((Size) 64 * 1024)
 
 static void flush_rows(IdemAppender *appender);
@@ -26,7 +26,7 @@ static void enter(IdemIndexes *indexes, TupleTableSlot *slot);
 static void hint_at_sequence(void *arg);
 
 /*
- * Insert a row whose key is new by construction: it comes from a sequence.
+ * Insert a row whose key comes from a sequence.
  */
 void
 idem_append(IdemCursor *cursor, Datum *values, bool *nulls)
@@ -43,8 +43,8 @@ idem_append(IdemCursor *cursor, Datum *values, bool *nulls)
 }
 
 /*
- * Begin to insert rows as idem_append() does, but many.  They are there when
- * idem_append_end() has returned.
+ * Begin to insert many rows in the way of idem_append().  All of them are in
+ * the table when idem_append_end() has returned.
  */
 void
 idem_append_begin(IdemAppender *appender, IdemCursor *cursor)
@@ -63,8 +63,8 @@ idem_append_begin(IdemAppender *appender, IdemCursor *cursor)
 }
 
 /*
- * Add a row, which is copied.  If "nrows" is 0 afterwards, all rows that were
- * added are in the table.
+ * Add a copy of a row.  If "nrows" is 0 afterwards, all rows that were added
+ * are in the table.
  */
 void
 idem_append_add(IdemAppender *appender, Datum *values, bool *nulls)
@@ -99,7 +99,7 @@ idem_append_end(IdemAppender *appender)
 }
 
 /*
- * Insert the rows that have been collected.
+ * Insert the collected rows.
  */
 static void
 flush_rows(IdemAppender *appender)
@@ -142,8 +142,8 @@ enter(IdemIndexes *indexes, TupleTableSlot *slot)
 }
 
 /*
- * Error context callback: say what to do about a key that is not new.  The
- * server's error only names the index, which may be the user's.
+ * Error context callback: add a hint to a unique violation.  The server's
+ * message names only the index, which might be the user's.
  */
 static void
 hint_at_sequence(void *arg)

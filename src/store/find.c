@@ -3,24 +3,24 @@
  * find.c
  *		Finding a row by its primary key, whoever wrote it.
  *
- * idem_find() reads with a dirty snapshot.  It sees committed rows, our own,
- * and those that other transactions are writing, and says which is which, so
- * that a caller that must not wait can answer from it.  A committed row wins
- * over its uncommitted successor.  One thing a dirty scan cannot promise: a
- * row whose key moves to a new index entry while the scan is between the
- * index page and the heap may be missed in both versions.  IDEM_FIND_NONE is
- * therefore a hint, to be followed by idem_insert(), which is exact.  Callers
- * that need "not there" to be exact use idem_find_latest(), which reads with
- * a new MVCC snapshot.
+ * idem_find() reads with a dirty snapshot.  It returns committed rows, our
+ * own, and those that other transactions are writing, and says which is
+ * which, so that a caller that must not wait can answer from it.  A committed
+ * row takes precedence over its uncommitted successor.  A dirty scan can miss
+ * both versions of a row whose key moves to a new index entry while the scan
+ * is between the index page and the heap.  Therefore IDEM_FIND_NONE is a
+ * hint, and idem_insert(), which is exact, must follow it.  Callers that need
+ * an exact "not there" use idem_find_latest(), which reads with a new MVCC
+ * snapshot.
  *
- * Both begin where this transaction has written the row last, if it has (see
- * xact_tid_cache.c), and else with the row's newest version: versions that nobody
- * can remove yet, for somebody's old snapshot, may be thousands.
+ * Both begin with the version that this transaction has written, if any (see
+ * xact_tid_cache.c), and otherwise with the row's newest version.  Someone's
+ * old snapshot can keep thousands of older versions from being removed.
  *
- * Under REPEATABLE READ and SERIALIZABLE both raise 40001 when the row they
- * would return was committed after the transaction's snapshot.  SERIALIZABLE
- * also needs the SIREAD locks that only a scan with the transaction's own
- * snapshot takes, so there every find is preceded by such a scan.
+ * Under REPEATABLE READ and SERIALIZABLE both raise 40001 if the row was
+ * committed after the transaction's snapshot was taken.  SERIALIZABLE also
+ * needs SIREAD locks, which only a scan with the transaction's own snapshot
+ * takes, so such a scan precedes every find.
  *
  *-------------------------------------------------------------------------
  */
@@ -41,8 +41,8 @@
 #include "util/texts.h"
 
 /*
- * The index entries of a row's versions come in the order of their places in
- * the table, where later ones mostly lie behind earlier ones.
+ * The index entries of a row's versions are in the order of their places in
+ * the table.  Newer versions mostly lie behind older ones.
  */
 #define NEWEST_FIRST	BackwardScanDirection
 
@@ -55,11 +55,11 @@ static void take_siread_locks(IdemCursor *cursor, const Datum *key);
 static void accept_row(IdemCursor *cursor);
 
 /*
- * Find the row with this primary key as it is at this moment, whoever wrote
- * it.  The key is text or a bigint, its columns in the table's order.  Fills
- * cursor->row for IDEM_FIND_ROW and cursor->holder.
+ * Find the current row with this primary key, whoever wrote it.  The key's
+ * columns are text or bigint, in the table's order.  Fills cursor->row for
+ * IDEM_FIND_ROW, and cursor->holder.
  *
- * Raises 40001 where the transaction's snapshot must not see the row.
+ * Raises 40001 if the transaction's snapshot must not see the row.
  */
 IdemFind
 idem_find(IdemCursor *cursor, const Datum *key)
@@ -82,9 +82,10 @@ idem_find(IdemCursor *cursor, const Datum *key)
 /*
  * Find the row with a dirty snapshot.
  *
- * Returns false if it has to be done again: a transaction may commit the new
- * version of a row after we have come by that, and before we come by the old
- * one.  What is found to be pending is so only if it still is in the end.
+ * Returns false if the search must be repeated: a transaction can commit the
+ * new version of a row after the scan has passed that version and before it
+ * reaches the old one.  A row counts as pending only if its transaction is
+ * still in progress at the end.
  */
 static bool
 find_dirty(IdemCursor *cursor, const Datum *key, IdemFind *result)
@@ -93,26 +94,22 @@ find_dirty(IdemCursor *cursor, const Datum *key, IdemFind *result)
 	TransactionId first_holder = InvalidTransactionId;
 
 	InitDirtySnapshot(*dirty);
-	cursor->holder = InvalidTransactionId;
-	cursor->speculative_token = 0;
+	idem_set_holder(cursor, NULL);
 	*result = IDEM_FIND_NONE;
 	begin_scan(cursor, key, dirty);
 	while (idem_cursor_next(cursor, NEWEST_FIRST, cursor->row))
 	{
 		cursor->held_tid = cursor->row->tts_tid;
-		if (!TransactionIdIsValid(dirty->xmin))
+		idem_set_holder(cursor, dirty);
+		if (!cursor->row_is_pending)
 		{
 			*result = IDEM_FIND_ROW;
-			cursor->holder = dirty->xmax;
-			cursor->speculative_token = 0;
 			break;
 		}
 
 		if (*result == IDEM_FIND_NONE)
-			first_holder = dirty->xmin;
+			first_holder = cursor->holder;
 		*result = IDEM_FIND_PENDING;
-		cursor->holder = dirty->xmin;
-		cursor->speculative_token = dirty->speculativeToken;
 		IDEM_INJECTION_POINT("idem-found-pending");
 	}
 	idem_scan_end(cursor);
@@ -123,13 +120,13 @@ find_dirty(IdemCursor *cursor, const Datum *key, IdemFind *result)
 }
 
 /*
- * Find the newest committed version of the row, or our own.  What other
- * transactions have not committed does not exist for it.
+ * Find the newest committed version of the row, or our own.  Ignores what
+ * other transactions have not committed.
  *
- * "snapshot" is newer than the transaction's, for a caller whose rows must
- * belong together; NULL takes a new one.
+ * "snapshot" is newer than the transaction's, for a caller that needs rows of
+ * the same moment.  NULL takes a new one.
  *
- * Raises 40001 where the transaction's snapshot must not see the row.
+ * Raises 40001 if the transaction's snapshot must not see the row.
  */
 bool
 idem_find_latest(IdemCursor *cursor, const Datum *key, Snapshot snapshot)
@@ -154,8 +151,8 @@ idem_find_latest(IdemCursor *cursor, const Datum *key, Snapshot snapshot)
 /*
  * Find the version of the row that an MVCC snapshot sees.
  *
- * A transaction's snapshot may see two: one that others have deleted since,
- * and the one that we have put in its place.  Ours counts.
+ * A transaction's snapshot can see two versions: one that others have deleted
+ * since, and the one that we have inserted in its place.  Return ours.
  */
 bool
 idem_find_visible(IdemCursor *cursor, const Datum *key, Snapshot snapshot)
@@ -170,25 +167,23 @@ idem_find_visible(IdemCursor *cursor, const Datum *key, Snapshot snapshot)
 		ExecCopySlot(cursor->row, cursor->spare);
 	idem_scan_end(cursor);
 
-	cursor->holder = InvalidTransactionId;
-	cursor->speculative_token = 0;
+	idem_set_holder(cursor, NULL);
 	if (found)
 		slot_getallattrs(cursor->row);
 	return found;
 }
 
 /*
- * Find the row where this transaction has put its newest version, which saves
- * the search where a claim is completed in its own transaction, and passing
- * all versions where one row is written many times.  A row of our own is the
- * newest version if it is visible at all: nobody else can have touched it.
- * Nor can anybody's write conflict with our reading it, so it needs no SIREAD
- * lock.
+ * Find the row at the place where this transaction has put its newest
+ * version.  This saves the index search if a claim is completed in its own
+ * transaction, and the scan of all versions if one row is written many times.
+ * If our own version is visible at all, it is the newest, because nobody else
+ * can have changed it.  For the same reason reading it needs no SIREAD lock.
  *
- * Where the index has an entry for it, it is fetched as an index scan does,
- * which also prunes a page that is nearly full: without that, completing keys
- * one after the other would leave every claim's dead version behind until
- * vacuum comes.
+ * If an index entry points to the version, fetch it as an index scan does.
+ * That also prunes a page that is nearly full: otherwise, completing one key
+ * after the other would leave every claim's dead version behind until the
+ * next vacuum.
  */
 static bool
 find_own_write(IdemCursor *cursor, const Datum *key)
@@ -225,14 +220,13 @@ find_own_write(IdemCursor *cursor, const Datum *key)
 
 	Assert(idem_row_is_own(row));
 	cursor->row_is_own = true;
-	cursor->holder = InvalidTransactionId;
-	cursor->speculative_token = 0;
 	cursor->held_tid = row->tts_tid;
+	idem_set_holder(cursor, NULL);
 	return true;
 }
 
 /*
- * Has cursor->row this primary key?
+ * Does cursor->row have this primary key?
  */
 static bool
 has_key(IdemCursor *cursor, const Datum *key)
@@ -259,13 +253,13 @@ has_key(IdemCursor *cursor, const Datum *key)
 static void
 begin_scan(IdemCursor *cursor, const Datum *key, Snapshot snapshot)
 {
-	idem_cursor_scan_key(cursor, snapshot, key,
-						 cursor->table->pkey->rd_index->indnkeyatts);
+	idem_scan_key(cursor, snapshot, key,
+				  cursor->table->pkey->rd_index->indnkeyatts);
 }
 
 /*
- * Under SERIALIZABLE, read the key with the transaction's own snapshot for
- * the sake of the predicate locks; what it finds does not matter here.
+ * Under SERIALIZABLE, read the key with the transaction's own snapshot to
+ * take the predicate locks.  The result does not matter.
  */
 static void
 take_siread_locks(IdemCursor *cursor, const Datum *key)
@@ -275,12 +269,12 @@ take_siread_locks(IdemCursor *cursor, const Datum *key)
 }
 
 /*
- * Take note of who wrote cursor->row, and refuse it under REPEATABLE READ and
- * SERIALIZABLE if it is too new, as INSERT ... ON CONFLICT does.
+ * Set row_is_own.  Under REPEATABLE READ and SERIALIZABLE refuse cursor->row
+ * if it is too new, as INSERT ... ON CONFLICT does.
  *
- * Also refuse a row of ours that is still being inserted: a function in an
- * index has called us.  Whatever that call did to the row, the end of the
- * insertion would overwrite.
+ * Also refuse our own row while it is being inserted: a function in an index
+ * has called us, and the end of the insertion would overwrite what that call
+ * does to the row.
  */
 static void
 accept_row(IdemCursor *cursor)

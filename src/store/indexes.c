@@ -3,22 +3,21 @@
  * indexes.c
  *		The indexes of a table that is being written.
  *
- * The predicate of a partial index, ready to be evaluated, takes longer to put
- * together than a row to enter, so what a write needs to know of such an index
- * is remembered for the life of the backend.  It depends on nothing but the
- * index's row in pg_index, of which only a few flags ever change.  So the
- * relation cache, from which a call opens the index anyway, tells whether what
- * is remembered of it still holds.
+ * Preparing the predicate of a partial index takes longer than entering a
+ * row, so the result is cached for the life of the backend.  It depends only
+ * on the index's row in pg_index, of which only a few flags ever change.  A
+ * call opens the index through the relation cache anyway, and sees there
+ * whether the cached result is still valid.
  *
- * That can be said of B-trees whose columns are plain ones and whose
- * predicates consist of the server's own functions and types.  Whatever else
- * somebody has added is looked at anew in each call, as the executor does: a
- * function of his may be replaced, and not everybody may execute it.
+ * This works for B-trees with plain columns whose predicates consist of the
+ * server's own functions and types.  Any other index that a user has added is
+ * prepared in each call, as the executor does: a user's function can be
+ * replaced, and not everybody is allowed to execute it.
  *
- * The indexes themselves are opened and locked in each call, but for partial
- * ones on "column IS NOT NULL": such an index is left alone until a row comes
- * that belongs into it.  A predicate never changes, and whoever drops an index
- * changes its table's relation cache entry.
+ * Each call opens and locks the indexes.  The exception are partial indexes
+ * on "column IS NOT NULL", which stay closed until a row belongs into them.
+ * A predicate never changes, and dropping an index changes its table's
+ * relation cache entry.
  *
  *-------------------------------------------------------------------------
  */
@@ -43,24 +42,24 @@
 #include "store/indexes.h"
 #include "util/compat.h"
 
-/* Partial indexes of a table beyond these are looked at in each call. */
+/* Further partial indexes of a table are prepared in each call. */
 #define MAX_KNOWN	8
 
 /*
- * What is remembered of a partial index.
+ * The cached preparation of a partial index.
  */
 typedef struct KnownIndex
 {
 	Oid			oid;
 	TransactionId xmin;			/* of its row in pg_index */
-	uint64		relation_changes;	/* when it was last looked at */
-	AttrNumber	not_null;		/* only rows with this column are in it; 0:
-								 * all */
-	IndexInfo  *info;			/* NULL: to be looked at in each call */
-	MemoryContext context;		/* of that */
+	uint64		relation_changes;	/* when it was last checked */
+	AttrNumber	not_null;		/* rows without this column are not in it; 0:
+								 * none */
+	IndexInfo  *info;			/* NULL: to be prepared in each call */
+	MemoryContext context;		/* of "info" */
 } KnownIndex;
 
-/* By their place in the table's list of indexes. */
+/* By position in the table's list of indexes. */
 static KnownIndex known_indexes[IDEM_NUM_RELATIONS][MAX_KNOWN];
 
 static const IndexInfo *known_info(KnownIndex *known, Relation index,
@@ -114,7 +113,7 @@ idem_indexes_open(IdemRelationId id, Relation table, Relation pkey)
 		if (known != NULL && known->oid == oid && known->not_null != 0 &&
 			known->relation_changes == changes)
 		{
-			/* open_needed() opens it, and copies this. */
+			/* open_needed() opens the index, and copies this. */
 			result->not_null[i] = known->not_null;
 			all->ri_IndexRelationInfo[i] = known->info;
 			continue;
@@ -136,7 +135,7 @@ idem_indexes_open(IdemRelationId id, Relation table, Relation pkey)
 }
 
 /*
- * What the executor is to know of an open index, in this call.
+ * Set up the executor's information about an open index, for this call.
  */
 static void
 prepare_info(IdemIndexes *indexes, int i, const IndexInfo *known,
@@ -149,19 +148,22 @@ prepare_info(IdemIndexes *indexes, int i, const IndexInfo *known,
 		info = BuildIndexInfo(all->ri_IndexRelationDescs[i]);
 	else
 	{
-		/* This call's own, but for what nobody writes to. */
+		/*
+		 * A copy for this call; only members that nobody writes to are
+		 * shared.
+		 */
 		info = memcpy(palloc(sizeof(IndexInfo)), known, sizeof(IndexInfo));
 		info->ii_Context = CurrentMemoryContext;
 	}
 
-	/* The executor would look for the columns of an UPDATE in its plan. */
+	/* The executor would look for the UPDATE's columns in its plan. */
 	info->ii_CheckedUnchanged = true;
 	info->ii_IndexUnchanged = is_arbiter;
 	all->ri_IndexRelationInfo[i] = info;
 }
 
 /*
- * Close them, but for the primary key, which belongs to the caller.
+ * Close the indexes, except the primary key, which belongs to the caller.
  */
 void
 idem_indexes_close(IdemIndexes *indexes)
@@ -197,8 +199,8 @@ idem_indexes_append(IdemIndexes *indexes, TupleTableSlot *slot)
 
 /*
  * Enter a new row that has been put into the table speculatively.  Returns
- * false if another row has its primary key; then it is in some of the indexes
- * only.  Raises 23505 for an equal row in any other unique index.
+ * false if another row has its primary key; the row is then in some of the
+ * indexes only.  Raises 23505 for an equal row in any other unique index.
  */
 bool
 idem_indexes_insert(IdemIndexes *indexes, TupleTableSlot *slot)
@@ -214,8 +216,8 @@ idem_indexes_insert(IdemIndexes *indexes, TupleTableSlot *slot)
 }
 
 /*
- * Enter a new version of a row, whose primary key is the same: into all
- * indexes, or into summarizing ones only.  Raises 23505 as above.
+ * Enter a new version of a row with the same primary key into all indexes, or
+ * into summarizing ones only.  Raises 23505 as above.
  */
 void
 idem_indexes_update(IdemIndexes *indexes, TupleTableSlot *slot,
@@ -237,7 +239,7 @@ idem_indexes_update(IdemIndexes *indexes, TupleTableSlot *slot,
 }
 
 /*
- * Open those indexes that idem_indexes_open() has left alone and that this row
+ * Open the indexes that idem_indexes_open() has left closed and that this row
  * belongs into.
  */
 static void
@@ -266,9 +268,9 @@ open_needed(IdemIndexes *indexes, TupleTableSlot *slot)
 /*
  * Enter a new version of a row into the indexes on its primary key.
  *
- * The version before it was live, and ours to replace, so there is no other
- * row of the same key.  To look for one would take the longer the more
- * versions this one has.
+ * The previous version was live and ours to replace, so there is no other row
+ * with the same key.  A search for one would take longer with each version of
+ * this row.
  */
 static void
 enter_unchanged(IdemIndexes *indexes, TupleTableSlot *slot)
@@ -311,7 +313,7 @@ without_unchanged(IdemIndexes *indexes)
 }
 
 /*
- * How rows are entered into a partial index that is open, or NULL.
+ * Return how rows are entered into an open partial index, or NULL.
  */
 static const IndexInfo *
 known_info(KnownIndex *known, Relation index, uint64 changes)
@@ -337,7 +339,10 @@ learn_index(KnownIndex *known, Relation index)
 
 	MemoryContextSwitchTo(old);
 
-	/* A call further up may be using it: an index may call our functions. */
+	/*
+	 * An outer call might be using it, because an index can call our
+	 * functions.
+	 */
 	if (known->context != NULL)
 		MemoryContextSetParent(known->context, TopTransactionContext);
 	MemoryContextSetParent(context, CacheMemoryContext);
@@ -350,8 +355,8 @@ learn_index(KnownIndex *known, Relation index)
 }
 
 /*
- * The column without which a row is not in an index, if that is all that its
- * predicate says; otherwise 0.
+ * Return the column that must not be NULL, if that is the whole predicate of
+ * the index; otherwise 0.
  */
 static AttrNumber
 not_null_column(const IndexInfo *info)
@@ -368,7 +373,8 @@ not_null_column(const IndexInfo *info)
 }
 
 /*
- * How rows are entered into a partial index; NULL if that cannot be remembered.
+ * Return how rows are entered into a partial index; NULL if that cannot be
+ * cached.
  */
 static IndexInfo *
 build_index_entry(Relation index)
@@ -386,9 +392,9 @@ build_index_entry(Relation index)
 }
 
 /*
- * Is there anything in an index's predicate but columns, constants and the
- * server's own functions?  It is looked at as it was written, before functions
- * are replaced by what they consist of.
+ * Does an index's predicate contain anything but columns, constants and the
+ * server's own functions?  This looks at the predicate as it was written,
+ * before functions are inlined.
  */
 static bool
 has_foreign_predicate(Relation index)
@@ -439,9 +445,8 @@ is_foreign_function(Oid function, void *context)
 }
 
 /*
- * Does an index know two rows as equal if and only if the primary key does?
- * It has the same columns, in whatever order, and no collation that takes
- * different texts for equal.
+ * Does an index treat two rows as equal if and only if the primary key does?
+ * It must have the same columns, in any order, and deterministic collations.
  */
 static bool
 is_arbiter(Relation index, Relation pkey)

@@ -12,11 +12,12 @@
 #include "store/relations.h"
 
 /*
- * The indexes of a table, open for one call.  "arbiters" are those whose
- * conflicts an insertion reports: the primary key, and its like.  "unchanged"
- * tells of which indexes a new version of a row changes nothing but the
- * place; "others" are the rest, NULL until needed.  An index with a "not_null"
- * column is opened for the first row that has it.
+ * The indexes of a table, open for one call.  "arbiters" are the indexes
+ * whose conflicts an insertion reports: the primary key, and those with the
+ * same columns.  "unchanged" are the indexes in which a new version of a row
+ * changes only the row's place.  "others" are the rest; NULL until needed.
+ * An index with a "not_null" column is opened for the first row that has a
+ * value in it.
  */
 typedef struct IdemIndexes
 {
@@ -25,7 +26,7 @@ typedef struct IdemIndexes
 	ResultRelInfo *others;
 	Relation	pkey;			/* the caller's */
 	bool	   *unchanged;
-	AttrNumber *not_null;		/* of an index that is opened when needed */
+	AttrNumber *not_null;		/* of an index that is opened on demand */
 	List	   *oids;
 	List	   *arbiters;
 } IdemIndexes;

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * internal.h
- *		What the files of the store have in common.
+ *		Declarations that the files of the store share.
  *
  *-------------------------------------------------------------------------
  */
@@ -19,8 +19,7 @@ extern TupleTableSlot *idem_new_row(IdemTable *table, Datum *values,
 extern void idem_fill_row(TupleTableSlot *slot, IdemTable *table,
 						  Datum *values, bool *nulls);
 extern TupleTableSlot *idem_spare_slot(IdemCursor *cursor);
-extern void idem_cursor_scan_key(IdemCursor *cursor, Snapshot snapshot,
-								 const Datum *key, int ncolumns);
+extern void idem_set_holder(IdemCursor *cursor, const SnapshotData *dirty);
 extern bool idem_cursor_next(IdemCursor *cursor, ScanDirection direction,
 							 TupleTableSlot *slot);
 extern bool idem_row_is_own(TupleTableSlot *row);

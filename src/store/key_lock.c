@@ -1,35 +1,35 @@
 /*-------------------------------------------------------------------------
  *
  * key_lock.c
- *		One session at a time at a key, for as long as a call takes.
+ *		A lock on a key for the duration of a call.
  *
- * A row can be locked only where there is one.  A call that must be alone at a
- * primary key, whether or not it has a row, takes the key's lock.  It keeps it
- * for a few steps of its own only, not to the end of the transaction: what it
- * has written by then speaks for it.
+ * A row lock needs a row.  A call that must be alone at a primary key,
+ * whether or not the key has a row, takes the key's lock.  It holds the lock
+ * for a few steps only, not until the end of the transaction: after that, the
+ * row that it has written protects it.
  *
- * The lock is an exclusive one in the server's lock manager, so nothing is
- * shared but what every server has, no number of databases or keys is too
- * large but for max_locks_per_transaction, and who waits does so as in
- * util/timed_lock.c.  Its tag is that of an advisory lock, with a number in its last
- * field (objsubid in pg_locks) that no SQL function can give to one.  The key
- * is in it as a hash of 64 bits.  A secret of the server goes into that, so
- * that nobody can choose two keys with the same one; two keys that have it by
- * chance exclude each other, which is all.
+ * The lock is an exclusive lock in the server's lock manager.  So it needs no
+ * shared memory of our own, only max_locks_per_transaction limits it, and
+ * waiting works as in util/timed_lock.c.  Its tag is that of an advisory
+ * lock, with a number in the last field (objsubid in pg_locks) that no SQL
+ * function can set.  The tag contains the key as a hash of 64 bits.  The hash
+ * depends on a secret of the server, so nobody can choose two keys with the
+ * same hash.  Two keys that have the same hash by chance exclude each other,
+ * without further effect.
  *
- * idem_key_lock() never waits.  Who does not get the lock knows that another
- * session is at this key at this moment, and answers so, or waits with
- * idem_key_lock_until().  That leaves it with the lock: if it had to let go to
- * look again, two such sessions could take turns in finding the lock taken.
+ * idem_key_lock() never waits.  If it fails, another session is working on
+ * this key, and the caller answers so, or waits with idem_key_lock_until().
+ * That function returns with the lock held: if the caller had to release the
+ * lock to look again, two such sessions could alternately find it taken.
  *
- * The lock belongs to the current subtransaction: an error releases it along
- * with what was written under it.  It must be released in the one that it was
- * taken in.  Under it a call may wait for others as a last resort (a unique
- * index of the user's own, an ALTER SEQUENCE), never for its own key; the
- * deadlock detector knows of it.
+ * The lock belongs to the current subtransaction, in which it must be
+ * released.  An error releases it together with what was written under it.
+ * While it is held, a call can wait for others in rare cases (a unique index
+ * of the user, an ALTER SEQUENCE), but never for its own key.  The deadlock
+ * detector knows the lock.
  *
- * A call within the call, by a function in an index of the user's, does not
- * get a lock that its session has.
+ * A nested call, by a function in an index of the user, does not get a lock
+ * that its session already holds.
  *
  *-------------------------------------------------------------------------
  */
@@ -55,7 +55,7 @@ static uint64 hash_key(IdemTable *table, const Datum *key);
 
 /*
  * Take the lock of a key of this table, unless another session has it.  The
- * key is as for idem_find().  Returns whether the caller has it now.
+ * key is as for idem_find().  Returns whether the lock was taken.
  */
 bool
 idem_key_lock(IdemKeyLock *lock, IdemCursor *cursor, const Datum *key)
@@ -67,8 +67,8 @@ idem_key_lock(IdemKeyLock *lock, IdemCursor *cursor, const Datum *key)
 }
 
 /*
- * Take the lock of a key; sleep as long as another session has it, but not
- * past "deadline".  Returns whether the caller has it now.
+ * Take the lock of a key.  Sleep while another session has it, but not past
+ * "deadline".  Returns whether the lock was taken.
  */
 bool
 idem_key_lock_until(IdemKeyLock *lock, IdemCursor *cursor, const Datum *key,
@@ -82,7 +82,7 @@ idem_key_lock_until(IdemKeyLock *lock, IdemCursor *cursor, const Datum *key,
 }
 
 /*
- * Let go of the lock, if it is held.
+ * Release the lock, if it is held.
  */
 void
 idem_key_unlock(IdemKeyLock *lock)
@@ -98,8 +98,8 @@ idem_key_unlock(IdemKeyLock *lock)
 }
 
 /*
- * Take the lock, on behalf of the subtransaction: not of a query in it, whose
- * locks would not be found again by idem_sleep_until()'s caller.
+ * Take the lock for the subtransaction.  A lock that belongs to a query
+ * within it would not be found by the caller of idem_sleep_until().
  */
 static bool
 acquire(IdemKeyLock *lock, bool wait)
@@ -111,7 +111,7 @@ acquire(IdemKeyLock *lock, bool wait)
 	result = LockAcquire(&lock->tag, ExclusiveLock, false, !wait);
 	if (result > LOCKACQUIRE_OK)
 	{
-		/* A call that this one is part of has it, and must go on first. */
+		/* An outer call holds the lock, and must continue first. */
 		(void) LockRelease(&lock->tag, ExclusiveLock, false);
 	}
 	CurrentResourceOwner = owner;
@@ -136,8 +136,8 @@ set_tag(IdemKeyLock *lock, IdemCursor *cursor, const Datum *key)
 }
 
 /*
- * A hash of a table and a key that nobody can foretell, and no two of which
- * have the same input: each text is preceded by its length.
+ * Return a hash of a table and a key that nobody can predict.  No two keys
+ * have the same input, because each text is preceded by its length.
  */
 static uint64
 hash_key(IdemTable *table, const Datum *key)

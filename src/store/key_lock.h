@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * key_lock.h
- *		One session at a time at a key, for as long as a call takes.
+ *		A lock on a key for the duration of a call.
  *
  *-------------------------------------------------------------------------
  */
@@ -12,7 +12,7 @@
 #include "storage/lock.h"
 #include "store/store.h"
 
-/* Zeroed by a call that may want the lock. */
+/* A call that might need the lock sets this to zero. */
 typedef struct IdemKeyLock
 {
 	LOCKTAG		tag;

@@ -3,12 +3,12 @@
  * page_sample.c
  *		The rows of some pages of a table.
  *
- * Reading a sample is bounded by what it looks at, not by what it finds: it
- * returns the rows of so many pages of a table, taken from all parts of it.
+ * Reading a sample bounds the number of pages that are read: it returns the
+ * rows of at most "max_pages" pages, from all parts of the table.
  *
  * Rows are those that the active snapshot sees.  Nothing here writes, waits,
- * or takes a predicate lock: what is found under SERIALIZABLE must not be of
- * consequence for data.
+ * or takes a predicate lock, so under SERIALIZABLE data must not depend on
+ * the result.
  *
  *-------------------------------------------------------------------------
  */
@@ -25,8 +25,9 @@
 static void begin_page(IdemSample *sample);
 
 /*
- * Begin to read a sample: all pages of a table that has no more than
- * "max_pages"; of a larger one, a page at random out of each of as many parts.
+ * Begin to read a sample.  A table of at most "max_pages" pages is read
+ * completely.  A larger one is divided into that number of parts, and a
+ * random page of each part is read.
  */
 void
 idem_sample_begin(IdemSample *sample, IdemCursor *cursor, int max_pages)
@@ -42,7 +43,8 @@ idem_sample_begin(IdemSample *sample, IdemCursor *cursor, int max_pages)
 }
 
 /*
- * Begin to read the last pages of a table, "max_pages" if it has as many.
+ * Begin to read the last "max_pages" pages of a table, or all if it has
+ * fewer.
  */
 void
 idem_sample_begin_last(IdemSample *sample, IdemCursor *cursor, int max_pages)

@@ -12,16 +12,16 @@
 #include "store/store.h"
 
 /*
- * A sample of the pages of an open table.  "share" of them are read.
+ * A sample of the pages of an open table; "share" is the part that is read.
  */
 typedef struct IdemSample
 {
 	IdemCursor *cursor;
 	TableScanDesc scan;
-	BlockNumber first;			/* of the table's, and how many from there on */
+	BlockNumber first;			/* the first page, and the number of pages */
 	BlockNumber pages;
-	BlockNumber wanted;			/* how many are read */
-	BlockNumber next;			/* how many have been begun */
+	BlockNumber wanted;			/* number of pages to read */
+	BlockNumber next;			/* number of pages begun */
 	double		share;
 } IdemSample;
 

@@ -3,13 +3,12 @@
  * pg_sequence.c
  *		The numbers that the extension's sequences give.
  *
- * nextval() draws a number; here a sequence is also raised, beside others who
- * draw, and never lowered.  setval() cannot do that: between looking and
- * setting, others may have drawn beyond what is set, and would be given the
- * same numbers again.  So looking, comparing and setting are one step here,
- * under the lock of the sequence's page, as a draw is; and no longer than a
- * draw, so nobody waits.  As with a draw, what has been raised stays so,
- * whatever becomes of the transaction.
+ * nextval() draws a number.  This file also raises a sequence while other
+ * sessions draw from it, and never lowers it.  setval() cannot do that:
+ * between reading and setting, others might draw beyond the new value, and
+ * their numbers would be given again.  So here reading, comparing and setting
+ * are one step under the lock of the sequence's page, which is held no longer
+ * than by nextval().  As with nextval(), a rollback does not undo it.
  *
  *-------------------------------------------------------------------------
  */
@@ -27,7 +26,7 @@
 #include "store/pg_sequence.h"
 #include "util/compat.h"
 
-/* The one row of a sequence, in its page, which is locked. */
+/* The one row of a sequence, in its locked page. */
 typedef struct SequenceRow
 {
 	Relation	rel;
@@ -43,8 +42,8 @@ static void write_row(SequenceRow *row, int64 last);
 static void close_row(SequenceRow *row);
 
 /*
- * Draw a number.  Raises 2200H if there is none left, and as
- * idem_sequence_oid() does, here and below.
+ * Draw a number.  Raises 2200H if there is none left.  Like the functions
+ * below, also raises the errors of idem_sequence_oid().
  */
 int64
 idem_sequence_next(IdemRelationId sequence)
@@ -53,7 +52,7 @@ idem_sequence_next(IdemRelationId sequence)
 }
 
 /*
- * No number up to this one will be drawn any more.
+ * Return a number up to which no number will be drawn any more.
  */
 int64
 idem_sequence_last(IdemRelationId sequence)
@@ -68,8 +67,9 @@ idem_sequence_last(IdemRelationId sequence)
 }
 
 /*
- * Let all numbers that are drawn from now on be above "at_least", which is
- * IDEM_MAX_RAISE at most.  Returns what they are above.
+ * Raise the sequence so that all numbers drawn from now on are above
+ * "at_least", which is at most IDEM_MAX_RAISE.  Returns the number that they
+ * are above.
  */
 int64
 idem_sequence_raise(IdemRelationId sequence, int64 at_least)
@@ -79,7 +79,10 @@ idem_sequence_raise(IdemRelationId sequence, int64 at_least)
 
 	Assert(at_least <= IDEM_MAX_RAISE);
 
-	/* So that the commit flushes the WAL, and none is without it. */
+	/*
+	 * With a transaction id, the commit flushes the WAL, and no number is
+	 * used without it.
+	 */
 	(void) GetTopTransactionId();
 
 	open_row(&row, sequence, BUFFER_LOCK_EXCLUSIVE);
@@ -94,7 +97,7 @@ idem_sequence_raise(IdemRelationId sequence, int64 at_least)
 }
 
 /*
- * Open a sequence, and lock its page.
+ * Open a sequence and lock its page.
  */
 static void
 open_row(SequenceRow *row, IdemRelationId sequence, int lockmode)
@@ -151,7 +154,8 @@ write_row(SequenceRow *row, int64 last)
 }
 
 /*
- * The sequence's lock stays until the transaction ends, as after a draw.
+ * Release the page.  The sequence's lock stays until the transaction ends, as
+ * after nextval().
  */
 static void
 close_row(SequenceRow *row)

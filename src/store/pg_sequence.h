@@ -10,7 +10,7 @@
 
 #include "store/relations.h"
 
-/* No sequence is raised further: as many numbers are left for all time. */
+/* No sequence is raised further than this, so that enough numbers remain. */
 #define IDEM_MAX_RAISE	(PG_INT64_MAX / 2)
 
 extern int64 idem_sequence_next(IdemRelationId sequence);

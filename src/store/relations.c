@@ -1,17 +1,17 @@
 /*-------------------------------------------------------------------------
  *
  * relations.c
- *		Where the extension's tables are, and whether they are still ours.
+ *		Finding the extension's relations, and checking that they are unchanged.
  *
  * The OIDs are cached for the life of the backend.  A relcache callback,
  * registered before the first OID is cached, drops an entry whenever anything
  * about its relation changes: DROP EXTENSION, ALTER TABLE, CREATE TRIGGER,
- * and so on.  The next call then looks the relation up again and checks that
- * it still has the shape that the store may write to without the executor; or,
- * of a sequence, that its numbers ascend.
+ * and so on.  The next call then looks the relation up again.  It checks that
+ * a table still has the shape that the store can write to without the
+ * executor, and that the numbers of a sequence ascend.
  *
- * No lock is taken to fill the cache; it is confirmed after the caller's lock
- * has been granted, since granting a lock is what delivers invalidations.
+ * Filling the cache takes no lock.  The entry is confirmed after the caller's
+ * lock has been granted, because granting a lock delivers invalidations.
  *
  *-------------------------------------------------------------------------
  */
@@ -45,12 +45,12 @@
 #define MAX_KEY_COLUMNS	4
 
 /*
- * What a relation must look like.  "shape" has a letter for each column, its
- * type, in upper case where the column is NOT NULL: b bigint, i int, z
+ * The required form of a relation.  "shape" has a letter for the type of each
+ * column, in upper case if the column is NOT NULL: b bigint, i int, z
  * timestamptz, o boolean, t text (T: COLLATE "C"), a bytea, j json, d jsonb,
- * u uuid.  A sequence or an index has none.  "key" are the columns of its
- * primary key, counted from 1; they lie side by side, and may have any order
- * in the index.  Of an index, they are its columns, in order.
+ * u uuid.  A sequence or an index has no shape.  "key" are the columns of a
+ * table's primary key, counted from 1; they are adjacent, and can have any
+ * order in the index.  For an index, "key" are its columns, in order.
  */
 typedef struct IdemRelationSpec
 {
@@ -81,24 +81,31 @@ static const IdemRelationSpec specs[IDEM_NUM_RELATIONS] = {
 	[IDEM_OUTBOX_ENDED] = {"idem_outbox_ended", NULL, {5}, true},
 };
 
-/* Known and checked OIDs; InvalidOid where the next call has to look. */
+/*
+ * OIDs that were looked up and checked; InvalidOid: the next call looks it
+ * up.
+ */
 static Oid	oids[IDEM_NUM_RELATIONS];
 
-/* The tables' OIDs and files as they were last, whether that holds or not. */
+/*
+ * The last known OIDs and files of the tables, even if they are out of date.
+ */
 static Oid	last_oids[IDEM_NUM_RELATIONS];
 static Oid	last_files[IDEM_NUM_RELATIONS];
 
-/* How often something about our relations has changed, as far as we know. */
+/*
+ * The number of times that one of our relations has changed, as far as known.
+ */
 uint64		idem_relation_changes = 0;
 
 /*
- * The same without the cases in which the server only says that anything can
- * have changed, as it does when a flood of changes to other relations has
- * overtaken this process, and a table has its file still.
+ * The same, but if the server reports only that anything can have changed
+ * (which it does when this process has missed many changes of other
+ * relations), a table that still has its file does not count as changed.
  */
 uint64		idem_contents_changes = 0;
 
-/* The table that is being checked; InvalidOid once it has changed meanwhile. */
+/* The table that is being checked; InvalidOid if it has changed meanwhile. */
 static Oid	being_checked = InvalidOid;
 
 static bool callback_registered = false;
@@ -120,9 +127,9 @@ pg_noreturn static void refuse(Relation rel, const char *what);
 /*
  * Open one of our tables with the given lock, which the subtransaction keeps.
  *
- * Raises 42704 where the extension is not installed, and 55000 for a table
- * that carries what a direct write would have to skip: triggers, rules, row
- * security, constraints or columns that we did not create.
+ * Raises 42704 if the extension is not installed.  Raises 55000 for a table
+ * with triggers, rules, row security, or constraints or columns that we did
+ * not create, because a direct write would skip them.
  */
 Relation
 idem_relation_open(IdemRelationId id, LOCKMODE lockmode)
@@ -148,8 +155,8 @@ idem_relation_open(IdemRelationId id, LOCKMODE lockmode)
 			if (rel != NULL && look_up(id) == relid)
 			{
 				/*
-				 * The check itself may deliver invalidations.  What they tell
-				 * may come too late for it, so the next call checks again.
+				 * The check itself can deliver invalidations, too late for
+				 * itself.  Then the next call checks again.
 				 */
 				if (last_oids[id] != relid ||
 					last_files[id] != rel->rd_rel->relfilenode)
@@ -170,9 +177,9 @@ idem_relation_open(IdemRelationId id, LOCKMODE lockmode)
 }
 
 /*
- * Lock one of our tables on behalf of the subtransaction.  A lock of the
- * query's would be gone, and what it wrote would not, when the query is a
- * cursor's and that fails in a later subtransaction.
+ * Lock one of our tables on behalf of the subtransaction.  If the lock
+ * belonged to a cursor's query, and that failed in a later subtransaction,
+ * the lock would be released, although the rows that it protects stay.
  */
 static void
 lock_relation(Oid relid, LOCKMODE lockmode)
@@ -185,7 +192,7 @@ lock_relation(Oid relid, LOCKMODE lockmode)
 }
 
 /*
- * Give back a lock of idem_relation_open()'s.
+ * Release a lock that idem_relation_open() took.
  */
 void
 idem_relation_unlock(Oid relid, LOCKMODE lockmode)
@@ -198,9 +205,9 @@ idem_relation_unlock(Oid relid, LOCKMODE lockmode)
 }
 
 /*
- * The OID of one of our sequences, locked as nextval() will lock it.
+ * Return the OID of one of our sequences, locked as nextval() will lock it.
  *
- * Raises 42704 where the extension is not installed, and 55000 for a sequence
+ * Raises 42704 if the extension is not installed, and 55000 for a sequence
  * whose numbers might not ascend from one call to the next in all sessions.
  */
 Oid
@@ -230,7 +237,7 @@ idem_sequence_oid(IdemRelationId id)
 }
 
 /*
- * The OID of one of our indexes; it is not locked.
+ * Return the OID of one of our indexes, which is not locked.
  */
 static Oid
 index_oid(IdemRelationId id)
@@ -241,11 +248,11 @@ index_oid(IdemRelationId id)
 }
 
 /*
- * Open one of our indexes of a table that is open, to scan it.
+ * Open one of our indexes of an open table, to scan it.
  *
- * Raises 55000 for any other index.  The owner of the schema may drop ours and
- * put one of the same name in its place, of a table of his own, which need not
- * even have columns of these types.
+ * Raises 55000 for any other index.  The owner of the schema can drop ours
+ * and create one with the same name on another table, even without columns of
+ * these types.
  */
 Relation
 idem_index_open(IdemRelationId id, Relation table)
@@ -258,7 +265,7 @@ idem_index_open(IdemRelationId id, Relation table)
 		if (index != NULL && has_shape(index, table, &specs[id]))
 			return index;
 
-		/* REINDEX CONCURRENTLY may have put another in its place. */
+		/* REINDEX CONCURRENTLY might have replaced it. */
 		oids[id] = InvalidOid;
 		if (index != NULL && index_oid(id) == relid)
 			ereport(ERROR,
@@ -272,7 +279,8 @@ idem_index_open(IdemRelationId id, Relation table)
 }
 
 /*
- * Relcache callback: something about "relid" changed, or about everything.
+ * Relcache callback: something about "relid" has changed, or about any
+ * relation.
  */
 static void
 forget_relation(Datum arg, Oid relid)
@@ -294,7 +302,7 @@ forget_relation(Datum arg, Oid relid)
 /*
  * Find a relation by its name in the extension's schema.
  *
- * Raises 42704 where there is no extension, 55000 where it lacks the relation.
+ * Raises 42704 if there is no extension, 55000 if it lacks the relation.
  */
 static Oid
 look_up(IdemRelationId id)
@@ -326,7 +334,7 @@ look_up(IdemRelationId id)
 }
 
 /*
- * The schema of the extension; InvalidOid where it is not installed.
+ * Return the schema of the extension; InvalidOid if it is not installed.
  */
 static Oid
 extension_schema(void)
@@ -360,9 +368,9 @@ idem_is_installed(void)
 }
 
 /*
- * Raise 55000 unless the table is exactly as the install script made it, as
- * far as a write that bypasses the executor depends on it.  Additional
- * indexes are welcome: the store maintains them.
+ * Raise 55000 unless the table is exactly as the install script made it, in
+ * all respects on which a write without the executor depends.  Additional
+ * indexes are allowed: the store maintains them.
  */
 static void
 check_shape(Relation rel, const IdemRelationSpec *spec)
@@ -421,9 +429,8 @@ check_shape(Relation rel, const IdemRelationSpec *spec)
 }
 
 /*
- * Raise 55000 unless a sequence gives ascending numbers that never repeat:
- * not after a crash, not by turns in sessions that have drawn some ahead, and
- * not from the beginning again.
+ * Raise 55000 unless a sequence gives ascending numbers that never repeat.
+ * It must not repeat them after a crash, cache them in sessions, or cycle.
  */
 static void
 check_sequence(Oid relid, const char *name)
@@ -457,7 +464,7 @@ check_sequence(Oid relid, const char *name)
 }
 
 /*
- * A relation's name, for a statement that can be run as it is.
+ * Return a relation's name, qualified and quoted for use in a statement.
  */
 static char *
 qualified_name(Oid relid)
@@ -489,7 +496,7 @@ has_primary_key(Relation rel, const AttrNumber *columns)
 }
 
 /*
- * Is this the index of that table that we know how to scan?
+ * Is this the index of that table, with the columns that we know how to scan?
  */
 static bool
 has_shape(Relation index, Relation table, const IdemRelationSpec *spec)
@@ -520,7 +527,7 @@ has_shape(Relation index, Relation table, const IdemRelationSpec *spec)
 }
 
 /*
- * The name that the install script gave a relation.
+ * Return the name that the install script gave a relation.
  */
 const char *
 idem_relation_name(IdemRelationId id)
@@ -529,7 +536,7 @@ idem_relation_name(IdemRelationId id)
 }
 
 /*
- * What the install script created under that name.
+ * Return the kind of relation that the install script created.
  */
 IdemRelationKind
 idem_relation_kind(IdemRelationId id)
@@ -540,7 +547,7 @@ idem_relation_kind(IdemRelationId id)
 }
 
 /*
- * How many columns the install script gave a table.
+ * Return the number of columns that the install script gave a table.
  */
 int
 idem_relation_columns(IdemRelationId id)
@@ -549,7 +556,7 @@ idem_relation_columns(IdemRelationId id)
 }
 
 /*
- * The letter that stands for a type in IdemRelationSpec.shape.
+ * Return the letter that stands for a type in IdemRelationSpec.shape.
  */
 static char
 type_letter(Oid type)

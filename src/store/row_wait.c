@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
  * row_wait.c
- *		Waiting for whoever holds a row.
+ *		Waiting for the holder of a row.
  *
- * All that sleeps here sleeps in the server's lock manager, so the deadlock
- * detector, lock_timeout, statement_timeout and cancel work as in any wait for
- * a row.  What was found before a wait says nothing after it: the caller goes
- * back to find.
+ * All sleeps here are sleeps in the server's lock manager, so the deadlock
+ * detector, lock_timeout, statement_timeout and cancel work as in any wait
+ * for a row.  After a wait, what was found before is out of date: the caller
+ * must find the row again.
  *
  *-------------------------------------------------------------------------
  */
@@ -27,10 +27,8 @@ static void sleep_on_transaction(TransactionId xid);
 
 /*
  * Sleep until cursor->holder has ended, or has given up the insertion that we
- * ran into; or, where there is no holder, until nobody has a lock on
- * cursor->row that the last write ran into, and that lock is ours.  The
- * deadlock detector, lock_timeout, statement_timeout and cancel work as in
- * any wait for a row.
+ * met.  If there is no holder, sleep until we get the lock on cursor->row
+ * that the last write needed.
  */
 void
 idem_wait(IdemCursor *cursor)
@@ -49,7 +47,7 @@ idem_wait(IdemCursor *cursor)
 
 /*
  * Sleep like idem_wait(), but not past "deadline".  Returns false if the
- * holder was still there by then.
+ * holder still had the row then.
  */
 bool
 idem_wait_until(IdemCursor *cursor, TimestampTz deadline)
@@ -70,9 +68,9 @@ sleep_on_holder(void *arg)
 }
 
 /*
- * Sleep until a transaction has ended, or a subtransaction has ended or become
- * its parent's.  In contrast to XactLockTableWait() it waits for one lock
- * only, because that is what the time limit of a sleep is for.
+ * Sleep until a transaction has ended, or a subtransaction has ended or has
+ * become part of its parent.  In contrast to XactLockTableWait() this waits
+ * for one lock only, because the time limit of a sleep applies to one lock.
  */
 static void
 sleep_on_transaction(TransactionId xid)

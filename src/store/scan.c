@@ -1,25 +1,25 @@
 /*-------------------------------------------------------------------------
  *
  * scan.c
- *		Reading through an index, and what all ways to read have in common.
+ *		Reading through an index, and code that all ways to read share.
  *
- * A scan reads with the snapshot that it is given, or without one as a dirty
- * scan.  That sees what others are writing and says who, so that the caller
- * can pass over it or count with it, and may miss a row that moves to another
- * entry meanwhile.  It does not see what this transaction has written since
- * the scan began, or else a take could go round in circles.
+ * A scan reads with the given snapshot.  Without a snapshot it is a dirty
+ * scan: it returns rows that other transactions are writing, and reports
+ * those transactions, so that the caller can skip the rows or count them.  A
+ * dirty scan can miss a row that moves to another index entry meanwhile.  It
+ * does not return what this transaction has written since the scan began;
+ * otherwise a take could find its own rows again and again.
  *
- * A scan for rows passes any number of dead ones on its way, whole pages of
- * them, and an old snapshot may keep vacuum from removing millions.  A scan of
- * entries is bounded by what it looks at: the caller gets every entry of an
- * index, and is told whether there is a row behind it that the active snapshot
- * sees.  It takes no predicate lock, so what it finds under SERIALIZABLE must
- * not be of consequence for data.
+ * A scan for rows skips any number of dead rows, whole pages of them: an old
+ * snapshot can keep vacuum from removing millions.  A scan of entries bounds
+ * its work.  It returns each entry of an index, and reports whether the
+ * active snapshot sees a row behind it.  It takes no predicate lock, so under
+ * SERIALIZABLE data must not depend on its result.
  *
- * A cursor keeps the index that it has opened until it reads through another
- * one, or is closed, and after some scans the scan, too: the next one of that
- * index, with as many keys, uses it again.  When a scan has ended, the cursor
- * holds no page, since its caller may sleep.
+ * A cursor keeps its index open until it reads through another index or is
+ * closed.  From the third scan on it also keeps the scan, and uses it again
+ * for the same index and number of keys.  After the end of a scan the cursor
+ * pins no page, because its caller might sleep.
  *
  *-------------------------------------------------------------------------
  */
@@ -41,7 +41,7 @@
 #include "store/internal.h"
 #include "util/compat.h"
 
-/* A cursor keeps its scan after so many. */
+/* A cursor keeps its scan from the third scan on. */
 #define SCANS_NOT_KEPT	2
 
 static void start(IdemCursor *cursor, IdemRelationId index,
@@ -50,8 +50,8 @@ static bool is_running(TransactionId xid);
 
 /*
  * Begin to read through an index, from the first entry that the keys select.
- * Without a snapshot it is a dirty scan: it sees what others are writing, and
- * what this transaction has written before.
+ * Without a snapshot it is a dirty scan, which returns rows that others are
+ * writing and rows that this transaction has written before.
  */
 void
 idem_scan(IdemCursor *cursor, IdemRelationId index, Snapshot snapshot,
@@ -70,109 +70,11 @@ idem_scan(IdemCursor *cursor, IdemRelationId index, Snapshot snapshot,
 
 /*
  * Begin to read the rows whose primary key begins with the first "ncolumns"
- * columns of "key", in the table's order.
+ * columns of "key", in the table's order.  Reads with any snapshot.
  */
 void
 idem_scan_key(IdemCursor *cursor, Snapshot snapshot, const Datum *key,
 			  int ncolumns)
-{
-	cursor->kind = IDEM_SCAN_VISIBLE;
-	idem_cursor_scan_key(cursor, snapshot, key, ncolumns);
-}
-
-/*
- * Fetch the next row.  Returns false at the end.
- */
-bool
-idem_scan_next(IdemCursor *cursor, ScanDirection direction)
-{
-	bool		is_dirty = cursor->kind == IDEM_SCAN_DIRTY;
-
-	do
-	{
-		if (!idem_cursor_next(cursor, direction, cursor->row))
-			return false;
-	} while (is_dirty && idem_is_written_since(cursor, cursor->command));
-	cursor->holder = InvalidTransactionId;
-	if (is_dirty)
-		cursor->holder = TransactionIdIsValid(cursor->dirty.xmin) ?
-			cursor->dirty.xmin : cursor->dirty.xmax;
-	cursor->speculative_token = 0;
-	slot_getallattrs(cursor->row);
-	return true;
-}
-
-/*
- * Begin to read the entries of an index, from the first one that the keys
- * select.
- */
-void
-idem_scan_entries(IdemCursor *cursor, IdemRelationId index, ScanKey keys,
-				  int nkeys)
-{
-	cursor->kind = IDEM_SCAN_ENTRIES;
-	start(cursor, index, SnapshotAny, keys, nkeys);
-}
-
-/*
- * Step to the next entry.  Returns false at the end.  "value" is a column of
- * the entry, counted from 1, which must not be NULL; "visible" tells whether
- * there is a row, whose columns are not extracted yet.  An entry that a scan before has
- * marked as dead to everybody is not one any more.
- */
-bool
-idem_scan_entry(IdemCursor *cursor, ScanDirection direction,
-				AttrNumber column, Datum *value, bool *visible)
-{
-	MemoryContext old = MemoryContextSwitchTo(cursor->table->context);
-	IndexScanDesc scan = cursor->scan;
-	bool		found = index_getnext_tid(scan, direction) != NULL;
-	bool		isnull;			/* cppcheck-suppress unassignedVariable */
-
-	*visible = false;
-	if (found)
-	{
-		*value = index_getattr(scan->xs_itup, column, scan->xs_itupdesc,
-							   &isnull);
-
-		/* An entry may stand for several versions of a row. */
-		do
-		{
-			if (!index_fetch_heap(scan, cursor->row))
-				break;
-			*visible = idem_row_is_visible(cursor, GetActiveSnapshot());
-		} while (!*visible && scan->xs_heap_continue);
-	}
-	MemoryContextSwitchTo(old);
-	return found;
-}
-
-/*
- * Release the pages that a scan holds, if it is not at its end.  Before a
- * cursor is closed this is not needed.
- *
- * The first ones are not kept: most calls make no more, and to release pages
- * takes longer than what is saved then.
- */
-void
-idem_scan_end(IdemCursor *cursor)
-{
-	if (cursor->nscans++ < SCANS_NOT_KEPT)
-	{
-		index_endscan(cursor->scan);
-		cursor->scan = NULL;
-		return;
-	}
-	index_rescan(cursor->scan, NULL, cursor->scan->numberOfKeys, NULL, 0);
-	cursor->scan->xs_snapshot = InvalidSnapshot;
-}
-
-/*
- * The same as idem_scan_key(), for any snapshot.
- */
-void
-idem_cursor_scan_key(IdemCursor *cursor, Snapshot snapshot, const Datum *key,
-					 int ncolumns)
 {
 	IdemTable  *table = cursor->table;
 	Form_pg_index pkey = table->pkey->rd_index;
@@ -192,7 +94,95 @@ idem_cursor_scan_key(IdemCursor *cursor, Snapshot snapshot, const Datum *key,
 		else
 			idem_key_text(&keys[nkeys++], i + 1, key[column]);
 	}
+	cursor->kind = IDEM_SCAN_VISIBLE;
 	start(cursor, IDEM_PRIMARY_KEY, snapshot, keys, nkeys);
+}
+
+/*
+ * Fetch the next row.  Returns false at the end.
+ */
+bool
+idem_scan_next(IdemCursor *cursor, ScanDirection direction)
+{
+	bool		is_dirty = cursor->kind == IDEM_SCAN_DIRTY;
+
+	do
+	{
+		if (!idem_cursor_next(cursor, direction, cursor->row))
+			return false;
+	} while (is_dirty && idem_is_written_since(cursor, cursor->command));
+	idem_set_holder(cursor, is_dirty ? &cursor->dirty : NULL);
+	slot_getallattrs(cursor->row);
+	return true;
+}
+
+/*
+ * Begin to read the entries of an index, from the first one that the keys
+ * select.
+ */
+void
+idem_scan_entries(IdemCursor *cursor, IdemRelationId index, ScanKey keys,
+				  int nkeys)
+{
+	cursor->kind = IDEM_SCAN_ENTRIES;
+	start(cursor, index, SnapshotAny, keys, nkeys);
+}
+
+/*
+ * Step to the next entry.  Returns false at the end.  "value" is set to a
+ * column of the entry, counted from 1, which must not be NULL.  "visible" is
+ * set to whether there is a row; its columns are not extracted yet.  The
+ * server skips entries that an earlier scan has marked as dead to all
+ * transactions.
+ */
+bool
+idem_scan_entry(IdemCursor *cursor, ScanDirection direction,
+				AttrNumber column, Datum *value, bool *visible)
+{
+	MemoryContext old = MemoryContextSwitchTo(cursor->table->context);
+	IndexScanDesc scan = cursor->scan;
+	bool		found = index_getnext_tid(scan, direction) != NULL;
+	bool		isnull;			/* cppcheck-suppress unassignedVariable */
+
+	*visible = false;
+	if (found)
+	{
+		*value = index_getattr(scan->xs_itup, column, scan->xs_itupdesc,
+							   &isnull);
+
+		/* One entry can stand for several versions of a row. */
+		do
+		{
+			if (!index_fetch_heap(scan, cursor->row))
+				break;
+			*visible = idem_row_is_visible(cursor, GetActiveSnapshot());
+		} while (!*visible && scan->xs_heap_continue);
+	}
+	MemoryContextSwitchTo(old);
+	return found;
+}
+
+/*
+ * Release the pages of a scan that might not have reached its end.  The
+ * caller must still hold the scan's snapshot.  Closing the cursor does the
+ * same.
+ *
+ * The first scans are not kept.  Most calls make no more, and releasing the
+ * pages of a kept scan would take longer than beginning a new one.
+ */
+void
+idem_scan_end(IdemCursor *cursor)
+{
+	Assert(cursor->scan != NULL);
+	Assert(cursor->scan->xs_snapshot != InvalidSnapshot);
+	if (cursor->nscans++ < SCANS_NOT_KEPT)
+	{
+		index_endscan(cursor->scan);
+		cursor->scan = NULL;
+		return;
+	}
+	index_rescan(cursor->scan, NULL, cursor->scan->numberOfKeys, NULL, 0);
+	cursor->scan->xs_snapshot = InvalidSnapshot;
 }
 
 /*
@@ -232,8 +222,8 @@ start(IdemCursor *cursor, IdemRelationId index, Snapshot snapshot,
 }
 
 /*
- * Fetch the next row into a slot.  What a scan allocates on its way has to
- * last for as long as the scan.
+ * Fetch the next row into a slot.  The scan's allocations must last as long
+ * as the scan.
  */
 bool
 idem_cursor_next(IdemCursor *cursor, ScanDirection direction,
@@ -247,8 +237,27 @@ idem_cursor_next(IdemCursor *cursor, ScanDirection direction,
 }
 
 /*
- * Has this transaction written the row?  A frozen one keeps its xmin, which
- * then says nothing: the number may come again.
+ * Set the holder of the row that was read with a dirty snapshot.  A row that
+ * was read with another snapshot, or no row (NULL), has none.
+ */
+void
+idem_set_holder(IdemCursor *cursor, const SnapshotData *dirty)
+{
+	cursor->row_is_pending = dirty != NULL &&
+		TransactionIdIsValid(dirty->xmin);
+	cursor->speculative_token = 0;
+	if (cursor->row_is_pending)
+	{
+		cursor->holder = dirty->xmin;
+		cursor->speculative_token = dirty->speculativeToken;
+	}
+	else
+		cursor->holder = dirty != NULL ? dirty->xmax : InvalidTransactionId;
+}
+
+/*
+ * Has this transaction written the row?  A frozen row keeps its xmin, but
+ * that number is not compared, because it can be in use again.
  */
 bool
 idem_row_is_own(TupleTableSlot *row)
@@ -259,7 +268,7 @@ idem_row_is_own(TupleTableSlot *row)
 }
 
 /*
- * Has this transaction written cursor->row in or after that command?
+ * Has this transaction written cursor->row in that command or a later one?
  */
 bool
 idem_is_written_since(IdemCursor *cursor, CommandId command)
@@ -282,7 +291,7 @@ idem_row_header(TupleTableSlot *row)
 }
 
 /*
- * Is the row version that was found visible to "snapshot"?
+ * Does "snapshot" see cursor->row?
  */
 bool
 idem_row_is_visible(IdemCursor *cursor, Snapshot snapshot)
@@ -291,9 +300,10 @@ idem_row_is_visible(IdemCursor *cursor, Snapshot snapshot)
 }
 
 /*
- * The other transaction that keeps a take from locking the row version that
- * was found: it is replacing, deleting or locking the row, and has not ended.
- * InvalidTransactionId if there is none.  A dirty scan knows nothing of locks.
+ * Return the other transaction that keeps a take from locking cursor->row: it
+ * is replacing, deleting or locking the row, and has not ended.
+ * InvalidTransactionId if there is none.  A dirty scan does not report
+ * lockers.
  */
 TransactionId
 idem_row_writer(IdemCursor *cursor)
@@ -331,7 +341,7 @@ idem_row_writer(IdemCursor *cursor)
 }
 
 /*
- * Is this another transaction, which has not ended?
+ * Is this another transaction that has not ended?
  */
 static bool
 is_running(TransactionId xid)
@@ -341,8 +351,8 @@ is_running(TransactionId xid)
 }
 
 /*
- * The conditions of a scan; columns are counted from 1.  A text is equal, a
- * number or time is compared as the strategy says.
+ * The conditions of a scan.  Columns are counted from 1.  A text is compared
+ * for equality, a number or time as the strategy says.
  */
 void
 idem_key_text(ScanKey key, AttrNumber column, Datum value)

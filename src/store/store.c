@@ -3,21 +3,21 @@
  * store.c
  *		The tables of the extension, open for one call.
  *
- * All access to their tuples is in the files of this folder.  They do for one
- * row, found by primary key, what the executor does for INSERT ... ON CONFLICT
- * and UPDATE, without planner, executor or SPI:
+ * Only the files of this folder access the tables' tuples.  They do for one
+ * row, found by primary key, what the executor does for INSERT ... ON
+ * CONFLICT and UPDATE, without planner, executor or SPI:
  *
- *		find.c	find it, whoever wrote it
- *		scan.c	read others in the order of an index
- *		write.c	insert, update, delete and lock it
+ *		find.c		find it, whoever wrote it
+ *		scan.c		read rows in the order of an index
+ *		write.c		insert, update, delete and lock it
  *		append.c	insert rows whose keys are new
- *		row_wait.c	wait for whoever holds it
+ *		row_wait.c	wait for its holder
  *
- * What the executor would otherwise look after is done there or in
- * relations.c: replica identity, REPEATABLE READ and SERIALIZABLE, all
- * indexes, the command counter.  The permission check is EXECUTE on the
- * SQL function; the read-only, recovery and parallel-mode guards are in
- * idem_cursor_open().
+ * The other duties of the executor are met there or in relations.c: replica
+ * identity, REPEATABLE READ and SERIALIZABLE, all indexes, the command
+ * counter.  The permission check is EXECUTE on the SQL function.
+ * idem_cursor_open() has the guards for read-only transactions, recovery and
+ * parallel mode.
  *
  *-------------------------------------------------------------------------
  */
@@ -43,18 +43,18 @@
 #include "util/compat.h"
 #include "util/settings.h"
 
-/* How the names of the subscriptions of scale-out/move begin. */
+/* The prefix of the names of scale-out/move's subscriptions. */
 #define MOVE_SUBSCRIPTION	"idem_move_"
 
 static void open_on(IdemCursor *cursor, IdemTable *table);
 
 /*
- * Open a table for one call, and a cursor on it; idem_cursor_close() ends
- * both, or an error.
+ * Open a table for one call, and a cursor on it.  idem_cursor_close() or an
+ * error closes both.
  *
- * With any lock but AccessShareLock the caller means to write: raises 25006
- * in a read-only transaction or during recovery, 25000 in a parallel worker,
- * and 42501 in a session that lacks the operator's settings.
+ * With any lock but AccessShareLock the caller is going to write: raises
+ * 25006 in a read-only transaction or during recovery, 25000 in a parallel
+ * worker, and 42501 in a session that lacks the operator's settings.
  */
 void
 idem_cursor_open(IdemCursor *cursor, IdemRelationId id, LOCKMODE lockmode)
@@ -102,8 +102,9 @@ open_on(IdemCursor *cursor, IdemTable *table)
 	cursor->table = table;
 	cursor->row = table_slot_create(table->rel, NULL);
 	cursor->spare = NULL;
-	cursor->holder = InvalidTransactionId;
-	cursor->speculative_token = 0;
+	cursor->row_is_own = false;
+	idem_set_holder(cursor, NULL);
+	ItemPointerSetInvalid(&cursor->held_tid);
 	cursor->lock_mode = LockTupleNoKeyExclusive;
 	cursor->index = NULL;
 	cursor->scan = NULL;
@@ -112,8 +113,8 @@ open_on(IdemCursor *cursor, IdemTable *table)
 }
 
 /*
- * Close a cursor, and with the last one the table, whose lock stays until the
- * transaction ends, as after any statement.
+ * Close a cursor, and with the last one the table.  The table's lock stays
+ * until the transaction ends, as after any statement.
  */
 void
 idem_cursor_close(IdemCursor *cursor)
@@ -140,13 +141,13 @@ idem_cursor_close(IdemCursor *cursor)
 }
 
 /*
- * Close the only cursor on a table, and give back the table's locks, which
- * were taken in the current subtransaction: for a caller that has written
- * nothing since, and is to sleep on something that the deadlock detector does
- * not know of.  Otherwise a session that waits for all holders of the table's
- * lock, and all sessions that queue behind it, would wait for the sleeper, and
- * the sleeper might wait for one of them.  A lock that the transaction had
- * before, it keeps.
+ * Close the only cursor on a table and release the table's locks, which were
+ * taken in the current subtransaction.  A caller uses this if it has written
+ * nothing since, and is going to sleep on something that the deadlock
+ * detector does not know.  Otherwise a session that waits for all holders of
+ * the table's lock, and all sessions that queue behind it, would wait for the
+ * sleeper, and the sleeper might wait for one of them.  A lock that the
+ * transaction held before stays.
  */
 void
 idem_cursor_leave(IdemCursor *cursor, LOCKMODE lockmode)
@@ -161,7 +162,7 @@ idem_cursor_leave(IdemCursor *cursor, LOCKMODE lockmode)
 }
 
 /*
- * The first column of the primary key in the table's order.
+ * Return the first column of the primary key in the table's order.
  */
 AttrNumber
 idem_first_key_column(IdemTable *table)
@@ -175,7 +176,8 @@ idem_first_key_column(IdemTable *table)
 }
 
 /*
- * The type of a column of the primary key, counted from 0 in its order.
+ * Return the type of a column of the primary key, counted from 0 in its
+ * order.
  */
 Oid
 idem_key_type(IdemTable *table, int i)
@@ -184,7 +186,8 @@ idem_key_type(IdemTable *table, int i)
 }
 
 /*
- * A hash of a whole primary key, its columns in the table's order.
+ * Return a hash of a whole primary key, whose columns are in the table's
+ * order.
  */
 uint32
 idem_hash_key(IdemTable *table, const Datum *key)
@@ -217,7 +220,7 @@ idem_hash_key(IdemTable *table, const Datum *key)
 }
 
 /*
- * How many bytes of the found row are in the TOAST table.
+ * Return the size of cursor->row's values that are in the TOAST table.
  */
 Size
 idem_external_size(IdemCursor *cursor)
@@ -243,7 +246,7 @@ idem_external_size(IdemCursor *cursor)
 }
 
 /*
- * The table's indexes, opened for writing when a call first needs them.
+ * Return the table's indexes, open for writing.  The first use opens them.
  */
 IdemIndexes *
 idem_open_indexes(IdemTable *table)
@@ -260,7 +263,7 @@ idem_open_indexes(IdemTable *table)
 }
 
 /*
- * A slot that holds a new row, until ExecClearTuple().
+ * Return a slot that holds a new row, until ExecClearTuple().
  */
 TupleTableSlot *
 idem_new_row(IdemTable *table, Datum *values, bool *nulls)
@@ -278,7 +281,7 @@ idem_new_row(IdemTable *table, Datum *values, bool *nulls)
 }
 
 /*
- * Have a slot hold another new row.
+ * Put another new row into a slot.
  */
 void
 idem_fill_row(TupleTableSlot *slot, IdemTable *table, Datum *values,
@@ -292,12 +295,12 @@ idem_fill_row(TupleTableSlot *slot, IdemTable *table, Datum *values,
 	memcpy(slot->tts_isnull, nulls, table->ncolumns * sizeof(bool));
 	slot->tts_tableOid = RelationGetRelid(table->rel);
 	ExecStoreVirtualTuple(slot);
-	ExecMaterializeSlot(slot);	/* or else each access forms it anew */
+	ExecMaterializeSlot(slot);	/* otherwise each access would form it again */
 }
 
 /*
- * A second slot, for idem_lock_row(), which has no use for what it is given in
- * it, and for idem_find_visible().
+ * Return a second slot, for idem_lock_row(), which ignores the row that it
+ * gets there, and for idem_find_visible().
  */
 TupleTableSlot *
 idem_spare_slot(IdemCursor *cursor)
@@ -313,11 +316,12 @@ idem_spare_slot(IdemCursor *cursor)
 }
 
 /*
- * Does scale-out/move copy rows into the table by logical replication?  If one
- * of them were deleted here, its next update would not find it, and be lost.
+ * Does scale-out/move copy rows into the table by logical replication?  If
+ * one of these rows were deleted here, its next update would not find it, and
+ * would be lost.
  *
- * The caller's snapshot is older than the answer, so it has no row of a copy
- * that begins later.
+ * The caller's snapshot is older than the answer, so it contains no row of a
+ * copy that begins later.
  */
 bool
 idem_rows_arrive(IdemTable *table)

@@ -21,26 +21,26 @@
 #include "utils/snapshot.h"
 
 /*
- * One of our tables, open for one call, and what all cursors on it share.
+ * One of our tables, open for one call.  All cursors on it share this.
  */
 typedef struct IdemTable
 {
 	IdemRelationId id;
-	int			ncursors;		/* the last one that is closed closes it */
+	int			ncursors;		/* closing the last one closes the table */
 	Relation	rel;
 	Relation	pkey;
-	int			ncolumns;		/* without dropped ones at the end */
-	MemoryContext context;		/* what lives as long as the table is open */
-	IdemIndexes *indexes;		/* to be maintained; NULL until needed */
+	int			ncolumns;		/* without dropped columns at the end */
+	MemoryContext context;		/* lives as long as the table is open */
+	IdemIndexes *indexes;		/* for writing; NULL until needed */
 	TupleTableSlot *written;	/* for a new row; NULL until needed */
 } IdemTable;
 
-/* What a scan returns. */
+/* The rows that a scan returns. */
 typedef enum IdemScanKind
 {
 	IDEM_SCAN_VISIBLE,			/* the rows that a snapshot sees */
-	IDEM_SCAN_DIRTY,			/* also those that others are writing */
-	IDEM_SCAN_ENTRIES,			/* all entries of an index, dead ones, too */
+	IDEM_SCAN_DIRTY,			/* also rows that others are writing */
+	IDEM_SCAN_ENTRIES,			/* all index entries, even dead ones */
 } IdemScanKind;
 
 /*
@@ -48,11 +48,11 @@ typedef enum IdemScanKind
  * through an index (scan.c).  A call that needs a second row at the same time
  * opens a second cursor on the table.
  *
- * "row" is the row version that was read last, pinned, its columns in
- * tts_values and tts_isnull; "row_is_own" tells, after a find, that this
- * transaction wrote it.  "holder" is another, uncommitted transaction that
- * inserted the key (IDEM_FIND_PENDING) or is replacing or deleting the row, or
- * else InvalidTransactionId.  Writes and waits are about this row.
+ * "row" is the row version that was read last.  It is pinned, and its columns
+ * are in tts_values and tts_isnull.  After a find, "row_is_own" says whether
+ * this transaction wrote it.  "holder" is the other uncommitted transaction
+ * that inserted the row ("row_is_pending") or is replacing or deleting it;
+ * InvalidTransactionId if there is none.  Writes and waits refer to this row.
  */
 typedef struct IdemCursor
 {
@@ -60,25 +60,26 @@ typedef struct IdemCursor
 	TupleTableSlot *row;
 	TupleTableSlot *spare;		/* see idem_spare_slot() */
 	bool		row_is_own;
+	bool		row_is_pending;
 	TransactionId holder;
 	uint32		speculative_token;
 	ItemPointerData held_tid;
-	LockTupleMode lock_mode;	/* what the last write wanted */
+	LockTupleMode lock_mode;	/* of the last write */
 
-	/* What it reads with; kept from one find or scan to the next. */
-	Relation	index;			/* NULL: none yet */
+	/* The index and the scan are kept from one find or scan to the next. */
+	Relation	index;			/* NULL: none */
 	IdemRelationId index_id;
 	IndexScanDesc scan;			/* NULL: none */
-	int			nscans;			/* that have ended */
+	int			nscans;			/* number of scans that have ended */
 	IdemScanKind kind;
 	SnapshotData dirty;
-	CommandId	command;		/* with which a dirty scan began */
+	CommandId	command;		/* in which a dirty scan began */
 } IdemCursor;
 
-/* Stands for the table's primary key, which has no name of its own. */
+/* The table's primary key, which has no name of its own. */
 #define IDEM_PRIMARY_KEY	IDEM_NUM_RELATIONS
 
-/* How many new rows are inserted together at most. */
+/* The maximum number of rows that are inserted together. */
 #define IDEM_APPEND_ROWS	500
 
 /*
@@ -89,15 +90,15 @@ typedef struct IdemAppender
 	IdemTable  *table;
 	MemoryContext context;		/* for one flush */
 	TupleTableSlot **slots;
-	int			nslots;			/* that have been made */
-	int			nrows;			/* in them */
+	int			nslots;			/* number of slots made */
+	int			nrows;			/* number of rows in the slots */
 	Size		size;			/* of these rows */
 } IdemAppender;
 
 typedef enum IdemFind
 {
-	IDEM_FIND_NONE,				/* nobody has the key */
-	IDEM_FIND_ROW,				/* a committed row, or one of our own */
+	IDEM_FIND_NONE,				/* no row has the key */
+	IDEM_FIND_ROW,				/* a committed row, or our own */
 	IDEM_FIND_PENDING,			/* another transaction is inserting the key */
 } IdemFind;
 
@@ -105,7 +106,7 @@ typedef enum IdemWrite
 {
 	IDEM_WRITE_DONE,
 	IDEM_WRITE_STALE,			/* the row has changed since it was found */
-	IDEM_WRITE_HELD,			/* another transaction has it; only if !wait */
+	IDEM_WRITE_HELD,			/* another transaction holds it; only if !wait */
 } IdemWrite;
 
 extern void idem_cursor_open(IdemCursor *cursor, IdemRelationId id,

@@ -3,29 +3,29 @@
  * write.c
  *		Inserting, updating, deleting and locking one row.
  *
- * idem_insert() is ExecInsert()'s speculative insertion: the tuple goes into
- * the heap under a speculative token, then into the indexes, where a unique
- * index only reports a conflict; then it is confirmed, or killed.  It never
- * waits for another transaction.  Every ready unique index on the primary
- * key's columns is an arbiter, so REINDEX CONCURRENTLY cannot turn a conflict
- * into a unique violation.
+ * idem_insert() makes a speculative insertion, as ExecInsert() does.  The
+ * tuple goes into the heap under a speculative token, then into the indexes,
+ * where a unique index only reports a conflict.  Then the insertion is
+ * confirmed or killed.  It never waits for another transaction.  Every ready
+ * unique index on the primary key's columns is an arbiter, so REINDEX
+ * CONCURRENTLY cannot turn a conflict into a unique violation.
  *
- * Two sessions that insert the same key at once may each see the other's
+ * Two sessions that insert the same key at once can each see the other's
  * tuple and both kill their own.  They cannot then both report the other as
  * holder: each looks again only after its own tuple is dead, so the later one
  * to die finds nothing of the earlier.
  *
  * idem_update() and idem_delete() compare and swap: they write only if the
- * version that was found is still the newest, and otherwise send the caller
- * back to find.  Where they must not wait they lock the row first, as SKIP
- * LOCKED does: heap_update() cannot be told not to wait.  The slot keeps its
- * buffer pinned from find to write, so that no pruning can reuse the line
- * pointer in between.
+ * version that was found is still the newest; otherwise the caller must find
+ * the row again.  If they must not wait, they first lock the row, as SKIP
+ * LOCKED does, because heap_update() always waits.  The slot keeps its buffer
+ * pinned from find to write, so pruning cannot reuse the line pointer in
+ * between.
  *
- * Each write is followed by CommandCounterIncrement(), so that a later call
- * in the same SQL statement sees it and can update it.  So is what that
- * statement itself, a superuser's DELETE say, has written when a call begins:
- * a dirty snapshot sees it at once, so an MVCC snapshot must, too.
+ * CommandCounterIncrement() follows each write, so that a later call in the
+ * same SQL statement sees it and can update it.  It also precedes each call,
+ * for what the statement itself has written, such as a superuser's DELETE: a
+ * dirty snapshot sees that at once, so an MVCC snapshot must, too.
  *
  *-------------------------------------------------------------------------
  */
@@ -41,14 +41,14 @@
 #include "store/xact_tid_cache.h"
 #include "util/compat.h"
 
-static void remember_write(IdemCursor *cursor, TupleTableSlot *slot,
+static void remember_write(IdemTable *table, TupleTableSlot *slot,
 						   bool heap_only);
-static IdemWrite finish_write(IdemCursor *cursor, TM_Result result);
+static IdemWrite finish_write(IdemTable *table, TM_Result result);
 
 /*
- * Insert a row unless another with the same primary key is there, committed
- * or not.  Returns false in that case, having left nothing behind but a dead
- * tuple; the caller goes back to find.
+ * Insert a row unless another row with the same primary key exists, committed
+ * or not.  Returns false in that case, having left only a dead tuple; the
+ * caller must find the row again.
  */
 bool
 idem_insert(IdemCursor *cursor, Datum *values, bool *nulls)
@@ -70,7 +70,7 @@ idem_insert(IdemCursor *cursor, Datum *values, bool *nulls)
 	SpeculativeInsertionLockRelease(xid);
 	IDEM_INJECTION_POINT("idem-inserted");
 	if (inserted)
-		remember_write(cursor, slot, false);
+		remember_write(cursor->table, slot, false);
 
 	ExecClearTuple(slot);
 	CommandCounterIncrement();
@@ -79,7 +79,7 @@ idem_insert(IdemCursor *cursor, Datum *values, bool *nulls)
 
 /*
  * Lock cursor->row, as an update would, until the transaction ends.  Does not
- * wait; an update "with wait" need not, either, from then on.
+ * wait.  After it, an update "with wait" does not wait either.
  */
 IdemWrite
 idem_lock(IdemCursor *cursor)
@@ -89,12 +89,12 @@ idem_lock(IdemCursor *cursor)
 
 	result = idem_lock_row(cursor, LockTupleNoKeyExclusive, LockWaitSkip,
 						   &failure);
-	return finish_write(cursor, result);
+	return finish_write(cursor->table, result);
 }
 
 /*
  * Replace cursor->row.  With "wait", sleeps until no other transaction holds
- * the row; without it, answers IDEM_WRITE_HELD.
+ * the row; without it, returns IDEM_WRITE_HELD.
  */
 IdemWrite
 idem_update(IdemCursor *cursor, Datum *values, bool *nulls, bool wait)
@@ -108,13 +108,13 @@ idem_update(IdemCursor *cursor, Datum *values, bool *nulls, bool wait)
 
 	CheckCmdReplicaIdentity(rel, CMD_UPDATE);
 
-	/* An update cannot but wait; a row lock need not. */
+	/* An update always waits; a row lock need not. */
 	if (!wait)
 	{
 		result = idem_lock_row(cursor, LockTupleNoKeyExclusive, LockWaitSkip,
 							   &failure);
 		if (result != TM_Ok)
-			return finish_write(cursor, result);
+			return finish_write(cursor->table, result);
 		IDEM_INJECTION_POINT("idem-update-locked");
 	}
 
@@ -132,10 +132,10 @@ idem_update(IdemCursor *cursor, Datum *values, bool *nulls, bool wait)
 		if (indexes != TU_None)
 			idem_indexes_update(idem_open_indexes(cursor->table), slot,
 								heap_only);
-		remember_write(cursor, slot, heap_only);
+		remember_write(cursor->table, slot, heap_only);
 	}
 	ExecClearTuple(slot);
-	return finish_write(cursor, result);
+	return finish_write(cursor->table, result);
 }
 
 /*
@@ -155,7 +155,7 @@ idem_delete(IdemCursor *cursor, bool wait)
 								GetActiveSnapshot(), InvalidSnapshot, wait,
 								&failure);
 
-	/* Without wait, it gives up for a mere row lock too, even one of ours. */
+	/* Without wait, it fails even for a row lock, including our own. */
 	if (result == TM_BeingModified)
 	{
 		result = idem_lock_row(cursor, LockTupleExclusive, LockWaitSkip,
@@ -167,13 +167,13 @@ idem_delete(IdemCursor *cursor, bool wait)
 										true, &failure);
 	}
 	IDEM_INJECTION_POINT("idem-deleted");
-	return finish_write(cursor, result);
+	return finish_write(cursor->table, result);
 }
 
 /*
- * Lock cursor->row, with or without waiting for others.  Where that is
- * refused, idem_wait() waits for the same.  This uses up no command id:
- * whoever asks whether his call has written anything is told no.
+ * Lock cursor->row, with or without waiting for others.  If the lock is
+ * refused, idem_wait() waits for it.  This uses no command id, so a caller
+ * that compares command ids sees that nothing was written.
  */
 TM_Result
 idem_lock_row(IdemCursor *cursor, LockTupleMode mode, LockWaitPolicy policy,
@@ -194,9 +194,8 @@ idem_lock_row(IdemCursor *cursor, LockTupleMode mode, LockWaitPolicy policy,
  * Remember where the row in "slot" has been written.
  */
 static void
-remember_write(IdemCursor *cursor, TupleTableSlot *slot, bool heap_only)
+remember_write(IdemTable *table, TupleTableSlot *slot, bool heap_only)
 {
-	IdemTable  *table = cursor->table;
 	AttrNumber	first = idem_first_key_column(table);
 	uint32		hash = idem_hash_key(table, &slot->tts_values[first - 1]);
 
@@ -204,10 +203,10 @@ remember_write(IdemCursor *cursor, TupleTableSlot *slot, bool heap_only)
 }
 
 /*
- * Translate the outcome of an update or delete.
+ * Translate the result of an update or delete.
  */
 static IdemWrite
-finish_write(IdemCursor *cursor, TM_Result result)
+finish_write(IdemTable *table, TM_Result result)
 {
 	switch (result)
 	{
@@ -225,7 +224,7 @@ finish_write(IdemCursor *cursor, TM_Result result)
 
 		default:
 			elog(ERROR, "unexpected result %d of writing to table \"%s\"",
-				 (int) result, RelationGetRelationName(cursor->table->rel));
+				 (int) result, RelationGetRelationName(table->rel));
 			return IDEM_WRITE_STALE;	/* keep compiler quiet */
 	}
 }

@@ -1,27 +1,27 @@
 /*-------------------------------------------------------------------------
  *
  * xact_tid_cache.c
- *		Where this transaction has put the rows that it wrote last.
+ *		The places of the rows that this transaction wrote last.
  *
  * A transaction that writes one row again and again leaves versions behind
- * that nothing can remove before it has ended.  A search by index passes them
- * all, so that the thousandth write would cost hundreds of times the first.
- * Therefore the place of the newest version is remembered, for as many rows
- * as the memory below has places; a row that hashes to the same place takes
- * it over.
+ * that cannot be removed before it ends.  A search by index scans them all,
+ * so the thousandth write would cost hundreds of times the first.  Therefore
+ * this file remembers the place of the newest version, for a fixed number of
+ * rows.  A row that hashes to the same entry takes it over.
  *
- * A row that was deleted is not remembered: who claims and releases one key
- * again and again in one transaction passes all that it has left behind.  To
- * know that the row is gone would save half of that only.  The index of the
- * primary key looks at all entries of a key before it takes another, and must
- * do so: the transaction may have put a row there by other means than ours.
+ * A deleted row is not remembered.  A transaction that claims and releases
+ * one key again and again therefore scans all versions that it has left.
+ * Remembering that the row is gone would save only half of that: an insertion
+ * into the primary key's index reads all entries of the key anyway, and must
+ * do so, because the transaction might have inserted a row there by other
+ * means.
  *
- * What is remembered is a hint about the row, which find.c fetches and
- * judges itself, but the place must lie within the table.  It does for as long
- * as the subtransaction that wrote there has not been rolled back, for until
- * then its lock on the table (see idem_relation_open()) holds everybody off
- * who could cut the table short or put another file in its place, but this
- * transaction itself; and of that the relation cache tells.
+ * The remembered place is a hint.  find.c fetches and checks the row, but the
+ * place must exist in the table.  It does until the subtransaction that wrote
+ * it is rolled back: until then its lock on the table (see
+ * idem_relation_open()) keeps all others from truncating the table or
+ * replacing its file.  If this transaction itself does so, the relation cache
+ * reports it.
  *
  *-------------------------------------------------------------------------
  */
@@ -35,12 +35,12 @@
 #include "store/xact_tid_cache.h"
 #include "util/compat.h"
 
-/* Enough for what a batch claims, and the next call completes; 32 kB. */
+/* Enough for a batch of claims that the next call completes; 32 kB. */
 #define NUM_PLACES	1024
 
 /*
- * The newest version of a row.  "heap_only" tells that no index entry points
- * to it, but to an older version on its page.
+ * The newest version of a row.  If "heap_only", no index entry points to it,
+ * only to an older version on its page.
  */
 typedef struct OwnWrite
 {
@@ -54,11 +54,11 @@ typedef struct OwnWrite
 
 static OwnWrite places[NUM_PLACES];
 
-/* The transaction that has remembered something last. */
+/* The transaction that has last remembered something. */
 static LocalTransactionId writer = InvalidLocalTransactionId;
 
 /*
- * May there be anything to recall?
+ * Can there be anything to recall?
  */
 bool
 idem_has_written(void)
@@ -68,7 +68,7 @@ idem_has_written(void)
 
 /*
  * Remember that the current transaction has put a row's newest version there.
- * "hash" is one of its primary key.
+ * "hash" is a hash of the row's primary key.
  */
 void
 idem_remember_write(Relation table, uint32 hash,
@@ -86,11 +86,12 @@ idem_remember_write(Relation table, uint32 hash,
 }
 
 /*
- * Where is the newest version of a row, if the current transaction wrote it?
+ * Return the place of a row's newest version, if the current transaction
+ * wrote it.
  *
- * Returns false if that is not known.  If it returns true, the place exists,
- * but the row there may have been written or deleted since by others means
- * than ours, or be another one.
+ * Returns false if it is not known.  If it returns true, the place exists,
+ * but the row there might have been written or deleted since by other means,
+ * or might be another row.
  */
 bool
 idem_recall_write(Relation table, uint32 hash, ItemPointer tid,

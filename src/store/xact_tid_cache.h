@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * xact_tid_cache.h
- *		Where this transaction has put the rows that it wrote last.
+ *		The places of the rows that this transaction wrote last.
  *
  *-------------------------------------------------------------------------
  */
