@@ -21,7 +21,7 @@
 #	make valgrind		valgrind, on a PostgreSQL 17 with assertions; takes hours
 #	make inject			stop sessions between any two steps, on that PostgreSQL 17
 #	make mutants		break the code on purpose; the tests must notice
-#	make fuzz			random documents for canonical JSON, for ten minutes
+#	make fuzz			random input for canonical JSON and for the relay's parsers, for 14 minutes
 #
 # Measure it:
 #	make bench			ratios to hand-written SQL, on a throwaway server
@@ -165,10 +165,12 @@ valgrind:
 	@test/prepare inject
 	@server=$$(test/source_server) && PG_CONFIG=$$server test/memory valgrind $(SUITES)
 
-# MINUTES=60 for a longer run; see test/fuzz/run.
+# MINUTES=60 for a longer run of each; see test/fuzz/run and test/fuzz/relay/run.
 fuzz:
 	@test/prepare fuzz
+	@test/prepare relay
 	@test/fuzz/run
+	@test/fuzz/relay/run
 
 # LOADS="claim_new replay" measures only these; see test/bench/run for more.
 bench:

@@ -2,6 +2,17 @@
 -- whose transactions are rolled back would be lost, and those of others would make
 -- all calls wait for one row.
 
+--@ helpers
+CREATE FUNCTION @S@.idem_p_seconds_since(moment timestamptz)
+RETURNS float8
+LANGUAGE sql VOLATILE
+AS $$
+	SELECT CASE WHEN isfinite(moment) THEN greatest(extract(epoch FROM clock_timestamp() - moment)::float8, 0)
+		WHEN moment < 'epoch' THEN 'Infinity' ELSE 0 END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_seconds_since(timestamptz) IS
+'The age of a time in seconds; 0 for NULL.';
+
 --@ idem_stats_data plpgsql
 BEGIN
 	SELECT d.oid INTO datid FROM pg_database AS d WHERE d.datname = current_database();
@@ -19,29 +30,28 @@ END
 --@ idem_worker_absence sql
 	SELECT 'the portable edition has none; call idem_cleanup() from a scheduler'
 
---@ idem_monitoring_data plpgsql SET enable_seqscan = off
+--@ idem_monitoring_data plpgsql SET enable_seqscan = off SET jit = off
 #variable_conflict use_column
 DECLARE
 	clock CONSTANT timestamptz := clock_timestamp();
 	most CONSTANT int := 50000;
 BEGIN
 	RETURN QUERY
-		SELECT 'keys', count(*), NULL::bigint, coalesce(extract(epoch FROM clock - min(k.expires_at) - @S@.idem_p_tombstone())::float8, 0),
+		SELECT 'keys', count(*), NULL::bigint, @S@.idem_p_seconds_since(min(k.expires_at) + @S@.idem_p_tombstone()),
 			count(*) < most, NULL
-		FROM (SELECT e.expires_at FROM @S@.idem_keys AS e WHERE e.expires_at <= clock - @S@.idem_p_tombstone()
+		FROM (SELECT e.expires_at FROM @S@.idem_keys AS e WHERE e.expires_at <= clock
 			ORDER BY e.expires_at LIMIT most) AS k
 		UNION ALL
-		SELECT 'tokens', count(*), NULL, coalesce(extract(epoch FROM clock - min(t.expires_at))::float8, 0), count(*) < most, NULL
+		SELECT 'tokens', count(*), NULL, @S@.idem_p_seconds_since(min(t.expires_at)), count(*) < most, NULL
 		FROM (SELECT e.expires_at FROM @S@.idem_tokens AS e WHERE e.expires_at <= clock ORDER BY e.expires_at LIMIT most) AS t
 		UNION ALL
-		SELECT 'acked', count(*), NULL, coalesce(extract(epoch FROM clock - min(o.acked_at))::float8
-			- @S@.idem_p_setting('outbox_retention')::float8 / 1000, 0), count(*) < most, NULL
+		SELECT 'acked', count(*), NULL, @S@.idem_p_seconds_since(min(o.acked_at) + @S@.idem_p_setting('outbox_retention')::float8 * '1 ms'::interval), count(*) < most, NULL
 		FROM (SELECT e.acked_at FROM @S@.idem_outbox AS e WHERE e.state <> 'pending'
 			AND e.acked_at <= clock - @S@.idem_p_setting('outbox_retention')::float8 * '1 ms'::interval
 			ORDER BY e.acked_at LIMIT most) AS o
 		UNION ALL
 		SELECT 'pending', count(*), count(*) FILTER (WHERE o.available_at <= clock),
-			coalesce(extract(epoch FROM clock - min(o.available_at) FILTER (WHERE o.available_at <= clock))::float8, 0),
+			@S@.idem_p_seconds_since(min(o.available_at) FILTER (WHERE o.available_at <= clock)),
 			count(*) < most, NULL
 		FROM (SELECT e.available_at FROM @S@.idem_outbox AS e WHERE e.state = 'pending' LIMIT most) AS o
 		UNION ALL
@@ -61,7 +71,7 @@ BEGIN
 				coalesce(avg((k.expires_at > clock)::int), 1)::float8,
 				count(*) FILTER (WHERE k.state = 'started' AND k.expires_at > clock AND k.lease_expires_at < clock - '1 min'::interval),
 				count(*) FILTER (WHERE k.state = 'started' AND k.expires_at > clock AND k.lease_expires_at < clock - '1 min'::interval),
-				max(k.created_at), max(k.claim_token), NULL::text
+				max(k.created_at) FILTER (WHERE isfinite(k.created_at)), max(k.claim_token), NULL::text
 			FROM (SELECT e.* FROM @S@.idem_keys AS e LIMIT most) AS k;
 	ELSE
 		RETURN QUERY SELECT 1::float8, coalesce(avg((t.expires_at > clock)::int), 1)::float8, 0::bigint, 0::bigint, max(t.used_at),
@@ -72,7 +82,7 @@ END
 
 --@ idem_clock_evidence plpgsql
 BEGIN
-	RETURN QUERY SELECT 'a message', o.created_at FROM @S@.idem_outbox AS o ORDER BY o.id DESC LIMIT 1;
+	RETURN QUERY SELECT 'the newest message', o.created_at FROM @S@.idem_outbox AS o WHERE isfinite(o.created_at) ORDER BY o.id DESC LIMIT 1;
 END
 
 --@ idem_table_faults plpgsql
@@ -81,7 +91,7 @@ BEGIN
 		idem_client_sequences,idem_tokens,idem_outbox,idem_claim_tokens,idem_outbox_ids}'::text[]) AS t (name);
 END
 
---@ idem_outbox_blocked plpgsql SET enable_seqscan = off
+--@ idem_outbox_blocked plpgsql SET enable_seqscan = off SET jit = off
 #variable_conflict use_column
 DECLARE
 	clock CONSTANT timestamptz := clock_timestamp();

@@ -188,6 +188,12 @@ BEGIN
 		VALUES (number, @S@.idem_p_lane(idem_publish.topic, idem_publish.message_key), clock,
 			clock + coalesce(deliver_after, '0 s'), 0, 0, true, message, 'pending', idem_publish.topic,
 			idem_publish.message_key, idem_publish.payload, idem_publish.headers);
+	-- It counts from when it was written, not before a wait for the table.
+	IF @S@.idem_p_has_waited(clock) THEN
+		clock := clock_timestamp();
+		UPDATE @S@.idem_outbox AS o SET created_at = clock, available_at = clock + coalesce(deliver_after, '0 s')
+			WHERE o.id = number;
+	END IF;
 	RETURN message;
 END
 
@@ -230,7 +236,7 @@ END
 
 -- The statistics of a table that is filled and emptied lead the planner astray: all
 -- that is read here is the beginning of an index.
---@ idem_outbox_take plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
+--@ idem_outbox_take plpgsql SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off
 #variable_conflict use_column
 DECLARE
 	wanted CONSTANT int := coalesce(max_messages, 100);
@@ -238,12 +244,13 @@ DECLARE
 	-- Of one call, parking must not take long.
 	may_park int := 200;
 	clock timestamptz := clock_timestamp();
-	deadline CONSTANT timestamptz := clock + wait;
+	deadline timestamptz;
 	lease_end timestamptz;
 	heads bigint[];
 	behind bigint[];
 	lanes bigint[];
 	ids bigint[];
+	locked bigint[];
 	ended bigint[];
 	parked int;
 	changed boolean := false;
@@ -251,6 +258,7 @@ DECLARE
 BEGIN
 	IF wait IS NOT NULL THEN
 		PERFORM @S@.idem_p_check_interval(wait, 'wait');
+		deadline := clock + wait;
 	END IF;
 	IF wanted < 1 THEN
 		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "max_messages" must be positive';
@@ -266,7 +274,6 @@ BEGIN
 	END IF;
 	LOOP
 		clock := clock_timestamp();
-		lease_end := clock + coalesce(lease, '30 s');
 		-- The due messages: those that are the first of their key, and others, to be parked.
 		SELECT array_agg(d.id ORDER BY d.available_at, d.id) FILTER (WHERE d.is_head),
 				array_agg(d.id) FILTER (WHERE NOT d.is_head), array_agg(DISTINCT d.key_hash) FILTER (WHERE NOT d.is_head)
@@ -298,10 +305,19 @@ BEGIN
 						WINDOW up_to AS (ORDER BY e.id), before AS (ORDER BY e.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS n
 					WHERE n.follows) AS r (id)
 				ORDER BY h.place, r.id LIMIT wanted);
-			ids := ARRAY(SELECT o.id FROM unnest(ids) WITH ORDINALITY AS i (id, place)
+			locked := ARRAY(SELECT o.id FROM unnest(ids) WITH ORDINALITY AS i (id, place)
 				JOIN @S@.idem_outbox AS o ON o.id = i.id
 				WHERE o.state = 'pending' AND o.available_at <= clock
 				ORDER BY i.place FOR NO KEY UPDATE OF o SKIP LOCKED);
+			-- None behind one that somebody else is answering, who may put it back.
+			IF cardinality(locked) < cardinality(ids) THEN
+				locked := ARRAY(SELECT l.id FROM unnest(locked) WITH ORDINALITY AS l (id, place)
+					JOIN @S@.idem_outbox AS o ON o.id = l.id
+					WHERE NOT EXISTS (SELECT FROM unnest(ids) AS s (id) JOIN @S@.idem_outbox AS b ON b.id = s.id
+						WHERE b.key_hash = o.key_hash AND b.id < o.id AND b.state = 'pending' AND s.id <> ALL (locked))
+					ORDER BY l.place);
+			END IF;
+			ids := locked;
 		END IF;
 
 		IF ids <> '{}' THEN
@@ -315,6 +331,8 @@ BEGIN
 				PERFORM @S@.idem_p_open_lanes(ended);
 				changed := true;
 			END IF;
+			-- The lease is from now, not before a wait for the table.
+			lease_end := clock_timestamp() + coalesce(lease, '30 s');
 			RETURN QUERY WITH taken AS (UPDATE @S@.idem_outbox AS o
 					SET attempt = o.attempt + 1, awaiting_ack = true, in_due_index = true, available_at = lease_end
 					WHERE o.id = ANY (ids) AND o.state = 'pending' AND o.attempt - o.uncounted_attempts < attempts_allowed

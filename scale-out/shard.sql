@@ -240,8 +240,9 @@ END
 $$;
 
 -- On the old shard, with the exclusive lock of the slot.  A move to the same shard
--- that was interrupted is taken over, if the new shard has not opened since.
-CREATE FUNCTION idem_guard.close(slot int, scope text, epoch bigint, peer int, peer_opened bigint)
+-- that was interrupted is taken over, if the new shard has not opened since.  "own"
+-- are the scopes of a slot that do not go with it, as the mover knows them.
+CREATE FUNCTION idem_guard.close(slot int, scope text, epoch bigint, peer int, peer_opened bigint, own text[] DEFAULT '{}')
 RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -254,6 +255,12 @@ BEGIN
 		OR NOT (gate.state = 'open'
 			OR gate.state = 'leaving' AND gate.is_own AND gate.peer = close.peer AND peer_opened < gate.epoch) THEN
 		PERFORM idem_guard.overtaken(slot, scope, 'closing the old shard', epoch);
+	END IF;
+	IF scope = '' AND own <> ARRAY(SELECT p.scope FROM idem_guard.places AS p
+			WHERE p.slot = close.slot AND p.scope <> '' ORDER BY p.scope) THEN
+		RAISE EXCEPTION USING ERRCODE = 'object_in_use',
+			MESSAGE = format('a scope of slot %s has come or gone meanwhile', slot),
+			HINT = 'Nothing has been changed. Run scale-out/move again.';
 	END IF;
 	PERFORM idem_guard.set_gate(slot, scope, 'leaving', epoch, gate.opened, peer,
 		CASE WHEN gate.is_own THEN (SELECT p.follows FROM idem_guard.places AS p

@@ -114,6 +114,8 @@ ROLLBACK;
 --
 -- Messages: acknowledged ones only, when the retention is over
 --
+-- 7 days by default
+SHOW idempotency.outbox_retention;
 BEGIN;
 CREATE FUNCTION pg_temp.make_messages(prefix text) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -146,8 +148,6 @@ SELECT pg_temp.make_messages('old');
 UPDATE idem_outbox SET created_at = created_at - '1 year'::interval, available_at = available_at - '1 year'::interval,
 		acked_at = acked_at - '167 hours'::interval
 	WHERE topic LIKE 'old %';
--- 7 days by default
-SHOW idempotency.outbox_retention;
 SELECT * FROM idem_cleanup();
 UPDATE idem_outbox SET acked_at = acked_at - '2 hours'::interval WHERE topic LIKE 'old %';
 SELECT * FROM idem_cleanup();
@@ -183,8 +183,8 @@ SELECT count(*) FROM idem_once_many('batch', ARRAY(SELECT 'token ' || i FROM gen
 SELECT i, tokens_deleted FROM generate_series(1, 4) AS i, LATERAL (SELECT * FROM idem_cleanup(i - i + 2)) AS c;
 ROLLBACK;
 -- NULL: idempotency.cleanup_batch_size
-BEGIN;
 SHOW idempotency.cleanup_batch_size;
+BEGIN;
 -- In bulk
 SELECT count(*) FROM idem_once_many('batch', ARRAY(SELECT 'token ' || i FROM generate_series(1, 10010) AS i), '0');
 SELECT tokens_deleted FROM idem_cleanup();

@@ -199,11 +199,17 @@ class Place:
                              '(%s::text[])'.format(column), self.slot, self.own)
 
     def delete_rows(self, shard, limit=None):
-        """Up to a limit from each table.  Returns their number."""
+        """Up to a limit from each table.  Returns their number.  The caller holds
+        the lock of the gate: another mover can have brought a scope of the slot
+        here since own_scopes() was asked."""
         total = 0
         for space, table, column, _ in shard.run(TABLES):
             name, condition = full_name(space, table), self.condition(
                 shard, column)
+            if self.is_slot:
+                condition += ' AND %s NOT IN (SELECT scope FROM idem_guard.places ' \
+                    "WHERE slot = %d AND state <> 'away')" % (
+                        quoted(column), self.slot)
             if limit:
                 condition = 'ctid = ANY (ARRAY(SELECT ctid FROM %s WHERE %s ' \
                     'LIMIT %d))' % (name, condition, limit)
@@ -217,6 +223,10 @@ class Place:
         return [scope for scope, in home.run(
             "SELECT scope FROM idem_guard.places WHERE slot = %s AND "
             "scope <> '' ORDER BY scope", self.slot)] if self.is_slot else []
+
+    def comes_without(self):
+        """For a step of a slot"""
+        return [self.own] if self.is_slot else []
 
     def look_at(self, home):
         self.own = self.own_scopes(home)

@@ -199,7 +199,8 @@ class Move:
     def close(self, source, origin, to, epoch, opened, replica):
         deadline = Deadline(self.timeout)
         self.place.lock_users_out(source, deadline)
-        self.place.step(source, 'close', epoch, to, opened, timeout=1)
+        self.place.step(source, 'close', epoch, to, opened, *self.place.comes_without(),
+                        timeout=1)
         if replica:
             replica.mark()
         # Routers ask to wait rather than to look elsewhere.  The slot is locked,
@@ -216,8 +217,7 @@ class Move:
             replica.wait_for_the_rest()
         else:
             total = copy(source, target, tables, self.place)
-        self.place.step(target, 'open_here', epoch,
-                        *([self.place.own] if self.place.is_slot else []),
+        self.place.step(target, 'open_here', epoch, *self.place.comes_without(),
                         timeout=self.timeout)
         if replica:
             replica.finish()

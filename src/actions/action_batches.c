@@ -3,11 +3,11 @@
  * action_batches.c
  *		Many user actions at once: advance counters, set states.
  *
- * Each element is dealt with as by a call of its own (actions.c), but on
- * tables, indexes and scans that are opened once.  Counters are visited in the
- * order of their primary key's bytes: user, entity type, entity.  A state is
- * written only under the lock of its counter's row.  So two calls that wait
- * for each other's rows do not deadlock, nor does such a call with single ones
+ * Each element is processed as by its own call (actions.c), but tables,
+ * indexes and scans are opened once.  Counters are visited in the order of
+ * their primary key's bytes: user, entity type, entity.  A state is written
+ * only under the row lock of its counter.  So two calls that wait for each
+ * other's rows do not deadlock, and neither do such a call and single calls
  * that a transaction makes in this order.
  *
  *-------------------------------------------------------------------------
@@ -163,8 +163,8 @@ idem_set_many(PG_FUNCTION_ARGS)
 }
 
 /*
- * The first three arguments: users and entities.  Raises 22004, 22023, and
- * 55000 for a user who is not pinned.
+ * Read the first three arguments: users and entities.  Raises 22004, 22023,
+ * and 55000 for a user who is not pinned.
  */
 static void
 entity_arrays(FunctionCallInfo fcinfo, IdemArray *arrays)
@@ -183,7 +183,7 @@ entity_arrays(FunctionCallInfo fcinfo, IdemArray *arrays)
 }
 
 /*
- * Argument "n", action ids.  Raises 22004, 22023, ID005.
+ * Read argument "n", action ids.  Raises 22004, 22023, ID005.
  */
 static void
 action_ids_arg(FunctionCallInfo fcinfo, int n, IdemArray *array)
@@ -202,7 +202,7 @@ action_ids_arg(FunctionCallInfo fcinfo, int n, IdemArray *array)
 }
 
 /*
- * The first "length" columns of element "i"'s primary key.
+ * Set the first "length" columns of element "i"'s primary key.
  */
 static void
 set_key(Datum *key, const IdemArray *arrays, int length, int i)
@@ -212,7 +212,7 @@ set_key(Datum *key, const IdemArray *arrays, int length, int i)
 }
 
 /*
- * Count what became of "count" calls.
+ * Count the results of "count" calls.
  */
 static void
 count_advances(int advances, int count)

@@ -1,17 +1,17 @@
 /*-------------------------------------------------------------------------
  *
  * action_queries.c
- *		All that a user has done: to read it, and to forget it.
+ *		Reading and deleting all actions of a user.
  *
  * idem_action_states() reads with the statement's snapshot alone, as
  * idem_lookup() and idem_is_active() do.
  *
- * idem_forget_user() deletes a pair's counter first, and then its actions, as
- * a snapshot sees them that is taken between the two.  The counter's row lock
- * serializes it with who advances the counter: what one that committed
- * before has written is gone, too, and one that comes later, or whose counter
- * was not committed when the user's counters were gone through, keeps both its
- * counter and its actions.  Actions without a counter, which only a
+ * idem_forget_user() first deletes a pair's counter, and then the pair's
+ * actions, as seen by a snapshot taken between the two.  The counter's row
+ * lock serializes it with calls that advance the counter.  What such a call
+ * committed before is deleted, too.  A call that comes later keeps both its
+ * counter and its actions, as does one whose counter was not committed when
+ * the user's counters were read.  Actions without a counter, which only a
  * superuser can have left behind, come last.
  *
  *-------------------------------------------------------------------------
@@ -42,7 +42,7 @@ enum
 };
 
 /*
- * The tables of idem_action_states().  "exact" is open where the snapshot may
+ * The tables of idem_action_states().  "exact" is open if the snapshot might
  * see a row twice; see idem_find_visible().
  */
 typedef struct Reading
@@ -200,8 +200,8 @@ forget_pairs(Forgetting *forgetting, Datum *key)
 }
 
 /*
- * Delete the actions with the first "ncolumns" columns of a key, as they are
- * now, that have no counter.
+ * Delete the actions with the first "ncolumns" columns of a key that have no
+ * counter now.
  */
 static void
 forget_actions(Forgetting *forgetting, const Datum *key, int ncolumns)
@@ -219,7 +219,7 @@ forget_actions(Forgetting *forgetting, const Datum *key, int ncolumns)
 
 /*
  * Delete a counter, as it is now.  Returns whether there was one.  Waits for
- * who is writing it.  Raises 40001 where the transaction's snapshot must not
+ * the writer of its row.  Raises 40001 if the transaction's snapshot must not
  * see it.
  */
 static bool
@@ -236,9 +236,9 @@ delete_counter(Forgetting *forgetting, const Datum *key)
 }
 
 /*
- * Delete an action that has no counter; that of another transaction is one,
- * though it is not committed.  What is deleted is what was there before the
- * counter was looked for, and is not.  Waits and raises as delete_counter().
+ * Delete an action that has no counter.  Another transaction's uncommitted
+ * counter counts.  The action was there before the counter was looked for.
+ * Waits and raises errors as delete_counter() does.
  */
 static void
 delete_action(Forgetting *forgetting, const Datum *key)

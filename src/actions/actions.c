@@ -4,16 +4,17 @@
  *		Versioned user actions: only the latest intent counts.
  *
  * A row of idem_action_versions is the version counter of one (user, entity
- * type, entity id).  A call whose action id is not above it is stale and
- * changes nothing.  The rows of idem_user_actions hold, for each action type,
- * whether it is active; they are written only by the transaction that has
- * just advanced the counter, so the counter's row lock serializes them.
+ * type, entity id).  A call whose action id is not above the counter is stale
+ * and changes nothing.  The rows of idem_user_actions hold, for each action
+ * type, whether it is active.  Only the transaction that has just advanced
+ * the counter writes them, so the counter's row lock serializes them.
  *
  * The counter only grows.  A committed value at or above the action id is
- * therefore final, whatever other transactions are about to do to the row,
+ * therefore final, whatever other transactions are going to do to the row,
  * and a stale call answers from it without a lock.  It reads the counter once
- * more, with the state and with one snapshot, so that they belong together.  A
- * newer call waits for a concurrent writer of the row, and then looks again.
+ * more, together with the state and with one snapshot, so that the two belong
+ * together.  A newer call waits for a concurrent writer of the row, and then
+ * looks again.
  *
  *-------------------------------------------------------------------------
  */
@@ -36,7 +37,7 @@
 #include "util/settings.h"
 #include "util/texts.h"
 
-/* PostgreSQL counts time from 2000, the world from 1970. */
+/* PostgreSQL counts time from 2000, Unix from 1970. */
 #define UNIX_EPOCH_LEAD_MS \
 	((double) (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * SECS_PER_DAY * 1000)
 
@@ -164,7 +165,7 @@ idem_is_active(PG_FUNCTION_ARGS)
 }
 
 /*
- * The first three arguments: a user and an entity.  Raises 22004, 22023.
+ * Read the first three arguments: a user and an entity.  Raises 22004, 22023.
  */
 static void
 entity_args(FunctionCallInfo fcinfo, Datum *key)
@@ -175,7 +176,7 @@ entity_args(FunctionCallInfo fcinfo, Datum *key)
 }
 
 /*
- * Argument "n", an action id.  Raises 22004, ID005.
+ * Read argument "n", an action id.  Raises 22004, ID005.
  */
 static int64
 action_id_arg(FunctionCallInfo fcinfo, int n)
@@ -259,7 +260,7 @@ idem_advance(IdemCursor *versions, const Datum *key, int64 action_id,
 
 /*
  * Carry out an intent if it is the latest, and clear the excluded action
- * types; otherwise report the state that later intents have led to.
+ * types.  Otherwise report the state that later intents have produced.
  */
 static void
 act(const Datum *key, IdemIntent intent, int64 action_id,
@@ -279,7 +280,7 @@ act(const Datum *key, IdemIntent intent, int64 action_id,
 }
 
 /*
- * The same where the tables are open already, uncounted.
+ * The same, with the tables open already, and without counting.
  */
 void
 idem_act(IdemCursor *versions, IdemCursor *actions, const Datum *key,
@@ -311,10 +312,10 @@ idem_act(IdemCursor *versions, IdemCursor *actions, const Datum *key,
 }
 
 /*
- * Read the counter and an action's state as they are now, with one snapshot.
- * Returns false where the counter, which was above the action id, has gone.
+ * Read the current counter and state of an action with one snapshot.  Returns
+ * false if the counter, which was at or above the action id, is gone.
  *
- * Raises 40001 where the transaction's snapshot must not see one of them.
+ * Raises 40001 if the transaction's snapshot must not see one of them.
  */
 static bool
 read_state(IdemCursor *versions, IdemCursor *actions, const Datum *key,
@@ -335,9 +336,10 @@ read_state(IdemCursor *versions, IdemCursor *actions, const Datum *key,
 }
 
 /*
- * Write the state of one action type; the counter is ours, so who holds the
- * row has come past these functions.  Its time is from after that wait.
- * Returns whether it is active now.  Clearing what is not set writes nothing.
+ * Write the state of one action type.  The counter is our own, so only a
+ * transaction that bypasses these functions can hold the row.  The time in
+ * the row is from after a wait for it.  Returns whether the action is active
+ * now.  Clearing an action that is not set writes nothing.
  */
 static bool
 write_action(IdemCursor *actions, const Datum *key, IdemIntent intent,
@@ -396,7 +398,7 @@ row_last_action_id(IdemCursor *versions)
 }
 
 /*
- * Argument "n", an array of action types that must not be active beside
+ * Read argument "n", an array of action types that must not be active beside
  * "action_type", or NULL.  Returns their number.  Raises 22004, 22023.
  */
 static int
@@ -433,8 +435,8 @@ state_result(FunctionCallInfo fcinfo, const IdemActionState *state)
 }
 
 /*
- * Log that an action was stale.  "entity" has the columns of the primary key
- * of idem_action_versions.
+ * Log a stale action.  "entity" has the columns of the primary key of
+ * idem_action_versions.
  */
 void
 idem_log_stale_event(const Datum *entity, int64 action_id,

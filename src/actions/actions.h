@@ -43,7 +43,7 @@ enum
 	KEY_LENGTH,
 };
 
-/* What a call wants of an action type. */
+/* A call's intent for an action type. */
 typedef enum IdemIntent
 {
 	IDEM_INTENT_OFF,

@@ -3,23 +3,24 @@
  * canonical_json.c
  *		Canonical JSON: the JSON Canonicalization Scheme, RFC 8785.
  *
- * No white space; the members of an object ordered by the UTF-16 code units
- * of their names (section 3.2.3); strings with the few escapes that ECMAScript
- * uses (3.2.2.2); numbers as ECMAScript writes the nearest IEEE double
- * (3.2.2.3).  Output is UTF-8 whatever the database encoding.
+ * There is no white space.  The members of an object are ordered by the
+ * UTF-16 code units of their names (section 3.2.3).  Strings have the few
+ * escapes that ECMAScript uses (3.2.2.2).  Numbers are the nearest IEEE
+ * double, as ECMAScript writes it (3.2.2.3).  Output is UTF-8 in any database
+ * encoding.
  *
- * One deliberate limit.  RFC 8785 expects numbers to come from IEEE doubles,
- * but jsonb holds any decimal.  So a number keeps its digits, in the same
- * layout, if it has more than 17 significant ones, if it is an integer that the
- * nearest double differs from, or if it lies beyond the range of doubles.
- * Amounts that differ therefore look different if they have up to 15 digits or
- * more than 17; of 16 and 17 digits they may be one double.  The other side of
- * it: what a writer of 17 digits makes of a large double keeps them, where
- * RFC 8785 has fewer, and 1e-400 is not 0.
+ * There is one deliberate difference.  RFC 8785 expects numbers to come from
+ * IEEE doubles, but jsonb holds any decimal.  So a number keeps its digits,
+ * in the same layout, if it has more than 17 significant digits, if it is an
+ * integer that differs from the nearest double, or if it is beyond the range
+ * of doubles.  Therefore different amounts look different if they have up to
+ * 15 digits or more than 17; with 16 or 17 digits they can be the same
+ * double.  On the other hand, a large double that was written with 17 digits
+ * keeps them, although RFC 8785 has fewer, and 1e-400 is not 0.
  *
  * Time and space are linear in the size of the document, apart from sorting.
- * A numeric is therefore never printed in full: 1e131071 takes ten bytes here
- * as it does in the input.  Nesting is limited by max_stack_depth.
+ * A numeric is therefore never printed in full: 1e131071 takes ten bytes
+ * here, as it does in the input.  max_stack_depth limits the nesting.
  *
  *-------------------------------------------------------------------------
  */
@@ -38,7 +39,10 @@
 
 #include "hash/canonical_json.h"
 
-/* A nonzero decimal: 0.d1d2d3... * 10^exponent, d1 and the last nonzero. */
+/*
+ * A nonzero decimal: 0.d1d2d3...  * 10^exponent.  d1 and the last digit are
+ * not 0.
+ */
 typedef struct Decimal
 {
 	bool		negative;
@@ -55,13 +59,16 @@ typedef struct Member
 	JsonbValue	value;
 } Member;
 
-/* Any double has at most this many significant digits in ECMAScript. */
+/* ECMAScript prints a double with at most this many significant digits. */
 #define MAX_DOUBLE_DIGITS	17
 
-/* A decimal of so few digits survives the way through a double unchanged... */
+/*
+ * A decimal with this number of digits survives conversion to a double and
+ * back...
+ */
 #define SAFE_DIGITS			15
 
-/* ... if it lies within the normal doubles, 0.1e-306 to 0.9...e+308. */
+/* ... if it is within the normal doubles, 0.1e-306 to 0.9...e+308. */
 #define MIN_SAFE_EXPONENT	(-306)
 #define MAX_SAFE_EXPONENT	308
 
@@ -83,8 +90,8 @@ static void append_decimal(StringInfo out, const Decimal *decimal);
 /*
  * Append the canonical form of a document, in UTF-8.
  *
- * Raises 54001 where it is nested too deeply, 54000 where the result is too
- * long for the server.
+ * Raises 54001 if it is nested too deeply, 54000 if the result is too long
+ * for the server.
  */
 void
 idem_append_canonical_json(StringInfo out, Jsonb *document)
@@ -93,7 +100,7 @@ idem_append_canonical_json(StringInfo out, Jsonb *document)
 }
 
 /*
- * Append any value.  A number may take microseconds, and there may be many.
+ * Append any value.  A number can take microseconds, and there can be many.
  */
 static void
 append_value(StringInfo out, JsonbValue *value)
@@ -133,7 +140,7 @@ append_value(StringInfo out, JsonbValue *value)
 }
 
 /*
- * Append an object, an array, or the scalar that is a document by itself.
+ * Append an object, an array, or the scalar that is the whole document.
  */
 static void
 append_container(StringInfo out, JsonbContainer *container)
@@ -210,7 +217,7 @@ append_object(StringInfo out, JsonbIterator **iterator, int nmembers)
 }
 
 /*
- * Order members by the UTF-16 code units of their names.
+ * Compare members by the UTF-16 code units of their names.
  *
  * UTF-8 sorts by code point.  UTF-16 differs in one respect: characters from
  * U+10000 on (first byte F0 or above) are written with surrogates, which come
@@ -290,8 +297,8 @@ append_string(StringInfo out, const char *string, int length)
 }
 
 /*
- * Append a number: as ECMAScript prints the nearest double, or its own digits
- * where the banner says so.
+ * Append a number: the nearest double as ECMAScript prints it, or its own
+ * digits in the cases that the banner lists.
  */
 static void
 append_number(StringInfo out, Numeric number)
@@ -322,10 +329,10 @@ append_number(StringInfo out, Numeric number)
 }
 
 /*
- * Take a numeric apart.  Returns false for zero.
+ * Split a numeric into digits and exponent.  Returns false for zero.
  *
  * numeric_send() gives the digits without expanding the exponent: groups of
- * four, the first weighing 10000^weight.
+ * four, the first with weight 10000^weight.
  */
 static bool
 read_numeric(Numeric number, Decimal *decimal)
@@ -376,7 +383,7 @@ read_numeric(Numeric number, Decimal *decimal)
 }
 
 /*
- * The double nearest to a decimal of at most MAX_DOUBLE_DIGITS digits.
+ * Return the double nearest to a decimal of at most MAX_DOUBLE_DIGITS digits.
  */
 static double
 nearest_double(const Decimal *decimal)
@@ -390,8 +397,8 @@ nearest_double(const Decimal *decimal)
 }
 
 /*
- * Is an integer exactly this double?  The integer has at most
- * MAX_DOUBLE_DIGITS significant digits, and the double is nearest to it.
+ * Is an integer exactly this double?  It has at most MAX_DOUBLE_DIGITS
+ * significant digits, and the double is the nearest one.
  */
 static bool
 equals_double(const Decimal *decimal, double value)
@@ -412,13 +419,13 @@ equals_double(const Decimal *decimal, double value)
 }
 
 /*
- * The decimal that ECMAScript prints for a double (Number::toString): the
+ * Set the decimal that ECMAScript prints for a double (Number::toString): the
  * fewest digits that read back as the same double, and the nearest of those.
  *
- * The server's own shortest output is that, except that it never uses a
+ * The server's own shortest output is the same, except that it never uses a
  * decimal exactly half-way between two doubles, which reads back as the even
  * one of them.  Such a decimal of at most 17 digits is an integer of 2^54 or
- * more, and there a search over the lengths is cheap enough.
+ * more, and there a search over the lengths is fast enough.
  */
 static void
 shortest_decimal(double value, Decimal *decimal)
@@ -440,8 +447,8 @@ shortest_decimal(double value, Decimal *decimal)
 }
 
 /*
- * Read a nonzero decimal as the C library prints it into decimal->digits,
- * which has room for MAX_DOUBLE_DIGITS.
+ * Read a nonzero decimal, as the C library prints it, into decimal->digits,
+ * which has space for MAX_DOUBLE_DIGITS.
  */
 static void
 parse_decimal(const char *string, Decimal *decimal)

@@ -1,14 +1,14 @@
 /*-------------------------------------------------------------------------
  *
  * request_hash.c
- *		Request identity: SHA-256 over "METHOD:path:body".
+ *		The request hash: SHA-256 over "METHOD:path:body".
  *
- * The method is written in ASCII upper case, each ":" in the path as "%3A",
- * so that two requests share a string only if they are the same: "/a:b" and
- * "/a%3Ab" are one path.  A JSON body is in canonical form (canonical_json.c),
- * any other is taken byte for byte; none, and an empty one, is the empty
- * string.  All text is UTF-8, whatever the database encoding, so that a
- * service outside the database gets the same hash from the same request.
+ * The method is in ASCII upper case, and each ":" in the path is "%3A", so
+ * that only equal requests give the same string: "/a:b" and "/a%3Ab" are the
+ * same path.  A JSON body is in canonical form (canonical_json.c); any other
+ * body is taken byte for byte.  No body and an empty one are the empty
+ * string.  All text is UTF-8 in any database encoding, so that a service
+ * outside the database gets the same hash for the same request.
  *
  *-------------------------------------------------------------------------
  */
@@ -37,7 +37,7 @@ static bytea *hash_request(StringInfo request);
  * idem_request_hash(method, path, body text) -> bytea
  *
  * The body is JSON, or empty.  Raises 22P02 (or another code of jsonb input)
- * for any other text, and does not quote it.
+ * for any other text, without quoting it.
  */
 PG_FUNCTION_INFO_V1(idem_request_hash_text);
 Datum
@@ -57,11 +57,11 @@ idem_request_hash_text(PG_FUNCTION_ARGS)
 }
 
 /*
- * The jsonb of a JSON text.
+ * Convert JSON text to jsonb.
  *
  * The server's own errors quote the text in DETAIL and CONTEXT, and errors go
- * to the server log, where a request body has no place.  The errors raised
- * here have the same SQLSTATEs, and a position in place of the quote.
+ * to the server log, where a request body must not appear.  The errors raised
+ * here have the same SQLSTATEs, and a position instead of the quote.
  */
 static Datum
 parse_body(char *json)
@@ -177,7 +177,8 @@ idem_canonical_json(PG_FUNCTION_ARGS)
 }
 
 /*
- * The hash of a request with a JSON body, for callers in this extension.
+ * Return the hash of a request with a JSON body, for callers in this
+ * extension.
  */
 bytea *
 idem_hash_json_request(const char *method, const char *path, Jsonb *body)
@@ -192,10 +193,10 @@ idem_hash_json_request(const char *method, const char *path, Jsonb *body)
 }
 
 /*
- * Start the string to be hashed with arguments 0 and 1, method and path.
+ * Begin the string to be hashed with arguments 0 and 1, method and path.
  *
- * Raises 22004 where one is NULL: a NULL hash would switch the comparison
- * off.  Raises 22023 where the method is not one.
+ * Raises 22004 if one is NULL, because a NULL hash would turn the comparison
+ * off.  Raises 22023 if the method is invalid.
  */
 static void
 begin_request(StringInfo request, FunctionCallInfo fcinfo)

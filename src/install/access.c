@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
  * access.c
- *		GRANT and REVOKE, for access.sql.
+ *		Running GRANT and REVOKE, for access.sql.
  *
- * idem_grant() and idem_revoke() put such statements together from what is in
- * the catalogs.  They run them through a function that SQL functions can be
- * bound to when they are created, so that nothing of ours is looked up by
- * name in a schema that may belong to another role than the one that calls.
+ * idem_grant() and idem_revoke() build such statements from the catalogs.
+ * They run them through a function that SQL functions are bound to when they
+ * are created.  So none of our names is looked up in a schema that might
+ * belong to another role than the caller.
  *
  *-------------------------------------------------------------------------
  */
@@ -30,9 +30,9 @@ static bool lock_rows(const char *query, Oid id);
  * idem_check_grantee(grantee) -> void
  *
  * Raises 22004 for NULL, and 42704 if there is no such role.  Locks the role
- * and the extension's schema against a change of their names, with the rights
- * of a superuser: the functions may belong to a role that is none, once the
- * one that installed them has left.
+ * and the extension's schema against renaming, with the rights of a
+ * superuser: if the role that installed the functions was dropped, they might
+ * belong to an ordinary role.
  */
 PG_FUNCTION_INFO_V1(idem_check_grantee);
 Datum
@@ -70,7 +70,7 @@ idem_check_grantee(PG_FUNCTION_ARGS)
 }
 
 /*
- * Run a query for the rows of an object, and tell whether there is one.
+ * Run a query for the rows of an object.  Returns whether there is one.
  */
 static bool
 lock_rows(const char *query, Oid id)
@@ -89,16 +89,16 @@ lock_rows(const char *query, Oid id)
 /*
  * idem_execute_grant(statement) -> void
  *
- * Run a GRANT or REVOKE with the rights of the current user.  Raises 42601 for
- * any other statement, 25006 where nothing can be written.  NULL stands for
- * none.
+ * Run a GRANT or REVOKE with the rights of the current user.  Raises 42601
+ * for any other statement, 25006 if nothing can be written.  NULL does
+ * nothing.
  *
- * Within the install script, the server notes what an extension's objects are
- * granted from the start (pg_init_privs), and pg_dump leaves that out.  What
- * is granted by way of this function is not noted, but dumped: it is for
- * roles that another installation would not grant anything, or that may be
- * dropped, which before 17 leaves a note of them behind that no dump can be
- * restored with.
+ * In the install script, the server records the initial privileges of an
+ * extension's objects (pg_init_privs), and pg_dump omits them.  Privileges
+ * granted through this function are not recorded, but dumped.  They are for
+ * roles that another installation would not grant anything to, or that might
+ * be dropped.  Before 17, a dropped role stays in the record, and a dump with
+ * it cannot be restored.
  */
 PG_FUNCTION_INFO_V1(idem_execute_grant);
 Datum
@@ -108,7 +108,7 @@ idem_execute_grant(PG_FUNCTION_ARGS)
 	char	   *statement;
 	List	   *parsed;
 
-	/* With nothing to do, either. */
+	/* Also if there is nothing to do. */
 	PreventCommandIfReadOnly("an idempotency function that writes");
 	PreventCommandDuringRecovery("an idempotency function that writes");
 	if (PG_ARGISNULL(0))

@@ -1,18 +1,18 @@
 /*-------------------------------------------------------------------------
  *
  * claim_holder.c
- *		What the holder of a claim does with it: complete, checkpoint,
- *		heartbeat, fail, release.
+ *		Calls of a claim's holder: complete, checkpoint, heartbeat, fail, release.
  *
- * The holder of a committed claim shows its claim token.  A claim that the
- * current transaction has taken needs none: nobody else can have touched it.
+ * The holder of a committed claim passes its claim token.  A claim that the
+ * current transaction has made needs none, because nobody else can have
+ * changed it.
  *
  * Every function reads the newest committed version of the record, or its
  * own.  If another transaction holds the row, it waits for that as an UPDATE
- * does, and then looks, judges and computes again: a claim may have expired
- * meanwhile, and a lease begins when it is written.  A holder that wakes up
- * while its successor's takeover is still uncommitted is therefore refused if
- * the takeover commits, and wins if it does not.
+ * does, and then reads, checks and computes again: a claim can have expired
+ * meanwhile, and a lease begins when it is written.  So if a holder wakes up
+ * while its successor's takeover is uncommitted, it is refused if the
+ * takeover commits, and succeeds if the takeover is rolled back.
  *
  *-------------------------------------------------------------------------
  */
@@ -42,10 +42,10 @@
 #define MAX_STATUS	599
 
 /*
- * The claim tokens that this transaction has taken, ascending.  They belong
- * to the transaction "claims_lxid" and are void in any other.  Tokens of
- * claims that were rolled back to a savepoint stay in, harmlessly: their rows
- * are gone, and no token is given twice.
+ * The claim tokens that this transaction has taken, in ascending order.  They
+ * belong to the transaction "claims_lxid" and are void in any other.  Tokens
+ * of claims that were rolled back to a savepoint stay in the array, without
+ * effect: their rows are gone, and no token is given twice.
  */
 static LocalTransactionId claims_lxid = InvalidLocalTransactionId;
 static int64 *claims = NULL;
@@ -68,7 +68,7 @@ static Datum optional_arg(FunctionCallInfo fcinfo, int n);
 static int64 *token_arg(FunctionCallInfo fcinfo, int n, int64 *token);
 
 /*
- * Take note that the current transaction has taken a claim.
+ * Remember that the current transaction has taken a claim.
  */
 void
 idem_remember_claim(int64 token)
@@ -92,7 +92,7 @@ idem_remember_claim(int64 token)
 		max_claims = size;
 	}
 
-	/* Tokens come in ascending order, unless a sequence was set back since. */
+	/* Tokens ascend, unless a sequence was set back. */
 	for (i = num_claims++; i > 0 && claims[i - 1] > token; i--)
 		claims[i] = claims[i - 1];
 	claims[i] = token;
@@ -150,7 +150,7 @@ idem_complete_bytea(PG_FUNCTION_ARGS)
 }
 
 /*
- * What the two have in common: all but the body.
+ * The common part of the two: all but the body.
  */
 static bool
 complete(FunctionCallInfo fcinfo, IdemResponse *response)
@@ -166,10 +166,10 @@ complete(FunctionCallInfo fcinfo, IdemResponse *response)
 }
 
 /*
- * Store the response of a claimed request.  "token" may be NULL for a claim
+ * Store the response of a claimed request.  "token" can be NULL for a claim
  * of this transaction.  Returns false if this claim has been completed
- * before.  Raises ID003, ID004, 54000, and 22023 for a status that HTTP does
- * not have.
+ * before.  Raises ID003, ID004, 54000, and 22023 for a status that is not an
+ * HTTP status.
  */
 bool
 idem_complete_claim(const Datum *key, const IdemResponse *response,
@@ -185,7 +185,7 @@ idem_complete_claim(const Datum *key, const IdemResponse *response,
 }
 
 /*
- * The same where idem_keys is open already.
+ * The same, with idem_keys open already.
  */
 bool
 idem_complete_in(IdemCursor *cursor, const Datum *key,
@@ -281,8 +281,8 @@ idem_heartbeat(PG_FUNCTION_ARGS)
 }
 
 /*
- * Apply a change that keeps the claim, and begin a new lease, the end of which
- * is returned.
+ * Apply a change that keeps the claim, and begin a new lease.  Returns its
+ * end.
  */
 static Datum
 renew_lease(FunctionCallInfo fcinfo, const Datum *key, IdemKeyRecord *change,
@@ -324,8 +324,8 @@ idem_release(PG_FUNCTION_ARGS)
 		found = idem_find_latest(&cursor, key, NULL);
 
 		/*
-		 * A token that was given once, but whose record is gone: most likely
-		 * released before, and the acknowledgement was lost.
+		 * The token was given, but its record is gone: most likely the claim
+		 * was released before, and the answer was lost.
 		 */
 		if (!found && token != NULL &&
 			*token > 0 && *token <= idem_sequence_last(IDEM_CLAIM_TOKENS))
@@ -350,12 +350,12 @@ idem_release(PG_FUNCTION_ARGS)
 }
 
 /*
- * Apply a change to a live claim, which leaves it in state "end": where it is
- * IDEM_STATE_STARTED, with a new lease.
+ * Apply a change to a live claim, which brings it into state "end".
+ * IDEM_STATE_STARTED begins a new lease.
  *
- * Returns false, having changed nothing, if this claim has been brought to
- * that end before.  Raises ID003 where the token is not the current one, and
- * ID004 where there is no live claim.
+ * Returns false, having changed nothing, if this claim was brought to that
+ * end before.  Raises ID003 if the token is not the current one, and ID004 if
+ * there is no live claim.
  */
 static bool
 change_claim(IdemCursor *cursor, const Datum *key, const int64 *token,
@@ -390,13 +390,13 @@ change_claim(IdemCursor *cursor, const Datum *key, const int64 *token,
 																  idem_default_lease)));
 		else
 			idem_record_set_or_null(change, KEYS_LEASE_EXPIRES_AT, (Datum) 0);
-		/* A response is replayed; nobody resumes what is completed. */
+		/* A completed request is replayed, and cannot be resumed. */
 		if (end == IDEM_STATE_COMPLETED)
 			idem_record_set_or_null(change, KEYS_REQUEST, (Datum) 0);
 		idem_record_keep(change, cursor);
 		idem_record_set_resume_at(change, end, now);
 
-		/* Nobody else can hold a row of our own. */
+		/* No other transaction can hold our own row. */
 		written = idem_update(cursor, change->values, change->nulls,
 							  cursor->row_is_own);
 		if (written == IDEM_WRITE_HELD)
@@ -423,12 +423,11 @@ change_claim(IdemCursor *cursor, const Datum *key, const int64 *token,
 }
 
 /*
- * Is the record that was found, or was not, a live one for who holds this
- * token, or, if "token" is NULL, has taken it in this transaction?  Returns
- * its state.
+ * Check that a record was found, is live, and belongs to the holder of this
+ * token or, if "token" is NULL, to this transaction.  Returns its state.
  *
- * Raises ID004 where there is no live record, ID003 for anybody else's, ID001
- * for a key that cannot have one.
+ * Raises ID004 if there is no live record, ID003 if it belongs to another
+ * claim, ID001 for a key that cannot have a record.
  */
 static IdemKeyState
 check_claim(IdemCursor *cursor, bool found, const Datum *key,
@@ -463,8 +462,8 @@ check_claim(IdemCursor *cursor, bool found, const Datum *key,
 }
 
 /*
- * Report that there is no live claim: because no live record is there, or
- * because of the state of the one that is.
+ * Report that there is no live claim: there is no live record, or it has
+ * another state.
  */
 static void
 claim_not_found(Datum key, const char *state)
@@ -485,7 +484,8 @@ optional_arg(FunctionCallInfo fcinfo, int n)
 }
 
 /*
- * Raise 54000, calling a value "name", if it is too large to be stored.
+ * Raise 54000 if a value is too large to be stored.  "name" is its name in
+ * the message.
  */
 Datum
 idem_check_size(Datum value, const char *name)
@@ -508,7 +508,8 @@ idem_check_size(Datum value, const char *name)
 }
 
 /*
- * Argument "n", a claim token, by way of "token"; NULL if it is not given.
+ * Return argument "n", a claim token, through "token"; NULL if it is not
+ * given.
  */
 static int64 *
 token_arg(FunctionCallInfo fcinfo, int n, int64 *token)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * claim_holder.h
- *		What the holder of a claim does with it, for callers inside the
+ *		Calls of a claim's holder, for callers inside the extension.
  *		extension.
  *
  *-------------------------------------------------------------------------
@@ -12,7 +12,7 @@
 #include "fmgr.h"
 #include "store/store.h"
 
-/* What idem_complete() stores.  NULL pointers stand for SQL NULL. */
+/* The response that idem_complete() stores. A NULL pointer is an SQL NULL. */
 typedef struct IdemResponse
 {
 	int32		status;

@@ -1,13 +1,13 @@
 /*-------------------------------------------------------------------------
  *
  * key_batches.c
- *		Many request keys at once: claim them, complete them.
+ *		Claiming or completing many request keys at once.
  *
- * Each key is claimed or completed as by a call of its own (keys.c, claim_holder.c),
- * but on a table, indexes and scans that are opened once.  The lock of a key
- * is held while that key is visited, and never two of them.  Keys of one scope
- * are visited in the order of their bytes, so two calls that wait for each
- * other's rows, which only completing does, do not deadlock.
+ * Each key is claimed or completed as by its own call (keys.c,
+ * claim_holder.c), but table, indexes and scans are opened once.  The lock of
+ * a key is held while that key is visited, and never two of them.  Keys of
+ * one scope are visited in the order of their bytes, so two calls that wait
+ * for each other's rows do not deadlock.  Only completing waits for rows.
  *
  *-------------------------------------------------------------------------
  */
@@ -97,7 +97,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 }
 
 /*
- * Raise 22023 unless all of the hashes are such.
+ * Raise 22023 unless all elements are request hashes.
  */
 static void
 check_hashes(const IdemArray *hashes)

@@ -3,7 +3,8 @@
  * key_record.c
  *		The rows of idem_keys: their columns, states and key rules.
  *
- * Shared by keys.c, which claims keys, and claim_holder.c, which acts on claims.
+ * keys.c, which claims keys, and claim_holder.c, which acts on claims, share
+ * this file.
  *
  *-------------------------------------------------------------------------
  */
@@ -24,7 +25,7 @@
 #include "util/pinned_scope.h"
 #include "util/settings.h"
 
-/* Of a route, a line of the log has this many bytes at most. */
+/* The maximum length of a route in a log line, in bytes. */
 #define MAX_ROUTE	128
 
 const char *const idem_state_names[] = {
@@ -42,9 +43,9 @@ static bool is_key_character(char c);
 static bool is_uuid(const char *key, int length);
 
 /*
- * Arguments 0 and 1, a scope and a key, as idem_keys' primary key.  The rules
- * for keys may have changed since a record was made; so they are for callers
- * that find none, with idem_check_new_key().
+ * Read arguments 0 and 1, a scope and a key, as the primary key of idem_keys.
+ * The rules for keys might have changed since a record was made.  So only
+ * callers that find no record check them, with idem_check_new_key().
  *
  * Raises 22004 or 22023 for the scope, ID001 for a key that is NULL.
  */
@@ -61,8 +62,8 @@ idem_key_args(FunctionCallInfo fcinfo, Datum *key)
 }
 
 /*
- * The same for a function that writes.  Raises 55000 for a scope that is not
- * pinned, too.
+ * The same for a function that writes.  Also raises 55000 for a scope that is
+ * not pinned.
  */
 void
 idem_writer_key_args(FunctionCallInfo fcinfo, Datum *key)
@@ -72,8 +73,7 @@ idem_writer_key_args(FunctionCallInfo fcinfo, Datum *key)
 }
 
 /*
- * Raise ID001 for a key of which there is no record, and which breaks the
- * rules for new ones.
+ * Raise ID001 for a key that breaks the rules for new keys.
  */
 void
 idem_check_new_key(Datum key)
@@ -115,7 +115,7 @@ idem_key_is_valid(PG_FUNCTION_ARGS)
 }
 
 /*
- * What is wrong with a key, as a sentence; NULL if nothing is.
+ * Return the error of a key, as a sentence; NULL if it is valid.
  */
 static const char *
 key_error(const char *key, int length)
@@ -135,7 +135,7 @@ key_error(const char *key, int length)
 }
 
 /*
- * May a key have this character, wherever it is?
+ * Is this character allowed anywhere in a key?
  */
 static bool
 is_key_character(char c)
@@ -167,8 +167,8 @@ is_uuid(const char *key, int length)
 }
 
 /*
- * A claim token higher than "previous", and than any given before.  Raises
- * 2200H if there is none.
+ * Return a claim token higher than "previous" and all tokens given before.
+ * Raises 2200H if there is none.
  */
 int64
 idem_next_claim_token(int64 previous)
@@ -176,8 +176,8 @@ idem_next_claim_token(int64 previous)
 	int64		token = idem_sequence_next(IDEM_CLAIM_TOKENS);
 
 	/*
-	 * A sequence that was set back, by a partial restore, say, must not win,
-	 * nor give what was given before it was: it moves on beyond the record.
+	 * If the sequence was set back, by a partial restore for example, raise
+	 * it above the record's token.
 	 */
 	while (token <= previous)
 	{
@@ -193,8 +193,8 @@ idem_next_claim_token(int64 previous)
 }
 
 /*
- * Give a column of a new row version a value, or, for
- * idem_record_set_or_null(), SQL NULL where that is a NULL pointer.
+ * Set a column of a new row version.  idem_record_set_or_null() sets a NULL
+ * pointer as SQL NULL.
  */
 void
 idem_record_set(IdemKeyRecord *record, int column, Datum value)
@@ -212,7 +212,7 @@ idem_record_set_or_null(IdemKeyRecord *record, int column, Datum value)
 }
 
 /*
- * Fill the columns that are not given from the row that was found.  A new
+ * Copy the columns that are not given from the row that was found.  A new
  * lease never outlives the record.
  */
 void
@@ -238,9 +238,10 @@ idem_record_keep(IdemKeyRecord *record, IdemCursor *cursor)
 }
 
 /*
- * Set from when on idem_resume() may take the record, which will be in this
- * state: after the lease of a claim, or after a failure.  Without a request,
- * and when the claim is completed, never.  All other columns are there.
+ * Set the time from which idem_resume() can take the record, which will be in
+ * this state: after the lease of a claim, or after a failure.  NULL without a
+ * request, and when the claim is completed.  All other columns are set
+ * already.
  */
 void
 idem_record_set_resume_at(IdemKeyRecord *record, IdemKeyState state,
@@ -254,10 +255,10 @@ idem_record_set_resume_at(IdemKeyRecord *record, IdemKeyState state,
 }
 
 /*
- * A key that no record has.  Calls that wait for a claim to resume wait for
- * this key: for that of the scope if they name a single one, and otherwise for
- * that of a NULL pointer.  A session that makes a claim resumable notifies
- * both.
+ * Return a key that no record has.  Calls that wait for a claim to resume
+ * wait for this key: if they name a single scope, for that of the scope,
+ * otherwise for that of a NULL pointer.  A session that makes a claim
+ * resumable notifies both.
  */
 void
 idem_resumable_key(Datum *key, Datum scope)
@@ -269,7 +270,7 @@ idem_resumable_key(Datum *key, Datum scope)
 }
 
 /*
- * The state of the row that was found.
+ * Return the state of the row that was found.
  */
 IdemKeyState
 idem_found_state(IdemCursor *cursor)
@@ -309,8 +310,8 @@ idem_found_is_expired(IdemCursor *cursor, TimestampTz now)
 }
 
 /*
- * What may be told of a key: how many characters it has, and the first four
- * of them, which are "shown" bytes, unless that is all of it.
+ * Return the visible part of a key: its number of characters, and the length
+ * in bytes of the first four, or 0 if the key has no more than these.
  */
 static void
 redact_key(Datum key, int *shown, int *nchars)
@@ -324,7 +325,7 @@ redact_key(Datum key, int *shown, int *nchars)
 }
 
 /*
- * The same as it appears in messages.
+ * Return a key as it appears in messages.
  */
 char *
 idem_redacted_key(Datum key)
@@ -339,7 +340,7 @@ idem_redacted_key(Datum key)
 }
 
 /*
- * Write the line of an event about this row of idem_keys.
+ * Write the log line of an event of this row of idem_keys.
  */
 void
 idem_write_key_event(IdemEvent event, const Datum *record)
@@ -356,8 +357,9 @@ idem_write_key_event(IdemEvent event, const Datum *record)
 }
 
 /*
- * Write the line of a claim that found another one at its scope and key.  The
- * other record might not be committed, so the line shows none of its columns.
+ * Write the log line of a claim that found another one at its scope and key.
+ * The other record might not be committed, so the line shows none of its
+ * columns.
  */
 void
 idem_write_in_progress_event(const Datum *key)
@@ -370,8 +372,8 @@ idem_write_in_progress_event(const Datum *key)
 
 /*
  * Begin a line with the scope, with the key as messages show it, and with the
- * route, if the session has named one: without its query, which might be
- * secret.
+ * route, if the session has set one.  The query of the route might be secret
+ * and is omitted.
  */
 static void
 begin_key_line(StringInfo line, IdemEvent event, Datum scope, Datum key)

@@ -49,9 +49,8 @@ typedef enum IdemKeyState
 /*
  * A new version of a row; columns not "given" keep the old version's value.
  *
- * The values belong to others: given ones to who gave them, kept ones to
- * cursor->row, so that they are there until the next find, and no longer than
- * until the table is closed.
+ * Given values belong to the caller, kept ones to cursor->row.  So they are
+ * valid until the next find, or until the table is closed.
  */
 typedef struct IdemKeyRecord
 {
@@ -84,7 +83,7 @@ extern void idem_write_key_event(IdemEvent event, const Datum *record);
 extern void idem_write_in_progress_event(const Datum *key);
 
 /*
- * Log an event of the key of this row of idem_keys.
+ * Log an event of this row of idem_keys, if such events are logged.
  */
 static inline void
 idem_log_key_event(IdemEvent event, const Datum *record)
@@ -94,7 +93,8 @@ idem_log_key_event(IdemEvent event, const Datum *record)
 }
 
 /*
- * Log a claim that found another one at its scope and key.
+ * Log a claim that found another one at its scope and key, if such events are
+ * logged.
  */
 static inline void
 idem_log_in_progress_event(const Datum *key)

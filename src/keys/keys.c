@@ -1,45 +1,46 @@
 /*-------------------------------------------------------------------------
  *
  * keys.c
- *		Request keys: who may run a request, and who gets the answer.
+ *		Request keys: claim, look up, forget, erase.
  *
- * A record is one row of idem_keys.  Its state is "started" while somebody
- * holds the claim, then "completed" or "failed"; "erased" is a completed one
- * without its response.  An expired record counts as absent in all of them.
- * The rules for keys are for new ones: what has a record can be replayed,
- * resumed and brought to its end although they have changed.
+ * A record is one row of idem_keys.  Its state is "started" while a session
+ * holds the claim, then "completed" or "failed".  "erased" is a completed
+ * record without its response.  In all states, an expired record counts as
+ * absent.  The rules for keys apply to new ones: if the rules have changed,
+ * the request of an existing record can still be replayed, resumed and
+ * completed.
  *
  *				   claim				complete			erase
  *		(absent) -------->  started  --------->  completed ----->  erased
  *						   ^   |  ^ \
  *					 claim |   |  |  \ release
  *						   | fail |	  `-------> (absent)
- *						   |   v  | claim, once the lease has run out
+ *						   |   v  | claim, after the lease has expired
  *						  failed  `---- started
  *
- * A claim is exclusive from its first instant: until its transaction ends
- * because the row is uncommitted, afterwards because of its lease.  Who wants
- * to act on a committed claim shows its claim token, which every new claim of
- * the key replaces by a higher one, so that a holder whose claim was taken
- * over is refused (fencing).
+ * A claim is exclusive from its first instant: at first because the row is
+ * uncommitted, and after the commit because of its lease.  The holder of a
+ * committed claim passes its claim token.  Every new claim of the key
+ * replaces the token by a higher one, so a holder whose claim was taken over
+ * is refused (fencing).
  *
  * Drawing a token and writing it into the row are one step under the lock of
- * the key (see store/key_lock.c).  So the tokens of a key ascend in the order in
- * which its claims are written, whether or not these commit: nobody can have
- * drawn a lower token to write it later, whatever happens to the row in
- * between.  Those who end a claim or delete its record draw nothing, and need
- * no such lock; that the row is still the one that was found is seen to by
- * compare and swap.  A claim that does not get the lock at once is told that
- * another is in progress, or waits, if it may.
+ * the key (see store/key_lock.c).  So the tokens of a key ascend in the order
+ * in which its claims are written, whether or not these commit: nobody can
+ * draw a lower token and write it later, whatever happens to the row in
+ * between.  Calls that end a claim or delete its record draw no token, and
+ * need no such lock; compare and swap ensures that the row is still the one
+ * that was found.  A claim that does not get the lock at once returns
+ * "in_progress", or waits if it is allowed to.
  *
- * idem_claim() answers from a dirty read (see store/find.c) and writes by
- * compare and swap; an answer other than "new" locks and writes nothing.  A
- * verdict about a record's content rests on committed data only: a key that
- * another transaction is inserting is "in_progress" whatever its hash, because
- * that transaction may yet abort.
+ * idem_claim() decides from a dirty read (see store/find.c) and writes by
+ * compare and swap.  For all outcomes but "new" it locks and writes nothing.
+ * A decision about a record's content rests on committed data only.  If
+ * another transaction is inserting the key, the outcome is "in_progress"
+ * whatever its hash, because that transaction might be rolled back.
  *
- * Time is the clock at the moment of the decision: now() would stand still in
- * a long transaction and keep dead leases alive.
+ * Times are from the clock at the moment of the decision.  now() would stand
+ * still in a long transaction and keep expired leases alive.
  *
  *-------------------------------------------------------------------------
  */
@@ -68,7 +69,7 @@
 #include "util/timed_lock.h"
 #include "util/times.h"
 
-/* A column of a result, and the column of idem_keys that it shows. */
+/* A result column, and the column of idem_keys that it shows. */
 typedef struct ColumnPair
 {
 	int			result;
@@ -76,7 +77,8 @@ typedef struct ColumnPair
 } ColumnPair;
 
 /*
- * A call's wait for a committed claim.  "began" is when it first slept.
+ * A call's wait for a committed claim.  "began" is the time of its first
+ * sleep.
  */
 typedef struct LeaseWait
 {
@@ -94,7 +96,7 @@ static const char *const outcome_names[] = {
 	[IDEM_CLAIM_EXPIRED] = "expired",
 };
 
-/* A hash is at most this long: SHA-512. */
+/* The maximum length of a hash: SHA-512. */
 #define MAX_HASH_LENGTH		64
 
 /* The types of the columns that idem_claim() and idem_lookup() return. */
@@ -169,9 +171,9 @@ idem_claim(PG_FUNCTION_ARGS)
 }
 
 /*
- * Raise 54000 for a request that is too large to be stored, or that
- * idem_resume() could not return with others; and 22P05 or 22021 if it, or its
- * scope, has no form in UTF-8.
+ * Raise 54000 for a request that is too large to be stored, or too large to
+ * be returned by idem_resume() with others; and 22P05 or 22021 if the request
+ * or its scope cannot be converted to UTF-8.
  */
 static void
 check_stored(const IdemClaimRequest *request)
@@ -193,7 +195,7 @@ check_stored(const IdemClaimRequest *request)
 }
 
 /*
- * Raise 22023 for a request hash, called "name", that is none.
+ * Raise 22023 for an invalid request hash; "name" is its name in the message.
  */
 void
 idem_check_hash(Datum hash, const char *name)
@@ -209,8 +211,7 @@ idem_check_hash(Datum hash, const char *name)
 }
 
 /*
- * Raise 22004 for a missing request hash, called "name", if the operator wants
- * one with each claim.
+ * Raise 22004 for a missing request hash if the operator requires hashes.
  */
 void
 idem_check_hash_given(Datum hash, const char *name)
@@ -225,7 +226,7 @@ idem_check_hash_given(Datum hash, const char *name)
 }
 
 /*
- * Claim a key.  What the result points to is in the current memory context.
+ * Claim a key.  The result's values are in the current memory context.
  */
 void
 idem_claim_key(const IdemClaimRequest *request, IdemClaimResult *result)
@@ -238,7 +239,7 @@ idem_claim_key(const IdemClaimRequest *request, IdemClaimResult *result)
 }
 
 /*
- * The same where idem_keys is open already.  A wait closes and reopens it.
+ * The same, with idem_keys open already.  A wait closes and reopens it.
  */
 void
 idem_claim_in(IdemCursor *cursor, const IdemClaimRequest *request,
@@ -280,7 +281,7 @@ idem_claim_in(IdemCursor *cursor, const IdemClaimRequest *request,
 					break;
 				if (written == IDEM_WRITE_STALE)
 					continue;
-				held = true;	/* by a row lock, or a writer who came since */
+				held = true;	/* by a row lock, or a writer that came since */
 			}
 			else if (waits && idem_key_lock_until(&lock, cursor, request->key,
 												  wait_until))
@@ -288,7 +289,10 @@ idem_claim_in(IdemCursor *cursor, const IdemClaimRequest *request,
 		}
 		idem_key_unlock(&lock);
 
-		/* New, but another is at it: its transaction, or a claim just now. */
+		/*
+		 * The outcome would be "new", but another transaction or call holds
+		 * the key.
+		 */
 		if (result->outcome == IDEM_CLAIM_NEW)
 		{
 			result->outcome = IDEM_CLAIM_IN_PROGRESS;
@@ -321,14 +325,15 @@ idem_claim_in(IdemCursor *cursor, const IdemClaimRequest *request,
 }
 
 /*
- * Somebody else holds the found claim, and has committed it.  Sleep until that
- * may have changed, its lease has ended, or the call's wait has.  Returns at
- * once when called first, so that the caller looks again after it can be woken.
+ * Another session holds the found claim, and has committed it.  Sleep until
+ * the claim might have changed, its lease has ended, or the call's wait has.
+ * The first call returns at once, so that the caller looks again after it can
+ * be woken.
  *
  * The table is left meanwhile, so that nobody has to wait for us.
  *
- * It is no lock that this sleeps on, but to the caller it is the same wait for
- * the same key, so lock_timeout limits it alike: raises 55P03.
+ * This is not a lock, but to the caller it is the same wait for the same key.
+ * So lock_timeout limits it, too: raises 55P03.
  */
 static void
 sleep_on_lease(IdemCursor *cursor, const Datum *key, LeaseWait *wait)
@@ -364,8 +369,8 @@ sleep_on_lease(IdemCursor *cursor, const Datum *key, LeaseWait *wait)
 }
 
 /*
- * What the found row means for a claim.  IDEM_CLAIM_NEW: it may be taken
- * over, unless another transaction is at it.
+ * Return the outcome for the found row.  IDEM_CLAIM_NEW: it can be taken
+ * over, unless another transaction holds it.
  */
 static IdemClaimOutcome
 judge(IdemCursor *cursor, const IdemClaimRequest *request, TimestampTz now)
@@ -398,7 +403,7 @@ judge(IdemCursor *cursor, const IdemClaimRequest *request, TimestampTz now)
 			break;
 	}
 
-	/* Only a row from outside has no lease; it is one that has run out. */
+	/* Only a row from outside has no lease; its lease counts as expired. */
 	if (cursor->row_is_own ||
 		(!cursor->row->tts_isnull[KEYS_LEASE_EXPIRES_AT] &&
 		 now < DatumGetTimestampTz(values[KEYS_LEASE_EXPIRES_AT])))
@@ -407,7 +412,7 @@ judge(IdemCursor *cursor, const IdemClaimRequest *request, TimestampTz now)
 }
 
 /*
- * Does the found row belong to the same request, as far as can be told?
+ * Does the found row belong to the same request, as far as known?
  */
 static bool
 same_hash(IdemCursor *cursor, Datum hash)
@@ -425,8 +430,8 @@ same_hash(IdemCursor *cursor, Datum hash)
 }
 
 /*
- * Claim a key that nobody has, under its lock.  IDEM_WRITE_STALE: somebody
- * has it, after all.  Raises ID001, ID002.
+ * Claim a key that has no row, under its lock.  IDEM_WRITE_STALE: it has one
+ * after all.  Raises ID001, ID002.
  */
 static IdemWrite
 start_claim(IdemCursor *cursor, const IdemClaimRequest *request,
@@ -446,10 +451,10 @@ start_claim(IdemCursor *cursor, const IdemClaimRequest *request,
 }
 
 /*
- * Claim the found row, under its key's lock: as if it were not there if it
- * has expired, otherwise as the next attempt, which keeps what the earlier
- * ones left behind.  Raises ID001 and ID002 for an expired one, 2200H and
- * 22003 where there is no next token or attempt.
+ * Claim the found row, under its key's lock.  If it has expired, the claim is
+ * a new one; otherwise it is the next attempt, which keeps the state that
+ * earlier attempts have left.  Raises ID001 and ID002 for an expired row,
+ * 2200H and 22003 if there is no next token or attempt.
  */
 static IdemWrite
 take_over(IdemCursor *cursor, const IdemClaimRequest *request,
@@ -466,7 +471,7 @@ take_over(IdemCursor *cursor, const IdemClaimRequest *request,
 		admitted = admit_new_key(request);
 	begin_record(&record, request, token);
 
-	/* Drawing a token may wait, and the record expire meanwhile. */
+	/* Drawing a token can wait, and the record expire meanwhile. */
 	now = DatumGetTimestampTz(record.values[KEYS_CREATED_AT]);
 	if (idem_found_is_expired(cursor, now) != expired)
 	{
@@ -508,7 +513,7 @@ take_over(IdemCursor *cursor, const IdemClaimRequest *request,
 }
 
 /*
- * Raise ID001 or ID002 unless the key may be a new one.
+ * Raise ID001 or ID002 unless the key is allowed as a new one.
  */
 static IdemRateSlot
 admit_new_key(const IdemClaimRequest *request)
@@ -518,8 +523,9 @@ admit_new_key(const IdemClaimRequest *request)
 }
 
 /*
- * The row of a first attempt; its token is above "previous".  Drawing that may
- * wait for who alters the sequence, so time is looked at afterwards.
+ * Make the row of a first attempt.  Its token is above "previous".  Drawing
+ * it can wait for a session that alters the sequence, so the clock is read
+ * afterwards.
  */
 static void
 begin_record(IdemKeyRecord *record, const IdemClaimRequest *request,
@@ -550,7 +556,7 @@ begin_record(IdemKeyRecord *record, const IdemClaimRequest *request,
 }
 
 /*
- * The claim has been written: remember it as ours, and report it.
+ * Called after writing the claim: remember it as our own, and report it.
  */
 static void
 report_new(IdemCursor *cursor, const IdemKeyRecord *record,
@@ -576,7 +582,7 @@ report_new(IdemCursor *cursor, const IdemKeyRecord *record,
 }
 
 /*
- * Report as much of the found row as the outcome entitles to.
+ * Report the part of the found row that the outcome shows.
  */
 static void
 report_found(IdemCursor *cursor, IdemClaimResult *result)
@@ -705,10 +711,10 @@ idem_forget(PG_FUNCTION_ARGS)
 /*
  * idem_erase(scope, key) -> boolean
  *
- * Whoever holds a claim keeps it, and its next attempt resumes at the recovery
- * point, without the state.  Without the request idem_resume() does not find
- * it any more.  Erases expired records too: personal data must
- * not outlive the request to erase it until the next cleanup.
+ * The holder of a claim keeps it, and its next attempt resumes at the
+ * recovery point, without the state.  Without the request, idem_resume() does
+ * not find it any more.  Also erases expired records: personal data must not
+ * stay until the next cleanup.
  */
 PG_FUNCTION_INFO_V1(idem_erase);
 Datum

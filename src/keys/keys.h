@@ -46,7 +46,7 @@ typedef struct IdemClaimRequest
 	const Interval *ttl;		/* NULL: idempotency.default_ttl */
 	const Interval *lease;		/* NULL: idempotency.default_lease */
 	const Interval *wait;		/* NULL or zero: do not wait */
-	Datum		stored;			/* jsonb to be stored, or NULL pointer */
+	Datum		stored;			/* jsonb to store, or NULL pointer */
 } IdemClaimRequest;
 
 typedef struct IdemClaimResult

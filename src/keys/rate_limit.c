@@ -1,34 +1,36 @@
 /*-------------------------------------------------------------------------
  *
  * rate_limit.c
- *		idempotency.max_new_keys_per_minute: new keys, counted by scope.
+ *		idempotency.max_new_keys_per_minute: limiting the new keys of a scope.
  *
  * Windows.  A window counts the new keys of one scope in one database, by
  * slots of 6 seconds: the current one and the ten before it.  Their sum stays
- * within the limit, so no 60 seconds ever have more new keys than that,
- * wherever they begin.  The error is on the other side: a key counts for 60
- * to 66 seconds.  Time is the monotonic clock, which nobody can set.  A key
- * counts when it is admitted, whether or not its transaction commits, and is
- * taken out again only if another session was first to insert that very key.
+ * within the limit, so no period of 60 seconds has more new keys than that.
+ * The error is on the safe side: a key counts for 60 to 66 seconds.  Times
+ * are from the monotonic clock, which nobody can set.  A key counts when it
+ * is admitted, whether or not its transaction commits.  It is uncounted only
+ * if another session was first to insert that very key.
  *
- * Places.  Shared memory has places for a fixed number of windows, in sets of
- * 8; which set a scope belongs to, a hash tells, with a secret of the server, so
- * that nobody can aim at one.  A scope without a place takes that of an idle
- * window of its set or, if there is none, of the window with the lowest
- * count, in turn where several have it.  So when more scopes are active within
- * a minute than there are places, those with few keys are forgotten first and
- * may get more than their limit; one that comes near its limit keeps its
- * place, and nobody is ever refused because of others.  Two scopes whose
- * 64-bit hashes are equal count as one; nobody can choose such.
+ * Places.  Shared memory has a fixed number of places for windows, in sets of
+ * 8.  The set of a scope is chosen by a hash with a secret of the server, so
+ * nobody can aim at one.  A scope without a place takes that of an idle
+ * window in its set.  If there is none, it takes that of the window with the
+ * lowest count; windows with the same count are chosen in turn.  So if more
+ * scopes are active within a minute than there are places, scopes with few
+ * keys are forgotten first and might get more than their limit.  A scope near
+ * its limit keeps its place, and no scope is refused because of others.  Two
+ * scopes with the same 64-bit hash count as one; nobody can choose such
+ * scopes.
  *
- * There are 16384 places in 1.1 MB.  Servers before 17 have room for that only
- * if the library is preloaded, and 512 places in 33 kB otherwise.  If the
- * memory for these has been used up as well, which any user may do with locks,
- * new keys are refused: a limit that cannot be kept is no reason to do without.
+ * There are 16384 places in 1.1 MB.  Servers before 17 have memory for these
+ * only if the library is preloaded, and otherwise for 512 places in 33 kB.
+ * If that memory is not available either, which any user can cause with
+ * locks, new keys are refused: a limit that cannot be enforced must not be
+ * ignored.
  *
- * Locking.  A spinlock for each set, held while at most 8 windows are looked
- * at.  Looking, comparing and counting are one step under it, so concurrent
- * claims cannot pass the limit together.
+ * Locking.  Each set has a spinlock, which is held while at most 8 windows
+ * are read.  Reading, comparing and counting are one step under it, so
+ * concurrent claims cannot exceed the limit together.
  *
  *-------------------------------------------------------------------------
  */
@@ -56,22 +58,22 @@
 #define MANY_SETS		2048	/* powers of two */
 #define FEW_SETS		64
 
-/* A scope in a message is cut to this many bytes. */
+/* The maximum length of a scope in a message, in bytes. */
 #define MAX_SHOWN_SCOPE	64
 
-/* A place that was never used is a window without keys. */
+/* A window; without keys if its place was never used. */
 typedef struct Window
 {
 	uint64		scope;			/* hash of scope and database */
-	IdemRateSlot slot;			/* the latest one that "counts" has */
-	uint32		total;			/* of counts */
-	uint32		counts[NUM_SLOTS];	/* of slot s: [s % NUM_SLOTS] */
+	IdemRateSlot slot;			/* the latest one in "counts" */
+	uint32		total;			/* sum of "counts" */
+	uint32		counts[NUM_SLOTS];	/* slot s is counts[s % NUM_SLOTS] */
 } Window;
 
 typedef struct WindowSet
 {
 	slock_t		mutex;
-	int			next;			/* where to look first for a place */
+	int			next;			/* the place to try first */
 	Window		windows[SET_SIZE];
 } WindowSet;
 
@@ -79,7 +81,7 @@ typedef struct WindowSet
 
 static WindowSet *sets = NULL;
 
-/* How many sets there are; decided in the postmaster, if it loads us. */
+/* The number of sets; the postmaster decides it if it loads the library. */
 static int	nsets = IDEM_MEMORY_ON_DEMAND ? MANY_SETS : FEW_SETS;
 
 static void attach(void);
@@ -104,9 +106,9 @@ idem_reserve_rate_limits(void)
 }
 
 /*
- * Count a new key.  Returns when, for idem_uncount_new_key().  Raises ID002,
- * having counted nothing, if the scope has as many as it may, and 53200 where
- * there is no memory to count in.
+ * Count a new key.  Returns its slot, for idem_uncount_new_key().  Raises
+ * ID002, having counted nothing, if the scope has reached its limit, and
+ * 53200 if there is no memory to count in.
  */
 IdemRateSlot
 idem_count_new_key(Datum scope)
@@ -148,7 +150,7 @@ idem_count_new_key(Datum scope)
 }
 
 /*
- * Take back what idem_count_new_key() counted, unless it has passed by now.
+ * Undo idem_count_new_key(), unless the slot has passed.
  */
 void
 idem_uncount_new_key(Datum scope, IdemRateSlot slot)
@@ -205,7 +207,7 @@ init_sets(void *memory)
 }
 
 /*
- * What a scope of this database is known by.
+ * Return a hash that identifies a scope of this database.
  */
 static uint64
 hash_scope(Datum scope)
@@ -226,8 +228,8 @@ set_of(uint64 scope)
 }
 
 /*
- * Microseconds on a clock that all sessions share.  It begins late enough for
- * the slots of a whole window to be positive.
+ * Return microseconds of a clock that all sessions share.  It begins late
+ * enough for the slots of a whole window to be positive.
  */
 static int64
 current_time(void)
@@ -236,8 +238,8 @@ current_time(void)
 }
 
 /*
- * The window of a scope, NULL if it has none.  The set must be locked, here
- * and below.
+ * Return the window of a scope, NULL if it has none.  Here and below, the
+ * caller has locked the set.
  */
 static Window *
 find_window(WindowSet *set, uint64 scope)
@@ -275,8 +277,8 @@ replace_window(WindowSet *set, uint64 scope, IdemRateSlot slot)
 }
 
 /*
- * Let the window begin ten slots before "slot", and forget the earlier ones.
- * Does nothing if a session that read the clock later has been here first.
+ * Move the window to end with "slot", and forget the slots before it.  Does
+ * nothing if a session that read the clock later has moved it further.
  */
 static void
 advance(Window *window, IdemRateSlot slot)
@@ -297,7 +299,7 @@ advance(Window *window, IdemRateSlot slot)
 }
 
 /*
- * In how many seconds a full window will have passed enough keys for another.
+ * Return after how many seconds a full window will have room for another key.
  */
 static int
 seconds_to_wait(const Window *window, int64 now)
@@ -314,7 +316,7 @@ seconds_to_wait(const Window *window, int64 now)
 }
 
 /*
- * Raise ID002, having counted that.
+ * Raise ID002, and count the refusal.
  */
 static void
 refuse(Datum scope, int wait)

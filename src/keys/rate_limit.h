@@ -10,7 +10,7 @@
 
 #include "util/settings.h"
 
-/* When a new key was counted; IDEM_NOT_COUNTED if it was not. */
+/* The slot in which a new key was counted. */
 typedef int32 IdemRateSlot;
 
 #define IDEM_NOT_COUNTED	0
@@ -20,8 +20,7 @@ extern IdemRateSlot idem_count_new_key(Datum scope);
 extern void idem_uncount_new_key(Datum scope, IdemRateSlot slot);
 
 /*
- * A key of this scope is about to be new.  Raises ID002 if that would be one
- * too many.
+ * Count a key that is going to be new.  Raises ID002 if it exceeds the limit.
  */
 static inline IdemRateSlot
 idem_admit_new_key(Datum scope)
@@ -32,7 +31,8 @@ idem_admit_new_key(Datum scope)
 }
 
 /*
- * The key has not become new after all: somebody else was faster.
+ * Uncount a key that is not new after all, because another session was
+ * faster.
  */
 static inline void
 idem_withdraw_new_key(Datum scope, IdemRateSlot slot)

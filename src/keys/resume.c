@@ -1,44 +1,45 @@
 /*-------------------------------------------------------------------------
  *
  * resume.c
- *		Handing out unfinished requests to any number of workers.
+ *		idem_resume(): handing out unfinished requests to any number of workers.
  *
  * A claim that stored its request can be resumed when it has failed, or when
  * its lease has ended.  idem_resume() takes over such claims: it reads rows
- * through an index and replaces them, and never waits for another transaction.
+ * through an index and replaces them, and never waits for another
+ * transaction.
  *
- * Order.  The claims that have been resumable for the longest time come first.
- * The indexes have the attempt before the time, so that claims with no attempt
- * left are never read, however many there are, and are found again when
- * idempotency.max_attempts is raised.  A call therefore reads one stream of
- * rows for each number of attempts (and for each scope that it names), and
+ * Order.  The claims that have been resumable for the longest time come
+ * first.  The indexes have the attempt before the time.  So claims with no
+ * attempt left are never read, however many there are, and are found again
+ * when idempotency.max_attempts is raised.  A call therefore reads one stream
+ * of rows for each number of attempts (and for each scope that it names), and
  * always continues with the stream whose next row is the oldest.  Between two
- * rows it keeps no more of a stream than the position of that row.
+ * rows it keeps only the position of a stream's next row.
  *
  * Compare and swap.  Under READ COMMITTED the streams are read with a dirty
- * snapshot, so a row that another transaction is writing is passed over.
- * Under REPEATABLE READ and SERIALIZABLE they are read with a copy of the
+ * snapshot, and rows that other transactions are writing are skipped.  Under
+ * REPEATABLE READ and SERIALIZABLE they are read with a copy of the
  * transaction's snapshot.  A row is replaced only if it is still the version
- * that was read, so two calls cannot take the same claim, and what others have
- * changed since is left to a later call.  The token is drawn under the lock of
- * the key, as in keys.c, so the tokens of a key ascend.
+ * that was read.  So two calls cannot take the same claim, and rows that
+ * others have changed since are left to a later call.  The token is drawn
+ * under the lock of the key, as in keys.c, so the tokens of a key ascend.
  *
- * Marks.  Rows that other transactions hold are passed over, and so are the
- * entries of claims that were resumed or completed since, until vacuum removes
- * them.  There can be any number of both, so under READ COMMITTED each backend
+ * Marks.  A scan skips rows that other transactions hold, and the entries of
+ * claims that were resumed or completed since, until vacuum removes them.
+ * There can be any number of both.  So under READ COMMITTED each backend
  * remembers for each stream where there is nothing to be found, as takes do
  * (see outbox/due_low_water.c): claims enter a stream at the current time, as
  * messages become available.
  *
- * Expired claims stay in the indexes until the cleanup deletes them.  So that a
- * flood of them does not make each call read them all, a call that finds more
- * than TOLERATED of them retires the next ones: it sets their resume_at to
- * NULL, and so takes them out of the indexes.  Like the claims that it returns,
- * they are held until its transaction ends.  So their number is limited, and
- * the call ends there: it must commit before it can run into a time limit.
+ * Expired claims stay in the indexes until the cleanup deletes them.  To keep
+ * each call from reading a flood of them, a call that finds more than
+ * TOLERATED of them retires the next ones: it sets their resume_at to NULL,
+ * which removes them from the indexes.  Like the claims that it returns, they
+ * are locked until its transaction ends.  So their number is limited, and the
+ * call ends there: it must commit before it reaches a time limit.
  *
- * A claim that this transaction itself holds is not resumable, whatever its
- * lease says: nobody else can have taken it.
+ * A claim that this transaction itself holds is not resumable, even if its
+ * lease has expired, because nobody else can have taken it.
  *
  *-------------------------------------------------------------------------
  */
@@ -83,26 +84,26 @@ static const int resume_columns[] = {
 
 #define DEFAULT_MAX_CLAIMS	10
 
-/* So many streams of a call, at most, have marks. */
+/* The maximum number of a call's streams that have marks. */
 #define MAX_MARKED		100
 
 /*
- * A call leaves this number of expired claims to the cleanup, and ends when it
- * has retired this number of others.
+ * A call leaves TOLERATED expired claims to the cleanup, and ends after it
+ * has retired MAX_RETIRED others.
  */
 #define TOLERATED		100
 #define MAX_RETIRED		2000
 
 /*
- * The result has this number of bytes of text at most, unless it is one claim.
- * A worker that cannot receive a result rolls back, and the next one gets the
+ * The maximum size of a result with more than one claim, in bytes of text.  A
+ * worker that cannot receive a result rolls back, and the next one gets the
  * same claims, so a result must not be much larger than its largest claim.
  */
 #define MAX_RESULT_SIZE	INT64CONST(4000000)
 
 /*
- * Rows of one number of attempts, and of one scope if scopes are named, in
- * the order of time; "resume_at" and "tid" are the position of the next row.
+ * Rows with one number of attempts, and of one scope if scopes are named, in
+ * order of time.  "resume_at" and "tid" are the position of the next row.
  */
 typedef struct Stream
 {
@@ -111,32 +112,32 @@ typedef struct Stream
 	TimestampTz resume_at;
 	ItemPointerData tid;
 
-	/* Which rows need not be looked at. */
+	/* The mark, which says which rows need not be looked at. */
 	bool		is_marked;
 	IdemDueScan marked;
-	TimestampTz known_at;		/* position of the last row that it knows */
+	TimestampTz known_at;		/* position of the last row reported to it */
 	ItemPointerData known_tid;
-	bool		is_looking;		/* at that row, still */
+	bool		is_looking;		/* that row is still being looked at */
 } Stream;
 
 /* A call of idem_resume(). */
 typedef struct Resuming
 {
-	IdemCursor	claims;			/* of a stream */
-	IdemCursor	attempts;		/* that there are */
-	Snapshot	snapshot;		/* NULL: rows are seen as they are */
+	IdemCursor	claims;			/* reads a stream */
+	IdemCursor	attempts;		/* looks for numbers of attempts */
+	Snapshot	snapshot;		/* NULL: dirty scans */
 	TimestampTz now;
 	bool		waits;
-	TimestampTz next_due;		/* for a call that waits */
+	TimestampTz next_due;		/* only if "waits" */
 	Datum	   *scopes;			/* NULL: all */
 	int			nscopes;
 	const Interval *lease;
-	int			wanted;			/* how many more claims */
+	int			wanted;			/* number of claims still wanted */
 	int			taken;
-	int			expired;		/* claims that were found, and had expired */
-	int			retired;		/* of them, those that were retired */
+	int			expired;		/* number of expired claims found */
+	int			retired;		/* number of these that were retired */
 	bool		ends;			/* it has retired enough */
-	int64		text_size;		/* of those that are in the result */
+	int64		text_size;		/* of the claims in the result */
 	int64		found_size;		/* of the row that was found */
 	Stream	   *streams;
 	int			nstreams;
@@ -201,12 +202,12 @@ idem_resume(PG_FUNCTION_ARGS)
 }
 
 /*
- * Take what there is, or sleep until there is something, or until "deadline".
- * A call that has retired claims returns, too, so that its transaction can
+ * Take resumable claims, or sleep until there are some, or until "deadline".
+ * A call that has retired claims also returns, so that its transaction can
  * commit that.
  *
- * The snapshot of REPEATABLE READ and SERIALIZABLE sees nothing new, so a
- * commit does not wake these calls; they look again when a lease ends.
+ * A snapshot of REPEATABLE READ or SERIALIZABLE sees no new claims, so a
+ * commit does not wake these calls.  They look again when a lease ends.
  */
 static void
 resume_or_wait(Resuming *resuming, TimestampTz deadline)
@@ -235,8 +236,8 @@ resume_or_wait(Resuming *resuming, TimestampTz deadline)
 }
 
 /*
- * Take what there is now.  If that is nothing, the subtransaction is rolled
- * back, so that the sleep holds no lock.
+ * Take the claims that are resumable now.  If there are none, the
+ * subtransaction is rolled back, so that the sleep holds no lock.
  */
 static bool
 try_resume(void *arg)
@@ -248,8 +249,8 @@ try_resume(void *arg)
 }
 
 /*
- * Take what there is now; if that is nothing, find out when there will be
- * something.
+ * Take the claims that are resumable now.  If there are none, a call that
+ * waits finds out when there will be one.
  */
 static void
 resume(Resuming *resuming)
@@ -264,7 +265,7 @@ resume(Resuming *resuming)
 	resuming->retired = 0;
 	resuming->ends = false;
 
-	/* That of the transaction would see what the call itself writes. */
+	/* The transaction's own snapshot would see what the call itself writes. */
 	resuming->snapshot = NULL;
 	if (IsolationUsesXactSnapshot())
 	{
@@ -315,8 +316,8 @@ resume(Resuming *resuming)
 }
 
 /*
- * Begin a stream for each number of attempts, in each scope, that has rows to
- * be resumed now.
+ * Begin a stream for each number of attempts, in each scope, that has
+ * resumable rows.
  */
 static void
 open_streams(Resuming *resuming)
@@ -350,8 +351,8 @@ open_streams(Resuming *resuming)
 }
 
 /*
- * Have a stream begin where there may be rows.  The mark of another one may
- * have to make room for its mark.
+ * Begin a stream where there can be rows.  If its mark replaces that of
+ * another stream, the other one goes on without.
  */
 static void
 begin_stream(Resuming *resuming, Stream *stream)
@@ -381,10 +382,11 @@ begin_stream(Resuming *resuming, Stream *stream)
 
 /*
  * Step to the next higher number of attempts of the rows of a scope.  Returns
- * false where there is none that is resumed.
+ * false if there is none below idempotency.max_attempts.
  *
- * Under READ COMMITTED a dead entry tells it, too: a search for a row might
- * pass any number of those.  Then the stream is found to be empty.
+ * Under READ COMMITTED dead entries count, too, because a search for a row
+ * might have to skip any number of them.  The stream is then found to be
+ * empty.
  */
 static bool
 next_attempt(Resuming *resuming, Datum scope, int32 *attempt)
@@ -417,8 +419,8 @@ next_attempt(Resuming *resuming, Datum scope, int32 *attempt)
 }
 
 /*
- * Fetch the row at the position of a stream, or the first one behind it that
- * can be resumed.  Returns false where there is none.
+ * Fetch the row at the position of a stream, or the first resumable one after
+ * it.  Returns false if there is none.
  */
 static bool
 seek(Resuming *resuming, Stream *stream)
@@ -436,7 +438,7 @@ seek(Resuming *resuming, Stream *stream)
 }
 
 /*
- * Fetch the next row of the stream that was sought last.
+ * Fetch the next resumable row of the stream that seek() was called for last.
  */
 static bool
 advance(Resuming *resuming, Stream *stream)
@@ -479,8 +481,8 @@ advance(Resuming *resuming, Stream *stream)
 }
 
 /*
- * Tell the mark of a stream which row the scan has come to, unless it knows.
- * Returns whether to go on behind "after" instead.
+ * Report the row to the mark of its stream, unless that knows the row.
+ * Returns whether to continue after "after" instead.
  */
 static bool
 skips(Resuming *resuming, Stream *stream, TimestampTz *after)
@@ -490,7 +492,7 @@ skips(Resuming *resuming, Stream *stream, TimestampTz *after)
 		 ItemPointerCompare(&stream->tid, &stream->known_tid) <= 0))
 		return false;
 
-	/* Another session has been faster with the row before. */
+	/* Another session took the row before; nothing blocks it. */
 	resuming->blockers.count = 0;
 	looked(resuming, stream);
 	if (idem_due_scan_found(&stream->marked, stream->resume_at,
@@ -503,7 +505,7 @@ skips(Resuming *resuming, Stream *stream, TimestampTz *after)
 }
 
 /*
- * Tell the mark that the row it knows has been looked at, and waits for
+ * Report to the mark that the row it knows has been looked at, and waits for
  * resuming->blockers.
  */
 static void
@@ -515,7 +517,7 @@ looked(Resuming *resuming, Stream *stream)
 }
 
 /*
- * The stream whose next row is the oldest.
+ * Return the stream whose next row is the oldest.
  */
 static int
 oldest_stream(const Resuming *resuming)
@@ -532,8 +534,8 @@ oldest_stream(const Resuming *resuming)
 }
 
 /*
- * May the row that was found be taken over, as far as can be told without
- * locking it?  Only by hand can it have got a resume_at that is too early.
+ * Can the row that was found be taken over, as far as known without a lock?
+ * A resume_at that is too early can only have been set by hand.
  */
 static bool
 is_resumable(Resuming *resuming)
@@ -560,8 +562,8 @@ is_resumable(Resuming *resuming)
 }
 
 /*
- * The row that was found has expired: take it out of the indexes, unless
- * another session is at it.
+ * Called for an expired row: remove it from the indexes, unless another
+ * session holds it.
  */
 static void
 retire(Resuming *resuming)
@@ -581,8 +583,8 @@ retire(Resuming *resuming)
 }
 
 /*
- * When will the next row be resumable?  DT_NOEND where it is not within
- * IDEM_LOOK_AGAIN_MS, after which a waiter looks again anyway.
+ * Set next_due to the time of the next resumable row; DT_NOEND if it is not
+ * within IDEM_LOOK_AGAIN_MS, after which a waiter looks again anyway.
  */
 static void
 find_next_due(Resuming *resuming)
@@ -610,7 +612,7 @@ find_next_due(Resuming *resuming)
 }
 
 /*
- * Go to those rows of a stream that become resumable between two times.
+ * Begin to scan the rows of a stream that become resumable between two times.
  */
 static void
 restart(Resuming *resuming, const Stream *stream, TimestampTz from,
@@ -625,8 +627,8 @@ restart(Resuming *resuming, const Stream *stream, TimestampTz from,
 }
 
 /*
- * Scan the resumable claims of a scope, or of all, for those that the keys
- * select, or their entries.  There must be room for another key.
+ * Scan the resumable claims of a scope, or of all, or their index entries.
+ * The array must have space for another key.
  */
 static void
 scan_in_scope(Resuming *resuming, IdemCursor *cursor, bool entries,
@@ -650,8 +652,7 @@ scan_in_scope(Resuming *resuming, IdemCursor *cursor, bool entries,
 }
 
 /*
- * Can the row that was found be returned with those that are there?  Sets
- * found_size.
+ * Does the row that was found fit into the result?  Sets found_size.
  */
 static bool
 fits_result(Resuming *resuming)
@@ -668,7 +669,7 @@ fits_result(Resuming *resuming)
 
 /*
  * Take over the row that was found, and add it to the result, unless another
- * session is at it.
+ * session holds it.
  */
 static void
 take_over(Resuming *resuming)
@@ -687,7 +688,7 @@ take_over(Resuming *resuming)
 		return;
 	token = idem_next_claim_token(DatumGetInt64(found[KEYS_CLAIM_TOKEN]));
 
-	/* Drawing a token may wait, and the record expire meanwhile. */
+	/* Drawing a token can wait, and the record expire meanwhile. */
 	now = GetCurrentTimestamp();
 	if (!idem_found_is_expired(cursor, now))
 	{

@@ -3,12 +3,12 @@
  * run.c
  *		idem_run(): claim, call a handler, complete, in one statement.
  *
- * The handler is called as the caller would call it: EXECUTE, and USAGE of
- * its schema, are checked for the current user, modules that watch access to
- * objects are asked, its calls are counted where functions' are
- * (track_functions), and nothing here changes who that user is.  No table is
- * held open meanwhile, so the handler may do whatever SQL may do, including to
- * the key itself; completing it afterwards checks that the claim still stands.
+ * The handler is called with the caller's rights.  EXECUTE, and USAGE of its
+ * schema, are checked for the current user, whom this file never changes.
+ * Modules that watch access to objects are called, and track_functions counts
+ * the call.  No table is open meanwhile, so the handler can do whatever SQL
+ * can do, even to the key itself.  Completing the key afterwards checks that
+ * the claim is still valid.
  *
  *-------------------------------------------------------------------------
  */
@@ -63,7 +63,7 @@ static IdemResultType run_row = {
 	.columns = {TEXTOID, INT4OID, JSONOID, TEXTOID},
 };
 
-/* One minute, which NULL stands for. */
+/* The default of "wait": one minute. */
 static Interval default_wait = {.time = USECS_PER_MINUTE};
 
 static Oid	check_handler(Oid handler);
@@ -141,9 +141,9 @@ idem_run(PG_FUNCTION_ARGS)
  * Raise an error unless "handler" can be called with a jsonb and returns
  * jsonb or a row like idem_response.  Returns its result type.
  *
- * Raises 42883 where there is no such function, 42501 where the caller may
- * not execute it, 42804 where it has another signature, and what a module
- * raises that watches access to objects.
+ * Raises 42883 if there is no such function, 42501 if the caller is not
+ * allowed to execute it, 42804 if it has another signature, and the errors of
+ * modules that watch access to objects.
  */
 static Oid
 check_handler(Oid handler)
@@ -168,7 +168,9 @@ check_handler(Oid handler)
 		 get_typtype(result_type) == TYPTYPE_COMPOSITE);
 	ReleaseSysCache(tuple);
 
-	/* Whoever names a function by its OID has not been asked for its schema. */
+	/*
+	 * A function that is given by OID has not passed the check of its schema.
+	 */
 	if (object_aclcheck(NamespaceRelationId, schema, GetUserId(),
 						ACL_USAGE) != ACLCHECK_OK)
 		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_SCHEMA,
@@ -188,7 +190,7 @@ check_handler(Oid handler)
 }
 
 /*
- * The handler's name with its schema.
+ * Return the handler's name, with its schema.
  */
 static char *
 handler_name(Oid handler)
@@ -200,8 +202,8 @@ handler_name(Oid handler)
 }
 
 /*
- * Call the handler.  A NULL result is an error: there would be nothing to
- * replay.  Whatever the handler raises goes through.
+ * Call the handler.  A NULL result is an error, because it could not be
+ * replayed.  The handler's errors are passed on.
  */
 static void
 call_handler(Oid handler, Oid result_type, Datum request,

@@ -1,36 +1,37 @@
 /*-------------------------------------------------------------------------
  *
  * cleanup.c
- *		Deletion of what has expired: keys, tokens, acknowledged messages.
+ *		Deleting expired keys and tokens, and old acknowledged messages.
  *
- * One batch in one transaction, for idem_cleanup() and for the background
- * worker alike.  Expired rows are found through an index on their time, and
- * deleted by compare and swap without waiting (store/write.c).  So a row that
- * somebody is writing is skipped, and one that was claimed again after it was
- * found is not deleted: it has a newer version.
+ * A batch runs in one transaction, for idem_cleanup() and for the background
+ * worker.  Expired rows are found through an index on their time, and deleted
+ * by compare and swap without waiting (store/write.c).  So a row that another
+ * transaction is writing is skipped, and a row that was claimed again after
+ * it was found is not deleted, because it has a newer version.
  *
- * A batch has so many rows at most, and ends earlier where they take long:
- * large responses, most of whose time goes into their TOAST tables, and
- * messages on which a lane may depend.
+ * A batch has a limited number of rows.  It ends earlier if they take long,
+ * such as large responses, most of whose time goes into their TOAST tables,
+ * and messages on which a lane might depend.
  *
- * The index entries of deleted rows stay until vacuum may remove them; an old
- * snapshot can keep it from that for hours.  A caller remembers where the last
- * batch ended, starts there and need not go over them again.  What is older is
- * then found later: rows that were skipped, or committed late.  So now and then
- * a batch starts from the oldest row all the same, but not for more than a
- * hundredth of the time.  Where there is little to go over, that is always.
- * And it does so when the place that it has come to lies in the future, because
- * the clock was set back or the retention raised.
+ * The index entries of deleted rows stay until vacuum can remove them, which
+ * an old snapshot can delay for hours.  A caller remembers where the last
+ * batch ended and starts there, so that it need not scan them again.  Older
+ * rows, which were skipped or committed late, are then found later.  So from
+ * time to time a batch starts from the oldest row, using at most a hundredth
+ * of the time for that.  If there is little to scan, every batch does.  A
+ * batch also does so if the remembered position is in the future, because the
+ * clock was set back or the retention raised.
  *
- * idem_cleanup() remembers its places for the session.  Whoever calls it until
- * nothing is left relies on that, so before it says so it starts from the
- * oldest row, unless that has taken long a short while ago.  If a transaction
- * or a part of one is rolled back in which it has gone on, it begins anew.
- * idem_take_expired() is the same for one kind of rows, and returns the rows.
+ * idem_cleanup() remembers its positions for the session.  A caller that
+ * repeats it until nothing is left relies on the result.  So before it
+ * reports that, it starts from the oldest row, unless that has recently taken
+ * long.  After a rollback it begins anew, also after a rollback to a
+ * savepoint.  idem_take_expired() does the same for one kind of rows, and
+ * returns the rows.
  *
- * A table into which scale-out/move copies rows is left alone.
+ * A table into which scale-out/move copies rows is skipped.
  *
- * No trigger can run with the worker's rights: a table that has one is
+ * No trigger can run with the worker's rights: a table with triggers is
  * refused, as everywhere.
  *
  *-------------------------------------------------------------------------
@@ -63,21 +64,24 @@
 #include "util/settings.h"
 #include "util/times.h"
 
-/* A batch that starts from the oldest row is this much of the time at most. */
+/*
+ * Batches that start from the oldest row use at most this fraction of the
+ * time.
+ */
 #define RESTART_SHARE	100
 
 /*
- * A batch ends after this time, which is looked at each so many bytes in TOAST
- * tables; looking at a lane is as much as so many.
+ * A batch ends after this time, which is checked after each TOAST_STEP bytes
+ * in TOAST tables.  Looking at a lane counts as LANE_STEP bytes.
  */
 #define BATCH_USECS		INT64CONST(50000)
 #define TOAST_STEP		((Size) 1024 * 1024)
 #define LANE_STEP		((Size) 16 * 1024)
 
-/* Starting from the oldest row takes long where it takes longer than this. */
+/* A start from the oldest row has taken long if it took longer than this. */
 #define LONG_RESTART	INT64CONST(100000)
 
-/* How many rows idem_take_expired() takes where it is not told. */
+/* The default of idem_take_expired()'s "max_rows". */
 #define DEFAULT_MAX_ROWS	1000
 
 typedef struct CleanupTarget
@@ -107,10 +111,10 @@ const char *const idem_cleanup_names[IDEM_NUM_CLEANUP_KINDS] = {
  */
 typedef struct RowsTaken
 {
-	TupleDesc	desc;			/* the table's, but with text for json */
+	TupleDesc	desc;			/* the table's, with text instead of json */
 	FmgrInfo	to_jsonb;
 	MemoryContext context;		/* for one row */
-	Datum		document;		/* of the last one */
+	Datum		document;		/* the last row */
 } RowsTaken;
 
 /* The types of the columns that idem_cleanup() returns. */
@@ -119,7 +123,7 @@ static IdemResultType cleanup_row = {
 	.columns = {INT8OID, INT8OID, INT8OID},
 };
 
-/* Where idem_cleanup() and idem_take_expired() have come to. */
+/* The positions of idem_cleanup() and idem_take_expired(). */
 static IdemCleanupPosition places[IDEM_NUM_CLEANUP_KINDS];
 
 static IdemCleanupKind kind_arg(FunctionCallInfo fcinfo, int n);
@@ -194,7 +198,7 @@ idem_take_expired(PG_FUNCTION_ARGS)
 }
 
 /*
- * Argument "n", the name of a kind.  Raises 22004, 22023.
+ * Read argument "n", the name of a kind.  Raises 22004, 22023.
  */
 static IdemCleanupKind
 kind_arg(FunctionCallInfo fcinfo, int n)
@@ -214,8 +218,8 @@ kind_arg(FunctionCallInfo fcinfo, int n)
 }
 
 /*
- * Delete a batch of one kind, from where this session has come to.  The rows
- * go to "result", unless it is NULL.
+ * Delete a batch of one kind, from this session's position on.  The rows go
+ * to "result", unless it is NULL.
  */
 static int64
 clean(IdemCleanupKind kind, int batch_size, ReturnSetInfo *result, bool *more)
@@ -246,12 +250,12 @@ forget_places(void)
 }
 
 /*
- * Delete up to "batch_size" expired rows of one kind.  Returns how many, and
- * whether there may be "more"; fewer also if the process has been told to end,
- * which the caller must see to.  The rows are put into "result" as jsonb, unless
- * it is NULL.
+ * Delete up to "batch_size" expired rows of one kind.  Returns their number,
+ * and whether there might be "more".  Also stops if the process has been
+ * asked to end, which the caller must check.  The rows go to "result" as
+ * jsonb, unless it is NULL.
  *
- * Starts where "position" says, and moves it.
+ * Starts at "position", and moves it.
  */
 int64
 idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
@@ -303,7 +307,7 @@ idem_cleanup_batch(IdemCleanupKind kind, int batch_size,
 }
 
 /*
- * The role that owns the table of a kind.
+ * Return the owner of the table of a kind.
  */
 Oid
 idem_cleanup_owner(IdemCleanupKind kind)
@@ -318,7 +322,7 @@ idem_cleanup_owner(IdemCleanupKind kind)
 }
 
 /*
- * How long rows are kept beyond their time, in milliseconds.
+ * Return how long rows are kept beyond their time, in milliseconds.
  */
 double
 idem_cleanup_retention(IdemCleanupKind kind)
@@ -337,11 +341,11 @@ idem_cleanup_retention(IdemCleanupKind kind)
 }
 
 /*
- * Delete up to "limit" rows whose time is neither before "from" nor after
- * "until".  Sets "from" to the time of the last row that was found, deleted
- * or not.  Returns how many were deleted, and whether there may be "more": if
- * so, some were deleted, or "from" has moved on.  So a caller that goes on comes
- * to an end, even if many rows of one time cannot be deleted.
+ * Delete up to "limit" rows whose time is from "from" to "until".  Sets
+ * "from" to the time of the last row that was found, deleted or not.  Returns
+ * the number of deleted rows, and whether there might be "more": if so, some
+ * were deleted, or "from" has moved on.  So a caller that repeats this
+ * reaches the end, even if many rows with the same time cannot be deleted.
  */
 static int64
 delete_between(IdemCursor *cursor, IdemRelationId index,
@@ -350,7 +354,7 @@ delete_between(IdemCursor *cursor, IdemRelationId index,
 {
 	ScanKeyData keys[2];
 	Snapshot	snapshot;
-	IdemCursor	lanes;			/* the same table, to look at lanes */
+	IdemCursor	lanes;			/* a second cursor, to look at lanes */
 	bool		lanes_are_open = false;
 	RowsTaken	taken;
 	bool		is_null = false;
@@ -379,7 +383,7 @@ delete_between(IdemCursor *cursor, IdemRelationId index,
 	while (deleted < limit && !end &&
 		   idem_scan_next(cursor, ForwardScanDirection))
 	{
-		/* No error, for the sake of the server log: the caller looks, too. */
+		/* The caller checks this, too. An error would go to the server log. */
 		if (ProcDiePending)
 			break;
 		CHECK_FOR_INTERRUPTS();
@@ -424,7 +428,7 @@ delete_between(IdemCursor *cursor, IdemRelationId index,
 }
 
 /*
- * May a lane depend on the row that was found?  See outbox/lanes.c.
+ * Might a lane depend on the row that was found?  See outbox/lanes.c.
  */
 static bool
 is_signpost(IdemCursor *cursor)
@@ -437,9 +441,9 @@ is_signpost(IdemCursor *cursor)
 /*
  * Prepare to convert rows of an open table to jsonb.
  *
- * They become what to_jsonb() makes of them, but for columns of type json,
- * which become strings: jsonb cannot hold every json, and a row that cannot be
- * converted would stay for ever.
+ * The conversion is that of to_jsonb(), except that columns of type json
+ * become strings.  jsonb cannot hold every json value, and a row that cannot
+ * be converted would stay forever.
  */
 static void
 take_begin(RowsTaken *taken, IdemCursor *cursor)
@@ -458,7 +462,7 @@ take_begin(RowsTaken *taken, IdemCursor *cursor)
 	}
 	BlessTupleDesc(taken->desc);
 
-	/* It learns the type of its argument from the expression. */
+	/* The function finds the type of its argument in the expression. */
 	fmgr_info(F_TO_JSONB, &taken->to_jsonb);
 	fmgr_info_set_expr((Node *) makeFuncExpr(F_TO_JSONB, JSONBOID,
 											 list_make1(row), InvalidOid,

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * cleanup.h
- *		Deletion of what has expired.
+ *		Deleting expired rows.
  *
  *-------------------------------------------------------------------------
  */
@@ -11,7 +11,7 @@
 #include "datatype/timestamp.h"
 #include "nodes/execnodes.h"
 
-/* What is cleaned, in the order of idem_cleanup()'s result. */
+/* The kinds of rows, in the order of idem_cleanup()'s result. */
 typedef enum IdemCleanupKind
 {
 	IDEM_CLEANUP_KEYS,
@@ -22,16 +22,16 @@ typedef enum IdemCleanupKind
 #define IDEM_NUM_CLEANUP_KINDS	(IDEM_CLEANUP_MESSAGES + 1)
 
 /*
- * Where a sequence of batches has come to; all zero at its beginning.  It
- * counts only once the batch has been committed.
+ * The position of a sequence of batches; all zero at the beginning.  It is
+ * valid only after the batch has been committed.
  */
 typedef struct IdemCleanupPosition
 {
 	Oid			table;
 	TimestampTz reached;		/* time of the last row that was found */
-	int64		restart_at;		/* when to start from the oldest row again;
-								 * see idem_monotonic_time() */
-	int64		restart_took;	/* microseconds, the last time */
+	int64		restart_at;		/* start from the oldest row again then; see
+								 * idem_monotonic_time() */
+	int64		restart_took;	/* duration of the last one, in microseconds */
 } IdemCleanupPosition;
 
 extern const char *const idem_cleanup_names[];

@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
  * recovery.c
- *		What an administrator does after a restore, a promotion or a move.
+ *		Functions for administrators after a restore, a promotion or a move.
  *
- * What was committed after the backup, or had not reached the standby, is
- * lost, but who was told of it may still be there: a worker with its claim
- * token, a relay with the id of a message.  The numbers they hold must not be
- * given to others.  Logical replication does not move sequences at all.
+ * Transactions that were committed after the backup, or had not reached the
+ * standby, are lost, but clients might still act on them: a worker with its
+ * claim token, a relay with the id of a message.  Their numbers must not be
+ * given to others.  Logical replication does not copy sequences at all.
  *
  *-------------------------------------------------------------------------
  */
@@ -25,9 +25,10 @@ static int64 highest_message(void);
 /*
  * idem_raise_claim_tokens(at_least) -> bigint
  *
- * Lets the tokens of new claims be above "at_least"; never lowers them.  The
- * ids of new messages move on by as many, and in any case above the highest
- * there is.  Returns what new tokens are above.
+ * Raises the sequence of claim tokens to at least "at_least"; never lowers
+ * it.  The ids of new messages move on by the same distance, and at least
+ * above the highest existing id.  Returns the number that new tokens are
+ * above.
  */
 PG_FUNCTION_INFO_V1(idem_raise_claim_tokens);
 Datum
@@ -55,8 +56,8 @@ idem_raise_claim_tokens(PG_FUNCTION_ARGS)
 }
 
 /*
- * The highest id of a message that there is, committed or not; or was, if it
- * has not been vacuumed.
+ * Return the highest id of a message, committed or not, or deleted but not
+ * yet vacuumed.
  */
 static int64
 highest_message(void)
@@ -77,8 +78,9 @@ highest_message(void)
 /*
  * idem_repair_outbox() -> bigint
  *
- * Lets the first pending message of each key be found again, whatever was
- * deleted or changed by hand.  Returns how many it has written to.
+ * Makes the first pending message of each key ready, so that takes find it
+ * whatever was deleted or changed by hand.  Returns the number of rows
+ * written.
  */
 PG_FUNCTION_INFO_V1(idem_repair_outbox);
 Datum

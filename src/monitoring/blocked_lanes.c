@@ -1,44 +1,48 @@
 /*-------------------------------------------------------------------------
  *
  * blocked_lanes.c
- *		Which due messages no relay can take, and why.
+ *		idem_outbox_blocked(): due messages that no relay can take, and the reason.
  *
- * A lane is blocked if its head cannot be taken, and a message behind the head
- * is due.  The head is leased, or pauses until its available_at, or another
- * transaction is writing or locking it.  A head that is held so, and is due, is
- * blocked itself, with or without others behind it, and so is a message without
- * a key.  And no take finds a lane to which no row leads (see lanes.c).
+ * A lane is blocked if its head cannot be taken, and a message behind the
+ * head is due.  The head is leased, or pauses until its available_at, or
+ * another transaction is writing or locking it ("held").  A held head that is
+ * due is itself blocked, with or without others behind it, and so is a held
+ * message without a key.  Also, no take finds a lane to which no row leads
+ * (see lanes.c); such a lane is "lost".
  *
- * A call walks through the index of lanes from a lane at random, since key
- * hashes are random, and examines MAX_LANES lanes and MAX_ENTRIES entries at
- * most, dead ones included.  So it sees all lanes if there are no more than
- * that, and otherwise a sample.
+ * A call walks through the index of lanes from a random lane on, since key
+ * hashes are random, and examines at most MAX_LANES lanes and MAX_ENTRIES
+ * entries, including dead ones.  So it sees all lanes if there are no more
+ * than that, and otherwise a sample.
  *
- * A sample hardly ever has the one lane out of a million that is blocked for
- * hours.  That lane has a row in the index of due messages: at the end of the
- * lease or pause, and, if its head is held, at the time since when the head has
- * been due.  The rows of other lanes lie close together there, near the present
- * or at the times of delays, since relays take what is due, and leases are
- * short.  So the call then looks at NUM_PROBES times on each side of now, at
- * random on a logarithmic scale, and examines the lanes of the next PROBE_ROWS
- * rows: a row that stands apart from the others is found with near certainty.
+ * A sample hardly ever contains the one lane out of a million that is blocked
+ * for hours.  That lane has a row in the index of due messages: at the end of
+ * the lease or pause or, if its head is held, at the time since when the head
+ * has been due.  The rows of other lanes are close together there, near the
+ * present or at the times of delays, because relays take what is due, and
+ * leases are short.  So the call then looks at NUM_PROBES times on each side
+ * of now, at random on a logarithmic scale, and examines the lanes of the
+ * next PROBE_ROWS rows.  It finds a row that is far from the others almost
+ * certainly.
  *
- * Before that it walks through the index of due messages, from the one that has
- * been due the longest, for those without a key that are held, and for the rows
+ * Before that it walks through the index of due messages, from the one that
+ * has been due longest, to find held messages without a key, and the rows
  * that lead to the lanes it has seen.  A held message stays at the beginning:
- * relays take what lies behind it, and as long as its transaction is open,
- * vacuum cannot remove the entries of what they have taken.
+ * relays take the messages behind it, and while its transaction is open,
+ * vacuum cannot remove their entries.
  *
- * Then it counts the messages that wait in the lanes that it returns.  Each of
- * these parts examines MAX_ENTRIES entries at most, or MAX_DUE.
+ * Then it counts the messages that wait in the lanes that it returns.  Each
+ * of these parts examines at most MAX_ENTRIES entries, or MAX_DUE.
  *
- * A lane can begin with many dead entries, of messages that have left it since
- * vacuum last could remove them.  Messages leave a lane in order, so its head is
- * found by bisection then.  If the first followers of a head are not due, as
- * those that were leased together with it, the last ones are examined.
+ * A lane can begin with many dead entries, of messages that have left it
+ * since the last effective vacuum.  Messages leave a lane in order, so its
+ * head is then found by bisection.  If the first messages behind a head are
+ * not due, such as those that were leased together with it, the last ones are
+ * examined.
  *
- * Rows are those that the active snapshot sees.  Nothing here writes, waits, or
- * locks a table with more than AccessShareLock; all of it works on a hot standby.
+ * Rows are those that the active snapshot sees.  Nothing here writes, waits,
+ * or takes a lock stronger than AccessShareLock, so everything works on a hot
+ * standby.
  *
  *-------------------------------------------------------------------------
  */
@@ -65,35 +69,44 @@
 #include "util/arguments.h"
 #include "util/compat.h"
 
-/* How many lanes and index entries a call examines, and entries of due rows. */
+/*
+ * Number of lanes, index entries and entries of due rows that a call
+ * examines.
+ */
 #define MAX_LANES	5000
 #define MAX_ENTRIES	50000
 #define MAX_DUE		(MAX_ENTRIES / 2)
 
-/* How many entries of a lane are examined for one that is due, at each end. */
+/*
+ * Number of entries that are examined at each end of a lane for one that is
+ * due.
+ */
 #define MAX_FOLLOWERS	1000
 
 /*
- * The same before a bisection for the head, in each step of it, and if it does
- * not find one.
+ * Number of entries that are examined before a bisection for the head, in
+ * each of its steps, and after it if it has found no head.
  */
 #define MAX_DEAD		250
 #define PROBE_ENTRIES	50
 #define MAX_PASSED		(MAX_ENTRIES / 10)
 
 /*
- * How many times a call looks at on each side of now, how many rows from there,
- * and the shortest and the longest time from now.
+ * Number of times that a call looks at on each side of now, number of rows
+ * from there, and the shortest and the longest time from now.
  */
 #define NUM_PROBES		100
 #define PROBE_ROWS		5
 #define FIRST_PROBE_US	1000.0
 #define LAST_PROBE_US	(100.0 * 365 * USECS_PER_DAY)
 
-/* How many topics and transactions a call lists for messages without a key. */
+/*
+ * Number of pairs of topic and transaction that a call lists for messages
+ * without a key.
+ */
 #define MAX_HELD		250
 
-/* What NULL stands for. */
+/* The default of "max_lanes". */
 #define DEFAULT_MAX_LANES	100
 
 /* The column of idem_outbox_due, from 1. */
@@ -117,7 +130,7 @@ static const char *const reasons[] = {
 };
 
 /*
- * A lane that is blocked; or all messages without a key of one topic that one
+ * A blocked lane, or all messages without a key of one topic that one
  * transaction holds.
  */
 typedef struct Blocked
@@ -125,29 +138,30 @@ typedef struct Blocked
 	bool		has_key;		/* it is a lane */
 	bool		is_led_to;		/* see find_lost() */
 	int64		lane;
-	int64		head;			/* id of the message that blocks it */
+	int64		head;			/* id of the blocking message */
 	Datum		topic;
-	TimestampTz since;			/* the first waiting message has been due */
+	TimestampTz since;			/* when the first waiting message was due */
 	TimestampTz until;			/* DT_NOEND if held or lost */
 	int64		waiting;		/* besides the head */
 	Reason		reason;
 	TransactionId holder;		/* if held */
-	int64		length;			/* from since until the later of until and now */
+	int64		length;			/* from "since" to the later of "until" and
+								 * now */
 } Blocked;
 
-/* A call. */
+/* A call of idem_outbox_blocked(). */
 typedef struct Search
 {
 	IdemCursor	outbox;			/* walks from lane to lane */
 	TimestampTz now;
-	int			entries;		/* that may still be examined */
+	int			entries;		/* number that may still be examined */
 	bool		is_within;		/* see next_visible() */
-	bool		is_certain;		/* what was found is the head of its lane */
+	bool		is_certain;		/* the head was found for certain */
 	Blocked    *blocked;
 	int			nblocked;
-	Blocked    *parked;			/* lanes with a due head that is not ready */
+	Blocked    *parked;			/* lanes whose due head is not ready */
 	int			nparked;
-	int			first_held;		/* in "blocked", of those without a key */
+	int			first_held;		/* index in "blocked" of those without a key */
 } Search;
 
 static bool walk_lanes(Search *search);
@@ -178,10 +192,11 @@ static int	process_of(TransactionId holder);
 
 /*
  * idem_outbox_blocked(max_lanes) -> setof (topic, first_id, blocked_since,
+ *
  *											waiting, reason, until, pid)
  *
- * Those that block for the longest time come first.  Zero lanes are none, and
- * the table is not opened for them.
+ * Returns the lanes that are blocked longest first.  With max_lanes = 0 it
+ * returns none, and does not open the table.
  */
 PG_FUNCTION_INFO_V1(idem_outbox_blocked);
 Datum
@@ -245,9 +260,9 @@ idem_outbox_blocked(PG_FUNCTION_ARGS)
 }
 
 /*
- * Look at lanes from one at random on, and after the last one from the first
- * one on, until all have been looked at, or as many as a call examines.  Returns
- * whether these were all.
+ * Look at lanes, from a random one to the last one, and then from the first
+ * one on, until all have been looked at, or as many as a call examines.
+ * Returns whether these were all.
  */
 static bool
 walk_lanes(Search *search)
@@ -284,8 +299,8 @@ walk_lanes(Search *search)
 }
 
 /*
- * Go through the index of due messages.  If it is longer than what a call
- * examines, it is not known which lanes are lost.
+ * Scan the index of due messages.  If it is longer than what a call examines,
+ * the lost lanes are not known.
  */
 static void
 walk_due(Search *search)
@@ -329,8 +344,8 @@ walk_due(Search *search)
 }
 
 /*
- * The scan has come to a due message without a key.  If a transaction holds it,
- * add it to those of its topic that this transaction holds.
+ * The scan has found a due message without a key.  If a transaction holds it,
+ * add it to the messages of its topic that this transaction holds.
  */
 static void
 add_held(Search *search, IdemCursor *due)
@@ -383,8 +398,8 @@ find_lost(Search *search)
 }
 
 /*
- * Look at the lanes of rows that were due before times in the past, and that
- * will be due after times in the future.
+ * Look at the lanes of rows that were due before random times in the past,
+ * and that will be due after random times in the future.
  */
 static void
 probe_times(Search *search)
@@ -405,7 +420,7 @@ probe_times(Search *search)
 }
 
 /*
- * Look at the lanes of the next rows before or after that time.
+ * Look at the lanes of the next rows before or after a time.
  */
 static void
 probe_time(Search *search, IdemCursor *due, ScanDirection direction,
@@ -443,7 +458,7 @@ probe_time(Search *search, IdemCursor *due, ScanDirection direction,
 }
 
 /*
- * Is this lane among those that are known to be blocked?
+ * Is this lane known to be blocked?
  */
 static bool
 is_listed(const Search *search, int64 lane)
@@ -457,8 +472,8 @@ is_listed(const Search *search, int64 lane)
 }
 
 /*
- * Go to the first entry from this id of this lane on: in the whole index if
- * the id is the least, and otherwise in the lane.
+ * Begin at the first entry of this lane from this id on.  With the lowest id,
+ * scan the whole index from there, and otherwise only the lane.
  */
 static void
 begin_at(Search *search, int64 lane, int64 id)
@@ -473,7 +488,7 @@ begin_at(Search *search, int64 lane, int64 id)
 }
 
 /*
- * Step to the next entry.  Returns false at the end, and if enough entries
+ * Step to the next entry.  Returns false at the end, or if enough entries
  * have been examined.
  */
 static bool
@@ -493,13 +508,13 @@ next_entry(Search *search, ScanDirection direction, int64 *lane, bool *visible)
 }
 
 /*
- * The scan comes to dead entries, or to those of an open transaction, at the
- * beginning of a lane: look at the lane with the head that follows them.
- * Returns whether it has one.
+ * A lane begins with dead entries, or with those of an open transaction.
+ * Look at the lane with the head that follows them.  Returns whether it has
+ * one.
  *
- * Many of these entries are not examined one by one.  Only if the bisection
- * finds no head, or one that blocks nothing, some more are: it goes wrong if
- * such entries lie behind the head, too.
+ * If there are many of these entries, they are not examined one by one.  Only
+ * if the bisection finds no head, or one that blocks nothing, some more are
+ * examined, because it fails if there are such entries behind the head, too.
  */
 static bool
 look_past_dead(Search *search, Blocked *lane)
@@ -532,8 +547,8 @@ look_past_dead(Search *search, Blocked *lane)
 }
 
 /*
- * Step to the next message of the lane, past this number of entries at most.
- * search->is_within tells whether there were that many in the lane.
+ * Step to the next message of the lane, skipping at most this number of
+ * entries.  search->is_within says whether the lane had that many.
  */
 static bool
 next_visible(Search *search, ScanDirection direction, int64 lane, int limit)
@@ -554,8 +569,8 @@ next_visible(Search *search, ScanDirection direction, int64 lane, int limit)
 }
 
 /*
- * The same where the lane begins with too many dead entries.  Ids are positive,
- * unless somebody has altered their sequence; then the last message counts.
+ * The same if the lane begins with too many dead entries.  Ids are positive,
+ * unless a user has altered their sequence; then the last message counts.
  */
 static bool
 find_head_past_dead(Search *search, int64 lane)
@@ -589,8 +604,8 @@ found_id(const Search *search)
 }
 
 /*
- * The scan has come to the head of a lane.  If the lane is blocked, add it to
- * those that are; or to those of which walk_due() will tell.
+ * The scan has found the head of a lane.  If the lane is blocked, add it; if
+ * that depends on walk_due(), add it to the parked ones.
  */
 static void
 look_at_lane(Search *search, Blocked *lane)
@@ -638,8 +653,8 @@ look_at_lane(Search *search, Blocked *lane)
 }
 
 /*
- * The head is due.  It is blocked if a transaction holds it; or perhaps, if it
- * is not ready itself, and certainly the head, because no row leads to it.
+ * The head is due.  It is blocked if a transaction holds it.  If it is
+ * certainly the head, but not ready, it is blocked if no row leads to it.
  */
 static void
 add_due_head(Search *search, Blocked *lane)
@@ -662,7 +677,7 @@ add_due_head(Search *search, Blocked *lane)
 }
 
 /*
- * Add a lane to those that are blocked.
+ * Add a blocked lane.
  */
 static void
 add(Search *search, Blocked *lane, Datum topic)
@@ -673,7 +688,7 @@ add(Search *search, Blocked *lane, Datum topic)
 }
 
 /*
- * From when on the message that was found can be taken.
+ * Return the time from which the message that was found can be taken.
  */
 static TimestampTz
 available_at(const Search *search)
@@ -702,13 +717,15 @@ count_waiting(Search *search, Blocked *lane)
 		lane->since = Min(lane->since, available_at(search));
 	}
 
-	/* One may have been found before, even if no more entries are examined. */
+	/*
+	 * One might have been found before, even if no more entries are examined.
+	 */
 	lane->waiting = Max(lane->waiting, waiting);
 }
 
 /*
- * How long a lane is blocked, in microseconds: until the end of the lease or
- * pause, or as far as is known.  Times from a dump may be infinite.
+ * Return how long a lane is blocked, in microseconds: until the end of the
+ * lease or pause, or as far as known.  Times from a dump can be infinite.
  */
 static int64
 length_of(const Search *search, const Blocked *lane)
@@ -722,7 +739,7 @@ length_of(const Search *search, const Blocked *lane)
 }
 
 /*
- * Order lanes by how long they are blocked, and then by their heads.
+ * Compare lanes by how long they are blocked, and then by their heads.
  */
 static int
 compare_lengths(const void *a, const void *b)
@@ -736,7 +753,7 @@ compare_lengths(const void *a, const void *b)
 }
 
 /*
- * Order lanes by their hashes.
+ * Compare lanes by their hashes.
  */
 static int
 compare_lanes(const void *a, const void *b)
@@ -748,8 +765,8 @@ compare_lanes(const void *a, const void *b)
 }
 
 /*
- * The process of a transaction; 0 if there is none: it is prepared, has ended
- * meanwhile, or runs on the primary of this standby.
+ * Return the process of a transaction.  0: it is prepared, has ended, or runs
+ * on the primary of this standby.
  */
 static int
 process_of(TransactionId holder)

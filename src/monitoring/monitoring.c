@@ -1,30 +1,30 @@
 /*-------------------------------------------------------------------------
  *
  * monitoring.c
- *		What idem_metrics(), idem_health() and idem_abandoned() cannot do in SQL.
+ *		The data of idem_metrics(), idem_health() and idem_abandoned().
  *
  * Expired records and messages are counted through the indexes that the
- * cleanup and the relays use, with all entries that are still there.  An old
- * snapshot can keep vacuum from removing millions of dead ones, all of them at
- * the beginning of the index.  So a call looks at MAX_ENTRIES of all indexes
- * together, dead or not, by turns; a count that has not come to its end then
- * says that it is not complete.  If nothing but dead entries was found,
- * some PROBE_ENTRIES * MAX_PROBES more are looked at; if there is nothing but
- * such, either, it is not known how late the oldest row is.
+ * cleanup and the relays use, with all existing entries.  An old snapshot can
+ * keep vacuum from removing millions of dead entries, all at the beginning of
+ * the index.  So a call looks at MAX_ENTRIES entries of all indexes together,
+ * dead or not, in turns; a count that has not reached its end is marked as
+ * incomplete.  If it found only dead entries, it looks at PROBE_ENTRIES *
+ * MAX_PROBES more.  If these are dead, too, it is unknown how late the oldest
+ * row is.
  *
- * Messages that are due, and dead letters, raise an alarm by their number.  So
- * where their count is not complete, LAST_ENTRIES more are looked at from the
- * other end, where the latest ones lie, and the count is a lower limit.  Without
- * any, the number of dead letters is not known.
+ * The numbers of due messages and of dead letters raise alarms.  So if such a
+ * count is incomplete, LAST_ENTRIES more are looked at from the other end,
+ * where the latest ones are, and the count is a lower limit.  If there are
+ * none, the number of dead letters is unknown.
  *
- * A table that calls cannot use has a fault here (see table_faults.c), and
- * nothing else is told of it.
+ * For a table that calls cannot use, only the fault is reported (see
+ * table_faults.c).
  *
- * Times from a dump may be infinite.  Minus infinity is due for an infinite
- * time.
+ * Times from a dump can be infinite.  A row whose time is minus infinity has
+ * been due for an infinite time.
  *
- * Nothing here writes, locks a table with more than AccessShareLock, or waits
- * for long; all of it works on a hot standby.
+ * Nothing here writes, waits long, or takes a lock stronger than
+ * AccessShareLock, so everything works on a hot standby.
  *
  *-------------------------------------------------------------------------
  */
@@ -54,35 +54,37 @@
 #include "util/settings.h"
 #include "util/times.h"
 
-/* How many entries are looked at in all; and of an index, in turn. */
+/* Number of entries that are looked at in all, and of an index in its turn. */
 #define MAX_ENTRIES		50000
 #define TURN_ENTRIES	1000
 
-/* The same for a bisection, and for what is counted after it. */
+/* The same for a bisection, and for counting after it. */
 #define PROBE_ENTRIES	250
 #define MAX_PROBES		24
 #define FOUND_ENTRIES	2000
 
-/* How many entries are looked at from the end of an index; see alerts.yml. */
+/* Number of entries from the end of an index; see alerts.yml. */
 #define LAST_ENTRIES	12000
 
-/* How many rows that lead to a lane are followed; and entries of that lane. */
+/*
+ * Number of rows that lead to a lane and are followed; entries of that lane.
+ */
 #define MAX_SIGNPOSTS	1000
 #define LANE_ENTRIES	100
 
-/* idem_tokens has no other use for the numbers of its columns. */
+/* The only column of idem_tokens that is used here. */
 #define TOKENS_EXPIRES_AT	0
 
-/* Which entries of an index are looked at. */
+/* The entries of an index that are looked at. */
 typedef enum Range
 {
 	BY_TIME,					/* the time is the first column, up to now */
-	ANY_TIME,					/* the same, without an end */
+	ANY_TIME,					/* the same, with future ones */
 	ALL,
-	NULLS,						/* those with no first column */
+	NULLS,						/* the first column is NULL */
 } Range;
 
-/* Something to be counted, through an index. */
+/* A kind of rows to be counted through an index. */
 typedef struct Source
 {
 	const char *name;
@@ -90,7 +92,7 @@ typedef struct Source
 	IdemRelationId index;
 	int			time;			/* column of the table */
 	Range		range;
-	bool		(*counts) (IdemCursor *cursor); /* NULL: all rows do */
+	bool		(*counts) (IdemCursor *cursor); /* NULL: counts all rows */
 } Source;
 
 static bool is_ready_message(IdemCursor *outbox);
@@ -110,27 +112,27 @@ static const Source sources[] = {
 	is_dead_message},
 };
 
-/* What was found. */
+/* The result of counting. */
 typedef struct Count
 {
-	int64		rows;			/* visible ones */
-	int64		due;			/* of them, those whose time has come */
+	int64		rows;			/* number of visible ones */
+	int64		due;			/* of these, those that are due */
 	TimestampTz oldest;			/* DT_NOEND: no row */
-	TimestampTz last;			/* of the last entry, if they are by time */
-	int			signposts;		/* that were followed; see lanes.c */
-	bool		complete;		/* no entry was left out */
+	TimestampTz last;			/* of the last entry, if sorted by time */
+	int			signposts;		/* number of rows that were followed */
+	bool		complete;		/* no entry was omitted */
 } Count;
 
 static const Count nothing = {0, 0, DT_NOEND, DT_NOBEGIN, 0, false};
 
-/* The counting of a source. */
+/* The state of counting a source. */
 typedef struct Counting
 {
 	const Source *source;
 	IdemCursor	cursor;
 	TimestampTz until;
 	Count		count;
-	char	   *fault;			/* if there is one, nothing above is open */
+	char	   *fault;			/* if not NULL, nothing above is open */
 } Counting;
 
 static double retention(const Source *source);
@@ -148,13 +150,14 @@ static void count_from_end(Counting *counting);
 
 /*
  * idem_monitoring_data() -> setof (source, counted, due, overdue, complete,
+ *
  *									fault)
  *
- * One row for each source.  "counted": expired keys and tokens, acknowledged
- * messages past their retention, pending and dead messages.  "overdue": for
- * how many seconds the oldest should have been deleted, or, if it is pending,
- * has been due; 0 if there is none, NULL for messages of which that is not
- * known, and for parked ones.  All are NULL if there is a "fault".
+ * Returns one row for each source.  "counted": expired keys and tokens,
+ * acknowledged messages past their retention, pending and dead messages.
+ * "overdue": for how many seconds the oldest should have been deleted or, if
+ * it is pending, has been due; 0 if there is none, NULL if it is unknown, and
+ * for parked messages.  All are NULL if there is a "fault".
  */
 PG_FUNCTION_INFO_V1(idem_monitoring_data);
 Datum
@@ -169,7 +172,7 @@ idem_monitoring_data(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 	for (int i = 0; i < lengthof(sources); i++)
 	{
-		/* Those of a table are together, and it is looked at once. */
+		/* Sources of a table are adjacent, and the table is checked once. */
 		countings[i].fault = i > 0 && sources[i].table == sources[i - 1].table ?
 		/* cppcheck-suppress uninitvar ; the one before has been set */
 			countings[i - 1].fault : idem_table_fault(sources[i].table);
@@ -231,7 +234,7 @@ idem_monitoring_data(PG_FUNCTION_ARGS)
 }
 
 /*
- * How long rows are kept beyond their time, in milliseconds.
+ * Return how long rows are kept beyond their time, in milliseconds.
  */
 static double
 retention(const Source *source)
@@ -249,7 +252,7 @@ retention(const Source *source)
 }
 
 /*
- * Does the index of a source have the rows in the order of their time?
+ * Is the index of a source sorted by time?
  */
 static bool
 is_by_time(const Source *source)
@@ -258,7 +261,8 @@ is_by_time(const Source *source)
 }
 
 /*
- * The time from one to a later, finite time; 0 if that is not later.
+ * Return the time from one time to a later, finite one; 0 if that is not
+ * later.
  */
 static double
 seconds_between(TimestampTz from, TimestampTz to)
@@ -269,8 +273,8 @@ seconds_between(TimestampTz from, TimestampTz to)
 }
 
 /*
- * Rows are counted up to now.  But an acknowledged message has not expired
- * before its retention is over; a tombstone has.
+ * Begin to count rows up to now.  An acknowledged message expires only after
+ * its retention; a tombstone has expired already.
  */
 static void
 begin_counting(Counting *counting, const Source *source, TimestampTz now)
@@ -285,7 +289,7 @@ begin_counting(Counting *counting, const Source *source, TimestampTz now)
 }
 
 /*
- * Was any row found that has a time, or else everything looked at that could be late?
+ * Was a row with a time found, or was everything that can be late looked at?
  */
 static bool
 knows_oldest(const Counting *counting)
@@ -297,8 +301,8 @@ knows_oldest(const Counting *counting)
 }
 
 /*
- * Go to the first entry from one time to another, both included, or to the
- * first one of those that the source has, if they are not ordered by time.
+ * Begin at the first entry whose time is from "from" to "until".  If the
+ * source is not sorted by time, begin at its first entry.
  */
 static void
 look_from(Counting *counting, TimestampTz from, TimestampTz to)
@@ -317,8 +321,8 @@ look_from(Counting *counting, TimestampTz from, TimestampTz to)
 }
 
 /*
- * Look at the next entries, "limit" at most, and add to "count" what is behind
- * them.  Returns how many there were.
+ * Look at the next entries, at most "limit", and add their rows to "count".
+ * Returns the number of entries.
  */
 static int
 count_entries(Counting *counting, ScanDirection direction, int limit,
@@ -357,7 +361,7 @@ count_entries(Counting *counting, ScanDirection direction, int limit,
 		count->rows++;
 		if (time <= counting->until)
 			count->due++;
-		/* A parked message waits for the one before it, not for a relay. */
+		/* A parked message waits for an earlier one, not for a relay. */
 		if (source->index != IDEM_OUTBOX_LANES)
 			count->oldest = Min(count->oldest, time);
 	}
@@ -365,8 +369,8 @@ count_entries(Counting *counting, ScanDirection direction, int limit,
 }
 
 /*
- * A row of the due index is not pending: from when on has the message been due
- * to which it leads a take?  DT_NOEND if there is none.
+ * A row of the due index is not pending.  Return since when the message has
+ * been due to which it leads a take; DT_NOEND if there is none.
  */
 static TimestampTz
 follow_signpost(IdemCursor *outbox)
@@ -423,8 +427,9 @@ is_dead_message(IdemCursor *outbox)
 
 /*
  * All of the oldest rows are dead, and vacuum could not remove them.  The
- * cleanup deletes in the order of time, and relays take in it, so the rows
- * that are left can be found by bisection, up to some that were skipped.
+ * cleanup deletes rows in order of time, and relays take messages in that
+ * order.  So a bisection finds the remaining rows, except some that were
+ * skipped.
  */
 static void
 count_past_dead_rows(Counting *counting)
@@ -462,9 +467,9 @@ count_past_dead_rows(Counting *counting)
 }
 
 /*
- * The count has not come to its end: look at the last entries, too, of a time
- * that has come.  Some might have been counted before, so what there are at
- * least is the greater one of the two numbers.
+ * The count is incomplete, so also look at the last entries up to now.  Some
+ * might have been counted before, so the lower limit is the greater of the
+ * two numbers.
  */
 static void
 count_from_end(Counting *counting)
@@ -483,8 +488,8 @@ count_from_end(Counting *counting)
 /*
  * idem_worker_absence() -> text
  *
- * Why no background worker comes to this database, as a clause; NULL if one
- * should.
+ * Returns why no background worker visits this database, as a clause; NULL if
+ * one should.
  */
 PG_FUNCTION_INFO_V1(idem_worker_absence);
 Datum
@@ -508,7 +513,8 @@ idem_worker_absence(PG_FUNCTION_ARGS)
 /*
  * idem_check_interval(value, name) -> void
  *
- * Raises 22004 for a NULL, 22023 for a negative interval, calling it "name".
+ * Raises 22004 for a NULL, 22023 for a negative interval.  "name" is its name
+ * in the message.
  */
 PG_FUNCTION_INFO_V1(idem_check_interval);
 Datum

@@ -1,18 +1,18 @@
 /*-------------------------------------------------------------------------
  *
  * monitoring_sample.c
- *		What idem_metrics() and idem_health() learn from parts of a table.
+ *		Estimates of idem_metrics() and idem_health() from parts of a table.
  *
- * What no index tells is estimated from a sample of a table's pages: of at
- * most SAMPLE_PAGES, taken from all parts of it.  The newest rows are looked
- * for where they are likely to be, at the end of an index and of the table.
+ * Figures that no index gives are estimated from a sample of at most
+ * SAMPLE_PAGES pages, from all parts of a table.  The newest rows are looked
+ * for where they probably are: at the end of an index, and of the table.
  *
- * Times from a dump may be infinite.  Minus infinity has long been over; of
- * the clock, neither tells anything.
+ * Times from a dump can be infinite.  Minus infinity is in the past.  Neither
+ * says anything about the clock.
  *
- * A table that calls cannot use has a fault here (see table_faults.c), and
- * nothing else is told of it.  Nothing here writes, locks a table with more
- * than AccessShareLock, or waits for long; all of it works on a hot standby.
+ * For a table that calls cannot use, only the fault is reported (see
+ * table_faults.c).  Nothing here writes, waits long, or takes a lock stronger
+ * than AccessShareLock, so everything works on a hot standby.
  *
  *-------------------------------------------------------------------------
  */
@@ -34,37 +34,39 @@
 #include "util/compat.h"
 #include "util/times.h"
 
-/* How many pages of a table are a sample. */
+/* Number of pages in a sample of a table. */
 #define SAMPLE_PAGES	1000
 
-/* How many entries of an index, and pages of a table, the newest ones are. */
+/*
+ * Number of entries of an index, and pages of a table, that count as newest.
+ */
 #define NEWEST_ENTRIES	1000
 #define NEWEST_PAGES	64
 
-/* For how long a lease must be over for its claim to be stuck. */
+/* A claim is stuck if its lease has been over for this time. */
 #define STUCK_AFTER_MS	60000
 
-/* idem_tokens has no other use for the numbers of its columns. */
+/* The only column of idem_tokens that is used here. */
 #define TOKENS_EXPIRES_AT	0
 
-/* What was found in a sample. */
+/* The result of a sample. */
 typedef struct Findings
 {
 	int64		rows;
 	int64		live;
 	int64		stuck;
-	int64		stuck_pages;	/* on which those are */
+	int64		stuck_pages;	/* number of pages with stuck claims */
 	TimestampTz newest;
 	int64		highest_token;
 } Findings;
 
-/* Where to look for the newest rows of a table. */
+/* Where the newest rows of a table are. */
 typedef struct NewestPlace
 {
 	const char *name;
 	IdemRelationId table;
-	IdemRelationId index;		/* they are at its end, or likely to be */
-	int			time;			/* column that says when a row was made */
+	IdemRelationId index;		/* they are probably at its end */
+	int			time;			/* column with the time of insertion */
 } NewestPlace;
 
 static const NewestPlace places[] = {
@@ -88,12 +90,13 @@ static int64 highest_message(void);
 
 /*
  * idem_sample_data(source) -> setof (share, live_share, stuck, stuck_pages,
+ *
  *									  newest, highest_token, fault)
  *
- * What a sample of the table of "keys" or "tokens" tells, in one row: which
- * share of the table it is, which share of its rows has not expired, and, of
- * keys, how many claims are stuck, on how many pages, and when the newest was
- * made, and the highest claim token.  All are NULL if there is a "fault".
+ * Returns one row about a sample of the table of "keys" or "tokens": which
+ * share of the table it is, and which share of its rows has not expired.  For
+ * keys, also the number of stuck claims and of their pages, the time of the
+ * newest, and the highest claim token.  All are NULL if there is a "fault".
  */
 PG_FUNCTION_INFO_V1(idem_sample_data);
 Datum
@@ -203,7 +206,7 @@ look_at_tokens(IdemSample *sample, TimestampTz now, Findings *findings)
 /*
  * idem_clock_evidence() -> setof (name, latest)
  *
- * The latest times on record that anybody's clock may have shown; NULL where
+ * Returns the latest recorded times that a clock might have shown; NULL if
  * nothing was found.
  */
 PG_FUNCTION_INFO_V1(idem_clock_evidence);
@@ -232,8 +235,8 @@ idem_clock_evidence(PG_FUNCTION_ARGS)
 }
 
 /*
- * When the newest of the rows was made that are where the newest ones should
- * be; DT_NOBEGIN if there is none, or the table cannot be used.
+ * Return the insertion time of the newest row in the places where the newest
+ * rows should be; DT_NOBEGIN if there is none, or the table cannot be used.
  */
 static TimestampTz
 newest_at(const NewestPlace *place)
@@ -251,8 +254,7 @@ newest_at(const NewestPlace *place)
 }
 
 /*
- * That of the last NEWEST_ENTRIES of an index, or of those of them that have a
- * row.
+ * Return the newest time in the rows of the last NEWEST_ENTRIES of an index.
  */
 static TimestampTz
 newest_of_index(IdemCursor *cursor, IdemRelationId index, int column)
@@ -275,8 +277,8 @@ newest_of_index(IdemCursor *cursor, IdemRelationId index, int column)
 }
 
 /*
- * That of the last NEWEST_PAGES of a table, where new rows go for which vacuum
- * has made no room elsewhere.
+ * Return the newest time in the last NEWEST_PAGES of a table, to which new
+ * rows go unless vacuum has freed space elsewhere.
  */
 static TimestampTz
 newest_of_pages(IdemCursor *cursor, int column)
@@ -295,7 +297,7 @@ newest_of_pages(IdemCursor *cursor, int column)
 }
 
 /*
- * A time that is never NULL.
+ * Return a time that is never NULL.
  */
 static TimestampTz
 row_time(TupleTableSlot *row, int column)
@@ -306,7 +308,7 @@ row_time(TupleTableSlot *row, int column)
 }
 
 /*
- * The later of two times.  Infinite ones do not count.
+ * Return the later of two times.  Infinite ones do not count.
  */
 static TimestampTz
 later(TimestampTz a, TimestampTz b)
@@ -317,9 +319,10 @@ later(TimestampTz a, TimestampTz b)
 /*
  * idem_sequences_behind(highest_token) -> setof (name, behind)
  *
- * The sequences that are below a number that is in use, as after a restore
- * without them, and by how much.  "highest_token" may be NULL.  A number is
- * drawn before its row is written, so the rows must have been read first.
+ * Returns the sequences that are below a number in use, as after a restore
+ * without them, and by how much.  "highest_token" can be NULL.  A number is
+ * drawn before its row is written, so the caller must have read the rows
+ * before.
  */
 PG_FUNCTION_INFO_V1(idem_sequences_behind);
 Datum
@@ -351,8 +354,8 @@ put_if_behind(ReturnSetInfo *rsinfo, IdemRelationId sequence, int64 highest)
 }
 
 /*
- * The highest id of the last messages; 0 if all of NEWEST_ENTRIES are of dead
- * rows.
+ * Return the highest id of the last messages; 0 if all of NEWEST_ENTRIES are
+ * dead.
  */
 static int64
 highest_message(void)

@@ -1,16 +1,16 @@
 /*-------------------------------------------------------------------------
  *
  * table_faults.c
- *		Whether the extension's tables can be used, told and not raised.
+ *		Checking whether the extension's tables can be used, without an error.
  *
- * Who has altered or locked a table stops the calls that need it.  Monitoring
- * must not stop with them, because it is what tells of it: so it looks here
- * before it opens a table.
+ * An altered or locked table stops the calls that need it.  Monitoring must
+ * still work, because it reports this.  So it checks a table here before it
+ * opens it.
  *
- * A table without a fault, its indexes and a sequence are locked from then on
- * as calls lock them to read, or to draw a number, so that they stay as they
- * were found; but for a trigger, say, that somebody creates meanwhile.  For
- * such a lock a call waits LOCK_WAIT_MS and no longer.
+ * If a table has no fault, the table, its indexes and sequence are locked
+ * from then on, as calls lock them to read, or to draw a number.  So they
+ * stay as they were found, except for changes that this lock allows, such as
+ * CREATE TRIGGER.  For such a lock a call waits no longer than LOCK_WAIT_MS.
  *
  *-------------------------------------------------------------------------
  */
@@ -29,10 +29,10 @@
 #include "util/timed_lock.h"
 #include "util/times.h"
 
-/* How long to wait for who has locked it: he may have done for a moment. */
+/* How long to wait for a lock, which might be released soon. */
 #define LOCK_WAIT_MS	200
 
-/* A table, and what has been seen of it. */
+/* A table, and the result of its check. */
 typedef struct Look
 {
 	IdemRelationId id;
@@ -44,8 +44,8 @@ static void open_all(void *arg);
 static bool is_fault(int sqlstate);
 
 /*
- * Why calls cannot use one of our tables, with its indexes, or a sequence;
- * NULL if they can.
+ * Return why calls cannot use one of our tables, with its indexes, or a
+ * sequence; NULL if they can.
  */
 char *
 idem_table_fault(IdemRelationId id)
@@ -60,8 +60,8 @@ idem_table_fault(IdemRelationId id)
 }
 
 /*
- * Open all that belongs to the table, and close it again, with the locks
- * kept, unless somebody else has one that is in the way.
+ * Open the table and all that belongs to it, and close it again, keeping the
+ * locks, unless another session holds a conflicting one.
  */
 static bool
 open_and_close(void *arg)
@@ -95,7 +95,7 @@ open_all(void *arg)
 }
 
 /*
- * Is that what calls raise who cannot use a table, or wait for it?
+ * Is this SQLSTATE a table fault, or the error of a wait for a table?
  */
 static bool
 is_fault(int sqlstate)
@@ -109,7 +109,8 @@ is_fault(int sqlstate)
 /*
  * idem_table_faults() -> setof (table_name, fault)
  *
- * A row for each table and sequence, "fault" NULL where there is none.
+ * Returns a row for each table and sequence; "fault" is NULL if there is
+ * none.
  */
 PG_FUNCTION_INFO_V1(idem_table_faults);
 Datum

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * table_faults.h
- *		Whether the extension's tables can be used, told and not raised.
+ *		Checking whether the extension's tables can be used, without an error.
  *
  *-------------------------------------------------------------------------
  */

@@ -5,44 +5,47 @@
  *
  * A row of idem_client_sequences holds the last sequence number of a client
  * on an aggregate, a row of idem_aggregates the aggregate's version.  Every
- * append writes both, the aggregate first, in the same transaction.  The
- * aggregate's row lock therefore guards the sequences too.
+ * append writes both, the aggregate first, in the same transaction.
+ * Therefore the row lock of the aggregate also protects the sequences.
  *
  * idem_try_append() reads in the same order, the aggregate and then the
  * sequence, decides, and writes the aggregate by compare and swap.  If that
- * succeeds, nobody has written the sequence since it was read, for he would
- * have had to write the aggregate in between.  No other order of steps lets
- * a call end without an append and without anything to undo.
+ * succeeds, nobody has written the sequence since it was read, because that
+ * would have needed a write to the aggregate in between.  No other order of
+ * steps lets a call end without an append and without anything to undo.
  *
- * A call queues behind another client's append as an UPDATE does, but it must
- * not sleep on its twin, an append for the same client, if it was not told to
- * wait.  From the row of the aggregate alone it cannot tell the two apart: the
- * twin may be between its two writes.  So whoever means to write, or to queue,
- * has to have the key lock of the sequence (store/key_lock.c), from before it looks
- * for the last time until it has written both or has given up:
+ * A call queues behind another client's append as an UPDATE does.  But unless
+ * it was asked to wait, it must not sleep on its twin, an append for the same
+ * client.  The aggregate's row alone does not distinguish the two, because
+ * the twin can be between its two writes.  So a call that is going to write,
+ * or to queue, needs the key lock of the sequence (store/key_lock.c), from
+ * before its last look until it has written both rows or has given up:
  *
- * - Who does not get the lock has met its twin, in the middle of its call,
- *	 and answers "in_flight"; or, with "wait", sleeps on the lock until the
- *	 deadline and then looks again, with the lock.
- * - Who has it sees all that a twin has written.  Where the aggregate is as
- *	 before, and nobody is writing it, there is nothing.  Otherwise it looks
- *	 again: a sequence that another transaction is writing is in flight, and
- *	 the lock is released before anybody sleeps on that.  If it is not, whoever
- *	 holds the aggregate is another client's, and stays so, since no twin gets
- *	 further than to the lock.
- * - A transaction that has written the aggregate itself needs no lock: its row
- *	 keeps out everybody else.  If it had to have it, it could not append for a
- *	 client that queues behind it.  (That one sleeps on, though its twin is in
- *	 flight now: it has to wait for the end of the same transaction.)
+ *	- A call that does not get the lock has met its twin in the middle of its
+ *	  call, and returns "in_flight".  With "wait", it sleeps on the lock until
+ *	  the deadline, and then looks again, holding the lock.
  *
- * The lock is never kept beyond a call, so prepared transactions have none; an
- * error releases it.  Waiting for an aggregate with the lock held can be part
- * of a deadlock, as any wait for a row can.
+ *	- A call that has the lock sees all that a twin has written.  If the
+ *	  aggregate is unchanged, and nobody is writing it, there is nothing.
+ *	  Otherwise it looks again.  If another transaction is writing the
+ *	  sequence, that is in flight, and the lock is released before any sleep
+ *	  on it.  If not, the aggregate's holder is another client, and stays so,
+ *	  because no twin gets further than to the lock.
  *
- * A committed sequence number is final, because it only grows: what lies at
- * or below it is a duplicate, whatever another transaction is about to do.
- * A transaction that is waiting for its synchronous standby still counts as
- * running, so its append is "in_flight" until it is confirmed.
+ *	- A transaction that has written the aggregate itself needs no lock,
+ *	  because its row keeps all others out.  If it needed the lock, it could
+ *	  not append for a client that queues behind it.  (That client continues
+ *	  to sleep, although its twin is in flight now: it has to wait for the end
+ *	  of the same transaction.)
+ *
+ * The lock is never kept beyond a call, so prepared transactions have none,
+ * and an error releases it.  Waiting for an aggregate with the lock held can
+ * be part of a deadlock, as any wait for a row can.
+ *
+ * A committed sequence number is final, because it only grows: a number at or
+ * below it is a duplicate, whatever another transaction is going to do.  A
+ * transaction that waits for its synchronous standby still counts as running,
+ * so its append is "in_flight" until it is confirmed.
  *
  *-------------------------------------------------------------------------
  */
@@ -92,7 +95,7 @@ typedef enum AppendOutcome
 	GAP,
 	IN_FLIGHT,
 	VERSION_CONFLICT,
-	UNDECIDED,					/* not an answer: look again */
+	UNDECIDED,					/* not an outcome: look again */
 } AppendOutcome;
 
 static const char *const outcome_names[] = {
@@ -179,7 +182,7 @@ idem_try_append(PG_FUNCTION_ARGS)
 		break;
 	}
 	if (again && outcome == APPENDED)
-		idem_check_client();	/* the last sleep was within an update */
+		idem_check_client();	/* the last sleep was in an update */
 	idem_key_unlock(&lock);
 	idem_cursor_close(&sequences);
 	idem_cursor_close(&aggregates);
@@ -222,8 +225,8 @@ found_last_seq(IdemCursor *sequences)
 }
 
 /*
- * The arguments; NULL stands for the default.  Raises 22004, 22023, and 55000
- * for an aggregate that is not pinned.
+ * Read the arguments; NULL stands for the default.  Raises 22004, 22023, and
+ * 55000 for an aggregate that is not pinned.
  */
 static void
 append_args(FunctionCallInfo fcinfo, AppendRequest *request)
@@ -256,11 +259,11 @@ append_args(FunctionCallInfo fcinfo, AppendRequest *request)
 }
 
 /*
- * Decide about an append as things stand, and carry it out.
+ * Decide about an append with the current rows, and carry it out.
  *
- * Sets the sequence number and the version that the outcome rests on, or has
- * led to.  With IN_FLIGHT, sequences->holder is whom to wait for, or else
- * whoever has the lock.  May leave with the lock held.
+ * Sets the sequence number and the version that the outcome is based on, or
+ * has produced.  After IN_FLIGHT, the twin is sequences->holder, or if there
+ * is none, the holder of the lock.  Can return with the lock held.
  */
 static AppendOutcome
 try_append(const AppendRequest *request, IdemCursor *aggregates,
@@ -311,7 +314,7 @@ try_append(const AppendRequest *request, IdemCursor *aggregates,
 			return UNDECIDED;
 	}
 
-	/* Another client's append; an update queues behind it by itself. */
+	/* Another client is appending; an update queues behind it. */
 	if (aggregate == IDEM_FIND_PENDING || conflict)
 	{
 		idem_wait(aggregates);
@@ -339,9 +342,9 @@ try_append(const AppendRequest *request, IdemCursor *aggregates,
 }
 
 /*
- * Sleep, after IN_FLIGHT, until it is worth to look again, but not past
- * "deadline".  Returns false if it was not by then.  May leave with the lock
- * held.
+ * Sleep after IN_FLIGHT until the caller should look again, but not past
+ * "deadline".  Returns false if the deadline was reached.  Can return with
+ * the lock held.
  */
 static bool
 wait_for_twin(const AppendRequest *request, IdemCursor *sequences,
@@ -354,7 +357,7 @@ wait_for_twin(const AppendRequest *request, IdemCursor *sequences,
 }
 
 /*
- * Find an aggregate, and its version; 0 if it is not there.
+ * Find an aggregate, and its version; 0 if it does not exist.
  */
 static IdemFind
 find_version(IdemCursor *aggregates, const Datum *key, int64 *version)
@@ -367,9 +370,9 @@ find_version(IdemCursor *aggregates, const Datum *key, int64 *version)
 }
 
 /*
- * The outcome of a call that changes nothing, if the version that was read
- * before the sequence still holds after it.  Otherwise an append has come in
- * between, which may show in one of them only.
+ * Return the outcome of a call that changes nothing, if the version that was
+ * read before the sequence is still valid.  Otherwise an append came in
+ * between, and might be visible in one of the rows only.
  */
 static AppendOutcome
 answer_at(AppendOutcome outcome, IdemCursor *aggregates, const Datum *key,
@@ -382,7 +385,7 @@ answer_at(AppendOutcome outcome, IdemCursor *aggregates, const Datum *key,
 }
 
 /*
- * Write the sequence number; the aggregate's row is ours.
+ * Write the sequence number.  The aggregate's row is our own.
  */
 static void
 write_sequence(IdemCursor *sequences, IdemFind found,
@@ -401,7 +404,7 @@ write_sequence(IdemCursor *sequences, IdemFind found,
 		written = idem_update(sequences, values, nulls,
 							  true) == IDEM_WRITE_DONE;
 
-	/* Only a write from outside these functions can have come between. */
+	/* Only a write from outside these functions can have come in between. */
 	if (!written)
 		ereport(ERROR,
 				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
@@ -411,7 +414,7 @@ write_sequence(IdemCursor *sequences, IdemFind found,
 }
 
 /*
- * Log how an append ended.
+ * Log the outcome of an append.
  */
 static void
 log_append_event(AppendOutcome outcome, const AppendRequest *request,

@@ -4,28 +4,30 @@
  *		Counters in shared memory, one set for each database.
  *
  * A backend finds the set of its database once, and from then on counts with
- * one atomic addition and no lock.  Calls count when they are made, whether or
- * not their transaction commits.  The counters start again with the server.
+ * one atomic addition and no lock.  Calls count when they are made, whether
+ * or not their transaction commits.  The counters begin at zero when the
+ * server starts.
  *
- * Each set has the counters in several stripes, with cache lines of their own;
- * a backend counts in that of its place among all processes, and who reads adds
- * them up.  So up to MANY_STRIPES backends seldom write to the same line, and
- * nobody reads one that others write but who looks at the statistics.
+ * Each set has the counters in several stripes, which do not share cache
+ * lines.  A backend counts in the stripe of its process number, and a reader
+ * adds the stripes up.  So up to MANY_STRIPES backends seldom write to the
+ * same cache line, and only a reader of the statistics reads a line that
+ * others write.
  *
- * The shared memory is there with and without preloading (see
- * util/shared_memory.c), and has room for MAX_DATABASES sets: 265 kB, or 19 kB on a
- * server before 17 that has not preloaded the library, with one stripe.  Where there is none,
- * a session counts for itself, for nobody to see, and looks again after
- * RETRY_SECONDS, between two transactions.  So nothing but statistics may rest
- * on the counters.
+ * The shared memory exists with and without preloading (see
+ * util/shared_memory.c), and has space for MAX_DATABASES sets: 265 kB, or 19
+ * kB with one stripe on a server before 17 that has not preloaded the
+ * library.  Without it, a session counts for itself, visible to nobody, and
+ * tries again after RETRY_SECONDS, between two transactions.  So only
+ * statistics must depend on the counters.
  *
- * Locking.  A set belongs to the database whose OID it has, and there is never
- * more than one for a database.  OIDs are written under "mutex" only, a
- * spinlock that is held while the OIDs are gone through and one set is
- * cleared; who counts needs no lock, because a set changes hands only when its
- * database has been dropped, and with it all sessions in there have ended.
- * Which databases are gone is looked up without the lock, which takes what is
- * offered to it only if it has not changed meanwhile.
+ * Locking.  A set belongs to the database whose OID it has, and a database
+ * never has more than one.  OIDs are written only under "mutex", a spinlock
+ * that is held while the OIDs are read and one set is cleared.  Counting
+ * needs no lock, because a set changes its owner only when its database has
+ * been dropped, after all sessions in it have ended.  The dropped databases
+ * are looked up without the lock.  The set of one is taken under the lock
+ * only if it still has that OID.
  *
  *-------------------------------------------------------------------------
  */
@@ -64,41 +66,41 @@ typedef struct DatabaseStats
 {
 	pg_atomic_uint32 database;	/* InvalidOid: free */
 	pg_atomic_uint64 last_cleanup;	/* TimestampTz; 0: never */
-	pg_atomic_uint64 idle_since;	/* the same, or the reset, if that came
-									 * later; see idem_monotonic_time() */
+	pg_atomic_uint64 idle_since;	/* or time of the reset, if later; see
+									 * idem_monotonic_time() */
 	pg_atomic_uint64 latest_clock;	/* TimestampTz; see idem_latest_clock() */
 	pg_atomic_uint64 stats_reset;	/* TimestampTz */
 } DatabaseStats;
 
 typedef struct SharedStats
 {
-	slock_t		mutex;			/* for writing "database" of any set */
+	slock_t		mutex;			/* for writing any "database" */
 	DatabaseStats databases[MAX_DATABASES];
-	/* Then, at the beginning of a cache line, the stripes of each in turn. */
+	/* The stripes of each set follow, from the beginning of a cache line. */
 } SharedStats;
 
 #define SIZE_OF_STATS(nstripes) \
 	(sizeof(SharedStats) + PG_CACHE_LINE_SIZE + \
 	 sizeof(Stripe) * MAX_DATABASES * (nstripes))
 
-/* Our counters of this database; NULL until something is counted. */
+/* This backend's counters; NULL until something is counted. */
 pg_atomic_uint64 *idem_counters = NULL;
 
-/* Where they belong to; "nowhere" if there is no place in shared memory. */
+/* Their set; "nowhere" if there is none in shared memory. */
 static DatabaseStats *database_stats = NULL;
 static DatabaseStats nowhere;
 static Stripe nowhere_stripe;
 
-/* How many stripes a set has; decided in the postmaster, if it loads us. */
+/* The number of stripes; the postmaster decides it if it loads the library. */
 static int	nstripes = IDEM_MEMORY_ON_DEMAND ? MANY_STRIPES : FEW_STRIPES;
 
 /*
- * The nesting level of the transaction in which a cleanup has come to its end,
- * if that is not reported yet; or 0.
+ * The nesting level of the transaction in which a cleanup has finished that
+ * is not reported yet; or 0.
  */
 static int	cleanup_level = 0;
 
-/* When to leave "nowhere"; see idem_monotonic_time(). */
+/* The time to look for a set again; see idem_monotonic_time(). */
 static int64 retry_at;
 
 static SharedStats *attach_shared_memory(void);
@@ -126,8 +128,8 @@ idem_request_stats_memory(void)
 }
 
 /*
- * Find this database's counters.  Outside a transaction there may be none but
- * those of "nowhere", until the next one has ended.
+ * Find this database's counters.  Outside a transaction, that might have to
+ * wait until the next one has ended; until then, "nowhere" is used.
  */
 void
 idem_attach_stats(void)
@@ -157,8 +159,7 @@ idem_attach_stats(void)
 }
 
 /*
- * Look for a place in shared memory again at the next opportunity, if there
- * was none a while ago.
+ * If there was no set in shared memory some time ago, look for one again.
  */
 static void
 leave_nowhere(XactEvent event, void *arg)
@@ -171,9 +172,9 @@ leave_nowhere(XactEvent event, void *arg)
 }
 
 /*
- * The highest time that the clock has shown to a cleanup of this database or
- * to a caller of this function, since the statistics were reset.  It lies in
- * the future if the clock has been set back.
+ * Return the highest time that the clock has shown to a cleanup of this
+ * database, or to a caller of this function, since the statistics were reset.
+ * It is in the future if the clock has been set back.
  */
 TimestampTz
 idem_latest_clock(void)
@@ -192,7 +193,7 @@ idem_latest_clock(void)
 }
 
 /*
- * A cleanup of this database has come to its end.
+ * Record that a cleanup of this database has finished.
  */
 void
 idem_report_cleanup(void)
@@ -206,8 +207,8 @@ idem_report_cleanup(void)
 }
 
 /*
- * One has come to its end in this transaction, and has deleted nothing if that
- * is rolled back.  What is prepared is not reported.
+ * The same when this transaction commits: if it is rolled back, the cleanup
+ * has deleted nothing.  Does nothing if it is prepared.
  */
 void
 idem_report_cleanup_at_commit(void)
@@ -252,9 +253,9 @@ end_subtransaction(SubXactEvent event, SubTransactionId subxact,
 /*
  * idem_cleanup_idle() -> double precision
  *
- * For how many seconds no cleanup of this database has come to its end, since
- * the statistics were reset; by a clock that nobody sets.  NULL where there is
- * no room for the statistics.
+ * Returns for how many seconds no cleanup of this database has finished,
+ * since the statistics were reset, by a clock that nobody can set.  NULL
+ * without space for the statistics.
  */
 PG_FUNCTION_INFO_V1(idem_cleanup_idle);
 Datum
@@ -273,8 +274,9 @@ idem_cleanup_idle(PG_FUNCTION_ARGS)
 /*
  * idem_stats_data() -> setof row
  *
- * Other databases only for who may see what others do anyway.
- * This database is among them, unless there is no room for its counters.
+ * Shows other databases only to roles that can see other sessions'
+ * statistics.  This database is included, unless there is no space for its
+ * counters.
  */
 PG_FUNCTION_INFO_V1(idem_stats_data);
 Datum
@@ -333,7 +335,7 @@ idem_stats_reset(PG_FUNCTION_ARGS)
 }
 
 /*
- * NULL if the server does not have the memory.
+ * Return the shared memory; NULL if the server does not have it.
  */
 static SharedStats *
 attach_shared_memory(void)
@@ -370,8 +372,8 @@ init_shared_memory(void *memory)
 }
 
 /*
- * The set of this database, assigned now if it has none.  NULL if all belong
- * to others.
+ * Return the set of this database.  If it has none, assign one.  NULL if all
+ * belong to other databases.
  */
 static DatabaseStats *
 find_database(SharedStats *stats)
@@ -390,9 +392,9 @@ find_database(SharedStats *stats)
 }
 
 /*
- * The set of this database or, if it has none, one of a database in "gone",
- * which has an OID for each set: InvalidOid stands for nobody's.  NULL if
- * there is no such set, either.
+ * Return the set of this database or, if it has none, assign the set of a
+ * database in "gone", which has an OID for each set; InvalidOid matches free
+ * sets.  NULL if there is no such set either.
  */
 static DatabaseStats *
 assign_set(SharedStats *stats, const Oid *gone)
@@ -423,13 +425,13 @@ assign_set(SharedStats *stats, const Oid *gone)
 }
 
 /*
- * Fill "gone" with the OIDs of databases that have a set and have been
- * dropped.  OIDs of others are left out.
+ * Fill "gone" with the OIDs of sets whose databases have been dropped.
+ * Leaves its other elements unchanged.
  */
 static void
 find_gone(SharedStats *stats, Oid *gone)
 {
-	/* Else a database that is there may be known as one that is not. */
+	/* Otherwise an existing database might be cached as missing. */
 	AcceptInvalidationMessages();
 	for (int i = 0; i < MAX_DATABASES; i++)
 	{
@@ -441,7 +443,7 @@ find_gone(SharedStats *stats, Oid *gone)
 }
 
 /*
- * The stripes of a set, which are "nstripes".
+ * Return the stripes of a set; there are "nstripes".
  */
 static Stripe *
 stripes_of(SharedStats *stats, const DatabaseStats *set)
@@ -452,7 +454,7 @@ stripes_of(SharedStats *stats, const DatabaseStats *set)
 }
 
 /*
- * What all stripes of a set have counted.
+ * Return the sum of a counter over the stripes of a set.
  */
 static uint64
 sum(const Stripe *stripes, IdemCounter counter)

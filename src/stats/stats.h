@@ -45,7 +45,7 @@ extern void idem_report_cleanup(void);
 extern void idem_report_cleanup_at_commit(void);
 
 /*
- * Count something that happened "n" times.
+ * Count an event that happened "n" times.
  */
 static inline void
 idem_count(IdemCounter counter, int64 n)

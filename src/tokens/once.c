@@ -4,12 +4,12 @@
  *		Once-only tokens: form tokens, and the inbox.
  *
  * A row of idem_tokens says that a token was used, until it expires.  The
- * call that inserts it, or that renews an expired one, is the first.  Others
- * wait while that call's transaction is open, because it may yet abort.  After
- * any wait they look again, and count a token's time from then.
+ * call that inserts it, or renews an expired one, is the first.  Other calls
+ * wait while the first call's transaction is open, because it might be rolled
+ * back.  After any wait they look again, and a token's lifetime begins then.
  *
- * idem_once_many() visits the tokens in their sort order, whatever order
- * they came in, so that two consumers of the same batch cannot deadlock.
+ * idem_once_many() visits the tokens in their sort order, so that two
+ * consumers of the same batch cannot deadlock.
  *
  *-------------------------------------------------------------------------
  */
@@ -94,7 +94,7 @@ idem_once_many(PG_FUNCTION_ARGS)
 								   array.name, &array.values);
 	ttl = idem_interval_arg(fcinfo, 2, "ttl");
 
-	/* SERIALIZABLE needs the find, for its predicate locks. */
+	/* SERIALIZABLE needs the find for its predicate locks. */
 	insert_first = !IsolationIsSerializable();
 	first = palloc0_array(bool, array.length);
 	key[1] = (Datum) 0;
@@ -105,7 +105,7 @@ idem_once_many(PG_FUNCTION_ARGS)
 	{
 		int			i = batch.element.index;
 
-		/* Of equal tokens, the one that came first counts. */
+		/* Of equal tokens, the first in the array counts. */
 		if (DatumGetPointer(key[1]) != NULL &&
 			idem_text_compare(key[1], array.values[i]) == 0)
 			continue;
@@ -135,8 +135,8 @@ idem_once_many(PG_FUNCTION_ARGS)
 /*
  * Use a token.  Returns whether this is the first time.
  *
- * With "insert_first" the token is taken for new, which saves a search where
- * it is.  Where it is not, that costs a dead tuple, so the flag is cleared.
+ * "insert_first" assumes that the token is new, which saves the search.  If
+ * it is not new, that costs a dead tuple, and the flag is cleared.
  */
 static bool
 use_token(IdemCursor *tokens, const Datum *key, const Interval *ttl,

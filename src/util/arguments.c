@@ -18,7 +18,8 @@
 static int	compare_texts(const void *a, const void *b, void *arg);
 
 /*
- * Argument "n", which must not be NULL.  Raises 22004, calling it "name".
+ * Return argument "n".  Raises 22004 if it is NULL; "name" is its name in the
+ * message, here and below.
  */
 Datum
 idem_required_arg(FunctionCallInfo fcinfo, int n, const char *name)
@@ -31,7 +32,8 @@ idem_required_arg(FunctionCallInfo fcinfo, int n, const char *name)
 }
 
 /*
- * Argument "n", a text that passes idem_check_name().  Raises 22004, too.
+ * Return argument "n", a text that passes idem_check_name().  Also raises
+ * 22004.
  */
 Datum
 idem_name_arg(FunctionCallInfo fcinfo, int n, const char *name)
@@ -40,8 +42,8 @@ idem_name_arg(FunctionCallInfo fcinfo, int n, const char *name)
 }
 
 /*
- * A text of 1 to IDEM_MAX_NAME_LENGTH bytes, detoasted.  Raises 22023 for any
- * other, calling it "name".
+ * Return a text of 1 to IDEM_MAX_NAME_LENGTH bytes, detoasted.  Raises 22023
+ * for any other.
  */
 Datum
 idem_check_name(Datum value, const char *name)
@@ -59,8 +61,9 @@ idem_check_name(Datum value, const char *name)
 }
 
 /*
- * The elements of a text array, each of which passes idem_check_name().
- * Returns their number.  Raises 22004, too, for a NULL among them.
+ * Return the elements of a text array, each of which passes
+ * idem_check_name(), and their number.  Also raises 22004 for a NULL among
+ * them.
  */
 int
 idem_text_array(Datum array, const char *name, Datum **elements)
@@ -83,7 +86,7 @@ idem_text_array(Datum array, const char *name, Datum **elements)
 }
 
 /*
- * The same, each text once, in the order of their bytes.
+ * The same, with each text once, in the order of their bytes.
  */
 int
 idem_distinct_texts(Datum array, const char *name, Datum **elements)

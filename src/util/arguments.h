@@ -10,7 +10,7 @@
 
 #include "fmgr.h"
 
-/* Names that become part of an index key have at most this many bytes. */
+/* The maximum length of names that become part of an index key, in bytes. */
 #define IDEM_MAX_NAME_LENGTH	512
 
 extern Datum idem_required_arg(FunctionCallInfo fcinfo, int n,

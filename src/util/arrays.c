@@ -1,16 +1,17 @@
 /*-------------------------------------------------------------------------
  *
  * arrays.c
- *		Arguments and results of the functions that do many things at once.
+ *		Arguments and results of the functions that process many elements.
  *
  * Element "i" of each array makes up the arguments of one call.  All arrays
- * have one length, but for those of one element, which stands for all.
+ * have the same length, except arrays of one element, which applies to all
+ * calls.
  *
- * What such a function does with its elements is what as many calls would do,
- * one after another in the order given.  It may visit those of different keys
- * in another order, the same in all sessions (idem_array_order()), so that two
- * of them that wait for each other's rows do not deadlock.  An error says
- * which element it is about, whose values it need not tell.
+ * The result of such a function is that of as many calls in the order given.
+ * It can visit elements of different keys in another order, the same in all
+ * sessions (idem_array_order()), so that two calls that wait for each other's
+ * rows do not deadlock.  An error message names the element by its number,
+ * without its values.
  *
  *-------------------------------------------------------------------------
  */
@@ -35,7 +36,7 @@
 #include "util/results.h"
 #include "util/texts.h"
 
-/* The keys that compare_elements() looks at. */
+/* The keys that compare_elements() compares. */
 typedef struct ElementKeys
 {
 	const IdemArray *keys[4];
@@ -47,11 +48,11 @@ static int	compare_elements(const void *a, const void *b, void *arg);
 static void element_context(void *arg);
 
 /*
- * Argument "n", an array of one dimension, or NULL, or, with
- * IDEM_ARRAY_REQUIRED, neither NULL nor with any in it.  With IDEM_ARRAY_NAMES
- * its elements are texts of 1 to IDEM_MAX_NAME_LENGTH bytes.
+ * Read argument "n", a one-dimensional array or NULL.  With
+ * IDEM_ARRAY_REQUIRED neither the array nor an element can be NULL.  With
+ * IDEM_ARRAY_NAMES its elements are texts of 1 to IDEM_MAX_NAME_LENGTH bytes.
  *
- * Raises 22004 and 22023, calling it "name".
+ * Raises 22004 and 22023.  "name" is its name in the message.
  */
 void
 idem_array_arg(FunctionCallInfo fcinfo, int n, const char *name, int flags,
@@ -82,7 +83,7 @@ idem_array_arg(FunctionCallInfo fcinfo, int n, const char *name, int flags,
 }
 
 /*
- * See to it that the elements are what idem_array_arg() was told.
+ * Check the elements as the flags of idem_array_arg() say.
  */
 static void
 check_elements(IdemArray *array, int flags)
@@ -110,8 +111,8 @@ check_elements(IdemArray *array, int flags)
 }
 
 /*
- * How many elements the arrays of a call have, those of one element aside.
- * Raises 22023 where they differ.
+ * Return the number of elements of a call's arrays, apart from arrays of one
+ * element.  Raises 22023 if the arrays differ in length.
  */
 int
 idem_array_count(const IdemArray *arrays, int narrays)
@@ -136,9 +137,10 @@ idem_array_count(const IdemArray *arrays, int narrays)
 }
 
 /*
- * The order in which to visit elements: that of the bytes of their keys, which
- * are one to four arrays of texts, and of equal keys the order given.  It is
- * that of a primary key in C collation, so neighbours meet in the index, too.
+ * Return the order in which to visit elements: that of the bytes of their
+ * keys, which are one to four arrays of texts, and for equal keys the order
+ * given.  It is also the order of a primary key in C collation, so neighbours
+ * are close in the index.
  */
 int *
 idem_array_order(const IdemArray *keys, int nkeys, int count)
@@ -178,7 +180,7 @@ compare_elements(const void *a, const void *b, void *arg)
 }
 
 /*
- * From now on errors are about element->index.
+ * Begin an element: from now on, errors name element->index.
  */
 void
 idem_element_begin(IdemElement *element)
@@ -191,7 +193,7 @@ idem_element_begin(IdemElement *element)
 }
 
 /*
- * From now on they are no more.
+ * Pop the error context.
  */
 void
 idem_element_end(IdemElement *element)
@@ -208,7 +210,7 @@ element_context(void *arg)
 }
 
 /*
- * Begin to visit "count" elements, in the order of idem_array_order().
+ * Begin to visit "count" elements in the order of idem_array_order().
  */
 void
 idem_batch_begin(IdemBatchIterator *batch, const IdemArray *keys, int nkeys,
@@ -225,8 +227,8 @@ idem_batch_begin(IdemBatchIterator *batch, const IdemArray *keys, int nkeys,
 }
 
 /*
- * Go to the next element, number batch->element.index.  What is allocated
- * there is freed with the next call, which returns false after the last.
+ * Go to the next element, number batch->element.index.  The next call, which
+ * returns false after the last element, frees its memory.
  */
 bool
 idem_batch_next(IdemBatchIterator *batch)
@@ -246,9 +248,9 @@ idem_batch_next(IdemBatchIterator *batch)
 }
 
 /*
- * Begin the result of a function that returns a set of rows, which
- * tuplestore_putvalues() then fills.  "type" is a static variable of the
- * function.  Raises 55000 if somebody has altered its row type.
+ * Begin the result of a function that returns a set of rows.  The caller adds
+ * rows with tuplestore_putvalues().  "type" is a static variable of the
+ * function.  Raises 55000 if its row type was altered.
  */
 void
 idem_result_set(FunctionCallInfo fcinfo, IdemResultType *type)
@@ -259,8 +261,8 @@ idem_result_set(FunctionCallInfo fcinfo, IdemResultType *type)
 
 /*
  * The same for rows that come in another order than that of their first
- * column, the ordinal, in which they are returned.  They take no more of the
- * memory than work_mem.
+ * column, the ordinal, in which they are returned.  They use at most work_mem
+ * of memory.
  */
 void
 idem_result_begin(IdemResultSet *result, FunctionCallInfo fcinfo,
@@ -298,7 +300,7 @@ idem_result_add(IdemResultSet *result, const Datum *values, const bool *nulls)
 }
 
 /*
- * All rows have been added.
+ * End the result, after all rows have been added.
  */
 void
 idem_result_end(IdemResultSet *result)
@@ -317,11 +319,12 @@ idem_result_end(IdemResultSet *result)
 /*
  * idem_many_support(internal) -> internal
  *
- * How many rows a function returns: as many as the longest of its arrays has
- * elements, so that a batch is joined in the right way.  Where an array comes
- * from another table, the executor may call once for each of its rows, or,
- * with Memoize, keep the answers, which repeats a "first time".  It leaves
- * that where a call returns a single row: then keeping costs more.
+ * Planner support: a function returns as many rows as its longest array has
+ * elements, so that a batch is joined efficiently.  If an array comes from
+ * another table, the executor can call the function once for each row, or
+ * keep its results with Memoize, which would repeat a "first time".  It uses
+ * Memoize only if that costs less, which is not so for calls that return a
+ * single row.
  */
 PG_FUNCTION_INFO_V1(idem_many_support);
 Datum

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * arrays.h
- *		Arguments and results of the functions that do many things at once.
+ *		Arguments and results of the functions that process many elements.
  *
  *-------------------------------------------------------------------------
  */
@@ -13,12 +13,12 @@
 #include "util/results.h"
 #include "utils/tuplesort.h"
 
-/* What an array argument must be; see idem_array_arg(). */
-#define IDEM_ARRAY_REQUIRED		0x01	/* not NULL, and no NULL in it */
+/* Requirements of an array argument; see idem_array_arg(). */
+#define IDEM_ARRAY_REQUIRED		0x01	/* neither it nor an element is NULL */
 #define IDEM_ARRAY_NAMES		0x02	/* its texts pass idem_check_name() */
 
 /*
- * An array argument.  Where it is NULL, so are all of its elements.
+ * An array argument.  If it is NULL, all its elements are.
  */
 typedef struct IdemArray
 {
@@ -29,7 +29,7 @@ typedef struct IdemArray
 } IdemArray;
 
 /*
- * The element that a function is at, for the context of errors.
+ * The current element of a function, for the context of errors.
  */
 typedef struct IdemElement
 {
@@ -38,7 +38,7 @@ typedef struct IdemElement
 } IdemElement;
 
 /*
- * A visit to all elements; "element" is the one that it is at.
+ * A visit to all elements; "element" is the current one.
  */
 typedef struct IdemBatchIterator
 {
@@ -46,7 +46,7 @@ typedef struct IdemBatchIterator
 	int			count;
 	int			visited;
 	int		   *order;
-	MemoryContext context;		/* what an element needs, until the next */
+	MemoryContext context;		/* freed after each element */
 	MemoryContext caller;
 } IdemBatchIterator;
 
@@ -87,7 +87,7 @@ idem_array_is_null(const IdemArray *array, int i)
 }
 
 /*
- * Element "i"; zero, which is a NULL pointer, where it is NULL.
+ * Return element "i"; if it is NULL, zero, which is a NULL pointer.
  */
 static inline Datum
 idem_array_value(const IdemArray *array, int i)

@@ -1,12 +1,13 @@
 /*-------------------------------------------------------------------------
  *
  * client_text.c
- *		Can a client be sent a value?
+ *		Checking that a value can be sent to a client.
  *
- * A call that returns the rows of many users fails as a whole if one value
- * cannot be sent, each time anew, and nobody gets anything any more.  So what
- * such calls return is checked before it is stored: that it is not too long as
- * text, and that it has a form in UTF-8, which the clients use.
+ * If one value cannot be sent, a call that returns the rows of many users
+ * fails as a whole, each time again, and nobody gets anything.  So the values
+ * that such calls return are checked before they are stored: they must not be
+ * too long as text, and must have a representation in UTF-8, which the
+ * clients use.
  *
  *-------------------------------------------------------------------------
  */
@@ -22,8 +23,8 @@
 #include "util/compat.h"
 
 /*
- * No byte of a jsonb becomes more bytes of text: a number of 16 bytes can have
- * 131,072 digits before the point, and 16,383 behind it.
+ * A byte of jsonb becomes at most this many bytes of text: a number of 16
+ * bytes can have 131,072 digits before the point, and 16,383 after it.
  */
 #define MAX_GROWTH		10000
 
@@ -31,8 +32,8 @@
 #define MIN_TEXT_LIMIT	(4 * 1024 * 1024)
 
 /*
- * Shorter strings are taken for ones of characters that are all escaped, unless
- * that might be decisive.
+ * Strings shorter than SHORT_STRING are assumed to consist of escaped
+ * characters only, unless that could decide.
  */
 #define SHORT_STRING	1024
 #define MAX_ESCAPE		6
@@ -42,10 +43,11 @@ static int64 string_size(const char *string, int length, int short_string);
 static void check_encoding(const char *string, int length);
 
 /*
- * How many bytes of text documents of this size can have: "maximum", and ten
- * times the size, which only numbers with long rows of zeros exceed.  Without
- * that, a tenant could make a relay's server write megabytes for each kilobyte
- * that is published.  0 if no document of this size has as many.
+ * Return the maximum length of a document of this size as text: "maximum",
+ * and at most ten times the size, which only numbers with long rows of zeros
+ * exceed.  Without the latter, a tenant could make the server write megabytes
+ * for each kilobyte that is published.  0 if no document of this size can be
+ * too long.
  */
 int64
 idem_json_text_limit(Size size, int64 maximum)
@@ -56,8 +58,8 @@ idem_json_text_limit(Size size, int64 maximum)
 }
 
 /*
- * How many bytes a document has as text, about, and never less; or, if that is
- * more than "limit", a number above it.
+ * Return the length of a document as text, in bytes: an estimate that is
+ * never too low.  If it exceeds "limit", any number above the limit.
  */
 int64
 idem_json_text_size(Datum json, int64 limit)
@@ -73,7 +75,7 @@ idem_json_text_size(Datum json, int64 limit)
 }
 
 /*
- * The same, where strings shorter than "short_string" are not read.
+ * The same, without reading strings shorter than "short_string".
  */
 static int64
 text_size(Jsonb *json, int64 limit, int short_string)
@@ -108,7 +110,7 @@ text_size(Jsonb *json, int64 limit, int short_string)
 }
 
 /*
- * The same of a string, without its quotes.
+ * The same for a string, without its quotes.
  */
 static int64
 string_size(const char *string, int length, int short_string)
@@ -128,8 +130,8 @@ string_size(const char *string, int length, int short_string)
 }
 
 /*
- * Raise 22P05 or 22021 for a document with a character that UTF-8 does not
- * have.  Returns the document.
+ * Raise 22P05 or 22021 for a document with a character that cannot be
+ * converted to UTF-8.  Returns the document.
  */
 Datum
 idem_check_client_json(Datum json)

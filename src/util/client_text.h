@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * client_text.h
- *		Can a client be sent a value?
+ *		Checking that a value can be sent to a client.
  *
  *-------------------------------------------------------------------------
  */
@@ -9,14 +9,17 @@
 #define IDEMPOTENCY_CLIENT_TEXT_H
 
 /*
- * A call returns no more bytes of text of the documents of messages or claims,
- * unless it returns a single row, so that its client gets them before it gives
- * up, or its memory does.  No attempt would count then, and each next call would
- * return the same.
+ * The maximum size of a result with more than one message or claim, in bytes
+ * of their documents as text.  The client must be able to receive the result
+ * within its time and memory limits.  Otherwise no attempt would count, and
+ * each later call would return the same rows.
  */
 #define IDEM_MAX_RESULT_SIZE	(16 * 1024 * 1024)
 
-/* The server cannot send much more in a row. */
+/*
+ * The maximum size of one document as text.  The server cannot send much more
+ * in a row.
+ */
 #define IDEM_MAX_TEXT_SIZE		(256 * 1024 * 1024)
 
 extern int64 idem_json_text_limit(Size size, int64 maximum);

@@ -1,55 +1,55 @@
 /*-------------------------------------------------------------------------
  *
  * commit_notify.c
- *		Waiting for what a commit brings, and being woken by it.
+ *		Waiting for a commit by another session, and waking the waiters.
  *
- * Who waits for an open transaction sleeps on its lock (see timed_lock.c).  What is
- * committed has no lock: a claim within its lease, an outbox with nothing to
- * take.  Who waits for a change of that sleeps on its latch, and has said so
- * before in shared memory, where the transaction that makes the change finds
- * it after its commit.
+ * A call that waits for an open transaction sleeps on its lock (see
+ * timed_lock.c).  Committed rows have no lock: a claim within its lease, an
+ * outbox without available messages.  A call that waits for a change of these
+ * sleeps on its latch.  Before that it makes an entry in shared memory, which
+ * the transaction that makes the change finds after its commit.
  *
- * No wake-up is lost: a waiter enters itself, then looks, then sleeps until
- * its entry is marked as woken, takes that mark away, and looks again.  A
- * transaction's changes are visible before it goes through the entries, so
- * whom it does not find, or finds marked, has yet to look.
+ * No wake-up is lost.  A waiter makes its entry, then looks, then sleeps
+ * until the entry is marked as woken, removes the mark, and looks again.  A
+ * transaction's changes are visible before it scans the entries.  So if it
+ * does not find a waiter, or finds it marked, that waiter has not looked yet.
  *
- * A claim.  Whoever completes, fails, releases or deletes a record looks, once
- * it has written that and not yet committed it, whether anybody waits for a
- * claim.  If not, its commit has nothing to do, because who comes now sees
- * what has been written and sleeps on the transaction.  All who wait for the
- * key are woken, for all of them have an answer.
+ * Claims.  A call that completes, fails, releases or deletes a record writes
+ * that, and before its commit checks whether any call waits for the claim.
+ * If not, its commit has nothing to do, because a call that comes later sees
+ * the uncommitted write and sleeps on the transaction.  All calls that wait
+ * for the key are woken, because there is an answer for each of them.
  *
- * Messages.  Relays that wait for the same topics are as good as each other,
- * so a commit wakes one of them, and none while one is on its way that has
- * been woken and has not looked yet.  The rest follows where there is more:
- * who leaves with as many messages as it wanted wakes the next one, and so
- * does, whatever it leaves with, who has been woken once more since it looked.
- * An abort, of a subtransaction, too, gives back what it had taken, and wakes
- * as a commit does.
+ * Messages.  Relays that wait for the same topics are interchangeable, so a
+ * commit wakes one of them, and none if one has been woken and has not looked
+ * yet.  A relay that leaves with as many messages as it wanted wakes the next
+ * one, because there might be more.  So does a relay that was woken again
+ * since it looked, with whatever result it leaves.  An abort makes the
+ * messages that it had taken available again, and wakes as a commit does; so
+ * does the abort of a subtransaction.
  *
- * Times.  A lease, a delay or a pause comes to its end without a commit.  Of
- * those who wait for the same, one sleeps until then, the timekeeper; the
- * others rely on it, for when it leaves it wakes one that takes its place.
+ * Times.  A lease, a delay or a pause ends without a commit.  Of the calls
+ * that wait for the same, one sleeps until then, the timekeeper.  The others
+ * rely on it: when it leaves, it wakes one that takes its place.
  *
- * Each waiter looks once in IDEM_LOOK_AGAIN_MS, whatever happens.  That is how
- * long it takes to see what no session here has committed by our functions
- * (COMMIT PREPARED, a subscription's, a superuser's changes), to hear of what
- * will become due later than that, and to see anything at all if there is no
- * shared memory, or no free entry in it.
+ * Each waiter looks once every IDEM_LOOK_AGAIN_MS in any case.  This limits
+ * the delay for changes that no call of our functions in this server has
+ * committed (COMMIT PREPARED, a subscription, a superuser's changes), for
+ * times that become due later than that, and for all changes if there is no
+ * shared memory or no free entry in it.
  *
- * Shared memory.  An entry for each process that may wait; servers before 17
- * have FEW_WAITERS if the library is not preloaded.  Entries are chained in
- * buckets: those of claims by a hash of the key, those of relays by database.
- * A relay that listens to one topic is found by the hash of that topic.  Of
- * one that listens to several topics, or of a call that has taken from several,
- * the entry has a bit for each, so a message might wake one relay more than it
- * has to.
+ * Shared memory.  There is an entry for each process that can wait; servers
+ * before 17 have FEW_WAITERS if the library is not preloaded.  Entries are
+ * chained in buckets: those of claims by a hash of the key, those of relays
+ * by database.  A relay that listens to one topic is found by the hash of
+ * that topic.  If a relay listens to several topics, or a call has taken from
+ * several, its entry has a bit for each.  So a message can wake one relay
+ * more than necessary.
  *
- * Locking.  A spinlock for each bucket, held while its chain is gone through;
- * latches are set when it is released.  A bucket's number of entries is read
- * without it.  An entry is removed by its own process alone, at an error when
- * the transaction or subtransaction in which it was made is rolled back.
+ * Locking.  Each bucket has a spinlock, which is held while its chain is
+ * scanned; latches are set after its release.  A bucket's number of entries
+ * is read without it.  Only its own process removes an entry; after an error,
+ * when the transaction or subtransaction in which it was made is rolled back.
  *
  *-------------------------------------------------------------------------
  */
@@ -75,35 +75,41 @@
 #define CLAIM_BUCKETS	128		/* powers of two */
 #define RELAY_BUCKETS	16
 
-/* How many names a wake-up compares; beyond that, it wakes each waiter. */
+/*
+ * A wake-up compares this number of names; if it finds more, it wakes each
+ * waiter.
+ */
 #define MAX_NAMES		32
 
-/* What a transaction notes one by one; beyond that, it wakes all. */
+/*
+ * A transaction notes this number of claims and topics; beyond that, it wakes
+ * all.
+ */
 #define MAX_CLAIMS		64
 #define MAX_TOPICS		16
 
-/* Nobody's place in a chain; nobody's process. */
+/* No entry in a chain; no process. */
 #define NOBODY			(-1)
 
-/* The bit that tells the name of several topics from that of one. */
+/* This bit distinguishes the name of several topics from that of one. */
 #define SEVERAL			UINT64CONST(1)
 
-/* The name of the relays that listen to all topics; no hash is that. */
+/* The name of relays that listen to all topics; no hash has this value. */
 #define ALL_NAMES		PG_UINT64_MAX
 
 /*
- * Waiters for the same thing have the same name: a hash of the key, or of the
- * topics, that of the topic if it is one.
+ * An entry.  Waiters for the same thing have the same name: a hash of the
+ * key, or of the topics; the topic's hash if it is a single one.
  */
 typedef struct Waiter
 {
 	pg_atomic_uint32 process;	/* its number, or NOBODY: free */
 	int			next;			/* in the bucket */
 	Oid			database;
-	bool		woken;			/* to be set under the lock only */
+	bool		woken;			/* set only under the lock */
 	uint64		name;
-	uint64		topics;			/* a bit for each topic's hash; 0: a claim's */
-	TimestampTz timer;			/* when it looks by itself, if it keeps time */
+	uint64		topics;			/* a bit for each topic's hash; 0: a claim */
+	TimestampTz timer;			/* if it is the timekeeper, when it looks */
 } Waiter;
 
 typedef struct Bucket
@@ -115,41 +121,41 @@ typedef struct Bucket
 
 typedef struct Waiters
 {
-	pg_atomic_uint32 nclaims;	/* in all claims' buckets */
+	pg_atomic_uint32 nclaims;	/* in the buckets of all claims */
 	Bucket		claims[CLAIM_BUCKETS];
 	Bucket		relays[RELAY_BUCKETS];
 	Waiter		waiters[FLEXIBLE_ARRAY_MEMBER];
 } Waiters;
 
-/* A topic of which a transaction has changed messages. */
+/* A topic whose messages a transaction has changed. */
 typedef struct TopicNote
 {
 	uint64		name;
 	uint64		topics;
 	TimestampTz due;			/* the earliest of the messages */
-	bool		was_there;		/* an abort makes it available again */
-	SubTransactionId subid;		/* the latest that has changed one */
+	bool		was_there;		/* an abort makes a message available again */
+	SubTransactionId subid;		/* the latest that changed a message */
 } TopicNote;
 
 static bool preloaded = false;
 static Waiters *shared = NULL;
 
 /*
- * Our entry, the bucket that it is in, and since which subtransaction; has it
- * ever been the timekeeper's?
+ * Our entry, its bucket, the subtransaction in which it was made, and whether
+ * it was ever the timekeeper.
  */
 static Waiter *self = NULL;
 static Bucket *self_bucket;
 static SubTransactionId self_subid;
 static bool kept_time;
 
-/* What the current transaction has to wake for. */
+/* The waiters that the current transaction has to wake. */
 static uint64 claim_notes[MAX_CLAIMS];
 static int	nclaim_notes = 0;
 static TopicNote topic_notes[MAX_TOPICS];
 static int	ntopic_notes = 0;
 
-/* The processes that a wake-up has found: room for all that may wait. */
+/* The processes that a wake-up has found; has space for all that can wait. */
 static int *woken_processes;
 
 static bool attach(void);
@@ -182,7 +188,7 @@ idem_reserve_waiters(void)
 }
 
 /*
- * Find the shared memory.  Returns false if there is none at the moment.
+ * Find the shared memory.  Returns false if there is none now.
  */
 static bool
 attach(void)
@@ -208,7 +214,8 @@ attach(void)
 }
 
 /*
- * How many entries there are: the same in all processes of a server.
+ * Return the number of entries, which is the same in all processes of a
+ * server.
  */
 static int
 max_waiters(void)
@@ -237,8 +244,8 @@ init_waiters(void *memory)
 }
 
 /*
- * From now on until idem_await_end(), be woken when the claim of a key is
- * ended.  The caller is to look at it once more before it sleeps.
+ * From now on until idem_await_end(), wake this process when the claim of a
+ * key ends.  The caller must look at the claim once more before it sleeps.
  */
 void
 idem_await_claim(const Datum *key)
@@ -252,9 +259,9 @@ idem_await_claim(const Datum *key)
 }
 
 /*
- * From now on until idem_await_end(), be woken when there may be a message
- * to take of these topics, or of any if "topics" is NULL.  The caller is to
- * look for one once more before it sleeps.
+ * From now on until idem_await_end(), wake this process when there might be a
+ * message of these topics to take, or of any topic if "topics" is NULL.  The
+ * caller must look for one once more before it sleeps.
  */
 void
 idem_await_messages(const Datum *topics, int ntopics)
@@ -269,9 +276,9 @@ idem_await_messages(const Datum *topics, int ntopics)
 }
 
 /*
- * Enter ourselves.  Without a free entry, or within another wait, because an
- * index of the user's calls us, there is nothing to be done: who waits looks
- * now and then anyway.
+ * Make our entry.  If there is no free entry, or if this is a nested wait, in
+ * a function in an index of the user, do nothing: waiters look again
+ * periodically.
  */
 static void
 enter(Bucket *bucket, uint64 name, uint64 topics)
@@ -313,15 +320,16 @@ enter(Bucket *bucket, uint64 name, uint64 topics)
 }
 
 /*
- * Sleep until there may be a change, until "due", when there will be one
- * without a commit, or until "deadline".  Obeys cancel requests and all time
- * limits but lock_timeout.
+ * Sleep until there might be a change; until "due", when there will be one
+ * without a commit; or until "deadline".  Obeys cancel requests and all time
+ * limits except lock_timeout.
  *
- * The deadlock detector does not know of this sleep, so the caller must have
- * given back every lock of its own: on a table, too, or whoever waits for that
- * keeps those away that would end the sleep.
+ * The deadlock detector does not know this sleep.  So the caller must have
+ * released all its locks, including those on tables.  Otherwise a session
+ * that waits for one of them could block the sessions that would end the
+ * sleep.
  *
- * The caller is to look again afterwards in any case.
+ * The caller must look again afterwards in any case.
  */
 void
 idem_await_change(TimestampTz due, TimestampTz deadline)
@@ -354,7 +362,10 @@ idem_await_change(TimestampTz due, TimestampTz deadline)
 			break;
 	}
 
-	/* While we are marked as woken, so that another is if we go. */
+	/*
+	 * While the entry is marked as woken, so that another process is woken if
+	 * this one ends.
+	 */
 	idem_check_client();
 	CHECK_FOR_INTERRUPTS();
 
@@ -369,7 +380,7 @@ idem_await_change(TimestampTz due, TimestampTz deadline)
 }
 
 /*
- * Who sets it sets our latch afterwards, so that it is seen without the lock.
+ * A waker sets our latch after this, so it can be read without the lock.
  */
 static bool
 is_woken(void)
@@ -378,8 +389,8 @@ is_woken(void)
 }
 
 /*
- * Is it we who shall look at this time, because nobody who waits for the same
- * does so at that time or before?
+ * Become the timekeeper if no other waiter for the same looks at this time or
+ * before.  Returns whether we are.
  */
 static bool
 elect_timekeeper(TimestampTz due)
@@ -407,8 +418,8 @@ elect_timekeeper(TimestampTz due)
 }
 
 /*
- * The wait is over.  Whatever we were woken for since we looked last, and the
- * times that others rely on us for, become another's.
+ * End the wait.  If we were woken since the last look, or others rely on us
+ * as timekeeper, wake another waiter.
  */
 void
 idem_await_end(void)
@@ -437,7 +448,7 @@ idem_await_end(void)
 	pg_atomic_fetch_sub_u32(&bucket->nwaiters, 1);
 	if (topics == 0)
 		pg_atomic_fetch_sub_u32(&shared->nclaims, 1);
-	pg_memory_barrier();		/* before others may have it */
+	pg_memory_barrier();		/* before others can have the entry */
 	pg_atomic_write_u32(&waiter->process, (uint32) NOBODY);
 
 	if (kept_time || (woken && topics != 0))
@@ -445,8 +456,8 @@ idem_await_end(void)
 }
 
 /*
- * An error has ended the wait, perhaps behind a sleep and before the look that
- * it was for: wake another one in any case.
+ * An error has ended the wait, possibly after a sleep and before the
+ * following look, so wake another waiter in any case.
  */
 static void
 leave_after_error(void)
@@ -456,9 +467,9 @@ leave_after_error(void)
 }
 
 /*
- * The caller has written the end of a key's claim: when the transaction
- * commits, wake who waits for it.  Who comes from now on sees what has been
- * written, so if nobody waits yet, nobody will have to be woken.
+ * The caller has written the end of a key's claim.  When the transaction
+ * commits, wake its waiters.  Calls that come later see the write, so if
+ * there is no waiter yet, there will be none to wake.
  */
 void
 idem_notify_claim_end(const Datum *key)
@@ -472,14 +483,14 @@ idem_notify_claim_end(const Datum *key)
 	{
 		if (nclaim_notes < MAX_CLAIMS)
 			claim_notes[nclaim_notes] = name_of_key(key);
-		nclaim_notes++;			/* one more means: all */
+		nclaim_notes++;			/* one more stands for all */
 	}
 }
 
 /*
- * The caller has written a message of this topic, so that there may be one to
- * take from "due" on: when the transaction commits, wake a relay.  Likewise
- * when it aborts, if the message "was there" before.
+ * The caller has written a message of this topic, so that there might be one
+ * to take from "due" on.  When the transaction commits, wake a relay.  Do the
+ * same when it aborts, if the message "was there" before.
  */
 void
 idem_notify_message(Datum topic, TimestampTz due, bool was_there)
@@ -495,7 +506,7 @@ idem_notify_message(Datum topic, TimestampTz due, bool was_there)
 		i++;
 	if (i == MAX_TOPICS)
 	{
-		/* Too many: the last place stands for them all. */
+		/* Too many: the last note stands for all topics. */
 		i = MAX_TOPICS - 1;
 		topic_notes[i].name = ALL_NAMES;
 		topic_notes[i].topics = ~UINT64CONST(0);
@@ -516,8 +527,8 @@ idem_notify_message(Datum topic, TimestampTz due, bool was_there)
 }
 
 /*
- * There may be more messages than the caller could take of these topics, or
- * of any if "topics" is NULL: wake the next one, if one waits.
+ * There might be more messages than the caller could take, of these topics,
+ * or of any if "topics" is NULL: wake the next waiter.
  */
 void
 idem_wake_next(const Datum *topics, int ntopics)
@@ -533,11 +544,11 @@ idem_wake_next(const Datum *topics, int ntopics)
 }
 
 /*
- * Wake for what has been noted.  At these events all other sessions see that
- * the transaction has ended.
+ * Wake the waiters that have been noted.  At these events all other sessions
+ * see that the transaction has ended.
  *
- * A prepared one has not, but who waits for a claim is woken, too: it will see
- * that the transaction has the row, and sleep on that.
+ * A prepared transaction has not ended, but the waiters for a claim are
+ * woken, too: they see that the transaction has the row, and sleep on it.
  */
 static void
 at_transaction_end(XactEvent event, void *arg)
@@ -564,7 +575,7 @@ at_transaction_end(XactEvent event, void *arg)
 	if (ntopic_notes > 0 && event != XACT_EVENT_PREPARE &&
 		pg_atomic_read_u32(&relay_bucket()->nwaiters) > 0)
 	{
-		/* What comes later will have been seen by then. */
+		/* Waiters look before anything later becomes due. */
 		TimestampTz soon = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
 													   IDEM_LOOK_AGAIN_MS);
 
@@ -581,11 +592,12 @@ at_transaction_end(XactEvent event, void *arg)
 }
 
 /*
- * Leave, if an error has ended the wait.  Wake for what has been given back: at
- * this event all other sessions see that the subtransaction has ended.
+ * End the wait, if an error has ended it.  Wake the waiters for what was
+ * given back: at this event all other sessions see that the subtransaction
+ * has ended.
  *
- * Those that began after it are its own, and have ended, too.  What its parents
- * have noted of the same topic stays noted.
+ * Subtransactions that began after it are its children, and have ended, too.
+ * Notes that its parents have made about the same topic stay.
  */
 static void
 at_subtransaction_end(SubXactEvent event, SubTransactionId subid,
@@ -613,10 +625,10 @@ at_subtransaction_end(SubXactEvent event, SubTransactionId subid,
 }
 
 /*
- * Wake the waiters of a bucket for this name, or for these bits of topics: all
- * of them, or as few as will do.  Of those with the same name one will do, and
- * of all one that is sure to listen to the name.  Bits decide only where one
- * side has several topics.
+ * Wake the waiters of a bucket for this name, or for these bits of topics:
+ * all of them, or as few as necessary.  One waiter is enough for each name,
+ * and one that certainly listens to the name is enough for all.  Bits decide
+ * only if one side has several topics.
  *
  * The chain is scanned once, and the latches are set afterwards.
  */
@@ -670,7 +682,7 @@ wake(Bucket *bucket, uint64 name, uint64 topics, bool all)
 }
 
 /*
- * A hash of a text, without the bit SEVERAL.
+ * Return a hash of a text, without the bit SEVERAL.
  */
 static uint64
 name_of(Datum value, uint64 seed)
@@ -688,7 +700,7 @@ name_of_key(const Datum *key)
 }
 
 /*
- * The name of the relays that listen to some topics, and the bits of these.
+ * Return the name of relays that listen to some topics, and the topics' bits.
  */
 static uint64
 name_of_topics(const Datum *topics, int ntopics, uint64 *bits)

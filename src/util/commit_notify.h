@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * commit_notify.h
- *		Waiting for what a commit brings, and being woken by it.
+ *		Waiting for a commit by another session, and waking the waiters.
  *
  *-------------------------------------------------------------------------
  */
@@ -10,18 +10,18 @@
 
 #include "datatype/timestamp.h"
 
-/* How long it may take that a waiter sees what could not wake it. */
+/* The maximum delay for changes that wake no waiter. */
 #define IDEM_LOOK_AGAIN_MS	1000
 
 extern void idem_reserve_waiters(void);
 
-/* Who waits. */
+/* For waiters. */
 extern void idem_await_claim(const Datum *key);
 extern void idem_await_messages(const Datum *topics, int ntopics);
 extern void idem_await_change(TimestampTz due, TimestampTz deadline);
 extern void idem_await_end(void);
 
-/* Who wakes. */
+/* For sessions that wake waiters. */
 extern void idem_notify_claim_end(const Datum *key);
 extern void idem_notify_message(Datum topic, TimestampTz due,
 								bool was_there);

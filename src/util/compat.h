@@ -3,9 +3,9 @@
  * compat.h
  *		Differences between PostgreSQL's major versions.
  *
- * The one place where PG_VERSION_NUM is looked at.  The rest of the code is
- * written against the newest signatures; macros below give them to the older
- * servers.  Include it after the server's headers.
+ * Only this file uses PG_VERSION_NUM.  The rest of the code is written for
+ * the newest signatures; macros below provide them on older servers.  Include
+ * it after the server's headers.
  *
  *-------------------------------------------------------------------------
  */
@@ -23,14 +23,14 @@
 #error "idempotency needs PostgreSQL 15 or newer"
 #endif
 
-/* 16 took the access to variable-length values out of postgres.h. */
+/* 16 moved the access to variable-length values out of postgres.h. */
 #if PG_VERSION_NUM >= 160000
 #include "varatt.h"
 #endif
 
 /*
- * 19 gives scans, updates and deletes options, none of which we need, and lets
- * a DROP DATABASE and its like end background workers.
+ * 19 added options to scans, updates and deletes, which we do not use, and
+ * lets commands such as DROP DATABASE end background workers.
  */
 #if PG_VERSION_NUM < 190000
 #define BGWORKER_INTERRUPTIBLE	0
@@ -49,14 +49,14 @@
 					   crosscheck, wait, failure, false)
 #endif
 
-/* 19 has the WAL record of a sequence in a header of its own. */
+/* 19 moved the WAL record of a sequence to another header. */
 #if PG_VERSION_NUM >= 190000
 #include "commands/sequence_xlog.h"
 #endif
 
 /*
- * 18 lets an index scan be instrumented and a primary key be deferrable, and
- * writes "noreturn" before a function.
+ * 18 can instrument index scans, allows deferrable primary keys, and writes
+ * "noreturn" before a function.
  */
 #if PG_VERSION_NUM < 180000
 #define pg_noreturn pg_attribute_noreturn()
@@ -71,7 +71,7 @@
 	index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys)
 #endif
 
-/* 17 estimates the length of an array by statistics, too. */
+/* 17 also estimates the length of an array from statistics. */
 #if PG_VERSION_NUM < 170000
 #define estimate_array_length(root, expression) \
 	estimate_array_length(expression)
@@ -84,7 +84,7 @@
 #endif
 
 /*
- * 17 lets an index tidy up after insertions, moved the local transaction id
+ * 17 lets an index clean up after insertions, moved the local transaction id
  * into a struct, and the number of a process out of one.
  */
 #if PG_VERSION_NUM < 170000
@@ -101,7 +101,7 @@
 #define LockHeldByMe(tag, mode, orstronger)	LockHeldByMe(tag, mode)
 #endif
 
-/* 17 gives what an extension waits for a name. */
+/* 17 has named wait events for extensions. */
 #if PG_VERSION_NUM < 170000
 #define IdemWaitEvent(name)		(PG_WAIT_EXTENSION)
 #else
@@ -109,8 +109,8 @@
 #endif
 
 /*
- * 17 gives named shared memory to any backend.  Before, it comes from the
- * server's reserve for extensions.
+ * 17 gives named shared memory to any backend.  Older servers have a reserve
+ * for extensions.
  */
 #if PG_VERSION_NUM < 170000
 #include "storage/lwlock.h"
@@ -134,7 +134,10 @@ GetNamedDSMSegment(const char *name, size_t size,
 #else
 #include "storage/dsm_registry.h"
 
-/* 19 gives the callback an argument: here it is the callback of the others. */
+/*
+ * 19 passes an argument to the callback.  Here the callback is that of older
+ * servers.
+ */
 #if PG_VERSION_NUM >= 190000
 static inline void
 IdemInitSegment(void *memory, void *init_callback)
@@ -150,9 +153,8 @@ IdemInitSegment(void *memory, void *init_callback)
 #endif
 
 /*
- * A place where a test can make a session fail or wait.  Only servers of 17
- * and later that were built for it have these; elsewhere it is nothing.  18
- * added an argument.
+ * A place at which a test can make a session fail or wait, on servers of 17
+ * and later that were built with injection points.  18 added an argument.
  */
 #ifndef USE_INJECTION_POINTS
 #define IDEM_INJECTION_POINT(name)	((void) 0)
@@ -165,12 +167,12 @@ IdemInitSegment(void *memory, void *init_callback)
 #endif
 #endif
 
-/* Early minor releases of 15 have no mark for a half-dropped database. */
+/* Early minor releases of 15 cannot mark a half-dropped database. */
 #ifndef DATCONNLIMIT_INVALID_DB
 #define DATCONNLIMIT_INVALID_DB	(-2)
 #endif
 
-/* 16 calls a relation's file a locator, not a node. */
+/* 16 renamed the "node" of a relation's file to "locator". */
 #if PG_VERSION_NUM < 160000
 #define locator			node
 #define rd_locator		rd_node
@@ -181,7 +183,7 @@ IdemInitSegment(void *memory, void *init_callback)
 #define INTERVAL_NOT_FINITE(interval)	((void) (interval), false)
 #endif
 
-/* 16 tells how many settings there are together with them. */
+/* 16 returns the number of settings together with them. */
 #if PG_VERSION_NUM < 160000
 #include "utils/guc_tables.h"
 
@@ -194,7 +196,7 @@ IdemGucVariables(int *count)
 #define get_guc_variables(count) IdemGucVariables(count)
 #endif
 
-/* 16 taught updates to leave all but summarizing indexes alone. */
+/* Since 16, updates can maintain summarizing indexes only. */
 #if PG_VERSION_NUM < 160000
 typedef bool TU_UpdateIndexes;
 
@@ -210,8 +212,8 @@ typedef bool TU_UpdateIndexes;
 #endif
 
 /*
- * How a row is entered into the indexes: 19 takes flags, 16 and later for
- * summarizing indexes alone, too.
+ * How a row is entered into the indexes: 19 takes flags; since 16,
+ * summarizing indexes can be the only ones.
  */
 #if PG_VERSION_NUM < 190000
 #define EIIT_IS_UPDATE			(1 << 0)
@@ -236,8 +238,8 @@ typedef bool TU_UpdateIndexes;
 #endif
 
 /*
- * What a check hook leaves for its assign hook: before 16 the server frees it
- * with free().
+ * The memory that a check hook leaves for its assign hook: before 16 the
+ * server frees it with free().
  */
 #if PG_VERSION_NUM < 160000
 #define guc_malloc(elevel, size)	malloc(size)

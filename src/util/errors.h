@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * errors.h
- *		SQLSTATEs of class ID, for the conditions a client must tell apart.
+ *		SQLSTATEs of class ID, for conditions that a client must distinguish.
  *
  * Everything else is reported with PostgreSQL's own codes.
  *

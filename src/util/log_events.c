@@ -3,21 +3,22 @@
  * log_events.c
  *		idempotency.log_events: a line in the server log for each event.
  *
- * A line is "idempotency" and fields "name=value", apart by single spaces
- * (logfmt).  A value with anything but printable ASCII in it, or with a
- * space, a quote, a backslash or an equals sign, is put between double
- * quotes; within them a quote or backslash has a backslash before it, and a
- * byte that is not printable ASCII is written \xHH.  So a line is one line and
- * its fields are ours, whatever the clients send and whatever encoding their
- * database has.
+ * A line is "idempotency" and fields "name=value", separated by single spaces
+ * (logfmt).  A value is put between double quotes if it contains a space, a
+ * quote, a backslash, an equals sign, or anything but printable ASCII.  In
+ * quotes, a backslash precedes a quote or backslash, and a byte that is not
+ * printable ASCII is written as \xHH.  So an event is one line, and clients
+ * cannot forge fields, in any database encoding.
  *
- * With idempotency.log_format = json a line is an object of the same fields, in
- * ASCII: what is none is escaped as JSON has it.  Bytes of a database whose
- * encoding is not UTF-8 are written as the characters of that number.
+ * With idempotency.log_format = json a line is an object with the same
+ * fields, in ASCII; other characters are escaped as in JSON.  If the database
+ * encoding is not UTF-8, bytes are written as the characters with that
+ * number.
  *
  * Keys are redacted as in errors.  Request hashes, responses, checkpoints and
  * payloads are not logged.  The lines go to the server log only, and are
- * written when the call does its work, whether or not its transaction commits.
+ * written when the call does its work, whether or not its transaction
+ * commits.
  *
  *-------------------------------------------------------------------------
  */
@@ -35,7 +36,7 @@ static void append_logfmt(StringInfo line, const char *data, int length);
 static void append_json(StringInfo line, const char *data, int length);
 
 /*
- * Begin the line of an event; idem_log_end() writes it.
+ * Begin the line of an event.  idem_log_end() writes it.
  */
 void
 idem_log_begin(StringInfo line, IdemEvent event)
@@ -47,7 +48,7 @@ idem_log_begin(StringInfo line, IdemEvent event)
 }
 
 /*
- * Write a line to the server log, and free it.
+ * Write a line to the server log, and free its memory.
  */
 void
 idem_log_end(StringInfo line)
@@ -77,7 +78,7 @@ idem_log_number(StringInfo line, const char *name, int64 value)
 }
 
 /*
- * Append a field with a text that may contain anything.
+ * Append a field whose text can contain anything.
  */
 void
 idem_log_text(StringInfo line, const char *name, Datum value)

@@ -17,7 +17,7 @@ extern void idem_log_text(StringInfo line, const char *name, Datum value);
 extern void idem_log_end(StringInfo line);
 
 /*
- * Does the caller have to write a line about this event?
+ * Must the caller write a line about this event?
  */
 static inline bool
 idem_event_is_logged(IdemEvent event)

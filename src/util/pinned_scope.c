@@ -6,13 +6,13 @@
  * scale-out/shard.sql installs idem_pin_scope(), which locks the slot of a
  * scope until the transaction ends, so that no move takes the scope away.
  * ROLLBACK TO SAVEPOINT releases a lock that was taken after the savepoint.
- * So each function that writes looks for the lock itself.
+ * So each function that writes checks the lock itself.
  *
  * The lock manager's local table has all locks of this session, and follows
  * subtransactions.  Nothing here takes a lock or reads shared memory.
  *
- * A slot is one of 256, and the lock is the slot's.  A scope that is not
- * pinned is not noticed where another one of its slot is.
+ * There are 256 slots, and the lock is that of a slot.  So a missing pin is
+ * not noticed if another scope of the same slot is pinned.
  *
  *-------------------------------------------------------------------------
  */
@@ -27,16 +27,16 @@
 #include "util/pinned_scope.h"
 #include "util/settings.h"
 
-/* These must be those of scale-out/shard.sql: pass(), slot(). */
+/* Must be equal to those of scale-out/shard.sql: pass(), slot(). */
 #define PIN_LOCK_CLASS	1229211981
 #define NUM_SLOTS		256
 
-/* How much of a scope an error shows, in bytes. */
+/* The length of a scope in an error message, in bytes. */
 #define SHOWN_LENGTH	40
 
 /*
- * Raise 55000 if idempotency.require_pinned_scope is on, and no lock of the
- * slot of "scope", a detoasted text, is held.
+ * Raise 55000 if idempotency.require_pinned_scope is on, and this session
+ * does not hold the lock of the slot of "scope", a detoasted text.
  */
 void
 idem_check_pin(Datum scope)

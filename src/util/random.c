@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
  * random.c
- *		Random bytes that nobody can foretell.
+ *		Random bytes that nobody can predict.
  *
- * The server's strong generator takes thousands of instructions however
- * little is asked of it, so a backend draws a block and gives it out in
- * pieces.  What has been given out is wiped, and a process that inherits a
- * block from its parent draws its own.
+ * The server's strong generator takes thousands of instructions even for a
+ * few bytes.  So a backend draws a block and uses it piece by piece.  Used
+ * bytes are erased, and a process that inherits a block from its parent draws
+ * its own.
  *
  *-------------------------------------------------------------------------
  */
@@ -20,14 +20,14 @@
 
 static unsigned char block[BLOCK_SIZE];
 
-/* How many bytes at the end of the block have not been given out. */
+/* Number of unused bytes at the end of the block. */
 static int	unused = 0;
 
-/* The process that has drawn it. */
+/* The process that has drawn the block. */
 static int	drawn_by = 0;
 
 /*
- * Fill "target" with random bytes, a block at most.
+ * Fill "target" with random bytes, at most a block.
  */
 void
 idem_random_bytes(unsigned char *target, int length)
@@ -53,8 +53,8 @@ idem_random_bytes(unsigned char *target, int length)
 }
 
 /*
- * A seed for hashes that is not known outside this process, so that nobody can
- * choose names that collide.  It is never 0.
+ * Return a seed for hashes that is not known outside this process, so that
+ * nobody can choose names that collide.  It is never 0.
  */
 uint64
 idem_secret_seed(void)

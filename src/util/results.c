@@ -18,8 +18,8 @@
 static void check_row_type(TypeCacheEntry *entry, IdemResultType *type);
 
 /*
- * The row that a function returns.  "type" is a static variable of the
- * function.  Raises 55000 if somebody has altered its row type.
+ * Return the row that a function returns.  "type" is a static variable of the
+ * function.  Raises 55000 if its row type was altered.
  */
 Datum
 idem_result(FunctionCallInfo fcinfo, IdemResultType *type,
@@ -31,7 +31,8 @@ idem_result(FunctionCallInfo fcinfo, IdemResultType *type,
 }
 
 /*
- * What such a row consists of, for as long as the row type is not altered.
+ * Return the description of such a row, which is valid until the row type is
+ * altered.
  */
 TupleDesc
 idem_result_desc(FunctionCallInfo fcinfo, IdemResultType *type)

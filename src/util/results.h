@@ -11,12 +11,12 @@
 #include "fmgr.h"
 #include "funcapi.h"
 
-/* A function returns at most this many columns. */
+/* The maximum number of columns that a function returns. */
 #define IDEM_MAX_RESULT_COLUMNS	14
 
 /*
- * The row that a function returns: its columns' types, and the last form of
- * its row type that was seen to have them.
+ * The row that a function returns: the types of its columns, and the last
+ * version of its row type that was checked.
  */
 typedef struct IdemResultType
 {

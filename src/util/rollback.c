@@ -3,10 +3,10 @@
  * rollback.c
  *		Reset a session's cached search positions after a rollback.
  *
- * A session remembers from where on there is something to be found in an
- * index.  It may have come so far only because of what its own transaction
- * has written.  That is back when the transaction, or a part of it, is rolled
- * back, and may come back when it is prepared.
+ * A session remembers the position in an index from which its searches begin.
+ * It might have advanced the position because of what its own transaction has
+ * written.  A rollback, also of a part of the transaction, makes those rows
+ * visible again, and after PREPARE TRANSACTION one can follow.
  *
  *-------------------------------------------------------------------------
  */
@@ -27,8 +27,8 @@ static void end_subtransaction(SubXactEvent event, SubTransactionId id,
 static void forget_all(void);
 
 /*
- * Call this function at the end of each transaction that has written something
- * and does not commit, or of such a part of one, from now on.
+ * From now on, call this function at the end of each transaction or
+ * subtransaction that has written something and does not commit.
  */
 void
 idem_forget_on_rollback(IdemForget forget)

@@ -3,17 +3,18 @@
  * settings.c
  *		The idempotency.* settings.
  *
- * Defaults that a call may override anyway are for everybody to set.  What
- * protects the operator is for superusers and those they grant SET to.
+ * Anybody can set defaults that a call can override.  Settings that protect
+ * the operator are for superusers and roles with SET privilege.
  *
- * Where the library is not preloaded, the server keeps values for settings
- * that it does not know yet, whoever gives them, and judges them when they are
- * defined here.  What a session has SET without the right to is dropped then,
- * and the value below it remains: that of the configuration, the database or
- * the role.  But of what the session began with, the server has kept only the
- * value that counts most.  If that one is dropped, because it is the client's
- * or makes no sense, the operator's is lost, and calls would go by the
- * built-in default.  In such a session whatever writes is refused.
+ * If the library is not preloaded, the server accepts values for settings
+ * that are not defined yet, from anyone, and checks them when they are
+ * defined here.  Then it drops a value that a session has SET without the
+ * privilege, and the value below it remains: that of the configuration, the
+ * database or the role.  But for the values with which a session began, the
+ * server has kept only the one with the highest priority.  If that is
+ * dropped, because it is the client's or is invalid, the operator's value is
+ * lost, and calls would use the built-in default.  In such a session all
+ * writing functions are refused.
  *
  *-------------------------------------------------------------------------
  */
@@ -40,7 +41,7 @@
 /* The shortest idempotency.cleanup_interval, in milliseconds. */
 #define MIN_CLEANUP_INTERVAL	1000
 
-/* A century: beyond it nobody expires anything, and no timestamp overflows. */
+/* A century: a longer time has no use, and no timestamp overflows. */
 #define MAX_MS			(36525 * MS_PER_DAY)
 
 double		idem_default_ttl;
@@ -90,10 +91,13 @@ const char *const idem_event_names[] = {
 	[IDEM_EVENT_CLEANED] = "cleaned",
 };
 
-/* idempotency.default_lease, before idempotency.max_lease limits it. */
+/* The value of idempotency.default_lease, not limited by max_lease. */
 static double default_lease;
 
-/* What idempotency.log_events says; idem_log_events is made of it. */
+/*
+ * The value of idempotency.log_events, from which idem_log_events is
+ * computed.
+ */
 static char *log_events;
 
 /* Thresholds of idem_health(), which reads them from pg_settings. */
@@ -129,13 +133,13 @@ static const struct config_enum_entry log_formats[] = {
 };
 
 /*
- * A setting of the operator's whose value was lost when it was defined, or
- * NULL; and where that which took its place came from.
+ * A setting of the operator whose value was lost when it was defined, or
+ * NULL; and the source of the value that replaced it.
  */
 static const char *lost_setting = NULL;
 static GucSource lost_to;
 
-/* What a setting had when it was defined. */
+/* The value that a setting had before it was defined. */
 typedef struct EarlyValue
 {
 	const char *name;
@@ -168,14 +172,14 @@ idem_define_settings(void)
 
 	define_settings();
 
-	/* What the configuration has wrong, the server tells when it starts. */
+	/* The server checks the configuration when it starts. */
 	if (!process_shared_preload_libraries_in_progress)
 		check_early_values(values);
 }
 
 /*
- * Raise an error in a session where a setting of the operator's is not what he
- * wants; called before anything is done that depends on one.
+ * Raise an error in a session that has lost a setting of the operator.
+ * Called before all actions that depend on a setting.
  */
 void
 idem_check_settings(void)
@@ -197,8 +201,8 @@ idem_check_settings(void)
 }
 
 /*
- * Those of our settings that have a value already, by the names that were
- * used for them, which need not be ours.
+ * Return our settings that have a value already, by the names that were used
+ * for them, which can differ in case.
  */
 static List *
 early_values(void)
@@ -224,9 +228,9 @@ early_values(void)
 }
 
 /*
- * Now that they are defined: set lost_setting to one that did not take its
- * value.  Of those that anybody may set, what comes with the connection is not
- * the operator's.
+ * Called when the settings are defined: set lost_setting to one that did not
+ * take its value.  For settings that anybody can set, a value that comes with
+ * the connection is not the operator's.
  */
 static void
 check_early_values(List *values)
@@ -380,8 +384,8 @@ define_settings(void)
 }
 
 /*
- * The limits of leases and waits, and the default lease, which is cut to its
- * limit: anybody may set it.
+ * Define the limits of leases and waits, and the default lease.  Anybody can
+ * set the default, so it is cut to its limit.
  */
 static void
 define_lease_settings(void)
@@ -416,7 +420,8 @@ assign_max_lease(double newval, void *extra)
 }
 
 /*
- * Zero, or a second at least: each interval costs a process for each database.
+ * Check hook: zero, or at least a second, because each interval costs a
+ * process for each database.
  */
 static bool
 check_cleanup_interval(double *newval, void **extra, GucSource source)
@@ -428,7 +433,7 @@ check_cleanup_interval(double *newval, void **extra, GucSource source)
 }
 
 /*
- * A list of names.
+ * Check hook: a list of names.
  */
 static bool
 check_databases(char **newval, void **extra, GucSource source)
@@ -448,7 +453,8 @@ check_databases(char **newval, void **extra, GucSource source)
 }
 
 /*
- * A boolean, "all", or a list of events.  Puts their bits into "extra".
+ * Check hook: a boolean, "all", or a list of events.  Puts their bits into
+ * "extra".
  */
 static bool
 check_log_events(char **newval, void **extra, GucSource source)
@@ -504,7 +510,8 @@ assign_log_events(const char *newval, void *extra)
 }
 
 /*
- * What idem_health() warns of, one setting for each check, named after it.
+ * Define the thresholds of idem_health(), one setting for each check, named
+ * after it.
  */
 static void
 define_health_settings(void)

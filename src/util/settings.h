@@ -29,7 +29,7 @@ typedef enum IdemLogFormat
 	IDEM_LOG_JSON,
 } IdemLogFormat;
 
-/* What idempotency.log_events can name. */
+/* The events that idempotency.log_events can name. */
 typedef enum IdemEvent
 {
 	IDEM_EVENT_CLAIMED,
@@ -55,7 +55,7 @@ extern const char *const idem_event_names[];
 
 /* Times are in milliseconds, sizes in bytes. */
 extern double idem_default_ttl;
-extern double idem_default_lease;	/* idem_max_lease at most */
+extern double idem_default_lease;	/* at most idem_max_lease */
 extern double idem_max_lease;
 extern double idem_max_wait;
 extern int	idem_key_min_length;
@@ -81,7 +81,7 @@ extern char *idem_databases;
 extern int	idem_max_response_size;
 extern int	idem_max_message_size;
 
-/* Did the postmaster load the library, so that there is a launcher? */
+/* Has the postmaster loaded the library, so that there is a launcher? */
 extern bool idem_has_launcher;
 
 extern void idem_define_settings(void);

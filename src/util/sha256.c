@@ -13,7 +13,8 @@
 #include "util/sha256.h"
 
 /*
- * The SHA-256 of some bytes, PG_SHA256_DIGEST_LENGTH of them.
+ * Set "digest" to the SHA-256 of some bytes; its length is
+ * PG_SHA256_DIGEST_LENGTH.
  */
 void
 idem_sha256(const char *data, size_t length, uint8 *digest)

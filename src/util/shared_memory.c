@@ -1,18 +1,18 @@
 /*-------------------------------------------------------------------------
  *
  * shared_memory.c
- *		Shared memory that is there with and without preloading.
+ *		Shared memory that is available with and without preloading.
  *
  * PostgreSQL 17 and later give it to any backend that asks (the registry of
- * dynamic shared memory).  Before that it comes from the reserve that every
- * server keeps for extensions, about 100 kB, and preloading only makes that
- * reserve larger.  It may be used up, so who asks must be able to go without;
- * and who has not reserved must not ask for much, because the server's tables
- * of locks grow into what is left.
+ * dynamic shared memory).  Earlier servers have a reserve for extensions,
+ * about 100 kB, which preloading makes larger.  The reserve can be used up,
+ * so callers must work without the memory.  A library that has not reserved
+ * memory must not ask for much, because the server's lock tables use the same
+ * reserve.
  *
- * A session that got none asks again when RETRY_SECONDS have passed.  It goes
- * without for lack of memory only; a cancel, or whatever else goes wrong, is
- * an error like any other.
+ * A session that got no memory asks again after RETRY_SECONDS.  Only a lack
+ * of memory is handled this way; a cancel, or any other failure, is an error
+ * as usual.
  *
  *-------------------------------------------------------------------------
  */
@@ -32,8 +32,8 @@ static bool attach(void *arg);
 static bool is_lack_of_memory(int sqlstate);
 
 /*
- * Have room for "size" bytes; called when the library is preloaded, at the
- * time when the server asks for such requests.
+ * Reserve "size" bytes.  Called when the library is preloaded, at the time
+ * when the server asks for such requests.
  */
 void
 idem_reserve_shared_memory(Size size)
@@ -42,9 +42,9 @@ idem_reserve_shared_memory(Size size)
 }
 
 /*
- * A piece of shared memory, made and initialized by whoever comes first.  NULL
- * if the server does not have it now, or if there is no transaction to ask
- * in; then a later call may succeed.  Raises whatever else goes wrong.
+ * Return a piece of shared memory; the first caller creates and initializes
+ * it.  NULL if the server has no memory now, or if there is no transaction to
+ * ask in; a later call might succeed.  Raises all other errors.
  */
 void *
 idem_attach_shared_memory(IdemSharedMemory *piece)
@@ -66,7 +66,7 @@ idem_attach_shared_memory(IdemSharedMemory *piece)
 }
 
 /*
- * The same, at this moment.
+ * The same, without trying again later.
  */
 static bool
 attach(void *arg)
@@ -81,9 +81,9 @@ attach(void *arg)
 }
 
 /*
- * Does the server not have the memory?  It calls it an internal error if
- * there is a piece with this name that an earlier lack of memory has left
- * unfinished, or of another size, which another version of the library made.
+ * Is this a lack of memory?  The server reports an internal error if an
+ * earlier lack of memory has left a piece with this name unfinished, or if
+ * another version of the library has created a piece of another size.
  */
 static bool
 is_lack_of_memory(int sqlstate)

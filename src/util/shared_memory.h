@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * shared_memory.h
- *		Shared memory that is there with and without preloading.
+ *		Shared memory that is available with and without preloading.
  *
  *-------------------------------------------------------------------------
  */
@@ -9,15 +9,15 @@
 #define IDEMPOTENCY_SHARED_MEMORY_H
 
 /*
- * A piece of shared memory.  "init" fills it when it is new; the last two are
- * zero at first.
+ * A piece of shared memory.  "init" fills it when it is new.  The last two
+ * members are zero at first.
  */
 typedef struct IdemSharedMemory
 {
 	const char *name;
 	Size		size;
 	void		(*init) (void *memory);
-	void	   *memory;			/* NULL until it is there */
+	void	   *memory;			/* NULL until available */
 	int64		retry_at;		/* see idem_monotonic_time() */
 } IdemSharedMemory;
 

@@ -1,12 +1,13 @@
 /*-------------------------------------------------------------------------
  *
  * siphash.c
- *		Hashes that nobody can foretell.
+ *		Hashes that nobody can predict.
  *
- * SipHash-2-4: short, fast, and without its key as good as random.  The key is
- * a secret of the server, so who may choose what is hashed cannot choose two
- * inputs that have the same hash.  All sessions of a server agree on a hash;
- * two servers need not, so none is to be stored.
+ * SipHash-2-4 is short and fast.  Its results are as good as random to
+ * anybody who does not know the key, which is a secret of the server.  So a
+ * user who chooses the input cannot find two inputs with the same hash.  All
+ * sessions of a server compute the same hash; two servers need not, so no
+ * hash must be stored.
  *
  *-------------------------------------------------------------------------
  */
@@ -19,8 +20,8 @@
 static void rounds(IdemSipState *state, int count);
 
 /*
- * Begin with the server's secret: initdb makes it up at random for another
- * purpose, and who does not own the server's files never sees it.
+ * Begin with the server's secret.  initdb chooses it at random for another
+ * purpose, and only the owner of the server's files can see it.
  */
 void
 idem_sip_begin(IdemSipState *state)
@@ -43,7 +44,8 @@ idem_sip_add(IdemSipState *state, uint64 word)
 }
 
 /*
- * Add a length and so many bytes: no two sequences of these are the same.
+ * Add a length and that number of bytes, so that no two sequences of inputs
+ * are equal.
  */
 void
 idem_sip_add_bytes(IdemSipState *state, const char *data, int length)

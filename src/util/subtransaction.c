@@ -1,11 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * subtransaction.c
- *		What may be undone, or fail, and the call goes on.
+ *		Running code that can be undone, or fail, before the call continues.
  *
- * The server releases what an error leaves behind, locks and buffers among it,
- * when a transaction or a subtransaction is rolled back, and only then.  So
- * whoever goes on after an error has a subtransaction for what may raise it.
+ * Only the rollback of a transaction or a subtransaction releases what an
+ * error leaves behind, such as locks and buffers.  So a caller that continues
+ * after an error needs a subtransaction for the code that can raise it.
  *
  *-------------------------------------------------------------------------
  */
@@ -22,8 +22,9 @@
  * Call "action" in a subtransaction, which is rolled back if it returns false
  * or raises an error.  Settings that it makes end with it.
  *
- * Returns NULL, or an error that "is_expected", in the caller's memory context.
- * Raises all others: that is all there are, if "is_expected" is NULL.
+ * Returns NULL, or an error that "is_expected", in the caller's memory
+ * context.  All other errors are raised; if "is_expected" is NULL, these are
+ * all.
  */
 ErrorData *
 idem_in_subtransaction(IdemAction action, void *arg, bool (*is_expected) (int sqlstate))
@@ -39,7 +40,7 @@ idem_in_subtransaction(IdemAction action, void *arg, bool (*is_expected) (int sq
 		int			nest = NewGUCNestLevel();
 		bool		stays;
 
-		/* With it, any error would be the end of the session. */
+		/* Otherwise any error would end the session. */
 		if (is_expected != NULL)
 			(void) set_config_option("exit_on_error", "off",
 									 PGC_USERSET, PGC_S_SESSION,

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * subtransaction.h
- *		What may be undone, or fail, and the call goes on.
+ *		Running code that can be undone, or fail, before the call continues.
  *
  *-------------------------------------------------------------------------
  */
@@ -10,7 +10,7 @@
 
 #include "utils/elog.h"
 
-/* Does something; returns whether it is to stay. */
+/* An action; returns whether its changes stay. */
 typedef bool (*IdemAction) (void *arg);
 
 extern ErrorData *idem_in_subtransaction(IdemAction action, void *arg,

@@ -16,7 +16,7 @@
 #include "util/texts.h"
 
 /*
- * Are two texts the same bytes?
+ * Do two texts consist of the same bytes?
  */
 bool
 idem_text_equal(Datum a, Datum b)
@@ -26,7 +26,7 @@ idem_text_equal(Datum a, Datum b)
 }
 
 /*
- * The order of two texts' bytes: negative, 0 or positive, as memcmp().
+ * Compare the bytes of two texts.  Negative, 0 or positive, as memcmp().
  */
 int
 idem_text_compare(Datum a, Datum b)
@@ -41,8 +41,8 @@ idem_text_compare(Datum a, Datum b)
 }
 
 /*
- * A text, cut to idempotency.max_response_size: a report of an error must not
- * fail because the error was long.
+ * Return a text, cut to idempotency.max_response_size: an error report must
+ * not fail because the error is long.
  */
 Datum
 idem_clip_text(Datum value)

@@ -1,12 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * timed_lock.c
- *		Sleeping on a lock of the server, with a deadline, and what to look
- *		at afterwards.
+ *		Sleeping on a lock of the server, with a deadline.
  *
  * All that a call waits for is a lock in the server's lock manager: that of a
- * transaction, of a row, of a key (see store/key_lock.c).  So whoever waits is
- * woken, shows up in pg_locks, takes part in deadlock detection, and obeys
+ * transaction, of a row, of a key (see store/key_lock.c).  So a waiter is
+ * woken, appears in pg_locks, takes part in deadlock detection, and obeys
  * lock_timeout, statement_timeout and cancel requests.
  *
  *-------------------------------------------------------------------------
@@ -24,10 +23,10 @@
 #include "util/subtransaction.h"
 #include "util/timed_lock.h"
 
-/* As in libpq/libpq.h, which asks for Kerberos' headers if the server has it. */
+/* As in libpq/libpq.h, which needs Kerberos' headers if the server has it. */
 extern bool pq_check_connection(void);
 
-/* A sleep, and how many milliseconds it may take. */
+/* A sleep, and its limit in milliseconds. */
 typedef struct LimitedSleep
 {
 	IdemSleep	sleep;
@@ -41,9 +40,9 @@ static bool is_timeout(int sqlstate);
 
 /*
  * Call "sleep", but do not let it sleep past "deadline".  Returns false if it
- * had not come back by then.
+ * did not return by then.
  *
- * It may run in a subtransaction, which is released if it comes back.  What it
+ * It can run in a subtransaction, which is released if it returns.  What it
  * acquires then belongs to CurTransactionResourceOwner.
  */
 bool
@@ -71,11 +70,10 @@ idem_sleep_until(IdemSleep sleep, void *arg, TimestampTz deadline)
 }
 
 /*
- * End the session (FATAL, 08006) if its client has closed the connection: what
- * it was given after a wait would be held by nobody.  The server itself looks
- * for that only where client_connection_check_interval is set, and this goes
- * the same way.  Nothing happens where there is no client, or where the
- * platform cannot tell.
+ * End the session (FATAL, 08006) if its client has closed the connection:
+ * nobody would receive what the wait was for.  The server itself checks this
+ * only if client_connection_check_interval is set; this is the same check.
+ * Does nothing if there is no client, or if the platform cannot tell.
  */
 void
 idem_check_client(void)
@@ -91,9 +89,9 @@ idem_check_client(void)
 /*
  * Call "sleep" with a time limit in milliseconds.
  *
- * The lock manager can end a wait early in one way only, by an error, so the
- * limit is a lock_timeout of our own, and its error is expected.  The caller's
- * lock_timeout is known to be longer, or off.
+ * Only an error ends a wait in the lock manager early.  So the limit is a
+ * lock_timeout of our own, whose error is expected.  The caller has checked
+ * that the session's lock_timeout is longer, or off.
  */
 static bool
 sleep_with_timeout(IdemSleep sleep, void *arg, int timeout)
@@ -129,7 +127,7 @@ sleep_limited(void *arg)
 	IDEM_INJECTION_POINT("idem-wait-begins");
 	limited->sleep(limited->arg);
 	IDEM_INJECTION_POINT("idem-wait-ends");
-	CHECK_FOR_INTERRUPTS();		/* the limit may have come with the lock */
+	CHECK_FOR_INTERRUPTS();		/* the limit might have come with the lock */
 	return true;
 }
 

@@ -10,7 +10,7 @@
 
 #include "datatype/timestamp.h"
 
-/* Sleeps in the lock manager until what "arg" says is over. */
+/* Sleeps in the lock manager until the event that "arg" describes. */
 typedef void (*IdemSleep) (void *arg);
 
 extern bool idem_sleep_until(IdemSleep sleep, void *arg, TimestampTz deadline);

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * times.c
- *		Intervals that lead onwards, and a clock that nobody can set.
+ *		Checking and adding intervals, and a clock that nobody can set.
  *
  *-------------------------------------------------------------------------
  */
@@ -16,7 +16,7 @@
 #include "util/settings.h"
 #include "util/times.h"
 
-/* The arguments that have an upper limit, in whichever function. */
+/* The arguments, of any function, that have an upper limit. */
 static const struct
 {
 	const char *argument;
@@ -32,10 +32,11 @@ static bool is_longer(const Interval *interval, double ms);
 static TimestampTz add_interval(TimestampTz time, const Interval *interval);
 
 /*
- * Argument "n", an interval, or NULL.  Raises 22023, calling it "name", for
- * one that is infinite, negative as intervals compare, with months of 30 days,
- * or that leads back from now: "-1 mon 30 days" does where that month had 31.
- * A "lease" or "wait" must not be above its limit, either.
+ * Return argument "n", an interval, or NULL.  Raises 22023, with the
+ * argument's "name", if it is infinite; negative as intervals compare, with
+ * months of 30 days; or if it leads back from now, as "-1 mon 30 days" does
+ * if that month had 31.  A "lease" or "wait" must also not be above its
+ * limit.
  */
 Interval *
 idem_interval_arg(FunctionCallInfo fcinfo, int n, const char *name)
@@ -101,8 +102,8 @@ check_limit(const Interval *interval, const char *name)
 
 /*
  * Is an interval longer than that many milliseconds, as intervals compare, or
- * as it is from now on?  Neither alone is enough: of months and days with
- * opposite signs, either can be far less than the other.
+ * from now on?  Neither check is enough: if months and days have opposite
+ * signs, either can be far less than the other.
  */
 static bool
 is_longer(const Interval *interval, double ms)
@@ -120,7 +121,7 @@ is_longer(const Interval *interval, double ms)
 }
 
 /*
- * A time plus a setting's milliseconds.
+ * Return a time plus a setting's milliseconds.
  */
 TimestampTz
 idem_add_ms(TimestampTz time, double ms)
@@ -129,8 +130,8 @@ idem_add_ms(TimestampTz time, double ms)
 }
 
 /*
- * A time plus an interval, or plus a setting where the interval is NULL.
- * Raises 22008 for a sum that is no timestamp, 22023 for one that is earlier.
+ * Return a time plus an interval, or plus a setting if the interval is NULL.
+ * Raises 22008 if the sum is not a timestamp, 22023 if it is earlier.
  */
 TimestampTz
 idem_add_interval(TimestampTz time, const Interval *interval,
@@ -160,8 +161,8 @@ add_interval(TimestampTz time, const Interval *interval)
 }
 
 /*
- * Microseconds on a clock that nobody can set, and that all processes of the
- * server share.  It is for how long something takes, or may take.
+ * Return microseconds of a clock that nobody can set, and that all processes
+ * of the server share.  It measures how long something takes.
  */
 int64
 idem_monotonic_time(void)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * times.h
- *		Intervals that lead onwards, and a clock that nobody can set.
+ *		Checking and adding intervals, and a clock that nobody can set.
  *
  *-------------------------------------------------------------------------
  */

@@ -4,21 +4,21 @@
  *		The launcher: starts a cleanup worker in each database in turn.
  *
  * With the library in shared_preload_libraries there is one launcher.  It is
- * connected to no database; every idempotency.cleanup_interval it starts a
- * worker for each database in turn and waits for it to end.  See worker.c for
- * what that does.  If it says that there is more to do, the launcher sends
- * another one, after those for the other databases, and after the pause that
- * idempotency.cleanup_delay asks for.
+ * connected to no database.  Every idempotency.cleanup_interval it starts a
+ * worker for each database in turn and waits for it to end; see worker.c.  If
+ * a worker reports that there is more to do, the launcher sends another one,
+ * after those for the other databases, and after the pause of
+ * idempotency.cleanup_delay.
  *
- * Nothing but the time, or new settings, begins a pass over the databases.
- * The launcher is woken by much else: any DROP DATABASE wakes all processes.
- * Time is that of the monotonic clock, here and in worker.c, so that setting
- * the clock neither stops anybody nor keeps a worker in its database.
+ * Only the time, or new settings, begin a pass over the databases, although
+ * other events wake the launcher: any DROP DATABASE wakes all processes.
+ * Times are from the monotonic clock, here and in worker.c, so that setting
+ * the clock neither stops a process nor keeps a worker in its database.
  *
  * The launcher starts when recovery has finished, so on a standby it starts
  * with the promotion.  It is not registered under pg_upgrade, whose servers
- * must not change.  When it ends, for whatever reason, its worker is told to
- * end, too, so that it does not meet the next launcher's.
+ * must not change.  When it ends, for whatever reason, its worker is asked to
+ * end, too, so that it does not meet a worker of the next launcher.
  *
  *-------------------------------------------------------------------------
  */
@@ -59,19 +59,19 @@
 #include "worker/worker.h"
 
 /*
- * How long a worker may take to get in, and how long the launcher stays away
- * after a failure of its own.
+ * The time a worker has to connect, and the time before a failed launcher is
+ * started again.
  */
 #define CONNECT_MS		3000L
 #define RESTART_SECONDS	10
 
-/* The launcher's; of IdemDatabaseVisit, in TopMemoryContext. */
+/* A list of IdemDatabaseVisit, in TopMemoryContext. */
 static List *visits = NIL;
 
-/* Has idempotency.databases perhaps changed since list_databases() read it? */
+/* Might idempotency.databases have changed since list_databases() read it? */
 static bool names_are_new = true;
 
-/* The worker that may be running. */
+/* The worker that might be running. */
 static BackgroundWorkerHandle *current_worker = NULL;
 
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
@@ -145,8 +145,8 @@ init_shmem(void)
 }
 
 /*
- * The launcher.  When told to end it exits with 1, so that the postmaster
- * starts it again, unless that is shutting down.
+ * The launcher.  When it is asked to end it exits with 1, so that the
+ * postmaster starts it again, unless that is shutting down.
  */
 void
 idem_launcher_main(Datum arg)
@@ -202,7 +202,7 @@ idem_launcher_main(Datum arg)
 }
 
 /*
- * Exit callback: end the worker that may be running.
+ * Exit callback: end the worker that might be running.
  */
 static void
 take_worker_along(int code, Datum arg)
@@ -212,8 +212,8 @@ take_worker_along(int code, Datum arg)
 }
 
 /*
- * For how many milliseconds to sleep until a time: none if that has come, and
- * otherwise not less than one.
+ * Return the milliseconds to sleep until a time: 0 if it has come, and
+ * otherwise at least 1.
  */
 static long
 ms_until(int64 time)
@@ -236,13 +236,13 @@ forget_pauses(void)
 }
 
 /*
- * Send a worker to each database in turn, or, if this pass is continued within
- * the interval, to those where work was left.  A database in a pause of
- * idempotency.cleanup_delay is left out.  Returns when to continue, or
+ * Send a worker to each database in turn or, if this pass is "continued"
+ * within the interval, to those where work was left.  Skips databases in a
+ * pause of idempotency.cleanup_delay.  Returns when to continue, or
  * PG_INT64_MAX if no worker left work behind.
  *
- * If the table of workers is full, that is logged, and the databases that are
- * left, or where work is left, have to wait for the next interval.
+ * If the server has no free worker slot, that is logged, and the remaining
+ * databases, or those where work is left, have to wait for the next interval.
  */
 static int64
 visit_databases(bool continued)
@@ -291,8 +291,8 @@ visit_databases(bool continued)
 }
 
 /*
- * A list with what is remembered of each of these databases, to replace
- * "visits".
+ * Return a list of visits of these databases that keeps what "visits" says
+ * about them, to replace "visits".
  */
 static List *
 update_visits(const List *databases)
@@ -320,7 +320,7 @@ update_visits(const List *databases)
 }
 
 /*
- * The databases that accept connections and that the settings name.
+ * Return the databases that accept connections and that the settings name.
  */
 static List *
 list_databases(void)
@@ -365,7 +365,7 @@ list_databases(void)
 }
 
 /*
- * Log which of the names in idempotency.databases are not of a database.
+ * Log the names in idempotency.databases that are no database's.
  */
 static void
 report_unknown_names(const List *names, const List *known)
@@ -395,8 +395,8 @@ report_unknown_names(const List *names, const List *known)
 }
 
 /*
- * Start a worker and wait for it to end.  Returns false if there is no place
- * for one.
+ * Start a worker and wait for it to end.  Returns false if there is no free
+ * worker slot.
  */
 static bool
 run_worker(Oid database)
@@ -429,8 +429,8 @@ run_worker(Oid database)
 }
 
 /*
- * Wait for the worker to end.  One that cannot connect, because somebody has
- * locked the database, must not hold up the others.
+ * Wait for the worker to end.  If it cannot connect because a session has
+ * locked the database, it must not delay the others.
  */
 static void
 wait_for_worker(void)
@@ -446,7 +446,7 @@ wait_for_worker(void)
 			TerminateBackgroundWorker(current_worker);
 		idem_leave_if_told(1);
 
-		/* Its end sets the latch; to look now and then costs nothing. */
+		/* Its end sets the latch; polling as well costs nothing. */
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 CONNECT_MS, PG_WAIT_EXTENSION);
@@ -455,8 +455,8 @@ wait_for_worker(void)
 }
 
 /*
- * A worker has ended without having been in the database.  Say so, unless the
- * database has been dropped or closed meanwhile.
+ * A worker has ended without connecting to the database.  Log that, unless
+ * the database has been dropped or closed meanwhile.
  */
 static void
 report_no_entry(Oid database)

@@ -3,21 +3,22 @@
  * worker.c
  *		A background worker: one visit to one database.
  *
- * A worker leaves at once where the extension is not installed, and otherwise
- * deletes one batch a transaction until nothing is left, but for VISIT_MS at
- * most: then it leaves, and the launcher (see launcher.c) sends another one.
- * After a batch of each table it pauses for idempotency.cleanup_delay.
+ * A worker leaves at once if the extension is not installed.  Otherwise it
+ * deletes one batch per transaction until nothing is left, but for at most
+ * VISIT_MS: then it leaves, and the launcher (see launcher.c) sends another
+ * one.  After a batch of each table it pauses for idempotency.cleanup_delay.
  * So no database is held for long, and DROP DATABASE, ALTER DATABASE RENAME
  * and CREATE DATABASE ... TEMPLATE, which wait 5 seconds for others to leave,
- * get through; from 19 on they end the worker.
+ * succeed.  From 19 on they end the worker.
  *
- * Each table is cleaned in transactions of its own.  One that fails, because
- * somebody altered or locked the table, is logged, and the table is left alone
- * until the next interval; the other tables and databases do not suffer.
+ * Each table is cleaned in its own transactions.  If one fails, because a
+ * user has altered or locked the table, the error is logged, and the table is
+ * skipped until the next interval.  Other tables and databases are not
+ * affected.
  *
- * What is nobody's fault is not logged as an error: the extension has been
- * dropped between two steps, the database has been dropped or closed before
- * the worker was in, or the process is told to end.
+ * Events that are not errors are not logged as such: the extension was
+ * dropped between two steps, the database was dropped or closed before the
+ * worker had connected, or the process was asked to end.
  *
  *-------------------------------------------------------------------------
  */
@@ -49,11 +50,11 @@
 #define VISIT_MS		1000L
 
 /*
- * What must not be the database's, or bootstrap superuser's, to say.  Not all
- * servers have all of these settings.
+ * Settings that must not come from the database or the bootstrap superuser.
+ * Not all servers have all of them.
  *
- * Nobody waits for our commits, and no time limit but that on waits for locks
- * (see below) makes sense.
+ * Nobody waits for the worker's commits, and the only useful time limit is
+ * that on waits for locks (see below).
  */
 static const char *const settings[][2] = {
 	{"default_transaction_deferrable", "off"},
@@ -71,10 +72,10 @@ static const char *const settings[][2] = {
 
 IdemWorkerState *idem_worker_state = NULL;
 
-/* The name of the worker's database, once it is known. */
+/* The name of the worker's database; NULL until it is known. */
 static char *database = NULL;
 
-/* Is this a worker that is not in yet? */
+/* Is this a worker that has not connected yet? */
 static bool connecting = false;
 
 static emit_log_hook_type prev_emit_log_hook = NULL;
@@ -92,7 +93,7 @@ static int64 clean_as_owner(IdemCleanupKind kind,
 static bool is_installed(void);
 
 /*
- * What a worker, and the launcher, does first.
+ * Begin a worker, or the launcher.
  */
 void
 idem_begin_worker(void)
@@ -113,8 +114,8 @@ idem_begin_worker(void)
 }
 
 /*
- * Log hook: leave out the errors that end a process as it should.  What is
- * left is a line of the postmaster, that it ended.
+ * Log hook: suppress the errors that end a process as intended.  The
+ * postmaster's line about its end remains.
  */
 static void
 filter_log(ErrorData *edata)
@@ -130,8 +131,7 @@ filter_log(ErrorData *edata)
 }
 
 /*
- * End the process if SIGTERM has asked for that, and otherwise do what
- * interrupts ask for.
+ * End the process if SIGTERM has requested it.  Otherwise process interrupts.
  */
 void
 idem_leave_if_told(int exit_code)
@@ -162,8 +162,8 @@ idem_worker_main(Datum arg)
 }
 
 /*
- * Sleep for idempotency.cleanup_delay.  Returns false, at once, if the pause
- * would go on beyond "leave_at": the launcher then makes it.
+ * Sleep for idempotency.cleanup_delay.  Returns false at once if the pause
+ * would last beyond "leave_at"; then the launcher makes it.
  */
 static bool
 pause_between_batches(int64 leave_at)
@@ -202,7 +202,7 @@ pause_between_batches(int64 leave_at)
  * Connect to the database.  Does not return if the extension is not installed
  * there.
  *
- * The launcher sees to it that this does not wait for long.
+ * The launcher limits the duration of this wait.
  */
 static void
 enter_database(Oid oid)
@@ -219,8 +219,8 @@ enter_database(Oid oid)
 }
 
 /*
- * Is the extension installed here?  In a transaction of its own, which also
- * finds out what needs one.
+ * Is the extension installed here?  Uses its own transaction, in which it
+ * also finds out what needs one.
  */
 static bool
 is_installed(void)
@@ -241,9 +241,8 @@ is_installed(void)
 }
 
 /*
- * Delete one batch of each kind.  Returns whether there may be more to delete.
- * A pass that has come to its end is reported, but not one that had to leave
- * a table out.
+ * Delete one batch of each kind.  Returns whether there might be more to
+ * delete.  Reports a pass that has finished, unless it had to skip a table.
  */
 static bool
 clean_all(void)
@@ -270,9 +269,9 @@ clean_all(void)
 }
 
 /*
- * Delete one batch, in one transaction.  Returns whether there may be another.
- * An error is logged, and noted for the rest of the interval.  Does not return
- * if the extension has been dropped.
+ * Delete one batch in one transaction.  Returns whether there might be
+ * another.  An error is logged, and noted for the rest of the interval.  Does
+ * not return if the extension has been dropped.
  */
 static bool
 clean_batch(IdemCleanupKind kind)
@@ -322,7 +321,7 @@ clean_batch(IdemCleanupKind kind)
 }
 
 /*
- * Log how many rows a pass has deleted, which may have taken several visits,
+ * Log how many rows a pass, which can consist of several visits, has deleted,
  * unless there were none.
  */
 static void
@@ -345,9 +344,9 @@ log_pass(void)
 }
 
 /*
- * Delete one batch as the table's owner, who can do no more than the server
- * lets it do in a VACUUM: an index on an expression may call functions of
- * other roles, and the worker's own rights are the bootstrap superuser's.
+ * Delete one batch as the table's owner, with the restrictions of VACUUM: an
+ * index on an expression can call functions of other roles, and the worker's
+ * own rights are the bootstrap superuser's.
  */
 static int64
 clean_as_owner(IdemCleanupKind kind, IdemCleanupPosition *position, bool *more)

@@ -11,13 +11,13 @@
 #include "maintenance/cleanup.h"
 
 /*
- * What is remembered of a database from one visit to the next.
+ * The state of a database from one visit to the next.
  */
 typedef struct IdemDatabaseVisit
 {
 	Oid			database;
 	bool		work_left;
-	int64		continue_at;	/* with the work that is left; see
+	int64		continue_at;	/* time to continue left work; see
 								 * idem_monotonic_time() */
 	bool		failed[IDEM_NUM_CLEANUP_KINDS]; /* in this interval */
 	IdemCleanupPosition positions[IDEM_NUM_CLEANUP_KINDS];
@@ -25,14 +25,14 @@ typedef struct IdemDatabaseVisit
 } IdemDatabaseVisit;
 
 /*
- * What the launcher and its worker have to tell each other, in shared memory.
- * It needs no lock: there is one worker at a time, and the launcher writes
- * before that starts and reads when it has ended.
+ * The shared memory of the launcher and its worker.  It needs no lock: there
+ * is one worker at a time, and the launcher writes before it starts and reads
+ * after it has ended.
  */
 typedef struct IdemWorkerState
 {
-	bool		connected;		/* the launcher may see that any time later */
-	IdemDatabaseVisit visit;	/* the one that is going on */
+	bool		connected;		/* the launcher can read it any time */
+	IdemDatabaseVisit visit;	/* the current visit */
 } IdemWorkerState;
 
 extern IdemWorkerState *idem_worker_state;

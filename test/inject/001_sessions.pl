@@ -54,6 +54,7 @@ UNION ALL SELECT 'extended', topic FROM idem_outbox WHERE topic LIKE 'extend%' A
 UNION ALL SELECT 'untried', topic FROM idem_outbox WHERE topic LIKE 'give_back%' AND attempt = 1 AND awaiting_ack IS NULL
 UNION ALL SELECT 'no counter', name FROM leaving WHERE NOT EXISTS (SELECT FROM idem_action_versions WHERE user_id = name)
 UNION ALL SELECT 'no action', name FROM leaving WHERE NOT EXISTS (SELECT FROM idem_user_actions WHERE user_id = name)
+UNION ALL SELECT 'resumed', scope FROM idem_keys WHERE scope LIKE 'resume%' AND attempt = 2
 UNION ALL SELECT 'gone', name FROM doomed WHERE NOT EXISTS (SELECT FROM idem_keys WHERE key = name);
 
 CREATE VIEW torn AS
@@ -202,6 +203,7 @@ foreach my $function (
 	[ 'set', 'boolean', "processed FROM idem_set('ann', 'post', n, 'like', true, 7)", 'version,action' ],
 	[ 'exclude', 'boolean', "processed FROM idem_set('ann', 'post', n, 'like', true, 7, '{dislike}')", 'version,action,excluded' ],
 	[ 'take', 'bigint', "count(*) FROM idem_outbox_take(10, '1 hour', ARRAY[n])", 'taken' ],
+	[ 'resume', 'bigint', "count(*) FROM idem_resume(10, '1 hour', ARRAY[n])", 'resumed' ],
 	[ 'ack', 'int', "idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE topic = n", 'acked' ],
 	[ 'leave', 'int', "idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE topic = n AND payload = '1'", 'acked' ],
 	[ 'requeue', 'int', "idem_outbox_requeue()", 'requeued' ],
@@ -251,6 +253,7 @@ my %kinds = (
 	parks => [ "SELECT do_park('NAME')", '3', '3' ],
 	take => [ "SELECT idem_publish('NAME', '1')", '1', '0' ],
 	lane => [ "SELECT idem_publish('NAME', '1', 'key')", '1', '0', 'take' ],
+	resume => [ "SELECT FROM idem_claim('NAME', 'NAME', lease => '0', request => '1')", '1', '0' ],
 	ack => [ "SELECT idem_publish('NAME', '1')", '1', '0' ],
 	leave => [ "SELECT idem_publish('NAME', '1', 'key'), idem_publish('NAME', '2', 'key')", '1', '0' ],
 	requeue => [
@@ -302,6 +305,7 @@ my @cases = map { my $kind = $_->[0]; map { [ $kind, $_ ] } @$_[ 1 .. $#$_ ] } (
 	[ 'park', qw(append-heap lane-parked) ],
 	[ 'take', qw(take-begun update-locked update-heap taken) ],
 	[ 'lane', qw(take-begun update-heap taken) ],
+	[ 'resume', qw(resume-begun update-locked update-heap resumed) ],
 	[ 'ack', qw(found-latest update-locked update-heap) ],
 	[ 'leave', qw(update-heap lane-left) ],
 	[ 'requeue', qw(found-latest update-locked update-heap) ],

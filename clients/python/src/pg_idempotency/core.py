@@ -45,6 +45,7 @@ ANSWER_LIMIT = 30.0
 """Seconds that the server has for an answer that waits for no other transaction: a silent proxy would take for ever."""
 SESSION_ENDED = "the server ended the session of the handler's transaction"
 MAX_ERROR = 1000
+NO_LINE = re.compile(r"[\r\n\0]")
 # In a text of JSON, behind no backslash that is itself escaped.
 NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -107,7 +108,7 @@ def problem(type: str, title: str, status: int, detail: str) -> Response:
     return Response(status, json_text(document, "problem"), {"Content-Type": "application/problem+json"})
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Call:
     """What names a request, and how long things last."""
 
@@ -156,7 +157,7 @@ class Call:
                 pass
         for name, texts in response.headers.items():
             for text in (name, *([texts] if isinstance(texts, str) else texts)):
-                if not isinstance(text, str) or re.search(r"[\r\n\0]", text):
+                if not isinstance(text, str) or NO_LINE.search(text):
                     raise ValueError(f"the header {name!r} is no text of one line, and cannot be sent again")
         headers = self._stored_headers(response)
         size = len(response.body.encode() if isinstance(response.body, str) else response.body or b"")

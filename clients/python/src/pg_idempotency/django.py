@@ -2,10 +2,10 @@
 Django: a middleware, a decorator for views, and requests and jobs on its own connection.
 
 	MIDDLEWARE = ["pg_idempotency.django.IdempotencyMiddleware", ...]		# the first one
-	PG_IDEMPOTENCY = {"using": "default", "schema": "public"}		# and options of Idempotency
+	PG_IDEMPOTENCY = {"using": "default"}		# and options of Idempotency
 
 	@login_required
-	@Guard(scope=lambda request: str(request.user.pk))
+	@Guard(scope=lambda request: request.user.get_username())
 	def pay(request): ...
 
 The view's models write in the transaction of the claim; transaction.atomic() in it is a

@@ -41,6 +41,8 @@ BARE = re.compile(r"[!#-+\--:<-~]+")
 MAX_KEY = 255
 MAX_SCOPE = 512
 """Bytes that the server takes."""
+GUARD = "pg_idempotency_guard"
+"""The guard of an endpoint; decorators above it pass the attribute on."""
 BARE_ENDPOINT = "pg_idempotency_has_a_guard"
 """Marks a function that a guard has wrapped: a route leads to the guard, and never to the function itself."""
 
@@ -187,8 +189,16 @@ class Exchange:
     def limit_body(self, limit: int) -> None:
         """Before it is read, as far as it has not been."""
         self.limit = limit
-        if max(self.size, self._length or 0) > limit:
+        if self._known_size > limit:
             raise RequestTooLarge(f"The body of this request is larger than {limit} bytes.")
+
+    @property
+    def _known_size(self) -> int:
+        return max(self.size, self._length or 0)
+
+    def exceeds(self, guard: Guard) -> bool:
+        """The guard, once it runs, will answer 413, or has no key."""
+        return (guard.required or bool(self.keys)) and guard.guards(self._request[0]) and self._known_size > guard.max_request_size
 
     @property
     def may_have_form_key(self) -> bool:

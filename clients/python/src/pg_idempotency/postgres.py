@@ -124,10 +124,11 @@ class PsycopgSession:
         self.handle: TransactionHandle | None = None
         self._connection = connection
         self._schema = schema
+        self._prepared = prepared_of(connection)
 
     @property
-    def _status(self) -> TransactionStatus:
-        status: TransactionStatus = self._connection.info.transaction_status
+    def _status(self) -> int:
+        status: int = self._connection.pgconn.transaction_status
         return status
 
     @property
@@ -160,7 +161,7 @@ class PsycopgSession:
 
     async def _batch(self, before: str | None, statement: Statement[T] | None, after: str | None) -> Any:
         """One round trip, and none of psycopg's cursors, which would begin a transaction in another one."""
-        prepared = prepared_of(self._connection)
+        prepared = self._prepared
         try:
             return await self._sent(prepared, before, statement, after)
         except psycopg.Error as error:
@@ -196,7 +197,8 @@ class PsycopgSession:
         encoding = self._connection.info.encoding
         query = "; ".join(commands).encode(encoding)
         try:
-            async with locked(self._connection.lock, None):
+            await maybe_await(self._connection.lock.acquire())
+            try:
                 link = self._connection.pgconn
                 link.send_query(query)
                 answer = generators.execute(link)
@@ -205,6 +207,8 @@ class PsycopgSession:
                     results = await waiting.wait_async(answer, link.socket)
                 else:
                     results = self._connection.wait(answer)
+            finally:
+                self._connection.lock.release()
         except psycopg.Error:
             raise
         except BaseException:

@@ -52,9 +52,10 @@ class TransactionHandle:
         return type(self.__dict__["_handle_connection"])
 
     def __getattr__(self, name: str) -> Any:
-        connection = connection_of(self)
+        own = self.__dict__
+        connection = connection_of(self) if own["_handle_ended"] else own["_handle_connection"]
         found = getattr(connection, name)
-        if isinstance(found, MethodType) and found.__self__ is connection:
+        if type(found) is MethodType and found.__self__ is connection:
             # So that what it makes, as a cursor, sends its statements by here, too.
             return _followed(self, f"tx.{name}", MethodType(found.__func__, self))
         return found
@@ -85,9 +86,12 @@ def check_awaited(handle: TransactionHandle) -> None:
     handle.__dict__["_handle_unawaited"].check()
 
 
+_is_coroutine_function = functools.lru_cache(inspect.iscoroutinefunction)
+
+
 def _followed(handle: TransactionHandle, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """A method of an asynchronous connection or cursor, whose calls are to be awaited."""
-    if inspect.iscoroutinefunction(method):
+    if _is_coroutine_function(method.__func__ if isinstance(method, MethodType) else method):
         return lambda *arguments, **named: handle.__dict__["_handle_unawaited"].follow(
             name, functools.partial(method, *arguments, **named))
     if name != "tx.cursor":
