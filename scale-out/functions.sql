@@ -233,7 +233,7 @@ SELECT format(E'\nCALL pg_temp.make(%1$L, %2$L);\nALTER FUNCTION %1$s OWNER TO i
 				(SELECT string_agg(format('cardinality($%s)', a.place), ', ' ORDER BY a.place)
 					FROM argument AS a WHERE a.oid = d.oid AND a.mode = 'i' AND a.type_name LIKE '%[]'),
 				part_name,
-				-- What has no default must not be null.
+				-- An argument without a default must not be null.
 				(SELECT string_agg(CASE WHEN a.type_name LIKE '%[]' THEN format('idem_map.spread(%L, $%s, number)',
 							CASE WHEN a.default_value IS NULL THEN a.name END, a.place)
 						ELSE format('$%s', a.place) END, ', ' ORDER BY a.place)
@@ -250,7 +250,7 @@ SELECT format(E'\nALTER FUNCTION %1$s(%2$s) OWNER TO idem_router;\nREVOKE ALL ON
 FROM definition
 ORDER BY name, types;
 
--- What an earlier run has made, and is not there any more
+-- Functions of an earlier run that no longer exist
 SELECT format(E'\nDO %L;\n\nDROP PROCEDURE pg_temp.make, pg_temp.make_type;\nCOMMIT;', format($do$
 DECLARE
 	old text;

@@ -80,7 +80,7 @@ BEGIN
 END
 $$;
 
--- The lock comes first, so seen() sees what whoever moves the scope has
+-- The lock comes first, so seen() sees what the mover of the scope has
 -- committed.  Not so in a transaction with an older snapshot.
 CREATE FUNCTION idem_guard.pass(scope text)
 RETURNS text

@@ -102,7 +102,7 @@ def copy(source, target, tables, place):
             source, 'COPY (SELECT %s FROM %s WHERE %s) TO STDOUT' % (
                 columns, name, place.condition(source, column)),
             target, 'COPY %s (%s) FROM STDIN' % (name, columns))
-    # The rows came first: whoever gives out tokens there does so above them.
+    # The rows came first, so new tokens there are above theirs.
     schema = quoted(tables[0][0])
     floor = source.one('SELECT last_value FROM %s.idem_claim_tokens' % schema)
     target.run('SELECT %s.idem_raise_claim_tokens(%%s)' % schema, floor)

@@ -1,8 +1,8 @@
 """
 Many moves, one after another.
 
-Nothing is written down: each run begins with the gates, so the same command goes
-on where an earlier one has ended.
+Nothing is written down: each run begins with the gates, so the same command
+continues where an earlier one has ended.
 """
 
 import time
@@ -31,7 +31,7 @@ class Fleet:
             self.move(place).back(False)
 
     def carry_out(self, moves):
-        """Goes on after a move that fails, and raises Failure at the end."""
+        """Continues after a move that fails, and raises Failure at the end."""
         began, failed = time.monotonic(), []
         for count, (place, to) in enumerate(moves):
             try:

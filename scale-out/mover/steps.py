@@ -289,7 +289,7 @@ class Move:
         target.commit()
 
     #
-    # What has been left
+    # Remains of interrupted moves
     #
 
     def settle(self, home, is_back=False):
