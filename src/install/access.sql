@@ -143,13 +143,13 @@ AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_execute_grant(text) IS
 'Runs a GRANT or REVOKE with the caller''s rights, for idem_grant, idem_grant_relay, idem_grant_monitor and idem_revoke; NULL: none. Raises 42601 for any other statement.';
 
--- What follows may be called by a superuser, or runs with the rights of one,
--- in a schema that may belong to another role.  Hence the bodies are parsed
--- here and now, and every operator is qualified.
+-- A superuser can call these functions, or they run with a superuser's rights,
+-- in a schema that can belong to another role.  So the bodies are parsed at
+-- installation, and every operator is qualified.
 
--- Whoever gives or takes back a part of the interface, the functions' owner is
--- the one who grants it: so it stays when that role goes, any administrator can
--- take it back, and a dump can be restored where that role has nothing to give.
+-- The functions' owner is recorded as the grantor, whichever administrator
+-- calls.  So a grant stays when that role is dropped, any administrator can
+-- revoke it, and a dump can be restored where that role has no rights.
 
 CREATE FUNCTION @extschema@.idem_grant_as_owner(grantee regrole)
 RETURNS void
@@ -333,7 +333,7 @@ LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	SELECT @extschema@.idem_check_grantee($1);
-	-- What the caller has granted without our help, too.
+	-- Grants that the caller has made without these functions, too.
 	SELECT @extschema@.idem_execute_grant(CASE WHEN count(*) > 0::int8
 			THEN format('REVOKE EXECUTE ON FUNCTION %s FROM %s', string_agg(f::text, ', '::text), $1) END)
 		FROM @extschema@.idem_granted_functions() AS f

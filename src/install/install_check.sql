@@ -3,10 +3,10 @@
 --
 
 -- The owner of the schema need not be the installer, or sits in another
--- session, where he could give its name to a schema of his own half-way through.
--- So nothing of ours has been called until now; and what has been put together
--- must lie in the schema that was checked, and refer to nothing but ourselves
--- and the server.  In an update, this is about what it has added.
+-- session, and could give its name to another schema during the installation.
+-- So no function of the extension has been called until now.  All new objects
+-- must be in the schema that was checked, and refer only to the extension and
+-- the server.  In an update, this applies to the objects that it has added.
 DO $check$
 DECLARE
 	stray pg_catalog.text;
@@ -43,7 +43,7 @@ BEGIN
 			AND d.objid OPERATOR(pg_catalog.=) p.objid
 		WHERE p.is_new
 			AND d.deptype OPERATOR(pg_catalog.=) 'n'::pg_catalog."char"
-			-- What initdb has made, and PL/pgSQL wherever it comes from
+			-- Allowed are objects that initdb has made, and PL/pgSQL
 			AND d.refobjid OPERATOR(pg_catalog.>=) 16384::pg_catalog.oid
 			AND d.refclassid OPERATOR(pg_catalog.<>) 'pg_catalog.pg_language'::pg_catalog.regclass::pg_catalog.oid
 			AND CASE WHEN d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_namespace'::pg_catalog.regclass::pg_catalog.oid
@@ -63,22 +63,21 @@ BEGIN
 END
 $check$;
 
--- Rights on all that this script has made: none for PUBLIC, all for the owner
--- of the database, and for pg_monitor what watching takes.  What default
--- privileges, lying in wait, have granted beyond that is taken back.  Then the
--- installer gets what the owner of the database has, unless it is a superuser,
--- who owns all of this.
+-- Rights on all new objects: none for PUBLIC, all for the owner of the database,
+-- and the monitoring functions for pg_monitor.  Grants that come from default
+-- privileges are revoked.  Then the installer gets the rights of the database's
+-- owner, unless it is a superuser, which owns all objects anyway.
 --
--- What the owner of the database grants, pg_database_owner is noted to have
--- granted, and a dump has it do so again, which takes USAGE on the schema.  So
--- it gets that, if the installer could give it; but not from a stranger who owns
--- the schema, lest it has it only where a superuser has restored a dump.
+-- Grants of the database's owner are recorded as grants of pg_database_owner.
+-- A dump repeats them as that role, which needs USAGE on the schema for it.  So
+-- it gets USAGE if the installer can grant it, but not if another role owns the
+-- schema: then it would have USAGE only after a superuser has restored a dump.
 --
--- That is not noted as what the extension begins with, but dumped (see
--- access.c); nor is what concerns the row types of tables, where pg_dump does
--- not expect it.
+-- These grants are not recorded as initial privileges of the extension, so that
+-- they are dumped (see access.c).  Nor are those on the row types of tables,
+-- where pg_dump does not expect any.
 --
--- This function is in a place where no other session can put another.
+-- No other session can replace this function, because it is in pg_temp.
 CREATE FUNCTION pg_temp.idem_execute_grant(statement text)
 RETURNS void
 LANGUAGE c VOLATILE PARALLEL UNSAFE
@@ -96,7 +95,7 @@ BEGIN
 			FROM pg_catalog.pg_extension AS e
 			WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
 		),
-		-- What others may do with what was there before, they decide.
+		-- Other roles' rights on older objects are left unchanged.
 		member (classid, objid) AS (
 			SELECT d.classid, d.objid
 			FROM extension AS e

@@ -17,10 +17,9 @@ SELECT pg_catalog.set_config('idempotency_script.members',
 -- could not have made itself: it must be allowed to create in the schema, and
 -- in the tablespace.
 --
--- Whoever else may create objects beside ours could capture calls with a
--- function that matches better.  The schema's owner and the database's own may
--- do what they like there anyway; that they could is said, and strangers are
--- refused.
+-- Another role that can create objects in the schema could capture calls with a
+-- function that matches better.  The owners of the schema and of the database
+-- have all rights there anyway, so they cause a WARNING; other roles are refused.
 --
 -- Every operator below is qualified, including those that CASE, IN and IS
 -- DISTINCT FROM hide.  The installer is read from the catalog, because names
@@ -84,7 +83,7 @@ BEGIN
 					OR r.oid OPERATOR(pg_catalog.=) d.datdba, false) AS is_trusted
 			FROM pg_catalog.pg_namespace AS n
 			CROSS JOIN pg_catalog.pg_database AS d
-			-- Who owns the database does what its stand-in may.
+			-- The owner of the database has the rights of pg_database_owner.
 			CROSS JOIN LATERAL (SELECT
 				CASE WHEN n.nspowner OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid
 					THEN d.datdba ELSE n.nspowner END) AS o (owner)

@@ -7,8 +7,8 @@
 -- is a superuser, in a schema that may belong to another role.  Their bodies
 -- are parsed here and now, so that nothing is looked up when they run.  And
 -- from here to the end of the script all names and operators are the server's
--- own, unless they bear our schema's name: so nobody's overload is captured,
--- not even by those operators that CASE, IN and the like hide.
+-- own, unless they are qualified with the extension's schema: so no call can be
+-- captured, not even by the operators that CASE, IN and others hide.
 SET LOCAL search_path = pg_catalog, pg_temp;
 
 CREATE FUNCTION @extschema@.idem_monitoring_data(
@@ -320,12 +320,11 @@ AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_worker_absence() IS
 'Why no background worker cleans this database, for idem_health; NULL if one should.';
 
--- Who keeps vacuum from removing dead rows here: the oldest of the sessions,
--- prepared transactions and replication slots that do.  A session that began
--- to read after a transaction that has not ended holds back as much as that,
--- but it is not the cause: so owners of a transaction come first.  Those that are too
--- young to matter do not count: a minute, or where no time is known, 10000
--- transactions.
+-- Returns what keeps vacuum from removing dead rows here: the oldest session,
+-- prepared transaction or replication slot that does.  A session that reads
+-- while an older transaction is open holds back as much as that transaction, but
+-- is not the cause, so owners of a transaction come first.  Holders younger than
+-- a minute, or than 10,000 transactions if their age is unknown, do not count.
 CREATE FUNCTION @extschema@.idem_vacuum_holder()
 RETURNS text
 LANGUAGE sql VOLATILE PARALLEL UNSAFE COST 10000
@@ -492,7 +491,7 @@ BEGIN ATOMIC
 		FROM @extschema@.idem_table_faults() AS f
 		WHERE f.fault IS NOT NULL
 	),
-	-- Those that wait the longest first; "state" is a clause.
+	-- The longest waits first; "state" is a clause.
 	blocked AS MATERIALIZED (
 		SELECT b.first_id, b.topic, b.reason, s.seconds,
 			CASE WHEN b.reason = 'lost' THEN 'found by no relay: call idem_repair_outbox()'

@@ -3,7 +3,7 @@
 -- Transactional outbox
 --
 
--- What a take or an answer changes stands in front, so that WAL has no more than that of an update.
+-- The columns that a take or an answer changes come first, so that the WAL of an update has only these.
 CREATE TABLE @extschema@.idem_outbox (
 	id bigint NOT NULL,
 	key_hash bigint,
