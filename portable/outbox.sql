@@ -306,7 +306,7 @@ BEGIN
 
 		IF ids <> '{}' THEN
 			WITH dead AS (UPDATE @S@.idem_outbox AS o SET state = 'dead', in_due_index = false,
-					last_error = coalesce(o.last_error, 'The last lease ran out.')
+					last_error = coalesce(o.last_error, 'The last lease expired.')
 				WHERE o.id = ANY (ids) AND o.attempt - o.uncounted_attempts >= attempts_allowed
 					AND (o.key_hash IS NULL OR pg_try_advisory_xact_lock(480, @S@.idem_p_lane_lock(o.key_hash)))
 				RETURNING o.key_hash)
