@@ -21,7 +21,7 @@
 #	make valgrind		valgrind, on a PostgreSQL 17 with assertions; takes hours
 #	make inject			stop sessions between any two steps, on that PostgreSQL 17
 #	make mutants		break the code on purpose; the tests must notice
-#	make fuzz			random documents for canonical JSON, for ten minutes
+#	make fuzz			random input for canonical JSON and for the relay's parsers, for 14 minutes
 #
 # Measure it:
 #	make bench			ratios to hand-written SQL, on a throwaway server
@@ -31,6 +31,7 @@
 # Package it:
 #	make dist			the archive for PGXN, of the committed tree
 #	make deb			packages for Debian
+#	make site			the pages as a site with a search, into site/
 #	make packages-check	build, install and upgrade the packages on fresh systems, as root
 #
 # Install it:
@@ -57,13 +58,19 @@ SQL_FILES = install/preflight util/arrays hash/request_hash keys/keys keys/key_b
 	install/access install/install_check
 EXTVERSION := $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" $(TREE)/$(EXTENSION).control)
 SCRIPT = $(EXTENSION)--$(EXTVERSION).sql
-# The last released version.  install/upgrade.sql leads from it to this version;
-# see CONTRIBUTING.md.  No version has been released yet.
+# The SQL version before this one; install/upgrade.sql leads from it to this one.
+# packages/release writes this line; see CONTRIBUTING.md.
 LAST_RELEASE =
+ifneq ($(LAST_RELEASE),)
+ifeq ($(wildcard $(TREE)/released/$(EXTENSION)--$(strip $(LAST_RELEASE)).sql),)
+$(error released/$(EXTENSION)--$(strip $(LAST_RELEASE)).sql, the script of LAST_RELEASE, does not exist)
+endif
+endif
 UPGRADE = $(LAST_RELEASE:%=$(EXTENSION)--%--$(EXTVERSION).sql)
 UPGRADE_FILES = install/preflight install/upgrade install/install_check
-DATA = $(patsubst $(TREE)/%,%,$(wildcard $(TREE)/released/*.sql))
 DATA_built = $(SCRIPT) $(UPGRADE)
+# The frozen scripts of this version are those that are built: 060_upgrades compares them.
+DATA = $(filter-out $(DATA_built:%=released/%),$(patsubst $(TREE)/%,%,$(wildcard $(TREE)/released/*.sql)))
 
 # Not editions, which needs the scripts of the portable edition; test/cluster makes them.
 REGRESS = $(filter-out editions,$(patsubst $(TREE)/sql/%.sql,%,$(sort $(wildcard $(TREE)/sql/*.sql))))
@@ -73,7 +80,7 @@ ISOLATION_OPTS = --inputdir=$(TREE)/test/isolation --outputdir=test/isolation --
 
 # These work without a server installation, and PGXS has a "check" of its own.
 # So they run without PGXS, and a second make runs the other goals of the call.
-DEV_GOALS = portable portable-check demo playground check models clients matrix inject mutants lint static sanitize valgrind fuzz scale-out torture failover bench relay relay-install relay-check relay-bench dist deb packages-check monitoring-check monitoring-picture
+DEV_GOALS = portable portable-check demo playground check models clients matrix inject mutants lint static sanitize valgrind fuzz scale-out torture failover bench relay relay-install relay-check relay-bench dist deb site packages-check monitoring-check monitoring-picture
 ifneq ($(filter $(DEV_GOALS),$(MAKECMDGOALS)),)
 
 PGXS_GOALS = $(filter-out $(DEV_GOALS),$(MAKECMDGOALS))
@@ -97,6 +104,8 @@ portable:
 portable-check:
 	@test/prepare
 	@EDITION=portable test/cluster test/check
+	@$(MAKE) --no-print-directory portable
+	@cd test/pglite && npm ci --no-audit --no-fund && node --test
 
 # ROUNDS=20 for a shorter run; see test/failover/run for more.
 failover:
@@ -158,10 +167,12 @@ valgrind:
 	@test/prepare inject
 	@server=$$(test/source_server) && PG_CONFIG=$$server test/memory valgrind $(SUITES)
 
-# MINUTES=60 for a longer run; see test/fuzz/run.
+# MINUTES=60 for a longer run of each; see test/fuzz/run and test/fuzz/relay/run.
 fuzz:
 	@test/prepare fuzz
+	@test/prepare relay
 	@test/fuzz/run
+	@test/fuzz/relay/run
 
 # LOADS="claim_new replay" measures only these; see test/bench/run for more.
 bench:
@@ -203,6 +214,11 @@ dist:
 deb:
 	@test/prepare deb
 	@packages/deb
+
+# SOURCES=URL links files that are not pages; see packages/site.
+site:
+	@test/prepare site
+	@packages/site
 
 # MAJORS="15 17" and STEPS restrict it; see test/packages/check.
 packages-check:

@@ -43,6 +43,8 @@ CREATE FUNCTION @S@.idem_p_advance(p_user text, p_type text, p_entity text, p_ac
 	OUT advanced boolean, OUT latest bigint)
 LANGUAGE plpgsql VOLATILE
 AS $$
+DECLARE
+	rounds int := 0;
 BEGIN
 	LOOP
 		SELECT v.last_action_id INTO latest FROM @S@.idem_action_versions AS v
@@ -60,6 +62,8 @@ BEGIN
 			latest := p_action_id;
 			RETURN;
 		END IF;
+		rounds := rounds + 1;
+		PERFORM @S@.idem_p_check_rounds(rounds, 'idem_action_versions');
 	END LOOP;
 END
 $$;
@@ -72,19 +76,26 @@ RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-	will_be boolean;
+	will_be boolean := false;
+	written timestamptz;
 BEGIN
 	IF NOT p_active THEN
 		UPDATE @S@.idem_user_actions AS a SET is_active = false, last_action_id = p_action_id, updated_at = clock_timestamp()
 			WHERE a.user_id = p_user AND a.entity_type = p_type AND a.entity_id = p_entity AND a.action_type = p_action
-				AND a.is_active;
-		RETURN false;
+				AND a.is_active
+			RETURNING a.updated_at INTO written;
+	ELSE
+		INSERT INTO @S@.idem_user_actions AS a (last_action_id, updated_at, is_active, user_id, entity_type, entity_id, action_type)
+			VALUES (p_action_id, clock_timestamp(), true, p_user, p_type, p_entity, p_action)
+			ON CONFLICT ON CONSTRAINT idem_user_actions_pkey DO UPDATE SET
+				last_action_id = EXCLUDED.last_action_id, updated_at = clock_timestamp(), is_active = coalesce(p_active, NOT a.is_active)
+			RETURNING a.is_active, a.updated_at INTO will_be, written;
 	END IF;
-	INSERT INTO @S@.idem_user_actions AS a (last_action_id, updated_at, is_active, user_id, entity_type, entity_id, action_type)
-		VALUES (p_action_id, clock_timestamp(), true, p_user, p_type, p_entity, p_action)
-		ON CONFLICT ON CONSTRAINT idem_user_actions_pkey DO UPDATE SET
-			last_action_id = EXCLUDED.last_action_id, updated_at = clock_timestamp(), is_active = coalesce(p_active, NOT a.is_active)
-		RETURNING a.is_active INTO will_be;
+	-- The time of an action is when it was written, not before a wait for its row.
+	IF @S@.idem_p_has_waited(written) THEN
+		UPDATE @S@.idem_user_actions AS a SET updated_at = clock_timestamp()
+			WHERE a.user_id = p_user AND a.entity_type = p_type AND a.entity_id = p_entity AND a.action_type = p_action;
+	END IF;
 	RETURN will_be;
 END
 $$;

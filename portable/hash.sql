@@ -91,9 +91,9 @@ CREATE FUNCTION @S@.idem_p_member_order(name text)
 RETURNS bytea
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
-	SELECT CASE WHEN name COLLATE "C" !~ '[^\u0001-\u007f]' THEN convert_to(name, 'UTF8')
+	SELECT CASE WHEN name COLLATE "C" !~ E'[^\\u0001-\\u007f]' THEN convert_to(name, 'UTF8')
 		ELSE decode(regexp_replace(encode(convert_to(name, 'UTF8'), 'hex'),
-			'((?:..)*?)(ee|ef)(?=(?:..)*$)', '\1f9\2', 'g'), 'hex') END
+			'((?:..)*?)(ee|ef)(?=(?:..)*$)', E'\\1f9\\2', 'g'), 'hex') END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_member_order(text) IS
 'Sort key for the names of members in canonical JSON: the order of UTF-16 code units.';

@@ -366,7 +366,7 @@ CREATE FUNCTION @S@.idem_p_has_waited(written timestamptz)
 RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
-	SELECT clock_timestamp() > written + '5 ms'::interval
+	SELECT clock_timestamp() > written + '1 ms'::interval
 $$;
 COMMENT ON FUNCTION @S@.idem_p_has_waited(timestamptz) IS
 'Whether a statement has taken so long that it can have waited since this time.';
@@ -379,6 +379,7 @@ DECLARE
 	current_token bigint := token;
 	current_state text;
 	written timestamptz;
+	rounds int := 0;
 BEGIN
 	IF p_key IS NULL OR octet_length(p_scope) BETWEEN 1 AND 512 IS NOT TRUE THEN
 		PERFORM @S@.idem_p_check_key_arguments(p_scope, p_key);
@@ -427,6 +428,8 @@ BEGIN
 		ELSIF current_state <> 'started' THEN
 			PERFORM @S@.idem_p_claim_not_found(p_key, current_state);
 		END IF;
+		rounds := rounds + 1;
+		PERFORM @S@.idem_p_check_rounds(rounds, 'idem_keys');
 	END LOOP;
 END
 $$;
@@ -442,6 +445,8 @@ DECLARE
 	claim record;
 	lease_end timestamptz;
 	written timestamptz;
+	is_ours boolean := false;
+	rounds int := 0;
 BEGIN
 	IF duration IS NOT NULL THEN
 		PERFORM @S@.idem_p_check_interval(duration, 'lease');
@@ -463,10 +468,13 @@ BEGIN
 			WHERE k.key = p_key AND k.scope = p_scope AND k.state = 'started'
 				AND k.claim_token = claim.current_token AND k.expires_at > n.clock
 			RETURNING k.lease_expires_at, n.clock INTO lease_end, written;
-		IF FOUND THEN
-			CONTINUE WHEN @S@.idem_p_has_waited(written);
+		IF FOUND AND (is_ours OR NOT @S@.idem_p_has_waited(written)) THEN
 			RETURN lease_end;
 		END IF;
+		-- Now that this transaction has written the row, it does not wait again.
+		is_ours := FOUND;
+		rounds := rounds + 1;
+		PERFORM @S@.idem_p_check_rounds(rounds, 'idem_keys');
 	END LOOP;
 END
 $$;
@@ -523,9 +531,10 @@ DECLARE
 	number int;
 	token bigint;
 	clock timestamptz := clock_timestamp();
-	deadline CONSTANT timestamptz := clock + wait;
+	deadline timestamptz;
 	began timestamptz;
 	pause float8 := 0.002;
+	rounds int := 0;
 BEGIN
 	IF key IS NULL OR octet_length(scope) BETWEEN 1 AND 512 IS NOT TRUE THEN
 		PERFORM @S@.idem_p_check_key_arguments(scope, key);
@@ -541,6 +550,7 @@ BEGIN
 	END IF;
 	IF wait IS NOT NULL THEN
 		PERFORM @S@.idem_p_check_interval(wait, 'wait');
+		deadline := clock + wait;
 	END IF;
 	IF request IS NOT NULL THEN
 		PERFORM @S@.idem_p_check_size(pg_column_size(request) - 4, 'request');
@@ -625,7 +635,12 @@ BEGIN
 							result.expires_at, 1, 'started', idem_claim.scope, idem_claim.key, idem_claim.request_hash, idem_claim.request)
 						ON CONFLICT ON CONSTRAINT idem_keys_pkey DO NOTHING;
 					-- A row that was written past these functions.
-					CONTINUE look WHEN NOT FOUND;
+					IF NOT FOUND THEN
+						result := NULL;
+						rounds := rounds + 1;
+						PERFORM @S@.idem_p_check_rounds(rounds, 'idem_keys');
+						CONTINUE look;
+					END IF;
 				ELSIF record.expires_at <= clock THEN
 					result.attempt := 1;
 					UPDATE @S@.idem_keys AS k SET
@@ -672,8 +687,14 @@ BEGIN
 		IF verdict IN ('in_progress', 'hash_conflict') AND NOT is_own
 			AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
 		THEN
-			PERFORM FROM @S@.idem_keys AS k WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope
-				FOR KEY SHARE SKIP LOCKED;
+			-- The rollback of the subtransaction releases the row.
+			BEGIN
+				PERFORM FROM @S@.idem_keys AS k WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope
+					FOR KEY SHARE SKIP LOCKED;
+				RAISE SQLSTATE 'IDR00';
+			EXCEPTION WHEN SQLSTATE 'IDR00' THEN
+				NULL;
+			END;
 		END IF;
 		IF verdict = 'in_progress' AND deadline > clock AND NOT is_own THEN
 			began := coalesce(began, clock);
@@ -725,6 +746,7 @@ END
 DECLARE
 	claim record;
 	written timestamptz;
+	rounds int := 0;
 	clipped CONSTANT text := CASE WHEN octet_length(error) > @S@.idem_p_setting('max_response_size')::int
 		THEN @S@.idem_p_clip(error, @S@.idem_p_setting('max_response_size')::int) ELSE error END;
 BEGIN
@@ -756,6 +778,8 @@ BEGIN
 			END IF;
 			RETURN true;
 		END IF;
+		rounds := rounds + 1;
+		PERFORM @S@.idem_p_check_rounds(rounds, 'idem_keys');
 	END LOOP;
 END
 
@@ -763,6 +787,7 @@ END
 DECLARE
 	claim record;
 	expires timestamptz;
+	rounds int := 0;
 BEGIN
 	PERFORM @S@.idem_p_check_key_arguments(scope, key);
 	IF current_setting('transaction_read_only') = 'on' THEN
@@ -792,6 +817,8 @@ BEGIN
 			END IF;
 			RETURN true;
 		END IF;
+		rounds := rounds + 1;
+		PERFORM @S@.idem_p_check_rounds(rounds, 'idem_keys');
 	END LOOP;
 END
 
@@ -933,6 +960,10 @@ DECLARE
 	response @S@.idem_response;
 	body pg_catalog.jsonb;
 	is_null boolean;
+	caller CONSTANT pg_catalog.name := CURRENT_USER;
+	caller_role CONSTANT pg_catalog.text := pg_catalog.current_setting('role');
+	handler_role pg_catalog.text;
+	is_completed boolean;
 BEGIN
 	-- Everything here is with the caller's rights and search_path.
 	IF scope IS NULL OR handler IS NULL OR (request IS NULL AND key IS NOT NULL) THEN
@@ -1008,7 +1039,16 @@ BEGIN
 	ELSIF response.status IS NULL THEN
 		RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'handler returned a response without a status';
 	END IF;
-	IF NOT @S@.idem_complete(scope, key, response.status, response.body, response.headers, claim.claim_token) THEN
+	-- What the handler has made of the role is not for the completion.
+	IF CURRENT_USER OPERATOR(pg_catalog.<>) caller THEN
+		handler_role := pg_catalog.current_setting('role');
+		PERFORM pg_catalog.set_config('role', caller_role, true);
+	END IF;
+	is_completed := @S@.idem_complete(scope, key, response.status, response.body, response.headers, claim.claim_token);
+	IF handler_role IS NOT NULL THEN
+		PERFORM pg_catalog.set_config('role', handler_role, true);
+	END IF;
+	IF NOT is_completed THEN
 		RAISE EXCEPTION USING ERRCODE = '55000',
 			MESSAGE = pg_catalog.format('handler %s has completed its own key', handler),
 			HINT = 'Let it return the response; idem_run() stores it.';
@@ -1022,7 +1062,7 @@ END
 --@ idem_resume plpgsql
 DECLARE
 	clock timestamptz := clock_timestamp();
-	deadline CONSTANT timestamptz := clock + coalesce(wait, '0 s');
+	deadline timestamptz := clock;
 	wanted CONSTANT int := coalesce(max_claims, 10);
 	attempts_allowed CONSTANT int := @S@.idem_p_setting('max_attempts')::int;
 	names text[];
@@ -1034,6 +1074,7 @@ DECLARE
 BEGIN
 	IF wait IS NOT NULL THEN
 		PERFORM @S@.idem_p_check_interval(wait, 'wait');
+		deadline := clock + wait;
 	END IF;
 	IF wanted < 1 THEN
 		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "max_claims" must be positive';
@@ -1093,10 +1134,13 @@ BEGIN
 
 		-- Expired claims wait for the cleanup; if there are many, take them out of the indexes.
 		UPDATE @S@.idem_keys AS k SET resume_at = NULL WHERE k.ctid = ANY (ARRAY(
-			SELECT e.ctid FROM @S@.idem_keys AS e
-			WHERE e.resume_at <= clock AND e.attempt < attempts_allowed AND e.expires_at <= clock
-				AND (names IS NULL OR e.scope = ANY (names))
-			ORDER BY e.attempt, e.resume_at OFFSET 100 LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED));
+			SELECT l.ctid FROM @S@.idem_keys AS l
+			WHERE l.expires_at <= clock AND l.ctid = ANY (ARRAY(
+				SELECT e.ctid FROM @S@.idem_keys AS e
+				WHERE e.resume_at <= clock AND e.attempt < attempts_allowed AND e.expires_at <= clock
+					AND (names IS NULL OR e.scope = ANY (names))
+				ORDER BY e.attempt, e.resume_at OFFSET 100 LIMIT 1000))
+			FOR NO KEY UPDATE SKIP LOCKED));
 		GET DIAGNOSTICS retired = ROW_COUNT;
 		EXIT WHEN taken > 0 OR retired > 0 OR clock_timestamp() >= deadline;
 		pause := @S@.idem_p_pause(pause, clock, deadline);

@@ -42,7 +42,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_raise_sequence(regclass, bigint) IS
 'Raises a sequence, so that its next number is above this one; never lowers it.';
 
---@ idem_cleanup plpgsql SET enable_seqscan = off
+--@ idem_cleanup plpgsql SET enable_seqscan = off SET jit = off
 DECLARE
 	result @S@.idem_cleanup_result;
 	wanted CONSTANT int := coalesce(batch_size, @S@.idem_p_setting('cleanup_batch_size')::int);
@@ -67,7 +67,7 @@ BEGIN
 	RETURN result;
 END
 
---@ idem_take_expired plpgsql SET enable_seqscan = off
+--@ idem_take_expired plpgsql SET enable_seqscan = off SET jit = off
 DECLARE
 	wanted CONSTANT int := coalesce(max_rows, 1000);
 	clock CONSTANT timestamptz := clock_timestamp();
@@ -115,7 +115,7 @@ BEGIN
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
 	END IF;
-	before := nextval('@S@.idem_claim_tokens');
+	before := coalesce(pg_sequence_last_value('@S@.idem_claim_tokens'), 0);
 	raised := greatest(before, at_least);
 	PERFORM @S@.idem_p_raise_sequence('@S@.idem_claim_tokens', raised);
 	PERFORM @S@.idem_p_raise_sequence('@S@.idem_outbox_ids', greatest(nextval('@S@.idem_outbox_ids') + raised - before,

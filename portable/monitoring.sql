@@ -2,6 +2,17 @@
 -- whose transactions are rolled back would be lost, and those of others would make
 -- all calls wait for one row.
 
+--@ helpers
+CREATE FUNCTION @S@.idem_p_seconds_since(moment timestamptz)
+RETURNS float8
+LANGUAGE sql VOLATILE
+AS $$
+	SELECT CASE WHEN isfinite(moment) THEN greatest(extract(epoch FROM clock_timestamp() - moment)::float8, 0)
+		WHEN moment < 'epoch' THEN 'Infinity' ELSE 0 END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_seconds_since(timestamptz) IS
+'The age of a time in seconds; 0 for NULL.';
+
 --@ idem_stats_data plpgsql
 BEGIN
 	SELECT d.oid INTO datid FROM pg_database AS d WHERE d.datname = current_database();
@@ -19,29 +30,28 @@ END
 --@ idem_worker_absence sql
 	SELECT 'the portable edition has none; call idem_cleanup() from a scheduler'
 
---@ idem_monitoring_data plpgsql SET enable_seqscan = off
+--@ idem_monitoring_data plpgsql SET enable_seqscan = off SET jit = off
 #variable_conflict use_column
 DECLARE
 	clock CONSTANT timestamptz := clock_timestamp();
 	most CONSTANT int := 50000;
 BEGIN
 	RETURN QUERY
-		SELECT 'keys', count(*), NULL::bigint, coalesce(extract(epoch FROM clock - min(k.expires_at) - @S@.idem_p_tombstone())::float8, 0),
+		SELECT 'keys', count(*), NULL::bigint, @S@.idem_p_seconds_since(min(k.expires_at) + @S@.idem_p_tombstone()),
 			count(*) < most, NULL
-		FROM (SELECT e.expires_at FROM @S@.idem_keys AS e WHERE e.expires_at <= clock - @S@.idem_p_tombstone()
+		FROM (SELECT e.expires_at FROM @S@.idem_keys AS e WHERE e.expires_at <= clock
 			ORDER BY e.expires_at LIMIT most) AS k
 		UNION ALL
-		SELECT 'tokens', count(*), NULL, coalesce(extract(epoch FROM clock - min(t.expires_at))::float8, 0), count(*) < most, NULL
+		SELECT 'tokens', count(*), NULL, @S@.idem_p_seconds_since(min(t.expires_at)), count(*) < most, NULL
 		FROM (SELECT e.expires_at FROM @S@.idem_tokens AS e WHERE e.expires_at <= clock ORDER BY e.expires_at LIMIT most) AS t
 		UNION ALL
-		SELECT 'acked', count(*), NULL, coalesce(extract(epoch FROM clock - min(o.acked_at))::float8
-			- @S@.idem_p_setting('outbox_retention')::float8 / 1000, 0), count(*) < most, NULL
+		SELECT 'acked', count(*), NULL, @S@.idem_p_seconds_since(min(o.acked_at) + @S@.idem_p_setting('outbox_retention')::float8 * '1 ms'::interval), count(*) < most, NULL
 		FROM (SELECT e.acked_at FROM @S@.idem_outbox AS e WHERE e.state <> 'pending'
 			AND e.acked_at <= clock - @S@.idem_p_setting('outbox_retention')::float8 * '1 ms'::interval
 			ORDER BY e.acked_at LIMIT most) AS o
 		UNION ALL
 		SELECT 'pending', count(*), count(*) FILTER (WHERE o.available_at <= clock),
-			coalesce(extract(epoch FROM clock - min(o.available_at) FILTER (WHERE o.available_at <= clock))::float8, 0),
+			@S@.idem_p_seconds_since(min(o.available_at) FILTER (WHERE o.available_at <= clock)),
 			count(*) < most, NULL
 		FROM (SELECT e.available_at FROM @S@.idem_outbox AS e WHERE e.state = 'pending' LIMIT most) AS o
 		UNION ALL
@@ -61,7 +71,7 @@ BEGIN
 				coalesce(avg((k.expires_at > clock)::int), 1)::float8,
 				count(*) FILTER (WHERE k.state = 'started' AND k.expires_at > clock AND k.lease_expires_at < clock - '1 min'::interval),
 				count(*) FILTER (WHERE k.state = 'started' AND k.expires_at > clock AND k.lease_expires_at < clock - '1 min'::interval),
-				max(k.created_at), max(k.claim_token), NULL::text
+				max(k.created_at) FILTER (WHERE isfinite(k.created_at)), max(k.claim_token), NULL::text
 			FROM (SELECT e.* FROM @S@.idem_keys AS e LIMIT most) AS k;
 	ELSE
 		RETURN QUERY SELECT 1::float8, coalesce(avg((t.expires_at > clock)::int), 1)::float8, 0::bigint, 0::bigint, max(t.used_at),
@@ -72,7 +82,7 @@ END
 
 --@ idem_clock_evidence plpgsql
 BEGIN
-	RETURN QUERY SELECT 'a message', o.created_at FROM @S@.idem_outbox AS o ORDER BY o.id DESC LIMIT 1;
+	RETURN QUERY SELECT 'the newest message', o.created_at FROM @S@.idem_outbox AS o WHERE isfinite(o.created_at) ORDER BY o.id DESC LIMIT 1;
 END
 
 --@ idem_table_faults plpgsql
@@ -81,25 +91,69 @@ BEGIN
 		idem_client_sequences,idem_tokens,idem_outbox,idem_claim_tokens,idem_outbox_ids}'::text[]) AS t (name);
 END
 
---@ idem_outbox_blocked plpgsql SET enable_seqscan = off
+--@ idem_outbox_blocked plpgsql SET enable_seqscan = off SET jit = off
 #variable_conflict use_column
 DECLARE
 	clock CONSTANT timestamptz := clock_timestamp();
+	-- What one call looks at: lanes, and due messages without a key
+	most CONSTANT int := 5000;
 BEGIN
 	IF max_lanes < 0 THEN
-		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "max_lanes" must not be negative';
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "max_lanes" must not be negative',
+			HINT = 'Pass how many keys to list at most.';
 	END IF;
+	-- A message is held if another transaction is writing or locking its row.
 	RETURN QUERY
-		SELECT h.topic, h.id, w.since, w.count, CASE WHEN h.awaiting_ack THEN 'leased' ELSE 'paused' END, h.available_at, NULL::int
-		FROM (SELECT o.* FROM @S@.idem_outbox AS o
-			WHERE o.in_due_index AND o.available_at > clock AND o.state = 'pending' AND o.key_hash IS NOT NULL
-				AND NOT EXISTS (SELECT FROM @S@.idem_outbox AS b
-					WHERE b.key_hash = o.key_hash AND b.state = 'pending' AND b.id < o.id)
-			LIMIT 5000) AS h
-		CROSS JOIN LATERAL (SELECT min(greatest(o.available_at, o.created_at)), count(*) FROM @S@.idem_outbox AS o
-			WHERE o.key_hash = h.key_hash AND o.state = 'pending' AND o.id > h.id AND o.available_at <= clock) AS w (since, count)
-		WHERE w.count > 0
-		ORDER BY w.since, h.id LIMIT coalesce(max_lanes, 100);
+		WITH RECURSIVE heads AS (
+			(SELECT o.*, o.xmax AS holder, 1 AS n FROM @S@.idem_outbox AS o
+				WHERE o.key_hash IS NOT NULL AND o.state = 'pending' ORDER BY o.key_hash, o.id LIMIT 1)
+			UNION ALL
+			SELECT l.* FROM heads AS h CROSS JOIN LATERAL (
+				SELECT o.*, o.xmax AS holder, h.n + 1 FROM @S@.idem_outbox AS o
+				WHERE o.key_hash > h.key_hash AND o.state = 'pending' ORDER BY o.key_hash, o.id LIMIT 1) AS l
+			WHERE h.n < most
+		),
+		-- One key among many that is blocked for long is the last in the index of due messages.
+		last_ones AS (
+			SELECT o.*, o.xmax AS holder FROM @S@.idem_outbox AS o
+			WHERE o.in_due_index AND o.state = 'pending' AND o.available_at > clock AND o.key_hash IS NOT NULL
+			ORDER BY o.available_at DESC LIMIT 100
+		),
+		first_ones AS (
+			SELECT o.*, o.xmax AS holder FROM @S@.idem_outbox AS o
+			WHERE o.in_due_index AND o.state = 'pending' AND o.available_at <= clock
+			ORDER BY o.available_at LIMIT most
+		),
+		seen AS (
+			SELECT h.id, h.topic, h.key_hash, h.available_at, h.awaiting_ack, h.in_due_index, h.holder FROM heads AS h
+			UNION
+			SELECT o.id, o.topic, o.key_hash, o.available_at, o.awaiting_ack, o.in_due_index, o.holder FROM last_ones AS o
+			UNION
+			SELECT o.id, o.topic, o.key_hash, o.available_at, o.awaiting_ack, o.in_due_index, o.holder FROM first_ones AS o
+			WHERE o.holder <> '0'::xid
+		),
+		judged AS (
+			SELECT s.*, CASE WHEN s.holder <> '0'::xid AND @S@.idem_p_is_running(s.holder) THEN 'held'
+				WHEN s.available_at > clock THEN CASE WHEN s.awaiting_ack THEN 'leased' ELSE 'paused' END
+				WHEN NOT s.in_due_index THEN 'lost' END AS reason
+			FROM seen AS s
+			WHERE s.key_hash IS NULL OR s.id = (SELECT f.id FROM @S@.idem_outbox AS f
+				WHERE f.key_hash = s.key_hash AND f.state = 'pending' ORDER BY f.id LIMIT 1)
+		),
+		blocked AS (
+			SELECT j.*, w.*, j.available_at <= clock AS is_due
+			FROM judged AS j
+			CROSS JOIN LATERAL (SELECT min(greatest(o.available_at, o.created_at)), count(*) FROM @S@.idem_outbox AS o
+				WHERE o.key_hash = j.key_hash AND o.state = 'pending' AND o.id > j.id AND o.available_at <= clock) AS w (since, count)
+			WHERE j.reason IS NOT NULL
+		)
+		SELECT b.topic, b.id, CASE WHEN b.is_due THEN least(b.available_at, b.since) ELSE b.since END, b.count, b.reason,
+			CASE WHEN b.reason IN ('leased', 'paused') THEN b.available_at END,
+			CASE WHEN b.reason = 'held' THEN (SELECT l.pid FROM pg_locks AS l
+				WHERE l.locktype = 'transactionid' AND l.transactionid = b.holder AND l.mode = 'ExclusiveLock' AND l.granted LIMIT 1) END
+		FROM blocked AS b
+		WHERE b.count > 0 OR b.is_due
+		ORDER BY 3, 2 LIMIT coalesce(max_lanes, 100);
 END
 
 --@ idem_sequences_behind plpgsql

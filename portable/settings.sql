@@ -30,29 +30,30 @@ SELECT pg_catalog.pg_extension_config_dump('idem_p_configuration', '');
 -- What the columns are called in pg_extension, whether or not this is one.
 CREATE VIEW @S@.idem_p_extension AS
 	SELECT 0::pg_catalog.oid AS oid, 'idempotency'::pg_catalog.name AS extname, c.relowner AS extowner,
-		c.relnamespace AS extnamespace, i.version AS extversion
-	FROM @S@.idem_p_installation AS i
-	JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) i.tableoid;
+		c.relnamespace AS extnamespace, (SELECT i.version FROM @S@.idem_p_installation AS i) AS extversion
+	FROM pg_catalog.pg_class AS c WHERE c.oid OPERATOR(pg_catalog.=) '@S@.idem_p_installation'::pg_catalog.regclass::pg_catalog.oid;
 COMMENT ON VIEW @S@.idem_p_extension IS
 'The installation, with the columns of pg_extension.';
 
+-- The tables of both editions only.  The constants keep the plans short.
 CREATE VIEW @S@.idem_p_member AS
-	SELECT 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid AS refclassid, e.oid AS refobjid,
+	SELECT 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid AS refclassid, 0::pg_catalog.oid AS refobjid,
 		m.classid, m.objid, 'e'::pg_catalog."char" AS deptype
-	FROM @S@.idem_p_extension AS e
-	CROSS JOIN LATERAL (
-		SELECT p.tableoid, p.oid FROM pg_catalog.pg_proc AS p
-		WHERE p.pronamespace OPERATOR(pg_catalog.=) e.extnamespace
+	FROM (
+		SELECT 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid, p.oid FROM pg_catalog.pg_proc AS p
+		WHERE p.pronamespace OPERATOR(pg_catalog.=) '@S@'::pg_catalog.regnamespace::pg_catalog.oid
 			AND pg_catalog.starts_with(p.proname::pg_catalog.text, 'idem_')
 		UNION ALL
-		SELECT c.tableoid, c.oid FROM pg_catalog.pg_class AS c
-		WHERE c.relnamespace OPERATOR(pg_catalog.=) e.extnamespace
+		SELECT 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid, c.oid FROM pg_catalog.pg_class AS c
+		WHERE c.relnamespace OPERATOR(pg_catalog.=) '@S@'::pg_catalog.regnamespace::pg_catalog.oid
 			AND c.relkind OPERATOR(pg_catalog.=) ANY ('{r,S,v}'::pg_catalog."char"[])
 			AND pg_catalog.starts_with(c.relname::pg_catalog.text, 'idem_')
+			AND (c.relkind OPERATOR(pg_catalog.<>) 'r'::pg_catalog."char"
+				OR NOT pg_catalog.starts_with(c.relname::pg_catalog.text, 'idem_p_'))
 		UNION ALL
-		SELECT t.tableoid, t.oid FROM pg_catalog.pg_type AS t
+		SELECT 'pg_catalog.pg_type'::pg_catalog.regclass::pg_catalog.oid, t.oid FROM pg_catalog.pg_type AS t
 		JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) t.typrelid
-		WHERE t.typnamespace OPERATOR(pg_catalog.=) e.extnamespace
+		WHERE t.typnamespace OPERATOR(pg_catalog.=) '@S@'::pg_catalog.regnamespace::pg_catalog.oid
 			AND c.relkind OPERATOR(pg_catalog.=) 'c'::pg_catalog."char"
 			AND pg_catalog.starts_with(t.typname::pg_catalog.text, 'idem_')
 	) AS m (classid, objid);
@@ -120,7 +121,7 @@ BEGIN
 			WHEN 'bool' THEN
 				RETURN CASE WHEN value::bool THEN 'on' ELSE 'off' END;
 			ELSE
-				parts := regexp_match(value, '^\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*$');
+				parts := regexp_match(value, '^[[:space:]]*([0-9.]+(?:[eE][+-]?[0-9]+)?)[[:space:]]*([a-zA-Z]*)[[:space:]]*$');
 				number := parts[1]::float8 * CASE parts[2] WHEN '' THEN 1
 					ELSE CASE known.kind
 						WHEN 'ms' THEN CASE parts[2] WHEN 'us' THEN 0.001 WHEN 'ms' THEN 1 WHEN 's' THEN 1000
@@ -218,7 +219,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER COST 10000
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	short_name CONSTANT text := regexp_replace(name, '^idempotency\.', '');
+	short_name CONSTANT text := regexp_replace(name, '^idempotency[.]', '');
 BEGIN
 	IF name IS NULL THEN
 		RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'argument "name" must not be null';
@@ -254,6 +255,22 @@ END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_check_writable() IS
 'Raises 25006, for callers that have found the transaction to be read-only.';
+
+-- Something that was added to the table keeps a row from being written.
+CREATE FUNCTION @S@.idem_p_check_rounds(rounds int, table_name text)
+RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+AS $$
+BEGIN
+	IF rounds > 1000 THEN
+		RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('table "%s" has been altered', table_name),
+			DETAIL = 'A row that was written is not there.',
+			HINT = 'Remove what was added with ALTER TABLE, DROP TRIGGER or DROP RULE; to react to changes, use logical replication.';
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_check_rounds(int, text) IS
+'Raises 55000 for a loop that has looked at a row too often.';
 
 CREATE FUNCTION @S@.idem_p_null(name text)
 RETURNS void

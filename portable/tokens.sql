@@ -10,8 +10,11 @@ LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
 	expires timestamptz;
+	started timestamptz;
+	rounds int := 0;
 BEGIN
 	LOOP
+		started := clock_timestamp();
 		SELECT t.expires_at INTO expires FROM @S@.idem_tokens AS t WHERE t.token = p_token AND t.scope = p_scope;
 		IF expires > clock_timestamp() THEN
 			RETURN false;
@@ -21,14 +24,21 @@ BEGIN
 				FROM clock_timestamp() AS c (clock)
 				ON CONFLICT ON CONSTRAINT idem_tokens_pkey DO NOTHING;
 		ELSE
-			-- After a wait for another writer, times are from then.
 			UPDATE @S@.idem_tokens AS t SET used_at = clock_timestamp(),
 					expires_at = clock_timestamp() + coalesce(ttl, @S@.idem_p_setting('token_ttl')::float8 * '1 ms'::interval)
 				WHERE t.token = p_token AND t.scope = p_scope AND t.expires_at <= clock_timestamp();
 		END IF;
 		IF FOUND THEN
+			-- After a wait for another writer, times are from then.
+			IF @S@.idem_p_has_waited(started) THEN
+				UPDATE @S@.idem_tokens AS t SET used_at = clock_timestamp(),
+						expires_at = clock_timestamp() + coalesce(ttl, @S@.idem_p_setting('token_ttl')::float8 * '1 ms'::interval)
+					WHERE t.token = p_token AND t.scope = p_scope;
+			END IF;
 			RETURN true;
 		END IF;
+		rounds := rounds + 1;
+		PERFORM @S@.idem_p_check_rounds(rounds, 'idem_tokens');
 	END LOOP;
 END
 $$;

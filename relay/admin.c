@@ -16,6 +16,7 @@
 
 #include "admin.h"
 #include "config.h"
+#include "database.h"
 #include "memory.h"
 #include "text.h"
 
@@ -247,10 +248,7 @@ make_query(PGconn *connection, const char *query)
 	PGresult   *schema;
 
 	PQclear(PQexec(connection, "SET search_path = pg_catalog"));
-	schema = PQexec(connection, "SELECT quote_ident(n.nspname) "
-					"FROM pg_extension AS e JOIN pg_namespace AS n "
-					"ON n.oid = e.extnamespace "
-					"WHERE e.extname = 'idempotency'");
+	schema = PQexec(connection, RELAY_SCHEMA_QUERY);
 	if (PQntuples(schema) != 1)
 		relay_exit(RELAY_UNAVAILABLE, "the database lacks the extension; run "
 				   "CREATE EXTENSION idempotency in it");

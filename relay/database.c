@@ -35,12 +35,9 @@ static const char *const host_names[] = {"host", "hostaddr", "port"};
  * versions.
  */
 static const char setup_query[] =
-"SELECT (SELECT pg_catalog.quote_ident(n.nspname)"
-" FROM pg_catalog.pg_extension e"
-" JOIN pg_catalog.pg_namespace n"
-" ON n.oid OPERATOR(pg_catalog.=) e.extnamespace"
-" WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'),"
+"SELECT (" RELAY_SCHEMA_QUERY "),"
 " pg_catalog.pg_backend_pid(),"
+" pg_catalog.current_setting('idempotency.outbox_max_attempts', true),"
 " pg_catalog.set_config(name, value, false)"
 " FROM (VALUES ('search_path', 'pg_catalog'),"
 " ('statement_timeout', '0'), ('lock_timeout', '0'),"
@@ -423,6 +420,9 @@ end_setup(RelayDatabase *database, PGresult *result)
 		database->schema = relay_copy(PQgetvalue(result, 0, 0));
 		database->pid = (int) strtol(PQgetvalue(result, 0, 1), NULL, 10);
 		database->is_utf8 = strcmp(encoding, "UTF8") == 0;
+		/* NULL if the library is not loaded, which then has its default. */
+		database->server->max_attempts = PQgetisnull(result, 0, 2) ? 10 :
+			(int) strtol(PQgetvalue(result, 0, 2), NULL, 10);
 		database->state = RELAY_DATABASE_IDLE;
 		if (database->losses > 0 && database->backoff > 0)
 			relay_log(RELAY_INFO, "connected to the database again (%s)",

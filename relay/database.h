@@ -15,6 +15,24 @@
 
 #define RELAY_HOST_LISTS	3	/* "host", "hostaddr", "port" */
 
+/*
+ * The schema of the functions, as SQL writes it.  The portable edition need
+ * not be an extension.  Then an owner of the database or a superuser has
+ * installed it, so that no other role can make the relay call its functions.
+ */
+#define RELAY_SCHEMA_QUERY \
+	"SELECT pg_catalog.quote_ident(n.nspname)" \
+	" FROM pg_catalog.pg_namespace n" \
+	" WHERE n.oid OPERATOR(pg_catalog.=) coalesce(" \
+	"(SELECT e.extnamespace FROM pg_catalog.pg_extension e" \
+	" WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency')," \
+	" (SELECT c.relnamespace FROM pg_catalog.pg_class c" \
+	" JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) c.relowner" \
+	" JOIN pg_catalog.pg_database d" \
+	" ON d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()" \
+	" WHERE c.relname OPERATOR(pg_catalog.=) 'idem_p_installation'" \
+	" AND (r.rolsuper OR r.oid OPERATOR(pg_catalog.=) d.datdba)))"
+
 /* How connections are made, for all of them. */
 typedef struct RelayServer
 {
@@ -27,6 +45,8 @@ typedef struct RelayServer
 	char	   *host_lists[RELAY_HOST_LISTS];
 	int			nhosts;
 	int			good_host;		/* number of the one that worked at start */
+
+	int			max_attempts;	/* idempotency.outbox_max_attempts */
 } RelayServer;
 
 typedef enum RelayDatabaseState

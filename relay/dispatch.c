@@ -47,7 +47,7 @@ relay_dispatch_work(const RelayRouting *routing, const RelayAnswers *answers,
 		/* A message with too little of its lease left waits for more. */
 		while (sink->connected && !sink->held_until &&
 			   sink->in_flight.count < sink->window &&
-			   (message = relay_sink_next(sink)) &&
+			   (message = relay_sink_next(sink, now)) &&
 			   relay_answers_may_start(answers, message, now) &&
 			   (!sink->type->can_take || sink->type->can_take(sink)))
 		{

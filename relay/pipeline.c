@@ -23,6 +23,7 @@
 #include <string.h>
 
 #include "clock.h"
+#include "database.h"
 #include "memory.h"
 #include "pipeline.h"
 #include "text.h"
@@ -114,12 +115,7 @@ prepare(RelaySink *sink, const char *statement, char *why, size_t size)
 	PGresult   *result = NULL;
 	bool		done = false;
 
-	schema = PQexec(pipeline->connection,
-					"SELECT pg_catalog.quote_ident(n.nspname)"
-					" FROM pg_catalog.pg_extension e"
-					" JOIN pg_catalog.pg_namespace n"
-					" ON n.oid OPERATOR(pg_catalog.=) e.extnamespace"
-					" WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'");
+	schema = PQexec(pipeline->connection, RELAY_SCHEMA_QUERY);
 	if (PQresultStatus(schema) == PGRES_TUPLES_OK && PQntuples(schema) == 1)
 	{
 		while ((part = strstr(statement, "%s")))

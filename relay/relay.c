@@ -34,6 +34,7 @@ static void work(Relay *relay, int64_t now);
 static bool can_end(Relay *relay, int64_t now);
 static void signalled(void *argument, int fd, int events);
 static bool is_valid(const Relay *relay);
+static void check_schedules(const Relay *relay);
 
 /*
  * Initialize a zeroed relay: read the configuration, and connect to the
@@ -93,11 +94,41 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 	if (!reached)
 		relay_log(RELAY_ERROR, "%s: the database cannot be reached, see above",
 				  relay_section_where(settings, "database"));
+	else
+		check_schedules(relay);
 	if (check_only)
 		reached &= relay_sinks_connect(&relay->routing);
 	if (!reached)
 		relay_exit(RELAY_UNAVAILABLE, "start what cannot be reached, or fix "
 				   "the configuration");
+}
+
+/*
+ * Warn if a sink's list of pauses is longer than the attempts that the server
+ * allows.  The database has been reached.
+ */
+static void
+check_schedules(const Relay *relay)
+{
+	const RelaySink *sink;
+
+	for (sink = relay->routing.first; sink; sink = sink->next)
+	{
+		const char *c = sink->schedule;
+		int			pauses = 1;
+
+		while (c && (c = strchr(c, ',')))
+		{
+			pauses++;
+			c++;
+		}
+		if (sink->schedule && pauses >= relay->server.max_attempts)
+			relay_log(RELAY_WARNING, "%s: \"retry\" has %d pauses, but the "
+					  "server ends a message after %d attempts; set "
+					  "idempotency.outbox_max_attempts to at least %d",
+					  relay_section_where(sink->section, "retry"), pauses,
+					  relay->server.max_attempts, pauses + 1);
+	}
 }
 
 /*

@@ -9,12 +9,19 @@
  *	-	A message that fails waits by itself, with the messages of its key, for
  *		a pause of its own that grows with its failures in a row.
  *	-	The sink is held only if several messages fail and none is delivered in
- *		between.  Nobody's attempt counts then.  After the pause the sink gets
- *		two messages, preferably new ones.  A message is bad if
+ *		between.  No attempt counts then.  After the pause the sink gets two
+ *		messages, preferably new ones, chosen at random.  A message is bad if
  *		others are delivered between its failures, and holds nothing then.
  *	-	If the connection ends with several messages in flight, any of them can
- *		be the cause.  Each is handed over again alone.  Only a message that is
- *		in flight alone when the connection ends has failed.
+ *		be the cause.  They are handed over again, half as many at a time, until
+ *		the cause is in flight alone.  Only a message that is in flight alone
+ *		when the connection ends has failed.  From then on it is handed over
+ *		alone, and others go between two such messages.
+ *
+ * The end of a connection with one message in flight says nothing of the sink,
+ * which accepted the connection.  So the sink connects again at once, or after
+ * a short pause that does not grow.  If the sink cannot connect, the pause
+ * grows as after any other failure.
  *
  * The first failures of a message are free, because a sink that fails begins
  * with them.  So are its failures while the sink is held, for the time of the
@@ -39,6 +46,7 @@
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "clock.h"
@@ -50,6 +58,7 @@
 #define SEVERAL				3	/* failing messages, to hold the sink */
 #define PROBES				2	/* messages after a pause; one can be bad */
 #define LONGEST_GAP			86400000	/* between failures of a sink */
+#define ALONE_GAP			100 /* between messages that are sent alone */
 
 /* Failures of a message in a row that are free, by RelayFailure. */
 static const int free_failures[] = {
@@ -58,13 +67,16 @@ static const int free_failures[] = {
 	[RELAY_FAILED] = 1
 };
 
-static void fail(RelayMessage *message, RelayFailure failure,
+static void end_connection(RelaySink *sink, bool blamed, char *why);
+static void fail(RelayMessage *message, RelayFailure failure, bool ended,
 				 int64_t retry_after, const char *why);
 static void refuse(RelayMessage *message, int64_t retry_after,
 				   const char *why);
 static void note_failure(RelaySink *sink, const char *why);
+static void hold(RelaySink *sink, int64_t pause, const char *why);
 static void count_latency(const RelayMessage *message);
 static RelayRecord *get_record(RelaySink *sink, int64_t id);
+static RelayMessage *choose_new(const RelaySink *sink);
 
 /*
  * Report that the other side has confirmed a message in flight.
@@ -87,7 +99,10 @@ relay_sink_delivered(RelayMessage *message)
 	if (message->failures > 0)
 		get_record(sink, message->id)->id = 0;
 	sink->backoff = 0;
-	sink->window *= 2;
+	if (sink->suspects > 0)
+		sink->suspects--;
+	else
+		sink->window *= 2;
 	if (sink->window > sink->max_in_flight)
 		sink->window = sink->max_in_flight;
 	if (sink->verbose)
@@ -154,7 +169,7 @@ relay_sink_failed(RelayMessage *message, RelayFailure failure,
 	va_end(args);
 	/* The text may be in any encoding, and vsnprintf() may have cut it off. */
 	relay_text_sanitize(why, false);
-	fail(message, failure, retry_after, why);
+	fail(message, failure, false, retry_after, why);
 }
 
 /*
@@ -164,45 +179,85 @@ relay_sink_failed(RelayMessage *message, RelayFailure failure,
 void
 relay_sink_down(RelaySink *sink, const char *format,...)
 {
-	RelayMessage *message = sink->in_flight.first;
-	int			count = sink->in_flight.count;
 	char		why[1024];
 	va_list		args;
 
 	va_start(args, format);
 	vsnprintf(why, sizeof(why), format, args);
 	va_end(args);
+	end_connection(sink, false, why);
+}
+
+/*
+ * Report that the other side has ended the connection because of a message in
+ * flight, without naming it.  If one is in flight, it is refused.
+ */
+void
+relay_sink_closed(RelaySink *sink, const char *format,...)
+{
+	char		why[1024];
+	va_list		args;
+
+	va_start(args, format);
+	vsnprintf(why, sizeof(why), format, args);
+	va_end(args);
+	end_connection(sink, true, why);
+}
+
+/*
+ * Disconnect, and find the message that caused it.  With "blamed", one of
+ * those in flight is certain to be the cause.  "why" is made valid UTF-8.
+ */
+static void
+end_connection(RelaySink *sink, bool blamed, char *why)
+{
+	RelayMessage *message = sink->in_flight.first;
+	int			count = sink->in_flight.count;
+
 	/* The text may be in any encoding, and vsnprintf() may have cut it off. */
 	relay_text_sanitize(why, false);
 	sink->type->disconnect(sink);
 	sink->connected = false;
+	/* Nothing can end a pause that the other side requested any more. */
+	if (sink->held_until == INT64_MAX && !sink->disabled)
+		sink->held_until = 0;
 	if (count == 0)
 		relay_sink_back_off(sink, why);
 	else if (count == 1)
 	{
-		get_record(sink, message->id)->alone = true;
-		fail(message, RELAY_FAILED, 0, why);
+		RelayRecord *record = get_record(sink, message->id);
+
+		record->alone = true;
+		sink->suspects = 0;
+		sink->window = 1;
+		if (blamed)
+		{
+			record->failures++;
+			refuse(message, -1, why);
+		}
+		else
+			fail(message, RELAY_FAILED, true, 0, why);
 	}
 	else
 	{
+		sink->suspects = count;
+		sink->window = count / 2;
 		relay_log(RELAY_WARNING, "sink \"%s\" has lost its connection: %s; "
-				  "%d messages are tried one at a time", sink->name, why,
-				  count);
+				  "the %d messages in flight are sent again, %d at a time",
+				  sink->name, why, count, sink->window);
 		while ((message = sink->in_flight.last))
-		{
-			message->alone = true;
 			relay_queue_return(message);
-		}
 	}
 }
 
 /*
  * Record a failure of a message in flight, hold the sink if several fail, and
- * decide whether the attempt counts.
+ * decide whether the attempt counts.  With "ended", the connection ended while
+ * the message was in flight alone.
  */
 static void
-fail(RelayMessage *message, RelayFailure failure, int64_t retry_after,
-	 const char *why)
+fail(RelayMessage *message, RelayFailure failure, bool ended,
+	 int64_t retry_after, const char *why)
 {
 	RelaySink  *sink = message->sink;
 	RelayRecord *record = get_record(sink, message->id);
@@ -222,7 +277,9 @@ fail(RelayMessage *message, RelayFailure failure, int64_t retry_after,
 		sink->failing = SEVERAL;
 
 	/* The other messages in flight may report the same failure. */
-	if (sink->failing >= SEVERAL && !sink->held_until)
+	if (sink->failing >= SEVERAL && !sink->held_until && ended)
+		hold(sink, SHORTEST_BACKOFF, why);
+	else if (sink->failing >= SEVERAL && !sink->held_until)
 		relay_sink_back_off(sink, why);
 	note_failure(sink, why);
 	if ((sink->failing < SEVERAL || now - record->since >= sink->grace) &&
@@ -288,24 +345,58 @@ relay_sink_recall(RelayMessage *message)
 }
 
 /*
- * Return the ready message to hand over now, or NULL.  While messages fail,
- * those that have not failed themselves come first.
+ * Return the ready message to hand over now, or NULL.
+ *
+ * While messages fail, those that have not failed themselves come first, in
+ * random order.  If a message must be in flight alone, the others come first,
+ * except once in each ALONE_GAP, so that neither keeps the other waiting.
  */
 RelayMessage *
-relay_sink_next(const RelaySink *sink)
+relay_sink_next(RelaySink *sink, int64_t now)
 {
 	const RelayMessage *flying = sink->in_flight.first;
 	RelayMessage *message = sink->ready.first;
+	int64_t		turn = sink->alone_at + ALONE_GAP;
 
 	if (sink->failing > 0)
+		message = choose_new(sink);
+	if (message && message->alone && now < turn)
 	{
-		while (message && message->failures > 0)
-			message = message->next;
-		if (!message)
-			message = sink->ready.first;
+		RelayMessage *other = sink->ready.first;
+
+		while (other && other->alone)
+			other = other->next;
+		if (other)
+		{
+			message = other;
+			relay_loop_wake_at(sink->loop, turn);
+		}
 	}
-	return message && flying && (message->alone || flying->alone) ? NULL :
-		message;
+	if (message && flying && (message->alone || flying->alone))
+		return NULL;
+	if (message && message->alone)
+		sink->alone_at = now;
+	return message;
+}
+
+/*
+ * Return a random one of the ready messages that have not failed, or the first
+ * one if all have failed.  In a fixed order, those that this relay does not
+ * know to be bad could all come before the good ones.
+ */
+static RelayMessage *
+choose_new(const RelaySink *sink)
+{
+	RelayMessage *message;
+	RelayMessage *chosen = NULL;
+	int			seen = 0;
+
+	for (message = sink->ready.first; message; message = message->next)
+	{
+		if (message->failures == 0 && drand48() * ++seen < 1)
+			chosen = message;
+	}
+	return chosen ? chosen : sink->ready.first;
 }
 
 /*
@@ -315,15 +406,22 @@ relay_sink_next(const RelaySink *sink)
 void
 relay_sink_back_off(RelaySink *sink, const char *why)
 {
-	int64_t		pause;
-
 	note_failure(sink, why);
-	if (sink->disabled)
-		return;
+	if (!sink->disabled)
+		hold(sink, relay_back_off(&sink->backoff, SHORTEST_BACKOFF,
+								  LONGEST_BACKOFF), why);
+}
+
+/*
+ * Hold the sink, which is not disabled, for a pause in milliseconds.
+ */
+static void
+hold(RelaySink *sink, int64_t pause, const char *why)
+{
 	sink->failures++;
-	pause = relay_back_off(&sink->backoff, SHORTEST_BACKOFF, LONGEST_BACKOFF);
 	sink->held_until = relay_now() + pause;
 	sink->window = PROBES;
+	sink->suspects = 0;
 	relay_sink_release_ready(sink);
 	relay_log(RELAY_WARNING, "sink \"%s\" is paused: %s; next try in %.1f s",
 			  sink->name, why, (double) pause / 1000);

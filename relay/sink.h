@@ -68,8 +68,8 @@ typedef struct RelaySinkType
 
 	/*
 	 * Deliver a message in flight.  The sink reports its outcome now or later
-	 * with relay_sink_delivered(), relay_sink_refused(), relay_sink_failed()
-	 * or relay_sink_down().
+	 * with relay_sink_delivered(), relay_sink_refused(), relay_sink_failed(),
+	 * relay_sink_down() or relay_sink_closed().
 	 */
 	void		(*deliver) (RelaySink *sink, RelayMessage *message);
 
@@ -111,6 +111,8 @@ struct RelaySink
 	struct RelayConnecting *connecting; /* while a thread connects */
 	bool		connected;
 	int			window;			/* limit of in_flight while it recovers */
+	int			suspects;		/* deliveries until the window grows again */
+	int64_t		alone_at;		/* when the last one was handed over alone */
 	int64_t		backoff;		/* after the last failure; 0: none */
 	int64_t		held_until;		/* no deliveries before that; 0: not held */
 	bool		disabled;		/* held until the relay starts again */
@@ -143,12 +145,14 @@ extern void relay_sink_failed(RelayMessage *message, RelayFailure failure,
 			RELAY_FORMAT(4, 5);
 extern void relay_sink_down(RelaySink *sink, const char *format,...)
 			RELAY_FORMAT(2, 3);
+extern void relay_sink_closed(RelaySink *sink, const char *format,...)
+			RELAY_FORMAT(2, 3);
 extern void relay_sink_back_off(RelaySink *sink, const char *why);
 extern void relay_sink_disable(RelaySink *sink, const char *why);
 extern void relay_sink_pause(RelaySink *sink, const char *why);
 extern void relay_sink_resume(RelaySink *sink);
 extern void relay_sink_release_ready(RelaySink *sink);
 extern void relay_sink_recall(RelayMessage *message);
-extern RelayMessage *relay_sink_next(const RelaySink *sink);
+extern RelayMessage *relay_sink_next(RelaySink *sink, int64_t now);
 
 #endif							/* IDEM_RELAY_SINK_H */

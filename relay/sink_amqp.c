@@ -95,6 +95,7 @@ static amqp_rpc_reply_t login(RelaySink *sink,
 static bool replied(amqp_rpc_reply_t reply, const char *what, char *why,
 					size_t size);
 static const amqp_bytes_t *close_reason(const amqp_method_t *method);
+static bool blames_message(const amqp_method_t *method);
 static amqp_table_t make_headers(const RelayMessage *message, size_t most,
 								 bool *sendable);
 static void add_header(amqp_table_t *table, const char *name,
@@ -336,6 +337,24 @@ close_reason(const amqp_method_t *method)
 }
 
 /*
+ * Return whether the broker closes the channel or the connection because of
+ * what was published, whatever the state of the broker.
+ */
+static bool
+blames_message(const amqp_method_t *method)
+{
+	uint16_t	code;
+
+	if (method->id == AMQP_CHANNEL_CLOSE_METHOD)
+		code = ((const amqp_channel_close_t *) method->decoded)->reply_code;
+	else
+		code = ((const amqp_connection_close_t *)
+				method->decoded)->reply_code;
+	return code == AMQP_CONTENT_TOO_LARGE || code == AMQP_SYNTAX_ERROR ||
+		code == AMQP_PRECONDITION_FAILED;
+}
+
+/*
  * Implement RelaySinkType.can_take: return whether the socket accepts data.
  */
 static bool
@@ -527,8 +546,8 @@ read_method(RelaySink *sink, const amqp_method_t *method)
 
 	if (reason)
 	{
-		relay_sink_down(sink, "%.*s", (int) reason->len,
-						(const char *) reason->bytes);
+		(blames_message(method) ? relay_sink_closed : relay_sink_down)
+			(sink, "%.*s", (int) reason->len, (const char *) reason->bytes);
 		return false;
 	}
 	switch (method->id)

@@ -7,7 +7,8 @@ CREATE DATABASE regress_idempotency_coming_from TEMPLATE template0;
 -- Coming from …
 CREATE SCHEMA idem;
 CREATE EXTENSION idempotency SCHEMA idem;
-SET search_path = public, idem;
+ALTER DATABASE regress_idempotency_coming_from SET search_path = public, idem;
+\connect
 
 -- A table of idempotency keys
 CREATE TABLE idempotency_keys (
@@ -44,6 +45,7 @@ SELECT idem_complete('customer-8', 'order-5d9f4c1e-7a32', 201, '{"order": 2}');
 COMMIT;
 
 -- A version table for likes
+\connect
 CREATE TABLE likes (user_id text, post_id text, liked boolean NOT NULL, version bigint NOT NULL,
 	PRIMARY KEY (user_id, post_id));
 INSERT INTO likes VALUES ('anna', '1', true, 41), ('anna', '2', false, 7), ('ben', '1', true, 3);
@@ -57,6 +59,7 @@ SELECT is_active, last_action_id, processed FROM idem_set('anna', 'post', '1', '
 SELECT entity_id, is_active FROM idem_action_states('anna', 'post', ARRAY['1', '2']) ORDER BY entity_id;
 
 -- A table of processed messages
+\connect
 CREATE TABLE processed_messages (consumer text, message_id text, processed_at timestamptz NOT NULL,
 	PRIMARY KEY (consumer, message_id));
 INSERT INTO processed_messages VALUES ('accounting', 'msg-1', now()), ('accounting', 'msg-2', now() - interval '8 days');
@@ -70,6 +73,7 @@ FROM (SELECT consumer, array_agg(message_id ORDER BY message_id) AS messages
 SELECT idem_once('accounting', 'msg-1') AS first;
 
 -- An outbox table
+\connect
 CREATE TABLE outbox (id bigserial PRIMARY KEY, aggregate_type text, aggregate_id text, event jsonb,
 	created_at timestamptz NOT NULL DEFAULT now(), sent_at timestamptz);
 INSERT INTO outbox (aggregate_type, aggregate_id, event, sent_at) VALUES

@@ -5,7 +5,10 @@ CREATE DATABASE regress_idempotency_drivers TEMPLATE template0;
 \connect regress_idempotency_drivers
 
 -- From a driver
-CREATE EXTENSION idempotency;
+CREATE SCHEMA idem;
+CREATE EXTENSION idempotency SCHEMA idem;
+ALTER DATABASE regress_idempotency_drivers SET search_path = public, idem;
+\connect
 
 -- Statements
 PREPARE claim AS
@@ -29,14 +32,17 @@ COMMIT;
 EXECUTE claim('customer-7', 'order-5d9f4c1e-7a30', 'POST', '/orders', '{"sku": "teapot"}', 5);      -- replay
 
 -- Numbers
+\connect
 SELECT outcome, last_client_seq FROM idem_try_append('cart-12', 'phone', 1, event_count => 3, allow_gaps => false);
 SELECT outcome, last_client_seq FROM idem_try_append('cart-12', 'phone', 31, allow_gaps => false);   -- gap
 
 -- Arrays
+\connect
 PREPARE seen AS SELECT token FROM idem_once_many($1::text, $2::text[]) AS token;
 EXECUTE seen('mails', '{m1,m2}');
 
 -- Transactions
+\connect
 BEGIN;
 SELECT outcome FROM idem_claim('customer-7', 'report-6a0f2c1d-03');
 SAVEPOINT response;

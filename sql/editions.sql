@@ -10,6 +10,7 @@ CREATE SCHEMA editions;
 CREATE EXTENSION idempotency SCHEMA editions;
 SET search_path = editions, public;
 CREATE ROLE regress_idem_editions;
+SELECT extversion AS version, extversion || '-portable' AS portable_version FROM pg_extension WHERE extname = 'idempotency' \gset
 SELECT idem_grant('regress_idem_editions');
 \pset format unaligned
 \pset tuples_only on
@@ -21,7 +22,7 @@ SELECT count(idem_publish('t', to_jsonb(i), 'k' || i % 2)) FROM generate_series(
 SELECT idem_once('s', 'token'), idem_set('u', 'post', '1', 'like', true, 5), outcome FROM idem_try_append('a', 'c', 1);
 SELECT id FROM idem_outbox_take(2);
 
-ALTER EXTENSION idempotency UPDATE TO '1.0-portable';
+ALTER EXTENSION idempotency UPDATE TO :'portable_version';
 SELECT detail FROM idem_health() WHERE check_name = 'edition';
 SELECT outcome FROM idem_claim('s', 'editions-claimed-1', idem_request_hash('POST', '/x', '{"a":1}'));
 SELECT outcome, response_status, response_body FROM idem_claim('s', 'editions-complete', idem_request_hash('POST', '/x', '{"a":2.0}'));
@@ -33,7 +34,7 @@ SET ROLE regress_idem_editions;
 SELECT outcome FROM idem_claim('s', 'editions-claimed-2');
 RESET ROLE;
 
-ALTER EXTENSION idempotency UPDATE TO '1.0';
+ALTER EXTENSION idempotency UPDATE TO :'version';
 SELECT detail FROM idem_health() WHERE check_name = 'edition';
 SELECT count(*) FROM pg_proc WHERE pronamespace = 'editions'::regnamespace AND proname LIKE 'idem\_p\_%';
 SET ROLE regress_idem_editions;
@@ -52,8 +53,8 @@ DROP SCHEMA editions CASCADE;
 RESET client_min_messages;
 SELECT editions.idem_once('s', 'kept'), (SELECT count(*) FROM pg_extension WHERE extname = 'idempotency');
 CREATE EXTENSION idempotency SCHEMA editions VERSION 'unpackaged';
-ALTER EXTENSION idempotency UPDATE TO '1.0-portable';
-ALTER EXTENSION idempotency UPDATE TO '1.0';
+ALTER EXTENSION idempotency UPDATE TO :'portable_version';
+ALTER EXTENSION idempotency UPDATE TO :'version';
 SELECT editions.idem_once('s', 'kept'), detail FROM editions.idem_health() WHERE check_name = 'edition';
 DROP EXTENSION idempotency;
 DROP SCHEMA editions;

@@ -138,7 +138,7 @@ DECLARE
 	valid text;
 	arguments text;
 BEGIN
-	FOR f IN SELECT p.oid, proname, proargtypes::oid[] AS types, pronargs FROM pg_proc AS p WHERE pronamespace = 'idem'::regnamespace AND prorettype <> 'internal'::regtype ORDER BY oid::regprocedure::text COLLATE "C" LOOP
+	FOR f IN SELECT p.oid, proname, proargtypes::oid[] AS types, pronargs FROM pg_proc AS p WHERE pronamespace = 'idem'::regnamespace AND prorettype <> 'internal'::regtype AND proname !~ '^idem_p_' ORDER BY oid::regprocedure::text COLLATE "C" LOOP
 		FOR n IN 0 .. f.pronargs LOOP
 			SELECT string_agg(CASE WHEN n IN (0, i) THEN 'NULL' ELSE CASE f.types[i - 1]::regtype
 					WHEN 'text'::regtype THEN CASE WHEN i = 2 THEN '''hostile-key-00001''' ELSE '''s''' END
@@ -168,7 +168,7 @@ $$;
 -- In bulk
 CREATE TEMP TABLE null_calls AS SELECT * FROM pg_temp.null_calls();
 -- One by one
-SELECT count(DISTINCT split_part(call, '(', 1)) = (SELECT count(DISTINCT proname) FROM pg_proc WHERE pronamespace = 'idem'::regnamespace AND prorettype <> 'internal'::regtype), count(*) FILTER (WHERE call IS NULL) FROM null_calls;
+SELECT count(DISTINCT split_part(call, '(', 1)) = (SELECT count(DISTINCT proname) FROM pg_proc WHERE pronamespace = 'idem'::regnamespace AND prorettype <> 'internal'::regtype AND proname !~ '^idem_p_'), count(*) FILTER (WHERE call IS NULL) FROM null_calls;
 SELECT error, count(*) FROM null_calls WHERE call IS NOT NULL GROUP BY error ORDER BY error COLLATE "C";
 SELECT call, error FROM null_calls WHERE error NOT IN ('none', '22004', 'ID001') ORDER BY call COLLATE "C";
 SELECT idem_check_interval(NULL, NULL);

@@ -5,7 +5,10 @@ CREATE DATABASE regress_idempotency_operations TEMPLATE template0;
 \connect regress_idempotency_operations
 
 -- Operations
-CREATE EXTENSION idempotency;
+CREATE SCHEMA idem;
+CREATE EXTENSION idempotency SCHEMA idem;
+ALTER DATABASE regress_idempotency_operations SET search_path = public, idem;
+\connect
 
 -- Sizing
 SET synchronous_commit = off;
@@ -26,6 +29,7 @@ RESET synchronous_commit;
 SELECT round(pg_total_relation_size('idem_keys') / count(*)::numeric / 50) * 50 AS bytes_per_key FROM idem_keys;
 
 -- Cleanup and vacuum
+\connect
 SELECT relname, unnest(reloptions) AS setting FROM pg_class
 WHERE relname LIKE 'idem\_%' AND relkind = 'r' AND reloptions::text LIKE '%autovacuum%'
 ORDER BY relname, setting;
@@ -80,6 +84,7 @@ CALL archive_expired_records();
 SELECT kind, record ->> 'scope' AS scope, record ->> 'key' AS key, record ->> 'state' AS state FROM expired_records;
 
 -- Monitoring
+\connect
 CREATE ROLE regress_exporter LOGIN;
 SELECT idem_grant_monitor('regress_exporter'::regrole);
 SELECT claims_new, claims_replay, completions, takeovers, claims_hash_conflict FROM idem_stats
@@ -115,9 +120,11 @@ WHERE o.state = 'pending' AND o.in_due_index AND o.available_at < clock_timestam
 ORDER BY o.available_at LIMIT 10;
 
 -- Upgrades
+\connect
 ALTER EXTENSION idempotency UPDATE;
 
 -- Backup and restore
+\connect
 UPDATE pg_extension AS e SET extconfig = extconfig || lost, extcondition = extcondition || array_fill(''::text, ARRAY[cardinality(lost)])
 FROM (SELECT refobjid, array_agg(c.oid) AS lost FROM pg_depend AS d JOIN pg_class AS c ON c.oid = d.objid
 	WHERE classid = 'pg_class'::regclass AND refclassid = 'pg_extension'::regclass AND deptype = 'e' AND relkind IN ('r', 'S')
@@ -131,6 +138,7 @@ SELECT idem_raise_claim_tokens((SELECT coalesce(max(claim_token), 0) FROM idem_k
 SELECT status FROM idem_health() WHERE check_name = 'sequences';
 
 -- Failover
+\connect
 BEGIN;
 SET LOCAL synchronous_commit = on;   -- and synchronous_standby_names is set
 SELECT outcome FROM idem_claim('billing', 'invoice-1001-payment');
@@ -141,6 +149,7 @@ SELECT idem_raise_claim_tokens(1000000 + greatest(idem_raise_claim_tokens(0),
 	(SELECT max(claim_token) FROM idem_keys))) >= 1000000 AS beyond;
 
 -- Clocks
+\connect
 UPDATE idem_outbox SET created_at = clock_timestamp(), available_at = clock_timestamp() + (available_at - created_at)
 WHERE state = 'pending' AND created_at > clock_timestamp();
 -- acknowledged and dead ones from which takes find the next message of a key

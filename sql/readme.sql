@@ -31,6 +31,7 @@ SELECT outcome FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30',
 	idem_request_hash('POST', '/orders', '{"sku": "kettle"}'));        -- hash_conflict
 
 -- An API request with a key
+\connect
 BEGIN;
 SELECT outcome FROM idem_claim('customer-7', 'order-0b7e6f52-41d8',
 	idem_request_hash('POST', '/orders', '{"sku": "cup"}'));           -- new
@@ -52,6 +53,7 @@ SELECT idem_complete('customer-7', 'payment-e21b87f4-01', 402,
 COMMIT;
 
 -- A job with an external call
+\connect
 SELECT outcome, claim_token, attempt, recovery_point
 FROM idem_claim('billing', 'invoice-1001-payment', lease => '2 minutes') \gset
 
@@ -87,6 +89,7 @@ SELECT state, error FROM idem_lookup('billing', 'invoice-1003-payment');      --
 SELECT outcome, attempt FROM idem_claim('billing', 'invoice-1003-payment');   -- new, 2
 
 -- Work that outlives its client
+\connect
 SELECT outcome, claim_token
 FROM idem_claim('billing', 'invoice-1004-payment', lease => '2 minutes',
 	request => '{"invoice": 1004, "amount": "19.90"}') \gset
@@ -104,6 +107,7 @@ SELECT idem_complete(:'scope', :'key', 200, 'paid', claim_token => :claim_token)
 SELECT outcome, response_body FROM idem_claim('billing', 'invoice-1004-payment');    -- replay, paid
 
 -- A whole request in one statement
+\connect
 CREATE FUNCTION place_order(request jsonb) RETURNS idem_response LANGUAGE plpgsql AS $$
 DECLARE
 	order_id bigint;
@@ -117,6 +121,7 @@ SELECT * FROM idem_run('customer-8', 'order-7b1c0a52-99fe', 'place_order(jsonb)'
 SELECT * FROM idem_run('customer-8', 'order-7b1c0a52-99fe', 'place_order(jsonb)', '{"sku": "pan"}');
 
 -- A like button
+\connect
 SELECT * FROM idem_set('user-1', 'post', '99', 'like', true,  1763690000001);
 SELECT * FROM idem_set('user-1', 'post', '99', 'like', false, 1763690000003);
 SELECT * FROM idem_set('user-1', 'post', '99', 'like', true,  1763690000002);   -- late: not processed
@@ -134,6 +139,7 @@ COMMIT;
 SELECT should_process FROM idem_try_advance('user-1', 'profile', '1', 1763690000001);   -- f: leave it
 
 -- An event stream with client sequences
+\connect
 CREATE TABLE events (aggregate text, version bigint, event text, PRIMARY KEY (aggregate, version));
 
 BEGIN;
@@ -185,6 +191,7 @@ SELECT outcome, version FROM idem_try_append('cart-13', 'tablet', 1, expected_ve
 SELECT idem_last_client_seq('cart-13', 'phone');                                   -- 2
 
 -- A form token or an inbox
+\connect
 BEGIN;
 SELECT idem_once('contact-form', 'f3a9c0d1-77be');   -- t: handle it
 COMMIT;
@@ -208,6 +215,7 @@ FROM idem_once_many('accounting', ARRAY['msg-2', 'msg-3']) AS message_id
 SELECT message_id, amount FROM payments ORDER BY message_id;
 
 -- An outbox
+\connect
 BEGIN;
 INSERT INTO orders (sku) VALUES ('teapot');
 SELECT idem_publish('orders', '{"sku": "teapot"}', message_key => 'customer-7') AS message_id \gset
@@ -247,6 +255,7 @@ SELECT ordinal FROM idem_publish_many('{stock}', ARRAY['{"sku": "teapot"}', '{"s
                                       message_keys => '{shelf-4}');
 
 -- Rights by topic and scope
+\connect
 CREATE ROLE regress_invoice_gate;
 SELECT idem_grant('regress_invoice_gate'::regrole), idem_grant_relay('regress_invoice_gate'::regrole);
 GRANT SELECT ON idem_outbox TO regress_invoice_gate;
@@ -289,46 +298,104 @@ RESET ROLE;
 SELECT has_function_privilege('regress_invoice_sender', 'idem_outbox_take(int, interval, text[], interval)', 'EXECUTE') AS takes_others;   -- f
 
 -- idem_request_hash
+\connect
 SELECT idem_request_hash('post', '/orders', '{"b": 1.0, "a": []}')
 	= sha256('POST:/orders:{"a":[],"b":1}') AS same;
 
 -- idem_canonical_json
 SELECT idem_canonical_json('{"sum": 1e2, "list": [1.50, "\u0070ot"], "big": 12345678901234567891}');
 
--- idem_forget, idem_erase
-SELECT idem_erase('customer-7', 'order-5d9f4c1e-7a30');
-SELECT outcome, response_status, response_body FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30');
-SELECT idem_forget('customer-7', 'order-5d9f4c1e-7a30');
+-- idem_key_is_valid
+SELECT idem_key_is_valid('order-5d9f4c1e-7a30') AS valid, idem_key_is_valid('order 1') AS invalid;
 
--- idem_forget_user
-SELECT * FROM idem_action_states('user-1', 'post', ARRAY['98', '99']);
-SELECT idem_forget_user('user-1') > 0 AS forgotten;
+-- idem_release
+\connect
+BEGIN;
+SELECT outcome FROM idem_claim('billing', 'invoice-1006-payment');
+SELECT idem_release('billing', 'invoice-1006-payment') AS released;
+COMMIT;
 
--- Many at once
+-- idem_claim_many
 BEGIN;
 SELECT ordinal, outcome FROM idem_claim_many('importer',
 	ARRAY['row-2025-11-20-01', 'row-2025-11-20-02', 'row-2025-11-20-01']);     -- new, new, in_progress
 SELECT ordinal, completed FROM idem_complete_many('importer',
 	ARRAY['row-2025-11-20-01', 'row-2025-11-20-02'], '{200}');
 COMMIT;
+
+-- idem_lookup
+SELECT state, attempt, response_status FROM idem_lookup('customer-7', 'order-5d9f4c1e-7a30');
+
+-- idem_forget
+SELECT idem_erase('customer-7', 'order-5d9f4c1e-7a30');
+SELECT outcome, response_status, response_body FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30');
+SELECT idem_forget('customer-7', 'order-5d9f4c1e-7a30');
+
+-- idem_toggle
+\connect
+SELECT * FROM idem_toggle('user-2', 'post', '98', 'bookmark', 1763690000001);
+
+-- idem_set_many
 SELECT * FROM idem_set_many('{user-1,user-2}', '{post}', '{99}', '{like}', '{true}', '{1763690000009,1763690000010}');
 
--- idem_once, idem_once_many, idem_once_at
+-- idem_try_advance_many
+SELECT * FROM idem_try_advance_many('{user-3}', '{profile}', '{1,2}', '{1763690000001}');
+
+-- idem_is_active
+SELECT idem_is_active('user-2', 'post', '98', 'bookmark');
+
+-- idem_action_states
+SELECT * FROM idem_action_states('user-1', 'post', ARRAY['98', '99']);
+
+-- idem_forget_user
+SELECT idem_forget_user('user-1') > 0 AS forgotten;
+
+-- idem_once
+\connect
 SELECT idem_once('accounting', 'msg-4');
+
+-- idem_once_at
 SELECT idem_once_at('accounting', 'msg-4') <= clock_timestamp() AS used, idem_once_at('accounting', 'msg-5') AS unused;
 
--- idem_grant, idem_grant_relay, idem_grant_monitor, idem_revoke
+-- idem_outbox_fail
+\connect
+SELECT idem_publish('reports', '{"report": 1}') AS message_id \gset
+SELECT id, attempt FROM idem_outbox_take(topics => '{reports}') \gset
+SELECT idem_outbox_fail(:id, :attempt, 'no route', schedule => '{1 minute,1 hour,1 day}');
+
+-- idem_outbox_release
+SELECT idem_publish('letters', '{"letter": 1}') AS message_id \gset
+SELECT id, attempt FROM idem_outbox_take(topics => '{letters}') \gset
+SELECT idem_outbox_release(ARRAY[:id], ARRAY[:attempt]) AS released;
+
+-- idem_outbox_dead
+SELECT topic, attempt, last_error FROM idem_outbox_dead();
+
+-- idem_outbox_topics
+SELECT * FROM idem_outbox_topics(3);
+
+-- idem_grant
+\connect
 CREATE ROLE regress_publisher;
 GRANT USAGE ON SCHEMA idem TO regress_publisher;
 GRANT EXECUTE ON FUNCTION idem_publish TO regress_publisher;
 
+-- idem_revoke
+SELECT idem_revoke('regress_publisher'::regrole);
+
 -- Tables
+\connect
 SELECT key, state, attempt, response_status FROM idem_keys WHERE scope = 'billing' ORDER BY key;
 SELECT topic, state, count(*) FROM idem_outbox GROUP BY topic, state ORDER BY topic, state;
 
 -- Statistics
+\connect
 SELECT claims_new > 0 AS claims, completions > 0 AS completions FROM idem_stats
 WHERE datname = current_database();
+
+-- idem_metric_samples
+\connect
+SELECT count(*) > 0 AS samples FROM idem_metric_samples();
 
 -- idem_health
 SELECT check_name, status FROM idem_health() WHERE check_name <> 'worker' ORDER BY check_name;
@@ -341,24 +408,28 @@ SELECT outcome FROM idem_claim('billing', 'invoice-1005-payment', lease => '0 se
 SELECT scope, key, attempt, recovery_point FROM idem_abandoned(older_than => '0 seconds');
 
 -- idem_cleanup
+\connect
 SELECT * FROM idem_cleanup();
 
 -- idem_take_expired
 SELECT taken ->> 'topic' AS topic, taken -> 'payload' AS payload FROM idem_take_expired('messages', max_rows => 10) AS taken;
 
 -- idem_raise_claim_tokens
+\connect
 SELECT idem_raise_claim_tokens(1000) >= 1000 AS raised;
 
 -- idem_repair_outbox
 SELECT idem_repair_outbox() AS repaired;
 
 -- All settings
+\connect
 SET idempotency.default_ttl = '36h';
 SELECT outcome FROM idem_claim('customer-9', 'order-c3d2a1f0-5e4b');
 SELECT expires_at - created_at AS ttl FROM idem_lookup('customer-9', 'order-c3d2a1f0-5e4b');
 RESET idempotency.default_ttl;
 
 -- Rate limit
+\connect
 SET idempotency.max_new_keys_per_minute = 1;
 SELECT outcome FROM idem_claim('customer-10', 'order-1b7e6a90-33d1');
 DO $$
@@ -372,6 +443,7 @@ SELECT outcome FROM idem_claim('customer-10', 'order-1b7e6a90-33d1');
 RESET idempotency.max_new_keys_per_minute;
 
 -- Events in the server log
+\connect
 BEGIN;
 SET LOCAL idempotency.route = 'POST /orders/{id}';
 SELECT outcome FROM idem_claim('customer-9', 'order-5b0c7a1e-9d24');

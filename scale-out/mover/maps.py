@@ -4,8 +4,8 @@ from .servers import say
 
 
 def refresh(router, gates):
-    """Sets what the map has of each place that is open, unless it has heard of a
-    later move, and forgets scopes that follow their slot.  gates: of each shard,
+    """Set the map's row of each place that is open, unless the map knows a later
+    move, and delete those of scopes that follow their slot.  gates: of each shard,
     slot, scope, state and epoch."""
     opened = {}
     for number, rows in gates.items():
@@ -13,7 +13,9 @@ def refresh(router, gates):
             if state == 'open' and epoch > opened.get((slot, scope), (0, 0))[1]:
                 opened[slot, scope] = number, epoch
     changed = 0
-    for (slot, scope), (number, epoch) in opened.items():
+    # The rows of slots come first, as in idem_map.find().
+    for (slot, scope), (number, epoch) in sorted(
+            opened.items(), key=lambda item: (item[0][1], item[0][0])):
         table, column, key = ('idem_map.scopes', 'scope', scope) if scope else (
             'idem_map.slots', 'slot', slot)
         router.run(

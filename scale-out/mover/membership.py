@@ -1,4 +1,4 @@
-"""A shard comes, and goes."""
+"""Shards are added and removed."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from .servers import Failure, Server, merged, say
 
 SHARD_SQL = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(
     __file__))), 'shard.sql')
-# Copies of a server have one system identifier.
+# Copies of a server have the same system identifier.
 SYSTEM = ("SELECT format('%s %s %s %s', system_identifier, "
           "pg_postmaster_start_time(), current_setting('data_directory'), "
           'current_database()) FROM pg_control_system()')
@@ -18,21 +18,31 @@ OPTIONS = ('SELECT substr(o.option_name, 2)::int, o.option_value FROM '
            "WHERE s.srvname = 'idempotency' AND o.option_name ~ '^p[0-9]+$'")
 
 
-def set_string(router, number, string, is_removed):
-    """The connection string of a shard, in a router's map."""
+def set_string(router, number, string):
+    """Set the connection string of a shard in a router's map."""
     known = dict(router.run(OPTIONS))
     router.run('ALTER SERVER idempotency OPTIONS (%s p%d %s)' % (
         'SET' if number in known else 'ADD', number,
         router.literal('%s', string)))
     router.run('DELETE FROM idem_map.removed WHERE shard = %s', number)
-    if is_removed:
-        router.run('INSERT INTO idem_map.removed VALUES (%s)', number)
-    router.commit()
+
+
+def forget(router, number, other):
+    """Make the number of a shard free.  PL/Proxy requires numbers without gaps: so
+    unless it is the highest number, it gets the connection string of another shard."""
+    known = dict(router.run(OPTIONS))
+    set_string(router, number, known[other])
+    router.run('INSERT INTO idem_map.removed VALUES (%s)', number)
+    highest = max(known)
+    while router.run('DELETE FROM idem_map.removed WHERE shard = %s RETURNING 1',
+                     highest):
+        router.run('ALTER SERVER idempotency OPTIONS (DROP p%d)' % highest)
+        highest -= 1
 
 
 def add(routers, shards, string, connection, application):
-    """Makes a shard of a database that has the extension, and gives it a number.
-    Returns that; it has no places yet."""
+    """Make a shard of a database that has the extension.  Returns its number.  No
+    place lives there yet."""
     connection = connection or merged(string)
     shard = Server(string, 'the new shard')
     system = shard.one(SYSTEM)
@@ -54,10 +64,8 @@ def add(routers, shards, string, connection, application):
     shard.rollback()
     look(shards[min(shards)], shard)
     known = dict(routers[0].run(OPTIONS))
-    free = [number for number, in routers[0].run('SELECT shard FROM '
-                                                 'idem_map.removed')]
     routers[0].rollback()
-    number = min(free, default=len(known))
+    number = min(shards.removed, default=len(known))
     for router in routers[1:]:
         found = dict(router.run(OPTIONS))
         router.rollback()
@@ -65,13 +73,15 @@ def add(routers, shards, string, connection, application):
             raise Failure('%s has other shards than %s: look with '
                           'scale-out/verify' % (router.name, routers[0].name))
     for router in routers:
-        set_string(router, number, connection, False)
+        set_string(router, number, connection)
+    for router in routers:
+        router.commit()
     say('shard %d is added; no slot lives there yet: run rebalance' % number)
     return number
 
 
 def check_empty(shard):
-    """Raises Failure while something lives there."""
+    """Raises Failure while the shard has places, rows or pending messages."""
     left = shard.run("SELECT count(*) FROM idem_guard.places WHERE state <> 'away'")
     if left[0][0]:
         raise Failure('%d slots and scopes live on %s: run drain first' % (
@@ -89,23 +99,34 @@ def check_empty(shard):
 
 
 def remove(routers, shards, number, is_lost):
-    """Routers forget a shard on which nothing lives."""
-    if number not in list(shards):
-        raise Failure('the map has no shard %d' % number)
+    """Make the routers forget an empty shard.  Its number is free then."""
     others = [other for other in shards if other != number]
+    shards.check(number)
     if not others:
         raise Failure('it is the last shard')
     if not is_lost:
         check_empty(shards[number])
+    for other in others:
+        moves = shards[other].one(
+            "SELECT count(*) FROM idem_guard.places WHERE state = 'leaving' AND "
+            'peer = %s', number)
+        shards[other].rollback()
+        if moves:
+            raise Failure('%d moves from shard %d to shard %d have not ended: run '
+                          'scale-out/move --back%s' % (
+                              moves, other, number, ' --lost' if is_lost else ''))
     for router in routers:
         places = router.one(
             'SELECT (SELECT count(*) FROM idem_map.slots WHERE %s IN (shard, '
             'moving_to)) + (SELECT count(*) FROM idem_map.scopes WHERE %s IN '
             '(shard, moving_to))', number, number)
+        router.rollback()
         if places:
             raise Failure('the map of %s has %d slots and scopes on shard %d: run '
                           'refresh' % (router.name, places, number))
     for router in routers:
-        string = dict(router.run(OPTIONS))[others[0]]
-        set_string(router, number, string, True)
-    say('shard %d is removed' % number)
+        forget(router, number, others[0])
+    for router in routers:
+        router.commit()
+    say('shard %d is removed: the next shard that is added can get its number' %
+        number)

@@ -10,7 +10,7 @@ import time
 
 import wire
 from forms import submit, token_of
-from duplicates import all_at_once, await_holder
+from duplicates import all_at_once, await_claim, await_holder
 from proxy import Proxy
 from world import Broken, Exchange, blob, get, job, new_key, payment, promise
 
@@ -398,11 +398,12 @@ def unreachable(world):
 @promise('SIGTERM ends the shop: what is running gets its answer, or is run by the next', needs='process',
          why='the suite ends the process')
 def sigterm(world):
-    request = job(new_key(), 300)
+    key = new_key()
+    request = job(key, 700)
     shop = world.open(LEASE_MS=1000)
     with shop, wire.Connection(shop.port) as running:
         running.send(request.bytes())
-        time.sleep(0.1)
+        await_claim(world, key)
         took, status = shop.end()
         if status is None or took > 15:
             raise Broken('expected it to end within 15 seconds of SIGTERM')

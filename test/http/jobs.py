@@ -6,6 +6,7 @@ import threading
 import time
 
 import wire
+from duplicates import await_claim
 from proxy import Proxy
 from world import Broken, Exchange, job, new_key, promise
 
@@ -51,13 +52,14 @@ def bank_keys(world):
 @promise('a worker killed in the bank call: attempt 2 after its lease, and one charge', needs='database',
          why='the double ends with its process')
 def killed_in_call(world):
-    request = job(new_key(), 800)
+    key = new_key()
+    request = job(key, 800)
     with world.adds(charges=1, bank_calls=1):
         with world.open(LEASE_MS=1500) as shop, world.open(LEASE_MS=1500) as other:
             other.port
             with wire.Connection(shop.port) as running:
                 running.send(request.bytes())
-                time.sleep(0.4)
+                await_claim(world, key)
                 shop.kill()
             world.ask(request, other).runs()
             first = world.insist(request, other)
@@ -70,13 +72,13 @@ def killed_at(world, request, hook, hold, what):
     """A shop that follows one which was killed at a trip to the database: at the
     first call of the proxy's hook for which hold() is true."""
     proxy = Proxy(world.pgbouncer and world.pgbouncer.port)
-    reached = threading.Event()
+    reached, dead = threading.Event(), threading.Event()
 
     def hold_it(link, said):
         if not hold(link, said):
             return True
         reached.set()
-        time.sleep(10)
+        dead.wait(10)
         return False
 
     try:
@@ -86,6 +88,7 @@ def killed_at(world, request, hook, hold, what):
             if not reached.wait(20):
                 raise Broken('expected ' + what)
             shop.kill()
+            dead.set()
         with world.open(LEASE_MS=1000) as shop:
             yield shop
     finally:
@@ -128,12 +131,12 @@ def step_kept(world):
 
 @promise('heartbeats keep a job that takes longer than its lease', needs='process', why='the lease is an option')
 def heartbeats(world):
-    request = job(new_key(), 3500)
+    request = job(new_key(), 2600)
     with world.open(LEASE_MS=1000) as shop:
         with world.adds(shop, charges=1, bank_calls=1), wire.Connection(shop.port) as running:
             running.send(request.bytes())
-            for _ in range(3):
-                time.sleep(1)
+            for _ in range(2):
+                time.sleep(1.1)
                 world.ask(request, shop).runs()
             first = Exchange(request, running.answer())
             result(first, attempt=1)
@@ -143,12 +146,13 @@ def heartbeats(world):
 @promise('a worker that stood still beyond its lease has lost the job: one answer for all', needs='database',
          why='two processes share a database')
 def lease_lost(world):
-    request = job(new_key(), 700)
+    client_key = new_key()
+    request = job(client_key, 700)
     with world.open(LEASE_MS=1000) as slow, world.open(LEASE_MS=1000) as other:
         with wire.Connection(slow.port) as running:
             other.port
             running.send(request.bytes())
-            time.sleep(0.3)
+            await_claim(world, client_key)
             slow.signal(signal.SIGSTOP)
             taken = world.insist(request, other)
             key = result(taken, attempt=2)

@@ -2,7 +2,7 @@
 -- test/http/schema.sql
 --
 -- The tables of the shop that the conformance suite speaks to, in an empty
--- database, and the role that shops connect as.  docs/http.md says what each
+-- database, and the role that shops connect as.  docs/development/http-suite.md says what each
 -- route does with them.
 --
 CREATE EXTENSION IF NOT EXISTS idempotency;
@@ -45,7 +45,7 @@ CREATE TABLE submissions (
 DO $$
 BEGIN
 	CREATE ROLE shop LOGIN;
-EXCEPTION WHEN duplicate_object THEN
+EXCEPTION WHEN duplicate_object OR unique_violation THEN
 	NULL;
 END
 $$;

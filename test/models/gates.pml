@@ -21,8 +21,8 @@
  *	Writer			a transaction with idem_pin_scope()
  *	Crash			a shard's crash
  *
- * Left out: a scope whose slot moves at the same time, and shards that are
- * restored from a backup.
+ * Left out: a scope whose slot moves at the same time, which scopes.pml has, and
+ * shards that are restored from a backup.
  *
  * BOOLEAN is the protocol before epochs: a gate is open or closed, and a mover
  * believes its router's map, of which there are two.  RESTORED is that protocol

@@ -94,7 +94,7 @@ class World:
     def sql_exporter(self):
         port = self.ports['sql_exporter'] = free_port()
         ours = configuration.replace(configuration.read('sql_exporter.yml'), {
-            'postgres://prometheus@/shop?host=/run/postgresql&sslmode=disable&search_path=public': self.address(),
+            'postgres://prometheus@/shop?host=/run/postgresql&sslmode=disable&search_path=public,idem': self.address(),
             'interval: 15s': 'interval: 1s'})
         self.start('sql_exporter', ['prometheus-sql-exporter', '-config.file', self.file('sql_exporter.yml', ours),
                                     '-web.listen-address', '127.0.0.1:%d' % port], {'LOGLEVEL': 'warn'})

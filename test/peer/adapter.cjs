@@ -6,7 +6,7 @@ const { createHash, randomUUID } = require('node:crypto')
 
 const pg = require('pg')
 const pool = new pg.Pool({ connectionString: process.env.DATABASE_URL })
-const loaded = import('pg-idempotency').then(({ Idempotency }) => new Idempotency(pool))
+const loaded = import('pg-idempotency').then(({ Idempotency }) => new Idempotency(pool, { schema: 'public' }))
 
 class MemoryStorageAdapter {
   scope = randomUUID()

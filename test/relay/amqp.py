@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 
-from rabbit import Rabbit, certificate
+from rabbit import Proxy, Rabbit, certificate
 from world import PROGRAM, equal, expect, until
 
 broker = None
@@ -143,6 +143,33 @@ def too_large(world):
     connection.close()
 
 
+def lost_without_disk(world):
+    """A connection that ends while the broker's alarm is on is made again."""
+    start(world)
+    connection, channel = broker.channel()
+    channel.queue_declare('orders', durable=True)
+    with contextlib.closing(Proxy(broker.port)) as proxy:
+        running = world.relay('--r.sink=amqp', '--r.topics=orders',
+                              '--r.url=amqp://127.0.0.1:%d' % proxy.port).started()
+        world.publish('orders')
+        world.all_acked(1)
+        broker.control('set_disk_free_limit', '100000GB')
+        try:
+            # The broker announces the alarm when it gets a message.
+            for n in range(3):
+                world.publish('orders', str(n))
+            until('the alarm is told', lambda: 'is paused: the broker is short of memory or disk' in running.said())
+            time.sleep(0.5)
+            proxy.cut()
+            time.sleep(0.5)
+        finally:
+            broker.control('set_disk_free_limit', '50MB')
+        world.all_acked(4)
+        equal('the status', running.stop(), 0)
+    channel.queue_purge('orders')
+    connection.close()
+
+
 def without_disk(world):
     """The broker's alarm: no attempt is counted, others go on, and a relay ends
     when it is told to."""
@@ -254,6 +281,7 @@ TESTS = [
     ('amqp: the broker is killed and comes back', recovers),
     ('amqp: headers and topics that do not fit are refused', too_large),
     ('amqp: a broker without disk is waited for', without_disk),
+    ('amqp: a connection that ends while a broker is without disk is made again', lost_without_disk),
     ('amqp: a broker that stops reading in mid-message is given up', stuck),
     ('amqp: over TLS, with a certificate of one\'s own', over_tls),
 ]

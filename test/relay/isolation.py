@@ -12,6 +12,7 @@ import time
 import amqp
 import kafka
 from endpoint import Endpoint
+from rabbit import Proxy
 from world import PROGRAM, equal, expect, free_port, until
 
 # How long the mixed test publishes, and what is its bound for good messages.
@@ -50,6 +51,7 @@ def broker_closes(world):
     broker = amqp.start(world)
     connection, channel = broker.channel()
     channel.queue_declare('orders', durable=True)
+    channel.queue_purge('orders')
     broker.control('eval', 'application:set_env(rabbit, max_message_size, 100000).')
     try:
         with attempts(world, 3):
@@ -69,6 +71,72 @@ def broker_closes(world):
         broker.control('eval', 'application:set_env(rabbit, max_message_size, 134217728).')
         channel.queue_purge('orders')
         connection.close()
+
+
+def closers_delay_nothing(world):
+    """Messages that make the broker close the channel, old ones that are tried
+    again and new ones all the time, delay no good message."""
+    broker = amqp.start(world)
+    connection, channel = broker.channel()
+    channel.queue_declare('orders', durable=True)
+    channel.queue_purge('orders')
+    broker.control('eval', 'application:set_env(rabbit, max_message_size, 100000).')
+    bad, good = 0, set()
+
+    def publish_bad(count):
+        for n in range(count):
+            world.publish('orders', '"%s"' % ('x' * 200000), 'bad%d' % (bad + n))
+        return bad + count
+
+    try:
+        # Nothing good beside them, so the sink looks broken.
+        relay = amqp.relay(world)
+        bad = publish_bad(8)
+        time.sleep(6)
+        for n in range(60):
+            if n % 3 == 0:
+                bad = publish_bad(1)
+            good.add(world.publish('orders', str(n), 'k%d' % n))
+            time.sleep(0.1)
+        until('the good ones are delivered', lambda: world.states().get('acked') == len(good), 5)
+        took = world.query("SELECT max(acked_at - created_at) FROM idem_outbox WHERE state = 'acked'")[0][0]
+        expect('a good one waited for %s' % took, took.total_seconds() < 2)
+        equal('counted attempts of the good ones', world.query(COUNTED % "state = 'acked'"), [(1,)])
+        tried = world.query("SELECT min(attempt - uncounted_attempts) FROM idem_outbox WHERE state <> 'acked'")[0][0]
+        expect('the bad ones are not tried', tried >= 1)
+        equal('pauses', relay.said().count('sink "r" is paused'), 0)
+        equal('messages', {properties.message_id for properties, _ in amqp.drain(channel, 'orders', 10000, 2)}, good)
+        equal('the status', relay.stop(), 0)
+    finally:
+        broker.control('eval', 'application:set_env(rabbit, max_message_size, 134217728).')
+        channel.queue_purge('orders')
+        connection.close()
+    print('# %d good messages beside %d bad ones; one waited %.2f s' % (len(good), bad, took.total_seconds()), flush=True)
+
+
+def poison(world):
+    """The same if the connection just ends, so that it can be the broker."""
+    broker = amqp.start(world)
+    connection, channel = broker.channel()
+    channel.queue_declare('orders', durable=True)
+    channel.queue_purge('orders')
+    with contextlib.closing(Proxy(broker.port)) as proxy:
+        relay = world.relay('--r.sink=amqp', '--r.topics=*', '--r.url=amqp://127.0.0.1:%d' % proxy.port).started()
+        for n in range(5):
+            world.publish('orders', '"poison"', 'bad%d' % n)
+        time.sleep(4)
+        for n in range(40):
+            if n % 10 == 0:
+                world.publish('orders', '"poison"', 'new%d' % n)
+            world.publish('orders', str(n), 'k%d' % n)
+            time.sleep(0.1)
+        until('the good ones are delivered', lambda: world.states().get('acked') == 40, 5)
+        took = world.query("SELECT max(acked_at - created_at) FROM idem_outbox WHERE state = 'acked'")[0][0]
+        expect('a good one waited for %s' % took, took.total_seconds() < 3)
+        equal('counted attempts of the good ones', world.query(COUNTED % "state = 'acked'"), [(1,)])
+        equal('the status', relay.stop(), 0)
+    channel.queue_purge('orders')
+    connection.close()
 
 
 def deferred_alone(world):
@@ -352,6 +420,8 @@ def mixed(world):
                 expect('a good message waits for %.0f s' % longest, longest < BOUND)
         mixture.outage = None
         until('the good messages are delivered', lambda: not mixture.waiting(), BOUND)
+        waits = dict(world.query("SELECT topic, extract(epoch FROM max(acked_at - created_at))::float FROM idem_outbox "
+                                 "WHERE payload ? 'n' GROUP BY 1"))
         equal('counted attempts of dead good messages', world.query(
             "SELECT count(*) FROM idem_outbox WHERE state = 'dead' AND payload ? 'n'"), [(0,)])
         arrived = {properties.message_id for properties, _ in amqp.drain(channel, 'orders', 10 ** 6, 5)}
@@ -364,13 +434,16 @@ def mixed(world):
         broker.control('eval', 'application:set_env(rabbit, max_message_size, 134217728).')
         mixture.endpoint.close()
         connection.close()
-    print('# %d good messages beside %d bad ones, %d kills, %d outages: none is dead or lost; one waited %.1f s' % (
-        len(mixture.good), len(mixture.bad), kills, outages, longest), flush=True)
+    print('# %d good messages beside %d bad ones, %d kills, %d outages: none is dead or lost; the longest waits, in seconds: '
+          '%s' % (len(mixture.good), len(mixture.bad), kills, outages,
+                  ', '.join('%s %.1f' % item for item in sorted(waits.items()))), flush=True)
 
 
 TESTS = [
     ('isolation: good messages beside bad ones at random, under kill -9', mixed),
     ('isolation: messages for which the broker closes the channel fail alone', broker_closes),
+    ('isolation: messages for which the broker closes the channel delay no other', closers_delay_nothing),
+    ('isolation: messages for which a connection just ends delay no other', poison),
     ('isolation: a message that always gets 503 waits alone', deferred_alone),
     ('isolation: Retry-After is the pause of one message', later_alone),
     ('isolation: a message for which a command ends with 75 waits alone', command_defers),

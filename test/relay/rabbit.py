@@ -1,8 +1,11 @@
 # A RabbitMQ of one's own, on loopback, without systemd; with and without TLS.
 
+import contextlib
 import os
+import socket
 import ssl
 import subprocess
+import threading
 import time
 
 import pika
@@ -108,3 +111,44 @@ class Rabbit:
     def channel(self):
         connection = pika.BlockingConnection(self.parameters())
         return connection, connection.channel()
+
+
+class Proxy:
+    """A proxy in front of a port. It closes a connection, without a reason, when
+    a client sends the word "poison"."""
+
+    def __init__(self, port):
+        self.target = port
+        self.sockets = set()
+        self.listener = socket.create_server(('127.0.0.1', 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                server = socket.create_connection(('127.0.0.1', self.target))
+                self.sockets.update((client, server))
+                for source, sink in ((client, server), (server, client)):
+                    threading.Thread(target=self.copy, args=(source, sink), daemon=True).start()
+
+    def copy(self, source, sink):
+        with contextlib.suppress(OSError):
+            while (data := source.recv(65536)) and b'poison' not in data:
+                sink.sendall(data)
+        for end in (source, sink):
+            self.sockets.discard(end)
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def cut(self):
+        """Close all connections, and accept new ones."""
+        for end in list(self.sockets):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self.listener.close()
+        self.cut()

@@ -1,12 +1,13 @@
 # Retries by schedule, ages, sinks that are disabled, and what is left of others.
 
 import json
+import subprocess
 import time
 import urllib.request
 
 from endpoint import Endpoint
 from isolation import attempts
-from world import equal, expect, free_port, until
+from world import PROGRAM, equal, expect, free_port, until
 
 COUNTED = 'SELECT max(attempt - uncounted_attempts) FROM idem_outbox WHERE %s'
 
@@ -32,6 +33,17 @@ def scheduled(world):
           if len(endpoint.requests) > 5 else ['status 400: bad %d' % n for n in (4, 3, 2, 1)])
     equal('the status', relay.stop(), 0)
     endpoint.close()
+
+
+def too_long(world):
+    """--check and the start warn if the server allows fewer attempts."""
+    options = ['--out.sink=stdout', '--out.topics=*', '--out.retry=1s, 2s, 3s']
+    for number, warns in [(3, True), (4, False)]:
+        with attempts(world, number):
+            done = subprocess.run([PROGRAM, '--check', *options], capture_output=True, text=True, timeout=30)
+            equal('the status', done.returncode, 0)
+            equal('warned', '--out.retry: "retry" has 3 pauses, but the server ends a message after 3 attempts; '
+                  'set idempotency.outbox_max_attempts to at least 4' in done.stderr, warns)
 
 
 def too_old(world):
@@ -132,6 +144,7 @@ def paused_beside_all(world):
 
 TESTS = [
     ('retries: the pauses are those of the schedule, and one more failure is the last', scheduled),
+    ('retries: a list of pauses that is longer than the server allows is reported', too_long),
     ('retries: a message that fails after its maximal age is dead', too_old),
     ('retries: bad messages that are alone in a sink are dead at last', alone_in_sink),
     ('retries: an endpoint that only fails is disabled and reported', disabled),

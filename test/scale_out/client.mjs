@@ -37,6 +37,7 @@ function routed() {
   const router = poolOf({ host: process.env.PGHOST, port: Number(process.env.PGPORT), database: 'router', user: 'web' })
   router.on('acquire', () => questions++)
   return new Idempotency(router, {
+    schema: 'public',
     shards: (shard, connection) => {
       asked.push(connection)
       return poolOf({ ...shard, user: 'app' })
@@ -45,7 +46,7 @@ function routed() {
 }
 
 const one = process.env.ONE_SERVER
-const idem = one ? new Idempotency(poolOf({ host: one, port: 5432, database: 'postgres', user: 'app' })) : routed()
+const idem = one ? new Idempotency(poolOf({ host: one, port: 5432, database: 'postgres', user: 'app' }), { schema: 'public' }) : routed()
 
 /** By its scope and key, what has run of a request, a job or a transaction. */
 const runs = new Map()

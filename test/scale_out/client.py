@@ -107,9 +107,9 @@ async def client():
     kind = AsyncIdempotency if ASYNC else Idempotency
     if one := os.environ.get('ONE_SERVER'):
         return kind(await opened(made(
-            'host=%s port=5432 dbname=postgres user=app' % one)))
+            'host=%s port=5432 dbname=postgres user=app' % one)), schema='public')
     return kind(await opened(made('dbname=router user=web', Router)),
-                shards=shards)
+                schema='public', shards=shards)
 
 
 async def pause(seconds):

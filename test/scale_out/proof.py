@@ -154,6 +154,7 @@ class World:
         self.shards = [Pair(work, 's%d' % n, self.template, AHEAD * (n == 2))
                        for n in range(4)]
         self.far, self.far_string = None, None
+        self.slots = []         # of the scopes
 
     def is_over(self):
         return time.monotonic() > self.until or bool(self.problems)
@@ -189,6 +190,9 @@ class World:
             session.run('ALTER ROLE web SET search_path = idempotency')
             session.close()
         self.give_away()
+        self.slots = [slot for slot, in self.shards[0].session().run(
+            "SELECT idem_guard.slot('scope-' || n) FROM generate_series(0, %s) AS n",
+            SCOPES - 1)]
         for shard in self.shards:
             shard.attach()
         self.start_far()
@@ -254,12 +258,10 @@ def move(world, router, rng):
     """Moves by one router, whose maps the other one does not hear of."""
     dsn = world.routers[router].dsn()
     while not world.is_over():
-        scope = 'scope-%d' % rng.randrange(SCOPES)
-        what = [dsn, scope]
+        number = rng.randrange(SCOPES)
+        what = [dsn, 'scope-%d' % number]
         if rng.random() < 0.3:
-            session = world.shards[1].session()
-            what = ['--slot', dsn, session.one('SELECT idem_guard.slot(%s)', scope)]
-            session.close()
+            what = ['--slot', dsn, world.slots[number]]
         if rng.random() < 0.2:
             what.insert(0, '--copy')
         if rng.random() < 0.2:
@@ -556,17 +558,20 @@ def finish(world, clients, deliveries):
     """When all is quiet: moves end, verify finds nothing, each effect is once."""
     deadline = time.monotonic() + 120
     first, second = (router.dsn() for router in world.routers)
-    while True:
-        statuses = [world.tool('shards', '--timeout', 20, '--copy', command, dsn)
-                    for dsn in (first, second)
-                    for command in ('rebalance', 'refresh')]
-        for n in range(SCOPES):
-            statuses.append(world.tool('move', '--back', first, 'scope-%d' % n))
+    places, output = set(), None
+    while output is None or status:
+        check(time.monotonic() < deadline, output)
+        if output:              # what is left of moves that are over
+            places = {('', 'scope-%d' % n) for n in range(SCOPES)} | {
+                ('--slot', slot) for slot in world.slots}
+        for shard in world.all_shards():
+            places |= {('', scope) if scope else ('--slot', slot) for slot, scope in
+                       shard.session().run('SELECT slot, scope FROM idem_guard.moves')}
+        for option, what in places:
+            world.tool('move', '--back', *option.split(), first, what)
+        for dsn in first, second:
+            world.tool('shards', 'refresh', dsn)
         status, output = world.tool('verify', first, second)
-        if status == 0:
-            break
-        check(time.monotonic() < deadline, output, [
-            text for status, text in statuses if status])
     effects = {}
     for shard in world.all_shards():
         for pair in shard.session().run('SELECT scope, key FROM effects'):
@@ -576,8 +581,7 @@ def finish(world, clients, deliveries):
         for scope, key, _ in client.done:
             equal(effects.get((scope, key)), 1, 'effects of', scope, key)
             count += 1
-        client.until = None
-        for _ in range(200):
+        for _ in range(50):
             client.again()
     until = time.monotonic() + 60
     wanted = {(scope, 'client-%d' % client.number): numbers[1:]

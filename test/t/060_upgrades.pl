@@ -2,13 +2,13 @@
 # objects are those of a fresh install, and records, grants and sessions stay.
 # What the old version has created works with the new library.
 #
-# Released versions are trees below
+# The scripts of released versions are frozen in released/.  With the directory
 #
-#	RELEASES=DIRECTORY		one each, as test/cluster unpacks them from git's tags
+#	RELEASES=DIRECTORY		trees of releases, as test/cluster unpacks them from git's tags
 #
-# and their scripts are in released/.  From this version there is a way to a
-# pretended next one, which the same is asked of: so there is a way at all, and
-# objects that are not the same are seen to be found.
+# their libraries are tested, too.  The same test runs on the way from this
+# version to a pretended next one, so that there is always one, and shows that
+# differences between objects are found.
 
 use File::Basename qw(basename dirname);
 use IdempotencyTest;
@@ -211,8 +211,38 @@ SQL
 #
 
 my @scripts = map { basename($_) } glob("$tree/released/*.sql");
-note('released versions: ', @released ? join(', ', map { basename($_) } @released) : 'none is tagged here',
-	'; scripts: ', @scripts ? "@scripts" : 'none');
+note('trees of released versions: ', @released ? join(', ', map { basename($_) } @released) : 'none',
+	'; frozen scripts: ', @scripts ? "@scripts" : 'none');
+my $this = version_of($tree);
+my ($last) = slurp_file("$tree/Makefile") =~ /^LAST_RELEASE =[ ]*(.*?)[ ]*$/m;
+ok(-e "$tree/released/idempotency--$last.sql", "the script of LAST_RELEASE, $last, is in released/") if $last ne '';
+
+# A version whose script is frozen is released: its SQL does not change any more.
+foreach my $script (grep { /--\Q$this\E\.sql$/ } @scripts)
+{
+	is(slurp_file("$tree/$script"), slurp_file("$tree/released/$script"),
+		"$script is what has been released; the first change of SQL begins the next version");
+}
+
+# The frozen scripts with this library, and the way from each of them.
+foreach my $from (map { /^idempotency--([\d.]+)\.sql$/ && $1 ne $this ? $1 : () } @scripts)
+{
+	my $destdir = PostgreSQL::Test::Utils::tempdir();
+	install($tree, $destdir);
+	my $node = node_for("from_$from" =~ s/\W/_/gr, $destdir, "shared_preload_libraries = ''");
+	foreach my $kind (sort keys %databases)
+	{
+		create_database($node, "${kind}_updated", $kind, $from);
+		create_database($node, "${kind}_fresh", $kind);
+	}
+	$node->safe_psql('owner_updated', $_->{fill}) foreach $keys_and_actions, $streams;
+	$node->safe_psql("${_}_updated", "SET ROLE $databases{$_}{owner}; ALTER EXTENSION idempotency UPDATE") foreach sort keys %databases;
+	is($node->safe_psql('owner_updated', $_->{brief}), $_->{expected}, "$from to $this (scripts): records answer right")
+	  foreach $keys_and_actions, $streams;
+	same_objects($node, "${_}_fresh", "${_}_updated", "$from to $this (scripts), in $_") foreach sort keys %databases;
+	$node->stop;
+}
+
 foreach my $old (@released)
 {
 	my $version = version_of($old);

@@ -31,7 +31,7 @@ const IN_DOUBT_WAIT = '5 seconds'
 const MAX_ERROR = 1000
 
 export interface Options extends Observers {
-  /** The schema of the extension. */
+  /** The schema of the extension, idem by default. */
   schema?: string
   /** The pool is that of a router; how to make one for each shard that it names. */
   shards?: Shards
@@ -319,7 +319,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
   #singleFlight = new SingleFlight()
 
   constructor(pool: PoolLike<Tx>, options: Options = {}) {
-    const { schema = 'public', shards, maxWaiters, ...defaults } = options
+    const { schema = 'idem', shards, maxWaiters, ...defaults } = options
     checkedTimes(defaults)
     checkedCount(maxWaiters, 'maxWaiters')
     this.#pool = pool

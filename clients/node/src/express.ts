@@ -85,6 +85,7 @@ export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = Poo
   const middleware = (own: Partial<ExpressOptions<Request>> = {}) => {
     const settings = { methods: ['POST', 'PATCH'], store: (status: number) => status < 400, ...options, ...own }
     checkedOptions(settings)
+    checkedCount(settings.bodyLimit, 'bodyLimit')
     return (req: Request, res: ServerResponse, next: Next): void => {
       if (!settings.methods.includes(req.method!)) return next()
       let tries = 0

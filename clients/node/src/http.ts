@@ -64,6 +64,11 @@ export function checkedOptions(options: HttpOptions<never>): void {
   checkedTimes(options)
   checkedCount(options.maxResponseSize, 'maxResponseSize')
   leftOut(options.fingerprint)
+  const { methods } = options
+  if (methods !== undefined && !(Array.isArray(methods) && methods.length > 0 && methods.every((method) => /^[A-Z-]+$/.test(method)))) {
+    // Else it would guard nothing, without a message.
+    throw new TypeError("the option methods is a list of HTTP methods in upper case, as ['POST', 'PATCH']")
+  }
   if (typeof options.scope !== 'function') throw new TypeError('the option scope is a function of the request, which returns the user or tenant')
   if (options.conflictStatus !== undefined && options.conflictStatus !== 422 && options.conflictStatus !== 409) {
     throw new TypeError(`the option conflictStatus is 422 or 409, not ${String(options.conflictStatus)}`)

@@ -352,7 +352,8 @@ for (const [framework, open] of frameworks) {
       if (!kit.isSent()) throw new Error('no answer')
     }
     const handler = framework === 'Fastify' ? (kit: Kit) => run(kit).then(() => kit.answer) : run
-    const shop = await open(world.client(), { run: { handler } }, () => errors[now]!)
+    const client = world.client()
+    const shop = await open(client, { run: { handler } }, () => errors[now]!)
     let successes = 0
     try {
       for (; now < ROUNDS; now++) {
@@ -360,7 +361,7 @@ for (const [framework, open] of frameworks) {
         const said = `SEED=${seed}, handler ${now}: ${scripts[now]!.map((step) => steps.indexOf(step))}`
         const first = await shop.post('run', one)
         const made = await world.effects(one)
-        const row = await world.client().lookup('ann', one)
+        const row = await client.lookup('ann', one)
         if (first.status >= 200 && first.status < 300) {
           successes++
           assert.equal(row?.state, 'completed', `${first.status} ${first.text}, and nothing is stored; ${said}`)

@@ -521,6 +521,10 @@ test('nonsense in the options of a route is refused when it is made', async () =
   await assert.rejects(async () => { await Fastify().register(idempotency as any, { client: idem, scope, wat: 1 }) }, /has no option wat/)
   assert.throws(() => idempotent(idem, { scope, wat: 1 } as any), /has no option wat/)
   assert.throws(() => idempotent(idem, { scope })(() => undefined, { wat: 1 } as any), /has no option wat/)
+  // These would guard nothing.
+  for (const methods of [['post'], [], 'POST', ['POST', 1]] as any[]) {
+    assert.throws(() => idempotent(idem, { scope, methods }), /methods is a list of HTTP methods in upper case/)
+  }
   assert.throws(() => idempotent(idem, { scope })(() => undefined, { lease: '1s', leaseMs: 1 }), /lease and leaseMs exclude each other/)
   assert.throws(() => idempotent(idem, { scope })({} as any), /a guard takes the handler/)
 })

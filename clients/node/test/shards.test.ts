@@ -156,7 +156,7 @@ test('on a shard the guard is passed with the call, and on one server there is n
   assert.match(shard.asked[0]!, /"of it"\."idem_once"\("scope" => "of it"\.idem_pin_scope\(\$1::text\), "token" => \$2::text\)/)
   const one = poolOf(seen)
   await new Idempotency(one).once('a', 'x')
-  assert.match(one.asked[0]!, /"public"\."idem_once"\("scope" => \$1::text, "token" => \$2::text\)/)
+  assert.match(one.asked[0]!, /"idem"\."idem_once"\("scope" => \$1::text, "token" => \$2::text\)/)
   await assert.rejects(many.transaction(() => null), /needs|says on which/)
 })
 

@@ -6,9 +6,14 @@ import { Idempotency, newKey, type Options } from 'pg-idempotency'
 export class World {
   readonly pools: pg.Pool[] = []
   proxy: Proxy | undefined
-  private constructor(readonly database: string, readonly schema: string) {}
+  readonly #superuser: pg.Pool
+  private constructor(readonly database: string, readonly schema: string) {
+    // An application's own sessions have no schema of ours in their search_path.
+    this.#superuser = new pg.Pool({ database, options: '-c search_path=public,idem' })
+    this.#superuser.on('error', () => undefined)
+  }
 
-  static async make(schema = 'public', encoding = 'UTF8'): Promise<World> {
+  static async make(schema = 'idem', encoding = 'UTF8'): Promise<World> {
     const database = `node_${process.pid}_${Math.random().toString(36).slice(2)}`
     const admin = new pg.Client({ database: 'postgres' })
     await admin.connect()
@@ -40,14 +45,7 @@ export class World {
   }
 
   async sql(text: string, values?: unknown[]): Promise<any[]> {
-    const client = new pg.Client({ database: this.database })
-    await client.connect()
-    try {
-      const result = await client.query(text, values)
-      return result.rows
-    } finally {
-      await client.end()
-    }
+    return (await this.#superuser.query(text, values)).rows
   }
 
   async effects(what: string): Promise<number> {
@@ -56,7 +54,7 @@ export class World {
   }
 
   async end(): Promise<void> {
-    await Promise.all(this.pools.map((pool) => pool.end()))
+    await Promise.all([...this.pools, this.#superuser].map((pool) => pool.end()))
     await this.proxy?.end()
     const admin = new pg.Client({ database: 'postgres' })
     await admin.connect()

@@ -18,7 +18,9 @@ def database():
         connection.execute(f"CREATE DATABASE {NAME}")
         before, os.environ["PGDATABASE"] = os.environ.get("PGDATABASE", ""), NAME
         with psycopg.connect("", autocommit=True) as inside:
-            inside.execute("CREATE EXTENSION idempotency")
+            inside.execute("CREATE SCHEMA idem")
+            inside.execute("CREATE EXTENSION idempotency SCHEMA idem")
+            inside.execute(f"ALTER DATABASE {NAME} SET search_path = public, idem")
             inside.execute("CREATE TABLE effects (name text)")
             inside.execute("CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, sku text, charge text)")
         yield NAME

@@ -14,6 +14,7 @@ from pg_idempotency import Idempotency, Response, TimedOut, TransactionEnded, ne
 
 django = pytest.importorskip("django")
 from django.conf import settings  # noqa: E402
+from django.contrib.auth.decorators import login_required  # noqa: E402
 from django.core.exceptions import PermissionDenied  # noqa: E402
 from django.db import connection, connections, models, transaction  # noqa: E402
 from django.db.utils import DatabaseError  # noqa: E402
@@ -259,6 +260,14 @@ def test_rest_framework(serve, Effect, effects):
     def function(request):
         return order(request)
 
+    @method_decorator(guard(), name="dispatch")
+    class Early(Order):
+        pass
+
+    assert serve(Early.as_view())(new_key()).status_code == 500
+    for wrong in Order.as_view(), api_view(["POST"])(lambda request: None):
+        with pytest.raises(TypeError, match="before the authentication"):
+            guard()(wrong)
     for view in Order.as_view(), function:
         send, key = serve(view), new_key()
         body = json.dumps({"name": key})
@@ -379,8 +388,26 @@ def test_a_guard_that_cannot_run_is_an_error(serve):
     for wrong in asynchronous, View:
         with pytest.raises(TypeError):
             guard()(wrong)
+    with pytest.warns(UserWarning, match="decorators below the guard"):
+        guard()(login_required(lambda request: HttpResponse()))
     with override_settings(MIDDLEWARE=[]):
         assert serve(guard()(lambda request: HttpResponse()))(new_key()).status_code == 500
+
+
+def test_another_try_reads_the_body_again(serve, effects):
+    key, seen = new_key(), []
+
+    @guard()
+    def view(request):
+        seen.append(request.read())
+        request.idempotency.tx.cursor().execute("INSERT INTO effects VALUES (%s)", [key])
+        if len(seen) < 2:
+            error = DatabaseError()
+            error.__cause__ = psycopg.errors.SerializationFailure()
+            raise error
+        return HttpResponse()
+
+    assert serve(view)(key, b"{}").status_code == 200 and seen == [b"{}", b"{}"] and effects(key) == 1
 
 
 @pytest.mark.parametrize("end", ["complete", "rolled back"])

@@ -259,3 +259,27 @@ def test_an_application_that_is_mounted(asynchronously, effects, root_path):
         assert effects(key) == 3
 
     asynchronously(test)
+
+
+def test_a_body_is_read_up_to_a_limit_before_the_login(asynchronously):
+    """FastAPI reads the body of a model before it asks its dependencies."""
+    async def test(idem, pool):
+        app = FastAPI()
+
+        def login():
+            raise HTTPException(401)
+
+        @app.post("/o")
+        @Guard(scope=lambda request, user: user, max_request_size=1000)
+        async def order(items: list[str], user: str = Depends(login)):
+            raise AssertionError
+
+        install(app, idem)
+        for key in new_key(), None:
+            found = []
+            for length, pieces in (2000, [b"x"] * 2000), (None, [b"x" * 600] * 4), (None, [b'["', b"x" * 600, b'"]']):
+                headers = [("content-type", "application/json")] + ([("content-length", str(length))] if length else [])
+                found.append(((await ask(app, key, pieces=pieces, headers=headers)).status, len(pieces)))
+            assert found == [(413, 2000), (413, 2), (401, 0)]
+
+    asynchronously(test)

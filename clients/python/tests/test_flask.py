@@ -114,6 +114,8 @@ def test_a_guard_that_cannot_run_is_an_error(idem):
         Guard(scope=lambda request: "u")(MethodView)
     with pytest.raises(TypeError, match="wants an Idempotency"):
         install(app, AsyncIdempotency(""))
+    with pytest.warns(UserWarning, match="decorators below the guard"):
+        Guard(scope=lambda request: "u")(login_required(lambda: ""))
 
 
 # Who asks
@@ -302,6 +304,8 @@ def test_another_try_gets_what_the_first_one_got(idem, effects):
         if request.is_json:
             seen.append(dict(request.get_json()))
             request.get_json()["seen"] = True
+        elif request.mimetype == "text/plain":
+            seen.append(request.stream.read())
         else:
             seen.append((request.form["a"], request.files["f"].read(), request.files["f"].filename))
         insert(key)
@@ -315,6 +319,8 @@ def test_another_try_gets_what_the_first_one_got(idem, effects):
     seen.clear()
     assert buy(app, new_key(), data={"a": "1", "f": (io.BytesIO(b"file"), "n")}).text == "ok"
     assert seen == [("1", b"file", "n")] * 3
+    seen.clear()
+    assert buy(app, new_key(), data=b"text", content_type="text/plain").text == "ok" and seen == [b"text"] * 3
 
 
 @pytest.mark.parametrize("handled", [None, 409, Exception])

@@ -271,13 +271,30 @@ def test_a_session_that_the_server_ends(single, asynchronously):
         assert free.wait(20)
         return Response()
 
-    thread = threading.Thread(target=lambda: pytest.raises(TransactionEnded, idem.request, "u", new_key(), stands))
-    thread.start()
-    time.sleep(0.5)
-    with single.connection(timeout=15) as connection:
-        connection.execute("SELECT 1")
-    free.set()
-    thread.join(20)
+    def goes_on(tx):
+        stands(tx)
+        tx.execute("SELECT 1")
+
+    # The error says what has happened, also where the handler meets it on its handle.
+    for handler in stands, goes_on:
+        errors = []
+
+        def call():
+            try:
+                idem.request("u", new_key(), handler)
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        time.sleep(0.5)
+        with single.connection(timeout=15) as connection:
+            connection.execute("SELECT 1")
+        free.set()
+        thread.join(20)
+        free.clear()
+        assert [(type(error), str(error)) for error in errors] == [
+            (TransactionEnded, "the server ended the session of the handler's transaction")]
 
     async def test(idem, pool):
         async def handler(tx):

@@ -10,7 +10,7 @@ import pytest
 from asgi import ask
 
 from pg_idempotency import Idempotency, KeyInvalid, Response, new_key
-from pg_idempotency.http import parse_key
+from pg_idempotency.http import Guard, parse_key
 
 
 def test_replays_after_a_fork(database):
@@ -278,3 +278,11 @@ def test_a_scope_that_the_server_does_not_take_is_refused(serve, found):
         assert (await make(order, lambda request: "ü" * 256)(new_key()))[0] == 200
 
     serve(test)
+
+
+@pytest.mark.parametrize("options", [
+    {"methods": ["post"]}, {"methods": "POST"}, {"methods": []}, {"headers": "Location"}, {"scope": "u"}, {"ttl": "0"}, {"wait": 5},
+    {"lease": 5}, {"timeout": "0s"}, {"fingerprint": "/a"}], ids=str)
+def test_options_that_would_guard_nothing_are_an_error(options):
+    with pytest.raises((TypeError, ValueError), match=next(iter(options))):
+        Guard(**{"scope": lambda request: "u", **options})

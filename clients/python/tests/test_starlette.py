@@ -98,6 +98,10 @@ def test_a_guard_that_cannot_run_is_an_error(asynchronously):
         async def order(request):
             raise AssertionError
 
+        async def plain(request):
+            return Response()
+
+        Guard(scope=lambda request: "u")(plain)
         # The application has no client.
         guarded = Guard(scope=lambda request: "u")(order)
         answer = await ask(Starlette(routes=[Route("/o", guarded, methods=["POST"])]), new_key())
@@ -111,6 +115,11 @@ def test_a_guard_that_cannot_run_is_an_error(asynchronously):
         app.add_route("/o", order, methods=["POST"])
         for _ in range(2):
             assert "leads past it" in str((await ask(app, new_key())).escaped)
+        app = Starlette()
+        install(app, idem)
+        assert (await ask(app)).status == 404
+        app.add_route("/o", plain, methods=["POST"])       # since the start
+        assert "leads past it" in str((await ask(app, new_key())).escaped)
         # Too late.
         app = Starlette()
         await ask(app)
@@ -118,6 +127,8 @@ def test_a_guard_that_cannot_run_is_an_error(asynchronously):
             install(app, idem)
         with pytest.raises(TypeError, match="above a function"):
             Guard(scope=lambda request: "u")(HTTPEndpoint)
+        with pytest.warns(UserWarning, match="decorators below the guard"):
+            Guard(scope=lambda request: "u")(requires("authenticated")(order))
         app = Starlette()
         install(app, Idempotency(""))
         assert "wants an AsyncIdempotency" in str((await ask(app)).escaped)

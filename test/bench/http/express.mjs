@@ -21,7 +21,7 @@ const alone = async (req, res) => {
 if (SIDE === 'ours') {
   const { Idempotency } = await import('pg-idempotency')
   const { idempotent } = await import('pg-idempotency/express')
-  const guarded = idempotent(new Idempotency(pool), { scope: () => 'alice' })
+  const guarded = idempotent(new Idempotency(pool, { schema: 'public' }), { scope: () => 'alice' })
   app.post('/payments', guarded(async (req, res) => {
     const payment = await pay(req.idempotency.tx, req.body)
     res.status(201).location(`/payments/${payment.id}`).json(payment)

@@ -23,7 +23,7 @@ const alone = async (request, reply) => {
 if (SIDE === 'ours') {
   const { Idempotency } = await import('pg-idempotency')
   const { default: plugin } = await import('pg-idempotency/fastify')
-  await app.register(plugin, { client: new Idempotency(pool), scope: () => 'alice' })
+  await app.register(plugin, { client: new Idempotency(pool, { schema: 'public' }), scope: () => 'alice' })
   app.post('/payments', { config: { idempotency: true } }, async (request, reply) => {
     const payment = await pay(request.idempotency.tx, request.body)
     reply.code(201).header('Location', `/payments/${payment.id}`)

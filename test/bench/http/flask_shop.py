@@ -26,7 +26,7 @@ if os.environ['SIDE'] == 'ours':
     def guarded():
         return pay(g.idempotency.tx)
 
-    install(app, Idempotency(pool))
+    install(app, Idempotency(pool, schema='public'))
 else:
     @app.post('/payments')
     def alone():

@@ -45,6 +45,6 @@ async def lifespan(app):
 ours = os.environ['SIDE'] == 'ours'
 app = Starlette(lifespan=lifespan, routes=[Route('/payments', guarded if ours else alone, methods=['POST'])])
 if ours:
-    install(app, AsyncIdempotency(pool))
+    install(app, AsyncIdempotency(pool, schema='public'))
 listener = socket.create_server(('127.0.0.1', 0), backlog=1024)
 uvicorn.Server(uvicorn.Config(app, log_level='warning')).run(sockets=[listener])

@@ -80,5 +80,6 @@ await serve((port) => new Promise((resolve) => {
   server = app.listen(port, '127.0.0.1', () => resolve(server.address().port))
 }), () => new Promise((resolve) => {
   server.close(resolve)
-  server.closeIdleConnections()
+  // Those that are busy now, once they are not: else they stay open for keepAliveTimeout.
+  setInterval(() => server.closeIdleConnections(), 50).unref()
 }))

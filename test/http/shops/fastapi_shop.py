@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The shop in FastAPI; docs/http.md says what each route does."""
+"""The shop in FastAPI; docs/development/http-suite.md says what each route does."""
 
 import asyncio
 import html
@@ -28,7 +28,7 @@ LEASE_MS = int(os.environ.get('LEASE_MS', 30000))
 # PgBouncer knows no prepared statements.
 pool = None if MEMORY else AsyncConnectionPool(
     URL, min_size=1, max_size=int(os.environ.get('POOL_SIZE', 10)), open=False, kwargs={'prepare_threshold': None})
-idem = AsyncMemoryIdempotency() if MEMORY else AsyncIdempotency(pool)
+idem = AsyncMemoryIdempotency() if MEMORY else AsyncIdempotency(pool, schema="public")
 
 
 # The effects: rows of tables, or of the double's.

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The shop in Flask; docs/http.md says what each route does."""
+"""The shop in Flask; docs/development/http-suite.md says what each route does."""
 
 import html
 import os
@@ -23,7 +23,7 @@ LEASE_MS = int(os.environ.get('LEASE_MS', 30000))
 # PgBouncer knows no prepared statements.
 pool = None if MEMORY else ConnectionPool(
     URL, min_size=1, max_size=int(os.environ.get('POOL_SIZE', 10)), open=False, kwargs={'prepare_threshold': None})
-idem = MemoryIdempotency() if MEMORY else Idempotency(pool)
+idem = MemoryIdempotency() if MEMORY else Idempotency(pool, schema="public")
 
 
 # The effects: rows of tables, or of the double's.

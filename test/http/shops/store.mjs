@@ -16,7 +16,7 @@ function inDatabase() {
   // A session that the server ends while nobody uses it is no reason to stop.
   for (const one of [pool, bankPool]) one.on('error', (error) => console.error(error.message))
   return {
-    client: new Idempotency(pool, options),
+    client: new Idempotency(pool, { ...options, schema: 'public' }),
     async pay(tx, { user, amount, currency, key }) {
       const { rows } = await tx.query(
         'INSERT INTO payments (owner, amount, currency, key) VALUES ($1, $2, $3, $4) RETURNING id', [user, amount, currency, key])

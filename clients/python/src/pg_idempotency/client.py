@@ -106,9 +106,11 @@ class Defaults:
         """A request, with the defaults where nothing else was said."""
         if not isinstance(scope, str) or not scope:
             raise TypeError(f"scope is the user or tenant that the key belongs to, a str, not {scope!r}")
-        check_ttl(ttl, ttl_ms)
+        if ttl is not None or ttl_ms is not None:
+            check_ttl(ttl, ttl_ms)
         for name, interval, ms in (("wait", wait, wait_ms), ("lease", lease, lease_ms)):
-            as_interval(name, interval, ms)     # or an error that names it
+            if interval is not None or ms is not None:
+                as_interval(name, interval, ms)     # or an error that names it
         bound = self._timeout if timeout is None and timeout_ms is None else timeout_seconds(timeout, timeout_ms)
         return Call(scope, key, hash_of(request_hash, method, path, body),
                     self._ttl if ttl is None and ttl_ms is None else ttl, ttl_ms,
@@ -137,7 +139,7 @@ class Idempotency(Defaults, SyncFunctions):
 
     job_class = SyncJob
 
-    def __init__(self, source: Any, *, schema: str = "public", shards: Callable[[str], Any] | None = None,
+    def __init__(self, source: Any, *, schema: str = "idem", shards: Callable[[str], Any] | None = None,
                  max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
                  timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None,
                  on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
@@ -197,7 +199,7 @@ class AsyncIdempotency(Defaults, AsyncFunctions):
 
     job_class = AsyncJob
 
-    def __init__(self, source: Any, *, schema: str = "public", shards: Callable[[str], Any] | None = None,
+    def __init__(self, source: Any, *, schema: str = "idem", shards: Callable[[str], Any] | None = None,
                  max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
                  timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None,
                  on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -62,10 +61,10 @@ def hash_of_body(method: str, path: str, content_type: str, body: bytes,
             return request_hash(method, path, body)
         *first, document = found.arguments
         for one in paths:
-            document = replace(document, type="jsonb", value=replace(
-                found, function="pg_catalog.jsonb_delete_path",
+            document = document._replace(type="jsonb", value=found._replace(
+                function="pg_catalog.jsonb_delete_path",
                 arguments=(Argument("document", "jsonb", document.value), Argument("path", "text[]", list(one)))))
-        return replace(found, arguments=(*first, document))
+        return found._replace(arguments=(*first, document))
     if multipart := _MULTIPART.match(content_type):
         body = body.replace((multipart[1] or multipart[2]).encode("latin-1"), b"")
     return request_hash(method, path, body)

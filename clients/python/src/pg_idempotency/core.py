@@ -28,6 +28,7 @@ from .handlers import Deadline, in_handler, refuse_nested
 from .intervals import seconds
 from .keys import request_hash, step_key
 from .postgres import Session, connection_lost, pool_exhausted, scope_is_elsewhere
+from .prepared import STALE
 from .shards import MOVE_WAIT, Server, Servers
 from .runtimes import Background, Runtime, maybe_await
 from .telemetry import TRACEPARENT, Progress, Telemetry
@@ -35,13 +36,16 @@ from .transaction_handle import Unawaited
 
 T = TypeVar("T")
 ATTEMPTS = 5
-RETRIED = {"40001", "40P01"}
+RETRIED = {"40001", "40P01", *STALE}
+"""Serialization failures, deadlocks, and a named statement that is gone or whose functions have changed."""
 ENDED_WAITS = {"57014", "55P03"}
 """By statement_timeout, by lock_timeout."""
 IN_DOUBT_WAIT = "5 seconds"
 ANSWER_LIMIT = 30.0
 """Seconds that the server has for an answer that waits for no other transaction: a silent proxy would take for ever."""
+SESSION_ENDED = "the server ended the session of the handler's transaction"
 MAX_ERROR = 1000
+NO_LINE = re.compile(r"[\r\n\0]")
 # In a text of JSON, behind no backslash that is itself escaped.
 NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -55,8 +59,8 @@ class Response:
     headers: Headers = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.status, bool) or not isinstance(self.status, int) or not 100 <= self.status <= 999:
-            raise TypeError(f"the status of a response is a number of three digits, not {self.status!r}")
+        if isinstance(self.status, bool) or not isinstance(self.status, int) or not 100 <= self.status <= 599:
+            raise TypeError(f"the status of a response is a number from 100 to 599, not {self.status!r}")
         if self.body is not None and not isinstance(self.body, (str, bytes)):
             raise TypeError(f"the body of a response is a str or bytes, not a {type(self.body).__name__}; "
                             "Response.json() takes a document")
@@ -104,7 +108,7 @@ def problem(type: str, title: str, status: int, detail: str) -> Response:
     return Response(status, json_text(document, "problem"), {"Content-Type": "application/problem+json"})
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Call:
     """What names a request, and how long things last."""
 
@@ -153,7 +157,7 @@ class Call:
                 pass
         for name, texts in response.headers.items():
             for text in (name, *([texts] if isinstance(texts, str) else texts)):
-                if not isinstance(text, str) or re.search(r"[\r\n\0]", text):
+                if not isinstance(text, str) or NO_LINE.search(text):
                     raise ValueError(f"the header {name!r} is no text of one line, and cannot be sent again")
         headers = self._stored_headers(response)
         size = len(response.body.encode() if isinstance(response.body, str) else response.body or b"")
@@ -357,11 +361,13 @@ class Core:
             except Exception as error:
                 if session_lease.was_aborted and deadline.left() == 0:
                     raise deadline.error() from error
+                if session_lease.was_aborted and isinstance(error, TransactionEnded):
+                    raise TransactionEnded(SESSION_ENDED) from error    # the handle knows only that it was taken away
                 raise
         if session_lease.was_aborted and deadline.left() == 0:
             raise deadline.error()
         if session_lease.was_aborted:
-            raise TransactionEnded("the server ended the session of the handler's transaction")
+            raise TransactionEnded(SESSION_ENDED)
         return found
 
     async def transaction(self, call: Call, handler: Callable[[Any], Any]) -> Result:

@@ -2,10 +2,10 @@
 Django: a middleware, a decorator for views, and requests and jobs on its own connection.
 
 	MIDDLEWARE = ["pg_idempotency.django.IdempotencyMiddleware", ...]		# the first one
-	PG_IDEMPOTENCY = {"using": "default", "schema": "public"}		# and options of Idempotency
+	PG_IDEMPOTENCY = {"using": "default"}		# and options of Idempotency
 
 	@login_required
-	@Guard(scope=lambda request: str(request.user.pk))
+	@Guard(scope=lambda request: request.user.get_username())
 	def pay(request): ...
 
 The view's models write in the transaction of the claim; transaction.atomic() in it is a
@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
 from typing import Any, TypeVar
 
 from django.conf import settings
@@ -28,7 +29,7 @@ from django.http import HttpRequest, HttpResponse
 from . import http
 from .client import Idempotency
 from .django_orm import Django
-from .http import Access, Answer, Exchange, guarded, no_layer
+from .http import Access, Answer, Exchange, guarded, no_layer, warn_of_decorators
 from .runtimes import run
 from .wsgi import PIECE, Input
 
@@ -36,6 +37,7 @@ __all__ = ["Access", "Django", "Guard", "IdempotencyMiddleware", "client"]
 
 View = TypeVar("View", bound=Callable[..., Any])
 KEY = "_pg_idempotency"
+REST_FRAMEWORK = "the guard would run before the authentication of REST framework: write it above a method, or below @api_view"
 
 
 @functools.lru_cache(maxsize=None)
@@ -78,6 +80,10 @@ class Guard(http.Guard):
             raise TypeError(f"a guard is written above a function, not above {view!r}")
         if inspect.iscoroutinefunction(view):
             raise TypeError("Django's transactions are synchronous: a view with a guard is no coroutine function")
+        if hasattr(view, "cls"):
+            raise TypeError(REST_FRAMEWORK)
+        if not isinstance(view, functools.partial) and not hasattr(view, "view_class"):     # method_decorator's, as_view()'s
+            warn_of_decorators(view)
 
         @functools.wraps(view)
         def called(*arguments: Any, **named: Any) -> Any:
@@ -86,6 +92,8 @@ class Guard(http.Guard):
             exchange = getattr(_native(request), KEY, None)
             if exchange is None:
                 raise no_layer("IdempotencyMiddleware in settings.MIDDLEWARE")
+            if request is _native(request) and hasattr(getattr(request.resolver_match, "func", None), "cls"):
+                raise RuntimeError(REST_FRAMEWORK)
             if not self.guards(request.method):
                 return view(*arguments, **named)
             return _guarded(self, exchange, request, view, arguments, named)
@@ -105,6 +113,8 @@ def _guarded(guard: Guard, exchange: Exchange, request: Any, view: Callable[...,
         nonlocal tries
         tries += 1
         if tries > 1:
+            if hasattr(_native(request), "_body"):
+                _native(request)._stream = BytesIO(_native(request)._body)
             for _, files in _native(request).FILES.lists() if hasattr(_native(request), "_files") else ():
                 for part in files:
                     part.seek(0)

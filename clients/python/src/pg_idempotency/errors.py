@@ -141,7 +141,7 @@ def from_call(error: BaseException, function: str, schema: str) -> IdempotencyEr
     if state in ("42883", "3F000") and (state == "3F000" or f"{function}(" in str(error)):
         missing = restated(NotInstalled, error)
         missing.args = (f"the schema {schema!r} has no {function}(): pass the schema of the extension, as in "
-                        "Idempotency(pool, schema='idem')",)
+                        "Idempotency(pool, schema='public')",)
         missing.sqlstate = state
         return missing
     return from_error(error)

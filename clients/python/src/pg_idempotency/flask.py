@@ -17,7 +17,7 @@ work is committed, and the response is there for the retry.
 from __future__ import annotations
 
 import functools
-import inspect
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from flask.globals import request_ctx
 
 from . import http
 from .client import Defaults, Idempotency
-from .http import BARE_ENDPOINT, BODILESS, Access, Answer, Exchange, check_routes, guarded, no_layer
+from .http import BODILESS, Access, Answer, Exchange, check_routes, guarded, no_layer
 from .runtimes import run
 from .wsgi import PIECE, Input
 
@@ -91,23 +91,22 @@ class Guard(http.Guard):
     """A decorator of a view; the last one above the function."""
 
     def __call__(self, view: View) -> View:
-        if not inspect.isroutine(view):
-            raise TypeError(f"a guard is written above a function, not above {view!r}")
+        self.check_endpoint(view)
 
         @functools.wraps(view)
         def called(*arguments: Any, **named: Any) -> Any:
-            exchange = request.environ.get(KEY)
+            native, app = request_ctx.request, current_app._get_current_object()        # type: ignore[attr-defined]
+            exchange = native.environ.get(KEY)
             if exchange is None:
                 raise no_layer("install(app, idempotency)")
-            if not self.guards(request.method):
-                return current_app.ensure_sync(view)(*arguments, **named)
-            return _guarded(self, exchange, view, arguments, named)
+            if not self.guards(native.method):
+                return app.ensure_sync(view)(*arguments, **named)
+            return _guarded(self, exchange, app, native, view, arguments, named)
 
-        view.__dict__[BARE_ENDPOINT] = view
         return called                               # type: ignore[return-value]
 
 
-def _guarded(guard: Guard, exchange: Exchange, view: Callable[..., Any], arguments: Sequence[Any],
+def _guarded(guard: Guard, exchange: Exchange, app: Any, native: Any, view: Callable[..., Any], arguments: Sequence[Any],
              named: Mapping[str, Any]) -> Any:
     after_request = request_ctx._after_request_functions
     before, tries = len(after_request), 0
@@ -116,25 +115,25 @@ def _guarded(guard: Guard, exchange: Exchange, view: Callable[..., Any], argumen
     def attempt(access: Access) -> Answer:
         nonlocal tries
         tries += 1
-        if tries > 1:
-            _rewind()
-            del after_request[before:]
+        _rewind(native, tries > 1)
+        del after_request[before:]
         while last:
             last.pop().close()
         g.idempotency = access
-        response = current_app.make_response(current_app.ensure_sync(view)(*arguments, **named))
+        response = app.make_response(app.ensure_sync(view)(*arguments, **named))
         if response.is_streamed and response.content_length is None and response.status_code not in BODILESS:
             raise exchange.streaming_refused()
         response.direct_passthrough = False
         body = response.get_data()
         last.append(response)
-        return Answer(response.status_code, response.get_wsgi_headers(request.environ).to_wsgi_list(), body, response)
+        return Answer(response.status_code, list(response.headers), body, response)
 
-    answer = run(guarded(exchange, guard, request, lambda: guard.ask_scope(request, named), lambda: _read(exchange), attempt))
-    return _response(answer) if answer.native is None else answer.native
+    answer = run(guarded(exchange, guard, request, lambda: guard.ask_scope(request, named), lambda: _read(native, exchange),
+                         attempt))
+    return _response(app, answer) if answer.native is None else answer.native
 
 
-def _read(exchange: Exchange) -> None:
+def _read(request: Any, exchange: Exchange) -> None:
     """Unless it was read before, and a form made of it."""
     length = request.content_length
     if request.max_content_length is not None:
@@ -149,16 +148,19 @@ def _read(exchange: Exchange) -> None:
     exchange.whole = True
 
 
-def _rewind() -> None:
-    """Another try reads what the first one has read, and not what that has made of it."""
-    found: dict[str, Any] = request._get_current_object().__dict__      # type: ignore[attr-defined]
-    found.pop("_cached_json", None)
+def _rewind(request: Any, again: bool) -> None:
+    """A try reads the body from its beginning, and not what an earlier one has made of it."""
+    found: dict[str, Any] = request.__dict__
+    if again:
+        found.pop("_cached_json", None)
+    if "_cached_data" in found:
+        found["stream"] = io.BytesIO(found["_cached_data"])
     for _, part in found["files"].items(multi=True) if "files" in found else ():
         part.seek(0)
 
 
-def _response(answer: Answer) -> Any:
-    response = current_app.response_class(answer.body, answer.status, list(answer.headers))
+def _response(app: Any, answer: Answer) -> Any:
+    response = app.response_class(answer.body, answer.status, list(answer.headers))
     if "content-type" not in {name.lower() for name, _ in answer.headers}:
         response.headers.pop("Content-Type", None)
     return response

@@ -10,10 +10,12 @@ no success for work that was rolled back.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import logging
 import re
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +25,8 @@ from .comparison import MAX_COMPARED, NO_JSON, Fingerprint, form_key, hash_of_bo
 from .core import Response, Result, problem, stores
 from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid, KeyReused,
                      RateLimited, ScopeMoving, TimedOut, sqlstate)
-from .functions import Interval, Statement
+from .functions import Interval, Statement, as_interval
+from .handlers import timeout_seconds
 from .keys import request_hash, request_hasher
 from .runtimes import maybe_await
 
@@ -39,6 +42,8 @@ BARE = re.compile(r"[!#-+\--:<-~]+")
 MAX_KEY = 255
 MAX_SCOPE = 512
 """Bytes that the server takes."""
+GUARD = "pg_idempotency_guard"
+"""The guard of an endpoint; decorators above it pass the attribute on."""
 BARE_ENDPOINT = "pg_idempotency_has_a_guard"
 """Marks a function that a guard has wrapped: a route leads to the guard, and never to the function itself."""
 
@@ -105,15 +110,50 @@ class Guard:
     framework's request and the body's bytes, which returns bytes or text."""
 
     def __post_init__(self) -> None:
+        if not callable(self.scope):
+            raise TypeError(f"scope is a function of the request, not {self.scope!r}")
+        for name, found in (("methods", self.methods), ("headers", self.headers)):
+            if isinstance(found, str) or found is not None and not all(isinstance(one, str) for one in found):
+                raise TypeError(f"{name} is a list of names, not {found!r}")
+        if self.methods is not None and (not self.methods or any(one != one.upper() for one in self.methods)):
+            raise ValueError(f"methods is a list of names such as 'POST', in capitals: {self.methods!r} guards no request")
         check_ttl(self.ttl)
+        as_interval("wait", self.wait, self.wait_ms)
+        as_interval("lease", self.lease, self.lease_ms)
+        timeout_seconds(self.timeout, self.timeout_ms)
         left_out(self.fingerprint)
+
+    @staticmethod
+    def check_endpoint(endpoint: Any) -> None:
+        """Mark a function that is guarded.  Its other decorators do not run for a replay."""
+        if not inspect.isroutine(endpoint):
+            raise TypeError(f"a guard is written above a function, not above {endpoint!r}")
+        warn_of_decorators(endpoint)
+        getattr(endpoint, "__dict__")[BARE_ENDPOINT] = endpoint
 
     def guards(self, method: str) -> bool:
         return self.methods is None or method in self.methods
 
     def ask_scope(self, request: Any, arguments: Mapping[str, Any]) -> Any:
-        names = list(inspect.signature(self.scope).parameters)[1:]
-        return self.scope(request, **{name: arguments[name] for name in names if name in arguments})
+        return self.scope(request, **{name: arguments[name] for name in self._scope_arguments if name in arguments})
+
+    @functools.cached_property
+    def _scope_arguments(self) -> Sequence[str]:
+        return list(inspect.signature(self.scope).parameters)[1:]
+
+    @functools.cached_property
+    def _stored_names(self) -> Mapping[str, str]:
+        """In lower case, and as they are stored."""
+        return {name.lower(): name for name in self.headers if name.lower() not in NEVER_STORED}
+
+    def stored_headers(self, headers: Sequence[tuple[str, str]]) -> dict[str, str | list[str]]:
+        """Of the headers those that are stored; several values of one as a list."""
+        found: dict[str, list[str]] = {}
+        for name, text in headers:
+            stored = self._stored_names.get(name.lower())
+            if stored is not None:
+                found.setdefault(stored, []).append(text)
+        return {name: texts[0] if len(texts) == 1 else texts for name, texts in found.items()}
 
 
 @dataclass
@@ -167,8 +207,16 @@ class Exchange:
     def limit_body(self, limit: int) -> None:
         """Before it is read, as far as it has not been."""
         self.limit = limit
-        if max(self.size, self._length or 0) > limit:
+        if self._known_size > limit:
             raise RequestTooLarge(f"The body of this request is larger than {limit} bytes.")
+
+    @property
+    def _known_size(self) -> int:
+        return max(self.size, self._length or 0)
+
+    def exceeds(self, guard: Guard) -> bool:
+        """The guard, once it runs, will answer 413, or has no key."""
+        return (guard.required or bool(self.keys)) and guard.guards(self._request[0]) and self._known_size > guard.max_request_size
 
     @property
     def may_have_form_key(self) -> bool:
@@ -204,6 +252,13 @@ class Exchange:
                                 "with its length")
 
 
+def warn_of_decorators(endpoint: Any) -> None:
+    if hasattr(endpoint, "__wrapped__"):
+        warnings.warn(f"the decorators below the guard of {endpoint.__qualname__} do not run for a replay: if one of them checks "
+                      "the login, anyone who has the key gets the response; write the guard as the last decorator above the "
+                      "function", stacklevel=4)
+
+
 def check_routes(endpoints: Sequence[Any]) -> None:
     """Refuse functions with a guard that a route leads to without it."""
     for endpoint in endpoints:
@@ -235,16 +290,6 @@ def stored_key(key: str, is_hashed: bool) -> str:
     if not 1 <= len(key) <= MAX_KEY:
         raise KeyInvalid(f"the key has {len(key)} characters, not 1 to {MAX_KEY}")
     return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
-
-
-def stored_headers(headers: Sequence[tuple[str, str]], allowed: Collection[str]) -> dict[str, str | list[str]]:
-    """Of the headers those that are allowed; several values of one as a list."""
-    names = {name.lower(): name for name in allowed if name.lower() not in NEVER_STORED}
-    found: dict[str, list[str]] = {}
-    for name, text in headers:
-        if name.lower() in names:
-            found.setdefault(names[name.lower()], []).append(text)
-    return {name: texts[0] if len(texts) == 1 else texts for name, texts in found.items()}
 
 
 def _answer(response: Response | Result, *more: tuple[str, str]) -> Answer:
@@ -342,7 +387,7 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
             raised.append(error)
             raise
         answers.append(answer)
-        return Response(answer.status, answer.body, stored_headers(answer.headers, guard.headers))
+        return Response(answer.status, answer.body, guard.stored_headers(answer.headers))
 
     async def handler(tx: Any) -> Response:
         return await respond(Access(scope, key, tx))

@@ -7,7 +7,6 @@ do it; psycopg converts all others.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,22 +20,25 @@ from .functions import JsonText
 
 def literal(value: Any, connection: Any) -> str:
     """Whatever standard_conforming_strings and client_encoding are: the server converts a query before it reads it."""
-    kind: Any = type(value)
-    if kind is str or kind is JsonText:
-        if "\0" in value:
-            raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
-        quoted = str(value.replace("'", "''"))
-        return f"'{quoted}'" if "\\" not in quoted else " E'" + quoted.replace("\\", "\\\\") + "'"
-    if value is None:
-        return "NULL"
-    if kind is bool:
-        return "true" if value else "false"
-    if kind is int:
-        return str(value)
-    if kind is bytes:
-        return f" E'\\\\x{value.hex()}'"
-    return sql.Literal(value).as_string(connection)
+    write = _WRITTEN.get(type(value))
+    return sql.Literal(value).as_string(connection) if write is None else write(value)
 
+
+def _text(value: str) -> str:
+    if "\0" in value:
+        raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+    quoted = str.replace(value, "'", "''")
+    return f"'{quoted}'" if "\\" not in quoted else " E'" + quoted.replace("\\", "\\\\") + "'"
+
+
+_WRITTEN: dict[type[Any], Callable[[Any], str]] = {
+    str: _text,
+    JsonText: _text,
+    type(None): lambda value: "NULL",
+    bool: lambda value: "true" if value else "false",
+    int: str,
+    bytes: lambda value: f" E'\\\\x{value.hex()}'",
+}
 
 # By the type's OID.
 _READ: dict[int, Callable[[bytes, str], Any]] = {
@@ -49,23 +51,28 @@ _READ: dict[int, Callable[[bytes, str], Any]] = {
 }
 
 
-def _loaded(load: Callable[[bytes], Any], text: bytes, encoding: str) -> Any:
-    return load(text)
+def _loader(oid: int, connection: Any) -> Callable[[bytes, str], Any]:
+    """psycopg's."""
+    load = Transformer(connection).get_loader(oid, Format.TEXT).load
+    return lambda text, encoding: load(text)
 
 
 def rows_of(result: Any, connection: Any) -> list[Sequence[Any]]:
     """The rows of a result whose format is text."""
     encoding: str = connection.info.encoding
-    columns = range(result.nfields)
-    read = [_READ.get(result.ftype(column)) for column in columns]
+    columns, value_of = range(result.nfields), result.get_value
+    readers: list[Any] = [None] * len(columns)
     rows: list[Sequence[Any]] = []
     for row in range(result.ntuples):
         values: list[Any] = []
         for column in columns:
-            text, one = result.get_value(row, column), read[column]
-            if text is not None and one is None:
-                load = Transformer(connection).get_loader(result.ftype(column), Format.TEXT).load
-                one = read[column] = functools.partial(_loaded, load)
-            values.append(None if text is None or one is None else one(text, encoding))
+            found = value_of(row, column)
+            if found is not None:
+                reader = readers[column]
+                if reader is None:
+                    oid = result.ftype(column)
+                    reader = readers[column] = _READ.get(oid) or _loader(oid, connection)
+                found = reader(found, encoding)
+            values.append(found)
         rows.append(tuple(values))
     return rows

@@ -1000,7 +1000,7 @@ class MemoryIdempotency(client.Idempotency):
                  on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
         self.store, runtime = Store(settings or Settings(), handlers), SyncRuntime()
         servers = OneServer(Server(MemoryBackend(self.store, runtime), max_waiters))
-        client.Defaults.__init__(self, servers, runtime, "public", wait, ttl, lease, timeout, timeout_ms,
+        client.Defaults.__init__(self, servers, runtime, "idem", wait, ttl, lease, timeout, timeout_ms,
                                  Telemetry(on_outcome, tracing))
 
     @contextmanager
@@ -1030,7 +1030,7 @@ class AsyncMemoryIdempotency(client.AsyncIdempotency):
                  on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
         self.store, runtime = Store(settings or Settings(), handlers), AsyncRuntime()
         servers = OneServer(Server(MemoryBackend(self.store, runtime), max_waiters))
-        client.Defaults.__init__(self, servers, runtime, "public", wait, ttl, lease, timeout, timeout_ms,
+        client.Defaults.__init__(self, servers, runtime, "idem", wait, ttl, lease, timeout, timeout_ms,
                                  Telemetry(on_outcome, tracing))
 
     @asynccontextmanager

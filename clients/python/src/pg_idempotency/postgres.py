@@ -27,6 +27,7 @@ from psycopg.rows import tuple_row
 from .errors import TransactionEnded, from_call, from_error
 from .functions import Statement, quoted, render, sql_of
 from .literals import literal, rows_of
+from .prepared import ASK, LIST, Prepared, prepared_of
 from .transaction_handle import TransactionHandle, check_awaited, end
 from .runtimes import entered, maybe_await
 
@@ -123,10 +124,11 @@ class PsycopgSession:
         self.handle: TransactionHandle | None = None
         self._connection = connection
         self._schema = schema
+        self._prepared = prepared_of(connection)
 
     @property
-    def _status(self) -> TransactionStatus:
-        status: TransactionStatus = self._connection.info.transaction_status
+    def _status(self) -> int:
+        status: int = self._connection.pgconn.transaction_status
         return status
 
     @property
@@ -159,16 +161,48 @@ class PsycopgSession:
 
     async def _batch(self, before: str | None, statement: Statement[T] | None, after: str | None) -> Any:
         """One round trip, and none of psycopg's cursors, which would begin a transaction in another one."""
+        prepared = self._prepared
+        try:
+            return await self._sent(prepared, before, statement, after)
+        except psycopg.Error as error:
+            if not prepared.forget(error.sqlstate) or after:
+                raise
+        # Nothing else has run in this transaction.
+        if before:
+            await self._sent(prepared, None, None, "ROLLBACK")
+        return await self._sent(prepared, before, statement, after)
+
+    async def _sent(self, prepared: Prepared, before: str | None, statement: Statement[T] | None, after: str | None) -> Any:
         commands = [before] if before else []
-        encoding = self._connection.info.encoding
         if statement:
+            prepared.follow(self._connection)
+            if prepared.is_in_doubt and prepared.is_allowed and not after:
+                result, = await self._exchanged([LIST], None)
+                prepared.found({name for name, in rows_of(result, self._connection)})
             text, values = sql_of(statement, self._schema)
-            commands.append(text % tuple([literal(value, self._connection) for value in values]))
+            if prepare := prepared.to_prepare(text, len(values)):
+                await self._exchanged([prepare], statement)
+                prepared.made(text, len(values))
+            commands.append(prepared.call(text, [literal(value, self._connection) for value in values]))
+        asks = prepared.is_allowed is None and not after
+        if asks:
+            commands.append(ASK)
         if after:
             commands.append(after)
+        results = await self._exchanged(commands, statement)
+        if asks:
+            prepared.answered(int(results[-1].get_value(0, 0)), self._connection.pgconn.backend_pid)
+        if after and results[-1].command_status != after.encode():
+            raise TransactionEnded("the transaction was rolled back instead of committed")
+        return statement.read(rows_of(results[1 if before else 0], self._connection)) if statement else None
+
+    async def _exchanged(self, commands: list[str], statement: Statement[Any] | None) -> Any:
+        """The results of the commands, one of which is that of the statement."""
+        encoding = self._connection.info.encoding
         query = "; ".join(commands).encode(encoding)
         try:
-            async with locked(self._connection.lock, None):
+            await maybe_await(self._connection.lock.acquire())
+            try:
                 link = self._connection.pgconn
                 link.send_query(query)
                 answer = generators.execute(link)
@@ -177,6 +211,8 @@ class PsycopgSession:
                     results = await waiting.wait_async(answer, link.socket)
                 else:
                     results = self._connection.wait(answer)
+            finally:
+                self._connection.lock.release()
         except psycopg.Error:
             raise
         except BaseException:
@@ -189,9 +225,7 @@ class PsycopgSession:
             if known is not None:
                 raise known from error
             raise error
-        if after and results[-1].command_status != after.encode():
-            raise TransactionEnded("the transaction was rolled back instead of committed")
-        return statement.read(rows_of(results[1 if before else 0], self._connection)) if statement else None
+        return results
 
     def _check_idle(self) -> None:
         if self._status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN):

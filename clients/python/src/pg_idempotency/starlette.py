@@ -18,9 +18,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import anyio.to_thread
 from starlette.exceptions import HTTPException
@@ -28,85 +27,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from . import http
-from .client import AsyncIdempotency, Defaults
-from .http import BARE_ENDPOINT, Access, Answer, Exchange, check_routes, guarded, no_layer
+from .asgi import KEY, Event, IdempotencyMiddleware, install, response_of
+from .http import GUARD, Access, Answer, Exchange, guarded, no_layer
 
 __all__ = ["Access", "Guard", "IdempotencyMiddleware", "install"]
 
-Event = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Event]]
-Send = Callable[[Event], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
-KEY = "pg_idempotency"
 ABANDON = "abandon_on_cancel" if "abandon_on_cancel" in inspect.signature(anyio.to_thread.run_sync).parameters else \
     "cancellable"
-
-
-def install(app: Any, idempotency: AsyncIdempotency | Defaults) -> None:
-    """Guards in the application, and in those that are mounted in it, use this client."""
-    if getattr(app, "middleware_stack", None) is not None:
-        raise RuntimeError("the application runs already: install() comes before its first request")
-    build = app.build_middleware_stack
-    check_routes(list(_endpoints(app.routes)))
-
-    def built() -> App:
-        check_routes(list(_endpoints(app.routes)))
-        return IdempotencyMiddleware(build(), idempotency)
-
-    app.build_middleware_stack = built
-
-
-def _endpoints(routes: Sequence[Any]) -> Iterator[Any]:
-    for route in routes:
-        yield getattr(route, "endpoint", None)
-        yield from _endpoints(getattr(route, "routes", None) or ())
-
-
-class IdempotencyMiddleware:
-    """The layer around an application of ASGI, the outermost one."""
-
-    def __init__(self, app: App, idempotency: AsyncIdempotency | Defaults) -> None:
-        if not idempotency.core.runtime.asynchronous:
-            raise TypeError("ASGI wants an AsyncIdempotency")
-        self.app = app
-        self._client = idempotency
-
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        lines = [text.decode("latin-1") for name, text in scope["headers"] if name.lower() == b"idempotency-key"]
-        length = _header(scope, b"content-length")
-        exchange = Exchange(self._client, scope["method"], _path(scope), lines, int(length) if length.isdecimal() else None,
-                            _header(scope, b"content-type"), _header(scope, b"content-encoding") not in ("", "identity"))
-        refused = False
-
-        async def reading() -> Event:
-            event = await receive()
-            if event["type"] == "http.request":
-                exchange.read(event.get("body", b""))
-                exchange.whole = not event.get("more_body", False)
-            return event
-
-        async def sending(event: Event) -> None:
-            nonlocal refused
-            if event["type"] == "http.response.start" and exchange.refuses(event["status"]):
-                refused = True
-                await _response(exchange.refusal(event["status"]))(scope, receive, send)
-            elif not refused:
-                await send(event)
-
-        scope[KEY] = exchange
-        await self.app(scope, reading, sending)
 
 
 class Guard(http.Guard):
     """A decorator of an endpoint; the last one above the function."""
 
     def __call__(self, endpoint: Endpoint) -> Endpoint:
-        if not inspect.isroutine(endpoint):
-            raise TypeError(f"a guard is written above a function, not above {endpoint!r}")
+        self.check_endpoint(endpoint)
 
         @functools.wraps(endpoint)
         async def called(*arguments: Any, **named: Any) -> Any:
@@ -118,7 +53,7 @@ class Guard(http.Guard):
                 return await call(endpoint, *arguments, **self._own(named))
             return await _guarded(self, exchange, request, named, self._attempt(called, request, endpoint, arguments, named))
 
-        endpoint.__dict__[BARE_ENDPOINT] = endpoint
+        called.__dict__[GUARD] = self
         return called                               # type: ignore[return-value]
 
     def _own(self, named: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -157,7 +92,7 @@ async def _guarded(guard: Guard, exchange: Exchange, request: Request, named: Ma
             raise HTTPException(400, "the body is not whole") from None
 
     answer = await guarded(exchange, guard, request, lambda: guard.ask_scope(request, named), read, run)
-    return answer.native if isinstance(answer.native, Response) else _response(answer)
+    return answer.native if isinstance(answer.native, Response) else response_of(answer)
 
 
 async def _again(request: Request) -> Request:
@@ -214,22 +149,4 @@ async def _whole(response: Any, request: Request, exchange: Exchange) -> Answer:
         raise refused from None
     headers = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in start["headers"]]
     answer = Answer(start["status"], headers, b"".join(pieces))
-    return Answer(answer.status, headers, answer.body, _response(answer, background))
-
-
-def _response(answer: Answer, background: Any = None) -> Response:
-    response = Response(status_code=answer.status, background=background)
-    response.body = answer.body
-    response.raw_headers = [(name.lower().encode("latin-1"), text.encode("latin-1")) for name, text in answer.headers]
-    return response
-
-
-def _header(scope: Mapping[str, Any], wanted: bytes) -> str:
-    return next((text.decode("latin-1") for name, text in scope["headers"] if name.lower() == wanted), "")
-
-
-def _path(scope: Mapping[str, Any]) -> str:
-    """As it came in, with the query."""
-    raw = scope.get("raw_path") or quote(scope["path"]).encode()
-    query = scope.get("query_string") or b""
-    return str((raw.split(b"?")[0] + (b"?" + query if query else b"")).decode("latin-1"))
+    return Answer(answer.status, headers, answer.body, response_of(answer, background))

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar
 
 from .errors import IdempotencyError, InProgress, KeyExpired, KeyReused
@@ -109,17 +109,17 @@ class Telemetry:
         if self._tracing is None or statement.function not in ("idem_publish", "idem_publish_many"):
             return statement
         found = self._tracing.traceparent()
-        return statement if found is None else replace(
-            statement, arguments=tuple(_with(argument, statement, found) for argument in statement.arguments))
+        return statement if found is None else statement._replace(
+            arguments=tuple(_with(argument, statement, found) for argument in statement.arguments))
 
 
 def _with(argument: Argument, statement: Statement[Any], traceparent: str) -> Argument:
     if argument.name != "headers":
         return argument
     if argument.type == "jsonb":
-        return replace(argument, value=_header(argument.value, traceparent))
+        return argument._replace(value=_header(argument.value, traceparent))
     headers = argument.value or [None] * len(statement.arguments[0].value or ())
-    return replace(argument, value=[_header(one, traceparent) for one in headers])
+    return argument._replace(value=[_header(one, traceparent) for one in headers])
 
 
 def _header(headers: str | None, traceparent: str) -> JsonText | str:

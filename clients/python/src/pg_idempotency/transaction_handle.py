@@ -40,6 +40,10 @@ class Unawaited:
             raise TypeError(f"{name}() was never awaited, and did nothing: an asynchronous handler awaits each call")
 
 
+CONSTANT = {"pgconn", "lock"}
+"""Attributes of a connection that never change: the handle keeps them until its end."""
+
+
 class TransactionHandle:
     """A psycopg connection in all but its type, until end()."""
 
@@ -52,9 +56,13 @@ class TransactionHandle:
         return type(self.__dict__["_handle_connection"])
 
     def __getattr__(self, name: str) -> Any:
-        connection = connection_of(self)
+        own = self.__dict__
+        connection = connection_of(self) if own["_handle_ended"] else own["_handle_connection"]
         found = getattr(connection, name)
-        if isinstance(found, MethodType) and found.__self__ is connection:
+        if name in CONSTANT:
+            own[name] = found
+            return found
+        if type(found) is MethodType and found.__self__ is connection:
             # So that what it makes, as a cursor, sends its statements by here, too.
             return _followed(self, f"tx.{name}", MethodType(found.__func__, self))
         return found
@@ -77,6 +85,8 @@ def connection_of(handle: TransactionHandle) -> Any:
 
 def end(handle: TransactionHandle) -> None:
     """Refuse all later use of the handle."""
+    for name in CONSTANT:
+        handle.__dict__.pop(name, None)
     handle.__dict__["_handle_ended"] = True
 
 
@@ -85,9 +95,12 @@ def check_awaited(handle: TransactionHandle) -> None:
     handle.__dict__["_handle_unawaited"].check()
 
 
+_is_coroutine_function = functools.lru_cache(inspect.iscoroutinefunction)
+
+
 def _followed(handle: TransactionHandle, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """A method of an asynchronous connection or cursor, whose calls are to be awaited."""
-    if inspect.iscoroutinefunction(method):
+    if _is_coroutine_function(method.__func__ if isinstance(method, MethodType) else method):
         return lambda *arguments, **named: handle.__dict__["_handle_unawaited"].follow(
             name, functools.partial(method, *arguments, **named))
     if name != "tx.cursor":
