@@ -1,8 +1,8 @@
 """
 Many moves, one after another.
 
-Nothing is written down: each run begins with the gates, so the same command goes
-on where an earlier one has ended.
+They keep no state of their own.  Each run begins with the gates, so the same
+command continues where an earlier one has ended.
 """
 
 import time
@@ -26,12 +26,12 @@ class Fleet:
                     self.routers, self.shards, self.timeout, self.must_copy)
 
     def end_unfinished(self, places):
-        """Moves that were interrupted: what has not arrived stays."""
+        """Give up moves that were interrupted, unless they have arrived."""
         for place in places:
             self.move(place).back(False)
 
     def carry_out(self, moves):
-        """Goes on after a move that fails, and raises Failure at the end."""
+        """Continues after a move that fails, and raises Failure at the end."""
         began, failed = time.monotonic(), []
         for count, (place, to) in enumerate(moves):
             try:
