@@ -300,7 +300,7 @@ BEGIN
 						AND (o.key_hash IS NULL OR pg_try_advisory_xact_lock(480, @S@.idem_p_lane_lock(o.key_hash)))
 					LIMIT may_die FOR NO KEY UPDATE SKIP LOCKED),
 				dead AS (UPDATE @S@.idem_outbox AS o SET state = 'dead', in_due_index = false,
-						last_error = coalesce(o.last_error, 'The last lease ran out.')
+						last_error = coalesce(o.last_error, 'The last lease expired.')
 					FROM exhausted AS e WHERE o.id = e.id RETURNING o.key_hash)
 			SELECT array_agg(coalesce(d.key_hash, 0)) INTO ended FROM dead AS d;
 			IF ended IS NOT NULL THEN
