@@ -46,6 +46,11 @@ def drain(channel, queue, count, seconds=20):
     return found
 
 
+def drain_all(channel, queue):
+    """All messages of a queue to which nothing is being published."""
+    return drain(channel, queue, channel.queue_declare(queue, passive=True).method.message_count)
+
+
 def delivers(world):
     start(world)
     connection, channel = broker.channel()

@@ -66,7 +66,7 @@ def broker_closes(world):
             equal('counted attempts of the bad ones', world.query(COUNTED % "state = 'dead'"), [(3,)])
             equal('reasons', world.query("SELECT count(*) FROM idem_outbox WHERE state = 'dead' "
                                          "AND last_error LIKE '%%larger than%%'"), [(3,)])
-            equal('messages', {int(body) for _, body in amqp.drain(channel, 'orders', 10000, 3)},
+            equal('messages', {int(body) for _, body in amqp.drain_all(channel, 'orders')},
                   {n for n in range(300) if n % 100 != 50})
             equal('the status', running.stop(), 0)
     finally:
@@ -107,7 +107,7 @@ def closers_delay_nothing(world):
         tried = world.query("SELECT min(attempt - uncounted_attempts) FROM idem_outbox WHERE state <> 'acked'")[0][0]
         expect('the bad ones are not tried', tried >= 1)
         equal('pauses', relay.said().count('sink "r" is paused'), 0)
-        equal('messages', {properties.message_id for properties, _ in amqp.drain(channel, 'orders', 10000, 2)}, good)
+        equal('messages', {properties.message_id for properties, _ in amqp.drain_all(channel, 'orders')}, good)
         equal('the status', relay.stop(), 0)
     finally:
         broker.control('eval', 'application:set_env(rabbit, max_message_size, 134217728).')
@@ -459,7 +459,7 @@ def mixed(world):
                                  "WHERE payload ? 'n' GROUP BY 1"))
         equal('counted attempts of dead good messages', world.query(
             "SELECT count(*) FROM idem_outbox WHERE state = 'dead' AND payload ? 'n'"), [(0,)])
-        arrived = {properties.message_id for properties, _ in amqp.drain(channel, 'orders', 10 ** 6, 5)}
+        arrived = {properties.message_id for properties, _ in amqp.drain_all(channel, 'orders')}
         arrived.update(request.headers['webhook-id'] for request in mixture.endpoint.requests)
         equal('lost', world.query("SELECT message_id::text FROM idem_outbox WHERE topic <> 'c' AND payload ? 'n' "
                                   "AND NOT message_id = ANY (%s::uuid[])", sorted(arrived)), [])
