@@ -43,6 +43,8 @@ CREATE FUNCTION @S@.idem_p_advance(p_user text, p_type text, p_entity text, p_ac
 	OUT advanced boolean, OUT latest bigint)
 LANGUAGE plpgsql VOLATILE
 AS $$
+DECLARE
+	rounds int := 0;
 BEGIN
 	LOOP
 		SELECT v.last_action_id INTO latest FROM @S@.idem_action_versions AS v
@@ -60,6 +62,8 @@ BEGIN
 			latest := p_action_id;
 			RETURN;
 		END IF;
+		rounds := rounds + 1;
+		PERFORM @S@.idem_p_check_rounds(rounds, 'idem_action_versions');
 	END LOOP;
 END
 $$;

@@ -379,6 +379,7 @@ DECLARE
 	current_token bigint := token;
 	current_state text;
 	written timestamptz;
+	rounds int := 0;
 BEGIN
 	IF p_key IS NULL OR octet_length(p_scope) BETWEEN 1 AND 512 IS NOT TRUE THEN
 		PERFORM @S@.idem_p_check_key_arguments(p_scope, p_key);
@@ -427,6 +428,8 @@ BEGIN
 		ELSIF current_state <> 'started' THEN
 			PERFORM @S@.idem_p_claim_not_found(p_key, current_state);
 		END IF;
+		rounds := rounds + 1;
+		PERFORM @S@.idem_p_check_rounds(rounds, 'idem_keys');
 	END LOOP;
 END
 $$;
@@ -443,6 +446,7 @@ DECLARE
 	lease_end timestamptz;
 	written timestamptz;
 	is_ours boolean := false;
+	rounds int := 0;
 BEGIN
 	IF duration IS NOT NULL THEN
 		PERFORM @S@.idem_p_check_interval(duration, 'lease');
@@ -469,6 +473,8 @@ BEGIN
 		END IF;
 		-- Now that this transaction has written the row, it does not wait again.
 		is_ours := FOUND;
+		rounds := rounds + 1;
+		PERFORM @S@.idem_p_check_rounds(rounds, 'idem_keys');
 	END LOOP;
 END
 $$;
@@ -528,6 +534,7 @@ DECLARE
 	deadline timestamptz;
 	began timestamptz;
 	pause float8 := 0.002;
+	rounds int := 0;
 BEGIN
 	IF key IS NULL OR octet_length(scope) BETWEEN 1 AND 512 IS NOT TRUE THEN
 		PERFORM @S@.idem_p_check_key_arguments(scope, key);
@@ -630,6 +637,8 @@ BEGIN
 					-- A row that was written past these functions.
 					IF NOT FOUND THEN
 						result := NULL;
+						rounds := rounds + 1;
+						PERFORM @S@.idem_p_check_rounds(rounds, 'idem_keys');
 						CONTINUE look;
 					END IF;
 				ELSIF record.expires_at <= clock THEN
@@ -737,6 +746,7 @@ END
 DECLARE
 	claim record;
 	written timestamptz;
+	rounds int := 0;
 	clipped CONSTANT text := CASE WHEN octet_length(error) > @S@.idem_p_setting('max_response_size')::int
 		THEN @S@.idem_p_clip(error, @S@.idem_p_setting('max_response_size')::int) ELSE error END;
 BEGIN
@@ -768,6 +778,8 @@ BEGIN
 			END IF;
 			RETURN true;
 		END IF;
+		rounds := rounds + 1;
+		PERFORM @S@.idem_p_check_rounds(rounds, 'idem_keys');
 	END LOOP;
 END
 
@@ -775,6 +787,7 @@ END
 DECLARE
 	claim record;
 	expires timestamptz;
+	rounds int := 0;
 BEGIN
 	PERFORM @S@.idem_p_check_key_arguments(scope, key);
 	IF current_setting('transaction_read_only') = 'on' THEN
@@ -804,6 +817,8 @@ BEGIN
 			END IF;
 			RETURN true;
 		END IF;
+		rounds := rounds + 1;
+		PERFORM @S@.idem_p_check_rounds(rounds, 'idem_keys');
 	END LOOP;
 END
 

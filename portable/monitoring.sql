@@ -95,21 +95,65 @@ END
 #variable_conflict use_column
 DECLARE
 	clock CONSTANT timestamptz := clock_timestamp();
+	-- What one call looks at: lanes, and due messages without a key
+	most CONSTANT int := 5000;
 BEGIN
 	IF max_lanes < 0 THEN
-		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "max_lanes" must not be negative';
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "max_lanes" must not be negative',
+			HINT = 'Pass how many keys to list at most.';
 	END IF;
+	-- A message is held if another transaction is writing or locking its row.
 	RETURN QUERY
-		SELECT h.topic, h.id, w.since, w.count, CASE WHEN h.awaiting_ack THEN 'leased' ELSE 'paused' END, h.available_at, NULL::int
-		FROM (SELECT o.* FROM @S@.idem_outbox AS o
-			WHERE o.in_due_index AND o.available_at > clock AND o.state = 'pending' AND o.key_hash IS NOT NULL
-				AND NOT EXISTS (SELECT FROM @S@.idem_outbox AS b
-					WHERE b.key_hash = o.key_hash AND b.state = 'pending' AND b.id < o.id)
-			LIMIT 5000) AS h
-		CROSS JOIN LATERAL (SELECT min(greatest(o.available_at, o.created_at)), count(*) FROM @S@.idem_outbox AS o
-			WHERE o.key_hash = h.key_hash AND o.state = 'pending' AND o.id > h.id AND o.available_at <= clock) AS w (since, count)
-		WHERE w.count > 0
-		ORDER BY w.since, h.id LIMIT coalesce(max_lanes, 100);
+		WITH RECURSIVE heads AS (
+			(SELECT o.*, o.xmax AS holder, 1 AS n FROM @S@.idem_outbox AS o
+				WHERE o.key_hash IS NOT NULL AND o.state = 'pending' ORDER BY o.key_hash, o.id LIMIT 1)
+			UNION ALL
+			SELECT l.* FROM heads AS h CROSS JOIN LATERAL (
+				SELECT o.*, o.xmax AS holder, h.n + 1 FROM @S@.idem_outbox AS o
+				WHERE o.key_hash > h.key_hash AND o.state = 'pending' ORDER BY o.key_hash, o.id LIMIT 1) AS l
+			WHERE h.n < most
+		),
+		-- One key among many that is blocked for long is the last in the index of due messages.
+		last_ones AS (
+			SELECT o.*, o.xmax AS holder FROM @S@.idem_outbox AS o
+			WHERE o.in_due_index AND o.state = 'pending' AND o.available_at > clock AND o.key_hash IS NOT NULL
+			ORDER BY o.available_at DESC LIMIT 100
+		),
+		first_ones AS (
+			SELECT o.*, o.xmax AS holder FROM @S@.idem_outbox AS o
+			WHERE o.in_due_index AND o.state = 'pending' AND o.available_at <= clock
+			ORDER BY o.available_at LIMIT most
+		),
+		seen AS (
+			SELECT h.id, h.topic, h.key_hash, h.available_at, h.awaiting_ack, h.in_due_index, h.holder FROM heads AS h
+			UNION
+			SELECT o.id, o.topic, o.key_hash, o.available_at, o.awaiting_ack, o.in_due_index, o.holder FROM last_ones AS o
+			UNION
+			SELECT o.id, o.topic, o.key_hash, o.available_at, o.awaiting_ack, o.in_due_index, o.holder FROM first_ones AS o
+			WHERE o.holder <> '0'::xid
+		),
+		judged AS (
+			SELECT s.*, CASE WHEN s.holder <> '0'::xid AND @S@.idem_p_is_running(s.holder) THEN 'held'
+				WHEN s.available_at > clock THEN CASE WHEN s.awaiting_ack THEN 'leased' ELSE 'paused' END
+				WHEN NOT s.in_due_index THEN 'lost' END AS reason
+			FROM seen AS s
+			WHERE s.key_hash IS NULL OR s.id = (SELECT f.id FROM @S@.idem_outbox AS f
+				WHERE f.key_hash = s.key_hash AND f.state = 'pending' ORDER BY f.id LIMIT 1)
+		),
+		blocked AS (
+			SELECT j.*, w.*, j.available_at <= clock AS is_due
+			FROM judged AS j
+			CROSS JOIN LATERAL (SELECT min(greatest(o.available_at, o.created_at)), count(*) FROM @S@.idem_outbox AS o
+				WHERE o.key_hash = j.key_hash AND o.state = 'pending' AND o.id > j.id AND o.available_at <= clock) AS w (since, count)
+			WHERE j.reason IS NOT NULL
+		)
+		SELECT b.topic, b.id, CASE WHEN b.is_due THEN least(b.available_at, b.since) ELSE b.since END, b.count, b.reason,
+			CASE WHEN b.reason IN ('leased', 'paused') THEN b.available_at END,
+			CASE WHEN b.reason = 'held' THEN (SELECT l.pid FROM pg_locks AS l
+				WHERE l.locktype = 'transactionid' AND l.transactionid = b.holder AND l.mode = 'ExclusiveLock' AND l.granted LIMIT 1) END
+		FROM blocked AS b
+		WHERE b.count > 0 OR b.is_due
+		ORDER BY 3, 2 LIMIT coalesce(max_lanes, 100);
 END
 
 --@ idem_sequences_behind plpgsql

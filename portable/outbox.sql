@@ -164,7 +164,7 @@ COMMENT ON FUNCTION @S@.idem_p_refuse(bigint, int, text, interval, boolean, inte
 
 --@ idem_publish plpgsql
 DECLARE
-	number CONSTANT bigint := nextval('@S@.idem_outbox_ids');
+	number bigint;
 	message CONSTANT uuid := gen_random_uuid();
 	clock timestamptz;
 BEGIN
@@ -182,6 +182,7 @@ BEGIN
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
 	END IF;
+	number := nextval('@S@.idem_outbox_ids');
 	clock := clock_timestamp();
 	INSERT INTO @S@.idem_outbox (id, key_hash, created_at, available_at, attempt, uncounted_attempts, in_due_index,
 			message_id, state, topic, message_key, payload, headers)
@@ -241,8 +242,12 @@ END
 DECLARE
 	wanted CONSTANT int := coalesce(max_messages, 100);
 	attempts_allowed CONSTANT int := @S@.idem_p_setting('outbox_max_attempts')::int;
-	-- Of one call, parking must not take long.
-	may_park int := 200;
+	-- A call that has something to return parks a page at most.  One that has not goes on with
+	-- larger pages, because what is due can be behind all that is to be parked.
+	page int := 200;
+	may_park int := 20000;
+	may_die int := 1000;
+	is_parking boolean := false;
 	clock timestamptz := clock_timestamp();
 	deadline timestamptz;
 	lease_end timestamptz;
@@ -283,10 +288,27 @@ BEGIN
 				FROM (SELECT o.id, o.available_at, o.key_hash FROM @S@.idem_outbox AS o
 					WHERE o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
 						AND (topics IS NULL OR o.topic = ANY (topics))
-					ORDER BY o.available_at LIMIT wanted + may_park) AS c OFFSET 0) AS d;
+					ORDER BY o.available_at LIMIT wanted + page) AS c OFFSET 0) AS d;
 		-- With a head, its lane is this call's.
 		ids := NULL;
 		IF heads IS NOT NULL THEN
+			-- What has used up its attempts dies, and those behind it are looked for at once.
+			ended := NULL;
+			WITH exhausted AS (SELECT o.id FROM @S@.idem_outbox AS o
+					WHERE o.id = ANY (heads) AND o.state = 'pending' AND o.available_at <= clock
+						AND (o.attempt - o.uncounted_attempts >= attempts_allowed OR o.attempt = 2147483647)
+						AND (o.key_hash IS NULL OR pg_try_advisory_xact_lock(480, @S@.idem_p_lane_lock(o.key_hash)))
+					LIMIT may_die FOR NO KEY UPDATE SKIP LOCKED),
+				dead AS (UPDATE @S@.idem_outbox AS o SET state = 'dead', in_due_index = false,
+						last_error = coalesce(o.last_error, 'The last lease ran out.')
+					FROM exhausted AS e WHERE o.id = e.id RETURNING o.key_hash)
+			SELECT array_agg(coalesce(d.key_hash, 0)) INTO ended FROM dead AS d;
+			IF ended IS NOT NULL THEN
+				PERFORM @S@.idem_p_open_lanes(ended);
+				may_die := may_die - cardinality(ended);
+				changed := true;
+				CONTINUE;
+			END IF;
 			heads := ARRAY(SELECT o.id FROM unnest(heads) WITH ORDINALITY AS h (id, place)
 				JOIN @S@.idem_outbox AS o ON o.id = h.id
 				WHERE o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
@@ -321,39 +343,34 @@ BEGIN
 		END IF;
 
 		IF ids <> '{}' THEN
-			WITH dead AS (UPDATE @S@.idem_outbox AS o SET state = 'dead', in_due_index = false,
-					last_error = coalesce(o.last_error, 'The last lease ran out.')
-				WHERE o.id = ANY (ids) AND o.attempt - o.uncounted_attempts >= attempts_allowed
-					AND (o.key_hash IS NULL OR pg_try_advisory_xact_lock(480, @S@.idem_p_lane_lock(o.key_hash)))
-				RETURNING o.key_hash)
-			SELECT array_agg(coalesce(d.key_hash, 0)) INTO ended FROM dead AS d;
-			IF ended IS NOT NULL THEN
-				PERFORM @S@.idem_p_open_lanes(ended);
-				changed := true;
-			END IF;
 			-- The lease is from now, not before a wait for the table.
 			lease_end := clock_timestamp() + coalesce(lease, '30 s');
 			RETURN QUERY WITH taken AS (UPDATE @S@.idem_outbox AS o
 					SET attempt = o.attempt + 1, awaiting_ack = true, in_due_index = true, available_at = lease_end
-					WHERE o.id = ANY (ids) AND o.state = 'pending' AND o.attempt - o.uncounted_attempts < attempts_allowed
+					WHERE o.id = ANY (ids) AND o.state = 'pending' AND o.attempt - o.uncounted_attempts < attempts_allowed AND o.attempt < 2147483647
 					RETURNING o.id, o.message_id, o.topic, o.message_key, o.payload, o.headers, o.attempt, o.created_at)
 				SELECT t.id, t.message_id, t.topic, t.message_key, t.payload, t.headers, t.attempt, t.created_at
-				FROM taken AS t ORDER BY array_position(ids, t.id);
+				FROM taken AS t JOIN unnest(ids) WITH ORDINALITY AS i (id, place) ON i.id = t.id ORDER BY i.place;
 			changed := changed OR FOUND;
 		END IF;
 		-- Whatever is behind others makes way for what is due.
 		parked := 0;
-		IF behind IS NOT NULL AND may_park > 0 THEN
+		IF changed THEN
+			behind := ARRAY(SELECT b.id FROM unnest(behind) AS b (id) EXCEPT SELECT i.id FROM unnest(ids) AS i (id) LIMIT page);
+		END IF;
+		IF behind <> '{}' AND may_park > 0 THEN
 			parked := @S@.idem_p_park(behind, lanes);
 			may_park := may_park - parked;
+			is_parking := is_parking OR parked > 0;
 		END IF;
 		IF changed THEN
 			RETURN;
 		ELSIF parked > 0 AND may_park > 0 THEN
+			page := least(page * 2, 5000);
 			CONTINUE;
 		END IF;
 		-- What has been parked is to be committed.
-		IF may_park < 200 OR deadline IS NULL OR clock_timestamp() >= deadline THEN
+		IF is_parking OR deadline IS NULL OR clock_timestamp() >= deadline THEN
 			RETURN;
 		END IF;
 		pause := @S@.idem_p_pause(pause, NULL, deadline);

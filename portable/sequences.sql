@@ -44,6 +44,7 @@ DECLARE
 	decision record;
 	lock_number int;
 	is_locked boolean;
+	rounds int := 0;
 BEGIN
 	PERFORM @S@.idem_p_check_name(aggregate, 'aggregate');
 	PERFORM @S@.idem_p_check_name(client_id, 'client_id');
@@ -119,7 +120,11 @@ BEGIN
 				RETURNING a.version INTO decision.version;
 		END IF;
 		-- Another client's append came first.
-		CONTINUE look WHEN NOT FOUND;
+		IF NOT FOUND THEN
+			rounds := rounds + 1;
+			PERFORM @S@.idem_p_check_rounds(rounds, 'idem_aggregates');
+			CONTINUE look;
+		END IF;
 		INSERT INTO @S@.idem_client_sequences AS c (last_client_seq, aggregate, client_id)
 			VALUES (last, idem_try_append.aggregate, idem_try_append.client_id)
 			ON CONFLICT ON CONSTRAINT idem_client_sequences_pkey DO UPDATE SET last_client_seq = EXCLUDED.last_client_seq;

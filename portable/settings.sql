@@ -256,6 +256,22 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_check_writable() IS
 'Raises 25006, for callers that have found the transaction to be read-only.';
 
+-- Something that was added to the table keeps a row from being written.
+CREATE FUNCTION @S@.idem_p_check_rounds(rounds int, table_name text)
+RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+AS $$
+BEGIN
+	IF rounds > 1000 THEN
+		RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('table "%s" has been altered', table_name),
+			DETAIL = 'A row that was written is not there.',
+			HINT = 'Remove what was added with ALTER TABLE, DROP TRIGGER or DROP RULE; to react to changes, use logical replication.';
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_check_rounds(int, text) IS
+'Raises 55000 for a loop that has looked at a row too often.';
+
 CREATE FUNCTION @S@.idem_p_null(name text)
 RETURNS void
 LANGUAGE plpgsql IMMUTABLE

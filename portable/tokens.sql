@@ -11,6 +11,7 @@ AS $$
 DECLARE
 	expires timestamptz;
 	started timestamptz;
+	rounds int := 0;
 BEGIN
 	LOOP
 		started := clock_timestamp();
@@ -36,6 +37,8 @@ BEGIN
 			END IF;
 			RETURN true;
 		END IF;
+		rounds := rounds + 1;
+		PERFORM @S@.idem_p_check_rounds(rounds, 'idem_tokens');
 	END LOOP;
 END
 $$;

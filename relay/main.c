@@ -8,6 +8,7 @@
  *
  *-------------------------------------------------------------------------
  */
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +34,11 @@ main(int argc, char **argv)
 	Relay		relay = {0};
 	int			i;
 
+	/*
+	 * The threads of librdkafka and libnats would have heaps of their own,
+	 * which keep what is freed.
+	 */
+	mallopt(M_ARENA_MAX, 1);
 	srand48(time(NULL) ^ getpid());
 	if (argc > 1 && relay_admin_is_command(argv[1]))
 		return relay_admin_run(argc, argv);

@@ -1,18 +1,18 @@
--- The router's functions, made from the interface that a shard has installed.
+-- Generate the router's functions from the interface that a shard has installed.
 --
 --	psql -XAtq -f functions.sql SHARD | psql -v ON_ERROR_STOP=1 ROUTER
 --
--- Again after each ALTER EXTENSION idempotency UPDATE of the shards; what has
--- been granted on them, and views that use them, stay, as long as their arguments
--- and results do.  The first argument of a call that
--- writes names the shard (a scope, user, aggregate or topic), and a
--- batch over an array of those is split.  What has no such argument and writes
--- nothing runs anywhere.  The rest belongs to one shard and is called there:
--- idem_resume(), and what idem_grant does not give, as the functions of a relay.
+-- Run this again after each ALTER EXTENSION idempotency UPDATE of the shards.
+-- Grants on the functions, and views that use them, remain as long as arguments
+-- and results are unchanged.  The first argument of a call that writes names the
+-- shard (a scope, user, aggregate or topic).  A batch over an array of those is
+-- split.  A function without such an argument runs on any shard if it writes
+-- nothing.  The router lacks all others, which are called on a shard:
+-- idem_resume(), and those that idem_grant does not grant, as a relay's.
 
 -- The router runs the result as a superuser, and the owner of a shard can add
--- functions to the extension.  So all that comes from the shard is quoted, and
--- only functions and types of the extension's installer count.
+-- functions to the extension.  So the script quotes all that comes from the shard,
+-- and uses only functions and types of the extension's installer.
 
 \set ON_ERROR_STOP on
 -- A database's owner can define functions that an unqualified name would find.
@@ -42,7 +42,7 @@ known_type AS (
 	FROM part JOIN pg_type AS t ON part.classid = 'pg_type'::regclass AND t.oid = part.objid
 	JOIN installer ON t.typowner = installer.role
 ),
--- Names by which rows are found
+-- Column names of indexes
 indexed AS (
 	SELECT DISTINCT a.attname
 	FROM part AS t
@@ -74,7 +74,7 @@ CREATE TEMP TABLE argument AS
 SELECT r.oid, n AS place, quote_ident(p.proargnames[n]) AS name,
 	coalesce(p.proargmodes[n], 'i') AS mode,
 	coalesce(p.proallargtypes[n], p.proargtypes[n - 1]) AS type,
-	-- An OID is another one on each server.
+	-- OIDs differ between servers.
 	CASE WHEN t.typname LIKE 'reg%' THEN 'text' ELSE format_type(t.oid, NULL) END AS type_name,
 	format_type(t.oid, NULL) AS remote_type,
 	pg_get_function_arg_default(p.oid, n) AS default_value
@@ -83,7 +83,7 @@ JOIN pg_proc AS p ON p.oid = r.oid
 CROSS JOIN generate_series(1, coalesce(cardinality(p.proallargtypes), p.pronargs)) AS n
 JOIN pg_type AS t ON t.oid = coalesce(p.proallargtypes[n], p.proargtypes[n - 1]);
 
--- Columns of the result: none for a scalar
+-- The columns of the result; a scalar has none.
 CREATE TEMP TABLE result AS
 SELECT r.oid, a.place, a.name
 FROM routed AS r JOIN argument AS a ON a.oid = r.oid AND a.mode IN ('o', 't')
@@ -111,7 +111,7 @@ SELECT r.*,
 			|| CASE WHEN t.typtype = 'c' THEN 'idempotency.' || quote_ident(t.typname)
 				ELSE format_type(t.oid, NULL) END
 		END AS returns,
-	-- PL/Proxy wants them so.
+	-- PL/Proxy requires VOLATILE.
 	'VOLATILE' || CASE WHEN p.proisstrict THEN ' STRICT' ELSE '' END AS kind,
 	coalesce(obj_description(r.oid, 'pg_proc') || ' ', '') AS comment
 FROM routed AS r
@@ -127,7 +127,7 @@ SET LOCAL client_min_messages = warning;
 CREATE SCHEMA IF NOT EXISTS idempotency;
 GRANT USAGE ON SCHEMA idempotency TO idem_application, idem_router;
 
--- Replaces what is there, if it can be: grants and views hang on it.
+-- Replaces a function, if possible, because grants and views depend on it.
 CREATE PROCEDURE pg_temp.make(name text, definition text)
 LANGUAGE plpgsql
 AS $do$
@@ -195,7 +195,8 @@ WHERE t.oid IN (SELECT p.prorettype FROM routed JOIN pg_proc AS p USING (oid)) A
 GROUP BY t.typname
 ORDER BY t.typname;
 
--- One shard.  All that runs on the router, idem_map.shard(), is qualified.
+-- Functions that run on one shard.  idem_map.shard(), which runs on the router, is
+-- qualified.
 SELECT format(E'\nCALL pg_temp.make(%L, %L);', format('%s(%s)', name, types),
 	format(E'%s(%s)\nRETURNS %s\nLANGUAGE plproxy %s PARALLEL UNSAFE SECURITY DEFINER\nAS %L', name, parameters, returns, kind,
 		format(E'\n\tCLUSTER ''idempotency'';\n\tRUN ON %s;\n\tSELECT %s FROM %s(%s) AS r;\n',
@@ -212,7 +213,8 @@ FROM definition AS d
 WHERE NOT (has_key AND is_split)
 ORDER BY name, types;
 
--- Several: the part of each with its elements' places in the whole
+-- Functions that run on several shards: each part has the positions of its elements
+-- in the whole.
 SELECT format(E'\nCALL pg_temp.make(%1$L, %2$L);\nALTER FUNCTION %1$s OWNER TO idem_router;\nREVOKE ALL ON FUNCTION %1$s FROM PUBLIC;',
 		format('%s(int[], %s)', part_name, types),
 		format(E'%s(ordinals int[], %s)\nRETURNS %s\nLANGUAGE plproxy %s PARALLEL UNSAFE SECURITY DEFINER\nAS %L',
@@ -250,7 +252,7 @@ SELECT format(E'\nALTER FUNCTION %1$s(%2$s) OWNER TO idem_router;\nREVOKE ALL ON
 FROM definition
 ORDER BY name, types;
 
--- Functions of an earlier run that no longer exist
+-- Drop functions and types of an earlier run that no longer exist on the shard.
 SELECT format(E'\nDO %L;\n\nDROP PROCEDURE pg_temp.make, pg_temp.make_type;\nCOMMIT;', format($do$
 DECLARE
 	old text;

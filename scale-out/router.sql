@@ -2,9 +2,9 @@
 --
 --	psql -v application=app -v servers="p0 '...', p1 '...'" -f router.sql
 --
--- Once, in the router's database, as a superuser.  "servers" are the connection
--- strings of the shards, "application" is the role on the shards as which the
--- router connects.  The functions come afterwards: see functions.sql.
+-- Run this once in the router's database, as a superuser.  "servers" are the
+-- connection strings of the shards.  "application" is the role on the shards as
+-- which the router connects.  Then make the functions: see functions.sql.
 
 \set ON_ERROR_STOP on
 -- A database's owner can define functions that an unqualified name would find.
@@ -12,7 +12,7 @@ SET search_path = pg_catalog, pg_temp;
 BEGIN;
 CREATE EXTENSION IF NOT EXISTS plproxy SCHEMA pg_catalog;
 
--- The owner of all that is called, and who may call it.
+-- The owner of all functions, and the role that is allowed to call them
 SELECT format('CREATE ROLE %I NOLOGIN', role)
 FROM (VALUES ('idem_router'), ('idem_application')) AS wanted (role)
 WHERE to_regrole(role) IS NULL \gexec
@@ -30,8 +30,9 @@ RETURNS int
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 RETURN hashtextextended(scope COLLATE "C", 0) & 255;
 
--- PL/Proxy wants numbers without gaps.  So a shard that was removed keeps its
--- number, with the connection string of another one, until a shard is added.
+-- PL/Proxy requires numbers without gaps.  So the number of a shard that was removed
+-- remains, with the connection string of another shard, until a shard is added or
+-- all higher numbers are removed.
 CREATE TABLE idem_map.removed (shard int PRIMARY KEY);
 
 CREATE VIEW idem_map.shards AS
@@ -44,13 +45,13 @@ CREATE TABLE idem_map.slots (
 	slot int PRIMARY KEY CHECK (slot BETWEEN 0 AND 255),
 	shard int NOT NULL,
 	moving_to int,
-	epoch bigint NOT NULL DEFAULT 1		-- of the last step of a move that it has heard of
+	epoch bigint NOT NULL DEFAULT 1		-- of the last step of a move that the map knows
 );
 INSERT INTO idem_map.slots (slot, shard)
 SELECT slot, slot % (SELECT count(*) FROM idem_map.shards)
 FROM generate_series(0, 255) AS slot;
 
--- Scopes that do not live where their slot does.
+-- Scopes with a place of their own
 CREATE TABLE idem_map.scopes (
 	scope text COLLATE "C" PRIMARY KEY CHECK (scope <> ''),
 	shard int NOT NULL,
@@ -58,7 +59,8 @@ CREATE TABLE idem_map.scopes (
 	epoch bigint NOT NULL DEFAULT 1
 );
 
--- The shard's number; an error if there is none that may be called.
+-- Returns the shard's number.  Raises an error if there is none, or the scope is
+-- being moved.
 CREATE FUNCTION idem_map.shard(scope text)
 RETURNS int
 LANGUAGE plpgsql VOLATILE PARALLEL SAFE
@@ -93,7 +95,7 @@ BEGIN
 END
 $$;
 
--- Where to connect for a transaction of one's own with this scope.
+-- Returns the connection string for a transaction with this scope.
 CREATE FUNCTION idem_map.connection(scope text)
 RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL SAFE SECURITY DEFINER
@@ -124,9 +126,9 @@ AS $$
 	SELECT g.state, g.epoch, g.peer, g.is_own FROM idem_guard.whereabouts($2) AS g;
 $$;
 
--- Asks the gates of all shards, for a caller that was refused: the map is old, or
--- was restored.  Puts right what the map says of this scope, unless the map has
--- heard of a later move, and returns the connection string.
+-- Asks the gates of all shards, for a caller that a shard has refused because the
+-- map is old, or was restored.  Corrects the map's row of this scope, unless the map
+-- knows a later move, and returns the connection string.
 CREATE FUNCTION idem_map.find(scope text)
 RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
@@ -151,17 +153,17 @@ BEGIN
 				has_own := gate.is_own;
 			END IF;
 		EXCEPTION WHEN OTHERS THEN
-			NULL;			-- a shard that is down; the others may know
+			NULL;			-- The shard is down.  Ask the others.
 		END;
 	END LOOP;
 	IF home IS NULL THEN
 		RETURN idem_map.connection(find.scope);
 	END IF;
-	-- All that change both rows of a scope lock its slot's row first.
+	-- Writers of both rows of a scope lock its slot's row first.
 	PERFORM FROM idem_map.slots AS s WHERE s.slot = idem_map.slot(find.scope) FOR UPDATE;
 	-- A move of this epoch can have ended since its old shard answered "leaving".
 	IF has_own THEN
-		-- And the scope can follow its slot again: then the mover writes both rows.
+		-- And the scope can follow its slot again.  Then the mover writes both rows.
 		SELECT a.* INTO gate FROM idem_map.ask(home, find.scope) AS a;
 		IF NOT gate.is_own OR gate.epoch <> last THEN
 			RETURN idem_map.connection(find.scope);
@@ -184,8 +186,8 @@ BEGIN
 END
 $$;
 
--- All elements of arrays of one call, where one stands for all, or none does.
--- With a name the array is required.
+-- Returns an array of this length: an array of one element is repeated, and a null
+-- array becomes nulls.  If it has a name, the array is required.
 CREATE FUNCTION idem_map.spread(name text, elements anyarray, number int)
 RETURNS anyarray
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE

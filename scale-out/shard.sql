@@ -1,16 +1,17 @@
--- The guard of a shard: which scopes live here.
+-- The guard of a shard, which knows the scopes that live here.
 --
 --	psql -v application=app -v slots='{0,4,8}' -f shard.sql
 --
--- Beside the extension, once on each shard, as a superuser.  "application" is the
--- role that the router and the application connect as, "slots" are those that
--- live here at the beginning, none for a shard that is added later.
+-- Run this once on each shard, beside the extension, as a superuser.
+-- "application" is the role as which the router and the application connect.
+-- "slots" live here at the beginning; a shard that is added later has none.
 --
--- Every call that comes through the router passes idem_pin_scope(scope) in its own
--- transaction, and so must every transaction of a client that connects here
--- directly; idempotency.require_pinned_scope sees to it in new sessions.  It holds the scope where it is until that transaction ends, and
--- refuses a scope that lives elsewhere: a router with an old, wrong or
--- incomplete map gets an error, never a second record of the same key.
+-- Each call of the router calls idem_pin_scope(scope) in its transaction, and each
+-- transaction of a client that connects here directly must do so.
+-- idempotency.require_pinned_scope checks it in new sessions.  The pin keeps the
+-- scope on this shard until that transaction ends, and refuses a scope that lives
+-- elsewhere.  So a router with an old, wrong or incomplete map gets an error, and
+-- never makes a second record of a key.
 
 \set ON_ERROR_STOP on
 -- A database's owner can define functions that an unqualified name would find.
@@ -18,25 +19,25 @@ SET search_path = pg_catalog, pg_temp;
 BEGIN;
 CREATE SCHEMA idem_guard;
 
--- 256 slots, by a hash that partitions use, too: it is the same in each version
--- of PostgreSQL, on machines of one byte order.  src/util/pinned_scope.c has it,
--- too.
+-- One of 256 slots, by a hash that partitions also use: it is the same in each
+-- version of PostgreSQL, on machines of one byte order.  src/util/pinned_scope.c
+-- has the same hash.
 CREATE FUNCTION idem_guard.slot(scope text)
 RETURNS int
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 RETURN hashtextextended(scope COLLATE "C", 0) & 255;
 
--- A scope of its own place has a row; the others follow their slot's, whose
--- scope is ''.  No row: elsewhere.  The functions below, and nothing else, change
--- it.
+-- The gates.  A scope with a place of its own has a row.  The others follow the row
+-- of their slot, whose scope is ''.  A place without a row is elsewhere.  Only the
+-- functions below change the table.
 CREATE TABLE idem_guard.places (
 	slot int NOT NULL CHECK (slot BETWEEN 0 AND 255),
 	scope text COLLATE "C" NOT NULL DEFAULT '',
 	state text NOT NULL CHECK (state IN ('open', 'leaving', 'arriving', 'away')),
 	epoch bigint NOT NULL,		-- of its last change; it never falls
 	opened bigint NOT NULL,		-- the last epoch at which it was open
-	peer int,					-- where it leaves to
-	follows boolean NOT NULL DEFAULT false,	-- had no gate of its own before it left
+	peer int,					-- the shard to which it leaves
+	follows boolean NOT NULL DEFAULT false,	-- it had no gate of its own before it left
 	since timestamptz NOT NULL DEFAULT clock_timestamp(),	-- in this state
 	here boolean NOT NULL GENERATED ALWAYS AS (state = 'open') STORED,
 	PRIMARY KEY (slot, scope)
@@ -44,7 +45,7 @@ CREATE TABLE idem_guard.places (
 INSERT INTO idem_guard.places (slot, state, epoch, opened)
 SELECT s, 'open', 1, 1 FROM unnest(:'slots'::int[]) AS s;
 
--- Whether it lives here as the statement that asks has it, whose snapshot it uses.
+-- Raises an error unless the scope lives here in the snapshot of the statement.
 CREATE FUNCTION idem_guard.seen(scope text)
 RETURNS text
 LANGUAGE plpgsql STABLE STRICT PARALLEL UNSAFE SECURITY DEFINER
@@ -63,7 +64,7 @@ BEGIN
 			MESSAGE = format('scope "%s" does not live on this shard', left(scope, 40)),
 			DETAIL = 'It is being moved, has been moved, or was looked for in the wrong place. Nothing has been done.',
 			HINT = 'Let the router look for it: SELECT idem_find_shard(scope).',
-			SCHEMA = 'idem_guard';        -- by which clients know it
+			SCHEMA = 'idem_guard';        -- Clients recognize the error by it.
 	END IF;
 	RETURN scope;
 END
@@ -80,8 +81,8 @@ BEGIN
 END
 $$;
 
--- The lock comes first, so seen() sees what the mover of the scope has
--- committed.  Not so in a transaction with an older snapshot.
+-- The lock comes first, so seen() sees what the mover of the scope has committed.
+-- This needs READ COMMITTED: an older snapshot does not have it.
 CREATE FUNCTION idem_guard.pass(scope text)
 RETURNS text
 LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE SECURITY DEFINER
@@ -114,15 +115,15 @@ END
 $$;
 
 --
--- The steps of a move, by which a place has one open gate at most, and its rows
--- are never without one that opens: test/models/gates.pml.  Each compares the gate
--- with what the mover knows, and raises 55006 if another mover came first.
+-- The steps of a move.  They keep at most one gate of a place open, in front of all
+-- its rows: see test/models/gates.pml.  Each step compares the gate with what the
+-- mover knows, and raises 55006 if another mover came first.
 --
--- "epoch" is the mover's: higher than all that it has seen of this place.  So a
--- mover that was overtaken, or has slept, changes nothing.
+-- "epoch" is the mover's, higher than all epochs that it has seen of this place.
+-- So a mover that was overtaken or suspended changes nothing.
 --
 
--- The gate of a place; a scope without one of its own has its slot's.
+-- Returns the gate of a place: of a scope without its own gate, that of its slot.
 CREATE FUNCTION idem_guard.gate(slot int, scope text,
 	OUT state text, OUT epoch bigint, OUT opened bigint, OUT peer int, OUT is_own boolean)
 LANGUAGE plpgsql VOLATILE
@@ -143,7 +144,7 @@ BEGIN
 END
 $$;
 
--- For a router that looks for a scope.
+-- Like gate(), for a router that looks for a scope
 CREATE FUNCTION idem_guard.whereabouts(scope text,
 	OUT state text, OUT epoch bigint, OUT peer int, OUT is_own boolean)
 LANGUAGE sql STABLE STRICT SECURITY DEFINER
@@ -153,14 +154,14 @@ AS $$
 	FROM idem_guard.gate(idem_guard.slot(scope), scope) AS g
 $$;
 
--- Of all gates of a slot, since those of its scopes count for the slot, and
--- the slot's for scopes that have none yet.
+-- The highest epoch of the gates of a slot and its scopes.  Epochs of scopes count
+-- for the slot, and those of the slot for scopes without their own gate.
 CREATE FUNCTION idem_guard.highest_epoch(slot int)
 RETURNS bigint
 LANGUAGE sql VOLATILE
 RETURN (SELECT coalesce(max(p.epoch), 0) FROM idem_guard.places AS p WHERE p.slot = highest_epoch.slot);
 
--- Excludes other movers of the slot until the transaction ends, and nobody else.
+-- Excludes other movers of the slot, but no calls, until the transaction ends.
 CREATE FUNCTION idem_guard.lock_gate(slot int, scope text,
 	OUT state text, OUT epoch bigint, OUT opened bigint, OUT peer int, OUT is_own boolean)
 LANGUAGE plpgsql VOLATILE
@@ -185,8 +186,8 @@ BEGIN ATOMIC
 		since = CASE WHEN p.state = EXCLUDED.state THEN p.since ELSE EXCLUDED.since END;
 END;
 
--- The markers of moves by logical replication: what the old shard has said when its
--- gate closed arrives on the new one after all rows.
+-- Markers of moves by logical replication.  The transaction that closes the old
+-- gate writes one, which arrives on the new shard after all rows.
 CREATE TABLE idem_guard.closed (
 	slot int NOT NULL,
 	scope text COLLATE "C" NOT NULL,
@@ -195,7 +196,7 @@ CREATE TABLE idem_guard.closed (
 	PRIMARY KEY (slot, scope, epoch)
 );
 
--- For monitoring: calls of a place that is leaving are refused.
+-- For monitoring.  Calls of a place that is leaving are refused.
 CREATE VIEW idem_guard.moves AS
 SELECT slot, scope, state, epoch, peer, clock_timestamp() - since AS lasts
 FROM idem_guard.places
@@ -220,8 +221,8 @@ BEGIN
 END
 $$;
 
--- On the new shard.  The caller deletes what an earlier move has left, in the
--- same transaction.  Returns when it was last open here, for close().
+-- Runs on the new shard.  The caller deletes rows of an earlier move in the same
+-- transaction.  Returns the epoch at which the gate was last open here, for close().
 CREATE FUNCTION idem_guard.reserve(slot int, scope text, epoch bigint)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE
@@ -239,9 +240,9 @@ BEGIN
 END
 $$;
 
--- On the old shard, with the exclusive lock of the slot.  A move to the same shard
--- that was interrupted is taken over, if the new shard has not opened since.  "own"
--- are the scopes of a slot that do not go with it, as the mover knows them.
+-- Runs on the old shard, with the exclusive lock of the slot.  Takes over a move to
+-- the same shard that was interrupted, unless the new shard has opened since.  "own"
+-- are the scopes of a slot that have their own gates, as the mover knows them.
 CREATE FUNCTION idem_guard.close(slot int, scope text, epoch bigint, peer int, peer_opened bigint, own text[] DEFAULT '{}')
 RETURNS void
 LANGUAGE plpgsql VOLATILE
@@ -269,8 +270,8 @@ BEGIN
 END
 $$;
 
--- On the new shard, in the transaction that has all rows.  "own" are the scopes
--- of a slot that do not go with it.
+-- Runs on the new shard, in the transaction that has all rows.  "own" are the scopes
+-- of a slot that do not move with it.
 CREATE FUNCTION idem_guard.open_here(slot int, scope text, epoch bigint, own text[] DEFAULT '{}')
 RETURNS void
 LANGUAGE plpgsql VOLATILE
@@ -292,9 +293,9 @@ BEGIN
 		IF FOUND THEN
 			RAISE EXCEPTION USING ERRCODE = 'object_in_use',
 				MESSAGE = format('scope "%s", which is in slot %s, is being moved here', left(other, 40), slot),
-				HINT = 'Go on with that first, or run scale-out/move --back for it.';
+				HINT = 'Continue that move first, or run scale-out/move --back for it.';
 		END IF;
-		-- The others came back to their slot's shard, and go with it now.
+		-- The others returned to their slot's shard, and follow it now.
 		DELETE FROM idem_guard.places AS p
 		WHERE p.slot = open_here.slot AND p.scope <> '' AND p.scope <> ALL (own);
 		INSERT INTO idem_guard.places (slot, scope, state, epoch, opened)
@@ -305,8 +306,8 @@ BEGIN
 END
 $$;
 
--- On a shard that it has left, before the rows are deleted in the same transaction.
--- "home_epoch" is that of the open gate.
+-- Runs on a shard that the place has left, before the caller deletes the rows in the
+-- same transaction.  "home_epoch" is that of the open gate.
 CREATE FUNCTION idem_guard.clear(slot int, scope text, home_epoch bigint)
 RETURNS void
 LANGUAGE plpgsql VOLATILE
@@ -323,8 +324,9 @@ BEGIN
 END
 $$;
 
--- A way back begins on the shard that it was to go to: from now on nobody opens
--- it there at this epoch.  Returns whether the rows there are to be deleted.
+-- The first step of a way back, on the shard that the move leads to: from now on,
+-- no mover opens the gate there at this epoch.  Returns whether the caller must
+-- delete the rows there.
 CREATE FUNCTION idem_guard.refuse(slot int, scope text, epoch bigint)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
@@ -338,16 +340,16 @@ BEGIN
 		PERFORM idem_guard.overtaken(slot, scope, 'going back', epoch);
 	END IF;
 	IF gate.state = 'arriving' AND gate.epoch > epoch THEN
-		RETURN false;			-- it is reserved for a later move
+		RETURN false;			-- A later move has reserved it.
 	END IF;
 	PERFORM idem_guard.set_gate(slot, scope, 'away', greatest(gate.epoch, epoch), gate.opened, NULL);
 	RETURN true;
 END
 $$;
 
--- The way back ends on the shard that it did not leave.  A scope that had no gate
--- of its own follows its slot again, whose epoch covers the scope's.  Returns the
--- new epoch.
+-- The last step of a way back, on the old shard.  A scope that had no gate of its own
+-- follows its slot again.  The slot gets an epoch above the scope's, so that maps
+-- accept it.  Returns the new epoch.
 CREATE FUNCTION idem_guard.reopen(slot int, scope text, epoch bigint)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE
@@ -374,8 +376,8 @@ BEGIN
 END
 $$;
 
--- By hand, after a shard was restored from a backup or lost: opens or closes a gate,
--- whatever it was.  The epoch must be above all others' of this place.
+-- For administrators, after a shard was restored from a backup or lost: opens or
+-- closes a gate in any state.  The epoch must be above all others of this place.
 CREATE FUNCTION idem_guard.force(slot int, scope text, is_open boolean, epoch bigint DEFAULT NULL)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE
@@ -395,9 +397,9 @@ BEGIN
 END
 $$;
 
--- Under the name of the interface, for clients.  In a statement that reads, the
--- guard may have opened after its snapshot, in which nothing has arrived; as this
--- becomes a part of that statement, seen() looks again.
+-- The guard under the name of the interface, for clients.  The gate can have opened
+-- after the snapshot of a statement that reads, which then lacks the rows that have
+-- arrived.  seen() runs with the snapshot of that statement, and refuses this.
 SELECT extnamespace::regnamespace::text AS schema
 FROM pg_extension WHERE extname = 'idempotency' \gset
 CREATE FUNCTION :schema.idem_pin_scope(scope text)
@@ -421,10 +423,10 @@ GRANT EXECUTE ON FUNCTION idem_guard.seen(text), idem_guard.seen(text[]),
 	:schema.idem_pin_scope(text), :schema.idem_pin_scope(text[]) TO :"application";
 SELECT :schema.idem_grant(quote_ident(:'application')::regrole) \g /dev/null
 
--- In sessions that begin from now on, functions that write demand the pin.
+-- In new sessions, functions that write demand the pin.
 SELECT format('ALTER DATABASE %I SET idempotency.require_pinned_scope = on', current_database()) \gexec
 
--- The database's owner, who has the rights of the extension's tables, dumps it.
+-- The owner of the database needs these rights to dump it.
 SELECT pg_get_userbyid(datdba) AS owner
 FROM pg_database WHERE datname = current_database() \gset
 GRANT USAGE ON SCHEMA idem_guard TO :"owner";

@@ -1,11 +1,11 @@
-"""Where all places are, and how much each of them has to do."""
+"""Where all places are, and the load of each."""
 
 import time
 
 from .places import LOCK, TABLES, full_name, quoted
 from .servers import Failure
 
-# Rows of a table that are counted at most; of a larger one, a sample
+# Tables with more rows are sampled.
 COUNTED = 1000000
 
 ROWS = '''
@@ -19,7 +19,7 @@ GROUP BY 1, 2
 
 class Census:
     """The gates of all shards, at one time.  A shard that does not answer is an
-    error: a place may be there."""
+    error, because a place can be there."""
 
     def __init__(self, shards):
         self.shards, self.gates = shards, {}
@@ -61,8 +61,8 @@ class Census:
         return found
 
     def calls(self, seconds):
-        """How often calls were seen at work on each slot, for some seconds.  A
-        scope of its own place has its slot's figure, shared with it."""
+        """How often a call had pinned each slot, in samples over some seconds.  A
+        scope with a place of its own shares the figure of its slot."""
         homes, seen = self.homes(), {}
         until = time.monotonic() + seconds
         while time.monotonic() < until:

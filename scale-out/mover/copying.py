@@ -12,7 +12,7 @@ MAX_CLOCK_LEAD = 1
 
 
 def look(source, target):
-    """Can it succeed?  Returns the tables."""
+    """Raises Failure if a move between them cannot succeed.  Returns the tables."""
     found = []
     for shard in (source, target):
         if not shard.run("SELECT 1 WHERE to_regclass('idem_guard.places') "
@@ -28,7 +28,7 @@ def look(source, target):
         raise Failure('%s has the encoding %s, %s has %s' % (
             source.name, found[0][0], target.name, found[1][0]))
     if found[0][1] != found[1][1]:
-        raise Failure('%s and %s have not the same tables: they need one '
+        raise Failure('%s and %s do not have the same tables: they need one '
                       'version of the extension, in one schema' % (
                           source.name, target.name))
     lead = clock_lead(source, target)
@@ -41,9 +41,9 @@ def look(source, target):
 
 
 def wait_for_messages(shard, place, deadline, only_old=False):
-    """Those with a key, whose successors would be delivered by another relay.
-    Those without have no order: the old shard's relay delivers them.  The old
-    ones are those that are there now: others may come."""
+    """Wait for messages with a key, whose successors another relay would deliver.
+    Messages without a key have no order: the old shard's relay delivers them.
+    With only_old, wait only for messages that are there at the beginning."""
     schema = shard.one("SELECT extnamespace::regnamespace::text FROM "
                        "pg_extension WHERE extname = 'idempotency'")
     told, last = False, None
@@ -69,7 +69,8 @@ def wait_for_messages(shard, place, deadline, only_old=False):
 
 
 def stream(source, read, target, write):
-    """Both at once, without a file between them.  Returns the number of rows."""
+    """Read and write at once, without a file between them.  Returns the number of
+    rows."""
     here, there = (os.fdopen(end, mode) for end, mode in zip(
         os.pipe(), ('rb', 'wb')))
     errors = []
@@ -84,7 +85,7 @@ def stream(source, read, target, write):
     sender = threading.Thread(target=send)
     sender.start()
     try:
-        with here:      # after an error, the sender's pipe is broken
+        with here:      # After an error, the sender's pipe is broken.
             target.cursor.copy_expert(write, here)
     finally:
         sender.join()
@@ -94,7 +95,7 @@ def stream(source, read, target, write):
 
 
 def copy(source, target, tables, place):
-    """All rows, in the transaction of the target.  Returns their number."""
+    """Copy all rows, in the transaction of the target.  Returns their number."""
     total = 0
     for space, table, column, columns in tables:
         name = full_name(space, table)

@@ -1,8 +1,8 @@
 """
 Many moves, one after another.
 
-Nothing is written down: each run begins with the gates, so the same command
-continues where an earlier one has ended.
+They keep no state of their own.  Each run begins with the gates, so the same
+command continues where an earlier one has ended.
 """
 
 import time
@@ -26,7 +26,7 @@ class Fleet:
                     self.routers, self.shards, self.timeout, self.must_copy)
 
     def end_unfinished(self, places):
-        """Moves that were interrupted: what has not arrived stays."""
+        """Give up moves that were interrupted, unless they have arrived."""
         for place in places:
             self.move(place).back(False)
 

@@ -4,8 +4,8 @@ from .servers import say
 
 
 def refresh(router, gates):
-    """Sets what the map has of each place that is open, unless it has heard of a
-    later move, and forgets scopes that follow their slot.  gates: of each shard,
+    """Set the map's row of each place that is open, unless the map knows a later
+    move, and delete those of scopes that follow their slot.  gates: of each shard,
     slot, scope, state and epoch."""
     opened = {}
     for number, rows in gates.items():

@@ -1,4 +1,4 @@
-"""A shard comes, and goes."""
+"""Shards are added and removed."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from .servers import Failure, Server, merged, say
 
 SHARD_SQL = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(
     __file__))), 'shard.sql')
-# Copies of a server have one system identifier.
+# Copies of a server have the same system identifier.
 SYSTEM = ("SELECT format('%s %s %s %s', system_identifier, "
           "pg_postmaster_start_time(), current_setting('data_directory'), "
           'current_database()) FROM pg_control_system()')
@@ -19,7 +19,7 @@ OPTIONS = ('SELECT substr(o.option_name, 2)::int, o.option_value FROM '
 
 
 def set_string(router, number, string):
-    """The connection string of a shard, in a router's map."""
+    """Set the connection string of a shard in a router's map."""
     known = dict(router.run(OPTIONS))
     router.run('ALTER SERVER idempotency OPTIONS (%s p%d %s)' % (
         'SET' if number in known else 'ADD', number,
@@ -28,8 +28,8 @@ def set_string(router, number, string):
 
 
 def forget(router, number, other):
-    """PL/Proxy needs numbers without gaps.  So a number that is not the highest one
-    stays, with the connection string of another shard."""
+    """Make the number of a shard free.  PL/Proxy requires numbers without gaps: so
+    unless it is the highest number, it gets the connection string of another shard."""
     known = dict(router.run(OPTIONS))
     set_string(router, number, known[other])
     router.run('INSERT INTO idem_map.removed VALUES (%s)', number)
@@ -41,8 +41,8 @@ def forget(router, number, other):
 
 
 def add(routers, shards, string, connection, application):
-    """Makes a shard of a database that has the extension, and gives it a number.
-    Returns that; it has no places yet."""
+    """Make a shard of a database that has the extension.  Returns its number.  No
+    place lives there yet."""
     connection = connection or merged(string)
     shard = Server(string, 'the new shard')
     system = shard.one(SYSTEM)
@@ -81,7 +81,7 @@ def add(routers, shards, string, connection, application):
 
 
 def check_empty(shard):
-    """Raises Failure while something lives there."""
+    """Raises Failure while the shard has places, rows or pending messages."""
     left = shard.run("SELECT count(*) FROM idem_guard.places WHERE state <> 'away'")
     if left[0][0]:
         raise Failure('%d slots and scopes live on %s: run drain first' % (
@@ -99,7 +99,7 @@ def check_empty(shard):
 
 
 def remove(routers, shards, number, is_lost):
-    """Routers forget a shard on which nothing lives.  Its number is free then."""
+    """Make the routers forget an empty shard.  Its number is free then."""
     others = [other for other in shards if other != number]
     shards.check(number)
     if not others:

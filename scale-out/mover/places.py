@@ -12,7 +12,7 @@ MOVERS = LOCK + 1
 
 Gate = namedtuple('Gate', 'state epoch opened peer is_own')
 
-# The holders of a slot's lock.  A transaction that is prepared has no process.
+# The holders of a slot's lock.  A prepared transaction has no process.
 HOLDERS = '''
 SELECT coalesce('process ' || l.pid || coalesce(' (' || a.usename || ', ' || a.state || ')', ''), (
 	SELECT 'the prepared transaction ' || quote_literal(x.gid)
@@ -28,8 +28,8 @@ WHERE l.locktype = 'advisory' AND l.classid = %s AND l.objid = %s AND l.granted
 	AND l.pid IS DISTINCT FROM pg_backend_pid()
 '''
 
-# Our tables, the column of each that names the shard, which is the first argument
-# of a function that writes, and all columns.
+# The extension's tables, the column of each that names the shard, which is the first
+# argument of a function that writes, and all columns
 TABLES = '''
 SELECT DISTINCT n.nspname, c.relname, a.attname, (
 	SELECT string_agg(format('%I', b.attname), ', ' ORDER BY b.attname)
@@ -61,7 +61,7 @@ class Place:
 
     def __init__(self, router, what, is_slot):
         self.is_slot = is_slot
-        self.own = []       # scopes of a slot that do not go with it
+        self.own = []       # scopes of a slot that do not move with it
         if is_slot:
             if not what.isdecimal():
                 raise Failure('a slot is a number: "%s" is none' % what)
@@ -83,7 +83,7 @@ class Place:
     # The map: a hint only
 
     def hint(self, router):
-        """The shard and the epoch that the map has."""
+        """The shard and the epoch of the map's row."""
         for table, column, value in ((self.table, *self.key), (
                 'idem_map.slots', 'slot', self.slot)):
             rows = router.run('SELECT shard, epoch FROM %s WHERE %s = %%s'
@@ -94,7 +94,7 @@ class Place:
         raise Failure('the map has no row for slot %d' % self.slot)
 
     def set_hint(self, routers, shard, moving_to, epoch, timeout=0):
-        """Where it is, unless a map has heard of a later move."""
+        """Write where the place is, unless a map knows a later move."""
         for router in routers:
             router.run("SELECT set_config('lock_timeout', %s, true)",
                        '%ds' % timeout)
@@ -106,7 +106,7 @@ class Place:
                     self.table, self.key[0]),
                 self.key[1], shard, moving_to, epoch)
             if self.is_slot and moving_to is None:
-                # Of scopes that had their own place, and follow the slot now
+                # Scopes that had a place of their own, and follow the slot now
                 router.run('DELETE FROM idem_map.scopes WHERE idem_map.slot(scope) '
                            '= %s AND scope <> ALL (%s::text[]) AND '
                            'epoch <= %s', self.slot,
@@ -114,8 +114,8 @@ class Place:
             router.commit()
 
     def put_right(self, routers, home, number):
-        """What maps say of a place that is open on its home, where a scope that
-        has no gate of its own follows its slot."""
+        """Correct the maps' rows of a place that is open on its home.  A scope that
+        has no gate of its own there follows its slot."""
         gate, follows = self.gate(home), not self.has_gate(home)
         home.rollback()
         for router in routers:
@@ -138,7 +138,7 @@ class Place:
                                self.slot, self.scope)[0])
 
     def has_gate(self, shard):
-        """Has it ever had one of its own there?"""
+        """Returns whether the place has a gate of its own there, in any state."""
         return bool(shard.run('SELECT 1 FROM idem_guard.places WHERE '
                               'slot = %s AND scope = %s', self.slot, self.scope))
 
@@ -162,12 +162,12 @@ class Place:
         return found
 
     def lock_users_out(self, shard, deadline):
-        """Until the transaction ends.  Others wait behind a waiter, so it waits
-        for a moment only, and not at all for a transaction that lasts."""
+        """Until the transaction ends.  Calls wait behind a waiter.  So this waits
+        for 50 ms at a time, and not at all behind a transaction that lasts."""
         told = None
         while True:
             users = shard.run(HOLDERS, LOCK, self.slot)
-            # Another mover's lock is not to be waited for behind this one.
+            # Do not wait for another mover while callers wait behind this one.
             if all(is_young for _, is_young, _ in users) and shard.one(
                     'SELECT pg_try_advisory_xact_lock(%s, %s)', MOVERS,
                     self.slot):
@@ -191,7 +191,7 @@ class Place:
     # The rows
 
     def condition(self, shard, column):
-        """Of its rows, in a table with this column."""
+        """The condition for its rows, in a table with this column."""
         column = quoted(column)
         if not self.is_slot:
             return column + shard.literal(' = %s', self.scope)
@@ -199,9 +199,9 @@ class Place:
                              '(%s::text[])'.format(column), self.slot, self.own)
 
     def delete_rows(self, shard, limit=None):
-        """Up to a limit from each table.  Returns their number.  The caller holds
-        the lock of the gate: another mover can have brought a scope of the slot
-        here since own_scopes() was asked."""
+        """Delete up to a limit of rows from each table.  Returns their number.  The
+        caller holds the lock of the gate.  Since own_scopes() was called, another
+        mover can have moved a scope of the slot here, whose rows remain."""
         total = 0
         for space, table, column, _ in shard.run(TABLES):
             name, condition = full_name(space, table), self.condition(
@@ -218,14 +218,14 @@ class Place:
         return total
 
     def own_scopes(self, home):
-        """Of a slot, those that do not go with it, as its home has them: another
-        shard may have a gate of a scope that follows its slot again."""
+        """The scopes of a slot that do not move with it, according to its home.
+        Another shard can have a gate of a scope that follows its slot again."""
         return [scope for scope, in home.run(
             "SELECT scope FROM idem_guard.places WHERE slot = %s AND "
             "scope <> '' ORDER BY scope", self.slot)] if self.is_slot else []
 
-    def comes_without(self):
-        """For a step of a slot"""
+    def own_of_slot(self):
+        """The last argument of steps that compare or change the scopes of a slot"""
         return [self.own] if self.is_slot else []
 
     def look_at(self, home):

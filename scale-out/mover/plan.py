@@ -1,8 +1,8 @@
 """
-Which places go where, so that shards have as much to do as each other.
+Plans moves that give all shards the same load.
 
-Half of the weight of all places is their load, and half is their number: what
-is empty today may be busy tomorrow.
+Half of the weight of all places is their load, and half is their number, because
+a place that is empty today can be busy tomorrow.
 """
 
 
@@ -34,8 +34,8 @@ def drained(homes, loads, shard, numbers):
 
 
 def balanced(homes, loads, numbers, tolerance=0.1):
-    """As few moves as possible, each from the shard that has most to the one that
-    has least, until these differ by less than a share of the mean, or no
+    """As few moves as possible, each from the shard with the highest load to the one
+    with the lowest, until these differ by less than a share of the mean, or no
     place is small enough."""
     homes, loads, moves = dict(homes), weights(loads), []
     load = totals(homes, loads, numbers)
@@ -47,7 +47,7 @@ def balanced(homes, loads, numbers, tolerance=0.1):
         gap = load[first] - load[last]
         if gap <= tolerance * mean:
             return moves
-        # The one that brings both closest to each other
+        # Choose the place that brings both loads closest to each other.
         fits = [place for place, number in homes.items() if number == first
                 and place not in moved and 0 < loads[place] < gap]
         if not fits:

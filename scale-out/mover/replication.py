@@ -1,5 +1,5 @@
 """
-The rows of a place, by PostgreSQL's logical replication, while it is in use.
+Copies the rows of a place by logical replication, while it is in use.
 
 A publication and a replication slot on the old shard and a subscription on the
 new one have one name, with the place and the epoch of the move.  The subscription
@@ -21,7 +21,7 @@ from psycopg2.errors import ObjectInUse, QueryCanceled, UndefinedObject
 from .places import full_name, quoted
 from .servers import Failure, merged
 
-# Seconds for which calls are refused at most until the rest has arrived.
+# The maximal number of seconds for which calls are refused until the rest arrives
 CUT_OVER = 10
 
 NEEDS = (
@@ -42,7 +42,7 @@ WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
 	AND l.pid IS DISTINCT FROM pg_backend_pid()
 '''
 
-# Slots of a move, up to an epoch, and of subscriptions that do not exist
+# Replication slots of moves up to an epoch, and of subscriptions that do not exist
 SLOTS = '''
 SELECT slot_name, active_pid
 FROM pg_replication_slots
@@ -56,7 +56,7 @@ WHERE database = current_database() AND (
 
 
 def obstacle(source):
-    """Why rows cannot be replicated from there, or None."""
+    """The reason why rows cannot be replicated from there, or None"""
     found = [why % source.name for question, why in NEEDS
              if not source.one(question)]
     source.rollback()
@@ -64,14 +64,14 @@ def obstacle(source):
 
 
 def prefix(slot, scope):
-    """Of all names of a place, before the epoch."""
+    """The beginning of all names of a place, before the epoch"""
     return 'idem_move_%d_%s_' % (
         slot, hashlib.sha256(scope.encode()).hexdigest()[:16])
 
 
 def drop_subscriptions(shard, place):
-    """Those of the place there, in the caller's transaction, which holds the lock
-    of the gate.  Waits until their workers have ended."""
+    """Drop the subscriptions of the place, in the caller's transaction, which holds
+    the lock of the gate.  Waits until their workers have ended."""
     for name, in shard.run(
             'SELECT subname FROM pg_subscription WHERE starts_with(subname, %s) '
             'AND subdbid = (SELECT oid FROM pg_database WHERE datname = '
@@ -82,8 +82,8 @@ def drop_subscriptions(shard, place):
 
 
 def sweep(source, targets, place, epoch):
-    """Drops the publications and replication slots that moves of this place,
-    up to an epoch, have left on the old shard."""
+    """Drop the publications and replication slots that moves of this place, up to
+    an epoch, have left on the old shard."""
     systems, subscriptions = [], []
     for target in targets:
         system = target.one('SELECT system_identifier::text FROM '
@@ -110,7 +110,7 @@ def sweep(source, targets, place, epoch):
                 source.run(*(('SELECT pg_terminate_backend(%s)', pid) if pid
                              else ('SELECT pg_drop_replication_slot(%s)', name)))
             except (ObjectInUse, UndefinedObject):
-                pass            # it came or went in between
+                pass            # Its state has changed in between.
             finally:
                 source.rollback()
         time.sleep(0.02)
@@ -123,7 +123,7 @@ def sweep(source, targets, place, epoch):
 
 
 class Replica:
-    """Of one move, at its epoch."""
+    """The replication of one move, at its epoch"""
 
     def __init__(self, source, target, place, tables, epoch):
         self.source, self.target, self.place = source, target, place
@@ -131,7 +131,7 @@ class Replica:
         self.name = prefix(place.slot, place.scope) + str(epoch)
 
     def row_filter(self, column):
-        """As Place.condition(), by built-in functions alone."""
+        """Like Place.condition(), but only with built-in functions."""
         column = quoted(column)
         if not self.place.is_slot:
             return '%s = %s' % (column, self.source.literal('%s', self.place.scope))
@@ -140,7 +140,7 @@ class Replica:
                 '%s <> %s' % (column, self.source.literal('%s', scope)) for scope in self.place.own])
 
     def start(self, string, timeout):
-        """Begins the copy, with a connection string that leads to the source."""
+        """Begin the copy, with a connection string that leads to the source."""
         published = ['TABLE %s WHERE (%s)' % (
             full_name(space, table), self.row_filter(column))
             for space, table, column, _ in self.tables]
@@ -175,7 +175,7 @@ class Replica:
         self.target.commit()
 
     def wait_until_close(self):
-        """Until the target has the rows of less than a second ago."""
+        """Until the target is less than a second behind."""
         while True:
             states = [state for state, in self.target.run(
                 'SELECT r.srsubstate FROM pg_subscription AS s JOIN '
@@ -201,7 +201,7 @@ class Replica:
             time.sleep(0.05)
 
     def has_confirmed(self, until):
-        """Does the target confirm all that is written now by then?"""
+        """Returns whether the target confirms all current changes by that time."""
         now = self.source.one('SELECT pg_current_wal_insert_lsn()')
         while time.monotonic() < until:
             is_there = self.source.run(
@@ -214,7 +214,7 @@ class Replica:
         return False
 
     def mark(self):
-        """In the transaction that closes the gate of the source."""
+        """Write the marker, in the transaction that closes the gate of the source."""
         self.source.run(
             'INSERT INTO idem_guard.closed (slot, scope, epoch, claim_token) '
             'SELECT %%s, %%s, %%s, last_value FROM %s.idem_claim_tokens'
@@ -236,7 +236,7 @@ class Replica:
         self.target.rollback()
 
     def finish(self):
-        """In the transaction that opens the gate of the target."""
+        """End it, in the transaction that opens the gate of the target."""
         drop_subscriptions(self.target, self.place)
         self.target.run(
             'SELECT %s.idem_raise_claim_tokens(claim_token) FROM '

@@ -8,15 +8,15 @@ import psycopg2
 from psycopg2.extensions import (ISOLATION_LEVEL_READ_COMMITTED, make_dsn,
                                  parse_dsn)
 
-# A network that swallows packets is noticed in this time, by the mover and by the
-# server, whose session holds locks until then.
+# The mover and the server notice within this number of seconds that the network
+# loses packets.  Until then the server's session holds its locks.
 DEAD_AFTER = 10
 LIBPQ = ('connect_timeout=10 keepalives_idle=4 keepalives_interval=2 '
          'keepalives_count=3 tcp_user_timeout=%d000 client_encoding=UTF8 '
          'application_name=scale-out/move' % DEAD_AFTER)
 
-# Whatever the server, the role or the database sets: commits survive a crash, no
-# time-out ends a step, and a client that is gone is noticed.
+# These override the settings of the server, the role and the database: commits
+# survive a crash, no time-out ends a step, and the server notices a lost client.
 SETTINGS = '''
 SELECT set_config(name, value, false)
 FROM (VALUES ('synchronous_commit', 'on'), ('idle_session_timeout', '0'),
@@ -35,7 +35,7 @@ class Failure(Exception):
 
 
 def say(text):
-    """A disk that is full, or a terminal that is gone, stops no move."""
+    """Print it.  A full disk or a closed terminal does not stop the move."""
     try:
         print(text, flush=True)
     except OSError:
@@ -43,8 +43,8 @@ def say(text):
 
 
 def clock_lead(first, second):
-    """By how many seconds the second server's clock is ahead at least; negative
-    if it is behind.  Each was read between a question and its answer."""
+    """The number of seconds that the second server's clock is at least ahead;
+    negative if it is behind.  Each clock is read between a query and its answer."""
     bounds = []
     for server in first, second:
         asked = time.time()
@@ -56,7 +56,7 @@ def clock_lead(first, second):
 
 
 def merged(*strings):
-    """One connection string; later ones come first."""
+    """One connection string, in which options of later strings win."""
     options = {}
     for string in strings:
         options.update(parse_dsn(string))
@@ -64,23 +64,23 @@ def merged(*strings):
 
 
 class Server:
-    """A connection; each use of run() is a transaction, or part of one."""
+    """A connection.  run() begins a transaction unless there is one."""
 
     def __init__(self, dsn, name):
         self.name = name
         try:
             self.connection = psycopg2.connect(merged(LIBPQ, dsn))
-            # A lock, and then a query that sees what its holders have committed
+            # A query after a lock sees what the lock's holders have committed.
             self.connection.set_session(ISOLATION_LEVEL_READ_COMMITTED,
                                         readonly=False)
             self.cursor = self.connection.cursor()
-            # First of all: a database's owner can define functions that an
+            # First, because a database's owner can define functions that an
             # unqualified name would find.
             self.run('SET search_path = pg_catalog, pg_temp')
             self.run(SETTINGS)
             self.pid, = self.run('SELECT pg_backend_pid()')[0]
             self.commit()
-        except psycopg2.Error as error:     # a pooler may be there, alone
+        except psycopg2.Error as error:     # also of a pooler whose server is down
             raise Failure('cannot connect to %s: %s' % (
                 name, str(error).strip())) from error
 
@@ -102,11 +102,11 @@ class Server:
 
 
 class Shards:
-    """Connected to when they are needed."""
+    """The shards of a map, which are connected to when they are needed."""
 
     def __init__(self, router, options, file=None):
-        """A file has a connection string for each shard, a line each; without
-        one they are those of the map, and options."""
+        """A file has a connection string for each shard, one in each line.  Without a
+        file, the strings are those of the map with these options."""
         self.servers = {}
         self.strings = {
             number: merged(string, options) for number, string in router.run(
@@ -140,6 +140,6 @@ class Shards:
                 number, ': it was removed' if number in self.removed else ''))
 
     def disconnect(self):
-        """Sessions may be dead, and not know it."""
+        """Close the connections, which can be dead."""
         for server in self.servers.values():
             server.connection.close()

@@ -1,9 +1,9 @@
 """
-The protocol of a move, and of the way back.
+The protocol of a move, and of the way back
 
 Each step is a transaction on one shard, by a function of shard.sql that
-compares the gate's state and epoch, and sets them.  test/models/gates.pml is
-the model.  No step believes the map: the gates say where a place is.
+compares the gate's state and epoch, and sets them.  test/models/gates.pml and
+scopes.pml are the models.  No step trusts the map: the gates say where a place is.
 """
 
 import time
@@ -15,7 +15,7 @@ from .replication import (Replica, drop_subscriptions, first_line, obstacle,
                           sweep)
 from .servers import DEAD_AFTER, Failure, say
 
-# Rows of a table that are deleted at once, after a move
+# The number of rows of a table that one transaction deletes after a move
 BATCH = 20000
 
 
@@ -40,7 +40,7 @@ class Move:
         self.gates, self.silent = {}, {}
 
     def survey(self):
-        """The gates on all shards that answer."""
+        """Read the gates of all shards that answer."""
         self.gates, self.silent = {}, {}
         for number in self.shards:
             try:
@@ -61,7 +61,7 @@ class Move:
         return max(found)[2] if found else None
 
     def interrupted(self):
-        """The shard that it is leaving."""
+        """The shard that the place is leaving.  Raises Failure if there is none."""
         number = self.highest('leaving')
         if number is None:
             raise Failure(self.nowhere())
@@ -71,7 +71,8 @@ class Move:
         return number
 
     def home(self):
-        """The shard whose gate is open, or None."""
+        """The shard whose gate is open, or None.  Raises Failure if the shard that
+        the map names does not answer, and can have it."""
         number = self.highest('open')
         hint, epoch = self.place.hint(self.routers[0])
         if hint in self.silent and (
@@ -86,7 +87,7 @@ class Move:
             ': was one of them restored from a backup?'))
 
     #
-    # There
+    # The move
     #
 
     def there(self, to):
@@ -103,7 +104,7 @@ class Move:
         if not is_new:
             origin = self.interrupted()
             if self.gates[origin].peer != to:
-                raise Failure('%s is being moved to shard %d: go on with that, '
+                raise Failure('%s is being moved to shard %d: continue that move, '
                               'or use --back' % (self.place.name,
                                                  self.gates[origin].peer))
         source, target = self.shards[origin], self.shards[to]
@@ -113,11 +114,11 @@ class Move:
         why_not = 'so it was asked' if self.must_copy else obstacle(
             source)
         if not is_new and not why_not:
-            # Nobody is refused while the rows are copied again.
+            # So that calls are not refused while the rows are copied again.
             self.back(False)
             self.survey()
         if is_new or not why_not:
-            # Nobody is refused while they are not delivered.
+            # So that calls are not refused while they are not delivered.
             wait_for_messages(source, self.place, Deadline(self.timeout), True)
         epoch = self.next_epoch()
         try:
@@ -140,13 +141,13 @@ class Move:
         say('%s lives on shard %d now.' % (self.place.name, to))
         self.sweep(origin, epoch)
         for number, gate in self.gates.items():
-            # And where a move that did not end was to go
+            # Also the target of a move that did not end
             if number == origin or number != to and gate.state == 'arriving' \
                     and gate.epoch < epoch:
                 self.clear(number, epoch)
 
     def check_scopes(self, origin, to):
-        """A slot waits for its scopes that are on the way."""
+        """Raises Failure while a scope of the slot is being moved."""
         if not self.place.is_slot:
             return
         for number, state in ((origin, 'leaving'), (to, 'arriving')):
@@ -157,11 +158,11 @@ class Move:
             self.shards[number].rollback()
             for scope, peer in rows:
                 raise Failure('scope "%s", which is in it, is being moved to '
-                              'shard %d: go on with that first, or use --back '
-                              'for it' % (scope, peer))
+                              'shard %d: continue that move first, or use '
+                              '--back for it' % (scope, peer))
 
     def next_epoch(self):
-        """Above all that is known of this place."""
+        """Above all epochs of this place."""
         epochs = [self.place.hint(self.routers[0])[1]]
         for number in self.gates:
             shard = self.shards[number]
@@ -172,18 +173,18 @@ class Move:
 
     def reserve(self, target, epoch):
         opened = self.place.step(target, 'reserve', epoch, timeout=self.timeout)
-        self.empty(target)              # what an earlier move has left
+        self.empty(target)              # rows of an earlier move
         target.commit()
         return opened
 
     def empty(self, shard):
-        """In a transaction that holds the lock of the gate."""
+        """Delete all rows, in a transaction that holds the lock of the gate."""
         drop_subscriptions(shard, self.place)
         self.place.delete_rows(shard)
 
     def replicate(self, origin, source, target, tables, epoch):
-        """Returns the replica once it is close to the source, or why there is
-        none."""
+        """Returns the replica once it has nearly all rows of the source, or the
+        reason why there is none."""
         replica = Replica(source, target, self.place, tables, epoch)
         try:
             replica.start(self.shards.strings[origin], self.timeout)
@@ -199,12 +200,12 @@ class Move:
     def close(self, source, origin, to, epoch, opened, replica):
         deadline = Deadline(self.timeout)
         self.place.lock_users_out(source, deadline)
-        self.place.step(source, 'close', epoch, to, opened, *self.place.comes_without(),
+        self.place.step(source, 'close', epoch, to, opened, *self.place.own_of_slot(),
                         timeout=1)
         if replica:
             replica.mark()
-        # Routers ask to wait rather than to look elsewhere.  The slot is locked,
-        # so a map that is locked is not waited for.
+        # From now on, routers raise 55P03.  The slot is locked, so this waits for 5
+        # seconds at most if the map is locked.
         self.place.set_hint(self.routers, origin, to, epoch, 5)
         source.commit()
         say('%s: gate of %s closed' % (self.place.name, source.name))
@@ -217,7 +218,7 @@ class Move:
             replica.wait_for_the_rest()
         else:
             total = copy(source, target, tables, self.place)
-        self.place.step(target, 'open_here', epoch, *self.place.comes_without(),
+        self.place.step(target, 'open_here', epoch, *self.place.own_of_slot(),
                         timeout=self.timeout)
         if replica:
             replica.finish()
@@ -228,22 +229,22 @@ class Move:
                                               target.name))
 
     #
-    # And back
+    # The way back
     #
 
     def undo(self, origin, to, epoch):
-        """After an error, of which the caller tells."""
+        """After an error, which the caller reports."""
         sessions = ['SELECT pg_terminate_backend(%d) on %s' % (
             server.pid, server.name) for server in self.shards.servers.values()]
         try:
-            self.shards.disconnect()        # they may be dead, and not know it
+            self.shards.disconnect()        # Connections can be dead.
             for router in self.routers:
                 router.rollback()
             gate = self.place.gate(self.shards[origin])
             if (gate.state, gate.epoch) == ('leaving', epoch):
                 self.back(False)
                 return
-            # Not closed by this move: what it has reserved is given up.
+            # This move has not closed the gate.  Give up what it has reserved.
             if self.place.gate(self.shards[to])[:2] == ('arriving', epoch):
                 self.refuse(to, epoch)
             self.sweep(origin, epoch)
@@ -252,7 +253,7 @@ class Move:
                 say('%s stays on shard %d.' % (self.place.name, origin))
         except (Failure, psycopg2.Error) as error:
             say('warning: it is not undone: %s\nSessions of this move that '
-                'are cut off end, and let go their locks, within %d s. To end '
+                'are cut off end, and release their locks, within %d s. To end '
                 'them at once, run %s.' % (
                     str(error).strip(), DEAD_AFTER + 2, ', '.join(sessions)))
 
@@ -282,20 +283,21 @@ class Move:
         self.sweep(origin, epoch)
 
     def refuse(self, number, epoch):
-        """Nobody opens it there at this epoch any more."""
+        """From now on, no mover opens the gate there at this epoch."""
         target = self.shards[number]
         if self.place.step(target, 'refuse', epoch, timeout=self.timeout):
             self.empty(target)
         target.commit()
 
     #
-    # Remains of interrupted moves
+    # The remains of a move
     #
 
     def settle(self, home, is_back=False):
-        """With an open gate: the maps, and what interrupted moves have left."""
+        """Of a place with an open gate, correct the maps, and remove what
+        interrupted moves have left."""
         gate, failures = self.gates[home], list(self.silent.values())
-        used = []               # epochs of moves that may be under way
+        used = []               # epochs of moves that can be under way
         self.place.look_at(self.shards[home])
         self.place.put_right(self.routers, self.shards[home], home)
         for number, other in self.gates.items():
@@ -318,8 +320,8 @@ class Move:
             except (Failure, psycopg2.Error) as failure:
                 failures.append('rows may be left on shard %d: %s' % (
                     number, str(failure).strip()))
-        # Wherever it once was: a way back that failed may have refused a move, and
-        # a scope that was to leave may have gone with its slot.
+        # On all shards: a way back that failed can have refused a move, and a scope
+        # that was leaving can have moved with its slot.
         last = max(other.epoch for other in self.gates.values()
                    if not used or other.epoch < min(used))
         for number in self.gates:
@@ -331,13 +333,13 @@ class Move:
             raise Failure('\n'.join(failures))
 
     def sweep(self, number, epoch):
-        """What replication up to an epoch has left on a shard."""
+        """Drop what replication up to an epoch has left on a shard."""
         targets = [self.shards[other] for other in self.gates if other != number]
         sweep(self.shards[number], targets, self.place, epoch)
 
     def clear(self, number, home_epoch):
-        """Deletes its rows on a shard that it has left, as long as it is away
-        since this epoch."""
+        """Delete its rows on a shard that it has left, unless it has returned since
+        this epoch."""
         shard, total, count = self.shards[number], 0, 1
         while count:
             self.place.step(shard, 'clear', home_epoch, timeout=self.timeout)

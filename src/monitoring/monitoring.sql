@@ -270,6 +270,8 @@ BEGIN ATOMIC
 	FROM samples AS s
 	JOIN @extschema@.idem_metric_families() AS f
 		ON f.name = ('idempotency_' || s.family)
+	-- The portable edition counts no calls.
+	WHERE s.value IS NOT NULL
 	ORDER BY f.ordinal, s.n;
 END;
 COMMENT ON FUNCTION @extschema@.idem_metric_samples() IS

@@ -1,16 +1,17 @@
-"""What the server refuses, the double refuses with the same code: the table of test/http, which is Node's, too."""
+"""The double does as the server does: the tables of test/http, arguments.json and contract.json, which Node's tests run, too."""
 
 import json
 import time
 from pathlib import Path
 
-import psycopg
 import pytest
 
-from pg_idempotency import ClaimLost, ClaimNotFound, Idempotency, JsonText, Response, new_key
+from pg_idempotency import Idempotency, JsonText, Response, new_key
 from pg_idempotency.memory import MemoryIdempotency
 
-TABLE = json.loads(Path(__file__).parents[3].joinpath("test/http/arguments.json").read_text())
+TABLES = Path(__file__).parents[3] / "test" / "http"
+TABLE = json.loads((TABLES / "arguments.json").read_text())
+CONTRACT = json.loads((TABLES / "contract.json").read_text())["cases"]
 
 
 def value_of(given):
@@ -51,54 +52,81 @@ def test_bad_arguments(idem):
     assert not wrong, "\n".join(map(str, wrong))
 
 
-def swallow(client, tx):
-    client.on(tx).once("swallowed", "token")
-    try:
-        client.on(tx).complete("scope", new_key(), 200)     # without a claim
-    except Exception:
-        pass
-    return Response(200)
+class Error(Exception):
+    """Of a handler."""
 
 
-def use_transaction(client, key):
-    with client.transaction() as tx:
-        swallow(client, tx)
+def raised(error, expected):
+    """Whether it has one of these SQLSTATEs or classes; None is any."""
+    known = {getattr(error, "sqlstate", None), type(error).__name__}
+    return expected is None or bool(known & set([expected] if isinstance(expected, str) else expected))
 
 
-def late(seconds):
-    def handler(_):
-        time.sleep(seconds)
-        return Response(200)
-    return handler
+def agrees(found, expected):
+    """With the value, or with the members that are named."""
+    if isinstance(expected, dict):
+        return all(getattr(found, name) == value for name, value in expected.items())
+    return expected is None or found == expected
 
 
-FAULTS = {
-    "an error that a request swallows": lambda client, key: client.request("scope", key, lambda tx: swallow(client, tx)),
-    "an error that a transaction swallows": use_transaction,
-    "an error that a last step swallows": lambda client, key: client.job(
-        "scope", key, lambda job: job.finish(lambda tx: swallow(client, tx))),
-    "a ttl that is over before the handler": lambda client, key: client.request("scope", key, late(0.3), ttl_ms=100),
-    "a ttl that is over before the end of a job": lambda client, key: client.job(
-        "scope", key, late(0.3), ttl_ms=100),
-    "a status that no record has": lambda client, key: client.request("scope", key, lambda tx: Response(99 + 1)),
-    "a scope that is too long": lambda client, key: client.request("x" * 513, key, late(0)),
-    "a key that is too short": lambda client, key: client.request("scope", "short", late(0)),
-}
+def perform(client, run, scope, key):
+    """What a run of the contract ends with: a result."""
+    def filled(given):
+        return {name: key if value == "$key" else value for name, value in given.items()}
+
+    def handle(functions, job=None):
+        for name, *rest in run["do"]:
+            match name:
+                case "never":
+                    raise AssertionError("it ran")
+                case "throw":
+                    raise Error
+                case "sleep":
+                    time.sleep(*rest)
+                case "step":
+                    assert job.step(rest[0], lambda step: rest[1]) == rest[2]
+                case _:
+                    given, expected = rest
+                    try:
+                        found = getattr(functions, name)(**filled(given))
+                    except Exception as error:
+                        if not isinstance(expected, dict) or not raised(error, expected.get("raises", [])):
+                            raise
+                        continue
+                    assert agrees(found, expected), (name, found)
+        return Response(**run.get("answer", {}))
+
+    options = {"method": "POST", "path": run.get("path", "/"), "ttl_ms": run.get("ttl_ms")}
+    match run["in"]:
+        case "request":
+            return client.request(scope, key, lambda tx: handle(client.on(tx)), **options)
+        case "transaction":
+            with client.transaction() as tx:
+                response = handle(client.on(tx))
+            return response
+        case "job":
+            return client.job(scope, key, lambda job: handle(client, job), **options)
+        case "last step":
+            return client.job(scope, key, lambda job: job.finish(lambda tx: handle(client.on(tx))), **options)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults(idem, pool, fault):
-    """They end alike on the server and in the double."""
-    ends = []
-    for client in (Idempotency(pool), MemoryIdempotency()):
-        key = new_key()
+@pytest.mark.parametrize("double", [False, True], ids=["server", "double"])
+@pytest.mark.parametrize("case", CONTRACT, ids=lambda case: case["name"].replace(" ", "_"))
+def test_contract(pool, case, double):
+    client = MemoryIdempotency() if double else Idempotency(pool)
+    key, scope = case.get("key") or new_key(), value_of(case.get("scope", "scope"))
+    for run in case["runs"]:
         try:
-            end = FAULTS[fault](client, key).status
-        except (ClaimLost, ClaimNotFound):
-            end = "lost"                    # by the clock, or by a heartbeat
-        except psycopg.Error as error:
-            end = "DatabaseError", error.sqlstate
+            end = perform(client, run, scope, key)
+        except AssertionError:
+            raise
         except Exception as error:
-            end = type(error).__name__.replace("DoubleError", "DatabaseError"), getattr(error, "sqlstate", None)
-        ends.append((end, client.lookup("scope", key).state, client.once_at("swallowed", "token")))
-    assert ends[0] == ends[1]
+            if "raises" not in run["ends"] or not raised(error, run["ends"]["raises"]):
+                raise
+        else:
+            assert "raises" not in run["ends"] and agrees(end, run["ends"]), end
+    try:
+        state = client.lookup(scope, key).state
+    except Exception:
+        state = None                        # of a key or a scope that cannot be
+    assert (state, client.once_at(key, "effect") is not None) == (case["state"], case["kept"])

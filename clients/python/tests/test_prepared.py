@@ -84,6 +84,30 @@ def test_a_handler_that_deallocates_runs_again(one, effects):
     assert idem.request("u", key, handler).outcome == "new" and len(runs) == 2 and effects(key) == 1
 
 
+def test_psycopg_deallocates_all_after_a_rollback(one, effects):
+    """Ours, too: neither a claim nor a handler runs into that."""
+    idem, connection = one
+    runs, seen = [], "SELECT %s::int"
+
+    def handler(tx):
+        runs.append(1)
+        for number in range(8):                             # psycopg prepares it
+            tx.execute(seen, (number,))
+        with pytest.raises(ZeroDivisionError), tx.transaction():
+            raise ZeroDivisionError
+        return order(key)(tx)
+
+    for count in range(1, 5):
+        key = new_key()
+        idem.request("u", key, handler)
+        assert len(runs) == count and effects(key) == 1
+        connection.execute(seen, (1,))
+        connection.rollback()
+    for _ in range(2):
+        idem.request("u", new_key(), order("any"))
+    assert names(connection) == {"claim", "complete"}       # again
+
+
 def test_functions_that_have_changed(one, database):
     """As after ALTER EXTENSION ... UPDATE: the plan does not fit any more."""
     idem, connection = one

@@ -59,8 +59,8 @@ class Response:
     headers: Headers = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.status, bool) or not isinstance(self.status, int) or not 100 <= self.status <= 999:
-            raise TypeError(f"the status of a response is a number of three digits, not {self.status!r}")
+        if isinstance(self.status, bool) or not isinstance(self.status, int) or not 100 <= self.status <= 599:
+            raise TypeError(f"the status of a response is a number from 100 to 599, not {self.status!r}")
         if self.body is not None and not isinstance(self.body, (str, bytes)):
             raise TypeError(f"the body of a response is a str or bytes, not a {type(self.body).__name__}; "
                             "Response.json() takes a document")

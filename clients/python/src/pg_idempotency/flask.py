@@ -95,17 +95,18 @@ class Guard(http.Guard):
 
         @functools.wraps(view)
         def called(*arguments: Any, **named: Any) -> Any:
-            exchange = request.environ.get(KEY)
+            native, app = request_ctx.request, current_app._get_current_object()        # type: ignore[attr-defined]
+            exchange = native.environ.get(KEY)
             if exchange is None:
                 raise no_layer("install(app, idempotency)")
-            if not self.guards(request.method):
-                return current_app.ensure_sync(view)(*arguments, **named)
-            return _guarded(self, exchange, view, arguments, named)
+            if not self.guards(native.method):
+                return app.ensure_sync(view)(*arguments, **named)
+            return _guarded(self, exchange, app, native, view, arguments, named)
 
         return called                               # type: ignore[return-value]
 
 
-def _guarded(guard: Guard, exchange: Exchange, view: Callable[..., Any], arguments: Sequence[Any],
+def _guarded(guard: Guard, exchange: Exchange, app: Any, native: Any, view: Callable[..., Any], arguments: Sequence[Any],
              named: Mapping[str, Any]) -> Any:
     after_request = request_ctx._after_request_functions
     before, tries = len(after_request), 0
@@ -114,24 +115,25 @@ def _guarded(guard: Guard, exchange: Exchange, view: Callable[..., Any], argumen
     def attempt(access: Access) -> Answer:
         nonlocal tries
         tries += 1
-        _rewind(tries > 1)
+        _rewind(native, tries > 1)
         del after_request[before:]
         while last:
             last.pop().close()
         g.idempotency = access
-        response = current_app.make_response(current_app.ensure_sync(view)(*arguments, **named))
+        response = app.make_response(app.ensure_sync(view)(*arguments, **named))
         if response.is_streamed and response.content_length is None and response.status_code not in BODILESS:
             raise exchange.streaming_refused()
         response.direct_passthrough = False
         body = response.get_data()
         last.append(response)
-        return Answer(response.status_code, response.get_wsgi_headers(request.environ).to_wsgi_list(), body, response)
+        return Answer(response.status_code, list(response.headers), body, response)
 
-    answer = run(guarded(exchange, guard, request, lambda: guard.ask_scope(request, named), lambda: _read(exchange), attempt))
-    return _response(answer) if answer.native is None else answer.native
+    answer = run(guarded(exchange, guard, request, lambda: guard.ask_scope(request, named), lambda: _read(native, exchange),
+                         attempt))
+    return _response(app, answer) if answer.native is None else answer.native
 
 
-def _read(exchange: Exchange) -> None:
+def _read(request: Any, exchange: Exchange) -> None:
     """Unless it was read before, and a form made of it."""
     length = request.content_length
     if request.max_content_length is not None:
@@ -146,9 +148,9 @@ def _read(exchange: Exchange) -> None:
     exchange.whole = True
 
 
-def _rewind(again: bool) -> None:
+def _rewind(request: Any, again: bool) -> None:
     """A try reads the body from its beginning, and not what an earlier one has made of it."""
-    found: dict[str, Any] = request._get_current_object().__dict__      # type: ignore[attr-defined]
+    found: dict[str, Any] = request.__dict__
     if again:
         found.pop("_cached_json", None)
     if "_cached_data" in found:
@@ -157,8 +159,8 @@ def _rewind(again: bool) -> None:
         part.seek(0)
 
 
-def _response(answer: Answer) -> Any:
-    response = current_app.response_class(answer.body, answer.status, list(answer.headers))
+def _response(app: Any, answer: Answer) -> Any:
+    response = app.response_class(answer.body, answer.status, list(answer.headers))
     if "content-type" not in {name.lower() for name, _ in answer.headers}:
         response.headers.pop("Content-Type", None)
     return response

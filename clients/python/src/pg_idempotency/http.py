@@ -10,6 +10,7 @@ no success for work that was rolled back.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import logging
@@ -134,8 +135,25 @@ class Guard:
         return self.methods is None or method in self.methods
 
     def ask_scope(self, request: Any, arguments: Mapping[str, Any]) -> Any:
-        names = list(inspect.signature(self.scope).parameters)[1:]
-        return self.scope(request, **{name: arguments[name] for name in names if name in arguments})
+        return self.scope(request, **{name: arguments[name] for name in self._scope_arguments if name in arguments})
+
+    @functools.cached_property
+    def _scope_arguments(self) -> Sequence[str]:
+        return list(inspect.signature(self.scope).parameters)[1:]
+
+    @functools.cached_property
+    def _stored_names(self) -> Mapping[str, str]:
+        """In lower case, and as they are stored."""
+        return {name.lower(): name for name in self.headers if name.lower() not in NEVER_STORED}
+
+    def stored_headers(self, headers: Sequence[tuple[str, str]]) -> dict[str, str | list[str]]:
+        """Of the headers those that are stored; several values of one as a list."""
+        found: dict[str, list[str]] = {}
+        for name, text in headers:
+            stored = self._stored_names.get(name.lower())
+            if stored is not None:
+                found.setdefault(stored, []).append(text)
+        return {name: texts[0] if len(texts) == 1 else texts for name, texts in found.items()}
 
 
 @dataclass
@@ -274,16 +292,6 @@ def stored_key(key: str, is_hashed: bool) -> str:
     return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
 
 
-def stored_headers(headers: Sequence[tuple[str, str]], allowed: Collection[str]) -> dict[str, str | list[str]]:
-    """Of the headers those that are allowed; several values of one as a list."""
-    names = {name.lower(): name for name in allowed if name.lower() not in NEVER_STORED}
-    found: dict[str, list[str]] = {}
-    for name, text in headers:
-        if name.lower() in names:
-            found.setdefault(names[name.lower()], []).append(text)
-    return {name: texts[0] if len(texts) == 1 else texts for name, texts in found.items()}
-
-
 def _answer(response: Response | Result, *more: tuple[str, str]) -> Answer:
     headers: list[tuple[str, str]] = []
     for name, texts in response.headers.items():
@@ -379,7 +387,7 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
             raised.append(error)
             raise
         answers.append(answer)
-        return Response(answer.status, answer.body, stored_headers(answer.headers, guard.headers))
+        return Response(answer.status, answer.body, guard.stored_headers(answer.headers))
 
     async def handler(tx: Any) -> Response:
         return await respond(Access(scope, key, tx))

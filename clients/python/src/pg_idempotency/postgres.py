@@ -27,7 +27,7 @@ from psycopg.rows import tuple_row
 from .errors import TransactionEnded, from_call, from_error
 from .functions import Statement, quoted, render, sql_of
 from .literals import literal, rows_of
-from .prepared import ASK, Prepared, prepared_of
+from .prepared import ASK, LIST, Prepared, prepared_of
 from .transaction_handle import TransactionHandle, check_awaited, end
 from .runtimes import entered, maybe_await
 
@@ -175,10 +175,14 @@ class PsycopgSession:
     async def _sent(self, prepared: Prepared, before: str | None, statement: Statement[T] | None, after: str | None) -> Any:
         commands = [before] if before else []
         if statement:
+            prepared.follow(self._connection)
+            if prepared.is_in_doubt and prepared.is_allowed and not after:
+                result, = await self._exchanged([LIST], None)
+                prepared.found({name for name, in rows_of(result, self._connection)})
             text, values = sql_of(statement, self._schema)
             if prepare := prepared.to_prepare(text, len(values)):
                 await self._exchanged([prepare], statement)
-                prepared.made(text)
+                prepared.made(text, len(values))
             commands.append(prepared.call(text, [literal(value, self._connection) for value in values]))
         asks = prepared.is_allowed is None and not after
         if asks:

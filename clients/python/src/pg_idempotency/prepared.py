@@ -5,13 +5,14 @@ A text gets its name at the second use on a connection.  In the first exchange, 
 for its process id: if it is not the connection's own, a pooler is in between, which might
 send the next transaction to another session.  A session that has lost them (DISCARD ALL,
 DEALLOCATE ALL) or whose functions have changed answers STALE; that connection does without
-them from then on.
+them from then on.  psycopg deallocates all statements after a rollback or a DROP, if it has prepared some
+of its own: then the session is asked for those that it still has.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,6 +22,7 @@ STALE = {"26000", "0A000", "42P05"}
 MAX_PREPARED = 100
 """Texts of one connection."""
 ASK = "SELECT pg_catalog.pg_backend_pid()"
+LIST = "SELECT name FROM pg_catalog.pg_prepared_statements"
 
 
 @lru_cache(maxsize=1000)
@@ -36,25 +38,43 @@ class Prepared:
     def __init__(self, allowed: bool) -> None:
         self.is_allowed = None if allowed else False
         """None: the server was not asked yet."""
-        self._texts: dict[str, bool] = {}
-        """Those that were used, and whether they have been prepared."""
+        self.is_in_doubt = False
+        """psycopg may have deallocated them."""
+        self._names: dict[str, str | None] = {}
+        """Those of the texts that were used; None if it was not prepared."""
+        self._gone = 0
+        """Names that psycopg has made for its own statements, and does not use any more."""
+
+    def follow(self, connection: Any) -> None:
+        """Before each statement."""
+        manager = getattr(connection, "_prepared", None)
+        gone = getattr(manager, "_prepared_idx", 0) - len(getattr(manager, "_names", ()))
+        if gone > self._gone and self._names:
+            self.is_in_doubt = True
+        self._gone = gone
+
+    def found(self, names: Collection[str]) -> None:
+        """The session has these."""
+        self._names = {text: name if name in names else None for text, name in self._names.items()}
+        self.is_in_doubt = False
 
     def to_prepare(self, text: str, count: int) -> str | None:
         """What prepares a text with that number of %s, if that is to be done now.  It is sent alone: the server keeps the
         whole query that it came in."""
-        if len(self._texts) < MAX_PREPARED and text not in self._texts:
-            self._texts[text] = False
+        if text not in self._names:
+            if len(self._names) < MAX_PREPARED:
+                self._names[text] = None
             return None
-        return _named(text, count)[1] if self.is_allowed and self._texts.get(text) is False else None
+        return _named(text, count)[1] if self.is_allowed and not self.is_in_doubt and self._names[text] is None else None
 
-    def made(self, text: str) -> None:
-        self._texts[text] = True
+    def made(self, text: str, count: int) -> None:
+        self._names[text] = _named(text, count)[0]
 
     def call(self, text: str, literals: Sequence[str]) -> str:
         """What performs the text."""
-        if not self.is_allowed or not self._texts.get(text):
+        name = self._names.get(text)
+        if not self.is_allowed or self.is_in_doubt or name is None:
             return text % tuple(literals)
-        name = _named(text, len(literals))[0]
         return f"EXECUTE {name}({', '.join(literals)})" if literals else f"EXECUTE {name}"
 
     def answered(self, server: int, own: int) -> None:

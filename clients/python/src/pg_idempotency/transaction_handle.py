@@ -40,6 +40,10 @@ class Unawaited:
             raise TypeError(f"{name}() was never awaited, and did nothing: an asynchronous handler awaits each call")
 
 
+CONSTANT = {"pgconn", "lock"}
+"""Attributes of a connection that never change: the handle keeps them until its end."""
+
+
 class TransactionHandle:
     """A psycopg connection in all but its type, until end()."""
 
@@ -55,6 +59,9 @@ class TransactionHandle:
         own = self.__dict__
         connection = connection_of(self) if own["_handle_ended"] else own["_handle_connection"]
         found = getattr(connection, name)
+        if name in CONSTANT:
+            own[name] = found
+            return found
         if type(found) is MethodType and found.__self__ is connection:
             # So that what it makes, as a cursor, sends its statements by here, too.
             return _followed(self, f"tx.{name}", MethodType(found.__func__, self))
@@ -78,6 +85,8 @@ def connection_of(handle: TransactionHandle) -> Any:
 
 def end(handle: TransactionHandle) -> None:
     """Refuse all later use of the handle."""
+    for name in CONSTANT:
+        handle.__dict__.pop(name, None)
     handle.__dict__["_handle_ended"] = True
 
 
