@@ -40,8 +40,10 @@ def draw(ask, path, start, seconds, event=None):
             'set output "%s"' % os.path.abspath(path),
             'set multiplot layout %d,%d' % (rows, COLUMNS),
             'set border 3 lc rgb "%s"' % GREY, 'set tics nomirror textcolor rgb "%s"' % GREY,
-            'set grid ytics lc rgb "%s" lw 0.3' % GREY, 'set key outside bottom center horizontal textcolor rgb "%s" noenhanced' % GREY,
-            'set xlabel "seconds" textcolor rgb "%s" offset 0,0.6' % GREY, 'set xrange [0:%d]' % seconds, 'set yrange [0:*]', 'set offsets 0,0,0.1,0']
+            'set grid ytics lc rgb "%s" lw 0.3' % GREY,
+            'set key outside bottom center horizontal textcolor rgb "%s" noenhanced' % GREY,
+            'set xlabel "seconds" textcolor rgb "%s" offset 0,0.6' % GREY,
+            'set xrange [0:%d]' % seconds, 'set yrange [0:*]', 'set offsets 0,0,0.1,0']
         number = 0
         for title, unit, queries in panels:
             curves = []
@@ -62,7 +64,8 @@ def draw(ask, path, start, seconds, event=None):
                        'set ylabel "%s" textcolor rgb "%s"' % (UNITS[unit], GREY)]
             if event:
                 at = event[1] - start
-                script += ['unset label', 'unset arrow', 'set arrow from %.1f,graph 0 to %.1f,graph 1 nohead dt 2 lc rgb "%s"' % (at, at, GREY),
+                script += ['unset label', 'unset arrow',
+                           'set arrow from %.1f,graph 0 to %.1f,graph 1 nohead dt 2 lc rgb "%s"' % (at, at, GREY),
                            'set label "%s" at %.1f,graph 0.93 offset 0.5,0' % (event[0], at)]
             if curves:
                 script.append('plot ' + ', '.join('"%s" with lines lw 2 lc rgb "%s" title "%s"' % (
