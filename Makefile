@@ -206,7 +206,7 @@ monitoring-picture:
 	@test/prepare monitoring
 	@directory=$$(mktemp -d) && chmod 777 $$directory && \
 	TESTS="start dashboard picture" SECONDS_OF_LOAD=$${SECONDS_OF_LOAD:-120} PICTURE=$$directory/monitoring.svg \
-		test/cluster test/monitoring/check && cp $$directory/monitoring.svg docs/images/; status=$$?; \
+		test/cluster test/monitoring/check && cp $$directory/monitoring*.svg docs/images/; status=$$?; \
 	rm -rf $$directory; exit $$status
 
 relay-bench: relay
@@ -261,6 +261,7 @@ endif
 .PHONY: volume
 volume:
 	@test -n "$(VOLUME)" || { echo 'Say where: make volume VOLUME=/mnt/idempotency' >&2; exit 1; }
+	@test "$(MAJORVERSION)" -ge 18 || { echo 'PostgreSQL $(MAJORVERSION) has no extension_control_path, which a volume needs: it came with 18' >&2; exit 1; }
 	$(MAKE) install datadir='$(VOLUME)/share' pkglibdir='$(VOLUME)/lib' docdir='$(VOLUME)/doc' with_llvm=no
 
 endif

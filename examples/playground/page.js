@@ -375,7 +375,7 @@ function show() {
 	$("like").setAttribute("aria-pressed", mine.liked);
 	$("hint").textContent = mine.purchase
 		? `Order ${mine.purchase.number} is under way. Click again, as the impatient do: it is the same order.`
-		: "Clicks on Buy before the answer is there are one purchase, sent again.";
+		: "If you click Buy again before the answer arrives, the same purchase is sent again.";
 	const told = [];
 	for (const side of SIDES) {
 		const card = $(side);

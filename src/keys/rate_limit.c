@@ -253,7 +253,7 @@ find_window(WindowSet *set, uint64 scope)
 }
 
 /*
- * Begin a window of a scope, in the place of the one with the lowest count.
+ * Begin a window of a scope.  It replaces the one with the lowest count.
  */
 static Window *
 replace_window(WindowSet *set, uint64 scope, IdemRateSlot slot)

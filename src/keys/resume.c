@@ -352,7 +352,7 @@ open_streams(Resuming *resuming)
 
 /*
  * Begin a stream where there can be rows.  If its mark replaces that of
- * another stream, the other one goes on without.
+ * another stream, the other one continues without a mark.
  */
 static void
 begin_stream(Resuming *resuming, Stream *stream)

@@ -237,7 +237,7 @@ make_lane_table(void)
 
 /*
  * Is a new message the first of its lane, or can it become the first,
- * depending on other transactions?  If not, it is to be parked.
+ * depending on other transactions?  If not, it must be parked.
  */
 static bool
 begins_lane(HTAB *lanes, IdemCursor *outbox, const IdemOutboxRow *row)

@@ -34,7 +34,7 @@
  *	  is not pending is removed, or moved to the time of the head.  The number
  *	  of such changes, and of messages that die, is limited for each call, so
  *	  that they are committed soon; see is_within().  Beyond the limit, the
- *	  call goes on without changes.
+ *	  call continues without changes.
  *
  *	- It leaves the row where it is, if the decision depends on what another
  *	  transaction is writing.  The next takes of this backend skip such a row
@@ -44,7 +44,7 @@
  *	- It leaves the row to the next take, because another take has locked it,
  *	  or its lane has changed meanwhile.
  *
- * Then it goes on to the next row.  It remembers the lanes that it has
+ * Then it continues with the next row.  It remembers the lanes that it has
  * visited.  It does not visit a lane again if all its messages wait for the
  * transaction of the first.  So a take returns less than it was asked for
  * only after it has looked at each due row, or if that takes half of the
@@ -125,7 +125,7 @@ static const int take_columns[] = {
 #define PASSED_SHARE		4
 
 /*
- * A call goes on for half of the lease that it gives, but at least this long.
+ * A call continues for half of its lease, but at least this long.
  */
 #define MIN_DURATION_MS		1000
 
@@ -207,7 +207,7 @@ typedef struct Lane
 	int64		dead;			/* the first that died */
 } Lane;
 
-/* What became of a row. */
+/* The result of an attempt to take a row. */
 typedef enum Taken
 {
 	TAKEN,
@@ -867,7 +867,7 @@ take_row(Taking *taking, IdemCursor *outbox, bool is_locked)
 		idem_outbox_set(&row, OUTBOX_IN_DUE_INDEX, BoolGetDatum(false));
 		if (row.nulls[OUTBOX_LAST_ERROR])
 			idem_outbox_set(&row, OUTBOX_LAST_ERROR,
-							CStringGetTextDatum("The last lease ran out."));
+							CStringGetTextDatum("The last lease expired."));
 		if (idem_update(outbox, row.values, row.nulls,
 						is_locked) != IDEM_WRITE_DONE)
 			return TAKEN_NOT;

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * find.c
- *		Finding a row by its primary key, whoever wrote it.
+ *		Finding a row by its primary key, written by any transaction.
  *
  * idem_find() reads with a dirty snapshot.  It returns committed rows, our
  * own, and those that other transactions are writing, and says which is
@@ -55,8 +55,8 @@ static void take_siread_locks(IdemCursor *cursor, const Datum *key);
 static void accept_row(IdemCursor *cursor);
 
 /*
- * Find the current row with this primary key, whoever wrote it.  The key's
- * columns are text or bigint, in the table's order.  Fills cursor->row for
+ * Find the current row with this primary key, written by any transaction.  The
+ * key's columns are text or bigint, in the table's order.  Fills cursor->row for
  * IDEM_FIND_ROW, and cursor->holder.
  *
  * Raises 40001 if the transaction's snapshot must not see the row.

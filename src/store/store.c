@@ -7,7 +7,7 @@
  * row, found by primary key, what the executor does for INSERT ... ON
  * CONFLICT and UPDATE, without planner, executor or SPI:
  *
- *		find.c		find it, whoever wrote it
+ *		find.c		find it, written by any transaction
  *		scan.c		read rows in the order of an index
  *		write.c		insert, update, delete and lock it
  *		append.c	insert rows whose keys are new

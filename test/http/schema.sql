@@ -2,7 +2,7 @@
 -- test/http/schema.sql
 --
 -- The tables of the shop that the conformance suite speaks to, in an empty
--- database, and the role that shops connect as.  docs/development/http-suite.md says what each
+-- database, and the role that shops connect as.  test/http/README.md says what each
 -- route does with them.
 --
 CREATE EXTENSION IF NOT EXISTS idempotency;

@@ -109,12 +109,11 @@ def alert_of_the_real_thing(world):
         world.query('ALTER TABLE idem_tokens DISABLE ROW LEVEL SECURITY')
 
 
-def the_picture_is_drawn(world):
-    path = os.environ.get('PICTURE') or os.path.join(world.directory, 'monitoring.svg')
+def draw(world, path, seconds, event=None):
+    """The dashboard of the last seconds."""
     now = time.time()
-    seconds = float(os.environ.get('SECONDS_OF_LOAD', 15)) + 5
     picture.draw(lambda expression: world.ask('query_range', query=expression, start=now - seconds, end=now,
-                                              step=max(1, seconds / 60))['result'], path)
+                                              step=max(1, seconds / 60))['result'], path, now - seconds, seconds, event)
     document = xml.dom.minidom.parse(path)
     text = ' '.join(node.firstChild.data for tag in ('text', 'tspan', 'title') for node in document.getElementsByTagName(tag)
                     if node.firstChild is not None and node.firstChild.nodeType == node.TEXT_NODE)
@@ -124,6 +123,26 @@ def the_picture_is_drawn(world):
     check(len(curves) >= len(list(configuration.panels())), 'and curves:', len(curves))
 
 
+def the_picture_is_drawn(world):
+    path = os.environ.get('PICTURE') or os.path.join(world.directory, 'monitoring.svg')
+    draw(world, path, float(os.environ.get('SECONDS_OF_LOAD', 15)) + 5)
+
+
+def the_picture_of_trouble_is_drawn(world):
+    """The relay stops, and workers die.  The thresholds are lowered, so that this takes minutes."""
+    if not os.environ.get('PICTURE'):
+        return
+    seconds = float(os.environ.get('SECONDS_OF_LOAD', 15))
+    for name, value in (('outbox_oldest', '10s'), ('stuck_leases', '5')):
+        world.query("ALTER DATABASE %s SET idempotency.health_%s = '%s'" % (DATABASE, name, value))
+    stopped = time.time()
+    world.stop('relay')
+    world.work(seconds, dying=True)
+    draw(world, os.environ['PICTURE'].replace('.svg', '-alerts.svg'), seconds * 1.5, ('the relay stops', stopped))
+    found = {alert['labels']['alertname'] for alert in world.ask('alerts')['alerts']}
+    check('IdempotencyRelayDown' in found, 'an alert about the relay:', found)
+
+
 TESTS = [
     ('both exporters ask the same', configurations_ask_the_same),
     ('exporters, relay and Prometheus start', all_is_started),
@@ -131,5 +150,6 @@ TESTS = [
     ('the role that watches sees nothing else', the_role_sees_figures_only),
     ('each query of the dashboard has an answer', panels_have_something_to_show),
     ('the picture is drawn from the same queries', the_picture_is_drawn),
+    ('the picture of trouble, too', the_picture_of_trouble_is_drawn),
     ('a table that is altered is an alert in Prometheus', alert_of_the_real_thing),
 ]

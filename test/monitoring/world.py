@@ -141,19 +141,24 @@ class World:
 
     # Something to look at
 
-    def work(self, seconds):
-        """Calls of all kinds, a few dozen a second, for so long."""
+    def stop(self, name):
+        """End a program, as an operator would."""
+        os.killpg(self.processes[name].pid, signal.SIGTERM)
+        self.processes[name].wait(10)
+
+    def work(self, seconds, dying=False):
+        """Calls of all kinds, a few dozen per second, for that time; workers complete their claims, or die with one of ten."""
         end = time.monotonic() + seconds
-        step = 0
-        while step == 0 or time.monotonic() < end:
+        step = first = 100000 if dying else 0
+        while step == first or time.monotonic() < end:
             step += 1
             with contextlib.closing(psycopg2.connect(dbname=DATABASE, options='-csearch_path=' + SCHEMA)) as connection:
                 connection.autocommit = True
                 cursor = connection.cursor()
                 for i in range(20):
-                    key = 'key-of-monitoring-%d-%d' % (step, i)
-                    cursor.execute("SELECT idem_claim('shop', %s)", (key,))
-                    if i % 10:
+                    key = 'key-of-monitoring-%d-%d-%d' % (dying, step, i)
+                    cursor.execute("SELECT idem_claim('shop', %s, lease => '1 s')", (key,))
+                    if i % 10 or not dying:
                         cursor.execute("SELECT idem_complete('shop', %s, 200, claim_token => claim_token) FROM idem_keys WHERE key = %s",
                                        (key, key))
                     cursor.execute("SELECT idem_claim('shop', %s) FROM generate_series(1, %s)", (key, random.randrange(3)))
@@ -162,6 +167,9 @@ class World:
                     cursor.execute("SELECT idem_try_append('cart', 'c', %s), idem_once('form', %s, ttl => '2 s')", (step, key))
                 if step % 10 == 0:
                     cursor.execute('SELECT idem_cleanup()')
+                    # As autovacuum would, if it came more often.
+                    for table in ('action_versions', 'client_sequences', 'aggregates', 'tokens', 'outbox', 'keys'):
+                        cursor.execute('VACUUM idem_' + table)
             time.sleep(random.uniform(0.1, 0.6))
 
     def end(self):

@@ -1,4 +1,4 @@
-// What the shops of other packages share: routes of docs/development/http-suite.md whose effects
+// What the shops of other packages share: routes of test/http/README.md whose effects
 // are kept in this process.  Not a shop.
 
 import { randomBytes } from 'node:crypto'

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The shop in FastAPI; docs/development/http-suite.md says what each route does."""
+"""The shop in FastAPI; test/http/README.md says what each route does."""
 
 import asyncio
 import html

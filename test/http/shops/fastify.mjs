@@ -1,4 +1,4 @@
-// The shop of test/http in Fastify.  docs/development/http-suite.md says what each route does.
+// The shop of test/http in Fastify.  test/http/README.md says what each route does.
 
 import { randomBytes } from 'node:crypto'
 import { Readable } from 'node:stream'

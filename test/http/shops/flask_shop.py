@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The shop in Flask; docs/development/http-suite.md says what each route does."""
+"""The shop in Flask; test/http/README.md says what each route does."""
 
 import html
 import os
