@@ -80,7 +80,7 @@ ISOLATION_OPTS = --inputdir=$(TREE)/test/isolation --outputdir=test/isolation --
 
 # These work without a server installation, and PGXS has a "check" of its own.
 # So they run without PGXS, and a second make runs the other goals of the call.
-DEV_GOALS = portable portable-check demo playground check models clients matrix inject mutants lint static sanitize valgrind fuzz scale-out torture failover bench relay relay-install relay-check relay-bench dist deb site packages-check monitoring-check monitoring-picture
+DEV_GOALS = portable portable-check demo playground check models clients matrix inject mutants lint static sanitize valgrind fuzz scale-out torture failover bench bench-clients relay relay-install relay-check relay-bench dist deb site packages-check monitoring-check monitoring-picture
 ifneq ($(filter $(DEV_GOALS),$(MAKECMDGOALS)),)
 
 PGXS_GOALS = $(filter-out $(DEV_GOALS),$(MAKECMDGOALS))
@@ -180,6 +180,10 @@ bench:
 	@csv=$${CSV:-$$(mktemp --suffix=.csv)}; \
 	test/cluster test/bench/run $(LOADS) >"$$csv" && test/bench/table "$$csv"; status=$$?; \
 	echo "Raw figures: $$csv"; exit $$status
+
+# The clients beside the same work without them, in turns; five minutes.
+bench-clients:
+	@SIDES="without driver" ROUNDS=$${ROUNDS:-2} $(MAKE) --no-print-directory bench LOADS="http_new http_replay client_node client_python"
 
 relay:
 	@test/prepare relay
