@@ -13,6 +13,7 @@ class Proxy:
         self.port = self.listener.getsockname()[1]
         self.trips = 0
         self.links = []
+        self.closed = False
         self.silence = None
         """Bytes: the next connection that sends them gets no answer to that or to anything behind it."""
         self.all_silent = False
@@ -32,11 +33,14 @@ class Proxy:
                 client, _ = self.listener.accept()
             except OSError:
                 return
+            self.links.append(client)
+            if self.closed:
+                client.close()
+                return
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client):
         server = socket.socket(socket.AF_UNIX)
-        self.links.append(client)
         server.connect(self.server)
         answered, cutting, silent = True, None, self.all_silent
         with client, server:
@@ -67,7 +71,8 @@ class Proxy:
                         client.sendall(data)
 
     def close(self):
-        """And cut what there is."""
+        """And cut all connections, also one that was accepted just now."""
+        self.closed = True
         for link in [self.listener, *self.links]:
             try:
                 link.shutdown(socket.SHUT_RDWR)

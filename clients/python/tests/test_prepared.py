@@ -84,6 +84,20 @@ def test_a_handler_that_deallocates_runs_again(one, effects):
     assert idem.request("u", key, handler).outcome == "new" and len(runs) == 2 and effects(key) == 1
 
 
+def test_an_error_of_the_handlers_own_statement_does_not_run_it_again(one):
+    idem, _ = one
+    runs = []
+
+    def handler(tx):
+        runs.append(1)
+        tx.execute("EXECUTE nothing")
+
+    for count in range(1, 4):
+        with pytest.raises(psycopg.errors.InvalidSqlStatementName):
+            idem.request("u", new_key(), handler)
+        assert len(runs) == count
+
+
 def test_psycopg_deallocates_all_after_a_rollback(one, effects):
     """Ours, too: neither a claim nor a handler runs into that."""
     idem, connection = one

@@ -28,7 +28,6 @@ from .handlers import Deadline, in_handler, refuse_nested
 from .intervals import seconds
 from .keys import request_hash, step_key
 from .postgres import Session, connection_lost, pool_exhausted, scope_is_elsewhere
-from .prepared import STALE
 from .shards import MOVE_WAIT, Server, Servers
 from .runtimes import Background, Runtime, maybe_await
 from .telemetry import TRACEPARENT, Progress, Telemetry
@@ -36,8 +35,7 @@ from .transaction_handle import Unawaited
 
 T = TypeVar("T")
 ATTEMPTS = 5
-RETRIED = {"40001", "40P01", *STALE}
-"""Serialization failures, deadlocks, and a named statement that is gone or whose functions have changed."""
+RETRIED = {"40001", "40P01"}
 ENDED_WAITS = {"57014", "55P03"}
 """By statement_timeout, by lock_timeout."""
 IN_DOUBT_WAIT = "5 seconds"

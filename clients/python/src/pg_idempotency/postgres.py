@@ -165,8 +165,11 @@ class PsycopgSession:
         try:
             return await self._sent(prepared, before, statement, after)
         except psycopg.Error as error:
-            if not prepared.forget(error.sqlstate) or after:
+            if not prepared.forget(error.sqlstate):
                 raise
+            if after:
+                # The whole transaction runs again, now without names.
+                raise psycopg.errors.SerializationFailure("the session has lost a named statement") from error
         # Nothing else has run in this transaction.
         if before:
             await self._sent(prepared, None, None, "ROLLBACK")
