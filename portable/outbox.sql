@@ -248,6 +248,7 @@ DECLARE
 	may_park int := 20000;
 	may_die int := 1000;
 	is_parking boolean := false;
+	seen bigint;
 	clock timestamptz := clock_timestamp();
 	deadline timestamptz;
 	lease_end timestamptz;
@@ -281,14 +282,14 @@ BEGIN
 		clock := clock_timestamp();
 		-- The due messages: those that are the first of their key, and others, to be parked.
 		SELECT array_agg(d.id ORDER BY d.available_at, d.id) FILTER (WHERE d.is_head),
-				array_agg(d.id) FILTER (WHERE NOT d.is_head), array_agg(DISTINCT d.key_hash) FILTER (WHERE NOT d.is_head)
-			INTO heads, behind, lanes
+				array_agg(d.id) FILTER (WHERE NOT d.is_head), array_agg(DISTINCT d.key_hash) FILTER (WHERE NOT d.is_head), count(*)
+			INTO heads, behind, lanes, seen
 			FROM (SELECT c.id, c.available_at, c.key_hash, c.key_hash IS NULL OR c.id = (SELECT f.id FROM @S@.idem_outbox AS f
 					WHERE f.key_hash = c.key_hash AND f.state = 'pending' ORDER BY f.id LIMIT 1) AS is_head
 				FROM (SELECT o.id, o.available_at, o.key_hash FROM @S@.idem_outbox AS o
 					WHERE o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
 						AND (topics IS NULL OR o.topic = ANY (topics))
-					ORDER BY o.available_at LIMIT wanted + page) AS c OFFSET 0) AS d;
+					ORDER BY o.available_at LIMIT wanted::bigint + page) AS c OFFSET 0) AS d;
 		-- With a head, its lane is this call's.
 		ids := NULL;
 		IF heads IS NOT NULL THEN
@@ -380,6 +381,10 @@ BEGIN
 		ELSIF parked > 0 AND may_park > 0 THEN
 			page := least(page * 2, 5000);
 			CONTINUE;
+		-- What other transactions hold can stand before what is due.
+		ELSIF seen = wanted::bigint + page AND page < 100000 THEN
+			page := page * 4;
+			CONTINUE;
 		END IF;
 		-- What has been parked is to be committed.
 		IF is_parking OR deadline IS NULL OR clock_timestamp() >= deadline THEN
@@ -453,7 +458,7 @@ BEGIN
 	FOREACH pause IN ARRAY coalesce(schedule, '{}') LOOP
 		IF NOT isfinite(pause) OR clock_timestamp() + pause < clock_timestamp() THEN
 			RAISE EXCEPTION USING ERRCODE = '22023',
-				MESSAGE = 'pauses of argument "schedule" must be finite and not negative';
+				MESSAGE = format('argument "schedule" must %s', CASE WHEN isfinite(pause) THEN 'not be negative' ELSE 'be finite' END);
 		END IF;
 	END LOOP;
 	IF current_setting('transaction_read_only') = 'on' THEN
