@@ -97,7 +97,7 @@ portable:
 portable-check:
 	@test/prepare
 	@EDITION=portable test/cluster test/check $(SUITES)
-	@test -n "$(SUITES)" || { portable/generate portable/build && cd test/pglite && npm ci --no-audit --no-fund && node --test; }
+	@test -n "$(SUITES)" || test/pglite/run
 
 # ROUNDS=20 for a shorter run; see test/failover/run for more.
 failover:

@@ -360,10 +360,11 @@ BEGIN
 			lease_end := clock_timestamp() + coalesce(lease, '30 s');
 			RETURN QUERY WITH taken AS (UPDATE @S@.idem_outbox AS o
 					SET attempt = o.attempt + 1, awaiting_ack = true, in_due_index = true, available_at = lease_end
-					WHERE o.id = ANY (ids) AND o.state = 'pending' AND o.attempt - o.uncounted_attempts < attempts_allowed AND o.attempt < 2147483647
-					RETURNING o.id, o.message_id, o.topic, o.message_key, o.payload, o.headers, o.attempt, o.created_at)
+					FROM unnest(ids) WITH ORDINALITY AS i (id, place)
+					WHERE o.id = i.id AND o.state = 'pending' AND o.attempt - o.uncounted_attempts < attempts_allowed AND o.attempt < 2147483647
+					RETURNING i.place, o.id, o.message_id, o.topic, o.message_key, o.payload, o.headers, o.attempt, o.created_at)
 				SELECT t.id, t.message_id, t.topic, t.message_key, t.payload, t.headers, t.attempt, t.created_at
-				FROM taken AS t JOIN unnest(ids) WITH ORDINALITY AS i (id, place) ON i.id = t.id ORDER BY i.place;
+				FROM taken AS t ORDER BY t.place;
 			changed := changed OR FOUND;
 		END IF;
 		-- Whatever is behind others makes way for what is due.
