@@ -103,9 +103,8 @@ portable:
 
 portable-check:
 	@test/prepare
-	@EDITION=portable test/cluster test/check
-	@$(MAKE) --no-print-directory portable
-	@cd test/pglite && npm ci --no-audit --no-fund && node --test
+	@EDITION=portable test/cluster test/check $(SUITES)
+	@test -n "$(SUITES)" || test/pglite/run
 
 # ROUNDS=20 for a shorter run; see test/failover/run for more.
 failover:

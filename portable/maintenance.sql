@@ -110,7 +110,7 @@ BEGIN
 	IF at_least IS NULL THEN
 		PERFORM @S@.idem_p_null('at_least');
 	ELSIF at_least > 4611686018427387903 THEN
-		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "at_least" is too large';
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "at_least" must not be greater than 4611686018427387903';
 	END IF;
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();

@@ -248,6 +248,7 @@ DECLARE
 	may_park int := 20000;
 	may_die int := 1000;
 	is_parking boolean := false;
+	seen bigint;
 	clock timestamptz := clock_timestamp();
 	deadline timestamptz;
 	lease_end timestamptz;
@@ -281,14 +282,14 @@ BEGIN
 		clock := clock_timestamp();
 		-- The due messages: those that are the first of their key, and others, to be parked.
 		SELECT array_agg(d.id ORDER BY d.available_at, d.id) FILTER (WHERE d.is_head),
-				array_agg(d.id) FILTER (WHERE NOT d.is_head), array_agg(DISTINCT d.key_hash) FILTER (WHERE NOT d.is_head)
-			INTO heads, behind, lanes
+				array_agg(d.id) FILTER (WHERE NOT d.is_head), array_agg(DISTINCT d.key_hash) FILTER (WHERE NOT d.is_head), count(*)
+			INTO heads, behind, lanes, seen
 			FROM (SELECT c.id, c.available_at, c.key_hash, c.key_hash IS NULL OR c.id = (SELECT f.id FROM @S@.idem_outbox AS f
 					WHERE f.key_hash = c.key_hash AND f.state = 'pending' ORDER BY f.id LIMIT 1) AS is_head
 				FROM (SELECT o.id, o.available_at, o.key_hash FROM @S@.idem_outbox AS o
 					WHERE o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
 						AND (topics IS NULL OR o.topic = ANY (topics))
-					ORDER BY o.available_at LIMIT wanted + page) AS c OFFSET 0) AS d;
+					ORDER BY o.available_at LIMIT wanted::bigint + page) AS c OFFSET 0) AS d;
 		-- With a head, its lane is this call's.
 		ids := NULL;
 		IF heads IS NOT NULL THEN
@@ -359,10 +360,11 @@ BEGIN
 			lease_end := clock_timestamp() + coalesce(lease, '30 s');
 			RETURN QUERY WITH taken AS (UPDATE @S@.idem_outbox AS o
 					SET attempt = o.attempt + 1, awaiting_ack = true, in_due_index = true, available_at = lease_end
-					WHERE o.id = ANY (ids) AND o.state = 'pending' AND o.attempt - o.uncounted_attempts < attempts_allowed AND o.attempt < 2147483647
-					RETURNING o.id, o.message_id, o.topic, o.message_key, o.payload, o.headers, o.attempt, o.created_at)
+					FROM unnest(ids) WITH ORDINALITY AS i (id, place)
+					WHERE o.id = i.id AND o.state = 'pending' AND o.attempt - o.uncounted_attempts < attempts_allowed AND o.attempt < 2147483647
+					RETURNING i.place, o.id, o.message_id, o.topic, o.message_key, o.payload, o.headers, o.attempt, o.created_at)
 				SELECT t.id, t.message_id, t.topic, t.message_key, t.payload, t.headers, t.attempt, t.created_at
-				FROM taken AS t JOIN unnest(ids) WITH ORDINALITY AS i (id, place) ON i.id = t.id ORDER BY i.place;
+				FROM taken AS t ORDER BY t.place;
 			changed := changed OR FOUND;
 		END IF;
 		-- Whatever is behind others makes way for what is due.
@@ -379,6 +381,10 @@ BEGIN
 			RETURN;
 		ELSIF parked > 0 AND may_park > 0 THEN
 			page := least(page * 2, 5000);
+			CONTINUE;
+		-- What other transactions hold can stand before what is due.
+		ELSIF seen = wanted::bigint + page AND page < 100000 THEN
+			page := page * 4;
 			CONTINUE;
 		END IF;
 		-- What has been parked is to be committed.
@@ -453,7 +459,7 @@ BEGIN
 	FOREACH pause IN ARRAY coalesce(schedule, '{}') LOOP
 		IF NOT isfinite(pause) OR clock_timestamp() + pause < clock_timestamp() THEN
 			RAISE EXCEPTION USING ERRCODE = '22023',
-				MESSAGE = 'pauses of argument "schedule" must be finite and not negative';
+				MESSAGE = format('argument "schedule" must %s', CASE WHEN isfinite(pause) THEN 'not be negative' ELSE 'be finite' END);
 		END IF;
 	END LOOP;
 	IF current_setting('transaction_read_only') = 'on' THEN
