@@ -5,7 +5,9 @@
 DECLARE
 	hint CONSTANT text := 'Pass the name of a role, as in ''web''::regrole.';
 BEGIN
-	IF grantee IS NULL THEN
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @S@.idem_p_check_writable();
+	ELSIF grantee IS NULL THEN
 		RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'argument "grantee" must not be null', HINT = hint;
 	ELSIF NOT EXISTS (SELECT FROM pg_roles AS r WHERE r.oid = grantee::oid) THEN
 		RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('role "%s" does not exist', grantee), HINT = hint;
@@ -20,7 +22,10 @@ BEGIN
 				ELSE 'cannot execute an idempotency function that writes in a read-only transaction' END;
 	ELSIF statement IS NULL THEN
 		RETURN;
-	ELSIF statement OPERATOR(pg_catalog.!~) '^(GRANT|REVOKE) .* ON (FUNCTION|TABLE|TYPE|SCHEMA|SEQUENCE) [^;]*$' THEN
+	-- Names in quotes can have any character.
+	ELSIF pg_catalog.regexp_replace(statement, '"([^"]|"")*"', 'name', 'g')
+		OPERATOR(pg_catalog.!~) '^(GRANT|REVOKE) .* ON (FUNCTION|TABLE|TYPE|SCHEMA|SEQUENCE) [^;]*$'
+	THEN
 		RAISE EXCEPTION USING ERRCODE = '42601', MESSAGE = 'statement is neither GRANT nor REVOKE of privileges';
 	END IF;
 	EXECUTE statement;

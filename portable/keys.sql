@@ -109,7 +109,7 @@ BEGIN
 		RAISE EXCEPTION USING ERRCODE = '54000',
 			MESSAGE = format('argument "%s" is too large', name),
 			DETAIL = format('It has %s bytes, %s are allowed.', size, @S@.idem_p_setting('max_response_size')),
-			HINT = 'Store a reference to it, or have "idempotency.max_response_size" raised.';
+			HINT = 'Store a reference to it, or let a superuser raise "idempotency.max_response_size".';
 	END IF;
 END
 $$;
@@ -312,7 +312,7 @@ BEGIN
 	RAISE EXCEPTION USING ERRCODE = 'ID003',
 		MESSAGE = format('claim of idempotency key %s has been lost', @S@.idem_p_redacted(key)),
 		DETAIL = 'The claim token is not the current one.',
-		HINT = 'Give up the work: its lease ran out, and another claimant has taken over.';
+		HINT = 'Stop the work: its lease has expired, and another claimant has taken over.';
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_claim_lost(text, bigint) IS

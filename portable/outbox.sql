@@ -294,13 +294,25 @@ BEGIN
 		IF heads IS NOT NULL THEN
 			-- What has used up its attempts dies, and those behind it are looked for at once.
 			ended := NULL;
-			WITH exhausted AS (SELECT o.id FROM @S@.idem_outbox AS o
+			WITH first_ones AS MATERIALIZED (SELECT o.id, o.key_hash FROM @S@.idem_outbox AS o
 					WHERE o.id = ANY (heads) AND o.state = 'pending' AND o.available_at <= clock
 						AND (o.attempt - o.uncounted_attempts >= attempts_allowed OR o.attempt = 2147483647)
 						AND (o.key_hash IS NULL OR pg_try_advisory_xact_lock(480, @S@.idem_p_lane_lock(o.key_hash)))
-					LIMIT may_die FOR NO KEY UPDATE SKIP LOCKED),
+					LIMIT may_die),
+				candidates AS MATERIALIZED (SELECT r.id FROM first_ones AS f CROSS JOIN LATERAL (
+						SELECT f.id WHERE f.key_hash IS NULL
+						UNION ALL
+						SELECT n.id FROM (
+							SELECT m.id, bool_and(m.available_at <= clock AND (m.attempt - m.uncounted_attempts >= attempts_allowed
+								OR m.attempt = 2147483647)) OVER (ORDER BY m.id) AS are_all
+							FROM (SELECT b.id, b.available_at, b.attempt, b.uncounted_attempts FROM @S@.idem_outbox AS b
+								WHERE b.key_hash = f.key_hash AND b.state = 'pending' ORDER BY b.id LIMIT may_die) AS m) AS n
+						WHERE n.are_all) AS r (id)
+					LIMIT may_die),
+				exhausted AS (SELECT o.id FROM candidates AS c JOIN @S@.idem_outbox AS o ON o.id = c.id
+					WHERE o.state = 'pending' FOR NO KEY UPDATE OF o SKIP LOCKED),
 				dead AS (UPDATE @S@.idem_outbox AS o SET state = 'dead', in_due_index = false,
-						last_error = coalesce(o.last_error, 'The last lease ran out.')
+						last_error = coalesce(o.last_error, 'The last lease expired.')
 					FROM exhausted AS e WHERE o.id = e.id RETURNING o.key_hash)
 			SELECT array_agg(coalesce(d.key_hash, 0)) INTO ended FROM dead AS d;
 			IF ended IS NOT NULL THEN

@@ -415,7 +415,7 @@ BEGIN
 			RAISE EXCEPTION USING ERRCODE = '22023',
 				MESSAGE = 'arrays must have the same number of elements',
 				DETAIL = format('"%s" has %s, "%s" has %s.', names[longest], lengths[longest], names[i], lengths[i]),
-				HINT = 'An array of one element stands for all.';
+				HINT = 'An array of one element applies to all elements.';
 		END IF;
 		longest := i;
 	END LOOP;

@@ -8,7 +8,7 @@
  * While it runs, answers of the same kind collect for the next statement.  So
  * the load sets the size of the batches, and a single message does not wait.
  *
- * If the server may not have received an answer, it is sent again.  That is
+ * If the server might not have received an answer, it is sent again.  That is
  * safe: a second acknowledgement has no effect, and the other calls name the
  * attempt, so they cannot change a message that another relay has taken.
  *
@@ -179,7 +179,7 @@ add_refusal(const RelayAnswers *answers, RelayMessage *message,
 {
 	const RelaySink *sink = message->sink;
 
-	/* Encodings other than UTF-8 may lack any character outside ASCII. */
+	/* Encodings other than UTF-8 can lack any character outside ASCII. */
 	if (!answers->database.is_utf8)
 		relay_text_sanitize(message->reason, true);
 	relay_text_add_element(params[2], message->reason);
@@ -417,7 +417,7 @@ end_extend(RelayAnswers *answers, const PGresult *result)
 		int64_t		id = strtoll(PQgetvalue(result, row, 0), NULL, 10);
 		RelayMessage *held = message;
 
-		/* Same order as in the call; some may have been answered since. */
+		/* Same order as in the call; some might have been answered since. */
 		while (held && !(held->extending && held->id == id))
 			held = held->held_next;
 		if (held)

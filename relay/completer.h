@@ -11,7 +11,7 @@
 #include "database.h"
 #include "routing.h"
 
-/* What the connection for answers does. */
+/* The call that the connection for answers runs. */
 typedef enum RelayClaimCall
 {
 	RELAY_CLAIM_NONE,

@@ -50,7 +50,7 @@ const RelaySettingDef relay_main_settings[] = {
 	{"max_memory", RELAY_BYTES, "64MB",
 	"of the messages that are held, about", 65536, INT64_C(1) << 40},
 	{"stop_timeout", RELAY_TIME, "10s",
-	"how long deliveries may go on after SIGTERM", 0, 3600000},
+	"how long deliveries can continue after SIGTERM", 0, 3600000},
 	{"metrics", RELAY_TEXT, "",
 	"address and port for /metrics, as 127.0.0.1:9464; empty: none"},
 	{"log_format", RELAY_TEXT, "text", "text, or json"},
@@ -120,7 +120,7 @@ relay_config_read(int argc, char **argv)
 	if (strcmp(relay_section_text(section, "log_format"), "json") != 0 &&
 		strcmp(relay_section_text(section, "log_format"), "text") != 0)
 		relay_section_fault(config, section, "log_format",
-							"\"log_format\" is to be text or json");
+							"\"log_format\" must be text or json");
 	relay_config_read_secret(config, section, "password");
 	if (config->nfaults == 0 && relay_section_number(section, "wait") * 3 >
 		relay_section_number(section, "lease"))
@@ -243,7 +243,7 @@ read_option(RelayConfig *config, const char *option)
 	char	   *name;
 	char	   *stop;
 
-	/* The value may be a secret, so "where" must not show it. */
+	/* The value can be a secret, so "where" must not show it. */
 	*value++ = '\0';
 	name = relay_copy(where + 2);
 	stop = strchr(name, '.');
@@ -385,23 +385,23 @@ check_setting(RelayConfig *config, const RelaySection *section,
 	switch (def->kind)
 	{
 		case RELAY_TIME:
-			relay_config_fault(config, setting->where, "\"%s\" is to be a "
+			relay_config_fault(config, setting->where, "\"%s\" must be a "
 							   "time from %g s to %g s, with its unit: ms, s, "
 							   "min, h, d", def->name,
 							   (double) def->min / 1000,
 							   (double) def->max / 1000);
 			break;
 		case RELAY_BYTES:
-			relay_config_fault(config, setting->where, "\"%s\" is to be a "
+			relay_config_fault(config, setting->where, "\"%s\" must be a "
 							   "size of at least %lld, with its unit: B, kB, "
 							   "MB, GB", def->name, (long long) def->min);
 			break;
 		case RELAY_BOOL:
 			relay_config_fault(config, setting->where,
-							   "\"%s\" is to be on or off", def->name);
+							   "\"%s\" must be on or off", def->name);
 			break;
 		default:
-			relay_config_fault(config, setting->where, "\"%s\" is to be a "
+			relay_config_fault(config, setting->where, "\"%s\" must be a "
 							   "number from %lld to %lld", def->name,
 							   (long long) def->min, (long long) def->max);
 	}
@@ -511,7 +511,7 @@ relay_config_pauses(RelayConfig *config, const RelaySection *section,
 		relay_text_addf(array, "%c%lld ms", i ? ',' : '{', (long long) ms);
 	}
 	if (!valid)
-		relay_section_fault(config, section, name, "\"%s\" is to be times "
+		relay_section_fault(config, section, name, "\"%s\" must be times "
 							"with commas, with their units: ms, s, min, h, d",
 							name);
 	else if (i > 0)

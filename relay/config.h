@@ -47,7 +47,7 @@ typedef struct RelaySection
 {
 	char	   *name;			/* NULL: before all sections */
 	char	   *where;			/* where its name is set */
-	const RelaySettingDef *defs[2]; /* what exists; each may be NULL */
+	const RelaySettingDef *defs[2]; /* what exists; each can be NULL */
 	RelaySetting *settings;
 	struct RelaySection *next;
 } RelaySection;

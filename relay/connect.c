@@ -4,7 +4,7 @@
  *		Connect sinks without blocking the event loop.
  *
  * librabbitmq and librdkafka wait while they connect.  A thread does that, and
- * the loop goes on with the other sinks.  Until it has ended, only the thread
+ * the loop continues with the other sinks.  Until it has ended, only the thread
  * uses the sink's "state".  It ends by itself after the sink's "timeout", so a
  * relay that ends does not wait for it; see relay_end().
  *

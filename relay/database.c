@@ -8,7 +8,7 @@
  * connection is lost.  If a query fails, the owner closes the connection with
  * relay_database_refused().  The next connection is made after a growing
  * pause.  After a failover it reaches the new primary, and an error such as a
- * missing privilege may be fixed by then.
+ * missing privilege might be granted by then.
  *
  * A RelayServer holds what all connections share; relay.c owns it.  A
  * RelayDatabase owns its libpq connection; answers.c and taker.c own one each.
@@ -70,7 +70,7 @@ relay_database_configure(RelayConfig *config)
 	const char *why = message ? message : "out of memory";
 	const PQconninfoOption *option;
 
-	/* What libpq quotes can be a part of a password. */
+	/* A part that libpq quotes can belong to a password. */
 	if (!options)
 		relay_section_fault(config, config->main, "database", "%.*s...",
 							(int) strcspn(why, "\n\"'"), why);
@@ -193,7 +193,7 @@ relay_database_work(RelayDatabase *database, int64_t now)
 /*
  * Send a query on an idle connection.  If the result has not arrived after
  * "limit" milliseconds, the connection is lost.  A NULL pointer among the
- * parameters is an SQL NULL.  The owner may be called before this returns.
+ * parameters is an SQL NULL.  The owner can be called before this returns.
  */
 void
 relay_database_query(RelayDatabase *database, int64_t limit,
@@ -432,7 +432,7 @@ end_setup(RelayDatabase *database, PGresult *result)
 }
 
 /*
- * Watch the connection's socket, which libpq may replace while it connects.
+ * Watch the connection's socket, which libpq can replace while it connects.
  */
 static void
 watch(RelayDatabase *database, int events)

@@ -144,7 +144,7 @@ relay_loop_wait(RelayLoop *loop)
 		RelayWatch	watch = loop->watches[fd];
 		uint32_t	happened = events[i].events;
 
-		/* An earlier callback may have stopped watching this descriptor. */
+		/* An earlier callback might have stopped watching this descriptor. */
 		if (watch.events)
 			watch.callback(watch.argument, fd,
 						   ((happened & ~EPOLLOUT) ? RELAY_LOOP_READ : 0) |

@@ -31,7 +31,7 @@ relay_alloc(size_t size)
 }
 
 /*
- * Change the size of an allocation, which may move.  "old" may be NULL.  Bytes
+ * Change the size of an allocation, which can move.  "old" can be NULL.  Bytes
  * beyond the old size are not initialized.
  */
 void *

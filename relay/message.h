@@ -57,7 +57,7 @@ typedef struct RelayMessage
 
 	/* From the sink's records; see sink.c. */
 	int			failures;		/* of this message here, in a row */
-	bool		alone;			/* nothing else may be in flight with it */
+	bool		alone;			/* is only sent while no other is in flight */
 
 	/* For the sink, while the message is in flight. */
 	struct RelaySink *sink;

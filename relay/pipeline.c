@@ -256,7 +256,7 @@ socket_ready(void *argument, int fd, int events)
 }
 
 /*
- * Process all results that have arrived.  The sink may be down afterwards.
+ * Process all results that have arrived.  The sink can be down afterwards.
  */
 static void
 receive(RelaySink *sink)

@@ -148,7 +148,7 @@ relay_sink_refused(RelayMessage *message, int64_t retry_after,
 	va_start(args, format);
 	vsnprintf(why, sizeof(why), format, args);
 	va_end(args);
-	/* The text may be in any encoding, and vsnprintf() may have cut it off. */
+	/* The text can be in any encoding, and vsnprintf() can have cut it off. */
 	relay_text_sanitize(why, false);
 	refuse(message, retry_after, why);
 }
@@ -167,13 +167,13 @@ relay_sink_failed(RelayMessage *message, RelayFailure failure,
 	va_start(args, format);
 	vsnprintf(why, sizeof(why), format, args);
 	va_end(args);
-	/* The text may be in any encoding, and vsnprintf() may have cut it off. */
+	/* The text can be in any encoding, and vsnprintf() can have cut it off. */
 	relay_text_sanitize(why, false);
 	fail(message, failure, false, retry_after, why);
 }
 
 /*
- * Report that the connection has ended.  The other side may have what is in
+ * Report that the connection has ended.  The other side might have what is in
  * flight.  If that is one message, it has failed.
  */
 void
@@ -214,7 +214,7 @@ end_connection(RelaySink *sink, bool blamed, char *why)
 	RelayMessage *message = sink->in_flight.first;
 	int			count = sink->in_flight.count;
 
-	/* The text may be in any encoding, and vsnprintf() may have cut it off. */
+	/* The text can be in any encoding, and vsnprintf() can have cut it off. */
 	relay_text_sanitize(why, false);
 	sink->type->disconnect(sink);
 	sink->connected = false;
@@ -276,7 +276,7 @@ fail(RelayMessage *message, RelayFailure failure, bool ended,
 	if (failure == RELAY_UNSENT)
 		sink->failing = SEVERAL;
 
-	/* The other messages in flight may report the same failure. */
+	/* The other messages in flight can report the same failure. */
 	if (sink->failing >= SEVERAL && !sink->held_until && ended)
 		hold(sink, SHORTEST_BACKOFF, why);
 	else if (sink->failing >= SEVERAL && !sink->held_until)
@@ -484,7 +484,7 @@ relay_sink_resume(RelaySink *sink)
 		return;
 	sink->held_until = 0;
 	relay_loop_wake_at(sink->loop, relay_now());
-	relay_log(RELAY_INFO, "sink \"%s\" goes on", sink->name);
+	relay_log(RELAY_INFO, "sink \"%s\" continues", sink->name);
 }
 
 /*

@@ -14,7 +14,7 @@
 
 typedef struct RelaySink RelaySink;
 
-/* What a failure says about the message and about its sink. */
+/* The kinds of failures, by how much they say about the message. */
 typedef enum RelayFailure
 {
 	RELAY_UNSENT,				/* nothing was sent: the sink is down */
@@ -22,7 +22,7 @@ typedef enum RelayFailure
 	RELAY_FAILED				/* an error of the message or of the sink */
 } RelayFailure;
 
-/* What is known of a message that has failed. */
+/* Facts about a message that has failed. */
 typedef struct RelayRecord
 {
 	int64_t		id;				/* 0: of no message */
@@ -42,7 +42,7 @@ typedef struct RelayRecord
 #define RELAY_RECORDS	1024	/* messages of a sink that are remembered */
 
 /*
- * A kind of sink.  Only connect() may wait, no longer than the sink's
+ * A kind of sink.  Only connect() is allowed to wait, no longer than the sink's
  * "timeout" for each step.
  */
 typedef struct RelaySinkType

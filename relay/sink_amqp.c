@@ -7,7 +7,7 @@
  * It is delivered when the broker has confirmed it.  It is refused when the
  * broker rejects it, or returns it because no queue is bound for it.  If the
  * connection is lost or the confirm is late, the message is tried again, and
- * may arrive twice.
+ * can arrive twice.
  *
  * librabbitmq waits while it connects, in a thread.  After that a message
  * is handed over only while the socket accepts data, and frames are read as
@@ -430,7 +430,7 @@ deliver(RelaySink *sink, RelayMessage *message)
 /*
  * Return a message's headers, with its key, which has no property of its own.
  * The caller releases them with free_headers().  If they need more than "most"
- * bytes or a name is too long, "sendable" becomes false, and headers may be
+ * bytes or a name is too long, "sendable" becomes false, and headers can be
  * missing.
  */
 static amqp_table_t
@@ -506,7 +506,7 @@ socket_ready(void *argument, int fd, int events)
 }
 
 /*
- * Process all frames that have arrived.  The sink may be down afterwards.
+ * Process all frames that have arrived.  The sink can be down afterwards.
  */
 static void
 read_frames(RelaySink *sink)

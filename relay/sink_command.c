@@ -143,7 +143,7 @@ deliver(RelaySink *sink, RelayMessage *message)
 
 /*
  * Start the command in its own process group.  Returns false and sets errno if
- * that fails; the process may exist even so.
+ * that fails; the process can exist even so.
  */
 static bool
 spawn(Child *child, int input, int errors, const char *command)
@@ -338,7 +338,7 @@ last_line(Child *child)
 	int			reads = MOST_READS;
 	const char *newline;
 
-	/* A process that it has started may write without end. */
+	/* A process that it has started can write without end. */
 	while (child->errors >= 0 && reads-- > 0 && read_words(child))
 		;
 	while (child->length > 0 && child->words[child->length - 1] == '\n')
@@ -373,7 +373,7 @@ work(RelaySink *sink, int64_t now)
 }
 
 /*
- * Kill a running command and its process group, which it may have left.
+ * Kill a running command and its process group, which it can have left.
  */
 static void
 kill_group(const Child *child)

@@ -54,8 +54,8 @@ static const RelaySettingDef settings[] = {
 	{"in_flight", RELAY_NUMBER, "1000",
 	"how many messages are unconfirmed at a time", 1, 10000},
 	{"max_size", RELAY_BYTES, "900kB",
-		"of a payload; brokers take a megabyte, unless told "
-	"otherwise", 1, INT64_C(1) << 30},
+		"of a payload; brokers accept a megabyte by "
+	"default", 1, INT64_C(1) << 30},
 	{NULL}
 };
 
@@ -231,7 +231,7 @@ attach_sink(RelaySink *sink)
 }
 
 /*
- * Implement RelaySinkType.can_take: return whether the producer may write to
+ * Implement RelaySinkType.can_take: return whether the producer can write to
  * another topic.
  */
 static bool

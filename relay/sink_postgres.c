@@ -54,7 +54,7 @@ configure_sink(RelaySink *sink, RelayConfig *config)
 	pipeline->password = relay_section_text(sink->section, "password");
 	pipeline->batch = (int) relay_section_number(sink->section, "batch");
 	options = PQconninfoParse(pipeline->database, &message);
-	/* What libpq quotes can be a part of a password. */
+	/* A part that libpq quotes can belong to a password. */
 	if (!options)
 		relay_section_fault(config, sink->section, "database", "%.*s...",
 							message ? (int) strcspn(message, "\n\"'") : 0,
@@ -67,7 +67,7 @@ configure_sink(RelaySink *sink, RelayConfig *config)
 		c++;
 	if (!*function || *c)
 		relay_section_fault(config, sink->section, "function",
-							"\"function\" is to be a name, with its schema "
+							"\"function\" must be a name, with its schema "
 							"and without arguments");
 }
 

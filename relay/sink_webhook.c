@@ -144,7 +144,7 @@ read_secrets(RelaySink *sink, RelayConfig *config)
 										SECRET_SIZE);
 		if (webhook->secret_lengths[i] < MIN_SECRET)
 			relay_section_fault(config, sink->section, "secret",
-								"\"secret\" is to be whsec_ and at least 16 "
+								"\"secret\" must be whsec_ and at least 16 "
 								"bytes in base64; make one with echo "
 								"whsec_$(head -c 32 /dev/urandom | base64)");
 	}

@@ -38,7 +38,7 @@ static const RelaySettingDef common_settings[] = {
 	{"in_flight", RELAY_NUMBER, "100",
 	"how many messages it is given at once, of different keys", 1, 10000},
 	{"timeout", RELAY_TIME, "10s",
-	"how long a delivery may take", 100, 3600000},
+	"how long a delivery can take", 100, 3600000},
 	{"max_size", RELAY_BYTES, "16MB",
 	"of a payload; larger ones are refused", 1, INT64_C(1) << 30},
 	{"retry", RELAY_TEXT, "",
@@ -51,7 +51,7 @@ static const RelaySettingDef common_settings[] = {
 		"how long failures of a message are free while its sink delivers "
 	"nothing", 0, INT64_C(315360000000)},
 	{"disable_after", RELAY_TIME, "5d",
-		"how long a sink may only fail before it is disabled; 0s: for ever",
+		"a sink that has only failed for this long is disabled; 0s: never",
 	0, INT64_C(315360000000)},
 	{"format", RELAY_TEXT, "payload", "of the body: payload, or cloudevents"},
 	{"source", RELAY_TEXT, "/idempotency",
@@ -72,7 +72,7 @@ static RelaySink *make_sink(const RelayRouting *routing, RelayConfig *config,
 /*
  * Make all sinks, in a zeroed RelayRouting.  Counts the faults of their
  * settings.  If there are faults, the sinks can only be freed.  Their loop and
- * queue may be NULL if they are not used.
+ * queue can be NULL if they are not used.
  */
 void
 relay_sinks_configure(RelayRouting *routing, RelayConfig *config,
@@ -124,7 +124,7 @@ make_sink(const RelayRouting *routing, RelayConfig *config,
 		free(sink);
 		return NULL;
 	}
-	/* A type may replace the default of a common setting. */
+	/* A type can replace the default of a common setting. */
 	section->defs[0] = sink->type->settings;
 	section->defs[1] = common_settings;
 	relay_config_check(config, section);
@@ -136,7 +136,7 @@ make_sink(const RelayRouting *routing, RelayConfig *config,
 	sink->cloudevents = strcmp(format, "cloudevents") == 0;
 	if (!sink->cloudevents && strcmp(format, "payload") != 0)
 		relay_section_fault(config, section, "format",
-							"\"format\" is to be payload or cloudevents");
+							"\"format\" must be payload or cloudevents");
 	sink->source = relay_section_text(section, "source");
 	configure_scopes(config, sink);
 	if (!sink->patterns[0] && !sink->scopes)

@@ -197,7 +197,7 @@ free_places(const RelayTaker *taker)
 	if (memory / taker->usual_size < (size_t) left)
 	{
 		left = (int) (memory / taker->usual_size);
-		/* A single message may be larger than the limit. */
+		/* A single message can be larger than the limit. */
 		if (left == 0 && queue->count == 0)
 			left = 1;
 	}

@@ -35,7 +35,7 @@ relay_text_new(void)
 }
 
 /*
- * Release a text, which may be NULL.
+ * Release a text, which can be NULL.
  */
 void
 relay_text_free(RelayText *to)

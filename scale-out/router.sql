@@ -207,7 +207,7 @@ BEGIN
 	ELSIF cardinality(elements) <> number THEN
 		RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
 			MESSAGE = 'arrays must have the same number of elements',
-			HINT = 'An array of one element stands for all.';
+			HINT = 'An array of one element applies to all elements.';
 	END IF;
 	RETURN elements;
 END

@@ -209,7 +209,7 @@ idem_check_action_id(int64 action_id)
 						action_id),
 				 errdetail("As milliseconds since 1970 it is %.0f ms ahead; %.0f ms are allowed.",
 						   lead, idem_max_action_id_lead),
-				 errhint("Correct the clock of the device, or have \"%s\" raised.",
+				 errhint("Correct the clock of the device, or let a superuser raise \"%s\".",
 						 "idempotency.max_action_id_lead")));
 }
 

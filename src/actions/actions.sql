@@ -8,7 +8,7 @@ CREATE TYPE @extschema@.idem_advance_result AS (
 	last_action_id bigint
 );
 COMMENT ON TYPE @extschema@.idem_advance_result IS
-'What idem_try_advance returns.';
+'The result of idem_try_advance.';
 
 CREATE TYPE @extschema@.idem_action_result AS (
 	is_active boolean,
@@ -16,7 +16,7 @@ CREATE TYPE @extschema@.idem_action_result AS (
 	processed boolean
 );
 COMMENT ON TYPE @extschema@.idem_action_result IS
-'What idem_set and idem_toggle return.';
+'The result of idem_set and idem_toggle.';
 
 CREATE TABLE @extschema@.idem_action_versions (
 	last_action_id bigint NOT NULL,
@@ -60,14 +60,14 @@ RETURNS @extschema@.idem_advance_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_try_advance(text, text, text, bigint) IS
-'Advances the version counter of (user_id, entity_type, entity_id), 1 to 512 bytes each, to action_id if that is greater. Returns whether it did, and the counter. A stale call locks and writes nothing. Raises ID005 for an action id beyond idempotency.max_action_id_lead, 22004 or 22023 for bad arguments.';
+'Advances the version counter of (user_id, entity_type, entity_id), 1 to 512 bytes each, to action_id if that is greater. Returns whether it was, and the counter. A stale call locks and writes nothing. Raises ID005 for an action id beyond idempotency.max_action_id_lead, 22004 or 22023 for bad arguments.';
 
 CREATE FUNCTION @extschema@.idem_toggle(user_id text, entity_type text, entity_id text, action_type text, action_id bigint)
 RETURNS @extschema@.idem_action_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_toggle(text, text, text, text, bigint) IS
-'Flips action_type if action_id is greater than the counter of (user_id, entity_type, entity_id). Returns the state and the counter now, and whether the call was processed. Loses the intent of requests that overtake each other: prefer idem_set. Raises as idem_try_advance.';
+'Flips action_type if action_id is greater than the counter of (user_id, entity_type, entity_id). Returns the current state and counter, and whether the call was processed. If requests overtake each other, their intent is lost: prefer idem_set. Raises the errors of idem_try_advance.';
 
 CREATE FUNCTION @extschema@.idem_set(user_id text, entity_type text, entity_id text, action_type text,
 	active boolean, action_id bigint, excludes text[] DEFAULT NULL)
@@ -75,7 +75,7 @@ RETURNS @extschema@.idem_action_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_set(text, text, text, text, boolean, bigint, text[]) IS
-'Sets action_type to active if action_id is greater than the counter of (user_id, entity_type, entity_id), so that the latest intent wins whatever the order of arrival. excludes: action types to clear when it activates. Returns the state and the counter now, and whether the call was processed. Raises as idem_try_advance.';
+'Sets action_type to active if action_id is greater than the counter of (user_id, entity_type, entity_id), so that the latest intent wins in any order of arrival. excludes: action types to clear when it activates. Returns the current state and counter, and whether the call was processed. Raises the errors of idem_try_advance.';
 
 CREATE FUNCTION @extschema@.idem_is_active(user_id text, entity_type text, entity_id text, action_type text)
 RETURNS boolean
@@ -90,11 +90,11 @@ RETURNS SETOF record
 LANGUAGE c STABLE PARALLEL SAFE COST 1000 ROWS 1 SUPPORT @extschema@.idem_many_support
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_action_states(text, text, text[]) IS
-'What a user has done to the entities of a page, as this statement''s snapshot sees it. One row for each action type that was ever set, in the order of entity_id and action_type; none for what was not. last_action_id: the counter of user and entity. Reads only; works on a hot standby. Raises 22004 or 22023 for bad arguments.';
+'A user''s actions on the entities of a page, as this statement''s snapshot sees them: one row for each action type that was ever set, in the order of entity_id and action_type. last_action_id: the counter of user and entity. Reads only; works on a hot standby. Raises 22004 or 22023 for bad arguments.';
 
 CREATE FUNCTION @extschema@.idem_forget_user(user_id text)
 RETURNS bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_forget_user(text) IS
-'For administrators: deletes a user''s version counters and actions. Returns how many rows. Waits for who is writing them; what is not committed yet stays. An action that comes afterwards is the first, whatever its action id. Raises 22004, 22023.';
+'For administrators: deletes a user''s version counters and actions. Returns the number of rows. Waits for transactions that are writing them; rows that are not committed yet stay. The next action counts as the first, with any action id. Raises 22004, 22023.';

@@ -1,6 +1,6 @@
 
 --
--- Access: what an application role may do
+-- Access: the privileges of application roles
 --
 
 CREATE FUNCTION @extschema@.idem_application_functions()
@@ -29,7 +29,7 @@ BEGIN ATOMIC
 		]::name[]);
 END;
 COMMENT ON FUNCTION @extschema@.idem_application_functions() IS
-'The functions that idem_grant gives to an application role.';
+'The functions that idem_grant grants to an application role.';
 
 CREATE FUNCTION @extschema@.idem_relay_functions()
 RETURNS SETOF regprocedure
@@ -48,7 +48,7 @@ BEGIN ATOMIC
 		AND starts_with(p.proname, 'idem_outbox_');
 END;
 COMMENT ON FUNCTION @extschema@.idem_relay_functions() IS
-'The functions that idem_grant_relay gives to the role of a relay.';
+'The functions that idem_grant_relay grants to the role of a relay.';
 
 CREATE FUNCTION @extschema@.idem_application_types()
 RETURNS SETOF regtype
@@ -71,7 +71,7 @@ BEGIN ATOMIC
 		]::name[]);
 END;
 COMMENT ON FUNCTION @extschema@.idem_application_types() IS
-'The types that idem_grant gives to an application role, so that it can create functions and views that return what ours return.';
+'The types that idem_grant grants to an application role, so that it can create functions and views with these result types.';
 
 CREATE FUNCTION @extschema@.idem_monitor_functions()
 RETURNS SETOF regprocedure
@@ -93,7 +93,7 @@ BEGIN ATOMIC
 		]::name[]);
 END;
 COMMENT ON FUNCTION @extschema@.idem_monitor_functions() IS
-'The functions that idem_grant_monitor gives to a role that watches.';
+'The functions that idem_grant_monitor grants to a monitoring role.';
 
 CREATE FUNCTION @extschema@.idem_granted_functions()
 RETURNS SETOF regprocedure
@@ -106,7 +106,7 @@ BEGIN ATOMIC
 	SELECT f FROM @extschema@.idem_monitor_functions() AS f;
 END;
 COMMENT ON FUNCTION @extschema@.idem_granted_functions() IS
-'All functions that idem_revoke takes back.';
+'All functions that idem_revoke revokes.';
 
 CREATE FUNCTION @extschema@.idem_monitor_views()
 RETURNS SETOF regclass
@@ -124,11 +124,11 @@ BEGIN ATOMIC
 		AND c.relname = 'idem_stats';
 END;
 COMMENT ON FUNCTION @extschema@.idem_monitor_views() IS
-'The views that idem_grant_monitor gives to a role that watches.';
+'The views that idem_grant_monitor grants to a monitoring role.';
 
--- GRANT and REVOKE are formatted with names.  The locks keep the schema and the
--- role from being renamed until they have run: another schema or role that gets
--- the name would be granted the rights.
+-- The statements GRANT and REVOKE contain names. The locks keep the schema and
+-- the role from being renamed until they have run. Otherwise another schema or
+-- role that gets the name could get the privileges.
 CREATE FUNCTION @extschema@.idem_check_grantee(grantee regrole)
 RETURNS void
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
@@ -141,15 +141,15 @@ RETURNS void
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_execute_grant(text) IS
-'Runs a GRANT or REVOKE with the caller''s rights, for idem_grant, idem_grant_relay, idem_grant_monitor and idem_revoke; NULL: none. Raises 42601 for any other statement.';
+'Runs a GRANT or REVOKE with the caller''s rights, for idem_grant, idem_grant_relay, idem_grant_monitor and idem_revoke. NULL does nothing. Raises 42601 for any other statement.';
 
--- A superuser can call these functions, or they run with a superuser's rights,
--- in a schema that can belong to another role.  So the bodies are parsed at
--- installation, and every operator is qualified.
+-- The functions below can be called by a superuser, or run with the rights of
+-- one, in a schema that might belong to another role. Therefore their bodies are
+-- parsed when they are created.
 
--- The functions' owner is recorded as the grantor, whichever administrator
--- calls.  So a grant stays when that role is dropped, any administrator can
--- revoke it, and a dump can be restored where that role has no rights.
+-- The functions' owner is the grantor, whichever administrator calls. So the
+-- privileges stay when that administrator is dropped, any other one can revoke
+-- them, and a dump can be restored if the administrator has no privileges there.
 
 CREATE FUNCTION @extschema@.idem_grant_as_owner(grantee regrole)
 RETURNS void
@@ -165,7 +165,7 @@ BEGIN ATOMIC
 		FROM @extschema@.idem_application_types() AS t;
 END;
 COMMENT ON FUNCTION @extschema@.idem_grant_as_owner(regrole) IS
-'What idem_grant does with the rights of the functions'' owner.';
+'The part of idem_grant that runs with the rights of the functions'' owner.';
 
 CREATE FUNCTION @extschema@.idem_grant_relay_as_owner(grantee regrole)
 RETURNS void
@@ -178,7 +178,7 @@ BEGIN ATOMIC
 		FROM @extschema@.idem_relay_functions() AS f;
 END;
 COMMENT ON FUNCTION @extschema@.idem_grant_relay_as_owner(regrole) IS
-'What idem_grant_relay does with the rights of the functions'' owner.';
+'The part of idem_grant_relay that runs with the rights of the functions'' owner.';
 
 CREATE FUNCTION @extschema@.idem_grant_monitor_as_owner(grantee regrole)
 RETURNS void
@@ -194,10 +194,10 @@ BEGIN ATOMIC
 		FROM @extschema@.idem_monitor_views() AS v;
 END;
 COMMENT ON FUNCTION @extschema@.idem_grant_monitor_as_owner(regrole) IS
-'What idem_grant_monitor does with the rights of the functions'' owner.';
+'The part of idem_grant_monitor that runs with the rights of the functions'' owner.';
 
--- Not from those who hold it with the grant option, nor the owner's own:
--- administrators do not take each other's rights.
+-- Does not revoke privileges with grant option, or the owner's own, so that
+-- administrators cannot revoke each other's rights.
 CREATE FUNCTION @extschema@.idem_revoke_as_owner(grantee regrole)
 RETURNS void
 LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
@@ -234,7 +234,7 @@ BEGIN ATOMIC
 			AND NOT a.is_grantable;
 END;
 COMMENT ON FUNCTION @extschema@.idem_revoke_as_owner(regrole) IS
-'What idem_revoke does with the rights of the functions'' owner.';
+'The part of idem_revoke that runs with the rights of the functions'' owner.';
 
 CREATE FUNCTION @extschema@.idem_warn_of_rest(grantee regrole, remaining boolean)
 RETURNS void
@@ -244,17 +244,17 @@ AS $$
 BEGIN
 	IF remaining AND grantee IS NOT NULL THEN
 		RAISE WARNING USING ERRCODE = '01006',
-			MESSAGE = format('role "%s" may still execute functions of extension "idempotency"', grantee),
-			HINT = 'It administers the extension, is a member of a role that may, or was granted them by another role, who can revoke that.';
+			MESSAGE = format('role "%s" can still execute functions of extension "idempotency"', grantee),
+			HINT = 'It administers the extension, is a member of a role that can execute them, or has them from another grantor, who can revoke that.';
 	END IF;
 END
 $$;
 COMMENT ON FUNCTION @extschema@.idem_warn_of_rest(regrole, boolean) IS
-'Tells the caller of idem_revoke what it could not take back.';
+'Warns the caller of idem_revoke about privileges that it could not revoke.';
 
--- A REVOKE takes what one role has granted.  For a superuser that is the owner,
--- and for others the first role with the grant option that the server comes
--- upon, beginning with themselves: where there are several others, who knows.
+-- A REVOKE revokes the grants of one role. For a superuser that is the owner. For
+-- other roles it is the first role with the grant option that the server finds,
+-- beginning with the current one. If there are several others, it is unknown.
 CREATE FUNCTION @extschema@.idem_grantor(acl aclitem[], owner oid)
 RETURNS oid
 LANGUAGE sql STABLE PARALLEL SAFE COST 100
@@ -276,9 +276,9 @@ BEGIN ATOMIC
 	GROUP BY r.oid, r.rolsuper;
 END;
 COMMENT ON FUNCTION @extschema@.idem_grantor(aclitem[], oid) IS
-'The role whose grants a REVOKE of the current role takes from this object of ours, for idem_revoke; NULL if that is not certain.';
+'The role whose grants on this object a REVOKE by the current role revokes, for idem_revoke; NULL if that is not certain.';
 
--- The schema is not the extension's, so USAGE on it is the caller's to give.
+-- The schema is not part of the extension, so the caller grants USAGE on it.
 CREATE FUNCTION @extschema@.idem_grant(grantee regrole)
 RETURNS void
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
@@ -293,7 +293,7 @@ BEGIN ATOMIC
 	SELECT @extschema@.idem_grant_as_owner($1);
 END;
 COMMENT ON FUNCTION @extschema@.idem_grant(regrole) IS
-'Gives a role the application''s part of the interface: to execute its functions, and USAGE on their types and schema. Not the tables, not the relays'' functions idem_outbox_*, and not the functions for administrators. For the role that installed the extension, the database owner and superusers. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
+'Grants a role the functions for applications, and USAGE on their types and schema. It does not grant the tables, the functions idem_outbox_* for relays, or the functions for administrators. For the role that installed the extension, the database owner and superusers. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
 
 CREATE FUNCTION @extschema@.idem_grant_relay(grantee regrole)
 RETURNS void
@@ -309,7 +309,7 @@ BEGIN ATOMIC
 	SELECT @extschema@.idem_grant_relay_as_owner($1);
 END;
 COMMENT ON FUNCTION @extschema@.idem_grant_relay(regrole) IS
-'Gives the role of a relay all idem_outbox_* functions, which read, acknowledge and requeue messages, and USAGE on their schema; nothing else. For the role that installed the extension, the database owner and superusers. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
+'Grants the role of a relay all idem_outbox_* functions, which read, acknowledge and requeue messages, and USAGE on their schema; nothing else. For the role that installed the extension, the database owner and superusers. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
 
 CREATE FUNCTION @extschema@.idem_grant_monitor(grantee regrole)
 RETURNS void
@@ -325,7 +325,7 @@ BEGIN ATOMIC
 	SELECT @extschema@.idem_grant_monitor_as_owner($1);
 END;
 COMMENT ON FUNCTION @extschema@.idem_grant_monitor(regrole) IS
-'Gives a role what watching takes: view idem_stats, idem_metric_samples, idem_metrics, idem_health and idem_outbox_blocked, and USAGE on their schema; no key, scope or payload. For the role that installed the extension, the database owner and superusers. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
+'Grants a role the view and functions for monitoring: idem_stats, idem_metric_samples, idem_metrics, idem_health and idem_outbox_blocked, and USAGE on their schema. They show no key, scope or payload. For the role that installed the extension, the database owner and superusers. Raises 42501 for others, 22004 for NULL, 42704 for a role that does not exist.';
 
 CREATE FUNCTION @extschema@.idem_revoke(grantee regrole)
 RETURNS void
@@ -333,7 +333,7 @@ LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	SELECT @extschema@.idem_check_grantee($1);
-	-- Grants that the caller has made without these functions, too.
+	-- Also revoke what the caller has granted without these functions.
 	SELECT @extschema@.idem_execute_grant(CASE WHEN count(*) > 0::int8
 			THEN format('REVOKE EXECUTE ON FUNCTION %s FROM %s', string_agg(f::text, ', '::text), $1) END)
 		FROM @extschema@.idem_granted_functions() AS f
@@ -365,4 +365,4 @@ BEGIN ATOMIC
 		FROM @extschema@.idem_granted_functions() AS f;
 END;
 COMMENT ON FUNCTION @extschema@.idem_revoke(regrole) IS
-'Takes back what idem_grant, idem_grant_relay and idem_grant_monitor gave, whoever called it, and what the current role granted without it; but not USAGE on the schema, which the role may need for other things. Warns if the grantee can still execute functions. Raises 42501, 22004, 42704.';
+'Revokes what idem_grant, idem_grant_relay and idem_grant_monitor have granted, by any caller, and what the current role has granted by other means; but not USAGE on the schema, which the role might need for other objects. Warns if the grantee can still execute functions. Raises 42501, 22004, 42704.';

@@ -1,12 +1,12 @@
 --
--- All is there: see to it that it is as it was written
+-- Check that all objects are as they were written
 --
 
--- The owner of the schema need not be the installer, or sits in another
--- session, and could give its name to another schema during the installation.
--- So no function of the extension has been called until now.  All new objects
--- must be in the schema that was checked, and refer only to the extension and
--- the server.  In an update, this applies to the objects that it has added.
+-- The owner of the schema need not be the installer. In another session it could
+-- rename the schema, and give its name to another one, while this script runs.
+-- So no function of the extension has been called until now. All new objects must
+-- be in the schema that was checked, and refer only to each other and to the
+-- server's own objects. In an update, this checks the objects that it has added.
 DO $check$
 DECLARE
 	stray pg_catalog.text;
@@ -43,7 +43,7 @@ BEGIN
 			AND d.objid OPERATOR(pg_catalog.=) p.objid
 		WHERE p.is_new
 			AND d.deptype OPERATOR(pg_catalog.=) 'n'::pg_catalog."char"
-			-- Allowed are objects that initdb has made, and PL/pgSQL
+			-- All but objects of initdb, and PL/pgSQL
 			AND d.refobjid OPERATOR(pg_catalog.>=) 16384::pg_catalog.oid
 			AND d.refclassid OPERATOR(pg_catalog.<>) 'pg_catalog.pg_language'::pg_catalog.regclass::pg_catalog.oid
 			AND CASE WHEN d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_namespace'::pg_catalog.regclass::pg_catalog.oid
@@ -56,28 +56,29 @@ BEGIN
 	IF FOUND THEN
 		RAISE EXCEPTION USING
 			ERRCODE = 'insufficient_privilege',
-			MESSAGE = 'extension "idempotency" has been interfered with while it was installed',
+			MESSAGE = 'another session has changed extension "idempotency" while it was installed',
 			DETAIL = pg_catalog.format('%s.', stray),
-			HINT = 'Install it into a schema where nobody else may create objects.';
+			HINT = 'Install it into a schema in which no other role is allowed to create objects.';
 	END IF;
 END
 $check$;
 
--- Rights on all new objects: none for PUBLIC, all for the owner of the database,
--- and the monitoring functions for pg_monitor.  Grants that come from default
--- privileges are revoked.  Then the installer gets the rights of the database's
--- owner, unless it is a superuser, which owns all objects anyway.
+-- Privileges on all objects that this script has created: none for PUBLIC, all
+-- for the owner of the database, and for pg_monitor those for monitoring. Other
+-- privileges, which come from ALTER DEFAULT PRIVILEGES, are revoked. Then the
+-- installer gets the privileges of the database's owner, unless it is a
+-- superuser, who owns the objects.
 --
--- Grants of the database's owner are recorded as grants of pg_database_owner.
--- A dump repeats them as that role, which needs USAGE on the schema for it.  So
--- it gets USAGE if the installer can grant it, but not if another role owns the
--- schema: then it would have USAGE only after a superuser has restored a dump.
+-- Grants by the owner of the database are recorded as grants by
+-- pg_database_owner. A dump repeats them in its name, for which it needs USAGE
+-- on the schema. So it gets that, if the installer could grant it. If another
+-- role owns the schema, it does not, because it would have USAGE only after a
+-- superuser has restored a dump.
 --
--- These grants are not recorded as initial privileges of the extension, so that
--- they are dumped (see access.c).  Nor are those on the row types of tables,
--- where pg_dump does not expect any.
+-- These grants, and those on the row types of tables, are not recorded as
+-- initial privileges of the extension, but dumped (see access.c).
 --
--- No other session can replace this function, because it is in pg_temp.
+-- No other session can replace a function in this schema.
 CREATE FUNCTION pg_temp.idem_execute_grant(statement text)
 RETURNS void
 LANGUAGE c VOLATILE PARALLEL UNSAFE
@@ -95,7 +96,7 @@ BEGIN
 			FROM pg_catalog.pg_extension AS e
 			WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency'::pg_catalog.name
 		),
-		-- Other roles' rights on older objects are left unchanged.
+		-- Privileges on older objects are not changed.
 		member (classid, objid) AS (
 			SELECT d.classid, d.objid
 			FROM extension AS e
@@ -120,7 +121,7 @@ BEGIN
 			FROM member AS d
 			JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) d.objid
 			WHERE d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
-				-- Of composite types there is only the type.
+				-- A composite type counts as a type only.
 				AND c.relkind OPERATOR(pg_catalog.<>) 'c'::pg_catalog."char"
 			UNION ALL
 			SELECT 'TYPE', t.typname, t.oid::pg_catalog.regtype::pg_catalog.text, 'USAGE',
@@ -129,7 +130,7 @@ BEGIN
 			JOIN pg_catalog.pg_type AS t ON t.oid OPERATOR(pg_catalog.=) d.objid
 			JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) t.typrelid
 			WHERE d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_type'::pg_catalog.regclass::pg_catalog.oid
-				-- Of tables there is only the table.
+				-- A table counts as a table only.
 				AND c.relkind OPERATOR(pg_catalog.=) 'c'::pg_catalog."char"
 		)
 		SELECT true, pg_catalog.format('REVOKE %s%s ON %s %s FROM %s CASCADE',
@@ -176,7 +177,7 @@ BEGIN
 			AND NOT pg_catalog.has_schema_privilege('pg_database_owner', e.extnamespace, 'USAGE')
 			AND pg_catalog.current_setting('idempotency_script.members') OPERATOR(pg_catalog.=) ''
 		UNION ALL
-		-- A stranger's column of such a type would be in the way of changes.
+		-- A column of such a type in a user's table would prevent changes of the table.
 		SELECT false, pg_catalog.format('REVOKE ALL ON TYPE %s FROM PUBLIC', c.reltype::pg_catalog.regtype)
 		FROM member AS d
 		JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) d.objid

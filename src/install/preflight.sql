@@ -1,9 +1,9 @@
 \echo Use "CREATE EXTENSION idempotency" to load this file. \quit
 
--- The direct access path is made for this one.
+-- The extension writes to its tables directly, which only works with this access method.
 SET LOCAL default_table_access_method = heap;
 
--- What is there before this script, which need not be the first: see install_check.sql.
+-- The members of the extension before this script, which can be an update: see install_check.sql.
 SELECT pg_catalog.set_config('idempotency_script.members',
 		coalesce(pg_catalog.string_agg(pg_catalog.format('%s %s', d.classid, d.objid), ','), ''), true)
 	FROM pg_catalog.pg_extension AS e
@@ -12,18 +12,18 @@ SELECT pg_catalog.set_config('idempotency_script.members',
 		AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
 		AND d.deptype OPERATOR(pg_catalog.=) 'e'::pg_catalog."char";
 
--- This script runs with the rights of a superuser, on behalf of a role that
--- need not be one.  That role, the installer, gets nothing from it that it
--- could not have made itself: it must be allowed to create in the schema, and
--- in the tablespace.
+-- This script runs with the rights of a superuser, for a role that need not be
+-- one. That role, the installer, must be allowed to create objects in the schema
+-- and in the tablespace, so it gets nothing that it could not have created.
 --
--- Another role that can create objects in the schema could capture calls with a
--- function that matches better.  The owners of the schema and of the database
--- have all rights there anyway, so they cause a WARNING; other roles are refused.
+-- Another role that is allowed to create objects in the schema could capture
+-- calls with a function that matches better. The owners of the schema and of the
+-- database have other ways to do so, so the script only warns about them. It
+-- refuses any other role.
 --
 -- Every operator below is qualified, including those that CASE, IN and IS
--- DISTINCT FROM hide.  The installer is read from the catalog, because names
--- that the server puts into a script must not stand between quotes.
+-- DISTINCT FROM use implicitly. The installer is read from the catalog, because
+-- names that the server substitutes in a script must not be in quotes.
 DO $check$
 DECLARE
 	installer pg_catalog.regrole;
@@ -55,7 +55,7 @@ BEGIN
 		RAISE EXCEPTION USING
 			ERRCODE = 'insufficient_privilege',
 			MESSAGE = pg_catalog.format('permission denied for schema %s', home_name),
-			DETAIL = pg_catalog.format('Role %s may not create objects in it.', installer),
+			DETAIL = pg_catalog.format('Role %s is not allowed to create objects in it.', installer),
 			HINT = own_schema;
 	END IF;
 
@@ -70,7 +70,7 @@ BEGIN
 		RAISE EXCEPTION USING
 			ERRCODE = 'insufficient_privilege',
 			MESSAGE = pg_catalog.format('permission denied for tablespace %s', tablespace),
-			DETAIL = pg_catalog.format('It is the default_tablespace, and role %s may not create objects in it.', installer),
+			DETAIL = pg_catalog.format('It is the default_tablespace, and role %s is not allowed to create objects in it.', installer),
 			HINT = 'SET default_tablespace = '''';';
 	END IF;
 
@@ -106,15 +106,15 @@ BEGIN
 			MESSAGE = pg_catalog.format(
 				'schema "%s" is not safe for extension "idempotency"', home_name),
 			DETAIL = pg_catalog.format(
-				'%s may create objects in it.', strangers),
+				'Roles that can create objects in it: %s.', strangers),
 			HINT = own_schema;
 	END IF;
 	IF trusted IS NOT NULL THEN
 		RAISE WARNING USING
 			MESSAGE = pg_catalog.format(
-				'%s may create objects in schema "%s"', trusted, home_name),
-			DETAIL = 'Functions put beside those of extension "idempotency" can capture calls of them, and run with the rights of whoever calls.',
-			HINT = 'Unless everybody who will call them trusts that role, use a schema of your own.';
+				'other roles can create objects in schema "%s": %s', home_name, trusted),
+			DETAIL = 'A function there can capture calls of functions of extension "idempotency", and runs with the rights of the caller.',
+			HINT = 'Unless all callers trust that role, use another schema.';
 	END IF;
 END
 $check$;

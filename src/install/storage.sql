@@ -1,6 +1,6 @@
 --
--- Storage: what may be large is compressed with LZ4 where the server has it,
--- which takes a fraction of the time.  A restore uses what it finds there.
+-- Storage: large columns are compressed with LZ4 if the server has it, which is
+-- much faster. A restore keeps the compression that it finds.
 --
 
 DO $storage$

@@ -457,7 +457,7 @@ check_claim(IdemCursor *cursor, bool found, const Datum *key,
 				 errdetail("The claim token is not the current one."),
 				 token == NULL ?
 				 errhint("Pass the claim_token that idem_claim() returned. Without it, claim and complete in one transaction, which is on one connection.") :
-				 errhint("Give up the work: its lease ran out, and another claimant has taken over.")));
+				 errhint("Stop the work: its lease has expired, and another claimant has taken over.")));
 	return idem_found_state(cursor);
 }
 
@@ -502,7 +502,7 @@ idem_check_size(Datum value, const char *name)
 				 errmsg("argument \"%s\" is too large", name),
 				 errdetail("It has %zu bytes, %d are allowed.",
 						   size, idem_max_response_size),
-				 errhint("Store a reference to it, or have \"%s\" raised.",
+				 errhint("Store a reference to it, or let a superuser raise \"%s\".",
 						 "idempotency.max_response_size")));
 	return value;
 }

@@ -212,7 +212,7 @@ idem_outbox_blocked(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("argument \"%s\" must not be negative", "max_lanes"),
-				 errhint("Pass how many keys to list at most.")));
+				 errhint("Pass the maximum number of rows.")));
 	InitMaterializedSRF(fcinfo, 0);
 	if (max_lanes == 0)
 		return (Datum) 0;

@@ -3,12 +3,12 @@
 -- Monitoring
 --
 
--- The functions for pg_monitor run with the rights of the tables' owner, who
--- is a superuser, in a schema that may belong to another role.  Their bodies
--- are parsed here and now, so that nothing is looked up when they run.  And
--- from here to the end of the script all names and operators are the server's
--- own, unless they are qualified with the extension's schema: so no call can be
--- captured, not even by the operators that CASE, IN and others hide.
+-- The functions for pg_monitor run with the rights of the tables' owner, who is
+-- a superuser, in a schema that might belong to another role. Their bodies are
+-- parsed when they are created, so that no name is looked up when they run. From
+-- here to the end of the script, all names and operators without our schema's
+-- name are the server's own. So no other role can capture them with an overload,
+-- including the operators that CASE, IN and others use implicitly.
 SET LOCAL search_path = pg_catalog, pg_temp;
 
 CREATE FUNCTION @extschema@.idem_monitoring_data(
@@ -18,7 +18,7 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000 ROWS 6
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_monitoring_data() IS
-'Expired records and undelivered messages, counted through their indexes, for idem_metric_samples and idem_health. overdue: of the oldest, in seconds; NULL where it was not found among dead rows. complete: whether all were counted. fault: why the table could not be read.';
+'Expired records and undelivered messages, counted through their indexes, for idem_metric_samples and idem_health. overdue: of the oldest, in seconds; NULL if dead rows hide it. complete: whether all were counted. fault: why the table could not be read.';
 
 CREATE FUNCTION @extschema@.idem_sample_data(source text,
 	OUT share double precision, OUT live_share double precision, OUT stuck bigint,
@@ -27,7 +27,7 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE COST 10000 ROWS 1
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_sample_data(text) IS
-'What a sample of the table of keys or tokens tells, for idem_metric_samples and idem_health. share: of the table that was read. live_share: of the rows. stuck: abandoned claims, on stuck_pages pages. newest: when the latest claim was made. highest_token: of its claim tokens. fault: why the table could not be read.';
+'Estimates from a sample of the table of keys or tokens, for idem_metric_samples and idem_health. share: the part of the table that was read. live_share: the part of the rows that has not expired. stuck: number of abandoned claims, on stuck_pages pages. newest: time of the latest claim. highest_token: the highest claim token. fault: why the table could not be read.';
 
 CREATE FUNCTION @extschema@.idem_clock_evidence(
 	OUT name text, OUT latest timestamptz)
@@ -35,7 +35,7 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 3
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_clock_evidence() IS
-'Times that a clock has shown before, for idem_health.';
+'The latest recorded times, for the clock check of idem_health.';
 
 CREATE FUNCTION @extschema@.idem_table_faults(
 	OUT table_name text, OUT fault text)
@@ -43,15 +43,15 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000 ROWS 9
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_table_faults() IS
-'The tables and sequences, and why calls cannot use one, for idem_metric_samples and idem_health: somebody has altered or locked it. fault: NULL where there is none.';
+'The tables and sequences, for idem_metric_samples and idem_health. fault: why calls cannot use it, because it was altered or is locked; NULL if they can.';
 
 CREATE FUNCTION @extschema@.idem_table_stats(
 	OUT table_name text, OUT live_rows bigint, OUT dead_rows bigint)
 RETURNS SETOF record
 LANGUAGE sql VOLATILE PARALLEL UNSAFE COST 10000 ROWS 7
 BEGIN ATOMIC
-	-- The size of a table is nothing that can be asked for while it is locked.
-	-- A standby, and a server after a crash, has no statistics but the catalog's.
+	-- The size of a locked table cannot be read. A standby, and a server after a
+	-- crash, have only the statistics in the catalog.
 	SELECT c.relname::text,
 		CASE WHEN pg_stat_get_live_tuples(c.oid) = 0::int8
 				AND pg_stat_get_tuples_inserted(c.oid) = 0::int8
@@ -79,7 +79,7 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100000 ROWS 10
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_outbox_blocked(int) IS
-'Due messages that no relay can take, those that wait the longest first: a row for each topic and message key, without the key; of messages without a key that a transaction holds, one for each topic and transaction. max_lanes: how many rows at most. first_id: the message that blocks the others. blocked_since: since when the first message that waits has been due. waiting: how many there are besides first_id. reason: leased, paused (nacked or delayed), held by a transaction that writes or locks the message, or lost: no relay finds it, and idem_repair_outbox() repairs that. until: when the lease or pause ends. pid: the process that holds it; NULL if the transaction is prepared. Of more than 5000 keys, it examines a random sample, and those that are likely to be blocked for longer than most. Reads only; works on a hot standby. Raises 22023 for a negative max_lanes.';
+'Due messages that no relay can take, the longest wait first: a row for each topic and message key, without the key; for held messages without a key, a row for each topic and transaction. max_lanes: the maximum number of rows. first_id: the message that blocks the others. blocked_since: when the first waiting message became due. waiting: number of due messages behind first_id. reason: leased, paused (nacked or delayed), held (a transaction writes or locks the message), or lost (no relay finds it; idem_repair_outbox() repairs that). until: when the lease or pause ends. pid: the process of the transaction; NULL if it is prepared. If there are more than 5000 keys, it examines a random sample, and those that are probably blocked for longer than most. Reads only; works on a hot standby. Raises 22023 for a negative max_lanes.';
 
 CREATE FUNCTION @extschema@.idem_blocked_seconds(blocked_since timestamptz, until timestamptz)
 RETURNS double precision
@@ -90,7 +90,7 @@ BEGIN ATOMIC
 		ELSE 'Infinity'::float8 END;
 END;
 COMMENT ON FUNCTION @extschema@.idem_blocked_seconds(timestamptz, timestamptz) IS
-'For how long a message waits: from when it has been due until the lease or pause of the one before it ends, or until now. For idem_metric_samples and idem_health.';
+'How long a message waits: from the time it became due to the end of the lease or pause of the one before it, or to now. For idem_metric_samples and idem_health.';
 
 CREATE FUNCTION @extschema@.idem_metric_families(
 	OUT ordinal int, OUT name text, OUT type text, OUT unit text, OUT help text)
@@ -103,7 +103,7 @@ BEGIN ATOMIC
 		(2, 'takeovers', 'counter', NULL, 'Claims of failed or abandoned keys; also counted as claims, outcome new.'),
 		(3, 'completions', 'counter', NULL, 'Completed requests.'),
 		(4, 'failures', 'counter', NULL, 'Failed requests.'),
-		(5, 'rate_limited', 'counter', NULL, 'Claims that were refused because their scope had as many new keys as it may.'),
+		(5, 'rate_limited', 'counter', NULL, 'Claims that were refused because their scope had reached its limit of new keys.'),
 		(6, 'advances', 'counter', NULL, 'Calls for user actions, by outcome.'),
 		(7, 'appends', 'counter', NULL, 'Calls of idem_try_append, by outcome.'),
 		(8, 'once', 'counter', NULL, 'Once-only tokens, by outcome.'),
@@ -113,21 +113,21 @@ BEGIN ATOMIC
 		(12, 'messages_nacked', 'counter', NULL, 'Refused messages.'),
 		(13, 'messages_dead', 'counter', NULL, 'Messages that have used up their attempts.'),
 		(14, 'rows_deleted', 'counter', NULL, 'Rows that the cleanup has deleted.'),
-		(15, 'cleanup_passes', 'counter', NULL, 'Cleanups that came to their end.'),
-		(16, 'stats_reset_timestamp_seconds', 'gauge', 'seconds', 'Since when the counters count.'),
+		(15, 'cleanup_passes', 'counter', NULL, 'Finished cleanups.'),
+		(16, 'stats_reset_timestamp_seconds', 'gauge', 'seconds', 'When the counters were reset.'),
 		(17, 'last_cleanup_timestamp_seconds', 'gauge', 'seconds', 'When the last cleanup ended.'),
-		(18, 'cleanup_lag_seconds', 'gauge', 'seconds', 'For how long the oldest row should have been deleted.'),
-		(19, 'records', 'gauge', NULL, 'Records of keys and tokens, by state. live is estimated, and expired where there are too many to count.'),
-		(20, 'outbox_messages', 'gauge', NULL, 'Unacknowledged messages, by state. due: to be taken, or behind one of the same key; waiting: leased, pausing or delayed. At most 50000 are counted, or fewer where dead rows hide some; dead is missing where they hide all.'),
-		(21, 'outbox_oldest_age_seconds', 'gauge', 'seconds', 'For how long the oldest undelivered message has been due. Of the messages counted. Missing where dead rows hide them.'),
-		(22, 'outbox_blocked_keys', 'gauge', NULL, 'Keys of which no relay can take a due message, because the first one is leased, paused, held by a transaction, or lost; state: which of these. Held messages without a key count once for each topic and transaction. Of more than 5000 keys, a sample is examined.'),
-		(23, 'outbox_blocked_seconds', 'gauge', 'seconds', 'The longest time that a due message waits for another one of its key, or for a transaction that holds it: since it was due, until the lease or pause of the other ends, or until now. 0 if no message is blocked.'),
-		(24, 'table_unusable', 'gauge', NULL, 'Whether calls cannot use a table or sequence now, because it is altered or locked. What rests on it is missing here.'),
+		(18, 'cleanup_lag_seconds', 'gauge', 'seconds', 'How long the oldest expired row has been due for deletion.'),
+		(19, 'records', 'gauge', NULL, 'Records of keys and tokens, by state. live is estimated; expired is estimated if there are too many to count.'),
+		(20, 'outbox_messages', 'gauge', NULL, 'Unacknowledged messages, by state. due: available, or behind a message with the same key; waiting: leased, pausing or delayed. At most 50000 are counted, or fewer if dead rows hide some; dead is missing if they hide all.'),
+		(21, 'outbox_oldest_age_seconds', 'gauge', 'seconds', 'How long the oldest undelivered message has been due, of the messages counted. Missing if dead rows hide them.'),
+		(22, 'outbox_blocked_keys', 'gauge', NULL, 'Keys with due messages that no relay can take, because the first one is leased, paused, held by a transaction, or lost (state). Held messages without a key count once for each topic and transaction. If there are more than 5000 keys, a sample is examined.'),
+		(23, 'outbox_blocked_seconds', 'gauge', 'seconds', 'The longest time that a due message waits for another one of its key, or for a transaction that holds it: from the time it became due to the end of the other''s lease or pause, or to now. 0 if no message is blocked.'),
+		(24, 'table_unusable', 'gauge', NULL, '1 if calls cannot use a table or sequence, because it was altered or is locked. Metrics that depend on it are missing.'),
 		(25, 'build', 'info', NULL, 'Version of the extension and of the server.')
 	) AS v (ordinal, name, type, unit, help);
 END;
 COMMENT ON FUNCTION @extschema@.idem_metric_families() IS
-'The families of metrics, for idem_metric_samples and idem_metrics. Samples of a counter are called after it with _total, of an info with _info.';
+'The families of metrics, for idem_metric_samples and idem_metrics. The names of a counter''s samples end in _total, those of an info in _info.';
 
 CREATE FUNCTION @extschema@.idem_metric_samples(
 	OUT name text, OUT labels jsonb, OUT value double precision, OUT type text, OUT help text)
@@ -275,7 +275,7 @@ BEGIN ATOMIC
 	ORDER BY f.ordinal, s.n;
 END;
 COMMENT ON FUNCTION @extschema@.idem_metric_samples() IS
-'Metrics of this database, a row a sample: the counters of idem_stats, live and expired records, outbox depth and age, cleanup lag, tables that are altered or locked. type: counter, gauge or info. Made to be called every few seconds: it reads a bounded part of a few indexes and no table from end to end. Reads only; works on a hot standby.';
+'Metrics of this database, one row for each sample: the counters of idem_stats, live and expired records, outbox depth and age, cleanup lag, tables that were altered or are locked. type: counter, gauge or info. It can be called every few seconds: it reads a bounded part of a few indexes, and no table completely. Reads only; works on a hot standby.';
 
 CREATE FUNCTION @extschema@.idem_metrics()
 RETURNS text
@@ -288,7 +288,7 @@ BEGIN ATOMIC
 	),
 	lines (ordinal, name, text) AS (
 		SELECT s.ordinal, s.name, format(E'%s{%s} %s\n', s.name,
-			-- The database first, then table before state, and version before server_version.
+			-- datname first, then table before state, and version before server_version.
 			(SELECT string_agg(format('%s="%s"', l.key,
 					replace(replace(replace(
 						l.value, E'\\', E'\\\\'), '"', E'\\"'), E'\n', E'\\n')), ','
@@ -311,7 +311,7 @@ BEGIN ATOMIC
 	FROM @extschema@.idem_metric_families() AS f;
 END;
 COMMENT ON FUNCTION @extschema@.idem_metrics() IS
-'What idem_metric_samples returns as OpenMetrics 1.0 text.';
+'The result of idem_metric_samples as OpenMetrics 1.0 text.';
 
 CREATE FUNCTION @extschema@.idem_worker_absence()
 RETURNS text
@@ -320,11 +320,11 @@ AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_worker_absence() IS
 'Why no background worker cleans this database, for idem_health; NULL if one should.';
 
--- Returns what keeps vacuum from removing dead rows here: the oldest session,
--- prepared transaction or replication slot that does.  A session that reads
--- while an older transaction is open holds back as much as that transaction, but
--- is not the cause, so owners of a transaction come first.  Holders younger than
--- a minute, or than 10,000 transactions if their age is unknown, do not count.
+-- Returns the oldest session, prepared transaction or replication slot that keeps
+-- vacuum from removing dead rows here. A session that began to read while an
+-- older transaction was open holds back vacuum as much as that transaction, but
+-- it is not the cause, so owners of a transaction come first. Holders younger than
+-- a minute, or than 10000 transactions if no time is known, do not count.
 CREATE FUNCTION @extschema@.idem_vacuum_holder()
 RETURNS text
 LANGUAGE sql VOLATILE PARALLEL UNSAFE COST 10000
@@ -336,11 +336,11 @@ BEGIN ATOMIC
 		SELECT CASE WHEN a.xact_start IS NULL THEN format('session %s (%s)', a.pid, a.backend_type)
 				ELSE format('the transaction of session %s', a.pid) END AS holder,
 			greatest(age(a.backend_xid), age(a.backend_xmin)) AS age, a.xact_start AS since,
-			-- A session whose own transaction is the oldest comes before those that only began under it.
+			-- A session whose own transaction is the oldest comes before those that began later.
 			CASE WHEN age(a.backend_xid) >= coalesce(age(a.backend_xmin), 0) THEN 2 ELSE 3 END AS rank
 		FROM pg_stat_activity AS a
 		WHERE (a.datname IS NULL OR a.datname = current_database())
-			-- Vacuums do not hold back each other.
+			-- Vacuums do not hold back other vacuums.
 			AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum AS v
 				WHERE v.pid = a.pid)
 		UNION ALL
@@ -359,7 +359,7 @@ BEGIN ATOMIC
 	LIMIT 1;
 END;
 COMMENT ON FUNCTION @extschema@.idem_vacuum_holder() IS
-'Which session, prepared transaction or replication slot keeps vacuum from removing dead rows of this database, for idem_health.';
+'The session, prepared transaction or replication slot that keeps vacuum from removing dead rows of this database, for idem_health.';
 
 CREATE FUNCTION @extschema@.idem_unvacuumed_tables()
 RETURNS text
@@ -382,7 +382,7 @@ BEGIN ATOMIC
 		AND NOT o.option_value::bool;
 END;
 COMMENT ON FUNCTION @extschema@.idem_unvacuumed_tables() IS
-'Which tables of the extension autovacuum does not visit, for idem_health; NULL if it visits all.';
+'The tables of the extension for which autovacuum is off, for idem_health; NULL if there are none.';
 
 CREATE FUNCTION @extschema@.idem_sequences_behind(highest_token bigint,
 	OUT name text, OUT behind bigint)
@@ -390,10 +390,10 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_sequences_behind(bigint) IS
-'The sequences that would give a number again: those whose last number is below the highest message id, or below this claim token, and by how much. For idem_health.';
+'The sequences that would repeat numbers, because the last one is below the highest message id, or below this claim token, and by how much. For idem_health.';
 
--- idem_health() runs this with the rights of the tables' owner.  So it reads no
--- table that another role than a superuser has made under this name.
+-- idem_health() runs this with the rights of the tables' owner. So it reads a
+-- table of this name only if a superuser has created it.
 CREATE FUNCTION @extschema@.idem_unfinished_moves(
 	OUT moves bigint, OUT seconds double precision, OUT detail text)
 RETURNS SETOF record
@@ -417,7 +417,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION @extschema@.idem_unfinished_moves() IS
-'On a shard: the moves of slots and scopes that have not ended, for idem_health. seconds: for how long the oldest is in its state. No row in a database that is no shard.';
+'On a shard: unfinished moves of slots and scopes, for idem_health. seconds: how long the oldest is in its state. No row in other databases.';
 
 CREATE FUNCTION @extschema@.idem_health(
 	OUT check_name text, OUT status text, OUT value double precision,
@@ -426,7 +426,7 @@ RETURNS SETOF record
 LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER COST 100000 ROWS 10
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
-	-- The settings are known once the library is loaded, which the C functions see to before anything runs.
+	-- The settings are defined when the C functions below load the library, before this runs.
 	WITH settings AS MATERIALIZED (
 		SELECT s.name,
 			CASE WHEN s.unit = 'ms'
@@ -444,7 +444,7 @@ BEGIN ATOMIC
 				WHERE s.name = 'idempotency.cleanup_interval') AS cleanup_interval,
 			s.last_cleanup, s.stats_reset
 		FROM (SELECT @extschema@.idem_worker_absence() AS absence OFFSET 0) AS a
-		-- No row where there is no room for the statistics.
+		-- No row if there is no space for the statistics.
 		LEFT JOIN (
 			SELECT s.last_cleanup, s.stats_reset
 			FROM @extschema@.idem_stats_data() AS s
@@ -491,7 +491,7 @@ BEGIN ATOMIC
 		FROM @extschema@.idem_table_faults() AS f
 		WHERE f.fault IS NOT NULL
 	),
-	-- The longest waits first; "state" is a clause.
+	-- The longest wait first; "state" is a clause.
 	blocked AS MATERIALIZED (
 		SELECT b.first_id, b.topic, b.reason, s.seconds,
 			CASE WHEN b.reason = 'lost' THEN 'found by no relay: call idem_repair_outbox()'
@@ -506,7 +506,7 @@ BEGIN ATOMIC
 		CROSS JOIN LATERAL (SELECT @extschema@.idem_blocked_seconds(b.blocked_since, b.until) AS seconds) AS s
 		WHERE d.source = 'pending'
 	),
-	-- "fault" is why a check does not know all that it should.
+	-- "fault": why the value of a check can be incomplete.
 	checks (n, name, value, factor, fault, hint) AS (
 		SELECT 1, 'worker',
 			CASE WHEN NOT h.is_standby AND h.stats_reset IS NOT NULL THEN h.idle END,
@@ -515,8 +515,8 @@ BEGIN ATOMIC
 				CASE WHEN h.last_cleanup IS NOT NULL THEN 'since the last cleanup ended'
 					WHEN h.stats_reset IS NOT NULL THEN 'no cleanup has ended yet' END,
 				'not judged, because ' || coalesce(
-					'no worker comes here: ' || h.worker_absence,
-					CASE WHEN h.stats_reset IS NULL THEN 'there is no room for the statistics of this database' END))
+					'no worker visits this database: ' || h.worker_absence,
+					CASE WHEN h.stats_reset IS NULL THEN 'there is no space for the statistics of this database' END))
 		FROM here AS h
 		UNION ALL
 		SELECT 2, 'cleanup_lag', d.overdue, 5,
@@ -527,7 +527,7 @@ BEGIN ATOMIC
 					CASE WHEN d.source = 'acked' THEN 'message'
 						WHEN d.source = 'keys' THEN 'key' ELSE 'token' END,
 					CASE WHEN NOT d.complete THEN ', estimated' END)
-				ELSE 'nothing expired waits to be deleted' END
+				ELSE 'no expired row is left' END
 		FROM (SELECT d.* FROM data AS d
 			WHERE d.source = ANY (ARRAY['keys', 'tokens', 'acked'])
 			ORDER BY d.overdue DESC NULLS LAST, d.source LIMIT 1) AS d
@@ -539,7 +539,7 @@ BEGIN ATOMIC
 					(SELECT format('message %s, topic "%s", is %s', b.first_id, b.topic, b.state)
 						FROM blocked AS b WHERE b.n_of_kind = 1::int8 AND b.reason = ANY (ARRAY['held', 'lost'])))
 				WHEN d.overdue IS NULL THEN concat_ws('; ',
-					'not known, because vacuum could not remove what is left of so many messages that were taken',
+					'not known, because vacuum could not remove the dead rows of taken messages',
 					@extschema@.idem_vacuum_holder())
 				ELSE 'no message is due' END
 		FROM data AS d
@@ -556,15 +556,15 @@ BEGIN ATOMIC
 		UNION ALL
 		SELECT 5, 'dead_letters',
 			CASE WHEN d.complete OR d.counted > 0::float8 THEN d.counted END, 5, d.fault,
-			concat_ws('; ', 'messages that have used up their attempts; idem_outbox_requeue() puts them back',
+			concat_ws('; ', 'messages that have no attempts left; idem_outbox_requeue() makes them pending again',
 				CASE WHEN d.complete THEN NULL
 					WHEN d.counted > 0::float8 THEN 'there are more'
-					ELSE 'not known, because vacuum could not remove what is left of so many that were requeued' END)
+					ELSE 'not known, because vacuum could not remove the dead rows of requeued messages' END)
 		FROM data AS d
 		WHERE d.source = 'dead'
 		UNION ALL
-		-- Of a sample, what there are at least, in all likelihood: the number of
-		-- pages with one that chance finds varies by twice its square root.
+		-- If this is a sample, a probable lower limit: the number of pages with
+		-- a stuck lease in a sample varies by twice its square root.
 		SELECT 6, 'stuck_leases',
 			CASE WHEN s.share = 1::float8 THEN s.stuck::float8
 				WHEN s.stuck_pages <= 4::int8 THEN 0::float8
@@ -572,9 +572,9 @@ BEGIN ATOMIC
 					(1::float8 -
 						(2::float8 / sqrt(s.stuck_pages::float8))))
 				END, 5, s.fault,
-			concat_ws('; ', 'claims whose lease ran out more than a minute ago, see idem_abandoned()',
+			concat_ws('; ', 'claims whose lease expired more than a minute ago, see idem_abandoned()',
 				CASE WHEN s.share < 1::float8 THEN
-					format('estimated, at least so many: %s were found in %s %% of the table', s.stuck,
+					format('estimated lower limit: %s were found in %s %% of the table', s.stuck,
 						round((100::float8 * s.share)::"numeric", 2)) END)
 		FROM sample AS s
 		UNION ALL
@@ -597,13 +597,13 @@ BEGIN ATOMIC
 		SELECT 8, 'clock',
 			greatest(EXTRACT(epoch FROM e.time - e.clock), 0::"numeric")::float8, 5, NULL,
 			CASE WHEN e.time > e.clock
-				THEN e.name || ' lies in the future: the clock was set back, or another server''s is ahead; messages wait until then, and hold their keys'
-				ELSE 'no time that was found on record lies in the future' END
+				THEN e.name || ' is in the future: the clock was set back, or another server''s is ahead; messages wait until then, and block their keys'
+				ELSE 'no recorded time is in the future' END
 		-- The clock is read after the evidence.
 		FROM (SELECT e.*, clock_timestamp() AS clock FROM evidence AS e) AS e
 		UNION ALL
 		SELECT 9, 'tables', f.faults, 1, NULL,
-			coalesce(f.fault || '; calls that need it fail, or wait', 'all tables and sequences can be used')
+			coalesce(f.fault || '; calls that need it fail or wait', 'all tables and sequences can be used')
 		FROM faults AS f
 		UNION ALL
 		SELECT 10, 'sequences', coalesce(max(b.behind), 0::int8)::float8, 1, s.fault,
@@ -624,9 +624,9 @@ BEGIN ATOMIC
 		SELECT c.n, c.name, c.value, c.fault, t.threshold,
 			concat_ws('; ',
 				CASE WHEN t.threshold = 0::float8 THEN 'switched off' END,
-				'not all is known: ' || c.fault,
+				'incomplete: ' || c.fault,
 				CASE WHEN c.fault IS NULL OR c.value IS NOT NULL THEN c.hint END) AS detail,
-			-- Of a share, the multiple of what is dead for each row that is live.
+			-- For a share, the multiple applies to the ratio of dead to live rows.
 			CASE WHEN c.name = 'bloat'
 				THEN c.factor::float8 * t.threshold /
 					(1::float8 +
@@ -636,7 +636,7 @@ BEGIN ATOMIC
 		FROM checks AS c
 		JOIN settings AS s ON s.name = ('idempotency.health_' || c.name)
 		CROSS JOIN here AS h
-		-- Within an interval nothing is late.
+		-- A cleanup is not late before two intervals have passed.
 		CROSS JOIN LATERAL (SELECT
 			CASE WHEN c.n <= 2 AND s.value > 0::float8
 				THEN greatest(s.value, 2::float8 * h.cleanup_interval)
@@ -653,7 +653,7 @@ BEGIN ATOMIC
 			j.value, j.threshold, j.detail
 		FROM judged AS j
 		UNION ALL
-		-- Of what the functions are made, not of what a script says.
+		-- The language of the functions decides, not the script.
 		SELECT 12, 'edition', 'ok', NULL, NULL, CASE l.lanname WHEN 'c'::name THEN 'C' ELSE 'portable' END
 		FROM pg_extension AS e
 		JOIN pg_proc AS p ON p.pronamespace = e.extnamespace AND p.proname = 'idem_claim'::name
@@ -663,7 +663,7 @@ BEGIN ATOMIC
 	ORDER BY r.n;
 END;
 COMMENT ON FUNCTION @extschema@.idem_health() IS
-'Health of this database, a row for each check: worker, cleanup_lag, outbox_oldest, outbox_blocked, dead_letters, stuck_leases, bloat, clock, tables, sequences, on a shard moves; and edition, whose detail is C or portable. status: ok; warning from the threshold on, which is setting idempotency.health_<check_name>; critical from five times that on (tables: at once), and where a table that is altered or locked hides the value. outbox_oldest, dead_letters: a warning also where too many dead rows hide the value, which is NULL then. Times are in seconds. Its cost is bounded: of a large idem_keys a sample is read. Reads only; works on a hot standby.';
+'Health of this database, one row for each check: worker, cleanup_lag, outbox_oldest, outbox_blocked, dead_letters, stuck_leases, bloat, clock, tables, sequences, moves (on a shard), and edition, whose detail is C or portable. status: ok; warning from the threshold on, which is setting idempotency.health_<check_name>; critical from five times the threshold on (tables: from the threshold on), and if a table that was altered or is locked hides the value. outbox_oldest, dead_letters: also a warning if too many dead rows hide the value, which is then NULL. Times are in seconds. Its cost is bounded: it reads a sample of a large idem_keys. Reads only; works on a hot standby.';
 
 CREATE FUNCTION @extschema@.idem_redacted_key(key text)
 RETURNS text
@@ -677,7 +677,7 @@ RETURNS void
 LANGUAGE c STABLE PARALLEL SAFE COST 10
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_check_interval(interval, text) IS
-'Raises 22004 for NULL, 22023 for a negative interval, calling it by this name.';
+'Raises 22004 for NULL, 22023 for a negative interval. name: its name in the message.';
 
 CREATE FUNCTION @extschema@.idem_abandoned(older_than interval DEFAULT '5 minutes',
 	OUT scope text, OUT key text, OUT age interval, OUT attempt int, OUT recovery_point text,
@@ -688,7 +688,7 @@ SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	SELECT @extschema@.idem_check_interval(coalesce(older_than, '5 minutes'::"interval"), 'older_than'::text);
 	SELECT k.scope, @extschema@.idem_redacted_key(k.key),
-		-- A time from a dump may be infinite.
+		-- A time from a dump can be infinite.
 		CASE WHEN isfinite(coalesce(k.lease_expires_at, k.resume_at))
 			THEN c.clock - coalesce(k.lease_expires_at, k.resume_at) END,
 		k.attempt, k.recovery_point, k.lease_expires_at
@@ -698,10 +698,10 @@ BEGIN ATOMIC
 	WHERE ((k.state = 'started'
 				AND k.lease_expires_at <
 					(c.clock - coalesce(older_than, '5 minutes'::"interval")))
-			-- idem_resume() leaves these alone, so nothing will happen to them.
+			-- idem_resume() does not take these, so they stay as they are.
 			OR (k.resume_at <= c.clock AND k.attempt >= c.max_attempts))
 		AND k.expires_at > c.clock
 	ORDER BY coalesce(k.lease_expires_at, k.resume_at), k.claim_token;
 END;
 COMMENT ON FUNCTION @extschema@.idem_abandoned(interval) IS
-'Abandoned claims, oldest first: those whose lease ran out more than older_than ago (NULL: 5 minutes); and, at once, those that stored a request, have had idempotency.max_attempts attempts, and have failed or lost their lease, which idem_resume does not take. Only of records that have not expired. age: since the lease ran out or the failure. key: its first four characters and its length. recovery_point: the last checkpoint. Reads the whole of idem_keys. Reads only; works on a hot standby. Raises 22023.';
+'Abandoned claims, oldest first: claims whose lease expired more than older_than ago (NULL: 5 minutes); and, without that delay, claims that stored a request, have had idempotency.max_attempts attempts, and have failed or whose lease has expired, which idem_resume does not take. Expired records are not shown. age: time since the lease expired or the claim failed. key: its first four characters and its length. recovery_point: the last checkpoint. Reads all of idem_keys. Reads only; works on a hot standby. Raises 22023.';

@@ -3,7 +3,7 @@
 -- Transactional outbox
 --
 
--- The columns that a take or an answer changes come first, so that the WAL of an update has only these.
+-- The columns that takes and answers change come first, so that the WAL of an update is short.
 CREATE TABLE @extschema@.idem_outbox (
 	id bigint NOT NULL,
 	key_hash bigint,
@@ -23,11 +23,11 @@ CREATE TABLE @extschema@.idem_outbox (
 	last_error text,
 	PRIMARY KEY (id)
 ) WITH (
-	-- Room for a message's next versions, for the same reason.
+	-- Space for a message's next versions, for the same reason.
 	fillfactor = 50,
-	-- Taking passes the index entries of dead rows, of which each message leaves three.
+	-- A take scans the index entries of dead rows; each message leaves three.
 	autovacuum_vacuum_scale_factor = 0.02,
-	-- Vacuum must keep up with that: ten times the default's speed.
+	-- Vacuum at ten times the default's speed, to keep up.
 	autovacuum_vacuum_cost_limit = 2000
 );
 COMMENT ON TABLE @extschema@.idem_outbox IS
@@ -69,7 +69,7 @@ RETURNS uuid
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_publish(text, jsonb, text, jsonb, interval) IS
-'Publishes a message if and only if the transaction commits. topic, message_key: 1 to 512 bytes; messages with the same topic and key are handed out in order. deliver_after: not before so long from now. Returns the message id, a random UUID (RFC 9562), by which consumers recognise repeats. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 where the sequence was set back, 54000 for payload and headers of more text than idempotency.max_message_size.';
+'Publishes a message if and only if the transaction commits. topic, message_key: 1 to 512 bytes; messages with the same topic and key are handed out in order. deliver_after: the delay before the message is available. Returns the message id, a random UUID (RFC 9562), by which consumers recognise repeats. Never waits. Uses a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 if the sequence was set back, 54000 if payload and headers as text exceed idempotency.max_message_size.';
 
 CREATE FUNCTION @extschema@.idem_publish_many(topics text[], payloads jsonb[], message_keys text[] DEFAULT NULL, headers jsonb[] DEFAULT NULL,
 	deliver_after interval DEFAULT NULL, OUT ordinal int, OUT message_id uuid)
@@ -77,7 +77,7 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1 SUPPORT @extschema@.idem_many_support
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_publish_many(text[], jsonb[], text[], jsonb[], interval) IS
-'Publishes many messages at once, as idem_publish one after another in the order given, so those of one topic and key are handed out in that order. Arrays of one length; one of a single element stands for all; message_keys and headers may have NULLs. Returns a row for each message, in that order, with its ordinal from 1 and its message id. All or nothing. Never waits. Draws from a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 where the sequence was set back, 54000 for payload and headers of more text than idempotency.max_message_size.';
+'Publishes many messages at once, as single calls of idem_publish in the order given, so messages with the same topic and key are handed out in that order. All arrays have the same length; an array of one element applies to all elements; message_keys and headers can contain NULLs. Returns a row for each message, in that order, with its ordinal from 1 and its message id. An error undoes the whole call. Never waits. Uses a sequence, so lastval() changes. Raises 22004 or 22023 for bad arguments, 22P05 for a message key that cannot be converted to UTF-8, 23505 if the sequence was set back, 54000 if payload and headers as text exceed idempotency.max_message_size.';
 
 CREATE FUNCTION @extschema@.idem_outbox_take(max_messages int DEFAULT 100, lease interval DEFAULT '30 seconds', topics text[] DEFAULT NULL,
 	wait interval DEFAULT NULL,
@@ -87,42 +87,42 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000 ROWS 100
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_outbox_take(int, interval, text[], interval) IS
-'Takes up to max_messages messages to deliver them. Commit, deliver, then acknowledge with idem_outbox_ack, or refuse with idem_outbox_nack, before the lease is over; after that they are handed out again. topics: only these; NULL: all. Of one topic and message_key, a message is taken only if no earlier one is pending, leased, pausing or delayed, or together with it, in order. wait: how long to sleep while there is nothing to take; it is woken when a message has been published or becomes available; NULL or zero: not at all. Never waits for other relays or publishers otherwise. A take that changes what nobody may have, as a message that is dead now, returns nothing at once, so that it is committed. A message that was taken idempotency.outbox_max_attempts times without an answer is dead. What a LIMIT or a WHERE leaves out of the result is taken all the same. Raises 22004 or 22023 for bad arguments.';
+'Takes up to max_messages messages to deliver them. Commit, deliver, then acknowledge them with idem_outbox_ack, or refuse them with idem_outbox_nack, before the lease expires; after that they are handed out again. topics: only these; NULL: all. A message is taken only if no earlier one with the same topic and message_key is pending, leased, pausing or delayed, or together with the earlier ones, in order. wait: how long to wait while there is nothing to take, until a message is published or becomes available; NULL or zero: not at all. Does not wait for other relays or publishers otherwise. A take that only changes messages that it cannot return, for example declares one dead, returns an empty result at once, so that the caller commits the change. A message that was taken idempotency.outbox_max_attempts times without an answer is dead. A LIMIT or WHERE on the result does not restrict the effects. Raises 22004 or 22023 for bad arguments.';
 
 CREATE FUNCTION @extschema@.idem_outbox_ack(ids bigint[])
 RETURNS int
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_outbox_ack(bigint[]) IS
-'Acknowledges delivered messages. Returns how many of them had not been acknowledged before; dead ones count. Where idempotency.outbox_retention is 0, deletes them. Waits for others who are writing them. Raises 22004, 22023.';
+'Acknowledges delivered messages. Returns how many of them had not been acknowledged before; dead messages count. If idempotency.outbox_retention is 0, deletes them. Waits for transactions that are writing them. Raises 22004, 22023.';
 
 CREATE FUNCTION @extschema@.idem_outbox_nack(id bigint, error text DEFAULT NULL, retry_after interval DEFAULT NULL, attempt int DEFAULT NULL)
 RETURNS text
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_outbox_nack(bigint, text, interval, int) IS
-'Refuses a message that could not be delivered. retry_after: how long to pause; NULL: 1 second after the first attempt, doubled with each further one up to an hour, less up to a half at random. attempt: as idem_outbox_take returned it, to be told when another relay has taken the message since. Returns pending, dead (after idempotency.outbox_max_attempts attempts; it keeps its last error), or lost (taken, requeued or released since, acknowledged or cleaned up; nothing was changed). Waits for others who are writing the message. Raises 22004, 22023.';
+'Refuses a message that could not be delivered. retry_after: how long to pause; NULL: 1 second after the first attempt, doubled with each further one up to an hour, less up to a half at random. attempt: as idem_outbox_take returned it; with it, the call returns lost if another relay has taken the message since. Returns pending, dead (after idempotency.outbox_max_attempts attempts; the message keeps its last error), or lost (taken, requeued or released since, acknowledged or cleaned up; nothing was changed). Waits for a transaction that is writing the message. Raises 22004, 22023.';
 
 CREATE FUNCTION @extschema@.idem_outbox_requeue(ids bigint[] DEFAULT NULL)
 RETURNS int
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_outbox_requeue(bigint[]) IS
-'Puts dead messages back to pending, with all their attempts; the numbers of attempts go on. ids: NULL: all dead ones. Returns how many. Waits for others who are writing them. Raises 22004, 22023.';
+'Makes dead messages pending again, with all their attempts; the numbers of their attempts continue. ids: NULL: all dead messages. Returns how many. Waits for transactions that are writing them. Raises 22004, 22023.';
 
 CREATE FUNCTION @extschema@.idem_outbox_extend(ids bigint[], lease interval DEFAULT '30 seconds', attempts int[] DEFAULT NULL)
 RETURNS SETOF bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 100
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_outbox_extend(bigint[], interval, int[]) IS
-'Extends the leases of messages that are being delivered. lease: how long from now; NULL: 30 seconds. attempts: as idem_outbox_take returned them, one for each id, or one for all. Returns the ids of those still held, in the order given; stop delivering the others: they were taken by another relay, answered, requeued or cleaned up. With attempts, a message whose lease is over is still held as long as no other relay has taken it; without them, it is not. Waits for others who are writing them. Raises 22004, 22023.';
+'Extends the leases of messages that are being delivered. lease: how long from now; NULL: 30 seconds. attempts: as idem_outbox_take returned them, one for each id, or one for all. Returns the ids of the messages that are still held, in the order given. Stop delivering the others: they were taken by another relay, answered, requeued or cleaned up. With attempts, a message is still held after its lease has expired, until another relay takes it; without them, it is not. Waits for transactions that are writing them. Raises 22004, 22023.';
 
 CREATE FUNCTION @extschema@.idem_outbox_release(ids bigint[], attempts int[] DEFAULT NULL)
 RETURNS int
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_outbox_release(bigint[], int[]) IS
-'Releases untried messages: they are available at once, and the attempt does not count. attempts: as idem_outbox_take returned them, one for each id, or one for all. Returns how many there were: only those still held, as idem_outbox_extend tells. Of one topic and message_key, release all that follow the first one, too. Waits for others who are writing them. Raises 22004, 22023.';
+'Releases messages that were not tried: they are available at once, and the attempt does not count. attempts: as idem_outbox_take returned them, one for each id, or one for all. Returns how many were released: only those that are still held, as for idem_outbox_extend. If you release a message, also release the later ones with the same topic and message_key. Waits for transactions that are writing them. Raises 22004, 22023.';
 
 CREATE FUNCTION @extschema@.idem_outbox_fail(id bigint, attempt int, error text, retry_after interval DEFAULT NULL, counted boolean DEFAULT true,
 	schedule interval[] DEFAULT NULL, max_age interval DEFAULT NULL)
@@ -130,7 +130,7 @@ RETURNS text
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_outbox_fail(bigint, int, text, interval, boolean, interval[], interval) IS
-'Refuses a message like idem_outbox_nack, and keeps its last five errors in last_error, the newest first, each in a line that begins with its time. attempt: as idem_outbox_take returned it. counted: false if the attempt does not count. schedule: the pauses after the first, second, ... attempt that counts; after one more, the message is dead; NULL: the pauses of idem_outbox_nack. idempotency.outbox_max_attempts remains a limit. max_age: a message that was published longer ago is dead after any failure. Returns pending, dead or lost, like idem_outbox_nack. Waits for a writer of the message. Raises 22004, 22023.';
+'Refuses a message like idem_outbox_nack, and keeps its last five errors in last_error, the newest first, each in a line that begins with its time. attempt: as idem_outbox_take returned it. counted: false if the attempt does not count. schedule: the pauses after the first, second, ... counted attempt; after one more failure, the message is dead; NULL: the pauses of idem_outbox_nack. idempotency.outbox_max_attempts also applies. max_age: a message that was published longer ago is dead after any failure. Returns pending, dead or lost, like idem_outbox_nack. Waits for a transaction that is writing the message. Raises 22004, 22023.';
 
 CREATE FUNCTION @extschema@.idem_outbox_dead(max_messages int DEFAULT 1000, OUT id bigint, OUT message_id uuid, OUT topic text,
 	OUT message_key text, OUT attempt int, OUT created_at timestamptz, OUT last_error text)
@@ -140,7 +140,7 @@ SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
 	SELECT o.id, o.message_id, o.topic, o.message_key, o.attempt, o.created_at, o.last_error
 	FROM @extschema@.idem_outbox AS o
-	-- The index of ended messages has the dead ones where acked_at is NULL.
+	-- In the index of ended messages, acked_at is NULL for dead ones.
 	WHERE o.acked_at IS NULL AND o.state OPERATOR(pg_catalog.<>) 'pending'
 		AND o.state OPERATOR(pg_catalog.=) 'dead'
 	ORDER BY o.id
@@ -164,4 +164,4 @@ BEGIN ATOMIC
 	SELECT f.name FROM found AS f WHERE f.name IS NOT NULL LIMIT CASE WHEN $1 IS NOT NULL THEN greatest($1, 0) END;
 END;
 COMMENT ON FUNCTION @extschema@.idem_outbox_topics(int) IS
-'The topics that have pending messages, in alphabetical order, and perhaps some that had. max_topics: how many at most; NULL: all. Reads the index once for each topic. Reads only; works on a hot standby. Raises no errors of its own.';
+'The topics of pending messages, in alphabetical order; topics without pending messages can be among them. max_topics: how many at most; NULL: all. Reads the index once for each topic. Reads only; works on a hot standby. Raises no errors of its own.';

@@ -867,7 +867,7 @@ take_row(Taking *taking, IdemCursor *outbox, bool is_locked)
 		idem_outbox_set(&row, OUTBOX_IN_DUE_INDEX, BoolGetDatum(false));
 		if (row.nulls[OUTBOX_LAST_ERROR])
 			idem_outbox_set(&row, OUTBOX_LAST_ERROR,
-							CStringGetTextDatum("The last lease ran out."));
+							CStringGetTextDatum("The last lease expired."));
 		if (idem_update(outbox, row.values, row.nulls,
 						is_locked) != IDEM_WRITE_DONE)
 			return TAKEN_NOT;

@@ -9,7 +9,7 @@ CREATE TYPE @extschema@.idem_append_result AS (
 	version bigint
 );
 COMMENT ON TYPE @extschema@.idem_append_result IS
-'What idem_try_append returns.';
+'The result of idem_try_append.';
 
 CREATE TABLE @extschema@.idem_aggregates (
 	version bigint NOT NULL,
@@ -42,11 +42,11 @@ RETURNS @extschema@.idem_append_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_try_append(text, text, bigint, int, bigint, boolean, interval) IS
-'Appends a client''s events client_seq to client_seq + event_count - 1 to an aggregate, once. outcome: appended, duplicate (all of it has landed), overlap (part of it: resend from last_client_seq + 1), gap (allow_gaps is false and events are missing before it), in_flight (another transaction holds this client''s sequence and has not committed, or waits for its synchronous standby), version_conflict (expected_version is not the aggregate''s). Only appended changes anything; the caller inserts the events in the same transaction. aggregate, client_id: 1 to 512 bytes. client_seq: from 1. wait: how long to sleep for the holder; NULL or zero: not at all. Other clients'' appends to the aggregate queue as an UPDATE does. Raises 22004 or 22023 for bad arguments, 40001 where the answer is newer than the transaction''s snapshot.';
+'Appends a client''s events client_seq to client_seq + event_count - 1 to an aggregate, once. outcome: appended, duplicate (all events were appended before), overlap (some were: resend from last_client_seq + 1), gap (allow_gaps is false and earlier events are missing), in_flight (another transaction holds this client''s sequence and has not committed, or waits for its synchronous standby), version_conflict (expected_version is not the aggregate''s). Only appended changes anything; then insert the events in the same transaction. aggregate, client_id: 1 to 512 bytes. client_seq: from 1. wait: how long to wait for that transaction; NULL or zero: not at all. A call waits for other clients'' appends to the aggregate as an UPDATE does. Raises 22004 or 22023 for bad arguments, 40001 if a row is newer than the transaction''s snapshot.';
 
 CREATE FUNCTION @extschema@.idem_last_client_seq(aggregate text, client_id text)
 RETURNS bigint
 LANGUAGE c STABLE PARALLEL SAFE COST 300
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_last_client_seq(text, text) IS
-'The last event of a client on an aggregate, as this statement''s snapshot sees it; 0 where there is none. Where a restarted writer resumes. Reads only; works on a hot standby. Raises 22004, 22023.';
+'The last event of a client on an aggregate, as this statement''s snapshot sees it; 0 if there is none. A restarted writer resumes after it. Reads only; works on a hot standby. Raises 22004, 22023.';

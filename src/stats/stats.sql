@@ -19,21 +19,21 @@ RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 10
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_stats_data() IS
-'The counters behind view idem_stats, of other databases only for members of pg_read_all_stats.';
+'The counters of view idem_stats. Members of pg_read_all_stats also see those of other databases.';
 
 CREATE VIEW @extschema@.idem_stats AS
 	SELECT d.datname, s.*
 	FROM @extschema@.idem_stats_data() AS s
 	JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid;
 COMMENT ON VIEW @extschema@.idem_stats IS
-'What the functions did in each database since stats_reset, or since the server started: calls by outcome, whether or not their transactions committed, and the work of the cleanup, which has ended when its transaction has committed. Other databases than this one only for members of pg_read_all_stats. takeovers are claims of failed or abandoned keys; they count under claims_new, too. rate_limited are calls that ended in an error because their scope had as many new keys as it may.';
+'Activity of the functions in each database since stats_reset, or since the server started: calls by outcome, whether or not their transactions committed, and the work of the cleanup, which counts when its transaction has committed. Members of pg_read_all_stats also see other databases. takeovers: claims of failed or abandoned keys, also counted in claims_new. rate_limited: calls that failed because their scope had reached its limit of new keys.';
 
 CREATE FUNCTION @extschema@.idem_cleanup_idle()
 RETURNS double precision
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_cleanup_idle() IS
-'For how many seconds no cleanup of this database has come to its end, since the statistics were reset, for idem_health. NULL where there is no room for the statistics.';
+'For how many seconds no cleanup of this database has finished, since the statistics were reset, for idem_health. NULL if there is no space for the statistics.';
 
 CREATE FUNCTION @extschema@.idem_stats_reset()
 RETURNS void

@@ -458,7 +458,7 @@ check_sequence(Oid relid, const char *name)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("sequence \"%s\" has been altered", name),
 				 errdetail("Its numbers must ascend in the order of calls, and never repeat."),
-				 errhint("Mend it with ALTER SEQUENCE %s AS bigint INCREMENT 1 NO MAXVALUE CACHE 1 NO CYCLE.",
+				 errhint("Fix it with ALTER SEQUENCE %s AS bigint INCREMENT 1 NO MAXVALUE CACHE 1 NO CYCLE.",
 						 qualified_name(relid))));
 	ReleaseSysCache(tuple);
 }

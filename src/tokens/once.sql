@@ -10,9 +10,9 @@ CREATE TABLE @extschema@.idem_tokens (
 	token text COLLATE "C" NOT NULL,
 	PRIMARY KEY (token, scope)
 ) WITH (
-	-- Rows die as fast as they come: vacuum before a twentieth of the table is dead ...
+	-- Rows die as fast as they are inserted: vacuum when a twentieth of the table is dead ...
 	autovacuum_vacuum_scale_factor = 0.05,
-	-- ... and fast enough to keep up, at ten times the default's speed.
+	-- ... at ten times the default's speed, to keep up.
 	autovacuum_vacuum_cost_limit = 2000
 );
 COMMENT ON TABLE @extschema@.idem_tokens IS
@@ -31,16 +31,16 @@ RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_once(text, text, interval) IS
-'Whether this is the first use of a token: a form token, or in a consumer''s transaction the id of a message. scope, token: 1 to 512 bytes. ttl: how long the token is remembered; NULL: idempotency.token_ttl. Waits for another transaction that is using it, which may yet abort. Raises 22004 or 22023 for bad arguments, 40001 where the answer is newer than the transaction''s snapshot.';
+'Whether this is the first use of a token: a form token or, in a consumer''s transaction, the id of a message. scope, token: 1 to 512 bytes. ttl: how long the token is remembered; NULL: idempotency.token_ttl. Waits for another transaction that is using it, because that might be rolled back. Raises 22004 or 22023 for bad arguments, 40001 if the row is newer than the transaction''s snapshot.';
 
--- With ROWS 1 a call for each row of another table does not look so dear that
--- the planner would rather cache its answers.
+-- With ROWS 1, a call for each row of another table is cheap enough that the
+-- planner does not cache its results.
 CREATE FUNCTION @extschema@.idem_once_many(scope text, tokens text[], ttl interval DEFAULT NULL)
 RETURNS SETOF text
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1 SUPPORT @extschema@.idem_many_support
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_once_many(text, text[], interval) IS
-'Those of the tokens that are used for the first time, in the order given, without repeats. One call for a whole batch; calls for the same tokens in different orders do not deadlock. What a LIMIT or a WHERE leaves out of the result is used all the same. Otherwise as idem_once.';
+'The tokens that are used for the first time, in the order given, without repeats. Use one call for a whole batch: calls for the same tokens in different orders do not deadlock. A LIMIT or WHERE on the result does not restrict the effects. Otherwise like idem_once.';
 
 CREATE FUNCTION @extschema@.idem_once_at(scope text, token text)
 RETURNS timestamptz

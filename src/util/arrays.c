@@ -130,7 +130,7 @@ idem_array_count(const IdemArray *arrays, int narrays)
 					 errdetail("\"%s\" has %d, \"%s\" has %d.",
 							   longest->name, longest->length,
 							   arrays[i].name, arrays[i].length),
-					 errhint("An array of one element stands for all.")));
+					 errhint("An array of one element applies to all elements.")));
 		longest = &arrays[i];
 	}
 	return longest->length;

@@ -1,6 +1,6 @@
 
 --
--- Functions that do many things at once
+-- Functions that process many elements
 --
 
 CREATE FUNCTION @extschema@.idem_many_support(request internal)
@@ -8,4 +8,4 @@ RETURNS internal
 LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_many_support(internal) IS
-'Tells the planner how many rows a function returns that returns one for each element of its arrays.';
+'Planner support: estimates the rows of a function that returns one for each element of its arrays.';

@@ -65,6 +65,6 @@ check_row_type(TypeCacheEntry *entry, IdemResultType *type)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("type \"%s\" has been altered",
 						format_type_be(entry->type_id)),
-				 errhint("Give it its own columns again, or install the extension anew.")));
+				 errhint("Restore its columns, or reinstall the extension.")));
 	type->checked = entry->tupDesc_identifier;
 }

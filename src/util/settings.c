@@ -191,12 +191,12 @@ idem_check_settings(void)
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("permission denied to set parameter \"%s\"",
 						lost_setting),
-				 errdetail("The connection was opened with a value for it, which took the place of the one that holds here."),
-				 errhint("Connect again without it: look into PGOPTIONS and the connection's options.")));
+				 errdetail("The connection was opened with a value for it, which replaced the value for this server, database or role."),
+				 errhint("Connect again without it: check PGOPTIONS and the connection's options.")));
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("invalid value for parameter \"%s\"", lost_setting),
-			 errdetail("It is set for the server, the database or the role to what it cannot be, so no other value for it holds, either."),
+			 errdetail("Its value for the server, the database or the role is invalid, so no other value for it is in effect."),
 			 errhint("Correct it with ALTER SYSTEM, ALTER DATABASE or ALTER ROLE, and connect again.")));
 }
 
@@ -262,7 +262,7 @@ static void
 define_settings(void)
 {
 	define_time("idempotency.default_ttl",
-				"How long a request key is remembered when the call does not say.",
+				"How long a request key is remembered, if the call does not specify it.",
 				NULL, &idem_default_ttl, MS_PER_DAY, PGC_USERSET);
 	define_lease_settings();
 
@@ -276,12 +276,12 @@ define_settings(void)
 							PGC_SUSET, 0, NULL, NULL, NULL);
 
 	DefineCustomEnumVariable("idempotency.key_format",
-							 "Which characters a request key may have, and where.",
+							 "Allowed characters of a request key, and their positions.",
 							 "\"token\" allows A-Z a-z 0-9 _ - : . and \"printable\" any printable ASCII; \"uuid\" wants 8-4-4-4-12 hexadecimal digits.",
 							 &idem_key_format, IDEM_KEY_TOKEN, key_formats,
 							 PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomEnumVariable("idempotency.expired_key_policy",
-							 "What a claim of an expired request key does.",
+							 "Effect of a claim of an expired request key.",
 							 "\"reuse\" runs the request again as a new one, \"reject\" refuses it.",
 							 &idem_expired_key_policy, IDEM_EXPIRED_REUSE,
 							 expired_key_policies,
@@ -292,12 +292,12 @@ define_settings(void)
 				&idem_tombstone_retention, 7 * MS_PER_DAY, PGC_SUSET);
 
 	define_time("idempotency.max_action_id_lead",
-				"How far ahead of the server's clock an action id may lie.",
+				"How far an action id can be ahead of the server's clock.",
 				"The action id is read as milliseconds since 1970. Zero turns the check off.",
 				&idem_max_action_id_lead, 0, PGC_SUSET);
 
 	DefineCustomIntVariable("idempotency.max_new_keys_per_minute",
-							"How many new request keys a scope may have in a minute.",
+							"Maximum number of new request keys of a scope in a minute.",
 							"Zero turns the check off.",
 							&idem_max_new_keys_per_minute, 0, 0, INT_MAX,
 							PGC_SUSET, 0, NULL, NULL, NULL);
@@ -306,12 +306,12 @@ define_settings(void)
 							 NULL, &idem_require_request_hash, false,
 							 PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable("idempotency.require_pinned_scope",
-							 "Refuses calls that write for a scope that the transaction has not pinned.",
+							 "Refuses writing calls for a scope that the transaction has not pinned.",
 							 "For shards: scale-out/shard.sql turns it on.",
 							 &idem_require_pinned_scope, false,
 							 PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("idempotency.max_attempts",
-							"How many attempts at a request idem_resume() makes.",
+							"Maximum number of attempts at a request for idem_resume().",
 							"Attempts of the client count, too.",
 							&idem_max_attempts, 10, 1, INT_MAX,
 							PGC_SUSET, 0, NULL, NULL, NULL);
@@ -322,7 +322,7 @@ define_settings(void)
 							   PGC_SUSET, GUC_LIST_INPUT,
 							   check_log_events, assign_log_events, NULL);
 	DefineCustomEnumVariable("idempotency.log_format",
-							 "What the lines of idempotency.log_events look like.",
+							 "Format of the lines of idempotency.log_events.",
 							 NULL, &idem_log_format, IDEM_LOG_LOGFMT,
 							 log_formats,
 							 PGC_SUSET, 0, NULL, NULL, NULL);
@@ -333,7 +333,7 @@ define_settings(void)
 							   PGC_USERSET, 0, NULL, NULL, NULL);
 
 	define_time("idempotency.token_ttl",
-				"How long a once-only token is remembered when the call does not say.",
+				"How long a once-only token is remembered, if the call does not specify it.",
 				NULL, &idem_token_ttl, 7 * MS_PER_DAY, PGC_USERSET);
 
 	DefineCustomIntVariable("idempotency.outbox_max_attempts",
@@ -346,8 +346,8 @@ define_settings(void)
 				NULL, &idem_outbox_retention, 7 * MS_PER_DAY, PGC_SUSET);
 
 	DefineCustomRealVariable("idempotency.cleanup_interval",
-							 "How often the background worker deletes what has expired.",
-							 "At least one second. Zero lets it sleep.",
+							 "Interval at which the background worker deletes expired rows.",
+							 "At least one second. Zero turns it off.",
 							 &idem_cleanup_interval, MS_PER_MINUTE, 0, MAX_MS,
 							 PGC_SIGHUP, GUC_UNIT_MS,
 							 check_cleanup_interval, NULL, NULL);
@@ -360,7 +360,7 @@ define_settings(void)
 							NULL, &idem_cleanup_batch_size, 10000, 1, INT_MAX,
 							PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomStringVariable("idempotency.databases",
-							   "Which databases the background worker visits.",
+							   "Databases that the background worker visits.",
 							   "A list of names, or \"*\" for all.",
 							   &idem_databases, "*",
 							   PGC_SIGHUP, GUC_LIST_INPUT,
@@ -391,19 +391,19 @@ static void
 define_lease_settings(void)
 {
 	DefineCustomRealVariable("idempotency.max_lease",
-							 "Longest lease that a call may ask for.",
-							 "A longer idempotency.default_lease counts as this.",
+							 "Longest lease that a call can request.",
+							 "Also limits idempotency.default_lease.",
 							 &idem_max_lease, 12 * MS_PER_HOUR, 0, MAX_MS,
 							 PGC_SUSET, GUC_UNIT_MS,
 							 NULL, assign_max_lease, NULL);
 	DefineCustomRealVariable("idempotency.default_lease",
-							 "How long a committed claim is protected when the call does not say.",
+							 "How long a committed claim is protected, if the call does not specify it.",
 							 "At most idempotency.max_lease.",
 							 &default_lease, MS_PER_MINUTE, 0, MAX_MS,
 							 PGC_USERSET, GUC_UNIT_MS,
 							 NULL, assign_default_lease, NULL);
 	define_time("idempotency.max_wait",
-				"Longest time that a call may ask to wait.",
+				"Longest wait that a call can request.",
 				NULL, &idem_max_wait, 10 * MS_PER_MINUTE, PGC_SUSET);
 }
 
@@ -487,7 +487,7 @@ check_log_events(char **newval, void **extra, GucSource source)
 			if (event == IDEM_NUM_EVENTS)
 			{
 				GUC_check_errdetail("There is no event \"%s\".", name);
-				GUC_check_errhint("Available are: off, on, or a list of claimed, taken_over, replayed, in_progress, hash_conflict, completed, failed, released, stale, appended, not_appended, published, relayed, nacked, dead, cleaned.");
+				GUC_check_errhint("Valid values are off, on, or a list of claimed, taken_over, replayed, in_progress, hash_conflict, completed, failed, released, stale, appended, not_appended, published, relayed, nacked, dead, cleaned.");
 				return false;
 			}
 			events |= 1 << event;
@@ -534,26 +534,26 @@ define_health_settings(void)
 				zero_is_off, &health_outbox_blocked, MS_PER_MINUTE,
 				PGC_SUSET);
 	DefineCustomIntVariable("idempotency.health_dead_letters",
-							"From how many dead messages on idem_health() warns.",
+							"Number of dead messages from which idem_health() warns.",
 							zero_is_off, &health_dead_letters, 1, 0, INT_MAX,
 							PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("idempotency.health_stuck_leases",
-							"From how many abandoned claims on idem_health() warns.",
+							"Number of abandoned claims from which idem_health() warns.",
 							zero_is_off, &health_stuck_leases, 10, 0, INT_MAX,
 							PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomRealVariable("idempotency.health_bloat",
-							 "From which share of dead rows in a table on idem_health() warns.",
+							 "Share of dead rows in a table from which idem_health() warns.",
 							 zero_is_off, &health_bloat, 0.5, 0, 1,
 							 PGC_SUSET, 0, NULL, NULL, NULL);
 	define_time("idempotency.health_clock",
 				"How far the clock must have gone back for idem_health() to warn.",
 				zero_is_off, &health_clock, 1000, PGC_SUSET);
 	DefineCustomIntVariable("idempotency.health_tables",
-							"From how many tables that cannot be used on idem_health() complains.",
+							"Number of unusable tables from which idem_health() reports critical.",
 							zero_is_off, &health_tables, 1, 0, INT_MAX,
 							PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("idempotency.health_sequences",
-							"By how much a sequence must be behind its table for idem_health() to complain.",
+							"How far a sequence must be behind its table for idem_health() to warn.",
 							zero_is_off, &health_sequences, 1, 0, INT_MAX,
 							PGC_SUSET, 0, NULL, NULL, NULL);
 	define_time("idempotency.health_moves",

@@ -279,7 +279,7 @@ visit_databases(bool continued)
 					(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 					 errmsg("could not start a cleanup worker of extension \"%s\"",
 							"idempotency"),
-					 errhint("Expired keys are kept until the next try; consider raising \"%s\".",
+					 errhint("Expired keys are kept until the next attempt; consider raising \"%s\".",
 							 "max_worker_processes")));
 			return PG_INT64_MAX;
 		}
@@ -471,8 +471,8 @@ report_no_entry(Oid database)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("a cleanup worker of extension \"%s\" could not connect to database \"%s\"",
 						"idempotency", name),
-				 errdetail("Somebody has locked the database, or nobody can connect to it."),
-				 errhint("Expired keys are kept until the next try.")));
+				 errdetail("The database is locked, or does not allow connections."),
+				 errhint("Expired keys are kept until the next attempt.")));
 	CommitTransactionCommand();
 	list_free(databases);
 }

@@ -759,7 +759,7 @@ class Model(Store):
                         if must or is_dead(ident):
                             self.write(tx, key, dict(
                                 row, state='dead', last_error=row['last_error']
-                                or 'The last lease ran out.'))
+                                or 'The last lease expired.'))
             for (key, row), (other, earlier) in product(
                     [lane[0] for lane in lanes.values()], repeat=2):
                 if row['message_key'] is earlier['message_key'] is None and \

@@ -88,7 +88,7 @@ def through_exchange(world):
     until('it is paused', lambda: "no exchange 'shop'" in running.said())
     channel.exchange_declare('shop', 'topic', durable=True)
     channel.queue_bind('all', 'shop', 'orders.*')
-    until('it goes on', lambda: world.states().get('acked') == 3, 40)
+    until('it continues', lambda: world.states().get('acked') == 3, 40)
     equal('the status', running.stop(), 0)
     channel.exchange_delete('shop')
     connection.close()

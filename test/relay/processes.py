@@ -378,7 +378,7 @@ def disk_full(world):
         time.sleep(2)
         relay = int(subprocess.check_output(['pgrep', '-g', str(process.pid), '-x', 'idem-relay'], text=True))
         os.unlink('/proc/%d/root%s/ballast' % (relay, directory))
-        until('it goes on', lambda: 'sink "out" goes on' in said())
+        until('it continues', lambda: 'sink "out" continues' in said())
         until('it waits again', lambda: said().count('No space left on device') == 2)
         os.kill(relay, signal.SIGTERM)
         equal('the status', process.wait(20), 0)

@@ -261,7 +261,7 @@ def faulty_reload(world):
 TESTS = [
     ('the host name in the certificate of a webhook is verified', host_verified),
     ('after a success, the pause begins at half a second', short_pause_again),
-    ('a webhook with a new configuration that has faults goes on', faulty_reload),
+    ('a webhook with a new configuration that has faults continues', faulty_reload),
     ('a webhook that answers 200 without end has answered', endless),
     ('a webhook may answer with any bytes', any_bytes),
     ('an endpoint that takes no connection costs no attempt', unreachable),

@@ -558,8 +558,8 @@ def finish(world, clients, deliveries):
     """When all is quiet: moves end, verify finds nothing, each effect is once."""
     deadline = time.monotonic() + 120
     first, second = (router.dsn() for router in world.routers)
-    places, output = set(), None
-    while output is None or status:
+    places, status, output = set(), True, None
+    while status:
         check(time.monotonic() < deadline, output)
         if output:              # what is left of moves that are over
             places = {('', 'scope-%d' % n) for n in range(SCOPES)} | {

@@ -215,7 +215,7 @@ foreach my $attempt (1 .. 3)
 }
 is($relay->run(take('poison', 10)), '2|1', 'poison-message-dies: and its key goes on');
 is( $relay->run("SELECT payload, state, attempt, last_error FROM idem_outbox WHERE topic = 'poison' ORDER BY id"),
-	"\"1\"|dead|3|The last lease ran out.\n\"2\"|pending|1|", 'poison-message-dies');
+	"\"1\"|dead|3|The last lease expired.\n\"2\"|pending|1|", 'poison-message-dies');
 
 #
 # A relay that only sleeps: it comes back when its lease is over, and must not

@@ -357,7 +357,7 @@ foreach my $case ([ '0.5 s', 'ok', '1s' ], [ '3 min', 'warning', '1min' ], [ '1 
 
 my ($status, $detail) = health('worker', health_worker => '1ms');
 is("$status|$detail",
-	'ok|no cleanup has ended yet; not judged, because no worker comes here: idempotency.cleanup_interval is zero',
+	'ok|no cleanup has ended yet; not judged, because no worker visits this database: idempotency.cleanup_interval is zero',
 	'worker: with an interval of zero nobody is missed');
 
 configure($node, 'idempotency.cleanup_interval' => '1s');
@@ -437,10 +437,10 @@ is($node->safe_psql($database, $scans) =~ s/\|.*//r, $scanned =~ s/\|.*//r, 'ide
 my $stuck = $node->safe_psql($database, q{SELECT value FROM idem_health() WHERE check_name = 'stuck_leases'});
 ok($stuck > 10000 && $stuck < 14000, "an estimate of 12000 abandoned claims: $stuck");
 is((health('stuck_leases'))[1] =~ s/\d+(?= were)|\d+\.\d+(?= %)/N/gr,
-	'claims whose lease ran out more than a minute ago, see idem_abandoned(); estimated, at least so many: N were found in N % of the table',
+	'claims whose lease expired more than a minute ago, see idem_abandoned(); estimated lower limit: N were found in N % of the table',
 	'which is called an estimate');
 is($node->safe_psql($database, 'SELECT count(*) FROM idem_abandoned()'), 12000, 'idem_abandoned finds them all');
-like((health('dead_letters'))[1], qr/puts them back$/, 'dead messages were all counted');
+like((health('dead_letters'))[1], qr/makes them pending again$/, 'dead messages were all counted');
 like((health('outbox_oldest'))[1], qr/undelivered: \d{5} or more$/, 'the others were not');
 like($node->safe_psql($database, <<'SQL'),
 BEGIN;
@@ -554,7 +554,7 @@ is($samples->{'idempotency_outbox_messages{"state": "dead"}'}{value}, 5000, 'sta
 is($samples->{'idempotency_records{"state": "live", "table": "idem_tokens"}'}{value},
 	1000, 'standby: live records as the catalog has them');
 is( $standby->safe_psql($database, q{SELECT check_name, status, detail FROM idem_health() WHERE check_name IN ('worker', 'bloat')}),
-	'worker|ok|no cleanup has ended yet; not judged, because no worker comes here: this server is a standby' . "\n"
+	'worker|ok|no cleanup has ended yet; not judged, because no worker visits this database: this server is a standby' . "\n"
 	  . 'bloat|ok|not known on a standby', 'standby: what only the primary knows');
 is( $standby->safe_psql($database, q{SELECT check_name, status FROM idem_health() WHERE check_name IN ('dead_letters', 'stuck_leases', 'clock')}),
 	"dead_letters|critical\nstuck_leases|critical\nclock|ok", 'standby: what it can tell');

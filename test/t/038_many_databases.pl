@@ -110,7 +110,7 @@ $node->safe_psql('postgres', $_) foreach
 $node->poll_query_until('late', "SELECT current_setting('idempotency.databases') = 'late'")
   or die 'no reload';
 is_deeply([ health('late') ],
-	[ 'ok', 't', 'not judged, because there is no room for the statistics of this database' ],
+	[ 'ok', 't', 'not judged, because there is no space for the statistics of this database' ],
 	'no-room: the worker is not judged');
 
 # The session that found no room goes on to look for it.

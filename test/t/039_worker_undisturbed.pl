@@ -115,19 +115,19 @@ my $clock_check = "SELECT status, value BETWEEN 7000 AND 7200, detail FROM idem_
 $node->safe_psql('two', "SELECT idem_publish('keyed', '2', 'key'), idem_publish('other', '3')");
 is($node->safe_psql('two', $take), '3', 'clock-set-back: a message waits, and so does the next one of its key');
 $node->safe_psql('two', "SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE topic = 'other'");
-like($node->safe_psql('two', $clock_check), qr/^critical\|t\|.* lies in the future: the clock was set back/,
+like($node->safe_psql('two', $clock_check), qr/^critical\|t\|.* is in the future: the clock was set back/,
 	'clock-set-back: idem_health tells');
 is($node->safe_psql('two', "SELECT status FROM idem_health() WHERE check_name = 'worker'"),
 	'ok', 'clock-set-back: the worker is well');
 
 set_clock(0);
 is($node->safe_psql('two', $take), "1\n2", 'clock-set-back: until that time has come');
-is($node->safe_psql('two', $clock_check), 'ok|f|no time that was found on record lies in the future', 'clock-set-back: and all is well');
+is($node->safe_psql('two', $clock_check), 'ok|f|no recorded time is in the future', 'clock-set-back: and all is well');
 
 # Nor is anything left to tell when the statistics are reset.
 set_clock(-2 * $hour);
 $node->safe_psql('two', 'TRUNCATE idem_outbox; SELECT idem_stats_reset()');
-is($node->safe_psql('two', $clock_check), 'ok|f|no time that was found on record lies in the future', 'clock-set-back: idem_stats_reset() forgets it');
+is($node->safe_psql('two', $clock_check), 'ok|f|no recorded time is in the future', 'clock-set-back: idem_stats_reset() forgets it');
 set_clock(0);
 
 # A visit lasts for a second, whatever the clock says.

@@ -190,7 +190,7 @@ export function checkedCount(value: number | undefined, name: string): void {
 
 export function checked(response: unknown, who: string): Response {
   const status = (response as Response | undefined)?.status
-  if (typeof status !== 'number' || !Number.isInteger(status) || status < 100 || status > 999) {
+  if (typeof status !== 'number' || !Number.isInteger(status) || status < 100 || status > 599) {
     throw new TypeError(`${who} returned no response: an object with a status, and if you like headers and a body`)
   }
   const { headers, body } = response as { headers?: unknown; body?: unknown }

@@ -214,7 +214,7 @@ export function durationMs(value: string | null | undefined, ms: number | null |
 /** The longest that a timer of Node's can take. */
 export const LONGEST_TIMER = 2 ** 31 - 1
 
-/** What an error says of a value: what it is, and not what is in it. */
+/** How an error describes a value: its type, and not its content. */
 export function describe(value: unknown): string {
   if (typeof value === 'number' || typeof value === 'boolean' || value === undefined || value === null) return String(value)
   if (typeof value !== 'object') return typeof value

@@ -1,9 +1,9 @@
-/** What the server refuses, the double refuses with the same code: the table of test/http, which is Python's, too. */
+/** The double does as the server does: the tables of test/http, arguments.json and contract.json, which Python's tests run, too. */
 import assert from 'node:assert/strict'
 import { readFile } from 'node:fs/promises'
 import { after, before, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { ClaimLost, IdempotencyError, sqlstateOf, TransactionEnded, type Client } from 'pg-idempotency'
+import { IdempotencyError, sqlstateOf, type Client } from 'pg-idempotency'
 import { MemoryIdempotency } from 'pg-idempotency/memory'
 import { key, World } from './support.js'
 
@@ -39,12 +39,12 @@ function valueOf(given: any): any {
   return given.bigint ? BigInt(given.bigint) : given
 }
 
-async function call(client: Client<any>, [name, given]: Row): Promise<unknown> {
+async function call(client: object, [name, given]: [string, Record<string, unknown>, ...unknown[]]): Promise<unknown> {
   const places = POSITIONAL[name] ?? ['scope', 'key']
   const positional = places.map((place) => valueOf(given[place]))
   const named = Object.fromEntries(Object.entries(given).filter(([one]) => !places.includes(one)).map(([one, value]) => [camel(one), valueOf(value)]))
-  const method = (client as unknown as Record<string, (...all: unknown[]) => Promise<unknown>>)[camel(name)]!
-  return method(...positional, ...(Object.keys(named).length > 0 ? [named] : []))
+  const method = (client as Record<string, (...all: unknown[]) => Promise<unknown>>)[camel(name)]!
+  return method.call(client, ...positional, ...(Object.keys(named).length > 0 ? [named] : []))
 }
 
 const codeOf = (error: unknown): string | undefined => (error instanceof IdempotencyError && error.sqlstate?.startsWith('ID') ? error.sqlstate : sqlstateOf(error))
@@ -64,50 +64,79 @@ test('bad arguments: the same refusal by the server and by the double', async ()
   assert.deepEqual(wrong, [], wrong.join('\n'))
 })
 
-const names = (error: unknown): string => (error as Error).constructor.name
+type Case = { name: string; scope?: unknown; key?: string; runs: Run[]; state: string | null; kept: boolean }
+type Run = { in: string; path?: string; ttl_ms?: number; do: any[]; answer?: { status: number; body?: string }; ends: Record<string, unknown> }
+const { cases }: { cases: Case[] } = JSON.parse(await readFile(new URL('../../../../test/http/contract.json', import.meta.url), 'utf8'))
 
-test('faults: the same end on the server and in the double', async () => {
-  const options = (one: string, more: object = {}) => ({ scope: 'scope', key: one, ...more })
-  const swallow = (client: Client<any>) => async (tx: any) => {
-    await client.on(tx).once('swallowed', 'token')
-    // There is no claim of this key.
-    await client.on(tx).complete('scope', key(), 200).catch(() => undefined)
-    return { status: 200 }
-  }
-  const faults: Record<string, (client: Client<any>, one: string) => Promise<unknown>> = {
-    'an error that a request swallows': (client, one) => client.request(options(one), swallow(client)),
-    'an error that a transaction swallows': (client) => client.transaction(swallow(client)),
-    'an error that a last step swallows': (client, one) => client.job(options(one), (job) => job.finish(swallow(client)).then(() => undefined)),
-    'a call after an error': (client, one) => client.request(options(one), async (tx) => {
-      await client.on(tx).once('', 'token').catch(() => undefined)
-      await assert.rejects(client.on(tx).once('swallowed', 'token'), (error) => sqlstateOf(error) === '25P02')
-      return { status: 200 }
-    }),
-    'what is not even sent does not end the transaction': (client, one) => client.request(options(one), async (tx) => {
-      await client.on(tx).once(7 as never, 'token').catch(() => undefined)
-      return { status: 200 }
-    }),
-    'a ttl that is over before the handler': (client, one) => client.request(options(one, { ttlMs: 50 }), async () => { await sleep(200); return { status: 200 } }),
-    'a ttl that is over before the end of a job': (client, one) => client.job(options(one, { ttlMs: 50 }), async () => { await sleep(200); return { status: 200 } }),
-    'a ttl that is over in the last step': (client, one) => client.job(options(one, { ttlMs: 200 }), (job) =>
-      job.finish(async () => { await sleep(400); return { status: 200 } }).then(() => undefined)),
-    'a status that no response has': (client, one) => client.request(options(one), () => ({ status: 99 })),
-    'a status that no record has': (client, one) => client.request(options(one), () => ({ status: 600 })),
-    'a scope that is too long': (client, one) => client.request({ scope: 'x'.repeat(513), key: one }, () => assert.fail('it ran')),
-    'a key that is too short': (client) => client.request(options('short'), () => assert.fail('it ran')),
-  }
-  const wrong: unknown[] = []
-  for (const [fault, run] of Object.entries(faults)) {
-    const ends: string[] = []
-    for (const client of [world.client(), new MemoryIdempotency()] as Client<any>[]) {
-      const one = key()
-      const end = await run(client, one).then((result) => `status ${(result as { status?: number } | undefined)?.status}`,
-        // A claim is lost by the clock, or by a heartbeat.
-        (error: unknown) => (error instanceof TransactionEnded || error instanceof ClaimLost ? names(error) : `${names(error)} ${codeOf(error) ?? ''}`))
-      const seen = [await client.lookup('scope', one).then((row) => row?.state, () => 'no key'), await client.onceAt('swallowed', 'token')]
-      ends.push(JSON.stringify([end, ...seen]))
+/** As the contract names it: the members in snake case, and small numbers as numbers. */
+function plain(given: any): any {
+  if (typeof given === 'bigint') return Number(given)
+  if (typeof given !== 'object' || given === null) return given
+  return Object.fromEntries(Object.entries(given).map(([name, value]) => [name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`), plain(value)]))
+}
+
+/** What is expected and not found, of the members that are named. */
+function differs(found: any, expected: any): boolean {
+  if (expected === null) return false
+  if (typeof expected !== 'object') return found !== expected
+  return Object.entries(expected).some(([name, value]) => found?.[name] !== value)
+}
+
+/** Whether an error has one of these SQLSTATEs or classes. */
+const raised = (error: unknown, expected: string | string[] | null): boolean =>
+  expected === null || [expected].flat().some((one) => one === codeOf(error) || one === (error as Error).constructor.name)
+
+async function perform(client: Client<any>, run: Run, scope: string, one: string): Promise<any> {
+  const filled = (given: object): any => JSON.parse(JSON.stringify(given).replaceAll('$key', one))
+  const handler = (target: object, job?: any) => async () => {
+    for (const [name, ...rest] of run.do) {
+      if (name === 'never') assert.fail('it ran')
+      else if (name === 'throw') throw new Error('thrown')
+      else if (name === 'sleep') await sleep(rest[0] * 1000)
+      else if (name === 'step') assert.equal(await job.step(rest[0], () => rest[1]), rest[2])
+      else {
+        const [given, expected] = rest
+        const found = await call(target, [name, filled(given)]).then(plain, (error: unknown) => {
+          if (!expected?.raises || !raised(error, expected.raises)) throw error
+          return expected
+        })
+        if (differs(found, expected)) assert.fail(`${name} gives ${JSON.stringify(found)}`)
+      }
     }
-    if (ends[0] !== ends[1]) wrong.push([fault, ...ends])
+    return run.answer ?? { status: 200 }
   }
-  assert.deepEqual(wrong, [])
+  const options = { scope, key: one, method: 'POST', path: run.path ?? '/', ttlMs: run.ttl_ms }
+  switch (run.in) {
+    case 'request': return client.request(options, (tx) => handler(client.on(tx))())
+    case 'transaction': return client.transaction((tx) => handler(client.on(tx))())
+    case 'job': return client.job(options, (job) => handler(client, job)())
+    default: return client.job(options, (job) => job.finish((tx) => handler(client.on(tx))()).then(() => undefined))
+  }
+}
+
+for (const { name, scope, key: given, runs, state, kept } of cases) {
+  test(`server and double: ${name}`, async () => {
+    for (const [where, client] of [['server', world.client()], ['double', new MemoryIdempotency()]] as [string, Client<any>][]) {
+      const one = given ?? key()
+      const owner = valueOf(scope ?? 'scope') as string
+      for (const [number, run] of runs.entries()) {
+        const said = `${where}, run ${number + 1}`
+        const end = await perform(client, run, owner, one).then((result) => plain(result), (error: unknown) => ({ error }))
+        if ('raises' in run.ends) assert.ok(end.error && raised(end.error, run.ends['raises'] as string), `${said}: ${String(end.error ?? JSON.stringify(end))}`)
+        else assert.ok(!end.error && !differs(end, run.ends), `${said}: ${String(end.error?.stack ?? JSON.stringify(end))}`)
+      }
+      const row = await client.lookup(owner, one).catch(() => null)
+      assert.deepEqual([row?.state ?? null, await client.onceAt(one, 'effect') !== null], [state, kept], where)
+    }
+  })
+}
+
+test('an argument that is not even sent does not end the transaction', async () => {
+  for (const client of [world.client(), new MemoryIdempotency()] as Client<any>[]) {
+    const result = await client.request({ scope: 'scope', key: key() }, async (tx) => {
+      await assert.rejects(client.on(tx).once(7 as never, 'token'), TypeError)
+      return { status: 200 }
+    })
+    assert.equal(result.status, 200)
+  }
 })

@@ -1,5 +1,5 @@
 """
-What the core needs of an ORM: a session over one of its connections.
+The interface between the core and an ORM: a session over one of its connections.
 
 A subclass begins, sends, commits and rolls back as its ORM does.  This class keeps the
 promises that all of them share: no success after an error that the handler has caught,
@@ -32,20 +32,20 @@ class AdapterSession:
         self.lost = False
         self._schema = schema
 
-    # What a subclass has.  Each can be a coroutine.
+    # The methods of a subclass.  Each can be a coroutine.
 
     def _begin(self) -> Any:
         """Begin a transaction, and return what the handler gets."""
         raise NotImplementedError
 
     def _flush(self) -> Any:
-        """Write what the handler has left to the ORM to write."""
+        """Write the pending changes of the ORM."""
 
     def _commit(self) -> Any:
         raise NotImplementedError
 
     def _rollback(self) -> Any:
-        """Also where nothing has begun, or the connection is gone; it raises nothing."""
+        """Works if no transaction has begun or the connection is gone, and raises no error."""
         raise NotImplementedError
 
     def _statements(self) -> Any:
@@ -60,7 +60,7 @@ class AdapterSession:
         """The connection of a synchronous driver, or None."""
         raise NotImplementedError
 
-    # What the core calls.
+    # The methods that the core calls.
 
     async def perform(self, statement: Statement[T]) -> T:
         await self.rollback()
@@ -91,7 +91,7 @@ class AdapterSession:
         return await self._sent(lambda: execute(self._statements(), statement, self._schema))
 
     async def _sent(self, call: Callable[[], Any]) -> Any:
-        """What the call returns.  Notes a connection that is lost, and an error that the handler has caught."""
+        """The return value of the call.  Notes a connection that is lost, and an error that the handler has caught."""
         try:
             return await maybe_await(call())
         except Exception as error:
@@ -105,7 +105,7 @@ class AdapterSession:
         return False                        # the next statement fails
 
     async def abort(self) -> None:
-        """The link is cut: a thread that waits for a statement finds its end, and the server rolls back."""
+        """Close the link: a thread that waits for a statement gets an error, and the server rolls back."""
         driver = None if self.lost else self._driver()
         self.lost = True
         if driver is None:

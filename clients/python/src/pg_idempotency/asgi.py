@@ -21,7 +21,7 @@ KEY = "pg_idempotency"
 
 
 def install(app: Any, idempotency: AsyncIdempotency | Defaults) -> None:
-    """Guards in the application, and in those that are mounted in it, use this client."""
+    """Guards in the application, and in applications that are mounted in it, use this client."""
     if getattr(app, "middleware_stack", None) is not None:
         raise RuntimeError("the application runs already: install() comes before its first request")
     build = app.build_middleware_stack

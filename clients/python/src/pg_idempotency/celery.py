@@ -64,7 +64,7 @@ class Job:
                 raise RuntimeError(f"the response of the task has the status {result.status}, and was not stored")
             return _value(result)
 
-        # That which delay() checks its arguments with.
+        # delay() checks its arguments with this signature.
         setattr(task, "__signature__", signature.replace(parameters=list(signature.parameters.values())[1:]))
         return task
 

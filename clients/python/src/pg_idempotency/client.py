@@ -1,4 +1,4 @@
-"""Idempotency and AsyncIdempotency: what users hold in their hands."""
+"""Idempotency and AsyncIdempotency, the clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 class SyncJob(Job):
     def step(self, name: str, function: Callable[[Step], T]) -> T:
-        """Run it once over all attempts.  What it returns is kept as JSON."""
+        """Run it once over all attempts.  Its value is kept as JSON."""
         return run(self._step(name, function))      # type: ignore[no-any-return]
 
     def finish(self, function: Callable[[Any], Response]) -> Result:
@@ -31,7 +31,7 @@ class SyncJob(Job):
 
 class AsyncJob(Job):
     def step(self, name: str, function: Callable[[Step], Awaitable[T]]) -> Coroutine[Any, Any, T]:
-        """Run it once over all attempts.  What it returns is kept as JSON."""
+        """Run it once over all attempts.  Its value is kept as JSON."""
         return self._unawaited.follow("job.step", lambda: self._step(name, function))
 
     def finish(self, function: Callable[[Any], Awaitable[Response]]) -> Coroutine[Any, Any, Result]:
@@ -40,7 +40,7 @@ class AsyncJob(Job):
 
 
 class OnHandle(SyncFunctions):
-    """The functions on a connection of the user's, in the transaction it is in."""
+    """The functions on the user's connection, in its current transaction."""
 
     def __init__(self, handle: Any, schema: str, core: Core) -> None:
         if inspect.iscoroutinefunction(getattr(handle, "execute", None)):
@@ -61,7 +61,7 @@ class AsyncOnHandle(AsyncFunctions):
 
 def servers_of(source: Any, schema: str, shards: Callable[[str], Any] | None, runtime: Runtime,
                max_waiters: int | None) -> Servers:
-    """With shards the source is their router's."""
+    """If there are shards, the source is their router."""
     def make_server(source: Any) -> Server:
         make_backend = getattr(source, "backend", None)
         return Server(make_backend(schema, runtime.asynchronous) if callable(make_backend)
@@ -81,7 +81,7 @@ def check_ttl(ttl: Interval, ms: float | None = None) -> None:
 
 
 class Defaults:
-    """What a client was made with, and what both kinds do with it."""
+    """The options of a client, and the code that both kinds share."""
 
     core: Core
     job_class: type[Job]
@@ -103,7 +103,7 @@ class Defaults:
              lease: Interval = None, lease_ms: float | None = None, timeout: Interval = None,
              timeout_ms: float | None = None, store: Callable[[int], bool] = stores,
              max_response_size: int | None = None, as_text: bool = False) -> Call:
-        """A request, with the defaults where nothing else was said."""
+        """A request, with the client's defaults for the options that are None."""
         if not isinstance(scope, str) or not scope:
             raise TypeError(f"scope is the user or tenant that the key belongs to, a str, not {scope!r}")
         if ttl is not None or ttl_ms is not None:
@@ -126,7 +126,7 @@ class Idempotency(Defaults, SyncFunctions):
     source is a pool with .connection(), a function that returns a connection
     in a context manager, a connection string, or an adapter such as
     pg_idempotency.sqlalchemy.SQLAlchemy.  Each method is a transaction
-    of its own; on(handle) has those for a transaction of yours.
+    of its own; on(handle) has the same methods for your transaction.
 
     With several servers, source is the router's.  shards(conninfo) is called
     once for each connection string that the router names, which has no user and

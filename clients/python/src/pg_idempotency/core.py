@@ -42,7 +42,7 @@ ENDED_WAITS = {"57014", "55P03"}
 """By statement_timeout, by lock_timeout."""
 IN_DOUBT_WAIT = "5 seconds"
 ANSWER_LIMIT = 30.0
-"""Seconds that the server has for an answer that waits for no other transaction: a silent proxy would take for ever."""
+"""Seconds until the client closes a connection whose server does not answer a statement that waits for no other transaction."""
 SESSION_ENDED = "the server ended the session of the handler's transaction"
 MAX_ERROR = 1000
 NO_LINE = re.compile(r"[\r\n\0]")
@@ -52,7 +52,7 @@ NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 @dataclass(frozen=True)
 class Response:
-    """What a handler returns: a status, a body as it is to be stored, headers."""
+    """The return value of a handler: a status, a body as it will be stored, headers."""
 
     status: int = 200
     body: str | bytes | None = None
@@ -60,7 +60,7 @@ class Response:
 
     def __post_init__(self) -> None:
         if isinstance(self.status, bool) or not isinstance(self.status, int) or not 100 <= self.status <= 599:
-            raise TypeError(f"the status of a response is a number from 100 to 599, not {self.status!r}")
+            raise TypeError(f"the status of a response is 100 to 599, not {self.status!r}")
         if self.body is not None and not isinstance(self.body, (str, bytes)):
             raise TypeError(f"the body of a response is a str or bytes, not a {type(self.body).__name__}; "
                             "Response.json() takes a document")
@@ -70,7 +70,7 @@ class Response:
     @classmethod
     def json(cls, document: Any, status: int = 200, headers: Headers | None = None, *,
              default: Callable[[Any], Any] = as_json) -> Response:
-        """default(value) returns what json.dumps() is to make of a value that it does not know: by default, of Decimal
+        """default(value) converts a value that json.dumps() does not know: by default, it returns for Decimal
         and UUID their text, and of dates and times that of ISO 8601."""
         return cls(status, json_text(document, "the document of the response", default),
                    {"Content-Type": "application/json", **(headers or {})})
@@ -78,7 +78,7 @@ class Response:
 
 @dataclass(frozen=True)
 class Result:
-    """What request() and job() return.
+    """The return value of request() and job().
 
     outcome is "new", "replay" or "erased"; stored says whether a duplicate
     will get this response, which one that is too large is not; replayed
@@ -94,7 +94,7 @@ class Result:
 
 
 NOT_STORED = {401, 403, 408, 425, 429}
-"""They say something of the sender or of the moment, and not of the request."""
+"""These statuses depend on the sender or on the time, not on the request."""
 
 
 def stores(status: int) -> bool:
@@ -110,7 +110,7 @@ def problem(type: str, title: str, status: int, detail: str) -> Response:
 
 @dataclass(eq=False)
 class Call:
-    """What names a request, and how long things last."""
+    """The names and the time limits of a request."""
 
     scope: str
     key: str
@@ -139,7 +139,7 @@ class Call:
 
     def commits(self, status: int) -> bool:
         """Whether a response with this status commits, or rolls back and is not stored.  A success always commits, as
-        its client goes on from there; an error of the server never does."""
+        its client continues from there; an error of the server never commits."""
         return status < 300 or status < 500 and self.store(status)
 
     def claim(self, wait: bool) -> Statement[HeldClaim]:
@@ -149,7 +149,7 @@ class Call:
 
     def complete(self, session: Session, response: Response, token: int | None,
                  limit: int) -> tuple[Statement[bool], bool]:
-        """With the response, and whether that is whole: or with a document that says that it was too large."""
+        """The statement that stores the response, and whether it stores all of it: a document replaces a response that is too large."""
         if self.as_text and isinstance(response.body, bytes) and session.stores_utf8 and b"\0" not in response.body:
             try:
                 response = replace(response, body=response.body.decode())
@@ -262,11 +262,11 @@ class Core:
         self._lock = threading.Lock()
 
     def made(self, statement: Statement[T]) -> Statement[T]:
-        """A statement on a handle of the user's, as it is sent."""
+        """A statement on the user's handle, as it is sent."""
         return self.servers.pinned(self.telemetry.traced(statement))
 
     async def perform(self, statement: Statement[T]) -> T:
-        """A function of the user's, in a transaction of its own."""
+        """Call a function of the extension in a transaction of its own."""
         statement = self.telemetry.traced(statement)
         name = statement.function.removeprefix("idem_") + "()"
         refuse_nested(self.servers.source, name, f"on(tx).{name}")
@@ -277,14 +277,14 @@ class Core:
 
     async def perform_for_scope(self, scope: str, make: Callable[[Session], Statement[T]],
                                 wait_for_move: bool = True, limit: float | None = None) -> T:
-        """Perform it on the server of the scope.  What may have been done is not done again."""
+        """Perform it on the server of the scope.  A statement that the server may have executed is not sent again."""
         async with self._opened(scope, lambda server, session: session.perform(self.servers.pinned(make(session))),
                                 limit, repeats=False, wait_for_move=wait_for_move) as (_, result):
             found: T = result
             return found
 
     async def _answered(self, session: Session, send: Callable[[], Any], limit: float | None) -> Any:
-        """What the server answers.  If there is no answer for that long, the connection is closed and TimedOut is raised."""
+        """The server's answer.  If there is none within the limit, close the connection and raise TimedOut."""
         silent = False
 
         async def abort() -> None:
@@ -323,7 +323,7 @@ class Core:
                 moved = scope_is_elsewhere(error)
                 dead = dead or not reached and connection_lost(error)
                 if moved or not reached:
-                    # The map may have another address now: of one where nobody is, a pool says that it is exhausted.
+                    # The map may have another address now: if no server listens at this one, the pool reports that it is exhausted.
                     self.servers.forget(scope, moved)
                 if last or isinstance(error, TimedOut) or not (moved or dead and repeats):
                     raise
@@ -332,7 +332,7 @@ class Core:
     @asynccontextmanager
     async def _opened(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None = ANSWER_LIMIT,
                       repeats: bool = True, wait_for_move: bool = True) -> AsyncIterator[tuple[SessionLease, Any]]:
-        """A session where the scope lives, and what the first statement in it brought.
+        """A session where the scope lives, and the result of the first statement in it.
 
         Nothing else has run then.  So it is sent again where the scope has moved
         away, and with repeats also where the connection was dead: a pool may
@@ -347,7 +347,7 @@ class Core:
             await session_lease.detach().aclose()
 
     async def _handled(self, session_lease: SessionLease, deadline: Deadline, handler: Callable[[Any], Any]) -> Any:
-        """What the handler returns, within its time."""
+        """The return value of the handler, within its time limit."""
         session = session_lease.session
 
         async def returned() -> Any:
@@ -503,7 +503,7 @@ class Core:
             if claim.outcome == "new":
                 return await self._run(call, session_lease, claim, deadline, handler)
             if session_lease.server.backend.is_pool:
-                # Rolled back behind the caller: nobody who gets a replay waits for that.
+                # Rolled back after the answer, so that a replay does not wait for it.
                 await self.runtime.defer(session_lease.detach().aclose)
         return answer(claim, call.progress)
 
@@ -543,7 +543,7 @@ class Core:
 
     async def _ended(self, call: Call, session: Session, claim: HeldClaim, response: Response) -> None:
         """The handler has ended the transaction by hand.  If it was committed,
-        so was the claim: store the response, so that nobody runs it again."""
+        so was the claim: store the response, so that no retry runs the handler again."""
         if session.lost:
             raise TransactionEnded("the connection was lost in the handler, which did not say so")
         try:
@@ -577,7 +577,7 @@ class Core:
         deadline = job._deadline
         try:
             if time.monotonic() - started > job._lease / 3:
-                # It has waited, nobody knows until when: count from here.
+                # The claim has waited for an unknown time: count the lease from here.
                 await job._renewed("heartbeat")
             background = [self.runtime.start(job._heartbeat_loop), self.runtime.start(job._watch_lease)]
             with self.telemetry.span("handler"):
@@ -604,7 +604,7 @@ class Core:
 
 
 def _as_json(name: str, found: Any) -> Any:
-    """What a step has returned, as it will be read again."""
+    """The value of a step, as it will be read again."""
     try:
         text = json.dumps(found, ensure_ascii=False, allow_nan=False)
         text.encode()                       # no half of a surrogate pair
@@ -617,8 +617,8 @@ def _as_json(name: str, found: Any) -> Any:
 
 
 class Step:
-    """What the function of a step is given: key, the same in all attempts, to
-    send to the other side; lost, an event that is set when the claim is."""
+    """The argument of a step's function: key, the same in all attempts, to
+    send to the other side; lost, an event that is set when the claim is lost."""
 
     def __init__(self, key: str, lost: Any) -> None:
         self.key = key
@@ -658,7 +658,7 @@ class Job:
                 try:
                     return await self._core.perform_for_scope(self.scope, make, wait_for_move, ANSWER_LIMIT)
                 except Exception as error:
-                    # With its token a call may be sent again.  What a step has done is not given up so soon.
+                    # A call with its token can be sent again.  Do not lose the work of a step for one lost connection.
                     if last or not (connection_lost(error) or isinstance(error, TimedOut)
                                     or self._running and pool_exhausted(error)):
                         raise
@@ -673,7 +673,7 @@ class Job:
             raise
 
     async def _while_held(self, attempt: Callable[[int], Any]) -> Any:
-        """What a step has done is not given up because its scope is being moved, as long as the lease lasts."""
+        """Retry while the scope is being moved, until the lease ends, so that the work of a step is not lost."""
         until = self._until
         while True:
             try:
@@ -745,7 +745,7 @@ class Job:
 
     async def _finish_once(self, function: Callable[[Any], Any]) -> Result:
         core, call = self._core, self._call
-        # Still the holder?  From here to the end nobody can take over.
+        # Check that this attempt still holds the claim.  From here to the end no other attempt can take over.
         heartbeat = core.servers.pinned(self._statement("heartbeat", lease=call.lease, lease_ms=call.lease_ms))
         async with core._opened(call.scope, lambda server, session: session.begin(heartbeat)) as (session_lease, _):
             session = session_lease.session

@@ -23,7 +23,7 @@ __all__ = ["Django"]
 
 
 class Django:
-    """What a client is made with: the alias of one of settings.DATABASES."""
+    """The source of a client: the alias of one of settings.DATABASES."""
 
     def __init__(self, using: str = "default") -> None:
         self.using = using
@@ -51,7 +51,7 @@ class DjangoBackend:
             yield session
         finally:
             await session.rollback()
-            if threading.current_thread().name == THREAD:       # whose connection nobody else closes
+            if threading.current_thread().name == THREAD:       # no other code closes its connection
                 connection.close()
 
 

@@ -1,9 +1,9 @@
 """
-Errors: classes for what a caller has to tell apart.
+Errors: a class for each case that callers handle.
 
-Those of the extension carry its SQLSTATE, and the driver's error as their
-cause.  The others are this client's own.  What is none of these comes as the
-driver raised it.
+Errors of the extension carry its SQLSTATE, and the driver's error as their
+cause.  The others are this client's own.  All other errors are raised as the
+driver raised them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class IdempotencyError(Exception):
 
     sqlstate: str | None = None
     detail: str | None = None
-    """What is wrong, as the server says it."""
+    """The server's detail."""
     hint: str | None = None
-    """What to do."""
+    """The server's hint."""
 
 
 class KeyInvalid(IdempotencyError):
@@ -128,7 +128,7 @@ def _field(error: BaseException, name: str) -> str | None:
 
 
 def restated(kind: type[E], error: BaseException) -> E:
-    """An error of the database as one of ours."""
+    """An error of the database as an error of this package."""
     made = kind(str(error).partition("\n")[0])
     made.__cause__ = error
     made.detail, made.hint = _field(error, "detail"), _field(error, "hint")
@@ -136,7 +136,7 @@ def restated(kind: type[E], error: BaseException) -> E:
 
 
 def from_call(error: BaseException, function: str, schema: str) -> IdempotencyError | None:
-    """See from_error(), for an error of a call of one of the extension's functions."""
+    """As from_error(), for an error of a call of one of the extension's functions."""
     state = sqlstate(error)
     if state in ("42883", "3F000") and (state == "3F000" or f"{function}(" in str(error)):
         missing = restated(NotInstalled, error)

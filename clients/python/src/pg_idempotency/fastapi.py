@@ -33,7 +33,7 @@ __all__ = ["Access", "Guard", "IdempotencyMiddleware", "install"]
 
 REQUEST, RESPONSE, BACKGROUND = "pg_idempotency_request", "pg_idempotency_response", "pg_idempotency_background"
 ASKED = {REQUEST: Request, RESPONSE: Response, BACKGROUND: BackgroundTasks}
-"""What a guard needs, and asks FastAPI for, where the endpoint does not."""
+"""A guard needs these, and asks FastAPI for them if the endpoint does not."""
 
 
 class Guard(starlette.Guard):
@@ -57,7 +57,7 @@ class Guard(starlette.Guard):
 
         async def attempt(request: Request, tries: int) -> Any:
             async def with_arguments(**fresh: Any) -> Any:
-                # What a dependency has set for the response.
+                # A dependency may have set these for the response.
                 fresh[names[RESPONSE]].status_code = outer.status_code
                 fresh[names[RESPONSE]].headers.raw.extend(outer.headers.raw)
                 return await call(endpoint, *arguments, **self._own({**named, **fresh}))
@@ -78,7 +78,7 @@ class Guard(starlette.Guard):
 
 
 def _signature(endpoint: Callable[..., Any]) -> inspect.Signature:
-    """What FastAPI finds, with all of ASKED."""
+    """The signature for FastAPI: the endpoint's, with all of ASKED."""
     signature, hints = inspect.signature(endpoint), {}
     with suppress(Exception):                       # of names that are not there yet
         hints = get_type_hints(endpoint, include_extras=True)
@@ -93,7 +93,7 @@ def _signature(endpoint: Callable[..., Any]) -> inspect.Signature:
 
 
 def _names(signature: inspect.Signature) -> dict[str, str]:
-    """By which names an endpoint gets what is ASKED."""
+    """The names of the endpoint's arguments that are ASKED."""
     return {asked: one.name for one in signature.parameters.values() for asked, kind in ASKED.items()
             if isinstance(one.annotation, type) and issubclass(one.annotation, kind)}
 

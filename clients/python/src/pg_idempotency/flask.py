@@ -74,7 +74,7 @@ class IdempotencyMiddleware:
             answer = exchange.refusal(int(status.split()[0]))
             refused[:] = [answer.body]
             start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", list(answer.headers))
-            return refused.clear                    # what the application writes is not sent
+            return refused.clear                    # do not send what the application writes
 
         environ[KEY], environ["wsgi.input"] = exchange, Input(environ["wsgi.input"], exchange)
         found = self.app(environ, start)
@@ -167,7 +167,7 @@ def _response(app: Any, answer: Answer) -> Any:
 
 
 def _path(environ: Environ) -> str:
-    """As it came in, with the query, where the server tells."""
+    """As it came in, with the query, if the server passes it on."""
     for name in ("RAW_URI", "REQUEST_URI"):
         if str(environ.get(name, "")).startswith("/"):
             return f"{environ[name]}"

@@ -36,7 +36,7 @@ def _parsed(text: str | None) -> Any:
     return None if text is None else json.loads(text)
 
 
-# What functions return.  A document is kept as its text, whose numbers keep
+# The values of functions.  A document is kept as its text, whose numbers keep
 # all their digits, and parsed when it is asked for.
 
 @dataclass(frozen=True)

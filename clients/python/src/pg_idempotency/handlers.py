@@ -1,6 +1,6 @@
 """
-Where handlers run: what they may not do while their transaction holds a
-connection, and how long they may take.
+The context of a handler: the calls that it must not make while its transaction holds a
+connection, and its time limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class HandlerContext:
     """A handler that runs, or has run."""
 
     sources: tuple[object, ...]
-    """Whose connection it holds; a router's, too, if it knows of the shard by that."""
+    """The pools of which it holds a connection, and the router that named the shard."""
     outer: HandlerContext | None
     open: bool = True
 
@@ -33,7 +33,7 @@ _current_handler: ContextVar[HandlerContext | None] = ContextVar("pg_idempotency
 
 @contextmanager
 def in_handler(*sources: object) -> Iterator[None]:
-    """A handler runs here.  What it has started, and goes on behind it, finds it closed."""
+    """A handler runs here.  A task or thread that it has started, and that continues after it, sees that the handler is closed."""
     outer = _current_handler.get()
     while outer is not None and not outer.open:
         outer = outer.outer
@@ -48,7 +48,7 @@ def in_handler(*sources: object) -> Iterator[None]:
 
 
 def refuse_nested(source: object, what: str, instead: str) -> None:
-    """What takes a connection of the pool in which the handler that calls it holds one."""
+    """Refuse a call that would take a second connection of the pool while its handler holds one."""
     handler = _current_handler.get()
     while handler is not None:
         if handler.open and any(one is source for one in handler.sources):
@@ -63,7 +63,7 @@ DEFAULT_TIMEOUT: Final = timedelta(minutes=1)
 
 
 def timeout_seconds(timeout: Interval, ms: float | None) -> float | None:
-    """How long handlers may take; None is as long as they like."""
+    """The time limit of handlers; None is no limit."""
     as_interval("timeout", timeout, ms)             # or an error that names it
     if timeout is None and ms is None:
         return None
@@ -75,7 +75,7 @@ def timeout_seconds(timeout: Interval, ms: float | None) -> float | None:
 
 
 class Deadline:
-    """How long a handler may take with all its tries, from when the first begins."""
+    """The time limit of a handler with all its tries; it begins with the first try."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds

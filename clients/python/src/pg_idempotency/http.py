@@ -53,7 +53,7 @@ class StreamingRefused(IdempotencyError):
 
 
 class ScopeInvalid(IdempotencyError):
-    """The scope is none that the server takes."""
+    """The server does not accept this scope."""
 
 
 class RequestTooLarge(IdempotencyError):
@@ -62,7 +62,7 @@ class RequestTooLarge(IdempotencyError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What goes out."""
+    """A response as it is sent."""
 
     status: int
     headers: Sequence[tuple[str, str]]
@@ -106,7 +106,7 @@ class Guard:
     methods: Collection[str] | None = None
     """Requests with other methods run without the guard, and without a transaction of its own.  None: all are guarded."""
     fingerprint: Fingerprint | None = None
-    """What of the body is compared.  A list of JSON pointers ('/meta/traceId') that are left out, or a function of the
+    """The part of the body that is compared.  A list of JSON pointers ('/meta/traceId') that are left out, or a function of the
     framework's request and the body's bytes, which returns bytes or text."""
 
     def __post_init__(self) -> None:
@@ -147,7 +147,7 @@ class Guard:
         return {name.lower(): name for name in self.headers if name.lower() not in NEVER_STORED}
 
     def stored_headers(self, headers: Sequence[tuple[str, str]]) -> dict[str, str | list[str]]:
-        """Of the headers those that are stored; several values of one as a list."""
+        """The headers that are stored; several values of one are a list."""
         found: dict[str, list[str]] = {}
         for name, text in headers:
             stored = self._stored_names.get(name.lower())
@@ -158,7 +158,7 @@ class Guard:
 
 @dataclass
 class Access:
-    """What a guarded handler finds: tx, the connection of its transaction, or
+    """The state of a guarded handler: tx, the connection of its transaction, or
     job in a route that is one; key, which is None where none is required."""
 
     scope: str
@@ -169,7 +169,7 @@ class Access:
 
 class Exchange:
     """A request, from its first byte to the end of its response: what the layer around the application and a
-    guard within it tell each other."""
+    guard within it share."""
 
     def __init__(self, client: Defaults, method: str, path: str, keys: Sequence[str], length: int | None,
                  content_type: str = "", is_encoded: bool = False) -> None:
@@ -178,7 +178,7 @@ class Exchange:
         self.keys = keys
         self.content_type = "" if is_encoded else content_type
         self.limit: int | None = None
-        """Of the bytes that are read."""
+        """The limit of the bytes that are read."""
         self.size = 0
         self.whole = False
         """The body was read to its end."""
@@ -191,7 +191,7 @@ class Exchange:
         self._kept = bytearray() if keys or is_form(self.content_type) else None
 
     def read(self, piece: bytes) -> bytes:
-        """Each piece of the body, when the server hands it over."""
+        """Note a piece of the body when the application reads it."""
         self.size += len(piece)
         if self.keys:
             self._hasher.update(piece)
@@ -242,7 +242,7 @@ class Exchange:
         return self.undone and 200 <= status < 300
 
     def refusal(self, status: int) -> Answer:
-        """What goes out in place of a success that is none."""
+        """The response that replaces a success for work that was rolled back."""
         logging.getLogger("pg_idempotency").error(
             "%s was rolled back, and the application answered %d: 500 was sent", self._name, status)
         return _answer(problem("rolled-back", "Rolled back", 500, "The request failed, and its work was rolled back."))

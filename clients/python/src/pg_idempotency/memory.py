@@ -112,7 +112,7 @@ class OutboxMessage:
 
 
 class Transaction:
-    """A transaction of the double; what a handler is given.
+    """A transaction of the double, which is the argument of a handler.
 
     insert() and rows() keep the effects of the code under test, and undo them
     with the transaction."""
@@ -340,7 +340,7 @@ Handlers = Mapping[str, Callable[[Transaction, Any], Any]]
 
 
 class Store(Monitoring):
-    """What would be the database."""
+    """The data of a double."""
 
     def __init__(self, settings: Settings, handlers: Handlers | None = None) -> None:
         super().__init__()
@@ -849,7 +849,7 @@ class Store(Monitoring):
         return self.last_token
 
     def idem_repair_outbox(self, tx: Transaction) -> int:
-        """Nobody writes to a double's messages by hand."""
+        """Always empty: no user changes the messages of a double by hand."""
         return 0
 
     def idem_abandoned(self, tx: Transaction, older_than: str | None = None) -> list[dict[str, Any]]:

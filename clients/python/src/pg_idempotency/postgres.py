@@ -39,7 +39,7 @@ CANCEL_LIMIT = 2.0
 
 
 def pool_exhausted(error: BaseException) -> bool:
-    """The pool gave none in its time, or takes no more who wait: an OperationalError, too."""
+    """The pool had no connection in time, or too many callers wait for one: an OperationalError, too."""
     return isinstance(error, psycopg.OperationalError) and type(error).__module__.startswith("psycopg_pool")
 
 
@@ -55,7 +55,7 @@ def scope_is_elsewhere(error: BaseException) -> bool:
 
 
 class Session(Protocol):
-    """A connection for a while.  handle is what a handler is given."""
+    """A connection, while it is lent.  handle is the argument of a handler."""
 
     @property
     def handle(self) -> Any: ...
@@ -90,7 +90,7 @@ class Session(Protocol):
     async def rollback(self) -> None: ...
 
     def ended(self) -> bool:
-        """The server has ended it, also where nobody has noticed yet."""
+        """The server has ended the session, even if no statement has failed yet."""
 
     async def abort(self) -> None:
         """Cancel the statement that runs, and close the connection.  Synchronous callers do so from another thread."""
@@ -100,7 +100,7 @@ class Backend(Protocol):
     """Where sessions come from."""
 
     source: Any
-    """Whose are, of two backends, the same pool's."""
+    """Two backends of the same pool have the same source."""
 
     is_pool: bool
     """Takes connections back in any thread or task.  Otherwise they are left where they were entered."""
@@ -113,7 +113,7 @@ class Backend(Protocol):
 
 
 def _cursor(connection: Any) -> Any:
-    """A plain cursor, whatever the user has made of his connection's own."""
+    """A plain cursor, independent of the connection's cursor_factory and row_factory."""
     if isinstance(connection, psycopg.AsyncConnection):
         return psycopg.AsyncCursor(connection, row_factory=tuple_row)
     return psycopg.Cursor(connection, row_factory=tuple_row)
@@ -148,7 +148,7 @@ class PsycopgSession:
         return bool(self._connection.info.parameter_status("server_encoding") == "UTF8")
 
     def _begin_command(self) -> str:
-        """What psycopg would begin a transaction with."""
+        """The command with which psycopg would begin a transaction."""
         words = ["BEGIN"]
         if self._connection.isolation_level is not None:
             level = psycopg.IsolationLevel(self._connection.isolation_level)
@@ -248,7 +248,7 @@ class PsycopgSession:
         return result
 
     async def rollback(self) -> None:
-        """Also where nothing has begun, or the connection is gone.  A connection that does not answer within
+        """Does nothing if no transaction has begun or the connection is gone.  A connection that does not answer within
         ROLLBACK_LIMIT is closed."""
         until = time.monotonic() + ROLLBACK_LIMIT
         try:
@@ -298,7 +298,7 @@ class PsycopgSession:
         await self._close()
 
     async def _cancel_statement(self) -> None:
-        """So that the server ends the transaction at once.  A thread asks for it, which a server that is silent keeps."""
+        """Ask the server to end the statement, so that it rolls back at once.  A thread asks, because a silent server blocks the request."""
         asynchronous = isinstance(self._connection, psycopg.AsyncConnection)
         loop = asyncio.get_running_loop() if asynchronous else None
         done: Any = asyncio.Event() if asynchronous else threading.Event()
@@ -320,7 +320,7 @@ class PsycopgSession:
             await asyncio.wait({asyncio.ensure_future(done.wait())}, timeout=CANCEL_LIMIT)
 
     async def _close(self) -> None:
-        """Also where another thread reads from it, or will: it finds the end, and only then is it closed."""
+        """Safe while another thread reads from the connection: that thread gets the end of the stream before the connection is closed."""
         if isinstance(self._connection, psycopg.AsyncConnection):
             await self._connection.close()
         elif not self.lost:
@@ -427,7 +427,7 @@ async def _connected(conninfo: str) -> AsyncIterator[Any]:
 
 
 async def execute(handle: Any, statement: Statement[T], schema: str) -> T:
-    """Perform a statement on a handle of the user's, in the transaction that it is in."""
+    """Perform a statement on the user's handle, in its current transaction."""
     try:
         if isinstance(handle, (psycopg.BaseConnection, psycopg.Cursor, psycopg.AsyncCursor)):
             # A cursor's results are its owner's: use another one.

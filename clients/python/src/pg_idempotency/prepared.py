@@ -27,7 +27,7 @@ LIST = "SELECT name FROM pg_catalog.pg_prepared_statements"
 
 @lru_cache(maxsize=1000)
 def _named(text: str, count: int) -> tuple[str, str]:
-    """The name for a text, and what prepares it.  A name stands for one text in all programs."""
+    """The name for a text, and the command that prepares it.  A name stands for one text in all programs."""
     name = "idem_" + hashlib.sha256(text.encode()).hexdigest()[:20]
     return name, f"PREPARE {name} AS {text % tuple(f'${number}' for number in range(1, count + 1))}"
 
@@ -59,8 +59,8 @@ class Prepared:
         self.is_in_doubt = False
 
     def to_prepare(self, text: str, count: int) -> str | None:
-        """What prepares a text with that number of %s, if that is to be done now.  It is sent alone: the server keeps the
-        whole query that it came in."""
+        """The command that prepares a text with that number of %s, if now is the time.  Send it alone, because the server keeps
+        the whole query that it is part of."""
         if text not in self._names:
             if len(self._names) < MAX_PREPARED:
                 self._names[text] = None
@@ -71,7 +71,7 @@ class Prepared:
         self._names[text] = _named(text, count)[0]
 
     def call(self, text: str, literals: Sequence[str]) -> str:
-        """What performs the text."""
+        """The command that performs the text."""
         name = self._names.get(text)
         if not self.is_allowed or self.is_in_doubt or name is None:
             return text % tuple(literals)

@@ -83,8 +83,8 @@ class Runtime(Protocol):
         """A threading.Event or an asyncio.Event."""
 
     async def shared(self, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What several ask for at once under a name is made by one after the
-        other, or by one for all; nobody who is cancelled ends it for the rest."""
+        """Callers that ask for the same name at once share one result, or make it one after
+        the other.  The cancellation of one caller does not end the work for the others."""
 
     async def wait(self, event: Any, seconds: float) -> bool:
         """Until the event is set, which is True, or the time is over."""
@@ -97,7 +97,7 @@ class Runtime(Protocol):
 
     async def bounded(self, work: Callable[[], Any], left: float | None, ended: Callable[[], bool],
                       abort: Callable[[], Coroutine[Any, Any, None]]) -> Any:
-        """What the work brings.  When the time that is left is over, or ended()
+        """The result of the work.  When the time that is left is over, or ended()
         is true, which is asked every second: abort(), and None or any error."""
 
 
@@ -145,14 +145,14 @@ class _Watchdog:
             with self._changed:
                 first = min((w.until for w in self._watched), default=float("inf"))
                 self._idle = 0 if self._watched else self._idle + 1
-                # To wake it for each handler would cost more than to look around now and then.
+                # To wake it for each handler would cost more than to look periodically.
                 self._sleeps = self._idle > IDLE_CHECKS
                 self._changed.wait(None if self._sleeps else max(0.0, min(CHECK_INTERVAL, first - time.monotonic())))
                 self._sleeps = False
                 for watched in list(self._watched):
                     if time.monotonic() >= watched.until or watched.ended():
                         self._watched.remove(watched)
-                        # Which may take its time: not here, where the others wait.
+                        # In another thread: it can take seconds, and this one serves all handlers.
                         threading.Thread(target=self._abort, args=(watched,), name=THREAD, daemon=True).start()
 
     @staticmethod
@@ -219,7 +219,7 @@ class SyncRuntime:
 
     async def bounded(self, work: Callable[[], Any], left: float | None, ended: Callable[[], bool],
                       abort: Callable[[], Coroutine[Any, Any, None]]) -> Any:
-        """The work itself cannot be interrupted: it comes back on its own."""
+        """A thread cannot be interrupted: wait until the work returns."""
         watched = _WatchedCall(time.monotonic() + left if left is not None else float("inf"), ended, abort)
         self._watchdog.add(watched)
         try:

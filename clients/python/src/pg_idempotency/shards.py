@@ -32,7 +32,7 @@ UNDEFINED = {"42883", "42P01"}
 
 
 class Waiters:
-    """At most so many of a pool's connections sleep in the database at once."""
+    """Limits the number of a pool's connections that wait in the database at the same time."""
 
     def __init__(self, limit: int) -> None:
         self._free = threading.BoundedSemaphore(limit) if limit > 0 else None
@@ -57,7 +57,7 @@ class Server:
 
 class Servers(Protocol):
     source: Any
-    """Names what handlers hold a connection of."""
+    """The pool whose connection a handler holds."""
 
     async def server_of(self, scope: str | None, until: float) -> Server:
         """The server where the scope lives.  Waits until then while the scope is being moved."""
@@ -72,7 +72,7 @@ class Servers(Protocol):
         """The call, which also pins its scope to the server until the transaction ends."""
 
     def pin(self, scope: str | None) -> Statement[Any] | None:
-        """What pins the scope in a transaction that begins with no call; None where nothing moves."""
+        """The statement that pins the scope in a transaction that begins without a call; None if there is one server."""
 
 
 class OneServer:

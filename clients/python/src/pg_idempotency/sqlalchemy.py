@@ -25,7 +25,7 @@ __all__ = ["SQLAlchemy"]
 
 
 class SQLAlchemy:
-    """What a client is made with: an engine and, for handlers that get a Session, what makes one for a bind."""
+    """The source of a client: an engine and, for handlers that get a Session, a factory of sessions."""
 
     def __init__(self, engine: Any, session: Callable[..., Any] | None = None) -> None:
         self.engine = engine
@@ -43,7 +43,7 @@ class SQLAlchemy:
 
 class SQLAlchemyBackend:
     is_pool = False
-    """Rolled back where they were begun: no thread of ours takes a connection of the engine."""
+    """A transaction is rolled back by the thread that began it: no background thread takes a connection of the engine."""
 
     def __init__(self, source: SQLAlchemy, schema: str) -> None:
         self.source = source

@@ -62,7 +62,7 @@ class Guard(http.Guard):
 
     def _attempt(self, called: Any, request: Request, endpoint: Callable[..., Any], arguments: Sequence[Any],
                  named: Mapping[str, Any]) -> Callable[[Request, int], Awaitable[Any]]:
-        """What runs the endpoint with a request, and the number of the try."""
+        """The function that runs the endpoint with a request, and the number of the try."""
         async def attempt(request: Request, tries: int) -> Any:
             def own(one: Any) -> Any:
                 return request if isinstance(one, Request) else one
@@ -117,7 +117,7 @@ async def call(endpoint: Callable[..., Any], *arguments: Any, **named: Any) -> A
 
 
 async def _whole(response: Any, request: Request, exchange: Exchange) -> Answer:
-    """What an endpoint's response sends, and a response that sends it later, with the background tasks."""
+    """The response of an endpoint, collected, and a response that sends it later, with the background tasks."""
     start: Event = {}
     pieces: list[bytes] = []
     refused: Exception | None = None
@@ -138,7 +138,7 @@ async def _whole(response: Any, request: Request, exchange: Exchange) -> Answer:
         pieces.append(event.get("body", b""))
 
     background, response.background = getattr(response, "background", None), None
-    # What is not kept is not offered: files by name, trailers, push.
+    # Extensions that cannot be stored are not offered: files by name, trailers, push.
     extensions = {name: found for name, found in (request.scope.get("extensions") or {}).items()
                   if not name.startswith("http.response.")}
     try:

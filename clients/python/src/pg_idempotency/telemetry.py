@@ -1,8 +1,8 @@
 """
-What a client says of its calls: to a log, to a hook, and to a tracing library.
+Reports on the calls of a client: to a log, to a hook, and to a tracing library.
 
 The log is "pg_idempotency", at level INFO; its records have the fields of an Outcome but the
-scope, as idempotency_outcome and so on.  A trace goes on in duplicates and consumers: the
+scope, as idempotency_outcome and so on.  A trace continues in duplicates and consumers: the
 traceparent (W3C Trace Context) of a request is stored with its response, in a header that
 never goes out, and put into the headers of messages that are published.
 """
@@ -28,7 +28,7 @@ _NO_SPAN = nullcontext()
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call has ended."""
+    """The end of a call."""
 
     call: str
     """request, job, or transaction, which is a request without a key."""
@@ -44,7 +44,7 @@ class Outcome:
 
 @dataclass(eq=False)
 class Progress:
-    """What becomes of a call that is under way."""
+    """The progress of a call that is running."""
 
     attempt: int = 0
     waited: float = 0.0
