@@ -237,25 +237,6 @@ idem_cursor_next(IdemCursor *cursor, ScanDirection direction,
 }
 
 /*
- * Set the holder of the row that was read with a dirty snapshot.  A row that
- * was read with another snapshot, or no row (NULL), has none.
- */
-void
-idem_set_holder(IdemCursor *cursor, const SnapshotData *dirty)
-{
-	cursor->row_is_pending = dirty != NULL &&
-		TransactionIdIsValid(dirty->xmin);
-	cursor->speculative_token = 0;
-	if (cursor->row_is_pending)
-	{
-		cursor->holder = dirty->xmin;
-		cursor->speculative_token = dirty->speculativeToken;
-	}
-	else
-		cursor->holder = dirty != NULL ? dirty->xmax : InvalidTransactionId;
-}
-
-/*
  * Has this transaction written the row?  A frozen row keeps its xmin, but
  * that number is not compared, because it can be in use again.
  */

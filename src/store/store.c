@@ -113,6 +113,25 @@ open_on(IdemCursor *cursor, IdemTable *table)
 }
 
 /*
+ * Set the holder of the row that was read with a dirty snapshot.  A row that
+ * was read with another snapshot, or no row (NULL), has none.
+ */
+void
+idem_set_holder(IdemCursor *cursor, const SnapshotData *dirty)
+{
+	cursor->row_is_pending = dirty != NULL &&
+		TransactionIdIsValid(dirty->xmin);
+	cursor->speculative_token = 0;
+	if (cursor->row_is_pending)
+	{
+		cursor->holder = dirty->xmin;
+		cursor->speculative_token = dirty->speculativeToken;
+	}
+	else
+		cursor->holder = dirty != NULL ? dirty->xmax : InvalidTransactionId;
+}
+
+/*
  * Close a cursor, and with the last one the table.  The table's lock stays
  * until the transaction ends, as after any statement.
  */
