@@ -4,9 +4,9 @@
  *		Connect sinks without blocking the event loop.
  *
  * librabbitmq and librdkafka wait while they connect.  A thread does that, and
- * the loop continues with the other sinks.  Until it has ended, only the thread
- * uses the sink's "state".  It ends by itself after the sink's "timeout", so a
- * relay that ends does not wait for it; see relay_end().
+ * the loop continues with the other sinks.  Until the thread has ended, only
+ * it uses the sink's "state".  It ends by itself after the sink's "timeout",
+ * so a relay that ends does not wait for it; see relay_end().
  *
  * A sink's "connecting" is the RelayConnecting, which belongs to the thread
  * until it has written to "fd".  dispatch.c calls this file.

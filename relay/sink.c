@@ -13,10 +13,10 @@
  *		messages, preferably new ones, chosen at random.  A message is bad if
  *		others are delivered between its failures, and holds nothing then.
  *	-	If the connection ends with several messages in flight, any of them can
- *		be the cause.  They are handed over again, half as many at a time, until
- *		the cause is in flight alone.  Only a message that is in flight alone
- *		when the connection ends has failed.  From then on it is handed over
- *		alone, and others go between two such messages.
+ *		be the cause.  They are handed over again, half as many at a time,
+ *		until the cause is in flight alone.  Only a message that is in flight
+ *		alone when the connection ends has failed.  From then on it is handed
+ *		over alone, and others go between two such messages.
  *
  * The end of a connection with one message in flight says nothing of the sink,
  * which accepted the connection.  So the sink connects again at once, or after

@@ -42,8 +42,8 @@ typedef struct RelayRecord
 #define RELAY_RECORDS	1024	/* messages of a sink that are remembered */
 
 /*
- * A kind of sink.  Only connect() is allowed to wait, no longer than the sink's
- * "timeout" for each step.
+ * A kind of sink.  Only connect() is allowed to wait, for each step no longer
+ * than the sink's "timeout".
  */
 typedef struct RelaySinkType
 {
