@@ -243,7 +243,7 @@ DECLARE
 	wanted CONSTANT int := coalesce(max_messages, 100);
 	attempts_allowed CONSTANT int := @S@.idem_p_setting('outbox_max_attempts')::int;
 	-- A call that has something to return parks a page at most.  One that has not goes on with
-	-- larger pages, because what is due can be behind all that is to be parked.
+	-- larger pages, because due messages can be behind all that it must park.
 	page int := 200;
 	may_park int := 20000;
 	may_die int := 1000;
@@ -387,7 +387,7 @@ BEGIN
 			page := page * 4;
 			CONTINUE;
 		END IF;
-		-- What has been parked is to be committed.
+		-- What has been parked must be committed.
 		IF is_parking OR deadline IS NULL OR clock_timestamp() >= deadline THEN
 			RETURN;
 		END IF;

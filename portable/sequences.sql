@@ -97,7 +97,7 @@ BEGIN
 			RETURN (decision.outcome, decision.last_seq, decision.version)::@S@.idem_append_result;
 		END;
 		IF NOT is_locked THEN
-			-- What rests on a number that nobody is changing needs no lock.
+			-- An answer that rests on a number that nobody is changing needs no lock.
 			IF decision.outcome IN ('overlap', 'gap') AND decision.last_seq > 0
 				AND NOT @S@.idem_p_is_appending(aggregate, client_id)
 			THEN

@@ -27,7 +27,7 @@ COMMENT ON TABLE @S@.idem_p_configuration IS
 
 SELECT pg_catalog.pg_extension_config_dump('idem_p_configuration', '');
 
--- What the columns are called in pg_extension, whether or not this is one.
+-- The columns of pg_extension, whether or not this is an extension.
 CREATE VIEW @S@.idem_p_extension AS
 	SELECT 0::pg_catalog.oid AS oid, 'idempotency'::pg_catalog.name AS extname, c.relowner AS extowner,
 		c.relnamespace AS extnamespace, (SELECT i.version FROM @S@.idem_p_installation AS i) AS extversion
