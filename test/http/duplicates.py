@@ -88,7 +88,7 @@ def await_claim(world, key):
 
 
 def await_holder(world, count=1):
-    """Until so many sessions wait for the locked table."""
+    """Wait until "count" sessions wait for the locked table."""
     deadline = time.monotonic() + 20
     while world.value("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'payments'::regclass") < count:
         if time.monotonic() > deadline:

@@ -98,7 +98,7 @@ def half_a_body(world):
 
 
 class Moment:
-    """Comes after so many messages; no other one passes then."""
+    """Happens after "count" messages, and blocks all later ones."""
 
     def __init__(self, proxy, count):
         self.come = threading.Event()

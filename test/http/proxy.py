@@ -131,8 +131,8 @@ def exactly(source, length):
 
 
 class Proxy:
-    """asked(link, query) and done(link, tag) answer whether the message goes
-    on; where not, the connection ends there."""
+    """asked(link, query) and done(link, tag) return whether to forward the
+    message.  If not, the connection ends."""
 
     def __init__(self, port=None):
         self.upstream = port

@@ -176,8 +176,8 @@ def lost_without_disk(world):
 
 
 def without_disk(world):
-    """The broker's alarm: no attempt is counted, others go on, and a relay ends
-    when it is told to."""
+    """During the broker's alarm, no attempt is counted, other sinks continue, and
+    a relay ends when it gets SIGTERM."""
     start(world)
     connection, channel = broker.channel()
     channel.queue_declare('orders', durable=True)

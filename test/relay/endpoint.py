@@ -1,4 +1,4 @@
-# An endpoint of webhooks that answers as it is told.
+# An endpoint of webhooks whose answers a test sets.
 
 import base64
 import contextlib

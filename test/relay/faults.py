@@ -68,7 +68,7 @@ class Publisher(Background):
         connection = psycopg2.connect('')
         while self.done < SIZE and not self.ending.is_set():
             with connection, connection.cursor() as cursor:
-                # What a commit that was cut off has done, it has done.
+                # A commit without an answer might have succeeded, so count the rows.
                 cursor.execute('SELECT count(*) FROM published')
                 self.done = cursor.fetchone()[0]
                 key = 'k%d' % self.random.randrange(KEYS)
@@ -117,7 +117,7 @@ class Consumer(Applier, Background):
         amqp.broker.start()
 
     def work(self):
-        # What an open connection has not confirmed, nobody else gets.
+        # No other consumer gets the messages that an open connection has not confirmed.
         with contextlib.closing(psycopg2.connect('')) as database:
             connection, channel = amqp.broker.channel()
             try:
@@ -253,7 +253,7 @@ def everything_breaks(world, consumer_class):
         if fault == 'kill':
             victim = chance.randrange(2)
             relays[victim].kill()
-            # Whoever restarts it may have to wait for the broker.
+            # start() might have to wait for the broker.
             relays[victim] = start()
         elif fault == 'stop':
             consumer.stop_broker()

@@ -177,8 +177,8 @@ def tells_systemd(world):
     os.unlink(path)
 
 
-# What the steps of README.md call as root, for a user who is not.  The service
-# manager gives the file to the relay as the unit says.
+# Stand-ins for the commands that the steps of README.md run as root.  The stand-in of
+# the service manager gives the file to the relay as the unit says.
 ROOT = r"""
 useradd() { echo "$@" | grep -q ' idem-relay$'; }
 install() { command install -m "$2" "$5" "$6"; }

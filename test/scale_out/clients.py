@@ -1,10 +1,10 @@
 """
-The clients with several shards: the same for each language, whose program
-(client.mjs, client.py) does what it is told.
+Tests of the clients with several shards, which are the same for each language.
+A program in the language (client.mjs, client.py) runs the commands of the tests.
 
-Each does requests, jobs and transactions on the shard that a scope lives on,
-and asks the router for what concerns several.  The scenarios of SCENARIOS are
-for one client each, those of TOGETHER for all of them at once.
+Each client runs requests, jobs and transactions on the shard of a scope, and
+calls that concern several scopes on the router.  The scenarios of SCENARIOS are
+for one client each, and those of TOGETHER for all clients at once.
 """
 
 import itertools
@@ -24,7 +24,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.join(HERE, '..', '..')
 SECONDS = 10                    # of a load; the runner sets it
 SEEDS = itertools.count(1)      # one for each load; the runner sets the first
-# What a scope that moves may answer, and a shard that crashes.
+# The errors that are allowed while a scope moves, and while a shard crashes.
 MOVING = {'ScopeMoving', 'InProgress'}
 CRASHING = {'ClaimLost', 'ClaimNotFound'}
 ELSEWHERE = 'does not live on this shard'
@@ -112,7 +112,7 @@ class Client:
 
 
 class Stop:
-    """Where a handler stops, until it is told to go on."""
+    """A place where a handler stops until the test continues it."""
 
     numbers = itertools.count()
 
@@ -649,7 +649,7 @@ def lost_connections(servers, client, scopes, start):
         if not client.notices:
             count += lost(client.request, scope=scope, key=next(keys))
         count += done('request', 1)
-        # Dead before anything has run: the same call goes on.
+        # If a connection was dead before anything ran, the same call continues.
         for verb in ('request', 'job', *client.unkeyed):
             client.counted()
             restart()
@@ -664,7 +664,7 @@ def lost_connections(servers, client, scopes, start):
         restart()
         count += questions(0, lambda: (stop.go(), wait()))
         count += equal(of_key(servers, scope, key), {home: 1}, key)
-        # What a function has done is unknown, so it is not repeated.
+        # It is unknown whether the function took effect, so the client does not repeat it.
         client.counted()
         restart()
         if not client.notices:
@@ -711,7 +711,7 @@ SCENARIOS = (requests, jobs, functions, elsewhere, round_trips, a_move,
 
 
 def duplicates(servers, clients, scopes):
-    """of all languages, one runs, and the others wait for it or are told"""
+    """of the clients of all languages, one runs, and the others wait for it or get an error"""
     count = 0
     for number, first in enumerate(clients):
         scope, key, stop = scopes[number], 'of-all-languages-1', Stop(first)
@@ -779,7 +779,7 @@ def moves_that_do_not_end(servers, clients, scopes):
 
 
 class Worker:
-    """Sends requests and jobs until it is told that they have been done."""
+    """Sends requests and jobs until each of them is confirmed."""
 
     def __init__(self, clients, scopes, number, until, allowed):
         self.clients, self.scopes, self.until = clients, scopes, until

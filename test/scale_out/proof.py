@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """
-Everything at once, with clients that remember what they were told.
+Everything at once, with clients that remember each result.
 
     proof.py WORK SECONDS SEED
 

@@ -21,7 +21,7 @@ APPLICATION = 'app'             # connects to shards
 RELAY = 'relay'                 # consumes the outboxes of shards
 WEB = 'web'                     # connects to the router
 
-# What a shard has of its own, besides the extension.
+# The objects of a shard besides the extension.
 SCHEMA = '''
 CREATE TABLE effects (scope text, key text);
 GRANT INSERT, SELECT ON effects TO app;
@@ -182,7 +182,7 @@ class Servers:
             for shard in self.shards:
                 file.write(self.bouncer.connection(shard.name)
                            + ' connect_timeout=5\n')
-        # What leads past PgBouncer, for moves by replication
+        # Connection strings without PgBouncer, for moves by replication
         self.direct = os.path.join(self.work, 'direct')
         with open(self.direct, 'w') as file:
             for shard in self.shards:

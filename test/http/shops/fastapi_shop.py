@@ -63,7 +63,7 @@ async def bank(key, ms):
 
 app = FastAPI()
 
-# What comes in
+# Requests
 
 BIGINT = 2**63
 

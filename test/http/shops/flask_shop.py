@@ -59,7 +59,7 @@ def bank(key, ms):
 app = Flask(__name__)
 
 
-# What comes in
+# Requests
 
 def user():
     return request.headers.get('X-User') or abort(401, 'who are you?')

@@ -63,7 +63,7 @@ async def bank(key, ms):
                                  'DO UPDATE SET calls = charges.calls + 1', (key,))
 
 
-# What comes in
+# Requests
 
 def user(request):
     name = request.headers.get('x-user')

@@ -1,5 +1,5 @@
-// What the shops of Node share: where the effects are kept, in the database that
-// DATABASE_URL names or, for "memory:", in this process.  Not a shop.
+// The common part of the shops of Node: it keeps the effects in the database that
+// DATABASE_URL names or, for "memory:", in this process.  This file is not a shop.
 
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
