@@ -59,7 +59,7 @@ class Client:
 
     def __init__(self, language, *command, notices=False, **environment):
         self.language = language
-        # That a connection is dead, before it is used
+        # Whether the client notices a dead connection before it uses the connection
         self.notices = notices
         # Transactions without a key: the user's, and a route's where those are
         # not the same
