@@ -1,5 +1,5 @@
-# All at once: relays are killed, the broker or the endpoint too, the database
-# crashes; the consumer applies each message once, in the order of its key.
+# All faults at once: relays, and the broker or the endpoint, are killed, and the
+# database crashes.  The consumer applies each message once, in the order of its key.
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ CREATE TABLE published (key text NOT NULL, n int NOT NULL);
 
 
 class Background(threading.Thread):
-    """Does a step over and over, over connections that may be lost."""
+    """Repeats a step over connections that can be lost."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -105,7 +105,7 @@ class Applier:
 
 
 class Consumer(Applier, Background):
-    """Confirms a message to RabbitMQ after that."""
+    """Applies a message, and then confirms it to RabbitMQ."""
 
     def relay(self, world, *options):
         return amqp.relay(world, *options, '--r.timeout=5s')
@@ -139,7 +139,7 @@ class Consumer(Applier, Background):
 
 
 class Hook(Applier):
-    """Answers a webhook after that, mostly."""
+    """Applies a message, and then usually answers the webhook."""
 
     def __init__(self):
         super().__init__()
@@ -243,7 +243,7 @@ def everything_breaks(world, consumer_class):
     relays = [start(), start()]
     began = time.monotonic()
     for number, fault in enumerate(faults):
-        # Spread over the messages, as far as they have come.
+        # The faults are spread evenly over the messages.
         goal = SIZE * (number + 1) // (len(faults) + 2)
         patience = time.monotonic() + 3
         while progress() < goal and time.monotonic() < patience:
