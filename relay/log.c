@@ -81,6 +81,10 @@ write_line(const char *level, const char *format, va_list args)
 	{
 		if ((unsigned char) *c < ' ' || *c == 0x7f)
 			*c = ' ';
+		/* Terminals obey U+0080 to U+009F, too. */
+		else if ((unsigned char) c[0] == 0xc2 &&
+				 ((unsigned char) c[1] & 0xe0) == 0x80)
+			c[0] = c[1] = '?';
 	}
 	clock_gettime(CLOCK_REALTIME, &now);
 	gmtime_r(&now.tv_sec, &utc);

@@ -286,7 +286,6 @@ relay_end(Relay *relay)
 	}
 	if (relay->restart && relay->phase != RELAY_ABANDONED)
 	{
-		sigprocmask(SIG_UNBLOCK, &relay->signals, NULL);
 		/* The path has the new program after an upgrade. */
 		execv(relay->program, relay->argv);
 		execv("/proc/self/exe", relay->argv);

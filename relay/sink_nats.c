@@ -152,6 +152,9 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 		status = set_options(sink->section, options);
 	if (status == NATS_OK)
 		status = natsOptions_SetTimeout(options, sink->timeout);
+	/* Otherwise a server that does not read would block the loop for ever. */
+	if (status == NATS_OK)
+		status = natsOptions_SetWriteDeadline(options, sink->timeout);
 	if (status == NATS_OK)
 		status = natsOptions_SetClosedCB(options, connection_closed,
 										 nats->mailbox);
