@@ -40,6 +40,7 @@ static void receive(RelaySink *sink);
 static bool process(RelaySink *sink, const PGresult *result);
 static void note_failure(RelayPipeline *pipeline, const PGresult *result);
 static void finish_batch(RelaySink *sink);
+static bool needs_new_connection(const char *state);
 static void report(RelayMessage *message, const char *state,
 				   const char *why);
 
@@ -301,7 +302,7 @@ process(RelaySink *sink, const PGresult *result)
 	if (status == PGRES_PIPELINE_SYNC)
 	{
 		finish_batch(sink);
-		return true;
+		return sink->connected;
 	}
 	if (status == PGRES_FATAL_ERROR && !pipeline->failed)
 	{
@@ -332,7 +333,8 @@ note_failure(RelayPipeline *pipeline, const PGresult *result)
 }
 
 /*
- * The end of a batch is confirmed: report the outcome of its messages.
+ * The end of a batch is confirmed: report the outcome of its messages.  The
+ * sink can be down afterwards.
  */
 static void
 finish_batch(RelaySink *sink)
@@ -343,6 +345,11 @@ finish_batch(RelaySink *sink)
 	bool		only = message && !(message->next &&
 									message->next->tag == message->tag);
 
+	if (pipeline->failed && needs_new_connection(pipeline->state))
+	{
+		relay_sink_down(sink, "%s", pipeline->why);
+		return;
+	}
 	if (!pipeline->failed)
 	{
 		while (message && message->tag == pipeline->received)
@@ -377,6 +384,19 @@ finish_batch(RelaySink *sink)
 	pipeline->failed = false;
 	pipeline->culprit = NULL;
 	pipeline->received++;
+}
+
+/*
+ * Return whether an error can be the fault of the connection, so that all
+ * calls would fail: its prepared statement does not fit a function that has
+ * been replaced (0A000) or is gone (26000), or the server has become a standby
+ * (25006).
+ */
+static bool
+needs_new_connection(const char *state)
+{
+	return strcmp(state, "0A000") == 0 || strcmp(state, "26000") == 0 ||
+		strcmp(state, "25006") == 0;
 }
 
 /*

@@ -152,6 +152,32 @@ def applied_alone(world):
         other.connection.close()
 
 
+def prepared_again(world):
+    """A function that is replaced, or one that removes prepared statements,
+    costs the calls that follow no attempt."""
+    with world.database('other', 'UTF8') as other:
+        other.where = 'dbname=other'
+        other.query(APPLY)
+        relay = postgres(world, other).started()
+        world.publish('orders', '{"n": 0}')
+        world.all_acked(1)
+        other.query('DROP FUNCTION apply')
+        other.query(APPLY[APPLY.index(';') + 1:].replace('void', 'int').replace(
+            'INSERT', "IF payload ? 'forget' THEN DEALLOCATE ALL; END IF; INSERT").replace('END $$', 'RETURN 1; END $$'))
+        for n in range(5):
+            world.publish('orders', '{"n": %d}' % n, 'k%d' % n)
+        world.all_acked(6, 5)
+        world.publish('orders', '{"forget": 1}')
+        world.all_acked(7, 5)
+        for n in range(5):
+            world.publish('orders', '{"n": %d}' % n, 'k%d' % n)
+        world.all_acked(12, 5)
+        equal('counted attempts', world.query('SELECT max(attempt - uncounted_attempts) FROM idem_outbox'), [(1,)])
+        equal('effects', other.query('SELECT count(*) FROM effects'), [(12,)])
+        equal('the status', relay.stop(), 0)
+        other.connection.close()
+
+
 def fans_out(world):
     """One event goes to three webhooks, each with its own order and retries;
     each copy is published once, though relays are killed."""
@@ -240,6 +266,7 @@ def operates(world):
 TESTS = [
     ('postgres: relays and the other server are killed; each effect once, in order', applied_once),
     ('postgres: a call that fails or takes too long fails alone', applied_alone),
+    ('postgres: a function that is replaced is called on a new connection', prepared_again),
     ('outbox: one event goes to three webhooks, each copy once', fans_out),
     ('operators: dead, groups, requeue and status', operates),
 ]
