@@ -42,6 +42,7 @@
 #define ANSWER_SIZE		200		/* bytes of the response that are kept */
 #define ANSWER_LIMIT	65536	/* bytes of the response that are read */
 #define RESPONSE_LIMIT	(1 << 20)	/* likewise, if it completes a claim */
+#define HEADERS_LIMIT	65536	/* bytes; libcurl fails beyond 1 MB */
 
 typedef struct Webhook
 {
@@ -58,6 +59,7 @@ typedef struct Delivery
 	CURL	   *easy;			/* NULL: not begun */
 	RelayText  *body;
 	struct curl_slist *headers;
+	size_t		headers_size;
 	char		answer[ANSWER_SIZE + 1];
 	size_t		length;			/* of "answer" */
 	size_t		read;			/* bytes of the response */
@@ -249,7 +251,8 @@ deliver(RelaySink *sink, RelayMessage *message)
 	{
 		release(webhook, delivery);
 		relay_sink_refused(message, -1, "its headers cannot be sent over "
-						   "HTTP, or are the relay's own");
+						   "HTTP, are the relay's own, or are larger than "
+						   "%d kB", HEADERS_LIMIT / 1024);
 		return;
 	}
 	easy = delivery->easy = curl_easy_init();
@@ -319,8 +322,8 @@ add_headers(Delivery *delivery, const Webhook *webhook)
 }
 
 /*
- * Add the message's own headers.  Returns false if one is not valid in HTTP,
- * or is reserved for the relay.
+ * Add the message's own headers.  Returns false if one is not valid in HTTP or
+ * is reserved for the relay, or if all headers together are too large.
  */
 static bool
 add_message_headers(Delivery *delivery)
@@ -353,7 +356,7 @@ add_message_headers(Delivery *delivery)
 	}
 	relay_text_free(name);
 	relay_text_free(value);
-	return all;
+	return all && delivery->headers_size <= HEADERS_LIMIT;
 }
 
 /*
@@ -371,6 +374,7 @@ add_header(Delivery *delivery, const char *name, const char *value)
 	else
 		relay_text_addf(line, value ? "%s;" : "%s:", name);
 	delivery->headers = curl_slist_append(delivery->headers, line->data);
+	delivery->headers_size += line->len;
 	relay_text_free(line);
 }
 

@@ -95,11 +95,13 @@ def bad_headers(world):
     endpoint = Endpoint()
     bad = [world.publish('t', '1', None, headers) for headers in
            ('{"a b": "c"}', '{"a": "b\\r\\nwebhook-id: x"}', '{"Webhook-Id": "x"}', '{"content-length": "3"}', '{"": "x"}')]
+    bad += [world.publish('t', '1', None, '{"a": "%s"}' % ('x' * size)) for size in (65536, 1200000)]
     good = world.publish('t', '2', None, '{"n": 1, "o": {"p": "}"}, "empty": ""}')
     relay = webhook(world, endpoint.url)
     until('all are answered', lambda: world.outbox(good)[0] == 'acked' and
           all('headers cannot be sent' in (world.outbox(message)[3] or '') for message in bad))
     equal('requests', len(endpoint.requests), 1)
+    equal('pauses', relay.said().count('is paused'), 0)
     headers = endpoint.requests[0].headers
     equal('headers', (headers['n'], headers['o'], headers['empty']), ('1', '{"p": "}"}', ''))
     equal('the status', relay.stop(), 0)
