@@ -269,6 +269,8 @@ deliver(RelaySink *sink, RelayMessage *message)
 	curl_easy_setopt(easy, CURLOPT_USERAGENT, "idem-relay/" RELAY_VERSION);
 	curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, (long) sink->timeout);
 	curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+	/* Otherwise the loop waits for a name server that does not answer. */
+	curl_easy_setopt(easy, CURLOPT_QUICK_EXIT, 1L);
 	/* One connection for each request, so that none ends with another. */
 	curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
 	curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, keep_answer);

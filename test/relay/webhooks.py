@@ -5,6 +5,7 @@ import itertools
 import os
 import re
 import signal
+import subprocess
 import time
 
 from endpoint import Endpoint, signature
@@ -106,6 +107,21 @@ def bad_headers(world):
     equal('headers', (headers['n'], headers['o'], headers['empty']), ('1', '{"p": "}"}', ''))
     equal('the status', relay.stop(), 0)
     endpoint.close()
+
+
+def silent_resolver(world):
+    """A name server that does not answer delays the messages of no other sink."""
+    mock = os.path.join(world.directory, 'resolver_mock.so')
+    subprocess.run(['cc', '-shared', '-fPIC', '-o', mock, os.path.join(os.path.dirname(__file__), 'resolver_mock.c')], check=True)
+    relay = world.relay('--w.sink=webhook', '--w.topics=t', '--w.url=http://silent.test/', '--w.timeout=300ms', '--out.sink=stdout',
+                        '--out.topics=out', environment={'LD_PRELOAD': mock, 'ASAN_OPTIONS': 'verify_asan_link_order=0'}).started()
+    world.publish('t')
+    for n in range(10):
+        time.sleep(0.1)
+        world.publish('out')
+    until('the other sink delivers', lambda: world.states() == {'acked': 10, 'pending': 1}, 4)
+    expect(relay.said(), 'sink "w" is paused' in relay.said())
+    equal('the status', relay.stop(), 0)
 
 
 def in_parallel(world):
@@ -274,5 +290,6 @@ TESTS = [
     ('an endpoint that is not there costs no attempt', not_there),
     ('an endpoint that does not answer costs one', silent),
     ('headers that cannot be sent are refused', bad_headers),
+    ('a webhook whose name server does not answer delays no other sink', silent_resolver),
     ('webhooks fly in parallel, one of a key at a time', in_parallel),
 ]
