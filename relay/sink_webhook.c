@@ -456,11 +456,13 @@ report_outcome(Delivery *delivery, CURLcode code)
 	RelayMessage *message = delivery->message;
 	long		status = 0;
 	long		sent = 0;
+	long		proxy = 0;
 	curl_off_t	after = 0;
 	int64_t		ms;
 
 	curl_easy_getinfo(delivery->easy, CURLINFO_RESPONSE_CODE, &status);
 	curl_easy_getinfo(delivery->easy, CURLINFO_REQUEST_SIZE, &sent);
+	curl_easy_getinfo(delivery->easy, CURLINFO_HTTP_CONNECTCODE, &proxy);
 	curl_easy_getinfo(delivery->easy, CURLINFO_RETRY_AFTER, &after);
 	ms = (int64_t) (after > LONGEST_RETRY ? LONGEST_RETRY : after) * 1000;
 	delivery->answer[delivery->length] = '\0';
@@ -468,6 +470,9 @@ report_outcome(Delivery *delivery, CURLcode code)
 		end_claim(delivery, code, status);
 	else if (status >= 200 && status < 300)
 		relay_sink_delivered(message);
+	else if (status == 0 && proxy >= 300)
+		relay_sink_failed(message, RELAY_UNSENT, 0, "the proxy answered with "
+						  "status %ld", proxy);
 	else if (code != CURLE_OK && sent == 0)
 		relay_sink_failed(message, RELAY_UNSENT, 0, "%s",
 						  curl_easy_strerror(code));

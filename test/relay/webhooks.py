@@ -6,7 +6,9 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from endpoint import Endpoint, signature
 from rabbit import tls_server
@@ -87,6 +89,40 @@ def silent(world):
     message_id = world.publish('t')
     relay = webhook(world, endpoint.url, '--w.timeout=300ms')
     until('it is refused', lambda: 'imeout' in (world.outbox(message_id)[3] or ''))
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def proxy_refuses(world):
+    """If the proxy does not connect to the endpoint, no attempt counts, also after grace."""
+    class Proxy(BaseHTTPRequestHandler):
+        def do_CONNECT(self):
+            self.send_error(503)
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(('127.0.0.1', 0), Proxy) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        world.publish('t')
+        relay = world.relay('--w.sink=webhook', '--w.topics=t', '--w.url=https://endpoint.test/', '--w.grace=0s',
+                            environment={'https_proxy': 'http://127.0.0.1:%d' % server.server_address[1]})
+        until('it was tried three times', lambda: relay.said().count('the proxy answered with status 503; next try') >= 3)
+        equal('the status', relay.stop(), 0)
+        equal('counted attempts', world.query('SELECT attempt - uncounted_attempts FROM idem_outbox'), [(0,)])
+        server.shutdown()
+
+
+def one_connection_each(world):
+    """An endpoint that offers HTTP/2 gets HTTP/1.1: requests share no connection."""
+    context = tls_server(world.directory, 'endpoint')
+    context.set_alpn_protocols(['h2', 'http/1.1'])
+    endpoint = Endpoint(lambda request, number: time.sleep(0.3) or (204, {}, b''), tls=context)
+    for n in range(3):
+        world.publish('t', str(n))
+    relay = webhook(world, endpoint.url, '--w.ca_file=%s/endpoint.crt' % world.directory)
+    until('it has three connections', lambda: len(endpoint.connections) == 3)
+    world.all_acked(3)
     equal('the status', relay.stop(), 0)
     endpoint.close()
 
@@ -291,5 +327,7 @@ TESTS = [
     ('an endpoint that does not answer costs one', silent),
     ('headers that cannot be sent are refused', bad_headers),
     ('a webhook whose name server does not answer delays no other sink', silent_resolver),
+    ('a proxy that does not connect to the endpoint costs no attempt', proxy_refuses),
+    ('webhooks use HTTP/1.1, so that no two requests share a connection', one_connection_each),
     ('webhooks fly in parallel, one of a key at a time', in_parallel),
 ]
