@@ -18,6 +18,7 @@
  *
  *-------------------------------------------------------------------------
  */
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,8 +32,12 @@
 #define STATEMENT		"idem_relay"	/* the prepared statement */
 #define FEW_SECONDS		5000	/* more than the server's own time limit */
 
+static void log_notice(void *argument, const char *notice);
 static bool prepare(RelaySink *sink, const char *statement, char *why,
 					size_t size);
+static PGresult *wait_for_result(RelaySink *sink, int sent);
+static void describe_failure(const RelaySink *sink, const PGresult *result,
+							 char *why, size_t size);
 static void socket_ready(void *argument, int fd, int events);
 static void end_batch(RelaySink *sink);
 static void flush(RelaySink *sink);
@@ -66,7 +71,7 @@ relay_pipeline_connect(RelaySink *sink, const char *statement, char *why,
 		"read-write", "10", "5", "3", "20000", "idem-relay", seconds,
 		pipeline->database, "UTF8", pipeline->password, NULL
 	};
-	PGresult   *result;
+	PGresult   *result = NULL;
 	bool		done;
 
 	snprintf(seconds, sizeof(seconds), "%lld",
@@ -76,17 +81,17 @@ relay_pipeline_connect(RelaySink *sink, const char *statement, char *why,
 	pipeline->connection = PQconnectdbParams(names, values, 1);
 	if (!pipeline->connection)
 		relay_exit(RELAY_SYSTEM, "out of memory");
+	PQsetNoticeProcessor(pipeline->connection, log_notice, sink);
 	done = PQstatus(pipeline->connection) == CONNECTION_OK;
 	if (done)
 	{
-		result = PQexec(pipeline->connection, options);
+		result = wait_for_result(sink, PQsendQuery(pipeline->connection,
+												   options));
 		done = PQresultStatus(result) == PGRES_COMMAND_OK;
-		PQclear(result);
 	}
 	if (!done)
-		snprintf(why, size, "%.*s",
-				 (int) strcspn(PQerrorMessage(pipeline->connection), "\n"),
-				 PQerrorMessage(pipeline->connection));
+		describe_failure(sink, result, why, size);
+	PQclear(result);
 	done = done && prepare(sink, statement, why, size);
 	if (!done)
 	{
@@ -104,6 +109,20 @@ relay_pipeline_connect(RelaySink *sink, const char *statement, char *why,
 }
 
 /*
+ * Log a notice of the called function, if the relay is verbose.  libpq calls
+ * this, which would write it to standard error as it is.
+ */
+static void
+log_notice(void *argument, const char *notice)
+{
+	const RelaySink *sink = argument;
+
+	if (sink->verbose)
+		relay_log(RELAY_DEBUG, "sink \"%s\": %.*s", sink->name,
+				  (int) strcspn(notice, "\n"), notice);
+}
+
+/*
  * Find the extension's schema, and prepare the statement.
  */
 static bool
@@ -116,8 +135,14 @@ prepare(RelaySink *sink, const char *statement, char *why, size_t size)
 	PGresult   *result = NULL;
 	bool		done = false;
 
-	schema = PQexec(pipeline->connection, RELAY_SCHEMA_QUERY);
-	if (PQresultStatus(schema) == PGRES_TUPLES_OK && PQntuples(schema) == 1)
+	schema = wait_for_result(sink, PQsendQuery(pipeline->connection,
+											   RELAY_SCHEMA_QUERY));
+	if (PQresultStatus(schema) != PGRES_TUPLES_OK)
+		describe_failure(sink, schema, why, size);
+	else if (PQntuples(schema) != 1)
+		snprintf(why, size, "the database lacks the extension; run "
+				 "CREATE EXTENSION idempotency in it");
+	else
 	{
 		while ((part = strstr(statement, "%s")))
 		{
@@ -127,21 +152,68 @@ prepare(RelaySink *sink, const char *statement, char *why, size_t size)
 			statement = part + 2;
 		}
 		relay_text_add(query, statement);
-		result = PQprepare(pipeline->connection, STATEMENT, query->data, 0,
-						   NULL);
+		result = wait_for_result(sink, PQsendPrepare(pipeline->connection,
+													 STATEMENT, query->data,
+													 0, NULL));
 		done = PQresultStatus(result) == PGRES_COMMAND_OK;
+		if (!done)
+			describe_failure(sink, result, why, size);
 	}
-	else if (PQresultStatus(schema) == PGRES_TUPLES_OK)
-		snprintf(why, size, "the database lacks the extension; run "
-				 "CREATE EXTENSION idempotency in it");
-	if (!done && (result || PQresultStatus(schema) != PGRES_TUPLES_OK))
-		snprintf(why, size, "%.*s",
-				 (int) strcspn(PQerrorMessage(pipeline->connection), "\n"),
-				 PQerrorMessage(pipeline->connection));
 	PQclear(schema);
 	PQclear(result);
 	relay_text_free(query);
 	return done;
+}
+
+/*
+ * Wait up to the sink's "timeout" for the result of a command, whose sending
+ * returned "sent".  Returns NULL if there is none, because the connection has
+ * failed or is still waiting.  The caller clears the result.
+ */
+static PGresult *
+wait_for_result(RelaySink *sink, int sent)
+{
+	const RelayPipeline *pipeline = sink->state;
+	struct pollfd socket = {PQsocket(pipeline->connection), POLLIN, 0};
+	int64_t		end = relay_now() + sink->timeout;
+	PGresult   *result = NULL;
+
+	while (sent)
+	{
+		int64_t		left = end - relay_now();
+
+		if (!PQisBusy(pipeline->connection))
+		{
+			PGresult   *next = PQgetResult(pipeline->connection);
+
+			if (!next)
+				return result;
+			PQclear(result);
+			result = next;
+			continue;
+		}
+		if (left <= 0)
+			break;
+		(void) poll(&socket, 1, (int) left);
+		sent = PQconsumeInput(pipeline->connection);
+	}
+	PQclear(result);
+	return NULL;
+}
+
+/*
+ * Write the reason why there is no result, or one that is an error.
+ */
+static void
+describe_failure(const RelaySink *sink, const PGresult *result, char *why,
+				 size_t size)
+{
+	const RelayPipeline *pipeline = sink->state;
+	const char *message = PQerrorMessage(pipeline->connection);
+
+	if (!result && PQstatus(pipeline->connection) == CONNECTION_OK)
+		message = "no answer";
+	snprintf(why, size, "%.*s", (int) strcspn(message, "\n"), message);
 }
 
 /*

@@ -4,7 +4,10 @@
 import os
 import random
 import signal
+import socket
+import struct
 import subprocess
+import threading
 import time
 
 from endpoint import Endpoint
@@ -162,8 +165,13 @@ def prepared_again(world):
         world.publish('orders', '{"n": 0}')
         world.all_acked(1)
         other.query('DROP FUNCTION apply')
-        other.query(APPLY[APPLY.index(';') + 1:].replace('void', 'int').replace(
-            'INSERT', "IF payload ? 'forget' THEN DEALLOCATE ALL; END IF; INSERT").replace('END $$', 'RETURN 1; END $$'))
+        other.query(APPLY[APPLY.index(';') + 1:].replace('void', 'int').replace('END $$', """
+            IF payload ? 'forget' THEN
+                RAISE WARNING E'a\\nstolen';
+                DEALLOCATE ALL;
+            END IF;
+            RETURN 1;
+        END $$"""))
         for n in range(5):
             world.publish('orders', '{"n": %d}' % n, 'k%d' % n)
         world.all_acked(6, 5)
@@ -174,8 +182,35 @@ def prepared_again(world):
         world.all_acked(12, 5)
         equal('counted attempts', world.query('SELECT max(attempt - uncounted_attempts) FROM idem_outbox'), [(1,)])
         equal('effects', other.query('SELECT count(*) FROM effects'), [(12,)])
+        expect('notices: ' + relay.said(), 'stolen' not in relay.said())
         equal('the status', relay.stop(), 0)
         other.connection.close()
+
+
+def silent_after_login(world):
+    """A server that answers the login and then nothing delays its sink only up
+    to "timeout", and each attempt to connect is logged."""
+    def serve(listener):
+        connections = []
+        while True:
+            try:
+                connection = listener.accept()[0]
+            except OSError:
+                return
+            connections.append(connection)
+            connection.recv(65536)
+            for kind, body in ((b'R', bytes(4)), (b'S', b'server_version\x0015.0\0'), (b'S', b'in_hot_standby\0off\0'),
+                               (b'S', b'default_transaction_read_only\0off\0'), (b'Z', b'I')):
+                connection.sendall(kind + struct.pack('!i', len(body) + 4) + body)
+
+    with socket.create_server(('127.0.0.1', 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        other = 'host=127.0.0.1 port=%d user=x sslmode=disable gssencmode=disable' % listener.getsockname()[1]
+        relay = world.relay('--p.sink=postgres', '--p.topics=t', '--p.database=' + other, '--p.function=f', '--p.group=g',
+                            '--p.timeout=1s')
+        until('it is paused twice', lambda: relay.said().count('sink "p" is paused: no answer') == 2, 8)
+        equal('the status', relay.stop(), 0)
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def fans_out(world):
@@ -267,6 +302,7 @@ TESTS = [
     ('postgres: relays and the other server are killed; each effect once, in order', applied_once),
     ('postgres: a call that fails or takes too long fails alone', applied_alone),
     ('postgres: a function that is replaced is called on a new connection', prepared_again),
+    ('postgres: a server that is silent after the login is given up after timeout', silent_after_login),
     ('outbox: one event goes to three webhooks, each copy once', fans_out),
     ('operators: dead, groups, requeue and status', operates),
 ]
