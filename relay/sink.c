@@ -27,8 +27,9 @@
  * with them.  So are its failures while the sink is held, for the time of the
  * setting "grace"; after that they count, so that bad messages which are alone
  * in a sink end, too.  What a sink knows of failed messages it keeps in
- * records, one for each remainder of an id; a newer message replaces an older
- * one.
+ * records, in one of several places for each remainder of an id.  If none of
+ * them is free, a random one is replaced, so that of many bad messages some
+ * keep theirs and end.
  *
  * While a sink is held, its ready messages are released, which the server does
  * not count as attempts, and taker.c takes no more of its topics.  The pause
@@ -75,6 +76,7 @@ static void refuse(RelayMessage *message, int64_t retry_after,
 static void note_failure(RelaySink *sink, const char *why);
 static void hold(RelaySink *sink, int64_t pause, const char *why);
 static void count_latency(const RelayMessage *message);
+static RelayRecord *find_record(RelayRecord *set, int64_t id);
 static RelayRecord *get_record(RelaySink *sink, int64_t id);
 static RelayMessage *choose_new(const RelaySink *sink);
 
@@ -318,14 +320,34 @@ refuse(RelayMessage *message, int64_t retry_after, const char *why)
 static RelayRecord *
 get_record(RelaySink *sink, int64_t id)
 {
-	RelayRecord *record = &sink->records[id % RELAY_RECORDS];
+	RelayRecord *set = sink->records[id % RELAY_RECORD_SETS];
+	RelayRecord *record = find_record(set, id);
 
-	if (record->id != id)
-	{
-		memset(record, 0, sizeof(RelayRecord));
-		record->id = id;
-	}
+	if (record)
+		return record;
+	record = find_record(set, 0);
+	if (!record)
+		record = &set[lrand48() % RELAY_RECORD_PLACES];
+	memset(record, 0, sizeof(RelayRecord));
+	record->id = id;
 	return record;
+}
+
+/*
+ * Return the record of a set that has an id, or NULL.  The id 0 finds a record
+ * that is free.
+ */
+static RelayRecord *
+find_record(RelayRecord *set, int64_t id)
+{
+	int			i;
+
+	for (i = 0; i < RELAY_RECORD_PLACES; i++)
+	{
+		if (set[i].id == id)
+			return &set[i];
+	}
+	return NULL;
 }
 
 /*
@@ -334,10 +356,11 @@ get_record(RelaySink *sink, int64_t id)
 void
 relay_sink_recall(RelayMessage *message)
 {
+	int64_t		id = message->id;
 	const RelayRecord *record;
 
-	record = &message->sink->records[message->id % RELAY_RECORDS];
-	if (record->id == message->id)
+	record = find_record(message->sink->records[id % RELAY_RECORD_SETS], id);
+	if (record)
 	{
 		message->failures = record->failures;
 		message->alone = record->alone;

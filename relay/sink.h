@@ -39,7 +39,9 @@ typedef struct RelayRecord
 	10000, 30000, 60000, 300000, 3600000}
 #define RELAY_NLATENCIES	16
 
-#define RELAY_RECORDS	1024	/* messages of a sink that are remembered */
+/* The messages of a sink that are remembered. */
+#define RELAY_RECORD_SETS	1024	/* one for each remainder of an id */
+#define RELAY_RECORD_PLACES	8	/* in a set */
 
 /*
  * A kind of sink.  Only connect() is allowed to wait, for each step no longer
@@ -123,7 +125,7 @@ struct RelaySink
 	int64_t		delivered_at;	/* when the last delivery was confirmed */
 	int64_t		failing_since;	/* the first failure after that; 0: none */
 	int64_t		failed_at;		/* the last failure */
-	RelayRecord records[RELAY_RECORDS]; /* by id, modulo their number */
+	RelayRecord records[RELAY_RECORD_SETS][RELAY_RECORD_PLACES];
 
 	/* Since the start. */
 	uint64_t	delivered;
