@@ -483,6 +483,9 @@ report(RelayMessage *message, const char *state, const char *why)
 	{"08", "25", "42", "57", "58", "XX", NULL};
 	int			i;
 
+	/* The statement took longer than "timeout", and all others waited. */
+	if (strcmp(state, "57014") == 0)
+		relay_sink_isolate(message);
 	for (i = 0; deferring[i]; i++)
 	{
 		if (strncmp(state, deferring[i], 2) == 0)

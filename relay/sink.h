@@ -27,7 +27,7 @@ typedef struct RelayRecord
 {
 	int64_t		id;				/* 0: of no message */
 	int			failures;		/* in a row */
-	bool		alone;			/* it ended a connection by itself */
+	bool		alone;			/* it is only handed over alone */
 	bool		is_bad;			/* others were delivered between failures */
 	int64_t		since;			/* when it failed first */
 	uint64_t	delivered;		/* of the sink, at the last failure */
@@ -115,6 +115,7 @@ struct RelaySink
 	int			window;			/* limit of in_flight while it recovers */
 	int			suspects;		/* deliveries until the window grows again */
 	int64_t		alone_at;		/* when the last one was handed over alone */
+	int64_t		alone_turn;		/* no failed one is alone before that */
 	int64_t		backoff;		/* after the last failure; 0: none */
 	int64_t		held_until;		/* no deliveries before that; 0: not held */
 	bool		disabled;		/* held until the relay starts again */
@@ -145,6 +146,7 @@ extern void relay_sink_refused(RelayMessage *message, int64_t retry_after,
 extern void relay_sink_failed(RelayMessage *message, RelayFailure failure,
 							  int64_t retry_after, const char *format,...)
 			RELAY_FORMAT(4, 5);
+extern void relay_sink_isolate(RelayMessage *message);
 extern void relay_sink_down(RelaySink *sink, const char *format,...)
 			RELAY_FORMAT(2, 3);
 extern void relay_sink_closed(RelaySink *sink, const char *format,...)

@@ -155,6 +155,32 @@ def applied_alone(world):
         other.connection.close()
 
 
+def hanging_calls(world):
+    """Calls that take too long get at most a tenth of the connection's time
+    after their first attempts."""
+    with world.database('other', 'UTF8') as other:
+        other.where = 'dbname=other'
+        other.query(APPLY)
+        relay = postgres(world, other, '--p.timeout=500ms').started()
+        for n in range(4):
+            world.publish('orders', '{"slow": 1}', 'bad%d' % n)
+        until('each has failed', lambda: world.query('SELECT count(*) FROM idem_outbox WHERE last_error IS NOT NULL') == [(4,)])
+        # The sink looks broken until it delivers.
+        first = world.publish('orders', '{"n": 0}')
+        until('it delivers', lambda: world.outbox(first)[0] == 'acked')
+        for n in range(40):
+            world.publish('orders', '{"n": %d}' % n, 'k%d' % n)
+            time.sleep(0.1)
+        until('the others are delivered', lambda: world.states().get('acked') == 41, 5)
+        waits = world.query("SELECT count(*) FILTER (WHERE acked_at - created_at > '100 ms'), max(acked_at - created_at)::text "
+                            "FROM idem_outbox WHERE state = 'acked' AND message_id <> %s", first)[0]
+        print('# of 40 messages beside 4 that hang, %d waited for more than 0.1 s, at most %s' % waits, flush=True)
+        expect('%d messages waited' % waits[0], waits[0] < 15)
+        expect('they are not tried again', world.query("SELECT max(attempt) FROM idem_outbox WHERE state <> 'acked'")[0][0] > 1)
+        equal('the status', relay.stop(), 0)
+        other.connection.close()
+
+
 def prepared_again(world):
     """A function that is replaced, or one that removes prepared statements,
     costs the calls that follow no attempt."""
@@ -301,6 +327,7 @@ def operates(world):
 TESTS = [
     ('postgres: relays and the other server are killed; each effect once, in order', applied_once),
     ('postgres: a call that fails or takes too long fails alone', applied_alone),
+    ('postgres: calls that take too long leave most of the time to others', hanging_calls),
     ('postgres: a function that is replaced is called on a new connection', prepared_again),
     ('postgres: a server that is silent after the login is given up after timeout', silent_after_login),
     ('outbox: one event goes to three webhooks, each copy once', fans_out),
