@@ -265,7 +265,7 @@ published(jsCtx *stream, natsMsg *message, jsPubAck *confirm,
 	if (natsMsgHeader_Get(message, "Nats-Msg-Id", &id) == NATS_OK)
 		answer->message_id = relay_copy(id);
 	/* Somebody else can answer, too, if no stream has the subject. */
-	if (confirm && !(confirm->Stream &&*confirm->Stream))
+	if (confirm && (!confirm->Stream ||!*confirm->Stream))
 		answer->error = relay_copy("the answer is not that of a stream");
 	else if (!confirm && error && error->Err == NATS_NO_RESPONDERS)
 		answer->error = relay_copy("no stream has this subject, or JetStream "
