@@ -60,8 +60,8 @@ def by_command(world):
 
 
 def extends_lease(world):
-    """While the request runs, no other relay sends it again; a claim that was
-    taken away is not answered."""
+    """While the request runs, no other relay sends it again.  A relay does not
+    complete a claim that it has lost."""
     endpoint = Endpoint(lambda request, number: time.sleep(3) or (200, {}, b'slow'))
     world.query('TRUNCATE idem_keys')
     key, _ = claim(world, 1, {'n': 1})
@@ -83,7 +83,7 @@ def extends_lease(world):
 
 
 def returns_at_stop(world):
-    """A relay that stops gives its claims back at once."""
+    """A relay that stops releases its claims at once."""
     endpoint = Endpoint(lambda request, number: time.sleep(30))
     world.query('TRUNCATE idem_keys')
     key, _ = claim(world, 1, {'n': 1})
