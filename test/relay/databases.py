@@ -182,8 +182,8 @@ def hanging_calls(world):
 
 
 def prepared_again(world):
-    """A function that is replaced, or one that removes prepared statements,
-    costs the calls that follow no attempt."""
+    """A function that is replaced, one that removes prepared statements, or a
+    server that becomes read-only costs the calls that follow no attempt."""
     with world.database('other', 'UTF8') as other:
         other.where = 'dbname=other'
         other.query(APPLY)
@@ -195,19 +195,22 @@ def prepared_again(world):
             IF payload ? 'forget' THEN
                 RAISE WARNING E'a\\nstolen';
                 DEALLOCATE ALL;
+            ELSIF payload ? 'standby' THEN
+                PERFORM set_config('default_transaction_read_only', 'on', false);
             END IF;
             RETURN 1;
         END $$"""))
         for n in range(5):
             world.publish('orders', '{"n": %d}' % n, 'k%d' % n)
         world.all_acked(6, 5)
-        world.publish('orders', '{"forget": 1}')
-        world.all_acked(7, 5)
-        for n in range(5):
-            world.publish('orders', '{"n": %d}' % n, 'k%d' % n)
-        world.all_acked(12, 5)
+        for before, damage in ((6, 'forget'), (12, 'standby')):
+            world.publish('orders', '{"%s": 1}' % damage)
+            world.all_acked(before + 1, 5)
+            for n in range(5):
+                world.publish('orders', '{"n": %d}' % n, 'k%d' % n)
+            world.all_acked(before + 6, 5)
         equal('counted attempts', world.query('SELECT max(attempt - uncounted_attempts) FROM idem_outbox'), [(1,)])
-        equal('effects', other.query('SELECT count(*) FROM effects'), [(12,)])
+        equal('effects', other.query('SELECT count(*) FROM effects'), [(18,)])
         expect('notices: ' + relay.said(), 'stolen' not in relay.said())
         equal('the status', relay.stop(), 0)
         other.connection.close()
