@@ -18,6 +18,7 @@
  *
  *-------------------------------------------------------------------------
  */
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,8 +32,12 @@
 #define STATEMENT		"idem_relay"	/* the prepared statement */
 #define FEW_SECONDS		5000	/* more than the server's own time limit */
 
+static void log_notice(void *argument, const char *notice);
 static bool prepare(RelaySink *sink, const char *statement, char *why,
 					size_t size);
+static PGresult *wait_for_result(RelaySink *sink, int sent);
+static void describe_failure(const RelaySink *sink, const PGresult *result,
+							 char *why, size_t size);
 static void socket_ready(void *argument, int fd, int events);
 static void end_batch(RelaySink *sink);
 static void flush(RelaySink *sink);
@@ -40,6 +45,7 @@ static void receive(RelaySink *sink);
 static bool process(RelaySink *sink, const PGresult *result);
 static void note_failure(RelayPipeline *pipeline, const PGresult *result);
 static void finish_batch(RelaySink *sink);
+static bool needs_new_connection(const char *state);
 static void report(RelayMessage *message, const char *state,
 				   const char *why);
 
@@ -65,7 +71,7 @@ relay_pipeline_connect(RelaySink *sink, const char *statement, char *why,
 		"read-write", "10", "5", "3", "20000", "idem-relay", seconds,
 		pipeline->database, "UTF8", pipeline->password, NULL
 	};
-	PGresult   *result;
+	PGresult   *result = NULL;
 	bool		done;
 
 	snprintf(seconds, sizeof(seconds), "%lld",
@@ -75,17 +81,17 @@ relay_pipeline_connect(RelaySink *sink, const char *statement, char *why,
 	pipeline->connection = PQconnectdbParams(names, values, 1);
 	if (!pipeline->connection)
 		relay_exit(RELAY_SYSTEM, "out of memory");
+	PQsetNoticeProcessor(pipeline->connection, log_notice, sink);
 	done = PQstatus(pipeline->connection) == CONNECTION_OK;
 	if (done)
 	{
-		result = PQexec(pipeline->connection, options);
+		result = wait_for_result(sink, PQsendQuery(pipeline->connection,
+												   options));
 		done = PQresultStatus(result) == PGRES_COMMAND_OK;
-		PQclear(result);
 	}
 	if (!done)
-		snprintf(why, size, "%.*s",
-				 (int) strcspn(PQerrorMessage(pipeline->connection), "\n"),
-				 PQerrorMessage(pipeline->connection));
+		describe_failure(sink, result, why, size);
+	PQclear(result);
 	done = done && prepare(sink, statement, why, size);
 	if (!done)
 	{
@@ -103,6 +109,20 @@ relay_pipeline_connect(RelaySink *sink, const char *statement, char *why,
 }
 
 /*
+ * Log a notice of the called function, if the relay is verbose.  libpq calls
+ * this, which would write it to standard error as it is.
+ */
+static void
+log_notice(void *argument, const char *notice)
+{
+	const RelaySink *sink = argument;
+
+	if (sink->verbose)
+		relay_log(RELAY_DEBUG, "sink \"%s\": %.*s", sink->name,
+				  (int) strcspn(notice, "\n"), notice);
+}
+
+/*
  * Find the extension's schema, and prepare the statement.
  */
 static bool
@@ -115,8 +135,14 @@ prepare(RelaySink *sink, const char *statement, char *why, size_t size)
 	PGresult   *result = NULL;
 	bool		done = false;
 
-	schema = PQexec(pipeline->connection, RELAY_SCHEMA_QUERY);
-	if (PQresultStatus(schema) == PGRES_TUPLES_OK && PQntuples(schema) == 1)
+	schema = wait_for_result(sink, PQsendQuery(pipeline->connection,
+											   RELAY_SCHEMA_QUERY));
+	if (PQresultStatus(schema) != PGRES_TUPLES_OK)
+		describe_failure(sink, schema, why, size);
+	else if (PQntuples(schema) != 1)
+		snprintf(why, size, "the database lacks the extension; run "
+				 "CREATE EXTENSION idempotency in it");
+	else
 	{
 		while ((part = strstr(statement, "%s")))
 		{
@@ -126,21 +152,68 @@ prepare(RelaySink *sink, const char *statement, char *why, size_t size)
 			statement = part + 2;
 		}
 		relay_text_add(query, statement);
-		result = PQprepare(pipeline->connection, STATEMENT, query->data, 0,
-						   NULL);
+		result = wait_for_result(sink, PQsendPrepare(pipeline->connection,
+													 STATEMENT, query->data,
+													 0, NULL));
 		done = PQresultStatus(result) == PGRES_COMMAND_OK;
+		if (!done)
+			describe_failure(sink, result, why, size);
 	}
-	else if (PQresultStatus(schema) == PGRES_TUPLES_OK)
-		snprintf(why, size, "the database lacks the extension; run "
-				 "CREATE EXTENSION idempotency in it");
-	if (!done && (result || PQresultStatus(schema) != PGRES_TUPLES_OK))
-		snprintf(why, size, "%.*s",
-				 (int) strcspn(PQerrorMessage(pipeline->connection), "\n"),
-				 PQerrorMessage(pipeline->connection));
 	PQclear(schema);
 	PQclear(result);
 	relay_text_free(query);
 	return done;
+}
+
+/*
+ * Wait up to the sink's "timeout" for the result of a command, whose sending
+ * returned "sent".  Returns NULL if there is none, because the connection has
+ * failed or is still waiting.  The caller clears the result.
+ */
+static PGresult *
+wait_for_result(RelaySink *sink, int sent)
+{
+	const RelayPipeline *pipeline = sink->state;
+	struct pollfd socket = {PQsocket(pipeline->connection), POLLIN, 0};
+	int64_t		end = relay_now() + sink->timeout;
+	PGresult   *result = NULL;
+
+	while (sent)
+	{
+		int64_t		left = end - relay_now();
+
+		if (!PQisBusy(pipeline->connection))
+		{
+			PGresult   *next = PQgetResult(pipeline->connection);
+
+			if (!next)
+				return result;
+			PQclear(result);
+			result = next;
+			continue;
+		}
+		if (left <= 0)
+			break;
+		(void) poll(&socket, 1, (int) left);
+		sent = PQconsumeInput(pipeline->connection);
+	}
+	PQclear(result);
+	return NULL;
+}
+
+/*
+ * Write the reason why there is no result, or one that is an error.
+ */
+static void
+describe_failure(const RelaySink *sink, const PGresult *result, char *why,
+				 size_t size)
+{
+	const RelayPipeline *pipeline = sink->state;
+	const char *message = PQerrorMessage(pipeline->connection);
+
+	if (!result && PQstatus(pipeline->connection) == CONNECTION_OK)
+		message = "no answer";
+	snprintf(why, size, "%.*s", (int) strcspn(message, "\n"), message);
 }
 
 /*
@@ -301,7 +374,7 @@ process(RelaySink *sink, const PGresult *result)
 	if (status == PGRES_PIPELINE_SYNC)
 	{
 		finish_batch(sink);
-		return true;
+		return sink->connected;
 	}
 	if (status == PGRES_FATAL_ERROR && !pipeline->failed)
 	{
@@ -332,7 +405,8 @@ note_failure(RelayPipeline *pipeline, const PGresult *result)
 }
 
 /*
- * The end of a batch is confirmed: report the outcome of its messages.
+ * The end of a batch is confirmed: report the outcome of its messages.  The
+ * sink can be down afterwards.
  */
 static void
 finish_batch(RelaySink *sink)
@@ -343,6 +417,11 @@ finish_batch(RelaySink *sink)
 	bool		only = message && !(message->next &&
 									message->next->tag == message->tag);
 
+	if (pipeline->failed && needs_new_connection(pipeline->state))
+	{
+		relay_sink_down(sink, "%s", pipeline->why);
+		return;
+	}
 	if (!pipeline->failed)
 	{
 		while (message && message->tag == pipeline->received)
@@ -380,6 +459,19 @@ finish_batch(RelaySink *sink)
 }
 
 /*
+ * Return whether an error can be the fault of the connection, so that all
+ * calls would fail: its prepared statement does not fit a function that has
+ * been replaced (0A000) or is gone (26000), or the server has become a standby
+ * (25006).
+ */
+static bool
+needs_new_connection(const char *state)
+{
+	return strcmp(state, "0A000") == 0 || strcmp(state, "26000") == 0 ||
+		strcmp(state, "25006") == 0;
+}
+
+/*
  * Report the failure of a message.  Errors of its data are its own; others can
  * be the fault of the database.
  */
@@ -391,6 +483,9 @@ report(RelayMessage *message, const char *state, const char *why)
 	{"08", "25", "42", "57", "58", "XX", NULL};
 	int			i;
 
+	/* The statement took longer than "timeout", and all others waited. */
+	if (strcmp(state, "57014") == 0)
+		relay_sink_isolate(message);
 	for (i = 0; deferring[i]; i++)
 	{
 		if (strncmp(state, deferring[i], 2) == 0)

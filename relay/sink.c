@@ -27,8 +27,9 @@
  * with them.  So are its failures while the sink is held, for the time of the
  * setting "grace"; after that they count, so that bad messages which are alone
  * in a sink end, too.  What a sink knows of failed messages it keeps in
- * records, one for each remainder of an id; a newer message replaces an older
- * one.
+ * records, in one of several places for each remainder of an id.  If none of
+ * them is free, a random one is replaced, so that of many bad messages some
+ * keep theirs and end.
  *
  * While a sink is held, its ready messages are released, which the server does
  * not count as attempts, and taker.c takes no more of its topics.  The pause
@@ -59,6 +60,7 @@
 #define PROBES				2	/* messages after a pause; one can be bad */
 #define LONGEST_GAP			86400000	/* between failures of a sink */
 #define ALONE_GAP			100 /* between messages that are sent alone */
+#define ALONE_SHARE			10	/* those that failed get 1/10 of the time */
 
 /* Failures of a message in a row that are free, by RelayFailure. */
 static const int free_failures[] = {
@@ -74,7 +76,9 @@ static void refuse(RelayMessage *message, int64_t retry_after,
 				   const char *why);
 static void note_failure(RelaySink *sink, const char *why);
 static void hold(RelaySink *sink, int64_t pause, const char *why);
+static void leave_time(const RelayMessage *message);
 static void count_latency(const RelayMessage *message);
+static RelayRecord *find_record(RelayRecord *set, int64_t id);
 static RelayRecord *get_record(RelaySink *sink, int64_t id);
 static RelayMessage *choose_new(const RelaySink *sink);
 
@@ -90,6 +94,7 @@ relay_sink_delivered(RelayMessage *message)
 	sink->delivered_at = relay_now();
 	sink->delivery_ms += sink->delivered_at - message->handed_at;
 	count_latency(message);
+	leave_time(message);
 	sink->failing = 0;
 	sink->failing_since = 0;
 	sink->last_failed = 0;
@@ -109,6 +114,19 @@ relay_sink_delivered(RelayMessage *message)
 		relay_log(RELAY_DEBUG, "message %s of topic \"%s\" is delivered",
 				  message->label, message->topic);
 	relay_queue_deliver(sink->queue, message);
+}
+
+/*
+ * If a message was in flight alone, leave the time after it to the others.
+ */
+static void
+leave_time(const RelayMessage *message)
+{
+	int64_t		now = relay_now();
+
+	if (message->alone)
+		message->sink->alone_turn = now + (ALONE_SHARE - 1) *
+			(now - message->handed_at);
 }
 
 /*
@@ -170,6 +188,16 @@ relay_sink_failed(RelayMessage *message, RelayFailure failure,
 	/* The text can be in any encoding, and vsnprintf() can have cut it off. */
 	relay_text_sanitize(why, false);
 	fail(message, failure, false, retry_after, why);
+}
+
+/*
+ * Hand over a message that is about to fail only alone from now on, because it
+ * delays those that are in flight with it.
+ */
+void
+relay_sink_isolate(RelayMessage *message)
+{
+	get_record(message->sink, message->id)->alone = true;
 }
 
 /*
@@ -264,6 +292,7 @@ fail(RelayMessage *message, RelayFailure failure, bool ended,
 	int64_t		now = relay_now();
 	int64_t		pause;
 
+	leave_time(message);
 	if (record->failures == 0)
 		record->since = now;
 	if (record->failures > 0 && record->delivered != sink->delivered)
@@ -305,6 +334,7 @@ fail(RelayMessage *message, RelayFailure failure, bool ended,
 static void
 refuse(RelayMessage *message, int64_t retry_after, const char *why)
 {
+	leave_time(message);
 	message->sink->refused++;
 	relay_log(RELAY_WARNING, "message %s of topic \"%s\" failed at attempt "
 			  "%d: %s", message->label, message->topic, message->attempt,
@@ -318,14 +348,34 @@ refuse(RelayMessage *message, int64_t retry_after, const char *why)
 static RelayRecord *
 get_record(RelaySink *sink, int64_t id)
 {
-	RelayRecord *record = &sink->records[id % RELAY_RECORDS];
+	RelayRecord *set = sink->records[id % RELAY_RECORD_SETS];
+	RelayRecord *record = find_record(set, id);
 
-	if (record->id != id)
-	{
-		memset(record, 0, sizeof(RelayRecord));
-		record->id = id;
-	}
+	if (record)
+		return record;
+	record = find_record(set, 0);
+	if (!record)
+		record = &set[lrand48() % RELAY_RECORD_PLACES];
+	memset(record, 0, sizeof(RelayRecord));
+	record->id = id;
 	return record;
+}
+
+/*
+ * Return the record of a set that has an id, or NULL.  The id 0 finds a record
+ * that is free.
+ */
+static RelayRecord *
+find_record(RelayRecord *set, int64_t id)
+{
+	int			i;
+
+	for (i = 0; i < RELAY_RECORD_PLACES; i++)
+	{
+		if (set[i].id == id)
+			return &set[i];
+	}
+	return NULL;
 }
 
 /*
@@ -334,10 +384,11 @@ get_record(RelaySink *sink, int64_t id)
 void
 relay_sink_recall(RelayMessage *message)
 {
+	int64_t		id = message->id;
 	const RelayRecord *record;
 
-	record = &message->sink->records[message->id % RELAY_RECORDS];
-	if (record->id == message->id)
+	record = find_record(message->sink->records[id % RELAY_RECORD_SETS], id);
+	if (record)
 	{
 		message->failures = record->failures;
 		message->alone = record->alone;
@@ -349,7 +400,9 @@ relay_sink_recall(RelayMessage *message)
  *
  * While messages fail, those that have not failed themselves come first, in
  * random order.  If a message must be in flight alone, the others come first,
- * except once in each ALONE_GAP, so that neither keeps the other waiting.
+ * except once in each ALONE_GAP, so that neither keeps the other waiting.  One
+ * that has failed also waits until those before it have taken no more than
+ * a part of the time, even if there are no others yet.
  */
 RelayMessage *
 relay_sink_next(RelaySink *sink, int64_t now)
@@ -357,16 +410,20 @@ relay_sink_next(RelaySink *sink, int64_t now)
 	const RelayMessage *flying = sink->in_flight.first;
 	RelayMessage *message = sink->ready.first;
 	int64_t		turn = sink->alone_at + ALONE_GAP;
+	bool		must_wait;
 
 	if (sink->failing > 0)
 		message = choose_new(sink);
+	must_wait = message && message->failures > 0 && now < sink->alone_turn;
+	if (must_wait && turn < sink->alone_turn)
+		turn = sink->alone_turn;
 	if (message && message->alone && now < turn)
 	{
 		RelayMessage *other = sink->ready.first;
 
 		while (other && other->alone)
 			other = other->next;
-		if (other)
+		if (other || must_wait)
 		{
 			message = other;
 			relay_loop_wake_at(sink->loop, turn);

@@ -27,7 +27,7 @@ typedef struct RelayRecord
 {
 	int64_t		id;				/* 0: of no message */
 	int			failures;		/* in a row */
-	bool		alone;			/* it ended a connection by itself */
+	bool		alone;			/* it is only handed over alone */
 	bool		is_bad;			/* others were delivered between failures */
 	int64_t		since;			/* when it failed first */
 	uint64_t	delivered;		/* of the sink, at the last failure */
@@ -39,7 +39,9 @@ typedef struct RelayRecord
 	10000, 30000, 60000, 300000, 3600000}
 #define RELAY_NLATENCIES	16
 
-#define RELAY_RECORDS	1024	/* messages of a sink that are remembered */
+/* The messages of a sink that are remembered. */
+#define RELAY_RECORD_SETS	1024	/* one for each remainder of an id */
+#define RELAY_RECORD_PLACES	8	/* in a set */
 
 /*
  * A kind of sink.  Only connect() is allowed to wait, for each step no longer
@@ -113,6 +115,7 @@ struct RelaySink
 	int			window;			/* limit of in_flight while it recovers */
 	int			suspects;		/* deliveries until the window grows again */
 	int64_t		alone_at;		/* when the last one was handed over alone */
+	int64_t		alone_turn;		/* no failed one is alone before that */
 	int64_t		backoff;		/* after the last failure; 0: none */
 	int64_t		held_until;		/* no deliveries before that; 0: not held */
 	bool		disabled;		/* held until the relay starts again */
@@ -123,7 +126,7 @@ struct RelaySink
 	int64_t		delivered_at;	/* when the last delivery was confirmed */
 	int64_t		failing_since;	/* the first failure after that; 0: none */
 	int64_t		failed_at;		/* the last failure */
-	RelayRecord records[RELAY_RECORDS]; /* by id, modulo their number */
+	RelayRecord records[RELAY_RECORD_SETS][RELAY_RECORD_PLACES];
 
 	/* Since the start. */
 	uint64_t	delivered;
@@ -143,6 +146,7 @@ extern void relay_sink_refused(RelayMessage *message, int64_t retry_after,
 extern void relay_sink_failed(RelayMessage *message, RelayFailure failure,
 							  int64_t retry_after, const char *format,...)
 			RELAY_FORMAT(4, 5);
+extern void relay_sink_isolate(RelayMessage *message);
 extern void relay_sink_down(RelaySink *sink, const char *format,...)
 			RELAY_FORMAT(2, 3);
 extern void relay_sink_closed(RelaySink *sink, const char *format,...)

@@ -168,6 +168,8 @@ spawn(Child *child, int input, int errors, const char *command)
 		posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null",
 										 O_WRONLY, 0);
 	posix_spawn_file_actions_adddup2(&actions, errors, STDERR_FILENO);
+	/* Libraries open sockets that a command would inherit. */
+	posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
 	posix_spawnattr_init(&attributes);
 	posix_spawnattr_setsigmask(&attributes, &none);
 	posix_spawnattr_setsigdefault(&attributes, &pipe_signal);

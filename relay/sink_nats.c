@@ -93,6 +93,7 @@ static void wake(const Mailbox *mailbox);
 static void read_mailbox(void *argument, int fd, int events);
 static void report(const RelaySink *sink, const Answer *answer);
 static bool is_subject(const char *subject);
+static bool is_reserved(const char *subject);
 static natsStatus add_headers(natsMsg *native, const RelayMessage *message);
 static bool is_header(const char *name, const char *value);
 
@@ -263,7 +264,10 @@ published(jsCtx *stream, natsMsg *message, jsPubAck *confirm,
 
 	if (natsMsgHeader_Get(message, "Nats-Msg-Id", &id) == NATS_OK)
 		answer->message_id = relay_copy(id);
-	if (!confirm && error && error->Err == NATS_NO_RESPONDERS)
+	/* Somebody else can answer, too, if no stream has the subject. */
+	if (confirm && (!confirm->Stream ||!*confirm->Stream))
+		answer->error = relay_copy("the answer is not that of a stream");
+	else if (!confirm && error && error->Err == NATS_NO_RESPONDERS)
 		answer->error = relay_copy("no stream has this subject, or JetStream "
 								   "does not answer");
 	else if (!confirm)
@@ -356,7 +360,8 @@ deliver(RelaySink *sink, RelayMessage *message)
 	message->delivery = NULL;
 	if (!*subject)
 		subject = message->topic;
-	if (!is_subject(subject))
+	if (!is_subject(subject) ||
+		(subject == message->topic && is_reserved(subject)))
 	{
 		relay_sink_refused(message, -1, "its topic is no subject of NATS");
 		return;
@@ -402,6 +407,16 @@ is_subject(const char *subject)
 			return false;
 	}
 	return c > subject && c[-1] != '.';
+}
+
+/*
+ * Return whether a subject belongs to the server, as those of JetStream's API
+ * do, or to a client that waits for a reply.  A publisher must not choose it.
+ */
+static bool
+is_reserved(const char *subject)
+{
+	return subject[0] == '$' || strncmp(subject, "_INBOX.", 7) == 0;
 }
 
 /*

@@ -42,6 +42,7 @@
 #define ANSWER_SIZE		200		/* bytes of the response that are kept */
 #define ANSWER_LIMIT	65536	/* bytes of the response that are read */
 #define RESPONSE_LIMIT	(1 << 20)	/* likewise, if it completes a claim */
+#define HEADERS_LIMIT	65536	/* bytes; libcurl fails beyond 1 MB */
 
 typedef struct Webhook
 {
@@ -58,6 +59,7 @@ typedef struct Delivery
 	CURL	   *easy;			/* NULL: not begun */
 	RelayText  *body;
 	struct curl_slist *headers;
+	size_t		headers_size;
 	char		answer[ANSWER_SIZE + 1];
 	size_t		length;			/* of "answer" */
 	size_t		read;			/* bytes of the response */
@@ -249,7 +251,8 @@ deliver(RelaySink *sink, RelayMessage *message)
 	{
 		release(webhook, delivery);
 		relay_sink_refused(message, -1, "its headers cannot be sent over "
-						   "HTTP, or are the relay's own");
+						   "HTTP, are the relay's own, or are larger than "
+						   "%d kB", HEADERS_LIMIT / 1024);
 		return;
 	}
 	easy = delivery->easy = curl_easy_init();
@@ -266,6 +269,8 @@ deliver(RelaySink *sink, RelayMessage *message)
 	curl_easy_setopt(easy, CURLOPT_USERAGENT, "idem-relay/" RELAY_VERSION);
 	curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, (long) sink->timeout);
 	curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+	/* Otherwise the loop waits for a name server that does not answer. */
+	curl_easy_setopt(easy, CURLOPT_QUICK_EXIT, 1L);
 	/* One connection for each request, so that none ends with another. */
 	curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
 	curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, keep_answer);
@@ -319,8 +324,8 @@ add_headers(Delivery *delivery, const Webhook *webhook)
 }
 
 /*
- * Add the message's own headers.  Returns false if one is not valid in HTTP,
- * or is reserved for the relay.
+ * Add the message's own headers.  Returns false if one is not valid in HTTP or
+ * is reserved for the relay, or if all headers together are too large.
  */
 static bool
 add_message_headers(Delivery *delivery)
@@ -353,7 +358,7 @@ add_message_headers(Delivery *delivery)
 	}
 	relay_text_free(name);
 	relay_text_free(value);
-	return all;
+	return all && delivery->headers_size <= HEADERS_LIMIT;
 }
 
 /*
@@ -371,6 +376,7 @@ add_header(Delivery *delivery, const char *name, const char *value)
 	else
 		relay_text_addf(line, value ? "%s;" : "%s:", name);
 	delivery->headers = curl_slist_append(delivery->headers, line->data);
+	delivery->headers_size += line->len;
 	relay_text_free(line);
 }
 
@@ -450,11 +456,13 @@ report_outcome(Delivery *delivery, CURLcode code)
 	RelayMessage *message = delivery->message;
 	long		status = 0;
 	long		sent = 0;
+	long		proxy = 0;
 	curl_off_t	after = 0;
 	int64_t		ms;
 
 	curl_easy_getinfo(delivery->easy, CURLINFO_RESPONSE_CODE, &status);
 	curl_easy_getinfo(delivery->easy, CURLINFO_REQUEST_SIZE, &sent);
+	curl_easy_getinfo(delivery->easy, CURLINFO_HTTP_CONNECTCODE, &proxy);
 	curl_easy_getinfo(delivery->easy, CURLINFO_RETRY_AFTER, &after);
 	ms = (int64_t) (after > LONGEST_RETRY ? LONGEST_RETRY : after) * 1000;
 	delivery->answer[delivery->length] = '\0';
@@ -462,6 +470,9 @@ report_outcome(Delivery *delivery, CURLcode code)
 		end_claim(delivery, code, status);
 	else if (status >= 200 && status < 300)
 		relay_sink_delivered(message);
+	else if (status == 0 && proxy >= 300)
+		relay_sink_failed(message, RELAY_UNSENT, 0, "the proxy answered with "
+						  "status %ld", proxy);
 	else if (code != CURLE_OK && sent == 0)
 		relay_sink_failed(message, RELAY_UNSENT, 0, "%s",
 						  curl_easy_strerror(code));

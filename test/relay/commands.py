@@ -33,6 +33,17 @@ def without_password(world):
     equal('the status', relay.stop(), 0)
 
 
+def inherits_nothing(world):
+    """A descriptor that is open in the relay is not open in a command."""
+    world.publish('t')
+    with open(os.devnull) as other:
+        relay = world.relay('--c.sink=command', '--c.topics=*', '--c.command=[ ! -e /proc/$$/fd/%d ]' % other.fileno(),
+                            descriptors=[other.fileno()]).started()
+    world.all_acked(1)
+    equal('attempts', world.query('SELECT attempt FROM idem_outbox'), [(1,)])
+    equal('the status', relay.stop(), 0)
+
+
 def dies_alone(world):
     """A bad payload is dead after its attempts; nothing else waits for it."""
     world.query('ALTER SYSTEM SET idempotency.outbox_max_attempts = 2')
@@ -171,6 +182,7 @@ TESTS = [
     ('a lease is lost while a delivery is on its way', lease_lost),
     ('a command gets the message', run_for_each),
     ('a command does not get the password of the database', without_password),
+    ('a command inherits no descriptor of the relay', inherits_nothing),
     ('a bad payload ends as a dead letter, alone', dies_alone),
     ('a sink that is down costs no attempt', deferred),
     ('while a sink is down, others go on', others_go_on),

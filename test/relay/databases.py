@@ -4,7 +4,10 @@
 import os
 import random
 import signal
+import socket
+import struct
 import subprocess
+import threading
 import time
 
 from endpoint import Endpoint
@@ -152,6 +155,93 @@ def applied_alone(world):
         other.connection.close()
 
 
+def hanging_calls(world):
+    """Calls that take too long get at most a tenth of the connection's time
+    after their first attempts."""
+    with world.database('other', 'UTF8') as other:
+        other.where = 'dbname=other'
+        other.query(APPLY)
+        relay = postgres(world, other, '--p.timeout=500ms').started()
+        for n in range(4):
+            world.publish('orders', '{"slow": 1}', 'bad%d' % n)
+        until('each has failed', lambda: world.query('SELECT count(*) FROM idem_outbox WHERE last_error IS NOT NULL') == [(4,)])
+        # The sink looks broken until it delivers.
+        first = world.publish('orders', '{"n": 0}')
+        until('it delivers', lambda: world.outbox(first)[0] == 'acked')
+        for n in range(40):
+            world.publish('orders', '{"n": %d}' % n, 'k%d' % n)
+            time.sleep(0.1)
+        until('the others are delivered', lambda: world.states().get('acked') == 41, 5)
+        waits = world.query("SELECT count(*) FILTER (WHERE acked_at - created_at > '100 ms'), max(acked_at - created_at)::text "
+                            "FROM idem_outbox WHERE state = 'acked' AND message_id <> %s", first)[0]
+        print('# of 40 messages beside 4 that hang, %d waited for more than 0.1 s, at most %s' % waits, flush=True)
+        expect('%d messages waited' % waits[0], waits[0] < 15)
+        expect('they are not tried again', world.query("SELECT max(attempt) FROM idem_outbox WHERE state <> 'acked'")[0][0] > 1)
+        equal('the status', relay.stop(), 0)
+        other.connection.close()
+
+
+def prepared_again(world):
+    """A function that is replaced, one that removes prepared statements, or a
+    server that becomes read-only costs the calls that follow no attempt."""
+    with world.database('other', 'UTF8') as other:
+        other.where = 'dbname=other'
+        other.query(APPLY)
+        relay = postgres(world, other).started()
+        world.publish('orders', '{"n": 0}')
+        world.all_acked(1)
+        other.query('DROP FUNCTION apply')
+        other.query(APPLY[APPLY.index(';') + 1:].replace('void', 'int').replace('END $$', """
+            IF payload ? 'forget' THEN
+                RAISE WARNING E'a\\nstolen';
+                DEALLOCATE ALL;
+            ELSIF payload ? 'standby' THEN
+                PERFORM set_config('default_transaction_read_only', 'on', false);
+            END IF;
+            RETURN 1;
+        END $$"""))
+        for n in range(5):
+            world.publish('orders', '{"n": %d}' % n, 'k%d' % n)
+        world.all_acked(6, 5)
+        for before, damage in ((6, 'forget'), (12, 'standby')):
+            world.publish('orders', '{"%s": 1}' % damage)
+            world.all_acked(before + 1, 5)
+            for n in range(5):
+                world.publish('orders', '{"n": %d}' % n, 'k%d' % n)
+            world.all_acked(before + 6, 5)
+        equal('counted attempts', world.query('SELECT max(attempt - uncounted_attempts) FROM idem_outbox'), [(1,)])
+        equal('effects', other.query('SELECT count(*) FROM effects'), [(18,)])
+        expect('notices: ' + relay.said(), 'stolen' not in relay.said())
+        equal('the status', relay.stop(), 0)
+        other.connection.close()
+
+
+def silent_after_login(world):
+    """A server that answers the login and then nothing delays its sink only up
+    to "timeout", and each attempt to connect is logged."""
+    def serve(listener):
+        connections = []
+        while True:
+            try:
+                connection = listener.accept()[0]
+            except OSError:
+                return
+            connections.append(connection)
+            connection.recv(65536)
+            for kind, body in ((b'R', bytes(4)), (b'S', b'server_version\x0015.0\0'), (b'S', b'in_hot_standby\0off\0'),
+                               (b'S', b'default_transaction_read_only\0off\0'), (b'Z', b'I')):
+                connection.sendall(kind + struct.pack('!i', len(body) + 4) + body)
+
+    with socket.create_server(('127.0.0.1', 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        other = 'host=127.0.0.1 port=%d user=x sslmode=disable gssencmode=disable' % listener.getsockname()[1]
+        relay = world.relay('--p.sink=postgres', '--p.topics=t', '--p.database=' + other, '--p.function=f', '--p.group=g',
+                            '--p.timeout=1s')
+        until('it is paused twice', lambda: relay.said().count('sink "p" is paused: no answer') == 2, 8)
+        equal('the status', relay.stop(), 0)
+        listener.shutdown(socket.SHUT_RDWR)
+
+
 def fans_out(world):
     """One event goes to three webhooks, each with its own order and retries;
     each copy is published once, though relays are killed."""
@@ -240,6 +330,9 @@ def operates(world):
 TESTS = [
     ('postgres: relays and the other server are killed; each effect once, in order', applied_once),
     ('postgres: a call that fails or takes too long fails alone', applied_alone),
+    ('postgres: calls that take too long leave most of the time to others', hanging_calls),
+    ('postgres: a function that is replaced is called on a new connection', prepared_again),
+    ('postgres: a server that is silent after the login is given up after timeout', silent_after_login),
     ('outbox: one event goes to three webhooks, each copy once', fans_out),
     ('operators: dead, groups, requeue and status', operates),
 ]

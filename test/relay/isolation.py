@@ -205,6 +205,25 @@ def probed_with_another(world):
     endpoint.close()
 
 
+def same_remainder(world):
+    """Bad messages with similar ids: each is known to be bad, and its failures
+    after the first one count."""
+    endpoint = Endpoint(lambda request, number: (500, {}, b'') if b'bad' in request.body else (204, {}, b''))
+    for n in range(4):
+        world.query("SELECT setval('idem_outbox_ids', nextval('idem_outbox_ids') / 1024 * 1024 + 1024)")
+        world.publish('t', '"bad"', 'bad%d' % n)
+    relay = webhook(world, endpoint)
+    for n in range(60):
+        world.publish('t', str(n))
+        time.sleep(0.05)
+    until('they are tried again', lambda: world.query("SELECT min(attempt) FROM idem_outbox WHERE state <> 'acked'")[0][0] >= 4)
+    equal('the status', relay.stop(), 0)
+    # A pause of the sink can add some.
+    equal('failures that did not count', world.query(
+        "SELECT id % 1024, count(*), max(uncounted_attempts) <= 3 FROM idem_outbox WHERE state <> 'acked' GROUP BY 1"), [(1, 4, True)])
+    endpoint.close()
+
+
 def proxy_fails(world):
     """A proxy that fails for all costs no attempt and keeps the order."""
     end = time.monotonic() + 8
@@ -483,6 +502,7 @@ TESTS = [
     ('isolation: Retry-After is the pause of one message', later_alone),
     ('isolation: a message for which a command ends with 75 waits alone', command_defers),
     ('isolation: a paused sink is tried with another message', probed_with_another),
+    ('isolation: bad messages whose ids have the same remainder are all remembered', same_remainder),
     ('isolation: a proxy that fails costs no attempt and keeps the order', proxy_fails),
     ('isolation: headers of the relay are its own', relays_own_headers),
     ('isolation: an unreachable broker keeps no other sink from starting', starts_without),

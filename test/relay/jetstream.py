@@ -99,12 +99,15 @@ def delivers(world):
     bad = [world.publish('orders.eu', '1', 'k%d' % n, headers) for n, headers in enumerate(
         ['{"Nats-Msg-Id": "x"}', '{"a b": "c"}', '{"a": "b\\r\\nc: d"}', '{"topic": "x"}'])]
     wild, unbound = world.publish('orders.*'), world.publish('nowhere')
+    commands = [world.publish(topic) for topic in ('$JS.API.STREAM.PURGE.ORDERS', '_INBOX.x')]
     running = relay(world, server).started()
     until('it is delivered', lambda: world.outbox(message)[0] == 'acked')
     for each in bad:
         until('it is refused', lambda m=each: 'headers cannot be sent' in (world.outbox(m)[3] or ''))
     until('reasons', lambda: world.outbox(wild)[3] == 'its topic is no subject of NATS' and
           'no stream has this subject' in (world.outbox(unbound)[3] or ''))
+    for each in commands:
+        until('it is refused', lambda m=each: world.outbox(m)[3] == 'its topic is no subject of NATS')
     (subject, headers, body), = server.messages('ORDERS')
     equal('the message', (subject, body), ('orders.eu', b'{"n": 1}'))
     equal('its headers', headers, {'Nats-Msg-Id': message, 'content-type': 'application/json', 'topic': 'orders.eu',
@@ -167,6 +170,42 @@ def silent(world):
     server.stop()
 
 
+def does_not_read(world):
+    """A server that does not read delays other sinks only up to "timeout"."""
+    server = Server(world.directory)
+    server.stream('T', 't')
+    running = relay(world, server, '--n.timeout=1s', '--n.topics=t', '--out.sink=stdout', '--out.topics=out').started()
+    world.publish('t')
+    world.all_acked(1)
+    server.process.send_signal(signal.SIGSTOP)
+    world.query("SELECT count(idem_publish('t', to_jsonb(repeat(md5(n::text), 20000)), 'k' || n)) FROM generate_series(1, 30) n")
+    time.sleep(1)
+    message = world.publish('out')
+    until('another sink delivers', lambda: world.outbox(message)[0] == 'acked', 8)
+    server.process.send_signal(signal.SIGCONT)
+    world.all_acked(32)
+    equal('the status', running.stop(), 0)
+    server.stop()
+
+
+def answers_itself(world):
+    """An answer of a program that is no stream is no confirm."""
+    server = Server(world.directory)
+    message = world.publish('t')
+    with socket.create_connection(('127.0.0.1', server.port), 10) as connection:
+        stream = connection.makefile('rb')
+        connection.sendall(b'CONNECT {"verbose":false,"headers":true}\r\nSUB t 1\r\n')
+        running = relay(world, server)
+        line = stream.readline()
+        while not line.startswith(b'HMSG'):
+            line = stream.readline()
+        answer = b'{"success":true}'
+        connection.sendall(b'PUB %s %d\r\n%s\r\n' % (line.split()[3], len(answer), answer))
+        until('it is no confirm', lambda: world.outbox(message)[3] == 'the answer is not that of a stream')
+    equal('the status', running.stop(), 0)
+    server.stop()
+
+
 def over_tls(world):
     path, key = certificate(world.directory, 'nats')
     password = os.path.join(world.directory, 'nats.password')
@@ -192,5 +231,7 @@ TESTS = [
     ('nats: a message with its headers is stored once', delivers),
     ('nats: relays and server are killed; each message is stored, in order', killed),
     ('nats: a server that does not respond delays no other sink', silent),
+    ('nats: a server that does not read delays no other sink', does_not_read),
+    ('nats: an answer that is not that of a stream is no confirm', answers_itself),
     ('nats: over TLS, with a password in a file', over_tls),
 ]

@@ -5,7 +5,10 @@ import itertools
 import os
 import re
 import signal
+import subprocess
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from endpoint import Endpoint, signature
 from rabbit import tls_server
@@ -90,20 +93,71 @@ def silent(world):
     endpoint.close()
 
 
+def proxy_refuses(world):
+    """If the proxy does not connect to the endpoint, no attempt counts, also after grace."""
+    class Proxy(BaseHTTPRequestHandler):
+        def do_CONNECT(self):
+            self.send_error(503)
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(('127.0.0.1', 0), Proxy) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        world.publish('t')
+        relay = world.relay('--w.sink=webhook', '--w.topics=t', '--w.url=https://endpoint.test/', '--w.grace=0s',
+                            environment={'https_proxy': 'http://127.0.0.1:%d' % server.server_address[1]})
+        until('it was tried three times', lambda: relay.said().count('the proxy answered with status 503; next try') >= 3)
+        equal('the status', relay.stop(), 0)
+        equal('counted attempts', world.query('SELECT attempt - uncounted_attempts FROM idem_outbox'), [(0,)])
+        server.shutdown()
+
+
+def one_connection_each(world):
+    """An endpoint that offers HTTP/2 gets HTTP/1.1: requests share no connection."""
+    context = tls_server(world.directory, 'endpoint')
+    context.set_alpn_protocols(['h2', 'http/1.1'])
+    endpoint = Endpoint(lambda request, number: time.sleep(0.3) or (204, {}, b''), tls=context)
+    for n in range(3):
+        world.publish('t', str(n))
+    relay = webhook(world, endpoint.url, '--w.ca_file=%s/endpoint.crt' % world.directory)
+    until('it has three connections', lambda: len(endpoint.connections) == 3)
+    world.all_acked(3)
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
 def bad_headers(world):
     """Headers that HTTP does not allow, or that a publisher is not allowed to set."""
     endpoint = Endpoint()
     bad = [world.publish('t', '1', None, headers) for headers in
            ('{"a b": "c"}', '{"a": "b\\r\\nwebhook-id: x"}', '{"Webhook-Id": "x"}', '{"content-length": "3"}', '{"": "x"}')]
+    bad += [world.publish('t', '1', None, '{"a": "%s"}' % ('x' * size)) for size in (65536, 1200000)]
     good = world.publish('t', '2', None, '{"n": 1, "o": {"p": "}"}, "empty": ""}')
     relay = webhook(world, endpoint.url)
     until('all are answered', lambda: world.outbox(good)[0] == 'acked' and
           all('headers cannot be sent' in (world.outbox(message)[3] or '') for message in bad))
     equal('requests', len(endpoint.requests), 1)
+    equal('pauses', relay.said().count('is paused'), 0)
     headers = endpoint.requests[0].headers
     equal('headers', (headers['n'], headers['o'], headers['empty']), ('1', '{"p": "}"}', ''))
     equal('the status', relay.stop(), 0)
     endpoint.close()
+
+
+def silent_resolver(world):
+    """A name server that does not answer delays the messages of no other sink."""
+    mock = os.path.join(world.directory, 'resolver_mock.so')
+    subprocess.run(['cc', '-shared', '-fPIC', '-o', mock, os.path.join(os.path.dirname(__file__), 'resolver_mock.c')], check=True)
+    relay = world.relay('--w.sink=webhook', '--w.topics=t', '--w.url=http://silent.test/', '--w.timeout=300ms', '--out.sink=stdout',
+                        '--out.topics=out', environment={'LD_PRELOAD': mock, 'ASAN_OPTIONS': 'verify_asan_link_order=0'}).started()
+    world.publish('t')
+    for n in range(10):
+        time.sleep(0.1)
+        world.publish('out')
+    until('the other sink delivers', lambda: world.states() == {'acked': 10, 'pending': 1}, 4)
+    expect(relay.said(), 'sink "w" is paused' in relay.said())
+    equal('the status', relay.stop(), 0)
 
 
 def in_parallel(world):
@@ -272,5 +326,8 @@ TESTS = [
     ('an endpoint that is not there costs no attempt', not_there),
     ('an endpoint that does not answer costs one', silent),
     ('headers that cannot be sent are refused', bad_headers),
+    ('a webhook whose name server does not answer delays no other sink', silent_resolver),
+    ('a proxy that does not connect to the endpoint costs no attempt', proxy_refuses),
+    ('webhooks use HTTP/1.1, so that no two requests share a connection', one_connection_each),
     ('webhooks fly in parallel, one of a key at a time', in_parallel),
 ]

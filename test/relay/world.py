@@ -69,13 +69,13 @@ def deaf_port():
 class Relay:
     """A running relay; "out" and "log" are files."""
 
-    def __init__(self, world, *options, environment=None):
+    def __init__(self, world, *options, environment=None, descriptors=()):
         world.relays.append(self)
         name = os.path.join(world.directory, 'relay.%d' % len(world.relays))
         self.out, self.log = name + '.out', name + '.log'
         with open(self.out, 'wb') as out, open(self.log, 'wb') as log:
             self.process = subprocess.Popen([PROGRAM, *options], stdout=out, stderr=log,
-                                            env={**os.environ, **(environment or {})})
+                                            env={**os.environ, **(environment or {})}, pass_fds=descriptors)
 
     def started(self, seconds=20):
         until('the relay has started', lambda: 'started' in self.said() or self.process.poll() is not None, seconds)
