@@ -106,6 +106,8 @@ struct RelaySink
 	int64_t		grace;			/* how long failures of a sink are free */
 	int64_t		disable_after;	/* 0: never */
 
+	int			held;			/* its messages in the queue */
+	size_t		held_size;		/* in bytes */
 	RelayMessageList ready;		/* waiting for the sink, in order */
 	RelayMessageList in_flight; /* handed over, no outcome yet */
 	struct RelayConnecting *connecting; /* while a thread connects */

@@ -341,6 +341,30 @@ def bad_endpoints(world):
     good.close()
 
 
+def slow_success(world):
+    """Endpoints that are slow and always succeed hold a share of the messages,
+    so that a fast sink takes its own at once; also if it has the topic *."""
+    endpoint = Endpoint(lambda request, number: time.sleep(3) or (204, {}, b''))
+    world.query("SELECT count(idem_publish(t, to_jsonb(n), 'k' || n)) FROM unnest('{one,two}'::text[]) t, "
+                'generate_series(1, 300) n')
+    for topics, limit in [('fast', '--max_messages=60'), ('*', '--max_messages=60'), ('fast', '--max_memory=64kB')]:
+        relay = world.relay('--one.sink=webhook', '--one.topics=one', '--one.url=' + endpoint.url, '--two.sink=webhook',
+                            '--two.topics=two', '--two.url=' + endpoint.url, '--out.sink=stdout', '--out.topics=' + topics,
+                            limit, '--stop_timeout=0s').started()
+        until('both are busy', lambda: len(endpoint.requests) >= 20)
+        times = []
+        for n in range(5):
+            began = time.monotonic()
+            message = world.publish('fast', str(n))
+            until('with %s, %s, it is delivered' % (topics, limit), lambda m=message: world.outbox(m)[0] == 'acked', 2)
+            times.append(time.monotonic() - began)
+        expect('they took %s s' % times, sorted(times)[2] < 1)
+        expect('both sinks hold some', world.leased() > 25)
+        equal('the status', relay.stop(), 0)
+        endpoint.requests.clear()
+    endpoint.close()
+
+
 def one_queue_stuck(world):
     """A queue that refuses by basic.nack costs its own messages attempts."""
     amqp.start(world)
@@ -488,5 +512,6 @@ TESTS = [
     ('isolation: an unreachable broker keeps no other sink from starting', starts_without),
     ('isolation: a broker that does not answer delays no other sink', silent_broker),
     ('isolation: a bad endpoint delays no message of another one', bad_endpoints),
+    ('isolation: slow endpoints that succeed delay no other sink', slow_success),
     ('isolation: a full queue refuses its own messages only', one_queue_stuck),
 ]
