@@ -25,6 +25,7 @@
 #define SHORTEST_BACKOFF	200
 #define LONGEST_BACKOFF		15000
 #define CONNECT_LIMIT		10000
+#define LONGEST_LOCK_PAUSE	3000
 #define FIRST_LIST			8	/* in the settings that libpq gets */
 
 /* The order is that of RelayServer.host_lists. */
@@ -32,7 +33,7 @@ static const char *const host_names[] = {"host", "hostaddr", "port"};
 
 /*
  * Settings that the relay depends on.  Some do not exist in all major
- * versions.
+ * versions.  The parameter is the lock_timeout.
  */
 static const char setup_query[] =
 "SELECT (" RELAY_SCHEMA_QUERY "),"
@@ -40,7 +41,7 @@ static const char setup_query[] =
 " pg_catalog.current_setting('idempotency.outbox_max_attempts', true),"
 " pg_catalog.set_config(name, value, false)"
 " FROM (VALUES ('search_path', 'pg_catalog'),"
-" ('statement_timeout', '0'), ('lock_timeout', '0'),"
+" ('statement_timeout', '0'), ('lock_timeout', $1::pg_catalog.text),"
 " ('idle_session_timeout', '0'), ('transaction_timeout', '0'),"
 " ('default_transaction_isolation', 'read committed'),"
 " ('TimeZone', 'UTC')) AS s (name, value)"
@@ -220,6 +221,27 @@ relay_database_refused(RelayDatabase *database, const PGresult *result)
 }
 
 /*
+ * Return whether a query has failed because it waited for a lock for too long.
+ */
+bool
+relay_database_is_locked(const PGresult *result)
+{
+	const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+
+	return state && strcmp(state, "55P03") == 0;
+}
+
+/*
+ * Return how long to wait before the next call about a locked row, in
+ * milliseconds, so that a lease can be extended after the lock.
+ */
+int64_t
+relay_database_lock_pause(int64_t lease)
+{
+	return lease / 10 < LONGEST_LOCK_PAUSE ? lease / 10 : LONGEST_LOCK_PAUSE;
+}
+
+/*
  * Close the connection.  The owner is not called.
  */
 void
@@ -333,6 +355,9 @@ continue_connecting(RelayDatabase *database)
 {
 	PGconn	   *connection = database->connection;
 	PostgresPollingStatusType status = PQconnectPoll(connection);
+	const char *params[] = {
+		database->lock_timeout ? database->lock_timeout : "0"
+	};
 
 	if (status == PGRES_POLLING_READING)
 		watch(database, RELAY_LOOP_READ);
@@ -340,7 +365,8 @@ continue_connecting(RelayDatabase *database)
 		watch(database, RELAY_LOOP_WRITE);
 	else if (status != PGRES_POLLING_OK ||
 			 PQsetnonblocking(connection, 1) < 0 ||
-			 !PQsendQuery(connection, setup_query))
+			 !PQsendQueryParams(connection, setup_query, 1, NULL, params,
+								NULL, NULL, 0))
 		lose(database, PQerrorMessage(connection));
 	else
 	{

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import time
 
+import psycopg2
+
 import amqp
 import kafka
 from endpoint import Endpoint
@@ -365,6 +367,34 @@ def slow_success(world):
     endpoint.close()
 
 
+def locked_row(world):
+    """A transaction that holds the rows of two messages delays only the answers
+    about these two; the leases of others are extended."""
+    def answer(request, number):
+        time.sleep(3 if b'slow' in request.body else 1)
+        return (400, {}, b'no') if b'refused' in request.body else (204, {}, b'')
+
+    endpoint = Endpoint(answer)
+    for body in 'held', 'refused', 'slow', 'slow', 'slow':
+        world.publish('t', '"%s"' % body)
+    relay = webhook(world, endpoint, '--out.sink=stdout', '--out.topics=f', '--lease=2s', '--wait=600ms')
+    until('they are in flight', lambda: len(endpoint.requests) == 5)
+    with contextlib.closing(psycopg2.connect('')) as other:
+        other.cursor().execute("SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE payload <> '\"slow\"'")
+        for n in range(20):
+            message = world.publish('f', str(n))
+            until('another one is acknowledged', lambda m=message: world.outbox(m)[0] == 'acked', 2)
+            time.sleep(0.1)
+        until('the slow ones are acknowledged', lambda: world.states() == {'acked': 23, 'pending': 2}, 5)
+        expect('the log', relay.said().count('another transaction has locked its row') == 2)
+    until('it is acknowledged', lambda: world.states() == {'acked': 24, 'pending': 1})
+    until('it is refused', lambda: relay.said().count('status 400') >= 1 and world.query(
+        "SELECT 1 FROM idem_outbox WHERE payload = '\"refused\"' AND last_error LIKE '%%status 400%%'"))
+    equal('requests for the slow ones', sum(b'slow' in request.body for request in endpoint.requests), 3)
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
 def one_queue_stuck(world):
     """A queue that refuses by basic.nack costs its own messages attempts."""
     amqp.start(world)
@@ -513,5 +543,6 @@ TESTS = [
     ('isolation: a broker that does not answer delays no other sink', silent_broker),
     ('isolation: a bad endpoint delays no message of another one', bad_endpoints),
     ('isolation: slow endpoints that succeed delay no other sink', slow_success),
+    ('isolation: a locked row delays its own answer only', locked_row),
     ('isolation: a full queue refuses its own messages only', one_queue_stuck),
 ]
