@@ -35,6 +35,8 @@ typedef struct RelayCompleter
 	RelayClaimCall call;
 	RelayMessage *called;		/* answered by the call; NULL: none */
 	int64_t		called_at;
+	bool		waited;			/* the last call waited for a locked row */
+	int			turn;			/* the list of answers that was last */
 
 	/* Claims since the start. */
 	uint64_t	resumed;
