@@ -25,6 +25,7 @@ typedef struct RelayHttp
 extern void relay_http_configure(RelayConfig *config);
 extern void relay_http_begin(RelayHttp *http, RelayConfig *config,
 							 RelayLoop *loop, const RelayTaker *taker);
+extern void relay_http_check(const RelayHttp *http, RelayConfig *config);
 extern void relay_http_end(RelayHttp *http);
 
 #endif							/* IDEM_RELAY_HTTP_H */

@@ -245,7 +245,7 @@ is_valid(const Relay *relay)
 	bool		valid;
 
 	relay_database_configure(config);
-	relay_http_configure(config);
+	relay_http_check(&relay->http, config);
 	relay_sinks_configure(&routing, config, NULL, NULL);
 	relay_sinks_free(&routing);
 	valid = config->nfaults == 0;

@@ -135,6 +135,7 @@ def stops_asleep(world):
 
 def reloads(world):
     path = os.path.join(world.directory, 'reload.conf')
+    port = free_port()
 
     def write(text):
         with open(path, 'w') as file:
@@ -147,9 +148,14 @@ def reloads(world):
     until('the fault is told', lambda: 'reload.conf:4: there is no setting "colour"' in relay.said())
     world.publish('t', '1')
     world.all_acked(1)
-    write('[out]\nsink = stdout\ntopics = *\nformat = cloudevents\n')
-    relay.signal(signal.SIGHUP)
-    until('it has started again', lambda: relay.said().count('started') == 2)
+    with socket.create_server(('127.0.0.1', 0)) as taken:
+        write('metrics = 127.0.0.1:%d\n[out]\nsink = stdout\ntopics = *\n' % taken.getsockname()[1])
+        relay.signal(signal.SIGHUP)
+        until('the fault is told', lambda: 'cannot listen on' in relay.said())
+    for count, address in (2, '127.0.0.1'), (3, '127.0.0.1'), (4, '0.0.0.0'):
+        write('metrics = %s:%d\n[out]\nsink = stdout\ntopics = *\nformat = cloudevents\n' % (address, port))
+        relay.signal(signal.SIGHUP)
+        until('it has started again', lambda n=count: relay.said().count('started') == n)
     world.publish('t', '2')
     world.all_acked(2)
     equal('the status', relay.stop(), 0)
