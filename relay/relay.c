@@ -18,6 +18,7 @@
  *-------------------------------------------------------------------------
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -30,6 +31,9 @@
 
 #define ANSWER_TIME	5000		/* for the last answers, in milliseconds */
 
+/* Set in the environment of a relay that starts again after SIGHUP. */
+#define RESTARTED	"IDEM_RELAY_RESTARTED"
+
 static void work(Relay *relay, int64_t now);
 static bool can_end(Relay *relay, int64_t now);
 static void signalled(void *argument, int fd, int events);
@@ -39,7 +43,8 @@ static void check_schedules(const Relay *relay);
 /*
  * Initialize a zeroed relay: read the configuration, and connect to the
  * database.  Ends the process if the configuration has a fault or the database
- * cannot be reached, after logging all of it.  With "check_only", opens no
+ * cannot be reached, after logging all of it.  After SIGHUP, it waits for the
+ * database like a relay that was not restarted.  With "check_only", opens no
  * port for metrics, and connects all sinks, too, even if the database cannot
  * be reached.  Otherwise dispatch.c connects them, so that a sink that cannot
  * be reached does not keep the others from starting.
@@ -49,8 +54,10 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 {
 	RelayConfig *config;
 	const RelaySection *settings;
+	bool		restarted = getenv(RESTARTED) != NULL && !check_only;
 	bool		reached;
 
+	unsetenv(RESTARTED);
 	relay->argc = argc;
 	relay->argv = argv;
 	(void) !readlink("/proc/self/exe", relay->program,
@@ -98,7 +105,7 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 		check_schedules(relay);
 	if (check_only)
 		reached &= relay_sinks_connect(&relay->routing);
-	if (!reached)
+	if (!reached && !restarted)
 		relay_exit(RELAY_UNAVAILABLE, "start what cannot be reached, or fix "
 				   "the configuration");
 }
@@ -286,6 +293,7 @@ relay_end(Relay *relay)
 	}
 	if (relay->restart && relay->phase != RELAY_ABANDONED)
 	{
+		setenv(RESTARTED, "1", 1);
 		/* The path has the new program after an upgrade. */
 		execv(relay->program, relay->argv);
 		execv("/proc/self/exe", relay->argv);

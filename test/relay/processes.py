@@ -162,6 +162,40 @@ def reloads(world):
     equal('data', json.loads(relay.lines()[1])['data'], 2)
 
 
+def reloads_twice(world):
+    """A second SIGHUP can arrive at any time."""
+    relay = world.relay(*OUT).started()
+    for gap in 0.01, 0.02, 0.03, 0.04, 0.06, 0.08:
+        relay.signal(signal.SIGHUP)
+        time.sleep(gap)
+        relay.signal(signal.SIGHUP)
+        time.sleep(0.2)
+        equal('it has ended', relay.process.poll(), None)
+    world.publish('t')
+    world.all_acked(1)
+    until('it runs', lambda: relay.said().endswith('started\n'))
+    equal('the status', relay.stop(), 0)
+
+
+def reloads_without_database(world):
+    """SIGHUP while the database is away: the relay waits for it, as without
+    SIGHUP."""
+    directory = tempfile.mkdtemp(dir=world.directory)
+    path = os.path.join(directory, '.s.PGSQL.5432')
+    real = os.path.join(os.environ['PGHOST'], '.s.PGSQL.' + os.environ['PGPORT'])
+    os.symlink(real, path)
+    relay = world.relay('--database=host=%s port=5432' % directory, *OUT).started()
+    os.unlink(path)
+    relay.signal(signal.SIGHUP)
+    until('it has started again', lambda: relay.said().count('started') == 2 or relay.process.poll() is not None)
+    expect(relay.said(), 'the database cannot be reached' in relay.said())
+    os.symlink(real, path)
+    world.publish('t')
+    world.all_acked(1)
+    equal('the status', relay.stop(), 0)
+    shutil.rmtree(directory)
+
+
 def tells_systemd(world):
     path = os.path.join(world.directory, 'notify')
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
@@ -509,6 +543,8 @@ TESTS = [
     ('SIGTERM: what does not end in time is given back', stops_in_time),
     ('SIGTERM: a relay that sleeps ends at once', stops_asleep),
     ('SIGHUP: a new configuration, unless it has a fault', reloads),
+    ('SIGHUP: a second one can follow at any time', reloads_twice),
+    ('SIGHUP while the database is away: the relay waits for it', reloads_without_database),
     ('systemd is told', tells_systemd),
     ('metrics are served', shows_metrics),
     ('the steps of README.md work, with the sample and the unit', step_by_step),
