@@ -141,6 +141,19 @@ relay_completers_stop(RelayCompleter *completers)
 }
 
 /*
+ * Return how many claims are held.
+ */
+int
+relay_completers_held(const RelayCompleter *completers)
+{
+	int			held = 0;
+
+	for (; completers; completers = completers->next)
+		held += completers->queue.count;
+	return held;
+}
+
+/*
  * Release completers, and the claims that they hold.  No sink has one in
  * flight.
  */

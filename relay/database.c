@@ -39,6 +39,13 @@ static const char setup_query[] =
 "SELECT (" RELAY_SCHEMA_QUERY "),"
 " pg_catalog.pg_backend_pid(),"
 " pg_catalog.current_setting('idempotency.outbox_max_attempts', true),"
+" (SELECT pg_catalog.string_agg(f, ', ') FROM pg_catalog.unnest("
+"'{idem_resume,idem_heartbeat,idem_fail,idem_complete}'::pg_catalog.text[])"
+" AS f WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_proc AS p"
+" WHERE p.proname OPERATOR(pg_catalog.=) f"
+" AND pg_catalog.has_function_privilege(p.oid, 'EXECUTE')"
+" AND p.pronamespace::pg_catalog.regnamespace::pg_catalog.text"
+" OPERATOR(pg_catalog.=) (" RELAY_SCHEMA_QUERY "))),"
 " pg_catalog.set_config(name, value, false)"
 " FROM (VALUES ('search_path', 'pg_catalog'),"
 " ('statement_timeout', '0'), ('lock_timeout', $1::pg_catalog.text),"
@@ -166,6 +173,7 @@ relay_database_free(RelayServer *server)
 
 	for (i = 0; i < RELAY_HOST_LISTS; i++)
 		free(server->host_lists[i]);
+	free(server->lacking);
 }
 
 /*
@@ -449,6 +457,9 @@ end_setup(RelayDatabase *database, PGresult *result)
 		/* NULL if the library is not loaded, which then has its default. */
 		database->server->max_attempts = PQgetisnull(result, 0, 2) ? 10 :
 			(int) strtol(PQgetvalue(result, 0, 2), NULL, 10);
+		free(database->server->lacking);
+		database->server->lacking = PQgetisnull(result, 0, 3) ? NULL :
+			relay_copy(PQgetvalue(result, 0, 3));
 		database->state = RELAY_DATABASE_IDLE;
 		if (database->losses > 0 && database->backoff > 0)
 			relay_log(RELAY_INFO, "connected to the database again (%s)",

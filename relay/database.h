@@ -53,6 +53,8 @@ typedef struct RelayServer
 	int			good_host;		/* number of the one that worked at start */
 
 	int			max_attempts;	/* idempotency.outbox_max_attempts */
+	char	   *lacking;		/* functions of completer.c that the role
+								 * cannot call; NULL: none */
 } RelayServer;
 
 typedef enum RelayDatabaseState

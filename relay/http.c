@@ -60,12 +60,13 @@ relay_http_configure(RelayConfig *config)
 }
 
 /*
- * Serve the metrics of a taker at the address that the configuration names, if
- * it names one.  The RelayHttp is zeroed.  Counts a fault if that fails.
+ * Serve the metrics of a taker, and of completers, at the address that the
+ * configuration names, if it names one.  The RelayHttp is zeroed.  Counts a
+ * fault if that fails.
  */
 void
 relay_http_begin(RelayHttp *http, RelayConfig *config, RelayLoop *loop,
-				 const RelayTaker *taker)
+				 const RelayTaker *taker, const RelayCompleter *completers)
 {
 	struct addrinfo *address = find_address(config);
 
@@ -80,6 +81,7 @@ relay_http_begin(RelayHttp *http, RelayConfig *config, RelayLoop *loop,
 	}
 	http->loop = loop;
 	http->taker = taker;
+	http->completers = completers;
 	relay_loop_watch(loop, http->listener, RELAY_LOOP_READ, accept_client,
 					 http);
 }
@@ -325,10 +327,12 @@ make_answer(RelayHttpClient *client)
 	const char *status = "200 OK";
 
 	if (is_request(client, "/metrics"))
-		relay_metrics_write(client->http->taker, page);
+		relay_metrics_write(client->http->taker,
+							client->http->completers, page);
 	else if (is_request(client, "/healthz"))
 	{
-		if (!relay_metrics_health(client->http->taker, page))
+		if (!relay_metrics_health(client->http->taker,
+								  client->http->completers, page))
 			status = "503 Service Unavailable";
 	}
 	else

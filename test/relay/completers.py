@@ -11,7 +11,8 @@ import time
 import psycopg2
 
 from endpoint import Endpoint
-from world import equal, expect, free_port, until
+from reporting import page
+from world import PROGRAM, equal, expect, free_port, until
 
 ROUNDS = int(os.environ.get('ROUNDS', '300')) * 2 // 3
 SEED = int(os.environ.get('SEED', '1'))
@@ -142,6 +143,42 @@ def refused_completion(world):
     endpoint.close()
 
 
+def lacks_privilege(world):
+    """A role that lacks EXECUTE is reported, and the relay is not healthy."""
+    endpoint = Endpoint(lambda request, number: (200, {}, b'ok'))
+    port = free_port()
+    world.query('TRUNCATE idem_keys')
+    world.query('DROP ROLE IF EXISTS few')
+    world.query('CREATE ROLE few LOGIN')
+    world.query("SELECT idem_grant_relay('few')")
+    options = ['--database=user=few', '--c.resume=*', '--c.sink=webhook', '--c.url=' + endpoint.url]
+    try:
+        done = subprocess.run([PROGRAM, '--check', *options], capture_output=True, text=True, timeout=30)
+        equal('the status', done.returncode, 69)
+        reported = done.stderr.splitlines()[0].partition('; run GRANT ')
+        expect(done.stderr, reported[0].endswith('privileges on idem_resume, idem_heartbeat, idem_fail, idem_complete'))
+        relay = world.relay(*options, '--metrics=127.0.0.1:%d' % port).started()
+        expect(relay.said(), 'lacks privileges' in relay.said())
+        until('it is refused', lambda: 'permission denied for function idem_resume' in relay.said())
+        equal('the health', page(port, '/healthz')[0], 503)
+        metrics = page(port, '/metrics')[1]
+        expect('the database is up', '\nidem_relay_database_up 0\n' in metrics)
+        expect('no failure is counted', '\nidem_relay_database_failures_total 0\n' not in metrics)
+        world.query('GRANT ' + reported[2].replace(' TO it', ' TO few'))
+        until('it is healthy', lambda: page(port, '/healthz')[0] == 200)
+        key, _ = claim(world, 1, {'n': 1})
+        until('it is completed', lambda: lookup(world, key)[0] == 'completed')
+        until('it is counted', lambda: 'idem_relay_claims_completed_total{sink="c",kind="webhook"} 1\n' in page(
+            port, '/metrics')[1])
+        equal('the status', relay.stop(), 0)
+        done = subprocess.run([PROGRAM, '--check', *options], capture_output=True, text=True, timeout=30)
+        equal('the status', (done.returncode, done.stderr), (0, ''))
+    finally:
+        world.query('DROP OWNED BY few')
+        world.query('DROP ROLE few')
+    endpoint.close()
+
+
 def returns_at_stop(world):
     """A relay that stops gives its claims back at once."""
     endpoint = Endpoint(lambda request, number: time.sleep(30))
@@ -208,6 +245,7 @@ TESTS = [
     ('completer: the lease is extended, and a lost claim is not answered', extends_lease),
     ('completer: a claim that its application has locked delays no other', locked_claim),
     ('completer: a completion that the server refuses delays no other answer', refused_completion),
+    ('completer: a role that lacks a privilege is reported', lacks_privilege),
     ('completer: a relay that stops gives its claims back', returns_at_stop),
     ('completer: application and relays are killed; every effect once, none left', killed),
 ]
