@@ -10,7 +10,8 @@
  *
  * A sink is full if it holds as many messages, or bytes, as are free for all
  * sinks.  The relay takes no more of its topics then.  So with n slow sinks,
- * each holds about a share of n + 1, and one share is left for the others.
+ * each holds about a share of n + 1, and one share is left for the others.  A
+ * sink that holds nothing is never full, because one message can be large.
  *
  * sinks.c makes the RelayRouting from the configuration, taker.c asks what to
  * take, and everyone can iterate over its sinks.
@@ -152,7 +153,7 @@ is_full(const RelayRouting *routing, const RelaySink *sink)
 {
 	const RelayQueue *queue = sink->queue;
 
-	return routing->shared &&
+	return routing->shared && sink->held > 0 &&
 		(sink->held >= queue->max_count - queue->count ||
 		 sink->held_size + queue->size >= queue->max_size);
 }

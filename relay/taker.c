@@ -184,7 +184,8 @@ relay_taker_stop(RelayTaker *taker, int64_t now)
  * Return how many messages to take, or 0 if the relay holds enough.  A single
  * sink gets nothing if less than half a batch would fit.  If there are several
  * sinks, a take fills at most half of what is free, so that the messages of
- * one sink never occupy all of it.
+ * one sink never occupy all of it; but one message is always allowed, because
+ * the topics are only those of sinks that are not full.
  */
 static int
 free_places(const RelayTaker *taker)
@@ -194,15 +195,14 @@ free_places(const RelayTaker *taker)
 	int			most = taker->batch < queue->max_count ? taker->batch :
 		queue->max_count;
 	int			left = queue->max_count - queue->count;
-	size_t		memory;
+	size_t		memory = queue->size < queue->max_size ?
+		queue->max_size - queue->size : 0;
 
-	if (queue->size >= queue->max_size || left <= 0 ||
-		(!shared && left < (most + 1) / 2))
+	if (!shared && (memory == 0 || left < (most + 1) / 2))
 		return 0;
-	memory = queue->max_size - queue->size;
 	if (shared)
 	{
-		left = (left + 1) / 2;
+		left = left > 1 ? left / 2 : 1;
 		memory /= 2;
 	}
 	if (left > most)
