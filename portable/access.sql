@@ -1,5 +1,6 @@
 -- Grants.  Without a library, the names of the role and of the schema are not
--- locked: who renames one of them meanwhile gets an error, or the grant.
+-- locked.  If one of them is renamed meanwhile, the grant fails, or the renamed
+-- object gets it.
 
 --@ idem_check_grantee plpgsql
 DECLARE

@@ -1,7 +1,7 @@
 -- User actions.
 --
--- A state is written only by a transaction that has advanced the counter, whose
--- row lock therefore guards it.  A stale call reads, and writes nothing.
+-- A transaction writes a state only after it has advanced the counter, so the row
+-- lock of the counter protects the state.  A stale call only reads.
 
 --@ helpers
 CREATE FUNCTION @S@.idem_p_check_action_id(action_id bigint)
@@ -70,7 +70,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_advance(text, text, text, bigint) IS
 'Advances a version counter; returns whether it did, and the counter.';
 
--- active NULL flips.  Clearing what is not set writes nothing.
+-- If p_active is NULL, the state is inverted.  Clearing an inactive state writes nothing.
 CREATE FUNCTION @S@.idem_p_write_action(p_user text, p_type text, p_entity text, p_action text, p_active boolean, p_action_id bigint)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
@@ -91,7 +91,7 @@ BEGIN
 				last_action_id = EXCLUDED.last_action_id, updated_at = clock_timestamp(), is_active = coalesce(p_active, NOT a.is_active)
 			RETURNING a.is_active, a.updated_at INTO will_be, written;
 	END IF;
-	-- The time of an action is when it was written, not before a wait for its row.
+	-- The time of an action is the time of its write, not the time before a wait for the row.
 	IF @S@.idem_p_has_waited(written) THEN
 		UPDATE @S@.idem_user_actions AS a SET updated_at = clock_timestamp()
 			WHERE a.user_id = p_user AND a.entity_type = p_type AND a.entity_id = p_entity AND a.action_type = p_action;
@@ -125,7 +125,7 @@ BEGIN
 			result.processed := true;
 			RETURN result;
 		END IF;
-		-- Counter and state as one snapshot sees them.
+		-- Counter and state of one snapshot.
 		SELECT coalesce(a.is_active, false), v.last_action_id, false INTO result
 			FROM @S@.idem_action_versions AS v
 			LEFT JOIN @S@.idem_user_actions AS a ON a.user_id = v.user_id AND a.entity_type = v.entity_type
@@ -217,7 +217,7 @@ BEGIN
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
 	END IF;
-	-- The counter first: its row lock keeps out who would write its actions.
+	-- The counter first, because its row lock blocks other writers of its actions.
 	FOR counter IN SELECT v.entity_type, v.entity_id FROM @S@.idem_action_versions AS v
 		WHERE v.user_id = idem_forget_user.user_id ORDER BY v.entity_type, v.entity_id
 	LOOP
@@ -230,7 +230,7 @@ BEGIN
 		GET DIAGNOSTICS count = ROW_COUNT;
 		deleted := deleted + count;
 	END LOOP;
-	-- Actions without a counter: whether there is one is certain under the lock of the row.
+	-- Actions without a counter.  The lock of the row makes sure that there is still none.
 	FOR counter IN SELECT a.entity_type, a.entity_id, a.action_type FROM @S@.idem_user_actions AS a
 		WHERE a.user_id = idem_forget_user.user_id ORDER BY a.entity_type, a.entity_id, a.action_type
 	LOOP

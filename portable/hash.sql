@@ -1,11 +1,11 @@
 -- Request hashes and canonical JSON (RFC 8785).
 --
--- The functions have no settings and write nothing.  Their helpers are bound to
--- pg_catalog by the search_path of the callers.
+-- The functions do not depend on settings and write nothing.  The search_path of the
+-- callers binds their helpers to pg_catalog.
 
 --@ helpers
--- The exact value of a positive double that is an integer: a cast to numeric
--- keeps 15 digits.
+-- The exact value of a positive double that is an integer.  A cast to numeric would
+-- keep only 15 digits.
 CREATE FUNCTION @S@.idem_p_exact_integer(value float8)
 RETURNS numeric
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -17,7 +17,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_exact_integer(float8) IS
 'The exact value of a double that is an integer.';
 
--- The digits of a number are d1 d2 ..., its value 0.d1d2... * 10^exponent.
+-- The digits of a number are d1 d2 ..., and its value is 0.d1d2... * 10^exponent.
 CREATE FUNCTION @S@.idem_p_canonical_number(value numeric)
 RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -44,7 +44,7 @@ BEGIN
 		exponent := char_length(split_part(plain, '.', 1));
 	END IF;
 
-	-- Up to 15 digits are the double's own, within its range.
+	-- Up to 15 digits are exact in a double, within its range.
 	IF count <= 17 AND (count > 15 OR exponent NOT BETWEEN -305 AND 308) THEN
 		BEGIN
 			double := abs(value)::float8;
@@ -61,7 +61,7 @@ BEGIN
 					ELSE char_length(split_part(plain, '.', 1)) END;
 			digits := trim(trailing '0' FROM ltrim(replace(plain, '.', ''), '0'));
 			count := char_length(digits);
-			-- The server avoids a decimal half-way between two doubles; ECMAScript does not.
+			-- The server avoids a decimal that is half-way between two doubles; ECMAScript does not.
 			IF double >= 18014398509481984 THEN
 				FOR i IN 1 .. count - 1 LOOP
 					shorter := round(@S@.idem_p_exact_integer(double), i - exponent)::text;
@@ -86,7 +86,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_canonical_number(numeric) IS
 'A number in canonical JSON: the nearest double as ECMAScript writes it, or, if no double has that value, its own digits.';
 
--- Bytes in which U+E000 to U+FFFF come after the characters beyond them, as in UTF-16.
+-- Bytes that sort U+E000 to U+FFFF after the supplementary characters, as UTF-16 does.
 CREATE FUNCTION @S@.idem_p_member_order(name text)
 RETURNS bytea
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -128,7 +128,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_elements(jsonb) IS
 'The members of an object, or the elements of an array.';
 
--- Level by level, down and up again, because a document can be nested more
+-- Works level by level, down and up again, because a document can be nested more
 -- deeply than functions can call each other.
 CREATE FUNCTION @S@.idem_p_canonical(document jsonb)
 RETURNS text
@@ -153,10 +153,10 @@ BEGIN
 			WHERE jsonb_typeof(e.value) IN ('object', 'array');
 	END LOOP;
 
-	-- texts: of the containers one level further down, in the same order
+	-- The texts of the containers one level below, in the same order.
 	WHILE depth > 0 LOOP
 		level := levels[depth];
-		-- The containers themselves are not to be sorted, which can be large.
+		-- Do not sort the containers themselves, which can be large.
 		WITH n AS MATERIALIZED (
 			SELECT c.number, jsonb_typeof(c.value) = 'object' AS is_object, e.place, e.name,
 				jsonb_typeof(e.value) IN ('object', 'array') AS is_container,
@@ -206,7 +206,7 @@ COMMENT ON FUNCTION @S@.idem_p_hash(text, text, bytea) IS
 'SHA-256 of a request whose body is in its final form.';
 
 -- The server's own errors quote the text in DETAIL, and errors go to the server
--- log, where a request body has no place.
+-- log, which must not contain request bodies.
 CREATE FUNCTION @S@.idem_p_parse_body(body text)
 RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE

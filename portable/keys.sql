@@ -1,17 +1,17 @@
 -- Request keys.
 --
--- Drawing a claim token and writing it are one step under an advisory lock of the
--- key, which a call takes for its transaction, and under the lock of the row,
--- where there is one.  A call that does not get one of them reports that the
--- claim is in progress, or waits, if it is allowed to.  The unique index decides
--- in any case: if two keys have the same lock number, one of them is reported as
--- in progress without need, and nothing else happens.
+-- A claim draws and writes its token under an advisory lock of the key, which a call
+-- takes for its transaction, and under the lock of the row, if there is a row.  If a
+-- call does not get one of these locks, it reports that the claim is in progress,
+-- or waits, if it is allowed to.  The unique index decides in any case.  If two
+-- keys have the same lock number, a claim of one of them can be reported as in
+-- progress without need.  This has no other effect.
 --
--- Replays, conflicts and keys in progress are found by reading, without a lock.
+-- A call detects replays, conflicts and keys in progress without a lock.
 --
--- The tokens of the claims that this transaction has taken are in a setting that
--- is local to the transaction.  A session that forges it could pass the tokens
--- as arguments just as well.
+-- A setting that is local to the transaction has the tokens of the claims that the
+-- transaction has taken.  To forge it gains nothing, because a session can also
+-- pass the tokens as arguments.
 
 --@ helpers
 CREATE FUNCTION @S@.idem_p_redacted(key text)
@@ -116,7 +116,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_check_size(bigint, text) IS
 'Raises 54000 for an argument above idempotency.max_response_size.';
 
--- A call that returns rows of many users must not fail because one is too long.
+-- A call that returns rows of many users must not fail because one row is too long.
 CREATE FUNCTION @S@.idem_p_check_text_size(size bigint, document jsonb, second jsonb, name text)
 RETURNS void
 LANGUAGE plpgsql STABLE
@@ -125,7 +125,7 @@ DECLARE
 	allowed CONSTANT bigint := least(CASE WHEN name IS NULL THEN @S@.idem_p_setting('max_message_size')::bigint ELSE 268435456 END,
 		greatest(4194304, size * 10));
 BEGIN
-	-- No byte of a jsonb becomes 10,000 bytes of text.
+	-- A byte of jsonb becomes less than 10,000 bytes of text.
 	IF size > allowed / 10000 AND octet_length(document::text) + coalesce(octet_length(second::text), 0) > allowed THEN
 		RAISE EXCEPTION USING ERRCODE = '54000',
 			MESSAGE = CASE WHEN name IS NULL THEN 'message is too large' ELSE format('argument "%s" is too large', name) END,
@@ -138,8 +138,8 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_check_text_size(bigint, jsonb, jsonb, text) IS
 'Raises 54000 for documents that are far longer as text; without a name, of a message.';
 
--- What a record means for a claim; lapsed: it can be taken over, unless this
--- transaction holds it.  The planner inlines this.
+-- Returns the meaning of a record for a claim.  "lapsed" means that the claim can be
+-- taken over, unless this transaction holds it.  The planner inlines this function.
 CREATE FUNCTION @S@.idem_p_judge(k @S@.idem_keys, hash bytea, clock timestamptz)
 RETURNS text
 LANGUAGE sql STABLE
@@ -184,7 +184,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_next_token(bigint) IS
 'A claim token that is higher than this one.';
 
--- Beyond some hundred tokens, only the first of them is kept.
+-- Of more than some hundred tokens, only the first one is kept.
 CREATE FUNCTION @S@.idem_p_remember_claim(token bigint)
 RETURNS void
 LANGUAGE sql VOLATILE
@@ -215,7 +215,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_claimed_here(bigint, xid) IS
 'Whether this transaction has taken the claim with this token, whose row has this xmin.';
 
--- The time-out of the caller's own lock_timeout is an error, as in any wait.
+-- As in any wait, the caller's own lock_timeout raises an error.
 CREATE FUNCTION @S@.idem_p_await_lock(class int, number int, deadline timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
@@ -248,7 +248,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_await_lock(int, int, timestamptz) IS
 'Sleeps until an advisory lock is free, which it does not keep; false if it is not free at the deadline.';
 
--- As idem_p_await_lock(), for the row of a key that another transaction holds.
+-- Like idem_p_await_lock(), but for the row of a key that another transaction holds.
 CREATE FUNCTION @S@.idem_p_await_row(p_scope text, p_key text, deadline timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
@@ -280,7 +280,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_await_row(text, text, timestamptz) IS
 'Sleeps until no other transaction holds the row of a key, which it does not keep; false if one still does at the deadline.';
 
--- A session is not woken when a committed claim ends, so it looks again.
+-- A session is not woken when a committed claim ends, so it polls.
 CREATE FUNCTION @S@.idem_p_pause(pause float8, began timestamptz, deadline timestamptz)
 RETURNS float8
 LANGUAGE plpgsql VOLATILE
@@ -333,8 +333,8 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_claim_not_found(text, text) IS
 'Raises ID004.';
 
--- The record as it is now, for the holder of a claim.  What it finds it does not
--- lock: the caller writes by compare and swap, and looks again where that fails.
+-- The current record, for the holder of a claim.  This does not lock the record: the
+-- caller writes it by compare and swap, and calls this again if that fails.
 CREATE FUNCTION @S@.idem_p_check_claim(p_scope text, p_key text, token bigint, OUT state text, OUT current_token bigint)
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -360,8 +360,8 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_check_claim(text, text, bigint) IS
 'The state and the token of a live claim that the caller holds. Raises ID003, ID004, and ID001 for a key that cannot have a record.';
 
--- An UPDATE computes its values before it waits for a row.  If it has waited, for
--- a transaction that has changed nothing, the caller computes them again.
+-- An UPDATE computes its values before it waits for a row.  If it has waited for a
+-- transaction that changed nothing, the caller must compute the values again.
 CREATE FUNCTION @S@.idem_p_has_waited(written timestamptz)
 RETURNS boolean
 LANGUAGE sql VOLATILE
@@ -471,7 +471,7 @@ BEGIN
 		IF FOUND AND (is_ours OR NOT @S@.idem_p_has_waited(written)) THEN
 			RETURN lease_end;
 		END IF;
-		-- Now that this transaction has written the row, it does not wait again.
+		-- This transaction has now written the row, so the next round does not wait.
 		is_ours := FOUND;
 		rounds := rounds + 1;
 		PERFORM @S@.idem_p_check_rounds(rounds, 'idem_keys');
@@ -496,7 +496,7 @@ RETURNS text
 LANGUAGE plpgsql IMMUTABLE
 AS $$
 DECLARE
-	-- The longest beginning with at most so many bytes has between these numbers of characters.
+	-- The longest prefix of at most this number of bytes has between low and high characters.
 	low int := 0;
 	high int := least(char_length(value), bytes);
 	middle int;
@@ -577,7 +577,7 @@ BEGIN
 		END IF;
 
 		IF verdict IN ('new', 'lapsed') THEN
-			-- Look again under the lock, and release it if there is nothing to write.
+			-- Read again under the lock, and release it if there is nothing to write.
 			BEGIN
 				SELECT n.number, pg_try_advisory_xact_lock(478, n.number) INTO number, is_locked
 					FROM @S@.idem_p_lock_number(scope, key) AS n (number);
@@ -589,7 +589,7 @@ BEGIN
 					IF verdict NOT IN ('new', 'lapsed') THEN
 						RAISE SQLSTATE 'IDR00';
 					ELSIF is_found THEN
-						-- A row that another transaction is writing is in progress.
+						-- If another transaction is writing the row, the claim is in progress.
 						PERFORM FROM @S@.idem_keys AS k
 							WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope AND k.claim_token = record.claim_token
 								AND k.state = record.state AND k.expires_at = record.expires_at
@@ -619,7 +619,7 @@ BEGIN
 				ELSE
 					token := nextval('@S@.idem_claim_tokens');
 				END IF;
-				-- Drawing a token can wait, and the record expire meanwhile.
+				-- Drawing a token can wait, and the record can expire meanwhile.
 				CONTINUE look WHEN is_found AND (record.expires_at <= clock) <> (record.expires_at <= clock_timestamp());
 				clock := clock_timestamp();
 				result.outcome := 'new';
@@ -634,7 +634,7 @@ BEGIN
 						VALUES (token, clock, result.lease_expires_at, CASE WHEN request IS NOT NULL THEN result.lease_expires_at END,
 							result.expires_at, 1, 'started', idem_claim.scope, idem_claim.key, idem_claim.request_hash, idem_claim.request)
 						ON CONFLICT ON CONSTRAINT idem_keys_pkey DO NOTHING;
-					-- A row that was written past these functions.
+					-- Another program has inserted the row without these functions.
 					IF NOT FOUND THEN
 						result := NULL;
 						rounds := rounds + 1;
@@ -683,7 +683,7 @@ BEGIN
 			RETURN result;
 		END IF;
 
-		-- A snapshot of the transaction can be older than what the answer rests on.
+		-- The transaction's snapshot can be older than the row that determines the answer.
 		IF verdict IN ('in_progress', 'hash_conflict') AND NOT is_own
 			AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
 		THEN
@@ -794,7 +794,7 @@ BEGIN
 		PERFORM @S@.idem_p_check_writable();
 	END IF;
 	LOOP
-		-- A token whose record is gone: most likely released before, and the
+		-- The record of the token is gone.  Most likely it was released before, and the
 		-- acknowledgement was lost.
 		IF claim_token > 0
 			AND NOT EXISTS (SELECT FROM @S@.idem_keys AS k WHERE k.key = idem_release.key AND k.scope = idem_release.scope)
@@ -811,7 +811,7 @@ BEGIN
 				AND k.claim_token = claim.current_token AND k.expires_at > clock_timestamp()
 			RETURNING k.expires_at INTO expires;
 		IF FOUND THEN
-			-- It can have expired while this waited for the row; the error undoes the deletion.
+			-- The claim can have expired during the wait for the row.  The error undoes the deletion.
 			IF expires <= clock_timestamp() THEN
 				PERFORM @S@.idem_p_claim_not_found(key, NULL);
 			END IF;
@@ -965,7 +965,7 @@ DECLARE
 	handler_role pg_catalog.text;
 	is_completed boolean;
 BEGIN
-	-- Everything here is with the caller's rights and search_path.
+	-- This function runs with the caller's rights and search_path.
 	IF scope IS NULL OR handler IS NULL OR (request IS NULL AND key IS NOT NULL) THEN
 		RAISE EXCEPTION USING ERRCODE = '22004',
 			MESSAGE = pg_catalog.format('argument "%s" must not be null',
@@ -1039,7 +1039,7 @@ BEGIN
 	ELSIF response.status IS NULL THEN
 		RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'handler returned a response without a status';
 	END IF;
-	-- What the handler has made of the role is not for the completion.
+	-- Complete with the caller's role, if the handler has changed it.
 	IF CURRENT_USER OPERATOR(pg_catalog.<>) caller THEN
 		handler_role := pg_catalog.current_setting('role');
 		PERFORM pg_catalog.set_config('role', caller_role, true);
@@ -1091,7 +1091,7 @@ BEGIN
 	END IF;
 	LOOP
 		clock := clock_timestamp();
-		-- The index begins with the attempt, so that claims with no attempt left are not read.
+		-- The index begins with the attempt, so that claims without remaining attempts are not read.
 		FOR candidate IN
 			WITH RECURSIVE attempts (n) AS (
 				(SELECT k.attempt FROM @S@.idem_keys AS k WHERE k.resume_at IS NOT NULL ORDER BY k.attempt LIMIT 1)
@@ -1110,7 +1110,7 @@ BEGIN
 			ORDER BY c.resume_at
 		LOOP
 			EXIT WHEN taken = wanted;
-			-- A claim of this transaction is nobody's to resume.
+			-- A claim of this transaction cannot be resumed.
 			CONTINUE WHEN candidate.state = 'started' AND @S@.idem_p_is_own(candidate.writer);
 			PERFORM FROM @S@.idem_keys AS k
 				WHERE k.key = candidate.key AND k.scope = candidate.scope AND k.claim_token = candidate.claim_token
@@ -1132,7 +1132,7 @@ BEGIN
 			RETURN NEXT;
 		END LOOP;
 
-		-- Expired claims wait for the cleanup; if there are many, take them out of the indexes.
+		-- Expired claims wait for the cleanup.  If there are many, remove them from the indexes.
 		UPDATE @S@.idem_keys AS k SET resume_at = NULL WHERE k.ctid = ANY (ARRAY(
 			SELECT l.ctid FROM @S@.idem_keys AS l
 			WHERE l.expires_at <= clock AND l.ctid = ANY (ARRAY(

@@ -1,4 +1,4 @@
--- Cleanup, and repairs after a restore.  There is no background worker: an operator
+-- Cleanup, and repairs after a restore.  There is no background worker.  An operator
 -- or a scheduler calls idem_cleanup().
 
 --@ helpers
@@ -12,9 +12,9 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_tombstone() IS
 'For how long an expired key is kept.';
 
--- setval() could lower what another session has raised, or draw a number again, so
--- only one session raises at a time, for an instant, and a short way is gone by
--- nextval().
+-- setval() could lower a sequence that another session has raised, or let a number be
+-- drawn twice.  So only one session raises at a time, and small differences are
+-- raised by nextval().
 CREATE FUNCTION @S@.idem_p_raise_sequence(sequence regclass, at_least bigint)
 RETURNS void
 LANGUAGE plpgsql VOLATILE
@@ -83,7 +83,7 @@ BEGIN
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
 	END IF;
-	-- Of columns of type json, the text.
+	-- The text of columns of type json.
 	CASE kind
 		WHEN 'keys' THEN
 			RETURN QUERY DELETE FROM @S@.idem_keys AS k WHERE k.ctid = ANY (ARRAY(SELECT e.ctid FROM @S@.idem_keys AS e

@@ -1,6 +1,5 @@
--- Monitoring, as far as SQL can know it.  There are no counters: those of calls
--- whose transactions are rolled back would be lost, and those of others would make
--- all calls wait for one row.
+-- Monitoring, as far as SQL allows it.  There are no counters, because a rollback
+-- would lose its calls, and all other calls would wait for one row.
 
 --@ helpers
 CREATE FUNCTION @S@.idem_p_seconds_since(moment timestamptz)
@@ -95,7 +94,7 @@ END
 #variable_conflict use_column
 DECLARE
 	clock CONSTANT timestamptz := clock_timestamp();
-	-- What one call looks at: lanes, and due messages without a key
+	-- The maximum number of lanes, and of due messages without a key, that a call reads.
 	most CONSTANT int := 5000;
 BEGIN
 	IF max_lanes < 0 THEN
@@ -113,7 +112,7 @@ BEGIN
 				WHERE o.key_hash > h.key_hash AND o.state = 'pending' ORDER BY o.key_hash, o.id LIMIT 1) AS l
 			WHERE h.n < most
 		),
-		-- One key among many that is blocked for long is the last in the index of due messages.
+		-- A key that is blocked for a long time is at the end of the index of due messages.
 		last_ones AS (
 			SELECT o.*, o.xmax AS holder FROM @S@.idem_outbox AS o
 			WHERE o.in_due_index AND o.state = 'pending' AND o.available_at > clock AND o.key_hash IS NOT NULL

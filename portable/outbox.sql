@@ -2,10 +2,10 @@
 --
 -- A message of a key is taken only if no earlier one is pending, or together with
 -- it.  A message behind another one is parked: it is not in the index of due
--- messages, so that a key that is blocked costs a take nothing.  Only takes park;
--- the calls that end the first message of a key put the next one back into the
--- index.  Both do so under an advisory lock of the key (lane), which a take does
--- not wait for, and under which they look again.  Publishing takes no such lock:
+-- messages, so that a blocked key does not slow down takes.  Only takes park.  The
+-- calls that end the first message of a key put the next one back into the index.
+-- Both do so under an advisory lock of the key (lane), and check again under the
+-- lock.  A take does not wait for this lock.  Publishing does not need it, because
 -- a new message is in the index.
 
 --@ helpers
@@ -20,7 +20,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_lane(text, text) IS
 'The lane of the messages of a topic with one key.';
 
--- A lane is a hash already; the class of these locks is 480.
+-- A lane is already a hash.  The class of these locks is 480.
 CREATE FUNCTION @S@.idem_p_lane_lock(lane bigint)
 RETURNS int
 LANGUAGE sql IMMUTABLE
@@ -37,7 +37,7 @@ AS $$
 DECLARE
 	number int;
 BEGIN
-	-- In one order, so that two calls do not deadlock.
+	-- Sorted, so that two calls do not deadlock.
 	FOR number IN SELECT DISTINCT @S@.idem_p_lane_lock(l.lane) FROM unnest(lanes) AS l (lane) WHERE l.lane IS NOT NULL ORDER BY 1 LOOP
 		PERFORM pg_advisory_xact_lock(480, number);
 	END LOOP;
@@ -46,7 +46,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_lock_lanes(bigint[]) IS
 'Locks lanes until the transaction ends.';
 
--- A snapshot of the transaction can be older than the lock: then the update
+-- The transaction's snapshot can be older than the lock.  Then the update
 -- raises 40001 if the message has been parked since.
 CREATE FUNCTION @S@.idem_p_open_lanes(lanes bigint[])
 RETURNS bigint
@@ -67,7 +67,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_open_lanes(bigint[]) IS
 'Puts the first message of each lane into the index of due messages; the lanes are locked.';
 
--- What is parked is behind another message now, not only as the caller has seen.
+-- Checks under the lock that each message is still behind another one before parking it.
 CREATE FUNCTION @S@.idem_p_park(ids bigint[], lanes bigint[])
 RETURNS int
 LANGUAGE plpgsql VOLATILE
@@ -92,7 +92,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_park(bigint[], bigint[]) IS
 'Parks those of the messages that are behind another one of their key; returns how many.';
 
--- The last five errors, the newest first, each in a line that begins with its time.
+-- The last five errors, the newest first, each on a line that begins with its time.
 CREATE FUNCTION @S@.idem_p_add_error(previous text, error text)
 RETURNS text
 LANGUAGE sql STABLE
@@ -126,7 +126,7 @@ BEGIN
 		RETURN 'lost';
 	ELSIF message.state = 'dead' THEN
 		RETURN 'dead';
-	-- A report that is repeated because its answer was lost.
+	-- The caller repeats its report, because the answer was lost.
 	ELSIF keep_history AND NOT message.awaiting_ack THEN
 		RETURN 'pending';
 	END IF;
@@ -189,7 +189,7 @@ BEGIN
 		VALUES (number, @S@.idem_p_lane(idem_publish.topic, idem_publish.message_key), clock,
 			clock + coalesce(deliver_after, '0 s'), 0, 0, true, message, 'pending', idem_publish.topic,
 			idem_publish.message_key, idem_publish.payload, idem_publish.headers);
-	-- It counts from when it was written, not before a wait for the table.
+	-- The delay begins at the write, not before a wait for the table.
 	IF @S@.idem_p_has_waited(clock) THEN
 		clock := clock_timestamp();
 		UPDATE @S@.idem_outbox AS o SET created_at = clock, available_at = clock + coalesce(deliver_after, '0 s')
@@ -235,15 +235,15 @@ BEGIN
 		SELECT m.place::int, m.message_id FROM message AS m ORDER BY m.place;
 END
 
--- The statistics of a table that is filled and emptied lead the planner astray: all
--- that is read here is the beginning of an index.
+-- The statistics of a table that is filled and emptied mislead the planner, so these
+-- settings force it to read the beginning of an index.
 --@ idem_outbox_take plpgsql SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off
 #variable_conflict use_column
 DECLARE
 	wanted CONSTANT int := coalesce(max_messages, 100);
 	attempts_allowed CONSTANT int := @S@.idem_p_setting('outbox_max_attempts')::int;
-	-- A call that has something to return parks a page at most.  One that has not goes on with
-	-- larger pages, because due messages can be behind all that it must park.
+	-- A call that can return messages parks one page at most.  Any other call continues with
+	-- larger pages, because due messages can be behind the messages that it must park.
 	page int := 200;
 	may_park int := 20000;
 	may_die int := 1000;
@@ -280,7 +280,7 @@ BEGIN
 	END IF;
 	LOOP
 		clock := clock_timestamp();
-		-- The due messages: those that are the first of their key, and others, to be parked.
+		-- The due messages: the first ones of their keys, and others, which are parked.
 		SELECT array_agg(d.id ORDER BY d.available_at, d.id) FILTER (WHERE d.is_head),
 				array_agg(d.id) FILTER (WHERE NOT d.is_head), array_agg(DISTINCT d.key_hash) FILTER (WHERE NOT d.is_head), count(*)
 			INTO heads, behind, lanes, seen
@@ -290,10 +290,10 @@ BEGIN
 					WHERE o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
 						AND (topics IS NULL OR o.topic = ANY (topics))
 					ORDER BY o.available_at LIMIT wanted::bigint + page) AS c OFFSET 0) AS d;
-		-- With a head, its lane is this call's.
+		-- A call that holds the head of a lane owns the lane.
 		ids := NULL;
 		IF heads IS NOT NULL THEN
-			-- What has used up its attempts dies, and those behind it are looked for at once.
+			-- Messages without remaining attempts die, and the search for the next ones begins again.
 			ended := NULL;
 			WITH first_ones AS MATERIALIZED (SELECT o.id, o.key_hash FROM @S@.idem_outbox AS o
 					WHERE o.id = ANY (heads) AND o.state = 'pending' AND o.available_at <= clock
@@ -326,7 +326,7 @@ BEGIN
 				JOIN @S@.idem_outbox AS o ON o.id = h.id
 				WHERE o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
 				ORDER BY h.place LIMIT wanted FOR NO KEY UPDATE OF o SKIP LOCKED);
-			-- Those that follow it directly, as they are now that it is locked; none behind one that may be about to die.
+			-- The messages directly behind a locked head, but none behind a message that might die soon.
 			ids := ARRAY(SELECT r.id FROM unnest(heads) WITH ORDINALITY AS h (id, place)
 				JOIN @S@.idem_outbox AS o ON o.id = h.id
 				CROSS JOIN LATERAL (
@@ -344,7 +344,7 @@ BEGIN
 				JOIN @S@.idem_outbox AS o ON o.id = i.id
 				WHERE o.state = 'pending' AND o.available_at <= clock
 				ORDER BY i.place FOR NO KEY UPDATE OF o SKIP LOCKED);
-			-- None behind one that somebody else is answering, who may put it back.
+			-- None behind a message that another call is answering, because that call might return it.
 			IF cardinality(locked) < cardinality(ids) THEN
 				locked := ARRAY(SELECT l.id FROM unnest(locked) WITH ORDINALITY AS l (id, place)
 					JOIN @S@.idem_outbox AS o ON o.id = l.id
@@ -356,7 +356,7 @@ BEGIN
 		END IF;
 
 		IF ids <> '{}' THEN
-			-- The lease is from now, not before a wait for the table.
+			-- The lease begins now, not before a wait for the table.
 			lease_end := clock_timestamp() + coalesce(lease, '30 s');
 			RETURN QUERY WITH taken AS (UPDATE @S@.idem_outbox AS o
 					SET attempt = o.attempt + 1, awaiting_ack = true, in_due_index = true, available_at = lease_end
@@ -367,7 +367,7 @@ BEGIN
 				FROM taken AS t ORDER BY t.place;
 			changed := changed OR FOUND;
 		END IF;
-		-- Whatever is behind others makes way for what is due.
+		-- Park the messages that are behind others, so that due messages are found.
 		parked := 0;
 		IF changed THEN
 			behind := ARRAY(SELECT b.id FROM unnest(behind) AS b (id) EXCEPT SELECT i.id FROM unnest(ids) AS i (id) LIMIT page);
@@ -382,12 +382,12 @@ BEGIN
 		ELSIF parked > 0 AND may_park > 0 THEN
 			page := least(page * 2, 5000);
 			CONTINUE;
-		-- What other transactions hold can stand before what is due.
+		-- Messages that other transactions hold can precede the due ones in the index.
 		ELSIF seen = wanted::bigint + page AND page < 100000 THEN
 			page := page * 4;
 			CONTINUE;
 		END IF;
-		-- What has been parked must be committed.
+		-- The parked messages must be committed, so do not wait.
 		IF is_parking OR deadline IS NULL OR clock_timestamp() >= deadline THEN
 			RETURN;
 		END IF;

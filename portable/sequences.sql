@@ -1,10 +1,10 @@
 -- Client sequences.
 --
 -- Every append writes the aggregate first and then the sequence, so the row of
--- the aggregate guards the sequences.  An append that is not allowed to wait for
+-- the aggregate protects the sequences.  An append that is not allowed to wait for
 -- its twin, an append for the same client, takes an advisory lock of the
--- sequence; who does not get it reports in_flight.  The lock is kept until the
--- transaction ends only if the sequence has been written.
+-- sequence.  If it does not get the lock, it returns in_flight.  It keeps the lock
+-- until the transaction ends only if it has written the sequence.
 
 --@ helpers
 CREATE FUNCTION @S@.idem_p_decide_append(p_aggregate text, p_client text, first bigint, last bigint, expected bigint,
@@ -70,14 +70,14 @@ BEGIN
 	<<look>>
 	LOOP
 		decision := @S@.idem_p_decide_append(aggregate, client_id, client_seq, last, expected_version, coalesce(allow_gaps, true));
-		-- A committed number is final; other answers could change with what a twin is doing.
+		-- A committed number is final.  A twin could still change the other outcomes.
 		IF decision.outcome = 'duplicate' THEN
 			RETURN (decision.outcome, decision.last_seq, decision.version)::@S@.idem_append_result;
 		END IF;
 		BEGIN
 			SELECT n.number, pg_try_advisory_xact_lock(479, n.number) INTO lock_number, is_locked
 				FROM @S@.idem_p_lock_number(aggregate, client_id) AS n (number);
-			-- The row of the aggregate, if it is ours, keeps out everybody else.
+			-- If this transaction has written the aggregate's row, all other appends wait for it.
 			is_locked := is_locked OR coalesce((SELECT @S@.idem_p_is_own(a.xmin) FROM @S@.idem_aggregates AS a
 				WHERE a.aggregate = idem_try_append.aggregate), false);
 			IF is_locked THEN
@@ -85,7 +85,7 @@ BEGIN
 				IF decision.outcome IS NULL
 					OR (decision.outcome = 'version_conflict' AND @S@.idem_p_is_appending(aggregate, NULL))
 				THEN
-					-- Behind other clients' appends.  One of them may be a twin that needed no lock.
+					-- Wait for other clients' appends.  One of them can be a twin that needed no lock.
 					PERFORM FROM @S@.idem_aggregates AS a WHERE a.aggregate = idem_try_append.aggregate FOR NO KEY UPDATE;
 					decision := @S@.idem_p_decide_append(aggregate, client_id, client_seq, last, expected_version, coalesce(allow_gaps, true));
 				END IF;
@@ -97,7 +97,7 @@ BEGIN
 			RETURN (decision.outcome, decision.last_seq, decision.version)::@S@.idem_append_result;
 		END;
 		IF NOT is_locked THEN
-			-- An answer that rests on a number that nobody is changing needs no lock.
+			-- An outcome needs no lock if no transaction is changing the number that it depends on.
 			IF decision.outcome IN ('overlap', 'gap') AND decision.last_seq > 0
 				AND NOT @S@.idem_p_is_appending(aggregate, client_id)
 			THEN

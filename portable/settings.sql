@@ -1,11 +1,11 @@
--- Settings, and what takes the place of the catalogs of extensions.
+-- Settings, and views that replace the catalogs of extensions.
 --
--- Without a library the server takes any value for a setting, from anybody.  So
--- the operator's settings are in a table that only idem_configure() writes.
--- For speed they are read from a function, which is made from that table and
--- which the planner replaces by a constant.  A session's own SET counts for the
--- defaults of calls, and for all settings if the session's role has the rights
--- of the owner.
+-- Without a library, the server accepts any value for a setting from any session.
+-- So the operator's settings are in a table that only idem_configure() writes.
+-- For speed, they are read from a function that is made from that table and that
+-- the planner replaces by a constant.  A session's own SET works for the defaults
+-- of calls, and for all settings if the session's role has the rights of the
+-- owner.
 
 --@ first
 CREATE TABLE @S@.idem_p_installation (
@@ -35,7 +35,7 @@ CREATE VIEW @S@.idem_p_extension AS
 COMMENT ON VIEW @S@.idem_p_extension IS
 'The installation, with the columns of pg_extension.';
 
--- The tables of both editions only.  The constants keep the plans short.
+-- Only the tables of both editions.  The constants keep the plans short.
 CREATE VIEW @S@.idem_p_member AS
 	SELECT 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid AS refclassid, 0::pg_catalog.oid AS refobjid,
 		m.classid, m.objid, 'e'::pg_catalog."char" AS deptype
@@ -60,7 +60,7 @@ CREATE VIEW @S@.idem_p_member AS
 COMMENT ON VIEW @S@.idem_p_member IS
 'The objects of the installation, with the columns of pg_depend.';
 
--- kind: the type of the value, of which ms and bytes have units.  anyone: a
+-- kind is the type of the value; ms and bytes have units.  anyone means that any
 -- session can set it for itself.
 CREATE VIEW @S@.idem_p_known_settings (name, kind, fallback, anyone, lowest, highest, words) AS
 	VALUES
@@ -175,7 +175,7 @@ COMMENT ON FUNCTION @S@.idem_p_configured(text) IS
 'The operator''s value of a setting, or its default, without unit.';
 DELETE FROM @S@.idem_p_configuration;
 
--- The session's own value if it counts, else the operator's.
+-- The session's own value if it has effect, otherwise the operator's.
 CREATE FUNCTION @S@.idem_p_session_setting(name text)
 RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE COST 10
@@ -195,7 +195,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_session_setting(text) IS
 'The value of a setting in this session, called with the rights of the owner: what the session has SET counts for the defaults of calls, and for sessions of the owner or a superuser.';
 
--- The planner inlines this one.
+-- The planner inlines this function.
 CREATE FUNCTION @S@.idem_p_setting(name text)
 RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE COST 1
@@ -226,7 +226,7 @@ BEGIN
 	END IF;
 	PERFORM @S@.idem_p_parse_setting(short_name, coalesce(value, (SELECT k.fallback
 		FROM @S@.idem_p_known_settings AS k WHERE k.name = short_name), ''));
-	-- One at a time: each makes the function from all settings.
+	-- One call at a time, because each one makes the function from all settings.
 	LOCK TABLE @S@.idem_p_configuration IN SHARE ROW EXCLUSIVE MODE;
 	IF value IS NULL THEN
 		DELETE FROM @S@.idem_p_configuration AS c WHERE c.name = short_name;
@@ -256,7 +256,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_check_writable() IS
 'Raises 25006, for callers that have found the transaction to be read-only.';
 
--- Something that was added to the table keeps a row from being written.
+-- An object that was added to the table, such as a trigger, can prevent writes of a row.
 CREATE FUNCTION @S@.idem_p_check_rounds(rounds int, table_name text)
 RETURNS void
 LANGUAGE plpgsql IMMUTABLE
@@ -334,7 +334,7 @@ BEGIN
 	IF NOT isfinite(value) THEN
 		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('argument "%s" must be finite', name);
 	END IF;
-	-- Months and days of opposite signs compare in one way and lead on in another.
+	-- If months and days have opposite signs, a comparison and an addition can disagree.
 	IF name IN ('lease', 'wait') THEN
 		allowed := @S@.idem_p_setting('max_' || name)::float8;
 		is_longer := extract(year FROM value)::float8 * 31104000000 + extract(month FROM value)::float8 * 2592000000
@@ -381,7 +381,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_with_unit(float8) IS
 'Milliseconds as the server shows them.';
 
--- Arrays of functions that do many things at once
+-- Arrays of batch functions.
 CREATE FUNCTION @S@.idem_p_check_array(elements anyarray, name text, required boolean)
 RETURNS void
 LANGUAGE plpgsql IMMUTABLE
@@ -425,7 +425,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_element_count(text[], int[]) IS
 'The number of elements of the longest of several arrays; a length of NULL is that of a missing argument. Raises 22023 if they differ, except for arrays of one element.';
 
--- The elements, numbered from 1: an array of one element stands for "count".
+-- The elements, numbered from 1.  An array of one element is repeated "count" times.
 CREATE FUNCTION @S@.idem_p_spread(elements anyarray, count int)
 RETURNS anyarray
 LANGUAGE sql IMMUTABLE
@@ -437,8 +437,8 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_spread(anyarray, int) IS
 'An array with this number of elements, numbered from 1.';
 
--- Has this transaction, or a subtransaction of it that has not been rolled back,
--- written the row version with this xmin?  A snapshot of it sees the row.
+-- Whether this transaction, or a subtransaction that was not rolled back, has written
+-- the row version with this xmin.  The row must be visible to its snapshot.
 CREATE FUNCTION @S@.idem_p_is_own(writer xid)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
@@ -462,7 +462,7 @@ CREATE FUNCTION @S@.idem_p_is_running(writer xid)
 RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
-	-- Of the transactions with these 32 bits, the one nearest to the snapshot.
+	-- The transaction with these 32 bits that is nearest to the snapshot.
 	SELECT NOT @S@.idem_p_is_own(writer)
 		AND pg_xact_status(greatest(n.next + (((writer::text::bigint - n.next + 2147483648) & 4294967295) - 2147483648), 0)::text::xid8)
 			= 'in progress'
@@ -471,9 +471,9 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_is_running(xid) IS
 'Whether another transaction, which is the xmin or xmax of a row version, has not ended.';
 
--- The locks are of one class for each table, which no other program should use.
--- A secret goes into the number, so that nobody can choose two keys with the
--- same one, or foretell the number of a key.
+-- Each table has one class of locks, which no other program should use.  The number
+-- depends on a secret, so that a client can neither choose two keys with the same
+-- number nor predict the number of a key.
 CREATE FUNCTION @S@.idem_p_lock_number(first text, second text)
 RETURNS int
 LANGUAGE sql STABLE

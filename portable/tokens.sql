@@ -1,7 +1,7 @@
 -- Once-only tokens.
 --
--- The unique index decides who is the first.  A call waits for another
--- transaction that is using the token, in the INSERT.
+-- The unique index decides which call is the first.  The INSERT waits for another
+-- transaction that is using the token.
 
 --@ helpers
 CREATE FUNCTION @S@.idem_p_use_token(p_scope text, p_token text, ttl interval)
@@ -29,7 +29,7 @@ BEGIN
 				WHERE t.token = p_token AND t.scope = p_scope AND t.expires_at <= clock_timestamp();
 		END IF;
 		IF FOUND THEN
-			-- After a wait for another writer, times are from then.
+			-- After a wait for another writer, take the current time.
 			IF @S@.idem_p_has_waited(started) THEN
 				UPDATE @S@.idem_tokens AS t SET used_at = clock_timestamp(),
 						expires_at = clock_timestamp() + coalesce(ttl, @S@.idem_p_setting('token_ttl')::float8 * '1 ms'::interval)
@@ -71,7 +71,7 @@ BEGIN
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
 	END IF;
-	-- In one order, so that two calls for the same tokens do not deadlock.
+	-- Sorted, so that two calls for the same tokens do not deadlock.
 	FOR element IN SELECT DISTINCT ON (e.token COLLATE "C") e.token, e.place
 		FROM unnest(tokens) WITH ORDINALITY AS e (token, place) ORDER BY e.token COLLATE "C", e.place
 	LOOP

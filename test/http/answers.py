@@ -48,7 +48,7 @@ def refusal_stored(world):
 
 
 def undone(world, key, currency, status):
-    """A payment in this currency is answered with that status, and leaves nothing behind."""
+    """Expect that a payment in this currency gets that status and leaves nothing behind."""
     with world.adds():
         # More often than a pool has connections.
         for _ in range(12):
@@ -67,7 +67,7 @@ def throws(world):
 def refusal_raised(world):
     key = new_key()
     undone(world, key, 'XTS', 403)
-    # The key is free, for another request, too.
+    # The key is free, also for another request.
     with world.adds(payments=1):
         first = world.ask(payment(key)).is_first(201)
         world.ask(payment(key)).replays(first)

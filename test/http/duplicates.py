@@ -1,4 +1,4 @@
-"""Duplicates at the same time, and what they do to others."""
+"""Concurrent duplicates, and their effects on other requests."""
 
 import statistics
 import threading
@@ -10,7 +10,7 @@ from world import Broken, Exchange, get, job, new_key, payment, promise
 
 
 def all_at_once(world, requests, shop=None):
-    """Their answers, each on a connection of its own."""
+    """The answers to the requests, each on a connection of its own."""
     connections = []
     for request in requests:
         connections.append(wire.Connection((shop or world.shop).port))
@@ -24,7 +24,7 @@ def all_at_once(world, requests, shop=None):
 
 
 def judge(world, exchanges, status, may_refuse):
-    """One first answer; the others its replays, or 409 where that may be."""
+    """Expect one first answer; the others are its replays, or 409 if that is allowed."""
     firsts = [exchange for exchange in exchanges
               if exchange.answer.status != 409 and not exchange.answer.all('Idempotent-Replayed')]
     if not world_module.STRICT:
@@ -75,8 +75,8 @@ def in_transaction(world):
 
 
 def await_claim(world, key):
-    """Until the job with this key has been claimed; without a database, for a
-    time in which it should be."""
+    """Wait until the job with this key has been claimed.  Without a database, wait
+    for a time in which it should be claimed."""
     if world.memory:
         time.sleep(0.5)
         return
@@ -88,7 +88,7 @@ def await_claim(world, key):
 
 
 def await_holder(world, count=1):
-    """Until so many sessions wait for the locked table."""
+    """Wait until "count" sessions wait for the locked table."""
     deadline = time.monotonic() + 20
     while world.value("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'payments'::regclass") < count:
         if time.monotonic() > deadline:
@@ -124,7 +124,7 @@ def waiting(world):
     key = new_key()
     with world.open(WAIT_MS=10000) as shop:
         with world.adds(shop, charges=1, bank_calls=1):
-            # Few enough for all to be waiters, whatever else is refused.
+            # So few that all can wait, whatever else is refused.
             exchanges = all_at_once(world, [job(key, 700)] * 4, shop)
             judge(world, exchanges, 200, may_refuse=False)
 
@@ -181,7 +181,7 @@ def pings(shop, seconds):
     return statistics.quantiles(took, n=100)[98]
 
 
-# Less than that is noise of a busy machine; a pool that is drained takes seconds.
+# Less is the noise of a busy machine.  An exhausted pool takes seconds.
 FLOOR = 0.02
 
 
@@ -197,7 +197,7 @@ def pool_not_drained(world):
             with world.locked('payments'):
                 waiters = Waiters(shop, request, 51)
                 await_holder(world)
-                # The others are under way, too.
+                # The others are running, too.
                 time.sleep(0.3)
                 rounds.append((pings(shop, 1), idle))
             for thread in waiters.threads:

@@ -20,8 +20,8 @@ def number(name, default):
 
 
 def settle(world, requests, shop=None, seen=None):
-    """The answers to requests of which some may have run: final now, and the
-    same again.  seen: whole answers that came before."""
+    """The final answers to requests of which some might have run, which must be
+    the same when repeated.  "seen" are whole answers of earlier requests."""
     for key, request in requests.items():
         final = world.insist(request, shop)
         final.unless(final.answer.status in (200, 201), 'success')
@@ -74,13 +74,13 @@ def hang_ups(world):
     settle(world, dict(list(again.items())[:20]))
     if world.effects() != after or after['payments'] < before['payments']:
         raise Broken('expected no effects of replays: %r, %r' % (after, world.effects()))
-    # All connections have come back.
+    # All connections are in the pool again.
     for exchange in all_at_once(world, [payment(new_key()) for _ in range(30)]):
         exchange.is_first(201)
 
 
 def once_each(world, keys):
-    """Each of these keys has one payment."""
+    """Expect that each of these keys has one payment."""
     found = dict(world.sql('SELECT key, count(*) FROM payments WHERE key = ANY(%s) GROUP BY key', list(keys)))
     wrong = {key: found.get(key, 0) for key in keys if found.get(key, 0) != 1}
     if wrong:
@@ -98,7 +98,7 @@ def half_a_body(world):
 
 
 class Moment:
-    """Comes after so many messages; no other one passes then."""
+    """Happens after "count" messages, and blocks all later ones."""
 
     def __init__(self, proxy, count):
         self.come = threading.Event()
@@ -109,7 +109,7 @@ class Moment:
         if next(self.left) > 0:
             return True
         self.come.set()
-        # Held back, not cut: the shop is to know nothing before it dies.
+        # The proxy holds the message, because the shop must notice nothing before it dies.
         time.sleep(0.6)
         return False
 
@@ -140,10 +140,10 @@ def killed(world):
                 key = new_key()
                 jobs[key] = job(key, 10)
                 fresh.append(key)
-            # Some that another process was killed over.
+            # Add requests during which another process was killed.
             old = chosen.sample(list(payments), min(2, len(payments)))
             requests = {**payments, **blobs, **jobs}
-            # After some messages to and from the database, or after some time.
+            # Kill after some messages to and from the database, or after some time.
             moment = Moment(proxy, chosen.randrange(1, 40)) if turn % 2 else None
             connections = {}
             for key in fresh + [key for key in old if key not in fresh]:
@@ -176,7 +176,7 @@ def killed(world):
     if added != {'payments': len(payments), 'blobs': len(blobs), 'charges': len(jobs)}:
         raise Broken('expected %d payments, %d blobs, %d charges, found %r' % (
             len(payments), len(blobs), len(jobs), added))
-    # Answers got out both before the kill and not: else the kills hit nothing.
+    # Some answers must be sent before the kill, and some not. Otherwise the kills test nothing.
     if kills >= 50 and not 0 < len(seen) < len(payments) + len(jobs) + len(blobs):
         raise Broken('expected some of the requests to be answered before the kill, found %d' % len(seen))
 
@@ -213,18 +213,18 @@ def retries_end(world):
 
 
 def transactional(world):
-    """A request of each kind that is one transaction, by name."""
+    """One request of each kind that is one transaction, by name."""
     return [payment(new_key()), blob(new_key(), os.urandom(100)), submit(token_of(world))]
 
 
 def commits(query):
-    """Alone, or as the last of several statements."""
+    """Whether it is the only or the last of several statements."""
     return query.upper().rstrip('; \n').rpartition(';')[2].strip().startswith('COMMIT')
 
 
 def cut(world, at_commit, count=1):
-    """Cut the connection that commits a write, for each kind of request: once
-    the server has committed, or before the COMMIT gets there."""
+    """For each kind of request, cut the connection that commits a write: after
+    the server has committed, or before it gets the COMMIT."""
     proxy = Proxy(world.pgbouncer and world.pgbouncer.port)
     try:
         with world.open(proxy.port) as shop:
@@ -296,7 +296,7 @@ def job_cut(world):
                 return True
 
             def cut_its_answer(link, tag):
-                # Its COMMIT, or the statement itself where it is all there is.
+                # Its COMMIT, or the statement itself if it is a transaction of its own.
                 last = link in completed and tag != 'BEGIN' and (tag == 'COMMIT' or not link.began)
                 if last:
                     completed.clear()

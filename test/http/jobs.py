@@ -12,7 +12,7 @@ from world import Broken, Exchange, job, new_key, promise
 
 
 def result(exchange, attempt=None):
-    """The key that the bank was called with."""
+    """The key of the bank's call."""
     exchange.is_first(200)
     document = exchange.answer.json() or {}
     exchange.unless(set(document) == {'id', 'attempt'}, 'id and attempt')
@@ -69,8 +69,8 @@ def killed_in_call(world):
 
 @contextlib.contextmanager
 def killed_at(world, request, hook, hold, what):
-    """A shop that follows one which was killed at a trip to the database: at the
-    first call of the proxy's hook for which hold() is true."""
+    """A shop that replaces a killed one.  The kill is at a round trip to the
+    database: at the first call of the proxy's hook for which hold() is true."""
     proxy = Proxy(world.pgbouncer and world.pgbouncer.port)
     reached, dead = threading.Event(), threading.Event()
 
@@ -118,7 +118,7 @@ def killed_after_call(world):
 @promise('a step that is done is not done again by the next attempt', needs='database',
          why='the double ends with its process')
 def step_kept(world):
-    # Its completion fails until the worker dies; the step is in a checkpoint.
+    # The completion fails until the worker dies.  The step is in a checkpoint.
     request = job(new_key())
 
     def completes(link, query):

@@ -5,7 +5,7 @@ from world import Broken, get, new_key, payment, post, promise, quoted
 
 
 def with_headers(values, body=b'{"amount": 5, "currency": "EUR"}'):
-    """A payment with these lines of Idempotency-Key, as they are."""
+    """A payment with these unchanged lines of Idempotency-Key."""
     return wire.Request('POST', '/payments', [('X-User', 'alice'), ('Content-Type', 'application/json')] +
                         [('Idempotency-Key', value) for value in values], body)
 

@@ -1,4 +1,4 @@
-"""Shops, and PgBouncer, as processes of their own."""
+"""Shops and PgBouncer as separate processes."""
 
 import glob
 import os
@@ -19,7 +19,7 @@ class NotStarted(Exception):
 
 
 def command_of(name):
-    """The program of a shop, and what goes into its environment."""
+    """The program of a shop, and its environment."""
     directory = os.environ.get('SHOPS', os.path.join(HERE, 'shops'))
     version = re.fullmatch(r'([a-z]+)(\d+)', name)
     if version and version[1] == 'express':
@@ -32,7 +32,7 @@ def command_of(name):
 
 
 class Shop:
-    """A shop that listens; a context manager that ends it."""
+    """A running shop, as a context manager that ends it."""
 
     def __init__(self, name, url, **variables):
         self.command, more = command_of(name)
@@ -45,7 +45,7 @@ class Shop:
 
     @property
     def port(self):
-        """Waits until it listens: several shops may start at a time."""
+        """Waits until it listens.  Several shops can start at the same time."""
         if self._port is None:
             self._port = self._await_port()
         return self._port
@@ -80,7 +80,7 @@ class Shop:
         self.process.stdout.close()
 
     def end(self):
-        """SIGTERM: how long it took to end, and with what status."""
+        """Sends SIGTERM.  Returns how long the shop took to end, and its status."""
         began = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         try:
@@ -105,7 +105,7 @@ def free_port():
 
 
 class PgBouncer:
-    """In transaction mode, before the server that PGHOST and PGPORT name."""
+    """A PgBouncer in transaction mode, before the server that PGHOST and PGPORT name."""
 
     def __init__(self, database):
         self.port = free_port()
@@ -137,7 +137,7 @@ class PgBouncer:
                 time.sleep(0.05)
 
     def reconnect(self):
-        """New sessions on the server, which see new settings."""
+        """Makes new sessions on the server, which have new settings."""
         subprocess.run(['psql', '-X', '-q', '-h', '127.0.0.1', '-p', str(self.port), '-U', 'postgres',
                         'pgbouncer', '-c', 'RECONNECT'], check=True, stdout=subprocess.DEVNULL)
 

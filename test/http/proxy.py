@@ -10,7 +10,7 @@ SSL_REQUEST, GSS_REQUEST = 80877103, 80877104
 
 
 class Link:
-    """One connection of the shop, and ours to the database."""
+    """A connection of the shop, and the proxy's own to the database."""
 
     def __init__(self, proxy, client):
         self.proxy = proxy
@@ -58,7 +58,7 @@ class Link:
         return True
 
     def pump(self, source, target, watch):
-        """Hand messages on, each after a look at it."""
+        """Forward messages, and read each of them first."""
         received = b''
         try:
             while True:
@@ -131,8 +131,8 @@ def exactly(source, length):
 
 
 class Proxy:
-    """asked(link, query) and done(link, tag) answer whether the message goes
-    on; where not, the connection ends there."""
+    """asked(link, query) and done(link, tag) return whether to forward the
+    message.  If not, the connection ends."""
 
     def __init__(self, port=None):
         self.upstream = port

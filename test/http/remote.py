@@ -1,4 +1,4 @@
-"""A server in any language that listens somewhere already."""
+"""A server in any language that is already running."""
 
 import urllib.parse
 
@@ -9,7 +9,7 @@ from world import Broken, World
 
 
 class Server:
-    """Stands for a shop; nothing here starts or ends it."""
+    """Represents a shop that the suite neither starts nor ends."""
 
     def __init__(self, url):
         parts = urllib.parse.urlsplit(url)
@@ -21,7 +21,7 @@ class Server:
 
 
 class Remote(World):
-    """Only requests and answers: no database, no process, no settings."""
+    """A world of only requests and answers, without database, process and settings."""
 
     remote = memory = True
 

@@ -67,7 +67,7 @@ class Exchange:
         return self.unless(not STRICT or not self.answer.all('Idempotent-Replayed'), 'no Idempotent-Replayed')
 
     def is_problem(self, status, kind):
-        """A problem document of ours."""
+        """Expect one of our problem documents."""
         self.is_(status)
         if not STRICT:
             return self
@@ -221,7 +221,7 @@ class World:
 
     @contextlib.contextmanager
     def failing(self, table, sqlstate, times, deferred=False):
-        """The next so many INSERTs into a table fail, or their COMMITs."""
+        """Let the next "times" INSERTs into a table fail, or their COMMITs."""
         self.sql('CREATE SEQUENCE failures')
         self.sql('GRANT USAGE ON SEQUENCE failures TO shop')
         self.sql("""CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -82,7 +82,7 @@ def through_exchange(world):
     world.all_acked(1)
     (properties, body), = drain(channel, 'all', 1)
     equal('its type', properties.content_type, 'application/cloudevents+json; charset=utf-8')
-    # Nobody wants this one.
+    # No queue is bound for this message.
     unwanted = world.publish('invoices', '1', 'k')
     until('it is refused', lambda: (world.outbox(unwanted)[3] or '').startswith('NO_ROUTE: no queue is bound'))
     world.publish('orders.us', '1', 'k')
@@ -100,7 +100,7 @@ def through_exchange(world):
 
 
 def recovers(world):
-    """The broker is killed and comes back: it is asked less and less."""
+    """While the broker is down, the relay tries it less and less often."""
     start(world)
     connection, channel = broker.channel()
     channel.queue_declare('orders', durable=True)
@@ -124,7 +124,7 @@ def recovers(world):
 
 
 def too_large(world):
-    """What AMQP cannot carry is refused, and nothing else."""
+    """Only messages that AMQP cannot carry are refused."""
     start(world)
     connection, channel = broker.channel()
     channel.queue_declare('orders', durable=True)
@@ -139,7 +139,7 @@ def too_large(world):
     equal('the sink was never down', 'is paused' in running.said(), False)
     equal('the status', running.stop(), 0)
     drain(channel, 'orders', 5)
-    # One that is longer in UTF-8 than where it was published.
+    # A header that is longer in UTF-8 than in the encoding of the database.
     with world.database('latin', 'LATIN1') as latin:
         long = latin.publish('ö' * 250)
         running = relay(world, '--database=dbname=latin')
@@ -149,7 +149,7 @@ def too_large(world):
 
 
 def lost_without_disk(world):
-    """A connection that ends while the broker's alarm is on is made again."""
+    """The relay replaces a connection that ends during the broker's alarm."""
     start(world)
     connection, channel = broker.channel()
     channel.queue_declare('orders', durable=True)
@@ -176,8 +176,8 @@ def lost_without_disk(world):
 
 
 def without_disk(world):
-    """The broker's alarm: no attempt is counted, others go on, and a relay ends
-    when it is told to."""
+    """During the broker's alarm, no attempt is counted, other sinks continue, and
+    a relay ends when it gets SIGTERM."""
     start(world)
     connection, channel = broker.channel()
     channel.queue_declare('orders', durable=True)
@@ -207,7 +207,8 @@ def without_disk(world):
 
 
 class Dam:
-    """Between a relay and the broker; shut, it reads nothing of the relay."""
+    """A proxy between a relay and the broker.  While it is shut, it reads nothing from
+    the relay."""
 
     def __init__(self, port):
         self.target = port
@@ -235,8 +236,8 @@ class Dam:
 
 
 def stuck(world):
-    """librabbitmq waits for the rest of a message that does not fit into the
-    socket: no longer than "timeout"."""
+    """If a message does not fit into the socket, librabbitmq waits at most "timeout"
+    for the rest."""
     start(world)
     connection, channel = broker.channel()
     channel.queue_declare('orders', durable=True)

@@ -1,4 +1,4 @@
-# The sink "command", and what all sinks have in common.
+# The sink "command", and the common behaviour of all sinks.
 
 import os
 import time
@@ -20,7 +20,7 @@ def run_for_each(world):
 
 
 def without_password(world):
-    """The password of the database is not for commands."""
+    """Commands do not get the password of the database."""
     seen = os.path.join(world.directory, 'seen')
     world.publish('t')
     relay = world.relay('--c.sink=command', '--c.topics=*', '--c.command=env >%s' % seen,
@@ -56,7 +56,7 @@ def dies_alone(world):
 
 
 def deferred(world):
-    """A sink that is down costs no attempts, and is asked less and less."""
+    """A sink that is down costs no attempts, and is tried less and less often."""
     mark = os.path.join(world.directory, 'up')
     tries = os.path.join(world.directory, 'tries')
     for n in range(20):
@@ -97,7 +97,7 @@ def late(world):
 
 
 def extended(world):
-    """A delivery may take longer than the lease."""
+    """A delivery can take longer than the lease."""
     message = world.publish('t', '1', 'k')
     second = world.publish('t', '2', 'k')
     options = ('--c.sink=command', '--c.topics=*', '--c.command=sleep 4', '--lease=3s', '--wait=1s')
@@ -116,7 +116,7 @@ def large(world):
 
 
 def environment_full(world):
-    """Headers that no environment has room for are refused, and nothing else."""
+    """Only headers that are too large for the environment are refused."""
     bad = world.publish('t', '1', None, '{"x": "%s"}' % ('x' * 200000))
     for n in range(5):
         world.publish('t', str(n), 'k')
@@ -144,15 +144,15 @@ def obstinate(world):
 
 
 def lease_lost(world):
-    """Another has taken a message that is in flight, and one that waits behind
-    it: the first is delivered by both, the second by the other only."""
+    """If another relay takes a message that is in flight, and one that waits behind
+    it, both relays deliver the first, and only the other one the second."""
     seen = os.path.join(world.directory, 'seen')
     for n in range(2):
         world.publish('t', str(n), 'k')
     relay = world.relay('--c.sink=command', '--c.topics=*', '--lease=3s', '--wait=1s',
                         '--c.command=cat >>%s; echo >>%s; sleep 4' % (seen, seen)).started()
     until('it flies', lambda: os.path.exists(seen))
-    # As a clock that jumps ahead on the server would have it.
+    # The same effect as a jump of the server's clock.
     world.query("UPDATE idem_outbox SET available_at = now() - interval '1 second'")
     equal('taken by another', len(world.query("SELECT * FROM idem_outbox_take(10, '1 minute')")), 2)
     until('it is told', lambda: relay.said().count('is lost: another relay has it') == 2)

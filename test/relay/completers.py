@@ -65,8 +65,8 @@ def by_command(world):
 
 
 def extends_lease(world):
-    """While the request runs, no other relay sends it again; a claim that was
-    taken away is not answered."""
+    """While the request runs, no other relay sends it again.  A relay does not
+    complete a claim that it has lost."""
     endpoint = Endpoint(lambda request, number: time.sleep(3) or (200, {}, b'slow'))
     world.query('TRUNCATE idem_keys')
     key, _ = claim(world, 1, {'n': 1})
@@ -109,7 +109,7 @@ def locked_claim(world):
     held, _ = claim(world, 0, {'hold': 1})
     relay = world.relay('--c.resume=shop', '--c.sink=webhook', '--c.url=' + endpoint.url, '--lease=2s', '--wait=600ms').started()
     until('it is held', taken.is_set)
-    # Its lease is to be extended from now on.
+    # From now on, its lease must be extended.
     time.sleep(1.2)
     for n in range(1, 5):
         key, _ = claim(world, n, {'n': n})
@@ -180,7 +180,7 @@ def lacks_privilege(world):
 
 
 def returns_at_stop(world):
-    """A relay that stops gives its claims back at once."""
+    """A relay that stops releases its claims at once."""
     endpoint = Endpoint(lambda request, number: time.sleep(30))
     world.query('TRUNCATE idem_keys')
     key, _ = claim(world, 1, {'n': 1})

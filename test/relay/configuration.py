@@ -1,4 +1,4 @@
-# Bad input is refused at the start, with its line and what to do.
+# The relay refuses invalid settings at the start, with the line and a hint.
 
 import os
 import re
@@ -107,7 +107,7 @@ def has_time(world):
 
 
 def documented(world):
-    """Each setting, with its default, in the page and in the sample, which is
+    """Page and sample have each setting with its default, and the sample is
     valid."""
     def text(name):
         with open(os.path.join('relay', name)) as file:

@@ -1,4 +1,4 @@
-# An endpoint of webhooks that answers as it is told.
+# An endpoint of webhooks whose answers a test sets.
 
 import base64
 import contextlib
@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 
 class Endpoint:
-    """"answer" is called with each request and its number from 1: a status,
-    headers and a body, or what yields its parts; or None, to close the
-    connection without an answer."""
+    """"answer" is called with each request and its number from 1.  It returns a
+    status, headers, and a body or a generator of its parts; or None, which closes
+    the connection without an answer."""
 
     def __init__(self, answer=lambda request, number: (204, {}, b''), tls=None, port=0):
         self.answer = answer
@@ -45,7 +45,7 @@ class Endpoint:
                     self.send_header('Content-Length', str(len(body)))
                 self.end_headers()
                 try:
-                    # One that does not end is the end of the connection.
+                    # A body that does not end closes the connection.
                     for part in [body] if isinstance(body, bytes) else body:
                         self.wfile.write(part)
                 except OSError:
@@ -82,7 +82,7 @@ class Endpoint:
 
 
 def signature(secret, request):
-    """What the Standard Webhooks specification wants there."""
+    """The signature that the Standard Webhooks specification requires."""
     signed = b'.'.join([request.headers['webhook-id'].encode(), request.headers['webhook-timestamp'].encode(),
                         request.body])
     key = base64.b64decode(secret.removeprefix('whsec_'))

@@ -1,5 +1,5 @@
-# All at once: relays are killed, the broker or the endpoint too, the database
-# crashes; the consumer applies each message once, in the order of its key.
+# All faults at once: relays, and the broker or the endpoint, are killed, and the
+# database crashes.  The consumer applies each message once, in the order of its key.
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ CREATE TABLE published (key text NOT NULL, n int NOT NULL);
 
 
 class Background(threading.Thread):
-    """Does a step over and over, over connections that may be lost."""
+    """Repeats a step over connections that can be lost."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -68,7 +68,7 @@ class Publisher(Background):
         connection = psycopg2.connect('')
         while self.done < SIZE and not self.ending.is_set():
             with connection, connection.cursor() as cursor:
-                # What a commit that was cut off has done, it has done.
+                # A commit without an answer might have succeeded, so count the rows.
                 cursor.execute('SELECT count(*) FROM published')
                 self.done = cursor.fetchone()[0]
                 key = 'k%d' % self.random.randrange(KEYS)
@@ -105,7 +105,7 @@ class Applier:
 
 
 class Consumer(Applier, Background):
-    """Confirms a message to RabbitMQ after that."""
+    """Applies a message, and then confirms it to RabbitMQ."""
 
     def relay(self, world, *options):
         return amqp.relay(world, *options, '--r.timeout=5s')
@@ -117,7 +117,7 @@ class Consumer(Applier, Background):
         amqp.broker.start()
 
     def work(self):
-        # What an open connection has not confirmed, nobody else gets.
+        # No other consumer gets the messages that an open connection has not confirmed.
         with contextlib.closing(psycopg2.connect('')) as database:
             connection, channel = amqp.broker.channel()
             try:
@@ -139,7 +139,7 @@ class Consumer(Applier, Background):
 
 
 class Hook(Applier):
-    """Answers a webhook after that, mostly."""
+    """Applies a message, and then usually answers the webhook."""
 
     def __init__(self):
         super().__init__()
@@ -243,7 +243,7 @@ def everything_breaks(world, consumer_class):
     relays = [start(), start()]
     began = time.monotonic()
     for number, fault in enumerate(faults):
-        # Spread over the messages, as far as they have come.
+        # The faults are spread evenly over the messages.
         goal = SIZE * (number + 1) // (len(faults) + 2)
         patience = time.monotonic() + 3
         while progress() < goal and time.monotonic() < patience:
@@ -253,7 +253,7 @@ def everything_breaks(world, consumer_class):
         if fault == 'kill':
             victim = chance.randrange(2)
             relays[victim].kill()
-            # Whoever restarts it may have to wait for the broker.
+            # start() might have to wait for the broker.
             relays[victim] = start()
         elif fault == 'stop':
             consumer.stop_broker()

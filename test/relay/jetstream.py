@@ -13,7 +13,7 @@ from rabbit import certificate
 from world import PROGRAM, equal, expect, free_port, until
 
 
-# All that were started, so that a test that fails leaves none.
+# All started servers, so that a failed test leaves none.
 servers = []
 
 
@@ -109,7 +109,7 @@ def delivers(world):
     equal('the message', (subject, body), ('orders.eu', b'{"n": 1}'))
     equal('its headers', headers, {'Nats-Msg-Id': message, 'content-type': 'application/json', 'topic': 'orders.eu',
                                    'message_key': 'käse', 'trace': 'a b'})
-    # The duplicate window knows it.
+    # The message is in the duplicate window.
     world.query("UPDATE idem_outbox SET state = 'pending', in_due_index = true, available_at = now() WHERE message_id = %s",
                 message)
     until('it is delivered again', lambda: world.outbox(message)[0] == 'acked')
@@ -146,8 +146,8 @@ def killed(world):
 
 
 def silent(world):
-    """A server that does not respond pauses its sink only; a stream that is
-    full refuses."""
+    """A server that does not respond pauses only its sink.  A full stream refuses
+    messages."""
     server = Server(world.directory)
     server.stream('T', 't', max_msgs=1, discard='new')
     world.publish('t', '1')

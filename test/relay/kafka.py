@@ -75,7 +75,7 @@ def one_topic(world):
 
 
 def too_large(world):
-    """What brokers never take is refused, and nothing else."""
+    """Only messages that brokers never accept are refused."""
     start(world)
     refused = world.publish('orders', '"%s"' % ('x' * 1500000))
     for n in range(5):
@@ -128,8 +128,8 @@ def leaders_move(world):
 
 
 def ends_in_flight(world):
-    """The brokers are away, and the relay ends: no report comes later for what
-    is given back, and forgotten."""
+    """If the relay ends while the brokers are down, no report arrives later for
+    released messages."""
     start(world)
     running = relay(world, '--stop_timeout=500ms')
     world.publish('orders', '0')
@@ -151,7 +151,7 @@ def ends_in_flight(world):
 
 
 def many_topics(world):
-    """Memory is bounded, however many topics there are."""
+    """Memory is bounded for any number of topics."""
     def threads():
         return set(os.listdir('/proc/%d/task' % running.process.pid))
 
@@ -161,7 +161,7 @@ def many_topics(world):
     until('the producer is there', lambda: len(threads()) > 1)
     first = threads()
     world.all_acked(1000, 60)
-    # librdkafka forgets topics only with the producer, so that is another one.
+    # librdkafka frees topics only with the producer, so the relay replaces the producer.
     expect('it is the same producer', len(threads() & first) == 1)
     equal('pauses', 'is paused' in running.said(), False)
     equal('the status', running.stop(), 0)

@@ -1,5 +1,5 @@
-# A poller of an outbox as it is often written: one process that looks every so
-# often, FOR UPDATE SKIP LOCKED, publishes with confirms, and deletes.
+# A typical poller of an outbox: one process that polls with FOR UPDATE SKIP LOCKED,
+# publishes with confirms, and deletes.
 #
 #	poller.py URL SECONDS
 

@@ -38,7 +38,7 @@ def prints(world):
 
 
 def to_pipe(world):
-    """Lines that a pipe takes in pieces only, from a reader that takes its time."""
+    """A slow reader of a pipe that accepts lines only in pieces."""
     ids = [world.publish('t', '"%s"' % ('x' * 300000), 'k%d' % (n % 3)) for n in range(12)]
     world.publish('t', '"%s"' % ('x' * 1000000))
     process = subprocess.Popen([PROGRAM, *OUT, '--lease=3s', '--wait=1s'], stdout=subprocess.PIPE)
@@ -97,7 +97,7 @@ def side_by_side(world):
 
 
 def stops(world):
-    """In the middle of slow deliveries: those end, the rest is given back."""
+    """A relay that stops ends its deliveries and releases the other messages."""
     for n in range(20):
         world.publish('t', str(n), 'k%d' % (n % 4))
     relay = world.relay('--slow.sink=command', '--slow.topics=*', '--slow.command=sleep 0.5').started()
@@ -112,7 +112,7 @@ def stops(world):
 
 
 def stops_in_time(world):
-    """What takes longer than stop_timeout is given back, too."""
+    """A delivery that takes longer than stop_timeout is released, too."""
     world.publish('t')
     relay = world.relay('--slow.sink=command', '--slow.topics=*', '--slow.command=sleep 30', '--slow.timeout=60s',
                         '--stop_timeout=500ms').started()
@@ -124,7 +124,7 @@ def stops_in_time(world):
 
 
 def stops_asleep(world):
-    """Also where it has just begun to sleep."""
+    """A relay stops at once, even if it has just begun to sleep."""
     for pause in 0.3, 0, 0, 0, 0.001, 0.002, 0.005, 0.01:
         relay = world.relay(*OUT).started()
         time.sleep(pause)
@@ -217,8 +217,8 @@ def tells_systemd(world):
     os.unlink(path)
 
 
-# What the steps of README.md call as root, for a user who is not.  The service
-# manager gives the file to the relay as the unit says.
+# Stand-ins for the commands that the steps of README.md run as root.  The stand-in of
+# the service manager gives the file to the relay as the unit says.
 ROOT = r"""
 useradd() { echo "$@" | grep -q ' idem-relay$'; }
 install() { command install -m "$2" "$5" "$6"; }
@@ -317,7 +317,7 @@ def shows_metrics(world):
 
 
 def without_execute(world):
-    """The database is not up for a relay whose calls it refuses."""
+    """database_up is 0 if the database refuses the relay's calls."""
     port = free_port()
     world.query('DROP ROLE IF EXISTS few')
     world.query('CREATE ROLE few LOGIN')
@@ -343,7 +343,7 @@ def without_execute(world):
 
 
 def upgraded(world):
-    """SIGHUP runs the program that has taken the place of the one that runs."""
+    """SIGHUP starts the program that has replaced the running one."""
     directory = tempfile.mkdtemp(dir=world.directory)
     program, mark = os.path.join(directory, 'idem-relay'), os.path.join(directory, 'mark')
     shutil.copy(PROGRAM, program)
@@ -367,7 +367,7 @@ def upgraded(world):
 
 
 def survives_database(world):
-    """What was delivered while the database was away is acknowledged after."""
+    """Messages that were delivered during an outage of the database are acknowledged later."""
     first = world.publish('t', '1')
     relay = world.relay('--slow.sink=command', '--slow.topics=*',
                         '--slow.command=echo "$IDEM_MESSAGE_ID" >>%s/seen; sleep 1' % world.directory).started()
@@ -384,7 +384,7 @@ def survives_database(world):
 
 
 def bounded(world):
-    """It holds no more than it may, however much there is."""
+    """The relay holds no more than its limits, for any number of messages."""
     for n in range(400):
         world.publish('t', str(n))
     world.relay('--slow.sink=command', '--slow.topics=*', '--slow.command=sleep 5', '--max_messages=50',
@@ -394,11 +394,11 @@ def bounded(world):
 
 
 def disk_full(world):
-    """A file on a full disk: nothing is lost, nor counted as an attempt, and no
+    """With a file on a full disk, no message is lost, no attempt counts, and no
     line is cut off."""
     for n in range(100):
         world.publish('t', '"%s"' % ('x' * 2000), 'k%d' % (n % 10))
-    # A small file system, that one has without being root.
+    # A small file system that does not need root.
     directory = tempfile.mkdtemp(dir=world.directory)
     script = ('mount -t tmpfs -o size=64k none "$0" && head -c 30000 /dev/zero >"$0/ballast" && '
               '{ "$@" >>"$0/out" 2>"$0.log"; status=$?; cp "$0/out" "$0.out"; exit $status; }')
@@ -435,8 +435,8 @@ def disk_full(world):
 
 
 def fails_over(world):
-    """The primary crashes, and the standby is promoted: of the two hosts in the
-    connection string, the relay finds the one that can be written to."""
+    """After a crash of the primary and a promotion of the standby, the relay finds
+    the host of the connection string that accepts writes."""
     standby = os.path.join(world.directory, 'standby')
     bindir = subprocess.check_output([os.environ['PG_CONFIG'], '--bindir'], text=True).strip()
     control = [os.path.join(bindir, 'pg_ctl'), '-D', standby]
@@ -465,7 +465,7 @@ def fails_over(world):
 
 
 class Gate:
-    """Between relays and the database; closed, it passes nothing back."""
+    """A proxy between relays and the database.  While closed, it returns no answers."""
 
     def __init__(self, directory):
         self.opened = threading.Event()
@@ -516,7 +516,7 @@ def late_take(world):
 
 
 def deaf_host(world):
-    """A host that is switched off, so that nobody refuses the connection."""
+    """If a host is switched off, the connection is not refused, and the relay skips it."""
     with deaf_port() as port:
         world.publish('t')
         relay = world.relay(*OUT, '--database=host=127.0.0.1,%s port=%d,%s' % (

@@ -1,5 +1,5 @@
-# Publishes what it reads, a topic, a tab and a payload in each line, and writes
-# a line when the broker has confirmed it.
+# Publishes the lines that it reads, each with a topic, a tab and a payload, and
+# writes a line when the broker has confirmed a message.
 #
 #	publish.py URL
 

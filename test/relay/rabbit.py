@@ -1,4 +1,4 @@
-# A RabbitMQ of one's own, on loopback, without systemd; with and without TLS.
+# A separate RabbitMQ on loopback, without systemd, with and without TLS.
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ CONTROL = '/usr/lib/rabbitmq/bin/rabbitmqctl'
 
 
 def certificate(directory, name):
-    """A certificate for "localhost" that signs itself: its file, and the key's."""
+    """A self-signed certificate for "localhost": its file, and the file of its key."""
     path, key = (os.path.join(directory, name + end) for end in ('.crt', '.key'))
     subprocess.run(['openssl', 'req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes',
                     '-days', '2', '-subj', '/CN=localhost', '-addext', 'subjectAltName=DNS:localhost', '-keyout', key,
@@ -92,7 +92,7 @@ class Rabbit:
         return pika.URLParameters(self.url)
 
     def stop(self):
-        """As a crash: at once."""
+        """Ends it at once, like a crash."""
         if self.process is not None:
             os.killpg(self.process.pid, 9)
             self.process.wait()

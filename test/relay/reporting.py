@@ -1,4 +1,4 @@
-# Secrets in files, certificates, and what an operator's tools read.
+# Secrets in files, certificates, and the output for an operator's tools.
 
 import base64
 import json

@@ -1,4 +1,4 @@
-# Retries by schedule, ages, sinks that are disabled, and what is left of others.
+# Retries by schedule, maximum ages, and disabled sinks, which do not affect others.
 
 import json
 import subprocess
@@ -61,8 +61,8 @@ def too_old(world):
 
 
 def alone_in_sink(world):
-    """Bad messages that are alone in their sink are dead after their attempts,
-    once the time in which failures of a sink are free is over."""
+    """If all messages of a sink are bad, they are dead after their attempts, once
+    "grace" is over."""
     endpoint = Endpoint(lambda request, number: (500, {}, b'bug'))
     with attempts(world, 2):
         for n in range(3):

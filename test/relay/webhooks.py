@@ -1,4 +1,4 @@
-# Webhooks, as the Standard Webhooks specification has them.
+# Webhooks according to the Standard Webhooks specification.
 
 import base64
 import itertools
@@ -70,7 +70,7 @@ def overloaded(world):
 
 
 def not_there(world):
-    """An endpoint that nobody listens on costs no attempts."""
+    """An endpoint without a server costs no attempts."""
     endpoint = Endpoint()
     endpoint.close()
     message_id = world.publish('t')
@@ -91,7 +91,7 @@ def silent(world):
 
 
 def bad_headers(world):
-    """Headers that HTTP cannot have, or that are not the publisher's."""
+    """Headers that HTTP does not allow, or that a publisher is not allowed to set."""
     endpoint = Endpoint()
     bad = [world.publish('t', '1', None, headers) for headers in
            ('{"a b": "c"}', '{"a": "b\\r\\nwebhook-id: x"}', '{"Webhook-Id": "x"}', '{"content-length": "3"}', '{"": "x"}')]
@@ -107,8 +107,8 @@ def bad_headers(world):
 
 
 def in_parallel(world):
-    """Different keys at once, one key one by one, though answers are lost and
-    repeated."""
+    """Different keys are delivered at once and the messages of a key one by one,
+    even if answers are lost and repeated."""
     flying, most = {}, [0]
 
     def answer(request, number):
@@ -137,7 +137,7 @@ def in_parallel(world):
 
 
 def endless(world):
-    """The status is the answer, whatever the body is."""
+    """The status is the answer, with any body."""
     def drip():
         while True:
             time.sleep(0.1)
@@ -158,7 +158,7 @@ def endless(world):
 
 
 def any_bytes(world):
-    """What a server says need be no text that a database takes."""
+    """An error of a server can contain text that a database does not accept."""
     endpoint = Endpoint(lambda request, number: (500, {}, ('€' * 100).encode() if b'cut' in request.body else
                                                  b'a\xff\xc3(\xed\xa0\x80 \xe2\x82\xac'))
     cut, bad = world.publish('t', '"cut"'), world.publish('t')
@@ -203,7 +203,7 @@ def over_tls(world):
 
 
 def host_verified(world):
-    """The certificate is for localhost, and the URL has an address."""
+    """A certificate for localhost is refused if the URL has an address."""
     endpoint = Endpoint(tls=tls_server(world.directory, 'endpoint'))
     world.publish('t')
     relay = webhook(world, endpoint.url.replace('localhost', '127.0.0.1'), '--w.ca_file=%s/endpoint.crt' % world.directory)
@@ -236,7 +236,7 @@ def short_pause_again(world):
 
 
 def faulty_reload(world):
-    """A new configuration with faults leaves the one in use alone."""
+    """A new configuration with errors does not replace the current one."""
     path = os.path.join(world.directory, 'reload.conf')
     endpoint = Endpoint()
 

@@ -15,7 +15,7 @@ PROGRAM = os.environ.get('RELAY', os.path.join(os.getcwd(), 'relay', 'idem-relay
 
 
 class Broken(Exception):
-    """A promise was not kept; the text says which."""
+    """A promise was broken; the text says which."""
 
 
 def expect(what, condition):
@@ -29,7 +29,7 @@ def equal(what, found, wanted):
 
 
 def until(what, condition, seconds=20):
-    """Wait for it to become true; returns its value."""
+    """Wait until the condition is true, and return its value."""
     end = time.monotonic() + seconds
     while True:
         value = condition()
@@ -41,8 +41,8 @@ def until(what, condition, seconds=20):
 
 
 def free_port():
-    """None that a connection may be given by the system: a client that looks for
-    a server that is gone could then meet itself."""
+    """A port outside the range from which the system chooses.  Otherwise a client
+    that tries to reach an absent server could connect to itself."""
     while True:
         with socket.socket() as probe:
             try:
@@ -54,8 +54,8 @@ def free_port():
 
 @contextlib.contextmanager
 def deaf_port():
-    """One on which nothing answers, as if packets got lost: its queue of
-    connections is full."""
+    """A port on which nothing answers, as if packets were lost, because its queue
+    of connections is full."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(('127.0.0.1', 0), backlog=0))
         for _ in range(4):
@@ -67,7 +67,7 @@ def deaf_port():
 
 
 class Relay:
-    """A relay that runs; "out" and "log" are files."""
+    """A running relay; "out" and "log" are files."""
 
     def __init__(self, world, *options, environment=None):
         world.relays.append(self)
@@ -105,7 +105,7 @@ class Relay:
             raise Broken('the relay has not ended: ' + self.said())
 
     def stop(self):
-        """What it ends with after SIGTERM."""
+        """Its exit status after SIGTERM."""
         self.signal(signal.SIGTERM)
         return self.status()
 
@@ -119,7 +119,7 @@ class World:
         self.data = self.query('SHOW data_directory')[0][0]
 
     def query(self, text, *values):
-        """Rows; on a connection that is made anew when it was lost."""
+        """The rows of a query, on a connection that is made again after a loss."""
         if self.connection is None or self.connection.closed:
             self.connection = psycopg2.connect(self.where)
             self.connection.autocommit = True
@@ -140,7 +140,7 @@ class World:
 
     @contextlib.contextmanager
     def database(self, name, encoding):
-        """The same in another database, which is there for so long."""
+        """A world in another database, which exists for this time."""
         self.query("CREATE DATABASE %s TEMPLATE template0 ENCODING '%s' LOCALE 'C'" % (name, encoding))
         try:
             world = World(self.directory, 'dbname=' + name)

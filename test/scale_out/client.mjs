@@ -56,7 +56,7 @@ function noted(scope, key, name) {
   runs.set(`${scope} ${key}`, [...runs.get(`${scope} ${key}`) ?? [], name])
 }
 
-/** Where a handler stops until it is told to go on. */
+/** A place where a handler stops until the test continues it. */
 function stopOf(name) {
   if (!stops.has(name)) {
     const stop = {}
@@ -67,7 +67,7 @@ function stopOf(name) {
   return stops.get(name)
 }
 
-/** What a handler, or a step, is told to do: [what, ...] each.  Returns what came of its calls. */
+/** Run the commands of a handler or a step, each of them [what, ...].  Returns the results of its calls. */
 async function act(does, scope, key, tx) {
   const found = []
   const acts = {
@@ -95,7 +95,7 @@ const verbs = {
       return { status: 201, body: `done ${key}` }
     })
   },
-  /** What has no name is done between the steps; without a last step the response is returned. */
+  /** Commands without a name run between the steps.  Without a last step, the job returns the response. */
   job({ scope, key, lease, wait, steps = [], does = [['effect']], finish = true }) {
     return idem.job({ scope, key, lease, wait }, async (job) => {
       for (const [name, within = []] of steps) {

@@ -117,7 +117,7 @@ async def pause(seconds):
 
 
 class Stop:
-    """Where a handler stops until it is told to go on."""
+    """A place where a handler stops until the test continues it."""
 
     def __init__(self):
         self.reached, self.gone = EVENT(), EVENT()
@@ -171,7 +171,7 @@ def plainly(found):
 
 
 async def act(does, scope, key, tx=None):
-    """What a handler, or a step, is told.  Returns what came of its calls."""
+    """Run the commands of a handler or a step.  Returns the results of its calls."""
     found = []
     for what, *given in does:
         if what == 'effect':

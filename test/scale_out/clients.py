@@ -1,10 +1,10 @@
 """
-The clients with several shards: the same for each language, whose program
-(client.mjs, client.py) does what it is told.
+Tests of the clients with several shards, which are the same for each language.
+A program in the language (client.mjs, client.py) runs the commands of the tests.
 
-Each does requests, jobs and transactions on the shard that a scope lives on,
-and asks the router for what concerns several.  The scenarios of SCENARIOS are
-for one client each, those of TOGETHER for all of them at once.
+Each client runs requests, jobs and transactions on the shard of a scope, and
+calls that concern several scopes on the router.  The scenarios of SCENARIOS are
+for one client each, and those of TOGETHER for all clients at once.
 """
 
 import itertools
@@ -24,14 +24,14 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.join(HERE, '..', '..')
 SECONDS = 10                    # of a load; the runner sets it
 SEEDS = itertools.count(1)      # one for each load; the runner sets the first
-# What a scope that moves may answer, and a shard that crashes.
+# The errors that are allowed while a scope moves, and while a shard crashes.
 MOVING = {'ScopeMoving', 'InProgress'}
 CRASHING = {'ClaimLost', 'ClaimNotFound'}
 ELSEWHERE = 'does not live on this shard'
 ENDED = "the server ended the session of the handler's transaction"
 
 
-# Of a program that is wrong.
+# The error of a wrong program.
 FAULTS = {'TypeError', 'RangeError', 'ReferenceError', 'SyntaxError',
           'AssertionError', 'AttributeError', 'KeyError', 'NameError',
           'RuntimeError', 'ValueError'}
@@ -48,7 +48,7 @@ class Refused(Exception):
 
     @property
     def is_lost(self):
-        """The connection is, or none could be made."""
+        """The connection was lost, or could not be made."""
         state = self.sqlstate or ''
         return not self.own and self.name not in FAULTS and (
             state[:2] in ('', '08', '57') or not state[:1].isdigit())
@@ -59,7 +59,7 @@ class Client:
 
     def __init__(self, language, *command, notices=False, **environment):
         self.language = language
-        # That a connection is dead, before it is used
+        # Whether the client notices a dead connection before it uses the connection
         self.notices = notices
         # Transactions without a key: the user's, and a route's where those are
         # not the same
@@ -78,7 +78,7 @@ class Client:
             self.answers[answer['id']].put(answer)
 
     def start(self, verb, **given):
-        """Returns what waits for the answer."""
+        """Returns a function that waits for the answer."""
         number, answer = next(self.numbers), queue.Queue()
         self.answers[number] = answer
         with self.lock:
@@ -112,7 +112,7 @@ class Client:
 
 
 class Stop:
-    """Where a handler stops, until it is told to go on."""
+    """A place where a handler stops until the test continues it."""
 
     numbers = itertools.count()
 
@@ -137,7 +137,7 @@ def refusal(call, **given):
 
 
 def refused(sqlstate, words, call, **given):
-    """Returns how much was looked at."""
+    """Returns the number of checks."""
     error = refusal(call, **given)
     return equal((error.sqlstate, words in str(error)), (sqlstate, True),
                  error)
@@ -159,14 +159,14 @@ def on_shards(servers, text, *args):
 
 
 def places(servers, table, value, column):
-    """On which shards such rows are, and how many."""
+    """The number of such rows on each shard that has some."""
     found = on_shards(servers, 'SELECT count(*) FROM %s WHERE %s = %%s'
                       % (table, column), value)
     return {n: rows[0][0] for n, rows in enumerate(found) if rows[0][0]}
 
 
 def of_key(servers, scope, key, table='effects'):
-    """The places of what was done under a key."""
+    """The shards of the rows of a key."""
     return places(servers, table, [scope, key], 'ARRAY[scope, key]')
 
 
@@ -188,7 +188,7 @@ def requests(servers, client, scopes, _):
                            'effects of', key)
             count += equal(of_key(servers, scope, key, 'idem_keys'), {home: 1},
                            'records of', key)
-        # Undone with its transaction
+        # Rolled back with its transaction
         key = 'request-that-fails'
         for does in ([['effect'], ['fail', 'no work today']],
                      [['effect'], ['own', 'once', scope, 'by another']]):
@@ -255,7 +255,7 @@ def jobs(servers, client, scopes, _):
 
 
 def functions(servers, client, scopes, _):
-    """a function runs where its scope lives, and one of several on all"""
+    """a function runs on its scope's shard, and a batch over several scopes on all shards"""
     count = 0
     a, b, c, d = scopes
     key = 'function-key-0001'
@@ -278,7 +278,7 @@ def functions(servers, client, scopes, _):
                                         'lastClientSeq': 1, 'version': 1}),
             ('lastClientSeq', (d, 'c'), 1),
             ('lookup', (a, key), None),
-            # By way of the router
+            # Through the router
             ('tryAdvanceMany', ([a, b, c, d, a], ['post'], ['8'],
                                 [5, 6, 7, 8, 4]),
              [{'ordinal': n + 1, 'shouldProcess': n < 4,
@@ -344,7 +344,7 @@ def functions(servers, client, scopes, _):
                         "shard" in str(error)), (True, True), name, error)
     error = refusal(client.transaction, key='nowhere', does=[])
     count += equal('scope' in str(error), True, error)
-    # The shard's own errors are as without a router.
+    # The shard's own errors are the same as without a router.
     for name in ('forget', 'erase'):
         error = refusal(lambda: client.call(name, a, key))
         count += equal(error.sqlstate, '42501', name, error)
@@ -371,7 +371,7 @@ def elsewhere(servers, client, scopes, _):
             count += refused('55000', ELSEWHERE, getattr(client, verb),
                              scope=a, key=key,
                              does=[['effect'], ['on', *call]])
-            # The handler's own error: it is not tried again.
+            # The handler's own error is not retried.
             count += equal(client.ran(scope=a, key=key), ['handler'], key)
             count += equal(of_key(servers, a, key), {}, call)
     for table, column in (('idem_tokens', 'token'), ('idem_keys', 'key'),
@@ -390,7 +390,7 @@ def elsewhere(servers, client, scopes, _):
 
 
 def round_trips(servers, client, scopes, start):
-    """no more round trips than with one server; the router is asked once"""
+    """the client makes as many round trips as with one server, and asks the router once"""
     scope = scopes[0]
     # The program that knows one server only pins no scope.
     admin = servers.shards[0].session()
@@ -447,7 +447,7 @@ def a_move(servers, client, scopes, _):
         found = client.start(verb, **given)()
         return found, equal(client.counted()['questions'], 1, 'questions')
 
-    # Known to the client, and somewhere else then
+    # The client knows the scope, which then moves
     key = 'before-the-move-1'
     client.request(scope=scope, key=key)
     for verb, outcome in (('request', 'replay'), ('request', 'new'),
@@ -465,7 +465,7 @@ def a_move(servers, client, scopes, _):
         if verb != 'call' and outcome != 'replay':
             count += equal(of_key(servers, scope, given['key']),
                            {home: 1}, verb)
-    # In the midst of a job: before a checkpoint, the last step, the response
+    # During a job: before a checkpoint, the last step and the response
     for finish in (True, False):
         key = 'moved-under-job-%d' % finish
         step, last = Stop(client), Stop(client)
@@ -490,7 +490,7 @@ def a_move(servers, client, scopes, _):
         key = 'moved-with-slot-%d' % home
         count += equal(client.job(scope=other, key=key)['outcome'], 'new')
         count += equal(of_key(servers, other, key), {home: 1}, key)
-    # One that has closed the guard, and cannot copy
+    # A move that has closed the gate, and cannot copy
     old = servers.home(scope)
     new = (old + 1) % len(servers.shards)
     step = Stop(client)
@@ -523,10 +523,10 @@ FORCE = 'SELECT idem_guard.force(idem_guard.slot(%s), %s, %s)'
 
 
 def ended_by_hand(servers, client, scopes, _):
-    """a handler's own COMMIT lets its scope go, and nothing is kept then"""
+    """a handler's own COMMIT releases its scope, and nothing is stored then"""
     scope, count = scopes[0], 0
     guard = servers.shards[0].session()
-    # Node refuses what begins with COMMIT.
+    # Node refuses a statement that begins with COMMIT.
     for verb, commands in (('request', ['SELECT 1; COMMIT']),
                            ('job', ['SELECT 1; COMMIT', 'SELECT 1; BEGIN'])):
         key, stop = 'ended-by-hand-%s' % verb, Stop(client)
@@ -588,7 +588,7 @@ def wrong_maps(servers, client, scopes, _):
 
 
 def lost_connections(servers, client, scopes, start):
-    """a shard that crashes, or has another address: asked for, done once"""
+    """after a crash or a change of address, the client asks for the shard, and a call takes effect once"""
     count, admin, home = 0, servers.router('postgres'), 0
     shard, scope = servers.shards[home], scopes[home]
     was = admin.one('SELECT connection FROM idem_map.shards WHERE shard = %s',
@@ -615,7 +615,7 @@ def lost_connections(servers, client, scopes, start):
         shard.start()
 
     def questions(number, call):
-        """How often the router is asked: of a dead connection, not at all."""
+        """The calls of the router. A dead connection causes none."""
         client.counted()
         call()
         return equal(client.counted()['questions'], number, 'questions')
@@ -631,7 +631,7 @@ def lost_connections(servers, client, scopes, start):
         client.call('once', scope, 'form')
 
     try:
-        # Another isolation level may see the scope where it was.
+        # Another isolation level can see the scope on the old shard.
         session = shard.session()
         direct(alias)
         os.symlink(shard.socket, alias)
@@ -639,17 +639,17 @@ def lost_connections(servers, client, scopes, start):
                     "'serializable'")
         count += refused('0A000', 'isolation level', once)
         session.run('ALTER ROLE app RESET default_transaction_isolation')
-        # What is known is not asked for, though it has another address now.
+        # The client does not ask for a known scope, although its shard has another address now.
         direct(shard.socket)
         os.unlink(alias)
         count += questions(0, lambda: refusal(once))
-        # Dead, and then not to be reached: asked for again by the next call
+        # The connection is dead, and the shard cannot be reached, so the next call asks again
         restart()
         count += lost(once)
         if not client.notices:
             count += lost(client.request, scope=scope, key=next(keys))
         count += done('request', 1)
-        # Dead before anything has run: the same call goes on.
+        # If a connection was dead before anything ran, the same call continues.
         for verb in ('request', 'job', *client.unkeyed):
             client.counted()
             restart()
@@ -664,7 +664,7 @@ def lost_connections(servers, client, scopes, start):
         restart()
         count += questions(0, lambda: (stop.go(), wait()))
         count += equal(of_key(servers, scope, key), {home: 1}, key)
-        # What a function has done is unknown, so it is not repeated.
+        # It is unknown whether the function took effect, so the client does not repeat it.
         client.counted()
         restart()
         if not client.notices:
@@ -677,7 +677,7 @@ def lost_connections(servers, client, scopes, start):
         finally:
             shard.start()
         count += done('request', 1)
-        # It is lost in a handler, whose error it is.
+        # The connection is lost in a handler, which gets the error.
         direct(other)
         os.symlink(shard.socket, other)
         moved, key, stop = unknown(), next(keys), Stop(client)
@@ -694,7 +694,7 @@ def lost_connections(servers, client, scopes, start):
         count += equal(client.ran(scope=moved, key=key), ['handler'], 'runs')
         count += lost(once, scope=moved)
         count += equal(client.request(scope=moved, key=key)['outcome'], 'new')
-        # Nobody is at its address.
+        # No server is at the address.
         direct(alias)
         gone = unknown()
         count += lost(once, scope=gone)
@@ -711,7 +711,7 @@ SCENARIOS = (requests, jobs, functions, elsewhere, round_trips, a_move,
 
 
 def duplicates(servers, clients, scopes):
-    """of all languages, one runs, and the others wait for it or are told"""
+    """of the clients of all languages, one runs, and the others wait for it or get an error"""
     count = 0
     for number, first in enumerate(clients):
         scope, key, stop = scopes[number], 'of-all-languages-1', Stop(first)
@@ -734,9 +734,9 @@ def duplicates(servers, clients, scopes):
 
 
 def moves_that_do_not_end(servers, clients, scopes):
-    """a scope that is being moved for ever: an error after ten seconds"""
+    """if a move does not end, calls of its scope get an error after ten seconds"""
     count, admin = 0, servers.router('postgres')
-    # The first is known to all, and the second comes back in time.
+    # All clients know the first scope, and the move of the second one ends in time.
     known, back = scopes[:2]
     guards = [shard.session() for shard in servers.shards]
     for client in clients:
@@ -779,7 +779,7 @@ def moves_that_do_not_end(servers, clients, scopes):
 
 
 class Worker:
-    """Sends requests and jobs until it is told that they have been done."""
+    """Sends requests and jobs until each of them is confirmed."""
 
     def __init__(self, clients, scopes, number, until, allowed):
         self.clients, self.scopes, self.until = clients, scopes, until
@@ -799,7 +799,7 @@ class Worker:
             self.done.append((scope, key))
 
     def attempt(self, verb, scope, key):
-        """By one, or by several at a time, of whatever languages."""
+        """Sends a request by one client, or by several clients of any languages at once."""
         pause = ['sleep', self.rng.choice((0, 0, 20))]
         given = {'wait': '2 s', 'does': [
             pause, ['on', 'once', scope, key], ['effect']]}
@@ -823,7 +823,7 @@ class Worker:
 
 
 def once_each(servers, clients, scopes, allowed, crashes):
-    """Requests and jobs amid moves, and then what came of them."""
+    """Sends requests and jobs during moves, and then checks their effects."""
     until = time.monotonic() + SECONDS
     workers = [Worker(clients, scopes, n, until, allowed) for n in range(6)]
     trouble = routed.Trouble(servers, random.Random(next(SEEDS)), scopes)
@@ -853,13 +853,13 @@ def once_each(servers, clients, scopes, allowed, crashes):
 
 def under_moves(servers, clients, scopes):
     """requests and jobs of all languages under moves: each effect once"""
-    # A lease of a second may be over before a move is that was cut off.
+    # A lease of one second can end before a move that was cut off.
     return once_each(servers, clients, scopes, lambda error: error.name in
                      MOVING | {'ClaimLost'}, False)
 
 
 def under_crashes(servers, clients, scopes):
-    """requests and jobs of all under crashes and moves: each effect once"""
+    """requests and jobs of all languages under crashes and moves: each effect once"""
     def allowed(error):
         # Three times it had left: moves are one a moment here.
         return error.is_lost or error.name in MOVING | CRASHING or (

@@ -100,7 +100,7 @@ def cut_off(cables, shard, router, home):
 def main():
     work, first = sys.argv[1:]
     if not network.enter():
-        # What the kernel would do, at least
+        # Check at least the settings that make the kernel end the session.
         connection = Connection(first, 'the shard')
         equal(connection.one("SELECT count(*) FROM pg_settings WHERE "
                              "name = 'client_connection_check_interval' "

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """
-Everything at once, with clients that remember what they were told.
+Everything at once, with clients that remember each result.
 
     proof.py WORK SECONDS SEED
 
@@ -42,7 +42,7 @@ FAKETIME = '/usr/lib/%s-linux-gnu/faketime/libfaketime.so.1' % os.uname().machin
 REFUSED = ('55P03', '55000')
 UNKNOWN = ('XX000', '57P01', '57P02', '57P03', '08P01', '08006', '57014', '25P02',
            None)
-# Of the strings in the maps: a network that loses packets is noticed.
+# Options of the connection strings in the maps, which detect a network that loses packets.
 CAREFUL = ('connect_timeout=4 keepalives_idle=2 keepalives_interval=1 '
            'keepalives_count=2 tcp_user_timeout=3000')
 
@@ -90,7 +90,7 @@ class Pair(Server):
         start(self.data, self.log, clock=self.clock)
 
     def attach(self):
-        """A standby, which commits wait for from now on."""
+        """Makes a standby, for which commits then wait."""
         self.standby, socket = self.data + str(self.count), self.directory()
         run(program('pg_basebackup'), '-h', self.socket, '-p', '5432', '-U',
             'postgres', '-D', self.standby, '-R', '-c', 'fast', '--no-sync')
@@ -123,7 +123,7 @@ class Pair(Server):
             self.catch_up()
 
     def promote(self):
-        """The standby takes over, and gets one of its own."""
+        """Promotes the standby, and makes a new standby."""
         with self.lock:
             self.kill()
             old = self.data
@@ -209,7 +209,7 @@ class World:
                                  'WHERE slot = ANY (%s)', slots)
 
     def start_far(self):
-        """The fifth one, on a host of its own if there are networks."""
+        """The fifth shard, on a host of its own if the kernel allows networks."""
         self.far = Server(self.work, 's4', self.template)
         words = ()
         self.far_string = self.string(self.far)
@@ -251,11 +251,11 @@ class World:
 
 
 #
-# Trouble
+# Faults
 #
 
 def move(world, router, rng):
-    """Moves by one router, whose maps the other one does not hear of."""
+    """Moves by one router, which do not change the map of the other one."""
     dsn = world.routers[router].dsn()
     while not world.is_over():
         number = rng.randrange(SCOPES)
@@ -275,7 +275,7 @@ def move(world, router, rng):
 
 
 def change_shards(world):
-    """The fifth one comes, the first one goes, by the first router."""
+    """The first router adds the fifth shard, and removes the first one."""
     first, second = (router.dsn() for router in world.routers)
 
     def insist(*arguments):
@@ -555,7 +555,7 @@ class Client:
 
 
 def finish(world, clients, deliveries):
-    """When all is quiet: moves end, verify finds nothing, each effect is once."""
+    """At the end: moves have ended, verify finds nothing, each effect exists once."""
     deadline = time.monotonic() + 120
     first, second = (router.dsn() for router in world.routers)
     places, status, output = set(), True, None

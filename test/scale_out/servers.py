@@ -21,7 +21,7 @@ APPLICATION = 'app'             # connects to shards
 RELAY = 'relay'                 # consumes the outboxes of shards
 WEB = 'web'                     # connects to the router
 
-# What a shard has of its own, besides the extension.
+# The objects of a shard besides the extension.
 SCHEMA = '''
 CREATE TABLE effects (scope text, key text);
 GRANT INSERT, SELECT ON effects TO app;
@@ -44,7 +44,7 @@ def program(name):
 
 
 def run(*command, **options):
-    """Returns its output; raises what it said where it fails."""
+    """Returns its output, or raises an error with the output."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True,
                           stderr=subprocess.STDOUT, check=False, **options)
     if done.returncode:
@@ -66,7 +66,7 @@ class Server:
                        "unix_socket_directories = '%s'\nfsync = off\n"
                        'max_connections = 60\nshared_buffers = 16MB\n'
                        'wal_level = logical\n'
-                       # More moves to a shard than one in 5 seconds
+                       # Allow more than one move to a shard in 5 seconds.
                        'wal_retrieve_retry_interval = 100ms\n'
                        "timezone = 'UTC'\n"
                        % (os.environ['IDEMPOTENCY_CONF'], self.socket))
@@ -84,11 +84,11 @@ class Server:
         run(program('pg_ctl'), '-D', self.data, '-l', self.log, '-w', 'start')
 
     def kill(self):
-        """As a crash would."""
+        """Stops the server like a crash."""
         run(program('pg_ctl'), '-D', self.data, '-m', 'immediate', 'stop')
 
     def signal(self, number):
-        """To the postmaster and all that it has started."""
+        """Sends a signal to the postmaster and all its processes."""
         with open(os.path.join(self.data, 'postmaster.pid')) as file:
             pid = int(file.readline())
         children = run('ps', '-o', 'pid=', '--ppid', str(pid)).split()
@@ -104,7 +104,7 @@ class Server:
 
 
 class Bouncer:
-    """PgBouncer before the shards, their numbers its databases' names."""
+    """PgBouncer before the shards, whose numbers are in the names of its databases."""
 
     def __init__(self, work, shards, name='bouncer', **settings):
         self.socket = os.path.join(work, name)
@@ -144,7 +144,7 @@ class Bouncer:
         return Session('%s user=%s' % (self.connection(name), user))
 
     def stop(self):
-        # From 1.23 on, SIGTERM waits for the clients that are still there.
+        # From 1.23 on, SIGTERM waits for connected clients.
         self.process.kill()
         self.process.wait()
 
@@ -182,7 +182,7 @@ class Servers:
             for shard in self.shards:
                 file.write(self.bouncer.connection(shard.name)
                            + ' connect_timeout=5\n')
-        # What leads past PgBouncer, for moves by replication
+        # Connection strings without PgBouncer, for moves by replication
         self.direct = os.path.join(self.work, 'direct')
         with open(self.direct, 'w') as file:
             for shard in self.shards:
@@ -206,7 +206,7 @@ class Servers:
         return Session('dbname=router user=' + user)
 
     def home(self, scope):
-        """The number of the shard that it lives on."""
+        """The number of the scope's shard."""
         session = self.router('postgres')
         number = session.one('SELECT idem_map.shard(%s)', scope)
         session.close()
@@ -279,7 +279,7 @@ class Servers:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def another(self, name):
-        """A server that is no shard yet."""
+        """A server that is not yet a shard."""
         shard = Server(self.work, name, os.path.join(self.work, 'template'))
         shard.start()
         self.others.append(shard)

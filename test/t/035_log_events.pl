@@ -264,8 +264,8 @@ is(logged("SET idempotency.log_events = 'all'; SELECT idem_publish('all', '{}')"
 	"LOG:  idempotency event=published topic=all id=I message_id=U attempt=0\n", 'all');
 is(logged("SET idempotency.log_events = 'off'; SELECT idem_publish('all', '{}')"), '', 'off, in this session');
 like(($node->psql('postgres', 'SET idempotency.log_events = claimed, missing'))[2],
-	qr/invalid value for parameter "idempotency.log_events": "claimed, missing".*DETAIL:  There is no event "missing"\..*HINT:  Available are: off, on, or a list of /s,
-	'an event that there is none of is refused, with those that there are');
+	qr/invalid value for parameter "idempotency.log_events": "claimed, missing".*DETAIL:  There is no event "missing"\..*HINT:  Valid values are off, on, or a list of /s,
+	'an unknown event is refused, and the hint lists the known ones');
 is(($node->psql('postgres', "SET idempotency.log_events = $_"))[0], 3, "refused: $_") foreach "'claimed,,failed'", "'on, claimed'", "'\"Claimed\"'";
 
 # Read by a parser, whatever is in it.

@@ -1,6 +1,6 @@
 /**
- * An ORM's transactions in the place of those on a client of a pool: the one
- * interface that the integration of each ORM implements.
+ * The one interface that the integration of each ORM implements, so that an
+ * ORM's transactions replace those on a client of a pool.
  */
 import { TransactionEnded } from './errors.js'
 import type { Row } from './functions.js'
@@ -10,20 +10,20 @@ import type { Parameter } from './values.js'
 export interface Adapter<Tx> {
   /** A transaction that has begun. */
   begin(): Promise<OpenTransaction<Tx>>
-  /** The rows of a statement with $1, $2, in the transaction, or alone. All values and columns are text, but for bytes. */
+  /** Returns the rows of a statement with $1, $2, in the transaction or alone. All values and columns are text, except bytes. */
   query(text: string, values: Parameter[], tx?: Tx): Promise<Row[]>
   /** The size of the ORM's pool. */
   readonly max?: number | undefined
 }
 
 export interface OpenTransaction<Tx> {
-  /** What the handler gets: the ORM's own object. */
+  /** The ORM's own object, which the handler gets. */
   readonly tx: Tx
   commit(): Promise<unknown>
   rollback(): Promise<unknown>
-  /** Methods of tx that end it, which the handler may not call. */
+  /** Methods of tx that end it, which the handler is not allowed to call. */
   readonly ends?: readonly string[]
-  /** The pg client below, where the ORM tells. Only with it is the statement of a handler cancelled that is out of time. */
+  /** The pg client below, if the ORM shows it. Without it, the statement of a handler that exceeds its timeout cannot be cancelled. */
   readonly client?: PoolClientLike | undefined
 }
 
@@ -32,10 +32,10 @@ export function poolOver<Tx extends object>(adapter: Adapter<Tx>): PoolLike<Tx> 
   return { connect: async () => new AdapterClient(adapter), options: { max: adapter.max }, adapter }
 }
 
-/** Of an ORM that does not show its client, a statement might be under way. */
+/** If an ORM does not show its client, a statement might be running. */
 const UNKNOWN = { readyForQuery: false }
 
-/** A client of which BEGIN, COMMIT and ROLLBACK are calls of the ORM. */
+/** A client whose BEGIN, COMMIT and ROLLBACK are calls of the ORM. */
 class AdapterClient<Tx extends object> implements PoolClientLike {
   handle: TransactionHandle<Tx> | undefined
   #open: OpenTransaction<Tx> | undefined
@@ -64,7 +64,7 @@ class AdapterClient<Tx extends object> implements PoolClientLike {
     return { command: text, rows: [] }
   }
 
-  /** What is broken is closed where the ORM shows it, so that its pool takes another. */
+  /** Closes a broken connection if the ORM shows it, so that its pool opens another one. */
   release(broken?: boolean): void {
     const client = this.#client
     if (client && this.#onError) client.removeListener('error', this.#onError)
@@ -83,7 +83,7 @@ class AdapterClient<Tx extends object> implements PoolClientLike {
   removeListener(): void {}
 }
 
-/** The object as the handler gets it: it cannot end the transaction, nor use it behind its end. */
+/** The object for the handler, which can neither end the transaction nor use it after its end. */
 function limited<Tx extends object>(tx: Tx, ends: readonly string[]): TransactionHandle<Tx> {
   let over = false
   const checkOpen = (): void => {
@@ -109,7 +109,7 @@ function limited<Tx extends object>(tx: Tx, ends: readonly string[]): Transactio
   }
 }
 
-/** A transaction that an ORM gives to a callback only, as one that begins and ends by calls. */
+/** Turns a transaction that an ORM gives only to a callback into one that begins and ends by calls. */
 export function openedBy<Tx>(transaction: (run: (tx: Tx) => Promise<void>) => Promise<unknown>): Promise<OpenTransaction<Tx>> {
   return new Promise((resolve, reject) => {
     const undone = new Error('rolled back')

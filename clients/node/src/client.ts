@@ -1,10 +1,10 @@
 /**
  * request() and job().
  *
- * A request is one transaction: claim, handler, complete, COMMIT, and only then
- * the response. A job is several: the claim commits, each step's value is
- * committed as a checkpoint, and the last step commits together with the
- * response. Nothing here knows of HTTP.
+ * A request is one transaction: claim, handler, complete, COMMIT. Only then the
+ * response is returned. A job is several transactions: the claim commits, each
+ * step's value is committed as a checkpoint, and the last step commits together
+ * with the response. This file does not depend on HTTP.
  */
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { PoolClient } from 'pg'
@@ -23,9 +23,9 @@ import { ManyServers, OneServer, type Servers, type Shards } from './shards.js'
 import { describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
 export const ATTEMPTS = 5
-/** The last two of a prepared statement that is gone, or returns something else. */
+/** The last two mean that a prepared statement is gone, or returns other columns. */
 const RETRIED = new Set(['40001', '40P01', '26000', '0A000'])
-/** By statement_timeout, by lock_timeout. */
+/** Raised by statement_timeout and by lock_timeout. */
 const ENDED_WAITS = new Set(['57014', '55P03'])
 const IN_DOUBT_WAIT = '5 seconds'
 const MAX_ERROR = 1000
@@ -33,23 +33,23 @@ const MAX_ERROR = 1000
 export interface Options extends Observers {
   /** The schema of the extension, idem by default. */
   schema?: string
-  /** The pool is that of a router; how to make one for each shard that it names. */
+  /** Makes the pool of a shard. The pool of the client is then that of a router. */
   shards?: Shards
-  /** How many connections of a pool may sleep in duplicates at once; half of it by default. */
+  /** The maximum number of connections of a pool that sleep in duplicates; half of the pool by default. */
   maxWaiters?: number
-  /** Of each request() and job() that does not say otherwise. */
+  /** The default of request() and job(). */
   wait?: string
   waitMs?: number
   ttl?: string
   ttlMs?: number
   lease?: string
   leaseMs?: number
-  /** Of handlers, with all their tries; of those that hold a connection '1 minute' by default, and null is none. */
+  /** Limits a handler with all its tries. The default is '1 minute' for handlers that hold a connection; null is no limit. */
   timeout?: string | null
   timeoutMs?: number
 }
 
-/** What a handler returns. A body is stored as it is: a string as text, a Buffer as bytes. */
+/** The return value of a handler. The body is stored unchanged: a string as text, a Buffer as bytes. */
 export interface Response {
   status: number
   headers?: Headers | undefined
@@ -61,65 +61,65 @@ export interface Result {
   status: number
   headers: Headers
   body: string | Buffer | null
-  /** Whether this is the response of an earlier request. */
+  /** Whether an earlier request made this response. */
   replayed: boolean
-  /** Whether a duplicate will get it; one that is too large is not stored. */
+  /** Whether a duplicate will get it; a response that is too large is not stored. */
   stored: boolean
 }
 
 export type RequestOptions = RequestIdentity & Ttl & Wait & Timeout & {
   scope: string
   key: string
-  /** Whether a response of this status is final; by default all below 500 but 401, 403, 408, 425, 429. 2xx is always, and 5xx never. */
+  /** Whether a 3xx or 4xx is stored; by default all except 401, 403, 408, 425 and 429. A 2xx always is, and a 5xx never. */
   store?: ((status: number) => boolean) | undefined
-  /** Smaller than idempotency.max_response_size. */
+  /** The largest stored response in bytes, if smaller than idempotency.max_response_size. */
   maxResponseSize?: number | undefined
-  /** Ends the waiting, not a handler that runs. */
+  /** Ends the wait for another request, but not a running handler. */
   signal?: AbortSignal | undefined
 }
 export type JobOptions = RequestOptions & Lease
 
 export interface Step {
-  /** The same in all attempts: what the other side recognizes a repetition by. */
+  /** The same in all attempts, so that the other system recognizes a repetition. */
   key: string
   /** Aborted when the claim is lost. */
   signal: AbortSignal
 }
 
-/** What the function of a job gets. Tx is the handle of the last step's transaction. */
+/** The argument of a job's function. Tx is the handle of the last step's transaction. */
 export interface Job<Tx> {
   readonly scope: string
   readonly key: string
   readonly attempt: number
-  /** Aborted when another claimant may have taken over. */
+  /** Aborted when another claimant might have taken over. */
   readonly signal: AbortSignal
   readonly lost: boolean
-  /** Runs fn once over all attempts; its value is kept, and returned, as JSON has it: a Date as text, and nothing as null. */
+  /** Runs fn once over all attempts. Its value is stored and returned as JSON: a Date as text, undefined as null. */
   step<T>(name: string, fn: (step: Step) => Promise<T> | T): Promise<T>
-  /** The last step: what it writes with tx commits together with the response. */
+  /** Runs the last step, whose writes with tx commit together with the response. */
   finish(fn: (tx: Tx) => Promise<Response> | Response): Promise<Result>
 }
 
 export type TransactionOptions<T> = Timeout & {
   commits?: (result: T) => boolean
-  /** With several shards, what says on which it runs. */
+  /** Determines the shard, if there are several. */
   scope?: string
 }
 
-/** What the clients for a server and the double in memory have in common. */
+/** The common interface of the clients for a server and of the double in memory. */
 export interface Client<Tx> extends Core {
   on(handle: Handle): Core
   newKey(): string
-  /** A transaction without a key: COMMIT unless the handler throws, or commits() says no. */
+  /** A transaction without a key. It commits unless the handler throws or commits() returns false. */
   transaction<T>(handler: (tx: Tx) => Promise<T> | T, options?: TransactionOptions<T>): Promise<T>
   request(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response): Promise<Result>
   job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result>
 }
 
-/** They say something of the sender or of the moment, and not of the request. */
+/** These depend on the sender or on the moment, not on the request. */
 const NOT_STORED = new Set([401, 403, 408, 425, 429])
 
-/** Whether a response of this status commits, or is rolled back. A success always commits, for the client goes on from there. */
+/** Whether a response of this status commits or is rolled back. A success always commits, because the client relies on it. */
 export const storable = (status: number, store = (given: number) => !NOT_STORED.has(given)): boolean =>
   status < 300 || (status < 500 && store(status))
 
@@ -131,7 +131,7 @@ export function problem(type: string, title: string, status: number, detail: str
   }
 }
 
-/** The response as it can be stored: a document that says so in place of one that is too large. */
+/** The response as it can be stored. A problem document replaces a response that is too large. */
 function asStorable(response: Response, limit: number, encoding: string):
   { status: number; body: string | Uint8Array | null; headers: Headers | null; whole: boolean } {
   const { status } = response
@@ -146,32 +146,32 @@ function asStorable(response: Response, limit: number, encoding: string):
   return { status, body: said.body, headers: said.headers, whole: false }
 }
 
-/** As it can be stored under a claim. */
+/** The response as it can be stored under a claim. */
 export const storedResponse = (response: Response, claim: HeldClaim, options: RequestOptions): ReturnType<typeof asStorable> =>
   asStorable(response, Math.min(claim.maxResponseSize, options.maxResponseSize ?? Infinity), claim.encoding)
 
 const NOT_ASCII = /[^\0-\x7f]/gu
 
-/** PostgreSQL's text has no NUL, and that of a database in another encoding than UTF-8 not every character; bytes have. */
+/** Returns bytes if the database might not hold the text: a NUL, or characters beyond ASCII in another encoding than UTF-8. */
 function storableText(body: string, encoding: string): string | Buffer {
   const whole = body.toWellFormed()
   return whole.includes('\0') || (encoding !== 'UTF8' && whole.search(NOT_ASCII) >= 0) ? Buffer.from(whole) : whole
 }
 
-/** What is only to be read, in characters that every database has. */
+/** Text for people, with escapes for characters that the database might not have. */
 function printable(said: string, encoding: string): string {
   const whole = said.replaceAll('\0', '').toWellFormed()
   return encoding === 'UTF8' ? whole : whole.replace(NOT_ASCII, (one) => `\\u{${one.codePointAt(0)!.toString(16)}}`)
 }
 
-/** Options that no request can keep are refused where they are given. */
+/** Refuses invalid options when they are set, before any request. */
 export function checkedTimes(options: Ttl & Wait & Lease & Timeout): void {
   for (const name of ['ttl', 'wait', 'lease'] as const) interval(options[name], options[`${name}Ms`], name)
   if (durationMs(options.ttl, options.ttlMs, 'ttl') === 0) throw new TypeError('ttl is 0, in which no handler can be done; leave it out for a day')
   new Deadline(options, {})
 }
 
-/** What a request or a job cannot be without, or have otherwise. */
+/** Checks the options that a request or a job requires, and their types. */
 export function checkedRequest(options: RequestOptions): void {
   const { scope } = options as { scope: unknown }
   if (typeof scope !== 'string' || scope === '') {
@@ -181,7 +181,7 @@ export function checkedRequest(options: RequestOptions): void {
   checkedCount(options.maxResponseSize, 'maxResponseSize')
 }
 
-/** A number of bytes or of connections. */
+/** Checks a number of bytes or of connections. */
 export function checkedCount(value: number | undefined, name: string): void {
   if (value !== undefined && !(Number.isSafeInteger(value) && value >= 0)) {
     throw new TypeError(`${name} is no whole number from 0 on: ${String(value)}`)
@@ -211,7 +211,7 @@ export function newResult(response: Response, stored: boolean): Result {
   }
 }
 
-/** The result of a claim that is not new, or the error that it is. */
+/** Returns the result of a claim that is not new, or throws its error. */
 export function resultOfClaim(claim: HeldClaim): Result {
   switch (claim.outcome) {
     case 'replay': case 'erased':
@@ -228,7 +228,7 @@ export function resultOfClaim(claim: HeldClaim): Result {
   }
 }
 
-/** Bytes are hashed here, so that they need not travel; a string is JSON, which the server knows best. */
+/** Hashes bytes here, so that they are not sent. A string is JSON, which only the server can hash. */
 export function identity(options: RequestIdentity): RequestIdentity {
   const { body, requestHash } = options as { body?: unknown; requestHash?: unknown }
   if (typeof body !== 'string' && !(body instanceof Uint8Array) && body !== undefined && body !== null) {
@@ -242,7 +242,7 @@ export function identity(options: RequestIdentity): RequestIdentity {
   return { requestHash: requestHashOfBytes(options.method, options.path, options.body ?? new Uint8Array()) }
 }
 
-/** Serialization failures, deadlocks and stale statements, with jitter. */
+/** Repeats after serialization failures, deadlocks and stale statements, with jitter. */
 export async function withRetries<T>(attempt: () => Promise<T>): Promise<T> {
   for (let number = 1; ; number++) {
     try {
@@ -267,12 +267,12 @@ function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promi
 
 export const ROLLED_BACK = 'the handler rolled its transaction back, or took longer than the ttl of its claim'
 
-/** COMMIT was sent, and the connection broke before its answer. */
+/** COMMIT was sent, and the connection was lost before the answer. */
 class CommitInDoubt extends Error {}
 
 /**
- * Of the duplicates in this process that are allowed to wait, one runs at a
- * time. The others wait here, without a connection.
+ * Lets one of the waiting duplicates in this process run at a time. The others
+ * wait here, without a connection.
  */
 export class SingleFlight {
   #running = new Map<string, Promise<boolean>>()
@@ -286,7 +286,7 @@ export class SingleFlight {
     const ms = durationMs(given.wait, given.waitMs, 'wait') ?? 0
     if (ms <= 0) return run(options)
     const hash = identity(options)
-    // Other requests under the key are told at once.
+    // The request is part of the id, so that another request under the key is refused at once.
     const id = JSON.stringify([options.scope, options.key,
       'method' in hash ? [hash.method, hash.path, hash.body] : Buffer.from(hash.requestHash ?? '').toString('hex')])
     const deadline = performance.now() + ms
@@ -306,10 +306,10 @@ export class SingleFlight {
 
 export interface Idempotency<Tx = PoolClient> extends Core {}
 
-/** How many connections of a pool sleep in duplicates, of all that use it. */
+/** The number of connections of a pool that sleep in duplicates, over all clients that use the pool. */
 const waitingConnections = new WeakMap<PoolLike, number>()
 
-/** All over a pg.Pool, or over that of an ORM. */
+/** The client over a pg.Pool or over the pool of an ORM. */
 export class Idempotency<Tx = PoolClient> implements Client<Tx> {
   readonly statements: Statements
   #pool: PoolLike
@@ -338,7 +338,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
     })
   }
 
-  /** The functions in the transaction of your own: of a pg client, or of the ORM. */
+  /** The functions in your own transaction, of a pg client or of the ORM. */
   on(handle: Handle): Core {
     if (handle === this.#pool) return this.#core()
     return coreOver(this.statements, (statement) => performOn(handle, statement, this.#pool.adapter))
@@ -390,7 +390,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
     return withRetries(async () => {
       for (;;) {
         try {
-          // After a lost answer, the transaction has committed, or it will not, or it has not yet ended.
+          // After a lost answer, the transaction has committed, or will never commit, or has not yet ended.
           return await (inDoubt ? this.#once({ ...options, wait: IN_DOUBT_WAIT, waitMs: undefined }, handler, deadline, ANSWER_MS)
             : this.#once(options, handler, deadline))
         } catch (error) {
@@ -410,7 +410,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
       throw error
     })
     if (claim.outcome !== 'new') {
-      // The answer need not wait for the ROLLBACK.
+      // The response does not have to wait for the ROLLBACK.
       void session.release()
       return resultOfClaim(claim)
     }
@@ -426,7 +426,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
       } catch (error) {
         if (session.lost) throw new CommitInDoubt('', { cause: error })
         if (!(error instanceof ClaimLost || error instanceof ClaimNotFound)) throw error
-        // Another transaction than that of the claim.
+        // This is not the transaction of the claim.
         await this.#ended(session, complete(claim.claimToken))
       }
       return newResult(response, whole)
@@ -435,7 +435,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
     }
   }
 
-  /** The handler has ended the transaction by hand. If it was committed, so was the claim: store the response, so that nobody runs it again. */
+  /** The handler has ended the transaction itself. If it committed, so did the claim. Then store the response, so that no retry runs the handler again. */
   async #ended(session: Session, complete: Statement<boolean>): Promise<never> {
     try {
       if (session.status !== 'I') await session.rollback()
@@ -447,7 +447,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
     throw new TransactionEnded('the handler committed its transaction; the response was stored in another one')
   }
 
-  /** A session that has tried to claim; one of those that may sleep, if there is room. */
+  /** Opens a session and claims. The claim waits if fewer than maxWaiters sessions do. */
   async #claimed(options: RequestOptions & Lease,
     send: (session: Session, claim: Statement<HeldClaim>, limitMs: number) => Promise<HeldClaim>, connectMs?: number):
     Promise<{ session: Session; claim: HeldClaim }> {
@@ -469,7 +469,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
         noteClaim(claim, sleeps ? performance.now() - began : 0)
         return { session, claim }
       } catch (error) {
-        // Its statements may not take, or not wait, as long as the wait.
+        // The session's own time-outs can be shorter than the wait.
         if (sleeps && !options.signal?.aborted && (error instanceof TimedOut || ENDED_WAITS.has(sqlstateOf(error) ?? ''))) {
           session.cancel()
           throw new InProgress()
@@ -481,7 +481,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
     }, connectMs, options.signal)
   }
 
-  /** Begin on a session where the scope lives; on another where the server had ended that one. The signal cancels what has been sent. */
+  /** Begin on a session of the scope's server, or on another one if the server had ended that session. The signal cancels the statement. */
   #opened<T>(scope: string | undefined, begin: (session: Session, pool: PoolLike) => Promise<T>, connectMs?: number, signal?: AbortSignal): Promise<T> {
     return this.#servers.at(scope, async (pool) => {
       for (let tries = 1; ; tries++) {
@@ -524,7 +524,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
       (finish, complete) => this.#finish(options, claim, finish, complete, deadline.ofLastStep()), fn)
   }
 
-  /** The last step. A heartbeat first: if it holds the claim, nobody can take over until COMMIT. */
+  /** Runs the last step. It begins with a heartbeat, which locks the row, so that no other claimant can take over until COMMIT. */
   async #finish(options: JobOptions, claim: HeldClaim, fn: (tx: Tx) => Promise<Response> | Response,
     complete: (response: Response) => Statement<boolean>, deadline: Deadline): Promise<Result> {
     let inDoubt: unknown
@@ -556,7 +556,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
             if (++tries === 3) throw inDoubt
             continue
           }
-          // It was committed if the record was completed with our token; an attempt that took over has another.
+          // If the record was completed with our token, our transaction committed. An attempt that took over has another token.
           if (inDoubt && (error instanceof ClaimLost || error instanceof ClaimNotFound) &&
             await this.complete(options.scope, options.key, 200, { claimToken: claim.claimToken }).then((isNew) => !isNew, () => false)) {
             const found = await this.lookup(options.scope, options.key)
@@ -574,7 +574,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
   }
 }
 
-/** An interval that was given, by whichever of its names. */
+/** The interval under the name that was used, with or without Ms. */
 function pick(from: Ttl & Lease & Wait, name: 'ttl' | 'lease' | 'wait'): Record<string, string | number> {
   const chosen: Record<string, string | number> = {}
   for (const one of [name, `${name}Ms`] as const) {
@@ -600,7 +600,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
   const state = claim.recoveryState
   const values: Record<string, Json> = Object.assign(Object.create(null) as Record<string, Json>,
     typeof state === 'object' && state !== null && !Array.isArray(state) ? state : {})
-  /** Of this attempt. */
+  /** The names of this attempt's steps. */
   const seen = new Set<string>()
   let result: Result | undefined
   let finishing: Promise<Result> | undefined
@@ -614,13 +614,13 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
   }
   const isLoss = (error: unknown): boolean => error instanceof ClaimLost || error instanceof ClaimNotFound
 
-  // Heartbeats, and the end of the lease where none gets through.
+  // Sends heartbeats, and detects the end of the lease if none succeeds.
   let renewed = started
   const isOver = (): boolean => performance.now() - renewed > leaseMs
   let timer: NodeJS.Timeout
   const beat = async (): Promise<void> => {
     const sent = performance.now()
-    // The last step beats itself, and its transaction holds the row.
+    // The last step sends its own heartbeat, and its transaction holds the row.
     if (running !== FINISH) {
       try {
         await core.heartbeat(scope, key, { claimToken, ...lease })
@@ -633,7 +633,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
   }
   const pause = Math.min(leaseMs / 3, LONGEST_TIMER)
   timer = setTimeout(() => void beat(), pause)
-  // A heartbeat that gets no connection neither succeeds nor fails: the end of the lease is looked for beside it.
+  // A heartbeat without a connection neither succeeds nor fails, so a separate timer detects the end of the lease.
   let end: NodeJS.Timeout
   const watch = (): void => {
     if (ended) return
@@ -642,7 +642,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
   }
   watch()
 
-  /** What a step has done is not given up because its scope is being moved, as long as the lease lasts. */
+  /** Keeps trying while the scope is being moved and the lease lasts, so that the value of a step is not lost. */
   const whileHeld = async <T>(send: () => Promise<T>): Promise<T> => {
     for (;;) {
       try {
@@ -654,7 +654,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
   }
 
   const enter = (name: string): void => {
-    // Where all stood still for longer than the lease, no timer has told yet. Of the last step the server decides.
+    // If the process was frozen for longer than the lease, no timer has run yet. For the last step, the server decides.
     if (name !== FINISH && isOver()) lose()
     if (controller.signal.aborted) throw controller.signal.reason
     if (result || ended) throw new TypeError('the job is finished')
@@ -708,7 +708,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     },
   }
   try {
-    // It holds no connection, but in its last step.
+    // A job holds a connection only in its last step.
     const returned = await runHandler([controller], () => fn(job), deadline)
     if (!result && returned === undefined) {
       throw new NotFinished('the function of a job ends with job.finish(), or returns a response')
@@ -725,13 +725,13 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
   } catch (error) {
     if (error instanceof TimedOut) {
       ended = true
-      // Its last step may have been done in time.
+      // The last step might have finished in time.
       await finishing?.catch(() => undefined)
       if (result) return result
       controller.abort(error)
     }
     if (!result && (!controller.signal.aborted || error instanceof TimedOut)) {
-      // Where this gets lost, too, the lease ends the claim.
+      // If this fails, too, the claim ends with its lease.
       const said = printable(error instanceof Error ? error.message : String(error), claim.encoding)
       await core.fail(scope, key, { claimToken, error: said.slice(0, MAX_ERROR).toWellFormed() }).catch(() => undefined)
     }

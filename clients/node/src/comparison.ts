@@ -1,20 +1,18 @@
 /**
- * Which requests are the same: how the body of a request is compared with that
- * of the first request under its key.
+ * Decides how a request is compared with the first request under its key.
  *
- * A body of JSON is compared in canonical form (RFC 8785), which the server
- * makes of it, a multipart form without its boundary, and any other body by
- * its bytes.
+ * The server compares JSON in canonical form (RFC 8785). A multipart form is
+ * compared without its boundary, and any other body by its bytes.
  */
 import type { RequestIdentity } from './functions.js'
 import { requestHashOfBytes } from './keys.js'
 
 /** A larger body is compared by its bytes. */
 const MAX_COMPARED = 2 << 20
-/** What the server raises for a body that is no JSON, or that jsonb cannot hold: it is compared by its bytes. */
+/** SQLSTATEs of a body that is not JSON, or that jsonb cannot hold. Such a body is compared by its bytes. */
 export const NO_JSON = new Set(['22003', '22021', '22P02', '22P05', '54000', '54001'])
 
-/** JSON pointers ('/meta/traceId') that are left out, or a function of the framework's request and the body that returns what is compared. */
+/** JSON pointers ('/meta/traceId') to members to leave out, or a function of the framework's request and the body that returns the text or bytes to compare. */
 export type Fingerprint<Request> = readonly string[] | ((request: Request, body: Uint8Array) => string | Uint8Array)
 
 export interface Compared {
@@ -39,7 +37,7 @@ export function leftOut(fingerprint: Fingerprint<never> | undefined): string[][]
   return (fingerprint as string[]).map((pointer) => pointer.split('/').slice(1).map((part) => part.replaceAll('~1', '/').replaceAll('~0', '~')))
 }
 
-/** What a claim compares of the request; JSON as a string, which the server puts into canonical form. */
+/** The request as a claim compares it. JSON is a string, which the server puts into canonical form. */
 export function compared<Request>(request: Compared, native: Request, fingerprint: Fingerprint<Request> | undefined): RequestIdentity {
   const { method, path, body, contentType = '', contentEncoding = 'identity' } = request
   if (typeof fingerprint === 'function') return ofBytes({ ...request, body: Buffer.from(fingerprint(native, body)) })
@@ -57,12 +55,12 @@ export function compared<Request>(request: Compared, native: Request, fingerprin
     : { ...request, body: Buffer.from(Buffer.from(body).toString('latin1').replaceAll(boundary, ''), 'latin1') })
 }
 
-/** The request by its bytes. */
+/** The request, compared by its bytes. */
 export function ofBytes({ method, path, body }: Compared): RequestIdentity {
   return { requestHash: requestHashOfBytes(method, path, body) }
 }
 
-/** The key in a field of a form, if there is one. */
+/** The key in a field of a form, or undefined. */
 export function formKey({ body, contentType = '', contentEncoding = 'identity' }: Compared, field: string): string | undefined {
   if (body.length > MAX_COMPARED || contentEncoding !== 'identity') return undefined
   const text = Buffer.from(body).toString('latin1')

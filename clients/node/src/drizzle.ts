@@ -1,4 +1,4 @@
-/** Requests and jobs in Drizzle: new Idempotency(drizzlePool(db)). The handler gets what db.transaction() gives to its callback. */
+/** Requests and jobs in Drizzle: new Idempotency(drizzlePool(db)). The handler gets the argument that db.transaction() passes to its callback. */
 import { sql } from 'drizzle-orm'
 import type { NodePgDatabase, NodePgTransaction } from 'drizzle-orm/node-postgres'
 import type { Pool } from 'pg'
@@ -7,7 +7,7 @@ import type { Row } from './functions.js'
 import type { PoolLike } from './postgres.js'
 import type { Parameter } from './values.js'
 
-/** The transaction that db.transaction() gives. */
+/** The transaction of db.transaction(). */
 type TransactionOf<Db> = Db extends { transaction(run: (tx: infer Tx) => Promise<any>, ...more: any[]): any } ? Tx & object : never
 
 export function drizzlePool<Db extends NodePgDatabase<any>>(db: Db): PoolLike<TransactionOf<Db>> {
@@ -28,7 +28,7 @@ export function drizzlePool<Db extends NodePgDatabase<any>>(db: Db): PoolLike<Tr
   })
 }
 
-/** $1 as a parameter of Drizzle's. */
+/** Turns $1 into a parameter of Drizzle. */
 function statement(text: string, values: Parameter[]): ReturnType<typeof sql> {
   return sql.join(text.split(/\$(\d+)/).map((part, at) => (at % 2 === 0 ? sql.raw(part) : sql`${values[Number(part) - 1]}`)))
 }

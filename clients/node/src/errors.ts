@@ -1,13 +1,13 @@
 /**
- * Errors as classes, and how they are found again where a query builder has
- * wrapped what the driver threw.
+ * The classes of errors, and the search for an error that a query builder has
+ * wrapped.
  */
 
 /** The base of all errors of this package. */
 export class IdempotencyError extends Error {
-  /** The SQLSTATE, where the error came from the database. */
+  /** The SQLSTATE, if the error came from the database. */
   readonly sqlstate: string | undefined
-  /** What the server says besides: what is wrong, and what to do. */
+  /** The server's detail and hint: what is wrong, and what to do. */
   readonly detail: string | undefined
   readonly hint: string | undefined
 
@@ -47,7 +47,7 @@ export class ClaimLost extends IdempotencyError {}
 /** ID004: there is no live claim. */
 export class ClaimNotFound extends IdempotencyError {}
 
-/** ID005: the action id lies too far in the future. */
+/** ID005: the action id is too far in the future. */
 export class ActionIdAhead extends IdempotencyError {}
 
 /** The first request is still running. */
@@ -67,7 +67,7 @@ export class KeyReused extends IdempotencyError {}
 /** The key is too old, and idempotency.expired_key_policy is reject. */
 export class KeyExpired extends IdempotencyError {}
 
-/** The scope is being moved to another shard, for longer than the client waits. Retry with the same key. */
+/** The scope is being moved to another shard, which takes longer than the client waits. Retry with the same key. */
 export class ScopeMoving extends IdempotencyError {
   /** In how many seconds to try again. */
   readonly retryAfter = 1
@@ -76,20 +76,20 @@ export class ScopeMoving extends IdempotencyError {
 /** The handler took longer than its timeout, and its transaction was rolled back; or the server did not answer. */
 export class TimedOut extends IdempotencyError {}
 
-/** The handler has ended its transaction, or went on after an error that undid it. */
+/** The handler has ended its transaction, or has continued after an error that aborted it. */
 export class TransactionEnded extends IdempotencyError {}
 
 /** The function of a job has neither finished it nor returned a response. */
 export class NotFinished extends IdempotencyError {}
 
-/** A handler writes its response in pieces. */
+/** A handler streams its response. */
 export class StreamingRefused extends IdempotencyError {}
 
 const CLASSES: Record<string, new (message: string, options: ErrorOptions) => IdempotencyError> = {
   ID001: KeyInvalid, ID003: ClaimLost, ID004: ClaimNotFound, ID005: ActionIdAhead,
 }
 
-/** What hides in an error: itself, then what it wraps. */
+/** An error, and then the errors that it wraps. */
 function* layers(error: unknown): Generator<Record<string, unknown>> {
   const seen = new Set<unknown>()
   const next = [error]
@@ -103,17 +103,17 @@ function* layers(error: unknown): Generator<Record<string, unknown>> {
   }
 }
 
-/** The SQLSTATE of an error, or of one that it wraps. */
+/** The SQLSTATE of an error or of a wrapped error. */
 export function sqlstateOf(error: unknown): string | undefined {
   for (const layer of layers(error)) {
     const code = layer['sqlstate'] ?? layer['originalCode'] ?? layer['code']
-    // ECONN is Node's, and P2010 Prisma's.
+    // Node has codes such as ECONN…, and Prisma has P2010.
     if (typeof code === 'string' && /^(?!E[A-Z]{4}$|P[1-9])[0-9A-Z]{5}$/.test(code)) return code
   }
   return undefined
 }
 
-/** The error as one of our classes if it is, or wraps, one of ID001 to ID005. */
+/** The error as one of our classes, if it or a wrapped error is one of ID001 to ID005. */
 export function asIdempotencyError(error: unknown): IdempotencyError | undefined {
   for (const layer of layers(error)) {
     if (layer instanceof IdempotencyError) return layer

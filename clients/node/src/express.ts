@@ -3,8 +3,9 @@
  *
  *	app.post('/payments', guarded(async (req, res) => { ... req.idempotency.tx ... }))
  *
- * The handler's response is held back until COMMIT. What it throws, or passes
- * to next(), rolls back, and goes on to the error handlers of the application.
+ * The handler's response is sent after COMMIT. If the handler throws an error or
+ * passes one to next(), its work is rolled back, and the error handlers of the
+ * application get the error.
  */
 import type { IncomingMessage, OutgoingHttpHeader, ServerResponse } from 'node:http'
 import { parse as parseForm } from 'node:querystring'
@@ -19,16 +20,16 @@ import {
 } from './http.js'
 import { describe } from './values.js'
 
-/** What we need of an Express request. */
+/** The members of an Express request that this file uses. */
 export interface ExpressRequest extends IncomingMessage {
   originalUrl: string
   body?: any
   rawBody?: Buffer
   idempotency?: unknown
 }
-/** One of which nothing is said: what else Express and its middlewares put there is any. */
+/** An untyped request: members that Express and its middleware add are any. */
 export interface AnyRequest extends ExpressRequest { [name: string]: any }
-/** What we say of an Express response; one that is typed as Express's own is that. */
+/** The members of an Express response that this file uses. Express's own type is compatible. */
 export interface ExpressResponse extends ServerResponse {
   locals: Record<string, any>
   status(code: number): this
@@ -58,9 +59,9 @@ export interface ExpressOptions<Request> extends HttpOptions<Request> {
 }
 
 /**
- * A function that guards handlers: guarded(handler) for those of one
- * transaction, guarded.job(handler) for those that call others; and
- * app.use(guarded.middleware()) for all routes behind it.
+ * A function that guards handlers: guarded(handler) for a handler in one
+ * transaction, guarded.job(handler) for a job, and
+ * app.use(guarded.middleware()) for all routes after it.
  */
 export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = PoolClient>(client: Client<Tx>, options: ExpressOptions<Request>) {
   checkedOptions(options)
@@ -68,7 +69,7 @@ export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = Poo
   const guard = (kind: 'request' | 'job') =>
     <Req extends ExpressRequest = Request, Res extends ServerResponse = ExpressResponse>(handler: (req: GuardedRequest<Req, Tx>, res: Res, next: Next) => unknown,
       own: Partial<ExpressOptions<Request>> = {}) => {
-      // As a middleware it would be called with a request, and nobody would ever answer that.
+      // If it is used as a middleware, its argument is a request, which would never be answered.
       if (typeof handler !== 'function') throw new TypeError('a guard takes the handler: app.post(path, guarded(handler))')
       const settings = { ...options, ...own }
       checkedOptions(settings)
@@ -81,7 +82,7 @@ export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = Poo
         handle(client, settings, kind, handler as never, req, res).catch(next)
       }
     }
-  /** For app.use(): what comes behind it runs in the transaction, with POST and PATCH. A response of 400 and above is rolled back. */
+  /** For app.use(): the routes after it run in the transaction, for POST and PATCH. A response of 400 and above is rolled back. */
   const middleware = (own: Partial<ExpressOptions<Request>> = {}) => {
     const settings = { methods: ['POST', 'PATCH'], store: (status: number) => status < 400, ...options, ...own }
     checkedOptions(settings)
@@ -89,7 +90,7 @@ export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = Poo
     return (req: Request, res: ServerResponse, next: Next): void => {
       if (!settings.methods.includes(req.method!)) return next()
       let tries = 0
-      // next() goes on from where it has come to, and so cannot run the routes again.
+      // A second next() would continue after the routes, so it cannot run them again.
       const rest = (): void => {
         if (++tries > 1) throw Object.assign(new Error('the transaction has to run again, which the client must ask for'), { status: 503 })
         next()
@@ -121,7 +122,7 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
       await again?.()
       again ??= requestSnapshot(req, res, parseAgain)
       readOver?.()
-      // Express would drop the body of what the client has already, before it can be stored.
+      // Otherwise Express would drop the body of a response that the client has cached, before it is stored.
       Object.defineProperty(req, 'fresh', { configurable: true, writable: true, value: false })
       if (!hasBytes && !isParsed) readOver = replayBody(req, Buffer.from(req.rawBody!))
       let finished = false
@@ -145,12 +146,12 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
     delete (req as { fresh?: boolean }).fresh
     held.restore(isUndone)
   }
-  // The handler's own has headers that are not stored, and a body that may be too large for that.
+  // The handler's own response has headers that are not stored, and its body can be too large to be stored.
   if (answer.first && whole) held.send(whole.status, held.headers, whole.body as Buffer)
   else held.send(answer.status, Object.entries(answer.headers), answer.body)
 }
 
-/** What a try has changed is as it was before the first one. */
+/** Returns a function that undoes the changes of a try. */
 function requestSnapshot(req: ExpressRequest, res: ServerResponse, parseAgain: (() => unknown) | undefined): () => Promise<void> {
   const request = snapshotOf(req, parseAgain)
   const locals = { ...(res as { locals?: object }).locals }
@@ -160,7 +161,7 @@ function requestSnapshot(req: ExpressRequest, res: ServerResponse, parseAgain: (
   }
 }
 
-/** The body before anything parses it; parsed then as Express would, for the handler. How to do so again. */
+/** Reads the body before any parser, and parses it for the handler as Express would. Returns a function that parses it again. */
 async function readBody(req: ExpressRequest, limit: number): Promise<(() => unknown) | undefined> {
   if (Buffer.isBuffer(req.rawBody)) return undefined
   if (Buffer.isBuffer(req.body)) {
@@ -168,21 +169,21 @@ async function readBody(req: ExpressRequest, limit: number): Promise<(() => unkn
     return undefined
   }
   if (req.readableEnded || (req as { _body?: boolean })._body) {
-    // Parsed by the application: compared as the document that it has become.
+    // The application has parsed the body, so the document is compared.
     const document = JSON.stringify(req.body ?? null) ?? 'null'
     req.rawBody = Buffer.from(document)
     return () => JSON.parse(document) as unknown
   }
   const raw = await wholeBody(req, limit)
   req.rawBody = raw
-  // So that no parser waits for what has been read.
+  // Otherwise a parser would wait for bytes that have been read.
   ;(req as { _body?: boolean })._body = true
   const { 'content-type': contentType = '', 'content-length': length, 'transfer-encoding': chunked } = req.headers
   const type = contentType.split(';')[0]!.trim().toLowerCase()
   const isJson = /^application\/([^;]*\+)?json$/.test(type)
   const isForm = type === 'application/x-www-form-urlencoded'
   if (length === undefined && chunked === undefined) {
-    // As its parsers leave it: 4 makes one up.
+    // As Express's parsers do: version 4 sets {}.
     if (typeof (req as any).app?.lazyrouter === 'function') req.body ??= {}
     else req.body = undefined
     return undefined
@@ -217,7 +218,7 @@ async function inflated(raw: Buffer, encoding: string, limit: number): Promise<B
   }
 }
 
-/** As express.json(): a list or an object, and {} for nothing. */
+/** Like express.json(): a list or an object, and {} for an empty body. */
 function parsedJson(body: string): unknown {
   if (body === '') return {}
   try {
@@ -231,7 +232,7 @@ function parsedJson(body: string): unknown {
 
 const MOST_FIELDS = 1000
 
-/** As express.urlencoded(): a field that comes twice is a list. */
+/** Like express.urlencoded(): a repeated field is a list. */
 function parsedForm(body: string): unknown {
   if (body.split('&', MOST_FIELDS + 1).length > MOST_FIELDS) throw badRequest(413, 'too many parameters', 'parameters.too.many')
   return Object.fromEntries(Object.entries(parseForm(body, '&', '=', { maxKeys: 0 })).filter(([name]) => name !== '__proto__'))
@@ -239,7 +240,7 @@ function parsedForm(body: string): unknown {
 
 type Lines = [string, OutgoingHttpHeader][]
 
-/** A response whose head and body are kept, and sent later. */
+/** A response whose head and body are kept and sent later. */
 class BufferedResponse {
   headers: Lines = []
   /** The handler has answered and returned. */
@@ -247,7 +248,7 @@ class BufferedResponse {
   readonly #before: Lines
   readonly #statusBefore: number
   readonly #attempts = new Attempts()
-  /** Leaves what others have put there, as express-session and compression do. */
+  /** Removes our methods, and keeps those of others, such as express-session and compression. */
   readonly #takeBack: () => void
 
   constructor(readonly res: ServerResponse, readonly route: string) {
@@ -269,8 +270,8 @@ class BufferedResponse {
   }
 
   /**
-   * Run the handler until it has both returned and answered; it need not answer
-   * where silent() says so. Its response, if it has.
+   * Run the handler until it has both returned and answered, and return its
+   * response. If silent() is true, it does not have to answer.
    */
   async run(handler: (fail: (error: unknown) => void) => unknown, silent: () => boolean): Promise<Response | undefined> {
     const { res } = this
@@ -286,13 +287,13 @@ class BufferedResponse {
       let returned = false
       const look = (): void => { if (returned && (ended || silent())) resolve() }
       const streaming = (): void => reject(streamingRefused(this.route))
-      /** Of a second response; where Node throws, so does this. */
+      /** Rejects a second response, and returns the error for methods that throw it in Node, too. */
       const refuse = (): Error => {
         const error = alreadySent(this.route)
         reject(error)
         return error
       }
-      /** From here on the status and the headers are as they are. */
+      /** Fixes the status and the headers. */
       const begin = (): void => {
         if (status !== undefined) return
         status = res.statusCode
@@ -333,7 +334,7 @@ class BufferedResponse {
           callBack(rest)
           if (isLate()) return false
           if (ended) refuse()
-          // With its length told, it is no stream of unknown length.
+          // With a Content-Length, it is not a stream of unknown length.
           else if (!res.hasHeader('content-length')) streaming()
           else {
             begin()
@@ -345,7 +346,7 @@ class BufferedResponse {
           callBack(given)
           if (isLate()) return res
           if (ended) {
-            // As Node does, without a body it is none.
+            // As in Node, end() without a body is not a second response.
             if (given[0] !== undefined && given[0] !== null && typeof given[0] !== 'function') refuse()
             return res
           }
@@ -354,7 +355,7 @@ class BufferedResponse {
           ended = true
           seemsSent(res, 'writableEnded')
           look()
-          // It is sent after COMMIT, which waits for the handler.
+          // The response is sent after COMMIT, which waits for the handler.
           setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(this.route, 'and waits until that is sent')) })
           return res
         },

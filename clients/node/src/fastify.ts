@@ -4,8 +4,8 @@
  *	app.register(idempotency, { client, scope: (request) => request.user })
  *	app.post('/payments', { config: { idempotency: true } }, async (request, reply) => { ... })
  *
- * The handler's response is held back until COMMIT. What it throws rolls back,
- * and goes on to the application's error handler.
+ * The handler's response is sent after COMMIT. If the handler throws, its work
+ * is rolled back, and the application's error handler gets the error.
  */
 import { Readable } from 'node:stream'
 import type {} from 'fastify'
@@ -21,16 +21,16 @@ import type { Headers } from './values.js'
 export interface FastifyOptions<Request = any> extends HttpOptions<Request> {
   client: Client<any>
 }
-/** As config.idempotency of a route: true, or what is different there. */
+/** config.idempotency of a route: true, or options for this route. */
 export type RouteOptions = Partial<HttpOptions<any>> & { job?: boolean }
-/** What a guarded handler finds as request.idempotency. */
+/** The value of request.idempotency in a guarded handler. */
 export type Idempotent<Tx = PoolClient> = Context<Tx>
-/** With the client of an ORM: declare module 'pg-idempotency/fastify' { interface Types { tx: ... } } says what tx is. */
+/** With the client of an ORM, declare module 'pg-idempotency/fastify' { interface Types { tx: ... } } sets the type of tx. */
 export interface Types {}
 
 declare module 'fastify' {
   interface FastifyRequest {
-    /** In guarded routes. */
+    /** Only in guarded routes. */
     idempotency: Idempotent<Types extends { tx: infer Tx } ? Tx : PoolClient>
     rawBody: Buffer
   }
@@ -39,7 +39,7 @@ declare module 'fastify' {
   }
 }
 
-/** In the config of a route that the plugin has seen. */
+/** Marks the config of a route that the plugin has guarded. */
 const GUARDED = Symbol('guarded by pg-idempotency')
 
 async function idempotency(app: any, options: FastifyOptions): Promise<void> {
@@ -47,7 +47,7 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
   checkedOptions(defaults as HttpOptions<never>)
   app.decorateRequest('idempotency', null)
   app.decorateRequest('rawBody', null)
-  // A route that was declared in the same breath, as without an await, was not seen, and would run unguarded.
+  // If register() is not awaited, onRoute misses routes that are declared next, and they would run unguarded.
   app.addHook('onRequest', async ({ routeOptions }: any) => {
     if (!routeOptions.config?.idempotency || routeOptions.config[GUARDED]) return
     throw new TypeError(`${routeOptions.method} ${routeOptions.url} was declared before the plugin was loaded: ` +
@@ -60,7 +60,7 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
     checkedOptions(settings as HttpOptions<never>)
     const kind = own !== true && own.job ? 'job' : 'request'
     const handler = route.handler as (this: unknown, request: any, reply: any) => unknown
-    // First of all hooks, so that what comes after may parse.
+    // This is the first hook, so that later hooks can parse.
     route.preParsing = [async (request: any, _reply: unknown, payload: Readable) => {
       request.rawBody = await wholeBody(payload, request.routeOptions.bodyLimit)
       replayPipe(request.raw, () => request.rawBody)
@@ -133,18 +133,18 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
   const { status, headers, body } = answer.first && whole ? whole : answer
   reply.code(status)
   for (const [name, value] of Object.entries(headers)) reply.header(name, value)
-  // Of no bytes Fastify would say that they are bytes.
+  // For an empty body, Fastify would set a content type of bytes.
   return reply.send(body === null || (body.length === 0 && !reply.hasHeader('content-type')) ? undefined
     : typeof body === 'string' ? Buffer.from(body) : body)
 }
 
-/** What a hook before ours would be seen by: the body as the parser has made it. */
+/** The body as the parser has made it, by which we notice that a hook has replaced it. */
 const PARSED = Symbol('parsed body')
 
 /**
- * How to parse a body once more: with the parser of the route, which only
- * Fastify's own context of the request knows, and the route's schema. Where
- * hooks have put another body in its place, there is none.
+ * Returns a function that parses the body once more, with the route's schema and
+ * its parser, which only Fastify's own context of the request has. Returns
+ * undefined if a hook has replaced the body.
  */
 function parserOf(request: any): (() => unknown) | undefined {
   const { body } = request
@@ -161,17 +161,17 @@ function parserOf(request: any): (() => unknown) | undefined {
       if (typeof found?.then === 'function') found.then(resolve, reject)
     })
     validate?.(made)
-    // What hooks have added or changed among its members.
+    // Restores members that hooks have added or changed.
     for (const [name, value] of members) if (!Object.hasOwn(made, name) || typeof value !== 'object') made[name] = value
     return made
   }
 }
 
-/** Each line of the header; requests of app.inject() have no lines. */
+/** Every line of the header. Requests of app.inject() have no raw lines. */
 const keyOf = (request: any): string | string[] | undefined =>
   request.raw.headersDistinct ? request.raw.headersDistinct['idempotency-key'] : request.headers['idempotency-key']
 
-/** What the handler returns, or gives to reply.send(), as it would be sent. */
+/** The handler's return value, or the argument of reply.send(), as it would be sent. */
 function bufferedResponse(reply: any, handler: (reply: any) => unknown, silent: () => boolean, route: string, attempts: Attempts):
   Promise<Sent | undefined> {
   return new Promise((resolve, reject) => {
@@ -188,10 +188,10 @@ function bufferedResponse(reply: any, handler: (reply: any) => unknown, silent: 
       }
       seemsSent(reply, 'sent')
       seemsSent(reply.raw, 'headersSent', 'writableEnded')
-      // It is sent after COMMIT, which waits for the handler.
+      // The response is sent after COMMIT, which waits for the handler.
       setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(route, 'and waits until that is sent')) })
     }
-    // A handler may return reply, which would wait for what is sent later.
+    // If a handler returns reply, awaiting it would wait for the response, which is sent later.
     reply.then = undefined
     reply.send = (payload: unknown) => {
       if (attempts.isLeftBehind()) return reply
@@ -218,7 +218,7 @@ function bufferedResponse(reply: any, handler: (reply: any) => unknown, silent: 
     const made = handler(reply) as PromiseLike<unknown> | undefined
     if (typeof made?.then === 'function' && made !== reply) {
       made.then((payload) => {
-        // As in Fastify, a promise of nothing is an empty answer.
+        // As in Fastify, a promise of undefined is an empty response.
         if (payload === undefined && !sent && !silent()) take(undefined)
         done(payload)
       }, reject)
@@ -266,7 +266,7 @@ function isStream(payload: unknown): boolean {
   return [some.pipe, some.getReader, some.arrayBuffer, some[Symbol.asyncIterator]].some((one) => typeof one === 'function')
 }
 
-// Its hooks are for the application that registers it, not for a context of its own.
+// Its hooks apply to the application that registers the plugin, not to a context of its own.
 Object.assign(idempotency, { [Symbol.for('skip-override')]: true, [Symbol.for('fastify.display-name')]: 'pg-idempotency' })
 
 export { idempotency }

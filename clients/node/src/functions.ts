@@ -1,6 +1,6 @@
 /**
- * Every function of the SQL interface, and the statement that calls it: names
- * qualified by the schema, each parameter named and cast, each column as text.
+ * The statement for each function of the SQL interface. Names are qualified by
+ * the schema, parameters are named and cast, and columns are text.
  */
 import {
   array, asciiJson, bigint, bool, bytes, headers, int, interval, json, text,
@@ -12,21 +12,21 @@ export interface Statement<T> {
   text: string
   values: Parameter[]
   read(rows: Row[]): T
-  /** By which a shard is found. */
+  /** The scope that determines the shard. */
   scope?: string | undefined
 }
 
 export type Row = Record<string, string | null>
 
-/** What a claim compares: a hash, or the request that it is made of. A body that is a string is JSON. */
+/** The request that a claim compares, or its hash. A body that is a string is JSON. */
 export type RequestIdentity =
   | { requestHash?: Uint8Array | null }
-  | { method: string; path: string; body?: string | Uint8Array | null; /** Paths of members of the JSON that are left out. */ without?: string[][] }
+  | { method: string; path: string; body?: string | Uint8Array | null; /** Paths of members of the JSON to leave out. */ without?: string[][] }
 
 export interface Ttl { ttl?: string | null | undefined; ttlMs?: number | undefined }
 export interface Lease { lease?: string | null | undefined; leaseMs?: number | undefined }
 export interface Wait { wait?: string | null | undefined; waitMs?: number | undefined }
-/** How long a handler may take. */
+/** The time limit of a handler. */
 export interface Timeout { timeout?: string | null | undefined; timeoutMs?: number | undefined }
 export interface Held { claimToken?: Bigint | null | undefined }
 
@@ -52,7 +52,7 @@ const STATS = [
   'tokens_deleted', 'messages_deleted', 'cleanup_passes',
 ] as const
 
-/** A claim, as idem_claim returns it. All but the outcome may be null. */
+/** The row of idem_claim. All columns except the outcome can be null. */
 export interface Claim {
   outcome: Outcome
   claimToken: bigint | null
@@ -71,7 +71,7 @@ export interface Claim {
 export interface HeldClaim extends Claim {
   leaseMs: number | null
   maxResponseSize: number
-  /** Of the database. */
+  /** The encoding of the database. */
   encoding: string
 }
 export interface Lookup extends Omit<Claim, 'outcome' | 'claimToken'> {
@@ -83,7 +83,7 @@ export interface Lookup extends Omit<Claim, 'outcome' | 'claimToken'> {
   completedAt: Date | null
   expiresAt: Date
 }
-/** Work that was taken over, with the request that its claim stored. */
+/** A claim that was taken over, with its stored request. */
 export interface ResumedClaim {
   scope: string
   key: string
@@ -144,14 +144,14 @@ export interface HealthCheck {
 }
 
 export type ClaimOptions = RequestIdentity & Ttl & Lease & Wait & {
-  /** What resume() returns if the claim fails or its lease ends; null stores nothing. */
+  /** The request that resume() returns if the claim fails or its lease ends; null stores none. */
   request?: Json | undefined
 }
 
 type Kind = 'text' | 'int' | 'bigint' | 'bool' | 'json' | 'bytes' | 'time' | 'float'
 type Argument = [name: string, type: string, value: Parameter | Nested | undefined]
 
-/** An expression of several parameters in the place of one. */
+/** An expression of several parameters as one argument. */
 class Nested {
   constructor(readonly call: string, readonly arguments_: Argument[]) {}
 }
@@ -182,7 +182,7 @@ function parsed(value: string | null, kind: Kind): unknown {
   }
 }
 
-/** A row as an object; json also as it was, for its numbers. */
+/** A row as an object. The text of json is kept, too, because it has all digits of numbers. */
 function record(row: Row, kinds: Record<string, Kind>): Record<string, unknown> {
   const made: Record<string, unknown> = {}
   for (const [name, kind] of Object.entries(kinds)) {
@@ -195,19 +195,19 @@ function record(row: Row, kinds: Record<string, Kind>): Record<string, unknown> 
 
 const traced = (headers: Json | undefined): Json[] | undefined => (headers === undefined ? undefined : [headers])
 
-/** An argument that is undefined is left to its default. */
+/** An undefined argument gets its default. */
 function optional<V, T>(value: V | undefined, name: string, make: (value: V, name: string) => T): T | undefined {
   return value === undefined ? undefined : make(value, name)
 }
 
-/** Of one schema. Few have as many; those of fingerprints that leave out many members might. */
+/** The limit of cached texts of one schema. Only fingerprints that leave out many members can reach it. */
 const MAX_TEXTS = 1000
 
-/** Arguments that say where a record lives; all functions begin with one that have records. */
+/** Arguments that determine the server of a record. They come first in each function that has records. */
 const SCOPES = new Set(['scope', 'user_id', 'aggregate'])
 const isScope = (parameter: string): boolean => SCOPES.has(parameter.replace(/s$/, ''))
 
-/** On a shard each call passes its guard first, which keeps the scope there until the transaction ends. */
+/** On a shard, each call first asks the guard, which keeps the scope there until the transaction ends. */
 export function statements(schema: string, isShard = false) {
   const home = quoteIdentifier(schema)
 
@@ -217,7 +217,7 @@ export function statements(schema: string, isShard = false) {
       if (value === undefined) return []
       let passed: string
       if (value instanceof Nested) passed = expression(value.call, value.arguments_, values)
-      // A role's name is its name, with capitals as they are.
+      // A role's name is quoted, so that it keeps its capitals.
       else if (type === 'regrole') passed = `pg_catalog.quote_ident($${values.push(value)}::text)::regrole`
       else passed = `$${values.push(value)}::${type}`
       if (isShard && isScope(parameter)) passed = `${home}.idem_pin_scope(${passed})`
@@ -226,7 +226,7 @@ export function statements(schema: string, isShard = false) {
     return `${isBuiltin ? name : `${home}.${quoteIdentifier(name)}`}(${list.join(', ')})`
   }
 
-  /** What a statement's text depends on; the values of its parameters, in the order of expression(). */
+  /** Returns the key of a statement's text, and appends the values of its parameters in the order of expression(). */
   function shape(given: Argument[], values: Parameter[]): string {
     let made = ''
     for (const [parameter, type, value] of given) {
@@ -321,10 +321,10 @@ export function statements(schema: string, isShard = false) {
   return {
     // Request identity
 
-    /** Bytes are hashed as they are, a string as JSON. */
+    /** Bytes are hashed unchanged, a string as JSON. */
     requestHash: (method: string, path: string, body?: string | Uint8Array | null): Statement<Buffer> =>
       one('idem_request_hash', hashArguments(method, path, body), 'bytes'),
-    /** RFC 8785. A document that is a string is JSON text. */
+    /** The canonical form of RFC 8785. The document is JSON text. */
     canonicalJson: (document: string): Statement<string> =>
       one('idem_canonical_json', [['document', 'jsonb', text(document, 'document')]], 'text'),
 
@@ -359,7 +359,7 @@ export function statements(schema: string, isShard = false) {
       const statement = row<Lookup>('idem_lookup', scopeAndKey(scope, key), LOOKUP)
       return { ...statement, read: (found) => (found[0]?.['state'] ? statement.read(found) : undefined) }
     },
-    /** Takes over claims that stored a request and that failed or whose lease has ended, the oldest first. */
+    /** Takes over claims with a stored request that have failed or whose lease has ended, the oldest first. */
     resume: (options: { maxClaims?: number; scopes?: string[] | null } & Lease & Wait = {}): Statement<ResumedClaim[]> =>
       rows('idem_resume', [['max_claims', 'int', optional(options.maxClaims, 'maxClaims', int)], lease(options),
         texts('scopes', options.scopes), wait(options)],
@@ -380,7 +380,7 @@ export function statements(schema: string, isShard = false) {
         ['response_bodies', 'text[]', optional(options.bodies, 'bodies', (given, as) => array(given, as, text))],
         ['response_headers', 'json[]', optional(options.headers, 'headers', (given, as) => array(given, as, headers))],
         bigints('claimTokens', options.claimTokens)], { ordinal: 'int', key: 'text', completed: 'bool' }),
-    /** The handler is the signature of a function in SQL, as in 'place_order(jsonb)'; a request that is a string is JSON text. */
+    /** The handler is the signature of an SQL function, such as 'place_order(jsonb)'. A request that is a string is JSON text. */
     run: (scope: string, key: string, handler: string, request: string | { [name: string]: Json | undefined } | Json[],
       options: Ttl & Wait = {}):
       Statement<{ outcome: Outcome; responseStatus: number | null; responseHeaders: Headers | null; responseBody: string | null }> =>
@@ -458,7 +458,7 @@ export function statements(schema: string, isShard = false) {
       rows('idem_publish_many', [texts('topics', topics),
         ['payloads', 'jsonb[]', array(payloads, 'payloads', (value, as) => json(value, as) ?? 'null')],
         texts('messageKeys', options.messageKeys),
-        // One stands for all.
+        // A single element applies to all messages.
         ['headers', 'jsonb[]', optional(options.headers?.map((one) => tracedHeaders(one)) ?? options.headers ?? traced(tracedHeaders(undefined)), 'headers',
           (given, as) => array(given, as, json))],
         ['deliver_after', 'interval', interval(options.deliverAfter, options.deliverAfterMs, 'deliverAfter')]],
@@ -488,10 +488,10 @@ export function statements(schema: string, isShard = false) {
     cleanup: (batchSize?: number): Statement<{ keysDeleted: bigint; tokensDeleted: bigint; messagesDeleted: bigint }> =>
       row('idem_cleanup', [['batch_size', 'int', optional(batchSize, 'batchSize', int)]],
         { keysDeleted: 'bigint', tokensDeleted: 'bigint', messagesDeleted: 'bigint' }),
-    /** Deletes expired rows and returns them, to be archived in the same transaction. */
+    /** Deletes expired rows and returns them, so that you can archive them in the same transaction. */
     takeExpired: (kind: 'keys' | 'tokens' | 'messages', maxRows?: number): Statement<Json[]> =>
       list('idem_take_expired', [['kind', 'text', text(kind, 'kind')], ['max_rows', 'int', optional(maxRows, 'maxRows', int)]], 'json'),
-    /** The counters of this database, or undefined where there is no room for them. */
+    /** The counters of this database, or undefined if shared memory has no space for them. */
     stats: (): Statement<Record<string, bigint> | undefined> => ({
       text: `SELECT ${STATS.map((name) => column(camel(name), 'bigint')).join(', ')} FROM ${home}.idem_stats AS c ` +
         'WHERE c.datname = pg_catalog.current_database()',
@@ -501,7 +501,7 @@ export function statements(schema: string, isShard = false) {
     }),
     statsReset: (): Statement<void> => nothing('idem_stats_reset', []),
     metrics: (): Statement<string> => one('idem_metrics', [], 'text'),
-    /** What metrics() is made from. */
+    /** The samples of metrics(). */
     metricSamples: (): Statement<MetricSample[]> =>
       rows('idem_metric_samples', [], { name: 'text', labels: 'json', value: 'float', type: 'text', help: 'text' }),
     health: (): Statement<HealthCheck[]> =>
@@ -514,9 +514,9 @@ export function statements(schema: string, isShard = false) {
       one('idem_raise_claim_tokens', [['at_least', 'bigint', bigint(atLeast, 'atLeast')]], 'bigint'),
     repairOutbox: (): Statement<bigint> => one('idem_repair_outbox', [], 'bigint'),
     grant: (role: string): Statement<void> => nothing('idem_grant', [['grantee', 'regrole', text(role, 'role')]]),
-    /** The functions of the outbox, and nothing else. */
+    /** Grants only the functions of a relay. */
     grantRelay: (role: string): Statement<void> => nothing('idem_grant_relay', [['grantee', 'regrole', text(role, 'role')]]),
-    /** Statistics, metrics and health, and nothing else. */
+    /** Grants only statistics, metrics and health. */
     grantMonitor: (role: string): Statement<void> => nothing('idem_grant_monitor', [['grantee', 'regrole', text(role, 'role')]]),
     revoke: (role: string): Statement<void> => nothing('idem_revoke', [['grantee', 'regrole', text(role, 'role')]]),
   }
@@ -531,7 +531,7 @@ export type Core = {
     : never
 }
 
-/** All of them over one way to send a statement. */
+/** All functions, over one function that sends a statement. */
 export function coreOver(all: Statements, perform: <T>(statement: Statement<T>, name: keyof Statements, given: unknown[]) => Promise<T>): Core {
   const core: Record<string, unknown> = {}
   for (const name of Object.keys(all) as (keyof Statements)[]) {
@@ -557,7 +557,7 @@ function heldText(text: string): string {
   return found
 }
 
-/** A claim, with how long it is held, how large its response may be, and in what encoding. */
+/** A claim, with its lease, the largest size of its response, and the encoding. */
 export function held(claim: Statement<Claim>): Statement<HeldClaim> {
   return {
     text: heldText(claim.text),
@@ -574,7 +574,7 @@ export function held(claim: Statement<Claim>): Statement<HeldClaim> {
 
 const UNITS: Record<string, number> = { '': 1, B: 1, kB: 1024, MB: 1024 ** 2, GB: 1024 ** 3, TB: 1024 ** 4 }
 
-/** What SHOW says of a setting of bytes. */
+/** The bytes of a setting as SHOW prints it. */
 function size(shown: string): number {
   const [, digits, unit] = /^(\d+)([A-Za-z]*)$/.exec(shown) ?? []
   return Number(digits) * (UNITS[unit ?? ''] ?? 1)

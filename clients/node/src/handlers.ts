@@ -1,6 +1,6 @@
 /**
- * Where handlers run: what they may not do while their transaction holds a
- * connection, how long they may take, and what ends them besides themselves.
+ * Runs handlers: refuses nested connections while a handler's transaction holds
+ * one, and ends a handler at its deadline or when its session is lost.
  */
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { TimedOut } from './errors.js'
@@ -11,14 +11,14 @@ import { durationMs, LONGEST_TIMER } from './values.js'
 /** A handler that runs, or has run. */
 interface HandlerContext {
   open: boolean
-  /** Whose connection it holds; a router's, too, if it knows of the shard by that. */
+  /** The pools whose connections it holds, or might need: with a router, also the router's pool. */
   readonly pools: readonly object[]
   readonly outer: HandlerContext | undefined
 }
 
 const currentHandler = new AsyncLocalStorage<HandlerContext>()
 
-/** What takes a connection of the pool in which the handler that calls it holds one. */
+/** Throws if the calling handler already holds a connection of the pool. */
 export function refuseNested(pool: object, what: string, instead: string): void {
   for (let handler = currentHandler.getStore(); handler; handler = handler.outer) {
     if (handler.open && handler.pools.includes(pool)) {
@@ -32,12 +32,12 @@ export function refuseNested(pool: object, what: string, instead: string): void 
 export class Attempts {
   readonly #handlers = new WeakSet<HandlerContext>()
 
-  /** The handler that calls this is one of them. */
+  /** Adds the calling handler. */
   add(): void {
     this.#handlers.add(currentHandler.getStore()!)
   }
 
-  /** Whether the caller belongs to one that is over. A call from another request's handler, as of a batcher, does not. */
+  /** Whether the caller belongs to a handler that has ended. A call from another request's handler, such as a batcher, does not. */
   isLeftBehind(): boolean {
     for (let handler = currentHandler.getStore(); handler; handler = handler.outer) {
       if (this.#handlers.has(handler)) return !handler.open
@@ -46,11 +46,11 @@ export class Attempts {
   }
 }
 
-/** Of a handler that holds a connection: one that never answers would hold it for ever. */
+/** The default for a handler that holds a connection, which a handler that never answers would hold forever. */
 const IN_TRANSACTION: Timeout = { timeout: '1 minute' }
 const isStated = ({ timeout, timeoutMs }: Timeout): boolean => timeout !== undefined || timeoutMs !== undefined
 
-/** How long a handler may take, with all its tries; it counts from when the first begins. null says that it may take as long as it likes. */
+/** The time limit of a handler with all its tries, from the beginning of the first try. null is no limit. */
 export class Deadline {
   readonly #ms: number | undefined
   readonly #isStated: boolean
@@ -63,17 +63,17 @@ export class Deadline {
     if (this.#ms === 0) throw new TypeError('timeout is 0, which no handler can keep; leave it out to have none')
   }
 
-  /** Of what holds a connection; that has one by default. */
+  /** The deadline of a handler that holds a connection, with a default. */
   static inTransaction(options: Timeout, defaults: Timeout): Deadline {
     return new Deadline(options, isStated(defaults) ? defaults : IN_TRANSACTION)
   }
 
-  /** Of the last step of a job, which holds one as the others do not. */
+  /** The deadline of a job's last step, the only step that holds a connection. */
   ofLastStep(): Deadline {
     return this.#isStated ? this : new Deadline(IN_TRANSACTION, {})
   }
 
-  /** Calls, once, when the time is over, unless the function that it returns is called before. */
+  /** Calls over() once when the time is over. The function that it returns cancels this. */
   start(over: (error: TimedOut) => void): () => void {
     if (this.#ms === undefined) return () => undefined
     this.#at ??= performance.now() + this.#ms
@@ -89,9 +89,9 @@ export class Deadline {
 }
 
 /**
- * Run a handler that holds a connection of the pool, until it has returned, or
- * its time is over, or its session is lost. What it then still does finds its
- * transaction over.
+ * Run a handler that holds a connection of the pool until it returns, its time
+ * is over, or its session is lost. Later calls of the handler find its
+ * transaction ended.
  */
 export async function runHandler<T>(pools: readonly object[], run: () => Promise<T> | T, deadline: Deadline, lost?: Promise<never>): Promise<T> {
   const handler: HandlerContext = { open: true, pools, outer: currentHandler.getStore() }

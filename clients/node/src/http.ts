@@ -1,6 +1,6 @@
 /**
- * What all middleware share: the header Idempotency-Key of the IETF draft of
- * that name, which has expired and is no standard; problem documents; replays.
+ * The common part of all middleware: the header Idempotency-Key of the IETF
+ * draft, which has expired and is not a standard, problem documents, and replays.
  */
 import { createHash } from 'node:crypto'
 import { IncomingMessage, type ServerResponse } from 'node:http'
@@ -19,11 +19,11 @@ import type { Lease, RequestIdentity, Timeout, Ttl, Wait } from './functions.js'
 import { describe, headers as headerDocument, type Headers } from './values.js'
 
 export interface HttpOptions<Request> extends Ttl, Wait, Lease, Timeout {
-  /** Who the key belongs to: the user or tenant, from the login. */
+  /** Returns the owner of the key: the user or tenant, from the login. */
   scope: (request: Request) => string
-  /** Whether a request without a key is refused (400), or runs in a transaction without one. */
+  /** Whether a request without a key is refused (400); otherwise it runs in a transaction without a key. */
   required?: boolean
-  /** Quoted strings only. */
+  /** Accept only quoted strings. */
   strict?: boolean
   /** Accept any key of 1 to 255 characters, and store a hash of it that fits the key rules. */
   anyKey?: boolean
@@ -31,33 +31,33 @@ export interface HttpOptions<Request> extends Ttl, Wait, Lease, Timeout {
   formField?: string | null
   /** Requests with other methods run without the guard, and without a transaction. By default all are guarded. */
   methods?: readonly string[]
-  /** What of the body is compared. */
+  /** Changes the comparison of requests. */
   fingerprint?: Fingerprint<Request>
-  /** Of a key that was used for another request. */
+  /** The status if the key was used for another request. */
   conflictStatus?: 422 | 409
-  /** Of the response, stored and replayed. Never Set-Cookie. */
+  /** The response headers that are stored and replayed. Set-Cookie never is. */
   headers?: readonly string[]
-  /** Smaller than idempotency.max_response_size. */
+  /** The largest stored response in bytes, if smaller than idempotency.max_response_size. */
   maxResponseSize?: number
-  /** Whether a response of this status is final; by default all below 500 but 401, 403, 408, 425, 429. 2xx is always, and 5xx never. */
+  /** Whether a 3xx or 4xx is stored; by default all except 401, 403, 408, 425 and 429. A 2xx always is, and a 5xx never. */
   store?: (status: number) => boolean
 }
 
-/** What a handler finds as request.idempotency. */
+/** The value of request.idempotency in a handler. */
 export interface Context<Tx> {
-  /** The unquoted key; undefined where none came. */
+  /** The unquoted key, or undefined if the request has none. */
   key: string | undefined
-  /** The handle of the transaction, in all but jobs. */
+  /** The handle of the transaction, except in jobs. */
   tx: Tx
-  /** In jobs. */
+  /** Only in jobs. */
   job: Job<Tx>
 }
 
-/** Of all routes; Express has bodyLimit besides, and Fastify job, and what its plugins are registered with. */
+/** The options of every framework. Express also has bodyLimit, and Fastify has job and the options of its plugins. */
 const OPTIONS = new Set(['scope', 'required', 'strict', 'conflictStatus', 'headers', 'maxResponseSize', 'store', 'ttl', 'ttlMs', 'wait', 'waitMs',
   'lease', 'leaseMs', 'timeout', 'timeoutMs', 'anyKey', 'formField', 'methods', 'fingerprint', 'bodyLimit', 'job', 'prefix', 'logLevel', 'logSerializers'])
 
-/** Options of a route, which are refused when it is made. */
+/** Refuses invalid options when the route is made. */
 export function checkedOptions(options: HttpOptions<never>): void {
   const unknown = Object.keys(options).find((name) => !OPTIONS.has(name))
   if (unknown !== undefined) throw new TypeError(`a guarded route has no option ${unknown}`)
@@ -66,7 +66,7 @@ export function checkedOptions(options: HttpOptions<never>): void {
   leftOut(options.fingerprint)
   const { methods } = options
   if (methods !== undefined && !(Array.isArray(methods) && methods.length > 0 && methods.every((method) => /^[A-Z-]+$/.test(method)))) {
-    // Else it would guard nothing, without a message.
+    // Otherwise the guard would silently guard nothing.
     throw new TypeError("the option methods is a list of HTTP methods in upper case, as ['POST', 'PATCH']")
   }
   if (typeof options.scope !== 'function') throw new TypeError('the option scope is a function of the request, which returns the user or tenant')
@@ -79,7 +79,7 @@ export interface HttpRequest {
   method: string
   /** With the query. */
   path: string
-  /** Of Idempotency-Key; several lines are several, or one with commas. */
+  /** The values of Idempotency-Key. Several lines are an array, or one string with commas. */
   key: string | string[] | undefined
   body: Uint8Array
   contentType?: string | undefined
@@ -89,26 +89,26 @@ export interface HttpRequest {
   native?: unknown
 }
 
-/** What to send. first says that the handler's own response goes out whole. */
+/** The answer to send. If first is true, the handler's own response is sent whole. */
 export interface HttpAnswer { first: boolean; status: number; headers: Headers; body: string | Buffer | null }
 
 export const REPLAYED_HEADERS: readonly string[] = [
   'Content-Type', 'Content-Encoding', 'Content-Language', 'Content-Disposition', 'Location', 'ETag', 'Link', 'Vary',
   'Cache-Control', 'Content-Security-Policy', 'Referrer-Policy', 'X-Content-Type-Options',
 ]
-/** Bytes that the server takes. */
+/** The maximum number of bytes of a scope. */
 const MAX_SCOPE = 512
-/** Characters of a key, with the option anyKey. */
+/** The maximum number of characters of a key with the option anyKey. */
 const MAX_KEY = 255
 
 const STRING = String.raw`"(?:[ !#-\[\]-~]|\\["\\])*"`
 const NUMBER = String.raw`-?\d{1,12}(?:\.\d{1,3})?`
 const PARAMETER = String.raw`; *[a-z*][a-z0-9_.*-]*(?:=(?:${NUMBER}|${STRING}|[A-Za-z*][!#$%&'*+.^_\`|~\w:/-]*|:[\w+/=]*:|\?[01]))?`
 const QUOTED = new RegExp(`^(${STRING})(?:${PARAMETER})*$`)
-/** Without quotes, what can be taken for nothing else. */
+/** An unquoted key that cannot be mistaken for another syntax. */
 const BARE = /^[!#-+\--:<-~]+$/
 
-/** The key in a string of RFC 8941, whose parameters are ignored, or in none. What the key rules say of it, the server knows. */
+/** The key in a string of RFC 8941, whose parameters are ignored, or without quotes. The server checks the key rules. */
 export function parseKey(value: string, strict = false): string | undefined {
   const line = value.replace(/^ +| +$/g, '')
   const quoted = QUOTED.exec(line)?.[1]
@@ -129,9 +129,9 @@ export function allowedHeaders(headers: Iterable<readonly [string, string | numb
 }
 
 /**
- * Run a request of a guarded route. respond() runs the handler, and returns its
- * response with all its headers; what it throws is thrown. A refusal of ours
- * is an answer.
+ * Run a request of a guarded route. respond() runs the handler and returns its
+ * response with all its headers. Errors of respond() are thrown. The guard's own
+ * refusals are answers.
  */
 export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, options: HttpOptions<never>, kind: 'request' | 'job',
   respond: (context: Context<Tx>) => Promise<Response | void>): Promise<HttpAnswer> {
@@ -161,7 +161,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
     ttl, ttlMs, wait, waitMs, timeout, timeoutMs, store, maxResponseSize,
   }
   const storedResponse = (response: Response): Response => {
-    // What could not be sent, now or later, is told while all can be undone.
+    // Invalid headers raise an error here, while the work can still be rolled back.
     headerDocument(response.headers ?? null, 'the response')
     return { ...response, headers: allowedHeaders(Object.entries(response.headers ?? {}), headers), body: asStored(response) }
   }
@@ -200,7 +200,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
       return refusal(problem('timeout', 'Timed out', 503,
         'The request took too long. Retry with the same key.'), { 'Retry-After': '1' })
     }
-    // What the handler threw is the framework's to answer; but a claim that was lost is nobody's fault.
+    // The framework answers the handler's errors. In a job, a lost claim is not such an error, so it is refused here.
     const refused = (ours || error !== thrown || kind === 'job') && found ? refusalOf(found, options.conflictStatus ?? 422, kind) : undefined
     if (refused) return refused
     throw error
@@ -248,7 +248,7 @@ function refusalOf(error: unknown, conflictStatus: number, kind: 'request' | 'jo
   return undefined
 }
 
-/** All that the server has said. */
+/** The server's whole message. */
 function sentences({ message, detail, hint }: KeyInvalid): string {
   const first = message.charAt(0).toUpperCase() + message.slice(1)
   return [first.endsWith('.') ? first : `${first}.`, detail, hint].filter(Boolean).join(' ')
@@ -256,7 +256,7 @@ function sentences({ message, detail, hint }: KeyInvalid): string {
 
 const TEXTUAL = /^(text\/|application\/([^;]*\+)?(json|xml)\b|application\/x-www-form-urlencoded\b)/i
 
-/** Text as text, for those who read the table; all else as bytes. */
+/** Text stays text, for people who read the table. All other bodies are bytes. */
 function asStored(response: Response): string | Uint8Array | null {
   const { body } = response
   if (!(body instanceof Uint8Array)) return body ?? null
@@ -270,13 +270,13 @@ function asStored(response: Response): string | Uint8Array | null {
   }
 }
 
-/** What an answer that cannot be held back is refused with. */
+/** The error for a response that cannot be held back. */
 export function streamingRefused(route: string, how = 'in pieces of unknown length'): StreamingRefused {
   return new StreamingRefused(`${route} answers ${how}, which cannot be stored and replayed; ` +
     'send the response whole, or leave the route unguarded')
 }
 
-/** A handler that has answered goes on to answer again. */
+/** The error for a handler that sends a second response. */
 export function alreadySent(route: string): Error {
   return Object.assign(new Error(`${route} sends a second response: a handler sends one, and returns`), { code: 'ERR_HTTP_HEADERS_SENT' })
 }
@@ -285,7 +285,7 @@ export function alreadySent(route: string): Error {
 export const SENDING_METHODS = ['writeHead', 'flushHeaders', 'write', 'end', 'destroy'] as const
 export const HEADER_METHODS = ['setHeader', 'setHeaders', 'appendHeader', 'removeHeader'] as const
 
-/** Takes back what has been put on a response: what others had put there before is put back. */
+/** Returns a function that removes our methods from a response and restores the methods that it had before. */
 export function overrides(target: object, names: readonly string[]): () => void {
   const own = target as Record<string, unknown>
   const before = Object.fromEntries(names.filter((name) => Object.hasOwn(own, name)).map((name) => [name, own[name]]))
@@ -295,12 +295,12 @@ export function overrides(target: object, names: readonly string[]): () => void 
   }
 }
 
-/** Properties that say that a response was sent. */
+/** Makes a response look sent, by these properties. */
 export function seemsSent(target: object, ...names: string[]): void {
   for (const name of names) Object.defineProperty(target, name, { configurable: true, value: true })
 }
 
-/** Calls of a handler that was left behind do nothing: the response is another's. */
+/** Ignores calls of an earlier try's handler, because the response belongs to another try. */
 export function ignoreLateCalls(target: any, attempts: Attempts, names: readonly string[] = [...SENDING_METHODS, ...HEADER_METHODS]): void {
   for (const name of names) {
     const real = target[name] as ((...given: unknown[]) => unknown) | undefined
@@ -308,14 +308,14 @@ export function ignoreLateCalls(target: any, attempts: Attempts, names: readonly
   }
 }
 
-/** Whether, since this call, a listener has come that waits for the end of the response. pipe() has such listeners of its own. */
+/** Returns a function that says whether a new listener waits for the end of the response, except the listeners of pipe(). */
 export function endListener(response: ServerResponse): () => boolean {
   const count = (): number => response.listenerCount('finish') + response.listenerCount('close') - 2 * response.listenerCount('unpipe')
   const before = count()
   return () => count() > before
 }
 
-/** What the application answers for work that was rolled back, as its error handler does, is no success: else a 500 goes out in its place. */
+/** If the application, such as its error handler, answers 2xx although the work was rolled back, send 500 instead. */
 export function refuseSuccess(response: ServerResponse, route: string): void {
   const target = response as unknown as Record<string, (...given: unknown[]) => unknown>
   const end = target['end']!
@@ -339,9 +339,10 @@ export function refuseSuccess(response: ServerResponse, route: string): void {
 }
 
 /**
- * What an earlier try has put on the request, or put in its place, is taken
- * back before the next; what was there before is copied. A body that can be
- * parsed again need not be: that costs more, and is rarely needed.
+ * Returns a function that restores the request before the next try: it removes
+ * members that an earlier try has added or replaced, and copies the original
+ * ones. A body that can be parsed again is not copied, because copies cost more
+ * and are rarely needed.
  */
 export function snapshotOf(request: object, parseAgain?: () => unknown): () => Promise<void> {
   const own = (): string[] => Object.keys(request).filter((name) => !name.startsWith('_') && !PLAIN.has(name))
@@ -357,22 +358,22 @@ export function snapshotOf(request: object, parseAgain?: () => unknown): () => P
   }
 }
 
-/** Node's own. */
+/** The members of Node's own request. */
 const PLAIN = new Set(Object.keys(new IncomingMessage(new Socket())))
 
-/** Another of the same: what parsers make, and else the very value. */
+/** Copies values that parsers make, and returns other values unchanged. */
 function copied(value: unknown): unknown {
   if (Buffer.isBuffer(value)) return Buffer.from(value)
   if (Array.isArray(value)) return value.map(copied)
   if (typeof value !== 'object' || value === null) return value
-  // Parsers have prototypes of their own, with nothing in them.
+  // Some parsers use an empty prototype of their own.
   const kind = Object.getPrototypeOf(value) as object | null
   if (kind !== null && Object.getPrototypeOf(kind) !== null) return value
   const made = Object.fromEntries(Object.entries(value).map(([name, one]) => [name, copied(one)]))
   return kind === Object.prototype ? made : Object.setPrototypeOf(made, kind) as object
 }
 
-/** What pipes the request, as parsers of multipart/form-data do, gets the bytes that have been read. */
+/** If a parser, such as one of multipart/form-data, pipes the request, it gets the bytes that have been read. */
 export function replayPipe(request: object, bytes: () => Uint8Array): void {
   Object.defineProperty(request, 'pipe', {
     configurable: true, writable: true,
@@ -381,9 +382,9 @@ export function replayPipe(request: object, bytes: () => Uint8Array): void {
 }
 
 /**
- * A request whose body has been read is a stream of the same bytes once more,
- * for a handler that reads it itself: by events, by pipe() or by iteration. A
- * call begins anew, and the function that it returns ends it.
+ * Makes a request whose body has been read a stream of the same bytes again, for
+ * a handler that reads it by events, by pipe() or by iteration. Each call begins
+ * again. The function that it returns ends the stream.
  */
 export function replayBody(request: Readable, bytes: Uint8Array): () => void {
   const target = request as unknown as { _readableState: object }
@@ -395,7 +396,7 @@ export function replayBody(request: Readable, bytes: Uint8Array): () => void {
   return () => { target._readableState = before }
 }
 
-/** The body of a request, whole. What is over the limit is read and dropped, so that the client gets to read the refusal. */
+/** The whole body of a request. Bytes over the limit are read and dropped, so that the client can read the refusal. */
 export function wholeBody(stream: Readable, limit: number): Promise<Buffer> {
   return new Promise((resolve, reject) => {
     let parts: Buffer[] = []
@@ -412,13 +413,13 @@ export function wholeBody(stream: Readable, limit: number): Promise<Buffer> {
     stream.on('end', () => resolve(Buffer.concat(parts)))
     stream.on('error', reject)
     stream.on('close', () => {
-      // An error has a stack, which costs more than the rest of this function.
+      // The stack of an error costs more than the rest of this function.
       if (!stream.readableEnded) reject(badRequest(400, 'the request body did not come whole', 'request.aborted'))
     })
   })
 }
 
-/** An error as body-parser throws them. */
+/** An error such as those of body-parser. */
 export function badRequest(status: number, message: string, type: string, more: object = {}): Error {
   return Object.assign(new Error(message), { status, statusCode: status, expose: true, type, ...more })
 }

@@ -1,4 +1,4 @@
-/** pg-idempotency: requests, jobs, clicks and messages that take effect once. */
+/** pg-idempotency: requests, jobs, clicks and messages take effect once. */
 export {
   Idempotency, problem,
   type Client, type Job, type JobOptions, type Options, type RequestOptions, type Response, type Result, type Step,

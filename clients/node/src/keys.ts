@@ -1,11 +1,11 @@
-/** New keys, and keys and hashes that are made of others. */
+/** New keys, the keys of steps, and hashes of requests. */
 import { createHash, randomBytes } from 'node:crypto'
 
 let last = 0n
 
 /**
- * A new key: a UUID of version 7. Keys that were made together lie together in
- * the index. Those of one process ascend, also where its clock stands still.
+ * A new key: a UUID of version 7, so that keys made at the same time are close
+ * in the index. The keys of one process ascend, even if its clock does not advance.
  */
 export function newKey(): string {
   const now = BigInt(Math.floor((performance.timeOrigin + performance.now()) * 4096))
@@ -25,7 +25,7 @@ export function stepKey(scope: string, key: string, step: string): string {
   return createHash('sha256').update(parts).digest('hex').slice(0, 32)
 }
 
-/** What idem_request_hash(method, path, body::bytea) returns, without the way to the server. */
+/** Returns the result of idem_request_hash(method, path, body::bytea) without a call of the server. */
 export function requestHashOfBytes(method: string, path: string, body: Uint8Array): Buffer {
   if (!/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/.test(method)) throw new TypeError(`not an HTTP method: ${method}`)
   return createHash('sha256').update(`${method.toUpperCase()}:${path.replaceAll(':', '%3A')}:`).update(body).digest()

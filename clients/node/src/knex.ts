@@ -11,7 +11,7 @@ export function knexPool<Record extends object = any>(knex: Knex<Record>): PoolL
     max: config?.pool?.max ?? 10,
     async begin() {
       const tx: Knex.Transaction<Record> = await knex.transaction()
-      // commit() does not tell of its own error; this does.
+      // commit() does not report its own error; this promise does.
       const done = tx.executionPromise
       done.catch(() => undefined)
       return {
@@ -21,7 +21,7 @@ export function knexPool<Record extends object = any>(knex: Knex<Record>): PoolL
       }
     },
     async query(text, values, tx) {
-      // ? stands for a parameter, in the order of the text.
+      // Knex takes parameters as ?, in the order of the text.
       const order: Parameter[] = []
       const sql = text.replaceAll('?', '\\?').replace(/\$(\d+)/g, (_, number: string) => {
         order.push(values[Number(number) - 1]!)

@@ -6,7 +6,7 @@ import type { PoolLike } from './postgres.js'
 
 type Controlled<DB> = ControlledTransaction<DB, any>
 
-/** max: the size of the dialect's pool, which Kysely does not tell. */
+/** max is the size of the dialect's pool, which Kysely does not report. */
 export function kyselyPool<DB>(db: Kysely<DB>, max?: number): PoolLike<Controlled<DB>> {
   const { adapter } = db.getExecutor()
   if (!(adapter instanceof PostgresAdapter)) throw new TypeError(`kyselyPool() needs a Kysely of PostgreSQL, and this one has a ${adapter.constructor.name}`)
@@ -17,7 +17,7 @@ export function kyselyPool<DB>(db: Kysely<DB>, max?: number): PoolLike<Controlle
       const rollback = (): Promise<void> => tx.rollback().execute()
       return {
         tx: withSavepoints(tx), ends: ['commit', 'rollback'],
-        // Where COMMIT fails, only this gives the connection back.
+        // If COMMIT fails, only this returns the connection.
         commit: () => tx.commit().execute().catch((error: unknown) => rollback().catch(() => undefined).then(() => { throw error })),
         rollback,
       }

@@ -1,10 +1,11 @@
 /**
  * A double for unit tests: the same interface, in the memory of one process.
  *
- * Rows belong to the transaction that has written them until it ends; others
- * see what was there before, and wait where the server would let them wait.
- * What it leaves out: settings (all are at their defaults), statistics, resume(),
- * outboxBlocked(), takeExpired(), and the digits of numbers beyond 2^53 in JSON.
+ * Rows belong to the transaction that has written them until it ends. Other
+ * transactions see the earlier rows, and wait if they would wait on the server.
+ * The double does not have settings (all have their defaults), statistics,
+ * resume(), outboxBlocked(), takeExpired(), and the digits of numbers beyond 2^53
+ * in JSON.
  */
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -25,7 +26,7 @@ import { bigint, durationMs, headers as headerDocument, text, type Bigint, type 
 const MAX_RESPONSE_SIZE = 1 << 20
 const DAY = 86_400_000
 
-/** As the driver throws what is no error of ours: with a code. */
+/** An error of the driver that is not one of our classes: it has a code. */
 class DatabaseError extends Error {
   constructor(message: string, readonly code: string, cause?: unknown) {
     super(message, { cause })
@@ -38,12 +39,12 @@ function refuse(message: string, sqlstate: string, cause?: unknown): never {
 
 const needsServer = (what: string): never => refuse(`${what} is not in the double: test it with a server`, '0A000')
 
-/** A transaction of the double. What a handler does elsewhere is undone by onRollback(). */
+/** A transaction of the double. Use onRollback() to undo effects outside of the double. */
 export class MemoryTransaction {
-  /** Settled when it is over. */
+  /** Settles when the transaction ends. */
   readonly ended: Promise<void>
   open = true
-  /** An error has undone it, as on the server: nothing runs in it any more. */
+  /** An error has aborted it, as on the server, so that no more calls run in it. */
   isAborted = false
   waitsFor: MemoryTransaction | undefined
   #end!: () => void
@@ -58,7 +59,7 @@ export class MemoryTransaction {
     if (this.isAborted) throw new TransactionEnded('the handler went on after an error of the database, which has undone its work; let the error out')
   }
 
-  /** Called, the last first, if the transaction is rolled back. */
+  /** Calls undo if the transaction is rolled back, in reverse order. */
   onRollback(undo: () => void): void {
     this.atEnd((committed) => { if (!committed) undo() })
   }
@@ -81,7 +82,7 @@ interface Entry<V> { value: V | undefined; before: V | undefined; owner: MemoryT
 class Table<V> {
   #entries = new Map<string, Entry<V>>()
 
-  /** Another transaction that has written the row, and is open. */
+  /** Another open transaction that has written the row. */
   writer(tx: MemoryTransaction, id: string): MemoryTransaction | undefined {
     const owner = this.#entries.get(id)?.owner
     return owner === tx ? undefined : owner
@@ -145,9 +146,9 @@ const rowCore = (row: KeyRow | undefined): Claim => ({
   recoveryStateText: row?.recoveryStateText ?? null, leaseExpiresAt: row?.leaseExpiresAt ?? null, expiresAt: row?.expiresAt ?? null,
 })
 
-/** Behind it there is no timestamp. */
+/** The last timestamp. */
 const END_OF_TIME = Date.UTC(275_760, 0)
-/** idempotency.max_lease, idempotency.max_wait. */
+/** The defaults of idempotency.max_lease and idempotency.max_wait. */
 const LONGEST: Record<string, number> = { lease: DAY / 2, wait: 600_000 }
 const duration = (value: string | null | undefined, ms: number | null | undefined, name: string, otherwise: number): number => {
   const made = durationMs(value, ms, name) ?? otherwise
@@ -155,10 +156,10 @@ const duration = (value: string | null | undefined, ms: number | null | undefine
   return Date.now() + made < END_OF_TIME ? made : refuse('timestamp out of range', '22008')
 }
 
-/** How deep a document may be; the stack of the server has an end, too. */
+/** The maximum depth of a document, because the server's stack is limited, too. */
 const MAX_DEPTH = 6000
 
-/** RFC 8785. A document may be deeper than a stack of calls. */
+/** The canonical form of RFC 8785, without recursion, because a document can be deeper than the stack. */
 function canonical(document: Json): string {
   const parts: string[] = []
   const next: (string | { value: Json | undefined })[] = [{ value: document }]
@@ -179,10 +180,10 @@ function canonical(document: Json): string {
   return parts.join('')
 }
 
-/** Before the digits of a number. No string of jsonb contains it. */
+/** A prefix for the digits of a number, which no string of jsonb contains. */
 const NUMBER = '\0'
 
-/** A number as ECMAScript writes it; with all its digits where a double would lose some. */
+/** A number as ECMAScript writes it, but with all its digits if a double would lose some. */
 function canonicalNumber(given: string): string {
   const [, sign, whole, fraction = '', exponent = '0'] = /^(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?$/.exec(given)!
   const all = whole! + fraction
@@ -208,7 +209,7 @@ function canonicalText(document: string, without: string[][] = []): string {
     return refuse('invalid input syntax for type json', '22P02', cause)
   }
   asJsonb(parsed)
-  // Once more, with the digits of its numbers.
+  // Parse again, and keep the digits of numbers.
   const made = JSON.parse(document.replace(/("(?:[^"\\]|\\.)*")|(-?\d[\d.eE+-]*)/g,
     (_, text?: string, number?: string) => text ?? JSON.stringify(NUMBER + number!))) as Json
   for (const path of without) {
@@ -223,7 +224,7 @@ function canonicalText(document: string, without: string[][] = []): string {
   return canonical(made)
 }
 
-/** What a column of jsonb takes: text as PostgreSQL has it, and so no NUL. */
+/** Refuses a document that a column of jsonb cannot hold, such as a string with NUL. */
 function asJsonb(document: Json): Json {
   const next: [Json | undefined, number][] = [[document, 1]]
   for (let found = next.pop(); found; found = next.pop()) {
@@ -251,7 +252,7 @@ const name = (value: string, what: string): string => {
   return value
 }
 
-/** As it comes back from a column of JSON. */
+/** The document as a column of JSON returns it. */
 const parsed = (document: Json): Json => JSON.parse(JSON.stringify(document)) as Json
 const MAX_BIGINT = 2n ** 63n - 1n
 function exact(value: Bigint | null, what: string): bigint {
@@ -259,7 +260,7 @@ function exact(value: Bigint | null, what: string): bigint {
   return made >= -MAX_BIGINT - 1n && made <= MAX_BIGINT ? made : refuse(`${what} is out of range for type bigint`, '22003')
 }
 
-/** The elements of arrays of one length; one of a single element stands for all. */
+/** The elements of arrays of the same length. An array of one element applies to all. */
 function zip(...arrays: (readonly unknown[] | null | undefined)[]): unknown[][] {
   const length = Math.max(...arrays.map((array) => array?.length ?? 0))
   if (arrays.some((array) => array && array.length !== length && array.length !== 1)) refuse('arrays do not match', '22023')
@@ -268,13 +269,13 @@ function zip(...arrays: (readonly unknown[] | null | undefined)[]): unknown[][] 
 
 export type MemoryHandler = (request: Json) => Response | Json | Promise<Response | Json>
 export interface MemoryOptions extends Omit<Options, 'shards'> {
-  /** For run(): by the name that it is called with. */
+  /** Handlers for run(), by the name in the call. */
   handlers?: Record<string, MemoryHandler>
 }
 
 export interface MemoryIdempotency extends Core {}
 export class MemoryIdempotency implements Client<MemoryTransaction> {
-  /** For those who need the parameters of a call; they are never sent. */
+  /** Checks the parameters of calls. The statements are never sent. */
   readonly statements: Statements = statements('public')
   #defaults: MemoryOptions
   #singleFlight = new SingleFlight()
@@ -292,7 +293,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
     checkedTimes(options)
     checkedCount(options.maxWaiters, 'maxWaiters')
     this.#defaults = options
-    // Each method alone is a transaction of its own.
+    // Without on(), each method is a transaction of its own.
     for (const method of Object.keys(this.statements) as (keyof Core)[]) {
       Object.assign(this, { [method]: async (...given: unknown[]) => {
         refuseNested(this, `${method}()`, `on(tx).${method}()`)
@@ -425,7 +426,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
     if (!this.#keys.writer(tx, id) && !this.#keys.get(tx, id)) refuseKey(key)
   }
 
-  /** The row of a claim that its holder may change. */
+  /** The row of a claim, which its holder is allowed to change. */
   async #heldRow(tx: MemoryTransaction, scope: string, key: string, token: Bigint | null | undefined): Promise<KeyRow> {
     const id = idOf(scope, key)
     await this.#keys.lock(tx, id)
@@ -575,7 +576,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
 
       tryAdvance: (userId, entityType, entityId, actionId) => self.#advance(tx, userId, entityType, entityId, actionId),
       toggle: async (userId, entityType, entityId, actionType, actionId) => {
-        // Under the lock of the counter that the first call takes.
+        // The first call locks the counter, which protects the second one.
         const { shouldProcess, lastActionId } = await self.#advance(tx, userId, entityType, entityId, actionId)
         const id = idOf(userId, entityType, entityId, name(actionType, 'actionType'))
         let isActive = self.#actions.get(tx, id)?.isActive ?? false
@@ -680,7 +681,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       },
       async onceMany(scope, tokens, options = {}) {
         const first = new Set<string>()
-        // In one order, so that two calls do not deadlock.
+        // Sorted, so that two calls do not deadlock.
         for (const token of [...new Set(tokens)].sort()) if (await core.once(scope, token, options)) first.add(token)
         return [...new Set(tokens)].filter((token) => first.has(token))
       },
@@ -810,7 +811,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       revoke: async () => undefined,
     }
 
-    /** Change messages, one after another; how many were. */
+    /** Change messages one after another, and return their number. */
     async function change(ids: Bigint[], attempts: number[] | null | undefined,
       make: (row: MessageRow, attempt: number | undefined) => MessageRow | false): Promise<number> {
       let count = 0
@@ -825,7 +826,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       }
       return count
     }
-    // What the server would not be sent is refused here, too.
+    // Refuses the arguments that the client would not send to the server.
     const checks = this.statements as unknown as Record<string, (...given: unknown[]) => unknown>
     return Object.fromEntries(Object.entries(core).map(([name, run]) => [name, async (...given: unknown[]) => {
       checks[name]!(...given)
@@ -851,7 +852,7 @@ function refuseKey(key: string): void {
   })
 }
 
-/** Of one key, of which there may be a row or none. */
+/** Functions of one key, which may have no row. */
 const KEY_FUNCTIONS = new Set(['complete', 'checkpoint', 'heartbeat', 'fail', 'lookup', 'forget', 'erase'])
 const MAX_ATTEMPTS = 10
 const validKey = (key: string): boolean => /^[A-Za-z0-9_:.-]{16,128}$/.test(key)

@@ -4,10 +4,10 @@
  *	IdempotencyModule.forRoot({ client, scope: (request) => request.user.id })
  *	@Post() @Idempotent() create(@Body() order: Order, @Tx() tx: PoolClient) { ... }
  *
- * The guard is an interceptor, behind the application's guards and its global
- * interceptors, which see a replay as they see a first response. What the
- * handler returns is held back until COMMIT. What it throws rolls back, and
- * goes on to the exception filters.
+ * The guard is an interceptor after the application's guards and its global
+ * interceptors, which handle a replay like a first response. The handler's
+ * result is sent after COMMIT. If the handler throws, its work is rolled back,
+ * and the exception filters get the error.
  */
 import {
   applyDecorators, createParamDecorator, HttpException, Inject, Module, SetMetadata, StreamableFile, UseInterceptors,
@@ -27,7 +27,7 @@ export interface AsyncNestOptions {
   inject?: any[]
   useFactory: (...given: any[]) => NestOptions | Promise<NestOptions>
 }
-/** What is different for a route. */
+/** Options for one route. */
 export type RouteOptions = Partial<HttpOptions<any>> & { job?: boolean }
 
 const SETTINGS = Symbol('settings of pg-idempotency')
@@ -91,7 +91,7 @@ class IdempotencyInterceptor implements NestInterceptor {
       if (isUndone) refuseSuccess(response.raw ?? response, route)
     }
     const { status, headers, body, first } = answer
-    // Of a job that was finished, what was stored; of any other first response, what the handler returned.
+    // Return the stored response of a finished job, and the handler's result for any other first response.
     if (first && (value !== undefined || body === null)) return of(value)
     for (const [name, one] of Object.entries(headers)) http.setHeader(response, name, one as string)
     http.status(response, status)
@@ -105,7 +105,7 @@ Inject(SETTINGS)(IdempotencyInterceptor, undefined, 0)
 Inject(HttpAdapterHost)(IdempotencyInterceptor, undefined, 1)
 Inject(Reflector)(IdempotencyInterceptor, undefined, 2)
 
-/** The bytes as they came, or the document that a parser has made of them. */
+/** The raw bytes, or the document of a parser. */
 function bodyOf(request: any, route: string): { body: Uint8Array; contentType?: string; contentEncoding?: string } {
   const { 'content-type': contentType, 'content-encoding': contentEncoding, 'content-length': length, 'transfer-encoding': chunked } = request.headers
   if (Buffer.isBuffer(request.rawBody)) return { body: request.rawBody, contentType, contentEncoding }
@@ -124,19 +124,19 @@ function responseOf(value: unknown, response: any, route: string): Response {
   return { status: response.statusCode, headers, body: JSON.stringify(value) }
 }
 
-/** What was returned as an object is one again, for the interceptors outside; a string that is JSON stays as it was. */
+/** Turns the text of an object into an object again, for outer interceptors. A string that is JSON stays a string. */
 function document(text: string): unknown {
   const made: unknown = JSON.parse(text)
   return JSON.stringify(made) === text ? made : text
 }
 
-/** @Res() without passthrough, and @Next(), answer behind the interceptor's back. */
+/** Whether the handler bypasses the interceptor, with @Next() or with @Res() without passthrough. */
 function answersItself(target: object, name: string | symbol): boolean {
   const about = (what: string): unknown => (Reflect as any).getMetadata(what, target.constructor, name)
   return !about('__responsePassthrough__') && Object.keys(about('__routeArguments__') ?? {}).some((kind) => /^[12]:/.test(kind))
 }
 
-/** Guards a route: a request in one transaction, or with { job: true } a job. */
+/** Guards a route as a request in one transaction, or with { job: true } as a job. */
 export function Idempotent(own: RouteOptions = {}): MethodDecorator {
   const { job: _, ...options } = own
   checkedOptions({ scope: () => '', ...options } as HttpOptions<never>)

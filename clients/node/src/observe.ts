@@ -1,7 +1,7 @@
 /**
- * What others see of requests and jobs: a hook, a channel of
- * node:diagnostics_channel, and spans and metrics of OpenTelemetry, if the
- * application has its API. Scope and key appear in spans only if asked for.
+ * Reports requests and jobs to a hook, to a channel of node:diagnostics_channel,
+ * and as spans and metrics to OpenTelemetry, if the application has its API.
+ * Spans have the scope and the key only with traceKeys.
  */
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { channel } from 'node:diagnostics_channel'
@@ -13,22 +13,22 @@ import type { Headers, Json } from './values.js'
 export interface OutcomeEvent {
   kind: 'request' | 'job'
   scope: string
-  /** 'failed' where the handler or the database threw. */
+  /** 'failed' if the handler or the database threw. */
   outcome: 'new' | 'replay' | 'erased' | 'in_progress' | 'hash_conflict' | 'expired' | 'failed'
   ms: number
-  /** Of the claim; undefined where there was none. */
+  /** The attempt of the claim, or undefined without a claim. */
   attempt: number | undefined
-  /** How many milliseconds of ms passed waiting for another request: in this process, or in a claim that may wait and found one. */
+  /** The milliseconds of ms in which it waited for another request, in this process or in a claim with wait. */
   waited: number
 }
 export interface Observers {
-  /** Called with the outcome of each request and job. What it throws is ignored. */
+  /** Called with the outcome of each request and job. Its errors are ignored. */
   onOutcome?: (event: OutcomeEvent) => void
-  /** Spans have the scope and the key, too. */
+  /** Adds the scope and the key to spans. */
   traceKeys?: boolean
 }
 
-/** Of one request, until its outcome. */
+/** The state of one request until its outcome. */
 interface Observation { attempt: number | undefined; waited: number; of: string | undefined }
 
 type Api = typeof import('@opentelemetry/api')
@@ -63,7 +63,7 @@ function outcomeOf(error: unknown): OutcomeEvent['outcome'] {
   return error instanceof KeyExpired ? 'expired' : 'failed'
 }
 
-/** Run a request or job, and tell its outcome. */
+/** Run a request or job, and report its outcome. */
 export function observed<T extends { outcome: OutcomeEvent['outcome'] }>(kind: 'request' | 'job', options: { scope: string; key: string }, observers: Observers,
   run: () => Promise<T>): Promise<T> {
   const { onOutcome, traceKeys } = observers
@@ -77,7 +77,7 @@ export function observed<T extends { outcome: OutcomeEvent['outcome'] }>(kind: '
     try {
       onOutcome?.(event)
     } catch {
-      // It is no part of the request.
+      // The hook is not a part of the request.
     }
     if (!api) return
     const provider = api.metrics.getMeterProvider()
@@ -129,7 +129,7 @@ export async function waiting<T>(run: () => Promise<T>): Promise<T> {
   }
 }
 
-/** The claim of the request that is observed, and how long it took if it was allowed to wait. */
+/** Notes the claim of the observed request, and its time if it was allowed to wait. */
 export function noteClaim(claim: Claim, ms: number): void {
   const observation = observing.getStore()
   if (!observation) return
@@ -138,20 +138,20 @@ export function noteClaim(claim: Claim, ms: number): void {
   observation.of = claim.responseHeaders?.['traceparent'] as string | undefined
 }
 
-/** The span that is active, as the header of W3C's trace context; undefined where there is none. */
+/** The active span as the header of W3C's trace context, or undefined. */
 export function traceparent(): string | undefined {
   const span = api?.trace.getSpan(api.context.active())?.spanContext()
   return span && api!.isSpanContextValid(span) ? `00-${span.traceId}-${span.spanId}-${span.traceFlags.toString(16).padStart(2, '0')}` : undefined
 }
 
-/** A message's headers, with the trace that it belongs to; a message that says so keeps its own. */
+/** A message's headers with its trace. A message that already has a trace keeps it. */
 export function tracedHeaders<H extends Json | undefined>(headers: H): H | Json {
   if (!(headers === undefined || (typeof headers === 'object' && headers !== null && !Array.isArray(headers) && !('traceparent' in headers)))) return headers
   const found = traceparent()
   return found === undefined ? headers : { ...headers as object, traceparent: found }
 }
 
-/** The headers of a stored response: without the trace, which is stored among them. */
+/** The headers of a stored response, without the trace that is stored among them. */
 export function withoutTrace(headers: Headers | null): Headers {
   const { traceparent: _, ...rest } = headers ?? {}
   return rest

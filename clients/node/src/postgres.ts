@@ -1,9 +1,9 @@
 /**
- * Ways to the database: a pool, a session of request() on one of its clients,
- * and whatever handle the user has opened his own transaction with.
+ * Access to the database: a pool, a session of request() on one of its clients,
+ * and the handle of a transaction that the user has opened.
  *
- * A session sends several statements in one round trip: parameters as they
- * are, one Sync at the end, so that after an error none that follows is run.
+ * A session sends several statements in one round trip, with one Sync at the end,
+ * so that after an error the server runs none of the following statements.
  */
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Adapter } from './adapter.js'
@@ -11,26 +11,26 @@ import { asIdempotencyError, IdempotencyError, sqlstateOf, TimedOut, Transaction
 import type { Row, Statement } from './functions.js'
 import { describe, LONGEST_TIMER, type Parameter } from './values.js'
 
-/** What we need of a pg.Pool, or of an ORM's in its place. */
+/** The members of a pg.Pool that we use, or of an ORM's pool. */
 export interface PoolLike<Tx = any> {
   connect(): Promise<PoolClientLike>
   options?: { max?: number | undefined }
-  /** Where it is an ORM's: the methods of on(handle) go this way. */
+  /** The adapter of an ORM's pool, which also runs the methods of on(handle). */
   readonly adapter?: Adapter<Tx> | undefined
 }
 
-/** What we need of a pg.PoolClient. */
+/** The members of a pg.PoolClient that we use. */
 export interface PoolClientLike {
   query(statement: any, values?: any): any
   release(error?: Error | boolean): void
   on(event: 'error', listener: (error: Error) => void): unknown
   removeListener(event: 'error', listener: (error: Error) => void): unknown
-  /** Of an ORM: what the handler gets, and the pg client below it. */
+  /** With an ORM, the object for the handler, and the pg client below it. */
   readonly handle?: TransactionHandle<unknown> | undefined
   readonly below?: object | undefined
 }
 
-/** What a handler gets, until it is over. */
+/** The object that a handler uses until over() ends it. */
 export interface TransactionHandle<Tx> { readonly tx: Tx; over(): void }
 
 /** A pg client, or a transaction of the ORM whose pool the client has. */
@@ -52,16 +52,16 @@ interface Wire {
 }
 
 /**
- * The statements that a connection has parsed, by name. They have names where
- * the process that answers is the connection's own: behind a pooler, the next
- * transaction may come to another one.
+ * The names of the statements that a connection has parsed. Statements have names
+ * only if the server process is the connection's own, because behind a pooler the
+ * next transaction can get another process.
  */
 class Prepared {
   static #of = new WeakMap<object, Prepared>()
-  /** Of all connections; the names of their columns, too. */
+  /** The names of all connections, including the names of columns. */
   static readonly #names = new Map<string, string>()
   static readonly columns = new Map<string, string[]>()
-  /** Whether the process is the connection's own; undefined before it was asked. */
+  /** Whether the process is the connection's own; undefined before the check. */
   isDirect: boolean | undefined
   readonly parsed = new Set<string>()
 
@@ -71,7 +71,7 @@ class Prepared {
     return found
   }
 
-  /** '' is no name. */
+  /** '' means no name. */
   nameOf(text: string): string {
     if (!this.isDirect) return ''
     let name = Prepared.#names.get(text)
@@ -83,13 +83,13 @@ class Prepared {
   }
 }
 
-/** A program has some dozens of statements. */
+/** A program has only some dozens of statements. */
 const MAX_NAMES = 500
 const WHO: Command = { text: 'SELECT pg_catalog.pg_backend_pid()::text AS pid', values: [] }
-/** The statement of that name is gone, as after DISCARD ALL, or its plan returns something else. */
+/** The prepared statement is gone, as after DISCARD ALL, or returns other columns now. */
 const STALE = new Set(['26000', '0A000'])
 
-/** Several statements in one round trip: a query class such as pg's own. */
+/** Several statements in one round trip, as a query class like that of pg. */
 class Batch {
   readonly answers: Answer[] = []
   readonly #names: string[] = []
@@ -172,16 +172,16 @@ class Batch {
   handleCopyData(): void {}
 }
 
-/** Whether the error says nothing of what the server did: the connection is gone. */
+/** Whether the connection was lost, so that the result of the statement is unknown. */
 export function isConnectionLost(error: unknown): boolean {
   const state = sqlstateOf(error)
   return state === undefined ? !(error instanceof IdempotencyError) : /^(08|57P0)/.test(state)
 }
 
-/** How many connections that turn out to be dead are worth another. */
+/** The maximum number of connections that are tried after dead ones. */
 export const MAX_CONNECTION_TRIES = 3
 
-/** What may be sent twice, once more where the connection was dead. */
+/** Repeats a call that can be sent twice if the connection was dead. */
 export async function retryIfDead<T>(send: () => Promise<T>, isDead = isConnectionLost): Promise<T> {
   for (let tries = 1; ; tries++) {
     try {
@@ -192,10 +192,10 @@ export async function retryIfDead<T>(send: () => Promise<T>, isDead = isConnecti
   }
 }
 
-/** How long the server may take for what waits for no other transaction. One behind a proxy that went silent would take for ever. */
+/** The time limit for a statement that waits for no other transaction. Behind a proxy that stopped responding, it would never end. */
 export const ANSWER_MS = 30_000
 
-/** Settles as the promise does, or is over after a time. */
+/** Settles as the promise does, or rejects after a time. */
 function within<T>(promise: Promise<T>, ms: number): Promise<T> {
   if (ms > LONGEST_TIMER) return promise
   return new Promise((resolve, reject) => {
@@ -208,14 +208,14 @@ function within<T>(promise: Promise<T>, ms: number): Promise<T> {
   })
 }
 
-/** What pg's query_timeout throws is such an end, too. */
+/** Whether the server did not answer, which pg's query_timeout also reports. */
 const isSilence = (error: unknown): boolean => error instanceof TimedOut || (error as Error | null)?.message === 'Query read timeout'
 
 /** Errors of a pool that gave no connection. */
 const unreachable = new WeakSet()
 export const isUnreachable = (error: unknown): boolean => typeof error === 'object' && error !== null && unreachable.has(error)
 
-/** A transaction's own errors as our classes, and what a wrong option schema leads to. */
+/** Turns errors into our classes, and explains the errors of a wrong option schema. */
 function translated(error: unknown): unknown {
   const known = asIdempotencyError(error)
   if (known) return known
@@ -232,9 +232,9 @@ const WENT_ON = 'the handler went on after an error of the database, which has u
 
 /** A client of a pool, in use for one transaction or one statement. */
 export class Session {
-  /** The connection is gone. */
+  /** The connection was lost. */
   lost = false
-  /** Whoever releases it does not wait for the statement that is under way. */
+  /** release() does not wait for the running statement. */
   abandoned = false
   /** Rejects when the session ends while it is in use. */
   readonly ended: Promise<never>
@@ -269,12 +269,12 @@ export class Session {
     }
   }
 
-  /** Run the commands in one round trip if the driver can, or else one by one. */
+  /** Run the commands in one round trip if the driver supports it, otherwise one by one. */
   async #exchange(commands: Command[]): Promise<Answer[]> {
     const client = this.#client as PoolClientLike & { connection?: Partial<Wire>; pipeline?: boolean; processID?: unknown }
     if (typeof client.connection?.parse === 'function' && !client.pipeline) {
       const prepared = Prepared.of(client)
-      // COMMIT comes last, or what is behind it would be a transaction of its own.
+      // COMMIT comes last, because a statement after it would be a transaction of its own.
       const asks = prepared.isDirect === undefined && commands.at(-1)!.text !== 'COMMIT'
       const answers = await new Promise<Answer[]>((resolve, reject) => {
         client.query(new Batch(asks ? [...commands, WHO] : commands, prepared, (error, got) => (error ? reject(error) : resolve(got!))))
@@ -300,7 +300,7 @@ export class Session {
     }
   }
 
-  /** A statement in no transaction. */
+  /** Runs a statement outside of a transaction. */
   async perform<T>(statement: Statement<T>, limitMs: number): Promise<T> {
     const [answer] = await this.#send([statement], limitMs).catch((error: unknown) => {
       if (!STALE.has(sqlstateOf(error) ?? '')) throw error
@@ -318,10 +318,10 @@ export class Session {
     return statement?.read(answer!.rows)
   }
 
-  /** The last statement and COMMIT. What the handler has left running comes too late: behind COMMIT it would be a transaction of its own. */
+  /** The last statement and COMMIT. Later statements of the handler are refused, because after COMMIT they would be transactions of their own. */
   async commit(statement?: Statement<unknown>): Promise<void> {
     this.#proxy?.over()
-    // An ORM does not tell that its COMMIT has rolled back.
+    // An ORM does not report that its COMMIT was a rollback, so a statement detects an aborted transaction.
     const last = statement ?? (this.#client.handle && { text: 'SELECT 1', values: [] })
     const answers = await this.#send([...(last ? [last] : []), { text: 'COMMIT', values: [] }], ANSWER_MS).catch((error: unknown) => {
       throw sqlstateOf(error) === '25P02' ? new TransactionEnded(WENT_ON, { cause: error }) : error
@@ -335,28 +335,28 @@ export class Session {
     await this.#send([{ text: 'ROLLBACK', values: [] }], ANSWER_MS)
   }
 
-  /** T in a transaction, E in one that is aborted, I in none; undefined where the driver does not tell. */
+  /** T in a transaction, E in an aborted one, I outside of one; undefined if the driver does not report it. */
   get status(): string | null | undefined {
     return (wireOf(this.#client) as { getTransactionStatus?(): string | null }).getTransactionStatus?.()
   }
 
   /**
-   * The client as the handler gets it: it cannot end the transaction, nor use
-   * the client when that has gone to somebody else.
+   * The client for the handler, which can neither end the transaction nor use the
+   * client after its return to the pool.
    */
   get tx(): unknown {
     this.#proxy ??= this.#client.handle ?? transactionHandle(this.#client)
     return this.#proxy.tx
   }
 
-  /** Ask the server to end the statement that is under way, which nobody waits for any more; the client is closed then, for it may come late. */
+  /** Ask the server to end the running statement, whose result is no longer needed. The client is then closed, because the request to cancel can arrive late. */
   cancel(): void {
     if (this.#released || this.#cancelled || !isBusy(this.#client)) return
     this.#cancelled = true
     void cancel(this.#client)
   }
 
-  /** Give the client back, after a ROLLBACK if need be; a broken one is closed, and one that was abandoned in a statement. */
+  /** Return the client to the pool, after a ROLLBACK if necessary. Close it if it is broken, or was abandoned in a statement. */
   async release(): Promise<void> {
     if (this.#released) return
     this.#released = true
@@ -371,7 +371,7 @@ export class Session {
     }
     this.#client.removeListener('error', this.#onError)
     if (this.lost) {
-      // What the connection has to say while it closes interests nobody.
+      // Errors of the connection while it closes are irrelevant.
       this.#client.on('error', () => undefined)
       this.#client.release(true)
     } else {
@@ -380,17 +380,17 @@ export class Session {
   }
 }
 
-/** How long to wait until the server has got the request to cancel. */
+/** The time limit for sending the request to cancel. */
 const CANCEL_WAIT = 2000
 
 const wireOf = (client: PoolClientLike): object => client.below ?? client
 
-/** Whether a statement is under way; a driver that does not tell has none. */
+/** Whether a statement is running; false if the driver does not report it. */
 function isBusy(client: PoolClientLike): boolean {
   return (wireOf(client) as { readyForQuery?: boolean }).readyForQuery === false
 }
 
-/** Ask the server to end the statement that the client is in: it would go on, with its locks, where only the connection is closed. */
+/** Ask the server to end the client's statement. If only the connection is closed, the statement continues and keeps its locks. */
 async function cancel(client: PoolClientLike): Promise<void> {
   const { connection, host, port, ssl, processID, secretKey } = wireOf(client) as Record<string, any>
   if (typeof connection?.cancel !== 'function') return
@@ -441,10 +441,10 @@ function transactionHandle(client: PoolClientLike): TransactionHandle<PoolClient
   return { tx, over: () => { over = true } }
 }
 
-/** What jobs call, which waits for no other transaction. */
+/** The functions that jobs call and that wait for no other transaction. */
 const PROMPT = new Set(['checkpoint', 'heartbeat', 'fail', 'release', 'lookup'])
 
-/** One statement on any connection of the pool, of the function of that name. */
+/** Runs a statement on any connection of the pool. name is its function. */
 export async function performOnPool<T>(pool: PoolLike, statement: Statement<T>, name?: string): Promise<T> {
   const session = await Session.open(pool)
   try {
@@ -454,11 +454,11 @@ export async function performOnPool<T>(pool: PoolLike, statement: Statement<T>, 
   }
 }
 
-/** One statement in the transaction of the user's own. */
+/** Runs a statement in the user's own transaction. */
 export async function performOn<T>(handle: Handle, statement: Statement<T>, adapter: Adapter<any> | undefined): Promise<T> {
   const { text, values } = statement
   const client = handle as PoolClientLike
-  // Others, as TypeORM, have a query() of their own, which would send it and return something else.
+  // Other handles, such as TypeORM's, have a query() that would send the statement and return another type.
   if (!adapter && !(typeof client.query === 'function' && typeof client.removeListener === 'function')) {
     throw new TypeError(`on() takes a pg client, or a transaction of the ORM that the client was made with, and not a ${describe(handle)}`)
   }

@@ -19,7 +19,7 @@ export function sequelizePool(sequelize: Sequelize): PoolLike<Transaction> {
       }
     },
     async query(text, values, tx) {
-      // null is a transaction of its own where CLS has another.
+      // null prevents Sequelize from using the transaction of CLS.
       return await sequelize.query(text, { bind: values, transaction: tx ?? null, type: 'SELECT' as QueryTypes.SELECT, raw: true }) as Row[]
     },
   })

@@ -1,7 +1,7 @@
 /**
- * Where a scope lives: on the one server, or on one of several, which a router
- * knows. The router's answers are cached, and each shard's guard refuses a scope
- * that does not live there, so that a stale answer does no harm.
+ * Finds the server of a scope: the only server, or one of several, which a router
+ * knows. The router's answers are cached. A stale answer does no harm, because
+ * each shard's guard refuses a scope that does not live there.
  */
 import { setTimeout as sleep } from 'node:timers/promises'
 import { IdempotencyError, ScopeMoving, sqlstateOf } from './errors.js'
@@ -9,7 +9,7 @@ import { quoteIdentifier, statementOf, statements, type Statement, type Statemen
 import { isConnectionLost, isUnreachable, performOnPool, retryIfDead, type PoolLike } from './postgres.js'
 import { describe } from './values.js'
 
-/** A shard, as the router names it, in the words of pg.Pool: user and certificates are to be added. */
+/** A shard as the router describes it, with the option names of pg.Pool. Add the user and certificates. */
 export interface Shard {
   host?: string
   port?: number
@@ -22,16 +22,16 @@ export interface Shard {
   ssl?: boolean | { rejectUnauthorized: boolean }
 }
 
-/** Makes a shard's pool, once for each connection string of the router, which it gets besides. */
+/** Makes a shard's pool, once for each connection string of the router, which is the second argument. */
 export type Shards = (shard: Shard, connection: string) => PoolLike | Promise<PoolLike>
 
 export interface Servers {
   readonly statements: Statements
-  /** Pins a scope to its server until the transaction ends. Undefined where scopes cannot move. */
+  /** Pins a scope to its server until the transaction ends. Undefined if scopes cannot move. */
   pin(scope: string | undefined): Statement<unknown> | undefined
-  /** Begin something on the pool of the scope's server; again where that refuses the scope, as it does before anything is done. */
+  /** Call begin with the pool of the scope's server. If the server refuses the scope, which it does before any work, try again with another server. */
   at<T>(scope: string | undefined, begin: (pool: PoolLike) => Promise<T>): Promise<T>
-  /** A function in a transaction of its own. */
+  /** Call a function in a transaction of its own. */
   perform<T>(statement: Statement<T>, name: keyof Statements, given: unknown[]): Promise<T>
 }
 
@@ -58,19 +58,19 @@ export class OneServer implements Servers {
 
 /** The schema of the router's functions. */
 const ROUTER = 'idempotency'
-/** By which an error of a shard's guard is known. */
+/** The schema in the errors of a shard's guard. */
 const GUARD = 'idem_guard'
-/** 55P03, of the router: the scope is being moved. */
+/** The router's SQLSTATE while the scope is being moved. */
 const MOVING = '55P03'
-/** How long to wait for that. */
+/** The maximum wait for a move. */
 const MOVE_WAIT_MS = 10_000
 const MISSING = new Set(['42883', '42P01'])
-/** How often a scope is looked for where shards refuse it. */
+/** The number of tries to find a scope that shards refuse. */
 const TRIES = 3
-/** How many scopes are cached. */
+/** The maximum number of cached scopes. */
 const MAX_KNOWN_SCOPES = 10_000
 
-/** Several, and the router that knows which. */
+/** Several servers, and a router that knows the server of each scope. */
 export class ManyServers implements Servers {
   readonly statements: Statements
   #pinText: string
@@ -79,7 +79,7 @@ export class ManyServers implements Servers {
   #shards: Shards
   #pools = new Map<string, Promise<PoolLike>>()
   #scopes = new Map<string, PoolLike>()
-  /** Those that a shard has refused: the router's map may be old. */
+  /** The scopes that a shard has refused, because the router's map might be old. */
   #refused = new Set<string>()
 
   constructor(router: PoolLike, schema: string, shards: Shards) {
@@ -101,7 +101,7 @@ export class ManyServers implements Servers {
         return await begin(pool)
       } catch (error) {
         const isElsewhere = (error as { schema?: unknown } | null)?.schema === GUARD
-        // A shard that cannot be reached may have another address by now.
+        // A shard that cannot be reached might have another address now.
         if ((isElsewhere || isUnreachable(error)) && this.#scopes.get(scope) === pool) this.#scopes.delete(scope)
         if (isElsewhere) this.#refused.add(scope)
         if (!isElsewhere || tries === TRIES) throw error
@@ -129,7 +129,7 @@ export class ManyServers implements Servers {
     return found
   }
 
-  /** The router, and for some time again while the scope is being moved. */
+  /** Ask the router, and repeat this for some time while the scope is being moved. */
   async #ask(scope: string): Promise<string> {
     const until = performance.now() + MOVE_WAIT_MS
     const question: Statement<string> = {
@@ -166,7 +166,7 @@ export class ManyServers implements Servers {
 
 const WORD = /([^\s=]+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:[^\s\\]|\\.)*))/gs
 
-/** libpq's connection string, of words and values. */
+/** Parses libpq's connection string of keywords and values. */
 export function shardOf(connection: string): Shard {
   const said = Object.fromEntries(Array.from(connection.matchAll(WORD), ([, word, quoted, plain]) =>
     [word!, (quoted ?? plain!).replace(/\\(.)/gs, '$1')]))
@@ -177,7 +177,7 @@ export function shardOf(connection: string): Shard {
     ...(host ? { host } : {}), ...(port ? { port: Number(port) } : {}), ...(dbname ? { database: dbname } : {}),
     ...(user ? { user } : {}), ...(password ? { password } : {}), ...(application_name ? { application_name } : {}), ...(options ? { options } : {}),
     ...(connect_timeout ? { connectionTimeoutMillis: Number(connect_timeout) * 1000 } : {}),
-    // As libpq, which asks for a certificate with these two only.
+    // Like libpq, which verifies a certificate only with these two.
     ...(sslmode === 'require' ? { ssl: { rejectUnauthorized: false } } : sslmode?.startsWith('verify-') ? { ssl: true } : {}),
   }
 }

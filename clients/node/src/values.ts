@@ -1,22 +1,22 @@
 /**
- * Values on their way to the server and back. All parameters are text or
- * bytes, cast in the statement, so that no driver has to guess; all columns
- * come back as text, so that no parser of the driver's rounds them.
+ * Conversion of values for the server and back. All parameters are text or
+ * bytes and are cast in the statement, so that no driver guesses their types. All
+ * columns are returned as text, so that no driver's parser rounds them.
  */
 import { IdempotencyError } from './errors.js'
 
 /** A bigint, its digits, or a number that is still exact. */
 export type Bigint = bigint | string | number
 
-/** What JSON.stringify makes a document of. */
+/** A value that JSON.stringify can write. */
 export type Json = string | number | boolean | null | Json[] | { [name: string]: Json | undefined }
 
-/** Response headers; several values of one are a list. */
+/** Response headers; several values of one header are a list. */
 export type Headers = Record<string, string | string[]>
 
 export type Parameter = string | Uint8Array | null
 
-/** Text as PostgreSQL can hold it: an error says what is wrong before anything is sent. */
+/** Checks that PostgreSQL can hold the text, before anything is sent. */
 export function text(value: unknown, name: string): string | null {
   if (value === null) return null
   if (typeof value !== 'string') throw new TypeError(`${name} is no string: ${describe(value)}`)
@@ -29,7 +29,7 @@ export function text(value: unknown, name: string): string | null {
   return value
 }
 
-/** A bigint's digits. A number beyond 2^53 has lost some already. */
+/** The digits of a bigint. A number beyond 2^53 is refused, because it has lost digits. */
 export function bigint(value: unknown, name: string): string | null {
   if (value === null) return null
   if (typeof value === 'bigint' || (typeof value === 'number' && Number.isSafeInteger(value))) return String(value)
@@ -60,7 +60,7 @@ export function json(value: unknown, name: string): string | null {
   return value === null ? null : jsonOf(value, `${name} contains`)
 }
 
-/** A list as PostgreSQL writes arrays. Drivers differ in what they make of one. */
+/** A list in PostgreSQL's array syntax, because drivers differ in how they write arrays. */
 export function array(values: unknown, name: string, element: (value: unknown, name: string) => Parameter): string | null {
   if (values === null) return null
   if (!Array.isArray(values)) throw new TypeError(`${name} is no array: ${describe(values)}`)
@@ -73,7 +73,7 @@ export function array(values: unknown, name: string, element: (value: unknown, n
   return `{${elements.join(',')}}`
 }
 
-/** The text of a value that JSON has, whole: what would be left out or come back as another is an error that names it. */
+/** The JSON text of a value. A part that JSON would leave out or change is an error that names it. */
 export function jsonOf(value: unknown, name: string): string {
   const within: object[] = []
   const check = (part: unknown, path: string): void => {
@@ -83,14 +83,14 @@ export function jsonOf(value: unknown, name: string): string {
     if (typeof part === 'number' && !Number.isFinite(part)) refuse(String(part))
     if (typeof part !== 'object' || part === null) return
     if (within.includes(part)) refuse('part of itself')
-    // What JSON.stringify takes out of its object.
+    // JSON.stringify unwraps these objects.
     if (part instanceof Number) return check(Number(part), path)
     if (part instanceof String || part instanceof Boolean) return
     if (part instanceof Date && Number.isNaN(part.getTime())) refuse('an invalid Date')
     const plain = part as { toJSON?: (at: string) => unknown }
     within.push(part)
     if (typeof plain.toJSON === 'function') check(plain.toJSON(''), path)
-    // Of a Map, a Set, a RegExp, an Error nothing would be left, and of bytes an object of numbers.
+    // A Map, a Set, a RegExp or an Error would become {}, and bytes an object of numbers.
     else if (ArrayBuffer.isView(part) || (!isPlain(part) && !Array.isArray(part) && Object.keys(part).length === 0)) refuse(`a ${describe(part)}`)
     else if (Array.isArray(part)) for (const [at, one] of part.entries()) check(one, `${path}[${at}]`)
     else for (const [at, one] of Object.entries(part)) if (one !== undefined) check(one, path === '' ? at : `${path}.${at}`)
@@ -102,23 +102,23 @@ export function jsonOf(value: unknown, name: string): string {
 
 function isPlain(value: object): boolean {
   const kind: unknown = Object.getPrototypeOf(value)
-  // Of another realm, too.
+  // This also accepts objects of another realm.
   return kind === null || Object.getPrototypeOf(kind) === null
 }
 
-/** A document's text in ASCII alone, so that a database of any encoding keeps it; for a parameter that is json, not jsonb. */
+/** A document's text in ASCII, which a database of any encoding can hold; for parameters of type json, not jsonb. */
 export function asciiJson(value: unknown, name: string): string | null {
   return json(value, name)?.replace(/[^\0-\x7f]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, '0')}`) ?? null
 }
 
-/** Headers are an object: a Map or a Headers would be one without names. */
+/** Refuses headers that are a Map or a Headers object, which would have no names. */
 export function headerNames(value: unknown, name: string): void {
   if (typeof value !== 'object' || value === null || !isPlain(value)) {
     throw new TypeError(`${name}: no object of names and values, but a ${describe(value)}`)
   }
 }
 
-/** The document of headers that can be sent again. */
+/** The document of headers, which must be valid, so that they can be sent again. */
 export function headers(value: unknown, name: string): string | null {
   if (value === null) return null
   headerNames(value, name)
@@ -146,12 +146,12 @@ const UNITS: [RegExp, number][] = [
 const ISO = /^P(?!$)(?:([\d.]+)Y)?(?:([\d.]+)M)?(?:([\d.]+)W)?(?:([\d.]+)D)?(?:T(?!$)(?:([\d.]+)H)?(?:([\d.]+)M)?(?:([\d.]+)S)?)?$/
 const ISO_UNITS = [360 * DAY, 30 * DAY, 7 * DAY, DAY, 3600 * SECOND, 60 * SECOND, SECOND]
 
-/** The milliseconds of an interval as PostgreSQL compares it, with months of 30 days; undefined where it is none. */
+/** The milliseconds of an interval as PostgreSQL compares it, with months of 30 days; undefined if it is not an interval. */
 export function intervalMs(interval: string): number | undefined {
   let found = parsedIntervals.get(interval)
   if (found === undefined) {
     found = parsedInterval(interval)
-    // Those of options, which come again.
+    // Cache the intervals of options, which are used repeatedly.
     if (found !== undefined && parsedIntervals.size < 100) parsedIntervals.set(interval, found)
   }
   return found
@@ -175,7 +175,7 @@ function parsedInterval(interval: string): number | undefined {
     const part = time ?? /^[\s,]*([+-]?)(\d+\.?\d*|\.\d+)\s*([a-z]*)(?=[\s,+-]|\d|$)/.exec(rest)
     if (!part) return undefined
     rest = rest.slice(part[0].length)
-    // Before a time, a number alone is of days.
+    // Before a time, a number without a unit is a number of days.
     const unit = time ? 0 : part[3] === '' && /^\s*\d+:/.test(rest) ? DAY : UNITS.find(([name]) => name.test(part[3]!))?.[1]
     if (unit === undefined) return undefined
     const size = time ? Number(part[2]) * 3600 * SECOND + Number(part[3]) * 60 * SECOND + Number(part[4] ?? 0) * SECOND : Number(part[2]) * unit
@@ -184,7 +184,7 @@ function parsedInterval(interval: string): number | undefined {
   return sign * ms
 }
 
-/** An interval: text, or milliseconds that say so in their name. What is none is refused before anything is sent. */
+/** An interval from text, or from milliseconds in an option whose name ends in Ms. Other values are refused before anything is sent. */
 export function interval(value: string | null | undefined, ms: number | null | undefined, name: string): string | null | undefined {
   if (ms !== undefined && ms !== null) {
     if (value !== undefined && value !== null) throw new TypeError(`${name} and ${name}Ms exclude each other`)
@@ -205,16 +205,16 @@ export function interval(value: string | null | undefined, ms: number | null | u
   return value
 }
 
-/** A duration in milliseconds, or undefined where none is given. */
+/** A duration in milliseconds, or undefined if there is none. */
 export function durationMs(value: string | null | undefined, ms: number | null | undefined, name: string): number | undefined {
   const given = interval(value, ms, name)
   return given === undefined || given === null ? undefined : intervalMs(given)
 }
 
-/** The longest that a timer of Node's can take. */
+/** The longest time of Node's timers. */
 export const LONGEST_TIMER = 2 ** 31 - 1
 
-/** How an error describes a value: its type, and not its content. */
+/** Describes a value in an error by its type, not by its content. */
 export function describe(value: unknown): string {
   if (typeof value === 'number' || typeof value === 'boolean' || value === undefined || value === null) return String(value)
   if (typeof value !== 'object') return typeof value

@@ -1,5 +1,5 @@
-// What the shops of other packages share: routes of test/http/README.md whose effects
-// are kept in this process.  Not a shop.
+// The common part of the shops of other packages: routes of test/http/README.md whose
+// effects are kept in this process.  This file is not a shop.
 
 import { randomBytes } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'

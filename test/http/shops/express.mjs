@@ -80,6 +80,6 @@ await serve((port) => new Promise((resolve) => {
   server = app.listen(port, '127.0.0.1', () => resolve(server.address().port))
 }), () => new Promise((resolve) => {
   server.close(resolve)
-  // Those that are busy now, once they are not: else they stay open for keepAliveTimeout.
+  // Close busy connections when they become idle, which would stay open for keepAliveTimeout.
   setInterval(() => server.closeIdleConnections(), 50).unref()
 }))

@@ -25,13 +25,13 @@ URL = os.environ['DATABASE_URL']
 MEMORY = URL == 'memory:'
 WAIT_MS = int(os.environ.get('WAIT_MS', 0))
 LEASE_MS = int(os.environ.get('LEASE_MS', 30000))
-# PgBouncer knows no prepared statements.
+# PgBouncer 1.18 does not support prepared statements.
 pool = None if MEMORY else AsyncConnectionPool(
     URL, min_size=1, max_size=int(os.environ.get('POOL_SIZE', 10)), open=False, kwargs={'prepare_threshold': None})
 idem = AsyncMemoryIdempotency() if MEMORY else AsyncIdempotency(pool, schema="public")
 
 
-# The effects: rows of tables, or of the double's.
+# The effects: rows of tables, or of the double.
 
 def transaction():
     return idem.transaction() if MEMORY else pool.connection()
@@ -50,7 +50,7 @@ async def insert(tx, table, **columns):
 
 
 async def bank(key, ms):
-    """Another house: a connection of its own, and no part of any transaction."""
+    """Another system, with its own connection, outside of all transactions."""
     await asyncio.sleep(ms / 1000)
     if MEMORY:
         async with idem.transaction() as tx:
@@ -63,7 +63,7 @@ async def bank(key, ms):
 
 app = FastAPI()
 
-# What comes in
+# Requests
 
 BIGINT = 2**63
 

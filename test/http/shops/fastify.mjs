@@ -14,7 +14,7 @@ const nobody = () => { throw Object.assign(new Error('who are you?'), { statusCo
 
 app.register(idempotency, { client: store.client, scope: (request) => user(request) || nobody() })
 
-// An empty body is none, whatever its type.
+// Treat an empty body of any type as no body.
 app.removeContentTypeParser('application/json')
 app.addContentTypeParser('application/json', { parseAs: 'string' }, (request, body, done) => {
   try {

@@ -20,13 +20,13 @@ URL = os.environ['DATABASE_URL']
 MEMORY = URL == 'memory:'
 WAIT_MS = int(os.environ.get('WAIT_MS', 0))
 LEASE_MS = int(os.environ.get('LEASE_MS', 30000))
-# PgBouncer knows no prepared statements.
+# PgBouncer 1.18 does not support prepared statements.
 pool = None if MEMORY else ConnectionPool(
     URL, min_size=1, max_size=int(os.environ.get('POOL_SIZE', 10)), open=False, kwargs={'prepare_threshold': None})
 idem = MemoryIdempotency() if MEMORY else Idempotency(pool, schema="public")
 
 
-# The effects: rows of tables, or of the double's.
+# The effects: rows of tables, or of the double.
 
 def transaction():
     return idem.transaction() if MEMORY else pool.connection()
@@ -45,7 +45,7 @@ def insert(tx, table, **columns):
 
 
 def bank(key, ms):
-    """Another house: a connection of its own, and no part of any transaction."""
+    """Another system, with its own connection, outside of all transactions."""
     time.sleep(ms / 1000)
     if MEMORY:
         with idem.transaction() as tx:
@@ -59,7 +59,7 @@ def bank(key, ms):
 app = Flask(__name__)
 
 
-# What comes in
+# Requests
 
 def user():
     return request.headers.get('X-User') or abort(401, 'who are you?')
@@ -206,7 +206,7 @@ install(app, idem)
 
 
 class Server(BaseApplication):
-    """One process, many threads."""
+    """A server with one process and many threads."""
 
     def load_config(self):
         settings = {'bind': '127.0.0.1:%s' % os.environ.get('PORT', 0), 'worker_class': 'gthread', 'threads': 80,

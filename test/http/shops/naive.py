@@ -30,7 +30,7 @@ class Naive(Plain):
                 raise Refused(problem('key-reused'))
             kept = [header for header in reply.headers if header[0].lower() in KEPT_HEADERS]
             return Reply(reply.status, reply.body, None, kept + [('Idempotent-Replayed', 'true')])
-        # So that duplicates meet here on any machine.
+        # Makes sure that duplicates are concurrent here on any machine.
         if key is not None:
             time.sleep(0.1)
         with self.pool.connection() as connection:

@@ -68,7 +68,7 @@ class Plain(Shop):
 
     @contextmanager
     def may_wait(self, lost):
-        """Seconds that a claim may wait in the database."""
+        """How many seconds a claim is allowed to wait in the database."""
         waits = (WAIT_MS > 0 or lost) and self.waiters.acquire(blocking=lost)
         try:
             yield max(WAIT_MS, 2000 if lost else 0) / 1000 if waits else 0
@@ -137,7 +137,7 @@ class Plain(Shop):
                 if turn == 5:
                     raise
             except psycopg.OperationalError:
-                # Committed or not: the next claim tells.
+                # The next claim shows whether it was committed.
                 lost = True
                 if turn == 5:
                     raise
@@ -221,7 +221,7 @@ class Plain(Shop):
             over.set()
 
     def insist(self, statement, *values):
-        """A statement that may be sent again when its answer was lost."""
+        """A statement that can be sent again if its answer was lost."""
         for last in (False, False, True):
             try:
                 with self.pool.connection() as connection:

@@ -34,7 +34,7 @@ class Pool:
         """A transaction: committed at the end, rolled back on an error."""
         connection = self.free.get()
         try:
-            # A session that the server has ended shows here, not in a handler.
+            # Detects a session that the server has ended here, and not in a handler.
             try:
                 if connection is not None:
                     connection.execute('SELECT 1')
@@ -63,7 +63,7 @@ class Bad(Exception):
 
 
 class Refused(Exception):
-    """A request that ends here, with this answer, and rolls back."""
+    """Ends a request with this answer, and rolls back."""
 
     def __init__(self, reply):
         self.reply = reply
@@ -98,7 +98,7 @@ def json_reply(status, document, headers=()):
 
 
 class Shop:
-    """Routes; the guarded ones are a subclass's."""
+    """The routes.  A subclass has the guarded ones."""
 
     takes_half = False                  # a body that did not come whole
 
@@ -163,7 +163,7 @@ class Shop:
                            '<button>Send</button></form>' % html.escape(token)).encode(), 'text/html; charset=utf-8')
 
     def token(self, request, connection):
-        """The token of a form that was handed out to this user."""
+        """The token of a form, which must belong to this user."""
         fields = urllib.parse.parse_qs(request.body.decode('utf-8', 'replace'))
         token = fields.get('token', [''])[0]
         if not connection.execute('SELECT 1 FROM forms WHERE token = %s AND owner = %s',

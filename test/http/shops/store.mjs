@@ -1,5 +1,5 @@
-// What the shops of Node share: where the effects are kept, in the database that
-// DATABASE_URL names or, for "memory:", in this process.  Not a shop.
+// The common part of the shops of Node: it keeps the effects in the database that
+// DATABASE_URL names or, for "memory:", in this process.  This file is not a shop.
 
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
@@ -13,7 +13,7 @@ const options = { waitMs: number('WAIT_MS', 0), leaseMs: number('LEASE_MS', 3000
 function inDatabase() {
   const pool = new pg.Pool({ connectionString: DATABASE_URL, max: number('POOL_SIZE', 10) })
   const bankPool = new pg.Pool({ connectionString: DATABASE_URL, max: 1 })
-  // A session that the server ends while nobody uses it is no reason to stop.
+  // Do not stop when the server ends an idle session.
   for (const one of [pool, bankPool]) one.on('error', (error) => console.error(error.message))
   return {
     client: new Idempotency(pool, { ...options, schema: 'public' }),
@@ -95,7 +95,7 @@ export async function bank(key, ms) {
 
 export async function like(user, item, active, actionId) {
   const state = await store.client.set(user, 'item', item, 'like', active, actionId)
-  // The double has no table to count in.
+  // The double has no table, so count here.
   store.likes?.[state.isActive ? 'add' : 'delete'](JSON.stringify([user, item]))
   return { is_active: state.isActive, last_action_id: Number(state.lastActionId), processed: state.processed }
 }
