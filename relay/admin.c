@@ -68,9 +68,11 @@ static const struct
 		"pg_catalog.min(s.created_at)) AS oldest, s.reason FROM " SELECTED
 		" GROUP BY s.topic, s.reason ORDER BY 1 DESC, 2, 4 "
 	"LIMIT coalesce($4::bigint, 1000)"},
-	{"requeue", 3, true,
-		"SELECT coalesce(%s.idem_outbox_requeue(pg_catalog.array_agg(s.id)), "
-	"0) AS requeued FROM " SELECTED " HAVING pg_catalog.count(*) > 0"},
+	{"requeue", 4, true,
+		"SELECT coalesce(%s.idem_outbox_requeue(pg_catalog.array_agg(l.id)), "
+		"0) AS requeued FROM (SELECT s.id FROM " SELECTED
+		" ORDER BY s.id LIMIT $4::bigint) AS l "
+	"HAVING pg_catalog.count(*) > 0"},
 	{"status", 0, false,
 		"SELECT b.topic, b.waiting, pg_catalog.date_trunc('second', "
 		"pg_catalog.clock_timestamp() - b.blocked_since) AS blocked_for, "
@@ -133,6 +135,10 @@ relay_admin_run(int argc, char **argv)
 		!values[OPTION_TOPIC] && !values[OPTION_REASON])
 		relay_exit(RELAY_USAGE, "%s: expected --id=..., --topic=..., "
 				   "--reason=... or --all", argv[1]);
+	if (commands[command].nparams == 0 &&
+		(all || values[OPTION_ID] || values[OPTION_TOPIC] ||
+		 values[OPTION_REASON] || values[OPTION_LIMIT]))
+		relay_exit(RELAY_USAGE, "%s takes only settings", argv[1]);
 	if (values[OPTION_ID])
 	{
 		RelayText  *array = relay_text_new();
@@ -298,7 +304,15 @@ print_table(const PGresult *result)
 			const char *c;
 
 			for (c = text; *c; c++)
-				putchar((unsigned char) *c < ' ' || *c == 0x7f ? ' ' : *c);
+			{
+				/* Terminals obey U+0080 to U+009F, too. */
+				bool		is_c1 = (unsigned char) c[0] == 0xc2 &&
+					((unsigned char) c[1] & 0xe0) == 0x80;
+
+				c += is_c1;
+				putchar(is_c1 || (unsigned char) *c < ' ' || *c == 0x7f ?
+						' ' : *c);
+			}
 			printf("%*s", is_last ? 0 : padding > 0 ? padding + 2 : 2, "");
 		}
 		putchar('\n');

@@ -12,6 +12,10 @@
  * safe: a second acknowledgement has no effect, and the other calls name the
  * attempt, so they cannot change a message that another relay has taken.
  *
+ * A call does not wait long for a row that another transaction has locked.
+ * The messages of such a call are then answered one by one.  A message whose
+ * row is locked gets a pause, and the others go on.
+ *
  * A RelayAnswers owns its connection and the messages that the running call
  * answers.  relay.c owns it and calls it in every round.  dispatch.c asks it
  * about leases, and taker.c asks it to cancel the take.
@@ -22,6 +26,7 @@
 #include <string.h>
 
 #include "answers.h"
+#include "clock.h"
 #include "sink.h"
 #include "text.h"
 
@@ -54,17 +59,25 @@ static const struct
 	[RELAY_CALL_CANCEL] = {"SELECT pg_catalog.pg_cancel_backend($1::int)", 1}
 };
 
+static void answer_batch(RelayAnswers *answers, RelayMessageList *list,
+						 RelayCall call);
+static void answer_alone(RelayAnswers *answers, int64_t now);
 static void answer(RelayAnswers *answers, RelayMessageList *list,
-				   RelayCall call);
+				   RelayCall call, RelayMessage *message);
 static void add_refusal(const RelayAnswers *answers, RelayMessage *message,
 						RelayText *const *params);
 static bool extend(RelayAnswers *answers, int64_t now);
+static void send_extend(RelayAnswers *answers, RelayText *const *params,
+						int64_t now);
 static void cancel(RelayAnswers *answers);
 static void begin_params(RelayText **params);
 static void add_id(RelayText *const *params, const RelayMessage *message);
 static void send_call(RelayAnswers *answers, RelayCall call,
 					  RelayText *const *params);
 static void answered(void *owner, PGresult *result);
+static void isolate(RelayAnswers *answers);
+static void set_alone(RelayAnswers *answers, RelayMessage *message,
+					  int64_t blocked_until);
 static void requeue(RelayAnswers *answers);
 static void end_nack(RelayAnswers *answers, const PGresult *result);
 static void end_extend(RelayAnswers *answers, const PGresult *result);
@@ -81,6 +94,7 @@ relay_answers_begin(RelayAnswers *answers, RelayServer *server,
 	answers->database.name = "answers";
 	answers->database.fd = -1;
 	answers->database.answered = answered;
+	answers->database.lock_timeout = RELAY_LOCK_TIMEOUT;
 	answers->database.owner = answers;
 	answers->queue = queue;
 	answers->lease = lease;
@@ -102,12 +116,17 @@ relay_answers_work(RelayAnswers *answers, int64_t now)
 		return;
 	if (database->state == RELAY_DATABASE_IDLE && answers->cancel_pid)
 		cancel(answers);
-	if (database->state == RELAY_DATABASE_IDLE && queue->delivered.first)
-		answer(answers, &queue->delivered, RELAY_CALL_ACK);
-	if (database->state == RELAY_DATABASE_IDLE && queue->refused.first)
-		answer(answers, &queue->refused, RELAY_CALL_NACK);
-	if (database->state == RELAY_DATABASE_IDLE && queue->untried.first)
-		answer(answers, &queue->untried, RELAY_CALL_RELEASE);
+	/* After a call that waited, the others come first. */
+	if (database->state == RELAY_DATABASE_IDLE && !answers->waited)
+		answer_alone(answers, now);
+	if (database->state == RELAY_DATABASE_IDLE)
+		answer_batch(answers, &queue->delivered, RELAY_CALL_ACK);
+	if (database->state == RELAY_DATABASE_IDLE)
+		answer_batch(answers, &queue->refused, RELAY_CALL_NACK);
+	if (database->state == RELAY_DATABASE_IDLE)
+		answer_batch(answers, &queue->untried, RELAY_CALL_RELEASE);
+	if (database->state == RELAY_DATABASE_IDLE)
+		answer_alone(answers, now);
 	if (queue->count > 0)
 		relay_loop_wake_at(database->server->loop, answers->next_look);
 }
@@ -144,26 +163,92 @@ relay_answers_cancel(RelayAnswers *answers, int pid)
 }
 
 /*
- * Send the answer that a call gives to all messages of a list, up to
- * BATCH_LIMIT.  The connection is idle.
+ * Send the answer that a call gives to the messages of a list that are not
+ * answered alone, if there are any.  The connection is idle.
  */
 static void
-answer(RelayAnswers *answers, RelayMessageList *list, RelayCall call)
+answer_batch(RelayAnswers *answers, RelayMessageList *list, RelayCall call)
+{
+	RelayMessage *message = list->first;
+
+	while (message && message->answer_alone)
+		message = message->next;
+	if (message)
+		answer(answers, list, call, message);
+}
+
+/*
+ * Answer one of the messages that are answered alone, or extend its lease, if
+ * one is due.  The connection is idle.  The message that has waited longest
+ * comes first, so that locked rows do not keep the others waiting.
+ */
+static void
+answer_alone(RelayAnswers *answers, int64_t now)
+{
+	RelayQueue *queue = answers->queue;
+	RelayMessage *message = NULL;
+	RelayMessage *held = answers->nalone > 0 ? queue->first : NULL;
+	RelayText  *params[MAX_PARAMS];
+
+	for (; held; held = held->held_next)
+	{
+		if (held->answer_alone &&
+			(held->state > RELAY_IN_FLIGHT ||
+			 held->lease_end - now < answers->lease / 2) &&
+			(!message || held->blocked_until < message->blocked_until))
+			message = held;
+	}
+	if (!message)
+		return;
+	if (message->blocked_until > now)
+		relay_loop_wake_at(answers->database.server->loop,
+						   message->blocked_until);
+	else if (message->state == RELAY_DELIVERED)
+		answer(answers, &queue->delivered, RELAY_CALL_ACK, message);
+	else if (message->state == RELAY_REFUSED)
+		answer(answers, &queue->refused, RELAY_CALL_NACK, message);
+	else if (message->state == RELAY_UNTRIED)
+		answer(answers, &queue->untried, RELAY_CALL_RELEASE, message);
+	else
+	{
+		begin_params(params);
+		add_id(params, message);
+		message->extending = true;
+		answers->ncalled = 1;
+		send_extend(answers, params, now);
+	}
+}
+
+/*
+ * Send the answer that a call gives to a message of a list.  If it is not
+ * answered alone, answer those behind it, too, up to BATCH_LIMIT.  The
+ * connection is idle.
+ */
+static void
+answer(RelayAnswers *answers, RelayMessageList *list, RelayCall call,
+	   RelayMessage *message)
 {
 	RelayText  *params[MAX_PARAMS];
+	bool		alone = message->answer_alone;
+	int			limit = alone ? 1 : BATCH_LIMIT;
 	int			i;
 
 	begin_params(params);
-	while (list->first && answers->called.count < BATCH_LIMIT)
+	while (message && answers->called.count < limit)
 	{
-		RelayMessage *message = list->first;
+		RelayMessage *next = message->next;
 
-		relay_list_remove(list, message);
-		relay_list_append(&answers->called, message);
-		add_id(params, message);
-		if (call == RELAY_CALL_NACK)
-			add_refusal(answers, message, params);
+		if (message->answer_alone == alone)
+		{
+			relay_list_remove(list, message);
+			relay_list_append(&answers->called, message);
+			add_id(params, message);
+			if (call == RELAY_CALL_NACK)
+				add_refusal(answers, message, params);
+		}
+		message = next;
 	}
+	answers->ncalled = answers->called.count;
 	for (i = 0; i < calls[call].nparams; i++)
 		relay_text_add_char(params[i], '}');
 	send_call(answers, call, params);
@@ -204,7 +289,8 @@ add_refusal(const RelayAnswers *answers, RelayMessage *message,
 
 /*
  * If any lease is half over, extend all leases of which a third is over, up to
- * BATCH_LIMIT.  Returns false if none is half over.  The connection is idle.
+ * BATCH_LIMIT.  Returns false if none is half over.  Messages that are
+ * answered alone do not count.  The connection is idle.
  */
 static bool
 extend(RelayAnswers *answers, int64_t now)
@@ -216,6 +302,7 @@ extend(RelayAnswers *answers, int64_t now)
 
 	answers->next_look = now + lease / 20;
 	while (message && !(message->state <= RELAY_IN_FLIGHT &&
+						!message->answer_alone &&
 						message->lease_end - now < lease / 2))
 		message = message->held_next;
 	if (!message)
@@ -225,21 +312,32 @@ extend(RelayAnswers *answers, int64_t now)
 	for (message = answers->queue->first; message && n < BATCH_LIMIT;
 		 message = message->held_next)
 	{
-		if (message->state > RELAY_IN_FLIGHT ||
+		if (message->state > RELAY_IN_FLIGHT || message->answer_alone ||
 			message->lease_end - now >= lease * 2 / 3)
 			continue;
 		message->extending = true;
 		add_id(params, message);
 		n++;
 	}
-	relay_text_add_char(params[0], '}');
-	relay_text_add_char(params[1], '}');
-	relay_text_addf(params[2], "%lld ms", (long long) lease);
-	answers->called_at = now;
+	answers->ncalled = n;
 	if (n == BATCH_LIMIT)
 		answers->next_look = now;
-	send_call(answers, RELAY_CALL_EXTEND, params);
+	send_extend(answers, params, now);
 	return true;
+}
+
+/*
+ * Extend the leases of the messages in the parameters, which are marked as
+ * "extending".  The connection is idle.
+ */
+static void
+send_extend(RelayAnswers *answers, RelayText *const *params, int64_t now)
+{
+	relay_text_add_char(params[0], '}');
+	relay_text_add_char(params[1], '}');
+	relay_text_addf(params[2], "%lld ms", (long long) answers->lease);
+	answers->called_at = now;
+	send_call(answers, RELAY_CALL_EXTEND, params);
 }
 
 /*
@@ -320,6 +418,13 @@ answered(void *owner, PGresult *result)
 	RelayCall	call = answers->call;
 
 	answers->call = RELAY_CALL_NONE;
+	answers->waited = false;
+	if (result && relay_database_is_locked(result))
+	{
+		isolate(answers);
+		PQclear(result);
+		return;
+	}
 	if (!result || PQresultStatus(result) != PGRES_TUPLES_OK)
 	{
 		requeue(answers);
@@ -346,8 +451,51 @@ answered(void *owner, PGresult *result)
 		RelayMessage *message = answers->called.first;
 
 		relay_list_remove(&answers->called, message);
+		answers->nalone -= message->answer_alone;
 		relay_queue_drop(answers->queue, message);
 	}
+}
+
+/*
+ * Return the messages of a call that found a locked row to the queue.  They
+ * are answered alone from now on.  If the call had only one, that is the
+ * locked one, and it gets a pause.
+ */
+static void
+isolate(RelayAnswers *answers)
+{
+	RelayMessage *message;
+	int64_t		until = 0;
+
+	answers->database.backoff = 0;
+	answers->waited = true;
+	if (answers->ncalled == 1)
+		until = relay_now() + relay_database_lock_pause(answers->lease);
+	for (message = answers->called.first; message; message = message->next)
+		set_alone(answers, message, until);
+	for (message = answers->queue->first; message;
+		 message = message->held_next)
+	{
+		if (message->extending)
+			set_alone(answers, message, until);
+	}
+	requeue(answers);
+}
+
+/*
+ * Answer a message alone, and not before "blocked_until", which is 0 if it is
+ * not known whether its row is locked.
+ */
+static void
+set_alone(RelayAnswers *answers, RelayMessage *message, int64_t blocked_until)
+{
+	if (blocked_until && !message->blocked_until)
+		relay_log(RELAY_WARNING, "message %s of topic \"%s\" cannot be "
+				  "answered while another transaction has locked its row",
+				  message->message_id, message->topic);
+	answers->nalone += !message->answer_alone;
+	message->answer_alone = true;
+	message->blocked_until = blocked_until;
 }
 
 /*
@@ -423,6 +571,8 @@ end_extend(RelayAnswers *answers, const PGresult *result)
 		if (held)
 		{
 			held->extending = false;
+			answers->nalone -= held->answer_alone;
+			held->answer_alone = false;
 			held->lease_end = answers->called_at + answers->lease;
 			message = held->held_next;
 		}

@@ -17,6 +17,9 @@
  *		again, until it has no attempts left; see idem_abandoned().
  *	-	Each call has the claim token.  If another claimant has taken the claim
  *		over, the server refuses the call, and the claim is dropped here.
+ *	-	If the application holds the claim's row, or the server refuses a call
+ *		for another reason, the claim gets a pause, and the others go on.  An
+ *		answer is dropped if that lasts until the claim's lease is over.
  *
  * A RelayCompleter owns two connections, and the claims that it holds.
  * relay.c owns it and calls it in every round.
@@ -65,8 +68,7 @@ static void resumed(void *owner, PGresult *result);
 static void add_claim(RelayCompleter *completer, const PGresult *result,
 					  int row);
 static bool extend(RelayCompleter *completer, int64_t now);
-static void answer(RelayCompleter *completer, RelayMessageList *list,
-				   RelayClaimCall call);
+static bool answer(RelayCompleter *completer, int64_t now);
 static int64_t pause_of(const RelayMessage *message);
 static void send_call(RelayCompleter *completer, RelayClaimCall call,
 					  RelayMessage *message);
@@ -99,6 +101,7 @@ relay_completers_begin(const RelayRouting *routing, RelayServer *server,
 		completer->resume.fd = completer->answers.fd = -1;
 		completer->resume.answered = resumed;
 		completer->answers.answered = answered;
+		completer->answers.lock_timeout = RELAY_LOCK_TIMEOUT;
 		completer->resume.owner = completer->answers.owner = completer;
 		completer->sink = sink;
 		completer->lease = lease;
@@ -138,6 +141,19 @@ relay_completers_stop(RelayCompleter *completers)
 }
 
 /*
+ * Return how many claims are held.
+ */
+int
+relay_completers_held(const RelayCompleter *completers)
+{
+	int			held = 0;
+
+	for (; completers; completers = completers->next)
+		held += completers->queue.count;
+	return held;
+}
+
+/*
  * Release completers, and the claims that they hold.  No sink has one in
  * flight.
  */
@@ -158,7 +174,8 @@ relay_completers_free(RelayCompleter *completers)
 }
 
 /*
- * Send the next call on each connection that is idle.  Leases come first.
+ * Send the next call on each connection that is idle.  Leases come first,
+ * except after a call that waited for a locked row.
  */
 static void
 work(RelayCompleter *completer, int64_t now)
@@ -172,15 +189,10 @@ work(RelayCompleter *completer, int64_t now)
 	if (!completer->stopping ||
 		completer->resume.state == RELAY_DATABASE_BUSY)
 		relay_database_work(&completer->resume, now);
-	if (answers->state == RELAY_DATABASE_IDLE && !extend(completer, now))
-	{
-		if (queue->delivered.first)
-			answer(completer, &queue->delivered, RELAY_CLAIM_COMPLETE);
-		else if (queue->refused.first)
-			answer(completer, &queue->refused, RELAY_CLAIM_PAUSE);
-		else if (queue->untried.first)
-			answer(completer, &queue->untried, RELAY_CLAIM_RETURN);
-	}
+	if (answers->state == RELAY_DATABASE_IDLE &&
+		!(completer->waited && answer(completer, now)) &&
+		!extend(completer, now))
+		answer(completer, now);
 	if (completer->resume.state == RELAY_DATABASE_IDLE &&
 		!completer->stopping && left > 0 && sink->connected &&
 		!sink->held_until && (answers->state == RELAY_DATABASE_IDLE ||
@@ -299,17 +311,23 @@ add_claim(RelayCompleter *completer, const PGresult *result, int row)
 }
 
 /*
- * Extend the lease of one claim whose lease is half over.  Returns false if
- * there is none.  The connection is idle.
+ * Extend the lease of one claim whose lease is half over, of those that were
+ * not blocked if there are any.  Returns false if there is none.  The
+ * connection is idle.
  */
 static bool
 extend(RelayCompleter *completer, int64_t now)
 {
-	RelayMessage *message = completer->queue.first;
+	RelayMessage *message = NULL;
+	RelayMessage *held;
 
-	while (message && !(message->state <= RELAY_IN_FLIGHT &&
-						message->lease_end - now < completer->lease / 2))
-		message = message->held_next;
+	for (held = completer->queue.first; held; held = held->held_next)
+	{
+		if (held->state <= RELAY_IN_FLIGHT && held->blocked_until <= now &&
+			held->lease_end - now < completer->lease / 2 &&
+			(!message || held->blocked_until < message->blocked_until))
+			message = held;
+	}
 	if (!message)
 		return false;
 	completer->called_at = now;
@@ -319,15 +337,39 @@ extend(RelayCompleter *completer, int64_t now)
 }
 
 /*
- * Answer for the first claim of a list.  The connection is idle.
+ * Answer for a claim that is not blocked.  The lists of answers take turns.
+ * Returns false if there is none.  The connection is idle.
  */
-static void
-answer(RelayCompleter *completer, RelayMessageList *list, RelayClaimCall call)
+static bool
+answer(RelayCompleter *completer, int64_t now)
 {
-	RelayMessage *message = list->first;
+	RelayQueue *queue = &completer->queue;
+	RelayMessageList *const lists[] = {
+		&queue->delivered, &queue->refused, &queue->untried
+	};
+	static const RelayClaimCall list_calls[] = {
+		RELAY_CLAIM_COMPLETE, RELAY_CLAIM_PAUSE, RELAY_CLAIM_RETURN
+	};
+	int			i;
 
-	relay_list_remove(list, message);
-	send_call(completer, call, message);
+	for (i = 0; i < 3; i++)
+	{
+		RelayMessageList *list;
+		RelayMessage *message;
+
+		completer->turn = (completer->turn + 1) % 3;
+		list = lists[completer->turn];
+		message = list->first;
+		while (message && message->blocked_until > now)
+			message = message->next;
+		if (message)
+		{
+			relay_list_remove(list, message);
+			send_call(completer, list_calls[completer->turn], message);
+			return true;
+		}
+	}
+	return false;
 }
 
 /*
@@ -398,12 +440,21 @@ answered(void *owner, PGresult *result)
 	RelayClaimCall call = completer->call;
 	RelayMessage *message = completer->called;
 	RelayQueue *queue = &completer->queue;
+	int64_t		now = relay_now();
 	bool		done = result && PQresultStatus(result) == PGRES_TUPLES_OK;
+	bool		locked = result && relay_database_is_locked(result);
 	bool		again = !done && !(result && is_refused(result));
 
+	/* The claim is resumed after its lease. */
+	if (result && call != RELAY_CLAIM_EXTEND && now >= message->lease_end)
+		again = false;
+	if (result && again)
+		message->blocked_until = now +
+			relay_database_lock_pause(completer->lease);
 	completer->call = RELAY_CLAIM_NONE;
 	completer->called = NULL;
-	if (done)
+	completer->waited = locked;
+	if (done || locked)
 		completer->answers.backoff = 0;
 	if (call == RELAY_CLAIM_EXTEND)
 	{
@@ -424,7 +475,7 @@ answered(void *owner, PGresult *result)
 			lose(completer, message, PQresultErrorMessage(result));
 		relay_queue_drop(queue, message);
 	}
-	if (again && result)
+	if (result && !done && !locked && !is_refused(result))
 		relay_database_refused(&completer->answers, result);
 	PQclear(result);
 }

@@ -35,6 +35,8 @@ typedef struct RelayCompleter
 	RelayClaimCall call;
 	RelayMessage *called;		/* answered by the call; NULL: none */
 	int64_t		called_at;
+	bool		waited;			/* the last call waited for a locked row */
+	int			turn;			/* the list of answers that was last */
 
 	/* Claims since the start. */
 	uint64_t	resumed;
@@ -49,6 +51,7 @@ extern RelayCompleter *relay_completers_begin(const RelayRouting *routing,
 											  int64_t lease);
 extern void relay_completers_work(RelayCompleter *completers, int64_t now);
 extern bool relay_completers_stop(RelayCompleter *completers);
+extern int	relay_completers_held(const RelayCompleter *completers);
 extern void relay_completers_free(RelayCompleter *completers);
 
 #endif							/* IDEM_RELAY_COMPLETER_H */

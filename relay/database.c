@@ -25,6 +25,7 @@
 #define SHORTEST_BACKOFF	200
 #define LONGEST_BACKOFF		15000
 #define CONNECT_LIMIT		10000
+#define LONGEST_LOCK_PAUSE	3000
 #define FIRST_LIST			8	/* in the settings that libpq gets */
 
 /* The order is that of RelayServer.host_lists. */
@@ -32,15 +33,22 @@ static const char *const host_names[] = {"host", "hostaddr", "port"};
 
 /*
  * Settings that the relay depends on.  Some do not exist in all major
- * versions.
+ * versions.  The parameter is the lock_timeout.
  */
 static const char setup_query[] =
 "SELECT (" RELAY_SCHEMA_QUERY "),"
 " pg_catalog.pg_backend_pid(),"
 " pg_catalog.current_setting('idempotency.outbox_max_attempts', true),"
+" (SELECT pg_catalog.string_agg(f, ', ') FROM pg_catalog.unnest("
+"'{idem_resume,idem_heartbeat,idem_fail,idem_complete}'::pg_catalog.text[])"
+" AS f WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_proc AS p"
+" WHERE p.proname OPERATOR(pg_catalog.=) f"
+" AND pg_catalog.has_function_privilege(p.oid, 'EXECUTE')"
+" AND p.pronamespace::pg_catalog.regnamespace::pg_catalog.text"
+" OPERATOR(pg_catalog.=) (" RELAY_SCHEMA_QUERY "))),"
 " pg_catalog.set_config(name, value, false)"
 " FROM (VALUES ('search_path', 'pg_catalog'),"
-" ('statement_timeout', '0'), ('lock_timeout', '0'),"
+" ('statement_timeout', '0'), ('lock_timeout', $1::pg_catalog.text),"
 " ('idle_session_timeout', '0'), ('transaction_timeout', '0'),"
 " ('default_transaction_isolation', 'read committed'),"
 " ('TimeZone', 'UTC')) AS s (name, value)"
@@ -165,6 +173,7 @@ relay_database_free(RelayServer *server)
 
 	for (i = 0; i < RELAY_HOST_LISTS; i++)
 		free(server->host_lists[i]);
+	free(server->lacking);
 }
 
 /*
@@ -217,6 +226,27 @@ void
 relay_database_refused(RelayDatabase *database, const PGresult *result)
 {
 	lose(database, PQresultErrorMessage(result));
+}
+
+/*
+ * Return whether a query has failed because it waited for a lock for too long.
+ */
+bool
+relay_database_is_locked(const PGresult *result)
+{
+	const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+
+	return state && strcmp(state, "55P03") == 0;
+}
+
+/*
+ * Return how long to wait before the next call about a locked row, in
+ * milliseconds, so that a lease can be extended after the lock.
+ */
+int64_t
+relay_database_lock_pause(int64_t lease)
+{
+	return lease / 10 < LONGEST_LOCK_PAUSE ? lease / 10 : LONGEST_LOCK_PAUSE;
 }
 
 /*
@@ -333,6 +363,9 @@ continue_connecting(RelayDatabase *database)
 {
 	PGconn	   *connection = database->connection;
 	PostgresPollingStatusType status = PQconnectPoll(connection);
+	const char *params[] = {
+		database->lock_timeout ? database->lock_timeout : "0"
+	};
 
 	if (status == PGRES_POLLING_READING)
 		watch(database, RELAY_LOOP_READ);
@@ -340,7 +373,8 @@ continue_connecting(RelayDatabase *database)
 		watch(database, RELAY_LOOP_WRITE);
 	else if (status != PGRES_POLLING_OK ||
 			 PQsetnonblocking(connection, 1) < 0 ||
-			 !PQsendQuery(connection, setup_query))
+			 !PQsendQueryParams(connection, setup_query, 1, NULL, params,
+								NULL, NULL, 0))
 		lose(database, PQerrorMessage(connection));
 	else
 	{
@@ -423,6 +457,9 @@ end_setup(RelayDatabase *database, PGresult *result)
 		/* NULL if the library is not loaded, which then has its default. */
 		database->server->max_attempts = PQgetisnull(result, 0, 2) ? 10 :
 			(int) strtol(PQgetvalue(result, 0, 2), NULL, 10);
+		free(database->server->lacking);
+		database->server->lacking = PQgetisnull(result, 0, 3) ? NULL :
+			relay_copy(PQgetvalue(result, 0, 3));
 		database->state = RELAY_DATABASE_IDLE;
 		if (database->losses > 0 && database->backoff > 0)
 			relay_log(RELAY_INFO, "connected to the database again (%s)",

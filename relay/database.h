@@ -16,6 +16,12 @@
 #define RELAY_HOST_LISTS	3	/* "host", "hostaddr", "port" */
 
 /*
+ * How long a call about messages or claims waits for a lock.  Other calls wait
+ * meanwhile.
+ */
+#define RELAY_LOCK_TIMEOUT	"200ms"
+
+/*
  * The schema of the functions, as SQL writes it.  The portable edition need
  * not be an extension.  Then an owner of the database or a superuser has
  * installed it, so that no other role can make the relay call its functions.
@@ -47,6 +53,8 @@ typedef struct RelayServer
 	int			good_host;		/* number of the one that worked at start */
 
 	int			max_attempts;	/* idempotency.outbox_max_attempts */
+	char	   *lacking;		/* functions of completer.c that the role
+								 * cannot call; NULL: none */
 } RelayServer;
 
 typedef enum RelayDatabaseState
@@ -64,6 +72,7 @@ typedef struct RelayDatabase
 	RelayServer *server;
 	const char *name;			/* for the log */
 	int			fd;				/* watched by the loop; -1: none */
+	const char *lock_timeout;	/* NULL: calls wait for locks */
 
 	/*
 	 * Called with the result of a query, which the callee clears, or with
@@ -95,6 +104,8 @@ extern void relay_database_query(RelayDatabase *database, int64_t limit,
 								 const char *const *params);
 extern void relay_database_refused(RelayDatabase *database,
 								   const PGresult *result);
+extern bool relay_database_is_locked(const PGresult *result);
+extern int64_t relay_database_lock_pause(int64_t lease);
 extern void relay_database_close(RelayDatabase *database);
 
 #endif							/* IDEM_RELAY_DATABASE_H */

@@ -16,6 +16,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -35,6 +36,8 @@ typedef struct RelayHttpClient
 	size_t		written;
 } RelayHttpClient;
 
+static void report_listen(RelayConfig *config);
+static bool has_port(const RelayHttp *http, const struct addrinfo *address);
 static struct addrinfo *find_address(RelayConfig *config);
 static int	open_listener(const struct addrinfo *address);
 static void accept_client(void *argument, int fd, int events);
@@ -57,12 +60,13 @@ relay_http_configure(RelayConfig *config)
 }
 
 /*
- * Serve the metrics of a taker at the address that the configuration names, if
- * it names one.  The RelayHttp is zeroed.  Counts a fault if that fails.
+ * Serve the metrics of a taker, and of completers, at the address that the
+ * configuration names, if it names one.  The RelayHttp is zeroed.  Counts a
+ * fault if that fails.
  */
 void
 relay_http_begin(RelayHttp *http, RelayConfig *config, RelayLoop *loop,
-				 const RelayTaker *taker)
+				 const RelayTaker *taker, const RelayCompleter *completers)
 {
 	struct addrinfo *address = find_address(config);
 
@@ -72,16 +76,69 @@ relay_http_begin(RelayHttp *http, RelayConfig *config, RelayLoop *loop,
 	freeaddrinfo(address);
 	if (http->listener < 0)
 	{
-		relay_section_fault(config, config->main, "metrics",
-							"cannot listen on \"%s\": %s",
-							relay_section_text(config->main, "metrics"),
-							strerror(errno));
+		report_listen(config);
 		return;
 	}
 	http->loop = loop;
 	http->taker = taker;
+	http->completers = completers;
 	relay_loop_watch(loop, http->listener, RELAY_LOOP_READ, accept_client,
 					 http);
+}
+
+/*
+ * Count the fault that a configuration's address cannot be listened on.  The
+ * reason is in errno.
+ */
+static void
+report_listen(RelayConfig *config)
+{
+	relay_section_fault(config, config->main, "metrics",
+						"cannot listen on \"%s\": %s",
+						relay_section_text(config->main, "metrics"),
+						strerror(errno));
+}
+
+/*
+ * Count a fault if relay_http_begin() would fail with a new configuration
+ * after the end of this RelayHttp.
+ */
+void
+relay_http_check(const RelayHttp *http, RelayConfig *config)
+{
+	struct addrinfo *address = find_address(config);
+	int			fd;
+
+	if (!address)
+		return;
+	fd = open_listener(address);
+	if (fd >= 0)
+		close(fd);
+	else if (errno != EADDRINUSE || !has_port(http, address))
+		report_listen(config);
+	freeaddrinfo(address);
+}
+
+/*
+ * Return whether a RelayHttp listens on the port of an address.  Leaves errno
+ * unchanged.
+ */
+static bool
+has_port(const RelayHttp *http, const struct addrinfo *address)
+{
+	struct sockaddr_in6 own = {0};
+	struct sockaddr_in6 other = {0};
+	socklen_t	length = sizeof(own);
+	int			error = errno;
+	bool		found;
+
+	/* The port has the same place in the addresses of IPv4 and IPv6. */
+	memcpy(&other, address->ai_addr, address->ai_addrlen);
+	found = http->loop &&
+		getsockname(http->listener, (struct sockaddr *) &own, &length) == 0 &&
+		own.sin6_port == other.sin6_port;
+	errno = error;
+	return found;
 }
 
 /*
@@ -270,10 +327,12 @@ make_answer(RelayHttpClient *client)
 	const char *status = "200 OK";
 
 	if (is_request(client, "/metrics"))
-		relay_metrics_write(client->http->taker, page);
+		relay_metrics_write(client->http->taker,
+							client->http->completers, page);
 	else if (is_request(client, "/healthz"))
 	{
-		if (!relay_metrics_health(client->http->taker, page))
+		if (!relay_metrics_health(client->http->taker,
+								  client->http->completers, page))
 			status = "503 Service Unavailable";
 	}
 	else

@@ -48,6 +48,8 @@ typedef struct RelayMessage
 	int64_t		retry_after;	/* if refused, in ms; -1: server's choice */
 	bool		counted;		/* if refused: the attempt counts */
 	char	   *reason;			/* if refused */
+	bool		answer_alone;	/* a call about it found a locked row */
+	int64_t		blocked_until;	/* its row is locked; no call before that */
 
 	/* If it is a claim to complete; see completer.c. */
 	const char *claim_token;	/* NULL: it is none */

@@ -32,22 +32,43 @@ static const char *const sink_metrics[][3] = {
 	"1 if the sink is disabled until the relay starts again."},
 };
 
+/* Metrics of a section that completes requests; see claim_value(). */
+static const char *const claim_metrics[][3] = {
+	{"idem_relay_claims_resumed_total", "counter", "Claims taken over."},
+	{"idem_relay_claims_completed_total", "counter", "Claims completed."},
+	{"idem_relay_claims_postponed_total", "counter",
+	"Claims whose request failed, to be tried again."},
+	{"idem_relay_claims_lost_total", "counter",
+	"Claims that could not be answered."},
+};
+
+static bool database_is_up(const RelayTaker *taker,
+						   const RelayCompleter *completers);
+static bool completer_is_up(const RelayCompleter *completer);
+static uint64_t database_losses(const RelayTaker *taker,
+								const RelayCompleter *completers);
 static void append_head(RelayText *to, const char *name, const char *type,
 						const char *help);
 static void append_metric(RelayText *to, const char *name, const char *type,
 						  const char *help, double value);
 static void append_histogram(RelayText *to, const RelaySink *sink);
+static void append_of_sink(RelayText *to, const char *name,
+						   const RelaySink *sink, double value);
+static double claim_value(const RelayCompleter *completer, size_t metric);
 static double sink_value(const RelaySink *sink, size_t metric);
 static void append_sink_name(RelayText *to, const RelaySink *sink);
 
 /*
- * Append the metrics of a taker and of the parts that it refers to.
+ * Append the metrics of a taker and of the parts that it refers to, and of
+ * completers.
  */
 void
-relay_metrics_write(const RelayTaker *taker, RelayText *to)
+relay_metrics_write(const RelayTaker *taker, const RelayCompleter *completers,
+					RelayText *to)
 {
 	const RelayAnswers *answers = taker->answers;
 	const RelayQueue *queue = taker->queue;
+	const RelayCompleter *completer;
 	const RelaySink *sink;
 	size_t		i;
 
@@ -68,25 +89,27 @@ relay_metrics_write(const RelayTaker *taker, RelayText *to)
 				  "Memory that they take.", (double) queue->size);
 	append_metric(to, "idem_relay_database_failures_total", "counter",
 				  "Connections to the database lost, or not made.",
-				  (double) (taker->database.losses +
-							answers->database.losses));
+				  (double) database_losses(taker, completers));
 	append_metric(to, "idem_relay_database_up", "gauge",
-				  "1 while the server takes calls on both connections.",
-				  relay_answers_connected(answers) &&
-				  answers->database.backoff == 0 &&
-				  taker->database.backoff == 0);
+				  "1 while the server takes calls on all connections.",
+				  database_is_up(taker, completers));
 	for (i = 0; i < sizeof(sink_metrics) / sizeof(sink_metrics[0]); i++)
 	{
 		const char *const *metric = sink_metrics[i];
 
 		append_head(to, metric[0], metric[1], metric[2]);
 		for (sink = taker->routing->first; sink; sink = sink->next)
-		{
-			relay_text_addf(to, "%s{sink=\"", metric[0]);
-			append_sink_name(to, sink);
-			relay_text_addf(to, "\",kind=\"%s\"} %.17g\n", sink->type->name,
-							sink_value(sink, i));
-		}
+			append_of_sink(to, metric[0], sink, sink_value(sink, i));
+	}
+	for (i = 0; completers &&
+		 i < sizeof(claim_metrics) / sizeof(claim_metrics[0]); i++)
+	{
+		const char *const *metric = claim_metrics[i];
+
+		append_head(to, metric[0], metric[1], metric[2]);
+		for (completer = completers; completer; completer = completer->next)
+			append_of_sink(to, metric[0], completer->sink,
+						   claim_value(completer, i));
 	}
 	append_head(to, "idem_relay_sink_latency_seconds", "histogram",
 				"Time from publishing to the confirm.");
@@ -100,18 +123,14 @@ relay_metrics_write(const RelayTaker *taker, RelayText *to)
  * paused sink is shown, but is tried again.
  */
 bool
-relay_metrics_health(const RelayTaker *taker, RelayText *to)
+relay_metrics_health(const RelayTaker *taker,
+					 const RelayCompleter *completers, RelayText *to)
 {
-	const RelayAnswers *answers = taker->answers;
 	const RelaySink *sink;
-	bool		healthy = true;
+	bool		healthy = database_is_up(taker, completers);
 
-	if (!relay_answers_connected(answers) || answers->database.backoff > 0 ||
-		taker->database.backoff > 0)
-	{
+	if (!healthy)
 		relay_text_add(to, "the database does not take calls\n");
-		healthy = false;
-	}
 	for (sink = taker->routing->first; sink; sink = sink->next)
 	{
 		if (sink->disabled)
@@ -122,6 +141,45 @@ relay_metrics_health(const RelayTaker *taker, RelayText *to)
 	}
 	relay_text_add(to, healthy ? "ok\n" : "failing\n");
 	return healthy;
+}
+
+/*
+ * Return whether the server takes calls on all connections.
+ */
+static bool
+database_is_up(const RelayTaker *taker, const RelayCompleter *completers)
+{
+	const RelayAnswers *answers = taker->answers;
+
+	while (completers && completer_is_up(completers))
+		completers = completers->next;
+	return !completers && relay_answers_connected(answers) &&
+		answers->database.backoff == 0 && taker->database.backoff == 0;
+}
+
+/*
+ * Return whether the server takes calls on both connections of a completer.
+ */
+static bool
+completer_is_up(const RelayCompleter *completer)
+{
+	return completer->answers.backoff == 0 && completer->resume.backoff == 0 &&
+		(completer->answers.state == RELAY_DATABASE_IDLE ||
+		 completer->answers.state == RELAY_DATABASE_BUSY);
+}
+
+/*
+ * Return how many connections were lost, or not made.
+ */
+static uint64_t
+database_losses(const RelayTaker *taker, const RelayCompleter *completers)
+{
+	uint64_t	losses = taker->database.losses +
+		taker->answers->database.losses;
+
+	for (; completers; completers = completers->next)
+		losses += completers->resume.losses + completers->answers.losses;
+	return losses;
 }
 
 /*
@@ -176,6 +234,32 @@ append_metric(RelayText *to, const char *name, const char *type,
 {
 	append_head(to, name, type, help);
 	relay_text_addf(to, "%s %.17g\n", name, value);
+}
+
+/*
+ * Append the line of a metric for a sink.
+ */
+static void
+append_of_sink(RelayText *to, const char *name, const RelaySink *sink,
+			   double value)
+{
+	relay_text_addf(to, "%s{sink=\"", name);
+	append_sink_name(to, sink);
+	relay_text_addf(to, "\",kind=\"%s\"} %.17g\n", sink->type->name, value);
+}
+
+/*
+ * Return the value that a metric of claim_metrics has for a completer.
+ */
+static double
+claim_value(const RelayCompleter *completer, size_t metric)
+{
+	const uint64_t values[] = {
+		completer->resumed, completer->completed, completer->postponed,
+		completer->lost
+	};
+
+	return (double) values[metric];
 }
 
 /*

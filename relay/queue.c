@@ -45,6 +45,8 @@ relay_queue_add(RelayQueue *queue, RelayMessage *message)
 	queue->last = message;
 	queue->count++;
 	queue->size += message->size;
+	message->sink->held++;
+	message->sink->held_size += message->size;
 
 	if (message->key)
 	{
@@ -169,6 +171,8 @@ relay_queue_drop(RelayQueue *queue, RelayMessage *message)
 		message->held_prev;
 	queue->count--;
 	queue->size -= message->size;
+	message->sink->held--;
+	message->sink->held_size -= message->size;
 	free(message->reason);
 	free(message->response_type);
 	relay_text_free(message->response);

@@ -21,6 +21,10 @@ typedef struct RelayQueue
 	int			count;
 	size_t		size;			/* in bytes */
 
+	/* The limits of these two, about; taker.c keeps them. */
+	int			max_count;
+	size_t		max_size;
+
 	/* Answers that the server has not confirmed, and is not receiving. */
 	RelayMessageList delivered;
 	RelayMessageList refused;

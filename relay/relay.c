@@ -18,6 +18,7 @@
  *-------------------------------------------------------------------------
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -30,16 +31,21 @@
 
 #define ANSWER_TIME	5000		/* for the last answers, in milliseconds */
 
+/* Set in the environment of a relay that starts again after SIGHUP. */
+#define RESTARTED	"IDEM_RELAY_RESTARTED"
+
 static void work(Relay *relay, int64_t now);
 static bool can_end(Relay *relay, int64_t now);
 static void signalled(void *argument, int fd, int events);
 static bool is_valid(const Relay *relay);
 static void check_schedules(const Relay *relay);
+static bool check_privileges(const Relay *relay);
 
 /*
  * Initialize a zeroed relay: read the configuration, and connect to the
  * database.  Ends the process if the configuration has a fault or the database
- * cannot be reached, after logging all of it.  With "check_only", opens no
+ * cannot be reached, after logging all of it.  After SIGHUP, it waits for the
+ * database like a relay that was not restarted.  With "check_only", opens no
  * port for metrics, and connects all sinks, too, even if the database cannot
  * be reached.  Otherwise dispatch.c connects them, so that a sink that cannot
  * be reached does not keep the others from starting.
@@ -49,8 +55,10 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 {
 	RelayConfig *config;
 	const RelaySection *settings;
+	bool		restarted = getenv(RESTARTED) != NULL && !check_only;
 	bool		reached;
 
+	unsetenv(RESTARTED);
 	relay->argc = argc;
 	relay->argv = argv;
 	(void) !readlink("/proc/self/exe", relay->program,
@@ -84,7 +92,8 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 																	"lease"));
 	relay->stop_timeout = relay_section_number(settings, "stop_timeout");
 	if (config->nfaults == 0 && !check_only)
-		relay_http_begin(&relay->http, config, &relay->loop, &relay->taker);
+		relay_http_begin(&relay->http, config, &relay->loop, &relay->taker,
+						 relay->completers);
 	if (config->nfaults > 0)
 		relay_exit(RELAY_CONFIG, "the configuration has %d fault(s)",
 				   config->nfaults);
@@ -95,10 +104,14 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 		relay_log(RELAY_ERROR, "%s: the database cannot be reached, see above",
 				  relay_section_where(settings, "database"));
 	else
+	{
 		check_schedules(relay);
+		if (!check_privileges(relay) && check_only)
+			reached = false;
+	}
 	if (check_only)
 		reached &= relay_sinks_connect(&relay->routing);
-	if (!reached)
+	if (!reached && !restarted)
 		relay_exit(RELAY_UNAVAILABLE, "start what cannot be reached, or fix "
 				   "the configuration");
 }
@@ -132,6 +145,23 @@ check_schedules(const Relay *relay)
 }
 
 /*
+ * Return whether the role can call the functions of completers, if there are
+ * any.  Otherwise report how to grant that.  The database has been reached.
+ */
+static bool
+check_privileges(const Relay *relay)
+{
+	if (!relay->completers || !relay->server.lacking)
+		return true;
+	relay_log(RELAY_ERROR, "%s: the role lacks privileges on %s; run GRANT "
+			  "EXECUTE ON FUNCTION idem_resume, idem_heartbeat, idem_fail, "
+			  "idem_complete(text, text, int, text, json, bigint) TO it",
+			  relay_section_where(relay->completers->sink->section, "resume"),
+			  relay->server.lacking);
+	return false;
+}
+
+/*
  * Deliver messages until a signal stops the relay.  relay_begin() has
  * succeeded.
  */
@@ -140,6 +170,7 @@ relay_run(Relay *relay)
 {
 	int			fd = signalfd(-1, &relay->signals,
 							  SFD_CLOEXEC | SFD_NONBLOCK);
+	int			held;
 
 	if (fd < 0)
 		relay_exit(RELAY_SYSTEM, "could not wait for signals: %s",
@@ -158,9 +189,10 @@ relay_run(Relay *relay)
 		relay_notify_watchdog(&relay->loop, &relay->last_sign);
 		relay_loop_wait(&relay->loop);
 	}
-	if (relay->queue.count > 0)
+	held = relay->queue.count + relay_completers_held(relay->completers);
+	if (held > 0)
 		relay_log(RELAY_WARNING, "stopped; %d message(s) stay leased until "
-				  "their time is over", relay->queue.count);
+				  "their time is over", held);
 	else
 		relay_log(RELAY_INFO, relay->restart ? "starting again" : "stopped");
 }
@@ -245,7 +277,7 @@ is_valid(const Relay *relay)
 	bool		valid;
 
 	relay_database_configure(config);
-	relay_http_configure(config);
+	relay_http_check(&relay->http, config);
 	relay_sinks_configure(&routing, config, NULL, NULL);
 	relay_sinks_free(&routing);
 	valid = config->nfaults == 0;
@@ -264,8 +296,9 @@ is_valid(const Relay *relay)
 int
 relay_end(Relay *relay)
 {
-	int			status = relay->queue.count > 0 ? RELAY_UNANSWERED :
-		RELAY_DONE;
+	int			held = relay->queue.count +
+		relay_completers_held(relay->completers);
+	int			status = held > 0 ? RELAY_UNANSWERED : RELAY_DONE;
 	bool		connecting;
 
 	relay_dispatch_abandon(&relay->routing);
@@ -286,6 +319,7 @@ relay_end(Relay *relay)
 	}
 	if (relay->restart && relay->phase != RELAY_ABANDONED)
 	{
+		setenv(RESTARTED, "1", 1);
 		/* The path has the new program after an upgrade. */
 		execv(relay->program, relay->argv);
 		execv("/proc/self/exe", relay->argv);

@@ -8,6 +8,11 @@
  * either the setting "topics" before all sections does, or no sink has a
  * pattern with wildcards, or a sink has "*".
  *
+ * A sink is full if it holds as many messages, or bytes, as are free for all
+ * sinks.  The relay takes no more of its topics then.  So with n slow sinks,
+ * each holds about a share of n + 1, and one share is left for the others.  A
+ * sink that holds nothing is never full, because one message can be large.
+ *
  * sinks.c makes the RelayRouting from the configuration, taker.c asks what to
  * take, and everyone can iterate over its sinks.
  *
@@ -19,6 +24,9 @@
 #include "memory.h"
 #include "routing.h"
 #include "text.h"
+
+static bool takes(const RelayRouting *routing, const RelaySink *sink);
+static bool is_full(const RelayRouting *routing, const RelaySink *sink);
 
 /*
  * Count a fault for each pattern of a new sink that can never match, because
@@ -53,8 +61,12 @@ relay_routing_configure(RelayRouting *routing, RelayConfig *config)
 	const RelaySection *with_pattern = NULL;
 	size_t		n = 0;
 	size_t		i;
+	int			nsinks = 0;
 	RelaySink  *sink;
 
+	for (sink = routing->first; sink; sink = sink->next)
+		nsinks += !sink->scopes;
+	routing->shared = nsinks > 1;
 	routing->topics = relay_config_list(relay_section_text(config->main,
 														   "topics"));
 	for (i = 0; routing->topics[i]; i++)
@@ -120,7 +132,43 @@ relay_routing_takes(const RelayRouting *routing, const char *topic)
 {
 	const RelaySink *sink = relay_routing_sink(routing, topic);
 
-	return sink && sink->connected && !sink->held_until;
+	return sink && takes(routing, sink);
+}
+
+/*
+ * Return whether a sink can take messages now.
+ */
+static bool
+takes(const RelayRouting *routing, const RelaySink *sink)
+{
+	return sink->connected && !sink->held_until && !is_full(routing, sink);
+}
+
+/*
+ * Return whether a sink holds its share of what the relay can hold.  A single
+ * sink has no share, because no other sink can wait for it.
+ */
+static bool
+is_full(const RelayRouting *routing, const RelaySink *sink)
+{
+	const RelayQueue *queue = sink->queue;
+
+	return routing->shared && sink->held > 0 &&
+		(sink->held >= queue->max_count - queue->count ||
+		 sink->held_size + queue->size >= queue->max_size);
+}
+
+/*
+ * Return whether any sink that has topics is full.
+ */
+bool
+relay_routing_full(const RelayRouting *routing)
+{
+	const RelaySink *sink = routing->first;
+
+	while (sink && (sink->scopes || !is_full(routing, sink)))
+		sink = sink->next;
+	return sink != NULL;
 }
 
 /*
@@ -138,23 +186,23 @@ relay_routing_recovers(const RelayRouting *routing)
 }
 
 /*
- * Return whether any sink is held or not connected.
+ * Return whether any sink is held, full or not connected.
  */
 bool
 relay_routing_held(const RelayRouting *routing)
 {
 	const RelaySink *sink = routing->first;
 
-	while (sink && (sink->scopes || (sink->connected && !sink->held_until)))
+	while (sink && (sink->scopes || takes(routing, sink)))
 		sink = sink->next;
 	return sink != NULL;
 }
 
 /*
  * Return the topics to take now as the text of a text[], without those of
- * sinks that are held or not connected.  Returns "" for all topics and NULL
- * for none.  If the topics have no list, no sink is held.  The caller frees
- * it.
+ * sinks that are held, full or not connected.  Returns "" for all topics and
+ * NULL for none.  If the topics have no list, all sinks can take messages.
+ * The caller frees it.
  */
 char *
 relay_routing_topics(const RelayRouting *routing)

@@ -15,6 +15,7 @@ typedef struct RelayRouting
 {
 	RelaySink  *first;			/* in the order of the configuration */
 	char	  **topics;			/* to take; NULL: all */
+	bool		shared;			/* several sinks have topics */
 } RelayRouting;
 
 extern void relay_routing_check(const RelayRouting *routing,
@@ -26,6 +27,7 @@ extern RelaySink *relay_routing_sink(const RelayRouting *routing,
 extern bool relay_routing_takes(const RelayRouting *routing,
 								const char *topic);
 extern bool relay_routing_held(const RelayRouting *routing);
+extern bool relay_routing_full(const RelayRouting *routing);
 extern bool relay_routing_recovers(const RelayRouting *routing);
 extern char *relay_routing_topics(const RelayRouting *routing);
 

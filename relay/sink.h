@@ -107,7 +107,10 @@ struct RelaySink
 	int64_t		max_age;		/* of a message that fails; 0: no limit */
 	int64_t		grace;			/* how long failures of a sink are free */
 	int64_t		disable_after;	/* 0: never */
+	bool		ends;			/* no copy comes back; see sink_outbox.c */
 
+	int			held;			/* its messages in the queue */
+	size_t		held_size;		/* in bytes */
 	RelayMessageList ready;		/* waiting for the sink, in order */
 	RelayMessageList in_flight; /* handed over, no outcome yet */
 	struct RelayConnecting *connecting; /* while a thread connects */

@@ -10,11 +10,10 @@
  * that answers.c sends afterwards has no effect.
  *
  * The sink's "state" is a RelayPipeline.  The callers are sinks.c, dispatch.c
- * and sink.c, through the RelaySinkType.
+ * and sink.c, through the RelaySinkType; sinks.c also calls the check.
  *
  *-------------------------------------------------------------------------
  */
-#include <fnmatch.h>
 #include <stdio.h>
 
 #include "memory.h"
@@ -37,6 +36,9 @@ static const char statement[] =
 " FROM %s.idem_publish_many($2::text[],"
 " ARRAY[$3::jsonb], ARRAY[$4::text], ARRAY[$5::jsonb])) END";
 
+static bool is_endless(const RelayRouting *routing, const RelaySink *sink,
+					   RelayConfig *config);
+
 /*
  * Implement RelaySinkType.configure.
  */
@@ -45,8 +47,6 @@ configure_sink(RelaySink *sink, RelayConfig *config)
 {
 	RelayPipeline *pipeline = relay_alloc(sizeof(RelayPipeline));
 	char	  **copies;
-	int			i;
-	int			j;
 
 	sink->state = pipeline;
 	pipeline->database = relay_section_text(config->main, "database");
@@ -56,18 +56,64 @@ configure_sink(RelaySink *sink, RelayConfig *config)
 	if (!copies[0])
 		relay_section_fault(config, sink->section, "copies",
 							"\"copies\" is empty; expected names with commas");
+	relay_config_free_list(copies);
+}
+
+/*
+ * Count a fault for each section whose copies are copied without end, after
+ * all sinks are made.
+ */
+void
+relay_sink_outbox_check(const RelayRouting *routing, RelayConfig *config)
+{
+	RelaySink  *sink;
+	bool		changed;
+
+	do
+	{
+		changed = false;
+		for (sink = routing->first; sink; sink = sink->next)
+		{
+			if (sink->type == &relay_sink_outbox && !sink->ends &&
+				!is_endless(routing, sink, NULL))
+				sink->ends = changed = true;
+		}
+	} while (changed);
+	for (sink = routing->first; sink; sink = sink->next)
+	{
+		if (sink->type == &relay_sink_outbox && !sink->ends)
+			(void) is_endless(routing, sink, config);
+	}
+}
+
+/*
+ * Return whether a copy of a section goes to a section of this type that is
+ * not known to end.  Count that as a fault, if "config" is not NULL.
+ */
+static bool
+is_endless(const RelayRouting *routing, const RelaySink *sink,
+		   RelayConfig *config)
+{
+	char	  **copies = relay_config_list(relay_section_text(sink->section,
+															  "copies"));
+	const RelaySink *next = NULL;
+	bool		endless;
+	int			i;
+
 	for (i = 0; copies[i]; i++)
 	{
-		for (j = 0; sink->patterns[j]; j++)
-		{
-			if (fnmatch(sink->patterns[j], copies[i], 0) == 0)
-				relay_section_fault(config, sink->section, "copies",
-									"topic \"%s\" would come back to this "
-									"section without end; use another name",
-									copies[i]);
-		}
+		next = relay_routing_sink(routing, copies[i]);
+		if (next && next->type == &relay_sink_outbox && !next->ends)
+			break;
 	}
+	endless = copies[i] != NULL;
+	if (endless && config)
+		relay_section_fault(config, sink->section, "copies", "topic \"%s\" "
+							"goes to section [%s], which would copy it "
+							"without end; use another name", copies[i],
+							next->name);
 	relay_config_free_list(copies);
+	return endless;
 }
 
 /*

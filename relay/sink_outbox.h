@@ -8,8 +8,11 @@
 #ifndef IDEM_RELAY_SINK_OUTBOX_H
 #define IDEM_RELAY_SINK_OUTBOX_H
 
-#include "sink.h"
+#include "routing.h"
 
 extern const RelaySinkType relay_sink_outbox;
+
+extern void relay_sink_outbox_check(const RelayRouting *routing,
+									RelayConfig *config);
 
 #endif							/* IDEM_RELAY_SINK_OUTBOX_H */

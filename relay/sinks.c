@@ -95,7 +95,10 @@ relay_sinks_configure(RelayRouting *routing, RelayConfig *config,
 						   "add a section like [out] with \"sink = stdout\" "
 						   "and \"topics = *\"");
 	else if (config->nfaults == 0)
+	{
 		relay_routing_configure(routing, config);
+		relay_sink_outbox_check(routing, config);
+	}
 }
 
 /*

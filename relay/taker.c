@@ -5,10 +5,12 @@
  *
  * One connection sleeps in idem_outbox_take() until there are messages.  It
  * takes no more than the relay is allowed to hold, no topics of sinks that are
- * held, and nothing while the other connection cannot send answers.  While a
- * sink is held, it sleeps for at most one second, so that it soon takes that
- * sink's topics again.  If a section has the topic "*", the relay asks the
- * server for the topics before each take while a sink is held.
+ * held or full, and nothing while the other connection cannot send answers.
+ * While a sink is held, it sleeps for at most one second, so that it soon
+ * takes that sink's topics again.  While a sink is full, the sleeps begin at a
+ * few milliseconds, because a fast sink has delivered its messages by then.
+ * If a section has the topic "*", the relay asks the server for the topics
+ * before each take while a sink is held or full.
  *
  * The relay measures a lease with the clock of this machine, from before the
  * call.  So a lease expires here before it expires on the server.
@@ -30,6 +32,7 @@
 /* All in milliseconds. */
 #define ANSWER_LIMIT	30000	/* for the result, after the sleep */
 #define SHORT_WAIT		1000	/* the sleep while a sink is held */
+#define FIRST_NAP		5		/* the first one while a sink is full */
 #define CANCEL_AGAIN	200
 #define LIST_AGAIN		500		/* while no topic can be taken */
 
@@ -62,8 +65,8 @@ relay_taker_begin(RelayTaker *taker, RelayServer *server, RelayQueue *queue,
 	taker->lease = relay_section_number(settings, "lease");
 	taker->wait = relay_section_number(settings, "wait");
 	taker->batch = (int) relay_section_number(settings, "batch");
-	taker->max_messages = (int) relay_section_number(settings, "max_messages");
-	taker->max_memory = (size_t) relay_section_number(settings, "max_memory");
+	queue->max_count = (int) relay_section_number(settings, "max_messages");
+	queue->max_size = (size_t) relay_section_number(settings, "max_memory");
 	taker->usual_size = 1024;
 }
 
@@ -178,27 +181,37 @@ relay_taker_stop(RelayTaker *taker, int64_t now)
 }
 
 /*
- * Return how many messages to take, or 0 if less than half a batch would fit.
+ * Return how many messages to take, or 0 if the relay holds enough.  A single
+ * sink gets nothing if less than half a batch would fit.  If there are several
+ * sinks, a take fills at most half of what is free, so that the messages of
+ * one sink never occupy all of it; but one message is always allowed, because
+ * the topics are only those of sinks that are not full.
  */
 static int
 free_places(const RelayTaker *taker)
 {
 	const RelayQueue *queue = taker->queue;
-	int			most = taker->batch < taker->max_messages ? taker->batch :
-		taker->max_messages;
-	int			left = taker->max_messages - queue->count;
-	size_t		memory;
+	bool		shared = taker->routing->shared;
+	int			most = taker->batch < queue->max_count ? taker->batch :
+		queue->max_count;
+	int			left = queue->max_count - queue->count;
+	size_t		memory = queue->size < queue->max_size ?
+		queue->max_size - queue->size : 0;
 
-	if (queue->size >= taker->max_memory || left < (most + 1) / 2)
+	if (!shared && (memory == 0 || left < (most + 1) / 2))
 		return 0;
-	memory = taker->max_memory - queue->size;
+	if (shared)
+	{
+		left = left > 1 ? left / 2 : 1;
+		memory /= 2;
+	}
 	if (left > most)
 		left = most;
 	if (memory / taker->usual_size < (size_t) left)
 	{
 		left = (int) (memory / taker->usual_size);
 		/* A single message can be larger than the limit. */
-		if (left == 0 && queue->count == 0)
+		if (left == 0 && (shared || queue->count == 0))
 			left = 1;
 	}
 	return left;
@@ -222,6 +235,10 @@ take(RelayTaker *taker, int count, const char *topics, int64_t now)
 	if (ms > SHORT_WAIT && (relay_routing_recovers(taker->routing) ||
 							(*topics && !taker->routing->topics)))
 		ms = SHORT_WAIT;
+	if (!relay_routing_full(taker->routing))
+		taker->nap = FIRST_NAP;
+	else if (ms > taker->nap)
+		ms = taker->nap;
 	relay_text_addf(query,
 					"SELECT id, message_id, topic, message_key, payload, "
 					"headers, attempt, pg_catalog.to_char(created_at, "
@@ -262,6 +279,8 @@ answered(void *owner, PGresult *result)
 	{
 		taker->database.backoff = 0;
 		taker->taken += (uint64_t) PQntuples(result);
+		if (PQntuples(result) == 0 && taker->nap < SHORT_WAIT)
+			taker->nap *= 2;
 		for (row = 0; row < PQntuples(result); row++)
 			add_message(taker, result, row);
 	}

@@ -23,14 +23,16 @@ typedef struct RelayTaker
 	int64_t		lease;
 	int64_t		wait;
 	int			batch;
-	int			max_messages;
-	size_t		max_memory;
 
-	/* If all topics are taken and a sink is held, a list is made each time. */
+	/*
+	 * If all topics are taken and a sink is held or full, a list is made each
+	 * time.
+	 */
 	bool		listing;		/* the query that runs makes it */
 	char	   *listed;			/* for the next take; NULL: none */
 	int64_t		next_list;
 
+	int64_t		nap;			/* the longest sleep while a sink is full */
 	int64_t		taken_at;		/* when the leases of the take began */
 	size_t		usual_size;		/* estimate of a message's size */
 	bool		stopping;

@@ -1047,7 +1047,7 @@ SELECT is((SELECT extrelocatable FROM pg_extension
 	WHERE extname = 'idempotency'), false,
 	'the extension is not relocatable');
 SELECT matches((SELECT extversion FROM pg_extension WHERE extname = 'idempotency'),
-	'^[0-9]+\.[0-9]+$', 'its version has two numbers');
+	'^[0-9]+\.[0-9]+(-portable)?$', 'its version has two numbers');
 SELECT isnt((SELECT obj_description(oid, 'pg_extension') FROM pg_extension
 	WHERE extname = 'idempotency'), NULL,
 	'the extension has a comment');

@@ -1,13 +1,18 @@
 # Requests whose clients are gone are completed.
 
+import contextlib
 import json
 import os
 import random
 import subprocess
+import threading
 import time
 
+import psycopg2
+
 from endpoint import Endpoint
-from world import equal, expect, free_port, until
+from reporting import page
+from world import PROGRAM, equal, expect, free_port, until
 
 ROUNDS = int(os.environ.get('ROUNDS', '300')) * 2 // 3
 SEED = int(os.environ.get('SEED', '1'))
@@ -82,6 +87,98 @@ def extends_lease(world):
     endpoint.close()
 
 
+def locked_claim(world):
+    """An application that holds its claim in an open transaction delays no
+    other claim of the section."""
+    taken, done = threading.Event(), threading.Event()
+
+    def hold(request, number):
+        if b'hold' not in request.body or taken.is_set():
+            time.sleep(0.2)
+            return 200, {}, b'ok'
+        with contextlib.closing(psycopg2.connect('')) as other:
+            other.cursor().execute("SELECT idem_complete('shop', %s, 200, 'mine', claim_token => %s)", (
+                request.headers['Idempotency-Key'].strip('"'), request.headers['Idempotency-Claim-Token']))
+            taken.set()
+            done.wait(20)
+            other.commit()
+        return 200, {}, b'late'
+
+    endpoint = Endpoint(hold)
+    world.query('TRUNCATE idem_keys')
+    held, _ = claim(world, 0, {'hold': 1})
+    relay = world.relay('--c.resume=shop', '--c.sink=webhook', '--c.url=' + endpoint.url, '--lease=2s', '--wait=600ms').started()
+    until('it is held', taken.is_set)
+    # From now on, its lease must be extended.
+    time.sleep(1.2)
+    for n in range(1, 5):
+        key, _ = claim(world, n, {'n': n})
+        until('another one is completed', lambda k=key: lookup(world, k)[0] == 'completed', 4)
+    equal('requests', len(endpoint.requests), 5)
+    done.set()
+    until('it is completed', lambda: lookup(world, held)[:3] == ('completed', 200, 'mine'))
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def refused_completion(world):
+    """A completion that the server refuses delays no other answer."""
+    endpoint = Endpoint(lambda request, number: (500 if b'fail' in request.body else 200, {}, b''))
+    world.query('TRUNCATE idem_keys')
+    world.query('DROP ROLE IF EXISTS few')
+    world.query('CREATE ROLE few LOGIN')
+    world.query('GRANT EXECUTE ON FUNCTION idem_resume, idem_heartbeat, idem_fail TO few')
+    try:
+        relay = world.relay('--database=user=few', '--c.resume=*', '--c.sink=webhook', '--c.url=' + endpoint.url,
+                            '--c.in_flight=2').started()
+        claim(world, 1, {'n': 1})
+        until('it is refused', lambda: 'permission denied for function idem_complete' in relay.said())
+        claim(world, 2, {'fail': 1})
+        until('the other one is tried again', lambda: len(endpoint.requests) >= 3, 8)
+        equal('the first one', sum(b'fail' not in request.body for request in endpoint.requests), 1)
+        relay.kill()
+    finally:
+        world.query('DROP OWNED BY few')
+        world.query('DROP ROLE few')
+    endpoint.close()
+
+
+def lacks_privilege(world):
+    """A role that lacks EXECUTE is reported, and the relay is not healthy."""
+    endpoint = Endpoint(lambda request, number: (200, {}, b'ok'))
+    port = free_port()
+    world.query('TRUNCATE idem_keys')
+    world.query('DROP ROLE IF EXISTS few')
+    world.query('CREATE ROLE few LOGIN')
+    world.query("SELECT idem_grant_relay('few')")
+    options = ['--database=user=few', '--c.resume=*', '--c.sink=webhook', '--c.url=' + endpoint.url]
+    try:
+        done = subprocess.run([PROGRAM, '--check', *options], capture_output=True, text=True, timeout=30)
+        equal('the status', done.returncode, 69)
+        reported = done.stderr.splitlines()[0].partition('; run GRANT ')
+        expect(done.stderr, reported[0].endswith('privileges on idem_resume, idem_heartbeat, idem_fail, idem_complete'))
+        relay = world.relay(*options, '--metrics=127.0.0.1:%d' % port).started()
+        expect(relay.said(), 'lacks privileges' in relay.said())
+        until('it is refused', lambda: 'permission denied for function idem_resume' in relay.said())
+        equal('the health', page(port, '/healthz')[0], 503)
+        metrics = page(port, '/metrics')[1]
+        expect('the database is up', '\nidem_relay_database_up 0\n' in metrics)
+        expect('no failure is counted', '\nidem_relay_database_failures_total 0\n' not in metrics)
+        world.query('GRANT ' + reported[2].replace(' TO it', ' TO few'))
+        until('it is healthy', lambda: page(port, '/healthz')[0] == 200)
+        key, _ = claim(world, 1, {'n': 1})
+        until('it is completed', lambda: lookup(world, key)[0] == 'completed')
+        until('it is counted', lambda: 'idem_relay_claims_completed_total{sink="c",kind="webhook"} 1\n' in page(
+            port, '/metrics')[1])
+        equal('the status', relay.stop(), 0)
+        done = subprocess.run([PROGRAM, '--check', *options], capture_output=True, text=True, timeout=30)
+        equal('the status', (done.returncode, done.stderr), (0, ''))
+    finally:
+        world.query('DROP OWNED BY few')
+        world.query('DROP ROLE few')
+    endpoint.close()
+
+
 def returns_at_stop(world):
     """A relay that stops releases its claims at once."""
     endpoint = Endpoint(lambda request, number: time.sleep(30))
@@ -146,6 +243,9 @@ TESTS = [
     ('completer: the response is stored, and a failure is tried again', stores_response),
     ('completer: a command completes a request', by_command),
     ('completer: the lease is extended, and a lost claim is not answered', extends_lease),
+    ('completer: a claim that its application has locked delays no other', locked_claim),
+    ('completer: a completion that the server refuses delays no other answer', refused_completion),
+    ('completer: a role that lacks a privilege is reported', lacks_privilege),
     ('completer: a relay that stops gives its claims back', returns_at_stop),
     ('completer: application and relays are killed; every effect once, none left', killed),
 ]

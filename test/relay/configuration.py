@@ -9,7 +9,8 @@ from world import PROGRAM, equal, expect
 
 def refused(world):
     path = os.path.join(world.directory, 'relay.conf')
-    good = 'lease = 30s\n[out]\nsink = stdout\ntopics = *\n'
+    out = '[out]\nsink = stdout\ntopics = *\n'
+    good = 'lease = 30s\n' + out
     cases = [
         ('colour = red\n' + good, 78, 'relay.conf:1: there is no setting "colour" here; there are: database,'),
         ('lease = 30\n' + good[12:], 78, 'relay.conf:1: "lease" must be a time from 1 s to 86400 s, with its unit'),
@@ -45,6 +46,12 @@ def refused(world):
          'relay.conf:5: "routing_key" is longer than 255'),
         ('[a]\nsink = stdout\ntopics = a\n[b]\nsink = stdout\ntopics = b\n', 78,
          'relay.conf:4: sections [a] and [b] both write to standard output'),
+        ('[e]\nsink = outbox\ntopics = event*\ncopies = one, events2\n' + out, 78,
+         'relay.conf:4: topic "events2" goes to section [e], which would copy it without end'),
+        ('[a]\nsink = outbox\ntopics = x\ncopies = y, z\n[b]\nsink = outbox\ntopics = y\ncopies = z, x\n' + out, 78,
+         'relay.conf:8: topic "x" goes to section [a], which would copy it without end'),
+        ('database = host=/nonexistent\n[z]\nsink = stdout\ntopics = audit\n[b]\nsink = outbox\ntopics = y\ncopies = audit\n'
+         '[a]\nsink = outbox\ntopics = *\ncopies = audit, y\n', 69, 'relay.conf:1: the database cannot be reached'),
         ('metrics = 127.0.0.1:notaport\n' + good, 78, 'relay.conf:1: cannot listen on "127.0.0.1:notaport"'),
         ('metrics = 127.0.0.1:99999\n' + good, 78, 'relay.conf:1: cannot listen on "127.0.0.1:99999"'),
         ('\ufefflease = 30\n' + good[12:], 78, 'relay.conf:1: "lease" must be a time'),

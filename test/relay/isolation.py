@@ -9,6 +9,8 @@ import socket
 import subprocess
 import time
 
+import psycopg2
+
 import amqp
 import kafka
 from endpoint import Endpoint
@@ -360,6 +362,61 @@ def bad_endpoints(world):
     good.close()
 
 
+def slow_success(world):
+    """Endpoints that are slow and always succeed hold a share of the messages,
+    so that a fast sink takes its own at once; also if it has the topic *."""
+    endpoint = Endpoint(lambda request, number: time.sleep(3) or (204, {}, b''))
+    world.query("SELECT count(idem_publish(t, to_jsonb(n), 'k' || n)) FROM unnest('{one,two}'::text[]) t, "
+                'generate_series(1, 300) n')
+    for topics, limit, busy in [('fast', '--max_messages=60', 20), ('*', '--max_messages=60', 20), ('fast', '--max_memory=64kB', 2)]:
+        if busy == 2:
+            # A single message is larger than the limit.
+            world.query("UPDATE idem_outbox SET payload = to_jsonb(repeat('x', 100000)) WHERE topic <> 'fast'")
+        relay = world.relay('--one.sink=webhook', '--one.topics=one', '--one.url=' + endpoint.url, '--two.sink=webhook',
+                            '--two.topics=two', '--two.url=' + endpoint.url, '--out.sink=stdout', '--out.topics=' + topics,
+                            limit, '--stop_timeout=0s').started()
+        until('both are busy', lambda: len(endpoint.requests) >= busy)
+        times = []
+        for n in range(5):
+            began = time.monotonic()
+            message = world.publish('fast', str(n))
+            until('with %s, %s, it is delivered' % (topics, limit), lambda m=message: world.outbox(m)[0] == 'acked', 2)
+            times.append(time.monotonic() - began)
+        expect('they took %s s' % times, sorted(times)[2] < 1)
+        expect('both sinks hold some', world.leased() >= busy)
+        equal('the status', relay.stop(), 0)
+        endpoint.requests.clear()
+    endpoint.close()
+
+
+def locked_row(world):
+    """A transaction that holds the rows of two messages delays only the answers
+    about these two; the leases of others are extended."""
+    def answer(request, number):
+        time.sleep(3 if b'slow' in request.body else 1)
+        return (400, {}, b'no') if b'refused' in request.body else (204, {}, b'')
+
+    endpoint = Endpoint(answer)
+    for body in 'held', 'refused', 'slow', 'slow', 'slow':
+        world.publish('t', '"%s"' % body)
+    relay = webhook(world, endpoint, '--out.sink=stdout', '--out.topics=f', '--lease=2s', '--wait=600ms')
+    until('they are in flight', lambda: len(endpoint.requests) == 5)
+    with contextlib.closing(psycopg2.connect('')) as other:
+        other.cursor().execute("SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE payload <> '\"slow\"'")
+        for n in range(20):
+            message = world.publish('f', str(n))
+            until('another one is acknowledged', lambda m=message: world.outbox(m)[0] == 'acked', 2)
+            time.sleep(0.1)
+        until('the slow ones are acknowledged', lambda: world.states() == {'acked': 23, 'pending': 2}, 5)
+        expect('the log', relay.said().count('another transaction has locked its row') == 2)
+    until('it is acknowledged', lambda: world.states() == {'acked': 24, 'pending': 1})
+    until('it is refused', lambda: relay.said().count('status 400') >= 1 and world.query(
+        "SELECT 1 FROM idem_outbox WHERE payload = '\"refused\"' AND last_error LIKE '%%status 400%%'"))
+    equal('requests for the slow ones', sum(b'slow' in request.body for request in endpoint.requests), 3)
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
 def one_queue_stuck(world):
     """A queue that refuses by basic.nack costs its own messages attempts."""
     amqp.start(world)
@@ -508,5 +565,7 @@ TESTS = [
     ('isolation: an unreachable broker keeps no other sink from starting', starts_without),
     ('isolation: a broker that does not answer delays no other sink', silent_broker),
     ('isolation: a bad endpoint delays no message of another one', bad_endpoints),
+    ('isolation: slow endpoints that succeed delay no other sink', slow_success),
+    ('isolation: a locked row delays its own answer only', locked_row),
     ('isolation: a full queue refuses its own messages only', one_queue_stuck),
 ]

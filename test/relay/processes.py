@@ -135,6 +135,7 @@ def stops_asleep(world):
 
 def reloads(world):
     path = os.path.join(world.directory, 'reload.conf')
+    port = free_port()
 
     def write(text):
         with open(path, 'w') as file:
@@ -147,13 +148,52 @@ def reloads(world):
     until('the fault is told', lambda: 'reload.conf:4: there is no setting "colour"' in relay.said())
     world.publish('t', '1')
     world.all_acked(1)
-    write('[out]\nsink = stdout\ntopics = *\nformat = cloudevents\n')
-    relay.signal(signal.SIGHUP)
-    until('it has started again', lambda: relay.said().count('started') == 2)
+    with socket.create_server(('127.0.0.1', 0)) as taken:
+        write('metrics = 127.0.0.1:%d\n[out]\nsink = stdout\ntopics = *\n' % taken.getsockname()[1])
+        relay.signal(signal.SIGHUP)
+        until('the fault is told', lambda: 'cannot listen on' in relay.said())
+    for count, address in (2, '127.0.0.1'), (3, '127.0.0.1'), (4, '0.0.0.0'):
+        write('metrics = %s:%d\n[out]\nsink = stdout\ntopics = *\nformat = cloudevents\n' % (address, port))
+        relay.signal(signal.SIGHUP)
+        until('it has started again', lambda n=count: relay.said().count('started') == n)
     world.publish('t', '2')
     world.all_acked(2)
     equal('the status', relay.stop(), 0)
     equal('data', json.loads(relay.lines()[1])['data'], 2)
+
+
+def reloads_twice(world):
+    """A second SIGHUP can arrive at any time."""
+    relay = world.relay(*OUT).started()
+    for gap in 0.01, 0.02, 0.03, 0.04, 0.06, 0.08:
+        relay.signal(signal.SIGHUP)
+        time.sleep(gap)
+        relay.signal(signal.SIGHUP)
+        time.sleep(0.2)
+        equal('it has ended', relay.process.poll(), None)
+    world.publish('t')
+    world.all_acked(1)
+    until('it runs', lambda: relay.said().endswith('started\n'))
+    equal('the status', relay.stop(), 0)
+
+
+def reloads_without_database(world):
+    """SIGHUP while the database is away: the relay waits for it, as without
+    SIGHUP."""
+    directory = tempfile.mkdtemp(dir=world.directory)
+    path = os.path.join(directory, '.s.PGSQL.5432')
+    real = os.path.join(os.environ['PGHOST'], '.s.PGSQL.' + os.environ['PGPORT'])
+    os.symlink(real, path)
+    relay = world.relay('--database=host=%s port=5432' % directory, *OUT).started()
+    os.unlink(path)
+    relay.signal(signal.SIGHUP)
+    until('it has started again', lambda: relay.said().count('started') == 2 or relay.process.poll() is not None)
+    expect(relay.said(), 'the database cannot be reached' in relay.said())
+    os.symlink(real, path)
+    world.publish('t')
+    world.all_acked(1)
+    equal('the status', relay.stop(), 0)
+    shutil.rmtree(directory)
 
 
 def tells_systemd(world):
@@ -503,6 +543,8 @@ TESTS = [
     ('SIGTERM: what does not end in time is given back', stops_in_time),
     ('SIGTERM: a relay that sleeps ends at once', stops_asleep),
     ('SIGHUP: a new configuration, unless it has a fault', reloads),
+    ('SIGHUP: a second one can follow at any time', reloads_twice),
+    ('SIGHUP while the database is away: the relay waits for it', reloads_without_database),
     ('systemd is told', tells_systemd),
     ('metrics are served', shows_metrics),
     ('the steps of README.md work, with the sample and the unit', step_by_step),
