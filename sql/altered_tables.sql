@@ -74,7 +74,7 @@ SELECT pg_temp.error_of($$ SELECT idem_is_active('u', 'e', '6', 'a') $$);
 ALTER TABLE idem_user_actions DISABLE ROW LEVEL SECURITY;
 SELECT * FROM idem_set('u', 'e', '6', 'a', false, 12);
 
--- What is harmless is none of our business.
+-- Harmless changes are accepted.
 CREATE INDEX ON idem_keys (state);
 CREATE INDEX ON idem_keys (lower(recovery_point)) WHERE state = 'failed';
 CREATE STATISTICS regress_idem_statistics (dependencies) ON scope, state FROM idem_keys;
@@ -102,7 +102,7 @@ COMMIT;
 DROP PUBLICATION regress_idem_publication;
 ALTER TABLE idem_keys REPLICA IDENTITY DEFAULT;
 
--- What leaves a trace in the catalogs is forgiven as well, once it is undone.
+-- A change that leaves a trace in the catalogs is accepted again, too, once it is undone.
 SET client_min_messages = warning;
 DROP EXTENSION idempotency CASCADE;
 CREATE EXTENSION idempotency;

@@ -163,7 +163,7 @@ def lost_without_disk(world):
             # The broker announces the alarm when it gets a message.
             for n in range(3):
                 world.publish('orders', str(n))
-            until('the alarm is told', lambda: 'is paused: the broker is short of memory or disk' in running.said())
+            until('the relay reports the alarm', lambda: 'is paused: the broker is short of memory or disk' in running.said())
             time.sleep(0.5)
             proxy.cut()
             time.sleep(0.5)
@@ -189,7 +189,7 @@ def without_disk(world):
     try:
         for n in range(20):
             world.publish('orders', str(n), 'k%d' % (n % 5))
-        until('the alarm is told', lambda: 'is paused: the broker is short of memory or disk' in running.said())
+        until('the relay reports the alarm', lambda: 'is paused: the broker is short of memory or disk' in running.said())
         world.publish('others')
         until('others go on', lambda: world.states() == {'acked': 2, 'pending': 20})
         time.sleep(4)

@@ -59,7 +59,7 @@ def dies_alone(world):
         until('it is dead', lambda: world.states() == {'acked': 21, 'dead': 1})
         equal('the message', world.outbox(bad),
               ('dead', 2, False, 'the command ended with status 1: not this one'))
-        until('it is told', lambda: bad + ' of topic "t" is dead after attempt 2: the command' in relay.said())
+        until('the relay reports it', lambda: bad + ' of topic "t" is dead after attempt 2: the command' in relay.said())
         equal('the status', relay.stop(), 0)
     finally:
         world.query('ALTER SYSTEM RESET idempotency.outbox_max_attempts')
@@ -166,7 +166,7 @@ def lease_lost(world):
     # The same effect as a jump of the server's clock.
     world.query("UPDATE idem_outbox SET available_at = now() - interval '1 second'")
     equal('taken by another', len(world.query("SELECT * FROM idem_outbox_take(10, '1 minute')")), 2)
-    until('it is told', lambda: relay.said().count('is lost: another relay has it') == 2)
+    until('the relay reports it', lambda: relay.said().count('is lost: another relay has it') == 2)
     until('what was delivered is acknowledged', lambda: world.states() == {'acked': 1, 'pending': 1})
     time.sleep(1)
     with open(seen) as file:

@@ -8,7 +8,7 @@ export class World {
   proxy: Proxy | undefined
   readonly #superuser: pg.Pool
   private constructor(readonly database: string, readonly schema: string) {
-    // An application's own sessions have no schema of ours in their search_path.
+    // An application's own sessions do not have the extension's schema in their search_path.
     this.#superuser = new pg.Pool({ database, options: '-c search_path=public,idem' })
     this.#superuser.on('error', () => undefined)
   }
