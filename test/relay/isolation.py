@@ -417,6 +417,27 @@ def locked_row(world):
     endpoint.close()
 
 
+def locked_and_waiting(world):
+    """A message that waits for its sink, whose row is locked until its lease is over,
+    does not delay those behind it."""
+    def answer(request, number):
+        time.sleep(3 if b'first' in request.body else 0)
+        return (204, {}, b'')
+
+    endpoint = Endpoint(answer)
+    for body in 'first', 'held', 'other', 'other':
+        world.publish('t', '"%s"' % body)
+    relay = webhook(world, endpoint, '--w.in_flight=1', '--lease=2s', '--wait=600ms')
+    until('the first one is in flight', lambda: len(endpoint.requests) == 1)
+    with contextlib.closing(psycopg2.connect('')) as other:
+        other.cursor().execute("SELECT FROM idem_outbox WHERE payload = '\"held\"' FOR UPDATE")
+        until('the others are acknowledged', lambda: world.states() == {'acked': 3, 'pending': 1}, 10)
+    world.all_acked(4)
+    equal('requests', len(endpoint.requests), 4)
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
 def one_queue_stuck(world):
     """A queue that refuses by basic.nack costs its own messages attempts."""
     amqp.start(world)
@@ -567,5 +588,6 @@ TESTS = [
     ('isolation: a bad endpoint delays no message of another one', bad_endpoints),
     ('isolation: slow endpoints that succeed delay no other sink', slow_success),
     ('isolation: a locked row delays its own answer only', locked_row),
+    ('isolation: a locked row of a waiting message delays none behind it', locked_and_waiting),
     ('isolation: a full queue refuses its own messages only', one_queue_stuck),
 ]
