@@ -324,7 +324,7 @@ INSERT INTO functions VALUES
 	'SETOF record', 'c volatile', 'administrator', 'read',
 	'idem_table_faults()'),
 ('idem_table_stats',
-	'OUT table_name text, OUT live_rows bigint, OUT dead_rows bigint',
+	'OUT table_name text, OUT live_rows bigint, OUT dead_rows bigint, OUT dead_bytes bigint',
 	'SETOF record', 'sql volatile', 'administrator', 'read',
 	'idem_table_stats()'),
 ('idem_cleanup_idle', '',
