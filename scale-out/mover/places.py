@@ -93,6 +93,16 @@ class Place:
                 return rows[0]
         raise Failure('the map has no row for slot %d' % self.slot)
 
+    def last_epoch(self, router):
+        """The highest epoch of the map's rows of the slot and its scopes.  It is above
+        all gates if the shards were restored from a backup, and the map was not."""
+        epoch = router.one(
+            'SELECT coalesce(max(epoch), 0) FROM (SELECT epoch FROM idem_map.slots '
+            'WHERE slot = %s UNION ALL SELECT epoch FROM idem_map.scopes WHERE '
+            'idem_map.slot(scope) = %s) AS rows', self.slot, self.slot)
+        router.rollback()
+        return epoch
+
     def set_hint(self, routers, shard, moving_to, epoch, timeout=0):
         """Write where the place is, unless a map knows a later move."""
         for router in routers:

@@ -163,7 +163,7 @@ class Move:
 
     def next_epoch(self):
         """Above all epochs of this place."""
-        epochs = [self.place.hint(self.routers[0])[1]]
+        epochs = [self.place.last_epoch(router) for router in self.routers]
         for number in self.gates:
             shard = self.shards[number]
             epochs.append(shard.one('SELECT idem_guard.highest_epoch(%s)',

@@ -264,7 +264,7 @@ cmp_ok(scalar keys %alerted, '>=', 4, 'alert rules: some are there');
 like($metrics, qr/^$_\{/m, "alert rules: $_ is a metric") foreach sort keys %alerted;
 
 #
-# Who holds vacuum back is named once a minute has passed, so begin here
+# A transaction that prevents vacuum is named after a minute, so begin here
 #
 
 my $database = 'health';
@@ -465,7 +465,8 @@ SQL
 	qr/^\d+\.\d+\|since a message became due; undelivered: \d{5} or more$/m,
 	'those that are due are found behind as many that are delayed');
 
-# So many that are dead, as nobody can remove them before the end of the transaction, hide whether any is due.
+# Dead entries that cannot be removed before the end of the transaction hide
+# whether a message is due.
 my $oldest = q{SELECT coalesce(value::text, 'unknown'), status, detail FROM idem_health() WHERE check_name = 'outbox_oldest'};
 my $sample = q{SELECT CASE count(*) WHEN 0 THEN 'none' ELSE 'some' END FROM idem_metric_samples() WHERE name ~ 'outbox_oldest'};
 like($node->safe_psql($database, "BEGIN; DELETE FROM idem_outbox; $oldest; $sample; ROLLBACK"),
@@ -600,7 +601,8 @@ $node->restart;
 like($detail, qr/not judged.*idempotency is not in shared_preload_libraries/, 'not preloaded: no worker is missed');
 is( $node->safe_psql($database, 'SELECT count(*), count(threshold), count(*) FILTER (WHERE threshold > 0) FROM idem_health()'),
 	'11|10|10', 'not preloaded: with thresholds in the first call, but for the edition');
-# What a session sets before the library is loaded is void, if it may not set it.
+# A value that a session sets before the library is loaded has no effect, if
+# the session may not set it.
 $node->safe_psql($database, 'CREATE ROLE watch LOGIN; GRANT pg_monitor TO watch; GRANT USAGE ON SCHEMA public TO watch');
 is( $node->safe_psql($database, q{SET client_min_messages = error; SET idempotency.health_dead_letters = 1000000;
 		SELECT threshold FROM idem_health() WHERE check_name = 'dead_letters'}, extra_params => [ '-U', 'watch' ]),

@@ -208,7 +208,7 @@ def test_what_is_kept_where_it_is(call, kept):
 
 def test_a_transaction_needs_its_scope():
     idem = Idempotency("", shards=lambda conninfo: conninfo)
-    with pytest.raises(TypeError, match="scope says on which"), idem.transaction():
+    with pytest.raises(TypeError, match="needs a scope"), idem.transaction():
         pass
 
 
