@@ -165,7 +165,7 @@ is(answers_of($crowd), 'replay|300', 'the crowd has its answers');
 
 #
 # Relays that came later stand before the others in the list, and each of these
-# listens to so many topics that any message could be for it. So the relay that
+# listens to many topics, so any message could be for it. So the relay that
 # a message is for comes behind more relays than one step wakes. The last relay
 # to sleep gets its message first. If the relay depended on its look once per
 # second, it would always have just looked.

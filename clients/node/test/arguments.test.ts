@@ -14,7 +14,7 @@ after(() => world.end())
 type Row = [name: string, given: Record<string, unknown>, state: string]
 const table: Row[] = JSON.parse(await readFile(new URL('../../../../test/http/arguments.json', import.meta.url), 'utf8'))
 
-/** Those that have a place of their own; all others have names. */
+/** Arguments with a position; all others have names. */
 const POSITIONAL: Record<string, string[]> = {
   request_hash: ['method', 'path', 'body'], canonical_json: ['document'], complete: ['scope', 'key', 'response_status'],
   checkpoint: ['scope', 'key', 'recovery_point'], complete_many: ['scope', 'keys', 'response_statuses'], claim_many: ['scope', 'keys'],

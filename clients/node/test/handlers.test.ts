@@ -288,7 +288,7 @@ test('a second connection of the pool inside of a handler is refused, and only t
       await job.step('token', async () => client.once('scope', key()))
       return { status: 200 }
     })
-    // What a handler has started may go on when it is over.
+    // Work that a handler has started can continue after the handler's end.
     let later!: Promise<unknown>
     await client.request(options(key()), () => { later = sleep(50).then(() => client.once('scope', key())); return { status: 200 } })
     assert.equal(await later, true)
@@ -312,7 +312,7 @@ test('those that sleep in duplicates are counted over all clients of a pool', as
   const refused = await Promise.allSettled(waiting)
   assert.ok(refused.every((one) => one.status === 'rejected' && one.reason instanceof InProgress))
   assert.ok(Date.now() - began >= 1000, 'one has waited')
-  // The others were told at once, while it did.
+  // The others got their answers at once meanwhile.
   const again = clients.map((client, at) => client.request(options(keys[at]!), makes('waited')).catch(() => performance.now()))
   const ends = (await Promise.all(again) as number[]).sort((a, b) => a - b)
   assert.ok(ends[2]! - ends[1]! > 500, `two were told at once: ${ends}`)

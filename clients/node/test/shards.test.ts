@@ -1,4 +1,4 @@
-/** What the client knows of shards, without any; test/scale_out has them. */
+/** The client's handling of shards, without a shard; test/scale_out has real ones. */
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { Idempotency, ScopeMoving, type Client, type PoolLike, type Shard } from 'pg-idempotency'

@@ -1,4 +1,4 @@
-/** What needs no server. */
+/** Tests that need no server. */
 import assert from 'node:assert/strict'
 import { createRequire } from 'node:module'
 import { test } from 'node:test'

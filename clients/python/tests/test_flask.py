@@ -118,7 +118,7 @@ def test_a_guard_that_cannot_run_is_an_error(idem):
         Guard(scope=lambda request: "u")(login_required(lambda: ""))
 
 
-# Who asks
+# The sender
 
 
 def login_required(view):

@@ -63,7 +63,7 @@ def test_another_client_of_the_pool_is_no_way_out(single):
 
 @pytest.mark.parametrize("double", [False, True])
 def test_no_second_connection_of_tasks(database, double):
-    """Nor in a task or a thread of the handler's; what goes on behind the transaction is free."""
+    """Nor in a task or a thread of the handler's; work behind the transaction is free."""
     async def main():
         async with AsyncConnectionPool("", min_size=1, max_size=1, timeout=5, open=False) as pool:
             idem, behind, free = AsyncMemoryIdempotency() if double else AsyncIdempotency(pool), [], asyncio.Event()

@@ -18,7 +18,7 @@ from pg_idempotency.runtimes import AsyncRuntime, SyncRuntime, run
 
 
 class Backend:
-    """A router's, which says what it is told to."""
+    """A router's connection, which gives the prepared answers."""
 
     size = None
 
@@ -71,7 +71,7 @@ def test_it_remembers_so_many_and_drops_the_oldest():
 
 
 def test_threads_share_it(monkeypatch):
-    """Each connection string is asked with once, and one that takes its time holds up no other."""
+    """Each connection string is used once, and a slow one delays no other."""
     monkeypatch.setattr(shards, "MAX_KNOWN_SCOPES", 20)
     asked, free = [], threading.Event()
 

@@ -136,7 +136,7 @@ def test_a_guard_that_cannot_run_is_an_error(asynchronously):
     asynchronously(test)
 
 
-# Who asks
+# The sender
 
 
 class Login(AuthenticationBackend):
