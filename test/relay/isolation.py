@@ -15,7 +15,7 @@ import amqp
 import kafka
 from endpoint import Endpoint
 from rabbit import Proxy
-from world import PROGRAM, equal, expect, free_port, until
+from world import PROGRAM, Broken, equal, expect, free_port, until
 
 # How long the mixed test publishes, and what is its bound for good messages.
 MIXED = float(os.environ.get('MIXED', '600'))
@@ -549,7 +549,10 @@ def mixed(world):
             if chance.random() < 0.05:
                 ages = [now - mixture.good[message] for message in mixture.waiting()]
                 longest = max([longest, *ages])
-                expect('a good message waits for %.0f s' % longest, longest < BOUND)
+                if longest >= BOUND:
+                    raise Broken('a good message waits for %.0f s; topics and numbers: %s' % (longest, world.query(
+                        "SELECT topic, count(*), count(*) FILTER (WHERE awaiting_ack), min(created_at)::text, max(attempt), "
+                        "max(last_error) FROM idem_outbox WHERE state <> 'acked' AND payload ? 'n' GROUP BY 1")))
         mixture.outage = None
         until('the good messages are delivered', lambda: not mixture.waiting(), BOUND)
         waits = dict(world.query("SELECT topic, extract(epoch FROM max(acked_at - created_at))::float FROM idem_outbox "
