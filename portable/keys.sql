@@ -199,6 +199,56 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_remember_claim(bigint) IS
 'Remembers that this transaction has taken the claim with this token.';
 
+-- For a transaction that has the locks of about 100 keys, so that a batch does not fill
+-- the lock table.  It keeps a shared lock (482) instead, and the lock of the key only
+-- while it draws and writes the token.  While a transaction has that shared lock, all
+-- claims insert new keys here, because the insertion might have to wait for that transaction.
+-- The lock of the key belongs to the session, so that it can be released.
+CREATE FUNCTION @S@.idem_p_insert_claim(p_scope text, p_key text, number int, hash bytea, ttl interval, lease interval, p_request jsonb)
+RETURNS @S@.idem_claim_result
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	timeout CONSTANT text := current_setting('lock_timeout');
+	clock timestamptz;
+	result @S@.idem_claim_result;
+BEGIN
+	IF NOT pg_try_advisory_lock(478, number) THEN
+		RETURN NULL;
+	END IF;
+	BEGIN
+		result.claim_token := nextval('@S@.idem_claim_tokens');
+		clock := clock_timestamp();
+		result.outcome := 'new';
+		result.attempt := 1;
+		result.expires_at := clock + coalesce(ttl, @S@.idem_p_setting('default_ttl')::float8 * '1 ms'::interval);
+		result.lease_expires_at := least(result.expires_at, clock + coalesce(lease,
+			least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval));
+		-- The shortest wait for another transaction
+		PERFORM set_config('lock_timeout', '1', true);
+		INSERT INTO @S@.idem_keys AS k (claim_token, created_at, lease_expires_at, resume_at, expires_at, attempt,
+				state, scope, key, request_hash, request)
+			VALUES (result.claim_token, clock, result.lease_expires_at, CASE WHEN p_request IS NOT NULL THEN result.lease_expires_at END,
+				result.expires_at, 1, 'started', p_scope, p_key, hash, p_request)
+			ON CONFLICT ON CONSTRAINT idem_keys_pkey DO NOTHING;
+		IF NOT FOUND THEN
+			result.outcome := 'exists';
+		END IF;
+		PERFORM set_config('lock_timeout', timeout, true);
+	EXCEPTION
+		WHEN lock_not_available THEN
+			result := NULL;
+		WHEN OTHERS OR query_canceled THEN
+			PERFORM pg_advisory_unlock(478, number);
+			RAISE;
+	END;
+	PERFORM pg_advisory_unlock(478, number);
+	RETURN result;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_insert_claim(text, text, int, bytea, interval, interval, jsonb) IS
+'Inserts a claim of a new key, without its lock to the end of the transaction. NULL if another transaction has the key or is claiming it; outcome "exists" if it has been committed.';
+
 CREATE FUNCTION @S@.idem_p_claimed_here(token bigint, writer xid)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
@@ -528,6 +578,7 @@ DECLARE
 	is_found boolean;
 	is_own boolean;
 	is_locked boolean;
+	is_crowded boolean;
 	number int;
 	token bigint;
 	clock timestamptz := clock_timestamp();
@@ -577,9 +628,11 @@ BEGIN
 		END IF;
 
 		IF verdict IN ('new', 'lapsed') THEN
+			is_crowded := length(current_setting('idempotency_portable.claims', true)) > 1000
+				AND pg_try_advisory_xact_lock_shared(482, 0);
 			-- Read again under the lock, and release it if there is nothing to write.
 			BEGIN
-				SELECT n.number, pg_try_advisory_xact_lock(478, n.number) INTO number, is_locked
+				SELECT n.number, coalesce(is_crowded, false) OR pg_try_advisory_xact_lock(478, n.number) INTO number, is_locked
 					FROM @S@.idem_p_lock_number(scope, key) AS n (number);
 				IF is_locked THEN
 					SELECT k.*, k.xmin AS writer, @S@.idem_p_judge(k, idem_claim.request_hash, clock) AS verdict INTO record
@@ -599,12 +652,27 @@ BEGIN
 							verdict := 'held';
 							RAISE SQLSTATE 'IDR00';
 						END IF;
+					ELSIF is_crowded OR NOT (pg_try_advisory_lock(482, 0) AND pg_advisory_unlock(482, 0)) THEN
+						-- A transaction without a lock of its keys can have inserted this one.
+						PERFORM @S@.idem_p_check_new_key(key);
+						result := @S@.idem_p_insert_claim(scope, key, number, request_hash, ttl, lease, request);
+						IF result.outcome IS DISTINCT FROM 'new' THEN
+							verdict := CASE WHEN result.outcome IS NULL THEN 'crowd' ELSE 'again' END;
+							result := NULL;
+							rounds := rounds + (verdict = 'again')::int;
+							PERFORM @S@.idem_p_check_rounds(rounds, 'idem_keys');
+							RAISE SQLSTATE 'IDR00';
+						END IF;
 					END IF;
 				END IF;
 			EXCEPTION WHEN SQLSTATE 'IDR00' THEN
 				is_locked := false;
-				CONTINUE look WHEN verdict NOT IN ('held');
+				CONTINUE look WHEN verdict NOT IN ('held', 'crowd');
 			END;
+			IF result.outcome = 'new' THEN
+				PERFORM @S@.idem_p_remember_claim(result.claim_token);
+				RETURN result;
+			END IF;
 
 			IF is_locked THEN
 				IF (NOT is_found OR record.expires_at <= clock)
@@ -675,7 +743,11 @@ BEGIN
 			IF deadline > clock THEN
 				IF verdict = 'held' AND @S@.idem_p_await_row(scope, key, deadline) THEN
 					CONTINUE look;
-				ELSIF verdict <> 'held' AND @S@.idem_p_await_lock(478, number, deadline) THEN
+				ELSIF verdict = 'crowd' THEN
+					began := coalesce(began, clock);
+					pause := @S@.idem_p_pause(pause, began, deadline);
+					CONTINUE look;
+				ELSIF verdict NOT IN ('held', 'crowd') AND @S@.idem_p_await_lock(478, number, deadline) THEN
 					CONTINUE look;
 				END IF;
 			END IF;

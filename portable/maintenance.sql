@@ -104,23 +104,25 @@ END
 
 --@ idem_raise_claim_tokens plpgsql
 DECLARE
-	before bigint;
-	raised bigint;
+	highest CONSTANT bigint := 4611686018427387903;
+	wanted bigint;
+	moved bigint;
+	ids bigint;
 BEGIN
 	IF at_least IS NULL THEN
 		PERFORM @S@.idem_p_null('at_least');
-	ELSIF at_least > 4611686018427387903 THEN
-		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "at_least" must not be greater than 4611686018427387903';
+	ELSIF at_least > highest THEN
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('argument "at_least" must not be greater than %s', highest);
 	END IF;
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
 	END IF;
-	before := coalesce(pg_sequence_last_value('@S@.idem_claim_tokens'), 0);
-	raised := greatest(before, at_least);
-	PERFORM @S@.idem_p_raise_sequence('@S@.idem_claim_tokens', raised);
-	PERFORM @S@.idem_p_raise_sequence('@S@.idem_outbox_ids', greatest(nextval('@S@.idem_outbox_ids') + raised - before,
-		(SELECT max(o.id) FROM @S@.idem_outbox AS o)));
-	RETURN raised;
+	wanted := greatest(at_least, 0);
+	moved := greatest(wanted - coalesce(pg_sequence_last_value('@S@.idem_claim_tokens'), 0), 0);
+	ids := least(greatest(pg_sequence_last_value('@S@.idem_outbox_ids'), (SELECT max(o.id) FROM @S@.idem_outbox AS o), 0), highest);
+	PERFORM @S@.idem_p_raise_sequence('@S@.idem_outbox_ids', ids + least(moved, highest - ids));
+	PERFORM @S@.idem_p_raise_sequence('@S@.idem_claim_tokens', wanted);
+	RETURN coalesce(pg_sequence_last_value('@S@.idem_claim_tokens'), 0);
 END
 
 --@ idem_repair_outbox plpgsql

@@ -35,12 +35,20 @@ RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
+	numbers CONSTANT int[] := ARRAY(SELECT DISTINCT @S@.idem_p_lane_lock(l.lane)
+		FROM unnest(lanes) AS l (lane) WHERE l.lane IS NOT NULL ORDER BY 1);
 	number int;
 BEGIN
-	-- Sorted, so that two calls do not deadlock.
-	FOR number IN SELECT DISTINCT @S@.idem_p_lane_lock(l.lane) FROM unnest(lanes) AS l (lane) WHERE l.lane IS NOT NULL ORDER BY 1 LOOP
-		PERFORM pg_advisory_xact_lock(480, number);
-	END LOOP;
+	-- The lock table is small, so many lanes are locked as one: all that there are.
+	IF cardinality(numbers) > 250 THEN
+		PERFORM pg_advisory_xact_lock(483, 0);
+	ELSIF numbers <> '{}' THEN
+		PERFORM pg_advisory_xact_lock_shared(483, 0);
+		-- Sorted, so that two calls do not deadlock.
+		FOREACH number IN ARRAY numbers LOOP
+			PERFORM pg_advisory_xact_lock(480, number);
+		END LOOP;
+	END IF;
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_lock_lanes(bigint[]) IS
@@ -67,6 +75,15 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_open_lanes(bigint[]) IS
 'Puts the first message of each lane into the index of due messages; the lanes are locked.';
 
+CREATE FUNCTION @S@.idem_p_try_lock_lane(lane bigint)
+RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$
+	SELECT pg_try_advisory_xact_lock_shared(483, 0) AND pg_try_advisory_xact_lock(480, @S@.idem_p_lane_lock(lane))
+$$;
+COMMENT ON FUNCTION @S@.idem_p_try_lock_lane(bigint) IS
+'Locks a lane until the transaction ends, unless another transaction has it.';
+
 -- Checks under the lock that each message is still behind another one before parking it.
 CREATE FUNCTION @S@.idem_p_park(ids bigint[], lanes bigint[])
 RETURNS int
@@ -75,8 +92,7 @@ AS $$
 DECLARE
 	count int;
 BEGIN
-	lanes := ARRAY(SELECT l.lane FROM unnest(lanes) AS l (lane)
-		WHERE pg_try_advisory_xact_lock(480, @S@.idem_p_lane_lock(l.lane)));
+	lanes := ARRAY(SELECT l.lane FROM unnest(lanes[:250]) AS l (lane) WHERE @S@.idem_p_try_lock_lane(l.lane));
 	ids := ARRAY(SELECT p.id FROM unnest(ids) AS i (id) JOIN @S@.idem_outbox AS p ON p.id = i.id
 		JOIN (SELECT l.lane, (SELECT f.id FROM @S@.idem_outbox AS f
 				WHERE f.key_hash = l.lane AND f.state = 'pending' ORDER BY f.id LIMIT 1) AS head
@@ -90,7 +106,16 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_park(bigint[], bigint[]) IS
-'Parks those of the messages that are behind another one of their key; returns how many.';
+'Parks the messages that are behind another one of their key, of up to 250 keys; returns their number.';
+
+CREATE FUNCTION @S@.idem_p_text_size(payload jsonb, headers jsonb)
+RETURNS int
+LANGUAGE sql IMMUTABLE
+AS $$
+	SELECT octet_length(payload::text) + CASE WHEN headers IS NULL THEN 0 ELSE octet_length(headers::text) END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_text_size(jsonb, jsonb) IS
+'The length of a message as text.';
 
 -- The last five errors, the newest first, each on a line that begins with its time.
 CREATE FUNCTION @S@.idem_p_add_error(previous text, error text)
@@ -242,6 +267,9 @@ END
 DECLARE
 	wanted CONSTANT int := coalesce(max_messages, 100);
 	attempts_allowed CONSTANT int := @S@.idem_p_setting('outbox_max_attempts')::int;
+	-- The length of the messages of a result, as a client receives them.
+	most_text CONSTANT int := 16777216;
+	fitting int;
 	-- A call that can return messages parks one page at most.  Any other call continues with
 	-- larger pages, because due messages can be behind the messages that it must park.
 	page int := 200;
@@ -298,7 +326,7 @@ BEGIN
 			WITH first_ones AS MATERIALIZED (SELECT o.id, o.key_hash FROM @S@.idem_outbox AS o
 					WHERE o.id = ANY (heads) AND o.state = 'pending' AND o.available_at <= clock
 						AND (o.attempt - o.uncounted_attempts >= attempts_allowed OR o.attempt = 2147483647)
-						AND (o.key_hash IS NULL OR pg_try_advisory_xact_lock(480, @S@.idem_p_lane_lock(o.key_hash)))
+						AND (o.key_hash IS NULL OR @S@.idem_p_try_lock_lane(o.key_hash))
 					LIMIT may_die),
 				candidates AS MATERIALIZED (SELECT r.id FROM first_ones AS f CROSS JOIN LATERAL (
 						SELECT f.id WHERE f.key_hash IS NULL
@@ -322,24 +350,35 @@ BEGIN
 				changed := true;
 				CONTINUE;
 			END IF;
+			-- Do not lock more messages than a result can have.
+			fitting := (SELECT count(*) FROM (
+				SELECT sum(@S@.idem_p_text_size(o.payload, o.headers)) OVER (ORDER BY h.place) AS size
+				FROM unnest(heads[:wanted]) WITH ORDINALITY AS h (id, place) JOIN @S@.idem_outbox AS o ON o.id = h.id) AS c
+				WHERE c.size <= most_text);
 			heads := ARRAY(SELECT o.id FROM unnest(heads) WITH ORDINALITY AS h (id, place)
 				JOIN @S@.idem_outbox AS o ON o.id = h.id
 				WHERE o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
-				ORDER BY h.place LIMIT wanted FOR NO KEY UPDATE OF o SKIP LOCKED);
+				ORDER BY h.place LIMIT greatest(fitting, 1) FOR NO KEY UPDATE OF o SKIP LOCKED);
 			-- The messages directly behind a locked head, but none behind a message that might die soon.
-			ids := ARRAY(SELECT r.id FROM unnest(heads) WITH ORDINALITY AS h (id, place)
-				JOIN @S@.idem_outbox AS o ON o.id = h.id
-				CROSS JOIN LATERAL (
-					SELECT o.id WHERE o.key_hash IS NULL
-					UNION ALL
-					SELECT n.id FROM (
-						SELECT e.id, bool_and(e.available_at <= clock) OVER up_to AND first_value(e.id) OVER up_to = o.id
-								AND coalesce(bool_and(e.attempt - e.uncounted_attempts < greatest(attempts_allowed / 2, 1)) OVER before, true) AS follows
-						FROM (SELECT m.id, m.available_at, m.attempt, m.uncounted_attempts FROM @S@.idem_outbox AS m
-							WHERE m.key_hash = o.key_hash AND m.state = 'pending' ORDER BY m.id LIMIT wanted) AS e
-						WINDOW up_to AS (ORDER BY e.id), before AS (ORDER BY e.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS n
-					WHERE n.follows) AS r (id)
-				ORDER BY h.place, r.id LIMIT wanted);
+			ids := ARRAY(SELECT f.id FROM (
+				SELECT s.id, s.lane_place, sum(@S@.idem_p_text_size(m.payload, m.headers)) OVER (ORDER BY s.lane_place, s.id) AS size,
+					row_number() OVER (ORDER BY s.lane_place, s.id) AS place
+				FROM (SELECT r.id, h.place AS lane_place FROM unnest(heads) WITH ORDINALITY AS h (id, place)
+					JOIN @S@.idem_outbox AS o ON o.id = h.id
+					CROSS JOIN LATERAL (
+						SELECT o.id WHERE o.key_hash IS NULL
+						UNION ALL
+						SELECT n.id FROM (
+							SELECT e.id, bool_and(e.available_at <= clock) OVER up_to AND first_value(e.id) OVER up_to = o.id
+									AND coalesce(bool_and(e.attempt - e.uncounted_attempts < greatest(attempts_allowed / 2, 1)) OVER before, true) AS follows
+							FROM (SELECT m.id, m.available_at, m.attempt, m.uncounted_attempts FROM @S@.idem_outbox AS m
+								WHERE m.key_hash = o.key_hash AND m.state = 'pending' ORDER BY m.id LIMIT wanted) AS e
+							WINDOW up_to AS (ORDER BY e.id), before AS (ORDER BY e.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS n
+						WHERE n.follows) AS r (id)
+					ORDER BY h.place, r.id LIMIT wanted) AS s
+				JOIN @S@.idem_outbox AS m ON m.id = s.id) AS f
+				WHERE f.place = 1 OR f.size <= most_text
+				ORDER BY f.place);
 			locked := ARRAY(SELECT o.id FROM unnest(ids) WITH ORDINALITY AS i (id, place)
 				JOIN @S@.idem_outbox AS o ON o.id = i.id
 				WHERE o.state = 'pending' AND o.available_at <= clock
@@ -374,7 +413,7 @@ BEGIN
 		END IF;
 		IF behind <> '{}' AND may_park > 0 THEN
 			parked := @S@.idem_p_park(behind, lanes);
-			may_park := may_park - parked;
+			may_park := CASE WHEN cardinality(lanes) > 250 THEN 0 ELSE may_park - parked END;
 			is_parking := is_parking OR parked > 0;
 		END IF;
 		IF changed THEN

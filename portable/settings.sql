@@ -112,31 +112,33 @@ BEGIN
 		RAISE EXCEPTION USING ERRCODE = '42704',
 			MESSAGE = format('unrecognized configuration parameter "idempotency.%s"', name);
 	END IF;
-	BEGIN
-		CASE known.kind
-			WHEN 'word' THEN
-				IF lower(value) = ANY (known.words) THEN
-					RETURN lower(value);
-				END IF;
-			WHEN 'bool' THEN
-				RETURN CASE WHEN value::bool THEN 'on' ELSE 'off' END;
-			ELSE
-				parts := regexp_match(value, '^[[:space:]]*([0-9.]+(?:[eE][+-]?[0-9]+)?)[[:space:]]*([a-zA-Z]*)[[:space:]]*$');
-				number := parts[1]::float8 * CASE parts[2] WHEN '' THEN 1
-					ELSE CASE known.kind
-						WHEN 'ms' THEN CASE parts[2] WHEN 'us' THEN 0.001 WHEN 'ms' THEN 1 WHEN 's' THEN 1000
-							WHEN 'min' THEN 60000 WHEN 'h' THEN 3600000 WHEN 'd' THEN 86400000 END
-						WHEN 'bytes' THEN CASE parts[2] WHEN 'B' THEN 1 WHEN 'kB' THEN 1024 WHEN 'MB' THEN 1048576
-							WHEN 'GB' THEN 1073741824 WHEN 'TB' THEN 1099511627776 END
-						END END;
-				IF number BETWEEN known.lowest AND known.highest
-					AND (known.kind NOT IN ('int', 'bytes') OR number = trunc(number)) THEN
-					RETURN number::numeric::text;
-				END IF;
-		END CASE;
-	EXCEPTION WHEN invalid_text_representation OR numeric_value_out_of_range THEN
-		NULL;
-	END;
+	-- Without a handler of errors, because calls in parallel plans read settings.
+	CASE known.kind
+		WHEN 'word' THEN
+			IF lower(value) = ANY (known.words) THEN
+				RETURN lower(value);
+			END IF;
+		WHEN 'bool' THEN
+			IF lower(value) ~ '^[[:space:]]*(t(r(ue?)?)?|y(es?)?|on|1)[[:space:]]*$' THEN
+				RETURN 'on';
+			ELSIF lower(value) ~ '^[[:space:]]*(f(a(l(se?)?)?)?|no?|off?|0)[[:space:]]*$' THEN
+				RETURN 'off';
+			END IF;
+		ELSE
+			parts := regexp_match(value,
+				'^[[:space:]]*(?=[.]?[0-9])([0-9]{0,18}[.]?[0-9]{0,18}(?:[eE][+-]?[0-9]{1,2})?)[[:space:]]*([a-zA-Z]*)[[:space:]]*$');
+			number := parts[1]::float8 * CASE parts[2] WHEN '' THEN 1
+				ELSE CASE known.kind
+					WHEN 'ms' THEN CASE parts[2] WHEN 'us' THEN 0.001 WHEN 'ms' THEN 1 WHEN 's' THEN 1000
+						WHEN 'min' THEN 60000 WHEN 'h' THEN 3600000 WHEN 'd' THEN 86400000 END
+					WHEN 'bytes' THEN CASE parts[2] WHEN 'B' THEN 1 WHEN 'kB' THEN 1024 WHEN 'MB' THEN 1048576
+						WHEN 'GB' THEN 1073741824 WHEN 'TB' THEN 1099511627776 END
+					END END;
+			IF number BETWEEN known.lowest AND known.highest
+				AND (known.kind NOT IN ('int', 'bytes') OR number = trunc(number)) THEN
+				RETURN number::numeric::text;
+			END IF;
+	END CASE;
 	RAISE EXCEPTION USING ERRCODE = '22023',
 		MESSAGE = format('invalid value for parameter "idempotency.%s": "%s"', name, value);
 END
