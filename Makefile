@@ -25,6 +25,7 @@
 #
 # Measure it:
 #	make bench			ratios to hand-written SQL, on a throwaway server
+#	make portable-bench	the portable edition beside the C edition and hand-written PL/pgSQL
 #	make relay-bench	the relay beside a program that polls a table
 #	make monitoring-picture	draw the dashboard for the docs, from two minutes of load
 #
@@ -80,7 +81,7 @@ ISOLATION_OPTS = --inputdir=$(TREE)/test/isolation --outputdir=test/isolation --
 
 # These work without a server installation, and PGXS has a "check" of its own.
 # So they run without PGXS, and a second make runs the other goals of the call.
-DEV_GOALS = portable portable-check demo playground check models clients matrix inject mutants lint static sanitize valgrind fuzz scale-out torture failover bench bench-clients relay relay-install relay-check relay-bench dist deb site packages-check monitoring-check monitoring-picture
+DEV_GOALS = portable portable-check portable-bench demo playground check models clients matrix inject mutants lint static sanitize valgrind fuzz scale-out torture failover bench bench-clients relay relay-install relay-check relay-bench dist deb site packages-check monitoring-check monitoring-picture
 ifneq ($(filter $(DEV_GOALS),$(MAKECMDGOALS)),)
 
 PGXS_GOALS = $(filter-out $(DEV_GOALS),$(MAKECMDGOALS))
@@ -105,6 +106,11 @@ portable-check:
 	@test/prepare
 	@EDITION=portable test/cluster test/check $(SUITES)
 	@test -n "$(SUITES)" || test/pglite/run
+
+# ROUNDS=1 SECONDS_EACH=1 for a shorter run
+portable-bench:
+	@test/prepare
+	@test/cluster test/bench/portable
 
 # ROUNDS=20 for a shorter run; see test/failover/run for more.
 failover:

@@ -242,7 +242,7 @@ COMMENT ON FUNCTION @S@.idem_p_parse_body(text) IS
 --@ idem_request_hash_text plpgsql unsafe
 BEGIN
 	RETURN @S@.idem_p_hash(method, path,
-		CASE WHEN body <> '' THEN convert_to(@S@.idem_p_canonical(@S@.idem_p_parse_body(body)), 'UTF8') END);
+		CASE WHEN body <> '' AND method IS NOT NULL AND path IS NOT NULL THEN convert_to(@S@.idem_p_canonical(@S@.idem_p_parse_body(body)), 'UTF8') END);
 END
 
 --@ idem_request_hash_jsonb plpgsql

@@ -10,7 +10,7 @@
 --@ first
 CREATE TABLE @S@.idem_p_installation (
 	seed bytea NOT NULL,
-	version text NOT NULL
+	version text NOT NULL PRIMARY KEY
 );
 COMMENT ON TABLE @S@.idem_p_installation IS
 'One row: the secret that goes into the numbers of advisory locks, and the version of the portable edition.';
@@ -476,13 +476,13 @@ COMMENT ON FUNCTION @S@.idem_p_is_running(xid) IS
 -- Each table has one class of locks, which no other program should use.  The number
 -- depends on a secret, so that a client can neither choose two keys with the same
 -- number nor predict the number of a key.
-CREATE FUNCTION @S@.idem_p_lock_number(first text, second text)
+-- The planner inlines this function.
+CREATE FUNCTION @S@.idem_p_lock_number(seed bytea, first text, second text)
 RETURNS int
 LANGUAGE sql STABLE
 AS $$
-	SELECT ('x' || encode(substr(sha256(i.seed || int4send(octet_length(first))
-			|| convert_to(first, getdatabaseencoding()) || convert_to(second, getdatabaseencoding())), 1, 4), 'hex'))::bit(32)::int
-	FROM @S@.idem_p_installation AS i
+	SELECT ('x' || encode(substr(sha256(seed || int4send(octet_length(first))
+		|| convert_to(first, getdatabaseencoding()) || convert_to(second, getdatabaseencoding())), 1, 4), 'hex'))::bit(32)::int
 $$;
-COMMENT ON FUNCTION @S@.idem_p_lock_number(text, text) IS
-'The number of the advisory lock for two texts.';
+COMMENT ON FUNCTION @S@.idem_p_lock_number(bytea, text, text) IS
+'The number of the advisory lock for two texts, with the secret of the installation.';
