@@ -55,7 +55,7 @@ test('bad arguments: the same refusal by the server and by the double', async ()
   for (const row of table) {
     const found: unknown[] = []
     for (const client of [world.client(), new MemoryIdempotency()] as Client<any>[]) {
-      const answer = call(client, row).then(() => 'ok', (error: unknown) => (/^TypeError: (\w+ is negative|not an HTTP method)/.test(String(error)) ? 'local' : codeOf(error) ?? String(error)))
+      const answer = call(client, row).then(() => 'ok', (error: unknown) => (/^TypeError: (\w+ must not be negative|not an HTTP method)/.test(String(error)) ? 'local' : codeOf(error) ?? String(error)))
       found.push(await Promise.race([answer, sleep(5000, 'it waits', { ref: false })]))
     }
     // Some of it the client does not even send.

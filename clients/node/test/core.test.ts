@@ -252,7 +252,7 @@ test('the keys whose messages wait', async () => {
   assert.ok(blocked[0]!.until instanceof Date && blocked[0]!.blockedSince instanceof Date)
   await idem.outboxAck([id])
   const memory = new MemoryIdempotency()
-  for (const call of [() => memory.outboxBlocked(), () => memory.resume(), () => memory.takeExpired('keys')]) await assert.rejects(call(), /is not in the double/)
+  for (const call of [() => memory.outboxBlocked(), () => memory.resume(), () => memory.takeExpired('keys')]) await assert.rejects(call(), /the double does not have/)
 })
 
 test('numbers beyond 2^53 keep their digits in the text of a document', async () => {
@@ -264,7 +264,7 @@ test('numbers beyond 2^53 keep their digits in the text of a document', async ()
   assert.equal(await idem.canonicalJson('{"n": 9007199254740993}'), '{"n":9007199254740993}')
 })
 
-test('what a program got wrong is told before anything is sent', async () => {
+test('mistakes in arguments are errors before any call', async () => {
   const wrong: [() => Promise<unknown>, RegExp][] = [
     [() => idem.set('u', 'e', '1', 'like', true, 2 ** 53), /exact integer/],
     [() => idem.once('scope', 'nul\0'), /NUL/],
@@ -273,7 +273,7 @@ test('what a program got wrong is told before anything is sent', async () => {
     [() => idem.claim('scope', key(), { wait: 5 as never }), /for milliseconds, use waitMs/],
     [() => idem.claim('scope', key(), { wait: '5s', waitMs: 5 }), /cannot both be set/],
     [() => idem.publish('t', { n: 1n } as never), /bigint/],
-    [() => idem.onceMany('scope', 'token' as never), /no array/],
+    [() => idem.onceMany('scope', 'token' as never), /must be an array/],
     [() => idem.claim('scope', key(), { waitMs: NaN }), /waitMs must be a number of milliseconds, not NaN/],
     [() => idem.claim('scope', key(), { leaseMs: -1 }), /leaseMs must not be negative: -1/],
     [() => idem.claim('scope', key(), { ttlMs: Infinity }), /ttlMs must be a number of milliseconds, not Infinity/],
@@ -288,10 +288,10 @@ test('what a program got wrong is told before anything is sent', async () => {
     [() => idem.request({ scope: 's', key: key(), wait: '1s', waitMs: 1 }, () => ({ status: 200 })), /wait and waitMs cannot both be set/],
     [() => idem.request({ scope: 's', key: key(), timeout: 'soon' }, () => ({ status: 200 })), /timeout is not a valid interval/],
     [() => idem.request({ scope: 's', key: key(), timeoutMs: 0 }, () => ({ status: 200 })), /timeout must not be 0/],
-    [() => idem.job({ scope: 's', key: key(), leaseMs: -5 }, () => ({ status: 200 })), /leaseMs is negative/],
+    [() => idem.job({ scope: 's', key: key(), leaseMs: -5 }, () => ({ status: 200 })), /leaseMs must not be negative/],
     [() => idem.request({ scope: 's', key: key(), maxResponseSize: NaN }, () => ({ status: 200 })), /maxResponseSize must be a whole number/],
-    [() => idem.request({ scope: 's', key: key(), ttl: '0 seconds' }, () => ({ status: 200 })), /ttl is 0/],
-    [() => new MemoryIdempotency().job({ scope: 's', key: key(), ttlMs: 0 }, () => ({ status: 200 })), /ttl is 0/],
+    [() => idem.request({ scope: 's', key: key(), ttl: '0 seconds' }, () => ({ status: 200 })), /ttl must not be 0/],
+    [() => new MemoryIdempotency().job({ scope: 's', key: key(), ttlMs: 0 }, () => ({ status: 200 })), /ttl must not be 0/],
     [async () => new Idempotency(world.pool(), { wait: '5 bananas' }), /wait is not a valid interval/],
     [async () => new Idempotency(world.pool(), { ttl: '1 day', ttlMs: 1 }), /cannot both be set/],
     [async () => new Idempotency(world.pool(), { maxWaiters: 1.5 }), /maxWaiters must be a whole number/],
@@ -409,7 +409,7 @@ test('a wrong schema is named in the error', async () => {
     const ways = [() => wrong.once('a', 'b'), () => wrong.request({ scope: 'a', key: key() }, () => ({ status: 200 }))]
     for (const way of ways) {
       await assert.rejects(way(), (error) => error instanceof IdempotencyError && /42883|3F000/.test(error.sqlstate!) &&
-        error.message.startsWith(`the functions of the extension are not in schema ${schema}: the option schema`))
+        error.message.startsWith(`the functions of the extension are not in schema ${schema}: set the option schema`))
     }
   }
 })

@@ -202,6 +202,15 @@ def test_a_statement_that_was_never_awaited_is_no_success(asynchronously):
     asynchronously(test)
 
 
+def test_a_scope_of_other_arguments_is_an_error():
+    async def place(owner: str, store: str = "main"):
+        pass
+
+    with pytest.raises(TypeError, match="'buyer'"):
+        Guard(scope=lambda request, owner, buyer: buyer)(place)
+    Guard(scope=lambda request, owner, *more, store, buyer="", **named: owner)(place)
+
+
 def test_a_guard_that_cannot_run_is_an_error(asynchronously):
     async def test(idem, pool):
         app = FastAPI()

@@ -229,12 +229,12 @@ def test_other_errors(idem, pool):
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_what_json_has_not(idem, double):
+def test_values_that_json_cannot_represent(idem, double):
     """An error that names the place; nothing is sent."""
     idem = MemoryIdempotency() if double else idem
     circle = {}
     circle["self"] = [circle]
-    for value, place in (({"a": [1, {"b": float("nan")}]}, r"a\[1\].b is nan"), (float("inf"), "not: inf"),
+    for value, place in (({"a": [1, {"b": float("nan")}]}, r"a\[1\].b is nan"), (float("inf"), "represent: inf"),
                          ({"when": {1}}, "when is a set"), ([object()], r"\[0\] is a object"),
                          (circle, r"self\[0\] is part of itself"), ({(1, 2): 1}, "a name that is a tuple")):
         with pytest.raises(TypeError, match=f"payload contains a value that JSON cannot represent: .*{place}|payload .*{place}"):
@@ -251,7 +251,7 @@ def test_what_json_has_not(idem, double):
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_wrong_types_at_the_door(idem, double):
+def test_wrong_types_raise_before_any_call(idem, double):
     idem = MemoryIdempotency() if double else idem
     never = (lambda tx: pytest.fail("it ran"))
     for body in (7, {}, {"a": 1}, io.BytesIO(b""), [], object()):
@@ -272,7 +272,7 @@ def test_wrong_types_at_the_door(idem, double):
             idem.job(scope, new_key(), never)
 
 
-def test_found_in_what_wraps_them(pool):
+def test_errors_are_found_inside_other_errors(pool):
     class Wrapped(Exception):
         pass
 
@@ -379,7 +379,7 @@ def test_operators(idem, double):
     assert idem.stats()["claims_new"] == 0
 
 
-def test_the_double_lacks_none_and_names_them_alike(idem):
+def test_the_double_has_all_functions_with_the_same_names(idem):
     double = MemoryIdempotency()
     # These need a server; the double says so.
     needs_server = {"resume": (), "outbox_blocked": (), "take_expired": ("keys",)}

@@ -8,8 +8,8 @@ import pytest
 from proxy import Proxy
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from pg_idempotency import (ClaimLost, ClaimNotFound, Idempotency, InProgress, NotFinished, Response, core,
-                            new_key)
+from pg_idempotency import (ClaimLost, ClaimNotFound, Idempotency, InProgress, NotFinished, Response,
+                            TransactionEnded, core, new_key)
 
 
 def finished(name):
@@ -417,6 +417,28 @@ def test_a_last_step_whose_response_is_not_stored_is_rolled_back(idem, effects, 
         result = idem.job("u", key, lambda job: job.finish(finish))
         assert (result.status, result.stored, effects(key)) == (status, False, 0)
         assert (found := idem.lookup("u", key)).state == "failed" and found.attempt == attempt
+
+
+@pytest.mark.parametrize("status, stored", [(201, False), (402, True)])
+def test_a_job_reports_no_success_after_a_last_step_that_was_rolled_back(idem, effects, status, stored):
+    key = new_key()
+
+    def finish(tx):
+        tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+        raise ZeroDivisionError
+
+    def work(job):
+        try:
+            return job.finish(finish)
+        except ZeroDivisionError:
+            return Response(status)
+
+    if stored:
+        assert idem.job("u", key, work).status == status
+    else:
+        with pytest.raises(TransactionEnded, match="the last step was rolled back"):
+            idem.job("u", key, work)
+    assert effects(key) == 0 and idem.lookup("u", key).state == ("completed" if stored else "failed")
 
 
 def test_a_duplicate_of_a_running_job_learns_when_to_come_again(idem):

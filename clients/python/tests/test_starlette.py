@@ -309,6 +309,26 @@ def test_pieces_are_stored_where_their_length_is_known(asynchronously, effects):
     asynchronously(test)
 
 
+@pytest.mark.parametrize("second", ["http.response.start", "http.response.body"])
+def test_a_second_response_is_rolled_back(asynchronously, effects, second):
+    async def test(idem, pool):
+        class Twice(Response):
+            async def __call__(self, scope, receive, send):
+                await send({"type": "http.response.start", "status": 402, "headers": []})
+                await send({"type": "http.response.body", "body": b"first"})
+                await send({"type": second, "status": 201, "headers": [], "body": b"second"})
+
+        async def order(request):
+            await insert(request, key)
+            return Twice()
+
+        key = new_key()
+        answer = await ask(shop(idem, order), key)
+        assert answer.status == 500 and "second response" in str(answer.escaped) and effects(key) == 0
+
+    asynchronously(test)
+
+
 # The order of things
 
 

@@ -29,7 +29,7 @@ __all__ = ["Job"]
 
 
 class Job:
-    """The decorator of a function whose first argument is the job; below app.task.
+    """The decorator of a function whose first argument is the job, or the second one after self; below app.task.
 
     scope is the task's name by default.  options are those of Idempotency.job().  A function that returns
     neither a Result nor a Response returns JSON.
@@ -44,6 +44,8 @@ class Job:
         if hasattr(function, "apply_async"):
             raise TypeError("write the decorator below app.task")
         signature = inspect.signature(function)
+        parameters = list(signature.parameters.values())
+        at = 1 if parameters and parameters[0].name == "self" else 0       # as with bind=True
 
         @functools.wraps(function)
         def task(*arguments: Any, **named: Any) -> Any:
@@ -51,7 +53,7 @@ class Job:
                 raise RuntimeError("the task has no id, which is the key of the job: call the task with delay() or apply()")
 
             def run(job: Any) -> Any:
-                found = function(job, *arguments, **named)
+                found = function(*arguments[:at], job, *arguments[at:], **named)
                 return found if isinstance(found, (Result, Response)) else Response.json(found)
 
             try:
@@ -65,7 +67,7 @@ class Job:
             return _value(result)
 
         # delay() checks its arguments with this signature.
-        setattr(task, "__signature__", signature.replace(parameters=list(signature.parameters.values())[1:]))
+        setattr(task, "__signature__", signature.replace(parameters=parameters[:at] + parameters[at + 1:]))
         return task
 
 

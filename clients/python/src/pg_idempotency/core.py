@@ -641,6 +641,8 @@ class Job:
         self._values: dict[str, Any] = dict(state) if isinstance(state, Mapping) else {}
         self._seen: set[str] = set()        # in this attempt
         self._running = self._finishing = False
+        self._undone = False
+        """The last step was rolled back."""
         self._deadline = Deadline(call.timeout)
         # The others hold no connection.
         self._deadline_of_last = self._deadline if call.timeout is not None else Deadline(call.timeout_in_transaction)
@@ -722,7 +724,7 @@ class Job:
     async def _finish(self, function: Callable[[Any], Any]) -> Result:
         self._check()
         self._running = True
-        self._finishing = True
+        self._finishing = self._undone = True
         try:
             async def attempt(number: int) -> Result:
                 try:
@@ -731,6 +733,7 @@ class Job:
                     return await self._resolve_in_doubt(function, in_doubt.__cause__)
 
             self.result = await self._while_held(attempt)
+            self._undone = False
         except (ClaimLost, ClaimNotFound):
             self.lost.set()
             raise
@@ -777,6 +780,8 @@ class Job:
     async def _complete(self, response: Response) -> None:
         """Without a business write."""
         self._check()
+        if self._undone and 200 <= response.status < 300:
+            raise TransactionEnded(f"the last step was rolled back, and the job returned {response.status}")
         if not self._call.commits(response.status):
             await self._fail(None, f"status {response.status}")
             self.result = Result("new", response.status, response.body, response.headers, False, False)

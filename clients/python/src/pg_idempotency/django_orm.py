@@ -67,7 +67,7 @@ class DjangoSession(AdapterSession):
 
     @property
     def open(self) -> bool:                 # type: ignore[override]
-        return bool(self._atomic and not self.lost and not self._connection.needs_rollback
+        return bool(self._atomic and not self.lost and self._driver() is self._link and not self._connection.needs_rollback
                     and len(self._connection.savepoint_ids) == self._depth)
 
     def _begin(self) -> Any:

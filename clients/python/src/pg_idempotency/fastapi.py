@@ -42,6 +42,10 @@ class Guard(starlette.Guard):
     def __call__(self, endpoint: Endpoint) -> Endpoint:
         called = super().__call__(endpoint)
         setattr(called, "__signature__", _signature(endpoint))
+        own = inspect.signature(endpoint).parameters
+        for one in list(inspect.signature(self.scope).parameters.values())[1:]:
+            if one.name not in own and one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+                raise TypeError(f"scope asks for {one.name!r}, which is no argument of {endpoint.__qualname__}")
         return called
 
     def _own(self, named: Mapping[str, Any]) -> Mapping[str, Any]:

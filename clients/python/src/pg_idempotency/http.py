@@ -183,7 +183,7 @@ class Exchange:
         self.whole = False
         """The body was read to its end."""
         self.undone = False
-        """A handler has run, and its work was rolled back."""
+        """A guard has begun, and has neither committed nor replayed a response."""
         self._request = (method, path)
         self._name = f"{method} {path.split('?')[0]}"
         self._length = length
@@ -374,11 +374,13 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
     rolled back.  Raises what the handler has raised, after the rollback."""
     client = exchange.client
     scope, key = "", None
+    has_run = False
     answers: list[Answer] = []
     raised: list[BaseException] = []
 
     async def respond(access: Access) -> Response:
-        exchange.undone = True
+        nonlocal has_run
+        has_run = True
         answers.clear()
         raised.clear()
         try:
@@ -402,6 +404,7 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
         elif guard.required and not in_form:
             return _key_required()
         scope = _scope(await maybe_await(ask_scope()))
+        exchange.undone = True
         if key is not None or in_form:
             exchange.limit_body(guard.max_request_size)
             await maybe_await(read_body())
@@ -427,7 +430,7 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
         try:
             result = await perform(call)
         except Exception as error:
-            if exchange.undone or not isinstance(call.request_hash, Statement) or sqlstate(error) not in NO_JSON:
+            if has_run or not isinstance(call.request_hash, Statement) or sqlstate(error) not in NO_JSON:
                 raise
             call = replace(call, request_hash=exchange.hash_of_bytes())
             result = await perform(call)

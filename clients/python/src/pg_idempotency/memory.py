@@ -372,9 +372,10 @@ class Store(Monitoring):
                     arguments[name] = self.call(tx, value)[0][0]
                 elif isinstance(value, str) and "\0" in value:
                     raise DoubleError("22021", "text cannot contain NUL (0x00) bytes")
-            method = getattr(self, statement.function.removeprefix("pg_catalog."), None)
+            function = statement.function.removeprefix("pg_catalog.")
+            method = getattr(self, function, None)
             if method is None:
-                raise NotImplementedError(f"the double does not have {statement.function}: test it with a server")
+                raise NotImplementedError(f"the double does not have {function}: test it with a server")
             before = len(tx.undo)
             try:
                 for argument in statement.arguments:

@@ -73,6 +73,9 @@ class SQLAlchemySession(AdapterSession):
 
     async def _begin(self) -> Any:
         self._transaction = await maybe_await(self._connection.begin())
+        driver = getattr(self._connection, "sync_connection", self._connection).connection.dbapi_connection
+        if getattr(driver, "autocommit", False):
+            raise TypeError("the engine's isolation level is AUTOCOMMIT: a request or job needs a transaction")
         make = self._source.make_session
         return make(bind=self._connection) if make else self._connection
 
