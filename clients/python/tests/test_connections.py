@@ -237,11 +237,11 @@ def test_rows_that_are_not_read_to_their_end_hold_no_connection_for_ever(databas
         return Response()
 
     with ConnectionPool("", min_size=1, max_size=1) as pool:
-        idem = Idempotency(pool, timeout="0.5s")
+        idem = Idempotency(pool)
 
         def request():
             with pytest.raises(ZeroDivisionError if ends == "raises" else TimedOut):
-                idem.request("u", new_key(), reads)
+                idem.request("u", new_key(), reads, timeout="30s" if ends == "raises" else "0.5s")
             found.append(idem.request("u", new_key(), lambda tx: Response(204)).status)
 
         thread = threading.Thread(target=request, daemon=True)
