@@ -10,7 +10,7 @@
 --@ first
 CREATE TABLE @S@.idem_p_installation (
 	seed bytea NOT NULL,
-	version text NOT NULL
+	version text NOT NULL PRIMARY KEY
 );
 COMMENT ON TABLE @S@.idem_p_installation IS
 'One row: the secret that goes into the numbers of advisory locks, and the version of the portable edition.';
@@ -112,31 +112,33 @@ BEGIN
 		RAISE EXCEPTION USING ERRCODE = '42704',
 			MESSAGE = format('unrecognized configuration parameter "idempotency.%s"', name);
 	END IF;
-	BEGIN
-		CASE known.kind
-			WHEN 'word' THEN
-				IF lower(value) = ANY (known.words) THEN
-					RETURN lower(value);
-				END IF;
-			WHEN 'bool' THEN
-				RETURN CASE WHEN value::bool THEN 'on' ELSE 'off' END;
-			ELSE
-				parts := regexp_match(value, '^[[:space:]]*([0-9.]+(?:[eE][+-]?[0-9]+)?)[[:space:]]*([a-zA-Z]*)[[:space:]]*$');
-				number := parts[1]::float8 * CASE parts[2] WHEN '' THEN 1
-					ELSE CASE known.kind
-						WHEN 'ms' THEN CASE parts[2] WHEN 'us' THEN 0.001 WHEN 'ms' THEN 1 WHEN 's' THEN 1000
-							WHEN 'min' THEN 60000 WHEN 'h' THEN 3600000 WHEN 'd' THEN 86400000 END
-						WHEN 'bytes' THEN CASE parts[2] WHEN 'B' THEN 1 WHEN 'kB' THEN 1024 WHEN 'MB' THEN 1048576
-							WHEN 'GB' THEN 1073741824 WHEN 'TB' THEN 1099511627776 END
-						END END;
-				IF number BETWEEN known.lowest AND known.highest
-					AND (known.kind NOT IN ('int', 'bytes') OR number = trunc(number)) THEN
-					RETURN number::numeric::text;
-				END IF;
-		END CASE;
-	EXCEPTION WHEN invalid_text_representation OR numeric_value_out_of_range THEN
-		NULL;
-	END;
+	-- Without a handler of errors, because calls in parallel plans read settings.
+	CASE known.kind
+		WHEN 'word' THEN
+			IF lower(value) = ANY (known.words) THEN
+				RETURN lower(value);
+			END IF;
+		WHEN 'bool' THEN
+			IF lower(value) ~ '^[[:space:]]*(t(r(ue?)?)?|y(es?)?|on|1)[[:space:]]*$' THEN
+				RETURN 'on';
+			ELSIF lower(value) ~ '^[[:space:]]*(f(a(l(se?)?)?)?|no?|off?|0)[[:space:]]*$' THEN
+				RETURN 'off';
+			END IF;
+		ELSE
+			parts := regexp_match(value,
+				'^[[:space:]]*(?=[.]?[0-9])([0-9]{0,18}[.]?[0-9]{0,18}(?:[eE][+-]?[0-9]{1,2})?)[[:space:]]*([a-zA-Z]*)[[:space:]]*$');
+			number := parts[1]::float8 * CASE parts[2] WHEN '' THEN 1
+				ELSE CASE known.kind
+					WHEN 'ms' THEN CASE parts[2] WHEN 'us' THEN 0.001 WHEN 'ms' THEN 1 WHEN 's' THEN 1000
+						WHEN 'min' THEN 60000 WHEN 'h' THEN 3600000 WHEN 'd' THEN 86400000 END
+					WHEN 'bytes' THEN CASE parts[2] WHEN 'B' THEN 1 WHEN 'kB' THEN 1024 WHEN 'MB' THEN 1048576
+						WHEN 'GB' THEN 1073741824 WHEN 'TB' THEN 1099511627776 END
+					END END;
+			IF number BETWEEN known.lowest AND known.highest
+				AND (known.kind NOT IN ('int', 'bytes') OR number = trunc(number)) THEN
+				RETURN number::numeric::text;
+			END IF;
+	END CASE;
 	RAISE EXCEPTION USING ERRCODE = '22023',
 		MESSAGE = format('invalid value for parameter "idempotency.%s": "%s"', name, value);
 END
@@ -474,13 +476,13 @@ COMMENT ON FUNCTION @S@.idem_p_is_running(xid) IS
 -- Each table has one class of locks, which no other program should use.  The number
 -- depends on a secret, so that a client can neither choose two keys with the same
 -- number nor predict the number of a key.
-CREATE FUNCTION @S@.idem_p_lock_number(first text, second text)
+-- The planner inlines this function.
+CREATE FUNCTION @S@.idem_p_lock_number(seed bytea, first text, second text)
 RETURNS int
 LANGUAGE sql STABLE
 AS $$
-	SELECT ('x' || encode(substr(sha256(i.seed || int4send(octet_length(first))
-			|| convert_to(first, getdatabaseencoding()) || convert_to(second, getdatabaseencoding())), 1, 4), 'hex'))::bit(32)::int
-	FROM @S@.idem_p_installation AS i
+	SELECT ('x' || encode(substr(sha256(seed || int4send(octet_length(first))
+		|| convert_to(first, getdatabaseencoding()) || convert_to(second, getdatabaseencoding())), 1, 4), 'hex'))::bit(32)::int
 $$;
-COMMENT ON FUNCTION @S@.idem_p_lock_number(text, text) IS
-'The number of the advisory lock for two texts.';
+COMMENT ON FUNCTION @S@.idem_p_lock_number(bytea, text, text) IS
+'The number of the advisory lock for two texts, with the secret of the installation.';

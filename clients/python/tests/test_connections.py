@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from contextlib import asynccontextmanager, contextmanager, suppress
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -309,7 +310,7 @@ def test_a_task_that_is_left_in_a_block_costs_its_connection(database, effects):
 
 def test_without_poll(database, monkeypatch, caplog):
     """eventlet removes select.poll()."""
-    monkeypatch.delattr("select.poll")
+    monkeypatch.setattr("pg_idempotency.postgres.select", SimpleNamespace())
     with ConnectionPool("", min_size=1, max_size=1) as pool:
         idem, key = Idempotency(pool), new_key()
         for again in (False, True, True):

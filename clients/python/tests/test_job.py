@@ -338,7 +338,7 @@ def test_names_of_steps(idem):
             job.step("charge", lambda step: charged.append(item))
 
     for _ in range(2):
-        with pytest.raises(TypeError, match="'charge' has run in this attempt: give each a name of its own"):
+        with pytest.raises(TypeError, match="'charge' has already run in this attempt: each step needs its own name"):
             idem.job("u", key, job)
     assert charged == ["a"]
 
@@ -353,7 +353,7 @@ def test_names_of_steps(idem):
 @pytest.mark.parametrize("found, kind", [(float("nan"), "float"), (b"x", "bytes"), ({1, 2}, "set"),
                                          (["a\0b"], "list"), ("\ud800", "str")])
 def test_what_is_no_json(idem, found, kind):
-    with pytest.raises(TypeError, match=f"the step 'quote' returned a {kind} that cannot be kept as JSON"):
+    with pytest.raises(TypeError, match=f"the step 'quote' returned a {kind} that cannot be stored as JSON"):
         idem.job("u", new_key(), lambda job: job.step("quote", lambda step: found))
 
 
@@ -398,7 +398,7 @@ def test_a_step_that_was_never_awaited_is_no_success(asynchronously, forgets):
             (job.step("one", job) if forgets == "step" else job.finish(job)).close()
             return Response(201)
 
-        with pytest.raises(TypeError, match=rf"job\.{forgets}\(\) was never awaited"):
+        with pytest.raises(TypeError, match=rf"job\.{forgets}\(\) was not awaited"):
             await idem.job("u", key, work)
         assert (await idem.lookup("u", key)).state == "failed"
 

@@ -108,22 +108,22 @@ def test_a_guard_that_cannot_run_is_an_error(asynchronously):
         assert answer.status == 500 and "no install(app, idempotency)" in str(answer.escaped)
         # The route leads past the guard: known when install() is called, or at the start.
         for routes in ([Route("/o", order, methods=["POST"])], [Mount("/sub", routes=[Route("/o", order)])]):
-            with pytest.raises(RuntimeError, match="order has a guard, and its route leads past it"):
+            with pytest.raises(RuntimeError, match="order has a guard, but its route bypasses the guard"):
                 install(Starlette(routes=routes), idem)
         app = Starlette()
         install(app, idem)
         app.add_route("/o", order, methods=["POST"])
         for _ in range(2):
-            assert "leads past it" in str((await ask(app, new_key())).escaped)
+            assert "bypasses the guard" in str((await ask(app, new_key())).escaped)
         app = Starlette()
         install(app, idem)
         assert (await ask(app)).status == 404
         app.add_route("/o", plain, methods=["POST"])       # since the start
-        assert "leads past it" in str((await ask(app, new_key())).escaped)
+        assert "bypasses the guard" in str((await ask(app, new_key())).escaped)
         # Too late.
         app = Starlette()
         await ask(app)
-        with pytest.raises(RuntimeError, match="before its first request"):
+        with pytest.raises(RuntimeError, match="before the first request"):
             install(app, idem)
         with pytest.raises(TypeError, match="above a function"):
             Guard(scope=lambda request: "u")(HTTPEndpoint)
@@ -131,12 +131,12 @@ def test_a_guard_that_cannot_run_is_an_error(asynchronously):
             Guard(scope=lambda request: "u")(requires("authenticated")(order))
         app = Starlette()
         install(app, Idempotency(""))
-        assert "wants an AsyncIdempotency" in str((await ask(app)).escaped)
+        assert "needs an AsyncIdempotency" in str((await ask(app)).escaped)
 
     asynchronously(test)
 
 
-# Who asks
+# The sender
 
 
 class Login(AuthenticationBackend):

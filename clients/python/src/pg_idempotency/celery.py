@@ -37,7 +37,7 @@ class Job:
 
     def __init__(self, idempotency: Idempotency, scope: str | None = None, **options: Any) -> None:
         if idempotency.core.runtime.asynchronous:
-            raise TypeError("a task of Celery is synchronous: use Idempotency")
+            raise TypeError("tasks of Celery are synchronous: use Idempotency")
         self._client, self._scope, self._options = idempotency, scope, options
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +50,7 @@ class Job:
         @functools.wraps(function)
         def task(*arguments: Any, **named: Any) -> Any:
             if not current_task or current_task.request.id is None:
-                raise RuntimeError("the key of the job is the id of its task: call the task by delay() or apply()")
+                raise RuntimeError("the task has no id, which is the key of the job: call the task with delay() or apply()")
 
             def run(job: Any) -> Any:
                 found = function(*arguments[:at], job, *arguments[at:], **named)

@@ -55,7 +55,7 @@ class Guard(starlette.Guard):
                  named: Mapping[str, Any]) -> Callable[[Request, int], Awaitable[Any]]:
         route: Any = request.scope.get("route")
         if not isinstance(route, APIRoute) or not _leads_to(route.endpoint, called):
-            raise RuntimeError(f"{called.__qualname__} has a guard of FastAPI, and is not the endpoint of its route")
+            raise RuntimeError(f"{called.__qualname__} has a guard for FastAPI, but is not the endpoint of its route")
         names = _names(inspect.signature(called))
         outer: Response = named[names[RESPONSE]]
 

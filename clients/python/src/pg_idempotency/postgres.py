@@ -428,7 +428,7 @@ class PsycopgBackend:
         elif callable(source):
             self._connect = source
         else:
-            raise TypeError("a pool, a function that returns a connection's context manager, or a connection string")
+            raise TypeError("Idempotency needs a pool, a function that returns a connection's context manager, or a connection string")
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[PsycopgSession]:
@@ -472,7 +472,7 @@ async def execute(handle: Any, statement: Statement[T], schema: str) -> T:
         if known is not None and known is not error:
             raise known from error
         raise
-    raise TypeError(f"{type(handle).__name__} is no connection of psycopg, SQLAlchemy or Django")
+    raise TypeError(f"{type(handle).__name__} is not a connection of psycopg, SQLAlchemy or Django")
 
 
 async def _sqlalchemy(handle: Any, statement: Statement[T], schema: str) -> T:

@@ -89,7 +89,7 @@ async def _guarded(guard: Guard, exchange: Exchange, request: Request, named: Ma
             if not exchange.whole:
                 await request.body()
         except ClientDisconnect:
-            raise HTTPException(400, "the body is not whole") from None
+            raise HTTPException(400, "the body is incomplete") from None
 
     answer = await guarded(exchange, guard, request, lambda: guard.ask_scope(request, named), read, run)
     return answer.native if isinstance(answer.native, Response) else response_of(answer)
@@ -134,7 +134,7 @@ async def _whole(response: Any, request: Request, exchange: Exchange) -> Answer:
             start.update(event)
             return
         if event["type"] != "http.response.body":
-            raise RuntimeError(f"{event['type']} cannot be stored: a response is its head and its body")
+            raise RuntimeError(f"{event['type']} cannot be stored: a response consists of its head and its body")
         is_whole = not event.get("more_body", False)
         if event.get("more_body", False) and b"content-length" not in {name.lower() for name, _ in start["headers"]}:
             refused = exchange.streaming_refused()
