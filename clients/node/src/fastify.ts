@@ -13,7 +13,7 @@ import type { PoolClient } from 'pg'
 import type { Client, Response } from './client.js'
 import { Attempts } from './handlers.js'
 import {
-  alreadySent, checkedOptions, endListener, ignoreLateCalls, overrides, refuseSuccess, replayPipe, seemsSent, SENDING_METHODS, serve, snapshotOf,
+  alreadySent, checkedOptions, endListener, ignoreLateCalls, overrides, refuseSuccess, replayPipe, responseOverrides, seemsSent, SENDING_METHODS, serve, snapshotOf,
   streamingRefused, wholeBody, type Context, type HttpOptions,
 } from './http.js'
 import type { Headers } from './values.js'
@@ -48,10 +48,10 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
   app.decorateRequest('idempotency', null)
   app.decorateRequest('rawBody', null)
   // If register() is not awaited, onRoute misses routes that are declared next, and they would run unguarded.
-  app.addHook('onRequest', async ({ routeOptions }: any) => {
-    if (!routeOptions.config?.idempotency || routeOptions.config[GUARDED]) return
-    throw new TypeError(`${routeOptions.method} ${routeOptions.url} was declared before the plugin was loaded: ` +
-      'await app.register() of pg-idempotency first')
+  app.addHook('onRequest', ({ routeOptions }: any, _reply: unknown, done: (error?: Error) => void) => {
+    if (!routeOptions.config?.idempotency || routeOptions.config[GUARDED]) return done()
+    done(new TypeError(`${routeOptions.method} ${routeOptions.url} was declared before the plugin was loaded: ` +
+      'await app.register() of pg-idempotency first'))
   })
   app.addHook('onRoute', (route: any) => {
     const own = route.config?.idempotency as RouteOptions | boolean | undefined
@@ -61,20 +61,35 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
     const kind = own !== true && own.job ? 'job' : 'request'
     const handler = route.handler as (this: unknown, request: any, reply: any) => unknown
     // This is the first hook, so that later hooks can parse.
-    route.preParsing = [async (request: any, _reply: unknown, payload: Readable) => {
-      request.rawBody = await wholeBody(payload, request.routeOptions.bodyLimit)
-      replayPipe(request.raw, () => request.rawBody)
-      const again = Readable.from(request.rawBody.length > 0 ? [request.rawBody] : []) as Readable & { receivedEncodedLength?: number }
-      again.receivedEncodedLength = request.rawBody.length
-      return again
+    route.preParsing = [(request: any, _reply: unknown, payload: Readable, done: (error: Error | null, payload?: Readable) => void) => {
+      wholeBody(payload, request.routeOptions.bodyLimit).then((bytes) => {
+        request.rawBody = bytes
+        replayPipe(request.raw, () => request.rawBody)
+        done(null, new BodyAgain(bytes))
+      }, done)
     }, ...[route.preParsing ?? []].flat()]
-    route.preValidation = [async (request: any) => { request[PARSED] = request.body }, ...[route.preValidation ?? []].flat()]
+    route.preValidation = [(request: any, _reply: unknown, done: () => void) => {
+      request[PARSED] = request.body
+      done()
+    }, ...[route.preValidation ?? []].flat()]
     route.handler = function (this: unknown, request: any, reply: any) {
       if (settings.methods && !settings.methods.includes(request.method)) return handler.call(this, request, reply)
       return handle(client, settings, kind, request, reply, (given) => handler.call(this, request, given))
     }
     route.config = { ...route.config, [GUARDED]: true }
   })
+}
+
+/** A body that has been read, as a stream for the parser. */
+class BodyAgain extends Readable {
+  readonly receivedEncodedLength: number
+
+  constructor(bytes: Buffer) {
+    super()
+    this.receivedEncodedLength = bytes.length
+    if (bytes.length > 0) this.push(bytes)
+    this.push(null)
+  }
 }
 
 type Sent = { status: number; headers: Headers; body: Buffer }
@@ -84,12 +99,13 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
   const before = lines(reply)
   const statusBefore = reply.statusCode as number
   let whole: Sent | undefined
-  let done = false
+  /** No handler runs. */
+  let done = true
   let isUndone = false
   let again: (() => Promise<void>) | undefined
   const route = `${request.method} ${request.url}`
   const attempts = new Attempts()
-  const takeBack = [overrides(reply, ['send', 'then', 'hijack', 'sent']), overrides(reply.raw, [...SENDING_METHODS, 'headersSent', 'writableEnded'])]
+  const takeBack = [overrides(reply, ['then', 'send', 'hijack', 'sent']), responseOverrides(reply.raw)]
   const reset = (): void => {
     for (const undo of takeBack) undo()
     for (const name of Object.keys(reply.getHeaders())) reply.removeHeader(name)
@@ -112,10 +128,13 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
         } },
       })
       isUndone = true
-      await again?.()
-      again ??= snapshotOf(request, parserOf(request))
+      if (again) {
+        await again()
+        reset()
+      } else {
+        again = snapshotOf(request, parserOf(request))
+      }
       request.idempotency = { ...context, job }
-      reset()
       attempts.add()
       done = false
       const sent = await bufferedResponse(reply, handler, () => finished, route, attempts)
@@ -126,7 +145,7 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
     })
     isUndone = false
   } finally {
-    reset()
+    if (again) reset()
     if (isUndone) refuseSuccess(reply.raw, route)
     if (!done) for (const [target, names] of [[reply, ['send', 'hijack']], [reply.raw]] as const) ignoreLateCalls(target, attempts, names)
   }
@@ -189,7 +208,7 @@ function bufferedResponse(reply: any, handler: (reply: any) => unknown, silent: 
       seemsSent(reply, 'sent')
       seemsSent(reply.raw, 'headersSent', 'writableEnded')
       // The response is sent after COMMIT, which waits for the handler.
-      setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(route, 'and waits until that is sent')) })
+      if (!returned) setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(route, 'and waits until that is sent')) })
     }
     // If a handler returns reply, awaiting it would wait for the response, which is sent later.
     reply.then = undefined
