@@ -3,6 +3,7 @@
 # Try it, on throwaway servers:
 #	make demo			see it work
 #	make playground		a page with three shops and a network that fails
+#	make try			write a page into try/ in which the guide's SQL runs, with PGlite
 #
 # Test it, on throwaway servers:
 #	make check			all tests of the extension
@@ -81,7 +82,7 @@ ISOLATION_OPTS = --inputdir=$(TREE)/test/isolation --outputdir=test/isolation --
 
 # These work without a server installation, and PGXS has a "check" of its own.
 # So they run without PGXS, and a second make runs the other goals of the call.
-DEV_GOALS = portable portable-check portable-bench demo playground check models clients matrix inject mutants lint static sanitize valgrind fuzz scale-out torture failover bench bench-clients relay relay-install relay-check relay-bench dist deb site packages-check monitoring-check monitoring-picture
+DEV_GOALS = portable portable-check portable-bench try demo playground check models clients matrix inject mutants lint static sanitize valgrind fuzz scale-out torture failover bench bench-clients relay relay-install relay-check relay-bench dist deb site packages-check monitoring-check monitoring-picture
 ifneq ($(filter $(DEV_GOALS),$(MAKECMDGOALS)),)
 
 PGXS_GOALS = $(filter-out $(DEV_GOALS),$(MAKECMDGOALS))
@@ -116,6 +117,10 @@ portable-bench:
 failover:
 	@test/prepare failover
 	@test/cluster test/failover/run
+
+# The page consists of files only; any web server can serve it.
+try:
+	@examples/try/build try
 
 # PORT=8080 for that port; Ctrl-C ends it.
 playground:

@@ -256,8 +256,10 @@ DECLARE
 	fitting int;
 	-- A call that can return messages parks one page at most.  Any other call continues with
 	-- larger pages, because due messages can be behind the messages that it must park.
+	-- An old snapshot does not show that a message has become the first one of its key, so
+	-- a call with such a snapshot parks nothing.
 	page int := 200;
-	may_park int := 20000;
+	may_park int := CASE WHEN current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN 0 ELSE 20000 END;
 	may_die int := 1000;
 	is_parking boolean := false;
 	seen bigint;
@@ -430,8 +432,9 @@ BEGIN
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
 	END IF;
+	-- Also those of dead messages, which another transaction can be requeueing.
 	lanes := ARRAY(SELECT DISTINCT o.key_hash FROM @S@.idem_outbox AS o
-		WHERE o.id = ANY (ids) AND o.state = 'pending' AND o.key_hash IS NOT NULL);
+		WHERE o.id = ANY (ids) AND o.state <> 'acked' AND o.key_hash IS NOT NULL);
 	PERFORM @S@.idem_p_lock_lanes(lanes);
 	PERFORM FROM @S@.idem_outbox AS o WHERE o.id = ANY (ids) AND o.state <> 'acked' ORDER BY o.id FOR NO KEY UPDATE;
 	IF @S@.idem_p_setting('outbox_retention') = '0' THEN

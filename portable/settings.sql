@@ -496,21 +496,42 @@ BEGIN
 	END IF;
 	-- Subtransactions have higher ids than their transaction.
 	ahead := (writer::text::bigint - own) & 4294967295;
-	RETURN ahead = 0 OR (ahead < 2147483648 AND pg_xact_status((own + ahead)::text::xid8) = 'in progress');
+	RETURN ahead = 0 OR @S@.idem_p_is_in_progress(own + ahead);
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_is_own(xid) IS
 'Whether the current transaction has written a row version, of which this is xmin.';
 
+CREATE FUNCTION @S@.idem_p_is_in_progress(id bigint)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+	-- A number far above the snapshot is that of a MultiXact, or that of an old transaction
+	-- with another epoch.
+	IF id < 0 OR id > pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 1048576 THEN
+		RETURN false;
+	END IF;
+	RETURN pg_xact_status(id::text::xid8) = 'in progress' IS TRUE;
+EXCEPTION WHEN invalid_parameter_value THEN
+	-- It is in the future.
+	RETURN false;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_is_in_progress(bigint) IS
+'Whether the transaction with this id, which includes the epoch, has not ended.';
+
 CREATE FUNCTION @S@.idem_p_is_running(writer xid)
 RETURNS boolean
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 AS $$
-	-- The transaction with these 32 bits that is nearest to the snapshot.
-	SELECT NOT @S@.idem_p_is_own(writer)
-		AND pg_xact_status(greatest(n.next + (((writer::text::bigint - n.next + 2147483648) & 4294967295) - 2147483648), 0)::text::xid8)
-			= 'in progress'
-	FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint) AS n (next)
+DECLARE
+	next CONSTANT bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+BEGIN
+	-- The transaction with these 32 bits that is nearest to the snapshot
+	RETURN NOT @S@.idem_p_is_own(writer)
+		AND @S@.idem_p_is_in_progress(next + (((writer::text::bigint - next + 2147483648) & 4294967295) - 2147483648));
+END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_is_running(xid) IS
 'Whether another transaction, which is the xmin or xmax of a row version, has not ended.';
