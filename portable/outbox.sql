@@ -4,8 +4,7 @@
 -- it.  A message behind another one is parked: it is not in the index of due
 -- messages, so that a blocked key does not slow down takes.  Only takes park.  The
 -- calls that end the first message of a key put the next one back into the index.
--- Both do so under an advisory lock of the key (lane), and check again under the
--- lock.  A take does not wait for this lock.  Publishing does not need it, because
+-- Both do so under a lock of the key (lane), and check again under the lock.  A take does not wait for this lock.  Publishing does not need it, because
 -- a new message is in the index.
 
 --@ helpers
@@ -20,15 +19,15 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_lane(text, text) IS
 'The lane of the messages of a topic with one key.';
 
--- A lane is already a hash.  The class of these locks is 480.
+-- A lane is already a hash.
 CREATE FUNCTION @S@.idem_p_lane_lock(lane bigint)
 RETURNS int
 LANGUAGE sql IMMUTABLE
 AS $$
-	SELECT (lane >> 32)::int
+	SELECT (lane & 4095)::int
 $$;
 COMMENT ON FUNCTION @S@.idem_p_lane_lock(bigint) IS
-'The number of the advisory lock of a lane.';
+'The row of idem_p_lanes whose lock is that of a lane.';
 
 CREATE FUNCTION @S@.idem_p_lock_lanes(lanes bigint[])
 RETURNS void
@@ -36,19 +35,10 @@ LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
 	numbers CONSTANT int[] := ARRAY(SELECT DISTINCT @S@.idem_p_lane_lock(l.lane)
-		FROM unnest(lanes) AS l (lane) WHERE l.lane IS NOT NULL ORDER BY 1);
-	number int;
+		FROM unnest(lanes) AS l (lane) WHERE l.lane IS NOT NULL);
 BEGIN
-	-- The lock table is small, so many lanes are locked as one: all that there are.
-	IF cardinality(numbers) > 250 THEN
-		PERFORM pg_advisory_xact_lock(483, 0);
-	ELSIF numbers <> '{}' THEN
-		PERFORM pg_advisory_xact_lock_shared(483, 0);
-		-- Sorted, so that two calls do not deadlock.
-		FOREACH number IN ARRAY numbers LOOP
-			PERFORM pg_advisory_xact_lock(480, number);
-		END LOOP;
-	END IF;
+	-- Sorted, so that two calls do not deadlock.
+	PERFORM FROM @S@.idem_p_lanes AS l WHERE l.number = ANY (numbers) ORDER BY l.number FOR UPDATE;
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_lock_lanes(bigint[]) IS
@@ -77,9 +67,12 @@ COMMENT ON FUNCTION @S@.idem_p_open_lanes(bigint[]) IS
 
 CREATE FUNCTION @S@.idem_p_try_lock_lane(lane bigint)
 RETURNS boolean
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 AS $$
-	SELECT pg_try_advisory_xact_lock_shared(483, 0) AND pg_try_advisory_xact_lock(480, @S@.idem_p_lane_lock(lane))
+BEGIN
+	PERFORM FROM @S@.idem_p_lanes AS l WHERE l.number = @S@.idem_p_lane_lock(lane) FOR UPDATE SKIP LOCKED;
+	RETURN FOUND;
+END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_try_lock_lane(bigint) IS
 'Locks a lane until the transaction ends, unless another transaction has it.';
