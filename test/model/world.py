@@ -590,7 +590,8 @@ class World:
         deadline = time.monotonic() + PATIENCE
         while self.check(self.admin.run(
                 'SELECT pg_cancel_backend(pid) FROM pg_stat_activity '
-                "WHERE pid = %d AND wait_event_type = 'Extension'"
+                "WHERE pid = %d AND (wait_event_type = 'Extension' "
+                "OR wait_event = 'PgSleep')"
                 % call.session.pid)) == []:
             if time.monotonic() > deadline:
                 raise Difference('%s\ndoes not wait for a lease' % call.text)
