@@ -540,7 +540,7 @@ end_nack(RelayAnswers *answers, const PGresult *result)
 		{
 			relay_sink_bury(message);
 			relay_log(RELAY_ERROR, "message %s of topic \"%s\" is dead after "
-					  "attempt %d: %s; put it back with SELECT "
+					  "attempt %d: %s; to requeue it, run SELECT "
 					  "idem_outbox_requeue('{%lld}')", message->message_id,
 					  message->topic, message->attempt, message->reason,
 					  (long long) id);
