@@ -90,8 +90,9 @@ RETURNS bytea
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
 	SELECT CASE WHEN name COLLATE "C" !~ E'[^\\u0001-\\u007f]' THEN convert_to(name, 'UTF8')
-		ELSE decode(regexp_replace(encode(convert_to(name, 'UTF8'), 'hex'),
-			'((?:..)*?)(ee|ef)(?=(?:..)*$)', E'\\1f9\\2', 'g'), 'hex') END
+		-- A match has whole bytes only.  Thanks to the last one, there is no search for more.
+		ELSE decode(left(regexp_replace(encode(convert_to(name, 'UTF8'), 'hex') || 'ee',
+			'((?:[0-9a-df].|e[0-9a-d])*)(e[ef])', E'\\1f9\\2', 'g'), -4), 'hex') END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_member_order(text) IS
 'Sort key for the names of members in canonical JSON: the order of UTF-16 code units.';

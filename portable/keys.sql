@@ -199,18 +199,28 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_next_token(bigint) IS
 'A claim token that is higher than this one.';
 
--- Of more than some hundred tokens, only the first one is kept.  The planner inlines
--- this function.
+-- A database can have several installations, whose tokens do not differ.  The planner
+-- inlines these functions.
+CREATE FUNCTION @S@.idem_p_claims_setting()
+RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+	SELECT 'idempotency_portable.claims_' || '@S@'::regnamespace::oid::text
+$$;
+COMMENT ON FUNCTION @S@.idem_p_claims_setting() IS
+'The name of the setting that has the tokens of the transaction''s claims.';
+
+-- Of more than some hundred tokens, only the first one is kept.
 CREATE FUNCTION @S@.idem_p_remember_claim(token bigint)
 RETURNS text
 LANGUAGE sql VOLATILE
 AS $$
-	SELECT set_config('idempotency_portable.claims', CASE
-		WHEN coalesce(current_setting('idempotency_portable.claims', true), '') = '' THEN ',' || token || ','
-		WHEN starts_with(current_setting('idempotency_portable.claims'), '>') THEN current_setting('idempotency_portable.claims')
-		WHEN length(current_setting('idempotency_portable.claims')) < 4000
-			THEN current_setting('idempotency_portable.claims') || token || ','
-		ELSE '>' || split_part(current_setting('idempotency_portable.claims'), ',', 2) END, true)
+	SELECT set_config(@S@.idem_p_claims_setting(), CASE
+		WHEN coalesce(current_setting(@S@.idem_p_claims_setting(), true), '') = '' THEN ',' || token || ','
+		WHEN starts_with(current_setting(@S@.idem_p_claims_setting()), '>') THEN current_setting(@S@.idem_p_claims_setting())
+		WHEN length(current_setting(@S@.idem_p_claims_setting())) < 4000
+			THEN current_setting(@S@.idem_p_claims_setting()) || token || ','
+		ELSE '>' || split_part(current_setting(@S@.idem_p_claims_setting()), ',', 2) END, true)
 $$;
 COMMENT ON FUNCTION @S@.idem_p_remember_claim(bigint) IS
 'Remembers that this transaction has taken the claim with this token.';
@@ -270,7 +280,7 @@ RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-	claims CONSTANT text := current_setting('idempotency_portable.claims', true);
+	claims CONSTANT text := current_setting(@S@.idem_p_claims_setting(), true);
 BEGIN
 	IF starts_with(claims, '>') THEN
 		RETURN token >= substr(claims, 2)::bigint AND @S@.idem_p_is_own(writer);
@@ -647,7 +657,7 @@ BEGIN
 		END IF;
 
 		IF verdict IN ('new', 'lapsed') THEN
-			claims := current_setting('idempotency_portable.claims', true);
+			claims := current_setting(@S@.idem_p_claims_setting(), true);
 			is_crowded := (length(claims) > 1000 OR starts_with(claims, '>')) AND pg_try_advisory_xact_lock_shared(482, 0);
 			-- Read again under the lock, and release it if there is nothing to write.
 			BEGIN
@@ -1073,7 +1083,8 @@ BEGIN
 				AND p.proargtypes[0] OPERATOR(pg_catalog.=) 'pg_catalog.jsonb'::pg_catalog.regtype::pg_catalog.oid
 				AND (p.prorettype OPERATOR(pg_catalog.=) 'pg_catalog.jsonb'::pg_catalog.regtype::pg_catalog.oid
 					OR t.typtype OPERATOR(pg_catalog.=) 'c'::pg_catalog."char") AS fits,
-			(SELECT pg_catalog.string_agg(CASE WHEN a.attisdropped THEN '-' ELSE pg_catalog.format_type(a.atttypid, NULL) END, ','
+			-- Not their names, which depend on search_path
+			(SELECT pg_catalog.string_agg(CASE WHEN a.attisdropped THEN '-' ELSE a.atttypid::pg_catalog.text END, ','
 					ORDER BY a.attnum)
 				FROM pg_catalog.pg_attribute AS a
 				WHERE a.attrelid OPERATOR(pg_catalog.=) t.typrelid AND a.attnum OPERATOR(pg_catalog.>) 0::pg_catalog.int2) AS columns
@@ -1113,7 +1124,9 @@ BEGIN
 		is_null := body IS NULL;
 		response.status := 200;
 		response.body := body::pg_catalog.text;
-	ELSIF handler_info.columns OPERATOR(pg_catalog.<>) 'integer,json,text' THEN
+	ELSIF handler_info.columns OPERATOR(pg_catalog.<>) pg_catalog.format('%s,%s,%s', 'pg_catalog.int4'::pg_catalog.regtype::pg_catalog.oid,
+		'pg_catalog.json'::pg_catalog.regtype::pg_catalog.oid, 'pg_catalog.text'::pg_catalog.regtype::pg_catalog.oid)
+	THEN
 		EXECUTE pg_catalog.format('SELECT %I.%I($1) IS NULL', handler_info.nspname, handler_info.proname) INTO is_null USING request;
 		RAISE EXCEPTION USING ERRCODE = '42804',
 			MESSAGE = 'handler returned a row of the wrong type',

@@ -14,7 +14,8 @@ COMMENT ON FUNCTION @S@.idem_p_tombstone() IS
 
 -- setval() could lower a sequence that another session has raised, or let a number be
 -- drawn twice.  So only one session raises at a time, and small differences are
--- raised by nextval().
+-- raised by nextval().  The rollback of the subtransaction releases the row that is
+-- locked for this, and does not undo changes of a sequence.
 CREATE FUNCTION @S@.idem_p_raise_sequence(sequence regclass, at_least bigint)
 RETURNS void
 LANGUAGE plpgsql VOLATILE
@@ -22,21 +23,18 @@ AS $$
 DECLARE
 	number bigint;
 BEGIN
-	PERFORM pg_advisory_lock(481, 0);
-	BEGIN
-		number := coalesce(pg_sequence_last_value(sequence), 0);
-		IF at_least - number > 100000 THEN
-			PERFORM setval(sequence, at_least);
-		ELSE
-			WHILE number < at_least LOOP
-				number := nextval(sequence);
-			END LOOP;
-		END IF;
-	EXCEPTION WHEN OTHERS OR query_canceled THEN
-		PERFORM pg_advisory_unlock(481, 0);
-		RAISE;
-	END;
-	PERFORM pg_advisory_unlock(481, 0);
+	PERFORM FROM @S@.idem_p_installation AS i FOR UPDATE;
+	number := coalesce(pg_sequence_last_value(sequence), 0);
+	IF at_least - number > 100000 THEN
+		PERFORM setval(sequence, at_least);
+	ELSE
+		WHILE number < at_least LOOP
+			number := nextval(sequence);
+		END LOOP;
+	END IF;
+	RAISE SQLSTATE 'IDR00';
+EXCEPTION WHEN SQLSTATE 'IDR00' THEN
+	NULL;
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_raise_sequence(regclass, bigint) IS

@@ -86,6 +86,11 @@ END
 
 --@ idem_table_faults plpgsql
 BEGIN
+	RETURN QUERY SELECT 'idem_p_configuration', 'settings in "idem_p_configuration" have no effect: call idem_configure(), with any of them'
+		WHERE EXISTS (SELECT FROM @S@.idem_p_configuration AS c
+			WHERE @S@.idem_p_parse_setting(c.name, c.value) <> @S@.idem_p_configured(c.name));
+	RETURN QUERY SELECT 'idem_p_installation', format('PUBLIC can execute %s functions: call idem_grant() again', count(*))
+		FROM @S@.idem_p_open_functions() HAVING count(*) > 0;
 	RETURN QUERY SELECT t.name, CASE
 			WHEN c.oid IS NULL THEN format('"%s" of extension "idempotency" is missing', t.name)
 			WHEN c.relpersistence <> 'p' THEN format('%s "%s" is unlogged', CASE c.relkind WHEN 'S' THEN 'sequence' ELSE 'table' END, t.name)

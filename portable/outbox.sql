@@ -4,8 +4,7 @@
 -- it.  A message behind another one is parked: it is not in the index of due
 -- messages, so that a blocked key does not slow down takes.  Only takes park.  The
 -- calls that end the first message of a key put the next one back into the index.
--- Both do so under an advisory lock of the key (lane), and check again under the
--- lock.  A take does not wait for this lock.  Publishing does not need it, because
+-- Both do so under a lock of the key (lane), and check again under the lock.  A take does not wait for this lock.  Publishing does not need it, because
 -- a new message is in the index.
 
 --@ helpers
@@ -20,15 +19,15 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_lane(text, text) IS
 'The lane of the messages of a topic with one key.';
 
--- A lane is already a hash.  The class of these locks is 480.
+-- A lane is already a hash.
 CREATE FUNCTION @S@.idem_p_lane_lock(lane bigint)
 RETURNS int
 LANGUAGE sql IMMUTABLE
 AS $$
-	SELECT (lane >> 32)::int
+	SELECT (lane & 4095)::int
 $$;
 COMMENT ON FUNCTION @S@.idem_p_lane_lock(bigint) IS
-'The number of the advisory lock of a lane.';
+'The row of idem_p_lanes whose lock is that of a lane.';
 
 CREATE FUNCTION @S@.idem_p_lock_lanes(lanes bigint[])
 RETURNS void
@@ -36,19 +35,10 @@ LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
 	numbers CONSTANT int[] := ARRAY(SELECT DISTINCT @S@.idem_p_lane_lock(l.lane)
-		FROM unnest(lanes) AS l (lane) WHERE l.lane IS NOT NULL ORDER BY 1);
-	number int;
+		FROM unnest(lanes) AS l (lane) WHERE l.lane IS NOT NULL);
 BEGIN
-	-- The lock table is small, so many lanes are locked as one: all that there are.
-	IF cardinality(numbers) > 250 THEN
-		PERFORM pg_advisory_xact_lock(483, 0);
-	ELSIF numbers <> '{}' THEN
-		PERFORM pg_advisory_xact_lock_shared(483, 0);
-		-- Sorted, so that two calls do not deadlock.
-		FOREACH number IN ARRAY numbers LOOP
-			PERFORM pg_advisory_xact_lock(480, number);
-		END LOOP;
-	END IF;
+	-- Sorted, so that two calls do not deadlock.
+	PERFORM FROM @S@.idem_p_lanes AS l WHERE l.number = ANY (numbers) ORDER BY l.number FOR UPDATE;
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_lock_lanes(bigint[]) IS
@@ -77,9 +67,12 @@ COMMENT ON FUNCTION @S@.idem_p_open_lanes(bigint[]) IS
 
 CREATE FUNCTION @S@.idem_p_try_lock_lane(lane bigint)
 RETURNS boolean
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 AS $$
-	SELECT pg_try_advisory_xact_lock_shared(483, 0) AND pg_try_advisory_xact_lock(480, @S@.idem_p_lane_lock(lane))
+BEGIN
+	PERFORM FROM @S@.idem_p_lanes AS l WHERE l.number = @S@.idem_p_lane_lock(lane) FOR UPDATE SKIP LOCKED;
+	RETURN FOUND;
+END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_try_lock_lane(bigint) IS
 'Locks a lane until the transaction ends, unless another transaction has it.';
@@ -92,20 +85,27 @@ AS $$
 DECLARE
 	count int;
 BEGIN
-	lanes := ARRAY(SELECT l.lane FROM unnest(lanes[:250]) AS l (lane) WHERE @S@.idem_p_try_lock_lane(l.lane));
+	lanes := ARRAY(SELECT l.lane FROM unnest(lanes) AS l (lane) WHERE @S@.idem_p_try_lock_lane(l.lane));
 	ids := ARRAY(SELECT p.id FROM unnest(ids) AS i (id) JOIN @S@.idem_outbox AS p ON p.id = i.id
 		JOIN (SELECT l.lane, (SELECT f.id FROM @S@.idem_outbox AS f
 				WHERE f.key_hash = l.lane AND f.state = 'pending' ORDER BY f.id LIMIT 1) AS head
 			FROM unnest(lanes) AS l (lane)) AS h ON h.lane = p.key_hash
 		WHERE p.id = ANY (ids) AND p.state = 'pending' AND p.in_due_index AND p.id > h.head
 		FOR NO KEY UPDATE OF p SKIP LOCKED);
+	IF ids = '{}' THEN
+		RETURN 0;
+	END IF;
+	-- An answer whose snapshot does not show the parked messages gets 40001 from the lock of
+	-- the lane, and so does not leave them there.
+	UPDATE @S@.idem_p_lanes AS l SET number = l.number WHERE l.number = ANY (ARRAY(
+		SELECT @S@.idem_p_lane_lock(o.key_hash) FROM @S@.idem_outbox AS o WHERE o.id = ANY (ids)));
 	UPDATE @S@.idem_outbox AS o SET in_due_index = false WHERE o.id = ANY (ids);
 	GET DIAGNOSTICS count = ROW_COUNT;
 	RETURN count;
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_park(bigint[], bigint[]) IS
-'Parks the messages that are behind another one of their key, of up to 250 keys; returns their number.';
+'Parks the messages that are behind another one of their key; returns their number.';
 
 -- The last five errors, the newest first, each on a line that begins with its time.
 CREATE FUNCTION @S@.idem_p_add_error(previous text, error text)
@@ -263,8 +263,10 @@ DECLARE
 	fitting int;
 	-- A call that can return messages parks one page at most.  Any other call continues with
 	-- larger pages, because due messages can be behind the messages that it must park.
+	-- An old snapshot does not show that a message has become the first one of its key, so
+	-- a call with such a snapshot parks nothing.
 	page int := 200;
-	may_park int := 20000;
+	may_park int := CASE WHEN current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN 0 ELSE 20000 END;
 	may_die int := 1000;
 	is_parking boolean := false;
 	seen bigint;
@@ -407,7 +409,7 @@ BEGIN
 		END IF;
 		IF behind <> '{}' AND may_park > 0 THEN
 			parked := @S@.idem_p_park(behind, lanes);
-			may_park := CASE WHEN cardinality(lanes) > 250 THEN 0 ELSE may_park - parked END;
+			may_park := may_park - parked;
 			is_parking := is_parking OR parked > 0;
 		END IF;
 		IF changed THEN
@@ -437,8 +439,9 @@ BEGIN
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
 	END IF;
+	-- Also those of dead messages, which another transaction can be requeueing.
 	lanes := ARRAY(SELECT DISTINCT o.key_hash FROM @S@.idem_outbox AS o
-		WHERE o.id = ANY (ids) AND o.state = 'pending' AND o.key_hash IS NOT NULL);
+		WHERE o.id = ANY (ids) AND o.state <> 'acked' AND o.key_hash IS NOT NULL);
 	PERFORM @S@.idem_p_lock_lanes(lanes);
 	PERFORM FROM @S@.idem_outbox AS o WHERE o.id = ANY (ids) AND o.state <> 'acked' ORDER BY o.id FOR NO KEY UPDATE;
 	IF @S@.idem_p_setting('outbox_retention') = '0' THEN

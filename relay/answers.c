@@ -590,7 +590,7 @@ end_extend(RelayAnswers *answers, const PGresult *result)
 					  "is lost: another relay has it", message->message_id,
 					  message->topic);
 			/* Do not extend it again. */
-			message->lease_end = INT64_MAX;
+			message->lease_end = RELAY_LEASE_LOST;
 			relay_queue_lose(answers->queue, message);
 		}
 	}

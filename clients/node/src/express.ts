@@ -7,6 +7,8 @@
  * passes one to next(), its work is rolled back, and the error handlers of the
  * application get the error.
  */
+import { createHash } from 'node:crypto'
+import { readFile } from 'node:fs/promises'
 import type { IncomingMessage, OutgoingHttpHeader, ServerResponse } from 'node:http'
 import { parse as parseForm } from 'node:querystring'
 import { promisify } from 'node:util'
@@ -15,8 +17,8 @@ import type { PoolClient } from 'pg'
 import { checkedCount, type Client, type Response } from './client.js'
 import { Attempts } from './handlers.js'
 import {
-  alreadySent, badRequest, checkedOptions, endListener, HEADER_METHODS, ignoreLateCalls, overrides, refuseSuccess, replayBody, seemsSent,
-  SENDING_METHODS, serve, snapshotOf, streamingRefused, wholeBody, type Context, type HttpOptions,
+  alreadySent, badRequest, checkedOptions, endListener, HEADER_METHODS, ignoreLateCalls, refuseSuccess, replayBody, responseOverrides, seemsSent,
+  serve, snapshotOf, streamingRefused, wholeBody, type Context, type HttpOptions,
 } from './http.js'
 import { describe } from './values.js'
 
@@ -119,11 +121,9 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
       contentEncoding: isParsed ? undefined : req.headers['content-encoding'], native: req, scope: () => options.scope(req),
     }, options, kind, async (context) => {
       isUndone = true
-      await again?.()
-      again ??= requestSnapshot(req, res, parseAgain)
+      if (again) await again()
+      else again = requestSnapshot(req, res, parseAgain)
       readOver?.()
-      // Otherwise Express would drop the body of a response that the client has cached, before it is stored.
-      Object.defineProperty(req, 'fresh', { configurable: true, writable: true, value: false })
       if (!hasBytes && !isParsed) readOver = replayBody(req, Buffer.from(req.rawBody!))
       let finished = false
       const job = context.job && Object.create(context.job, {
@@ -134,6 +134,8 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
         } },
       })
       req.idempotency = { ...context, job }
+      // Otherwise Express would drop the body of a response that the client has cached, before it is stored.
+      Object.defineProperty(req, 'fresh', { configurable: true, writable: true, value: false })
       whole = await held.run((fail) => handler(req, res, (error) => fail(error ??
         new TypeError('a guarded handler must send the response itself: it must not call next() without an error'))), () => finished)
       // The last step's response is the one that is stored.
@@ -169,9 +171,13 @@ async function readBody(req: ExpressRequest, limit: number): Promise<(() => unkn
     return undefined
   }
   if (req.readableEnded || (req as { _body?: boolean })._body) {
-    // The application has parsed the body, so the document is compared.
+    // The application has parsed the body, so the document is compared, with the files beside it.
     const document = JSON.stringify(req.body ?? null) ?? 'null'
-    req.rawBody = Buffer.from(document)
+    const files = await filesOf(req)
+    if (req.body === undefined && files.length === 0 && (req.headers['transfer-encoding'] !== undefined || Number(req.headers['content-length'] ?? 0) > 0)) {
+      throw new TypeError(`${req.method} ${req.originalUrl}: the body was read before the guard, and is not in req.body, so it cannot be compared`)
+    }
+    req.rawBody = Buffer.from(files.length === 0 ? document : JSON.stringify({ ...req.body, 'files of the request': files }))
     return () => JSON.parse(document) as unknown
   }
   const raw = await wholeBody(req, limit)
@@ -199,6 +205,17 @@ async function readBody(req: ExpressRequest, limit: number): Promise<(() => unkn
   const parse = isJson ? () => parsedJson(text) : () => parsedForm(text)
   req.body = parse()
   return parse
+}
+
+/** What identifies the files of multer and express-fileupload, in memory or on disk. */
+async function filesOf({ file, files }: ExpressRequest & { file?: any; files?: object }): Promise<unknown[]> {
+  const found = [file ?? [], Object.values(files ?? {})].flat(2) as Record<string, any>[]
+  return Promise.all(found.map(async (one) => {
+    const path = one['path'] ?? (one['tempFilePath'] || undefined)
+    const bytes: unknown = typeof path === 'string' ? await readFile(path) : one['buffer'] ?? one['data']
+    const content = bytes instanceof Uint8Array ? createHash('sha256').update(bytes).digest('hex') : one['size']
+    return [one['fieldname'], one['originalname'] ?? one['name'], one['mimetype'], content]
+  }))
 }
 
 const INFLATE: Record<string, (bytes: Buffer, options: { maxOutputLength: number }) => Promise<Buffer>> = {
@@ -243,8 +260,8 @@ type Lines = [string, OutgoingHttpHeader][]
 /** A response whose head and body are kept and sent later. */
 class BufferedResponse {
   headers: Lines = []
-  /** The handler has answered and returned. */
-  #done = false
+  /** No handler runs. */
+  #done = true
   readonly #before: Lines
   readonly #statusBefore: number
   readonly #attempts = new Attempts()
@@ -254,7 +271,7 @@ class BufferedResponse {
   constructor(readonly res: ServerResponse, readonly route: string) {
     this.#before = this.#lines()
     this.#statusBefore = res.statusCode
-    this.#takeBack = overrides(res, [...SENDING_METHODS, ...HEADER_METHODS, 'headersSent', 'writableEnded'])
+    this.#takeBack = responseOverrides(res)
   }
 
   #lines(): Lines {
@@ -356,7 +373,7 @@ class BufferedResponse {
           seemsSent(res, 'writableEnded')
           look()
           // The response is sent after COMMIT, which waits for the handler.
-          setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(this.route, 'and waits until that is sent')) })
+          if (!returned) setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(this.route, 'and waits until that is sent')) })
           return res
         },
         destroy: (error?: Error) => {

@@ -13,8 +13,8 @@ import type { PoolClient } from 'pg'
 import type { Client, Response } from './client.js'
 import { Attempts } from './handlers.js'
 import {
-  alreadySent, checkedOptions, endListener, ignoreLateCalls, overrides, refuseSuccess, replayPipe, seemsSent, SENDING_METHODS, serve, snapshotOf,
-  streamingRefused, wholeBody, type Context, type HttpOptions,
+  alreadySent, checkedOptions, endListener, ignoreLateCalls, isStream, overrides, refuseSuccess, replayPipe, responseOverrides, seemsSent, SENDING_METHODS,
+  serve, snapshotOf, streamingRefused, wholeBody, type Context, type HttpOptions,
 } from './http.js'
 import type { Headers } from './values.js'
 
@@ -47,12 +47,13 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
   checkedOptions(defaults as HttpOptions<never>)
   app.decorateRequest('idempotency', null)
   app.decorateRequest('rawBody', null)
-  // If register() is not awaited, onRoute misses routes that are declared next, and they would run unguarded.
-  app.addHook('onRequest', async ({ routeOptions }: any) => {
-    if (!routeOptions.config?.idempotency || routeOptions.config[GUARDED]) return
-    throw new TypeError(`${routeOptions.method} ${routeOptions.url} was declared before the plugin was loaded; ` +
-      'first await app.register() of pg-idempotency')
-  })
+  // onRoute misses routes that are declared before the plugin is loaded, or outside its context, and they would run unguarded.
+  const refuseUnguarded = ({ routeOptions }: any, _reply: unknown, done: (error?: Error) => void): void => {
+    if (!routeOptions.config?.idempotency || routeOptions.config[GUARDED]) return done()
+    done(new TypeError(`${routeOptions.method} ${routeOptions.url} was declared before the plugin was loaded, or outside the context ` +
+      'that registers it: first await register() of pg-idempotency in the context of the route'))
+  }
+  for (const context of contextsOf(app)) context.addHook('onRequest', refuseUnguarded)
   app.addHook('onRoute', (route: any) => {
     const own = route.config?.idempotency as RouteOptions | boolean | undefined
     if (!own) return
@@ -61,20 +62,49 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
     const kind = own !== true && own.job ? 'job' : 'request'
     const handler = route.handler as (this: unknown, request: any, reply: any) => unknown
     // This is the first hook, so that later hooks can parse.
-    route.preParsing = [async (request: any, _reply: unknown, payload: Readable) => {
-      request.rawBody = await wholeBody(payload, request.routeOptions.bodyLimit)
-      replayPipe(request.raw, () => request.rawBody)
-      const again = Readable.from(request.rawBody.length > 0 ? [request.rawBody] : []) as Readable & { receivedEncodedLength?: number }
-      again.receivedEncodedLength = request.rawBody.length
-      return again
+    route.preParsing = [(request: any, _reply: unknown, payload: Readable, done: (error: Error | null, payload?: Readable) => void) => {
+      wholeBody(payload, request.routeOptions.bodyLimit).then((bytes) => {
+        request.rawBody = bytes
+        replayPipe(request.raw, () => request.rawBody)
+        done(null, new BodyAgain(bytes))
+      }, done)
     }, ...[route.preParsing ?? []].flat()]
-    route.preValidation = [async (request: any) => { request[PARSED] = request.body }, ...[route.preValidation ?? []].flat()]
+    route.preValidation = [(request: any, _reply: unknown, done: () => void) => {
+      request[PARSED] = request.body
+      done()
+    }, ...[route.preValidation ?? []].flat()]
     route.handler = function (this: unknown, request: any, reply: any) {
       if (settings.methods && !settings.methods.includes(request.method)) return handler.call(this, request, reply)
       return handle(client, settings, kind, request, reply, (given) => handler.call(this, request, given))
     }
     route.config = { ...route.config, [GUARDED]: true }
   })
+}
+
+/** All contexts that the application has so far. Later ones inherit the hooks of their parents. */
+function contextsOf(app: any): any[] {
+  let root = app
+  while (typeof Object.getPrototypeOf(root)?.addHook === 'function') root = Object.getPrototypeOf(root)
+  const found = [root]
+  // The array grows while it is read.
+  for (const context of found) {
+    const children = Object.getOwnPropertySymbols(context).find((symbol) => symbol.description === 'fastify.children')
+    if (children) found.push(...context[children])
+  }
+  // For another version of Fastify, which names its children differently.
+  return found.includes(app) ? found : [...found, app]
+}
+
+/** A body that has been read, as a stream for the parser. */
+class BodyAgain extends Readable {
+  readonly receivedEncodedLength: number
+
+  constructor(bytes: Buffer) {
+    super()
+    this.receivedEncodedLength = bytes.length
+    if (bytes.length > 0) this.push(bytes)
+    this.push(null)
+  }
 }
 
 type Sent = { status: number; headers: Headers; body: Buffer }
@@ -84,12 +114,13 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
   const before = lines(reply)
   const statusBefore = reply.statusCode as number
   let whole: Sent | undefined
-  let done = false
+  /** No handler runs. */
+  let done = true
   let isUndone = false
   let again: (() => Promise<void>) | undefined
   const route = `${request.method} ${request.url}`
   const attempts = new Attempts()
-  const takeBack = [overrides(reply, ['send', 'then', 'hijack', 'sent']), overrides(reply.raw, [...SENDING_METHODS, 'headersSent', 'writableEnded'])]
+  const takeBack = [overrides(reply, ['then', 'send', 'hijack', 'sent']), responseOverrides(reply.raw)]
   const reset = (): void => {
     for (const undo of takeBack) undo()
     for (const name of Object.keys(reply.getHeaders())) reply.removeHeader(name)
@@ -112,10 +143,13 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
         } },
       })
       isUndone = true
-      await again?.()
-      again ??= snapshotOf(request, parserOf(request))
+      if (again) {
+        await again()
+        reset()
+      } else {
+        again = snapshotOf(request, parserOf(request))
+      }
       request.idempotency = { ...context, job }
-      reset()
       attempts.add()
       done = false
       const sent = await bufferedResponse(reply, handler, () => finished, route, attempts)
@@ -126,7 +160,7 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
     })
     isUndone = false
   } finally {
-    reset()
+    if (again) reset()
     if (isUndone) refuseSuccess(reply.raw, route)
     if (!done) for (const [target, names] of [[reply, ['send', 'hijack']], [reply.raw]] as const) ignoreLateCalls(target, attempts, names)
   }
@@ -177,9 +211,11 @@ function bufferedResponse(reply: any, handler: (reply: any) => unknown, silent: 
   return new Promise((resolve, reject) => {
     let sent: Sent | undefined
     let returned = false
+    let tell!: () => void
     const awaitsEnd = endListener(reply.raw)
     const look = (): void => { if (returned && (sent || silent())) resolve(sent) }
     const take = (payload: unknown): void => {
+      if (payload instanceof Error) return reject(payload)
       if (sent) return reject(alreadySent(route))
       try {
         sent = responseOf(route, reply, payload)
@@ -187,16 +223,17 @@ function bufferedResponse(reply: any, handler: (reply: any) => unknown, silent: 
         return reject(error)
       }
       seemsSent(reply, 'sent')
+      tell()
       seemsSent(reply.raw, 'headersSent', 'writableEnded')
       // The response is sent after COMMIT, which waits for the handler.
-      setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(route, 'and waits until that is sent')) })
+      if (!returned) setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(route, 'and waits until that is sent')) })
     }
-    // If a handler returns reply, awaiting it would wait for the response, which is sent later.
-    reply.then = undefined
+    // A handler can await or return reply until it has answered. The response itself is sent later.
+    const answered = new Promise<void>((tellIt) => { tell = tellIt })
+    reply.then = (fulfilled: () => unknown, rejected: () => unknown) => (silent() ? Promise.resolve() : answered).then(fulfilled, rejected)
     reply.send = (payload: unknown) => {
       if (attempts.isLeftBehind()) return reply
-      if (payload instanceof Error) reject(payload)
-      else take(payload)
+      take(payload)
       look()
       return reply
     }
@@ -259,11 +296,6 @@ function responseOf(route: string, reply: any, payload: unknown): Sent {
   }
   reply.removeHeader('content-length')
   return { status: reply.statusCode, headers: lines(reply), body }
-}
-
-function isStream(payload: unknown): boolean {
-  const some = (payload ?? {}) as { pipe?: unknown; getReader?: unknown; arrayBuffer?: unknown; [Symbol.asyncIterator]?: unknown }
-  return [some.pipe, some.getReader, some.arrayBuffer, some[Symbol.asyncIterator]].some((one) => typeof one === 'function')
 }
 
 // Its hooks apply to the application that registers the plugin, not to a context of its own.

@@ -9,7 +9,7 @@ import { Readable } from 'node:stream'
 import {
   checkedCount, checkedTimes, newResult, problem, storable, type Client, type Job, type Response, type Result,
 } from './client.js'
-import { compared, formKey, leftOut, NO_JSON, ofBytes, type Fingerprint } from './comparison.js'
+import { compared, formKey, leftOut, NO_JSON, ofBytes, storableUtf8, type Fingerprint } from './comparison.js'
 import {
   asIdempotencyError, ClaimLost, ClaimNotFound, InProgress, KeyExpired, KeyInvalid, KeyReused, RateLimited, ScopeMoving, StreamingRefused,
   sqlstateOf, TimedOut,
@@ -116,10 +116,17 @@ export function parseKey(value: string, strict = false): string | undefined {
   return !strict && BARE.test(line) ? line : undefined
 }
 
+/** The names of each allow-list in lower case. */
+const lowerCase = new WeakMap<readonly string[], Set<string>>()
+
 /** The headers of the allow-list, under the names that the handler gave them. */
 export function allowedHeaders(headers: Iterable<readonly [string, string | number | readonly string[] | undefined]>, allowed: readonly string[]): Headers {
-  const names = new Set(allowed.map((name) => name.toLowerCase()))
-  names.delete('set-cookie')
+  let names = lowerCase.get(allowed)
+  if (!names) {
+    names = new Set(allowed.map((name) => name.toLowerCase()))
+    names.delete('set-cookie')
+    lowerCase.set(allowed, names)
+  }
   const made: Headers = {}
   for (const [name, value] of headers) {
     if (value === undefined || !names.has(name.toLowerCase())) continue
@@ -149,6 +156,8 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
   }
   const scope = request.scope()
   if (typeof scope !== 'string' || scope === '') {
+    // A rejected promise that is not handled would end the process.
+    Promise.resolve(scope as unknown).catch(() => undefined)
     throw new TypeError(`the option scope returned ${scope === '' ? "''" : describe(scope)}, which is not a user or tenant: for a visitor who has ` +
       "not logged in, return an id of the session, or throw an error that refuses the visitor")
   }
@@ -161,6 +170,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
     ttl, ttlMs, wait, waitMs, timeout, timeoutMs, store, maxResponseSize,
   }
   const storedResponse = (response: Response): Response => {
+    if (response.status < 200) throw new TypeError(`the handler answered ${response.status}, after which the client waits for another response`)
     // Invalid headers raise an error here, while the work can still be rolled back.
     headerDocument(response.headers ?? null, 'the response')
     return { ...response, headers: allowedHeaders(Object.entries(response.headers ?? {}), headers), body: asStored(response) }
@@ -180,7 +190,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
       throw error
     }
   }
-  const perform = async (identity: RequestIdentity): Promise<Result> =>
+  const perform = (identity: RequestIdentity): Promise<Result> =>
     kind === 'request' ? client.request({ ...common, ...identity }, (tx) => guarded({ key, tx, job: undefined as never }) as Promise<Response>)
     : client.job({ ...common, ...identity, lease, leaseMs }, (job) => guarded({ key, tx: undefined as never, job }))
   try {
@@ -261,19 +271,19 @@ function asStored(response: Response): string | Uint8Array | null {
   const { body } = response
   if (!(body instanceof Uint8Array)) return body ?? null
   const type = Object.entries(response.headers ?? {}).find(([name]) => name.toLowerCase() === 'content-type')?.[1]
-  if (!TEXTUAL.test(String(type))) return body
-  try {
-    const text = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(body)
-    return text.includes('\0') ? body : text
-  } catch {
-    return body
-  }
+  return TEXTUAL.test(String(type)) ? storableUtf8(body) ?? body : body
 }
 
 /** The error for a response that cannot be held back. */
 export function streamingRefused(route: string, how = 'in pieces of unknown length'): StreamingRefused {
   return new StreamingRefused(`${route} answers ${how}, which cannot be stored and replayed; ` +
     'send the response whole, or leave the route unguarded')
+}
+
+/** Whether a framework would send the value in pieces. */
+export function isStream(value: unknown): boolean {
+  const some = (value ?? {}) as { pipe?: unknown; getReader?: unknown; arrayBuffer?: unknown; [Symbol.asyncIterator]?: unknown }
+  return [some.pipe, some.getReader, some.arrayBuffer, some[Symbol.asyncIterator]].some((one) => typeof one === 'function')
 }
 
 /** The error for a handler that sends a second response. */
@@ -285,14 +295,25 @@ export function alreadySent(route: string): Error {
 export const SENDING_METHODS = ['writeHead', 'flushHeaders', 'write', 'end', 'destroy'] as const
 export const HEADER_METHODS = ['setHeader', 'setHeaders', 'appendHeader', 'removeHeader'] as const
 
-/** Returns a function that removes our methods from a response and restores the methods that it had before. */
+/**
+ * Returns a function that removes our methods from a response and restores the
+ * methods that it had before. names has them in the order in which they are set:
+ * if the newest property is deleted first, V8 does not make the object slow.
+ */
 export function overrides(target: object, names: readonly string[]): () => void {
   const own = target as Record<string, unknown>
   const before = Object.fromEntries(names.filter((name) => Object.hasOwn(own, name)).map((name) => [name, own[name]]))
   return () => {
-    for (const name of names) delete own[name]
+    for (const name of names.toReversed()) delete own[name]
     Object.assign(own, before)
   }
+}
+
+/** Like overrides(), for the methods of Node's response that held responses replace. */
+export function responseOverrides(response: ServerResponse): () => void {
+  // This property of the prototype becomes an own one before the methods do.
+  response.statusCode = Number(response.statusCode)
+  return overrides(response, [...SENDING_METHODS, 'headersSent', ...HEADER_METHODS, 'writableEnded'])
 }
 
 /** Makes a response look sent, by these properties. */

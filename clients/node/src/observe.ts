@@ -32,7 +32,11 @@ export interface Observers {
 interface Observation { attempt: number | undefined; waited: number; of: string | undefined }
 
 type Api = typeof import('@opentelemetry/api')
-type Span = import('@opentelemetry/api').Span
+/** A span of @opentelemetry/api, whose types the application might not have. */
+interface Span {
+  setAttributes(attributes: Record<string, string | number>): unknown
+  addLink?(link: { context: { traceId: string; spanId: string; traceFlags: number; isRemote: boolean } }): unknown
+}
 
 const outcomes = channel('pg-idempotency:outcome')
 const observing = new AsyncLocalStorage<Observation>()
@@ -89,7 +93,7 @@ export function observed<T extends { outcome: OutcomeEvent['outcome'] }>(kind: '
     const [, traceId, spanId, flags] = TRACEPARENT.exec(of ?? '') ?? []
     if (traceId && spanId) span?.addLink?.({ context: { traceId, spanId, traceFlags: parseInt(flags!, 16), isRemote: true } })
   }
-  return observing.run(observation, () => spanned(`idempotency.${kind}`, async (span) => {
+  return observing.run(observation, async () => spanned(`idempotency.${kind}`, async (span) => {
     if (traceKeys) span?.setAttributes({ 'idempotency.scope': options.scope, 'idempotency.key': options.key })
     try {
       const result = await run()
@@ -103,7 +107,7 @@ export function observed<T extends { outcome: OutcomeEvent['outcome'] }>(kind: '
 }
 
 /** Run a part of a request as a span. */
-export async function spanned<T>(name: string, run: (span?: Span) => Promise<T> | T): Promise<T> {
+export function spanned<T>(name: string, run: (span?: Span) => Promise<T> | T): Promise<T> | T {
   if (!api || !observing.getStore()) return run()
   return api.trace.getTracer(NAME).startActiveSpan(name, { attributes: { 'db.system.name': 'postgresql' } }, async (span) => {
     try {
