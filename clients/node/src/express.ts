@@ -207,7 +207,7 @@ async function readBody(req: ExpressRequest, limit: number): Promise<(() => unkn
   return parse
 }
 
-/** What identifies the files of multer and express-fileupload, in memory or on disk. */
+/** The identities of the files of multer and express-fileupload, in memory or on disk. */
 async function filesOf({ file, files }: ExpressRequest & { file?: any; files?: object }): Promise<unknown[]> {
   const found = [file ?? [], Object.values(files ?? {})].flat(2) as Record<string, any>[]
   return Promise.all(found.map(async (one) => {
