@@ -538,7 +538,7 @@ end_nack(RelayAnswers *answers, const PGresult *result)
 			message = message->next;
 		if (message && strcmp(state, "dead") == 0)
 		{
-			message->sink->dead++;
+			relay_sink_bury(message);
 			relay_log(RELAY_ERROR, "message %s of topic \"%s\" is dead after "
 					  "attempt %d: %s; put it back with SELECT "
 					  "idem_outbox_requeue('{%lld}')", message->message_id,

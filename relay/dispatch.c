@@ -44,13 +44,19 @@ relay_dispatch_work(const RelayRouting *routing, const RelayAnswers *answers,
 		}
 		sink->held_until = 0;
 		sink->type->work(sink, now);
-		/* A message with too little of its lease left waits for more. */
 		while (sink->connected && !sink->held_until &&
 			   sink->in_flight.count < sink->window &&
 			   (message = relay_sink_next(sink, now)) &&
-			   relay_answers_may_start(answers, message, now) &&
 			   (!sink->type->can_take || sink->type->can_take(sink)))
 		{
+			if (!relay_answers_may_start(answers, message, now))
+			{
+				/* It waits for more of its lease, unless that is blocked. */
+				if (!message->answer_alone)
+					break;
+				relay_queue_release(sink->queue, message);
+				continue;
+			}
 			relay_queue_hand_over(message, now);
 			if ((int64_t) message->payload_length > sink->max_size)
 				relay_sink_refused(message, -1, "the payload of %zu bytes is "

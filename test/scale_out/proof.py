@@ -216,7 +216,10 @@ class World:
         if self.cables:
             address = self.cables.address('clients', HOST)
             with open(os.path.join(self.far.data, 'postgresql.conf'), 'a') as file:
-                file.write("listen_addresses = '%s'\n" % address)
+                # Otherwise sessions of lost clients occupy all connections.
+                file.write("listen_addresses = '%s'\ntcp_keepalives_idle = 2\n"
+                           'tcp_keepalives_interval = 1\n'
+                           'tcp_keepalives_count = 3\n' % address)
             with open(os.path.join(self.far.data, 'pg_hba.conf'), 'a') as file:
                 file.write('host all all samenet trust\n')
             words = self.cables.command(HOST)

@@ -70,7 +70,7 @@ export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = Poo
     <Req extends ExpressRequest = Request, Res extends ServerResponse = ExpressResponse>(handler: (req: GuardedRequest<Req, Tx>, res: Res, next: Next) => unknown,
       own: Partial<ExpressOptions<Request>> = {}) => {
       // If it is used as a middleware, its argument is a request, which would never be answered.
-      if (typeof handler !== 'function') throw new TypeError('a guard takes the handler: app.post(path, guarded(handler))')
+      if (typeof handler !== 'function') throw new TypeError('a guard needs the handler as its argument: app.post(path, guarded(handler))')
       const settings = { ...options, ...own }
       checkedOptions(settings)
       checkedCount(settings.bodyLimit, 'bodyLimit')
@@ -92,7 +92,7 @@ export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = Poo
       let tries = 0
       // A second next() would continue after the routes, so it cannot run them again.
       const rest = (): void => {
-        if (++tries > 1) throw Object.assign(new Error('the transaction has to run again, which the client must ask for'), { status: 503 })
+        if (++tries > 1) throw Object.assign(new Error('the transaction must run again, so the client must repeat the request'), { status: 503 })
         next()
       }
       handle(client, settings, 'request', rest, req, res).catch(next)
@@ -135,7 +135,7 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
       })
       req.idempotency = { ...context, job }
       whole = await held.run((fail) => handler(req, res, (error) => fail(error ??
-        new TypeError('a guarded handler answers itself: it may not call next() without an error'))), () => finished)
+        new TypeError('a guarded handler must send the response itself: it must not call next() without an error'))), () => finished)
       // The last step's response is the one that is stored.
       if (finished) whole = undefined
       return whole
@@ -304,7 +304,7 @@ class BufferedResponse {
       const take = (part: unknown, encoding: unknown): void => {
         if (part === undefined || part === null || typeof part === 'function') return
         if (typeof part !== 'string' && !(part instanceof Uint8Array)) {
-          throw new TypeError(`${this.route} answers with a ${describe(part)}, which is no string and no Buffer`)
+          throw new TypeError(`${this.route} must answer with a string or a Buffer, not ${describe(part)}`)
         }
         parts.push(typeof part === 'string'
           ? Buffer.from(part, typeof encoding === 'string' ? encoding as BufferEncoding : 'utf8')

@@ -50,8 +50,8 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
   // If register() is not awaited, onRoute misses routes that are declared next, and they would run unguarded.
   app.addHook('onRequest', async ({ routeOptions }: any) => {
     if (!routeOptions.config?.idempotency || routeOptions.config[GUARDED]) return
-    throw new TypeError(`${routeOptions.method} ${routeOptions.url} was declared before the plugin was loaded: ` +
-      'await app.register() of pg-idempotency first')
+    throw new TypeError(`${routeOptions.method} ${routeOptions.url} was declared before the plugin was loaded; ` +
+      'first await app.register() of pg-idempotency')
   })
   app.addHook('onRoute', (route: any) => {
     const own = route.config?.idempotency as RouteOptions | boolean | undefined

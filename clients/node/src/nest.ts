@@ -111,7 +111,7 @@ function bodyOf(request: any, route: string): { body: Uint8Array; contentType?: 
   if (Buffer.isBuffer(request.rawBody)) return { body: request.rawBody, contentType, contentEncoding }
   if (request.body !== undefined && request.body !== null) return { body: Buffer.from(JSON.stringify(request.body)), contentType: 'application/json' }
   if (chunked !== undefined || Number(length ?? 0) > 0) {
-    throw new TypeError(`${route} has a body that is not read yet, and could not be compared: NestFactory.create(App, { rawBody: true })`)
+    throw new TypeError(`${route} has a body that was not read, so it cannot be compared: use NestFactory.create(App, { rawBody: true })`)
   }
   return { body: new Uint8Array() }
 }
@@ -142,7 +142,7 @@ export function Idempotent(own: RouteOptions = {}): MethodDecorator {
   checkedOptions({ scope: () => '', ...options } as HttpOptions<never>)
   const apply = applyDecorators(SetMetadata(ROUTE, own), UseInterceptors(IdempotencyInterceptor))
   return (target, name, descriptor) => {
-    if (answersItself(target, name)) throw new TypeError(`${String(name)}() is guarded and takes @Res() or @Next(): return the response, or use @Res({ passthrough: true })`)
+    if (answersItself(target, name)) throw new TypeError(`${String(name)}() is guarded, and must not use @Res() or @Next(): return the response, or use @Res({ passthrough: true })`)
     apply(target, name, descriptor as TypedPropertyDescriptor<any>)
   }
 }

@@ -255,7 +255,7 @@ test('a guarded route of Fastify that was declared before the plugin was there d
   const answers = []
   for (const url of ['/early', '/plain', '/guarded']) answers.push(await app.inject({ method: 'POST', url, payload: '{}', headers: keyed() }))
   assert.deepEqual(answers.map((one) => one.statusCode), [500, 200, 200])
-  assert.match(answers[0]!.json().message, /POST \/early was declared before the plugin was loaded: await app\.register\(\)/)
+  assert.match(answers[0]!.json().message, /POST \/early was declared before the plugin was loaded; first await app\.register\(\)/)
   assert.equal(runs, 0)
   await app.close()
 })
@@ -489,7 +489,7 @@ test('a conditional GET of Express: 304 is for who has it, and what is stored is
   }
 })
 
-test('nobody is no scope, and what refuses him is answered by the application', async () => {
+test('a missing scope is an error, and the application answers the error that refuses a visitor', async () => {
   for (const [found, said] of [[undefined, 'undefined'], [null, 'null'], ['', "''"], [7, '7'], [Promise.resolve('u'), 'Promise'], [new Error('who'), undefined]] as [any, string | undefined][]) {
     const scope = (): any => { if (found instanceof Error) throw Object.assign(found, { status: 401, statusCode: 401 }); return found }
     let seen: any
@@ -515,16 +515,16 @@ test('nobody is no scope, and what refuses him is answered by the application', 
 })
 
 test('nonsense in the options of a route is refused when it is made', async () => {
-  await assert.rejects(async () => { await Fastify().register(idempotency as any, { client: idem, scope, ttl: '5 bananas' }) }, /ttl is no interval/)
-  await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { waitMs: -1 } } }, async () => 'never') }), /waitMs is negative/)
+  await assert.rejects(async () => { await Fastify().register(idempotency as any, { client: idem, scope, ttl: '5 bananas' }) }, /ttl is not a valid interval/)
+  await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { waitMs: -1 } } }, async () => 'never') }), /waitMs must not be negative/)
   await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { wat: 1 } } }, async () => 'never') }), /has no option wat/)
   await assert.rejects(async () => { await Fastify().register(idempotency as any, { client: idem, scope, wat: 1 }) }, /has no option wat/)
   assert.throws(() => idempotent(idem, { scope, wat: 1 } as any), /has no option wat/)
   assert.throws(() => idempotent(idem, { scope })(() => undefined, { wat: 1 } as any), /has no option wat/)
   // These would guard nothing.
   for (const methods of [['post'], [], 'POST', ['POST', 1]] as any[]) {
-    assert.throws(() => idempotent(idem, { scope, methods }), /methods is a list of HTTP methods in upper case/)
+    assert.throws(() => idempotent(idem, { scope, methods }), /methods must be a list of HTTP methods in upper case/)
   }
-  assert.throws(() => idempotent(idem, { scope })(() => undefined, { lease: '1s', leaseMs: 1 }), /lease and leaseMs exclude each other/)
-  assert.throws(() => idempotent(idem, { scope })({} as any), /a guard takes the handler/)
+  assert.throws(() => idempotent(idem, { scope })(() => undefined, { lease: '1s', leaseMs: 1 }), /lease and leaseMs cannot both be set/)
+  assert.throws(() => idempotent(idem, { scope })({} as any), /a guard needs the handler/)
 })

@@ -151,7 +151,7 @@ test('what cannot be held back is refused', async () => {
       wrong(@Res() res: any) { res.json({}) }
     }
     return Wrong
-  }, /is guarded and takes @Res\(\)/)
+  }, /is guarded, and must not use @Res\(\)/)
   assert.throws(() => Idempotent({ wat: 1 } as object), /no option wat/)
 })
 

@@ -1,4 +1,4 @@
-/** What needs no server. */
+/** Tests that need no server. */
 import assert from 'node:assert/strict'
 import { createRequire } from 'node:module'
 import { test } from 'node:test'
@@ -32,7 +32,7 @@ test('errors are found where a query builder has wrapped them', () => {
   assert.ok(limited instanceof RateLimited)
   assert.equal(limited.retryAfter, 37)
   assert.equal(asIdempotencyError(Object.assign(new Error(), { code: 'ECONNRESET' })), undefined)
-  assert.equal(sqlstateOf(Object.assign(new Error(), { code: 'EPIPE' })), undefined, 'a name of the system is no SQLSTATE')
+  assert.equal(sqlstateOf(Object.assign(new Error(), { code: 'EPIPE' })), undefined, 'an error code of the system is not a SQLSTATE')
   const round: { cause?: unknown } = {}
   round.cause = round
   assert.equal(asIdempotencyError(round), undefined)
