@@ -6,7 +6,7 @@ DROP EXTENSION IF EXISTS idempotency CASCADE;
 CREATE EXTENSION idempotency;
 RESET client_min_messages;
 
--- What a statement raises, and of which element that is.
+-- The error of a statement, and its element.
 CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -26,7 +26,7 @@ $$;
 --
 SELECT ordinal, key, outcome, attempt, claim_token IS NOT NULL AS token, lease_expires_at IS NOT NULL AS lease, expires_at - lease_expires_at AS longer
 	FROM idem_claim_many('s', '{key-0000000000000003,key-0000000000000001,key-0000000000000002}', ttl => '1 h', lease => '10 min');
--- Of equal keys the second is told what a second call would be.
+-- The second of two equal keys gets the result of a second call.
 SELECT ordinal, key, outcome, attempt FROM idem_claim_many('s', '{key-0000000000000005,key-0000000000000004,key-0000000000000005,key-0000000000000005}', '{"\\x01","\\x01","\\x01","\\x02"}');
 -- One array element for all: of hashes, and of keys.
 SELECT ordinal, key, outcome, lease_expires_at IS NOT NULL AS lease FROM idem_claim_many('s', '{key-0000000000000005,key-0000000000000004}', '{"\\x02"}');

@@ -99,7 +99,7 @@ SELECT n, idem_key_is_valid(key) FROM pg_temp.formatted WHERE n < 10 ORDER BY n;
 SELECT outcome FROM idem_claim('format', 'F81D4FAE-7DEC-11D0-A765-00A0C91E6BF6');
 SELECT pg_temp.error_of($$ SELECT idem_claim('format', 'order-5d9f4c1e-7a30') $$);
 SELECT pg_temp.error_of($$ SELECT idem_lookup('format', 'not a UUID at all') $$);
--- What has a record is brought to its end.
+-- A key with a record can be completed.
 SELECT idem_complete('format', 'a "quoted" key, = 1', 200, claim_token => claim_token) FROM idem_keys WHERE scope = 'format' AND key LIKE 'a%';
 SELECT outcome FROM idem_claim('format', 'a "quoted" key, = 1');
 SET idempotency.key_max_length = 35;

@@ -1,4 +1,4 @@
--- What the loads work on.
+-- The tables and functions of the loads.
 --
 --	:acked		messages that lie acknowledged in the outbox
 --	:pending	messages that take_ack may consume
