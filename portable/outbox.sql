@@ -85,20 +85,27 @@ AS $$
 DECLARE
 	count int;
 BEGIN
-	lanes := ARRAY(SELECT l.lane FROM unnest(lanes[:250]) AS l (lane) WHERE @S@.idem_p_try_lock_lane(l.lane));
+	lanes := ARRAY(SELECT l.lane FROM unnest(lanes) AS l (lane) WHERE @S@.idem_p_try_lock_lane(l.lane));
 	ids := ARRAY(SELECT p.id FROM unnest(ids) AS i (id) JOIN @S@.idem_outbox AS p ON p.id = i.id
 		JOIN (SELECT l.lane, (SELECT f.id FROM @S@.idem_outbox AS f
 				WHERE f.key_hash = l.lane AND f.state = 'pending' ORDER BY f.id LIMIT 1) AS head
 			FROM unnest(lanes) AS l (lane)) AS h ON h.lane = p.key_hash
 		WHERE p.id = ANY (ids) AND p.state = 'pending' AND p.in_due_index AND p.id > h.head
 		FOR NO KEY UPDATE OF p SKIP LOCKED);
+	IF ids = '{}' THEN
+		RETURN 0;
+	END IF;
+	-- An answer whose snapshot does not show the parked messages gets 40001 from the lock of
+	-- the lane, and so does not leave them there.
+	UPDATE @S@.idem_p_lanes AS l SET number = l.number WHERE l.number = ANY (ARRAY(
+		SELECT @S@.idem_p_lane_lock(o.key_hash) FROM @S@.idem_outbox AS o WHERE o.id = ANY (ids)));
 	UPDATE @S@.idem_outbox AS o SET in_due_index = false WHERE o.id = ANY (ids);
 	GET DIAGNOSTICS count = ROW_COUNT;
 	RETURN count;
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_park(bigint[], bigint[]) IS
-'Parks the messages that are behind another one of their key, of up to 250 keys; returns their number.';
+'Parks the messages that are behind another one of their key; returns their number.';
 
 -- The last five errors, the newest first, each on a line that begins with its time.
 CREATE FUNCTION @S@.idem_p_add_error(previous text, error text)
@@ -402,7 +409,7 @@ BEGIN
 		END IF;
 		IF behind <> '{}' AND may_park > 0 THEN
 			parked := @S@.idem_p_park(behind, lanes);
-			may_park := CASE WHEN cardinality(lanes) > 250 THEN 0 ELSE may_park - parked END;
+			may_park := may_park - parked;
 			is_parking := is_parking OR parked > 0;
 		END IF;
 		IF changed THEN

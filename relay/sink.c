@@ -288,7 +288,7 @@ relay_sink_halve(RelaySink *sink, int count)
 {
 	/* The window stays until those that are in flight are delivered, too. */
 	sink->suspects = sink->in_flight.count + count;
-	sink->window = count / 2;
+	sink->window = count > 1 ? count / 2 : 1;
 }
 
 /*

@@ -181,6 +181,38 @@ def hanging_calls(world):
         other.connection.close()
 
 
+def lost_lease(world):
+    """A message whose lease another relay has taken is not sent again if the
+    connection to the sink ends."""
+    with world.database('other', 'UTF8') as other:
+        other.where = 'dbname=other'
+        other.query("""CREATE SEQUENCE calls; CREATE TABLE slow ();
+            CREATE FUNCTION apply(uuid, text, text, jsonb, jsonb) RETURNS void LANGUAGE plpgsql AS $$
+            BEGIN
+                PERFORM nextval('calls');
+                IF to_regclass('slow') IS NOT NULL THEN
+                    PERFORM pg_sleep(60);
+                END IF;
+            END $$""")
+        world.query("SELECT idem_publish('orders', '1') FROM generate_series(1, 2)")
+        relay = postgres(world, other, '--lease=2s', '--wait=600ms', '--p.timeout=60s').started()
+        until('it calls', lambda: other.query('SELECT is_called FROM calls') == [(True,)])
+        relay.signal(signal.SIGSTOP)
+        until('another one takes them', lambda: world.query(
+            "SELECT id FROM idem_outbox_take(10, '1 minute')") and world.query('SELECT min(attempt) FROM idem_outbox') == [(2,)])
+        relay.signal(signal.SIGCONT)
+        until('it reports that', lambda: relay.said().count('is lost: another relay has it') == 2)
+        other.query('DROP TABLE slow')
+        other.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%%idem_once%%' AND datname = 'other' "
+                    'AND pid <> pg_backend_pid()')
+        until('its connection is lost', lambda: 'has lost its connection' in relay.said())
+        third = world.publish('orders', '1')
+        until('another message is delivered', lambda: world.outbox(third)[0] == 'acked')
+        equal('calls', other.query('SELECT last_value FROM calls'), [(2,)])
+        equal('the status', relay.stop(), 0)
+        other.connection.close()
+
+
 def commit_fails(world):
     """If a commit fails, the cause is found in a few steps, not by one message after
     another between those of later batches."""
@@ -356,6 +388,7 @@ TESTS = [
     ('postgres: relays and the other server are killed; each effect once, in order', applied_once),
     ('postgres: a call that fails or takes too long fails alone', applied_alone),
     ('postgres: calls that take too long leave most of the time to others', hanging_calls),
+    ('postgres: a message whose lease is lost is not sent again', lost_lease),
     ('postgres: a commit that fails delays the others of its batch little', commit_fails),
     ('postgres: a function that is replaced is called on a new connection', prepared_again),
     ('postgres: a server that is silent after the login is given up after timeout', silent_after_login),

@@ -524,6 +524,8 @@ def mixed(world):
     broker = amqp.start(world)
     connection, channel = broker.channel()
     channel.queue_declare('orders', durable=True)
+    # It would send no heartbeats for ten minutes.
+    connection.close()
     broker.control('eval', 'application:set_env(rabbit, max_message_size, 100000).')
     mixture = Mixture(world)
     chance = mixture.random
@@ -559,16 +561,17 @@ def mixed(world):
                                  "WHERE payload ? 'n' GROUP BY 1"))
         equal('counted attempts of dead good messages', world.query(
             "SELECT count(*) FROM idem_outbox WHERE state = 'dead' AND payload ? 'n'"), [(0,)])
+        connection, channel = broker.channel()
         arrived = {properties.message_id for properties, _ in amqp.drain_all(channel, 'orders')}
         arrived.update(request.headers['webhook-id'] for request in mixture.endpoint.requests)
         equal('lost', world.query("SELECT message_id::text FROM idem_outbox WHERE topic <> 'c' AND payload ? 'n' "
                                   "AND NOT message_id = ANY (%s::uuid[])", sorted(arrived)), [])
+        connection.close()
         for relay in relays:
             equal('the status', relay.stop(), 0)
     finally:
         broker.control('eval', 'application:set_env(rabbit, max_message_size, 134217728).')
         mixture.endpoint.close()
-        connection.close()
     print('# %d good messages beside %d bad ones, %d kills, %d outages: none is dead or lost; the longest waits, in seconds: '
           '%s' % (len(mixture.good), len(mixture.bad), kills, outages,
                   ', '.join('%s %.1f' % item for item in sorted(waits.items()))), flush=True)

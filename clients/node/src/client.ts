@@ -320,6 +320,9 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
 
   constructor(pool: PoolLike<Tx>, options: Options = {}) {
     const { schema = 'idem', shards, maxWaiters, ...defaults } = options
+    if (typeof (pool as Partial<PoolLike> | undefined)?.connect !== 'function' || (pool as { _connected?: unknown })._connected !== undefined) {
+      throw new TypeError(`the client takes a pg.Pool, or the pool of an ORM, and not a ${describe(pool)}`)
+    }
     checkedTimes(defaults)
     checkedCount(maxWaiters, 'maxWaiters')
     this.#pool = pool

@@ -7,6 +7,8 @@
  * passes one to next(), its work is rolled back, and the error handlers of the
  * application get the error.
  */
+import { createHash } from 'node:crypto'
+import { readFile } from 'node:fs/promises'
 import type { IncomingMessage, OutgoingHttpHeader, ServerResponse } from 'node:http'
 import { parse as parseForm } from 'node:querystring'
 import { promisify } from 'node:util'
@@ -169,9 +171,13 @@ async function readBody(req: ExpressRequest, limit: number): Promise<(() => unkn
     return undefined
   }
   if (req.readableEnded || (req as { _body?: boolean })._body) {
-    // The application has parsed the body, so the document is compared.
+    // The application has parsed the body, so the document is compared, with the files beside it.
     const document = JSON.stringify(req.body ?? null) ?? 'null'
-    req.rawBody = Buffer.from(document)
+    const files = await filesOf(req)
+    if (req.body === undefined && files.length === 0 && (req.headers['transfer-encoding'] !== undefined || Number(req.headers['content-length'] ?? 0) > 0)) {
+      throw new TypeError(`${req.method} ${req.originalUrl}: the body was read before the guard, and is not in req.body, so it cannot be compared`)
+    }
+    req.rawBody = Buffer.from(files.length === 0 ? document : JSON.stringify({ ...req.body, 'files of the request': files }))
     return () => JSON.parse(document) as unknown
   }
   const raw = await wholeBody(req, limit)
@@ -199,6 +205,17 @@ async function readBody(req: ExpressRequest, limit: number): Promise<(() => unkn
   const parse = isJson ? () => parsedJson(text) : () => parsedForm(text)
   req.body = parse()
   return parse
+}
+
+/** What identifies the files of multer and express-fileupload, in memory or on disk. */
+async function filesOf({ file, files }: ExpressRequest & { file?: any; files?: object }): Promise<unknown[]> {
+  const found = [file ?? [], Object.values(files ?? {})].flat(2) as Record<string, any>[]
+  return Promise.all(found.map(async (one) => {
+    const path = one['path'] ?? (one['tempFilePath'] || undefined)
+    const bytes: unknown = typeof path === 'string' ? await readFile(path) : one['buffer'] ?? one['data']
+    const content = bytes instanceof Uint8Array ? createHash('sha256').update(bytes).digest('hex') : one['size']
+    return [one['fieldname'], one['originalname'] ?? one['name'], one['mimetype'], content]
+  }))
 }
 
 const INFLATE: Record<string, (bytes: Buffer, options: { maxOutputLength: number }) => Promise<Buffer>> = {

@@ -13,7 +13,7 @@ import type { PoolClient } from 'pg'
 import type { Client, Response } from './client.js'
 import { Attempts } from './handlers.js'
 import {
-  alreadySent, checkedOptions, endListener, ignoreLateCalls, overrides, refuseSuccess, replayPipe, seemsSent, SENDING_METHODS, serve, snapshotOf,
+  alreadySent, checkedOptions, endListener, ignoreLateCalls, isStream, overrides, refuseSuccess, replayPipe, seemsSent, SENDING_METHODS, serve, snapshotOf,
   streamingRefused, wholeBody, type Context, type HttpOptions,
 } from './http.js'
 import type { Headers } from './values.js'
@@ -47,12 +47,13 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
   checkedOptions(defaults as HttpOptions<never>)
   app.decorateRequest('idempotency', null)
   app.decorateRequest('rawBody', null)
-  // If register() is not awaited, onRoute misses routes that are declared next, and they would run unguarded.
-  app.addHook('onRequest', async ({ routeOptions }: any) => {
+  // onRoute misses routes that are declared before the plugin is loaded, or outside its context, and they would run unguarded.
+  const refuseUnguarded = async ({ routeOptions }: any): Promise<void> => {
     if (!routeOptions.config?.idempotency || routeOptions.config[GUARDED]) return
-    throw new TypeError(`${routeOptions.method} ${routeOptions.url} was declared before the plugin was loaded; ` +
-      'first await app.register() of pg-idempotency')
-  })
+    throw new TypeError(`${routeOptions.method} ${routeOptions.url} was declared before the plugin was loaded, or outside the context ` +
+      'that registers it: first await register() of pg-idempotency in the context of the route')
+  }
+  for (const context of contextsOf(app)) context.addHook('onRequest', refuseUnguarded)
   app.addHook('onRoute', (route: any) => {
     const own = route.config?.idempotency as RouteOptions | boolean | undefined
     if (!own) return
@@ -75,6 +76,20 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
     }
     route.config = { ...route.config, [GUARDED]: true }
   })
+}
+
+/** All contexts that the application has so far. Later ones inherit the hooks of their parents. */
+function contextsOf(app: any): any[] {
+  let root = app
+  while (typeof Object.getPrototypeOf(root)?.addHook === 'function') root = Object.getPrototypeOf(root)
+  const found = [root]
+  // The array grows while it is read.
+  for (const context of found) {
+    const children = Object.getOwnPropertySymbols(context).find((symbol) => symbol.description === 'fastify.children')
+    if (children) found.push(...context[children])
+  }
+  // For another version of Fastify, which names its children differently.
+  return found.includes(app) ? found : [...found, app]
 }
 
 type Sent = { status: number; headers: Headers; body: Buffer }
@@ -177,9 +192,11 @@ function bufferedResponse(reply: any, handler: (reply: any) => unknown, silent: 
   return new Promise((resolve, reject) => {
     let sent: Sent | undefined
     let returned = false
+    let tell!: () => void
     const awaitsEnd = endListener(reply.raw)
     const look = (): void => { if (returned && (sent || silent())) resolve(sent) }
     const take = (payload: unknown): void => {
+      if (payload instanceof Error) return reject(payload)
       if (sent) return reject(alreadySent(route))
       try {
         sent = responseOf(route, reply, payload)
@@ -187,16 +204,17 @@ function bufferedResponse(reply: any, handler: (reply: any) => unknown, silent: 
         return reject(error)
       }
       seemsSent(reply, 'sent')
+      tell()
       seemsSent(reply.raw, 'headersSent', 'writableEnded')
       // The response is sent after COMMIT, which waits for the handler.
       setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(route, 'and waits until that is sent')) })
     }
-    // If a handler returns reply, awaiting it would wait for the response, which is sent later.
-    reply.then = undefined
+    // A handler can await or return reply until it has answered. The response itself is sent later.
+    const answered = new Promise<void>((tellIt) => { tell = tellIt })
+    reply.then = (fulfilled: () => unknown, rejected: () => unknown) => (silent() ? Promise.resolve() : answered).then(fulfilled, rejected)
     reply.send = (payload: unknown) => {
       if (attempts.isLeftBehind()) return reply
-      if (payload instanceof Error) reject(payload)
-      else take(payload)
+      take(payload)
       look()
       return reply
     }
@@ -259,11 +277,6 @@ function responseOf(route: string, reply: any, payload: unknown): Sent {
   }
   reply.removeHeader('content-length')
   return { status: reply.statusCode, headers: lines(reply), body }
-}
-
-function isStream(payload: unknown): boolean {
-  const some = (payload ?? {}) as { pipe?: unknown; getReader?: unknown; arrayBuffer?: unknown; [Symbol.asyncIterator]?: unknown }
-  return [some.pipe, some.getReader, some.arrayBuffer, some[Symbol.asyncIterator]].some((one) => typeof one === 'function')
 }
 
 // Its hooks apply to the application that registers the plugin, not to a context of its own.

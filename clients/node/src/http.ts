@@ -149,6 +149,8 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
   }
   const scope = request.scope()
   if (typeof scope !== 'string' || scope === '') {
+    // A rejected promise that is not handled would end the process.
+    Promise.resolve(scope as unknown).catch(() => undefined)
     throw new TypeError(`the option scope returned ${scope === '' ? "''" : describe(scope)}, which is not a user or tenant: for a visitor who has ` +
       "not logged in, return an id of the session, or throw an error that refuses the visitor")
   }
@@ -161,6 +163,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
     ttl, ttlMs, wait, waitMs, timeout, timeoutMs, store, maxResponseSize,
   }
   const storedResponse = (response: Response): Response => {
+    if (response.status < 200) throw new TypeError(`the handler answered ${response.status}, after which the client waits for another response`)
     // Invalid headers raise an error here, while the work can still be rolled back.
     headerDocument(response.headers ?? null, 'the response')
     return { ...response, headers: allowedHeaders(Object.entries(response.headers ?? {}), headers), body: asStored(response) }
@@ -274,6 +277,12 @@ function asStored(response: Response): string | Uint8Array | null {
 export function streamingRefused(route: string, how = 'in pieces of unknown length'): StreamingRefused {
   return new StreamingRefused(`${route} answers ${how}, which cannot be stored and replayed; ` +
     'send the response whole, or leave the route unguarded')
+}
+
+/** Whether a framework would send the value in pieces. */
+export function isStream(value: unknown): boolean {
+  const some = (value ?? {}) as { pipe?: unknown; getReader?: unknown; arrayBuffer?: unknown; [Symbol.asyncIterator]?: unknown }
+  return [some.pipe, some.getReader, some.arrayBuffer, some[Symbol.asyncIterator]].some((one) => typeof one === 'function')
 }
 
 /** The error for a handler that sends a second response. */
