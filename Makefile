@@ -3,6 +3,7 @@
 # Try it, on throwaway servers:
 #	make demo			see it work
 #	make playground		a page with three shops and a network that fails
+#	make try			write a page into try/ in which the guide's SQL runs, with PGlite
 #
 # Test it, on throwaway servers:
 #	make check			all tests of the extension
@@ -25,6 +26,7 @@
 #
 # Measure it:
 #	make bench			ratios to hand-written SQL, on a throwaway server
+#	make portable-bench	the portable edition beside the C edition and hand-written PL/pgSQL
 #	make relay-bench	the relay beside a program that polls a table
 #	make monitoring-picture	draw the dashboard for the docs, from two minutes of load
 #
@@ -80,7 +82,7 @@ ISOLATION_OPTS = --inputdir=$(TREE)/test/isolation --outputdir=test/isolation --
 
 # These work without a server installation, and PGXS has a "check" of its own.
 # So they run without PGXS, and a second make runs the other goals of the call.
-DEV_GOALS = portable portable-check demo playground check models clients matrix inject mutants lint static sanitize valgrind fuzz scale-out torture failover bench bench-clients relay relay-install relay-check relay-bench dist deb site packages-check monitoring-check monitoring-picture
+DEV_GOALS = portable portable-check portable-bench try demo playground check models clients matrix inject mutants lint static sanitize valgrind fuzz scale-out torture failover bench bench-clients relay relay-install relay-check relay-bench dist deb site packages-check monitoring-check monitoring-picture
 ifneq ($(filter $(DEV_GOALS),$(MAKECMDGOALS)),)
 
 PGXS_GOALS = $(filter-out $(DEV_GOALS),$(MAKECMDGOALS))
@@ -106,10 +108,19 @@ portable-check:
 	@EDITION=portable test/cluster test/check $(SUITES)
 	@test -n "$(SUITES)" || test/pglite/run
 
+# ROUNDS=1 SECONDS_EACH=1 for a shorter run
+portable-bench:
+	@test/prepare
+	@test/cluster test/bench/portable
+
 # ROUNDS=20 for a shorter run; see test/failover/run for more.
 failover:
 	@test/prepare failover
 	@test/cluster test/failover/run
+
+# The page consists of files only; any web server can serve it.
+try:
+	@examples/try/build try
 
 # PORT=8080 for that port; Ctrl-C ends it.
 playground:

@@ -1,6 +1,41 @@
 -- Grants.  Without a library, the names of the role and of the schema are not
 -- locked.  If one of them is renamed meanwhile, the grant fails, or the renamed
 -- object gets it.
+--
+-- A dump that is restored without privileges leaves all functions to PUBLIC, except
+-- that nobody has USAGE on their schema.  So each grant revokes these first.
+
+--@ helpers
+CREATE FUNCTION @S@.idem_p_open_functions()
+RETURNS SETOF regprocedure
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+	SELECT p.oid::regprocedure
+	FROM @S@.idem_p_extension AS e
+	JOIN @S@.idem_p_member AS d ON d.classid = 'pg_proc'::regclass
+	JOIN pg_proc AS p ON p.oid = d.objid AND p.proowner = e.extowner
+	WHERE EXISTS (SELECT FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a WHERE a.grantee = 0)
+$$;
+COMMENT ON FUNCTION @S@.idem_p_open_functions() IS
+'The functions that PUBLIC can execute.';
+
+CREATE FUNCTION @S@.idem_p_close_functions()
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	names CONSTANT text := (SELECT string_agg(f::text, ', ') FROM @S@.idem_p_open_functions() AS f);
+BEGIN
+	IF names IS NOT NULL THEN
+		EXECUTE 'REVOKE ALL ON FUNCTION ' || names || ' FROM PUBLIC';
+		GRANT SELECT ON @S@.idem_p_extension, @S@.idem_p_member TO PUBLIC;
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_close_functions() IS
+'Revokes the functions from PUBLIC, which has them after a dump was restored without privileges.';
 
 --@ idem_check_grantee plpgsql
 DECLARE
@@ -13,6 +48,7 @@ BEGIN
 	ELSIF NOT EXISTS (SELECT FROM pg_roles AS r WHERE r.oid = grantee::oid) THEN
 		RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('role "%s" does not exist', grantee), HINT = hint;
 	END IF;
+	PERFORM @S@.idem_p_close_functions();
 END
 
 --@ idem_execute_grant plpgsql invoker

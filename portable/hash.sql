@@ -17,13 +17,17 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_exact_integer(float8) IS
 'The exact value of a double that is an integer.';
 
--- The digits of a number are d1 d2 ..., and its value is 0.d1d2... * 10^exponent.
+-- The digits of a number are d1 d2 ..., and its value is 0.d1d2... * 10^exponent.  They
+-- come from the binary form, because the text of 1e131071 has 131 kB.
 CREATE FUNCTION @S@.idem_p_canonical_number(value numeric)
 RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET extra_float_digits = 1
 AS $$
 DECLARE
+	-- Numbers of groups and their weight, sign and scale; then the groups of four digits.
+	sent CONSTANT bytea := numeric_send(value);
+	weight CONSTANT int := ((get_byte(sent, 2) << 8 | get_byte(sent, 3)) + 32768) % 65536 - 32768;
 	plain text;
 	digits text;
 	count int;
@@ -35,25 +39,19 @@ BEGIN
 	IF value = 0 THEN
 		RETURN '0';
 	END IF;
-	plain := abs(value)::text;
-	digits := trim(trailing '0' FROM ltrim(replace(plain, '.', ''), '0'));
+	digits := (SELECT string_agg(lpad((get_byte(sent, i) << 8 | get_byte(sent, i + 1))::text, 4, '0'), '' ORDER BY i)
+		FROM generate_series(8, octet_length(sent) - 2, 2) AS g (i));
+	exponent := (weight + 1) * 4 - char_length(digits) + char_length(ltrim(digits, '0'));
+	digits := trim(both '0' FROM digits);
 	count := char_length(digits);
-	IF plain LIKE '0%' THEN
-		exponent := -(char_length(plain) - 2 - char_length(ltrim(substr(plain, 3), '0')));
-	ELSE
-		exponent := char_length(split_part(plain, '.', 1));
-	END IF;
 
-	-- Up to 15 digits are exact in a double, within its range.
-	IF count <= 17 AND (count > 15 OR exponent NOT BETWEEN -305 AND 308) THEN
-		BEGIN
-			double := abs(value)::float8;
-		EXCEPTION WHEN numeric_value_out_of_range THEN
-			double := 0;
-		END;
-		IF double > 0 AND double < 'Infinity'
-			AND (count > exponent OR @S@.idem_p_exact_integer(double) = abs(value))
-		THEN
+	-- Up to 15 digits are exact in a double, within its range.  Do not convert a number that
+	-- is out of range, because a handler of that error would prevent parallel plans.
+	IF count <= 17 AND (count > 15 OR exponent NOT BETWEEN -305 AND 308) AND exponent BETWEEN -323 AND 309
+		AND abs(value) >= 2.4703282292062328e-324 AND abs(value) < 1.7976931348623159e308
+	THEN
+		double := abs(value)::float8;
+		IF count > exponent OR @S@.idem_p_exact_integer(double) = abs(value) THEN
 			scientific := double::text;
 			plain := split_part(scientific, 'e', 1);
 			exponent := coalesce(nullif(split_part(scientific, 'e', 2), '')::int, 0)
@@ -92,8 +90,9 @@ RETURNS bytea
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
 	SELECT CASE WHEN name COLLATE "C" !~ E'[^\\u0001-\\u007f]' THEN convert_to(name, 'UTF8')
-		ELSE decode(regexp_replace(encode(convert_to(name, 'UTF8'), 'hex'),
-			'((?:..)*?)(ee|ef)(?=(?:..)*$)', E'\\1f9\\2', 'g'), 'hex') END
+		-- A match has whole bytes only.  Thanks to the last one, there is no search for more.
+		ELSE decode(left(regexp_replace(encode(convert_to(name, 'UTF8'), 'hex') || 'ee',
+			'((?:[0-9a-df].|e[0-9a-d])*)(e[ef])', E'\\1f9\\2', 'g'), -4), 'hex') END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_member_order(text) IS
 'Sort key for the names of members in canonical JSON: the order of UTF-16 code units.';
@@ -108,7 +107,11 @@ CREATE FUNCTION @S@.idem_p_canonical_scalar(value jsonb)
 RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
-	SELECT CASE jsonb_typeof(value) WHEN 'number' THEN CASE WHEN value::text ~ '^(0|-?[1-9][0-9]{0,14})$' THEN value::text
+	-- Numbers of up to 15 digits that ECMAScript writes without an exponent are doubles, so
+	-- their digits are canonical.
+	SELECT CASE jsonb_typeof(value) WHEN 'number' THEN CASE
+			WHEN scale(value::numeric) = 0 AND abs(value::numeric) < 1e15 THEN value::numeric::text
+			WHEN scale(value::numeric) <= 6 AND abs(value::numeric) < 1e9 THEN trim_scale(value::numeric)::text
 			ELSE @S@.idem_p_canonical_number(value::numeric) END
 		WHEN 'object' THEN NULL WHEN 'array' THEN NULL ELSE value::text END
 $$;
@@ -209,7 +212,7 @@ COMMENT ON FUNCTION @S@.idem_p_hash(text, text, bytea) IS
 -- log, which must not contain request bodies.
 CREATE FUNCTION @S@.idem_p_parse_body(body text)
 RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+LANGUAGE plpgsql IMMUTABLE PARALLEL UNSAFE
 AS $$
 DECLARE
 	state text;
@@ -237,10 +240,10 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_parse_body(text) IS
 'The jsonb of a request body. Raises an error of class 22 that does not show the body.';
 
---@ idem_request_hash_text plpgsql
+--@ idem_request_hash_text plpgsql unsafe
 BEGIN
 	RETURN @S@.idem_p_hash(method, path,
-		CASE WHEN body <> '' THEN convert_to(@S@.idem_p_canonical(@S@.idem_p_parse_body(body)), 'UTF8') END);
+		CASE WHEN body <> '' AND method IS NOT NULL AND path IS NOT NULL THEN convert_to(@S@.idem_p_canonical(@S@.idem_p_parse_body(body)), 'UTF8') END);
 END
 
 --@ idem_request_hash_jsonb plpgsql

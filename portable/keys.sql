@@ -116,6 +116,17 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_check_size(bigint, text) IS
 'Raises 54000 for an argument above idempotency.max_response_size.';
 
+CREATE FUNCTION @S@.idem_p_number_length(document jsonb)
+RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+	SELECT sum(greatest(4 * (((get_byte(n.sent, 2) << 8 | get_byte(n.sent, 3)) + 32768) % 65536 - 32767), 1)
+		+ (get_byte(n.sent, 6) << 8 | get_byte(n.sent, 7)))
+	FROM (SELECT numeric_send(v.value::numeric) FROM jsonb_path_query(document, 'strict $.** ? (@.type() == "number")') AS v (value)) AS n (sent)
+$$;
+COMMENT ON FUNCTION @S@.idem_p_number_length(jsonb) IS
+'The number of digits of all numbers of a document as text, a few too many; NULL if it has no numbers.';
+
 -- A call that returns rows of many users must not fail because one row is too long.
 CREATE FUNCTION @S@.idem_p_check_text_size(size bigint, document jsonb, second jsonb, name text)
 RETURNS void
@@ -125,8 +136,12 @@ DECLARE
 	allowed CONSTANT bigint := least(CASE WHEN name IS NULL THEN @S@.idem_p_setting('max_message_size')::bigint ELSE 268435456 END,
 		greatest(4194304, size * 10));
 BEGIN
-	-- A byte of jsonb becomes less than 10,000 bytes of text.
-	IF size > allowed / 10000 AND octet_length(document::text) + coalesce(octet_length(second::text), 0) > allowed THEN
+	-- A byte of jsonb becomes less than 10,000 bytes of text.  Do not make a text of up to 1 GB to measure it.
+	IF size > allowed / 10000 AND (CASE
+		WHEN size > 6000 AND coalesce(@S@.idem_p_number_length(document), 0) + coalesce(@S@.idem_p_number_length(second), 0) > allowed
+			THEN true
+		ELSE octet_length(document::text) + coalesce(octet_length(second::text), 0) > allowed END)
+	THEN
 		RAISE EXCEPTION USING ERRCODE = '54000',
 			MESSAGE = CASE WHEN name IS NULL THEN 'message is too large' ELSE format('argument "%s" is too large', name) END,
 			DETAIL = format(CASE WHEN name IS NULL THEN 'Its payload and headers have more than %s bytes of text.'
@@ -184,27 +199,88 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_next_token(bigint) IS
 'A claim token that is higher than this one.';
 
+-- A database can have several installations, whose tokens do not differ.  The planner
+-- inlines these functions.
+CREATE FUNCTION @S@.idem_p_claims_setting()
+RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+	SELECT 'idempotency_portable.claims_' || '@S@'::regnamespace::oid::text
+$$;
+COMMENT ON FUNCTION @S@.idem_p_claims_setting() IS
+'The name of the setting that has the tokens of the transaction''s claims.';
+
 -- Of more than some hundred tokens, only the first one is kept.
 CREATE FUNCTION @S@.idem_p_remember_claim(token bigint)
-RETURNS void
+RETURNS text
 LANGUAGE sql VOLATILE
 AS $$
-	SELECT set_config('idempotency_portable.claims', CASE
-		WHEN c.claims IS NULL OR c.claims = '' THEN ',' || token || ','
-		WHEN starts_with(c.claims, '>') THEN c.claims
-		WHEN length(c.claims) < 4000 THEN c.claims || token || ','
-		ELSE '>' || split_part(c.claims, ',', 2) END, true)
-	FROM (SELECT current_setting('idempotency_portable.claims', true)) AS c (claims)
+	SELECT set_config(@S@.idem_p_claims_setting(), CASE
+		WHEN coalesce(current_setting(@S@.idem_p_claims_setting(), true), '') = '' THEN ',' || token || ','
+		WHEN starts_with(current_setting(@S@.idem_p_claims_setting()), '>') THEN current_setting(@S@.idem_p_claims_setting())
+		WHEN length(current_setting(@S@.idem_p_claims_setting())) < 4000
+			THEN current_setting(@S@.idem_p_claims_setting()) || token || ','
+		ELSE '>' || split_part(current_setting(@S@.idem_p_claims_setting()), ',', 2) END, true)
 $$;
 COMMENT ON FUNCTION @S@.idem_p_remember_claim(bigint) IS
 'Remembers that this transaction has taken the claim with this token.';
+
+-- For a transaction that has the locks of about 100 keys, so that a batch does not fill
+-- the lock table.  It keeps a shared lock (482) instead, and the lock of the key only
+-- while it draws and writes the token.  While a transaction has that shared lock, all
+-- claims insert new keys here, because the insertion might have to wait for that transaction.
+-- The lock of the key belongs to the session, so that it can be released.
+CREATE FUNCTION @S@.idem_p_insert_claim(p_scope text, p_key text, number int, hash bytea, ttl interval, lease interval, p_request jsonb)
+RETURNS @S@.idem_claim_result
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	timeout CONSTANT text := current_setting('lock_timeout');
+	clock timestamptz;
+	result @S@.idem_claim_result;
+BEGIN
+	IF NOT pg_try_advisory_lock(478, number) THEN
+		RETURN NULL;
+	END IF;
+	BEGIN
+		result.claim_token := nextval('@S@.idem_claim_tokens');
+		clock := clock_timestamp();
+		result.outcome := 'new';
+		result.attempt := 1;
+		result.expires_at := clock + coalesce(ttl, @S@.idem_p_setting('default_ttl')::float8 * '1 ms'::interval);
+		result.lease_expires_at := least(result.expires_at, clock + coalesce(lease,
+			least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval));
+		-- The shortest wait for another transaction
+		PERFORM set_config('lock_timeout', '1', true);
+		INSERT INTO @S@.idem_keys AS k (claim_token, created_at, lease_expires_at, resume_at, expires_at, attempt,
+				state, scope, key, request_hash, request)
+			VALUES (result.claim_token, clock, result.lease_expires_at, CASE WHEN p_request IS NOT NULL THEN result.lease_expires_at END,
+				result.expires_at, 1, 'started', p_scope, p_key, hash, p_request)
+			ON CONFLICT ON CONSTRAINT idem_keys_pkey DO NOTHING;
+		IF NOT FOUND THEN
+			result.outcome := 'exists';
+		END IF;
+		PERFORM set_config('lock_timeout', timeout, true);
+	EXCEPTION
+		WHEN lock_not_available THEN
+			result := NULL;
+		WHEN OTHERS OR query_canceled THEN
+			PERFORM pg_advisory_unlock(478, number);
+			RAISE;
+	END;
+	PERFORM pg_advisory_unlock(478, number);
+	RETURN result;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_insert_claim(text, text, int, bytea, interval, interval, jsonb) IS
+'Inserts a claim of a new key, without its lock to the end of the transaction. NULL if another transaction has the key or is claiming it; outcome "exists" if it has been committed.';
 
 CREATE FUNCTION @S@.idem_p_claimed_here(token bigint, writer xid)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-	claims CONSTANT text := current_setting('idempotency_portable.claims', true);
+	claims CONSTANT text := current_setting(@S@.idem_p_claims_setting(), true);
 BEGIN
 	IF starts_with(claims, '>') THEN
 		RETURN token >= substr(claims, 2)::bigint AND @S@.idem_p_is_own(writer);
@@ -352,6 +428,8 @@ BEGIN
 		@S@.idem_p_claimed_here(found_key.claim_token, found_key.writer))
 	THEN
 		PERFORM @S@.idem_p_claim_lost(p_key, token);
+	ELSIF found_key.state NOT IN ('started', 'completed', 'failed', 'erased') THEN
+		RAISE EXCEPTION USING ERRCODE = 'XX001', MESSAGE = 'unrecognized state in table "idem_keys"';
 	END IF;
 	state := found_key.state;
 	current_token := found_key.claim_token;
@@ -366,7 +444,7 @@ CREATE FUNCTION @S@.idem_p_has_waited(written timestamptz)
 RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
-	SELECT clock_timestamp() > written + '1 ms'::interval
+	SELECT clock_timestamp() > written + '10 ms'::interval
 $$;
 COMMENT ON FUNCTION @S@.idem_p_has_waited(timestamptz) IS
 'Whether a statement has taken so long that it can have waited since this time.';
@@ -528,6 +606,8 @@ DECLARE
 	is_found boolean;
 	is_own boolean;
 	is_locked boolean;
+	is_crowded boolean;
+	claims text;
 	number int;
 	token bigint;
 	clock timestamptz := clock_timestamp();
@@ -577,10 +657,12 @@ BEGIN
 		END IF;
 
 		IF verdict IN ('new', 'lapsed') THEN
+			claims := current_setting(@S@.idem_p_claims_setting(), true);
+			is_crowded := (length(claims) > 1000 OR starts_with(claims, '>')) AND pg_try_advisory_xact_lock_shared(482, 0);
 			-- Read again under the lock, and release it if there is nothing to write.
 			BEGIN
-				SELECT n.number, pg_try_advisory_xact_lock(478, n.number) INTO number, is_locked
-					FROM @S@.idem_p_lock_number(scope, key) AS n (number);
+				SELECT n.number, coalesce(is_crowded, false) OR pg_try_advisory_xact_lock(478, n.number) INTO number, is_locked
+					FROM (SELECT @S@.idem_p_lock_number(i.seed, scope, key) FROM @S@.idem_p_installation AS i OFFSET 0) AS n (number);
 				IF is_locked THEN
 					SELECT k.*, k.xmin AS writer, @S@.idem_p_judge(k, idem_claim.request_hash, clock) AS verdict INTO record
 						FROM @S@.idem_keys AS k WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope;
@@ -599,12 +681,27 @@ BEGIN
 							verdict := 'held';
 							RAISE SQLSTATE 'IDR00';
 						END IF;
+					ELSIF is_crowded OR NOT (pg_try_advisory_lock(482, 0) AND pg_advisory_unlock(482, 0)) THEN
+						-- A transaction without a lock of its keys can have inserted this one.
+						PERFORM @S@.idem_p_check_new_key(key);
+						result := @S@.idem_p_insert_claim(scope, key, number, request_hash, ttl, lease, request);
+						IF result.outcome IS DISTINCT FROM 'new' THEN
+							verdict := CASE WHEN result.outcome IS NULL THEN 'crowd' ELSE 'again' END;
+							result := NULL;
+							rounds := rounds + (verdict = 'again')::int;
+							PERFORM @S@.idem_p_check_rounds(rounds, 'idem_keys');
+							RAISE SQLSTATE 'IDR00';
+						END IF;
 					END IF;
 				END IF;
 			EXCEPTION WHEN SQLSTATE 'IDR00' THEN
 				is_locked := false;
-				CONTINUE look WHEN verdict NOT IN ('held');
+				CONTINUE look WHEN verdict NOT IN ('held', 'crowd');
 			END;
+			IF result.outcome = 'new' THEN
+				PERFORM @S@.idem_p_remember_claim(result.claim_token);
+				RETURN result;
+			END IF;
 
 			IF is_locked THEN
 				IF (NOT is_found OR record.expires_at <= clock)
@@ -675,7 +772,11 @@ BEGIN
 			IF deadline > clock THEN
 				IF verdict = 'held' AND @S@.idem_p_await_row(scope, key, deadline) THEN
 					CONTINUE look;
-				ELSIF verdict <> 'held' AND @S@.idem_p_await_lock(478, number, deadline) THEN
+				ELSIF verdict = 'crowd' THEN
+					began := coalesce(began, clock);
+					pause := @S@.idem_p_pause(pause, began, deadline);
+					CONTINUE look;
+				ELSIF verdict NOT IN ('held', 'crowd') AND @S@.idem_p_await_lock(478, number, deadline) THEN
 					CONTINUE look;
 				END IF;
 			END IF;
@@ -982,10 +1083,11 @@ BEGIN
 				AND p.proargtypes[0] OPERATOR(pg_catalog.=) 'pg_catalog.jsonb'::pg_catalog.regtype::pg_catalog.oid
 				AND (p.prorettype OPERATOR(pg_catalog.=) 'pg_catalog.jsonb'::pg_catalog.regtype::pg_catalog.oid
 					OR t.typtype OPERATOR(pg_catalog.=) 'c'::pg_catalog."char") AS fits,
-			(SELECT pg_catalog.string_agg(pg_catalog.format_type(a.atttypid, NULL), ',' ORDER BY a.attnum)
+			-- Not their names, which depend on search_path
+			(SELECT pg_catalog.string_agg(CASE WHEN a.attisdropped THEN '-' ELSE a.atttypid::pg_catalog.text END, ','
+					ORDER BY a.attnum)
 				FROM pg_catalog.pg_attribute AS a
-				WHERE a.attrelid OPERATOR(pg_catalog.=) t.typrelid AND a.attnum OPERATOR(pg_catalog.>) 0::pg_catalog.int2
-					AND NOT a.attisdropped) AS columns
+				WHERE a.attrelid OPERATOR(pg_catalog.=) t.typrelid AND a.attnum OPERATOR(pg_catalog.>) 0::pg_catalog.int2) AS columns
 		INTO handler_info
 		FROM pg_catalog.pg_proc AS p
 		JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
@@ -1022,7 +1124,9 @@ BEGIN
 		is_null := body IS NULL;
 		response.status := 200;
 		response.body := body::pg_catalog.text;
-	ELSIF handler_info.columns OPERATOR(pg_catalog.<>) 'integer,json,text' THEN
+	ELSIF handler_info.columns OPERATOR(pg_catalog.<>) pg_catalog.format('%s,%s,%s', 'pg_catalog.int4'::pg_catalog.regtype::pg_catalog.oid,
+		'pg_catalog.json'::pg_catalog.regtype::pg_catalog.oid, 'pg_catalog.text'::pg_catalog.regtype::pg_catalog.oid)
+	THEN
 		EXECUTE pg_catalog.format('SELECT %I.%I($1) IS NULL', handler_info.nspname, handler_info.proname) INTO is_null USING request;
 		RAISE EXCEPTION USING ERRCODE = '42804',
 			MESSAGE = 'handler returned a row of the wrong type',
@@ -1069,6 +1173,7 @@ DECLARE
 	candidate record;
 	taken int := 0;
 	retired int := 0;
+	text_size bigint := 0;
 	pause float8 := 0.01;
 	new_token bigint;
 BEGIN
@@ -1104,7 +1209,8 @@ BEGIN
 			CROSS JOIN LATERAL (SELECT k.scope, k.key, k.claim_token, k.state, k.resume_at, k.xmin AS writer
 				FROM @S@.idem_keys AS k
 				WHERE k.attempt = a.n AND k.resume_at <= clock AND k.expires_at > clock AND k.request IS NOT NULL
-					AND k.state IN ('started', 'failed') AND (names IS NULL OR k.scope = ANY (names))
+					AND k.state NOT IN ('completed', 'erased') AND (k.lease_expires_at <= clock OR k.state <> 'started')
+					AND (names IS NULL OR k.scope = ANY (names))
 				ORDER BY k.resume_at) AS c
 			WHERE a.n < attempts_allowed
 			ORDER BY c.resume_at
@@ -1112,6 +1218,13 @@ BEGIN
 			EXIT WHEN taken = wanted;
 			-- A claim of this transaction cannot be resumed.
 			CONTINUE WHEN candidate.state = 'started' AND @S@.idem_p_is_own(candidate.writer);
+			IF candidate.state NOT IN ('started', 'failed') THEN
+				RAISE EXCEPTION USING ERRCODE = 'XX001', MESSAGE = 'unrecognized state in table "idem_keys"';
+			END IF;
+			-- A result has up to 4 MB of text, unless one request has more.
+			SELECT text_size + octet_length(k.request::text) + coalesce(octet_length(k.recovery_state::text), 0) INTO text_size
+				FROM @S@.idem_keys AS k WHERE k.key = candidate.key AND k.scope = candidate.scope;
+			EXIT WHEN taken > 0 AND text_size > 4000000;
 			PERFORM FROM @S@.idem_keys AS k
 				WHERE k.key = candidate.key AND k.scope = candidate.scope AND k.claim_token = candidate.claim_token
 					AND k.resume_at <= clock AND k.expires_at > clock AND k.attempt < attempts_allowed
@@ -1120,8 +1233,8 @@ BEGIN
 			new_token := @S@.idem_p_next_token(candidate.claim_token);
 			UPDATE @S@.idem_keys AS k SET
 					claim_token = new_token, state = 'started', attempt = k.attempt + 1, error = NULL,
-					lease_expires_at = least(@S@.idem_p_lease_end(idem_resume.lease), k.expires_at),
-					resume_at = least(@S@.idem_p_lease_end(idem_resume.lease), k.expires_at)
+					lease_expires_at = least(n.lease_end, k.expires_at), resume_at = least(n.lease_end, k.expires_at)
+				FROM (SELECT @S@.idem_p_lease_end(idem_resume.lease) OFFSET 0) AS n (lease_end)
 				WHERE k.key = candidate.key AND k.scope = candidate.scope
 				RETURNING k.scope, k.key, k.claim_token, k.attempt, k.request, k.recovery_point, k.recovery_state,
 					k.created_at, k.lease_expires_at

@@ -14,7 +14,8 @@ COMMENT ON FUNCTION @S@.idem_p_tombstone() IS
 
 -- setval() could lower a sequence that another session has raised, or let a number be
 -- drawn twice.  So only one session raises at a time, and small differences are
--- raised by nextval().
+-- raised by nextval().  The rollback of the subtransaction releases the row that is
+-- locked for this, and does not undo changes of a sequence.
 CREATE FUNCTION @S@.idem_p_raise_sequence(sequence regclass, at_least bigint)
 RETURNS void
 LANGUAGE plpgsql VOLATILE
@@ -22,21 +23,18 @@ AS $$
 DECLARE
 	number bigint;
 BEGIN
-	PERFORM pg_advisory_lock(481, 0);
-	BEGIN
-		number := coalesce(pg_sequence_last_value(sequence), 0);
-		IF at_least - number > 100000 THEN
-			PERFORM setval(sequence, at_least);
-		ELSE
-			WHILE number < at_least LOOP
-				number := nextval(sequence);
-			END LOOP;
-		END IF;
-	EXCEPTION WHEN OTHERS OR query_canceled THEN
-		PERFORM pg_advisory_unlock(481, 0);
-		RAISE;
-	END;
-	PERFORM pg_advisory_unlock(481, 0);
+	PERFORM FROM @S@.idem_p_installation AS i FOR UPDATE;
+	number := coalesce(pg_sequence_last_value(sequence), 0);
+	IF at_least - number > 100000 THEN
+		PERFORM setval(sequence, at_least);
+	ELSE
+		WHILE number < at_least LOOP
+			number := nextval(sequence);
+		END LOOP;
+	END IF;
+	RAISE SQLSTATE 'IDR00';
+EXCEPTION WHEN SQLSTATE 'IDR00' THEN
+	NULL;
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_raise_sequence(regclass, bigint) IS
@@ -76,20 +74,24 @@ BEGIN
 		PERFORM @S@.idem_p_null('kind');
 	ELSIF kind NOT IN ('keys', 'tokens', 'messages') THEN
 		RAISE EXCEPTION USING ERRCODE = '22023',
-			MESSAGE = 'argument "kind" must be "keys", "tokens" or "messages"';
+			MESSAGE = 'argument "kind" does not name a kind of rows',
+			HINT = 'Pass ''keys'', ''tokens'' or ''messages''.';
 	ELSIF wanted < 1 THEN
-		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "max_rows" must be positive';
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "max_rows" must be positive',
+			HINT = 'Omit it to take up to 1000 rows.';
 	END IF;
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
 	END IF;
-	-- The text of columns of type json.
+	-- Columns of type json as text, because jsonb cannot hold all numbers of json.
 	CASE kind
 		WHEN 'keys' THEN
 			RETURN QUERY DELETE FROM @S@.idem_keys AS k WHERE k.ctid = ANY (ARRAY(SELECT e.ctid FROM @S@.idem_keys AS e
 					WHERE e.expires_at <= clock - @S@.idem_p_tombstone() ORDER BY e.expires_at LIMIT wanted FOR UPDATE SKIP LOCKED))
-				RETURNING to_jsonb(k) || jsonb_build_object('response_headers', k.response_headers::text,
-					'recovery_state', k.recovery_state::text);
+				RETURNING (SELECT to_jsonb(r) FROM (SELECT k.claim_token, k.created_at, k.completed_at, k.lease_expires_at,
+					k.resume_at, k.expires_at, k.attempt, k.response_status, k.state, k.scope, k.key, k.request_hash,
+					k.response_headers::text AS response_headers, k.response_body, k.response_bytes, k.error, k.recovery_point,
+					k.recovery_state::text AS recovery_state, k.request) AS r);
 		WHEN 'tokens' THEN
 			RETURN QUERY DELETE FROM @S@.idem_tokens AS t WHERE t.ctid = ANY (ARRAY(SELECT e.ctid FROM @S@.idem_tokens AS e
 					WHERE e.expires_at <= clock ORDER BY e.expires_at LIMIT wanted FOR UPDATE SKIP LOCKED))
@@ -104,23 +106,25 @@ END
 
 --@ idem_raise_claim_tokens plpgsql
 DECLARE
-	before bigint;
-	raised bigint;
+	highest CONSTANT bigint := 4611686018427387903;
+	wanted bigint;
+	moved bigint;
+	ids bigint;
 BEGIN
 	IF at_least IS NULL THEN
 		PERFORM @S@.idem_p_null('at_least');
-	ELSIF at_least > 4611686018427387903 THEN
-		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "at_least" must not be greater than 4611686018427387903';
+	ELSIF at_least > highest THEN
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('argument "at_least" must not be greater than %s', highest);
 	END IF;
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
 	END IF;
-	before := coalesce(pg_sequence_last_value('@S@.idem_claim_tokens'), 0);
-	raised := greatest(before, at_least);
-	PERFORM @S@.idem_p_raise_sequence('@S@.idem_claim_tokens', raised);
-	PERFORM @S@.idem_p_raise_sequence('@S@.idem_outbox_ids', greatest(nextval('@S@.idem_outbox_ids') + raised - before,
-		(SELECT max(o.id) FROM @S@.idem_outbox AS o)));
-	RETURN raised;
+	wanted := greatest(at_least, 0);
+	moved := greatest(wanted - coalesce(pg_sequence_last_value('@S@.idem_claim_tokens'), 0), 0);
+	ids := least(greatest(pg_sequence_last_value('@S@.idem_outbox_ids'), (SELECT max(o.id) FROM @S@.idem_outbox AS o), 0), highest);
+	PERFORM @S@.idem_p_raise_sequence('@S@.idem_outbox_ids', ids + least(moved, highest - ids));
+	PERFORM @S@.idem_p_raise_sequence('@S@.idem_claim_tokens', wanted);
+	RETURN coalesce(pg_sequence_last_value('@S@.idem_claim_tokens'), 0);
 END
 
 --@ idem_repair_outbox plpgsql

@@ -86,8 +86,25 @@ END
 
 --@ idem_table_faults plpgsql
 BEGIN
-	RETURN QUERY SELECT t.name, NULL::text FROM unnest('{idem_keys,idem_action_versions,idem_user_actions,idem_aggregates,
-		idem_client_sequences,idem_tokens,idem_outbox,idem_claim_tokens,idem_outbox_ids}'::text[]) AS t (name);
+	RETURN QUERY SELECT 'idem_p_configuration', 'settings in "idem_p_configuration" have no effect: call idem_configure(), with any of them'
+		WHERE EXISTS (SELECT FROM @S@.idem_p_configuration AS c
+			WHERE @S@.idem_p_parse_setting(c.name, c.value) <> @S@.idem_p_configured(c.name));
+	RETURN QUERY SELECT 'idem_p_installation', format('PUBLIC can execute %s functions: call idem_grant() again', count(*))
+		FROM @S@.idem_p_open_functions() HAVING count(*) > 0;
+	RETURN QUERY SELECT t.name, CASE
+			WHEN c.oid IS NULL THEN format('"%s" of extension "idempotency" is missing', t.name)
+			WHEN c.relpersistence <> 'p' THEN format('%s "%s" is unlogged', CASE c.relkind WHEN 'S' THEN 'sequence' ELSE 'table' END, t.name)
+			ELSE (SELECT format('"%s" of extension "idempotency" is missing', n.name) FROM unnest(t.indexes) AS n (name)
+				WHERE NOT EXISTS (SELECT FROM pg_index AS i JOIN pg_class AS x ON x.oid = i.indexrelid
+					WHERE i.indrelid = c.oid AND x.relname = n.name AND i.indisvalid)
+				LIMIT 1) END
+		FROM (VALUES ('idem_keys', '{idem_keys_pkey,idem_keys_expires_at,idem_keys_resumable,idem_keys_resumable_scopes}'::text[]),
+			('idem_action_versions', '{idem_action_versions_pkey}'), ('idem_user_actions', '{idem_user_actions_pkey}'),
+			('idem_aggregates', '{idem_aggregates_pkey}'), ('idem_client_sequences', '{idem_client_sequences_pkey}'),
+			('idem_tokens', '{idem_tokens_pkey,idem_tokens_expires_at}'),
+			('idem_outbox', '{idem_outbox_pkey,idem_outbox_due,idem_outbox_topics,idem_outbox_lanes,idem_outbox_ended}'),
+			('idem_claim_tokens', '{}'), ('idem_outbox_ids', '{}')) AS t (name, indexes)
+		LEFT JOIN pg_class AS c ON c.relname = t.name AND c.relnamespace = '@S@'::regnamespace;
 END
 
 --@ idem_outbox_blocked plpgsql SET enable_seqscan = off SET jit = off
@@ -99,7 +116,7 @@ DECLARE
 BEGIN
 	IF max_lanes < 0 THEN
 		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "max_lanes" must not be negative',
-			HINT = 'Pass how many keys to list at most.';
+			HINT = 'Pass the maximum number of rows.';
 	END IF;
 	-- A message is held if another transaction is writing or locking its row.
 	RETURN QUERY
@@ -142,7 +159,7 @@ BEGIN
 		blocked AS (
 			SELECT j.*, w.*, j.available_at <= clock AS is_due
 			FROM judged AS j
-			CROSS JOIN LATERAL (SELECT min(greatest(o.available_at, o.created_at)), count(*) FROM @S@.idem_outbox AS o
+			CROSS JOIN LATERAL (SELECT min(o.available_at), count(*) FROM @S@.idem_outbox AS o
 				WHERE o.key_hash = j.key_hash AND o.state = 'pending' AND o.id > j.id AND o.available_at <= clock) AS w (since, count)
 			WHERE j.reason IS NOT NULL
 		)
@@ -150,7 +167,12 @@ BEGIN
 			CASE WHEN b.reason IN ('leased', 'paused') THEN b.available_at END,
 			CASE WHEN b.reason = 'held' THEN (SELECT l.pid FROM pg_locks AS l
 				WHERE l.locktype = 'transactionid' AND l.transactionid = b.holder AND l.mode = 'ExclusiveLock' AND l.granted LIMIT 1) END
-		FROM blocked AS b
+		FROM (SELECT b.topic, b.id, b.available_at, b.since, b.count, b.reason, b.holder, b.is_due FROM blocked AS b
+				WHERE b.key_hash IS NOT NULL
+			UNION ALL
+			-- One row for the messages without a key that a transaction holds
+			SELECT b.topic, min(b.id), min(b.available_at), NULL, count(*) - 1, b.reason, b.holder, true FROM blocked AS b
+				WHERE b.key_hash IS NULL AND b.is_due GROUP BY b.topic, b.reason, b.holder) AS b
 		WHERE b.count > 0 OR b.is_due
 		ORDER BY 3, 2 LIMIT coalesce(max_lanes, 100);
 END
@@ -158,9 +180,10 @@ END
 --@ idem_sequences_behind plpgsql
 BEGIN
 	RETURN QUERY SELECT s.name, s.behind
-		FROM (SELECT 'idem_claim_tokens', highest_token - t.last_value FROM @S@.idem_claim_tokens AS t
+		FROM (SELECT 'idem_claim_tokens', highest_token - t.last_value + (NOT t.is_called)::int FROM @S@.idem_claim_tokens AS t
 			UNION ALL
-			SELECT 'idem_outbox_ids', (SELECT max(o.id) FROM @S@.idem_outbox AS o) - i.last_value FROM @S@.idem_outbox_ids AS i
+			SELECT 'idem_outbox_ids', (SELECT max(o.id) FROM @S@.idem_outbox AS o) - i.last_value + (NOT i.is_called)::int
+			FROM @S@.idem_outbox_ids AS i
 		) AS s (name, behind)
 		WHERE s.behind > 0;
 END
@@ -172,8 +195,8 @@ END
 
 --@ idem_check_interval plpgsql
 BEGIN
-	IF value IS NULL THEN
-		PERFORM @S@.idem_p_null(name);
+	IF value IS NULL OR name IS NULL THEN
+		PERFORM @S@.idem_p_null(coalesce(name, 'name'));
 	END IF;
 	PERFORM @S@.idem_p_check_interval(value, name);
 END

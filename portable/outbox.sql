@@ -4,43 +4,41 @@
 -- it.  A message behind another one is parked: it is not in the index of due
 -- messages, so that a blocked key does not slow down takes.  Only takes park.  The
 -- calls that end the first message of a key put the next one back into the index.
--- Both do so under an advisory lock of the key (lane), and check again under the
--- lock.  A take does not wait for this lock.  Publishing does not need it, because
+-- Both do so under a lock of the key (lane), and check again under the lock.  A take does not wait for this lock.  Publishing does not need it, because
 -- a new message is in the index.
 
 --@ helpers
+-- The planner inlines this function.
 CREATE FUNCTION @S@.idem_p_lane(topic text, message_key text)
 RETURNS bigint
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
+LANGUAGE sql STABLE PARALLEL SAFE
 AS $$
-	SELECT ('x' || encode(substr(sha256(int4send(octet_length(b.topic)) || b.topic
-		|| int4send(octet_length(b.message_key)) || b.message_key), 1, 8), 'hex'))::bit(64)::bigint
-	FROM (SELECT convert_to(topic, 'UTF8'), convert_to(message_key, 'UTF8')) AS b (topic, message_key)
+	SELECT ('x' || encode(substr(sha256(int4send(octet_length(convert_to(topic, 'UTF8'))) || convert_to(topic, 'UTF8')
+		|| int4send(octet_length(convert_to(message_key, 'UTF8'))) || convert_to(message_key, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
 $$;
 COMMENT ON FUNCTION @S@.idem_p_lane(text, text) IS
 'The lane of the messages of a topic with one key.';
 
--- A lane is already a hash.  The class of these locks is 480.
+-- A lane is already a hash.
 CREATE FUNCTION @S@.idem_p_lane_lock(lane bigint)
 RETURNS int
 LANGUAGE sql IMMUTABLE
 AS $$
-	SELECT (lane >> 32)::int
+	SELECT (lane & 4095)::int
 $$;
 COMMENT ON FUNCTION @S@.idem_p_lane_lock(bigint) IS
-'The number of the advisory lock of a lane.';
+'The row of idem_p_lanes whose lock is that of a lane.';
 
 CREATE FUNCTION @S@.idem_p_lock_lanes(lanes bigint[])
 RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-	number int;
+	numbers CONSTANT int[] := ARRAY(SELECT DISTINCT @S@.idem_p_lane_lock(l.lane)
+		FROM unnest(lanes) AS l (lane) WHERE l.lane IS NOT NULL);
 BEGIN
 	-- Sorted, so that two calls do not deadlock.
-	FOR number IN SELECT DISTINCT @S@.idem_p_lane_lock(l.lane) FROM unnest(lanes) AS l (lane) WHERE l.lane IS NOT NULL ORDER BY 1 LOOP
-		PERFORM pg_advisory_xact_lock(480, number);
-	END LOOP;
+	PERFORM FROM @S@.idem_p_lanes AS l WHERE l.number = ANY (numbers) ORDER BY l.number FOR UPDATE;
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_lock_lanes(bigint[]) IS
@@ -67,6 +65,18 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_open_lanes(bigint[]) IS
 'Puts the first message of each lane into the index of due messages; the lanes are locked.';
 
+CREATE FUNCTION @S@.idem_p_try_lock_lane(lane bigint)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+	PERFORM FROM @S@.idem_p_lanes AS l WHERE l.number = @S@.idem_p_lane_lock(lane) FOR UPDATE SKIP LOCKED;
+	RETURN FOUND;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_try_lock_lane(bigint) IS
+'Locks a lane until the transaction ends, unless another transaction has it.';
+
 -- Checks under the lock that each message is still behind another one before parking it.
 CREATE FUNCTION @S@.idem_p_park(ids bigint[], lanes bigint[])
 RETURNS int
@@ -75,22 +85,27 @@ AS $$
 DECLARE
 	count int;
 BEGIN
-	lanes := ARRAY(SELECT l.lane FROM unnest(lanes) AS l (lane)
-		WHERE pg_try_advisory_xact_lock(480, @S@.idem_p_lane_lock(l.lane)));
+	lanes := ARRAY(SELECT l.lane FROM unnest(lanes) AS l (lane) WHERE @S@.idem_p_try_lock_lane(l.lane));
 	ids := ARRAY(SELECT p.id FROM unnest(ids) AS i (id) JOIN @S@.idem_outbox AS p ON p.id = i.id
 		JOIN (SELECT l.lane, (SELECT f.id FROM @S@.idem_outbox AS f
 				WHERE f.key_hash = l.lane AND f.state = 'pending' ORDER BY f.id LIMIT 1) AS head
 			FROM unnest(lanes) AS l (lane)) AS h ON h.lane = p.key_hash
-		WHERE p.state = 'pending' AND p.in_due_index AND p.id > h.head
+		WHERE p.id = ANY (ids) AND p.state = 'pending' AND p.in_due_index AND p.id > h.head
 		FOR NO KEY UPDATE OF p SKIP LOCKED);
-	UPDATE @S@.idem_outbox AS o SET in_due_index = false
-		FROM unnest(ids) AS i (id) WHERE o.id = i.id;
+	IF ids = '{}' THEN
+		RETURN 0;
+	END IF;
+	-- An answer whose snapshot does not show the parked messages gets 40001 from the lock of
+	-- the lane, and so does not leave them there.
+	UPDATE @S@.idem_p_lanes AS l SET number = l.number WHERE l.number = ANY (ARRAY(
+		SELECT @S@.idem_p_lane_lock(o.key_hash) FROM @S@.idem_outbox AS o WHERE o.id = ANY (ids)));
+	UPDATE @S@.idem_outbox AS o SET in_due_index = false WHERE o.id = ANY (ids);
 	GET DIAGNOSTICS count = ROW_COUNT;
 	RETURN count;
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_park(bigint[], bigint[]) IS
-'Parks those of the messages that are behind another one of their key; returns how many.';
+'Parks the messages that are behind another one of their key; returns their number.';
 
 -- The last five errors, the newest first, each on a line that begins with its time.
 CREATE FUNCTION @S@.idem_p_add_error(previous text, error text)
@@ -235,17 +250,23 @@ BEGIN
 		SELECT m.place::int, m.message_id FROM message AS m ORDER BY m.place;
 END
 
--- The statistics of a table that is filled and emptied mislead the planner, so these
--- settings force it to read the beginning of an index.
+-- The statistics of a table that is filled and emptied mislead the planner.  So these
+-- settings force it to read the beginning of an index, and "= ANY" makes it read single
+-- messages by the primary key.
 --@ idem_outbox_take plpgsql SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off
 #variable_conflict use_column
 DECLARE
 	wanted CONSTANT int := coalesce(max_messages, 100);
 	attempts_allowed CONSTANT int := @S@.idem_p_setting('outbox_max_attempts')::int;
+	-- The length of the messages of a result, as a client receives them.
+	most_text CONSTANT int := 16777216;
+	fitting int;
 	-- A call that can return messages parks one page at most.  Any other call continues with
 	-- larger pages, because due messages can be behind the messages that it must park.
+	-- An old snapshot does not show that a message has become the first one of its key, so
+	-- a call with such a snapshot parks nothing.
 	page int := 200;
-	may_park int := 20000;
+	may_park int := CASE WHEN current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN 0 ELSE 20000 END;
 	may_die int := 1000;
 	is_parking boolean := false;
 	seen bigint;
@@ -298,7 +319,7 @@ BEGIN
 			WITH first_ones AS MATERIALIZED (SELECT o.id, o.key_hash FROM @S@.idem_outbox AS o
 					WHERE o.id = ANY (heads) AND o.state = 'pending' AND o.available_at <= clock
 						AND (o.attempt - o.uncounted_attempts >= attempts_allowed OR o.attempt = 2147483647)
-						AND (o.key_hash IS NULL OR pg_try_advisory_xact_lock(480, @S@.idem_p_lane_lock(o.key_hash)))
+						AND (o.key_hash IS NULL OR @S@.idem_p_try_lock_lane(o.key_hash))
 					LIMIT may_die),
 				candidates AS MATERIALIZED (SELECT r.id FROM first_ones AS f CROSS JOIN LATERAL (
 						SELECT f.id WHERE f.key_hash IS NULL
@@ -322,33 +343,47 @@ BEGIN
 				changed := true;
 				CONTINUE;
 			END IF;
+			-- Do not lock more messages than a result can have.
+			fitting := (SELECT count(*) FROM (
+				SELECT sum(octet_length(o.payload::text) + coalesce(octet_length(o.headers::text), 0)) OVER (ORDER BY h.place) AS size
+				FROM unnest(heads[:wanted]) WITH ORDINALITY AS h (id, place) JOIN @S@.idem_outbox AS o ON o.id = h.id
+				WHERE o.id = ANY (heads[:wanted])) AS c
+				WHERE c.size <= most_text);
 			heads := ARRAY(SELECT o.id FROM unnest(heads) WITH ORDINALITY AS h (id, place)
 				JOIN @S@.idem_outbox AS o ON o.id = h.id
-				WHERE o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
-				ORDER BY h.place LIMIT wanted FOR NO KEY UPDATE OF o SKIP LOCKED);
+				WHERE o.id = ANY (heads) AND o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
+				ORDER BY h.place LIMIT greatest(fitting, 1) FOR NO KEY UPDATE OF o SKIP LOCKED);
 			-- The messages directly behind a locked head, but none behind a message that might die soon.
-			ids := ARRAY(SELECT r.id FROM unnest(heads) WITH ORDINALITY AS h (id, place)
-				JOIN @S@.idem_outbox AS o ON o.id = h.id
-				CROSS JOIN LATERAL (
-					SELECT o.id WHERE o.key_hash IS NULL
-					UNION ALL
-					SELECT n.id FROM (
-						SELECT e.id, bool_and(e.available_at <= clock) OVER up_to AND first_value(e.id) OVER up_to = o.id
-								AND coalesce(bool_and(e.attempt - e.uncounted_attempts < greatest(attempts_allowed / 2, 1)) OVER before, true) AS follows
-						FROM (SELECT m.id, m.available_at, m.attempt, m.uncounted_attempts FROM @S@.idem_outbox AS m
-							WHERE m.key_hash = o.key_hash AND m.state = 'pending' ORDER BY m.id LIMIT wanted) AS e
-						WINDOW up_to AS (ORDER BY e.id), before AS (ORDER BY e.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS n
-					WHERE n.follows) AS r (id)
-				ORDER BY h.place, r.id LIMIT wanted);
+			ids := ARRAY(SELECT f.id FROM (
+				SELECT s.id, s.lane_place, sum(m.bytes) OVER (ORDER BY s.lane_place, s.id) AS size,
+					row_number() OVER (ORDER BY s.lane_place, s.id) AS place
+				FROM (SELECT r.id, h.place AS lane_place FROM unnest(heads) WITH ORDINALITY AS h (id, place)
+					JOIN @S@.idem_outbox AS o ON o.id = h.id
+					CROSS JOIN LATERAL (
+						SELECT o.id WHERE o.key_hash IS NULL
+						UNION ALL
+						SELECT n.id FROM (
+							SELECT e.id, bool_and(e.available_at <= clock) OVER up_to AND first_value(e.id) OVER up_to = o.id
+									AND coalesce(bool_and(e.attempt - e.uncounted_attempts < greatest(attempts_allowed / 2, 1)) OVER before, true) AS follows
+							FROM (SELECT m.id, m.available_at, m.attempt, m.uncounted_attempts FROM @S@.idem_outbox AS m
+								WHERE m.key_hash = o.key_hash AND m.state = 'pending' ORDER BY m.id LIMIT wanted) AS e
+							WINDOW up_to AS (ORDER BY e.id), before AS (ORDER BY e.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS n
+						WHERE n.follows) AS r (id)
+					WHERE o.id = ANY (heads)
+					ORDER BY h.place, r.id LIMIT wanted) AS s
+				CROSS JOIN LATERAL (SELECT octet_length(o.payload::text) + coalesce(octet_length(o.headers::text), 0)
+					FROM @S@.idem_outbox AS o WHERE o.id = s.id OFFSET 0) AS m (bytes)) AS f
+				WHERE f.place = 1 OR f.size <= most_text
+				ORDER BY f.place);
 			locked := ARRAY(SELECT o.id FROM unnest(ids) WITH ORDINALITY AS i (id, place)
 				JOIN @S@.idem_outbox AS o ON o.id = i.id
-				WHERE o.state = 'pending' AND o.available_at <= clock
+				WHERE o.id = ANY (ids) AND o.state = 'pending' AND o.available_at <= clock
 				ORDER BY i.place FOR NO KEY UPDATE OF o SKIP LOCKED);
 			-- None behind a message that another call is answering, because that call might return it.
 			IF cardinality(locked) < cardinality(ids) THEN
 				locked := ARRAY(SELECT l.id FROM unnest(locked) WITH ORDINALITY AS l (id, place)
 					JOIN @S@.idem_outbox AS o ON o.id = l.id
-					WHERE NOT EXISTS (SELECT FROM unnest(ids) AS s (id) JOIN @S@.idem_outbox AS b ON b.id = s.id
+					WHERE o.id = ANY (locked) AND NOT EXISTS (SELECT FROM unnest(ids) AS s (id) JOIN @S@.idem_outbox AS b ON b.id = s.id
 						WHERE b.key_hash = o.key_hash AND b.id < o.id AND b.state = 'pending' AND s.id <> ALL (locked))
 					ORDER BY l.place);
 			END IF;
@@ -360,11 +395,11 @@ BEGIN
 			lease_end := clock_timestamp() + coalesce(lease, '30 s');
 			RETURN QUERY WITH taken AS (UPDATE @S@.idem_outbox AS o
 					SET attempt = o.attempt + 1, awaiting_ack = true, in_due_index = true, available_at = lease_end
-					FROM unnest(ids) WITH ORDINALITY AS i (id, place)
-					WHERE o.id = i.id AND o.state = 'pending' AND o.attempt - o.uncounted_attempts < attempts_allowed AND o.attempt < 2147483647
-					RETURNING i.place, o.id, o.message_id, o.topic, o.message_key, o.payload, o.headers, o.attempt, o.created_at)
+					WHERE o.id = ANY (ids) AND o.state = 'pending' AND o.attempt - o.uncounted_attempts < attempts_allowed
+						AND o.attempt < 2147483647
+					RETURNING o.id, o.message_id, o.topic, o.message_key, o.payload, o.headers, o.attempt, o.created_at)
 				SELECT t.id, t.message_id, t.topic, t.message_key, t.payload, t.headers, t.attempt, t.created_at
-				FROM taken AS t ORDER BY t.place;
+				FROM taken AS t JOIN unnest(ids) WITH ORDINALITY AS i (id, place) ON i.id = t.id ORDER BY i.place;
 			changed := changed OR FOUND;
 		END IF;
 		-- Park the messages that are behind others, so that due messages are found.
@@ -404,8 +439,9 @@ BEGIN
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
 	END IF;
+	-- Also those of dead messages, which another transaction can be requeueing.
 	lanes := ARRAY(SELECT DISTINCT o.key_hash FROM @S@.idem_outbox AS o
-		WHERE o.id = ANY (ids) AND o.state = 'pending' AND o.key_hash IS NOT NULL);
+		WHERE o.id = ANY (ids) AND o.state <> 'acked' AND o.key_hash IS NOT NULL);
 	PERFORM @S@.idem_p_lock_lanes(lanes);
 	PERFORM FROM @S@.idem_outbox AS o WHERE o.id = ANY (ids) AND o.state <> 'acked' ORDER BY o.id FOR NO KEY UPDATE;
 	IF @S@.idem_p_setting('outbox_retention') = '0' THEN
@@ -437,6 +473,7 @@ END
 
 --@ idem_outbox_fail plpgsql
 DECLARE
+	clock CONSTANT timestamptz := clock_timestamp();
 	pause interval;
 BEGIN
 	IF id IS NULL THEN
@@ -457,7 +494,7 @@ BEGIN
 	END IF;
 	PERFORM @S@.idem_p_check_array(schedule, 'schedule', schedule IS NOT NULL);
 	FOREACH pause IN ARRAY coalesce(schedule, '{}') LOOP
-		IF NOT isfinite(pause) OR clock_timestamp() + pause < clock_timestamp() THEN
+		IF NOT isfinite(pause) OR clock + pause < clock THEN
 			RAISE EXCEPTION USING ERRCODE = '22023',
 				MESSAGE = format('argument "schedule" must %s', CASE WHEN isfinite(pause) THEN 'not be negative' ELSE 'be finite' END);
 		END IF;

@@ -9,29 +9,34 @@
 --@ helpers
 CREATE FUNCTION @S@.idem_p_decide_append(p_aggregate text, p_client text, first bigint, last bigint, expected bigint,
 	allow_gaps boolean, OUT outcome text, OUT last_seq bigint, OUT version bigint)
-LANGUAGE sql STABLE
+LANGUAGE plpgsql VOLATILE
 AS $$
-	SELECT CASE WHEN last <= n.last_seq THEN 'duplicate'
-			WHEN first <= n.last_seq THEN 'overlap'
-			WHEN NOT allow_gaps AND first <> n.last_seq + 1 THEN 'gap'
-			WHEN expected <> n.version THEN 'version_conflict' END, n.last_seq, n.version
-	FROM (SELECT coalesce((SELECT c.last_client_seq FROM @S@.idem_client_sequences AS c
+BEGIN
+	SELECT coalesce((SELECT c.last_client_seq FROM @S@.idem_client_sequences AS c
 				WHERE c.aggregate = p_aggregate AND c.client_id = p_client), 0),
-			coalesce((SELECT a.version FROM @S@.idem_aggregates AS a WHERE a.aggregate = p_aggregate), 0)) AS n (last_seq, version)
+			coalesce((SELECT a.version FROM @S@.idem_aggregates AS a WHERE a.aggregate = p_aggregate), 0)
+		INTO last_seq, version;
+	outcome := CASE WHEN last <= last_seq THEN 'duplicate'
+		WHEN first <= last_seq THEN 'overlap'
+		WHEN NOT allow_gaps AND first <> last_seq + 1 THEN 'gap'
+		WHEN expected <> version THEN 'version_conflict' END;
+END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_decide_append(text, text, bigint, bigint, bigint, boolean) IS
 'The outcome of an append that changes nothing, or NULL; with the sequence and the version that it rests on.';
 
 CREATE FUNCTION @S@.idem_p_is_appending(p_aggregate text, p_client text)
 RETURNS boolean
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 AS $$
-	SELECT CASE WHEN p_client IS NULL
-		THEN EXISTS (SELECT FROM @S@.idem_aggregates AS a
-			WHERE a.aggregate = p_aggregate AND a.xmax <> '0'::xid AND @S@.idem_p_is_running(a.xmax))
-		ELSE EXISTS (SELECT FROM @S@.idem_client_sequences AS c
-			WHERE c.aggregate = p_aggregate AND c.client_id = p_client AND c.xmax <> '0'::xid AND @S@.idem_p_is_running(c.xmax))
-		END
+BEGIN
+	IF p_client IS NULL THEN
+		RETURN EXISTS (SELECT FROM @S@.idem_aggregates AS a
+			WHERE a.aggregate = p_aggregate AND a.xmax <> '0'::xid AND @S@.idem_p_is_running(a.xmax));
+	END IF;
+	RETURN EXISTS (SELECT FROM @S@.idem_client_sequences AS c
+		WHERE c.aggregate = p_aggregate AND c.client_id = p_client AND c.xmax <> '0'::xid AND @S@.idem_p_is_running(c.xmax));
+END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_is_appending(text, text) IS
 'Whether another transaction is writing the row of an aggregate, or, with a client, that of a sequence.';
@@ -76,7 +81,7 @@ BEGIN
 		END IF;
 		BEGIN
 			SELECT n.number, pg_try_advisory_xact_lock(479, n.number) INTO lock_number, is_locked
-				FROM @S@.idem_p_lock_number(aggregate, client_id) AS n (number);
+				FROM (SELECT @S@.idem_p_lock_number(i.seed, aggregate, client_id) FROM @S@.idem_p_installation AS i OFFSET 0) AS n (number);
 			-- If this transaction has written the aggregate's row, all other appends wait for it.
 			is_locked := is_locked OR coalesce((SELECT @S@.idem_p_is_own(a.xmin) FROM @S@.idem_aggregates AS a
 				WHERE a.aggregate = idem_try_append.aggregate), false);

@@ -10,13 +10,40 @@
 --@ first
 CREATE TABLE @S@.idem_p_installation (
 	seed bytea NOT NULL,
-	version text NOT NULL
+	version text NOT NULL,
+	is_only boolean NOT NULL DEFAULT true PRIMARY KEY CHECK (is_only)
 );
 COMMENT ON TABLE @S@.idem_p_installation IS
 'One row: the secret that goes into the numbers of advisory locks, and the version of the portable edition.';
 INSERT INTO @S@.idem_p_installation
 	SELECT pg_catalog.sha256(pg_catalog.uuid_send(pg_catalog.gen_random_uuid())
 			OPERATOR(pg_catalog.||) pg_catalog.uuid_send(pg_catalog.gen_random_uuid())), '@VERSION@';
+
+-- The locks of lanes are locks of rows, because any role of the database can hold
+-- an advisory lock.
+CREATE TABLE @S@.idem_p_lanes (
+	number int NOT NULL PRIMARY KEY
+) WITH (fillfactor = 50);
+COMMENT ON TABLE @S@.idem_p_lanes IS
+'The rows whose locks are those of lanes, that is, of the keys of messages.';
+INSERT INTO @S@.idem_p_lanes SELECT n FROM pg_catalog.generate_series(0, 4095) AS g (n);
+
+-- A dump that has only data can be restored into a new installation, which keeps
+-- its own rows.
+CREATE FUNCTION @S@.idem_p_keep_rows()
+RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_keep_rows() IS
+'Ignores new rows of a table whose rows are part of the installation.';
+CREATE TRIGGER idem_p_keep_rows BEFORE INSERT ON @S@.idem_p_installation
+	FOR EACH ROW EXECUTE FUNCTION @S@.idem_p_keep_rows();
+CREATE TRIGGER idem_p_keep_rows BEFORE INSERT ON @S@.idem_p_lanes
+	FOR EACH ROW EXECUTE FUNCTION @S@.idem_p_keep_rows();
 
 CREATE TABLE @S@.idem_p_configuration (
 	name text COLLATE "C" NOT NULL PRIMARY KEY,
@@ -112,31 +139,33 @@ BEGIN
 		RAISE EXCEPTION USING ERRCODE = '42704',
 			MESSAGE = format('unrecognized configuration parameter "idempotency.%s"', name);
 	END IF;
-	BEGIN
-		CASE known.kind
-			WHEN 'word' THEN
-				IF lower(value) = ANY (known.words) THEN
-					RETURN lower(value);
-				END IF;
-			WHEN 'bool' THEN
-				RETURN CASE WHEN value::bool THEN 'on' ELSE 'off' END;
-			ELSE
-				parts := regexp_match(value, '^[[:space:]]*([0-9.]+(?:[eE][+-]?[0-9]+)?)[[:space:]]*([a-zA-Z]*)[[:space:]]*$');
-				number := parts[1]::float8 * CASE parts[2] WHEN '' THEN 1
-					ELSE CASE known.kind
-						WHEN 'ms' THEN CASE parts[2] WHEN 'us' THEN 0.001 WHEN 'ms' THEN 1 WHEN 's' THEN 1000
-							WHEN 'min' THEN 60000 WHEN 'h' THEN 3600000 WHEN 'd' THEN 86400000 END
-						WHEN 'bytes' THEN CASE parts[2] WHEN 'B' THEN 1 WHEN 'kB' THEN 1024 WHEN 'MB' THEN 1048576
-							WHEN 'GB' THEN 1073741824 WHEN 'TB' THEN 1099511627776 END
-						END END;
-				IF number BETWEEN known.lowest AND known.highest
-					AND (known.kind NOT IN ('int', 'bytes') OR number = trunc(number)) THEN
-					RETURN number::numeric::text;
-				END IF;
-		END CASE;
-	EXCEPTION WHEN invalid_text_representation OR numeric_value_out_of_range THEN
-		NULL;
-	END;
+	-- Without a handler of errors, because calls in parallel plans read settings.
+	CASE known.kind
+		WHEN 'word' THEN
+			IF lower(value) = ANY (known.words) THEN
+				RETURN lower(value);
+			END IF;
+		WHEN 'bool' THEN
+			IF lower(value) ~ '^[[:space:]]*(t(r(ue?)?)?|y(es?)?|on|1)[[:space:]]*$' THEN
+				RETURN 'on';
+			ELSIF lower(value) ~ '^[[:space:]]*(f(a(l(se?)?)?)?|no?|off?|0)[[:space:]]*$' THEN
+				RETURN 'off';
+			END IF;
+		ELSE
+			parts := regexp_match(value,
+				'^[[:space:]]*(?=[.]?[0-9])([0-9]{0,18}[.]?[0-9]{0,18}(?:[eE][+-]?[0-9]{1,2})?)[[:space:]]*([a-zA-Z]*)[[:space:]]*$');
+			number := parts[1]::float8 * CASE parts[2] WHEN '' THEN 1
+				ELSE CASE known.kind
+					WHEN 'ms' THEN CASE parts[2] WHEN 'us' THEN 0.001 WHEN 'ms' THEN 1 WHEN 's' THEN 1000
+						WHEN 'min' THEN 60000 WHEN 'h' THEN 3600000 WHEN 'd' THEN 86400000 END
+					WHEN 'bytes' THEN CASE parts[2] WHEN 'B' THEN 1 WHEN 'kB' THEN 1024 WHEN 'MB' THEN 1048576
+						WHEN 'GB' THEN 1073741824 WHEN 'TB' THEN 1099511627776 END
+					END END;
+			IF number BETWEEN known.lowest AND known.highest
+				AND (known.kind NOT IN ('int', 'bytes') OR number = trunc(number)) THEN
+				RETURN number::numeric::text;
+			END IF;
+	END CASE;
 	RAISE EXCEPTION USING ERRCODE = '22023',
 		MESSAGE = format('invalid value for parameter "idempotency.%s": "%s"', name, value);
 END
@@ -165,6 +194,22 @@ COMMENT ON FUNCTION @S@.idem_p_apply_configuration() IS
 CREATE TRIGGER idem_p_apply_configuration
 	AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON @S@.idem_p_configuration
 	FOR EACH STATEMENT EXECUTE FUNCTION @S@.idem_p_apply_configuration();
+
+-- A new value replaces the old one, also in a dump that is restored.
+CREATE FUNCTION @S@.idem_p_replace_setting()
+RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	DELETE FROM @S@.idem_p_configuration AS c WHERE c.name = NEW.name;
+	RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_replace_setting() IS
+'Deletes the old value of a setting.';
+CREATE TRIGGER idem_p_replace_setting BEFORE INSERT ON @S@.idem_p_configuration
+	FOR EACH ROW EXECUTE FUNCTION @S@.idem_p_replace_setting();
 
 -- The trigger replaces the body.
 CREATE FUNCTION @S@.idem_p_configured(name text)
@@ -231,8 +276,7 @@ BEGIN
 	IF value IS NULL THEN
 		DELETE FROM @S@.idem_p_configuration AS c WHERE c.name = short_name;
 	ELSE
-		INSERT INTO @S@.idem_p_configuration AS c (name, value) VALUES (short_name, idem_configure.value)
-			ON CONFLICT ON CONSTRAINT idem_p_configuration_pkey DO UPDATE SET value = EXCLUDED.value;
+		INSERT INTO @S@.idem_p_configuration (name, value) VALUES (short_name, idem_configure.value);
 	END IF;
 END
 $$;
@@ -452,21 +496,42 @@ BEGIN
 	END IF;
 	-- Subtransactions have higher ids than their transaction.
 	ahead := (writer::text::bigint - own) & 4294967295;
-	RETURN ahead = 0 OR (ahead < 2147483648 AND pg_xact_status((own + ahead)::text::xid8) = 'in progress');
+	RETURN ahead = 0 OR @S@.idem_p_is_in_progress(own + ahead);
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_is_own(xid) IS
 'Whether the current transaction has written a row version, of which this is xmin.';
 
+CREATE FUNCTION @S@.idem_p_is_in_progress(id bigint)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+	-- A number far above the snapshot is that of a MultiXact, or that of an old transaction
+	-- with another epoch.
+	IF id < 0 OR id > pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 1048576 THEN
+		RETURN false;
+	END IF;
+	RETURN pg_xact_status(id::text::xid8) = 'in progress' IS TRUE;
+EXCEPTION WHEN invalid_parameter_value THEN
+	-- It is in the future.
+	RETURN false;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_is_in_progress(bigint) IS
+'Whether the transaction with this id, which includes the epoch, has not ended.';
+
 CREATE FUNCTION @S@.idem_p_is_running(writer xid)
 RETURNS boolean
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 AS $$
-	-- The transaction with these 32 bits that is nearest to the snapshot.
-	SELECT NOT @S@.idem_p_is_own(writer)
-		AND pg_xact_status(greatest(n.next + (((writer::text::bigint - n.next + 2147483648) & 4294967295) - 2147483648), 0)::text::xid8)
-			= 'in progress'
-	FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint) AS n (next)
+DECLARE
+	next CONSTANT bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+BEGIN
+	-- The transaction with these 32 bits that is nearest to the snapshot
+	RETURN NOT @S@.idem_p_is_own(writer)
+		AND @S@.idem_p_is_in_progress(next + (((writer::text::bigint - next + 2147483648) & 4294967295) - 2147483648));
+END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_is_running(xid) IS
 'Whether another transaction, which is the xmin or xmax of a row version, has not ended.';
@@ -474,13 +539,13 @@ COMMENT ON FUNCTION @S@.idem_p_is_running(xid) IS
 -- Each table has one class of locks, which no other program should use.  The number
 -- depends on a secret, so that a client can neither choose two keys with the same
 -- number nor predict the number of a key.
-CREATE FUNCTION @S@.idem_p_lock_number(first text, second text)
+-- The planner inlines this function.
+CREATE FUNCTION @S@.idem_p_lock_number(seed bytea, first text, second text)
 RETURNS int
 LANGUAGE sql STABLE
 AS $$
-	SELECT ('x' || encode(substr(sha256(i.seed || int4send(octet_length(first))
-			|| convert_to(first, getdatabaseencoding()) || convert_to(second, getdatabaseencoding())), 1, 4), 'hex'))::bit(32)::int
-	FROM @S@.idem_p_installation AS i
+	SELECT ('x' || encode(substr(sha256(seed || int4send(octet_length(first))
+		|| convert_to(first, getdatabaseencoding()) || convert_to(second, getdatabaseencoding())), 1, 4), 'hex'))::bit(32)::int
 $$;
-COMMENT ON FUNCTION @S@.idem_p_lock_number(text, text) IS
-'The number of the advisory lock for two texts.';
+COMMENT ON FUNCTION @S@.idem_p_lock_number(bytea, text, text) IS
+'The number of the advisory lock for two texts, with the secret of the installation.';

@@ -84,7 +84,8 @@ static const struct
 static int	find_command(const char *word);
 static RelayConfig *read_config(int argc, char **argv, const char **values,
 								bool *all);
-static PGconn *connect_database(const RelayConfig *config);
+static PGconn *connect_database(RelayConfig *config);
+static void log_notice(void *argument, const char *notice);
 static char *make_query(PGconn *connection, const char *query);
 static void print_table(const PGresult *result);
 static int	width_of(const char *text);
@@ -221,7 +222,7 @@ read_config(int argc, char **argv, const char **values, bool *all)
  * Connect to the relay's database.  Ends the process if that fails.
  */
 static PGconn *
-connect_database(const RelayConfig *config)
+connect_database(RelayConfig *config)
 {
 	const char *password = relay_section_text(config->main, "password");
 	const char *const names[] = {
@@ -232,13 +233,26 @@ connect_database(const RelayConfig *config)
 		"read-write", "idem-relay", "10",
 		relay_section_text(config->main, "database"), password, NULL
 	};
-	PGconn	   *connection = PQconnectdbParams(names, values, 1);
+	PGconn	   *connection = relay_database_connect(names, values, log_notice,
+													config);
 
 	if (PQstatus(connection) != CONNECTION_OK)
 		relay_exit(RELAY_UNAVAILABLE, "database: %.*s",
 				   (int) strcspn(PQerrorMessage(connection), "\n"),
 				   PQerrorMessage(connection));
 	return connection;
+}
+
+/*
+ * Log a notice, if that is configured.  libpq calls this.
+ */
+static void
+log_notice(void *argument, const char *notice)
+{
+	const RelayConfig *config = argument;
+
+	if (relay_section_number(config->main, "verbose"))
+		relay_log(RELAY_DEBUG, "%.*s", (int) strcspn(notice, "\n"), notice);
 }
 
 /*

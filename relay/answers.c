@@ -538,9 +538,9 @@ end_nack(RelayAnswers *answers, const PGresult *result)
 			message = message->next;
 		if (message && strcmp(state, "dead") == 0)
 		{
-			message->sink->dead++;
+			relay_sink_bury(message);
 			relay_log(RELAY_ERROR, "message %s of topic \"%s\" is dead after "
-					  "attempt %d: %s; put it back with SELECT "
+					  "attempt %d: %s; to requeue it, run SELECT "
 					  "idem_outbox_requeue('{%lld}')", message->message_id,
 					  message->topic, message->attempt, message->reason,
 					  (long long) id);
@@ -590,7 +590,7 @@ end_extend(RelayAnswers *answers, const PGresult *result)
 					  "is lost: another relay has it", message->message_id,
 					  message->topic);
 			/* Do not extend it again. */
-			message->lease_end = INT64_MAX;
+			message->lease_end = RELAY_LEASE_LOST;
 			relay_queue_lose(answers->queue, message);
 		}
 	}

@@ -501,13 +501,13 @@ is_refused(const PGresult *result)
 static void
 lose(RelayCompleter *completer, RelayMessage *message, const char *why)
 {
-	if (message->lease_end == INT64_MAX)
+	if (message->lease_end == RELAY_LEASE_LOST)
 		return;
 	completer->lost++;
 	relay_log(RELAY_WARNING, "claim %s of scope \"%s\" is lost: %.*s",
 			  message->label, message->topic, (int) strcspn(why, "\n"), why);
 	/* Do not extend it again. */
-	message->lease_end = INT64_MAX;
+	message->lease_end = RELAY_LEASE_LOST;
 	if (message->state == RELAY_READY)
 		relay_queue_release(&completer->queue, message);
 }

@@ -3,7 +3,8 @@
  * database.c
  *		A connection to the database that is made again after it is lost.
  *
- * No function waits, except relay_database_check().  A connection runs one
+ * No function waits, except relay_database_check() and
+ * relay_database_connect(), which other files call.  A connection runs one
  * query at a time.  Its owner is called with the result, or with NULL if the
  * connection is lost.  If a query fails, the owner closes the connection with
  * relay_database_refused().  The next connection is made after a growing
@@ -265,6 +266,26 @@ relay_database_close(RelayDatabase *database)
 	database->schema = NULL;
 	database->pid = 0;
 	database->state = RELAY_DATABASE_OFF;
+}
+
+/*
+ * Connect, and wait for that.  All notices go to "processor", also those of
+ * the login, which PQconnectdbParams() would write to standard error.  The
+ * caller checks the status of the connection, and releases it.
+ */
+PGconn *
+relay_database_connect(const char *const *names, const char *const *values,
+					   PQnoticeProcessor processor, void *argument)
+{
+	PGconn	   *connection = PQconnectStartParams(names, values, 1);
+
+	if (!connection)
+		relay_exit(RELAY_SYSTEM, "out of memory");
+	PQsetNoticeProcessor(connection, processor, argument);
+	/* This begins again, keeps the processor, and applies connect_timeout. */
+	if (PQstatus(connection) != CONNECTION_BAD)
+		PQreset(connection);
+	return connection;
 }
 
 /*

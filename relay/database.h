@@ -97,6 +97,10 @@ typedef struct RelayDatabase
 
 extern void relay_database_configure(RelayConfig *config);
 extern bool relay_database_check(RelayServer *server, const char *string);
+extern PGconn *relay_database_connect(const char *const *names,
+									  const char *const *values,
+									  PQnoticeProcessor processor,
+									  void *argument);
 extern void relay_database_free(RelayServer *server);
 extern void relay_database_work(RelayDatabase *database, int64_t now);
 extern void relay_database_query(RelayDatabase *database, int64_t limit,

@@ -44,13 +44,24 @@ relay_dispatch_work(const RelayRouting *routing, const RelayAnswers *answers,
 		}
 		sink->held_until = 0;
 		sink->type->work(sink, now);
-		/* A message with too little of its lease left waits for more. */
 		while (sink->connected && !sink->held_until &&
 			   sink->in_flight.count < sink->window &&
 			   (message = relay_sink_next(sink, now)) &&
-			   relay_answers_may_start(answers, message, now) &&
 			   (!sink->type->can_take || sink->type->can_take(sink)))
 		{
+			bool		may_start = relay_answers_may_start(answers,
+															message, now);
+
+			/* Its lease is lost, or cannot be extended now. */
+			if (message->lease_end == RELAY_LEASE_LOST ||
+				(!may_start && message->answer_alone))
+			{
+				relay_queue_release(sink->queue, message);
+				continue;
+			}
+			/* It waits for more of its lease. */
+			if (!may_start)
+				break;
 			relay_queue_hand_over(message, now);
 			if ((int64_t) message->payload_length > sink->max_size)
 				relay_sink_refused(message, -1, "the payload of %zu bytes is "

@@ -111,6 +111,7 @@ write_json(const char *date, long ms, const char *level, const char *line)
 			escaped[length++] = '\\';
 		escaped[length++] = *line;
 	}
+	escaped[length] = '\0';
 	fprintf(stderr, "{\"time\":\"%s.%03ldZ\",\"level\":\"%s\","
-			"\"message\":\"%.*s\"}\n", date, ms, level, (int) length, escaped);
+			"\"message\":\"%s\"}\n", date, ms, level, escaped);
 }

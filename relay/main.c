@@ -113,7 +113,7 @@ print_settings(const char *title, const RelaySettingDef *defs)
 		bool		optional = defs->standard && *defs->standard;
 
 		printf("  %-14s %s%s%s%s\n", defs->name, defs->help,
-			   optional ? " (" : defs->standard ? "" : " (has to be set)",
+			   optional ? " (" : defs->standard ? "" : " (required)",
 			   optional ? defs->standard : "", optional ? ")" : "");
 	}
 }

@@ -15,6 +15,9 @@
 struct RelaySink;
 struct RelayText;
 
+/* Instead of a time: another relay has the message. */
+#define RELAY_LEASE_LOST	INT64_MAX
+
 /* answers.c extends leases up to RELAY_IN_FLIGHT, so the order matters. */
 typedef enum RelayMessageState
 {
@@ -43,7 +46,7 @@ typedef struct RelayMessage
 	int64_t		published_at;	/* on this machine's clock; 0: unknown */
 
 	RelayMessageState state;
-	int64_t		lease_end;
+	int64_t		lease_end;		/* or RELAY_LEASE_LOST */
 	bool		extending;		/* the server is extending the lease */
 	int64_t		retry_after;	/* if refused, in ms; -1: server's choice */
 	bool		counted;		/* if refused: the attempt counts */

@@ -11,7 +11,7 @@
  *
  * If a statement fails, its batch is rolled back.  Only its message has
  * failed; the others of the batch are sent again.  If the commit itself fails,
- * each message of the batch is sent again alone.
+ * they are sent again in halves, until the cause is alone.
  *
  * A RelayPipeline is the "state" of a sink and owns the connection.
  * sink_outbox.c and sink_postgres.c call this file.
@@ -78,10 +78,8 @@ relay_pipeline_connect(RelaySink *sink, const char *statement, char *why,
 			 (long long) (sink->timeout + 1999) / 1000);
 	snprintf(options, sizeof(options), "SET statement_timeout = %lld",
 			 (long long) sink->timeout);
-	pipeline->connection = PQconnectdbParams(names, values, 1);
-	if (!pipeline->connection)
-		relay_exit(RELAY_SYSTEM, "out of memory");
-	PQsetNoticeProcessor(pipeline->connection, log_notice, sink);
+	pipeline->connection = relay_database_connect(names, values, log_notice,
+												  sink);
 	done = PQstatus(pipeline->connection) == CONNECTION_OK;
 	if (done)
 	{
@@ -109,8 +107,8 @@ relay_pipeline_connect(RelaySink *sink, const char *statement, char *why,
 }
 
 /*
- * Log a notice of the called function, if the relay is verbose.  libpq calls
- * this, which would write it to standard error as it is.
+ * Log a notice of the login or of the called function, if the relay is
+ * verbose.  libpq calls this, which would write it to standard error as it is.
  */
 static void
 log_notice(void *argument, const char *notice)
@@ -435,21 +433,27 @@ finish_batch(RelaySink *sink)
 	else
 	{
 		RelayMessage *culprit = only ? message : pipeline->culprit;
+		int			count = 0;
 
 		for (; message && message->tag == pipeline->received;
 			 message = message->next)
+		{
 			last = message;
+			count++;
+		}
 		/* From the last one, so that they are ready in their order. */
 		while (last)
 		{
 			message = last->prev;
 			if (last != culprit)
-			{
-				last->alone = !culprit;
 				relay_queue_return(last);
-			}
 			last = message;
 		}
+		if (!culprit)
+			relay_sink_halve(sink, count);
+		/* Otherwise its next attempt would make others fail again. */
+		else if (!pipeline->culprit)
+			relay_sink_isolate(culprit);
 		if (culprit)
 			report(culprit, pipeline->state, pipeline->why);
 	}

@@ -192,7 +192,7 @@ relay_run(Relay *relay)
 	held = relay->queue.count + relay_completers_held(relay->completers);
 	if (held > 0)
 		relay_log(RELAY_WARNING, "stopped; %d message(s) stay leased until "
-				  "their time is over", held);
+				  "their leases end", held);
 	else
 		relay_log(RELAY_INFO, relay->restart ? "starting again" : "stopped");
 }
@@ -283,8 +283,8 @@ is_valid(const Relay *relay)
 	valid = config->nfaults == 0;
 	relay_config_free(config);
 	if (!valid)
-		relay_log(RELAY_ERROR, "the configuration has faults; going on with "
-				  "the one from before");
+		relay_log(RELAY_ERROR, "the configuration has errors; the relay "
+				  "keeps the old one");
 	return valid;
 }
 

@@ -80,6 +80,7 @@ static void leave_time(const RelayMessage *message);
 static void count_latency(const RelayMessage *message);
 static RelayRecord *find_record(RelayRecord *set, int64_t id);
 static RelayRecord *get_record(RelaySink *sink, int64_t id);
+static void forget_record(RelaySink *sink, int64_t id);
 static RelayMessage *choose_new(const RelaySink *sink);
 
 /*
@@ -90,6 +91,7 @@ relay_sink_delivered(RelayMessage *message)
 {
 	RelaySink  *sink = message->sink;
 
+	forget_record(sink, message->id);
 	sink->delivered++;
 	sink->delivered_at = relay_now();
 	sink->delivery_ms += sink->delivered_at - message->handed_at;
@@ -101,8 +103,6 @@ relay_sink_delivered(RelayMessage *message)
 	/* A message that was in flight when others failed shows that it is up. */
 	if (sink->held_until != INT64_MAX)
 		sink->held_until = 0;
-	if (message->failures > 0)
-		get_record(sink, message->id)->id = 0;
 	sink->backoff = 0;
 	if (sink->suspects > 0)
 		sink->suspects--;
@@ -260,6 +260,8 @@ end_connection(RelaySink *sink, bool blamed, char *why)
 		sink->window = 1;
 		if (blamed)
 		{
+			if (record->failures == 0)
+				record->since = relay_now();
 			record->failures++;
 			refuse(message, -1, why);
 		}
@@ -268,14 +270,25 @@ end_connection(RelaySink *sink, bool blamed, char *why)
 	}
 	else
 	{
-		sink->suspects = count;
-		sink->window = count / 2;
+		while ((message = sink->in_flight.last))
+			relay_queue_return(message);
+		relay_sink_halve(sink, count);
 		relay_log(RELAY_WARNING, "sink \"%s\" has lost its connection: %s; "
 				  "the %d messages in flight are sent again, %d at a time",
 				  sink->name, why, count, sink->window);
-		while ((message = sink->in_flight.last))
-			relay_queue_return(message);
 	}
+}
+
+/*
+ * Find the one of several messages that makes all of them fail.  They have
+ * been returned to the queue, and half as many are handed over at a time.
+ */
+void
+relay_sink_halve(RelaySink *sink, int count)
+{
+	/* The window stays until those that are in flight are delivered, too. */
+	sink->suspects = sink->in_flight.count + count;
+	sink->window = count > 1 ? count / 2 : 1;
 }
 
 /*
@@ -376,6 +389,29 @@ find_record(RelayRecord *set, int64_t id)
 			return &set[i];
 	}
 	return NULL;
+}
+
+/*
+ * Forget the failures of a message.
+ */
+static void
+forget_record(RelaySink *sink, int64_t id)
+{
+	RelayRecord *record;
+
+	record = find_record(sink->records[id % RELAY_RECORD_SETS], id);
+	if (record)
+		record->id = 0;
+}
+
+/*
+ * Note that a message is dead.  If an operator requeues it, it begins anew.
+ */
+void
+relay_sink_bury(const RelayMessage *message)
+{
+	message->sink->dead++;
+	forget_record(message->sink, message->id);
 }
 
 /*

@@ -154,6 +154,8 @@ extern void relay_sink_down(RelaySink *sink, const char *format,...)
 			RELAY_FORMAT(2, 3);
 extern void relay_sink_closed(RelaySink *sink, const char *format,...)
 			RELAY_FORMAT(2, 3);
+extern void relay_sink_halve(RelaySink *sink, int count);
+extern void relay_sink_bury(const RelayMessage *message);
 extern void relay_sink_back_off(RelaySink *sink, const char *why);
 extern void relay_sink_disable(RelaySink *sink, const char *why);
 extern void relay_sink_pause(RelaySink *sink, const char *why);

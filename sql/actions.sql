@@ -157,7 +157,7 @@ SELECT idem_is_active('u' || n, 'toggle', 'e', 'like') AS wrong, count(*) FROM o
 -- One by one
 
 --
--- What rolls back never happened
+-- A rollback undoes everything
 --
 BEGIN;
 SAVEPOINT s;
@@ -288,7 +288,7 @@ EXCEPTION WHEN SQLSTATE 'ID005' THEN
 	RAISE NOTICE '%', hint;
 END
 $$;
--- A stale id that is too far ahead is told to be, as well.
+-- A stale id that is too far ahead raises the same error.
 SELECT pg_temp.code_of($$ SELECT idem_try_advance('dan', 'post', 'far', 9223372036854775807) $$);
 RESET idempotency.max_action_id_lead;
 

@@ -229,7 +229,7 @@ SELECT replace(e, statement, '') FROM (VALUES ($$SELECT idem_request_hash('POST'
 CREATE TEMP TABLE bodies AS SELECT * FROM (VALUES (1, '{"4111":'), (2, '"4111\u0000"'), (3, '"4111\ud800"'), (4, '4111e4111111'), (5, '"4111\x"'), (6, '4111x'), (7, '[4111 4111]')) AS b (n, body);
 SELECT n, left(e, 5) AS sqlstate, e ~ '4111' AS quoted FROM bodies,
 	pg_temp.all_of_error(format('SELECT idem_request_hash(%L, %L, (SELECT body FROM bodies WHERE n = %s))', 'POST', '/', n)) AS e ORDER BY n;
--- What jsonb cannot hold: half a surrogate pair, the zero character, numbers beyond numeric
+-- Values that jsonb cannot store: half a surrogate pair, the zero character, numbers beyond numeric
 SELECT n, pg_temp.code_of(format('SELECT idem_request_hash(%L, %L, %L::text)', 'POST', '/', body)) FROM (VALUES
 	(1, '"\ud800"'), (2, '"\udc00"'), (3, '"\ud800\u0041"'), (4, '"\u0000"'), (5, '{"\u0000":1}'), (6, '1e131072'), (7, '1e-16384'), (8, '1e99999999999')) AS b (n, body) ORDER BY n;
 SELECT idem_canonical_json(NULL) IS NULL;

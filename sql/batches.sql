@@ -6,7 +6,7 @@ DROP EXTENSION IF EXISTS idempotency CASCADE;
 CREATE EXTENSION idempotency;
 RESET client_min_messages;
 
--- What a statement raises, and of which element that is.
+-- The error of a statement, and its element.
 CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -26,7 +26,7 @@ $$;
 --
 SELECT ordinal, key, outcome, attempt, claim_token IS NOT NULL AS token, lease_expires_at IS NOT NULL AS lease, expires_at - lease_expires_at AS longer
 	FROM idem_claim_many('s', '{key-0000000000000003,key-0000000000000001,key-0000000000000002}', ttl => '1 h', lease => '10 min');
--- Of equal keys the second is told what a second call would be.
+-- The second of two equal keys gets the result of a second call.
 SELECT ordinal, key, outcome, attempt FROM idem_claim_many('s', '{key-0000000000000005,key-0000000000000004,key-0000000000000005,key-0000000000000005}', '{"\\x01","\\x01","\\x01","\\x02"}');
 -- One array element for all: of hashes, and of keys.
 SELECT ordinal, key, outcome, lease_expires_at IS NOT NULL AS lease FROM idem_claim_many('s', '{key-0000000000000005,key-0000000000000004}', '{"\\x02"}');
@@ -240,3 +240,29 @@ END
 $$;
 SELECT pg_temp.rows_of($$SELECT * FROM idem_claim_many('s', '{a,b,c}')$$) AS claim, pg_temp.rows_of($$SELECT * FROM idem_try_advance_many('{u}', '{post}', ARRAY['a', lower('B')], '{1}')$$) AS advance,
 	pg_temp.rows_of($$SELECT * FROM idem_complete_many('s', string_to_array(repeat('a,', 499), ','), '{200}')$$) AS complete;
+
+-- A transaction with more keys than the portable edition locks one by one does not
+-- wait for other claims, and they do not wait for it.  After its rollback, its keys are new.
+\pset format unaligned
+\pset tuples_only on
+CREATE FUNCTION large_batch(first int, last int) RETURNS text[]
+	LANGUAGE sql RETURN (SELECT array_agg('key-of-a-large-batch-' || lpad(i::text, 4, '0')) FROM generate_series(first, last) AS i);
+BEGIN;
+SELECT outcome, count(*) FROM idem_claim_many('large', large_batch(101, 700)) GROUP BY outcome;
+SELECT outcome, count(*) FROM idem_claim_many('large', large_batch(401, 500)) GROUP BY outcome;
+SELECT completed, count(*) FROM idem_complete_many('large', large_batch(101, 110), '{200}') GROUP BY completed;
+SELECT completed, count(*) FROM idem_complete_many('large', large_batch(690, 700), '{200}') GROUP BY completed;
+SELECT count(*) < 400 AS few_locks FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory';
+PREPARE TRANSACTION 'large batch';
+SET statement_timeout = '1 min';
+SELECT outcome FROM idem_claim('large', 'key-of-a-large-batch-0101');
+SELECT outcome FROM idem_claim('large', 'key-of-a-large-batch-0700');
+SELECT outcome FROM idem_claim('large', 'key-of-a-large-batch-0700', wait => '50 ms');
+SELECT outcome FROM idem_claim('large', 'key-of-a-large-batch-0701');
+SELECT outcome, count(*) FROM idem_claim_many('large', large_batch(1, 800)) GROUP BY outcome ORDER BY outcome;
+ROLLBACK PREPARED 'large batch';
+SELECT outcome FROM idem_claim('large', 'key-of-a-large-batch-0101');
+SELECT outcome FROM idem_claim('large', 'key-of-a-large-batch-0700', wait => '50 ms');
+SELECT outcome, count(*) FROM idem_claim_many('large', large_batch(501, 701)) GROUP BY outcome ORDER BY outcome;
+RESET statement_timeout;
+DROP FUNCTION large_batch;

@@ -162,7 +162,7 @@ SELECT count(*) FROM idem_outbox_take();
 ROLLBACK;
 
 --
--- batch_size: at most so many of each
+-- batch_size: the maximum number of each
 --
 BEGIN;
 SELECT count(*) FROM generate_series(1, 5) AS i, idem_claim('shop', 'batch-of-keys-000-' || i);
@@ -270,7 +270,7 @@ SELECT "table", r.seq_scan - b.seq_scan AS seq_scans, r.idx_scan - b.idx_scan BE
 ROLLBACK;
 
 --
--- What never expires
+-- Rows that never expire
 --
 BEGIN;
 SELECT should_process FROM idem_try_advance('u', 'post', '1', 1);
@@ -283,7 +283,7 @@ SELECT outcome FROM idem_try_append('cart', 'phone', 1);
 ROLLBACK;
 
 --
--- Who may, and when
+-- The allowed roles and times
 --
 CREATE ROLE regress_cleanup_app;
 SELECT idem_grant('regress_cleanup_app');
@@ -308,8 +308,8 @@ SELECT tokens_deleted FROM idem_cleanup();
 ROLLBACK;
 
 --
--- A session goes on where its last call ended, and does not pass what that has
--- deleted; but says that nothing is left only when it has looked at all.
+-- A session continues where its last call ended, and does not read the deleted
+-- rows again. It returns zeros only when it has read all entries.
 --
 BEGIN;
 CREATE FUNCTION pg_temp.buffers(query text) RETURNS int

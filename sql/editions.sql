@@ -45,7 +45,7 @@ SELECT idem_outbox_ack(ARRAY[1, 2, 3, 4]);
 SELECT id, message_key FROM idem_outbox_take();
 SELECT check_name FROM idem_health() WHERE status = 'critical';
 
--- What the script has installed
+-- The objects of the script
 DROP EXTENSION idempotency;
 DROP SCHEMA editions CASCADE;
 \setenv PGDATABASE :DBNAME

@@ -39,7 +39,7 @@ BEGIN
 		EXECUTE format('CREATE FUNCTION trap.%I(%s, %s) RETURNS bool LANGUAGE plpgsql AS $f$ BEGIN RAISE ''captured by %s''; END $f$', 'operator ' || f.oprname, f.l, f.r, f.oprname);
 		EXECUTE format('CREATE OPERATOR trap.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = trap.%I)', f.oprname, f.l, f.r, 'operator ' || f.oprname);
 	END LOOP;
-	-- Every relation of ours, and of the server those that are in their bodies; types too, which come with them
+	-- Every relation of the extension, and those of the server that are in the functions' bodies; types too, which come with them
 	FOR f IN SELECT relname, pg_class.oid FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'S', 'i', 'v', 'c')
 		OR relnamespace = 'pg_catalog'::regnamespace AND relkind IN ('r', 'v') AND bodies ~ ('\m' || relname || '\M')
 	LOOP
@@ -68,7 +68,7 @@ SELECT 1 + 1;
 SELECT format('x');
 SELECT * FROM idem_keys;
 \set VERBOSITY default
--- None of ours falls into it.
+-- No function of the extension falls into it.
 SELECT idem.idem_grant('regress_idem_app');
 SELECT idem.idem_key_is_valid('hostile-key-00001'), idem.idem_canonical_json('{"b": [1.0, "x"]}');
 SELECT outcome FROM idem.idem_claim('s', 'hostile-key-00001', idem.idem_request_hash('POST', '/', '{"a": 1}'::pg_catalog.text), '1 h', '0', '1 ms');
@@ -184,7 +184,7 @@ SELECT last_client_seq FROM idem_try_append('secret', 'secret', 1);
 ANALYZE idem_keys, idem_outbox, idem_tokens, idem_action_versions, idem_user_actions, idem_aggregates, idem_client_sequences;
 GRANT USAGE ON SCHEMA idem TO regress_idem_stranger;
 SET ROLE regress_idem_stranger;
--- The words are the server's, and the same whatever the arguments are: nothing of ours has looked at them.
+-- The message is the server's, and the same for all arguments: no code of the extension has read them.
 CREATE FUNCTION pg_temp.words(statement text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	detail text;
@@ -224,7 +224,7 @@ SELECT pg_temp.words(s || ' ' || t) FROM unnest('{idem_keys,idem_action_versions
 	EXCEPT SELECT '42501 | permission denied for table ' || t FROM unnest('{idem_keys,idem_action_versions,idem_user_actions,idem_aggregates,idem_client_sequences,idem_tokens,idem_outbox}'::text[]) AS t
 	EXCEPT SELECT '42501 | permission denied for view idem_stats';
 SELECT pg_temp.words('SELECT ' || f) FROM unnest('{idem_metrics(),idem_health(),idem_abandoned(),idem_stats_data(),idem_stats_reset(),idem_monitoring_data(),idem_sample_data(''keys''),idem_clock_evidence(),idem_table_stats(),idem_worker_absence(),idem_vacuum_holder(),idem_cleanup()}'::text[]) AS f;
--- One of another key's holder: what is told of the key is that it is held.
+-- One of another key's holder: the error only shows that the key is held.
 SELECT pg_temp.words('SELECT idem_complete(''s'', ''hostile-secret-01'', 200, claim_token => 1)'), pg_temp.words('SELECT idem_release(''s'', ''hostile-secret-01'', 1)');
 SELECT outcome, claim_token, response_status, response_body, expires_at FROM idem_claim('s', 'hostile-secret-01', 'guess');
 RESET ROLE;

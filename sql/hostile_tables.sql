@@ -54,7 +54,7 @@ INSERT INTO calls VALUES
 INSERT INTO calls
 	SELECT name, call FROM unnest(ARRAY['idem_keys', 'idem_tokens', 'idem_outbox']) AS name,
 		unnest(ARRAY['idem_cleanup()']) AS call;
--- What monitoring says of it is raised here.  It fails itself for no reason.
+-- The finding of monitoring is raised here.  Monitoring itself never fails.
 CREATE FUNCTION told() RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	told text;
@@ -70,7 +70,7 @@ END
 $$;
 INSERT INTO calls SELECT DISTINCT name, 'told()' FROM calls;
 
--- Of each table: a column that is NOT NULL and not in the primary key, a text column of ours, its last column.
+-- For each table: a column that is NOT NULL and not in the primary key, a text column, and its last column.
 CREATE TEMP TABLE tables AS
 	SELECT relname::text AS name, required, words,
 		(SELECT attname::text FROM pg_attribute WHERE attrelid = c.oid ORDER BY attnum DESC LIMIT 1) AS last_column,
@@ -121,7 +121,7 @@ INSERT INTO alterations (statement) VALUES
 	('ALTER TABLE {t} RENAME TO elsewhere; CREATE TEMP TABLE {t} AS SELECT * FROM elsewhere'),
 	('CREATE SCHEMA x; ALTER EXTENSION idempotency DROP TABLE {t}; ALTER TABLE {t} SET SCHEMA x; CREATE TABLE {t} (LIKE x.{t} INCLUDING ALL, more int)');
 
--- What comes of an alteration: the calls' errors, counted.  All is undone.
+-- The effect of an alteration: the calls' errors, counted.  All is undone.
 CREATE FUNCTION pg_temp.outcomes(table_name text, alteration text) RETURNS TABLE (outcome text, n bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -152,7 +152,7 @@ BEGIN
 END
 $$;
 
--- As they are, nothing is refused, but for want of a claim.
+-- Without an alteration, nothing is refused, except for a missing claim.
 -- In bulk
 SELECT DISTINCT name, outcome FROM calls, pg_temp.outcomes(name, 'SELECT 1') AS o WHERE o.outcome NOT LIKE '% works' AND o.outcome NOT LIKE '% ID004 %' ORDER BY 1, 2;
 CREATE TEMP TABLE results AS
@@ -361,7 +361,7 @@ INSERT INTO idem_keys (claim_token, created_at, expires_at, attempt, state, scop
 	VALUES (1, now() - interval '1 hour', now() + interval '1 day', 1, 'started', 's', 'hostile-no-lease-1');
 SELECT outcome, attempt FROM idem_claim('s', 'hostile-no-lease-1');
 
--- What the installer adds to the extension under our names is still none of ours.
+-- Objects that the installer adds to the extension under its names are not used.
 SELECT count(*) AS samples FROM regexp_split_to_table(idem_metrics(), E'\n') \gset
 CREATE SCHEMA added;
 CREATE TABLE added.idem_keys (a int);
@@ -415,10 +415,10 @@ SELECT * FROM idem_outbox_take();
 SELECT * FROM idem_outbox_take(topics => '{t}');
 SELECT idem_outbox_requeue();
 \set VERBOSITY terse
--- What needs no index works on.
+-- Calls that need no index still work.
 SELECT outcome FROM idem_claim('s', 'hostile-key-00002');
 SELECT outcome FROM idem_claim('s', 'hostile-key-00001');
--- Nothing else of ours is his to drop.
+-- The owner cannot drop anything else of the extension.
 DROP TABLE idem_keys;
 DROP INDEX idem_keys_pkey;
 DROP SEQUENCE idem_claim_tokens;
@@ -428,7 +428,7 @@ ALTER EXTENSION idempotency DROP FUNCTION idem_claim(text, text, bytea, interval
 ALTER TABLE idem_keys RENAME TO x;
 ALTER INDEX idem_keys_pkey RENAME TO x;
 
--- Under another name of the schema all works; a new schema of the old name, with functions that would be called, is none of ours.
+-- Under another name of the schema all works; a new schema of the old name, with functions that would be called, is not used.
 RESET search_path;
 ALTER SCHEMA idem RENAME TO "other schema";
 CREATE SCHEMA idem;

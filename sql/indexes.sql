@@ -1,6 +1,6 @@
 --
--- What a session remembers of indexes holds only for as long as it is true:
--- whatever their owner adds, alters and drops, rows are in all of them.
+-- A session's memory of indexes is valid only as long as it is correct: whatever
+-- their owner adds, alters and drops, rows are in all of them.
 --
 SET client_min_messages = warning;
 DROP EXTENSION IF EXISTS idempotency CASCADE;
@@ -26,7 +26,7 @@ BEGIN
 	PERFORM idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(10, '1 minute', '{t}');
 END
 $$;
--- All rows are where they should be in all B-trees of ours, each of them once.
+-- All rows are at the right place in all B-trees of the extension, once each.
 CREATE FUNCTION check_all() RETURNS TABLE (indexes bigint) LANGUAGE plpgsql AS $$
 BEGIN
 	RETURN QUERY SELECT count(*) FROM (

@@ -50,7 +50,7 @@ SET search_path = pg_temp, public, pg_catalog;
 CREATE EXTENSION idempotency SCHEMA idem;
 -- Nothing is there or missing that usually is not or is.
 SELECT left(description, 300) FROM ((TABLE usual EXCEPT SELECT * FROM pg_temp.installation()) UNION ALL (SELECT * FROM pg_temp.installation() EXCEPT TABLE usual)) AS difference LIMIT 5;
--- What it says does not go by it either.
+-- Its messages do not depend on it, either.
 SELECT count(*) FROM regexp_split_to_table(idem.idem_metrics(), E'\n') AS line WHERE line !~ E'^(# (TYPE|UNIT|HELP|EOF)|idempotency_[a-z_]+\\{.*\\} [-+0-9.e]+$)';
 SELECT idem.idem_metrics() LIKE '%{datname="' || current_database() || '"} %';
 SELECT count(*) > 5 FROM idem.idem_health();

@@ -63,7 +63,7 @@ SELECT pg_temp.shown(to_json(c)) FROM idem_claim('shop', 'one-transaction-1', '\
 -- The same key in another scope is another key; so is another key.
 SELECT pg_temp.shown(to_json(c)) FROM idem_claim('Shop', 'one-transaction-1', '\x02') AS c;
 SELECT pg_temp.shown(to_json(c)) FROM idem_claim('shop', 'one-transaction-2', '\x02') AS c;
--- What rolls back never happened.
+-- A rollback undoes everything.
 BEGIN;
 SELECT outcome FROM idem_claim('shop', 'one-transaction-3', '\x01');
 SELECT idem_complete('shop', 'one-transaction-3', 201, 'made');
@@ -258,7 +258,7 @@ SELECT last_value = :last_token FROM idem_claim_tokens;
 SELECT setval('idem_claim_tokens', :last_token + 1000) > 0;
 
 --
--- Who may do what: each call, with each token, on a record in each state
+-- The allowed calls: each call, with each token, on a record in each state
 --
 CREATE FUNCTION pg_temp.verdict(call text) RETURNS text
 LANGUAGE plpgsql AS $$
@@ -629,7 +629,7 @@ SELECT outcome FROM idem_claim('sub', 'savepoint-request-9', lease => '0');
 SELECT outcome FROM idem_claim('sub', 'savepoint-request-9');
 SELECT idem_complete('sub', 'savepoint-request-9', 200);
 COMMIT;
--- Claims of one transaction are told apart from those of the one before.
+-- Claims of one transaction are distinguished from those of the previous one.
 BEGIN;
 SELECT outcome FROM idem_claim('sub', 'savepoint-request-7');
 COMMIT;

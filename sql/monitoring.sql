@@ -1,7 +1,7 @@
 --
 -- Monitoring: idem_metrics, idem_health, idem_abandoned
 --
--- What needs a server of its own, a parser of metrics, or time, is in
+-- Tests that need their own server, a parser of metrics, or time, are in
 -- test/t/037_monitoring.pl.
 --
 SET client_min_messages = warning;
@@ -46,7 +46,7 @@ SELECT type, count(*), count(DISTINCT name), bool_and(help <> '' AND value IS NO
 	FROM idem_metric_samples() WHERE name <> 'idempotency_last_cleanup_timestamp_seconds' GROUP BY 1 ORDER BY 1;
 SELECT labels - 'datname' AS labels FROM idem_metric_samples() WHERE name = 'idempotency_records';
 --
--- Each counter is told where it belongs
+-- Each counter has the right name
 --
 SELECT outcome FROM idem_claim('monitoring', 'claimed-0000000001', lease => '1 h');
 SELECT outcome FROM idem_claim('monitoring', 'claimed-0000000001');
@@ -218,8 +218,8 @@ SELECT count(*) FROM idem_health();
 ROLLBACK;
 
 --
--- A table that somebody has altered stops the calls that need it, and not what
--- tells of it.  The rest is told as ever.
+-- An altered table stops the calls that need it, but not monitoring, which
+-- reports it.  The other values are as usual.
 --
 BEGIN;
 SELECT idem_once('monitoring', 'before') AS before;
@@ -299,7 +299,7 @@ SELECT idem_health();
 SELECT idem_abandoned();
 \set VERBOSITY default
 RESET ROLE;
--- What they set does not change what is found.
+-- Their settings do not change the findings.
 CREATE SCHEMA captured;
 CREATE FUNCTION captured.replace(text, text, text) RETURNS text LANGUAGE sql RETURN 'captured';
 CREATE FUNCTION captured.cat(text, text) RETURNS text LANGUAGE sql RETURN 'captured';

@@ -12,7 +12,7 @@ CREATE FUNCTION pg_temp.ids(VARIADIC names text[]) RETURNS bigint[]
 LANGUAGE sql AS $$ SELECT array_agg(id ORDER BY id) FROM idem_outbox WHERE payload #>> '{}' = ANY (names) $$;
 CREATE FUNCTION pg_temp.id(name text) RETURNS bigint
 LANGUAGE sql AS $$ SELECT id FROM idem_outbox WHERE payload #>> '{}' = name $$;
--- What a take hands out, with the attempt: topic by topic, key by key, each
+-- The messages of a take, with the attempt: topic by topic, key by key, each
 -- key in the order of the result; messages without a key by name.
 CREATE FUNCTION pg_temp.take(max_messages int DEFAULT 100, lease interval DEFAULT '1 hour', topics text[] DEFAULT NULL) RETURNS text
 LANGUAGE sql AS $$
@@ -245,7 +245,7 @@ DELETE FROM idem_outbox;
 -- Messages without a key come in the order they became available.
 SELECT count(idem_publish('orders', to_jsonb('n' || i))) FROM generate_series(1, 5) AS i;
 UPDATE idem_outbox SET available_at = now() - right(payload #>> '{}', 1)::int * interval '1 hour';
--- Whoever takes begins where he has found something last, unless he has rolled back.
+-- A take begins where the session's last take found a message, unless that was rolled back.
 BEGIN;
 SELECT pg_current_xact_id() AS xid \gset
 ROLLBACK;
@@ -352,7 +352,7 @@ $$;
 -- In bulk
 SELECT a AS attempts, bool_and(pg_temp.pause_is_right(a)) AS pause_is_right
 	FROM unnest('{1,2,3,4,5,11,12,13,14,15,40,100}'::int[]) AS a, generate_series(1, 5) GROUP BY a ORDER BY a;
--- What failed together is not retried together.
+-- Messages that failed together are not retried together.
 SELECT count(idem_publish('jitter', to_jsonb(i))) FROM generate_series(1, 50) AS i;
 SELECT count(*) FROM idem_outbox_take(lease => '0', topics => '{jitter}');
 SELECT count(*) FROM idem_outbox_take(lease => '0', topics => '{jitter}');
@@ -592,7 +592,7 @@ DELETE FROM idem_outbox;
 -- Rows that were restored may have no time at all.
 SELECT count(idem_publish('orders', to_jsonb(k || i), k)) FROM unnest('{a,b}'::text[]) AS k, generate_series(1, 2) AS i;
 UPDATE idem_outbox SET available_at = CASE payload #>> '{}' WHEN 'a1' THEN '-infinity' ELSE 'infinity' END::timestamptz WHERE payload #>> '{}' IN ('a1', 'b1');
--- Whoever takes begins where he has found something last, unless he has rolled back.
+-- A take begins where the session's last take found a message, unless that was rolled back.
 BEGIN;
 SELECT pg_current_xact_id() AS xid \gset
 ROLLBACK;
@@ -612,8 +612,8 @@ SELECT count(*) FROM idem_outbox_take();
 DELETE FROM idem_outbox;
 
 --
--- What a take costs: neither one key's backlog nor what has been acknowledged
--- makes a difference.
+-- The cost of a take does not depend on one key's backlog, nor on acknowledged
+-- messages.
 --
 -- The pages that a take of ten messages looks at.
 CREATE FUNCTION pg_temp.pages_of_take(topics text[]) RETURNS bigint

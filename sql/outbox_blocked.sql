@@ -9,7 +9,7 @@ RESET client_min_messages;
 \pset format unaligned
 \pset tuples_only on
 
--- What it says, but for times
+-- Its result, without times
 CREATE FUNCTION pg_temp.blocked(max_lanes int DEFAULT 100) RETURNS TABLE (topic text, first bigint, waiting bigint, reason text, until text, has_pid boolean)
 LANGUAGE sql AS $$
 	SELECT b.topic, b.first_id, b.waiting, b.reason, CASE WHEN b.until > clock_timestamp() + interval '30 min' THEN round(extract(epoch FROM b.until - clock_timestamp()) / 3600) || ' h' WHEN b.until > clock_timestamp() THEN 'soon' END, b.pid IS NOT NULL
@@ -87,7 +87,7 @@ ROLLBACK PREPARED 'regress_blocked';
 SELECT reason FROM pg_temp.blocked();
 SELECT idem_outbox_ack('{1}');
 SELECT * FROM pg_temp.blocked();
--- What another transaction has not committed does not wait, and blocks nobody.
+-- A message that another transaction has not committed does not wait, and blocks no other.
 TRUNCATE idem_outbox;
 BEGIN;
 SELECT idem_publish('held', '1', 'k') IS NOT NULL;

@@ -12,10 +12,10 @@ CREATE FUNCTION pg_temp.ids(VARIADIC names text[]) RETURNS bigint[]
 LANGUAGE sql AS $$ SELECT array_agg(o.id ORDER BY n.ordinality) FROM unnest(names) WITH ORDINALITY AS n (name, ordinality) JOIN idem_outbox AS o ON o.payload #>> '{}' = n.name $$;
 CREATE FUNCTION pg_temp.id(name text) RETURNS bigint
 LANGUAGE sql AS $$ SELECT id FROM idem_outbox WHERE payload #>> '{}' = name $$;
--- What a take hands out, with the attempt, by name.
+-- The messages of a take, with the attempt, by name.
 CREATE FUNCTION pg_temp.take(max_messages int DEFAULT 100, lease interval DEFAULT '1 hour', topics text[] DEFAULT NULL) RETURNS text
 LANGUAGE sql AS $$ SELECT coalesce(string_agg((payload #>> '{}') || '(' || attempt || ')', ' ' ORDER BY payload), '-') FROM idem_outbox_take($1, $2, $3) $$;
--- What an extension returns, by name, in its order.
+-- The result of an extension, by name, in its order.
 CREATE FUNCTION pg_temp.extend(ids bigint[], lease interval DEFAULT '1 hour', attempts int[] DEFAULT NULL) RETURNS text
 LANGUAGE sql AS $$
 	SELECT coalesce(string_agg(payload #>> '{}', ' ' ORDER BY n), '-') FROM idem_outbox_extend($1, $2, $3) WITH ORDINALITY AS e (id, n) JOIN idem_outbox USING (id)
@@ -42,7 +42,7 @@ SELECT count(*) FROM idem_outbox_extend(pg_temp.ids('a2'), NULL, NULL);
 SELECT bool_and(available_at - clock_timestamp() BETWEEN '1 s' AND '30 s') FROM idem_outbox WHERE payload IN ('"a1"', '"a2"');
 -- Nothing else of it changes.
 SELECT * FROM pg_temp.show('a1', 'a2', 'a3', 'a4');
--- What nobody holds: never taken, acknowledged, refused, or not there at all.
+-- Messages that no relay holds: never taken, acknowledged, refused, or missing.
 SELECT idem_outbox_ack(pg_temp.ids('a1'));
 SELECT idem_outbox_nack(pg_temp.id('a2'), 'no', '1 hour', 1);
 SELECT pg_temp.extend(pg_temp.ids('a1', 'a2', 'a3', 'a4') || '{-1, 0, 9223372036854775807}', '2 hours');
@@ -67,7 +67,7 @@ SELECT pg_temp.extend(pg_temp.ids('a3', 'a2', 'a1'), '3 hours', '{2}');
 SELECT pg_temp.extend(pg_temp.ids('a1', 'a1', 'a2'), '3 hours', '{2,1,2}');
 DELETE FROM idem_outbox;
 
--- A lease that is over: with the attempt it is still the relay's, until another one takes the message; without it, it is nobody's.
+-- A lease that is over: with the attempt it is still the relay's, until another one takes the message; without it, no relay holds the message.
 SELECT count(idem_publish('orders', to_jsonb('a' || i), 'a')) FROM generate_series(1, 2) AS i;
 SELECT pg_temp.take(lease => '0');
 SELECT pg_temp.extend(pg_temp.ids('a1', 'a2'));
@@ -78,11 +78,11 @@ SELECT pg_temp.extend(pg_temp.ids('a1', 'a2'), '0');
 SELECT pg_temp.take(lease => '10 min');
 SELECT pg_temp.extend(pg_temp.ids('a1', 'a2'), '1 hour', '{1}');
 SELECT bool_or(available_at - clock_timestamp() > '10 min') AS extended FROM idem_outbox;
--- Who has it now can; an extension is no attempt.
+-- The current holder can; an extension does not count as an attempt.
 SELECT pg_temp.extend(pg_temp.ids('a1'), '1 hour', '{2}');
 SELECT * FROM pg_temp.show('a1', 'a2');
 DELETE FROM idem_outbox;
--- So it is after the last attempt. A dead message is nobody's, and so is one that was requeued.
+-- The same holds after the last attempt. No relay holds a dead message, or one that was requeued.
 SET idempotency.outbox_max_attempts = 1;
 SELECT count(idem_publish('orders', '"a1"', 'a'));
 SELECT pg_temp.take(lease => '0');
@@ -106,7 +106,7 @@ SELECT count(idem_publish('orders', '"b1"', 'b', deliver_after => '1 hour'));
 SELECT pg_temp.extend(pg_temp.ids('b1'), '2 hours'), pg_temp.extend(pg_temp.ids('b1'), '2 hours', '{0}');
 SELECT bool_or(available_at - clock_timestamp() > '1 hour') FROM idem_outbox;
 DELETE FROM idem_outbox;
--- Refused without having been taken, it is nobody's either.
+-- If it was refused without having been taken, no relay holds it, either.
 SELECT count(idem_publish('orders', '"a1"'));
 SELECT idem_outbox_nack(pg_temp.id('a1'), 'no', '1 hour');
 SELECT pg_temp.extend(pg_temp.ids('a1')), pg_temp.extend(pg_temp.ids('a1'), attempts => '{0}'), idem_outbox_release(pg_temp.ids('a1'));
@@ -136,7 +136,7 @@ SELECT count(idem_publish('orders', '"a4"', 'a'));
 SELECT pg_temp.take();
 DELETE FROM idem_outbox;
 
--- Who has given a message back has lost it.
+-- A relay that has released a message no longer holds it.
 SELECT count(idem_publish('orders', '"a1"', 'a'));
 SELECT pg_temp.take();
 SELECT idem_outbox_release(pg_temp.ids('a1'), '{1}');

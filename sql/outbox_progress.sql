@@ -54,7 +54,7 @@ SELECT count(*) FROM idem_outbox_take(20000, '1 hour');
 SELECT count(idem_publish('t', '1')) FROM generate_series(1, 10);
 SELECT pg_sleep(1.1);
 SELECT pg_temp.pages_of_take() AS first \gset
--- Now and then a take begins at the beginning.
+-- At times a take begins at the beginning.
 SELECT :first > 100 AS first_passes_all, min(pg_temp.pages_of_take()) < 100 AS then_few FROM generate_series(1, 3);
 ROLLBACK;
 TRUNCATE idem_outbox;
@@ -229,7 +229,7 @@ SELECT message_key, count(*) FROM idem_outbox_take(1000, '1 hour') GROUP BY mess
 SELECT message_key, count(*) FROM idem_outbox_take(1000, '1 hour') GROUP BY message_key;
 TRUNCATE idem_outbox;
 
--- What a take leaves because it has enough text is not locked by it.
+-- A message that a take leaves because it has enough text is not locked by it.
 SELECT count(idem_publish('t', to_jsonb(repeat('x', 39000000)), k)) FROM unnest('{a,b}'::text[]) AS k;
 BEGIN;
 SELECT message_key FROM idem_outbox_take(10, '1 hour');
@@ -250,7 +250,7 @@ SELECT payload, message_key FROM idem_outbox_take(100, '1 hour') ORDER BY id;
 SELECT idem_repair_outbox();
 TRUNCATE idem_outbox;
 
--- A message whose transaction ends is taken once by a call, even with a lease of 0, when the scan goes on behind those that others hold.
+-- A message whose transaction ends is taken once by a call, even with a lease of 0, when the scan continues behind those that others hold.
 BEGIN;
 SELECT count(idem_publish('t', '"short"'));
 PREPARE TRANSACTION 'short';

@@ -63,7 +63,7 @@ SELECT pg_temp.take();
 SELECT idem_outbox_ack(pg_temp.ids('a4', 'a5', 'a6', 'd1'));
 SELECT pg_temp.take();
 DELETE FROM idem_outbox;
--- One by one, a key gets through, whoever publishes it how.
+-- A key is delivered one message at a time, however the messages were published.
 SELECT count(*) FROM idem_publish_many('{orders}', ARRAY(SELECT to_jsonb(i) FROM generate_series(1, 9) AS i), ARRAY['k', 'l', 'k', 'l', 'k', 'k', 'k', 'l', 'k']);
 SELECT count(idem_publish('orders', '10', 'k'));
 SELECT count(*) FROM idem_publish_many('{orders}', '{11,12}', '{k,l}');
@@ -132,7 +132,7 @@ DELETE FROM idem_outbox;
 EXPLAIN (COSTS on) SELECT * FROM idem_publish_many('{t}', '{1,2,3,4,5}') \g (tuples_only format=unaligned) |sed 's/cost=[^ ]* //'
 
 --
--- Bad input: nothing of it gets in, and no element is told but its place.
+-- Bad input: nothing is published, and the error shows only the place of the element.
 --
 \pset format unaligned
 \pset tuples_only on

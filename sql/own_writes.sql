@@ -7,7 +7,7 @@ DROP EXTENSION IF EXISTS idempotency CASCADE;
 CREATE EXTENSION idempotency;
 RESET client_min_messages;
 
--- What one row says, by short names.
+-- The values of one row, by short names.
 CREATE FUNCTION advance(id text, action_id bigint) RETURNS text
 LANGUAGE sql RETURN (SELECT concat(should_process, ' ', last_action_id)
 	FROM idem_try_advance('user', 'post', id, action_id));
@@ -105,7 +105,7 @@ SELECT advance('3', 4), advance('3', 5);
 SELECT entity_id, last_action_id FROM idem_action_versions WHERE entity_id = '3';
 ROLLBACK;
 
--- He cuts the table off where the row was, or writes it anew.
+-- The owner truncates the table where the row was, or rewrites it.
 BEGIN;
 SELECT advance('4', 1), advance('4', 2), append(5), append(6);
 TRUNCATE idem_action_versions, idem_aggregates, idem_client_sequences;
@@ -121,7 +121,7 @@ SELECT advance('4', 3), advance('4', 4);
 ROLLBACK;
 SELECT advance('4', 1), append(2);
 
--- He takes the extension away, and puts it back.
+-- The owner drops the extension, and creates it again.
 BEGIN;
 SELECT advance('5', 1), advance('5', 2);
 SET LOCAL client_min_messages = warning;
@@ -180,7 +180,7 @@ ROLLBACK;
 
 -- In bulk
 --
--- What a call costs does not depend on how often the row has been written: the
+-- The cost of a call does not depend on how often the row has been written: the
 -- indexes searched, and the pages visited
 --
 CREATE FUNCTION searches() RETURNS bigint

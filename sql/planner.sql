@@ -1,6 +1,6 @@
 --
--- What the planner is told of the functions: how many rows they return, how
--- dear they are, where they may run.  Answers must not depend on it.
+-- The planner's estimates for the functions: their rows, their cost, and where
+-- they may run.  Results must not depend on them.
 --
 SET client_min_messages = warning;
 DROP EXTENSION IF EXISTS idempotency CASCADE;
@@ -15,7 +15,7 @@ SELECT p.oid::regprocedure, procost, prorows FROM pg_proc AS p JOIN pg_depend AS
 	AND (prorows = 1000 OR procost = 1 AND proname <> 'idem_many_support');
 
 -- A message that comes repeatedly is new once, in whatever way it is joined: the server must not keep an answer of a
--- volatile call for the next row with the same token (Memoize), though it is told that everything else is dear.
+-- volatile call for the next row with the same token (Memoize), although everything else seems expensive.
 CREATE TABLE inbox AS SELECT (i % 20)::text AS message_id, i FROM generate_series(1, 400) AS i;
 ANALYZE inbox;
 CREATE FUNCTION pg_temp.answers(query text) RETURNS TABLE (answer text, plan text) LANGUAGE plpgsql AS $$

@@ -23,7 +23,7 @@ SELECT current_database() AS regress_db \gset
 \set SHOW_CONTEXT never
 
 --
--- Nothing for PUBLIC, whoever installs it
+-- Nothing for PUBLIC, with any installer
 --
 CREATE VIEW members AS
 	SELECT classid, objid, pg_describe_object(classid, objid, 0) AS name
@@ -91,7 +91,7 @@ SELECT idem_grant('regress_idem_nobody');
 SELECT idem_revoke('regress_idem_app');
 \set VERBOSITY default
 RESET ROLE;
--- What a monitoring role has, without idem_grant: the statistics, but not to reset them.
+-- The rights of a monitoring role, without idem_grant: the statistics, but not their reset.
 SET ROLE regress_idem_monitor;
 SELECT count(*) >= 0 FROM idem_stats;
 SELECT count(*) >= 0 FROM idem_stats_data();
@@ -148,7 +148,7 @@ SELECT count(*) FROM pg_extension WHERE extname = 'idempotency';
 CREATE DATABASE regress_idem_db OWNER regress_idem_owner;
 GRANT CREATE ON DATABASE regress_idem_db TO regress_idem_nobody;
 \c regress_idem_db
--- Who may create in the database only does not create in another's schema.
+-- A role that may only create in the database cannot create in another role's schema.
 CREATE SCHEMA regress_idem_schema;
 GRANT USAGE ON SCHEMA regress_idem_schema TO regress_idem_nobody;
 SET SESSION AUTHORIZATION regress_idem_nobody;
@@ -220,7 +220,7 @@ BEGIN
 	IF EXISTS (SELECT FROM pg_proc WHERE proname = 'idem_redacted_key') AND NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'checked') THEN
 		ALTER SCHEMA regress_idem_schema RENAME TO checked;
 		CREATE SCHEMA regress_idem_schema;
-		-- What monitoring will refer to
+		-- Names that monitoring will use
 		CREATE FUNCTION regress_idem_schema.idem_redacted_key(text) RETURNS text LANGUAGE plpgsql AS 'BEGIN RAISE ''captured''; END';
 		CREATE TABLE regress_idem_schema.idem_keys AS TABLE checked.idem_keys;
 		CREATE TABLE regress_idem_schema.idem_outbox AS TABLE checked.idem_outbox;
@@ -257,7 +257,7 @@ SELECT current_user AS superuser, rolname AS bootstrap FROM pg_roles WHERE oid =
 CREATE TABLE expected_rights (installer name, LIKE rights);
 SELECT install(:'superuser');
 INSERT INTO expected_rights SELECT :'superuser', * FROM rights;
--- What dumps leave out, as part of every installation, names none but the owner and the server's own roles.
+-- The rights that dumps omit, because each installation has them, name only the owner and the server's own roles.
 SELECT DISTINCT a.grantee::regrole FROM pg_init_privs AS i, aclexplode(i.initprivs) AS a WHERE a.grantee <> a.grantor AND i.objoid >= 16384 ORDER BY 1;
 DROP EXTENSION idempotency;
 SELECT install('regress_idem_nobody');
@@ -315,7 +315,7 @@ RESET client_min_messages;
 --
 -- A database owner installs it, into a schema with an awkward name
 --
--- A superuser may install it for him, even in his public schema, as a restore does: he has what the installer of an extension has, but for removing it.
+-- A superuser may install it for the owner, even in the public schema, as a restore does: the owner has an installer's rights, except to remove it.
 CREATE EXTENSION idempotency;
 SELECT extnamespace::regnamespace, extowner = current_user::regrole FROM pg_extension WHERE extname = 'idempotency';
 SET SESSION AUTHORIZATION regress_idem_owner;
@@ -367,7 +367,7 @@ EXCEPTION WHEN insufficient_privilege THEN
 END
 $$;
 
--- He uses all functions, and reads the tables.
+-- The owner uses all functions, and reads the tables.
 SELECT c.outcome, idem_complete('s', 'privileges-key-01', 200, 'x') FROM idem_claim('s', 'privileges-key-01') AS c;
 SELECT idem_erase('s', 'privileges-key-01'), idem_forget('s', 'privileges-key-01');
 SELECT outcome FROM idem_claim('s', 'privileges-key-03');
@@ -386,7 +386,7 @@ SELECT idem_stats_reset();
 SELECT datname, claims_new, messages_acked FROM idem_stats WHERE datname = current_database();
 SELECT datid = (SELECT oid FROM pg_database WHERE datname = current_database()) FROM idem_stats_data() WHERE datid = (SELECT oid FROM pg_database WHERE datname = current_database());
 SELECT idem_check_grantee('regress_idem_app');
--- He writes them through the functions only, and alters nothing.
+-- The owner writes them through the functions only, and alters nothing.
 SELECT statement, pg_temp.allowed(statement) FROM (VALUES
 	(1, 'INSERT INTO idem_action_versions VALUES (1, $$u$$, $$e$$, $$j$$)'),
 	(2, 'UPDATE idem_keys SET state = $$completed$$'),
@@ -409,7 +409,7 @@ SELECT statement, pg_temp.allowed(statement) FROM (VALUES
 	(19, 'SELECT nextval($$idem_outbox_ids$$)'),
 	(20, 'CREATE OR REPLACE VIEW idem_stats AS SELECT 1')) AS s (n, statement) ORDER BY n;
 
--- He grants the application's part, and takes it back.
+-- The owner grants the application's part, and revokes it.
 SELECT idem_grant('regress_idem_app');
 SELECT idem_grant('regress_idem_app');
 SELECT idem_grant('"regress_idem ""App"""');
@@ -542,7 +542,7 @@ SELECT lastval();
 SELECT nextval('own') + 1, lastval() + 1, idem_publish('t', '1') IS NOT NULL;
 SELECT lastval();
 SELECT currval('own');
--- What draws none leaves it alone.
+-- A call that draws no number leaves it unchanged.
 SELECT nextval('own'), idem_once('s', 't'), (idem_try_advance('u', 'e', '1', 1)).should_process, (idem_try_append('a', 'c', 1)).outcome,
 	(idem_claim('s', 'privileges-key-10')).outcome, lastval();
 DROP SEQUENCE own;
@@ -634,7 +634,7 @@ SET SESSION AUTHORIZATION regress_idem_nobody;
 \set VERBOSITY sqlstate
 SELECT "Idem Schema".idem_metrics();
 
--- He removes it, records and all.
+-- The owner removes it, with all records.
 SET SESSION AUTHORIZATION regress_idem_app;
 DROP FUNCTION pg_temp.handler(jsonb);
 SET SESSION AUTHORIZATION regress_idem_owner;

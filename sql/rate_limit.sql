@@ -2,8 +2,8 @@
 -- idempotency.max_new_keys_per_minute: of a scope's keys only new ones are
 -- refused, with nothing done.
 --
--- What many sessions do at once, and a minute's passing: see test/t.  Each part
--- has scopes of its own, since what has been counted stays.
+-- For many concurrent sessions, and the end of a minute, see test/t.  Each part
+-- has its own scopes, because counts stay.
 --
 SET client_min_messages = warning;
 DROP EXTENSION IF EXISTS idempotency CASCADE;
@@ -84,7 +84,7 @@ SELECT pg_current_xact_id_if_assigned() IS NULL, last_value = :token FROM idem_c
 COMMIT;
 
 --
--- What has a record is not refused
+-- A key with a record is not refused
 --
 SET idempotency.max_new_keys_per_minute = 0;
 SELECT try('full', 'rate-limit-claimed', '\x01');
@@ -134,7 +134,7 @@ SELECT n, error_of(format('SELECT outcome FROM idem_run(%L, %L, %L, %L)', 'run',
 SELECT count(*) FROM runs;
 
 --
--- What the error shows of a scope: up to 64 bytes, whole characters
+-- The error shows up to 64 bytes of a scope, in whole characters
 --
 SET idempotency.max_new_keys_per_minute = 1;
 SELECT try(scope, 'rate-limit-key-1'), try(scope, 'rate-limit-key-2')

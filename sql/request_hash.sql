@@ -292,7 +292,7 @@ SELECT encode(idem_request_hash('POST', '/caf\u00e9/café', '{"straße":"naïve"
 SELECT idem_request_hash('POST', '/é', '"ü"') = sha256('\x504f53543a2fc3a93a22c3bc22');
 SELECT idem_request_hash('POST', '/é', 'ü'::bytea) = sha256('\x504f53543a2fc3a93afc'::bytea), convert_to('ü', 'LATIN1');
 SELECT idem_canonical_json('{"straße":"naïve", "z":1, "a":"\u00e9", "ÿ":2}') = :'utf8_canonical', octet_length(:'utf8_canonical');
--- What the database cannot hold is an error, not another hash.
+-- Text that the database cannot store is an error, not another hash.
 \set VERBOSITY sqlstate
 SELECT idem_request_hash('POST', '/', '"\u20ac"');
 SELECT idem_request_hash('POST', '/€');

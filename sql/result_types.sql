@@ -1,6 +1,6 @@
 --
--- What functions return that return one row: a type of its own, which serves
--- wherever a row of a table would.
+-- The result types of functions that return one row: each can be used like the
+-- row type of a table.
 --
 SET client_min_messages = warning;
 DROP EXTENSION IF EXISTS idempotency CASCADE;

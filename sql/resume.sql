@@ -12,7 +12,7 @@ RESET client_min_messages;
 \pset tuples_only on
 \pset null NULL
 
--- What a resume returns, without tokens and times.
+-- The result of a resume, without tokens and times.
 CREATE FUNCTION pg_temp.resumed(max_claims int DEFAULT NULL, scopes text[] DEFAULT NULL) RETURNS SETOF text
 LANGUAGE sql AS $$
 	SELECT concat_ws(' ', scope, key, attempt, request, recovery_point, recovery_state)
@@ -148,7 +148,7 @@ SELECT scope, key, attempt, age < '1 min', lease_expires_at IS NULL FROM idem_ab
 SELECT pg_temp.fail_one('shop', 'may-work-yet-0001', '2') > 0;
 SELECT key FROM idem_abandoned();
 SELECT pg_temp.resumed(1);
--- With more attempts it goes on; the client may claim it in any case.
+-- With more attempts it continues; the client may claim it in any case.
 SET idempotency.max_attempts = 4;
 SELECT pg_temp.resumed();
 SELECT idem_fail(scope, key, claim_token => claim_token) FROM idem_keys WHERE key = 'never-works-00001';

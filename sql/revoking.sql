@@ -17,7 +17,7 @@ SET client_min_messages = warning;
 \pset tuples_only on
 \set VERBOSITY terse
 
--- Who may do what with one function and one type of the application's
+-- The roles' rights on one function and one type of the application
 CREATE FUNCTION grants() RETURNS SETOF text LANGUAGE sql AS $$
 	SELECT line FROM (SELECT format('%s: %s%s by %s', privilege_type, grantee::regrole,
 		CASE WHEN is_grantable THEN ' with grant option' END, CASE grantor WHEN owner THEN 'the owner' ELSE grantor::regrole::text END)
@@ -28,9 +28,8 @@ CREATE FUNCTION grants() RETURNS SETOF text LANGUAGE sql AS $$
 $$;
 
 --
--- Whoever installs it, what the owner of the database grants can be granted
--- again by a dump, by the same role: it may look into the schema, unless that
--- is a stranger's.
+-- With any installer, a dump can repeat the grants of the database's owner, as
+-- the same role: it may use the schema, unless that belongs to a stranger.
 --
 CREATE SCHEMA idem;
 CREATE EXTENSION idempotency SCHEMA idem;
@@ -102,7 +101,7 @@ SELECT grants();
 -- The superuser's REVOKE would take the other grant.
 SELECT idem_revoke('regress_idem_lead');
 SELECT grants();
--- That of him who granted it takes it.
+-- A REVOKE by the grantor removes it.
 SET ROLE regress_idem_owner;
 SELECT idem_revoke('regress_idem_lead');
 RESET ROLE;

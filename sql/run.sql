@@ -32,7 +32,7 @@ CREATE FUNCTION shop.other(request jsonb) RETURNS jsonb LANGUAGE sql RETURN '"ot
 SELECT * FROM idem_run('ann', 'run-request-00001', 'shop.other(jsonb)', '{"item": "tea", "n": 1.0}');
 SELECT * FROM idem_run('bob', 'run-request-00001', 'shop.order_it(jsonb)', '{"item": "milk"}');
 SELECT * FROM shop.orders;
--- What the hash is of
+-- The input of the hash
 SELECT state, attempt, request_hash = idem_request_hash('RUN', 'shop.order_it', '{"item":"tea","n":1}') AS hash,
 		response_status, response_headers, response_body, recovery_point
 	FROM idem_lookup('ann', 'run-request-00001');
@@ -68,7 +68,7 @@ SELECT * FROM idem_run(wait => '0', ttl => NULL, request => '{"item": "named"}',
 SELECT item, count(*) FROM shop.orders GROUP BY item ORDER BY item;
 
 --
--- What a handler may return
+-- The results that a handler may return
 --
 CREATE FUNCTION shop.echo(request jsonb) RETURNS jsonb LANGUAGE sql RETURN request;
 SELECT * FROM idem_run('ret', 'run-returns-json-1', 'shop.echo(jsonb)', '{"b": [1.00, null],"a":"\u20ac"}');
@@ -119,7 +119,7 @@ $$;
 SELECT pg_temp.error_of($$ SELECT idem_run('err', 'run-that-fails-01', 'shop.fails(jsonb)', '{"item": "tea"}') $$);
 SELECT state FROM idem_lookup('err', 'run-that-fails-01');
 SELECT count(*) FROM shop.orders WHERE item = 'undone';
--- At top level, and within a transaction that goes on
+-- At top level, and within a transaction that continues
 \set VERBOSITY sqlstate
 SELECT idem_run('err', 'run-that-fails-01', 'shop.fails(jsonb)', '{"item": "tea"}');
 SELECT state FROM idem_lookup('err', 'run-that-fails-01');
@@ -252,7 +252,7 @@ SELECT outcome, response_body FROM idem_run('self', 'run-that-completes', 'shop.
 SELECT outcome, response_body FROM idem_claim('self', 'run-another-key-01');
 
 --
--- What cannot be a handler
+-- Functions that cannot be a handler
 --
 CREATE FUNCTION shop.no_arguments() RETURNS jsonb LANGUAGE sql RETURN '{}'::jsonb;
 CREATE FUNCTION shop.two_arguments(request jsonb, more int DEFAULT 0) RETURNS jsonb LANGUAGE sql RETURN '{}'::jsonb;

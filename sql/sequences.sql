@@ -15,7 +15,7 @@ RESET client_min_messages;
 SELECT idem_last_client_seq('order-1', 'phone');
 SELECT * FROM idem_try_append('order-1', 'phone', 1);
 SELECT idem_last_client_seq('order-1', 'phone');
--- A retry is told so, and changes nothing.
+-- A retry is a duplicate, and changes nothing.
 SELECT * FROM idem_try_append('order-1', 'phone', 1);
 SELECT * FROM idem_try_append('order-1', 'phone', 2);
 SELECT * FROM idem_try_append('order-1', 'phone', 1);
@@ -101,7 +101,7 @@ SELECT * FROM idem_try_append('versions', 'tablet', 1, expected_version => 4);
 SELECT * FROM idem_try_append('versions', 'phone', 2, 3, expected_version => 1);
 SELECT * FROM idem_try_append('versions', 'phone', 1, expected_version => 0);
 SELECT * FROM idem_try_append('versions', 'phone', 4, 2, expected_version => 3);
--- A gap is told before a version conflict, too.
+-- A gap is reported before a version conflict, too.
 SELECT * FROM idem_try_append('versions', 'phone', 6, expected_version => 0, allow_gaps => false);
 SELECT * FROM idem_try_append('versions', 'phone', 5, expected_version => 0, allow_gaps => false);
 -- Conflicts changed nothing.
@@ -125,7 +125,7 @@ SELECT * FROM idem_try_append('inside', 'phone', 4, 7);
 SELECT * FROM idem_try_append('inside', 'watch', 1);
 SELECT * FROM idem_try_append('other', 'watch', 1);
 ROLLBACK TO SAVEPOINT before_more;
--- What was rolled back is to be sent again.
+-- Events that were rolled back must be sent again.
 SELECT idem_last_client_seq('inside', 'phone') AS phone, idem_last_client_seq('inside', 'watch') AS watch;
 SELECT * FROM idem_try_append('inside', 'watch', 1, expected_version => 4);
 SELECT * FROM idem_try_append('inside', 'phone', 4, allow_gaps => false);

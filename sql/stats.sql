@@ -2,7 +2,7 @@
 -- Statistics: each call counts once, where it belongs, whether or not its
 -- transaction commits.
 --
--- What two sessions do at once is counted in test/isolation.
+-- Counts of concurrent sessions are tested in test/isolation.
 --
 SET client_min_messages = warning;
 DROP DATABASE IF EXISTS regress_idem_stats_db;
@@ -207,7 +207,7 @@ SELECT counted();
 RESET idempotency.outbox_max_attempts;
 
 --
--- What the cleanup deletes
+-- Rows that the cleanup deletes
 --
 BEGIN;
 SELECT count(idem_claim('stats', 'to-be-deleted-00' || i, ttl => '0')) FROM generate_series(1, 3) AS i;
@@ -223,7 +223,7 @@ SELECT counted();
 ROLLBACK;
 
 --
--- What reads, and what is refused, is not counted
+-- Reads and refused calls are not counted
 --
 SELECT (idem_lookup('stats', 'completed-once-01')).state, idem_is_active('stats', 'post', '1', 'like'), idem_last_client_seq('stats', 'client'),
 	idem_key_is_valid('completed-once-01'), idem_request_hash('GET', '/') IS NOT NULL, idem_canonical_json('{}');
@@ -309,7 +309,7 @@ SELECT idem.idem_stats_reset();
 SELECT datname = :'regress_db', claims_new, once_first, once_seen FROM idem.idem_stats
 	WHERE datname IN (:'regress_db', current_database()) ORDER BY claims_new;
 SELECT idem.idem_once('stats', 'of-the-other-database');
--- Who may read them here reads those of other databases only as a member of pg_read_all_stats.
+-- A role that may read them here reads those of other databases only as a member of pg_read_all_stats.
 CREATE ROLE regress_idem_installer;
 GRANT ALL ON SCHEMA idem TO regress_idem_installer;
 DROP EXTENSION idempotency;

@@ -19,7 +19,7 @@ CREATE TEMP TABLE incompressible AS SELECT string_agg(sha512(i::text::bytea), ''
 -- A response, its headers, a recovery state
 SELECT claim_token AS token FROM idem_claim('storage', 'key-0000000000001') \gset
 SELECT idem_checkpoint('storage', 'key-0000000000001', 'far', :'json', claim_token => :token) IS NOT NULL AS kept;
--- What has been compressed is not taken apart and compressed again when something else is written.
+-- A compressed value is not decompressed and compressed again when another column is written.
 ALTER TABLE idem_keys ALTER COLUMN recovery_state SET COMPRESSION pglz;
 SELECT idem_complete('storage', 'key-0000000000001', 200, :'json', :'json', claim_token => :token);
 SELECT pg_column_compression(recovery_state) = :'fast' AS state, pg_column_compression(response_headers) = :'fast' AS headers,

@@ -109,7 +109,7 @@ SELECT t ->> 'key' AS key FROM idem_take_expired('keys') AS t;
 ROLLBACK;
 
 --
--- max_rows: at most so many; 1000 by default
+-- max_rows: the maximum number; 1000 by default
 --
 BEGIN;
 SELECT count(*) FROM idem_once_many('batch', ARRAY(SELECT 'token ' || i FROM generate_series(1, 2010) AS i), '0');
@@ -119,7 +119,7 @@ SELECT count(*) FROM idem_take_expired('tokens');
 SELECT count(*) FROM idem_take_expired('tokens', 2147483647);
 SELECT count(*) FROM idem_tokens;
 ROLLBACK;
--- It goes on where the session's last call has ended, be it a cleanup, and finds what is older all the same.
+-- It continues where the session's last call ended, even if that was a cleanup, and also finds older rows.
 BEGIN;
 SELECT count(*) FROM idem_once_many('batch', ARRAY(SELECT 'token ' || i FROM generate_series(1, 6) AS i), '0');
 SELECT tokens_deleted FROM idem_cleanup(2);
@@ -129,7 +129,7 @@ UPDATE idem_tokens SET expires_at = expires_at - '1 day'::interval WHERE token =
 SELECT count(*) FROM idem_take_expired('tokens', 10);
 SELECT count(*) FROM idem_tokens;
 ROLLBACK;
--- What a query leaves out of the result is gone all the same.
+-- Rows that a query leaves out of the result are deleted nevertheless.
 BEGIN;
 SELECT count(*) FROM idem_once_many('batch', '{1,2,3}'::text[], '0');
 SELECT count(*) FROM (SELECT FROM idem_take_expired('tokens') LIMIT 1) AS t;

@@ -85,7 +85,7 @@ SELECT count(*) FROM idem_action_versions WHERE user_id = 'ann';
 SELECT count(*) FROM idem_user_actions WHERE user_id = 'ann';
 -- Nobody else's, however alike the name
 SELECT user_id, is_active FROM idem_user_actions WHERE user_id <> 'many' ORDER BY user_id;
--- What comes afterwards is the first, whatever its id.
+-- The next call is the first one, with any id.
 SELECT * FROM idem_set('ann', 'post', '1', 'like', true, 1);
 SELECT * FROM idem_action_states('ann', 'post', '{1,2}');
 -- Actions without a counter, and a counter without actions

@@ -8,7 +8,7 @@
 const SIDES = ["without", "unique", "with"];
 const NAMES = { without: "Without a guard", unique: "With a unique index", with: "With the extension" };
 const TRIES = 5;
-// What a track of the timeline is wide, in milliseconds from the click on.
+// The width of a track of the timeline, in milliseconds from the click on.
 const HORIZON = 3000;
 const ROWS = 200;
 // Shorter waits are not shown: each claim takes a moment.
@@ -60,7 +60,7 @@ function randomNumbers(seed) {
 	};
 }
 
-/** What the network does with each try of a click, in milliseconds. */
+/** The faults of the network for each try of a click, in milliseconds. */
 function planOf(number, click, { delay, loss, repetition, reordering }) {
 	const random = randomNumbers(number * 1000003 + click * 7919);
 	return Array.from({ length: TRIES }, (_, index) => {
@@ -376,7 +376,7 @@ function show() {
 	$("hint").textContent = mine.purchase
 		? `Order ${mine.purchase.number} is under way. Click again, as the impatient do: it is the same order.`
 		: "If you click Buy again before the answer arrives, the same purchase is sent again.";
-	const told = [];
+	const spokenResults = [];
 	for (const side of SIDES) {
 		const card = $(side);
 		const { orders, like } = verdicts(side, settled);
@@ -396,12 +396,12 @@ function show() {
 		const all = [orders[0], like[0]];
 		card.dataset.verdict = mine.clicks === 0 ? "none"
 			: all.includes("wrong") ? "wrong" : all.includes("open") ? "open" : "right";
-		told.push(`${NAMES[side]}: orders ${orders[1]}, like ${like[1]}.`);
+		spokenResults.push(`${NAMES[side]}: orders ${orders[1]}, like ${like[1]}.`);
 	}
 	// Read aloud, so only at the beginning and at the end.
 	const status = mine.failed ? mine.failed : mine.clicks === 0 ? ""
 		: settled ? "All requests are answered." : "Requests are under way …";
-	const spoken = settled && mine.clicks > 0 ? ` ${told.join(" ")}` : "";
+	const spoken = settled && mine.clicks > 0 ? ` ${spokenResults.join(" ")}` : "";
 	if ($("status").textContent !== status + spoken) {
 		$("status").replaceChildren(status, element("span", { className: "spoken" }, spoken));
 	}

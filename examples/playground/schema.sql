@@ -1,4 +1,4 @@
--- What the playground needs: the extension, a role for the application, a
+-- The playground needs the extension, a role for the application, a
 -- table of orders for each shop, and likes for the shops without the extension.
 
 CREATE EXTENSION idempotency;

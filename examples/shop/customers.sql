@@ -7,7 +7,7 @@ CREATE TABLE customers (
 INSERT INTO customers (id) SELECT generate_series(1, 40);
 GRANT SELECT, UPDATE ON customers TO shop_app;
 
--- What the relays noted, and a copy of what the warehouse has done.
+-- The relays' notes, and a copy of the warehouse's work.
 CREATE TABLE relayed (relay int, id bigint, attempt int, event text);
 CREATE TABLE received (n bigint, message_id uuid, answer text, at timestamptz);
 CREATE TABLE parcels (n bigint, customer int, nth int, order_id bigint);

@@ -19,7 +19,7 @@ CREATE SEQUENCE arrivals;
 GRANT SELECT ON network TO shop_app;
 GRANT USAGE ON arrivals TO shop_app;
 
--- What each user meant: the last click.
+-- The intent of each user: the last click.
 CREATE TABLE intents AS
 	SELECT DISTINCT ON (user_id) user_id, liked AS intended
 	FROM network ORDER BY user_id, action_id DESC;

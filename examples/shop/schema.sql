@@ -1,4 +1,4 @@
--- What the demo needs: the extension, roles for the application and its relays, a shop.
+-- The demo needs the extension, roles for the application and its relays, and a shop.
 
 CREATE EXTENSION idempotency;
 CREATE ROLE shop_app LOGIN;
@@ -14,7 +14,7 @@ CREATE TABLE orders (
 );
 GRANT SELECT, INSERT ON orders TO shop_app;
 
--- What the clients were told.
+-- The answers that the clients received.
 CREATE TABLE answers (
 	round int,
 	asked_at timestamptz,
@@ -24,7 +24,7 @@ CREATE TABLE answers (
 );
 GRANT INSERT ON answers TO shop_app;
 
--- What pgbench measured.
+-- The results of pgbench.
 CREATE TABLE rates (label text, per_second int);
 CREATE TABLE timings (label text, ms numeric);
 CREATE VIEW percentiles AS

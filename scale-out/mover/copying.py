@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 from .places import TABLES, full_name, quoted
 from .servers import Failure, clock_lead, say
@@ -40,13 +41,13 @@ def look(source, target):
     return found[1][1]
 
 
-def wait_for_messages(shard, place, deadline, only_old=False):
+def wait_for_messages(shard, place, timeout, only_old=False):
     """Wait for messages with a key, whose successors another relay would deliver.
     Messages without a key have no order: the old shard's relay delivers them.
     With only_old, wait only for messages that are there at the beginning."""
     schema = shard.one("SELECT extnamespace::regnamespace::text FROM "
                        "pg_extension WHERE extname = 'idempotency'")
-    told, last = False, None
+    told, last, until = False, None, time.monotonic() + timeout
     while True:
         count, newest = shard.run(
             "SELECT count(*), max(id) FROM %s.idem_outbox WHERE state = "
@@ -58,14 +59,14 @@ def wait_for_messages(shard, place, deadline, only_old=False):
             return
         if only_old:
             last = last or newest
-        if deadline.is_over():
+        if time.monotonic() > until:
             raise Failure('%d messages of %s are still to be delivered on %s: '
                           'let a relay take them first' % (
                               count, place.name, shard.name))
         if not told:
             say('waiting for the relays to deliver %d messages' % count)
             told = True
-        deadline.sleep(0.2)
+        time.sleep(0.2)
 
 
 def stream(source, read, target, write):

@@ -1,5 +1,6 @@
 """A place: a slot or a scope, with its gates, its hints in maps, and its rows."""
 
+import time
 from collections import namedtuple
 
 from psycopg2.errors import LockNotAvailable, ObjectInUse
@@ -93,6 +94,16 @@ class Place:
                 return rows[0]
         raise Failure('the map has no row for slot %d' % self.slot)
 
+    def last_epoch(self, router):
+        """The highest epoch of the map's rows of the slot and its scopes.  It is above
+        all gates if the shards were restored from a backup, and the map was not."""
+        epoch = router.one(
+            'SELECT coalesce(max(epoch), 0) FROM (SELECT epoch FROM idem_map.slots '
+            'WHERE slot = %s UNION ALL SELECT epoch FROM idem_map.scopes WHERE '
+            'idem_map.slot(scope) = %s) AS rows', self.slot, self.slot)
+        router.rollback()
+        return epoch
+
     def set_hint(self, routers, shard, moving_to, epoch, timeout=0):
         """Write where the place is, unless a map knows a later move."""
         for router in routers:
@@ -161,10 +172,10 @@ class Place:
         shard.run("SELECT set_config('lock_timeout', '0', true)")
         return found
 
-    def lock_users_out(self, shard, deadline):
+    def lock_users_out(self, shard, timeout):
         """Until the transaction ends.  Calls wait behind a waiter.  So this waits
         for 50 ms at a time, and not at all behind a transaction that lasts."""
-        told = None
+        told, until = None, time.monotonic() + timeout
         while True:
             users = shard.run(HOLDERS, LOCK, self.slot)
             # Do not wait for another mover while callers wait behind this one.
@@ -180,13 +191,13 @@ class Place:
                 except LockNotAvailable:
                     pass
             shard.rollback()
-            if deadline.is_over():
+            if time.monotonic() > until:
                 raise Failure(in_use(shard, self, LOCK))
             names = [name for name, is_young, _ in users if not is_young]
             if names and names != told:
                 say('waiting for %s on %s' % (', '.join(names), shard.name))
                 told = names
-            deadline.sleep(0.1)
+            time.sleep(0.1)
 
     # The rows
 

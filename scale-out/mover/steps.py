@@ -6,8 +6,6 @@ compares the gate's state and epoch, and sets them.  test/models/gates.pml and
 scopes.pml are the models.  No step trusts the map: the gates say where a place is.
 """
 
-import time
-
 import psycopg2
 
 from .copying import copy, look, wait_for_messages
@@ -17,19 +15,6 @@ from .servers import DEAD_AFTER, Failure, say
 
 # The number of rows of a table that one transaction deletes after a move
 BATCH = 20000
-
-
-class Deadline:
-
-    def __init__(self, seconds):
-        self.seconds, self.end = seconds, time.monotonic() + seconds
-
-    def is_over(self):
-        return time.monotonic() > self.end
-
-    @staticmethod
-    def sleep(seconds):
-        time.sleep(seconds)
 
 
 class Move:
@@ -119,7 +104,7 @@ class Move:
             self.survey()
         if is_new or not why_not:
             # So that calls are not refused while they are not delivered.
-            wait_for_messages(source, self.place, Deadline(self.timeout), True)
+            wait_for_messages(source, self.place, self.timeout, True)
         epoch = self.next_epoch()
         try:
             opened = self.reserve(target, epoch)
@@ -132,7 +117,7 @@ class Move:
                 say('Calls of %s are refused while all its rows are copied: %s.'
                     % (self.place.name, why_not))
             self.close(source, origin, to, epoch, opened, replica)
-            wait_for_messages(source, self.place, Deadline(self.timeout))
+            wait_for_messages(source, self.place, self.timeout)
             self.open(source, target, tables, epoch, replica)
         except BaseException:
             self.undo(origin, to, epoch)
@@ -163,7 +148,7 @@ class Move:
 
     def next_epoch(self):
         """Above all epochs of this place."""
-        epochs = [self.place.hint(self.routers[0])[1]]
+        epochs = [self.place.last_epoch(router) for router in self.routers]
         for number in self.gates:
             shard = self.shards[number]
             epochs.append(shard.one('SELECT idem_guard.highest_epoch(%s)',
@@ -198,8 +183,7 @@ class Move:
         return replica, None
 
     def close(self, source, origin, to, epoch, opened, replica):
-        deadline = Deadline(self.timeout)
-        self.place.lock_users_out(source, deadline)
+        self.place.lock_users_out(source, self.timeout)
         self.place.step(source, 'close', epoch, to, opened, *self.place.own_of_slot(),
                         timeout=1)
         if replica:

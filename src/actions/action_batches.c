@@ -178,6 +178,7 @@ entity_arrays(FunctionCallInfo fcinfo, IdemArray *arrays)
 	for (int i = 0; i < lengthof(names); i++)
 		idem_array_arg(fcinfo, i, names[i],
 					   IDEM_ARRAY_REQUIRED | IDEM_ARRAY_NAMES, &arrays[i]);
+	/* cppcheck-suppress uninitvar ; "names" is not empty */
 	for (int i = 0; i < arrays[KEY_USER_ID].length; i++)
 		idem_check_pin(idem_array_value(&arrays[KEY_USER_ID], i));
 }

@@ -46,31 +46,40 @@ COMMENT ON FUNCTION @extschema@.idem_table_faults() IS
 'The tables and sequences, for idem_metric_samples and idem_health. fault: why calls cannot use it, because it was altered or is locked; NULL if they can.';
 
 CREATE FUNCTION @extschema@.idem_table_stats(
-	OUT table_name text, OUT live_rows bigint, OUT dead_rows bigint)
+	OUT table_name text, OUT live_rows bigint, OUT dead_rows bigint, OUT dead_bytes bigint)
 RETURNS SETOF record
 LANGUAGE sql VOLATILE PARALLEL UNSAFE COST 10000 ROWS 7
 BEGIN ATOMIC
-	-- The size of a locked table cannot be read. A standby, and a server after a
-	-- crash, have only the statistics in the catalog.
-	SELECT c.relname::text,
-		CASE WHEN pg_stat_get_live_tuples(c.oid) = 0::int8
-				AND pg_stat_get_tuples_inserted(c.oid) = 0::int8
-			THEN greatest(c.reltuples, 0::float4)::int8
-			ELSE pg_stat_get_live_tuples(c.oid)
-		END,
-		pg_stat_get_dead_tuples(c.oid)
-	FROM pg_extension AS e
-	JOIN pg_depend AS d
-		ON d.refclassid = 'pg_catalog.pg_extension'::regclass::oid
-		AND d.refobjid = e.oid
-		AND d.classid = 'pg_catalog.pg_class'::regclass::oid
-	JOIN pg_class AS c ON c.oid = d.objid
-	WHERE e.extname = 'idempotency'::name
-		AND c.relnamespace = e.extnamespace
-		AND c.relkind = 'r'::"char";
+	-- The size of a locked table cannot be read, so the pages are those of the
+	-- last vacuum. They can be out of date, or empty; a row has 100 bytes to 2 kB
+	-- in the table itself. A standby, and a server after a crash, have only the
+	-- statistics in the catalog.
+	SELECT t.table_name, t.live_rows, t.dead_rows,
+		greatest(t.dead_rows * 100::int8, least(t.dead_rows * 2048::int8,
+			(t.pages * current_setting('block_size')::float8 * t.dead_rows::float8 /
+				greatest(t.dead_rows + t.live_rows, 1::int8)::float8)::int8))
+	FROM (
+		SELECT c.relname::text AS table_name,
+			CASE WHEN pg_stat_get_live_tuples(c.oid) = 0::int8
+					AND pg_stat_get_tuples_inserted(c.oid) = 0::int8
+				THEN greatest(c.reltuples, 0::float4)::int8
+				ELSE pg_stat_get_live_tuples(c.oid)
+			END AS live_rows,
+			pg_stat_get_dead_tuples(c.oid) AS dead_rows,
+			c.relpages::float8 AS pages
+		FROM pg_extension AS e
+		JOIN pg_depend AS d
+			ON d.refclassid = 'pg_catalog.pg_extension'::regclass::oid
+			AND d.refobjid = e.oid
+			AND d.classid = 'pg_catalog.pg_class'::regclass::oid
+		JOIN pg_class AS c ON c.oid = d.objid
+		WHERE e.extname = 'idempotency'::name
+			AND c.relnamespace = e.extnamespace
+			AND c.relkind = 'r'::"char"
+	) AS t;
 END;
 COMMENT ON FUNCTION @extschema@.idem_table_stats() IS
-'Estimated rows of the extension''s tables, for idem_metric_samples and idem_health.';
+'Estimated rows of the extension''s tables, for idem_metric_samples and idem_health. dead_bytes: without values that are stored out of line.';
 
 CREATE FUNCTION @extschema@.idem_outbox_blocked(max_lanes int DEFAULT 100,
 	OUT topic text, OUT first_id bigint, OUT blocked_since timestamptz, OUT waiting bigint,
@@ -462,6 +471,12 @@ BEGIN ATOMIC
 	tables AS MATERIALIZED (
 		SELECT t.* FROM @extschema@.idem_table_stats() AS t
 	),
+	-- Why dead rows can stay.
+	vacuum AS MATERIALIZED (
+		SELECT CASE WHEN NOT h.is_standby THEN @extschema@.idem_unvacuumed_tables() END AS missing,
+			@extschema@.idem_vacuum_holder() AS holder
+		FROM here AS h
+	),
 	sample AS MATERIALIZED (
 		SELECT s.* FROM @extschema@.idem_sample_data('keys') AS s
 	),
@@ -578,20 +593,23 @@ BEGIN ATOMIC
 						round((100::float8 * s.share)::"numeric", 2)) END)
 		FROM sample AS s
 		UNION ALL
+		-- Autovacuum soon removes a few dead rows, unless something prevents it.
 		SELECT 7, 'bloat', CASE WHEN NOT h.is_standby THEN coalesce(t.share, 0::float8) END, 5, NULL,
 			concat_ws('; ',
 				CASE WHEN h.is_standby THEN 'not known on a standby'
-					WHEN t.table_name IS NULL THEN 'no table has 1000 dead rows'
-					ELSE format('%s has %s dead and %s live rows', t.table_name, t.dead_rows, t.live_rows) END,
-				CASE WHEN NOT h.is_standby THEN @extschema@.idem_unvacuumed_tables() END,
-				@extschema@.idem_vacuum_holder())
+					WHEN t.table_name IS NOT NULL THEN format('%s has %s dead and %s live rows', t.table_name, t.dead_rows, t.live_rows)
+					WHEN v.missing IS NULL AND v.holder IS NULL THEN 'no table has 16 MB of dead rows'
+					ELSE 'no table has 1000 dead rows' END,
+				v.missing, v.holder)
 		FROM here AS h
-		LEFT JOIN (
+		CROSS JOIN vacuum AS v
+		LEFT JOIN LATERAL (
 			SELECT t.table_name, t.dead_rows, t.live_rows,
 				t.dead_rows::float8 /
 					(t.dead_rows + t.live_rows)::float8 AS share
 			FROM tables AS t
 			WHERE t.dead_rows >= 1000::int8
+				AND (t.dead_bytes >= 16777216::int8 OR v.missing IS NOT NULL OR v.holder IS NOT NULL)
 			ORDER BY 4 DESC LIMIT 1) AS t ON true
 		UNION ALL
 		SELECT 8, 'clock',

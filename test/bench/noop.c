@@ -28,7 +28,7 @@ PG_FUNCTION_INFO_V1(noop_try_advance);
 PG_FUNCTION_INFO_V1(noop_claim);
 
 /*
- * What idem_try_advance() returns for a stale action.
+ * The result of idem_try_advance() for a stale action.
  */
 Datum
 noop_try_advance(PG_FUNCTION_ARGS)
@@ -42,7 +42,7 @@ noop_try_advance(PG_FUNCTION_ARGS)
 }
 
 /*
- * What idem_claim() returns for a replay.
+ * The result of idem_claim() for a replay.
  */
 Datum
 noop_claim(PG_FUNCTION_ARGS)

@@ -1,6 +1,6 @@
--- Tables of the shape of ours, for the hand-written SQL: the same columns,
--- indexes and fill factors.  LIKE copies all but the settings.  The outbox has
--- the indexes that the hand-written SQL needs.
+-- Tables of the same shape as the extension's, for the hand-written SQL: the
+-- same columns, indexes and fill factors. LIKE copies all but the settings.
+-- The outbox has the indexes that the hand-written SQL needs.
 
 CREATE EXTENSION idempotency;
 

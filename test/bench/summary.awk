@@ -2,11 +2,12 @@
 #
 #	awk -f summary.awk goals DESCRIPTIONS CSV
 #
-# DESCRIPTIONS has lines of load, side and what the side is, with tabs between.
-# Prints a line for each comparison of ours with another side, with tabs
-# between: load, side, unit, medians of ours and of the other, median, minimum
-# and maximum of the rounds' ratios, kind of the goal, operator, goal, "yes" or
-# "no", and what the other side is.  "-" stands for what there is not.
+# DESCRIPTIONS has lines of load, side and description of the side, with tabs
+# between. Prints a line for each comparison of the extension with another
+# side, with tabs between: load, side, unit, medians of the extension and of
+# the other, median, minimum and maximum of the rounds' ratios, kind of the
+# goal, operator, goal, "yes" or "no", and the description of the other side.
+# "-" stands for a missing value.
 
 BEGIN { OFS = "\t" }
 
@@ -34,7 +35,7 @@ input == 3 && FNR > 1 {
 }
 
 END {
-	# One call for a batch does the work of so many others.
+	# One batch call does the work of 500 single calls.
 	times["once_500", "single"] = 500
 	times["claim_100", "single"] = 100
 	times["advance_100", "single"] = 100

@@ -1,5 +1,5 @@
--- What a take of ten costs, in a database of its own: the loads named "take_..."
--- say what else lies in the outbox.  Nothing is vacuumed.
+-- The cost of a take of ten messages, in a separate database: the loads named
+-- "take_..." say what else the outbox contains. Nothing is vacuumed.
 
 CREATE EXTENSION idempotency;
 ALTER TABLE idem_outbox SET (autovacuum_enabled = off);

@@ -2,10 +2,10 @@
 The extension's functions in C, a twin in PL/pgSQL for each, and arguments for
 calls.
 
-A twin has the name, the arguments, the result columns and all that the planner
-is told of its function, and calls it.  So a query with twins is planned in the
-same way, and what it does is what the executor makes of functions that it
-knows nothing about.
+A twin has the name, the arguments, the result columns and the planner's
+properties of its function, and calls it.  So a query with twins has the same
+plan, and its result is that of functions that the executor knows nothing
+about.
 """
 
 HOME, TWINS = 'idem', 'twin'
@@ -25,7 +25,7 @@ STEADY = {
 UNSTEADY_TYPES = ('timestamp with time zone', 'interval', 'uuid')
 UNSTEADY_DOCUMENTS = ('idem_take_expired',)
 
-# What cannot be compared with =, nor sorted or grouped by.
+# Types that cannot be compared with =, sorted or grouped by.
 WITHOUT_ORDER = ('json', 'void')
 
 ARGUMENTS = {

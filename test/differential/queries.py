@@ -1,10 +1,9 @@
 """
 Random statements around calls, with {s} for the schema that the calls go to.
 
-What they compute depends only on columns that are the same each time; others
-are shown, or asked whether they are null.  Where calls write, the order in
-which they are made counts, too, and that is the plan's, which is the same for
-a function and its twin.
+Their results depend only on columns that are the same each time; other columns
+are shown, or compared with null.  If calls write, their order matters, too.
+It depends on the plan, which is the same for a function and its twin.
 """
 
 from functions import WITHOUT_ORDER

@@ -1,4 +1,5 @@
-// The statements of docs/drivers.md with pg, postgres.js and Sequelize, on the database that libpq's variables name.
+// The statements of docs/drivers.md with pg, postgres.js, Sequelize, knex and drizzle, on the database that libpq's
+// variables name.
 
 import { createRequire } from 'node:module'
 
@@ -7,6 +8,9 @@ const load = createRequire(`${process.argv[2]}/`)
 const pg = load('pg')
 const postgres = load('postgres')
 const { QueryTypes, Sequelize } = load('sequelize')
+const knex = load('knex')
+const { drizzle } = load('drizzle-orm/node-postgres')
+const { sql: drizzleSql } = load('drizzle-orm')
 
 const CLAIM = `SELECT outcome, claim_token, response_status, response_body
 FROM idem_claim($1::text, $2::text, idem_request_hash($3::text, $4::text, $5::text), wait => make_interval(secs => $6::float8))`
@@ -60,6 +64,27 @@ const drivers = {
         work((text, bind) => sequelize.query(text, { bind, transaction, type: QueryTypes.SELECT }))),
       sqlstate: (error) => error.original.code,
       end: () => sequelize.close(),
+    }
+  },
+  async knex() {
+    const builder = knex({ client: 'pg', connection: { host, database, user: username, port } })
+    return {
+      version: load('knex/package.json').version,
+      transaction: (work) => builder.transaction((trx) =>
+        work(async (text, values) => (await trx.raw(text.replace(/\$\d+/g, '?'), values)).rows)),
+      sqlstate: (error) => error.code,
+      end: () => builder.destroy(),
+    }
+  },
+  async drizzle() {
+    const pool = new pg.Pool()
+    const parameters = (values) => values.map((value) => drizzleSql.param(value))
+    return {
+      version: '0.45',
+      transaction: (work) => drizzle(pool).transaction((tx) =>
+        work(async (text, values) => (await tx.execute(drizzleSql(text.split(/\$\d+/), ...parameters(values)))).rows)),
+      sqlstate: (error) => error.cause.code,
+      end: () => pool.end(),
     }
   },
 }

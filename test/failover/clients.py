@@ -63,7 +63,7 @@ class FailoverClient(Client):
     def query(self, text, *values):
         """
         What another connection may do is tried there, a moment later: as long
-        as there is no primary, PgBouncer accepts everybody, and sends him away.
+        as there is no primary, PgBouncer accepts each client, and then closes the connection.
         """
         try:
             return super().query(text, *values)

@@ -99,7 +99,7 @@ class Network:
         check(self.command(host, *command))
 
     def cut(self, host, network):
-        """Packets are lost, and nobody is told."""
+        """Packets are lost without an error."""
         ip('link', 'set', '%s%d' % (network, host), 'nomaster')
 
     def plug(self, host, network):

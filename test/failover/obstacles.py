@@ -91,7 +91,7 @@ def read_only(servers):
 def cut_in_commit(servers):
     """
     COMMIT waits for the standby when its session ends, or its client.  A
-    duplicate is told that it is in progress; then, that it was done.
+    duplicate gets in_progress, and later a replay.
     """
     if not servers.synchronous:
         return 'not tried: nobody waits'

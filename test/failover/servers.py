@@ -25,8 +25,8 @@ PORTS = dict(server=25432, patroni=28008, etcd=22379, peer=22380,
              primary=25000, standby=25001, bouncer=26432)
 PATIENCE = 120              # seconds, until all are well
 
-# As short as etcd's leases and a busy machine allow: a leader that was not seen
-# for so many seconds is none.
+# As short as etcd's leases and a busy machine allow: a leader that was not
+# seen for this number of seconds has lost its lock.
 TTL = 5
 TIMING = dict(ttl=TTL, loop_wait=1, retry_timeout=2)
 
@@ -141,7 +141,7 @@ class Machine:
                 url % (self.address(), PORTS['etcd']),
                 '--initial-cluster', ','.join(peers),
                 '--heartbeat-interval', '100', '--election-timeout', '1000',
-                # Who comes back does not call for an election.
+                # A member that rejoins does not start an election.
                 '--pre-vote']
 
     def configure(self):
@@ -193,7 +193,7 @@ class Machine:
             yaml.safe_dump(settings, file)
 
     #
-    # What can befall it
+    # The faults
     #
 
     def processes(self):

@@ -26,7 +26,7 @@
 
 PG_MODULE_MAGIC;
 
-/* A character takes at most so many times its length in canonical form: 1e20. */
+/* The canonical form is at most this number of times as long: 1e20. */
 #define MAX_GROWTH	6
 
 /*

@@ -1,8 +1,8 @@
 # A session that is stopped in the middle of a step: between find and write,
-# between a table and its indexes, between two tables.  There it meets an error,
+# between a table and its indexes, between two tables. There it meets an error,
 # alone and in a block that catches it, a cancel, a terminate or a kill; or it
-# goes on, after another session has done the same.  What becomes of it where
-# another session does something else is in 005_overtaken.pl.
+# continues after another session has done the same. 005_overtaken.pl tests
+# other actions of another session.
 #
 # Afterwards the record is there if and only if the effect is, nothing is left
 # locked, and a retry gets what it should.

@@ -1,7 +1,7 @@
-# A session that is stopped when it is about to sleep on a lease, or on a message
-# that is not there yet.  What it waits for comes meanwhile; it meets an error, a
-# cancel, a terminate, a kill, or goes on.  Whoever waits beside it gets what
-# there is, and so does who comes later.
+# A session that is stopped when it is about to sleep until a lease ends or a
+# message arrives. The event happens meanwhile; then the session meets an
+# error, a cancel, a terminate or a kill, or continues. Other waiters, and
+# later callers, get what is available.
 #
 # Needs a server with injection points; see test/source_server.
 
@@ -32,9 +32,9 @@ sub sql
 	return $node->safe_psql('postgres', "SET statement_timeout = '30s'; $sql");
 }
 
-# Two sessions wait for something; the first is stopped at the point when that
-# comes, and meets its fate.  Returns the answers of both, and what a third one
-# is told after them.
+# Two sessions wait for something. The first one is stopped at the point when
+# that becomes available, and meets its fault. Returns the results of both, and
+# of a third one after them.
 sub meet
 {
 	my ($wait, $end, $fate) = @_;
@@ -93,7 +93,7 @@ foreach my $fate (qw(error resume cancel terminate kill))
 	my $key = "await-$fate-0123456789";
 	my $first = $ends{$fate};
 
-	# A claim that is completed: both are told, as far as they are there.
+	# A claim that is completed: both get the response, if they still exist.
 	sql("SELECT FROM idem_claim('shop', '$key', lease => '1 hour')");
 	is( meet(
 			"SELECT outcome FROM idem_claim('shop', '$key', wait => '10 minutes')",

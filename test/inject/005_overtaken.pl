@@ -62,7 +62,7 @@ sub stopped_at
 	return $session;
 }
 
-# What its call answers in the end.
+# The final result of its call.
 sub goes_on
 {
 	my ($session, $point) = @_;
@@ -71,7 +71,8 @@ sub goes_on
 	return $session->result;
 }
 
-# What a call answers if another one is made and ends while it is at a point.
+# The result of a call if another call is made and ends while the first one is
+# at a point.
 sub overtaken
 {
 	my ($call, $other, $answer, $title, $point, $level) = @_;
@@ -114,8 +115,8 @@ overtaken("* FROM idem_try_append('answer', 'c', 3, 1, 0)",
 	"idem_try_append('answer', 'c', 2)",
 	'version_conflict|2|2', 'a refused append that is overtaken looks again');
 
-# A record that is there all the time: the new version was come by before it was
-# committed, the old one after that.
+# A record that exists all the time: the search reached the new version before
+# it was committed, and the old one after that.
 sql("SELECT FROM idem_claim('shop', 'answer-0123456789', lease => '1 hour')");
 sql("SELECT idem_complete('shop', 'answer-0123456789', 201, 'made', claim_token => claim_token) FROM idem_keys");
 my $writer = session($node);
@@ -149,8 +150,9 @@ foreach my $aggregate ('fired', 'fired at first')
 	$_->quit foreach ($twin, $waiter, $queue);
 }
 
-# A user who is forgotten while he acts: who has written a counter before it is
-# deleted goes with the rest, and who comes later begins anew.
+# A user is forgotten while the user's calls run. A call that has written a
+# counter before the deletion is deleted with the rest, and a later call starts
+# with a new counter.
 sql("SELECT FROM idem_set('bob', 'post', '1', 'like', true, 10)");
 overtaken("idem_forget_user('bob')", "idem_set('bob', 'post', '1', 'save', true, 20)",
 	'3', 'forgetting: a counter that is advanced meanwhile goes with what has come with it',
@@ -192,8 +194,8 @@ foreach my $level ('READ COMMITTED', 'REPEATABLE READ')
 	}
 }
 
-# A relay that extends its lease, or gives back, when somebody else has answered
-# for the message, or taken it: it is told so, and changes nothing.
+# A relay that extends or releases a message after another relay has answered
+# for it or taken it gets that result, and changes nothing.
 my %answers = (
 	extended => "count(*) FROM idem_outbox_extend(array(SELECT id FROM idem_outbox WHERE topic = 'NAME'), '5 hours', '{1}')",
 	'given back' => "idem_outbox_release(array_agg(id), '{1}') FROM idem_outbox WHERE topic = 'NAME'");
@@ -274,13 +276,13 @@ foreach my $key ('NULL', "'key'")
 	}
 }
 
-# The message before them leaves their key while they are in no index yet, so
-# that whoever acknowledges it does not see them.
+# The message before them departs from their lane while they are in no index
+# yet, so that the acknowledging call does not see them.
 sql("SELECT idem_publish('head', '0', 'key'); SELECT FROM idem_outbox_take(1, '1 hour', '{head}')");
 overtaken("count(*) FROM idem_publish_many('{head}', '{1,2,3}', '{key}')",
 	"idem_outbox_ack(array(SELECT id FROM idem_outbox WHERE topic = 'head'))",
 	'3', 'behind a head that leaves meanwhile', 'idem-append-heap');
-# A take with an old snapshot does not mend what others have forgotten.
+# A take with an old snapshot does not repair a lane.
 is(take('head', 'REPEATABLE READ'), '1 2 3', '... many messages are found');
 
 # A relay that has long found nothing looks from a time on that lies behind

@@ -1,17 +1,17 @@
 """
-Is there an order of what happened that explains all answers?
+Is there an order of the calls that explains all results?
 
-What concurrent sessions were told about one key is a history of points: each
-happened at one moment, known to lie between two readings of the client's
-clock, "asked" and "told".  Points of a session keep their order, and so do
-two of which one was told before the other was asked.  Among the orders that
-are left, the search looks for one in which the reference model (primitives.py)
-gives every answer, and has in the end the rows that are there.  It goes depth
-first, and to no place twice (Wing and Gong; Lowe).  So that it meets places
-again, a state is kept without what no later point can see (Possible.frozen).
-And a point that changes nothing, whenever it happens, is taken as soon as it
-is possible and tried no later: an order in which it comes later stays one if
-it is moved to where it is possible already.
+The results of concurrent sessions for one key are a history of points.  Each
+point happened at one moment, between two readings of the client's clock,
+"asked" and "told".  Points of a session keep their order, and so do two points
+if one has "told" before the other has "asked".  Among the remaining orders, the
+search looks for one in which the reference model (primitives.py) gives every
+result, and has the existing rows at the end.  It searches depth first, and
+visits no state twice.  So that states can be equal, a
+state is stored without the parts that no later point can see (Possible.frozen).
+A point that changes nothing, whenever it happens, is taken as soon as it is
+possible and tried no later: an order in which it comes later stays valid if
+the point is moved to the place where it is first possible.
 
 Where a session does not know what happened, because its connection broke or
 its call was cancelled, the search tries both.
@@ -115,7 +115,8 @@ class Call(Point):
             generator = getattr(model, self.name)(tx, *self.args)
             wait = generator.send(None)
             while wait:
-                # It was not told while it waited; or it has waited in vain.
+                # It got no result while it waited; or it has waited without
+                # result.
                 if wait.limit is None or \
                         self.told - self.asked < wait.limit:
                     return False
@@ -296,7 +297,7 @@ class Possible(Model):
             return True
         if low + time.after > self.until:
             return False
-        # In one call, time goes on: what is past stays so.
+        # In one call, time does not go back.
         this = id(time.moment), time.after, time.at_most
         if this not in self.past and self.chance():
             self.past.add(this)
@@ -352,7 +353,7 @@ def successors(lines, done, state, until):
                 state, point, until):
             yield after(place), state
             return
-    # The one that was told first, first.
+    # The one with the earliest result first.
     for place, point in heads:
         for state_after in reversed(outcomes(state, point, until)):
             yield after(place), state_after

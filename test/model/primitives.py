@@ -728,7 +728,6 @@ class Model(Store):
         self.takers.append((tx, topics))
 
         def accept(answer, is_dead):
-            moment = self.moment()
             got = {answered[0]: answered for answered in answer}
             order = [answered[0] for answered in answer]
             for lane in lanes.values():
@@ -746,7 +745,8 @@ class Model(Store):
                     ident = key[1]
                     if ident in got:
                         row = dict(row, attempt=row['attempt'] + 1,
-                                   awaiting_ack=True, available_at=Time(moment, lease))
+                                   awaiting_ack=True,
+                                   available_at=Time(self.moment(), lease))
                         if not matches(tuple(row[c] for c in (
                                 'id', 'message_id', 'topic', 'message_key',
                                 'payload', 'headers', 'attempt',

@@ -175,7 +175,7 @@ def resolve(world, session, name, args):
 
 
 def attempt(world, session, ident, offset):
-    """The message's last attempt, or one so many before or after it."""
+    """The message's last attempt, or the one at an offset from it."""
     if offset is None:
         return None
     row = world.model.latest(('outbox', ident))[1]

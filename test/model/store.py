@@ -187,7 +187,7 @@ class Store:
             tx.snapshot = self.commits
 
     def find(self, tx, key):
-        """The row as it is now, whoever wrote it: what, the row, its holder."""
+        """The current row, written by any session: what, the row, its holder."""
         if key in tx.writes:
             row = tx.writes[key]
             return (NONE if row is None else ROW), row, None

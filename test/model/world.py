@@ -13,6 +13,7 @@ the order in which several would wake up is the server's choice.
 """
 
 import select
+import os
 import time
 from datetime import datetime, timedelta, timezone
 
@@ -29,6 +30,14 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 MICROSECOND = timedelta(microseconds=1)
 PATIENCE = 30                   # seconds; then a call counts as hanging
 LIMIT_MS = 4                    # of a wait that is meant to time out
+
+
+IS_PORTABLE = os.environ.get('EDITION') == 'portable'
+READERS = ('lookup', 'is_active', 'last_client_seq', 'action_states',
+           'once_at')
+UNCHANGED = (None, False, 0, 'replay', 'erased', 'in_progress',
+             'hash_conflict', 'expired', 'duplicate', 'overlap', 'gap',
+             'in_flight', 'version_conflict')
 
 
 class Difference(Exception):
@@ -279,6 +288,21 @@ class World:
             call.name in ('ack', 'nack', 'extend', 'give_back', 'requeue')
         self.count('met what a lane needs of a message', met)
         return met
+
+    def differs_by_design(self, call, expected, answer):
+        """The portable edition answers from an old snapshot where the C edition
+        raises 40001, and raises it where the C edition skips a row.  An answer
+        must not say that it has changed anything."""
+        if not IS_PORTABLE or call.tx.level == 'rc':
+            return False
+        differs = answer == '40001' or (
+            expected == '40001' and (
+                answer in ('ID003', 'ID004') if isinstance(answer, str)
+                else call.name in READERS or all(
+                    row[0] in UNCHANGED or row[-1] is False
+                    for row in answer)))
+        self.count('differs by design', differs)
+        return differs
 
     def count(self, what, condition=True):
         if condition:
@@ -567,7 +591,8 @@ class World:
         deadline = time.monotonic() + PATIENCE
         while self.check(self.admin.run(
                 'SELECT pg_cancel_backend(pid) FROM pg_stat_activity '
-                "WHERE pid = %d AND wait_event_type = 'Extension'"
+                "WHERE pid = %d AND (wait_event_type = 'Extension' "
+                "OR wait_event = 'PgSleep')"
                 % call.session.pid)) == []:
             if time.monotonic() > deadline:
                 raise Difference('%s\ndoes not wait for a lease' % call.text)
@@ -636,6 +661,8 @@ class World:
         elif not (expected == answer):
             problem = 'not that'
         if problem:
+            if self.differs_by_design(call, expected, answer):
+                raise Ambiguous('the portable edition has another snapshot')
             if now - model.now > MARGIN and not failed:
                 raise Ambiguous('the step took too long')
             raise Difference('%s\nexpected %s\nfound    %s%s\n%s' % (

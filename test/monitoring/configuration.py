@@ -1,5 +1,5 @@
-# What the exporters are configured to ask, without a parser of YAML: it is in no
-# package that the project needs otherwise.
+# The queries in the configurations of the exporters, without a parser for YAML,
+# which is in no other package that the project needs.
 
 import json
 import os

@@ -33,7 +33,7 @@ def all_is_started(world):
 
 
 def wanted(world):
-    """What there is to be served: name and labels."""
+    """The samples to serve: name and labels."""
     figures = {(name, tuple(sorted(labels.items()))): value for name, labels, value in world.query(
         'SELECT name, labels, value FROM idem_metric_samples()')}
     for check_name, *values in world.query("""

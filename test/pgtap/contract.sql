@@ -324,7 +324,7 @@ INSERT INTO functions VALUES
 	'SETOF record', 'c volatile', 'administrator', 'read',
 	'idem_table_faults()'),
 ('idem_table_stats',
-	'OUT table_name text, OUT live_rows bigint, OUT dead_rows bigint',
+	'OUT table_name text, OUT live_rows bigint, OUT dead_rows bigint, OUT dead_bytes bigint',
 	'SETOF record', 'sql volatile', 'administrator', 'read',
 	'idem_table_stats()'),
 ('idem_cleanup_idle', '',
@@ -1439,7 +1439,7 @@ SELECT is(pg_temp.sqlstate_of(call, key => 'order-number-live',
 FROM key_functions;
 
 --
--- What errors say
+-- The messages of errors
 --
 SELECT cmp_ok(count(*), '>', 300::bigint,
 	'the errors above have been looked at')
@@ -1512,8 +1512,8 @@ CREATE TEMP VIEW privileges AS
 	) AS o (object, acl, owner),
 	aclexplode(o.acl) AS a
 	WHERE a.grantee <> o.owner;
--- What the script grants to the installer and to the owner of the database,
--- who may grant it in turn ...
+-- The script's grants to the installer and to the owner of the database, with
+-- grant option ...
 CREATE TEMP VIEW ownership AS
 	SELECT oid::regprocedure::text AS object, 'EXECUTE' AS privilege_type,
 		true AS is_grantable
@@ -1694,7 +1694,7 @@ SELECT is_empty($$SELECT FROM privileges
 	'idem_revoke takes back what idem_grant_relay gave');
 
 --
--- What pg_monitor has
+-- The rights of pg_monitor
 --
 SELECT pg_temp.may_call('idem_test_monitor',
 	'{monitor,pg_monitor,"monitor, relay"}',
@@ -1705,7 +1705,7 @@ SELECT is(pg_temp.outcome_of('idem_test_monitor',
 SELECT is(left(pg_temp.outcome_of('idem_test_monitor', statement), 6),
 	'42501:', 'a member of pg_monitor: ' || statement || ': 42501')
 FROM table_accesses WHERE statement <> 'SELECT FROM idem_stats';
--- What idem_grant_monitor gives is that, but for what shows scopes.
+-- idem_grant_monitor gives the same, without functions that show scopes.
 SELECT idem_grant_monitor('idem_test_stranger') \gset
 SELECT set_eq(
 	$$SELECT object, privilege_type, is_grantable FROM privileges
@@ -1922,8 +1922,8 @@ SELECT is(pg_temp.outcome_of('idem_test_installer',
 FROM (VALUES ('oid', 'regrole', '='), ('oid', 'regclass', '='),
 	('oid', 'int', '='), ('name', 'text', '='))
 	AS v (left_type, right_type, operator);
--- What runs with the rights of a superuser is offered all sorts of operators,
--- and takes none.
+-- Functions that run with the rights of a superuser meet operators of another
+-- role, and use none.
 SELECT is(pg_temp.outcome_of('idem_test_installer', $test$
 	DO $$
 	DECLARE

@@ -1,9 +1,9 @@
 --
 -- Outcomes: a row of the design's tables, or a rule below them, an assertion
 --
--- What a claim finds is mostly a committed record, so the records are made
--- and committed first, and forgotten after the assertions are rolled back.
--- What takes two sessions at once is in test/isolation.
+-- A claim usually finds a committed record, so the records are made and
+-- committed first, and forgotten after the assertions are rolled back. Tests
+-- of two concurrent sessions are in test/isolation.
 --
 SET client_min_messages = warning;
 
@@ -384,7 +384,7 @@ SELECT is(pg_temp.claim('abandoned-claim'),
 	'who comes after a takeover finds it in progress');
 
 --
--- What writes nothing
+-- Calls that write nothing
 --
 SELECT is(:'xid_new'::text, 'new, true', 'new assigns a transaction id');
 SELECT is(:'xid_replay'::text, 'replay, false',

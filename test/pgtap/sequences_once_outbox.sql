@@ -29,7 +29,7 @@ BEGIN
 END
 $$;
 
--- What a take hands out, in the order of its result.
+-- The messages of a take, in the order of its result.
 CREATE FUNCTION pg_temp.taken(max_messages int DEFAULT 100,
 	lease interval DEFAULT '1 hour') RETURNS text[]
 LANGUAGE sql

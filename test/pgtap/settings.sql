@@ -7,8 +7,8 @@ SET LOCAL client_min_messages = error;
 CREATE ROLE idem_test_app;
 SELECT idem_grant('idem_test_app') \gset
 
--- What a role gets from a statement: "allowed", or the SQLSTATE.  Its effects
--- are rolled back.  (throws_ok() needs rights that the role does not have.)
+-- The result of a statement of a role: "allowed", or the SQLSTATE. Its effects
+-- are rolled back. (throws_ok() needs rights that the role does not have.)
 CREATE FUNCTION pg_temp.outcome_of(role name, statement text) RETURNS text
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -198,7 +198,7 @@ RESET idempotency.max_response_size;
 RESET idempotency.expired_key_policy;
 
 --
--- Who may set them
+-- The roles that may set them
 --
 SELECT is(pg_temp.outcome_of('idem_test_app', format(statement, name, other)),
 	outcome, 'the application, ' || format(statement, name, other) || ': '
@@ -227,7 +227,7 @@ SELECT is(pg_temp.outcome_of(session_user, format('
 FROM promised WHERE context = 'superuser';
 
 --
--- What they do
+-- Their effects
 --
 SET LOCAL idempotency.default_ttl = '2h';
 SET LOCAL idempotency.default_lease = '30min';

@@ -3,9 +3,9 @@
 import contextlib
 import socket
 import subprocess
-import threading
 import time
 
+from proxies import Gate
 from rabbit import Proxy, Rabbit, certificate
 from world import PROGRAM, equal, expect, until
 
@@ -206,53 +206,26 @@ def without_disk(world):
     connection.close()
 
 
-class Dam:
-    """A proxy between a relay and the broker.  While it is shut, it reads nothing from
-    the relay."""
-
-    def __init__(self, port):
-        self.target = port
-        self.opened = threading.Event()
-        self.opened.set()
-        self.listener = socket.create_server(('127.0.0.1', 0))
-        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self.listener.accept()
-                server = socket.create_connection(('127.0.0.1', self.target))
-                threading.Thread(target=self.pump, args=(client, server, self.opened), daemon=True).start()
-                threading.Thread(target=self.pump, args=(server, client, None), daemon=True).start()
-
-    def pump(self, source, target, opened):
-        with contextlib.suppress(OSError), source, target:
-            while data := source.recv(65536):
-                target.sendall(data)
-                if opened:
-                    opened.wait()
-
-
 def stuck(world):
     """If a message does not fit into the socket, librabbitmq waits at most "timeout"
     for the rest."""
     start(world)
     connection, channel = broker.channel()
     channel.queue_declare('orders', durable=True)
-    dam = Dam(broker.port)
+    listener = socket.create_server(('127.0.0.1', 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    gate = Gate(listener, lambda: socket.create_connection(('127.0.0.1', broker.port)), from_client=True)
     running = world.relay('--r.sink=amqp', '--r.topics=*', '--r.timeout=2s',
-                          '--r.url=amqp://guest:guest@127.0.0.1:%d/%%2f' % dam.port).started()
+                          '--r.url=amqp://guest:guest@127.0.0.1:%d/%%2f' % listener.getsockname()[1]).started()
     world.publish('orders', '1')
     world.all_acked(1)
-    dam.opened.clear()
+    gate.opened.clear()
     world.publish('orders', '"%s"' % ('x' * 15000000))
     until('it is given up', lambda: 'is deferred for' in running.said(), 15)
-    dam.opened.set()
+    gate.opened.set()
     world.all_acked(2, 60)
     equal('the status', running.stop(), 0)
-    dam.listener.close()
+    listener.close()
     channel.queue_purge('orders')
     connection.close()
 

@@ -127,7 +127,7 @@ def documented(world):
         name = name.removesuffix('...')
         expect('%s is not in README.md' % name, '`%s' % name in page)
         expect('%s is not in idem-relay.conf' % name, re.search('^#?%s' % re.escape(name), sample, re.M))
-        if default != 'has to be set':
+        if default != 'required':
             expect('%s is not %s in README.md' % (name, default), default in page)
     for name in re.findall('"(idem_relay_[a-z_]+)"', text('metrics.c')):
         expect('%s is not in README.md' % name, '`%s`' % name in page)

@@ -181,12 +181,65 @@ def hanging_calls(world):
         other.connection.close()
 
 
+def lost_lease(world):
+    """A message whose lease another relay has taken is not sent again if the
+    connection to the sink ends."""
+    with world.database('other', 'UTF8') as other:
+        other.where = 'dbname=other'
+        other.query("""CREATE SEQUENCE calls; CREATE TABLE slow ();
+            CREATE FUNCTION apply(uuid, text, text, jsonb, jsonb) RETURNS void LANGUAGE plpgsql AS $$
+            BEGIN
+                PERFORM nextval('calls');
+                IF to_regclass('slow') IS NOT NULL THEN
+                    PERFORM pg_sleep(60);
+                END IF;
+            END $$""")
+        world.query("SELECT idem_publish('orders', '1') FROM generate_series(1, 2)")
+        relay = postgres(world, other, '--lease=2s', '--wait=600ms', '--p.timeout=60s').started()
+        until('it calls', lambda: other.query('SELECT is_called FROM calls') == [(True,)])
+        relay.signal(signal.SIGSTOP)
+        until('another one takes them', lambda: world.query(
+            "SELECT id FROM idem_outbox_take(10, '1 minute')") and world.query('SELECT min(attempt) FROM idem_outbox') == [(2,)])
+        relay.signal(signal.SIGCONT)
+        until('it reports that', lambda: relay.said().count('is lost: another relay has it') == 2)
+        other.query('DROP TABLE slow')
+        other.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%%idem_once%%' AND datname = 'other' "
+                    'AND pid <> pg_backend_pid()')
+        until('its connection is lost', lambda: 'has lost its connection' in relay.said())
+        third = world.publish('orders', '1')
+        until('another message is delivered', lambda: world.outbox(third)[0] == 'acked')
+        equal('calls', other.query('SELECT last_value FROM calls'), [(2,)])
+        equal('the status', relay.stop(), 0)
+        other.connection.close()
+
+
+def commit_fails(world):
+    """If a commit fails, the cause is found in a few steps, not by one message after
+    another between those of later batches."""
+    with world.database('other', 'UTF8') as other:
+        other.where = 'dbname=other'
+        other.query(APPLY)
+        other.query('ALTER TABLE effects ADD UNIQUE (n) DEFERRABLE INITIALLY DEFERRED; INSERT INTO effects (n) VALUES (50)')
+        world.query("SELECT idem_publish('orders', jsonb_build_object('n', n)) FROM generate_series(1, 4100) AS n")
+        relay = postgres(world, other).started()
+        until('the others are delivered', lambda: world.states() == {'acked': 4099, 'pending': 1}, 60)
+        until('the reason', lambda: world.query(
+            "SELECT 1 FROM idem_outbox WHERE payload ->> 'n' = '50' AND last_error LIKE '%%duplicate key%%'"))
+        late = world.query("SELECT count(*) FROM idem_outbox WHERE (payload ->> 'n')::int <= 100 AND acked_at > ("
+                           'SELECT percentile_disc(0.5) WITHIN GROUP (ORDER BY acked_at) FROM idem_outbox)')
+        equal('messages of the first batch that are later than half of all', late, [(0,)])
+        equal('the status', relay.stop(), 0)
+        other.connection.close()
+
+
 def prepared_again(world):
     """A function that is replaced, one that removes prepared statements, or a
     server that becomes read-only costs the calls that follow no attempt."""
     with world.database('other', 'UTF8') as other:
         other.where = 'dbname=other'
         other.query(APPLY)
+        # The server warns at each login.
+        other.query("UPDATE pg_database SET datcollversion = 'none' WHERE datname = 'other'")
         relay = postgres(world, other).started()
         world.publish('orders', '{"n": 0}')
         world.all_acked(1)
@@ -211,7 +264,7 @@ def prepared_again(world):
             world.all_acked(before + 6, 5)
         equal('counted attempts', world.query('SELECT max(attempt - uncounted_attempts) FROM idem_outbox'), [(1,)])
         equal('effects', other.query('SELECT count(*) FROM effects'), [(18,)])
-        expect('notices: ' + relay.said(), 'stolen' not in relay.said())
+        expect('notices: ' + relay.said(), 'stolen' not in relay.said() and 'collation' not in relay.said())
         equal('the status', relay.stop(), 0)
         other.connection.close()
 
@@ -283,8 +336,12 @@ def run(*arguments):
 
 def operates(world):
     """dead, groups, requeue and status."""
+    version = world.query('SELECT datcollversion FROM pg_database WHERE datname = current_database()')[0][0]
+    set_version = 'UPDATE pg_database SET datcollversion = %s WHERE datname = current_database()'
     world.query("CREATE ROLE relay_operator LOGIN")
     try:
+        # The server warns at each login.
+        world.query(set_version, 'none')
         world.query("SELECT idem_grant_relay('relay_operator')")
         for n in range(6):
             world.publish('mails' if n % 2 else 'orders', '"secret"', 'k%d\n' % n)
@@ -323,6 +380,7 @@ def operates(world):
         equal('an option of others', run('status', where, '--topic=t')[0], 64)
         equal('without a database', run('dead', '--database=host=/nowhere')[0], 69)
     finally:
+        world.query(set_version, version)
         world.query('DROP OWNED BY relay_operator; DROP ROLE relay_operator')
 
 
@@ -330,6 +388,8 @@ TESTS = [
     ('postgres: relays and the other server are killed; each effect once, in order', applied_once),
     ('postgres: a call that fails or takes too long fails alone', applied_alone),
     ('postgres: calls that take too long leave most of the time to others', hanging_calls),
+    ('postgres: a message whose lease is lost is not sent again', lost_lease),
+    ('postgres: a commit that fails delays the others of its batch little', commit_fails),
     ('postgres: a function that is replaced is called on a new connection', prepared_again),
     ('postgres: a server that is silent after the login is given up after timeout', silent_after_login),
     ('outbox: one event goes to three webhooks, each copy once', fans_out),

@@ -240,7 +240,7 @@ def everything_breaks(world, consumer_class):
         return world.query('SELECT count(*) FROM applied')[0][0]
 
     publisher, consumer = Publisher(), consumer_class()
-    relays = [start(), start()]
+    relays, hit = [start(), start()], 0
     began = time.monotonic()
     for number, fault in enumerate(faults):
         # The faults are spread evenly over the messages.
@@ -252,6 +252,7 @@ def everything_breaks(world, consumer_class):
         consumer.check()
         if fault == 'kill':
             victim = chance.randrange(2)
+            hit += world.leased() > 0
             relays[victim].kill()
             # start() might have to wait for the broker.
             relays[victim] = start()
@@ -287,9 +288,10 @@ def everything_breaks(world, consumer_class):
         'FROM applied) AS a WHERE n <> before + 1 LIMIT 10'), [])
     equal('applied', progress(), SIZE)
     equal('lost', world.query('SELECT * FROM published EXCEPT SELECT key, n FROM applied LIMIT 10'), [])
-    expect('nothing was ever repeated, so nothing was tried', KILLS < 10 or consumer.repeated > 0)
-    print('# %d messages of %d keys, %d kills, %d stops, %d crashes: each applied once, in order; %d came again; '
-          '%.0f s' % (SIZE, KEYS, KILLS, STOPS, CRASHES, consumer.repeated, time.monotonic() - began), flush=True)
+    # Whether a killed relay has delivered a message and not acknowledged it is a matter of chance.
+    expect('no relay held a message when it was killed, so nothing was tried', KILLS < 10 or hit > 0)
+    print('# %d messages of %d keys, %d kills (%d while messages were held), %d stops, %d crashes: each applied once, in order; '
+          '%d came again; %.0f s' % (SIZE, KEYS, KILLS, hit, STOPS, CRASHES, consumer.repeated, time.monotonic() - began), flush=True)
 
 
 TESTS = [

@@ -9,13 +9,13 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
 import amqp
+from proxies import Gate
 from world import PROGRAM, Broken, World, deaf_port, equal, expect, free_port, until
 
 OUT = ('--out.sink=stdout', '--out.topics=*')
@@ -464,33 +464,11 @@ def fails_over(world):
         world.start_database()
 
 
-class Gate:
-    """A proxy between relays and the database.  While closed, it returns no answers."""
-
-    def __init__(self, directory):
-        self.opened = threading.Event()
-        self.opened.set()
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
-        self.listener.listen()
-        self.options = '--database=host=%s port=5432' % directory
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self.listener.accept()
-                server = socket.socket(socket.AF_UNIX)
-                server.connect(os.path.join(os.environ['PGHOST'], '.s.PGSQL.' + os.environ['PGPORT']))
-                threading.Thread(target=self.pump, args=(client, server, None), daemon=True).start()
-                threading.Thread(target=self.pump, args=(server, client, self.opened), daemon=True).start()
-
-    def pump(self, source, target, opened):
-        with contextlib.suppress(OSError), source, target:
-            while data := source.recv(65536):
-                if opened:
-                    opened.wait()
-                target.sendall(data)
+def server_socket():
+    """A connection to the test's server."""
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(os.path.join(os.environ['PGHOST'], '.s.PGSQL.' + os.environ['PGPORT']))
+    return server
 
 
 def late_take(world):
@@ -498,9 +476,12 @@ def late_take(world):
     relay can have the message, so it is not delivered before it is extended."""
     seen = os.path.join(world.directory, 'seen')
     directory = tempfile.mkdtemp(dir=world.directory)
-    gate = Gate(directory)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
+    listener.listen()
+    gate = Gate(listener, server_socket, from_client=False)
     relay = world.relay('--c.sink=command', '--c.topics=t', '--c.command=echo >>%s' % seen, '--lease=3s', '--wait=1s',
-                        gate.options).started()
+                        '--database=host=%s port=5432' % directory).started()
     until('it sleeps in a take', lambda: world.query(
         "SELECT 1 FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%%idem_outbox_take%%' AND pid <> pg_backend_pid()"))
     gate.opened.clear()
@@ -511,7 +492,7 @@ def late_take(world):
     until('the relay reports it', lambda: 'is lost: another relay has it' in relay.said())
     expect('it was delivered', not os.path.exists(seen))
     equal('the status', relay.stop(), 0)
-    gate.listener.close()
+    listener.close()
     shutil.rmtree(directory)
 
 

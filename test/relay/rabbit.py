@@ -5,11 +5,11 @@ import os
 import socket
 import ssl
 import subprocess
-import threading
 import time
 
 import pika
 
+from proxies import Forwarder
 from world import Broken, free_port, until
 
 SERVER = '/usr/lib/rabbitmq/bin/rabbitmq-server'
@@ -113,31 +113,22 @@ class Rabbit:
         return connection, connection.channel()
 
 
-class Proxy:
+class Proxy(Forwarder):
     """A proxy in front of a port. It closes a connection, without a reason, when
     a client sends the word "poison"."""
 
     def __init__(self, port):
-        self.target = port
         self.sockets = set()
-        self.listener = socket.create_server(('127.0.0.1', 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self.accept, daemon=True).start()
+        listener = socket.create_server(('127.0.0.1', 0))
+        self.port = listener.getsockname()[1]
+        super().__init__(listener, lambda: socket.create_connection(('127.0.0.1', port)))
 
-    def accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self.listener.accept()
-                server = socket.create_connection(('127.0.0.1', self.target))
-                self.sockets.update((client, server))
-                for source, sink in ((client, server), (server, client)):
-                    threading.Thread(target=self.copy, args=(source, sink), daemon=True).start()
-
-    def copy(self, source, sink):
+    def copy(self, source, target, from_client):
+        self.sockets.update((source, target))
         with contextlib.suppress(OSError):
             while (data := source.recv(65536)) and b'poison' not in data:
-                sink.sendall(data)
-        for end in (source, sink):
+                target.sendall(data)
+        for end in (source, target):
             self.sockets.discard(end)
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

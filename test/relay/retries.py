@@ -35,6 +35,21 @@ def scheduled(world):
     endpoint.close()
 
 
+def requeued(world):
+    """A dead message that is requeued begins anew: its first failure is free."""
+    endpoint = Endpoint(lambda request, number: (500, {}, b'bug'))
+    world.publish('t')
+    relay = webhook(world, endpoint, '--w.retry=100ms')
+    for deaths in 1, 2:
+        until('it is dead', lambda: world.states() == {'dead': 1})
+        # The log follows the commit.
+        until('that is logged', lambda: relay.said().count(' is dead after attempt ') == deaths)
+        equal('free failures', relay.said().count(' is deferred for '), deaths)
+        world.query('SELECT idem_outbox_requeue(array_agg(id)) FROM idem_outbox')
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
 def too_long(world):
     """--check and the start warn if the server allows fewer attempts."""
     options = ['--out.sink=stdout', '--out.topics=*', '--out.retry=1s, 2s, 3s']
@@ -150,4 +165,5 @@ TESTS = [
     ('retries: an endpoint that only fails is disabled and reported', disabled),
     ('retries: 410 disables an endpoint at once', gone),
     ('isolation: a paused sink stops no other topic of a section for all topics', paused_beside_all),
+    ('retries: a dead message that is requeued begins anew', requeued),
 ]

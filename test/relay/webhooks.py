@@ -304,7 +304,7 @@ def faulty_reload(world):
     world.all_acked(1)
     write('in_flight = none\n[x]\nsink = webhook\ntopics = x\nurl = %s\ntimeout = 1\n' % endpoint.url)
     relay.signal(signal.SIGHUP)
-    until('the relay reports the fault', lambda: 'going on with the one from before' in relay.said())
+    until('the relay reports the fault', lambda: 'the relay keeps the old one' in relay.said())
     expect(relay.said(), all(part in relay.said() for part in ('reload.conf:5: "in_flight"', 'reload.conf:10: "timeout"')))
     world.publish('t')
     world.all_acked(2)

@@ -225,7 +225,7 @@ class Trouble:
             self.crashes += 1
 
     def move(self, until):
-        while time.monotonic() < until:
+        while time.monotonic() < until or not self.moves:
             if self.rng.random() < 0.7:
                 what = ['dbname=router', self.rng.choice(self.scopes)]
             else:
@@ -240,7 +240,7 @@ class Trouble:
         to, back = self.rng.randrange(len(self.servers.shards)), []
         if self.rng.random() < 0.5:
             what = ['--shards', self.servers.direct, *what]
-        until = time.monotonic() + 60
+        until = time.monotonic() + 180
         while True:
             process = self.servers.start_move(*what, *(back or [to]))
             if self.rng.random() < 0.4:

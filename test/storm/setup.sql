@@ -1,5 +1,5 @@
--- What the load of test/storm/run calls.  Each function knows what has been
--- committed before, and raises an error when it gets a wrong answer.
+-- The calls of the load of test/storm/run. Each function knows what was
+-- committed before, and raises an error if it gets a wrong result.
 
 CREATE SCHEMA idem;
 CREATE EXTENSION idempotency SCHEMA idem;
@@ -13,8 +13,8 @@ ALTER DATABASE :DBNAME SET deadlock_timeout = '20ms';
 SET search_path = public, idem;
 SELECT idem_grant('storm_app'), idem_grant_relay('storm_app');
 
--- Who asks for keys and tokens in demand just now gets those of the last
--- moments: some are new, some running, some done.
+-- Keys and tokens in demand are those of the last moments: some are new, some
+-- are running, some are done.
 CREATE FUNCTION slot(back int) RETURNS bigint LANGUAGE sql
 AS $$ SELECT (extract(epoch FROM clock_timestamp()) * 20)::bigint - back $$;
 CREATE FUNCTION action_id(back int) RETURNS bigint LANGUAGE sql
@@ -310,7 +310,7 @@ CREATE FUNCTION deliver(this_relay int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
 	m record;
 BEGIN
-	-- What another relay has taken over is not delivered here.
+	-- A message that another relay has taken over is not delivered here.
 	DELETE FROM in_hand WHERE relay = this_relay AND id NOT IN (SELECT idem_outbox_extend(ARRAY(
 		SELECT h.id FROM in_hand AS h WHERE h.relay = this_relay ORDER BY h.id)));
 	FOR m IN SELECT * FROM in_hand WHERE relay = this_relay ORDER BY place LOOP
@@ -329,7 +329,7 @@ $$;
 GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO storm_app;
 GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO storm_app;
 
--- For those who rewrite our tables while all this goes on.
+-- For the sessions that rewrite the extension's tables meanwhile.
 CREATE TABLE our_tables AS SELECT row_number() OVER (ORDER BY relname)::int AS n, relname AS t
 	FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'r';
 

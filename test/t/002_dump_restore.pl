@@ -10,7 +10,7 @@ my $dumps = $node->basedir;
 $node->safe_psql('postgres',
 	'CREATE ROLE shop LOGIN; CREATE ROLE app LOGIN; CREATE ROLE stranger LOGIN');
 
-# What roles may do, as their calls end.
+# The results of calls by different roles.
 sub privileges
 {
 	my ($database, $schema) = @_;
@@ -105,7 +105,7 @@ sub check_restored
 	return;
 }
 
-# What users make of the functions and of what they return.
+# Objects of users that depend on the functions and their result types.
 my $users = <<'SQL';
 CREATE SCHEMA users;
 CREATE TABLE users.seen (claim idem_claim_result, records idem_lookup_result[], action idem_action_result);

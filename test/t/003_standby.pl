@@ -1,5 +1,5 @@
-# Hot standby: what only reads answers there, all else raises 25006.  After
-# promotion everything goes on where it was.
+# On a hot standby, functions that only read work, and all others raise 25006.
+# After promotion, everything continues from the same state.
 
 use IdempotencyTest;
 
@@ -61,7 +61,7 @@ is( $standby->safe_psql('postgres',
 	  . "prepared-00000000001|\nt|f",
 	'and rightly');
 
-# Also where the answer would be that nothing is to be done.
+# Also if there is nothing to do.
 foreach my $call (
 	"idem_claim('shop', 'never-claimed-000001')",
 	"idem_claim('shop', 'completed-0000000001')",

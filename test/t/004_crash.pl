@@ -1,7 +1,7 @@
-# Crashes: a backend killed, or the server stopped without notice, at every
-# point between claim and commit.  Afterwards a business row is there if and
+# Crashes: a backend is killed, or the server is stopped without notice, at
+# every point between claim and commit. Afterwards a business row exists if and
 # only if its key is completed, nothing blocks a retry beyond its lease, and
-# whatever a client has been told is still true.
+# every result that a client received is still true.
 
 use Time::HiRes qw(sleep time);
 use IdempotencyTest;

@@ -148,7 +148,7 @@ cmp_ok($node->safe_psql('postgres',
 	'>', 50, 'race: with several claimants for many keys');
 
 #
-# A takeover succeeds for one of those that see the same dead lease
+# Of the callers that see the same abandoned lease, one takes over
 #
 
 $node->safe_psql('postgres', <<'SQL');
@@ -189,9 +189,9 @@ is( $node->safe_psql('postgres',
 # One event, fired by many at once
 #
 
-# All hold their transactions open, so whoever slept on the winner would do so
-# until its lock_timeout.  The aggregate is there; it is new; it is somebody
-# else's until all have asked.
+# All keep their transactions open, so a call that waits for the winner would
+# wait until its lock_timeout. The aggregate exists; is new; or is locked by
+# another session until all have called.
 sub fire
 {
 	my ($aggregate, $seq, $wait) = @_;

@@ -17,7 +17,7 @@ foreach my $database (@databases)
 	$node->safe_psql($database, 'CREATE EXTENSION idempotency');
 }
 
-# What a service outside the database would hash.
+# The hash as a service outside the database would compute it.
 sub expected_hash
 {
 	my ($method, $path, $body) = @_;
@@ -83,8 +83,8 @@ foreach my $database ('utf8', 'latin1')
 		expected_hash('POST', '/café', '{"é":"ÿ"}'), "$database: from a LATIN1 client");
 }
 
-# What a database cannot hold, or what is no text at all, is an error that
-# leaves the session as it was, never another hash.
+# Text that the database cannot store, and bytes that are not text, are an
+# error that leaves the session unchanged, never another hash.
 is(sqlstate_of($node, 'SELECT idem_request_hash(\'POST\', \'/\', \'{"a": "\u20ac"}\')', 'latin1'),
 	'22P05', 'latin1: an escaped character that it does not have');
 is(sqlstate_of($node, "SELECT idem_request_hash('POST', '/€')", 'latin1'),
@@ -149,8 +149,9 @@ foreach my $database (@databases)
 		"$database: the lane of a message");
 }
 
-# What calls return that are for many users has a form in UTF-8: one message or
-# claim without it would keep all others from every client that uses UTF-8.
+# Results of calls that serve many users can be converted to UTF-8: a single
+# message or claim that cannot would keep all others from every client that
+# uses UTF-8.
 foreach my $case ([ 'sql_ascii', 'SQL_ASCII', "caf\xe9", '22021' ], [ 'euc_jp', 'EUC_JP', "\xa9\xa1", '22P05' ])
 {
 	my ($database, $encoding, $bytes, $error) = @$case;

@@ -107,7 +107,7 @@ SQL
 	$old->safe_psql('postgres', 'CREATE EXTENSION idempotency SCHEMA idem');
 	$old->safe_psql('postgres', $_->{fill}) foreach @sets;
 
-	# What users make of the extension's types and views.
+	# Objects of users that depend on the extension's types and views.
 	$old->safe_psql('postgres', <<'SQL');
 CREATE TABLE responses OF idem_response;
 INSERT INTO responses VALUES (200, '{"a":  1}', 'body');

@@ -1,6 +1,6 @@
-# Who dumps, who owns, who restores: whatever roles take part, a superuser can
-# restore a dump with all its records and with what an application may do.  And
-# what becomes of the extension when a role goes.
+# Whichever roles dump, own and restore the database, a superuser can restore a
+# dump with all its records and with the application's rights. And the fate of
+# the extension when a role is dropped.
 
 use IdempotencyTest;
 
@@ -38,8 +38,9 @@ my $content = "SELECT string_agg(line, ' ') FROM (\n"
 	  qw(idem_keys idem_action_versions idem_user_actions idem_aggregates idem_client_sequences idem_tokens idem_outbox))
   . " UNION ALL SELECT (last_value, is_called)::text FROM idem_claim_tokens UNION ALL SELECT (last_value, is_called)::text FROM idem_outbox_ids) AS l (line)";
 
-# What it is good for: the live claim is refused to others and completed by its
-# holder, new tokens are higher than all before, and app may call.
+# Whether the restored database works: the live claim is refused to others and
+# completed by its holder, new tokens are higher than all earlier ones, and app
+# may call the functions.
 my $use = <<'SQL';
 SET ROLE app;
 SELECT outcome FROM idem_claim('shop', 'live-000000000000001', '\xab');
@@ -53,8 +54,8 @@ SELECT topic, attempt FROM idem_outbox_take();
 SQL
 my $used = "in_progress\ndone\nf|t|1\nt\nt\norders|1";
 
-# What the owner of the database, or its installer, has granted by hand: one of
-# all kinds of things that there are.
+# Rights that the owner of the database, or its installer, has granted by hand:
+# one for each kind of object.
 my $by_hand = <<'SQL';
 GRANT USAGE ON SCHEMA idem TO shop, reader;
 SET ROLE shop;
@@ -196,7 +197,7 @@ foreach my $name (sort keys %sources)
 	my $before = $node->safe_psql($name, $content);
 
 	like($before, qr/live-000000000000001.*orders/s, "$name: before");
-	# Whoever may dump it, the dump is the same; and nothing is complained of.
+	# Each role that may dump it gets the same dump, without complaints.
 	my $dump = dump_of('postgres', $name, "$dumps/$name.sql");
 	my %dumpers = map { $_ => 1 } 'admin', 'clerk', $name =~ /_changed$/ ? () : ($installer, $owner);
 	my @different = grep { dump_of($_, $name, "$dumps/other.sql") ne $dump } sort keys %dumpers;
@@ -205,8 +206,8 @@ foreach my $name (sort keys %sources)
 	is(join(' ', @different), '', "$name: the same dump by " . join(', ', sort keys %dumpers));
 	is(restored('postgres', 'pg_dump', '-Fc', '-f', "$dumps/$name.dump", $name), '', "$name: an archive");
 
-	# In two ways, each time others, into databases of any owner.  Without its
-	# owner, the schema is not open to him, and what he granted cannot be restored.
+	# In two different ways each time, into databases of any owner. Without its
+	# owner, the role cannot use the schema, and its grants cannot be restored.
 	my @usable = grep { $name ne 'granted_by_installer' || $_ ne 'no_owner' } @ways;
 	foreach (1 .. ($name =~ /^granted/ ? @usable : 2))
 	{
@@ -258,8 +259,8 @@ foreach my $name (sort keys %sources)
 # A role that leaves
 #
 
-# What it owns goes to boss, and what it was granted is revoked.  The database
-# is in other hands.
+# The role's objects go to boss, and its rights are revoked. The database has
+# another owner.
 foreach my $installer ('leaver', 'leaving_superuser')
 {
 	$node->safe_psql('postgres', "CREATE ROLE $installer LOGIN " . ($installer =~ /super/ ? 'SUPERUSER' : ''));

@@ -1,5 +1,5 @@
-# What ends at some instant has ended at that instant, and neither a microsecond
-# before nor one after.  The server's clock stands still where it is set.
+# A lease, ttl or pause ends at its exact instant, not a microsecond earlier or
+# later. The server's clock stands still at a time that the test sets.
 
 use IdempotencyTest;
 
@@ -12,7 +12,7 @@ CONF
 start_with_clock($node, "=$now");
 $node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
 
-# What has been started for ten seconds, asked about just before they are over,
+# Records that were started with ten seconds, read just before these are over,
 # and when they are.
 sub ends
 {

@@ -101,7 +101,7 @@ wait_for_block($node, $other->pid);
 $holder->run('ROLLBACK');
 is($other->result, 'new|1', 'who is still there gets what it has waited for');
 
-# The work is done: that it is written down helps whoever retries.
+# The work is done, and the record helps the client that retries.
 my $token = $node->safe_psql('postgres', "SELECT claim_token FROM idem_claim('shop', 'order-0000000005')");
 
 lose("BEGIN; SELECT idem_heartbeat('shop', 'order-0000000005', claim_token => $token);",

@@ -48,7 +48,8 @@ BEGIN
 END $$;
 SQL
 
-# publish(KEY, COUNT): a message that is refused, and so many that are not
+# publish(KEY, COUNT): a message that is refused, and COUNT messages that are
+# not
 sub publish
 {
 	my ($key, $count) = @_;

@@ -1,5 +1,5 @@
-# Synchronous replication: while a commit waits for its standby, nobody is told
-# that it has happened; once it is confirmed, everybody is.
+# Synchronous replication: while a commit waits for its standby, no caller
+# learns of it; after the confirmation, all callers do.
 
 use Time::HiRes qw(time);
 use IdempotencyTest;
@@ -144,9 +144,9 @@ is($sleeper->result, 'f', 'confirmed: the waiting twin is not the first');
 wait_for_standby();
 
 #
-# A wait that is given up.  The transaction is committed here, and the standby
-# may not have it: that is what the server then warns of.  Its twins are told
-# that it has happened.
+# A wait that is canceled. The transaction is committed here, but perhaps not
+# on the standby, of which the server warns. Duplicates get the result of the
+# commit.
 #
 
 my ($cancelled, $terminated, $timed_out) = ($next_seq++, $next_seq++, $next_seq++);

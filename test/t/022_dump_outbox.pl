@@ -1,5 +1,5 @@
 # pg_dump and restore of client sequences, once-only tokens and the outbox:
-# everything goes on afterwards where it was.
+# everything continues from the same state.
 
 use IdempotencyTest;
 use Records;

@@ -24,7 +24,8 @@ END
 $$;
 SQL
 
-# Take up to so many messages of a topic: their payloads and attempts, in order.
+# Take up to that number of messages of a topic: their payloads and attempts,
+# in order.
 sub take
 {
 	my ($topic, $count, $time) = @_;

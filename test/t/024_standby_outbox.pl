@@ -1,6 +1,6 @@
-# Hot standby: idem_last_client_seq answers there, the other functions of
-# client sequences, once-only tokens and the outbox raise 25006.  After
-# promotion everything goes on where it was.
+# Hot standby: idem_last_client_seq works there, the other functions of client
+# sequences, once-only tokens and the outbox raise 25006. After promotion,
+# everything continues from the same state.
 
 use IdempotencyTest;
 
@@ -26,7 +26,7 @@ is($reader->run($last_seqs), '5|0', 'idem_last_client_seq answers');
 is($reader->run("BEGIN ISOLATION LEVEL REPEATABLE READ; $last_seqs; COMMIT"), '5|0',
 	'under REPEATABLE READ, too');
 
-# Also where the answer would be that nothing is to be done.
+# Also if there is nothing to do.
 foreach my $call (
 	"idem_try_append('cart', 'phone', 6)",
 	"idem_try_append('cart', 'phone', 5)",

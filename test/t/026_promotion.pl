@@ -1,8 +1,8 @@
-# A standby is promoted while clients work on its primary, and they move there.
-# Where replication is synchronous, nothing that a client was told of is lost;
-# where it is not, a record is lost together with its row and its message, so
-# that the retry does it again.  Either way there is no row twice, and nothing
-# that blocks.
+# A standby is promoted while clients work on its primary, and the clients move
+# there. With synchronous replication, no result that a client received is
+# lost. With asynchronous replication, a record is lost together with its row
+# and its message, so the retry does the work again. In both cases, no row
+# exists twice, and nothing blocks.
 #
 #	ROUNDS=n				how often, instead of 2; every other round synchronously
 #	IDEMPOTENCY_TEST_SEED=n	to make the same choices again
@@ -70,7 +70,7 @@ foreach my $round (1 .. $rounds)
 	sleep(rand(0.3));
 	if (!$synchronous)
 	{
-		# What is told from now on is lost, to one more client at least.
+		# Results from now on are lost, at least one of them.
 		my @late = map { sprintf('random-round-%03d-%04d', $round, $_) } 601 .. 630;
 
 		$how = 'asynchronous standby';

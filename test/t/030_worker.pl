@@ -58,9 +58,9 @@ my $expire = "SELECT idem_once('form', 'expired', ttl => '0')";
 my $cleaned = "SELECT count(*) = 0 FROM idem_tokens WHERE token LIKE 'expired%'";
 my $not_cleaned = "SELECT count(*) = 1 FROM idem_tokens WHERE token = 'expired'";
 
-# Until an expired token is left alone while many sessions come and go, each of
-# which takes the server as long as a visit of a worker: what the launcher was
-# told takes a moment to arrive.
+# Wait until an expired token stays while many sessions come and go, each of
+# which takes the server as long as a visit of a worker: the launcher reads its
+# new settings with a delay.
 sub rests
 {
 	my ($database, $title) = @_;
@@ -135,7 +135,7 @@ is(join("\n", slurp_file($node->logfile) =~ /^.*(?:WARNING|ERROR|FATAL|PANIC): .
 	'nothing-to-report: no error in the log');
 
 #
-# What can be seen of it
+# The worker as users see it
 #
 
 is( $node->safe_psql('postgres',
@@ -342,7 +342,7 @@ sub end_worker
 	return is(count_log(qr/$message/, $offset), 1, "$title: at once, and is logged");
 }
 
-# That a worker has been told to end is no error.
+# The end of a worker on request is not an error.
 my $ended = '00000 LOG:  background worker "idempotency cleanup" \(PID %d\) exited with exit code 1';
 
 foreach my $signal ([ 'TERM', 'pg_terminate_backend', $ended ],

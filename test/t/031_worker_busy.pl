@@ -1,5 +1,5 @@
-# What happens to a worker, and around it, while it has a lot to delete: it
-# stands in nobody's way for long, and can be stopped at any moment.
+# A worker that has much to delete: it blocks no other session for long, and
+# can be stopped at any moment.
 
 use Time::HiRes qw(sleep);
 use IdempotencyTest;
@@ -50,7 +50,7 @@ sub busy_worker
 		  . "SELECT current_setting('test.worker')");
 }
 
-# What processes of the extension have logged as an error from this offset on.
+# Errors that processes of the extension have logged from this offset on.
 sub complaints
 {
 	my ($offset) = @_;

@@ -1,5 +1,5 @@
-# What a worker cannot do: it says why, once, leaves things as they are, and
-# does it when the obstacle is gone.  Other databases do not suffer.
+# If a worker cannot do something, it reports the reason once, changes nothing,
+# and does it when the obstacle is gone. Other databases are not affected.
 
 use IdempotencyTest;
 
@@ -84,7 +84,7 @@ like(slurp_file($node->logfile, $offset), qr/HINT:  .*max_worker_processes/,
 is($node->safe_psql($_, $not_cleaned), 't', "full-worker-table: nothing is deleted in $_")
   foreach 'one', 'two', 'three';
 
-# The same launcher goes on when there is room again.
+# The same launcher continues when there is space again.
 my $launcher = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'";
 my $pid = $node->safe_psql('postgres', $launcher);
 $node->safe_psql('postgres', 'SELECT pg_cancel_backend(' . $occupant->pid . ')');

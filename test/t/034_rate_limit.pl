@@ -114,8 +114,8 @@ my @losers = map { session($node, 'race') } @race;
 my $gates = session($node, 'race');
 my $lost_at;
 
-# claims(SCOPE, COUNT): how many of so many claims are admitted, where two are in a
-# minute.
+# claims(SCOPE, COUNT): the number of COUNT claims that are admitted, if the
+# limit is two per minute.
 sub claims
 {
 	my ($scope, $count) = @_;
@@ -175,7 +175,7 @@ my $memory = "SELECT sum(used_bytes) FROM pg_backend_memory_contexts WHERE name 
 my $rounds = 0;
 my $flooded = 0;
 
-# flood(ROUNDS, TIME): go on up to so many, but stop at that time.
+# flood(ROUNDS, TIME): up to ROUNDS rounds, but no longer than until TIME.
 sub flood
 {
 	my ($until, $deadline) = @_;

@@ -66,7 +66,7 @@ is( logged("SELECT idem_resume()"),
 	"LOG:  idempotency event=taken_over scope=shop key=abcd...(20) attempt=2 token=T\n", 'taken_over: by idem_resume');
 $node->safe_psql('postgres', "SELECT idem_forget('shop', '$key')");
 
-# What has expired is claimed, not taken over.
+# An expired key is claimed, not taken over.
 is( logged("SELECT idem_claim('shop', '$key', ttl => '0') FROM generate_series(1, 2)"),
 	"LOG:  idempotency event=claimed $line" x 2, 'claimed: a key that has expired');
 
@@ -231,7 +231,7 @@ is( logged("SELECT idem_claim(chr(233) || chr(133), '$key')", 'latin'),
 	'scope: in another encoding');
 
 #
-# Who gets them
+# Which sessions get the lines
 #
 
 my ($code, $stdout, $stderr) = $node->psql('postgres', <<'SQL');

@@ -87,7 +87,7 @@ is($node->safe_psql('postgres', $left), '1', 'skipped-is-found-again: one is loc
 $_->run('COMMIT') foreach $locker, $late;
 ok($node->poll_query_until('postgres', $left, '0'), 'skipped-is-found-again: when it can be deleted');
 
-# What comes with an expiry long ago, from a dump or so.
+# A row that expired long ago, for example from a dump.
 $node->safe_psql('postgres', "INSERT INTO idem_tokens (expires_at, used_at, scope, token) VALUES ('2000-01-01', '1999-12-25', 'expired long ago', 'token')");
 ok($node->poll_query_until('postgres', $left, '0'), 'older-is-found: than all that was deleted before');
 is($node->safe_psql('postgres', 'SELECT count(*) FROM idem_tokens'), $expired, 'what is live is still there');

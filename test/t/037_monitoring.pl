@@ -28,6 +28,18 @@ for family in text_string_to_metric_families(sys.stdin.buffer.read().decode()):
               json.dumps(sample.labels, sort_keys=True), repr(float(sample.value)), sep="|")
 PYTHON
 
+# Switch autovacuum on or off. It never finds work.
+sub set_autovacuum
+{
+	my ($value) = @_;
+
+	$node->safe_psql('postgres', "ALTER SYSTEM SET $_") for "autovacuum = $value", 'autovacuum_naptime = \'1d\'',
+		'autovacuum_vacuum_threshold = 2000000000', 'autovacuum_analyze_threshold = 2000000000';
+	$node->reload;
+	$node->poll_query_until('postgres', "SELECT current_setting('autovacuum') = '$value'") or die 'no reload';
+	return;
+}
+
 # The samples of a text, by name and labels without the database; undef if it
 # is not valid.
 sub parse
@@ -252,7 +264,7 @@ cmp_ok(scalar keys %alerted, '>=', 4, 'alert rules: some are there');
 like($metrics, qr/^$_\{/m, "alert rules: $_ is a metric") foreach sort keys %alerted;
 
 #
-# Who holds vacuum back is named once a minute has passed, so begin here
+# A transaction that prevents vacuum is named after a minute, so begin here
 #
 
 my $database = 'health';
@@ -453,7 +465,8 @@ SQL
 	qr/^\d+\.\d+\|since a message became due; undelivered: \d{5} or more$/m,
 	'those that are due are found behind as many that are delayed');
 
-# So many that are dead, as nobody can remove them before the end of the transaction, hide whether any is due.
+# Dead entries that cannot be removed before the end of the transaction hide
+# whether a message is due.
 my $oldest = q{SELECT coalesce(value::text, 'unknown'), status, detail FROM idem_health() WHERE check_name = 'outbox_oldest'};
 my $sample = q{SELECT CASE count(*) WHEN 0 THEN 'none' ELSE 'some' END FROM idem_metric_samples() WHERE name ~ 'outbox_oldest'};
 like($node->safe_psql($database, "BEGIN; DELETE FROM idem_outbox; $oldest; $sample; ROLLBACK"),
@@ -522,8 +535,12 @@ $reader->run('ROLLBACK');
 $reader->quit;
 $node->safe_psql($database, q{ROLLBACK PREPARED 'held "back"'});
 unlike((health('bloat'))[1], qr/held back/, 'bloat: and now nobody');
+set_autovacuum('on');
+is_deeply([ health('bloat') ], [ 'critical', 'idem_tokens has 200000 dead and 0 live rows' ], 'bloat: autovacuum is late');
 $node->safe_psql($database, 'VACUUM idem_tokens');
-is_deeply([ health('bloat') ], [ 'ok', 'no table has 1000 dead rows; autovacuum is off' ], 'bloat: vacuum has worked');
+is_deeply([ health('bloat') ], [ 'ok', 'no table has 16 MB of dead rows' ], 'bloat: vacuum has worked');
+set_autovacuum('off');
+is_deeply([ health('bloat') ], [ 'ok', 'no table has 1000 dead rows; autovacuum is off' ], 'bloat: without autovacuum');
 
 # 1200 dead for each 1000 live ones, and 6000
 $node->safe_psql($database, "INSERT INTO idem_tokens SELECT now() + interval '1 day', now(), 'm', 'bloat' || i FROM generate_series(1, 7000) AS i");
@@ -537,6 +554,11 @@ foreach my $case ([ 3000, 'ok' ], [ 4000, 'warning' ], [ 5700, 'warning' ], [ 60
 	is("$status|$detail", "$expect|idem_tokens has $count dead and " . (7000 - $count) . ' live rows; autovacuum is off',
 		"bloat: $count of 7000 dead: $expect");
 }
+
+# Autovacuum removes them soon, even if the table has many empty pages, unless something prevents it: see the slot below.
+set_autovacuum('on');
+$node->safe_psql($database, q(UPDATE pg_class SET relpages = 1000000 WHERE oid = 'idem_tokens'::regclass));
+is_deeply([ health('bloat') ], [ 'ok', 'no table has 16 MB of dead rows' ], 'bloat: a cleanup has just ended');
 
 #
 # Standby
@@ -563,10 +585,11 @@ is( $standby->safe_psql($database, q{SELECT check_name, status FROM idem_health(
 $node->poll_query_until('postgres', 'SELECT xmin IS NOT NULL FROM pg_replication_slots')
   or die 'no feedback from the standby';
 $standby->stop;
-unlike((health('bloat'))[1], qr/held back/, 'bloat: a slot is no matter yet');
+is_deeply([ health('bloat') ], [ 'ok', 'no table has 16 MB of dead rows' ], 'bloat: a slot is no matter yet');
 $node->safe_psql('postgres', 'DO $$ BEGIN FOR i IN 1 .. 10001 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$');
-like((health('bloat'))[1], qr/vacuum is held back by replication slot "feedback", for \d+ transactions$/,
-	'bloat: but after 10000 transactions');
+like(join('|', health('bloat')),
+	qr/^critical\|idem_tokens has 6000 dead and 1000 live rows; vacuum is held back by replication slot "feedback", for \d+ transactions$/,
+	'bloat: but after 10000 transactions, and few rows matter then');
 
 #
 # Without preloading: the first call of a session must know the settings
@@ -578,7 +601,8 @@ $node->restart;
 like($detail, qr/not judged.*idempotency is not in shared_preload_libraries/, 'not preloaded: no worker is missed');
 is( $node->safe_psql($database, 'SELECT count(*), count(threshold), count(*) FILTER (WHERE threshold > 0) FROM idem_health()'),
 	'11|10|10', 'not preloaded: with thresholds in the first call, but for the edition');
-# What a session sets before the library is loaded is void, if it may not set it.
+# A value that a session sets before the library is loaded has no effect, if
+# the session may not set it.
 $node->safe_psql($database, 'CREATE ROLE watch LOGIN; GRANT pg_monitor TO watch; GRANT USAGE ON SCHEMA public TO watch');
 is( $node->safe_psql($database, q{SET client_min_messages = error; SET idempotency.health_dead_letters = 1000000;
 		SELECT threshold FROM idem_health() WHERE check_name = 'dead_letters'}, extra_params => [ '-U', 'watch' ]),

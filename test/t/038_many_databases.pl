@@ -14,7 +14,7 @@ my $count = 'SELECT idem_try_advance(pg_backend_pid()::text, $$post$$, $$1$$, 1)
 $node->safe_psql('postgres', 'CREATE DATABASE template');
 $node->safe_psql('template', 'CREATE EXTENSION idempotency');
 
-# What the sets of this database have counted, a line each.
+# The counters of this database's sets, one per line.
 sub counted
 {
 	my ($database) = @_;
@@ -57,7 +57,7 @@ SQL
 # The first calls of a new database, all at once
 #
 
-# What else takes time is done before.
+# Other slow work is done before.
 my $first_call = <<'SQL';
 SELECT idem_is_active('user', 'post', '1', 'like');
 SELECT pg_advisory_lock_shared(1), idem_try_advance(pg_backend_pid()::text, 'post', '1', 1);
@@ -113,7 +113,7 @@ is_deeply([ health('late') ],
 	[ 'ok', 't', 'not judged, because there is no space for the statistics of this database' ],
 	'no-room: the worker is not judged');
 
-# The session that found no room goes on to look for it.
+# The session that found no free entry keeps looking for one.
 $node->safe_psql('postgres', 'DROP DATABASE b');
 ok($node->poll_query_until('late', q{SELECT count(*) = 1 FROM idem_stats WHERE datname = current_database()}),
 	'room-again: as soon as a database is gone');

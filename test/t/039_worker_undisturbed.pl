@@ -1,5 +1,5 @@
-# What others do must not disturb the workers: drop what they are at, set limits
-# for their database, set the clock.
+# Other sessions must not disturb the workers: they drop the objects that a
+# worker uses, set limits for its database, or set the clock.
 
 use IdempotencyTest;
 
@@ -17,7 +17,7 @@ start_with_clock($node, -5 * $hour);
 my $expire = "SELECT idem_once('form', clock_timestamp()::text, ttl => '0')";
 my $cleaned = 'SELECT count(*) = 0 FROM idem_tokens';
 
-# What processes of the extension have logged as an error from this offset on.
+# Errors that processes of the extension have logged from this offset on.
 sub complaints
 {
 	my ($offset) = @_;
@@ -34,7 +34,7 @@ foreach my $database ('one', 'two')
 }
 
 #
-# What they are at is dropped
+# Objects in use by a worker are dropped
 #
 
 # Databases come and go, some by force.

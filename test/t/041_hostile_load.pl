@@ -1,5 +1,5 @@
-# What others do to the server that the extension runs on: a flood of keys, a
-# full disk, no connections left, locks and limits of time, old snapshots.
+# Load on the server of the extension: a flood of keys, a full disk, no free
+# connections, locks and time limits, old snapshots.
 #
 # FLOOD=n: how many keys the flood has, 60000 by default.
 
@@ -10,7 +10,7 @@ use IdempotencyTest;
 my $flood = $ENV{FLOOD} || 60000;
 $PostgreSQL::Test::Utils::timeout_default = 120 + $flood / 1000;
 
-# A server that is told when its disk is full.
+# A server that reports a full disk on request.
 my $dir = PostgreSQL::Test::Utils::tempdir();
 my $library = "$dir/disk_full.so";
 system_or_bail('gcc', '-shared', '-fPIC', '-o', $library, dirname(__FILE__) . '/disk_full.c', '-ldl');
@@ -181,7 +181,7 @@ is($_->result, 'ERROR 53100', 'disk-full: the error says so') foreach @workers;
 my $done = all_or_nothing('disk-full');
 cmp_ok($done, '>', 100, "disk-full: $done orders before");
 
-# What is there is answered, and what needs no room goes on.
+# Existing records are replayed, and calls that need no space still work.
 is($node->safe_psql('postgres', $replays), 100, 'disk-full: live keys are replayed');
 is($node->safe_psql('postgres', "SELECT outcome FROM orders JOIN LATERAL idem_claim('disk', key) ON true LIMIT 1"), 'replay', 'disk-full: orders, too');
 is($node->safe_psql('postgres', "SELECT pg_sleep(1); SELECT keys_deleted FROM idem_cleanup()") =~ s/^\n//r, 500, 'disk-full: the cleanup deletes');
@@ -216,7 +216,7 @@ is($node->safe_psql('postgres', "SELECT count(*) = (SELECT count(*) FROM orders)
 # Out of connections
 #
 
-# Those that have quit are gone.
+# The sessions that have quit are gone.
 $node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'client backend'")
   or die 'the sessions stay';
 my @clients = map { session($node, 'postgres', extra_params => [ '-U', 'app' ]) } 1 .. 9;
@@ -278,7 +278,7 @@ sub outcomes
 my $names = join(' ', map { s/\(.*//r } @writers, @readers);
 $holder->run("BEGIN; LOCK TABLE idem_keys, idem_action_versions, idem_user_actions, idem_aggregates, idem_client_sequences, idem_tokens, idem_outbox");
 
-# What monitors tells of a locked table instead.
+# The results of monitoring functions for a locked table.
 my $others = $names =~ s/ idem_metrics idem_health$//r;
 is(outcomes("lock_timeout = '10ms'", @writers, @readers), "ERROR 55P03: $others; none: idem_metrics idem_health",
 	'locked-tables: lock_timeout ends every other call');

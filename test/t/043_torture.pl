@@ -1,6 +1,6 @@
 # A short run of test/torture: a server that is crashed in three ways, and
-# clients that were told nothing that is not so.  And its proof: clients that
-# make a mistake, each of which is found.
+# clients whose results must all be true. And proof that the test finds errors:
+# clients that make a mistake, each of which is found.
 
 use FindBin;
 use IdempotencyTest;

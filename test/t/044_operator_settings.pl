@@ -1,6 +1,5 @@
-# What the operator has set for the server, for a database or for a role holds
-# where the library is loaded by a session's first call, too; or that call is
-# refused.
+# The operator's settings for the server, a database or a role also apply if a
+# session's first call loads the library; otherwise that call is refused.
 
 use IdempotencyTest;
 
@@ -19,7 +18,7 @@ cmp_ok(scalar @settings, '>', 10, 'settings that protect the operator');
 # ALTER SYSTEM takes no setting that it does not know.
 my $load = "SELECT idem_key_is_valid('');";
 
-# What he sets them to, and what an application would like better.
+# The operator's values, and those that an application would prefer.
 my %wanted = ('idempotency.expired_key_policy' => 'reject', 'idempotency.key_format' => 'printable', 'idempotency.log_events' => 'on', 'idempotency.require_request_hash' => 'on', 'idempotency.require_pinned_scope' => 'off', 'idempotency.log_format' => 'json', 'idempotency.health_bloat' => '0.25');
 my %lifted = ('idempotency.expired_key_policy' => 'reuse', 'idempotency.key_format' => 'token', 'idempotency.log_events' => 'off', 'idempotency.require_request_hash' => 'off', 'idempotency.require_pinned_scope' => 'on', 'idempotency.log_format' => 'logfmt', 'idempotency.key_max_length' => '255');
 
@@ -151,7 +150,8 @@ foreach my $statement ("SET $limit = 0", "RESET $limit", 'RESET ALL')
 }
 $node->safe_psql('postgres', "ALTER ROLE app RESET $limit");
 
-# What the operator mistyped hides what else holds, and must not go unnoticed.
+# A mistyped setting of the operator hides the valid ones, and must not go
+# unnoticed.
 $node->safe_psql('postgres', "$load ALTER SYSTEM SET $limit = 1; SELECT pg_reload_conf()");
 $node->poll_query_until('postgres', "SELECT current_setting('$limit', true) = '1'");
 $node->safe_psql('postgres', "ALTER DATABASE postgres SET $limit = 'one'");
@@ -159,8 +159,8 @@ is(claims('', ''), '55000 55000', 'a value that makes no sense: 55000');
 $node->safe_psql('postgres', "ALTER DATABASE postgres RESET $limit");
 is(claims('', ''), 'new ID002', 'without it all is as before');
 
-# Nor may it where others could set it, too: a time to live that is shorter than
-# he thinks lets requests run again.
+# The same applies to settings that others can set, too: with a shorter ttl
+# than the operator intends, requests run again.
 foreach my $place ('DATABASE postgres', 'ROLE app')
 {
 	$node->safe_psql('postgres', "ALTER $place SET idempotency.default_ttl = '36 hours'");

@@ -50,7 +50,7 @@ foreach my $case (
 	is(() = $metrics =~ /^idempotency_table_unusable\{.*\} 1$/mg, 1, "$title is locked: of no other");
 	like($metrics, qr/^idempotency_claims_total\{[^}]*outcome="new"\} \d+$/m, "$title is locked: counters come as ever");
 
-	# What the caller has set does not make an error of it.
+	# Settings of the caller do not cause an error.
 	foreach my $setting (q{SET lock_timeout = '10ms'}, 'SET exit_on_error = on', q{SET deadlock_timeout = '1ms'},
 		'BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY')
 	{

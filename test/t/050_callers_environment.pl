@@ -1,6 +1,6 @@
-# What the caller has set for servers of his own does not reach those of the
-# tests and of the demo: they run with variables under which nothing could be
-# connected to, or would answer otherwise.
+# Variables that the caller has set for other servers do not affect the servers
+# of the tests and of the demo. They run with variables under which no
+# connection would succeed, or results would differ.
 
 use FindBin;
 use IdempotencyTest;
@@ -36,7 +36,7 @@ my %hostile = (
 	PG_COLOR => 'always');
 my $cluster = "$FindBin::Bin/../cluster";
 
-# What has been built here is used again.
+# The objects that were built here are used again.
 $ENV{OBJECTS} = 1;
 
 my ($success, $output) = run_program(\%hostile, 300, $cluster, 'env');

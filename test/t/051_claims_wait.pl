@@ -61,7 +61,7 @@ sub fail_sql { return "SELECT idem_fail('shop', '${\key()}', 'declined', $token)
 sub release_sql { return "SELECT idem_release('shop', '${\key()}', $token)"; }
 
 #
-# What ends the claim
+# Events that end the claim
 #
 my $complete = sub { $holder->run(complete_sql()) };
 
@@ -142,7 +142,7 @@ $complete->();
 is($waiter->result, 'replay||done', 'the holder commits its claim, and completes it then');
 
 #
-# What has nothing to wait for
+# Calls that have nothing to wait for
 #
 $number++;
 $holder->run("SELECT FROM idem_claim('shop', '${\key()}', '\\x01')");
@@ -209,9 +209,10 @@ is($doomed->result, "ERROR 57P01\nERROR lost", 'pg_terminate_backend');
 $doomed->quit;
 
 #
-# What a wait holds: no row, no page that vacuum would wait for, and no table,
-# so that who waits for all of a table's writers does not wait for it, with the
-# holder behind him.  Likewise in a session's first call.
+# A wait holds no row, no page that vacuum would wait for, and no table. So a
+# session that waits for all writers of a table does not wait for the waiting
+# call, with the holder queued behind it. The same applies in a session's first
+# call.
 #
 $other->run("SET lock_timeout = '1 min'");
 foreach my $case ([ 'a session', $waiter ], [ 'a first call', session($node) ])

@@ -52,7 +52,7 @@ sub wakes
 }
 
 #
-# What becomes available, and by what
+# Events that make a message available
 #
 wakes('published', 'a', publish('a'));
 wakes('published in a transaction', 'a', 'BEGIN', publish('a'), 'COMMIT');
@@ -245,7 +245,7 @@ $other->run('COMMIT');
 is($relay->result, 'b', 'and then takes it');
 $other->run(ack('b'));
 
-# What it holds
+# Locks of the wait
 $relay->send(take());
 asleep($node, $relay);
 is(locks_of($node, $relay), 0, 'no lock');

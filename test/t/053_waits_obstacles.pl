@@ -47,8 +47,8 @@ sub take_sql
 	return "SELECT payload FROM idem_outbox_take(1, topics => '{$topic}', wait => '5 minutes')";
 }
 
-# start_crowd(COUNT, SQL): so many sessions call this, and sleep.  What they are
-# answered goes into a table.
+# start_crowd(COUNT, SQL): COUNT sessions make this call, and sleep. Their
+# results go into a table.
 sub start_crowd
 {
 	my ($count, $sql) = @_;
@@ -164,11 +164,11 @@ $other->run(complete_sql('crowd-of-all'));
 is(answers_of($crowd), 'replay|300', 'the crowd has its answers');
 
 #
-# Relays that have come later stand before the others, and each of these listens
-# to so many topics that it may be meant by any message.  So who is meant comes
-# behind more of them than are woken in one go.  The last to sleep is the first to
-# have its message, or, if it were to be told by its look of each second, it would
-# always have just looked.
+# Relays that came later stand before the others in the list, and each of these
+# listens to many topics, so any message could be for it. So the relay that
+# a message is for comes behind more relays than one step wakes. The last relay
+# to sleep gets its message first. If the relay depended on its look once per
+# second, it would always have just looked.
 #
 my @relays = map { session($node) } 1 .. 9;
 foreach my $i (0 .. $#relays)
@@ -194,9 +194,9 @@ $_->quit foreach @relays;
 #
 # Prepared transactions
 #
-# prepared(BEGIN, WAIT, END, ANSWER, TITLE, NEXT): a transaction that does the one
-# thing is prepared, the waiter waits, the transaction is ended, and, where there is
-# something else to do, the waiter goes on to sleep, and that is done.
+# prepared(BEGIN, WAIT, END, ANSWER, TITLE, NEXT): prepare a transaction that
+# runs BEGIN, let the waiter wait, end the transaction, and, if NEXT is given,
+# check that the waiter sleeps again, and run NEXT.
 sub prepared
 {
 	my ($begin, $waits, $end, $answer, $title, $next) = @_;

@@ -97,9 +97,9 @@ sub all_woken
 	return;
 }
 
-# middle(ROUNDS, ROUND): the median of the numbers that so many rounds return.  A
-# round that could not be made, because the machine was busy, returns nothing, and
-# is made again.
+# middle(ROUNDS, ROUND): the median of the numbers that ROUNDS rounds return. A
+# round that was not possible because the machine was busy returns nothing, and
+# is repeated.
 sub middle
 {
 	my ($rounds, $round) = @_;
@@ -135,7 +135,7 @@ sub claim
 }
 
 #
-# What a plain wake-up takes here
+# The time of a plain wake-up here
 #
 my $plain = median_seconds(7,
 	sub {

@@ -1,6 +1,6 @@
 # From each released version to this one with ALTER EXTENSION UPDATE: the
 # objects are those of a fresh install, and records, grants and sessions stay.
-# What the old version has created works with the new library.
+# Objects of the old version work with the new library.
 #
 # The scripts of released versions are frozen in released/.  With the directory
 #
@@ -51,8 +51,8 @@ sub node_for
 	return $node;
 }
 
-# What a database is before the extension comes: who installs it, and where; and
-# default privileges, which must not matter.
+# The databases before the extension is installed: the installer, and the
+# schema; and default privileges, which must not matter.
 my %databases = (
 	superuser => { owner => 'postgres', schema => 'idem' },
 	owner => { owner => 'shop', schema => 'idem' },
@@ -90,7 +90,7 @@ sub same_objects
 	return;
 }
 
-# What an application role can do, as its calls end.
+# The results of an application role's calls.
 my $calls = <<'SQL';
 SET ROLE app;
 SELECT outcome FROM idem_claim('rights', 'key-of-rights-00001');
@@ -126,7 +126,8 @@ sub upgrade
 	# A database that is used, and sessions that are at it.
 	create_database($node, 'lived_in', 'owner');
 	$node->safe_psql('lived_in', $_->{fill}) foreach $keys_and_actions, $streams;
-	# What others have made of it is theirs, and not in the way.
+	# Objects that users have created depend on it, and do not prevent the
+	# update.
 	$node->safe_psql('lived_in', <<'SQL');
 CREATE FUNCTION public.half(text) RETURNS text LANGUAGE sql IMMUTABLE RETURN left($1, length($1) / 2);
 CREATE INDEX by_half ON idem_keys (public.half(key));

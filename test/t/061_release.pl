@@ -80,7 +80,7 @@ in_copy('packages/release check');
 like(slurp_file("$copy/idempotency.control"), qr/^default_version = '1\.2'$/m, 'the next version is 1.2');
 like(slurp_file("$copy/Makefile"), qr/^LAST_RELEASE = 1\.1$/m, 'which comes from 1.1');
 
-# What the users of 1.0 and 1.1 do.
+# The updates of users of 1.0 and 1.1.
 my $destdir = PostgreSQL::Test::Utils::tempdir();
 in_copy("make -s with_llvm=no install DESTDIR=$destdir");
 my $sharedir = (run_command([ $ENV{PG_CONFIG}, '--sharedir' ]))[0];

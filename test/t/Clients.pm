@@ -1,6 +1,6 @@
 # Clients that claim, work and complete while their server crashes or changes,
-# and what is true afterwards: a business row if and only if its key is
-# completed, and whatever a client has been told.
+# and checks of the state afterwards: a business row exists if and only if its
+# key is completed, and every result that a client received is true.
 #
 # Keys are named random-...  Lists of what is wrong are empty when all is well.
 
@@ -50,9 +50,9 @@ sub work_on
 {
 	my ($key, $who) = @_;
 
-	# A psql that has lost its connection goes on to the next query.  What it
-	# says until then must not be the answer for the key before.  Nothing else
-	# makes a claim fail.
+	# A psql that has lost its connection continues with the next query. Its
+	# output until then must not count as the result for the previous key.
+	# Nothing else makes a claim fail.
 	my $answer = "\\set mine f\n\\set seen f\n";
 	my $failed = "\\if :ERROR\n\\echo failed $key :SQLSTATE\n\\endif\n";
 	my $claim = "SELECT outcome = 'new' AS mine, outcome = 'replay' AS seen, coalesce(claim_token, 0) AS token,
@@ -124,7 +124,7 @@ sub start_clients
 	return @clients;
 }
 
-# until_busy(NODE, COUNT, ROUND): until so many of the keys of a round are there.
+# until_busy(NODE, COUNT, ROUND): wait until COUNT keys of a round exist.
 sub until_busy
 {
 	my ($node, $count, $round) = @_;
@@ -135,9 +135,9 @@ sub until_busy
 	return;
 }
 
-# finish_clients(TOLD, MET, CLIENT ...): wait for their ends.  Adds to TOLD{KEY}
-# the responses that they have been told of, and to MET how often they were,
-# and the highest token they held.
+# finish_clients(TOLD, MET, CLIENT ...): wait for their ends. Adds to TOLD{KEY}
+# the responses that they received, and to MET the number of these, and the
+# highest token they held.
 sub finish_clients
 {
 	my ($told, $met, @clients) = @_;
@@ -192,9 +192,9 @@ sub end_prepared
 	return @wrong;
 }
 
-# What is torn, and what clients have been told of that is not so any more.
-# With LOST, where those that are gone altogether may be, these are counted
-# there, and taken from TOLD.
+# Torn records, and results that clients received and that are no longer true.
+# With LOST, records that may be gone completely are counted there, and taken
+# from TOLD.
 sub broken_promises
 {
 	my ($node, $told, $lost) = @_;
@@ -215,7 +215,7 @@ sub broken_promises
 	  grep { ($completed{$_} || '') ne $told->{$_} } sort keys %$told;
 }
 
-# Everybody tries again, and is told that it has happened, or may do it.
+# Each client tries again, and gets the response, or may run the request.
 sub retry_all
 {
 	my ($node) = @_;

@@ -104,8 +104,8 @@ sub set_clock
 	return;
 }
 
-# configure(NODE, NAME => VALUE, ...): settings of the server, until those who
-# connect from now on have them, and all others have been told.
+# configure(NODE, NAME => VALUE, ...): set settings of the server, and wait
+# until new sessions have them, and all others have been notified.
 sub configure
 {
 	my ($node, %settings) = @_;
@@ -186,8 +186,8 @@ sub locks_of
 		'SELECT count(*) FROM pg_locks WHERE pid = ' . $session->pid . " AND locktype <> 'virtualxid'");
 }
 
-# median_seconds(ROUNDS, PREPARE, WORK): how long the work takes, in the middle of so
-# many rounds, an odd number; both are called with the number of the round.
+# median_seconds(ROUNDS, PREPARE, WORK): the median duration of the work over
+# ROUNDS rounds, an odd number. Both functions get the number of the round.
 sub median_seconds
 {
 	my ($rounds, $prepare, $work) = @_;
@@ -244,9 +244,9 @@ sub finish_pgbench
 	return $load->{stdout} =~ /actually processed: (\d+)/ ? $1 : -1;
 }
 
-# run_program(ENVIRONMENT, SECONDS, COMMAND ...): whether a program succeeded,
-# with these variables beside the others and within so many seconds, and what it
-# printed.
+# run_program(ENVIRONMENT, SECONDS, COMMAND ...): whether a program succeeded
+# within that number of seconds, with these additional variables, and its
+# output.
 sub run_program
 {
 	my ($environment, $seconds, @command) = @_;
@@ -279,8 +279,8 @@ sub until_stopped
 	return;
 }
 
-# operations_sql(HEADING, COUNT): the SQL of a section of docs/operations.md, its
-# last blocks, so many.
+# operations_sql(HEADING, COUNT): the SQL of the last COUNT blocks of a section
+# of docs/operations.md.
 sub operations_sql
 {
 	my ($heading, $count) = @_;

@@ -1,4 +1,4 @@
-# What an extension's objects are, to compare two installations of it.
+# The objects of an extension, to compare two installations of it.
 #
 # objects(NODE, DATABASE): by name, all that pg_dump knows of each object, in
 # the form that it has for pg_upgrade, where an extension's members are written

@@ -1,5 +1,5 @@
-# One record of each kind, and what callers are told about it: for the tests
-# that take a database elsewhere (dump and restore, replication, pg_upgrade).
+# One record of each kind, and the results of calls for them: for the tests
+# that move a database elsewhere (dump and restore, replication, pg_upgrade).
 #
 # Both $keys_and_actions and $streams (client sequences, once-only tokens,
 # outbox) refer to

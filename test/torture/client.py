@@ -1,5 +1,5 @@
 """
-A client: one process, one connection, and a journal of what it was told.
+A client: one process, one connection, and a journal of its results.
 
 A lost answer is unknown, so the client connects again and repeats the same
 call, with the same key, until it has a verdict.  The journal is a file outside
@@ -106,7 +106,7 @@ class Client:
             return self.shared.serial.value
 
     def shared_name(self, kind, clients=3):
-        """The name of something that about so many clients will meet at."""
+        """A name that about this number of clients will use at the same time."""
         return '%012d-%s' % (self.serial() // clients * clients, kind)
 
     def nonce(self):
@@ -175,7 +175,7 @@ class Client:
         self.writing = []
 
     def prepare(self):
-        """Leave the transaction to whoever resolves it."""
+        """Leave the transaction to the resolver."""
         self.query('PREPARE TRANSACTION %s', self.nonce())
         self.in_transaction = False
         self.writing = []

@@ -110,7 +110,7 @@ def pay_many_once(client, keys):
 
 
 def raise_tokens(client):
-    """As after a failover; what one was told then stays so, come what may."""
+    """As after a failover; the result stays true, whatever happens."""
     client.until(raise_once)
 
 

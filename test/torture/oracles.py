@@ -1,9 +1,9 @@
 """
-The oracles: what must be true whenever one looks.
+The oracles: conditions that must hold at any time.
 
-Each is a query in one snapshot that finds what must not be; and what clients
-were told, which must be true in every snapshot taken later.  A quick look goes
-over what is named after a serial not below "since" only.
+Each is a query in one snapshot that finds violations; and the results of
+clients must be true in every snapshot taken later.  A quick look
+reads only rows that are named after a serial from "since" on.
 """
 
 import os
@@ -13,7 +13,7 @@ BATCH = 5000
 PORTION = 4000000           # bytes of a journal
 POOL = 2000
 
-# What a run of some length has met.
+# Events that must have happened in a run of some length.
 MET = '''
     SELECT 'orders ' || count(*) || ', by handlers ' ||
            count(*) FILTER (WHERE claim_token IS NULL) ||
@@ -261,7 +261,7 @@ END = {
         SELECT * FROM pg_prepared_xacts''',
 }
 
-# What the worker ought to have deleted by now.
+# Rows that the worker should have deleted by now.
 EXPIRED = '''
     SELECT (SELECT count(*) FROM idem_keys WHERE expires_at < now() - late) +
            (SELECT count(*) FROM idem_tokens WHERE expires_at < now() - late) +
@@ -269,7 +269,7 @@ EXPIRED = '''
             WHERE acked_at < now() - late - interval '2 seconds')
     FROM (SELECT interval '2 seconds' AS late) AS l'''
 
-# What clients were told -> what of that is not true.
+# Results of clients -> those that are not true.
 TOLD = {
     'response': '''
         SELECT * FROM unnest(%s::text[], %s::text[]) AS t (key, response)
@@ -323,7 +323,7 @@ ACKED = '''
 
 
 class Journals:
-    """What all clients were told, as far as one has read."""
+    """The results of all clients, as far as they were read."""
 
     def __init__(self, paths):
         self.paths = paths
@@ -332,8 +332,8 @@ class Journals:
     def read(self):
         """What is new, in portions: kind -> rows.
 
-        What the clients add meanwhile is for the next time: they may well be
-        faster.
+        Lines that the clients add meanwhile are for the next time, because the
+        clients can be faster.
         """
         for path in self.paths:
             end = os.path.getsize(path) if os.path.exists(path) else 0

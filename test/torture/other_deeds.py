@@ -157,7 +157,7 @@ def leave_once(client, user):
 #
 
 def append(client):
-    """Some events of ours, of which a retry may send more."""
+    """Some events of this client, of which a retry may send more."""
     aggregate = pooled_name(client, 'aggregate', 4)
     first = client.sequences.get(aggregate, 0) + 1
     batch = [first, client.rng.choice((1, 1, 2, 5))]

@@ -1,5 +1,5 @@
--- What the clients of test/torture work on.  No constraint guards anything:
--- that is the extension's part, and the oracles look for what it let through.
+-- The tables of the clients of test/torture. They have no constraints, because
+-- the extension must guard them; the oracles look for violations.
 
 CREATE EXTENSION idempotency;
 CREATE EXTENSION amcheck;

@@ -193,7 +193,7 @@ class Server:
         deadline = time.monotonic() + 0.2
         while True:
             children = self.children()
-            # The launcher is always there, its worker now and then.
+            # The launcher always runs, its worker only at times.
             if children['checkpointer'] and children[kind] and \
                     (kind != 'worker' or len(children[kind]) > 1 or
                      time.monotonic() > deadline):

@@ -87,10 +87,10 @@ class AdapterClient<Tx extends object> implements PoolClientLike {
 function limited<Tx extends object>(tx: Tx, ends: readonly string[]): TransactionHandle<Tx> {
   let over = false
   const checkOpen = (): void => {
-    if (over) throw new TransactionEnded('the transaction of this handle is over')
+    if (over) throw new TransactionEnded('the transaction of this handle has ended')
   }
   const refuse = (): never => {
-    throw new TransactionEnded('the handler may not end the transaction, which began with the claim and ends with its completion')
+    throw new TransactionEnded('the handler must not end the transaction, which the client commits with the response')
   }
   return {
     over: () => { over = true },

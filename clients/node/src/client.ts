@@ -167,7 +167,7 @@ function printable(said: string, encoding: string): string {
 /** Refuses invalid options when they are set, before any request. */
 export function checkedTimes(options: Ttl & Wait & Lease & Timeout): void {
   for (const name of ['ttl', 'wait', 'lease'] as const) interval(options[name], options[`${name}Ms`], name)
-  if (durationMs(options.ttl, options.ttlMs, 'ttl') === 0) throw new TypeError('ttl is 0, in which no handler can be done; leave it out for a day')
+  if (durationMs(options.ttl, options.ttlMs, 'ttl') === 0) throw new TypeError('ttl must not be 0, because the claim would expire before the handler ends; omit it for the default')
   new Deadline(options, {})
 }
 
@@ -175,7 +175,7 @@ export function checkedTimes(options: Ttl & Wait & Lease & Timeout): void {
 export function checkedRequest(options: RequestOptions): void {
   const { scope } = options as { scope: unknown }
   if (typeof scope !== 'string' || scope === '') {
-    throw new TypeError(`scope is the user or tenant that the key belongs to, a string, not ${scope === '' ? "''" : describe(scope)}`)
+    throw new TypeError(`scope must be a string, the user or tenant that owns the key, not ${scope === '' ? "''" : describe(scope)}`)
   }
   checkedTimes(options)
   checkedCount(options.maxResponseSize, 'maxResponseSize')
@@ -184,21 +184,21 @@ export function checkedRequest(options: RequestOptions): void {
 /** Checks a number of bytes or of connections. */
 export function checkedCount(value: number | undefined, name: string): void {
   if (value !== undefined && !(Number.isSafeInteger(value) && value >= 0)) {
-    throw new TypeError(`${name} is no whole number from 0 on: ${String(value)}`)
+    throw new TypeError(`${name} must be a whole number, at least 0: ${String(value)}`)
   }
 }
 
 export function checked(response: unknown, who: string): Response {
   const status = (response as Response | undefined)?.status
   if (typeof status !== 'number' || !Number.isInteger(status) || status < 100 || status > 599) {
-    throw new TypeError(`${who} returned no response: an object with a status, and if you like headers and a body`)
+    throw new TypeError(`${who} must return a response: an object with a status, and optionally headers and a body`)
   }
   const { headers, body } = response as { headers?: unknown; body?: unknown }
   if (typeof body !== 'string' && !(body instanceof Uint8Array) && body !== undefined && body !== null) {
-    throw new TypeError(`${who} returned a body that is no string and no Buffer, but a ${describe(body)}: JSON.stringify() makes a string ` +
+    throw new TypeError(`${who} returned a body that is not a string or a Buffer, but a ${describe(body)}; JSON.stringify() makes a string ` +
       'of a document')
   }
-  if (headers !== undefined && headers !== null) headerNames(headers, `${who} returned headers`)
+  if (headers !== undefined && headers !== null) headerNames(headers, `the headers that ${who} returned`)
   return response as Response
 }
 
@@ -232,10 +232,10 @@ export function resultOfClaim(claim: HeldClaim): Result {
 export function identity(options: RequestIdentity): RequestIdentity {
   const { body, requestHash } = options as { body?: unknown; requestHash?: unknown }
   if (typeof body !== 'string' && !(body instanceof Uint8Array) && body !== undefined && body !== null) {
-    throw new TypeError(`the body of the request is no string and no Buffer, but a ${describe(body)}: give the bytes as they came in`)
+    throw new TypeError(`the body of the request must be a string or a Buffer, not a ${describe(body)}; pass the bytes as they were received`)
   }
   if (!(requestHash instanceof Uint8Array) && requestHash !== undefined && requestHash !== null) {
-    throw new TypeError(`requestHash is no Buffer: ${describe(requestHash)}`)
+    throw new TypeError(`requestHash must be a Buffer, not ${describe(requestHash)}`)
   }
   if (!('method' in options)) return options.requestHash === undefined ? {} : { requestHash: options.requestHash }
   if (typeof options.body === 'string') return { method: options.method, path: options.path, body: options.body, without: options.without ?? [] }
@@ -322,6 +322,9 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
 
   constructor(pool: PoolLike<Tx>, options: Options = {}) {
     const { schema = 'idem', shards, maxWaiters, ...defaults } = options
+    if (typeof (pool as Partial<PoolLike> | undefined)?.connect !== 'function' || (pool as { _connected?: unknown })._connected !== undefined) {
+      throw new TypeError(`the client takes a pg.Pool, or the pool of an ORM, and not a ${describe(pool)}`)
+    }
     checkedTimes(defaults)
     checkedCount(maxWaiters, 'maxWaiters')
     this.#pool = pool
@@ -540,7 +543,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
           const opened = session
           const response = checked(await this.#handle(session, fn, deadline), 'the last step')
           if (session.status === 'E' || session.status === 'I') {
-            throw new TransactionEnded('the last step ended its transaction, or went on after an error in it')
+            throw new TransactionEnded('the last step ended its transaction, or continued after an error in it')
           }
           try {
             await spanned('idempotency.commit', () => opened.commit(complete(response)))
@@ -657,7 +660,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     if (name !== FINISH && isOver()) lose()
     if (controller.signal.aborted) throw controller.signal.reason
     if (result || ended) throw new TypeError('the job is finished')
-    if (running !== undefined) throw new TypeError(`steps come one after another: ${running} is running`)
+    if (running !== undefined) throw new TypeError(`steps must not run at the same time: ${running} is running`)
     running = name
   }
   const complete = (response: Response): Statement<boolean> => {
@@ -668,7 +671,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     scope, key, attempt: claim.attempt ?? 1, signal: controller.signal,
     get lost() { return controller.signal.aborted },
     async step(name, run) {
-      if (seen.has(name)) throw new TypeError(`the step ${name} has run in this attempt: give each a name of its own`)
+      if (seen.has(name)) throw new TypeError(`the step ${name} has already run in this attempt; each step needs its own name`)
       if (name in values && !running && !controller.signal.aborted) {
         seen.add(name)
         return values[name] as never
@@ -710,7 +713,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     // A job holds a connection only in its last step.
     const returned = await runHandler([controller], () => fn(job), deadline)
     if (!result && returned === undefined) {
-      throw new NotFinished('the function of a job ends with job.finish(), or returns a response')
+      throw new NotFinished('the function of a job must call job.finish() or return a response')
     }
     if (!result) {
       const response = checked(returned, 'the job')

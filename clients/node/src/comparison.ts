@@ -32,7 +32,7 @@ const FORM = /^application\/x-www-form-urlencoded\b/i
 export function leftOut(fingerprint: Fingerprint<never> | undefined): string[][] {
   if (fingerprint === undefined || typeof fingerprint === 'function') return []
   if (!Array.isArray(fingerprint) || !fingerprint.every((one) => typeof one === 'string' && one.startsWith('/'))) {
-    throw new TypeError("the option fingerprint is a function, or a list of JSON pointers such as '/meta/traceId'")
+    throw new TypeError("the option fingerprint must be a function, or a list of JSON pointers such as '/meta/traceId'")
   }
   return (fingerprint as string[]).map((pointer) => pointer.split('/').slice(1).map((part) => part.replaceAll('~1', '/').replaceAll('~0', '~')))
 }

@@ -13,7 +13,7 @@ type TransactionOf<Db> = Db extends { transaction(run: (tx: infer Tx) => Promise
 export function drizzlePool<Db extends NodePgDatabase<any>>(db: Db): PoolLike<TransactionOf<Db>> {
   const pool = (db as { $client?: Pool }).$client
   if (typeof pool?.connect !== 'function' || typeof pool.totalCount !== 'number') {
-    throw new TypeError('drizzlePool() needs a database of drizzle-orm/node-postgres over a pg.Pool: one client is no pool, and other drivers were not tested')
+    throw new TypeError('drizzlePool() needs a database of drizzle-orm/node-postgres over a pg.Pool: a single client and other drivers are not supported')
   }
   type Tx = TransactionOf<Db>
   return poolOver<Tx>({

@@ -7,6 +7,8 @@
  * passes one to next(), its work is rolled back, and the error handlers of the
  * application get the error.
  */
+import { createHash } from 'node:crypto'
+import { readFile } from 'node:fs/promises'
 import type { IncomingMessage, OutgoingHttpHeader, ServerResponse } from 'node:http'
 import { parse as parseForm } from 'node:querystring'
 import { promisify } from 'node:util'
@@ -70,7 +72,7 @@ export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = Poo
     <Req extends ExpressRequest = Request, Res extends ServerResponse = ExpressResponse>(handler: (req: GuardedRequest<Req, Tx>, res: Res, next: Next) => unknown,
       own: Partial<ExpressOptions<Request>> = {}) => {
       // If it is used as a middleware, its argument is a request, which would never be answered.
-      if (typeof handler !== 'function') throw new TypeError('a guard takes the handler: app.post(path, guarded(handler))')
+      if (typeof handler !== 'function') throw new TypeError('a guard needs the handler as its argument: app.post(path, guarded(handler))')
       const settings = { ...options, ...own }
       checkedOptions(settings)
       checkedCount(settings.bodyLimit, 'bodyLimit')
@@ -92,7 +94,7 @@ export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = Poo
       let tries = 0
       // A second next() would continue after the routes, so it cannot run them again.
       const rest = (): void => {
-        if (++tries > 1) throw Object.assign(new Error('the transaction has to run again, which the client must ask for'), { status: 503 })
+        if (++tries > 1) throw Object.assign(new Error('the transaction must run again, so the client must repeat the request'), { status: 503 })
         next()
       }
       handle(client, settings, 'request', rest, req, res).catch(next)
@@ -135,7 +137,7 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
       // Otherwise Express would drop the body of a response that the client has cached, before it is stored.
       Object.defineProperty(req, 'fresh', { configurable: true, writable: true, value: false })
       whole = await held.run((fail) => handler(req, res, (error) => fail(error ??
-        new TypeError('a guarded handler answers itself: it may not call next() without an error'))), () => finished)
+        new TypeError('a guarded handler must send the response itself: it must not call next() without an error'))), () => finished)
       // The last step's response is the one that is stored.
       if (finished) whole = undefined
       return whole
@@ -169,9 +171,13 @@ async function readBody(req: ExpressRequest, limit: number): Promise<(() => unkn
     return undefined
   }
   if (req.readableEnded || (req as { _body?: boolean })._body) {
-    // The application has parsed the body, so the document is compared.
+    // The application has parsed the body, so the document is compared, with the files beside it.
     const document = JSON.stringify(req.body ?? null) ?? 'null'
-    req.rawBody = Buffer.from(document)
+    const files = await filesOf(req)
+    if (req.body === undefined && files.length === 0 && (req.headers['transfer-encoding'] !== undefined || Number(req.headers['content-length'] ?? 0) > 0)) {
+      throw new TypeError(`${req.method} ${req.originalUrl}: the body was read before the guard, and is not in req.body, so it cannot be compared`)
+    }
+    req.rawBody = Buffer.from(files.length === 0 ? document : JSON.stringify({ ...req.body, 'files of the request': files }))
     return () => JSON.parse(document) as unknown
   }
   const raw = await wholeBody(req, limit)
@@ -199,6 +205,17 @@ async function readBody(req: ExpressRequest, limit: number): Promise<(() => unkn
   const parse = isJson ? () => parsedJson(text) : () => parsedForm(text)
   req.body = parse()
   return parse
+}
+
+/** What identifies the files of multer and express-fileupload, in memory or on disk. */
+async function filesOf({ file, files }: ExpressRequest & { file?: any; files?: object }): Promise<unknown[]> {
+  const found = [file ?? [], Object.values(files ?? {})].flat(2) as Record<string, any>[]
+  return Promise.all(found.map(async (one) => {
+    const path = one['path'] ?? (one['tempFilePath'] || undefined)
+    const bytes: unknown = typeof path === 'string' ? await readFile(path) : one['buffer'] ?? one['data']
+    const content = bytes instanceof Uint8Array ? createHash('sha256').update(bytes).digest('hex') : one['size']
+    return [one['fieldname'], one['originalname'] ?? one['name'], one['mimetype'], content]
+  }))
 }
 
 const INFLATE: Record<string, (bytes: Buffer, options: { maxOutputLength: number }) => Promise<Buffer>> = {
@@ -304,7 +321,7 @@ class BufferedResponse {
       const take = (part: unknown, encoding: unknown): void => {
         if (part === undefined || part === null || typeof part === 'function') return
         if (typeof part !== 'string' && !(part instanceof Uint8Array)) {
-          throw new TypeError(`${this.route} answers with a ${describe(part)}, which is no string and no Buffer`)
+          throw new TypeError(`${this.route} must answer with a string or a Buffer, not ${describe(part)}`)
         }
         parts.push(typeof part === 'string'
           ? Buffer.from(part, typeof encoding === 'string' ? encoding as BufferEncoding : 'utf8')

@@ -13,8 +13,8 @@ import type { PoolClient } from 'pg'
 import type { Client, Response } from './client.js'
 import { Attempts } from './handlers.js'
 import {
-  alreadySent, checkedOptions, endListener, ignoreLateCalls, overrides, refuseSuccess, replayPipe, responseOverrides, seemsSent, SENDING_METHODS, serve, snapshotOf,
-  streamingRefused, wholeBody, type Context, type HttpOptions,
+  alreadySent, checkedOptions, endListener, ignoreLateCalls, isStream, overrides, refuseSuccess, replayPipe, responseOverrides, seemsSent, SENDING_METHODS,
+  serve, snapshotOf, streamingRefused, wholeBody, type Context, type HttpOptions,
 } from './http.js'
 import type { Headers } from './values.js'
 
@@ -47,12 +47,13 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
   checkedOptions(defaults as HttpOptions<never>)
   app.decorateRequest('idempotency', null)
   app.decorateRequest('rawBody', null)
-  // If register() is not awaited, onRoute misses routes that are declared next, and they would run unguarded.
-  app.addHook('onRequest', ({ routeOptions }: any, _reply: unknown, done: (error?: Error) => void) => {
+  // onRoute misses routes that are declared before the plugin is loaded, or outside its context, and they would run unguarded.
+  const refuseUnguarded = ({ routeOptions }: any, _reply: unknown, done: (error?: Error) => void): void => {
     if (!routeOptions.config?.idempotency || routeOptions.config[GUARDED]) return done()
-    done(new TypeError(`${routeOptions.method} ${routeOptions.url} was declared before the plugin was loaded: ` +
-      'await app.register() of pg-idempotency first'))
-  })
+    done(new TypeError(`${routeOptions.method} ${routeOptions.url} was declared before the plugin was loaded, or outside the context ` +
+      'that registers it: first await register() of pg-idempotency in the context of the route'))
+  }
+  for (const context of contextsOf(app)) context.addHook('onRequest', refuseUnguarded)
   app.addHook('onRoute', (route: any) => {
     const own = route.config?.idempotency as RouteOptions | boolean | undefined
     if (!own) return
@@ -78,6 +79,20 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
     }
     route.config = { ...route.config, [GUARDED]: true }
   })
+}
+
+/** All contexts that the application has so far. Later ones inherit the hooks of their parents. */
+function contextsOf(app: any): any[] {
+  let root = app
+  while (typeof Object.getPrototypeOf(root)?.addHook === 'function') root = Object.getPrototypeOf(root)
+  const found = [root]
+  // The array grows while it is read.
+  for (const context of found) {
+    const children = Object.getOwnPropertySymbols(context).find((symbol) => symbol.description === 'fastify.children')
+    if (children) found.push(...context[children])
+  }
+  // For another version of Fastify, which names its children differently.
+  return found.includes(app) ? found : [...found, app]
 }
 
 /** A body that has been read, as a stream for the parser. */
@@ -196,9 +211,11 @@ function bufferedResponse(reply: any, handler: (reply: any) => unknown, silent: 
   return new Promise((resolve, reject) => {
     let sent: Sent | undefined
     let returned = false
+    let tell!: () => void
     const awaitsEnd = endListener(reply.raw)
     const look = (): void => { if (returned && (sent || silent())) resolve(sent) }
     const take = (payload: unknown): void => {
+      if (payload instanceof Error) return reject(payload)
       if (sent) return reject(alreadySent(route))
       try {
         sent = responseOf(route, reply, payload)
@@ -206,16 +223,17 @@ function bufferedResponse(reply: any, handler: (reply: any) => unknown, silent: 
         return reject(error)
       }
       seemsSent(reply, 'sent')
+      tell()
       seemsSent(reply.raw, 'headersSent', 'writableEnded')
       // The response is sent after COMMIT, which waits for the handler.
       if (!returned) setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(route, 'and waits until that is sent')) })
     }
-    // If a handler returns reply, awaiting it would wait for the response, which is sent later.
-    reply.then = undefined
+    // A handler can await or return reply until it has answered. The response itself is sent later.
+    const answered = new Promise<void>((tellIt) => { tell = tellIt })
+    reply.then = (fulfilled: () => unknown, rejected: () => unknown) => (silent() ? Promise.resolve() : answered).then(fulfilled, rejected)
     reply.send = (payload: unknown) => {
       if (attempts.isLeftBehind()) return reply
-      if (payload instanceof Error) reject(payload)
-      else take(payload)
+      take(payload)
       look()
       return reply
     }
@@ -278,11 +296,6 @@ function responseOf(route: string, reply: any, payload: unknown): Sent {
   }
   reply.removeHeader('content-length')
   return { status: reply.statusCode, headers: lines(reply), body }
-}
-
-function isStream(payload: unknown): boolean {
-  const some = (payload ?? {}) as { pipe?: unknown; getReader?: unknown; arrayBuffer?: unknown; [Symbol.asyncIterator]?: unknown }
-  return [some.pipe, some.getReader, some.arrayBuffer, some[Symbol.asyncIterator]].some((one) => typeof one === 'function')
 }
 
 // Its hooks apply to the application that registers the plugin, not to a context of its own.

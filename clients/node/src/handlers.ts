@@ -23,7 +23,7 @@ export function refuseNested(pool: object, what: string, instead: string): void 
   for (let handler = currentHandler.getStore(); handler; handler = handler.outer) {
     if (handler.open && handler.pools.includes(pool)) {
       throw new TypeError(`${what} in a handler would take a second connection of the pool while the handler holds one, ` +
-        `and enough of them wait for each other for ever; use ${instead}`)
+        `and several such handlers could wait for each other forever; use ${instead}`)
     }
   }
 }
@@ -60,7 +60,7 @@ export class Deadline {
     this.#isStated = isStated(options) || isStated(defaults)
     const { timeout, timeoutMs } = isStated(options) ? options : defaults
     this.#ms = durationMs(timeout, timeoutMs, 'timeout')
-    if (this.#ms === 0) throw new TypeError('timeout is 0, which no handler can keep; leave it out to have none')
+    if (this.#ms === 0) throw new TypeError('timeout must not be 0; pass null for no timeout')
   }
 
   /** The deadline of a handler that holds a connection, with a default. */

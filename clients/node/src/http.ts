@@ -67,11 +67,11 @@ export function checkedOptions(options: HttpOptions<never>): void {
   const { methods } = options
   if (methods !== undefined && !(Array.isArray(methods) && methods.length > 0 && methods.every((method) => /^[A-Z-]+$/.test(method)))) {
     // Otherwise the guard would silently guard nothing.
-    throw new TypeError("the option methods is a list of HTTP methods in upper case, as ['POST', 'PATCH']")
+    throw new TypeError("the option methods must be a list of HTTP methods in upper case, such as ['POST', 'PATCH']")
   }
-  if (typeof options.scope !== 'function') throw new TypeError('the option scope is a function of the request, which returns the user or tenant')
+  if (typeof options.scope !== 'function') throw new TypeError('the option scope must be a function that takes the request and returns the user or tenant')
   if (options.conflictStatus !== undefined && options.conflictStatus !== 422 && options.conflictStatus !== 409) {
-    throw new TypeError(`the option conflictStatus is 422 or 409, not ${String(options.conflictStatus)}`)
+    throw new TypeError(`the option conflictStatus must be 422 or 409, not ${String(options.conflictStatus)}`)
   }
 }
 
@@ -156,8 +156,10 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
   }
   const scope = request.scope()
   if (typeof scope !== 'string' || scope === '') {
-    throw new TypeError(`the option scope returned ${scope === '' ? "''" : describe(scope)}, which is no user or tenant: return an id of the ` +
-      "visitor's own where nobody has logged in, or throw the error that refuses him")
+    // A rejected promise that is not handled would end the process.
+    Promise.resolve(scope as unknown).catch(() => undefined)
+    throw new TypeError(`the option scope returned ${scope === '' ? "''" : describe(scope)}, which is not a user or tenant: for a visitor who has ` +
+      "not logged in, return an id of the session, or throw an error that refuses the visitor")
   }
   if (Buffer.byteLength(scope) > MAX_SCOPE || scope.includes('\0') || !scope.isWellFormed()) {
     return refusal(problem('scope-invalid', 'Invalid scope', 400, `The user of this request is not named by 1 to ${MAX_SCOPE} bytes of text.`))
@@ -168,6 +170,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
     ttl, ttlMs, wait, waitMs, timeout, timeoutMs, store, maxResponseSize,
   }
   const storedResponse = (response: Response): Response => {
+    if (response.status < 200) throw new TypeError(`the handler answered ${response.status}, after which the client waits for another response`)
     // Invalid headers raise an error here, while the work can still be rolled back.
     headerDocument(response.headers ?? null, 'the response')
     return { ...response, headers: allowedHeaders(Object.entries(response.headers ?? {}), headers), body: asStored(response) }
@@ -277,9 +280,15 @@ export function streamingRefused(route: string, how = 'in pieces of unknown leng
     'send the response whole, or leave the route unguarded')
 }
 
+/** Whether a framework would send the value in pieces. */
+export function isStream(value: unknown): boolean {
+  const some = (value ?? {}) as { pipe?: unknown; getReader?: unknown; arrayBuffer?: unknown; [Symbol.asyncIterator]?: unknown }
+  return [some.pipe, some.getReader, some.arrayBuffer, some[Symbol.asyncIterator]].some((one) => typeof one === 'function')
+}
+
 /** The error for a handler that sends a second response. */
 export function alreadySent(route: string): Error {
-  return Object.assign(new Error(`${route} sends a second response: a handler sends one, and returns`), { code: 'ERR_HTTP_HEADERS_SENT' })
+  return Object.assign(new Error(`${route} sends a second response: a handler must send only one`), { code: 'ERR_HTTP_HEADERS_SENT' })
 }
 
 /** The methods of a response that send it, and those that change its head. */

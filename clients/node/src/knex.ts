@@ -6,7 +6,7 @@ import type { Parameter } from './values.js'
 
 export function knexPool<Record extends object = any>(knex: Knex<Record>): PoolLike<Knex.Transaction<Record>> {
   const { dialect, config } = knex.client as { dialect?: string; config?: Knex.Config }
-  if (dialect !== 'postgresql') throw new TypeError(`knexPool() needs a Knex with the client 'pg', and this one has the dialect ${dialect}`)
+  if (dialect !== 'postgresql') throw new TypeError(`knexPool() needs a Knex with the client 'pg', but this one has the dialect ${dialect}`)
   return poolOver<Knex.Transaction<Record>>({
     max: config?.pool?.max ?? 10,
     async begin() {

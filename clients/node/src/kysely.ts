@@ -9,7 +9,7 @@ type Controlled<DB> = ControlledTransaction<DB, any>
 /** max is the size of the dialect's pool, which Kysely does not report. */
 export function kyselyPool<DB>(db: Kysely<DB>, max?: number): PoolLike<Controlled<DB>> {
   const { adapter } = db.getExecutor()
-  if (!(adapter instanceof PostgresAdapter)) throw new TypeError(`kyselyPool() needs a Kysely of PostgreSQL, and this one has a ${adapter.constructor.name}`)
+  if (!(adapter instanceof PostgresAdapter)) throw new TypeError(`kyselyPool() needs a Kysely for PostgreSQL, but this one has a ${adapter.constructor.name}`)
   return poolOver<Controlled<DB>>({
     max,
     async begin() {

@@ -37,7 +37,7 @@ function refuse(message: string, sqlstate: string, cause?: unknown): never {
   throw new DatabaseError(message, sqlstate, cause)
 }
 
-const needsServer = (what: string): never => refuse(`${what} is not in the double: test it with a server`, '0A000')
+const needsServer = (what: string): never => refuse(`the double does not have ${what}: test it with a server`, '0A000')
 
 /** A transaction of the double. Use onRollback() to undo effects outside of the double. */
 export class MemoryTransaction {
@@ -56,7 +56,7 @@ export class MemoryTransaction {
 
   /** Whether it can be committed. */
   checkOpen(): void {
-    if (this.isAborted) throw new TransactionEnded('the handler went on after an error of the database, which has undone its work; let the error out')
+    if (this.isAborted) throw new TransactionEnded('the handler continued after an error of the database, which has undone its work; do not catch the error')
   }
 
   /** Calls undo if the transaction is rolled back, in reverse order. */
@@ -65,7 +65,7 @@ export class MemoryTransaction {
   }
 
   atEnd(then: (committed: boolean) => void): void {
-    if (!this.open) throw new TransactionEnded('the transaction of this handle is over')
+    if (!this.open) throw new TransactionEnded('the transaction of this handle has ended')
     this.#atEnd.push(then)
   }
 

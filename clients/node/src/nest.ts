@@ -16,7 +16,7 @@ import {
 import { HttpAdapterHost, Reflector } from '@nestjs/core'
 import { lastValueFrom, of, type Observable } from 'rxjs'
 import type { Client, Response } from './client.js'
-import { checkedOptions, refuseSuccess, serve, streamingRefused, type Context, type HttpOptions } from './http.js'
+import { checkedOptions, isStream, overrides, refuseSuccess, SENDING_METHODS, serve, streamingRefused, type Context, type HttpOptions } from './http.js'
 import type { Headers } from './values.js'
 
 export interface NestOptions<Request = any> extends HttpOptions<Request> {
@@ -63,6 +63,12 @@ class IdempotencyInterceptor implements NestInterceptor {
     const route = `${request.method} ${request.originalUrl}`
     const http = this.host.httpAdapter
     const before = { status: response.statusCode as number, headers: { ...response.getHeaders() } as Headers }
+    const reset = (): void => {
+      http.status(response, before.status)
+      for (const name of Object.keys(response.getHeaders())) if (!(name in before.headers)) response.removeHeader(name)
+    }
+    const raw = response.raw ?? response
+    const takeBack = [overrides(raw, SENDING_METHODS), overrides(response, ['send', 'hijack'])]
     let value: unknown
     let isUndone = false
     let answer
@@ -72,8 +78,7 @@ class IdempotencyInterceptor implements NestInterceptor {
         native: request, scope: () => settings.scope(request), ...bodyOf(request, route),
       }, settings as HttpOptions<never>, job ? 'job' : 'request', async (claimed: Context<any>) => {
         isUndone = true
-        http.status(response, before.status)
-        for (const name of Object.keys(response.getHeaders())) if (!(name in before.headers)) response.removeHeader(name)
+        reset()
         let finished = false
         request.idempotency = { ...claimed, job: claimed.job && Object.create(claimed.job, {
           finish: { value: async (last: never) => {
@@ -82,13 +87,21 @@ class IdempotencyInterceptor implements NestInterceptor {
             return result
           } },
         }) }
-        value = await lastValueFrom(next.handle(), { defaultValue: undefined })
+        value = await new Promise((resolve, reject) => {
+          // A response that the handler sends itself would precede COMMIT.
+          for (const [target, names] of [[raw, SENDING_METHODS], [response, ['send', 'hijack']]] as const) {
+            for (const name of names) target[name] = () => reject(streamingRefused(route, `itself, with response.${name}()`))
+          }
+          lastValueFrom(next.handle(), { defaultValue: undefined }).then(resolve, reject)
+        })
         // The last step's response is the one that is stored.
-        return finished ? undefined : responseOf(value, response, route)
+        return finished ? undefined : responseOf(value, response, route, http.getType() === 'fastify')
       })
-      isUndone = false
+      isUndone &&= !answer.first && answer.headers['Idempotent-Replayed'] === undefined
+      if (isUndone) reset()
     } finally {
-      if (isUndone) refuseSuccess(response.raw ?? response, route)
+      for (const undo of takeBack) undo()
+      if (isUndone) refuseSuccess(raw, route)
     }
     const { status, headers, body, first } = answer
     // Return the stored response of a finished job, and the handler's result for any other first response.
@@ -96,9 +109,13 @@ class IdempotencyInterceptor implements NestInterceptor {
     for (const [name, one] of Object.entries(headers)) http.setHeader(response, name, one as string)
     http.status(response, status)
     if (body === null) return of(undefined)
+    const type = headers['content-type'] ?? headers['Content-Type']
+    if (body === '' && type === undefined) return of(null)
+    const isJson = /json/i.test(String(type))
+    if (typeof body !== 'string' && !isJson && http.getType() === 'fastify') return of(body)
     const text = body.toString()
     if (!first && headers['Idempotent-Replayed'] === undefined) throw new HttpException(JSON.parse(text) as object, status)
-    return of(/json/i.test(String(headers['content-type'] ?? headers['Content-Type'])) ? document(text) : text)
+    return of(isJson ? document(text) : text)
   }
 }
 Inject(SETTINGS)(IdempotencyInterceptor, undefined, 0)
@@ -111,16 +128,27 @@ function bodyOf(request: any, route: string): { body: Uint8Array; contentType?: 
   if (Buffer.isBuffer(request.rawBody)) return { body: request.rawBody, contentType, contentEncoding }
   if (request.body !== undefined && request.body !== null) return { body: Buffer.from(JSON.stringify(request.body)), contentType: 'application/json' }
   if (chunked !== undefined || Number(length ?? 0) > 0) {
-    throw new TypeError(`${route} has a body that is not read yet, and could not be compared: NestFactory.create(App, { rawBody: true })`)
+    throw new TypeError(`${route} has a body that was not read, so it cannot be compared: use NestFactory.create(App, { rawBody: true })`)
   }
   return { body: new Uint8Array() }
 }
 
-function responseOf(value: unknown, response: any, route: string): Response {
+/** The response as Nest would send it: Express sends only text as text and all else as JSON, and Fastify also sends bytes. */
+function responseOf(value: unknown, response: any, route: string, isFastify: boolean): Response {
   if (value instanceof StreamableFile) throw streamingRefused(route, 'with a StreamableFile')
+  if (isStream(value)) throw streamingRefused(route)
   const headers = { ...response.getHeaders() } as Headers
-  if (typeof value !== 'object' || value === null) return { status: response.statusCode, headers, body: value === undefined || value === null ? null : String(value) }
-  if (headers['content-type'] === undefined) headers['content-type'] = 'application/json; charset=utf-8'
+  if (isFastify && ArrayBuffer.isView(value)) {
+    headers['content-type'] ??= 'application/octet-stream'
+    return { status: response.statusCode, headers, body: Buffer.from(value.buffer, value.byteOffset, value.byteLength) }
+  }
+  if (isFastify && (value === null || typeof value === 'number' || typeof value === 'boolean')) headers['content-type'] ??= 'application/json; charset=utf-8'
+  else if (typeof value !== 'object' || value === null) {
+    // An empty body without a type is null, and no body is undefined.
+    if (value === '') headers['content-type'] ??= `text/${isFastify ? 'plain' : 'html'}; charset=utf-8`
+    return { status: response.statusCode, headers, body: value === undefined ? null : String(value ?? '') }
+  }
+  headers['content-type'] ??= 'application/json; charset=utf-8'
   return { status: response.statusCode, headers, body: JSON.stringify(value) }
 }
 
@@ -142,7 +170,7 @@ export function Idempotent(own: RouteOptions = {}): MethodDecorator {
   checkedOptions({ scope: () => '', ...options } as HttpOptions<never>)
   const apply = applyDecorators(SetMetadata(ROUTE, own), UseInterceptors(IdempotencyInterceptor))
   return (target, name, descriptor) => {
-    if (answersItself(target, name)) throw new TypeError(`${String(name)}() is guarded and takes @Res() or @Next(): return the response, or use @Res({ passthrough: true })`)
+    if (answersItself(target, name)) throw new TypeError(`${String(name)}() is guarded, and must not use @Res() or @Next(): return the response, or use @Res({ passthrough: true })`)
     apply(target, name, descriptor as TypedPropertyDescriptor<any>)
   }
 }

@@ -32,7 +32,11 @@ export interface Observers {
 interface Observation { attempt: number | undefined; waited: number; of: string | undefined }
 
 type Api = typeof import('@opentelemetry/api')
-type Span = import('@opentelemetry/api').Span
+/** A span of @opentelemetry/api, whose types the application might not have. */
+interface Span {
+  setAttributes(attributes: Record<string, string | number>): unknown
+  addLink?(link: { context: { traceId: string; spanId: string; traceFlags: number; isRemote: boolean } }): unknown
+}
 
 const outcomes = channel('pg-idempotency:outcome')
 const observing = new AsyncLocalStorage<Observation>()

@@ -222,12 +222,12 @@ function translated(error: unknown): unknown {
   const [, schema] = state === '42883' ? /^function (.+)\.idem_\w+\(/.exec((error as Error).message) ?? []
     : state === '3F000' ? /^schema "(.+)" does not exist/.exec((error as Error).message) ?? [] : []
   return schema === undefined ? error : new IdempotencyError(`the functions of the extension are not in schema ${schema}: ` +
-    'the option schema says where CREATE EXTENSION has put them', { sqlstate: state, cause: error })
+    'set the option schema to the schema of the extension', { sqlstate: state, cause: error })
 }
 
 const ENDS = /^(?:\s|--[^\n]*\n|\/\*[\s\S]*?\*\/|;)*(begin|start\s+transaction|commit|end|abort|prepare\s+transaction|rollback(?!\s+(?:(?:work|transaction)\s+)?to\b))\b/i
 
-const WENT_ON = 'the handler went on after an error of the database, which has undone its work; let the error out, or go back to a savepoint'
+const WENT_ON = 'the handler continued after an error of the database, which has undone its work; do not catch the error, or roll back to a savepoint'
 
 /** A client of a pool, in use for one transaction or one statement. */
 export class Session {
@@ -436,7 +436,7 @@ function transactionHandle(client: PoolClientLike): TransactionHandle<PoolClient
     return Reflect.apply(client.query, client, given)
   }
   const release = (): never => {
-    throw new TransactionEnded('the handler may not release the client: it belongs to the transaction')
+    throw new TransactionEnded('the handler must not release the client, which belongs to the transaction')
   }
   const tx = new Proxy(client, {
     get(target, name) {
@@ -468,7 +468,7 @@ export async function performOn<T>(handle: Handle, statement: Statement<T>, adap
   const client = handle as PoolClientLike
   // Other handles, such as TypeORM's, have a query() that would send the statement and return another type.
   if (!adapter && !(typeof client.query === 'function' && typeof client.removeListener === 'function')) {
-    throw new TypeError(`on() takes a pg client, or a transaction of the ORM that the client was made with, and not a ${describe(handle)}`)
+    throw new TypeError(`on() takes a pg client, or a transaction of the ORM that the client was made with, not a ${describe(handle)}`)
   }
   try {
     return statement.read(adapter ? await adapter.query(text, values, handle) : (await client.query({ text, values })).rows)

@@ -18,7 +18,7 @@ type TransactionOf<Prisma> = Prisma extends { $transaction<R>(run: (tx: infer Tx
 /** max is the size of the driver adapter's pool, which Prisma does not report. */
 export function prismaPool<Prisma extends PrismaLike>(prisma: Prisma, max?: number): PoolLike<TransactionOf<Prisma>> {
   const { _activeProvider: provider } = prisma as { _activeProvider?: string }
-  if (provider !== 'postgresql') throw new TypeError(`prismaPool() needs a PrismaClient of the provider postgresql, and this one is of ${provider}`)
+  if (provider !== 'postgresql') throw new TypeError(`prismaPool() needs a PrismaClient with the provider postgresql, but this one has ${provider}`)
   return poolOver<TransactionOf<Prisma>>({
     max,
     // Our own timeout ends the transaction.

@@ -6,7 +6,7 @@ import type { PoolLike } from './postgres.js'
 
 export function sequelizePool(sequelize: Sequelize): PoolLike<Transaction> {
   if (sequelize.getDialect() !== 'postgres') {
-    throw new TypeError(`sequelizePool() needs a Sequelize of the dialect postgres, and this one is of ${sequelize.getDialect()}`)
+    throw new TypeError(`sequelizePool() needs a Sequelize with the dialect postgres, but this one has ${sequelize.getDialect()}`)
   }
   return poolOver<Transaction>({
     max: (sequelize as { options?: { pool?: { max?: number } } }).options?.pool?.max ?? 5,

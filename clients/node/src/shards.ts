@@ -94,7 +94,7 @@ export class ManyServers implements Servers {
   }
 
   async at<T>(scope: string | undefined, begin: (pool: PoolLike) => Promise<T>): Promise<T> {
-    if (typeof scope !== 'string') throw new TypeError('with several shards the scope says on which a transaction runs: transaction(handler, { scope })')
+    if (typeof scope !== 'string') throw new TypeError('with several shards, a transaction needs a scope: transaction(handler, { scope })')
     for (let tries = 1; ; tries++) {
       const pool = await this.#of(scope)
       try {
@@ -115,7 +115,7 @@ export class ManyServers implements Servers {
       return await performOnPool(this.#router, statementOf<T>(this.#routed, name, given))
     } catch (error) {
       if (!MISSING.has(sqlstateOf(error) ?? '')) throw error
-      throw new IdempotencyError(`the router has no ${name}(), which is each shard's own: use a client over that shard's pool`,
+      throw new IdempotencyError(`the router has no ${name}(): use a client over the pool of each shard`,
         { sqlstate: sqlstateOf(error), cause: error })
     }
   }
@@ -154,7 +154,7 @@ export class ManyServers implements Servers {
     if (!pool) {
       pool = (async () => {
         const made = await this.#shards(shardOf(connection), connection) as PoolLike | undefined
-        if (typeof made?.connect !== 'function') throw new TypeError(`shards() returned no pool for "${connection}", but a ${describe(made)}`)
+        if (typeof made?.connect !== 'function') throw new TypeError(`shards() must return a pool for "${connection}", not ${describe(made)}`)
         return made
       })()
       this.#pools.set(connection, pool)
@@ -172,7 +172,7 @@ export function shardOf(connection: string): Shard {
     [word!, (quoted ?? plain!).replace(/\\(.)/gs, '$1')]))
   const { host: name, hostaddr, port, dbname, user, password, application_name, options, connect_timeout, sslmode } = said
   const host = hostaddr || name
-  if (`${host} ${port}`.includes(',')) throw new TypeError(`the shard "${connection}" has several hosts, of which pg connects to one`)
+  if (`${host} ${port}`.includes(',')) throw new TypeError(`the shard "${connection}" has several hosts, but pg connects to only one`)
   return {
     ...(host ? { host } : {}), ...(port ? { port: Number(port) } : {}), ...(dbname ? { database: dbname } : {}),
     ...(user ? { user } : {}), ...(password ? { password } : {}), ...(application_name ? { application_name } : {}), ...(options ? { options } : {}),

@@ -5,7 +5,7 @@ import type { PoolClientLike, PoolLike } from './postgres.js'
 
 export function typeormPool(dataSource: DataSource): PoolLike<EntityManager> {
   const { options } = dataSource
-  if (options.type !== 'postgres') throw new TypeError(`typeormPool() needs a DataSource of the type 'postgres', and this one is of ${options.type}`)
+  if (options.type !== 'postgres') throw new TypeError(`typeormPool() needs a DataSource of the type 'postgres', but this one has ${options.type}`)
   return poolOver<EntityManager>({
     max: options.poolSize ?? 10,
     async begin() {

@@ -19,12 +19,12 @@ export type Parameter = string | Uint8Array | null
 /** Checks that PostgreSQL can hold the text, before anything is sent. */
 export function text(value: unknown, name: string): string | null {
   if (value === null) return null
-  if (typeof value !== 'string') throw new TypeError(`${name} is no string: ${describe(value)}`)
+  if (typeof value !== 'string') throw new TypeError(`${name} must be a string, not ${describe(value)}`)
   if (value.includes('\0')) {
     throw new IdempotencyError(`${name} contains a NUL character, which PostgreSQL cannot store in text`, { sqlstate: '22021' })
   }
   if (!value.isWellFormed()) {
-    throw new IdempotencyError(`${name} contains a lone surrogate, which is no character`, { sqlstate: '22021' })
+    throw new IdempotencyError(`${name} contains a lone surrogate, which PostgreSQL cannot store in text`, { sqlstate: '22021' })
   }
   return value
 }
@@ -34,25 +34,25 @@ export function bigint(value: unknown, name: string): string | null {
   if (value === null) return null
   if (typeof value === 'bigint' || (typeof value === 'number' && Number.isSafeInteger(value))) return String(value)
   if (typeof value === 'string' && /^[+-]?\d+$/.test(value)) return value
-  throw new TypeError(`${name} is no exact integer: ${describe(value)}; pass a bigint or its digits`)
+  throw new TypeError(`${name} must be an exact integer, not ${describe(value)}; pass a bigint or a string of digits`)
 }
 
 export function int(value: unknown, name: string): string | null {
   if (value === null) return null
   if (typeof value === 'number' && Number.isSafeInteger(value)) return String(value)
-  throw new TypeError(`${name} is no integer: ${describe(value)}`)
+  throw new TypeError(`${name} must be an integer, not ${describe(value)}`)
 }
 
 export function bool(value: unknown, name: string): string | null {
   if (value === null) return null
   if (typeof value === 'boolean') return String(value)
-  throw new TypeError(`${name} is no boolean: ${describe(value)}`)
+  throw new TypeError(`${name} must be a boolean, not ${describe(value)}`)
 }
 
 export function bytes(value: unknown, name: string): Uint8Array | null {
   if (value === null) return null
   if (value instanceof Uint8Array) return Buffer.from(value.buffer, value.byteOffset, value.byteLength)
-  throw new TypeError(`${name} is no Buffer: ${describe(value)}`)
+  throw new TypeError(`${name} must be a Buffer, not ${describe(value)}`)
 }
 
 /** A document's text. */
@@ -63,7 +63,7 @@ export function json(value: unknown, name: string): string | null {
 /** A list in PostgreSQL's array syntax, because drivers differ in how they write arrays. */
 export function array(values: unknown, name: string, element: (value: unknown, name: string) => Parameter): string | null {
   if (values === null) return null
-  if (!Array.isArray(values)) throw new TypeError(`${name} is no array: ${describe(values)}`)
+  if (!Array.isArray(values)) throw new TypeError(`${name} must be an array, not ${describe(values)}`)
   const elements = Array.from(values as unknown[], (value, at) => {
     const made = element(value, `${name}[${at}]`)
     if (made === null) return 'NULL'
@@ -77,8 +77,8 @@ export function array(values: unknown, name: string, element: (value: unknown, n
 export function jsonOf(value: unknown, name: string): string {
   const within: object[] = []
   const check = (part: unknown, path: string): void => {
-    const refuse = (what: string): never => { throw new TypeError(`${name} what JSON has not: ${path === '' ? '' : `${path} is `}${what}`) }
-    if (part === undefined) refuse(path === '' ? 'undefined; null stands for no value' : 'undefined')
+    const refuse = (what: string): never => { throw new TypeError(`${name} a value that JSON cannot represent: ${path === '' ? '' : `${path} is `}${what}`) }
+    if (part === undefined) refuse(path === '' ? 'undefined; use null for no value' : 'undefined')
     if (typeof part === 'bigint' || typeof part === 'function' || typeof part === 'symbol') refuse(`a ${typeof part}`)
     if (typeof part === 'number' && !Number.isFinite(part)) refuse(String(part))
     if (typeof part !== 'object' || part === null) return
@@ -114,16 +114,16 @@ export function asciiJson(value: unknown, name: string): string | null {
 /** Refuses headers that are a Map or a Headers object, which would have no names. */
 export function headerNames(value: unknown, name: string): void {
   if (typeof value !== 'object' || value === null || !isPlain(value)) {
-    throw new TypeError(`${name}: no object of names and values, but a ${describe(value)}`)
+    throw new TypeError(`${name} must be an object of names and values, not ${describe(value)}`)
   }
 }
 
 function checkLine(field: string, line: unknown, name: string): void {
-  if (!/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/.test(field)) throw new TypeError(`${name}: ${JSON.stringify(field)} is no name of a header`)
-  if (typeof line !== 'string' && typeof line !== 'number') throw new TypeError(`${name}: ${field} is no string: ${describe(line)}`)
+  if (!/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/.test(field)) throw new TypeError(`${name}: ${JSON.stringify(field)} is not a valid name of a header`)
+  if (typeof line !== 'string' && typeof line !== 'number') throw new TypeError(`${name}: ${field} must be a string, not ${describe(line)}`)
   const wrong = /[^\t\x20-\x7e\x80-\xff]/.exec(String(line))
   if (wrong) {
-    throw new TypeError(`${name}: ${field} contains ${JSON.stringify(wrong[0])}, which no line of a header may, and could not be sent again`)
+    throw new TypeError(`${name}: ${field} contains ${JSON.stringify(wrong[0])}, which is not allowed in a header`)
   }
 }
 
@@ -191,21 +191,21 @@ function parsedInterval(interval: string): number | undefined {
 /** An interval from text, or from milliseconds in an option whose name ends in Ms. Other values are refused before anything is sent. */
 export function interval(value: string | null | undefined, ms: number | null | undefined, name: string): string | null | undefined {
   if (ms !== undefined && ms !== null) {
-    if (value !== undefined && value !== null) throw new TypeError(`${name} and ${name}Ms exclude each other`)
-    if (typeof ms !== 'number' || !Number.isFinite(ms)) throw new TypeError(`${name}Ms is no number of milliseconds: ${describe(ms)}`)
-    if (ms < 0) throw new TypeError(`${name}Ms is negative: ${ms}`)
-    if (ms > 1e14) throw new TypeError(`${name}Ms is longer than PostgreSQL's times: ${ms}`)
+    if (value !== undefined && value !== null) throw new TypeError(`${name} and ${name}Ms cannot both be set`)
+    if (typeof ms !== 'number' || !Number.isFinite(ms)) throw new TypeError(`${name}Ms must be a number of milliseconds, not ${describe(ms)}`)
+    if (ms < 0) throw new TypeError(`${name}Ms must not be negative: ${ms}`)
+    if (ms > 1e14) throw new TypeError(`${name}Ms is too long for PostgreSQL: ${ms}`)
     return `${ms.toFixed(3)} milliseconds`
   }
   if (value === undefined || value === null) return value ?? ms
   if (typeof value !== 'string') {
-    throw new TypeError(`${name} is no interval such as '30s': ${describe(value)}; milliseconds are ${name}Ms`)
+    throw new TypeError(`${name} must be an interval such as '30s', not ${describe(value)}; for milliseconds, use ${name}Ms`)
   }
   const found = intervalMs(value)
   if (found === undefined) {
-    throw new TypeError(`${name} is no interval: ${JSON.stringify(value)}; write it as '30 seconds', '1 day 02:30' or 'PT30S'`)
+    throw new TypeError(`${name} is not a valid interval: ${JSON.stringify(value)}; write it as '30 seconds', '1 day 02:30' or 'PT30S'`)
   }
-  if (found < 0) throw new TypeError(`${name} is negative: ${JSON.stringify(value)}`)
+  if (found < 0) throw new TypeError(`${name} must not be negative: ${JSON.stringify(value)}`)
   return value
 }
 

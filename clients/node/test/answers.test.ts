@@ -22,7 +22,7 @@ after(() => world.end())
 const { default: express4 } = await import('express4' as string)
 const scope = (): string => 'ann'
 
-/** What a handler gets in each framework: raw is Node's response. */
+/** The arguments of a handler in each framework: raw is Node's response. */
 interface Kit {
   raw: any
   answer: any
@@ -319,7 +319,7 @@ const steps: ((kit: Kit, random: (below: number) => number) => any)[] = [
   ({ tx, key }) => effect(tx, key),
   ({ send }, random) => send([200, 201, 402, 404, 429, 503][random(6)]!, 'answer'),
   ({ send }, random) => send([200, 201][random(2)]!, 'answer'),
-  ({ send }) => { try { send(201, 'answer') } catch { /* It goes on. */ } },
+  ({ send }) => { try { send(201, 'answer') } catch { /* It continues. */ } },
   ({ tx }) => tx?.query('SELECT 1 / 0').catch(() => undefined),
   ({ tx }) => tx?.query('SELECT 1 / 0'),
   async ({ tx }) => {

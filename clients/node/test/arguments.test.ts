@@ -14,7 +14,7 @@ after(() => world.end())
 type Row = [name: string, given: Record<string, unknown>, state: string]
 const table: Row[] = JSON.parse(await readFile(new URL('../../../../test/http/arguments.json', import.meta.url), 'utf8'))
 
-/** Those that have a place of their own; all others have names. */
+/** Arguments with a position; all others have names. */
 const POSITIONAL: Record<string, string[]> = {
   request_hash: ['method', 'path', 'body'], canonical_json: ['document'], complete: ['scope', 'key', 'response_status'],
   checkpoint: ['scope', 'key', 'recovery_point'], complete_many: ['scope', 'keys', 'response_statuses'], claim_many: ['scope', 'keys'],
@@ -55,7 +55,7 @@ test('bad arguments: the same refusal by the server and by the double', async ()
   for (const row of table) {
     const found: unknown[] = []
     for (const client of [world.client(), new MemoryIdempotency()] as Client<any>[]) {
-      const answer = call(client, row).then(() => 'ok', (error: unknown) => (/^TypeError: (\w+ is negative|not an HTTP method)/.test(String(error)) ? 'local' : codeOf(error) ?? String(error)))
+      const answer = call(client, row).then(() => 'ok', (error: unknown) => (/^TypeError: (\w+ must not be negative|not an HTTP method)/.test(String(error)) ? 'local' : codeOf(error) ?? String(error)))
       found.push(await Promise.race([answer, sleep(5000, 'it waits', { ref: false })]))
     }
     // Some of it the client does not even send.

@@ -252,7 +252,7 @@ test('the keys whose messages wait', async () => {
   assert.ok(blocked[0]!.until instanceof Date && blocked[0]!.blockedSince instanceof Date)
   await idem.outboxAck([id])
   const memory = new MemoryIdempotency()
-  for (const call of [() => memory.outboxBlocked(), () => memory.resume(), () => memory.takeExpired('keys')]) await assert.rejects(call(), /is not in the double/)
+  for (const call of [() => memory.outboxBlocked(), () => memory.resume(), () => memory.takeExpired('keys')]) await assert.rejects(call(), /the double does not have/)
 })
 
 test('numbers beyond 2^53 keep their digits in the text of a document', async () => {
@@ -264,41 +264,41 @@ test('numbers beyond 2^53 keep their digits in the text of a document', async ()
   assert.equal(await idem.canonicalJson('{"n": 9007199254740993}'), '{"n":9007199254740993}')
 })
 
-test('what a program got wrong is told before anything is sent', async () => {
+test('mistakes in arguments are errors before any call', async () => {
   const wrong: [() => Promise<unknown>, RegExp][] = [
     [() => idem.set('u', 'e', '1', 'like', true, 2 ** 53), /exact integer/],
     [() => idem.once('scope', 'nul\0'), /NUL/],
     [() => idem.once('scope', '\ud800'), /surrogate/],
-    [() => idem.once('scope', 7 as never), /no string/],
-    [() => idem.claim('scope', key(), { wait: 5 as never }), /milliseconds are waitMs/],
-    [() => idem.claim('scope', key(), { wait: '5s', waitMs: 5 }), /exclude each other/],
+    [() => idem.once('scope', 7 as never), /must be a string/],
+    [() => idem.claim('scope', key(), { wait: 5 as never }), /for milliseconds, use waitMs/],
+    [() => idem.claim('scope', key(), { wait: '5s', waitMs: 5 }), /cannot both be set/],
     [() => idem.publish('t', { n: 1n } as never), /bigint/],
-    [() => idem.onceMany('scope', 'token' as never), /no array/],
-    [() => idem.claim('scope', key(), { waitMs: NaN }), /waitMs is no number of milliseconds: NaN/],
-    [() => idem.claim('scope', key(), { leaseMs: -1 }), /leaseMs is negative: -1/],
-    [() => idem.claim('scope', key(), { ttlMs: Infinity }), /ttlMs is no number of milliseconds: Infinity/],
-    [() => idem.claim('scope', key(), { ttlMs: 1e300 }), /ttlMs is longer than/],
-    [() => idem.claim('scope', key(), { ttl: '5 bananas' }), /ttl is no interval: "5 bananas"/],
-    [() => idem.once('scope', key(), { ttl: '-1 day' }), /ttl is negative: "-1 day"/],
-    [() => idem.outboxTake({ wait: 'a while' }), /wait is no interval/],
+    [() => idem.onceMany('scope', 'token' as never), /must be an array/],
+    [() => idem.claim('scope', key(), { waitMs: NaN }), /waitMs must be a number of milliseconds, not NaN/],
+    [() => idem.claim('scope', key(), { leaseMs: -1 }), /leaseMs must not be negative: -1/],
+    [() => idem.claim('scope', key(), { ttlMs: Infinity }), /ttlMs must be a number of milliseconds, not Infinity/],
+    [() => idem.claim('scope', key(), { ttlMs: 1e300 }), /ttlMs is too long/],
+    [() => idem.claim('scope', key(), { ttl: '5 bananas' }), /ttl is not a valid interval: "5 bananas"/],
+    [() => idem.once('scope', key(), { ttl: '-1 day' }), /ttl must not be negative: "-1 day"/],
+    [() => idem.outboxTake({ wait: 'a while' }), /wait is not a valid interval/],
     [() => idem.complete('scope', key(), 200, { headers: { 'X-A': 'a\r\nSet-Cookie: b' } }), /headers: X-A contains "\\r"/],
     [() => idem.complete('scope', key(), 200, { headers: { 'X-A': ['a', 'b\0'] } }), /headers: X-A contains/],
-    [() => idem.complete('scope', key(), 200, { headers: { 'X A': 'a' } }), /"X A" is no name of a header/],
+    [() => idem.complete('scope', key(), 200, { headers: { 'X A': 'a' } }), /"X A" is not a valid name of a header/],
     [() => idem.completeMany('scope', [key()], [200], { headers: [{ A: '\n' }] }), /A contains "\\n"/],
-    [() => idem.request({ scope: 's', key: key(), wait: '1s', waitMs: 1 }, () => ({ status: 200 })), /wait and waitMs exclude each other/],
-    [() => idem.request({ scope: 's', key: key(), timeout: 'soon' }, () => ({ status: 200 })), /timeout is no interval/],
-    [() => idem.request({ scope: 's', key: key(), timeoutMs: 0 }, () => ({ status: 200 })), /timeout is 0/],
-    [() => idem.job({ scope: 's', key: key(), leaseMs: -5 }, () => ({ status: 200 })), /leaseMs is negative/],
-    [() => idem.request({ scope: 's', key: key(), maxResponseSize: NaN }, () => ({ status: 200 })), /maxResponseSize is no whole number/],
-    [() => idem.request({ scope: 's', key: key(), ttl: '0 seconds' }, () => ({ status: 200 })), /ttl is 0/],
-    [() => new MemoryIdempotency().job({ scope: 's', key: key(), ttlMs: 0 }, () => ({ status: 200 })), /ttl is 0/],
-    [async () => new Idempotency(world.pool(), { wait: '5 bananas' }), /wait is no interval/],
-    [async () => new Idempotency(world.pool(), { ttl: '1 day', ttlMs: 1 }), /exclude each other/],
-    [async () => new Idempotency(world.pool(), { maxWaiters: 1.5 }), /maxWaiters is no whole number/],
-    [async () => new MemoryIdempotency({ leaseMs: NaN }), /leaseMs is no number/],
-    [async () => idempotent(idem, { scope: () => 'a', wait: '5 bananas' }), /wait is no interval/],
-    [async () => idempotent(idem, { scope: () => 'a', conflictStatus: 400 as never }), /conflictStatus is 422 or 409/],
-    [async () => idempotent(idem, {} as never), /scope is a function/],
+    [() => idem.request({ scope: 's', key: key(), wait: '1s', waitMs: 1 }, () => ({ status: 200 })), /wait and waitMs cannot both be set/],
+    [() => idem.request({ scope: 's', key: key(), timeout: 'soon' }, () => ({ status: 200 })), /timeout is not a valid interval/],
+    [() => idem.request({ scope: 's', key: key(), timeoutMs: 0 }, () => ({ status: 200 })), /timeout must not be 0/],
+    [() => idem.job({ scope: 's', key: key(), leaseMs: -5 }, () => ({ status: 200 })), /leaseMs must not be negative/],
+    [() => idem.request({ scope: 's', key: key(), maxResponseSize: NaN }, () => ({ status: 200 })), /maxResponseSize must be a whole number/],
+    [() => idem.request({ scope: 's', key: key(), ttl: '0 seconds' }, () => ({ status: 200 })), /ttl must not be 0/],
+    [() => new MemoryIdempotency().job({ scope: 's', key: key(), ttlMs: 0 }, () => ({ status: 200 })), /ttl must not be 0/],
+    [async () => new Idempotency(world.pool(), { wait: '5 bananas' }), /wait is not a valid interval/],
+    [async () => new Idempotency(world.pool(), { ttl: '1 day', ttlMs: 1 }), /cannot both be set/],
+    [async () => new Idempotency(world.pool(), { maxWaiters: 1.5 }), /maxWaiters must be a whole number/],
+    [async () => new MemoryIdempotency({ leaseMs: NaN }), /leaseMs must be a number/],
+    [async () => idempotent(idem, { scope: () => 'a', wait: '5 bananas' }), /wait is not a valid interval/],
+    [async () => idempotent(idem, { scope: () => 'a', conflictStatus: 400 as never }), /conflictStatus must be 422 or 409/],
+    [async () => idempotent(idem, {} as never), /scope must be a function/],
   ]
   for (const [call, said] of wrong) await assert.rejects(call(), (error: Error) => said.test(error.message), String(said))
 })
@@ -409,7 +409,7 @@ test('a wrong schema is named in the error', async () => {
     const ways = [() => wrong.once('a', 'b'), () => wrong.request({ scope: 'a', key: key() }, () => ({ status: 200 }))]
     for (const way of ways) {
       await assert.rejects(way(), (error) => error instanceof IdempotencyError && /42883|3F000/.test(error.sqlstate!) &&
-        error.message.startsWith(`the functions of the extension are not in schema ${schema}: the option schema`))
+        error.message.startsWith(`the functions of the extension are not in schema ${schema}: set the option schema`))
     }
   }
 })

@@ -1,8 +1,11 @@
 /** A guarded handler gets and gives what the same handler does alone, and cannot slip past. */
 import assert from 'node:assert/strict'
 import { createReadStream } from 'node:fs'
+import { mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { Agent, request as send } from 'node:http'
 import type { AddressInfo } from 'node:net'
+import { tmpdir } from 'node:os'
+import { dirname, join } from 'node:path'
 import { PassThrough, Writable } from 'node:stream'
 import { pipeline } from 'node:stream/promises'
 import { after, before, test } from 'node:test'
@@ -255,9 +258,121 @@ test('a guarded route of Fastify that was declared before the plugin was there d
   const answers = []
   for (const url of ['/early', '/plain', '/guarded']) answers.push(await app.inject({ method: 'POST', url, payload: '{}', headers: keyed() }))
   assert.deepEqual(answers.map((one) => one.statusCode), [500, 200, 200])
-  assert.match(answers[0]!.json().message, /POST \/early was declared before the plugin was loaded: await app\.register\(\)/)
+  assert.match(answers[0]!.json().message, /POST \/early was declared before the plugin was loaded, or outside the context that registers it: first await register\(\)/)
   assert.equal(runs, 0)
   await app.close()
+})
+
+test('a guarded route of Fastify outside the context that registers the plugin does not run', async () => {
+  const app = Fastify()
+  let runs = 0
+  const route = async (): Promise<object> => ({ runs: ++runs })
+  app.post('/root', guardedRoute, route)
+  await app.register(async (context) => {
+    context.post('/before', guardedRoute, route)
+    await context.register(async (nested) => { nested.post('/nested', guardedRoute, route) })
+  })
+  await app.register(async (context) => {
+    await context.register(idempotency as any, { client: idem, scope })
+    context.post('/own', guardedRoute, async () => 'guarded')
+    await context.register(async (nested) => { nested.post('/below', guardedRoute, async () => 'guarded') })
+  })
+  await app.register(async (context) => { context.post('/after', guardedRoute, route) })
+  // A second interface, with the plugin's options of its own.
+  await app.register(async (context) => {
+    await context.register(idempotency as any, { client: idem, scope })
+    context.post('/other', guardedRoute, async () => 'guarded')
+  })
+  try {
+    for (const url of ['/root', '/before', '/nested', '/after']) {
+      const answer = await app.inject({ method: 'POST', url, payload: '{}', headers: keyed() })
+      assert.equal(answer.statusCode, 500, url)
+      assert.match(answer.json().message, /outside the context that registers it/)
+    }
+    for (const url of ['/own', '/below', '/other']) assert.equal((await app.inject({ method: 'POST', url, payload: '{}', headers: keyed() })).payload, 'guarded')
+    assert.equal(runs, 0)
+  } finally {
+    await app.close()
+  }
+})
+
+test('a handler of Fastify that returns an error is rolled back', async () => {
+  const what = key()
+  const work = (request: any): Promise<unknown> => request.idempotency.tx.query('INSERT INTO effects (what) VALUES ($1)', [what])
+  const shop = await fastifyShop((app) => {
+    app.post('/returns', guardedRoute, async (request: any) => { await work(request); return new Error('no money') })
+    app.post('/sends', guardedRoute, async (request: any, reply: any) => { await work(request); return reply.code(201).send(new Error('no money')) })
+  })
+  try {
+    for (const path of ['/returns', '/sends']) {
+      const { status, text } = await post(shop, path, '{}', keyed())
+      assert.deepEqual([status, JSON.parse(text).message], [500, 'no money'], path)
+    }
+    assert.equal(await world.effects(what), 0)
+  } finally {
+    await shop.close()
+  }
+})
+
+test('a status of 1xx is refused and rolled back', async () => {
+  const what = key()
+  const work = (request: any): Promise<unknown> => request.idempotency.tx.query('INSERT INTO effects (what) VALUES ($1)', [what])
+  const app = express5()
+  app.post('/', idempotent(idem, { scope })(async (req, res: any) => { await work(req); res.status(102).end() }))
+  app.use(shown)
+  for (const shop of [await listening(app), await fastifyShop((app) => {
+    app.post('/', guardedRoute, async (request: any, reply: any) => { await work(request); return reply.code(102).send() })
+  })]) {
+    try {
+      assert.equal((await post(shop, '/', '{}', keyed())).status, 500)
+    } finally {
+      await shop.close()
+    }
+  }
+  assert.equal(await world.effects(what), 0)
+})
+
+test('a body that a parser of files has read before the guard is compared with its files', async (t) => {
+  const path = `${await mkdtemp(join(tmpdir(), 'idempotency-'))}/upload`
+  t.after(() => rm(dirname(path), { recursive: true }))
+  for (const express of [express5, express4] as any[]) {
+    const app = express()
+    // As multer and express-fileupload do, in memory and on disk.
+    app.use((req: any, _res: any, next: any) => {
+      const parts: Buffer[] = []
+      req.on('data', (part: Buffer) => parts.push(part)).on('end', async () => {
+        const bytes = Buffer.concat(parts)
+        const file = { fieldname: 'photo', originalname: 'a.png', mimetype: 'image/png', size: bytes.length }
+        if (req.path !== '/lost') req.body = { title: 'a' }
+        if (req.path === '/one') req.file = { ...file, buffer: bytes }
+        if (req.path === '/list') req.files = [{ ...file, buffer: bytes }]
+        if (req.path === '/fields') req.files = { photo: [{ ...file, buffer: bytes }] }
+        if (req.path === '/data') req.files = { photo: { ...file, data: bytes, tempFilePath: '' } }
+        if (req.path === '/disk') {
+          await writeFile(path, bytes)
+          req.files = [{ ...file, path }]
+        }
+        next()
+      })
+    })
+    app.post('/:way', idempotent(idem, { scope })((req: any, res: any) => { res.json(req.body) }))
+    app.use(shown)
+    const shop = await listening(app)
+    const form = { 'Content-Type': 'multipart/form-data; boundary=a' }
+    try {
+      for (const way of ['/one', '/list', '/fields', '/data', '/disk']) {
+        const one = key()
+        const statuses = []
+        for (const bytes of ['red', 'red', 'sky']) statuses.push((await post(shop, way, bytes, keyed(form, one))).status)
+        assert.deepEqual(statuses, [200, 200, 422], way)
+      }
+      const lost = await post(shop, '/lost', 'red', keyed(form))
+      assert.equal(lost.status, 500)
+      assert.match(lost.text, /was read before the guard/)
+    } finally {
+      await shop.close()
+    }
+  }
 })
 
 test("answers in Fastify, as the handler's alone", async () => {
@@ -271,6 +386,7 @@ test("answers in Fastify, as the handler's alone", async () => {
     serializer: (reply) => reply.type('text/csv').serializer((rows: string[]) => rows.join(',')).send(['a', 'b']),
     gzip: (reply) => reply.headers({ 'content-encoding': 'gzip', 'content-disposition': 'attachment; filename=a.csv', vary: 'accept-encoding' }).send(gzipSync('a')),
     later: async (reply) => { setTimeout(() => reply.send({ a: 1 }), 10); return reply },
+    awaited: async (reply) => { setTimeout(() => reply.code(201).send({ a: 1 }), 10); await reply },
   }
   const shop = await fastifyShop((app) => {
     for (const [path, answer] of Object.entries(answers)) {
@@ -489,7 +605,7 @@ test('a conditional GET of Express: 304 is for who has it, and what is stored is
   }
 })
 
-test('nobody is no scope, and what refuses him is answered by the application', async () => {
+test('a missing scope is an error, and the application answers the error that refuses a visitor', async () => {
   for (const [found, said] of [[undefined, 'undefined'], [null, 'null'], ['', "''"], [7, '7'], [Promise.resolve('u'), 'Promise'], [new Error('who'), undefined]] as [any, string | undefined][]) {
     const scope = (): any => { if (found instanceof Error) throw Object.assign(found, { status: 401, statusCode: 401 }); return found }
     let seen: any
@@ -514,17 +630,34 @@ test('nobody is no scope, and what refuses him is answered by the application', 
   }
 })
 
+test('a scope that is a rejected promise does not end the process', async () => {
+  const rejections: unknown[] = []
+  const note = (error: unknown): void => { rejections.push(error) }
+  process.on('unhandledRejection', note)
+  const app = Fastify()
+  try {
+    await app.register(idempotency as any, { client: idem, scope: async () => { throw new Error('no user') } })
+    app.post('/', guardedRoute, async () => 'never')
+    assert.equal((await app.inject({ method: 'POST', url: '/', payload: '{}', headers: keyed() })).statusCode, 500)
+    await sleep(10)
+    assert.deepEqual(rejections, [])
+  } finally {
+    process.off('unhandledRejection', note)
+    await app.close()
+  }
+})
+
 test('nonsense in the options of a route is refused when it is made', async () => {
-  await assert.rejects(async () => { await Fastify().register(idempotency as any, { client: idem, scope, ttl: '5 bananas' }) }, /ttl is no interval/)
-  await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { waitMs: -1 } } }, async () => 'never') }), /waitMs is negative/)
+  await assert.rejects(async () => { await Fastify().register(idempotency as any, { client: idem, scope, ttl: '5 bananas' }) }, /ttl is not a valid interval/)
+  await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { waitMs: -1 } } }, async () => 'never') }), /waitMs must not be negative/)
   await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { wat: 1 } } }, async () => 'never') }), /has no option wat/)
   await assert.rejects(async () => { await Fastify().register(idempotency as any, { client: idem, scope, wat: 1 }) }, /has no option wat/)
   assert.throws(() => idempotent(idem, { scope, wat: 1 } as any), /has no option wat/)
   assert.throws(() => idempotent(idem, { scope })(() => undefined, { wat: 1 } as any), /has no option wat/)
   // These would guard nothing.
   for (const methods of [['post'], [], 'POST', ['POST', 1]] as any[]) {
-    assert.throws(() => idempotent(idem, { scope, methods }), /methods is a list of HTTP methods in upper case/)
+    assert.throws(() => idempotent(idem, { scope, methods }), /methods must be a list of HTTP methods in upper case/)
   }
-  assert.throws(() => idempotent(idem, { scope })(() => undefined, { lease: '1s', leaseMs: 1 }), /lease and leaseMs exclude each other/)
-  assert.throws(() => idempotent(idem, { scope })({} as any), /a guard takes the handler/)
+  assert.throws(() => idempotent(idem, { scope })(() => undefined, { lease: '1s', leaseMs: 1 }), /lease and leaseMs cannot both be set/)
+  assert.throws(() => idempotent(idem, { scope })({} as any), /a guard needs the handler/)
 })

@@ -288,7 +288,7 @@ test('a second connection of the pool inside of a handler is refused, and only t
       await job.step('token', async () => client.once('scope', key()))
       return { status: 200 }
     })
-    // What a handler has started may go on when it is over.
+    // Work that a handler has started can continue after the handler's end.
     let later!: Promise<unknown>
     await client.request(options(key()), () => { later = sleep(50).then(() => client.once('scope', key())); return { status: 200 } })
     assert.equal(await later, true)
@@ -312,7 +312,7 @@ test('those that sleep in duplicates are counted over all clients of a pool', as
   const refused = await Promise.allSettled(waiting)
   assert.ok(refused.every((one) => one.status === 'rejected' && one.reason instanceof InProgress))
   assert.ok(Date.now() - began >= 1000, 'one has waited')
-  // The others were told at once, while it did.
+  // The others got their answers at once meanwhile.
   const again = clients.map((client, at) => client.request(options(keys[at]!), makes('waited')).catch(() => performance.now()))
   const ends = (await Promise.all(again) as number[]).sort((a, b) => a - b)
   assert.ok(ends[2]! - ends[1]! > 500, `two were told at once: ${ends}`)
@@ -325,7 +325,7 @@ test('a step whose value is not JSON: an error that names it, and nothing is sto
   for (const memory of [false, true]) {
     const client: Client<any> = memory ? new MemoryIdempotency() : idem
     for (const [value, said] of [
-      [1n, /the step odd returned what JSON has not: a bigint/], [() => 1, /a function/], [circle, /self is part of itself/],
+      [1n, /the step odd returned a value that JSON cannot represent: a bigint/], [() => 1, /a function/], [circle, /self is part of itself/],
       [{ a: [1, { b: 2n }] }, /a\[1\]\.b is a bigint/], [NaN, /NaN/], [[undefined], /\[0\] is undefined/], [new Map(), /a Map/], [{ at: Symbol('x') }, /at is a symbol/],
     ] as [unknown, RegExp][]) {
       const one = key()
@@ -342,12 +342,12 @@ test('a step whose value is not JSON: an error that names it, and nothing is sto
   }
 })
 
-test('a document that JSON has not: an error that names the place, and nothing is sent', async () => {
+test('a document that JSON cannot represent: an error that names the place, and nothing is sent', async () => {
   const circle: { self?: unknown } = {}
   circle.self = [circle]
   for (const client of [idem, new MemoryIdempotency()] as Client<any>[]) {
     for (const [value, said] of [
-      [undefined, /undefined; null stands/], [NaN, /NaN/], [{ a: [1, { b: Infinity }] }, /a\[1\]\.b is Infinity/], [new Map([[1, 2]]), /a Map/],
+      [undefined, /undefined; use null/], [NaN, /NaN/], [{ a: [1, { b: Infinity }] }, /a\[1\]\.b is Infinity/], [new Map([[1, 2]]), /a Map/],
       [{ at: new Set() }, /at is a Set/], [{ at: /x/ }, /at is a RegExp/], [{ at: new Error('x') }, /at is a Error/], [{ at: new Date(NaN) }, /at is an invalid Date/],
       // eslint-disable-next-line no-sparse-arrays -- the hole is what is refused
       [{ at: new Uint8Array(2) }, /at is a Uint8Array/], [[, 1], /\[0\] is undefined/], [circle, /self\[0\] is part of itself/], [{ at: 1n }, /at is a bigint/],
@@ -362,7 +362,7 @@ test('a document that JSON has not: an error that names the place, and nothing i
         // Left out, it has a default.
         if (value === undefined && ['recoveryState', 'headers'].includes(name)) continue
         await assert.rejects(call(), (error: Error) => error instanceof TypeError && said.test(error.message) &&
-          new RegExp(`^${name} contains what JSON has not: `).test(error.message), `${name} ${said}`)
+          new RegExp(`^${name} contains a value that JSON cannot represent: `).test(error.message), `${name} ${said}`)
       }
     }
     assert.deepEqual(await client.outboxTake({ topics: ['odd'] }), [])
@@ -373,25 +373,25 @@ test('a document that JSON has not: an error that names the place, and nothing i
   }
 })
 
-test('what is no body, no headers, no scope: a TypeError at the door', async () => {
+test('an invalid body, invalid headers or an invalid scope: a TypeError before any call', async () => {
   const circle: { self?: unknown } = {}
   circle.self = circle
   for (const client of [idem, new MemoryIdempotency()] as Client<any>[]) {
     for (const body of [7, 0, new Map(), Readable.from(['x']), circle, [], true] as any[]) {
       const one = key()
-      await assert.rejects(client.request(options(one), () => ({ status: 200, body })), /^TypeError: the handler returned a body that is no string and no Buffer, but a/)
+      await assert.rejects(client.request(options(one), () => ({ status: 200, body })), /^TypeError: the handler returned a body that is not a string or a Buffer, but a/)
       await assert.rejects(client.job(options(one), () => ({ status: 200, body })), /^TypeError: the job returned a body/)
       await assert.rejects(client.job(options(one), async (job) => { await job.finish(() => ({ status: 200, body })) }), /^TypeError: the last step returned a body/)
       await assert.rejects(client.request(options(key(), { method: 'POST', path: '/', body }), () => assert.fail('it ran')),
-        /^TypeError: the body of the request is no string and no Buffer, but a/)
-      await assert.rejects(client.request(options(key(), { requestHash: body }), () => assert.fail('it ran')), /^TypeError: requestHash is no Buffer/)
+        /^TypeError: the body of the request must be a string or a Buffer, not a/)
+      await assert.rejects(client.request(options(key(), { requestHash: body }), () => assert.fail('it ran')), /^TypeError: requestHash must be a Buffer/)
     }
     for (const headers of [new Map([['a', 'b']]), new Headers({ a: 'b' }), [['a', 'b']], 'a: b', 7] as any[]) {
-      await assert.rejects(client.request(options(key()), () => ({ status: 200, headers })), /^TypeError: the handler returned headers: no object of names/)
+      await assert.rejects(client.request(options(key()), () => ({ status: 200, headers })), /^TypeError: the headers that the handler returned must be an object of names/)
     }
     for (const scope of [undefined, null, '', 7] as any[]) {
-      await assert.rejects(client.request({ scope, key: key() }, () => assert.fail('it ran')), /^TypeError: scope is the user or tenant/)
-      await assert.rejects(client.job({ scope, key: key() }, () => assert.fail('it ran')), /^TypeError: scope is the user or tenant/)
+      await assert.rejects(client.request({ scope, key: key() }, () => assert.fail('it ran')), /^TypeError: scope must be a string, the user or tenant/)
+      await assert.rejects(client.job({ scope, key: key() }, () => assert.fail('it ran')), /^TypeError: scope must be a string, the user or tenant/)
     }
   }
 })

@@ -121,7 +121,7 @@ for (const [framework, open] of [['Express 5', () => inExpress(express5)], ['Exp
           }
         })
       }
-      // What a handler does after its answer belongs to the transaction.
+      // Work of a handler after its answer belongs to the transaction.
       await grows('tail', 2, async () => {
         const one = key()
         assert.equal((await post('tail', one)).text, 'first')

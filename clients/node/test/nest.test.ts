@@ -2,8 +2,9 @@
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
 import 'reflect-metadata'
-import { Body, Controller, Header, HttpException, Module, Param, Post, Res, StreamableFile, type CallHandler, type INestApplication } from '@nestjs/common'
-import { NestFactory } from '@nestjs/core'
+import { Body, Controller, Header, HttpException, Module, Param, Post, Res, StreamableFile, type ArgumentsHost, type CallHandler, type INestApplication } from '@nestjs/common'
+import { NestFactory, type AbstractHttpAdapter } from '@nestjs/core'
+import { FastifyAdapter } from '@nestjs/platform-fastify'
 import { map } from 'rxjs'
 import type pg from 'pg'
 import { newKey, type Idempotency, type Job as JobType } from 'pg-idempotency'
@@ -50,6 +51,46 @@ class Orders {
   async file(@Tx() tx: pg.PoolClient) {
     await tx.query("INSERT INTO effects (what) VALUES ('file')")
     return new StreamableFile(Buffer.from('x'))
+  }
+
+  @Post('number')
+  @Idempotent()
+  async number() { return 7 }
+
+  @Post('empty')
+  @Idempotent()
+  async empty() { return '' }
+
+  @Post('null')
+  @Idempotent()
+  async null() { return null }
+
+  @Post('bytes')
+  @Idempotent()
+  async bytes() { return Buffer.from([97, 255]) }
+
+  @Post('generator')
+  @Idempotent()
+  async generator(@Tx() tx: pg.PoolClient) {
+    await tx.query("INSERT INTO effects (what) VALUES ('file')")
+    return (async function* parts() { yield 1 })()
+  }
+
+  @Post('sends')
+  @Idempotent()
+  async sends(@Tx() tx: pg.PoolClient, @Res({ passthrough: true }) res: any) {
+    await tx.query("INSERT INTO effects (what) VALUES ('file')")
+    res.header('X-Rolled-Back', 'yes')
+    res.send({ other: true })
+    return { a: 1 }
+  }
+
+  @Post('late')
+  @Idempotent({ timeoutMs: 200 })
+  async late(@Tx() tx: pg.PoolClient) {
+    await tx.query("INSERT INTO effects (what) VALUES ('file')")
+    await new Promise((resolve) => { setTimeout(resolve, 400) })
+    return { a: 1 }
   }
 
   @Post('jobs/:last')
@@ -107,6 +148,7 @@ test('a first response and its replay are the same, through the interceptors of 
   assert.equal((await twice('/orders/text', { what })).text, `<b>${what}</b>`)
   assert.equal((await twice('/orders/raw')).text, '{"spaces":   1}')
   assert.equal((await twice('/orders/nothing')).text, '')
+  for (const path of ['number', 'null', 'empty', 'bytes']) await twice(`/orders/${path}`)
 })
 
 test('what is thrown is rolled back and not stored; a status that the handler sets is stored', async () => {
@@ -142,7 +184,10 @@ test('jobs', async () => {
 })
 
 test('what cannot be held back is refused', async () => {
-  assert.equal((await post('/orders/file', newKey())).status, 500)
+  for (const path of ['file', 'generator', 'sends']) {
+    const { status, text } = await post(`/orders/${path}`, newKey())
+    assert.deepEqual([status, JSON.parse(text).type], [500, 'urn:pg-idempotency:streaming-refused'], path)
+  }
   assert.equal(await world.effects('file'), 0)
   assert.throws(() => {
     class Wrong {
@@ -151,26 +196,53 @@ test('what cannot be held back is refused', async () => {
       wrong(@Res() res: any) { res.json({}) }
     }
     return Wrong
-  }, /is guarded and takes @Res\(\)/)
+  }, /is guarded, and must not use @Res\(\)/)
   assert.throws(() => Idempotent({ wat: 1 } as object), /no option wat/)
 })
 
-test('on Fastify', async () => {
-  const { FastifyAdapter } = await import('@nestjs/platform-fastify')
-  @Module({ controllers: [Orders], imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'fastify' })] })
+/** Another application with the same routes, for the time of fn. */
+async function withShop(adapter: AbstractHttpAdapter | undefined, prepare: (other: INestApplication) => void, fn: () => Promise<void>): Promise<void> {
+  @Module({ controllers: [Orders], imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'other' })] })
   class Shop {}
-  const other = await NestFactory.create(Shop, new FastifyAdapter(), { logger: false })
+  const other = await (adapter ? NestFactory.create(Shop, adapter, { logger: false }) : NestFactory.create(Shop, { logger: false }))
+  prepare(other)
   await other.listen(0, '127.0.0.1')
   const before = url
   url = await other.getUrl()
   try {
+    await fn()
+  } finally {
+    url = before
+    await other.close()
+  }
+}
+
+test('an exception filter cannot make a success of work that was rolled back', async () => {
+  for (const adapter of [undefined, new FastifyAdapter()]) {
+    await withShop(adapter, (other) => other.useGlobalFilters({ catch: (_: unknown, host: ArgumentsHost) => {
+      const response = host.switchToHttp().getResponse()
+      response.status(201).send({ sorry: true })
+    } }), async () => {
+      for (const path of ['late', 'file', 'sends']) {
+        const { status, text } = await post(`/orders/${path}`, newKey())
+        assert.deepEqual([status, JSON.parse(text).type], [500, 'urn:pg-idempotency:rolled-back'], path)
+      }
+    })
+  }
+  assert.equal(await world.effects('file'), 0)
+})
+
+test('on Fastify', async () => {
+  await withShop(new FastifyAdapter(), () => undefined, async () => {
     const what = newKey()
     const { status, text } = await twice('/orders', { what })
     assert.deepEqual([status, text, await world.effects(what)], [201, JSON.stringify({ what, 10: 'b', 2: 'a' }), 1])
     assert.equal((await twice('/orders/text', { what })).text, `<b>${what}</b>`)
     assert.equal((await post('/orders', '')).status, 400)
-  } finally {
-    url = before
-    await other.close()
-  }
+    for (const path of ['number', 'null', 'empty', 'nothing', 'bytes']) await twice(`/orders/${path}`)
+    assert.equal((await twice('/orders/number')).type, 'application/json; charset=utf-8')
+    assert.equal((await twice('/orders/bytes')).type, 'application/octet-stream')
+    for (const path of ['generator', 'sends']) assert.equal((await post(`/orders/${path}`, newKey())).status, 500, path)
+    assert.equal(await world.effects('file'), 0)
+  })
 })

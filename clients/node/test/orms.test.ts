@@ -186,7 +186,7 @@ for (const [name, make] of Object.entries(orms)) {
         })
         assert.deepEqual([tries, await world.effects(one)], [3, 1])
       })
-      await scenario('an error of the database that the handler swallows is no success', async (one) => {
+      await scenario('a handler that swallows an error of the database does not succeed', async (one) => {
         const swallow = async (tx: any) => {
           await orm.insert(tx, one)
           await Promise.resolve(orm.raw(tx, 'SELECT 1 / 0')).catch(() => undefined)
@@ -294,12 +294,12 @@ for (const [name, make] of Object.entries(orms)) {
 }
 
 test('what no adapter can serve is refused when the pool is made', async () => {
-  assert.throws(() => knexPool(knex({ client: 'mysql2' })), /client 'pg', and this one has the dialect mysql/)
+  assert.throws(() => knexPool(knex({ client: 'mysql2' })), /client 'pg', but this one has the dialect mysql/)
   const client = new pg.Client()
-  assert.throws(() => drizzlePool(drizzle(client) as never), /one client is no pool/)
-  assert.throws(() => typeormPool({ options: { type: 'mysql' } } as never), /the type 'postgres', and this one is of mysql/)
-  assert.throws(() => prismaPool({ _activeProvider: 'mysql' } as never), /provider postgresql, and this one is of mysql/)
-  assert.throws(() => sequelizePool({ getDialect: () => 'sqlite' } as never), /dialect postgres, and this one is of sqlite/)
+  assert.throws(() => drizzlePool(drizzle(client) as never), /a single client and other drivers/)
+  assert.throws(() => typeormPool({ options: { type: 'mysql' } } as never), /the type 'postgres', but this one has mysql/)
+  assert.throws(() => prismaPool({ _activeProvider: 'mysql' } as never), /provider postgresql, but this one has mysql/)
+  assert.throws(() => sequelizePool({ getDialect: () => 'sqlite' } as never), /dialect postgres, but this one has sqlite/)
   const { SqliteDialect } = await import('kysely')
-  assert.throws(() => kyselyPool(new Kysely<object>({ dialect: new SqliteDialect({ database: {} as never }) })), /Kysely of PostgreSQL, and this one has a SqliteAdapter/)
+  assert.throws(() => kyselyPool(new Kysely<object>({ dialect: new SqliteDialect({ database: {} as never }) })), /Kysely for PostgreSQL, but this one has a SqliteAdapter/)
 })

@@ -16,7 +16,7 @@ after(() => world.end())
 
 const { version } = JSON.parse(await readFile(new URL('../../package.json', import.meta.url), 'utf8')) as { version: string }
 
-/** The samples as a program, which then sends each route of theirs a request twice. */
+/** The samples as a program, which then sends a request twice to each of their routes. */
 const program = (samples: string): string => `${samples.match(/^import .*$/gm)!.join('\n')}
 const bank = { charge: async ({ key }) => ({ id: 'ch_' + key.length }) }
 ${samples.replace(/^import .*$/gm, '')}

@@ -1,4 +1,4 @@
-/** What the tests stand on: a database of their own, and a proxy that counts and cuts. */
+/** The base of the tests: their own database, and a proxy that counts and cuts connections. */
 import { createServer, connect, type Server, type Socket } from 'node:net'
 import pg from 'pg'
 import { Idempotency, newKey, type Options } from 'pg-idempotency'

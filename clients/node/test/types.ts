@@ -1,4 +1,4 @@
-/** What has to compile, under strict; it is not run. */
+/** Code that must compile in strict mode; it is not run. */
 import { drizzle, type NodePgDatabase } from 'drizzle-orm/node-postgres'
 import { pgTable, text } from 'drizzle-orm/pg-core'
 import express from 'express'

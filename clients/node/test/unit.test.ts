@@ -1,8 +1,10 @@
-/** What needs no server. */
+/** Tests that need no server. */
 import assert from 'node:assert/strict'
+import { readFile } from 'node:fs/promises'
 import { createRequire } from 'node:module'
 import { test } from 'node:test'
-import { asIdempotencyError, ClaimLost, IdempotencyError, KeyInvalid, newKey, RateLimited, sqlstateOf, stepKey } from 'pg-idempotency'
+import pg from 'pg'
+import { asIdempotencyError, ClaimLost, Idempotency, IdempotencyError, KeyInvalid, newKey, RateLimited, sqlstateOf, stepKey } from 'pg-idempotency'
 import { allowedHeaders, parseKey } from 'pg-idempotency/http'
 
 test('a new key is a UUIDv7, and later ones are greater', () => {
@@ -32,7 +34,7 @@ test('errors are found where a query builder has wrapped them', () => {
   assert.ok(limited instanceof RateLimited)
   assert.equal(limited.retryAfter, 37)
   assert.equal(asIdempotencyError(Object.assign(new Error(), { code: 'ECONNRESET' })), undefined)
-  assert.equal(sqlstateOf(Object.assign(new Error(), { code: 'EPIPE' })), undefined, 'a name of the system is no SQLSTATE')
+  assert.equal(sqlstateOf(Object.assign(new Error(), { code: 'EPIPE' })), undefined, 'an error code of the system is not a SQLSTATE')
   const round: { cause?: unknown } = {}
   round.cause = round
   assert.equal(asIdempotencyError(round), undefined)
@@ -63,4 +65,18 @@ test('CommonJS loads each part with require()', () => {
   assert.equal(typeof require('pg-idempotency/fastify').default, 'function')
   assert.equal(typeof require('pg-idempotency/http').serve, 'function')
   assert.equal(typeof require('pg-idempotency/memory').MemoryIdempotency, 'function')
+})
+
+test('the client takes a pool', () => {
+  for (const pool of [undefined, null, 'pool', {}, Promise.resolve(), new pg.Client()] as any[]) {
+    assert.throws(() => new Idempotency(pool), /takes a pg\.Pool/)
+  }
+})
+
+test('the types need no optional package', async () => {
+  const dist = new URL('../../dist/', import.meta.url)
+  for (const name of ['index', 'client', 'functions', 'postgres', 'observe', 'http']) {
+    const types = await readFile(new URL(`${name}.d.ts`, dist), 'utf8')
+    assert.doesNotMatch(types, /(?:from|import\() ?'(?!\.|node:|pg')/, name)
+  }
 })

@@ -82,6 +82,22 @@ def test_a_task_that_another_worker_runs_is_retried(app, idem, effects):
     assert len(runs) == 1
 
 
+def test_a_task_that_is_bound(app, idem):
+    name, tries = new_key(), []
+
+    @app.task(bind=True, name=f"bound-{name}", default_retry_delay=0)
+    @Job(idem)
+    def bound(self, job, amount):
+        tries.append(job.step("once", lambda step: self.request.id))
+        if not self.request.retries:
+            raise self.retry()
+        return amount
+
+    with pytest.raises(TypeError):              # before it is sent
+        bound.delay(1, 2)
+    assert bound.apply((3,), task_id=name).get() == 3 and tries == [name, name]
+
+
 def test_what_is_no_success_is_an_error(app, idem, effects):
     name = new_key()
 

@@ -5,14 +5,15 @@ import os
 import signal
 import threading
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from types import SimpleNamespace
 
 import psycopg
 import pytest
 from proxy import Proxy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from pg_idempotency import AsyncIdempotency, Idempotency, Response, TimedOut, new_key
+from pg_idempotency import AsyncIdempotency, Idempotency, Response, TimedOut, TransactionEnded, new_key
 
 
 def test_a_connection_of_a_function_is_left_before_the_replay_returns(database, effects, asynchronously):
@@ -220,3 +221,102 @@ def test_a_silent_server_at_an_exchange(database, effects, monkeypatch, asynchro
         asynchronously(test)
     assert effects(key) == 1
     proxy.close()
+
+
+@pytest.mark.parametrize("ends", ["raises", "returns"])
+def test_rows_that_are_not_read_to_their_end_hold_no_connection_for_ever(database, monkeypatch, ends):
+    """A generator of cursor.stream() holds psycopg's lock until it ends."""
+    monkeypatch.setattr("pg_idempotency.postgres.ROLLBACK_LIMIT", 0.2)
+    monkeypatch.setattr("pg_idempotency.postgres.CANCEL_LIMIT", 0.2)
+    kept, found = [], []
+
+    def reads(tx):
+        kept.append(tx.cursor().stream("SELECT pg_catalog.generate_series(1, 10)"))
+        next(kept[0])
+        if ends == "raises":
+            raise ZeroDivisionError
+        return Response()
+
+    with ConnectionPool("", min_size=1, max_size=1) as pool:
+        idem = Idempotency(pool)
+
+        def request():
+            with pytest.raises(ZeroDivisionError if ends == "raises" else TimedOut):
+                idem.request("u", new_key(), reads, timeout="30s" if ends == "raises" else "0.5s")
+            found.append(idem.request("u", new_key(), lambda tx: Response(204)).status)
+
+        thread = threading.Thread(target=request, daemon=True)
+        thread.start()
+        thread.join(30)
+        assert found == [204]
+
+
+@pytest.mark.parametrize("block", ["transaction", "pipeline"])
+@pytest.mark.parametrize("ends", ["raises", "returns"])
+def test_a_block_that_is_left_open_is_rolled_back_and_costs_its_connection(database, effects, block, ends):
+    """psycopg refuses each later COMMIT on a connection with an open block."""
+    key, kept = new_key(), []
+
+    def leaves(tx):
+        kept.append(getattr(tx, block)())
+        kept[0].__enter__()
+        tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+        if ends == "raises":
+            raise ZeroDivisionError
+        return Response(201)
+
+    with ConnectionPool("", min_size=1, max_size=1) as pool:
+        idem = Idempotency(pool)
+        with pytest.raises(ZeroDivisionError if ends == "raises" else TransactionEnded):
+            idem.request("u", key, leaves)
+        for _ in range(3):
+            assert not idem.request("u", new_key(), lambda tx: Response(201)).replayed
+        with suppress(TransactionEnded):
+            kept[0].__exit__(None, None, None)
+    assert effects(key) == 0
+
+
+def test_a_task_that_is_left_in_a_block_costs_its_connection(database, effects):
+    async def test():
+        async def leaves(tx):
+            entered = asyncio.Event()
+
+            async def inner():
+                async with tx.transaction():
+                    await tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+                    entered.set()
+                    await asyncio.sleep(60)
+
+            kept.append(asyncio.ensure_future(inner()))
+            await entered.wait()
+            return Response(201)
+
+        async def returns(tx):
+            return Response(201)
+
+        key, kept = new_key(), []
+        async with AsyncConnectionPool("", min_size=1, max_size=1, open=False) as pool:
+            idem = AsyncIdempotency(pool)
+            with pytest.raises(TransactionEnded, match="block"):
+                await idem.request("u", key, leaves)
+            for _ in range(3):
+                assert not (await idem.request("u", new_key(), returns)).replayed
+            kept[0].cancel()
+            await asyncio.gather(*kept, return_exceptions=True)
+        assert effects(key) == 0
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_without_poll(database, monkeypatch, caplog):
+    """eventlet removes select.poll()."""
+    monkeypatch.setattr("pg_idempotency.postgres.select", SimpleNamespace())
+    with ConnectionPool("", min_size=1, max_size=1) as pool:
+        idem, key = Idempotency(pool), new_key()
+        for again in (False, True, True):
+            assert idem.request("u", key, lambda tx: Response()).replayed == again
+        with pytest.raises(ZeroDivisionError):
+            idem.request("u", new_key(), lambda tx: 1 / 0)
+        with pool.connection() as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+    assert "rolled back" not in caplog.text

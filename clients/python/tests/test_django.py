@@ -438,6 +438,20 @@ def test_requests_run_on_the_connection_of_django(core, Effect, effects, end):
     assert not connection.in_atomic_block and not connection.savepoint_ids
 
 
+def test_a_connection_that_the_handler_replaces_is_no_success(core, Effect, effects):
+    key = new_key()
+
+    def place(tx):
+        tx.close()
+        tx.connect()
+        Effect.objects.create(name=key)
+        return Response(201)
+
+    with pytest.raises(TransactionEnded):
+        core.request("u", key, place)
+    assert effects(key) == 1                    # committed by the handler's own connection, once
+
+
 def test_a_job(core, Effect, effects):
     key, steps, name = new_key(), [], new_key()
 

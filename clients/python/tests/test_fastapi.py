@@ -196,10 +196,19 @@ def test_a_statement_that_was_never_awaited_is_no_success(asynchronously):
 
         install(app, idem)
         answer = await ask(app, key)
-        assert answer.status == 500 and "tx.execute() was never awaited" in str(answer.escaped)
+        assert answer.status == 500 and "tx.execute() was not awaited" in str(answer.escaped)
         assert (await idem.lookup("u", key)).state is None
 
     asynchronously(test)
+
+
+def test_a_scope_of_other_arguments_is_an_error():
+    async def place(owner: str, store: str = "main"):
+        pass
+
+    with pytest.raises(TypeError, match="'buyer'"):
+        Guard(scope=lambda request, owner, buyer: buyer)(place)
+    Guard(scope=lambda request, owner, *more, store, buyer="", **named: owner)(place)
 
 
 def test_a_guard_that_cannot_run_is_an_error(asynchronously):
@@ -211,7 +220,7 @@ def test_a_guard_that_cannot_run_is_an_error(asynchronously):
         async def above():
             raise AssertionError
 
-        with pytest.raises(RuntimeError, match="leads past it"):
+        with pytest.raises(RuntimeError, match="bypasses the guard"):
             install(app, idem)
 
         app = FastAPI()

@@ -108,17 +108,17 @@ def test_a_guard_that_cannot_run_is_an_error(idem):
 
     install(app, idem)
     for path in ("/above", "/other"):
-        with pytest.raises(RuntimeError, match="above has a guard, and its route leads past it"):
+        with pytest.raises(RuntimeError, match="above has a guard, but its route bypasses the guard"):
             buy(app, new_key(), path=path)
     with pytest.raises(TypeError, match="above a function"):
         Guard(scope=lambda request: "u")(MethodView)
-    with pytest.raises(TypeError, match="wants an Idempotency"):
+    with pytest.raises(TypeError, match="needs an Idempotency"):
         install(app, AsyncIdempotency(""))
     with pytest.warns(UserWarning, match="decorators below the guard"):
         Guard(scope=lambda request: "u")(login_required(lambda: ""))
 
 
-# Who asks
+# The sender
 
 
 def login_required(view):

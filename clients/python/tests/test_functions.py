@@ -229,15 +229,15 @@ def test_other_errors(idem, pool):
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_what_json_has_not(idem, double):
+def test_values_that_json_cannot_represent(idem, double):
     """An error that names the place; nothing is sent."""
     idem = MemoryIdempotency() if double else idem
     circle = {}
     circle["self"] = [circle]
-    for value, place in (({"a": [1, {"b": float("nan")}]}, r"a\[1\].b is nan"), (float("inf"), "not: inf"),
+    for value, place in (({"a": [1, {"b": float("nan")}]}, r"a\[1\].b is nan"), (float("inf"), "represent: inf"),
                          ({"when": {1}}, "when is a set"), ([object()], r"\[0\] is a object"),
                          (circle, r"self\[0\] is part of itself"), ({(1, 2): 1}, "a name that is a tuple")):
-        with pytest.raises(TypeError, match=f"payload contains what JSON has not: .*{place}|payload .*{place}"):
+        with pytest.raises(TypeError, match=f"payload contains a value that JSON cannot represent: .*{place}|payload .*{place}"):
             idem.publish("t", value)
         with pytest.raises(TypeError, match=rf"payloads\[1\] contains .*{place}"):
             idem.publish_many(["t", "t"], [1, value])
@@ -251,13 +251,13 @@ def test_what_json_has_not(idem, double):
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_wrong_types_at_the_door(idem, double):
+def test_wrong_types_raise_before_any_call(idem, double):
     idem = MemoryIdempotency() if double else idem
     never = (lambda tx: pytest.fail("it ran"))
     for body in (7, {}, {"a": 1}, io.BytesIO(b""), [], object()):
-        with pytest.raises(TypeError, match="the body of a response is a str or bytes, not a"):
+        with pytest.raises(TypeError, match="the body of a response must be a str or bytes, not a"):
             Response(200, body)
-        with pytest.raises(TypeError, match="the body of the request is the bytes"):
+        with pytest.raises(TypeError, match="the body of the request must be the bytes"):
             idem.request("u", new_key(), never, method="POST", path="/", body=body)
     for status in (None, "200", 20, True, 200.0):
         with pytest.raises(TypeError, match="the status of a response"):
@@ -266,13 +266,13 @@ def test_wrong_types_at_the_door(idem, double):
         with pytest.raises(TypeError, match="the headers of a response"):
             Response(200, "", headers)
     for scope in (None, "", 7):
-        with pytest.raises(TypeError, match="scope is the user or tenant"):
+        with pytest.raises(TypeError, match="scope must be a str, the user or tenant"):
             idem.request(scope, new_key(), never)
-        with pytest.raises(TypeError, match="scope is the user or tenant"):
+        with pytest.raises(TypeError, match="scope must be a str, the user or tenant"):
             idem.job(scope, new_key(), never)
 
 
-def test_found_in_what_wraps_them(pool):
+def test_errors_are_found_inside_other_errors(pool):
     class Wrapped(Exception):
         pass
 
@@ -379,13 +379,13 @@ def test_operators(idem, double):
     assert idem.stats()["claims_new"] == 0
 
 
-def test_the_double_lacks_none_and_names_them_alike(idem):
+def test_the_double_has_all_functions_with_the_same_names(idem):
     double = MemoryIdempotency()
     # These need a server; the double says so.
     needs_server = {"resume": (), "outbox_blocked": (), "take_expired": ("keys",)}
     assert {name for name in methods() if not hasattr(Store, "idem_" + name)} == set(needs_server)
     for name, arguments in needs_server.items():
-        with pytest.raises(NotImplementedError, match=f"idem_{name} is not in the double"):
+        with pytest.raises(NotImplementedError, match=f"does not have idem_{name}"):
             getattr(double, name)(*arguments)
     assert set(double.stats()) == set(idem.stats())
     theirs = {(s.name, s.type, *sorted(s.labels)) for s in idem.metric_samples()}

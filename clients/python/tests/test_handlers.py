@@ -63,7 +63,7 @@ def test_another_client_of_the_pool_is_no_way_out(single):
 
 @pytest.mark.parametrize("double", [False, True])
 def test_no_second_connection_of_tasks(database, double):
-    """Nor in a task or a thread of the handler's; what goes on behind the transaction is free."""
+    """Nor in a task or a thread of the handler's; work behind the transaction is free."""
     async def main():
         async with AsyncConnectionPool("", min_size=1, max_size=1, timeout=5, open=False) as pool:
             idem, behind, free = AsyncMemoryIdempotency() if double else AsyncIdempotency(pool), [], asyncio.Event()
@@ -244,11 +244,11 @@ def test_timeout_of_a_job_asynchronous(asynchronously):
 
 
 @pytest.mark.parametrize("timeout, error, text", [
-    ({"timeout_ms": 0}, ValueError, "no time that a handler can keep"),
-    ({"timeout": "5 bananas"}, ValueError, "timeout is 5 bananas"),
-    ({"timeout_ms": -1}, ValueError, "timeout_ms is -1"),
-    ({"timeout": 5}, TypeError, "timeout is a string like"),
-    ({"timeout": "1s", "timeout_ms": 1}, TypeError, "timeout and timeout_ms are one"),
+    ({"timeout_ms": 0}, ValueError, "timeout must not be 0"),
+    ({"timeout": "5 bananas"}, ValueError, "timeout must not be 5 bananas"),
+    ({"timeout_ms": -1}, ValueError, "timeout_ms must not be negative"),
+    ({"timeout": 5}, TypeError, "timeout must be a string such as"),
+    ({"timeout": "1s", "timeout_ms": 1}, TypeError, "timeout and timeout_ms cannot both be set"),
 ])
 def test_timeouts_that_are_none(idem, timeout, error, text):
     with pytest.raises(error, match=text):

@@ -236,6 +236,23 @@ def test_no_success_goes_out_for_what_was_rolled_back(serve, effects):
     serve(test)
 
 
+def test_no_success_goes_out_if_the_guard_fails(serve, monkeypatch):
+    """As if the pool had no connection; the application answers 200 to the error."""
+    async def test(make):
+        async def fails(*arguments):
+            raise Failure("no connection")
+
+        async def order(execute, respond, http_error):
+            raise AssertionError
+
+        send = make(order, answers={Failure: 200})
+        monkeypatch.setattr("pg_idempotency.core.Core.request", fails)
+        status, body, _ = await send(new_key())
+        assert status == 500 and b"rolled-back" in body
+
+    serve(test)
+
+
 @pytest.mark.parametrize("status", [401, 403, 408, 425, 429, 500])
 def test_what_says_nothing_of_the_request_is_not_stored(serve, idem, effects, status):
     """By default: the sender logs in, or waits, and sends it again."""

@@ -8,8 +8,8 @@ import pytest
 from proxy import Proxy
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from pg_idempotency import (ClaimLost, ClaimNotFound, Idempotency, InProgress, NotFinished, Response, core,
-                            new_key)
+from pg_idempotency import (ClaimLost, ClaimNotFound, Idempotency, InProgress, NotFinished, Response,
+                            TransactionEnded, core, new_key)
 
 
 def finished(name):
@@ -338,7 +338,7 @@ def test_names_of_steps(idem):
             job.step("charge", lambda step: charged.append(item))
 
     for _ in range(2):
-        with pytest.raises(TypeError, match="'charge' has run in this attempt: give each a name of its own"):
+        with pytest.raises(TypeError, match="'charge' has already run in this attempt: each step needs its own name"):
             idem.job("u", key, job)
     assert charged == ["a"]
 
@@ -353,7 +353,7 @@ def test_names_of_steps(idem):
 @pytest.mark.parametrize("found, kind", [(float("nan"), "float"), (b"x", "bytes"), ({1, 2}, "set"),
                                          (["a\0b"], "list"), ("\ud800", "str")])
 def test_what_is_no_json(idem, found, kind):
-    with pytest.raises(TypeError, match=f"the step 'quote' returned a {kind} that cannot be kept as JSON"):
+    with pytest.raises(TypeError, match=f"the step 'quote' returned a {kind} that cannot be stored as JSON"):
         idem.job("u", new_key(), lambda job: job.step("quote", lambda step: found))
 
 
@@ -398,7 +398,7 @@ def test_a_step_that_was_never_awaited_is_no_success(asynchronously, forgets):
             (job.step("one", job) if forgets == "step" else job.finish(job)).close()
             return Response(201)
 
-        with pytest.raises(TypeError, match=rf"job\.{forgets}\(\) was never awaited"):
+        with pytest.raises(TypeError, match=rf"job\.{forgets}\(\) was not awaited"):
             await idem.job("u", key, work)
         assert (await idem.lookup("u", key)).state == "failed"
 
@@ -417,6 +417,28 @@ def test_a_last_step_whose_response_is_not_stored_is_rolled_back(idem, effects, 
         result = idem.job("u", key, lambda job: job.finish(finish))
         assert (result.status, result.stored, effects(key)) == (status, False, 0)
         assert (found := idem.lookup("u", key)).state == "failed" and found.attempt == attempt
+
+
+@pytest.mark.parametrize("status, stored", [(201, False), (402, True)])
+def test_a_job_reports_no_success_after_a_last_step_that_was_rolled_back(idem, effects, status, stored):
+    key = new_key()
+
+    def finish(tx):
+        tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+        raise ZeroDivisionError
+
+    def work(job):
+        try:
+            return job.finish(finish)
+        except ZeroDivisionError:
+            return Response(status)
+
+    if stored:
+        assert idem.job("u", key, work).status == status
+    else:
+        with pytest.raises(TransactionEnded, match="the last step was rolled back"):
+            idem.job("u", key, work)
+    assert effects(key) == 0 and idem.lookup("u", key).state == ("completed" if stored else "failed")
 
 
 def test_a_duplicate_of_a_running_job_learns_when_to_come_again(idem):

@@ -18,7 +18,7 @@ from pg_idempotency.runtimes import AsyncRuntime, SyncRuntime, run
 
 
 class Backend:
-    """A router's, which says what it is told to."""
+    """A router's connection, which gives the prepared answers."""
 
     size = None
 
@@ -71,7 +71,7 @@ def test_it_remembers_so_many_and_drops_the_oldest():
 
 
 def test_threads_share_it(monkeypatch):
-    """Each connection string is asked with once, and one that takes its time holds up no other."""
+    """Each connection string is used once, and a slow one delays no other."""
     monkeypatch.setattr(shards, "MAX_KNOWN_SCOPES", 20)
     asked, free = [], threading.Event()
 
@@ -208,7 +208,7 @@ def test_what_is_kept_where_it_is(call, kept):
 
 def test_a_transaction_needs_its_scope():
     idem = Idempotency("", shards=lambda conninfo: conninfo)
-    with pytest.raises(TypeError, match="scope says on which"), idem.transaction():
+    with pytest.raises(TypeError, match="needs a scope"), idem.transaction():
         pass
 
 

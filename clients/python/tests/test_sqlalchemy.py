@@ -275,6 +275,24 @@ def test_asynchronous_connections_and_sessions(database, effects):
     assert asyncio.run(asyncio.wait_for(test(), 60)) == [2, 1, 0, 0]
 
 
+def test_an_engine_that_commits_each_statement_is_refused(database):
+    def place(tx):
+        raise AssertionError
+
+    async def asynchronous():
+        engine = create_async_engine("postgresql+asyncpg://", isolation_level="AUTOCOMMIT")
+        with pytest.raises(TypeError, match="AUTOCOMMIT"):
+            await AsyncIdempotency(SQLAlchemy(engine)).request("u", new_key(), place)
+        await engine.dispose()
+
+    engine = create_engine("postgresql+psycopg2://", pool_size=1, max_overflow=0)
+    with pytest.raises(TypeError, match="AUTOCOMMIT"):
+        Idempotency(SQLAlchemy(engine.execution_options(isolation_level="AUTOCOMMIT"))).request("u", new_key(), place)
+    assert Idempotency(SQLAlchemy(engine)).request("u", new_key(), lambda tx: Response()).stored
+    engine.dispose()
+    asyncio.run(asyncio.wait_for(asynchronous(), 60))
+
+
 def test_an_engine_of_the_other_kind_is_refused(engine):
     with pytest.raises(TypeError, match="AsyncEngine"):
         AsyncIdempotency(SQLAlchemy(engine))

@@ -108,22 +108,22 @@ def test_a_guard_that_cannot_run_is_an_error(asynchronously):
         assert answer.status == 500 and "no install(app, idempotency)" in str(answer.escaped)
         # The route leads past the guard: known when install() is called, or at the start.
         for routes in ([Route("/o", order, methods=["POST"])], [Mount("/sub", routes=[Route("/o", order)])]):
-            with pytest.raises(RuntimeError, match="order has a guard, and its route leads past it"):
+            with pytest.raises(RuntimeError, match="order has a guard, but its route bypasses the guard"):
                 install(Starlette(routes=routes), idem)
         app = Starlette()
         install(app, idem)
         app.add_route("/o", order, methods=["POST"])
         for _ in range(2):
-            assert "leads past it" in str((await ask(app, new_key())).escaped)
+            assert "bypasses the guard" in str((await ask(app, new_key())).escaped)
         app = Starlette()
         install(app, idem)
         assert (await ask(app)).status == 404
         app.add_route("/o", plain, methods=["POST"])       # since the start
-        assert "leads past it" in str((await ask(app, new_key())).escaped)
+        assert "bypasses the guard" in str((await ask(app, new_key())).escaped)
         # Too late.
         app = Starlette()
         await ask(app)
-        with pytest.raises(RuntimeError, match="before its first request"):
+        with pytest.raises(RuntimeError, match="before the first request"):
             install(app, idem)
         with pytest.raises(TypeError, match="above a function"):
             Guard(scope=lambda request: "u")(HTTPEndpoint)
@@ -131,12 +131,12 @@ def test_a_guard_that_cannot_run_is_an_error(asynchronously):
             Guard(scope=lambda request: "u")(requires("authenticated")(order))
         app = Starlette()
         install(app, Idempotency(""))
-        assert "wants an AsyncIdempotency" in str((await ask(app)).escaped)
+        assert "needs an AsyncIdempotency" in str((await ask(app)).escaped)
 
     asynchronously(test)
 
 
-# Who asks
+# The sender
 
 
 class Login(AuthenticationBackend):
@@ -305,6 +305,26 @@ def test_pieces_are_stored_where_their_length_is_known(asynchronously, effects):
             assert [answer.status for answer in found] == [200 if known else 500] * 2
             assert effects(key) == known == found[1].replayed
             assert found[1].body == b"ab" if known else b"streaming-refused" in found[1].body
+
+    asynchronously(test)
+
+
+@pytest.mark.parametrize("second", ["http.response.start", "http.response.body"])
+def test_a_second_response_is_rolled_back(asynchronously, effects, second):
+    async def test(idem, pool):
+        class Twice(Response):
+            async def __call__(self, scope, receive, send):
+                await send({"type": "http.response.start", "status": 402, "headers": []})
+                await send({"type": "http.response.body", "body": b"first"})
+                await send({"type": second, "status": 201, "headers": [], "body": b"second"})
+
+        async def order(request):
+            await insert(request, key)
+            return Twice()
+
+        key = new_key()
+        answer = await ask(shop(idem, order), key)
+        assert answer.status == 500 and "second response" in str(answer.escaped) and effects(key) == 0
 
     asynchronously(test)
 

@@ -1,4 +1,4 @@
-// What the servers of Node share: a pool and the handler's statement.
+// Shared by the servers of Node: a pool and the handler's statement.
 
 import pg from 'pg'
 

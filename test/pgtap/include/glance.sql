@@ -13,8 +13,9 @@ CREATE TEMP TABLE glance AS
 		regexp_split_to_array(trim(c[7]), ', ') AS errors
 	FROM (SELECT string_to_array(line, '|') AS c FROM glance_lines) AS l;
 
--- What the page says once for all of them, for those that write, and for those
--- that wait; and text that is no JSON, which fails before the call.
+-- Errors that the page states once for all functions, for those that write,
+-- and for those that wait; and text that is not JSON, which fails before the
+-- call.
 CREATE TEMP VIEW unsaid_errors AS
 	SELECT DISTINCT e.call, e.sqlstate
 	FROM errors AS e JOIN glance AS g ON g.name = split_part(e.call, '(', 1)

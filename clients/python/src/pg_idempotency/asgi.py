@@ -23,7 +23,7 @@ KEY = "pg_idempotency"
 def install(app: Any, idempotency: AsyncIdempotency | Defaults) -> None:
     """Guards in the application, and in applications that are mounted in it, use this client."""
     if getattr(app, "middleware_stack", None) is not None:
-        raise RuntimeError("the application runs already: install() comes before its first request")
+        raise RuntimeError("the application is already running: call install() before the first request")
     build = app.build_middleware_stack
     check_routes(list(_endpoints(app.routes)))
 
@@ -45,7 +45,7 @@ class IdempotencyMiddleware:
 
     def __init__(self, app: App, idempotency: AsyncIdempotency | Defaults) -> None:
         if not idempotency.core.runtime.asynchronous:
-            raise TypeError("ASGI wants an AsyncIdempotency")
+            raise TypeError("an ASGI application needs an AsyncIdempotency")
         self.app = app
         self._client = idempotency
 

@@ -29,7 +29,7 @@ __all__ = ["Job"]
 
 
 class Job:
-    """The decorator of a function whose first argument is the job; below app.task.
+    """The decorator of a function whose first argument is the job, or the second one after self; below app.task.
 
     scope is the task's name by default.  options are those of Idempotency.job().  A function that returns
     neither a Result nor a Response returns JSON.
@@ -37,21 +37,23 @@ class Job:
 
     def __init__(self, idempotency: Idempotency, scope: str | None = None, **options: Any) -> None:
         if idempotency.core.runtime.asynchronous:
-            raise TypeError("a task of Celery is synchronous: use Idempotency")
+            raise TypeError("tasks of Celery are synchronous: use Idempotency")
         self._client, self._scope, self._options = idempotency, scope, options
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if hasattr(function, "apply_async"):
             raise TypeError("write the decorator below app.task")
         signature = inspect.signature(function)
+        parameters = list(signature.parameters.values())
+        at = 1 if parameters and parameters[0].name == "self" else 0       # as with bind=True
 
         @functools.wraps(function)
         def task(*arguments: Any, **named: Any) -> Any:
             if not current_task or current_task.request.id is None:
-                raise RuntimeError("the key of the job is the id of its task: call the task by delay() or apply()")
+                raise RuntimeError("the task has no id, which is the key of the job: call the task with delay() or apply()")
 
             def run(job: Any) -> Any:
-                found = function(job, *arguments, **named)
+                found = function(*arguments[:at], job, *arguments[at:], **named)
                 return found if isinstance(found, (Result, Response)) else Response.json(found)
 
             try:
@@ -65,7 +67,7 @@ class Job:
             return _value(result)
 
         # delay() checks its arguments with this signature.
-        setattr(task, "__signature__", signature.replace(parameters=list(signature.parameters.values())[1:]))
+        setattr(task, "__signature__", signature.replace(parameters=parameters[:at] + parameters[at + 1:]))
         return task
 
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 class SyncJob(Job):
     def step(self, name: str, function: Callable[[Step], T]) -> T:
-        """Run it once over all attempts.  Its value is kept as JSON."""
+        """Run the function, unless an earlier attempt has.  Its value is stored as JSON."""
         return run(self._step(name, function))      # type: ignore[no-any-return]
 
     def finish(self, function: Callable[[Any], Response]) -> Result:
@@ -31,7 +31,7 @@ class SyncJob(Job):
 
 class AsyncJob(Job):
     def step(self, name: str, function: Callable[[Step], Awaitable[T]]) -> Coroutine[Any, Any, T]:
-        """Run it once over all attempts.  Its value is kept as JSON."""
+        """Run the function, unless an earlier attempt has.  Its value is stored as JSON."""
         return self._unawaited.follow("job.step", lambda: self._step(name, function))
 
     def finish(self, function: Callable[[Any], Awaitable[Response]]) -> Coroutine[Any, Any, Result]:
@@ -76,8 +76,8 @@ def check_ttl(ttl: Interval, ms: float | None = None) -> None:
     """Of a request or a job; of a claim of one's own it may mean something."""
     as_interval("ttl", ttl, ms)                     # or an error that names it
     if seconds(ttl, ms) == 0:
-        raise ValueError("ttl is 0, and the claim would be over before its response is stored: a duration is like "
-                         "'24 hours'; leave it out for the server's default")
+        raise ValueError("ttl must not be 0, because the claim would expire before the response is stored: a duration is like "
+                         "'24 hours'; omit ttl for the server's default")
 
 
 class Defaults:
@@ -105,7 +105,7 @@ class Defaults:
              max_response_size: int | None = None, as_text: bool = False) -> Call:
         """A request, with the client's defaults for the options that are None."""
         if not isinstance(scope, str) or not scope:
-            raise TypeError(f"scope is the user or tenant that the key belongs to, a str, not {scope!r}")
+            raise TypeError(f"scope must be a str, the user or tenant that owns the key, not {scope!r}")
         if ttl is not None or ttl_ms is not None:
             check_ttl(ttl, ttl_ms)
         for name, interval, ms in (("wait", wait, wait_ms), ("lease", lease, lease_ms)):

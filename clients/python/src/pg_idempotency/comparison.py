@@ -47,7 +47,7 @@ def left_out(fingerprint: Fingerprint | None) -> list[list[str]]:
     if fingerprint is None or callable(fingerprint):
         return []
     if isinstance(fingerprint, str) or not all(isinstance(one, str) and one.startswith("/") for one in fingerprint):
-        raise ValueError(f"fingerprint is a function, or a list of JSON pointers such as '/meta/traceId': {fingerprint!r}")
+        raise ValueError(f"fingerprint must be a function, or a list of JSON pointers such as '/meta/traceId', not {fingerprint!r}")
     return [[part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]] for pointer in fingerprint]
 
 

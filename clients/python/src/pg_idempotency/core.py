@@ -58,12 +58,12 @@ class Response:
 
     def __post_init__(self) -> None:
         if isinstance(self.status, bool) or not isinstance(self.status, int) or not 100 <= self.status <= 599:
-            raise TypeError(f"the status of a response is 100 to 599, not {self.status!r}")
+            raise TypeError(f"the status of a response must be 100 to 599, not {self.status!r}")
         if self.body is not None and not isinstance(self.body, (str, bytes)):
-            raise TypeError(f"the body of a response is a str or bytes, not a {type(self.body).__name__}; "
-                            "Response.json() takes a document")
+            raise TypeError(f"the body of a response must be a str or bytes, not a {type(self.body).__name__}; "
+                            "for a document, use Response.json()")
         if not isinstance(self.headers, Mapping):
-            raise TypeError(f"the headers of a response are a mapping, not a {type(self.headers).__name__}")
+            raise TypeError(f"the headers of a response must be a mapping, not a {type(self.headers).__name__}")
 
     @classmethod
     def json(cls, document: Any, status: int = 200, headers: Headers | None = None, *,
@@ -156,7 +156,7 @@ class Call:
         for name, texts in response.headers.items():
             for text in (name, *([texts] if isinstance(texts, str) else texts)):
                 if not isinstance(text, str) or NO_LINE.search(text):
-                    raise ValueError(f"the header {name!r} is no text of one line, and cannot be sent again")
+                    raise ValueError(f"the header {name!r} must be text of one line")
         headers = self._stored_headers(response)
         size = len(response.body.encode() if isinstance(response.body, str) else response.body or b"")
         limit = limit if self.max_response_size is None else min(limit, self.max_response_size)
@@ -179,9 +179,9 @@ def hash_of(given: bytes | Statement[bytes] | None, method: str | None, path: st
     if given is not None or (method is None and path is None and body is None):
         return given
     if method is None or path is None:
-        raise TypeError("method and path belong together")
+        raise TypeError("pass both method and path, or neither")
     if body is not None and not isinstance(body, (str, bytes, bytearray, memoryview)):
-        raise TypeError(f"the body of the request is the bytes as they came in, or a str of JSON, not a {type(body).__name__}")
+        raise TypeError(f"the body of the request must be the bytes that were received, or a str of JSON, not a {type(body).__name__}")
     if isinstance(body, str):
         return make["request_hash"].make(None, method, path, body)
     return request_hash(method, path, body or b"")
@@ -382,7 +382,7 @@ class Core:
                 response: Response = await self._handled(session_lease, deadline, handler)
                 if call.commits(response.status):
                     if not session.open:
-                        raise TransactionEnded("the handler ended its transaction, or went on after an error in it")
+                        raise TransactionEnded("the handler ended its transaction, or continued after an error in it")
                     with self.telemetry.span("commit"):
                         await self._answered(session, lambda: session.commit(None), ANSWER_LIMIT)
                 return Result("new", response.status, response.body, response.headers, False, False)
@@ -400,7 +400,7 @@ class Core:
                 yield session.handle
             await session.revoke_handle()
             if not session.open:
-                raise TransactionEnded("the transaction was ended by hand, or went on after an error in it")
+                raise TransactionEnded("the block ended the transaction, or continued after an error in it")
             await self._answered(session, lambda: session.commit(None), ANSWER_LIMIT)
 
     @asynccontextmanager
@@ -516,7 +516,7 @@ class Core:
             await session.rollback()
             return Result("new", response.status, response.body, response.headers, False, False)
         if session.failed:
-            raise TransactionEnded("the handler went on after an error of the database, which undid its work")
+            raise TransactionEnded("the handler continued after an error of the database, which undid its work")
         complete, whole = call.complete(session, response, None, claim.max_response_size)
         if not session.open:
             await self._ended(call, session, claim, response)
@@ -543,7 +543,7 @@ class Core:
         """The handler has ended the transaction by hand.  If it was committed,
         so was the claim: store the response, so that no retry runs the handler again."""
         if session.lost:
-            raise TransactionEnded("the connection was lost in the handler, which did not say so")
+            raise TransactionEnded("the connection was lost in the handler, which hid the error")
         try:
             complete, _ = call.complete(session, response, claim.claim_token, claim.max_response_size)
             await session.perform(self.servers.pinned(complete))
@@ -585,7 +585,7 @@ class Core:
             job._unawaited.check()
             if job.result is None:
                 if not isinstance(returned, Response):
-                    raise NotFinished("the function of a job ends with job.finish(), or returns a Response")
+                    raise NotFinished("the function of a job must call job.finish() or return a Response")
                 await job._complete(returned)
             assert job.result is not None
             return job.result
@@ -607,9 +607,9 @@ def _as_json(name: str, found: Any) -> Any:
         text = json.dumps(found, ensure_ascii=False, allow_nan=False)
         text.encode()                       # no half of a surrogate pair
         if NUL.search(text):
-            raise ValueError("PostgreSQL keeps no NUL in a text")
+            raise ValueError("PostgreSQL cannot store NUL in text")
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"the step {name!r} returned a {type(found).__name__} that cannot be kept as JSON: "
+        raise TypeError(f"the step {name!r} returned a {type(found).__name__} that cannot be stored as JSON: "
                         f"{error}") from error
     return json.loads(text)
 
@@ -641,6 +641,8 @@ class Job:
         self._values: dict[str, Any] = dict(state) if isinstance(state, Mapping) else {}
         self._seen: set[str] = set()        # in this attempt
         self._running = self._finishing = False
+        self._undone = False
+        """The last step was rolled back."""
         self._deadline = Deadline(call.timeout)
         # The others hold no connection.
         self._deadline_of_last = self._deadline if call.timeout is not None else Deadline(call.timeout_in_transaction)
@@ -693,16 +695,16 @@ class Job:
         if time.monotonic() >= self._until:
             self.lost.set()
         if self.lost.is_set():
-            raise ClaimLost("the claim was lost: another claimant may have taken over")
+            raise ClaimLost("the claim was lost: its lease ended, or another claimant took over")
         if self._running:
-            raise TypeError("a step is running: steps come one after another")
+            raise TypeError("steps must not run at the same time: one is running")
         if self.result is not None:
             raise TypeError("the job is finished")
 
     async def _step(self, name: str, function: Callable[[Step], Any]) -> Any:
         self._check()
         if name in self._seen:
-            raise TypeError(f"the step {name!r} has run in this attempt: give each a name of its own")
+            raise TypeError(f"the step {name!r} has already run in this attempt: each step needs its own name")
         if name in self._values:
             self._seen.add(name)
             return self._values[name]
@@ -722,7 +724,7 @@ class Job:
     async def _finish(self, function: Callable[[Any], Any]) -> Result:
         self._check()
         self._running = True
-        self._finishing = True
+        self._finishing = self._undone = True
         try:
             async def attempt(number: int) -> Result:
                 try:
@@ -731,6 +733,7 @@ class Job:
                     return await self._resolve_in_doubt(function, in_doubt.__cause__)
 
             self.result = await self._while_held(attempt)
+            self._undone = False
         except (ClaimLost, ClaimNotFound):
             self.lost.set()
             raise
@@ -754,7 +757,7 @@ class Job:
                 await session.rollback()
                 return Result("new", response.status, response.body, response.headers, False, False)
             if not session.open:
-                raise TransactionEnded("the last step ended its transaction, or went on after an error in it")
+                raise TransactionEnded("the last step ended its transaction, or continued after an error in it")
             complete, whole = call.complete(session, response, self.claim_token, self._claim.max_response_size)
             # With its token it would succeed in another transaction, too, that the function has begun by hand.
             await core._commit(session, core.servers.pinned(complete))
@@ -777,6 +780,8 @@ class Job:
     async def _complete(self, response: Response) -> None:
         """Without a business write."""
         self._check()
+        if self._undone and 200 <= response.status < 300:
+            raise TransactionEnded(f"the last step was rolled back, and the job returned {response.status}")
         if not self._call.commits(response.status):
             await self._fail(None, f"status {response.status}")
             self.result = Result("new", response.status, response.body, response.headers, False, False)

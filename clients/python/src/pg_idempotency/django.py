@@ -77,9 +77,9 @@ class Guard(http.Guard):
 
     def __call__(self, view: View) -> View:
         if not callable(view) or inspect.isclass(view):
-            raise TypeError(f"a guard is written above a function, not above {view!r}")
+            raise TypeError(f"a guard must be above a function, not above {view!r}")
         if inspect.iscoroutinefunction(view):
-            raise TypeError("Django's transactions are synchronous: a view with a guard is no coroutine function")
+            raise TypeError("Django's transactions are synchronous: a view with a guard must not be a coroutine function")
         if hasattr(view, "cls"):
             raise TypeError(REST_FRAMEWORK)
         if not isinstance(view, functools.partial) and not hasattr(view, "view_class"):     # method_decorator's, as_view()'s
@@ -137,7 +137,7 @@ def _read(request: Any, exchange: Exchange) -> None:
             pass
     length = request.META.get("CONTENT_LENGTH") or ""
     if str(length).isdigit() and exchange.size < int(length):
-        raise BadRequest("the body is not whole")
+        raise BadRequest("the body is incomplete")
     exchange.whole = True
 
 

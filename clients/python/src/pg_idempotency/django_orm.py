@@ -45,7 +45,7 @@ class DjangoBackend:
     async def session(self) -> AsyncIterator[DjangoSession]:
         connection = connections[self.source.using]
         if connection.vendor != "postgresql":
-            raise TypeError(f"the database {self.source.using!r} is one of {connection.vendor}, not of PostgreSQL")
+            raise TypeError(f"the database {self.source.using!r} is of {connection.vendor}, not of PostgreSQL")
         session = DjangoSession(connection, self._schema)
         try:
             yield session
@@ -67,7 +67,7 @@ class DjangoSession(AdapterSession):
 
     @property
     def open(self) -> bool:                 # type: ignore[override]
-        return bool(self._atomic and not self.lost and not self._connection.needs_rollback
+        return bool(self._atomic and not self.lost and self._driver() is self._link and not self._connection.needs_rollback
                     and len(self._connection.savepoint_ids) == self._depth)
 
     def _begin(self) -> Any:
@@ -75,7 +75,7 @@ class DjangoSession(AdapterSession):
         try:
             atomic.__enter__()
         except RuntimeError as error:
-            raise RuntimeError("a request or job is a transaction of its own, and cannot run in transaction.atomic(): in a "
+            raise RuntimeError("a request or job has its own transaction, and cannot run in transaction.atomic(): in a "
                                "view with ATOMIC_REQUESTS, use transaction.non_atomic_requests") from error
         self._atomic, self._depth, self._link = atomic, len(self._connection.savepoint_ids), self._driver()
         return self._connection

@@ -73,7 +73,7 @@ class TimedOut(IdempotencyError):
 
 
 class TransactionEnded(IdempotencyError):
-    """A handler ended its transaction, or went on after an error in it."""
+    """A handler ended its transaction, or continued after an error in it."""
 
 
 class NotFinished(IdempotencyError):

@@ -42,6 +42,10 @@ class Guard(starlette.Guard):
     def __call__(self, endpoint: Endpoint) -> Endpoint:
         called = super().__call__(endpoint)
         setattr(called, "__signature__", _signature(endpoint))
+        own = inspect.signature(endpoint).parameters
+        for one in list(inspect.signature(self.scope).parameters.values())[1:]:
+            if one.name not in own and one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+                raise TypeError(f"scope asks for {one.name!r}, which is no argument of {endpoint.__qualname__}")
         return called
 
     def _own(self, named: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -51,7 +55,7 @@ class Guard(starlette.Guard):
                  named: Mapping[str, Any]) -> Callable[[Request, int], Awaitable[Any]]:
         route: Any = request.scope.get("route")
         if not isinstance(route, APIRoute) or not _leads_to(route.endpoint, called):
-            raise RuntimeError(f"{called.__qualname__} has a guard of FastAPI, and is not the endpoint of its route")
+            raise RuntimeError(f"{called.__qualname__} has a guard for FastAPI, but is not the endpoint of its route")
         names = _names(inspect.signature(called))
         outer: Response = named[names[RESPONSE]]
 

@@ -51,7 +51,7 @@ class IdempotencyMiddleware:
 
     def __init__(self, app: App, idempotency: Idempotency | Defaults, views: Mapping[str, Any]) -> None:
         if idempotency.core.runtime.asynchronous:
-            raise TypeError("WSGI wants an Idempotency")
+            raise TypeError("a WSGI application needs an Idempotency, not an AsyncIdempotency")
         self.app = app
         self._client = idempotency
         self._views = views

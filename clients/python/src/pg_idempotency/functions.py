@@ -412,19 +412,19 @@ def _scalars(function: str, *arguments: tuple[str, str, Any]) -> Statement[Any]:
 def as_interval(name: str, value: Interval, ms: float | None) -> tuple[str, str, str | None]:
     """One of a string ('30s'), a timedelta, a number of milliseconds."""
     if value is not None and ms is not None:
-        raise TypeError(f"{name} and {name}_ms are one argument")
+        raise TypeError(f"{name} and {name}_ms cannot both be set")
     if ms is not None:
         if isinstance(ms, bool) or not isinstance(ms, (int, float)):
-            raise TypeError(f"{name}_ms is a number of milliseconds")
+            raise TypeError(f"{name}_ms must be a number of milliseconds")
         if not 0 <= ms < float("inf"):
-            raise ValueError(f"{name}_ms is {ms}: a duration is a number from 0 on")
+            raise ValueError(f"{name}_ms must not be negative or infinite: {ms}")
         return name, "interval", f"{ms / 1000:.6f} seconds"
     if isinstance(value, timedelta):
         if value < timedelta(0):
-            raise ValueError(f"{name} is negative")
+            raise ValueError(f"{name} must not be negative")
         return name, "interval", f"{value.total_seconds():.6f} seconds"
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"{name} is a string like '30s' or a timedelta; a number of milliseconds is {name}_ms")
+        raise TypeError(f"{name} must be a string such as '30s' or a timedelta; for milliseconds, use {name}_ms")
     return name, "interval", value
 
 
@@ -460,7 +460,7 @@ def json_text(value: Any, name: str, default: Callable[[Any], Any] | None = None
     except (TypeError, ValueError, RecursionError) as error:
         if default not in (None, as_json):
             raise
-        raise TypeError(f"{name} contains what JSON has not: {_place(value, '', (), EXACT if default else ()) or error}") from error
+        raise TypeError(f"{name} contains a value that JSON cannot represent: {_place(value, '', (), EXACT if default else ()) or error}") from error
 
 
 def _place(value: Any, path: str, around: tuple[int, ...], known: tuple[type, ...]) -> str | None:
@@ -491,7 +491,7 @@ def _texts(values: Sequence[Any] | None, name: str) -> list[str | None] | None:
 
 def _list(values: Sequence[T] | None) -> list[T] | None:
     if isinstance(values, (str, bytes)):
-        raise TypeError("a list is wanted, not a string")
+        raise TypeError("a list is required, not a string")
     return None if values is None else list(values)
 
 

@@ -53,7 +53,7 @@ def refuse_nested(source: object, what: str, instead: str) -> None:
     while handler is not None:
         if handler.open and any(one is source for one in handler.sources):
             raise RuntimeError(f"{what} in a handler would take a second connection of the pool while the handler "
-                               "holds one, and enough of them wait for each other for ever, and what it does would not "
+                               "holds one, so several handlers could wait for each other forever, and its work would not "
                                f"be part of the handler's transaction: use {instead}")
         handler = handler.outer
 
@@ -69,8 +69,8 @@ def timeout_seconds(timeout: Interval, ms: float | None) -> float | None:
         return None
     found = seconds(timeout, ms)
     if not found:
-        raise ValueError(f"timeout is {timeout if ms is None else f'{ms} ms'}, which is no time that a handler can "
-                         "keep: a duration is like '30s'; leave it out to have none")
+        raise ValueError(f"timeout must not be {timeout if ms is None else f'{ms} ms'}: a duration is like '30s'; "
+                         "pass None to a client for no timeout")
     return found
 
 

@@ -111,12 +111,12 @@ class Guard:
 
     def __post_init__(self) -> None:
         if not callable(self.scope):
-            raise TypeError(f"scope is a function of the request, not {self.scope!r}")
+            raise TypeError(f"scope must be a function that takes the request, not {self.scope!r}")
         for name, found in (("methods", self.methods), ("headers", self.headers)):
             if isinstance(found, str) or found is not None and not all(isinstance(one, str) for one in found):
-                raise TypeError(f"{name} is a list of names, not {found!r}")
+                raise TypeError(f"{name} must be a list of names, not {found!r}")
         if self.methods is not None and (not self.methods or any(one != one.upper() for one in self.methods)):
-            raise ValueError(f"methods is a list of names such as 'POST', in capitals: {self.methods!r} guards no request")
+            raise ValueError(f"methods must be a list of names such as 'POST', in upper case: {self.methods!r} guards no request")
         check_ttl(self.ttl)
         as_interval("wait", self.wait, self.wait_ms)
         as_interval("lease", self.lease, self.lease_ms)
@@ -127,7 +127,7 @@ class Guard:
     def check_endpoint(endpoint: Any) -> None:
         """Mark a function that is guarded.  Its other decorators do not run for a replay."""
         if not inspect.isroutine(endpoint):
-            raise TypeError(f"a guard is written above a function, not above {endpoint!r}")
+            raise TypeError(f"a guard must be above a function, not above {endpoint!r}")
         warn_of_decorators(endpoint)
         getattr(endpoint, "__dict__")[BARE_ENDPOINT] = endpoint
 
@@ -183,7 +183,7 @@ class Exchange:
         self.whole = False
         """The body was read to its end."""
         self.undone = False
-        """A handler has run, and its work was rolled back."""
+        """A guard has begun, and has neither committed nor replayed a response."""
         self._request = (method, path)
         self._name = f"{method} {path.split('?')[0]}"
         self._length = length
@@ -263,7 +263,7 @@ def check_routes(endpoints: Sequence[Any]) -> None:
     """Refuse functions with a guard that a route leads to without it."""
     for endpoint in endpoints:
         if endpoint is not None and getattr(endpoint, "__dict__", {}).get(BARE_ENDPOINT) is endpoint:
-            raise RuntimeError(f"{endpoint.__qualname__} has a guard, and its route leads past it: write the guard "
+            raise RuntimeError(f"{endpoint.__qualname__} has a guard, but its route bypasses the guard: write the guard "
                                "below the decorator of the route, as the last one above the function")
 
 
@@ -279,7 +279,7 @@ def parse_key(values: Sequence[str], strict: bool = False) -> str:
     if quoted:
         return re.sub(r"\\(.)", r"\1", quoted[1][1:-1])
     if strict or not BARE.fullmatch(text):
-        raise KeyInvalid("the header Idempotency-Key is one string in double quotes")
+        raise KeyInvalid("the header Idempotency-Key must be one string in double quotes")
     return text
 
 
@@ -357,14 +357,14 @@ def _refusal(error: IdempotencyError, guard: Guard) -> Answer | None:
 
 def _scope(found: Any) -> str:
     if not isinstance(found, str) or not found:
-        raise TypeError(f"the guard's scope returned {found!r}, which is no user or tenant: return an id of the "
-                        "visitor's own where nobody has logged in, or raise an error that refuses the visitor")
+        raise TypeError(f"the guard's scope returned {found!r}, which is not a user or tenant: for a visitor who has "
+                        "not logged in, return an id of the session, or raise an error that refuses the visitor")
     try:
         if len(found.encode()) <= MAX_SCOPE and "\0" not in found:
             return found
     except UnicodeEncodeError:
         pass
-    raise ScopeInvalid(f"The user of this request is not named by 1 to {MAX_SCOPE} bytes of text.")
+    raise ScopeInvalid(f"The user of this request must have 1 to {MAX_SCOPE} bytes of text.")
 
 
 async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Callable[[], Any],
@@ -374,11 +374,13 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
     rolled back.  Raises what the handler has raised, after the rollback."""
     client = exchange.client
     scope, key = "", None
+    has_run = False
     answers: list[Answer] = []
     raised: list[BaseException] = []
 
     async def respond(access: Access) -> Response:
-        exchange.undone = True
+        nonlocal has_run
+        has_run = True
         answers.clear()
         raised.clear()
         try:
@@ -402,11 +404,12 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
         elif guard.required and not in_form:
             return _key_required()
         scope = _scope(await maybe_await(ask_scope()))
+        exchange.undone = True
         if key is not None or in_form:
             exchange.limit_body(guard.max_request_size)
             await maybe_await(read_body())
             if not exchange.whole:
-                raise RuntimeError("a part of the body was read before the guard, and another part was not")
+                raise RuntimeError("only a part of the body was read before the guard")
         if in_form:
             key = exchange.form_key(guard.form_field or "")
             if key is None and guard.required:
@@ -427,7 +430,7 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
         try:
             result = await perform(call)
         except Exception as error:
-            if exchange.undone or not isinstance(call.request_hash, Statement) or sqlstate(error) not in NO_JSON:
+            if has_run or not isinstance(call.request_hash, Statement) or sqlstate(error) not in NO_JSON:
                 raise
             call = replace(call, request_hash=exchange.hash_of_bytes())
             result = await perform(call)

@@ -146,7 +146,7 @@ class Transaction:
     def check_open(self) -> None:
         """Whether it can be committed."""
         if self.state == "failed":
-            raise TransactionEnded("the transaction went on after an error in it, which undid its work")
+            raise TransactionEnded("the transaction continued after an error in it, which undid its work")
 
     def change(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         """Set it, or delete it with None, and remember what was there."""
@@ -300,7 +300,7 @@ MAX_BIGINT = 2**63 - 1
 
 def _check_name(name: str, value: str) -> None:
     if not 1 <= len(value.encode(errors="surrogatepass")) <= 512:
-        raise DoubleError("22023", f"{name} has not 1 to 512 bytes")
+        raise DoubleError("22023", f"{name} must have 1 to 512 bytes")
 
 
 def _check(function: str, argument: Argument) -> None:
@@ -314,7 +314,7 @@ def _check(function: str, argument: Argument) -> None:
             if one in NAMES and element is not None:
                 _check_name(one, element)
             if one == "response_statuse" and not 100 <= element <= 599:
-                raise DoubleError("22023", "the status of a response is 100 to 599")
+                raise DoubleError("22023", "the status of a response must be 100 to 599")
     elif value is None:
         return
     elif name in NAMES:
@@ -330,9 +330,9 @@ def _check(function: str, argument: Argument) -> None:
     elif kind == "jsonb" and not isinstance(value, Statement):
         _storable(value)
     elif name == "response_status" and not 100 <= value <= 599:
-        raise DoubleError("22023", "the status of a response is 100 to 599")
+        raise DoubleError("22023", "the status of a response must be 100 to 599")
     elif name in ("client_seq", "event_count", "max_messages", "batch_size") and value < 1:
-        raise DoubleError("22023", f"{name} is at least 1")
+        raise DoubleError("22023", f"{name} must be at least 1")
 
 
 Handlers = Mapping[str, Callable[[Transaction, Any], Any]]
@@ -372,9 +372,10 @@ class Store(Monitoring):
                     arguments[name] = self.call(tx, value)[0][0]
                 elif isinstance(value, str) and "\0" in value:
                     raise DoubleError("22021", "text cannot contain NUL (0x00) bytes")
-            method = getattr(self, statement.function.removeprefix("pg_catalog."), None)
+            function = statement.function.removeprefix("pg_catalog.")
+            method = getattr(self, function, None)
             if method is None:
-                raise NotImplementedError(f"{statement.function} is not in the double: test it with a server")
+                raise NotImplementedError(f"the double does not have {function}: test it with a server")
             before = len(tx.undo)
             try:
                 for argument in statement.arguments:
@@ -623,7 +624,7 @@ class Store(Monitoring):
         pair = (user_id, entity_type, entity_id)
         lead = self.settings.max_action_id_lead
         if lead and action_id > (time.time() + lead) * 1000:
-            raise ActionIdAhead("the action id lies too far in the future")
+            raise ActionIdAhead("the action id is too far in the future")
         tx.hold("pair", *pair)
         last = self.versions.get(pair)
         if last is not None and action_id <= last:
@@ -875,7 +876,7 @@ def _aligned(first: list[Any], *more: list[Any] | None) -> list[tuple[Any, ...]]
     lists = [first, *more]
     length = max((len(x) for x in lists if x is not None), default=0)
     if any(x is not None and len(x) not in (1, length) for x in lists):
-        raise DoubleError("22023", "arrays of one call have one length")
+        raise DoubleError("22023", "arrays must have the same number of elements")
     return list(zip(*([None] * length if x is None else x * length if len(x) == 1 else x for x in lists)))
 
 

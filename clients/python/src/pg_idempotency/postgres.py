@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import selectors
 import socket
 import threading
 import time
@@ -35,7 +36,8 @@ T = TypeVar("T")
 ROLLBACK_LIMIT = 5.0
 """Seconds until a connection that does not answer ROLLBACK is closed."""
 CANCEL_LIMIT = 2.0
-"""Seconds until a connection is closed without waiting longer for the cancellation of its statement."""
+"""Seconds until a connection is closed without waiting longer for the cancellation of its statement, or for the thread or
+task that uses it."""
 
 
 def pool_exhausted(error: BaseException) -> bool:
@@ -252,12 +254,14 @@ class PsycopgSession:
 
     async def rollback(self) -> None:
         """Does nothing if no transaction has begun or the connection is gone.  A connection that does not answer within
-        ROLLBACK_LIMIT is closed."""
+        ROLLBACK_LIMIT is closed, and so is one with an open block."""
         until = time.monotonic() + ROLLBACK_LIMIT
         try:
             await self.revoke_handle(until)
             if not self.lost and self._status != TransactionStatus.IDLE:
                 await self._send_rollback(until)
+            if self._has_open_block:
+                await self._close()
         except BaseException as error:
             await self._close()
             if not isinstance(error, (psycopg.Error, TimeoutError)):
@@ -280,14 +284,24 @@ class PsycopgSession:
             return
         try:
             if not self.lost:
-                async with locked(self._connection.lock, until):
+                async with locked(self._connection, until):
                     end(handle)
         finally:
             end(handle)
         if until is None:
             check_awaited(handle)
+            if self._has_open_block:
+                raise TransactionEnded("the handler left a block of transaction() or pipeline() open")
+
+    @property
+    def _has_open_block(self) -> bool:
+        """A block of transaction() or pipeline() has not ended.  psycopg refuses COMMIT on this connection from then on."""
+        return bool(getattr(self._connection, "_num_transactions", 0)
+                    or not self.lost and self._connection.pgconn.pipeline_status)
 
     def ended(self) -> bool:
+        if not hasattr(select, "poll"):     # eventlet removes it
+            return False
         try:
             poll = select.poll()
             poll.register(self._connection.fileno(), getattr(select, "POLLRDHUP", 0))
@@ -332,18 +346,25 @@ class PsycopgSession:
                     link.shutdown(socket.SHUT_RDWR)
             except (psycopg.Error, OSError):
                 pass
-            with self._connection.lock:
+            # A generator that the handler has kept, as of cursor.stream(), never releases the lock.
+            is_mine = self._connection.lock.acquire(timeout=CANCEL_LIMIT)
+            try:
                 self._connection.close()
+            finally:
+                if is_mine:
+                    self._connection.lock.release()
 
 
 @asynccontextmanager
-async def locked(lock: Any, until: float | None) -> AsyncIterator[None]:
-    """A lock of a thread's or of a task's.  Raises TimeoutError at that time."""
-    left = None if until is None else max(0.0, until - time.monotonic())
+async def locked(connection: Any, until: float | None) -> AsyncIterator[None]:
+    """The connection's lock.  Raises TimeoutError at that time, or when another thread has closed the connection."""
+    lock, last = connection.lock, float("inf") if until is None else until
     if isinstance(lock, asyncio.Lock):
-        await asyncio.wait_for(lock.acquire(), left)
-    elif not lock.acquire(timeout=-1 if left is None else left):
-        raise TimeoutError
+        await asyncio.wait_for(lock.acquire(), None if until is None else max(0.0, last - time.monotonic()))
+    else:
+        while not lock.acquire(timeout=max(0.0, min(1.0, last - time.monotonic()))):
+            if connection.closed or time.monotonic() >= last:
+                raise TimeoutError
     try:
         yield
     finally:
@@ -354,10 +375,10 @@ async def readable(fileno: int, until: float, asynchronous: bool) -> None:
     """Wait until there is something to read.  Raises TimeoutError at that time."""
     left = max(0.0, until - time.monotonic())
     if not asynchronous:
-        poll = select.poll()
-        poll.register(fileno, select.POLLIN)
-        if not poll.poll(left * 1000):
-            raise TimeoutError
+        with selectors.DefaultSelector() as selector:
+            selector.register(fileno, selectors.EVENT_READ)
+            if not selector.select(left):
+                raise TimeoutError
         return
     loop, event = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(fileno, event.set)
@@ -407,7 +428,7 @@ class PsycopgBackend:
         elif callable(source):
             self._connect = source
         else:
-            raise TypeError("a pool, a function that returns a connection's context manager, or a connection string")
+            raise TypeError("Idempotency needs a pool, a function that returns a connection's context manager, or a connection string")
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[PsycopgSession]:
@@ -451,7 +472,7 @@ async def execute(handle: Any, statement: Statement[T], schema: str) -> T:
         if known is not None and known is not error:
             raise known from error
         raise
-    raise TypeError(f"{type(handle).__name__} is no connection of psycopg, SQLAlchemy or Django")
+    raise TypeError(f"{type(handle).__name__} is not a connection of psycopg, SQLAlchemy or Django")
 
 
 async def _sqlalchemy(handle: Any, statement: Statement[T], schema: str) -> T:

@@ -49,7 +49,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         result: T = stop.value
         return result
     coroutine.close()
-    raise TypeError("something asynchronous was given to a synchronous Idempotency; use AsyncIdempotency")
+    raise TypeError("a synchronous Idempotency cannot use an asynchronous function or pool; use AsyncIdempotency")
 
 
 @contextmanager

@@ -114,7 +114,7 @@ class Shards:
 
     async def server_of(self, scope: str | None, until: float) -> Server:
         if not isinstance(scope, str):
-            raise TypeError("with several shards the scope says on which a transaction runs: transaction(scope)")
+            raise TypeError("with several shards, a transaction needs a scope: transaction(scope)")
         server = self._known.get(scope)
         if server is None:
             server = await self._server_at(await self._ask_router(scope, until))

@@ -33,11 +33,11 @@ class SQLAlchemy:
 
     def backend(self, schema: str, asynchronous: bool) -> SQLAlchemyBackend:
         if not callable(getattr(self.engine, "connect", None)) or not hasattr(self.engine, "dialect"):
-            raise TypeError(f"an Engine or AsyncEngine is wanted, not a {type(self.engine).__name__}")
+            raise TypeError(f"an Engine or AsyncEngine is required, not a {type(self.engine).__name__}")
         if asynchronous != hasattr(self.engine, "sync_engine"):
-            raise TypeError("an AsyncEngine belongs to an AsyncIdempotency, an Engine to an Idempotency")
+            raise TypeError("use an AsyncEngine with AsyncIdempotency, and an Engine with Idempotency")
         if self.engine.dialect.name != "postgresql":
-            raise TypeError(f"the engine is one of {self.engine.dialect.name}, not of PostgreSQL")
+            raise TypeError(f"the engine is of {self.engine.dialect.name}, not of PostgreSQL")
         return SQLAlchemyBackend(self, schema)
 
 
@@ -73,6 +73,9 @@ class SQLAlchemySession(AdapterSession):
 
     async def _begin(self) -> Any:
         self._transaction = await maybe_await(self._connection.begin())
+        driver = getattr(self._connection, "sync_connection", self._connection).connection.dbapi_connection
+        if getattr(driver, "autocommit", False):
+            raise TypeError("the engine's isolation level is AUTOCOMMIT: a request or job needs a transaction")
         make = self._source.make_session
         return make(bind=self._connection) if make else self._connection
 

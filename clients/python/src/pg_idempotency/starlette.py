@@ -89,7 +89,7 @@ async def _guarded(guard: Guard, exchange: Exchange, request: Request, named: Ma
             if not exchange.whole:
                 await request.body()
         except ClientDisconnect:
-            raise HTTPException(400, "the body is not whole") from None
+            raise HTTPException(400, "the body is incomplete") from None
 
     answer = await guarded(exchange, guard, request, lambda: guard.ask_scope(request, named), read, run)
     return answer.native if isinstance(answer.native, Response) else response_of(answer)
@@ -121,17 +121,21 @@ async def _whole(response: Any, request: Request, exchange: Exchange) -> Answer:
     start: Event = {}
     pieces: list[bytes] = []
     refused: Exception | None = None
+    is_whole = False
 
     async def receive() -> Event:
         return await asyncio.Event().wait()         # type: ignore[return-value]
 
     async def send(event: Event) -> None:
-        nonlocal refused
+        nonlocal refused, is_whole
+        if is_whole or start and event["type"] == "http.response.start":
+            raise RuntimeError("the endpoint sends a second response")
         if event["type"] == "http.response.start":
             start.update(event)
             return
         if event["type"] != "http.response.body":
-            raise RuntimeError(f"{event['type']} cannot be stored: a response is its head and its body")
+            raise RuntimeError(f"{event['type']} cannot be stored: a response consists of its head and its body")
+        is_whole = not event.get("more_body", False)
         if event.get("more_body", False) and b"content-length" not in {name.lower() for name, _ in start["headers"]}:
             refused = exchange.streaming_refused()
             raise refused

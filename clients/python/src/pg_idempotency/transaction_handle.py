@@ -37,7 +37,7 @@ class Unawaited:
 
     def check(self) -> None:
         for name in self._names.values():
-            raise TypeError(f"{name}() was never awaited, and did nothing: an asynchronous handler awaits each call")
+            raise TypeError(f"{name}() was not awaited, so it did nothing: an asynchronous handler must await each call")
 
 
 CONSTANT = {"pgconn", "lock"}
@@ -71,7 +71,7 @@ class TransactionHandle:
         setattr(connection_of(self), name, value)
 
     def _refused(self, *_: Any) -> NoReturn:
-        raise TransactionEnded("the transaction is the request's: return a response to commit, raise to roll back")
+        raise TransactionEnded("the client ends the transaction: return a response to commit, or raise an error to roll back")
 
     commit = rollback = __enter__ = __exit__ = __aenter__ = __aexit__ = _refused
 
@@ -79,7 +79,7 @@ class TransactionHandle:
 def connection_of(handle: TransactionHandle) -> Any:
     """The connection of a handle.  Raises TransactionEnded after end()."""
     if handle.__dict__["_handle_ended"]:
-        raise TransactionEnded("the handler's transaction is over: what uses it has to end before the handler returns")
+        raise TransactionEnded("the handler's transaction has ended: do not use it after the handler has returned")
     return handle.__dict__["_handle_connection"]
 
 

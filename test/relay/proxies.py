@@ -1,0 +1,42 @@
+# Proxies between a relay and what it connects to.
+
+import contextlib
+import threading
+
+
+class Forwarder:
+    """Forwards the connections of a listener to what connect() reaches."""
+
+    def __init__(self, listener, connect):
+        self.listener, self.connect = listener, connect
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                server = self.connect()
+                for source, target in ((client, server), (server, client)):
+                    threading.Thread(target=self.copy, args=(source, target, source is client), daemon=True).start()
+
+    def copy(self, source, target, from_client):
+        with contextlib.suppress(OSError), source, target:
+            while data := source.recv(65536):
+                target.sendall(data)
+
+
+class Gate(Forwarder):
+    """While it is not "opened", nothing passes in one direction."""
+
+    def __init__(self, listener, connect, from_client):
+        self.opened = threading.Event()
+        self.opened.set()
+        self.from_client = from_client
+        super().__init__(listener, connect)
+
+    def copy(self, source, target, from_client):
+        with contextlib.suppress(OSError), source, target:
+            while data := source.recv(65536):
+                if from_client == self.from_client:
+                    self.opened.wait()
+                target.sendall(data)
