@@ -254,11 +254,14 @@ export async function withRetries<T>(attempt: () => Promise<T>): Promise<T> {
   }
 }
 
-/** Settles as the promise does, or with the signal's reason if that comes first. */
-function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
+/** Settles as the promise does, or with the signal's reason if that comes first. Then drop() gets the value, which nobody uses. */
+function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined, drop?: (value: T) => void): Promise<T> {
   if (!signal) return promise
   return new Promise((resolve, reject) => {
-    const abort = (): void => reject(signal.reason)
+    const abort = (): void => {
+      reject(signal.reason)
+      if (drop) promise.then(drop, () => undefined)
+    }
     if (signal.aborted) return abort()
     signal.addEventListener('abort', abort, { once: true })
     promise.then(resolve, reject).finally(() => signal.removeEventListener('abort', abort)).catch(() => undefined)
@@ -278,13 +281,12 @@ export class SingleFlight {
   #running = new Map<string, Promise<boolean>>()
 
   run<T extends RequestOptions>(kind: 'request' | 'job', options: T, defaults: Wait & Observers, run: (options: T) => Promise<Result>): Promise<Result> {
-    return observed(kind, options, defaults, () => this.#run(options, defaults, run))
-  }
-
-  async #run<T extends RequestOptions>(options: T, defaults: Wait, run: (options: T) => Promise<Result>): Promise<Result> {
     const given = options.wait !== undefined || options.waitMs !== undefined ? options : defaults
     const ms = durationMs(given.wait, given.waitMs, 'wait') ?? 0
-    if (ms <= 0) return run(options)
+    return observed(kind, options, defaults, () => (ms > 0 ? this.#alone(options, ms, run) : run(options)))
+  }
+
+  async #alone<T extends RequestOptions>(options: T, ms: number, run: (options: T) => Promise<Result>): Promise<Result> {
     const hash = identity(options)
     // The request is part of the id, so that another request under the key is refused at once.
     const id = JSON.stringify([options.scope, options.key,
@@ -373,7 +375,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
   /** Run the handler of a session's transaction. */
   async #handle<T>(session: Session, handler: (tx: Tx) => Promise<T> | T, deadline: Deadline): Promise<T> {
     try {
-      return await runHandler([this.#pool, session.pool], () => handler(session.tx as Tx), deadline, session.ended)
+      return await runHandler([this.#pool, session.pool], () => handler(session.tx as Tx), deadline, (listener) => session.onEnd(listener))
     } catch (error) {
       session.abandoned = error instanceof TimedOut
       throw error
@@ -408,10 +410,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
   /** One transaction. */
   async #once(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response, deadline: Deadline, connectMs?: number): Promise<Result> {
     const opened = this.#claimed(options, (session, claim, limitMs) => session.begin(claim, limitMs), connectMs)
-    const { session, claim } = await orAbort(opened, options.signal).catch((error: unknown) => {
-      if (options.signal?.aborted) opened.then(({ session }) => session.release(), () => undefined)
-      throw error
-    })
+    const { session, claim } = await orAbort(opened, options.signal, (late) => void late.session.release())
     if (claim.outcome !== 'new') {
       // The response does not have to wait for the ROLLBACK.
       void session.release()
@@ -451,7 +450,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
   }
 
   /** Opens a session and claims. The claim waits if fewer than maxWaiters sessions do. */
-  async #claimed(options: RequestOptions & Lease,
+  #claimed(options: RequestOptions & Lease,
     send: (session: Session, claim: Statement<HeldClaim>, limitMs: number) => Promise<HeldClaim>, connectMs?: number):
     Promise<{ session: Session; claim: HeldClaim }> {
     const defaults = this.#defaults

@@ -37,17 +37,25 @@ export function leftOut(fingerprint: Fingerprint<never> | undefined): string[][]
   return (fingerprint as string[]).map((pointer) => pointer.split('/').slice(1).map((part) => part.replaceAll('~1', '/').replaceAll('~0', '~')))
 }
 
+const UTF8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
+
+/** The text of bytes, or undefined if they are not UTF-8 or have a NUL, which the database cannot store in text. */
+export function storableUtf8(bytes: Uint8Array): string | undefined {
+  try {
+    return bytes.includes(0) ? undefined : UTF8.decode(bytes)
+  } catch {
+    return undefined
+  }
+}
+
 /** The request as a claim compares it. JSON is a string, which the server puts into canonical form. */
 export function compared<Request>(request: Compared, native: Request, fingerprint: Fingerprint<Request> | undefined): RequestIdentity {
   const { method, path, body, contentType = '', contentEncoding = 'identity' } = request
   if (typeof fingerprint === 'function') return ofBytes({ ...request, body: Buffer.from(fingerprint(native, body)) })
   if (body.length === 0 || body.length > MAX_COMPARED || contentEncoding !== 'identity') return ofBytes(request)
-  if (JSON_TYPE.test(contentType) && !body.includes(0)) {
-    try {
-      return { method, path, body: new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(body), without: leftOut(fingerprint) }
-    } catch {
-      return ofBytes(request)
-    }
+  if (JSON_TYPE.test(contentType)) {
+    const text = storableUtf8(body)
+    return text === undefined ? ofBytes(request) : { method, path, body: text, without: leftOut(fingerprint) }
   }
   const [, quoted, bare] = MULTIPART.exec(contentType) ?? []
   const boundary = quoted ?? bare

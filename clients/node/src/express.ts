@@ -17,8 +17,8 @@ import type { PoolClient } from 'pg'
 import { checkedCount, type Client, type Response } from './client.js'
 import { Attempts } from './handlers.js'
 import {
-  alreadySent, badRequest, checkedOptions, endListener, HEADER_METHODS, ignoreLateCalls, overrides, refuseSuccess, replayBody, seemsSent,
-  SENDING_METHODS, serve, snapshotOf, streamingRefused, wholeBody, type Context, type HttpOptions,
+  alreadySent, badRequest, checkedOptions, endListener, HEADER_METHODS, ignoreLateCalls, refuseSuccess, replayBody, responseOverrides, seemsSent,
+  serve, snapshotOf, streamingRefused, wholeBody, type Context, type HttpOptions,
 } from './http.js'
 import { describe } from './values.js'
 
@@ -121,11 +121,9 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
       contentEncoding: isParsed ? undefined : req.headers['content-encoding'], native: req, scope: () => options.scope(req),
     }, options, kind, async (context) => {
       isUndone = true
-      await again?.()
-      again ??= requestSnapshot(req, res, parseAgain)
+      if (again) await again()
+      else again = requestSnapshot(req, res, parseAgain)
       readOver?.()
-      // Otherwise Express would drop the body of a response that the client has cached, before it is stored.
-      Object.defineProperty(req, 'fresh', { configurable: true, writable: true, value: false })
       if (!hasBytes && !isParsed) readOver = replayBody(req, Buffer.from(req.rawBody!))
       let finished = false
       const job = context.job && Object.create(context.job, {
@@ -136,6 +134,8 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
         } },
       })
       req.idempotency = { ...context, job }
+      // Otherwise Express would drop the body of a response that the client has cached, before it is stored.
+      Object.defineProperty(req, 'fresh', { configurable: true, writable: true, value: false })
       whole = await held.run((fail) => handler(req, res, (error) => fail(error ??
         new TypeError('a guarded handler must send the response itself: it must not call next() without an error'))), () => finished)
       // The last step's response is the one that is stored.
@@ -260,8 +260,8 @@ type Lines = [string, OutgoingHttpHeader][]
 /** A response whose head and body are kept and sent later. */
 class BufferedResponse {
   headers: Lines = []
-  /** The handler has answered and returned. */
-  #done = false
+  /** No handler runs. */
+  #done = true
   readonly #before: Lines
   readonly #statusBefore: number
   readonly #attempts = new Attempts()
@@ -271,7 +271,7 @@ class BufferedResponse {
   constructor(readonly res: ServerResponse, readonly route: string) {
     this.#before = this.#lines()
     this.#statusBefore = res.statusCode
-    this.#takeBack = overrides(res, [...SENDING_METHODS, ...HEADER_METHODS, 'headersSent', 'writableEnded'])
+    this.#takeBack = responseOverrides(res)
   }
 
   #lines(): Lines {
@@ -373,7 +373,7 @@ class BufferedResponse {
           seemsSent(res, 'writableEnded')
           look()
           // The response is sent after COMMIT, which waits for the handler.
-          setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(this.route, 'and waits until that is sent')) })
+          if (!returned) setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(this.route, 'and waits until that is sent')) })
           return res
         },
         destroy: (error?: Error) => {

@@ -13,8 +13,8 @@ import type { PoolClient } from 'pg'
 import type { Client, Response } from './client.js'
 import { Attempts } from './handlers.js'
 import {
-  alreadySent, checkedOptions, endListener, ignoreLateCalls, isStream, overrides, refuseSuccess, replayPipe, seemsSent, SENDING_METHODS, serve, snapshotOf,
-  streamingRefused, wholeBody, type Context, type HttpOptions,
+  alreadySent, checkedOptions, endListener, ignoreLateCalls, isStream, overrides, refuseSuccess, replayPipe, responseOverrides, seemsSent, SENDING_METHODS,
+  serve, snapshotOf, streamingRefused, wholeBody, type Context, type HttpOptions,
 } from './http.js'
 import type { Headers } from './values.js'
 
@@ -48,10 +48,10 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
   app.decorateRequest('idempotency', null)
   app.decorateRequest('rawBody', null)
   // onRoute misses routes that are declared before the plugin is loaded, or outside its context, and they would run unguarded.
-  const refuseUnguarded = async ({ routeOptions }: any): Promise<void> => {
-    if (!routeOptions.config?.idempotency || routeOptions.config[GUARDED]) return
-    throw new TypeError(`${routeOptions.method} ${routeOptions.url} was declared before the plugin was loaded, or outside the context ` +
-      'that registers it: first await register() of pg-idempotency in the context of the route')
+  const refuseUnguarded = ({ routeOptions }: any, _reply: unknown, done: (error?: Error) => void): void => {
+    if (!routeOptions.config?.idempotency || routeOptions.config[GUARDED]) return done()
+    done(new TypeError(`${routeOptions.method} ${routeOptions.url} was declared before the plugin was loaded, or outside the context ` +
+      'that registers it: first await register() of pg-idempotency in the context of the route'))
   }
   for (const context of contextsOf(app)) context.addHook('onRequest', refuseUnguarded)
   app.addHook('onRoute', (route: any) => {
@@ -62,14 +62,17 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
     const kind = own !== true && own.job ? 'job' : 'request'
     const handler = route.handler as (this: unknown, request: any, reply: any) => unknown
     // This is the first hook, so that later hooks can parse.
-    route.preParsing = [async (request: any, _reply: unknown, payload: Readable) => {
-      request.rawBody = await wholeBody(payload, request.routeOptions.bodyLimit)
-      replayPipe(request.raw, () => request.rawBody)
-      const again = Readable.from(request.rawBody.length > 0 ? [request.rawBody] : []) as Readable & { receivedEncodedLength?: number }
-      again.receivedEncodedLength = request.rawBody.length
-      return again
+    route.preParsing = [(request: any, _reply: unknown, payload: Readable, done: (error: Error | null, payload?: Readable) => void) => {
+      wholeBody(payload, request.routeOptions.bodyLimit).then((bytes) => {
+        request.rawBody = bytes
+        replayPipe(request.raw, () => request.rawBody)
+        done(null, new BodyAgain(bytes))
+      }, done)
     }, ...[route.preParsing ?? []].flat()]
-    route.preValidation = [async (request: any) => { request[PARSED] = request.body }, ...[route.preValidation ?? []].flat()]
+    route.preValidation = [(request: any, _reply: unknown, done: () => void) => {
+      request[PARSED] = request.body
+      done()
+    }, ...[route.preValidation ?? []].flat()]
     route.handler = function (this: unknown, request: any, reply: any) {
       if (settings.methods && !settings.methods.includes(request.method)) return handler.call(this, request, reply)
       return handle(client, settings, kind, request, reply, (given) => handler.call(this, request, given))
@@ -92,6 +95,18 @@ function contextsOf(app: any): any[] {
   return found.includes(app) ? found : [...found, app]
 }
 
+/** A body that has been read, as a stream for the parser. */
+class BodyAgain extends Readable {
+  readonly receivedEncodedLength: number
+
+  constructor(bytes: Buffer) {
+    super()
+    this.receivedEncodedLength = bytes.length
+    if (bytes.length > 0) this.push(bytes)
+    this.push(null)
+  }
+}
+
 type Sent = { status: number; headers: Headers; body: Buffer }
 
 async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'request' | 'job', request: any, reply: any,
@@ -99,12 +114,13 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
   const before = lines(reply)
   const statusBefore = reply.statusCode as number
   let whole: Sent | undefined
-  let done = false
+  /** No handler runs. */
+  let done = true
   let isUndone = false
   let again: (() => Promise<void>) | undefined
   const route = `${request.method} ${request.url}`
   const attempts = new Attempts()
-  const takeBack = [overrides(reply, ['send', 'then', 'hijack', 'sent']), overrides(reply.raw, [...SENDING_METHODS, 'headersSent', 'writableEnded'])]
+  const takeBack = [overrides(reply, ['then', 'send', 'hijack', 'sent']), responseOverrides(reply.raw)]
   const reset = (): void => {
     for (const undo of takeBack) undo()
     for (const name of Object.keys(reply.getHeaders())) reply.removeHeader(name)
@@ -127,10 +143,13 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
         } },
       })
       isUndone = true
-      await again?.()
-      again ??= snapshotOf(request, parserOf(request))
+      if (again) {
+        await again()
+        reset()
+      } else {
+        again = snapshotOf(request, parserOf(request))
+      }
       request.idempotency = { ...context, job }
-      reset()
       attempts.add()
       done = false
       const sent = await bufferedResponse(reply, handler, () => finished, route, attempts)
@@ -141,7 +160,7 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
     })
     isUndone = false
   } finally {
-    reset()
+    if (again) reset()
     if (isUndone) refuseSuccess(reply.raw, route)
     if (!done) for (const [target, names] of [[reply, ['send', 'hijack']], [reply.raw]] as const) ignoreLateCalls(target, attempts, names)
   }
@@ -207,7 +226,7 @@ function bufferedResponse(reply: any, handler: (reply: any) => unknown, silent: 
       tell()
       seemsSent(reply.raw, 'headersSent', 'writableEnded')
       // The response is sent after COMMIT, which waits for the handler.
-      setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(route, 'and waits until that is sent')) })
+      if (!returned) setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(route, 'and waits until that is sent')) })
     }
     // A handler can await or return reply until it has answered. The response itself is sent later.
     const answered = new Promise<void>((tellIt) => { tell = tellIt })

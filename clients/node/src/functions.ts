@@ -185,7 +185,8 @@ function parsed(value: string | null, kind: Kind): unknown {
 /** A row as an object. The text of json is kept, too, because it has all digits of numbers. */
 function record(row: Row, kinds: Record<string, Kind>): Record<string, unknown> {
   const made: Record<string, unknown> = {}
-  for (const [name, kind] of Object.entries(kinds)) {
+  for (const name in kinds) {
+    const kind = kinds[name]!
     const value = row[name] ?? null
     made[name] = parsed(value, kind)
     if (kind === 'json' && name !== 'responseHeaders' && name !== 'labels') made[`${name}Text`] = value

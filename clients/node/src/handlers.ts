@@ -93,14 +93,15 @@ export class Deadline {
  * is over, or its session is lost. Later calls of the handler find its
  * transaction ended.
  */
-export async function runHandler<T>(pools: readonly object[], run: () => Promise<T> | T, deadline: Deadline, lost?: Promise<never>): Promise<T> {
+export async function runHandler<T>(pools: readonly object[], run: () => Promise<T> | T, deadline: Deadline,
+  onLost?: (listener: (error: Error) => void) => void): Promise<T> {
   const handler: HandlerContext = { open: true, pools, outer: currentHandler.getStore() }
   let stop: (() => void) | undefined
   try {
     return await new Promise<T>((resolve, reject) => {
       stop = deadline.start(reject)
-      currentHandler.run(handler, () => spanned('idempotency.handler', run)).then(resolve, reject)
-      lost?.catch(reject)
+      onLost?.(reject)
+      Promise.resolve(currentHandler.run(handler, () => spanned('idempotency.handler', run))).then(resolve, reject)
     })
   } finally {
     handler.open = false

@@ -9,7 +9,7 @@ import { Readable } from 'node:stream'
 import {
   checkedCount, checkedTimes, newResult, problem, storable, type Client, type Job, type Response, type Result,
 } from './client.js'
-import { compared, formKey, leftOut, NO_JSON, ofBytes, type Fingerprint } from './comparison.js'
+import { compared, formKey, leftOut, NO_JSON, ofBytes, storableUtf8, type Fingerprint } from './comparison.js'
 import {
   asIdempotencyError, ClaimLost, ClaimNotFound, InProgress, KeyExpired, KeyInvalid, KeyReused, RateLimited, ScopeMoving, StreamingRefused,
   sqlstateOf, TimedOut,
@@ -116,10 +116,17 @@ export function parseKey(value: string, strict = false): string | undefined {
   return !strict && BARE.test(line) ? line : undefined
 }
 
+/** The names of each allow-list in lower case. */
+const lowerCase = new WeakMap<readonly string[], Set<string>>()
+
 /** The headers of the allow-list, under the names that the handler gave them. */
 export function allowedHeaders(headers: Iterable<readonly [string, string | number | readonly string[] | undefined]>, allowed: readonly string[]): Headers {
-  const names = new Set(allowed.map((name) => name.toLowerCase()))
-  names.delete('set-cookie')
+  let names = lowerCase.get(allowed)
+  if (!names) {
+    names = new Set(allowed.map((name) => name.toLowerCase()))
+    names.delete('set-cookie')
+    lowerCase.set(allowed, names)
+  }
   const made: Headers = {}
   for (const [name, value] of headers) {
     if (value === undefined || !names.has(name.toLowerCase())) continue
@@ -183,7 +190,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
       throw error
     }
   }
-  const perform = async (identity: RequestIdentity): Promise<Result> =>
+  const perform = (identity: RequestIdentity): Promise<Result> =>
     kind === 'request' ? client.request({ ...common, ...identity }, (tx) => guarded({ key, tx, job: undefined as never }) as Promise<Response>)
     : client.job({ ...common, ...identity, lease, leaseMs }, (job) => guarded({ key, tx: undefined as never, job }))
   try {
@@ -264,13 +271,7 @@ function asStored(response: Response): string | Uint8Array | null {
   const { body } = response
   if (!(body instanceof Uint8Array)) return body ?? null
   const type = Object.entries(response.headers ?? {}).find(([name]) => name.toLowerCase() === 'content-type')?.[1]
-  if (!TEXTUAL.test(String(type))) return body
-  try {
-    const text = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(body)
-    return text.includes('\0') ? body : text
-  } catch {
-    return body
-  }
+  return TEXTUAL.test(String(type)) ? storableUtf8(body) ?? body : body
 }
 
 /** The error for a response that cannot be held back. */
@@ -294,14 +295,25 @@ export function alreadySent(route: string): Error {
 export const SENDING_METHODS = ['writeHead', 'flushHeaders', 'write', 'end', 'destroy'] as const
 export const HEADER_METHODS = ['setHeader', 'setHeaders', 'appendHeader', 'removeHeader'] as const
 
-/** Returns a function that removes our methods from a response and restores the methods that it had before. */
+/**
+ * Returns a function that removes our methods from a response and restores the
+ * methods that it had before. names has them in the order in which they are set:
+ * if the newest property is deleted first, V8 does not make the object slow.
+ */
 export function overrides(target: object, names: readonly string[]): () => void {
   const own = target as Record<string, unknown>
   const before = Object.fromEntries(names.filter((name) => Object.hasOwn(own, name)).map((name) => [name, own[name]]))
   return () => {
-    for (const name of names) delete own[name]
+    for (const name of names.toReversed()) delete own[name]
     Object.assign(own, before)
   }
+}
+
+/** Like overrides(), for the methods of Node's response that held responses replace. */
+export function responseOverrides(response: ServerResponse): () => void {
+  // This property of the prototype becomes an own one before the methods do.
+  response.statusCode = Number(response.statusCode)
+  return overrides(response, [...SENDING_METHODS, 'headersSent', ...HEADER_METHODS, 'writableEnded'])
 }
 
 /** Makes a response look sent, by these properties. */

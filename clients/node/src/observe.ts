@@ -93,7 +93,7 @@ export function observed<T extends { outcome: OutcomeEvent['outcome'] }>(kind: '
     const [, traceId, spanId, flags] = TRACEPARENT.exec(of ?? '') ?? []
     if (traceId && spanId) span?.addLink?.({ context: { traceId, spanId, traceFlags: parseInt(flags!, 16), isRemote: true } })
   }
-  return observing.run(observation, () => spanned(`idempotency.${kind}`, async (span) => {
+  return observing.run(observation, async () => spanned(`idempotency.${kind}`, async (span) => {
     if (traceKeys) span?.setAttributes({ 'idempotency.scope': options.scope, 'idempotency.key': options.key })
     try {
       const result = await run()
@@ -107,7 +107,7 @@ export function observed<T extends { outcome: OutcomeEvent['outcome'] }>(kind: '
 }
 
 /** Run a part of a request as a span. */
-export async function spanned<T>(name: string, run: (span?: Span) => Promise<T> | T): Promise<T> {
+export function spanned<T>(name: string, run: (span?: Span) => Promise<T> | T): Promise<T> | T {
   if (!api || !observing.getStore()) return run()
   return api.trace.getTracer(NAME).startActiveSpan(name, { attributes: { 'db.system.name': 'postgresql' } }, async (span) => {
     try {

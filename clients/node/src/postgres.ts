@@ -195,16 +195,15 @@ export async function retryIfDead<T>(send: () => Promise<T>, isDead = isConnecti
 /** The time limit for a statement that waits for no other transaction. Behind a proxy that stopped responding, it would never end. */
 export const ANSWER_MS = 30_000
 
-/** Settles as the promise does, or rejects after a time. */
-function within<T>(promise: Promise<T>, ms: number): Promise<T> {
-  if (ms > LONGEST_TIMER) return promise
+/** A promise that also rejects after a time. Calls send() at once with the functions that settle it. */
+function within<T>(ms: number, send: (resolve: (value: T) => void, reject: (error: unknown) => void) => void): Promise<T> {
   return new Promise((resolve, reject) => {
-    const timer = setTimeout(() => reject(new TimedOut(`the server did not answer within ${ms} ms`)), ms)
+    const timer = ms > LONGEST_TIMER ? undefined : setTimeout(() => reject(new TimedOut(`the server did not answer within ${ms} ms`)), ms)
     const settled = <V>(settle: (value: V) => void) => (value: V): void => {
       clearTimeout(timer)
       settle(value)
     }
-    promise.then(settled(resolve), settled(reject))
+    send(settled(resolve), settled(reject))
   })
 }
 
@@ -236,10 +235,9 @@ export class Session {
   lost = false
   /** release() does not wait for the running statement. */
   abandoned = false
-  /** Rejects when the session ends while it is in use. */
-  readonly ended: Promise<never>
   #client: PoolClientLike
-  #onError: (error: Error) => void
+  #end: Error | undefined
+  #onEnd: ((error: Error) => void) | undefined
   #begun = false
   #released = false
   #cancelled = false
@@ -247,13 +245,6 @@ export class Session {
 
   private constructor(client: PoolClientLike, readonly pool: PoolLike) {
     this.#client = client
-    let end!: (error: Error) => void
-    this.ended = new Promise((_, reject) => { end = reject })
-    this.ended.catch(() => undefined)
-    this.#onError = (error) => {
-      this.lost = true
-      end(error)
-    }
     // A client in use has no other listener, and an 'error' without one ends the process.
     client.on('error', this.#onError)
   }
@@ -261,7 +252,7 @@ export class Session {
   static async open(pool: PoolLike, limitMs = Infinity): Promise<Session> {
     const connecting = pool.connect()
     try {
-      return new Session(await within(connecting, limitMs), pool)
+      return new Session(await within<PoolClientLike>(limitMs, (resolve, reject) => { connecting.then(resolve, reject) }), pool)
     } catch (error) {
       if (error instanceof TimedOut) connecting.then((late) => late.release(), () => undefined)
       if (typeof error === 'object' && error !== null) unreachable.add(error)
@@ -269,22 +260,39 @@ export class Session {
     }
   }
 
+  #onError = (error: Error): void => {
+    this.lost = true
+    this.#end = error
+    this.#onEnd?.(error)
+  }
+
+  /** Calls the listener when the session ends while it is in use. */
+  onEnd(listener: (error: Error) => void): void {
+    this.#onEnd = listener
+    if (this.#end) listener(this.#end)
+  }
+
   /** Run the commands in one round trip if the driver supports it, otherwise one by one. */
-  async #exchange(commands: Command[]): Promise<Answer[]> {
+  #exchange(commands: Command[], resolve: (answers: Answer[]) => void, reject: (error: unknown) => void): void {
     const client = this.#client as PoolClientLike & { connection?: Partial<Wire>; pipeline?: boolean; processID?: unknown }
     if (typeof client.connection?.parse === 'function' && !client.pipeline) {
       const prepared = Prepared.of(client)
       // COMMIT comes last, because a statement after it would be a transaction of its own.
       const asks = prepared.isDirect === undefined && commands.at(-1)!.text !== 'COMMIT'
-      const answers = await new Promise<Answer[]>((resolve, reject) => {
-        client.query(new Batch(asks ? [...commands, WHO] : commands, prepared, (error, got) => (error ? reject(error) : resolve(got!))))
-      })
-      if (asks) prepared.isDirect = answers.pop()!.rows[0]!['pid'] === String(client.processID)
-      return answers
+      client.query(new Batch(asks ? [...commands, WHO] : commands, prepared, (error, answers) => {
+        if (error) return reject(error)
+        if (asks) prepared.isDirect = answers!.pop()!.rows[0]!['pid'] === String(client.processID)
+        resolve(answers!)
+      }))
+    } else {
+      this.#oneByOne(commands).then(resolve, reject)
     }
+  }
+
+  async #oneByOne(commands: Command[]): Promise<Answer[]> {
     const answers: Answer[] = []
     for (const { text, values } of commands) {
-      const result = await client.query({ text, values })
+      const result = await this.#client.query({ text, values })
       answers.push({ tag: result.command, rows: result.rows })
     }
     return answers
@@ -292,7 +300,7 @@ export class Session {
 
   async #send(commands: Command[], limitMs: number): Promise<Answer[]> {
     try {
-      return await within(this.#exchange(commands), limitMs)
+      return await within<Answer[]>(limitMs, (resolve, reject) => this.#exchange(commands, resolve, reject))
     } catch (error) {
       if (isSilence(error) || isConnectionLost(error)) this.lost = true
       if (isSilence(error) && !(error instanceof TimedOut)) throw new TimedOut('the server did not answer in time', { cause: error })

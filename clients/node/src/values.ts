@@ -118,19 +118,23 @@ export function headerNames(value: unknown, name: string): void {
   }
 }
 
+function checkLine(field: string, line: unknown, name: string): void {
+  if (!/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/.test(field)) throw new TypeError(`${name}: ${JSON.stringify(field)} is not a valid name of a header`)
+  if (typeof line !== 'string' && typeof line !== 'number') throw new TypeError(`${name}: ${field} must be a string, not ${describe(line)}`)
+  const wrong = /[^\t\x20-\x7e\x80-\xff]/.exec(String(line))
+  if (wrong) {
+    throw new TypeError(`${name}: ${field} contains ${JSON.stringify(wrong[0])}, which is not allowed in a header`)
+  }
+}
+
 /** The document of headers, which must be valid, so that they can be sent again. */
 export function headers(value: unknown, name: string): string | null {
   if (value === null) return null
   headerNames(value, name)
-  const lines = Object.entries(value as Headers).flatMap(([field, given]): [string, unknown][] =>
-    given === undefined ? [] : Array.isArray(given) ? given.map((one) => [field, one]) : [[field, given]])
-  for (const [field, line] of lines) {
-    if (!/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/.test(field)) throw new TypeError(`${name}: ${JSON.stringify(field)} is not a valid name of a header`)
-    if (typeof line !== 'string' && typeof line !== 'number') throw new TypeError(`${name}: ${field} must be a string, not ${describe(line)}`)
-    const [wrong] = /[^\t\x20-\x7e\x80-\xff]/.exec(String(line)) ?? []
-    if (wrong !== undefined) {
-      throw new TypeError(`${name}: ${field} contains ${JSON.stringify(wrong)}, which is not allowed in a header`)
-    }
+  for (const [field, given] of Object.entries(value as Headers)) {
+    if (given === undefined) continue
+    if (Array.isArray(given)) for (const line of given) checkLine(field, line, name)
+    else checkLine(field, given, name)
   }
   return asciiJson(value, name)
 }
