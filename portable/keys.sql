@@ -444,7 +444,7 @@ CREATE FUNCTION @S@.idem_p_has_waited(written timestamptz)
 RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
-	SELECT clock_timestamp() > written + '10 ms'::interval
+	SELECT clock_timestamp() > written + '1 ms'::interval
 $$;
 COMMENT ON FUNCTION @S@.idem_p_has_waited(timestamptz) IS
 'Whether a statement has taken so long that it can have waited since this time.';
