@@ -264,6 +264,18 @@ RESET search_path;
 RESET idempotency.default_ttl;
 RESET lock_timeout;
 RESET statement_timeout;
+-- Types of the caller's with the names of those of a response
+CREATE SCHEMA names
+	CREATE TABLE text (a int)
+	CREATE TABLE json (a int)
+	CREATE TABLE int4 (a int);
+CREATE FUNCTION names.handler(request jsonb) RETURNS public.idem_response LANGUAGE sql AS $$SELECT 201, NULL::pg_catalog.json, 'made'$$;
+SET search_path = names, pg_catalog, public;
+SELECT outcome, response_status, response_body FROM idem_run('h', 'hostile-names-0001', 'names.handler(jsonb)', '{}');
+RESET search_path;
+SET client_min_messages = warning;
+DROP SCHEMA names CASCADE;
+RESET client_min_messages;
 -- Its own settings end with it, also after an error.
 CREATE FUNCTION shop.with_settings(request jsonb) RETURNS jsonb LANGUAGE plpgsql SET search_path = shop SET idempotency.default_ttl = '5 h' AS $$
 BEGIN

@@ -80,6 +80,8 @@ SELECT pg_temp.fail('repeated', 'counts', schedule => '{5 minutes}') AS state;
 SELECT pause FROM pg_temp.pauses WHERE name = 'repeated';
 SELECT idem_outbox_fail(pg_temp.id('repeated'), 2, 'counts', schedule => '{-1 s}');
 SELECT idem_outbox_fail(pg_temp.id('repeated'), 2, 'counts', schedule => '{1 s,NULL}');
+-- A pause of no time is not negative.
+SELECT DISTINCT idem_outbox_fail(-i, 1, 'x', schedule => '{0 s,1 s}') AS state FROM generate_series(1, 300) AS i;
 
 -- Dead messages are found among many that were acknowledged.
 INSERT INTO idem_outbox (id, message_id, topic, payload, state, in_due_index, acked_at, attempt, uncounted_attempts, created_at, available_at)

@@ -1,5 +1,5 @@
 --
--- What settings do.
+-- The effects of settings.
 --
 SET client_min_messages = warning;
 DROP EXTENSION IF EXISTS idempotency;

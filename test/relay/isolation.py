@@ -491,7 +491,7 @@ class Mixture:
         if body.isdigit() and len(body) == 3:
             return int(body), {'Retry-After': '30'} if body == b'429' else {}, b'bad'
         if body == b'late':
-            time.sleep(2)
+            time.sleep(5)
         if body in (b'late', b'closed'):
             return None
         return 204, {}, b''
@@ -499,8 +499,8 @@ class Mixture:
     def relay(self):
         return self.world.relay(
             '--r.sink=amqp', '--r.topics=orders, unbound', '--r.url=' + amqp.broker.url, '--w.sink=webhook', '--w.topics=t',
-            '--w.url=' + self.endpoint.url, '--w.timeout=1s', '--c.sink=command', '--c.topics=c', '--c.timeout=1s',
-            '--c.command=read -r body; case $body in *late*) sleep 5;; *[0-9]\\"*) body=${body#*\\"}; exit ${body%\\"*};; esac',
+            '--w.url=' + self.endpoint.url, '--w.timeout=3s', '--c.sink=command', '--c.topics=c', '--c.timeout=3s',
+            '--c.command=read -r body; case $body in *late*) sleep 20;; *[0-9]\\"*) body=${body#*\\"}; exit ${body%\\"*};; esac',
             '--lease=3s', '--wait=1s').started()
 
     def publish(self):

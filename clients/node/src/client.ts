@@ -606,6 +606,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
   const seen = new Set<string>()
   let result: Result | undefined
   let finishing: Promise<Result> | undefined
+  let isUndone = false
   let running: string | undefined
   let ended = false
 
@@ -702,6 +703,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
         result = await finishing
         return result
       } catch (error) {
+        isUndone = true
         if (isLoss(error)) lose(error)
         throw error
       } finally {
@@ -717,6 +719,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     }
     if (!result) {
       const response = checked(returned, 'the job')
+      if (isUndone && response.status < 300) throw new TransactionEnded('the job returned a success, but its last step was rolled back')
       if (storable(response.status, options.store)) await job.finish(() => response)
       else {
         await core.fail(scope, key, { claimToken, error: `status ${response.status}` })

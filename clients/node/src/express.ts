@@ -118,9 +118,13 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
     answer = await serve(client, {
       method: req.method!, path: req.originalUrl, key: req.headersDistinct['idempotency-key'],
       body: req.rawBody!, contentType: isParsed ? 'application/json' : req.headers['content-type'],
-      contentEncoding: isParsed ? undefined : req.headers['content-encoding'], native: req, scope: () => options.scope(req),
+      contentEncoding: isParsed ? undefined : req.headers['content-encoding'], native: req, scope: () => {
+        const scope = options.scope(req)
+        // From here on, no success is sent before COMMIT or a replay, even if the guard itself fails.
+        isUndone = true
+        return scope
+      },
     }, options, kind, async (context) => {
-      isUndone = true
       if (again) await again()
       else again = requestSnapshot(req, res, parseAgain)
       readOver?.()
@@ -207,7 +211,7 @@ async function readBody(req: ExpressRequest, limit: number): Promise<(() => unkn
   return parse
 }
 
-/** What identifies the files of multer and express-fileupload, in memory or on disk. */
+/** Returns the names, types and hashes of the files of multer and express-fileupload, in memory or on disk. */
 async function filesOf({ file, files }: ExpressRequest & { file?: any; files?: object }): Promise<unknown[]> {
   const found = [file ?? [], Object.values(files ?? {})].flat(2) as Record<string, any>[]
   return Promise.all(found.map(async (one) => {

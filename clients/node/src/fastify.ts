@@ -132,7 +132,12 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
     answer = await serve(client, {
       method: request.method, path: request.raw.url, key: keyOf(request),
       body: request.rawBody ?? new Uint8Array(), contentType: request.headers['content-type'],
-      contentEncoding: request.headers['content-encoding'], native: request, scope: () => options.scope(request),
+      contentEncoding: request.headers['content-encoding'], native: request, scope: () => {
+        const scope = options.scope(request)
+        // From here on, no success is sent before COMMIT or a replay, even if the guard itself fails.
+        isUndone = true
+        return scope
+      },
     }, options as HttpOptions<never>, kind, async (context) => {
       let finished = false
       const job = context.job && Object.create(context.job, {
@@ -142,7 +147,6 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
           return result
         } },
       })
-      isUndone = true
       if (again) {
         await again()
         reset()

@@ -75,9 +75,13 @@ class IdempotencyInterceptor implements NestInterceptor {
     try {
       answer = await serve(client, {
         method: request.method, path: request.originalUrl, key: (request.raw ?? request).headersDistinct['idempotency-key'],
-        native: request, scope: () => settings.scope(request), ...bodyOf(request, route),
+        native: request, scope: () => {
+          const scope = settings.scope(request)
+          // From here on, no success is sent before COMMIT or a replay, even if the guard itself fails.
+          isUndone = true
+          return scope
+        }, ...bodyOf(request, route),
       }, settings as HttpOptions<never>, job ? 'job' : 'request', async (claimed: Context<any>) => {
-        isUndone = true
         reset()
         let finished = false
         request.idempotency = { ...claimed, job: claimed.job && Object.create(claimed.job, {

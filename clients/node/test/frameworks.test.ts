@@ -17,6 +17,7 @@ import type pg from 'pg'
 import { Idempotency } from 'pg-idempotency'
 import { idempotent } from 'pg-idempotency/express'
 import idempotency from 'pg-idempotency/fastify'
+import { MemoryIdempotency } from 'pg-idempotency/memory'
 import { key, World } from './support.js'
 
 let world: World
@@ -311,6 +312,26 @@ test('a handler of Fastify that returns an error is rolled back', async () => {
     assert.equal(await world.effects(what), 0)
   } finally {
     await shop.close()
+  }
+})
+
+test('no success is sent if the guard itself fails', async () => {
+  const broken = world.pool({ host: '/nonexistent' })
+  const app = express5()
+  app.post('/', idempotent(new Idempotency(broken), { scope })(() => assert.fail('it ran')))
+  app.use((_error: any, _req: any, res: any, _next: any) => { res.status(201).json({}) })
+  const fastify = Fastify()
+  await fastify.register(idempotency as any, { client: new Idempotency(broken), scope })
+  fastify.setErrorHandler((_error, _, reply) => { void reply.code(201).send({}) })
+  fastify.post('/', guardedRoute, () => assert.fail('it ran'))
+  await fastify.listen({ port: 0, host: '127.0.0.1' })
+  for (const shop of [await listening(app), { port: (fastify.server.address() as AddressInfo).port, close: () => fastify.close() }]) {
+    try {
+      const { status, text } = await post(shop, '/', '{}', keyed())
+      assert.deepEqual([status, JSON.parse(text).type], [500, 'urn:pg-idempotency:rolled-back'])
+    } finally {
+      await shop.close()
+    }
   }
 })
 
@@ -660,4 +681,15 @@ test('nonsense in the options of a route is refused when it is made', async () =
   }
   assert.throws(() => idempotent(idem, { scope })(() => undefined, { lease: '1s', leaseMs: 1 }), /lease and leaseMs cannot both be set/)
   assert.throws(() => idempotent(idem, { scope })({} as any), /a guard needs the handler/)
+})
+
+test('a job reports no success after its last step was rolled back', async () => {
+  for (const client of [idem, new MemoryIdempotency()] as Idempotency[]) {
+    const answering = (status: number) => client.job({ scope: 'ann', key: key() }, async (job) => {
+      await job.finish(() => { throw new Error('no money') }).catch(() => undefined)
+      return { status }
+    })
+    await assert.rejects(answering(201), /its last step was rolled back/)
+    assert.equal((await answering(402)).status, 402)
+  }
 })

@@ -236,6 +236,20 @@ def test_no_success_goes_out_for_what_was_rolled_back(serve, effects):
     serve(test)
 
 
+def test_a_status_below_200_is_not_stored(serve, idem, effects):
+    """The client would wait for the final response for ever."""
+    async def test(make):
+        async def order(execute, respond, http_error):
+            await execute("INSERT INTO effects VALUES (%s)", (key,))
+            return respond(102, "")
+
+        key = new_key()
+        status, _, _ = await make(order)(key)
+        assert status == 500 and effects(key) == 0 and idem.lookup("u", key).state is None
+
+    serve(test)
+
+
 def test_no_success_goes_out_if_the_guard_fails(serve, monkeypatch):
     """As if the pool had no connection; the application answers 200 to the error."""
     async def test(make):

@@ -460,7 +460,8 @@ def json_text(value: Any, name: str, default: Callable[[Any], Any] | None = None
     except (TypeError, ValueError, RecursionError) as error:
         if default not in (None, as_json):
             raise
-        raise TypeError(f"{name} contains a value that JSON cannot represent: {_place(value, '', (), EXACT if default else ()) or error}") from error
+        place = _place(value, "", (), EXACT if default else ())
+        raise TypeError(f"{name} contains a value that JSON cannot represent: {place or error}") from error
 
 
 def _place(value: Any, path: str, around: tuple[int, ...], known: tuple[type, ...]) -> str | None:

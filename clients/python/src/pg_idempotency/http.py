@@ -388,6 +388,8 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
         except BaseException as error:
             raised.append(error)
             raise
+        if answer.status < 200:
+            raise ValueError(f"the endpoint answered {answer.status}, which is not a final response")
         answers.append(answer)
         return Response(answer.status, answer.body, guard.stored_headers(answer.headers))
 
