@@ -791,7 +791,7 @@ BEGIN
 			-- The rollback of the subtransaction releases the row.
 			BEGIN
 				PERFORM FROM @S@.idem_keys AS k WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope
-					FOR KEY SHARE SKIP LOCKED;
+					FOR SHARE SKIP LOCKED;
 				RAISE SQLSTATE 'IDR00';
 			EXCEPTION WHEN SQLSTATE 'IDR00' THEN
 				NULL;

@@ -86,12 +86,13 @@ DECLARE
 	count int;
 BEGIN
 	lanes := ARRAY(SELECT l.lane FROM unnest(lanes) AS l (lane) WHERE @S@.idem_p_try_lock_lane(l.lane));
-	ids := ARRAY(SELECT p.id FROM unnest(ids) AS i (id) JOIN @S@.idem_outbox AS p ON p.id = i.id
+	ids := ARRAY(SELECT p.id FROM unnest(ids) AS i (id)
+		CROSS JOIN LATERAL (SELECT o.id, o.key_hash FROM @S@.idem_outbox AS o
+			WHERE o.id = i.id AND o.state = 'pending' AND o.in_due_index FOR NO KEY UPDATE SKIP LOCKED) AS p
 		JOIN (SELECT l.lane, (SELECT f.id FROM @S@.idem_outbox AS f
 				WHERE f.key_hash = l.lane AND f.state = 'pending' ORDER BY f.id LIMIT 1) AS head
 			FROM unnest(lanes) AS l (lane)) AS h ON h.lane = p.key_hash
-		WHERE p.id = ANY (ids) AND p.state = 'pending' AND p.in_due_index AND p.id > h.head
-		FOR NO KEY UPDATE OF p SKIP LOCKED);
+		WHERE p.id > h.head);
 	IF ids = '{}' THEN
 		RETURN 0;
 	END IF;
@@ -251,8 +252,8 @@ BEGIN
 END
 
 -- The statistics of a table that is filled and emptied mislead the planner.  So these
--- settings force it to read the beginning of an index, and "= ANY" makes it read single
--- messages by the primary key.
+-- settings force it to read the beginning of an index.  Subqueries with LATERAL make it
+-- read single messages by the primary key, in the order of the array.
 --@ idem_outbox_take plpgsql SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off
 #variable_conflict use_column
 DECLARE
@@ -345,20 +346,22 @@ BEGIN
 			END IF;
 			-- Do not lock more messages than a result can have.
 			fitting := (SELECT count(*) FROM (
-				SELECT sum(octet_length(o.payload::text) + coalesce(octet_length(o.headers::text), 0)) OVER (ORDER BY h.place) AS size
-				FROM unnest(heads[:wanted]) WITH ORDINALITY AS h (id, place) JOIN @S@.idem_outbox AS o ON o.id = h.id
-				WHERE o.id = ANY (heads[:wanted])) AS c
+				SELECT sum(m.bytes) OVER (ORDER BY h.place) AS size
+				FROM unnest(heads[:wanted]) WITH ORDINALITY AS h (id, place)
+				CROSS JOIN LATERAL (SELECT octet_length(o.payload::text) + coalesce(octet_length(o.headers::text), 0)
+					FROM @S@.idem_outbox AS o WHERE o.id = h.id OFFSET 0) AS m (bytes)) AS c
 				WHERE c.size <= most_text);
-			heads := ARRAY(SELECT o.id FROM unnest(heads) WITH ORDINALITY AS h (id, place)
-				JOIN @S@.idem_outbox AS o ON o.id = h.id
-				WHERE o.id = ANY (heads) AND o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
-				ORDER BY h.place LIMIT greatest(fitting, 1) FOR NO KEY UPDATE OF o SKIP LOCKED);
+			heads := ARRAY(SELECT l.id FROM unnest(heads) AS h (id)
+				CROSS JOIN LATERAL (SELECT o.id FROM @S@.idem_outbox AS o
+					WHERE o.id = h.id AND o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
+					FOR NO KEY UPDATE SKIP LOCKED) AS l
+				LIMIT greatest(fitting, 1));
 			-- The messages directly behind a locked head, but none behind a message that might die soon.
 			ids := ARRAY(SELECT f.id FROM (
 				SELECT s.id, s.lane_place, sum(m.bytes) OVER (ORDER BY s.lane_place, s.id) AS size,
 					row_number() OVER (ORDER BY s.lane_place, s.id) AS place
 				FROM (SELECT r.id, h.place AS lane_place FROM unnest(heads) WITH ORDINALITY AS h (id, place)
-					JOIN @S@.idem_outbox AS o ON o.id = h.id
+					CROSS JOIN LATERAL (SELECT m.id, m.key_hash FROM @S@.idem_outbox AS m WHERE m.id = h.id OFFSET 0) AS o
 					CROSS JOIN LATERAL (
 						SELECT o.id WHERE o.key_hash IS NULL
 						UNION ALL
@@ -369,21 +372,19 @@ BEGIN
 								WHERE m.key_hash = o.key_hash AND m.state = 'pending' ORDER BY m.id LIMIT wanted) AS e
 							WINDOW up_to AS (ORDER BY e.id), before AS (ORDER BY e.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS n
 						WHERE n.follows) AS r (id)
-					WHERE o.id = ANY (heads)
 					ORDER BY h.place, r.id LIMIT wanted) AS s
 				CROSS JOIN LATERAL (SELECT octet_length(o.payload::text) + coalesce(octet_length(o.headers::text), 0)
 					FROM @S@.idem_outbox AS o WHERE o.id = s.id OFFSET 0) AS m (bytes)) AS f
 				WHERE f.place = 1 OR f.size <= most_text
 				ORDER BY f.place);
-			locked := ARRAY(SELECT o.id FROM unnest(ids) WITH ORDINALITY AS i (id, place)
-				JOIN @S@.idem_outbox AS o ON o.id = i.id
-				WHERE o.id = ANY (ids) AND o.state = 'pending' AND o.available_at <= clock
-				ORDER BY i.place FOR NO KEY UPDATE OF o SKIP LOCKED);
+			locked := ARRAY(SELECT l.id FROM unnest(ids) AS i (id)
+				CROSS JOIN LATERAL (SELECT o.id FROM @S@.idem_outbox AS o
+					WHERE o.id = i.id AND o.state = 'pending' AND o.available_at <= clock FOR NO KEY UPDATE SKIP LOCKED) AS l);
 			-- None behind a message that another call is answering, because that call might return it.
 			IF cardinality(locked) < cardinality(ids) THEN
 				locked := ARRAY(SELECT l.id FROM unnest(locked) WITH ORDINALITY AS l (id, place)
-					JOIN @S@.idem_outbox AS o ON o.id = l.id
-					WHERE o.id = ANY (locked) AND NOT EXISTS (SELECT FROM unnest(ids) AS s (id) JOIN @S@.idem_outbox AS b ON b.id = s.id
+					CROSS JOIN LATERAL (SELECT m.id, m.key_hash FROM @S@.idem_outbox AS m WHERE m.id = l.id OFFSET 0) AS o
+					WHERE NOT EXISTS (SELECT FROM unnest(ids) AS s (id) JOIN @S@.idem_outbox AS b ON b.id = s.id
 						WHERE b.key_hash = o.key_hash AND b.id < o.id AND b.state = 'pending' AND s.id <> ALL (locked))
 					ORDER BY l.place);
 			END IF;

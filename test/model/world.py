@@ -35,6 +35,7 @@ LIMIT_MS = 4                    # of a wait that is meant to time out
 IS_PORTABLE = os.environ.get('EDITION') == 'portable'
 READERS = ('lookup', 'is_active', 'last_client_seq', 'action_states',
            'once_at')
+ANSWERS = ('ack', 'nack', 'extend', 'give_back', 'requeue')
 UNCHANGED = (None, False, 0, 'replay', 'erased', 'in_progress',
              'hash_conflict', 'expired', 'duplicate', 'overlap', 'gap',
              'in_flight', 'version_conflict')
@@ -291,8 +292,14 @@ class World:
 
     def differs_by_design(self, call, expected, answer):
         """The portable edition answers from an old snapshot where the C edition
-        raises 40001, and raises it where the C edition skips a row.  An answer
-        must not say that it has changed anything."""
+        raises 40001, and raises it where the C edition skips a row.  It does
+        not wait for an open append to find a conflict.  An answer must not say
+        that it has changed anything."""
+        if IS_PORTABLE and call.name == 'append' \
+                and expected in ('55P03', '57014') \
+                and isinstance(answer, list) \
+                and answer[0][0] in ('version_conflict', 'gap', 'overlap'):
+            return True
         if not IS_PORTABLE or call.tx.level == 'rc':
             return False
         differs = answer == '40001' or (
@@ -624,7 +631,10 @@ class World:
     def receive(self, call, expected):
         """Read the answer, compare, and end the statement in the model."""
         session, model = call.session, self.model
-        answer = session.receive(PATIENCE)
+        may_wait = IS_PORTABLE and call.name in ANSWERS
+        answer = session.receive(3 if may_wait else PATIENCE)
+        if answer is None and may_wait:
+            raise Ambiguous('an answer waits for another writer')
         if answer is None:
             raise Difference('%s\nexpected %s\nhangs, waiting for %s' % (
                 call.text, expected, self.check(self.admin.run(

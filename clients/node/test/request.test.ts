@@ -537,7 +537,7 @@ test('jobs: a step has a name of its own', async () => {
   await assert.rejects(idem.job(options(key()), async (job) => {
     for (const item of ['a', 'b']) await job.step('charge', () => { calls.push(item); return item })
     return { status: 200 }
-  }), /charge has run in this attempt/)
+  }), /charge has already run in this attempt/)
   assert.deepEqual(calls, ['a'])
 })
 
