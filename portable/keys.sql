@@ -230,7 +230,7 @@ COMMENT ON FUNCTION @S@.idem_p_remember_claim(bigint) IS
 -- while it draws and writes the token.  While a transaction has that shared lock, all
 -- claims insert new keys here, because the insertion might have to wait for that transaction.
 -- The lock of the key belongs to the session, so that it can be released.
-CREATE FUNCTION @S@.idem_p_insert_claim(p_scope text, p_key text, number int, hash bytea, ttl interval, lease interval, p_request jsonb)
+CREATE FUNCTION @S@.idem_p_insert_claim(p_scope text, p_key text, number int, hash bytea, p_ttl interval, p_lease interval, p_request jsonb)
 RETURNS @S@.idem_claim_result
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -247,8 +247,8 @@ BEGIN
 		clock := clock_timestamp();
 		result.outcome := 'new';
 		result.attempt := 1;
-		result.expires_at := clock + coalesce(ttl, @S@.idem_p_setting('default_ttl')::float8 * '1 ms'::interval);
-		result.lease_expires_at := least(result.expires_at, clock + coalesce(lease,
+		result.expires_at := clock + coalesce(p_ttl, @S@.idem_p_setting('default_ttl')::float8 * '1 ms'::interval);
+		result.lease_expires_at := least(result.expires_at, clock + coalesce(p_lease,
 			least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval));
 		-- The shortest wait for another transaction
 		PERFORM set_config('lock_timeout', '1', true);
