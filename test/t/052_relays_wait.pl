@@ -336,11 +336,19 @@ $other->run("SELECT count(*) FROM idem_outbox_take(4000, '1 hour')");
 $other->run("BEGIN; $publish_all; PREPARE TRANSACTION 'all'");
 $other->run("SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE state = 'pending'");
 $relay->run('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
-$relay->send('SELECT count(*) FROM idem_outbox_take(wait => \'8 s\')');
+$relay->send('SELECT count(*) FROM idem_outbox_take(wait => \'10 s\')');
 asleep($node, $relay);
 my $memory = memory_of($relay);
 sleep 4;
-my $grown = memory_of($relay) - $memory;
+# The least of several, because a look that has not ended needs memory.
+my $grown;
+for my $try (1 .. 8)
+{
+	my $now = memory_of($relay) - $memory;
+	$grown = $now if !defined $grown || $now < $grown;
+	last if $grown < 50_000;
+	usleep(200_000);
+}
 note("its memory has grown by $grown bytes in four seconds");
 cmp_ok($grown, '<', 50_000, 'a relay that waits keeps no memory of what it has looked at');
 is($relay->result, 0, 'and finds nothing');
