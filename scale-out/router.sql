@@ -128,7 +128,9 @@ $$;
 
 -- Asks the gates of all shards, for a caller that a shard has refused because the
 -- map is old, or was restored.  Corrects the map's row of this scope, unless the map
--- knows a later move, and returns the connection string.
+-- knows a later move, and returns the connection string.  A map that was ahead of the
+-- gates of all shards before they were asked knows a move that was lost: each step of a
+-- move changes a gate first.
 CREATE FUNCTION idem_map.find(scope text)
 RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
@@ -141,10 +143,17 @@ DECLARE
 	target int;
 	last bigint := 0;
 	has_own boolean;
+	newest bigint := 0;
+	is_silent boolean := false;
+	of_scope CONSTANT bigint := (SELECT s.epoch FROM idem_map.scopes AS s WHERE s.scope = find.scope);
+	of_slot CONSTANT bigint := (SELECT s.epoch FROM idem_map.slots AS s WHERE s.slot = idem_map.slot(find.scope));
 BEGIN
 	FOR number IN SELECT s.shard FROM idem_map.shards AS s ORDER BY s.shard LOOP
 		BEGIN
 			SELECT a.* INTO gate FROM idem_map.ask(number, find.scope) AS a;
+			IF gate.state <> 'arriving' THEN
+				newest := greatest(newest, gate.epoch);
+			END IF;
 			IF (gate.state IN ('open', 'leaving') AND gate.epoch > last)
 				OR (gate.state = 'open' AND gate.epoch = last) THEN
 				home := number;
@@ -153,7 +162,7 @@ BEGIN
 				has_own := gate.is_own;
 			END IF;
 		EXCEPTION WHEN OTHERS THEN
-			NULL;			-- The shard is down.  Ask the others.
+			is_silent := true;			-- The shard is down.  Ask the others.
 		END;
 	END LOOP;
 	IF home IS NULL THEN
@@ -172,14 +181,17 @@ BEGIN
 		VALUES (find.scope, home, target, last)
 		ON CONFLICT ON CONSTRAINT scopes_pkey DO UPDATE
 		SET shard = EXCLUDED.shard, moving_to = EXCLUDED.moving_to, epoch = EXCLUDED.epoch
-		WHERE m.epoch < EXCLUDED.epoch OR (m.epoch = EXCLUDED.epoch AND EXCLUDED.moving_to IS NULL);
+		WHERE m.epoch < EXCLUDED.epoch OR (m.epoch = EXCLUDED.epoch AND EXCLUDED.moving_to IS NULL)
+			OR (NOT is_silent AND m.epoch = of_scope AND m.epoch > newest);
 	ELSE
-		DELETE FROM idem_map.scopes AS m WHERE m.scope = find.scope AND m.epoch <= last;
+		DELETE FROM idem_map.scopes AS m
+		WHERE m.scope = find.scope AND (m.epoch <= last OR (NOT is_silent AND m.epoch = of_scope AND m.epoch > newest));
 		INSERT INTO idem_map.slots AS m (slot, shard, moving_to, epoch)
 		VALUES (idem_map.slot(find.scope), home, target, last)
 		ON CONFLICT ON CONSTRAINT slots_pkey DO UPDATE
 		SET shard = EXCLUDED.shard, moving_to = EXCLUDED.moving_to, epoch = EXCLUDED.epoch
-		WHERE (m.epoch < EXCLUDED.epoch OR (m.epoch = EXCLUDED.epoch AND EXCLUDED.moving_to IS NULL))
+		WHERE (m.epoch < EXCLUDED.epoch OR (m.epoch = EXCLUDED.epoch AND EXCLUDED.moving_to IS NULL)
+				OR (NOT is_silent AND m.epoch = of_slot AND m.epoch > newest))
 			AND (m.shard, coalesce(m.moving_to, -1)) <> (EXCLUDED.shard, coalesce(EXCLUDED.moving_to, -1));
 	END IF;
 	RETURN idem_map.connection(find.scope);

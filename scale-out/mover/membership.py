@@ -3,6 +3,8 @@
 import os
 import subprocess
 
+from psycopg2.errors import CheckViolation
+
 from .copying import look
 from .places import TABLES, full_name
 from .servers import Failure, Server, merged, say
@@ -63,6 +65,8 @@ def add(routers, shards, string, connection, application):
                       'router?')
     shard.rollback()
     look(shards[min(shards)], shard)
+    shard.run('ALTER TABLE idem_guard.places DROP CONSTRAINT IF EXISTS removed')
+    shard.commit()
     known = dict(routers[0].run(OPTIONS))
     routers[0].rollback()
     number = min(shards.removed, default=len(known))
@@ -98,6 +102,18 @@ def check_empty(shard):
     shard.rollback()
 
 
+def retire(shard):
+    """From now on, no mover, who can know an older map, reserves the shard."""
+    shard.run("SELECT set_config('lock_timeout', '5s', true)")
+    shard.run('ALTER TABLE idem_guard.places DROP CONSTRAINT IF EXISTS removed')
+    try:
+        shard.run("ALTER TABLE idem_guard.places ADD CONSTRAINT removed CHECK "
+                  "(state = 'away')")
+    except CheckViolation as error:
+        raise Failure('a move to %s has begun' % shard.name) from error
+    shard.commit()
+
+
 def remove(routers, shards, number, is_lost):
     """Make the routers forget an empty shard.  Its number is free then."""
     others = [other for other in shards if other != number]
@@ -124,6 +140,9 @@ def remove(routers, shards, number, is_lost):
         if places:
             raise Failure('the map of %s has %d slots and scopes on shard %d: run '
                           'refresh' % (router.name, places, number))
+    if not is_lost:
+        retire(shards[number])
+        check_empty(shards[number])
     for router in routers:
         forget(router, number, others[0])
     for router in routers:

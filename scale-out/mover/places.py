@@ -3,9 +3,9 @@
 import time
 from collections import namedtuple
 
-from psycopg2.errors import LockNotAvailable, ObjectInUse
+from psycopg2.errors import CheckViolation, LockNotAvailable, ObjectInUse
 
-from .servers import Failure, say
+from .servers import DEAD_AFTER, Failure, say
 
 # Locks of a slot: that of its users, as in shard.sql, "IDEM", and that of movers.
 LOCK = 1229211981
@@ -166,6 +166,10 @@ class Place:
             shard.rollback()
             raise Failure('%s on %s: %s' % (
                 self.name, shard.name, str(error).strip())) from error
+        except CheckViolation as error:
+            shard.rollback()
+            raise Failure('%s was removed by scale-out/shards remove' % shard.name) \
+                from error
         except LockNotAvailable as error:
             shard.rollback()
             raise Failure(in_use(shard, self, MOVERS)) from error
@@ -187,6 +191,9 @@ class Place:
                     shard.run('SELECT pg_advisory_xact_lock(%s, %s)', LOCK,
                               self.slot)
                     shard.run('SET LOCAL lock_timeout = 0')
+                    # If this mover is suspended now, all callers of the slot wait.
+                    shard.run("SET LOCAL idle_in_transaction_session_timeout = '%ds'"
+                              % DEAD_AFTER)
                     return
                 except LockNotAvailable:
                     pass

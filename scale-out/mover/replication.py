@@ -2,8 +2,10 @@
 Copies the rows of a place by logical replication, while it is in use.
 
 A publication and a replication slot on the old shard and a subscription on the
-new one have one name, with the place and the epoch of the move.  The subscription
-exists only while the gate of the new shard is arriving at this epoch:
+new one have one name, with the place, the epoch and the new shard of the move.
+Two movers to different shards can have one epoch, and a subscription must never
+continue with the other mover's replication slot, which begins later.  The
+subscription exists only while the gate of the new shard is arriving at this epoch:
 idem_guard.lock_gate() is held when it is made and when it is dropped.  As long as
 it exists, the cleanup of the new shard deletes no keys and tokens, since a copied
 row that is deleted would miss its next update.
@@ -33,6 +35,14 @@ NEEDS = (
      'FROM pg_stat_replication', 'fewer than 3 WAL senders are free on %s'),
 )
 
+TARGET_NEEDS = (
+    ("SELECT current_setting('max_logical_replication_workers')::int - count(*) >= 3 "
+     "FROM pg_stat_activity WHERE backend_type ~ '^logical replication .*worker$'",
+     'fewer than 3 logical replication workers are free on %s'),
+    ("SELECT current_setting('max_sync_workers_per_subscription')::int > 0",
+     'max_sync_workers_per_subscription is 0 on %s'),
+)
+
 # Transactions that write
 WRITERS = '''
 SELECT coalesce('the prepared transaction ' || quote_literal(x.gid), 'process ' || l.pid)
@@ -48,18 +58,20 @@ SELECT slot_name, active_pid
 FROM pg_replication_slots
 WHERE database = current_database() AND (
 	starts_with(slot_name, %(prefix)s)
-		AND substr(slot_name, length(%(prefix)s) + 1)::bigint <= %(epoch)s
+		AND split_part(substr(slot_name, length(%(prefix)s) + 1), '_', 1)::bigint <= %(epoch)s
 	OR slot_name ~ '^pg_[0-9]+_sync_[0-9]+_[0-9]+$'
 		AND split_part(slot_name, '_', 5) = ANY (%(systems)s)
 		AND split_part(slot_name, '_', 5) || '/' || split_part(slot_name, '_', 2) <> ALL (%(subscriptions)s))
 '''
 
 
-def obstacle(source):
-    """The reason why rows cannot be replicated from there, or None"""
-    found = [why % source.name for question, why in NEEDS
-             if not source.one(question)]
+def obstacle(source, target):
+    """The reason why rows cannot be replicated from one to the other, or None"""
+    found = [why % server.name for server, needs in (
+        (source, NEEDS), (target, TARGET_NEEDS))
+        for question, why in needs if not server.one(question)]
     source.rollback()
+    target.rollback()
     return found[0] if found else None
 
 
@@ -116,8 +128,8 @@ def sweep(source, targets, place, epoch):
         time.sleep(0.02)
     for name, in source.run(
             'SELECT pubname FROM pg_publication WHERE starts_with(pubname, %s) '
-            'AND substr(pubname, %s)::bigint <= %s', start, len(start) + 1,
-            epoch):
+            "AND split_part(substr(pubname, %s), '_', 1)::bigint <= %s", start,
+            len(start) + 1, epoch):
         source.run('DROP PUBLICATION IF EXISTS ' + name)
     source.commit()
 
@@ -125,10 +137,10 @@ def sweep(source, targets, place, epoch):
 class Replica:
     """The replication of one move, at its epoch"""
 
-    def __init__(self, source, target, place, tables, epoch):
+    def __init__(self, source, target, place, tables, epoch, to):
         self.source, self.target, self.place = source, target, place
         self.tables, self.epoch = tables, epoch
-        self.name = prefix(place.slot, place.scope) + str(epoch)
+        self.name = prefix(place.slot, place.scope) + '%d_%d' % (epoch, to)
 
     def row_filter(self, column):
         """Like Place.condition(), but only with built-in functions."""
@@ -148,8 +160,9 @@ class Replica:
             'TABLE idem_guard.closed WHERE (slot = %d AND scope = %s AND epoch = %d)'
             % (self.place.slot, self.source.literal('%s', self.place.scope),
                self.epoch))
-        self.source.run('CREATE PUBLICATION %s FOR %s' % (
-            self.name, ', '.join(published)))
+        # A TRUNCATE has no row filter: it would empty the tables of the target.
+        self.source.run("CREATE PUBLICATION %s FOR %s WITH (publish = 'insert, "
+                        "update, delete')" % (self.name, ', '.join(published)))
         self.source.commit()
         try:
             self.source.run("SELECT set_config('statement_timeout', %s, true)",
@@ -174,8 +187,10 @@ class Replica:
                             self.name))
         self.target.commit()
 
-    def wait_until_close(self):
-        """Until the target is less than a second behind."""
+    def wait_until_close(self, timeout):
+        """Until the target is less than a second behind.  Raises Failure if nothing
+        goes on for this number of seconds, as the source retains WAL."""
+        last, until = None, 0
         while True:
             states = [state for state, in self.target.run(
                 'SELECT r.srsubstate FROM pg_subscription AS s JOIN '
@@ -185,12 +200,21 @@ class Replica:
                 'SELECT 1 FROM pg_stat_subscription_stats WHERE subname = %s '
                 'AND apply_error_count + sync_error_count > 0', self.name)
             self.target.rollback()
-            is_served = self.source.run(
-                'SELECT 1 FROM pg_replication_slots WHERE slot_name = %s',
-                self.name)
-            self.source.rollback()
-            if not states or not is_served:
+            if not states:
                 raise Failure('another move of %s came first' % self.place.name)
+            self.check_slot()
+            progress = sorted(states), self.source.run(
+                'SELECT (SELECT sum(tuples_processed) FROM pg_stat_progress_copy), '
+                '(SELECT array_agg(confirmed_flush_lsn ORDER BY slot_name) FROM '
+                "pg_replication_slots WHERE slot_name ~ '^pg_[0-9]+_sync_' OR "
+                'slot_name = %s)', self.name if set(states) == {'r'} else '')
+            self.source.rollback()
+            if progress != last:
+                last, until = progress, time.monotonic() + timeout
+            elif time.monotonic() > until:
+                raise Failure('the copy of %s has made no progress for %d s: the '
+                              'server log of %s can say why' % (
+                                  self.place.name, timeout, self.target.name))
             if failed:
                 raise Failure('rows of %s cannot be applied on %s: its server '
                               'log says why' % (self.place.name,
@@ -199,6 +223,12 @@ class Replica:
             if set(states) == {'r'} and self.has_confirmed(began + 1):
                 return
             time.sleep(0.05)
+
+    def check_slot(self):
+        """Raises Failure if another mover has dropped the replication slot."""
+        if not self.source.run('SELECT 1 FROM pg_replication_slots WHERE '
+                               'slot_name = %s', self.name):
+            raise Failure('another move of %s came first' % self.place.name)
 
     def has_confirmed(self, until):
         """Returns whether the target confirms all current changes by that time."""

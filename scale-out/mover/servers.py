@@ -67,9 +67,12 @@ class Server:
     """A connection.  run() begins a transaction unless there is one."""
 
     def __init__(self, dsn, name):
-        self.name = name
+        self.dsn, self.name = dsn, name
+        self.connect()
+
+    def connect(self):
         try:
-            self.connection = psycopg2.connect(merged(LIBPQ, dsn))
+            self.connection = psycopg2.connect(merged(LIBPQ, self.dsn))
             # A query after a lock sees what the lock's holders have committed.
             self.connection.set_session(ISOLATION_LEVEL_READ_COMMITTED,
                                         readonly=False)
@@ -82,7 +85,21 @@ class Server:
             self.commit()
         except psycopg2.Error as error:     # also of a pooler whose server is down
             raise Failure('cannot connect to %s: %s' % (
-                name, str(error).strip())) from error
+                self.name, str(error).strip())) from error
+
+    def is_there(self):
+        """Rolls back, and connects again if the connection is dead."""
+        try:
+            self.rollback()
+            self.one('SELECT 1')
+            self.rollback()
+        except psycopg2.Error:
+            try:
+                self.connect()
+            except Failure as failure:
+                say('warning: its map is not corrected: %s' % failure)
+                return False
+        return True
 
     def run(self, text, *args):
         self.cursor.execute(text, args or None)

@@ -40,10 +40,14 @@ class Move:
 
     def highest(self, state):
         """The shard whose gate is in this state, of the highest epoch."""
-        hint, _ = self.place.hint(self.routers[0])
+        hint, _ = self.hint()
         found = [(gate.epoch, number == hint, number)
                  for number, gate in self.gates.items() if gate.state == state]
         return max(found)[2] if found else None
+
+    def hint(self):
+        """Of the first router.  After an error, there can be none."""
+        return self.place.hint(self.routers[0]) if self.routers else (None, 0)
 
     def interrupted(self):
         """The shard that the place is leaving.  Raises Failure if there is none."""
@@ -59,7 +63,7 @@ class Move:
         """The shard whose gate is open, or None.  Raises Failure if the shard that
         the map names does not answer, and can have it."""
         number = self.highest('open')
-        hint, epoch = self.place.hint(self.routers[0])
+        hint, epoch = self.hint()
         if hint in self.silent and (
                 number is None or self.gates[number].epoch < epoch):
             raise Failure(self.silent[hint])
@@ -97,7 +101,7 @@ class Move:
         self.place.look_at(source)
         self.check_scopes(origin, to)
         why_not = 'so it was asked' if self.must_copy else obstacle(
-            source)
+            source, target)
         if not is_new and not why_not:
             # So that calls are not refused while the rows are copied again.
             self.back(False)
@@ -111,8 +115,7 @@ class Move:
             self.sweep(origin, epoch)       # of earlier moves
             replica = None
             if not why_not:
-                replica, why_not = self.replicate(origin, source, target, tables,
-                                                  epoch)
+                replica, why_not = self.replicate(origin, to, tables, epoch)
             if not replica:
                 say('Calls of %s are refused while all its rows are copied: %s.'
                     % (self.place.name, why_not))
@@ -167,10 +170,11 @@ class Move:
         drop_subscriptions(shard, self.place)
         self.place.delete_rows(shard)
 
-    def replicate(self, origin, source, target, tables, epoch):
+    def replicate(self, origin, to, tables, epoch):
         """Returns the replica once it has nearly all rows of the source, or the
         reason why there is none."""
-        replica = Replica(source, target, self.place, tables, epoch)
+        source, target = self.shards[origin], self.shards[to]
+        replica = Replica(source, target, self.place, tables, epoch, to)
         try:
             replica.start(self.shards.strings[origin], self.timeout)
         except psycopg2.OperationalError as error:
@@ -179,19 +183,23 @@ class Move:
             return None, '%s cannot replicate from %s (%s)' % (
                 target.name, source.name, first_line(error))
         say('%s: copying while it is in use' % self.place.name)
-        replica.wait_until_close()
+        replica.wait_until_close(self.timeout)
         return replica, None
 
     def close(self, source, origin, to, epoch, opened, replica):
+        for router in self.routers:         # Is it there?
+            router.one('SELECT 1')
+            router.rollback()
         self.place.lock_users_out(source, self.timeout)
         self.place.step(source, 'close', epoch, to, opened, *self.place.own_of_slot(),
                         timeout=1)
         if replica:
+            replica.check_slot()
             replica.mark()
-        # From now on, routers raise 55P03.  The slot is locked, so this waits for 5
-        # seconds at most if the map is locked.
-        self.place.set_hint(self.routers, origin, to, epoch, 5)
         source.commit()
+        # From now on, routers raise 55P03.  No map is ahead of the gates, and callers
+        # of the slot do not wait for a router.
+        self.place.set_hint(self.routers, origin, to, epoch, 5)
         say('%s: gate of %s closed' % (self.place.name, source.name))
 
     def open(self, source, target, tables, epoch, replica):
@@ -222,10 +230,10 @@ class Move:
             server.pid, server.name) for server in self.shards.servers.values()]
         try:
             self.shards.disconnect()        # Connections can be dead.
-            for router in self.routers:
-                router.rollback()
+            self.routers = [router for router in self.routers if router.is_there()]
             gate = self.place.gate(self.shards[origin])
-            if (gate.state, gate.epoch) == ('leaving', epoch):
+            # Another mover can have the same epoch, and another target.
+            if (gate.state, gate.epoch, gate.peer) == ('leaving', epoch, to):
                 self.back(False)
                 return
             # This move has not closed the gate.  Give up what it has reserved.

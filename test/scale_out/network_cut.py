@@ -9,10 +9,13 @@ slot's lock, and removes the shard again.  Prints how much it has checked.
     network_cut.py WORK SHARD       a directory, and the first shard
 """
 
+import contextlib
+import io
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -21,8 +24,12 @@ sys.path[:0] = [HERE] + [os.path.join(HERE, *path) for path in (
 sys.dont_write_bytecode = True
 
 import network                                              # noqa: E402
-from checks import Session, check, equal, until             # noqa: E402
+import psycopg2                                             # noqa: E402
+from checks import Session, check, equal                    # noqa: E402
+from mover.places import Place                              # noqa: E402
+from mover.servers import Failure, Shards                   # noqa: E402
 from mover.servers import Server as Connection              # noqa: E402
+from mover.steps import Move                                # noqa: E402
 from servers import APPLICATION, SCALE_OUT, Server, program, run  # noqa: E402
 
 HOST, SCOPE, NUMBER = 10, 'beyond-the-cut', 4
@@ -62,17 +69,42 @@ def moved(*arguments):
     equal(process.returncode, 0, output)
 
 
-def cut_off(cables, shard, router, home):
+class Suspended:
+    """A mover that has locked the slot, and goes on when the network is cut"""
+
+    def __init__(self):
+        router = Connection('dbname=router', 'the router')
+        self.locked, self.failure = threading.Event(), None
+        self.move = Move(Place(router, SCOPE, False), [router],
+                         Shards(router, 'user=postgres'), 5, False)
+        self.real, self.move.place.step = self.move.place.step, self.step
+
+    def step(self, shard, function, *args, **options):
+        found = self.real(shard, function, *args, **options)
+        if function == 'close':
+            self.locked.set()
+            self.cut.wait()
+        return found
+
+    def there(self, to, output):
+        try:
+            with contextlib.redirect_stdout(output):
+                self.move.there(to)
+        except (Failure, psycopg2.Error) as failure:
+            self.failure = failure
+        self.locked.set()
+        self.move.routers[0].connection.close()
+
+
+def cut_off(cables, shard, home):
     moved('dbname=router', SCOPE, str(NUMBER))
-    router.run('BEGIN')
-    router.run('SELECT 1 FROM idem_map.scopes WHERE scope = %s FOR UPDATE',
-               SCOPE)
-    process = move('dbname=router', SCOPE, str(home))
     far = shard.session()
     slot = far.one('SELECT idem_guard.slot(%s)', SCOPE)
-    until(lambda: far.run(
-        "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = "
-        "1229211981 AND mode = 'ExclusiveLock' AND granted"), 'no lock')
+    mover, cut, output = Suspended(), threading.Event(), io.StringIO()
+    mover.cut = cut
+    thread = threading.Thread(target=mover.there, args=(home, output))
+    thread.start()
+    check(mover.locked.wait(60), 'no lock', output.getvalue())
     cables.cut(HOST, 'clients')
     began = time.monotonic()
     # A bystander of the slot, on the shard itself
@@ -83,10 +115,10 @@ def cut_off(cables, shard, router, home):
     waited = time.monotonic() - began
     check(waited < 20, 'a bystander waited', waited, 's')
     bystander.run('COMMIT')
-    router.run('COMMIT')
-    output, _ = process.communicate(timeout=90)
-    check(process.returncode and 'pg_terminate_backend(' in output
-          and 'Traceback' not in output, output)
+    cut.set()
+    thread.join(90)
+    output = output.getvalue()
+    check(mover.failure and 'pg_terminate_backend(' in output, mover.failure, output)
     cables.plug(HOST, 'clients')
     moved('--back', 'dbname=router', SCOPE)
     equal(far.run('SELECT state FROM idem_guard.gate(idem_guard.slot(%s), %s)',
@@ -115,7 +147,7 @@ def main():
     router.run("ALTER SERVER idempotency OPTIONS (ADD p%d '%s')"
                % (NUMBER, string))
     try:
-        print(cut_off(cables, shard, router, home))
+        print(cut_off(cables, shard, home))
     finally:
         router.run('ROLLBACK')
         router.run('ALTER SERVER idempotency OPTIONS (DROP p%d)' % NUMBER)
