@@ -188,8 +188,8 @@ class Replica:
         self.target.commit()
 
     def wait_until_close(self, timeout):
-        """Until the target is less than a second behind.  Raises Failure if nothing
-        goes on for this number of seconds, as the source retains WAL."""
+        """Until the target is less than a second behind.  Raises Failure if there is
+        no progress for this number of seconds, because the source retains WAL."""
         last, until = None, 0
         while True:
             states = [state for state, in self.target.run(

@@ -70,7 +70,7 @@ def moved(*arguments):
 
 
 class Suspended:
-    """A mover that has locked the slot, and goes on when the network is cut"""
+    """A mover that has locked the slot, and continues when the network is cut"""
 
     def __init__(self):
         router = Connection('dbname=router', 'the router')
