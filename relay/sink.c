@@ -8,10 +8,12 @@
  *
  *	-	A message that fails waits by itself, with the messages of its key, for
  *		a pause of its own that grows with its failures in a row.
- *	-	The sink is held only if several messages fail and none is delivered in
- *		between.  No attempt counts then.  After the pause the sink gets two
- *		messages, preferably new ones, chosen at random.  A message is bad if
- *		others are delivered between its failures, and holds nothing then.
+ *	-	The sink is held only if more messages fail in a row than bad messages
+ *		explain; see outage_length().  No attempt counts from the third one on.
+ *		After the pause the sink gets two messages, preferably new ones, chosen
+ *		at random, and twice as many after each further pause.  A message is
+ *		bad if others are delivered between its failures, and holds nothing
+ *		then.
  *	-	If the connection ends with several messages in flight, any of them can
  *		be the cause.  They are handed over again, half as many at a time,
  *		until the cause is in flight alone.  Only a message that is in flight
@@ -56,8 +58,11 @@
 
 #define SHORTEST_BACKOFF	500
 #define LONGEST_BACKOFF		30000
-#define SEVERAL				3	/* failing messages, to hold the sink */
-#define PROBES				2	/* messages after a pause; one can be bad */
+#define SEVERAL				3	/* failures in a row can be an outage */
+#define LONG_RUN			7	/* times the usual number in a row, too */
+#define LONGEST_RUN			100
+#define RUNS				16	/* a new one changes the mean by 1/16 */
+#define PROBES				2	/* messages after the first pause */
 #define LONGEST_GAP			86400000	/* between failures of a sink */
 #define ALONE_GAP			100 /* between messages that are sent alone */
 #define ALONE_SHARE			10	/* those that failed get 1/10 of the time */
@@ -74,10 +79,12 @@ static void fail(RelayMessage *message, RelayFailure failure, bool ended,
 				 int64_t retry_after, const char *why);
 static void refuse(RelayMessage *message, int64_t retry_after,
 				   const char *why);
+static int	outage_length(const RelaySink *sink);
 static void note_failure(RelaySink *sink, const char *why);
 static void hold(RelaySink *sink, int64_t pause, const char *why);
 static void leave_time(const RelayMessage *message);
 static void count_latency(const RelayMessage *message);
+static void count_run(RelaySink *sink);
 static RelayRecord *find_record(RelayRecord *set, int64_t id);
 static RelayRecord *get_record(RelaySink *sink, int64_t id);
 static void forget_record(RelaySink *sink, int64_t id);
@@ -97,6 +104,7 @@ relay_sink_delivered(RelayMessage *message)
 	sink->delivery_ms += sink->delivered_at - message->handed_at;
 	count_latency(message);
 	leave_time(message);
+	count_run(sink);
 	sink->failing = 0;
 	sink->failing_since = 0;
 	sink->last_failed = 0;
@@ -148,6 +156,34 @@ count_latency(const RelayMessage *message)
 		i++;
 	sink->latencies[i]++;
 	sink->latency_ms += ms;
+}
+
+/*
+ * Update the mean number of failures between deliveries.  An outage raises it
+ * only for a while, because it counts as one short run.
+ */
+static void
+count_run(RelaySink *sink)
+{
+	int			run = outage_length(sink);
+
+	if (run > sink->failing)
+		run = sink->failing;
+	sink->mean_run += (run - sink->mean_run) / RUNS;
+}
+
+/*
+ * Return how many messages must fail in a row to hold the sink.  If m bad
+ * messages come between two deliveries on average, a message is bad with the
+ * probability m / (m + 1).  The probability that 7 m + 3 messages in a row are
+ * bad is below 0.003, unless LONGEST_RUN cuts the length off.
+ */
+static int
+outage_length(const RelaySink *sink)
+{
+	double		length = SEVERAL + LONG_RUN * sink->mean_run;
+
+	return length < LONGEST_RUN ? (int) length : LONGEST_RUN;
 }
 
 /*
@@ -304,6 +340,7 @@ fail(RelayMessage *message, RelayFailure failure, bool ended,
 	RelayRecord *record = get_record(sink, message->id);
 	int64_t		now = relay_now();
 	int64_t		pause;
+	int			length = outage_length(sink);
 
 	leave_time(message);
 	if (record->failures == 0)
@@ -315,13 +352,13 @@ fail(RelayMessage *message, RelayFailure failure, bool ended,
 	if (!record->is_bad && sink->last_failed != message->id)
 		sink->failing++;
 	sink->last_failed = message->id;
-	if (failure == RELAY_UNSENT)
-		sink->failing = SEVERAL;
+	if (failure == RELAY_UNSENT && sink->failing < length)
+		sink->failing = length;
 
 	/* The other messages in flight can report the same failure. */
-	if (sink->failing >= SEVERAL && !sink->held_until && ended)
+	if (sink->failing >= length && !sink->held_until && ended)
 		hold(sink, SHORTEST_BACKOFF, why);
-	else if (sink->failing >= SEVERAL && !sink->held_until)
+	else if (sink->failing >= length && !sink->held_until)
 		relay_sink_back_off(sink, why);
 	note_failure(sink, why);
 	if ((sink->failing < SEVERAL || now - record->since >= sink->grace) &&
@@ -513,7 +550,12 @@ hold(RelaySink *sink, int64_t pause, const char *why)
 {
 	sink->failures++;
 	sink->held_until = relay_now() + pause;
+	/* More after each failed try, so that a good one is among many bad ones. */
 	sink->window = PROBES;
+	if (sink->backoff > SHORTEST_BACKOFF)
+		sink->window *= (int) (sink->backoff / SHORTEST_BACKOFF);
+	if (sink->window > sink->max_in_flight)
+		sink->window = sink->max_in_flight;
 	sink->suspects = 0;
 	relay_sink_release_ready(sink);
 	relay_log(RELAY_WARNING, "sink \"%s\" is paused: %s; next try in %.1f s",

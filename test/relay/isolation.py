@@ -4,6 +4,7 @@
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -137,6 +138,8 @@ def poison(world):
         until('the good ones are delivered', lambda: world.states().get('acked') == 40, 5)
         took = world.query("SELECT max(acked_at - created_at) FROM idem_outbox WHERE state = 'acked'")[0][0]
         expect('a good one waited for %s' % took, took.total_seconds() < 3)
+        pauses = [float(pause) for pause in re.findall(r'next try in ([0-9.]+) s', relay.said())]
+        expect('pauses: %s' % pauses, max(pauses, default=0) <= 1)
         equal('counted attempts of the good ones', world.query(COUNTED % "state = 'acked'"), [(1,)])
         equal('the status', relay.stop(), 0)
     channel.queue_purge('orders')
@@ -203,6 +206,25 @@ def probed_with_another(world):
     requests = len(endpoint.requests)
     until('the bad ones are tried again', lambda: len(endpoint.requests) >= requests + 6)
     expect(relay.said(), relay.said().count('is paused') <= pauses + 1)
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def mostly_bad(world):
+    """Good messages pass among more bad ones, which are no outage."""
+    endpoint = Endpoint(lambda request, number: (500, {}, b'') if b'bad' in request.body else (204, {}, b''))
+    chance = random.Random(SEED)
+    for n in range(500):
+        world.publish('t', '"bad"' if chance.random() < 0.6 else '1', 'k%d' % n)
+    good = world.query("SELECT count(*) FROM idem_outbox WHERE payload = '1'")[0][0]
+    began = time.monotonic()
+    relay = webhook(world, endpoint)
+    until('the good ones are delivered', lambda: world.states().get('acked') == good, 60)
+    took = time.monotonic() - began
+    pauses = relay.said().count('is paused')
+    print('# %d of 500 are good; %d pauses, %.1f s' % (good, pauses, took), flush=True)
+    expect('%d pauses' % pauses, pauses <= 20)
+    equal('counted attempts', world.query(COUNTED % "state = 'acked'"), [(1,)])
     equal('the status', relay.stop(), 0)
     endpoint.close()
 
@@ -586,6 +608,7 @@ TESTS = [
     ('isolation: Retry-After is the pause of one message', later_alone),
     ('isolation: a message for which a command ends with 75 waits alone', command_defers),
     ('isolation: a paused sink is tried with another message', probed_with_another),
+    ('isolation: more bad messages than good ones are no outage', mostly_bad),
     ('isolation: bad messages whose ids have the same remainder are all remembered', same_remainder),
     ('isolation: a proxy that fails costs no attempt and keeps the order', proxy_fails),
     ('isolation: headers of the relay are its own', relays_own_headers),

@@ -246,7 +246,7 @@ def test_no_ttl_is_refused_where_it_is_given(idem, database, effects):
                  lambda: idem.job("u", key, lambda job: effect(key), ttl=timedelta(0)),
                  lambda: Idempotency("", ttl="0s"), lambda: AsyncIdempotency("", ttl=timedelta(0)),
                  lambda: Guard(scope=lambda request: "u", ttl="0")):
-        with pytest.raises(ValueError, match="ttl is 0"):
+        with pytest.raises(ValueError, match="ttl must not be 0"):
             call()
     # One that is over before the handler is.
     with pytest.raises(TransactionEnded, match="longer than the ttl"):

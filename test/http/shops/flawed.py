@@ -28,7 +28,7 @@ class SendsBeforeCommit(Plain):
         except BaseException:
             connection.close()
             raise
-        threading.Timer(0.05, lambda: (connection.commit(), connection.close())).start()
+        threading.Timer(0.5, lambda: (connection.commit(), connection.close())).start()
         return reply
 
 
