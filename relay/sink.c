@@ -550,7 +550,7 @@ hold(RelaySink *sink, int64_t pause, const char *why)
 {
 	sink->failures++;
 	sink->held_until = relay_now() + pause;
-	/* More after each failed try, so that a good one is among many bad ones. */
+	/* More after each try, so that a good one is among many bad ones. */
 	sink->window = PROBES;
 	if (sink->backoff > SHORTEST_BACKOFF)
 		sink->window *= (int) (sink->backoff / SHORTEST_BACKOFF);
