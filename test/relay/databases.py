@@ -279,8 +279,10 @@ def silent_after_login(world):
                 connection = listener.accept()[0]
             except OSError:
                 return
+            # The relay drops a connection that it has only begun.
+            if not connection.recv(65536):
+                continue
             connections.append(connection)
-            connection.recv(65536)
             for kind, body in ((b'R', bytes(4)), (b'S', b'server_version\x0015.0\0'), (b'S', b'in_hot_standby\0off\0'),
                                (b'S', b'default_transaction_read_only\0off\0'), (b'Z', b'I')):
                 connection.sendall(kind + struct.pack('!i', len(body) + 4) + body)
