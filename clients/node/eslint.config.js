@@ -15,7 +15,7 @@ export default [
     rules: { eqeqeq: ['error', 'always', { null: 'ignore' }] },
   },
   { files: ['**/*.cjs', 'test/fuzz/documents.js'], languageOptions: { sourceType: 'commonjs' } },
-  { files: ['examples/playground/*.js'], languageOptions: { globals: named('document location') } },
+  { files: ['examples/playground/*.js', 'examples/try/*.js'], languageOptions: { globals: named('document location') } },
   {
     files: ['**/*.ts'],
     languageOptions: { parser, parserOptions: { projectService: true } },
