@@ -5,7 +5,7 @@ import { parser, plugin } from 'typescript-eslint'
 const named = (names) => Object.fromEntries(names.split(' ').map((name) => [name, 'readonly']))
 
 export default [
-  { ignores: ['**/node_modules/', '**/dist/', '**/build/', '**/tmp_check/'] },
+  { ignores: ['**/node_modules/', 'site/', '**/dist/', '**/build/', '**/tmp_check/'] },
   js.configs.recommended,
   {
     languageOptions: {
