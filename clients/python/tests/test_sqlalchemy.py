@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import declarative_base, sessionmaker
 
 from pg_idempotency import AsyncIdempotency, Idempotency, Response, TimedOut, TransactionEnded, new_key
-from pg_idempotency.sqlalchemy import SQLAlchemy
+from pg_idempotency.sqlalchemy import SQLAlchemy, SQLAlchemySession
 
 INSERT = text("INSERT INTO effects VALUES (:name)")
 Base = declarative_base()
@@ -217,6 +217,26 @@ def test_a_handler_has_a_timeout(core, effects):
     assert time.monotonic() - began < 10
     assert effects(key) == 0
     assert core.request("u", key, lambda tx: Response()).stored
+
+
+def test_a_handler_that_took_too_long_leaves_no_dead_connection_in_the_pool(database, monkeypatch):
+    class Slow:
+        def __init__(self, driver):
+            self.fileno, self._cancel = driver.fileno, driver.cancel
+
+        def cancel(self):
+            self._cancel()
+            time.sleep(0.5)                 # The handler ends, and its transaction is rolled back.
+
+    driver_of = SQLAlchemySession._driver
+    monkeypatch.setattr(SQLAlchemySession, "_driver", lambda self: (driver := driver_of(self)) and Slow(driver))
+    engine = create_engine("postgresql+psycopg2://", pool_size=1, max_overflow=0)
+    with pytest.raises(TimedOut):
+        Idempotency(SQLAlchemy(engine)).request("u", new_key(), lambda tx: tx.execute(text("SELECT pg_sleep(30)")), timeout_ms=300)
+    time.sleep(1)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT 1")).scalar() == 1
+    engine.dispose()
 
 
 def test_a_job_of_an_engine(core, effects):

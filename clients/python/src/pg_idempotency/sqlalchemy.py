@@ -99,6 +99,9 @@ class SQLAlchemySession(AdapterSession):
                                   else self._transaction.rollback())
         except Exception:
             await maybe_await(self._connection.invalidate())
+        # abort() can close the link after this ROLLBACK, and must not do that to a connection of the pool.
+        if self.lost and self._driver() is not None:
+            self._connection.invalidate()
 
     def _is_gone(self, error: BaseException) -> bool:
         cause = error if isinstance(error, DBAPIError) else error.__cause__
