@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 
 import psycopg
 import pytest
@@ -57,3 +58,31 @@ def asynchronously(database):
                 return await test(AsyncIdempotency(pool, **options), pool)
         return asyncio.run(asyncio.wait_for(main(), 60))
     return run
+
+
+class _SlowCancel:
+    """A driver's connection.  The handler's transaction is rolled back before cancel() returns."""
+
+    def __init__(self, driver):
+        self._driver, self.fileno = driver, driver.fileno
+
+    @property
+    def closed(self):
+        return self._driver.closed
+
+    def cancel(self):
+        self._driver.cancel()
+        time.sleep(0.5)
+
+
+@pytest.fixture
+def slow_cancel(monkeypatch):
+    """Make abort() of a class of sessions close the link after the transaction has ended."""
+    def slow(session_class):
+        driver_of, slowed = session_class._driver, {}
+
+        def driver(session):
+            found = driver_of(session)
+            return found and slowed.setdefault(id(found), _SlowCancel(found))
+        monkeypatch.setattr(session_class, "_driver", driver)
+    return slow

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import threading
+import time
 import unittest
 
 import psycopg
@@ -490,6 +491,21 @@ def test_a_handler_has_a_timeout(core, effects):
     assert not connection.in_atomic_block
     # The session of the first attempt may end a moment later.
     assert core.request("u", key, lambda tx: Response(), wait="10 s").stored and effects(key) == 0
+
+
+def test_a_handler_that_took_too_long_leaves_no_dead_connection(core, effects, slow_cancel):
+    from pg_idempotency.django_orm import DjangoSession
+
+    def place(tx):
+        with tx.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(60)")
+
+    slow_cancel(DjangoSession)
+    with pytest.raises(TimedOut):
+        core.request("u", new_key(), place, timeout="300 ms")
+    time.sleep(1)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])

@@ -219,17 +219,8 @@ def test_a_handler_has_a_timeout(core, effects):
     assert core.request("u", key, lambda tx: Response()).stored
 
 
-def test_a_handler_that_took_too_long_leaves_no_dead_connection_in_the_pool(database, monkeypatch):
-    class Slow:
-        def __init__(self, driver):
-            self.fileno, self._cancel = driver.fileno, driver.cancel
-
-        def cancel(self):
-            self._cancel()
-            time.sleep(0.5)                 # The handler ends, and its transaction is rolled back.
-
-    driver_of = SQLAlchemySession._driver
-    monkeypatch.setattr(SQLAlchemySession, "_driver", lambda self: (driver := driver_of(self)) and Slow(driver))
+def test_a_handler_that_took_too_long_leaves_no_dead_connection_in_the_pool(database, slow_cancel):
+    slow_cancel(SQLAlchemySession)
     engine = create_engine("postgresql+psycopg2://", pool_size=1, max_overflow=0)
     with pytest.raises(TimedOut):
         Idempotency(SQLAlchemy(engine)).request("u", new_key(), lambda tx: tx.execute(text("SELECT pg_sleep(30)")), timeout_ms=300)

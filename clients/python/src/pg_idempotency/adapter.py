@@ -30,6 +30,7 @@ class AdapterSession:
     def __init__(self, schema: str) -> None:
         self.handle: Any = None
         self.lost = False
+        self._is_aborted = False
         self._schema = schema
 
     # The methods of a subclass.  Each can be a coroutine.
@@ -45,7 +46,11 @@ class AdapterSession:
         raise NotImplementedError
 
     def _rollback(self) -> Any:
-        """Works if no transaction has begun or the connection is gone, and raises no error."""
+        """Works if no transaction has begun.  After an error, the connection is discarded."""
+        raise NotImplementedError
+
+    def _discard(self) -> Any:
+        """Close the connection, so that nothing uses it again."""
         raise NotImplementedError
 
     def _statements(self) -> Any:
@@ -84,7 +89,13 @@ class AdapterSession:
         return result
 
     async def rollback(self) -> None:
-        await maybe_await(self._rollback())
+        try:
+            await maybe_await(self._rollback())
+        except Exception:
+            await maybe_await(self._discard())
+        # abort() can close the link after this ROLLBACK, when the connection is in other use.
+        if self._is_aborted:
+            await maybe_await(self._discard())
         self.handle = None
 
     async def _performed(self, statement: Statement[Any]) -> Any:
@@ -110,6 +121,7 @@ class AdapterSession:
         self.lost = True
         if driver is None:
             return
+        self._is_aborted = True
         try:
             driver.cancel()
             with socket.socket(fileno=os.dup(driver.fileno())) as link:

@@ -91,12 +91,12 @@ class DjangoSession(AdapterSession):
         atomic, self._atomic = self._atomic, None
         if atomic is None:
             return
-        try:
-            while len(self._connection.savepoint_ids) > self._depth:    # blocks that the handler has left open
-                transaction.atomic(using=self._connection.alias).__exit__(RuntimeError, None, None)
-            atomic.__exit__(RuntimeError, None, None)
-        except Exception:
-            self._connection.close()
+        while len(self._connection.savepoint_ids) > self._depth:        # blocks that the handler has left open
+            transaction.atomic(using=self._connection.alias).__exit__(RuntimeError, None, None)
+        atomic.__exit__(RuntimeError, None, None)
+
+    def _discard(self) -> None:
+        self._connection.close()
 
     def _is_gone(self, error: BaseException) -> bool:
         return self._link is None or self._driver() is not self._link or bool(self._link.closed)

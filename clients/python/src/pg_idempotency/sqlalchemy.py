@@ -91,17 +91,14 @@ class SQLAlchemySession(AdapterSession):
 
     async def _rollback(self) -> None:
         session = self.handle if self._source.make_session else None
-        try:
-            if session is not None:
-                await maybe_await(session.close())
-            if self._connection.in_transaction():
-                await maybe_await(self._connection.rollback() if hasattr(self._connection, "rollback")
-                                  else self._transaction.rollback())
-        except Exception:
-            await maybe_await(self._connection.invalidate())
-        # abort() can close the link after this ROLLBACK, and must not do that to a connection of the pool.
-        if self.lost and self._driver() is not None:
-            self._connection.invalidate()
+        if session is not None:
+            await maybe_await(session.close())
+        if self._connection.in_transaction():
+            await maybe_await(self._connection.rollback() if hasattr(self._connection, "rollback")
+                              else self._transaction.rollback())
+
+    def _discard(self) -> Any:
+        return None if self._connection.closed else self._connection.invalidate()
 
     def _is_gone(self, error: BaseException) -> bool:
         cause = error if isinstance(error, DBAPIError) else error.__cause__
