@@ -59,7 +59,7 @@
 #define SHORTEST_BACKOFF	500
 #define LONGEST_BACKOFF		30000
 #define SEVERAL				3	/* failures in a row can be an outage */
-#define LONG_RUN			7	/* times the usual number in a row, too */
+#define LONG_RUN			7	/* more per failure of the mean run */
 #define LONGEST_RUN			100
 #define RUNS				16	/* a new one changes the mean by 1/16 */
 #define PROBES				2	/* messages after the first pause */

@@ -125,7 +125,7 @@ struct RelaySink
 
 	/* To tell a bad message from a sink that is down; see sink.c. */
 	int			failing;		/* messages failed since the last delivery */
-	double		mean_run;		/* of these, at recent deliveries */
+	double		mean_run;		/* mean of "failing" at recent deliveries */
 	int64_t		last_failed;	/* id of the last of them */
 	int64_t		delivered_at;	/* when the last delivery was confirmed */
 	int64_t		failing_since;	/* the first failure after that; 0: none */

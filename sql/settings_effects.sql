@@ -143,7 +143,7 @@ SELECT outcome FROM idem_claim('set', 'settings-key-0011');
 SELECT idem_complete('set', 'settings-key-0011', 200, body) FROM compressed;
 \set VERBOSITY default
 ROLLBACK;
--- What is stored is replayed whatever the limit is now.
+-- A stored response is replayed, whatever the limit is now.
 SET idempotency.max_response_size = 0;
 SELECT response_body FROM idem_claim('set', 'settings-key-0009');
 SELECT outcome, idem_complete('set', 'settings-key-0012', 200, '') FROM idem_claim('set', 'settings-key-0012');
