@@ -14,7 +14,7 @@ ALTER DATABASE regress_idempotency_readme SET search_path = public, idem;
 CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, sku text NOT NULL);
 CREATE ROLE regress_web_app LOGIN;
 GRANT SELECT, INSERT ON orders TO regress_web_app;
-SELECT idem_grant('regress_web_app');
+SELECT idem_grant('regress_web_app'::regrole);
 SET ROLE regress_web_app;
 
 -- Quick start
