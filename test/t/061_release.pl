@@ -83,6 +83,10 @@ like(slurp_file("$copy/Makefile"), qr/^LAST_RELEASE = 1\.1$/m, 'which comes from
 # The updates of users of 1.0 and 1.1.
 my $destdir = PostgreSQL::Test::Utils::tempdir();
 in_copy("make -s with_llvm=no install DESTDIR=$destdir");
+# A directory to mount: only majors from 18 on can use it.
+my ($major) = (run_command([ $ENV{PG_CONFIG}, '--version' ]))[0] =~ /^PostgreSQL (\d+)/;
+my $made = system("cd '$copy' && MAKEFLAGS= make -s with_llvm=no PG_CONFIG='$ENV{PG_CONFIG}' volume VOLUME='$copy.volume' >>'$copy.log' 2>&1");
+is($made == 0 ? 'made' : 'refused', $major >= 18 ? 'made' : 'refused', "make volume on $major");
 my $sharedir = (run_command([ $ENV{PG_CONFIG}, '--sharedir' ]))[0];
 my $libdir = (run_command([ $ENV{PG_CONFIG}, '--pkglibdir' ]))[0];
 my $value = $place eq 'extension_destdir' ? $destdir : "$destdir$sharedir:\$system";
