@@ -3,11 +3,11 @@
 import os
 import subprocess
 
-from psycopg2.errors import CheckViolation
+from psycopg2.errors import CheckViolation, LockNotAvailable
 
 from .copying import look
 from .places import TABLES, full_name
-from .servers import Failure, Server, merged, say
+from .servers import Failure, Server, merged, read_map, say
 
 SHARD_SQL = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(
     __file__))), 'shard.sql')
@@ -18,6 +18,25 @@ SYSTEM = ("SELECT format('%s %s %s %s', system_identifier, "
 OPTIONS = ('SELECT substr(o.option_name, 2)::int, o.option_value FROM '
            'pg_foreign_server AS s, pg_options_to_table(s.srvoptions) AS o '
            "WHERE s.srvname = 'idempotency' AND o.option_name ~ '^p[0-9]+$'")
+
+
+# How long a command waits for another one that changes the shards of a map
+WAIT = '5s'
+
+
+def lock_maps(routers, shards):
+    """Until the caller commits, no other command changes which shards these maps
+    have.  Raises Failure if they have changed since the caller has read them."""
+    for router in routers:
+        router.run("SELECT set_config('lock_timeout', %s, true)", WAIT)
+        try:
+            router.run('LOCK TABLE idem_map.removed IN SHARE ROW EXCLUSIVE MODE')
+        except LockNotAvailable as error:
+            raise Failure('another command changes the shards of %s' %
+                          router.name) from error
+    if read_map(routers[0]) != shards.map:
+        raise Failure('another command has changed the shards of %s: run this one '
+                      'again' % routers[0].name)
 
 
 def set_string(router, number, string):
@@ -67,13 +86,13 @@ def add(routers, shards, string, connection, application):
     look(shards[min(shards)], shard)
     shard.run('ALTER TABLE idem_guard.places DROP CONSTRAINT IF EXISTS removed')
     shard.commit()
+    lock_maps(routers, shards)
     known = dict(routers[0].run(OPTIONS))
-    routers[0].rollback()
     number = min(shards.removed, default=len(known))
     for router in routers[1:]:
         found = dict(router.run(OPTIONS))
-        router.rollback()
-        if set(found) not in (set(known), set(known) | {number}):
+        if set(found) not in (set(known), set(known) | {number}) or \
+                read_map(router).get(number, connection) != connection:
             raise Failure('%s has other shards than %s: look with '
                           'scale-out/verify' % (router.name, routers[0].name))
     for router in routers:
@@ -120,6 +139,7 @@ def remove(routers, shards, number, is_lost):
     shards.check(number)
     if not others:
         raise Failure('it is the last shard')
+    lock_maps(routers, shards)
     if not is_lost:
         check_empty(shards[number])
     for other in others:
@@ -136,7 +156,6 @@ def remove(routers, shards, number, is_lost):
             'SELECT (SELECT count(*) FROM idem_map.slots WHERE %s IN (shard, '
             'moving_to)) + (SELECT count(*) FROM idem_map.scopes WHERE %s IN '
             '(shard, moving_to))', number, number)
-        router.rollback()
         if places:
             raise Failure('the map of %s has %d slots and scopes on shard %d: run '
                           'refresh' % (router.name, places, number))

@@ -136,7 +136,7 @@ class Move:
             # Also the target of a move that did not end
             if number == origin or number != to and gate.state == 'arriving' \
                     and gate.epoch < epoch:
-                self.clear(number, epoch)
+                self.clear(number, to, epoch)
 
     def check_scopes(self, origin, to):
         """Raises Failure while a scope of the slot is being moved."""
@@ -194,6 +194,7 @@ class Move:
         for router in self.routers:         # Is it there?
             router.one('SELECT 1')
             router.rollback()
+        source.wait_for_standbys(self.timeout)      # So that they have it at once.
         self.place.lock_users_out(source, self.timeout)
         self.place.step(source, 'close', epoch, to, opened, *self.place.own_of_slot(),
                         timeout=1)
@@ -214,6 +215,8 @@ class Move:
             replica.wait_for_the_rest()
         else:
             total = copy(source, target, tables, self.place)
+        # A standby that is promoted must not open the old gate again.
+        source.wait_for_standbys(CUT_OVER)
         self.place.step(target, 'open_here', epoch, *self.place.own_of_slot(),
                         timeout=self.timeout)
         if replica:
@@ -312,7 +315,7 @@ class Move:
                         self.refuse(number, other.epoch)
                         used.pop()
                 elif self.place.has_gate(self.shards[number]):
-                    self.clear(number, gate.epoch)
+                    self.clear(number, home, gate.epoch)
             except (Failure, psycopg2.Error) as failure:
                 failures.append('rows may be left on shard %d: %s' % (
                     number, str(failure).strip()))
@@ -333,10 +336,12 @@ class Move:
         targets = [self.shards[other] for other in self.gates if other != number]
         sweep(self.shards[number], targets, self.place, epoch)
 
-    def clear(self, number, home_epoch):
+    def clear(self, number, home, home_epoch):
         """Delete its rows on a shard that it has left, unless it has returned since
         this epoch."""
         shard, total, count = self.shards[number], 0, 1
+        # If a standby is promoted there, it must have the rows.
+        self.shards[home].wait_for_standbys(self.timeout)
         while count:
             self.place.step(shard, 'clear', home_epoch, timeout=self.timeout)
             drop_subscriptions(shard, self.place)
