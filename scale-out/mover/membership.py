@@ -7,7 +7,7 @@ from psycopg2.errors import CheckViolation, LockNotAvailable
 
 from .copying import look
 from .places import TABLES, full_name
-from .servers import Failure, Server, merged, read_map, say
+from .servers import Failure, Server, read_map, say
 
 SHARD_SQL = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(
     __file__))), 'shard.sql')
@@ -64,13 +64,12 @@ def forget(router, number, other):
 def add(routers, shards, string, connection, application):
     """Make a shard of a database that has the extension.  Returns its number.  No
     place lives there yet."""
-    connection = connection or merged(string)
     shard = Server(string, 'the new shard')
     system = shard.one(SYSTEM)
     shard.rollback()
     for number in shards:
         if shards[number].one(SYSTEM) == system:
-            raise Failure('it is shard %d' % number)
+            raise Failure('this database is already shard %d' % number)
         shards[number].rollback()
     if not shard.run("SELECT 1 WHERE to_regclass('idem_guard.places') IS NOT NULL"):
         done = subprocess.run(
@@ -93,8 +92,8 @@ def add(routers, shards, string, connection, application):
         found = dict(router.run(OPTIONS))
         if set(found) not in (set(known), set(known) | {number}) or \
                 read_map(router).get(number, connection) != connection:
-            raise Failure('%s has other shards than %s: look with '
-                          'scale-out/verify' % (router.name, routers[0].name))
+            raise Failure('%s and %s have different shards: run scale-out/verify'
+                          % (routers[0].name, router.name))
     for router in routers:
         set_string(router, number, connection)
     for router in routers:
@@ -116,8 +115,8 @@ def check_empty(shard):
     count = shard.one("SELECT count(*) FROM %s WHERE state = 'pending'"
                       % full_name(tables[0][0], 'idem_outbox'))
     if count:
-        raise Failure('%d messages of %s are still to be delivered: let its relay '
-                      'take them' % (count, shard.name))
+        raise Failure('%s has messages (%d): let its relay deliver them first' % (
+            shard.name, count))
     shard.rollback()
 
 
@@ -138,7 +137,7 @@ def remove(routers, shards, number, is_lost):
     others = [other for other in shards if other != number]
     shards.check(number)
     if not others:
-        raise Failure('it is the last shard')
+        raise Failure('shard %d is the only shard' % number)
     lock_maps(routers, shards)
     if not is_lost:
         check_empty(shards[number])

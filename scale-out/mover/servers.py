@@ -73,6 +73,13 @@ def merged(*strings):
     return make_dsn(**options)
 
 
+def public(string):
+    """A connection string without the options that only superusers are allowed to
+    read, and not as a URI, which PL/Proxy does not understand"""
+    return make_dsn(**{name: value for name, value in parse_dsn(string).items()
+                       if name not in ('user', 'password', 'sslpassword')})
+
+
 class Server:
     """A connection.  run() begins a transaction unless there is one."""
 
@@ -107,7 +114,8 @@ class Server:
             try:
                 self.connect()
             except Failure as failure:
-                say('warning: its map is not corrected: %s' % failure)
+                say('warning: the map of %s is not corrected: %s' % (self.name,
+                                                                failure))
                 return False
         return True
 

@@ -55,8 +55,7 @@ class Move:
         if number is None:
             raise Failure(self.nowhere())
         if not self.gates[number].is_own:
-            raise Failure('slot %d, which it is in, is being moved'
-                          % self.place.slot)
+            raise Failure('its slot %d is being moved' % self.place.slot)
         return number
 
     def home(self):
@@ -117,13 +116,13 @@ class Move:
             if not why_not:
                 replica, why_not = self.replicate(origin, to, tables, epoch)
             if replica:
-                # Those that were published meanwhile
+                # Messages that were published meanwhile
                 wait_for_messages(source, self.place, self.timeout, True)
             else:
                 say('Calls of %s are refused while all its rows are copied: %s.'
                     % (self.place.name, why_not))
             self.close(source, origin, to, epoch, opened, replica)
-            # Those that were published since then: the relays are at work.
+            # Messages that were published since then: the relays are at work.
             wait_for_messages(source, self.place, min(self.timeout, CUT_OVER))
             self.open(source, target, tables, epoch, replica)
         except BaseException:
@@ -149,9 +148,9 @@ class Move:
                 self.place.slot, state)
             self.shards[number].rollback()
             for scope, peer in rows:
-                raise Failure('scope "%s", which is in it, is being moved to '
-                              'shard %d: continue that move first, or use '
-                              '--back for it' % (scope, peer))
+                raise Failure('scope "%s" of this slot is being moved to shard %d: '
+                              'continue that move first, or use --back for it'
+                              % (scope, peer))
 
     def next_epoch(self):
         """Above all epochs of this place."""
@@ -210,7 +209,7 @@ class Move:
     def open(self, source, target, tables, epoch, replica):
         gate = self.place.gate(source)
         if (gate.state, gate.epoch) != ('leaving', epoch):
-            raise Failure('another move of %s came first' % self.place.name)
+            raise Failure('another move of %s has overtaken this one' % self.place.name)
         if replica:
             replica.wait_for_the_rest()
         else:
@@ -251,7 +250,7 @@ class Move:
                 self.place.put_right(self.routers, self.shards[origin], origin)
                 say('%s stays on shard %d.' % (self.place.name, origin))
         except (Failure, psycopg2.Error) as error:
-            say('warning: it is not undone: %s\nSessions of this move that '
+            say('warning: the move is not undone: %s\nSessions of this move that '
                 'are cut off end, and release their locks, within %d s. To end '
                 'them at once, run %s.' % (
                     str(error).strip(), DEAD_AFTER + 2, ', '.join(sessions)))
@@ -262,8 +261,8 @@ class Move:
         if home is not None:
             origin = self.highest('leaving')
             if origin is not None and self.gates[origin].peer == home:
-                say('%s has arrived on shard %d, and cannot go back but by a '
-                    'move.' % (self.place.name, home))
+                say('%s has arrived on shard %d: to return it, move it again.'
+                    % (self.place.name, home))
             else:
                 say('%s is not being moved: it lives on shard %d.'
                     % (self.place.name, home))
