@@ -116,13 +116,13 @@ class Move:
             if not why_not:
                 replica, why_not = self.replicate(origin, to, tables, epoch)
             if replica:
-                # Messages that were published meanwhile
+                # Messages that were published during the copy
                 wait_for_messages(source, self.place, self.timeout, True)
             else:
                 say('Calls of %s are refused while all its rows are copied: %s.'
                     % (self.place.name, why_not))
             self.close(source, origin, to, epoch, opened, replica)
-            # Messages that were published since then: the relays are at work.
+            # And messages since then: the relays are at work.
             wait_for_messages(source, self.place, min(self.timeout, CUT_OVER))
             self.open(source, target, tables, epoch, replica)
         except BaseException:
