@@ -114,8 +114,8 @@ class Server:
             try:
                 self.connect()
             except Failure as failure:
-                say('warning: the map of %s is not corrected: %s' % (self.name,
-                                                                failure))
+                say('warning: the map of %s is not corrected: %s' % (
+                    self.name, failure))
                 return False
         return True
 
