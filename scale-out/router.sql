@@ -88,8 +88,8 @@ BEGIN
 	ELSIF place.moving_to IS NOT NULL THEN
 		RAISE EXCEPTION USING ERRCODE = 'lock_not_available',
 			MESSAGE = format('scope "%s" is being moved to another shard', left(scope, 40)),
-			DETAIL = format('From shard %s to shard %s. Nothing has been done.', place.shard, place.moving_to),
-			HINT = 'Try again in a moment. If it stays like this, run scale-out/move again, or with --back.';
+			DETAIL = format('From shard %s to shard %s. The call has done nothing.', place.shard, place.moving_to),
+			HINT = 'Try again in a second. If the error persists, run scale-out/move again, or with --back.';
 	END IF;
 	RETURN place.shard;
 END

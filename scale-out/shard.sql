@@ -62,8 +62,8 @@ BEGIN
 	IF is_here IS NOT TRUE THEN
 		RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
 			MESSAGE = format('scope "%s" does not live on this shard', left(scope, 40)),
-			DETAIL = 'It is being moved, has been moved, or was looked for in the wrong place. Nothing has been done.',
-			HINT = 'Let the router look for it: SELECT idem_find_shard(scope).',
+			DETAIL = 'It is being moved, was moved, or the router''s map is wrong. The call has done nothing.',
+			HINT = 'Find its shard: SELECT idem_find_shard(scope) on the router.',
 			SCHEMA = 'idem_guard';        -- Clients recognize the error by it.
 	END IF;
 	RETURN scope;
@@ -117,7 +117,7 @@ $$;
 --
 -- The steps of a move.  They keep at most one gate of a place open, in front of all
 -- its rows: see test/models/gates.pml.  Each step compares the gate with what the
--- mover knows, and raises 55006 if another mover came first.
+-- mover knows, and raises 55006 if another mover has changed it.
 --
 -- "epoch" is the mover's, higher than all epochs that it has seen of this place.
 -- So a mover that was overtaken or suspended changes nothing.
@@ -214,10 +214,10 @@ DECLARE
 BEGIN
 	SELECT * INTO gate FROM idem_guard.gate(slot, scope);
 	RAISE EXCEPTION USING ERRCODE = 'object_in_use',
-		MESSAGE = format('%s is refused at epoch %s: another move came first', step, epoch),
+		MESSAGE = format('cannot %s at epoch %s: another move has changed the gate', step, epoch),
 		DETAIL = format('The gate of slot %s, scope "%s" is %s at epoch %s, and was last open at epoch %s.',
 			slot, left(scope, 40), gate.state, gate.epoch, gate.opened),
-		HINT = 'Nothing has been changed. Run scale-out/move again, which begins with what the gates say.';
+		HINT = 'This step has changed nothing. Run scale-out/move again, which reads the gates first.';
 END
 $$;
 
@@ -233,7 +233,7 @@ DECLARE
 BEGIN
 	SELECT * INTO gate FROM idem_guard.lock_gate(slot, scope);
 	IF gate.state NOT IN ('away', 'arriving') OR gate.epoch >= epoch THEN
-		PERFORM idem_guard.overtaken(slot, scope, 'reserving the new shard', epoch);
+		PERFORM idem_guard.overtaken(slot, scope, 'reserve the new shard', epoch);
 	END IF;
 	PERFORM idem_guard.set_gate(slot, scope, 'arriving', epoch, gate.opened, NULL);
 	RETURN gate.opened;
@@ -255,13 +255,13 @@ BEGIN
 	IF gate.epoch >= epoch
 		OR NOT (gate.state = 'open'
 			OR gate.state = 'leaving' AND gate.is_own AND gate.peer = close.peer AND peer_opened < gate.epoch) THEN
-		PERFORM idem_guard.overtaken(slot, scope, 'closing the old shard', epoch);
+		PERFORM idem_guard.overtaken(slot, scope, 'close the old gate', epoch);
 	END IF;
 	IF scope = '' AND own <> ARRAY(SELECT p.scope FROM idem_guard.places AS p
 			WHERE p.slot = close.slot AND p.scope <> '' ORDER BY p.scope) THEN
 		RAISE EXCEPTION USING ERRCODE = 'object_in_use',
 			MESSAGE = format('the scopes of slot %s have changed since the move began', slot),
-			HINT = 'Nothing has been changed. Run scale-out/move again.';
+			HINT = 'This step has changed nothing. Run scale-out/move again.';
 	END IF;
 	PERFORM idem_guard.set_gate(slot, scope, 'leaving', epoch, gate.opened, peer,
 		CASE WHEN gate.is_own THEN (SELECT p.follows FROM idem_guard.places AS p
@@ -283,7 +283,7 @@ DECLARE
 BEGIN
 	SELECT * INTO gate FROM idem_guard.lock_gate(slot, scope);
 	IF gate.state <> 'arriving' OR gate.epoch <> epoch THEN
-		PERFORM idem_guard.overtaken(slot, scope, 'opening the new shard', epoch);
+		PERFORM idem_guard.overtaken(slot, scope, 'open the new gate', epoch);
 	END IF;
 	IF scope = '' THEN
 		SELECT p.scope INTO other
@@ -292,7 +292,7 @@ BEGIN
 		LIMIT 1;
 		IF FOUND THEN
 			RAISE EXCEPTION USING ERRCODE = 'object_in_use',
-				MESSAGE = format('scope "%s", which is in slot %s, is being moved here', left(other, 40), slot),
+				MESSAGE = format('scope "%s" of slot %s is being moved to this shard', left(other, 40), slot),
 				HINT = 'Continue that move first, or run scale-out/move --back for it.';
 		END IF;
 		-- The others returned to their slot's shard, and follow it now.
@@ -318,7 +318,7 @@ DECLARE
 BEGIN
 	SELECT * INTO gate FROM idem_guard.lock_gate(slot, scope);
 	IF gate.state = 'open' OR gate.state <> 'away' AND gate.epoch > home_epoch THEN
-		PERFORM idem_guard.overtaken(slot, scope, 'deleting what has left', home_epoch);
+		PERFORM idem_guard.overtaken(slot, scope, 'delete the old rows', home_epoch);
 	END IF;
 	PERFORM idem_guard.set_gate(slot, scope, 'away', greatest(gate.epoch, home_epoch), gate.opened, NULL);
 END
@@ -337,7 +337,7 @@ DECLARE
 BEGIN
 	SELECT * INTO gate FROM idem_guard.lock_gate(slot, scope);
 	IF gate.state NOT IN ('away', 'arriving') OR gate.opened >= epoch THEN
-		PERFORM idem_guard.overtaken(slot, scope, 'going back', epoch);
+		PERFORM idem_guard.overtaken(slot, scope, 'undo the move', epoch);
 	END IF;
 	IF gate.state = 'arriving' AND gate.epoch > epoch THEN
 		RETURN false;			-- A later move has reserved it.
@@ -360,7 +360,7 @@ DECLARE
 BEGIN
 	SELECT * INTO gate FROM idem_guard.lock_gate(slot, scope);
 	IF gate.state <> 'leaving' OR NOT gate.is_own OR gate.epoch <> epoch THEN
-		PERFORM idem_guard.overtaken(slot, scope, 'going back', epoch);
+		PERFORM idem_guard.overtaken(slot, scope, 'undo the move', epoch);
 	END IF;
 	UPDATE idem_guard.places AS p
 	SET epoch = greatest(p.epoch, reopen.epoch + 1), opened = greatest(p.opened, reopen.epoch + 1)
@@ -389,7 +389,7 @@ BEGIN
 	SELECT * INTO gate FROM idem_guard.lock_gate(slot, scope);
 	epoch := coalesce(epoch, idem_guard.highest_epoch(slot) + 1);
 	IF gate.epoch >= epoch THEN
-		PERFORM idem_guard.overtaken(slot, scope, 'a change by hand', epoch);
+		PERFORM idem_guard.overtaken(slot, scope, 'force the gate', epoch);
 	END IF;
 	PERFORM idem_guard.set_gate(slot, scope, CASE WHEN is_open THEN 'open' ELSE 'away' END, epoch,
 		CASE WHEN is_open THEN epoch ELSE gate.opened END, NULL);
@@ -423,7 +423,7 @@ GRANT EXECUTE ON FUNCTION idem_guard.seen(text), idem_guard.seen(text[]),
 	:schema.idem_pin_scope(text), :schema.idem_pin_scope(text[]) TO :"application";
 SELECT :schema.idem_grant(quote_ident(:'application')::regrole) \g /dev/null
 
--- In new sessions, functions that write demand the pin.
+-- In new sessions, functions that write require the pin.
 SELECT format('ALTER DATABASE %I SET idempotency.require_pinned_scope = on', current_database()) \gexec
 
 -- The owner of the database needs these rights to dump it.

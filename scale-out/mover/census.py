@@ -76,7 +76,7 @@ class Census:
                 self.shards[number].rollback()
             time.sleep(0.02)
         if not seen:
-            raise Failure('no call was seen in %d s: use --by rows' % seconds)
+            raise Failure('no calls were made within %d s: use --by rows' % seconds)
         found = {}
         for (slot, scope), number in homes.items():
             near = [place for place in homes

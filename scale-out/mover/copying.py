@@ -23,10 +23,10 @@ def look(source, target):
         tables = shard.run(TABLES)
         shard.rollback()
         if not tables:
-            raise Failure('%s has no tables of ours' % shard.name)
+            raise Failure('%s does not have the extension' % shard.name)
         found.append((encoding, tables))
     if found[0][0] != found[1][0]:
-        raise Failure('%s has the encoding %s, %s has %s' % (
+        raise Failure('%s has the encoding %s, and %s has %s' % (
             source.name, found[0][0], target.name, found[1][0]))
     if found[0][1] != found[1][1]:
         raise Failure('%s and %s do not have the same tables: they need one '

@@ -3,11 +3,11 @@
 import os
 import subprocess
 
-from psycopg2.errors import CheckViolation
+from psycopg2.errors import CheckViolation, LockNotAvailable
 
 from .copying import look
 from .places import TABLES, full_name
-from .servers import Failure, Server, merged, say
+from .servers import Failure, Server, read_map, say
 
 SHARD_SQL = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(
     __file__))), 'shard.sql')
@@ -18,6 +18,25 @@ SYSTEM = ("SELECT format('%s %s %s %s', system_identifier, "
 OPTIONS = ('SELECT substr(o.option_name, 2)::int, o.option_value FROM '
            'pg_foreign_server AS s, pg_options_to_table(s.srvoptions) AS o '
            "WHERE s.srvname = 'idempotency' AND o.option_name ~ '^p[0-9]+$'")
+
+
+# How long a command waits for another one that changes the shards of a map
+WAIT = '5s'
+
+
+def lock_maps(routers, shards):
+    """Until the caller commits, no other command changes which shards these maps
+    have.  Raises Failure if they have changed since the caller has read them."""
+    for router in routers:
+        router.run("SELECT set_config('lock_timeout', %s, true)", WAIT)
+        try:
+            router.run('LOCK TABLE idem_map.removed IN SHARE ROW EXCLUSIVE MODE')
+        except LockNotAvailable as error:
+            raise Failure('another command changes the shards of %s' %
+                          router.name) from error
+    if read_map(routers[0]) != shards.map:
+        raise Failure('another command has changed the shards of %s: run this one '
+                      'again' % routers[0].name)
 
 
 def set_string(router, number, string):
@@ -45,13 +64,12 @@ def forget(router, number, other):
 def add(routers, shards, string, connection, application):
     """Make a shard of a database that has the extension.  Returns its number.  No
     place lives there yet."""
-    connection = connection or merged(string)
     shard = Server(string, 'the new shard')
     system = shard.one(SYSTEM)
     shard.rollback()
     for number in shards:
         if shards[number].one(SYSTEM) == system:
-            raise Failure('it is shard %d' % number)
+            raise Failure('this database is already shard %d' % number)
         shards[number].rollback()
     if not shard.run("SELECT 1 WHERE to_regclass('idem_guard.places') IS NOT NULL"):
         done = subprocess.run(
@@ -67,15 +85,15 @@ def add(routers, shards, string, connection, application):
     look(shards[min(shards)], shard)
     shard.run('ALTER TABLE idem_guard.places DROP CONSTRAINT IF EXISTS removed')
     shard.commit()
+    lock_maps(routers, shards)
     known = dict(routers[0].run(OPTIONS))
-    routers[0].rollback()
     number = min(shards.removed, default=len(known))
     for router in routers[1:]:
         found = dict(router.run(OPTIONS))
-        router.rollback()
-        if set(found) not in (set(known), set(known) | {number}):
-            raise Failure('%s has other shards than %s: look with '
-                          'scale-out/verify' % (router.name, routers[0].name))
+        if set(found) not in (set(known), set(known) | {number}) or \
+                read_map(router).get(number, connection) != connection:
+            raise Failure('%s and %s have different shards: run scale-out/verify'
+                          % (routers[0].name, router.name))
     for router in routers:
         set_string(router, number, connection)
     for router in routers:
@@ -97,8 +115,8 @@ def check_empty(shard):
     count = shard.one("SELECT count(*) FROM %s WHERE state = 'pending'"
                       % full_name(tables[0][0], 'idem_outbox'))
     if count:
-        raise Failure('%d messages of %s are still to be delivered: let its relay '
-                      'take them' % (count, shard.name))
+        raise Failure('%s has messages (%d): let its relay deliver them first' % (
+            shard.name, count))
     shard.rollback()
 
 
@@ -119,7 +137,8 @@ def remove(routers, shards, number, is_lost):
     others = [other for other in shards if other != number]
     shards.check(number)
     if not others:
-        raise Failure('it is the last shard')
+        raise Failure('shard %d is the only shard' % number)
+    lock_maps(routers, shards)
     if not is_lost:
         check_empty(shards[number])
     for other in others:
@@ -136,7 +155,6 @@ def remove(routers, shards, number, is_lost):
             'SELECT (SELECT count(*) FROM idem_map.slots WHERE %s IN (shard, '
             'moving_to)) + (SELECT count(*) FROM idem_map.scopes WHERE %s IN '
             '(shard, moving_to))', number, number)
-        router.rollback()
         if places:
             raise Failure('the map of %s has %d slots and scopes on shard %d: run '
                           'refresh' % (router.name, places, number))

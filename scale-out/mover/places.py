@@ -65,7 +65,7 @@ class Place:
         self.own = []       # scopes of a slot that do not move with it
         if is_slot:
             if not what.isdecimal():
-                raise Failure('a slot is a number: "%s" is none' % what)
+                raise Failure('"%s" is not the number of a slot' % what)
             self.slot, self.scope, self.name = int(what), '', 'slot ' + what
             self.table, self.key = 'idem_map.slots', ('slot', self.slot)
         else:
@@ -75,7 +75,7 @@ class Place:
                 raise Failure('the scope is not text in the encoding of this '
                               'locale') from error
             if not 1 <= length <= 255:
-                raise Failure('a scope has 1 to 255 bytes, and not %d' % length)
+                raise Failure('a scope has 1 to 255 bytes, but this one has %d' % length)
             self.slot, self.scope = router.one('SELECT idem_map.slot(%s)',
                                                what), what
             self.name = 'scope "%s"' % what

@@ -173,13 +173,13 @@ class Replica:
         except QueryCanceled as error:
             self.source.rollback()
             raise Failure(
-                'a replication slot on %s waits for all transactions that write, '
-                'longer than %d s: %s' % (self.source.name, timeout, ', '.join(
+                'no replication slot could be created on %s within %d s, because '
+                'these transactions write: %s' % (self.source.name, timeout, ', '.join(
                     name for name, in self.source.run(WRITERS)))) from error
         gate = self.target.run('SELECT state, epoch FROM idem_guard.lock_gate('
                                '%s, %s)', self.place.slot, self.place.scope)[0]
         if gate != ('arriving', self.epoch):
-            raise Failure('another move of %s came first' % self.place.name)
+            raise Failure('another move of %s has overtaken this one' % self.place.name)
         self.target.run('CREATE SUBSCRIPTION %s CONNECTION %s PUBLICATION %s '
                         'WITH (create_slot = false)' % (
                             self.name, self.source.literal('%s', merged(
@@ -201,7 +201,7 @@ class Replica:
                 'AND apply_error_count + sync_error_count > 0', self.name)
             self.target.rollback()
             if not states:
-                raise Failure('another move of %s came first' % self.place.name)
+                raise Failure('another move of %s has overtaken this one' % self.place.name)
             self.check_slot()
             progress = sorted(states), self.source.run(
                 'SELECT (SELECT sum(tuples_processed) FROM pg_stat_progress_copy), '
@@ -228,7 +228,7 @@ class Replica:
         """Raises Failure if another mover has dropped the replication slot."""
         if not self.source.run('SELECT 1 FROM pg_replication_slots WHERE '
                                'slot_name = %s', self.name):
-            raise Failure('another move of %s came first' % self.place.name)
+            raise Failure('another move of %s has overtaken this one' % self.place.name)
 
     def has_confirmed(self, until):
         """Returns whether the target confirms all current changes by that time."""

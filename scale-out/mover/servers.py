@@ -30,6 +30,16 @@ WHERE s.setting <> 'remote_apply'
 ''' % DEAD_AFTER
 
 
+# Standbys that do not have all WAL up to a position.  pg_receivewal replays nothing.
+STANDBYS = '''
+SELECT r.application_name
+FROM pg_stat_replication AS r
+WHERE r.replay_lsn IS NOT NULL AND coalesce(r.flush_lsn < %s, true)
+	AND NOT EXISTS (SELECT FROM pg_replication_slots AS s
+		WHERE s.active_pid = r.pid AND s.slot_type = 'logical')
+'''
+
+
 class Failure(Exception):
     pass
 
@@ -61,6 +71,13 @@ def merged(*strings):
     for string in strings:
         options.update(parse_dsn(string))
     return make_dsn(**options)
+
+
+def public(string):
+    """A connection string without the options that only superusers are allowed to
+    read, and not as a URI, which PL/Proxy does not understand"""
+    return make_dsn(**{name: value for name, value in parse_dsn(string).items()
+                       if name not in ('user', 'password', 'sslpassword')})
 
 
 class Server:
@@ -97,7 +114,8 @@ class Server:
             try:
                 self.connect()
             except Failure as failure:
-                say('warning: its map is not corrected: %s' % failure)
+                say('warning: the map of %s is not corrected: %s' % (
+                    self.name, failure))
                 return False
         return True
 
@@ -107,6 +125,21 @@ class Server:
 
     def one(self, text, *args):
         return self.run(text, *args)[0][0]
+
+    def wait_for_standbys(self, seconds):
+        """Until each standby that is connected has all commits, also an asynchronous
+        one: if it is promoted, it has this step of the move."""
+        until = time.monotonic() + seconds
+        last = self.one('SELECT pg_current_wal_flush_lsn()')
+        while True:
+            late = self.run(STANDBYS, last)
+            self.rollback()
+            if not late:
+                return
+            if time.monotonic() > until:
+                raise Failure('%s of %s is behind by more than %d s: wait for this '
+                              'standby, or stop it' % (late[0][0], self.name, seconds))
+            time.sleep(0.002)
 
     def literal(self, text, *args):
         return self.cursor.mogrify(text, args).decode()
@@ -118,16 +151,20 @@ class Server:
         self.connection.rollback()
 
 
+def read_map(router):
+    """The connection strings of a map, by shard"""
+    return dict(router.run('SELECT shard, connection FROM idem_map.shards'))
+
+
 class Shards:
     """The shards of a map, which are connected to when they are needed."""
 
     def __init__(self, router, options, file=None):
         """A file has a connection string for each shard, one in each line.  Without a
         file, the strings are those of the map with these options."""
-        self.servers = {}
-        self.strings = {
-            number: merged(string, options) for number, string in router.run(
-                'SELECT shard, connection FROM idem_map.shards')}
+        self.servers, self.map = {}, read_map(router)
+        self.strings = {number: merged(string, options)
+                        for number, string in self.map.items()}
         self.removed = {number for number, in router.run(
             'SELECT shard FROM idem_map.removed')}
         router.rollback()

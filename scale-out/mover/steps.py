@@ -55,8 +55,7 @@ class Move:
         if number is None:
             raise Failure(self.nowhere())
         if not self.gates[number].is_own:
-            raise Failure('slot %d, which it is in, is being moved'
-                          % self.place.slot)
+            raise Failure('its slot %d is being moved' % self.place.slot)
         return number
 
     def home(self):
@@ -136,7 +135,7 @@ class Move:
             # Also the target of a move that did not end
             if number == origin or number != to and gate.state == 'arriving' \
                     and gate.epoch < epoch:
-                self.clear(number, epoch)
+                self.clear(number, to, epoch)
 
     def check_scopes(self, origin, to):
         """Raises Failure while a scope of the slot is being moved."""
@@ -149,9 +148,9 @@ class Move:
                 self.place.slot, state)
             self.shards[number].rollback()
             for scope, peer in rows:
-                raise Failure('scope "%s", which is in it, is being moved to '
-                              'shard %d: continue that move first, or use '
-                              '--back for it' % (scope, peer))
+                raise Failure('scope "%s" of this slot is being moved to shard %d: '
+                              'continue that move first, or use --back for it'
+                              % (scope, peer))
 
     def next_epoch(self):
         """Above all epochs of this place."""
@@ -194,6 +193,7 @@ class Move:
         for router in self.routers:         # Is it there?
             router.one('SELECT 1')
             router.rollback()
+        source.wait_for_standbys(self.timeout)      # So that they have it at once.
         self.place.lock_users_out(source, self.timeout)
         self.place.step(source, 'close', epoch, to, opened, *self.place.own_of_slot(),
                         timeout=1)
@@ -209,11 +209,13 @@ class Move:
     def open(self, source, target, tables, epoch, replica):
         gate = self.place.gate(source)
         if (gate.state, gate.epoch) != ('leaving', epoch):
-            raise Failure('another move of %s came first' % self.place.name)
+            raise Failure('another move of %s has overtaken this one' % self.place.name)
         if replica:
             replica.wait_for_the_rest()
         else:
             total = copy(source, target, tables, self.place)
+        # A standby that is promoted must not open the old gate again.
+        source.wait_for_standbys(CUT_OVER)
         self.place.step(target, 'open_here', epoch, *self.place.own_of_slot(),
                         timeout=self.timeout)
         if replica:
@@ -248,7 +250,7 @@ class Move:
                 self.place.put_right(self.routers, self.shards[origin], origin)
                 say('%s stays on shard %d.' % (self.place.name, origin))
         except (Failure, psycopg2.Error) as error:
-            say('warning: it is not undone: %s\nSessions of this move that '
+            say('warning: the move is not undone: %s\nSessions of this move that '
                 'are cut off end, and release their locks, within %d s. To end '
                 'them at once, run %s.' % (
                     str(error).strip(), DEAD_AFTER + 2, ', '.join(sessions)))
@@ -259,8 +261,8 @@ class Move:
         if home is not None:
             origin = self.highest('leaving')
             if origin is not None and self.gates[origin].peer == home:
-                say('%s has arrived on shard %d, and cannot go back but by a '
-                    'move.' % (self.place.name, home))
+                say('%s has arrived on shard %d: to return it, move it again.'
+                    % (self.place.name, home))
             else:
                 say('%s is not being moved: it lives on shard %d.'
                     % (self.place.name, home))
@@ -312,7 +314,7 @@ class Move:
                         self.refuse(number, other.epoch)
                         used.pop()
                 elif self.place.has_gate(self.shards[number]):
-                    self.clear(number, gate.epoch)
+                    self.clear(number, home, gate.epoch)
             except (Failure, psycopg2.Error) as failure:
                 failures.append('rows may be left on shard %d: %s' % (
                     number, str(failure).strip()))
@@ -333,10 +335,12 @@ class Move:
         targets = [self.shards[other] for other in self.gates if other != number]
         sweep(self.shards[number], targets, self.place, epoch)
 
-    def clear(self, number, home_epoch):
+    def clear(self, number, home, home_epoch):
         """Delete its rows on a shard that it has left, unless it has returned since
         this epoch."""
         shard, total, count = self.shards[number], 0, 1
+        # If a standby is promoted there, it must have the rows.
+        self.shards[home].wait_for_standbys(self.timeout)
         while count:
             self.place.step(shard, 'clear', home_epoch, timeout=self.timeout)
             drop_subscriptions(shard, self.place)

@@ -2,7 +2,7 @@
 """
 Everything at once, with clients that remember each result.
 
-    proof.py WORK SECONDS SEED
+    proof.py WORK SECONDS SEED [MISTAKE]
 
 Two routers, and four shards with a synchronous standby each, whose servers set
 synchronous_commit = off; one clock is half a second ahead.  A fifth shard, in a
@@ -14,6 +14,8 @@ Each client asks again for what it knows: a key that was completed is replayed w
 its answer, a token is not first twice, a sequence does not fall, a stale action is
 stale, claim tokens rise.  Messages of a key are delivered in order, each at least
 once.  At the end, each effect is there once, and scale-out/verify finds nothing.
+
+With a MISTAKE, the tools have a bug, which the clients must find.
 """
 
 import os
@@ -45,6 +47,24 @@ UNKNOWN = ('XX000', '57P01', '57P02', '57P03', '08P01', '08006', '57014', '25P02
 # Options of the connection strings in the maps, which detect a network that loses packets.
 CAREFUL = ('connect_timeout=4 keepalives_idle=2 keepalives_interval=1 '
            'keepalives_count=2 tcp_user_timeout=3000')
+
+# Of each bug: a file of scale-out/, a text in it, and what replaces this text
+MISTAKES = {
+    # The guard lets every scope pass.
+    'guard': ('shard.sql', 'IF is_here IS NOT TRUE THEN', 'IF false THEN'),
+    # The mover does not wait for transactions that use the scope.
+    'lock': ('mover/places.py', "'SELECT pg_advisory_xact_lock(%s, %s)', LOCK",
+             "'SELECT %s, %s', LOCK"),
+    # It opens the new gate before the last rows have arrived.
+    'rest': ('mover/replication.py', 'while not self.target.run(',
+             'while False and self.target.run('),
+    # Claim tokens are not raised.
+    'tokens': ('mover/replication.py', 'SELECT %s.idem_raise_claim_tokens(claim_token)',
+               'SELECT %s.idem_raise_claim_tokens(0)'),
+    # The mover's commits are asynchronous.
+    'commit': ('mover/servers.py', "('synchronous_commit', 'on')",
+               "('synchronous_commit', 'off')"),
+}
 
 
 def start(data, log, *words, clock=0):
@@ -142,7 +162,18 @@ class Pair(Server):
 
 class World:
 
-    def __init__(self, work, seconds, seed, cables):
+    def __init__(self, work, seconds, seed, cables, mistake):
+        self.tools = SCALE_OUT
+        if mistake:
+            self.tools = os.path.join(work, 'scale-out')
+            shutil.copytree(SCALE_OUT, self.tools)
+            file, old, new = MISTAKES[mistake]
+            file = os.path.join(self.tools, file)
+            with open(file) as tool:
+                text = tool.read()
+            equal(text.count(old), 1, mistake)
+            with open(file, 'w') as tool:
+                tool.write(text.replace(old, new))
         self.work, self.rng, self.cables = work, random.Random(seed), cables
         self.began = time.monotonic()
         self.until = self.began + seconds
@@ -172,16 +203,16 @@ class World:
             prepare(shard)
             shard.session().run('ALTER ROLE app SET synchronous_commit = on')
             shard.session().run('ALTER ROLE relay SET synchronous_commit = on')
-        run(os.path.join(SCALE_OUT, 'install'), APPLICATION, self.routers[0].dsn(),
+        run(os.path.join(self.tools, 'install'), APPLICATION, self.routers[0].dsn(),
             *(self.string(shard) + ' user=postgres' for shard in self.shards))
         second = self.routers[1].dsn()
         run(program('psql'), '-X', '-q', '-d', second, '-v', 'application='
             + APPLICATION, '-v', 'servers=' + ', '.join(
                 "p%d '%s'" % (n, self.string(shard))
                 for n, shard in enumerate(self.shards)),
-            '-f', os.path.join(SCALE_OUT, 'router.sql'))
+            '-f', os.path.join(self.tools, 'router.sql'))
         made = run(program('psql'), '-XAtq', '-d', self.shards[0].dsn(), '-f',
-                   os.path.join(SCALE_OUT, 'functions.sql'))
+                   os.path.join(self.tools, 'functions.sql'))
         run(program('psql'), '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-d', second,
             input=made)
         for router in self.routers:
@@ -237,7 +268,7 @@ class World:
     def tool(self, name, *arguments, limit=None):
         """Its exit status and output; killed after a time."""
         process = subprocess.Popen(
-            [os.path.join(SCALE_OUT, name), *map(str, arguments)],
+            [os.path.join(self.tools, name), *map(str, arguments)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
             output, _ = process.communicate(timeout=limit)
@@ -470,6 +501,8 @@ class Client:
                           scope, 'n', number, 'client-%d' % self.number)
                 shard.run('SELECT idem_complete(%s, %s, 200, %s::text)', scope, key,
                           key)
+            if self.rng.random() < 0.3:     # A move must wait for it.
+                time.sleep(self.rng.uniform(0, 0.1))
             shard.run('COMMIT')
             return outcome
 
@@ -576,14 +609,19 @@ def finish(world, clients, deliveries):
         for dsn in first, second:
             world.tool('shards', 'refresh', dsn)
         status, output = world.tool('verify', first, second)
-    effects = {}
+    found = {}
     for shard in world.all_shards():
-        for pair in shard.session().run('SELECT scope, key FROM effects'):
-            effects[pair] = effects.get(pair, 0) + 1
+        for row in shard.session().run(
+                "SELECT 'effect', scope, key FROM effects UNION ALL "
+                "SELECT 'key', scope, key FROM idem_keys WHERE state = 'completed' "
+                "UNION ALL SELECT 'token', scope, token FROM idem_tokens"):
+            found[row] = found.get(row, 0) + 1
     count = 0
     for client in clients:
-        for scope, key, _ in client.done:
-            equal(effects.get((scope, key)), 1, 'effects of', scope, key)
+        for row in [(what, scope, key) for scope, key, _ in client.done
+                    for what in ('effect', 'key')] + [
+                        ('token', *pair) for pair in client.used]:
+            equal(found.get(row), 1, 'on all shards,', row)
             count += 1
         for _ in range(50):
             client.again()
@@ -610,7 +648,7 @@ def main():
         cables.add(HOST)
     work = os.path.join(work, 'proof')
     os.mkdir(work)
-    world = World(work, seconds, seed, cables)
+    world = World(work, seconds, seed, cables, *sys.argv[4:] or [None])
     deliveries, threads = Deliveries(), []
 
     def guard(function, *arguments):
@@ -666,4 +704,5 @@ def main():
             shutil.rmtree(work, ignore_errors=True)
 
 
-main()
+if __name__ == '__main__':
+    main()

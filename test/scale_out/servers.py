@@ -5,6 +5,7 @@ The router is the server that PGHOST and PGPORT point to, the shards are
 started here, from the same installation and with the same settings.
 """
 
+import copy
 import os
 import shutil
 import signal
@@ -94,6 +95,19 @@ class Server:
         children = run('ps', '-o', 'pid=', '--ppid', str(pid)).split()
         for one in [pid] + [int(child) for child in children]:
             os.kill(one, number)
+
+    def standby(self):
+        """Returns an asynchronous standby, which runs."""
+        standby = copy.copy(self)
+        for name in 'name', 'socket', 'data', 'log':
+            setattr(standby, name, getattr(self, name) + '-standby')
+        os.mkdir(standby.socket)
+        run(program('pg_basebackup'), '-h', self.socket, '-p', '5432', '-U', 'postgres',
+            '-D', standby.data, '-R', '-c', 'fast', '--no-sync')
+        with open(os.path.join(standby.data, 'postgresql.conf'), 'a') as conf:
+            conf.write("unix_socket_directories = '%s'\n" % standby.socket)
+        standby.start()
+        return standby
 
     def stop(self):
         try:
