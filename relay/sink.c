@@ -549,9 +549,9 @@ choose(const RelaySink *sink, bool shared)
 }
 
 /*
- * While messages fail, return a random one of those that have not failed
- * themselves, or NULL.  In a fixed order, those that this relay does not know
- * to be bad could all come before the good ones.
+ * While messages fail, return a random message that has not failed itself, or
+ * NULL.  In a fixed order, messages that this relay does not know to be bad
+ * could all come before the good ones.
  */
 static RelayMessage *
 choose_new(const RelaySink *sink, bool shared)
