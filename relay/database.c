@@ -301,7 +301,7 @@ relay_database_connect(const char *const *names, const char *const *values,
 			next = PQconnectPoll(connection);
 		left = end - relay_now();
 	}
-	/* A host does not answer.  Only PQreset() proceeds to the next one then. */
+	/* A host does not answer.  Only PQreset() proceeds to the next one. */
 	if (PQstatus(connection) != CONNECTION_BAD && next != PGRES_POLLING_OK)
 		PQreset(connection);
 	return connection;

@@ -19,8 +19,8 @@
  *		until the cause is in flight alone.  Only a message that is in flight
  *		alone when the connection ends has failed.  From then on it is handed
  *		over alone, and others go between two such messages.
- *	-	Messages that were tried before have at most half of the places, so that
- *		those that run into the timeout leave places to the others.
+ *	-	Messages that were tried before have at most half of the places, so
+ *		that those that run into the timeout leave places to the others.
  *
  * The end of a connection with one message in flight says nothing of the sink,
  * which accepted the connection.  So the sink connects again at once, or after
@@ -485,9 +485,9 @@ relay_sink_recall(RelayMessage *message)
  * Return the ready message to hand over now, or NULL.
  *
  * If a message must be in flight alone, the others come first, except once in
- * each ALONE_GAP, so that neither keeps the other waiting.  One that has failed
- * also waits until those before it have taken no more than a part of the time,
- * even if there are no others yet.
+ * each ALONE_GAP, so that neither keeps the other waiting.  One that has
+ * failed also waits until those before it have taken no more than a part of
+ * the time, even if there are no others yet.
  */
 RelayMessage *
 relay_sink_next(RelaySink *sink, int64_t now)

@@ -129,7 +129,7 @@ struct RelaySink
 	int			failing;		/* messages failed since the last delivery */
 	double		mean_run;		/* mean of "failing" at recent deliveries */
 	int64_t		last_failed;	/* id of the last of them */
-	int			probes;			/* after a pause: failures until the next one */
+	int			probes;			/* after a pause: failures until the next */
 	int64_t		delivered_at;	/* when the last delivery was confirmed */
 	int64_t		failing_since;	/* the first failure after that; 0: none */
 	int64_t		failed_at;		/* the last failure */
