@@ -618,6 +618,9 @@ hold(RelaySink *sink, int64_t pause, const char *why)
 	sink->window = PROBES;
 	if (sink->backoff > SHORTEST_BACKOFF)
 		sink->window *= (int) (sink->backoff / SHORTEST_BACKOFF);
+	/* Those in flight can take until the timeout.  One of them has failed. */
+	if (sink->in_flight.count > 0)
+		sink->window += sink->in_flight.count - 1;
 	if (sink->window > sink->max_in_flight)
 		sink->window = sink->max_in_flight;
 	sink->probes = sink->window;
