@@ -94,7 +94,6 @@ static void forget_record(RelaySink *sink, int64_t id);
 static RelayMessage *choose(const RelaySink *sink, bool shared);
 static RelayMessage *choose_new(const RelaySink *sink, bool shared);
 static bool is_eligible(const RelayMessage *message, bool shared);
-static bool is_better(const RelayMessage *message, const RelayMessage *other);
 
 /*
  * Report that the other side has confirmed a message in flight.
@@ -523,8 +522,8 @@ relay_sink_next(RelaySink *sink, int64_t now)
  * flight with.
  *
  * The order is that of the list, but retries have at most half of the places,
- * alternate with others that are ready, and come in the order of their known
- * failures and attempts.  Otherwise messages that run into the timeout would
+ * alternate with others that are ready, and those with the fewest known
+ * failures come first.  Otherwise messages that run into the timeout would
  * occupy the sink with each attempt.
  */
 static RelayMessage *
@@ -542,7 +541,8 @@ choose(const RelaySink *sink, bool shared)
 			continue;
 		if (!message->is_retry && (!chosen || sink->after_retry))
 			return message;
-		if (message->is_retry && (!chosen || is_better(message, chosen)))
+		if (message->is_retry &&
+			(!chosen || message->failures < chosen->failures))
 			chosen = message;
 	}
 	return chosen;
@@ -580,17 +580,6 @@ is_eligible(const RelayMessage *message, bool shared)
 	return !(shared && message->alone) &&
 		!(message->is_retry &&
 		  sink->retries >= (sink->max_in_flight + 1) / 2);
-}
-
-/*
- * Return whether a retry comes before another one that was ready earlier.
- */
-static bool
-is_better(const RelayMessage *message, const RelayMessage *other)
-{
-	if (message->failures != other->failures)
-		return message->failures < other->failures;
-	return message->attempt < other->attempt;
 }
 
 /*
