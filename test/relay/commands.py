@@ -46,9 +46,7 @@ def inherits_nothing(world):
 
 def dies_alone(world):
     """A bad payload is dead after its attempts; nothing else waits for it."""
-    world.query('ALTER SYSTEM SET idempotency.outbox_max_attempts = 2')
-    world.query('SELECT pg_reload_conf()')
-    try:
+    with world.setting('outbox_max_attempts', 2):
         bad = world.publish('t', '"bad"', 'k1')
         world.publish('t', '"good"', 'k1')
         relay = world.relay('--c.sink=command', '--c.topics=*',
@@ -61,9 +59,6 @@ def dies_alone(world):
               ('dead', 2, False, 'the command ended with status 1: not this one'))
         until('the relay reports it', lambda: bad + ' of topic "t" is dead after attempt 2: the command' in relay.said())
         equal('the status', relay.stop(), 0)
-    finally:
-        world.query('ALTER SYSTEM RESET idempotency.outbox_max_attempts')
-        world.query('SELECT pg_reload_conf()')
 
 
 def deferred(world):

@@ -28,16 +28,9 @@ SEED = int(os.environ.get('SEED', '1'))
 COUNTED = 'SELECT max(attempt - uncounted_attempts) FROM idem_outbox WHERE %s'
 
 
-@contextlib.contextmanager
 def attempts(world, number):
     """The server allows this number of attempts."""
-    world.query('ALTER SYSTEM SET idempotency.outbox_max_attempts = %d' % number)
-    world.query('SELECT pg_reload_conf()')
-    try:
-        yield
-    finally:
-        world.query('ALTER SYSTEM RESET idempotency.outbox_max_attempts')
-        world.query('SELECT pg_reload_conf()')
+    return world.setting('outbox_max_attempts', number)
 
 
 @contextlib.contextmanager
