@@ -135,11 +135,15 @@ DECLARE
 	errors text;
 BEGIN
 	SELECT o.* INTO message FROM @S@.idem_outbox AS o WHERE o.id = idem_p_refuse.message_id;
-	-- The first of these cannot change; a dead message is dead until a requeue commits.
-	IF NOT FOUND OR message.state = 'acked' OR of_attempt < message.attempt THEN
-		RETURN 'lost';
-	ELSIF message.state = 'dead' AND message.awaiting_ack IS NOT NULL AND current_setting('transaction_isolation') = 'read committed' THEN
-		RETURN 'dead';
+	-- These do not need a lock: a dead message is dead until a requeue commits.
+	IF current_setting('transaction_isolation') = 'read committed' THEN
+		IF NOT FOUND OR message.state = 'acked' OR of_attempt < message.attempt
+			OR (message.state = 'dead' AND of_attempt IS NOT NULL AND (of_attempt <> message.attempt OR message.awaiting_ack IS NULL))
+		THEN
+			RETURN 'lost';
+		ELSIF message.state = 'dead' THEN
+			RETURN 'dead';
+		END IF;
 	END IF;
 	PERFORM @S@.idem_p_lock_lanes(ARRAY[message.key_hash]);
 	SELECT o.* INTO message FROM @S@.idem_outbox AS o WHERE o.id = idem_p_refuse.message_id FOR NO KEY UPDATE;
