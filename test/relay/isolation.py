@@ -149,7 +149,7 @@ def deferred_alone(world):
             world.publish('t', str(n), 'k%d' % n)
         relay = webhook(world, endpoint)
         until('the others are delivered', lambda: world.states().get('acked') == 120, 5)
-        expect('its reason', world.outbox(bad)[3] == 'status 503: later')
+        until('its reason', lambda: world.outbox(bad)[3] == 'status 503: later')
         expect('the sink is paused', 'is paused' not in relay.said())
         equal('its attempts', world.query(COUNTED % "payload = '\"bad\"'"), [(0,)])
         until('it is dead at last', lambda: world.states() == {'acked': 121, 'dead': 1}, 60)
