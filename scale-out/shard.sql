@@ -260,7 +260,7 @@ BEGIN
 	IF scope = '' AND own <> ARRAY(SELECT p.scope FROM idem_guard.places AS p
 			WHERE p.slot = close.slot AND p.scope <> '' ORDER BY p.scope) THEN
 		RAISE EXCEPTION USING ERRCODE = 'object_in_use',
-			MESSAGE = format('a scope of slot %s has come or gone meanwhile', slot),
+			MESSAGE = format('the scopes of slot %s have changed since the move began', slot),
 			HINT = 'Nothing has been changed. Run scale-out/move again.';
 	END IF;
 	PERFORM idem_guard.set_gate(slot, scope, 'leaving', epoch, gate.opened, peer,

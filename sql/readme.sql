@@ -8,13 +8,16 @@ CREATE DATABASE regress_idempotency_readme TEMPLATE template0;
 CREATE SCHEMA idem;
 CREATE EXTENSION idempotency SCHEMA idem;
 ALTER DATABASE regress_idempotency_readme SET search_path = public, idem;
-CREATE ROLE regress_web_app LOGIN;
-SELECT idem.idem_grant('regress_web_app'::regrole);
 \connect
 
 -- Quick start
 CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, sku text NOT NULL);
+CREATE ROLE regress_web_app LOGIN;
+GRANT SELECT, INSERT ON orders TO regress_web_app;
+SELECT idem_grant('regress_web_app'::regrole);
+SET ROLE regress_web_app;
 
+-- Quick start
 BEGIN;
 SELECT outcome FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30',
 	idem_request_hash('POST', '/orders', '{"sku": "teapot"}'));        -- new
@@ -29,6 +32,7 @@ SELECT outcome, response_status, response_body FROM idem_claim('customer-7', 'or
 -- Quick start
 SELECT outcome FROM idem_claim('customer-7', 'order-5d9f4c1e-7a30',
 	idem_request_hash('POST', '/orders', '{"sku": "kettle"}'));        -- hash_conflict
+RESET ROLE;
 
 -- An API request with a key
 \connect

@@ -44,29 +44,35 @@ def look(source, target):
 def wait_for_messages(shard, place, timeout, only_old=False):
     """Wait for messages with a key, whose successors another relay would deliver.
     Messages without a key have no order: the old shard's relay delivers them.
-    With only_old, wait only for messages that are there at the beginning."""
+    With only_old, wait only for messages that are there at the beginning.  Raises
+    Failure after the time-out, and at once if a message is not due before."""
     schema = shard.one("SELECT extnamespace::regnamespace::text FROM "
                        "pg_extension WHERE extname = 'idempotency'")
     told, last, until = False, None, time.monotonic() + timeout
     while True:
-        count, newest = shard.run(
-            "SELECT count(*), max(id) FROM %s.idem_outbox WHERE state = "
-            "'pending' AND message_key IS NOT NULL AND %s AND "
-            "id <= coalesce(%s, id)" % (
-                schema, place.condition(shard, 'topic'), last or 'NULL'))[0]
+        # A relay can acknowledge a message before its lease ends.
+        count, newest, due = shard.run(
+            "SELECT count(*), max(id), max(available_at) FILTER (WHERE awaiting_ack "
+            "IS NOT TRUE AND available_at > clock_timestamp() + interval '%f s') "
+            "FROM %s.idem_outbox WHERE state = 'pending' AND key_hash IS NOT NULL AND "
+            "%s AND id <= coalesce(%s, id)" % (
+                until - time.monotonic(), schema, place.condition(shard, 'topic'),
+                last or 'NULL'))[0]
         shard.rollback()
         if count == 0:
             return
+        if due:
+            raise Failure('a message of %s on %s is not due before %s: a move waits '
+                          'for messages with a key' % (place.name, shard.name, due))
         if only_old:
             last = last or newest
         if time.monotonic() > until:
-            raise Failure('%d messages of %s are still to be delivered on %s: '
-                          'let a relay take them first' % (
-                              count, place.name, shard.name))
+            raise Failure('messages of %s with a key remain on %s: let a relay '
+                          'deliver them first (%d)' % (place.name, shard.name, count))
         if not told:
-            say('waiting for the relays to deliver %d messages' % count)
+            say('waiting for the relays to deliver messages (%d)' % count)
             told = True
-        time.sleep(0.2)
+        time.sleep(0.05)
 
 
 def stream(source, read, target, write):

@@ -9,8 +9,8 @@ scopes.pml are the models.  No step trusts the map: the gates say where a place 
 import psycopg2
 
 from .copying import copy, look, wait_for_messages
-from .replication import (Replica, drop_subscriptions, first_line, obstacle,
-                          sweep)
+from .replication import (CUT_OVER, Replica, drop_subscriptions, first_line,
+                          obstacle, sweep)
 from .servers import DEAD_AFTER, Failure, say
 
 # The number of rows of a table that one transaction deletes after a move
@@ -116,11 +116,15 @@ class Move:
             replica = None
             if not why_not:
                 replica, why_not = self.replicate(origin, to, tables, epoch)
-            if not replica:
+            if replica:
+                # Messages that were published during the copy
+                wait_for_messages(source, self.place, self.timeout, True)
+            else:
                 say('Calls of %s are refused while all its rows are copied: %s.'
                     % (self.place.name, why_not))
             self.close(source, origin, to, epoch, opened, replica)
-            wait_for_messages(source, self.place, self.timeout)
+            # And messages since then: the relays are at work.
+            wait_for_messages(source, self.place, min(self.timeout, CUT_OVER))
             self.open(source, target, tables, epoch, replica)
         except BaseException:
             self.undo(origin, to, epoch)

@@ -587,7 +587,7 @@ type_letter(Oid type)
 }
 
 /*
- * Report that somebody changed one of our tables.
+ * Report an altered table. "what" names the property that is not supported.
  */
 static void
 refuse(Relation rel, const char *what)
@@ -596,7 +596,7 @@ refuse(Relation rel, const char *what)
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("table \"%s\" has been altered",
 					RelationGetRelationName(rel)),
-			 errdetail("It carries %s, which the direct access path of extension \"idempotency\" would bypass.",
+			 errdetail("Extension \"idempotency\" accesses its tables directly and does not support %s.",
 					   what),
 			 errhint("Remove it with ALTER TABLE, DROP TRIGGER or DROP RULE; to react to changes, use logical replication.")));
 }

@@ -9,15 +9,23 @@
  * never falls.  A writer writes where a gate is open.  "version" numbers the rows
  * that a shard has, 0 for none, and "newest" those that were acknowledged.
  *
- * Movers and Backs die between any two steps.  No step believes a map: a mover
+ * Movers and Backs die between any two steps: then they take no further step, which
+ * each search includes.  No step believes a map: a mover
  * takes any two shards, as with the map of another router, an old or a restored
- * one.  So there is no router here but in BOOLEAN.
+ * one.  So the map is only an epoch here, which must not be above that of all gates:
+ * a router accepts no lower one.
+ *
+ * A mover copies while the gate is closed, or with a replication slot.  A slot has a
+ * name and begins with the rows of one moment.  Its subscription knows the name only:
+ * if a slot of that name begins later, it lacks the rows between.
  *
  * Which function is which step:
  *
- *	Mover			scale-out/move; its steps are idem_guard.reserve(), close(),
- *					the copy, open_here() and clear()
- *	Back			scale-out/move --back: idem_guard.refuse() and reopen()
+ *	Mover			scale-out/move; its steps are idem_guard.reserve(), sweep(),
+ *					Replica.start(), check_slot(), idem_guard.close(), set_hint(),
+ *					wait_for_the_rest() or copy(), open_here() and clear()
+ *	Back			scale-out/move --back: idem_guard.refuse() and reopen(), and
+ *					put_right()
  *	Writer			a transaction with idem_pin_scope()
  *	Crash			a shard's crash
  *
@@ -40,6 +48,8 @@
  * variant any-epoch-opens       -DSHARDS=3 -DMOVERS=2 -DBACKS=1 -DANY_EPOCH fails two_are_open|rows_are_old
  * variant opened-is-not-asked   -DSHARDS=3 -DMOVERS=3 -DBACKS=0 -DNOT_ASKED fails two_are_open|rows_are_old|rows_are_lost
  * variant back-does-not-refuse  -DSHARDS=2 -DMOVERS=2 -DBACKS=1 -DNO_REFUSAL fails two_are_open
+ * variant slot-without-target   -DSHARDS=3 -DMOVERS=2 -DBACKS=1 -DSHARED_NAME fails rows_are_old
+ * variant map-before-the-gate   -DSHARDS=2 -DMOVERS=2 -DBACKS=1 -DMAP_FIRST fails map_is_ahead
  */
 #ifndef SHARDS
 #define SHARDS		2
@@ -52,6 +62,7 @@
 #endif
 #define MAX_EPOCH	5
 #define MAX_WRITES	2
+#define NOTHING		99
 #if defined(BOOLEAN) || defined(RESTORED)
 #define OLD
 #endif
@@ -67,6 +78,12 @@
 #define IS_OURS		(epoch[to] == mine)
 #endif
 
+#ifdef SHARED_NAME
+#define LEADS_TO(n)	true
+#else
+#define LEADS_TO(n)	(leads_to[n] == to)
+#endif
+
 /* states of a gate; the old ones are AWAY and OPEN */
 #define AWAY		0
 #define ARRIVING	1
@@ -80,19 +97,32 @@ byte	peer[SHARDS];
 byte	version[SHARDS];
 byte	newest = 1;
 
+/* the epoch of the map */
+byte	map = 1;
+
+/* of each mover, its replication slot: the rows with which it begins, 0 for none,
+ * and its name, which is one on each shard */
+byte	begins[MOVERS];
+byte	slot_of[MOVERS];
+byte	slot_epoch[MOVERS];
+byte	leads_to[MOVERS];
+
 bool	two_are_open = false;
 bool	rows_are_old = false;
 bool	rows_are_lost = false;
+bool	map_is_ahead = false;
 
 hidden byte s;
 hidden byte nopen;
 hidden byte found;
+hidden byte last;
 
 inline check()
 {
 	d_step {
 		nopen = 0;
 		found = 0;
+		last = 0;
 		s = 0;
 		do
 		:: s < SHARDS ->
@@ -109,10 +139,21 @@ inline check()
 			:: version[s] == newest -> found = 1
 			:: else
 			fi;
+			if
+			:: state[s] != ARRIVING && epoch[s] > last -> last = epoch[s]
+			:: else
+			fi;
 			s++
 		:: else -> break
 		od;
 		s = 0;
+#ifndef OLD
+		if
+		:: map > last -> map_is_ahead = true
+		:: else
+		fi;
+#endif
+		last = 0;
 		if
 		:: nopen > 1 -> two_are_open = true
 		:: else
@@ -126,7 +167,8 @@ inline check()
 	}
 	assert(!two_are_open);
 	assert(!rows_are_old);
-	assert(!rows_are_lost)
+	assert(!rows_are_lost);
+	assert(!map_is_ahead)
 }
 
 inline any_shard(n)
@@ -137,15 +179,6 @@ inline any_shard(n)
 #if SHARDS > 2
 	:: n = 2
 #endif
-	fi
-}
-
-/* It goes on, or never does. */
-inline may_die()
-{
-	if
-	:: goto gone
-	:: skip
 	fi
 }
 
@@ -177,9 +210,61 @@ end_flush:
 
 #ifndef OLD
 
-proctype Mover()
+/* Write into the map, which accepts no lower epoch. */
+inline set_hint(e)
 {
-	byte from, to, mine, before, rows;
+	atomic {
+		if
+		:: e > map -> map = e; check()
+		:: else
+		fi
+	}
+}
+
+/* Drop the replication slots of this place on the shard, up to the mover's epoch. */
+inline sweep()
+{
+	d_step {
+		s = 0;
+		do
+		:: s < MOVERS ->
+			if
+			:: begins[s] && slot_of[s] == from && slot_epoch[s] <= mine ->
+				begins[s] = 0;
+				slot_of[s] = 0;
+				slot_epoch[s] = 0;
+				leads_to[s] = 0
+			:: else
+			fi;
+			s++
+		:: else -> break
+		od;
+		s = 0
+	}
+}
+
+/* found: the rows with which the slot of the mover's name begins, or 0 */
+inline find_slot()
+{
+	found = 0;
+	s = 0;
+	do
+	:: s < MOVERS ->
+		if
+		:: begins[s] && slot_of[s] == from && slot_epoch[s] == mine && LEADS_TO(s) ->
+			found = begins[s]
+		:: else
+		fi;
+		s++
+	:: else -> break
+	od;
+	s = 0
+}
+
+proctype Mover(byte me)
+{
+	/* copied: the rows of the first copy, 0 if the gate is closed before the copy */
+	byte from, to, mine, before, rows, copied = 0;
 
 	any_shard(from);
 	any_shard(to);
@@ -211,30 +296,86 @@ proctype Mover()
 		:: else -> goto gone
 		fi
 	}
-	may_die();
 
+	if
+	:: skip						/* It copies while calls are refused. */
+	:: state[from] == OPEN ->
+		sweep();
+
+		/* Replica.start(): a name can exist once. */
+		d_step {
+			find_slot();
+			if
+			:: found == 0 ->
+				begins[me] = version[from];
+				slot_of[me] = from;
+				slot_epoch[me] = mine;
+				leads_to[me] = to;
+				copied = version[from]
+			:: else
+			fi;
+			found = 0
+		}
+		if
+		:: copied == 0 -> goto gone
+		:: else
+		fi;
+
+		/* check_slot() */
+		d_step {
+			find_slot();
+			before = (found -> before : NOTHING);
+			found = 0
+		}
+		if
+		:: before == NOTHING -> goto gone
+		:: else
+		fi
+	fi;
+
+#ifdef MAP_FIRST
+	set_hint(mine);
+#endif
 	/* close(), also for a mover that takes over an interrupted move */
 	atomic {
 		if
 		:: state[from] == OPEN && epoch[from] < mine ->
 			state[from] = LEAVING;
 			epoch[from] = mine;
-			peer[from] = to
-		:: state[from] == LEAVING && peer[from] == to && epoch[from] < mine && HAS_NOT_OPENED ->
+			peer[from] = to;
+			rows = version[from]
+		:: state[from] == LEAVING && peer[from] == to && epoch[from] < mine && HAS_NOT_OPENED && !copied ->
 			epoch[from] = mine
 		:: else -> goto gone
 		fi
 	}
-	may_die();
+	set_hint(mine);
 
-	/* the copy */
-	atomic {
+	if
+	:: copied ->
+		/* wait_for_the_rest(): it arrives only if the slot is there. */
+		d_step {
+			find_slot();
+			if
+			:: found == 0 -> before = NOTHING
+			:: found > copied -> rows = 0		/* some are missing */
+			:: else
+			fi;
+			found = 0
+		}
 		if
-		:: state[from] == LEAVING && epoch[from] == mine -> rows = version[from]
-		:: else -> goto gone
+		:: before == NOTHING -> goto gone
+		:: else
 		fi
-	}
-	may_die();
+	:: else ->
+		/* the copy */
+		atomic {
+			if
+			:: state[from] == LEAVING && epoch[from] == mine -> rows = version[from]
+			:: else -> goto gone
+			fi
+		}
+	fi;
 
 	/* open_here(), in the transaction that has the rows */
 	atomic {
@@ -250,7 +391,8 @@ proctype Mover()
 		:: else -> goto gone
 		fi
 	}
-	may_die();
+	set_hint(mine);
+	sweep();
 
 	/* clear() */
 	atomic {
@@ -263,7 +405,7 @@ proctype Mover()
 		fi
 	}
 gone:
-	from = 0; to = 0; mine = 0; before = 0; rows = 0
+	from = 0; to = 0; mine = 0; before = 0; rows = 0; copied = 0; me = 0
 }
 
 proctype Back()
@@ -277,7 +419,6 @@ proctype Back()
 		:: else -> goto gone
 		fi
 	}
-	may_die();
 
 #ifndef NO_REFUSAL
 	/* refuse() */
@@ -296,7 +437,6 @@ proctype Back()
 		:: else -> goto gone
 		fi
 	}
-	may_die();
 #endif
 
 	/* reopen() */
@@ -307,9 +447,12 @@ proctype Back()
 			epoch[from] = mine + 1;
 			opened[from] = mine + 1;
 			check()
-		:: else
+		:: else -> goto gone
 		fi
 	}
+	mine++;
+	set_hint(mine);
+	sweep();
 gone:
 	from = 0; to = 0; mine = 0
 }
@@ -328,7 +471,7 @@ byte	home[ROUTERS];
 byte	moving_to[ROUTERS];
 bool	locked[ROUTERS];
 
-proctype Mover()
+proctype Mover(byte me)
 {
 	byte r, from, to, rows;
 
@@ -470,7 +613,7 @@ init
 #endif
 #endif
 		do
-		:: n < MOVERS -> run Mover(); n++
+		:: n < MOVERS -> run Mover(n); n++
 		:: else -> break
 		od;
 		n = 0;

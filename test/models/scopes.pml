@@ -15,7 +15,8 @@
  *
  * Which function is which step:
  *
- *	ScopeMover		scale-out/move: idem_guard.reserve(), close(), open_here(), clear()
+ *	ScopeMover		scale-out/move: idem_guard.reserve(), close(), set_hint(), open_here(),
+ *					clear()
  *	ScopeBack		scale-out/move --back: refuse() and reopen(), by which the scope
  *					follows its slot again
  *	SlotMover		scale-out/move --slot.  "own" is whether it knows that the
@@ -252,9 +253,17 @@ proctype ScopeMover()
 			:: else
 			fi;
 			set_own(from, LEAVING, mine, OPENED(from));
-			peer[from] = to;
-			hint = mine
+			peer[from] = to
 		:: else -> goto gone
+		fi
+	}
+	may_die();
+
+	/* set_hint() */
+	atomic {
+		if
+		:: hint < mine -> hint = mine; check()
+		:: else
 		fi
 	}
 	may_die();

@@ -21,7 +21,7 @@ test('the quick start of the README', async () => {
   const readme = await readFile(new URL('README.md', tree), 'utf8')
   const section = readme.slice(readme.indexOf('\n## Quick start'), readme.indexOf('\n## Node and Python'))
   const blocks = [...section.matchAll(/^```sql\n([^]*?)^```$/gm)].map((match) => match[1])
-  assert.equal(blocks.length, 4)
+  assert.equal(blocks.length, 5)
   // The first block installs the C edition.
   assert.match(blocks[0], /CREATE EXTENSION/)
   const db = await database()

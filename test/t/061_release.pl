@@ -14,11 +14,16 @@ my ($place) = $settings =~ /^(extension_control_path|extension_destdir)\t/m
   or plan skip_all => 'this server has extensions in one place only';
 
 # Those of make check and the packages run elsewhere, and take too long.
-my $left_out = qr/^(make (check|matrix|packages-check|dist|deb)|git )/;
+my $left_out = qr/^(make (check|matrix|packages-check|dist|deb)|git tag)/;
+
+# Without git, as in an unpacked release, its commands are left out, too.
+my $git = system('git --version >/dev/null 2>&1') == 0;
+@ENV{qw(GIT_AUTHOR_NAME GIT_AUTHOR_EMAIL GIT_COMMITTER_NAME GIT_COMMITTER_EMAIL)} = qw(author author@example.org author author@example.org);
 
 sub in_copy
 {
 	my ($command) = @_;
+	$command = '' if $command =~ /^git / && !$git;
 	my $status = system("cd '$copy' && MAKEFLAGS= PG_CONFIG='$ENV{PG_CONFIG}' PYTHONDONTWRITEBYTECODE=1 sh -c '$command' >>'$copy.log' 2>&1");
 
 	ok($status == 0, "release: $command") or diag(slurp_file("$copy.log"));
@@ -51,6 +56,7 @@ in_copy('packages/release version 1.0.0');
 in_copy("sed -i \"s/^LAST_RELEASE =.*/LAST_RELEASE =/\" Makefile");
 in_copy('make -s clean');
 in_copy('packages/release freeze');
+in_copy('git init -q && git add --all && git commit -q -m "Release 1.0.0"');
 like(script('1.0'), qr/CREATE FUNCTION \@extschema\@\.idem_claim\(/, 'the script of 1.0 is frozen');
 
 # The next version, as the recipe begins it; then it gets a function.
@@ -75,6 +81,7 @@ in_copy($_) foreach commands('Making the release');
 is_deeply([ map { s/.*\///r } sort glob("$copy/released/*") ],
 	[ 'idempotency--1.0--1.1.sql', 'idempotency--1.0.sql', 'idempotency--1.1.sql' ], '1.1 and its upgrade script are frozen');
 unlike(script('1.0'), qr/idem_imagined/, '1.0 has not changed');
+is(`git -C '$copy' status --porcelain`, '', 'everything is committed') if $git;
 in_copy($_) foreach @begin;
 in_copy('packages/release check');
 like(slurp_file("$copy/idempotency.control"), qr/^default_version = '1\.2'$/m, 'the next version is 1.2');
@@ -83,6 +90,10 @@ like(slurp_file("$copy/Makefile"), qr/^LAST_RELEASE = 1\.1$/m, 'which comes from
 # The updates of users of 1.0 and 1.1.
 my $destdir = PostgreSQL::Test::Utils::tempdir();
 in_copy("make -s with_llvm=no install DESTDIR=$destdir");
+# A directory to mount: only majors from 18 on can use it.
+my ($major) = (run_command([ $ENV{PG_CONFIG}, '--version' ]))[0] =~ /^PostgreSQL (\d+)/;
+my $made = system("cd '$copy' && MAKEFLAGS= make -s with_llvm=no PG_CONFIG='$ENV{PG_CONFIG}' volume VOLUME='$copy.volume' >>'$copy.log' 2>&1");
+is($made == 0 ? 'made' : 'refused', $major >= 18 ? 'made' : 'refused', "make volume on $major");
 my $sharedir = (run_command([ $ENV{PG_CONFIG}, '--sharedir' ]))[0];
 my $libdir = (run_command([ $ENV{PG_CONFIG}, '--pkglibdir' ]))[0];
 my $value = $place eq 'extension_destdir' ? $destdir : "$destdir$sharedir:\$system";
