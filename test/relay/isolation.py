@@ -28,16 +28,9 @@ SEED = int(os.environ.get('SEED', '1'))
 COUNTED = 'SELECT max(attempt - uncounted_attempts) FROM idem_outbox WHERE %s'
 
 
-@contextlib.contextmanager
 def attempts(world, number):
     """The server allows this number of attempts."""
-    world.query('ALTER SYSTEM SET idempotency.outbox_max_attempts = %d' % number)
-    world.query('SELECT pg_reload_conf()')
-    try:
-        yield
-    finally:
-        world.query('ALTER SYSTEM RESET idempotency.outbox_max_attempts')
-        world.query('SELECT pg_reload_conf()')
+    return world.setting('outbox_max_attempts', number)
 
 
 @contextlib.contextmanager
@@ -156,7 +149,7 @@ def deferred_alone(world):
             world.publish('t', str(n), 'k%d' % n)
         relay = webhook(world, endpoint)
         until('the others are delivered', lambda: world.states().get('acked') == 120, 5)
-        expect('its reason', world.outbox(bad)[3] == 'status 503: later')
+        until('its reason', lambda: world.outbox(bad)[3] == 'status 503: later')
         expect('the sink is paused', 'is paused' not in relay.said())
         equal('its attempts', world.query(COUNTED % "payload = '\"bad\"'"), [(0,)])
         until('it is dead at last', lambda: world.states() == {'acked': 121, 'dead': 1}, 60)
