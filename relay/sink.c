@@ -524,17 +524,22 @@ relay_sink_next(RelaySink *sink, int64_t now)
  * The order is that of the list, but retries have at most half of the places,
  * alternate with others that are ready, and those with the fewest known
  * failures come first.  Otherwise messages that run into the timeout would
- * occupy the sink with each attempt.
+ * occupy the sink with each attempt.  Of equal ones, half are chosen by their
+ * order, and half by the fewest attempts, which other relays also count.  So
+ * neither a message that was released often must wait for all others, nor one
+ * that a killed relay has left for many that this relay does not know.
  */
 static RelayMessage *
 choose(const RelaySink *sink, bool shared)
 {
 	RelayMessage *message;
 	RelayMessage *chosen;
+	bool		by_attempt;
 
 	if (sink->failing > 0 && (chosen = choose_new(sink, shared)))
 		return chosen;
 	chosen = NULL;
+	by_attempt = drand48() < 0.5;
 	for (message = sink->ready.first; message; message = message->next)
 	{
 		if (!is_eligible(message, shared))
@@ -542,7 +547,9 @@ choose(const RelaySink *sink, bool shared)
 		if (!message->is_retry && (!chosen || sink->after_retry))
 			return message;
 		if (message->is_retry &&
-			(!chosen || message->failures < chosen->failures))
+			(!chosen || message->failures < chosen->failures ||
+			 (by_attempt && message->failures == chosen->failures &&
+			  message->attempt < chosen->attempt)))
 			chosen = message;
 	}
 	return chosen;
