@@ -104,7 +104,7 @@ portable:
 	@portable/generate portable/build
 
 portable-check:
-	@test/prepare
+	@test/prepare portable
 	@EDITION=portable test/cluster test/check $(SUITES)
 	@test -n "$(SUITES)" || test/pglite/run
 

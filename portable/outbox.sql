@@ -134,7 +134,18 @@ DECLARE
 	pause_end timestamptz;
 	errors text;
 BEGIN
-	PERFORM @S@.idem_p_lock_lanes(ARRAY(SELECT o.key_hash FROM @S@.idem_outbox AS o WHERE o.id = idem_p_refuse.message_id));
+	SELECT o.* INTO message FROM @S@.idem_outbox AS o WHERE o.id = idem_p_refuse.message_id;
+	-- These do not need a lock: a dead message is dead until a requeue commits.
+	IF current_setting('transaction_isolation') = 'read committed' THEN
+		IF NOT FOUND OR message.state = 'acked' OR of_attempt < message.attempt
+			OR (message.state = 'dead' AND of_attempt IS NOT NULL AND (of_attempt <> message.attempt OR message.awaiting_ack IS NULL))
+		THEN
+			RETURN 'lost';
+		ELSIF message.state = 'dead' THEN
+			RETURN 'dead';
+		END IF;
+	END IF;
+	PERFORM @S@.idem_p_lock_lanes(ARRAY[message.key_hash]);
 	SELECT o.* INTO message FROM @S@.idem_outbox AS o WHERE o.id = idem_p_refuse.message_id FOR NO KEY UPDATE;
 	IF NOT FOUND OR message.state = 'acked'
 		OR (of_attempt IS NOT NULL AND (of_attempt <> message.attempt OR message.awaiting_ack IS NULL))
@@ -540,7 +551,11 @@ BEGIN
 	END IF;
 	all_ids := @S@.idem_p_spread(ids, count);
 	all_attempts := @S@.idem_p_spread(attempts, count);
-	PERFORM FROM @S@.idem_outbox AS o WHERE o.id = ANY (ids) AND o.state = 'pending' ORDER BY o.id FOR NO KEY UPDATE;
+	-- In the order of ids, so that two calls do not deadlock.
+	PERFORM FROM unnest(all_ids, all_attempts) AS a (id, attempt) JOIN @S@.idem_outbox AS o ON o.id = a.id
+		WHERE o.state = 'pending' AND o.awaiting_ack
+			AND CASE WHEN a.attempt IS NULL THEN o.available_at > clock_timestamp() ELSE o.attempt = a.attempt END
+		ORDER BY o.id FOR NO KEY UPDATE OF o;
 	FOR i IN 1 .. count LOOP
 		UPDATE @S@.idem_outbox AS o SET available_at = clock_timestamp() + coalesce(lease, '30 s')
 			WHERE o.id = all_ids[i] AND o.state = 'pending' AND o.awaiting_ack
@@ -567,7 +582,11 @@ BEGIN
 	END IF;
 	all_ids := @S@.idem_p_spread(ids, count);
 	all_attempts := @S@.idem_p_spread(attempts, count);
-	PERFORM FROM @S@.idem_outbox AS o WHERE o.id = ANY (ids) AND o.state = 'pending' ORDER BY o.id FOR NO KEY UPDATE;
+	-- In the order of ids, so that two calls do not deadlock.
+	PERFORM FROM unnest(all_ids, all_attempts) AS a (id, attempt) JOIN @S@.idem_outbox AS o ON o.id = a.id
+		WHERE o.state = 'pending' AND o.awaiting_ack
+			AND CASE WHEN a.attempt IS NULL THEN o.available_at > clock_timestamp() ELSE o.attempt = a.attempt END
+		ORDER BY o.id FOR NO KEY UPDATE OF o;
 	FOR i IN 1 .. count LOOP
 		UPDATE @S@.idem_outbox AS o SET uncounted_attempts = o.uncounted_attempts + 1, available_at = clock_timestamp(), awaiting_ack = NULL
 			WHERE o.id = all_ids[i] AND o.state = 'pending' AND o.awaiting_ack

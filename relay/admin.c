@@ -22,6 +22,7 @@
 
 #define MAX_COLUMNS	8
 #define LONGEST		60			/* characters of a column that are padded */
+#define CONNECT_LIMIT	10000	/* milliseconds; see connect_timeout, too */
 
 /* The conditions that select dead messages; NULL: none. */
 enum
@@ -233,8 +234,9 @@ connect_database(RelayConfig *config)
 		"read-write", "idem-relay", "10",
 		relay_section_text(config->main, "database"), password, NULL
 	};
-	PGconn	   *connection = relay_database_connect(names, values, log_notice,
-													config);
+	PGconn	   *connection = relay_database_connect(names, values,
+													CONNECT_LIMIT,
+													log_notice, config);
 
 	if (PQstatus(connection) != CONNECTION_OK)
 		relay_exit(RELAY_UNAVAILABLE, "database: %.*s",

@@ -16,6 +16,7 @@
  *
  *-------------------------------------------------------------------------
  */
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -270,20 +271,38 @@ relay_database_close(RelayDatabase *database)
 
 /*
  * Connect, and wait for that.  All notices go to "processor", also those of
- * the login, which PQconnectdbParams() would write to standard error.  The
- * caller checks the status of the connection, and releases it.
+ * the login, which PQconnectdbParams() would write to standard error.  If that
+ * takes longer than "limit" milliseconds, begin again, with the parameter
+ * connect_timeout for each host.  The caller checks the status of the
+ * connection, and releases it.
  */
 PGconn *
 relay_database_connect(const char *const *names, const char *const *values,
-					   PQnoticeProcessor processor, void *argument)
+					   int64_t limit, PQnoticeProcessor processor,
+					   void *argument)
 {
 	PGconn	   *connection = PQconnectStartParams(names, values, 1);
+	PostgresPollingStatusType next = PGRES_POLLING_WRITING;
+	int64_t		end = relay_now() + limit;
+	int64_t		left = limit;
 
 	if (!connection)
 		relay_exit(RELAY_SYSTEM, "out of memory");
 	PQsetNoticeProcessor(connection, processor, argument);
-	/* This begins again, keeps the processor, and applies connect_timeout. */
-	if (PQstatus(connection) != CONNECTION_BAD)
+	while (PQstatus(connection) != CONNECTION_BAD && left > 0 &&
+		   (next == PGRES_POLLING_READING || next == PGRES_POLLING_WRITING))
+	{
+		struct pollfd socket = {
+			PQsocket(connection),
+			next == PGRES_POLLING_READING ? POLLIN : POLLOUT, 0
+		};
+
+		if (poll(&socket, 1, (int) left) > 0)
+			next = PQconnectPoll(connection);
+		left = end - relay_now();
+	}
+	/* A host does not answer.  Only PQreset() proceeds to the next one. */
+	if (PQstatus(connection) != CONNECTION_BAD && next != PGRES_POLLING_OK)
 		PQreset(connection);
 	return connection;
 }

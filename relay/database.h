@@ -99,6 +99,7 @@ extern void relay_database_configure(RelayConfig *config);
 extern bool relay_database_check(RelayServer *server, const char *string);
 extern PGconn *relay_database_connect(const char *const *names,
 									  const char *const *values,
+									  int64_t limit,
 									  PQnoticeProcessor processor,
 									  void *argument);
 extern void relay_database_free(RelayServer *server);

@@ -11,11 +11,14 @@
 #include "connect.h"
 #include "dispatch.h"
 
+/* While a sink is held for longer, other relays can have its messages. */
+#define KEEP_LIMIT		1000	/* milliseconds */
+
 /*
  * Give each sink its turn: connect it if its pause is over, and hand it as
  * many ready messages as it can take.  The ready messages of a sink that is
- * held are released, and those of all sinks if the relay is stopping.  A sink
- * that connects keeps them.
+ * held for more than KEEP_LIMIT are released, and those of all sinks if the
+ * relay is stopping.  A sink that connects keeps them.
  */
 void
 relay_dispatch_work(const RelayRouting *routing, const RelayAnswers *answers,
@@ -33,7 +36,8 @@ relay_dispatch_work(const RelayRouting *routing, const RelayAnswers *answers,
 			relay_connect(sink);
 		if (sink->held_until > now)
 		{
-			relay_sink_release_ready(sink);
+			if (sink->held_until - now > KEEP_LIMIT)
+				relay_sink_release_ready(sink);
 			relay_loop_wake_at(sink->loop, sink->held_until);
 		}
 		if (!sink->connected || sink->held_until > now)

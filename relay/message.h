@@ -60,6 +60,8 @@ typedef struct RelayMessage
 	long		status;			/* of the response; 0: it has none */
 	char	   *response_type;	/* or NULL */
 
+	bool		is_retry;		/* its sink might have got it before */
+
 	/* From the sink's records; see sink.c. */
 	int			failures;		/* of this message here, in a row */
 	bool		alone;			/* is only sent while no other is in flight */

@@ -78,8 +78,8 @@ relay_pipeline_connect(RelaySink *sink, const char *statement, char *why,
 			 (long long) (sink->timeout + 1999) / 1000);
 	snprintf(options, sizeof(options), "SET statement_timeout = %lld",
 			 (long long) sink->timeout);
-	pipeline->connection = relay_database_connect(names, values, log_notice,
-												  sink);
+	pipeline->connection = relay_database_connect(names, values, sink->timeout,
+												  log_notice, sink);
 	done = PQstatus(pipeline->connection) == CONNECTION_OK;
 	if (done)
 	{

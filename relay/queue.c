@@ -80,6 +80,8 @@ relay_queue_hand_over(RelayMessage *message, int64_t now)
 	message->state = RELAY_IN_FLIGHT;
 	message->handed_at = now;
 	relay_list_append(&message->sink->in_flight, message);
+	message->sink->retries += message->is_retry;
+	message->sink->after_retry = message->is_retry;
 }
 
 /*
@@ -89,6 +91,7 @@ void
 relay_queue_return(RelayMessage *message)
 {
 	relay_list_remove(&message->sink->in_flight, message);
+	message->sink->retries -= message->is_retry;
 	message->state = RELAY_READY;
 	relay_list_prepend(&message->sink->ready, message);
 }
@@ -194,6 +197,8 @@ leave_key(RelayQueue *queue, RelayMessage *message, bool promote_next)
 	relay_list_remove(message->state == RELAY_READY ?
 					  &message->sink->ready : &message->sink->in_flight,
 					  message);
+	if (message->state == RELAY_IN_FLIGHT)
+		message->sink->retries -= message->is_retry;
 	message->behind = NULL;
 	if (!message->key)
 		return NULL;

@@ -3,7 +3,7 @@
  * sink.c
  *		The outcomes that a sink reports, and the pauses after a failure.
  *
- * A failure can be the fault of the message or of the sink.  Three rules keep
+ * A failure can be the fault of the message or of the sink.  Four rules keep
  * a bad message from harming the others:
  *
  *	-	A message that fails waits by itself, with the messages of its key, for
@@ -11,14 +11,16 @@
  *	-	The sink is held only if more messages fail in a row than bad messages
  *		explain; see outage_length().  No attempt counts from the third one on.
  *		After the pause the sink gets two messages, preferably new ones, chosen
- *		at random, and twice as many after each further pause.  A message is
- *		bad if others are delivered between its failures, and holds nothing
- *		then.
+ *		at random, and twice as many after each further pause.  It is held
+ *		again if all of these fail.  A message is bad if others are delivered
+ *		between its failures, and holds nothing then.
  *	-	If the connection ends with several messages in flight, any of them can
  *		be the cause.  They are handed over again, half as many at a time,
  *		until the cause is in flight alone.  Only a message that is in flight
  *		alone when the connection ends has failed.  From then on it is handed
  *		over alone, and others go between two such messages.
+ *	-	Messages that were tried before have at most half of the places, so
+ *		that those that run into the timeout leave places to the others.
  *
  * The end of a connection with one message in flight says nothing of the sink,
  * which accepted the connection.  So the sink connects again at once, or after
@@ -33,10 +35,11 @@
  * them is free, a random one is replaced, so that of many bad messages some
  * keep theirs and end.
  *
- * While a sink is held, its ready messages are released, which the server does
- * not count as attempts, and taker.c takes no more of its topics.  The pause
- * doubles with each failure in a row.  After it, each delivery doubles the
- * window until it is as large as the setting "in_flight" allows.
+ * While a sink is held, taker.c takes no more of its topics, and dispatch.c
+ * releases its ready messages, which the server does not count as attempts,
+ * unless the pause is short.  The pause doubles with each failure in a row.
+ * After it, each delivery doubles the window until it is as large as the
+ * setting "in_flight" allows.
  *
  * A sink that delivers nothing for the time of "disable_after" is disabled: it
  * is held until the relay starts again.
@@ -88,7 +91,9 @@ static void count_run(RelaySink *sink);
 static RelayRecord *find_record(RelayRecord *set, int64_t id);
 static RelayRecord *get_record(RelaySink *sink, int64_t id);
 static void forget_record(RelaySink *sink, int64_t id);
-static RelayMessage *choose_new(const RelaySink *sink);
+static RelayMessage *choose(const RelaySink *sink, bool shared);
+static RelayMessage *choose_new(const RelaySink *sink, bool shared);
+static bool is_eligible(const RelayMessage *message, bool shared);
 
 /*
  * Report that the other side has confirmed a message in flight.
@@ -106,6 +111,7 @@ relay_sink_delivered(RelayMessage *message)
 	leave_time(message);
 	count_run(sink);
 	sink->failing = 0;
+	sink->probes = 0;
 	sink->failing_since = 0;
 	sink->last_failed = 0;
 	/* A message that was in flight when others failed shows that it is up. */
@@ -341,6 +347,7 @@ fail(RelayMessage *message, RelayFailure failure, bool ended,
 	int64_t		now = relay_now();
 	int64_t		pause;
 	int			length = outage_length(sink);
+	bool		may_hold;
 
 	leave_time(message);
 	if (record->failures == 0)
@@ -356,9 +363,14 @@ fail(RelayMessage *message, RelayFailure failure, bool ended,
 		sink->failing = length;
 
 	/* The other messages in flight can report the same failure. */
-	if (sink->failing >= length && !sink->held_until && ended)
+	may_hold = sink->failing >= length && !sink->held_until;
+	if (failure == RELAY_UNSENT)
+		sink->probes = 0;
+	else if (record->is_bad || (may_hold && --sink->probes > 0))
+		may_hold = false;
+	if (may_hold && ended)
 		hold(sink, SHORTEST_BACKOFF, why);
-	else if (sink->failing >= length && !sink->held_until)
+	else if (may_hold)
 		relay_sink_back_off(sink, why);
 	note_failure(sink, why);
 	if ((sink->failing < SEVERAL || now - record->since >= sink->grace) &&
@@ -471,31 +483,26 @@ relay_sink_recall(RelayMessage *message)
 /*
  * Return the ready message to hand over now, or NULL.
  *
- * While messages fail, those that have not failed themselves come first, in
- * random order.  If a message must be in flight alone, the others come first,
- * except once in each ALONE_GAP, so that neither keeps the other waiting.  One
- * that has failed also waits until those before it have taken no more than
- * a part of the time, even if there are no others yet.
+ * If a message must be in flight alone, the others come first, except once in
+ * each ALONE_GAP, so that neither keeps the other waiting.  One that has
+ * failed also waits until those before it have taken no more than a part of
+ * the time, even if there are no others yet.
  */
 RelayMessage *
 relay_sink_next(RelaySink *sink, int64_t now)
 {
 	const RelayMessage *flying = sink->in_flight.first;
-	RelayMessage *message = sink->ready.first;
+	RelayMessage *message = choose(sink, false);
 	int64_t		turn = sink->alone_at + ALONE_GAP;
 	bool		must_wait;
 
-	if (sink->failing > 0)
-		message = choose_new(sink);
 	must_wait = message && message->failures > 0 && now < sink->alone_turn;
 	if (must_wait && turn < sink->alone_turn)
 		turn = sink->alone_turn;
 	if (message && message->alone && now < turn)
 	{
-		RelayMessage *other = sink->ready.first;
+		RelayMessage *other = choose(sink, true);
 
-		while (other && other->alone)
-			other = other->next;
 		if (other || must_wait)
 		{
 			message = other;
@@ -510,12 +517,44 @@ relay_sink_next(RelaySink *sink, int64_t now)
 }
 
 /*
- * Return a random one of the ready messages that have not failed, or the first
- * one if all have failed.  In a fixed order, those that this relay does not
- * know to be bad could all come before the good ones.
+ * Return the ready message that comes next, or NULL if there is none or only
+ * retries that must wait.  With "shared", only one that others can be in
+ * flight with.
+ *
+ * The order is that of the list, but retries have at most half of the places,
+ * alternate with others that are ready, and those with the fewest known
+ * failures come first.  Otherwise messages that run into the timeout would
+ * occupy the sink with each attempt.
  */
 static RelayMessage *
-choose_new(const RelaySink *sink)
+choose(const RelaySink *sink, bool shared)
+{
+	RelayMessage *message;
+	RelayMessage *chosen;
+
+	if (sink->failing > 0 && (chosen = choose_new(sink, shared)))
+		return chosen;
+	chosen = NULL;
+	for (message = sink->ready.first; message; message = message->next)
+	{
+		if (!is_eligible(message, shared))
+			continue;
+		if (!message->is_retry && (!chosen || sink->after_retry))
+			return message;
+		if (message->is_retry &&
+			(!chosen || message->failures < chosen->failures))
+			chosen = message;
+	}
+	return chosen;
+}
+
+/*
+ * While messages fail, return a random message that has not failed itself, or
+ * NULL.  In a fixed order, messages that this relay does not know to be bad
+ * could all come before the good ones.
+ */
+static RelayMessage *
+choose_new(const RelaySink *sink, bool shared)
 {
 	RelayMessage *message;
 	RelayMessage *chosen = NULL;
@@ -523,10 +562,24 @@ choose_new(const RelaySink *sink)
 
 	for (message = sink->ready.first; message; message = message->next)
 	{
-		if (message->failures == 0 && drand48() * ++seen < 1)
+		if (message->failures == 0 && is_eligible(message, shared) &&
+			drand48() * ++seen < 1)
 			chosen = message;
 	}
-	return chosen ? chosen : sink->ready.first;
+	return chosen;
+}
+
+/*
+ * Return whether a ready message can be in flight now.
+ */
+static bool
+is_eligible(const RelayMessage *message, bool shared)
+{
+	const RelaySink *sink = message->sink;
+
+	return !(shared && message->alone) &&
+		!(message->is_retry &&
+		  sink->retries >= (sink->max_in_flight + 1) / 2);
 }
 
 /*
@@ -554,10 +607,13 @@ hold(RelaySink *sink, int64_t pause, const char *why)
 	sink->window = PROBES;
 	if (sink->backoff > SHORTEST_BACKOFF)
 		sink->window *= (int) (sink->backoff / SHORTEST_BACKOFF);
+	/* Those in flight can take until the timeout.  One of them has failed. */
+	if (sink->in_flight.count > 0)
+		sink->window += sink->in_flight.count - 1;
 	if (sink->window > sink->max_in_flight)
 		sink->window = sink->max_in_flight;
+	sink->probes = sink->window;
 	sink->suspects = 0;
-	relay_sink_release_ready(sink);
 	relay_log(RELAY_WARNING, "sink \"%s\" is paused: %s; next try in %.1f s",
 			  sink->name, why, (double) pause / 1000);
 }

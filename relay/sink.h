@@ -113,6 +113,8 @@ struct RelaySink
 	size_t		held_size;		/* in bytes */
 	RelayMessageList ready;		/* waiting for the sink, in order */
 	RelayMessageList in_flight; /* handed over, no outcome yet */
+	int			retries;		/* in flight that were tried before */
+	bool		after_retry;	/* the last one handed over was one */
 	struct RelayConnecting *connecting; /* while a thread connects */
 	bool		connected;
 	int			window;			/* limit of in_flight while it recovers */
@@ -127,6 +129,7 @@ struct RelaySink
 	int			failing;		/* messages failed since the last delivery */
 	double		mean_run;		/* mean of "failing" at recent deliveries */
 	int64_t		last_failed;	/* id of the last of them */
+	int			probes;			/* after a pause: failures until the next */
 	int64_t		delivered_at;	/* when the last delivery was confirmed */
 	int64_t		failing_since;	/* the first failure after that; 0: none */
 	int64_t		failed_at;		/* the last failure */

@@ -324,6 +324,7 @@ add_message(RelayTaker *taker, const PGresult *result, int row)
 	message->payload_length = (size_t) PQgetlength(result, row, 4);
 	message->headers = columns[5];
 	message->attempt = (int) strtol(columns[6], NULL, 10);
+	message->is_retry = message->attempt > 1;
 	message->created_at = columns[7];
 	message->published_at = relay_now() - strtoll(columns[8], NULL, 10);
 	message->size = size;

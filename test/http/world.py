@@ -18,6 +18,10 @@ from process import HERE, PgBouncer, Shop
 
 PROMISES = []
 NUMBERS = itertools.count(1)
+# The statements that set a setting of a database, and reset it
+CONFIGURE = ("SELECT idem_configure('%(name)s', '%(value)s')", "SELECT idem_configure('%(name)s', NULL)") \
+    if os.environ.get('EDITION') == 'portable' else \
+    ("ALTER DATABASE %(database)s SET idempotency.%(name)s = '%(value)s'", 'ALTER DATABASE %(database)s RESET idempotency.%(name)s')
 PROBLEM = 'urn:pg-idempotency:'
 # Which answers a promise expects: those of docs/http.md, or only the status
 # codes, bodies and effects that any server with idempotency keys has.
@@ -206,13 +210,13 @@ class World:
     def settings(self, **values):
         """Settings of the extension for shops that start from now on."""
         for name, value in values.items():
-            self.sql("ALTER DATABASE %s SET idempotency.%s = '%s'" % (self.database, name, value))
+            self.sql(CONFIGURE[0] % {'database': self.database, 'name': name, 'value': value})
         self.new_sessions()
         try:
             yield
         finally:
             for name in values:
-                self.sql('ALTER DATABASE %s RESET idempotency.%s' % (self.database, name))
+                self.sql(CONFIGURE[1] % {'database': self.database, 'name': name})
             self.new_sessions()
 
     def new_sessions(self):

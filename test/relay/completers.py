@@ -200,8 +200,6 @@ def killed(world):
     world.query('TRUNCATE idem_keys')
     world.query('DROP TABLE IF EXISTS effects')
     world.query('CREATE TABLE effects (key text, n int)')
-    world.query('ALTER SYSTEM SET idempotency.max_attempts = 100000')
-    world.query('SELECT pg_reload_conf()')
     port = free_port()
     chance = random.Random(SEED)
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'application.py')
@@ -215,27 +213,26 @@ def killed(world):
 
     process, relays, keys = application(), [relay(), relay()], []
     try:
-        for _ in range(ROUNDS):
-            for _ in range(5):
-                keys.append(claim(world, len(keys), {'n': len(keys)})[0])
-            time.sleep(chance.random() * 0.3)
-            if chance.random() < 0.5:
-                process.kill()
-                process.wait()
-                process = application()
-            else:
-                victim = chance.randrange(2)
-                relays[victim].kill()
-                relays[victim] = relay()
-        until('none is left', lambda: world.query("SELECT count(*) FROM idem_keys WHERE state <> 'completed'") == [(0,)], 120)
-        equal('effects', world.query('SELECT count(*), count(DISTINCT key), count(DISTINCT n) FROM effects'), [(len(keys),) * 3])
-        for running in relays:
-            equal('the status', running.started().stop(), 0)
+        with world.setting('max_attempts', 100000):
+            for _ in range(ROUNDS):
+                for _ in range(5):
+                    keys.append(claim(world, len(keys), {'n': len(keys)})[0])
+                time.sleep(chance.random() * 0.3)
+                if chance.random() < 0.5:
+                    process.kill()
+                    process.wait()
+                    process = application()
+                else:
+                    victim = chance.randrange(2)
+                    relays[victim].kill()
+                    relays[victim] = relay()
+            until('none is left', lambda: world.query("SELECT count(*) FROM idem_keys WHERE state <> 'completed'") == [(0,)], 120)
+            equal('effects', world.query('SELECT count(*), count(DISTINCT key), count(DISTINCT n) FROM effects'), [(len(keys),) * 3])
+            for running in relays:
+                equal('the status', running.started().stop(), 0)
     finally:
         process.kill()
         process.wait()
-        world.query('ALTER SYSTEM RESET idempotency.max_attempts')
-        world.query('SELECT pg_reload_conf()')
     print('# %d requests, %d kills: each once, none left' % (len(keys), ROUNDS), flush=True)
 
 

@@ -28,16 +28,9 @@ SEED = int(os.environ.get('SEED', '1'))
 COUNTED = 'SELECT max(attempt - uncounted_attempts) FROM idem_outbox WHERE %s'
 
 
-@contextlib.contextmanager
 def attempts(world, number):
     """The server allows this number of attempts."""
-    world.query('ALTER SYSTEM SET idempotency.outbox_max_attempts = %d' % number)
-    world.query('SELECT pg_reload_conf()')
-    try:
-        yield
-    finally:
-        world.query('ALTER SYSTEM RESET idempotency.outbox_max_attempts')
-        world.query('SELECT pg_reload_conf()')
+    return world.setting('outbox_max_attempts', number)
 
 
 @contextlib.contextmanager
@@ -156,7 +149,7 @@ def deferred_alone(world):
             world.publish('t', str(n), 'k%d' % n)
         relay = webhook(world, endpoint)
         until('the others are delivered', lambda: world.states().get('acked') == 120, 5)
-        expect('its reason', world.outbox(bad)[3] == 'status 503: later')
+        until('its reason', lambda: world.outbox(bad)[3] == 'status 503: later')
         expect('the sink is paused', 'is paused' not in relay.said())
         equal('its attempts', world.query(COUNTED % "payload = '\"bad\"'"), [(0,)])
         until('it is dead at last', lambda: world.states() == {'acked': 121, 'dead': 1}, 60)
@@ -191,6 +184,26 @@ def command_defers(world):
     equal('the status', relay.stop(), 0)
 
 
+def late_commands(world):
+    """Commands that run into their timeout, at each attempt, leave half of the
+    places to the others."""
+    for n in range(8):
+        world.publish('t', '"late"', 'late%d' % n)
+    relay = world.relay('--c.sink=command', '--c.topics=t', '--c.command=if grep -q late; then sleep 20; fi',
+                        '--c.timeout=2s', '--c.retry=' + ', '.join(['100ms'] * 9)).started()
+    until('each has failed', lambda: world.query('SELECT bool_and(last_error IS NOT NULL) FROM idem_outbox')[0][0])
+    for n in range(40):
+        world.publish('t', str(n), 'k%d' % n)
+        time.sleep(0.1)
+    until('the others are delivered', lambda: world.states().get('acked') == 40, 10)
+    took = world.query('SELECT extract(epoch FROM percentile_disc(0.8) WITHIN GROUP (ORDER BY acked_at - created_at))::float '
+                       "FROM idem_outbox WHERE state = 'acked'")[0][0]
+    print('# 8 of 10 waited for at most %.2f s' % took, flush=True)
+    expect('they waited for %.2f s' % took, took < 2)
+    until('the late ones are tried again', lambda: world.query("SELECT min(attempt) FROM idem_outbox WHERE state <> 'acked'")[0][0] >= 2)
+    equal('the status', relay.stop(), 0)
+
+
 def probed_with_another(world):
     """Three bad messages pause the sink; a good one gets it going."""
     endpoint = Endpoint(lambda request, number: (500, {}, b'') if b'bad' in request.body else (204, {}, b''))
@@ -210,9 +223,35 @@ def probed_with_another(world):
     endpoint.close()
 
 
+def probed_beside_slow(world):
+    """Requests that are still waiting for their answers delay no probe of a
+    paused sink."""
+    def answer(request, number):
+        if b'slow' in request.body:
+            time.sleep(30)
+        return (500, {}, b'') if b'bad' in request.body else (204, {}, b'')
+
+    endpoint = Endpoint(answer)
+    for n in range(4):
+        world.publish('t', '"slow"', 'slow%d' % n)
+    relay = webhook(world, endpoint, '--w.timeout=25s', '--stop_timeout=0s')
+    until('they are in flight', lambda: len(endpoint.requests) == 4)
+    for n in range(3):
+        world.publish('t', '"bad"', 'bad%d' % n)
+    until('it is paused', lambda: 'sink "w" is paused' in relay.said())
+    for n in range(20):
+        world.publish('t', str(n), 'k%d' % n)
+    until('the others are delivered', lambda: world.states().get('acked') == 20, 10)
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
 def mostly_bad(world):
-    """Good messages pass among more bad ones, which are no outage."""
-    endpoint = Endpoint(lambda request, number: (500, {}, b'') if b'bad' in request.body else (204, {}, b''))
+    """Good messages pass among more bad ones, which are no outage.  A real one
+    after that costs the good ones no attempt, and delays them little longer."""
+    end = 0
+    endpoint = Endpoint(lambda request, number: (500, {}, b'') if b'bad' in request.body or time.monotonic() < end else
+                        (204, {}, b''))
     chance = random.Random(SEED)
     for n in range(500):
         world.publish('t', '"bad"' if chance.random() < 0.6 else '1', 'k%d' % n)
@@ -224,6 +263,12 @@ def mostly_bad(world):
     pauses = relay.said().count('is paused')
     print('# %d of 500 are good; %d pauses, %.1f s' % (good, pauses, took), flush=True)
     expect('%d pauses' % pauses, pauses <= 20)
+    end = time.monotonic() + 3
+    for n in range(60):
+        world.publish('t', '1', 'good%d' % n)
+    until('it is paused', lambda: relay.said().count('is paused') > pauses)
+    until('they are delivered, too', lambda: world.states().get('acked') == good + 60, 60)
+    print('# the next good ones waited for %.1f s after an outage' % (time.monotonic() - end), flush=True)
     equal('counted attempts', world.query(COUNTED % "state = 'acked'"), [(1,)])
     equal('the status', relay.stop(), 0)
     endpoint.close()
@@ -607,7 +652,9 @@ TESTS = [
     ('isolation: a message that always gets 503 waits alone', deferred_alone),
     ('isolation: Retry-After is the pause of one message', later_alone),
     ('isolation: a message for which a command ends with 75 waits alone', command_defers),
+    ('isolation: commands that run into their timeout delay no other', late_commands),
     ('isolation: a paused sink is tried with another message', probed_with_another),
+    ('isolation: slow requests delay no probe of a paused sink', probed_beside_slow),
     ('isolation: more bad messages than good ones are no outage', mostly_bad),
     ('isolation: bad messages whose ids have the same remainder are all remembered', same_remainder),
     ('isolation: a proxy that fails costs no attempt and keeps the order', proxy_fails),

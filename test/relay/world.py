@@ -152,6 +152,22 @@ class World:
     def relay(self, *options, **more):
         return Relay(self, *options, **more)
 
+    @contextlib.contextmanager
+    def setting(self, name, value):
+        """A setting of the extension for this time."""
+        def configure(value):
+            if os.environ.get('EDITION') == 'portable':
+                self.query('SELECT idem_configure(%s, %s)', name, value)
+            else:
+                self.query('ALTER SYSTEM SET idempotency.%s = %s' % (name, value or 'DEFAULT'))
+                self.query('SELECT pg_reload_conf()')
+
+        configure(str(value))
+        try:
+            yield
+        finally:
+            configure(None)
+
     def publish(self, topic, payload='{}', key=None, headers=None):
         return self.query('SELECT idem_publish(%s, %s, %s, %s)::text', topic, payload, key, headers)[0][0]
 

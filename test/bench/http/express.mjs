@@ -1,21 +1,15 @@
-// POST /payments in Express: ours, the handler alone, or with express-idempotency,
-// which keeps its answers in the memory of the process.
+// POST /payments in Express: ours, the handler alone, the handler with claim and
+// completion written by hand, or with express-idempotency, which keeps its answers
+// in the memory of the process.
 
 import express from 'express'
-import { pay, pool, ready, SIDE } from './payment.mjs'
+import { keyOf, pay, pool, ready, SIDE, transaction } from './payment.mjs'
 
 const app = express()
 
 const alone = async (req, res) => {
-  const client = await pool.connect()
-  try {
-    await client.query('BEGIN')
-    const payment = await pay(client, req.body)
-    await client.query('COMMIT')
-    res.status(201).location(`/payments/${payment.id}`).json(payment)
-  } finally {
-    client.release()
-  }
+  const payment = await transaction(req.body, keyOf(req))
+  res.status(201).location(`/payments/${payment.id}`).json(payment)
 }
 
 if (SIDE === 'ours') {

@@ -1,23 +1,16 @@
-// POST /payments in Fastify: ours, the handler alone, or with
-// @node-idempotency/core, whose adapter keeps its answers in the memory of the
-// process.
+// POST /payments in Fastify: ours, the handler alone, the handler with claim and
+// completion written by hand, or with @node-idempotency/core, whose adapter keeps
+// its answers in the memory of the process.
 
 import Fastify from 'fastify'
-import { pay, pool, ready, SIDE } from './payment.mjs'
+import { keyOf, pay, pool, ready, SIDE, transaction } from './payment.mjs'
 
 const app = Fastify()
 
 const alone = async (request, reply) => {
-  const client = await pool.connect()
-  try {
-    await client.query('BEGIN')
-    const payment = await pay(client, request.body)
-    await client.query('COMMIT')
-    reply.code(201).header('Location', `/payments/${payment.id}`)
-    return payment
-  } finally {
-    client.release()
-  }
+  const payment = await transaction(request.body, keyOf(request))
+  reply.code(201).header('Location', `/payments/${payment.id}`)
+  return payment
 }
 
 if (SIDE === 'ours') {

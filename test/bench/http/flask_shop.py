@@ -1,5 +1,6 @@
-"""POST /payments in Flask: ours, or the handler alone."""
+"""POST /payments in Flask: ours, the handler alone, or with claim and completion written by hand."""
 
+import json
 import os
 
 from flask import Flask, g, request
@@ -8,6 +9,8 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 
 pool = ConnectionPool(os.environ['DATABASE_URL'], min_size=10, max_size=10, open=True)
 app = Flask(__name__)
+CLAIM = "SELECT outcome FROM idem_claim('alice', %s, idem_request_hash('POST', '/payments', %s))"
+COMPLETE = "SELECT idem_complete('alice', %s, 201, %s::text, '{\"Content-Type\": \"application/json\"}')"
 
 
 def pay(connection):
@@ -27,6 +30,16 @@ if os.environ['SIDE'] == 'ours':
         return pay(g.idempotency.tx)
 
     install(app, Idempotency(pool, schema='public'))
+elif os.environ['SIDE'] == 'by_hand':
+    @app.post('/payments')
+    def by_hand():
+        with pool.connection() as connection:
+            key = json.loads(request.headers['Idempotency-Key'])
+            outcome, = connection.execute(CLAIM, (key, request.get_data(as_text=True))).fetchone()
+            assert outcome == 'new'
+            response = pay(connection)
+            connection.execute(COMPLETE, (key, json.dumps(response[0])))
+        return response
 else:
     @app.post('/payments')
     def alone():

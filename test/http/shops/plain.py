@@ -64,7 +64,7 @@ class Plain(Shop):
         self.waiters = threading.Semaphore(max(1, POOL_SIZE // 2))
         with self.pool.connection() as connection:
             self.most, = connection.execute(
-                "SELECT pg_size_bytes(current_setting('idempotency.max_response_size'))").fetchone()
+                "SELECT pg_size_bytes(coalesce(current_setting('idempotency.max_response_size', true), '1MB'))").fetchone()
 
     @contextmanager
     def may_wait(self, lost):
