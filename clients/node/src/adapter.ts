@@ -21,6 +21,8 @@ export interface OpenTransaction<Tx> {
   readonly tx: Tx
   commit(): Promise<unknown>
   rollback(): Promise<unknown>
+  /** Whether a nested transaction has not ended, if it does not begin with the methods transaction() or $transaction() of tx. */
+  isNested?(): boolean
   /** Methods of tx that end it, which the handler is not allowed to call. */
   readonly ends?: readonly string[]
   /** The pg client below, if the ORM shows it. Without it, the statement of a handler that exceeds its timeout cannot be cancelled. */
@@ -37,7 +39,7 @@ const UNKNOWN = { readyForQuery: false }
 
 /** A client whose BEGIN, COMMIT and ROLLBACK are calls of the ORM. */
 class AdapterClient<Tx extends object> implements PoolClientLike {
-  handle: TransactionHandle<Tx> | undefined
+  handle: ReturnType<typeof limited<Tx>> | undefined
   #open: OpenTransaction<Tx> | undefined
   #client: (PoolClientLike & { connection?: { stream?: { destroy?(): void } } }) | undefined
   #onError: ((error: Error) => void) | undefined
@@ -56,6 +58,11 @@ class AdapterClient<Tx extends object> implements PoolClientLike {
       this.#client = this.#open.client
       if (this.#onError) this.#client?.on('error', this.#onError)
     } else if (text === 'COMMIT' || text === 'ROLLBACK') {
+      if (open?.isNested?.() || this.handle?.isNested()) {
+        if (text === 'COMMIT') throw new TransactionEnded('the handler returned before its nested transaction had ended; await it')
+        // Its later statements must not run in another transaction on this connection.
+        this.#destroy()
+      }
       this.#open = undefined
       await (text === 'COMMIT' ? open?.commit() : open?.rollback())
     } else {
@@ -68,12 +75,14 @@ class AdapterClient<Tx extends object> implements PoolClientLike {
   release(broken?: boolean): void {
     const client = this.#client
     if (client && this.#onError) client.removeListener('error', this.#onError)
-    if (client && broken) {
-      client.on('error', () => undefined)
-      client.connection?.stream?.destroy?.()
-    }
+    if (broken) this.#destroy()
     this.#open?.rollback().catch(() => undefined)
     this.#open = this.#client = undefined
+  }
+
+  #destroy(): void {
+    this.#client?.on('error', () => undefined)
+    this.#client?.connection?.stream?.destroy?.()
   }
 
   on(_: 'error', listener: (error: Error) => void): void {
@@ -84,8 +93,10 @@ class AdapterClient<Tx extends object> implements PoolClientLike {
 }
 
 /** The object for the handler, which can neither end the transaction nor use it after its end. */
-function limited<Tx extends object>(tx: Tx, ends: readonly string[]): TransactionHandle<Tx> {
+function limited<Tx extends object>(tx: Tx, ends: readonly string[]): TransactionHandle<Tx> & { isNested(): boolean } {
   let over = false
+  let nested = 0
+  const ended = (): void => { nested-- }
   const checkOpen = (): void => {
     if (over) throw new TransactionEnded('the transaction of this handle has ended')
   }
@@ -94,11 +105,20 @@ function limited<Tx extends object>(tx: Tx, ends: readonly string[]): Transactio
   }
   return {
     over: () => { over = true },
+    isNested: () => nested > 0,
     tx: new Proxy(tx, {
       get(target, name) {
         if (typeof name === 'string' && name !== 'then') checkOpen()
         if (ends.includes(name as string)) return refuse
         const found: unknown = Reflect.get(target, name, target)
+        if (typeof found === 'function' && (name === 'transaction' || name === '$transaction')) {
+          return (...given: unknown[]): unknown => {
+            const made: unknown = Reflect.apply(found, target, given)
+            nested++
+            Promise.resolve(made).then(ended, ended)
+            return made
+          }
+        }
         return typeof found === 'function' && name !== 'constructor' ? found.bind(target) : found
       },
       apply(target, _, given) {

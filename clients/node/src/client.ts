@@ -426,7 +426,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
         if (session.status === 'I') throw new ClaimLost('no transaction')
         await spanned('idempotency.commit', () => session.commit(complete(null)))
       } catch (error) {
-        if (session.lost) throw new CommitInDoubt('', { cause: error })
+        if (session.inDoubt) throw new CommitInDoubt('', { cause: error })
         if (!(error instanceof ClaimLost || error instanceof ClaimNotFound)) throw error
         // This is not the transaction of the claim.
         await this.#ended(session, complete(claim.claimToken))
@@ -548,7 +548,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
           try {
             await spanned('idempotency.commit', () => opened.commit(complete(response)))
           } catch (error) {
-            if (session.lost) throw new CommitInDoubt('', { cause: error })
+            if (session.inDoubt) throw new CommitInDoubt('', { cause: error })
             throw error
           }
           return newResult(response, storedResponse(response, claim, options).whole)

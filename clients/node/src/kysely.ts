@@ -15,8 +15,9 @@ export function kyselyPool<DB>(db: Kysely<DB>, max?: number): PoolLike<Controlle
     async begin() {
       const tx = await db.startTransaction().execute()
       const rollback = (): Promise<void> => tx.rollback().execute()
+      const nested = new Set<object>()
       return {
-        tx: withSavepoints(tx), ends: ['commit', 'rollback'],
+        tx: withSavepoints(tx, nested), isNested: () => nested.size > 0, ends: ['commit', 'rollback'],
         // If COMMIT fails, only this returns the connection.
         commit: () => tx.commit().execute().catch((error: unknown) => rollback().catch(() => undefined).then(() => { throw error })),
         rollback,
@@ -28,13 +29,13 @@ export function kyselyPool<DB>(db: Kysely<DB>, max?: number): PoolLike<Controlle
   })
 }
 
-/** Kysely's own transaction() in a transaction is an error. */
-function withSavepoints<DB>(tx: Controlled<DB>, depth = 1): Controlled<DB> {
-  const name = `nested_${depth}`
+/** Kysely's own transaction() in a transaction is an error. nested has those that have not ended. */
+function withSavepoints<DB>(tx: Controlled<DB>, nested: Set<object>): Controlled<DB> {
+  const name = `nested_${nested.size + 1}`
   const execute = async <T>(run: (inner: Controlled<DB>) => Promise<T>): Promise<T> => {
     const inner = await (tx as ControlledTransaction<DB>).savepoint(name).execute() as Controlled<DB>
     try {
-      const result = await run(withSavepoints(inner, depth + 1))
+      const result = await run(withSavepoints(inner, nested))
       await inner.releaseSavepoint(name as never).execute()
       return result
     } catch (error) {
@@ -45,6 +46,11 @@ function withSavepoints<DB>(tx: Controlled<DB>, depth = 1): Controlled<DB> {
   const mode = (): never => {
     throw new TypeError('a savepoint has the isolation level and the access mode of its transaction')
   }
-  const builder = { execute, setIsolationLevel: mode, setAccessMode: mode }
+  const counted = <T>(run: (inner: Controlled<DB>) => Promise<T>): Promise<T> => {
+    const made = execute(run)
+    nested.add(made)
+    return made.finally(() => nested.delete(made))
+  }
+  const builder = { execute: counted, setIsolationLevel: mode, setAccessMode: mode }
   return Object.defineProperty(tx, 'transaction', { configurable: true, value: () => builder })
 }

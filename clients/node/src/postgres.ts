@@ -36,7 +36,8 @@ export interface TransactionHandle<Tx> { readonly tx: Tx; over(): void }
 /** A pg client, or a transaction of the ORM whose pool the client has. */
 export type Handle = object
 
-interface Command { text: string; values: Parameter[] }
+/** isSent changes to true if it is present. */
+interface Command { text: string; values: Parameter[]; isSent?: boolean }
 interface Answer { tag: string; rows: Row[] }
 
 /** The parts of pg's Connection that a custom query class uses. */
@@ -102,6 +103,8 @@ class Batch {
 
   submit(connection: Wire): null {
     const { parsed } = this.prepared
+    const last = this.commands.at(-1)!
+    if (last.isSent === false) last.isSent = true
     connection.stream.cork?.()
     try {
       for (const { text, values } of this.commands) {
@@ -229,10 +232,14 @@ const ENDS = /^(?:\s|--[^\n]*\n|\/\*[\s\S]*?\*\/|;)*(begin|start\s+transaction|c
 
 const WENT_ON = 'the handler continued after an error of the database, which has undone its work; do not catch the error, or roll back to a savepoint'
 
+const UNREAD = 'the handler returned before it had read a cursor or a stream to its end, or had closed it'
+
 /** A client of a pool, in use for one transaction or one statement. */
 export class Session {
   /** The connection was lost. */
   lost = false
+  /** The connection was lost after COMMIT was sent, so the transaction might have committed. */
+  inDoubt = false
   /** release() does not wait for the running statement. */
   abandoned = false
   #client: PoolClientLike
@@ -291,7 +298,9 @@ export class Session {
 
   async #oneByOne(commands: Command[]): Promise<Answer[]> {
     const answers: Answer[] = []
-    for (const { text, values } of commands) {
+    for (const command of commands) {
+      const { text, values } = command
+      if (command.isSent === false) command.isSent = true
       const result = await this.#client.query({ text, values })
       answers.push({ tag: result.command, rows: result.rows })
     }
@@ -329,9 +338,12 @@ export class Session {
   /** The last statement and COMMIT. Later statements of the handler are refused, because after COMMIT they would be transactions of their own. */
   async commit(statement?: Statement<unknown>): Promise<void> {
     this.#proxy?.over()
+    if (isUnread(this.#client)) throw new TransactionEnded(UNREAD)
     // An ORM does not report that its COMMIT was a rollback, so a statement detects an aborted transaction.
     const last = statement ?? (this.#client.handle && { text: 'SELECT 1', values: [] })
-    const answers = await this.#send([...(last ? [last] : []), { text: 'COMMIT', values: [] }], ANSWER_MS).catch((error: unknown) => {
+    const commit: Command = { text: 'COMMIT', values: [], isSent: false }
+    const answers = await this.#send([...(last ? [last] : []), commit], ANSWER_MS).catch((error: unknown) => {
+      this.inDoubt = this.lost && commit.isSent!
       throw sqlstateOf(error) === '25P02' ? new TransactionEnded(WENT_ON, { cause: error }) : error
     })
     this.#begun = false
@@ -370,7 +382,7 @@ export class Session {
     this.#released = true
     this.#proxy?.over()
     if (this.#cancelled) this.lost = true
-    if (!this.lost && this.abandoned && isBusy(this.#client)) {
+    if (!this.lost && ((this.abandoned && isBusy(this.#client)) || isUnread(this.#client))) {
       this.lost = true
       await Promise.race([cancel(this.#client), sleep(CANCEL_WAIT)])
     }
@@ -398,6 +410,16 @@ function isBusy(client: PoolClientLike): boolean {
   return (wireOf(client) as { readyForQuery?: boolean }).readyForQuery === false
 }
 
+/** Whether a cursor or stream is neither read to its end nor closed. All later statements would wait for it. */
+function isUnread(client: PoolClientLike): boolean {
+  if (!isBusy(client)) return false
+  // The names without an underscore are those of older versions of pg, and deprecated in newer ones.
+  const wire = wireOf(client) as Record<string, any>
+  const queries = ('_activeQuery' in wire ? [wire['_activeQuery'], wire['_queryQueue']] : [wire['activeQuery'], wire['queryQueue']]).flat()
+  return queries.some((query) => (query?.close ?? query?.destroy) !== undefined &&
+    !(query.destroyed || query.readableEnded || query.writableFinished || query.state === 'done' || query.state === 'error'))
+}
+
 /** Ask the server to end the client's statement. If only the connection is closed, the statement continues and keeps its locks. */
 async function cancel(client: PoolClientLike): Promise<void> {
   const { connection, host, port, ssl, processID, secretKey } = wireOf(client) as Record<string, any>
@@ -420,6 +442,8 @@ function transactionHandle(client: PoolClientLike): TransactionHandle<PoolClient
   const refuse = (why: string, given: unknown[]): unknown => {
     const error = new TransactionEnded(why)
     const callback = given.findLast((one) => typeof one === 'function') as ((error: Error) => void) | undefined
+    // The result of a cursor or stream is not a promise, so nothing would handle its rejection.
+    if (typeof (given[0] as { submit?: unknown } | undefined)?.submit === 'function') throw error
     if (!callback) return Promise.reject(error)
     callback(error)
     return undefined

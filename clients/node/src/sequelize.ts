@@ -14,6 +14,7 @@ export function sequelizePool(sequelize: Sequelize): PoolLike<Transaction> {
       const tx = await sequelize.transaction()
       return {
         tx, ends: ['commit', 'rollback', 'cleanup', 'forceCleanup'], client: (tx as { connection?: any }).connection,
+        isNested: () => (tx as unknown as { savepoints: { finished?: string }[] }).savepoints.some(({ finished }) => finished === undefined),
         commit: () => tx.commit(),
         rollback: () => tx.rollback(),
       }

@@ -7,12 +7,16 @@ import { after, before, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import express from 'express'
 import type pg from 'pg'
+import QueryStream from 'pg-query-stream'
 import {
   Idempotency, InProgress, TimedOut, TransactionEnded, type Client, type PoolClientLike, type RequestOptions, type Response,
 } from 'pg-idempotency'
 import { idempotent } from 'pg-idempotency/express'
 import { MemoryIdempotency } from 'pg-idempotency/memory'
 import { key, Proxy, World } from './support.js'
+
+// It has no types of its own.
+const { default: Cursor } = await import('pg-cursor' as string)
 
 let world: World
 let idem: Idempotency
@@ -441,6 +445,56 @@ for (const encoding of ['LATIN1', 'SQL_ASCII', 'EUC_JP']) {
     }
   })
 }
+
+test('a cursor or a stream that is not read to its end: no later statement waits for it, and the handler runs once', async () => {
+  const rows = 'SELECT generate_series(1, 1000)'
+  const leaves: Record<string, (tx: pg.PoolClient) => Promise<unknown>> = {
+    cursor: (tx) => tx.query(new Cursor(rows)).read(3),
+    stream: (tx) => once(tx.query(new QueryStream(rows, [], { batchSize: 2 })), 'readable'),
+    'cursor that waits for another statement': async (tx) => {
+      tx.query('SELECT pg_sleep(0.1)').catch(() => undefined)
+      tx.query(new Cursor(rows))
+    },
+  }
+  for (const [what, leave] of Object.entries(leaves)) {
+    const one = key()
+    let runs = 0
+    const began = performance.now()
+    const leaving = (after: () => Response) => async (tx: pg.PoolClient): Promise<Response> => {
+      runs++
+      await effect(tx, one)
+      await leave(tx)
+      return after()
+    }
+    await assert.rejects(idem.request(options(one), leaving(() => ({ status: 201 }))), { name: 'TransactionEnded', message: /cursor or a stream/ }, what)
+    await assert.rejects(idem.request(options(one), leaving(() => { throw new Error('no') })), /^Error: no$/, what)
+    await assert.rejects(idem.job(options(one), (job) => job.finish(leaving(() => ({ status: 201 }))).then(() => undefined)), TransactionEnded, what)
+    assert.ok(performance.now() - began < 25_000, `${what}: not the time limit of the server's answer`)
+    assert.deepEqual([runs, await world.effects(one)], [3, 0], what)
+    await isFree(pool)
+  }
+  const reads: Record<string, (tx: pg.PoolClient) => Promise<unknown>> = {
+    closed: async (tx) => {
+      const cursor = tx.query(new Cursor(rows))
+      await cursor.read(3)
+      void cursor.close()
+    },
+    broken: async (tx) => { for await (const _ of tx.query(new QueryStream(rows))) break },
+    whole: async (tx) => { for await (const _ of tx.query(new QueryStream(rows))) continue },
+  }
+  for (const [what, read] of Object.entries(reads)) {
+    const one = key()
+    const run = async (tx: pg.PoolClient): Promise<Response> => {
+      await read(tx)
+      return makes(one)(tx)
+    }
+    assert.equal((await idem.request(options(one), run)).status, 201, what)
+    assert.equal(await world.effects(one), 1, what)
+  }
+  let kept!: pg.PoolClient
+  await idem.request(options(key()), (tx) => { kept = tx; return { status: 200 } })
+  assert.throws(() => kept.query(new Cursor(rows)), TransactionEnded)
+})
 
 test('a server that goes silent in mid-request holds neither the request nor the connection', () => afterHalfAMinute)
 

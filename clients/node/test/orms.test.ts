@@ -44,6 +44,8 @@ interface Orm {
   /** A transaction without us. */
   own(run: (tx: any) => Promise<void>): Promise<unknown>
   commit?(tx: any): Promise<unknown>
+  /** Ends the connection below our transaction. */
+  replace?(tx: any): Promise<unknown>
   end(): Promise<unknown>
   /** Whether it shows the pg client. */
   cancels: boolean
@@ -62,6 +64,7 @@ const orms: Record<string, () => Promise<Orm>> = {
       nested: (tx, run) => tx.transaction(run),
       own: (run) => db.transaction(run),
       commit: (tx) => tx.commit(),
+      replace: async (tx) => (await tx.client.acquireConnection()).end(),
     }
   },
   async Drizzle() {
@@ -74,6 +77,7 @@ const orms: Record<string, () => Promise<Orm>> = {
       raw: (tx, statement) => tx.execute(statement),
       nested: (tx, run) => tx.transaction(run),
       own: (run) => db.transaction(run),
+      replace: (tx) => tx.session.client.end(),
     }
   },
   async Kysely() {
@@ -101,6 +105,7 @@ const orms: Record<string, () => Promise<Orm>> = {
       nested: (tx, run) => tx.transaction(run),
       own: (run) => source.transaction(run),
       commit: async (tx) => tx.release(),
+      replace: async (tx) => { await tx.queryRunner.rollbackTransaction(); await tx.queryRunner.release() },
     }
   },
   async Prisma() {
@@ -207,6 +212,44 @@ for (const [name, make] of Object.entries(orms)) {
           return { status: 200 }
         }), /rolled its transaction back/)
         assert.equal(await world.effects(one), 0)
+      })
+      await scenario('a nested transaction that the handler leaves open is rolled back, and reaches no later request', async (one) => {
+        let open!: () => void
+        const gate = new Promise<void>((resolve) => { open = resolve })
+        let floating: Promise<unknown> | undefined
+        await assert.rejects(idem.request(options(one), async (tx) => {
+          await orm.insert(tx, one)
+          await new Promise<void>((entered, failed) => {
+            floating = orm.nested(tx, async (inner) => {
+              await orm.insert(inner, one)
+              entered()
+              await gate
+              await orm.insert(inner, one)
+            }).catch(failed)
+          })
+          return { status: 201 }
+        }), /nested transaction/)
+        const others = Array.from({ length: MAX }, (_, at) => `${one}${at}`)
+        await Promise.all(others.map((other) => idem.request(options(other), async (tx) => {
+          await orm.insert(tx, other)
+          open()
+          await floating
+          return { status: 201 }
+        })))
+        assert.equal(await world.effects(one), 0)
+        for (const other of others) assert.equal(await world.effects(other), 1)
+      })
+      await scenario('a handler that ends its connection itself runs once', async (one) => {
+        if (!orm.replace) return
+        let tries = 0
+        await assert.rejects(idem.request(options(one), async (tx) => {
+          tries++
+          await orm.insert(tx, one)
+          await orm.replace!(tx)
+          return { status: 201 }
+        }))
+        assert.deepEqual([tries, await world.effects(one)], [1, 0])
+        assert.equal((await idem.request(options(one), makes(one))).status, 201)
       })
       await scenario('a job', async (one) => {
         for (const replayed of [false, true]) {
