@@ -94,7 +94,7 @@ export interface Job<Tx> {
   /** Aborted when another claimant might have taken over. */
   readonly signal: AbortSignal
   readonly lost: boolean
-  /** Runs fn once over all attempts. Its value is stored and returned as JSON: a Date as text, undefined as null. */
+  /** Runs fn unless an earlier attempt has stored its value. The value is stored and returned as JSON: a Date as text, undefined as null. */
   step<T>(name: string, fn: (step: Step) => Promise<T> | T): Promise<T>
   /** Runs the last step, whose writes with tx commit together with the response. */
   finish(fn: (tx: Tx) => Promise<Response> | Response): Promise<Result>

@@ -7,7 +7,7 @@ Celery: a task as a job, under the id of the task as its key.
 		paid = job.step("charge", lambda step: bank.charge(invoice, key=step.key))
 		return job.finish(lambda tx: Response.json(paid))
 
-A task that is delivered again, or retried, does not repeat its steps.  If it was finished, it returns
+A task that is delivered again, or retried, does not repeat the steps whose values are stored.  If it was finished, it returns
 what was stored.  If another worker still runs it, it is retried when the lease may be over.
 """
 
