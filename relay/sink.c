@@ -614,12 +614,12 @@ hold(RelaySink *sink, int64_t pause, const char *why)
 	sink->window = PROBES;
 	if (sink->backoff > SHORTEST_BACKOFF)
 		sink->window *= (int) (sink->backoff / SHORTEST_BACKOFF);
+	sink->probes = sink->window;
 	/* Those in flight can take until the timeout.  One of them has failed. */
 	if (sink->in_flight.count > 0)
 		sink->window += sink->in_flight.count - 1;
 	if (sink->window > sink->max_in_flight)
 		sink->window = sink->max_in_flight;
-	sink->probes = sink->window;
 	sink->suspects = 0;
 	relay_log(RELAY_WARNING, "sink \"%s\" is paused: %s; next try in %.1f s",
 			  sink->name, why, (double) pause / 1000);
