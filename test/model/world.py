@@ -644,9 +644,8 @@ class World:
     def receive(self, call, expected):
         """Read the answer, compare, and end the statement in the model."""
         session, model = call.session, self.model
-        # A claim meets the row that its snapshot does not have in the unique index.
-        may_wait = IS_PORTABLE and (call.name in ANSWERS or (
-            call.name.startswith('claim') and call.tx.level != 'rc'))
+        # With an old snapshot, a call can meet a newer row only in the unique index.
+        may_wait = IS_PORTABLE and (call.name in ANSWERS or call.tx.level != 'rc')
         answer = session.receive(3 if may_wait else PATIENCE)
         if answer is None and may_wait:
             raise Ambiguous('it waits for another writer')
