@@ -420,6 +420,8 @@ export function replayBody(request: Readable, bytes: Uint8Array): () => void {
 /** The whole body of a request. Bytes over the limit are read and dropped, so that the client can read the refusal. */
 export function wholeBody(stream: Readable, limit: number): Promise<Buffer> {
   return new Promise((resolve, reject) => {
+    // Its events have been emitted already.
+    if (stream.readableEnded) return reject(new TypeError('the body was read before the guard, so it cannot be compared'))
     let parts: Buffer[] = []
     let size = 0
     stream.on('data', (part: Buffer) => {
