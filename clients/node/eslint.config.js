@@ -9,7 +9,7 @@ export default [
   js.configs.recommended,
   {
     languageOptions: {
-      globals: named('Buffer console crypto fetch performance process setInterval setTimeout URL URLSearchParams'),
+      globals: named('Buffer console crypto fetch performance process Response setInterval setTimeout URL URLSearchParams'),
     },
     // "== null" is null or undefined.
     rules: { eqeqeq: ['error', 'always', { null: 'ignore' }] },

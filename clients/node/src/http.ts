@@ -64,7 +64,13 @@ export function checkedOptions(options: HttpOptions<never>): void {
   checkedTimes(options)
   checkedCount(options.maxResponseSize, 'maxResponseSize')
   leftOut(options.fingerprint)
-  const { methods } = options
+  const { methods, store, headers } = options
+  for (const name of ['required', 'strict', 'anyKey'] as const) {
+    // 'no' would be true.
+    if (typeof (options[name] ?? false) !== 'boolean') throw new TypeError(`the option ${name} must be true or false`)
+  }
+  if (store !== undefined && typeof store !== 'function') throw new TypeError('the option store must be a function that takes the status')
+  if (headers !== undefined && !Array.isArray(headers)) throw new TypeError('the option headers must be a list of names')
   if (methods !== undefined && !(Array.isArray(methods) && methods.length > 0 && methods.every((method) => /^[A-Z-]+$/.test(method)))) {
     // Otherwise the guard would silently guard nothing.
     throw new TypeError("the option methods must be a list of HTTP methods in upper case, such as ['POST', 'PATCH']")
@@ -420,6 +426,8 @@ export function replayBody(request: Readable, bytes: Uint8Array): () => void {
 /** The whole body of a request. Bytes over the limit are read and dropped, so that the client can read the refusal. */
 export function wholeBody(stream: Readable, limit: number): Promise<Buffer> {
   return new Promise((resolve, reject) => {
+    // Its events have been emitted already.
+    if (stream.readableEnded) return reject(new TypeError('the body was read before the guard, so it cannot be compared'))
     let parts: Buffer[] = []
     let size = 0
     stream.on('data', (part: Buffer) => {

@@ -298,6 +298,9 @@ test('mistakes in arguments are errors before any call', async () => {
     [async () => new MemoryIdempotency({ leaseMs: NaN }), /leaseMs must be a number/],
     [async () => idempotent(idem, { scope: () => 'a', wait: '5 bananas' }), /wait is not a valid interval/],
     [async () => idempotent(idem, { scope: () => 'a', conflictStatus: 400 as never }), /conflictStatus must be 422 or 409/],
+    [async () => idempotent(idem, { scope: () => 'a', required: 'no' as never }), /required must be true or false/],
+    [async () => idempotent(idem, { scope: () => 'a', store: 1 as never }), /store must be a function/],
+    [async () => idempotent(idem, { scope: () => 'a', headers: 'x' as never }), /headers must be a list/],
     [async () => idempotent(idem, {} as never), /scope must be a function/],
   ]
   for (const [call, said] of wrong) await assert.rejects(call(), (error: Error) => said.test(error.message), String(said))
