@@ -118,32 +118,20 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
     answer = await serve(client, {
       method: req.method!, path: req.originalUrl, key: req.headersDistinct['idempotency-key'],
       body: req.rawBody!, contentType: isParsed ? 'application/json' : req.headers['content-type'],
-      contentEncoding: isParsed ? undefined : req.headers['content-encoding'], native: req, scope: () => {
-        const scope = options.scope(req)
-        // From here on, no success is sent before COMMIT or a replay, even if the guard itself fails.
-        isUndone = true
-        return scope
-      },
-    }, options, kind, async (context) => {
+      contentEncoding: isParsed ? undefined : req.headers['content-encoding'], native: req,
+      scope: () => options.scope(req), onScope: () => { isUndone = true },
+    }, options, kind, async (context, isFinished) => {
       if (again) await again()
       else again = requestSnapshot(req, res, parseAgain)
       readOver?.()
       if (!hasBytes && !isParsed) readOver = replayBody(req, Buffer.from(req.rawBody!))
-      let finished = false
-      const job = context.job && Object.create(context.job, {
-        finish: { value: async (last: never) => {
-          const result = await context.job.finish(last)
-          finished = true
-          return result
-        } },
-      })
-      req.idempotency = { ...context, job }
+      req.idempotency = context
       // Otherwise Express would drop the body of a response that the client has cached, before it is stored.
       Object.defineProperty(req, 'fresh', { configurable: true, writable: true, value: false })
       whole = await held.run((fail) => handler(req, res, (error) => fail(error ??
-        new TypeError('a guarded handler must send the response itself: it must not call next() without an error'))), () => finished)
+        new TypeError('a guarded handler must send the response itself: it must not call next() without an error'))), isFinished)
       // The last step's response is the one that is stored.
-      if (finished) whole = undefined
+      if (isFinished()) whole = undefined
       return whole
     })
     isUndone = false

@@ -132,34 +132,22 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
     answer = await serve(client, {
       method: request.method, path: request.raw.url, key: keyOf(request),
       body: request.rawBody ?? new Uint8Array(), contentType: request.headers['content-type'],
-      contentEncoding: request.headers['content-encoding'], native: request, scope: () => {
-        const scope = options.scope(request)
-        // From here on, no success is sent before COMMIT or a replay, even if the guard itself fails.
-        isUndone = true
-        return scope
-      },
-    }, options as HttpOptions<never>, kind, async (context) => {
-      let finished = false
-      const job = context.job && Object.create(context.job, {
-        finish: { value: async (last: never) => {
-          const result = await context.job.finish(last)
-          finished = true
-          return result
-        } },
-      })
+      contentEncoding: request.headers['content-encoding'], native: request,
+      scope: () => options.scope(request), onScope: () => { isUndone = true },
+    }, options as HttpOptions<never>, kind, async (context, isFinished) => {
       if (again) {
         await again()
         reset()
       } else {
         again = snapshotOf(request, parserOf(request))
       }
-      request.idempotency = { ...context, job }
+      request.idempotency = context
       attempts.add()
       done = false
-      const sent = await bufferedResponse(reply, handler, () => finished, route, attempts)
+      const sent = await bufferedResponse(reply, handler, isFinished, route, attempts)
       done = true
       // The last step's response is the one that is stored.
-      whole = finished ? undefined : sent
+      whole = isFinished() ? undefined : sent
       return whole as Response | undefined
     })
     isUndone = false

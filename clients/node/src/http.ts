@@ -91,6 +91,8 @@ export interface HttpRequest {
   contentType?: string | undefined
   contentEncoding?: string | undefined
   scope: () => string
+  /** Called after scope(). From here on, no success may be sent before COMMIT or a replay, even if the guard itself fails. */
+  onScope?: () => void
   /** The framework's request, for the option fingerprint. */
   native?: unknown
 }
@@ -143,11 +145,12 @@ export function allowedHeaders(headers: Iterable<readonly [string, string | numb
 
 /**
  * Run a request of a guarded route. respond() runs the handler and returns its
- * response with all its headers. Errors of respond() are thrown. The guard's own
- * refusals are answers.
+ * response with all its headers; isFinished() tells whether the handler has
+ * finished its job. Errors of respond() are thrown. The guard's own refusals are
+ * answers.
  */
 export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, options: HttpOptions<never>, kind: 'request' | 'job',
-  respond: (context: Context<Tx>) => Promise<Response | void>): Promise<HttpAnswer> {
+  respond: (context: Context<Tx>, isFinished: () => boolean) => Promise<Response | void>): Promise<HttpAnswer> {
   const line = Array.isArray(request.key) ? request.key.join(', ') : request.key
   const { required = true, strict, headers = REPLAYED_HEADERS, store, maxResponseSize, formField = '_idempotency_key' } = options
   const inForm = line === undefined && formField !== null ? formKey(request, formField) : undefined
@@ -161,6 +164,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
       options.anyKey ? `The Idempotency-Key is not a string of 1 to ${MAX_KEY} characters.` : 'The header Idempotency-Key is not one quoted string.'))
   }
   const scope = request.scope()
+  request.onScope?.()
   if (typeof scope !== 'string' || scope === '') {
     // A rejected promise that is not handled would end the process.
     Promise.resolve(scope as unknown).catch(() => undefined)
@@ -186,9 +190,11 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
   let thrown: unknown
   let answer: Result
   const guarded = async (context: Context<Tx>): Promise<Response | void> => {
+    let finished = false
+    if (context.job) context.job = withFinish(context.job, () => { finished = true })
     hasRun = true
     try {
-      const response = await respond(context)
+      const response = await respond(context, () => finished)
       return response && storedResponse(response)
     } catch (error) {
       ours = false
@@ -227,6 +233,16 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
   }
   if (answer.replayed) return replay(answer)
   return { first: true, status: answer.status, headers: answer.headers, body: answer.body }
+}
+
+/** The job, which also calls onFinish() when its last step has committed. */
+function withFinish<Tx>(job: Job<Tx>, onFinish: () => void): Job<Tx> {
+  const finish: Job<Tx>['finish'] = async (last) => {
+    const result = await job.finish(last)
+    onFinish()
+    return result
+  }
+  return Object.create(job, { finish: { value: finish } }) as Job<Tx>
 }
 
 function replay(answer: { status: number; headers: Headers; body: string | Buffer | null }): HttpAnswer {

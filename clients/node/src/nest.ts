@@ -68,38 +68,27 @@ class IdempotencyInterceptor implements NestInterceptor {
       for (const name of Object.keys(response.getHeaders())) if (!(name in before.headers)) response.removeHeader(name)
     }
     const raw = response.raw ?? response
-    const takeBack = [overrides(raw, SENDING_METHODS), overrides(response, ['send', 'hijack'])]
+    const sending = [[raw, SENDING_METHODS], [response, ['send', 'hijack']]] as const
+    const takeBack = sending.map(([target, names]) => overrides(target, names))
     let value: unknown
     let isUndone = false
     let answer
     try {
       answer = await serve(client, {
         method: request.method, path: request.originalUrl, key: (request.raw ?? request).headersDistinct['idempotency-key'],
-        native: request, scope: () => {
-          const scope = settings.scope(request)
-          // From here on, no success is sent before COMMIT or a replay, even if the guard itself fails.
-          isUndone = true
-          return scope
-        }, ...bodyOf(request, route),
-      }, settings as HttpOptions<never>, job ? 'job' : 'request', async (claimed: Context<any>) => {
+        native: request, scope: () => settings.scope(request), onScope: () => { isUndone = true }, ...bodyOf(request, route),
+      }, settings as HttpOptions<never>, job ? 'job' : 'request', async (claimed: Context<any>, isFinished) => {
         reset()
-        let finished = false
-        request.idempotency = { ...claimed, job: claimed.job && Object.create(claimed.job, {
-          finish: { value: async (last: never) => {
-            const result = await claimed.job.finish(last)
-            finished = true
-            return result
-          } },
-        }) }
+        request.idempotency = claimed
         value = await new Promise((resolve, reject) => {
           // A response that the handler sends itself would precede COMMIT.
-          for (const [target, names] of [[raw, SENDING_METHODS], [response, ['send', 'hijack']]] as const) {
+          for (const [target, names] of sending) {
             for (const name of names) target[name] = () => reject(streamingRefused(route, `itself, with response.${name}()`))
           }
           lastValueFrom(next.handle(), { defaultValue: undefined }).then(resolve, reject)
         })
         // The last step's response is the one that is stored.
-        return finished ? undefined : responseOf(value, response, route, http.getType() === 'fastify')
+        return isFinished() ? undefined : responseOf(value, response, route, http.getType() === 'fastify')
       })
       isUndone &&= !answer.first && answer.headers['Idempotent-Replayed'] === undefined
       if (isUndone) reset()
