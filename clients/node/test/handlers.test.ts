@@ -458,6 +458,8 @@ test('a cursor or a stream that is not read to its end: no later statement waits
   }
   for (const [what, leave] of Object.entries(leaves)) {
     const one = key()
+    // The server may still have to notice that the connection of the last request was closed.
+    const waiting = { ...options(one), wait: '20 seconds' }
     let runs = 0
     const began = performance.now()
     const leaving = (after: () => Response) => async (tx: pg.PoolClient): Promise<Response> => {
@@ -466,9 +468,9 @@ test('a cursor or a stream that is not read to its end: no later statement waits
       await leave(tx)
       return after()
     }
-    await assert.rejects(idem.request(options(one), leaving(() => ({ status: 201 }))), { name: 'TransactionEnded', message: /cursor or a stream/ }, what)
-    await assert.rejects(idem.request(options(one), leaving(() => { throw new Error('no') })), /^Error: no$/, what)
-    await assert.rejects(idem.job(options(one), (job) => job.finish(leaving(() => ({ status: 201 }))).then(() => undefined)), TransactionEnded, what)
+    await assert.rejects(idem.request(waiting, leaving(() => ({ status: 201 }))), { name: 'TransactionEnded', message: /cursor or a stream/ }, what)
+    await assert.rejects(idem.request(waiting, leaving(() => { throw new Error('no') })), /^Error: no$/, what)
+    await assert.rejects(idem.job(waiting, (job) => job.finish(leaving(() => ({ status: 201 }))).then(() => undefined)), TransactionEnded, what)
     assert.ok(performance.now() - began < 25_000, `${what}: not the time limit of the server's answer`)
     assert.deepEqual([runs, await world.effects(one)], [3, 0], what)
     await isFree(pool)
