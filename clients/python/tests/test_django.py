@@ -153,7 +153,7 @@ def test_a_nested_atomic_is_a_savepoint(serve, Effect, effects):
     assert (effects(kept), effects(undone)) == (1, 0)
 
 
-@pytest.mark.parametrize("ends", ["raised", "answered", "denied", 503, 401, "swallowed", "set_rollback", "close", "pieces"])
+@pytest.mark.parametrize("ends", ["raised", "answered", "denied", 503, 401, "swallowed", "set_rollback", "close", "pieces", "length"])
 def test_no_success_goes_out_for_what_was_rolled_back(serve, Effect, effects, ends, caplog):
     key = new_key()
     AnswerFailures.status = 200 if ends == "answered" else None
@@ -174,6 +174,8 @@ def test_no_success_goes_out_for_what_was_rolled_back(serve, Effect, effects, en
             connection.close()
         if ends == "pieces":
             return StreamingHttpResponse(iter([b"a", b"b"]))
+        if ends == "length":
+            return HttpResponse(b"ab", headers={"Content-Length": "3"})
         return HttpResponse(status=ends if isinstance(ends, int) else 200)
 
     send = serve(view)

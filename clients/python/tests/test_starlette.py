@@ -309,6 +309,20 @@ def test_pieces_are_stored_where_their_length_is_known(asynchronously, effects):
     asynchronously(test)
 
 
+@pytest.mark.parametrize("length", ["1", "3"])
+def test_a_body_that_does_not_have_its_length_is_rolled_back(asynchronously, effects, length):
+    async def test(idem, pool):
+        async def order(request):
+            await insert(request, key)
+            return Response(b"ab", 201, headers={"content-length": length})
+
+        key = new_key()
+        answer = await ask(shop(idem, order), key)
+        assert answer.status == 500 and "Content-Length" in str(answer.escaped) and effects(key) == 0
+
+    asynchronously(test)
+
+
 @pytest.mark.parametrize("second", ["http.response.start", "http.response.body"])
 def test_a_second_response_is_rolled_back(asynchronously, effects, second):
     async def test(idem, pool):

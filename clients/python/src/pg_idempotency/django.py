@@ -154,6 +154,7 @@ def _whole(request: Any, response: Any, exchange: Exchange) -> Answer:
         response.streaming_content = [body]
     else:
         body = response.content
+    exchange.check_length(response.status_code, response.get("Content-Length"), body)
     return Answer(response.status_code, list(response.items()), body, response)
 
 

@@ -247,6 +247,11 @@ class Exchange:
             "%s was rolled back, and the application answered %d: 500 was sent", self._name, status)
         return _answer(problem("rolled-back", "Rolled back", 500, "The request failed, and its work was rolled back."))
 
+    def check_length(self, status: int, length: str | None, body: bytes) -> None:
+        """Refuse a response that would be sent broken, and replayed whole.  One to HEAD has the length of another body."""
+        if length not in (None, str(len(body))) and status not in BODILESS and self._request[0] != "HEAD":
+            raise ValueError(f"{self._name} has a body of {len(body)} bytes, and Content-Length says {length}")
+
     def streaming_refused(self) -> StreamingRefused:
         return StreamingRefused(f"{self._name} answers in pieces: a response that is to be stored has to be whole, "
                                 "with its length")

@@ -153,4 +153,5 @@ async def _whole(response: Any, request: Request, exchange: Exchange) -> Answer:
         raise refused from None
     headers = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in start["headers"]]
     answer = Answer(start["status"], headers, b"".join(pieces))
+    exchange.check_length(answer.status, {name.lower(): text for name, text in headers}.get("content-length"), answer.body)
     return Answer(answer.status, headers, answer.body, response_of(answer, background))
