@@ -98,13 +98,15 @@ BEGIN
 				WHERE NOT EXISTS (SELECT FROM pg_index AS i JOIN pg_class AS x ON x.oid = i.indexrelid
 					WHERE i.indrelid = c.oid AND x.relname = n.name AND i.indisvalid)
 				LIMIT 1) END
-		FROM (VALUES ('idem_keys', '{idem_keys_pkey,idem_keys_expires_at,idem_keys_resumable,idem_keys_resumable_scopes}'::text[]),
-			('idem_action_versions', '{idem_action_versions_pkey}'), ('idem_user_actions', '{idem_user_actions_pkey}'),
-			('idem_aggregates', '{idem_aggregates_pkey}'), ('idem_client_sequences', '{idem_client_sequences_pkey}'),
-			('idem_tokens', '{idem_tokens_pkey,idem_tokens_expires_at}'),
-			('idem_outbox', '{idem_outbox_pkey,idem_outbox_due,idem_outbox_topics,idem_outbox_lanes,idem_outbox_ended}'),
-			('idem_claim_tokens', '{}'), ('idem_outbox_ids', '{}')) AS t (name, indexes)
-		LEFT JOIN pg_class AS c ON c.relname = t.name AND c.relnamespace = '@S@'::regnamespace;
+		FROM (VALUES (1, 'idem_keys', '{idem_keys_pkey,idem_keys_expires_at,idem_keys_resumable,idem_keys_resumable_scopes}'::text[]),
+			(2, 'idem_claim_tokens', '{}'),
+			(3, 'idem_action_versions', '{idem_action_versions_pkey}'), (4, 'idem_user_actions', '{idem_user_actions_pkey}'),
+			(5, 'idem_aggregates', '{idem_aggregates_pkey}'), (6, 'idem_client_sequences', '{idem_client_sequences_pkey}'),
+			(7, 'idem_tokens', '{idem_tokens_pkey,idem_tokens_expires_at}'),
+			(8, 'idem_outbox', '{idem_outbox_pkey,idem_outbox_due,idem_outbox_topics,idem_outbox_lanes,idem_outbox_ended}'),
+			(9, 'idem_outbox_ids', '{}')) AS t (position, name, indexes)
+		LEFT JOIN pg_class AS c ON c.relname = t.name AND c.relnamespace = '@S@'::regnamespace
+		ORDER BY t.position;
 END
 
 --@ idem_outbox_blocked plpgsql SET enable_seqscan = off SET jit = off
