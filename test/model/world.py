@@ -38,7 +38,7 @@ READERS = ('lookup', 'is_active', 'last_client_seq', 'action_states',
 ANSWERS = ('ack', 'nack', 'extend', 'give_back', 'requeue')
 UNCHANGED = (None, False, 0, 'replay', 'erased', 'in_progress',
              'hash_conflict', 'expired', 'duplicate', 'overlap', 'gap',
-             'in_flight', 'version_conflict')
+             'in_flight', 'version_conflict', 'lost')
 
 
 class Difference(Exception):
