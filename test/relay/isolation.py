@@ -21,7 +21,7 @@ from world import PROGRAM, Broken, equal, expect, free_port, until
 # How long the mixed test publishes, and what is its bound for good messages.
 MIXED = float(os.environ.get('MIXED', '600'))
 # Seconds in which a good message arrives: relays are killed every ten seconds, and then
-# know nothing about the bad messages.  See "Isolation" in relay/README.md.
+# know nothing about the bad messages.
 BOUND = 120
 # How many messages the test of slow endpoints publishes for each.
 P99 = int(os.environ.get('P99', '500'))
