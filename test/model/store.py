@@ -127,6 +127,7 @@ class Transaction:
         self.savepoints = []    # (name, length of undo, level)
         self.claims = set()     # tokens of claims taken here
         self.failed = False
+        self.has_slept = False  # until another transaction ended
 
     def __repr__(self):
         return self.name

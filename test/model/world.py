@@ -571,6 +571,7 @@ class World:
     def sleep(self, call, wait):
         """The call must sleep now, and wait for the right transaction."""
         session = call.session
+        call.tx.has_slept = True
         pids = [s.pid for s in self.sessions if wait.holder is s.tx or
                 (s.blocked and s.blocked.call.tx is wait.holder)] or [0]
         self.model.sleep(wait)
@@ -645,7 +646,10 @@ class World:
         """Read the answer, compare, and end the statement in the model."""
         session, model = call.session, self.model
         # With an old snapshot, a call can meet a newer row only in the unique index.
-        may_wait = IS_PORTABLE and (call.name in ANSWERS or call.tx.level != 'rc')
+        # An UPDATE that slept and then changes nothing keeps its lock of the row.
+        others = [s.tx for s in self.sessions if s.tx] + list(self.prepared.values())
+        may_wait = IS_PORTABLE and (call.name in ANSWERS or call.tx.level != 'rc' or any(
+            tx.has_slept for tx in others if tx is not call.tx))
         answer = session.receive(3 if may_wait else PATIENCE)
         if answer is None and may_wait:
             raise Ambiguous('it waits for another writer')
