@@ -302,12 +302,15 @@ class World:
             return True
         if not IS_PORTABLE or call.tx.level == 'rc':
             return False
+        is_unchanged = isinstance(answer, list) and all(
+            row[0] in UNCHANGED or row[-1] is False for row in answer)
         differs = answer == '40001' or (
             expected == '40001' and (
                 answer in ('ID003', 'ID004') if isinstance(answer, str)
-                else call.name in READERS or all(
-                    row[0] in UNCHANGED or row[-1] is False
-                    for row in answer)))
+                else call.name in READERS or is_unchanged))
+        # An old snapshot has the versions of a user who was forgotten since.
+        differs = differs or (is_unchanged and call.name in (
+            'advance', 'advance_many', 'set', 'set_many', 'toggle'))
         # A test can let a token expire that an old snapshot has as valid.
         differs = differs or (call.name == 'once' and answer == [(False,)]) \
             or (call.name == 'once_many' and isinstance(answer, list)
