@@ -88,7 +88,7 @@ BEGIN
 	lanes := ARRAY(SELECT l.lane FROM unnest(lanes) AS l (lane) WHERE @S@.idem_p_try_lock_lane(l.lane));
 	ids := ARRAY(SELECT p.id FROM unnest(ids) AS i (id)
 		CROSS JOIN LATERAL (SELECT o.id, o.key_hash FROM @S@.idem_outbox AS o
-			WHERE o.id = i.id AND o.state = 'pending' AND o.in_due_index FOR NO KEY UPDATE SKIP LOCKED) AS p
+			WHERE o.id = i.id AND CASE WHEN o.in_due_index THEN o.state = 'pending' END FOR NO KEY UPDATE SKIP LOCKED) AS p
 		JOIN (SELECT l.lane, (SELECT f.id FROM @S@.idem_outbox AS f
 				WHERE f.key_hash = l.lane AND f.state = 'pending' ORDER BY f.id LIMIT 1) AS head
 			FROM unnest(lanes) AS l (lane)) AS h ON h.lane = p.key_hash
@@ -362,9 +362,10 @@ BEGIN
 				CROSS JOIN LATERAL (SELECT octet_length(o.payload::text) + coalesce(octet_length(o.headers::text), 0)
 					FROM @S@.idem_outbox AS o WHERE o.id = h.id OFFSET 0) AS m (bytes)) AS c
 				WHERE c.size <= most_text);
+			-- CASE, so that no index but that of the ids is used, whatever the statistics are.
 			heads := ARRAY(SELECT l.id FROM unnest(heads) AS h (id)
 				CROSS JOIN LATERAL (SELECT o.id FROM @S@.idem_outbox AS o
-					WHERE o.id = h.id AND o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
+					WHERE o.id = h.id AND CASE WHEN o.in_due_index AND o.available_at <= clock THEN o.state = 'pending' END
 					FOR NO KEY UPDATE SKIP LOCKED) AS l
 				LIMIT greatest(fitting, 1));
 			-- The messages directly behind a locked head, but none behind a message that might die soon.
@@ -390,7 +391,8 @@ BEGIN
 				ORDER BY f.place);
 			locked := ARRAY(SELECT l.id FROM unnest(ids) AS i (id)
 				CROSS JOIN LATERAL (SELECT o.id FROM @S@.idem_outbox AS o
-					WHERE o.id = i.id AND o.state = 'pending' AND o.available_at <= clock FOR NO KEY UPDATE SKIP LOCKED) AS l);
+					WHERE o.id = i.id AND CASE WHEN o.available_at <= clock THEN o.state = 'pending' END
+					FOR NO KEY UPDATE SKIP LOCKED) AS l);
 			-- None behind a message that another call is answering, because that call might return it.
 			IF cardinality(locked) < cardinality(ids) THEN
 				locked := ARRAY(SELECT l.id FROM unnest(locked) WITH ORDINALITY AS l (id, place)
