@@ -1225,9 +1225,11 @@ BEGIN
 			SELECT text_size + octet_length(k.request::text) + coalesce(octet_length(k.recovery_state::text), 0) INTO text_size
 				FROM @S@.idem_keys AS k WHERE k.key = candidate.key AND k.scope = candidate.scope;
 			EXIT WHEN taken > 0 AND text_size > 4000000;
+			-- CASE, so that no index but that of the keys is used, whatever the statistics are.
 			PERFORM FROM @S@.idem_keys AS k
-				WHERE k.key = candidate.key AND k.scope = candidate.scope AND k.claim_token = candidate.claim_token
-					AND k.resume_at <= clock AND k.expires_at > clock AND k.attempt < attempts_allowed
+				WHERE k.key = candidate.key AND k.scope = candidate.scope
+					AND CASE WHEN k.resume_at <= clock AND k.expires_at > clock AND k.attempt < attempts_allowed
+						THEN k.claim_token = candidate.claim_token END
 				FOR NO KEY UPDATE SKIP LOCKED;
 			CONTINUE WHEN NOT FOUND;
 			new_token := @S@.idem_p_next_token(candidate.claim_token);
