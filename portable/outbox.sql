@@ -44,6 +44,23 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_lock_lanes(bigint[]) IS
 'Locks lanes until the transaction ends.';
 
+-- Sorted, so that two calls do not deadlock.  CASE, so that no index but that of the
+-- ids is used, whatever the statistics are.
+CREATE FUNCTION @S@.idem_p_lock_held(ids bigint[], attempts int[])
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+	PERFORM FROM (SELECT u.id, u.attempt FROM unnest(ids, attempts) AS u (id, attempt) ORDER BY u.id) AS a
+		CROSS JOIN LATERAL (SELECT FROM @S@.idem_outbox AS o
+			WHERE o.id = a.id AND CASE WHEN o.state = 'pending' AND o.awaiting_ack
+				THEN CASE WHEN a.attempt IS NULL THEN o.available_at > clock_timestamp() ELSE o.attempt = a.attempt END END
+			FOR NO KEY UPDATE) AS l;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_lock_held(bigint[], int[]) IS
+'Locks the messages that callers with these attempts hold, until the transaction ends. Attempt NULL: any, while the lease lasts.';
+
 -- The transaction's snapshot can be older than the lock.  Then the update
 -- raises 40001 if the message has been parked since.
 CREATE FUNCTION @S@.idem_p_open_lanes(lanes bigint[])
@@ -88,6 +105,7 @@ BEGIN
 	lanes := ARRAY(SELECT l.lane FROM unnest(lanes) AS l (lane) WHERE @S@.idem_p_try_lock_lane(l.lane));
 	ids := ARRAY(SELECT p.id FROM unnest(ids) AS i (id)
 		CROSS JOIN LATERAL (SELECT o.id, o.key_hash FROM @S@.idem_outbox AS o
+			-- CASE, so that no index but that of the ids is used, whatever the statistics are.
 			WHERE o.id = i.id AND CASE WHEN o.in_due_index THEN o.state = 'pending' END FOR NO KEY UPDATE SKIP LOCKED) AS p
 		JOIN (SELECT l.lane, (SELECT f.id FROM @S@.idem_outbox AS f
 				WHERE f.key_hash = l.lane AND f.state = 'pending' ORDER BY f.id LIMIT 1) AS head
@@ -553,11 +571,7 @@ BEGIN
 	END IF;
 	all_ids := @S@.idem_p_spread(ids, count);
 	all_attempts := @S@.idem_p_spread(attempts, count);
-	-- In the order of ids, so that two calls do not deadlock.
-	PERFORM FROM unnest(all_ids, all_attempts) AS a (id, attempt) JOIN @S@.idem_outbox AS o ON o.id = a.id
-		WHERE o.state = 'pending' AND o.awaiting_ack
-			AND CASE WHEN a.attempt IS NULL THEN o.available_at > clock_timestamp() ELSE o.attempt = a.attempt END
-		ORDER BY o.id FOR NO KEY UPDATE OF o;
+	PERFORM @S@.idem_p_lock_held(all_ids, all_attempts);
 	FOR i IN 1 .. count LOOP
 		UPDATE @S@.idem_outbox AS o SET available_at = clock_timestamp() + coalesce(lease, '30 s')
 			WHERE o.id = all_ids[i] AND o.state = 'pending' AND o.awaiting_ack
@@ -584,11 +598,7 @@ BEGIN
 	END IF;
 	all_ids := @S@.idem_p_spread(ids, count);
 	all_attempts := @S@.idem_p_spread(attempts, count);
-	-- In the order of ids, so that two calls do not deadlock.
-	PERFORM FROM unnest(all_ids, all_attempts) AS a (id, attempt) JOIN @S@.idem_outbox AS o ON o.id = a.id
-		WHERE o.state = 'pending' AND o.awaiting_ack
-			AND CASE WHEN a.attempt IS NULL THEN o.available_at > clock_timestamp() ELSE o.attempt = a.attempt END
-		ORDER BY o.id FOR NO KEY UPDATE OF o;
+	PERFORM @S@.idem_p_lock_held(all_ids, all_attempts);
 	FOR i IN 1 .. count LOOP
 		UPDATE @S@.idem_outbox AS o SET uncounted_attempts = o.uncounted_attempts + 1, available_at = clock_timestamp(), awaiting_ack = NULL
 			WHERE o.id = all_ids[i] AND o.state = 'pending' AND o.awaiting_ack
