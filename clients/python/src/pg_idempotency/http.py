@@ -23,8 +23,8 @@ from typing import Any
 from .client import Defaults, check_ttl
 from .comparison import MAX_COMPARED, NO_JSON, Fingerprint, form_key, hash_of_body, is_form, left_out
 from .core import Response, Result, problem, stores
-from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid, KeyReused,
-                     RateLimited, ScopeMoving, TimedOut, sqlstate)
+from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid,
+                     KeyReused, RateLimited, ScopeMoving, TimedOut, from_error, sqlstate)
 from .functions import Interval, Statement, as_interval
 from .handlers import timeout_seconds
 from .keys import request_hash, request_hasher
@@ -351,6 +351,9 @@ def _refusal(error: IdempotencyError, guard: Guard) -> Answer | None:
                                    "What this request is about is being moved to another server. "
                                    "Retry with the same key."),
                            ("Retry-After", str(error.retry_after)))
+        case ActionIdAhead():
+            return _answer(problem("action-id-ahead", "Action id too far ahead", 400,
+                                   "The action id is too far ahead of the server's clock."))
         case StreamingRefused():
             return _answer(problem("streaming-refused", "Streaming refused", 500, str(error)))
         case ScopeInvalid():
@@ -370,6 +373,18 @@ def _scope(found: Any) -> str:
     except UnicodeEncodeError:
         pass
     raise ScopeInvalid(f"The user of this request must have 1 to {MAX_SCOPE} bytes of text.")
+
+
+ANSWERED = (StreamingRefused, ActionIdAhead, ClaimLost, ClaimNotFound, ScopeMoving, TimedOut)
+"""The guard answers these, also if the handler has raised them."""
+
+
+def _known(error: BaseException) -> IdempotencyError | None:
+    """The error of this package, also of a statement that the handler has sent through its driver or ORM."""
+    if isinstance(error, IdempotencyError):
+        return error
+    found = from_error(error) if type(error).__module__.startswith(("psycopg", "sqlalchemy", "django.db")) else None
+    return found if isinstance(found, ActionIdAhead) else None
 
 
 async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Callable[[], Any],
@@ -410,8 +425,9 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
             key = parse_key(exchange.keys, guard.strict)
         elif guard.required and not in_form:
             return _key_required()
-        scope = _scope(await maybe_await(ask_scope()))
+        found = await maybe_await(ask_scope())
         exchange.undone = True
+        scope = _scope(found)
         if key is not None or in_form:
             exchange.limit_body(guard.max_request_size)
             await maybe_await(read_body())
@@ -441,10 +457,11 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
                 raise
             call = replace(call, request_hash=exchange.hash_of_bytes())
             result = await perform(call)
-    except IdempotencyError as error:
+    except Exception as error:
         refusal = None
-        if error not in raised or isinstance(error, (StreamingRefused, ClaimLost, ClaimNotFound, ScopeMoving, TimedOut)):
-            refusal = _refusal(error, guard)
+        known = _known(error)
+        if known is not None and (known not in raised or isinstance(known, ANSWERED)):
+            refusal = _refusal(known, guard)
         if refusal is None:
             raise
         return refusal
