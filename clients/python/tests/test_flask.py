@@ -308,19 +308,24 @@ def test_another_try_gets_what_the_first_one_got(idem, effects):
             seen.append(request.stream.read())
         else:
             seen.append((request.form["a"], request.files["f"].read(), request.files["f"].filename))
+            if request.form["a"] == "closes":
+                request.files["f"].close()
         insert(key)
         if len(seen) < 3:
             again()
         return "ok"
 
-    app = shop(idem, order)
-    app.register_error_handler(Exception, lambda error: ("sorry", 500))
+    app, errors = shop(idem, order), []
+    app.register_error_handler(Exception, lambda error: (errors.append(str(error)) or "sorry", 500))
     assert buy(app, key, data=b'{"a": 1}', content_type="application/json").text == "ok" and seen == [{"a": 1}] * 3 and effects(key) == 1
     seen.clear()
     assert buy(app, new_key(), data={"a": "1", "f": (io.BytesIO(b"file"), "n")}).text == "ok"
     assert seen == [("1", b"file", "n")] * 3
     seen.clear()
     assert buy(app, new_key(), data=b"text", content_type="text/plain").text == "ok" and seen == [b"text"] * 3
+    seen.clear()
+    assert buy(app, new_key(), data={"a": "closes", "f": (io.BytesIO(b"file"), "n")}).status_code == 500
+    assert len(seen) == 1 and "closed an uploaded file" in errors[-1]
 
 
 @pytest.mark.parametrize("handled", [None, 409, Exception])

@@ -93,6 +93,34 @@ def test_methods_of_a_class_are_endpoints(asynchronously, effects):
     asynchronously(test)
 
 
+def test_no_success_goes_out_if_a_mounted_application_has_a_client_too(asynchronously, effects):
+    """As one that can also run alone."""
+    async def test(idem, pool):
+        key = new_key()
+
+        async def order(request):
+            await insert(request, key)
+            if request.headers.get("fails"):
+                raise HTTPException(409)
+            return PlainTextResponse("ok", 201)
+
+        class Answers(BaseHTTPMiddleware):
+            async def dispatch(self, request, call_next):
+                found = await call_next(request)
+                return PlainTextResponse("fine", 200) if found.status_code == 409 else found
+
+        inner = Starlette(routes=[Route("/o", Guard(scope=lambda request: "u")(order), methods=["POST"])])
+        install(inner, idem)
+        outer = Starlette(routes=[Mount("/sub", inner)])
+        outer.add_middleware(Answers)
+        install(outer, idem)
+        answer = await ask(outer, key, path="/sub/o", headers=[("fails", "1")])
+        assert answer.status == 500 and b"rolled-back" in answer.body and effects(key) == 0
+        assert [(await ask(outer, key, path="/sub/o")).replayed for _ in range(2)] == [False, True] and effects(key) == 1
+
+    asynchronously(test)
+
+
 def test_a_guard_that_cannot_run_is_an_error(asynchronously):
     async def test(idem, pool):
         async def order(request):

@@ -28,7 +28,7 @@ from flask.globals import request_ctx
 
 from . import http
 from .client import Defaults, Idempotency
-from .http import BODILESS, Access, Answer, Exchange, check_routes, guarded, no_layer
+from .http import BODILESS, Access, Answer, Exchange, check_routes, guarded, no_layer, rewind
 from .runtimes import run
 from .wsgi import PIECE, Input
 
@@ -61,6 +61,9 @@ class IdempotencyMiddleware:
         if not self._checked:                       # there is no later view than at the first request
             check_routes(list(self._views.values()))
             self._checked = True
+        if KEY in environ:                          # of an application that this one is mounted in
+            environ[KEY].client = self._client
+            return self.app(environ, start_response)
         key = environ.get("HTTP_IDEMPOTENCY_KEY")
         length = environ.get("CONTENT_LENGTH") or ""
         exchange = Exchange(self._client, environ["REQUEST_METHOD"], _path(environ), [] if key is None else [key],
@@ -156,7 +159,7 @@ def _rewind(request: Any, again: bool) -> None:
     if "_cached_data" in found:
         found["stream"] = io.BytesIO(found["_cached_data"])
     for _, part in found["files"].items(multi=True) if "files" in found else ():
-        part.seek(0)
+        rewind(part)
 
 
 def _response(app: Any, answer: Answer) -> Any:

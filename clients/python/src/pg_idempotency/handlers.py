@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from .errors import TimedOut
 from .functions import Interval, as_interval
@@ -56,6 +56,13 @@ def refuse_nested(source: object, what: str, instead: str) -> None:
                                "holds one, so several handlers could wait for each other forever, and its work would not "
                                f"be part of the handler's transaction: use {instead}")
         handler = handler.outer
+
+
+def leads_to(called: Any, function: Any) -> bool:
+    """Whether it is the function, a method of it, or a wrapper around it."""
+    while called is not None and getattr(called, "__func__", called) is not function:
+        called = getattr(called, "__wrapped__", None)
+    return called is not None
 
 
 DEFAULT_TIMEOUT: Final = timedelta(minutes=1)

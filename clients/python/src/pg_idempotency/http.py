@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .client import Defaults, check_ttl
-from .comparison import MAX_COMPARED, NO_JSON, Fingerprint, form_key, hash_of_body, is_form, left_out
+from .comparison import MAX_COMPARED, NO_JSON, Fingerprint, form_keys, hash_of_body, is_form, left_out
 from .core import Response, Result, problem, stores
 from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid,
                      KeyReused, RateLimited, ScopeMoving, TimedOut, from_error, sqlstate)
@@ -180,6 +180,8 @@ class Exchange:
         self.limit: int | None = None
         """The limit of the bytes that are read."""
         self.size = 0
+        self.most_kept = MAX_COMPARED
+        """The bytes that are kept, to be compared or to find a key in a form."""
         self.whole = False
         """The body was read to its end."""
         self.undone = False
@@ -193,13 +195,12 @@ class Exchange:
     def read(self, piece: bytes) -> bytes:
         """Note a piece of the body when the application reads it."""
         self.size += len(piece)
-        if self.keys:
-            self._hasher.update(piece)
         if self._kept is not None:
-            if self.size <= MAX_COMPARED:
+            self._hasher.update(piece)
+            if self.size <= self.most_kept:
                 self._kept += piece
             else:
-                self._kept = None
+                self._kept.clear()
         if self.limit is not None and self.size > self.limit:
             raise RequestTooLarge(f"The body of this request is larger than {self.limit} bytes.")
         return piece
@@ -207,6 +208,8 @@ class Exchange:
     def limit_body(self, limit: int) -> None:
         """Before it is read, as far as it has not been."""
         self.limit = limit
+        if self.may_have_form_key:
+            self.most_kept = max(self.most_kept, limit)
         if self._known_size > limit:
             raise RequestTooLarge(f"The body of this request is larger than {limit} bytes.")
 
@@ -223,15 +226,22 @@ class Exchange:
         return not self.keys and is_form(self.content_type)
 
     def form_key(self, field: str) -> str | None:
-        return None if self._kept is None else form_key(self.content_type, bytes(self._kept), field)
+        """When the body was read.  A form never loses its key silently, because its guard may be optional."""
+        body = bytes(self._kept or b"")
+        if len(body) < self.size:
+            raise KeyInvalid(f"a form that was read before its guard has its key within {self.most_kept} bytes")
+        found = form_keys(self.content_type, body, field)
+        if len(found) > 1:
+            raise KeyInvalid(f"the form has more than one field {field}")
+        return found[0] if found else None
 
     def hash_of_bytes(self) -> bytes:
         """When the body was read."""
-        return self._hasher.digest() if self.keys or self._kept is None else request_hash(*self._request, bytes(self._kept))
+        return self._hasher.digest()
 
     def request_hash(self, guard: Guard, request: Any) -> bytes | Statement[bytes]:
         """When the body was read: the hash of what is compared."""
-        if self._kept is None:
+        if self._kept is None or len(self._kept) < self.size:
             return self.hash_of_bytes()
         if callable(guard.fingerprint):
             compared = guard.fingerprint(request, bytes(self._kept))
@@ -255,6 +265,15 @@ class Exchange:
     def streaming_refused(self) -> StreamingRefused:
         return StreamingRefused(f"{self._name} answers in pieces: a response that is to be stored has to be whole, "
                                 "with its length")
+
+
+def rewind(file: Any) -> None:
+    """An uploaded file, for another try."""
+    try:
+        file.seek(0)
+    except ValueError:
+        raise RuntimeError("the handler has closed an uploaded file, so it cannot run again after a serialization failure or "
+                           "a deadlock") from None
 
 
 def warn_of_decorators(endpoint: Any) -> None:
@@ -379,12 +398,12 @@ ANSWERED = (StreamingRefused, ActionIdAhead, ClaimLost, ClaimNotFound, ScopeMovi
 """The guard answers these, also if the handler has raised them."""
 
 
-def _known(error: BaseException) -> IdempotencyError | None:
-    """The error of this package, also of a statement that the handler has sent through its driver or ORM."""
+def _refused(error: BaseException, was_raised: bool, guard: Guard) -> Answer | None:
+    """The guard's answer to an error, also of a statement that the handler has sent through its driver or ORM."""
     if isinstance(error, IdempotencyError):
-        return error
+        return None if was_raised and not isinstance(error, ANSWERED) else _refusal(error, guard)
     found = from_error(error) if type(error).__module__.startswith(("psycopg", "sqlalchemy", "django.db")) else None
-    return found if isinstance(found, ActionIdAhead) else None
+    return _refusal(found, guard) if isinstance(found, ActionIdAhead) else None
 
 
 async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Callable[[], Any],
@@ -458,10 +477,7 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
             call = replace(call, request_hash=exchange.hash_of_bytes())
             result = await perform(call)
     except Exception as error:
-        refusal = None
-        known = _known(error)
-        if known is not None and (known not in raised or isinstance(known, ANSWERED)):
-            refusal = _refusal(known, guard)
+        refusal = _refused(error, error in raised, guard)
         if refusal is None:
             raise
         return refusal

@@ -28,7 +28,7 @@ from starlette.responses import Response
 
 from . import http
 from .asgi import KEY, Event, IdempotencyMiddleware, install, response_of
-from .http import GUARD, Access, Answer, Exchange, guarded, no_layer
+from .http import GUARD, Access, Answer, Exchange, guarded, no_layer, rewind
 
 __all__ = ["Access", "Guard", "IdempotencyMiddleware", "install"]
 
@@ -104,7 +104,7 @@ async def _again(request: Request) -> Request:
         fresh._form = form
         for _, part in form.multi_items():
             if not isinstance(part, str):
-                await part.seek(0)
+                rewind(part.file)
     return fresh
 
 
