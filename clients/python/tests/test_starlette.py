@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route, Router
 
 from pg_idempotency import Idempotency, TransactionEnded, new_key
@@ -117,6 +117,21 @@ def test_no_success_goes_out_if_a_mounted_application_has_a_client_too(asynchron
         answer = await ask(outer, key, path="/sub/o", headers=[("fails", "1")])
         assert answer.status == 500 and b"rolled-back" in answer.body and effects(key) == 0
         assert [(await ask(outer, key, path="/sub/o")).replayed for _ in range(2)] == [False, True] and effects(key) == 1
+
+    asynchronously(test)
+
+
+def test_a_file_is_stored_whole(asynchronously, tmp_path):
+    """Also if the first request asks for a range of it."""
+    async def test(idem, pool):
+        (tmp_path / "file").write_bytes(b"0123456789")
+
+        async def order(request):
+            return FileResponse(tmp_path / "file")
+
+        app, key = shop(idem, order), new_key()
+        answers = [await ask(app, key, headers=[("range", "bytes=2-4")]) for _ in range(2)]
+        assert [(one.status, one.body, one.replayed) for one in answers] == [(200, b"0123456789", False), (200, b"0123456789", True)]
 
     asynchronously(test)
 

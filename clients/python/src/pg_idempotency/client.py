@@ -106,6 +106,8 @@ class Defaults:
         """A request, with the client's defaults for the options that are None."""
         if not isinstance(scope, str) or not scope:
             raise TypeError(f"scope must be a str, the user or tenant that owns the key, not {scope!r}")
+        if not isinstance(key, str):
+            raise TypeError(f"key must be a str, the Idempotency-Key of the request, not {key!r}")
         if ttl is not None or ttl_ms is not None:
             check_ttl(ttl, ttl_ms)
         for name, interval, ms in (("wait", wait, wait_ms), ("lease", lease, lease_ms)):

@@ -43,6 +43,9 @@ ANSWER_LIMIT = 30.0
 """Seconds until the client closes a connection whose server does not answer a statement that waits for no other transaction."""
 SESSION_ENDED = "the server ended the session of the handler's transaction"
 MAX_ERROR = 1000
+MAX_STEP = 512
+"""Bytes of the name of a step: the server's limit, checked before the step runs."""
+SURROGATE = re.compile("[\ud800-\udfff]")
 NO_LINE = re.compile(r"[\r\n\0]")
 # In a text of JSON, behind no backslash that is itself escaped.
 NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -703,6 +706,8 @@ class Job:
 
     async def _step(self, name: str, function: Callable[[Step], Any]) -> Any:
         self._check()
+        if not isinstance(name, str) or "\0" in name or not 1 <= len(name.encode(errors="replace")) <= MAX_STEP or SURROGATE.search(name):
+            raise TypeError(f"the name of a step must be a str of 1 to {MAX_STEP} bytes, without NUL, not {name!r}")
         if name in self._seen:
             raise TypeError(f"the step {name!r} has already run in this attempt: each step needs its own name")
         if name in self._values:

@@ -145,8 +145,10 @@ async def _whole(response: Any, request: Request, exchange: Exchange) -> Answer:
     # Extensions that cannot be stored are not offered: files by name, trailers, push.
     extensions = {name: found for name, found in (request.scope.get("extensions") or {}).items()
                   if not name.startswith("http.response.")}
+    # The whole file is stored, and not the range of the first request.
+    headers = [one for one in request.scope["headers"] if one[0].lower() not in (b"range", b"if-range")]
     try:
-        await response({**request.scope, "extensions": extensions}, receive, send)
+        await response({**request.scope, "headers": headers, "extensions": extensions}, receive, send)
     except Exception:
         if refused is None:
             raise
