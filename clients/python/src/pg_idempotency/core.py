@@ -14,8 +14,8 @@ import random
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ from .telemetry import TRACEPARENT, Progress, Telemetry
 from .transaction_handle import Unawaited
 
 T = TypeVar("T")
+Leave = Callable[..., Coroutine[Any, Any, Any]]
 ATTEMPTS = 5
 RETRIED = {"40001", "40P01"}
 ENDED_WAITS = {"57014", "55P03"}
@@ -233,25 +234,38 @@ class Flight:
 class SessionLease:
     """A session that the pool has lent.  The first caller that releases it gives it back, and only that one."""
 
-    def __init__(self, session: Session, server: Server, stack: AsyncExitStack) -> None:
+    def __init__(self, session: Session, server: Server, manager: Any) -> None:
         self.session = session
         self.server = server
         self.was_aborted = False
-        self._stack = stack
-        self._lock = threading.Lock()
+        self._managers = [manager]
 
-    def detach(self) -> AsyncExitStack:
-        """Return what gives the session back: an empty stack if another caller has it already."""
-        with self._lock:
-            return self._stack.pop_all()
+    def detach(self) -> Leave:
+        """Return what gives the session back, as __aexit__: nothing if another caller has it already."""
+        try:
+            leave: Leave = self._managers.pop().__aexit__
+            return leave
+        except IndexError:
+            return _nothing
+
+    async def __aenter__(self) -> Session:
+        return self.session
+
+    async def __aexit__(self, *error: Any) -> Any:
+        return await self.detach()(*error)
 
     async def abort(self) -> None:
         """End the session of a handler that does not return, or whose session is gone, so that a pool gets it back.
         Of another source, the handler's thread or task gives it back when the handler returns."""
         self.was_aborted = True
-        stack = self.detach() if self.server.backend.is_pool else AsyncExitStack()
+        leave = self.detach() if self.server.backend.is_pool else None
         await self.session.abort()
-        await stack.aclose()
+        if leave:
+            await leave(None, None, None)
+
+
+async def _nothing(*error: Any) -> Any:
+    pass
 
 
 class Core:
@@ -279,8 +293,9 @@ class Core:
     async def perform_for_scope(self, scope: str, make: Callable[[Session], Statement[T]],
                                 wait_for_move: bool = True, limit: float | None = None) -> T:
         """Perform it on the server of the scope.  A statement that the server may have executed is not sent again."""
-        async with self._opened(scope, lambda server, session: session.perform(self.servers.pinned(make(session))),
-                                limit, repeats=False, wait_for_move=wait_for_move) as (_, result):
+        session_lease, result = await self._open(
+            scope, lambda server, session: session.perform(self.servers.pinned(make(session))), limit, False, wait_for_move)
+        async with session_lease:
             found: T = result
             return found
 
@@ -294,7 +309,7 @@ class Core:
             await session.abort()
 
         try:
-            found = await self.runtime.bounded(send, limit, lambda: False, abort)
+            found = await self.runtime.bounded(send, limit, abort)
         except Exception as error:
             if silent:
                 raise TimedOut(f"the server did not answer within {limit:g} s") from error
@@ -303,23 +318,27 @@ class Core:
             raise TimedOut(f"the server did not answer within {limit:g} s")
         return found
 
-    async def _open(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None, repeats: bool,
-                    wait_for_move: bool) -> tuple[SessionLease, Any]:
-        """See _opened()."""
+    async def _open(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None = ANSWER_LIMIT,
+                    repeats: bool = True, wait_for_move: bool = True) -> tuple[SessionLease, Any]:
+        """A session where the scope lives, and the result of the first statement in it.
+
+        Nothing else has run then.  So it is sent again where the scope has moved
+        away, and with repeats also where the connection was dead: a pool may
+        have kept it since the server's restart."""
         until = time.monotonic() + (MOVE_WAIT if wait_for_move else 0)
         for last in (False, False, True):
             server = await self.servers.server_of(scope, until)
             reached = dead = False
             try:
-                async with AsyncExitStack() as stack:
-                    session = await stack.enter_async_context(server.backend.session())
-                    reached = True
-                    try:
-                        found = await self._answered(session, lambda: first(server, session), limit)
-                    except Exception as error:
-                        dead = session.lost or connection_lost(error)
-                        raise
-                    return SessionLease(session, server, stack.pop_all()), found
+                manager = server.backend.session()
+                session = await manager.__aenter__()
+                reached = True
+                try:
+                    return SessionLease(session, server, manager), await self._answered(session, lambda: first(server, session), limit)
+                except BaseException as error:
+                    dead = session.lost or connection_lost(error)
+                    await manager.__aexit__(type(error), error, error.__traceback__)
+                    raise
             except Exception as error:
                 moved = scope_is_elsewhere(error)
                 dead = dead or not reached and connection_lost(error)
@@ -329,23 +348,6 @@ class Core:
                 if last or isinstance(error, TimedOut) or not (moved or dead and repeats):
                     raise
         raise AssertionError
-
-    @asynccontextmanager
-    async def _opened(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None = ANSWER_LIMIT,
-                      repeats: bool = True, wait_for_move: bool = True) -> AsyncIterator[tuple[SessionLease, Any]]:
-        """A session where the scope lives, and the result of the first statement in it.
-
-        Nothing else has run then.  So it is sent again where the scope has moved
-        away, and with repeats also where the connection was dead: a pool may
-        have kept it since the server's restart."""
-        session_lease, found = await self._open(scope, first, limit, repeats, wait_for_move)
-        try:
-            yield session_lease, found
-        except BaseException as error:
-            if not await session_lease.detach().__aexit__(type(error), error, error.__traceback__):
-                raise
-        else:
-            await session_lease.detach().aclose()
 
     async def _handled(self, session_lease: SessionLease, deadline: Deadline, handler: Callable[[Any], Any]) -> Any:
         """The return value of the handler, within its time limit."""
@@ -358,7 +360,7 @@ class Core:
 
         with in_handler(self.servers.source, session_lease.server.backend.source), self.telemetry.span("handler"):
             try:
-                found = await self.runtime.bounded(returned, deadline.left(), session.ended, session_lease.abort)
+                found = await self.runtime.bounded(returned, deadline.left(), session_lease.abort, session.ended)
             except Exception as error:
                 if session_lease.was_aborted and deadline.left() == 0:
                     raise deadline.error() from error
@@ -379,8 +381,8 @@ class Core:
         pin = self.servers.pin(call.scope)
 
         async def attempt(number: int) -> Result:
-            async with self._opened(call.scope, lambda server, session: session.begin(pin)) as (session_lease, _):
-                session = session_lease.session
+            session_lease, _ = await self._open(call.scope, lambda server, session: session.begin(pin))
+            async with session_lease as session:
                 call.progress.attempt += 1
                 response: Response = await self._handled(session_lease, deadline, handler)
                 if call.commits(response.status):
@@ -397,8 +399,8 @@ class Core:
         """The handle of a transaction where the scope lives: COMMIT at the end, ROLLBACK after an error."""
         refuse_nested(self.servers.source, "transaction()", "tx, and savepoints")
         pin = self.servers.pin(scope)
-        async with self._opened(scope, lambda server, session: session.begin(pin)) as (session_lease, _):
-            session = session_lease.session
+        session_lease, _ = await self._open(scope, lambda server, session: session.begin(pin))
+        async with session_lease as session:
             with in_handler(self.servers.source, session_lease.server.backend.source):
                 yield session.handle
             await session.revoke_handle()
@@ -473,6 +475,8 @@ class Core:
 
     async def _flown(self, name: str, call: Call, work: Callable[[Call], Any]) -> Result:
         async def flown() -> Result:
+            if call.wait is None and call.wait_ms is None:
+                return await work(call)         # type: ignore[no-any-return]
             async with self._single_flight(call) as (mine, flight):
                 result: Result = await work(mine)
                 flight.stored = result.stored
@@ -499,13 +503,15 @@ class Core:
         return result
 
     async def _request_once(self, call: Call, deadline: Deadline, handler: Callable[[Any], Any]) -> Result:
-        async with self._opened(call.scope, lambda server, session: self._claim(server, call, session.begin),
-                                call.claim_limit) as (session_lease, claim):
+        session_lease, claim = await self._open(
+            call.scope, lambda server, session: self._claim(server, call, session.begin), call.claim_limit)
+        async with session_lease:
             if claim.outcome == "new":
                 return await self._run(call, session_lease, claim, deadline, handler)
             if session_lease.server.backend.is_pool:
                 # Rolled back after the answer, so that a replay does not wait for it.
-                await self.runtime.defer(session_lease.detach().aclose)
+                leave = session_lease.detach()
+                await self.runtime.defer(lambda: leave(None, None, None))
         return answer(claim, call.progress)
 
     async def _run(self, call: Call, session_lease: SessionLease, claim: HeldClaim, deadline: Deadline,
@@ -564,8 +570,9 @@ class Core:
     async def _job(self, call: Call, function: Callable[[Any], Any], job_class: type[Job]) -> Result:
         async def attempt(number: int) -> Any:
             # If one was committed whose answer was lost, the next is in progress until the lease ends.
-            async with self._opened(call.scope, lambda server, session: self._claim(server, call, session.perform),
-                                    call.claim_limit) as (_, found):
+            session_lease, found = await self._open(
+                call.scope, lambda server, session: self._claim(server, call, session.perform), call.claim_limit)
+            async with session_lease:
                 return found
 
         started = time.monotonic()
@@ -582,7 +589,7 @@ class Core:
                 await job._renewed("heartbeat")
             background = [self.runtime.start(job._heartbeat_loop), self.runtime.start(job._watch_lease)]
             with self.telemetry.span("handler"):
-                returned = await self.runtime.bounded(lambda: function(job), deadline.left(), lambda: False, job._abort)
+                returned = await self.runtime.bounded(lambda: function(job), deadline.left(), job._abort)
             if job._timed_out and job.result is None:
                 raise deadline.error()
             job._unawaited.check()
@@ -753,8 +760,8 @@ class Job:
         core, call = self._core, self._call
         # Check that this attempt still holds the claim.  From here to the end no other attempt can take over.
         heartbeat = core.servers.pinned(self._statement("heartbeat", lease=call.lease, lease_ms=call.lease_ms))
-        async with core._opened(call.scope, lambda server, session: session.begin(heartbeat)) as (session_lease, _):
-            session = session_lease.session
+        session_lease, _ = await core._open(call.scope, lambda server, session: session.begin(heartbeat))
+        async with session_lease as session:
             response = await core._handled(session_lease, self._deadline_of_last, function)
             if not isinstance(response, Response):
                 raise TypeError(f"the last step returned {type(response).__name__}, not a Response")

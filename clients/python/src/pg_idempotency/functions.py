@@ -62,9 +62,8 @@ class Claim:
         return _parsed(self.recovery_state_text)
 
 
-@dataclass
 class HeldClaim:
-    """What request() and job() want to know of their claim."""
+    """What request() and job() want to know of their claim.  It is read from the row when it is asked for."""
 
     outcome: ClaimOutcome
     claim_token: int | None
@@ -76,6 +75,16 @@ class HeldClaim:
     recovery_state_text: str | None
     lease_seconds: float | None
     max_response_size: int
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+
+    def __getattr__(self, name: str) -> Any:
+        column = _HELD_COLUMNS.get(name)
+        if column is None:
+            raise AttributeError(name)
+        self.__dict__[name] = found = _plain(self._row[column])
+        return found
 
     @property
     def response_headers(self) -> Any:
@@ -376,8 +385,12 @@ def _call(statement: Statement[Any], schema: str, placeholder: Callable[[Any], s
     return f"{statement.function if builtin else f'{schema}.{statement.function}'}({', '.join(arguments)})"
 
 
+def _plain(value: Any) -> Any:
+    return bytes(value) if isinstance(value, memoryview) else value
+
+
 def _made(cls: Callable[..., T], row: Row) -> T:
-    return cls(*[bytes(v) if isinstance(v, memoryview) else v for v in row])
+    return cls(*[_plain(value) for value in row])
 
 
 _ARGUMENT = tuple.__new__
@@ -399,10 +412,11 @@ def _many(cls: type[T], function: str, *arguments: tuple[str, str, Any]) -> Stat
 
 
 def _scalar(function: str, *arguments: tuple[str, str, Any]) -> Statement[Any]:
-    def read(rows: Sequence[Row]) -> Any:
-        value = rows[0][0]
-        return bytes(value) if isinstance(value, memoryview) else value
-    return _statement(None, function, read, *arguments)
+    return _statement(None, function, _first, *arguments)
+
+
+def _first(rows: Sequence[Row]) -> Any:
+    return _plain(rows[0][0])
 
 
 def _scalars(function: str, *arguments: tuple[str, str, Any]) -> Statement[Any]:
@@ -917,11 +931,12 @@ class AsyncFunctions(Functions):
         raise NotImplementedError
 
 
-_HELD = tuple(HeldClaim.__dataclass_fields__)
+_HELD = tuple(HeldClaim.__annotations__)
+_HELD_COLUMNS = {name: column for column, name in enumerate(_HELD)}
 
 
 def _read_held(rows: Sequence[Row]) -> HeldClaim:
-    return _made(HeldClaim, rows[0])
+    return HeldClaim(rows[0])
 
 
 def held(statement: Statement[Claim]) -> Statement[HeldClaim]:

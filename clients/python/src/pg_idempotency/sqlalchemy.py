@@ -13,15 +13,15 @@ bind_arguments) is refused before its first statement.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from .adapter import AdapterSession
-from .runtimes import entered, maybe_await
+from .postgres import OpenedSession
+from .runtimes import maybe_await
 
 __all__ = ["SQLAlchemy"]
 
@@ -55,14 +55,8 @@ class SQLAlchemyBackend:
         size = getattr(source.engine.pool, "size", None)
         self.size: int | None = size() if callable(size) else None
 
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[SQLAlchemySession]:
-        async with entered(self.source.engine.connect()) as connection:
-            session = SQLAlchemySession(connection, self.source, self._schema)
-            try:
-                yield session
-            finally:
-                await session.rollback()
+    def session(self) -> OpenedSession:
+        return OpenedSession(self.source.engine.connect(), lambda connection: SQLAlchemySession(connection, self.source, self._schema))
 
 
 class SQLAlchemySession(AdapterSession):
