@@ -151,6 +151,19 @@ def test_members_can_be_left_out(asked):
     assert send(body("two", 2))[0] == 422
 
 
+@pytest.mark.parametrize("body", [b"5", b"null", b'"text"', b"[]"])
+def test_a_document_without_members_is_compared_whole(asked, body):
+    send = asked(fingerprint=["/meta"])
+    assert [send(one)[:2] for one in (body, body)] == [(200, False), (200, True)] and send(b"7")[0] == 422
+
+
+@pytest.mark.parametrize("options", [{"conflict_status": 200}, {"wait": "x"}, {"lease": "-1s"}, {"max_request_size": -1}, {"store": 5},
+                                     {"form_field": 5}, {"ttl": "soon"}])
+def test_an_option_that_fails_each_request_is_refused(options):
+    with pytest.raises((TypeError, ValueError), match=f"{next(iter(options))}|limit"):
+        for_flask.Guard(scope=lambda request: "u", **options)
+
+
 def test_a_function_can_say_what_is_compared(asked):
     send = asked(fingerprint=lambda request, body: body[:3])
     assert send(b"abc1", "text/plain")[:2] == (200, False)

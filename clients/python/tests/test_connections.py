@@ -276,6 +276,36 @@ def test_a_block_that_is_left_open_is_rolled_back_and_costs_its_connection(datab
     assert effects(key) == 0
 
 
+def test_a_copy_that_is_left_open_is_rolled_back(database, effects):
+    key, kept = new_key(), []
+
+    def leaves(tx):
+        tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+        kept.append(tx.cursor().copy("COPY effects FROM STDIN"))
+        kept[0].__enter__()
+        return Response(201)
+
+    with ConnectionPool("", min_size=1, max_size=1) as pool:
+        idem = Idempotency(pool)
+        with pytest.raises(TransactionEnded, match="left a statement or a COPY open"):
+            idem.request("u", key, leaves)
+        assert idem.request("u", new_key(), lambda tx: Response(201)).stored
+        with suppress(Exception):
+            kept[0].__exit__(None, None, None)
+    assert effects(key) == 0
+
+
+def test_clients_share_their_threads(database):
+    """A program may make one for each request."""
+    with ConnectionPool("", min_size=1, max_size=1) as pool:
+        key = new_key()
+        Idempotency(pool).request("u", key, lambda tx: Response(201))
+        before = threading.active_count()
+        for _ in range(30):
+            assert Idempotency(pool).request("u", key, lambda tx: Response(201)).replayed
+        assert threading.active_count() < before + 15
+
+
 def test_a_task_that_is_left_in_a_block_costs_its_connection(database, effects):
     async def test():
         async def leaves(tx):

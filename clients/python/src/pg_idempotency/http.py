@@ -39,6 +39,7 @@ STRING = r'"(?:[ !#-\[\]-~]|\\["\\])*"'
 PARAMETER = rf";\x20*[a-z*][a-z0-9_.*-]*(?:=(?:-?\d{{1,12}}(?:\.\d{{1,3}})?|{STRING}|[A-Za-z*][!#$%&'*+.^_`|~\w:/-]*|:[\w+/=]*:|\?[01]))?"
 QUOTED = re.compile(rf"({STRING})(?:{PARAMETER})*", re.ASCII)
 BARE = re.compile(r"[!#-+\--:<-~]+")
+DURATION = re.compile(r"^[^-]*\d[^-]*$")
 MAX_KEY = 255
 MAX_SCOPE = 512
 """Bytes that the server takes."""
@@ -117,6 +118,15 @@ class Guard:
                 raise TypeError(f"{name} must be a list of names, not {found!r}")
         if self.methods is not None and (not self.methods or any(one != one.upper() for one in self.methods)):
             raise ValueError(f"methods must be a list of names such as 'POST', in upper case: {self.methods!r} guards no request")
+        if self.conflict_status not in (409, 422):
+            raise ValueError(f"conflict_status must be 409 or 422, not {self.conflict_status!r}")
+        if not callable(self.store) or not (self.form_field is None or isinstance(self.form_field, str)):
+            raise TypeError("store must be a function, and form_field a name or None")
+        if self.max_request_size < 0 or (self.max_response_size or 0) < 0:
+            raise ValueError("a limit of bytes must not be negative")
+        for name, interval in (("wait", self.wait), ("lease", self.lease), ("ttl", self.ttl)):
+            if isinstance(interval, str) and not DURATION.search(interval):
+                raise ValueError(f"{name} must be a duration such as '30s', not {interval!r}")
         check_ttl(self.ttl)
         as_interval("wait", self.wait, self.wait_ms)
         as_interval("lease", self.lease, self.lease_ms)

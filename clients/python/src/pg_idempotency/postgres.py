@@ -324,6 +324,8 @@ class PsycopgSession:
             check_awaited(handle)
             if self._has_open_block:
                 raise TransactionEnded("the handler left a block of transaction() or pipeline() open")
+            if self._status == TransactionStatus.ACTIVE:
+                raise TransactionEnded("the handler left a statement or a COPY open")
 
     @property
     def _has_open_block(self) -> bool:

@@ -150,15 +150,18 @@ class _Watchdog:
                 if not (self._sleeps and self._watched):
                     self._changed.wait(None if self._sleeps else max(0.0, min(CHECK_INTERVAL, first - time.monotonic())))
                 self._sleeps = False
-            for watched in list(self._watched):
-                if time.monotonic() >= watched.until or watched.ended and watched.ended():
-                    watched.aborted = threading.Event()
-                    try:
-                        self._watched.remove(watched)
-                    except KeyError:
-                        continue
-                    # In another thread: it can take seconds, and this one serves all calls.
-                    threading.Thread(target=self._abort, args=(watched,), name=THREAD, daemon=True).start()
+            self._check()
+
+    def _check(self) -> None:
+        for watched in list(self._watched):
+            if time.monotonic() >= watched.until or watched.ended and watched.ended():
+                watched.aborted = threading.Event()
+                try:
+                    self._watched.remove(watched)
+                except KeyError:
+                    continue
+                # In another thread: it can take seconds, and this one serves all calls.
+                threading.Thread(target=self._abort, args=(watched,), name=THREAD, daemon=True).start()
 
     @staticmethod
     def _abort(watched: _WatchedCall) -> None:
@@ -182,16 +185,48 @@ MAX_DEFERRING = 10
 """Threads at most that do deferred work: one that a silent server keeps does not delay the others."""
 
 
+class _Deferring:
+    """The threads that do deferred work."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[Callable[[], Coroutine[Any, Any, None]]] = queue.SimpleQueue()
+        self._threads = self._deferred = 0
+        self._process = 0
+
+    def add(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        with self._lock:
+            if self._process != os.getpid():            # a fork has no threads but its own
+                self._process = os.getpid()
+                self._queue = queue.SimpleQueue()
+                self._threads = self._deferred = 0
+            self._queue.put(work)
+            self._deferred += 1
+            if self._threads < min(self._deferred, MAX_DEFERRING):
+                self._threads += 1
+                threading.Thread(target=self._run, name=THREAD, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                run(self._queue.get()())
+            except Exception:
+                logging.getLogger("pg_idempotency").exception("a transaction could not be rolled back")
+            with self._lock:
+                self._deferred -= 1
+
+
+# Of the process: a program may make many clients.
+_watchdog = _Watchdog()
+_deferring = _Deferring()
+
+
 class SyncRuntime:
     asynchronous = False
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._names: dict[str, threading.Lock] = {}
-        self._queue: queue.SimpleQueue[Callable[[], Coroutine[Any, Any, None]]] | None = None
-        self._threads = self._deferred = 0
-        self._watchdog = _Watchdog()
-        self._process = 0
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -215,37 +250,17 @@ class SyncRuntime:
         return _Thread(work)
 
     async def defer(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        with self._lock:
-            if self._queue is None or self._process != os.getpid():     # a fork has no threads but its own
-                self._process = os.getpid()
-                self._queue = queue.SimpleQueue()
-                self._threads = self._deferred = 0
-            self._queue.put(work)
-            self._deferred += 1
-            if self._threads < min(self._deferred, MAX_DEFERRING):
-                self._threads += 1
-                threading.Thread(target=self._run_deferred, name=THREAD, daemon=True).start()
+        _deferring.add(work)
 
     async def bounded(self, work: Callable[[], Any], left: float | None, abort: Callable[[], Coroutine[Any, Any, None]],
                       ended: Callable[[], bool] | None = None) -> Any:
         """A thread cannot be interrupted: wait until the work returns."""
         watched = _WatchedCall(time.monotonic() + left if left is not None else float("inf"), abort, ended)
-        self._watchdog.add(watched)
+        _watchdog.add(watched)
         try:
             return await maybe_await(work())
         finally:
-            self._watchdog.remove(watched)
-
-    def _run_deferred(self) -> None:
-        assert self._queue is not None
-        work = self._queue
-        while True:
-            try:
-                run(work.get()())
-            except Exception:
-                logging.getLogger("pg_idempotency").exception("a transaction could not be rolled back")
-            with self._lock:
-                self._deferred -= 1
+            _watchdog.remove(watched)
 
 
 class _Task:

@@ -55,6 +55,13 @@ def end(handle: Any) -> None:
     handle.__dict__ = {}
 
 
+def unawaited_of(handle: Any) -> Unawaited | None:
+    """Of a handle, or a cursor of one."""
+    if not isinstance(handle, (psycopg.AsyncConnection, psycopg.AsyncCursor)):
+        return None
+    return getattr(handle.connection, "_unawaited", None)
+
+
 def check_awaited(handle: Any) -> None:
     """Raise TypeError if the handler forgot to await a call."""
     handle._unawaited.check()
