@@ -523,3 +523,40 @@ def test_timeouts_are_503(pool):
     while (again := buy(app, key)).status_code == 409:      # the server has not yet heard of it
         time.sleep(0.02)
     assert again.text == "ok" and time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize("way", ["generator", "write", "list"])
+def test_no_success_goes_out_in_any_way_of_wsgi(idem, way):
+    """A middleware within that answers the error of a view with 200."""
+    def order():
+        raise ZeroDivisionError
+
+    app = shop(idem, order)
+    app.config["PROPAGATE_EXCEPTIONS"] = True
+    within, closed = app.wsgi_app.app, []
+
+    class Late:
+        def __iter__(self):
+            self._start(200)
+            yield b"fine"
+
+        def close(self):
+            closed.append(1)
+
+    def answers(environ, start_response):
+        with pytest.raises(ZeroDivisionError):
+            within(environ, start_response)
+        late = Late()
+        late._start = lambda status: start_response("200 OK", [("Content-Length", "4")])
+        if way == "generator":
+            return late
+        write = late._start(200)
+        if way == "write":
+            write(b"fine")
+        return [] if way == "write" else [b"fine"]
+
+    app.wsgi_app.app = answers
+    answer = buy(app, new_key())
+    assert answer.status_code == 500 and b"rolled-back" in answer.data and len(answer.data) == int(answer.headers["Content-Length"])
+    answer.close()
+    assert len(closed) == (way == "generator")

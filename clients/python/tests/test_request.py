@@ -628,7 +628,8 @@ def test_what_was_never_awaited_is_no_success(asynchronously, effects, forgets):
             left = {"execute": lambda: tx.execute(insert, (key,)), "cursor": lambda: cursor.execute(insert, (key,)),
                     "many": lambda: cursor.executemany(insert, [(key,)]),
                     "task": lambda: asyncio.create_task(tx.execute(insert, (key,))),
-                    "set_autocommit": lambda: tx.set_autocommit(True), "nothing": lambda: None, "publish": lambda: idem.on(tx).publish("orders", {"order": 1}),
+                    "set_autocommit": lambda: tx.set_autocommit(True), "nothing": lambda: None,
+                    "publish": lambda: idem.on(tx).publish("orders", {"order": 1}),
                     "once": lambda: idem.on(cursor).once("s", "t")}[forgets]()
             if forgets not in ("task", "nothing"):
                 left.close()            # or Python warns of it, too

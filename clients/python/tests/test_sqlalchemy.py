@@ -6,6 +6,7 @@ import time
 
 import psycopg
 import pytest
+import sqlalchemy
 from proxy import Proxy
 from sqlalchemy import Column, Text, create_engine, text
 from sqlalchemy.exc import DBAPIError
@@ -359,3 +360,17 @@ def test_an_asynchronous_session_that_chooses_another_connection_is_refused(data
 def test_a_session_of_a_thread_is_refused(engine):
     with pytest.raises(TypeError, match="session_factory"):
         Idempotency(SQLAlchemy(engine, scoped_session(sessionmaker())))
+
+
+def test_a_handle_without_a_transaction_is_refused(engine, core):
+    """SQLAlchemy 1.4 commits no SELECT by itself, so the token would be lost."""
+    key = new_key()
+    with pytest.raises(TypeError, match="no connection and no session"):
+        core.on(engine).once("s", key)
+    if sqlalchemy.__version__ < "2":
+        with engine.connect() as connection, pytest.raises(RuntimeError, match="in no transaction"):
+            core.on(connection).once("s", key)
+    assert core.once_at("s", key) is None
+    with engine.begin() as connection:
+        assert core.on(connection).once("s", key)
+    assert core.once_at("s", key)

@@ -21,7 +21,9 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route, Router
 
-from pg_idempotency import Idempotency, TransactionEnded, new_key
+from pg_idempotency import Idempotency
+from pg_idempotency import Response as Stored
+from pg_idempotency import TransactionEnded, new_key
 from pg_idempotency.starlette import Guard, install
 
 
@@ -736,5 +738,23 @@ def test_a_request_of_the_frameworks_own_class(asynchronously):
         app = Starlette(routes=[Route("/o", route, methods=["POST"])])
         install(app, idem)
         assert (await ask(app, new_key())).body == b"its Mine"
+
+    asynchronously(test)
+
+
+@pytest.mark.parametrize("finished, returned", [(201, 201), (404, 201), (201, 503), (503, 201)])
+def test_a_job_sends_what_it_has_stored(asynchronously, finished, returned):
+    """And not what the endpoint returns after the end of the job."""
+    async def test(idem, pool):
+        async def order(request):
+            async def finish(tx):
+                return Stored(finished, "stored")
+
+            await request.state.idempotency.job.finish(finish)
+            return PlainTextResponse("returned", returned)
+
+        app, key = shop(idem, order, job=True), new_key()
+        answers = [await ask(app, key) for _ in range(2)]
+        assert [(one.status, one.body) for one in answers] == [(finished, b"stored")] * 2
 
     asynchronously(test)

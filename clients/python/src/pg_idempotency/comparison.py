@@ -20,7 +20,8 @@ from .keys import request_hash
 MAX_COMPARED = 2 << 20
 """A larger body is compared by its bytes, because it is not kept."""
 NO_JSON = {"22003", "22021", "22023", "22P02", "22P05", "54000", "54001"}
-"""The server raises these for a body that is no JSON, that jsonb cannot hold, or of which no part can be left out.  Such a body is compared by its bytes."""
+"""The server raises these for a body that is no JSON, that jsonb cannot hold, or that has no parts to leave out.
+Such a body is compared by its bytes."""
 Fingerprint = Callable[[Any, bytes], bytes | str] | Sequence[str]
 
 _JSON = re.compile(r"application/([^;]*\+)?json\s*(;\s*charset\s*=\s*\"?utf-?8\"?\s*)?", re.IGNORECASE)

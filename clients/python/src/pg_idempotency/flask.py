@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -70,24 +70,36 @@ class IdempotencyMiddleware:
                             int(length) if length.isdigit() else None, environ.get("CONTENT_TYPE") or "",
                             environ.get("HTTP_CONTENT_ENCODING", "identity") != "identity")
         refused: list[bytes] = []
+        is_started = False
 
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            nonlocal is_started
+            is_started = True
             if not exchange.refuses(int(status.split()[0])):
                 return start_response(status, headers, *more)
             answer = exchange.refusal(int(status.split()[0]))
             refused[:] = [answer.body]
             start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", list(answer.headers))
-            return refused.clear                    # do not send what the application writes
+            return lambda data: None                # do not send what the application writes
 
         environ[KEY], environ["wsgi.input"] = exchange, Input(environ["wsgi.input"], exchange)
         found = self.app(environ, start)
-        return _Refused(refused, found) if refused else found
+        return _Answered(refused, found) if refused or not is_started else found
 
 
-class _Refused(list[bytes]):
-    def __init__(self, body: list[bytes], found: Iterable[bytes]) -> None:
-        super().__init__(body)
+class _Answered:
+    """What an application sends, or the body of the refusal that replaces it.  A generator starts its response late."""
+
+    def __init__(self, refused: list[bytes], found: Iterable[bytes]) -> None:
+        self._refused, self._found = refused, found
         self.close = getattr(found, "close", lambda: None)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._found if not self._refused else ():
+            if self._refused:
+                break
+            yield piece
+        yield from self._refused
 
 
 class Guard(http.Guard):

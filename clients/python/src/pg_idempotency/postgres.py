@@ -534,6 +534,10 @@ async def _sqlalchemy(handle: Any, statement: Statement[T], schema: str) -> T:
         values[f"p{len(values)}"] = found
         return f":p{len(values) - 1}"
 
+    if not hasattr(handle, "in_transaction"):
+        raise TypeError(f"{type(handle).__name__} is no connection and no session: pass one that is in a transaction")
     query = render(statement, quoted(schema).replace(":", "\\:"), placeholder)
     result = await maybe_await(handle.execute(text(query), values))
+    if not handle.in_transaction():         # SQLAlchemy 1.4 does not commit a SELECT by itself
+        raise RuntimeError("the connection is in no transaction, so nothing of this call will stay: call begin() before")
     return statement.read([tuple(row) for row in result.fetchall()])
