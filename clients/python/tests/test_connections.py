@@ -119,7 +119,7 @@ def test_a_silent_server_at_a_cancellation(database, monkeypatch):
     monkeypatch.setattr("pg_idempotency.postgres.CANCEL_LIMIT", 0.5)
     monkeypatch.setattr("pg_idempotency.postgres.ROLLBACK_LIMIT", 0.5)
     proxy = Proxy()
-    with ConnectionPool(proxy.conninfo, min_size=1, max_size=1, timeout=10) as pool:
+    with ConnectionPool(f"{proxy.conninfo} connect_timeout=2", min_size=1, max_size=1, timeout=20) as pool:
         idem = Idempotency(pool, timeout_ms=300)
 
         def handler(tx):

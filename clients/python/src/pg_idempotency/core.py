@@ -9,6 +9,7 @@ response.  Nothing here knows of HTTP.
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
@@ -157,10 +158,6 @@ class Call:
                 response = replace(response, body=response.body.decode())
             except UnicodeDecodeError:
                 pass
-        for name, texts in response.headers.items():
-            for text in (name, *([texts] if isinstance(texts, str) else texts)):
-                if not isinstance(text, str) or NO_LINE.search(text):
-                    raise ValueError(f"the header {name!r} must be text of one line")
         headers = self._stored_headers(response)
         size = len(response.body.encode() if isinstance(response.body, str) else response.body or b"")
         limit = limit if self.max_response_size is None else min(limit, self.max_response_size)
@@ -174,8 +171,19 @@ class Call:
             None if headers is None else functions.JsonText(headers), token)), whole
 
     def _stored_headers(self, response: Response) -> str | None:
-        trace = {} if self.progress.traceparent is None else {TRACEPARENT: self.progress.traceparent}
-        return json_text({**response.headers, **trace} or None, "headers")
+        trace = () if self.progress.traceparent is None else ((TRACEPARENT, self.progress.traceparent),)
+        # The headers of an endpoint are often the same.
+        return headers_text((*[(name, texts if isinstance(texts, str) else tuple(texts)) for name, texts in response.headers.items()],
+                             *trace))
+
+
+@functools.lru_cache(maxsize=200)
+def headers_text(headers: tuple[tuple[str, str | tuple[str, ...]], ...]) -> str | None:
+    for name, texts in headers:
+        for text in (name, *((texts,) if isinstance(texts, str) else texts)):
+            if not isinstance(text, str) or NO_LINE.search(text):
+                raise ValueError(f"the header {name!r} must be text of one line")
+    return json_text(dict(headers) or None, "headers")
 
 
 def hash_of(given: bytes | Statement[bytes] | None, method: str | None, path: str | None, body: str | bytes | None) -> Any:
@@ -524,10 +532,11 @@ class Core:
         if not call.commits(response.status):
             await session.rollback()
             return Result("new", response.status, response.body, response.headers, False, False)
-        if session.failed:
+        is_open = session.open
+        if not is_open and session.failed:
             raise TransactionEnded("the handler continued after an error of the database, which undid its work")
         complete, whole = call.complete(session, response, None, claim.max_response_size)
-        if not session.open:
+        if not is_open:
             await self._ended(call, session, claim, response)
         try:
             await self._commit(session, complete)

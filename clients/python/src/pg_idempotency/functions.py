@@ -326,8 +326,12 @@ def quoted(name: str) -> str:
 
 def sql_of(statement: Statement[Any], schema: str) -> tuple[str, list[Any]]:
     """The SQL of a statement, with %s for each of its values."""
-    values: list[Any] = []
-    shape = _shape(statement, values)
+    function, arguments, columns, _ = statement
+    values = [value for _, _, value in arguments]
+    shape: Any = (function, columns, *[argument[:2] for argument in arguments])
+    if Statement in map(type, values):
+        values = []
+        shape = _nested_shape(statement, values)
     found = _texts_of_shapes.get((schema, shape))
     if found is None:
         found = render(statement, quoted(schema).replace("%", "%%"), lambda value: "%s")
@@ -340,13 +344,13 @@ MAX_SHAPES = 1000
 _texts_of_shapes: dict[Any, str] = {}
 
 
-def _shape(statement: Statement[Any], values: list[Any]) -> Any:
-    """What of a statement its SQL depends on.  Notes its values."""
+def _nested_shape(statement: Statement[Any], values: list[Any]) -> Any:
+    """The part of a statement that its SQL depends on.  Notes its values."""
     shape: list[Any] = [statement.function, statement.columns]
     for argument in statement.arguments:
         shape += (argument.name, argument.type)
         if isinstance(argument.value, Statement):
-            shape.append(_shape(argument.value, values))
+            shape.append(_nested_shape(argument.value, values))
         else:
             values.append(argument.value)
     return tuple(shape)
@@ -941,12 +945,16 @@ def _read_held(rows: Sequence[Row]) -> HeldClaim:
 
 def held(statement: Statement[Claim]) -> Statement[HeldClaim]:
     """A claim that says, too, how long the lease is and how large a response may be."""
-    return Statement(statement.function, without_defaults(statement).arguments, _HELD, _read_held)
+    return Statement(statement.function, _given(statement), _HELD, _read_held)
 
 
 def without_defaults(statement: Statement[T]) -> Statement[T]:
-    """A claim or a completion without the arguments that are NULL, as which each of them has NULL as its default."""
-    return statement._replace(arguments=tuple([one for one in statement.arguments if one.value is not None]))
+    """A claim or a completion without the arguments that are NULL, which is the default of each of them."""
+    return Statement(statement.function, _given(statement), statement.columns, statement.read)
+
+
+def _given(statement: Statement[Any]) -> tuple[Argument, ...]:
+    return tuple([one for one in statement.arguments if one[2] is not None])
 
 
 # Which shard a call belongs to, its first argument says.

@@ -19,17 +19,21 @@ from psycopg.pq import Escaping, Format
 from .functions import JsonText
 
 
-def literal(value: Any, connection: Any) -> str:
+def literals(values: Sequence[Any], connection: Any) -> list[str]:
     """Whatever standard_conforming_strings and client_encoding are: the server converts a query before it reads it."""
-    write = _WRITTEN.get(type(value))
-    return sql.Literal(value).as_string(connection) if write is None else write(value)
+    try:
+        return [_WRITTEN[type(value)](value) for value in values]
+    except KeyError:
+        return [sql.Literal(value).as_string(connection) if type(value) not in _WRITTEN else _WRITTEN[type(value)](value)
+                for value in values]
 
 
 def _text(value: str) -> str:
     if "\0" in value:
         raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
-    quoted = str.replace(value, "'", "''")
-    return f"'{quoted}'" if "\\" not in quoted else " E'" + quoted.replace("\\", "\\\\") + "'"
+    if "'" in value:
+        value = str.replace(value, "'", "''")
+    return f"'{value}'" if "\\" not in value else " E'" + value.replace("\\", "\\\\") + "'"
 
 
 _WRITTEN: dict[type[Any], Callable[[Any], str]] = {

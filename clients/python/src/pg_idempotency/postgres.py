@@ -27,7 +27,7 @@ from psycopg.rows import tuple_row
 
 from .errors import TransactionEnded, from_call, from_error
 from .functions import Statement, quoted, render, sql_of
-from .literals import Rows, literal
+from .literals import Rows, literals
 from .prepared import ASK, LIST, Prepared, prepared_of
 from .transaction_handle import check_awaited, end, handle_of
 from .runtimes import maybe_await
@@ -143,6 +143,8 @@ def results_of(link: Any, query: bytes) -> Generator[Any, Any, list[Any]]:
 class PsycopgSession:
     def __init__(self, connection: Any, schema: str) -> None:
         self.handle: Any = None
+        self._is_over = False
+        """The last transaction is committed."""
         self._connection = connection
         self._is_async = isinstance(connection, psycopg.AsyncConnection)
         self._schema = schema
@@ -205,23 +207,23 @@ class PsycopgSession:
 
     async def _sent(self, prepared: Prepared, before: str | None, statement: Statement[T] | None, after: str | None) -> Any:
         commands = [before] if before else []
-        text = ""
+        text, encoding = "", self._encoding
         if statement:
             prepared.follow(self._connection)
             if prepared.is_in_doubt and prepared.is_allowed and not after:
-                result, = await self._exchanged([LIST], None)
-                prepared.found({name for name, in Rows(result, self._encoding, self._connection, {})})
+                result, = await self._exchanged([LIST], None, encoding)
+                prepared.found({name for name, in Rows(result, encoding, self._connection, {})})
             text, values = sql_of(statement, self._schema)
             if prepare := prepared.to_prepare(text, len(values)):
-                await self._exchanged([prepare], statement)
+                await self._exchanged([prepare], statement, encoding)
                 prepared.made(text, len(values))
-            commands.append(prepared.call(text, [literal(value, self._connection) for value in values]))
+            commands.append(prepared.call(text, literals(values, self._connection)))
         asks = prepared.is_allowed is None and not after
         if asks:
             commands.append(ASK)
         if after:
             commands.append(after)
-        results = await self._exchanged(commands, statement)
+        results = await self._exchanged(commands, statement, encoding)
         if asks:
             prepared.is_allowed = int(results[-1].get_value(0, 0)) == self._connection.pgconn.backend_pid
         if after and results[-1].command_status != after.encode():
@@ -230,12 +232,12 @@ class PsycopgSession:
             return None
         # A named statement keeps its types; a function that has other ones makes it STALE.
         types = prepared.types[text] if prepared.is_allowed else {}
-        return statement.read(Rows(results[1 if before else 0], self._encoding, self._connection, types))
+        return statement.read(Rows(results[1 if before else 0], encoding, self._connection, types))
 
-    async def _exchanged(self, commands: list[str], statement: Statement[Any] | None) -> Any:
+    async def _exchanged(self, commands: list[str], statement: Statement[Any] | None, encoding: str) -> Any:
         """The results of the commands, one of which is that of the statement."""
         connection, link, lock = self._connection, self._connection.pgconn, self._connection.lock
-        answer = results_of(link, "; ".join(commands).encode(self._encoding))
+        answer = results_of(link, "; ".join(commands).encode(encoding))
         try:
             if self._is_async:
                 async with lock:
@@ -251,7 +253,7 @@ class PsycopgSession:
             await maybe_await(connection.close())
             raise
         if results[-1].status == ExecStatus.FATAL_ERROR:
-            error = psycopg.errors.error_from_result(results[-1], self._encoding)
+            error = psycopg.errors.error_from_result(results[-1], encoding)
             known = from_call(error, statement.function, self._schema) if statement else from_error(error)
             if known is not None:
                 raise known from error
@@ -266,22 +268,25 @@ class PsycopgSession:
         """A transaction of its own."""
         self._check_idle()
         result: T = await self._batch(None, statement, None)
+        self._is_over = True
         return result
 
     async def begin(self, statement: Statement[T] | None) -> T:
         self._check_idle()
+        self._is_over = False
         result: T = await self._batch(self._begin_command(), statement, None)
         self.handle = handle_of(self._connection)
         return result
 
     async def commit(self, statement: Statement[T] | None) -> T:
         result: T = await self._batch(None, statement, "COMMIT")
+        self._is_over = True
         return result
 
     async def rollback(self) -> None:
         """Does nothing if no transaction has begun or the connection is gone.  A connection that does not answer within
         ROLLBACK_LIMIT is closed, and so is one with an open block."""
-        if self.handle is None and self._status == TransactionStatus.IDLE and not self._has_open_block:
+        if self._is_over and self.handle is None:
             return
         until = time.monotonic() + ROLLBACK_LIMIT
         try:
