@@ -23,6 +23,8 @@ export interface OpenTransaction<Tx> {
   rollback(): Promise<unknown>
   /** Whether a nested transaction has not ended, if it does not begin with the methods transaction() or $transaction() of tx. */
   isNested?(): boolean
+  /** Whether a stream is neither read to its end nor closed. Without this, the pg client below is looked at. */
+  isUnread?(): boolean
   /** Methods of tx that end it, which the handler is not allowed to call. */
   readonly ends?: readonly string[]
   /** The pg client below, if the ORM shows it. Without it, the statement of a handler that exceeds its timeout cannot be cancelled. */
@@ -48,6 +50,10 @@ class AdapterClient<Tx extends object> implements PoolClientLike {
 
   get below(): object {
     return this.#open ? this.#open.client ?? UNKNOWN : this
+  }
+
+  get isUnread(): boolean | undefined {
+    return this.#open?.isUnread?.()
   }
 
   async query({ text, values }: { text: string; values: Parameter[] }): Promise<{ command: string; rows: Row[] }> {

@@ -20,7 +20,7 @@ import { newKey, requestHashOfBytes, stepKey } from './keys.js'
 import { noteClaim, observed, spanned, traceparent, waiting, withoutTrace, type Observers } from './observe.js'
 import { ANSWER_MS, isConnectionLost, MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, type Handle, type PoolLike } from './postgres.js'
 import { ManyServers, OneServer, type Servers, type Shards } from './shards.js'
-import { describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
+import { checkedNames, describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
 export const ATTEMPTS = 5
 /** The last two mean that a prepared statement is gone, or returns other columns. */
@@ -171,8 +171,28 @@ export function checkedTimes(options: Ttl & Wait & Lease & Timeout): void {
   new Deadline(options, {})
 }
 
-/** Checks the options that a request or a job requires, and their types. */
-export function checkedRequest(options: RequestOptions): void {
+const TIMES = ['ttl', 'ttlMs', 'wait', 'waitMs', 'timeout', 'timeoutMs']
+const LEASE = ['lease', 'leaseMs']
+const CLIENT = new Set([...TIMES, ...LEASE, 'onOutcome', 'traceKeys'])
+const TRANSACTION = new Set(['commits', 'scope', 'timeout', 'timeoutMs'])
+const REQUEST = new Set([...TIMES, 'scope', 'key', 'requestHash', 'method', 'path', 'body', 'without', 'store', 'maxResponseSize', 'signal'])
+const JOB = new Set([...REQUEST, ...LEASE])
+
+/** Checks the options of a client that both clients have. */
+export function checkedClient(options: Options): void {
+  checkedNames(options, CLIENT, 'the client')
+  checkedTimes(options)
+  const { onOutcome, traceKeys } = options
+  if (onOutcome !== undefined && typeof onOutcome !== 'function') throw new TypeError('the option onOutcome must be a function that takes the outcome')
+  if (traceKeys !== undefined && typeof traceKeys !== 'boolean') throw new TypeError('the option traceKeys must be true or false')
+}
+
+/** Checks the options of transaction(). */
+export const checkedTransaction = (options: object): void => checkedNames(options, TRANSACTION, 'transaction()')
+
+/** Checks the options of a request or a job. */
+export function checkedRequest(options: RequestOptions, kind: 'request' | 'job'): void {
+  checkedNames(options, kind === 'job' ? JOB : REQUEST, `${kind}()`)
   const { scope } = options as { scope: unknown }
   if (typeof scope !== 'string' || scope === '') {
     throw new TypeError(`scope must be a string, the user or tenant that owns the key, not ${scope === '' ? "''" : describe(scope)}`)
@@ -230,12 +250,15 @@ export function resultOfClaim(claim: HeldClaim): Result {
 
 /** Hashes bytes here, so that they are not sent. A string is JSON, which only the server can hash. */
 export function identity(options: RequestIdentity): RequestIdentity {
-  const { body, requestHash } = options as { body?: unknown; requestHash?: unknown }
+  const { path, body, without, requestHash } = options as Record<string, unknown>
   if (typeof body !== 'string' && !(body instanceof Uint8Array) && body !== undefined && body !== null) {
     throw new TypeError(`the body of the request must be a string or a Buffer, not a ${describe(body)}; pass the bytes as they were received`)
   }
   if (!(requestHash instanceof Uint8Array) && requestHash !== undefined && requestHash !== null) {
     throw new TypeError(`requestHash must be a Buffer, not ${describe(requestHash)}`)
+  }
+  if (('method' in options ? requestHash : path ?? body ?? without) != null) {
+    throw new TypeError('a request is compared either by its method, path and body, or by its requestHash: the rest would be ignored')
   }
   if (!('method' in options)) return options.requestHash === undefined ? {} : { requestHash: options.requestHash }
   if (typeof options.body === 'string') return { method: options.method, path: options.path, body: options.body, without: options.without ?? [] }
@@ -325,7 +348,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
     if (typeof (pool as Partial<PoolLike> | undefined)?.connect !== 'function' || (pool as { _connected?: unknown })._connected !== undefined) {
       throw new TypeError(`the client takes a pg.Pool, or the pool of an ORM, and not a ${describe(pool)}`)
     }
-    checkedTimes(defaults)
+    checkedClient(defaults)
     checkedCount(maxWaiters, 'maxWaiters')
     this.#pool = pool
     this.#servers = shards ? new ManyServers(pool, schema, shards) : new OneServer(pool, schema)
@@ -355,6 +378,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
 
   async transaction<T>(handler: (tx: Tx) => Promise<T> | T, options: TransactionOptions<T> = {}): Promise<T> {
     refuseNested(this.#pool, 'transaction()', 'tx, and savepoints')
+    checkedTransaction(options)
     const deadline = Deadline.inTransaction(options, this.#defaults)
     return withRetries(async () => {
       const pin = this.#servers.pin(options.scope)
@@ -384,7 +408,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
 
   async request(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response): Promise<Result> {
     refuseNested(this.#pool, 'request()', 'tx, and the methods of on(tx)')
-    checkedRequest(options)
+    checkedRequest(options, 'request')
     return this.#singleFlight.run('request', options, this.#defaults, (request) => this.#request(request, handler))
   }
 
@@ -506,7 +530,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
 
   async job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
     refuseNested(this.#pool, 'job()', 'tx, and the methods of on(tx)')
-    checkedRequest(options)
+    checkedRequest(options, 'job')
     return this.#singleFlight.run('job', options, this.#defaults, (request) => this.#job(request, fn))
   }
 

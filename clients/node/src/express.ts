@@ -17,7 +17,7 @@ import type { PoolClient } from 'pg'
 import { checkedCount, type Client, type Response } from './client.js'
 import { Attempts } from './handlers.js'
 import {
-  alreadySent, badRequest, checkedOptions, endListener, HEADER_METHODS, ignoreLateCalls, refuseSuccess, replayBody, responseOverrides, seemsSent,
+  alreadySent, badRequest, endListener, HEADER_METHODS, ignoreLateCalls, refuseSuccess, replayBody, responseOverrides, routeOptions, seemsSent,
   serve, snapshotOf, streamingRefused, wholeBody, type Context, type HttpOptions,
 } from './http.js'
 import { describe } from './values.js'
@@ -66,16 +66,20 @@ export interface ExpressOptions<Request> extends HttpOptions<Request> {
  * app.use(guarded.middleware()) for all routes after it.
  */
 export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = PoolClient>(client: Client<Tx>, options: ExpressOptions<Request>) {
-  checkedOptions(options)
-  checkedCount(options.bodyLimit, 'bodyLimit')
+  const settingsOf = (own: Partial<ExpressOptions<Request>>, defaults = {}): ExpressOptions<Request> => {
+    const settings = routeOptions({ ...defaults, ...options }, own, 'bodyLimit')
+    checkedCount(settings.bodyLimit, 'bodyLimit')
+    return settings
+  }
+  settingsOf({})
   const guard = (kind: 'request' | 'job') =>
     <Req extends ExpressRequest = Request, Res extends ServerResponse = ExpressResponse>(handler: (req: GuardedRequest<Req, Tx>, res: Res, next: Next) => unknown,
-      own: Partial<ExpressOptions<Request>> = {}) => {
+      own: Partial<ExpressOptions<Request>> = {}, ...more: unknown[]) => {
       // If it is used as a middleware, its argument is a request, which would never be answered.
-      if (typeof handler !== 'function') throw new TypeError('a guard needs the handler as its argument: app.post(path, guarded(handler))')
-      const settings = { ...options, ...own }
-      checkedOptions(settings)
-      checkedCount(settings.bodyLimit, 'bodyLimit')
+      if (typeof handler !== 'function' || typeof own === 'function' || more.length > 0) {
+        throw new TypeError('a guard takes one handler, and options: app.post(path, login, guarded(handler, { wait: \'5 seconds\' }))')
+      }
+      const settings = settingsOf(own)
       return (req: Req, res: Res, next: Next): void => {
         if (settings.methods && !settings.methods.includes(req.method!)) {
           void (async () => handler(req as never, res, next))().catch(next)
@@ -86,11 +90,9 @@ export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = Poo
     }
   /** For app.use(): the routes after it run in the transaction, for POST and PATCH. A response of 400 and above is rolled back. */
   const middleware = (own: Partial<ExpressOptions<Request>> = {}) => {
-    const settings = { methods: ['POST', 'PATCH'], store: (status: number) => status < 400, ...options, ...own }
-    checkedOptions(settings)
-    checkedCount(settings.bodyLimit, 'bodyLimit')
+    const settings = settingsOf(own, { methods: ['POST', 'PATCH'], store: (status: number) => status < 400 })
     return (req: Request, res: ServerResponse, next: Next): void => {
-      if (!settings.methods.includes(req.method!)) return next()
+      if (!settings.methods!.includes(req.method!)) return next()
       let tries = 0
       // A second next() would continue after the routes, so it cannot run them again.
       const rest = (): void => {

@@ -13,7 +13,7 @@ import type { PoolClient } from 'pg'
 import type { Client, Response } from './client.js'
 import { Attempts } from './handlers.js'
 import {
-  alreadySent, checkedOptions, endListener, ignoreLateCalls, isStream, overrides, refuseSuccess, replayPipe, responseOverrides, seemsSent, SENDING_METHODS,
+  alreadySent, checkedOptions, endListener, ignoreLateCalls, isStream, overrides, refuseSuccess, replayPipe, responseOverrides, routeOptions, seemsSent, SENDING_METHODS,
   serve, snapshotOf, streamingRefused, wholeBody, type Context, type HttpOptions,
 } from './http.js'
 import type { Headers } from './values.js'
@@ -44,7 +44,8 @@ const GUARDED = Symbol('guarded by pg-idempotency')
 
 async function idempotency(app: any, options: FastifyOptions): Promise<void> {
   const { client, ...defaults } = options
-  checkedOptions(defaults as HttpOptions<never>)
+  // Fastify itself uses the others.
+  checkedOptions(defaults as HttpOptions<never>, 'prefix', 'logLevel', 'logSerializers')
   app.decorateRequest('idempotency', null)
   app.decorateRequest('rawBody', null)
   // onRoute misses routes that are declared before the plugin is loaded, or outside its context, and they would run unguarded.
@@ -56,10 +57,9 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
   for (const context of contextsOf(app)) context.addHook('onRequest', refuseUnguarded)
   app.addHook('onRoute', (route: any) => {
     const own = route.config?.idempotency as RouteOptions | boolean | undefined
-    if (!own) return
-    const settings = { ...defaults, ...(own === true ? {} : own) }
-    checkedOptions(settings as HttpOptions<never>)
-    const kind = own !== true && own.job ? 'job' : 'request'
+    if (own === undefined || own === false) return
+    const settings = routeOptions<HttpOptions<any> & { job?: boolean }>(defaults, own === true ? {} : own, 'prefix', 'logLevel', 'logSerializers', 'job')
+    const kind = settings.job ? 'job' : 'request'
     const handler = route.handler as (this: unknown, request: any, reply: any) => unknown
     // This is the first hook, so that later hooks can parse.
     route.preParsing = [(request: any, _reply: unknown, payload: Readable, done: (error: Error | null, payload?: Readable) => void) => {
@@ -120,7 +120,7 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
   let again: (() => Promise<void>) | undefined
   const route = `${request.method} ${request.url}`
   const attempts = new Attempts()
-  const takeBack = [overrides(reply, ['then', 'send', 'hijack', 'sent']), responseOverrides(reply.raw)]
+  const takeBack = [overrides(reply, ['then', 'send', 'hijack', 'trailer', 'sent']), responseOverrides(reply.raw)]
   const reset = (): void => {
     for (const undo of takeBack) undo()
     for (const name of Object.keys(reply.getHeaders())) reply.removeHeader(name)
@@ -154,7 +154,7 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
   } finally {
     if (again) reset()
     if (isUndone) refuseSuccess(reply.raw, route)
-    if (!done) for (const [target, names] of [[reply, ['send', 'hijack']], [reply.raw]] as const) ignoreLateCalls(target, attempts, names)
+    if (!done) for (const [target, names] of [[reply, ['send', 'hijack', 'trailer']], [reply.raw]] as const) ignoreLateCalls(target, attempts, names)
   }
   const { status, headers, body } = answer.first && whole ? whole : answer
   reply.code(status)
@@ -229,9 +229,11 @@ function bufferedResponse(reply: any, handler: (reply: any) => unknown, silent: 
       look()
       return reply
     }
-    reply.hijack = () => {
-      reject(streamingRefused(route, 'through reply.hijack()'))
-      return reply
+    for (const name of ['hijack', 'trailer']) {
+      reply[name] = () => {
+        reject(streamingRefused(route, `through reply.${name}()`))
+        return reply
+      }
     }
     for (const name of SENDING_METHODS) {
       reply.raw[name] = () => {

@@ -11,12 +11,12 @@ import {
 } from './client.js'
 import { compared, formKey, leftOut, NO_JSON, ofBytes, storableUtf8, type Fingerprint } from './comparison.js'
 import {
-  asIdempotencyError, ClaimLost, ClaimNotFound, InProgress, KeyExpired, KeyInvalid, KeyReused, RateLimited, ScopeMoving, StreamingRefused,
+  ActionIdAhead, asIdempotencyError, ClaimLost, ClaimNotFound, InProgress, KeyExpired, KeyInvalid, KeyReused, RateLimited, ScopeMoving, StreamingRefused,
   sqlstateOf, TimedOut,
 } from './errors.js'
 import type { Attempts } from './handlers.js'
 import type { Lease, RequestIdentity, Timeout, Ttl, Wait } from './functions.js'
-import { describe, headers as headerDocument, type Headers } from './values.js'
+import { checkedNames, describe, headers as headerDocument, type Headers } from './values.js'
 
 export interface HttpOptions<Request> extends Ttl, Wait, Lease, Timeout {
   /** Returns the owner of the key: the user or tenant, from the login. */
@@ -53,22 +53,30 @@ export interface Context<Tx> {
   job: Job<Tx>
 }
 
-/** The options of every framework. Express also has bodyLimit, and Fastify has job and the options of its plugins. */
-const OPTIONS = new Set(['scope', 'required', 'strict', 'conflictStatus', 'headers', 'maxResponseSize', 'store', 'ttl', 'ttlMs', 'wait', 'waitMs',
-  'lease', 'leaseMs', 'timeout', 'timeoutMs', 'anyKey', 'formField', 'methods', 'fingerprint', 'bodyLimit', 'job', 'prefix', 'logLevel', 'logSerializers'])
+/** The options of every framework. */
+const OPTIONS = ['scope', 'required', 'strict', 'conflictStatus', 'headers', 'maxResponseSize', 'store', 'ttl', 'ttlMs', 'wait', 'waitMs',
+  'lease', 'leaseMs', 'timeout', 'timeoutMs', 'anyKey', 'formField', 'methods', 'fingerprint']
 
-/** Refuses invalid options when the route is made. */
-export function checkedOptions(options: HttpOptions<never>): void {
-  const unknown = Object.keys(options).find((name) => !OPTIONS.has(name))
-  if (unknown !== undefined) throw new TypeError(`a guarded route has no option ${unknown}`)
+/** The options of a route over those of all routes. names are the framework's own options. */
+export function routeOptions<O extends HttpOptions<any>>(all: O, own: Partial<O>, ...names: string[]): O {
+  if (typeof own !== 'object' || own === null) throw new TypeError(`the options of a guarded route must be an object, not ${describe(own)}`)
+  const made = { ...all, ...own }
+  checkedOptions(made, ...names)
+  return made
+}
+
+/** Refuses invalid options when the route is made. names are the framework's own options. */
+export function checkedOptions(options: HttpOptions<never>, ...names: string[]): void {
+  checkedNames(options, new Set([...OPTIONS, ...names]), 'a guarded route')
   checkedTimes(options)
   checkedCount(options.maxResponseSize, 'maxResponseSize')
   leftOut(options.fingerprint)
-  const { methods, store, headers } = options
-  for (const name of ['required', 'strict', 'anyKey'] as const) {
+  const { methods, store, headers, formField } = options
+  for (const name of ['required', 'strict', 'anyKey', 'job'] as const) {
     // 'no' would be true.
-    if (typeof (options[name] ?? false) !== 'boolean') throw new TypeError(`the option ${name} must be true or false`)
+    if (typeof ((options as { job?: unknown } & typeof options)[name] ?? false) !== 'boolean') throw new TypeError(`the option ${name} must be true or false`)
   }
+  if (typeof (formField ?? '') !== 'string') throw new TypeError('the option formField must be the name of a field, or null')
   if (store !== undefined && typeof store !== 'function') throw new TypeError('the option store must be a function that takes the status')
   if (headers !== undefined && !Array.isArray(headers)) throw new TypeError('the option headers must be a list of names')
   if (methods !== undefined && !(Array.isArray(methods) && methods.length > 0 && methods.every((method) => /^[A-Z-]+$/.test(method)))) {
@@ -222,7 +230,10 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
       return refusal(problem('timeout', 'Timed out', 503,
         'The request took too long. Retry with the same key.'), { 'Retry-After': '1' })
     }
-    // The framework answers the handler's errors. In a job, a lost claim is not such an error, so it is refused here.
+    if (found instanceof ActionIdAhead) {
+      return refusal(problem('action-id-ahead', 'Action id too far ahead', 400, "The action id is too far ahead of the server's clock."))
+    }
+    // The framework answers the handler's other errors. In a job, a lost claim is not such an error, so it is refused here.
     const refused = (ours || error !== thrown || kind === 'job') && found ? refusalOf(found, options.conflictStatus ?? 422, kind) : undefined
     if (refused) return refused
     throw error

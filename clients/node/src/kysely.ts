@@ -1,5 +1,5 @@
 /** Requests and jobs in Kysely: new Idempotency(kyselyPool(db)). The handler gets a ControlledTransaction, whose transaction() is a savepoint. */
-import { CompiledQuery, PostgresAdapter, type ControlledTransaction, type Kysely } from 'kysely'
+import { CompiledQuery, PostgresAdapter, type ControlledTransaction, type Kysely, type QueryExecutor } from 'kysely'
 import { poolOver } from './adapter.js'
 import type { Row } from './functions.js'
 import type { PoolLike } from './postgres.js'
@@ -13,11 +13,19 @@ export function kyselyPool<DB>(db: Kysely<DB>, max?: number): PoolLike<Controlle
   return poolOver<Controlled<DB>>({
     max,
     async begin() {
-      const tx = await db.startTransaction().execute()
-      const rollback = (): Promise<void> => tx.rollback().execute()
       const nested = new Set<object>()
+      const streams = new Set<Stream>()
+      // A Kysely of its own, whose executor makes the executors of the transaction.
+      const own = db.withPlugin({ transformQuery: ({ node }) => node, transformResult: async ({ result }) => result })
+      watchStreams(own.getExecutor(), streams)
+      const tx = await own.startTransaction().execute()
+      const rollback = async (): Promise<void> => {
+        // The connection is locked until each stream has ended.
+        await Promise.all([...streams].map((stream) => stream.return(undefined).catch(() => undefined)))
+        await tx.rollback().execute()
+      }
       return {
-        tx: withSavepoints(tx, nested), isNested: () => nested.size > 0, ends: ['commit', 'rollback'],
+        tx: withSavepoints(tx, nested), isNested: () => nested.size > 0, isUnread: () => streams.size > 0, ends: ['commit', 'rollback'],
         // If COMMIT fails, only this returns the connection.
         commit: () => tx.commit().execute().catch((error: unknown) => rollback().catch(() => undefined).then(() => { throw error })),
         rollback,
@@ -27,6 +35,35 @@ export function kyselyPool<DB>(db: Kysely<DB>, max?: number): PoolLike<Controlle
       return (await (tx ?? db).withoutPlugins().executeQuery<Row>(CompiledQuery.raw(text, values))).rows
     },
   })
+}
+
+type Stream = AsyncGenerator<unknown, void>
+
+/** Adds the streams of an executor, and of those made from it, that have begun and not ended. */
+function watchStreams(executor: QueryExecutor, streams: Set<Stream>): void {
+  const own = executor as unknown as Record<string, (...given: unknown[]) => unknown>
+  const { stream } = own
+  own['stream'] = (...given) => {
+    const made = stream!.apply(executor, given) as Stream
+    const read = async function* (): Stream {
+      streams.add(watched)
+      try {
+        yield* made
+      } finally {
+        streams.delete(watched)
+      }
+    }
+    const watched = read()
+    return watched
+  }
+  for (const name of ['withConnectionProvider', 'withPlugin', 'withPlugins', 'withPluginAtFront', 'withoutPlugins']) {
+    const make = own[name]!
+    own[name] = (...given) => {
+      const made = make.apply(executor, given) as QueryExecutor
+      watchStreams(made, streams)
+      return made
+    }
+  }
 }
 
 /** Kysely's own transaction() in a transaction is an error. nested has those that have not ended. */

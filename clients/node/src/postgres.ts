@@ -28,6 +28,7 @@ export interface PoolClientLike {
   /** With an ORM, the object for the handler, and the pg client below it. */
   readonly handle?: TransactionHandle<unknown> | undefined
   readonly below?: object | undefined
+  readonly isUnread?: boolean | undefined
 }
 
 /** The object that a handler uses until over() ends it. */
@@ -412,7 +413,7 @@ function isBusy(client: PoolClientLike): boolean {
 
 /** Whether a cursor or stream is neither read to its end nor closed. All later statements would wait for it. */
 function isUnread(client: PoolClientLike): boolean {
-  if (!isBusy(client)) return false
+  if (client.isUnread !== undefined || !isBusy(client)) return client.isUnread ?? false
   // The names without an underscore are those of older versions of pg, and deprecated in newer ones.
   const wire = wireOf(client) as Record<string, any>
   const queries = ('_activeQuery' in wire ? [wire['_activeQuery'], wire['_queryQueue']] : [wire['activeQuery'], wire['queryQueue']]).flat()

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
 import {
-  ActionIdAhead, ClaimLost, ClaimNotFound, Idempotency, IdempotencyError, KeyInvalid, RateLimited, type Core,
+  ActionIdAhead, ClaimLost, ClaimNotFound, Idempotency, IdempotencyError, KeyInvalid, RateLimited, type Client, type Core,
 } from 'pg-idempotency'
 import { idempotent } from 'pg-idempotency/express'
 import { MemoryIdempotency } from 'pg-idempotency/memory'
@@ -465,4 +465,23 @@ test('on: in the transaction of a pg client', async () => {
   const token = key()
   await assert.rejects(idem.on(manager).once('typeorm', token), /takes a pg client.*not a EntityManager/)
   assert.deepEqual([manager.sent, await idem.onceAt('typeorm', token)], [[], null], 'nothing was sent')
+})
+
+test('options that do not exist are refused, and so is a request that would be compared only in part', async () => {
+  for (const make of [(options: object) => new Idempotency(world.pool(), options), (options: object) => new MemoryIdempotency(options)]) {
+    assert.throws(() => make({ wiat: '5 seconds' }), /^TypeError: the client has no option wiat$/)
+    assert.throws(() => make({ onOutcome: 'log' }), /onOutcome must be a function/)
+    assert.throws(() => make({ traceKeys: 'no' }), /traceKeys must be true or false/)
+    const client: Client<any> = make({})
+    const given = (): { scope: string; key: string } => ({ scope: 'scope', key: key() })
+    const never = (): never => assert.fail('it ran')
+    await assert.rejects(client.request({ ...given(), tll: '1 day' } as never, never), /^TypeError: request\(\) has no option tll$/)
+    await assert.rejects(client.request({ ...given(), lease: '1 minute' } as never, never), /^TypeError: request\(\) has no option lease$/)
+    await assert.rejects(client.job({ ...given(), leas: '1 minute' } as never, never), /^TypeError: job\(\) has no option leas$/)
+    await assert.rejects(client.transaction(never, { scopes: 'scope' } as never), /^TypeError: transaction\(\) has no option scopes$/)
+    await assert.rejects(client.transaction(never, 'scope' as never), /^TypeError: the options of transaction\(\) must be an object/)
+    for (const part of [{ body: '{}' }, { path: '/' }, { method: 'POST', path: '/', body: '{}', requestHash: Buffer.alloc(32) }]) {
+      await assert.rejects(client.request({ ...given(), ...part } as never, never), /^TypeError: a request is compared either by/)
+    }
+  }
 })

@@ -438,7 +438,7 @@ test('what a handler of Fastify cannot do: answer past the transaction, or be as
     })
     const past: Record<string, (reply: any) => unknown> = {
       end: (reply) => { reply.raw.end('past') }, write: (reply) => { reply.raw.writeHead(200); reply.raw.write('past'); reply.raw.end() },
-      hijack: (reply) => { reply.hijack(); reply.raw.end('past') }, destroy: (reply) => { reply.raw.destroy() },
+      hijack: (reply) => { reply.hijack(); reply.raw.end('past') }, trailer: (reply) => { reply.trailer('X-Sum', async () => '1'); return reply.send('x') }, destroy: (reply) => { reply.raw.destroy() },
       pipe: (reply) => { createReadStream(process.execPath, { end: 3 << 20 }).pipe(reply.raw) },
       stream: (reply) => reply.send(createReadStream(process.execPath)),
     }
@@ -458,7 +458,7 @@ test('what a handler of Fastify cannot do: answer past the transaction, or be as
   try {
     const { text } = await post(shop, '/change/7?a=1', '{"list": []}', keyed())
     assert.deepEqual(JSON.parse(text), [{ list: [] }, { id: '7' }, { a: '1' }, 'ann', null, '{"list": []}'])
-    for (const path of ['end', 'write', 'hijack', 'destroy', 'pipe', 'stream']) {
+    for (const path of ['end', 'write', 'hijack', 'trailer', 'destroy', 'pipe', 'stream']) {
       for (let times = 0; times < 2; times++) {
         const refused = await post(shop, `/${path}`, '{}', keyed())
         assert.deepEqual([refused.status, JSON.parse(refused.text).type], [500, 'urn:pg-idempotency:streaming-refused'], path)
@@ -680,7 +680,20 @@ test('nonsense in the options of a route is refused when it is made', async () =
     assert.throws(() => idempotent(idem, { scope, methods }), /methods must be a list of HTTP methods in upper case/)
   }
   assert.throws(() => idempotent(idem, { scope })(() => undefined, { lease: '1s', leaseMs: 1 }), /lease and leaseMs cannot both be set/)
-  assert.throws(() => idempotent(idem, { scope })({} as any), /a guard needs the handler/)
+  const guarded: any = idempotent(idem, { scope })
+  const handler = (): void => undefined
+  // Several handlers, as Express itself takes them.
+  for (const given of [[], [{}], [handler, handler], [handler, {}, handler]]) assert.throws(() => guarded(...given), /a guard takes one handler/)
+  for (const own of [1, 'yes', null, 0]) {
+    assert.throws(() => guarded(handler, own), /options of a guarded route must be an object/)
+    assert.throws(() => guarded.middleware(own), /options of a guarded route must be an object/)
+    await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: own as never } }, async () => 'never') }), /options of a guarded route must be an object/)
+  }
+  // The options of another framework.
+  for (const own of [{ job: true }, { prefix: '/a' }]) assert.throws(() => idempotent(idem, { scope, ...own } as any), /has no option (job|prefix)/)
+  await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { bodyLimit: 1 } as never } }, async () => 'never') }), /has no option bodyLimit/)
+  await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { job: 'no' as never } } }, async () => 'never') }), /the option job must be true or false/)
+  assert.throws(() => idempotent(idem, { scope, formField: 1 as never }), /the option formField must be/)
 })
 
 test('a job reports no success after its last step was rolled back', async () => {

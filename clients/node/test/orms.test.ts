@@ -22,6 +22,9 @@ import { DataSource, EntitySchema } from 'typeorm'
 import { PrismaClient } from './prisma-client.js'
 import { key, Proxy, World } from './support.js'
 
+// It has no types of its own.
+const { default: Cursor } = await import('pg-cursor' as string)
+
 let world: World
 let proxy: Proxy
 before(async () => {
@@ -44,6 +47,10 @@ interface Orm {
   /** A transaction without us. */
   own(run: (tx: any) => Promise<void>): Promise<unknown>
   commit?(tx: any): Promise<unknown>
+  /** A nested transaction that its own commit() ends. */
+  begin?(tx: any): Promise<unknown>
+  /** All effects in pieces, if the test of pg's own streams does not cover it. */
+  stream?(tx: any): AsyncIterable<unknown>
   /** Ends the connection below our transaction. */
   replace?(tx: any): Promise<unknown>
   end(): Promise<unknown>
@@ -64,6 +71,7 @@ const orms: Record<string, () => Promise<Orm>> = {
       nested: (tx, run) => tx.transaction(run),
       own: (run) => db.transaction(run),
       commit: (tx) => tx.commit(),
+      begin: (tx) => tx.transaction(),
       replace: async (tx) => (await tx.client.acquireConnection()).end(),
     }
   },
@@ -85,7 +93,7 @@ const orms: Record<string, () => Promise<Orm>> = {
     pool.on('error', () => undefined)
     // Of those in use, which Kysely does not listen to.
     pool.on('connect', (client) => client.on('error', () => undefined))
-    const db = new Kysely<{ effects: { what: string } }>({ dialect: new PostgresDialect({ pool }) })
+    const db = new Kysely<{ effects: { what: string } }>({ dialect: new PostgresDialect({ pool, cursor: Cursor }) })
     return {
       pool: kyselyPool(db, MAX), cancels: false, end: () => db.destroy(),
       insert: (tx, what) => tx.insertInto('effects').values({ what }).execute(),
@@ -93,6 +101,7 @@ const orms: Record<string, () => Promise<Orm>> = {
       nested: (tx, run) => tx.transaction().execute(run),
       own: (run) => db.transaction().execute(run),
       commit: async (tx) => tx.commit().execute(),
+      stream: (tx) => tx.withSchema('public').selectFrom('effects').select('what').stream(1),
     }
   },
   async TypeORM() {
@@ -238,6 +247,41 @@ for (const [name, make] of Object.entries(orms)) {
         })))
         assert.equal(await world.effects(one), 0)
         for (const other of others) assert.equal(await world.effects(other), 1)
+      })
+      await scenario('a nested transaction that begins without a callback', async (one) => {
+        if (!orm.begin) return
+        for (const ends of [false, true]) {
+          const answer = idem.request(options(key()), async (tx) => {
+            await orm.insert(tx, one)
+            const inner: any = await orm.begin!(tx)
+            await orm.insert(inner, one)
+            if (ends) await inner.commit()
+            return { status: 201 }
+          })
+          if (ends) await answer
+          else await assert.rejects(answer, /nested transaction/)
+          assert.equal(await world.effects(one), ends ? 2 : 0)
+        }
+      })
+      await scenario('a stream that the handler leaves unread ends the request at once', async (one) => {
+        if (!orm.stream) return
+        const began = performance.now()
+        const reads = async (how: 'part' | 'throws' | 'breaks' | 'all') => idem.request(options(key()), async (tx) => {
+          await orm.insert(tx, one)
+          await orm.insert(tx, one)
+          const stream = orm.stream!(tx)
+          if (how === 'breaks') for await (const _ of stream) break
+          else if (how === 'all') for await (const _ of stream) continue
+          else await stream[Symbol.asyncIterator]().next()
+          if (how === 'throws') throw new Error('no')
+          return { status: 201 }
+        })
+        await assert.rejects(reads('part'), TransactionEnded)
+        await assert.rejects(reads('throws'), /^Error: no$/)
+        assert.equal(await world.effects(one), 0)
+        for (const how of ['breaks', 'all'] as const) await reads(how)
+        assert.equal(await world.effects(one), 4)
+        assert.ok(performance.now() - began < 20_000, 'without the time limit of 30 s of an answer')
       })
       await scenario('a handler that ends its connection itself runs once', async (one) => {
         if (!orm.replace) return
