@@ -99,13 +99,13 @@ export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = Poo
         if (++tries > 1) throw Object.assign(new Error('the transaction must run again, so the client must repeat the request'), { status: 503 })
         next()
       }
-      handle(client, settings, 'request', rest, req, res).catch(next)
+      handle(client, { ...settings, isMiddleware: true }, 'request', rest, req, res).catch(next)
     }
   }
   return Object.assign(guard('request'), { job: guard('job'), middleware })
 }
 
-async function handle(client: Client<any>, options: ExpressOptions<any>, kind: 'request' | 'job',
+async function handle(client: Client<any>, options: ExpressOptions<any> & { isMiddleware?: boolean }, kind: 'request' | 'job',
   handler: (req: ExpressRequest, res: ServerResponse, next: Next) => unknown, req: ExpressRequest, res: ServerResponse): Promise<void> {
   const hasBytes = Buffer.isBuffer(req.rawBody) || Buffer.isBuffer(req.body)
   const isParsed = !hasBytes && (req.readableEnded || (req as { _body?: boolean })._body === true)
@@ -113,13 +113,14 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
   let readOver: (() => void) | undefined
   let again: (() => Promise<void>) | undefined
   const held = new BufferedResponse(res, `${req.method} ${req.originalUrl}`)
+  const { next: nextBefore } = req as { next?: Next }
   let whole: Response | undefined
   let answer
   let isUndone = false
   try {
     answer = await serve(client, {
       method: req.method!, path: req.originalUrl, key: req.headersDistinct['idempotency-key'],
-      body: req.rawBody!, contentType: isParsed ? 'application/json' : req.headers['content-type'],
+      body: req.rawBody!, form: isParsed ? formOf(req) : undefined, contentType: isParsed ? 'application/json' : req.headers['content-type'],
       contentEncoding: isParsed ? undefined : req.headers['content-encoding'], native: req,
       scope: () => options.scope(req), onScope: () => { isUndone = true },
     }, options, kind, async (context, isFinished) => {
@@ -130,8 +131,13 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
       req.idempotency = context
       // Otherwise Express would drop the body of a response that the client has cached, before it is stored.
       Object.defineProperty(req, 'fresh', { configurable: true, writable: true, value: false })
-      whole = await held.run((fail) => handler(req, res, (error) => fail(error ??
-        new TypeError('a guarded handler must send the response itself: it must not call next() without an error'))), isFinished)
+      whole = await held.run((fail) => {
+        const next: Next = (error) => fail(error ??
+          new TypeError('a guarded handler must send the response itself: it must not call next() without an error'))
+        // Express's own methods, such as res.format() and res.sendFile(), report their errors to it.
+        if (!options.isMiddleware) (req as { next?: Next }).next = next
+        return handler(req, res, next)
+      }, isFinished)
       // The last step's response is the one that is stored.
       if (isFinished()) whole = undefined
       return whole
@@ -140,12 +146,17 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
   } finally {
     readOver?.()
     delete (req as { fresh?: boolean }).fresh
+    Object.assign(req, { next: nextBefore })
     held.restore(isUndone)
   }
   // The handler's own response has headers that are not stored, and its body can be too large to be stored.
   if (answer.first && whole) held.send(whole.status, held.headers, whole.body as Buffer)
   else held.send(answer.status, Object.entries(answer.headers), answer.body)
 }
+
+/** The fields of a form that a parser has read. */
+const formOf = (req: ExpressRequest): object | undefined =>
+  /^(multipart\/form-data|application\/x-www-form-urlencoded)\b/i.test(req.headers['content-type'] ?? '') ? req.body ?? {} : undefined
 
 /** Returns a function that undoes the changes of a try. */
 function requestSnapshot(req: ExpressRequest, res: ServerResponse, parseAgain: (() => unknown) | undefined): () => Promise<void> {
@@ -308,7 +319,8 @@ class BufferedResponse {
       const begin = (): void => {
         if (status !== undefined) return
         status = res.statusCode
-        this.headers = this.#lines()
+        // The body is sent whole, with its length.
+        this.headers = this.#lines().filter(([name]) => !/^(transfer-encoding|trailer)$/i.test(name))
         seemsSent(res, 'headersSent')
         for (const name of HEADER_METHODS) (res as any)[name] = () => { if (!isLate()) throw refuse() }
       }
@@ -341,6 +353,7 @@ class BufferedResponse {
           return res
         },
         flushHeaders: streaming,
+        addTrailers: () => reject(streamingRefused(this.route, 'with trailers')),
         write: (part: unknown, ...rest: unknown[]) => {
           callBack(rest)
           if (isLate()) return false
@@ -407,7 +420,13 @@ class BufferedResponse {
       for (const name of ['Content-Type', 'Content-Length', 'Transfer-Encoding']) res.removeHeader(name)
     }
     const bodiless = res.statusCode === 204 || res.statusCode === 304 || res.req.method === 'HEAD'
-    if (!bodiless) res.setHeader('Content-Length', bytes.length)
-    res.end(bodiless ? undefined : bytes)
+    try {
+      if (!bodiless) res.setHeader('Content-Length', bytes.length)
+      res.end(bodiless ? undefined : bytes)
+    } catch (error) {
+      // The answer of the error handler must not have the headers that caused the error.
+      if (!res.headersSent) this.#reset()
+      throw error
+    }
   }
 }

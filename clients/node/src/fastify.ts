@@ -63,6 +63,11 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
     const handler = route.handler as (this: unknown, request: any, reply: any) => unknown
     // This is the first hook, so that later hooks can parse.
     route.preParsing = [(request: any, _reply: unknown, payload: Readable, done: (error: Error | null, payload?: Readable) => void) => {
+      if (request.headers['content-length'] === undefined && request.headers['transfer-encoding'] === undefined) {
+        // To read the end of the request would end Fastify's handlerTimeout.
+        request.rawBody = Buffer.alloc(0)
+        return done(null, payload)
+      }
       wholeBody(payload, request.routeOptions.bodyLimit).then((bytes) => {
         request.rawBody = bytes
         replayPipe(request.raw, () => request.rawBody)

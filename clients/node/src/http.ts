@@ -9,7 +9,7 @@ import { Readable } from 'node:stream'
 import {
   checkedCount, checkedTimes, newResult, problem, storable, type Client, type Job, type Response, type Result,
 } from './client.js'
-import { compared, formKey, leftOut, NO_JSON, ofBytes, storableUtf8, type Fingerprint } from './comparison.js'
+import { compared, formKeys, leftOut, NO_JSON, ofBytes, storableUtf8, type Fingerprint } from './comparison.js'
 import {
   ActionIdAhead, asIdempotencyError, ClaimLost, ClaimNotFound, InProgress, KeyExpired, KeyInvalid, KeyReused, RateLimited, ScopeMoving, StreamingRefused,
   sqlstateOf, TimedOut,
@@ -98,6 +98,8 @@ export interface HttpRequest {
   body: Uint8Array
   contentType?: string | undefined
   contentEncoding?: string | undefined
+  /** The fields of a form that a parser has read before the guard. */
+  form?: object | undefined
   scope: () => string
   /** Called after scope(). From here on, no success may be sent before COMMIT or a replay, even if the guard itself fails. */
   onScope?: () => void
@@ -161,15 +163,16 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
   respond: (context: Context<Tx>, isFinished: () => boolean) => Promise<Response | void>): Promise<HttpAnswer> {
   const line = Array.isArray(request.key) ? request.key.join(', ') : request.key
   const { required = true, strict, headers = REPLAYED_HEADERS, store, maxResponseSize, formField = '_idempotency_key' } = options
-  const inForm = line === undefined && formField !== null ? formKey(request, formField) : undefined
-  if (line === undefined && inForm === undefined && (required || kind === 'job')) {
+  const inForm = line !== undefined || formField === null ? []
+    : request.form ? [(request.form as Record<string, unknown>)[formField] ?? []].flat() : formKeys(request, formField)
+  if (line === undefined && inForm.length === 0 && (required || kind === 'job')) {
     return refusal(problem('key-required', 'Idempotency-Key required', 400,
       'This request needs a header Idempotency-Key, a quoted string that is new for each request and the same in each of its retries.'))
   }
-  const key = line === undefined ? inForm : parseKey(line, strict)
-  if ((line !== undefined && key === undefined) || (options.anyKey && key !== undefined && (key === '' || key.length > MAX_KEY))) {
+  const key = line !== undefined ? parseKey(line, strict) : inForm.length === 1 && typeof inForm[0] === 'string' ? inForm[0] : undefined
+  if (((line !== undefined || inForm.length > 0) && key === undefined) || (options.anyKey && key !== undefined && (key === '' || key.length > MAX_KEY))) {
     return refusal(problem('key-invalid', 'Idempotency-Key invalid', 400,
-      options.anyKey ? `The Idempotency-Key is not a string of 1 to ${MAX_KEY} characters.` : 'The header Idempotency-Key is not one quoted string.'))
+      options.anyKey ? `The Idempotency-Key is not a string of 1 to ${MAX_KEY} characters.` : line === undefined ? 'The form has more than one key.' : 'The header Idempotency-Key is not one quoted string.'))
   }
   const scope = request.scope()
   request.onScope?.()
@@ -346,7 +349,7 @@ export function overrides(target: object, names: readonly string[]): () => void 
 export function responseOverrides(response: ServerResponse): () => void {
   // This property of the prototype becomes an own one before the methods do.
   response.statusCode = Number(response.statusCode)
-  return overrides(response, [...SENDING_METHODS, 'headersSent', ...HEADER_METHODS, 'writableEnded'])
+  return overrides(response, [...SENDING_METHODS, 'addTrailers', 'headersSent', ...HEADER_METHODS, 'writableEnded'])
 }
 
 /** Makes a response look sent, by these properties. */

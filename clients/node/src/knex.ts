@@ -26,7 +26,7 @@ export function knexPool<Record extends object = any>(knex: Knex<Record>): PoolL
         return made
       }
       return {
-        tx, isNested: () => nested > 0, ends: ['commit', 'rollback'], client: await (tx.client as { acquireConnection(): Promise<any> }).acquireConnection(),
+        tx, queues: true, isNested: () => nested > 0, ends: ['commit', 'rollback'], client: await (tx.client as { acquireConnection(): Promise<any> }).acquireConnection(),
         commit: () => tx.commit().then(() => done),
         rollback: () => tx.rollback().then(() => done),
       }

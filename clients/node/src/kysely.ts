@@ -1,6 +1,7 @@
 /** Requests and jobs in Kysely: new Idempotency(kyselyPool(db)). The handler gets a ControlledTransaction, whose transaction() is a savepoint. */
 import { CompiledQuery, PostgresAdapter, type ControlledTransaction, type Kysely, type QueryExecutor } from 'kysely'
-import { poolOver } from './adapter.js'
+import { ONE_NESTED, poolOver } from './adapter.js'
+import { TransactionEnded } from './errors.js'
 import type { Row } from './functions.js'
 import type { PoolLike } from './postgres.js'
 
@@ -27,7 +28,10 @@ export function kyselyPool<DB>(db: Kysely<DB>, max?: number): PoolLike<Controlle
       return {
         tx: withSavepoints(tx, nested), isNested: () => nested.size > 0, isUnread: () => streams.size > 0, ends: ['commit', 'rollback'],
         // If COMMIT fails, only this returns the connection.
-        commit: () => tx.commit().execute().catch((error: unknown) => rollback().catch(() => undefined).then(() => { throw error })),
+        commit: () => tx.commit().execute().catch((error: unknown) => {
+          const failure = tx.isRolledBack ? new TransactionEnded('the server rolled the transaction back', { cause: error }) : error
+          return rollback().catch(() => undefined).then(() => { throw failure })
+        }),
         rollback,
       }
     },
@@ -80,11 +84,14 @@ function withSavepoints<DB>(tx: Controlled<DB>, nested: Set<object>): Controlled
       throw error
     }
   }
+  let running = false
   const mode = (): never => {
     throw new TypeError('a savepoint has the isolation level and the access mode of its transaction')
   }
-  const counted = <T>(run: (inner: Controlled<DB>) => Promise<T>): Promise<T> => {
-    const made = execute(run)
+  const counted = async <T>(run: (inner: Controlled<DB>) => Promise<T>): Promise<T> => {
+    if (running) throw new TypeError(ONE_NESTED)
+    running = true
+    const made = execute(run).finally(() => { running = false })
     nested.add(made)
     return made.finally(() => nested.delete(made))
   }

@@ -340,10 +340,8 @@ export class Session {
   async commit(statement?: Statement<unknown>): Promise<void> {
     this.#proxy?.over()
     if (isUnread(this.#client)) throw new TransactionEnded(UNREAD)
-    // An ORM does not report that its COMMIT was a rollback, so a statement detects an aborted transaction.
-    const last = statement ?? (this.#client.handle && { text: 'SELECT 1', values: [] })
     const commit: Command = { text: 'COMMIT', values: [], isSent: false }
-    const answers = await this.#send([...(last ? [last] : []), commit], ANSWER_MS).catch((error: unknown) => {
+    const answers = await this.#send([...(statement ? [statement] : []), commit], ANSWER_MS).catch((error: unknown) => {
       this.inDoubt = this.lost && commit.isSent!
       throw sqlstateOf(error) === '25P02' ? new TransactionEnded(WENT_ON, { cause: error }) : error
     })

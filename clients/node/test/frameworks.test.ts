@@ -668,6 +668,63 @@ test('a scope that is a rejected promise does not end the process', async () => 
   }
 })
 
+for (const [version, express] of [['5', express5], ['4', express4]] as const) {
+  test(`Express ${version}: errors that Express itself reports, and headers of a body of unknown length`, async () => {
+    const app = (express as any)()
+    const guarded = idempotent(idem, { scope })
+    const insert = (req: any): Promise<unknown> => req.idempotency.tx.query('INSERT INTO effects (what) VALUES ($1)', [req.path])
+    app.post('/format', guarded(async (req: any, res: any) => { await insert(req); res.format({ json: () => res.json({}) }) }))
+    app.post('/file', guarded(async (req: any, res: any) => { await insert(req); res.sendFile('/no/such/file') }))
+    app.post('/trailers', guarded(async (req: any, res: any) => {
+      await insert(req)
+      res.setHeader('Trailer', 'X-Sum')
+      res.addTrailers({ 'X-Sum': '1' })
+      res.end('x')
+    }))
+    app.post('/chunked', guarded(async (req: any, res: any) => {
+      await insert(req)
+      res.writeHead(201, { 'Transfer-Encoding': 'chunked', Trailer: 'X-Sum', 'Content-Type': 'text/plain' })
+      res.end('x')
+    }))
+    app.use(shown)
+    const shop = await listening(app)
+    try {
+      for (const [path, status] of [['/format', 406], ['/file', 404], ['/trailers', 500]] as const) {
+        const one = keyed()
+        const headers = { ...one, Accept: 'text/csv' }
+        for (let times = 0; times < 2; times++) {
+          const answer = await post(shop, path, '{}', headers)
+          assert.deepEqual([answer.status, answer.headers['idempotent-replayed'], await world.effects(path)], [status, undefined, 0], path)
+        }
+      }
+      const one = keyed()
+      for (const replayed of [undefined, 'true']) {
+        const answer = await post(shop, '/chunked', '{}', one)
+        assert.deepEqual([answer.status, answer.text, answer.headers['idempotent-replayed'], answer.headers['transfer-encoding']], [201, 'x', replayed, undefined])
+      }
+    } finally {
+      await shop.close()
+      await world.sql("DELETE FROM effects WHERE what LIKE '/%'")
+    }
+  })
+}
+
+test("Fastify: a request without a body keeps Fastify's own time limit", async () => {
+  const shop = await fastifyShop((app) => {
+    app.get('/slow', { config: { idempotency: true }, handlerTimeout: 200 } as object, async (request: any) => {
+      await new Promise((resolve) => { request.signal.addEventListener('abort', resolve); setTimeout(resolve, 10_000).unref() })
+      return 'late'
+    })
+  })
+  try {
+    const answer = await fetch(`http://127.0.0.1:${shop.port}/slow`, { headers: keyed() })
+    assert.equal(answer.status, 503)
+    await answer.text()
+  } finally {
+    await shop.close()
+  }
+})
+
 test('nonsense in the options of a route is refused when it is made', async () => {
   await assert.rejects(async () => { await Fastify().register(idempotency as any, { client: idem, scope, ttl: '5 bananas' }) }, /ttl is not a valid interval/)
   await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { waitMs: -1 } } }, async () => 'never') }), /waitMs must not be negative/)

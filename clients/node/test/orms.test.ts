@@ -49,6 +49,8 @@ interface Orm {
   commit?(tx: any): Promise<unknown>
   /** A nested transaction that its own commit() ends. */
   begin?(tx: any): Promise<unknown>
+  /** An insert that is made now, and sent by the function that it returns. */
+  prepared?(tx: any, what: string): () => PromiseLike<unknown>
   /** All effects in pieces, if the test of pg's own streams does not cover it. */
   stream?(tx: any): AsyncIterable<unknown>
   /** Ends the connection below our transaction. */
@@ -82,6 +84,10 @@ const orms: Record<string, () => Promise<Orm>> = {
     return {
       pool: drizzlePool(db), cancels: true, end: () => pool.end(),
       insert: (tx, what) => tx.insert(effects).values({ what }),
+      prepared: (tx, what) => {
+        const builder = tx.insert(effects).values({ what })
+        return () => builder
+      },
       raw: (tx, statement) => tx.execute(statement),
       nested: (tx, run) => tx.transaction(run),
       own: (run) => db.transaction(run),
@@ -247,6 +253,46 @@ for (const [name, make] of Object.entries(orms)) {
         })))
         assert.equal(await world.effects(one), 0)
         for (const other of others) assert.equal(await world.effects(other), 1)
+      })
+      await scenario('a statement that fails late, and that nothing awaits, is no success', async (one) => {
+        for (const late of [0, 1, 2, 5]) {
+          const answer = await idem.request(options(`${one}${late}`), async (tx) => {
+            await orm.insert(tx, one)
+            const fails = async (): Promise<void> => {
+              for (let ticks = 0; ticks < late; ticks++) await undefined
+              await orm.raw(tx, 'SELECT 1 / 0')
+            }
+            fails().catch(() => undefined)
+            return { status: 201 }
+          }).then((result) => result.status, (error: unknown) => {
+            assert.ok(error instanceof TransactionEnded, String(error))
+            return 500
+          })
+          // If it comes after the transaction, it is refused and changes nothing.
+          assert.equal(await world.effects(one), answer === 201 ? 1 : 0)
+          await world.sql('DELETE FROM effects WHERE what = $1', [one])
+        }
+      })
+      await scenario('two nested transactions at the same time do not undo each other', async (one) => {
+        const answer = await idem.request(options(one), async (tx) => {
+          const one_ = orm.nested(tx, async (inner) => { await orm.insert(inner, one); await sleep(20) })
+          const other = (async () => orm.nested(tx, async () => { await sleep(60); throw new Error('other') }))()
+          const [first] = await Promise.allSettled([one_, other])
+          return { status: first.status === 'fulfilled' ? 201 : 500 }
+        }).then((result) => result.status, () => 500)
+        assert.equal(await world.effects(one), answer === 201 ? 1 : 0)
+      })
+      await scenario('a statement that was made in the transaction does not run after it', async (one) => {
+        if (!orm.prepared) return
+        let kept!: () => PromiseLike<unknown>
+        let nested!: () => PromiseLike<unknown>
+        await idem.request(options(one), async (tx) => {
+          kept = orm.prepared!(tx, one)
+          await orm.nested(tx, async (inner) => { nested = orm.prepared!(inner, one) })
+          return { status: 201 }
+        })
+        for (const send of [kept, nested]) await assert.rejects(async () => { await send() }, ({ message, cause }) => /has ended/.test(`${message} ${cause?.message}`))
+        assert.equal(await world.effects(one), 0)
       })
       await scenario('a nested transaction that begins without a callback', async (one) => {
         if (!orm.begin) return
