@@ -18,13 +18,12 @@ import {
 import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes, stepKey } from './keys.js'
 import { noteClaim, observed, spanned, traceparent, waiting, withoutTrace, type Observers } from './observe.js'
-import { ANSWER_MS, isConnectionLost, MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, type Handle, type PoolLike } from './postgres.js'
+import { ANSWER_MS, isConnectionLost, isStale, MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, type Handle, type PoolLike } from './postgres.js'
 import { ManyServers, OneServer, type Servers, type Shards } from './shards.js'
 import { checkedNames, describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
 export const ATTEMPTS = 5
-/** The last two mean that a prepared statement is gone, or returns other columns. */
-const RETRIED = new Set(['40001', '40P01', '26000', '0A000'])
+const RETRIED = new Set(['40001', '40P01'])
 /** Raised by statement_timeout and by lock_timeout. */
 const ENDED_WAITS = new Set(['57014', '55P03'])
 const IN_DOUBT_WAIT = '5 seconds'
@@ -120,8 +119,13 @@ export interface Client<Tx> extends Core {
 const NOT_STORED = new Set([401, 403, 408, 425, 429])
 
 /** Whether a response of this status commits or is rolled back. A success always commits, because the client relies on it. */
-export const storable = (status: number, store = (given: number) => !NOT_STORED.has(given)): boolean =>
-  status < 300 || (status < 500 && store(status))
+export function storable(status: number, store = (given: number) => !NOT_STORED.has(given)): boolean {
+  if (status < 300 || status >= 500) return status < 300
+  const kept: unknown = store(status)
+  // A promise would be true.
+  if (typeof kept !== 'boolean') throw new TypeError(`the option store must return true or false, not ${describe(kept)}`)
+  return kept
+}
 
 /** A problem document of RFC 9457. */
 export function problem(type: string, title: string, status: number, detail: string): Response & { body: string; headers: Headers } {
@@ -271,7 +275,7 @@ export async function withRetries<T>(attempt: () => Promise<T>): Promise<T> {
     try {
       return await attempt()
     } catch (error) {
-      if (number === ATTEMPTS || !RETRIED.has(sqlstateOf(error) ?? '')) throw error
+      if (number === ATTEMPTS || !(RETRIED.has(sqlstateOf(error) ?? '') || isStale(error))) throw error
     }
     await sleep(Math.random() * 20 * 2 ** number)
   }
@@ -569,6 +573,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
           if (session.status === 'E' || session.status === 'I') {
             throw new TransactionEnded('the last step ended its transaction, or continued after an error in it')
           }
+          if (!storable(response.status, options.store)) return newResult(response, false)
           try {
             await spanned('idempotency.commit', () => opened.commit(complete(response)))
           } catch (error) {
@@ -696,6 +701,8 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     scope, key, attempt: claim.attempt ?? 1, signal: controller.signal,
     get lost() { return controller.signal.aborted },
     async step(name, run) {
+      const size = Buffer.byteLength(printable(name, claim.encoding))
+      if (size < 1 || size > 512) throw new TypeError('the name of a step must have 1 to 512 bytes')
       if (seen.has(name)) throw new TypeError(`the step ${name} has already run in this attempt; each step needs its own name`)
       if (name in values && !running && !controller.signal.aborted) {
         seen.add(name)
@@ -724,8 +731,10 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
       enter(FINISH)
       try {
         finishing = whileHeld(() => commit(run, complete))
-        result = await finishing
-        return result
+        const made = await finishing
+        // Its transaction was rolled back.
+        if (!storable(made.status, options.store)) await core.fail(scope, key, { claimToken, error: `status ${made.status}` })
+        return result = made
       } catch (error) {
         isUndone = true
         if (isLoss(error)) lose(error)
@@ -744,11 +753,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     if (!result) {
       const response = checked(returned, 'the job')
       if (isUndone && response.status < 300) throw new TransactionEnded('the job returned a success, but its last step was rolled back')
-      if (storable(response.status, options.store)) await job.finish(() => response)
-      else {
-        await core.fail(scope, key, { claimToken, error: `status ${response.status}` })
-        result = newResult(response, false)
-      }
+      await job.finish(() => response)
     }
     return result!
   } catch (error) {

@@ -6,11 +6,12 @@
  */
 import type { RequestIdentity } from './functions.js'
 import { requestHashOfBytes } from './keys.js'
+import { describe } from './values.js'
 
 /** A larger document is compared by its bytes. */
 const MAX_COMPARED = 2 << 20
-/** SQLSTATEs of a body that is not JSON, or that jsonb cannot hold. Such a body is compared by its bytes. */
-export const NO_JSON = new Set(['22003', '22021', '22P02', '22P05', '54000', '54001'])
+/** SQLSTATEs of a body that is not JSON, that jsonb cannot hold, or that has no members to leave out. Such a body is compared by its bytes. */
+export const NO_JSON = new Set(['22003', '22021', '22023', '22P02', '22P05', '54000', '54001'])
 
 /** JSON pointers ('/meta/traceId') to members to leave out, or a function of the framework's request and the body that returns the text or bytes to compare. */
 export type Fingerprint<Request> = readonly string[] | ((request: Request, body: Uint8Array) => string | Uint8Array)
@@ -56,7 +57,11 @@ export function storableUtf8(bytes: Uint8Array): string | undefined {
 /** The request as a claim compares it. JSON is a string, which the server puts into canonical form. */
 export function compared<Request>(request: Compared, native: Request, fingerprint: Fingerprint<Request> | undefined): RequestIdentity {
   const { method, path, body, contentType = '', contentEncoding = 'identity' } = request
-  if (typeof fingerprint === 'function') return ofBytes({ ...request, body: Buffer.from(fingerprint(native, body)) })
+  if (typeof fingerprint === 'function') {
+    const made: unknown = fingerprint(native, body)
+    if (typeof made !== 'string' && !(made instanceof Uint8Array)) throw new TypeError(`the option fingerprint must return a string or bytes, not ${describe(made)}`)
+    return ofBytes({ ...request, body: Buffer.from(made) })
+  }
   const boundary = boundaryOf(contentType)
   if (body.length === 0 || contentEncoding !== 'identity') return ofBytes(request)
   if (JSON_TYPE.test(contentType) && body.length <= MAX_COMPARED) {

@@ -17,7 +17,7 @@ import type { PoolClient } from 'pg'
 import { checkedCount, type Client, type Response } from './client.js'
 import { Attempts } from './handlers.js'
 import {
-  alreadySent, badRequest, endListener, HEADER_METHODS, ignoreLateCalls, refuseSuccess, replayBody, responseOverrides, routeOptions, seemsSent,
+  alreadySent, badRequest, checkedClient, HEADER_METHODS, ignoreLateCalls, keyOf, refuseSuccess, refuseWaiting, replayBody, responseOverrides, routeOptions, seemsSent,
   serve, snapshotOf, streamingRefused, wholeBody, type Context, type HttpOptions,
 } from './http.js'
 import { describe } from './values.js'
@@ -51,6 +51,12 @@ export interface ExpressResponse extends ServerResponse {
   clearCookie(name: string, options?: object): this
   vary(field: string): this
   links(links: Record<string, string>): this
+  attachment(filename?: string): this
+  format(handlers: any): this
+  jsonp(document?: unknown): this
+  sendFile(path: string, ...more: any[]): void
+  download(path: string, ...more: any[]): void
+  render(view: string, ...more: any[]): void
 }
 export type Next = (error?: any) => void
 export type GuardedRequest<Request, Tx> = Request & { idempotency: Context<Tx>; rawBody: Buffer }
@@ -71,6 +77,7 @@ export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = Poo
     checkedCount(settings.bodyLimit, 'bodyLimit')
     return settings
   }
+  checkedClient(client)
   settingsOf({})
   const guard = (kind: 'request' | 'job') =>
     <Req extends ExpressRequest = Request, Res extends ServerResponse = ExpressResponse>(handler: (req: GuardedRequest<Req, Tx>, res: Res, next: Next) => unknown,
@@ -82,10 +89,10 @@ export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = Poo
       const settings = settingsOf(own)
       return (req: Req, res: Res, next: Next): void => {
         if (settings.methods && !settings.methods.includes(req.method!)) {
-          void (async () => handler(req as never, res, next))().catch(next)
+          void (async () => handler(req as never, res, next))().catch(failed(next))
           return
         }
-        handle(client, settings, kind, handler as never, req, res).catch(next)
+        handle(client, settings, kind, handler as never, req, res).catch(failed(next))
       }
     }
   /** For app.use(): the routes after it run in the transaction, for POST and PATCH. A response of 400 and above is rolled back. */
@@ -99,11 +106,15 @@ export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = Poo
         if (++tries > 1) throw Object.assign(new Error('the transaction must run again, so the client must repeat the request'), { status: 503 })
         next()
       }
-      handle(client, { ...settings, isMiddleware: true }, 'request', rest, req, res).catch(next)
+      handle(client, { ...settings, isMiddleware: true }, 'request', rest, req, res).catch(failed(next))
     }
   }
   return Object.assign(guard('request'), { job: guard('job'), middleware })
 }
+
+/** Passes an error on. Express takes a falsy one, 'route' and 'router' for none, and would go on. */
+const failed = (next: Next) => (error: unknown): void =>
+  next(error && error !== 'route' && error !== 'router' ? error : new Error('a guarded handler or the option scope failed without an error', { cause: error }))
 
 async function handle(client: Client<any>, options: ExpressOptions<any> & { isMiddleware?: boolean }, kind: 'request' | 'job',
   handler: (req: ExpressRequest, res: ServerResponse, next: Next) => unknown, req: ExpressRequest, res: ServerResponse): Promise<void> {
@@ -117,13 +128,15 @@ async function handle(client: Client<any>, options: ExpressOptions<any> & { isMi
   let whole: Response | undefined
   let answer
   let isUndone = false
+  let finished = (): boolean => false
   try {
     answer = await serve(client, {
-      method: req.method!, path: req.originalUrl, key: req.headersDistinct['idempotency-key'],
+      method: req.method!, path: req.originalUrl, key: keyOf(req),
       body: req.rawBody!, form: isParsed ? formOf(req) : undefined, contentType: isParsed ? 'application/json' : req.headers['content-type'],
       contentEncoding: isParsed ? undefined : req.headers['content-encoding'], native: req,
       scope: () => options.scope(req), onScope: () => { isUndone = true },
     }, options, kind, async (context, isFinished) => {
+      finished = isFinished
       if (again) await again()
       else again = requestSnapshot(req, res, parseAgain)
       readOver?.()
@@ -147,7 +160,7 @@ async function handle(client: Client<any>, options: ExpressOptions<any> & { isMi
     readOver?.()
     delete (req as { fresh?: boolean }).fresh
     Object.assign(req, { next: nextBefore })
-    held.restore(isUndone)
+    held.restore(isUndone && !finished())
   }
   // The handler's own response has headers that are not stored, and its body can be too large to be stored.
   if (answer.first && whole) held.send(whole.status, held.headers, whole.body as Buffer)
@@ -303,10 +316,10 @@ class BufferedResponse {
     this.#reset()
     this.#attempts.add()
     this.#done = false
-    const awaitsEnd = endListener(res)
     const isLate = (): boolean => this.#attempts.isLeftBehind()
     await new Promise<void>((resolve, reject) => {
       let returned = false
+      const hasAnswered = refuseWaiting(res, this.route, () => returned, reject)
       const look = (): void => { if (returned && (ended || silent())) resolve() }
       const streaming = (): void => reject(streamingRefused(this.route))
       /** Rejects a second response, and returns the error for methods that throw it in Node, too. */
@@ -379,8 +392,7 @@ class BufferedResponse {
           ended = true
           seemsSent(res, 'writableEnded')
           look()
-          // The response is sent after COMMIT, which waits for the handler.
-          if (!returned) setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(this.route, 'and waits until that is sent')) })
+          hasAnswered()
           return res
         },
         destroy: (error?: Error) => {

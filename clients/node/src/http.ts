@@ -65,6 +65,15 @@ export function routeOptions<O extends HttpOptions<any>>(all: O, own: Partial<O>
   return made
 }
 
+/** Refuses a guard without a client when it is made. */
+export function checkedClient(client: Client<any>): void {
+  if (typeof (client as Partial<Client<any>> | undefined)?.request !== 'function') throw new TypeError('a guard needs an Idempotency as its client')
+}
+
+/** Every line of the header Idempotency-Key. Adapters that call an application without a server set only the other headers. */
+export const keyOf = (request: any): string | string[] | undefined =>
+  (request.raw ?? request).headersDistinct?.['idempotency-key'] ?? request.headers['idempotency-key']
+
 /** Refuses invalid options when the route is made. names are the framework's own options. */
 export function checkedOptions(options: HttpOptions<never>, ...names: string[]): void {
   checkedNames(options, new Set([...OPTIONS, ...names]), 'a guarded route')
@@ -365,11 +374,23 @@ export function ignoreLateCalls(target: any, attempts: Attempts, names: readonly
   }
 }
 
-/** Returns a function that says whether a new listener waits for the end of the response, except the listeners of pipe(). */
-export function endListener(response: ServerResponse): () => boolean {
+/** A handler that listens for the end of its response waits for it, or only for its own work. */
+const GRACE_MS = 1000
+
+/**
+ * Returns a function to call when the handler has answered. The response is sent
+ * after COMMIT, which waits for the handler. So if the handler does not return,
+ * and has added a listener for the end of the response, except by pipe(), refuse()
+ * is called.
+ */
+export function refuseWaiting(response: ServerResponse, route: string, hasReturned: () => boolean, refuse: (error: unknown) => void): () => void {
   const count = (): number => response.listenerCount('finish') + response.listenerCount('close') - 2 * response.listenerCount('unpipe')
   const before = count()
-  return () => count() > before
+  const waits = (): boolean => !hasReturned() && count() > before
+  const error = (): unknown => streamingRefused(route, "and waits until that is sent, or for more than a second with a listener of 'finish' or 'close'")
+  return () => {
+    if (!hasReturned()) setImmediate(() => { if (waits()) setTimeout(() => { if (waits()) refuse(error()) }, GRACE_MS) })
+  }
 }
 
 /** If the application, such as its error handler, answers 2xx although the work was rolled back, send 500 instead. */

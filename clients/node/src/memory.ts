@@ -357,11 +357,12 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       return runJob<MemoryTransaction>(this, request, this.#defaults, claim, started, deadline, (last) => this.#transaction(async (tx) => {
         await this.on(tx).heartbeat(request.scope, request.key, { claimToken: claim.claimToken, ...lease })
         const response = checked(await runHandler([this], () => last(tx), deadline.ofLastStep()), 'the last step')
+        if (!storable(response.status, request.store)) return newResult(response, false)
         const { status, body, headers, whole } = storedResponse(response, claim, request)
         tx.checkOpen()
         await this.on(tx).complete(request.scope, request.key, status, { body, headers, claimToken: claim.claimToken })
         return newResult(response, whole)
-      }), fn)
+      }, (result) => storable(result.status, request.store)), fn)
     })
   }
 

@@ -66,6 +66,8 @@ class Prepared {
   /** Whether the process is the connection's own; undefined before the check. */
   isDirect: boolean | undefined
   readonly parsed = new Set<string>()
+  /** Added to the names. It changes if statements are gone, because others of that name can still be there. */
+  #suffix = ''
 
   static of(client: object): Prepared {
     let found = Prepared.#of.get(client)
@@ -81,15 +83,23 @@ class Prepared {
       name = Prepared.#names.size < MAX_NAMES ? `idem_${Prepared.#names.size}` : ''
       if (name !== '') Prepared.#names.set(text, name)
     }
-    return name
+    return name === '' ? '' : name + this.#suffix
+  }
+
+  forget(): void {
+    this.parsed.clear()
+    this.#suffix = `_${Number(this.#suffix.slice(1)) + 1}`
   }
 }
 
 /** A program has only some dozens of statements. */
 const MAX_NAMES = 500
 const WHO: Command = { text: 'SELECT pg_catalog.pg_backend_pid()::text AS pid', values: [] }
-/** The prepared statement is gone, as after DISCARD ALL, or returns other columns now. */
-const STALE = new Set(['26000', '0A000'])
+/** Whether a prepared statement is gone, as after DISCARD ALL, or is there under a name that is to be parsed, or returns other columns now. */
+export function isStale(error: unknown): boolean {
+  const state = sqlstateOf(error)
+  return state === '26000' || state === '42P05' || (state === '0A000' && (error as { routine?: unknown }).routine === 'RevalidateCachedQuery')
+}
 
 /** Several statements in one round trip, as a query class like that of pg. */
 class Batch {
@@ -166,7 +176,7 @@ class Batch {
 
   handleError(error: Error): void {
     this.#over()
-    if (STALE.has(sqlstateOf(error) ?? '')) this.prepared.parsed.clear()
+    if (isStale(error)) this.prepared.forget()
     this.callback(error)
   }
 
@@ -321,7 +331,7 @@ export class Session {
   /** Runs a statement outside of a transaction. */
   async perform<T>(statement: Statement<T>, limitMs: number): Promise<T> {
     const [answer] = await this.#send([statement], limitMs).catch((error: unknown) => {
-      if (!STALE.has(sqlstateOf(error) ?? '')) throw error
+      if (!isStale(error)) throw error
       return this.#send([statement], limitMs)
     })
     return statement.read(answer!.rows)

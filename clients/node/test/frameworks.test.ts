@@ -709,6 +709,42 @@ for (const [version, express] of [['5', express5], ['4', express4]] as const) {
   })
 }
 
+test('Express: an error that is nothing does not lead past the guard', async () => {
+  const app = express5()
+  for (const [path, error] of [['/nothing', undefined], ['/null', null], ['/route', 'route'], ['/router', 'router']] as const) {
+    const throws = (): string => { throw error }
+    app.post(path, idempotent(idem, { scope: throws })(() => assert.fail('it ran')))
+    app.post(`${path}/handler`, idempotent(idem, { scope })(async () => throws()))
+    app.post(`${path}/middleware`, idempotent(idem, { scope: throws }).middleware())
+  }
+  app.use((_req: unknown, res: any, _next: unknown) => { res.status(200).send('past the guard') })
+  app.use(shown)
+  const shop = await listening(app)
+  try {
+    for (const path of ['/nothing', '/null', '/route', '/router']) {
+      for (const more of ['', '/handler', '/middleware']) assert.equal((await post(shop, path + more, '{}', keyed())).status, 500, path + more)
+    }
+  } finally {
+    await shop.close()
+  }
+})
+
+test('a key is found where a server has only the plain headers', async () => {
+  const app = express5()
+  app.use((req: any, _res, next) => { Object.defineProperty(req, 'headersDistinct', { value: {} }); next() })
+  app.post('/', idempotent(idem, { scope, required: false })((req: any, res: any) => res.send(req.idempotency.key)))
+  const shop = await listening(app)
+  try {
+    const one = key()
+    for (const replayed of [undefined, 'true']) {
+      const answer = await post(shop, '/', '{}', keyed({}, one))
+      assert.deepEqual([answer.text, answer.headers['idempotent-replayed']], [one, replayed])
+    }
+  } finally {
+    await shop.close()
+  }
+})
+
 test("Fastify: a request without a body keeps Fastify's own time limit", async () => {
   const shop = await fastifyShop((app) => {
     app.get('/slow', { config: { idempotency: true }, handlerTimeout: 200 } as object, async (request: any) => {
@@ -737,6 +773,10 @@ test('nonsense in the options of a route is refused when it is made', async () =
     assert.throws(() => idempotent(idem, { scope, methods }), /methods must be a list of HTTP methods in upper case/)
   }
   assert.throws(() => idempotent(idem, { scope })(() => undefined, { lease: '1s', leaseMs: 1 }), /lease and leaseMs cannot both be set/)
+  for (const client of [undefined, pool] as any[]) {
+    assert.throws(() => idempotent(client, { scope }), /a guard needs an Idempotency as its client/)
+    await assert.rejects(async () => { await Fastify().register(idempotency as any, { client, scope }) }, /a guard needs an Idempotency as its client/)
+  }
   const guarded: any = idempotent(idem, { scope })
   const handler = (): void => undefined
   // Several handlers, as Express itself takes them.
@@ -760,6 +800,21 @@ test('a job reports no success after its last step was rolled back', async () =>
       return { status }
     })
     await assert.rejects(answering(201), /its last step was rolled back/)
+    // A response that is not stored rolls the last step back, whether it is returned or the argument of finish().
+    for (const finishes of [true, false]) {
+      for (const status of [500, 401, 429]) {
+        const one = key()
+        for (let attempt = 1; attempt <= 2; attempt++) {
+          const made = await client.job({ scope: 'ann', key: one }, async (job) => {
+            assert.equal(job.attempt, attempt)
+            const last = async (tx: any) => { await client.on(tx).once('ann', one); return { status } }
+            if (finishes) await job.finish(last)
+            else return { status }
+          })
+          assert.deepEqual([made.status, made.replayed, made.stored, await client.onceAt('ann', one)], [status, false, false, null])
+        }
+      }
+    }
     assert.equal((await answering(402)).status, 402)
   }
 })
