@@ -34,6 +34,7 @@ export interface OpenTransaction<Tx> {
   readonly client?: PoolClientLike | undefined
 }
 
+export const NOT_ENDED = 'the handler must not end the transaction, which the client commits with the response'
 /** If two savepoints of one transaction are open at once, the rollback of one can undo the work of the other. */
 export const ONE_NESTED = 'await one nested transaction before the next'
 
@@ -146,7 +147,7 @@ function limited<Tx extends object>(tx: Tx, ends: readonly string[], queues = fa
     if (over) throw new TransactionEnded('the transaction of this handle has ended')
   }
   const refuse = (): never => {
-    throw new TransactionEnded('the handler must not end the transaction, which the client commits with the response')
+    throw new TransactionEnded(NOT_ENDED)
   }
   return {
     over: () => { over = true },

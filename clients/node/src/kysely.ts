@@ -1,6 +1,6 @@
 /** Requests and jobs in Kysely: new Idempotency(kyselyPool(db)). The handler gets a ControlledTransaction, whose transaction() is a savepoint. */
 import { CompiledQuery, PostgresAdapter, type ControlledTransaction, type Kysely, type QueryExecutor } from 'kysely'
-import { ONE_NESTED, poolOver } from './adapter.js'
+import { NOT_ENDED, ONE_NESTED, poolOver } from './adapter.js'
 import { TransactionEnded } from './errors.js'
 import type { Row } from './functions.js'
 import type { PoolLike } from './postgres.js'
@@ -20,15 +20,16 @@ export function kyselyPool<DB>(db: Kysely<DB>, max?: number): PoolLike<Controlle
       const own = db.withPlugin({ transformQuery: ({ node }) => node, transformResult: async ({ result }) => result })
       watchStreams(own.getExecutor(), streams)
       const tx = await own.startTransaction().execute()
+      const [commit, undo] = [tx.commit.bind(tx), tx.rollback.bind(tx)]
       const rollback = async (): Promise<void> => {
         // The connection is locked until each stream has ended.
         await Promise.all([...streams].map((stream) => stream.return(undefined).catch(() => undefined)))
-        await tx.rollback().execute()
+        await undo().execute()
       }
       return {
-        tx: withSavepoints(tx, nested), isNested: () => nested.size > 0, isUnread: () => streams.size > 0, ends: ['commit', 'rollback'],
+        tx: withSavepoints(tx, nested), isNested: () => nested.size > 0, isUnread: () => streams.size > 0,
         // If COMMIT fails, only this returns the connection.
-        commit: () => tx.commit().execute().catch((error: unknown) => {
+        commit: () => commit().execute().catch((error: unknown) => {
           const failure = tx.isRolledBack ? new TransactionEnded('the server rolled the transaction back', { cause: error }) : error
           return rollback().catch(() => undefined).then(() => { throw failure })
         }),
@@ -70,28 +71,46 @@ function watchStreams(executor: QueryExecutor, streams: Set<Stream>): void {
   }
 }
 
-/** Kysely's own transaction() in a transaction is an error. nested has those that have not ended. */
+/**
+ * Changes a transaction and all that are made from it: transaction(), which Kysely
+ * refuses, is a savepoint, and commit() and rollback() are refused. nested has the
+ * transactions that have not ended.
+ */
 function withSavepoints<DB>(tx: Controlled<DB>, nested: Set<object>): Controlled<DB> {
-  const name = `nested_${nested.size + 1}`
+  const own = tx as unknown as Record<string, (...given: unknown[]) => unknown>
+  const derived = (name: string, wrap: (made: any) => unknown): void => {
+    const make = own[name]!
+    own[name] = (...given) => wrap(make.apply(tx, given))
+  }
+  for (const name of ['withPlugin', 'withoutPlugins', 'withSchema', 'withTables']) derived(name, (made) => withSavepoints(made, nested))
+  for (const name of ['savepoint', 'releaseSavepoint', 'rollbackToSavepoint']) {
+    derived(name, (command) => ({ execute: async () => withSavepoints(await command.execute(), nested) }))
+  }
+  own['commit'] = own['rollback'] = () => { throw new TransactionEnded(NOT_ENDED) }
+  let running = false
   const execute = async <T>(run: (inner: Controlled<DB>) => Promise<T>): Promise<T> => {
-    const inner = await (tx as ControlledTransaction<DB>).savepoint(name).execute() as Controlled<DB>
+    if (running) throw new TypeError(ONE_NESTED)
+    running = true
+    const name = `nested_${nested.size + 1}`
     try {
-      const result = await run(withSavepoints(inner, nested))
-      await inner.releaseSavepoint(name as never).execute()
-      return result
-    } catch (error) {
-      await inner.rollbackToSavepoint(name as never).execute()
-      throw error
+      const inner = await (tx as ControlledTransaction<DB>).savepoint(name).execute() as Controlled<DB>
+      try {
+        const result = await run(inner)
+        await inner.releaseSavepoint(name as never).execute()
+        return result
+      } catch (error) {
+        await inner.rollbackToSavepoint(name as never).execute()
+        throw error
+      }
+    } finally {
+      running = false
     }
   }
-  let running = false
   const mode = (): never => {
     throw new TypeError('a savepoint has the isolation level and the access mode of its transaction')
   }
-  const counted = async <T>(run: (inner: Controlled<DB>) => Promise<T>): Promise<T> => {
-    if (running) throw new TypeError(ONE_NESTED)
-    running = true
-    const made = execute(run).finally(() => { running = false })
+  const counted = <T>(run: (inner: Controlled<DB>) => Promise<T>): Promise<T> => {
+    const made = execute(run)
     nested.add(made)
     return made.finally(() => nested.delete(made))
   }

@@ -120,6 +120,7 @@ const orms: Record<string, () => Promise<Orm>> = {
       nested: (tx, run) => tx.transaction(run),
       own: (run) => source.transaction(run),
       commit: async (tx) => tx.release(),
+      begin: async (tx) => { await tx.queryRunner.startTransaction(); return Object.assign(tx, { commit: () => tx.queryRunner.commitTransaction() }) },
       replace: async (tx) => { await tx.queryRunner.rollbackTransaction(); await tx.queryRunner.release() },
     }
   },
@@ -281,6 +282,23 @@ for (const [name, make] of Object.entries(orms)) {
           return { status: first.status === 'fulfilled' ? 201 : 500 }
         }).then((result) => result.status, () => 500)
         assert.equal(await world.effects(one), answer === 201 ? 1 : 0)
+      })
+      await scenario('no transaction that is made from the handle ends it', async (one) => {
+        if (name !== 'Kysely') return
+        const ways: ((tx: any) => Promise<unknown>)[] = [
+          async (tx) => (await tx.savepoint('a').execute()).commit().execute(), async (tx) => tx.withSchema('public').commit().execute(),
+          (tx) => tx.transaction().execute((inner: any) => inner.rollback().execute()),
+        ]
+        for (const way of ways) {
+          const own = key()
+          await assert.rejects(idem.request(options(own), async (tx) => { await orm.insert(tx, one); await way(tx); return { status: 201 } }), TransactionEnded)
+          assert.deepEqual([await world.effects(one), await idem.lookup('scope', own)], [0, undefined])
+        }
+        await idem.request(options(one), async (tx) => {
+          await tx.withSchema('public').transaction().execute((inner: any) => orm.insert(inner, one))
+          return { status: 201 }
+        })
+        assert.equal(await world.effects(one), 1)
       })
       await scenario('a statement that was made in the transaction does not run after it', async (one) => {
         if (!orm.prepared) return
