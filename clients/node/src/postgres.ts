@@ -95,7 +95,7 @@ class Prepared {
 /** A program has only some dozens of statements. */
 const MAX_NAMES = 500
 const WHO: Command = { text: 'SELECT pg_catalog.pg_backend_pid()::text AS pid', values: [] }
-/** Whether a prepared statement is gone, as after DISCARD ALL, or is there under a name that is to be parsed, or returns other columns now. */
+/** Whether a prepared statement is gone, as after DISCARD ALL, or exists under a name that was to be new, or returns other columns now. */
 export function isStale(error: unknown): boolean {
   const state = sqlstateOf(error)
   return state === '26000' || state === '42P05' || (state === '0A000' && (error as { routine?: unknown }).routine === 'RevalidateCachedQuery')
