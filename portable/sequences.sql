@@ -92,6 +92,10 @@ BEGIN
 		BEGIN
 			SELECT n.number, pg_try_advisory_xact_lock(479, n.number) INTO lock_number, is_locked
 				FROM (SELECT @S@.idem_p_lock_number(i.seed, aggregate, client_id) FROM @S@.idem_p_installation AS i OFFSET 0) AS n (number);
+			IF NOT FOUND THEN
+				PERFORM @S@.idem_p_complete_installation();
+				CONTINUE look;
+			END IF;
 			-- If this transaction has written the aggregate's row, all other appends wait for it.
 			is_locked := is_locked OR coalesce((SELECT @S@.idem_p_is_own(a.xmin) FROM @S@.idem_aggregates AS a
 				WHERE a.aggregate = idem_try_append.aggregate), false);
