@@ -27,7 +27,7 @@ INTERNAL = {
     "idem_stats_data", "idem_table_faults", "idem_table_stats", "idem_unfinished_moves", "idem_unvacuumed_tables",
     "idem_vacuum_holder", "idem_warn_of_rest", "idem_worker_absence",
     # For idem-relay.
-    "idem_outbox_dead", "idem_outbox_fail", "idem_outbox_topics",
+    "idem_outbox_dead", "idem_outbox_fail", "idem_outbox_last_error", "idem_outbox_topics",
     # Of the portable edition, as is all that begins with idem_p_.
     "idem_configure"}
 
