@@ -241,8 +241,8 @@ def test_rows_that_are_not_read_to_their_end_hold_no_connection_for_ever(databas
         idem = Idempotency(pool)
 
         def request():
-            with pytest.raises(ZeroDivisionError if ends == "raises" else TimedOut):
-                idem.request("u", new_key(), reads, timeout="30s" if ends == "raises" else "0.5s")
+            with pytest.raises(ZeroDivisionError if ends == "raises" else TransactionEnded):
+                idem.request("u", new_key(), reads)
             found.append(idem.request("u", new_key(), lambda tx: Response(204)).status)
 
         thread = threading.Thread(target=request, daemon=True)
@@ -276,22 +276,30 @@ def test_a_block_that_is_left_open_is_rolled_back_and_costs_its_connection(datab
     assert effects(key) == 0
 
 
-def test_a_copy_that_is_left_open_is_rolled_back(database, effects):
+@pytest.mark.parametrize("open", ["COPY", "stream"])
+def test_a_statement_that_is_left_open_is_rolled_back(database, effects, monkeypatch, open):
+    """Also one that keeps psycopg's lock."""
+    monkeypatch.setattr("pg_idempotency.postgres.CANCEL_LIMIT", 0.5)
+    monkeypatch.setattr("pg_idempotency.postgres.ROLLBACK_LIMIT", 0.5)
     key, kept = new_key(), []
 
     def leaves(tx):
         tx.execute("INSERT INTO effects VALUES (%s)", (key,))
-        kept.append(tx.cursor().copy("COPY effects FROM STDIN"))
-        kept[0].__enter__()
+        if open == "COPY":
+            kept.append(tx.cursor().copy("COPY effects FROM STDIN"))
+            kept[0].__enter__()
+        else:
+            kept.append(tx.cursor().stream("SELECT generate_series(1, 100000)"))
+            next(kept[0])
         return Response(201)
 
     with ConnectionPool("", min_size=1, max_size=1) as pool:
         idem = Idempotency(pool)
-        with pytest.raises(TransactionEnded, match="left a statement or a COPY open"):
+        with pytest.raises(TransactionEnded, match="left a statement, a COPY or a stream open"):
             idem.request("u", key, leaves)
         assert idem.request("u", new_key(), lambda tx: Response(201)).stored
         with suppress(Exception):
-            kept[0].__exit__(None, None, None)
+            kept[0].close() if open == "stream" else kept[0].__exit__(None, None, None)
     assert effects(key) == 0
 
 

@@ -38,7 +38,9 @@ def test_samples(database):
     async def asynchronous():
         key = new_key()
         async with names["async_pool"]:
-            for headers, status in ((), 403), ([("authorization", "Bearer no")], 401), ([("authorization", "Bearer secret")], 201):
+            missing = (await ask(names["api"], key, path="/orders")).status     # by the version of FastAPI
+            assert missing in (401, 403)
+            for headers, status in ((), missing), ([("authorization", "Bearer no")], 401), ([("authorization", "Bearer secret")], 201):
                 answers = [await ask(names["api"], key, path="/orders", headers=headers) for _ in range(2)]
                 assert [answer.status for answer in answers] == [status] * 2 and answers[1].replayed == (status == 201)
             login = AuthenticationMiddleware(names["app"], backend=Login())

@@ -1,6 +1,9 @@
 """What a client says of its calls: the hook, the log, spans, and the trace of duplicates and consumers."""
 
+import importlib.util
 import logging
+import subprocess
+import sys
 import threading
 import time
 
@@ -10,10 +13,8 @@ import pytest
 
 from pg_idempotency import AsyncIdempotency, Idempotency, InProgress, KeyReused, Response, new_key
 
-try:
-    import opentelemetry.trace  # noqa: F401
-except ImportError:
-    opentelemetry_api.install()
+IS_THERE = importlib.util.find_spec("opentelemetry.trace") if importlib.util.find_spec("opentelemetry") else None
+opentelemetry_api.install()
 
 from pg_idempotency.opentelemetry import OpenTelemetry  # noqa: E402
 
@@ -195,3 +196,11 @@ def test_without_tracing_nothing_is_added(idem):
 
     idem.request("ann", key, place)
     assert idem.outbox_take(10, topics=[topic])[0].headers is None and idem.lookup("ann", key).response_headers is None
+
+
+@pytest.mark.skipif(not IS_THERE, reason="OpenTelemetry's API is not there")
+def test_the_real_api():
+    program = ("from pg_idempotency import Response; from pg_idempotency.memory import MemoryIdempotency; "
+               "from pg_idempotency.opentelemetry import OpenTelemetry; idem = MemoryIdempotency(tracing=OpenTelemetry()); "
+               "print([idem.request('u', 'k' * 20, lambda tx: Response(201)).replayed for _ in range(2)])")
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[False, True]\n"

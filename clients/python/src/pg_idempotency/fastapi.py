@@ -68,11 +68,12 @@ class Guard(starlette.Guard):
                 return await call(endpoint, *arguments, **self._own({**named, **fresh}))
 
             inner = copy.copy(route)
-            kept = {name: one for name, one in vars(route.dependant).items() if name.endswith("_param_name")}
+            fields: Any = getattr(route.dependant, "__slots__", None) or vars(route.dependant)      # newer ones have slots
+            kept = {name: getattr(route.dependant, name) for name in fields if name.endswith("_param_name")}
             if tries == 1 or not hasattr(request, "_body"):
                 inner.body_field = None             # the arguments are there, and a form's can be read again
             else:                                   # the first try may have changed them
-                kept |= {name: one for name, one in vars(route.dependant).items() if name.endswith("_params")}
+                kept |= {name: getattr(route.dependant, name) for name in fields if name.endswith("_params")}
             inner.dependant = Dependant(call=with_arguments, path=route.dependant.path, **kept)
             response = await APIRoute.get_route_handler(inner)(request)
             if isinstance(response.background, BackgroundTasks):

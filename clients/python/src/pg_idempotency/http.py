@@ -296,8 +296,9 @@ def warn_of_decorators(endpoint: Any) -> None:
 def check_routes(endpoints: Sequence[Any]) -> None:
     """Refuse functions with a guard that a route leads to without it."""
     for endpoint in endpoints:
-        if endpoint is not None and getattr(endpoint, "__dict__", {}).get(BARE_ENDPOINT) is endpoint:
-            raise RuntimeError(f"{endpoint.__qualname__} has a guard, but its route bypasses the guard: write the guard "
+        bare = getattr(endpoint, "__dict__", {}).get(BARE_ENDPOINT)
+        if bare is not None and bare is endpoint:
+            raise RuntimeError(f"{bare.__qualname__} has a guard, but its route bypasses the guard: write the guard "
                                "below the decorator of the route, as the last one above the function")
 
 

@@ -938,7 +938,8 @@ class MemorySession:
 
     async def begin(self, statement: Statement[T] | None) -> Any:
         self.handle = Transaction(self._store)
-        return None if statement is None else await perform(self.handle, statement, self._runtime)
+        if statement is not None:
+            return await perform(self.handle, statement, self._runtime)
 
     async def revoke_handle(self) -> None:
         """It ends with the transaction."""

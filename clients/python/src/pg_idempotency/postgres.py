@@ -34,7 +34,7 @@ from .runtimes import maybe_await
 
 T = TypeVar("T")
 ROLLBACK_LIMIT = 5.0
-"""Seconds until a connection that does not answer ROLLBACK is closed."""
+"""Seconds until a connection that does not answer ROLLBACK, or that is still in use when the handler has returned, is closed."""
 CANCEL_LIMIT = 2.0
 """Seconds until a connection is closed without waiting longer for the cancellation of its statement, or for the thread or
 task that uses it."""
@@ -321,8 +321,12 @@ class PsycopgSession:
                 end(handle)
                 lock.release()
             elif not self.lost and lock.locked():
-                async with locked(self._connection, until):
+                async with locked(self._connection, until or time.monotonic() + ROLLBACK_LIMIT):
                     end(handle)
+        except TimeoutError:
+            if until is None and not self.lost:
+                raise TransactionEnded("the handler left a statement, a COPY or a stream open") from None
+            raise
         finally:
             end(handle)
         if until is None:
@@ -330,7 +334,7 @@ class PsycopgSession:
             if self._has_open_block:
                 raise TransactionEnded("the handler left a block of transaction() or pipeline() open")
             if self._status == TransactionStatus.ACTIVE:
-                raise TransactionEnded("the handler left a statement or a COPY open")
+                raise TransactionEnded("the handler left a statement, a COPY or a stream open")
 
     @property
     def _has_open_block(self) -> bool:
