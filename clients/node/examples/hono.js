@@ -5,16 +5,17 @@
  *	app.post('/orders', guarded(async (c, tx) => c.json({ sku: 'teapot' }, 201)))
  *
  * The handler returns its response, which is sent after COMMIT. Errors go to
- * app.onError(), which must not answer 2xx, because the work was rolled back.
- * Hono's bodyLimit() limits the body.
+ * app.onError(). Hono's bodyLimit() limits the body. The server must be the one of
+ * @hono/node-server.
  */
 import { Buffer } from 'node:buffer'
-import { checkedOptions, serve } from 'pg-idempotency/http'
+import { checkedOptions, refuseSuccess, serve } from 'pg-idempotency/http'
 
 export function idempotent(client, options) {
   checkedOptions(options)
   return (handler) => async (c) => {
     const { pathname, search } = new URL(c.req.url)
+    const { outgoing } = c.env
     let own
     const answer = await serve(client, {
       method: c.req.method, path: pathname + search, key: c.req.header('Idempotency-Key'), body: Buffer.from(await c.req.arrayBuffer()),
@@ -22,6 +23,10 @@ export function idempotent(client, options) {
     }, options, 'request', async ({ tx }) => {
       own = await handler(c, tx)
       return { status: own.status, headers: Object.fromEntries(own.headers), body: Buffer.from(await own.clone().arrayBuffer()) }
+    }).catch((error) => {
+      // Neither onError() nor a middleware can answer 2xx, because the work was rolled back.
+      refuseSuccess(outgoing, `${c.req.method} ${pathname}`)
+      throw error
     })
     // The handler's own response can have headers that are not stored.
     return answer.first && own ? own : new Response(answer.body?.length ? answer.body : null, { status: answer.status, headers: answer.headers })

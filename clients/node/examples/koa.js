@@ -6,7 +6,7 @@
  *
  * The handler returns its response, which is sent after COMMIT.
  */
-import { checkedOptions, refuseSuccess, serve, wholeBody } from 'pg-idempotency/http'
+import { checkedOptions, keyOf, refuseSuccess, serve, wholeBody } from 'pg-idempotency/http'
 
 const BODY_LIMIT = 2 << 20
 
@@ -18,7 +18,7 @@ export function idempotent(client, options) {
     let answer
     try {
       answer = await serve(client, {
-        method: ctx.method, path: ctx.url, key: ctx.req.headersDistinct['idempotency-key'], body,
+        method: ctx.method, path: ctx.url, key: keyOf(ctx.req), body,
         contentType: ctx.headers['content-type'], contentEncoding: ctx.headers['content-encoding'], native: ctx, scope: () => options.scope(ctx),
       }, options, 'request', async ({ tx }) => own = await handler(ctx, tx, body))
     } catch (error) {

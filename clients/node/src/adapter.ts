@@ -2,6 +2,7 @@
  * The one interface that the integration of each ORM implements, so that an
  * ORM's transactions replace those on a client of a pool.
  */
+import type { EventEmitter } from 'node:events'
 import { TransactionEnded } from './errors.js'
 import type { Row } from './functions.js'
 import type { PoolClientLike, PoolLike, TransactionHandle } from './postgres.js'
@@ -23,11 +24,19 @@ export interface OpenTransaction<Tx> {
   rollback(): Promise<unknown>
   /** Whether a nested transaction has not ended, if it does not begin with the methods transaction() or $transaction() of tx. */
   isNested?(): boolean
+  /** Whether a stream is neither read to its end nor closed. Without this, the pg client below is looked at. */
+  isUnread?(): boolean
+  /** Whether a nested transaction waits for the end of the one before. Otherwise the second one is refused. */
+  readonly queues?: boolean
   /** Methods of tx that end it, which the handler is not allowed to call. */
   readonly ends?: readonly string[]
   /** The pg client below, if the ORM shows it. Without it, the statement of a handler that exceeds its timeout cannot be cancelled. */
   readonly client?: PoolClientLike | undefined
 }
+
+export const NOT_ENDED = 'the handler must not end the transaction, which the client commits with the response'
+/** If two savepoints of one transaction are open at once, the rollback of one can undo the work of the other. */
+export const ONE_NESTED = 'await one nested transaction before the next'
 
 /** The pool of an ORM. */
 export function poolOver<Tx extends object>(adapter: Adapter<Tx>): PoolLike<Tx> {
@@ -50,11 +59,15 @@ class AdapterClient<Tx extends object> implements PoolClientLike {
     return this.#open ? this.#open.client ?? UNKNOWN : this
   }
 
+  get isUnread(): boolean | undefined {
+    return this.#open?.isUnread?.()
+  }
+
   async query({ text, values }: { text: string; values: Parameter[] }): Promise<{ command: string; rows: Row[] }> {
     const open = this.#open
     if (text === 'BEGIN') {
       this.#open = await this.adapter.begin()
-      this.handle = limited(this.#open.tx, this.#open.ends ?? [])
+      this.handle = limited(this.#open.tx, this.#open.ends ?? [], this.#open.queues)
       this.#client = this.#open.client
       if (this.#onError) this.#client?.on('error', this.#onError)
     } else if (text === 'COMMIT' || text === 'ROLLBACK') {
@@ -63,12 +76,38 @@ class AdapterClient<Tx extends object> implements PoolClientLike {
         // Its later statements must not run in another transaction on this connection.
         this.#destroy()
       }
+      if (text === 'COMMIT') return { command: await this.#commit(open!), rows: [] }
       this.#open = undefined
-      await (text === 'COMMIT' ? open?.commit() : open?.rollback())
+      await open?.rollback()
     } else {
       return { command: 'SELECT', rows: await this.adapter.query(text, values, open?.tx) }
     }
     return { command: text, rows: [] }
+  }
+
+  /**
+   * Commits, and returns the server's command tag. It is ROLLBACK if a statement
+   * failed that nothing awaited, and that the ORM sent late. ORMs do not report it.
+   */
+  async #commit(open: OpenTransaction<Tx>): Promise<string> {
+    const wire = (open.client as { connection?: EventEmitter } | undefined)?.connection
+    if (typeof wire?.on === 'function') {
+      let tag = ''
+      const note = ({ text }: { text: string }): void => { tag = text }
+      wire.on('commandComplete', note)
+      this.#open = undefined
+      try {
+        await open.commit()
+      } finally {
+        wire.removeListener('commandComplete', note)
+      }
+      return tag
+    }
+    const [begun] = await this.adapter.query('SELECT pg_catalog.pg_current_xact_id()::text AS id', [], open.tx)
+    this.#open = undefined
+    await open.commit()
+    const [ended] = await this.adapter.query('SELECT pg_catalog.pg_xact_status($1::text::xid8) AS status', [begun!['id']!])
+    return ended!['status'] === 'committed' ? 'COMMIT' : 'ROLLBACK'
   }
 
   /** Closes a broken connection if the ORM shows it, so that its pool opens another one. */
@@ -93,15 +132,22 @@ class AdapterClient<Tx extends object> implements PoolClientLike {
 }
 
 /** The object for the handler, which can neither end the transaction nor use it after its end. */
-function limited<Tx extends object>(tx: Tx, ends: readonly string[]): TransactionHandle<Tx> & { isNested(): boolean } {
+function limited<Tx extends object>(tx: Tx, ends: readonly string[], queues = false): TransactionHandle<Tx> & { isNested(): boolean } {
   let over = false
   let nested = 0
   const ended = (): void => { nested-- }
+  /** The callback of a nested transaction gets such a handle, too, which ends with it. */
+  const withHandle = (run: unknown): unknown => (typeof run !== 'function' ? run : (inner: object): unknown => {
+    const handle = limited(inner, [], queues)
+    const made = run(handle.tx) as PromiseLike<unknown> | undefined
+    // In Knex, a callback that returns no promise ends the transaction itself.
+    return typeof made?.then === 'function' ? Promise.resolve(made).finally(() => handle.over()) : made
+  })
   const checkOpen = (): void => {
     if (over) throw new TransactionEnded('the transaction of this handle has ended')
   }
   const refuse = (): never => {
-    throw new TransactionEnded('the handler must not end the transaction, which the client commits with the response')
+    throw new TransactionEnded(NOT_ENDED)
   }
   return {
     over: () => { over = true },
@@ -113,7 +159,8 @@ function limited<Tx extends object>(tx: Tx, ends: readonly string[]): Transactio
         const found: unknown = Reflect.get(target, name, target)
         if (typeof found === 'function' && (name === 'transaction' || name === '$transaction')) {
           return (...given: unknown[]): unknown => {
-            const made: unknown = Reflect.apply(found, target, given)
+            if (nested > 0 && !queues) throw new TypeError(ONE_NESTED)
+            const made: unknown = Reflect.apply(found, target, given.map(withHandle))
             nested++
             Promise.resolve(made).then(ended, ended)
             return made

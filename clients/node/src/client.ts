@@ -18,13 +18,12 @@ import {
 import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes, stepKey } from './keys.js'
 import { noteClaim, observed, spanned, traceparent, waiting, withoutTrace, type Observers } from './observe.js'
-import { ANSWER_MS, isConnectionLost, MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, type Handle, type PoolLike } from './postgres.js'
+import { ANSWER_MS, isConnectionLost, isStale, MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, type Handle, type PoolLike } from './postgres.js'
 import { ManyServers, OneServer, type Servers, type Shards } from './shards.js'
-import { describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
+import { checkedNames, describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
 export const ATTEMPTS = 5
-/** The last two mean that a prepared statement is gone, or returns other columns. */
-const RETRIED = new Set(['40001', '40P01', '26000', '0A000'])
+const RETRIED = new Set(['40001', '40P01'])
 /** Raised by statement_timeout and by lock_timeout. */
 const ENDED_WAITS = new Set(['57014', '55P03'])
 const IN_DOUBT_WAIT = '5 seconds'
@@ -120,8 +119,13 @@ export interface Client<Tx> extends Core {
 const NOT_STORED = new Set([401, 403, 408, 425, 429])
 
 /** Whether a response of this status commits or is rolled back. A success always commits, because the client relies on it. */
-export const storable = (status: number, store = (given: number) => !NOT_STORED.has(given)): boolean =>
-  status < 300 || (status < 500 && store(status))
+export function storable(status: number, store = (given: number) => !NOT_STORED.has(given)): boolean {
+  if (status < 300 || status >= 500) return status < 300
+  const kept: unknown = store(status)
+  // A promise would be true.
+  if (typeof kept !== 'boolean') throw new TypeError(`the option store must return true or false, not ${describe(kept)}`)
+  return kept
+}
 
 /** A problem document of RFC 9457. */
 export function problem(type: string, title: string, status: number, detail: string): Response & { body: string; headers: Headers } {
@@ -171,8 +175,28 @@ export function checkedTimes(options: Ttl & Wait & Lease & Timeout): void {
   new Deadline(options, {})
 }
 
-/** Checks the options that a request or a job requires, and their types. */
-export function checkedRequest(options: RequestOptions): void {
+const TIMES = ['ttl', 'ttlMs', 'wait', 'waitMs', 'timeout', 'timeoutMs']
+const LEASE = ['lease', 'leaseMs']
+const CLIENT = new Set([...TIMES, ...LEASE, 'onOutcome', 'traceKeys'])
+const TRANSACTION = new Set(['commits', 'scope', 'timeout', 'timeoutMs'])
+const REQUEST = new Set([...TIMES, 'scope', 'key', 'requestHash', 'method', 'path', 'body', 'without', 'store', 'maxResponseSize', 'signal'])
+const JOB = new Set([...REQUEST, ...LEASE])
+
+/** Checks the options of a client that both clients have. */
+export function checkedClient(options: Options): void {
+  checkedNames(options, CLIENT, 'the client')
+  checkedTimes(options)
+  const { onOutcome, traceKeys } = options
+  if (onOutcome !== undefined && typeof onOutcome !== 'function') throw new TypeError('the option onOutcome must be a function that takes the outcome')
+  if (traceKeys !== undefined && typeof traceKeys !== 'boolean') throw new TypeError('the option traceKeys must be true or false')
+}
+
+/** Checks the options of transaction(). */
+export const checkedTransaction = (options: object): void => checkedNames(options, TRANSACTION, 'transaction()')
+
+/** Checks the options of a request or a job. */
+export function checkedRequest(options: RequestOptions, kind: 'request' | 'job'): void {
+  checkedNames(options, kind === 'job' ? JOB : REQUEST, `${kind}()`)
   const { scope } = options as { scope: unknown }
   if (typeof scope !== 'string' || scope === '') {
     throw new TypeError(`scope must be a string, the user or tenant that owns the key, not ${scope === '' ? "''" : describe(scope)}`)
@@ -230,12 +254,15 @@ export function resultOfClaim(claim: HeldClaim): Result {
 
 /** Hashes bytes here, so that they are not sent. A string is JSON, which only the server can hash. */
 export function identity(options: RequestIdentity): RequestIdentity {
-  const { body, requestHash } = options as { body?: unknown; requestHash?: unknown }
+  const { path, body, without, requestHash } = options as Record<string, unknown>
   if (typeof body !== 'string' && !(body instanceof Uint8Array) && body !== undefined && body !== null) {
     throw new TypeError(`the body of the request must be a string or a Buffer, not a ${describe(body)}; pass the bytes as they were received`)
   }
   if (!(requestHash instanceof Uint8Array) && requestHash !== undefined && requestHash !== null) {
     throw new TypeError(`requestHash must be a Buffer, not ${describe(requestHash)}`)
+  }
+  if (('method' in options ? requestHash : path ?? body ?? without) != null) {
+    throw new TypeError('a request is compared either by its method, path and body, or by its requestHash: the rest would be ignored')
   }
   if (!('method' in options)) return options.requestHash === undefined ? {} : { requestHash: options.requestHash }
   if (typeof options.body === 'string') return { method: options.method, path: options.path, body: options.body, without: options.without ?? [] }
@@ -248,7 +275,7 @@ export async function withRetries<T>(attempt: () => Promise<T>): Promise<T> {
     try {
       return await attempt()
     } catch (error) {
-      if (number === ATTEMPTS || !RETRIED.has(sqlstateOf(error) ?? '')) throw error
+      if (number === ATTEMPTS || !(RETRIED.has(sqlstateOf(error) ?? '') || isStale(error))) throw error
     }
     await sleep(Math.random() * 20 * 2 ** number)
   }
@@ -325,7 +352,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
     if (typeof (pool as Partial<PoolLike> | undefined)?.connect !== 'function' || (pool as { _connected?: unknown })._connected !== undefined) {
       throw new TypeError(`the client takes a pg.Pool, or the pool of an ORM, and not a ${describe(pool)}`)
     }
-    checkedTimes(defaults)
+    checkedClient(defaults)
     checkedCount(maxWaiters, 'maxWaiters')
     this.#pool = pool
     this.#servers = shards ? new ManyServers(pool, schema, shards) : new OneServer(pool, schema)
@@ -355,6 +382,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
 
   async transaction<T>(handler: (tx: Tx) => Promise<T> | T, options: TransactionOptions<T> = {}): Promise<T> {
     refuseNested(this.#pool, 'transaction()', 'tx, and savepoints')
+    checkedTransaction(options)
     const deadline = Deadline.inTransaction(options, this.#defaults)
     return withRetries(async () => {
       const pin = this.#servers.pin(options.scope)
@@ -384,7 +412,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
 
   async request(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response): Promise<Result> {
     refuseNested(this.#pool, 'request()', 'tx, and the methods of on(tx)')
-    checkedRequest(options)
+    checkedRequest(options, 'request')
     return this.#singleFlight.run('request', options, this.#defaults, (request) => this.#request(request, handler))
   }
 
@@ -506,7 +534,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
 
   async job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
     refuseNested(this.#pool, 'job()', 'tx, and the methods of on(tx)')
-    checkedRequest(options)
+    checkedRequest(options, 'job')
     return this.#singleFlight.run('job', options, this.#defaults, (request) => this.#job(request, fn))
   }
 
@@ -545,6 +573,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
           if (session.status === 'E' || session.status === 'I') {
             throw new TransactionEnded('the last step ended its transaction, or continued after an error in it')
           }
+          if (!storable(response.status, options.store)) return newResult(response, false)
           try {
             await spanned('idempotency.commit', () => opened.commit(complete(response)))
           } catch (error) {
@@ -672,6 +701,8 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     scope, key, attempt: claim.attempt ?? 1, signal: controller.signal,
     get lost() { return controller.signal.aborted },
     async step(name, run) {
+      const size = Buffer.byteLength(printable(name, claim.encoding))
+      if (size < 1 || size > 512) throw new TypeError('the name of a step must have 1 to 512 bytes')
       if (seen.has(name)) throw new TypeError(`the step ${name} has already run in this attempt; each step needs its own name`)
       if (name in values && !running && !controller.signal.aborted) {
         seen.add(name)
@@ -700,8 +731,10 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
       enter(FINISH)
       try {
         finishing = whileHeld(() => commit(run, complete))
-        result = await finishing
-        return result
+        const made = await finishing
+        // Its transaction was rolled back.
+        if (!storable(made.status, options.store)) await core.fail(scope, key, { claimToken, error: `status ${made.status}` })
+        return result = made
       } catch (error) {
         isUndone = true
         if (isLoss(error)) lose(error)
@@ -720,11 +753,7 @@ export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Leas
     if (!result) {
       const response = checked(returned, 'the job')
       if (isUndone && response.status < 300) throw new TransactionEnded('the job returned a success, but its last step was rolled back')
-      if (storable(response.status, options.store)) await job.finish(() => response)
-      else {
-        await core.fail(scope, key, { claimToken, error: `status ${response.status}` })
-        result = newResult(response, false)
-      }
+      await job.finish(() => response)
     }
     return result!
   } catch (error) {

@@ -6,11 +6,12 @@
  */
 import type { RequestIdentity } from './functions.js'
 import { requestHashOfBytes } from './keys.js'
+import { describe } from './values.js'
 
-/** A larger body is compared by its bytes. */
+/** A larger document is compared by its bytes. */
 const MAX_COMPARED = 2 << 20
-/** SQLSTATEs of a body that is not JSON, or that jsonb cannot hold. Such a body is compared by its bytes. */
-export const NO_JSON = new Set(['22003', '22021', '22P02', '22P05', '54000', '54001'])
+/** SQLSTATEs of a body that is not JSON, that jsonb cannot hold, or that has no members to leave out. Such a body is compared by its bytes. */
+export const NO_JSON = new Set(['22003', '22021', '22023', '22P02', '22P05', '54000', '54001'])
 
 /** JSON pointers ('/meta/traceId') to members to leave out, or a function of the framework's request and the body that returns the text or bytes to compare. */
 export type Fingerprint<Request> = readonly string[] | ((request: Request, body: Uint8Array) => string | Uint8Array)
@@ -26,6 +27,11 @@ export interface Compared {
 
 const JSON_TYPE = /^application\/([^;]*\+)?json\s*(;\s*charset\s*=\s*"?utf-?8"?\s*)?$/i
 const MULTIPART = /^multipart\/form-data\b.*;\s*boundary=(?:"([^"]+)"|([^\s;]+))/i
+/** The boundary of a multipart form, or undefined. */
+function boundaryOf(contentType: string): string | undefined {
+  const [, quoted, bare] = MULTIPART.exec(contentType) ?? []
+  return quoted ?? bare
+}
 const FORM = /^application\/x-www-form-urlencoded\b/i
 
 /** The paths of a list of JSON pointers (RFC 6901). */
@@ -51,14 +57,17 @@ export function storableUtf8(bytes: Uint8Array): string | undefined {
 /** The request as a claim compares it. JSON is a string, which the server puts into canonical form. */
 export function compared<Request>(request: Compared, native: Request, fingerprint: Fingerprint<Request> | undefined): RequestIdentity {
   const { method, path, body, contentType = '', contentEncoding = 'identity' } = request
-  if (typeof fingerprint === 'function') return ofBytes({ ...request, body: Buffer.from(fingerprint(native, body)) })
-  if (body.length === 0 || body.length > MAX_COMPARED || contentEncoding !== 'identity') return ofBytes(request)
-  if (JSON_TYPE.test(contentType)) {
+  if (typeof fingerprint === 'function') {
+    const made: unknown = fingerprint(native, body)
+    if (typeof made !== 'string' && !(made instanceof Uint8Array)) throw new TypeError(`the option fingerprint must return a string or bytes, not ${describe(made)}`)
+    return ofBytes({ ...request, body: Buffer.from(made) })
+  }
+  const boundary = boundaryOf(contentType)
+  if (body.length === 0 || contentEncoding !== 'identity') return ofBytes(request)
+  if (JSON_TYPE.test(contentType) && body.length <= MAX_COMPARED) {
     const text = storableUtf8(body)
     return text === undefined ? ofBytes(request) : { method, path, body: text, without: leftOut(fingerprint) }
   }
-  const [, quoted, bare] = MULTIPART.exec(contentType) ?? []
-  const boundary = quoted ?? bare
   return ofBytes(boundary === undefined ? request
     : { ...request, body: Buffer.from(Buffer.from(body).toString('latin1').replaceAll(boundary, ''), 'latin1') })
 }
@@ -68,16 +77,24 @@ export function ofBytes({ method, path, body }: Compared): RequestIdentity {
   return { requestHash: requestHashOfBytes(method, path, body) }
 }
 
-/** The key in a field of a form, or undefined. */
-export function formKey({ body, contentType = '', contentEncoding = 'identity' }: Compared, field: string): string | undefined {
-  if (body.length > MAX_COMPARED || contentEncoding !== 'identity') return undefined
+/** The values of a field of a form. A part of a file has none. */
+export function formKeys({ body, contentType = '', contentEncoding = 'identity' }: Compared, field: string): string[] {
+  const boundary = boundaryOf(contentType)
+  if (contentEncoding !== 'identity' || (boundary === undefined && !FORM.test(contentType))) return []
   const text = Buffer.from(body).toString('latin1')
-  if (FORM.test(contentType)) {
-    const found = new URLSearchParams(text).getAll(field)
-    return found.length === 1 ? found[0] : undefined
+  if (boundary === undefined) {
+    // Each byte of the name can be encoded. Other fields are not parsed, because there can be very many.
+    const name = Array.from(Buffer.from(field), (byte) => `(?:${escaped(byte === 32 ? '+' : String.fromCharCode(byte))}|%(?:${byte.toString(16).padStart(2, '0')}))`)
+    return Array.from(text.matchAll(new RegExp(`(?:^|&)${name.join('')}=([^&]*)`, 'gi')), ([, value]) => new URLSearchParams(`v=${value!}`).get('v')!)
   }
-  if (!MULTIPART.test(contentType)) return undefined
-  const name = field.replace(/[\\^$.*+?()[\]{}|]/g, '\\$&')
-  const found = [...text.matchAll(new RegExp(`\\r\\ncontent-disposition: *form-data; *name="${name}" *\\r\\n\\r\\n([^\\r\\n]*)\\r\\n`, 'gi'))]
-  return found.length === 1 ? Buffer.from(found[0]![1]!, 'latin1').toString() : undefined
+  return `\r\n${text}`.split(`\r\n--${boundary}`).flatMap((part) => {
+    const end = part.indexOf('\r\n\r\n')
+    const [, parameters] = DISPOSITION.exec(part.slice(0, Math.max(end, 0))) ?? []
+    const [, quoted, bare] = /;[ \t]*name[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))/i.exec(parameters ?? '') ?? []
+    if (parameters === undefined || /;[ \t]*filename\*?[ \t]*=/i.test(parameters) || Buffer.from(quoted ?? bare ?? '', 'latin1').toString() !== field) return []
+    return [Buffer.from(part.slice(end + 4), 'latin1').toString()]
+  })
 }
+
+const DISPOSITION = /^content-disposition[ \t]*:[ \t]*form-data[ \t]*(;.*)$/im
+const escaped = (text: string): string => text.replace(/[\\^$.*+?()[\]{}|/-]/g, '\\$&')

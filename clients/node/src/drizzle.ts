@@ -3,8 +3,9 @@ import { sql } from 'drizzle-orm'
 import type { NodePgDatabase, NodePgTransaction } from 'drizzle-orm/node-postgres'
 import type { Pool } from 'pg'
 import { openedBy, poolOver } from './adapter.js'
+import { TransactionEnded } from './errors.js'
 import type { Row } from './functions.js'
-import type { PoolLike } from './postgres.js'
+import type { PoolClientLike, PoolLike } from './postgres.js'
 import type { Parameter } from './values.js'
 
 /** The transaction of db.transaction(). */
@@ -20,7 +21,10 @@ export function drizzlePool<Db extends NodePgDatabase<any>>(db: Db): PoolLike<Tr
     max: pool.options.max,
     async begin() {
       const open = await openedBy<Tx>((run) => db.transaction((tx) => run(tx as unknown as Tx)))
-      return { ...open, client: (open.tx as unknown as { session?: { client?: any } }).session?.client }
+      const { session } = open.tx as unknown as { session?: { client?: any } }
+      const client = session?.client
+      if (client) session.client = untilRelease(client)
+      return { ...open, client }
     },
     async query(text, values, tx) {
       return (await ((tx ?? db) as NodePgTransaction<any, any>).execute(statement(text, values))).rows as Row[]
@@ -31,4 +35,23 @@ export function drizzlePool<Db extends NodePgDatabase<any>>(db: Db): PoolLike<Tr
 /** Turns $1 into a parameter of Drizzle. */
 function statement(text: string, values: Parameter[]): ReturnType<typeof sql> {
   return sql.join(text.split(/\$(\d+)/).map((part, at) => (at % 2 === 0 ? sql.raw(part) : sql`${values[Number(part) - 1]}`)))
+}
+
+/**
+ * A client that refuses statements after its release. Builders and nested
+ * transactions keep it, and would send them in another transaction.
+ */
+function untilRelease(client: PoolClientLike): PoolClientLike {
+  let over = false
+  return new Proxy(client, {
+    get(target, name) {
+      if (over && name === 'query') return () => Promise.reject(new TransactionEnded('the transaction of this handle has ended'))
+      const found: unknown = Reflect.get(target, name, target)
+      if (typeof found !== 'function') return found
+      return (...given: unknown[]): unknown => {
+        if (name === 'release') over = true
+        return Reflect.apply(found, target, given)
+      }
+    },
+  })
 }

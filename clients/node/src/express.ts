@@ -17,7 +17,7 @@ import type { PoolClient } from 'pg'
 import { checkedCount, type Client, type Response } from './client.js'
 import { Attempts } from './handlers.js'
 import {
-  alreadySent, badRequest, checkedOptions, endListener, HEADER_METHODS, ignoreLateCalls, refuseSuccess, replayBody, responseOverrides, seemsSent,
+  alreadySent, badRequest, checkedClient, HEADER_METHODS, ignoreLateCalls, keyOf, refuseSuccess, refuseWaiting, replayBody, responseOverrides, routeOptions, seemsSent,
   serve, snapshotOf, streamingRefused, wholeBody, type Context, type HttpOptions,
 } from './http.js'
 import { describe } from './values.js'
@@ -51,6 +51,12 @@ export interface ExpressResponse extends ServerResponse {
   clearCookie(name: string, options?: object): this
   vary(field: string): this
   links(links: Record<string, string>): this
+  attachment(filename?: string): this
+  format(handlers: any): this
+  jsonp(document?: unknown): this
+  sendFile(path: string, ...more: any[]): void
+  download(path: string, ...more: any[]): void
+  render(view: string, ...more: any[]): void
 }
 export type Next = (error?: any) => void
 export type GuardedRequest<Request, Tx> = Request & { idempotency: Context<Tx>; rawBody: Buffer }
@@ -66,44 +72,51 @@ export interface ExpressOptions<Request> extends HttpOptions<Request> {
  * app.use(guarded.middleware()) for all routes after it.
  */
 export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = PoolClient>(client: Client<Tx>, options: ExpressOptions<Request>) {
-  checkedOptions(options)
-  checkedCount(options.bodyLimit, 'bodyLimit')
+  const settingsOf = (own: Partial<ExpressOptions<Request>>, defaults = {}): ExpressOptions<Request> => {
+    const settings = routeOptions({ ...defaults, ...options }, own, 'bodyLimit')
+    checkedCount(settings.bodyLimit, 'bodyLimit')
+    return settings
+  }
+  checkedClient(client)
+  settingsOf({})
   const guard = (kind: 'request' | 'job') =>
     <Req extends ExpressRequest = Request, Res extends ServerResponse = ExpressResponse>(handler: (req: GuardedRequest<Req, Tx>, res: Res, next: Next) => unknown,
-      own: Partial<ExpressOptions<Request>> = {}) => {
+      own: Partial<ExpressOptions<Request>> = {}, ...more: unknown[]) => {
       // If it is used as a middleware, its argument is a request, which would never be answered.
-      if (typeof handler !== 'function') throw new TypeError('a guard needs the handler as its argument: app.post(path, guarded(handler))')
-      const settings = { ...options, ...own }
-      checkedOptions(settings)
-      checkedCount(settings.bodyLimit, 'bodyLimit')
+      if (typeof handler !== 'function' || typeof own === 'function' || more.length > 0) {
+        throw new TypeError('a guard takes one handler, and options: app.post(path, login, guarded(handler, { wait: \'5 seconds\' }))')
+      }
+      const settings = settingsOf(own)
       return (req: Req, res: Res, next: Next): void => {
         if (settings.methods && !settings.methods.includes(req.method!)) {
-          void (async () => handler(req as never, res, next))().catch(next)
+          void (async () => handler(req as never, res, next))().catch(failed(next))
           return
         }
-        handle(client, settings, kind, handler as never, req, res).catch(next)
+        handle(client, settings, kind, handler as never, req, res).catch(failed(next))
       }
     }
   /** For app.use(): the routes after it run in the transaction, for POST and PATCH. A response of 400 and above is rolled back. */
   const middleware = (own: Partial<ExpressOptions<Request>> = {}) => {
-    const settings = { methods: ['POST', 'PATCH'], store: (status: number) => status < 400, ...options, ...own }
-    checkedOptions(settings)
-    checkedCount(settings.bodyLimit, 'bodyLimit')
+    const settings = settingsOf(own, { methods: ['POST', 'PATCH'], store: (status: number) => status < 400 })
     return (req: Request, res: ServerResponse, next: Next): void => {
-      if (!settings.methods.includes(req.method!)) return next()
+      if (!settings.methods!.includes(req.method!)) return next()
       let tries = 0
       // A second next() would continue after the routes, so it cannot run them again.
       const rest = (): void => {
         if (++tries > 1) throw Object.assign(new Error('the transaction must run again, so the client must repeat the request'), { status: 503 })
         next()
       }
-      handle(client, settings, 'request', rest, req, res).catch(next)
+      handle(client, { ...settings, isMiddleware: true }, 'request', rest, req, res).catch(failed(next))
     }
   }
   return Object.assign(guard('request'), { job: guard('job'), middleware })
 }
 
-async function handle(client: Client<any>, options: ExpressOptions<any>, kind: 'request' | 'job',
+/** Passes an error on. Express takes a falsy one, 'route' and 'router' for none, and would go on. */
+const failed = (next: Next) => (error: unknown): void =>
+  next(error && error !== 'route' && error !== 'router' ? error : new Error('a guarded handler or the option scope failed without an error', { cause: error }))
+
+async function handle(client: Client<any>, options: ExpressOptions<any> & { isMiddleware?: boolean }, kind: 'request' | 'job',
   handler: (req: ExpressRequest, res: ServerResponse, next: Next) => unknown, req: ExpressRequest, res: ServerResponse): Promise<void> {
   const hasBytes = Buffer.isBuffer(req.rawBody) || Buffer.isBuffer(req.body)
   const isParsed = !hasBytes && (req.readableEnded || (req as { _body?: boolean })._body === true)
@@ -111,16 +124,19 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
   let readOver: (() => void) | undefined
   let again: (() => Promise<void>) | undefined
   const held = new BufferedResponse(res, `${req.method} ${req.originalUrl}`)
+  const { next: nextBefore } = req as { next?: Next }
   let whole: Response | undefined
   let answer
   let isUndone = false
+  let finished = (): boolean => false
   try {
     answer = await serve(client, {
-      method: req.method!, path: req.originalUrl, key: req.headersDistinct['idempotency-key'],
-      body: req.rawBody!, contentType: isParsed ? 'application/json' : req.headers['content-type'],
+      method: req.method!, path: req.originalUrl, key: keyOf(req),
+      body: req.rawBody!, form: isParsed ? formOf(req) : undefined, contentType: isParsed ? 'application/json' : req.headers['content-type'],
       contentEncoding: isParsed ? undefined : req.headers['content-encoding'], native: req,
       scope: () => options.scope(req), onScope: () => { isUndone = true },
     }, options, kind, async (context, isFinished) => {
+      finished = isFinished
       if (again) await again()
       else again = requestSnapshot(req, res, parseAgain)
       readOver?.()
@@ -128,8 +144,13 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
       req.idempotency = context
       // Otherwise Express would drop the body of a response that the client has cached, before it is stored.
       Object.defineProperty(req, 'fresh', { configurable: true, writable: true, value: false })
-      whole = await held.run((fail) => handler(req, res, (error) => fail(error ??
-        new TypeError('a guarded handler must send the response itself: it must not call next() without an error'))), isFinished)
+      whole = await held.run((fail) => {
+        const next: Next = (error) => fail(error ??
+          new TypeError('a guarded handler must send the response itself: it must not call next() without an error'))
+        // Express's own methods, such as res.format() and res.sendFile(), report their errors to it.
+        if (!options.isMiddleware) (req as { next?: Next }).next = next
+        return handler(req, res, next)
+      }, isFinished)
       // The last step's response is the one that is stored.
       if (isFinished()) whole = undefined
       return whole
@@ -138,12 +159,17 @@ async function handle(client: Client<any>, options: ExpressOptions<any>, kind: '
   } finally {
     readOver?.()
     delete (req as { fresh?: boolean }).fresh
-    held.restore(isUndone)
+    Object.assign(req, { next: nextBefore })
+    held.restore(isUndone && !finished())
   }
   // The handler's own response has headers that are not stored, and its body can be too large to be stored.
   if (answer.first && whole) held.send(whole.status, held.headers, whole.body as Buffer)
   else held.send(answer.status, Object.entries(answer.headers), answer.body)
 }
+
+/** The fields of a form that a parser has read. */
+const formOf = (req: ExpressRequest): object | undefined =>
+  /^(multipart\/form-data|application\/x-www-form-urlencoded)\b/i.test(req.headers['content-type'] ?? '') ? req.body ?? {} : undefined
 
 /** Returns a function that undoes the changes of a try. */
 function requestSnapshot(req: ExpressRequest, res: ServerResponse, parseAgain: (() => unknown) | undefined): () => Promise<void> {
@@ -290,10 +316,10 @@ class BufferedResponse {
     this.#reset()
     this.#attempts.add()
     this.#done = false
-    const awaitsEnd = endListener(res)
     const isLate = (): boolean => this.#attempts.isLeftBehind()
     await new Promise<void>((resolve, reject) => {
       let returned = false
+      const hasAnswered = refuseWaiting(res, this.route, () => returned, reject)
       const look = (): void => { if (returned && (ended || silent())) resolve() }
       const streaming = (): void => reject(streamingRefused(this.route))
       /** Rejects a second response, and returns the error for methods that throw it in Node, too. */
@@ -306,7 +332,8 @@ class BufferedResponse {
       const begin = (): void => {
         if (status !== undefined) return
         status = res.statusCode
-        this.headers = this.#lines()
+        // The body is sent whole, with its length.
+        this.headers = this.#lines().filter(([name]) => !/^(transfer-encoding|trailer)$/i.test(name))
         seemsSent(res, 'headersSent')
         for (const name of HEADER_METHODS) (res as any)[name] = () => { if (!isLate()) throw refuse() }
       }
@@ -339,6 +366,7 @@ class BufferedResponse {
           return res
         },
         flushHeaders: streaming,
+        addTrailers: () => reject(streamingRefused(this.route, 'with trailers')),
         write: (part: unknown, ...rest: unknown[]) => {
           callBack(rest)
           if (isLate()) return false
@@ -364,8 +392,7 @@ class BufferedResponse {
           ended = true
           seemsSent(res, 'writableEnded')
           look()
-          // The response is sent after COMMIT, which waits for the handler.
-          if (!returned) setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(this.route, 'and waits until that is sent')) })
+          hasAnswered()
           return res
         },
         destroy: (error?: Error) => {
@@ -405,7 +432,13 @@ class BufferedResponse {
       for (const name of ['Content-Type', 'Content-Length', 'Transfer-Encoding']) res.removeHeader(name)
     }
     const bodiless = res.statusCode === 204 || res.statusCode === 304 || res.req.method === 'HEAD'
-    if (!bodiless) res.setHeader('Content-Length', bytes.length)
-    res.end(bodiless ? undefined : bytes)
+    try {
+      if (!bodiless) res.setHeader('Content-Length', bytes.length)
+      res.end(bodiless ? undefined : bytes)
+    } catch (error) {
+      // The answer of the error handler must not have the headers that caused the error.
+      if (!res.headersSent) this.#reset()
+      throw error
+    }
   }
 }

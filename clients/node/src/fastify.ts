@@ -13,7 +13,7 @@ import type { PoolClient } from 'pg'
 import type { Client, Response } from './client.js'
 import { Attempts } from './handlers.js'
 import {
-  alreadySent, checkedOptions, endListener, ignoreLateCalls, isStream, overrides, refuseSuccess, replayPipe, responseOverrides, seemsSent, SENDING_METHODS,
+  alreadySent, checkedClient, checkedOptions, ignoreLateCalls, isStream, keyOf, overrides, refuseSuccess, refuseWaiting, replayPipe, responseOverrides, routeOptions, seemsSent, SENDING_METHODS,
   serve, snapshotOf, streamingRefused, wholeBody, type Context, type HttpOptions,
 } from './http.js'
 import type { Headers } from './values.js'
@@ -44,7 +44,9 @@ const GUARDED = Symbol('guarded by pg-idempotency')
 
 async function idempotency(app: any, options: FastifyOptions): Promise<void> {
   const { client, ...defaults } = options
-  checkedOptions(defaults as HttpOptions<never>)
+  checkedClient(client)
+  // Fastify itself uses the others.
+  checkedOptions(defaults as HttpOptions<never>, 'prefix', 'logLevel', 'logSerializers')
   app.decorateRequest('idempotency', null)
   app.decorateRequest('rawBody', null)
   // onRoute misses routes that are declared before the plugin is loaded, or outside its context, and they would run unguarded.
@@ -56,13 +58,17 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
   for (const context of contextsOf(app)) context.addHook('onRequest', refuseUnguarded)
   app.addHook('onRoute', (route: any) => {
     const own = route.config?.idempotency as RouteOptions | boolean | undefined
-    if (!own) return
-    const settings = { ...defaults, ...(own === true ? {} : own) }
-    checkedOptions(settings as HttpOptions<never>)
-    const kind = own !== true && own.job ? 'job' : 'request'
+    if (own === undefined || own === false) return
+    const settings = routeOptions<HttpOptions<any> & { job?: boolean }>(defaults, own === true ? {} : own, 'prefix', 'logLevel', 'logSerializers', 'job')
+    const kind = settings.job ? 'job' : 'request'
     const handler = route.handler as (this: unknown, request: any, reply: any) => unknown
     // This is the first hook, so that later hooks can parse.
     route.preParsing = [(request: any, _reply: unknown, payload: Readable, done: (error: Error | null, payload?: Readable) => void) => {
+      if (request.headers['content-length'] === undefined && request.headers['transfer-encoding'] === undefined) {
+        // To read the end of the request would end Fastify's handlerTimeout.
+        request.rawBody = Buffer.alloc(0)
+        return done(null, payload)
+      }
       wholeBody(payload, request.routeOptions.bodyLimit).then((bytes) => {
         request.rawBody = bytes
         replayPipe(request.raw, () => request.rawBody)
@@ -117,10 +123,11 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
   /** No handler runs. */
   let done = true
   let isUndone = false
+  let finished = (): boolean => false
   let again: (() => Promise<void>) | undefined
   const route = `${request.method} ${request.url}`
   const attempts = new Attempts()
-  const takeBack = [overrides(reply, ['then', 'send', 'hijack', 'sent']), responseOverrides(reply.raw)]
+  const takeBack = [overrides(reply, ['then', 'send', 'hijack', 'trailer', 'sent']), responseOverrides(reply.raw)]
   const reset = (): void => {
     for (const undo of takeBack) undo()
     for (const name of Object.keys(reply.getHeaders())) reply.removeHeader(name)
@@ -135,6 +142,7 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
       contentEncoding: request.headers['content-encoding'], native: request,
       scope: () => options.scope(request), onScope: () => { isUndone = true },
     }, options as HttpOptions<never>, kind, async (context, isFinished) => {
+      finished = isFinished
       if (again) {
         await again()
         reset()
@@ -153,8 +161,8 @@ async function handle(client: Client<any>, options: HttpOptions<any>, kind: 'req
     isUndone = false
   } finally {
     if (again) reset()
-    if (isUndone) refuseSuccess(reply.raw, route)
-    if (!done) for (const [target, names] of [[reply, ['send', 'hijack']], [reply.raw]] as const) ignoreLateCalls(target, attempts, names)
+    if (isUndone && !finished()) refuseSuccess(reply.raw, route)
+    if (!done) for (const [target, names] of [[reply, ['send', 'hijack', 'trailer']], [reply.raw]] as const) ignoreLateCalls(target, attempts, names)
   }
   const { status, headers, body } = answer.first && whole ? whole : answer
   reply.code(status)
@@ -193,10 +201,6 @@ function parserOf(request: any): (() => unknown) | undefined {
   }
 }
 
-/** Every line of the header. Requests of app.inject() have no raw lines. */
-const keyOf = (request: any): string | string[] | undefined =>
-  request.raw.headersDistinct ? request.raw.headersDistinct['idempotency-key'] : request.headers['idempotency-key']
-
 /** The handler's return value, or the argument of reply.send(), as it would be sent. */
 function bufferedResponse(reply: any, handler: (reply: any) => unknown, silent: () => boolean, route: string, attempts: Attempts):
   Promise<Sent | undefined> {
@@ -204,7 +208,7 @@ function bufferedResponse(reply: any, handler: (reply: any) => unknown, silent: 
     let sent: Sent | undefined
     let returned = false
     let tell!: () => void
-    const awaitsEnd = endListener(reply.raw)
+    const hasAnswered = refuseWaiting(reply.raw, route, () => returned, reject)
     const look = (): void => { if (returned && (sent || silent())) resolve(sent) }
     const take = (payload: unknown): void => {
       if (payload instanceof Error) return reject(payload)
@@ -217,8 +221,7 @@ function bufferedResponse(reply: any, handler: (reply: any) => unknown, silent: 
       seemsSent(reply, 'sent')
       tell()
       seemsSent(reply.raw, 'headersSent', 'writableEnded')
-      // The response is sent after COMMIT, which waits for the handler.
-      if (!returned) setImmediate(() => { if (!returned && awaitsEnd()) reject(streamingRefused(route, 'and waits until that is sent')) })
+      hasAnswered()
     }
     // A handler can await or return reply until it has answered. The response itself is sent later.
     const answered = new Promise<void>((tellIt) => { tell = tellIt })
@@ -229,9 +232,11 @@ function bufferedResponse(reply: any, handler: (reply: any) => unknown, silent: 
       look()
       return reply
     }
-    reply.hijack = () => {
-      reject(streamingRefused(route, 'through reply.hijack()'))
-      return reply
+    for (const name of ['hijack', 'trailer']) {
+      reply[name] = () => {
+        reject(streamingRefused(route, `through reply.${name}()`))
+        return reply
+      }
     }
     for (const name of SENDING_METHODS) {
       reply.raw[name] = () => {
@@ -293,5 +298,5 @@ function responseOf(route: string, reply: any, payload: unknown): Sent {
 // Its hooks apply to the application that registers the plugin, not to a context of its own.
 Object.assign(idempotency, { [Symbol.for('skip-override')]: true, [Symbol.for('fastify.display-name')]: 'pg-idempotency' })
 
-export { idempotency }
+export { idempotency, keyOf }
 export default idempotency

@@ -9,14 +9,14 @@ import { Readable } from 'node:stream'
 import {
   checkedCount, checkedTimes, newResult, problem, storable, type Client, type Job, type Response, type Result,
 } from './client.js'
-import { compared, formKey, leftOut, NO_JSON, ofBytes, storableUtf8, type Fingerprint } from './comparison.js'
+import { compared, formKeys, leftOut, NO_JSON, ofBytes, storableUtf8, type Fingerprint } from './comparison.js'
 import {
-  asIdempotencyError, ClaimLost, ClaimNotFound, InProgress, KeyExpired, KeyInvalid, KeyReused, RateLimited, ScopeMoving, StreamingRefused,
+  ActionIdAhead, asIdempotencyError, ClaimLost, ClaimNotFound, InProgress, KeyExpired, KeyInvalid, KeyReused, RateLimited, ScopeMoving, StreamingRefused,
   sqlstateOf, TimedOut,
 } from './errors.js'
 import type { Attempts } from './handlers.js'
 import type { Lease, RequestIdentity, Timeout, Ttl, Wait } from './functions.js'
-import { describe, headers as headerDocument, type Headers } from './values.js'
+import { checkedNames, describe, headers as headerDocument, type Headers } from './values.js'
 
 export interface HttpOptions<Request> extends Ttl, Wait, Lease, Timeout {
   /** Returns the owner of the key: the user or tenant, from the login. */
@@ -53,22 +53,39 @@ export interface Context<Tx> {
   job: Job<Tx>
 }
 
-/** The options of every framework. Express also has bodyLimit, and Fastify has job and the options of its plugins. */
-const OPTIONS = new Set(['scope', 'required', 'strict', 'conflictStatus', 'headers', 'maxResponseSize', 'store', 'ttl', 'ttlMs', 'wait', 'waitMs',
-  'lease', 'leaseMs', 'timeout', 'timeoutMs', 'anyKey', 'formField', 'methods', 'fingerprint', 'bodyLimit', 'job', 'prefix', 'logLevel', 'logSerializers'])
+/** The options of every framework. */
+const OPTIONS = ['scope', 'required', 'strict', 'conflictStatus', 'headers', 'maxResponseSize', 'store', 'ttl', 'ttlMs', 'wait', 'waitMs',
+  'lease', 'leaseMs', 'timeout', 'timeoutMs', 'anyKey', 'formField', 'methods', 'fingerprint']
 
-/** Refuses invalid options when the route is made. */
-export function checkedOptions(options: HttpOptions<never>): void {
-  const unknown = Object.keys(options).find((name) => !OPTIONS.has(name))
-  if (unknown !== undefined) throw new TypeError(`a guarded route has no option ${unknown}`)
+/** The options of a route over those of all routes. names are the framework's own options. */
+export function routeOptions<O extends HttpOptions<any>>(all: O, own: Partial<O>, ...names: string[]): O {
+  if (typeof own !== 'object' || own === null) throw new TypeError(`the options of a guarded route must be an object, not ${describe(own)}`)
+  const made = { ...all, ...own }
+  checkedOptions(made, ...names)
+  return made
+}
+
+/** Refuses a guard without a client when it is made. */
+export function checkedClient(client: Client<any>): void {
+  if (typeof (client as Partial<Client<any>> | undefined)?.request !== 'function') throw new TypeError('a guard needs an Idempotency as its client')
+}
+
+/** Every line of the header Idempotency-Key. Adapters that call an application without a server set only the other headers. */
+export const keyOf = (request: any): string | string[] | undefined =>
+  (request.raw ?? request).headersDistinct?.['idempotency-key'] ?? request.headers['idempotency-key']
+
+/** Refuses invalid options when the route is made. names are the framework's own options. */
+export function checkedOptions(options: HttpOptions<never>, ...names: string[]): void {
+  checkedNames(options, new Set([...OPTIONS, ...names]), 'a guarded route')
   checkedTimes(options)
   checkedCount(options.maxResponseSize, 'maxResponseSize')
   leftOut(options.fingerprint)
-  const { methods, store, headers } = options
-  for (const name of ['required', 'strict', 'anyKey'] as const) {
+  const { methods, store, headers, formField } = options
+  for (const name of ['required', 'strict', 'anyKey', 'job'] as const) {
     // 'no' would be true.
-    if (typeof (options[name] ?? false) !== 'boolean') throw new TypeError(`the option ${name} must be true or false`)
+    if (typeof ((options as { job?: unknown } & typeof options)[name] ?? false) !== 'boolean') throw new TypeError(`the option ${name} must be true or false`)
   }
+  if (typeof (formField ?? '') !== 'string') throw new TypeError('the option formField must be the name of a field, or null')
   if (store !== undefined && typeof store !== 'function') throw new TypeError('the option store must be a function that takes the status')
   if (headers !== undefined && !Array.isArray(headers)) throw new TypeError('the option headers must be a list of names')
   if (methods !== undefined && !(Array.isArray(methods) && methods.length > 0 && methods.every((method) => /^[A-Z-]+$/.test(method)))) {
@@ -90,6 +107,8 @@ export interface HttpRequest {
   body: Uint8Array
   contentType?: string | undefined
   contentEncoding?: string | undefined
+  /** The fields of a form that a parser has read before the guard. */
+  form?: object | undefined
   scope: () => string
   /** Called after scope(). From here on, no success may be sent before COMMIT or a replay, even if the guard itself fails. */
   onScope?: () => void
@@ -153,15 +172,16 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
   respond: (context: Context<Tx>, isFinished: () => boolean) => Promise<Response | void>): Promise<HttpAnswer> {
   const line = Array.isArray(request.key) ? request.key.join(', ') : request.key
   const { required = true, strict, headers = REPLAYED_HEADERS, store, maxResponseSize, formField = '_idempotency_key' } = options
-  const inForm = line === undefined && formField !== null ? formKey(request, formField) : undefined
-  if (line === undefined && inForm === undefined && (required || kind === 'job')) {
+  const inForm = line !== undefined || formField === null ? []
+    : request.form ? [(request.form as Record<string, unknown>)[formField] ?? []].flat() : formKeys(request, formField)
+  if (line === undefined && inForm.length === 0 && (required || kind === 'job')) {
     return refusal(problem('key-required', 'Idempotency-Key required', 400,
       'This request needs a header Idempotency-Key, a quoted string that is new for each request and the same in each of its retries.'))
   }
-  const key = line === undefined ? inForm : parseKey(line, strict)
-  if ((line !== undefined && key === undefined) || (options.anyKey && key !== undefined && (key === '' || key.length > MAX_KEY))) {
+  const key = line !== undefined ? parseKey(line, strict) : inForm.length === 1 && typeof inForm[0] === 'string' ? inForm[0] : undefined
+  if (((line !== undefined || inForm.length > 0) && key === undefined) || (options.anyKey && key !== undefined && (key === '' || key.length > MAX_KEY))) {
     return refusal(problem('key-invalid', 'Idempotency-Key invalid', 400,
-      options.anyKey ? `The Idempotency-Key is not a string of 1 to ${MAX_KEY} characters.` : 'The header Idempotency-Key is not one quoted string.'))
+      options.anyKey ? `The Idempotency-Key is not a string of 1 to ${MAX_KEY} characters.` : line === undefined ? 'The form has more than one key.' : 'The header Idempotency-Key is not one quoted string.'))
   }
   const scope = request.scope()
   request.onScope?.()
@@ -222,7 +242,10 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
       return refusal(problem('timeout', 'Timed out', 503,
         'The request took too long. Retry with the same key.'), { 'Retry-After': '1' })
     }
-    // The framework answers the handler's errors. In a job, a lost claim is not such an error, so it is refused here.
+    if (found instanceof ActionIdAhead) {
+      return refusal(problem('action-id-ahead', 'Action id too far ahead', 400, "The action id is too far ahead of the server's clock."))
+    }
+    // The framework answers the handler's other errors. In a job, a lost claim is not such an error, so it is refused here.
     const refused = (ours || error !== thrown || kind === 'job') && found ? refusalOf(found, options.conflictStatus ?? 422, kind) : undefined
     if (refused) return refused
     throw error
@@ -335,7 +358,7 @@ export function overrides(target: object, names: readonly string[]): () => void 
 export function responseOverrides(response: ServerResponse): () => void {
   // This property of the prototype becomes an own one before the methods do.
   response.statusCode = Number(response.statusCode)
-  return overrides(response, [...SENDING_METHODS, 'headersSent', ...HEADER_METHODS, 'writableEnded'])
+  return overrides(response, [...SENDING_METHODS, 'addTrailers', 'headersSent', ...HEADER_METHODS, 'writableEnded'])
 }
 
 /** Makes a response look sent, by these properties. */
@@ -351,11 +374,23 @@ export function ignoreLateCalls(target: any, attempts: Attempts, names: readonly
   }
 }
 
-/** Returns a function that says whether a new listener waits for the end of the response, except the listeners of pipe(). */
-export function endListener(response: ServerResponse): () => boolean {
+/** A handler that listens for the end of its response waits for it, or only for its own work. */
+const GRACE_MS = 1000
+
+/**
+ * Returns a function to call when the handler has answered. The response is sent
+ * after COMMIT, which waits for the handler. So if the handler does not return,
+ * and has added a listener for the end of the response, except by pipe(), refuse()
+ * is called.
+ */
+export function refuseWaiting(response: ServerResponse, route: string, hasReturned: () => boolean, refuse: (error: unknown) => void): () => void {
   const count = (): number => response.listenerCount('finish') + response.listenerCount('close') - 2 * response.listenerCount('unpipe')
   const before = count()
-  return () => count() > before
+  const waits = (): boolean => !hasReturned() && count() > before
+  const error = (): unknown => streamingRefused(route, "and waits until that is sent, or for more than a second with a listener of 'finish' or 'close'")
+  return () => {
+    if (!hasReturned()) setImmediate(() => { if (waits()) setTimeout(() => { if (waits()) refuse(error()) }, GRACE_MS) })
+  }
 }
 
 /** If the application, such as its error handler, answers 2xx although the work was rolled back, send 500 instead. */

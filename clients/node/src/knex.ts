@@ -14,8 +14,19 @@ export function knexPool<Record extends object = any>(knex: Knex<Record>): PoolL
       // commit() does not report its own error; this promise does.
       const done = tx.executionPromise
       done.catch(() => undefined)
+      // Every nested transaction begins here, also one without a callback, which ends by its own commit().
+      const client = tx.client as { transaction(...given: unknown[]): PromiseLike<unknown> }
+      const { transaction } = client
+      let nested = 0
+      const ended = (): void => { nested-- }
+      client.transaction = (...given) => {
+        const made = transaction.apply(client, given)
+        nested++
+        made.then(ended, ended)
+        return made
+      }
       return {
-        tx, ends: ['commit', 'rollback'], client: await (tx.client as { acquireConnection(): Promise<any> }).acquireConnection(),
+        tx, queues: true, isNested: () => nested > 0, ends: ['commit', 'rollback'], client: await (tx.client as { acquireConnection(): Promise<any> }).acquireConnection(),
         commit: () => tx.commit().then(() => done),
         rollback: () => tx.rollback().then(() => done),
       }

@@ -10,7 +10,7 @@
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import {
-  checked, checkedCount, checkedRequest, checkedTimes, identity, leaseOf, newResult, resultOfClaim, ROLLED_BACK, runJob, SingleFlight, storable, storedResponse, withRetries,
+  checked, checkedClient, checkedCount, checkedRequest, checkedTransaction, identity, leaseOf, newResult, resultOfClaim, ROLLED_BACK, runJob, SingleFlight, storable, storedResponse, withRetries,
   type Client, type Job, type JobOptions, type Options, type RequestOptions, type Response, type Result, type TransactionOptions,
 } from './client.js'
 import { ClaimLost, ClaimNotFound, KeyInvalid, TransactionEnded } from './errors.js'
@@ -290,8 +290,9 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
   #messages = new Table<MessageRow>()
 
   constructor(options: MemoryOptions = {}) {
-    checkedTimes(options)
-    checkedCount(options.maxWaiters, 'maxWaiters')
+    const { schema: _, maxWaiters, handlers: __, ...common } = options
+    checkedClient(common)
+    checkedCount(maxWaiters, 'maxWaiters')
     this.#defaults = options
     // Without on(), each method is a transaction of its own.
     for (const method of Object.keys(this.statements) as (keyof Core)[]) {
@@ -320,13 +321,14 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
 
   async transaction<T>(handler: (tx: MemoryTransaction) => Promise<T> | T, options: TransactionOptions<T> = {}): Promise<T> {
     refuseNested(this, 'transaction()', 'tx')
+    checkedTransaction(options)
     const deadline = Deadline.inTransaction(options, this.#defaults)
     return withRetries(() => this.#transaction((tx) => runHandler([this], () => handler(tx), deadline), options.commits))
   }
 
   async request(options: RequestOptions, handler: (tx: MemoryTransaction) => Promise<Response> | Response): Promise<Result> {
     refuseNested(this, 'request()', 'tx, and the methods of on(tx)')
-    checkedRequest(options)
+    checkedRequest(options, 'request')
     const deadline = Deadline.inTransaction(options, this.#defaults)
     return this.#singleFlight.run('request', options, this.#defaults, (request) => withRetries(() => this.#transaction(async (tx) => {
       const claim = await this.#claim(tx, request.scope, request.key, { ...this.#times(request), ...identity(request) })
@@ -344,7 +346,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
 
   async job(options: JobOptions, fn: (job: Job<MemoryTransaction>) => Promise<Response | void> | Response | void): Promise<Result> {
     refuseNested(this, 'job()', 'tx, and the methods of on(tx)')
-    checkedRequest(options)
+    checkedRequest(options, 'job')
     const deadline = new Deadline(options, this.#defaults)
     return this.#singleFlight.run('job', options, this.#defaults, async (request) => {
       const started = performance.now()
@@ -355,11 +357,12 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       return runJob<MemoryTransaction>(this, request, this.#defaults, claim, started, deadline, (last) => this.#transaction(async (tx) => {
         await this.on(tx).heartbeat(request.scope, request.key, { claimToken: claim.claimToken, ...lease })
         const response = checked(await runHandler([this], () => last(tx), deadline.ofLastStep()), 'the last step')
+        if (!storable(response.status, request.store)) return newResult(response, false)
         const { status, body, headers, whole } = storedResponse(response, claim, request)
         tx.checkOpen()
         await this.on(tx).complete(request.scope, request.key, status, { body, headers, claimToken: claim.claimToken })
         return newResult(response, whole)
-      }), fn)
+      }, (result) => storable(result.status, request.store)), fn)
     })
   }
 

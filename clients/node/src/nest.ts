@@ -16,7 +16,7 @@ import {
 import { HttpAdapterHost, Reflector } from '@nestjs/core'
 import { lastValueFrom, of, type Observable } from 'rxjs'
 import type { Client, Response } from './client.js'
-import { checkedOptions, isStream, overrides, refuseSuccess, SENDING_METHODS, serve, streamingRefused, type Context, type HttpOptions } from './http.js'
+import { checkedOptions, isStream, overrides, refuseSuccess, routeOptions, SENDING_METHODS, serve, streamingRefused, type Context, type HttpOptions } from './http.js'
 import type { Headers } from './values.js'
 
 export interface NestOptions<Request = any> extends HttpOptions<Request> {
@@ -97,9 +97,12 @@ class IdempotencyInterceptor implements NestInterceptor {
       if (isUndone) refuseSuccess(raw, route)
     }
     const { status, headers, body, first } = answer
+    const isReplayed = headers['Idempotent-Replayed'] !== undefined
+    // Nest redirects after this, and chooses the type itself.
+    const redirects = isReplayed && this.reflector.get('__redirect__', context.getHandler()) !== undefined
     // Return the stored response of a finished job, and the handler's result for any other first response.
     if (first && (value !== undefined || body === null)) return of(value)
-    for (const [name, one] of Object.entries(headers)) http.setHeader(response, name, one as string)
+    for (const [name, one] of Object.entries(headers)) if (!redirects || !/^content-type$/i.test(name)) http.setHeader(response, name, one as string)
     http.status(response, status)
     if (body === null) return of(undefined)
     const type = headers['content-type'] ?? headers['Content-Type']
@@ -107,7 +110,7 @@ class IdempotencyInterceptor implements NestInterceptor {
     const isJson = /json/i.test(String(type))
     if (typeof body !== 'string' && !isJson && http.getType() === 'fastify') return of(body)
     const text = body.toString()
-    if (!first && headers['Idempotent-Replayed'] === undefined) throw new HttpException(JSON.parse(text) as object, status)
+    if (!first && !isReplayed) throw new HttpException(JSON.parse(text) as object, status)
     return of(isJson ? document(text) : text)
   }
 }
@@ -159,8 +162,7 @@ function answersItself(target: object, name: string | symbol): boolean {
 
 /** Guards a route as a request in one transaction, or with { job: true } as a job. */
 export function Idempotent(own: RouteOptions = {}): MethodDecorator {
-  const { job: _, ...options } = own
-  checkedOptions({ scope: () => '', ...options } as HttpOptions<never>)
+  routeOptions<RouteOptions & HttpOptions<any>>({ scope: () => '' }, own, 'job')
   const apply = applyDecorators(SetMetadata(ROUTE, own), UseInterceptors(IdempotencyInterceptor))
   return (target, name, descriptor) => {
     if (answersItself(target, name)) throw new TypeError(`${String(name)}() is guarded, and must not use @Res() or @Next(): return the response, or use @Res({ passthrough: true })`)

@@ -28,6 +28,7 @@ export interface PoolClientLike {
   /** With an ORM, the object for the handler, and the pg client below it. */
   readonly handle?: TransactionHandle<unknown> | undefined
   readonly below?: object | undefined
+  readonly isUnread?: boolean | undefined
 }
 
 /** The object that a handler uses until over() ends it. */
@@ -65,6 +66,8 @@ class Prepared {
   /** Whether the process is the connection's own; undefined before the check. */
   isDirect: boolean | undefined
   readonly parsed = new Set<string>()
+  /** Added to the names. It changes if statements are gone, because others of that name can still be there. */
+  #suffix = ''
 
   static of(client: object): Prepared {
     let found = Prepared.#of.get(client)
@@ -80,15 +83,23 @@ class Prepared {
       name = Prepared.#names.size < MAX_NAMES ? `idem_${Prepared.#names.size}` : ''
       if (name !== '') Prepared.#names.set(text, name)
     }
-    return name
+    return name === '' ? '' : name + this.#suffix
+  }
+
+  forget(): void {
+    this.parsed.clear()
+    this.#suffix = `_${Number(this.#suffix.slice(1)) + 1}`
   }
 }
 
 /** A program has only some dozens of statements. */
 const MAX_NAMES = 500
 const WHO: Command = { text: 'SELECT pg_catalog.pg_backend_pid()::text AS pid', values: [] }
-/** The prepared statement is gone, as after DISCARD ALL, or returns other columns now. */
-const STALE = new Set(['26000', '0A000'])
+/** Whether a prepared statement is gone, as after DISCARD ALL, or exists under a name that was to be new, or returns other columns now. */
+export function isStale(error: unknown): boolean {
+  const state = sqlstateOf(error)
+  return state === '26000' || state === '42P05' || (state === '0A000' && (error as { routine?: unknown }).routine === 'RevalidateCachedQuery')
+}
 
 /** Several statements in one round trip, as a query class like that of pg. */
 class Batch {
@@ -165,7 +176,7 @@ class Batch {
 
   handleError(error: Error): void {
     this.#over()
-    if (STALE.has(sqlstateOf(error) ?? '')) this.prepared.parsed.clear()
+    if (isStale(error)) this.prepared.forget()
     this.callback(error)
   }
 
@@ -320,7 +331,7 @@ export class Session {
   /** Runs a statement outside of a transaction. */
   async perform<T>(statement: Statement<T>, limitMs: number): Promise<T> {
     const [answer] = await this.#send([statement], limitMs).catch((error: unknown) => {
-      if (!STALE.has(sqlstateOf(error) ?? '')) throw error
+      if (!isStale(error)) throw error
       return this.#send([statement], limitMs)
     })
     return statement.read(answer!.rows)
@@ -339,10 +350,8 @@ export class Session {
   async commit(statement?: Statement<unknown>): Promise<void> {
     this.#proxy?.over()
     if (isUnread(this.#client)) throw new TransactionEnded(UNREAD)
-    // An ORM does not report that its COMMIT was a rollback, so a statement detects an aborted transaction.
-    const last = statement ?? (this.#client.handle && { text: 'SELECT 1', values: [] })
     const commit: Command = { text: 'COMMIT', values: [], isSent: false }
-    const answers = await this.#send([...(last ? [last] : []), commit], ANSWER_MS).catch((error: unknown) => {
+    const answers = await this.#send([...(statement ? [statement] : []), commit], ANSWER_MS).catch((error: unknown) => {
       this.inDoubt = this.lost && commit.isSent!
       throw sqlstateOf(error) === '25P02' ? new TransactionEnded(WENT_ON, { cause: error }) : error
     })
@@ -412,7 +421,7 @@ function isBusy(client: PoolClientLike): boolean {
 
 /** Whether a cursor or stream is neither read to its end nor closed. All later statements would wait for it. */
 function isUnread(client: PoolClientLike): boolean {
-  if (!isBusy(client)) return false
+  if (client.isUnread !== undefined || !isBusy(client)) return client.isUnread ?? false
   // The names without an underscore are those of older versions of pg, and deprecated in newer ones.
   const wire = wireOf(client) as Record<string, any>
   const queries = ('_activeQuery' in wire ? [wire['_activeQuery'], wire['_queryQueue']] : [wire['activeQuery'], wire['queryQueue']]).flat()

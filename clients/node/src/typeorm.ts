@@ -18,7 +18,7 @@ export function typeormPool(dataSource: DataSource): PoolLike<EntityManager> {
         throw error
       }
       return {
-        tx: runner.manager, ends: ['release'], client: await runner.connect() as PoolClientLike,
+        tx: runner.manager, ends: ['release'], isNested: () => (runner as unknown as { transactionDepth: number }).transactionDepth > 1, client: await runner.connect() as PoolClientLike,
         commit: () => end(runner.commitTransaction()),
         rollback: () => end(runner.rollbackTransaction()),
       }

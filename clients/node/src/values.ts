@@ -218,6 +218,13 @@ export function durationMs(value: string | null | undefined, ms: number | null |
 /** The longest time of Node's timers. */
 export const LONGEST_TIMER = 2 ** 31 - 1
 
+/** Refuses options that do not exist, which would be ignored. */
+export function checkedNames(options: unknown, known: ReadonlySet<string>, what: string): void {
+  if (typeof options !== 'object' || options === null) throw new TypeError(`the options of ${what} must be an object, not ${describe(options)}`)
+  const unknown = Object.keys(options).find((name) => !known.has(name))
+  if (unknown !== undefined) throw new TypeError(`${what} has no option ${unknown}`)
+}
+
 /** Describes a value in an error by its type, not by its content. */
 export function describe(value: unknown): string {
   if (typeof value === 'number' || typeof value === 'boolean' || value === undefined || value === null) return String(value)

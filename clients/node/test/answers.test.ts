@@ -201,6 +201,7 @@ for (const [framework, open] of frameworks) {
       } } satisfies Route }),
     }
     const goesOn: Record<string, Route> = {
+      aborts: { handler: async ({ raw, send }) => { raw.on('close', () => undefined); const sent = send(200, 'abcd'); await sleep(50); return sent } },
       listens: { handler: async ({ raw, send }) => { raw.on('finish', () => undefined); raw.on('close', () => undefined); return send(200, 'abcd') } },
       ...(framework === 'Fastify' ? {} : { piped: { handler: ({ raw }) => {
         raw.setHeader('Content-Length', 4)

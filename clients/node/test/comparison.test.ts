@@ -141,6 +141,46 @@ inEach('a form has its key in a field', {}, async (send) => {
   is(await send(parts, { type: 'multipart/form-data; boundary=B', key: null }), 200)
   is(await send(parts, { type: 'multipart/form-data; boundary=B', key: null }), 200, true)
 })
+inEach('a form is guarded however it is written', { required: false }, async (send) => {
+  const form = { type: FORM, key: null }
+  const part = (head: string, own: string): string => `--B\r\n${head}\r\n\r\n${own}\r\n--B--\r\n`
+  const file = '--B\r\nContent-Disposition: form-data; name="f"; filename="f"\r\n\r\n' +
+    `\r\nContent-Disposition: form-data; name="_idempotency_key"\r\n\r\n${key()}\r\n`
+  const own = key()
+  for (const [body, type] of [
+    [`%5fidempotency%5Fkey=${own}`, FORM], [`${'a=1&'.repeat(900)}_idempotency_key=${own}`, FORM],
+    [part('Content-Disposition: form-data; name="_idempotency_key"\r\nContent-Type: text/plain', own), ''],
+    [part('Content-Disposition: form-data;\tname=_idempotency_key', own), ''],
+    [file + part('content-disposition: form-data; name="_idempotency_key"', own), ''],
+  ] as const) {
+    const given = { type: type || 'multipart/form-data; boundary=B', key: null }
+    const one = key()
+    const answer = await send(body.replace(own, one), given)
+    is(answer, 200)
+    assert.ok(answer.text.startsWith(one), answer.text)
+    is(await send(body.replace(own, one), given), 200, true)
+  }
+  for (const body of [`_idempotency_key=${own}&_idempotency_key=${own}`, '_idempotency_key=']) is(await send(body, form), 400)
+  is(await send(file + '--B--\r\n', { type: 'multipart/form-data; boundary=B', key: null }), 200)
+  is(await send('a=1', form), 200)
+})
+test('a form that Express has parsed before the guard has its key in a field, too', async () => {
+  for (const express of [express5, express4]) {
+    const app = (express as any)()
+    app.use((express as any).urlencoded({ extended: true }))
+    app.post('/', idempotent(idem, { scope: () => 'u' })(((req: any, res: any) => res.type('text/plain').send(req.idempotency.key)) as never))
+    const server = await new Promise<any>((resolve) => { const made = app.listen(0, '127.0.0.1', () => resolve(made)) })
+    try {
+      const own = key()
+      for (const [body, status, replayed] of [[`_idempotency_key=${own}`, 200, null], [`_idempotency_key=${own}`, 200, 'true'], ['_idempotency_key[]=1&_idempotency_key[]=2', 400, null], ['a=1', 400, null]] as const) {
+        const answer = await fetch(`http://127.0.0.1:${server.address().port}/`, { method: 'POST', headers: { 'Content-Type': FORM }, body })
+        assert.deepEqual([answer.status, answer.headers.get('Idempotent-Replayed')], [status, replayed], await answer.text())
+      }
+    } finally {
+      await new Promise((resolve) => { server.close(resolve); server.closeAllConnections() })
+    }
+  }
+})
 inEach('a form field can have another name', { formField: 'once' }, async (send) => is(await send(`once=${key()}`, { type: FORM, key: null }), 200))
 inEach('a form field can be none', { formField: null }, async (send) => is(await send(`_idempotency_key=${key()}`, { type: FORM, key: null }), 400))
 

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
 import {
-  ActionIdAhead, ClaimLost, ClaimNotFound, Idempotency, IdempotencyError, KeyInvalid, RateLimited, type Core,
+  ActionIdAhead, ClaimLost, ClaimNotFound, Idempotency, IdempotencyError, KeyInvalid, RateLimited, type Client, type Core,
 } from 'pg-idempotency'
 import { idempotent } from 'pg-idempotency/express'
 import { MemoryIdempotency } from 'pg-idempotency/memory'
@@ -465,4 +465,38 @@ test('on: in the transaction of a pg client', async () => {
   const token = key()
   await assert.rejects(idem.on(manager).once('typeorm', token), /takes a pg client.*not a EntityManager/)
   assert.deepEqual([manager.sent, await idem.onceAt('typeorm', token)], [[], null], 'nothing was sent')
+})
+
+test('a connection whose prepared statements are gone, or that raised such an error itself, works again', async () => {
+  const pool = world.pool({ max: 1 })
+  const client = new Idempotency(pool, { schema: world.schema })
+  const runs = (text: string) => client.request({ scope: 'stale', key: key() }, async (tx) => { await tx.query(text); return { status: 201 } })
+  await runs('SELECT 1')
+  await runs('SELECT 1')
+  for (let times = 0; times < 3; times++) assert.equal((await runs('DEALLOCATE ALL')).status, 201)
+  await world.sql(`CREATE TABLE late (a int); CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not here' USING ERRCODE = '0A000'; END $$;
+    CREATE CONSTRAINT TRIGGER late AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION late()`)
+  for (let times = 0; times < 3; times++) await assert.rejects(runs('INSERT INTO late VALUES (1)'), /not here/)
+  for (let times = 0; times < 3; times++) assert.equal((await runs('SELECT 1')).status, 201)
+})
+
+test('options that do not exist are refused, and so is a request that would be compared only in part', async () => {
+  for (const make of [(options: object) => new Idempotency(world.pool(), { schema: world.schema, ...options }), (options: object) => new MemoryIdempotency(options)]) {
+    assert.throws(() => make({ wiat: '5 seconds' }), /^TypeError: the client has no option wiat$/)
+    assert.throws(() => make({ onOutcome: 'log' }), /onOutcome must be a function/)
+    assert.throws(() => make({ traceKeys: 'no' }), /traceKeys must be true or false/)
+    const client: Client<any> = make({})
+    const given = (): { scope: string; key: string } => ({ scope: 'scope', key: key() })
+    const never = (): never => assert.fail('it ran')
+    await assert.rejects(client.request({ ...given(), tll: '1 day' } as never, never), /^TypeError: request\(\) has no option tll$/)
+    await assert.rejects(client.request({ ...given(), lease: '1 minute' } as never, never), /^TypeError: request\(\) has no option lease$/)
+    await assert.rejects(client.job({ ...given(), leas: '1 minute' } as never, never), /^TypeError: job\(\) has no option leas$/)
+    await assert.rejects(client.transaction(never, { scopes: 'scope' } as never), /^TypeError: transaction\(\) has no option scopes$/)
+    await assert.rejects(client.request({ ...given(), store: (async () => false) as never }, () => ({ status: 404 })), /the option store must return true or false/)
+    await assert.rejects(client.job(given(), async (job) => { await job.step('x'.repeat(513), never) }), /name of a step must have 1 to 512 bytes/)
+    await assert.rejects(client.transaction(never, 'scope' as never), /^TypeError: the options of transaction\(\) must be an object/)
+    for (const part of [{ body: '{}' }, { path: '/' }, { method: 'POST', path: '/', body: '{}', requestHash: Buffer.alloc(32) }]) {
+      await assert.rejects(client.request({ ...given(), ...part } as never, never), /^TypeError: a request is compared either by/)
+    }
+  }
 })

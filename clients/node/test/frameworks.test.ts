@@ -438,7 +438,7 @@ test('what a handler of Fastify cannot do: answer past the transaction, or be as
     })
     const past: Record<string, (reply: any) => unknown> = {
       end: (reply) => { reply.raw.end('past') }, write: (reply) => { reply.raw.writeHead(200); reply.raw.write('past'); reply.raw.end() },
-      hijack: (reply) => { reply.hijack(); reply.raw.end('past') }, destroy: (reply) => { reply.raw.destroy() },
+      hijack: (reply) => { reply.hijack(); reply.raw.end('past') }, trailer: (reply) => { reply.trailer('X-Sum', async () => '1'); return reply.send('x') }, destroy: (reply) => { reply.raw.destroy() },
       pipe: (reply) => { createReadStream(process.execPath, { end: 3 << 20 }).pipe(reply.raw) },
       stream: (reply) => reply.send(createReadStream(process.execPath)),
     }
@@ -458,7 +458,7 @@ test('what a handler of Fastify cannot do: answer past the transaction, or be as
   try {
     const { text } = await post(shop, '/change/7?a=1', '{"list": []}', keyed())
     assert.deepEqual(JSON.parse(text), [{ list: [] }, { id: '7' }, { a: '1' }, 'ann', null, '{"list": []}'])
-    for (const path of ['end', 'write', 'hijack', 'destroy', 'pipe', 'stream']) {
+    for (const path of ['end', 'write', 'hijack', 'trailer', 'destroy', 'pipe', 'stream']) {
       for (let times = 0; times < 2; times++) {
         const refused = await post(shop, `/${path}`, '{}', keyed())
         assert.deepEqual([refused.status, JSON.parse(refused.text).type], [500, 'urn:pg-idempotency:streaming-refused'], path)
@@ -668,6 +668,99 @@ test('a scope that is a rejected promise does not end the process', async () => 
   }
 })
 
+for (const [version, express] of [['5', express5], ['4', express4]] as const) {
+  test(`Express ${version}: errors that Express itself reports, and headers of a body of unknown length`, async () => {
+    const app = (express as any)()
+    const guarded = idempotent(idem, { scope })
+    const insert = (req: any): Promise<unknown> => req.idempotency.tx.query('INSERT INTO effects (what) VALUES ($1)', [req.path])
+    app.post('/format', guarded(async (req: any, res: any) => { await insert(req); res.format({ json: () => res.json({}) }) }))
+    app.post('/file', guarded(async (req: any, res: any) => { await insert(req); res.sendFile('/no/such/file') }))
+    app.post('/trailers', guarded(async (req: any, res: any) => {
+      await insert(req)
+      res.setHeader('Trailer', 'X-Sum')
+      res.addTrailers({ 'X-Sum': '1' })
+      res.end('x')
+    }))
+    app.post('/chunked', guarded(async (req: any, res: any) => {
+      await insert(req)
+      res.writeHead(201, { 'Transfer-Encoding': 'chunked', Trailer: 'X-Sum', 'Content-Type': 'text/plain' })
+      res.end('x')
+    }))
+    app.use(shown)
+    const shop = await listening(app)
+    try {
+      for (const [path, status] of [['/format', 406], ['/file', 404], ['/trailers', 500]] as const) {
+        const one = keyed()
+        const headers = { ...one, Accept: 'text/csv' }
+        for (let times = 0; times < 2; times++) {
+          const answer = await post(shop, path, '{}', headers)
+          assert.deepEqual([answer.status, answer.headers['idempotent-replayed'], await world.effects(path)], [status, undefined, 0], path)
+        }
+      }
+      const one = keyed()
+      for (const replayed of [undefined, 'true']) {
+        const answer = await post(shop, '/chunked', '{}', one)
+        assert.deepEqual([answer.status, answer.text, answer.headers['idempotent-replayed'], answer.headers['transfer-encoding']], [201, 'x', replayed, undefined])
+      }
+    } finally {
+      await shop.close()
+      await world.sql("DELETE FROM effects WHERE what LIKE '/%'")
+    }
+  })
+}
+
+test('Express: an error that is nothing does not lead past the guard', async () => {
+  const app = express5()
+  for (const [path, error] of [['/nothing', undefined], ['/null', null], ['/route', 'route'], ['/router', 'router']] as const) {
+    const throws = (): string => { throw error }
+    app.post(path, idempotent(idem, { scope: throws })(() => assert.fail('it ran')))
+    app.post(`${path}/handler`, idempotent(idem, { scope })(async () => throws()))
+    app.post(`${path}/middleware`, idempotent(idem, { scope: throws }).middleware())
+  }
+  app.use((_req: unknown, res: any, _next: unknown) => { res.status(200).send('past the guard') })
+  app.use(shown)
+  const shop = await listening(app)
+  try {
+    for (const path of ['/nothing', '/null', '/route', '/router']) {
+      for (const more of ['', '/handler', '/middleware']) assert.equal((await post(shop, path + more, '{}', keyed())).status, 500, path + more)
+    }
+  } finally {
+    await shop.close()
+  }
+})
+
+test('a key is found where a server has only the plain headers', async () => {
+  const app = express5()
+  app.use((req: any, _res, next) => { Object.defineProperty(req, 'headersDistinct', { value: {} }); next() })
+  app.post('/', idempotent(idem, { scope, required: false })((req: any, res: any) => res.send(req.idempotency.key)))
+  const shop = await listening(app)
+  try {
+    const one = key()
+    for (const replayed of [undefined, 'true']) {
+      const answer = await post(shop, '/', '{}', keyed({}, one))
+      assert.deepEqual([answer.text, answer.headers['idempotent-replayed']], [one, replayed])
+    }
+  } finally {
+    await shop.close()
+  }
+})
+
+test("Fastify: a request without a body keeps Fastify's own time limit", async () => {
+  const shop = await fastifyShop((app) => {
+    app.get('/slow', { config: { idempotency: true }, handlerTimeout: 200 } as object, async (request: any) => {
+      await new Promise((resolve) => { request.signal.addEventListener('abort', resolve); setTimeout(resolve, 10_000).unref() })
+      return 'late'
+    })
+  })
+  try {
+    const answer = await fetch(`http://127.0.0.1:${shop.port}/slow`, { headers: keyed() })
+    assert.equal(answer.status, 503)
+    await answer.text()
+  } finally {
+    await shop.close()
+  }
+})
+
 test('nonsense in the options of a route is refused when it is made', async () => {
   await assert.rejects(async () => { await Fastify().register(idempotency as any, { client: idem, scope, ttl: '5 bananas' }) }, /ttl is not a valid interval/)
   await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { waitMs: -1 } } }, async () => 'never') }), /waitMs must not be negative/)
@@ -680,7 +773,24 @@ test('nonsense in the options of a route is refused when it is made', async () =
     assert.throws(() => idempotent(idem, { scope, methods }), /methods must be a list of HTTP methods in upper case/)
   }
   assert.throws(() => idempotent(idem, { scope })(() => undefined, { lease: '1s', leaseMs: 1 }), /lease and leaseMs cannot both be set/)
-  assert.throws(() => idempotent(idem, { scope })({} as any), /a guard needs the handler/)
+  for (const client of [undefined, pool] as any[]) {
+    assert.throws(() => idempotent(client, { scope }), /a guard needs an Idempotency as its client/)
+    await assert.rejects(async () => { await Fastify().register(idempotency as any, { client, scope }) }, /a guard needs an Idempotency as its client/)
+  }
+  const guarded: any = idempotent(idem, { scope })
+  const handler = (): void => undefined
+  // Several handlers, as Express itself takes them.
+  for (const given of [[], [{}], [handler, handler], [handler, {}, handler]]) assert.throws(() => guarded(...given), /a guard takes one handler/)
+  for (const own of [1, 'yes', null, 0]) {
+    assert.throws(() => guarded(handler, own), /options of a guarded route must be an object/)
+    assert.throws(() => guarded.middleware(own), /options of a guarded route must be an object/)
+    await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: own as never } }, async () => 'never') }), /options of a guarded route must be an object/)
+  }
+  // The options of another framework.
+  for (const own of [{ job: true }, { prefix: '/a' }]) assert.throws(() => idempotent(idem, { scope, ...own } as any), /has no option (job|prefix)/)
+  await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { bodyLimit: 1 } as never } }, async () => 'never') }), /has no option bodyLimit/)
+  await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { job: 'no' as never } } }, async () => 'never') }), /the option job must be true or false/)
+  assert.throws(() => idempotent(idem, { scope, formField: 1 as never }), /the option formField must be/)
 })
 
 test('a job reports no success after its last step was rolled back', async () => {
@@ -690,6 +800,21 @@ test('a job reports no success after its last step was rolled back', async () =>
       return { status }
     })
     await assert.rejects(answering(201), /its last step was rolled back/)
+    // A response that is not stored rolls the last step back, whether it is returned or the argument of finish().
+    for (const finishes of [true, false]) {
+      for (const status of [500, 401, 429]) {
+        const one = key()
+        for (let attempt = 1; attempt <= 2; attempt++) {
+          const made = await client.job({ scope: 'ann', key: one }, async (job) => {
+            assert.equal(job.attempt, attempt)
+            const last = async (tx: any) => { await client.on(tx).once('ann', one); return { status } }
+            if (finishes) await job.finish(last)
+            else return { status }
+          })
+          assert.deepEqual([made.status, made.replayed, made.stored, await client.onceAt('ann', one)], [status, false, false, null])
+        }
+      }
+    }
     assert.equal((await answering(402)).status, 402)
   }
 })

@@ -47,6 +47,11 @@ const routes: Record<string, { handler: Handler; own?: object; job?: boolean }> 
     await tx.query("INSERT INTO effects (what) VALUES ('finished')")
     return { status: 202, headers: { 'Content-Type': 'text/plain' }, body: 'done' }
   }) }, job: true },
+  ahead: { handler: async (_, { tx }) => tx.query("DO $$ BEGIN RAISE EXCEPTION 'ahead' USING ERRCODE = 'ID005'; END $$") },
+  aheadInJob: { handler: async (_, { job }) => job.finish(async (tx: any) => {
+    await tx.query("INSERT INTO effects (what) VALUES ('aheadInJob')")
+    await tx.query("DO $$ BEGIN RAISE EXCEPTION 'ahead' USING ERRCODE = 'ID005'; END $$")
+  }), job: true },
   lost: { handler: async (request, { job, send }) => {
     await world.client().forget('ann', request.idempotency.key)
     await job.step('late', () => 1)
@@ -149,6 +154,15 @@ for (const [framework, open] of [['Express 5', () => inExpress(express5)], ['Exp
           assert.deepEqual([answer.status, answer.text, answer.replayed], [202, 'done', replayed])
         }
       })
+      for (const name of ['ahead', 'aheadInJob']) {
+        await grows(name, 0, async () => {
+          const one = key()
+          for (let times = 0; times < 2; times++) {
+            const { status, text, replayed } = await post(name, one)
+            assert.deepEqual([status, JSON.parse(text).type, replayed], [400, 'urn:pg-idempotency:action-id-ahead', null])
+          }
+        })
+      }
       assert.equal((await post('conflict', key(), `"${'x'.repeat(3 << 20)}"`)).status, 413)
       const lost = await post('lost', key())
       assert.deepEqual([lost.status, JSON.parse(lost.text).type], [409, 'urn:pg-idempotency:in-progress'])

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
 import 'reflect-metadata'
-import { Body, Controller, Header, HttpException, Module, Param, Post, Res, StreamableFile, type ArgumentsHost, type CallHandler, type INestApplication } from '@nestjs/common'
+import { Body, Controller, Header, HttpException, Module, Param, Post, Redirect, Res, StreamableFile, type ArgumentsHost, type CallHandler, type INestApplication } from '@nestjs/common'
 import { NestFactory, type AbstractHttpAdapter } from '@nestjs/core'
 import { FastifyAdapter } from '@nestjs/platform-fastify'
 import { map } from 'rxjs'
@@ -69,6 +69,11 @@ class Orders {
   @Idempotent()
   async bytes() { return Buffer.from([97, 255]) }
 
+  @Post('redirect')
+  @Redirect('/never', 303)
+  @Idempotent()
+  async redirect() { return { url: '/thanks', statusCode: 302 } }
+
   @Post('generator')
   @Idempotent()
   async generator(@Tx() tx: pg.PoolClient) {
@@ -125,7 +130,7 @@ after(async () => {
 })
 
 const post = async (path: string, key: string, body: object = {}) => {
-  const answer = await fetch(url + path, { method: 'POST', body: JSON.stringify(body),
+  const answer = await fetch(url + path, { method: 'POST', body: JSON.stringify(body), redirect: 'manual',
     headers: { 'Content-Type': 'application/json', 'X-User': 'ann', ...(key === '' ? {} : { 'Idempotency-Key': key }) } })
   return { status: answer.status, replayed: answer.headers.get('Idempotent-Replayed'), type: answer.headers.get('Content-Type'),
     location: answer.headers.get('Location'), tag: answer.headers.get('ETag'), text: await answer.text() }
@@ -149,6 +154,7 @@ test('a first response and its replay are the same, through the interceptors of 
   assert.equal((await twice('/orders/raw')).text, '{"spaces":   1}')
   assert.equal((await twice('/orders/nothing')).text, '')
   for (const path of ['number', 'null', 'empty', 'bytes']) await twice(`/orders/${path}`)
+  await twice('/orders/redirect')
 })
 
 test('what is thrown is rolled back and not stored; a status that the handler sets is stored', async () => {
@@ -197,7 +203,9 @@ test('what cannot be held back is refused', async () => {
     }
     return Wrong
   }, /is guarded, and must not use @Res\(\)/)
-  assert.throws(() => Idempotent({ wat: 1 } as object), /no option wat/)
+  for (const own of [{ wat: 1 }, { bodyLimit: 1 }]) assert.throws(() => Idempotent(own as object), /no option (wat|bodyLimit)/)
+  assert.throws(() => Idempotent(1 as never), /must be an object, not 1/)
+  assert.throws(() => Idempotent({ job: 'no' as never }), /the option job must be true or false/)
 })
 
 /** Another application with the same routes, for the time of fn. */
@@ -240,6 +248,8 @@ test('on Fastify', async () => {
     assert.equal((await twice('/orders/text', { what })).text, `<b>${what}</b>`)
     assert.equal((await post('/orders', '')).status, 400)
     for (const path of ['number', 'null', 'empty', 'nothing', 'bytes']) await twice(`/orders/${path}`)
+    const redirect = await twice('/orders/redirect')
+    assert.deepEqual([redirect.status, redirect.location], [302, '/thanks'])
     assert.equal((await twice('/orders/number')).type, 'application/json; charset=utf-8')
     assert.equal((await twice('/orders/bytes')).type, 'application/octet-stream')
     for (const path of ['generator', 'sends']) assert.equal((await post(`/orders/${path}`, newKey())).status, 500, path)

@@ -22,6 +22,9 @@ import { DataSource, EntitySchema } from 'typeorm'
 import { PrismaClient } from './prisma-client.js'
 import { key, Proxy, World } from './support.js'
 
+// It has no types of its own.
+const { default: Cursor } = await import('pg-cursor' as string)
+
 let world: World
 let proxy: Proxy
 before(async () => {
@@ -44,6 +47,12 @@ interface Orm {
   /** A transaction without us. */
   own(run: (tx: any) => Promise<void>): Promise<unknown>
   commit?(tx: any): Promise<unknown>
+  /** A nested transaction that its own commit() ends. */
+  begin?(tx: any): Promise<unknown>
+  /** An insert that is made now, and sent by the function that it returns. */
+  prepared?(tx: any, what: string): () => PromiseLike<unknown>
+  /** All effects in pieces, if the test of pg's own streams does not cover it. */
+  stream?(tx: any): AsyncIterable<unknown>
   /** Ends the connection below our transaction. */
   replace?(tx: any): Promise<unknown>
   end(): Promise<unknown>
@@ -64,6 +73,7 @@ const orms: Record<string, () => Promise<Orm>> = {
       nested: (tx, run) => tx.transaction(run),
       own: (run) => db.transaction(run),
       commit: (tx) => tx.commit(),
+      begin: (tx) => tx.transaction(),
       replace: async (tx) => (await tx.client.acquireConnection()).end(),
     }
   },
@@ -74,6 +84,10 @@ const orms: Record<string, () => Promise<Orm>> = {
     return {
       pool: drizzlePool(db), cancels: true, end: () => pool.end(),
       insert: (tx, what) => tx.insert(effects).values({ what }),
+      prepared: (tx, what) => {
+        const builder = tx.insert(effects).values({ what })
+        return () => builder
+      },
       raw: (tx, statement) => tx.execute(statement),
       nested: (tx, run) => tx.transaction(run),
       own: (run) => db.transaction(run),
@@ -85,7 +99,7 @@ const orms: Record<string, () => Promise<Orm>> = {
     pool.on('error', () => undefined)
     // Of those in use, which Kysely does not listen to.
     pool.on('connect', (client) => client.on('error', () => undefined))
-    const db = new Kysely<{ effects: { what: string } }>({ dialect: new PostgresDialect({ pool }) })
+    const db = new Kysely<{ effects: { what: string } }>({ dialect: new PostgresDialect({ pool, cursor: Cursor }) })
     return {
       pool: kyselyPool(db, MAX), cancels: false, end: () => db.destroy(),
       insert: (tx, what) => tx.insertInto('effects').values({ what }).execute(),
@@ -93,6 +107,7 @@ const orms: Record<string, () => Promise<Orm>> = {
       nested: (tx, run) => tx.transaction().execute(run),
       own: (run) => db.transaction().execute(run),
       commit: async (tx) => tx.commit().execute(),
+      stream: (tx) => tx.withSchema('public').selectFrom('effects').select('what').stream(1),
     }
   },
   async TypeORM() {
@@ -105,6 +120,7 @@ const orms: Record<string, () => Promise<Orm>> = {
       nested: (tx, run) => tx.transaction(run),
       own: (run) => source.transaction(run),
       commit: async (tx) => tx.release(),
+      begin: async (tx) => { await tx.queryRunner.startTransaction(); return Object.assign(tx, { commit: () => tx.queryRunner.commitTransaction() }) },
       replace: async (tx) => { await tx.queryRunner.rollbackTransaction(); await tx.queryRunner.release() },
     }
   },
@@ -238,6 +254,98 @@ for (const [name, make] of Object.entries(orms)) {
         })))
         assert.equal(await world.effects(one), 0)
         for (const other of others) assert.equal(await world.effects(other), 1)
+      })
+      await scenario('a statement that fails late, and that nothing awaits, is no success', async (one) => {
+        for (const late of [0, 1, 2, 5]) {
+          const answer = await idem.request(options(`${one}${late}`), async (tx) => {
+            await orm.insert(tx, one)
+            const fails = async (): Promise<void> => {
+              for (let ticks = 0; ticks < late; ticks++) await undefined
+              await orm.raw(tx, 'SELECT 1 / 0')
+            }
+            fails().catch(() => undefined)
+            return { status: 201 }
+          }).then((result) => result.status, (error: unknown) => {
+            assert.ok(error instanceof TransactionEnded, String(error))
+            return 500
+          })
+          // If it comes after the transaction, it is refused and changes nothing.
+          assert.equal(await world.effects(one), answer === 201 ? 1 : 0)
+          await world.sql('DELETE FROM effects WHERE what = $1', [one])
+        }
+      })
+      await scenario('two nested transactions at the same time do not undo each other', async (one) => {
+        const answer = await idem.request(options(one), async (tx) => {
+          const one_ = orm.nested(tx, async (inner) => { await orm.insert(inner, one); await sleep(20) })
+          const other = (async () => orm.nested(tx, async () => { await sleep(60); throw new Error('other') }))()
+          const [first] = await Promise.allSettled([one_, other])
+          return { status: first.status === 'fulfilled' ? 201 : 500 }
+        }).then((result) => result.status, () => 500)
+        assert.equal(await world.effects(one), answer === 201 ? 1 : 0)
+      })
+      await scenario('no transaction that is made from the handle ends it', async (one) => {
+        if (name !== 'Kysely') return
+        const ways: ((tx: any) => Promise<unknown>)[] = [
+          async (tx) => (await tx.savepoint('a').execute()).commit().execute(), async (tx) => tx.withSchema('public').commit().execute(),
+          (tx) => tx.transaction().execute((inner: any) => inner.rollback().execute()),
+        ]
+        for (const way of ways) {
+          const own = key()
+          await assert.rejects(idem.request(options(own), async (tx) => { await orm.insert(tx, one); await way(tx); return { status: 201 } }), TransactionEnded)
+          assert.deepEqual([await world.effects(one), await idem.lookup('scope', own)], [0, undefined])
+        }
+        await idem.request(options(one), async (tx) => {
+          await tx.withSchema('public').transaction().execute((inner: any) => orm.insert(inner, one))
+          return { status: 201 }
+        })
+        assert.equal(await world.effects(one), 1)
+      })
+      await scenario('a statement that was made in the transaction does not run after it', async (one) => {
+        if (!orm.prepared) return
+        let kept!: () => PromiseLike<unknown>
+        let nested!: () => PromiseLike<unknown>
+        await idem.request(options(one), async (tx) => {
+          kept = orm.prepared!(tx, one)
+          await orm.nested(tx, async (inner) => { nested = orm.prepared!(inner, one) })
+          return { status: 201 }
+        })
+        for (const send of [kept, nested]) await assert.rejects(async () => { await send() }, ({ message, cause }) => /has ended/.test(`${message} ${cause?.message}`))
+        assert.equal(await world.effects(one), 0)
+      })
+      await scenario('a nested transaction that begins without a callback', async (one) => {
+        if (!orm.begin) return
+        for (const ends of [false, true]) {
+          const answer = idem.request(options(key()), async (tx) => {
+            await orm.insert(tx, one)
+            const inner: any = await orm.begin!(tx)
+            await orm.insert(inner, one)
+            if (ends) await inner.commit()
+            return { status: 201 }
+          })
+          if (ends) await answer
+          else await assert.rejects(answer, /nested transaction/)
+          assert.equal(await world.effects(one), ends ? 2 : 0)
+        }
+      })
+      await scenario('a stream that the handler leaves unread ends the request at once', async (one) => {
+        if (!orm.stream) return
+        const began = performance.now()
+        const reads = async (how: 'part' | 'throws' | 'breaks' | 'all') => idem.request(options(key()), async (tx) => {
+          await orm.insert(tx, one)
+          await orm.insert(tx, one)
+          const stream = orm.stream!(tx)
+          if (how === 'breaks') for await (const _ of stream) break
+          else if (how === 'all') for await (const _ of stream) continue
+          else await stream[Symbol.asyncIterator]().next()
+          if (how === 'throws') throw new Error('no')
+          return { status: 201 }
+        })
+        await assert.rejects(reads('part'), TransactionEnded)
+        await assert.rejects(reads('throws'), /^Error: no$/)
+        assert.equal(await world.effects(one), 0)
+        for (const how of ['breaks', 'all'] as const) await reads(how)
+        assert.equal(await world.effects(one), 4)
+        assert.ok(performance.now() - began < 20_000, 'without the time limit of 30 s of an answer')
       })
       await scenario('a handler that ends its connection itself runs once', async (one) => {
         if (!orm.replace) return

@@ -36,6 +36,13 @@ def methods():
     return {name: found for name, found in vars(Functions).items() if isinstance(found, function)}
 
 
+def test_a_key_that_is_missing_is_named(idem):
+    """As by request.headers.get("Idempotency-Key")."""
+    for call in idem.request, idem.job:
+        with pytest.raises(TypeError, match="key must be a str, the Idempotency-Key of the request, not None"):
+            call("u", None, lambda tx: Response(201))
+
+
 def test_none_is_missing(database):
     with psycopg.connect("") as connection:
         rows = connection.execute(
