@@ -20,22 +20,41 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_open_functions() IS
 'The functions that PUBLIC can execute.';
 
-CREATE FUNCTION @S@.idem_p_close_functions()
+CREATE FUNCTION @S@.idem_p_open_tables()
+RETURNS TABLE (label text, grantee oid)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+	SELECT DISTINCT c.oid::regclass::text, a.grantee
+	FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a
+	WHERE c.relnamespace = '@S@'::regnamespace AND c.relkind = 'r' AND starts_with(c.relname::text, 'idem_p_')
+		AND a.grantee <> ALL (ARRAY[c.relowner, 'pg_database_owner'::regrole::oid,
+			(SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database())])
+$$;
+COMMENT ON FUNCTION @S@.idem_p_open_tables() IS
+'The tables of the portable edition alone that other roles have privileges on, for example by ALTER DEFAULT PRIVILEGES, and these roles; 0 is PUBLIC.';
+
+CREATE FUNCTION @S@.idem_p_close_all()
 RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	names CONSTANT text := (SELECT string_agg(f::text, ', ') FROM @S@.idem_p_open_functions() AS f);
+	open_table record;
 BEGIN
 	IF names IS NOT NULL THEN
 		EXECUTE 'REVOKE ALL ON FUNCTION ' || names || ' FROM PUBLIC';
 		GRANT SELECT ON @S@.idem_p_extension, @S@.idem_p_member TO PUBLIC;
 	END IF;
+	FOR open_table IN SELECT t.label, t.grantee FROM @S@.idem_p_open_tables() AS t LOOP
+		EXECUTE format('REVOKE ALL ON %s FROM %s CASCADE', open_table.label,
+			CASE WHEN open_table.grantee = 0 THEN 'PUBLIC' ELSE open_table.grantee::regrole::text END);
+	END LOOP;
 END
 $$;
-COMMENT ON FUNCTION @S@.idem_p_close_functions() IS
-'Revokes the functions from PUBLIC, which has them after a dump was restored without privileges.';
+COMMENT ON FUNCTION @S@.idem_p_close_all() IS
+'Revokes the functions from PUBLIC, which has them after a dump was restored without privileges, and what other roles have on the portable edition''s own tables.';
 
 --@ idem_check_grantee plpgsql
 DECLARE
@@ -48,7 +67,7 @@ BEGIN
 	ELSIF NOT EXISTS (SELECT FROM pg_roles AS r WHERE r.oid = grantee::oid) THEN
 		RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('role "%s" does not exist', grantee), HINT = hint;
 	END IF;
-	PERFORM @S@.idem_p_close_functions();
+	PERFORM @S@.idem_p_close_all();
 END
 
 --@ idem_execute_grant plpgsql invoker

@@ -237,38 +237,41 @@ AS $$
 DECLARE
 	timeout CONSTANT text := current_setting('lock_timeout');
 	clock timestamptz;
+	is_held boolean := false;
 	result @S@.idem_claim_result;
 BEGIN
-	IF NOT pg_try_advisory_lock(478, number) THEN
-		RETURN NULL;
-	END IF;
 	BEGIN
-		result.claim_token := nextval('@S@.idem_claim_tokens');
-		clock := clock_timestamp();
-		result.outcome := 'new';
-		result.attempt := 1;
-		result.expires_at := clock + coalesce(p_ttl, @S@.idem_p_setting('default_ttl')::float8 * '1 ms'::interval);
-		result.lease_expires_at := least(result.expires_at, clock + coalesce(p_lease,
-			least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval));
-		-- The shortest wait for another transaction
-		PERFORM set_config('lock_timeout', '1', true);
-		INSERT INTO @S@.idem_keys AS k (claim_token, created_at, lease_expires_at, resume_at, expires_at, attempt,
-				state, scope, key, request_hash, request)
-			VALUES (result.claim_token, clock, result.lease_expires_at, CASE WHEN p_request IS NOT NULL THEN result.lease_expires_at END,
-				result.expires_at, 1, 'started', p_scope, p_key, hash, p_request)
-			ON CONFLICT ON CONSTRAINT idem_keys_pkey DO NOTHING;
-		IF NOT FOUND THEN
-			result.outcome := 'exists';
+		-- A rollback does not release the lock, so a cancel must not find it held outside of this block.
+		is_held := pg_try_advisory_lock(478, number);
+		IF is_held THEN
+			result.claim_token := nextval('@S@.idem_claim_tokens');
+			clock := clock_timestamp();
+			result.outcome := 'new';
+			result.attempt := 1;
+			result.expires_at := clock + coalesce(p_ttl, @S@.idem_p_setting('default_ttl')::float8 * '1 ms'::interval);
+			result.lease_expires_at := least(result.expires_at, clock + coalesce(p_lease,
+				least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval));
+			-- The shortest wait for another transaction
+			PERFORM set_config('lock_timeout', '1', true);
+			INSERT INTO @S@.idem_keys AS k (claim_token, created_at, lease_expires_at, resume_at, expires_at, attempt,
+					state, scope, key, request_hash, request)
+				VALUES (result.claim_token, clock, result.lease_expires_at, CASE WHEN p_request IS NOT NULL THEN result.lease_expires_at END,
+					result.expires_at, 1, 'started', p_scope, p_key, hash, p_request)
+				ON CONFLICT ON CONSTRAINT idem_keys_pkey DO NOTHING;
+			IF NOT FOUND THEN
+				result.outcome := 'exists';
+			END IF;
+			PERFORM set_config('lock_timeout', timeout, true);
+			is_held := NOT pg_advisory_unlock(478, number);
 		END IF;
-		PERFORM set_config('lock_timeout', timeout, true);
 	EXCEPTION
 		WHEN lock_not_available THEN
+			is_held := is_held AND NOT pg_advisory_unlock(478, number);
 			result := NULL;
 		WHEN OTHERS OR query_canceled THEN
-			PERFORM pg_advisory_unlock(478, number);
+			is_held := is_held AND NOT pg_advisory_unlock(478, number);
 			RAISE;
 	END;
-	PERFORM pg_advisory_unlock(478, number);
 	RETURN result;
 END
 $$;
@@ -603,10 +606,9 @@ DECLARE
 	result @S@.idem_claim_result;
 	record record;
 	verdict text;
-	is_found boolean;
 	is_own boolean;
-	is_locked boolean;
 	is_crowded boolean;
+	was_held boolean := false;
 	claims text;
 	number int;
 	token bigint;
@@ -635,6 +637,9 @@ BEGIN
 	IF request IS NOT NULL THEN
 		PERFORM @S@.idem_p_check_size(pg_column_size(request) - 4, 'request');
 		PERFORM @S@.idem_p_check_text_size(pg_column_size(request), request, NULL, 'request');
+		IF getdatabaseencoding() <> 'UTF8' THEN
+			PERFORM @S@.idem_p_check_client_text(scope, request::text);
+		END IF;
 	END IF;
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
@@ -643,12 +648,85 @@ BEGIN
 	<<look>>
 	LOOP
 		clock := clock_timestamp();
-		is_locked := false;
 		is_own := false;
 		SELECT k.*, k.xmin AS writer, @S@.idem_p_judge(k, idem_claim.request_hash, clock) AS verdict INTO record
 			FROM @S@.idem_keys AS k WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope;
-		is_found := FOUND;
-		verdict := CASE WHEN is_found THEN record.verdict ELSE 'new' END;
+		IF NOT FOUND THEN
+			IF key COLLATE "C" ~ '[^a-zA-Z0-9_:.-]' OR octet_length(key) NOT BETWEEN 16 AND 128
+				OR @S@.idem_p_setting('key_format') <> 'token'
+				OR @S@.idem_p_setting('key_min_length') <> '16' OR @S@.idem_p_setting('key_max_length') <> '128'
+			THEN
+				PERFORM @S@.idem_p_check_new_key(key);
+			END IF;
+			claims := current_setting(@S@.idem_p_claims_setting(), true);
+			is_crowded := (length(claims) > 1000 OR starts_with(claims, '>')) AND pg_try_advisory_xact_lock_shared(482, 0);
+			IF is_crowded IS NOT TRUE THEN
+				-- One statement, for speed.  Look for the lock 482 before taking the lock of the key, because
+				-- this keeps it if it inserts nothing, and after it, because a transaction without locks
+				-- of its keys can have begun meanwhile.  A key without a row that another transaction has
+				-- inserted since the look is left to the next one.
+				INSERT INTO @S@.idem_keys AS k (claim_token, created_at, lease_expires_at, resume_at, expires_at, attempt,
+						state, scope, key, request_hash, request)
+					SELECT n.token, n.clock, least(n.lease_end, n.expiry), CASE WHEN idem_claim.request IS NOT NULL THEN least(n.lease_end, n.expiry) END,
+						n.expiry, 1, 'started', idem_claim.scope, idem_claim.key, idem_claim.request_hash, idem_claim.request
+					FROM (SELECT t.token, t.clock,
+							t.clock + coalesce(idem_claim.ttl, @S@.idem_p_setting('default_ttl')::float8 * '1 ms'::interval) AS expiry,
+							t.clock + coalesce(idem_claim.lease,
+								least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval) AS lease_end
+						FROM (SELECT nextval('@S@.idem_claim_tokens') AS token, clock_timestamp() AS clock
+							FROM @S@.idem_p_installation AS i
+							WHERE CASE WHEN pg_try_advisory_lock(482, 0) AND pg_advisory_unlock(482, 0)
+								THEN CASE WHEN pg_try_advisory_xact_lock(478, @S@.idem_p_lock_number(i.seed, idem_claim.scope, idem_claim.key))
+									THEN pg_try_advisory_lock(482, 0) AND pg_advisory_unlock(482, 0) END END OFFSET 0) AS t OFFSET 0) AS n
+					ON CONFLICT ON CONSTRAINT idem_keys_pkey DO NOTHING
+					RETURNING 'new', k.claim_token, 1, NULL, NULL, NULL, NULL, NULL, NULL, k.lease_expires_at,
+						CASE WHEN @S@.idem_p_remember_claim(k.claim_token) <> '' THEN k.expires_at END INTO result;
+				IF FOUND THEN
+					RETURN result;
+				END IF;
+			END IF;
+			-- The reason why nothing was inserted.  The rollback of the subtransaction releases the lock.
+			BEGIN
+				verdict := 'again';
+				SELECT @S@.idem_p_lock_number(i.seed, idem_claim.scope, idem_claim.key) INTO number FROM @S@.idem_p_installation AS i;
+				IF NOT FOUND THEN
+					PERFORM @S@.idem_p_complete_installation();
+					CONTINUE look;
+				END IF;
+				IF NOT (is_crowded IS TRUE OR pg_try_advisory_xact_lock(478, number)) THEN
+					verdict := 'locked';
+				ELSIF is_crowded OR NOT (pg_try_advisory_lock(482, 0) AND pg_advisory_unlock(482, 0)) THEN
+					-- A transaction without a lock of its keys can have inserted this one.
+					result := @S@.idem_p_insert_claim(scope, key, number, request_hash, ttl, lease, request);
+					IF result.outcome = 'new' THEN
+						PERFORM @S@.idem_p_remember_claim(result.claim_token);
+						RETURN result;
+					END IF;
+					verdict := CASE WHEN result.outcome IS NULL THEN 'crowd' ELSE 'again' END;
+					result := NULL;
+				END IF;
+				RAISE SQLSTATE 'IDR00';
+			EXCEPTION WHEN SQLSTATE 'IDR00' THEN
+				IF verdict = 'again' THEN
+					rounds := rounds + 1;
+					PERFORM @S@.idem_p_check_rounds(rounds, 'idem_keys');
+					CONTINUE look;
+				END IF;
+			END;
+			IF deadline > clock THEN
+				IF verdict = 'crowd' THEN
+					began := coalesce(began, clock);
+					pause := @S@.idem_p_pause(pause, began, deadline);
+					CONTINUE look;
+				ELSIF @S@.idem_p_await_lock(478, number, deadline) THEN
+					CONTINUE look;
+				END IF;
+			END IF;
+			result.outcome := 'in_progress';
+			RETURN result;
+		END IF;
+
+		verdict := record.verdict;
 		IF verdict IN ('in_progress', 'lapsed') THEN
 			is_own := @S@.idem_p_is_own(record.writer);
 			IF verdict = 'lapsed' AND is_own THEN
@@ -657,130 +735,74 @@ BEGIN
 		END IF;
 
 		IF verdict IN ('new', 'lapsed') THEN
-			claims := current_setting(@S@.idem_p_claims_setting(), true);
-			is_crowded := (length(claims) > 1000 OR starts_with(claims, '>')) AND pg_try_advisory_xact_lock_shared(482, 0);
-			-- Read again under the lock, and release it if there is nothing to write.
+			-- Read again under the lock of the row, and release it if there is nothing to write.
 			BEGIN
-				SELECT n.number, coalesce(is_crowded, false) OR pg_try_advisory_xact_lock(478, n.number) INTO number, is_locked
-					FROM (SELECT @S@.idem_p_lock_number(i.seed, scope, key) FROM @S@.idem_p_installation AS i OFFSET 0) AS n (number);
-				IF is_locked THEN
-					SELECT k.*, k.xmin AS writer, @S@.idem_p_judge(k, idem_claim.request_hash, clock) AS verdict INTO record
-						FROM @S@.idem_keys AS k WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope;
-					is_found := FOUND;
-					verdict := CASE WHEN is_found THEN record.verdict ELSE 'new' END;
-					IF verdict NOT IN ('new', 'lapsed') THEN
-						RAISE SQLSTATE 'IDR00';
-					ELSIF is_found THEN
-						-- If another transaction is writing the row, the claim is in progress.
-						PERFORM FROM @S@.idem_keys AS k
-							WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope AND k.claim_token = record.claim_token
-								AND k.state = record.state AND k.expires_at = record.expires_at
-								AND k.lease_expires_at IS NOT DISTINCT FROM record.lease_expires_at
-							FOR NO KEY UPDATE SKIP LOCKED;
-						IF NOT FOUND THEN
-							verdict := 'held';
-							RAISE SQLSTATE 'IDR00';
-						END IF;
-					ELSIF is_crowded OR NOT (pg_try_advisory_lock(482, 0) AND pg_advisory_unlock(482, 0)) THEN
-						-- A transaction without a lock of its keys can have inserted this one.
-						PERFORM @S@.idem_p_check_new_key(key);
-						result := @S@.idem_p_insert_claim(scope, key, number, request_hash, ttl, lease, request);
-						IF result.outcome IS DISTINCT FROM 'new' THEN
-							verdict := CASE WHEN result.outcome IS NULL THEN 'crowd' ELSE 'again' END;
-							result := NULL;
-							rounds := rounds + (verdict = 'again')::int;
-							PERFORM @S@.idem_p_check_rounds(rounds, 'idem_keys');
-							RAISE SQLSTATE 'IDR00';
-						END IF;
-					END IF;
+				SELECT k.*, k.xmin AS writer, @S@.idem_p_judge(k, idem_claim.request_hash, clock) AS verdict INTO record
+					FROM @S@.idem_keys AS k WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope
+					FOR NO KEY UPDATE SKIP LOCKED;
+				IF NOT FOUND THEN
+					verdict := 'held';
+					RAISE SQLSTATE 'IDR00';
+				ELSIF record.verdict NOT IN ('new', 'lapsed') THEN
+					verdict := 'again';
+					RAISE SQLSTATE 'IDR00';
 				END IF;
 			EXCEPTION WHEN SQLSTATE 'IDR00' THEN
-				is_locked := false;
-				CONTINUE look WHEN verdict NOT IN ('held', 'crowd');
+				-- A row that is not found has been deleted, unless it is there again.
+				IF verdict = 'again' OR NOT was_held THEN
+					was_held := verdict = 'held';
+					CONTINUE look;
+				END IF;
 			END;
-			IF result.outcome = 'new' THEN
-				PERFORM @S@.idem_p_remember_claim(result.claim_token);
+			IF verdict = 'held' THEN
+				IF deadline > clock THEN
+					was_held := false;
+					CONTINUE look WHEN @S@.idem_p_await_row(scope, key, deadline);
+				END IF;
+				result.outcome := 'in_progress';
 				RETURN result;
 			END IF;
 
-			IF is_locked THEN
-				IF (NOT is_found OR record.expires_at <= clock)
-					AND (key COLLATE "C" ~ '[^a-zA-Z0-9_:.-]' OR octet_length(key) NOT BETWEEN 16 AND 128
-						OR @S@.idem_p_setting('key_format') <> 'token'
-						OR @S@.idem_p_setting('key_min_length') <> '16' OR @S@.idem_p_setting('key_max_length') <> '128')
-				THEN
-					PERFORM @S@.idem_p_check_new_key(key);
-				END IF;
-				IF is_found THEN
-					token := @S@.idem_p_next_token(record.claim_token);
-				ELSE
-					token := nextval('@S@.idem_claim_tokens');
-				END IF;
-				-- Drawing a token can wait, and the record can expire meanwhile.
-				CONTINUE look WHEN is_found AND (record.expires_at <= clock) <> (record.expires_at <= clock_timestamp());
-				clock := clock_timestamp();
-				result.outcome := 'new';
-				result.claim_token := token;
-				result.expires_at := clock + coalesce(ttl, @S@.idem_p_setting('default_ttl')::float8 * '1 ms'::interval);
-				result.lease_expires_at := least(result.expires_at, clock + coalesce(lease,
-					least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval));
-				IF NOT is_found THEN
-					result.attempt := 1;
-					INSERT INTO @S@.idem_keys AS k (claim_token, created_at, lease_expires_at, resume_at, expires_at, attempt,
-							state, scope, key, request_hash, request)
-						VALUES (token, clock, result.lease_expires_at, CASE WHEN request IS NOT NULL THEN result.lease_expires_at END,
-							result.expires_at, 1, 'started', idem_claim.scope, idem_claim.key, idem_claim.request_hash, idem_claim.request)
-						ON CONFLICT ON CONSTRAINT idem_keys_pkey DO NOTHING;
-					-- Another program has inserted the row without these functions.
-					IF NOT FOUND THEN
-						result := NULL;
-						rounds := rounds + 1;
-						PERFORM @S@.idem_p_check_rounds(rounds, 'idem_keys');
-						CONTINUE look;
-					END IF;
-				ELSIF record.expires_at <= clock THEN
-					result.attempt := 1;
-					UPDATE @S@.idem_keys AS k SET
-							claim_token = token, created_at = clock, completed_at = NULL, lease_expires_at = result.lease_expires_at,
-							resume_at = CASE WHEN idem_claim.request IS NOT NULL THEN result.lease_expires_at END,
-							expires_at = result.expires_at, attempt = 1, state = 'started', request_hash = idem_claim.request_hash,
-							response_status = NULL, response_headers = NULL, response_body = NULL, response_bytes = NULL, error = NULL,
-							recovery_point = NULL, recovery_state = NULL, request = idem_claim.request
-						WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope;
-				ELSE
-					IF record.attempt = 2147483647 THEN
-						RAISE EXCEPTION USING ERRCODE = '22003',
-							MESSAGE = 'too many attempts at idempotency key ' || @S@.idem_p_redacted(key),
-							HINT = 'Delete the record with idem_forget().';
-					END IF;
-					result.attempt := record.attempt + 1;
-					result.recovery_point := record.recovery_point;
-					result.recovery_state := record.recovery_state;
-					UPDATE @S@.idem_keys AS k SET
-							claim_token = token, completed_at = NULL, lease_expires_at = result.lease_expires_at,
-							resume_at = CASE WHEN coalesce(idem_claim.request, k.request) IS NOT NULL THEN result.lease_expires_at END,
-							expires_at = result.expires_at, attempt = result.attempt, state = 'started',
-							request_hash = coalesce(idem_claim.request_hash, k.request_hash),
-							response_status = NULL, response_headers = NULL, response_body = NULL, response_bytes = NULL, error = NULL,
-							request = coalesce(idem_claim.request, k.request)
-						WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope;
-				END IF;
-				PERFORM @S@.idem_p_remember_claim(token);
-				RETURN result;
+			IF record.expires_at <= clock THEN
+				PERFORM @S@.idem_p_check_new_key(key);
 			END IF;
-
-			IF deadline > clock THEN
-				IF verdict = 'held' AND @S@.idem_p_await_row(scope, key, deadline) THEN
-					CONTINUE look;
-				ELSIF verdict = 'crowd' THEN
-					began := coalesce(began, clock);
-					pause := @S@.idem_p_pause(pause, began, deadline);
-					CONTINUE look;
-				ELSIF verdict NOT IN ('held', 'crowd') AND @S@.idem_p_await_lock(478, number, deadline) THEN
-					CONTINUE look;
+			token := @S@.idem_p_next_token(record.claim_token);
+			-- Drawing a token can wait, and the record can expire meanwhile.
+			CONTINUE look WHEN (record.expires_at <= clock) <> (record.expires_at <= clock_timestamp());
+			clock := clock_timestamp();
+			result.outcome := 'new';
+			result.claim_token := token;
+			result.expires_at := clock + coalesce(ttl, @S@.idem_p_setting('default_ttl')::float8 * '1 ms'::interval);
+			result.lease_expires_at := least(result.expires_at, clock + coalesce(lease,
+				least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval));
+			IF record.expires_at <= clock THEN
+				result.attempt := 1;
+				UPDATE @S@.idem_keys AS k SET
+						claim_token = token, created_at = clock, completed_at = NULL, lease_expires_at = result.lease_expires_at,
+						resume_at = CASE WHEN idem_claim.request IS NOT NULL THEN result.lease_expires_at END,
+						expires_at = result.expires_at, attempt = 1, state = 'started', request_hash = idem_claim.request_hash,
+						response_status = NULL, response_headers = NULL, response_body = NULL, response_bytes = NULL, error = NULL,
+						recovery_point = NULL, recovery_state = NULL, request = idem_claim.request
+					WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope;
+			ELSE
+				IF record.attempt = 2147483647 THEN
+					RAISE EXCEPTION USING ERRCODE = '22003',
+						MESSAGE = 'too many attempts at idempotency key ' || @S@.idem_p_redacted(key),
+						HINT = 'Delete the record with idem_forget().';
 				END IF;
+				result.attempt := record.attempt + 1;
+				result.recovery_point := record.recovery_point;
+				result.recovery_state := record.recovery_state;
+				UPDATE @S@.idem_keys AS k SET
+						claim_token = token, completed_at = NULL, lease_expires_at = result.lease_expires_at,
+						resume_at = CASE WHEN coalesce(idem_claim.request, k.request) IS NOT NULL THEN result.lease_expires_at END,
+						expires_at = result.expires_at, attempt = result.attempt, state = 'started',
+						request_hash = coalesce(idem_claim.request_hash, k.request_hash),
+						response_status = NULL, response_headers = NULL, response_body = NULL, response_bytes = NULL, error = NULL,
+						request = coalesce(idem_claim.request, k.request)
+					WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope;
 			END IF;
-			result.outcome := 'in_progress';
+			PERFORM @S@.idem_p_remember_claim(token);
 			RETURN result;
 		END IF;
 
@@ -834,6 +856,9 @@ BEGIN
 	PERFORM @S@.idem_p_check_key_arguments(scope, key);
 	PERFORM @S@.idem_p_check_name(recovery_point, 'recovery_point');
 	PERFORM @S@.idem_p_check_size(octet_length(recovery_state::text), 'recovery_state');
+	IF getdatabaseencoding() <> 'UTF8' THEN
+		PERFORM @S@.idem_p_check_client_text(recovery_point, recovery_state::text);
+	END IF;
 	RETURN @S@.idem_p_renew_lease(scope, key, true, recovery_point, recovery_state, lease, claim_token);
 END
 
@@ -1171,6 +1196,9 @@ DECLARE
 	attempts_allowed CONSTANT int := @S@.idem_p_setting('max_attempts')::int;
 	names text[];
 	candidate record;
+	-- The number of claims that a call reads, beside those that it wants.
+	page int := 200;
+	seen int;
 	taken int := 0;
 	retired int := 0;
 	text_size bigint := 0;
@@ -1196,6 +1224,7 @@ BEGIN
 	END IF;
 	LOOP
 		clock := clock_timestamp();
+		seen := 0;
 		-- The index begins with the attempt, so that claims without remaining attempts are not read.
 		FOR candidate IN
 			WITH RECURSIVE attempts (n) AS (
@@ -1211,19 +1240,20 @@ BEGIN
 				WHERE k.attempt = a.n AND k.resume_at <= clock AND k.expires_at > clock AND k.request IS NOT NULL
 					AND k.state NOT IN ('completed', 'erased') AND (k.lease_expires_at <= clock OR k.state <> 'started')
 					AND (names IS NULL OR k.scope = ANY (names))
-				ORDER BY k.resume_at) AS c
+				ORDER BY k.resume_at LIMIT wanted::bigint + page) AS c
 			WHERE a.n < attempts_allowed
 			ORDER BY c.resume_at
 		LOOP
 			EXIT WHEN taken = wanted;
+			seen := seen + 1;
 			-- A claim of this transaction cannot be resumed.
 			CONTINUE WHEN candidate.state = 'started' AND @S@.idem_p_is_own(candidate.writer);
 			IF candidate.state NOT IN ('started', 'failed') THEN
 				RAISE EXCEPTION USING ERRCODE = 'XX001', MESSAGE = 'unrecognized state in table "idem_keys"';
 			END IF;
 			-- A result has up to 4 MB of text, unless one request has more.
-			SELECT text_size + octet_length(k.request::text) + coalesce(octet_length(k.recovery_state::text), 0) INTO text_size
-				FROM @S@.idem_keys AS k WHERE k.key = candidate.key AND k.scope = candidate.scope;
+			text_size := text_size + coalesce((SELECT octet_length(k.request::text) + coalesce(octet_length(k.recovery_state::text), 0)
+				FROM @S@.idem_keys AS k WHERE k.key = candidate.key AND k.scope = candidate.scope), 0);
 			EXIT WHEN taken > 0 AND text_size > 4000000;
 			-- CASE, so that no index but that of the keys is used, whatever the statistics are.
 			PERFORM FROM @S@.idem_keys AS k
@@ -1247,6 +1277,11 @@ BEGIN
 			RETURN NEXT;
 		END LOOP;
 
+		-- Others can hold a page of claims.
+		IF taken = 0 AND seen >= wanted::bigint + page AND page < 1000000 THEN
+			page := page * 4;
+			CONTINUE;
+		END IF;
 		-- Expired claims wait for the cleanup.  If there are many, remove them from the indexes.
 		UPDATE @S@.idem_keys AS k SET resume_at = NULL WHERE k.ctid = ANY (ARRAY(
 			SELECT l.ctid FROM @S@.idem_keys AS l

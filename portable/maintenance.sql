@@ -24,6 +24,9 @@ DECLARE
 	number bigint;
 BEGIN
 	PERFORM FROM @S@.idem_p_installation AS i FOR UPDATE;
+	IF NOT FOUND THEN
+		PERFORM @S@.idem_p_complete_installation();
+	END IF;
 	number := coalesce(pg_sequence_last_value(sequence), 0);
 	IF at_least - number > 100000 THEN
 		PERFORM setval(sequence, at_least);

@@ -36,9 +36,15 @@ AS $$
 DECLARE
 	numbers CONSTANT int[] := ARRAY(SELECT DISTINCT @S@.idem_p_lane_lock(l.lane)
 		FROM unnest(lanes) AS l (lane) WHERE l.lane IS NOT NULL);
+	count int;
 BEGIN
 	-- Sorted, so that two calls do not deadlock.
 	PERFORM FROM @S@.idem_p_lanes AS l WHERE l.number = ANY (numbers) ORDER BY l.number FOR UPDATE;
+	GET DIAGNOSTICS count = ROW_COUNT;
+	IF count < cardinality(numbers) THEN
+		PERFORM @S@.idem_p_complete_installation();
+		PERFORM FROM @S@.idem_p_lanes AS l WHERE l.number = ANY (numbers) ORDER BY l.number FOR UPDATE;
+	END IF;
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_lock_lanes(bigint[]) IS
@@ -88,6 +94,10 @@ LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
 	PERFORM FROM @S@.idem_p_lanes AS l WHERE l.number = @S@.idem_p_lane_lock(lane) FOR UPDATE SKIP LOCKED;
+	IF NOT FOUND AND NOT EXISTS (SELECT FROM @S@.idem_p_lanes AS l WHERE l.number = @S@.idem_p_lane_lock(lane)) THEN
+		PERFORM @S@.idem_p_complete_installation();
+		PERFORM FROM @S@.idem_p_lanes AS l WHERE l.number = @S@.idem_p_lane_lock(lane) FOR UPDATE SKIP LOCKED;
+	END IF;
 	RETURN FOUND;
 END
 $$;
@@ -224,6 +234,9 @@ BEGIN
 		PERFORM @S@.idem_p_check_interval(deliver_after, 'deliver_after');
 	END IF;
 	PERFORM @S@.idem_p_check_text_size(pg_column_size(payload) + coalesce(pg_column_size(headers), 0), payload, headers, NULL);
+	IF getdatabaseencoding() <> 'UTF8' THEN
+		PERFORM @S@.idem_p_check_client_text(topic, message_key, payload::text, headers::text);
+	END IF;
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
 	END IF;
@@ -265,6 +278,10 @@ BEGIN
 	END IF;
 	PERFORM @S@.idem_p_check_text_size(pg_column_size(e.payload) + coalesce(pg_column_size(e.headers), 0), e.payload, e.headers, NULL)
 		FROM unnest(@S@.idem_p_spread(payloads, count), @S@.idem_p_spread(headers, count)) AS e (payload, headers);
+	IF getdatabaseencoding() <> 'UTF8' THEN
+		PERFORM @S@.idem_p_check_client_text(e.topic, e.message_key, e.payload::text, e.headers::text)
+			FROM unnest(topics, message_keys, payloads, headers) AS e (topic, message_key, payload, headers);
+	END IF;
 	clock := clock_timestamp();
 	RETURN QUERY WITH message AS MATERIALIZED (
 			SELECT e.*, nextval('@S@.idem_outbox_ids') AS id, gen_random_uuid() AS message_id
@@ -308,7 +325,9 @@ DECLARE
 	lanes bigint[];
 	ids bigint[];
 	locked bigint[];
-	ended bigint[];
+	-- The keys of messages that are behind others, which this call has seen.
+	passed bigint[] := '{}';
+	died int;
 	parked int;
 	changed boolean := false;
 	pause float8 := 0.01;
@@ -340,18 +359,18 @@ BEGIN
 				FROM (SELECT o.id, o.available_at, o.key_hash FROM @S@.idem_outbox AS o
 					WHERE o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
 						AND (topics IS NULL OR o.topic = ANY (topics))
+						AND (o.key_hash IS NULL OR o.key_hash <> ALL (passed))
 					ORDER BY o.available_at LIMIT wanted::bigint + page) AS c OFFSET 0) AS d;
 		-- A call that holds the head of a lane owns the lane.
 		ids := NULL;
 		IF heads IS NOT NULL THEN
 			-- Messages without remaining attempts die, and the search for the next ones begins again.
-			ended := NULL;
 			WITH first_ones AS MATERIALIZED (SELECT o.id, o.key_hash FROM @S@.idem_outbox AS o
 					WHERE o.id = ANY (heads) AND o.state = 'pending' AND o.available_at <= clock
 						AND (o.attempt - o.uncounted_attempts >= attempts_allowed OR o.attempt = 2147483647)
 						AND (o.key_hash IS NULL OR @S@.idem_p_try_lock_lane(o.key_hash))
 					LIMIT may_die),
-				candidates AS MATERIALIZED (SELECT r.id FROM first_ones AS f CROSS JOIN LATERAL (
+				candidates AS MATERIALIZED (SELECT r.id, f.key_hash FROM first_ones AS f CROSS JOIN LATERAL (
 						SELECT f.id WHERE f.key_hash IS NULL
 						UNION ALL
 						SELECT n.id FROM (
@@ -361,15 +380,29 @@ BEGIN
 								WHERE b.key_hash = f.key_hash AND b.state = 'pending' ORDER BY b.id LIMIT may_die) AS m) AS n
 						WHERE n.are_all) AS r (id)
 					LIMIT may_die),
+				-- The next message of each key goes into the index.  If another transaction holds it, the
+				-- messages before it cannot die now, because this call does not wait.
+				followers AS MATERIALIZED (SELECT n.id, c.key_hash FROM (
+						SELECT d.key_hash, max(d.id) AS last FROM candidates AS d WHERE d.key_hash IS NOT NULL GROUP BY d.key_hash) AS c
+					CROSS JOIN LATERAL (SELECT b.id FROM @S@.idem_outbox AS b
+						WHERE b.key_hash = c.key_hash AND b.state = 'pending' AND b.id > c.last ORDER BY b.id LIMIT 1) AS n),
+				locked_followers AS MATERIALIZED (SELECT f.id, f.key_hash FROM followers AS f
+					CROSS JOIN LATERAL (SELECT FROM @S@.idem_outbox AS o WHERE o.id = f.id FOR NO KEY UPDATE SKIP LOCKED) AS l),
+				-- Others can have written a message before it was locked.
 				exhausted AS (SELECT o.id FROM candidates AS c JOIN @S@.idem_outbox AS o ON o.id = c.id
-					WHERE o.state = 'pending' FOR NO KEY UPDATE OF o SKIP LOCKED),
+					WHERE o.state = 'pending' AND o.available_at <= clock
+						AND (o.attempt - o.uncounted_attempts >= attempts_allowed OR o.attempt = 2147483647)
+						AND (c.key_hash IS NULL OR c.key_hash NOT IN (SELECT f.key_hash FROM followers AS f)
+							OR c.key_hash IN (SELECT f.key_hash FROM locked_followers AS f))
+					FOR NO KEY UPDATE OF o SKIP LOCKED),
 				dead AS (UPDATE @S@.idem_outbox AS o SET state = 'dead', in_due_index = false,
 						last_error = coalesce(o.last_error, 'The last lease expired.')
-					FROM exhausted AS e WHERE o.id = e.id RETURNING o.key_hash)
-			SELECT array_agg(coalesce(d.key_hash, 0)) INTO ended FROM dead AS d;
-			IF ended IS NOT NULL THEN
-				PERFORM @S@.idem_p_open_lanes(ended);
-				may_die := may_die - cardinality(ended);
+					FROM exhausted AS e WHERE o.id = e.id RETURNING o.key_hash),
+				opened AS (UPDATE @S@.idem_outbox AS o SET in_due_index = true
+					FROM locked_followers AS f WHERE o.id = f.id AND NOT o.in_due_index)
+			SELECT count(*) INTO died FROM dead;
+			IF died > 0 THEN
+				may_die := may_die - died;
 				changed := true;
 				CONTINUE;
 			END IF;
@@ -383,7 +416,8 @@ BEGIN
 			-- CASE, so that no index but that of the ids is used, whatever the statistics are.
 			heads := ARRAY(SELECT l.id FROM unnest(heads) AS h (id)
 				CROSS JOIN LATERAL (SELECT o.id FROM @S@.idem_outbox AS o
-					WHERE o.id = h.id AND CASE WHEN o.in_due_index AND o.available_at <= clock THEN o.state = 'pending' END
+					WHERE o.id = h.id AND CASE WHEN o.in_due_index AND o.available_at <= clock AND o.attempt < 2147483647
+						AND o.attempt - o.uncounted_attempts < attempts_allowed THEN o.state = 'pending' END
 					FOR NO KEY UPDATE SKIP LOCKED) AS l
 				LIMIT greatest(fitting, 1));
 			-- The messages directly behind a locked head, but none behind a message that might die soon.
@@ -449,15 +483,18 @@ BEGIN
 		ELSIF parked > 0 AND may_park > 0 THEN
 			page := least(page * 2, 5000);
 			CONTINUE;
-		-- Messages that other transactions hold can precede the due ones in the index.
-		ELSIF seen = wanted::bigint + page AND page < 100000 THEN
-			page := page * 4;
+		-- Messages that other transactions hold, and messages behind others that cannot be parked, can precede
+		-- the due ones in the index.
+		ELSIF seen = wanted::bigint + page AND (page < 100000 OR lanes <> '{}') THEN
+			page := least(page * 4, 100000);
+			passed := passed || coalesce(lanes, '{}');
 			CONTINUE;
 		END IF;
 		-- The parked messages must be committed, so do not wait.
 		IF is_parking OR deadline IS NULL OR clock_timestamp() >= deadline THEN
 			RETURN;
 		END IF;
+		passed := '{}';
 		pause := @S@.idem_p_pause(pause, NULL, deadline);
 	END LOOP;
 END

@@ -29,17 +29,27 @@ CREATE FUNCTION @S@.idem_p_is_appending(p_aggregate text, p_client text)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
+DECLARE
+	writer xid;
 BEGIN
-	IF p_client IS NULL THEN
-		RETURN EXISTS (SELECT FROM @S@.idem_aggregates AS a
-			WHERE a.aggregate = p_aggregate AND a.xmax <> '0'::xid AND @S@.idem_p_is_running(a.xmax));
+	IF p_client IS NOT NULL THEN
+		RETURN EXISTS (SELECT FROM @S@.idem_client_sequences AS c
+			WHERE c.aggregate = p_aggregate AND c.client_id = p_client AND c.xmax <> '0'::xid AND @S@.idem_p_is_running(c.xmax));
 	END IF;
-	RETURN EXISTS (SELECT FROM @S@.idem_client_sequences AS c
-		WHERE c.aggregate = p_aggregate AND c.client_id = p_client AND c.xmax <> '0'::xid AND @S@.idem_p_is_running(c.xmax));
+	SELECT a.xmax INTO writer FROM @S@.idem_aggregates AS a WHERE a.aggregate = p_aggregate AND a.xmax <> '0'::xid;
+	IF NOT FOUND OR @S@.idem_p_is_running(writer) THEN
+		RETURN FOUND;
+	END IF;
+	-- An append locks the row in a subtransaction and writes it outside of that, so xmax is often
+	-- the number of a MultiXact.  If it is not, there can be another MultiXact with this number.
+	RETURN EXISTS (SELECT FROM pg_get_multixact_members(writer) AS m WHERE @S@.idem_p_is_running(m.xid));
+EXCEPTION WHEN internal_error OR invalid_parameter_value THEN
+	-- It is the number of no MultiXact.
+	RETURN false;
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_is_appending(text, text) IS
-'Whether another transaction is writing the row of an aggregate, or, with a client, that of a sequence.';
+'Whether another transaction is writing the row of a sequence, or, without a client, might be writing the row of an aggregate.';
 
 --@ idem_try_append plpgsql
 DECLARE
@@ -82,6 +92,10 @@ BEGIN
 		BEGIN
 			SELECT n.number, pg_try_advisory_xact_lock(479, n.number) INTO lock_number, is_locked
 				FROM (SELECT @S@.idem_p_lock_number(i.seed, aggregate, client_id) FROM @S@.idem_p_installation AS i OFFSET 0) AS n (number);
+			IF NOT FOUND THEN
+				PERFORM @S@.idem_p_complete_installation();
+				CONTINUE look;
+			END IF;
 			-- If this transaction has written the aggregate's row, all other appends wait for it.
 			is_locked := is_locked OR coalesce((SELECT @S@.idem_p_is_own(a.xmin) FROM @S@.idem_aggregates AS a
 				WHERE a.aggregate = idem_try_append.aggregate), false);

@@ -29,21 +29,44 @@ COMMENT ON TABLE @S@.idem_p_lanes IS
 INSERT INTO @S@.idem_p_lanes SELECT n FROM pg_catalog.generate_series(0, 4095) AS g (n);
 
 -- A dump that has only data can be restored into a new installation, which keeps
--- its own rows.
+-- its own rows.  A dump that has only the schema is restored without these rows; then
+-- the functions make them when they need one, or those of another dump come later.
 CREATE FUNCTION @S@.idem_p_keep_rows()
 RETURNS trigger
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN NULL;
+	IF TG_TABLE_NAME = 'idem_p_installation' THEN
+		RETURN CASE WHEN NOT EXISTS (SELECT FROM @S@.idem_p_installation) THEN NEW END;
+	END IF;
+	RETURN CASE WHEN NOT EXISTS (SELECT FROM @S@.idem_p_lanes AS l WHERE l.number = NEW.number) THEN NEW END;
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_keep_rows() IS
-'Ignores new rows of a table whose rows are part of the installation.';
+'Ignores new rows of a table whose rows are part of the installation, if it has them.';
 CREATE TRIGGER idem_p_keep_rows BEFORE INSERT ON @S@.idem_p_installation
 	FOR EACH ROW EXECUTE FUNCTION @S@.idem_p_keep_rows();
 CREATE TRIGGER idem_p_keep_rows BEFORE INSERT ON @S@.idem_p_lanes
 	FOR EACH ROW EXECUTE FUNCTION @S@.idem_p_keep_rows();
+-- Also if a subscription copies the rows.
+ALTER TABLE @S@.idem_p_installation ENABLE ALWAYS TRIGGER idem_p_keep_rows;
+ALTER TABLE @S@.idem_p_lanes ENABLE ALWAYS TRIGGER idem_p_keep_rows;
+
+CREATE FUNCTION @S@.idem_p_complete_installation()
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	INSERT INTO @S@.idem_p_installation AS i
+		SELECT sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())), '@VERSION@'
+		ON CONFLICT DO NOTHING;
+	INSERT INTO @S@.idem_p_lanes SELECT n FROM generate_series(0, 4095) AS g (n) ON CONFLICT DO NOTHING;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_complete_installation() IS
+'Makes the rows of the installation that are missing after a dump was restored without data.';
 
 CREATE TABLE @S@.idem_p_configuration (
 	name text COLLATE "C" NOT NULL PRIMARY KEY,
@@ -227,12 +250,18 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE COST 10
 AS $$
 DECLARE
 	value CONSTANT pg_catalog.text := pg_catalog.current_setting('idempotency.' OPERATOR(pg_catalog.||) name, true);
+	known record;
+	parsed pg_catalog.text;
 BEGIN
-	IF value OPERATOR(pg_catalog.<>) ''
-		AND (pg_catalog.pg_has_role(SESSION_USER, CURRENT_USER, 'MEMBER')
-			OR (SELECT k.anyone FROM @S@.idem_p_known_settings AS k WHERE k.name OPERATOR(pg_catalog.=) $1))
-	THEN
-		RETURN @S@.idem_p_parse_setting(name, value);
+	SELECT k.anyone, k.fallback INTO known
+		FROM @S@.idem_p_known_settings AS k WHERE k.name OPERATOR(pg_catalog.=) $1;
+	IF value OPERATOR(pg_catalog.<>) '' AND (known.anyone OR pg_catalog.pg_has_role(SESSION_USER, CURRENT_USER, 'MEMBER')) THEN
+		parsed := @S@.idem_p_parse_setting(name, value);
+		-- If the server has loaded the library of the C edition, which has this other setting, the
+		-- default is a value that no session has set.
+		IF parsed OPERATOR(pg_catalog.<>) known.fallback OR pg_catalog.current_setting('idempotency.log_events', true) IS NULL THEN
+			RETURN parsed;
+		END IF;
 	END IF;
 	RETURN @S@.idem_p_configured(name);
 END
@@ -343,6 +372,17 @@ END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_check_name(text, text) IS
 'Raises 22004 or 22023 unless the argument is a text of 1 to 512 bytes.';
+
+CREATE FUNCTION @S@.idem_p_check_client_text(VARIADIC texts text[])
+RETURNS void
+LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+	PERFORM convert_to(t.value, 'UTF8') FROM unnest(texts) AS t (value);
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_check_client_text(text[]) IS
+'Raises 22P05 or 22021 for a text that no client with another encoding could receive, and that would block the rows returned with it. For databases that are not in UTF8.';
 
 CREATE FUNCTION @S@.idem_p_check_names(elements text[], name text)
 RETURNS void

@@ -39,6 +39,8 @@ SELECT split_part(last_error, 'Z', 1)::timestamp
 SELECT idem_outbox_requeue(ARRAY[pg_temp.id('scheduled')]);
 SELECT pg_temp.fail('scheduled', 'fourth', schedule => '{}') AS state;
 SELECT regexp_replace(last_error, '\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ', 'TIME', 'g') AS last_error FROM idem_outbox;
+SELECT idem_outbox_last_error(id) = last_error AS is_last FROM idem_outbox;
+SELECT idem_outbox_last_error(0), idem_outbox_last_error(NULL);
 SELECT idem_outbox_requeue(ARRAY[pg_temp.id('scheduled')]);
 SELECT pg_temp.fail('scheduled', repeat('x', 2000)) AS state;
 SELECT max(length(line)) AS longest, count(*) AS lines FROM idem_outbox, regexp_split_to_table(last_error, '\n') AS line;
@@ -55,6 +57,8 @@ SELECT payload FROM idem_outbox_take(topics => '{u}');
 SELECT id = pg_temp.id('old') AS id, topic, message_key, attempt, split_part(last_error, ' ', 2) LIKE 'late%' AS is_last FROM idem_outbox_dead();
 SELECT count(*) FROM idem_outbox_dead(0);
 SELECT count(*) FROM idem_outbox_dead(NULL);
+-- A message that was only taken has none.
+SELECT idem_outbox_last_error(pg_temp.id('behind'));
 
 -- The server's limit remains.
 SET idempotency.outbox_max_attempts = 1;

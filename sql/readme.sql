@@ -375,6 +375,9 @@ SELECT idem_outbox_release(ARRAY[:id], ARRAY[:attempt]) AS released;
 -- idem_outbox_dead
 SELECT topic, attempt, last_error FROM idem_outbox_dead();
 
+-- idem_outbox_last_error
+SELECT idem_outbox_last_error(id) FROM idem_outbox_take(topics => '{letters}');
+
 -- idem_outbox_topics
 SELECT * FROM idem_outbox_topics(3);
 

@@ -149,6 +149,16 @@ END;
 COMMENT ON FUNCTION @extschema@.idem_outbox_dead(int) IS
 'Dead messages, the oldest first, without their payloads and headers. max_messages: how many at most; NULL: all. Reads only; works on a hot standby. Raises no errors of its own.';
 
+CREATE FUNCTION @extschema@.idem_outbox_last_error(id bigint)
+RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE SECURITY DEFINER COST 1000
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+	SELECT o.last_error FROM @extschema@.idem_outbox AS o WHERE o.id OPERATOR(pg_catalog.=) $1;
+END;
+COMMENT ON FUNCTION @extschema@.idem_outbox_last_error(bigint) IS
+'The error with which a message was last refused, or its last errors, as idem_outbox_nack and idem_outbox_fail keep them. Returns NULL if there is none, or no such message. So a relay that has taken a message knows whether it failed before, at any relay. Reads only; works on a hot standby. Raises no errors of its own.';
+
 CREATE FUNCTION @extschema@.idem_outbox_topics(max_topics int DEFAULT 10000)
 RETURNS SETOF text
 LANGUAGE sql STABLE PARALLEL SAFE SECURITY DEFINER COST 10000 ROWS 100

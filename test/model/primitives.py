@@ -526,9 +526,12 @@ class Model(Store):
                 return 'in_flight', last, version
             if not agg_holder:
                 break
+            # The holder is creating the aggregate.
+            instead = None if version or expected in (None, 0) else \
+                ('version_conflict', last, 0)
             self.key_locks[seq_key] = tx
             try:
-                yield Wait(agg_holder, agg_key)
+                yield Wait(agg_holder, agg_key, instead=instead)
             finally:
                 del self.key_locks[seq_key]
         self.write(tx, agg_key, dict(version=version + count,

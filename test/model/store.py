@@ -134,10 +134,14 @@ class Transaction:
 
 
 class Wait:
-    """What a call yields to sleep until "holder" lets go of a row."""
+    """
+    What a call yields to sleep until "holder" lets go of a row.  The portable
+    edition might give the answer "instead" at once.
+    """
 
-    def __init__(self, holder, key, limit=None):
+    def __init__(self, holder, key, limit=None, instead=None):
         self.holder, self.key, self.limit = holder, key, limit
+        self.instead = instead
         self.level = None       # set by Store.sleep()
 
     def is_over(self):

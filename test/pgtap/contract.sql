@@ -251,6 +251,8 @@ INSERT INTO functions VALUES
 	 OUT topic text, OUT message_key text, OUT attempt int,
 	 OUT created_at timestamptz, OUT last_error text',
 	'SETOF record', 'sql stable', 'relay', 'read', 'idem_outbox_dead()'),
+('idem_outbox_last_error', 'id bigint',
+	'text', 'sql stable', 'relay', 'read', 'idem_outbox_last_error($4)'),
 ('idem_outbox_topics', 'max_topics int DEFAULT 10000',
 	'SETOF text', 'sql stable', 'relay', 'read', 'idem_outbox_topics()'),
 ('idem_cleanup', 'batch_size int DEFAULT NULL',
@@ -845,7 +847,8 @@ SELECT set_eq(
 	$$SELECT name::regprocedure, '{"search_path=pg_catalog, pg_temp"}'::text[]
 	FROM (VALUES ('idem_metric_samples()'), ('idem_metrics()'), ('idem_health()'),
 		('idem_abandoned(interval)'),
-		('idem_outbox_dead(integer)'), ('idem_outbox_topics(integer)'),
+		('idem_outbox_dead(integer)'), ('idem_outbox_last_error(bigint)'),
+		('idem_outbox_topics(integer)'),
 		('idem_grant_as_owner(regrole)'),
 		('idem_grant_relay_as_owner(regrole)'),
 		('idem_grant_monitor_as_owner(regrole)'),

@@ -26,7 +26,7 @@ after(() => world.end())
 const INTERNAL = new Set(`application_functions application_types blocked_seconds check_grantee check_interval cleanup_idle clock_evidence execute_grant
   grant_as_owner grant_monitor_as_owner grant_relay_as_owner granted_functions grantor many_support metric_families monitor_functions monitor_views
   monitoring_data redacted_key relay_functions revoke_as_owner sample_data sequences_behind stats_data table_faults table_stats unfinished_moves unvacuumed_tables
-  vacuum_holder warn_of_rest worker_absence outbox_dead outbox_fail outbox_topics`.split(/\s+/))
+  vacuum_holder warn_of_rest worker_absence outbox_dead outbox_fail outbox_last_error outbox_topics`.split(/\s+/))
 
 /** Each method with all that it can be given. */
 const calls: { [Name in keyof Statements]: Parameters<Statements[Name]> } = {

@@ -125,3 +125,38 @@ def test_what_cannot_be_a_job_is_refused(app, idem):
 
     with pytest.raises(TypeError, match="below"):
         Job(idem)(task)
+
+
+def test_a_function_that_another_task_calls_does_not_take_its_id(app, idem):
+    """The second call would be the replay of the first one."""
+    name = new_key()
+
+    @app.task(name=f"charge-{name}", autoretry_for=(KeyError,))
+    @Job(idem)
+    def charge(job, amount):
+        return amount
+
+    @app.task(name=f"outer-{name}")
+    def outer():
+        return [charge.run(1), charge.run(2)]
+
+    with pytest.raises(RuntimeError, match="would run under the id of the task outer-"):
+        outer.apply().get()
+    assert charge.apply((3,)).get() == 3
+
+
+def test_a_value_that_is_not_stored_is_returned_once(app, idem):
+    name, task_id, forgotten = new_key(), new_key(), new_key()
+
+    @app.task(name=f"large-{name}")
+    @Job(idem)
+    def large(job, size):
+        return "x" * size
+
+    assert large.apply((3_000_000,), task_id=task_id).get() == "x" * 3_000_000
+    with pytest.raises(RuntimeError, match="too large to be stored"):
+        large.apply((3_000_000,), task_id=task_id).get()
+    assert large.apply((1,), task_id=forgotten).get() == "x"
+    assert idem.erase(f"large-{name}", forgotten)
+    with pytest.raises(RuntimeError, match="erased"):
+        large.apply((1,), task_id=forgotten).get()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 from asgi import ask
@@ -17,6 +18,7 @@ from pg_idempotency import AsyncIdempotency, new_key
 from pg_idempotency import fastapi as for_fastapi
 from pg_idempotency import flask as for_flask
 from pg_idempotency import starlette as for_starlette
+from pg_idempotency.comparison import form_keys
 from pg_idempotency.memory import AsyncMemoryIdempotency, MemoryIdempotency
 
 JSON = "application/json"
@@ -149,6 +151,19 @@ def test_members_can_be_left_out(asked):
     assert send(body("two", 2))[0] == 422
 
 
+@pytest.mark.parametrize("body", [b"5", b"null", b'"text"', b"[]"])
+def test_a_document_without_members_is_compared_whole(asked, body):
+    send = asked(fingerprint=["/meta"])
+    assert [send(one)[:2] for one in (body, body)] == [(200, False), (200, True)] and send(b"7")[0] == 422
+
+
+@pytest.mark.parametrize("options", [{"conflict_status": 200}, {"wait": "x"}, {"lease": "-1s"}, {"max_request_size": -1}, {"store": 5},
+                                     {"form_field": 5}, {"ttl": "soon"}])
+def test_an_option_that_fails_each_request_is_refused(options):
+    with pytest.raises((TypeError, ValueError), match=f"{next(iter(options))}|limit"):
+        for_flask.Guard(scope=lambda request: "u", **options)
+
+
 def test_a_function_can_say_what_is_compared(asked):
     send = asked(fingerprint=lambda request, body: body[:3])
     assert send(b"abc1", "text/plain")[:2] == (200, False)
@@ -173,6 +188,50 @@ def test_a_form_has_its_key_in_a_field(asked):
     multipart = (f'--B\r\nContent-Disposition: form-data; name="_idempotency_key"\r\n\r\n{new_key()}\r\n'
                  '--B\r\nContent-Disposition: form-data; name="f"; filename="f"\r\n\r\nx\r\n--B--\r\n').encode()
     assert [send(multipart, "multipart/form-data; boundary=B")[:2] for _ in range(2)] == [(200, False), (200, True)]
+
+
+MULTIPART = "multipart/form-data; boundary=B"
+
+
+def part(disposition, value, *headers):
+    return "\r\n".join(["--B", *headers, "", value, ""]).replace("--B", f"--B\r\nContent-Disposition: form-data; {disposition}", 1)
+
+
+@pytest.mark.parametrize("form", [
+    part("name=_idempotency_key", "KEY"), part('name="_idempotency_key"', "KEY", "Content-Type: text/plain; charset=utf-8"),
+    part('\tname="_idempotency_key"', "KEY"), part('name="a"', "x" * 3_000_000) + part('name="_idempotency_key"', "KEY"),
+    "%5fidempotency_%6Bey=KEY", "a=1&_idempotency_key=KEY&a=2", "a=" + "x" * 3_000_000 + "&_idempotency_key=KEY"])
+def test_a_guard_that_is_optional_runs_for_a_form_that_has_a_key(asked, form):
+    send = asked(key=None, required=False, max_request_size=10 << 20)
+    body = form.replace("KEY", new_key()).encode()
+    if form.startswith("--B"):
+        assert [send(sent + b"--B--\r\n", MULTIPART)[:2] for sent in (body, body)] == [(200, False), (200, True)]
+        assert send((body + b"--B--\r\n").replace(b"--B", b"--CC"), "multipart/form-data; boundary=CC")[:2] == (200, True)
+    else:
+        assert [send(body, FORM)[:2] for _ in range(2)] == [(200, False), (200, True)]
+
+
+@pytest.mark.parametrize("form", [
+    "_idempotency_key=KEY&_idempotency_key=KEY", "_idempotency_key=KEY&a=1&_idempotency%5fkey=other", "_idempotency_key=",
+    part("name=_idempotency_key", "KEY") * 2])
+def test_a_form_with_two_keys_or_an_empty_one_is_refused(asked, form):
+    body = form.replace("KEY", new_key()).encode()
+    status, _, said = asked(key=None, required=False)(body, MULTIPART if form.startswith("--B") else FORM)
+    assert status == 400 and b"key-invalid" in said
+
+
+def test_the_text_of_a_file_is_no_key(asked):
+    inside = f'\r\nContent-Disposition: form-data; name="_idempotency_key"\r\n\r\n{new_key()}\r\n'
+    form = part('name="f"; filename="f"', inside) + part('name="_idempotency_key"; filename="f"', new_key()) + "--B--\r\n"
+    assert asked(key=None)(form.encode(), MULTIPART)[0] == 400
+    assert asked(key=None, required=False)(form.encode(), MULTIPART)[:2] == (200, False)
+
+
+def test_a_form_of_many_fields_takes_no_longer_than_another():
+    began = time.process_time()
+    assert form_keys(FORM, b"a=1&" * 500_000 + b"_idempotency_key=k", "_idempotency_key") == ["k"]
+    assert form_keys(MULTIPART, b"\r\n--B" * 300_000, "_idempotency_key") == []
+    assert time.process_time() - began < 0.5
 
 
 def test_a_form_field_can_have_another_name_or_none(asked):

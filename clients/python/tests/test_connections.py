@@ -119,7 +119,7 @@ def test_a_silent_server_at_a_cancellation(database, monkeypatch):
     monkeypatch.setattr("pg_idempotency.postgres.CANCEL_LIMIT", 0.5)
     monkeypatch.setattr("pg_idempotency.postgres.ROLLBACK_LIMIT", 0.5)
     proxy = Proxy()
-    with ConnectionPool(proxy.conninfo, min_size=1, max_size=1, timeout=10) as pool:
+    with ConnectionPool(f"{proxy.conninfo} connect_timeout=2", min_size=1, max_size=1, timeout=20) as pool:
         idem = Idempotency(pool, timeout_ms=300)
 
         def handler(tx):
@@ -274,6 +274,36 @@ def test_a_block_that_is_left_open_is_rolled_back_and_costs_its_connection(datab
         with suppress(TransactionEnded):
             kept[0].__exit__(None, None, None)
     assert effects(key) == 0
+
+
+def test_a_copy_that_is_left_open_is_rolled_back(database, effects):
+    key, kept = new_key(), []
+
+    def leaves(tx):
+        tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+        kept.append(tx.cursor().copy("COPY effects FROM STDIN"))
+        kept[0].__enter__()
+        return Response(201)
+
+    with ConnectionPool("", min_size=1, max_size=1) as pool:
+        idem = Idempotency(pool)
+        with pytest.raises(TransactionEnded, match="left a statement or a COPY open"):
+            idem.request("u", key, leaves)
+        assert idem.request("u", new_key(), lambda tx: Response(201)).stored
+        with suppress(Exception):
+            kept[0].__exit__(None, None, None)
+    assert effects(key) == 0
+
+
+def test_clients_share_their_threads(database):
+    """A program may make one for each request."""
+    with ConnectionPool("", min_size=1, max_size=1) as pool:
+        key = new_key()
+        Idempotency(pool).request("u", key, lambda tx: Response(201))
+        before = threading.active_count()
+        for _ in range(30):
+            assert Idempotency(pool).request("u", key, lambda tx: Response(201)).replayed
+        assert threading.active_count() < before + 15
 
 
 def test_a_task_that_is_left_in_a_block_costs_its_connection(database, effects):

@@ -308,19 +308,24 @@ def test_another_try_gets_what_the_first_one_got(idem, effects):
             seen.append(request.stream.read())
         else:
             seen.append((request.form["a"], request.files["f"].read(), request.files["f"].filename))
+            if request.form["a"] == "closes":
+                request.files["f"].close()
         insert(key)
         if len(seen) < 3:
             again()
         return "ok"
 
-    app = shop(idem, order)
-    app.register_error_handler(Exception, lambda error: ("sorry", 500))
+    app, errors = shop(idem, order), []
+    app.register_error_handler(Exception, lambda error: (errors.append(str(error)) or "sorry", 500))
     assert buy(app, key, data=b'{"a": 1}', content_type="application/json").text == "ok" and seen == [{"a": 1}] * 3 and effects(key) == 1
     seen.clear()
     assert buy(app, new_key(), data={"a": "1", "f": (io.BytesIO(b"file"), "n")}).text == "ok"
     assert seen == [("1", b"file", "n")] * 3
     seen.clear()
     assert buy(app, new_key(), data=b"text", content_type="text/plain").text == "ok" and seen == [b"text"] * 3
+    seen.clear()
+    assert buy(app, new_key(), data={"a": "closes", "f": (io.BytesIO(b"file"), "n")}).status_code == 500
+    assert len(seen) == 1 and "closed an uploaded file" in errors[-1]
 
 
 @pytest.mark.parametrize("handled", [None, 409, Exception])
@@ -518,3 +523,40 @@ def test_timeouts_are_503(pool):
     while (again := buy(app, key)).status_code == 409:      # the server has not yet heard of it
         time.sleep(0.02)
     assert again.text == "ok" and time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize("way", ["generator", "write", "list"])
+def test_no_success_goes_out_in_any_way_of_wsgi(idem, way):
+    """A middleware within that answers the error of a view with 200."""
+    def order():
+        raise ZeroDivisionError
+
+    app = shop(idem, order)
+    app.config["PROPAGATE_EXCEPTIONS"] = True
+    within, closed = app.wsgi_app.app, []
+
+    class Late:
+        def __iter__(self):
+            self._start(200)
+            yield b"fine"
+
+        def close(self):
+            closed.append(1)
+
+    def answers(environ, start_response):
+        with pytest.raises(ZeroDivisionError):
+            within(environ, start_response)
+        late = Late()
+        late._start = lambda status: start_response("200 OK", [("Content-Length", "4")])
+        if way == "generator":
+            return late
+        write = late._start(200)
+        if way == "write":
+            write(b"fine")
+        return [] if way == "write" else [b"fine"]
+
+    app.wsgi_app.app = answers
+    answer = buy(app, new_key())
+    assert answer.status_code == 500 and b"rolled-back" in answer.data and len(answer.data) == int(answer.headers["Content-Length"])
+    answer.close()
+    assert len(closed) == (way == "generator")

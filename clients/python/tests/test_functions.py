@@ -27,13 +27,20 @@ INTERNAL = {
     "idem_stats_data", "idem_table_faults", "idem_table_stats", "idem_unfinished_moves", "idem_unvacuumed_tables",
     "idem_vacuum_holder", "idem_warn_of_rest", "idem_worker_absence",
     # For idem-relay.
-    "idem_outbox_dead", "idem_outbox_fail", "idem_outbox_topics",
+    "idem_outbox_dead", "idem_outbox_fail", "idem_outbox_last_error", "idem_outbox_topics",
     # Of the portable edition, as is all that begins with idem_p_.
     "idem_configure"}
 
 
 def methods():
     return {name: found for name, found in vars(Functions).items() if isinstance(found, function)}
+
+
+def test_a_key_that_is_missing_is_named(idem):
+    """As by request.headers.get("Idempotency-Key")."""
+    for call in idem.request, idem.job:
+        with pytest.raises(TypeError, match="key must be a str, the Idempotency-Key of the request, not None"):
+            call("u", None, lambda tx: Response(201))
 
 
 def test_none_is_missing(database):

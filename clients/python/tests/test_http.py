@@ -267,6 +267,47 @@ def test_no_success_goes_out_if_the_guard_fails(serve, monkeypatch):
     serve(test)
 
 
+@pytest.mark.parametrize("found", [None, Failure])
+def test_no_success_goes_out_without_a_scope(serve, found):
+    """The application answers 200 to the error."""
+    def scope(request):
+        if found:
+            raise found
+        return None
+
+    async def test(make):
+        async def order(execute, respond, http_error):
+            raise AssertionError
+
+        # An error of the scope itself is the application's refusal of the visitor.
+        assert (await make(order, scope, {Failure: 403, TypeError: 200})(new_key()))[0] == (403 if found else 500)
+
+    serve(test)
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_an_action_id_that_is_too_far_ahead_is_the_clients_mistake(serve, idem, effects, database, is_raised):
+    """The guard answers it, as other errors of the extension; but not what the handler makes of it."""
+    async def test(make):
+        key = new_key()
+
+        async def order(execute, respond, http_error):
+            await execute("INSERT INTO effects VALUES (%s)", (key,))
+            await execute("SET LOCAL idempotency.max_action_id_lead = '1min'")
+            try:
+                await execute("SELECT idem_set('u', 'e', '1', 'like', true, 9000000000000000)")
+            except psycopg.Error as error:
+                raise error if is_raised else http_error(409) from error
+
+        status, body, replayed = await make(order, answers={psycopg.Error: 200})(key)
+        if is_raised:
+            assert status == 400 and b"urn:pg-idempotency:action-id-ahead" in body
+        assert (status, replayed, effects(key)) == (400 if is_raised else 409, False, 0)
+        assert idem.lookup("u", key).state is None
+
+    serve(test)
+
+
 @pytest.mark.parametrize("status", [401, 403, 408, 425, 429, 500])
 def test_what_says_nothing_of_the_request_is_not_stored(serve, idem, effects, status):
     """By default: the sender logs in, or waits, and sends it again."""

@@ -357,6 +357,15 @@ def test_what_is_no_json(idem, found, kind):
         idem.job("u", new_key(), lambda job: job.step("quote", lambda step: found))
 
 
+@pytest.mark.parametrize("name", ["", "ü" * 257, "a\0b", "\ud800", 7])
+def test_a_step_whose_name_cannot_be_stored_does_not_run(idem, name):
+    """Otherwise each attempt would run it again."""
+    ran = []
+    with pytest.raises(TypeError, match="the name of a step must be"):
+        idem.job("u", new_key(), lambda job: job.step(name, lambda step: ran.append(1)))
+    assert ran == []
+
+
 def test_json_that_looks_like_none(idem):
     for found in ("\\u0000", ["\\\\u0000"], 2 ** 70, {"a": None}, None):
         assert idem.job("u", new_key(), lambda job: Response.json([job.step("s", lambda step: found) == found])).body \

@@ -610,7 +610,7 @@ def test_values_are_quoted_for_the_session(database, options):
             assert (found.status, found.body, found.headers, found.replayed) == (201, body, response.headers, replayed)
 
 
-@pytest.mark.parametrize("forgets", ["execute", "cursor", "many", "task", "set_autocommit", "nothing"])
+@pytest.mark.parametrize("forgets", ["execute", "cursor", "many", "task", "set_autocommit", "publish", "once", "nothing"])
 def test_what_was_never_awaited_is_no_success(asynchronously, effects, forgets):
     """It has had no effect; also in transaction()."""
     async def test(idem, pool):
@@ -628,7 +628,9 @@ def test_what_was_never_awaited_is_no_success(asynchronously, effects, forgets):
             left = {"execute": lambda: tx.execute(insert, (key,)), "cursor": lambda: cursor.execute(insert, (key,)),
                     "many": lambda: cursor.executemany(insert, [(key,)]),
                     "task": lambda: asyncio.create_task(tx.execute(insert, (key,))),
-                    "set_autocommit": lambda: tx.set_autocommit(True), "nothing": lambda: None}[forgets]()
+                    "set_autocommit": lambda: tx.set_autocommit(True), "nothing": lambda: None,
+                    "publish": lambda: idem.on(tx).publish("orders", {"order": 1}),
+                    "once": lambda: idem.on(cursor).once("s", "t")}[forgets]()
             if forgets not in ("task", "nothing"):
                 left.close()            # or Python warns of it, too
             return Response(201)
@@ -641,7 +643,7 @@ def test_what_was_never_awaited_is_no_success(asynchronously, effects, forgets):
             if forgets == "nothing":
                 await run()
                 continue
-            with pytest.raises(TypeError, match=r"(execute|executemany|set_autocommit)\(\) was not awaited"):
+            with pytest.raises(TypeError, match=r"(execute|executemany|set_autocommit|on\(tx\).(publish|once))\(\) was not awaited"):
                 await run()
             assert effects(key) == 0 and (await idem.lookup("u", key)).state is None
         assert effects(key) == (8 if forgets == "nothing" else 0)

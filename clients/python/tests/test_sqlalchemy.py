@@ -6,11 +6,12 @@ import time
 
 import psycopg
 import pytest
+import sqlalchemy
 from proxy import Proxy
 from sqlalchemy import Column, Text, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import declarative_base, sessionmaker
+from sqlalchemy.orm import Session, declarative_base, scoped_session, sessionmaker
 
 from pg_idempotency import AsyncIdempotency, Idempotency, Response, TimedOut, TransactionEnded, new_key
 from pg_idempotency.sqlalchemy import SQLAlchemy, SQLAlchemySession
@@ -309,3 +310,67 @@ def test_an_engine_of_the_other_kind_is_refused(engine):
         AsyncIdempotency(SQLAlchemy(engine))
     with pytest.raises(TypeError, match="sqlite"):
         Idempotency(SQLAlchemy(create_engine("sqlite://")))
+
+
+@pytest.mark.parametrize("way", ["binds", "get_bind", "bind_arguments"])
+def test_a_session_that_chooses_another_connection_is_refused(engine, effects, way):
+    """Its work would be rolled back, or committed without the response."""
+    key = new_key()
+
+    class Routing(Session):
+        def get_bind(self, *arguments, **named):
+            return engine
+
+    make = {"binds": sessionmaker(binds={Base: engine}), "get_bind": sessionmaker(class_=Routing),
+            "bind_arguments": sessionmaker()}[way]
+
+    def place(session):
+        if way == "bind_arguments":
+            session.execute(INSERT, {"name": key}, bind_arguments={"bind": engine})
+        else:
+            session.add(Effect(name=key))
+            session.commit()
+        return Response(201)
+
+    orm = Idempotency(SQLAlchemy(engine, make))
+    with pytest.raises(TypeError, match="another connection"):
+        orm.request("u", key, place)
+    assert effects(key) == 0 and orm.lookup("u", key).state is None
+
+
+def test_an_asynchronous_session_that_chooses_another_connection_is_refused(database, effects):
+    async def main():
+        key, engine = new_key(), create_async_engine("postgresql+asyncpg://")
+
+        async def place(session):
+            session.add(Effect(name=key))
+            return Response(201)
+
+        try:
+            orm = AsyncIdempotency(SQLAlchemy(engine, sessionmaker(class_=AsyncSession, binds={Base: engine})))
+            with pytest.raises(TypeError, match="another connection"):
+                await orm.request("u", key, place)
+        finally:
+            await engine.dispose()
+        assert effects(key) == 0
+
+    asyncio.run(main())
+
+
+def test_a_session_of_a_thread_is_refused(engine):
+    with pytest.raises(TypeError, match="session_factory"):
+        Idempotency(SQLAlchemy(engine, scoped_session(sessionmaker())))
+
+
+def test_a_handle_without_a_transaction_is_refused(engine, core):
+    """SQLAlchemy 1.4 commits no SELECT by itself, so the token would be lost."""
+    key = new_key()
+    with pytest.raises(TypeError, match="no connection and no session"):
+        core.on(engine).once("s", key)
+    if sqlalchemy.__version__ < "2":
+        with engine.connect() as connection, pytest.raises(RuntimeError, match="in no transaction"):
+            core.on(connection).once("s", key)
+    assert core.once_at("s", key) is None
+    with engine.begin() as connection:
+        assert core.on(connection).once("s", key)
+    assert core.once_at("s", key)

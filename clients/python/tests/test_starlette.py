@@ -18,10 +18,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route, Router
 
-from pg_idempotency import Idempotency, TransactionEnded, new_key
+from pg_idempotency import Idempotency
+from pg_idempotency import Response as Stored
+from pg_idempotency import TransactionEnded, new_key
 from pg_idempotency.starlette import Guard, install
 
 
@@ -89,6 +91,49 @@ def test_methods_of_a_class_are_endpoints(asynchronously, effects):
         app = Starlette(routes=[Route("/o", Orders)])
         install(app, idem)
         assert [(await ask(app, key)).replayed for _ in range(2)] == [False, True] and effects(key) == 1
+
+    asynchronously(test)
+
+
+def test_no_success_goes_out_if_a_mounted_application_has_a_client_too(asynchronously, effects):
+    """As one that can also run alone."""
+    async def test(idem, pool):
+        key = new_key()
+
+        async def order(request):
+            await insert(request, key)
+            if request.headers.get("fails"):
+                raise HTTPException(409)
+            return PlainTextResponse("ok", 201)
+
+        class Answers(BaseHTTPMiddleware):
+            async def dispatch(self, request, call_next):
+                found = await call_next(request)
+                return PlainTextResponse("fine", 200) if found.status_code == 409 else found
+
+        inner = Starlette(routes=[Route("/o", Guard(scope=lambda request: "u")(order), methods=["POST"])])
+        install(inner, idem)
+        outer = Starlette(routes=[Mount("/sub", inner)])
+        outer.add_middleware(Answers)
+        install(outer, idem)
+        answer = await ask(outer, key, path="/sub/o", headers=[("fails", "1")])
+        assert answer.status == 500 and b"rolled-back" in answer.body and effects(key) == 0
+        assert [(await ask(outer, key, path="/sub/o")).replayed for _ in range(2)] == [False, True] and effects(key) == 1
+
+    asynchronously(test)
+
+
+def test_a_file_is_stored_whole(asynchronously, tmp_path):
+    """Also if the first request asks for a range of it."""
+    async def test(idem, pool):
+        (tmp_path / "file").write_bytes(b"0123456789")
+
+        async def order(request):
+            return FileResponse(tmp_path / "file")
+
+        app, key = shop(idem, order), new_key()
+        answers = [await ask(app, key, headers=[("range", "bytes=2-4")]) for _ in range(2)]
+        assert [(one.status, one.body, one.replayed) for one in answers] == [(200, b"0123456789", False), (200, b"0123456789", True)]
 
     asynchronously(test)
 
@@ -693,5 +738,23 @@ def test_a_request_of_the_frameworks_own_class(asynchronously):
         app = Starlette(routes=[Route("/o", route, methods=["POST"])])
         install(app, idem)
         assert (await ask(app, new_key())).body == b"its Mine"
+
+    asynchronously(test)
+
+
+@pytest.mark.parametrize("finished, returned", [(201, 201), (404, 201), (201, 503), (503, 201)])
+def test_a_job_sends_what_it_has_stored(asynchronously, finished, returned):
+    """And not what the endpoint returns after the end of the job."""
+    async def test(idem, pool):
+        async def order(request):
+            async def finish(tx):
+                return Stored(finished, "stored")
+
+            await request.state.idempotency.job.finish(finish)
+            return PlainTextResponse("returned", returned)
+
+        app, key = shop(idem, order, job=True), new_key()
+        answers = [await ask(app, key) for _ in range(2)]
+        assert [(one.status, one.body) for one in answers] == [(finished, b"stored")] * 2
 
     asynchronously(test)

@@ -85,6 +85,29 @@ def test_a_hook_that_fails_fails_no_request(pool, database, caplog):
     assert "could not be reported" in caplog.text
 
 
+def test_a_log_that_fails_fails_no_request(idem, caplog):
+    caplog.set_level(logging.INFO, "pg_idempotency")
+
+    class Fails(logging.Handler):
+        def emit(self, record):
+            raise ZeroDivisionError
+
+    failing = Fails()
+    logging.getLogger("pg_idempotency").addHandler(failing)
+    try:
+        assert idem.request("u", new_key(), lambda tx: Response(201)).status == 201
+    finally:
+        logging.getLogger("pg_idempotency").removeHandler(failing)
+
+
+def test_a_hook_that_would_never_run_is_refused(pool):
+    async def report(outcome):
+        raise AssertionError
+
+    with pytest.raises(TypeError, match="must not be a coroutine function"):
+        Idempotency(pool, on_outcome=report)
+
+
 def test_the_log_has_fields_and_no_scope_or_key(idem, caplog):
     key = new_key()
     with caplog.at_level(logging.INFO, "pg_idempotency"):

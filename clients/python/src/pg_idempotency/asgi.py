@@ -50,7 +50,9 @@ class IdempotencyMiddleware:
         self._client = idempotency
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or KEY in scope:
+            if KEY in scope:                        # of an application that this one is mounted in
+                scope[KEY].client = self._client
             await self.app(scope, receive, send)
             return
         lines = [text.decode("latin-1") for name, text in scope["headers"] if name.lower() == b"idempotency-key"]
@@ -61,8 +63,9 @@ class IdempotencyMiddleware:
 
         async def reading() -> Event:
             guard = getattr(scope.get("endpoint"), GUARD, None)
+            if guard is not None and exchange.limit is None:        # FastAPI reads the body before the guard runs
+                exchange.most_kept = max(exchange.most_kept, guard.max_request_size if exchange.may_have_form_key else 0)
             if guard is not None and exchange.limit is None and exchange.exceeds(guard):
-                # The guard has not run yet: FastAPI reads the body before.
                 raise HTTPException(413, f"The body of this request is larger than {guard.max_request_size} bytes.")
             event = await receive()
             if event["type"] == "http.request":

@@ -24,8 +24,11 @@ from celery import current_task
 from .client import Idempotency
 from .core import Response, Result
 from .errors import ClaimLost, ClaimNotFound, InProgress
+from .handlers import leads_to
 
 __all__ = ["Job"]
+
+NOT_STORED = '"urn:pg-idempotency:response-not-stored"'
 
 
 class Job:
@@ -51,6 +54,9 @@ class Job:
         def task(*arguments: Any, **named: Any) -> Any:
             if not current_task or current_task.request.id is None:
                 raise RuntimeError("the task has no id, which is the key of the job: call the task with delay() or apply()")
+            if not leads_to(current_task.run, task):
+                raise RuntimeError(f"{function.__qualname__} would run under the id of the task {current_task.name}, which calls it: "
+                                   "call it with delay() or apply()")
 
             def run(job: Any) -> Any:
                 found = function(*arguments[:at], job, *arguments[at:], **named)
@@ -62,7 +68,7 @@ class Job:
                 # The task's own max_retries is for its own errors.
                 raise current_task.retry(exc=error, countdown=getattr(error, "retry_after", 1),
                                          max_retries=current_task.request.retries + 1)
-            if not result.stored and not result.replayed:
+            if not result.stored and not result.replayed and result.status >= 300:
                 raise RuntimeError(f"the response of the task has the status {result.status}, and was not stored")
             return _value(result)
 
@@ -72,6 +78,9 @@ class Job:
 
 
 def _value(result: Result) -> Any:
+    is_problem = result.headers.get("Content-Type") == "application/problem+json"
+    if result.outcome == "erased" or result.replayed and is_problem and NOT_STORED in str(result.body):
+        raise RuntimeError("the task has run, and its value was erased since, or was too large to be stored")
     if result.headers.get("Content-Type") == "application/json" and result.body is not None:
         return json.loads(result.body)
     return result.body

@@ -15,6 +15,7 @@ from .postgres import PsycopgBackend, execute
 from .shards import ROUTER_SCHEMA, OneServer, Server, Servers, Shards
 from .runtimes import AsyncRuntime, Runtime, SyncRuntime, run, synchronous
 from .telemetry import Outcome, Telemetry, Tracing
+from .transaction_handle import unawaited_of
 
 T = TypeVar("T")
 
@@ -55,8 +56,12 @@ class AsyncOnHandle(AsyncFunctions):
     def __init__(self, handle: Any, schema: str, core: Core) -> None:
         self._handle, self._schema, self._core = handle, schema, core
 
-    async def _perform(self, statement: Statement[T]) -> T:
-        return await execute(self._handle, self._core.made(statement), self._schema)
+    def _perform(self, statement: Statement[T]) -> Coroutine[Any, Any, T]:
+        def call() -> Coroutine[Any, Any, T]:
+            return execute(self._handle, self._core.made(statement), self._schema)
+
+        unawaited = unawaited_of(self._handle)
+        return unawaited.follow(f"on(tx).{statement.function.removeprefix('idem_')}", call) if unawaited else call()
 
 
 def servers_of(source: Any, schema: str, shards: Callable[[str], Any] | None, runtime: Runtime,
@@ -106,6 +111,8 @@ class Defaults:
         """A request, with the client's defaults for the options that are None."""
         if not isinstance(scope, str) or not scope:
             raise TypeError(f"scope must be a str, the user or tenant that owns the key, not {scope!r}")
+        if not isinstance(key, str):
+            raise TypeError(f"key must be a str, the Idempotency-Key of the request, not {key!r}")
         if ttl is not None or ttl_ms is not None:
             check_ttl(ttl, ttl_ms)
         for name, interval, ms in (("wait", wait, wait_ms), ("lease", lease, lease_ms)):

@@ -10,20 +10,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import unquote_plus
 
 from .functions import Argument, Statement, make
 from .keys import request_hash
 
 MAX_COMPARED = 2 << 20
 """A larger body is compared by its bytes, because it is not kept."""
-NO_JSON = {"22003", "22021", "22P02", "22P05", "54000", "54001"}
-"""The server raises these for a body that is no JSON, or that jsonb cannot hold.  Such a body is compared by its bytes."""
+NO_JSON = {"22003", "22021", "22023", "22P02", "22P05", "54000", "54001"}
+"""The server raises these for a body that is no JSON, that jsonb cannot hold, or that has no parts to leave out.
+Such a body is compared by its bytes."""
 Fingerprint = Callable[[Any, bytes], bytes | str] | Sequence[str]
 
 _JSON = re.compile(r"application/([^;]*\+)?json\s*(;\s*charset\s*=\s*\"?utf-?8\"?\s*)?", re.IGNORECASE)
 _MULTIPART = re.compile(r"multipart/form-data\b.*;\s*boundary=(?:\"([^\"]+)\"|([^\s;]+))", re.IGNORECASE)
+_DISPOSITION = re.compile(rb"^content-disposition:[ \t]*form-data[ \t]*(;[^\r\n]*)", re.IGNORECASE | re.MULTILINE)
+_NAME = re.compile(rb";[ \t]*name=(?:\"([^\"]*)\"|([^\";\s]+))", re.IGNORECASE)
+_FILE = re.compile(rb";[ \t]*filename\*?=", re.IGNORECASE)
 _FORM = re.compile(r"application/x-www-form-urlencoded\b", re.IGNORECASE)
 
 
@@ -31,15 +36,28 @@ def is_form(content_type: str) -> bool:
     return bool(_FORM.match(content_type) or _MULTIPART.match(content_type))
 
 
-def form_key(content_type: str, body: bytes, field: str) -> str | None:
-    """The key in a field of a form."""
+def form_keys(content_type: str, body: bytes, field: str) -> list[str]:
+    """The values of a field of a form.  A long body of many small fields takes no longer than another one."""
+    name = field.encode()
     if _FORM.match(content_type):
-        found = parse_qs(body.decode("latin-1"), encoding="utf-8", errors="replace").get(field, [])
-    else:
-        name = re.escape(field.encode())
-        found = [one.decode("utf-8", "replace") for one in re.findall(
-            rb'\r\ncontent-disposition: *form-data; *name="' + name + rb'" *\r\n\r\n([^\r\n]*)\r\n', body, re.IGNORECASE)]
-    return found[0] if len(found) == 1 else None
+        found = re.findall(rb"(?:^|&)" + _encoded(name) + rb"=([^&]*)", body)
+        return [unquote_plus(one.decode("latin-1"), errors="replace") for one in found]
+    multipart = _MULTIPART.match(content_type)
+    mark = b"\r\n--" + (multipart[1] or multipart[2]).encode("latin-1") if multipart else b"\r\n--"
+    values = []
+    for part in (b"\r\n" + body).split(mark):
+        if name in part:
+            head, _, value = part.partition(b"\r\n\r\n")
+            parameters = b"".join(_DISPOSITION.findall(head))
+            if any((quoted or bare) == name for quoted, bare in _NAME.findall(parameters)) and not _FILE.search(parameters):
+                values.append(value.decode("utf-8", "replace"))
+    return values
+
+
+@lru_cache
+def _encoded(name: bytes) -> bytes:
+    """A pattern for a name, each of whose bytes may be percent-encoded."""
+    return b"".join(b"(?:%s|%%(?i:%02x))" % (re.escape(name[at:at + 1]) if name[at] != 32 else rb"\+", name[at]) for at in range(len(name)))
 
 
 def left_out(fingerprint: Fingerprint | None) -> list[list[str]]:

@@ -9,13 +9,14 @@ response.  Nothing here knows of HTTP.
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -34,6 +35,7 @@ from .telemetry import TRACEPARENT, Progress, Telemetry
 from .transaction_handle import Unawaited
 
 T = TypeVar("T")
+Leave = Callable[..., Coroutine[Any, Any, Any]]
 ATTEMPTS = 5
 RETRIED = {"40001", "40P01"}
 ENDED_WAITS = {"57014", "55P03"}
@@ -43,6 +45,9 @@ ANSWER_LIMIT = 30.0
 """Seconds until the client closes a connection whose server does not answer a statement that waits for no other transaction."""
 SESSION_ENDED = "the server ended the session of the handler's transaction"
 MAX_ERROR = 1000
+MAX_STEP = 512
+"""Bytes of the name of a step: the server's limit, checked before the step runs."""
+SURROGATE = re.compile("[\ud800-\udfff]")
 NO_LINE = re.compile(r"[\r\n\0]")
 # In a text of JSON, behind no backslash that is itself escaped.
 NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -153,10 +158,6 @@ class Call:
                 response = replace(response, body=response.body.decode())
             except UnicodeDecodeError:
                 pass
-        for name, texts in response.headers.items():
-            for text in (name, *([texts] if isinstance(texts, str) else texts)):
-                if not isinstance(text, str) or NO_LINE.search(text):
-                    raise ValueError(f"the header {name!r} must be text of one line")
         headers = self._stored_headers(response)
         size = len(response.body.encode() if isinstance(response.body, str) else response.body or b"")
         limit = limit if self.max_response_size is None else min(limit, self.max_response_size)
@@ -170,8 +171,19 @@ class Call:
             None if headers is None else functions.JsonText(headers), token)), whole
 
     def _stored_headers(self, response: Response) -> str | None:
-        trace = {} if self.progress.traceparent is None else {TRACEPARENT: self.progress.traceparent}
-        return json_text({**response.headers, **trace} or None, "headers")
+        trace = () if self.progress.traceparent is None else ((TRACEPARENT, self.progress.traceparent),)
+        # The headers of an endpoint are often the same.
+        return headers_text((*[(name, texts if isinstance(texts, str) else tuple(texts)) for name, texts in response.headers.items()],
+                             *trace))
+
+
+@functools.lru_cache(maxsize=200)
+def headers_text(headers: tuple[tuple[str, str | tuple[str, ...]], ...]) -> str | None:
+    for name, texts in headers:
+        for text in (name, *((texts,) if isinstance(texts, str) else texts)):
+            if not isinstance(text, str) or NO_LINE.search(text):
+                raise ValueError(f"the header {name!r} must be text of one line")
+    return json_text(dict(headers) or None, "headers")
 
 
 def hash_of(given: bytes | Statement[bytes] | None, method: str | None, path: str | None, body: str | bytes | None) -> Any:
@@ -230,25 +242,38 @@ class Flight:
 class SessionLease:
     """A session that the pool has lent.  The first caller that releases it gives it back, and only that one."""
 
-    def __init__(self, session: Session, server: Server, stack: AsyncExitStack) -> None:
+    def __init__(self, session: Session, server: Server, manager: Any) -> None:
         self.session = session
         self.server = server
         self.was_aborted = False
-        self._stack = stack
-        self._lock = threading.Lock()
+        self._managers = [manager]
 
-    def detach(self) -> AsyncExitStack:
-        """Return what gives the session back: an empty stack if another caller has it already."""
-        with self._lock:
-            return self._stack.pop_all()
+    def detach(self) -> Leave:
+        """Return what gives the session back, as __aexit__: nothing if another caller has it already."""
+        try:
+            leave: Leave = self._managers.pop().__aexit__
+            return leave
+        except IndexError:
+            return _nothing
+
+    async def __aenter__(self) -> Session:
+        return self.session
+
+    async def __aexit__(self, *error: Any) -> Any:
+        return await self.detach()(*error)
 
     async def abort(self) -> None:
         """End the session of a handler that does not return, or whose session is gone, so that a pool gets it back.
         Of another source, the handler's thread or task gives it back when the handler returns."""
         self.was_aborted = True
-        stack = self.detach() if self.server.backend.is_pool else AsyncExitStack()
+        leave = self.detach() if self.server.backend.is_pool else None
         await self.session.abort()
-        await stack.aclose()
+        if leave:
+            await leave(None, None, None)
+
+
+async def _nothing(*error: Any) -> Any:
+    pass
 
 
 class Core:
@@ -276,8 +301,9 @@ class Core:
     async def perform_for_scope(self, scope: str, make: Callable[[Session], Statement[T]],
                                 wait_for_move: bool = True, limit: float | None = None) -> T:
         """Perform it on the server of the scope.  A statement that the server may have executed is not sent again."""
-        async with self._opened(scope, lambda server, session: session.perform(self.servers.pinned(make(session))),
-                                limit, repeats=False, wait_for_move=wait_for_move) as (_, result):
+        session_lease, result = await self._open(
+            scope, lambda server, session: session.perform(self.servers.pinned(make(session))), limit, False, wait_for_move)
+        async with session_lease:
             found: T = result
             return found
 
@@ -291,7 +317,7 @@ class Core:
             await session.abort()
 
         try:
-            found = await self.runtime.bounded(send, limit, lambda: False, abort)
+            found = await self.runtime.bounded(send, limit, abort)
         except Exception as error:
             if silent:
                 raise TimedOut(f"the server did not answer within {limit:g} s") from error
@@ -300,23 +326,27 @@ class Core:
             raise TimedOut(f"the server did not answer within {limit:g} s")
         return found
 
-    async def _open(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None, repeats: bool,
-                    wait_for_move: bool) -> tuple[SessionLease, Any]:
-        """See _opened()."""
+    async def _open(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None = ANSWER_LIMIT,
+                    repeats: bool = True, wait_for_move: bool = True) -> tuple[SessionLease, Any]:
+        """A session where the scope lives, and the result of the first statement in it.
+
+        Nothing else has run then.  So it is sent again where the scope has moved
+        away, and with repeats also where the connection was dead: a pool may
+        have kept it since the server's restart."""
         until = time.monotonic() + (MOVE_WAIT if wait_for_move else 0)
         for last in (False, False, True):
             server = await self.servers.server_of(scope, until)
             reached = dead = False
             try:
-                async with AsyncExitStack() as stack:
-                    session = await stack.enter_async_context(server.backend.session())
-                    reached = True
-                    try:
-                        found = await self._answered(session, lambda: first(server, session), limit)
-                    except Exception as error:
-                        dead = session.lost or connection_lost(error)
-                        raise
-                    return SessionLease(session, server, stack.pop_all()), found
+                manager = server.backend.session()
+                session = await manager.__aenter__()
+                reached = True
+                try:
+                    return SessionLease(session, server, manager), await self._answered(session, lambda: first(server, session), limit)
+                except BaseException as error:
+                    dead = session.lost or connection_lost(error)
+                    await manager.__aexit__(type(error), error, error.__traceback__)
+                    raise
             except Exception as error:
                 moved = scope_is_elsewhere(error)
                 dead = dead or not reached and connection_lost(error)
@@ -326,23 +356,6 @@ class Core:
                 if last or isinstance(error, TimedOut) or not (moved or dead and repeats):
                     raise
         raise AssertionError
-
-    @asynccontextmanager
-    async def _opened(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None = ANSWER_LIMIT,
-                      repeats: bool = True, wait_for_move: bool = True) -> AsyncIterator[tuple[SessionLease, Any]]:
-        """A session where the scope lives, and the result of the first statement in it.
-
-        Nothing else has run then.  So it is sent again where the scope has moved
-        away, and with repeats also where the connection was dead: a pool may
-        have kept it since the server's restart."""
-        session_lease, found = await self._open(scope, first, limit, repeats, wait_for_move)
-        try:
-            yield session_lease, found
-        except BaseException as error:
-            if not await session_lease.detach().__aexit__(type(error), error, error.__traceback__):
-                raise
-        else:
-            await session_lease.detach().aclose()
 
     async def _handled(self, session_lease: SessionLease, deadline: Deadline, handler: Callable[[Any], Any]) -> Any:
         """The return value of the handler, within its time limit."""
@@ -355,7 +368,7 @@ class Core:
 
         with in_handler(self.servers.source, session_lease.server.backend.source), self.telemetry.span("handler"):
             try:
-                found = await self.runtime.bounded(returned, deadline.left(), session.ended, session_lease.abort)
+                found = await self.runtime.bounded(returned, deadline.left(), session_lease.abort, session.ended)
             except Exception as error:
                 if session_lease.was_aborted and deadline.left() == 0:
                     raise deadline.error() from error
@@ -376,8 +389,8 @@ class Core:
         pin = self.servers.pin(call.scope)
 
         async def attempt(number: int) -> Result:
-            async with self._opened(call.scope, lambda server, session: session.begin(pin)) as (session_lease, _):
-                session = session_lease.session
+            session_lease, _ = await self._open(call.scope, lambda server, session: session.begin(pin))
+            async with session_lease as session:
                 call.progress.attempt += 1
                 response: Response = await self._handled(session_lease, deadline, handler)
                 if call.commits(response.status):
@@ -394,8 +407,8 @@ class Core:
         """The handle of a transaction where the scope lives: COMMIT at the end, ROLLBACK after an error."""
         refuse_nested(self.servers.source, "transaction()", "tx, and savepoints")
         pin = self.servers.pin(scope)
-        async with self._opened(scope, lambda server, session: session.begin(pin)) as (session_lease, _):
-            session = session_lease.session
+        session_lease, _ = await self._open(scope, lambda server, session: session.begin(pin))
+        async with session_lease as session:
             with in_handler(self.servers.source, session_lease.server.backend.source):
                 yield session.handle
             await session.revoke_handle()
@@ -470,6 +483,8 @@ class Core:
 
     async def _flown(self, name: str, call: Call, work: Callable[[Call], Any]) -> Result:
         async def flown() -> Result:
+            if call.wait is None and call.wait_ms is None:
+                return await work(call)         # type: ignore[no-any-return]
             async with self._single_flight(call) as (mine, flight):
                 result: Result = await work(mine)
                 flight.stored = result.stored
@@ -496,13 +511,15 @@ class Core:
         return result
 
     async def _request_once(self, call: Call, deadline: Deadline, handler: Callable[[Any], Any]) -> Result:
-        async with self._opened(call.scope, lambda server, session: self._claim(server, call, session.begin),
-                                call.claim_limit) as (session_lease, claim):
+        session_lease, claim = await self._open(
+            call.scope, lambda server, session: self._claim(server, call, session.begin), call.claim_limit)
+        async with session_lease:
             if claim.outcome == "new":
                 return await self._run(call, session_lease, claim, deadline, handler)
             if session_lease.server.backend.is_pool:
                 # Rolled back after the answer, so that a replay does not wait for it.
-                await self.runtime.defer(session_lease.detach().aclose)
+                leave = session_lease.detach()
+                await self.runtime.defer(lambda: leave(None, None, None))
         return answer(claim, call.progress)
 
     async def _run(self, call: Call, session_lease: SessionLease, claim: HeldClaim, deadline: Deadline,
@@ -515,10 +532,11 @@ class Core:
         if not call.commits(response.status):
             await session.rollback()
             return Result("new", response.status, response.body, response.headers, False, False)
-        if session.failed:
+        is_open = session.open
+        if not is_open and session.failed:
             raise TransactionEnded("the handler continued after an error of the database, which undid its work")
         complete, whole = call.complete(session, response, None, claim.max_response_size)
-        if not session.open:
+        if not is_open:
             await self._ended(call, session, claim, response)
         try:
             await self._commit(session, complete)
@@ -561,8 +579,9 @@ class Core:
     async def _job(self, call: Call, function: Callable[[Any], Any], job_class: type[Job]) -> Result:
         async def attempt(number: int) -> Any:
             # If one was committed whose answer was lost, the next is in progress until the lease ends.
-            async with self._opened(call.scope, lambda server, session: self._claim(server, call, session.perform),
-                                    call.claim_limit) as (_, found):
+            session_lease, found = await self._open(
+                call.scope, lambda server, session: self._claim(server, call, session.perform), call.claim_limit)
+            async with session_lease:
                 return found
 
         started = time.monotonic()
@@ -579,7 +598,7 @@ class Core:
                 await job._renewed("heartbeat")
             background = [self.runtime.start(job._heartbeat_loop), self.runtime.start(job._watch_lease)]
             with self.telemetry.span("handler"):
-                returned = await self.runtime.bounded(lambda: function(job), deadline.left(), lambda: False, job._abort)
+                returned = await self.runtime.bounded(lambda: function(job), deadline.left(), job._abort)
             if job._timed_out and job.result is None:
                 raise deadline.error()
             job._unawaited.check()
@@ -703,6 +722,8 @@ class Job:
 
     async def _step(self, name: str, function: Callable[[Step], Any]) -> Any:
         self._check()
+        if not isinstance(name, str) or "\0" in name or not 1 <= len(name.encode(errors="replace")) <= MAX_STEP or SURROGATE.search(name):
+            raise TypeError(f"the name of a step must be a str of 1 to {MAX_STEP} bytes, without NUL, not {name!r}")
         if name in self._seen:
             raise TypeError(f"the step {name!r} has already run in this attempt: each step needs its own name")
         if name in self._values:
@@ -748,8 +769,8 @@ class Job:
         core, call = self._core, self._call
         # Check that this attempt still holds the claim.  From here to the end no other attempt can take over.
         heartbeat = core.servers.pinned(self._statement("heartbeat", lease=call.lease, lease_ms=call.lease_ms))
-        async with core._opened(call.scope, lambda server, session: session.begin(heartbeat)) as (session_lease, _):
-            session = session_lease.session
+        session_lease, _ = await core._open(call.scope, lambda server, session: session.begin(heartbeat))
+        async with session_lease as session:
             response = await core._handled(session_lease, self._deadline_of_last, function)
             if not isinstance(response, Response):
                 raise TypeError(f"the last step returned {type(response).__name__}, not a Response")

@@ -29,7 +29,7 @@ from django.http import HttpRequest, HttpResponse
 from . import http
 from .client import Idempotency
 from .django_orm import Django
-from .http import Access, Answer, Exchange, guarded, no_layer, warn_of_decorators
+from .http import Access, Answer, Exchange, guarded, no_layer, rewind, warn_of_decorators
 from .runtimes import run
 from .wsgi import PIECE, Input
 
@@ -117,7 +117,7 @@ def _guarded(guard: Guard, exchange: Exchange, request: Any, view: Callable[...,
                 _native(request)._stream = BytesIO(_native(request)._body)
             for _, files in _native(request).FILES.lists() if hasattr(_native(request), "_files") else ():
                 for part in files:
-                    part.seek(0)
+                    rewind(part)
         request.idempotency = access
         return _whole(request, view(*arguments, **named), exchange)
 

@@ -140,8 +140,8 @@ def from_call(error: BaseException, function: str, schema: str) -> IdempotencyEr
     state = sqlstate(error)
     if state in ("42883", "3F000") and (state == "3F000" or f"{function}(" in str(error)):
         missing = restated(NotInstalled, error)
-        missing.args = (f"the schema {schema!r} has no {function}(): pass the schema of the extension, as in "
-                        "Idempotency(pool, schema='public')",)
+        missing.args = (f"the schema {schema!r} has no {function}() that takes these arguments: pass the schema of the extension, as in "
+                        "Idempotency(pool, schema='public'), and arguments of the right types",)
         missing.sqlstate = state
         return missing
     return from_error(error)

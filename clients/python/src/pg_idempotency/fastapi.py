@@ -27,6 +27,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from . import starlette
+from .handlers import leads_to
 from .starlette import Access, Endpoint, IdempotencyMiddleware, call, install
 
 __all__ = ["Access", "Guard", "IdempotencyMiddleware", "install"]
@@ -54,7 +55,7 @@ class Guard(starlette.Guard):
     def _attempt(self, called: Any, request: Request, endpoint: Callable[..., Any], arguments: Sequence[Any],
                  named: Mapping[str, Any]) -> Callable[[Request, int], Awaitable[Any]]:
         route: Any = request.scope.get("route")
-        if not isinstance(route, APIRoute) or not _leads_to(route.endpoint, called):
+        if not isinstance(route, APIRoute) or not leads_to(route.endpoint, called):
             raise RuntimeError(f"{called.__qualname__} has a guard for FastAPI, but is not the endpoint of its route")
         names = _names(inspect.signature(called))
         outer: Response = named[names[RESPONSE]]
@@ -100,9 +101,3 @@ def _names(signature: inspect.Signature) -> dict[str, str]:
     """The names of the endpoint's arguments that are ASKED."""
     return {asked: one.name for one in signature.parameters.values() for asked, kind in ASKED.items()
             if isinstance(one.annotation, type) and issubclass(one.annotation, kind)}
-
-
-def _leads_to(endpoint: Any, called: Any) -> bool:
-    while endpoint is not None and getattr(endpoint, "__func__", endpoint) is not called:
-        endpoint = getattr(endpoint, "__wrapped__", None)
-    return endpoint is not None

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -28,7 +28,7 @@ from flask.globals import request_ctx
 
 from . import http
 from .client import Defaults, Idempotency
-from .http import BODILESS, Access, Answer, Exchange, check_routes, guarded, no_layer
+from .http import BODILESS, Access, Answer, Exchange, check_routes, guarded, no_layer, rewind
 from .runtimes import run
 from .wsgi import PIECE, Input
 
@@ -61,30 +61,45 @@ class IdempotencyMiddleware:
         if not self._checked:                       # there is no later view than at the first request
             check_routes(list(self._views.values()))
             self._checked = True
+        if KEY in environ:                          # of an application that this one is mounted in
+            environ[KEY].client = self._client
+            return self.app(environ, start_response)
         key = environ.get("HTTP_IDEMPOTENCY_KEY")
         length = environ.get("CONTENT_LENGTH") or ""
         exchange = Exchange(self._client, environ["REQUEST_METHOD"], _path(environ), [] if key is None else [key],
                             int(length) if length.isdigit() else None, environ.get("CONTENT_TYPE") or "",
                             environ.get("HTTP_CONTENT_ENCODING", "identity") != "identity")
         refused: list[bytes] = []
+        is_started = False
 
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            nonlocal is_started
+            is_started = True
             if not exchange.refuses(int(status.split()[0])):
                 return start_response(status, headers, *more)
             answer = exchange.refusal(int(status.split()[0]))
             refused[:] = [answer.body]
             start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", list(answer.headers))
-            return refused.clear                    # do not send what the application writes
+            return lambda data: None                # do not send what the application writes
 
         environ[KEY], environ["wsgi.input"] = exchange, Input(environ["wsgi.input"], exchange)
         found = self.app(environ, start)
-        return _Refused(refused, found) if refused else found
+        return _Answered(refused, found) if refused or not is_started else found
 
 
-class _Refused(list[bytes]):
-    def __init__(self, body: list[bytes], found: Iterable[bytes]) -> None:
-        super().__init__(body)
+class _Answered:
+    """What an application sends, or the body of the refusal that replaces it.  A generator starts its response late."""
+
+    def __init__(self, refused: list[bytes], found: Iterable[bytes]) -> None:
+        self._refused, self._found = refused, found
         self.close = getattr(found, "close", lambda: None)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._found if not self._refused else ():
+            if self._refused:
+                break
+            yield piece
+        yield from self._refused
 
 
 class Guard(http.Guard):
@@ -156,7 +171,7 @@ def _rewind(request: Any, again: bool) -> None:
     if "_cached_data" in found:
         found["stream"] = io.BytesIO(found["_cached_data"])
     for _, part in found["files"].items(multi=True) if "files" in found else ():
-        part.seek(0)
+        rewind(part)
 
 
 def _response(app: Any, answer: Answer) -> Any:

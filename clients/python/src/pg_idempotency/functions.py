@@ -62,9 +62,8 @@ class Claim:
         return _parsed(self.recovery_state_text)
 
 
-@dataclass
 class HeldClaim:
-    """What request() and job() want to know of their claim."""
+    """What request() and job() want to know of their claim.  It is read from the row when it is asked for."""
 
     outcome: ClaimOutcome
     claim_token: int | None
@@ -76,6 +75,16 @@ class HeldClaim:
     recovery_state_text: str | None
     lease_seconds: float | None
     max_response_size: int
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+
+    def __getattr__(self, name: str) -> Any:
+        column = _HELD_COLUMNS.get(name)
+        if column is None:
+            raise AttributeError(name)
+        self.__dict__[name] = found = _plain(self._row[column])
+        return found
 
     @property
     def response_headers(self) -> Any:
@@ -317,8 +326,12 @@ def quoted(name: str) -> str:
 
 def sql_of(statement: Statement[Any], schema: str) -> tuple[str, list[Any]]:
     """The SQL of a statement, with %s for each of its values."""
-    values: list[Any] = []
-    shape = _shape(statement, values)
+    function, arguments, columns, _ = statement
+    values = [value for _, _, value in arguments]
+    shape: Any = (function, columns, *[argument[:2] for argument in arguments])
+    if Statement in map(type, values):
+        values = []
+        shape = _nested_shape(statement, values)
     found = _texts_of_shapes.get((schema, shape))
     if found is None:
         found = render(statement, quoted(schema).replace("%", "%%"), lambda value: "%s")
@@ -331,13 +344,13 @@ MAX_SHAPES = 1000
 _texts_of_shapes: dict[Any, str] = {}
 
 
-def _shape(statement: Statement[Any], values: list[Any]) -> Any:
-    """What of a statement its SQL depends on.  Notes its values."""
+def _nested_shape(statement: Statement[Any], values: list[Any]) -> Any:
+    """The part of a statement that its SQL depends on.  Notes its values."""
     shape: list[Any] = [statement.function, statement.columns]
     for argument in statement.arguments:
         shape += (argument.name, argument.type)
         if isinstance(argument.value, Statement):
-            shape.append(_shape(argument.value, values))
+            shape.append(_nested_shape(argument.value, values))
         else:
             values.append(argument.value)
     return tuple(shape)
@@ -376,8 +389,12 @@ def _call(statement: Statement[Any], schema: str, placeholder: Callable[[Any], s
     return f"{statement.function if builtin else f'{schema}.{statement.function}'}({', '.join(arguments)})"
 
 
+def _plain(value: Any) -> Any:
+    return bytes(value) if isinstance(value, memoryview) else value
+
+
 def _made(cls: Callable[..., T], row: Row) -> T:
-    return cls(*[bytes(v) if isinstance(v, memoryview) else v for v in row])
+    return cls(*[_plain(value) for value in row])
 
 
 _ARGUMENT = tuple.__new__
@@ -399,10 +416,11 @@ def _many(cls: type[T], function: str, *arguments: tuple[str, str, Any]) -> Stat
 
 
 def _scalar(function: str, *arguments: tuple[str, str, Any]) -> Statement[Any]:
-    def read(rows: Sequence[Row]) -> Any:
-        value = rows[0][0]
-        return bytes(value) if isinstance(value, memoryview) else value
-    return _statement(None, function, read, *arguments)
+    return _statement(None, function, _first, *arguments)
+
+
+def _first(rows: Sequence[Row]) -> Any:
+    return _plain(rows[0][0])
 
 
 def _scalars(function: str, *arguments: tuple[str, str, Any]) -> Statement[Any]:
@@ -917,21 +935,26 @@ class AsyncFunctions(Functions):
         raise NotImplementedError
 
 
-_HELD = tuple(HeldClaim.__dataclass_fields__)
+_HELD = tuple(HeldClaim.__annotations__)
+_HELD_COLUMNS = {name: column for column, name in enumerate(_HELD)}
 
 
 def _read_held(rows: Sequence[Row]) -> HeldClaim:
-    return _made(HeldClaim, rows[0])
+    return HeldClaim(rows[0])
 
 
 def held(statement: Statement[Claim]) -> Statement[HeldClaim]:
     """A claim that says, too, how long the lease is and how large a response may be."""
-    return Statement(statement.function, without_defaults(statement).arguments, _HELD, _read_held)
+    return Statement(statement.function, _given(statement), _HELD, _read_held)
 
 
 def without_defaults(statement: Statement[T]) -> Statement[T]:
-    """A claim or a completion without the arguments that are NULL, as which each of them has NULL as its default."""
-    return statement._replace(arguments=tuple([one for one in statement.arguments if one.value is not None]))
+    """A claim or a completion without the arguments that are NULL, which is the default of each of them."""
+    return Statement(statement.function, _given(statement), statement.columns, statement.read)
+
+
+def _given(statement: Statement[Any]) -> tuple[Argument, ...]:
+    return tuple([one for one in statement.arguments if one[2] is not None])
 
 
 # Which shard a call belongs to, its first argument says.

@@ -6,12 +6,10 @@ connection, and its time limit.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from .errors import TimedOut
 from .functions import Interval, as_interval
@@ -31,20 +29,25 @@ class HandlerContext:
 _current_handler: ContextVar[HandlerContext | None] = ContextVar("pg_idempotency_handler", default=None)
 
 
-@contextmanager
-def in_handler(*sources: object) -> Iterator[None]:
+class in_handler:
     """A handler runs here.  A task or thread that it has started, and that continues after it, sees that the handler is closed."""
-    outer = _current_handler.get()
-    while outer is not None and not outer.open:
-        outer = outer.outer
-    handler = HandlerContext(sources, outer)
-    token = _current_handler.set(handler)
-    try:
-        yield
-    finally:
-        handler.open = False
-        with suppress(ValueError):              # ended in another context than it began in
-            _current_handler.reset(token)
+
+    def __init__(self, *sources: object) -> None:
+        self._sources = sources
+
+    def __enter__(self) -> None:
+        outer = _current_handler.get()
+        while outer is not None and not outer.open:
+            outer = outer.outer
+        self._handler = HandlerContext(self._sources, outer)
+        self._token = _current_handler.set(self._handler)
+
+    def __exit__(self, *error: object) -> None:
+        self._handler.open = False
+        try:
+            _current_handler.reset(self._token)
+        except ValueError:                      # ended in another context than it began in
+            pass
 
 
 def refuse_nested(source: object, what: str, instead: str) -> None:
@@ -56,6 +59,13 @@ def refuse_nested(source: object, what: str, instead: str) -> None:
                                "holds one, so several handlers could wait for each other forever, and its work would not "
                                f"be part of the handler's transaction: use {instead}")
         handler = handler.outer
+
+
+def leads_to(called: Any, function: Any) -> bool:
+    """Whether it is the function, a method of it, or a wrapper around it."""
+    while called is not None and getattr(called, "__func__", called) is not function:
+        called = getattr(called, "__wrapped__", None)
+    return called is not None
 
 
 DEFAULT_TIMEOUT: Final = timedelta(minutes=1)

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .client import Defaults, check_ttl
-from .comparison import MAX_COMPARED, NO_JSON, Fingerprint, form_key, hash_of_body, is_form, left_out
+from .comparison import MAX_COMPARED, NO_JSON, Fingerprint, form_keys, hash_of_body, is_form, left_out
 from .core import Response, Result, problem, stores
-from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid, KeyReused,
-                     RateLimited, ScopeMoving, TimedOut, sqlstate)
+from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid,
+                     KeyReused, RateLimited, ScopeMoving, TimedOut, from_error, sqlstate)
 from .functions import Interval, Statement, as_interval
 from .handlers import timeout_seconds
 from .keys import request_hash, request_hasher
@@ -39,6 +39,7 @@ STRING = r'"(?:[ !#-\[\]-~]|\\["\\])*"'
 PARAMETER = rf";\x20*[a-z*][a-z0-9_.*-]*(?:=(?:-?\d{{1,12}}(?:\.\d{{1,3}})?|{STRING}|[A-Za-z*][!#$%&'*+.^_`|~\w:/-]*|:[\w+/=]*:|\?[01]))?"
 QUOTED = re.compile(rf"({STRING})(?:{PARAMETER})*", re.ASCII)
 BARE = re.compile(r"[!#-+\--:<-~]+")
+DURATION = re.compile(r"^[^-]*\d[^-]*$")
 MAX_KEY = 255
 MAX_SCOPE = 512
 """Bytes that the server takes."""
@@ -117,6 +118,15 @@ class Guard:
                 raise TypeError(f"{name} must be a list of names, not {found!r}")
         if self.methods is not None and (not self.methods or any(one != one.upper() for one in self.methods)):
             raise ValueError(f"methods must be a list of names such as 'POST', in upper case: {self.methods!r} guards no request")
+        if self.conflict_status not in (409, 422):
+            raise ValueError(f"conflict_status must be 409 or 422, not {self.conflict_status!r}")
+        if not callable(self.store) or not (self.form_field is None or isinstance(self.form_field, str)):
+            raise TypeError("store must be a function, and form_field a name or None")
+        if self.max_request_size < 0 or (self.max_response_size or 0) < 0:
+            raise ValueError("a limit of bytes must not be negative")
+        for name, interval in (("wait", self.wait), ("lease", self.lease), ("ttl", self.ttl)):
+            if isinstance(interval, str) and not DURATION.search(interval):
+                raise ValueError(f"{name} must be a duration such as '30s', not {interval!r}")
         check_ttl(self.ttl)
         as_interval("wait", self.wait, self.wait_ms)
         as_interval("lease", self.lease, self.lease_ms)
@@ -180,6 +190,8 @@ class Exchange:
         self.limit: int | None = None
         """The limit of the bytes that are read."""
         self.size = 0
+        self.most_kept = MAX_COMPARED
+        """The bytes that are kept, to be compared or to find a key in a form."""
         self.whole = False
         """The body was read to its end."""
         self.undone = False
@@ -193,13 +205,12 @@ class Exchange:
     def read(self, piece: bytes) -> bytes:
         """Note a piece of the body when the application reads it."""
         self.size += len(piece)
-        if self.keys:
-            self._hasher.update(piece)
         if self._kept is not None:
-            if self.size <= MAX_COMPARED:
+            self._hasher.update(piece)
+            if self.size <= self.most_kept:
                 self._kept += piece
             else:
-                self._kept = None
+                self._kept.clear()
         if self.limit is not None and self.size > self.limit:
             raise RequestTooLarge(f"The body of this request is larger than {self.limit} bytes.")
         return piece
@@ -207,6 +218,8 @@ class Exchange:
     def limit_body(self, limit: int) -> None:
         """Before it is read, as far as it has not been."""
         self.limit = limit
+        if self.may_have_form_key:
+            self.most_kept = max(self.most_kept, limit)
         if self._known_size > limit:
             raise RequestTooLarge(f"The body of this request is larger than {limit} bytes.")
 
@@ -223,15 +236,22 @@ class Exchange:
         return not self.keys and is_form(self.content_type)
 
     def form_key(self, field: str) -> str | None:
-        return None if self._kept is None else form_key(self.content_type, bytes(self._kept), field)
+        """When the body was read.  A form never loses its key silently, because its guard may be optional."""
+        body = bytes(self._kept or b"")
+        if len(body) < self.size:
+            raise KeyInvalid(f"a form that was read before its guard has its key within {self.most_kept} bytes")
+        found = form_keys(self.content_type, body, field)
+        if len(found) > 1:
+            raise KeyInvalid(f"the form has more than one field {field}")
+        return found[0] if found else None
 
     def hash_of_bytes(self) -> bytes:
         """When the body was read."""
-        return self._hasher.digest() if self.keys or self._kept is None else request_hash(*self._request, bytes(self._kept))
+        return self._hasher.digest()
 
     def request_hash(self, guard: Guard, request: Any) -> bytes | Statement[bytes]:
         """When the body was read: the hash of what is compared."""
-        if self._kept is None:
+        if self._kept is None or len(self._kept) < self.size:
             return self.hash_of_bytes()
         if callable(guard.fingerprint):
             compared = guard.fingerprint(request, bytes(self._kept))
@@ -255,6 +275,15 @@ class Exchange:
     def streaming_refused(self) -> StreamingRefused:
         return StreamingRefused(f"{self._name} answers in pieces: a response that is to be stored has to be whole, "
                                 "with its length")
+
+
+def rewind(file: Any) -> None:
+    """An uploaded file, for another try."""
+    try:
+        file.seek(0)
+    except ValueError:
+        raise RuntimeError("the handler has closed an uploaded file, so it cannot run again after a serialization failure or "
+                           "a deadlock") from None
 
 
 def warn_of_decorators(endpoint: Any) -> None:
@@ -351,6 +380,9 @@ def _refusal(error: IdempotencyError, guard: Guard) -> Answer | None:
                                    "What this request is about is being moved to another server. "
                                    "Retry with the same key."),
                            ("Retry-After", str(error.retry_after)))
+        case ActionIdAhead():
+            return _answer(problem("action-id-ahead", "Action id too far ahead", 400,
+                                   "The action id is too far ahead of the server's clock."))
         case StreamingRefused():
             return _answer(problem("streaming-refused", "Streaming refused", 500, str(error)))
         case ScopeInvalid():
@@ -370,6 +402,18 @@ def _scope(found: Any) -> str:
     except UnicodeEncodeError:
         pass
     raise ScopeInvalid(f"The user of this request must have 1 to {MAX_SCOPE} bytes of text.")
+
+
+ANSWERED = (StreamingRefused, ActionIdAhead, ClaimLost, ClaimNotFound, ScopeMoving, TimedOut)
+"""The guard answers these, also if the handler has raised them."""
+
+
+def _refused(error: BaseException, was_raised: bool, guard: Guard) -> Answer | None:
+    """The guard's answer to an error, also of a statement that the handler has sent through its driver or ORM."""
+    if isinstance(error, IdempotencyError):
+        return None if was_raised and not isinstance(error, ANSWERED) else _refusal(error, guard)
+    found = from_error(error) if type(error).__module__.startswith(("psycopg", "sqlalchemy", "django.db")) else None
+    return _refusal(found, guard) if isinstance(found, ActionIdAhead) else None
 
 
 async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Callable[[], Any],
@@ -410,8 +454,9 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
             key = parse_key(exchange.keys, guard.strict)
         elif guard.required and not in_form:
             return _key_required()
-        scope = _scope(await maybe_await(ask_scope()))
+        found = await maybe_await(ask_scope())
         exchange.undone = True
+        scope = _scope(found)
         if key is not None or in_form:
             exchange.limit_body(guard.max_request_size)
             await maybe_await(read_body())
@@ -441,14 +486,16 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
                 raise
             call = replace(call, request_hash=exchange.hash_of_bytes())
             result = await perform(call)
-    except IdempotencyError as error:
-        refusal = None
-        if error not in raised or isinstance(error, (StreamingRefused, ClaimLost, ClaimNotFound, ScopeMoving, TimedOut)):
-            refusal = _refusal(error, guard)
+    except Exception as error:
+        refusal = _refused(error, error in raised, guard)
         if refusal is None:
             raise
         return refusal
     finally:
         raised.clear()                      # or it is kept, by way of its traceback, with the body
     exchange.undone = not result.replayed and not call.commits(result.status)
-    return _replay(result) if result.replayed else answers[-1]
+    if result.replayed:
+        return _replay(result)
+    # After job.finish(), the stored response goes out.  The endpoint's own one can have cookies beside it.
+    stored = result.body.encode() if isinstance(result.body, str) else result.body or b""
+    return answers[-1] if (answers[-1].status, answers[-1].body) == (result.status, stored) else _answer(result)

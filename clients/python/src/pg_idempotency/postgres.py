@@ -15,22 +15,22 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 import psycopg
-from psycopg import generators, waiting
+from psycopg import waiting
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from .errors import TransactionEnded, from_call, from_error
 from .functions import Statement, quoted, render, sql_of
-from .literals import literal, rows_of
+from .literals import Rows, literals
 from .prepared import ASK, LIST, Prepared, prepared_of
-from .transaction_handle import TransactionHandle, check_awaited, end
-from .runtimes import entered, maybe_await
+from .transaction_handle import check_awaited, end, handle_of
+from .runtimes import maybe_await
 
 T = TypeVar("T")
 ROLLBACK_LIMIT = 5.0
@@ -107,7 +107,8 @@ class Backend(Protocol):
     is_pool: bool
     """Takes connections back in any thread or task.  Otherwise they are left where they were entered."""
 
-    def session(self) -> Any: ...
+    def session(self) -> Any:
+        """An asynchronous context manager."""
 
     @property
     def size(self) -> int | None:
@@ -121,10 +122,31 @@ def _cursor(connection: Any) -> Any:
     return psycopg.Cursor(connection, row_factory=tuple_row)
 
 
+def results_of(link: Any, query: bytes) -> Generator[Any, Any, list[Any]]:
+    """The results of a query, with half of the calls into libpq that psycopg's own generator makes.  Notifications
+    stay where psycopg finds them."""
+    link.send_query(query)
+    while link.flush():
+        if (yield waiting.WAIT_RW) & waiting.READY_R:
+            link.consume_input()
+    results: list[Any] = []
+    while True:
+        while link.is_busy():
+            if (yield waiting.WAIT_R):
+                link.consume_input()
+        result = link.get_result()
+        if result is None:
+            return results
+        results.append(result)
+
+
 class PsycopgSession:
     def __init__(self, connection: Any, schema: str) -> None:
-        self.handle: TransactionHandle | None = None
+        self.handle: Any = None
+        self._is_over = False
+        """The last transaction is committed."""
         self._connection = connection
+        self._is_async = isinstance(connection, psycopg.AsyncConnection)
         self._schema = schema
         self._prepared = prepared_of(connection)
 
@@ -132,6 +154,13 @@ class PsycopgSession:
     def _status(self) -> int:
         status: int = self._connection.pgconn.transaction_status
         return status
+
+    @property
+    def _encoding(self) -> str:
+        if self._connection.pgconn.parameter_status(b"client_encoding") == b"UTF8":
+            return "utf-8"
+        found: str = self._connection.info.encoding
+        return found
 
     @property
     def open(self) -> bool:
@@ -143,23 +172,22 @@ class PsycopgSession:
 
     @property
     def lost(self) -> bool:
-        return bool(self._connection.closed or self._connection.broken)
+        return bool(self._connection.closed)
 
     @property
     def stores_utf8(self) -> bool:
-        return bool(self._connection.info.parameter_status("server_encoding") == "UTF8")
+        return bool(self._connection.pgconn.parameter_status(b"server_encoding") == b"UTF8")
 
     def _begin_command(self) -> str:
         """The command with which psycopg would begin a transaction."""
-        words = ["BEGIN"]
-        if self._connection.isolation_level is not None:
-            level = psycopg.IsolationLevel(self._connection.isolation_level)
-            words.append("ISOLATION LEVEL " + level.name.replace("_", " "))
-        if self._connection.read_only is not None:
-            words.append("READ ONLY" if self._connection.read_only else "READ WRITE")
-        if self._connection.deferrable is not None:
-            words.append("DEFERRABLE" if self._connection.deferrable else "NOT DEFERRABLE")
-        return " ".join(words)
+        connection, command = self._connection, "BEGIN"
+        if connection.isolation_level is not None:
+            command += " ISOLATION LEVEL " + psycopg.IsolationLevel(connection.isolation_level).name.replace("_", " ")
+        if connection.read_only is not None:
+            command += " READ ONLY" if connection.read_only else " READ WRITE"
+        if connection.deferrable is not None:
+            command += " DEFERRABLE" if connection.deferrable else " NOT DEFERRABLE"
+        return command
 
     async def _batch(self, before: str | None, statement: Statement[T] | None, after: str | None) -> Any:
         """One round trip, and none of psycopg's cursors, which would begin a transaction in another one."""
@@ -179,50 +207,50 @@ class PsycopgSession:
 
     async def _sent(self, prepared: Prepared, before: str | None, statement: Statement[T] | None, after: str | None) -> Any:
         commands = [before] if before else []
+        text, encoding = "", self._encoding
         if statement:
             prepared.follow(self._connection)
             if prepared.is_in_doubt and prepared.is_allowed and not after:
-                result, = await self._exchanged([LIST], None)
-                prepared.found({name for name, in rows_of(result, self._connection)})
+                result, = await self._exchanged([LIST], None, encoding)
+                prepared.found({name for name, in Rows(result, encoding, self._connection, {})})
             text, values = sql_of(statement, self._schema)
             if prepare := prepared.to_prepare(text, len(values)):
-                await self._exchanged([prepare], statement)
+                await self._exchanged([prepare], statement, encoding)
                 prepared.made(text, len(values))
-            commands.append(prepared.call(text, [literal(value, self._connection) for value in values]))
+            commands.append(prepared.call(text, literals(values, self._connection)))
         asks = prepared.is_allowed is None and not after
         if asks:
             commands.append(ASK)
         if after:
             commands.append(after)
-        results = await self._exchanged(commands, statement)
+        results = await self._exchanged(commands, statement, encoding)
         if asks:
-            prepared.answered(int(results[-1].get_value(0, 0)), self._connection.pgconn.backend_pid)
+            prepared.is_allowed = int(results[-1].get_value(0, 0)) == self._connection.pgconn.backend_pid
         if after and results[-1].command_status != after.encode():
             raise TransactionEnded("the transaction was rolled back instead of committed")
-        return statement.read(rows_of(results[1 if before else 0], self._connection)) if statement else None
+        if statement is None:
+            return None
+        # A named statement keeps its types; a function that has other ones makes it STALE.
+        types = prepared.types[text] if prepared.is_allowed else {}
+        return statement.read(Rows(results[1 if before else 0], encoding, self._connection, types))
 
-    async def _exchanged(self, commands: list[str], statement: Statement[Any] | None) -> Any:
+    async def _exchanged(self, commands: list[str], statement: Statement[Any] | None, encoding: str) -> Any:
         """The results of the commands, one of which is that of the statement."""
-        encoding = self._connection.info.encoding
-        query = "; ".join(commands).encode(encoding)
+        connection, link, lock = self._connection, self._connection.pgconn, self._connection.lock
+        answer = results_of(link, "; ".join(commands).encode(encoding))
         try:
-            await maybe_await(self._connection.lock.acquire())
-            try:
-                link = self._connection.pgconn
-                link.send_query(query)
-                answer = generators.execute(link)
-                if isinstance(self._connection, psycopg.AsyncConnection):
+            if self._is_async:
+                async with lock:
                     # psycopg 3.2's own wait() asks a silent server to cancel, and waits for that without an end.
                     results = await waiting.wait_async(answer, link.socket)
-                else:
-                    results = self._connection.wait(answer)
-            finally:
-                self._connection.lock.release()
+            else:
+                with lock:
+                    results = connection.wait(answer)
         except psycopg.Error:
             raise
         except BaseException:
             # Cancelled: an answer may still be on its way.
-            await maybe_await(self._connection.close())
+            await maybe_await(connection.close())
             raise
         if results[-1].status == ExecStatus.FATAL_ERROR:
             error = psycopg.errors.error_from_result(results[-1], encoding)
@@ -240,21 +268,26 @@ class PsycopgSession:
         """A transaction of its own."""
         self._check_idle()
         result: T = await self._batch(None, statement, None)
+        self._is_over = True
         return result
 
     async def begin(self, statement: Statement[T] | None) -> T:
         self._check_idle()
+        self._is_over = False
         result: T = await self._batch(self._begin_command(), statement, None)
-        self.handle = TransactionHandle(self._connection)
+        self.handle = handle_of(self._connection)
         return result
 
     async def commit(self, statement: Statement[T] | None) -> T:
         result: T = await self._batch(None, statement, "COMMIT")
+        self._is_over = True
         return result
 
     async def rollback(self) -> None:
         """Does nothing if no transaction has begun or the connection is gone.  A connection that does not answer within
         ROLLBACK_LIMIT is closed, and so is one with an open block."""
+        if self._is_over and self.handle is None:
+            return
         until = time.monotonic() + ROLLBACK_LIMIT
         try:
             await self.revoke_handle(until)
@@ -273,7 +306,7 @@ class PsycopgSession:
         link.send_query(b"ROLLBACK")
         while True:
             while link.flush() or link.is_busy():
-                await readable(link.socket, until, isinstance(self._connection, psycopg.AsyncConnection))
+                await readable(link.socket, until, self._is_async)
                 link.consume_input()
             if link.get_result() is None:
                 return
@@ -282,8 +315,12 @@ class PsycopgSession:
         handle, self.handle = self.handle, None
         if handle is None:
             return
+        lock = self._connection.lock
         try:
-            if not self.lost:
+            if not self._is_async and lock.acquire(blocking=False):
+                end(handle)
+                lock.release()
+            elif not self.lost and lock.locked():
                 async with locked(self._connection, until):
                     end(handle)
         finally:
@@ -292,6 +329,8 @@ class PsycopgSession:
             check_awaited(handle)
             if self._has_open_block:
                 raise TransactionEnded("the handler left a block of transaction() or pipeline() open")
+            if self._status == TransactionStatus.ACTIVE:
+                raise TransactionEnded("the handler left a statement or a COPY open")
 
     @property
     def _has_open_block(self) -> bool:
@@ -316,9 +355,8 @@ class PsycopgSession:
 
     async def _cancel_statement(self) -> None:
         """Ask the server to end the statement, so that it rolls back at once.  A thread asks, because a silent server blocks the request."""
-        asynchronous = isinstance(self._connection, psycopg.AsyncConnection)
-        loop = asyncio.get_running_loop() if asynchronous else None
-        done: Any = asyncio.Event() if asynchronous else threading.Event()
+        loop = asyncio.get_running_loop() if self._is_async else None
+        done: Any = asyncio.Event() if self._is_async else threading.Event()
 
         def cancel() -> None:
             try:
@@ -338,7 +376,7 @@ class PsycopgSession:
 
     async def _close(self) -> None:
         """Safe while another thread reads from the connection: that thread gets the end of the stream before the connection is closed."""
-        if isinstance(self._connection, psycopg.AsyncConnection):
+        if self._is_async:
             await self._connection.close()
         elif not self.lost:
             try:
@@ -388,6 +426,29 @@ async def readable(fileno: int, until: float, asynchronous: bool) -> None:
         loop.remove_reader(fileno)
 
 
+class OpenedSession:
+    """The context manager of a session: it opens a connection by a context manager of either kind."""
+
+    def __init__(self, manager: Any, make: Callable[[Any], Any]) -> None:
+        self._manager, self._make = manager, make
+
+    async def __aenter__(self) -> Any:
+        enter = getattr(self._manager, "__aenter__", None)
+        self._session = self._make(self._manager.__enter__() if enter is None else await enter())
+        return self._session
+
+    async def __aexit__(self, *error: Any) -> Any:
+        try:
+            await self._session.rollback()
+        except BaseException as failure:
+            error = (type(failure), failure, failure.__traceback__)
+            raise
+        finally:
+            leave = getattr(self._manager, "__aexit__", None)
+            left = self._manager.__exit__(*error) if leave is None else await leave(*error)
+        return left
+
+
 _pools: WeakSet[PsycopgBackend] = WeakSet()
 
 
@@ -430,18 +491,12 @@ class PsycopgBackend:
         else:
             raise TypeError("Idempotency needs a pool, a function that returns a connection's context manager, or a connection string")
 
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[PsycopgSession]:
+    def session(self) -> OpenedSession:
         """Raises RuntimeError if the pool was open at a fork: it would wait for ever."""
         if self.is_forked:
             raise RuntimeError("the pool was opened before this process was forked, as with gunicorn --preload: "
                                "open it after the fork, in each process")
-        async with entered(self._connect()) as connection:
-            session = PsycopgSession(connection, self._schema)
-            try:
-                yield session
-            finally:
-                await session.rollback()
+        return OpenedSession(self._connect(), lambda connection: PsycopgSession(connection, self._schema))
 
 
 @asynccontextmanager
@@ -484,6 +539,10 @@ async def _sqlalchemy(handle: Any, statement: Statement[T], schema: str) -> T:
         values[f"p{len(values)}"] = found
         return f":p{len(values) - 1}"
 
+    if not hasattr(handle, "in_transaction"):
+        raise TypeError(f"{type(handle).__name__} is no connection and no session: pass one that is in a transaction")
     query = render(statement, quoted(schema).replace(":", "\\:"), placeholder)
     result = await maybe_await(handle.execute(text(query), values))
+    if not handle.in_transaction():         # SQLAlchemy 1.4 does not commit a SELECT by itself
+        raise RuntimeError("the connection is in no transaction, so nothing of this call will stay: call begin() before")
     return statement.read([tuple(row) for row in result.fetchall()])

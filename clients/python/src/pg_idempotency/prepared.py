@@ -12,6 +12,7 @@ of its own: then the session is asked for those that it still has.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
@@ -37,11 +38,13 @@ class Prepared:
 
     def __init__(self, allowed: bool) -> None:
         self.is_allowed = None if allowed else False
-        """None: the server was not asked yet."""
+        """None: the server was not asked yet.  True: the process id that it has named is the connection's own."""
         self.is_in_doubt = False
         """psycopg may have deallocated them."""
         self._names: dict[str, str | None] = {}
         """Those of the texts that were used; None if it was not prepared."""
+        self.types: defaultdict[str, dict[int, int]] = defaultdict(dict)
+        """Of the columns of each text."""
         self._gone = 0
         """Names that psycopg has made for its own statements, and does not use any more."""
 
@@ -76,10 +79,6 @@ class Prepared:
         if not self.is_allowed or self.is_in_doubt or name is None:
             return text % tuple(literals)
         return f"EXECUTE {name}({', '.join(literals)})" if literals else f"EXECUTE {name}"
-
-    def answered(self, server: int, own: int) -> None:
-        """The process ids that the server and the connection have named."""
-        self.is_allowed = server == own
 
     def forget(self, state: str | None) -> bool:
         """After an error: whether it came of a named statement.  There will be none again."""

@@ -15,8 +15,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -28,17 +28,6 @@ THREAD = "pg_idempotency"
 async def maybe_await(found: Any) -> Any:
     """The result of an awaitable, or the value itself."""
     return await found if hasattr(type(found), "__await__") else found
-
-
-@asynccontextmanager
-async def entered(manager: Any) -> AsyncIterator[Any]:
-    """A context manager of either kind."""
-    if hasattr(manager, "__aenter__"):
-        async with manager as found:
-            yield found
-    else:
-        with manager as found:
-            yield found
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -95,10 +84,10 @@ class Runtime(Protocol):
     async def defer(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run it later; the caller does not wait for it."""
 
-    async def bounded(self, work: Callable[[], Any], left: float | None, ended: Callable[[], bool],
-                      abort: Callable[[], Coroutine[Any, Any, None]]) -> Any:
+    async def bounded(self, work: Callable[[], Any], left: float | None, abort: Callable[[], Coroutine[Any, Any, None]],
+                      ended: Callable[[], bool] | None = None) -> Any:
         """The result of the work.  When the time that is left is over, or ended()
-        is true, which is asked every second: abort(), and None or any error."""
+        is true, which is asked every second: abort(), and after its end None or any error."""
 
 
 CHECK_INTERVAL = 1.0
@@ -110,54 +99,77 @@ IDLE_CHECKS = 30
 @dataclass(eq=False)
 class _WatchedCall:
     until: float
-    ended: Callable[[], bool]
     abort: Callable[[], Coroutine[Any, Any, None]]
+    ended: Callable[[], bool] | None
+    aborted: threading.Event | None = None
 
 
 class _Watchdog:
-    """A thread for the handlers of all threads, none of which can be interrupted."""
+    """A thread for the calls of all threads, none of which can be interrupted."""
 
     def __init__(self) -> None:
-        self._watched: list[_WatchedCall] = []
+        self._watched: set[_WatchedCall] = set()
+        """Who removes a call from it, the call's thread or the watchdog, decides how the call ends.  A set is changed
+        without a lock, which each call would need several times."""
         self._changed = threading.Condition()
         self._sleeps = False
         self._idle = 0
-        """Checks since the last one that found a handler."""
+        """Checks since the last one that found a call."""
         self._process = 0
 
     def add(self, watched: _WatchedCall) -> None:
-        with self._changed:
-            if self._process != os.getpid():            # a fork has no threads but its own
-                self._process = os.getpid()
-                self._watched, self._sleeps = [], False
-                threading.Thread(target=self._run, name=THREAD, daemon=True).start()
-            self._watched.append(watched)
-            if self._sleeps or watched.until < time.monotonic() + CHECK_INTERVAL:
+        if self._process != os.getpid():                # a fork has no threads but its own
+            self._start()
+        self._watched.add(watched)
+        if self._sleeps or watched.until < time.monotonic() + CHECK_INTERVAL:
+            with self._changed:
                 self._changed.notify()
 
     def remove(self, watched: _WatchedCall) -> None:
+        """Wait for its abort(), if that has begun: it would end the session's next use."""
+        try:
+            self._watched.remove(watched)
+        except KeyError:
+            assert watched.aborted is not None
+            watched.aborted.wait()
+
+    def _start(self) -> None:
         with self._changed:
-            if watched in self._watched:
-                self._watched.remove(watched)
+            if self._process != os.getpid():
+                self._watched, self._sleeps = set(), False
+                threading.Thread(target=self._run, name=THREAD, daemon=True).start()
+                self._process = os.getpid()
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                first = min((w.until for w in self._watched), default=float("inf"))
-                self._idle = 0 if self._watched else self._idle + 1
-                # To wake it for each handler would cost more than to look periodically.
+                first = min((watched.until for watched in list(self._watched)), default=float("inf"))
+                self._idle = 0 if first < float("inf") or self._watched else self._idle + 1
+                # To wake it for each call would cost more than to look periodically.
                 self._sleeps = self._idle > IDLE_CHECKS
-                self._changed.wait(None if self._sleeps else max(0.0, min(CHECK_INTERVAL, first - time.monotonic())))
+                if not (self._sleeps and self._watched):
+                    self._changed.wait(None if self._sleeps else max(0.0, min(CHECK_INTERVAL, first - time.monotonic())))
                 self._sleeps = False
-                for watched in list(self._watched):
-                    if time.monotonic() >= watched.until or watched.ended():
-                        self._watched.remove(watched)
-                        # In another thread: it can take seconds, and this one serves all handlers.
-                        threading.Thread(target=self._abort, args=(watched,), name=THREAD, daemon=True).start()
+            self._check()
+
+    def _check(self) -> None:
+        for watched in list(self._watched):
+            if time.monotonic() >= watched.until or watched.ended and watched.ended():
+                watched.aborted = threading.Event()
+                try:
+                    self._watched.remove(watched)
+                except KeyError:
+                    continue
+                # In another thread: it can take seconds, and this one serves all calls.
+                threading.Thread(target=self._abort, args=(watched,), name=THREAD, daemon=True).start()
 
     @staticmethod
     def _abort(watched: _WatchedCall) -> None:
-        run(watched.abort())
+        assert watched.aborted is not None
+        try:
+            run(watched.abort())
+        finally:
+            watched.aborted.set()
 
 
 class _Thread:
@@ -173,16 +185,48 @@ MAX_DEFERRING = 10
 """Threads at most that do deferred work: one that a silent server keeps does not delay the others."""
 
 
+class _Deferring:
+    """The threads that do deferred work."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[Callable[[], Coroutine[Any, Any, None]]] = queue.SimpleQueue()
+        self._threads = self._deferred = 0
+        self._process = 0
+
+    def add(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        with self._lock:
+            if self._process != os.getpid():            # a fork has no threads but its own
+                self._process = os.getpid()
+                self._queue = queue.SimpleQueue()
+                self._threads = self._deferred = 0
+            self._queue.put(work)
+            self._deferred += 1
+            if self._threads < min(self._deferred, MAX_DEFERRING):
+                self._threads += 1
+                threading.Thread(target=self._run, name=THREAD, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                run(self._queue.get()())
+            except Exception:
+                logging.getLogger("pg_idempotency").exception("a transaction could not be rolled back")
+            with self._lock:
+                self._deferred -= 1
+
+
+# Of the process: a program may make many clients.
+_watchdog = _Watchdog()
+_deferring = _Deferring()
+
+
 class SyncRuntime:
     asynchronous = False
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._names: dict[str, threading.Lock] = {}
-        self._queue: queue.SimpleQueue[Callable[[], Coroutine[Any, Any, None]]] | None = None
-        self._threads = self._deferred = 0
-        self._watchdog = _Watchdog()
-        self._process = 0
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -206,37 +250,17 @@ class SyncRuntime:
         return _Thread(work)
 
     async def defer(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        with self._lock:
-            if self._queue is None or self._process != os.getpid():     # a fork has no threads but its own
-                self._process = os.getpid()
-                self._queue = queue.SimpleQueue()
-                self._threads = self._deferred = 0
-            self._queue.put(work)
-            self._deferred += 1
-            if self._threads < min(self._deferred, MAX_DEFERRING):
-                self._threads += 1
-                threading.Thread(target=self._run_deferred, name=THREAD, daemon=True).start()
+        _deferring.add(work)
 
-    async def bounded(self, work: Callable[[], Any], left: float | None, ended: Callable[[], bool],
-                      abort: Callable[[], Coroutine[Any, Any, None]]) -> Any:
+    async def bounded(self, work: Callable[[], Any], left: float | None, abort: Callable[[], Coroutine[Any, Any, None]],
+                      ended: Callable[[], bool] | None = None) -> Any:
         """A thread cannot be interrupted: wait until the work returns."""
-        watched = _WatchedCall(time.monotonic() + left if left is not None else float("inf"), ended, abort)
-        self._watchdog.add(watched)
+        watched = _WatchedCall(time.monotonic() + left if left is not None else float("inf"), abort, ended)
+        _watchdog.add(watched)
         try:
             return await maybe_await(work())
         finally:
-            self._watchdog.remove(watched)
-
-    def _run_deferred(self) -> None:
-        assert self._queue is not None
-        work = self._queue
-        while True:
-            try:
-                run(work.get()())
-            except Exception:
-                logging.getLogger("pg_idempotency").exception("a transaction could not be rolled back")
-            with self._lock:
-                self._deferred -= 1
+            _watchdog.remove(watched)
 
 
 class _Task:
@@ -287,20 +311,21 @@ class AsyncRuntime:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def bounded(self, work: Callable[[], Any], left: float | None, ended: Callable[[], bool],
-                      abort: Callable[[], Coroutine[Any, Any, None]]) -> Any:
+    async def bounded(self, work: Callable[[], Any], left: float | None, abort: Callable[[], Coroutine[Any, Any, None]],
+                      ended: Callable[[], bool] | None = None) -> Any:
         loop = asyncio.get_running_loop()
         scope = asyncio.timeout(left)
-        asked: asyncio.TimerHandle
+        asked: asyncio.TimerHandle | None = None
 
         def ask() -> None:
             nonlocal asked
-            if ended():
+            if ended and ended():
                 scope.reschedule(loop.time())
             else:
                 asked = loop.call_later(CHECK_INTERVAL, ask)
 
-        asked = loop.call_later(CHECK_INTERVAL, ask)
+        if ended:
+            asked = loop.call_later(CHECK_INTERVAL, ask)
         try:
             async with scope:
                 return await maybe_await(work())
@@ -308,6 +333,7 @@ class AsyncRuntime:
             if not scope.expired():
                 raise
         finally:
-            asked.cancel()
+            if asked:
+                asked.cancel()
             if scope.expired():
                 await abort()

@@ -7,19 +7,21 @@ SQLAlchemy: requests and jobs on the connections of an Engine or AsyncEngine.
 The handler gets the Connection of the claim's transaction or, with a factory of
 sessions, a Session that joins it.  session.commit() in the handler flushes, and
 the transaction is committed together with the response; begin_nested() makes a
-savepoint.
+savepoint.  A Session that chooses another connection (binds, get_bind(),
+bind_arguments) is refused before its first statement.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
+from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from .adapter import AdapterSession
-from .runtimes import entered, maybe_await
+from .postgres import OpenedSession
+from .runtimes import maybe_await
 
 __all__ = ["SQLAlchemy"]
 
@@ -38,6 +40,8 @@ class SQLAlchemy:
             raise TypeError("use an AsyncEngine with AsyncIdempotency, and an Engine with Idempotency")
         if self.engine.dialect.name != "postgresql":
             raise TypeError(f"the engine is of {self.engine.dialect.name}, not of PostgreSQL")
+        if hasattr(self.make_session, "registry"):
+            raise TypeError("a scoped_session has one session for each thread, and each request needs its own: pass its session_factory")
         return SQLAlchemyBackend(self, schema)
 
 
@@ -51,14 +55,8 @@ class SQLAlchemyBackend:
         size = getattr(source.engine.pool, "size", None)
         self.size: int | None = size() if callable(size) else None
 
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[SQLAlchemySession]:
-        async with entered(self.source.engine.connect()) as connection:
-            session = SQLAlchemySession(connection, self.source, self._schema)
-            try:
-                yield session
-            finally:
-                await session.rollback()
+    def session(self) -> OpenedSession:
+        return OpenedSession(self.source.engine.connect(), lambda connection: SQLAlchemySession(connection, self.source, self._schema))
 
 
 class SQLAlchemySession(AdapterSession):
@@ -77,7 +75,16 @@ class SQLAlchemySession(AdapterSession):
         if getattr(driver, "autocommit", False):
             raise TypeError("the engine's isolation level is AUTOCOMMIT: a request or job needs a transaction")
         make = self._source.make_session
-        return make(bind=self._connection) if make else self._connection
+        if not make:
+            return self._connection
+        session = make(bind=self._connection)
+        event.listen(getattr(session, "sync_session", session), "after_begin", self._check_connection)
+        return session
+
+    def _check_connection(self, session: Any, transaction: Any, connection: Any) -> None:
+        if connection is not getattr(self._connection, "sync_connection", self._connection):
+            raise TypeError("the session has chosen another connection than the transaction's, by binds, get_bind() or "
+                            "bind_arguments: its work would not be committed with the response")
 
     def _flush(self) -> Any:
         """Objects that the handler has added to its session are written.  The session ends with the connection."""

@@ -28,7 +28,7 @@ from starlette.responses import Response
 
 from . import http
 from .asgi import KEY, Event, IdempotencyMiddleware, install, response_of
-from .http import GUARD, Access, Answer, Exchange, guarded, no_layer
+from .http import GUARD, Access, Answer, Exchange, guarded, no_layer, rewind
 
 __all__ = ["Access", "Guard", "IdempotencyMiddleware", "install"]
 
@@ -104,7 +104,7 @@ async def _again(request: Request) -> Request:
         fresh._form = form
         for _, part in form.multi_items():
             if not isinstance(part, str):
-                await part.seek(0)
+                rewind(part.file)
     return fresh
 
 
@@ -145,8 +145,10 @@ async def _whole(response: Any, request: Request, exchange: Exchange) -> Answer:
     # Extensions that cannot be stored are not offered: files by name, trailers, push.
     extensions = {name: found for name, found in (request.scope.get("extensions") or {}).items()
                   if not name.startswith("http.response.")}
+    # The whole file is stored, and not the range of the first request.
+    headers = [one for one in request.scope["headers"] if one[0].lower() not in (b"range", b"if-range")]
     try:
-        await response({**request.scope, "extensions": extensions}, receive, send)
+        await response({**request.scope, "headers": headers, "extensions": extensions}, receive, send)
     except Exception:
         if refused is None:
             raise

@@ -9,10 +9,11 @@ never goes out, and put into the headers of messages that are published.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -69,6 +70,8 @@ class Tracing(Protocol):
 
 class Telemetry:
     def __init__(self, on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
+        if inspect.iscoroutinefunction(on_outcome):
+            raise TypeError("on_outcome is called, and not awaited: it must not be a coroutine function")
         self._on_outcome, self._tracing = on_outcome, tracing
 
     def span(self, name: str) -> AbstractContextManager[Any]:
@@ -102,7 +105,8 @@ class Telemetry:
             if self._on_outcome:
                 self._on_outcome(outcome)
         except Exception:
-            LOG.exception("an outcome could not be reported")
+            with suppress(Exception):               # of the log itself
+                LOG.exception("an outcome could not be reported")
 
     def traced(self, statement: Statement[T]) -> Statement[T]:
         """A statement that publishes messages, with the traceparent in their headers."""

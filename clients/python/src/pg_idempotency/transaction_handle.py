@@ -3,7 +3,8 @@ The connection as a handler gets it: usable until the handler's transaction ends
 
 After that the pool gives the connection to the next request.  A task, a thread
 or a cursor that the handler has started or kept must not write into that
-request's transaction.
+request's transaction.  So the handle is an object of its own, of a subclass of the
+connection's class, which shares the attributes of the connection until end().
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
-from types import MethodType
 from typing import Any, NoReturn
 
 import psycopg
@@ -40,87 +40,73 @@ class Unawaited:
             raise TypeError(f"{name}() was not awaited, so it did nothing: an asynchronous handler must await each call")
 
 
-CONSTANT = {"pgconn", "lock"}
-"""Attributes of a connection that never change: the handle keeps them until its end."""
+def handle_of(connection: Any) -> Any:
+    if not issubclass(type(connection), psycopg.BaseConnection):
+        connection = connection.connection          # a proxy's own
+    kind: Any = type(connection)
+    handle = object.__new__(_handle_class(kind))
+    handle.__dict__ = connection.__dict__
+    handle._unawaited = Unawaited()
+    return handle
 
 
-class TransactionHandle:
-    """A psycopg connection in all but its type, until end()."""
-
-    def __init__(self, connection: Any) -> None:
-        self.__dict__.update(_handle_connection=connection, _handle_ended=False, _handle_unawaited=Unawaited())
-
-    @property                           # type: ignore[misc]
-    def __class__(self) -> type[Any]:
-        """For isinstance()."""
-        return type(self.__dict__["_handle_connection"])
-
-    def __getattr__(self, name: str) -> Any:
-        own = self.__dict__
-        connection = connection_of(self) if own["_handle_ended"] else own["_handle_connection"]
-        found = getattr(connection, name)
-        if name in CONSTANT:
-            own[name] = found
-            return found
-        if type(found) is MethodType and found.__self__ is connection:
-            # So that what it makes, as a cursor, sends its statements by here, too.
-            return _followed(self, f"tx.{name}", MethodType(found.__func__, self))
-        return found
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(connection_of(self), name, value)
-
-    def _refused(self, *_: Any) -> NoReturn:
-        raise TransactionEnded("the client ends the transaction: return a response to commit, or raise an error to roll back")
-
-    commit = rollback = __enter__ = __exit__ = __aenter__ = __aexit__ = _refused
-
-
-def connection_of(handle: TransactionHandle) -> Any:
-    """The connection of a handle.  Raises TransactionEnded after end()."""
-    if handle.__dict__["_handle_ended"]:
-        raise TransactionEnded("the handler's transaction has ended: do not use it after the handler has returned")
-    return handle.__dict__["_handle_connection"]
-
-
-def end(handle: TransactionHandle) -> None:
+def end(handle: Any) -> None:
     """Refuse all later use of the handle."""
-    for name in CONSTANT:
-        handle.__dict__.pop(name, None)
-    handle.__dict__["_handle_ended"] = True
+    handle.__dict__ = {}
 
 
-def check_awaited(handle: TransactionHandle) -> None:
+def unawaited_of(handle: Any) -> Unawaited | None:
+    """Of a handle, or a cursor of one."""
+    if not isinstance(handle, (psycopg.AsyncConnection, psycopg.AsyncCursor)):
+        return None
+    return getattr(handle.connection, "_unawaited", None)
+
+
+def check_awaited(handle: Any) -> None:
     """Raise TypeError if the handler forgot to await a call."""
-    handle.__dict__["_handle_unawaited"].check()
+    handle._unawaited.check()
 
 
-_is_coroutine_function = functools.lru_cache(inspect.iscoroutinefunction)
+def _refused(*_: Any) -> NoReturn:
+    raise TransactionEnded("the client ends the transaction: return a response to commit, or raise an error to roll back")
 
 
-def _followed(handle: TransactionHandle, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of an asynchronous connection or cursor, whose calls are to be awaited."""
-    if _is_coroutine_function(method.__func__ if isinstance(method, MethodType) else method):
-        return lambda *arguments, **named: handle.__dict__["_handle_unawaited"].follow(
-            name, functools.partial(method, *arguments, **named))
-    if name != "tx.cursor":
-        return method
+def _missing(handle: Any, name: str) -> NoReturn:
+    """Of an attribute that the handle does not have."""
+    if handle.__dict__:
+        raise AttributeError(f"{type(handle).__name__!r} object has no attribute {name!r}")
+    raise TransactionEnded("the handler's transaction has ended: do not use it after the handler has returned")
 
-    def cursor(*arguments: Any, **named: Any) -> Any:
-        made = method(*arguments, **named)
-        if isinstance(made, psycopg.AsyncCursor):
-            made.__class__ = _cursor_class(type(made))      # type: ignore[arg-type]
-        return made
 
-    return cursor
+@functools.lru_cache
+def _handle_class(kind: type[Any]) -> type[Any]:
+    own: dict[str, Any] = dict.fromkeys(
+        ("commit", "rollback", "__enter__", "__exit__", "__aenter__", "__aexit__"), _refused)
+    if issubclass(kind, psycopg.AsyncConnection):
+        def cursor(self: Any, *arguments: Any, **named: Any) -> Any:
+            made = kind.cursor(self, *arguments, **named)
+            if isinstance(made, psycopg.AsyncCursor):
+                made.__class__ = _cursor_class(type(made))      # type: ignore[arg-type]
+            return made
+
+        calls = inspect.getmembers(kind, lambda one: inspect.isfunction(one) and inspect.iscoroutinefunction(one))
+        own = {**{name: _followed(one, f"tx.{name}") for name, one in calls if name != "wait"}, "cursor": cursor, **own}
+    return type(kind.__name__, (kind,), {**own, "__slots__": ("_unawaited",), "__getattr__": _missing,
+                                         "__del__": lambda self: None, "__repr__": object.__repr__})
 
 
 @functools.lru_cache
 def _cursor_class(kind: type[Any]) -> type[Any]:
-    def execute(self: Any, *arguments: Any, **named: Any) -> Any:
-        return _followed(self.connection, "cursor.execute", MethodType(kind.execute, self))(*arguments, **named)
+    own: dict[str, Any] = {name: _followed(getattr(kind, name), f"cursor.{name}") for name in ("execute", "executemany")}
+    return type(kind.__name__, (kind,), {**own, "__slots__": ()})
 
-    def executemany(self: Any, *arguments: Any, **named: Any) -> Any:
-        return _followed(self.connection, "cursor.executemany", MethodType(kind.executemany, self))(*arguments, **named)
 
-    return type(kind.__name__, (kind,), {"__slots__": (), "execute": execute, "executemany": executemany})
+def _followed(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A method of an asynchronous connection or cursor, whose calls are to be awaited."""
+    @functools.wraps(method)
+    def followed(self: Any, *arguments: Any, **named: Any) -> Any:
+        # psycopg's connections, and its cursors, have this.
+        unawaited: Unawaited = self.connection._unawaited
+        return unawaited.follow(name, functools.partial(method, self, *arguments, **named))
+
+    return followed

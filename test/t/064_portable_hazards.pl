@@ -1,0 +1,141 @@
+# The portable edition where other roles, other sessions or a restore could stop it:
+# default privileges, a dump without data, texts in another encoding, prepared
+# transactions, and calls that are canceled.
+
+use IdempotencyTest;
+
+my $node = new_node('portable', conf => 'max_prepared_transactions = 5');
+my $script = 'portable/build/idempotency.sql';
+
+$node->safe_psql('postgres', q{
+	CREATE ROLE installer LOGIN;
+	CREATE ROLE tenant LOGIN;
+	CREATE DATABASE shop OWNER installer;
+	CREATE DATABASE restored OWNER installer;
+	CREATE DATABASE latin OWNER installer ENCODING 'WIN1252' TEMPLATE template0;
+});
+
+sub install
+{
+	my ($database, $schema) = @_;
+
+	$node->command_ok(
+		[ 'psql', '-X', '-q', '-d', $node->connstr($database) . ' user=installer', '-v', "schema=$schema", '-f', $script ],
+		"installation in $database");
+	return;
+}
+
+# The output of SQL, or the SQLSTATE of its error.
+sub by
+{
+	my ($role, $database, $sql) = @_;
+	my ($code, $output, $errors) =
+	  $node->psql($database, "\\set VERBOSITY sqlstate\nSET search_path = idem;\n$sql", connstr => $node->connstr($database) . " user=$role");
+
+	return $code == 0 ? $output : $errors =~ /ERROR:\s+(\w{5})/ ? $1 : $errors;
+}
+
+#
+# Default privileges
+#
+$node->safe_psql('shop', 'ALTER DEFAULT PRIVILEGES FOR ROLE installer GRANT ALL ON TABLES TO tenant, PUBLIC');
+install('shop', 'idem');
+by('installer', 'shop', q{SELECT FROM idem_grant('tenant')});
+is(by('tenant', 'shop', $_), 42501, "default privileges do not allow: $_")
+	foreach q{INSERT INTO idem_p_configuration VALUES ('key_min_length', '1')}, 'SELECT FROM idem_p_installation', 'SELECT FROM idem_p_lanes FOR UPDATE';
+by('installer', 'shop', 'GRANT ALL ON idem_p_lanes TO tenant');
+like( by('installer', 'shop', q{SELECT detail FROM idem_health() WHERE check_name = 'tables'}),
+	qr/other roles have privileges on idem.idem_p_lanes/, 'idem_health reports such privileges');
+by('installer', 'shop', q{SELECT FROM idem_grant('tenant')});
+is(by('tenant', 'shop', 'SELECT FROM idem_p_lanes FOR UPDATE'), 42501, 'and the next grant revokes them');
+
+#
+# A dump without data
+#
+my $dump = $node->basedir . '/schema.sql';
+by('installer', 'shop', q{SELECT FROM idem_configure('max_attempts', '5')});
+$node->command_ok([ 'pg_dump', '-s', '-n', 'idem', '-d', $node->connstr('shop'), '-f', $dump ], 'a dump of the schema');
+$node->safe_psql('restored', "\\i $dump");
+is( by('installer', 'restored', q{
+		SELECT outcome FROM idem_claim('s', 'restored-0000000001');
+		SELECT outcome FROM idem_try_append('a', 'c', 1);
+		DELETE FROM idem_p_installation;
+		SELECT outcome FROM idem_try_append('a', 'c', 2);
+		DELETE FROM idem_p_lanes;
+		SELECT count(idem_publish('t', '1', 'key')) FROM generate_series(1, 2);
+		SELECT id FROM idem_outbox_take(1);
+		SELECT idem_outbox_ack('{1}');
+		SELECT count(*) FROM idem_p_lanes;}),
+	"new\nappended\nappended\n2\n1\n1\n4096", 'the functions make the rows that it lacks');
+like( by('installer', 'restored', q{SELECT detail FROM idem_health() WHERE check_name = 'tables'}),
+	qr/settings differ from "idem_p_configuration"/, 'idem_health reports the settings that it lacks');
+$node->safe_psql('restored', "DROP SCHEMA idem CASCADE;\n\\i $dump");
+$node->command_ok(
+	[ 'bash', '-c', 'set -o pipefail; pg_dump -a -n idem -d "$0" | psql -X -q -v ON_ERROR_STOP=1 -d "$1"', $node->connstr('shop'), $node->connstr('restored') ],
+	'a dump of the data, restored after it');
+my $seed = q{SELECT encode(seed, 'hex') FROM idem.idem_p_installation};
+is($node->safe_psql('restored', $seed), $node->safe_psql('shop', $seed), 'has the rows');
+
+#
+# Texts that are not UTF-8
+#
+install('latin', 'idem');
+is(by('installer', 'latin', "SET client_encoding = 'WIN1252'; $_"), '22P05', "refused: $_")
+	foreach q{SELECT FROM idem_publish('t', to_jsonb(chr(129)))}, q{SELECT FROM idem_publish(chr(129), '1')},
+	q{SELECT FROM idem_publish('t', '1', headers => jsonb_build_object('h', chr(129)))},
+	q{SELECT FROM idem_publish_many('{t}', ARRAY[to_jsonb(chr(129))])},
+	q{SELECT FROM idem_claim('s', 'latin-000000000000', request => to_jsonb(chr(129)))};
+
+#
+# Takes wait for nobody
+#
+by('installer', 'shop', q{
+	SELECT FROM idem_configure('outbox_max_attempts', '2');
+	SELECT FROM idem_publish_many('{t}', '{1,2}', '{k}');
+	SELECT FROM idem_outbox_take(10, '0 s');
+	SELECT FROM idem_outbox_take(10, '0 s');
+	BEGIN;
+	SELECT idem_outbox_extend('{2}', attempts => '{1}');
+	PREPARE TRANSACTION 'holder';
+	SELECT FROM idem_publish('t', '3', 'other');});
+is( by('installer', 'shop', q{SET statement_timeout = '60 s'; SELECT payload FROM idem_outbox_take(1)}),
+	3, 'a take passes a key whose next message a prepared transaction holds');
+is( by('installer', 'shop', q{COMMIT PREPARED 'holder'; SELECT FROM idem_outbox_take(1); SELECT string_agg(state, ',' ORDER BY id) FROM idem_outbox}),
+	'dead,pending,pending', 'and the message without attempts dies afterwards');
+
+# A take that looks for messages without attempts reads the locks of keys.
+by('installer', 'shop', q{
+	DELETE FROM idem_outbox;
+	SELECT FROM idem_configure('outbox_max_attempts', '1');
+	SELECT FROM idem_publish('t', '4', 'k');
+	SELECT FROM idem_outbox_take(10, '0 s');});
+my $holder = session($node, 'shop');
+my $taker = session($node, 'shop');
+$_->run('SET search_path = idem') foreach $holder, $taker;
+$holder->run('BEGIN; LOCK TABLE idem_p_lanes');
+$taker->send('SELECT count(*) FROM idem_outbox_take(10)');
+wait_for_block($node, $taker->pid);
+is(by('installer', 'shop', q{SELECT idem_outbox_release(array_agg(id), '{1}') FROM idem_outbox}), 1, 'a message without attempts is released while a take looks at it');
+$holder->run('COMMIT');
+$taker->result;
+is(by('installer', 'shop', q{SELECT state FROM idem_outbox}), 'pending', 'and does not die');
+$_->quit foreach $holder, $taker;
+
+# Messages behind another one that cannot be parked
+by('installer', 'shop', q{
+	DELETE FROM idem_outbox;
+	SELECT FROM idem_publish_many('{t}', array_fill('1'::jsonb, '{3000}'), '{k}');
+	SELECT FROM idem_outbox_take(1, '1 h');
+	SELECT FROM idem_publish('t', '5', 'other');});
+is( by('installer', 'shop', q{BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT payload FROM idem_outbox_take(1)}),
+	5, 'a take with an old snapshot finds a message behind those of a blocked key');
+
+#
+# Canceled claims
+#
+$node->psql('shop', join('', map { "SET statement_timeout = '@{[ 5 + 2 * $_ ]} ms';\nSELECT count(*) FROM idem_claim_many('s', ARRAY(SELECT 'canceled-$_-' || n FROM generate_series(100001, 100500) AS g (n)));\n" } 1 .. 30)
+	  . "RESET statement_timeout; SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();",
+	stdout => \my $output, on_error_stop => 0, connstr => $node->connstr('shop') . " options='-c search_path=idem'");
+is($output =~ s/.*\n//sr, 0, 'a batch that is canceled keeps no lock');
+
+done_testing();
