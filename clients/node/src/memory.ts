@@ -347,11 +347,13 @@ class Memory {
     const id = idOf(scope, key)
     const hash = 'method' in options ? hashed(options.method, options.path, options.body, options.without)
       : options.requestHash ? Buffer.from(options.requestHash) : null
+    if (hash && (hash.length < 1 || hash.length > 64)) refuse('a request hash has 1 to 64 bytes', '22023')
     const ttl = duration(options.ttl, options.ttlMs, 'ttl', DAY)
     const lease = duration(options.lease, options.leaseMs, 'lease', 60_000)
     const deadline = performance.now() + duration(options.wait, options.waitMs, 'wait', 0)
     const claimed = (outcome: Claim['outcome'], row?: KeyRow): Claim => ({
       ...rowCore(outcome === 'replay' || outcome === 'erased' || outcome === 'new' ? row : undefined), outcome,
+      ...outcome === 'new' ? {} : { claimToken: null, attempt: null },
       // The lease of a claim that is not committed is not known.
       leaseExpiresAt: outcome === 'new' || (outcome === 'in_progress' && row?.claimedBy !== tx) ? row?.leaseExpiresAt ?? null : null,
     })
@@ -437,7 +439,7 @@ class Memory {
       row?.state === 'pending' && row.leased && (attempt === undefined ? row.availableAt > Date.now() : row.attempt === attempt)
     const core: Core = {
       requestHash: async (method, path, body) => hashed(method, path, body),
-      canonicalJson: async (document) => canonicalText(document),
+      canonicalJson: async (document: string | null) => (document === null ? null as never : canonicalText(document)),
       keyIsValid: async (key) => key !== null && validKey(key),
       claim: (scope, key, options = {}) => self.#claim(tx, scope, key, options),
       async complete(scope, key, status, options = {}) {
@@ -457,10 +459,13 @@ class Memory {
         })
         return true
       },
-      checkpoint: (scope, key, recoveryPoint, options = {}) => self.#renew(tx, scope, key, options, {
-        recoveryPoint: name(recoveryPoint, 'recoveryPoint'), recoveryState: parsed(options.recoveryState ?? null),
-        recoveryStateText: options.recoveryState === undefined ? null : JSON.stringify(options.recoveryState),
-      }),
+      async checkpoint(scope, key, recoveryPoint, options = {}) {
+        const state = options.recoveryState === undefined ? null : JSON.stringify(options.recoveryState)
+        if (Buffer.byteLength(state ?? '') > MAX_RESPONSE_SIZE) refuse('the recovery state is larger than idempotency.max_response_size', '54000')
+        return self.#renew(tx, scope, key, options, {
+          recoveryPoint: name(recoveryPoint, 'recoveryPoint'), recoveryState: parsed(options.recoveryState ?? null), recoveryStateText: state,
+        })
+      },
       heartbeat: (scope, key, options = {}) => self.#renew(tx, scope, key, options),
       async fail(scope, key, options = {}) {
         const row = await self.#heldRow(tx, scope, key, options.claimToken)
@@ -547,10 +552,11 @@ class Memory {
       async set(userId, entityType, entityId, actionType, active, actionId, options = {}) {
         name(actionType, 'actionType')
         options.excludes?.forEach((excluded) => name(excluded, 'excludes'))
+        if (options.excludes?.includes(actionType)) refuse('an action cannot exclude itself', '22023')
         const { shouldProcess, lastActionId } = await self.#advance(tx, userId, entityType, entityId, actionId)
         const id = idOf(userId, entityType, entityId, actionType)
         if (!shouldProcess) return { isActive: self.#actions.get(tx, id)?.isActive ?? false, lastActionId, processed: false }
-        self.#actions.set(tx, id, { isActive: active })
+        if (active || self.#actions.get(tx, id)) self.#actions.set(tx, id, { isActive: active })
         for (const excluded of active ? options.excludes ?? [] : []) {
           const other = idOf(userId, entityType, entityId, excluded)
           if (excluded !== actionType && self.#actions.get(tx, other)) self.#actions.set(tx, other, { isActive: false })
@@ -811,6 +817,6 @@ function refuseKey(key: string): void {
 }
 
 /** Functions of one key, which may have no row. */
-const KEY_FUNCTIONS = new Set(['complete', 'checkpoint', 'heartbeat', 'fail', 'lookup', 'forget', 'erase'])
+const KEY_FUNCTIONS = new Set(['complete', 'checkpoint', 'heartbeat', 'fail', 'release', 'lookup', 'forget', 'erase'])
 const MAX_ATTEMPTS = 10
 const validKey = (key: string): boolean => /^[A-Za-z0-9_:.-]{16,128}$/.test(key)
