@@ -52,6 +52,65 @@ def test_bad_arguments(idem):
     assert not wrong, "\n".join(map(str, wrong))
 
 
+def both(idem, call):
+    """The ends of a call on the server and on the double: its value, or the SQLSTATE or the class of its error."""
+    ends = []
+    for client in (idem, MemoryIdempotency()):
+        try:
+            ends.append(call(client))
+        except Exception as error:
+            ends.append(getattr(error, "sqlstate", None) or type(error))
+    return ends
+
+
+def nested(client):
+    with client.transaction(), client.transaction():
+        pass
+
+
+def looked_up(client):
+    key = new_key()
+    client.request("s", key, lambda tx: Response(201))
+    return client.lookup("s", key).lease_expires_at
+
+
+def inactive(client):
+    user = new_key()
+    client.set(user, "post", "1", "like", False, 1)
+    return client.action_states(user, "post", ["1"])
+
+
+def claimed_twice(client):
+    key = new_key()
+    return [(one.outcome, one.lease_expires_at is None) for one in client.claim_many("s", [key, key])]
+
+
+@pytest.mark.parametrize("call, end", [
+    (lambda client: client.outbox_nack(10**12, "error"), "lost"),
+    (lambda client: client.claim("s", new_key(), b""), "22023"),
+    (lambda client: client.claim_many("s", [new_key()], [b"x" * 65]), "22023"),
+    (lambda client: client.claim("s", new_key(), ttl="1 fortnight"), "22007"),
+    (lambda client: client.once("s", new_key(), ttl="tomorrow"), "22007"),
+    (lambda client: client.claim("s", new_key(), lease="1 year"), "22023"),
+    (lambda client: client.set("u", "p", "1", "like", True, 1, ["like"]), "22023"),
+    (lambda client: client.once_many("s", ["a", None]), "22004"),
+    (lambda client: client.once("\ud800", "t"), UnicodeEncodeError),
+    (lambda client: client.once("s", None), "22004"),
+    (lambda client: client.publish(None, 1), "22004"),
+    (lambda client: client.release("s", "short"), "ID001"),
+    (lambda client: client.complete_many("s", [], []), []),
+    (lambda client: client.canonical_json(None), None),
+    (lambda client: client.job("s", new_key(), lambda job: job.step("large", lambda step: "x" * 1_100_000)), "54000"),
+    (looked_up, None), (inactive, []), (claimed_twice, [("new", False), ("in_progress", True)]), (nested, RuntimeError)])
+def test_the_double_ends_a_call_as_the_server_does(idem, call, end):
+    assert both(idem, call) == [end, end]
+
+
+def test_the_double_says_what_it_lacks():
+    with pytest.raises(NotImplementedError, match="test them with a server"):
+        MemoryIdempotency().claim("s", new_key(), request={"a": 1})
+
+
 class Error(Exception):
     """Of a handler."""
 
