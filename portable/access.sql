@@ -27,12 +27,13 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT DISTINCT c.oid::regclass::text, a.grantee
 	FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a
-	WHERE c.relnamespace = '@S@'::regnamespace AND c.relkind = 'r' AND starts_with(c.relname::text, 'idem_p_')
-		AND a.grantee <> ALL (ARRAY[c.relowner, 'pg_database_owner'::regrole::oid,
-			(SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database())])
+	WHERE c.relnamespace = '@S@'::regnamespace AND c.relkind IN ('r', 'S') AND starts_with(c.relname::text, 'idem_')
+		AND (a.grantee = 0 OR (starts_with(c.relname::text, 'idem_p_')
+			AND a.grantee <> ALL (ARRAY[c.relowner, 'pg_database_owner'::regrole::oid,
+				(SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database())])))
 $$;
 COMMENT ON FUNCTION @S@.idem_p_open_tables() IS
-'The tables of the portable edition alone that other roles have privileges on, for example by ALTER DEFAULT PRIVILEGES, and these roles; 0 is PUBLIC.';
+'The tables and sequences that PUBLIC has privileges on, for example by ALTER DEFAULT PRIVILEGES, and those of the portable edition alone that any other role has privileges on; and these roles, 0 for PUBLIC.';
 
 CREATE FUNCTION @S@.idem_p_close_all()
 RETURNS void
@@ -54,7 +55,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_close_all() IS
-'Revokes the functions from PUBLIC, which has them after a dump was restored without privileges, and what other roles have on the portable edition''s own tables.';
+'Revokes the functions from PUBLIC, which has them after a dump was restored without privileges, and what idem_p_open_tables() finds.';
 
 --@ idem_check_grantee plpgsql
 DECLARE

@@ -89,7 +89,7 @@ BEGIN
 	RETURN QUERY SELECT 'idem_p_configuration', 'settings differ from "idem_p_configuration": call idem_configure(), with any of them'
 		WHERE EXISTS (SELECT FROM @S@.idem_p_known_settings AS k LEFT JOIN @S@.idem_p_configuration AS c ON c.name = k.name
 			WHERE coalesce(@S@.idem_p_parse_setting(k.name, c.value), k.fallback) <> @S@.idem_p_configured(k.name));
-	RETURN QUERY SELECT 'idem_p_configuration', format('other roles have privileges on %s: call idem_grant() again',
+	RETURN QUERY SELECT 'idem_p_configuration', format('PUBLIC or other roles have privileges on %s: call idem_grant() again',
 			string_agg(DISTINCT t.label, ', '))
 		FROM @S@.idem_p_open_tables() AS t HAVING count(*) > 0;
 	RETURN QUERY SELECT 'idem_p_installation', format('PUBLIC can execute %s functions: call idem_grant() again', count(*))

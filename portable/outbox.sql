@@ -508,9 +508,10 @@ BEGIN
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
 	END IF;
-	-- Also those of dead messages, which another transaction can be requeueing.
-	lanes := ARRAY(SELECT DISTINCT o.key_hash FROM @S@.idem_outbox AS o
-		WHERE o.id = ANY (ids) AND o.state <> 'acked' AND o.key_hash IS NOT NULL);
+	-- Also those of dead messages, which another transaction can be requeueing.  A message that is
+	-- committed later is not acknowledged, because its key would not be locked.
+	SELECT array_agg(o.id), array_agg(DISTINCT o.key_hash) FILTER (WHERE o.key_hash IS NOT NULL) INTO ids, lanes
+		FROM @S@.idem_outbox AS o WHERE o.id = ANY (ids) AND o.state <> 'acked';
 	PERFORM @S@.idem_p_lock_lanes(lanes);
 	PERFORM FROM @S@.idem_outbox AS o WHERE o.id = ANY (ids) AND o.state <> 'acked' ORDER BY o.id FOR NO KEY UPDATE;
 	IF @S@.idem_p_setting('outbox_retention') = '0' THEN

@@ -281,7 +281,8 @@ add_refusal(const RelayAnswers *answers, RelayMessage *message,
 	else
 		relay_text_addf(params[5], "%cNULL", params[5]->len ? ',' : '{');
 	relay_text_add_char(params[6], params[6]->len ? ',' : '{');
-	if (sink->max_age > 0)
+	/* A message that is too old gets its attempt before it ends. */
+	if (sink->max_age > 0 && message->handed_at)
 		relay_text_addf(params[6], "%lld ms", (long long) sink->max_age);
 	else
 		relay_text_add(params[6], "NULL");

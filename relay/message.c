@@ -16,23 +16,21 @@
 void
 relay_list_append(RelayMessageList *list, RelayMessage *message)
 {
-	message->next = NULL;
-	message->prev = list->last;
-	*(list->last ? &list->last->next : &list->first) = message;
-	list->last = message;
-	list->count++;
+	relay_list_insert(list, list->last, message);
 }
 
 /*
- * Put a message, which is in no list, before all others of a list.
+ * Insert a message, which is in no list, behind one of a list, or before all
+ * others if that is NULL.
  */
 void
-relay_list_prepend(RelayMessageList *list, RelayMessage *message)
+relay_list_insert(RelayMessageList *list, RelayMessage *before,
+				  RelayMessage *message)
 {
-	message->prev = NULL;
-	message->next = list->first;
-	*(list->first ? &list->first->prev : &list->last) = message;
-	list->first = message;
+	message->prev = before;
+	message->next = before ? before->next : list->first;
+	*(before ? &before->next : &list->first) = message;
+	*(message->next ? &message->next->prev : &list->last) = message;
 	list->count++;
 }
 

@@ -22,7 +22,7 @@ struct RelayText;
 typedef enum RelayMessageState
 {
 	RELAY_WAITING,				/* behind another message of its key */
-	RELAY_READY,				/* in its sink's list "ready" */
+	RELAY_READY,				/* in its sink's list "ready" or "retries" */
 	RELAY_IN_FLIGHT,			/* in its sink's list "in_flight" */
 	RELAY_DELIVERED,			/* in the queue's list of that name */
 	RELAY_REFUSED,				/* likewise */
@@ -41,6 +41,7 @@ typedef struct RelayMessage
 	const char *payload;
 	const char *headers;		/* or NULL */
 	const char *created_at;		/* in the format of RFC 3339 */
+	const char *last_error;		/* of an earlier attempt, or NULL */
 	size_t		payload_length;
 	size_t		size;			/* of the allocation */
 	int64_t		published_at;	/* on this machine's clock; 0: unknown */
@@ -60,16 +61,13 @@ typedef struct RelayMessage
 	long		status;			/* of the response; 0: it has none */
 	char	   *response_type;	/* or NULL */
 
-	bool		is_retry;		/* its sink might have got it before */
-
-	/* From the sink's records; see sink.c. */
-	int			failures;		/* of this message here, in a row */
+	int			failures;		/* that are known, here or at other relays */
 	bool		alone;			/* is only sent while no other is in flight */
 
 	/* For the sink, while the message is in flight. */
 	struct RelaySink *sink;
 	uint64_t	tag;
-	int64_t		handed_at;
+	int64_t		handed_at;		/* 0: not handed over */
 	void	   *delivery;
 
 	/* The list that belongs to the state. */
@@ -91,8 +89,9 @@ typedef struct RelayMessageList
 	int			count;
 } RelayMessageList;
 
-extern void relay_list_prepend(RelayMessageList *list, RelayMessage *message);
 extern void relay_list_append(RelayMessageList *list, RelayMessage *message);
+extern void relay_list_insert(RelayMessageList *list, RelayMessage *before,
+							  RelayMessage *message);
 extern void relay_list_remove(RelayMessageList *list, RelayMessage *message);
 
 #endif							/* IDEM_RELAY_MESSAGE_H */

@@ -20,6 +20,8 @@ static const char *const sink_metrics[][3] = {
 	"Attempts that failed and count."},
 	{"idem_relay_sink_deferred_total", "counter",
 	"Attempts that failed and do not count."},
+	{"idem_relay_sink_postponed_total", "counter",
+	"Retries that got another pause, because there were many."},
 	{"idem_relay_sink_failures_total", "counter",
 	"How often the sink was paused."},
 	{"idem_relay_sink_dead_total", "counter",
@@ -271,8 +273,9 @@ sink_value(const RelaySink *sink, size_t metric)
 	const double values[] = {
 		(double) sink->delivered, (double) sink->delivery_ms / 1000,
 		(double) sink->refused, (double) sink->deferred,
+		(double) sink->postponed,
 		(double) sink->failures, (double) sink->dead, sink->in_flight.count,
-		sink->ready.count, sink->connected && !sink->held_until,
+		sink->ready.count + sink->retries.count, sink->connected && !sink->held_until,
 		sink->disabled
 	};
 

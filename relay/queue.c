@@ -27,6 +27,7 @@
 static RelayMessage *leave_key(RelayQueue *queue, RelayMessage *message,
 							   bool promote_next);
 static void make_ready(RelayMessage *message);
+static RelayMessageList *ready_list(const RelayMessage *message);
 static void release_chain(RelayQueue *queue, RelayMessage *message);
 static RelayMessage *find_first(const RelayQueue *queue,
 								const RelayMessage *message);
@@ -76,12 +77,14 @@ relay_queue_add(RelayQueue *queue, RelayMessage *message)
 void
 relay_queue_hand_over(RelayMessage *message, int64_t now)
 {
-	relay_list_remove(&message->sink->ready, message);
+	RelaySink  *sink = message->sink;
+
+	relay_list_remove(ready_list(message), message);
 	message->state = RELAY_IN_FLIGHT;
 	message->handed_at = now;
-	relay_list_append(&message->sink->in_flight, message);
-	message->sink->retries += message->is_retry;
-	message->sink->after_retry = message->is_retry;
+	relay_list_append(&sink->in_flight, message);
+	sink->after_retry = message->failures > 0;
+	sink->retrying += sink->after_retry;
 }
 
 /*
@@ -91,9 +94,10 @@ void
 relay_queue_return(RelayMessage *message)
 {
 	relay_list_remove(&message->sink->in_flight, message);
-	message->sink->retries -= message->is_retry;
+	message->sink->retrying -= message->failures > 0;
 	message->state = RELAY_READY;
-	relay_list_prepend(&message->sink->ready, message);
+	message->handed_at = 0;
+	relay_list_insert(ready_list(message), NULL, message);
 }
 
 /*
@@ -112,8 +116,8 @@ relay_queue_deliver(RelayQueue *queue, RelayMessage *message)
 }
 
 /*
- * Mark the attempt at a message in flight as failed, with its reason and
- * whether the server counts it, and release the messages behind it.
+ * Return a message that is ready or in flight to the server, with the reason
+ * and whether the attempt counts, and release the messages behind it.
  */
 void
 relay_queue_refuse(RelayQueue *queue, RelayMessage *message,
@@ -194,11 +198,10 @@ leave_key(RelayQueue *queue, RelayMessage *message, bool promote_next)
 	RelayMessage *next = message->behind;
 	RelayMessage **link = &queue->buckets[message->hash % RELAY_QUEUE_BUCKETS];
 
-	relay_list_remove(message->state == RELAY_READY ?
-					  &message->sink->ready : &message->sink->in_flight,
-					  message);
+	relay_list_remove(message->state == RELAY_READY ? ready_list(message) :
+					  &message->sink->in_flight, message);
 	if (message->state == RELAY_IN_FLIGHT)
-		message->sink->retries -= message->is_retry;
+		message->sink->retrying -= message->failures > 0;
 	message->behind = NULL;
 	if (!message->key)
 		return NULL;
@@ -214,13 +217,29 @@ leave_key(RelayQueue *queue, RelayMessage *message, bool promote_next)
 }
 
 /*
- * Append a message that is in no list to the ready messages of its sink.
+ * Add a message that is in no list to the ready messages of its sink, as the
+ * last of those with as many failures.
  */
 static void
 make_ready(RelayMessage *message)
 {
+	RelayMessageList *list = ready_list(message);
+	RelayMessage *before = list->last;
+
 	message->state = RELAY_READY;
-	relay_list_append(&message->sink->ready, message);
+	while (before && before->failures > message->failures)
+		before = before->prev;
+	relay_list_insert(list, before, message);
+}
+
+/*
+ * Return the list of a ready message.
+ */
+static RelayMessageList *
+ready_list(const RelayMessage *message)
+{
+	return message->failures > 0 ? &message->sink->retries :
+		&message->sink->ready;
 }
 
 /*

@@ -19,8 +19,10 @@
  *		until the cause is in flight alone.  Only a message that is in flight
  *		alone when the connection ends has failed.  From then on it is handed
  *		over alone, and others go between two such messages.
- *	-	Messages that were tried before have at most half of the places, so
- *		that those that run into the timeout leave places to the others.
+ *	-	Messages that have failed before, at any relay, have at most half of
+ *		the places, so that those that run into the timeout leave places to
+ *		the others.  A sink keeps only as many of them as it can send soon;
+ *		the others go back to the server, and each gets a new pause.
  *
  * The end of a connection with one message in flight says nothing of the sink,
  * which accepted the connection.  So the sink connects again at once, or after
@@ -69,6 +71,9 @@
 #define LONGEST_GAP			86400000	/* between failures of a sink */
 #define ALONE_GAP			100 /* between messages that are sent alone */
 #define ALONE_SHARE			10	/* those that failed get 1/10 of the time */
+#define RETRY_QUEUE			10000	/* milliseconds of work in retries */
+#define POSTPONE_UNIT		1000	/* doubled with each failure */
+#define MOST_DOUBLINGS		5
 
 /* Failures of a message in a row that are free, by RelayFailure. */
 static const int free_failures[] = {
@@ -85,15 +90,16 @@ static void refuse(RelayMessage *message, int64_t retry_after,
 static int	outage_length(const RelaySink *sink);
 static void note_failure(RelaySink *sink, const char *why);
 static void hold(RelaySink *sink, int64_t pause, const char *why);
-static void leave_time(const RelayMessage *message);
+static void end_attempt(const RelayMessage *message);
 static void count_latency(const RelayMessage *message);
 static void count_run(RelaySink *sink);
 static RelayRecord *find_record(RelayRecord *set, int64_t id);
 static RelayRecord *get_record(RelaySink *sink, int64_t id);
 static void forget_record(RelaySink *sink, int64_t id);
 static RelayMessage *choose(const RelaySink *sink, bool shared);
-static RelayMessage *choose_new(const RelaySink *sink, bool shared);
-static bool is_eligible(const RelayMessage *message, bool shared);
+static RelayMessage *choose_new(const RelaySink *sink);
+static int	retry_places(const RelaySink *sink);
+static void postpone(RelayMessage *message);
 
 /*
  * Report that the other side has confirmed a message in flight.
@@ -108,7 +114,7 @@ relay_sink_delivered(RelayMessage *message)
 	sink->delivered_at = relay_now();
 	sink->delivery_ms += sink->delivered_at - message->handed_at;
 	count_latency(message);
-	leave_time(message);
+	end_attempt(message);
 	count_run(sink);
 	sink->failing = 0;
 	sink->probes = 0;
@@ -131,16 +137,20 @@ relay_sink_delivered(RelayMessage *message)
 }
 
 /*
- * If a message was in flight alone, leave the time after it to the others.
+ * Note the end of an attempt.  If the message was in flight alone, leave the
+ * time after it to the others.
  */
 static void
-leave_time(const RelayMessage *message)
+end_attempt(const RelayMessage *message)
 {
+	RelaySink  *sink = message->sink;
 	int64_t		now = relay_now();
+	int64_t		duration = now - message->handed_at;
 
+	if (message->failures > 0)
+		sink->retry_ms += ((double) duration - sink->retry_ms) / RUNS;
 	if (message->alone)
-		message->sink->alone_turn = now + (ALONE_SHARE - 1) *
-			(now - message->handed_at);
+		sink->alone_turn = now + (ALONE_SHARE - 1) * duration;
 }
 
 /*
@@ -210,6 +220,7 @@ relay_sink_refused(RelayMessage *message, int64_t retry_after,
 	va_end(args);
 	/* The text can be in any encoding, and vsnprintf() can have cut it off. */
 	relay_text_sanitize(why, false);
+	end_attempt(message);
 	refuse(message, retry_after, why);
 }
 
@@ -305,6 +316,7 @@ end_connection(RelaySink *sink, bool blamed, char *why)
 			if (record->failures == 0)
 				record->since = relay_now();
 			record->failures++;
+			end_attempt(message);
 			refuse(message, -1, why);
 		}
 		else
@@ -349,7 +361,7 @@ fail(RelayMessage *message, RelayFailure failure, bool ended,
 	int			length = outage_length(sink);
 	bool		may_hold;
 
-	leave_time(message);
+	end_attempt(message);
 	if (record->failures == 0)
 		record->since = now;
 	if (record->failures > 0 && record->delivered != sink->delivered)
@@ -396,7 +408,6 @@ fail(RelayMessage *message, RelayFailure failure, bool ended,
 static void
 refuse(RelayMessage *message, int64_t retry_after, const char *why)
 {
-	leave_time(message);
 	message->sink->refused++;
 	relay_log(RELAY_WARNING, "message %s of topic \"%s\" failed at attempt "
 			  "%d: %s", message->label, message->topic, message->attempt,
@@ -464,20 +475,28 @@ relay_sink_bury(const RelayMessage *message)
 }
 
 /*
- * Set what a message that was taken has in its sink's records.
+ * Set what is known about the failures of a message that was taken.  The
+ * server keeps up to five errors, each in a line, of attempts at all relays.
  */
 void
 relay_sink_recall(RelayMessage *message)
 {
 	int64_t		id = message->id;
 	const RelayRecord *record;
+	const char *c = message->last_error;
 
+	message->failures = c != NULL;
+	for (; c && *c; c++)
+		message->failures += *c == '\n';
 	record = find_record(message->sink->records[id % RELAY_RECORD_SETS], id);
-	if (record)
-	{
+	if (!record)
+		return;
+	if (message->failures < record->failures)
 		message->failures = record->failures;
-		message->alone = record->alone;
-	}
+	/* Only one that has failed, or is about to, has a record. */
+	if (message->failures == 0)
+		message->failures = 1;
+	message->alone = record->alone;
 }
 
 /*
@@ -521,72 +540,96 @@ relay_sink_next(RelaySink *sink, int64_t now)
  * retries that must wait.  With "shared", only one that others can be in
  * flight with.
  *
- * The order is that of the list, but retries have at most half of the places,
- * alternate with others that are ready, and those with the fewest known
- * failures come first.  Otherwise messages that run into the timeout would
- * occupy the sink with each attempt.  Of equal ones, half are chosen by their
- * order, and half by the fewest attempts, which other relays also count.  So
- * neither a message that was released often must wait for all others, nor one
- * that a killed relay has left for many that this relay does not know.
+ * Retries alternate with the messages that have not failed, and have at most
+ * half of the places.  After a failure, the others come first.
  */
 static RelayMessage *
 choose(const RelaySink *sink, bool shared)
 {
-	RelayMessage *message;
-	RelayMessage *chosen;
-	bool		by_attempt;
+	RelayMessage *message = choose_new(sink);
+	RelayMessage *retry = sink->retries.first;
 
-	if (sink->failing > 0 && (chosen = choose_new(sink, shared)))
-		return chosen;
-	chosen = NULL;
-	by_attempt = drand48() < 0.5;
-	for (message = sink->ready.first; message; message = message->next)
-	{
-		if (!is_eligible(message, shared))
-			continue;
-		if (!message->is_retry && (!chosen || sink->after_retry))
-			return message;
-		if (message->is_retry &&
-			(!chosen || message->failures < chosen->failures ||
-			 (by_attempt && message->failures == chosen->failures &&
-			  message->attempt < chosen->attempt)))
-			chosen = message;
-	}
-	return chosen;
+	if ((message && (sink->after_retry || sink->failing > 0)) ||
+		sink->retrying >= retry_places(sink))
+		return message;
+	while (retry && shared && retry->alone)
+		retry = retry->next;
+	return retry ? retry : message;
 }
 
 /*
- * While messages fail, return a random message that has not failed itself, or
- * NULL.  In a fixed order, messages that this relay does not know to be bad
- * could all come before the good ones.
+ * Return a message that has not failed, or NULL.  In a fixed order, bad ones
+ * that are not known yet could all come before the good ones.  So while
+ * messages fail, return a random one.
  */
 static RelayMessage *
-choose_new(const RelaySink *sink, bool shared)
+choose_new(const RelaySink *sink)
 {
-	RelayMessage *message;
-	RelayMessage *chosen = NULL;
-	int			seen = 0;
+	RelayMessage *message = sink->ready.first;
+	long		n = 0;
 
-	for (message = sink->ready.first; message; message = message->next)
-	{
-		if (message->failures == 0 && is_eligible(message, shared) &&
-			drand48() * ++seen < 1)
-			chosen = message;
-	}
-	return chosen;
+	if (message && sink->failing > 0)
+		n = lrand48() % sink->ready.count;
+	while (n-- > 0)
+		message = message->next;
+	return message;
 }
 
 /*
- * Return whether a ready message can be in flight now.
+ * Return how many retries can be in flight.
  */
-static bool
-is_eligible(const RelayMessage *message, bool shared)
+static int
+retry_places(const RelaySink *sink)
 {
-	const RelaySink *sink = message->sink;
+	return (sink->max_in_flight + 1) / 2;
+}
 
-	return !(shared && message->alone) &&
-		!(message->is_retry &&
-		  sink->retries >= (sink->max_in_flight + 1) / 2);
+/*
+ * Return retries to the server that the sink cannot send soon, those with the
+ * most failures first.  Otherwise they could fill the sink, and the relay
+ * would take no other messages for it.
+ */
+void
+relay_sink_postpone_retries(RelaySink *sink)
+{
+	int			places = retry_places(sink);
+	double		limit = places * (RETRY_QUEUE / (sink->retry_ms + 1));
+	int			share = (sink->queue->max_count - sink->queue->count) / 4;
+
+	if (limit > share)
+		limit = share;
+	while (sink->retries.count > places && sink->retries.count > limit)
+		postpone(sink->retries.last);
+}
+
+/*
+ * Return a retry to the server for another pause, with its last error again,
+ * because that is why it waits.
+ */
+static void
+postpone(RelayMessage *message)
+{
+	RelaySink  *sink = message->sink;
+	const char *error = message->last_error ? message->last_error : "failed";
+	int			doublings = message->failures;
+	double		pause = POSTPONE_UNIT;
+	char		reason[1024];
+
+	/* The server writes the time before it. */
+	if (strlen(error) > 20 && error[10] == 'T' && error[19] == 'Z')
+		error += 21;
+	snprintf(reason, sizeof(reason), "%.*s", (int) strcspn(error, "\n"),
+			 error);
+	relay_text_sanitize(reason, false);
+	if (doublings > MOST_DOUBLINGS)
+		doublings = MOST_DOUBLINGS;
+	pause *= (double) (1 << doublings) * (0.5 + drand48() / 2);
+	sink->postponed++;
+	if (sink->verbose)
+		relay_log(RELAY_DEBUG, "message %s of topic \"%s\" is postponed for "
+				  "%.1f s, because the sink has many retries", message->label,
+				  message->topic, pause / 1000);
+	relay_queue_refuse(sink->queue, message, (int64_t) pause, false, reason);
 }
 
 /*
@@ -693,4 +736,6 @@ relay_sink_release_ready(RelaySink *sink)
 {
 	while (sink->ready.first)
 		relay_queue_release(sink->queue, sink->ready.first);
+	while (sink->retries.first)
+		relay_queue_release(sink->queue, sink->retries.first);
 }

@@ -111,10 +111,12 @@ struct RelaySink
 
 	int			held;			/* its messages in the queue */
 	size_t		held_size;		/* in bytes */
-	RelayMessageList ready;		/* waiting for the sink, in order */
+	RelayMessageList ready;		/* waiting, never failed, in order */
+	RelayMessageList retries;	/* waiting, failed before, fewest first */
 	RelayMessageList in_flight; /* handed over, no outcome yet */
-	int			retries;		/* in flight that were tried before */
-	bool		after_retry;	/* the last one handed over was one */
+	int			retrying;		/* in flight that failed before */
+	bool		after_retry;	/* the last one handed over is one of them */
+	double		retry_ms;		/* mean duration of these attempts */
 	struct RelayConnecting *connecting; /* while a thread connects */
 	bool		connected;
 	int			window;			/* limit of in_flight while it recovers */
@@ -142,6 +144,7 @@ struct RelaySink
 	int64_t		latency_ms;		/* their total */
 	uint64_t	refused;
 	uint64_t	deferred;
+	uint64_t	postponed;
 	uint64_t	failures;
 	uint64_t	dead;
 	RelaySink  *next;			/* in the order of the configuration */
@@ -166,6 +169,7 @@ extern void relay_sink_pause(RelaySink *sink, const char *why);
 extern void relay_sink_resume(RelaySink *sink);
 extern void relay_sink_release_ready(RelaySink *sink);
 extern void relay_sink_recall(RelayMessage *message);
+extern void relay_sink_postpone_retries(RelaySink *sink);
 extern RelayMessage *relay_sink_next(RelaySink *sink, int64_t now);
 
 #endif							/* IDEM_RELAY_SINK_H */

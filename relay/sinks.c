@@ -26,6 +26,9 @@
 #include "sink_webhook.h"
 #include "sinks.h"
 
+/* The mean duration of a retry, as long as it is not measured. */
+#define FIRST_RETRY_MS	1000
+
 /* The settings of every sink. */
 static const RelaySettingDef common_settings[] = {
 	{"sink", RELAY_TEXT, NULL,
@@ -153,6 +156,7 @@ make_sink(const RelayRouting *routing, RelayConfig *config,
 	{
 		sink->verbose = relay_section_number(config->main, "verbose");
 		sink->max_in_flight = (int) relay_section_number(section, "in_flight");
+		sink->retry_ms = FIRST_RETRY_MS;
 		sink->timeout = relay_section_number(section, "timeout");
 		sink->max_size = relay_section_number(section, "max_size");
 		sink->max_age = relay_section_number(section, "max_age");

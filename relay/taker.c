@@ -36,7 +36,7 @@
 #define CANCEL_AGAIN	200
 #define LIST_AGAIN		500		/* while no topic can be taken */
 
-#define NCOLUMNS		9		/* of the query in take() */
+#define NCOLUMNS		10		/* of the query in take() */
 
 static void list_topics(RelayTaker *taker);
 static void end_list(RelayTaker *taker, const PGresult *result);
@@ -244,9 +244,12 @@ take(RelayTaker *taker, int count, const char *topics, int64_t now)
 					"headers, attempt, pg_catalog.to_char(created_at, "
 					"'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'), "
 					"(EXTRACT(epoch FROM pg_catalog.clock_timestamp() - "
-					"created_at) * 1000)::bigint "
+					"created_at) * 1000)::bigint, "
+					"CASE WHEN attempt > 1 "
+					"THEN %s.idem_outbox_last_error(id) END "
 					"FROM %s.idem_outbox_take($1::int, $2::interval, "
-					"$3::text[], $4::interval)", taker->database.schema);
+					"$3::text[], $4::interval)", taker->database.schema,
+					taker->database.schema);
 	snprintf(count_text, sizeof(count_text), "%d", count);
 	snprintf(lease_text, sizeof(lease_text), "%lld ms",
 			 (long long) taker->lease);
@@ -324,9 +327,9 @@ add_message(RelayTaker *taker, const PGresult *result, int row)
 	message->payload_length = (size_t) PQgetlength(result, row, 4);
 	message->headers = columns[5];
 	message->attempt = (int) strtol(columns[6], NULL, 10);
-	message->is_retry = message->attempt > 1;
 	message->created_at = columns[7];
 	message->published_at = relay_now() - strtoll(columns[8], NULL, 10);
+	message->last_error = columns[9];
 	message->size = size;
 	message->lease_end = taker->taken_at + taker->lease;
 	message->sink = relay_routing_sink(taker->routing, message->topic);

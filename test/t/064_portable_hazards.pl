@@ -48,6 +48,11 @@ like( by('installer', 'shop', q{SELECT detail FROM idem_health() WHERE check_nam
 	qr/other roles have privileges on idem.idem_p_lanes/, 'idem_health reports such privileges');
 by('installer', 'shop', q{SELECT FROM idem_grant('tenant')});
 is(by('tenant', 'shop', 'SELECT FROM idem_p_lanes FOR UPDATE'), 42501, 'and the next grant revokes them');
+by('installer', 'shop', 'GRANT ALL ON idem_keys, idem_claim_tokens TO PUBLIC');
+like( by('installer', 'shop', q{SELECT detail FROM idem_health() WHERE check_name = 'tables'}),
+	qr/PUBLIC or other roles have privileges on idem.idem_claim_tokens, idem.idem_keys/, 'and those that PUBLIC has after a restore');
+by('installer', 'shop', q{SELECT FROM idem_grant('tenant')});
+is(by('tenant', 'shop', $_), 42501, "and then not: $_") foreach 'SELECT FROM idem_keys', q{SELECT nextval('idem_claim_tokens')};
 
 #
 # A dump without data
@@ -129,6 +134,26 @@ by('installer', 'shop', q{
 	SELECT FROM idem_publish('t', '5', 'other');});
 is( by('installer', 'shop', q{BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT payload FROM idem_outbox_take(1)}),
 	5, 'a take with an old snapshot finds a message behind those of a blocked key');
+
+# An acknowledgement of a message that was not committed when the call began
+my ($publisher, $blocker, $early) = map { session($node, 'shop') } 1 .. 3;
+$_->run('SET search_path = idem') foreach $publisher, $blocker, $early;
+by('installer', 'shop', q{
+	DELETE FROM idem_outbox;
+	SELECT FROM idem_configure('outbox_max_attempts', NULL);
+	SELECT FROM idem_publish('t', '6', 'z');
+	SELECT FROM idem_publish('t', '7', 'z');});
+$publisher->run('BEGIN');
+my $id = $publisher->run(q{WITH p AS MATERIALIZED (SELECT idem_publish('t', '8', 'k')) SELECT currval('idem_outbox_ids') FROM p});
+$blocker->run('BEGIN; SELECT idem_outbox_ack(ARRAY(SELECT min(id) FROM idem_outbox))');
+$early->send("SELECT idem_outbox_ack(array_append(ARRAY(SELECT max(id) FROM idem_outbox), $id))");
+wait_for_block($node, $early->pid);
+$publisher->run('COMMIT');
+by('installer', 'shop', q{SELECT FROM idem_publish('t', '9', 'k'); SELECT FROM idem_outbox_take(1, topics => '{t}')});
+$blocker->run('COMMIT');
+is($early->result, 1, 'a message that is committed while its acknowledgement waits is not acknowledged');
+is(by('installer', 'shop', q{SELECT count(*) FROM idem_outbox_blocked() WHERE reason = 'lost'}), 0, 'and none is lost');
+$_->quit foreach $publisher, $blocker, $early;
 
 #
 # Canceled claims

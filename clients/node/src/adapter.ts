@@ -22,6 +22,8 @@ export interface OpenTransaction<Tx> {
   readonly tx: Tx
   commit(): Promise<unknown>
   rollback(): Promise<unknown>
+  /** Whether commit() throws if it was a rollback. */
+  readonly reportsRollback?: boolean
   /** Whether a nested transaction has not ended, if it does not begin with the methods transaction() or $transaction() of tx. */
   isNested?(): boolean
   /** Whether a stream is neither read to its end nor closed. Without this, the pg client below is looked at. */
@@ -102,6 +104,11 @@ class AdapterClient<Tx extends object> implements PoolClientLike {
         wire.removeListener('commandComplete', note)
       }
       return tag
+    }
+    if (open.reportsRollback) {
+      this.#open = undefined
+      await open.commit()
+      return 'COMMIT'
     }
     const [begun] = await this.adapter.query('SELECT pg_catalog.pg_current_xact_id()::text AS id', [], open.tx)
     this.#open = undefined

@@ -22,7 +22,7 @@ import { ANSWER_MS, isConnectionLost, isStale, MAX_CONNECTION_TRIES, performOn, 
 import { ManyServers, OneServer, type Servers, type Shards } from './shards.js'
 import { checkedNames, describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
-export const ATTEMPTS = 5
+const ATTEMPTS = 5
 const RETRIED = new Set(['40001', '40P01'])
 /** Raised by statement_timeout and by lock_timeout. */
 const ENDED_WAITS = new Set(['57014', '55P03'])
@@ -151,7 +151,7 @@ function asStorable(response: Response, limit: number, encoding: string):
 }
 
 /** The response as it can be stored under a claim. */
-export const storedResponse = (response: Response, claim: HeldClaim, options: RequestOptions): ReturnType<typeof asStorable> =>
+const storedResponse = (response: Response, claim: HeldClaim, options: RequestOptions): ReturnType<typeof asStorable> =>
   asStorable(response, Math.min(claim.maxResponseSize, options.maxResponseSize ?? Infinity), claim.encoding)
 
 const NOT_ASCII = /[^\0-\x7f]/gu
@@ -183,7 +183,7 @@ const REQUEST = new Set([...TIMES, 'scope', 'key', 'requestHash', 'method', 'pat
 const JOB = new Set([...REQUEST, ...LEASE])
 
 /** Checks the options of a client that both clients have. */
-export function checkedClient(options: Options): void {
+function checkedClient(options: Options): void {
   checkedNames(options, CLIENT, 'the client')
   checkedTimes(options)
   const { onOutcome, traceKeys } = options
@@ -192,10 +192,10 @@ export function checkedClient(options: Options): void {
 }
 
 /** Checks the options of transaction(). */
-export const checkedTransaction = (options: object): void => checkedNames(options, TRANSACTION, 'transaction()')
+const checkedTransaction = (options: object): void => checkedNames(options, TRANSACTION, 'transaction()')
 
 /** Checks the options of a request or a job. */
-export function checkedRequest(options: RequestOptions, kind: 'request' | 'job'): void {
+function checkedRequest(options: RequestOptions, kind: 'request' | 'job'): void {
   checkedNames(options, kind === 'job' ? JOB : REQUEST, `${kind}()`)
   const { scope } = options as { scope: unknown }
   if (typeof scope !== 'string' || scope === '') {
@@ -212,7 +212,7 @@ export function checkedCount(value: number | undefined, name: string): void {
   }
 }
 
-export function checked(response: unknown, who: string): Response {
+function checked(response: unknown, who: string): Response {
   const status = (response as Response | undefined)?.status
   if (typeof status !== 'number' || !Number.isInteger(status) || status < 100 || status > 599) {
     throw new TypeError(`${who} must return a response: an object with a status, and optionally headers and a body`)
@@ -236,7 +236,7 @@ export function newResult(response: Response, stored: boolean): Result {
 }
 
 /** Returns the result of a claim that is not new, or throws its error. */
-export function resultOfClaim(claim: HeldClaim): Result {
+function resultOfClaim(claim: HeldClaim): Result {
   switch (claim.outcome) {
     case 'replay': case 'erased':
       return {
@@ -253,7 +253,7 @@ export function resultOfClaim(claim: HeldClaim): Result {
 }
 
 /** Hashes bytes here, so that they are not sent. A string is JSON, which only the server can hash. */
-export function identity(options: RequestIdentity): RequestIdentity {
+function identity(options: RequestIdentity): RequestIdentity {
   const { path, body, without, requestHash } = options as Record<string, unknown>
   if (typeof body !== 'string' && !(body instanceof Uint8Array) && body !== undefined && body !== null) {
     throw new TypeError(`the body of the request must be a string or a Buffer, not a ${describe(body)}; pass the bytes as they were received`)
@@ -270,7 +270,7 @@ export function identity(options: RequestIdentity): RequestIdentity {
 }
 
 /** Repeats after serialization failures, deadlocks and stale statements, with jitter. */
-export async function withRetries<T>(attempt: () => Promise<T>): Promise<T> {
+async function withRetries<T>(attempt: () => Promise<T>): Promise<T> {
   for (let number = 1; ; number++) {
     try {
       return await attempt()
@@ -295,7 +295,7 @@ function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined, drop?:
   })
 }
 
-export const ROLLED_BACK = 'the handler rolled its transaction back, or took longer than the ttl of its claim'
+const ROLLED_BACK = 'the handler rolled its transaction back, or took longer than the ttl of its claim'
 
 /** COMMIT was sent, and the connection was lost before the answer. */
 class CommitInDoubt extends Error {}
@@ -304,7 +304,7 @@ class CommitInDoubt extends Error {}
  * Lets one of the waiting duplicates in this process run at a time. The others
  * wait here, without a connection.
  */
-export class SingleFlight {
+class SingleFlight {
   #running = new Map<string, Promise<boolean>>()
 
   run<T extends RequestOptions>(kind: 'request' | 'job', options: T, defaults: Wait & Observers, run: (options: T) => Promise<Result>): Promise<Result> {
@@ -615,12 +615,12 @@ function pick(from: Ttl & Lease & Wait, name: 'ttl' | 'lease' | 'wait'): Record<
   return chosen
 }
 
-export function leaseOf(options: Lease, defaults: Lease): Lease {
+function leaseOf(options: Lease, defaults: Lease): Lease {
   return pick(options.lease !== undefined || options.leaseMs !== undefined ? options : defaults, 'lease')
 }
 
 /** The part of a job that is the same over a server and in memory. */
-export async function runJob<Tx>(core: Core, options: JobOptions, defaults: Lease, claim: HeldClaim, started: number,
+async function runJob<Tx>(core: Core, options: JobOptions, defaults: Lease, claim: HeldClaim, started: number,
   deadline: Deadline, commit: (fn: (tx: Tx) => Promise<Response> | Response, complete: (response: Response) => Statement<boolean>) => Promise<Result>,
   fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
   const { scope, key } = options

@@ -9,18 +9,16 @@
  */
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
-import {
-  checked, checkedClient, checkedCount, checkedRequest, checkedTransaction, identity, leaseOf, newResult, resultOfClaim, ROLLED_BACK, runJob, SingleFlight, storable, storedResponse, withRetries,
-  type Client, type Job, type JobOptions, type Options, type RequestOptions, type Response, type Result, type TransactionOptions,
-} from './client.js'
+import { poolOver, type OpenTransaction } from './adapter.js'
+import { Idempotency, type Options, type Response } from './client.js'
 import { ClaimLost, ClaimNotFound, KeyInvalid, TransactionEnded } from './errors.js'
 import {
   statements,
-  type Claim, type Core, type HeldClaim, type Lease, type Lookup, type Message, type RequestIdentity, type Statements, type Ttl, type Wait,
+  type Claim, type Core, type Lease, type Lookup, type Message, type RequestIdentity, type Row, type Statements, type Ttl, type Wait,
 } from './functions.js'
-import { Deadline, refuseNested, runHandler } from './handlers.js'
-import { newKey, requestHashOfBytes } from './keys.js'
-import { noteClaim, tracedHeaders } from './observe.js'
+import { requestHashOfBytes } from './keys.js'
+import { tracedHeaders } from './observe.js'
+import type { PoolLike } from './postgres.js'
 import { bigint, durationMs, headers as headerDocument, text, type Bigint, type Headers, type Json } from './values.js'
 
 const MAX_RESPONSE_SIZE = 1 << 20
@@ -52,6 +50,11 @@ export class MemoryTransaction {
 
   constructor() {
     this.ended = new Promise((resolve) => { this.#end = resolve })
+  }
+
+  /** The transaction itself, which handlers have behind a proxy. */
+  get itself(): this {
+    return this
   }
 
   /** Whether it can be committed. */
@@ -273,12 +276,58 @@ export interface MemoryOptions extends Omit<Options, 'shards'> {
   handlers?: Record<string, MemoryHandler>
 }
 
-export interface MemoryIdempotency extends Core {}
-export class MemoryIdempotency implements Client<MemoryTransaction> {
-  /** Checks the parameters of calls. The statements are never sent. */
-  readonly statements: Statements = statements('public')
-  #defaults: MemoryOptions
-  #singleFlight = new SingleFlight()
+export class MemoryIdempotency extends Idempotency<MemoryTransaction> {
+  constructor(options: MemoryOptions = {}) {
+    const { handlers = {}, schema: _, ...common } = options
+    super(poolOf(new Memory(handlers)), common)
+  }
+}
+
+/** The double as the pool of an ORM, whose statements have the name of a function as their text, and its arguments as their values. */
+function poolOf(memory: Memory): PoolLike<MemoryTransaction> {
+  const checks = statements('public') as unknown as Record<string, (...given: unknown[]) => unknown>
+  const made = Object.fromEntries(Object.keys(checks).map((name) => [name, (...given: unknown[]) => {
+    // Refuses the arguments that the client would not send to the server.
+    checks[name]!(...given)
+    return { text: name, values: given, read: ([row]: { value: unknown }[]) => row!.value }
+  }]))
+  const perform = async (name: string, given: unknown[], tx: MemoryTransaction): Promise<Row[]> => {
+    const value = await (memory.on(tx)[name as keyof Core] as (...given: unknown[]) => Promise<unknown>)(...given)
+    const ends = (value as Partial<Claim> | undefined)?.leaseExpiresAt
+    return [{ value, leaseSeconds: ends ? String((ends.getTime() - Date.now()) / 1000) : null, maxResponseSize: '1MB', encoding: 'UTF8' } as Row]
+  }
+  const begin = async (): Promise<OpenTransaction<MemoryTransaction>> => {
+    const tx = new MemoryTransaction()
+    return {
+      tx, reportsRollback: true,
+      commit: async () => {
+        tx.checkOpen()
+        tx.end(true)
+      },
+      rollback: async () => tx.end(false),
+    }
+  }
+  return {
+    ...poolOver<MemoryTransaction>({
+      max: Infinity, begin,
+      async query(name, given, handle) {
+        if (handle) return perform(name, given, handle.itself)
+        const { tx, commit, rollback } = await begin()
+        try {
+          const rows = await perform(name, given, tx)
+          await commit()
+          return rows
+        } finally {
+          await rollback()
+        }
+      },
+    }),
+    statements: made as unknown as Statements,
+  }
+}
+
+/** The tables, and the functions on them. */
+class Memory {
   #tokens = 0n
   #ids = 0n
   #keys = new Table<KeyRow>()
@@ -289,111 +338,25 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
   #clients = new Table<bigint>()
   #messages = new Table<MessageRow>()
 
-  constructor(options: MemoryOptions = {}) {
-    const { schema: _, maxWaiters, handlers: __, ...common } = options
-    checkedClient(common)
-    checkedCount(maxWaiters, 'maxWaiters')
-    this.#defaults = options
-    // Without on(), each method is a transaction of its own.
-    for (const method of Object.keys(this.statements) as (keyof Core)[]) {
-      Object.assign(this, { [method]: async (...given: unknown[]) => {
-        refuseNested(this, `${method}()`, `on(tx).${method}()`)
-        return this.#transaction((tx) => (this.on(tx)[method] as (...given: unknown[]) => Promise<unknown>)(...given))
-      } })
-    }
-  }
+  constructor(readonly handlers: Record<string, MemoryHandler>) {}
 
-  newKey(): string {
-    return newKey()
-  }
-
-  async #transaction<T>(run: (tx: MemoryTransaction) => Promise<T> | T, commits: (result: T) => boolean = () => true): Promise<T> {
-    const tx = new MemoryTransaction()
-    try {
-      const result = await run(tx)
-      tx.checkOpen()
-      tx.end(commits(result))
-      return result
-    } finally {
-      tx.end(false)
-    }
-  }
-
-  async transaction<T>(handler: (tx: MemoryTransaction) => Promise<T> | T, options: TransactionOptions<T> = {}): Promise<T> {
-    refuseNested(this, 'transaction()', 'tx')
-    checkedTransaction(options)
-    const deadline = Deadline.inTransaction(options, this.#defaults)
-    return withRetries(() => this.#transaction((tx) => runHandler([this], () => handler(tx), deadline), options.commits))
-  }
-
-  async request(options: RequestOptions, handler: (tx: MemoryTransaction) => Promise<Response> | Response): Promise<Result> {
-    refuseNested(this, 'request()', 'tx, and the methods of on(tx)')
-    checkedRequest(options, 'request')
-    const deadline = Deadline.inTransaction(options, this.#defaults)
-    return this.#singleFlight.run('request', options, this.#defaults, (request) => withRetries(() => this.#transaction(async (tx) => {
-      const claim = await this.#claim(tx, request.scope, request.key, { ...this.#times(request), ...identity(request) })
-      if (claim.outcome !== 'new') return resultOfClaim(claim)
-      const response = checked(await runHandler([this], () => handler(tx), deadline), 'the handler')
-      if (!storable(response.status, request.store)) return newResult(response, false)
-      const { status, body, headers, whole } = storedResponse(response, claim, request)
-      tx.checkOpen()
-      await this.on(tx).complete(request.scope, request.key, status, { body, headers }).catch((cause: unknown) => {
-        throw cause instanceof ClaimNotFound ? new TransactionEnded(ROLLED_BACK, { cause }) : cause
-      })
-      return newResult(response, whole)
-    }, (result) => !result.replayed && storable(result.status, request.store))))
-  }
-
-  async job(options: JobOptions, fn: (job: Job<MemoryTransaction>) => Promise<Response | void> | Response | void): Promise<Result> {
-    refuseNested(this, 'job()', 'tx, and the methods of on(tx)')
-    checkedRequest(options, 'job')
-    const deadline = new Deadline(options, this.#defaults)
-    return this.#singleFlight.run('job', options, this.#defaults, async (request) => {
-      const started = performance.now()
-      const claim = await this.#transaction((tx) =>
-        this.#claim(tx, request.scope, request.key, { ...this.#times(request), ...identity(request) }))
-      if (claim.outcome !== 'new') return resultOfClaim(claim)
-      const lease = leaseOf(request, this.#defaults)
-      return runJob<MemoryTransaction>(this, request, this.#defaults, claim, started, deadline, (last) => this.#transaction(async (tx) => {
-        await this.on(tx).heartbeat(request.scope, request.key, { claimToken: claim.claimToken, ...lease })
-        const response = checked(await runHandler([this], () => last(tx), deadline.ofLastStep()), 'the last step')
-        if (!storable(response.status, request.store)) return newResult(response, false)
-        const { status, body, headers, whole } = storedResponse(response, claim, request)
-        tx.checkOpen()
-        await this.on(tx).complete(request.scope, request.key, status, { body, headers, claimToken: claim.claimToken })
-        return newResult(response, whole)
-      }, (result) => storable(result.status, request.store)), fn)
-    })
-  }
-
-  #times(options: RequestOptions & Lease): Ttl & Wait & Lease {
-    const { ttl, ttlMs, wait, waitMs, lease, leaseMs } = this.#defaults
-    return {
-      ...(options.ttl ?? options.ttlMs) === undefined ? { ttl, ttlMs } : { ttl: options.ttl, ttlMs: options.ttlMs },
-      ...(options.wait ?? options.waitMs) === undefined ? { wait, waitMs } : { wait: options.wait, waitMs: options.waitMs },
-      ...(options.lease ?? options.leaseMs) === undefined ? { lease, leaseMs } : { lease: options.lease, leaseMs: options.leaseMs },
-    }
-  }
-
-  async #claim(tx: MemoryTransaction, scope: string, key: string, options: RequestIdentity & Ttl & Wait & Lease): Promise<HeldClaim> {
+  async #claim(tx: MemoryTransaction, scope: string, key: string, options: RequestIdentity & Ttl & Wait & Lease): Promise<Claim> {
     name(scope, 'scope')
     if (key === null || key === undefined) throw new KeyInvalid('the idempotency key is NULL', { sqlstate: 'ID001' })
     text(key, 'key')
     const id = idOf(scope, key)
     const hash = 'method' in options ? hashed(options.method, options.path, options.body, options.without)
       : options.requestHash ? Buffer.from(options.requestHash) : null
+    if (hash && (hash.length < 1 || hash.length > 64)) refuse('a request hash has 1 to 64 bytes', '22023')
     const ttl = duration(options.ttl, options.ttlMs, 'ttl', DAY)
     const lease = duration(options.lease, options.leaseMs, 'lease', 60_000)
     const deadline = performance.now() + duration(options.wait, options.waitMs, 'wait', 0)
-    const began = performance.now()
-    const claimed = (outcome: Claim['outcome'], row?: KeyRow): HeldClaim => {
-      const claim: HeldClaim = {
-        ...rowCore(outcome === 'replay' || outcome === 'erased' || outcome === 'new' ? row : undefined), outcome,
-        leaseMs: row?.leaseExpiresAt ? row.leaseExpiresAt.getTime() - Date.now() : null, maxResponseSize: MAX_RESPONSE_SIZE, encoding: 'UTF8',
-      }
-      noteClaim(claim, performance.now() - began)
-      return claim
-    }
+    const claimed = (outcome: Claim['outcome'], row?: KeyRow): Claim => ({
+      ...rowCore(outcome === 'replay' || outcome === 'erased' || outcome === 'new' ? row : undefined), outcome,
+      ...outcome === 'new' ? {} : { claimToken: null, attempt: null },
+      // The lease of a claim that is not committed is not known.
+      leaseExpiresAt: outcome === 'new' || (outcome === 'in_progress' && row?.claimedBy !== tx) ? row?.leaseExpiresAt ?? null : null,
+    })
     for (;;) {
       const now = Date.now()
       const writer = this.#keys.writer(tx, id)
@@ -476,12 +439,9 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       row?.state === 'pending' && row.leased && (attempt === undefined ? row.availableAt > Date.now() : row.attempt === attempt)
     const core: Core = {
       requestHash: async (method, path, body) => hashed(method, path, body),
-      canonicalJson: async (document) => canonicalText(document),
+      canonicalJson: async (document: string | null) => (document === null ? null as never : canonicalText(document)),
       keyIsValid: async (key) => key !== null && validKey(key),
-      claim: async (scope, key, options = {}) => {
-        const { leaseMs: _, maxResponseSize: __, encoding: ___, ...claim } = await self.#claim(tx, scope, key, options)
-        return claim
-      },
+      claim: (scope, key, options = {}) => self.#claim(tx, scope, key, options),
       async complete(scope, key, status, options = {}) {
         if (status < 100 || status > 599) refuse('the status of a response is 100 to 599', '22023')
         const row = await self.#heldRow(tx, scope, key, options.claimToken)
@@ -499,10 +459,13 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         })
         return true
       },
-      checkpoint: (scope, key, recoveryPoint, options = {}) => self.#renew(tx, scope, key, options, {
-        recoveryPoint: name(recoveryPoint, 'recoveryPoint'), recoveryState: parsed(options.recoveryState ?? null),
-        recoveryStateText: options.recoveryState === undefined ? null : JSON.stringify(options.recoveryState),
-      }),
+      async checkpoint(scope, key, recoveryPoint, options = {}) {
+        const state = options.recoveryState === undefined ? null : JSON.stringify(options.recoveryState)
+        if (Buffer.byteLength(state ?? '') > MAX_RESPONSE_SIZE) refuse('the recovery state is larger than idempotency.max_response_size', '54000')
+        return self.#renew(tx, scope, key, options, {
+          recoveryPoint: name(recoveryPoint, 'recoveryPoint'), recoveryState: parsed(options.recoveryState ?? null), recoveryStateText: state,
+        })
+      },
       heartbeat: (scope, key, options = {}) => self.#renew(tx, scope, key, options),
       async fail(scope, key, options = {}) {
         const row = await self.#heldRow(tx, scope, key, options.claimToken)
@@ -563,7 +526,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
         return made
       },
       async run(scope, key, handler, request, options = {}) {
-        const run = self.#defaults.handlers?.[handler] ?? refuse(`function "${handler}" does not exist`, '42883')
+        const run = self.handlers[handler] ?? refuse(`function "${handler}" does not exist`, '42883')
         const document = typeof request === 'string' ? request : JSON.stringify(request)
         const claim = await core.claim(scope, key, { wait: '1 minute', ...options, method: 'RUN', path: handler, body: document })
         if (claim.outcome === 'new') {
@@ -589,10 +552,11 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       async set(userId, entityType, entityId, actionType, active, actionId, options = {}) {
         name(actionType, 'actionType')
         options.excludes?.forEach((excluded) => name(excluded, 'excludes'))
+        if (options.excludes?.includes(actionType)) refuse('an action cannot exclude itself', '22023')
         const { shouldProcess, lastActionId } = await self.#advance(tx, userId, entityType, entityId, actionId)
         const id = idOf(userId, entityType, entityId, actionType)
         if (!shouldProcess) return { isActive: self.#actions.get(tx, id)?.isActive ?? false, lastActionId, processed: false }
-        self.#actions.set(tx, id, { isActive: active })
+        if (active || self.#actions.get(tx, id)) self.#actions.set(tx, id, { isActive: active })
         for (const excluded of active ? options.excludes ?? [] : []) {
           const other = idOf(userId, entityType, entityId, excluded)
           if (excluded !== actionType && self.#actions.get(tx, other)) self.#actions.set(tx, other, { isActive: false })
@@ -829,10 +793,7 @@ export class MemoryIdempotency implements Client<MemoryTransaction> {
       }
       return count
     }
-    // Refuses the arguments that the client would not send to the server.
-    const checks = this.statements as unknown as Record<string, (...given: unknown[]) => unknown>
     return Object.fromEntries(Object.entries(core).map(([name, run]) => [name, async (...given: unknown[]) => {
-      checks[name]!(...given)
       if (tx.isAborted) refuse('current transaction is aborted, commands ignored until end of transaction block', '25P02')
       try {
         if (KEY_FUNCTIONS.has(name)) self.#requireRecord(tx, given[0] as string, given[1] as string)
@@ -856,6 +817,6 @@ function refuseKey(key: string): void {
 }
 
 /** Functions of one key, which may have no row. */
-const KEY_FUNCTIONS = new Set(['complete', 'checkpoint', 'heartbeat', 'fail', 'lookup', 'forget', 'erase'])
+const KEY_FUNCTIONS = new Set(['complete', 'checkpoint', 'heartbeat', 'fail', 'release', 'lookup', 'forget', 'erase'])
 const MAX_ATTEMPTS = 10
 const validKey = (key: string): boolean => /^[A-Za-z0-9_:.-]{16,128}$/.test(key)

@@ -8,13 +8,15 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Adapter } from './adapter.js'
 import { asIdempotencyError, IdempotencyError, sqlstateOf, TimedOut, TransactionEnded } from './errors.js'
-import type { Row, Statement } from './functions.js'
+import type { Row, Statement, Statements } from './functions.js'
 import { describe, LONGEST_TIMER, type Parameter } from './values.js'
 
 /** The members of a pg.Pool that we use, or of an ORM's pool. */
 export interface PoolLike<Tx = any> {
   connect(): Promise<PoolClientLike>
   options?: { max?: number | undefined }
+  /** The statements of the double in memory. */
+  readonly statements?: Statements
   /** The adapter of an ORM's pool, which also runs the methods of on(handle). */
   readonly adapter?: Adapter<Tx> | undefined
 }

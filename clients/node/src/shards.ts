@@ -41,7 +41,7 @@ export class OneServer implements Servers {
   #pool: PoolLike
 
   constructor(pool: PoolLike, schema: string) {
-    this.statements = statements(schema)
+    this.statements = pool.statements ?? statements(schema)
     this.#pool = pool
   }
 

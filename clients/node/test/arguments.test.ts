@@ -140,3 +140,37 @@ test('an argument that is not even sent does not end the transaction', async () 
     assert.equal(result.status, 200)
   }
 })
+
+test('the double ends a call as the server does', async () => {
+  const calls: ((client: Client<any>) => Promise<unknown>)[] = [
+    (client) => client.outboxNack(10n ** 12n, { error: 'x' }), (client) => client.claim('s', key(), { requestHash: Buffer.alloc(0) }),
+    (client) => client.claimMany('s', [key()], { requestHashes: [Buffer.alloc(65)] }), (client) => client.claim('s', key(), { lease: '1 year' }),
+    (client) => client.set('u', 'p', '1', 'like', true, 1, { excludes: ['like'] }), (client) => client.onceMany('s', ['a', null as never]),
+    (client) => client.once('s', null as never), (client) => client.publish(null as never, 1), (client) => client.release('s', 'short'),
+    (client) => client.completeMany('s', [], []), (client) => client.canonicalJson(null as never),
+    (client) => client.job({ scope: 's', key: key() }, async (job) => { await job.step('large', () => 'x'.repeat(1_100_000)) }),
+    async (client) => {
+      const user = key()
+      await client.set(user, 'post', '1', 'like', false, 1)
+      return client.actionStates(user, 'post', ['1'])
+    },
+    async (client) => {
+      const one = key()
+      return (await client.claimMany('s', [one, one])).map(({ outcome, leaseExpiresAt }) => [outcome, leaseExpiresAt === null])
+    },
+    async (client) => {
+      const one = key()
+      await client.claim('s', one)
+      const { outcome, leaseExpiresAt, attempt, claimToken } = await client.claim('s', one)
+      return [outcome, leaseExpiresAt === null, attempt, claimToken]
+    },
+    async (client) => {
+      const one = key()
+      await client.request({ scope: 's', key: one }, () => ({ status: 201, body: 'x' }))
+      const { expiresAt, ...claim } = await client.claim('s', one)
+      return [claim, expiresAt === null]
+    },
+  ]
+  const end = (client: Client<any>, call: (typeof calls)[0]): Promise<unknown> => call(client).catch((error: unknown) => sqlstateOf(error) ?? String(error))
+  for (const call of calls) assert.deepEqual(await end(new MemoryIdempotency(), call), await end(world.client(), call), String(call))
+})

@@ -72,7 +72,7 @@ test('the double has every method, in and out of a transaction', async () => {
   const memory = new MemoryIdempotency()
   const methods = (client: object): string[] => [...Object.keys(client), ...Object.getOwnPropertyNames(Object.getPrototypeOf(client))]
     .filter((name) => typeof (client as Record<string, unknown>)[name] === 'function' && name !== 'constructor').sort()
-  assert.deepEqual(methods(memory), methods(idem))
+  for (const name of methods(idem)) assert.equal(typeof (memory as unknown as Record<string, unknown>)[name], 'function', name)
   await memory.transaction((tx) => { assert.deepEqual(Object.keys(memory.on(tx)).sort(), Object.keys(idem.statements).sort()) })
 })
 
