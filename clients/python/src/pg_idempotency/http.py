@@ -350,46 +350,36 @@ def _replay(result: Result) -> Answer:
     return _answer(response, ("Idempotent-Replayed", "true"))
 
 
+PROBLEMS: dict[type[IdempotencyError], tuple[str, str, int, str | None]] = {
+    RateLimited: ("rate-limited", "Too many new keys", 429, "Too many new idempotency keys."),
+    InProgress: ("in-progress", "Request in progress", 409, "The first request with this key is still running."),
+    ClaimLost: ("in-progress", "Request in progress", 409, "Another worker has taken over the request with this key."),
+    ClaimNotFound: ("in-progress", "Request in progress", 409, "Another worker has taken over the request with this key."),
+    KeyReused: ("key-reused", "Idempotency-Key reused", 422, "The key came with another request before."),
+    KeyExpired: ("key-expired", "Idempotency-Key expired", 422, "The key is too old: send the request with a new one."),
+    TimedOut: ("timeout", "Timed out", 503, "The request took too long, and was undone."),
+    ScopeMoving: ("scope-moving", "Scope is being moved", 503, "What this request is about is being moved to another server. "
+                  "Retry with the same key."),
+    ActionIdAhead: ("action-id-ahead", "Action id too far ahead", 400, "The action id is too far ahead of the server's clock."),
+    StreamingRefused: ("streaming-refused", "Streaming refused", 500, None),
+    ScopeInvalid: ("scope-invalid", "Invalid scope", 400, None),
+    RequestTooLarge: ("request-too-large", "Request too large", 413, None)}
+"""The problem that an error is, with its detail; None is the text of the error."""
+
+
 def _refusal(error: IdempotencyError, guard: Guard) -> Answer | None:
     """The problem that an error of the claim is, if it is one."""
-    match error:
-        case KeyInvalid():
-            said = str(error)[:1].upper() + str(error)[1:]
-            said = " ".join(filter(None, [said if said.endswith(".") else f"{said}.", error.detail, error.hint]))
-            return _answer(problem("key-invalid", "Invalid Idempotency-Key", 400, said))
-        case RateLimited():
-            return _answer(problem("rate-limited", "Too many new keys", 429, "Too many new idempotency keys."),
-                           ("Retry-After", str(error.retry_after)))
-        case InProgress():
-            return _answer(problem("in-progress", "Request in progress", 409,
-                                   "The first request with this key is still running."),
-                           ("Retry-After", str(error.retry_after)))
-        case ClaimLost() | ClaimNotFound():
-            return _answer(problem("in-progress", "Request in progress", 409,
-                                   "Another worker has taken over the request with this key."), ("Retry-After", "1"))
-        case KeyReused():
-            return _answer(problem("key-reused", "Idempotency-Key reused", guard.conflict_status,
-                                   "The key came with another request before."))
-        case KeyExpired():
-            return _answer(problem("key-expired", "Idempotency-Key expired", 422,
-                                   "The key is too old: send the request with a new one."))
-        case TimedOut():
-            return _answer(problem("timeout", "Timed out", 503, "The request took too long, and was undone."),
-                           ("Retry-After", "1"))
-        case ScopeMoving():
-            return _answer(problem("scope-moving", "Scope is being moved", 503,
-                                   "What this request is about is being moved to another server. "
-                                   "Retry with the same key."),
-                           ("Retry-After", str(error.retry_after)))
-        case ActionIdAhead():
-            return _answer(problem("action-id-ahead", "Action id too far ahead", 400,
-                                   "The action id is too far ahead of the server's clock."))
-        case StreamingRefused():
-            return _answer(problem("streaming-refused", "Streaming refused", 500, str(error)))
-        case ScopeInvalid():
-            return _answer(problem("scope-invalid", "Invalid scope", 400, str(error)))
-        case RequestTooLarge():
-            return _answer(problem("request-too-large", "Request too large", 413, str(error)))
+    if isinstance(error, KeyInvalid):
+        said = str(error)[:1].upper() + str(error)[1:]
+        said = " ".join(filter(None, [said if said.endswith(".") else f"{said}.", error.detail, error.hint]))
+        return _answer(problem("key-invalid", "Invalid Idempotency-Key", 400, said))
+    for kind in type(error).__mro__:
+        if kind in PROBLEMS:
+            name, title, status, detail = PROBLEMS[kind]
+            # The client may come again with the same key.
+            later = [("Retry-After", str(getattr(error, "retry_after", 1)))] if status in (409, 429, 503) else []
+            status = guard.conflict_status if kind is KeyReused else status
+            return _answer(problem(name, title, status, detail or str(error)), *later)
     return None
 
 

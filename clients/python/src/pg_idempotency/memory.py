@@ -18,8 +18,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -29,13 +29,11 @@ from . import client
 from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, KeyInvalid, RateLimited,
                      TransactionEnded)
 from .core import Response
-from .functions import Argument, AsyncFunctions, Interval, Statement, SyncFunctions, json_text
-from .handlers import DEFAULT_TIMEOUT
+from .functions import Argument, AsyncFunctions, Statement, SyncFunctions, json_text
 from .intervals import seconds
 from .keys import new_key, request_hash
 from .memory_monitoring import Monitoring, abandoned
-from .shards import OneServer, Server
-from .telemetry import Outcome, Telemetry, Tracing
+from .postgres import OpenedSession
 from .runtimes import AsyncRuntime, Runtime, SyncRuntime, run
 
 T = TypeVar("T")
@@ -376,6 +374,11 @@ class Store(Monitoring):
         self.last_token = 0
         self.ids_drawn = itertools.count(1)
         self.new_keys: dict[str, list[float]] = {}
+
+    def backend(self, schema: str, asynchronous: bool) -> MemoryBackend:
+        if asynchronous:
+            return MemoryBackend(self, AsyncRuntime())
+        return MemoryBackend(self, SyncRuntime())
 
     def call(self, tx: Transaction, statement: Statement[Any]) -> list[tuple[Any, ...]]:
         """The rows of a statement.  Raises _Locked where the server would wait."""
@@ -965,16 +968,11 @@ class MemoryBackend:
     is_pool = True
 
     def __init__(self, store: Store, runtime: Runtime) -> None:
-        self.source = self._store = store
+        self.source = store
         self._runtime = runtime
 
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[MemorySession]:
-        session = MemorySession(self._store, self._runtime)
-        try:
-            yield session
-        finally:
-            await session.rollback()
+    def session(self) -> OpenedSession:
+        return OpenedSession(nullcontext(), lambda nothing: MemorySession(self.source, self._runtime))
 
 
 async def perform(tx: Transaction, statement: Statement[T], runtime: Runtime) -> T:
@@ -1023,16 +1021,11 @@ class _AsyncOnTransaction(AsyncFunctions):
 
 
 class MemoryIdempotency(client.Idempotency):
-    """Idempotency in memory."""
+    """Idempotency in memory, with the same options."""
 
-    def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None,
-                 max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
-                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None,
-                 on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
-        self.store, runtime = Store(settings or Settings(), handlers), SyncRuntime()
-        servers = OneServer(Server(MemoryBackend(self.store, runtime), max_waiters))
-        client.Defaults.__init__(self, servers, runtime, "idem", wait, ttl, lease, timeout, timeout_ms,
-                                 Telemetry(on_outcome, tracing))
+    def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None, **options: Any) -> None:
+        self.store = Store(settings or Settings(), handlers)
+        super().__init__(self.store, **options)
 
     def on(self, handle: Any) -> SyncFunctions:
         return _OnTransaction(handle, self.core.runtime)
@@ -1043,16 +1036,11 @@ class MemoryIdempotency(client.Idempotency):
 
 
 class AsyncMemoryIdempotency(client.AsyncIdempotency):
-    """AsyncIdempotency in memory."""
+    """AsyncIdempotency in memory, with the same options."""
 
-    def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None,
-                 max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
-                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None,
-                 on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
-        self.store, runtime = Store(settings or Settings(), handlers), AsyncRuntime()
-        servers = OneServer(Server(MemoryBackend(self.store, runtime), max_waiters))
-        client.Defaults.__init__(self, servers, runtime, "idem", wait, ttl, lease, timeout, timeout_ms,
-                                 Telemetry(on_outcome, tracing))
+    def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None, **options: Any) -> None:
+        self.store = Store(settings or Settings(), handlers)
+        super().__init__(self.store, **options)
 
     def on(self, handle: Any) -> AsyncFunctions:
         return _AsyncOnTransaction(handle, self.core.runtime)
