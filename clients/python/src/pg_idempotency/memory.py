@@ -948,7 +948,9 @@ class MemorySession:
         """It ends with the transaction."""
 
     async def commit(self, statement: Statement[T] | None) -> Any:
-        result = None if statement is None else await perform(self.handle, statement, self._runtime)
+        result: Any = None
+        if statement is not None:
+            result = await perform(self.handle, statement, self._runtime)
         self.handle.end(True)
         return result
 
