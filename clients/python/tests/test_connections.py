@@ -178,7 +178,7 @@ def ends_within(child, seconds):
 @pytest.mark.parametrize("synchronous", [True, False])
 def test_a_silent_server_at_an_exchange(database, effects, monkeypatch, asynchronously, silence, synchronous):
     """No request waits for ever, and none runs twice: after a COMMIT without an answer, the next claim says what happened."""
-    monkeypatch.setattr("pg_idempotency.core.ANSWER_LIMIT", 2)
+    monkeypatch.setattr("pg_idempotency.core.ANSWER_LIMIT", 3)
     monkeypatch.setattr("pg_idempotency.postgres.CANCEL_LIMIT", 0.5)
     monkeypatch.setattr("pg_idempotency.postgres.ROLLBACK_LIMIT", 0.5)
     proxy, key = Proxy(), new_key()

@@ -362,9 +362,17 @@ class PsycopgSession:
         loop = asyncio.get_running_loop() if self._is_async else None
         done: Any = asyncio.Event() if self._is_async else threading.Event()
 
+        # psycopg's C implementation keeps Python's lock in cancel(), and a silent server would stop all threads.
+        safely = getattr(self._connection, "cancel_safe", None)
+
         def cancel() -> None:
             try:
-                self._connection.cancel()
+                if safely is None:
+                    self._connection.cancel()
+                elif self._is_async:
+                    asyncio.run(safely(timeout=CANCEL_LIMIT))
+                else:
+                    safely(timeout=CANCEL_LIMIT)
             except (psycopg.Error, OSError):
                 pass
             if loop is None:
