@@ -275,8 +275,8 @@ sink_value(const RelaySink *sink, size_t metric)
 		(double) sink->refused, (double) sink->deferred,
 		(double) sink->postponed,
 		(double) sink->failures, (double) sink->dead, sink->in_flight.count,
-		sink->ready.count + sink->retries.count, sink->connected && !sink->held_until,
-		sink->disabled
+		sink->ready.count + sink->retries.count,
+		sink->connected && !sink->held_until, sink->disabled
 	};
 
 	return values[metric];

@@ -307,11 +307,13 @@ class World:
                 else call.name in READERS or is_unchanged))
         # An old snapshot has the versions of a user who was forgotten since.
         differs = differs or (self.has_forgotten and is_unchanged and call.name in (
-            'advance', 'advance_many', 'set', 'set_many', 'toggle'))
+            'advance', 'advance_many', 'act', 'set_many'))
         # A test can let a token expire that an old snapshot has as valid.
         differs = differs or (call.name == 'once' and answer == [(False,)]) \
             or (call.name == 'once_many' and isinstance(answer, list)
-                and isinstance(expected, list) and set(answer) < set(expected))
+                and isinstance(expected, list) and set(answer) < set(expected)) \
+            or (call.name == 'once_many' and isinstance(answer, list)
+                and expected == '40001' and len(answer) < len(set(call.args[1])))
         self.count('differs by design', differs)
         return differs
 
@@ -594,16 +596,18 @@ class World:
                 call.generator.close()
                 self.model.fail(call.tx)
                 return
-            if self.is_instead(call, answer):
-                raise Ambiguous('a conflict with an open append')
+            if answer is not None and \
+                    self.differs_by_design(call, None, answer):
+                raise Ambiguous('the portable edition did not wait')
             if answer is not None:
                 raise Difference('%s\nexpected to wait for %s\nfound    %s' % (
                     call.text, wait.holder, answer))
             found = self.check(self.admin.run(
                 'SELECT pg_blocking_pids(pid), waitstart FROM pg_locks '
                 'WHERE pid = %d AND NOT granted' % session.pid))
+            # The portable edition can have waited for this one all the time.
             if found and found[0][0] == pids and \
-                    (found[0][1] or 0) >= self.model.now:
+                    (IS_PORTABLE or (found[0][1] or 0) >= self.model.now):
                 break
             # A claim of a key whose committed lease has not expired polls.
             if IS_PORTABLE and call.name.startswith('claim') and self.check(self.admin.run(
