@@ -260,7 +260,7 @@ for (const [name, make] of Object.entries(orms)) {
           const answer = await idem.request(options(`${one}${late}`), async (tx) => {
             await orm.insert(tx, one)
             const fails = async (): Promise<void> => {
-              for (let ticks = 0; ticks < late; ticks++) await undefined
+              for (let ticks = 0; ticks < late; ticks++) await Promise.resolve()
               await orm.raw(tx, 'SELECT 1 / 0')
             }
             fails().catch(() => undefined)
