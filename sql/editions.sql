@@ -34,7 +34,10 @@ SET ROLE regress_idem_editions;
 SELECT outcome FROM idem_claim('s', 'editions-claimed-2');
 RESET ROLE;
 
+-- It warns if the server's settings are not the defaults.
+SET client_min_messages = error;
 ALTER EXTENSION idempotency UPDATE TO :'version';
+RESET client_min_messages;
 SELECT detail FROM idem_health() WHERE check_name = 'edition';
 SELECT count(*) FROM pg_proc WHERE pronamespace = 'editions'::regnamespace AND proname LIKE 'idem\_p\_%';
 SET ROLE regress_idem_editions;
