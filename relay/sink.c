@@ -541,7 +541,8 @@ relay_sink_next(RelaySink *sink, int64_t now)
  * flight with.
  *
  * Retries alternate with the messages that have not failed, and have at most
- * half of the places.  After a failure, the others come first.
+ * half of the places.  While messages fail, those that have not failed come
+ * first.
  */
 static RelayMessage *
 choose(const RelaySink *sink, bool shared)

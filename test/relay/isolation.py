@@ -212,8 +212,8 @@ def commands(world, *more):
 
 
 def take(world):
-    """Another relay takes all messages.  Texts fail with themselves as the error;
-    it releases the others."""
+    """Another relay takes all messages.  A text fails, with itself as the error;
+    the relay releases all others."""
     world.query("SELECT CASE WHEN jsonb_typeof(payload) = 'string' THEN idem_outbox_fail(id, attempt, payload #>> '{}', '0s') "
                 'ELSE idem_outbox_release(ARRAY[id])::text END FROM idem_outbox_take(1000)')
 

@@ -41,12 +41,13 @@ declare module 'fastify' {
 
 /** Marks the config of a route that the plugin has guarded. */
 const GUARDED = Symbol('guarded by pg-idempotency')
+/** Options of each plugin, which Fastify itself uses. */
+const PLUGIN_OPTIONS = ['prefix', 'logLevel', 'logSerializers']
 
 async function idempotency(app: any, options: FastifyOptions): Promise<void> {
   const { client, ...defaults } = options
   checkedClient(client)
-  // Fastify itself uses the others.
-  checkedOptions(defaults as HttpOptions<never>, 'prefix', 'logLevel', 'logSerializers')
+  checkedOptions(defaults as HttpOptions<never>, ...PLUGIN_OPTIONS)
   app.decorateRequest('idempotency', null)
   app.decorateRequest('rawBody', null)
   // onRoute misses routes that are declared before the plugin is loaded, or outside its context, and they would run unguarded.
@@ -59,7 +60,7 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
   app.addHook('onRoute', (route: any) => {
     const own = route.config?.idempotency as RouteOptions | boolean | undefined
     if (own === undefined || own === false) return
-    const settings = routeOptions<HttpOptions<any> & { job?: boolean }>(defaults, own === true ? {} : own, 'prefix', 'logLevel', 'logSerializers', 'job')
+    const settings = routeOptions<HttpOptions<any> & { job?: boolean }>(defaults, own === true ? {} : own, ...PLUGIN_OPTIONS, 'job')
     const kind = settings.job ? 'job' : 'request'
     const handler = route.handler as (this: unknown, request: any, reply: any) => unknown
     // This is the first hook, so that later hooks can parse.
@@ -298,5 +299,5 @@ function responseOf(route: string, reply: any, payload: unknown): Sent {
 // Its hooks apply to the application that registers the plugin, not to a context of its own.
 Object.assign(idempotency, { [Symbol.for('skip-override')]: true, [Symbol.for('fastify.display-name')]: 'pg-idempotency' })
 
-export { idempotency, keyOf }
+export { idempotency }
 export default idempotency

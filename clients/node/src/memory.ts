@@ -559,7 +559,7 @@ class Memory {
         if (active || self.#actions.get(tx, id)) self.#actions.set(tx, id, { isActive: active })
         for (const excluded of active ? options.excludes ?? [] : []) {
           const other = idOf(userId, entityType, entityId, excluded)
-          if (excluded !== actionType && self.#actions.get(tx, other)) self.#actions.set(tx, other, { isActive: false })
+          if (self.#actions.get(tx, other)) self.#actions.set(tx, other, { isActive: false })
         }
         return { isActive: active, lastActionId, processed: true }
       },

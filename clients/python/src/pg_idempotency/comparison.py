@@ -56,7 +56,7 @@ def form_keys(content_type: str, body: bytes, field: str) -> list[str]:
 
 @lru_cache
 def _encoded(name: bytes) -> bytes:
-    """A pattern for a name, each of whose bytes may be percent-encoded."""
+    """A pattern for a name, each of whose bytes can be percent-encoded."""
     return b"".join(b"(?:%s|%%(?i:%02x))" % (re.escape(name[at:at + 1]) if name[at] != 32 else rb"\+", name[at]) for at in range(len(name)))
 
 

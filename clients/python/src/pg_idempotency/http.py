@@ -236,7 +236,8 @@ class Exchange:
         return not self.keys and is_form(self.content_type)
 
     def form_key(self, field: str) -> str | None:
-        """When the body was read.  A form never loses its key silently, because its guard may be optional."""
+        """When the body was read.  Raises KeyInvalid if the key can be outside of what is kept, because an optional
+        guard would be off without a message."""
         body = bytes(self._kept or b"")
         if len(body) < self.size:
             raise KeyInvalid(f"a form that was read before its guard has its key within {self.most_kept} bytes")
@@ -376,7 +377,7 @@ def _refusal(error: IdempotencyError, guard: Guard) -> Answer | None:
     for kind in type(error).__mro__:
         if kind in PROBLEMS:
             name, title, status, detail = PROBLEMS[kind]
-            # The client may come again with the same key.
+            # The client can repeat the request with the same key.
             later = [("Retry-After", str(getattr(error, "retry_after", 1)))] if status in (409, 429, 503) else []
             status = guard.conflict_status if kind is KeyReused else status
             return _answer(problem(name, title, status, detail or str(error)), *later)

@@ -216,7 +216,7 @@ class _Deferring:
                 self._deferred -= 1
 
 
-# Of the process: a program may make many clients.
+# Of the process: a program can make many clients.
 _watchdog = _Watchdog()
 _deferring = _Deferring()
 
