@@ -70,6 +70,20 @@ export async function parsedBody(req: Pick<ParsedRequest, 'method' | 'originalUr
 /** The files of multer and express-fileupload. */
 interface Files { file?: any; files?: object }
 
+/**
+ * Returns the bytes to compare of a request in NestJS, on Express or Fastify. If
+ * nothing has read the body, replay() makes it readable again.
+ */
+export async function bodyOf(request: any, limit: number = request.routeOptions?.bodyLimit ?? 2 << 20) {
+  const raw = request.raw ?? request
+  const { 'content-type': contentType, 'content-encoding': contentEncoding } = request.headers
+  const bytes = [request.rawBody, request.body].find((one): one is Buffer => Buffer.isBuffer(one))
+  if (bytes) return { body: bytes, contentType, contentEncoding }
+  if (raw.readableEnded || request._body) return { body: (await parsedBody(request)).bytes, contentType: 'application/json' }
+  const body = await wholeBody(raw, limit)
+  return { body, contentType, contentEncoding, replay: () => replayBody(raw, Buffer.from(body)) }
+}
+
 /** Returns the names, types and hashes of files in memory or on disk. */
 async function filesOf({ file, files }: Files): Promise<unknown[]> {
   const found = [file ?? [], Object.values(files ?? {})].flat(2) as Record<string, any>[]

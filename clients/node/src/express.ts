@@ -148,5 +148,5 @@ function requestSnapshot(req: ExpressRequest, res: ServerResponse, parseAgain: (
   }
 }
 
-export { parsedBody, readBody } from './body.js'
+export { bodyOf } from './body.js'
 export { BufferedResponse } from './response.js'
