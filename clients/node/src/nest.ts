@@ -4,23 +4,26 @@
  *	IdempotencyModule.forRoot({ client, scope: (request) => request.user.id })
  *	@Post() @Idempotent() create(@Body() order: Order, @Tx() tx: PoolClient) { ... }
  *
- * The guard is an interceptor after the application's guards and its global
- * interceptors, which handle a replay like a first response. The handler's
- * result is sent after COMMIT. If the handler throws, its work is rolled back,
- * and the exception filters get the error.
+ * The guard is an interceptor. Nest's response is sent after COMMIT. After an
+ * exception, the work is rolled back, and the exception filters answer.
  */
 import {
-  applyDecorators, createParamDecorator, HttpException, Inject, Module, SetMetadata, StreamableFile, UseInterceptors,
-  type CallHandler, type DynamicModule, type ExecutionContext, type NestInterceptor,
+  applyDecorators, createParamDecorator, HttpException, Inject, Module, ServiceUnavailableException, SetMetadata, StreamableFile,
+  UseInterceptors, type CallHandler, type DynamicModule, type ExecutionContext, type NestInterceptor,
 } from '@nestjs/common'
-import { HttpAdapterHost, Reflector } from '@nestjs/core'
-import { lastValueFrom, of, type Observable } from 'rxjs'
-import type { Client, Response } from './client.js'
-import { checkedOptions, isStream, overrides, refuseSuccess, routeOptions, SENDING_METHODS, serve, streamingRefused, type Context, type HttpOptions } from './http.js'
-import type { Headers } from './values.js'
+import { Reflector } from '@nestjs/core'
+import { lastValueFrom, Observable, of, Subject, takeUntil, type Subscriber } from 'rxjs'
+import { checkedCount, storable, type Client, type Response } from './client.js'
+import { bodyOf, BufferedResponse } from './express.js'
+import { BufferedReply } from './fastify.js'
+import {
+  checkedOptions, ignoreLateCalls, isStream, keyOf, overrides, routeOptions, serve, snapshotOf, streamingRefused, type Context, type HttpOptions,
+} from './http.js'
 
 export interface NestOptions<Request = any> extends HttpOptions<Request> {
   client: Client<any>
+  /** The largest request body that no parser has read, in bytes: on Express 2 MB by default, on Fastify the limit of the route. */
+  bodyLimit?: number
 }
 export interface AsyncNestOptions {
   imports?: DynamicModule['imports']
@@ -28,7 +31,7 @@ export interface AsyncNestOptions {
   useFactory: (...given: any[]) => NestOptions | Promise<NestOptions>
 }
 /** Options for one route. */
-export type RouteOptions = Partial<HttpOptions<any>> & { job?: boolean }
+export type RouteOptions = Partial<Omit<NestOptions, 'client'>> & { job?: boolean }
 
 const SETTINGS = Symbol('settings of pg-idempotency')
 const ROUTE = 'pg-idempotency:route'
@@ -42,7 +45,8 @@ export class IdempotencyModule {
     const made = async (...given: unknown[]): Promise<NestOptions> => {
       const options = await useFactory(...given)
       const { client: _, ...settings } = options
-      checkedOptions(settings as HttpOptions<never>)
+      checkedOptions(settings as HttpOptions<never>, 'bodyLimit')
+      checkedCount(options.bodyLimit, 'bodyLimit')
       return options
     }
     return { module: IdempotencyModule, global: true, imports, providers: [{ provide: SETTINGS, inject, useFactory: made }], exports: [SETTINGS] }
@@ -51,107 +55,126 @@ export class IdempotencyModule {
 Module({})(IdempotencyModule)
 
 class IdempotencyInterceptor implements NestInterceptor {
-  constructor(readonly options: NestOptions, readonly host: HttpAdapterHost, readonly reflector: Reflector) {}
+  constructor(readonly options: NestOptions, readonly reflector: Reflector) {}
 
-  async intercept(context: ExecutionContext, next: CallHandler): Promise<Observable<unknown>> {
-    const { client, ...defaults } = this.options
-    const { job, ...own } = this.reflector.get<RouteOptions>(ROUTE, context.getHandler())
-    const settings = { ...defaults, ...own }
-    const request = context.switchToHttp().getRequest()
-    const response = context.switchToHttp().getResponse()
-    if (settings.methods && !settings.methods.includes(request.method)) return next.handle()
-    const route = `${request.method} ${request.originalUrl}`
-    const http = this.host.httpAdapter
-    const before = { status: response.statusCode as number, headers: { ...response.getHeaders() } as Headers }
-    const reset = (): void => {
-      http.status(response, before.status)
-      for (const name of Object.keys(response.getHeaders())) if (!(name in before.headers)) response.removeHeader(name)
+  intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
+    const route = context.getHandler()
+    const isSse = this.reflector.get<boolean | undefined>('__sse__', route)
+    if (context.getType() !== 'http' || isSse) {
+      throw new TypeError(`${context.getClass().name}.${route.name}() must not be guarded: @Idempotent() is for HTTP requests with one response, and ` +
+        `not for ${isSse ? '@Sse()' : context.getType()}`)
     }
-    const raw = response.raw ?? response
-    const sending = [[raw, SENDING_METHODS], [response, ['send', 'hijack']]] as const
-    const takeBack = sending.map(([target, names]) => overrides(target, names))
-    let value: unknown
-    let isUndone = false
-    let answer
-    try {
-      answer = await serve(client, {
-        method: request.method, path: request.originalUrl, key: (request.raw ?? request).headersDistinct['idempotency-key'],
-        native: request, scope: () => settings.scope(request), onScope: () => { isUndone = true }, ...bodyOf(request, route),
-      }, settings as HttpOptions<never>, job ? 'job' : 'request', async (claimed: Context<any>, isFinished) => {
-        reset()
-        request.idempotency = claimed
-        value = await new Promise((resolve, reject) => {
-          // A response that the handler sends itself would precede COMMIT.
-          for (const [target, names] of sending) {
-            for (const name of names) target[name] = () => reject(streamingRefused(route, `itself, with response.${name}()`))
-          }
-          lastValueFrom(next.handle(), { defaultValue: undefined }).then(resolve, reject)
-        })
-        // The last step's response is the one that is stored.
-        return isFinished() ? undefined : responseOf(value, response, route, http.getType() === 'fastify')
-      })
-      isUndone &&= !answer.first && answer.headers['Idempotent-Replayed'] === undefined
-      if (isUndone) reset()
-    } finally {
-      for (const undo of takeBack) undo()
-      if (isUndone) refuseSuccess(raw, route)
-    }
-    const { status, headers, body, first } = answer
-    const isReplayed = headers['Idempotent-Replayed'] !== undefined
-    // Nest redirects after this, and chooses the type itself.
-    const redirects = isReplayed && this.reflector.get('__redirect__', context.getHandler()) !== undefined
-    // Return the stored response of a finished job, and the handler's result for any other first response.
-    if (first && (value !== undefined || body === null)) return of(value)
-    for (const [name, one] of Object.entries(headers)) if (!redirects || !/^content-type$/i.test(name)) http.setHeader(response, name, one as string)
-    http.status(response, status)
-    if (body === null) return of(undefined)
-    const type = headers['content-type'] ?? headers['Content-Type']
-    if (body === '' && type === undefined) return of(null)
-    const isJson = /json/i.test(String(type))
-    if (typeof body !== 'string' && !isJson && http.getType() === 'fastify') return of(body)
-    const text = body.toString()
-    if (!first && !isReplayed) throw new HttpException(JSON.parse(text) as object, status)
-    return of(isJson ? document(text) : text)
+    const { client, job, ...settings } = { ...this.options, ...this.reflector.get<RouteOptions>(ROUTE, route) }
+    if (settings.methods && !settings.methods.includes(context.switchToHttp().getRequest().method)) return next.handle()
+    return new Observable((outer) => guard(client, settings, job ? 'job' : 'request', context.getArgs(), next, outer))
   }
 }
 Inject(SETTINGS)(IdempotencyInterceptor, undefined, 0)
-Inject(HttpAdapterHost)(IdempotencyInterceptor, undefined, 1)
-Inject(Reflector)(IdempotencyInterceptor, undefined, 2)
+Inject(Reflector)(IdempotencyInterceptor, undefined, 1)
 
-/** The raw bytes, or the document of a parser. */
-function bodyOf(request: any, route: string): { body: Uint8Array; contentType?: string; contentEncoding?: string } {
-  const { 'content-type': contentType, 'content-encoding': contentEncoding, 'content-length': length, 'transfer-encoding': chunked } = request.headers
-  if (Buffer.isBuffer(request.rawBody)) return { body: request.rawBody, contentType, contentEncoding }
-  if (request.body !== undefined && request.body !== null) return { body: Buffer.from(JSON.stringify(request.body)), contentType: 'application/json' }
-  if (chunked !== undefined || Number(length ?? 0) > 0) {
-    throw new TypeError(`${route} has a body that was not read, so it cannot be compared: use NestFactory.create(App, { rawBody: true })`)
+/**
+ * Run a guarded route, and return the teardown of its observable. The result of
+ * the handler goes through the outer interceptors to Nest. Nest's response is
+ * kept, stored, and sent after COMMIT. A replay goes the same way, so that the
+ * outer interceptors come to their end, but sends the stored response.
+ */
+function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind: 'request' | 'job', [request, response, nextHandler]: any[], handler: CallHandler,
+  outer: Subscriber<unknown>): () => void {
+  const isFastify = response.raw !== undefined
+  const route = `${request.method} ${request.originalUrl}`
+  const held = isFastify ? new BufferedReply(response, route) : new BufferedResponse(response, route)
+  const left = new Error('an outer interceptor has answered in place of the handler')
+  const gone = new Subject<never>()
+  let again: (() => Promise<void>) | undefined
+  let readOver: (() => void) | undefined
+  let finished = (): boolean => false
+  let isUndone = false
+  let isEmitted = false
+  /** The status that the handler has left. */
+  let status: number | undefined
+  const emit = (value: unknown): void => {
+    isEmitted = true
+    of(value).subscribe(outer)
   }
-  return { body: new Uint8Array() }
+  let restore = (): void => {
+    restore = () => undefined
+    readOver?.()
+    delete request.fresh
+    held.restore(isUndone && !finished())
+  }
+  // If the status has become 4xx after the handler, an outer interceptor has thrown an exception.
+  const store = (given: number): boolean => (given < 400 || (status ?? given) === given) && storable(given, settings.store)
+  const perform = async (): Promise<void> => {
+    const { replay, ...body } = await bodyOf(request, settings.bodyLimit)
+    let whole: Response | undefined
+    const answer = await serve(client, {
+      method: request.method, path: request.originalUrl, key: keyOf(request), ...body,
+      native: request, scope: () => settings.scope(request), onScope: () => { isUndone = true },
+    }, { ...settings, store } as HttpOptions<never>, kind, async (claimed: Context<any>, isFinished) => {
+      finished = isFinished
+      if (isEmitted) throw new ServiceUnavailableException('the transaction must run again, so the client must repeat the request')
+      if (outer.closed) throw left
+      if (again) await again()
+      else again = snapshotOf(request)
+      readOver?.()
+      readOver = replay?.()
+      request.idempotency = claimed
+      // Otherwise Express would drop the body of a response that the client has cached, before it is stored.
+      Object.defineProperty(request, 'fresh', { configurable: true, writable: true, value: false })
+      whole = await held.run(() => new Promise((resolve, reject) => {
+        lastValueFrom(handler.handle().pipe(takeUntil(gone)), { defaultValue: undefined }).then((value) => {
+          if (outer.closed) throw left
+          if (response.headersSent || response.sent) throw streamingRefused(route, 'itself, in its handler')
+          if (value instanceof StreamableFile || isStream(value)) throw streamingRefused(route)
+          status = response.statusCode
+          if (!isFinished()) emit(value)
+          resolve(response)
+        }).catch(reject)
+      }), isFinished)
+      // The last step's response is the one that is stored.
+      if (isFinished()) whole = undefined
+      return whole
+    })
+    if (outer.closed && !isEmitted) return
+    isUndone &&= !answer.first && answer.headers['Idempotent-Replayed'] === undefined
+    if (isUndone && !isEmitted) {
+      restore()
+      for (const [name, value] of Object.entries(answer.headers)) response.header(name, value)
+      throw new HttpException(JSON.parse(String(answer.body)) as object, answer.status)
+    }
+    if (!isEmitted) {
+      const takeBack = overrides(response, ['render', 'view'])
+      response.render = response.view = () => response.send('')
+      await held.run(() => { emit(documentOf(answer.body)) }, () => false).catch(() => undefined)
+      takeBack()
+    }
+    restore()
+    const { status: code, headers = {}, body: bytes = null } = answer.first && whole ? whole : answer
+    held.send(code, Object.entries(headers), bytes)
+    // The outer interceptors can still be running.
+    if (isUndone) ignoreLateCalls(response, { isLeftBehind: () => true } as never, isFastify ? ['send', 'hijack'] : undefined)
+  }
+  perform().catch((error: unknown) => {
+    restore()
+    if (!isEmitted) outer.error(error)
+    else if (isFastify) response.send(error)
+    else nextHandler(error)
+  })
+  return () => {
+    if (isEmitted) return
+    // An outer interceptor answers, for example after its own timeout. Its response must not be held.
+    restore()
+    gone.error(left)
+  }
 }
 
-/** The response as Nest would send it: Express sends only text as text and all else as JSON, and Fastify also sends bytes. */
-function responseOf(value: unknown, response: any, route: string, isFastify: boolean): Response {
-  if (value instanceof StreamableFile) throw streamingRefused(route, 'with a StreamableFile')
-  if (isStream(value)) throw streamingRefused(route)
-  const headers = { ...response.getHeaders() } as Headers
-  if (isFastify && ArrayBuffer.isView(value)) {
-    headers['content-type'] ??= 'application/octet-stream'
-    return { status: response.statusCode, headers, body: Buffer.from(value.buffer, value.byteOffset, value.byteLength) }
+/** The stored response as outer interceptors get it. */
+function documentOf(body: string | Buffer | null): unknown {
+  try {
+    return JSON.parse(String(body))
+  } catch {
+    return body
   }
-  if (isFastify && (value === null || typeof value === 'number' || typeof value === 'boolean')) headers['content-type'] ??= 'application/json; charset=utf-8'
-  else if (typeof value !== 'object' || value === null) {
-    // An empty body without a type is null, and no body is undefined.
-    if (value === '') headers['content-type'] ??= `text/${isFastify ? 'plain' : 'html'}; charset=utf-8`
-    return { status: response.statusCode, headers, body: value === undefined ? null : String(value ?? '') }
-  }
-  headers['content-type'] ??= 'application/json; charset=utf-8'
-  return { status: response.statusCode, headers, body: JSON.stringify(value) }
-}
-
-/** Turns the text of an object into an object again, for outer interceptors. A string that is JSON stays a string. */
-function document(text: string): unknown {
-  const made: unknown = JSON.parse(text)
-  return JSON.stringify(made) === text ? made : text
 }
 
 /** Whether the handler bypasses the interceptor, with @Next() or with @Res() without passthrough. */
@@ -162,7 +185,7 @@ function answersItself(target: object, name: string | symbol): boolean {
 
 /** Guards a route as a request in one transaction, or with { job: true } as a job. */
 export function Idempotent(own: RouteOptions = {}): MethodDecorator {
-  routeOptions<RouteOptions & HttpOptions<any>>({ scope: () => '' }, own, 'job')
+  checkedCount(routeOptions<RouteOptions & HttpOptions<any>>({ scope: () => '' }, own, 'job', 'bodyLimit').bodyLimit, 'bodyLimit')
   const apply = applyDecorators(SetMetadata(ROUTE, own), UseInterceptors(IdempotencyInterceptor))
   return (target, name, descriptor) => {
     if (answersItself(target, name)) throw new TypeError(`${String(name)}() is guarded, and must not use @Res() or @Next(): return the response, or use @Res({ passthrough: true })`)

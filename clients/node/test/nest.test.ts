@@ -2,10 +2,14 @@
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
 import 'reflect-metadata'
-import { Body, Controller, Header, HttpException, Module, Param, Post, Redirect, Res, StreamableFile, type ArgumentsHost, type CallHandler, type INestApplication } from '@nestjs/common'
-import { NestFactory, type AbstractHttpAdapter } from '@nestjs/core'
+import {
+  Body, ClassSerializerInterceptor, Controller, Header, HttpException, Module, NotFoundException, Param, Post, Redirect, RequestTimeoutException,
+  Res, Sse, StreamableFile, UploadedFile, UseInterceptors, type ArgumentsHost, type CallHandler, type INestApplication,
+} from '@nestjs/common'
+import { NestFactory, Reflector, type AbstractHttpAdapter } from '@nestjs/core'
+import { FileInterceptor } from '@nestjs/platform-express'
 import { FastifyAdapter } from '@nestjs/platform-fastify'
-import { map } from 'rxjs'
+import { catchError, map, of, timeout } from 'rxjs'
 import type pg from 'pg'
 import { newKey, type Idempotency, type Job as JobType } from 'pg-idempotency'
 import { IdempotencyModule, Idempotent, Job, Tx } from 'pg-idempotency/nest'
@@ -16,6 +20,16 @@ let idem: Idempotency
 let app: INestApplication
 let url: string
 let conflicts = 0
+
+class User {
+  name = 'Ann'
+  password = 'secret'
+}
+/** In place of the package class-transformer. */
+const transformer = { classToPlain: (value: object) => (value instanceof User ? { name: value.name } : value), plainToInstance: (_: unknown, value: object) => value }
+/** Interceptors of a route, outside of the guard. */
+const FAST = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(timeout(100), catchError(() => { throw new RequestTimeoutException() })) }
+const NONE = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(map((data) => { if (!data) throw new NotFoundException(); return data })) }
 
 @Controller('orders')
 class Orders {
@@ -69,6 +83,44 @@ class Orders {
   @Idempotent()
   async bytes() { return Buffer.from([97, 255]) }
 
+  @Post('date')
+  @Idempotent()
+  async date() { return new Date(0) }
+
+  @Post('user')
+  @Idempotent()
+  async user() { return new User() }
+
+  @Post('slow')
+  @Idempotent()
+  @UseInterceptors(FAST)
+  async slow(@Tx() tx: pg.PoolClient) {
+    await tx.query("INSERT INTO effects (what) VALUES ('slow')")
+    return new Promise(() => undefined)
+  }
+
+  @Post('missing')
+  @Idempotent()
+  @UseInterceptors(NONE)
+  async missing(@Tx() tx: pg.PoolClient) {
+    await tx.query("INSERT INTO effects (what) VALUES ('missing')")
+    return null
+  }
+
+  @Post('upload')
+  @Idempotent()
+  @UseInterceptors(FileInterceptor('file'))
+  async upload(@UploadedFile() file: any) { return { text: file.buffer.toString() } }
+
+  @Post('upload/inside')
+  @UseInterceptors(FileInterceptor('file'))
+  @Idempotent()
+  async inside(@UploadedFile() file: any) { return { text: file.buffer.toString() } }
+
+  @Sse('events')
+  @Idempotent()
+  events() { return of({ data: 1 }) }
+
   @Post('redirect')
   @Redirect('/never', 303)
   @Idempotent()
@@ -120,7 +172,8 @@ before(async () => {
   class Shop {}
   app = await NestFactory.create(Shop, { logger: false, rawBody: true })
   // As an application wraps all that it answers.
-  app.useGlobalInterceptors({ intercept: (_: unknown, next: CallHandler) => next.handle().pipe(map((data) => (typeof data === 'object' ? { data } : data))) })
+  app.useGlobalInterceptors({ intercept: (_: unknown, next: CallHandler) => next.handle().pipe(map((data) => (typeof data === 'object' ? { data } : data))) },
+    new ClassSerializerInterceptor(app.get(Reflector), { transformerPackage: transformer } as object))
   await app.listen(0, '127.0.0.1')
   url = await app.getUrl()
 })
@@ -153,7 +206,7 @@ test('a first response and its replay are the same, through the interceptors of 
   assert.equal((await twice('/orders/text', { what })).text, `<b>${what}</b>`)
   assert.equal((await twice('/orders/raw')).text, '{"spaces":   1}')
   assert.equal((await twice('/orders/nothing')).text, '')
-  for (const path of ['number', 'null', 'empty', 'bytes']) await twice(`/orders/${path}`)
+  for (const path of ['number', 'null', 'empty', 'bytes', 'date']) await twice(`/orders/${path}`)
   await twice('/orders/redirect')
 })
 
@@ -186,7 +239,70 @@ test('refusals are problem documents, through the exception filters', async () =
 test('jobs', async () => {
   assert.equal((await twice('/orders/jobs/returns')).text, '{"data":{"id":"ch_1"}}')
   const { status, text } = await twice('/orders/jobs/finishes')
-  assert.deepEqual([status, text], [202, '{"data":{"last":true}}'])
+  // The last step stores its response itself.
+  assert.deepEqual([status, text], [202, '{"last":true}'])
+})
+
+test('what an outer interceptor hides is neither stored nor replayed', async () => {
+  const hides = async (text: string): Promise<void> => {
+    assert.equal((await twice('/orders/user')).text, text)
+    const [{ n }] = await world.sql("SELECT count(*)::int AS n FROM idem.idem_keys k WHERE k::text LIKE '%secret%'")
+    assert.equal(n, 0)
+  }
+  await hides('{"data":{"name":"Ann"}}')
+  await withShop(new FastifyAdapter(), (other) => {
+    other.useGlobalInterceptors(new ClassSerializerInterceptor(other.get(Reflector), { transformerPackage: transformer } as object))
+  }, () => hides('{"name":"Ann"}'))
+})
+
+const outer = async (): Promise<void> => {
+  for (const [path, status] of [['slow', 408], ['missing', 404]] as const) {
+    const key = newKey()
+    for (let tries = 0; tries < 2; tries++) {
+      const answer = await post(`/orders/${path}`, key)
+      assert.deepEqual([answer.status, answer.replayed, await world.effects(path)], [status, null, 0], path)
+    }
+  }
+}
+test('an exception of an outer interceptor is answered, and the work is rolled back', async () => {
+  await outer()
+  await withShop(new FastifyAdapter(), () => undefined, outer)
+})
+
+test('if COMMIT fails with 40001 after the outer interceptors, the client must repeat the request', async () => {
+  await world.sql(`CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'again' USING ERRCODE = '40001'; END $$;
+    CREATE CONSTRAINT TRIGGER conflict AFTER INSERT ON effects DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.what = 'conflict') EXECUTE FUNCTION conflict()`)
+  const conflict = async (): Promise<void> => {
+    const { status } = await post('/orders', newKey(), { what: 'conflict' })
+    assert.deepEqual([status, await world.effects('conflict')], [503, 0])
+  }
+  await conflict()
+  await withShop(new FastifyAdapter(), () => undefined, conflict)
+})
+
+test('files are compared, whether multer runs before the guard or after it', async () => {
+  for (const path of ['upload', 'upload/inside']) {
+    const key = newKey()
+    const answers: unknown[] = []
+    for (const content of ['one', 'one', 'two']) {
+      const body = new FormData()
+      body.append('file', new Blob([content]), 'f.txt')
+      const answer = await fetch(`${url}/orders/${path}`, { method: 'POST', body, headers: { 'X-User': 'ann', 'Idempotency-Key': key } })
+      answers.push([answer.status, answer.headers.get('Idempotent-Replayed'), answer.ok && await answer.text()])
+    }
+    assert.deepEqual(answers, [[201, null, '{"data":{"text":"one"}}'], [201, 'true', '{"data":{"text":"one"}}'], [422, null, false]], path)
+  }
+})
+
+test('what is no HTTP request with one response is refused', async () => {
+  const answer = await fetch(`${url}/orders/events`, { headers: { 'X-User': 'ann', 'Idempotency-Key': newKey() } })
+  assert.deepEqual([answer.status, (await answer.text()).includes('data: 1')], [500, false])
+  const [Interceptor] = Reflect.getMetadata('__interceptors__', Orders.prototype.text)
+  const guard = new Interceptor({ client: idem }, { get: () => undefined })
+  for (const kind of ['rpc', 'ws', 'graphql']) {
+    assert.throws(() => guard.intercept({ getType: () => kind, getHandler: () => Orders.prototype.text, getClass: () => Orders }),
+      new RegExp(`Orders\\.text\\(\\) must not be guarded: .* not for ${kind}$`))
+  }
 })
 
 test('what cannot be held back is refused', async () => {
@@ -203,7 +319,7 @@ test('what cannot be held back is refused', async () => {
     }
     return Wrong
   }, /is guarded, and must not use @Res\(\)/)
-  for (const own of [{ wat: 1 }, { bodyLimit: 1 }]) assert.throws(() => Idempotent(own as object), /no option (wat|bodyLimit)/)
+  assert.throws(() => Idempotent({ wat: 1 } as object), /no option wat/)
   assert.throws(() => Idempotent(1 as never), /must be an object, not 1/)
   assert.throws(() => Idempotent({ job: 'no' as never }), /the option job must be true or false/)
 })
@@ -247,7 +363,7 @@ test('on Fastify', async () => {
     assert.deepEqual([status, text, await world.effects(what)], [201, JSON.stringify({ what, 10: 'b', 2: 'a' }), 1])
     assert.equal((await twice('/orders/text', { what })).text, `<b>${what}</b>`)
     assert.equal((await post('/orders', '')).status, 400)
-    for (const path of ['number', 'null', 'empty', 'nothing', 'bytes']) await twice(`/orders/${path}`)
+    for (const path of ['number', 'null', 'empty', 'nothing', 'bytes', 'date']) await twice(`/orders/${path}`)
     const redirect = await twice('/orders/redirect')
     assert.deepEqual([redirect.status, redirect.location], [302, '/thanks'])
     assert.equal((await twice('/orders/number')).type, 'application/json; charset=utf-8')
