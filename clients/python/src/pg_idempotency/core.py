@@ -132,6 +132,8 @@ class Call:
     max_response_size: int | None = None
     as_text: bool = False
     """Store bytes as text where they are text, for those who read the table."""
+    in_doubt: bool = False
+    """Claims again after a COMMIT whose answer was lost."""
     progress: Progress = field(default_factory=Progress)
 
     @property
@@ -449,8 +451,10 @@ class Core:
                 mine.over.set()
 
     async def _claim(self, server: Server, call: Call, send: Callable[[Statement[HeldClaim]], Any]) -> HeldClaim:
-        """Waits in the database if there is room, and not at all if there is none."""
-        wait = (call.wait is not None or bool(call.wait_ms)) and server.waiters.enter()
+        """Waits in the database if there is room, and not at all if there is none.  A claim in doubt always waits: for the end
+        of a session that is lost, which takes no connection from a handler."""
+        is_waiter = not call.in_doubt and (call.wait is not None or bool(call.wait_ms)) and server.waiters.enter()
+        wait = is_waiter or call.in_doubt
         before = time.monotonic()
         try:
             with self.telemetry.span("claim"):
@@ -461,8 +465,9 @@ class Core:
                 raise InProgress("the request is running, and waiting for it took too long") from error
             raise
         finally:
-            if wait:
+            if is_waiter:
                 server.waiters.leave()
+            if wait:
                 call.progress.waited += time.monotonic() - before
 
     async def _retried(self, attempt: Callable[[int], Any]) -> Any:
@@ -504,7 +509,7 @@ class Core:
                     # It has committed, or it will not, or it has not yet ended: claim again to learn.
                     if last:
                         raise in_doubt.__cause__ or in_doubt
-                    now = replace(call, wait=IN_DOUBT_WAIT, wait_ms=None)
+                    now = replace(call, wait=IN_DOUBT_WAIT, wait_ms=None, in_doubt=True)
             raise AssertionError
 
         result: Result = await self._retried(attempt)
