@@ -329,6 +329,36 @@ def mostly_bad(world):
     endpoint.close()
 
 
+def known_to_be_bad(world):
+    """After an outage, messages that are known to be bad do not pause the sink
+    again, even if no others are ready."""
+    def answer(request, number):
+        if b'later' in request.body:
+            return 503, {'Retry-After': '3600'}, b''
+        return (500, {}, b'') if b'bad' in request.body else (204, {}, b'')
+
+    endpoint = Endpoint(answer)
+    for n in range(3):
+        world.publish('t', '"bad"', 'bad%d' % n)
+    with attempts(world, 101):
+        relay = webhook(world, endpoint, '--w.retry=' + ', '.join(['100ms'] * 100))
+        good = 0
+        while good < 20 or world.query("SELECT min(attempt) FROM idem_outbox WHERE state <> 'acked'")[0][0] < 4:
+            world.publish('t')
+            good += 1
+            time.sleep(0.05)
+        until('the good ones are delivered', lambda: world.states().get('acked') == good)
+        pauses = relay.said().count('is paused')
+        for n in range(3):
+            world.publish('t', '"later"')
+        until('it is paused', lambda: relay.said().count('is paused') > pauses)
+        requests = len(endpoint.requests)
+        until('the bad ones are tried again', lambda: len(endpoint.requests) >= requests + 6)
+        equal('pauses', relay.said().count('is paused'), pauses + 1)
+        equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
 def same_remainder(world):
     """Bad messages with similar ids: each is known to be bad, and its failures
     after the first one count."""
@@ -721,6 +751,7 @@ TESTS = [
     ('isolation: a paused sink is tried with another message', probed_with_another),
     ('isolation: slow requests delay no probe of a paused sink', probed_beside_slow),
     ('isolation: more bad messages than good ones are no outage', mostly_bad),
+    ('isolation: messages that are known to be bad pause no sink', known_to_be_bad),
     ('isolation: bad messages whose ids have the same remainder are all remembered', same_remainder),
     ('isolation: a proxy that fails costs no attempt and keeps the order', proxy_fails),
     ('isolation: headers of the relay are its own', relays_own_headers),

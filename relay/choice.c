@@ -1,0 +1,214 @@
+/*-------------------------------------------------------------------------
+ *
+ * choice.c
+ *		Which of its ready messages a sink gets next.
+ *
+ * Messages that have failed before, at any relay, have at most half of the
+ * places, so that those that run into the timeout leave places to the others.
+ * A sink keeps only as many of them as it can send soon; the others go back to
+ * the server, and each gets a new pause.
+ *
+ * A message that ended a connection while it was in flight alone, or that
+ * delays those in flight with it, is handed over alone from then on, and
+ * others go between two such messages.
+ *
+ * This file owns the fields of each RelaySink about retries and messages that
+ * go alone.  dispatch.c asks for messages, taker.c adds what is known about
+ * them, and sink.c reports the ends of attempts.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+#include "sink.h"
+#include "text.h"
+
+#define ALONE_GAP			100 /* between messages that are sent alone */
+#define ALONE_SHARE			10	/* those that failed get 1/10 of the time */
+#define ATTEMPTS			16	/* a new one changes the mean by 1/16 */
+#define RETRY_QUEUE			10000	/* milliseconds of work in retries */
+#define POSTPONE_UNIT		1000	/* doubled with each failure */
+#define MOST_DOUBLINGS		5
+
+static RelayMessage *choose(const RelaySink *sink, bool shared);
+static RelayMessage *choose_new(const RelaySink *sink);
+static int	retry_places(const RelaySink *sink);
+static void postpone(RelayMessage *message);
+
+/*
+ * Set what is known about the failures of a message that was taken.  The
+ * server keeps up to five errors, each in a line, of attempts at all relays.
+ */
+void
+relay_sink_recall(RelayMessage *message)
+{
+	const RelayRecord *record;
+	const char *c = message->last_error;
+
+	message->failures = c != NULL;
+	for (; c && *c; c++)
+		message->failures += *c == '\n';
+	record = relay_records_find(&message->sink->records, message->id);
+	if (!record)
+		return;
+	if (message->failures < record->failures)
+		message->failures = record->failures;
+	/* Only one that has failed, or is about to, has a record. */
+	if (message->failures == 0)
+		message->failures = 1;
+	message->alone = record->alone;
+}
+
+/*
+ * Return the ready message to hand over now, or NULL.
+ *
+ * If a message must be in flight alone, the others come first, except once in
+ * each ALONE_GAP, so that neither keeps the other waiting.  One that has
+ * failed also waits until those before it have taken no more than a part of
+ * the time, even if there are no others yet.
+ */
+RelayMessage *
+relay_sink_next(RelaySink *sink, int64_t now)
+{
+	const RelayMessage *flying = sink->in_flight.first;
+	RelayMessage *message = choose(sink, false);
+	int64_t		turn = sink->alone_at + ALONE_GAP;
+	bool		must_wait;
+
+	must_wait = message && message->failures > 0 && now < sink->alone_turn;
+	if (must_wait && turn < sink->alone_turn)
+		turn = sink->alone_turn;
+	if (message && message->alone && now < turn)
+	{
+		RelayMessage *other = choose(sink, true);
+
+		if (other || must_wait)
+		{
+			message = other;
+			relay_loop_wake_at(sink->loop, turn);
+		}
+	}
+	if (message && flying && (message->alone || flying->alone))
+		return NULL;
+	if (message && message->alone)
+		sink->alone_at = now;
+	return message;
+}
+
+/*
+ * Return the ready message that comes next, or NULL if there is none or only
+ * retries that must wait.  With "shared", only one that others can be in
+ * flight with.
+ *
+ * Retries alternate with the messages that have not failed, and have at most
+ * half of the places.  While messages fail, those that have not failed come
+ * first.
+ */
+static RelayMessage *
+choose(const RelaySink *sink, bool shared)
+{
+	RelayMessage *message = choose_new(sink);
+	RelayMessage *retry = sink->retries.first;
+
+	if ((message && (sink->after_retry || sink->failing > 0)) ||
+		sink->retrying >= retry_places(sink))
+		return message;
+	while (retry && shared && retry->alone)
+		retry = retry->next;
+	return retry ? retry : message;
+}
+
+/*
+ * Return a message that has not failed, or NULL.  In a fixed order, bad ones
+ * that are not known yet could all come before the good ones.  So while
+ * messages fail, return a random one.
+ */
+static RelayMessage *
+choose_new(const RelaySink *sink)
+{
+	RelayMessage *message = sink->ready.first;
+	long		n = 0;
+
+	if (message && sink->failing > 0)
+		n = lrand48() % sink->ready.count;
+	while (n-- > 0)
+		message = message->next;
+	return message;
+}
+
+/*
+ * Return how many retries can be in flight.
+ */
+static int
+retry_places(const RelaySink *sink)
+{
+	return (sink->max_in_flight + 1) / 2;
+}
+
+/*
+ * Return retries to the server that the sink cannot send soon, those with the
+ * most failures first.  Otherwise they could fill the sink, and the relay
+ * would take no other messages for it.
+ */
+void
+relay_sink_postpone_retries(RelaySink *sink)
+{
+	int			places = retry_places(sink);
+	double		limit = places * (RETRY_QUEUE / (sink->retry_ms + 1));
+	int			share = (sink->queue->max_count - sink->queue->count) / 4;
+
+	if (limit > share)
+		limit = share;
+	while (sink->retries.count > places && sink->retries.count > limit)
+		postpone(sink->retries.last);
+}
+
+/*
+ * Return a retry to the server for another pause, with its last error again,
+ * because that is why it waits.
+ */
+static void
+postpone(RelayMessage *message)
+{
+	RelaySink  *sink = message->sink;
+	const char *error = message->last_error ? message->last_error : "failed";
+	int			doublings = message->failures;
+	double		pause = POSTPONE_UNIT;
+	char		reason[1024];
+
+	/* The server writes the time before it. */
+	if (strlen(error) > 20 && error[10] == 'T' && error[19] == 'Z')
+		error += 21;
+	snprintf(reason, sizeof(reason), "%.*s", (int) strcspn(error, "\n"),
+			 error);
+	relay_text_sanitize(reason, false);
+	if (doublings > MOST_DOUBLINGS)
+		doublings = MOST_DOUBLINGS;
+	pause *= (double) (1 << doublings) * (0.5 + drand48() / 2);
+	sink->postponed++;
+	if (sink->verbose)
+		relay_log(RELAY_DEBUG, "message %s of topic \"%s\" is postponed for "
+				  "%.1f s, because the sink has many retries", message->label,
+				  message->topic, pause / 1000);
+	relay_queue_refuse(sink->queue, message, (int64_t) pause, false, reason);
+}
+
+/*
+ * Note the end of an attempt.  If the message was in flight alone, leave the
+ * time after it to the others.
+ */
+void
+relay_sink_end_attempt(const RelayMessage *message)
+{
+	RelaySink  *sink = message->sink;
+	int64_t		now = relay_now();
+	int64_t		duration = now - message->handed_at;
+
+	if (message->failures > 0)
+		sink->retry_ms += ((double) duration - sink->retry_ms) / ATTEMPTS;
+	if (message->alone)
+		sink->alone_turn = now + (ALONE_SHARE - 1) * duration;
+}
