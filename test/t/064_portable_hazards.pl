@@ -156,6 +156,17 @@ is(by('installer', 'shop', q{SELECT count(*) FROM idem_outbox_blocked() WHERE re
 $_->quit foreach $publisher, $blocker, $early;
 
 #
+# A large batch has no locks of its last keys.
+#
+my $batch = session($node, 'shop');
+$batch->run(q{SET search_path = idem; BEGIN; SELECT count(*) FROM idem_claim_many('s', ARRAY(SELECT 'large-batch-' || n FROM generate_series(100001, 100500) AS g (n)))});
+is( by('tenant', 'shop', q{SET statement_timeout = '30 s'; SELECT outcome FROM idem_claim('s', 'large-batch-100500')}),
+	'in_progress', 'a claim of a key of a large batch that is not committed does not wait');
+$batch->run('ROLLBACK');
+is(by('tenant', 'shop', q{SELECT outcome FROM idem_claim('s', 'large-batch-100500')}), 'new', 'and gets the key after its rollback');
+$batch->quit;
+
+#
 # Canceled claims
 #
 $node->psql('shop', join('', map { "SET statement_timeout = '@{[ 5 + 2 * $_ ]} ms';\nSELECT count(*) FROM idem_claim_many('s', ARRAY(SELECT 'canceled-$_-' || n FROM generate_series(100001, 100500) AS g (n)));\n" } 1 .. 30)
