@@ -90,11 +90,14 @@ class Defaults:
 
     core: Core
     job_class: type[Job]
+    runtime_class: type[SyncRuntime] | type[AsyncRuntime]
 
-    def __init__(self, servers: Servers, runtime: Runtime, schema: str, wait: Interval, ttl: Interval, lease: Interval,
+    def __init__(self, source: Any, *, schema: str = "idem", shards: Callable[[str], Any] | None = None,
+                 max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
                  timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None,
-                 telemetry: Telemetry = Telemetry()) -> None:
-        self.core = Core(servers, runtime, telemetry)
+                 on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
+        runtime = self.runtime_class()
+        self.core = Core(servers_of(source, schema, shards, runtime, max_waiters), runtime, Telemetry(on_outcome, tracing))
         self.schema = schema
         check_ttl(ttl)
         self._wait, self._ttl, self._lease = wait, ttl, lease
@@ -144,15 +147,7 @@ class Idempotency(Defaults, SyncFunctions):
     pg_idempotency.opentelemetry.OpenTelemetry().
     """
 
-    job_class = SyncJob
-
-    def __init__(self, source: Any, *, schema: str = "idem", shards: Callable[[str], Any] | None = None,
-                 max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
-                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None,
-                 on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
-        runtime = SyncRuntime()
-        super().__init__(servers_of(source, schema, shards, runtime, max_waiters), runtime, schema, wait, ttl, lease,
-                         timeout, timeout_ms, Telemetry(on_outcome, tracing))
+    job_class, runtime_class = SyncJob, SyncRuntime
 
     def _perform(self, statement: Statement[T]) -> T:
         return run(self.core.perform(statement))
@@ -204,15 +199,7 @@ class Idempotency(Defaults, SyncFunctions):
 class AsyncIdempotency(Defaults, AsyncFunctions):
     """The client for asyncio: as Idempotency, with coroutines.  shards may be one, too."""
 
-    job_class = AsyncJob
-
-    def __init__(self, source: Any, *, schema: str = "idem", shards: Callable[[str], Any] | None = None,
-                 max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
-                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None,
-                 on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
-        runtime = AsyncRuntime()
-        super().__init__(servers_of(source, schema, shards, runtime, max_waiters), runtime, schema, wait, ttl, lease,
-                         timeout, timeout_ms, Telemetry(on_outcome, tracing))
+    job_class, runtime_class = AsyncJob, AsyncRuntime
 
     async def _perform(self, statement: Statement[T]) -> T:
         return await self.core.perform(statement)

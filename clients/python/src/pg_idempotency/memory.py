@@ -26,15 +26,18 @@ from decimal import Decimal
 from typing import Any, TypeVar
 
 from . import client
+from .adapter import AdapterSession
 from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, KeyInvalid, RateLimited,
                      TransactionEnded)
 from .core import Response
-from .functions import Argument, AsyncFunctions, Statement, SyncFunctions, json_text
+from .functions import Argument, Interval, Statement, json_text
+from .handlers import DEFAULT_TIMEOUT
 from .intervals import seconds
 from .keys import new_key, request_hash
 from .memory_monitoring import Monitoring, abandoned
 from .postgres import OpenedSession
-from .runtimes import AsyncRuntime, Runtime, SyncRuntime, run
+from .runtimes import AsyncRuntime, Runtime, SyncRuntime
+from .telemetry import Outcome, Tracing
 
 T = TypeVar("T")
 POLL_INTERVAL = 0.005
@@ -115,8 +118,8 @@ class Transaction:
     insert() and rows() keep the effects of the code under test, and undo them
     with the transaction."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, runtime: Runtime) -> None:
+        self._store, self._runtime = store, runtime
         self.undo: list[Callable[[], None]] = []
         self._locks: set[Any] = set()
         self.state = "open"
@@ -141,10 +144,26 @@ class Transaction:
         if self.state != "open":
             raise TransactionEnded(f"the transaction is {self.state}")
 
-    def check_open(self) -> None:
-        """Whether it can be committed."""
-        if self.state == "failed":
-            raise TransactionEnded("the transaction continued after an error in it, which undid its work")
+    async def perform_statement(self, statement: Statement[T]) -> T:
+        """A statement, which waits as the server would."""
+        wait = seconds(next((one.value for one in statement.arguments if one.name == "wait"), None))
+        if wait is None and statement.function == "idem_run":
+            wait = RUN_WAIT
+        until = time.monotonic() + (LOCK_TIMEOUT if wait is None else wait)
+        while True:
+            over = time.monotonic() >= until
+            try:
+                rows = self._store.call(self, statement)
+            except _Locked:
+                if over and wait is None:
+                    raise DoubleError("40P01", "waited too long for another transaction") from None
+                if over:
+                    at_once = tuple(one for one in statement.arguments if one.name != "wait")
+                    return statement.read(self._store.call(self, statement._replace(arguments=at_once)))
+            else:
+                if over or not wait or statement.function not in ("idem_claim", "idem_run") or "in_progress" not in rows[0]:
+                    return statement.read(rows)
+            await self._runtime.sleep(POLL_INTERVAL)
 
     def change(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         """Set it, or delete it with None, and remember what was there."""
@@ -376,9 +395,7 @@ class Store(Monitoring):
         self.new_keys: dict[str, list[float]] = {}
 
     def backend(self, schema: str, asynchronous: bool) -> MemoryBackend:
-        if asynchronous:
-            return MemoryBackend(self, AsyncRuntime())
-        return MemoryBackend(self, SyncRuntime())
+        return MemoryBackend(self, AsyncRuntime()) if asynchronous else MemoryBackend(self, SyncRuntime())
 
     def call(self, tx: Transaction, statement: Statement[Any]) -> list[tuple[Any, ...]]:
         """The rows of a statement.  Raises _Locked where the server would wait."""
@@ -433,6 +450,9 @@ class Store(Monitoring):
         except (LookupError, TypeError, ValueError):
             pass
         return _canonical(whole)
+
+    def now(self, tx: Transaction) -> None:
+        """The probe of a session."""
 
     def idem_canonical_json(self, tx: Transaction, document: str | None) -> str | None:
         return None if document is None else canonical_json(document)
@@ -912,57 +932,43 @@ def _aligned(first: list[Any], *more: list[Any] | None) -> list[tuple[Any, ...]]
     return list(zip(*([None] * length if x is None else x * length if len(x) == 1 else x for x in lists)))
 
 
-class MemorySession:
-    """A session of the core, over the double."""
+class MemorySession(AdapterSession):
+    """A session over the double."""
 
-    lost = False
     stores_utf8 = True
 
     def __init__(self, store: Store, runtime: Runtime) -> None:
-        self._store, self._runtime = store, runtime
-        self.handle: Any = None
+        super().__init__("")
+        self._make = functools.partial(Transaction, store, runtime)
+        self._tx: Any = None
 
     @property
-    def open(self) -> bool:
-        return self.handle is not None and self.handle.state == "open"
+    def open(self) -> bool:                 # type: ignore[override]
+        return self._tx is not None and self._tx.state == "open"
 
     @property
-    def failed(self) -> bool:
-        return self.handle is not None and self.handle.state == "failed"
+    def failed(self) -> bool:               # type: ignore[override]
+        return self._tx is not None and self._tx.state == "failed"
 
-    async def perform(self, statement: Statement[T]) -> T:
-        tx = Transaction(self._store)
-        try:
-            result = await perform(tx, statement, self._runtime)
-            tx.end(True)
-            return result
-        finally:
-            tx.end(False)
+    def _begin(self) -> Any:
+        self._tx = self._make()
+        return self._tx
 
-    async def begin(self, statement: Statement[T] | None) -> Any:
-        self.handle = Transaction(self._store)
-        if statement is not None:
-            return await perform(self.handle, statement, self._runtime)
+    def _commit(self) -> None:
+        self._tx.end(True)
 
-    async def revoke_handle(self) -> None:
-        """It ends with the transaction."""
+    def _rollback(self) -> None:
+        if self._tx is not None:
+            self._tx.end(False)
 
-    async def commit(self, statement: Statement[T] | None) -> Any:
-        result: Any = None
-        if statement is not None:
-            result = await perform(self.handle, statement, self._runtime)
-        self.handle.end(True)
-        return result
+    def _statements(self) -> Any:
+        return self._tx
 
-    async def rollback(self) -> None:
-        if self.handle is not None:
-            self.handle.end(False)
-
-    def ended(self) -> bool:
+    def _is_gone(self, error: BaseException) -> bool:
         return False
 
-    async def abort(self) -> None:
-        await self.rollback()
+    def _driver(self) -> Any:
+        return None
 
 
 class MemoryBackend:
@@ -977,76 +983,25 @@ class MemoryBackend:
         return OpenedSession(nullcontext(), lambda nothing: MemorySession(self.source, self._runtime))
 
 
-async def perform(tx: Transaction, statement: Statement[T], runtime: Runtime) -> T:
-    """A statement, which waits as the server would."""
-    arguments = {a.name: a.value for a in statement.arguments}
-    wait = seconds(arguments.get("wait"))
-    if wait is None and statement.function == "idem_run":
-        wait = RUN_WAIT
-    until = time.monotonic() + (LOCK_TIMEOUT if wait is None else wait)
-    while True:
-        over = time.monotonic() >= until
-        try:
-            rows = tx._store.call(tx, statement)
-        except _Locked:
-            if over:
-                if wait is None:
-                    raise DoubleError("40P01", "waited too long for another transaction") from None
-                statement_now = _without_wait(statement)
-                return statement.read(tx._store.call(tx, statement_now))
-        else:
-            if over or not wait or statement.function not in ("idem_claim", "idem_run") or \
-                    "in_progress" not in rows[0]:
-                return statement.read(rows)
-        await runtime.sleep(POLL_INTERVAL)
+class _Double(client.Defaults):
+    """The constructor of both clients."""
+
+    def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None, max_waiters: int | None = None,
+                 wait: Interval = None, ttl: Interval = None, lease: Interval = None, timeout: Interval = DEFAULT_TIMEOUT,
+                 timeout_ms: float | None = None, on_outcome: Callable[[Outcome], Any] | None = None,
+                 tracing: Tracing | None = None) -> None:
+        self.store = Store(settings or Settings(), handlers)
+        super().__init__(self.store, max_waiters=max_waiters, wait=wait, ttl=ttl, lease=lease, timeout=timeout,
+                         timeout_ms=timeout_ms, on_outcome=on_outcome, tracing=tracing)
+
+    def active_actions(self) -> int:
+        """How many user actions are active."""
+        return sum(self.store.actions.values())
 
 
-def _without_wait(statement: Statement[T]) -> Statement[T]:
-    return Statement(statement.function, tuple(a for a in statement.arguments if a.name != "wait"),
-                     statement.columns, statement.read)
-
-
-class _OnTransaction(SyncFunctions):
-    def __init__(self, tx: Transaction, runtime: Runtime) -> None:
-        self._tx, self._runtime = tx, runtime
-
-    def _perform(self, statement: Statement[T]) -> T:
-        return run(perform(self._tx, statement, self._runtime))
-
-
-class _AsyncOnTransaction(AsyncFunctions):
-    def __init__(self, tx: Transaction, runtime: Runtime) -> None:
-        self._tx, self._runtime = tx, runtime
-
-    async def _perform(self, statement: Statement[T]) -> T:
-        return await perform(self._tx, statement, self._runtime)
-
-
-class MemoryIdempotency(client.Idempotency):
+class MemoryIdempotency(_Double, client.Idempotency):
     """Idempotency in memory, with the same options."""
 
-    def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None, **options: Any) -> None:
-        self.store = Store(settings or Settings(), handlers)
-        super().__init__(self.store, **options)
 
-    def on(self, handle: Any) -> SyncFunctions:
-        return _OnTransaction(handle, self.core.runtime)
-
-    def active_actions(self) -> int:
-        """How many user actions are active."""
-        return sum(self.store.actions.values())
-
-
-class AsyncMemoryIdempotency(client.AsyncIdempotency):
+class AsyncMemoryIdempotency(_Double, client.AsyncIdempotency):
     """AsyncIdempotency in memory, with the same options."""
-
-    def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None, **options: Any) -> None:
-        self.store = Store(settings or Settings(), handlers)
-        super().__init__(self.store, **options)
-
-    def on(self, handle: Any) -> AsyncFunctions:
-        return _AsyncOnTransaction(handle, self.core.runtime)
-
-    def active_actions(self) -> int:
-        """How many user actions are active."""
-        return sum(self.store.actions.values())

@@ -527,6 +527,8 @@ async def execute(handle: Any, statement: Statement[T], schema: str) -> T:
             cursor = _cursor(connection)
             await maybe_await(cursor.execute(query, values))
             return statement.read(await maybe_await(cursor.fetchall()))
+        if hasattr(handle, "perform_statement"):    # the double's
+            return await handle.perform_statement(statement)    # type: ignore[no-any-return]
         if type(handle).__module__.startswith("sqlalchemy"):
             return await _sqlalchemy(handle, statement, schema)
         if getattr(handle, "vendor", None) == "postgresql":     # Django's
