@@ -70,10 +70,7 @@ export async function parsedBody(req: Pick<ParsedRequest, 'method' | 'originalUr
 /** The files of multer and express-fileupload. */
 interface Files { file?: any; files?: object }
 
-/**
- * Returns the bytes to compare of a request in NestJS, on Express or Fastify. If
- * nothing has read the body, replay() makes it readable again.
- */
+/** Returns the bytes to compare of a request in NestJS, on Express or Fastify, and as unread those that no parser has read. */
 export async function bodyOf(request: any, limit: number = request.routeOptions?.bodyLimit ?? 2 << 20) {
   const raw = request.raw ?? request
   const { 'content-type': contentType, 'content-encoding': contentEncoding } = request.headers
@@ -81,7 +78,24 @@ export async function bodyOf(request: any, limit: number = request.routeOptions?
   if (bytes) return { body: bytes, contentType, contentEncoding }
   if (raw.readableEnded || request._body) return { body: (await parsedBody(request)).bytes, contentType: 'application/json' }
   const body = await wholeBody(raw, limit)
-  return { body, contentType, contentEncoding, replay: () => replayBody(raw, Buffer.from(body)) }
+  return { body, contentType, contentEncoding, unread: body }
+}
+
+/** Prepares a request for each run of its handler. If no parser has read the body, bytes has it. */
+export function preparation(request: IncomingMessage, bytes: Uint8Array | undefined): { begin(): void; over(): void } {
+  let readOver: (() => void) | undefined
+  return {
+    begin() {
+      readOver?.()
+      if (bytes) readOver = replayBody(request, Buffer.from(bytes))
+      // Otherwise Express would drop the body of a response that the client has cached, before it is stored.
+      Object.defineProperty(request, 'fresh', { configurable: true, writable: true, value: false })
+    },
+    over() {
+      readOver?.()
+      delete (request as { fresh?: boolean }).fresh
+    },
+  }
 }
 
 /** Returns the names, types and hashes of files in memory or on disk. */

@@ -9,8 +9,8 @@
  */
 import type { ServerResponse } from 'node:http'
 import type { PoolClient } from 'pg'
-import { formOf, readBody, replayBody, snapshotOf, type ParsedRequest } from './body.js'
-import { checkedCount, type Client } from './client.js'
+import { formOf, preparation, readBody, snapshotOf, type ParsedRequest } from './body.js'
+import type { Client } from './client.js'
 import { serveHeld } from './held.js'
 import { checkedClient, keyOf, routeOptions, type Context, type HttpOptions } from './http.js'
 import { BufferedResponse } from './response.js'
@@ -62,11 +62,7 @@ export interface ExpressOptions<Request> extends HttpOptions<Request> {
  * app.use(guarded.middleware()) for all routes after it.
  */
 export function idempotent<Request extends ExpressRequest = AnyRequest, Tx = PoolClient>(client: Client<Tx>, options: ExpressOptions<Request>) {
-  const settingsOf = (own: Partial<ExpressOptions<Request>>, defaults = {}): ExpressOptions<Request> => {
-    const settings = routeOptions({ ...defaults, ...options }, own, 'bodyLimit')
-    checkedCount(settings.bodyLimit, 'bodyLimit')
-    return settings
-  }
+  const settingsOf = (own: Partial<ExpressOptions<Request>>, defaults = {}): ExpressOptions<Request> => routeOptions({ ...defaults, ...options }, own, 'bodyLimit')
   checkedClient(client)
   settingsOf({})
   const guard = (kind: 'request' | 'job') =>
@@ -112,7 +108,7 @@ async function handle(client: Client<any>, options: ExpressOptions<any> & { isMi
   const isParsed = !hasBytes && (req.readableEnded || (req as { _body?: boolean })._body === true)
   const parseAgain = await readBody(req, options.bodyLimit ?? 2 << 20)
   const { next: nextBefore } = req as { next?: Next }
-  let readOver: (() => void) | undefined
+  const prepared = preparation(req, hasBytes || isParsed ? undefined : req.rawBody)
   await serveHeld(client, {
     method: req.method!, path: req.originalUrl, key: keyOf(req), body: req.rawBody!, form: isParsed ? formOf(req) : undefined,
     contentType: isParsed ? 'application/json' : req.headers['content-type'], contentEncoding: isParsed ? undefined : req.headers['content-encoding'],
@@ -120,10 +116,7 @@ async function handle(client: Client<any>, options: ExpressOptions<any> & { isMi
   }, options, kind, new BufferedResponse(res, `${req.method} ${req.originalUrl}`), {
     snapshot: () => requestSnapshot(req, res, parseAgain),
     handler(fail) {
-      readOver?.()
-      if (!hasBytes && !isParsed) readOver = replayBody(req, Buffer.from(req.rawBody!))
-      // Otherwise Express would drop the body of a response that the client has cached, before it is stored.
-      Object.defineProperty(req, 'fresh', { configurable: true, writable: true, value: false })
+      prepared.begin()
       const next: Next = (error) => fail(error ??
         new TypeError('a guarded handler must send the response itself: it must not call next() without an error'))
       // Express's own methods, such as res.format() and res.sendFile(), report their errors to it.
@@ -131,8 +124,7 @@ async function handle(client: Client<any>, options: ExpressOptions<any> & { isMi
       return handler(req, res, next)
     },
     over() {
-      readOver?.()
-      delete (req as { fresh?: boolean }).fresh
+      prepared.over()
       Object.assign(req, { next: nextBefore })
     },
   })
@@ -147,6 +139,3 @@ function requestSnapshot(req: ExpressRequest, res: ServerResponse, parseAgain: (
     Object.assign(res, { locals: { ...locals } })
   }
 }
-
-export { bodyOf } from './body.js'
-export { BufferedResponse } from './response.js'

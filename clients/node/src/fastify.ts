@@ -154,5 +154,4 @@ function parserOf(request: any): (() => unknown) | undefined {
 Object.assign(idempotency, { [Symbol.for('skip-override')]: true, [Symbol.for('fastify.display-name')]: 'pg-idempotency' })
 
 export { idempotency }
-export { BufferedReply } from './reply.js'
 export default idempotency

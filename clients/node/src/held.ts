@@ -5,7 +5,7 @@
 import type { ServerResponse } from 'node:http'
 import type { Client, Response } from './client.js'
 import { Attempts } from './handlers.js'
-import { alreadySent, ignoreLateCalls, refuseSuccess, refuseWaiting, serve, type HttpOptions, type HttpRequest } from './http.js'
+import { alreadySent, ignoreLateCalls, refuseSuccess, refuseWaiting, serve, type HttpAnswer, type HttpOptions, type HttpRequest } from './http.js'
 
 /** One run of a handler, for the methods that replace those of the response. */
 export interface Attempt {
@@ -22,9 +22,12 @@ export interface Attempt {
 }
 
 export abstract class HeldResponse {
-  #hasRun = false
+  /** Between the first run of a handler and restore(). */
+  #isHeld = false
   /** No handler runs. */
   #done = true
+  /** Whether no success may be sent, because the work has not been committed. */
+  isUndone = (): boolean => false
   readonly #attempts = new Attempts()
 
   /** late has the objects with those of their methods that send or change the response, or the usual ones. */
@@ -37,10 +40,10 @@ export abstract class HeldResponse {
   abstract send(status: number, headers: Iterable<readonly [string, any]>, body: string | Uint8Array | null): unknown
 
   /** Run the handler until it has both returned and answered. If silent() is true, it does not have to answer. */
-  async run(handler: (fail: (error: unknown) => void) => unknown, silent: () => boolean): Promise<Response | undefined> {
+  async run(handler: (fail: (error: unknown) => void, silent: () => boolean) => unknown, silent: () => boolean): Promise<Response | undefined> {
     this.reset()
     this.#attempts.add()
-    this.#hasRun = true
+    this.#isHeld = true
     this.#done = false
     let sent: Response | undefined
     await new Promise<void>((resolve, reject) => {
@@ -65,7 +68,7 @@ export abstract class HeldResponse {
         take(value, isPromised)
         look()
       }
-      const made = handler(reject) as PromiseLike<unknown> | undefined
+      const made = handler(reject, silent) as PromiseLike<unknown> | undefined
       if (typeof made?.then === 'function' && !this.late.some(([target]) => target === made)) made.then((value) => done(value, true), reject)
       else done(made, false)
     })
@@ -73,11 +76,14 @@ export abstract class HeldResponse {
     return sent
   }
 
-  /** Ends the hold. isUndone says that no success may be sent. */
-  restore(isUndone: boolean): void {
-    if (this.#hasRun) this.reset()
-    if (isUndone) refuseSuccess(this.raw, this.route)
+  /** Ends the hold. */
+  restore(): void {
+    if (this.#isHeld) this.reset()
+    this.#isHeld = false
+    if (this.isUndone()) refuseSuccess(this.raw, this.route)
+    this.isUndone = () => false
     if (!this.#done) for (const [target, names] of this.late) ignoreLateCalls(target, this.#attempts, names)
+    this.#done = true
   }
 }
 
@@ -85,22 +91,20 @@ export abstract class HeldResponse {
 interface Route {
   /** Saves the request before the first run. The function that it returns restores it before the next one. */
   snapshot(): () => Promise<void>
-  handler(fail: (error: unknown) => void): unknown
+  handler(fail: (error: unknown) => void, isFinished: () => boolean): unknown
   /** After the last run. */
   over?(): void
 }
 
-/** Serves a request of a guarded route, and sends its response. */
-export async function serveHeld(client: Client<any>, request: HttpRequest & { native: any }, options: HttpOptions<any>, kind: 'request' | 'job', held: HeldResponse,
-  { snapshot, handler, over }: Route): Promise<unknown> {
+/** Serves a request of a guarded route. Returns the response, which is not sent yet. */
+export async function answerOf(client: Client<any>, request: HttpRequest & { native: any }, options: HttpOptions<any>, kind: 'request' | 'job', held: HeldResponse,
+  { snapshot, handler, over }: Route): Promise<HttpAnswer> {
   let whole: Response | undefined
   let again: (() => Promise<void>) | undefined
-  let finished = (): boolean => false
-  let isUndone = false
-  let answer
   try {
-    answer = await serve(client, { ...request, onScope: () => { isUndone = true } }, options as HttpOptions<never>, kind, async (context, isFinished) => {
-      finished = isFinished
+    const onScope = (): void => { held.isUndone = () => true }
+    const answer = await serve(client, { ...request, onScope }, options as HttpOptions<never>, kind, async (context, isFinished) => {
+      held.isUndone = () => !isFinished()
       if (again) await again()
       else again = snapshot()
       request.native.idempotency = context
@@ -108,12 +112,17 @@ export async function serveHeld(client: Client<any>, request: HttpRequest & { na
       // The last step's response is the one that is stored.
       return whole = isFinished() ? undefined : sent
     })
-    isUndone = false
+    held.isUndone = () => false
+    // The handler's own response has headers that are not stored, and its body can be too large to be stored.
+    return answer.first && whole ? { first: true, status: whole.status, headers: whole.headers ?? {}, body: whole.body as Buffer } : answer
   } finally {
     over?.()
-    held.restore(isUndone && !finished())
+    held.restore()
   }
-  // The handler's own response has headers that are not stored, and its body can be too large to be stored.
-  const { status, headers = {}, body = null } = answer.first && whole ? whole : answer
-  return held.send(status, Object.entries(headers), body)
+}
+
+/** Serves a request of a guarded route, and sends its response. */
+export async function serveHeld(...given: Parameters<typeof answerOf>): Promise<unknown> {
+  const { status, headers, body } = await answerOf(...given)
+  return given[4].send(status, Object.entries(headers), body)
 }

@@ -76,7 +76,7 @@ export const keyOf = (request: any): string | string[] | undefined =>
 export function checkedOptions(options: HttpOptions<never>, ...names: string[]): void {
   checkedNames(options, new Set([...OPTIONS, ...names]), 'a guarded route')
   checkedTimes(options)
-  checkedCount(options.maxResponseSize, 'maxResponseSize')
+  for (const name of ['maxResponseSize', 'bodyLimit'] as const) checkedCount((options as { bodyLimit?: number } & typeof options)[name], name)
   leftOut(options.fingerprint)
   const { methods, store, headers, formField } = options
   for (const name of ['required', 'strict', 'anyKey', 'job'] as const) {

@@ -11,22 +11,23 @@ import {
   applyDecorators, createParamDecorator, HttpException, Inject, Module, ServiceUnavailableException, SetMetadata, StreamableFile,
   UseInterceptors, type CallHandler, type DynamicModule, type ExecutionContext, type NestInterceptor,
 } from '@nestjs/common'
-import { Reflector } from '@nestjs/core'
-import { lastValueFrom, Observable, of, Subject, takeUntil, type Subscriber } from 'rxjs'
-import { checkedCount, storable, type Client, type Response } from './client.js'
-import { bodyOf, BufferedResponse } from './express.js'
-import { BufferedReply } from './fastify.js'
+import { ApplicationConfig, Reflector } from '@nestjs/core'
+import { catchError, lastValueFrom, Observable, of, Subject, takeUntil, tap, type Subscriber } from 'rxjs'
+import { bodyOf, preparation, snapshotOf } from './body.js'
+import type { Client } from './client.js'
+import { answerOf } from './held.js'
 import {
-  checkedOptions, ignoreLateCalls, isStream, keyOf, overrides, routeOptions, serve, snapshotOf, streamingRefused, type Context, type HttpOptions,
+  checkedClient, checkedOptions, ignoreLateCalls, isStream, keyOf, overrides, refuseSuccess, routeOptions, streamingRefused, type Context, type HttpOptions,
 } from './http.js'
+import { BufferedReply } from './reply.js'
+import { BufferedResponse } from './response.js'
 
 export interface NestOptions<Request = any> extends HttpOptions<Request> {
   client: Client<any>
   /** The largest request body that no parser has read, in bytes: on Express 2 MB by default, on Fastify the limit of the route. */
   bodyLimit?: number
 }
-export interface AsyncNestOptions {
-  imports?: DynamicModule['imports']
+export interface AsyncNestOptions extends Pick<DynamicModule, 'imports'> {
   inject?: any[]
   useFactory: (...given: any[]) => NestOptions | Promise<NestOptions>
 }
@@ -43,27 +44,41 @@ export class IdempotencyModule {
 
   static forRootAsync({ imports = [], inject = [], useFactory }: AsyncNestOptions): DynamicModule {
     const made = async (...given: unknown[]): Promise<NestOptions> => {
-      const options = await useFactory(...given)
-      const { client: _, ...settings } = options
+      const { client, ...settings } = await useFactory(...given)
+      checkedClient(client)
       checkedOptions(settings as HttpOptions<never>, 'bodyLimit')
-      checkedCount(options.bodyLimit, 'bodyLimit')
-      return options
+      return { client, ...settings }
     }
-    return { module: IdempotencyModule, global: true, imports, providers: [{ provide: SETTINGS, inject, useFactory: made }], exports: [SETTINGS] }
+    return { module: IdempotencyModule, global: true, imports, providers: [Outermost, { provide: SETTINGS, inject, useFactory: made }], exports: [SETTINGS] }
   }
 }
 Module({})(IdempotencyModule)
+
+/** For each request that has a transaction: ends it with an error, and waits until the work is rolled back. */
+const failures = new WeakMap<object, (error: unknown) => Promise<void>>()
+const left = new Error('an outer interceptor has answered in place of the handler, or the client has gone')
+
+/** The first of the application's interceptors: an exception that leaves the others is a failure of the request. */
+class Outermost implements NestInterceptor {
+  constructor(config: ApplicationConfig) {
+    config.getGlobalInterceptors().unshift(this)
+  }
+
+  intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
+    if (context.getType() !== 'http') return next.handle()
+    const fail = async (error: unknown): Promise<void> => failures.get(context.getArgByIndex(0))?.(error)
+    return next.handle().pipe(tap({ unsubscribe: () => void fail(left) }), catchError((error: unknown) => fail(error).then(() => { throw error })))
+  }
+}
+Inject(ApplicationConfig)(Outermost, undefined, 0)
 
 class IdempotencyInterceptor implements NestInterceptor {
   constructor(readonly options: NestOptions, readonly reflector: Reflector) {}
 
   intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
     const route = context.getHandler()
-    const isSse = this.reflector.get<boolean | undefined>('__sse__', route)
-    if (context.getType() !== 'http' || isSse) {
-      throw new TypeError(`${context.getClass().name}.${route.name}() must not be guarded: @Idempotent() is for HTTP requests with one response, and ` +
-        `not for ${isSse ? '@Sse()' : context.getType()}`)
-    }
+    const kind = this.reflector.get('__sse__', route) ? '@Sse()' : context.getType()
+    if (kind !== 'http') throw new TypeError(`${context.getClass().name}.${route.name}() must not be guarded: @Idempotent() is for HTTP requests with one response, and not for ${kind}`)
     const { client, job, ...settings } = { ...this.options, ...this.reflector.get<RouteOptions>(ROUTE, route) }
     if (settings.methods && !settings.methods.includes(context.switchToHttp().getRequest().method)) return next.handle()
     return new Observable((outer) => guard(client, settings, job ? 'job' : 'request', context.getArgs(), next, outer))
@@ -73,89 +88,80 @@ Inject(SETTINGS)(IdempotencyInterceptor, undefined, 0)
 Inject(Reflector)(IdempotencyInterceptor, undefined, 1)
 
 /**
- * Run a guarded route, and return the teardown of its observable. The result of
- * the handler goes through the outer interceptors to Nest. Nest's response is
- * kept, stored, and sent after COMMIT. A replay goes the same way, so that the
- * outer interceptors come to their end, but sends the stored response.
+ * Run a guarded route, and return the teardown of its observable. The handler's result goes through the outer interceptors to
+ * Nest, whose response is stored, and sent after COMMIT. A replay goes the same way, but sends the stored response.
  */
-function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind: 'request' | 'job', [request, response, nextHandler]: any[], handler: CallHandler,
+function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind: 'request' | 'job', [request, response, nextHandler]: any[], next: CallHandler,
   outer: Subscriber<unknown>): () => void {
   const isFastify = response.raw !== undefined
   const route = `${request.method} ${request.originalUrl}`
   const held = isFastify ? new BufferedReply(response, route) : new BufferedResponse(response, route)
-  const left = new Error('an outer interceptor has answered in place of the handler')
   const gone = new Subject<never>()
-  let again: (() => Promise<void>) | undefined
-  let readOver: (() => void) | undefined
-  let finished = (): boolean => false
-  let isUndone = false
   let isEmitted = false
-  /** The status that the handler has left. */
-  let status: number | undefined
+  let hasLeft = false
   const emit = (value: unknown): void => {
     isEmitted = true
     of(value).subscribe(outer)
   }
-  let restore = (): void => {
-    restore = () => undefined
-    readOver?.()
-    delete request.fresh
-    held.restore(isUndone && !finished())
+  const check = (): void => {
+    if (isEmitted) throw new ServiceUnavailableException('the transaction must run again, so the client must repeat the request')
+    if (outer.closed) throw left
   }
-  // If the status has become 4xx after the handler, an outer interceptor has thrown an exception.
-  const store = (given: number): boolean => (given < 400 || (status ?? given) === given) && storable(given, settings.store)
   const perform = async (): Promise<void> => {
-    const { replay, ...body } = await bodyOf(request, settings.bodyLimit)
-    let whole: Response | undefined
-    const answer = await serve(client, {
-      method: request.method, path: request.originalUrl, key: keyOf(request), ...body,
-      native: request, scope: () => settings.scope(request), onScope: () => { isUndone = true },
-    }, { ...settings, store } as HttpOptions<never>, kind, async (claimed: Context<any>, isFinished) => {
-      finished = isFinished
-      if (isEmitted) throw new ServiceUnavailableException('the transaction must run again, so the client must repeat the request')
-      if (outer.closed) throw left
-      if (again) await again()
-      else again = snapshotOf(request)
-      readOver?.()
-      readOver = replay?.()
-      request.idempotency = claimed
-      // Otherwise Express would drop the body of a response that the client has cached, before it is stored.
-      Object.defineProperty(request, 'fresh', { configurable: true, writable: true, value: false })
-      whole = await held.run(() => new Promise((resolve, reject) => {
-        lastValueFrom(handler.handle().pipe(takeUntil(gone)), { defaultValue: undefined }).then((value) => {
-          if (outer.closed) throw left
-          if (response.headersSent || response.sent) throw streamingRefused(route, 'itself, in its handler')
-          if (value instanceof StreamableFile || isStream(value)) throw streamingRefused(route)
-          status = response.statusCode
-          if (!isFinished()) emit(value)
-          resolve(response)
-        }).catch(reject)
-      }), isFinished)
-      // The last step's response is the one that is stored.
-      if (isFinished()) whole = undefined
-      return whole
+    const { unread, ...body } = await bodyOf(request, settings.bodyLimit)
+    const { begin, over } = preparation(request.raw ?? request, unread)
+    const takeBack = overrides(response, ['json', 'render', 'view'])
+    const answer = await answerOf(client, {
+      method: request.method, path: request.originalUrl, key: keyOf(request), ...body, native: request, scope: () => settings.scope(request),
+    }, settings, kind, held, {
+      snapshot() {
+        check()
+        const again = snapshotOf(request)
+        return () => again().then(check)
+      },
+      async handler(fail, isFinished) {
+        begin()
+        // Otherwise an exception filter would answer for a value that is no JSON.
+        const { json } = response
+        response.json &&= (value: unknown) => void new Promise((sent) => { sent(json.call(response, value)) }).catch(fail)
+        failures.set(request, (error) => {
+          hasLeft = true
+          fail(error)
+          return ended
+        })
+        const value = await lastValueFrom(next.handle().pipe(takeUntil(gone)), { defaultValue: undefined })
+        if (outer.closed) throw left
+        if (response.headersSent || response.sent) throw streamingRefused(route, 'itself, in its handler')
+        if (value instanceof StreamableFile || isStream(value)) throw streamingRefused(route)
+        if (!isFinished()) emit(value)
+        return response
+      },
+      over() {
+        takeBack()
+        over()
+      },
     })
-    if (outer.closed && !isEmitted) return
-    isUndone &&= !answer.first && answer.headers['Idempotent-Replayed'] === undefined
-    if (isUndone && !isEmitted) {
-      restore()
-      for (const [name, value] of Object.entries(answer.headers)) response.header(name, value)
-      throw new HttpException(JSON.parse(String(answer.body)) as object, answer.status)
-    }
+    failures.delete(request)
+    if (hasLeft || (outer.closed && !isEmitted)) return
+    const isRefused = !answer.first && answer.headers['Idempotent-Replayed'] === undefined
     if (!isEmitted) {
-      const takeBack = overrides(response, ['render', 'view'])
+      if (isRefused) {
+        refuseSuccess(held.raw, route)
+        for (const [name, value] of Object.entries(answer.headers)) response.header(name, value)
+        throw new HttpException(JSON.parse(String(answer.body)) as object, answer.status)
+      }
       response.render = response.view = () => response.send('')
-      await held.run(() => { emit(documentOf(answer.body)) }, () => false).catch(() => undefined)
+      const document = await Promise.resolve(String(answer.body)).then((text) => JSON.parse(text) as unknown).catch(() => answer.body)
+      await held.run(() => { emit(document) }, () => false).catch(() => undefined)
       takeBack()
+      held.restore()
     }
-    restore()
-    const { status: code, headers = {}, body: bytes = null } = answer.first && whole ? whole : answer
-    held.send(code, Object.entries(headers), bytes)
+    held.send(answer.status, Object.entries(answer.headers), answer.body)
     // The outer interceptors can still be running.
-    if (isUndone) ignoreLateCalls(response, { isLeftBehind: () => true } as never, isFastify ? ['send', 'hijack'] : undefined)
+    if (isRefused) ignoreLateCalls(response, { isLeftBehind: () => true } as never, isFastify ? ['send', 'hijack'] : undefined)
   }
-  perform().catch((error: unknown) => {
-    restore()
+  const ended = perform().catch((error: unknown) => {
+    if (hasLeft) return
     if (!isEmitted) outer.error(error)
     else if (isFastify) response.send(error)
     else nextHandler(error)
@@ -163,17 +169,8 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
   return () => {
     if (isEmitted) return
     // An outer interceptor answers, for example after its own timeout. Its response must not be held.
-    restore()
+    held.restore()
     gone.error(left)
-  }
-}
-
-/** The stored response as outer interceptors get it. */
-function documentOf(body: string | Buffer | null): unknown {
-  try {
-    return JSON.parse(String(body))
-  } catch {
-    return body
   }
 }
 
@@ -185,9 +182,10 @@ function answersItself(target: object, name: string | symbol): boolean {
 
 /** Guards a route as a request in one transaction, or with { job: true } as a job. */
 export function Idempotent(own: RouteOptions = {}): MethodDecorator {
-  checkedCount(routeOptions<RouteOptions & HttpOptions<any>>({ scope: () => '' }, own, 'job', 'bodyLimit').bodyLimit, 'bodyLimit')
+  routeOptions<RouteOptions & HttpOptions<any>>({ scope: () => '' }, own, 'job', 'bodyLimit')
   const apply = applyDecorators(SetMetadata(ROUTE, own), UseInterceptors(IdempotencyInterceptor))
   return (target, name, descriptor) => {
+    if ((name as unknown) === undefined) throw new TypeError(`@Idempotent() is for methods, and not for the class ${String((target as { name?: unknown }).name)}`)
     if (answersItself(target, name)) throw new TypeError(`${String(name)}() is guarded, and must not use @Res() or @Next(): return the response, or use @Res({ passthrough: true })`)
     apply(target, name, descriptor as TypedPropertyDescriptor<any>)
   }

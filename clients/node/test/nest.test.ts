@@ -1,15 +1,17 @@
 /** The module and the decorators for NestJS, against a server. */
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import 'reflect-metadata'
 import {
   Body, ClassSerializerInterceptor, Controller, Header, HttpException, Module, NotFoundException, Param, Post, Redirect, RequestTimeoutException,
-  Res, Sse, StreamableFile, UploadedFile, UseInterceptors, type ArgumentsHost, type CallHandler, type INestApplication,
+  Res, Sse, StreamableFile, UploadedFile, UseInterceptors, type ArgumentsHost, type CallHandler, type ExecutionContext,
+  type INestApplication,
 } from '@nestjs/common'
-import { NestFactory, Reflector, type AbstractHttpAdapter } from '@nestjs/core'
+import { APP_INTERCEPTOR, NestFactory, Reflector, type AbstractHttpAdapter } from '@nestjs/core'
 import { FileInterceptor } from '@nestjs/platform-express'
 import { FastifyAdapter } from '@nestjs/platform-fastify'
-import { catchError, map, of, timeout } from 'rxjs'
+import { catchError, delay, from, map, mergeMap, of, timeout, timer } from 'rxjs'
 import type pg from 'pg'
 import { newKey, type Idempotency, type Job as JobType } from 'pg-idempotency'
 import { IdempotencyModule, Idempotent, Job, Tx } from 'pg-idempotency/nest'
@@ -31,7 +33,16 @@ const transformer = { classToPlain: (value: object) => (value instanceof User ? 
 const FAST = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(timeout(100), catchError(() => { throw new RequestTimeoutException() })) }
 const NONE = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(map((data) => { if (!data) throw new NotFoundException(); return data })) }
 
+/** An interceptor outside of the guard that fails after the handler, if the request names it: at once, or later. */
+const failing = (where: string) => ({ intercept: (context: ExecutionContext, next: CallHandler) => next.handle().pipe(mergeMap((data) => {
+  const fails: unknown = context.switchToHttp().getRequest().body?.fails
+  if (fails === `${where} at once`) throw new Error(where)
+  return fails === `${where} later` ? timer(5).pipe(map(() => { throw new Error(where) })) : of(data)
+})) })
+const SLOW = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(delay(60_000)) }
+
 @Controller('orders')
+@UseInterceptors(failing('controller'))
 class Orders {
   @Post()
   @Header('Location', '/orders/1')
@@ -106,6 +117,28 @@ class Orders {
     await tx.query("INSERT INTO effects (what) VALUES ('missing')")
     return null
   }
+
+  @Post('outer')
+  @Idempotent()
+  @UseInterceptors(failing('method'))
+  async outer(@Body() { what }: { what: string }, @Tx() tx: pg.PoolClient) {
+    await tx.query('INSERT INTO effects (what) VALUES ($1)', [what])
+    return { what }
+  }
+
+  @Post('circular')
+  @Idempotent()
+  async circular(@Tx() tx: pg.PoolClient) {
+    await tx.query("INSERT INTO effects (what) VALUES ('circular')")
+    const value: any = {}
+    value.self = value
+    return value
+  }
+
+  @Post('gone')
+  @Idempotent()
+  @UseInterceptors(SLOW)
+  gone(@Tx() tx: pg.PoolClient) { return from(tx.query("INSERT INTO effects (what) VALUES ('gone')")).pipe(map(() => 'done')) }
 
   @Post('upload')
   @Idempotent()
@@ -319,6 +352,7 @@ test('what cannot be held back is refused', async () => {
     }
     return Wrong
   }, /is guarded, and must not use @Res\(\)/)
+  assert.throws(() => (Idempotent() as any)(Orders), /is for methods, and not for the class Orders/)
   assert.throws(() => Idempotent({ wat: 1 } as object), /no option wat/)
   assert.throws(() => Idempotent(1 as never), /must be an object, not 1/)
   assert.throws(() => Idempotent({ job: 'no' as never }), /the option job must be true or false/)
@@ -326,7 +360,8 @@ test('what cannot be held back is refused', async () => {
 
 /** Another application with the same routes, for the time of fn. */
 async function withShop(adapter: AbstractHttpAdapter | undefined, prepare: (other: INestApplication) => void, fn: () => Promise<void>): Promise<void> {
-  @Module({ controllers: [Orders], imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'other' })] })
+  @Module({ controllers: [Orders], imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'other' })],
+    providers: [{ provide: APP_INTERCEPTOR, useValue: failing('module') }] })
   class Shop {}
   const other = await (adapter ? NestFactory.create(Shop, adapter, { logger: false }) : NestFactory.create(Shop, { logger: false }))
   prepare(other)
@@ -341,12 +376,11 @@ async function withShop(adapter: AbstractHttpAdapter | undefined, prepare: (othe
   }
 }
 
+const SORRY = { catch: (_: unknown, host: ArgumentsHost) => { host.switchToHttp().getResponse().status(201).send({ sorry: true }) } }
+
 test('an exception filter cannot make a success of work that was rolled back', async () => {
   for (const adapter of [undefined, new FastifyAdapter()]) {
-    await withShop(adapter, (other) => other.useGlobalFilters({ catch: (_: unknown, host: ArgumentsHost) => {
-      const response = host.switchToHttp().getResponse()
-      response.status(201).send({ sorry: true })
-    } }), async () => {
+    await withShop(adapter, (other) => other.useGlobalFilters(SORRY), async () => {
       for (const path of ['late', 'file', 'sends']) {
         const { status, text } = await post(`/orders/${path}`, newKey())
         assert.deepEqual([status, JSON.parse(text).type], [500, 'urn:pg-idempotency:rolled-back'], path)
@@ -354,6 +388,46 @@ test('an exception filter cannot make a success of work that was rolled back', a
     })
   }
   assert.equal(await world.effects('file'), 0)
+})
+
+test('an exception that leaves an outer interceptor, or a value that is no JSON, is a failure of the request', async () => {
+  for (const adapter of [undefined, new FastifyAdapter()]) {
+    await withShop(adapter, (other) => {
+      other.useGlobalInterceptors(failing('global'))
+      other.useGlobalFilters(SORRY)
+    }, async () => {
+      const refused = async (path: string, body: { what: string; fails?: string }): Promise<void> => {
+        const { status, text } = await post(path, body.what, body)
+        assert.deepEqual([status, JSON.parse(text).type, await world.effects(body.what)], [500, 'urn:pg-idempotency:rolled-back', 0], body.fails)
+      }
+      for (const where of ['module', 'global', 'controller', 'method']) {
+        for (const when of ['at once', 'later']) {
+          const what = newKey()
+          await refused('/orders/outer', { what, fails: `${where} ${when}` })
+          assert.deepEqual([(await post('/orders/outer', what, { what })).status, await world.effects(what)], [201, 1])
+        }
+      }
+      await refused('/orders/circular', { what: newKey() })
+    })
+  }
+  assert.equal(await world.effects('circular'), 0)
+})
+
+test('if Nest drops the response because the client has gone, the transaction ends at once', async () => {
+  const open = async (): Promise<number> => (await world.sql("SELECT count(*)::int AS n FROM pg_stat_activity WHERE datname = $1 AND state LIKE 'idle in tr%'", [world.database]))[0].n
+  const gone = async (): Promise<void> => {
+    const client = new AbortController()
+    const answer = fetch(`${url}/orders/gone`, { method: 'POST', signal: client.signal, headers: { 'X-User': 'ann', 'Idempotency-Key': newKey() } })
+    while (await open() === 0) await sleep(10)
+    client.abort()
+    await assert.rejects(answer)
+    const began = performance.now()
+    while (await open() > 0) await sleep(10)
+    assert.ok(performance.now() - began < 30_000, 'not after the timeout of the guard')
+  }
+  await gone()
+  await withShop(new FastifyAdapter(), () => undefined, gone)
+  assert.equal(await world.effects('gone'), 0)
 })
 
 test('on Fastify', async () => {
