@@ -12,7 +12,7 @@ from .functions import AsyncFunctions, Interval, Statement, SyncFunctions, as_in
 from .handlers import DEFAULT_TIMEOUT, timeout_seconds
 from .intervals import seconds
 from .postgres import PsycopgBackend, execute
-from .shards import ROUTER_SCHEMA, OneServer, Server, Servers, Shards
+from .shards import ROUTER_SCHEMA, Server, Servers, Shards
 from .runtimes import AsyncRuntime, Runtime, SyncRuntime, run, synchronous
 from .telemetry import Outcome, Telemetry, Tracing
 from .transaction_handle import unawaited_of
@@ -73,7 +73,7 @@ def servers_of(source: Any, schema: str, shards: Callable[[str], Any] | None, ru
                       else PsycopgBackend(source, schema, runtime.asynchronous), max_waiters)
 
     if shards is None:
-        return OneServer(make_server(source))
+        return Servers(make_server(source))
     return Shards(PsycopgBackend(source, ROUTER_SCHEMA, runtime.asynchronous), shards, make_server, runtime)
 
 
@@ -83,6 +83,11 @@ def check_ttl(ttl: Interval, ms: float | None = None) -> None:
     if seconds(ttl, ms) == 0:
         raise ValueError("ttl must not be 0, because the claim would expire before the response is stored: a duration is like "
                          "'24 hours'; omit ttl for the server's default")
+
+
+def chosen(name: str, interval: Interval, ms: float | None, default: Interval) -> Interval:
+    """The interval of a call, or the client's."""
+    return default if interval is None and ms is None else as_interval(name, interval, ms)[2]
 
 
 class Defaults:
@@ -118,16 +123,10 @@ class Defaults:
             raise TypeError(f"key must be a str, the Idempotency-Key of the request, not {key!r}")
         if ttl is not None or ttl_ms is not None:
             check_ttl(ttl, ttl_ms)
-        for name, interval, ms in (("wait", wait, wait_ms), ("lease", lease, lease_ms)):
-            if interval is not None or ms is not None:
-                as_interval(name, interval, ms)     # or an error that names it
         bound = self._timeout if timeout is None and timeout_ms is None else timeout_seconds(timeout, timeout_ms)
-        return Call(scope, key, hash_of(request_hash, method, path, body),
-                    self._ttl if ttl is None and ttl_ms is None else ttl, ttl_ms,
-                    self._wait if wait is None and wait_ms is None else wait, wait_ms,
-                    self._lease if lease is None and lease_ms is None else lease, lease_ms,
-                    bound, DEFAULT_TIMEOUT.total_seconds() if bound is None and self._is_default else bound,
-                    store, max_response_size, as_text)
+        return Call(scope, key, hash_of(request_hash, method, path, body), chosen("ttl", ttl, ttl_ms, self._ttl),
+                    chosen("wait", wait, wait_ms, self._wait), chosen("lease", lease, lease_ms, self._lease), bound,
+                    DEFAULT_TIMEOUT.total_seconds() if bound is None and self._is_default else bound, store, max_response_size, as_text)
 
 
 class Idempotency(Defaults, SyncFunctions):

@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from . import functions
@@ -119,11 +120,8 @@ class Call:
     key: str
     request_hash: bytes | Statement[bytes] | None
     ttl: Interval
-    ttl_ms: float | None
     wait: Interval
-    wait_ms: float | None
-    lease: Interval = None
-    lease_ms: float | None = None
+    lease: Interval
     timeout: float | None = None
     """Of the handler, in seconds."""
     timeout_in_transaction: float | None = None
@@ -139,7 +137,7 @@ class Call:
     @property
     def claim_limit(self) -> float | None:
         """Seconds that the server has for the answer to the claim; None if only the server knows how long that waits."""
-        wait = seconds(self.wait, self.wait_ms) if self.wait is not None or self.wait_ms is not None else 0.0
+        wait = 0.0 if self.wait is None else seconds(self.wait)
         return None if wait is None else ANSWER_LIMIT + wait
 
     def commits(self, status: int) -> bool:
@@ -148,9 +146,8 @@ class Call:
         return status < 300 or status < 500 and self.store(status)
 
     def claim(self, wait: bool) -> Statement[HeldClaim]:
-        return held(make["claim"].make(None, self.scope, self.key, self.request_hash, ttl=self.ttl,
-                                       ttl_ms=self.ttl_ms, lease=self.lease, lease_ms=self.lease_ms,
-                                       wait=self.wait if wait else None, wait_ms=self.wait_ms if wait else None))
+        return held(make["claim"].make(None, self.scope, self.key, self.request_hash, ttl=self.ttl, lease=self.lease,
+                                       wait=self.wait if wait else None))
 
     def complete(self, session: Session, response: Response, token: int | None,
                  limit: int) -> tuple[Statement[bool], bool]:
@@ -422,7 +419,7 @@ class Core:
     async def _single_flight(self, call: Call) -> AsyncIterator[tuple[Call, Flight]]:
         """Of the duplicates in this process that are allowed to wait, one runs at
         a time.  The others wait here, without a connection."""
-        wait = seconds(call.wait, call.wait_ms)
+        wait = seconds(call.wait)
         if not wait:
             yield call, Flight(None)
             return
@@ -443,7 +440,7 @@ class Core:
             if not is_over or other.stored:
                 break
         try:
-            yield replace(call, wait=None, wait_ms=max(0.0, until - time.monotonic()) * 1000), mine
+            yield replace(call, wait=timedelta(seconds=max(0.0, until - time.monotonic()))), mine
         finally:
             if other is mine:
                 with self._lock:
@@ -453,7 +450,7 @@ class Core:
     async def _claim(self, server: Server, call: Call, send: Callable[[Statement[HeldClaim]], Any]) -> HeldClaim:
         """Waits in the database if there is room, and not at all if there is none.  A claim in doubt always waits: for the end
         of a session that is lost, which takes no connection from a handler."""
-        is_waiter = not call.in_doubt and (call.wait is not None or bool(call.wait_ms)) and server.waiters.enter()
+        is_waiter = not call.in_doubt and call.wait is not None and seconds(call.wait) != 0 and server.waiters.enter()
         wait = is_waiter or call.in_doubt
         before = time.monotonic()
         try:
@@ -488,7 +485,7 @@ class Core:
 
     async def _flown(self, name: str, call: Call, work: Callable[[Call], Any]) -> Result:
         async def flown() -> Result:
-            if call.wait is None and call.wait_ms is None:
+            if call.wait is None:
                 return await work(call)         # type: ignore[no-any-return]
             async with self._single_flight(call) as (mine, flight):
                 result: Result = await work(mine)
@@ -509,7 +506,7 @@ class Core:
                     # It has committed, or it will not, or it has not yet ended: claim again to learn.
                     if last:
                         raise in_doubt.__cause__ or in_doubt
-                    now = replace(call, wait=IN_DOUBT_WAIT, wait_ms=None, in_doubt=True)
+                    now = replace(call, wait=IN_DOUBT_WAIT, in_doubt=True)
             raise AssertionError
 
         result: Result = await self._retried(attempt)
@@ -773,7 +770,7 @@ class Job:
     async def _finish_once(self, function: Callable[[Any], Any]) -> Result:
         core, call = self._core, self._call
         # Check that this attempt still holds the claim.  From here to the end no other attempt can take over.
-        heartbeat = core.servers.pinned(self._statement("heartbeat", lease=call.lease, lease_ms=call.lease_ms))
+        heartbeat = core.servers.pinned(self._statement("heartbeat", lease=call.lease))
         session_lease, _ = await core._open(call.scope, lambda server, session: session.begin(heartbeat))
         async with session_lease as session:
             response = await core._handled(session_lease, self._deadline_of_last, function)
@@ -838,7 +835,7 @@ class Job:
 
     async def _renewed(self, name: str, *arguments: Any, wait_for_move: bool = True) -> None:
         before = time.monotonic()
-        renewed: Statement[Any] = self._statement(name, *arguments, lease=self._call.lease, lease_ms=self._call.lease_ms)
+        renewed: Statement[Any] = self._statement(name, *arguments, lease=self._call.lease)
         await self._perform(lambda session: renewed, wait_for_move)
         self._until = before + self._lease
 

@@ -19,7 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -246,6 +246,15 @@ def _parsed(text: str) -> Any:
     def refuse(name: str) -> Any:
         raise ValueError(name)
 
+    try:
+        return json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=refuse)
+    except ValueError as error:
+        raise DoubleError("22P02", f"invalid input syntax for type json: {error}") from None
+
+
+@contextmanager
+def _deep_enough(text: str) -> Iterator[None]:
+    """The stack of calls is as deep as the document needs."""
     depth = deepest = 0
     for bracket in re.findall(r'"(?:[^"\\]|\\.)*"|([\[{]|[\]}])', text):
         depth += 1 if bracket in ("[", "{") else -1 if bracket else 0
@@ -254,45 +263,27 @@ def _parsed(text: str) -> Any:
         raise DoubleError("54001", "stack depth limit exceeded")
     limit = sys.getrecursionlimit()
     try:
-        sys.setrecursionlimit(max(limit, deepest + limit))
-        return json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=refuse)
-    except ValueError as error:
-        raise DoubleError("22P02", f"invalid input syntax for type json: {error}") from None
+        sys.setrecursionlimit(limit + 3 * deepest)
+        yield
     finally:
         sys.setrecursionlimit(limit)
 
 
 def canonical_json(text: str) -> str:
     """RFC 8785, with the extension's one difference."""
-    return _canonical(_parsed(text))
+    with _deep_enough(text):
+        return _canonical(_parsed(text))
 
 
-def _canonical(document: Any) -> str:
-    """Of a document that can be deeper than a stack of calls."""
-    parts: list[str] = []
-    left: list[Any] = [document]
-    while left:
-        value = left.pop()
-        if isinstance(value, tuple):        # punctuation
-            parts.append(value[0])
-        elif isinstance(value, _Number):
-            parts.append(_canonical_number(value))
-        elif isinstance(value, dict):
-            left.append(("}",))
-            members = sorted(value.items(), key=lambda item: str(item[0]).encode("utf-16-be", "surrogatepass"))
-            for number in range(len(members) - 1, -1, -1):
-                left += [members[number][1], (":",), members[number][0], ("," if number else "{",)]
-            if not members:
-                left.append(("{",))
-        elif isinstance(value, list):
-            left.append(("]",))
-            for number in range(len(value) - 1, -1, -1):
-                left += [value[number], ("," if number else "[",)]
-            if not value:
-                left.append(("[",))
-        else:
-            parts.append(_storable(str(json.dumps(value, ensure_ascii=False))))
-    return "".join(parts)
+def _canonical(value: Any) -> str:
+    if isinstance(value, _Number):
+        return _canonical_number(value)
+    if isinstance(value, dict):
+        members = sorted(value.items(), key=lambda item: str(item[0]).encode("utf-16-be", "surrogatepass"))
+        return "{" + ",".join([f"{_canonical(name)}:{_canonical(one)}" for name, one in members]) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join([_canonical(one) for one in value]) + "]"
+    return _storable(json.dumps(value, ensure_ascii=False))
 
 
 def _storable(text: str) -> str:
@@ -441,15 +432,16 @@ class Store(Monitoring):
 
     def jsonb_delete_path(self, tx: Transaction, document: str, path: list[str]) -> str:
         """The document without this member."""
-        found = whole = _parsed(document)
-        *parents, last = path
-        try:
-            for name in parents:
-                found = found[int(name)] if isinstance(found, list) else found[name]
-            del found[int(last) if isinstance(found, list) else last]
-        except (LookupError, TypeError, ValueError):
-            pass
-        return _canonical(whole)
+        with _deep_enough(document):
+            found = whole = _parsed(document)
+            *parents, last = path
+            try:
+                for name in parents:
+                    found = found[int(name)] if isinstance(found, list) else found[name]
+                del found[int(last) if isinstance(found, list) else last]
+            except (LookupError, TypeError, ValueError):
+                pass
+            return _canonical(whole)
 
     def now(self, tx: Transaction) -> None:
         """The probe of a session."""
