@@ -101,9 +101,10 @@ struct RelaySink
 	int			held;			/* its messages in the queue */
 	size_t		held_size;		/* in bytes */
 	RelayMessageList ready;		/* waiting, never failed, in order */
-	RelayMessageList retries;	/* waiting, failed before, fewest first */
+	RelayMessageList retries;	/* waiting, failed before, by turns */
 	RelayMessageList in_flight; /* handed over, no outcome yet */
 	int			retrying;		/* in flight that failed before */
+	size_t		retrying_size;	/* in bytes */
 	bool		after_retry;	/* the last one handed over is one of them */
 	double		retry_ms;		/* mean duration of these attempts */
 	struct RelayConnecting *connecting; /* while a thread connects */
