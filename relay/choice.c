@@ -15,6 +15,13 @@
  * A sink keeps only as many retries as it can send soon.  The others go back
  * to the server for another pause, with the turns that they have.
  *
+ * A relay that is killed, perhaps by a message, costs all messages that it
+ * holds an attempt.  So for a while after it has begun, a relay holds only one
+ * message of a sink that several relays have left without an answer.  The
+ * others go back to the server for a short pause.  The relay sees how often a
+ * message was taken, and that some of these attempts did not fail.  It does
+ * not see whether they were released, which is why this ends after a while.
+ *
  * A message that ended a connection while it was in flight alone, or that
  * delays those in flight with it, is handed over alone from then on, and
  * others go between two such messages.
@@ -38,6 +45,7 @@
 #define RETRY_SHARE			4	/* they get 1/4 of what is free */
 #define POSTPONE_UNIT		1000	/* doubled with each failure */
 #define MOST_FAILURES		5	/* that the server keeps */
+#define LEFT_OFTEN			3	/* times, without an answer */
 
 static int	turn_delay(const RelayMessage *message);
 static RelayMessage *choose(const RelaySink *sink, bool shared);
@@ -48,10 +56,11 @@ static void postpone(RelayMessage *message);
 /*
  * Set what is known about the failures of a message that was taken.  The
  * server keeps up to five errors, each in a line that begins with its time, of
- * attempts at all relays.
+ * attempts at all relays.  With "began_lately", this relay might have been
+ * killed before.
  */
 void
-relay_sink_recall(RelayMessage *message)
+relay_sink_recall(RelayMessage *message, bool began_lately)
 {
 	const RelayRecord *record;
 	const char *c = message->last_error;
@@ -60,6 +69,8 @@ relay_sink_recall(RelayMessage *message)
 	message->failures = c != NULL;
 	for (; c && *c; c++)
 		message->failures += *c == '\n';
+	message->abandoned = began_lately && message->failures < MOST_FAILURES &&
+		message->attempt - 1 - message->failures >= LEFT_OFTEN;
 	record = relay_records_find(&message->sink->records, message->id);
 	if (record && message->failures < record->failures)
 		message->failures = record->failures;
@@ -85,6 +96,24 @@ turn_delay(const RelayMessage *message)
 	int			failures = message->failures;
 
 	return 1 << 2 * (failures < MOST_FAILURES ? failures : MOST_FAILURES);
+}
+
+/*
+ * Return an abandoned message that was added to the queue to the server, if
+ * its sink holds another one.  One that waits behind another message of its
+ * key stays.
+ */
+void
+relay_sink_limit_abandoned(RelayMessage *message)
+{
+	RelaySink  *sink = message->sink;
+
+	if (!message->abandoned || message->state != RELAY_READY)
+		return;
+	if (sink->abandoned)
+		postpone(message);
+	else
+		sink->abandoned = message;
 }
 
 /*
@@ -195,7 +224,7 @@ relay_sink_postpone_retries(RelaySink *sink)
 }
 
 /*
- * Return a retry to the server for another pause.
+ * Return a ready message to the server for another pause.
  */
 static void
 postpone(RelayMessage *message)
@@ -210,8 +239,8 @@ postpone(RelayMessage *message)
 	sink->postponed++;
 	if (sink->verbose)
 		relay_log(RELAY_DEBUG, "message %s of topic \"%s\" is postponed for "
-				  "%.1f s, because the sink has many retries", message->label,
-				  message->topic, pause / 1000);
+				  "%.1f s, because the sink holds enough others like it",
+				  message->label, message->topic, pause / 1000);
 	/* It has not failed again, so it keeps its errors. */
 	relay_queue_refuse(sink->queue, message, (int64_t) pause, false, "");
 }

@@ -63,6 +63,7 @@ typedef struct RelayMessage
 
 	int			failures;		/* that are known, here or at other relays */
 	int64_t		turn;			/* of a retry; see choice.c */
+	bool		abandoned;		/* relays have left it without an answer */
 	bool		alone;			/* is only sent while no other is in flight */
 
 	/* For the sink, while the message is in flight. */

@@ -203,6 +203,8 @@ leave_key(RelayQueue *queue, RelayMessage *message, bool promote_next)
 					  &message->sink->in_flight, message);
 	if (message->state == RELAY_IN_FLIGHT)
 		count_retry(message, false);
+	if (message->sink->abandoned == message)
+		message->sink->abandoned = NULL;
 	message->behind = NULL;
 	if (!message->key)
 		return NULL;

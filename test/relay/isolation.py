@@ -300,6 +300,24 @@ def retry_beside_new(world):
     endpoint.close()
 
 
+def left_often(world):
+    """Relays that are killed again and again cost only the message that a relay
+    holds an attempt."""
+    for n in range(40):
+        world.publish('t', '"late"', 'k%d' % n)
+    for _ in range(3):
+        until('all are taken', lambda: world.query("SELECT count(*) FROM idem_outbox_take(1000, '1 ms')") == [(40,)])
+        time.sleep(0.01)
+    relay = commands(world, '--c.timeout=30s')
+    until('it gives the others back', lambda: world.query(
+        'SELECT count(*) FILTER (WHERE uncounted_attempts > 0), count(*) FILTER (WHERE awaiting_ack) FROM idem_outbox') == [(39, 1)])
+    relay.kill()
+    world.query("UPDATE idem_outbox SET available_at = now(), payload = '1'")
+    relay = commands(world)
+    world.all_acked(40)
+    equal('the status', relay.stop(), 0)
+
+
 def probed_with_another(world):
     """Three bad messages pause the sink; a good one gets it going."""
     endpoint = Endpoint(lambda request, number: (500, {}, b'') if b'bad' in request.body else (204, {}, b''))
@@ -791,6 +809,7 @@ TESTS = [
     ('isolation: retries that need more than their places do not fill the sink', many_retries),
     ('isolation: large retries do not fill the memory of a sink', large_retries),
     ('isolation: a retry gets its turn beside new bad messages', retry_beside_new),
+    ('isolation: relays that are killed cost few messages an attempt', left_often),
     ('isolation: a paused sink is tried with another message', probed_with_another),
     ('isolation: slow requests delay no probe of a paused sink', probed_beside_slow),
     ('isolation: more bad messages than good ones are no outage', mostly_bad),
