@@ -572,7 +572,8 @@ BEGIN
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM @S@.idem_p_check_writable();
 	END IF;
-	RETURN @S@.idem_p_refuse(id, attempt, error, retry_after, counted, schedule, max_age, true);
+	-- Nothing has failed if the relay postpones a message.
+	RETURN @S@.idem_p_refuse(id, attempt, nullif(error, ''), retry_after, counted, schedule, max_age, true);
 END
 
 --@ idem_outbox_requeue plpgsql

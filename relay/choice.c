@@ -3,10 +3,24 @@
  * choice.c
  *		Which of its ready messages a sink gets next.
  *
- * Messages that have failed before, at any relay, have at most half of the
- * places, so that those that run into the timeout leave places to the others.
- * A sink keeps only as many of them as it can send soon; the others go back to
- * the server, and each gets a new pause.
+ * Messages that have failed before, at any relay, alternate with the others
+ * and have at most half of the places, so that those that run into the timeout
+ * leave places to the others.
+ *
+ * Each of these retries has a turn, some time after its last failure, and they
+ * are sent in the order of their turns.  The time is four times as long with
+ * each failure, so that a message which failed in an outage comes before those
+ * that always fail.  But it is limited, so that each gets its turn.
+ *
+ * A sink keeps only as many retries as it can send soon.  The others go back
+ * to the server for another pause, with the turns that they have.
+ *
+ * A relay that is killed, perhaps by a message, costs all messages that it
+ * holds an attempt.  So for a while after it has begun, a relay holds only one
+ * message of a sink that several relays have left without an answer.  The
+ * others go back to the server for a short pause.  The relay sees how often a
+ * message was taken, and that some of these attempts did not fail.  It does
+ * not see whether they were released, which is why this ends after a while.
  *
  * A message that ended a connection while it was in flight alone, or that
  * delays those in flight with it, is handed over alone from then on, and
@@ -18,21 +32,22 @@
  *
  *-------------------------------------------------------------------------
  */
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
+#include <time.h>
 
 #include "clock.h"
 #include "sink.h"
-#include "text.h"
 
 #define ALONE_GAP			100 /* between messages that are sent alone */
 #define ALONE_SHARE			10	/* those that failed get 1/10 of the time */
 #define ATTEMPTS			16	/* a new one changes the mean by 1/16 */
 #define RETRY_QUEUE			10000	/* milliseconds of work in retries */
+#define RETRY_SHARE			4	/* they get 1/4 of what is free */
 #define POSTPONE_UNIT		1000	/* doubled with each failure */
-#define MOST_DOUBLINGS		5
+#define MOST_FAILURES		5	/* that the server keeps */
+#define LEFT_OFTEN			3	/* times, without an answer */
 
+static int	turn_delay(const RelayMessage *message);
 static RelayMessage *choose(const RelaySink *sink, bool shared);
 static RelayMessage *choose_new(const RelaySink *sink);
 static int	retry_places(const RelaySink *sink);
@@ -40,26 +55,65 @@ static void postpone(RelayMessage *message);
 
 /*
  * Set what is known about the failures of a message that was taken.  The
- * server keeps up to five errors, each in a line, of attempts at all relays.
+ * server keeps up to five errors, each in a line that begins with its time, of
+ * attempts at all relays.  With "began_lately", this relay might have been
+ * killed before.
  */
 void
-relay_sink_recall(RelayMessage *message)
+relay_sink_recall(RelayMessage *message, bool began_lately)
 {
 	const RelayRecord *record;
 	const char *c = message->last_error;
+	struct tm	failed_at = {0};
 
 	message->failures = c != NULL;
 	for (; c && *c; c++)
 		message->failures += *c == '\n';
+	message->abandoned = began_lately && message->failures < MOST_FAILURES &&
+		message->attempt - 1 - message->failures >= LEFT_OFTEN;
 	record = relay_records_find(&message->sink->records, message->id);
-	if (!record)
-		return;
-	if (message->failures < record->failures)
+	if (record && message->failures < record->failures)
 		message->failures = record->failures;
 	/* Only one that has failed, or is about to, has a record. */
-	if (message->failures == 0)
+	if (record && message->failures == 0)
 		message->failures = 1;
-	message->alone = record->alone;
+	message->alone = record && record->alone;
+	if (message->failures == 0)
+		return;
+	message->turn = turn_delay(message);
+	/* Errors that no relay has written can lack a time. */
+	if (message->last_error &&
+		strptime(message->last_error, "%Y-%m-%dT%H:%M:%SZ ", &failed_at))
+		message->turn += timegm(&failed_at);
+}
+
+/*
+ * Return how long after its last failure the turn of a retry is, in seconds.
+ */
+static int
+turn_delay(const RelayMessage *message)
+{
+	int			failures = message->failures;
+
+	return 1 << 2 * (failures < MOST_FAILURES ? failures : MOST_FAILURES);
+}
+
+/*
+ * Return an abandoned message that was added to the queue to the server, if
+ * its sink holds another one.  One that waits behind another message of its
+ * key stays.
+ */
+void
+relay_sink_limit_abandoned(RelayMessage *message)
+{
+	RelaySink  *sink = message->sink;
+
+	if (!message->abandoned || message->state != RELAY_READY)
+		return;
+	if (sink->abandoned)
+		postpone(message);
+	else
+		sink->abandoned = message;
 }
 
 /*
@@ -102,10 +156,6 @@ relay_sink_next(RelaySink *sink, int64_t now)
  * Return the ready message that comes next, or NULL if there is none or only
  * retries that must wait.  With "shared", only one that others can be in
  * flight with.
- *
- * Retries alternate with the messages that have not failed, and have at most
- * half of the places.  While messages fail, those that have not failed come
- * first.
  */
 static RelayMessage *
 choose(const RelaySink *sink, bool shared)
@@ -113,7 +163,7 @@ choose(const RelaySink *sink, bool shared)
 	RelayMessage *message = choose_new(sink);
 	RelayMessage *retry = sink->retries.first;
 
-	if ((message && (sink->after_retry || sink->failing > 0)) ||
+	if ((message && sink->after_retry) ||
 		sink->retrying >= retry_places(sink))
 		return message;
 	while (retry && shared && retry->alone)
@@ -149,51 +199,50 @@ retry_places(const RelaySink *sink)
 }
 
 /*
- * Return retries to the server that the sink cannot send soon, those with the
- * most failures first.  Otherwise they could fill the sink, and the relay
- * would take no other messages for it.
+ * Return retries to the server that the sink cannot send soon, and those that
+ * are too large, the ones with the latest turns first.  Otherwise they could
+ * fill the sink, and the relay would take no other messages for it.
  */
 void
 relay_sink_postpone_retries(RelaySink *sink)
 {
+	const RelayQueue *queue = sink->queue;
 	int			places = retry_places(sink);
 	double		limit = places * (RETRY_QUEUE / (sink->retry_ms + 1));
-	int			share = (sink->queue->max_count - sink->queue->count) / 4;
+	int			share = (queue->max_count - queue->count) / RETRY_SHARE;
+	size_t		memory = queue->max_size < queue->size ? 0 :
+		(queue->max_size - queue->size) / RETRY_SHARE;
 
 	if (limit > share)
 		limit = share;
 	while (sink->retries.count > places && sink->retries.count > limit)
 		postpone(sink->retries.last);
+	/* One of any size is allowed. */
+	while (sink->retries.count > (sink->retrying == 0) &&
+		   sink->retries.size + sink->retrying_size > memory)
+		postpone(sink->retries.last);
 }
 
 /*
- * Return a retry to the server for another pause, with its last error again,
- * because that is why it waits.
+ * Return a ready message to the server for another pause.
  */
 static void
 postpone(RelayMessage *message)
 {
 	RelaySink  *sink = message->sink;
-	const char *error = message->last_error ? message->last_error : "failed";
 	int			doublings = message->failures;
 	double		pause = POSTPONE_UNIT;
-	char		reason[1024];
 
-	/* The server writes the time before it. */
-	if (strlen(error) > 20 && error[10] == 'T' && error[19] == 'Z')
-		error += 21;
-	snprintf(reason, sizeof(reason), "%.*s", (int) strcspn(error, "\n"),
-			 error);
-	relay_text_sanitize(reason, false);
-	if (doublings > MOST_DOUBLINGS)
-		doublings = MOST_DOUBLINGS;
+	if (doublings > MOST_FAILURES)
+		doublings = MOST_FAILURES;
 	pause *= (double) (1 << doublings) * (0.5 + drand48() / 2);
 	sink->postponed++;
 	if (sink->verbose)
 		relay_log(RELAY_DEBUG, "message %s of topic \"%s\" is postponed for "
-				  "%.1f s, because the sink has many retries", message->label,
-				  message->topic, pause / 1000);
-	relay_queue_refuse(sink->queue, message, (int64_t) pause, false, reason);
+				  "%.1f s, because the sink holds enough others like it",
+				  message->label, message->topic, pause / 1000);
+	/* It has not failed again, so it keeps its errors. */
+	relay_queue_refuse(sink->queue, message, (int64_t) pause, false, "");
 }
 
 /*

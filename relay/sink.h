@@ -101,11 +101,13 @@ struct RelaySink
 	int			held;			/* its messages in the queue */
 	size_t		held_size;		/* in bytes */
 	RelayMessageList ready;		/* waiting, never failed, in order */
-	RelayMessageList retries;	/* waiting, failed before, fewest first */
+	RelayMessageList retries;	/* waiting, failed before, by turns */
 	RelayMessageList in_flight; /* handed over, no outcome yet */
 	int			retrying;		/* in flight that failed before */
+	size_t		retrying_size;	/* in bytes */
 	bool		after_retry;	/* the last one handed over is one of them */
 	double		retry_ms;		/* mean duration of these attempts */
+	const RelayMessage *abandoned;	/* the one that it holds, or NULL */
 	struct RelayConnecting *connecting; /* while a thread connects */
 	bool		connected;
 	int			window;			/* limit of in_flight while it recovers */
@@ -167,8 +169,9 @@ extern void relay_sink_pause(RelaySink *sink, const char *why);
 extern void relay_sink_resume(RelaySink *sink);
 
 /* choice.c */
-extern void relay_sink_recall(RelayMessage *message);
+extern void relay_sink_recall(RelayMessage *message, bool began_lately);
 extern RelayMessage *relay_sink_next(RelaySink *sink, int64_t now);
+extern void relay_sink_limit_abandoned(RelayMessage *message);
 extern void relay_sink_postpone_retries(RelaySink *sink);
 extern void relay_sink_end_attempt(const RelayMessage *message);
 
