@@ -32,6 +32,7 @@ relay_list_insert(RelayMessageList *list, RelayMessage *before,
 	*(before ? &before->next : &list->first) = message;
 	*(message->next ? &message->next->prev : &list->last) = message;
 	list->count++;
+	list->size += message->size;
 }
 
 /*
@@ -44,4 +45,5 @@ relay_list_remove(RelayMessageList *list, RelayMessage *message)
 	*(message->next ? &message->next->prev : &list->last) = message->prev;
 	message->prev = message->next = NULL;
 	list->count--;
+	list->size -= message->size;
 }

@@ -62,6 +62,8 @@ typedef struct RelayMessage
 	char	   *response_type;	/* or NULL */
 
 	int			failures;		/* that are known, here or at other relays */
+	int64_t		turn;			/* of a retry; see choice.c */
+	bool		abandoned;		/* relays have left it without an answer */
 	bool		alone;			/* is only sent while no other is in flight */
 
 	/* For the sink, while the message is in flight. */
@@ -87,6 +89,7 @@ typedef struct RelayMessageList
 	RelayMessage *first;
 	RelayMessage *last;
 	int			count;
+	size_t		size;			/* in bytes */
 } RelayMessageList;
 
 extern void relay_list_append(RelayMessageList *list, RelayMessage *message);

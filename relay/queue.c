@@ -26,6 +26,7 @@
 
 static RelayMessage *leave_key(RelayQueue *queue, RelayMessage *message,
 							   bool promote_next);
+static void count_retry(const RelayMessage *message, bool begins);
 static void make_ready(RelayMessage *message);
 static RelayMessageList *ready_list(const RelayMessage *message);
 static void release_chain(RelayQueue *queue, RelayMessage *message);
@@ -84,7 +85,7 @@ relay_queue_hand_over(RelayMessage *message, int64_t now)
 	message->handed_at = now;
 	relay_list_append(&sink->in_flight, message);
 	sink->after_retry = message->failures > 0;
-	sink->retrying += sink->after_retry;
+	count_retry(message, true);
 }
 
 /*
@@ -94,7 +95,7 @@ void
 relay_queue_return(RelayMessage *message)
 {
 	relay_list_remove(&message->sink->in_flight, message);
-	message->sink->retrying -= message->failures > 0;
+	count_retry(message, false);
 	message->state = RELAY_READY;
 	message->handed_at = 0;
 	relay_list_insert(ready_list(message), NULL, message);
@@ -201,7 +202,9 @@ leave_key(RelayQueue *queue, RelayMessage *message, bool promote_next)
 	relay_list_remove(message->state == RELAY_READY ? ready_list(message) :
 					  &message->sink->in_flight, message);
 	if (message->state == RELAY_IN_FLIGHT)
-		message->sink->retrying -= message->failures > 0;
+		count_retry(message, false);
+	if (message->sink->abandoned == message)
+		message->sink->abandoned = NULL;
 	message->behind = NULL;
 	if (!message->key)
 		return NULL;
@@ -217,8 +220,22 @@ leave_key(RelayQueue *queue, RelayMessage *message, bool promote_next)
 }
 
 /*
+ * Count a message that begins or ends to be in flight, if it is a retry.
+ */
+static void
+count_retry(const RelayMessage *message, bool begins)
+{
+	RelaySink  *sink = message->sink;
+
+	if (message->failures == 0)
+		return;
+	sink->retrying += begins ? 1 : -1;
+	sink->retrying_size += begins ? message->size : -message->size;
+}
+
+/*
  * Add a message that is in no list to the ready messages of its sink, as the
- * last of those with as many failures.
+ * last of those with the same turn.
  */
 static void
 make_ready(RelayMessage *message)
@@ -227,7 +244,7 @@ make_ready(RelayMessage *message)
 	RelayMessage *before = list->last;
 
 	message->state = RELAY_READY;
-	while (before && before->failures > message->failures)
+	while (before && before->turn > message->turn)
 		before = before->prev;
 	relay_list_insert(list, before, message);
 }

@@ -11,6 +11,7 @@
 #include "config.h"
 #include "loop.h"
 #include "queue.h"
+#include "records.h"
 
 typedef struct RelaySink RelaySink;
 
@@ -22,26 +23,14 @@ typedef enum RelayFailure
 	RELAY_FAILED				/* an error of the message or of the sink */
 } RelayFailure;
 
-/* Facts about a message that has failed. */
-typedef struct RelayRecord
-{
-	int64_t		id;				/* 0: of no message */
-	int			failures;		/* in a row */
-	bool		alone;			/* it is only handed over alone */
-	bool		is_bad;			/* others were delivered between failures */
-	int64_t		since;			/* when it failed first */
-	uint64_t	delivered;		/* of the sink, at the last failure */
-	int64_t		backoff;
-} RelayRecord;
-
 /* Upper bounds of the latency histogram, in milliseconds. */
 #define RELAY_LATENCIES	{1, 3, 5, 10, 20, 50, 100, 200, 500, 1000, 3000, \
 	10000, 30000, 60000, 300000, 3600000}
 #define RELAY_NLATENCIES	16
 
-/* The messages of a sink that are remembered. */
-#define RELAY_RECORD_SETS	1024	/* one for each remainder of an id */
-#define RELAY_RECORD_PLACES	8	/* in a set */
+/* Pauses of a message or a sink after failures, in milliseconds. */
+#define RELAY_SHORTEST_BACKOFF	500
+#define RELAY_LONGEST_BACKOFF	30000
 
 /*
  * A kind of sink.  Only connect() is allowed to wait, for each step no longer
@@ -112,11 +101,13 @@ struct RelaySink
 	int			held;			/* its messages in the queue */
 	size_t		held_size;		/* in bytes */
 	RelayMessageList ready;		/* waiting, never failed, in order */
-	RelayMessageList retries;	/* waiting, failed before, fewest first */
+	RelayMessageList retries;	/* waiting, failed before, by turns */
 	RelayMessageList in_flight; /* handed over, no outcome yet */
 	int			retrying;		/* in flight that failed before */
+	size_t		retrying_size;	/* in bytes */
 	bool		after_retry;	/* the last one handed over is one of them */
 	double		retry_ms;		/* mean duration of these attempts */
+	const RelayMessage *abandoned;	/* the one that it holds, or NULL */
 	struct RelayConnecting *connecting; /* while a thread connects */
 	bool		connected;
 	int			window;			/* limit of in_flight while it recovers */
@@ -127,7 +118,7 @@ struct RelaySink
 	int64_t		held_until;		/* no deliveries before that; 0: not held */
 	bool		disabled;		/* held until the relay starts again */
 
-	/* To tell a bad message from a sink that is down; see sink.c. */
+	/* To tell a bad message from a sink that is down; see pauses.c. */
 	int			failing;		/* messages failed since the last delivery */
 	double		mean_run;		/* mean of "failing" at recent deliveries */
 	int64_t		last_failed;	/* id of the last of them */
@@ -135,7 +126,7 @@ struct RelaySink
 	int64_t		delivered_at;	/* when the last delivery was confirmed */
 	int64_t		failing_since;	/* the first failure after that; 0: none */
 	int64_t		failed_at;		/* the last failure */
-	RelayRecord records[RELAY_RECORD_SETS][RELAY_RECORD_PLACES];
+	RelayRecords records;
 
 	/* Since the start. */
 	uint64_t	delivered;
@@ -150,6 +141,7 @@ struct RelaySink
 	RelaySink  *next;			/* in the order of the configuration */
 };
 
+/* sink.c */
 extern void relay_sink_delivered(RelayMessage *message);
 extern void relay_sink_refused(RelayMessage *message, int64_t retry_after,
 							   const char *format,...) RELAY_FORMAT(3, 4);
@@ -161,15 +153,26 @@ extern void relay_sink_down(RelaySink *sink, const char *format,...)
 			RELAY_FORMAT(2, 3);
 extern void relay_sink_closed(RelaySink *sink, const char *format,...)
 			RELAY_FORMAT(2, 3);
-extern void relay_sink_halve(RelaySink *sink, int count);
 extern void relay_sink_bury(const RelayMessage *message);
+extern void relay_sink_release_ready(RelaySink *sink);
+
+/* pauses.c */
+extern void relay_sink_recover(RelaySink *sink);
+extern bool relay_sink_can_be_down(const RelaySink *sink);
+extern void relay_sink_suspect(RelaySink *sink, const RelayRecord *record,
+							   RelayFailure failure, bool ended,
+							   const char *why);
 extern void relay_sink_back_off(RelaySink *sink, const char *why);
+extern void relay_sink_halve(RelaySink *sink, int count);
 extern void relay_sink_disable(RelaySink *sink, const char *why);
 extern void relay_sink_pause(RelaySink *sink, const char *why);
 extern void relay_sink_resume(RelaySink *sink);
-extern void relay_sink_release_ready(RelaySink *sink);
-extern void relay_sink_recall(RelayMessage *message);
-extern void relay_sink_postpone_retries(RelaySink *sink);
+
+/* choice.c */
+extern void relay_sink_recall(RelayMessage *message, bool began_lately);
 extern RelayMessage *relay_sink_next(RelaySink *sink, int64_t now);
+extern void relay_sink_limit_abandoned(RelayMessage *message);
+extern void relay_sink_postpone_retries(RelaySink *sink);
+extern void relay_sink_end_attempt(const RelayMessage *message);
 
 #endif							/* IDEM_RELAY_SINK_H */

@@ -68,6 +68,7 @@ relay_taker_begin(RelayTaker *taker, RelayServer *server, RelayQueue *queue,
 	queue->max_count = (int) relay_section_number(settings, "max_messages");
 	queue->max_size = (size_t) relay_section_number(settings, "max_memory");
 	taker->usual_size = 1024;
+	taker->began = relay_now();
 }
 
 /*
@@ -343,6 +344,7 @@ add_message(RelayTaker *taker, const PGresult *result, int row)
 		free(message);
 		return;
 	}
-	relay_sink_recall(message);
+	relay_sink_recall(message, relay_now() - taker->began < 2 * taker->lease);
 	relay_queue_add(taker->queue, message);
+	relay_sink_limit_abandoned(message);
 }

@@ -46,6 +46,9 @@ SELECT pg_temp.fail('scheduled', repeat('x', 2000)) AS state;
 SELECT max(length(line)) AS longest, count(*) AS lines FROM idem_outbox, regexp_split_to_table(last_error, '\n') AS line;
 SELECT pg_temp.fail('scheduled', 'sixth') AS state;
 SELECT count(*) AS lines FROM idem_outbox, regexp_split_to_table(last_error, '\n') AS line;
+-- A relay that only postpones a message adds no error.
+SELECT pg_temp.fail('scheduled', '', counted => false) AS state;
+SELECT last_error ~ '^\S+ sixth\n' AS last FROM idem_outbox;
 
 -- Age: any failure is the last one.
 SELECT idem_publish('u', '"old"', 'k') IS NOT NULL AND idem_publish('u', '"behind"', 'k') IS NOT NULL AS published;

@@ -303,6 +303,9 @@ idem_outbox_fail(PG_FUNCTION_ARGS)
 		check_schedule(&failure.schedule);
 		failure.has_schedule = true;
 	}
+	/* Nothing has failed if the relay postpones a message. */
+	if (VARSIZE_ANY_EXHDR(failure.error) == 0)
+		failure.error = NULL;
 	PG_RETURN_TEXT_P(cstring_to_text(refuse(&failure)));
 }
 

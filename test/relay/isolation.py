@@ -232,20 +232,24 @@ def failed_elsewhere(world):
 
 
 def many_retries(world):
-    """Retries that need more than their places do not fill the sink.  A message
-    with fewer failures gets its turn, and the others another pause, which costs
-    no attempt and keeps the error."""
+    """Retries that need more than their places do not fill the sink.  One with
+    fewer failures, and one that has waited for longer, get their turns, and the
+    others another pause, which costs no attempt and adds no error."""
     world.query("SELECT count(idem_publish('t', to_jsonb('late'::text), 'late' || n)) FROM generate_series(1, 60) AS n")
     take(world)
     once = world.publish('t', '"once"', 'once')
+    waited = world.publish('t', '"waited"', 'waited')
     take(world)
+    world.query("UPDATE idem_outbox SET last_error = repeat(to_char(now() AT TIME ZONE 'UTC' - interval '1 hour', "
+                "'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') || E' failed\n', 5) WHERE message_id = %s", waited)
     relay = commands(world, '--c.max_age=100ms', '--out.sink=stdout', '--out.topics=f', '--max_messages=40', '--verbose=on')
     for n in range(30):
         world.publish('t', str(n), 'k%d' % n)
         time.sleep(0.1)
-    until('the one with the fewest failures is delivered', lambda: world.outbox(once)[0] == 'acked', 2)
-    until('the others are delivered', lambda: world.states().get('acked') == 31, 5)
-    took = world.query("SELECT extract(epoch FROM max(acked_at - created_at))::float FROM idem_outbox WHERE payload <> '\"once\"'")
+    for message in once, waited:
+        until('it is delivered', lambda m=message: world.outbox(m)[0] == 'acked', 2)
+    until('the others are delivered', lambda: world.states().get('acked') == 32, 5)
+    took = world.query("SELECT extract(epoch FROM max(acked_at - created_at))::float FROM idem_outbox WHERE jsonb_typeof(payload) = 'number'")
     print('# the longest wait: %.1f s' % took[0][0], flush=True)
     expect('one waited for %.1f s' % took[0][0], took[0][0] < 2)
     equal('the status', relay.stop(), 0)
@@ -254,9 +258,64 @@ def many_retries(world):
     equal('other errors', world.query("SELECT state, count(*) FROM idem_outbox WHERE (state = 'dead') <> (last_error ~ 'took longer') "
                                       "AND payload = '\"late\"' GROUP BY 1"), [])
     equal('errors and counted attempts of the others', world.query(
-        "SELECT DISTINCT substr(split_part(last_error, E'\\n', 1), 22), attempt - uncounted_attempts FROM idem_outbox "
-        "WHERE state = 'pending'"), [('late', 2)])
+        "SELECT DISTINCT regexp_replace(last_error, '[0-9TZ:-]{20}', '', 'g'), attempt - uncounted_attempts FROM idem_outbox "
+        "WHERE state = 'pending'"), [(' late\n late', 2)])
     expect('postponed too often', world.query("SELECT max(attempt) FROM idem_outbox WHERE state = 'pending'")[0][0] <= 7)
+
+
+def large_retries(world):
+    """Large retries do not fill the memory of the sink either."""
+    world.query("SELECT count(idem_publish('t', to_jsonb('late' || repeat('x', 1000000)), 'late' || n)) FROM generate_series(1, 20) AS n")
+    # A take returns only some megabytes.
+    while world.query('SELECT count(*) FROM idem_outbox WHERE last_error IS NULL') != [(0,)]:
+        take(world)
+    relay = commands(world, '--out.sink=stdout', '--out.topics=f', '--max_memory=8MB')
+    for n in range(30):
+        world.publish('t', str(n), 'k%d' % n)
+        time.sleep(0.1)
+    until('the others are delivered', lambda: world.states().get('acked') == 30, 5)
+    took = world.query("SELECT extract(epoch FROM max(acked_at - created_at))::float FROM idem_outbox WHERE jsonb_typeof(payload) = 'number'")
+    print('# the longest wait: %.1f s' % took[0][0], flush=True)
+    expect('one waited for %.1f s' % took[0][0], took[0][0] < 2)
+    until('the large ones are tried, too', lambda: world.query(
+        "SELECT 1 FROM idem_outbox WHERE state = 'pending' AND last_error ~ 'took longer'"))
+    equal('the status', relay.stop(), 0)
+
+
+def retry_beside_new(world):
+    """While new bad messages arrive all the time, and nothing else is delivered,
+    a good one that has failed gets its turn."""
+    endpoint = Endpoint(lambda request, number: (204, {}, b'') if number > 4 and b'good' in request.body else (500, {}, b''))
+    for body in 'good', 'bad', 'bad', 'bad':
+        world.publish('t', '"%s"' % body)
+    relay = webhook(world, endpoint)
+    until('it is paused', lambda: 'is paused' in relay.said())
+    for n in range(100):
+        world.query("SELECT idem_publish('t', '\"bad\"') FROM generate_series(1, 10)")
+        time.sleep(0.1)
+        if world.states().get('acked'):
+            break
+    expect('it is not delivered', world.states().get('acked') == 1)
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def left_often(world):
+    """Relays that are killed again and again cost only the message that a relay
+    holds an attempt."""
+    for n in range(40):
+        world.publish('t', '"late"', 'k%d' % n)
+    for _ in range(3):
+        until('all are taken', lambda: world.query("SELECT count(*) FROM idem_outbox_take(1000, '1 ms')") == [(40,)])
+        time.sleep(0.01)
+    relay = commands(world, '--c.timeout=30s')
+    until('it gives the others back', lambda: world.query(
+        'SELECT count(*) FILTER (WHERE uncounted_attempts > 0), count(*) FILTER (WHERE awaiting_ack) FROM idem_outbox') == [(39, 1)])
+    relay.kill()
+    world.query("UPDATE idem_outbox SET available_at = now(), payload = '1'")
+    relay = commands(world)
+    world.all_acked(40)
+    equal('the status', relay.stop(), 0)
 
 
 def probed_with_another(world):
@@ -326,6 +385,36 @@ def mostly_bad(world):
     print('# the next good ones waited for %.1f s after an outage' % (time.monotonic() - end), flush=True)
     equal('counted attempts', world.query(COUNTED % "state = 'acked'"), [(1,)])
     equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def known_to_be_bad(world):
+    """After an outage, messages that are known to be bad do not pause the sink
+    again, even if no others are ready."""
+    def answer(request, number):
+        if b'later' in request.body:
+            return 503, {'Retry-After': '3600'}, b''
+        return (500, {}, b'') if b'bad' in request.body else (204, {}, b'')
+
+    endpoint = Endpoint(answer)
+    for n in range(3):
+        world.publish('t', '"bad"', 'bad%d' % n)
+    with attempts(world, 101):
+        relay = webhook(world, endpoint, '--w.retry=' + ', '.join(['100ms'] * 100))
+        good = 0
+        while good < 20 or world.query("SELECT min(attempt) FROM idem_outbox WHERE state <> 'acked'")[0][0] < 4:
+            world.publish('t')
+            good += 1
+            time.sleep(0.05)
+        until('the good ones are delivered', lambda: world.states().get('acked') == good)
+        pauses = relay.said().count('is paused')
+        for n in range(3):
+            world.publish('t', '"later"')
+        until('it is paused', lambda: relay.said().count('is paused') > pauses)
+        requests = len(endpoint.requests)
+        until('the bad ones are tried again', lambda: len(endpoint.requests) >= requests + 6)
+        equal('pauses', relay.said().count('is paused'), pauses + 1)
+        equal('the status', relay.stop(), 0)
     endpoint.close()
 
 
@@ -718,9 +807,13 @@ TESTS = [
     ('isolation: commands that run into their timeout delay no other', late_commands),
     ('isolation: a relay knows the messages that failed at another one', failed_elsewhere),
     ('isolation: retries that need more than their places do not fill the sink', many_retries),
+    ('isolation: large retries do not fill the memory of a sink', large_retries),
+    ('isolation: a retry gets its turn beside new bad messages', retry_beside_new),
+    ('isolation: relays that are killed cost few messages an attempt', left_often),
     ('isolation: a paused sink is tried with another message', probed_with_another),
     ('isolation: slow requests delay no probe of a paused sink', probed_beside_slow),
     ('isolation: more bad messages than good ones are no outage', mostly_bad),
+    ('isolation: messages that are known to be bad pause no sink', known_to_be_bad),
     ('isolation: bad messages whose ids have the same remainder are all remembered', same_remainder),
     ('isolation: a proxy that fails costs no attempt and keeps the order', proxy_fails),
     ('isolation: headers of the relay are its own', relays_own_headers),
