@@ -514,18 +514,47 @@ def test_a_handler_has_a_timeout(core, effects):
 
 
 def test_a_handler_that_took_too_long_leaves_no_dead_connection(core, effects, slow_cancel):
-    from pg_idempotency.django_orm import DjangoSession
-
     def place(tx):
         with tx.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(60)")
 
-    slow_cancel(DjangoSession)
     with pytest.raises(TimedOut):
         core.request("u", new_key(), place, timeout="300 ms")
     time.sleep(1)
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
+
+
+def test_a_silent_server_holds_no_request(site, effects, silent_server):
+    """Nor does it stop the other threads."""
+    from pg_idempotency.django_orm import Django
+
+    (proxy, place, fall_silent), key = silent_server, new_key()
+    connections.databases["silent"] = {**connections.databases["default"], "HOST": "127.0.0.1", "PORT": proxy.port}
+    idem = Idempotency(Django("silent"))
+
+    def handler(tx):
+        with tx.cursor() as cursor:
+            cursor.execute("INSERT INTO effects VALUES (%s)", (key,))
+            fall_silent()
+            if place == "statement":
+                cursor.execute("SELECT 77")
+        return Response(503 if place == "rollback" else 201)
+
+    try:
+        began = time.monotonic()
+        try:
+            result = idem.request("u", key, handler, timeout="20 s" if place == "commit" else "1 s")
+            assert (result.status, result.stored) == ((503, False) if place == "rollback" else (201, True))
+        except TimedOut:
+            assert place == "statement"
+        assert time.monotonic() - began < 20
+        proxy.all_silent = False
+        assert idem.request("u", key, lambda tx: Response(), wait="20 s").replayed == (place == "commit")
+        assert effects(key) == (place == "commit")
+    finally:
+        connections["silent"].close()
+        del connections["silent"], connections.databases["silent"]
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])

@@ -93,6 +93,11 @@ class DjangoSession(AdapterSession):
             return
         while len(self._connection.savepoint_ids) > self._depth:        # blocks that the handler has left open
             transaction.atomic(using=self._connection.alias).__exit__(RuntimeError, None, None)
+        try:
+            if self._depth == 0:
+                self._driver().rollback()
+        except Exception:
+            self._connection.close()            # in the block: Django's own rollback would connect again, without a limit
         atomic.__exit__(RuntimeError, None, None)
 
     def _discard(self) -> None:

@@ -63,6 +63,7 @@ class SQLAlchemySession(AdapterSession):
     def __init__(self, connection: Any, source: SQLAlchemy, schema: str) -> None:
         super().__init__(schema)
         self._connection, self._source = connection, source
+        self.is_async = hasattr(connection, "sync_connection")
         self._transaction: Any = None
         self._link: Any = None
 
@@ -120,6 +121,5 @@ class SQLAlchemySession(AdapterSession):
         return bool(getattr(cause, "connection_invalidated", False))
 
     def _driver(self) -> Any:
-        if self._connection.closed or self._connection.invalidated or hasattr(self._connection, "sync_connection"):
-            return None
-        return self._connection.connection
+        own = getattr(self._connection, "sync_connection", self._connection)
+        return None if own is None or own.closed or own.invalidated else own.connection.driver_connection
