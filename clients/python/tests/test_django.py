@@ -329,6 +329,14 @@ def test_a_body_is_read_up_to_a_limit(serve):
     assert send(new_key(), b"x" * 10, "text/plain", **cut).status_code == 400
 
 
+def test_a_view_does_not_see_the_range_of_the_first_request(serve):
+    @guard()
+    def view(request):
+        return HttpResponse(str(["HTTP_RANGE" in request.META, "Range" in request.headers]))
+
+    assert serve(view)(new_key(), HTTP_RANGE="bytes=2-4").content == b"[False, False]"
+
+
 def test_files_and_sizes_that_are_known(serve, tmp_path):
     (tmp_path / "file").write_bytes(b"content")
 
@@ -523,6 +531,33 @@ def test_a_handler_that_took_too_long_leaves_no_dead_connection(core, effects, s
     time.sleep(1)
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
+
+
+def test_autocommit_that_is_off_is_refused(core, effects):
+    """Django would not commit, and the response would say that it did."""
+    key = new_key()
+    transaction.set_autocommit(False)
+    try:
+        with pytest.raises(TypeError, match="autocommit"):
+            core.request("u", key, lambda tx: tx.cursor().execute("INSERT INTO effects VALUES (%s)", (key,)) or Response())
+        connection.rollback()
+    finally:
+        transaction.set_autocommit(True)
+    assert effects(key) == 0 and core.request("u", key, lambda tx: Response()).stored
+
+
+def test_a_connection_that_is_lost_while_it_is_made_is_replaced(core, monkeypatch):
+    """Also in a thread that serves no requests of Django, which would close it."""
+    def lost(self):
+        with psycopg.connect("", autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s, 5000)", (self.connection.info.backend_pid,))
+        monkeypatch.setattr(type(self), "init_connection_state", init)
+        init(self)
+
+    connection.close()
+    init = type(connections["default"]).init_connection_state
+    monkeypatch.setattr(type(connections["default"]), "init_connection_state", lost)
+    assert core.request("u", new_key(), lambda tx: Response()).stored
 
 
 def test_a_silent_server_holds_no_request(site, effects, silent_server):

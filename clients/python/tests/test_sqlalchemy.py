@@ -8,7 +8,7 @@ import psycopg
 import pytest
 import sqlalchemy
 from proxy import Proxy
-from sqlalchemy import Column, Text, create_engine, text
+from sqlalchemy import Column, Text, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, declarative_base, scoped_session, sessionmaker
@@ -442,6 +442,56 @@ def test_a_connection_with_options_is_the_same_connection(orm, effects):
         return Response()
 
     assert orm.request("u", key, place).stored and effects(key) == 1
+
+
+def test_a_commit_that_fails_before_it_is_sent_rolls_back(database, effects):
+    """The pool gets no connection that is still in the transaction."""
+    engine = create_engine("postgresql+psycopg2://", pool_size=1, max_overflow=0)
+    failures, key = [ValueError()], new_key()
+
+    @event.listens_for(engine, "commit")
+    def audit(connection):
+        if failures:
+            raise failures.pop()
+
+    idem = Idempotency(SQLAlchemy(engine))
+
+    def place(tx):
+        tx.execute(INSERT, {"name": key})
+        return Response(201)
+
+    with pytest.raises(ValueError):
+        idem.request("u", key, place)
+    assert idem.request("u", new_key(), lambda tx: Response()).stored and effects(key) == 0
+    assert not idem.request("u", key, place).replayed and effects(key) == 1
+    engine.dispose()
+
+
+def test_an_asynchronous_commit_that_fails_before_it_is_sent_rolls_back(database, effects):
+    async def test():
+        engine = create_async_engine("postgresql+asyncpg://", pool_size=1, max_overflow=0)
+
+        @event.listens_for(engine.sync_engine, "commit")
+        def audit(connection):
+            if failures:
+                raise failures.pop()
+
+        idem = AsyncIdempotency(SQLAlchemy(engine))
+
+        async def place(tx):
+            await tx.execute(INSERT, {"name": key})
+            return Response(201)
+
+        async def other(tx):
+            return Response()
+
+        with pytest.raises(ValueError):
+            await idem.request("u", key, place)
+        assert (await idem.request("u", new_key(), other)).stored and effects(key) == 0
+        await engine.dispose()
+
+    failures, key = [ValueError()], new_key()
+    asyncio.run(asyncio.wait_for(test(), 60))
 
 
 def test_a_handle_without_a_transaction_is_refused(engine, core):

@@ -142,8 +142,8 @@ class _Watchdog:
         try:
             self._watched.remove(watched)
         except KeyError:
-            assert watched.aborted is not None
-            watched.aborted.wait()
+            if watched.aborted is not None:
+                watched.aborted.wait()
 
     def _start(self) -> None:
         with self._changed:
@@ -277,8 +277,8 @@ class SyncRuntime:
                       ended: Callable[[], bool] | None = None) -> Any:
         """A thread cannot be interrupted: wait until the work returns."""
         watched = _WatchedCall(time.monotonic() + left if left is not None else float("inf"), abort, ended)
-        _watchdog.add(watched)
         try:
+            _watchdog.add(watched)
             return await maybe_await(work())
         finally:
             _watchdog.remove(watched)

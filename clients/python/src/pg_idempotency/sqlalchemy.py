@@ -112,6 +112,10 @@ class SQLAlchemySession(AdapterSession):
         if self._connection.in_transaction():
             await maybe_await(self._connection.rollback() if hasattr(self._connection, "rollback")
                               else self._transaction.rollback())
+        # After an error before COMMIT was sent, as of a listener, SQLAlchemy takes the transaction for ended.
+        driver = self._driver()
+        if driver is not None and (driver.is_in_transaction() if hasattr(driver, "is_in_transaction") else driver.info.transaction_status):
+            await maybe_await(self._discard())
 
     def _discard(self) -> Any:
         return None if self._connection.closed else self._connection.invalidate()
