@@ -5,7 +5,7 @@
 import type { ServerResponse } from 'node:http'
 import type { Client, Response } from './client.js'
 import { Attempts } from './handlers.js'
-import { alreadySent, ignoreLateCalls, refuseSuccess, refuseWaiting, serve, type HttpAnswer, type HttpOptions, type HttpRequest } from './http.js'
+import { allowSuccess, alreadySent, ignoreLateCalls, refuseSuccess, refuseWaiting, serve, type HttpAnswer, type HttpOptions, type HttpRequest } from './http.js'
 
 /** One run of a handler, for the methods that replace those of the response. */
 export interface Attempt {
@@ -31,7 +31,9 @@ export abstract class HeldResponse {
   readonly #attempts = new Attempts()
 
   /** late has the objects with those of their methods that send or change the response, or the usual ones. */
-  constructor(readonly raw: ServerResponse, readonly route: string, readonly late: readonly (readonly [object, (readonly string[])?])[]) {}
+  constructor(readonly raw: ServerResponse, readonly route: string, readonly late: readonly (readonly [object, (readonly string[])?])[]) {
+    allowSuccess(raw)
+  }
 
   /** Makes the response what it was before the handler. */
   protected abstract reset(): void

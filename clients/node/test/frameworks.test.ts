@@ -3,10 +3,11 @@ import assert from 'node:assert/strict'
 import { createReadStream } from 'node:fs'
 import { mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { Agent, request as send } from 'node:http'
+import { connect } from 'node:http2'
 import type { AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
-import { PassThrough, Writable } from 'node:stream'
+import { PassThrough, Readable, Writable } from 'node:stream'
 import { pipeline } from 'node:stream/promises'
 import { after, before, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -408,11 +409,19 @@ test("answers in Fastify, as the handler's alone", async () => {
     gzip: (reply) => reply.headers({ 'content-encoding': 'gzip', 'content-disposition': 'attachment; filename=a.csv', vary: 'accept-encoding' }).send(gzipSync('a')),
     later: async (reply) => { setTimeout(() => reply.send({ a: 1 }), 10); return reply },
     awaited: async (reply) => { setTimeout(() => reply.code(201).send({ a: 1 }), 10); await reply },
+    serializedText: (reply) => reply.type('application/xml').serializer((text: string) => `<${text}/>`).send('a'),
+    charset: (reply) => reply.type('Application/JSON; Charset=utf-8').send({ a: 1 }),
+    schema: (reply) => reply.code(201).send({ a: 1, hidden: true }), other: (reply) => reply.code(202).send({ a: 1, hidden: true }),
+    vendor: (reply) => reply.code(203).type('application/vnd.a+json').send({ a: 1, hidden: true }),
   }
+  const document = { type: 'object', properties: { a: { type: 'number' } } }
+  const content = (type: string): object => ({ content: { [type]: { schema: document } } })
+  const schemas = { response: { 201: content('application/json'), 202: content('*/*'), 203: content('application/vnd.a+json') } }
   const shop = await fastifyShop((app) => {
     for (const [path, answer] of Object.entries(answers)) {
-      app.post(`/alone/${path}`, async (_request: any, reply: any) => answer(reply))
-      app.post(`/guarded/${path}`, guardedRoute, async (_request: any, reply: any) => answer(reply))
+      const schema = ['schema', 'other', 'vendor'].includes(path) ? { schema: schemas } : {}
+      app.post(`/alone/${path}`, schema, async (_request: any, reply: any) => answer(reply))
+      app.post(`/guarded/${path}`, { ...guardedRoute, ...schema }, async (_request: any, reply: any) => answer(reply))
     }
   })
   await same(shop, Object.keys(answers))
@@ -758,6 +767,34 @@ test("Fastify: a request without a body keeps Fastify's own time limit", async (
     await answer.text()
   } finally {
     await shop.close()
+  }
+})
+
+test('Fastify over HTTP/2, and inject(): a body without Content-Length is compared', async () => {
+  const app = Fastify({ http2: true })
+  await app.register(idempotency, { client: idem, scope })
+  app.post('/', { config: { idempotency: true } }, async (request: any) => ({ raw: String(request.rawBody) }))
+  await app.listen({ port: 0, host: '127.0.0.1' })
+  const session = connect(`http://127.0.0.1:${(app.server.address() as AddressInfo).port}`)
+  const [one, injected] = [key(), key()]
+  const ask = (body: string): Promise<[number, string]> => new Promise((resolve, reject) => {
+    let status = 0
+    let text = ''
+    const stream = session.request({ ':method': 'POST', 'content-type': 'application/json', 'idempotency-key': one })
+    stream.on('response', (headers) => { status = headers[':status']! }).on('data', (part) => { text += String(part) })
+      .on('end', () => resolve([status, text])).on('error', reject)
+    stream.end(body)
+  })
+  try {
+    for (const [a, status] of [[1, 200], [2, 422]]) {
+      const answer = await app.inject({ method: 'POST', url: '/', payload: Readable.from([`{"a":${a}}`]), headers: keyed({}, injected) })
+      assert.equal(answer.statusCode, status)
+    }
+    assert.deepEqual(await ask('{"a":1}'), [200, '{"raw":"{\\"a\\":1}"}'])
+    assert.equal((await ask('{"a":2}'))[0], 422)
+  } finally {
+    session.close()
+    await app.close()
   }
 })
 
