@@ -11,6 +11,7 @@ Nothing outlives the process.
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import json
 import re
@@ -23,14 +24,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
+from types import NoneType
 from typing import Any, TypeVar
+
+from psycopg import DataError
 
 from . import client
 from .adapter import AdapterSession
 from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, KeyInvalid, RateLimited,
                      TransactionEnded)
 from .core import Response
-from .functions import Argument, Interval, Statement, json_text
+from .functions import Interval, Statement, json_text
 from .handlers import DEFAULT_TIMEOUT
 from .intervals import seconds
 from .keys import new_key, request_hash
@@ -42,7 +46,7 @@ from .telemetry import Outcome, Tracing
 T = TypeVar("T")
 POLL_INTERVAL = 0.005
 LOCK_TIMEOUT = 10.0
-RUN_WAIT = 60.0
+RUN_WAIT = "1 minute"
 
 
 class DoubleError(IdempotencyError):
@@ -146,24 +150,20 @@ class Transaction:
 
     async def perform_statement(self, statement: Statement[T]) -> T:
         """A statement, which waits as the server would."""
-        wait = seconds(next((one.value for one in statement.arguments if one.name == "wait"), None))
-        if wait is None and statement.function == "idem_run":
-            wait = RUN_WAIT
+        waits = {one.name: one.value for one in statement.arguments if one.name == "wait"}
+        wait = seconds(waits.get("wait") or (RUN_WAIT if statement.function == "idem_run" else None))
         until = time.monotonic() + (LOCK_TIMEOUT if wait is None else wait)
         while True:
-            over = time.monotonic() >= until
             try:
-                rows = self._store.call(self, statement)
+                return statement.read(self._store.call(self, statement))
             except _Locked:
-                if over and wait is None:
-                    raise DoubleError("40P01", "waited too long for another transaction") from None
-                if over:
-                    at_once = tuple(one for one in statement.arguments if one.name != "wait")
-                    return statement.read(self._store.call(self, statement._replace(arguments=at_once)))
-            else:
-                if over or not wait or statement.function not in ("idem_claim", "idem_run") or "in_progress" not in rows[0]:
-                    return statement.read(rows)
+                if time.monotonic() >= until:
+                    break
             await self._runtime.sleep(POLL_INTERVAL)
+        if wait is None:
+            raise DoubleError("40P01", "waited too long for another transaction")
+        at_once = [one._replace(value="0 s") if one.name == "wait" else one for one in statement.arguments]
+        return statement.read(self._store.call(self, statement._replace(arguments=tuple(at_once))))
 
     def change(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         """Set it, or delete it with None, and remember what was there."""
@@ -209,6 +209,8 @@ def _when(moment: float | None) -> datetime | None:
 def _canonical_number(text: str) -> str:
     """A number as ECMAScript lays it out; with all its digits where a double would lose some."""
     number = Decimal(text)
+    if number.adjusted() >= 131072:
+        raise DoubleError("22003", "value overflows numeric format")
     digits = number.normalize()
     if number == 0:
         return "0"
@@ -301,59 +303,67 @@ NAMES = {"scope", "user_id", "entity_type", "entity_id", "action_type", "aggrega
          "message_key", "recovery_point", "exclude"}
 KEEPS_KEY = {"idem_claim", "idem_claim_many", "idem_key_is_valid", "idem_release"}
 """They look at the key themselves, or at none."""
+CAN_HAVE_NULLS = {"request_hashes", "response_bodies", "response_headers", "claim_tokens", "message_keys", "headers"}
 LONGEST = {"lease": 43200.0, "wait": 600.0}
 LAST_TIME = 200_000 * 366 * 86400.0
 MAX_BIGINT = 2**63 - 1
+INTEGERS = {"int": 2**31, "bigint": 2**63}
+BINARY = (bytes, bytearray, memoryview)
 
 
-def _check_name(name: str, value: str) -> None:
-    if not 1 <= len(value.encode()) <= 512:
-        raise DoubleError("22023", f"{name} must have 1 to 512 bytes")
+def _cast(kind: str, value: Any) -> Any:
+    """A value as the server gets it, or the error of the driver or of the cast."""
+    if value is None or isinstance(value, Statement):
+        return value
+    if kind.endswith("[]"):
+        if len({str if isinstance(one, str) else bytes if isinstance(one, BINARY) else type(one) for one in value} - {NoneType}) > 1:
+            raise DataError("cannot dump lists of mixed types")
+        return [_cast(kind[:-2], one) for one in value]
+    if isinstance(value, bool) and kind == "bigint" or isinstance(value, int) and kind == "bytea" or \
+            not isinstance(value, (bool, str)) and kind == "boolean":
+        raise DoubleError("42846", f"cannot cast type {type(value).__name__} to {kind}")
+    if kind in INTEGERS or kind == "boolean":
+        try:
+            number = int(value) if isinstance(value, str) and kind != "boolean" else round(value)
+        except (TypeError, ValueError):
+            raise DoubleError("22P02", f"invalid input syntax for type {kind}: {value!r}") from None
+        if kind in INTEGERS and not -INTEGERS[kind] <= number < INTEGERS[kind]:
+            raise DoubleError("22003", f"{number} is out of range for type {kind}")
+        return value if kind == "boolean" else number
+    if kind == "bytea":
+        return value.encode() if isinstance(value, str) else bytes(value)
+    text = "\\x" + value.hex() if isinstance(value, BINARY) else str(value).lower() if isinstance(value, bool) else str(value)
+    if "\0" in text:
+        raise DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+    text.encode()                           # or an error
+    if kind == "json":
+        with _deep_enough(text):
+            _parsed(text)
+    elif kind == "jsonb":
+        canonical_json(text)
+    return text
 
 
-def _check_hash(value: bytes) -> None:
-    if not 1 <= len(value) <= 64:
-        raise DoubleError("22023", "a request hash must have 1 to 64 bytes")
-
-
-def _check(function: str, argument: Argument) -> None:
-    """Refuse what the server refuses of an argument, whatever is stored."""
-    name, kind, value = argument.name, argument.type, argument.value
-    if kind.endswith("[]") and value is not None:
-        one = {"entity_ids": "entity_id"}.get(name, name.removesuffix("s"))
+def _check(name: str, kind: str, value: Any) -> None:
+    """Refuse what a function refuses of an argument, whatever is stored."""
+    if isinstance(value, list):
         for element in value:
-            if element is None and one in NAMES | {"key", "id"} and one != "message_key":
+            if element is not None:
+                _check("request_hash" if name == "request_hashes" else name.removesuffix("s"), kind[:-2], element)
+            elif name not in CAN_HAVE_NULLS:
                 raise DoubleError("22004", f"an element of {name} is null")
-            if one in NAMES and element is not None:
-                _check_name(one, element)
-            if "\0" in str(element):
-                raise DoubleError("22021", "text cannot contain NUL (0x00) bytes")
-            if one == "request_hashe" and element is not None:
-                _check_hash(element)
-            if one == "response_statuse" and not 100 <= element <= 599:
-                raise DoubleError("22023", "the status of a response must be 100 to 599")
-    elif value is None:
-        if name in NAMES - {"message_key"}:
-            raise DoubleError("22004", f"{name} must not be null")
-    elif name == "request_hash" and not isinstance(value, Statement):
-        _check_hash(value)
-    elif name in NAMES:
-        _check_name(name, value)
+    elif name in NAMES and not 1 <= len(value.encode()) <= 512:
+        raise DoubleError("22023", f"{name} must have 1 to 512 bytes")
+    elif name == "request_hash" and not 1 <= len(value) <= 64:
+        raise DoubleError("22023", "a request hash must have 1 to 64 bytes")
     elif kind == "interval":
         given = seconds(value)
-        if given is None and not str(value).startswith("-"):
+        if given is None and not value.startswith("-"):
             raise DoubleError("22007", f"the double does not know the interval {value!r}")
-        given = given or 0.0
-        if str(value).startswith("-") or given > LONGEST.get(name, given):
+        if given is None or given > LONGEST.get(name, given):
             raise DoubleError("22023", f"{name} is negative or too long")
-        if given > LAST_TIME and name in ("ttl", "deliver_after"):
+        if given > LAST_TIME and name in ("ttl", "deliver_after", "older_than"):
             raise DoubleError("22008", "timestamp out of range")
-    elif kind == "bigint" and not -MAX_BIGINT - 1 <= value <= MAX_BIGINT:
-        raise DoubleError("22003", f"{name} is out of range for type bigint")
-    elif kind == "jsonb" and not isinstance(value, Statement):
-        _storable(value)
-    elif name == "response_status" and not 100 <= value <= 599:
-        raise DoubleError("22023", "the status of a response must be 100 to 599")
     elif name in ("client_seq", "event_count", "max_messages", "batch_size") and value < 1:
         raise DoubleError("22023", f"{name} must be at least 1")
 
@@ -392,20 +402,21 @@ class Store(Monitoring):
         """The rows of a statement.  Raises _Locked where the server would wait."""
         with self.lock:
             tx._check()
-            arguments = {a.name: a.value for a in statement.arguments}
-            for name, value in arguments.items():
-                if isinstance(value, Statement):
-                    arguments[name] = self.call(tx, value)[0][0]
-                elif isinstance(value, str) and "\0" in value:
-                    raise DoubleError("22021", "text cannot contain NUL (0x00) bytes")
             function = statement.function.removeprefix("pg_catalog.")
             method = getattr(self, function, None)
             if method is None:
                 raise NotImplementedError(f"the double does not have {function}: test it with a server")
+            parameters = inspect.signature(method).parameters
             before = len(tx.undo)
             try:
-                for argument in statement.arguments:
-                    _check(statement.function, argument)
+                arguments = self._arguments(tx, statement)
+                for name, kind, _ in statement.arguments:
+                    if arguments[name] is not None:
+                        _check(name, kind, arguments[name])
+                    elif parameters[name].default is not inspect.Parameter.empty:
+                        del arguments[name]
+                    elif name not in ("key", "document"):
+                        raise DoubleError("22004", f"{name} must not be null")
                 if "scope" in arguments and statement.function not in KEEPS_KEY:
                     self._check_keys(tx, arguments)
                 found = method(tx, **arguments)
@@ -421,10 +432,20 @@ class Store(Monitoring):
             rows = found if isinstance(found, list) else [found]
             return [tuple(row.get(column) for column in statement.columns) for row in rows]
 
+    def _arguments(self, tx: Transaction, statement: Statement[Any]) -> dict[str, Any]:
+        arguments = {name: _cast(kind, value) for name, kind, value in statement.arguments}
+        for name, value in arguments.items():
+            if isinstance(value, Statement):
+                arguments[name] = self.call(tx, value)[0][0]
+        handler = arguments.get("handler")
+        if handler is not None and handler not in self.handlers:
+            raise DoubleError("42883" if "(" in handler else "22P02", f'function "{handler}" does not exist')
+        return arguments
+
     # Request identity
 
     def idem_request_hash(self, tx: Transaction, method: str, path: str, body: Any = None) -> bytes:
-        if not re.fullmatch(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", method or ""):
+        if not re.fullmatch(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", method):
             raise DoubleError("22023", "invalid method")
         if isinstance(body, str):
             body = canonical_json(body).encode() if body else b""
@@ -496,8 +517,8 @@ class Store(Monitoring):
         if record is not None:
             if None not in (record.request_hash, request_hash) and record.request_hash != request_hash:
                 return {**found, "outcome": "hash_conflict"}
-            if holder is not None and holder is not tx:
-                return {**found, "outcome": "in_progress"}
+            if holder not in (None, tx):
+                return self._in_progress(found, wait)
             if record.state in ("completed", "erased"):
                 return {**found, "outcome": "replay" if record.state == "completed" else "erased",
                         "response_status": record.status, "response_headers_text": record.headers,
@@ -505,11 +526,10 @@ class Store(Monitoring):
                         "expires_at": _when(record.expires)}
             if record.state == "started" and holder is tx:
                 return {**found, "outcome": "in_progress"}
-            if record.state == "started" and (record.lease > now or record.owner is tx):
-                return {**found, "outcome": "in_progress", "lease_expires_at": _when(record.lease),
-                        "lease_seconds": max(0.0, record.lease - now)}
-        elif holder is not None and holder is not tx:
-            return {**found, "outcome": "in_progress"}
+            if record.state == "started" and record.lease > now:
+                return self._in_progress({**found, "lease_expires_at": _when(record.lease), "lease_seconds": record.lease - now}, wait)
+        elif holder not in (None, tx):
+            return self._in_progress(found, wait)
         if record is None and s.max_new_keys_per_minute:
             recent = [t for t in self.new_keys.get(scope, []) if t > now - 60]
             if len(recent) >= s.max_new_keys_per_minute:
@@ -530,6 +550,12 @@ class Store(Monitoring):
                 "recovery_point": made.point, "recovery_state_text": made.saved,
                 "lease_expires_at": _when(made.lease), "expires_at": _when(made.expires),
                 "lease_seconds": made.lease - now}
+
+    @staticmethod
+    def _in_progress(found: dict[str, Any], wait: str | None) -> dict[str, Any]:
+        if seconds(wait):
+            raise _Locked()
+        return {**found, "outcome": "in_progress"}
 
     def _held(self, tx: Transaction, scope: str, key: str, token: int | None, done: str) -> Record | None:
         """The claimant's record, to be changed; None where it is done already."""
@@ -556,6 +582,10 @@ class Store(Monitoring):
         size = len(response_body.encode() if isinstance(response_body, str) else response_body or b"")
         if size > self.settings.max_response_size:
             raise DoubleError("54000", "response body is too large")
+        if len((response_headers or "").encode()) > self.settings.max_response_size:
+            raise DoubleError("54000", "response headers are too large")
+        if not 100 <= response_status <= 599:
+            raise DoubleError("22023", "the status of a response must be 100 to 599")
         record = self._held(tx, scope, key, claim_token, "completed")
         if record is None:
             return False
@@ -640,10 +670,8 @@ class Store(Monitoring):
                 for n, row in enumerate(rows, 1)]
 
     def idem_run(self, tx: Transaction, scope: str, key: str, handler: str, request: str, ttl: str | None = None,
-                 wait: str | None = None) -> dict[str, Any]:
-        if handler not in self.handlers:
-            raise DoubleError("42883", f'function "{handler}" does not exist')
-        claim = self.idem_claim(tx, scope, key, self.idem_request_hash(tx, "RUN", handler, request), ttl)
+                 wait: str = RUN_WAIT) -> dict[str, Any]:
+        claim = self.idem_claim(tx, scope, key, self.idem_request_hash(tx, "RUN", handler, request), ttl, wait=wait)
         if claim["outcome"] != "new":
             return claim
         returned = self.handlers[handler](tx, json.loads(request))
@@ -778,7 +806,6 @@ class Store(Monitoring):
 
     def idem_publish(self, tx: Transaction, topic: str, payload: str, message_key: str | None = None,
                      headers: str | None = None, deliver_after: str | None = None) -> uuid.UUID:
-        json.loads(payload)
         message = OutboxMessage(next(self.ids_drawn), uuid.UUID(new_key()), topic, message_key, payload, headers,
                                 time.time(), time.time() + (seconds(deliver_after) or 0))
         tx.hold("message", message.id)
@@ -913,15 +940,13 @@ class Store(Monitoring):
         return {"keys_deleted": len(keys), "tokens_deleted": len(tokens), "messages_deleted": 0}
 
 
-def _aligned(first: list[Any], *more: list[Any] | None) -> list[tuple[Any, ...]]:
-    """Lists of one length; of one element for all; or none.  Without a first element there is no row."""
-    if not first:
-        return []
-    lists = [first, *more]
-    length = max((len(x) for x in lists if x is not None), default=0)
-    if any(x is not None and len(x) not in (1, length) for x in lists):
+def _aligned(*lists: list[Any] | None) -> list[tuple[Any, ...]]:
+    """Lists of one length; of one element for all; or none."""
+    lengths = {len(one) for one in lists if one is not None} - {1}
+    if len(lengths) > 1:
         raise DoubleError("22023", "arrays must have the same number of elements")
-    return list(zip(*([None] * length if x is None else x * length if len(x) == 1 else x for x in lists)))
+    length = lengths.pop() if lengths else 1
+    return list(zip(*([None] * length if one is None else one * length if len(one) == 1 else one for one in lists)))
 
 
 class MemorySession(AdapterSession):
