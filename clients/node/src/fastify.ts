@@ -65,8 +65,8 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
     // This is the first hook, so that later hooks can parse.
     route.preParsing = [(request: any, _reply: unknown, payload: Readable, done: (error: Error | null, payload?: Readable) => void) => {
       const { headers, raw } = request
-      // Over HTTP/2 and in inject(), a body needs neither header.
-      const isEmpty = raw instanceof IncomingMessage || (raw.stream?.endAfterHeaders ?? headers['content-type'] === undefined)
+      // Over HTTP/2, in inject() and from another hook, a body needs neither header.
+      const isEmpty = payload === raw && (raw instanceof IncomingMessage || (raw.stream?.endAfterHeaders ?? headers['content-type'] === undefined))
       if (isEmpty && headers['content-length'] === undefined && headers['transfer-encoding'] === undefined) {
         // To read the end of the request would end Fastify's handlerTimeout.
         request.rawBody = Buffer.alloc(0)
@@ -75,7 +75,7 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
       wholeBody(payload, request.routeOptions.bodyLimit).then((bytes) => {
         request.rawBody = bytes
         replayPipe(request.raw, () => request.rawBody)
-        done(null, new BodyAgain(bytes))
+        done(null, new BodyAgain(bytes, payload))
       }, done)
     }, ...[route.preParsing ?? []].flat()]
     route.preValidation = [(request: any, _reply: unknown, done: () => void) => {
@@ -107,9 +107,10 @@ function contextsOf(app: any): any[] {
 class BodyAgain extends Readable {
   readonly receivedEncodedLength: number
 
-  constructor(bytes: Buffer) {
+  /** Another hook can have decompressed the body. */
+  constructor(bytes: Buffer, { receivedEncodedLength = bytes.length }: Readable & { receivedEncodedLength?: number }) {
     super()
-    this.receivedEncodedLength = bytes.length
+    this.receivedEncodedLength = receivedEncodedLength
     if (bytes.length > 0) this.push(bytes)
     this.push(null)
   }
