@@ -22,6 +22,8 @@ class Proxy:
         self.cut = None
         """"before" or "after": cut the next connection that commits, before
         the server has heard of it or once it has answered."""
+        self.silence_after_cut = None
+        """What silence is from the next cut on."""
         self.linger = 0.0
         """Seconds until the server hears of a cut."""
         threading.Thread(target=self._accept, daemon=True).start()
@@ -72,6 +74,7 @@ class Proxy:
                     else:
                         answered = True
                         if cutting:
+                            self.silence, self.silence_after_cut = self.silence_after_cut or self.silence, None
                             return
                         client.sendall(data)
 

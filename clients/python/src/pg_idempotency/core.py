@@ -266,9 +266,11 @@ class SessionLease:
         Of another source, the handler's thread or task gives it back when the handler returns."""
         self.was_aborted = True
         leave = self.detach() if self.server.backend.is_pool else None
-        await self.session.abort()
-        if leave:
-            await leave(None, None, None)
+        try:
+            await self.session.abort()
+        finally:                                # also if the task is cancelled now
+            if leave:
+                await leave(None, None, None)
 
 
 async def _nothing(*error: Any) -> Any:
@@ -566,7 +568,9 @@ class Core:
             raise TransactionEnded("the connection was lost in the handler, which hid the error")
         try:
             complete, _ = call.complete(session, response, claim.claim_token, claim.max_response_size)
-            await session.perform(self.servers.pinned(complete))
+            await self._answered(session, lambda: session.perform(self.servers.pinned(complete)), ANSWER_LIMIT)
+        except TimedOut:
+            raise
         except IdempotencyError:
             raise TransactionEnded("the handler rolled its transaction back, or took longer than the ttl of its "
                                    "claim") from None
@@ -793,9 +797,11 @@ class Job:
             return await self._finish_once(function)
         except (ClaimLost, ClaimNotFound):
             # It was committed if the record was completed with this token; an attempt that took over has another.
-            if await self._core.perform(self._statement("complete", 200)):
+            complete: Statement[bool] = self._statement("complete", 200)
+            lookup: Statement[functions.Lookup] = make["lookup"].make(None, self.scope, self.key)
+            if await self._perform(lambda session: complete):
                 raise
-            found = await self._core.perform(make["lookup"].make(None, self.scope, self.key))
+            found = await self._perform(lambda session: lookup)
             return stored_response("new", found, self._call.progress, False)
         except _CommitInDoubt as in_doubt:
             raise in_doubt.__cause__ or in_doubt

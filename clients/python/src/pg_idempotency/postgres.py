@@ -353,9 +353,11 @@ class PsycopgSession:
             return True
 
     async def abort(self) -> None:
-        if not self.lost:
-            await self._cancel_statement()
-        await self._close()
+        try:
+            if not self.lost:
+                await self._cancel_statement()
+        finally:
+            await self._close()
 
     async def _cancel_statement(self) -> None:
         """Ask the server to end the statement, so that it rolls back at once.  A thread asks, because a silent server blocks the request."""
