@@ -113,6 +113,39 @@ def closers_delay_nothing(world):
     print('# %d good messages beside %d bad ones; one waited %.2f s' % (len(good), bad, took.total_seconds()), flush=True)
 
 
+def stuck_beside_closers(world):
+    """A queue that confirms nothing, beside messages for which the broker closes
+    the channel, delays no other queue."""
+    broker = amqp.start(world)
+    connection, channel = broker.channel()
+    for name in 'orders', 'stuck':
+        channel.queue_declare(name, durable=True)
+        channel.queue_purge(name)
+    process = '{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"stuck">>)), sys:%s(amqqueue:get_pid(Q)).'
+    broker.control('eval', 'application:set_env(rabbit, max_message_size, 100000).')
+    broker.control('eval', process % 'suspend')
+    try:
+        relay = amqp.relay(world, '--stop_timeout=0s', '--r.timeout=60s')
+        for n in range(30):
+            if n % 10 == 0:
+                world.publish('stuck', '"stuck"', 'stuck%d' % n)
+                world.publish('orders', '"%s"' % ('x' * 200000), 'bad%d' % n)
+            world.publish('orders', str(n), 'k%d' % n)
+            time.sleep(0.1)
+        until('the others are delivered', lambda: world.states().get('acked') == 30, 20)
+        took = world.query("SELECT max(acked_at - created_at) FROM idem_outbox WHERE state = 'acked'")[0][0]
+        print('# the longest wait: %.2f s' % took.total_seconds(), flush=True)
+        until('the bad ones are tried', lambda: world.query("SELECT min(attempt - uncounted_attempts) FROM idem_outbox "
+                                                            "WHERE topic = 'orders' AND state <> 'acked'")[0][0] >= 1)
+        equal('the status', relay.stop(), 0)
+    finally:
+        broker.control('eval', process % 'resume')
+        broker.control('eval', 'application:set_env(rabbit, max_message_size, 134217728).')
+        channel.queue_delete('stuck')
+        channel.queue_purge('orders')
+        connection.close()
+
+
 def poison(world):
     """The same if the connection just ends, so that it can be the broker."""
     broker = amqp.start(world)
@@ -800,6 +833,7 @@ TESTS = [
     ('isolation: good messages beside bad ones at random, under kill -9', mixed),
     ('isolation: messages for which the broker closes the channel fail alone', broker_closes),
     ('isolation: messages for which the broker closes the channel delay no other', closers_delay_nothing),
+    ('isolation: a queue that hangs, beside such messages, delays no other', stuck_beside_closers),
     ('isolation: messages for which a connection just ends delay no other', poison),
     ('isolation: a message that always gets 503 waits alone', deferred_alone),
     ('isolation: Retry-After is the pause of one message', later_alone),
