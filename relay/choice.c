@@ -67,21 +67,16 @@ static bool has_retry_place(const RelaySink *sink, int64_t now);
 static void postpone(RelayMessage *message);
 
 /*
- * Set what is known about the failures of a message that was taken.  The
- * server keeps up to five errors, each in a line that begins with its time, of
- * attempts at all relays.  With "began_lately", this relay might have been
- * killed before.
+ * Complete what is known about a message that was taken.  Its "failures" are
+ * those that the server knows, up to five, of attempts at all relays.  With
+ * "began_lately", this relay might have been killed before.
  */
 void
 relay_sink_recall(RelayMessage *message, bool began_lately)
 {
 	const RelayRecord *record;
-	const char *c = message->last_error;
 	struct tm	failed_at = {0};
 
-	message->failures = c != NULL;
-	for (; c && *c; c++)
-		message->failures += *c == '\n';
 	message->abandoned = began_lately && message->failures < MOST_FAILURES &&
 		message->attempt - 1 - message->failures >= LEFT_OFTEN;
 	record = relay_records_find(&message->sink->records, message->id);
@@ -95,8 +90,8 @@ relay_sink_recall(RelayMessage *message, bool began_lately)
 		return;
 	message->turn = turn_delay(message);
 	/* Errors that no relay has written can lack a time. */
-	if (message->last_error &&
-		strptime(message->last_error, "%Y-%m-%dT%H:%M:%SZ ", &failed_at))
+	if (message->failed_at &&
+		strptime(message->failed_at, "%Y-%m-%dT%H:%M:%SZ", &failed_at))
 		message->turn += timegm(&failed_at);
 }
 
