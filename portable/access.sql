@@ -20,6 +20,9 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_open_functions() IS
 'The functions that PUBLIC can execute.';
 
+-- Only the owner writes the tables.  A role that can has this from ALTER DEFAULT
+-- PRIVILEGES, which apply when a dump is restored.  A role that can only read them
+-- can have been granted that on purpose.
 CREATE FUNCTION @S@.idem_p_open_tables()
 RETURNS TABLE (label text, grantee oid)
 LANGUAGE sql STABLE
@@ -28,12 +31,12 @@ AS $$
 	SELECT DISTINCT c.oid::regclass::text, a.grantee
 	FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a
 	WHERE c.relnamespace = '@S@'::regnamespace AND c.relkind IN ('r', 'S') AND starts_with(c.relname::text, 'idem_')
-		AND (a.grantee = 0 OR (starts_with(c.relname::text, 'idem_p_')
+		AND (a.grantee = 0 OR ((starts_with(c.relname::text, 'idem_p_') OR a.privilege_type NOT IN ('SELECT', 'MAINTAIN'))
 			AND a.grantee <> ALL (ARRAY[c.relowner, 'pg_database_owner'::regrole::oid,
 				(SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database())])))
 $$;
 COMMENT ON FUNCTION @S@.idem_p_open_tables() IS
-'The tables and sequences that PUBLIC has privileges on, for example by ALTER DEFAULT PRIVILEGES, and those of the portable edition alone that any other role has privileges on; and these roles, 0 for PUBLIC.';
+'The tables and sequences that a role can write that is not the owner, or that PUBLIC can read, and the tables of the portable edition alone that any other role can read; and these roles, 0 for PUBLIC.';
 
 CREATE FUNCTION @S@.idem_p_close_all()
 RETURNS void

@@ -19,7 +19,7 @@ BEGIN
 			MESSAGE = format('action id %s is too far ahead of the server''s clock', action_id),
 			DETAIL = format('As milliseconds since 1970 it is %s ms ahead; %s ms are allowed.',
 				round(lead::numeric), round(allowed::numeric)),
-			HINT = 'Correct the clock of the device, or let a superuser raise "idempotency.max_action_id_lead".';
+			HINT = 'Correct the clock of the device, or let the owner call idem_configure(''max_action_id_lead'', ...).';
 	END IF;
 END
 $$;

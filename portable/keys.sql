@@ -109,7 +109,7 @@ BEGIN
 		RAISE EXCEPTION USING ERRCODE = '54000',
 			MESSAGE = format('argument "%s" is too large', name),
 			DETAIL = format('It has %s bytes, %s are allowed.', size, @S@.idem_p_setting('max_response_size')),
-			HINT = 'Store a reference to it, or let a superuser raise "idempotency.max_response_size".';
+			HINT = 'Store a reference to it, or let the owner call idem_configure(''max_response_size'', ...).';
 	END IF;
 END
 $$;
@@ -146,7 +146,7 @@ BEGIN
 			MESSAGE = CASE WHEN name IS NULL THEN 'message is too large' ELSE format('argument "%s" is too large', name) END,
 			DETAIL = format(CASE WHEN name IS NULL THEN 'Its payload and headers have more than %s bytes of text.'
 				ELSE 'It has more than %s bytes of text.' END, allowed),
-			HINT = CASE WHEN name IS NULL THEN 'Publish a reference to the data, or let a superuser raise "idempotency.max_message_size" if that is the limit.' ELSE 'Store a reference to it.' END;
+			HINT = CASE WHEN name IS NULL THEN 'Publish a reference to the data, or let the owner call idem_configure(''max_message_size'', ...) if that is the limit.' ELSE 'Store a reference to it.' END;
 	END IF;
 END
 $$;

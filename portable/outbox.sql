@@ -321,10 +321,13 @@ DECLARE
 	deadline timestamptz;
 	lease_end timestamptz;
 	heads bigint[];
+	head_lanes bigint[];
+	any_exhausted boolean;
 	behind bigint[];
 	lanes bigint[];
 	ids bigint[];
-	locked bigint[];
+	followers bigint[];
+	missing bigint[];
 	-- The keys of messages that are behind others, which this call has seen.
 	passed bigint[] := '{}';
 	died int;
@@ -350,20 +353,27 @@ BEGIN
 	END IF;
 	LOOP
 		clock := clock_timestamp();
-		-- The due messages: the first ones of their keys, and others, which are parked.
-		SELECT array_agg(d.id ORDER BY d.available_at, d.id) FILTER (WHERE d.is_head),
-				array_agg(d.id) FILTER (WHERE NOT d.is_head), array_agg(DISTINCT d.key_hash) FILTER (WHERE NOT d.is_head), count(*)
-			INTO heads, behind, lanes, seen
-			FROM (SELECT c.id, c.available_at, c.key_hash, c.key_hash IS NULL OR c.id = (SELECT f.id FROM @S@.idem_outbox AS f
-					WHERE f.key_hash = c.key_hash AND f.state = 'pending' ORDER BY f.id LIMIT 1) AS is_head
-				FROM (SELECT o.id, o.available_at, o.key_hash FROM @S@.idem_outbox AS o
-					WHERE o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
-						AND (topics IS NULL OR o.topic = ANY (topics))
-						AND (o.key_hash IS NULL OR o.key_hash <> ALL (passed))
-					ORDER BY o.available_at LIMIT wanted::bigint + page) AS c OFFSET 0) AS d;
+		-- The due messages: the first ones of their keys, and others, which are parked.  The search for the
+		-- first one can pass many messages of open transactions, so it is made once for each key.
+		SELECT array_agg(d.id) FILTER (WHERE d.is_head), array_agg(d.key_hash) FILTER (WHERE d.is_head),
+				bool_or(d.is_head AND d.is_exhausted), array_agg(d.id) FILTER (WHERE NOT d.is_head),
+				array_agg(DISTINCT d.key_hash) FILTER (WHERE NOT d.is_head), count(*)
+			INTO heads, head_lanes, any_exhausted, behind, lanes, seen
+			FROM (SELECT p.id, p.key_hash, p.is_exhausted, p.key_hash IS NULL OR CASE WHEN p.place = 1 THEN p.id = (
+					SELECT f.id FROM @S@.idem_outbox AS f WHERE f.key_hash = p.key_hash AND f.state = 'pending' ORDER BY f.id LIMIT 1)
+					ELSE false END AS is_head
+				FROM (SELECT c.*, row_number() OVER (PARTITION BY c.key_hash ORDER BY c.id) AS place
+					FROM (SELECT o.id, o.available_at, o.key_hash,
+							o.attempt - o.uncounted_attempts >= attempts_allowed OR o.attempt = 2147483647 AS is_exhausted
+						FROM @S@.idem_outbox AS o
+						WHERE o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
+							AND (topics IS NULL OR o.topic = ANY (topics))
+							AND (o.key_hash IS NULL OR o.key_hash <> ALL (passed))
+						ORDER BY o.available_at LIMIT wanted::bigint + page) AS c) AS p
+				ORDER BY p.available_at, p.id OFFSET 0) AS d;
 		-- A call that holds the head of a lane owns the lane.
 		ids := NULL;
-		IF heads IS NOT NULL THEN
+		IF any_exhausted THEN
 			-- Messages without remaining attempts die, and the search for the next ones begins again.
 			WITH first_ones AS MATERIALIZED (SELECT o.id, o.key_hash FROM @S@.idem_outbox AS o
 					WHERE o.id = ANY (heads) AND o.state = 'pending' AND o.available_at <= clock
@@ -406,6 +416,8 @@ BEGIN
 				changed := true;
 				CONTINUE;
 			END IF;
+		END IF;
+		IF heads IS NOT NULL THEN
 			-- Do not lock more messages than a result can have.
 			fitting := (SELECT count(*) FROM (
 				SELECT sum(m.bytes) OVER (ORDER BY h.place) AS size
@@ -414,46 +426,48 @@ BEGIN
 					FROM @S@.idem_outbox AS o WHERE o.id = h.id OFFSET 0) AS m (bytes)) AS c
 				WHERE c.size <= most_text);
 			-- CASE, so that no index but that of the ids is used, whatever the statistics are.
-			heads := ARRAY(SELECT l.id FROM unnest(heads) AS h (id)
-				CROSS JOIN LATERAL (SELECT o.id FROM @S@.idem_outbox AS o
-					WHERE o.id = h.id AND CASE WHEN o.in_due_index AND o.available_at <= clock AND o.attempt < 2147483647
-						AND o.attempt - o.uncounted_attempts < attempts_allowed THEN o.state = 'pending' END
-					FOR NO KEY UPDATE SKIP LOCKED) AS l
-				LIMIT greatest(fitting, 1));
+			SELECT array_agg(h.id), array_agg(h.lane) INTO heads, head_lanes
+				FROM (SELECT u.id, u.lane FROM unnest(heads, head_lanes) AS u (id, lane)
+					CROSS JOIN LATERAL (SELECT FROM @S@.idem_outbox AS o
+						WHERE o.id = u.id AND CASE WHEN o.in_due_index AND o.available_at <= clock AND o.attempt < 2147483647
+							AND o.attempt - o.uncounted_attempts < attempts_allowed THEN o.state = 'pending' END
+						FOR NO KEY UPDATE SKIP LOCKED) AS l
+					LIMIT greatest(fitting, 1)) AS h;
 			-- The messages directly behind a locked head, but none behind a message that might die soon.
-			ids := ARRAY(SELECT f.id FROM (
-				SELECT s.id, s.lane_place, sum(m.bytes) OVER (ORDER BY s.lane_place, s.id) AS size,
-					row_number() OVER (ORDER BY s.lane_place, s.id) AS place
-				FROM (SELECT r.id, h.place AS lane_place FROM unnest(heads) WITH ORDINALITY AS h (id, place)
-					CROSS JOIN LATERAL (SELECT m.id, m.key_hash FROM @S@.idem_outbox AS m WHERE m.id = h.id OFFSET 0) AS o
-					CROSS JOIN LATERAL (
-						SELECT o.id WHERE o.key_hash IS NULL
-						UNION ALL
-						SELECT n.id FROM (
-							SELECT e.id, bool_and(e.available_at <= clock) OVER up_to AND first_value(e.id) OVER up_to = o.id
-									AND coalesce(bool_and(e.attempt - e.uncounted_attempts < greatest(attempts_allowed / 2, 1)) OVER before, true) AS follows
-							FROM (SELECT m.id, m.available_at, m.attempt, m.uncounted_attempts FROM @S@.idem_outbox AS m
-								WHERE m.key_hash = o.key_hash AND m.state = 'pending' ORDER BY m.id LIMIT wanted) AS e
-							WINDOW up_to AS (ORDER BY e.id), before AS (ORDER BY e.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS n
-						WHERE n.follows) AS r (id)
-					ORDER BY h.place, r.id LIMIT wanted) AS s
-				CROSS JOIN LATERAL (SELECT octet_length(o.payload::text) + coalesce(octet_length(o.headers::text), 0)
-					FROM @S@.idem_outbox AS o WHERE o.id = s.id OFFSET 0) AS m (bytes)) AS f
-				WHERE f.place = 1 OR f.size <= most_text
-				ORDER BY f.place);
-			locked := ARRAY(SELECT l.id FROM unnest(ids) AS i (id)
+			SELECT array_agg(f.id), array_agg(f.id) FILTER (WHERE NOT f.is_first) INTO ids, followers FROM (
+				SELECT s.id, s.is_first, sum(octet_length(s.payload::text) + coalesce(octet_length(s.headers::text), 0)) OVER up_to AS size,
+					row_number() OVER up_to AS place
+				FROM (SELECT n.* FROM (
+						SELECT h.place AS lane_place, m.id, m.id = h.id AS is_first, m.payload, m.headers, h.lane IS NULL
+							OR (bool_and(m.available_at <= clock) OVER up_to AND first_value(m.id) OVER up_to = h.id
+								AND coalesce(bool_and(m.attempt - m.uncounted_attempts < greatest(attempts_allowed / 2, 1)) OVER before, true)) AS follows
+						FROM unnest(heads, head_lanes) WITH ORDINALITY AS h (id, lane, place)
+						CROSS JOIN LATERAL (
+							SELECT o.* FROM @S@.idem_outbox AS o WHERE h.lane IS NULL AND o.id = h.id
+							UNION ALL
+							(SELECT o.* FROM @S@.idem_outbox AS o
+								WHERE o.key_hash = h.lane AND o.state = 'pending' ORDER BY o.id LIMIT wanted)) AS m
+						WINDOW up_to AS (PARTITION BY h.place ORDER BY m.id),
+							before AS (PARTITION BY h.place ORDER BY m.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS n
+					WHERE n.follows
+					ORDER BY n.lane_place, n.id LIMIT wanted) AS s
+				WINDOW up_to AS (ORDER BY s.lane_place, s.id)
+				ORDER BY place) AS f
+				WHERE f.place = 1 OR f.size <= most_text;
+			missing := ARRAY(SELECT f.id FROM unnest(followers) AS f (id)
+				EXCEPT SELECT l.id FROM unnest(followers) AS i (id)
 				CROSS JOIN LATERAL (SELECT o.id FROM @S@.idem_outbox AS o
 					WHERE o.id = i.id AND CASE WHEN o.available_at <= clock THEN o.state = 'pending' END
 					FOR NO KEY UPDATE SKIP LOCKED) AS l);
 			-- None behind a message that another call is answering, because that call might return it.
-			IF cardinality(locked) < cardinality(ids) THEN
-				locked := ARRAY(SELECT l.id FROM unnest(locked) WITH ORDINALITY AS l (id, place)
-					CROSS JOIN LATERAL (SELECT m.id, m.key_hash FROM @S@.idem_outbox AS m WHERE m.id = l.id OFFSET 0) AS o
-					WHERE NOT EXISTS (SELECT FROM unnest(ids) AS s (id) JOIN @S@.idem_outbox AS b ON b.id = s.id
-						WHERE b.key_hash = o.key_hash AND b.id < o.id AND b.state = 'pending' AND s.id <> ALL (locked))
-					ORDER BY l.place);
+			IF missing <> '{}' THEN
+				ids := ARRAY(SELECT i.id FROM unnest(ids) WITH ORDINALITY AS i (id, place)
+					CROSS JOIN LATERAL (SELECT m.key_hash FROM @S@.idem_outbox AS m WHERE m.id = i.id OFFSET 0) AS o
+					WHERE i.id NOT IN (SELECT s.id FROM unnest(missing) AS s (id))
+						AND NOT EXISTS (SELECT FROM unnest(missing) AS s (id) JOIN @S@.idem_outbox AS b ON b.id = s.id
+							WHERE b.key_hash = o.key_hash AND b.id < i.id AND b.state = 'pending')
+					ORDER BY i.place);
 			END IF;
-			ids := locked;
 		END IF;
 
 		IF ids <> '{}' THEN
@@ -470,7 +484,7 @@ BEGIN
 		END IF;
 		-- Park the messages that are behind others, so that due messages are found.
 		parked := 0;
-		IF changed THEN
+		IF changed AND behind <> '{}' THEN
 			behind := ARRAY(SELECT b.id FROM unnest(behind) AS b (id) EXCEPT SELECT i.id FROM unnest(ids) AS i (id) LIMIT page);
 		END IF;
 		IF behind <> '{}' AND may_park > 0 THEN

@@ -435,7 +435,7 @@ BEGIN
 			RAISE EXCEPTION USING ERRCODE = '22023',
 				MESSAGE = format('argument "%s" must not be longer than "idempotency.max_%s"', name, name),
 				DETAIL = format('The limit is %s.', @S@.idem_p_with_unit(allowed)),
-				HINT = format('Pass a shorter interval, or let a superuser raise "idempotency.max_%s".', name);
+				HINT = format('Pass a shorter interval, or let the owner call idem_configure(''max_%s'', ...).', name);
 		END IF;
 	END IF;
 	IF value < '0 s'::interval THEN

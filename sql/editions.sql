@@ -22,7 +22,24 @@ SELECT count(idem_publish('t', to_jsonb(i), 'k' || i % 2)) FROM generate_series(
 SELECT idem_once('s', 'token'), idem_set('u', 'post', '1', 'like', true, 5), outcome FROM idem_try_append('a', 'c', 1);
 SELECT id FROM idem_outbox_take(2);
 
+-- The settings of the database are copied.  Those of idem_configure() have an effect
+-- although the server has loaded the library, which defines settings of these names.
+ALTER DATABASE :"DBNAME" SET idempotency.key_min_length = 17;
+\connect -
+SET client_min_messages = warning;
+SET search_path = editions, public;
 ALTER EXTENSION idempotency UPDATE TO :'portable_version';
+ALTER DATABASE :"DBNAME" RESET idempotency.key_min_length;
+SELECT idem_key_is_valid(repeat('k', 16)), idem_key_is_valid(repeat('k', 17));
+SELECT idem_configure('default_ttl', '1 h'), idem_configure('outbox_retention', '5 h');
+SELECT count(*) FILTER (WHERE name = 'idempotency.default_ttl' AND setting = '3600000'),
+	count(*) FILTER (WHERE name = 'idempotency.outbox_retention' AND setting = '18000000') FROM idem_p_settings;
+SET ROLE regress_idem_editions;
+SELECT expires_at < clock_timestamp() + '61 min'::interval FROM idem_claim('s', 'editions-configured');
+SET idempotency.default_ttl = '3 h';
+SELECT expires_at > clock_timestamp() + '179 min'::interval FROM idem_claim('s', 'editions-set-by-session');
+RESET idempotency.default_ttl;
+RESET ROLE;
 SELECT detail FROM idem_health() WHERE check_name = 'edition';
 SELECT outcome FROM idem_claim('s', 'editions-claimed-1', idem_request_hash('POST', '/x', '{"a":1}'));
 SELECT outcome, response_status, response_body FROM idem_claim('s', 'editions-complete', idem_request_hash('POST', '/x', '{"a":2.0}'));

@@ -7,6 +7,7 @@
 #
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
@@ -27,7 +28,7 @@ sys.path[:0] = [os.path.join(CLIENT, 'src'), os.path.join(CLIENT, 'tests')]
 
 from pg_idempotency import (AsyncIdempotency, Idempotency,  # noqa: E402
                             IdempotencyError, Response)
-from pg_idempotency.runtimes import entered, maybe_await, run   # noqa: E402
+from pg_idempotency.runtimes import maybe_await, run        # noqa: E402
 from proxy import Proxy                                     # noqa: E402
 
 # Of shards that are down on purpose
@@ -110,6 +111,16 @@ async def client():
             'host=%s port=5432 dbname=postgres user=app' % one)), schema='public')
     return kind(await opened(made('dbname=router user=web', Router)),
                 schema='public', shards=shards)
+
+
+@contextlib.asynccontextmanager
+async def entered(manager):
+    if ASYNC:
+        async with manager as found:
+            yield found
+    else:
+        with manager as found:
+            yield found
 
 
 async def pause(seconds):

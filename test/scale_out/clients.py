@@ -78,6 +78,8 @@ class Client:
         for line in self.process.stdout:
             answer = json.loads(line)
             self.answers[answer['id']].put(answer)
+        for answer in list(self.answers.values()):
+            answer.put(None)            # The program has ended.
 
     def start(self, verb, **given):
         """Returns a function that waits for the answer."""
@@ -92,8 +94,11 @@ class Client:
             try:
                 found = answer.get(timeout=seconds)
             except queue.Empty:
-                raise AssertionError('%s: no answer to %s %r' % (
-                    self.language, verb, given)) from None
+                found = None
+            if found is None:
+                raise AssertionError('%s: no answer to %s %r, and its status is %s'
+                                     % (self.language, verb, given,
+                                        self.process.poll()))
             del self.answers[number]
             if 'error' in found:
                 raise Refused(found['error'])

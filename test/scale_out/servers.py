@@ -268,8 +268,8 @@ class Servers:
         return process, user
 
     def closed_move(self, scope, to, *arguments):
-        """A move that has closed the old shard's gate, and cannot copy until
-        the session that is returned commits."""
+        """A move that has closed the old shard's gate, of which the router's map
+        knows, and that cannot copy until the session that is returned commits."""
         home = self.home(scope)
         process, user = self.begun_move(scope, to, *arguments)
         blocker = self.shards[to].session()
@@ -278,6 +278,11 @@ class Servers:
         user.run('COMMIT')
         user.close()
         until(lambda: self.gate(home, scope) == 'leaving', 'it does not close')
+        # The map follows the gate.
+        router = self.router('postgres')
+        until(lambda: router.error('SELECT idem_map.shard(%s)', scope)[0] == '55P03',
+              'the map does not change')
+        router.close()
         return process, blocker
 
     def verify(self, *routers, shards=None):

@@ -55,12 +55,28 @@ by('installer', 'shop', q{SELECT FROM idem_grant('tenant')});
 is(by('tenant', 'shop', $_), 42501, "and then not: $_") foreach 'SELECT FROM idem_keys', q{SELECT nextval('idem_claim_tokens')};
 
 #
+# Hints
+#
+my $claim = q{SELECT outcome FROM idem.idem_claim('s', 'lease-of-13-hours', lease => '13 h')};
+my ($code, undef, $errors) = $node->psql('shop', $claim, connstr => $node->connstr('shop') . ' user=tenant');
+like($errors, qr/HINT: .* let the owner call idem_configure\('max_lease', \.\.\.\)/, 'a hint names the call that raises a limit');
+by('installer', 'shop', q{SELECT FROM idem_configure('max_lease', '13 h')});
+is(by('tenant', 'shop', $claim), 'new', 'and after that call the limit is another one');
+
+#
 # A dump without data
 #
 my $dump = $node->basedir . '/schema.sql';
 by('installer', 'shop', q{SELECT FROM idem_configure('max_attempts', '5')});
 $node->command_ok([ 'pg_dump', '-s', '-n', 'idem', '-d', $node->connstr('shop'), '-f', $dump ], 'a dump of the schema');
-$node->safe_psql('restored', "\\i $dump");
+$node->safe_psql('restored', "ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO tenant;\n\\i $dump");
+like( by('installer', 'restored', q{SELECT detail FROM idem_health() WHERE check_name = 'tables'}),
+	qr/have privileges on .*idem\.idem_keys/, 'idem_health reports the default privileges of a named role after a restore');
+by('installer', 'restored', q{GRANT SELECT ON idem_tokens TO pg_monitor; SELECT FROM idem_grant('tenant')});
+is(by('tenant', 'restored', $_), 42501, "and the next grant revokes them: $_")
+	foreach 'SELECT FROM idem_keys', 'DELETE FROM idem_outbox', 'SELECT FROM idem_p_installation';
+is( by('installer', 'restored', q{SELECT has_table_privilege('pg_monitor', 'idem_tokens', 'SELECT')}),
+	't', 'a role that can only read a table keeps that');
 is( by('installer', 'restored', q{
 		SELECT outcome FROM idem_claim('s', 'restored-0000000001');
 		SELECT outcome FROM idem_try_append('a', 'c', 1);
@@ -154,6 +170,17 @@ $blocker->run('COMMIT');
 is($early->result, 1, 'a message that is committed while its acknowledgement waits is not acknowledged');
 is(by('installer', 'shop', q{SELECT count(*) FROM idem_outbox_blocked() WHERE reason = 'lost'}), 0, 'and none is lost');
 $_->quit foreach $publisher, $blocker, $early;
+
+#
+# A large batch has no locks of its last keys.
+#
+my $batch = session($node, 'shop');
+$batch->run(q{SET search_path = idem; BEGIN; SELECT count(*) FROM idem_claim_many('s', ARRAY(SELECT 'large-batch-' || n FROM generate_series(100001, 100500) AS g (n)))});
+is( by('tenant', 'shop', q{SET statement_timeout = '30 s'; SELECT outcome FROM idem_claim('s', 'large-batch-100500')}),
+	'in_progress', 'a claim of a key of a large batch that is not committed does not wait');
+$batch->run('ROLLBACK');
+is(by('tenant', 'shop', q{SELECT outcome FROM idem_claim('s', 'large-batch-100500')}), 'new', 'and gets the key after its rollback');
+$batch->quit;
 
 #
 # Canceled claims

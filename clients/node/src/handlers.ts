@@ -32,9 +32,10 @@ export function refuseNested(pool: object, what: string, instead: string): void 
 export class Attempts {
   readonly #handlers = new WeakSet<HandlerContext>()
 
-  /** Adds the calling handler. */
+  /** Adds the calling handler, if the caller is one. */
   add(): void {
-    this.#handlers.add(currentHandler.getStore()!)
+    const handler = currentHandler.getStore()
+    if (handler) this.#handlers.add(handler)
   }
 
   /** Whether the caller belongs to a handler that has ended. A call from another request's handler, such as a batcher, does not. */

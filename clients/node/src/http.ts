@@ -3,9 +3,7 @@
  * draft, which has expired and is not a standard, problem documents, and replays.
  */
 import { createHash } from 'node:crypto'
-import { IncomingMessage, type ServerResponse } from 'node:http'
-import { Socket } from 'node:net'
-import { Readable } from 'node:stream'
+import type { ServerResponse } from 'node:http'
 import {
   checkedCount, checkedTimes, newResult, problem, storable, type Client, type Job, type Response, type Result,
 } from './client.js'
@@ -78,7 +76,7 @@ export const keyOf = (request: any): string | string[] | undefined =>
 export function checkedOptions(options: HttpOptions<never>, ...names: string[]): void {
   checkedNames(options, new Set([...OPTIONS, ...names]), 'a guarded route')
   checkedTimes(options)
-  checkedCount(options.maxResponseSize, 'maxResponseSize')
+  for (const name of ['maxResponseSize', 'bodyLimit'] as const) checkedCount((options as { bodyLimit?: number } & typeof options)[name], name)
   leftOut(options.fingerprint)
   const { methods, store, headers, formField } = options
   for (const name of ['required', 'strict', 'anyKey', 'job'] as const) {
@@ -393,12 +391,22 @@ export function refuseWaiting(response: ServerResponse, route: string, hasReturn
   }
 }
 
+const refusals = new WeakMap<ServerResponse, () => void>()
+/** Ends refuseSuccess(), for another run of the guard with the same response. */
+export const allowSuccess = (response: ServerResponse): void => refusals.get(response)?.()
+
 /** If the application, such as its error handler, answers 2xx although the work was rolled back, send 500 instead. */
 export function refuseSuccess(response: ServerResponse, route: string): void {
+  const names = ['writeHead', 'flushHeaders', 'write', 'end']
+  const undo = overrides(response, names)
+  refusals.set(response, () => {
+    refusals.delete(response)
+    undo()
+  })
   const target = response as unknown as Record<string, (...given: unknown[]) => unknown>
   const end = target['end']!
   let refused = false
-  for (const name of ['writeHead', 'flushHeaders', 'write', 'end']) {
+  for (const name of names) {
     const real = target[name]!
     target[name] = (...given) => {
       if (refused) return name === 'write' ? true : response
@@ -416,90 +424,4 @@ export function refuseSuccess(response: ServerResponse, route: string): void {
   }
 }
 
-/**
- * Returns a function that restores the request before the next try: it removes
- * members that an earlier try has added or replaced, and copies the original
- * ones. A body that can be parsed again is not copied, because copies cost more
- * and are rarely needed.
- */
-export function snapshotOf(request: object, parseAgain?: () => unknown): () => Promise<void> {
-  const own = (): string[] => Object.keys(request).filter((name) => !name.startsWith('_') && !PLAIN.has(name))
-  const target = request as Record<string, unknown>
-  const before = new Map(own().map((name) => [name, target[name]]))
-  const copies = new Map(['rawBody', ...(parseAgain ? [] : ['body']), 'params', 'query'].filter((name) => before.has(name))
-    .map((name) => [name, copied(before.get(name))]))
-  return async () => {
-    for (const name of own()) if (!before.has(name)) delete target[name]
-    for (const [name, value] of before) if (target[name] !== value) target[name] = value
-    for (const [name, copy] of copies) target[name] = copied(copy)
-    if (parseAgain) target['body'] = await parseAgain()
-  }
-}
-
-/** The members of Node's own request. */
-const PLAIN = new Set(Object.keys(new IncomingMessage(new Socket())))
-
-/** Copies values that parsers make, and returns other values unchanged. */
-function copied(value: unknown): unknown {
-  if (Buffer.isBuffer(value)) return Buffer.from(value)
-  if (Array.isArray(value)) return value.map(copied)
-  if (typeof value !== 'object' || value === null) return value
-  // Some parsers use an empty prototype of their own.
-  const kind = Object.getPrototypeOf(value) as object | null
-  if (kind !== null && Object.getPrototypeOf(kind) !== null) return value
-  const made = Object.fromEntries(Object.entries(value).map(([name, one]) => [name, copied(one)]))
-  return kind === Object.prototype ? made : Object.setPrototypeOf(made, kind) as object
-}
-
-/** If a parser, such as one of multipart/form-data, pipes the request, it gets the bytes that have been read. */
-export function replayPipe(request: object, bytes: () => Uint8Array): void {
-  Object.defineProperty(request, 'pipe', {
-    configurable: true, writable: true,
-    value: (to: NodeJS.WritableStream, options?: { end?: boolean }) => Readable.from([bytes()]).pipe(to, options),
-  })
-}
-
-/**
- * Makes a request whose body has been read a stream of the same bytes again, for
- * a handler that reads it by events, by pipe() or by iteration. Each call begins
- * again. The function that it returns ends the stream.
- */
-export function replayBody(request: Readable, bytes: Uint8Array): () => void {
-  const target = request as unknown as { _readableState: object }
-  const before = target._readableState
-  for (const event of ['data', 'end', 'readable']) request.removeAllListeners(event)
-  target._readableState = (new Readable() as unknown as typeof target)._readableState
-  if (bytes.length > 0) request.push(bytes)
-  request.push(null)
-  return () => { target._readableState = before }
-}
-
-/** The whole body of a request. Bytes over the limit are read and dropped, so that the client can read the refusal. */
-export function wholeBody(stream: Readable, limit: number): Promise<Buffer> {
-  return new Promise((resolve, reject) => {
-    // Its events have been emitted already.
-    if (stream.readableEnded) return reject(new TypeError('the body was read before the guard, so it cannot be compared'))
-    let parts: Buffer[] = []
-    let size = 0
-    stream.on('data', (part: Buffer) => {
-      size += part.length
-      if (size <= limit) {
-        parts.push(part)
-        return
-      }
-      parts = []
-      reject(badRequest(413, `the request body is larger than ${limit} bytes`, 'entity.too.large'))
-    })
-    stream.on('end', () => resolve(Buffer.concat(parts)))
-    stream.on('error', reject)
-    stream.on('close', () => {
-      // The stack of an error costs more than the rest of this function.
-      if (!stream.readableEnded) reject(badRequest(400, 'the request body did not come whole', 'request.aborted'))
-    })
-  })
-}
-
-/** An error such as those of body-parser. */
-export function badRequest(status: number, message: string, type: string, more: object = {}): Error {
-  return Object.assign(new Error(message), { status, statusCode: status, expose: true, type, ...more })
-}
+export { replayBody, replayPipe, snapshotOf, wholeBody } from './body.js'

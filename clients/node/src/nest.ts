@@ -4,31 +4,35 @@
  *	IdempotencyModule.forRoot({ client, scope: (request) => request.user.id })
  *	@Post() @Idempotent() create(@Body() order: Order, @Tx() tx: PoolClient) { ... }
  *
- * The guard is an interceptor after the application's guards and its global
- * interceptors, which handle a replay like a first response. The handler's
- * result is sent after COMMIT. If the handler throws, its work is rolled back,
- * and the exception filters get the error.
+ * The guard is an interceptor. Nest's response is sent after COMMIT. After an
+ * exception, the work is rolled back, and the exception filters answer.
  */
 import {
-  applyDecorators, createParamDecorator, HttpException, Inject, Module, SetMetadata, StreamableFile, UseInterceptors,
-  type CallHandler, type DynamicModule, type ExecutionContext, type NestInterceptor,
+  applyDecorators, createParamDecorator, HttpException, Inject, Module, ServiceUnavailableException, SetMetadata, StreamableFile,
+  UseInterceptors, type CallHandler, type DynamicModule, type ExecutionContext, type NestInterceptor,
 } from '@nestjs/common'
-import { HttpAdapterHost, Reflector } from '@nestjs/core'
-import { lastValueFrom, of, type Observable } from 'rxjs'
-import type { Client, Response } from './client.js'
-import { checkedOptions, isStream, overrides, refuseSuccess, routeOptions, SENDING_METHODS, serve, streamingRefused, type Context, type HttpOptions } from './http.js'
-import type { Headers } from './values.js'
+import { ApplicationConfig, Reflector } from '@nestjs/core'
+import { catchError, lastValueFrom, Observable, of, Subject, takeUntil, tap, type Subscriber } from 'rxjs'
+import { bodyOf, preparation, snapshotOf } from './body.js'
+import type { Client } from './client.js'
+import { answerOf } from './held.js'
+import {
+  checkedClient, checkedOptions, ignoreLateCalls, isStream, keyOf, overrides, refuseSuccess, routeOptions, streamingRefused, type Context, type HttpOptions,
+} from './http.js'
+import { BufferedReply } from './reply.js'
+import { BufferedResponse } from './response.js'
 
 export interface NestOptions<Request = any> extends HttpOptions<Request> {
   client: Client<any>
+  /** The largest request body that no parser has read, in bytes: on Express 2 MB by default, on Fastify the limit of the route. */
+  bodyLimit?: number
 }
-export interface AsyncNestOptions {
-  imports?: DynamicModule['imports']
+export interface AsyncNestOptions extends Pick<DynamicModule, 'imports'> {
   inject?: any[]
   useFactory: (...given: any[]) => NestOptions | Promise<NestOptions>
 }
 /** Options for one route. */
-export type RouteOptions = Partial<HttpOptions<any>> & { job?: boolean }
+export type RouteOptions = Partial<Omit<NestOptions, 'client'>> & { job?: boolean }
 
 const SETTINGS = Symbol('settings of pg-idempotency')
 const ROUTE = 'pg-idempotency:route'
@@ -40,118 +44,134 @@ export class IdempotencyModule {
 
   static forRootAsync({ imports = [], inject = [], useFactory }: AsyncNestOptions): DynamicModule {
     const made = async (...given: unknown[]): Promise<NestOptions> => {
-      const options = await useFactory(...given)
-      const { client: _, ...settings } = options
-      checkedOptions(settings as HttpOptions<never>)
-      return options
+      const { client, ...settings } = await useFactory(...given)
+      checkedClient(client)
+      checkedOptions(settings as HttpOptions<never>, 'bodyLimit')
+      return { client, ...settings }
     }
-    return { module: IdempotencyModule, global: true, imports, providers: [{ provide: SETTINGS, inject, useFactory: made }], exports: [SETTINGS] }
+    return { module: IdempotencyModule, global: true, imports, providers: [Outermost, { provide: SETTINGS, inject, useFactory: made }], exports: [SETTINGS] }
   }
 }
 Module({})(IdempotencyModule)
 
-class IdempotencyInterceptor implements NestInterceptor {
-  constructor(readonly options: NestOptions, readonly host: HttpAdapterHost, readonly reflector: Reflector) {}
+/** For each request that has a transaction: ends it with an error, and waits until the work is rolled back. */
+const failures = new WeakMap<object, (error: unknown) => Promise<void>>()
+const left = new Error('an outer interceptor has answered in place of the handler, or the client has gone')
 
-  async intercept(context: ExecutionContext, next: CallHandler): Promise<Observable<unknown>> {
-    const { client, ...defaults } = this.options
-    const { job, ...own } = this.reflector.get<RouteOptions>(ROUTE, context.getHandler())
-    const settings = { ...defaults, ...own }
-    const request = context.switchToHttp().getRequest()
-    const response = context.switchToHttp().getResponse()
-    if (settings.methods && !settings.methods.includes(request.method)) return next.handle()
-    const route = `${request.method} ${request.originalUrl}`
-    const http = this.host.httpAdapter
-    const before = { status: response.statusCode as number, headers: { ...response.getHeaders() } as Headers }
-    const reset = (): void => {
-      http.status(response, before.status)
-      for (const name of Object.keys(response.getHeaders())) if (!(name in before.headers)) response.removeHeader(name)
-    }
-    const raw = response.raw ?? response
-    const sending = [[raw, SENDING_METHODS], [response, ['send', 'hijack']]] as const
-    const takeBack = sending.map(([target, names]) => overrides(target, names))
-    let value: unknown
-    let isUndone = false
-    let answer
-    try {
-      answer = await serve(client, {
-        method: request.method, path: request.originalUrl, key: (request.raw ?? request).headersDistinct['idempotency-key'],
-        native: request, scope: () => settings.scope(request), onScope: () => { isUndone = true }, ...bodyOf(request, route),
-      }, settings as HttpOptions<never>, job ? 'job' : 'request', async (claimed: Context<any>, isFinished) => {
-        reset()
-        request.idempotency = claimed
-        value = await new Promise((resolve, reject) => {
-          // A response that the handler sends itself would precede COMMIT.
-          for (const [target, names] of sending) {
-            for (const name of names) target[name] = () => reject(streamingRefused(route, `itself, with response.${name}()`))
-          }
-          lastValueFrom(next.handle(), { defaultValue: undefined }).then(resolve, reject)
-        })
-        // The last step's response is the one that is stored.
-        return isFinished() ? undefined : responseOf(value, response, route, http.getType() === 'fastify')
-      })
-      isUndone &&= !answer.first && answer.headers['Idempotent-Replayed'] === undefined
-      if (isUndone) reset()
-    } finally {
-      for (const undo of takeBack) undo()
-      if (isUndone) refuseSuccess(raw, route)
-    }
-    const { status, headers, body, first } = answer
-    const isReplayed = headers['Idempotent-Replayed'] !== undefined
-    // Nest redirects after this, and chooses the type itself.
-    const redirects = isReplayed && this.reflector.get('__redirect__', context.getHandler()) !== undefined
-    // Return the stored response of a finished job, and the handler's result for any other first response.
-    if (first && (value !== undefined || body === null)) return of(value)
-    for (const [name, one] of Object.entries(headers)) if (!redirects || !/^content-type$/i.test(name)) http.setHeader(response, name, one as string)
-    http.status(response, status)
-    if (body === null) return of(undefined)
-    const type = headers['content-type'] ?? headers['Content-Type']
-    if (body === '' && type === undefined) return of(null)
-    const isJson = /json/i.test(String(type))
-    if (typeof body !== 'string' && !isJson && http.getType() === 'fastify') return of(body)
-    const text = body.toString()
-    if (!first && !isReplayed) throw new HttpException(JSON.parse(text) as object, status)
-    return of(isJson ? document(text) : text)
+/** The first of the application's interceptors: an exception that leaves the others is a failure of the request. */
+class Outermost implements NestInterceptor {
+  constructor(config: ApplicationConfig) {
+    config.getGlobalInterceptors().unshift(this)
+  }
+
+  intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
+    if (context.getType() !== 'http') return next.handle()
+    const fail = async (error: unknown): Promise<void> => failures.get(context.getArgByIndex(0))?.(error)
+    return next.handle().pipe(tap({ unsubscribe: () => void fail(left) }), catchError((error: unknown) => fail(error).then(() => { throw error })))
+  }
+}
+Inject(ApplicationConfig)(Outermost, undefined, 0)
+
+class IdempotencyInterceptor implements NestInterceptor {
+  constructor(readonly options: NestOptions, readonly reflector: Reflector) {}
+
+  intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
+    const route = context.getHandler()
+    const kind = this.reflector.get('__sse__', route) ? '@Sse()' : context.getType()
+    if (kind !== 'http') throw new TypeError(`${context.getClass().name}.${route.name}() must not be guarded: @Idempotent() is for HTTP requests with one response, and not for ${kind}`)
+    const { client, job, ...settings } = { ...this.options, ...this.reflector.get<RouteOptions>(ROUTE, route) }
+    if (settings.methods && !settings.methods.includes(context.switchToHttp().getRequest().method)) return next.handle()
+    return new Observable((outer) => guard(client, settings, job ? 'job' : 'request', context.getArgs(), next, outer))
   }
 }
 Inject(SETTINGS)(IdempotencyInterceptor, undefined, 0)
-Inject(HttpAdapterHost)(IdempotencyInterceptor, undefined, 1)
-Inject(Reflector)(IdempotencyInterceptor, undefined, 2)
+Inject(Reflector)(IdempotencyInterceptor, undefined, 1)
 
-/** The raw bytes, or the document of a parser. */
-function bodyOf(request: any, route: string): { body: Uint8Array; contentType?: string; contentEncoding?: string } {
-  const { 'content-type': contentType, 'content-encoding': contentEncoding, 'content-length': length, 'transfer-encoding': chunked } = request.headers
-  if (Buffer.isBuffer(request.rawBody)) return { body: request.rawBody, contentType, contentEncoding }
-  if (request.body !== undefined && request.body !== null) return { body: Buffer.from(JSON.stringify(request.body)), contentType: 'application/json' }
-  if (chunked !== undefined || Number(length ?? 0) > 0) {
-    throw new TypeError(`${route} has a body that was not read, so it cannot be compared: use NestFactory.create(App, { rawBody: true })`)
+/**
+ * Run a guarded route, and return the teardown of its observable. The handler's result goes through the outer interceptors to
+ * Nest, whose response is stored, and sent after COMMIT. A replay goes the same way, but sends the stored response.
+ */
+function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind: 'request' | 'job', [request, response, nextHandler]: any[], next: CallHandler,
+  outer: Subscriber<unknown>): () => void {
+  const isFastify = response.raw !== undefined
+  const route = `${request.method} ${request.originalUrl}`
+  const held = isFastify ? new BufferedReply(response, route) : new BufferedResponse(response, route)
+  const gone = new Subject<never>()
+  let isEmitted = false
+  let hasLeft = false
+  const emit = (value: unknown): void => {
+    isEmitted = true
+    of(value).subscribe(outer)
   }
-  return { body: new Uint8Array() }
-}
-
-/** The response as Nest would send it: Express sends only text as text and all else as JSON, and Fastify also sends bytes. */
-function responseOf(value: unknown, response: any, route: string, isFastify: boolean): Response {
-  if (value instanceof StreamableFile) throw streamingRefused(route, 'with a StreamableFile')
-  if (isStream(value)) throw streamingRefused(route)
-  const headers = { ...response.getHeaders() } as Headers
-  if (isFastify && ArrayBuffer.isView(value)) {
-    headers['content-type'] ??= 'application/octet-stream'
-    return { status: response.statusCode, headers, body: Buffer.from(value.buffer, value.byteOffset, value.byteLength) }
+  const check = (): void => {
+    if (isEmitted) throw new ServiceUnavailableException('the transaction must run again, so the client must repeat the request')
+    if (outer.closed) throw left
   }
-  if (isFastify && (value === null || typeof value === 'number' || typeof value === 'boolean')) headers['content-type'] ??= 'application/json; charset=utf-8'
-  else if (typeof value !== 'object' || value === null) {
-    // An empty body without a type is null, and no body is undefined.
-    if (value === '') headers['content-type'] ??= `text/${isFastify ? 'plain' : 'html'}; charset=utf-8`
-    return { status: response.statusCode, headers, body: value === undefined ? null : String(value ?? '') }
+  const perform = async (): Promise<void> => {
+    const { unread, ...body } = await bodyOf(request, settings.bodyLimit)
+    const { begin, over } = preparation(request.raw ?? request, unread)
+    const takeBack = overrides(response, ['json', 'render', 'view'])
+    const answer = await answerOf(client, {
+      method: request.method, path: request.originalUrl, key: keyOf(request), ...body, native: request, scope: () => settings.scope(request),
+    }, settings, kind, held, {
+      snapshot() {
+        check()
+        const again = snapshotOf(request)
+        return () => again().then(check)
+      },
+      async handler(fail, isFinished) {
+        begin()
+        // Otherwise an exception filter would answer for a value that is no JSON.
+        const { json } = response
+        response.json &&= (value: unknown) => void new Promise((sent) => { sent(json.call(response, value)) }).catch(fail)
+        failures.set(request, (error) => {
+          hasLeft = true
+          fail(error)
+          return ended
+        })
+        const value = await lastValueFrom(next.handle().pipe(takeUntil(gone)), { defaultValue: undefined })
+        if (outer.closed) throw left
+        if (response.headersSent || response.sent) throw streamingRefused(route, 'itself, in its handler')
+        if (value instanceof StreamableFile || isStream(value)) throw streamingRefused(route)
+        if (!isFinished()) emit(value)
+        return response
+      },
+      over() {
+        takeBack()
+        over()
+      },
+    })
+    failures.delete(request)
+    if (hasLeft || (outer.closed && !isEmitted)) return
+    const isRefused = !answer.first && answer.headers['Idempotent-Replayed'] === undefined
+    if (!isEmitted) {
+      if (isRefused) {
+        refuseSuccess(held.raw, route)
+        for (const [name, value] of Object.entries(answer.headers)) response.header(name, value)
+        throw new HttpException(JSON.parse(String(answer.body)) as object, answer.status)
+      }
+      response.render = response.view = () => response.send('')
+      const document = await Promise.resolve(String(answer.body)).then((text) => JSON.parse(text) as unknown).catch(() => answer.body)
+      await held.run(() => { emit(document) }, () => false).catch(() => undefined)
+      takeBack()
+      held.restore()
+    }
+    held.send(answer.status, Object.entries(answer.headers), answer.body)
+    // The outer interceptors can still be running.
+    if (isRefused) ignoreLateCalls(response, { isLeftBehind: () => true } as never, isFastify ? ['send', 'hijack'] : undefined)
   }
-  headers['content-type'] ??= 'application/json; charset=utf-8'
-  return { status: response.statusCode, headers, body: JSON.stringify(value) }
-}
-
-/** Turns the text of an object into an object again, for outer interceptors. A string that is JSON stays a string. */
-function document(text: string): unknown {
-  const made: unknown = JSON.parse(text)
-  return JSON.stringify(made) === text ? made : text
+  const ended = perform().catch((error: unknown) => {
+    if (hasLeft) return
+    if (!isEmitted) outer.error(error)
+    else if (isFastify) response.send(error)
+    else nextHandler(error)
+  })
+  return () => {
+    if (isEmitted) return
+    // An outer interceptor answers, for example after its own timeout. Its response must not be held.
+    held.restore()
+    gone.error(left)
+  }
 }
 
 /** Whether the handler bypasses the interceptor, with @Next() or with @Res() without passthrough. */
@@ -162,9 +182,10 @@ function answersItself(target: object, name: string | symbol): boolean {
 
 /** Guards a route as a request in one transaction, or with { job: true } as a job. */
 export function Idempotent(own: RouteOptions = {}): MethodDecorator {
-  routeOptions<RouteOptions & HttpOptions<any>>({ scope: () => '' }, own, 'job')
+  routeOptions<RouteOptions & HttpOptions<any>>({ scope: () => '' }, own, 'job', 'bodyLimit')
   const apply = applyDecorators(SetMetadata(ROUTE, own), UseInterceptors(IdempotencyInterceptor))
   return (target, name, descriptor) => {
+    if ((name as unknown) === undefined) throw new TypeError(`@Idempotent() is for methods, and not for the class ${String((target as { name?: unknown }).name)}`)
     if (answersItself(target, name)) throw new TypeError(`${String(name)}() is guarded, and must not use @Res() or @Next(): return the response, or use @Res({ passthrough: true })`)
     apply(target, name, descriptor as TypedPropertyDescriptor<any>)
   }

@@ -1,11 +1,17 @@
 /** The module and the decorators for NestJS, against a server. */
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import 'reflect-metadata'
-import { Body, Controller, Header, HttpException, Module, Param, Post, Redirect, Res, StreamableFile, type ArgumentsHost, type CallHandler, type INestApplication } from '@nestjs/common'
-import { NestFactory, type AbstractHttpAdapter } from '@nestjs/core'
+import {
+  Body, ClassSerializerInterceptor, Controller, Header, HttpException, Module, NotFoundException, Param, Post, Redirect, RequestTimeoutException,
+  Res, Sse, StreamableFile, UploadedFile, UseInterceptors, type ArgumentsHost, type CallHandler, type ExecutionContext,
+  type INestApplication,
+} from '@nestjs/common'
+import { APP_INTERCEPTOR, NestFactory, Reflector, type AbstractHttpAdapter } from '@nestjs/core'
+import { FileInterceptor } from '@nestjs/platform-express'
 import { FastifyAdapter } from '@nestjs/platform-fastify'
-import { map } from 'rxjs'
+import { catchError, delay, from, map, mergeMap, of, retry, timeout, timer } from 'rxjs'
 import type pg from 'pg'
 import { newKey, type Idempotency, type Job as JobType } from 'pg-idempotency'
 import { IdempotencyModule, Idempotent, Job, Tx } from 'pg-idempotency/nest'
@@ -17,7 +23,27 @@ let app: INestApplication
 let url: string
 let conflicts = 0
 
+class User {
+  name = 'Ann'
+  password = 'secret'
+}
+/** In place of the package class-transformer. */
+const transformer = { classToPlain: (value: object) => (value instanceof User ? { name: value.name } : value), plainToInstance: (_: unknown, value: object) => value }
+/** Interceptors of a route, outside of the guard. */
+const FAST = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(timeout(100), catchError(() => { throw new RequestTimeoutException() })) }
+const NONE = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(map((data) => { if (!data) throw new NotFoundException(); return data })) }
+
+/** An interceptor outside of the guard that fails after the handler, if the request names it: at once, or later. */
+const failing = (where: string) => ({ intercept: (context: ExecutionContext, next: CallHandler) => next.handle().pipe(mergeMap((data) => {
+  const fails: unknown = context.switchToHttp().getRequest().body?.fails
+  if (fails === `${where} at once`) throw new Error(where)
+  return fails === `${where} later` ? timer(5).pipe(map(() => { throw new Error(where) })) : of(data)
+})) })
+const AGAIN = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(retry(1)) }
+const SLOW = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(delay(60_000)) }
+
 @Controller('orders')
+@UseInterceptors(failing('controller'))
 class Orders {
   @Post()
   @Header('Location', '/orders/1')
@@ -68,6 +94,75 @@ class Orders {
   @Post('bytes')
   @Idempotent()
   async bytes() { return Buffer.from([97, 255]) }
+
+  @Post('date')
+  @Idempotent()
+  async date() { return new Date(0) }
+
+  @Post('user')
+  @Idempotent()
+  async user() { return new User() }
+
+  @Post('slow')
+  @Idempotent()
+  @UseInterceptors(FAST)
+  async slow(@Tx() tx: pg.PoolClient) {
+    await tx.query("INSERT INTO effects (what) VALUES ('slow')")
+    return new Promise(() => undefined)
+  }
+
+  @Post('missing')
+  @Idempotent()
+  @UseInterceptors(NONE)
+  async missing(@Tx() tx: pg.PoolClient) {
+    await tx.query("INSERT INTO effects (what) VALUES ('missing')")
+    return null
+  }
+
+  @Post('outer')
+  @Idempotent()
+  @UseInterceptors(failing('method'))
+  async outer(@Body() { what }: { what: string }, @Tx() tx: pg.PoolClient) {
+    await tx.query('INSERT INTO effects (what) VALUES ($1)', [what])
+    return { what }
+  }
+
+  @Post('again')
+  @Idempotent()
+  @UseInterceptors(AGAIN)
+  async again(@Body() { what }: { what: string }, @Tx() tx: pg.PoolClient) {
+    await tx.query('INSERT INTO effects (what) VALUES ($1)', [what])
+    if (conflicts-- > 0) throw new Error('the first time')
+    return { what }
+  }
+
+  @Post('circular')
+  @Idempotent()
+  async circular(@Tx() tx: pg.PoolClient) {
+    await tx.query("INSERT INTO effects (what) VALUES ('circular')")
+    const value: any = {}
+    value.self = value
+    return value
+  }
+
+  @Post('gone')
+  @Idempotent()
+  @UseInterceptors(SLOW)
+  gone(@Tx() tx: pg.PoolClient) { return from(tx.query("INSERT INTO effects (what) VALUES ('gone')")).pipe(map(() => 'done')) }
+
+  @Post('upload')
+  @Idempotent()
+  @UseInterceptors(FileInterceptor('file'))
+  async upload(@UploadedFile() file: any) { return { text: file.buffer.toString() } }
+
+  @Post('upload/inside')
+  @UseInterceptors(FileInterceptor('file'))
+  @Idempotent()
+  async inside(@UploadedFile() file: any) { return { text: file.buffer.toString() } }
+
+  @Sse('events')
+  @Idempotent()
+  events() { return of({ data: 1 }) }
 
   @Post('redirect')
   @Redirect('/never', 303)
@@ -120,7 +215,8 @@ before(async () => {
   class Shop {}
   app = await NestFactory.create(Shop, { logger: false, rawBody: true })
   // As an application wraps all that it answers.
-  app.useGlobalInterceptors({ intercept: (_: unknown, next: CallHandler) => next.handle().pipe(map((data) => (typeof data === 'object' ? { data } : data))) })
+  app.useGlobalInterceptors({ intercept: (_: unknown, next: CallHandler) => next.handle().pipe(map((data) => (typeof data === 'object' ? { data } : data))) },
+    new ClassSerializerInterceptor(app.get(Reflector), { transformerPackage: transformer } as object))
   await app.listen(0, '127.0.0.1')
   url = await app.getUrl()
 })
@@ -153,7 +249,7 @@ test('a first response and its replay are the same, through the interceptors of 
   assert.equal((await twice('/orders/text', { what })).text, `<b>${what}</b>`)
   assert.equal((await twice('/orders/raw')).text, '{"spaces":   1}')
   assert.equal((await twice('/orders/nothing')).text, '')
-  for (const path of ['number', 'null', 'empty', 'bytes']) await twice(`/orders/${path}`)
+  for (const path of ['number', 'null', 'empty', 'bytes', 'date']) await twice(`/orders/${path}`)
   await twice('/orders/redirect')
 })
 
@@ -186,7 +282,70 @@ test('refusals are problem documents, through the exception filters', async () =
 test('jobs', async () => {
   assert.equal((await twice('/orders/jobs/returns')).text, '{"data":{"id":"ch_1"}}')
   const { status, text } = await twice('/orders/jobs/finishes')
-  assert.deepEqual([status, text], [202, '{"data":{"last":true}}'])
+  // The last step stores its response itself.
+  assert.deepEqual([status, text], [202, '{"last":true}'])
+})
+
+test('what an outer interceptor hides is neither stored nor replayed', async () => {
+  const hides = async (text: string): Promise<void> => {
+    assert.equal((await twice('/orders/user')).text, text)
+    const [{ n }] = await world.sql("SELECT count(*)::int AS n FROM idem.idem_keys k WHERE k::text LIKE '%secret%'")
+    assert.equal(n, 0)
+  }
+  await hides('{"data":{"name":"Ann"}}')
+  await withShop(new FastifyAdapter(), (other) => {
+    other.useGlobalInterceptors(new ClassSerializerInterceptor(other.get(Reflector), { transformerPackage: transformer } as object))
+  }, () => hides('{"name":"Ann"}'))
+})
+
+const outer = async (): Promise<void> => {
+  for (const [path, status] of [['slow', 408], ['missing', 404]] as const) {
+    const key = newKey()
+    for (let tries = 0; tries < 2; tries++) {
+      const answer = await post(`/orders/${path}`, key)
+      assert.deepEqual([answer.status, answer.replayed, await world.effects(path)], [status, null, 0], path)
+    }
+  }
+}
+test('an exception of an outer interceptor is answered, and the work is rolled back', async () => {
+  await outer()
+  await withShop(new FastifyAdapter(), () => undefined, outer)
+})
+
+test('if COMMIT fails with 40001 after the outer interceptors, the client must repeat the request', async () => {
+  await world.sql(`CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'again' USING ERRCODE = '40001'; END $$;
+    CREATE CONSTRAINT TRIGGER conflict AFTER INSERT ON effects DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.what = 'conflict') EXECUTE FUNCTION conflict()`)
+  const conflict = async (): Promise<void> => {
+    const { status } = await post('/orders', newKey(), { what: 'conflict' })
+    assert.deepEqual([status, await world.effects('conflict')], [503, 0])
+  }
+  await conflict()
+  await withShop(new FastifyAdapter(), () => undefined, conflict)
+})
+
+test('files are compared, whether multer runs before the guard or after it', async () => {
+  for (const path of ['upload', 'upload/inside']) {
+    const key = newKey()
+    const answers: unknown[] = []
+    for (const content of ['one', 'one', 'two']) {
+      const body = new FormData()
+      body.append('file', new Blob([content]), 'f.txt')
+      const answer = await fetch(`${url}/orders/${path}`, { method: 'POST', body, headers: { 'X-User': 'ann', 'Idempotency-Key': key } })
+      answers.push([answer.status, answer.headers.get('Idempotent-Replayed'), answer.ok && await answer.text()])
+    }
+    assert.deepEqual(answers, [[201, null, '{"data":{"text":"one"}}'], [201, 'true', '{"data":{"text":"one"}}'], [422, null, false]], path)
+  }
+})
+
+test('what is no HTTP request with one response is refused', async () => {
+  const answer = await fetch(`${url}/orders/events`, { headers: { 'X-User': 'ann', 'Idempotency-Key': newKey() } })
+  assert.deepEqual([answer.status, (await answer.text()).includes('data: 1')], [500, false])
+  const [Interceptor] = Reflect.getMetadata('__interceptors__', Orders.prototype.text)
+  const guard = new Interceptor({ client: idem }, { get: () => undefined })
+  for (const kind of ['rpc', 'ws', 'graphql']) {
+    assert.throws(() => guard.intercept({ getType: () => kind, getHandler: () => Orders.prototype.text, getClass: () => Orders }),
+      new RegExp(`Orders\\.text\\(\\) must not be guarded: .* not for ${kind}$`))
+  }
 })
 
 test('what cannot be held back is refused', async () => {
@@ -203,14 +362,16 @@ test('what cannot be held back is refused', async () => {
     }
     return Wrong
   }, /is guarded, and must not use @Res\(\)/)
-  for (const own of [{ wat: 1 }, { bodyLimit: 1 }]) assert.throws(() => Idempotent(own as object), /no option (wat|bodyLimit)/)
+  assert.throws(() => (Idempotent() as any)(Orders), /is for methods, and not for the class Orders/)
+  assert.throws(() => Idempotent({ wat: 1 } as object), /no option wat/)
   assert.throws(() => Idempotent(1 as never), /must be an object, not 1/)
   assert.throws(() => Idempotent({ job: 'no' as never }), /the option job must be true or false/)
 })
 
 /** Another application with the same routes, for the time of fn. */
 async function withShop(adapter: AbstractHttpAdapter | undefined, prepare: (other: INestApplication) => void, fn: () => Promise<void>): Promise<void> {
-  @Module({ controllers: [Orders], imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'other' })] })
+  @Module({ controllers: [Orders], imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'other' })],
+    providers: [{ provide: APP_INTERCEPTOR, useValue: failing('module') }] })
   class Shop {}
   const other = await (adapter ? NestFactory.create(Shop, adapter, { logger: false }) : NestFactory.create(Shop, { logger: false }))
   prepare(other)
@@ -225,12 +386,11 @@ async function withShop(adapter: AbstractHttpAdapter | undefined, prepare: (othe
   }
 }
 
+const SORRY = { catch: (_: unknown, host: ArgumentsHost) => { host.switchToHttp().getResponse().status(201).send({ sorry: true }) } }
+
 test('an exception filter cannot make a success of work that was rolled back', async () => {
   for (const adapter of [undefined, new FastifyAdapter()]) {
-    await withShop(adapter, (other) => other.useGlobalFilters({ catch: (_: unknown, host: ArgumentsHost) => {
-      const response = host.switchToHttp().getResponse()
-      response.status(201).send({ sorry: true })
-    } }), async () => {
+    await withShop(adapter, (other) => other.useGlobalFilters(SORRY), async () => {
       for (const path of ['late', 'file', 'sends']) {
         const { status, text } = await post(`/orders/${path}`, newKey())
         assert.deepEqual([status, JSON.parse(text).type], [500, 'urn:pg-idempotency:rolled-back'], path)
@@ -240,6 +400,57 @@ test('an exception filter cannot make a success of work that was rolled back', a
   assert.equal(await world.effects('file'), 0)
 })
 
+test('an exception that leaves an outer interceptor, or a value that is no JSON, is a failure of the request', async () => {
+  for (const adapter of [undefined, new FastifyAdapter()]) {
+    await withShop(adapter, (other) => {
+      other.useGlobalInterceptors(failing('global'))
+      other.useGlobalFilters(SORRY)
+    }, async () => {
+      const refused = async (path: string, body: { what: string; fails?: string }): Promise<void> => {
+        const { status, text } = await post(path, body.what, body)
+        assert.deepEqual([status, JSON.parse(text).type, await world.effects(body.what)], [500, 'urn:pg-idempotency:rolled-back', 0], body.fails)
+      }
+      for (const where of ['module', 'global', 'controller', 'method']) {
+        for (const when of ['at once', 'later']) {
+          const what = newKey()
+          await refused('/orders/outer', { what, fails: `${where} ${when}` })
+          assert.deepEqual([(await post('/orders/outer', what, { what })).status, await world.effects(what)], [201, 1])
+        }
+      }
+      await refused('/orders/circular', { what: newKey() })
+    })
+  }
+  assert.equal(await world.effects('circular'), 0)
+})
+
+test('an outer interceptor can repeat the request after an error', async () => {
+  const again = async (): Promise<void> => {
+    conflicts = 1
+    const what = newKey()
+    const { status } = await twice('/orders/again', { what })
+    assert.deepEqual([status, await world.effects(what)], [201, 1])
+  }
+  await again()
+  await withShop(new FastifyAdapter(), () => undefined, again)
+})
+
+test('if Nest drops the response because the client has gone, the transaction ends at once', async () => {
+  const open = async (): Promise<number> => (await world.sql("SELECT count(*)::int AS n FROM pg_stat_activity WHERE datname = $1 AND state LIKE 'idle in tr%'", [world.database]))[0].n
+  const gone = async (): Promise<void> => {
+    const client = new AbortController()
+    const answer = fetch(`${url}/orders/gone`, { method: 'POST', signal: client.signal, headers: { 'X-User': 'ann', 'Idempotency-Key': newKey() } })
+    while (await open() === 0) await sleep(10)
+    client.abort()
+    await assert.rejects(answer)
+    const began = performance.now()
+    while (await open() > 0) await sleep(10)
+    assert.ok(performance.now() - began < 30_000, 'not after the timeout of the guard')
+  }
+  await gone()
+  await withShop(new FastifyAdapter(), () => undefined, gone)
+  assert.equal(await world.effects('gone'), 0)
+})
+
 test('on Fastify', async () => {
   await withShop(new FastifyAdapter(), () => undefined, async () => {
     const what = newKey()
@@ -247,7 +458,7 @@ test('on Fastify', async () => {
     assert.deepEqual([status, text, await world.effects(what)], [201, JSON.stringify({ what, 10: 'b', 2: 'a' }), 1])
     assert.equal((await twice('/orders/text', { what })).text, `<b>${what}</b>`)
     assert.equal((await post('/orders', '')).status, 400)
-    for (const path of ['number', 'null', 'empty', 'nothing', 'bytes']) await twice(`/orders/${path}`)
+    for (const path of ['number', 'null', 'empty', 'nothing', 'bytes', 'date']) await twice(`/orders/${path}`)
     const redirect = await twice('/orders/redirect')
     assert.deepEqual([redirect.status, redirect.location], [302, '/thanks'])
     assert.equal((await twice('/orders/number')).type, 'application/json; charset=utf-8')

@@ -4,6 +4,7 @@ import os
 import select
 import socket
 import threading
+import time
 
 
 class Proxy:
@@ -21,6 +22,10 @@ class Proxy:
         self.cut = None
         """"before" or "after": cut the next connection that commits, before
         the server has heard of it or once it has answered."""
+        self.silence_after_cut = None
+        """What silence is from the next cut on."""
+        self.linger = 0.0
+        """Seconds until the server hears of a cut."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -62,11 +67,14 @@ class Proxy:
                         if self.cut and b"COMMIT" in data:
                             cutting, self.cut = self.cut, None
                             if cutting == "before":
+                                client.shutdown(socket.SHUT_RDWR)
+                                time.sleep(self.linger)
                                 return
                         server.sendall(data)
                     else:
                         answered = True
                         if cutting:
+                            self.silence, self.silence_after_cut = self.silence_after_cut or self.silence, None
                             return
                         client.sendall(data)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pg_idempotency import Idempotency, JsonText, Response, new_key
+from pg_idempotency.functions import Functions
 from pg_idempotency.memory import MemoryIdempotency
 
 TABLES = Path(__file__).parents[3] / "test" / "http"
@@ -104,6 +105,117 @@ def claimed_twice(client):
     (looked_up, None), (inactive, []), (claimed_twice, [("new", False), ("in_progress", True)]), (nested, RuntimeError)])
 def test_the_double_ends_a_call_as_the_server_does(idem, call, end):
     assert both(idem, call) == [end, end]
+
+
+KEY, OTHER = "key-000000000000001", "key-000000000000002"
+# A call of each function that succeeds after a claim of KEY and a message in the outbox.
+CALLS = {
+    "request_hash": {"method": "POST", "path": "/", "body": "{}"},
+    "canonical_json": {"document": {"a": 1}},
+    "key_is_valid": {"key": KEY},
+    "claim": {"scope": "s", "key": OTHER, "request_hash": b"h", "ttl": "1h", "lease": "1min", "wait": "0s"},
+    "complete": {"scope": "s", "key": KEY, "response_status": 200, "response_body": "b", "response_headers": {"A": "b"}},
+    "checkpoint": {"scope": "s", "key": KEY, "recovery_point": "p", "recovery_state": {"a": 1}, "lease": "1min"},
+    "heartbeat": {"scope": "s", "key": KEY, "lease": "1min"},
+    "fail": {"scope": "s", "key": KEY, "error": "e"},
+    "release": {"scope": "s", "key": KEY},
+    "lookup": {"scope": "s", "key": KEY},
+    "forget": {"scope": "s", "key": KEY},
+    "erase": {"scope": "s", "key": KEY},
+    "claim_many": {"scope": "s", "keys": [OTHER, OTHER], "request_hashes": [b"h"], "ttl": "1h", "lease": "1min"},
+    "complete_many": {"scope": "s", "keys": [KEY], "response_statuses": [200], "response_bodies": ["b"], "response_headers": [{"A": "b"}]},
+    "try_advance": {"user_id": "u", "entity_type": "e", "entity_id": "1", "action_id": 1},
+    "toggle": {"user_id": "u", "entity_type": "e", "entity_id": "1", "action_type": "a", "action_id": 1},
+    "set": {"user_id": "u", "entity_type": "e", "entity_id": "1", "action_type": "a", "active": True, "action_id": 1, "excludes": ["b"]},
+    "is_active": {"user_id": "u", "entity_type": "e", "entity_id": "1", "action_type": "a"},
+    "action_states": {"user_id": "u", "entity_type": "e", "entity_ids": ["1", "2"]},
+    "forget_user": {"user_id": "u"},
+    "try_advance_many": {"user_ids": ["u"], "entity_types": ["e"], "entity_ids": ["1", "2"], "action_ids": [1, 2]},
+    "set_many": {"user_ids": ["u"], "entity_types": ["e"], "entity_ids": ["1", "2"], "action_types": ["a"], "actives": [True],
+                 "action_ids": [1, 2]},
+    "try_append": {"aggregate": "a", "client_id": "c", "client_seq": 1, "event_count": 1, "expected_version": 0, "wait": "0s"},
+    "last_client_seq": {"aggregate": "a", "client_id": "c"},
+    "once": {"scope": "s", "token": "t", "ttl": "1h"},
+    "once_many": {"scope": "s", "tokens": ["t", "v"], "ttl": "1h"},
+    "once_at": {"scope": "s", "token": "t"},
+    "publish": {"topic": "t", "payload": {"a": 1}, "message_key": "k", "headers": {"h": "x"}, "deliver_after": "0s"},
+    "publish_many": {"topics": ["t"], "payloads": [1, 2], "message_keys": ["k", "l"], "headers": [{"h": 1}, None]},
+    "outbox_take": {"max_messages": 1, "lease": "30s", "topics": ["t"], "wait": "0s"},
+    "outbox_ack": {"ids": [1]},
+    "outbox_nack": {"id": 10**9, "error": "e", "retry_after": "1s", "attempt": 1},
+    "outbox_requeue": {"ids": [1]},
+    "outbox_extend": {"ids": [1], "lease": "30s", "attempts": [1]},
+    "outbox_release": {"ids": [1], "attempts": [1]},
+    "cleanup": {"batch_size": 10},
+    "raise_claim_tokens": {"at_least": 1},
+    "abandoned": {"older_than": "5min"},
+}
+# By an argument's name or type: what it can also be.
+EDGES = {
+    "key": [None, "", "x" * 15, "x" * 16, "x" * 128, "x" * 129, "é" * 20, "a\0" + KEY, "\ud800" + KEY],
+    "method": [None, "", "post", "GE T", "P\0T"],
+    "text": [None, "", "\0", "\ud800", "ž" * 256, "ž" * 257],
+    "bytea": [None, b"", b"x" * 64, b"x" * 65],
+    "boolean": [None, False],
+    "int": [None, 0, -1, 99, 599, 600, 2**31 - 1, 2**31, -2**31, -2**31 - 1],
+    "bigint": [None, 0, -1, 2**62, 2**63 - 1, 2**63, -2**63, -2**63 - 1],
+    "interval": [None, "0s", "-1s", "", "soon", "1 fortnight", "10 minutes", "12 hours", "13 hours", "1 year", "400000000 days"],
+    "wait": [None, "-1s", "11 minutes", "soon"],
+    "json": [None, [], "s", {"A": ["b"]}, {"a": "\0"}, {"a": "\ud800"}, JsonText("{"), JsonText(""), JsonText("1e200000"), "x" * 1_100_000],
+    "response_body": [None, "", "a\0", "\ud800", b"\0\xff", "x" * 2**20, "x" * (2**20 + 1), b"x" * 2**20, b"x" * (2**20 + 1)],
+}
+
+
+def edges(name, kind, given):
+    """The values to try for an argument."""
+    if kind.endswith("[]"):
+        singular = {"request_hashes": "bytea", "response_bodies": "response_body", "keys": "key"}.get(name, kind[:-2])
+        values = [one for one in edges(singular, kind[:-2], None) if name != "response_bodies" or not isinstance(one, bytes)]
+        return [None, [], given * 3, *[[one] for one in values], *[[given[0], one] for one in values]]
+    return EDGES.get(name) or EDGES[kind.replace("jsonb", "json")]
+
+
+def end_in_transaction(client, name, given):
+    """The end of a call in a transaction that has a claim and a message, and is rolled back."""
+    class Undo(Exception):
+        pass
+
+    end = None
+    try:
+        with client.transaction() as tx:
+            functions = client.on(tx)
+            functions.claim("s", KEY)
+            functions.publish("t", 1)
+            try:
+                getattr(functions, name)(**given)
+                end = "ok"
+            except Exception as error:
+                end = getattr(error, "sqlstate", None) or type(error).__name__
+            raise Undo
+    except Undo:
+        return end
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_edges_of_each_argument(idem, name):
+    """The double ends each call as the server does: without an error, or with the same one."""
+    double, given, wrong = MemoryIdempotency(), CALLS[name], []
+    for argument, kind, _ in Functions.__dict__[name].make(None, **given).arguments:
+        if argument in given:
+            for value in edges(argument, kind, given[argument]):
+                ends = [end_in_transaction(client, name, {**given, argument: value}) for client in (idem, double)]
+                if ends[0] != ends[1]:
+                    wrong.append((*ends, argument, str(value)[:80]))
+    assert end_in_transaction(idem, name, given) == end_in_transaction(double, name, given) == "ok"
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_a_claim_does_not_wait_for_its_own_transaction(idem):
+    for client in idem, MemoryIdempotency():
+        key, before = new_key(), time.monotonic()
+        with client.transaction() as tx:
+            assert [client.on(tx).claim("s", key, wait="30s").outcome for _ in range(2)] == ["new", "in_progress"]
+        assert time.monotonic() - before < 20
 
 
 def test_the_double_says_what_it_lacks():

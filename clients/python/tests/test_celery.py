@@ -118,6 +118,8 @@ def test_what_is_no_success_is_an_error(app, idem, effects):
 def test_what_cannot_be_a_job_is_refused(app, idem):
     with pytest.raises(TypeError, match="synchronous"):
         Job(AsyncIdempotency(""))
+    with pytest.raises(TypeError, match="leese"):           # before a task runs
+        Job(idem, leese="1 minute")
 
     @app.task
     def task():

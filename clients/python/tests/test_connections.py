@@ -14,6 +14,7 @@ from proxy import Proxy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from pg_idempotency import AsyncIdempotency, Idempotency, Response, TimedOut, TransactionEnded, new_key
+from pg_idempotency.postgres import PsycopgSession
 
 
 def test_a_connection_of_a_function_is_left_before_the_replay_returns(database, effects, asynchronously):
@@ -133,6 +134,96 @@ def test_a_silent_server_at_a_cancellation(database, monkeypatch):
         proxy.all_silent = False
         assert time.monotonic() - began < 8
         assert idem.request("u", new_key(), lambda tx: Response()).stored
+    proxy.close()
+
+
+def test_a_task_that_is_cancelled_at_its_timeout_gives_its_connection_back(database, monkeypatch, asynchronously):
+    """At once, also if the program keeps the error, with its traceback."""
+    proxy = Proxy()
+
+    async def test(_, pool):
+        async with AsyncConnectionPool(f"{proxy.conninfo} connect_timeout=2", min_size=1, max_size=1, timeout=20, open=False) as pool:
+            idem = AsyncIdempotency(pool)
+
+            async def silent(tx):
+                proxy.silence, proxy.all_silent = b"SELECT 77", True
+                await tx.execute("SELECT 77")
+
+            async def handler(tx):
+                return Response()
+
+            request = asyncio.ensure_future(idem.request("u", new_key(), silent, timeout="500ms"))
+            while not aborts:
+                await asyncio.sleep(0.01)
+            request.cancel()
+            kept = await asyncio.gather(request, return_exceptions=True)
+            proxy.all_silent = False
+            assert isinstance(kept[0], asyncio.CancelledError)
+            assert (await idem.request("u", new_key(), handler)).stored
+
+    aborts = []
+    abort = PsycopgSession.abort
+    monkeypatch.setattr(PsycopgSession, "abort", lambda session: (aborts.append(session), abort(session))[1])
+    asynchronously(test)
+    proxy.close()
+
+
+def test_a_timeout_when_no_thread_can_start(pool, monkeypatch):
+    """As in a container with a limit of processes: that request ends, and later timeouts work."""
+    def late(tx):
+        stopped.append(1)
+        tx.execute("SELECT pg_sleep(2)")
+        return Response()
+
+    stopped, start = [], threading.Thread.start
+
+    def refuse(thread):
+        if stopped and thread.name == "pg_idempotency":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    idem = Idempotency(pool)
+    assert idem.request("u", new_key(), lambda tx: Response()).stored
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(TimedOut):
+        idem.request("u", new_key(), late, timeout="300ms")
+    monkeypatch.setattr(threading.Thread, "start", start)
+    began = time.monotonic()
+    with pytest.raises(TimedOut):
+        idem.request("u", new_key(), lambda tx: tx.execute("SELECT pg_sleep(20)") and Response(), timeout="300ms")
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize("silence", [b"idem_complete", b"idem_lookup"])
+def test_a_server_that_falls_silent_after_a_job_s_commit(database, monkeypatch, silence):
+    """The questions whether the last step was committed have a limit, and are asked again."""
+    monkeypatch.setattr("pg_idempotency.core.ANSWER_LIMIT", 2)
+    monkeypatch.setattr("pg_idempotency.postgres.CANCEL_LIMIT", 0.5)
+    proxy, runs = Proxy(), []
+    with ConnectionPool(proxy.conninfo, min_size=1, max_size=1, timeout=10) as pool:
+        def last(tx):
+            runs.append(1)
+            proxy.cut = "after"
+            proxy.silence_after_cut = silence
+            return Response()
+
+        result = Idempotency(pool).job("u", new_key(), lambda job: job.finish(last), lease="1min")
+        assert (result.status, len(runs), proxy.silence) == (200, 1, None)
+    proxy.close()
+
+
+def test_a_silent_server_after_a_handler_s_own_commit(database, monkeypatch):
+    monkeypatch.setattr("pg_idempotency.core.ANSWER_LIMIT", 1)
+    monkeypatch.setattr("pg_idempotency.postgres.CANCEL_LIMIT", 0.5)
+    proxy = Proxy()
+    with ConnectionPool(proxy.conninfo, min_size=1, max_size=1, timeout=10) as pool:
+        def handler(tx):
+            tx.execute("COMMIT")
+            proxy.silence = b"idem_complete"
+            return Response()
+
+        with pytest.raises(TimedOut):
+            Idempotency(pool).request("u", new_key(), handler)
     proxy.close()
 
 

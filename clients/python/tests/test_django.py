@@ -360,6 +360,24 @@ def test_atomic_requests(serve, Effect, effects):
     assert effects(key) == 1
 
 
+def test_atomic_requests_of_another_database_are_refused(serve, Effect, effects):
+    """Its transaction would be around all tries, and commit after the response was stored."""
+    key = new_key()
+
+    @guard()
+    def order(request):
+        Effect.objects.using("kept").create(name=key)
+        return HttpResponse()
+
+    connections["kept"].settings_dict["ATOMIC_REQUESTS"] = True
+    try:
+        assert serve(order)(key).status_code == 500 and effects(key) == 0
+        assert serve(transaction.non_atomic_requests(using="kept")(order))(key).status_code == 200
+    finally:
+        connections["kept"].settings_dict["ATOMIC_REQUESTS"] = False
+    assert effects(key) == 1
+
+
 def test_in_a_test_case(serve, Effect, effects):
     """Whose transaction is around all."""
     key = new_key()

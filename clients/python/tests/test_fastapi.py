@@ -292,3 +292,12 @@ def test_a_body_is_read_up_to_a_limit_before_the_login(asynchronously):
             assert found == [(413, 2000), (413, 2), (401, 0)]
 
     asynchronously(test)
+
+
+def test_a_generator_is_refused():
+    """FastAPI would take the guard for a generator, and answer 200 before anything ran."""
+    async def pieces(request: Request):
+        yield 1
+
+    with pytest.raises(TypeError, match="in pieces"):
+        Guard(scope=lambda request: "u")(pieces)

@@ -238,23 +238,23 @@ def test_other_errors(idem, pool):
 @pytest.mark.parametrize("double", [False, True])
 def test_values_that_json_cannot_represent(idem, double):
     """An error that names the place; nothing is sent."""
-    idem = MemoryIdempotency() if double else idem
+    idem, topic = MemoryIdempotency() if double else idem, new_key()
     circle = {}
     circle["self"] = [circle]
     for value, place in (({"a": [1, {"b": float("nan")}]}, r"a\[1\].b is nan"), (float("inf"), "represent: inf"),
                          ({"when": {1}}, "when is a set"), ([object()], r"\[0\] is a object"),
                          (circle, r"self\[0\] is part of itself"), ({(1, 2): 1}, "a name that is a tuple")):
         with pytest.raises(TypeError, match=f"payload contains a value that JSON cannot represent: .*{place}|payload .*{place}"):
-            idem.publish("t", value)
+            idem.publish(topic, value)
         with pytest.raises(TypeError, match=rf"payloads\[1\] contains .*{place}"):
-            idem.publish_many(["t", "t"], [1, value])
+            idem.publish_many([topic, topic], [1, value])
         with pytest.raises(TypeError, match=f"headers contains .*{place}"):
-            idem.publish("t", 1, headers=value)
+            idem.publish(topic, 1, headers=value)
         with pytest.raises(TypeError, match=f"recovery_state contains .*{place}"):
             idem.checkpoint("u", new_key(), "p", value)
         with pytest.raises(TypeError, match=f"the document of the response contains .*{place}"):
             Response.json(value)
-    assert idem.outbox_take(topics=["t"]) == []
+    assert idem.outbox_take(topics=[topic]) == []
 
 
 @pytest.mark.parametrize("double", [False, True])

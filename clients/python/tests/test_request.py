@@ -372,9 +372,11 @@ def test_a_replay_does_not_wait_for_its_rollback(idem, asynchronously):
 
 @pytest.mark.parametrize("cut", ["before", "after"])
 def test_commit_without_an_answer(database, effects, cut):
+    """The next claim waits until the lost session has ended, even if no duplicate is allowed to wait."""
     proxy, key, runs = Proxy(), new_key(), []
+    proxy.linger = 1
     with ConnectionPool(proxy.conninfo, min_size=2, max_size=2) as pool:
-        idem = Idempotency(pool)
+        idem = Idempotency(pool, max_waiters=0)
 
         def handler(tx):
             runs.append(1)

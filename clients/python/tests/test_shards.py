@@ -58,16 +58,16 @@ def test_it_remembers_so_many_and_drops_the_oldest():
     for number in range(shards.MAX_KNOWN_SCOPES + 10):
         assert at(servers, f"scope-{number}") == f"shard{len(f'scope-{number}') % 4}"
     assert shards.MAX_KNOWN_SCOPES == 10_000 == len(servers._known)
-    before = len(servers._router.asked)
+    before = len(servers.server.backend.asked)
     for number in range(10, shards.MAX_KNOWN_SCOPES + 10):
         at(servers, f"scope-{number}")
-    assert len(servers._router.asked) == before
+    assert len(servers.server.backend.asked) == before
     at(servers, "scope-9")
-    assert servers._router.asked[before:] == ["scope-9"]
+    assert servers.server.backend.asked[before:] == ["scope-9"]
     servers.forget("scope-9")
     servers.forget("unheard of")
     at(servers, "scope-9")
-    assert servers._router.asked[before:] == ["scope-9", "scope-9"]
+    assert servers.server.backend.asked[before:] == ["scope-9", "scope-9"]
 
 
 def test_threads_share_it(monkeypatch):
@@ -124,13 +124,13 @@ def test_a_router_that_was_restarted():
     """A pool may have kept three dead connections, but more is another fault."""
     errors = [psycopg.OperationalError("gone"), psycopg.errors.AdminShutdown("gone")]
     servers = map_of(lambda scope: errors.pop() if errors else "shard")
-    assert at(servers, "u") == "shard" and len(servers._router.asked) == 3
+    assert at(servers, "u") == "shard" and len(servers.server.backend.asked) == 3
     for error, asked in ((psycopg.OperationalError("gone"), 3),
                          (psycopg.errors.ObjectNotInPrerequisiteState("no shard is known"), 1)):
         servers = map_of(lambda scope: error)
         with pytest.raises(psycopg.Error) as raised:
             at(servers, "u")
-        assert raised.value is error and len(servers._router.asked) == asked
+        assert raised.value is error and len(servers.server.backend.asked) == asked
 
 
 def test_a_scope_that_is_being_moved():
@@ -142,7 +142,7 @@ def test_a_scope_that_is_being_moved():
     error = raised.value
     assert (error.sqlstate, error.retry_after, error.__cause__) == ("55P03", 1, moving)
     assert at(servers, "u") == "shard" and time.monotonic() >= until
-    assert 3 <= len(servers._router.asked) <= 20
+    assert 3 <= len(servers.server.backend.asked) <= 20
 
 
 def test_waiters_are_each_servers():
@@ -156,7 +156,7 @@ def known(monkeypatch):
     """A client whose map has been filled in by hand."""
     def make(kind, connect):
         idem = kind("", shards=connect)
-        monkeypatch.setattr(idem.core.servers, "_router", Backend(lambda scope: f"dbname=nowhere{scope}"))
+        monkeypatch.setattr(idem.core.servers.server, "backend", Backend(lambda scope: f"dbname=nowhere{scope}"))
         return idem
     return make
 
@@ -217,7 +217,7 @@ def test_a_transaction_needs_its_scope():
 def test_over_http_a_scope_that_is_being_moved_is_503(known, monkeypatch, job, keyed):
     monkeypatch.setattr(core, "MOVE_WAIT", 0.05)
     idem = known(Idempotency, lambda conninfo: conninfo)
-    idem.core.servers._router.answer = lambda scope: psycopg.errors.LockNotAvailable("is being moved to another shard")
+    idem.core.servers.server.backend.answer = lambda scope: psycopg.errors.LockNotAvailable("is being moved to another shard")
     exchange = Exchange(idem, "POST", "/", ["key-of-16-or-more"] if keyed else [], None)
     exchange.whole = True
     guard = Guard(scope=lambda request: "u", job=job, required=False)
@@ -372,7 +372,7 @@ def test_only_what_cannot_be_reached_is_asked_for_again():
         except psycopg.OperationalError:
             pass
         run(found.perform(once))
-        assert len(servers._router.asked) == asked
+        assert len(servers.server.backend.asked) == asked
 
 
 def test_a_job_claims_again_where_no_connection_was_made(pool):

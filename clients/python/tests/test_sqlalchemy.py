@@ -362,6 +362,32 @@ def test_a_session_of_a_thread_is_refused(engine):
         Idempotency(SQLAlchemy(engine, scoped_session(sessionmaker())))
 
 
+def test_a_session_that_has_begun_is_refused(engine, effects):
+    """Its work would be in another transaction."""
+    session, key = scoped_session(sessionmaker(bind=engine)), new_key()
+    session.execute(text("SELECT 1"))
+    with pytest.raises(TypeError, match="begun"):
+        Idempotency(SQLAlchemy(engine, lambda bind: session())).request("u", key, lambda tx: tx.execute(INSERT, {"name": key}) and Response())
+    session.remove()
+    assert effects(key) == 0
+
+
+@pytest.mark.skipif(sqlalchemy.__version__ < "2", reason="of 2.0")
+def test_a_session_whose_rollback_would_not_undo_the_response_is_refused(engine):
+    with pytest.raises(TypeError, match="join_transaction_mode"):
+        Idempotency(SQLAlchemy(engine, sessionmaker(join_transaction_mode="create_savepoint"))).request("u", new_key(), lambda tx: Response())
+
+
+def test_a_connection_with_options_is_the_same_connection(orm, effects):
+    key = new_key()
+
+    def place(session):
+        session.connection(execution_options={"stream_results": False}).execute(INSERT, {"name": key})
+        return Response()
+
+    assert orm.request("u", key, place).stored and effects(key) == 1
+
+
 def test_a_handle_without_a_transaction_is_refused(engine, core):
     """SQLAlchemy 1.4 commits no SELECT by itself, so the token would be lost."""
     key = new_key()

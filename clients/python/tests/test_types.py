@@ -28,7 +28,9 @@ def asynchronous(idem: AsyncIdempotency) -> None: ...
 async def user(request: StarletteRequest) -> str:
     return str(request.user.display_name)
 
-service(MemoryIdempotency())
+service(MemoryIdempotency(wait="5s"))
+MemoryIdempotency(timout="5s")                      # type: ignore[call-arg]
+Idempotency("", timout="5s")                        # type: ignore[call-arg]
 service(Idempotency("", shards=lambda conninfo: conninfo))
 asynchronous(AsyncMemoryIdempotency())
 

@@ -22,8 +22,9 @@ from typing import Any
 from celery import current_task
 
 from .client import Idempotency
-from .core import Response, Result
+from .core import Response, Result, stores
 from .errors import ClaimLost, ClaimNotFound, InProgress
+from .functions import Interval
 from .handlers import leads_to
 
 __all__ = ["Job"]
@@ -34,14 +35,18 @@ NOT_STORED = '"urn:pg-idempotency:response-not-stored"'
 class Job:
     """The decorator of a function whose first argument is the job, or the second one after self; below app.task.
 
-    scope is the task's name by default.  options are those of Idempotency.job().  A function that returns
+    scope is the task's name by default.  The other options are those of Idempotency.job().  A function that returns
     neither a Result nor a Response returns JSON.
     """
 
-    def __init__(self, idempotency: Idempotency, scope: str | None = None, **options: Any) -> None:
+    def __init__(self, idempotency: Idempotency, scope: str | None = None, *, ttl: Interval = None, ttl_ms: float | None = None,
+                 wait: Interval = None, wait_ms: float | None = None, lease: Interval = None, lease_ms: float | None = None,
+                 timeout: Interval = None, timeout_ms: float | None = None, store: Callable[[int], bool] = stores) -> None:
         if idempotency.core.runtime.asynchronous:
             raise TypeError("tasks of Celery are synchronous: use Idempotency")
-        self._client, self._scope, self._options = idempotency, scope, options
+        self._scope = scope
+        self._job = functools.partial(idempotency.job, ttl=ttl, ttl_ms=ttl_ms, wait=wait, wait_ms=wait_ms, lease=lease,
+                                      lease_ms=lease_ms, timeout=timeout, timeout_ms=timeout_ms, store=store)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if hasattr(function, "apply_async"):
@@ -63,7 +68,7 @@ class Job:
                 return found if isinstance(found, (Result, Response)) else Response.json(found)
 
             try:
-                result = self._client.job(self._scope or current_task.name, current_task.request.id, run, **self._options)
+                result = self._job(self._scope or current_task.name, current_task.request.id, run)
             except (InProgress, ClaimLost, ClaimNotFound) as error:
                 # The task's own max_retries is for its own errors.
                 raise current_task.retry(exc=error, countdown=getattr(error, "retry_after", 1),

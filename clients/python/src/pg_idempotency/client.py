@@ -12,7 +12,7 @@ from .functions import AsyncFunctions, Interval, Statement, SyncFunctions, as_in
 from .handlers import DEFAULT_TIMEOUT, timeout_seconds
 from .intervals import seconds
 from .postgres import PsycopgBackend, execute
-from .shards import ROUTER_SCHEMA, OneServer, Server, Servers, Shards
+from .shards import ROUTER_SCHEMA, Server, Servers, Shards
 from .runtimes import AsyncRuntime, Runtime, SyncRuntime, run, synchronous
 from .telemetry import Outcome, Telemetry, Tracing
 from .transaction_handle import unawaited_of
@@ -73,7 +73,7 @@ def servers_of(source: Any, schema: str, shards: Callable[[str], Any] | None, ru
                       else PsycopgBackend(source, schema, runtime.asynchronous), max_waiters)
 
     if shards is None:
-        return OneServer(make_server(source))
+        return Servers(make_server(source))
     return Shards(PsycopgBackend(source, ROUTER_SCHEMA, runtime.asynchronous), shards, make_server, runtime)
 
 
@@ -85,16 +85,24 @@ def check_ttl(ttl: Interval, ms: float | None = None) -> None:
                          "'24 hours'; omit ttl for the server's default")
 
 
+def chosen(name: str, interval: Interval, ms: float | None, default: Interval) -> Interval:
+    """The interval of a call, or the client's."""
+    return default if interval is None and ms is None else as_interval(name, interval, ms)[2]
+
+
 class Defaults:
     """The options of a client, and the code that both kinds share."""
 
     core: Core
     job_class: type[Job]
+    runtime_class: type[SyncRuntime] | type[AsyncRuntime]
 
-    def __init__(self, servers: Servers, runtime: Runtime, schema: str, wait: Interval, ttl: Interval, lease: Interval,
+    def __init__(self, source: Any, *, schema: str = "idem", shards: Callable[[str], Any] | None = None,
+                 max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
                  timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None,
-                 telemetry: Telemetry = Telemetry()) -> None:
-        self.core = Core(servers, runtime, telemetry)
+                 on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
+        runtime = self.runtime_class()
+        self.core = Core(servers_of(source, schema, shards, runtime, max_waiters), runtime, Telemetry(on_outcome, tracing))
         self.schema = schema
         check_ttl(ttl)
         self._wait, self._ttl, self._lease = wait, ttl, lease
@@ -115,16 +123,10 @@ class Defaults:
             raise TypeError(f"key must be a str, the Idempotency-Key of the request, not {key!r}")
         if ttl is not None or ttl_ms is not None:
             check_ttl(ttl, ttl_ms)
-        for name, interval, ms in (("wait", wait, wait_ms), ("lease", lease, lease_ms)):
-            if interval is not None or ms is not None:
-                as_interval(name, interval, ms)     # or an error that names it
         bound = self._timeout if timeout is None and timeout_ms is None else timeout_seconds(timeout, timeout_ms)
-        return Call(scope, key, hash_of(request_hash, method, path, body),
-                    self._ttl if ttl is None and ttl_ms is None else ttl, ttl_ms,
-                    self._wait if wait is None and wait_ms is None else wait, wait_ms,
-                    self._lease if lease is None and lease_ms is None else lease, lease_ms,
-                    bound, DEFAULT_TIMEOUT.total_seconds() if bound is None and self._is_default else bound,
-                    store, max_response_size, as_text)
+        return Call(scope, key, hash_of(request_hash, method, path, body), chosen("ttl", ttl, ttl_ms, self._ttl),
+                    chosen("wait", wait, wait_ms, self._wait), chosen("lease", lease, lease_ms, self._lease), bound,
+                    DEFAULT_TIMEOUT.total_seconds() if bound is None and self._is_default else bound, store, max_response_size, as_text)
 
 
 class Idempotency(Defaults, SyncFunctions):
@@ -144,15 +146,7 @@ class Idempotency(Defaults, SyncFunctions):
     pg_idempotency.opentelemetry.OpenTelemetry().
     """
 
-    job_class = SyncJob
-
-    def __init__(self, source: Any, *, schema: str = "idem", shards: Callable[[str], Any] | None = None,
-                 max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
-                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None,
-                 on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
-        runtime = SyncRuntime()
-        super().__init__(servers_of(source, schema, shards, runtime, max_waiters), runtime, schema, wait, ttl, lease,
-                         timeout, timeout_ms, Telemetry(on_outcome, tracing))
+    job_class, runtime_class = SyncJob, SyncRuntime
 
     def _perform(self, statement: Statement[T]) -> T:
         return run(self.core.perform(statement))
@@ -204,15 +198,7 @@ class Idempotency(Defaults, SyncFunctions):
 class AsyncIdempotency(Defaults, AsyncFunctions):
     """The client for asyncio: as Idempotency, with coroutines.  shards may be one, too."""
 
-    job_class = AsyncJob
-
-    def __init__(self, source: Any, *, schema: str = "idem", shards: Callable[[str], Any] | None = None,
-                 max_waiters: int | None = None, wait: Interval = None, ttl: Interval = None, lease: Interval = None,
-                 timeout: Interval = DEFAULT_TIMEOUT, timeout_ms: float | None = None,
-                 on_outcome: Callable[[Outcome], Any] | None = None, tracing: Tracing | None = None) -> None:
-        runtime = AsyncRuntime()
-        super().__init__(servers_of(source, schema, shards, runtime, max_waiters), runtime, schema, wait, ttl, lease,
-                         timeout, timeout_ms, Telemetry(on_outcome, tracing))
+    job_class, runtime_class = AsyncJob, AsyncRuntime
 
     async def _perform(self, statement: Statement[T]) -> T:
         return await self.core.perform(statement)

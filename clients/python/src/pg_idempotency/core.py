@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from . import functions
@@ -119,11 +120,8 @@ class Call:
     key: str
     request_hash: bytes | Statement[bytes] | None
     ttl: Interval
-    ttl_ms: float | None
     wait: Interval
-    wait_ms: float | None
-    lease: Interval = None
-    lease_ms: float | None = None
+    lease: Interval
     timeout: float | None = None
     """Of the handler, in seconds."""
     timeout_in_transaction: float | None = None
@@ -132,12 +130,14 @@ class Call:
     max_response_size: int | None = None
     as_text: bool = False
     """Store bytes as text where they are text, for those who read the table."""
+    in_doubt: bool = False
+    """Claims again after a COMMIT whose answer was lost."""
     progress: Progress = field(default_factory=Progress)
 
     @property
     def claim_limit(self) -> float | None:
         """Seconds that the server has for the answer to the claim; None if only the server knows how long that waits."""
-        wait = seconds(self.wait, self.wait_ms) if self.wait is not None or self.wait_ms is not None else 0.0
+        wait = 0.0 if self.wait is None else seconds(self.wait)
         return None if wait is None else ANSWER_LIMIT + wait
 
     def commits(self, status: int) -> bool:
@@ -146,9 +146,8 @@ class Call:
         return status < 300 or status < 500 and self.store(status)
 
     def claim(self, wait: bool) -> Statement[HeldClaim]:
-        return held(make["claim"].make(None, self.scope, self.key, self.request_hash, ttl=self.ttl,
-                                       ttl_ms=self.ttl_ms, lease=self.lease, lease_ms=self.lease_ms,
-                                       wait=self.wait if wait else None, wait_ms=self.wait_ms if wait else None))
+        return held(make["claim"].make(None, self.scope, self.key, self.request_hash, ttl=self.ttl, lease=self.lease,
+                                       wait=self.wait if wait else None))
 
     def complete(self, session: Session, response: Response, token: int | None,
                  limit: int) -> tuple[Statement[bool], bool]:
@@ -267,9 +266,11 @@ class SessionLease:
         Of another source, the handler's thread or task gives it back when the handler returns."""
         self.was_aborted = True
         leave = self.detach() if self.server.backend.is_pool else None
-        await self.session.abort()
-        if leave:
-            await leave(None, None, None)
+        try:
+            await self.session.abort()
+        finally:                                # also if the task is cancelled now
+            if leave:
+                await leave(None, None, None)
 
 
 async def _nothing(*error: Any) -> Any:
@@ -420,7 +421,7 @@ class Core:
     async def _single_flight(self, call: Call) -> AsyncIterator[tuple[Call, Flight]]:
         """Of the duplicates in this process that are allowed to wait, one runs at
         a time.  The others wait here, without a connection."""
-        wait = seconds(call.wait, call.wait_ms)
+        wait = seconds(call.wait)
         if not wait:
             yield call, Flight(None)
             return
@@ -441,7 +442,7 @@ class Core:
             if not is_over or other.stored:
                 break
         try:
-            yield replace(call, wait=None, wait_ms=max(0.0, until - time.monotonic()) * 1000), mine
+            yield replace(call, wait=timedelta(seconds=max(0.0, until - time.monotonic()))), mine
         finally:
             if other is mine:
                 with self._lock:
@@ -449,8 +450,10 @@ class Core:
                 mine.over.set()
 
     async def _claim(self, server: Server, call: Call, send: Callable[[Statement[HeldClaim]], Any]) -> HeldClaim:
-        """Waits in the database if there is room, and not at all if there is none."""
-        wait = (call.wait is not None or bool(call.wait_ms)) and server.waiters.enter()
+        """Waits in the database if there is room, and not at all if there is none.  A claim in doubt always waits: for the end
+        of a session that is lost, which takes no connection from a handler."""
+        is_waiter = not call.in_doubt and call.wait is not None and seconds(call.wait) != 0 and server.waiters.enter()
+        wait = is_waiter or call.in_doubt
         before = time.monotonic()
         try:
             with self.telemetry.span("claim"):
@@ -461,8 +464,9 @@ class Core:
                 raise InProgress("the request is running, and waiting for it took too long") from error
             raise
         finally:
-            if wait:
+            if is_waiter:
                 server.waiters.leave()
+            if wait:
                 call.progress.waited += time.monotonic() - before
 
     async def _retried(self, attempt: Callable[[int], Any]) -> Any:
@@ -483,7 +487,7 @@ class Core:
 
     async def _flown(self, name: str, call: Call, work: Callable[[Call], Any]) -> Result:
         async def flown() -> Result:
-            if call.wait is None and call.wait_ms is None:
+            if call.wait is None:
                 return await work(call)         # type: ignore[no-any-return]
             async with self._single_flight(call) as (mine, flight):
                 result: Result = await work(mine)
@@ -504,7 +508,7 @@ class Core:
                     # It has committed, or it will not, or it has not yet ended: claim again to learn.
                     if last:
                         raise in_doubt.__cause__ or in_doubt
-                    now = replace(call, wait=IN_DOUBT_WAIT, wait_ms=None)
+                    now = replace(call, wait=IN_DOUBT_WAIT, in_doubt=True)
             raise AssertionError
 
         result: Result = await self._retried(attempt)
@@ -564,7 +568,9 @@ class Core:
             raise TransactionEnded("the connection was lost in the handler, which hid the error")
         try:
             complete, _ = call.complete(session, response, claim.claim_token, claim.max_response_size)
-            await session.perform(self.servers.pinned(complete))
+            await self._answered(session, lambda: session.perform(self.servers.pinned(complete)), ANSWER_LIMIT)
+        except TimedOut:
+            raise
         except IdempotencyError:
             raise TransactionEnded("the handler rolled its transaction back, or took longer than the ttl of its "
                                    "claim") from None
@@ -768,7 +774,7 @@ class Job:
     async def _finish_once(self, function: Callable[[Any], Any]) -> Result:
         core, call = self._core, self._call
         # Check that this attempt still holds the claim.  From here to the end no other attempt can take over.
-        heartbeat = core.servers.pinned(self._statement("heartbeat", lease=call.lease, lease_ms=call.lease_ms))
+        heartbeat = core.servers.pinned(self._statement("heartbeat", lease=call.lease))
         session_lease, _ = await core._open(call.scope, lambda server, session: session.begin(heartbeat))
         async with session_lease as session:
             response = await core._handled(session_lease, self._deadline_of_last, function)
@@ -791,9 +797,11 @@ class Job:
             return await self._finish_once(function)
         except (ClaimLost, ClaimNotFound):
             # It was committed if the record was completed with this token; an attempt that took over has another.
-            if await self._core.perform(self._statement("complete", 200)):
+            complete: Statement[bool] = self._statement("complete", 200)
+            lookup: Statement[functions.Lookup] = make["lookup"].make(None, self.scope, self.key)
+            if await self._perform(lambda session: complete):
                 raise
-            found = await self._core.perform(make["lookup"].make(None, self.scope, self.key))
+            found = await self._perform(lambda session: lookup)
             return stored_response("new", found, self._call.progress, False)
         except _CommitInDoubt as in_doubt:
             raise in_doubt.__cause__ or in_doubt
@@ -833,7 +841,7 @@ class Job:
 
     async def _renewed(self, name: str, *arguments: Any, wait_for_move: bool = True) -> None:
         before = time.monotonic()
-        renewed: Statement[Any] = self._statement(name, *arguments, lease=self._call.lease, lease_ms=self._call.lease_ms)
+        renewed: Statement[Any] = self._statement(name, *arguments, lease=self._call.lease)
         await self._perform(lambda session: renewed, wait_for_move)
         self._until = before + self._lease
 

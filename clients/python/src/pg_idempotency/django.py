@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from django.conf import settings
 from django.core.exceptions import BadRequest
-from django.db import transaction
+from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
 
 from . import http
@@ -96,6 +96,7 @@ class Guard(http.Guard):
                 raise RuntimeError(REST_FRAMEWORK)
             if not self.guards(request.method):
                 return view(*arguments, **named)
+            _refuse_atomic_requests(request, exchange)
             return _guarded(self, exchange, request, view, arguments, named)
 
         return transaction.non_atomic_requests(using=client().core.servers.source.using)(called)   # type: ignore
@@ -103,6 +104,16 @@ class Guard(http.Guard):
 
 def _native(request: Any) -> Any:
     return getattr(request, "_request", request)
+
+
+def _refuse_atomic_requests(request: Any, exchange: Exchange) -> None:
+    """Of other databases: their transaction would be around all tries of the view, and end after the response was stored."""
+    own = exchange.client.core.servers.source.using
+    for alias in connections if request.resolver_match else ():
+        if alias != own and connections[alias].settings_dict["ATOMIC_REQUESTS"] and \
+                alias not in getattr(request.resolver_match.func, "_non_atomic_requests", ()):
+            raise RuntimeError(f"ATOMIC_REQUESTS of the database {alias!r} would commit apart from the response: add "
+                               f"transaction.non_atomic_requests(using={alias!r}) to the view")
 
 
 def _guarded(guard: Guard, exchange: Exchange, request: Any, view: Callable[..., Any], arguments: Sequence[Any],

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time as clock_time, timedelta
 from decimal import Decimal
@@ -32,8 +32,13 @@ ClaimOutcome = Literal["new", "replay", "in_progress", "hash_conflict", "erased"
 AppendOutcome = Literal["appended", "duplicate", "overlap", "gap", "in_flight", "version_conflict"]
 
 
-def _parsed(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
+def _document(name: str) -> Any:
+    """A property: the document whose text is in the attribute of this name."""
+    def parsed(found: Any) -> Any:
+        text = getattr(found, name)
+        return None if text is None else json.loads(text)
+
+    return property(parsed)
 
 
 # The values of functions.  A document is kept as its text, whose numbers keep
@@ -52,14 +57,8 @@ class Claim:
     recovery_state_text: str | None
     lease_expires_at: datetime | None
     expires_at: datetime | None
-
-    @property
-    def response_headers(self) -> Any:
-        return _parsed(self.response_headers_text)
-
-    @property
-    def recovery_state(self) -> Any:
-        return _parsed(self.recovery_state_text)
+    response_headers = _document("response_headers_text")
+    recovery_state = _document("recovery_state_text")
 
 
 class HeldClaim:
@@ -85,14 +84,8 @@ class HeldClaim:
             raise AttributeError(name)
         self.__dict__[name] = found = _plain(self._row[column])
         return found
-
-    @property
-    def response_headers(self) -> Any:
-        return _parsed(self.response_headers_text)
-
-    @property
-    def recovery_state(self) -> Any:
-        return _parsed(self.recovery_state_text)
+    response_headers = _document("response_headers_text")
+    recovery_state = _document("recovery_state_text")
 
 
 @dataclass(frozen=True)
@@ -124,14 +117,8 @@ class Lookup:
     completed_at: datetime | None
     lease_expires_at: datetime | None
     expires_at: datetime | None
-
-    @property
-    def response_headers(self) -> Any:
-        return _parsed(self.response_headers_text)
-
-    @property
-    def recovery_state(self) -> Any:
-        return _parsed(self.recovery_state_text)
+    response_headers = _document("response_headers_text")
+    recovery_state = _document("recovery_state_text")
 
 
 @dataclass(frozen=True)
@@ -140,10 +127,7 @@ class Ran:
     response_status: int | None
     response_headers_text: str | None
     response_body: str | None
-
-    @property
-    def response_headers(self) -> Any:
-        return _parsed(self.response_headers_text)
+    response_headers = _document("response_headers_text")
 
 
 @dataclass(frozen=True)
@@ -194,14 +178,8 @@ class Message:
     headers_text: str | None
     attempt: int
     created_at: datetime
-
-    @property
-    def payload(self) -> Any:
-        return _parsed(self.payload_text)
-
-    @property
-    def headers(self) -> Any:
-        return _parsed(self.headers_text)
+    payload = _document("payload_text")
+    headers = _document("headers_text")
 
 
 @dataclass(frozen=True)
@@ -209,10 +187,7 @@ class Expired:
     """A row that take_expired deleted; its json columns are strings."""
 
     document_text: str
-
-    @property
-    def document(self) -> Any:
-        return _parsed(self.document_text)
+    document = _document("document_text")
 
 
 @dataclass(frozen=True)
@@ -235,10 +210,7 @@ class MetricSample:
     value: float
     type: Literal["counter", "gauge", "info"]
     help: str
-
-    @property
-    def labels(self) -> Any:
-        return _parsed(self.labels_text)
+    labels = _document("labels_text")
 
 
 @dataclass(frozen=True)
@@ -261,14 +233,8 @@ class ResumedClaim:
     recovery_state_text: str | None
     created_at: datetime
     lease_expires_at: datetime
-
-    @property
-    def request(self) -> Any:
-        return _parsed(self.request_text)
-
-    @property
-    def recovery_state(self) -> Any:
-        return _parsed(self.recovery_state_text)
+    request = _document("request_text")
+    recovery_state = _document("recovery_state_text")
 
 
 @dataclass(frozen=True)
@@ -359,7 +325,7 @@ def _nested_shape(statement: Statement[Any], values: list[Any]) -> Any:
 def render(statement: Statement[Any], schema: str, placeholder: Callable[[Any], str]) -> str:
     """The SQL of a statement.  placeholder notes a value and returns what
     stands for it; schema comes as it is to stand there."""
-    return f"SELECT {', '.join(map(_column, statement.columns))} FROM {_call(statement, schema, placeholder)} AS r"
+    return f"SELECT {', '.join(map(_column, statement.columns))} FROM {_sql(statement, schema, placeholder)} AS r"
 
 
 def _column(name: str) -> str:
@@ -368,14 +334,14 @@ def _column(name: str) -> str:
     return _EXPRESSIONS.get(name, name)
 
 
-def _call(statement: Statement[Any], schema: str, placeholder: Callable[[Any], str]) -> str:
+def _sql(statement: Statement[Any], schema: str, placeholder: Callable[[Any], str]) -> str:
     if statement.function == "idem_stats":
         return f"(SELECT * FROM {schema}.idem_stats WHERE datname = current_database())"
     builtin = statement.function.startswith("pg_catalog.")
     arguments = []
     for argument in statement.arguments:
         if isinstance(argument.value, Statement):
-            value = _call(argument.value, schema, placeholder)
+            value = _sql(argument.value, schema, placeholder)
         else:
             bound = argument.type
             if bound.removesuffix("[]") not in _BOUND:
@@ -397,34 +363,82 @@ def _made(cls: Callable[..., T], row: Row) -> T:
     return cls(*[_plain(value) for value in row])
 
 
+def _read_claim(rows: Sequence[Row]) -> Claim:
+    return _made(Claim, rows[0])
+
+
+# The SQL types of the arguments, by their names.
+_TYPES = {name: kind for kind, names in {
+    "text": "method path scope key error recovery_point user_id entity_type entity_id action_type aggregate client_id token "
+            "topic message_key",
+    "text[]": "keys scopes response_bodies user_ids entity_types entity_ids action_types excludes tokens topics",
+    "bytea[]": "request_hashes",
+    "int": "max_claims event_count max_messages attempt max_lanes batch_size",
+    "int[]": "response_statuses attempts",
+    "bigint": "claim_token action_id client_seq expected_version id at_least",
+    "bigint[]": "claim_tokens action_ids ids",
+    "boolean": "active allow_gaps",
+    "boolean[]": "actives",
+    "json": "recovery_state",
+    "json[]": "response_headers",
+    "jsonb": "document request payload headers",
+    "interval": "ttl lease wait deliver_after retry_after older_than",
+    "regprocedure": "handler",
+    "regrole": "grantee",
+}.items() for name in names.split()}
+
+
+def _argument(name: str, value: Any, given: Mapping[str, Any]) -> tuple[str, str, Any]:
+    kind = _TYPES[name] if name != "body" else _text_or_bytea(value)
+    if kind == "interval":
+        return as_interval(name, value, given[f"{name}_ms"])
+    if kind.startswith("json"):
+        return name, kind, _texts(value, name) if kind == "json[]" else json_text(value, name)
+    return name, kind, _list(value) if kind.endswith("[]") else value
+
+
+def _text_or_bytea(body: str | bytes | None) -> str:
+    return "bytea" if isinstance(body, (bytes, bytearray, memoryview)) else "text"
+
+
 _ARGUMENT = tuple.__new__
 """Makes an Argument in a third of the time."""
 
 
 def _statement(cls: type[Any] | None, function: str, read: Callable[[Sequence[Row]], T],
-               *arguments: tuple[str, str, Any]) -> Statement[T]:
+               arguments: Iterable[tuple[str, str, Any]]) -> Statement[T]:
     columns = ("r",) if cls is None else tuple(cls.__dataclass_fields__)
     return Statement(function, tuple([_ARGUMENT(Argument, one) for one in arguments]), columns, read)
 
 
-def _one(cls: type[T], function: str, *arguments: tuple[str, str, Any]) -> Statement[T]:
-    return _statement(cls, function, lambda rows: _made(cls, rows[0]), *arguments)
+def _call(cls: type[Any] | None, function: str, read: Callable[[Sequence[Row]], T], given: Mapping[str, Any]) -> Statement[T]:
+    """given: the arguments of a method, as locals() has them.  Those of its function have the same names."""
+    return _statement(cls, function, read, [_argument(name, value, given) for name, value in given.items()
+                                            if name != "self" and not name.endswith("_ms")])
 
 
-def _many(cls: type[T], function: str, *arguments: tuple[str, str, Any]) -> Statement[list[T]]:
-    return _statement(cls, function, lambda rows: [_made(cls, row) for row in rows], *arguments)
+def _one(cls: type[T], function: str, given: Mapping[str, Any]) -> Statement[T]:
+    return _call(cls, function, lambda rows: _made(cls, rows[0]), given)
 
 
-def _scalar(function: str, *arguments: tuple[str, str, Any]) -> Statement[Any]:
-    return _statement(None, function, _first, *arguments)
+def _many(cls: type[T], function: str, given: Mapping[str, Any]) -> Statement[list[T]]:
+    return _call(cls, function, lambda rows: [_made(cls, row) for row in rows], given)
+
+
+def _scalar(function: str, given: Mapping[str, Any]) -> Statement[Any]:
+    return _call(None, function, _first, given)
 
 
 def _first(rows: Sequence[Row]) -> Any:
     return _plain(rows[0][0])
 
 
-def _scalars(function: str, *arguments: tuple[str, str, Any]) -> Statement[Any]:
-    return _statement(None, function, lambda rows: [row[0] for row in rows], *arguments)
+def _scalars(function: str, given: Mapping[str, Any]) -> Statement[Any]:
+    return _call(None, function, lambda rows: [row[0] for row in rows], given)
+
+
+def _nothing(function: str, given: Mapping[str, Any]) -> Statement[None]:
+    return _call(None, function, lambda rows: None, given)
 
 
 def as_interval(name: str, value: Interval, ms: float | None) -> tuple[str, str, str | None]:
@@ -557,18 +571,17 @@ class Functions:
     @function
     def request_hash(self, method: str, path: str, body: str | bytes | None = None) -> Statement[bytes]:
         """The hash of a request.  A str is JSON, and is put into canonical form; bytes are taken as they are."""
-        kind = "bytea" if isinstance(body, (bytes, bytearray, memoryview)) else "text"
-        return _scalar("idem_request_hash", ("method", "text", method), ("path", "text", path), ("body", kind, body))
+        return _scalar("idem_request_hash", locals())
 
     @function
     def canonical_json(self, document: Any) -> Statement[str]:
         """The document in canonical form, RFC 8785, as text."""
-        return _scalar("idem_canonical_json", ("document", "jsonb", json_text(document, "document")))
+        return _scalar("idem_canonical_json", locals())
 
     @function
     def key_is_valid(self, key: str) -> Statement[bool]:
         """Whether the server accepts this key for a new record."""
-        return _scalar("idem_key_is_valid", ("key", "text", key))
+        return _scalar("idem_key_is_valid", locals())
 
     # Request keys
 
@@ -581,74 +594,65 @@ class Functions:
 
         request: JSON that idem_resume returns if the claim fails or its lease ends; None stores nothing."""
         stored = () if request is None else (("request", "jsonb", json_text(request, "request")),)
-        return _one(Claim, "idem_claim", ("scope", "text", scope), ("key", "text", key),
-                    ("request_hash", "bytea", request_hash), as_interval("ttl", ttl, ttl_ms),
-                    as_interval("lease", lease, lease_ms), as_interval("wait", wait, wait_ms), *stored)
+        return _statement(Claim, "idem_claim", _read_claim, (
+            ("scope", "text", scope), ("key", "text", key), ("request_hash", "bytea", request_hash),
+            as_interval("ttl", ttl, ttl_ms), as_interval("lease", lease, lease_ms), as_interval("wait", wait, wait_ms), *stored))
 
     @function
     def resume(self, max_claims: int = 10, *, lease: Interval = None, lease_ms: float | None = None,
                scopes: Sequence[str] | None = None, wait: Interval = None,
                wait_ms: float | None = None) -> Statement[list[ResumedClaim]]:
         """Take over claims that stored a request and that failed or whose lease has ended."""
-        return _many(ResumedClaim, "idem_resume", ("max_claims", "int", max_claims),
-                     as_interval("lease", lease, lease_ms), ("scopes", "text[]", _list(scopes)),
-                     as_interval("wait", wait, wait_ms))
+        return _many(ResumedClaim, "idem_resume", locals())
 
     @function
     def complete(self, scope: str, key: str, response_status: int, response_body: str | bytes | None = None,
                  response_headers: Headers | JsonText | None = None,
                  claim_token: int | None = None) -> Statement[bool]:
         """Store the response of a claimed request; claim_token is needed unless this transaction claimed the key."""
-        kind = "bytea" if isinstance(response_body, (bytes, bytearray, memoryview)) else "text"
-        return _scalar("idem_complete", ("scope", "text", scope), ("key", "text", key),
-                       ("response_status", "int", response_status), ("response_body", kind, response_body),
-                       ("response_headers", "json", json_text(response_headers, "response_headers")),
-                       ("claim_token", "bigint", claim_token))
+        return _statement(None, "idem_complete", _first, (
+            ("scope", "text", scope), ("key", "text", key), ("response_status", "int", response_status),
+            ("response_body", _text_or_bytea(response_body), response_body),
+            ("response_headers", "json", json_text(response_headers, "response_headers")), ("claim_token", "bigint", claim_token)))
 
     @function
     def checkpoint(self, scope: str, key: str, recovery_point: str, recovery_state: Any = None, *,
                    lease: Interval = None, lease_ms: float | None = None,
                    claim_token: int | None = None) -> Statement[datetime]:
         """Record how far a claimed request has come, and renew its lease.  Returns when the lease ends."""
-        return _scalar("idem_checkpoint", ("scope", "text", scope), ("key", "text", key),
-                       ("recovery_point", "text", recovery_point),
-                       ("recovery_state", "json", json_text(recovery_state, "recovery_state")),
-                       as_interval("lease", lease, lease_ms), ("claim_token", "bigint", claim_token))
+        return _scalar("idem_checkpoint", locals())
 
     @function
     def heartbeat(self, scope: str, key: str, *, lease: Interval = None, lease_ms: float | None = None,
                   claim_token: int | None = None) -> Statement[datetime]:
         """Renew the lease of a claim.  Returns when the lease ends."""
-        return _scalar("idem_heartbeat", ("scope", "text", scope), ("key", "text", key),
-                       as_interval("lease", lease, lease_ms), ("claim_token", "bigint", claim_token))
+        return _scalar("idem_heartbeat", locals())
 
     @function
     def fail(self, scope: str, key: str, error: str | None = None,
              claim_token: int | None = None) -> Statement[bool]:
         """Give a claim up after a failure.  Its checkpoint stays, and the next claim is free to retry at once."""
-        return _scalar("idem_fail", ("scope", "text", scope), ("key", "text", key), ("error", "text", error),
-                       ("claim_token", "bigint", claim_token))
+        return _scalar("idem_fail", locals())
 
     @function
     def release(self, scope: str, key: str, claim_token: int | None = None) -> Statement[bool]:
         """Give a claim up and delete its record, as if the key had never been claimed."""
-        return _scalar("idem_release", ("scope", "text", scope), ("key", "text", key),
-                       ("claim_token", "bigint", claim_token))
+        return _scalar("idem_release", locals())
 
     @function
     def lookup(self, scope: str, key: str) -> Statement[Lookup]:
         """The record of a key; all attributes are None if there is none, as for a claim that has not committed yet."""
-        return _one(Lookup, "idem_lookup", ("scope", "text", scope), ("key", "text", key))
+        return _one(Lookup, "idem_lookup", locals())
 
     @function
     def forget(self, scope: str, key: str) -> Statement[bool]:
         """For administrators: delete the record of a key, so that the request can run again."""
-        return _scalar("idem_forget", ("scope", "text", scope), ("key", "text", key))
+        return _scalar("idem_forget", locals())
 
     @function
     def erase(self, scope: str, key: str) -> Statement[bool]:
         """For administrators: delete the stored request and response, and keep the fact that the request ran."""
-        return _scalar("idem_erase", ("scope", "text", scope), ("key", "text", key))
+        return _scalar("idem_erase", locals())
 
     @function
     def run(self, scope: str, key: str, handler: str, request: Any, *, ttl: Interval = None,
@@ -656,18 +660,14 @@ class Functions:
         """Claim, call the handler in the database, and store its response, in one statement.
 
         handler is a function of the database: 'place_order(jsonb)'."""
-        return _one(Ran, "idem_run", ("scope", "text", scope), ("key", "text", key),
-                    ("handler", "regprocedure", handler), ("request", "jsonb", json_text(request, "request")),
-                    as_interval("ttl", ttl, ttl_ms), as_interval("wait", wait, wait_ms))
+        return _one(Ran, "idem_run", locals())
 
     @function
     def claim_many(self, scope: str, keys: Sequence[str], request_hashes: Sequence[bytes | None] | None = None, *,
                    ttl: Interval = None, ttl_ms: float | None = None, lease: Interval = None,
                    lease_ms: float | None = None) -> Statement[list[ClaimOfMany]]:
         """Claim many keys of a scope, as claim() does for one after another."""
-        return _many(ClaimOfMany, "idem_claim_many", ("scope", "text", scope), ("keys", "text[]", _list(keys)),
-                     ("request_hashes", "bytea[]", _list(request_hashes)), as_interval("ttl", ttl, ttl_ms),
-                     as_interval("lease", lease, lease_ms))
+        return _many(ClaimOfMany, "idem_claim_many", locals())
 
     @function
     def complete_many(self, scope: str, keys: Sequence[str], response_statuses: Sequence[int],
@@ -675,73 +675,56 @@ class Functions:
                       response_headers: Sequence[Headers | JsonText | None] | None = None,
                       claim_tokens: Sequence[int | None] | None = None) -> Statement[list[CompletedOfMany]]:
         """Store the responses of many claimed requests, as complete() does for one after another."""
-        return _many(CompletedOfMany, "idem_complete_many", ("scope", "text", scope), ("keys", "text[]", _list(keys)),
-                     ("response_statuses", "int[]", _list(response_statuses)),
-                     ("response_bodies", "text[]", _list(response_bodies)),
-                     ("response_headers", "json[]", _texts(response_headers, "response_headers")),
-                     ("claim_tokens", "bigint[]", _list(claim_tokens)))
+        return _many(CompletedOfMany, "idem_complete_many", locals())
 
     # User actions
 
     @function
     def try_advance(self, user_id: str, entity_type: str, entity_id: str, action_id: int) -> Statement[Advance]:
         """Advance the version counter of a user and an entity if action_id is greater.  A stale call writes nothing."""
-        return _one(Advance, "idem_try_advance", ("user_id", "text", user_id), ("entity_type", "text", entity_type),
-                    ("entity_id", "text", entity_id), ("action_id", "bigint", action_id))
+        return _one(Advance, "idem_try_advance", locals())
 
     @function
     def toggle(self, user_id: str, entity_type: str, entity_id: str, action_type: str,
                action_id: int) -> Statement[Action]:
         """Flip an action of a user if action_id is greater than the counter.  Prefer set(): of its calls, the
         latest intent wins."""
-        return _one(Action, "idem_toggle", ("user_id", "text", user_id), ("entity_type", "text", entity_type),
-                    ("entity_id", "text", entity_id), ("action_type", "text", action_type),
-                    ("action_id", "bigint", action_id))
+        return _one(Action, "idem_toggle", locals())
 
     @function
     def set(self, user_id: str, entity_type: str, entity_id: str, action_type: str, active: bool, action_id: int,
             excludes: Sequence[str] | None = None) -> Statement[Action]:
         """Set an action of a user if action_id is greater than the counter, so that the latest intent wins."""
-        return _one(Action, "idem_set", ("user_id", "text", user_id), ("entity_type", "text", entity_type),
-                    ("entity_id", "text", entity_id), ("action_type", "text", action_type),
-                    ("active", "boolean", active), ("action_id", "bigint", action_id),
-                    ("excludes", "text[]", _list(excludes)))
+        return _one(Action, "idem_set", locals())
 
     @function
     def is_active(self, user_id: str, entity_type: str, entity_id: str, action_type: str) -> Statement[bool]:
         """Whether an action of a user on an entity is active."""
-        return _scalar("idem_is_active", ("user_id", "text", user_id), ("entity_type", "text", entity_type),
-                       ("entity_id", "text", entity_id), ("action_type", "text", action_type))
+        return _scalar("idem_is_active", locals())
 
     @function
     def action_states(self, user_id: str, entity_type: str,
                       entity_ids: Sequence[str]) -> Statement[list[ActionState]]:
         """The actions of a user on the entities of a page."""
-        return _many(ActionState, "idem_action_states", ("user_id", "text", user_id),
-                     ("entity_type", "text", entity_type), ("entity_ids", "text[]", _list(entity_ids)))
+        return _many(ActionState, "idem_action_states", locals())
 
     @function
     def forget_user(self, user_id: str) -> Statement[int]:
         """For administrators: delete the version counters and actions of a user.  Returns how many rows."""
-        return _scalar("idem_forget_user", ("user_id", "text", user_id))
+        return _scalar("idem_forget_user", locals())
 
     @function
     def try_advance_many(self, user_ids: Sequence[str], entity_types: Sequence[str], entity_ids: Sequence[str],
                          action_ids: Sequence[int]) -> Statement[list[AdvanceOfMany]]:
         """Advance many version counters, as try_advance() does for one after another."""
-        return _many(AdvanceOfMany, "idem_try_advance_many", ("user_ids", "text[]", _list(user_ids)),
-                     ("entity_types", "text[]", _list(entity_types)), ("entity_ids", "text[]", _list(entity_ids)),
-                     ("action_ids", "bigint[]", _list(action_ids)))
+        return _many(AdvanceOfMany, "idem_try_advance_many", locals())
 
     @function
     def set_many(self, user_ids: Sequence[str], entity_types: Sequence[str], entity_ids: Sequence[str],
                  action_types: Sequence[str], actives: Sequence[bool],
                  action_ids: Sequence[int]) -> Statement[list[ActionOfMany]]:
         """Set many actions, as set() without excludes does for one after another."""
-        return _many(ActionOfMany, "idem_set_many", ("user_ids", "text[]", _list(user_ids)),
-                     ("entity_types", "text[]", _list(entity_types)), ("entity_ids", "text[]", _list(entity_ids)),
-                     ("action_types", "text[]", _list(action_types)), ("actives", "boolean[]", _list(actives)),
-                     ("action_ids", "bigint[]", _list(action_ids)))
+        return _many(ActionOfMany, "idem_set_many", locals())
 
     # Client sequences
 
@@ -750,34 +733,30 @@ class Functions:
                    expected_version: int | None = None, allow_gaps: bool = True, wait: Interval = None,
                    wait_ms: float | None = None) -> Statement[Append]:
         """Append the events client_seq to client_seq + event_count - 1 of a client to an aggregate, once."""
-        return _one(Append, "idem_try_append", ("aggregate", "text", aggregate), ("client_id", "text", client_id),
-                    ("client_seq", "bigint", client_seq), ("event_count", "int", event_count),
-                    ("expected_version", "bigint", expected_version), ("allow_gaps", "boolean", allow_gaps),
-                    as_interval("wait", wait, wait_ms))
+        return _one(Append, "idem_try_append", locals())
 
     @function
     def last_client_seq(self, aggregate: str, client_id: str) -> Statement[int]:
         """The last event of a client on an aggregate; 0 if there is none."""
-        return _scalar("idem_last_client_seq", ("aggregate", "text", aggregate), ("client_id", "text", client_id))
+        return _scalar("idem_last_client_seq", locals())
 
     # Once
 
     @function
     def once(self, scope: str, token: str, *, ttl: Interval = None, ttl_ms: float | None = None) -> Statement[bool]:
         """Whether this is the first use of a token, such as the id of a message in the consumer's transaction."""
-        return _scalar("idem_once", ("scope", "text", scope), ("token", "text", token), as_interval("ttl", ttl, ttl_ms))
+        return _scalar("idem_once", locals())
 
     @function
     def once_many(self, scope: str, tokens: Sequence[str], *, ttl: Interval = None,
                   ttl_ms: float | None = None) -> Statement[list[str]]:
         """The tokens that are used for the first time, in their order."""
-        return _scalars("idem_once_many", ("scope", "text", scope), ("tokens", "text[]", _list(tokens)),
-                        as_interval("ttl", ttl, ttl_ms))
+        return _scalars("idem_once_many", locals())
 
     @function
     def once_at(self, scope: str, token: str) -> Statement[datetime | None]:
         """The time of the token's first use; None if it is unknown or has expired."""
-        return _scalar("idem_once_at", ("scope", "text", scope), ("token", "text", token))
+        return _scalar("idem_once_at", locals())
 
     # Outbox
 
@@ -785,10 +764,7 @@ class Functions:
     def publish(self, topic: str, payload: Any, message_key: str | None = None, headers: Any = None, *,
                 deliver_after: Interval = None, deliver_after_ms: float | None = None) -> Statement[UUID]:
         """Publish a message if and only if the transaction commits.  Returns its id."""
-        return _scalar("idem_publish", ("topic", "text", topic),
-                       ("payload", "jsonb", "null" if payload is None else json_text(payload, "payload")),
-                       ("message_key", "text", message_key), ("headers", "jsonb", json_text(headers, "headers")),
-                       as_interval("deliver_after", deliver_after, deliver_after_ms))
+        return _scalar("idem_publish", {**locals(), "payload": JsonText("null") if payload is None else payload})
 
     @function
     def publish_many(self, topics: Sequence[str], payloads: Sequence[Any],
@@ -796,64 +772,58 @@ class Functions:
                      deliver_after: Interval = None,
                      deliver_after_ms: float | None = None) -> Statement[list[PublishedOfMany]]:
         """Publish many messages, as publish() does for one after another."""
-        documents = ["null" if payload is None else json_text(payload, f"payloads[{at}]")
-                     for at, payload in enumerate(payloads)]
-        return _many(PublishedOfMany, "idem_publish_many", ("topics", "text[]", _list(topics)),
-                     ("payloads", "jsonb[]", documents), ("message_keys", "text[]", _list(message_keys)),
-                     ("headers", "jsonb[]", _texts(headers, "headers")),
-                     as_interval("deliver_after", deliver_after, deliver_after_ms))
+        documents = [JsonText("null") if payload is None else payload for payload in payloads]
+        return _statement(PublishedOfMany, "idem_publish_many", lambda rows: [_made(PublishedOfMany, row) for row in rows], (
+            ("topics", "text[]", _list(topics)), ("payloads", "jsonb[]", _texts(documents, "payloads")),
+            ("message_keys", "text[]", _list(message_keys)), ("headers", "jsonb[]", _texts(headers, "headers")),
+            as_interval("deliver_after", deliver_after, deliver_after_ms)))
 
     @function
     def outbox_take(self, max_messages: int | None = None, *, lease: Interval = None, lease_ms: float | None = None,
                     topics: Sequence[str] | None = None, wait: Interval = None,
                     wait_ms: float | None = None) -> Statement[list[Message]]:
         """Take messages to deliver: commit, deliver, then acknowledge or refuse them before the lease ends."""
-        return _many(Message, "idem_outbox_take", ("max_messages", "int", max_messages),
-                     as_interval("lease", lease, lease_ms), ("topics", "text[]", _list(topics)),
-                     as_interval("wait", wait, wait_ms))
+        return _many(Message, "idem_outbox_take", locals())
 
     @function
     def outbox_ack(self, ids: Sequence[int]) -> Statement[int]:
         """Acknowledge delivered messages.  Returns how many had not been acknowledged before."""
-        return _scalar("idem_outbox_ack", ("ids", "bigint[]", _list(ids)))
+        return _scalar("idem_outbox_ack", locals())
 
     @function
     def outbox_nack(self, id: int, error: str | None = None, *, retry_after: Interval = None,
                     retry_after_ms: float | None = None,
                     attempt: int | None = None) -> Statement[Literal["pending", "dead", "lost"]]:
         """Refuse a message that could not be delivered.  Returns its state."""
-        return _scalar("idem_outbox_nack", ("id", "bigint", id), ("error", "text", error),
-                       as_interval("retry_after", retry_after, retry_after_ms), ("attempt", "int", attempt))
+        return _scalar("idem_outbox_nack", locals())
 
     @function
     def outbox_requeue(self, ids: Sequence[int] | None = None) -> Statement[int]:
         """Make dead messages pending again: these, or all of them.  Returns how many."""
-        return _scalar("idem_outbox_requeue", ("ids", "bigint[]", _list(ids)))
+        return _scalar("idem_outbox_requeue", locals())
 
     @function
     def outbox_extend(self, ids: Sequence[int], *, lease: Interval = None, lease_ms: float | None = None,
                       attempts: Sequence[int] | None = None) -> Statement[list[int]]:
         """Extend the leases of messages.  Returns the ids of the messages that are still held."""
-        return _scalars("idem_outbox_extend", ("ids", "bigint[]", _list(ids)), as_interval("lease", lease, lease_ms),
-                        ("attempts", "int[]", _list(attempts)))
+        return _scalars("idem_outbox_extend", locals())
 
     @function
     def outbox_release(self, ids: Sequence[int], attempts: Sequence[int] | None = None) -> Statement[int]:
         """Release messages without an attempt: they are available at once.  Returns how many."""
-        return _scalar("idem_outbox_release", ("ids", "bigint[]", _list(ids)),
-                       ("attempts", "int[]", _list(attempts)))
+        return _scalar("idem_outbox_release", locals())
 
     @function
     def outbox_blocked(self, max_lanes: int = 100) -> Statement[list[BlockedLane]]:
         """The keys whose due messages wait behind another message, and why."""
-        return _many(BlockedLane, "idem_outbox_blocked", ("max_lanes", "int", max_lanes))
+        return _many(BlockedLane, "idem_outbox_blocked", locals())
 
     # Maintenance and monitoring
 
     @function
     def cleanup(self, batch_size: int | None = None) -> Statement[Cleanup]:
         """Delete one batch of expired keys, tokens and messages.  Returns how many."""
-        return _one(Cleanup, "idem_cleanup", ("batch_size", "int", batch_size))
+        return _one(Cleanup, "idem_cleanup", locals())
 
     @function
     def take_expired(self, kind: Literal["keys", "tokens", "messages"],
@@ -865,32 +835,32 @@ class Functions:
     @function
     def grant(self, grantee: str) -> Statement[None]:
         """Give a role the functions that an application calls."""
-        return _statement(None, "idem_grant", lambda rows: None, ("grantee", "regrole", grantee))
+        return _nothing("idem_grant", locals())
 
     @function
     def grant_relay(self, grantee: str) -> Statement[None]:
         """Give a role the functions that a relay calls."""
-        return _statement(None, "idem_grant_relay", lambda rows: None, ("grantee", "regrole", grantee))
+        return _nothing("idem_grant_relay", locals())
 
     @function
     def grant_monitor(self, grantee: str) -> Statement[None]:
         """Give a role the functions and views that monitoring reads."""
-        return _statement(None, "idem_grant_monitor", lambda rows: None, ("grantee", "regrole", grantee))
+        return _nothing("idem_grant_monitor", locals())
 
     @function
     def revoke(self, grantee: str) -> Statement[None]:
         """Take back what the grant functions gave to a role."""
-        return _statement(None, "idem_revoke", lambda rows: None, ("grantee", "regrole", grantee))
+        return _nothing("idem_revoke", locals())
 
     @function
     def raise_claim_tokens(self, at_least: int) -> Statement[int]:
         """For administrators, after a restore or a promotion: give only claim tokens above at_least from now on."""
-        return _scalar("idem_raise_claim_tokens", ("at_least", "bigint", at_least))
+        return _scalar("idem_raise_claim_tokens", locals())
 
     @function
     def repair_outbox(self) -> Statement[int]:
         """For administrators, after rows of the outbox were changed by hand: repair its order.  Returns how many."""
-        return _scalar("idem_repair_outbox")
+        return _scalar("idem_repair_outbox", locals())
 
     @function
     def stats(self) -> Statement[dict[str, Any]]:
@@ -902,27 +872,27 @@ class Functions:
     @function
     def stats_reset(self) -> Statement[None]:
         """Set the counters of this database to zero."""
-        return _statement(None, "idem_stats_reset", lambda rows: None)
+        return _nothing("idem_stats_reset", locals())
 
     @function
     def metrics(self) -> Statement[str]:
         """The metrics of this database, as OpenMetrics 1.0 text."""
-        return _scalar("idem_metrics")
+        return _scalar("idem_metrics", locals())
 
     @function
     def metric_samples(self) -> Statement[list[MetricSample]]:
         """The metrics of this database, a sample each."""
-        return _many(MetricSample, "idem_metric_samples")
+        return _many(MetricSample, "idem_metric_samples", locals())
 
     @function
     def health(self) -> Statement[list[Check]]:
         """The health of this database, a check each."""
-        return _many(Check, "idem_health")
+        return _many(Check, "idem_health", locals())
 
     @function
     def abandoned(self, *, older_than: Interval = None, older_than_ms: float | None = None) -> Statement[list[AbandonedClaim]]:
         """Abandoned claims, the oldest first."""
-        return _many(AbandonedClaim, "idem_abandoned", as_interval("older_than", older_than, older_than_ms))
+        return _many(AbandonedClaim, "idem_abandoned", locals())
 
 
 class SyncFunctions(Functions):
@@ -972,17 +942,17 @@ def scope_of(statement: Statement[Any]) -> str | None:
 
 def shard_of(scope: str) -> Statement[str]:
     """Of the router: the connection string of the shard that the scope lives on."""
-    return _scalar("idem_shard", ("scope", "text", scope))
+    return _scalar("idem_shard", {"scope": scope})
 
 
 def find_shard(scope: str) -> Statement[str]:
     """The same, for a scope that a shard has refused: the router asks all shards."""
-    return _scalar("idem_find_shard", ("scope", "text", scope))
+    return _scalar("idem_find_shard", {"scope": scope})
 
 
 def pin_scope(scope: str) -> Statement[str]:
     """Pins the scope to this shard until the transaction ends.  Refuses a scope that lives elsewhere."""
-    return _scalar("idem_pin_scope", ("scope", "text", scope))
+    return _scalar("idem_pin_scope", {"scope": scope})
 
 
 def with_pinned_scope(statement: Statement[T]) -> Statement[T]:
@@ -990,7 +960,7 @@ def with_pinned_scope(statement: Statement[T]) -> Statement[T]:
     for first in statement.arguments[:1]:
         if first.name in _SCOPES or first.name == "user_ids":
             name = "scopes" if first.type == "text[]" else "scope"
-            pinned = first._replace(value=_scalar("idem_pin_scope", (name, first.type, first.value)))
+            pinned = first._replace(value=_scalar("idem_pin_scope", {name: first.value}))
             return statement._replace(arguments=(pinned, *statement.arguments[1:]))
     return statement
 

@@ -138,6 +138,8 @@ class Guard:
         """Mark a function that is guarded.  Its other decorators do not run for a replay."""
         if not inspect.isroutine(endpoint):
             raise TypeError(f"a guard must be above a function, not above {endpoint!r}")
+        if inspect.isgeneratorfunction(endpoint) or inspect.isasyncgenfunction(endpoint):
+            raise TypeError(f"{endpoint.__qualname__} is a generator, so it answers in pieces, of which none can be stored")
         warn_of_decorators(endpoint)
         getattr(endpoint, "__dict__")[BARE_ENDPOINT] = endpoint
 

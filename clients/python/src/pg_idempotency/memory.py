@@ -11,6 +11,7 @@ Nothing outlives the process.
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import json
 import re
@@ -19,27 +20,33 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
+from types import NoneType
 from typing import Any, TypeVar
 
+from psycopg import DataError
+
 from . import client
+from .adapter import AdapterSession
 from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, KeyInvalid, RateLimited,
                      TransactionEnded)
 from .core import Response
-from .functions import Argument, AsyncFunctions, Statement, SyncFunctions, json_text
+from .functions import Interval, Statement, json_text
+from .handlers import DEFAULT_TIMEOUT
 from .intervals import seconds
 from .keys import new_key, request_hash
 from .memory_monitoring import Monitoring, abandoned
 from .postgres import OpenedSession
-from .runtimes import AsyncRuntime, Runtime, SyncRuntime, run
+from .runtimes import AsyncRuntime, Runtime, SyncRuntime
+from .telemetry import Outcome, Tracing
 
 T = TypeVar("T")
 POLL_INTERVAL = 0.005
 LOCK_TIMEOUT = 10.0
-RUN_WAIT = 60.0
+RUN_WAIT = "1 minute"
 
 
 class DoubleError(IdempotencyError):
@@ -115,8 +122,8 @@ class Transaction:
     insert() and rows() keep the effects of the code under test, and undo them
     with the transaction."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, runtime: Runtime) -> None:
+        self._store, self._runtime = store, runtime
         self.undo: list[Callable[[], None]] = []
         self._locks: set[Any] = set()
         self.state = "open"
@@ -141,10 +148,22 @@ class Transaction:
         if self.state != "open":
             raise TransactionEnded(f"the transaction is {self.state}")
 
-    def check_open(self) -> None:
-        """Whether it can be committed."""
-        if self.state == "failed":
-            raise TransactionEnded("the transaction continued after an error in it, which undid its work")
+    async def perform_statement(self, statement: Statement[T]) -> T:
+        """A statement, which waits as the server would."""
+        waits = {one.name: one.value for one in statement.arguments if one.name == "wait"}
+        wait = seconds(waits.get("wait") or (RUN_WAIT if statement.function == "idem_run" else None))
+        until = time.monotonic() + (LOCK_TIMEOUT if wait is None else wait)
+        while True:
+            try:
+                return statement.read(self._store.call(self, statement))
+            except _Locked:
+                if time.monotonic() >= until:
+                    break
+            await self._runtime.sleep(POLL_INTERVAL)
+        if wait is None:
+            raise DoubleError("40P01", "waited too long for another transaction")
+        at_once = [one._replace(value="0 s") if one.name == "wait" else one for one in statement.arguments]
+        return statement.read(self._store.call(self, statement._replace(arguments=tuple(at_once))))
 
     def change(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         """Set it, or delete it with None, and remember what was there."""
@@ -190,6 +209,8 @@ def _when(moment: float | None) -> datetime | None:
 def _canonical_number(text: str) -> str:
     """A number as ECMAScript lays it out; with all its digits where a double would lose some."""
     number = Decimal(text)
+    if number.adjusted() >= 131072:
+        raise DoubleError("22003", "value overflows numeric format")
     digits = number.normalize()
     if number == 0:
         return "0"
@@ -227,6 +248,15 @@ def _parsed(text: str) -> Any:
     def refuse(name: str) -> Any:
         raise ValueError(name)
 
+    try:
+        return json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=refuse)
+    except ValueError as error:
+        raise DoubleError("22P02", f"invalid input syntax for type json: {error}") from None
+
+
+@contextmanager
+def _deep_enough(text: str) -> Iterator[None]:
+    """The stack of calls is as deep as the document needs."""
     depth = deepest = 0
     for bracket in re.findall(r'"(?:[^"\\]|\\.)*"|([\[{]|[\]}])', text):
         depth += 1 if bracket in ("[", "{") else -1 if bracket else 0
@@ -235,45 +265,27 @@ def _parsed(text: str) -> Any:
         raise DoubleError("54001", "stack depth limit exceeded")
     limit = sys.getrecursionlimit()
     try:
-        sys.setrecursionlimit(max(limit, deepest + limit))
-        return json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=refuse)
-    except ValueError as error:
-        raise DoubleError("22P02", f"invalid input syntax for type json: {error}") from None
+        sys.setrecursionlimit(limit + 3 * deepest)
+        yield
     finally:
         sys.setrecursionlimit(limit)
 
 
 def canonical_json(text: str) -> str:
     """RFC 8785, with the extension's one difference."""
-    return _canonical(_parsed(text))
+    with _deep_enough(text):
+        return _canonical(_parsed(text))
 
 
-def _canonical(document: Any) -> str:
-    """Of a document that can be deeper than a stack of calls."""
-    parts: list[str] = []
-    left: list[Any] = [document]
-    while left:
-        value = left.pop()
-        if isinstance(value, tuple):        # punctuation
-            parts.append(value[0])
-        elif isinstance(value, _Number):
-            parts.append(_canonical_number(value))
-        elif isinstance(value, dict):
-            left.append(("}",))
-            members = sorted(value.items(), key=lambda item: str(item[0]).encode("utf-16-be", "surrogatepass"))
-            for number in range(len(members) - 1, -1, -1):
-                left += [members[number][1], (":",), members[number][0], ("," if number else "{",)]
-            if not members:
-                left.append(("{",))
-        elif isinstance(value, list):
-            left.append(("]",))
-            for number in range(len(value) - 1, -1, -1):
-                left += [value[number], ("," if number else "[",)]
-            if not value:
-                left.append(("[",))
-        else:
-            parts.append(_storable(str(json.dumps(value, ensure_ascii=False))))
-    return "".join(parts)
+def _canonical(value: Any) -> str:
+    if isinstance(value, _Number):
+        return _canonical_number(value)
+    if isinstance(value, dict):
+        members = sorted(value.items(), key=lambda item: str(item[0]).encode("utf-16-be", "surrogatepass"))
+        return "{" + ",".join([f"{_canonical(name)}:{_canonical(one)}" for name, one in members]) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join([_canonical(one) for one in value]) + "]"
+    return _storable(json.dumps(value, ensure_ascii=False))
 
 
 def _storable(text: str) -> str:
@@ -291,59 +303,67 @@ NAMES = {"scope", "user_id", "entity_type", "entity_id", "action_type", "aggrega
          "message_key", "recovery_point", "exclude"}
 KEEPS_KEY = {"idem_claim", "idem_claim_many", "idem_key_is_valid", "idem_release"}
 """They look at the key themselves, or at none."""
+CAN_HAVE_NULLS = {"request_hashes", "response_bodies", "response_headers", "claim_tokens", "message_keys", "headers"}
 LONGEST = {"lease": 43200.0, "wait": 600.0}
 LAST_TIME = 200_000 * 366 * 86400.0
 MAX_BIGINT = 2**63 - 1
+INTEGERS = {"int": 2**31, "bigint": 2**63}
+BINARY = (bytes, bytearray, memoryview)
 
 
-def _check_name(name: str, value: str) -> None:
-    if not 1 <= len(value.encode()) <= 512:
-        raise DoubleError("22023", f"{name} must have 1 to 512 bytes")
+def _cast(kind: str, value: Any) -> Any:
+    """A value as the server gets it, or the error of the driver or of the cast."""
+    if value is None or isinstance(value, Statement):
+        return value
+    if kind.endswith("[]"):
+        if len({str if isinstance(one, str) else bytes if isinstance(one, BINARY) else type(one) for one in value} - {NoneType}) > 1:
+            raise DataError("cannot dump lists of mixed types")
+        return [_cast(kind[:-2], one) for one in value]
+    if isinstance(value, bool) and kind == "bigint" or isinstance(value, int) and kind == "bytea" or \
+            not isinstance(value, (bool, str)) and kind == "boolean":
+        raise DoubleError("42846", f"cannot cast type {type(value).__name__} to {kind}")
+    if kind in INTEGERS or kind == "boolean":
+        try:
+            number = int(value) if isinstance(value, str) and kind != "boolean" else round(value)
+        except (TypeError, ValueError):
+            raise DoubleError("22P02", f"invalid input syntax for type {kind}: {value!r}") from None
+        if kind in INTEGERS and not -INTEGERS[kind] <= number < INTEGERS[kind]:
+            raise DoubleError("22003", f"{number} is out of range for type {kind}")
+        return value if kind == "boolean" else number
+    if kind == "bytea":
+        return value.encode() if isinstance(value, str) else bytes(value)
+    text = "\\x" + value.hex() if isinstance(value, BINARY) else str(value).lower() if isinstance(value, bool) else str(value)
+    if "\0" in text:
+        raise DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+    text.encode()                           # or an error
+    if kind == "json":
+        with _deep_enough(text):
+            _parsed(text)
+    elif kind == "jsonb":
+        canonical_json(text)
+    return text
 
 
-def _check_hash(value: bytes) -> None:
-    if not 1 <= len(value) <= 64:
-        raise DoubleError("22023", "a request hash must have 1 to 64 bytes")
-
-
-def _check(function: str, argument: Argument) -> None:
-    """Refuse what the server refuses of an argument, whatever is stored."""
-    name, kind, value = argument.name, argument.type, argument.value
-    if kind.endswith("[]") and value is not None:
-        one = {"entity_ids": "entity_id"}.get(name, name.removesuffix("s"))
+def _check(name: str, kind: str, value: Any) -> None:
+    """Refuse what a function refuses of an argument, whatever is stored."""
+    if isinstance(value, list):
         for element in value:
-            if element is None and one in NAMES | {"key", "id"} and one != "message_key":
+            if element is not None:
+                _check("request_hash" if name == "request_hashes" else name.removesuffix("s"), kind[:-2], element)
+            elif name not in CAN_HAVE_NULLS:
                 raise DoubleError("22004", f"an element of {name} is null")
-            if one in NAMES and element is not None:
-                _check_name(one, element)
-            if "\0" in str(element):
-                raise DoubleError("22021", "text cannot contain NUL (0x00) bytes")
-            if one == "request_hashe" and element is not None:
-                _check_hash(element)
-            if one == "response_statuse" and not 100 <= element <= 599:
-                raise DoubleError("22023", "the status of a response must be 100 to 599")
-    elif value is None:
-        if name in NAMES - {"message_key"}:
-            raise DoubleError("22004", f"{name} must not be null")
-    elif name == "request_hash" and not isinstance(value, Statement):
-        _check_hash(value)
-    elif name in NAMES:
-        _check_name(name, value)
+    elif name in NAMES and not 1 <= len(value.encode()) <= 512:
+        raise DoubleError("22023", f"{name} must have 1 to 512 bytes")
+    elif name == "request_hash" and not 1 <= len(value) <= 64:
+        raise DoubleError("22023", "a request hash must have 1 to 64 bytes")
     elif kind == "interval":
         given = seconds(value)
-        if given is None and not str(value).startswith("-"):
+        if given is None and not value.startswith("-"):
             raise DoubleError("22007", f"the double does not know the interval {value!r}")
-        given = given or 0.0
-        if str(value).startswith("-") or given > LONGEST.get(name, given):
+        if given is None or given > LONGEST.get(name, given):
             raise DoubleError("22023", f"{name} is negative or too long")
-        if given > LAST_TIME and name in ("ttl", "deliver_after"):
+        if given > LAST_TIME and name in ("ttl", "deliver_after", "older_than"):
             raise DoubleError("22008", "timestamp out of range")
-    elif kind == "bigint" and not -MAX_BIGINT - 1 <= value <= MAX_BIGINT:
-        raise DoubleError("22003", f"{name} is out of range for type bigint")
-    elif kind == "jsonb" and not isinstance(value, Statement):
-        _storable(value)
-    elif name == "response_status" and not 100 <= value <= 599:
-        raise DoubleError("22023", "the status of a response must be 100 to 599")
     elif name in ("client_seq", "event_count", "max_messages", "batch_size") and value < 1:
         raise DoubleError("22023", f"{name} must be at least 1")
 
@@ -376,28 +396,27 @@ class Store(Monitoring):
         self.new_keys: dict[str, list[float]] = {}
 
     def backend(self, schema: str, asynchronous: bool) -> MemoryBackend:
-        if asynchronous:
-            return MemoryBackend(self, AsyncRuntime())
-        return MemoryBackend(self, SyncRuntime())
+        return MemoryBackend(self, AsyncRuntime()) if asynchronous else MemoryBackend(self, SyncRuntime())
 
     def call(self, tx: Transaction, statement: Statement[Any]) -> list[tuple[Any, ...]]:
         """The rows of a statement.  Raises _Locked where the server would wait."""
         with self.lock:
             tx._check()
-            arguments = {a.name: a.value for a in statement.arguments}
-            for name, value in arguments.items():
-                if isinstance(value, Statement):
-                    arguments[name] = self.call(tx, value)[0][0]
-                elif isinstance(value, str) and "\0" in value:
-                    raise DoubleError("22021", "text cannot contain NUL (0x00) bytes")
             function = statement.function.removeprefix("pg_catalog.")
             method = getattr(self, function, None)
             if method is None:
                 raise NotImplementedError(f"the double does not have {function}: test it with a server")
+            parameters = inspect.signature(method).parameters
             before = len(tx.undo)
             try:
-                for argument in statement.arguments:
-                    _check(statement.function, argument)
+                arguments = self._arguments(tx, statement)
+                for name, kind, _ in statement.arguments:
+                    if arguments[name] is not None:
+                        _check(name, kind, arguments[name])
+                    elif parameters[name].default is not inspect.Parameter.empty:
+                        del arguments[name]
+                    elif name not in ("key", "document"):
+                        raise DoubleError("22004", f"{name} must not be null")
                 if "scope" in arguments and statement.function not in KEEPS_KEY:
                     self._check_keys(tx, arguments)
                 found = method(tx, **arguments)
@@ -413,10 +432,20 @@ class Store(Monitoring):
             rows = found if isinstance(found, list) else [found]
             return [tuple(row.get(column) for column in statement.columns) for row in rows]
 
+    def _arguments(self, tx: Transaction, statement: Statement[Any]) -> dict[str, Any]:
+        arguments = {name: _cast(kind, value) for name, kind, value in statement.arguments}
+        for name, value in arguments.items():
+            if isinstance(value, Statement):
+                arguments[name] = self.call(tx, value)[0][0]
+        handler = arguments.get("handler")
+        if handler is not None and handler not in self.handlers:
+            raise DoubleError("42883" if "(" in handler else "22P02", f'function "{handler}" does not exist')
+        return arguments
+
     # Request identity
 
     def idem_request_hash(self, tx: Transaction, method: str, path: str, body: Any = None) -> bytes:
-        if not re.fullmatch(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", method or ""):
+        if not re.fullmatch(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", method):
             raise DoubleError("22023", "invalid method")
         if isinstance(body, str):
             body = canonical_json(body).encode() if body else b""
@@ -424,15 +453,19 @@ class Store(Monitoring):
 
     def jsonb_delete_path(self, tx: Transaction, document: str, path: list[str]) -> str:
         """The document without this member."""
-        found = whole = _parsed(document)
-        *parents, last = path
-        try:
-            for name in parents:
-                found = found[int(name)] if isinstance(found, list) else found[name]
-            del found[int(last) if isinstance(found, list) else last]
-        except (LookupError, TypeError, ValueError):
-            pass
-        return _canonical(whole)
+        with _deep_enough(document):
+            found = whole = _parsed(document)
+            *parents, last = path
+            try:
+                for name in parents:
+                    found = found[int(name)] if isinstance(found, list) else found[name]
+                del found[int(last) if isinstance(found, list) else last]
+            except (LookupError, TypeError, ValueError):
+                pass
+            return _canonical(whole)
+
+    def now(self, tx: Transaction) -> None:
+        """The probe of a session."""
 
     def idem_canonical_json(self, tx: Transaction, document: str | None) -> str | None:
         return None if document is None else canonical_json(document)
@@ -484,8 +517,8 @@ class Store(Monitoring):
         if record is not None:
             if None not in (record.request_hash, request_hash) and record.request_hash != request_hash:
                 return {**found, "outcome": "hash_conflict"}
-            if holder is not None and holder is not tx:
-                return {**found, "outcome": "in_progress"}
+            if holder not in (None, tx):
+                return self._in_progress(found, wait)
             if record.state in ("completed", "erased"):
                 return {**found, "outcome": "replay" if record.state == "completed" else "erased",
                         "response_status": record.status, "response_headers_text": record.headers,
@@ -493,11 +526,10 @@ class Store(Monitoring):
                         "expires_at": _when(record.expires)}
             if record.state == "started" and holder is tx:
                 return {**found, "outcome": "in_progress"}
-            if record.state == "started" and (record.lease > now or record.owner is tx):
-                return {**found, "outcome": "in_progress", "lease_expires_at": _when(record.lease),
-                        "lease_seconds": max(0.0, record.lease - now)}
-        elif holder is not None and holder is not tx:
-            return {**found, "outcome": "in_progress"}
+            if record.state == "started" and record.lease > now:
+                return self._in_progress({**found, "lease_expires_at": _when(record.lease), "lease_seconds": record.lease - now}, wait)
+        elif holder not in (None, tx):
+            return self._in_progress(found, wait)
         if record is None and s.max_new_keys_per_minute:
             recent = [t for t in self.new_keys.get(scope, []) if t > now - 60]
             if len(recent) >= s.max_new_keys_per_minute:
@@ -518,6 +550,12 @@ class Store(Monitoring):
                 "recovery_point": made.point, "recovery_state_text": made.saved,
                 "lease_expires_at": _when(made.lease), "expires_at": _when(made.expires),
                 "lease_seconds": made.lease - now}
+
+    @staticmethod
+    def _in_progress(found: dict[str, Any], wait: str | None) -> dict[str, Any]:
+        if seconds(wait):
+            raise _Locked()
+        return {**found, "outcome": "in_progress"}
 
     def _held(self, tx: Transaction, scope: str, key: str, token: int | None, done: str) -> Record | None:
         """The claimant's record, to be changed; None where it is done already."""
@@ -544,6 +582,10 @@ class Store(Monitoring):
         size = len(response_body.encode() if isinstance(response_body, str) else response_body or b"")
         if size > self.settings.max_response_size:
             raise DoubleError("54000", "response body is too large")
+        if len((response_headers or "").encode()) > self.settings.max_response_size:
+            raise DoubleError("54000", "response headers are too large")
+        if not 100 <= response_status <= 599:
+            raise DoubleError("22023", "the status of a response must be 100 to 599")
         record = self._held(tx, scope, key, claim_token, "completed")
         if record is None:
             return False
@@ -628,10 +670,8 @@ class Store(Monitoring):
                 for n, row in enumerate(rows, 1)]
 
     def idem_run(self, tx: Transaction, scope: str, key: str, handler: str, request: str, ttl: str | None = None,
-                 wait: str | None = None) -> dict[str, Any]:
-        if handler not in self.handlers:
-            raise DoubleError("42883", f'function "{handler}" does not exist')
-        claim = self.idem_claim(tx, scope, key, self.idem_request_hash(tx, "RUN", handler, request), ttl)
+                 wait: str = RUN_WAIT) -> dict[str, Any]:
+        claim = self.idem_claim(tx, scope, key, self.idem_request_hash(tx, "RUN", handler, request), ttl, wait=wait)
         if claim["outcome"] != "new":
             return claim
         returned = self.handlers[handler](tx, json.loads(request))
@@ -766,7 +806,6 @@ class Store(Monitoring):
 
     def idem_publish(self, tx: Transaction, topic: str, payload: str, message_key: str | None = None,
                      headers: str | None = None, deliver_after: str | None = None) -> uuid.UUID:
-        json.loads(payload)
         message = OutboxMessage(next(self.ids_drawn), uuid.UUID(new_key()), topic, message_key, payload, headers,
                                 time.time(), time.time() + (seconds(deliver_after) or 0))
         tx.hold("message", message.id)
@@ -901,68 +940,52 @@ class Store(Monitoring):
         return {"keys_deleted": len(keys), "tokens_deleted": len(tokens), "messages_deleted": 0}
 
 
-def _aligned(first: list[Any], *more: list[Any] | None) -> list[tuple[Any, ...]]:
-    """Lists of one length; of one element for all; or none.  Without a first element there is no row."""
-    if not first:
-        return []
-    lists = [first, *more]
-    length = max((len(x) for x in lists if x is not None), default=0)
-    if any(x is not None and len(x) not in (1, length) for x in lists):
+def _aligned(*lists: list[Any] | None) -> list[tuple[Any, ...]]:
+    """Lists of one length; of one element for all; or none."""
+    lengths = {len(one) for one in lists if one is not None} - {1}
+    if len(lengths) > 1:
         raise DoubleError("22023", "arrays must have the same number of elements")
-    return list(zip(*([None] * length if x is None else x * length if len(x) == 1 else x for x in lists)))
+    length = lengths.pop() if lengths else 1
+    return list(zip(*([None] * length if one is None else one * length if len(one) == 1 else one for one in lists)))
 
 
-class MemorySession:
-    """A session of the core, over the double."""
+class MemorySession(AdapterSession):
+    """A session over the double."""
 
-    lost = False
     stores_utf8 = True
 
     def __init__(self, store: Store, runtime: Runtime) -> None:
-        self._store, self._runtime = store, runtime
-        self.handle: Any = None
+        super().__init__("")
+        self._make = functools.partial(Transaction, store, runtime)
+        self._tx: Any = None
 
     @property
-    def open(self) -> bool:
-        return self.handle is not None and self.handle.state == "open"
+    def open(self) -> bool:                 # type: ignore[override]
+        return self._tx is not None and self._tx.state == "open"
 
     @property
-    def failed(self) -> bool:
-        return self.handle is not None and self.handle.state == "failed"
+    def failed(self) -> bool:               # type: ignore[override]
+        return self._tx is not None and self._tx.state == "failed"
 
-    async def perform(self, statement: Statement[T]) -> T:
-        tx = Transaction(self._store)
-        try:
-            result = await perform(tx, statement, self._runtime)
-            tx.end(True)
-            return result
-        finally:
-            tx.end(False)
+    def _begin(self) -> Any:
+        self._tx = self._make()
+        return self._tx
 
-    async def begin(self, statement: Statement[T] | None) -> Any:
-        self.handle = Transaction(self._store)
-        if statement is not None:
-            return await perform(self.handle, statement, self._runtime)
+    def _commit(self) -> None:
+        self._tx.end(True)
 
-    async def revoke_handle(self) -> None:
-        """It ends with the transaction."""
+    def _rollback(self) -> None:
+        if self._tx is not None:
+            self._tx.end(False)
 
-    async def commit(self, statement: Statement[T] | None) -> Any:
-        result: Any = None
-        if statement is not None:
-            result = await perform(self.handle, statement, self._runtime)
-        self.handle.end(True)
-        return result
+    def _statements(self) -> Any:
+        return self._tx
 
-    async def rollback(self) -> None:
-        if self.handle is not None:
-            self.handle.end(False)
-
-    def ended(self) -> bool:
+    def _is_gone(self, error: BaseException) -> bool:
         return False
 
-    async def abort(self) -> None:
-        await self.rollback()
+    def _driver(self) -> Any:
+        return None
 
 
 class MemoryBackend:
@@ -977,76 +1000,25 @@ class MemoryBackend:
         return OpenedSession(nullcontext(), lambda nothing: MemorySession(self.source, self._runtime))
 
 
-async def perform(tx: Transaction, statement: Statement[T], runtime: Runtime) -> T:
-    """A statement, which waits as the server would."""
-    arguments = {a.name: a.value for a in statement.arguments}
-    wait = seconds(arguments.get("wait"))
-    if wait is None and statement.function == "idem_run":
-        wait = RUN_WAIT
-    until = time.monotonic() + (LOCK_TIMEOUT if wait is None else wait)
-    while True:
-        over = time.monotonic() >= until
-        try:
-            rows = tx._store.call(tx, statement)
-        except _Locked:
-            if over:
-                if wait is None:
-                    raise DoubleError("40P01", "waited too long for another transaction") from None
-                statement_now = _without_wait(statement)
-                return statement.read(tx._store.call(tx, statement_now))
-        else:
-            if over or not wait or statement.function not in ("idem_claim", "idem_run") or \
-                    "in_progress" not in rows[0]:
-                return statement.read(rows)
-        await runtime.sleep(POLL_INTERVAL)
+class _Double(client.Defaults):
+    """The constructor of both clients."""
+
+    def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None, max_waiters: int | None = None,
+                 wait: Interval = None, ttl: Interval = None, lease: Interval = None, timeout: Interval = DEFAULT_TIMEOUT,
+                 timeout_ms: float | None = None, on_outcome: Callable[[Outcome], Any] | None = None,
+                 tracing: Tracing | None = None) -> None:
+        self.store = Store(settings or Settings(), handlers)
+        super().__init__(self.store, max_waiters=max_waiters, wait=wait, ttl=ttl, lease=lease, timeout=timeout,
+                         timeout_ms=timeout_ms, on_outcome=on_outcome, tracing=tracing)
+
+    def active_actions(self) -> int:
+        """How many user actions are active."""
+        return sum(self.store.actions.values())
 
 
-def _without_wait(statement: Statement[T]) -> Statement[T]:
-    return Statement(statement.function, tuple(a for a in statement.arguments if a.name != "wait"),
-                     statement.columns, statement.read)
-
-
-class _OnTransaction(SyncFunctions):
-    def __init__(self, tx: Transaction, runtime: Runtime) -> None:
-        self._tx, self._runtime = tx, runtime
-
-    def _perform(self, statement: Statement[T]) -> T:
-        return run(perform(self._tx, statement, self._runtime))
-
-
-class _AsyncOnTransaction(AsyncFunctions):
-    def __init__(self, tx: Transaction, runtime: Runtime) -> None:
-        self._tx, self._runtime = tx, runtime
-
-    async def _perform(self, statement: Statement[T]) -> T:
-        return await perform(self._tx, statement, self._runtime)
-
-
-class MemoryIdempotency(client.Idempotency):
+class MemoryIdempotency(_Double, client.Idempotency):
     """Idempotency in memory, with the same options."""
 
-    def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None, **options: Any) -> None:
-        self.store = Store(settings or Settings(), handlers)
-        super().__init__(self.store, **options)
 
-    def on(self, handle: Any) -> SyncFunctions:
-        return _OnTransaction(handle, self.core.runtime)
-
-    def active_actions(self) -> int:
-        """How many user actions are active."""
-        return sum(self.store.actions.values())
-
-
-class AsyncMemoryIdempotency(client.AsyncIdempotency):
+class AsyncMemoryIdempotency(_Double, client.AsyncIdempotency):
     """AsyncIdempotency in memory, with the same options."""
-
-    def __init__(self, *, settings: Settings | None = None, handlers: Handlers | None = None, **options: Any) -> None:
-        self.store = Store(settings or Settings(), handlers)
-        super().__init__(self.store, **options)
-
-    def on(self, handle: Any) -> AsyncFunctions:
-        return _AsyncOnTransaction(handle, self.core.runtime)
-
-    def active_actions(self) -> int:
-        """How many user actions are active."""
-        return sum(self.store.actions.values())

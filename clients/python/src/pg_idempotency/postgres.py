@@ -353,9 +353,11 @@ class PsycopgSession:
             return True
 
     async def abort(self) -> None:
-        if not self.lost:
-            await self._cancel_statement()
-        await self._close()
+        try:
+            if not self.lost:
+                await self._cancel_statement()
+        finally:
+            await self._close()
 
     async def _cancel_statement(self) -> None:
         """Ask the server to end the statement, so that it rolls back at once.  A thread asks, because a silent server blocks the request."""
@@ -527,6 +529,8 @@ async def execute(handle: Any, statement: Statement[T], schema: str) -> T:
             cursor = _cursor(connection)
             await maybe_await(cursor.execute(query, values))
             return statement.read(await maybe_await(cursor.fetchall()))
+        if hasattr(handle, "perform_statement"):    # the double's
+            return await handle.perform_statement(statement)    # type: ignore[no-any-return]
         if type(handle).__module__.startswith("sqlalchemy"):
             return await _sqlalchemy(handle, statement, schema)
         if getattr(handle, "vendor", None) == "postgresql":     # Django's

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+LOG = logging.getLogger("pg_idempotency")
 THREAD = "pg_idempotency"
 """The name of each thread of this package."""
 
@@ -90,6 +91,15 @@ class Runtime(Protocol):
         is true, which is asked every second: abort(), and after its end None or any error."""
 
 
+def _started(work: Callable[..., Any], *arguments: Any) -> bool:
+    """Run it in a thread of its own, unless the process can start no more threads."""
+    try:
+        threading.Thread(target=work, args=arguments, name=THREAD, daemon=True).start()
+    except RuntimeError:
+        return False
+    return True
+
+
 CHECK_INTERVAL = 1.0
 """Seconds between two checks whether the server has ended a session."""
 IDLE_CHECKS = 30
@@ -150,7 +160,10 @@ class _Watchdog:
                 if not (self._sleeps and self._watched):
                     self._changed.wait(None if self._sleeps else max(0.0, min(CHECK_INTERVAL, first - time.monotonic())))
                 self._sleeps = False
-            self._check()
+            try:
+                self._check()
+            except Exception:                           # the timeouts of the other calls must go on
+                LOG.exception("a call could not be ended")
 
     def _check(self) -> None:
         for watched in list(self._watched):
@@ -161,7 +174,8 @@ class _Watchdog:
                 except KeyError:
                     continue
                 # In another thread: it can take seconds, and this one serves all calls.
-                threading.Thread(target=self._abort, args=(watched,), name=THREAD, daemon=True).start()
+                if not _started(self._abort, watched):
+                    self._abort(watched)
 
     @staticmethod
     def _abort(watched: _WatchedCall) -> None:
@@ -202,18 +216,23 @@ class _Deferring:
                 self._threads = self._deferred = 0
             self._queue.put(work)
             self._deferred += 1
-            if self._threads < min(self._deferred, MAX_DEFERRING):
+            if self._threads < min(self._deferred, MAX_DEFERRING) and _started(self._run):
                 self._threads += 1
-                threading.Thread(target=self._run, name=THREAD, daemon=True).start()
+            has_thread = bool(self._threads)
+        if not has_thread:
+            self._do_one()
 
     def _run(self) -> None:
         while True:
-            try:
-                run(self._queue.get()())
-            except Exception:
-                logging.getLogger("pg_idempotency").exception("a transaction could not be rolled back")
-            with self._lock:
-                self._deferred -= 1
+            self._do_one()
+
+    def _do_one(self) -> None:
+        try:
+            run(self._queue.get()())
+        except Exception:
+            LOG.exception("a transaction could not be rolled back")
+        with self._lock:
+            self._deferred -= 1
 
 
 # Of the process: a program can make many clients.

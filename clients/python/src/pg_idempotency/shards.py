@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from .errors import IdempotencyError, ScopeMoving, restated, sqlstate
 from .functions import Statement, find_shard, pin_scope, shard_of, with_pinned_scope
@@ -55,58 +55,43 @@ class Server:
         self.waiters = Waiters(max_waiters)
 
 
-class Servers(Protocol):
-    source: Any
-    """The pool whose connection a handler holds."""
+class Servers:
+    """One server: everything lives there, and nothing moves.  Shards overrides this."""
+
+    def __init__(self, server: Server) -> None:
+        self.source = server.backend.source
+        """The pool whose connection a handler holds."""
+        self.server = server
 
     async def server_of(self, scope: str | None, until: float) -> Server:
         """The server where the scope lives.  Waits until then while the scope is being moved."""
+        return self.server
 
     def forget(self, scope: str | None, moved: bool = False) -> None:
         """Ask again: it may live elsewhere.  moved: its shard has said so."""
 
     async def perform_unscoped(self, statement: Statement[T]) -> T:
         """A function without a scope, in a transaction of its own."""
-
-    def pinned(self, statement: Statement[T]) -> Statement[T]:
-        """The call, which also pins its scope to the server until the transaction ends."""
-
-    def pin(self, scope: str | None) -> Statement[Any] | None:
-        """The statement that pins the scope in a transaction that begins without a call; None if there is one server."""
-
-
-class OneServer:
-    """Everything lives there, and nothing moves."""
-
-    def __init__(self, server: Server) -> None:
-        self.source = server.backend.source
-        self.server = server
-
-    async def server_of(self, scope: str | None, until: float) -> Server:
-        return self.server
-
-    def forget(self, scope: str | None, moved: bool = False) -> None:
-        pass
-
-    async def perform_unscoped(self, statement: Statement[T]) -> T:
         async with self.server.backend.session() as session:
             result: T = await session.perform(statement)
             return result
 
     def pinned(self, statement: Statement[T]) -> Statement[T]:
+        """The call, which also pins its scope to the server until the transaction ends."""
         return statement
 
-    def pin(self, scope: str | None) -> None:
+    def pin(self, scope: str | None) -> Statement[Any] | None:
+        """The statement that pins the scope in a transaction that begins without a call; None if there is one server."""
         return None
 
 
-class Shards:
+class Shards(Servers):
     """The user's connect(conninfo) returns a source, of which make_server(source) makes a Server."""
 
     def __init__(self, router: Backend, connect: Callable[[str], Any], make_server: Callable[[Any], Server],
                  runtime: Runtime) -> None:
-        self.source = router.source
-        self._router, self._connect, self._make_server, self._runtime = router, connect, make_server, runtime
+        super().__init__(Server(router, 0))
+        self._connect, self._make_server, self._runtime = connect, make_server, runtime
         self._lock = threading.Lock()
         self._known: dict[str, Server] = {}             # by scope, the oldest first
         self._refused: set[str] = set()                 # by a shard: the router's map may be old
@@ -132,9 +117,7 @@ class Shards:
 
     async def perform_unscoped(self, statement: Statement[T]) -> T:
         try:
-            async with self._router.session() as session:
-                result: T = await session.perform(statement)
-                return result
+            return await super().perform_unscoped(statement)
         except Exception as error:
             if sqlstate(error) not in UNDEFINED:
                 raise
@@ -156,7 +139,7 @@ class Shards:
         self._refused.discard(scope)
         while True:
             try:
-                async with self._router.session() as session:
+                async with self.server.backend.session() as session:
                     found: str = await session.perform(question(scope))
                     return found
             except Exception as error:

@@ -64,6 +64,7 @@ class SQLAlchemySession(AdapterSession):
         super().__init__(schema)
         self._connection, self._source = connection, source
         self._transaction: Any = None
+        self._link: Any = None
 
     @property
     def open(self) -> bool:                 # type: ignore[override]
@@ -78,11 +79,18 @@ class SQLAlchemySession(AdapterSession):
         if not make:
             return self._connection
         session = make(bind=self._connection)
-        event.listen(getattr(session, "sync_session", session), "after_begin", self._check_connection)
+        own = getattr(session, "sync_session", session)
+        if own.in_transaction():
+            raise TypeError("the factory has returned a session that has begun already: each request needs a new one")
+        if getattr(own, "join_transaction_mode", "rollback_only") not in ("rollback_only", "conditional_savepoint"):
+            raise TypeError(f"the session's join_transaction_mode is {own.join_transaction_mode!r}, in which a handler's rollback() "
+                            "would undo its work and not its response: use the default mode")
+        self._link = driver
+        event.listen(own, "after_begin", self._check_connection)
         return session
 
     def _check_connection(self, session: Any, transaction: Any, connection: Any) -> None:
-        if connection is not getattr(self._connection, "sync_connection", self._connection):
+        if connection.connection.dbapi_connection is not self._link:
             raise TypeError("the session has chosen another connection than the transaction's, by binds, get_bind() or "
                             "bind_arguments: its work would not be committed with the response")
 
