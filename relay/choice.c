@@ -158,15 +158,17 @@ relay_sink_next(RelaySink *sink, int64_t now)
 			relay_loop_wake_at(sink->loop, turn);
 		}
 	}
-	if (!message || !flying || (!message->alone && !flying->alone))
-		;
-	/* Otherwise none would ever be handed over after it. */
-	else if (!flying->alone && relay_sink_is_late(flying, now))
-		message = choose(sink, true, now);
-	else
-	{
-		relay_loop_wake_at(sink->loop, late_at(flying));
+	if (message && flying && flying->alone)
 		return NULL;
+	if (message && flying && message->alone)
+	{
+		if (!relay_sink_is_late(flying, now))
+		{
+			relay_loop_wake_at(sink->loop, late_at(flying));
+			return NULL;
+		}
+		/* If none were handed over after it, it would never be overdue. */
+		message = choose(sink, true, now);
 	}
 	if (message && message->alone)
 		sink->alone_at = now;
@@ -185,16 +187,14 @@ has_place(RelaySink *sink, int64_t now)
 	if (count >= sink->max_in_flight)
 		return false;
 	/* While a pause ends, as few as possible are tried. */
-	if (sink->probes <= 0)
-	{
-		for (; message && relay_sink_is_late(message, now);
-			 message = message->next)
-			count--;
-	}
+	if (count < sink->window || sink->probes > 0)
+		return count < sink->window;
+	for (; message && relay_sink_is_late(message, now);
+		 message = message->next)
+		count--;
 	if (count < sink->window)
 		return true;
-	if (message)
-		relay_loop_wake_at(sink->loop, late_at(message));
+	relay_loop_wake_at(sink->loop, late_at(message));
 	return false;
 }
 
