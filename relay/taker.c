@@ -338,6 +338,7 @@ add_message(RelayTaker *taker, const PGresult *result, int row)
 	message->failures = columns[9] ? (int) strtol(columns[9], NULL, 10) : 0;
 	message->failed_at = columns[10];
 	message->size = size;
+	message->timeline = taker->database.timeline;
 	message->lease_end = taker->taken_at + taker->lease;
 	message->sink = relay_routing_sink(taker->routing, message->topic);
 	/* Follow an increase at once, and a decrease slowly. */
