@@ -223,4 +223,21 @@ $node->psql('shop', join('', map { "SET statement_timeout = '@{[ 5 + 2 * $_ ]} m
 	stdout => \my $output, on_error_stop => 0, connstr => $node->connstr('shop') . " options='-c search_path=idem'");
 is($output =~ s/.*\n//sr, 0, 'a batch that is canceled keeps no lock');
 
+#
+# The C edition and back, by a superuser that is not the owner
+#
+$node->safe_psql('shop', join('', q{CREATE EXTENSION idempotency SCHEMA idem VERSION 'unpackaged';},
+	map { "ALTER EXTENSION idempotency UPDATE TO '$_';" } '1.0-portable', '1.0', '1.0-portable'));
+is( by('installer', 'shop', q{
+		DELETE FROM idem_outbox;
+		SELECT FROM idem_configure('max_lease', '14 h');
+		SELECT FROM idem_publish('t', '1', 'k');
+		SELECT FROM idem_publish('t', '2', 'k');
+		SELECT count(*) FROM idem_outbox_take(1);
+		SELECT count(*) FROM idem_outbox_take(1);
+		SELECT idem_outbox_ack(ARRAY(SELECT min(id) FROM idem_outbox));
+		SELECT payload FROM idem_outbox_take(1);}),
+	"1\n0\n1\n2", 'after the C edition and back, the functions can use what the script has created');
+is(by('tenant', 'shop', q{SELECT outcome FROM idem_claim('s', 'there-and-back-1', lease => '14 h')}), 'new', 'for other roles, too');
+
 done_testing();
