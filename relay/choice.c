@@ -15,6 +15,13 @@
  * A sink keeps only as many retries as it can send soon.  The others go back
  * to the server for another pause, with the turns that they have.
  *
+ * A message is late if it is in flight for much longer than others were.  It is
+ * overdue if one that was handed over after it has been delivered since: the
+ * other side has accepted it, but for example its queue hangs.  A late message
+ * takes no place of a window that is searched for the cause of a lost
+ * connection.  One that is overdue takes a place for retries, is not the cause,
+ * and messages that must be alone do not wait for it.
+ *
  * A relay that is killed, perhaps by a message, costs all messages that it
  * holds an attempt.  So for a while after it has begun, a relay holds only one
  * message of a sink that several relays have left without an answer.  The
@@ -43,32 +50,33 @@
 #define ATTEMPTS			16	/* a new one changes the mean by 1/16 */
 #define RETRY_QUEUE			10000	/* milliseconds of work in retries */
 #define RETRY_SHARE			4	/* they get 1/4 of what is free */
-#define POSTPONE_UNIT		1000	/* doubled with each failure */
+#define POSTPONE_UNIT		1000	/* doubled with each failure of a retry */
 #define MOST_FAILURES		5	/* that the server keeps */
 #define LEFT_OFTEN			3	/* times, without an answer */
+#define LATE				200 /* milliseconds, and 10 times the mean */
 
 static int	turn_delay(const RelayMessage *message);
-static RelayMessage *choose(const RelaySink *sink, bool shared);
+static RelayMessage *choose(const RelaySink *sink, bool shared,
+							int64_t now);
 static RelayMessage *choose_new(const RelaySink *sink);
 static int	retry_places(const RelaySink *sink);
-static void postpone(RelayMessage *message);
+static int64_t late_at(const RelayMessage *message);
+static bool is_overdue(const RelayMessage *message, int64_t now);
+static bool has_place(RelaySink *sink, int64_t now);
+static bool has_retry_place(const RelaySink *sink, int64_t now);
+static void postpone(RelayMessage *message, int doublings);
 
 /*
- * Set what is known about the failures of a message that was taken.  The
- * server keeps up to five errors, each in a line that begins with its time, of
- * attempts at all relays.  With "began_lately", this relay might have been
- * killed before.
+ * Complete what is known about a message that was taken.  Its "failures" are
+ * those that the server knows, up to five, of attempts at all relays.  With
+ * "began_lately", this relay might have been killed before.
  */
 void
 relay_sink_recall(RelayMessage *message, bool began_lately)
 {
 	const RelayRecord *record;
-	const char *c = message->last_error;
 	struct tm	failed_at = {0};
 
-	message->failures = c != NULL;
-	for (; c && *c; c++)
-		message->failures += *c == '\n';
 	message->abandoned = began_lately && message->failures < MOST_FAILURES &&
 		message->attempt - 1 - message->failures >= LEFT_OFTEN;
 	record = relay_records_find(&message->sink->records, message->id);
@@ -82,8 +90,8 @@ relay_sink_recall(RelayMessage *message, bool began_lately)
 		return;
 	message->turn = turn_delay(message);
 	/* Errors that no relay has written can lack a time. */
-	if (message->last_error &&
-		strptime(message->last_error, "%Y-%m-%dT%H:%M:%SZ ", &failed_at))
+	if (message->failed_at &&
+		strptime(message->failed_at, "%Y-%m-%dT%H:%M:%SZ", &failed_at))
 		message->turn += timegm(&failed_at);
 }
 
@@ -111,7 +119,7 @@ relay_sink_limit_abandoned(RelayMessage *message)
 	if (!message->abandoned || message->state != RELAY_READY)
 		return;
 	if (sink->abandoned)
-		postpone(message);
+		postpone(message, 0);
 	else
 		sink->abandoned = message;
 }
@@ -127,17 +135,22 @@ relay_sink_limit_abandoned(RelayMessage *message)
 RelayMessage *
 relay_sink_next(RelaySink *sink, int64_t now)
 {
-	const RelayMessage *flying = sink->in_flight.first;
-	RelayMessage *message = choose(sink, false);
+	const RelayMessage *flying;
+	RelayMessage *message;
 	int64_t		turn = sink->alone_at + ALONE_GAP;
 	bool		must_wait;
+	int			count;
 
+	if (!has_place(sink, now))
+		return NULL;
+	flying = relay_sink_moving(sink, now, &count);
+	message = choose(sink, false, now);
 	must_wait = message && message->failures > 0 && now < sink->alone_turn;
 	if (must_wait && turn < sink->alone_turn)
 		turn = sink->alone_turn;
 	if (message && message->alone && now < turn)
 	{
-		RelayMessage *other = choose(sink, true);
+		RelayMessage *other = choose(sink, true, now);
 
 		if (other || must_wait)
 		{
@@ -145,11 +158,44 @@ relay_sink_next(RelaySink *sink, int64_t now)
 			relay_loop_wake_at(sink->loop, turn);
 		}
 	}
-	if (message && flying && (message->alone || flying->alone))
+	if (message && flying && flying->alone)
 		return NULL;
+	if (message && flying && message->alone)
+	{
+		if (!relay_sink_is_late(flying, now))
+		{
+			relay_loop_wake_at(sink->loop, late_at(flying));
+			return NULL;
+		}
+		/* If none were handed over after it, it would never be overdue. */
+		message = choose(sink, true, now);
+	}
 	if (message && message->alone)
 		sink->alone_at = now;
 	return message;
+}
+
+/*
+ * Return whether another message can be in flight.
+ */
+static bool
+has_place(RelaySink *sink, int64_t now)
+{
+	const RelayMessage *message = sink->in_flight.first;
+	int			count = sink->in_flight.count;
+
+	if (count >= sink->max_in_flight)
+		return false;
+	/* While a pause ends, as few as possible are tried. */
+	if (count < sink->window || sink->probes > 0)
+		return count < sink->window;
+	for (; message && relay_sink_is_late(message, now);
+		 message = message->next)
+		count--;
+	if (count < sink->window)
+		return true;
+	relay_loop_wake_at(sink->loop, late_at(message));
+	return false;
 }
 
 /*
@@ -158,13 +204,12 @@ relay_sink_next(RelaySink *sink, int64_t now)
  * flight with.
  */
 static RelayMessage *
-choose(const RelaySink *sink, bool shared)
+choose(const RelaySink *sink, bool shared, int64_t now)
 {
 	RelayMessage *message = choose_new(sink);
 	RelayMessage *retry = sink->retries.first;
 
-	if ((message && sink->after_retry) ||
-		sink->retrying >= retry_places(sink))
+	if ((message && sink->after_retry) || !has_retry_place(sink, now))
 		return message;
 	while (retry && shared && retry->alone)
 		retry = retry->next;
@@ -190,12 +235,77 @@ choose_new(const RelaySink *sink)
 }
 
 /*
+ * Return whether another retry can be in flight.
+ */
+static bool
+has_retry_place(const RelaySink *sink, int64_t now)
+{
+	const RelayMessage *message = sink->in_flight.first;
+	int			taken = sink->retrying;
+
+	/* At least one, so that they end. */
+	if (taken == 0)
+		return true;
+	for (; message && is_overdue(message, now); message = message->next)
+		taken += message->failures == 0;
+	return taken < retry_places(sink);
+}
+
+/*
  * Return how many retries can be in flight.
  */
 static int
 retry_places(const RelaySink *sink)
 {
 	return (sink->max_in_flight + 1) / 2;
+}
+
+/*
+ * Return the first message in flight that is not overdue, or NULL, and set
+ * "count" to how many there are from it on.
+ */
+RelayMessage *
+relay_sink_moving(const RelaySink *sink, int64_t now, int *count)
+{
+	RelayMessage *message = sink->in_flight.first;
+
+	/* They are in the order in which they were handed over. */
+	*count = sink->in_flight.count;
+	for (; message && is_overdue(message, now); message = message->next)
+		(*count)--;
+	return message;
+}
+
+/*
+ * Return whether a message in flight is overdue.
+ */
+static bool
+is_overdue(const RelayMessage *message, int64_t now)
+{
+	return message->handed_at < message->sink->passed_at &&
+		relay_sink_is_late(message, now);
+}
+
+/*
+ * Return whether a message in flight is late.
+ */
+bool
+relay_sink_is_late(const RelayMessage *message, int64_t now)
+{
+	return now >= late_at(message);
+}
+
+/*
+ * Return from when on a message in flight is late.
+ */
+static int64_t
+late_at(const RelayMessage *message)
+{
+	const RelaySink *sink = message->sink;
+	int64_t		mean = sink->delivered > 0 ?
+		sink->delivery_ms / (int64_t) sink->delivered : 0;
+
+	return message->handed_at + LATE + 10 * mean;
 }
 
 /*
@@ -216,21 +326,20 @@ relay_sink_postpone_retries(RelaySink *sink)
 	if (limit > share)
 		limit = share;
 	while (sink->retries.count > places && sink->retries.count > limit)
-		postpone(sink->retries.last);
+		postpone(sink->retries.last, sink->retries.last->failures);
 	/* One of any size is allowed. */
 	while (sink->retries.count > (sink->retrying == 0) &&
 		   sink->retries.size + sink->retrying_size > memory)
-		postpone(sink->retries.last);
+		postpone(sink->retries.last, sink->retries.last->failures);
 }
 
 /*
  * Return a ready message to the server for another pause.
  */
 static void
-postpone(RelayMessage *message)
+postpone(RelayMessage *message, int doublings)
 {
 	RelaySink  *sink = message->sink;
-	int			doublings = message->failures;
 	double		pause = POSTPONE_UNIT;
 
 	if (doublings > MOST_FAILURES)

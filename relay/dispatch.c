@@ -50,7 +50,6 @@ relay_dispatch_work(const RelayRouting *routing, const RelayAnswers *answers,
 		sink->type->work(sink, now);
 		relay_sink_postpone_retries(sink);
 		while (sink->connected && !sink->held_until &&
-			   sink->in_flight.count < sink->window &&
 			   (message = relay_sink_next(sink, now)) &&
 			   (!sink->type->can_take || sink->type->can_take(sink)))
 		{

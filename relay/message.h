@@ -41,10 +41,11 @@ typedef struct RelayMessage
 	const char *payload;
 	const char *headers;		/* or NULL */
 	const char *created_at;		/* in the format of RFC 3339 */
-	const char *last_error;		/* of an earlier attempt, or NULL */
+	const char *failed_at;		/* the time of the last error, or NULL */
 	size_t		payload_length;
 	size_t		size;			/* of the allocation */
 	int64_t		published_at;	/* on this machine's clock; 0: unknown */
+	unsigned	timeline;		/* of the server that had it */
 
 	RelayMessageState state;
 	int64_t		lease_end;		/* or RELAY_LEASE_LOST */

@@ -13,7 +13,8 @@
  *	-	If the connection ends with several messages in flight, any of them can
  *		be the cause.  They are handed over again, half as many at a time,
  *		until the cause is in flight alone.  Only a message that is in flight
- *		alone when the connection ends has failed.
+ *		alone when the connection ends has failed.  Those that are overdue do
+ *		not count; see choice.c.
  *	-	Messages that have failed before leave places to the others; see
  *		choice.c.
  *
@@ -46,6 +47,8 @@ static void count_latency(const RelayMessage *message);
 static void end_connection(RelaySink *sink, bool blamed, char *why);
 static void fail(RelayMessage *message, RelayFailure failure, bool ended,
 				 int64_t retry_after, const char *why);
+static void defer(RelayMessage *message, int64_t retry_after,
+				  const char *why);
 static void refuse(RelayMessage *message, int64_t retry_after,
 				   const char *why);
 
@@ -58,6 +61,8 @@ relay_sink_delivered(RelayMessage *message)
 	RelaySink  *sink = message->sink;
 
 	relay_records_forget(&sink->records, message->id);
+	if (sink->passed_at < message->handed_at)
+		sink->passed_at = message->handed_at;
 	sink->delivered++;
 	sink->delivered_at = relay_now();
 	sink->delivery_ms += sink->delivered_at - message->handed_at;
@@ -181,8 +186,10 @@ relay_sink_closed(RelaySink *sink, const char *format,...)
 static void
 end_connection(RelaySink *sink, bool blamed, char *why)
 {
-	RelayMessage *message = sink->in_flight.first;
-	int			count = sink->in_flight.count;
+	int64_t		now = relay_now();
+	int			count;
+	RelayMessage *message = relay_sink_moving(sink, now, &count);
+	RelayMessage *overdue;
 
 	/* The text can be in any encoding, and vsnprintf() can have cut it off. */
 	relay_text_sanitize(why, false);
@@ -191,6 +198,9 @@ end_connection(RelaySink *sink, bool blamed, char *why)
 	/* Nothing can end a pause that the other side requested any more. */
 	if (sink->held_until == INT64_MAX && !sink->disabled)
 		sink->held_until = 0;
+	/* Those that are overdue are not the cause, and can be so again. */
+	while ((overdue = sink->in_flight.first) != message)
+		defer(overdue, 0, why);
 	if (count == 0)
 		relay_sink_back_off(sink, why);
 	else if (count == 1)
@@ -203,7 +213,7 @@ end_connection(RelaySink *sink, bool blamed, char *why)
 		if (blamed)
 		{
 			if (record->failures == 0)
-				record->since = relay_now();
+				record->since = now;
 			record->failures++;
 			relay_sink_end_attempt(message);
 			refuse(message, -1, why);
@@ -213,9 +223,24 @@ end_connection(RelaySink *sink, bool blamed, char *why)
 	}
 	else
 	{
+		int			recent = 0;
+
+		/* The cause is likely to be among those that are not late. */
+		for (message = sink->in_flight.last;
+			 message && !relay_sink_is_late(message, now);
+			 message = message->prev)
+			recent++;
+		if (recent == 1)
+		{
+			message = sink->in_flight.last;
+			relay_sink_isolate(message);
+			relay_queue_release(sink->queue, message);
+		}
 		while ((message = sink->in_flight.last))
 			relay_queue_return(message);
 		relay_sink_halve(sink, count);
+		if (recent > 0)
+			sink->window = recent > 1 ? recent / 2 : 1;
 		relay_log(RELAY_WARNING, "sink \"%s\" has lost its connection: %s; "
 				  "the %d messages in flight are sent again, %d at a time",
 				  sink->name, why, count, sink->window);
@@ -234,7 +259,6 @@ fail(RelayMessage *message, RelayFailure failure, bool ended,
 	RelaySink  *sink = message->sink;
 	RelayRecord *record = relay_records_get(&sink->records, message->id);
 	int64_t		now = relay_now();
-	int64_t		pause;
 
 	relay_sink_end_attempt(message);
 	if (record->failures == 0)
@@ -251,8 +275,22 @@ fail(RelayMessage *message, RelayFailure failure, bool ended,
 		refuse(message, retry_after > 0 ? retry_after : -1, why);
 		return;
 	}
-	pause = relay_back_off(&record->backoff, RELAY_SHORTEST_BACKOFF,
-						   RELAY_LONGEST_BACKOFF);
+	defer(message, retry_after, why);
+}
+
+/*
+ * Return a message in flight to the server for a pause of its own, without
+ * counting the attempt.
+ */
+static void
+defer(RelayMessage *message, int64_t retry_after, const char *why)
+{
+	RelaySink  *sink = message->sink;
+	RelayRecord *record = relay_records_get(&sink->records, message->id);
+	int64_t		pause = relay_back_off(&record->backoff,
+									   RELAY_SHORTEST_BACKOFF,
+									   RELAY_LONGEST_BACKOFF);
+
 	if (pause < retry_after)
 		pause = retry_after;
 	sink->deferred++;

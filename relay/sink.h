@@ -111,6 +111,7 @@ struct RelaySink
 	struct RelayConnecting *connecting; /* while a thread connects */
 	bool		connected;
 	int			window;			/* limit of in_flight while it recovers */
+	int64_t		passed_at;		/* when the last delivered was handed over */
 	int			suspects;		/* deliveries until the window grows again */
 	int64_t		alone_at;		/* when the last one was handed over alone */
 	int64_t		alone_turn;		/* no failed one is alone before that */
@@ -171,6 +172,9 @@ extern void relay_sink_resume(RelaySink *sink);
 /* choice.c */
 extern void relay_sink_recall(RelayMessage *message, bool began_lately);
 extern RelayMessage *relay_sink_next(RelaySink *sink, int64_t now);
+extern RelayMessage *relay_sink_moving(const RelaySink *sink, int64_t now,
+									   int *count);
+extern bool relay_sink_is_late(const RelayMessage *message, int64_t now);
 extern void relay_sink_limit_abandoned(RelayMessage *message);
 extern void relay_sink_postpone_retries(RelaySink *sink);
 extern void relay_sink_end_attempt(const RelayMessage *message);

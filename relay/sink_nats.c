@@ -7,7 +7,11 @@
  * id is the header Nats-Msg-Id, by which the stream recognises a repeat within
  * its duplicate window.  Its other properties are headers, too.
  *
- * The library has its own threads.  They put confirms into a Mailbox, and wake
+ * The answer to a message arrives at a subject of its own, which ends with the
+ * message id.  The library could track these answers, but it would keep each
+ * message that is never answered until the connection ends.
+ *
+ * The library has its own threads.  They put answers into a Mailbox, and wake
  * the event loop through its descriptor.  It does not connect again by itself:
  * connect.c does that.
  *
@@ -32,6 +36,7 @@
 #include "text.h"
 
 #define LONGEST_SUBJECT		1024
+#define LONGEST_REPLY		256
 
 /* A confirm, or what went wrong. */
 typedef struct Answer
@@ -58,7 +63,8 @@ typedef struct Mailbox
 typedef struct Nats
 {
 	natsConnection *connection;
-	jsCtx	   *stream;
+	natsSubscription *answers;
+	natsInbox  *inbox;			/* the subject before the message id */
 	Mailbox    *mailbox;
 } Nats;
 
@@ -87,9 +93,14 @@ static Mailbox *mailboxes;
 static natsStatus set_options(const RelaySection *section,
 							  natsOptions *options);
 static void connection_closed(natsConnection *connection, void *argument);
-static void published(jsCtx *stream, natsMsg *message, jsPubAck *confirm,
-					  jsPubAckErr *error, void *argument);
+static void answered(natsConnection *connection,
+					 natsSubscription * subscription, natsMsg *message,
+					 void *argument);
+static char *answer_error(natsMsg *message);
+static bool find_member(const char *object, const char *member,
+						RelayText *value);
 static void wake(const Mailbox *mailbox);
+static void release(Nats *nats);
 static void read_mailbox(void *argument, int fd, int events);
 static void report(const RelaySink *sink, const Answer *answer);
 static bool is_subject(const char *subject);
@@ -133,8 +144,8 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 {
 	Nats	   *nats = sink->state;
 	natsOptions *options = NULL;
-	jsOptions	stream_options;
 	natsStatus	status;
+	char		subject[LONGEST_REPLY];
 
 	if (!nats->mailbox)
 	{
@@ -163,19 +174,17 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 		status = natsConnection_Connect(&nats->connection, options);
 	natsOptions_Destroy(options);
 	if (status == NATS_OK)
-		status = jsOptions_Init(&stream_options);
+		status = natsInbox_Create(&nats->inbox);
 	if (status == NATS_OK)
 	{
-		stream_options.PublishAsync.AckHandler = published;
-		stream_options.PublishAsync.AckHandlerClosure = nats->mailbox;
-		status = natsConnection_JetStream(&nats->stream, nats->connection,
-										  &stream_options);
+		snprintf(subject, sizeof(subject), "%s.*", nats->inbox);
+		status = natsConnection_Subscribe(&nats->answers, nats->connection,
+										  subject, answered, nats->mailbox);
 	}
 	if (status == NATS_OK)
 		return true;
 	snprintf(why, size, "%s", natsStatus_GetText(status));
-	natsConnection_Destroy(nats->connection);
-	nats->connection = NULL;
+	release(nats);
 	return false;
 }
 
@@ -254,35 +263,72 @@ connection_closed(natsConnection *connection, void *argument)
  * this.
  */
 static void
-published(jsCtx *stream, natsMsg *message, jsPubAck *confirm,
-		  jsPubAckErr *error, void *argument)
+answered(natsConnection *connection, natsSubscription * subscription,
+		 natsMsg *message, void *argument)
 {
 	Mailbox    *mailbox = argument;
 	Answer	   *answer = relay_alloc(sizeof(Answer));
-	const char *id = NULL;
-	char text[	512];
 
-	if (natsMsgHeader_Get(message, "Nats-Msg-Id", &id) == NATS_OK)
-		answer->message_id = relay_copy(id);
-	/* Somebody else can answer, too, if no stream has the subject. */
-	if (confirm && (!confirm->Stream ||!*confirm->Stream))
-		answer->error = relay_copy("the answer is not that of a stream");
-	else if (!confirm && error && error->Err == NATS_NO_RESPONDERS)
-		answer->error = relay_copy("no stream has this subject, or JetStream "
-								   "does not answer");
-	else if (!confirm)
-	{
-		snprintf(text, sizeof(text), "%s", error && error->ErrText &&
-				 *error->ErrText ? error->ErrText :
-				 natsStatus_GetText(error ? error->Err : NATS_ERR));
-		answer->error = relay_copy(text);
-	}
+	answer->message_id = relay_copy(strrchr(natsMsg_GetSubject(message),
+											'.') + 1);
+	answer->error = answer_error(message);
 	natsMsg_Destroy(message);
 	pthread_mutex_lock(&mailbox->lock);
 	*mailbox->end = answer;
 	mailbox->end = &answer->next;
 	pthread_mutex_unlock(&mailbox->lock);
 	wake(mailbox);
+}
+
+/*
+ * Return the error in an answer, or NULL if it is the confirm of a stream.
+ * The caller frees it.
+ */
+static char *
+answer_error(natsMsg *message)
+{
+	size_t		length = (size_t) natsMsg_GetDataLength(message);
+	RelayText  *json;
+	RelayText  *stream;
+	RelayText  *error;
+	RelayText  *reason;
+	char	   *result = NULL;
+
+	if (natsMsg_IsNoResponders(message))
+		return relay_copy("no stream has this subject, or JetStream does not "
+						  "answer");
+	json = relay_text_new();
+	stream = relay_text_new();
+	error = relay_text_new();
+	reason = relay_text_new();
+	if (length > 0)
+		relay_text_add_bytes(json, natsMsg_GetData(message), length);
+	if (find_member(json->data, "error", error) &&
+		find_member(error->data, "description", reason))
+		result = relay_copy(reason->data);
+	/* Somebody else can answer, too, if no stream has the subject. */
+	else if (!find_member(json->data, "stream", stream) || stream->len == 0)
+		result = relay_copy("the answer is not that of a stream");
+	relay_text_free(json);
+	relay_text_free(stream);
+	relay_text_free(error);
+	relay_text_free(reason);
+	return result;
+}
+
+/*
+ * Find a member of a JSON object.  Returns false if it has none of this name.
+ */
+static bool
+find_member(const char *object, const char *member, RelayText *value)
+{
+	RelayText  *name = relay_text_new();
+	bool		found = false;
+
+	while (!found && relay_json_read_member(&object, name, value))
+		found = strcmp(name->data, member) == 0;
+	relay_text_free(name);
+	return found;
 }
 
 /*
@@ -354,10 +400,10 @@ deliver(RelaySink *sink, RelayMessage *message)
 	const Nats *nats = sink->state;
 	const char *subject = relay_section_text(sink->section, "subject");
 	RelayText  *body;
+	char		reply[LONGEST_REPLY];
 	natsMsg    *native = NULL;
 	natsStatus	status;
 
-	message->delivery = NULL;
 	if (!*subject)
 		subject = message->topic;
 	if (!is_subject(subject) ||
@@ -368,7 +414,8 @@ deliver(RelaySink *sink, RelayMessage *message)
 	}
 	body = relay_text_new();
 	relay_event_body(message, body);
-	status = natsMsg_Create(&native, subject, NULL, body->data,
+	snprintf(reply, sizeof(reply), "%s.%s", nats->inbox, message->message_id);
+	status = natsMsg_Create(&native, subject, reply, body->data,
 							(int) body->len);
 	relay_text_free(body);
 	if (status == NATS_OK)
@@ -379,7 +426,7 @@ deliver(RelaySink *sink, RelayMessage *message)
 	else
 	{
 		if (status == NATS_OK)
-			status = js_PublishMsgAsync(nats->stream, &native, NULL);
+			status = natsConnection_PublishMsg(nats->connection, native);
 		if (status == NATS_MAX_PAYLOAD)
 			relay_sink_refused(message, -1, "it is larger than the server "
 							   "allows");
@@ -481,12 +528,19 @@ is_header(const char *name, const char *value)
 static void
 work(RelaySink *sink, int64_t now)
 {
-	const RelayMessage *oldest = sink->in_flight.first;
+	RelayMessage *oldest = sink->in_flight.first;
 
 	if (!oldest)
 		return;
 	if (now - oldest->handed_at < sink->timeout)
 		relay_loop_wake_at(sink->loop, oldest->handed_at + sink->timeout);
+	else if (sink->delivered_at > oldest->handed_at)
+	{
+		/* Others are confirmed, so it is its subject or its stream. */
+		relay_sink_failed(oldest, RELAY_FAILED, 0, "no confirm within %g s",
+						  (double) sink->timeout / 1000);
+		relay_loop_wake_at(sink->loop, now);
+	}
 	else
 		relay_sink_down(sink, "no confirm within %g s",
 						(double) sink->timeout / 1000);
@@ -501,10 +555,21 @@ disconnect_sink(RelaySink *sink)
 	Nats	   *nats = sink->state;
 
 	relay_loop_forget(sink->loop, nats->mailbox->fd);
-	jsCtx_Destroy(nats->stream);
+	release(nats);
+}
+
+/*
+ * Close the connection, and release what belongs to it.
+ */
+static void
+release(Nats *nats)
+{
+	natsSubscription_Destroy(nats->answers);
 	natsConnection_Destroy(nats->connection);
-	nats->stream = NULL;
+	natsInbox_Destroy(nats->inbox);
+	nats->answers = NULL;
 	nats->connection = NULL;
+	nats->inbox = NULL;
 }
 
 const RelaySinkType relay_sink_nats = {

@@ -36,7 +36,7 @@
 #define CANCEL_AGAIN	200
 #define LIST_AGAIN		500		/* while no topic can be taken */
 
-#define NCOLUMNS		10		/* of the query in take() */
+#define NCOLUMNS		11		/* of the query in take() */
 
 static void list_topics(RelayTaker *taker);
 static void end_list(RelayTaker *taker, const PGresult *result);
@@ -246,10 +246,15 @@ take(RelayTaker *taker, int count, const char *topics, int64_t now)
 					"'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'), "
 					"(EXTRACT(epoch FROM pg_catalog.clock_timestamp() - "
 					"created_at) * 1000)::bigint, "
-					"CASE WHEN attempt > 1 "
-					"THEN %s.idem_outbox_last_error(id) END "
+	/* The texts can be in any encoding, so the server counts their lines. */
+					"1 + pg_catalog.length(error) - pg_catalog.length("
+					"pg_catalog.replace(error, E'\\n', '')), "
+					"pg_catalog.substring(error, '^[0-9]{4}-[0-9]{2}-[0-9]{2}"
+					"T[0-9]{2}:[0-9]{2}:[0-9]{2}Z') "
 					"FROM %s.idem_outbox_take($1::int, $2::interval, "
-					"$3::text[], $4::interval)", taker->database.schema,
+					"$3::text[], $4::interval), LATERAL (SELECT CASE WHEN "
+					"attempt > 1 THEN %s.idem_outbox_last_error(id) END AS "
+					"error OFFSET 0) AS last", taker->database.schema,
 					taker->database.schema);
 	snprintf(count_text, sizeof(count_text), "%d", count);
 	snprintf(lease_text, sizeof(lease_text), "%lld ms",
@@ -330,8 +335,10 @@ add_message(RelayTaker *taker, const PGresult *result, int row)
 	message->attempt = (int) strtol(columns[6], NULL, 10);
 	message->created_at = columns[7];
 	message->published_at = relay_now() - strtoll(columns[8], NULL, 10);
-	message->last_error = columns[9];
+	message->failures = columns[9] ? (int) strtol(columns[9], NULL, 10) : 0;
+	message->failed_at = columns[10];
 	message->size = size;
+	message->timeline = taker->database.timeline;
 	message->lease_end = taker->taken_at + taker->lease;
 	message->sink = relay_routing_sink(taker->routing, message->topic);
 	/* Follow an increase at once, and a decrease slowly. */

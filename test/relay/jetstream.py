@@ -206,6 +206,29 @@ def answers_itself(world):
     server.stop()
 
 
+def no_confirms(world):
+    """A subject that no stream has, but that a program reads, gets no answer, and
+    delays no other one."""
+    server = Server(world.directory)
+    server.stream('ORDERS', 'orders')
+    with socket.create_connection(('127.0.0.1', server.port), 10) as connection:
+        connection.sendall(b'CONNECT {"verbose":false,"headers":true}\r\nSUB read 1\r\n')
+        running = relay(world, server, '--n.timeout=1s').started()
+        for n in range(30):
+            if n % 10 == 0:
+                world.publish('read', '"silent"')
+            world.publish('orders', str(n))
+            time.sleep(0.1)
+        until('the others are delivered', lambda: world.states().get('acked') == 30)
+        took = world.query("SELECT extract(epoch FROM max(acked_at - created_at))::float FROM idem_outbox WHERE state = 'acked'")
+        expect('one waited for %.1f s' % took[0][0], took[0][0] < 1)
+        until('the silent ones fail', lambda: world.query(
+            "SELECT bool_and(last_error LIKE '%no confirm within 1 s') FROM idem_outbox WHERE state <> 'acked'") == [(True,)])
+        equal('the status', running.stop(), 0)
+        expect(running.said(), 'has lost its connection' not in running.said())
+    server.stop()
+
+
 def over_tls(world):
     path, key = certificate(world.directory, 'nats')
     password = os.path.join(world.directory, 'nats.password')
@@ -233,5 +256,6 @@ TESTS = [
     ('nats: a server that does not respond delays no other sink', silent),
     ('nats: a server that does not read delays no other sink', does_not_read),
     ('nats: an answer that is not that of a stream is no confirm', answers_itself),
+    ('nats: a subject that gets no confirm delays no other one', no_confirms),
     ('nats: over TLS, with a password in a file', over_tls),
 ]

@@ -60,14 +60,19 @@ export async function readBody(req: ParsedRequest, limit: number): Promise<(() =
 /** If the application has parsed the body, the document is compared, with the files beside it. */
 export async function parsedBody(req: Pick<ParsedRequest, 'method' | 'originalUrl' | 'headers' | 'body'> & Files): Promise<{ document: string; bytes: Buffer }> {
   const document = JSON.stringify(req.body ?? null) ?? 'null'
-  const files = await filesOf(req)
-  if (req.body === undefined && files.length === 0 && (req.headers['transfer-encoding'] !== undefined || Number(req.headers['content-length'] ?? 0) > 0)) {
+  const files = filesBeside(req)
+  // Express 4 sets {} for a body that it does not parse. express-fileupload, whose files have mv(), sets nothing if there are no fields.
+  const isLost = req.body === undefined || (!(req as { _body?: boolean })._body && document === '{}' && Object.getPrototypeOf(req.body) === Object.prototype &&
+    !/json/i.test(req.headers['content-type'] ?? ''))
+  if (isLost && !(files.length > 0 && files.every((file) => file['mv'])) &&
+    (req.headers['transfer-encoding'] !== undefined || Number(req.headers['content-length'] ?? 0) > 0)) {
     throw new TypeError(`${req.method} ${req.originalUrl}: the body was read before the guard, and is not in req.body, so it cannot be compared`)
   }
-  return { document, bytes: Buffer.from(files.length === 0 ? document : JSON.stringify({ ...req.body, 'files of the request': files })) }
+  const contents = await Promise.all(files.map(describedFile))
+  return { document, bytes: Buffer.from(files.length === 0 ? document : JSON.stringify({ ...req.body, 'files of the request': contents })) }
 }
 
-/** The files of multer and express-fileupload. */
+/** The files of multer, express-fileupload and formidable. */
 interface Files { file?: any; files?: object }
 
 /** Returns the bytes to compare of a request in NestJS, on Express or Fastify, and as unread those that no parser has read. */
@@ -98,15 +103,18 @@ export function preparation(request: IncomingMessage, bytes: Uint8Array | undefi
   }
 }
 
-/** Returns the names, types and hashes of files in memory or on disk. */
-async function filesOf({ file, files }: Files): Promise<unknown[]> {
-  const found = [file ?? [], Object.values(files ?? {})].flat(2) as Record<string, any>[]
-  return Promise.all(found.map(async (one) => {
-    const path = one['path'] ?? (one['tempFilePath'] || undefined)
-    const bytes: unknown = typeof path === 'string' ? await readFile(path) : one['buffer'] ?? one['data']
-    const content = bytes instanceof Uint8Array ? createHash('sha256').update(bytes).digest('hex') : one['size']
-    return [one['fieldname'], one['originalname'] ?? one['name'], one['mimetype'], content]
-  }))
+const filesBeside = ({ file, files }: Files): Record<string, any>[] => [file ?? [], Object.values(files ?? {})].flat(2)
+
+/** The names, the type and the hash of a file in memory or on disk. */
+async function describedFile(file: Record<string, any>): Promise<unknown[]> {
+  const name: unknown = file['originalname'] ?? file['originalFilename'] ?? file['name']
+  const path: unknown = file['path'] ?? file['filepath'] ?? (file['tempFilePath'] || undefined)
+  const bytes: unknown = typeof path === 'string' ? await readFile(path).catch(() => undefined) : file['buffer'] ?? file['data']
+  if (!(bytes instanceof Uint8Array)) {
+    throw new TypeError(`the file ${String(name)} was read before the guard, and is neither in memory nor on disk, so it cannot be compared: ` +
+      'let the guard run before its parser')
+  }
+  return [file['fieldname'], name, file['mimetype'], createHash('sha256').update(bytes).digest('hex')]
 }
 
 const INFLATE: Record<string, (bytes: Buffer, options: { maxOutputLength: number }) => Promise<Buffer>> = {
@@ -174,15 +182,22 @@ export function snapshotOf(request: object, parseAgain?: () => unknown): () => P
 const PLAIN = new Set(Object.keys(new IncomingMessage(new Socket())))
 
 /** Copies values that parsers make, and returns other values unchanged. */
-function copied(value: unknown): unknown {
+function copied(value: unknown, seen = new Map<object, unknown>()): unknown {
   if (Buffer.isBuffer(value)) return Buffer.from(value)
-  if (Array.isArray(value)) return value.map(copied)
   if (typeof value !== 'object' || value === null) return value
+  // A part of @fastify/multipart contains itself.
+  if (seen.has(value)) return seen.get(value)
   // Some parsers use an empty prototype of their own.
   const kind = Object.getPrototypeOf(value) as object | null
-  if (kind !== null && Object.getPrototypeOf(kind) !== null) return value
-  const made = Object.fromEntries(Object.entries(value).map(([name, one]) => [name, copied(one)]))
-  return kind === Object.prototype ? made : Object.setPrototypeOf(made, kind) as object
+  if (!Array.isArray(value) && kind !== null && Object.getPrototypeOf(kind) !== null) return value
+  const made: any = Array.isArray(value) ? [] : kind === Object.prototype ? {} : Object.create(kind)
+  seen.set(value, made)
+  for (const [name, one] of Object.entries(value)) {
+    // An assignment to __proto__ would not make a member.
+    if (name === '__proto__') Object.defineProperty(made, name, { configurable: true, enumerable: true, writable: true, value: copied(one, seen) })
+    else made[name] = copied(one, seen)
+  }
+  return made
 }
 
 /** If a parser, such as one of multipart/form-data, pipes the request, it gets the bytes that have been read. */
@@ -213,6 +228,8 @@ export function wholeBody(stream: Readable, limit: number): Promise<Buffer> {
   return new Promise((resolve, reject) => {
     // Its events have been emitted already.
     if (stream.readableEnded) return reject(new TypeError('the body was read before the guard, so it cannot be compared'))
+    const aborted = (): void => reject(badRequest(400, 'the request body did not come whole', 'request.aborted'))
+    if (stream.destroyed) return aborted()
     let parts: Buffer[] = []
     let size = 0
     stream.on('data', (part: Buffer) => {
@@ -228,8 +245,10 @@ export function wholeBody(stream: Readable, limit: number): Promise<Buffer> {
     stream.on('error', reject)
     stream.on('close', () => {
       // The stack of an error costs more than the rest of this function.
-      if (!stream.readableEnded) reject(badRequest(400, 'the request body did not come whole', 'request.aborted'))
+      if (!stream.readableEnded) aborted()
     })
+    // A hook can have paused it.
+    stream.resume()
   })
 }
 

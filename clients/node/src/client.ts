@@ -477,7 +477,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
     throw new TransactionEnded('the handler committed its transaction; the response was stored in another one')
   }
 
-  /** Opens a session and claims. The claim waits if fewer than maxWaiters sessions do. */
+  /** Opens a session and claims. The claim waits if fewer than maxWaiters sessions do, and always for an own COMMIT in doubt, which has connectMs. */
   #claimed(options: RequestOptions & Lease,
     send: (session: Session, claim: Statement<HeldClaim>, limitMs: number) => Promise<HeldClaim>, connectMs?: number):
     Promise<{ session: Session; claim: HeldClaim }> {
@@ -488,9 +488,10 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
     const given = { ...identity(options), ...pick(ttl, 'ttl'), ...pick(lease, 'lease') }
     return this.#opened(options.scope, async (session, pool) => {
       const waiters = waitingConnections.get(pool) ?? 0
-      const sleeps = (wait.wait !== undefined || (wait.waitMs ?? 0) > 0) &&
+      const counts = connectMs === undefined && (wait.wait !== undefined || (wait.waitMs ?? 0) > 0) &&
         waiters < (this.#maxWaiters ?? Math.floor((pool.options?.max ?? 10) / 2))
-      if (sleeps) waitingConnections.set(pool, waiters + 1)
+      const sleeps = counts || connectMs !== undefined
+      if (counts) waitingConnections.set(pool, waiters + 1)
       try {
         const statement = held(this.statements.claim(options.scope, options.key, { ...given, ...(sleeps ? pick(wait, 'wait') : {}) }))
         const limitMs = ANSWER_MS + (sleeps ? durationMs(wait.wait, wait.waitMs, 'wait') ?? 0 : 0)
@@ -506,7 +507,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
         }
         throw error
       } finally {
-        if (sleeps) waitingConnections.set(pool, waitingConnections.get(pool)! - 1)
+        if (counts) waitingConnections.set(pool, waitingConnections.get(pool)! - 1)
       }
     }, connectMs, options.signal)
   }

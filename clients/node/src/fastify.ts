@@ -7,6 +7,7 @@
  * The handler's response is sent after COMMIT. If the handler throws, its work
  * is rolled back, and the application's error handler gets the error.
  */
+import { IncomingMessage } from 'node:http'
 import { Readable } from 'node:stream'
 import type {} from 'fastify'
 import type { PoolClient } from 'pg'
@@ -14,7 +15,7 @@ import type { Client } from './client.js'
 import { replayPipe, snapshotOf, wholeBody } from './body.js'
 import { serveHeld } from './held.js'
 import { checkedClient, checkedOptions, keyOf, routeOptions, type Context, type HttpOptions } from './http.js'
-import { BufferedReply } from './reply.js'
+import { BufferedReply, internal } from './reply.js'
 
 export interface FastifyOptions<Request = any> extends HttpOptions<Request> {
   client: Client<any>
@@ -63,7 +64,10 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
     const handler = route.handler as (this: unknown, request: any, reply: any) => unknown
     // This is the first hook, so that later hooks can parse.
     route.preParsing = [(request: any, _reply: unknown, payload: Readable, done: (error: Error | null, payload?: Readable) => void) => {
-      if (request.headers['content-length'] === undefined && request.headers['transfer-encoding'] === undefined) {
+      const { headers, raw } = request
+      // Over HTTP/2, in inject() and from another hook, a body needs neither header.
+      const isEmpty = payload === raw && (raw instanceof IncomingMessage || (raw.stream?.endAfterHeaders ?? headers['content-type'] === undefined))
+      if (isEmpty && headers['content-length'] === undefined && headers['transfer-encoding'] === undefined) {
         // To read the end of the request would end Fastify's handlerTimeout.
         request.rawBody = Buffer.alloc(0)
         return done(null, payload)
@@ -71,7 +75,7 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
       wholeBody(payload, request.routeOptions.bodyLimit).then((bytes) => {
         request.rawBody = bytes
         replayPipe(request.raw, () => request.rawBody)
-        done(null, new BodyAgain(bytes))
+        done(null, new BodyAgain(bytes, payload))
       }, done)
     }, ...[route.preParsing ?? []].flat()]
     route.preValidation = [(request: any, _reply: unknown, done: () => void) => {
@@ -93,8 +97,7 @@ function contextsOf(app: any): any[] {
   const found = [root]
   // The array grows while it is read.
   for (const context of found) {
-    const children = Object.getOwnPropertySymbols(context).find((symbol) => symbol.description === 'fastify.children')
-    if (children) found.push(...context[children])
+    found.push(...internal(context, 'fastify.children') ?? [])
   }
   // For another version of Fastify, which names its children differently.
   return found.includes(app) ? found : [...found, app]
@@ -104,9 +107,10 @@ function contextsOf(app: any): any[] {
 class BodyAgain extends Readable {
   readonly receivedEncodedLength: number
 
-  constructor(bytes: Buffer) {
+  /** Another hook can have decompressed the body. */
+  constructor(bytes: Buffer, { receivedEncodedLength = bytes.length }: Readable & { receivedEncodedLength?: number }) {
     super()
-    this.receivedEncodedLength = bytes.length
+    this.receivedEncodedLength = receivedEncodedLength
     if (bytes.length > 0) this.push(bytes)
     this.push(null)
   }
@@ -132,8 +136,7 @@ const PARSED = Symbol('parsed body')
 function parserOf(request: any): (() => unknown) | undefined {
   const { body } = request
   if (typeof body !== 'object' || body === null || body !== request[PARSED]) return undefined
-  const context = Object.getOwnPropertySymbols(request).find((symbol) => symbol.description === 'fastify.context')
-  const parser = context && request[context]?.contentTypeParser?.getParser?.(request.headers['content-type'] ?? '')
+  const parser = internal(request, 'fastify.context')?.contentTypeParser?.getParser?.(request.headers['content-type'] ?? '')
   const validate = request.getValidationFunction?.('body')
   if (typeof parser?.fn !== 'function' || !(parser.asString || parser.asBuffer) || (validate && typeof validate !== 'function')) return undefined
   const members = Array.isArray(body) ? [] : Object.entries(body)

@@ -5,7 +5,7 @@
 import type { ServerResponse } from 'node:http'
 import type { Client, Response } from './client.js'
 import { Attempts } from './handlers.js'
-import { alreadySent, ignoreLateCalls, refuseSuccess, refuseWaiting, serve, type HttpAnswer, type HttpOptions, type HttpRequest } from './http.js'
+import { allowSuccess, alreadySent, ignoreLateCalls, refuseSuccess, refuseWaiting, serve, type HttpAnswer, type HttpOptions, type HttpRequest } from './http.js'
 
 /** One run of a handler, for the methods that replace those of the response. */
 export interface Attempt {
@@ -31,7 +31,9 @@ export abstract class HeldResponse {
   readonly #attempts = new Attempts()
 
   /** late has the objects with those of their methods that send or change the response, or the usual ones. */
-  constructor(readonly raw: ServerResponse, readonly route: string, readonly late: readonly (readonly [object, (readonly string[])?])[]) {}
+  constructor(readonly raw: ServerResponse, readonly route: string, readonly late: readonly (readonly [object, (readonly string[])?])[]) {
+    allowSuccess(raw)
+  }
 
   /** Makes the response what it was before the handler. */
   protected abstract reset(): void
@@ -101,6 +103,8 @@ export async function answerOf(client: Client<any>, request: HttpRequest & { nat
   { snapshot, handler, over }: Route): Promise<HttpAnswer> {
   let whole: Response | undefined
   let again: (() => Promise<void>) | undefined
+  // The whole response is stored, and not the range of the first request.
+  for (const name of ['range', 'if-range']) delete (request.native.raw ?? request.native).headers[name]
   try {
     const onScope = (): void => { held.isUndone = () => true }
     const answer = await serve(client, { ...request, onScope }, options as HttpOptions<never>, kind, async (context, isFinished) => {

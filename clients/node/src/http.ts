@@ -391,12 +391,22 @@ export function refuseWaiting(response: ServerResponse, route: string, hasReturn
   }
 }
 
+const refusals = new WeakMap<ServerResponse, () => void>()
+/** Ends refuseSuccess(), for another run of the guard with the same response. */
+export const allowSuccess = (response: ServerResponse): void => refusals.get(response)?.()
+
 /** If the application, such as its error handler, answers 2xx although the work was rolled back, send 500 instead. */
 export function refuseSuccess(response: ServerResponse, route: string): void {
+  const names = ['writeHead', 'flushHeaders', 'write', 'end']
+  const undo = overrides(response, names)
+  refusals.set(response, () => {
+    refusals.delete(response)
+    undo()
+  })
   const target = response as unknown as Record<string, (...given: unknown[]) => unknown>
   const end = target['end']!
   let refused = false
-  for (const name of ['writeHead', 'flushHeaders', 'write', 'end']) {
+  for (const name of names) {
     const real = target[name]!
     target[name] = (...given) => {
       if (refused) return name === 'write' ? true : response

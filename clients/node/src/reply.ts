@@ -2,7 +2,7 @@
 import type { Response } from './client.js'
 import { HeldResponse, type Attempt } from './held.js'
 import { isStream, overrides, responseOverrides, seemsSent, SENDING_METHODS, streamingRefused } from './http.js'
-import type { Headers } from './values.js'
+import { describe, type Headers } from './values.js'
 
 const REPLY_METHODS = ['then', 'send', 'hijack', 'trailer', 'sent']
 
@@ -78,6 +78,12 @@ export class BufferedReply extends HeldResponse {
   }
 }
 
+/** A member of Fastify's objects that has a symbol as its name. */
+export function internal(object: any, description: string): any {
+  const name = object && Object.getOwnPropertySymbols(object).find((symbol) => symbol.description === description)
+  return name && object[name]
+}
+
 function lines(reply: any): Headers {
   const made: Headers = {}
   for (const [name, value] of Object.entries(reply.getHeaders())) {
@@ -90,23 +96,38 @@ function lines(reply: any): Headers {
 function responseOf(route: string, reply: any, payload: unknown): Response {
   const given = reply.getHeader('content-type') as string | undefined
   const type = (otherwise: string): void => { if (!given) reply.header('content-type', otherwise) }
-  let body: Buffer
+  const isText = typeof payload === 'string'
+  let body: unknown = payload
   if (payload === undefined) {
-    body = Buffer.alloc(0)
+    body = ''
   } else if (ArrayBuffer.isView(payload)) {
     type('application/octet-stream')
-    body = Buffer.from(Buffer.from(payload.buffer, payload.byteOffset, payload.byteLength))
-  } else if (typeof payload === 'string' && !/json/.test(given ?? '')) {
+    body = Buffer.from(payload.buffer, payload.byteOffset, payload.byteLength)
+  } else if (isText && !given) {
     type('text/plain; charset=utf-8')
-    body = Buffer.from(payload)
   } else if (isStream(payload)) {
     (payload as { destroy?: () => void }).destroy?.()
     throw streamingRefused(route)
-  } else {
+  } else if (internal(reply, 'fastify.reply.serializer')) {
+    body = reply.serialize(payload)
+  } else if (!given || /json/i.test(given)) {
     type('application/json; charset=utf-8')
-    if (given && /json/.test(given) && !/charset/i.test(given)) reply.header('content-type', `${given}; charset=utf-8`)
-    body = Buffer.from(typeof payload === 'string' ? payload : reply.serialize(payload) as string)
+    if (given && !/;\s*charset\s*=/i.test(given)) reply.header('content-type', `${given}; charset=utf-8`)
+    if (!isText) body = serialized(reply, payload) ?? ''
   }
+  if (typeof body !== 'string' && !Buffer.isBuffer(body)) throw new TypeError(`${route} must answer with text or bytes, not ${describe(payload)}`)
   reply.removeHeader('content-length')
-  return { status: reply.statusCode, headers: lines(reply), body }
+  return { status: reply.statusCode, headers: lines(reply), body: Buffer.from(body as string) }
+}
+
+/** Serializes as Fastify does, also by the response schema of a media type, which reply.serialize() does not know. */
+function serialized(reply: any, payload: unknown): unknown {
+  if (!internal(internal(reply.request, 'fastify.context'), 'fastify.replySerializerDefault')) {
+    const found = [reply.statusCode, `${String(reply.statusCode)[0]}xx`, 'default'].map((status) => reply.getSerializationFunction(status)).find(Boolean)
+    if (typeof found === 'object') {
+      const serialize = found[reply.getHeader('content-type').split(';')[0].trim().toLowerCase()] ?? found['*/*'] ?? JSON.stringify
+      return serialize(payload)
+    }
+  }
+  return reply.serialize(payload)
 }

@@ -1,16 +1,18 @@
 /** A guarded handler gets and gives what the same handler does alone, and cannot slip past. */
 import assert from 'node:assert/strict'
 import { createReadStream } from 'node:fs'
-import { mkdtemp, rm, writeFile } from 'node:fs/promises'
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { Agent, request as send } from 'node:http'
+import { connect } from 'node:http2'
 import type { AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
-import { PassThrough, Writable } from 'node:stream'
+import { PassThrough, Readable, Writable } from 'node:stream'
 import { pipeline } from 'node:stream/promises'
 import { after, before, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { brotliCompressSync, deflateSync, gzipSync } from 'node:zlib'
+import { fileURLToPath } from 'node:url'
+import { brotliCompressSync, createGunzip, deflateSync, gzipSync } from 'node:zlib'
 import express5 from 'express'
 import Fastify from 'fastify'
 import type pg from 'pg'
@@ -364,14 +366,21 @@ test('a body that a parser of files has read before the guard is compared with i
       req.on('data', (part: Buffer) => parts.push(part)).on('end', async () => {
         const bytes = Buffer.concat(parts)
         const file = { fieldname: 'photo', originalname: 'a.png', mimetype: 'image/png', size: bytes.length }
-        if (req.path !== '/lost') req.body = { title: 'a' }
+        if (!/lost|mv/.test(req.path)) req.body = { title: 'a' }
+        // As Express 4 does in express.json().
+        if (req.path === '/lostFields') req.body = {}
+        if (req.path.startsWith('/lost')) req.fields = { title: 'a' }
+        if (req.path === '/mv') req.files = { photo: { ...file, data: bytes, mv: () => undefined } }
+        if (req.path === '/lostFiles') req.files = { photo: [{ ...file, filepath: path }] }
+        if (req.path === '/elsewhere') req.file = { ...file, bucket: 'a', etag: String(bytes) }
+        if (req.path === '/url') req.file = { ...file, path: 'https://example.org/a' }
         if (req.path === '/one') req.file = { ...file, buffer: bytes }
         if (req.path === '/list') req.files = [{ ...file, buffer: bytes }]
         if (req.path === '/fields') req.files = { photo: [{ ...file, buffer: bytes }] }
         if (req.path === '/data') req.files = { photo: { ...file, data: bytes, tempFilePath: '' } }
-        if (req.path === '/disk') {
+        if (req.path === '/disk' || req.path === '/formidable') {
           await writeFile(path, bytes)
-          req.files = [{ ...file, path }]
+          req.files = req.path === '/disk' ? [{ ...file, path }] : { photo: [{ filepath: path, originalFilename: 'a.png', size: bytes.length }] }
         }
         next()
       })
@@ -381,15 +390,61 @@ test('a body that a parser of files has read before the guard is compared with i
     const shop = await listening(app)
     const form = { 'Content-Type': 'multipart/form-data; boundary=a' }
     try {
-      for (const way of ['/one', '/list', '/fields', '/data', '/disk']) {
+      for (const way of ['/one', '/list', '/fields', '/data', '/mv', '/disk', '/formidable']) {
         const one = key()
         const statuses = []
         for (const bytes of ['red', 'red', 'sky']) statuses.push((await post(shop, way, bytes, keyed(form, one))).status)
         assert.deepEqual(statuses, [200, 200, 422], way)
       }
-      const lost = await post(shop, '/lost', 'red', keyed(form))
-      assert.equal(lost.status, 500)
-      assert.match(lost.text, /was read before the guard/)
+      for (const way of ['/lost', '/lostFields', '/lostFiles', '/elsewhere', '/url']) {
+        const lost = await post(shop, way, 'red', keyed(form))
+        assert.equal(lost.status, 500, way)
+        assert.match(lost.text, /was read before the guard/)
+      }
+    } finally {
+      await shop.close()
+    }
+  }
+})
+
+test('Express: headers that middleware sets when the head is written, and all forms of writeHead()', async () => {
+  for (const express of [express5, express4] as any[]) {
+    const app = express()
+    app.use('/guarded', idempotent(idem, { scope }).middleware())
+    // As the package on-headers does, for cookie-session.
+    app.use((_req: any, res: any, next: any) => {
+      const { writeHead } = res
+      res.writeHead = function wrapped(this: any, ...given: unknown[]) {
+        res.setHeader('X-Last', 'set')
+        return writeHead.apply(this, given)
+      }
+      next()
+    })
+    const ways: Record<string, (res: any) => void> = {
+      json: (res) => res.json({}), write: (res) => { res.setHeader('Content-Length', 2); res.write('a'); res.end('b') },
+      list: (res) => { res.type('html'); res.writeHead(201, ['Content-Type', 'text/plain', 'X-A', '1']).end('a') },
+      third: (res) => res.writeHead(201, undefined, { 'x-a': '1' }).end('a'), phrase: (res) => res.writeHead(201, 'Made it', { 'x-a': '1' }).end('a'),
+    }
+    for (const [way, answer] of Object.entries(ways)) for (const path of ['alone', 'guarded']) app.post(`/${path}/${way}`, (_req: any, res: any) => answer(res))
+    app.post('/guarded/short', (_req: any, res: any) => { res.setHeader('Content-Length', '10').end('abc') })
+    app.post('/file', idempotent(idem, { scope })((_req: any, res: any) => { res.sendFile(fileURLToPath(import.meta.url)) }))
+    app.post('/fails', idempotent(idem, { scope })((_req: any, res: any) => { res.writeHead(201, 'Made it'); throw new Error('after') }))
+    app.use(shown)
+    const shop = await listening(app)
+    try {
+      for (const way of Object.keys(ways)) {
+        const [alone, guarded] = [await post(shop, `/alone/${way}`, '{}', keyed()), await post(shop, `/guarded/${way}`, '{}', keyed())]
+        for (const name of ['x-last', 'x-a', 'content-type']) assert.equal(guarded.headers[name], alone.headers[name], `${way}: ${name}`)
+        assert.deepEqual([guarded.status, guarded.text], [alone.status, alone.text])
+      }
+      assert.equal((await post(shop, '/guarded/short', '{}', keyed())).status, 500)
+      const [one, whole] = [key(), await readFile(new URL(import.meta.url), 'latin1')]
+      for (const headers of [keyed({ Range: 'bytes=0-1' }, one), keyed({}, one)]) {
+        const file = await post(shop, '/file', '{}', headers)
+        assert.deepEqual([file.status, file.text === whole], [200, true], 'the guard ignores Range')
+      }
+      const failed = await fetch(`http://127.0.0.1:${shop.port}/fails`, { method: 'POST', body: '{}', headers: keyed() })
+      assert.deepEqual([failed.status, failed.statusText], [500, 'Internal Server Error'])
     } finally {
       await shop.close()
     }
@@ -408,11 +463,19 @@ test("answers in Fastify, as the handler's alone", async () => {
     gzip: (reply) => reply.headers({ 'content-encoding': 'gzip', 'content-disposition': 'attachment; filename=a.csv', vary: 'accept-encoding' }).send(gzipSync('a')),
     later: async (reply) => { setTimeout(() => reply.send({ a: 1 }), 10); return reply },
     awaited: async (reply) => { setTimeout(() => reply.code(201).send({ a: 1 }), 10); await reply },
+    serializedText: (reply) => reply.type('application/xml').serializer((text: string) => `<${text}/>`).send('a'),
+    charset: (reply) => reply.type('Application/JSON; Charset=utf-8').send({ a: 1 }),
+    schema: (reply) => reply.code(201).send({ a: 1, hidden: true }), other: (reply) => reply.code(202).send({ a: 1, hidden: true }),
+    vendor: (reply) => reply.code(203).type('application/vnd.a+json').send({ a: 1, hidden: true }),
   }
+  const document = { type: 'object', properties: { a: { type: 'number' } } }
+  const content = (type: string): object => ({ content: { [type]: { schema: document } } })
+  const schemas = { response: { 201: content('application/json'), 202: content('*/*'), 203: content('application/vnd.a+json') } }
   const shop = await fastifyShop((app) => {
     for (const [path, answer] of Object.entries(answers)) {
-      app.post(`/alone/${path}`, async (_request: any, reply: any) => answer(reply))
-      app.post(`/guarded/${path}`, guardedRoute, async (_request: any, reply: any) => answer(reply))
+      const schema = ['schema', 'other', 'vendor'].includes(path) ? { schema: schemas } : {}
+      app.post(`/alone/${path}`, schema, async (_request: any, reply: any) => answer(reply))
+      app.post(`/guarded/${path}`, { ...guardedRoute, ...schema }, async (_request: any, reply: any) => answer(reply))
     }
   })
   await same(shop, Object.keys(answers))
@@ -758,6 +821,57 @@ test("Fastify: a request without a body keeps Fastify's own time limit", async (
     await answer.text()
   } finally {
     await shop.close()
+  }
+})
+
+test('Fastify: a body that another hook has decompressed, and one that contains itself', async () => {
+  const shop = await fastifyShop((app) => {
+    // As @fastify/compress does if it is registered after the guard, and @fastify/multipart with attachFieldsToBody.
+    app.addHook('onRoute', (route: any) => {
+      route.preParsing = [async (_request: any, _reply: any, payload: any) => {
+        const inflated: any = payload.pipe(createGunzip())
+        inflated.receivedEncodedLength = 0
+        payload.on('data', (part: Buffer) => { inflated.receivedEncodedLength += part.length })
+        return inflated.pause()
+      }, ...[route.preParsing ?? []].flat()]
+    })
+    app.post('/', { ...guardedRoute, preHandler: async (request: any) => { request.body.part = { fields: request.body } } }, async (request: any) => request.body.a)
+  })
+  try {
+    const one = key()
+    const answers = []
+    for (const a of [1, 2]) answers.push((await post(shop, '/', gzipSync(`{"a":${a}}`), keyed({ 'Content-Encoding': 'gzip' }, one))).status)
+    assert.deepEqual(answers, [200, 422])
+  } finally {
+    await shop.close()
+  }
+})
+
+test('Fastify over HTTP/2, and inject(): a body without Content-Length is compared', async () => {
+  const app = Fastify({ http2: true })
+  await app.register(idempotency, { client: idem, scope })
+  app.post('/', { config: { idempotency: true } }, async (request: any) => ({ raw: String(request.rawBody) }))
+  await app.listen({ port: 0, host: '127.0.0.1' })
+  const session = connect(`http://127.0.0.1:${(app.server.address() as AddressInfo).port}`)
+  const [one, injected] = [key(), key()]
+  const ask = (body: string): Promise<[number, string]> => new Promise((resolve, reject) => {
+    let status = 0
+    let text = ''
+    const stream = session.request({ ':method': 'POST', 'content-type': 'application/json', 'idempotency-key': one })
+    stream.on('response', (headers) => { status = headers[':status']! }).on('data', (part) => { text += String(part) })
+      .on('end', () => resolve([status, text])).on('error', reject)
+    stream.end(body)
+  })
+  try {
+    for (const [a, status] of [[1, 200], [2, 422]]) {
+      const answer = await app.inject({ method: 'POST', url: '/', payload: Readable.from([`{"a":${a}}`]), headers: keyed({}, injected) })
+      assert.equal(answer.statusCode, status)
+    }
+    assert.deepEqual(await ask('{"a":1}'), [200, '{"raw":"{\\"a\\":1}"}'])
+    assert.equal((await ask('{"a":2}'))[0], 422)
+  } finally {
+    session.close()
+    await app.close()
   }
 })
 

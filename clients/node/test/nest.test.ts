@@ -11,7 +11,7 @@ import {
 import { APP_INTERCEPTOR, NestFactory, Reflector, type AbstractHttpAdapter } from '@nestjs/core'
 import { FileInterceptor } from '@nestjs/platform-express'
 import { FastifyAdapter } from '@nestjs/platform-fastify'
-import { catchError, delay, from, map, mergeMap, of, timeout, timer } from 'rxjs'
+import { catchError, delay, from, map, mergeMap, of, retry, timeout, timer } from 'rxjs'
 import type pg from 'pg'
 import { newKey, type Idempotency, type Job as JobType } from 'pg-idempotency'
 import { IdempotencyModule, Idempotent, Job, Tx } from 'pg-idempotency/nest'
@@ -39,6 +39,7 @@ const failing = (where: string) => ({ intercept: (context: ExecutionContext, nex
   if (fails === `${where} at once`) throw new Error(where)
   return fails === `${where} later` ? timer(5).pipe(map(() => { throw new Error(where) })) : of(data)
 })) })
+const AGAIN = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(retry(1)) }
 const SLOW = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(delay(60_000)) }
 
 @Controller('orders')
@@ -123,6 +124,15 @@ class Orders {
   @UseInterceptors(failing('method'))
   async outer(@Body() { what }: { what: string }, @Tx() tx: pg.PoolClient) {
     await tx.query('INSERT INTO effects (what) VALUES ($1)', [what])
+    return { what }
+  }
+
+  @Post('again')
+  @Idempotent()
+  @UseInterceptors(AGAIN)
+  async again(@Body() { what }: { what: string }, @Tx() tx: pg.PoolClient) {
+    await tx.query('INSERT INTO effects (what) VALUES ($1)', [what])
+    if (conflicts-- > 0) throw new Error('the first time')
     return { what }
   }
 
@@ -411,6 +421,17 @@ test('an exception that leaves an outer interceptor, or a value that is no JSON,
     })
   }
   assert.equal(await world.effects('circular'), 0)
+})
+
+test('an outer interceptor can repeat the request after an error', async () => {
+  const again = async (): Promise<void> => {
+    conflicts = 1
+    const what = newKey()
+    const { status } = await twice('/orders/again', { what })
+    assert.deepEqual([status, await world.effects(what)], [201, 1])
+  }
+  await again()
+  await withShop(new FastifyAdapter(), () => undefined, again)
 })
 
 test('if Nest drops the response because the client has gone, the transaction ends at once', async () => {

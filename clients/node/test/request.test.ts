@@ -286,7 +286,7 @@ test('a connection lost in the handler: the error, and the pool drops the client
 })
 
 test('a COMMIT whose answer is lost: it is asked what happened', async () => {
-  const { idem: through, proxy } = await world.proxied()
+  const { idem: through, proxy } = await world.proxied({ maxWaiters: 0 })
   const one = key()
   proxy.cutAfter = 'COMMIT'
   const result = await through.request(options(one), makes(one))
@@ -296,7 +296,10 @@ test('a COMMIT whose answer is lost: it is asked what happened', async () => {
   const other = key()
   let runs = 0
   proxy.cutBefore = 'COMMIT'
+  // The next claim waits for the lost session, even if no duplicate is allowed to wait.
+  proxy.lingerMs = 1000
   const second = await through.request(options(other), (tx) => { runs++; return makes(other)(tx) })
+  proxy.lingerMs = 0
   assert.deepEqual([second.outcome, runs], ['new', 2])
   assert.equal(await world.effects(one), 1)
   assert.equal(await world.effects(other), 1)

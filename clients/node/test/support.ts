@@ -72,6 +72,8 @@ export class Proxy {
   cutBefore: string | undefined
   /** A command tag that is never answered: the connection is cut in its place. */
   cutAfter: string | undefined
+  /** Milliseconds until the server hears of a cut. */
+  lingerMs = 0
   /** Words of a query from which on the connection is silent: nothing goes through, and nothing is closed. */
   muteBefore: string | undefined
   muteAfter: string | undefined
@@ -94,7 +96,12 @@ export class Proxy {
     const far = connect(`${process.env['PGHOST']}/.s.PGSQL.${process.env['PGPORT'] ?? 5432}`)
     let asking = false
     let mute = false
-    const cut = (): void => { near.destroy(); far.destroy() }
+    let lingerMs = 0
+    const cut = (): void => {
+      near.destroy()
+      if (lingerMs > 0) setTimeout(() => far.destroy(), lingerMs)
+      else far.destroy()
+    }
     for (const socket of [near, far]) {
       this.#sockets.add(socket)
       socket.on('error', cut).on('close', () => { this.#sockets.delete(socket); cut() })
@@ -107,6 +114,8 @@ export class Proxy {
       if (mute) return
       if (this.cutBefore && data.includes(this.cutBefore)) {
         this.cutBefore = undefined
+        mute = true
+        lingerMs = this.lingerMs
         return cut()
       }
       // One after another without an answer between them is one.
