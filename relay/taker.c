@@ -278,6 +278,8 @@ static void
 answered(void *owner, PGresult *result)
 {
 	RelayTaker *taker = owner;
+	const RelayMessage *last = taker->queue->last;
+	RelayMessage *message;
 	bool		listing = taker->listing;
 	int			row;
 
@@ -303,6 +305,10 @@ answered(void *owner, PGresult *result)
 			taker->nap *= 2;
 		for (row = 0; row < PQntuples(result); row++)
 			add_message(taker, result, row);
+		/* Only now do those of a key wait behind each other. */
+		message = last ? last->held_next : taker->queue->first;
+		for (; message; message = message->held_next)
+			relay_sink_limit_abandoned(message);
 	}
 	else if (!taker->stopping)
 		relay_database_refused(&taker->database, result);
@@ -364,5 +370,4 @@ add_message(RelayTaker *taker, const PGresult *result, int row)
 	}
 	relay_sink_recall(message, relay_now() - taker->began < 2 * taker->lease);
 	relay_queue_add(taker->queue, message);
-	relay_sink_limit_abandoned(message);
 }

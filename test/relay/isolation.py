@@ -362,6 +362,22 @@ def left_often(world):
     equal('the status', relay.stop(), 0)
 
 
+def left_in_order(world):
+    """A message that goes back because relays have left it precedes those of its
+    key that were published later."""
+    world.publish('t', '"late"', 'a')
+    first = world.publish('t', '1', 'b')
+    for _ in range(3):
+        until('they are taken', lambda: world.query("SELECT count(*) FROM idem_outbox_take(10, '1 ms')") == [(2,)])
+        time.sleep(0.01)
+    second = world.publish('t', '2', 'b')
+    relay = commands(world, '--lease=2s', '--wait=600ms')
+    until('they are delivered', lambda: world.states().get('acked') == 2)
+    equal('the order', world.query('SELECT message_id::text FROM idem_outbox WHERE acked_at IS NOT NULL ORDER BY acked_at'),
+          [(first,), (second,)])
+    equal('the status', relay.stop(), 0)
+
+
 def probed_with_another(world):
     """Three bad messages pause the sink; a good one gets it going."""
     endpoint = Endpoint(lambda request, number: (500, {}, b'') if b'bad' in request.body else (204, {}, b''))
@@ -856,6 +872,7 @@ TESTS = [
     ('isolation: large retries do not fill the memory of a sink', large_retries),
     ('isolation: a retry gets its turn beside new bad messages', retry_beside_new),
     ('isolation: relays that are killed cost few messages an attempt', left_often),
+    ('isolation: messages that killed relays have left keep their order', left_in_order),
     ('isolation: a paused sink is tried with another message', probed_with_another),
     ('isolation: slow requests delay no probe of a paused sink', probed_beside_slow),
     ('isolation: more bad messages than good ones are no outage', mostly_bad),
