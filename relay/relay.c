@@ -344,6 +344,8 @@ relay_end(Relay *relay)
 	if (relay->restart && relay->phase != RELAY_ABANDONED)
 	{
 		setenv(RESTARTED, "1", 1);
+		/* Libraries have sockets that would stay open in the new program. */
+		(void) close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
 		/* The path has the new program after an upgrade. */
 		execv(relay->program, relay->argv);
 		execv("/proc/self/exe", relay->argv);

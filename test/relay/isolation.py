@@ -577,6 +577,20 @@ def no_descriptor_left(world):
     equal('the status', relay.stop(), 0)
 
 
+def reload_while_connecting(world):
+    """After SIGHUP while a sink connects, no socket of the old program is left."""
+    endpoint = Endpoint()
+    with silent_port() as port:
+        relay = webhook(world, endpoint, '--a.sink=amqp', '--a.topics=a', '--a.url=amqp://127.0.0.1:%d' % port)
+        for count in 1, 2, 3:
+            world.publish('t')
+            world.all_acked(count)
+            until('the old connections end', lambda: len(endpoint.connections) == 1, 10)
+            relay.signal(signal.SIGHUP)
+            until('it has started again', lambda n=count: relay.said().count('started') == n + 1)
+        equal('the status', relay.stop(), 0)
+
+
 def p99(world, count=200):
     """Publish messages one by one; the 99th percentile of the time until they
     are acknowledged."""
@@ -894,6 +908,7 @@ TESTS = [
     ('isolation: headers of the relay are its own', relays_own_headers),
     ('isolation: an unreachable broker keeps no other sink from starting', starts_without),
     ('isolation: a relay that can open no descriptor delivers to the other sinks', no_descriptor_left),
+    ('SIGHUP while a sink connects leaves no socket open', reload_while_connecting),
     ('isolation: a broker that does not answer delays no other sink', silent_broker),
     ('isolation: a bad endpoint delays no message of another one', bad_endpoints),
     ('isolation: slow endpoints that succeed delay no other sink', slow_success),
