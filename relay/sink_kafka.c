@@ -20,6 +20,7 @@
  *
  *-------------------------------------------------------------------------
  */
+#include <errno.h>
 #include <librdkafka/rdkafka.h>
 #include <malloc.h>
 #include <stdio.h>
@@ -211,7 +212,11 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 	rd_kafka_metadata_destroy(metadata);
 	kafka->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (kafka->fd < 0)
-		relay_exit(RELAY_SYSTEM, "could not make a descriptor for librdkafka");
+	{
+		snprintf(why, size, "%s", strerror(errno));
+		rd_kafka_destroy(kafka->producer);
+		return false;
+	}
 	kafka->queue = rd_kafka_queue_get_main(kafka->producer);
 	rd_kafka_queue_io_event_enable(kafka->queue, kafka->fd,
 								   "\1\0\0\0\0\0\0\0", 8);

@@ -5,10 +5,12 @@ import contextlib
 import os
 import random
 import re
+import resource
 import signal
 import socket
 import subprocess
 import time
+import urllib.request
 
 import psycopg2
 
@@ -564,6 +566,47 @@ def starts_without(world):
     equal('the status of --check', done.returncode, 69)
 
 
+def no_descriptor_left(world):
+    """A relay that can open nothing more pauses the sinks that need it, delivers to
+    the others, and serves its metrics."""
+    port = free_port()
+    relay = world.relay('--out.sink=stdout', '--out.topics=t', '--metrics=127.0.0.1:%d' % port,
+                        '--a.sink=amqp', '--a.topics=a', '--a.url=amqp://127.0.0.1:%d' % free_port()).started()
+    pid = relay.process.pid
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    equal('the soft limit', soft, min(hard, 65536))
+    world.publish('t')
+    world.all_acked(1)
+
+    def limit():
+        used = {int(name) for name in os.listdir('/proc/%d/fd' % pid)}
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(set(range(len(used) + 1)) - used), hard))
+
+    # Again, because the sink can have been connecting.
+    until('it opens nothing', lambda: 'could not start a thread to connect: Too many open files' in relay.said() or limit())
+    for _ in range(3):
+        with urllib.request.urlopen('http://127.0.0.1:%d/metrics' % port, timeout=20) as answer:
+            expect('the metrics', b'idem_relay_database_up' in answer.read())
+    world.publish('t')
+    world.all_acked(2)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+    equal('the status', relay.stop(), 0)
+
+
+def reload_while_connecting(world):
+    """After SIGHUP while a sink connects, no socket of the old program is left."""
+    endpoint = Endpoint()
+    with silent_port() as port:
+        relay = webhook(world, endpoint, '--a.sink=amqp', '--a.topics=a', '--a.url=amqp://127.0.0.1:%d' % port)
+        for count in 1, 2, 3:
+            world.publish('t')
+            world.all_acked(count)
+            until('the old connections end', lambda: len(endpoint.connections) == 1, 10)
+            relay.signal(signal.SIGHUP)
+            until('it has started again', lambda n=count: relay.said().count('started') == n + 1)
+        equal('the status', relay.stop(), 0)
+
+
 def p99(world, count=200):
     """Publish messages one by one; the 99th percentile of the time until they
     are acknowledged."""
@@ -881,6 +924,8 @@ TESTS = [
     ('isolation: a proxy that fails costs no attempt and keeps the order', proxy_fails),
     ('isolation: headers of the relay are its own', relays_own_headers),
     ('isolation: an unreachable broker keeps no other sink from starting', starts_without),
+    ('isolation: a relay that can open no descriptor delivers to the other sinks', no_descriptor_left),
+    ('SIGHUP while a sink connects leaves no socket open', reload_while_connecting),
     ('isolation: a broker that does not answer delays no other sink', silent_broker),
     ('isolation: a bad endpoint delays no message of another one', bad_endpoints),
     ('isolation: slow endpoints that succeed delay no other sink', slow_success),
